@@ -34,8 +34,9 @@ static void count_items(void *ctx, int64_t begin, int64_t end, int worker) {
     }
 }
 
-static void every_item_runs_once(void **state) {
-    (void)state;
+typedef void parallel(int64_t n, int64_t grain, tn_parallel_body *body, void *ctx);
+
+static void run_every_item_once(parallel *run, int parts_a_thread) {
     static const int64_t sizes[] = {0, 1, 2, 3, 7, 64, 100, 1001, MOST_ITEMS};
     static const int64_t grains[] = {-1, 0, 1, 2, 7, 100, 1 << 20};
     tally *t = malloc(sizeof *t);
@@ -45,15 +46,59 @@ static void every_item_runs_once(void **state) {
             for (size_t g = 0; g < TN_COUNT(grains); g++) {
                 memset(t, 0, sizeof *t);
                 t->grain = grains[g];
-                tn_parallel(sizes[s], grains[g], count_items, t);
+                run(sizes[s], grains[g], count_items, t);
                 for (int64_t i = 0; i < sizes[s]; i++)
                     assert_int_equal(t->times[i], 1);
-                assert_in_range(t->parts, 0, threads);
+                assert_in_range(t->parts, 0, threads * parts_a_thread);
                 assert_in_range(t->short_parts, 0, 1);
             }
         }
     }
     free(t);
+}
+
+static void every_item_runs_once(void **state) {
+    (void)state;
+    run_every_item_once(tn_parallel, 1);
+    run_every_item_once(tn_parallel_shared, 40); /* pieces are quarters of what is left, then single grains */
+}
+
+/* ---- shared work ------------------------------------------------------------------------------------------------- */
+
+typedef struct held {
+    tally seen;
+    _Atomic int64_t done;
+    int64_t all;
+    _Atomic bool late;
+} held;
+
+/* A worker's first piece lasts until all others have run; on the caller nothing lasts. */
+static void hold_first_piece(void *ctx, int64_t begin, int64_t end, int worker) {
+    held *h = ctx;
+    count_items(&h->seen, begin, end, worker);
+    double deadline = tn_now() + 10;
+    bool holds = worker != 0 && begin == h->all / 2;
+    while (holds && h->done < h->all - (end - begin) && !h->late)
+        h->late = tn_now() > deadline;
+    h->done += end - begin;
+}
+
+static void a_thread_that_is_held_up_holds_up_nobody(void **state) {
+    (void)state;
+    held *h = malloc(sizeof *h);
+    int waited = 0;
+    assert_ok(tn_threads_set(2));
+    for (int run = 0; run < 20; run++) {
+        memset(h, 0, sizeof *h);
+        h->all = 1000;
+        tn_parallel_shared(h->all, 10, hold_first_piece, h);
+        for (int64_t i = 0; i < h->all; i++)
+            assert_int_equal(h->seen.times[i], 1);
+        assert_false(h->late);
+        waited += h->seen.worker_of[500] == 1;
+    }
+    printf("a worker was held up in %d of 20 runs\n", waited);
+    free(h);
 }
 
 static void parts_depend_on_position_alone(void **state) {
@@ -242,13 +287,16 @@ static void sleeping_workers_wake(void **state) {
 typedef struct environment {
     pthread_t caller;
     _Atomic int wrong_mask, wrong_rounding;
+    bool shared;
 } environment;
 
-/* The caller may run parts of workers that come late: with their rounding, and with its own signals. */
+/* The caller may run parts of workers that come late: with their rounding, and with its own signals. Of shared work it
+ * runs all pieces so, since nobody knows whose they will be. */
 static void look_at_environment(void *ctx, int64_t begin, int64_t end, int worker) {
     (void)begin;
     (void)end;
     environment *e = ctx;
+    e->wrong_rounding += e->shared && fegetround() != FE_TONEAREST;
     if (worker == 0) return;
     sigset_t blocked;
     pthread_sigmask(SIG_BLOCK, NULL, &blocked);
@@ -264,6 +312,8 @@ static void workers_take_no_signals_and_round_to_nearest(void **state) {
     fesetround(FE_UPWARD);
     for (int run = 0; run < 50; run++)
         tn_parallel(12, 1, look_at_environment, &e);
+    e.shared = true;
+    tn_parallel_shared(1200, 1, look_at_environment, &e);
     assert_int_equal(fegetround(), FE_UPWARD);
     fesetround(FE_TONEAREST);
     assert_int_equal(e.wrong_mask, 0);
@@ -471,6 +521,7 @@ static void fork_while_another_thread_computes_leaves_the_child_a_pool(void **st
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_item_runs_once),
+        cmocka_unit_test(a_thread_that_is_held_up_holds_up_nobody),
         cmocka_unit_test(parts_depend_on_position_alone),
         cmocka_unit_test(results_are_the_same_for_any_thread_count),
         cmocka_unit_test(pool_has_the_size_that_was_set),

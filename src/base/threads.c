@@ -4,9 +4,10 @@
  * its part and writes the ticket back as `done`. A part that nobody has claimed when the caller is through with its own
  * is claimed by the caller: a worker that gets no processor holds nobody up. Only who has waited for SPIN_SECONDS in
  * vain goes to sleep on a condition variable and says so in a flag; waker and sleeper write first and read second, all
- * sequentially consistent, so that at least one of them sees the other. Parts are split by position alone: which worker
- * runs what never depends on time. Workers are started when first needed and are never stopped; a smaller pool leaves
- * the later ones asleep. Each has a processor of its own (pin.c). */
+ * sequentially consistent, so that at least one of them sees the other. Parts are split by position alone; only of
+ * shared work a thread takes its part piece by piece, and then what is left of the others', since processors that other
+ * programs use too are not equally fast. Workers are started when first needed and are never stopped; a smaller pool
+ * leaves the later ones asleep. Each has a processor of its own (pin.c). */
 #include "base/base.h"
 
 #include <fenv.h>
@@ -20,7 +21,8 @@
 enum {
     MAX_THREADS = TN_MOST_THREADS,
     STACK_BYTES = 2 << 20, /* the caller runs the same bodies; a fixed size does not depend on the shell's limits */
-    SPINS_A_LOOK = 16      /* pauses between two looks at the clock */
+    SPINS_A_LOOK = 16,     /* pauses between two looks at the clock */
+    PIECES = 4             /* of what is left of a part, so much is taken at once: large pieces first, small ones last */
 };
 
 /* Longer than the gap between two kernels of one plan, and than recording a small network's step takes: waking a worker
@@ -35,7 +37,8 @@ typedef struct worker_slot {
     _Atomic uint64_t done;                /* set to the ticket by the worker: the part has run */
     tn_parallel_body *body;
     void *ctx;
-    int64_t begin, end;
+    _Atomic int64_t next; /* the part: from here on it is untaken … */
+    int64_t end;          /* … up to here */
     int index;
     _Atomic bool asleep;
     pthread_mutex_t lock; /* with `wake`: only for sleeping */
@@ -44,9 +47,11 @@ typedef struct worker_slot {
 
 /* All but the sleeping caller's three members belongs to the thread that holds `busy`. The slots stand apart: with no
  * initial value of their own they take no room in the library's file. */
-static worker_slot pool_slots[MAX_THREADS]; /* slots[0] stands for the caller and is unused */
+static worker_slot pool_slots[MAX_THREADS]; /* slots[0] is the caller's */
 static struct {
     _Atomic bool busy;
+    int64_t piece; /* of shared work: the smallest one; else 0 */
+    int parts;
     int started; /* workers that exist; the caller is not counted */
     int most;    /* workers that the system lets us start */
     _Atomic bool caller_asleep;
@@ -142,7 +147,29 @@ static double spin_seconds(void) { return tn_threads() <= usable_threads() ? SPI
 
 /* ---- workers ----------------------------------------------------------------------------------------------------- */
 
-static void run_part(const worker_slot *slot) { slot->body(slot->ctx, slot->begin, slot->end, slot->index); }
+/* All that is left of a part, or of a shared one a piece. */
+static bool take(worker_slot *from, int64_t *begin, int64_t *end) {
+    int64_t at = atomic_load_explicit(&from->next, memory_order_relaxed), size;
+    do {
+        size = from->end - at;
+        if (size <= 0) return false;
+        if (pool.piece) size = tn_min64(size, tn_max64(size / PIECES / pool.piece, 1) * pool.piece);
+    } while (!atomic_compare_exchange_weak_explicit(&from->next, &at, at + size, memory_order_relaxed,
+                                                    memory_order_relaxed));
+    *begin = at;
+    *end = at + size;
+    return true;
+}
+
+static void run_part(worker_slot *slot) {
+    int64_t begin, end;
+    int others = pool.piece ? pool.parts : 1;
+    for (int i = 0; i < others; i++) {
+        worker_slot *from = i ? &pool_slots[(slot->index + i) % pool.parts] : slot;
+        while (take(from, &begin, &end))
+            slot->body(slot->ctx, begin, end, slot->index);
+    }
+}
 
 /* True for the one thread that shall run the part behind this ticket. What the slot says of the part is the caller's to
  * change until then, and stays as it is from then on until the part is done. */
@@ -153,7 +180,7 @@ static bool claim(worker_slot *slot, uint64_t ticket) {
 
 /* A worker computes with the default rounding and with subnormal numbers, whatever the thread that started it had set:
  * results must not depend on who runs a part. */
-static void run_part_as_worker(const worker_slot *slot) {
+static void run_part_as_worker(worker_slot *slot) {
     fenv_t own;
     fegetenv(&own);
     fesetenv(FE_DFL_ENV);
@@ -283,26 +310,33 @@ static int64_t part_begin(int64_t grains, int64_t grain, int64_t n, int64_t inde
     return tn_min64((whole * index + tn_min64(index, rest)) * grain, n);
 }
 
-static void run_on_pool(int64_t n, int64_t grain, int64_t grains, int threads, tn_parallel_body *body, void *ctx) {
+static void run_on_pool(int64_t n, int64_t grain, int64_t grains, int threads, tn_parallel_body *body, void *ctx,
+                        bool shared) {
     if (pool.started < threads - 1) start_workers(threads - 1);
     int64_t parts = tn_min64(pool.started + 1, threads);
     tn_pin_arrange((int)parts - 1);
-    for (int i = 1; i < parts; i++) {
+    pool.piece = shared ? grain : 0;
+    pool.parts = (int)parts;
+    for (int i = 0; i < parts; i++) {
         worker_slot *slot = &pool_slots[i];
         slot->body = body;
         slot->ctx = ctx;
-        slot->begin = part_begin(grains, grain, n, i, parts);
+        atomic_store_explicit(&slot->next, part_begin(grains, grain, n, i, parts), memory_order_relaxed);
         slot->end = part_begin(grains, grain, n, i + 1, parts);
-        hand_out(slot);
     }
+    for (int i = 1; i < parts; i++)
+        hand_out(&pool_slots[i]);
     inside_body = true;
-    body(ctx, 0, part_begin(grains, grain, n, 1, parts), 0);
+    if (shared)
+        run_part_as_worker(&pool_slots[0]); /* pieces go to whoever comes: all with the same rounding */
+    else
+        run_part(&pool_slots[0]);
     for (int i = 1; i < parts; i++)
         finish_part(&pool_slots[i]);
     inside_body = false;
 }
 
-void tn_parallel(int64_t n, int64_t grain, tn_parallel_body *body, void *ctx) {
+static void run_parallel(int64_t n, int64_t grain, tn_parallel_body *body, void *ctx, bool shared) {
     if (n <= 0) return;
     if (grain < 1) grain = 1;
     if (n <= grain || inside_body) {
@@ -315,6 +349,14 @@ void tn_parallel(int64_t n, int64_t grain, tn_parallel_body *body, void *ctx) {
         body(ctx, 0, n, 0);
         return;
     }
-    run_on_pool(n, grain, grains, threads, body, ctx);
+    run_on_pool(n, grain, grains, threads, body, ctx, shared && grains > threads);
     atomic_store_explicit(&pool.busy, false, memory_order_release);
+}
+
+void tn_parallel(int64_t n, int64_t grain, tn_parallel_body *body, void *ctx) {
+    run_parallel(n, grain, body, ctx, false);
+}
+
+void tn_parallel_shared(int64_t n, int64_t grain, tn_parallel_body *body, void *ctx) {
+    run_parallel(n, grain, body, ctx, true);
 }

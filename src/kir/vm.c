@@ -11,6 +11,7 @@
 
 /* Work below this, in nanoseconds, is not worth waking another thread. */
 static double worth_a_thread = 5000;
+enum { PIECES_A_THREAD = 16 }; /* more of them only cost: a frame is opened for each */
 
 void kir_vm_worth_a_thread(double nanoseconds) { worth_a_thread = nanoseconds; }
 
@@ -521,7 +522,7 @@ static tn_status run_shared(const kir_vm *vm, const kir_launch *launches, int64_
     j.first_unit[count] = units;
     if (units == 0) return TN_OK;
     int64_t grain = (int64_t)(worth_a_thread / (cost / (double)units)) + 1;
-    tn_parallel(units, tn_max64(grain, tn_ceil_div(units, threads)), run_share, &j);
+    tn_parallel_shared(units, tn_max64(grain, units / (PIECES_A_THREAD * threads)), run_share, &j);
     return TN_OK;
 }
 

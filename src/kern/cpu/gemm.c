@@ -51,7 +51,9 @@ enum {
     OWN_B_ELEMENTS = (1 << 20) / sizeof(real) /* a batch whose B is smaller is split over threads by product */
 };
 
-static const double PART_FLOPS = 5e5; /* some µs of one core's work: less than two of that are not worth a fork-join */
+static const double PART_FLOPS = 5e5;  /* some µs of one core's work: less than two of that are not worth a fork-join */
+static const double PIECE_FLOPS = 4e6; /* … and of that much, pieces that threads take from each other */
+enum { PIECES_A_THREAD = 4 };          /* fewer: each thread has its strip */
 
 typedef enum b_source { B_CACHED, B_IN_PLACE, B_TOGETHER, B_ON_THE_FLY, B_LINES } b_source;
 
@@ -540,6 +542,8 @@ typedef struct group {
     int64_t j0, columns; /* the stage at hand: columns of B and C … */
     int64_t k0, steps;   /* … and steps of k */
     int64_t row_strips, column_strips;
+    int64_t strip_rows; /* of C: all of a strip, or a tile where threads share rows */
+    int64_t piece;      /* shared: so many strips at least are taken at once; else 0 */
 } group;
 
 /* Points `t` at B's panels from step k and column j of the stage on. */
@@ -677,18 +681,20 @@ static void compute_strip(const group *s, part *p, const int64_t *batch, box at)
     }
 }
 
-/* The parallel body: strips [begin, end) of the stage. */
+/* The parallel body: strips [begin, end) of the stage. Those of a product that have the same columns follow each other,
+ * and as many of them as there are become one. */
 static void compute_strips(void *ctx, int64_t begin, int64_t end, int worker) {
     const group *s = ctx;
     const gemm *g = s->g;
     part p;
     part_open(&p, g, s->parts + (size_t)worker * g->part_bytes);
     int64_t panels = panels_of(g, s->columns);
-    for (int64_t i = begin; i < end; i++) {
-        int64_t column = i % s->column_strips, row = i / s->column_strips % s->row_strips;
+    for (int64_t i = begin, next; i < end; i = next) {
+        int64_t row = i % s->row_strips, column = i / s->row_strips % s->column_strips;
         int64_t batch[TN_GEMM_BATCH_AXES];
-        locate(g, s->first + i / s->column_strips / s->row_strips, batch);
-        int64_t r0 = g->args.m * row / s->row_strips, r1 = g->args.m * (row + 1) / s->row_strips;
+        locate(g, s->first + i / s->row_strips / s->column_strips, batch);
+        next = tn_min64(end, i + s->row_strips - row);
+        int64_t r0 = row * s->strip_rows, r1 = tn_min64(r0 + (next - i) * s->strip_rows, g->args.m);
         int64_t c0 = panels * column / s->column_strips * g->panel;
         int64_t c1 = tn_min64(panels * (column + 1) / s->column_strips * g->panel, s->columns);
         compute_strip(s, &p, batch, (box){r0, r1 - r0, c0, c1 - c0});
@@ -701,10 +707,26 @@ static int64_t strip_cost(const gemm *g, int64_t rows, int64_t columns) {
     return rows * columns + PACK_COST * packed;
 }
 
+/* Many rows: threads take tiles of them, a number at a time. What a strip would pack for itself is packed for once. */
+static bool shares_rows(group *s) {
+    const gemm *g = s->g;
+    int64_t height = g->with->rows, tiles = tn_ceil_div(g->args.m, height);
+    if (g->b_source == B_ON_THE_FLY || g->b_source == B_LINES) return false;
+    double tile_flops = 2.0 * (double)height * (double)s->columns * (double)tn_max64(s->steps, 1);
+    int64_t piece = (int64_t)(PIECE_FLOPS / tile_flops) + 1;
+    if (s->batches * tiles < PIECES_A_THREAD * s->threads * piece) return false;
+    s->piece = piece;
+    s->row_strips = tiles;
+    s->strip_rows = height;
+    return true;
+}
+
 /* Cuts C so that the busiest thread has as little to do as possible. */
 static void choose_strips(group *s) {
     s->row_strips = s->column_strips = 1;
-    if (s->threads == 1) return;
+    s->strip_rows = s->g->args.m;
+    s->piece = 0;
+    if (s->threads == 1 || shares_rows(s)) return;
     int64_t m = s->g->args.m, panels = panels_of(s->g, s->columns), threads = s->threads, best = INT64_MAX;
     for (int64_t columns = 1; columns <= tn_min64(threads, panels); columns++) {
         int64_t rows = s->batches % threads == 0 ? 1 : tn_ceil_div(threads, columns);
@@ -713,7 +735,8 @@ static void choose_strips(group *s) {
         int64_t cost = strips * strip_cost(s->g, tn_ceil_div(m, rows), tn_ceil_div(panels, columns) * s->g->panel);
         if (cost >= best) continue;
         best = cost;
-        s->row_strips = rows;
+        s->strip_rows = tn_ceil_div(m, rows);
+        s->row_strips = tn_ceil_div(m, s->strip_rows);
         s->column_strips = columns;
     }
 }
@@ -748,7 +771,7 @@ static void pack_b_together(const gemm *g, const int64_t *batch, box at, real *t
     if (threads == 1) {
         pack_b_blocks(&r, 0, blocks, 0);
     } else {
-        tn_parallel(blocks, 1, pack_b_blocks, &r);
+        tn_parallel_shared(blocks, 1, pack_b_blocks, &r);
     }
 }
 
@@ -765,6 +788,8 @@ static void run_stage(group *s) {
     int64_t strips = s->batches * s->row_strips * s->column_strips;
     if (s->threads == 1) {
         compute_strips(s, 0, strips, 0);
+    } else if (s->piece) {
+        tn_parallel_shared(strips, s->piece, compute_strips, s);
     } else {
         tn_parallel(strips, 1, compute_strips, s);
     }
@@ -835,7 +860,7 @@ static void run(const tile_set *with, const tn_gemm_args *args, tn_dtype dtype) 
     int threads = choose_threads(&g);
     fill_cache(&g, threads);
     if (threads > 1 && splits_by_batch(&g, threads)) {
-        tn_parallel(g.batches, 1, run_batches, &g);
+        tn_parallel_shared(g.batches, 1, run_batches, &g);
     } else if (g.b_fixed && (g.direct || !in_pieces(&g))) {
         run_group(&g, 0, g.batches, threads, g.args.workspace);
     } else {

@@ -435,11 +435,10 @@ static size_t workspace(const tn_sdpa_args *args, bool backward, int threads) {
     return (size_t)threads * a.part_floats * sizeof(float);
 }
 
-/* Units that each thread gets at least. */
-static int64_t grain_of(const tn_sdpa_args *x, int64_t units, int threads) {
+/* Units that are taken at once. */
+static int64_t grain_of(const tn_sdpa_args *x, int64_t units) {
     double cost = (double)(x->batch * x->heads * x->queries) * (double)(x->keys * (x->features + x->value_features));
-    int64_t parts = tn_max64((int64_t)tn_min64(threads, (int64_t)tn_min64(1 << 30, (int64_t)(cost / PART_COST))), 1);
-    return tn_ceil_div(units, parts);
+    return (int64_t)(PART_COST * (double)units / cost) + 1;
 }
 
 static void run(const tn_sdpa_args *args, bool backward) {
@@ -448,7 +447,7 @@ static void run(const tn_sdpa_args *args, bool backward) {
     int threads = tn_threads();
     plan(&a, args, backward, threads);
     int64_t units = args->batch * (backward ? args->kv_heads : args->heads * a.splits);
-    tn_parallel(units, grain_of(args, units, threads), backward ? go_back : attend, &a);
+    tn_parallel_shared(units, grain_of(args, units), backward ? go_back : attend, &a);
 }
 
 const tn_sdpa_table VEC_JOIN(tn_sdpa_table, TN_ISA_SUFFIX) = {run, workspace};
