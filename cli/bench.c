@@ -16,7 +16,7 @@
 
 extern char **environ;
 
-enum { MOST_SAMPLES = 20, LEAST_SAMPLES = 3, WARM_RUNS = 3, STARTS = 7 };
+enum { MOST_SAMPLES = 20, LEAST_SAMPLES = 3, WARM_RUNS = 3, STARTS = 7, PROFILED_RUNS = 8 };
 static const double SAMPLE_SECONDS = 2e-3, WORK_SECONDS = 1.5, LONG_RUN = 0.3;
 
 static const char help_text[] =
@@ -32,6 +32,7 @@ static const char help_text[] =
     "      --model MODEL     the GGUF file of the works llm-…, or the folder of minilm-…; else what tools/smollm2.py\n"
     "                        and tools/minilm.py fetch\n"
     "      --save FOLDER     do not time: write inputs, weights and results of each work to files there\n"
+    "      --profile         also what each command takes, and which part of the limit of arithmetic that is\n"
     "\n"
     "examples:\n"
     "  trunnion bench add-16 gemm-f32-256\n"
@@ -55,28 +56,32 @@ typedef struct bench_row {
     double value, fraction; /* fraction: NAN where there is no limit */
     double best;            /* of the samples; 0: one sample */
     int samples;
+    tn_profile *profile; /* NULL: none */
 } bench_row;
 
 typedef struct bench {
     cli_options common;
     cli_json json;
     double seconds; /* a work is timed for at most */
+    bool profile;
     const char *model, *folder;
     double fma, read, read_bytes; /* limits a second; 0: not measured yet */
 } bench;
 
-enum { OPT_SECONDS = 256, OPT_MODEL, OPT_SAVE };
+enum { OPT_SECONDS = 256, OPT_MODEL, OPT_SAVE, OPT_PROFILE };
 
 static const struct option options[] = {
     {"seconds", required_argument, NULL, OPT_SECONDS},
     {"model", required_argument, NULL, OPT_MODEL},
     {"save", required_argument, NULL, OPT_SAVE},
+    {"profile", no_argument, NULL, OPT_PROFILE},
     {0},
 };
 
 static bool take_option(void *ctx, int val, const char *arg) {
     bench *b = ctx;
     char *end = NULL;
+    if (val == OPT_PROFILE) return b->profile = true;
     if (val == OPT_MODEL) b->model = arg;
     if (val == OPT_SAVE) b->folder = arg;
     if (val != OPT_SECONDS) return *arg != 0;
@@ -99,6 +104,34 @@ static void show_value(const bench_row *r, char *text, size_t size) {
         snprintf(text, size, "%.2f s", r->value);
 }
 
+/* A command of a profile: in microseconds, and of the limit of arithmetic. */
+static void show_command(bench *b, const tn_profile_row *r) {
+    double once = r->seconds / (double)r->runs, part = b->fma > 0 ? r->flops / r->seconds / b->fma : 0;
+    if (b->common.json) {
+        cli_json_object(&b->json, NULL);
+        cli_json_string(&b->json, "command", r->label);
+        cli_json_number(&b->json, "seconds", once);
+        cli_json_number(&b->json, "times", (double)r->runs / PROFILED_RUNS);
+        cli_json_number(&b->json, "limit_fraction", part);
+        cli_json_end(&b->json, '}');
+        return;
+    }
+    char limit[32] = "";
+    if (part > 0.005) snprintf(limit, sizeof limit, "%.0f %%", 100 * part);
+    cli_print(stdout, "%12.1f µs × %-4lld %6s  %-6s %s\n", once * 1e6, (long long)r->runs / PROFILED_RUNS, limit,
+              r->kind, r->label);
+}
+
+static void show_profile(bench *b, const tn_profile *profile) {
+    if (!profile) return;
+    if (b->common.json) cli_json_array(&b->json, "profile");
+    for (int64_t i = 0; i < tn_profile_count(profile); i++) {
+        tn_profile_row r = {.struct_size = sizeof r};
+        if (tn_profile_at(profile, i, &r) == TN_OK) show_command(b, &r);
+    }
+    if (b->common.json) cli_json_end(&b->json, ']');
+}
+
 static void show(bench *b, const bench_row *r) {
     if (b->common.json) {
         cli_json_object(&b->json, NULL);
@@ -108,6 +141,7 @@ static void show(bench *b, const bench_row *r) {
         cli_json_number(&b->json, "limit_fraction", r->fraction);
         cli_json_number(&b->json, "best", r->best > 0 ? r->best : r->value);
         cli_json_int(&b->json, "samples", r->samples > 0 ? r->samples : 1);
+        show_profile(b, r->profile);
         cli_json_end(&b->json, '}');
         return;
     }
@@ -116,6 +150,7 @@ static void show(bench *b, const bench_row *r) {
     if (!isnan(r->fraction)) snprintf(part, sizeof part, "%3.0f %% of the limit", 100 * r->fraction);
     int wide = strstr(value, "µ") != NULL; /* two bytes, one column */
     cli_print(stdout, "%-28s %*s%s%s\n", r->work, 12 + wide, value, part[0] ? "   " : "", part);
+    show_profile(b, r->profile);
     fflush(stdout);
 }
 
@@ -160,6 +195,16 @@ static tn_status time_work(const bench_work *w, void *self, double most_seconds,
     return TN_OK;
 }
 
+/* A few more runs, each command timed: those alike are one row. */
+static tn_status profile_work(const bench_work *w, void *self, bench_row *row) {
+    double seconds = 0;
+    row->profile = tn_profile_begin();
+    if (!row->profile) return TN_ERR_MEMORY;
+    tn_status s = time_runs(w, self, PROFILED_RUNS, &seconds);
+    tn_profile_end(row->profile);
+    return s;
+}
+
 /* Of the limit that is nearer; probed when a work asks. Reading depends on the bytes: caches hold few of them. */
 static double fraction_of_limit(bench *b, const bench_work *w, double seconds) {
     int threads = tn_get_num_threads();
@@ -179,11 +224,12 @@ static int run_work(bench *b, const bench_work *work) {
     if (b->folder) return bench_save(&w, b->folder) == TN_OK ? CLI_OK : cli_failed();
     tn_status s = w.begin(&w, &self);
     if (s == TN_OK) s = time_work(&w, self, b->seconds, &row);
+    if (s == TN_OK && b->profile) s = profile_work(&w, self, &row);
     w.end(self);
-    if (s != TN_OK) return cli_failed();
-    row.fraction = fraction_of_limit(b, &w, row.value);
-    show(b, &row);
-    return CLI_OK;
+    if (s == TN_OK) row.fraction = fraction_of_limit(b, &w, row.value);
+    if (s == TN_OK) show(b, &row);
+    tn_profile_free(row.profile);
+    return s == TN_OK ? CLI_OK : cli_failed();
 }
 
 /* ---- works of a process ------------------------------------------------------------------------------------------ */
@@ -226,7 +272,7 @@ static int run_start(bench *b, const char *name) {
     double samples[STARTS];
     for (int i = 0; i < STARTS; i++)
         if (!run_self(arguments, output, sizeof output, &samples[i])) return cannot(name);
-    bench_row row = {name, "s", bench_median(samples, STARTS), NAN, samples[0], STARTS};
+    bench_row row = {name, "s", bench_median(samples, STARTS), NAN, samples[0], STARTS, NULL};
     show(b, &row);
     return CLI_OK;
 }
@@ -234,12 +280,12 @@ static int run_start(bench *b, const char *name) {
 static int run_size(bench *b, const char *name) {
     struct stat s;
     if (stat("/proc/self/exe", &s) != 0) return cannot(name);
-    show(b, &(bench_row){name, "bytes", (double)s.st_size, NAN, 0, 1});
+    show(b, &(bench_row){name, "bytes", (double)s.st_size, NAN, 0, 1, NULL});
     return CLI_OK;
 }
 
 static int run_quiet(bench *b, const char *name) {
-    show(b, &(bench_row){name, "fraction", bench_quiet(tn_get_num_threads()), NAN, 0, 1});
+    show(b, &(bench_row){name, "fraction", bench_quiet(tn_get_num_threads()), NAN, 0, 1, NULL});
     return CLI_OK;
 }
 
@@ -257,7 +303,7 @@ static int run_peak(bench *b, const char *name) {
     if (!run_self(arguments, output, sizeof output, &seconds)) return cannot(name);
     const char *at = strstr(output, PEAK_KEY);
     if (!at) return cannot(name);
-    show(b, &(bench_row){name, "bytes", strtod(at + sizeof PEAK_KEY - 1, NULL), NAN, 0, 1});
+    show(b, &(bench_row){name, "bytes", strtod(at + sizeof PEAK_KEY - 1, NULL), NAN, 0, 1, NULL});
     return CLI_OK;
 }
 
