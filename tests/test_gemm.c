@@ -474,18 +474,14 @@ static void joints_load_and_store_every_element_once(void **state) {
  * so much that threads take tiles of rows from each other. */
 static void large_products_have_the_bits_of_their_definition(void **state) {
     (void)state;
-    static const int64_t sizes[][3] = {{3, 1100, 40},  {700, 3, 40},   {400, 600, 7}, {20, 5, 9000},
-                                       {40, 40, 5000}, {1, 600, 4100}, {30, 530, 300},
-                                       {703, 130, 300}, {145, 60, 5000}};
+    static const int64_t sizes[][3] = {{3, 1100, 40},  {700, 3, 40},   {400, 600, 7},   {20, 5, 9000},  {40, 40, 5000},
+                                       {1, 600, 4100}, {30, 530, 300}, {703, 130, 300}, {145, 60, 5000}};
     random_state = 2;
     static const tn_dtype dtypes[] = {TN_F32, TN_F32, TN_F64, TN_F16, TN_BF16, TN_I32};
     for (size_t i = 0; i < TN_COUNT(sizes) * TN_COUNT(dtypes); i++) {
         const int64_t *size = sizes[i / TN_COUNT(dtypes)];
-        product p = {.dtype = dtypes[i % TN_COUNT(dtypes)],
-                     .batch = {1, 1, 1, 1},
-                     .m = size[0],
-                     .n = size[1],
-                     .k = size[2]};
+        product p = {
+            .dtype = dtypes[i % TN_COUNT(dtypes)], .batch = {1, 1, 1, 1}, .m = size[0], .n = size[1], .k = size[2]};
         p.whole = is_half(p.dtype);
         p.load_a = p.load_b = p.store_c = i % TN_COUNT(dtypes) == 1;
         make_product(&p);

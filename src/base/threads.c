@@ -22,7 +22,7 @@ enum {
     MAX_THREADS = TN_MOST_THREADS,
     STACK_BYTES = 2 << 20, /* the caller runs the same bodies; a fixed size does not depend on the shell's limits */
     SPINS_A_LOOK = 16,     /* pauses between two looks at the clock */
-    PIECES = 4             /* of what is left of a part, so much is taken at once: large pieces first, small ones last */
+    PIECES = 4 /* of what is left of a part, so much is taken at once: large pieces first, small ones last */
 };
 
 /* Longer than the gap between two kernels of one plan, and than recording a small network's step takes: waking a worker
