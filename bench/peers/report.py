@@ -50,6 +50,15 @@ class Figures:
         self.ratio = self.peers[self.strongest] / self.value["here"] if self.strongest else None
         least = {side: min(s.get("best", s["value"]) for s in samples) for side, samples in sides.items()}
         self.best_ratio = min(least[side] for side in self.peers) / least["here"] if self.peers else None
+        self.needed = self.limit_of_target(sides["here"])
+
+    def limit_of_target(self, samples):
+        """The part of the limit that the target's time takes, by the highest limit that this run saw: above 1 no
+        program on this machine reaches it. None where the row has no limit."""
+        at_limit = [s["value"] * s["limit_fraction"] for s in samples if s.get("limit_fraction")]
+        if not at_limit or not self.strongest or self.row.share or self.row.most:
+            return None
+        return min(at_limit) * self.row.ratio / self.peers[self.strongest]
 
     def targets(self):
         """(text, reached) of each."""
@@ -82,6 +91,7 @@ def cells(figures):
         shown.append("–" if value is None else unit(row, value) + ("*" if side in figures.noisy else ""))
     shown += ["–" if ratio is None else f"{ratio:.2f}" for ratio in (figures.ratio, figures.best_ratio)]
     shown.append(" and ".join(text for text, _ in figures.targets()))
+    shown.append(f"{figures.needed:.0%}" + (" (beyond)" if figures.needed > 1 else "") if figures.needed else "–")
     shown.append("**lost**" if figures.lost() else "missed" if figures.missed() else "reached")
     return shown
 
@@ -94,12 +104,15 @@ def gather(data):
 def table(data):
     """(lines, is there a peer whose results differ?)"""
     all_figures = sorted(gather(data), key=Figures.order)
-    head = ["work", "here", "of the limit", *SIDES, "ratio", "of the best", "target", ""]
-    body = [head, ["---"] + ["---:"] * (len(head) - 3) + ["---", "---"]] + [cells(f) for f in all_figures]
+    head = ["work", "here", "of the limit", *SIDES, "ratio", "of the best", "target", "which takes", ""]
+    rule = ["---"] + ["---:"] * (len(head) - 4) + ["---", "---:", "---"]
+    body = [head, rule] + [cells(f) for f in all_figures]
     lines = ["| " + " | ".join(row) + " |" for row in body]
     lost, missed = sum(f.lost() for f in all_figures), sum(f.missed() for f in all_figures)
     reached = len(all_figures) - missed
-    lines += ["", f"{reached} of {len(all_figures)} rows reach their target; {lost} are behind the strongest peer."]
+    beyond = sum(f.needed is not None and f.needed > 1 for f in all_figures)
+    lines += ["", f"{reached} of {len(all_figures)} rows reach their target; {lost} are behind the strongest peer; "
+                  f"the targets of {beyond} are beyond the limit that this run measured."]
     if any(f.noisy for f in all_figures):
         lines += ["", "\\* No quiet window was found for this figure: something else ran beside it."]
     lines += [f"\n{name} is missing: {why}" for name, why in data["absent"].items()]
