@@ -470,8 +470,8 @@ static void joints_load_and_store_every_element_once(void **state) {
     }
 }
 
-/* Large in one direction: blocks of columns, of rows, and of k, where C is visited several times. The last two are worth
- * so much that threads take tiles of rows from each other. */
+/* Large in one direction: blocks of columns, of rows, and of k, where C is visited several times. The last two are
+ * worth so much that threads take tiles of rows from each other. */
 static void large_products_have_the_bits_of_their_definition(void **state) {
     (void)state;
     static const int64_t sizes[][3] = {{3, 1100, 40},  {700, 3, 40},   {400, 600, 7},   {20, 5, 9000},  {40, 40, 5000},

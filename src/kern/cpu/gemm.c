@@ -51,7 +51,7 @@ enum {
     OWN_B_ELEMENTS = (1 << 20) / sizeof(real) /* a batch whose B is smaller is split over threads by product */
 };
 
-static const double PART_FLOPS = 5e5;  /* some µs of one core's work: less than two of that are not worth a fork-join */
+static const double PART_FLOPS = 5e5; /* some µs of one core's work: less than two of that are not worth a fork-join */
 static const double PIECE_FLOPS = 4e6; /* … and of that much, pieces that threads take from each other */
 enum { PIECES_A_THREAD = 4 };          /* fewer: each thread has its strip */
 
