@@ -273,13 +273,15 @@ static uint32_t float_features(const vk_float_controls *c) {
 static int64_t at_most(uint64_t value) { return value < INT64_MAX ? (int64_t)value : INT64_MAX; }
 
 /* What no query tells, known by the driver's name. */
-static void fill_known(uint32_t driver, tn_caps *c) {
+static void fill_known(uint32_t driver, uint32_t version, tn_caps *c) {
     enum { MODES = TN_SPIRV_PRESERVE_32 | TN_SPIRV_RTE_32 };
     bool mesa = driver == DRIVER_LLVMPIPE;
     if (mesa || driver == DRIVER_SWIFTSHADER) c->features |= TN_SPIRV_FMA_SPLITS;
     if (mesa) c->max_loop = UINT16_MAX; /* an item's loops end there, all of them, as if they were done */
-    /* Vulkan does not promise that division and square root are correctly rounded, but here they are */
-    c->exact = mesa && c->f64 && (c->features & MODES) == MODES;
+    /* Vulkan does not promise that division and square root are correctly rounded, but here they are. Mesa up to 25.0,
+     * whose version counts for nothing, keeps denormals, too; 26.2 takes them as 0 */
+    bool keeps_denormals = version < 1U << 22;
+    c->exact = mesa && keeps_denormals && c->f64 && (c->features & MODES) == MODES;
 }
 
 static void version_of(const vk_properties *p, const vk_driver *driver, tn_caps *c) {
@@ -316,7 +318,7 @@ static void fill_caps(vk_abilities *a, const vk_subgroup *subgroup, const vk_flo
                   bit_if(a->features.i16, TN_SPIRV_INT_16) | bit_if(a->small.f16, TN_SPIRV_FLOAT_16) |
                   float_features(floats);
     c->words_only = (c->features & memory) != memory;
-    fill_known(driver->id, c);
+    fill_known(driver->id, a->properties.driver_version, c);
     version_of(&a->properties, driver, c);
 }
 
