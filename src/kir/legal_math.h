@@ -17,7 +17,8 @@ static inline bool kir_legal_le_bool(bool a, bool b) { return !a || b; }
 
 /* ---- fmod -------------------------------------------------------------------------------------------------------- */
 
-/* |x| = m · 2^k · u, |y| = n · u with whole m, n below 2^24: the rest of m · 2^k by n, eight bits at a time. */
+/* |x| = m · 2^k · u, |y| = n · u with whole m, n below 2^24: the rest of m · 2^k by n, eight bits at a time. The sign
+ * comes last: a choice between x and what has x's sign is mistaken by LLVM 19 to 22 (llvmpipe of Mesa 25 and 26). */
 static inline float kir_legal_mod_f32(float x, float y) {
     uint32_t x_bits = kir_bits_f32(x) & 0x7fffffffU, y_bits = kir_bits_f32(y) & 0x7fffffffU;
     uint32_t x_exponent = x_bits >> 23, y_exponent = y_bits >> 23;
@@ -35,8 +36,7 @@ static inline float kir_legal_mod_f32(float x, float y) {
     }
     int32_t power = unit - 150, half = power >> 1;
     float y_rest = (float)rest * kir_pow2_f32(half) * kir_pow2_f32(power - half);
-    float value = __builtin_copysignf(y_rest, x);
-    value = x_bits < y_bits ? x : value;
+    float value = __builtin_copysignf(x_bits < y_bits ? __builtin_fabsf(x) : y_rest, x);
     return x_bits >= 0x7f800000U || y_bits > 0x7f800000U || y_bits == 0 ? NAN : value;
 }
 
@@ -57,8 +57,7 @@ static inline double kir_legal_mod_f64(double x, double y) {
     }
     int64_t power = unit - 1075, half = power >> 1;
     double y_rest = (double)rest * kir_pow2_f64(half) * kir_pow2_f64(power - half);
-    double value = __builtin_copysign(y_rest, x);
-    value = x_bits < y_bits ? x : value;
+    double value = __builtin_copysign(x_bits < y_bits ? __builtin_fabs(x) : y_rest, x);
     return x_bits >= 0x7ff0000000000000U || y_bits > 0x7ff0000000000000U || y_bits == 0 ? (double)NAN : value;
 }
 
