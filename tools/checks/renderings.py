@@ -4,9 +4,10 @@ The cases of the tests, random programs and all kernels of templates are written
 test_templates and test_matrix; NVRTC makes machine code for sm_80 and sm_90 of them (sm_90a of
 those with wide matrices, which have a multiprocessor to themselves), hiprtc for gfx90a, and clang, with a short prelude
 in the place of the vendors' headers, PTX and machine code for gfx1100. No device is needed, and none takes part. Two
-workgroups of a kernel have to fit on a multiprocessor, and those of templates and cases may not spill registers. Random
-programs may, and those with indices of 64 bits, which only launches of more than 2^31 elements get: it is told. Without
---all a sample is compiled. A compiler that is not here is skipped, and said so; with --all NVRTC is fetched with pip.
+workgroups of a kernel have to fit on a multiprocessor, and those of templates and cases may not spill registers, but for
+a few bytes where registers are left: then the compiler had rather run more workgroups. Random programs may, and those
+with indices of 64 bits, which only launches of more than 2^31 elements get: it is told. Without --all a sample is
+compiled. A compiler that is not here is skipped, and said so; with --all NVRTC is fetched with pip.
 
 Compilers run in child processes, for some crash.
 """
@@ -30,6 +31,7 @@ VENV = ROOT / ".deps" / "venv"
 RANDOM = (8, 60)  # programs of each kind; with --all
 SAMPLE = 16  # one file of so many
 REGISTERS = 65536  # of a multiprocessor
+CHOSEN = 32  # bytes, stored and loaded, that ptxas spills with half of its registers free, so that more workgroups fit
 ATTENTION = "__shared__ float b2[2112]"  # its weights of 64 keys and 32 queries; no other template has these
 NVRTC_OPTIONS = ["--std=c++17", "-fmad=false", "-prec-div=true", "-prec-sqrt=true", "-ftz=false", "-w",
                  "--ptxas-options=-v"]
@@ -174,6 +176,7 @@ def clang_for_amd(_):
     return clang(["amdgcn", "-x", "hip", "-nogpuinc", "--offload-arch=gfx1100"])
 
 
+FOR_NVIDIA = ("NVRTC", "clang for NVIDIA")
 # name: compiling, finding, files, architectures, registers of the fullest kernel of n items
 KINDS = {
     "NVRTC": (with_nvrtc, nvrtc, "cu", ["sm_80", "sm_90"], lambda items: REGISTERS // 2 // items),
@@ -227,6 +230,10 @@ def may_spill(kind, path, text):
     return "-64." in path or "random" in path or (kind == "clang for AMD" and named)
 
 
+def is_chosen(kind, spills, registers, most):
+    return kind in FOR_NVIDIA and spills <= CHOSEN and 2 * registers <= most
+
+
 def complaint(kind, path, answer):
     """What is wrong with a compiled kernel, or None."""
     if answer["log"]:
@@ -238,7 +245,7 @@ def complaint(kind, path, answer):
         most = REGISTERS // items
     if "serialized" in answer.get("words", ""):
         return "products of wide matrices wait for each other"
-    if spills and not may_spill(kind, path, text):
+    if spills and not may_spill(kind, path, text) and not is_chosen(kind, spills, registers, most):
         return f"{spills} bytes of registers are spilled, with {registers} registers and {items} items"
     if registers > most:
         return f"{registers} registers, and {most} are the most for workgroups of {items}"
@@ -265,8 +272,7 @@ def compile_all(kind, compiler, files, report):
         for (arch, path), answer in zip(jobs, pool.map(lambda job: workers.compile(*job), jobs)):
             fault = complaint(kind, path, answer)
             most = max(most, answer.get("registers", 0))
-            spills = answer.get("spills", 0) > 0 and may_spill(kind, path, pathlib.Path(path).read_text())
-            spilling += spills
+            spilling += answer.get("spills", 0) > 0 and not fault
             report.passed += not fault
             faults += bool(fault)
             if fault and faults <= 5:
@@ -275,7 +281,7 @@ def compile_all(kind, compiler, files, report):
     report.failed += faults
     if not faults:
         print(f"ran on: {kind} ({' and '.join(sorted({arch for arch, _ in jobs}))})")
-        print(f"listing: {kind}: {len(jobs)} kernels, at most {most} registers; {spilling} of those that may spill registers do")
+        print(f"listing: {kind}: {len(jobs)} kernels, at most {most} registers; {spilling} spill registers, and may")
 
 
 def sample(files):
