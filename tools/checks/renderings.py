@@ -9,12 +9,15 @@ a few bytes where registers are left: then the compiler had rather run more work
 with indices of 64 bits, which only launches of more than 2^31 elements get: it is told. Without --all a sample is
 compiled. A compiler that is not here is skipped, and said so; with --all NVRTC is fetched with pip.
 
-Compilers run in child processes, for some crash.
+Compilers run in child processes, for some crash. What one made of a text is kept in BUILD/check/renderings-made, by a hash
+of the text, the compiler and this file: a run that was stopped goes on where it was, and what did not change is not
+compiled again. Failures are.
 """
 
 import concurrent.futures
 import ctypes
 import glob
+import hashlib
 import json
 import os
 import pathlib
@@ -188,12 +191,22 @@ KINDS = {
 
 # ---- compiling all of it -----------------------------------------------------------------------------------------------
 
-class Workers:
-    """A child process for each thread; one that dies is replaced at the next file."""
+def stamp_of(tool):
+    """Of a program or library, that another one of its name has not; of one that is not here, nothing."""
+    path = shutil.which(tool) or tool
+    return f"{os.path.realpath(path)} {os.stat(path).st_size} {os.stat(path).st_mtime_ns}" if os.path.exists(path) else ""
 
-    def __init__(self, kind, compiler):
+
+class Workers:
+    """A child process for each thread; one that dies is replaced at the next file. What they made is kept in a folder."""
+
+    def __init__(self, kind, compiler, folder):
         self.kind, self.compiler, self.mine = kind, compiler, threading.local()
         self.all = []
+        self.made = folder.parent / "renderings-made"
+        self.made.mkdir(exist_ok=True)
+        self.stamp = "\n".join([kind, stamp_of(compiler), stamp_of("ptxas"), PRELUDE.read_text(),
+                                pathlib.Path(__file__).read_text()])
 
     def child(self):
         child = getattr(self.mine, "child", None)
@@ -205,6 +218,18 @@ class Workers:
         return child
 
     def compile(self, arch, path):
+        words = "\n".join([self.stamp, arch, pathlib.Path(path).read_text()])
+        made = self.made / hashlib.sha256(words.encode()).hexdigest()
+        if made.exists():
+            return json.loads(made.read_text())
+        answer = self.ask(arch, path)
+        if not answer["log"]:
+            part = made.with_suffix(f".{threading.get_ident()}")
+            part.write_text(json.dumps(answer))
+            part.replace(made)
+        return answer
+
+    def ask(self, arch, path):
         child = self.child()
         try:
             print(arch, path, file=child.stdin, flush=True)
@@ -261,8 +286,8 @@ def architectures(kind, path):
     return known if not lanes or int(lanes[1]) == (64 if known[0] == "gfx90a" else 32) else []
 
 
-def compile_all(kind, compiler, files, report):
-    workers = Workers(kind, compiler)
+def compile_all(kind, compiler, folder, files, report):
+    workers = Workers(kind, compiler, folder)
     jobs = []
     for i, path in enumerate(files):
         fitting = architectures(kind, path)
@@ -319,7 +344,7 @@ def main():
             report.skipped += 1
             continue
         files = sorted(map(str, folder.glob(f"*.{KINDS[kind][2]}")))
-        compile_all(kind, compiler, files if report.everything else sample(files), report)
+        compile_all(kind, compiler, folder, files if report.everything else sample(files), report)
     print(f"{report.passed} passed, {report.failed} failed, {report.skipped} skipped")
     return report.failed != 0
 
