@@ -173,6 +173,15 @@ static void on_error(j_common_ptr info) {
     longjmp(j->back, 1);
 }
 
+/* A file of kilobytes may go over all pixels thousands of times: encoders make about ten scans. */
+static void on_progress(j_common_ptr info) {
+    enum { MOST_SCANS = 100 };
+    jumping *j = (jumping *)info->err;
+    if (((j_decompress_ptr)info)->input_scan_number <= MOST_SCANS) return;
+    snprintf(j->words, sizeof j->words, "it has more than %d scans", MOST_SCANS);
+    longjmp(j->back, 1);
+}
+
 /* Of a file that is cut short it says so, and would go on in grey. */
 static void on_warning(j_common_ptr info, int level) {
     if (level < 0) on_error(info);
@@ -195,11 +204,13 @@ static tn_status read_jpeg(struct jpeg_decompress_struct *d, const char *what, i
 static tn_status decode_jpeg(const unsigned char *bytes, size_t size, const char *what, image *out) {
     jumping j;
     struct jpeg_decompress_struct d = {.err = jpeg_std_error(&j.manager)};
+    struct jpeg_progress_mgr progress = {.progress_monitor = on_progress};
     tn_status status;
     j.manager.error_exit = on_error;
     j.manager.emit_message = on_warning;
     if (setjmp(j.back) == 0) {
         jpeg_create_decompress(&d);
+        d.progress = &progress;
         jpeg_mem_src(&d, bytes, (unsigned long)size);
         status = read_jpeg(&d, what, out);
     } else {

@@ -76,6 +76,20 @@ static void damaged_pictures_are_refused(void **state) {
     }
 }
 
+/* Each scan is worth nothing in bytes and goes over all pixels. */
+static void endless_pictures_are_refused(void **state) {
+    (void)state;
+    size_t size;
+    unsigned char *bytes = corpus("scans.jpg", &size);
+    image p;
+    tn_status status = image_decode(bytes, size, "scans.jpg", &p);
+    free(bytes);
+    assert_null(p.rgb);
+    if (status == TN_ERR_UNSUPPORTED) return; /* this build reads no JPEG */
+    assert_int_equal(status, TN_ERR_FORMAT);
+    assert_non_null(strstr(tn_error(), "100 scans"));
+}
+
 static void read_input(const image *p, const image_options *o, const int64_t *shape, int rank, tn_dtype dtype,
                        float *out, int count) {
     tn_tensor *t;
@@ -177,6 +191,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(pictures_of_all_kinds_are_the_same_pixels),
         cmocka_unit_test(damaged_pictures_are_refused),
+        cmocka_unit_test(endless_pictures_are_refused),
         cmocka_unit_test(pictures_become_inputs),
         cmocka_unit_test(numbers_come_in_any_order),
         cmocka_unit_test(archives_have_their_members),
