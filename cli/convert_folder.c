@@ -70,6 +70,13 @@ static const name_row gpt2_names[] = {
     {"mlp.c_proj.bias", "ffn_down.bias", 0},
 };
 
+static const name_row phi3_names[] = {
+    {"embed_tokens.weight", "token_embd.weight", 0},      {"norm.weight", "output_norm.weight", 0},
+    {"input_layernorm.weight", "attn_norm.weight", 0},    {"self_attn.qkv_proj.weight", "attn_qkv.weight", 0},
+    {"self_attn.o_proj.weight", "attn_output.weight", 0}, {"post_attention_layernorm.weight", "ffn_norm.weight", 0},
+    {"mlp.gate_up_proj.weight", "ffn_up.weight", 0},      {"mlp.down_proj.weight", "ffn_down.weight", 0},
+};
+
 static const convert_size llama_sizes[] = {
     {"num_hidden_layers", "block_count", true},
     {"max_position_embeddings", "context_length", true},
@@ -108,6 +115,9 @@ static const struct convert_family families[] = {
     {"mistral", "llama", LLAMA_LIKE, .window = 4096},
     {"qwen2", "qwen2", LLAMA_LIKE},
     {"qwen3", "qwen3", LLAMA_LIKE},
+    {"phi3", "phi3", .prefix = "model.", .layer = "layers.", .names = phi3_names,
+     .count = sizeof phi3_names / sizeof *phi3_names, .top = 2, .sizes = llama_sizes, .heads = "num_attention_heads",
+     .eps = "rms_norm_eps", .gguf_eps = "attention.layer_norm_rms_epsilon", .turns = true, .window = 1 << 30},
     {"gpt2", "gpt2", .prefix = "transformer.", .layer = "h.", .names = gpt2_names,
      .count = sizeof gpt2_names / sizeof *gpt2_names, .top = 4, .sizes = gpt2_sizes, .heads = "n_head",
      .eps = "layer_norm_epsilon", .gguf_eps = "attention.layer_norm_epsilon",
@@ -268,7 +278,7 @@ tn_status convert_folder_open(const char *path, int64_t tensors, convert_folder 
     if (!f->family)
         return tn_backend_fail(TN_ERR_UNSUPPORTED,
                                "'%s/config.json': models of type '%.40s' are not converted to GGUF; llama, mistral, "
-                               "qwen2, qwen3 and gpt2 are",
+                               "qwen2, qwen3, phi3 and gpt2 are",
                                path, type);
     f->architecture = f->family->architecture;
     f->heads = number_of(f, f->family->heads, 0);
@@ -298,7 +308,7 @@ tn_status convert_folder_from(const tn_gguf *file, int64_t tensors, convert_fold
     if (!f->family)
         return tn_backend_fail(
             TN_ERR_UNSUPPORTED,
-            "'%s': models of architecture '%.*s' do not become folders; llama, qwen2, qwen3 and gpt2 do", f->path,
+            "'%s': models of architecture '%.*s' do not become folders; llama, qwen2, qwen3, phi3 and gpt2 do", f->path,
             (int)length, word);
     f->architecture = f->family->architecture;
     f->turned = strcmp(f->architecture, "llama") == 0;

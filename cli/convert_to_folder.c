@@ -140,11 +140,8 @@ static bool adds_bos(const folder_writer *f) {
 
 static const struct {
     const char *type, *class;
-} classes[] = {{"llama", "LlamaForCausalLM"},
-               {"mistral", "MistralForCausalLM"},
-               {"qwen2", "Qwen2ForCausalLM"},
-               {"qwen3", "Qwen3ForCausalLM"},
-               {"gpt2", "GPT2LMHeadModel"}};
+} classes[] = {{"llama", "LlamaForCausalLM"}, {"mistral", "MistralForCausalLM"}, {"qwen2", "Qwen2ForCausalLM"},
+               {"qwen3", "Qwen3ForCausalLM"}, {"phi3", "Phi3ForCausalLM"},       {"gpt2", "GPT2LMHeadModel"}};
 
 static bool has_tensor(const folder_writer *f, const char *name) {
     tn_gguf_info info = {.struct_size = sizeof info};
@@ -189,6 +186,9 @@ static void put_llama_like(folder_writer *f, const char *type, int64_t window) {
     cli_json_number(&f->j, "rms_norm_eps", number_of(f, "attention.layer_norm_rms_epsilon", 1e-6));
     convert_rope_back(f->file, f->architecture, number_of(f, "context_length", 0), &f->j);
     cli_json_string(&f->j, "hidden_act", "silu");
+    double trained = number_of(f, "rope.scaling.original_context_length", 0);
+    if (trained > 0)
+        cli_json_int(&f->j, "original_max_position_embeddings", (int64_t)trained); /* Phi-3's place for it */
     if (window > 0) {
         cli_json_bool(&f->j, "use_sliding_window", true);
         cli_json_int(&f->j, "sliding_window", window);
@@ -211,6 +211,8 @@ static void put_config(folder_writer *f) {
     cli_json_bool(&f->j, "tie_word_embeddings", !has_tensor(f, "output.weight"));
     put_id(f, "bos_token_id", "bos");
     put_id(f, "eos_token_id", "eos");
+    put_id(f, "pad_token_id", "padding");
+    if (special(f, "padding") < 0) cli_json_string(&f->j, "pad_token_id", NULL); /* Phi-3 has one unless told */
 }
 
 static void put_generation(folder_writer *f) {

@@ -32,6 +32,7 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
 LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.1, 1.3, 1.7], "long_factor": [1.0, 2.0, 5.0, 9.0],
         "original_max_position_embeddings": 16, "rope_theta": 10000.0}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 10000.0}
+PHI3 = COMMON | {"pad_token_id": 0}
 GPT2 = {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 128, "vocab_size": VOCABULARY, "bos_token_id": 1,
         "eos_token_id": 2}
 BERT = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -62,6 +63,10 @@ DECODERS = [  # name, classes' stem, configuration, how it is saved
     ("qwen3-window", "Qwen3", COMMON | {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 0},
      {"peer": False}),
     ("qwen3", "Qwen3", COMMON | {"head_dim": 16, "tie_word_embeddings": True}, {}),
+    ("phi3", "Phi3", PHI3, {}),
+    ("phi3-longrope", "Phi3", PHI3 | {"rope_parameters": LONG | {"short_factor": [1.0] * 4},
+                                      "original_max_position_embeddings": 16}, {}),
+    ("phi3-window", "Phi3", PHI3 | {"sliding_window": 9}, {"peer": False}),
     ("gpt2", "GPT2", GPT2, {}),
     ("gpt2-inner", "GPT2", GPT2 | {"n_inner": 100}, {}),
     ("gpt2-gelu", "GPT2", GPT2 | {"activation_function": "gelu"}, {"gguf": False}),

@@ -21,6 +21,8 @@ enum {
     GPT2_SLOTS = BIT(SLOT_QKV) | BIT(SLOT_QKV_BIAS) | BIT(SLOT_O) | BIT(SLOT_O_BIAS) | BIT(SLOT_ATTENTION_NORM) |
                  BIT(SLOT_ATTENTION_NORM_BIAS) | BIT(SLOT_FFN_NORM) | BIT(SLOT_FFN_NORM_BIAS) | BIT(SLOT_UP) |
                  BIT(SLOT_UP_BIAS) | BIT(SLOT_DOWN) | BIT(SLOT_DOWN_BIAS),
+    FUSED_SLOTS =
+        BIT(SLOT_ATTENTION_NORM) | BIT(SLOT_QKV) | BIT(SLOT_O) | BIT(SLOT_FFN_NORM) | BIT(SLOT_UP) | BIT(SLOT_DOWN),
     PLAIN_HEAD = BIT(SLOT_EMBEDDING) | BIT(SLOT_OUTPUT_NORM)
 };
 
@@ -88,6 +90,20 @@ static const llm_naming llama_names = {
     .beside = {".rotary_emb.inv_freq"},
 };
 
+static const llm_naming phi3_names = {
+    .prefix = "model.",
+    .layer = "layers.",
+    .layer_slots = {[SLOT_ATTENTION_NORM] = "input_layernorm.weight",
+                    [SLOT_QKV] = "self_attn.qkv_proj.weight",
+                    [SLOT_O] = "self_attn.o_proj.weight",
+                    [SLOT_FFN_NORM] = "post_attention_layernorm.weight",
+                    [SLOT_UP] = "mlp.gate_up_proj.weight",
+                    [SLOT_DOWN] = "mlp.down_proj.weight"},
+    .head_slots = {[SLOT_EMBEDDING] = "embed_tokens.weight",
+                   [SLOT_OUTPUT_NORM] = "norm.weight",
+                   [SLOT_OUTPUT] = "lm_head.weight"},
+};
+
 static const llm_naming gpt2_names = {
     .prefix = "transformer.",
     .layer = "h.",
@@ -137,6 +153,8 @@ static const llm_family families[] = {
     {"mistral", "Mistral", .needs = PLAIN_SLOTS, .window = 4096, LLAMA_LIKE},
     {"qwen2", "Qwen 2, Qwen 2.5", .in_gguf = true, .needs = PLAIN_SLOTS | BIASES, LLAMA_LIKE},
     {"qwen3", "Qwen 3", .in_gguf = true, .needs = PLAIN_SLOTS | NORMS, .allows = BIASES | BIT(SLOT_O_BIAS), LLAMA_LIKE},
+    {"phi3", "Phi-3", .in_gguf = true, .needs = FUSED_SLOTS, .head_needs = PLAIN_HEAD, .naming = &phi3_names,
+     .keys = llama_keys, .activation = "silu", .fused_gate = true, .window = LLM_MOST_CONTEXT},
     {"gpt2", "GPT-2", .in_gguf = true, .needs = GPT2_SLOTS,
      .head_needs = PLAIN_HEAD | BIT(SLOT_OUTPUT_NORM_BIAS) | BIT(SLOT_POSITIONS), .naming = &gpt2_names,
      .keys = gpt2_keys, .tied = true, .layer_norm = true, .activation = "gelu_new"},
@@ -171,7 +189,7 @@ static const llm_size layer_shapes[LAYER_SLOTS][2] = {
     [SLOT_O] = {SIZE_HIDDEN, SIZE_QUERIES},
     [SLOT_FFN_NORM] = {SIZE_HIDDEN},
     [SLOT_GATE] = {SIZE_INTERMEDIATE, SIZE_HIDDEN},
-    [SLOT_UP] = {SIZE_INTERMEDIATE, SIZE_HIDDEN},
+    [SLOT_UP] = {SIZE_UP, SIZE_HIDDEN},
     [SLOT_DOWN] = {SIZE_HIDDEN, SIZE_INTERMEDIATE},
     [SLOT_Q_BIAS] = {SIZE_QUERIES},
     [SLOT_K_BIAS] = {SIZE_KEYS},

@@ -189,6 +189,7 @@ static tn_status read_sizes(const hf_folder *f, llm_config *c) {
     TRY(tn_hf_size(f, key[KEY_HIDDEN], -1, LLM_MOST_WIDTH, hidden));
     int64_t usual = c->family->layer_norm ? 4 * *hidden : -1; /* GPT-2's n_inner may be null */
     TRY(tn_hf_size(f, key[KEY_INTERMEDIATE], usual, LLM_MOST_WIDTH, &c->size[SIZE_INTERMEDIATE]));
+    c->size[SIZE_UP] = c->size[SIZE_INTERMEDIATE] * (c->family->fused_gate ? 2 : 1);
     TRY(tn_hf_size(f, key[KEY_CONTEXT], -1, LLM_MOST_CONTEXT, &c->trained_context));
     c->size[SIZE_POSITIONS] = c->trained_context;
     TRY(tn_hf_real(f, f->config, key[KEY_EPS], c->family->layer_norm ? 1e-5 : 1e-6, 1e-20, 1, &c->eps));

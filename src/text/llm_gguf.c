@@ -183,6 +183,7 @@ static tn_status read_sizes(const tn_gguf *f, llm_config *c) {
     TRY(get_size(f, c, "block_count", LLM_MOST_LAYERS, &c->layers));
     TRY(get_size(f, c, "embedding_length", LLM_MOST_WIDTH, &c->size[SIZE_HIDDEN]));
     TRY(get_size(f, c, "feed_forward_length", LLM_MOST_WIDTH, &c->size[SIZE_INTERMEDIATE]));
+    c->size[SIZE_UP] = c->size[SIZE_INTERMEDIATE] * (c->family->fused_gate ? 2 : 1);
     TRY(get_size(f, c, "context_length", LLM_MOST_CONTEXT, &c->trained_context));
     TRY(read_heads(f, c));
     c->size[SIZE_POSITIONS] = c->trained_context;

@@ -23,6 +23,7 @@ typedef enum llm_size {
     SIZE_ONE, /* the end of a shape */
     SIZE_HIDDEN,
     SIZE_INTERMEDIATE,
+    SIZE_UP, /* the same, or twice that where one product makes the gate too */
     SIZE_VOCABULARY,
     SIZE_QUERIES, /* heads · head_dim */
     SIZE_KEYS,    /* kv_heads · head_dim */
@@ -93,6 +94,7 @@ typedef struct llm_family {
     const llm_naming *naming; /* in folders */
     const char *const *keys;  /* config.json's, by llm_key */
     bool tied;                /* where config.json says nothing */
+    bool fused_gate;          /* the product of SLOT_UP has the gate in front */
     bool layer_norm;          /* with a mean and a bias; else by the root of the mean square */
     int64_t window;           /* where config.json says nothing; 0: none */
     const char *activation;   /* the same */

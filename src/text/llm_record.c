@@ -94,9 +94,15 @@ static tn_tensor *feed_forward(const llm_config *c, const llm_weights *w, int64_
     tn_tensor *const *weight = w->layers[layer].weight;
     look_at(in, layer, PROBE_FFN, x);
     tn_tensor *up = tn_linear(x, weight[SLOT_UP], weight[SLOT_UP_BIAS]);
-    tn_tensor *inner = weight[SLOT_GATE]
-                           ? tn_mul(c->activation(tn_linear(x, weight[SLOT_GATE], weight[SLOT_GATE_BIAS])), up)
-                           : c->activation(up);
+    tn_tensor *gate = NULL;
+    if (c->family->fused_gate) {
+        int64_t width = c->size[SIZE_INTERMEDIATE];
+        gate = tn_narrow(up, 1, 0, width);
+        up = tn_narrow(up, 1, width, width);
+    } else if (weight[SLOT_GATE]) {
+        gate = tn_linear(x, weight[SLOT_GATE], weight[SLOT_GATE_BIAS]);
+    }
+    tn_tensor *inner = gate ? tn_mul(c->activation(gate), up) : c->activation(up);
     look_at(in, layer, PROBE_DOWN, inner);
     return tn_linear(inner, weight[SLOT_DOWN], weight[SLOT_DOWN_BIAS]);
 }
