@@ -327,6 +327,8 @@ static void what_is_read_anywhere_is_within_reach(void **state) {
     assert_false(tn_kernel_reaches(d, p, X, 1 << 20, false, &a)); /* 17 and two others are more than nine */
     assert_true(tn_kernel_reaches(d, p, Y, 1 << 17, true, &a));
     assert_int_equal(p->windows[X] + p->windows[Y], 4);
+    assert_true(tn_kernel_reaches(d, p, N, 64, true, &a));
+    assert_int_equal(p->windows[N], 1);
     close_wrapped(d);
     kir_free(p);
     tn_mem_free(sizes);

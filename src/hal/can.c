@@ -119,8 +119,10 @@ static bool reads_anywhere(const kir_program *p, int buffer) {
 
 bool tn_kernel_reaches(tn_device *d, kir_program *p, int buffer, int64_t bytes, bool all, tn_kernel_answer *answer) {
     int64_t reach = tn_reach(d, p);
-    if (bytes <= reach - d->caps.alignment || !(all || reads_anywhere(p, buffer))) return true;
-    return take_windows(&d->caps, p, buffer, bytes) ||
+    bool fits = bytes <= reach - d->caps.alignment;
+    if (!all && (fits || !reads_anywhere(p, buffer))) return true;
+    /* what fits takes its window, too: a range may go beyond a buffer, where accesses are masked */
+    return take_windows(&d->caps, p, buffer, bytes) || fits ||
            no(answer, "buffer_too_large", "binds %lld bytes at once, this kernel reads anywhere in %lld",
               (long long)reach, (long long)bytes);
 }

@@ -211,8 +211,8 @@ typedef struct kir_program {
     uint16_t item[KIR_MAX_ITEM_AXES]; /* their extents, outermost first */
     int32_t local[KIR_MAX_BUFFERS];   /* elements of a buffer in workgroup memory; 0: a global buffer */
     bool words;                       /* no value has 64 bits: see below */
-    /* Bindings behind each other that a global buffer takes where one does not hold it (kir_set_windows); 0: one. Code
-     * for devices that have no such thing pays no heed to it. */
+    /* Bindings behind each other that a global buffer takes where one does not hold it (kir_set_windows), all of it in
+     * each launch; 0: one, of what the launch needs. Code for devices that have no such thing pays no heed to it. */
     uint8_t windows[KIR_MAX_BUFFERS];
     uint64_t hash;                    /* of the structure alone */
 } kir_program;

@@ -94,6 +94,9 @@ clean validated "$build/test_vulkan"
 small="env SHRINK=2048 TRUNNION_VULKAN_LIB=$PWD/$logs/libvulkan.so" # memory is reached through several bindings
 clean small-driver $small "$build/test_vulkan"
 clean small-bindings $small "$build/trunnion" certify --device vulkan --strict --only "$windows"
+small=$(SHRINK=65536 TRUNNION_VULKAN_LIB=$PWD/$logs/libvulkan.so loss vulkan)
+[ -n "$small" ] && [ "$small" = "$here" ]
+verdict $? "with bindings of 64 KiB the training's loss is $small, on the processor $here" train
 clean queues env TRUNNION_TEST_DEVICE=vulkan "$build/test_queue"
 clean validated-staging env TRUNNION_VULKAN_STAGING=1 "$build/test_vulkan"
 clean validated-certify "$build/trunnion" certify --device vulkan --sample 500 --seed "${SEED:-1}"
