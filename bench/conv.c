@@ -18,35 +18,45 @@ static const double SAMPLE_SECONDS = 4e-3;
 
 typedef struct shape {
     const char *name;
-    int64_t images, channels, filters, size, kernel, stride; /* size: of a side, and of the kernel's */
+    int64_t images, channels, filters, size[2], kernel, stride; /* rows and columns; kernel: of a side */
 } shape;
 
 static const shape shapes[] = {
-    {"64-64-56", 1, 64, 64, 56, 3, 1},
-    {"64-64-56-eight", 8, 64, 64, 56, 3, 1},
-    {"256-256-14", 1, 256, 256, 14, 3, 1},
-    {"512-512-7", 1, 512, 512, 7, 3, 1},
-    {"cnn-3-32", 32, 3, 32, 32, 3, 1},
-    {"cnn-32-64", 32, 32, 64, 32, 3, 2},
-    {"cnn-64-64", 32, 64, 64, 16, 3, 1},
-    {"cnn-64-128", 32, 64, 128, 16, 3, 2},
-    {"cnn-128-128", 32, 128, 128, 8, 3, 1},
-    {"yolo-3-16-s2", 1, 3, 16, 320, 3, 2},
-    {"yolo-16-32-s2", 1, 16, 32, 160, 3, 2},
-    {"yolo-16-16-80", 1, 16, 16, 80, 3, 1},
-    {"yolo-32-64-s2", 1, 32, 64, 80, 3, 2},
-    {"yolo-32-32-40", 1, 32, 32, 40, 3, 1},
-    {"yolo-64-64-40", 1, 64, 64, 40, 3, 1},
-    {"yolo-64-128-s2", 1, 64, 128, 40, 3, 2},
-    {"yolo-64-64-20", 1, 64, 64, 20, 3, 1},
-    {"yolo-128-64-20", 1, 128, 64, 20, 3, 1},
-    {"yolo-128-128-10", 1, 128, 128, 10, 3, 1},
-    {"yolo-256-64-10", 1, 256, 64, 10, 3, 1},
-    {"yolo-64-64-10", 1, 64, 64, 10, 3, 1},
-    {"few-32-8-40", 1, 32, 8, 40, 3, 1},
-    {"speech-128-64-161", 1, 128, 64, 161, 3, 1},
-    {"speech-64-32-161", 1, 64, 32, 161, 3, 1},
-    {"first-3-64-s2-7", 1, 3, 64, 224, 7, 2},
+    {"64-64-56", 1, 64, 64, {56, 56}, 3, 1},
+    {"64-64-56-eight", 8, 64, 64, {56, 56}, 3, 1},
+    {"256-256-14", 1, 256, 256, {14, 14}, 3, 1},
+    {"512-512-7", 1, 512, 512, {7, 7}, 3, 1},
+    {"cnn-3-32", 32, 3, 32, {32, 32}, 3, 1},
+    {"cnn-32-64", 32, 32, 64, {32, 32}, 3, 2},
+    {"cnn-64-64", 32, 64, 64, {16, 16}, 3, 1},
+    {"cnn-64-128", 32, 64, 128, {16, 16}, 3, 2},
+    {"cnn-128-128", 32, 128, 128, {8, 8}, 3, 1},
+    {"yolo-3-16-s2", 1, 3, 16, {320, 320}, 3, 2},
+    {"yolo-16-32-s2", 1, 16, 32, {160, 160}, 3, 2},
+    {"yolo-16-16-80", 1, 16, 16, {80, 80}, 3, 1},
+    {"yolo-32-64-s2", 1, 32, 64, {80, 80}, 3, 2},
+    {"yolo-32-32-40", 1, 32, 32, {40, 40}, 3, 1},
+    {"yolo-64-64-40", 1, 64, 64, {40, 40}, 3, 1},
+    {"yolo-64-128-s2", 1, 64, 128, {40, 40}, 3, 2},
+    {"yolo-64-64-20", 1, 64, 64, {20, 20}, 3, 1},
+    {"yolo-128-64-20", 1, 128, 64, {20, 20}, 3, 1},
+    {"yolo-128-128-10", 1, 128, 128, {10, 10}, 3, 1},
+    {"yolo-256-64-10", 1, 256, 64, {10, 10}, 3, 1},
+    {"yolo-64-64-10", 1, 64, 64, {10, 10}, 3, 1},
+    {"few-32-8-40", 1, 32, 8, {40, 40}, 3, 1},
+    {"speech-1-32-120", 1, 1, 32, {900, 120}, 3, 1},
+    {"speech-1-128-161", 1, 1, 128, {901, 161}, 3, 1},
+    {"speech-3-32-160", 1, 3, 32, {100, 160}, 3, 1},
+    {"speech-128-64-161", 1, 128, 64, {161, 161}, 3, 1},
+    {"speech-64-32-161", 1, 64, 32, {161, 161}, 3, 1},
+    {"speech-32-32-80", 1, 32, 32, {450, 80}, 3, 1},
+    {"speech-32-32-60", 1, 32, 32, {450, 60}, 3, 1},
+    {"speech-32-32-30", 1, 32, 32, {225, 30}, 3, 1},
+    {"speech-32-64-64", 1, 32, 64, {98, 64}, 3, 1},
+    {"speech-32-64-15", 1, 32, 64, {112, 15}, 3, 1},
+    {"speech-64-128-16", 1, 64, 128, {94, 16}, 3, 1},
+    {"speech-64-128-20", 1, 64, 128, {12, 20}, 3, 1},
+    {"first-3-64-s2-7", 1, 3, 64, {224, 224}, 7, 2},
 };
 
 typedef struct problem {
@@ -64,22 +74,23 @@ static float *make_numbers(int64_t count, int64_t period) {
 }
 
 static bool make_problem(problem *p, const shape *s, int threads) {
-    int64_t taps = s->kernel * s->kernel, places = (s->size - 1) / s->stride + 1;
-    p->x = make_numbers(s->images * s->channels * s->size * s->size, 17);
+    int64_t taps = s->kernel * s->kernel, rows = s->size[0], columns = s->size[1];
+    int64_t places[2] = {(rows - 1) / s->stride + 1, (columns - 1) / s->stride + 1};
+    p->x = make_numbers(s->images * s->channels * rows * columns, 17);
     p->weight = make_numbers(s->filters * s->channels * taps, 13);
-    p->out = make_numbers(s->images * s->filters * places * places, 7);
+    p->out = make_numbers(s->images * s->filters * places[0] * places[1], 7);
     p->args = (tn_conv_args){.images = s->images,
                              .groups = 1,
                              .channels = s->channels,
                              .filters = s->filters,
-                             .size = {s->size, s->size},
+                             .size = {rows, columns},
                              .kernel = {s->kernel, s->kernel},
-                             .places = {places, places},
+                             .places = {places[0], places[1]},
                              .stride = {s->stride, s->stride},
                              .before = {s->kernel / 2, s->kernel / 2},
                              .dilation = {1, 1},
                              .x = p->x,
-                             .x_stride = {s->channels * s->size * s->size, s->size * s->size, s->size, 1},
+                             .x_stride = {s->channels * rows * columns, rows * columns, columns, 1},
                              .weight = p->weight,
                              .weight_group = s->filters * s->channels * taps,
                              .weight_stride = {s->channels * taps, taps, s->kernel, 1},
@@ -153,7 +164,7 @@ int main(int argc, char **argv) {
     if (threads == 0) return 2;
     double limit = bench_fma_limit(threads) * 1e-9;
     printf("%s, %s, %d threads; limit %.1f GFLOP/s\n", tn_cpu().name, tn_isa_name(tn_cpu().isa), threads, limit);
-    printf("%-24s %15s %25s of limit, best\n", "channels-filters-size", "median", "");
+    printf("%-24s %15s %25s of limit, best\n", "channels-filters-columns", "median", "");
     bool right = true;
     for (size_t i = 0; i < TN_COUNT(shapes); i++) {
         if (argc > 2 && !strstr(shapes[i].name, argv[2])) continue;
