@@ -504,6 +504,9 @@ static void what_is_joined_has_the_bits_of_what_is_not(void **state) {
         {1, 64, 61, {12, 21}, {1, 1}, {.stride = {2, 2}, .groups = 1}},
         {2, 9, 61, {9, 15}, {3, 3}, {.stride = {1, 1}, .padding = {1, 1}, .groups = 1}},
         {1, 5, 24, {200, 1}, {5, 1}, {.stride = {1, 1}, .padding = {2, 0}, .groups = 1}},
+        {2, 1, 20, {13, 60}, {3, 3}, {.stride = {1, 1}, .padding = {1, 1}, .groups = 1}},
+        {1, 6, 34, {5, 160}, {3, 3}, {.stride = {1, 1}, .padding = {1, 1}, .groups = 2}},
+        {1, 1, 9, {12, 257}, {3, 3}, {.stride = {1, 1}, .padding = {1, 1}, .dilation = {2, 1}, .groups = 1}},
     };
     enum { MOST = 1 << 15 };
     static float joined[MOST], apart[MOST];

@@ -160,6 +160,7 @@ typedef struct conv {
     windows w;
     target out;
     bool whole;                         /* places are counted as they lie in the slab, an image is a line */
+    bool closed;                        /* … and in the sums as in the image: a block is whole rows */
     int64_t columns;                    /* of a block, at most */
     int64_t lines, line, blocks, width; /* lines of places, places a line, blocks a line, columns a block */
     int64_t row_parts;                  /* of the filters */
@@ -186,6 +187,21 @@ static bool counts_whole_rows(const conv *c) {
     return a->joint.vm || 2 * a->filters <= c->w.depth;
 }
 
+/* Rows of places whose sums, side by side as in the image, a joint's block has room for: tiles write whole panels, so
+ * the last one's rest lies behind its row, where the next row is written afterwards. */
+static int64_t closed_rows(const conv *c) {
+    int64_t across = c->a.places[1], rest = TN_GEMM_BLOCK_LD - round_up(across, panel_of(c->w.with));
+    return rest < 0 ? 0 : tn_min64(rest / across + 1, c->a.places[0]);
+}
+
+/* Worth it where the columns that are summed for nothing take less time than to put rows side by side for the joint:
+ * the few taps of a network's first layer. */
+static bool closes_rows(const conv *c) {
+    const int64_t across = c->a.places[1], none = round_up(across, panel_of(c->w.with)) - across;
+    if (!c->whole || !c->a.joint.vm || c->w.row == across || c->w.depth > CHUNK) return false;
+    return closed_rows(c) > 0 && 2 * none * c->w.depth <= 3 * across; /* steps a vector: measured */
+}
+
 static void plan(conv *c, const tn_conv_args *args) {
     *c = (conv){.a = *args};
     c->columns = COLUMNS;
@@ -195,7 +211,9 @@ static void plan(conv *c, const tn_conv_args *args) {
         c->columns = WHOLE_COLUMNS;
         windows_plan(&c->w, tn_conv_lines(), &c->a, WHOLE_COLUMNS, chunk_channels(args), true);
     }
+    c->closed = closes_rows(c);
     c->line = c->whole ? (args->places[0] - 1) * c->w.row + args->places[1] : c->w.line;
+    if (c->closed) c->line = c->w.plane;
     c->lines = c->whole ? args->images : args->images * c->w.plane / c->w.line;
     c->row_parts = tn_ceil_div(args->filters, PART_ROWS);
     c->slab_bytes = windows_area(windows_elements(&c->w));
@@ -205,10 +223,23 @@ static void plan(conv *c, const tn_conv_args *args) {
     c->tap_bytes = ((size_t)c->w.depth * sizeof(int64_t) + 63) / 64 * 64;
 }
 
+/* Blocks of whole rows. */
+static void share_rows(conv *c, int threads) {
+    const int64_t down = c->a.places[0], others = c->lines * c->a.groups * c->row_parts;
+    int64_t share = others % threads == 0 ? 1 : threads;
+    int64_t rows = tn_ceil_div(down, tn_ceil_div(down, closed_rows(c) * share) * share);
+    c->width = rows * c->a.places[1];
+    c->blocks = tn_ceil_div(down, rows);
+}
+
 /* Blocks of equal width, as many as keep all threads busy to the end. Many filters over few places are shared out
  * themselves: reading them takes longer than packing what they see once a thread. */
 static void choose_blocks(conv *c, int threads) {
     const int64_t panel = panel_of(c->w.with), height = c->w.with->tiles->rows;
+    if (c->closed) {
+        share_rows(c, threads);
+        return;
+    }
     int64_t most = c->columns / panel, panels = tn_ceil_div(c->line, panel);
     bool tall = c->lines == 1 && panels <= most && c->a.filters >= 8 * height * threads;
     if (tall) c->row_parts = round_up(c->row_parts, threads);
@@ -245,14 +276,36 @@ typedef struct block {
 static void multiply_tapped(const conv *c, tile t, int64_t height, int64_t columns, float *channel, int64_t column) {
     enum { LINE = 64 / sizeof *channel };
     const int64_t panel = panel_of(c->w.with);
-    for (int64_t end = column + columns; column < end; column += panel) {
-        float *to = channel ? channel + column / c->w.row * c->out.row + column % c->w.row : NULL;
-        for (int64_t i = 0; channel && i < height; i++, to += c->out.channel)
+    float *row = channel ? channel + column / c->w.row * c->out.row : NULL;
+    for (int64_t at = column % c->w.row; columns > 0; columns -= panel, at += panel) {
+        for (; at >= c->w.row; at -= c->w.row)
+            row = row ? row + c->out.row : NULL;
+        float *to = row ? row + at : NULL;
+        for (int64_t i = 0; to && i < height; i++, to += c->out.channel)
             for (int64_t j = 0; j < panel; j += LINE)
                 __builtin_prefetch(to + j, 1);
         c->w.with->tiles->tapped[height](&t);
         t.b += panel;
         t.c += panel;
+    }
+}
+
+/* The same row by row, each from where it begins in the slab. */
+static void multiply_rows(const conv *c, tile t, int64_t height, int64_t columns, float *channel) {
+    enum { LINE = 64 / sizeof *channel };
+    const int64_t panel = panel_of(c->w.with), across = c->a.places[1];
+    const float *row = t.b;
+    float *sums = t.c;
+    for (int64_t first = 0; first < columns; first += across, row += c->w.row) {
+        for (int64_t at = 0; at < across; at += panel) {
+            float *to = channel + first + at;
+            for (int64_t i = 0; channel && i < height; i++, to += c->out.channel)
+                for (int64_t j = 0; j < panel; j += LINE)
+                    __builtin_prefetch(to + j, 1);
+            t.b = row + at;
+            t.c = sums + first + at;
+            c->w.with->tiles->tapped[height](&t);
+        }
     }
 }
 
@@ -268,9 +321,11 @@ static void multiply_filters(const conv *c, const block *b, int64_t k0, tile t) 
         t.a_row = 1;
         t.a_k = height;
         t.c = out + (i - b->first) * t.c_row;
-        if (c->whole)
-            multiply_tapped(c, t, height, b->columns, last && b->ahead ? b->ahead + i * c->out.channel : NULL,
-                            b->column);
+        float *channel = last && b->ahead ? b->ahead + i * c->out.channel : NULL;
+        if (c->closed)
+            multiply_rows(c, t, height, b->columns, channel ? channel + b->column : NULL);
+        else if (c->whole)
+            multiply_tapped(c, t, height, b->columns, channel, b->column);
         else
             multiply(with, t, height, b->columns);
     }
@@ -382,7 +437,7 @@ static void compute_block(const conv *c, const block *b, seen *s) {
 static int runs_of_rows(const conv *c, const block *b, int64_t image, int64_t first, section *run) {
     const int64_t across = c->a.places[1], row = c->w.row, end = first + b->columns;
     int runs = 0;
-    if (row == across) {
+    if (row == across || c->closed) {
         run[0] = (section){.image = image, .at = first, .count = b->columns};
         return 1;
     }
@@ -400,7 +455,7 @@ static void compute_whole_rows(const conv *c, block *b, seen *s, int64_t image, 
     b->ahead = NULL;
     if (c->out.data && c->out.place == 1)
         b->ahead = c->out.data + (image * c->a.groups + b->group) * c->a.filters * c->out.channel;
-    const int64_t row = c->w.row, top = first / row;
+    const int64_t row = c->closed ? c->a.places[1] : c->w.row, top = first / row;
     tile t = {.c = b->sums, .c_row = sum_row(&c->a, c->width)};
     section run[SEEN_PLACES];
     int runs = runs_of_rows(c, b, image, first, run);
