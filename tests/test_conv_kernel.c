@@ -293,12 +293,44 @@ static void make_arrays(problem *p, bool plain) {
     a->weight_group = a->filters * a->weight_stride[0];
 }
 
-static void check_problem(problem *p, bool plain) {
-    make_arrays(p, plain);
-    check_everywhere(p);
+static void free_arrays(problem *p) {
     tn_mem_free(p->x.memory);
     tn_mem_free(p->y.memory);
     tn_mem_free(p->weight.memory);
+}
+
+static void check_problem(problem *p, bool plain) {
+    make_arrays(p, plain);
+    check_everywhere(p);
+    free_arrays(p);
+}
+
+/* Images as they come from elsewhere: the channels of a place side by side. */
+static void channels_side_by_side_have_the_bits_of_the_definition(void **state) {
+    (void)state;
+    static const tn_conv_args sizes[] = {
+        {.images = 1, .channels = 130, .filters = 32, .size = {1, 47}, .kernel = {1, 1}, .places = {1, 47}},
+        {.images = 3, .channels = 17, .filters = 64, .size = {7, 9}, .kernel = {3, 3}, .places = {7, 9}},
+    };
+    random_state = 4;
+    turned = 0;
+    for (size_t i = 0; i < TN_COUNT(sizes); i++) {
+        problem p = {.a = sizes[i]};
+        tn_conv_args *a = &p.a;
+        a->groups = 1;
+        for (int d = 0; d < 2; d++) {
+            a->stride[d] = a->dilation[d] = 1;
+            a->before[d] = a->kernel[d] / 2;
+        }
+        make_arrays(&p, true);
+        p.x.stride[1] = 1;
+        p.x.stride[3] = a->channels;
+        p.x.stride[2] = a->channels * a->size[1];
+        memcpy(a->x_stride, p.x.stride, sizeof a->x_stride);
+        check_everywhere(&p);
+        free_arrays(&p);
+    }
+    assert_true(turned > 0);
 }
 
 /* Any places will do: what lies beyond the image is zero. */
@@ -352,6 +384,10 @@ static void large_windows_have_the_bits_of_their_definition(void **state) {
                 p.a.before[d] = p.a.kernel[d] / 2;
                 p.a.places[d] = (p.a.places[d] + stride - 1) / stride;
             }
+            check_problem(&p, true);
+            for (int d = 0; d < 2; d++)
+                p.a.size[d] += 2 * p.a.before[d];
+            p.a.before[0] = p.a.before[1] = 0; /* windows that never leave the image */
             check_problem(&p, true);
         }
     }
@@ -717,6 +753,7 @@ static void what_is_no_number_stands_at_the_same_places(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_windows_have_the_bits_of_their_definition),
+        cmocka_unit_test(channels_side_by_side_have_the_bits_of_the_definition),
         cmocka_unit_test(large_windows_have_the_bits_of_their_definition),
         cmocka_unit_test(windows_that_reach_too_far_have_no_kernel),
         cmocka_unit_test(few_places_have_the_bits_of_the_kernel),

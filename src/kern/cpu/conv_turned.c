@@ -3,6 +3,7 @@
  * out[places, filters] = seen[places, taps] · weight[taps, filters]. Filters are packed as panels of columns. A tile's
  * rows are places side by side in one row of the image, and whichever tap it is at, what they see lies side by side in
  * the slab (windows.h), so that nothing is packed there, whatever the stride, and no place is one that does not exist.
+ * Where windows never leave the image and follow each other, that itself serves as the slab, as it lies.
  * The tile brings a number of the slab to all lanes: nothing but the aligned panel is loaded as a vector.
  *
  * A block is some rows of places, of one or several images. Their slab holds all channels; panel after panel is
@@ -31,6 +32,7 @@ typedef struct turned {
     int64_t panel, panels;  /* columns of a panel; panels of a group's filters */
     int64_t all_rows, rows; /* of places: of all images; of a block, at most */
     int64_t blocks, parts;  /* of rows; of panels */
+    bool in_place;          /* windows are read from the image: they never leave it */
     size_t tap_bytes, slab_bytes, sums_bytes, block_bytes, part_bytes;
     char *memory;
 } turned;
@@ -45,6 +47,17 @@ static int64_t rows_of_block(const tn_conv_args *a, int64_t row) {
     return tn_min64(tn_min64(rows, down), tn_max64(fits, 1));
 }
 
+/* Not where all channels would meet in the same few sets of the first cache. */
+static bool is_in_place(const tn_conv_args *a) {
+    enum { SETS = 4096 / sizeof(float) };
+    if (a->stride[1] != 1 || a->x_stride[3] != 1 || a->x_stride[1] % SETS == 0) return false;
+    for (int d = 0; d < 2; d++) {
+        int64_t last = (a->places[d] - 1) * a->stride[d] - a->before[d];
+        if (a->before[d] > 0 || last + window_reach(a, d) > a->size[d]) return false;
+    }
+    return true;
+}
+
 static void plan(turned *t, const tn_conv_args *args) {
     const conv_lines *with = tn_conv_lines();
     *t = (turned){.a = *args, .panel = 2 * with->tiles->lanes, .all_rows = args->images * args->places[0]};
@@ -53,8 +66,9 @@ static void plan(turned *t, const tn_conv_args *args) {
     t->rows = rows_of_block(args, t->w.row);
     windows_plan(&t->w, with, &t->a, (t->rows - 1) * args->places[1] + 1, args->channels, false);
     t->w.channel = (round_up(t->w.channel, LINE) / LINE | 1) * LINE; /* channels begin in all sets of the first cache */
+    t->in_place = is_in_place(args);
     t->tap_bytes = ((size_t)t->w.depth * sizeof(int64_t) + 63) / 64 * 64;
-    t->slab_bytes = windows_area(windows_elements(&t->w));
+    t->slab_bytes = t->in_place ? 0 : windows_area(windows_elements(&t->w));
     t->sums_bytes = windows_area(t->rows * args->places[1] * t->panel);
     t->block_bytes = args->joint.vm ? windows_area(t->panel * TN_GEMM_BLOCK_LD) : 0;
     t->part_bytes = t->slab_bytes + t->sums_bytes + t->block_bytes + port_scratch(&args->joint, 0);
@@ -143,6 +157,38 @@ static void see_rows_of_images(const windows *w, seen *s, int64_t row, int64_t c
     s->left = 0;
 }
 
+/* Images whose channels lie side by side are turned on the way into the slab. */
+static bool channels_follow(const tn_conv_args *a) {
+    return a->x_stride[1] == 1 && a->x_stride[3] != 1 && a->channels > 1 && a->stride[1] == 1;
+}
+
+static void turn_into_slab(const windows *w, seen *s, int64_t group) {
+    const tn_conv_args *a = w->a;
+    const inside in = inside_phase(w, 0, -a->before[1]);
+    clean_slab(w, s);
+    for (int k = 0; k < s->sections && in.low < in.high; k++) {
+        const section *now = &s->section[k];
+        const float *x = a->x + now->image * a->x_stride[0] + group * a->channels + in.first * a->x_stride[3];
+        for (int64_t r = now->low; r < now->high; r++)
+            w->with->tiles->pack(&(pack){.to = s->slab + k * w->section + r * w->row + in.low,
+                                         .distance = w->channel,
+                                         .group = in.high - in.low,
+                                         .from = x + (now->first + r) * a->x_stride[2],
+                                         .along = 1,
+                                         .across = a->x_stride[3],
+                                         .steps = a->channels,
+                                         .lines = in.high - in.low});
+    }
+}
+
+static void fill(const turned *w, seen *s, int64_t group) {
+    if (w->in_place) return;
+    if (channels_follow(&w->a))
+        turn_into_slab(&w->w, s, group);
+    else
+        fill_slab(&w->w, s, group, 0, w->a.channels);
+}
+
 /* Memory of one thread. */
 typedef struct part {
     seen s;
@@ -150,15 +196,24 @@ typedef struct part {
     port joint;
 } part;
 
+/* Where section k's first window begins, channel 0 of the group. */
+static const float *section_begin(const turned *w, const part *p, int64_t group, int k) {
+    const tn_conv_args *a = &w->a;
+    const section *s = &p->s.section[k];
+    if (!w->in_place) return p->s.slab + k * w->w.section;
+    const float *x = a->x + s->image * a->x_stride[0] + group * a->channels * a->x_stride[1];
+    return x + s->first * a->x_stride[2] - a->before[1];
+}
+
 /* A chunk of k over the whole block; `t` has the panel. */
-static void multiply_places(const turned *w, const part *p, tile t) {
+static void multiply_places(const turned *w, const part *p, int64_t group, tile t) {
     const tile_set *with = w->w.with->tiles;
-    const int64_t across = w->a.places[1];
+    const int64_t across = w->a.places[1], down = w->a.stride[0] * (w->in_place ? w->a.x_stride[2] : w->w.row);
     for (int k = 0; k < p->s.sections; k++) {
         const section *now = &p->s.section[k];
-        const float *row = p->s.slab + k * w->w.section;
+        const float *row = section_begin(w, p, group, k);
         t.c = p->sums + now->to * w->panel;
-        for (int64_t at = 0; at < now->count; at += across, row += w->a.stride[0] * w->w.row) {
+        for (int64_t at = 0; at < now->count; at += across, row += down) {
             t.a = row;
             for (int64_t left = across, rows = 0; left > 0; left -= rows, t.a += rows, t.c += rows * w->panel) {
                 rows = tile_turned_height(left, with->rows);
@@ -197,13 +252,13 @@ static void compute_block(const turned *w, part *p, int64_t group, int64_t row, 
     const tn_conv_args *a = &w->a;
     const int64_t depth = w->w.depth;
     see_rows_of_images(&w->w, &p->s, row, rows);
-    fill_slab(&w->w, &p->s, group, 0, a->channels);
+    fill(w, &p->s, group);
     for (int64_t n = w->panels * number / w->parts; n < w->panels * (number + 1) / w->parts; n++) {
         const float *packed = (const float *)a->packed + (group * w->panels + n) * depth * w->panel;
         for (int64_t k0 = 0; k0 < depth; k0 += CHUNK) {
             tile t = {.b = packed + k0 * w->panel, .tap = w->w.tap + k0, .k = tn_min64(CHUNK, depth - k0)};
             t.add = k0 > 0;
-            multiply_places(w, p, t);
+            multiply_places(w, p, group, t);
         }
         write_out(w, p, group * a->filters + n * w->panel, tn_min64(w->panel, a->filters - n * w->panel));
     }
@@ -243,11 +298,21 @@ size_t tn_conv_turned_workspace(const tn_conv_args *args, int threads) {
     return t.tap_bytes + (size_t)(threads > 1 ? threads : 1) * t.part_bytes;
 }
 
+/* Where each step of k lies, from where a window begins: in the image, or in the slab. */
+static void find_taps(turned *t, int64_t *tap) {
+    const tn_conv_args *a = &t->a;
+    windows_find_taps(&t->w, tap);
+    for (int64_t k = 0; t->in_place && k < t->w.depth; k++) {
+        int64_t channel = k / t->w.taps, row = k % t->w.taps / a->kernel[1], column = k % a->kernel[1];
+        tap[k] = channel * a->x_stride[1] + row * a->dilation[0] * a->x_stride[2] + column * a->dilation[1];
+    }
+}
+
 void tn_conv_turned(const tn_conv_args *args, void *workspace) {
     turned t;
     plan(&t, args);
     int threads = windows_threads(args);
-    windows_find_taps(&t.w, workspace);
+    find_taps(&t, workspace);
     t.memory = (char *)workspace + t.tap_bytes;
     share_out(&t, threads);
     int64_t tasks = t.a.groups * t.parts * t.blocks;

@@ -193,11 +193,15 @@ static inline void fill_section(const windows *w, const section *part, const flo
                        part->high - part->low, a->stride[1] * a->x_stride[3], in->high - in->low);
 }
 
+static inline void clean_slab(const windows *w, seen *s) {
+    if (!s->clean) memset(s->slab, 0, (size_t)windows_elements(w) * sizeof *s->slab);
+    s->clean = true;
+}
+
 /* Channels [begin, end) of a group, for the places that `s` has. */
 static inline void fill_slab(const windows *w, seen *s, int64_t group, int64_t begin, int64_t end) {
     const tn_conv_args *a = w->a;
-    if (!s->clean) memset(s->slab, 0, (size_t)windows_elements(w) * sizeof *s->slab);
-    s->clean = true;
+    clean_slab(w, s);
     for (int64_t phase = 0; phase < a->stride[1]; phase++) {
         inside in = inside_phase(w, phase, s->left * a->stride[1] - a->before[1]);
         if (in.low >= in.high) continue;
