@@ -370,6 +370,7 @@ static void large_windows_have_the_bits_of_their_definition(void **state) {
         {.images = 3, .channels = 32, .filters = 61, .size = {7, 29}, .kernel = {3, 3}, .places = {7, 29}},
         {.images = 17, .channels = 11, .filters = 32, .size = {5, 13}, .kernel = {3, 2}, .places = {5, 13}},
         {.images = 2, .channels = 70, .filters = 64, .size = {9, 12}, .kernel = {1, 1}, .places = {9, 12}},
+        {.images = 1, .channels = 8, .filters = 32, .size = {90, 190}, .kernel = {3, 3}, .places = {90, 190}},
         {.images = 1, .channels = 530, .filters = 29, .size = {9, 28}, .kernel = {1, 3}, .places = {9, 26}},
     };
     random_state = 2;

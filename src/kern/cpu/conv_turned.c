@@ -3,7 +3,8 @@
  * out[places, filters] = seen[places, taps] · weight[taps, filters]. Filters are packed as panels of columns. A tile's
  * rows are places side by side in one row of the image, and whichever tap it is at, what they see lies side by side in
  * the slab (windows.h), so that nothing is packed there, whatever the stride, and no place is one that does not exist.
- * Where windows never leave the image and follow each other, that itself serves as the slab, as it lies.
+ * Where windows never leave the image and follow each other, that itself serves as the slab, as it lies. Meanwhile
+ * tiles ask for what is far away: filling the slab and writing out would wait for it with nothing to compute.
  * The tile brings a number of the slab to all lanes: nothing but the aligned panel is loaded as a vector.
  *
  * A block is some rows of places, of one or several images. Their slab holds all channels; panel after panel is
@@ -189,12 +190,63 @@ static void fill(const turned *w, seen *s, int64_t group) {
         fill_slab(&w->w, s, group, 0, w->a.channels);
 }
 
+/* Memory that will be wanted, which tiles ask the second cache for: some strips of lines, `apart` elements from each
+ * other. */
+typedef struct strips {
+    const float *at;
+    int64_t apart, count, lines, line;
+} strips;
+
 /* Memory of one thread. */
 typedef struct part {
     seen s;
     float *sums, *block;
     port joint;
+    strips results, next; /* where this panel's results go; what the next block sees that this one does not */
 } part;
+
+/* Worth it where images are not in that cache anyway. */
+static bool comes_from_afar(const tn_conv_args *a) {
+    enum { SECOND_CACHE = 2 << 20 };
+    int64_t x = a->channels * a->size[0] * a->size[1], y = a->filters * a->places[0] * a->places[1];
+    return a->images * a->groups * (x + y) * (int64_t)sizeof(float) > SECOND_CACHE;
+}
+
+static strips make_strips(const float *at, int64_t apart, int64_t count, int64_t strip) {
+    return (strips){at, apart, count, tn_ceil_div(strip, LINE) + 1, 0};
+}
+
+/* Of images whose rows follow each other; the next block may begin another one. */
+static strips next_rows(const turned *w, const section *s, int64_t group, int64_t rows) {
+    const tn_conv_args *a = &w->a;
+    if (a->x_stride[3] != 1 || a->x_stride[2] != a->size[1]) return (strips){0};
+    int64_t first = s->first + s->high, last = tn_min64(first + rows * a->stride[0], a->size[0]);
+    if (first >= last) return (strips){0};
+    const float *x = a->x + s->image * a->x_stride[0] + group * a->channels * a->x_stride[1];
+    return make_strips(x + first * a->size[1], a->x_stride[1], a->channels, (last - first) * a->size[1]);
+}
+
+static strips results_of(const turned *w, const section *s, int64_t first, int64_t filters) {
+    const tn_conv_args *a = &w->a;
+    const int64_t plane = a->places[0] * a->places[1];
+    if (!a->out) return (strips){0};
+    const float *to = a->out + (s->image * a->groups * a->filters + first) * plane + s->at;
+    return make_strips(to, plane, filters, s->count);
+}
+
+/* As many lines as the tile has time for. */
+static void look_ahead(part *p, tile *t) {
+    strips *s = p->results.count > 0 ? &p->results : &p->next;
+    t->ahead_rows = 0;
+    if (s->count == 0) return;
+    t->ahead = s->at + s->line * LINE;
+    t->ahead_rows = tn_min64(s->lines - s->line, t->k / TURNED_AHEAD);
+    s->line += t->ahead_rows;
+    if (s->line < s->lines) return;
+    s->line = 0;
+    s->at += s->apart;
+    s->count--;
+}
 
 /* Where section k's first window begins, channel 0 of the group. */
 static const float *section_begin(const turned *w, const part *p, int64_t group, int k) {
@@ -206,7 +258,7 @@ static const float *section_begin(const turned *w, const part *p, int64_t group,
 }
 
 /* A chunk of k over the whole block; `t` has the panel. */
-static void multiply_places(const turned *w, const part *p, int64_t group, tile t) {
+static void multiply_places(const turned *w, part *p, int64_t group, tile t) {
     const tile_set *with = w->w.with->tiles;
     const int64_t across = w->a.places[1], down = w->a.stride[0] * (w->in_place ? w->a.x_stride[2] : w->w.row);
     for (int k = 0; k < p->s.sections; k++) {
@@ -217,6 +269,7 @@ static void multiply_places(const turned *w, const part *p, int64_t group, tile 
             t.a = row;
             for (int64_t left = across, rows = 0; left > 0; left -= rows, t.a += rows, t.c += rows * w->panel) {
                 rows = tile_turned_height(left, with->rows);
+                look_ahead(p, &t);
                 with->turned[rows](&t);
             }
         }
@@ -253,14 +306,21 @@ static void compute_block(const turned *w, part *p, int64_t group, int64_t row, 
     const int64_t depth = w->w.depth;
     see_rows_of_images(&w->w, &p->s, row, rows);
     fill(w, &p->s, group);
+    bool afar = comes_from_afar(a) && p->s.sections == 1;
+    const section *all = &p->s.section[0];
+    p->results = (strips){0};
+    p->next = afar ? next_rows(w, all, group, rows) : (strips){0};
     for (int64_t n = w->panels * number / w->parts; n < w->panels * (number + 1) / w->parts; n++) {
         const float *packed = (const float *)a->packed + (group * w->panels + n) * depth * w->panel;
+        const int64_t filters = tn_min64(w->panel, a->filters - n * w->panel);
+        const int64_t first = group * a->filters + n * w->panel;
+        if (afar) p->results = results_of(w, all, first, filters);
         for (int64_t k0 = 0; k0 < depth; k0 += CHUNK) {
             tile t = {.b = packed + k0 * w->panel, .tap = w->w.tap + k0, .k = tn_min64(CHUNK, depth - k0)};
             t.add = k0 > 0;
             multiply_places(w, p, group, t);
         }
-        write_out(w, p, group * a->filters + n * w->panel, tn_min64(w->panel, a->filters - n * w->panel));
+        write_out(w, p, first, filters);
     }
 }
 

@@ -36,8 +36,10 @@ typedef struct tile {
     int64_t columns;    /* of an edge tile, at most a vector of them */
     bool add;           /* to what C holds; else C is overwritten */
     const real *ahead;  /* rows of A (a_row apart, k contiguous) to bring closer meanwhile, for the next tile */
-    int64_t ahead_rows; /* how many of them: 0 for none */
+    int64_t ahead_rows; /* how many of them: 0 for none; of a turned tile lines of the cache, each behind the last */
 } tile;
+
+enum { TURNED_AHEAD = 8 }; /* steps of a turned tile between two lines: it has others to wait for */
 
 typedef void tile_fn(const tile *t);
 

@@ -220,10 +220,15 @@ VEC_INLINE void tile_turned_step(V sum[TILE_ROWS][2], const real *a, const real 
 VEC_INLINE void tile_turn(const tile *t, const int rows) {
     V sum[TILE_ROWS][2];
     VEC_UNROLL for (int i = 0; i < rows; i++) sum[i][0] = sum[i][1] = v_zero();
-    const real *a = t->a, *b = t->b;
+    const real *a = t->a, *b = t->b, *ahead = t->ahead;
     const int64_t *tap = t->tap, *end = tap + t->k;
-    for (; tap < end; tap++, b += PANEL)
-        tile_turned_step(sum, a + *tap, b, rows);
+    for (int64_t lines = t->ahead_rows; tap < end; lines--) {
+        const int64_t *stop = lines > 0 && end - tap > TURNED_AHEAD ? tap + TURNED_AHEAD : end;
+        if (lines > 0) __builtin_prefetch(ahead, 0, 2);
+        ahead += STRETCH;
+        for (; tap < stop; tap++, b += PANEL)
+            tile_turned_step(sum, a + *tap, b, rows);
+    }
     real *c = t->c;
     const bool add = t->add;
     VEC_UNROLL for (int i = 0; i < rows; i++, c += PANEL) {
