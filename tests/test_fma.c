@@ -1,7 +1,8 @@
 /* test_fma.c — a·b + c is rounded once on every device, also where the product's rest, the sum or the result leave the
  * range in which floats have all their bits. Operands are made to cancel, to meet at the last bit, to underflow and to
  * overflow; beside them stands C's own fma. Devices round it once by an instruction, or by what their kernels are given
- * instead of it. Names the devices that it ran on; with TRUNNION_TEST_DEVICE that backend's alone. */
+ * instead of it. Where a device promises no bits, software alone takes part, and subnormal numbers may be 0. Names the
+ * devices that it ran on; with TRUNNION_TEST_DEVICE that backend's alone. */
 #include "test_support.h"
 
 #include "hal/hal.h"
@@ -102,6 +103,8 @@ static double element(const format *f, const void *x, int64_t i) {
     return f->type == KIR_F32 ? (double)((const float *)x)[i] : ((const double *)x)[i];
 }
 
+static bool is_small(const format *f, double x) { return x != 0 && fabs(x) < ldexp(1, 2 - f->bias); }
+
 static void compare(tn_device *d, const format *f, int64_t n) {
     size_t bytes = 4 * (size_t)n * tn_dtype_size(f->dtype);
     void *x = malloc(bytes);
@@ -120,6 +123,7 @@ static void compare(tn_device *d, const format *f, int64_t n) {
         double a = element(f, x, i), b = element(f, x, n + i), c = element(f, x, 2 * n + i),
                got = element(f, x, 3 * n + i);
         double want = f->type == KIR_F32 ? (double)fmaf((float)a, (float)b, (float)c) : fma(a, b, c);
+        if (!d->caps.exact && (is_small(f, a) || is_small(f, b) || is_small(f, c) || is_small(f, want))) continue;
         if (want == got ? signbit(want) != signbit(got) : want == want || got == got)
             fail_msg("%s: %a * %a + %a is %a, should be %a", d->info.id, a, b, c, got, want);
     }
@@ -135,12 +139,15 @@ static bool try_device(const char *id, bool singles) {
         printf("skipped: %s: %s\n", id, tn_error());
         return false;
     }
+    bool judged = d->caps.exact || d->info.software;
+    if (!judged) printf("skipped: %s rounds in its own way\n", id);
     if (singles) d->caps.f64 = false;
-    for (int64_t k = 0; k < times; k++) {
+    for (int64_t k = 0; k < times && judged; k++) {
         compare(d, &F32, n);
         if (d->caps.f64) compare(d, &F64, n);
     }
-    if (!singles) printf("ran on: %s (%s%s)\n", d->info.id, d->info.name, d->info.software ? ", software" : "");
+    if (!singles && judged)
+        printf("ran on: %s (%s%s)\n", d->info.id, d->info.name, d->info.software ? ", software" : "");
     tn_device_close(d);
     return true;
 }
