@@ -31,7 +31,7 @@ static const struct {
      "  --threads N           threads on the processor, 1 to 4096"},
     {{"library", required_argument, NULL, OPT_LIBRARY},
      CLI_THREADS,
-     "  --library NAME        products, convolutions by a library of `trunnion devices`, auto, none"},
+     "  --library NAMES       products, convolutions by libraries of `trunnion devices`, auto, none"},
     {{"seed", required_argument, NULL, OPT_SEED},
      CLI_SEED,
      "  --seed N              start of the random numbers, a whole number from 0"},
@@ -190,13 +190,21 @@ static void say_steps(const tn_selection *s) {
     }
 }
 
+/* In "cublaslt,cudnn". */
+static bool is_listed(const char *names, const char *name) {
+    size_t n = strlen(name);
+    for (const char *at = names; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)
+        if (strncmp(at, name, n) == 0 && (at[n] == 0 || at[n] == ',')) return true;
+    return false;
+}
+
 /* A vendor's library computes on its own devices alone: asked for beside another one, it does nothing. */
-static void say_idle_library(const char *library, const tn_device *device) {
+static void say_idle_library(const char *libraries, const tn_device *device) {
     tn_device_info d = {.struct_size = sizeof d};
     tn_library_info l = {.struct_size = sizeof l};
     for (int i = 0; tn_device_get_info(device, &d) == TN_OK && i < tn_library_count(); i++) {
-        if (tn_library_at(i, &l) != TN_OK || strcmp(l.name, library) != 0) continue;
-        if (strcmp(l.backend, "cpu") == 0 || strcmp(l.backend, d.backend) == 0) return;
+        if (tn_library_at(i, &l) != TN_OK || !is_listed(libraries, l.name)) continue;
+        if (strcmp(l.backend, "cpu") == 0 || strcmp(l.backend, d.backend) == 0) continue;
         cli_print(stderr, "trunnion: --library %s is for %s devices; on %s our own kernels compute\n", l.name,
                   l.backend, d.id);
     }

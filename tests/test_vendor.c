@@ -581,6 +581,31 @@ static void libraries_are_listed(void **state) {
     assert_string_equal(tn_get_library(), "none");
 }
 
+static int in_use(const char *name) {
+    tn_library_info info = {.struct_size = sizeof info};
+    for (int i = 0; i < tn_library_count(); i++)
+        if (tn_library_at(i, &info) == TN_OK && strcmp(info.name, name) == 0) return info.in_use;
+    return -1;
+}
+
+/* NVIDIA's for products stands before its library for convolutions in the table above, and is named since. */
+static void several_are_chosen_at_once(void **state) {
+    (void)state;
+    static const struct {
+        const char *names, *words;
+    } wrong[] = {{"cudnn,openblas,mkl", "exclude each other"}, {"cudnn,", "\"\""}, {"cudnn,cudnnn", "cudnnn"}};
+    assert_ok(tn_set_library("cublaslt,cudnn"));
+    for (size_t i = 0; i < TN_COUNT(wrong); i++) {
+        assert_int_equal(tn_set_library(wrong[i].names), TN_ERR_ARGUMENT);
+        assert_text_has(tn_error(), wrong[i].words);
+        assert_int_equal(in_use("cublaslt") + in_use("cudnn"), 2); /* nothing has changed */
+    }
+    assert_ok(tn_set_library("cudnn,none"));
+    assert_int_equal(in_use("cublaslt"), 0);
+    assert_int_equal(in_use("cudnn"), 1);
+    assert_ok(tn_set_library("none"));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(libraries_are_listed),  cmocka_unit_test(products_agree),
@@ -588,9 +613,8 @@ int main(void) {
         cmocka_unit_test(every_call_fails_once),
     };
     const struct CMUnitTest of_convolutions[] = {
-        cmocka_unit_test(libraries_are_listed),
-        cmocka_unit_test(convolutions_agree),
-        cmocka_unit_test(failures_are_told),
+        cmocka_unit_test(libraries_are_listed),  cmocka_unit_test(several_are_chosen_at_once),
+        cmocka_unit_test(convolutions_agree),    cmocka_unit_test(failures_are_told),
         cmocka_unit_test(every_call_fails_once),
     };
     int failed = 0;

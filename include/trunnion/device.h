@@ -331,7 +331,8 @@ TN_API tn_status tn_library_at(int i, tn_library_info *out);
  * f32 and f64, a vendor's also in f16 and bf16 with sums in f32; "cudnn" computes convolutions and their gradients in
  * f32, f16 and bf16. Graphs captured before stay as they are. name: of a row above; "auto", for each kind of device and
  * of work the first that works, on the CPU or where tuning (tune.h) measured it the fastest, our own kernels included;
- * "none" or NULL, our own kernels. For the whole process; without a call TRUNNION_LIBRARY in the environment decides.
+ * "none" or NULL, our own kernels; or a list of such, "cublaslt,cudnn", with one at most that is for the CPU. For the
+ * whole process; without a call TRUNNION_LIBRARY in the environment decides.
  * TRUNNION_OPENBLAS_LIB, TRUNNION_CUBLASLT_LIB …: its file.
  * One for the CPU is tried first in a process of its own (fork), so that one that crashes or hangs is but refused. One
  * for a device that does not start there says so on standard error, and our kernels compute.

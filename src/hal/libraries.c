@@ -89,24 +89,49 @@ static unsigned vendors_found(void) {
     return found;
 }
 
-/* One for devices; on the CPU our kernels compute. */
-static tn_status choose_vendor(int row) {
+enum { NAME_BYTES = 40 };
+
+/* What a list of names ("cublaslt,cudnn") asks for. */
+typedef struct choice {
+    unsigned vendors;     /* as bits */
+    char cpu[NAME_BYTES]; /* a library for the CPU, "auto" or "none"; "": nothing was said of it */
+} choice;
+
+static tn_status add_name(choice *c, const char *name) {
+    int row = tn_vendor_row(name);
     tn_reason why;
+    if (row < 0 && c->cpu[0])
+        return tn_fail(TN_ERR_ARGUMENT, "libraries: \"%s\" and \"%s\" exclude each other", c->cpu, name);
+    if (row < 0) snprintf(c->cpu, sizeof c->cpu, "%s", name);
+    if (row < 0) return TN_OK;
     if (!tn_library_open(&tn_vendor_library_at(row)->spec, &why))
         return tn_fail(TN_ERR_UNAVAILABLE, "%s (%s)", why.text, why.fix);
-    atomic_store(&vendors, 1u << row);
-    return tn_blas_choose(NULL);
+    c->vendors |= 1u << row;
+    return TN_OK;
+}
+
+static tn_status read_names(choice *c, const char *names) {
+    for (bool more = true; more;) {
+        char name[NAME_BYTES];
+        size_t n = strcspn(names, ",");
+        snprintf(name, sizeof name, "%.*s", (int)(n < sizeof name ? n : sizeof name), names);
+        TRY(n ? add_name(c, name) : tn_blas_choose(name)); /* which refuses the empty name */
+        more = names[n] == ',';
+        names += n + more;
+    }
+    return TN_OK;
 }
 
 /* The caller holds the lock. */
-static tn_status choose(const char *name) {
-    int row = name ? tn_vendor_row(name) : -1;
-    if (row >= 0) return choose_vendor(row);
-    unsigned found = name && strcmp(name, "auto") == 0 ? vendors_found() : 0;
-    if (name) try_apart(name);
-    tn_status s = tn_blas_choose(name);
-    if (s == TN_ERR_UNAVAILABLE && found) s = tn_blas_choose(NULL);
-    if (s == TN_OK) atomic_store(&vendors, found);
+static tn_status choose(const char *names) {
+    choice c = {.vendors = 0};
+    if (names) TRY(read_names(&c, names));
+    bool any = strcmp(c.cpu, "auto") == 0;
+    if (any) c.vendors |= vendors_found();
+    if (c.cpu[0]) try_apart(c.cpu);
+    tn_status s = tn_blas_choose(c.cpu[0] ? c.cpu : NULL);
+    if (s == TN_ERR_UNAVAILABLE && any && c.vendors) s = tn_blas_choose(NULL);
+    if (s == TN_OK) atomic_store(&vendors, c.vendors);
     return s;
 }
 
