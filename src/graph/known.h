@@ -8,11 +8,17 @@
 
 enum { TN_OP_NONE = UINT16_MAX }; /* op of data and error nodes */
 
-tn_node *tn_node_number(double v);              /* a rank-0 f32 that does not raise dtypes; the caller's reference */
-tn_node *tn_node_cast(tn_node *x, tn_dtype to); /* a number keeps all its digits; the caller's reference */
-bool tn_node_computed(const tn_node *n);        /* its root has a buffer */
-void tn_node_unpin(tn_node *n);                 /* a handle's, storage's or build's reference goes */
-void tn_node_forget_inputs(tn_node *n);         /* a computed node without gradient needs its history no more */
+tn_node *tn_node_number(double v);                 /* a rank-0 f32 that does not raise dtypes; the caller's reference */
+tn_node *tn_node_cast(tn_node *x, tn_dtype to);    /* a number keeps all its digits; the caller's reference */
+bool tn_node_computed(const tn_node *n);           /* its root has a buffer */
+void tn_node_forget_inputs(tn_node *n);            /* a computed node without gradient needs its history no more */
+void tn_node_look_after(tn_node *n, int32_t left); /* a reference has gone, and so many are left: is it needed yet? */
+/* A handle's, storage's or build's reference goes. */
+static inline void tn_node_unpin(tn_node *n) {
+    tn_node_count(n, &n->handles, -1);
+    int32_t left = tn_node_count(n, &n->refs, -1) - 1;
+    if (left < 2 || !n->recorder) tn_node_look_after(n, left);
+}
 void tn_strides_contiguous(const int64_t *shape, int rank, int64_t *stride);
 void tn_grad_slot_release(tn_grad_slot *s);
 void tn_grad_slot_close(tn_grad_slot *s); /* the same by the leaf's storage, whose gradient goes with it */

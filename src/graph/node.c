@@ -190,6 +190,22 @@ static _Thread_local bool releasing;
 
 static void doom(tn_node *n);
 
+/* A leaf may be used by several threads, so its count takes locked instructions, and a recording counts the same few
+ * leaves over and over. So references are borrowed many at a time, and what comes back is kept, until the next flush
+ * has ended or no other reference is left: loans[i].count of the node's references are this thread's to hand out. */
+enum { LOAN = 64 };
+
+static inline loan *loan_of(thread_state *t, const tn_node *n) {
+    return &t->loans[((uintptr_t)n >> 6) * (size_t)0x9E3779B97F4A7C15u >> 59];
+}
+
+static __attribute__((noinline)) void settle_loan(loan *l) {
+    tn_node *n = l->node;
+    int32_t count = l->count;
+    *l = (loan){NULL, 0};
+    if (n && count && tn_node_count(n, &n->refs, -count) == count) tn_node_end(n);
+}
+
 /* The list's own reference alone is left of a pending node: nobody can ask for it any more, so it goes now and not with
  * the next flush, which may never come, while its inputs keep memory. Not while a plan is made: the planner ends its
  * part of the list itself. */
@@ -204,32 +220,26 @@ static bool leave_list(tn_node *n) {
     return true;
 }
 
+/* After a reference has gone and few are left, or a leaf's: whether it was the last that counts. */
+static __attribute__((noinline)) void look_after(tn_node *n, int32_t left) {
+    if (left == 0 || (left == 1 && n->recorder && leave_list(n))) {
+        doom(n);
+    } else if (!n->recorder && here && here->lent) {
+        loan *l = loan_of(here, n);
+        if (l->node == n && l->count == left) settle_loan(l);
+    }
+}
+
 static inline void drop_reference(tn_node *n) {
     if (!n) return;
-    int32_t before = tn_node_count(n, &n->refs, -1);
-    if (before == 1 || (before == 2 && n->recorder && leave_list(n))) doom(n);
+    int32_t left = tn_node_count(n, &n->refs, -1) - 1;
+    if (left < 2 || !n->recorder) look_after(n, left);
 }
 
 static void doom(tn_node *n) {
     drop_reference(n->expansion);
     n->expansion = doomed;
     doomed = n;
-}
-
-/* A leaf may be used by several threads, so its count takes locked instructions, and a recording counts the same few
- * leaves over and over. So references are borrowed many at a time, and what comes back is kept, until the next flush
- * has ended: loans[i].count of the node's references are this thread's to hand out. */
-enum { LOAN = 64 };
-
-static inline loan *loan_of(thread_state *t, const tn_node *n) {
-    return &t->loans[((uintptr_t)n >> 6) * (size_t)0x9E3779B97F4A7C15u >> 59];
-}
-
-static void settle_loan(loan *l) {
-    tn_node *n = l->node;
-    int32_t count = l->count;
-    *l = (loan){NULL, 0};
-    if (n && count && tn_node_count(n, &n->refs, -count) == count) tn_node_end(n);
 }
 
 static void settle_loans(thread_state *t) {
@@ -264,10 +274,10 @@ static inline void retain_input(thread_state *t, tn_node *n) {
 
 static inline void drop_input(tn_node *n) {
     loan *l = n && !n->recorder && here ? loan_of(here, n) : NULL;
-    if (l && l->node == n)
-        l->count++;
-    else
+    if (!l || l->node != n)
         drop_reference(n);
+    else if (++l->count == atomic_load_explicit(&n->refs, memory_order_acquire))
+        settle_loan(l);
 }
 
 static void node_destroy(tn_node *n) {
@@ -291,7 +301,6 @@ static void end_doomed(void) {
         node_destroy(next);
     }
     releasing = false;
-    if (here && here->recorder.count == 0) tn_recorder_settle();
 }
 
 void tn_node_end(tn_node *n) {
@@ -299,9 +308,8 @@ void tn_node_end(tn_node *n) {
     end_doomed();
 }
 
-void tn_node_unpin(tn_node *n) {
-    tn_node_count(n, &n->handles, -1);
-    drop_reference(n);
+void tn_node_look_after(tn_node *n, int32_t left) {
+    look_after(n, left);
     if (doomed) end_doomed();
 }
 
