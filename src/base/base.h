@@ -219,9 +219,9 @@ int tn_threads_limit(int most);
 typedef void tn_parallel_body(void *ctx, int64_t begin, int64_t end, int worker);
 void tn_parallel(int64_t n, int64_t grain, tn_parallel_body *body, void *ctx);
 
-/* The same for work that may be cut anywhere (at multiples of `grain`): each thread takes its part piece by piece,
- * large pieces first, and who is through takes pieces of the others' parts, so that a thread whose processor other
- * programs use too holds nobody up. A body is called several times with one worker, never twice at once. */
+/* The same for work that may be cut anywhere: each thread takes its part piece by piece (multiples of `grain` but the
+ * last), large pieces first, and who is through takes pieces of the others' parts, so that a thread whose processor
+ * other programs use too holds nobody up. A body is called several times with one worker, never twice at once. */
 void tn_parallel_shared(int64_t n, int64_t grain, tn_parallel_body *body, void *ctx);
 
 /* ---- JSON (json.c) ----------------------------------------------------------------------------------------------- */

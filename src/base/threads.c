@@ -317,6 +317,7 @@ static void run_on_pool(int64_t n, int64_t grain, int64_t grains, int threads, t
     tn_pin_arrange((int)parts - 1);
     pool.piece = shared ? grain : 0;
     pool.parts = (int)parts;
+    if (shared) grain = 1, grains = n; /* parts as equal as can be: the last piece of each may be smaller */
     for (int i = 0; i < parts; i++) {
         worker_slot *slot = &pool_slots[i];
         slot->body = body;

@@ -542,8 +542,8 @@ typedef struct group {
     int64_t j0, columns; /* the stage at hand: columns of B and C … */
     int64_t k0, steps;   /* … and steps of k */
     int64_t row_strips, column_strips;
-    int64_t strip_rows; /* of C: all of a strip, or a tile where threads share rows */
-    int64_t piece;      /* shared: so many strips at least are taken at once; else 0 */
+    int64_t strip_rows; /* of C: all of a strip, or 1 where threads share rows */
+    int64_t piece;      /* shared: so many rows at least are taken at once, whole tiles; else 0 */
 } group;
 
 /* Points `t` at B's panels from step k and column j of the stage on. */
@@ -710,14 +710,13 @@ static int64_t strip_cost(const gemm *g, int64_t rows, int64_t columns) {
 /* Many rows: threads take tiles of them, a number at a time. What a strip would pack for itself is packed for once. */
 static bool shares_rows(group *s) {
     const gemm *g = s->g;
-    int64_t height = g->with->rows, tiles = tn_ceil_div(g->args.m, height);
     if (g->b_source == B_ON_THE_FLY || g->b_source == B_LINES) return false;
-    double tile_flops = 2.0 * (double)height * (double)s->columns * (double)tn_max64(s->steps, 1);
-    int64_t piece = (int64_t)(PIECE_FLOPS / tile_flops) + 1;
-    if (s->batches * tiles < PIECES_A_THREAD * s->threads * piece) return false;
+    double tile_flops = 2.0 * (double)g->with->rows * (double)s->columns * (double)tn_max64(s->steps, 1);
+    int64_t piece = ((int64_t)(PIECE_FLOPS / tile_flops) + 1) * g->with->rows;
+    if (s->batches * g->args.m < PIECES_A_THREAD * s->threads * piece) return false;
     s->piece = piece;
-    s->row_strips = tiles;
-    s->strip_rows = height;
+    s->row_strips = g->args.m;
+    s->strip_rows = 1;
     return true;
 }
 
