@@ -74,7 +74,7 @@ rendered-all | check-all | 1800 | tools/build.sh $BUILD tests $plain && python3 
 networks  | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools/onnx_models.py $BUILD
 unit-full | check-all | 3600 | tools/build.sh $BUILD tests $plain && TRUNNION_TEST_FULL=1 $run_programs $BUILD tests --each 1800
 programs  | check-all | 3600 | tools/build.sh $BUILD test_programs $plain && python3 tools/checks/many_programs.py $BUILD 100000
-bugs      | check-all | 3600 | python3 tools/seed_bugs.py
+bugs      | check-all | 1800 | python3 tools/seed_bugs.py
 certified | check-all | 7200 | tools/build.sh $BUILD all $plain && python3 tools/certify_all.py $BUILD vulkan swiftshader webgpu oclgrind opencl --budget 3000
 devwork   | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools/checks/device_work.py $BUILD
 encoder   | check-all | 600 | python3 tools/minilm.py --or-skip

@@ -107,7 +107,7 @@ BUGS = [
     ("a launch hands out the state itself", "core/capture.c",
      "if (is_state(g, o)) TRY(tn_buffer_new", "if (is_state(g, o) && false) TRY(tn_buffer_new", LAZINESS),
     ("a refused write takes the place of what views look at", "graph/tensor.c",
-     "dst->failed = pin(error);", "{ unpin(dst->node); dst->node = pin(error); }", LAZINESS),
+     "dst->failed = pin(error);", "{ tn_node_unpin(dst->node); dst->node = pin(error); }", LAZINESS),
     ("a kernel's dials are counted from the wrong one", "core/plan.c",
      "m->p->dial_source[m->next_dial - m->p->dials] = dial < 0 ? -1 : dial;",
      "m->p->dial_source[m->next_dial - m->p->dials] = dial < 0 ? -1 : 0;", RANDOM),
