@@ -226,12 +226,27 @@ static bool type_is(const rope_back *b, const char *word) {
            memcmp(text, word, (size_t)length) == 0;
 }
 
+static bool has_key(const rope_back *b, const char *what) {
+    char key[KEY];
+    return tn_gguf_get(b->file, key_of(b->architecture, what, key)) != NULL;
+}
+
+/* Files of before scaling had types have a factor alone. */
+static bool is_linear(const rope_back *b) {
+    return has_key(b, "scaling.type") ? type_is(b, "linear") : has_key(b, "scaling.factor");
+}
+
+/* How many divisors a table has; 0: the file has none, -1: it is no list of them. */
+static int64_t table_length(const rope_back *b, int which) {
+    tn_gguf_info info = {.struct_size = sizeof info};
+    if (tn_gguf_find(b->file, table_names[which], &info) != TN_OK) return 0;
+    return info.rank == 1 && info.shape[0] > 0 && info.shape[0] <= MOST_HALF ? info.shape[0] : -1;
+}
+
 /* The numbers of a table; NULL where the file has none. Free them. */
 static float *read_table(const rope_back *b, int which, int64_t *half) {
-    tn_gguf_info info = {.struct_size = sizeof info};
-    if (tn_gguf_find(b->file, table_names[which], &info) != TN_OK || info.rank != 1 || info.shape[0] > MOST_HALF)
-        return NULL;
-    *half = info.shape[0];
+    *half = table_length(b, which);
+    if (*half < 1) return NULL;
     float *numbers = malloc((size_t)*half * sizeof *numbers + 1);
     tn_tensor *t = tn_gguf_tensor(b->file, table_names[which]), *cast = tn_cast(t, TN_F32);
     bool read = numbers && tn_read(cast, numbers, (size_t)*half * sizeof *numbers) == TN_OK;
@@ -274,24 +289,25 @@ static bool back_tables(const rope_back *b, double context) {
 static bool back_table(const rope_back *b, double base, double context) {
     int64_t half = 0;
     llama3_rule r;
+    double amplitude = key_real(b, "scaling.attn_factor", 1);
     float *all = read_table(b, TABLE_ALL, &half);
-    if (all && find_llama3(all, half, base, &r)) {
+    if (all && amplitude == 1 && find_llama3(all, half, base, &r)) {
         cli_json_string(b->j, "rope_type", "llama3");
         cli_json_number(b->j, "factor", r.factor);
         cli_json_number(b->j, "low_freq_factor", r.low);
         cli_json_number(b->j, "high_freq_factor", r.high);
         cli_json_int(b->j, "original_max_position_embeddings", (int64_t)r.trained);
     } else if (all) {
-        put_tables(b, all, all, half, context, 1);
+        put_tables(b, all, all, half, context, amplitude);
     }
     free(all);
     return all != NULL;
 }
 
 static void back_rule(const rope_back *b, double factor, double context) {
-    bool yarn = type_is(b, "yarn");
-    cli_json_string(b->j, "rope_type", yarn ? "yarn" : "linear");
-    cli_json_number(b->j, "factor", factor);
+    bool yarn = type_is(b, "yarn"), linear = is_linear(b);
+    cli_json_string(b->j, "rope_type", yarn ? "yarn" : linear ? "linear" : "default");
+    if (yarn || linear) cli_json_number(b->j, "factor", factor);
     if (!yarn) return;
     cli_json_int(b->j, "original_max_position_embeddings",
                  (int64_t)key_real(b, "scaling.original_context_length", context));
@@ -300,15 +316,20 @@ static void back_rule(const rope_back *b, double factor, double context) {
     cli_json_number(b->j, "beta_slow", key_real(b, "scaling.yarn_beta_slow", 1));
 }
 
+/* A folder has a rule or tables, and a factor of sines and cosines beside yarn's rule and tables alone. */
 bool convert_rope_is_known(const tn_gguf *file, const char *architecture) {
     static const char *const other[] = {"scaling.yarn_ext_factor", "scaling.yarn_attn_factor",
                                         "scaling.yarn_log_multiplier", "scaling.alpha"};
     rope_back b = {file, architecture, NULL};
-    char key[KEY];
+    int64_t all = table_length(&b, TABLE_ALL), within = table_length(&b, TABLE_SHORT),
+            beyond = table_length(&b, TABLE_LONG);
     for (size_t i = 0; i < sizeof other / sizeof *other; i++)
-        if (tn_gguf_get(file, key_of(architecture, other[i], key))) return false;
-    return !tn_gguf_get(file, key_of(architecture, "scaling.type", key)) || type_is(&b, "none") ||
-           type_is(&b, "linear") || type_is(&b, "yarn") || type_is(&b, "longrope");
+        if (has_key(&b, other[i])) return false;
+    if (beyond || type_is(&b, "longrope")) return beyond > 0 && beyond == within && !all;
+    bool yarn = type_is(&b, "yarn"), linear = is_linear(&b);
+    if (all < 0 || within || (all > 0 && (yarn || linear))) return false;
+    if (all == 0 && !yarn && key_real(&b, "scaling.attn_factor", 1) != 1) return false;
+    return yarn || linear || !has_key(&b, "scaling.type") || type_is(&b, "none");
 }
 
 void convert_rope_back(const tn_gguf *file, const char *architecture, double context, cli_json *j) {
@@ -316,9 +337,6 @@ void convert_rope_back(const tn_gguf *file, const char *architecture, double con
     double base = key_real(&b, "freq_base", 10000), factor = key_real(&b, "scaling.factor", 1);
     cli_json_number(j, "rope_theta", base);
     cli_json_object(j, "rope_scaling");
-    if (!back_tables(&b, context) && !back_table(&b, base, context)) {
-        if (factor == 1) cli_json_string(j, "rope_type", "default");
-        if (factor != 1) back_rule(&b, factor, context);
-    }
+    if (!back_tables(&b, context) && !back_table(&b, base, context)) back_rule(&b, factor, context);
     cli_json_end(j, '}');
 }

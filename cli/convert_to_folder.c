@@ -516,7 +516,7 @@ static tn_status refuse(const folder_writer *f) {
     if (!convert_rope_is_known(f->file, f->architecture))
         return tn_backend_fail(TN_ERR_UNSUPPORTED,
                                "'%s': its scaling of rope is not written to folders; linear, yarn without keys of its "
-                               "own and longrope are",
+                               "own, longrope and a table by itself are",
                                tn_gguf_path(f->file));
     if (is_model(f->file, "llama") || (is_model(f->file, "gpt2") && rule_of(f->file) >= 0)) return TN_OK;
     char *model = text_of(f->file, "tokenizer.ggml.model"), *pre = text_of(f->file, "tokenizer.ggml.pre");

@@ -105,7 +105,30 @@ static const struct {
 };
 enum { BIASES = 3 };
 
-static void put_weights(tn_gguf_writer *w, int count, int64_t tokens) {
+/* Rope's keys and table, as GGUF files have them; NULL, 0, 0, false: none. */
+typedef struct rope_keys {
+    const char *type;
+    double factor, amplitude;
+    bool table;
+} rope_keys;
+
+static void put_rope(tn_gguf_writer *w, const char *architecture, const rope_keys *r) {
+    const struct {
+        const char *what;
+        double v;
+    } reals[] = {{"factor", r->factor}, {"attn_factor", r->amplitude}};
+    char key[96];
+    snprintf(key, sizeof key, "%s.rope.scaling.type", architecture);
+    if (r->type) put_text(w, key, r->type);
+    for (size_t i = 0; i < TN_COUNT(reals); i++) {
+        snprintf(key, sizeof key, "%s.rope.scaling.%s", architecture, reals[i].what);
+        if (reals[i].v != 0) assert_ok(tn_gguf_put_float(w, key, TN_GGUF_F32, reals[i].v));
+    }
+}
+
+static void put_weights(tn_gguf_writer *w, int count, int64_t tokens, bool table) {
+    tn_gguf_info rope = {.struct_size = sizeof rope, .name = "rope_freqs.weight", .rank = 1, .dtype = TN_F32};
+    rope.shape[0] = HEAD / 2;
     for (int i = 0; i < count; i++) {
         bool vector = matrices[i].columns == 1;
         tn_gguf_info t = {.struct_size = sizeof t, .name = matrices[i].name, .rank = vector ? 1 : 2, .dtype = TN_F32};
@@ -113,6 +136,7 @@ static void put_weights(tn_gguf_writer *w, int count, int64_t tokens) {
         t.shape[1] = matrices[i].columns;
         assert_ok(tn_gguf_add(w, &t));
     }
+    if (table) assert_ok(tn_gguf_add(w, &rope));
     for (int i = 0; i < count; i++) {
         float x[MOST_TOKENS * HIDDEN];
         int64_t n = (matrices[i].rows ? matrices[i].rows : tokens) * matrices[i].columns;
@@ -120,9 +144,11 @@ static void put_weights(tn_gguf_writer *w, int count, int64_t tokens) {
             x[k] = sinf((float)(k * 13 + i * 7 + 1));
         assert_ok(tn_gguf_write(w, x, n * (int64_t)sizeof *x));
     }
+    if (table) assert_ok(tn_gguf_write(w, (float[HEAD / 2]){3, 7}, HEAD / 2 * (int64_t)sizeof(float)));
 }
 
-static void make_model(const char *name, const char *architecture, const char *pre, const words *vocabulary) {
+static void make_model_with(const char *name, const char *architecture, const char *pre, const words *vocabulary,
+                            const rope_keys *rope) {
     tn_gguf_writer *w;
     const char *a = architecture;
     char key[96];
@@ -138,6 +164,7 @@ static void make_model(const char *name, const char *architecture, const char *p
     assert_ok(tn_gguf_put_float(w, key, TN_GGUF_F32, 1e-5));
     snprintf(key, sizeof key, "%s.rope.freq_base", a);
     assert_ok(tn_gguf_put_float(w, key, TN_GGUF_F32, 5000));
+    put_rope(w, a, rope);
     put_text(w, "tokenizer.ggml.model", pre ? "gpt2" : "llama");
     if (pre) put_text(w, "tokenizer.ggml.pre", pre);
     assert_ok(tn_gguf_put_strings(w, "tokenizer.ggml.tokens", vocabulary->count, vocabulary->list, NULL));
@@ -150,8 +177,12 @@ static void make_model(const char *name, const char *architecture, const char *p
         assert_ok(tn_gguf_put_int(w, "tokenizer.ggml.bos_token_id", TN_GGUF_U32, 1));
         assert_ok(tn_gguf_put_int(w, "tokenizer.ggml.unknown_token_id", TN_GGUF_U32, 0));
     }
-    put_weights(w, (int)TN_COUNT(matrices) - (strcmp(a, "qwen2") == 0 ? 0 : BIASES), vocabulary->count);
+    put_weights(w, (int)TN_COUNT(matrices) - (strcmp(a, "qwen2") == 0 ? 0 : BIASES), vocabulary->count, rope->table);
     assert_ok(tn_gguf_commit(w));
+}
+
+static void make_model(const char *name, const char *architecture, const char *pre, const words *vocabulary) {
+    make_model_with(name, architecture, pre, vocabulary, &(rope_keys){0});
 }
 
 /* ---- the same ---------------------------------------------------------------------------------------------------- */
@@ -226,6 +257,33 @@ static void byte_level_models_become_folders_and_come_back(void **state) {
         assert_same_model("bytes.gguf", "bytes");
         convert("bytes again.gguf --verify");
         assert_same_model("bytes.gguf", "again.gguf");
+    }
+}
+
+/* A folder computes what the file does, or there is none. */
+static void rope_of_a_file_comes_to_a_folder_or_is_refused(void **state) {
+    (void)state;
+    static const struct {
+        rope_keys keys;
+        bool refused;
+    } cases[] = {
+        {{"none", 0, 0, false}, false},     {{"none", 4, 0, false}, false},    {{"linear", 4, 0, false}, false},
+        {{NULL, 4, 0, false}, false},       {{"yarn", 4, 1.25, false}, false}, {{"yarn", 1, 1.25, false}, false},
+        {{NULL, 0, 0, true}, false},        {{NULL, 0, 1.25, true}, false},    {{"linear", 4, 0, true}, true},
+        {{"yarn", 4, 0, true}, true},       {{NULL, 4, 0, true}, true},        {{NULL, 0, 1.25, false}, true},
+        {{"linear", 4, 1.25, false}, true}, {{"longrope", 0, 0, true}, true},
+    };
+    static words w;
+    char said[4096];
+    make_byte_words(&w);
+    for (size_t i = 0; i < TN_COUNT(cases); i++) {
+        make_model_with("bytes.gguf", "llama", "gpt-2", &w, &cases[i].keys);
+        int code = run_convert("bytes.gguf rope/", said, sizeof said);
+        if ((code != 0) != cases[i].refused) fail_msg("case %zu: code %d: %s", i, code, said);
+        if (cases[i].refused)
+            assert_text_has(said, "scaling of rope");
+        else
+            assert_same_model("bytes.gguf", "rope");
     }
 }
 
@@ -329,6 +387,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sentencepiece_models_become_folders_and_come_back),
         cmocka_unit_test(byte_level_models_become_folders_and_come_back),
+        cmocka_unit_test(rope_of_a_file_comes_to_a_folder_or_is_refused),
         cmocka_unit_test(gpt2_folders_become_gguf_files),
         cmocka_unit_test(what_gguf_does_not_get_is_said),
         cmocka_unit_test(models_become_networks),

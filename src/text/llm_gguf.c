@@ -153,8 +153,8 @@ static bool has_tables(const tn_gguf *f) {
 static tn_status read_rope_scaling(const tn_gguf *f, llm_config *c) {
     static const char *const other[] = {"rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor",
                                         "rope.scaling.yarn_log_multiplier", "rope.scaling.alpha"};
-    const char *type = "none";
-    int64_t length = 4;
+    const char *type = has(f, c, "rope.scaling.factor") ? "linear" : "none"; /* of files from before there were types */
+    int64_t length = (int64_t)strlen(type);
     key_name key = key_of(c, "rope.scaling.type");
     TRY(read_real(f, c, "rope.scaling.attn_factor", 1, 1e6, &c->rope.amplitude));
     TRY(read_real(f, c, "rope.scaling.original_context_length", (double)c->trained_context, LLM_MOST_CONTEXT,
