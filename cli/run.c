@@ -485,18 +485,26 @@ static void put_json(const work *w, const tn_placement *p, const tn_selection *s
     cli_json_end(&j, '}');
 }
 
-static void list_inputs(const work *w) {
+static void list_value(const char *kind, const tn_onnx_info *info) {
+    fprintf(stderr, "%s %s: %s [", kind, info->name, info->type);
+    for (int d = 0; d < info->rank; d++) {
+        fprintf(stderr, "%s", d ? ", " : "");
+        if (info->shape[d] >= 0)
+            fprintf(stderr, "%lld", (long long)info->shape[d]);
+        else
+            fprintf(stderr, "%s", info->dims[d] ? info->dims[d] : "?");
+    }
+    fprintf(stderr, "]\n");
+}
+
+static void list_values(const work *w) {
     for (int i = 0; i < tn_onnx_input_count(w->model); i++) {
         tn_onnx_info info = input_info(w, i);
-        fprintf(stderr, "input %s: %s [", info.name, info.type);
-        for (int d = 0; d < info.rank; d++) {
-            fprintf(stderr, "%s", d ? ", " : "");
-            if (info.shape[d] >= 0)
-                fprintf(stderr, "%lld", (long long)info.shape[d]);
-            else
-                fprintf(stderr, "%s", info.dims[d] ? info.dims[d] : "?");
-        }
-        fprintf(stderr, "]\n");
+        list_value("input", &info);
+    }
+    for (int i = 0; i < tn_onnx_output_count(w->model); i++) {
+        tn_onnx_info info = {.struct_size = sizeof info};
+        if (tn_onnx_output_at(w->model, i, &info) == TN_OK) list_value("output", &info);
     }
 }
 
@@ -513,7 +521,7 @@ static int do_work(work *w, const char *path) {
         w->out = calloc((size_t)tn_onnx_output_count(w->model) + 1, sizeof *w->out);
         if (!w->in || !w->out) status = tn_backend_fail(TN_ERR_MEMORY, "no memory for inputs and outputs");
     }
-    if (status == TN_OK && w->options.verbose) list_inputs(w);
+    if (status == TN_OK && w->options.verbose) list_values(w);
     if (status == TN_OK) status = make_inputs(w);
     if (status == TN_OK) status = run_all(w);
     if (status == TN_OK) status = tn_get_placement(&p);

@@ -128,11 +128,15 @@ static tn_dtype dtype_of(const tn_onnx *m, int i) {
     return t == TN_DTYPE_COUNT ? TN_F32 : t;
 }
 
-/* [batch, count]: ones, or 0, 1, 2 … */
-static tn_status put_row(const run_steps *s, const tn_onnx *m, tn_onnx_value **in, int i, int64_t count, bool ones) {
+enum { ONES = -1 }; /* instead of a first number */
+
+/* [batch, count]: ones, or first, first + 1 … */
+static tn_status put_row(const run_steps *s, const tn_onnx *m, tn_onnx_value **in, int i, int64_t first,
+                         int64_t count) {
     tn_tensor *t = NULL;
     TN_SCOPE {
-        tn_tensor *row = ones ? tn_ones(TN_DIMS(count), TN_I64) : tn_arange(0, (double)count, 1, TN_I64);
+        tn_tensor *row = first == ONES ? tn_ones(TN_DIMS(count), TN_I64)
+                                       : tn_arange((double)first, (double)(first + count), 1, TN_I64);
         tn_tensor *all = tn_expand(tn_unsqueeze(row, 0), TN_DIMS(s->batch, count));
         t = tn_retain(tn_contiguous(tn_cast(all, dtype_of(m, i))));
     }
@@ -174,12 +178,12 @@ tn_status steps_make_inputs(run_steps *s, const tn_onnx *m, tn_onnx_value **in,
     for (int i = 0; i < tn_onnx_input_count(m) && status == TN_OK; i++)
         if (!in[i] && is_fed(s, m, i)) status = put_empty(s, m, in, i, extent, ctx);
     if (status != TN_OK || s->ids < 0 || s->logits < 0) return status;
-    if (!ids || tn_rank(ids) != 2 || tn_size(ids, 1) < 1)
+    if (!ids || tn_rank(ids) != 2 || tn_numel(ids) < 1)
         return tn_backend_fail(TN_ERR_ARGUMENT, "--steps: a language model begins with -i input_ids=FILE.npy, whole "
                                                 "numbers [texts, tokens]");
-    int64_t count = tn_size(ids, 1);
-    if (s->mask >= 0 && !in[s->mask]) status = put_row(s, m, in, s->mask, held(s, m, in) + count, true);
-    if (status == TN_OK && s->places >= 0 && !in[s->places]) status = put_row(s, m, in, s->places, count, false);
+    int64_t count = tn_size(ids, 1), past = held(s, m, in);
+    if (s->mask >= 0 && !in[s->mask]) status = put_row(s, m, in, s->mask, ONES, past + count);
+    if (status == TN_OK && s->places >= 0 && !in[s->places]) status = put_row(s, m, in, s->places, past, count);
     if (status == TN_OK && s->branch >= 0 && !in[s->branch])
         status = put(&in[s->branch], tn_zeros(TN_DIMS(1), dtype_of(m, s->branch)));
     if (status == TN_OK && s->batch > 0 && (uint64_t)s->count < SIZE_MAX / 8 / (size_t)s->batch)

@@ -26,11 +26,11 @@ typedef struct run_steps {
 /* "OUTPUT=INPUT" of argv, which is cut in two. */
 bool steps_take_pair(run_steps *s, char *arg);
 
-/* Which outputs are fed to which inputs; an error where there are none, naming what the model has. */
+/* Which outputs are fed to which inputs; an error where there are none. */
 tn_status steps_begin(run_steps *s, const tn_onnx *m);
 
-/* Inputs that were not given and that steps know how to begin with: empty caches, a mask of ones, places from 0 on.
- * extent: of an open dim that was named on the command line, or `otherwise`. */
+/* Inputs that were not given and that steps know how to begin with: empty caches, a mask of ones, places from the
+ * caches' end on. extent: of an open dim that was named on the command line, or `otherwise`. */
 tn_status steps_make_inputs(run_steps *s, const tn_onnx *m, tn_onnx_value **in,
                             int64_t (*extent)(void *ctx, const tn_onnx_info *info, int d, int64_t otherwise),
                             void *ctx);

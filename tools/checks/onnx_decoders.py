@@ -196,21 +196,23 @@ def recurrent(path):
     g.save(path)
 
 
-CASES = [  # name, how the model is made, texts, further words of the command
-    ("grouped", grouped, 1, []),
-    ("grouped-window", lambda p: grouped(p, 7), 1, []),
-    ("grouped-batch", grouped, 3, []),
-    ("many-heads", many_heads, 2, []),
-    ("written-out", written_out, 2, []),
-    ("written-out-feed", written_out, 1, ["--feed", "present.*=past_key_values.*"]),
-    ("no-cache", lambda p: written_out(p, False), 2, []),
-    ("recurrent", recurrent, 2, ["--feed", "hn=h", "--feed", "cn=c"]),
+CASES = [  # name, how the model is made, texts, places that are cached already, further words of the command
+    ("grouped", grouped, 1, 0, []),
+    ("grouped-window", lambda p: grouped(p, 7), 1, 0, []),
+    ("grouped-batch", grouped, 3, 0, []),
+    ("many-heads", many_heads, 2, 0, []),
+    ("written-out", written_out, 2, 0, []),
+    ("written-out-feed", written_out, 1, 0, ["--feed", "present.*=past_key_values.*"]),
+    ("written-out-past", written_out, 2, 3, []),
+    ("many-heads-past", many_heads, 1, 2, []),
+    ("no-cache", lambda p: written_out(p, False), 2, 0, []),
+    ("recurrent", recurrent, 2, 0, ["--feed", "hn=h", "--feed", "cn=c"]),
 ]
 PAIRS = [("present.", "past_key_values."), ("present_", "past_"), ("hn", "h"), ("cn", "c")]
 
 
-def first_inputs(session, texts, random):
-    """What a user gives, and the empty caches that the command makes by itself."""
+def first_inputs(session, texts, past, random):
+    """What a user gives, and what the command makes by itself: empty caches, unless they hold `past` places; a mask."""
     import numpy as np
 
     given, made = {}, {}
@@ -219,14 +221,14 @@ def first_inputs(session, texts, random):
         if i.name == "input_ids":
             given[i.name] = random.integers(0, WORDS, (texts, PROMPT)).astype(dtype)
         elif i.name == "attention_mask":
-            made[i.name] = np.ones((texts, PROMPT), dtype)
+            made[i.name] = np.ones((texts, past + PROMPT), dtype)
         elif i.name == "position_ids":
-            made[i.name] = np.tile(np.arange(PROMPT, dtype=dtype), (texts, 1))
+            made[i.name] = np.tile(np.arange(past, past + PROMPT, dtype=dtype), (texts, 1))
         elif i.name == "x":
             given[i.name] = random.standard_normal((3, texts, 7)).astype(dtype)
         else:
-            shape = [d if isinstance(d, int) else texts if d.startswith("batch") else 0 for d in i.shape]
-            (given if i.name in "hc" else made)[i.name] = np.zeros(shape, dtype)
+            shape = [d if isinstance(d, int) else texts if d.startswith("batch") else past for d in i.shape]
+            (given if past or i.name in "hc" else made)[i.name] = random.standard_normal(shape).astype(dtype)
     return given, made
 
 
@@ -265,13 +267,13 @@ def compare(program, folder, case):
     import numpy as np
     import onnxruntime
 
-    name, make, texts, words = case
+    name, make, texts, past, words = case
     path = folder / f"{name}.onnx"
     make(path)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    given, made = first_inputs(session, texts, np.random.default_rng(5))
+    given, made = first_inputs(session, texts, past, np.random.default_rng(5))
     tokens, wanted = steps_of(session, given | made)
     np.savez(folder / f"{name}.npz", **given)
     command = [program, "run", path, "-i", folder / f"{name}.npz", "-o", folder / name, "--steps", STEPS, "--json"]
@@ -298,7 +300,9 @@ def compare(program, folder, case):
 REFUSED = [  # model, further words of the command, what the message names
     ("recurrent", ["--steps", 3], "--feed OUTPUT=INPUT"),
     ("recurrent", ["--steps", 3, "--feed", "hn=other"], "--feed hn=other"),
+    ("recurrent", ["--steps", 3, "--feed", "hn=other", "-v"], "output hn: FLOAT"),
     ("written-out", ["--steps", 3], "input_ids"),
+    ("written-out", ["--steps", 3, "-i", "input_ids=none.npy"], "[texts, tokens]"),
     ("recurrent", ["--feed", "hn=h"], "--steps"),
     ("recurrent", ["--steps", 3, "--repeat", 3], "--repeat"),
 ]
@@ -310,7 +314,7 @@ def refuse(program, folder, case):
     command = [program, "run", folder / f"{model}.onnx", "--random", *words]
     if model == "written-out":
         command.remove("--random")
-    result = subprocess.run([*map(str, command)], capture_output=True, text=True)
+    result = subprocess.run([*map(str, command)], capture_output=True, text=True, cwd=folder)
     said = " ".join(result.stderr.split())
     return None if result.returncode in (1, 2) and named in said else f"exit {result.returncode}: {said}"
 
@@ -322,8 +326,9 @@ def main():
         print(f"skipped: the Python package {missing.name} is not there, with which results are compared")
         print("0 passed, 0 failed, 1 skipped")
         return 0
-    program, failed = pathlib.Path(sys.argv[1]) / "trunnion", 0
+    program, failed = pathlib.Path(sys.argv[1]).resolve() / "trunnion", 0
     with tempfile.TemporaryDirectory() as name:
+        numpy.save(pathlib.Path(name) / "none.npy", numpy.zeros((0, 3), "i8"))
         tries = [(compare, case) for case in CASES] + [(refuse, case) for case in REFUSED]
         for check, case in tries:
             wrong = check(program, pathlib.Path(name), case)
