@@ -1,12 +1,13 @@
 /* test_programs_threads.c — several threads, each running random programs, over inputs that all of them read.
  *
  * The inputs are evaluated tensors of the main thread: the programs make views of them and compute with them, at the
- * same time, and never write them. */
+ * same time, and never write them. And a leaf that two threads give back at once. */
 #include "test_support.h"
 
 #include <pthread.h>
 
 #include "programs.h"
+#include "trunnion/ops.h"
 
 #if defined(TEST_ADDRESS_SANITIZER) || defined(TEST_THREAD_SANITIZER)
 enum { PROGRAMS = 40 };
@@ -86,8 +87,57 @@ static void threads_run_programs_over_shared_inputs(void **state) {
             fail_msg("thread %d, seed %llu: %s", n, (unsigned long long)workers[n].seed, workers[n].why);
 }
 
+/* ---- a leaf's last references ------------------------------------------------------------------------------------ */
+
+enum { ROUNDS = 200 };
+
+typedef struct turn {
+    pthread_barrier_t given, used, ended;
+    tn_tensor *leaf;
+} turn;
+
+static void *use_and_give_back(void *ctx) {
+    turn *t = ctx;
+    for (int n = 0; n < ROUNDS; n++) {
+        pthread_barrier_wait(&t->given);
+        tn_tensor *y = tn_neg(t->leaf); /* until it goes, it refers to the leaf */
+        pthread_barrier_wait(&t->used);
+        tn_free(y);
+        tn_free(tn_rand((int64_t[]){1}, 1)); /* takes the leaf's node, if that is free now */
+        pthread_barrier_wait(&t->ended);
+    }
+    return NULL;
+}
+
+/* Who gives back a reference that is not the last does not look at the leaf any more: another thread may have freed it.
+ * The thread sanitizer sees it. */
+static void a_leaf_is_left_alone_by_who_has_given_it_back(void **state) {
+    (void)state;
+    turn t;
+    pthread_t thread;
+    pthread_barrier_init(&t.given, NULL, 2);
+    pthread_barrier_init(&t.used, NULL, 2);
+    pthread_barrier_init(&t.ended, NULL, 2);
+    assert_int_equal(pthread_create(&thread, NULL, use_and_give_back, &t), 0);
+    for (int n = 0; n < ROUNDS; n++) {
+        t.leaf = tn_full((int64_t[]){3}, 1, n, TN_F32);
+        assert_ok(tn_eval(&t.leaf, 1));
+        pthread_barrier_wait(&t.given);
+        pthread_barrier_wait(&t.used);
+        tn_free(t.leaf);
+        pthread_barrier_wait(&t.ended);
+    }
+    pthread_join(thread, NULL);
+    pthread_barrier_destroy(&t.given);
+    pthread_barrier_destroy(&t.used);
+    pthread_barrier_destroy(&t.ended);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(threads_run_programs_over_shared_inputs)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(threads_run_programs_over_shared_inputs),
+        cmocka_unit_test(a_leaf_is_left_alone_by_who_has_given_it_back),
+    };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     puts("ran on: cpu");
     return failed;

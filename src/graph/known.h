@@ -12,12 +12,15 @@ tn_node *tn_node_number(double v);                 /* a rank-0 f32 that does not
 tn_node *tn_node_cast(tn_node *x, tn_dtype to);    /* a number keeps all its digits; the caller's reference */
 bool tn_node_computed(const tn_node *n);           /* its root has a buffer */
 void tn_node_forget_inputs(tn_node *n);            /* a computed node without gradient needs its history no more */
-void tn_node_look_after(tn_node *n, int32_t left); /* a reference has gone, and so many are left: is it needed yet? */
-/* A handle's, storage's or build's reference goes. */
+/* A reference has gone, and so many are left: is it needed yet? listed: the node was pending before. */
+void tn_node_look_after(tn_node *n, int32_t left, bool listed);
+/* A handle's, storage's or build's reference goes. What it left may be another thread's to free at once, so the node is
+ * looked at before. */
 static inline void tn_node_unpin(tn_node *n) {
+    bool listed = n->recorder != NULL;
     tn_node_count(n, &n->handles, -1);
     int32_t left = tn_node_count(n, &n->refs, -1) - 1;
-    if (left < 2 || !n->recorder) tn_node_look_after(n, left);
+    if (left < 2 || !listed) tn_node_look_after(n, left, listed);
 }
 void tn_strides_contiguous(const int64_t *shape, int rank, int64_t *stride);
 void tn_grad_slot_release(tn_grad_slot *s);

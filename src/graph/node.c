@@ -220,11 +220,12 @@ static bool leave_list(tn_node *n) {
     return true;
 }
 
-/* After a reference has gone and few are left, or a leaf's: whether it was the last that counts. */
-static __attribute__((noinline)) void look_after(tn_node *n, int32_t left) {
-    if (left == 0 || (left == 1 && n->recorder && leave_list(n))) {
+/* After a reference has gone and few are left, or a leaf's: whether it was the last that counts. A leaf of which others
+ * hold the rest may be gone by now: it is not touched unless this thread's loan is that rest. */
+static __attribute__((noinline)) void look_after(tn_node *n, int32_t left, bool listed) {
+    if (left == 0 || (left == 1 && listed && leave_list(n))) {
         doom(n);
-    } else if (!n->recorder && here && here->lent) {
+    } else if (!listed && here && here->lent) {
         loan *l = loan_of(here, n);
         if (l->node == n && l->count == left) settle_loan(l);
     }
@@ -232,8 +233,9 @@ static __attribute__((noinline)) void look_after(tn_node *n, int32_t left) {
 
 static inline void drop_reference(tn_node *n) {
     if (!n) return;
+    bool listed = n->recorder != NULL;
     int32_t left = tn_node_count(n, &n->refs, -1) - 1;
-    if (left < 2 || !n->recorder) look_after(n, left);
+    if (left < 2 || !listed) look_after(n, left, listed);
 }
 
 static void doom(tn_node *n) {
@@ -308,8 +310,8 @@ void tn_node_end(tn_node *n) {
     end_doomed();
 }
 
-void tn_node_look_after(tn_node *n, int32_t left) {
-    look_after(n, left);
+void tn_node_look_after(tn_node *n, int32_t left, bool listed) {
+    look_after(n, left, listed);
     if (doomed) end_doomed();
 }
 
