@@ -349,6 +349,51 @@ static void threads_share_a_compiled_program(void **state) {
     release(&k);
 }
 
+static _Atomic bool ended;
+
+static void *change_threads(void *state) {
+    while (!atomic_load(&ended)) {
+        (void)tn_threads_set(2);
+        (void)tn_threads_set(8);
+    }
+    return state;
+}
+
+/* Memory is measured out for those that there are when a launch begins. */
+static void threads_that_are_set_meanwhile_are_not_used(void **state) {
+    enum { POINTS = 1 << 10, MANY = 1 << 10 }; /* launches, each looked at before the threads are called */
+    static float in[POINTS], out[MANY][POINTS];
+    static void *buffers[MANY][2];
+    static kir_launch launches[MANY];
+    const int64_t extents[] = {POINTS};
+    kernel k = begin(1, 0, extents);
+    kir_buffer(k.b, TN_F32);
+    kir_buffer(k.b, TN_F32);
+    store_axis(&k, 1, 0, kir_unary(k.b, KIR_COS, load_axis(&k, 0, 0)));
+    finish(&k);
+    kir_vm *vm = NULL;
+    assert_ok(kir_vm_compile(k.p, &vm));
+    for (int i = 0; i < MANY; i++) {
+        buffers[i][0] = in;
+        buffers[i][1] = out[i];
+        launches[i] = (kir_launch){k.sizes, buffers[i], NULL};
+    }
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, change_threads, state), 0);
+    for (int run = 0; run < ROUNDS; run++) {
+        memset(out, 0, sizeof out);
+        kir_vm_trim(); /* no room is left over from a launch on more threads */
+        assert_ok(kir_vm_run(vm, launches, MANY));
+        for (int i = 0; i < MANY * POINTS; i++)
+            assert_true(out[i / POINTS][i % POINTS] == 1);
+    }
+    atomic_store(&ended, true);
+    pthread_join(thread, NULL);
+    assert_ok(tn_threads_set(0));
+    kir_vm_free(vm);
+    release(&k);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(builder_shares_folds_and_drops),
@@ -360,6 +405,7 @@ int main(void) {
         cmocka_unit_test(verifier_survives_any_damage),
         cmocka_unit_test(failure_of_any_allocation_is_an_error_and_loses_nothing),
         cmocka_unit_test(threads_share_a_compiled_program),
+        cmocka_unit_test(threads_that_are_set_meanwhile_are_not_used),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -544,7 +544,10 @@ tn_status kir_vm_run(const kir_vm *vm, const kir_launch *launches, int64_t count
     if (count == 1 && kir_recipe_run(vm, launches)) return TN_OK;
     int threads = tn_threads();
     if (threads > 1 && guess_cost(vm, launches, count) > worth_a_thread) {
-        return run_shared(vm, launches, count, threads);
+        int limit = tn_threads_limit(threads); /* memory is measured out for these */
+        tn_status s = run_shared(vm, launches, count, threads);
+        tn_threads_limit(limit);
+        return s;
     }
     char *memory = thread_memory(vm->thread_bytes);
     if (!memory) return TN_ERR_MEMORY;
