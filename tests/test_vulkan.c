@@ -177,6 +177,29 @@ static void bindings_begin_where_they_have_to(void **state) {
     step_free(&s);
 }
 
+/* Joined parts lie in the result where masked accesses to each of them reach far beyond it: no part of a divided launch
+ * may begin there. */
+static void joined_tensors_reach_beyond_a_binding(void **state) {
+    NEEDS_DEVICE;
+    enum { PARTS = 3 };
+    size_t most = (size_t)device->caps.max_buffer;
+    int64_t each = (int64_t)(most / 8) * 3 + 7; /* of 8 bytes: three bindings each */
+    if (most > (size_t)1 << 20) skip();         /* too much for a test */
+    int64_t *got = malloc((size_t)(PARTS * each) * sizeof *got);
+    assert_non_null(got);
+    assert_ok(tn_set_current_device(device));
+    TN_SCOPE {
+        tn_tensor *parts[PARTS];
+        for (int i = 0; i < PARTS; i++) /* computed: what lies in memory is copied */
+            parts[i] = tn_flip(tn_arange((double)(i * each), (double)((i + 1) * each), 1, TN_I64), (int64_t[]){0}, 1);
+        assert_ok(tn_read(tn_cat(parts, PARTS, 0), got, (size_t)(PARTS * each) * sizeof *got));
+    }
+    assert_ok(tn_set_current_device(NULL));
+    for (int64_t k = 0; k < PARTS * each; k++)
+        assert_int_equal(got[k], (k / each + 1) * each - 1 - k % each);
+    free(got);
+}
+
 /* Rows of a table that no binding holds, from all over it, by an op; and that it is the device which finds them. */
 static void gathers_reach_beyond_a_binding(void **state) {
     NEEDS_DEVICE;
@@ -290,6 +313,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(launches_of_one_call_are_all_done),
         cmocka_unit_test(bindings_begin_where_they_have_to),
         cmocka_unit_test(gathers_reach_beyond_a_binding),
+        cmocka_unit_test(joined_tensors_reach_beyond_a_binding),
         cmocka_unit_test(pinned_memory_is_copied_beside_the_caller),
         cmocka_unit_test(what_is_no_kernel_is_refused_with_words),
         cmocka_unit_test(absurd_sizes_are_refused),

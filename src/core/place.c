@@ -57,26 +57,35 @@ static void explain_native(const tn_graph_plan *g, const tn_group *group, tn_ker
     snprintf(reason->why, sizeof reason->why, "has no kernel for it");
 }
 
-/* Does it reach what the group's program reads wherever it likes, or all there is? */
-static bool reaches(const tn_plan *p, const tn_graph_plan *g, const tn_group *group, bool all,
-                    tn_kernel_answer *reason) {
+/* Bytes of each of the group's buffers, from the address that launches have. */
+static void list_bytes(const tn_graph_plan *g, const tn_group *group, int64_t *bytes) {
     for (int b = 0; b < group->buffer_count; b++) {
+        bytes[b] = 0;
         if (group->buffer_values[b] == TN_BLOCK) continue;
         tn_value v = g->values[group->buffer_values[b]];
         v.bytes = (int64_t)tn_node_bytes(v.node);
         if (v.slot >= 0) tn_span_of_leaf(&v);
-        if (!tn_kernel_reaches(p->device, group->program, b, v.byte_first + v.bytes, all, reason)) return false;
+        bytes[b] = v.byte_first + v.bytes;
     }
-    return true;
+}
+
+/* Does it reach what the group's program reads wherever it likes, or all there is? And can it run it then? */
+static bool can_reach(const tn_plan *p, const tn_group *group, const int64_t *bytes, bool all,
+                      tn_kernel_answer *reason) {
+    for (int b = 0; b < group->buffer_count; b++)
+        if (group->buffer_values[b] != TN_BLOCK &&
+            !tn_kernel_reaches(p->device, group->program, b, bytes[b], all, reason))
+            return false;
+    return tn_kernel_can(p->device, group->program, group->sizes, reason) &&
+           tn_kernel_stays(p->device, group->program, group->sizes, bytes, reason);
 }
 
 /* Can it run the group's program? What no division makes small enough may still be reached as a whole. */
 static bool can_run(const tn_plan *p, const tn_graph_plan *g, const tn_group *group, tn_kernel_answer *reason) {
-    if (!reaches(p, g, group, false, reason)) return false;
-    if (tn_kernel_can(p->device, group->program, group->sizes, reason)) return true;
-    tn_kernel_answer again;
-    return !strcmp(reason->code, "buffer_too_large") && reaches(p, g, group, true, &again) &&
-           tn_kernel_can(p->device, group->program, group->sizes, reason);
+    int64_t bytes[KIR_MAX_BUFFERS] = {0};
+    list_bytes(g, group, bytes);
+    return can_reach(p, group, bytes, false, reason) ||
+           (!strcmp(reason->code, "buffer_too_large") && can_reach(p, group, bytes, true, reason));
 }
 
 /* Why the device does not take a group. *takes: it does, and the kernel is loaded. */

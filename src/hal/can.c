@@ -94,6 +94,30 @@ bool tn_kernel_can(tn_device *d, const kir_program *p, const int64_t *sizes, tn_
     return true;
 }
 
+/* Ends the division where a part binds a buffer from behind its end. */
+static tn_status stay_within(void *ctx, const tn_launch *part) {
+    const void *const *ends = ctx;
+    for (int b = 0; b < KIR_MAX_BUFFERS && ends[b]; b++)
+        if ((uintptr_t)part->buffers[b] > (uintptr_t)ends[b]) return TN_ERR_UNSUPPORTED;
+    return TN_OK;
+}
+
+bool tn_kernel_stays(tn_device *d, const kir_program *p, const int64_t *sizes, const int64_t *bytes,
+                     tn_kernel_answer *answer) {
+    enum { PLACE = 1 << 12 }; /* no memory is there yet: any number does for an address */
+    void *begins[KIR_MAX_BUFFERS], *ends[KIR_MAX_BUFFERS] = {NULL};
+    int64_t *room = tn_mem_alloc(kir_sizes_count(p) * sizeof *room);
+    for (int b = 0; b < p->n_buffers; b++) {
+        begins[b] = (void *)(uintptr_t)PLACE;
+        ends[b] = (void *)((uintptr_t)PLACE + (uintptr_t)bytes[b]);
+    }
+    tn_launch launch = {.sizes = sizes, .buffers = begins};
+    bool stays =
+        room && tn_launch_divide(p, &launch, tn_reach(d, p), d->caps.alignment, room, stay_within, ends) == TN_OK;
+    tn_mem_free(room);
+    return stays || no(answer, "buffer_too_large", "binds parts of buffers, and masked accesses go beyond their ends");
+}
+
 /* Makes the program bind a buffer in so many windows as reach so far, from a place within an alignment on; false where
  * the device has no windows, or too few. */
 static bool take_windows(const tn_caps *c, kir_program *p, int buffer, int64_t bytes) {

@@ -155,6 +155,10 @@ typedef struct tn_kernel_answer {
  *   no_f64, no_i64, no_renderer, too_many_bindings, buffer_too_large, loop_too_long, local_memory, group_too_large,
  *   not_certified (it failed a comparison here before), refused_by_compiler (in this process). */
 bool tn_kernel_can(tn_device *d, const kir_program *p, const int64_t *sizes, tn_kernel_answer *answer);
+/* Whether no part of the launch would bind a buffer from behind its end, as masked accesses may have it. bytes: of each
+ * buffer. No: buffer_too_large. */
+bool tn_kernel_stays(tn_device *d, const kir_program *p, const int64_t *sizes, const int64_t *bytes,
+                     tn_kernel_answer *answer);
 /* Whether it reaches all of a buffer's bytes if it has to: where the program reads at places that it computes, and with
  * `all`. On some devices the program is then another one, which binds the buffer in windows. No: buffer_too_large. */
 bool tn_kernel_reaches(tn_device *d, kir_program *p, int buffer, int64_t bytes, bool all, tn_kernel_answer *answer);

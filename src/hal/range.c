@@ -4,7 +4,8 @@
  * An access is affine in the axes, so its range follows from extents and strides. A launch that needs too much of a
  * buffer is halved along the parallel axis that reaches furthest in it, until each part's range fits; a part is the
  * same kernel with other sizes: offsets moved by stride · begin, and buffers bound from where their range begins.
- * Masked accesses may touch less than their range: then the division is finer than it had to be, never wrong. */
+ * Masked accesses may touch less than their range: then the division is finer than it had to be, and a part may begin
+ * behind a buffer's end, for which tn_kernel_stays is there. */
 #include <string.h>
 
 #include "hal/code.h"
