@@ -101,7 +101,8 @@ static tn_status add_name(choice *c, const char *name) {
     int row = tn_vendor_row(name);
     tn_reason why;
     if (row < 0 && c->cpu[0])
-        return tn_fail(TN_ERR_ARGUMENT, "libraries: \"%s\" and \"%s\" exclude each other", c->cpu, name);
+        return tn_fail(TN_ERR_ARGUMENT, "libraries: \"%s\" and \"%s\" exclude each other; name one, and devices' own",
+                       c->cpu, name);
     if (row < 0) snprintf(c->cpu, sizeof c->cpu, "%s", name);
     if (row < 0) return TN_OK;
     if (!tn_library_open(&tn_vendor_library_at(row)->spec, &why))
