@@ -31,7 +31,9 @@ typedef enum tn_llm_cache { TN_LLM_CACHE_F16 = 0, TN_LLM_CACHE_BF16, TN_LLM_CACH
 /* Zero means default in every field: tn_llm_options o = {sizeof o}; */
 typedef struct tn_llm_options {
     size_t struct_size;
-    int64_t context; /* tokens of the longest sequence; 0: what the model was trained for, at most 4096 */
+    /* Tokens of the longest sequence; 0: what the model was trained for, at most 4096. Models with two tables of rope
+     * (longrope) take the one for this length, for all tokens. */
+    int64_t context;
     tn_llm_cache cache;
     tn_device *device; /* NULL: the thread's current device */
     int64_t memory;    /* bytes that may be used; 0: what is free on the device */
