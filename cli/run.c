@@ -66,7 +66,7 @@ const cli_command cli_run = {
             "  trunnion run model.onnx --random --repeat 100\n"
             "  trunnion run model.onnx -i input=image.npy -o results\n"
             "  trunnion run decoder.onnx -i input_ids=prompt.npy --steps 20\n"
-            "  trunnion run recurrent.onnx -i x=frame.npy --steps 100 --feed state_n=state\n"
+            "  trunnion run recurrent.onnx -i x=frame.npy --steps 100 --feed hn=h --feed cn=c\n"
             "  trunnion run model.onnx -i input=photo.jpg --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225\n",
     .accepts = CLI_ALL,
     .run = run,

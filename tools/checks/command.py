@@ -21,6 +21,7 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 import minilm  # noqa: E402
+import onnx_decoders  # noqa: E402
 import smollm2  # noqa: E402
 
 STEPS = 20
@@ -157,8 +158,22 @@ def write_network(folder):
             (data / f"{what}_0.pb").write_bytes(message(*((1, n) for n in extents), (2, 1), (9, raw)))
 
 
+def write_decoders(folder):
+    """decoder.onnx and recurrent.onnx with their first inputs. Returns the absent ones: they need onnx and numpy."""
+    try:
+        import numpy
+        import onnx  # noqa: F401
+    except ImportError:
+        return ["decoder.onnx", "recurrent.onnx"]
+    onnx_decoders.written_out(folder / "decoder.onnx")
+    onnx_decoders.recurrent(folder / "recurrent.onnx")
+    numpy.save(folder / "prompt.npy", numpy.array([[3, 1, 4, 1, 5]], "i8"))
+    numpy.save(folder / "frame.npy", numpy.zeros((3, 1, 7), "f4"))
+    return []
+
+
 def furnish(folder):
-    """Puts there what the examples name: models, a network and cases of it, weights, texts. Returns absent models."""
+    """Puts there what the examples name: models, networks and cases, weights, texts. Returns absent models."""
     models = [("model.gguf", smollm2.path(), smollm2.path().exists()),
               (minilm.path().name, minilm.path(), minilm.is_there())]
     for name, path, there in models:
@@ -169,7 +184,7 @@ def furnish(folder):
     (folder / "lines.txt").write_text("A quick fox.\nA lazy dog.\n")
     for text in ("text.txt", "other.txt"):
         (folder / text).write_text("The quick brown fox jumps over the lazy dog. " * 40)
-    return [name for name, _, there in models if not there]
+    return [name for name, _, there in models if not there] + write_decoders(folder)
 
 
 def check_help(program, report, _):
