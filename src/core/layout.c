@@ -214,13 +214,15 @@ static tn_status place_value(tn_graph_plan *g, arena *a, const tn_group *group, 
 void tn_span_of_leaf(tn_value *v) {
     tn_dtype dtype = (tn_dtype)v->node->dtype;
     int64_t first = v->offset, last = v->offset, block = tn_dtype_block(dtype);
+    v->byte_first = v->bytes = 0;
+    if (tn_value_numel(v) == 0) return;
     for (int d = 0; d < v->node->rank; d++) {
         int64_t reach = (v->node->shape[d] - 1) * v->stride[d];
         first += tn_min64(reach, 0);
         last += tn_max64(reach, 0);
     }
     v->byte_first = (int64_t)tn_dtype_bytes(dtype, first / block * block);
-    v->bytes = tn_value_numel(v) ? (int64_t)tn_dtype_bytes(dtype, (last / block + 1) * block) - v->byte_first : 0;
+    v->bytes = (int64_t)tn_dtype_bytes(dtype, (last / block + 1) * block) - v->byte_first;
 }
 
 static void place_leaves(tn_graph_plan *g) {
