@@ -51,7 +51,7 @@ tn_status convert_rope_open(convert_folder *f);
 tn_status convert_rope_put(const convert_folder *f, tn_gguf_writer *w);
 bool convert_rope_is_table(const char *name);
 bool convert_rope_is_known(const tn_gguf *file, const char *architecture);
-void convert_rope_back(const tn_gguf *file, const char *architecture, double context, cli_json *j);
+void convert_rope_back(const tn_gguf *file, const char *architecture, int64_t context, cli_json *j);
 tn_status convert_tokenizer(const convert_folder *f, tn_gguf_writer *w); /* tokenizer.json (convert_tokenizer.c) */
 
 /* ---- which columns count (convert_importance.c; refused where there is no libtrunnion-text) ---------------------- */

@@ -73,18 +73,22 @@ static const char *type_of(const convert_folder *f) {
     return strcmp(type, "su") == 0 ? "longrope" : type; /* its old name */
 }
 
-static double context_of(const convert_folder *f) {
-    return real_of(tn_json_root(f->config), "max_position_embeddings", 0);
+static int64_t whole_of(const tn_json *o, const char *key, int64_t otherwise) {
+    return tn_json_int(tn_json_get(o, key), otherwise);
 }
 
-static double trained_of(const convert_folder *f) {
+static int64_t context_of(const convert_folder *f) {
+    return whole_of(tn_json_root(f->config), "max_position_embeddings", 0);
+}
+
+static int64_t trained_of(const convert_folder *f) {
     const char *key = "original_max_position_embeddings";
-    return real_of(rope_of(f), key, real_of(tn_json_root(f->config), key, context_of(f)));
+    return whole_of(rope_of(f), key, whole_of(tn_json_root(f->config), key, context_of(f)));
 }
 
 static int64_t half_of(const convert_folder *f) {
     const tn_json *root = tn_json_root(f->config);
-    return (int64_t)real_of(root, "head_dim", real_of(root, "hidden_size", 0) / (double)f->heads) / 2;
+    return whole_of(root, "head_dim", whole_of(root, "hidden_size", 0) / f->heads) / 2;
 }
 
 static tn_status add_table(convert_folder *f, int which, const float *numbers, int64_t half) {
@@ -114,7 +118,7 @@ tn_status convert_rope_open(convert_folder *f) {
     if (half < 1 || half > MOST_HALF)
         return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json' does not say how wide a head is", f->path);
     llama3_rule r = {real_of(o, "factor", 0), real_of(o, "low_freq_factor", 0), real_of(o, "high_freq_factor", 0),
-                     trained_of(f)};
+                     (double)trained_of(f)};
     if (llama3 && !(r.factor >= 1 && r.low > 0 && r.high > r.low && r.trained >= 1))
         return tn_backend_fail(TN_ERR_FORMAT,
                                "'%s/config.json': rope of the type llama3 needs 'factor', 'low_freq_factor', a larger "
@@ -144,7 +148,7 @@ static tn_status put_real(const convert_folder *f, tn_gguf_writer *w, const char
 static tn_status put_trained(const convert_folder *f, tn_gguf_writer *w) {
     char key[KEY];
     return tn_gguf_put_int(w, key_of(f->architecture, "scaling.original_context_length", key), TN_GGUF_U32,
-                           (int64_t)trained_of(f));
+                           trained_of(f));
 }
 
 static tn_status put_linear(const convert_folder *f, tn_gguf_writer *w) {
@@ -169,7 +173,7 @@ static tn_status put_yarn(const convert_folder *f, tn_gguf_writer *w) {
 }
 
 static tn_status put_longrope(const convert_folder *f, tn_gguf_writer *w) {
-    double trained = trained_of(f), factor = real_of(rope_of(f), "factor", context_of(f) / trained);
+    double trained = (double)trained_of(f), factor = real_of(rope_of(f), "factor", (double)context_of(f) / trained);
     double usual = factor <= 1 || trained <= 1 ? 1 : sqrt(1 + log(factor) / log(trained));
     tn_status status = put_trained(f, w);
     return status == TN_OK ? put_real(f, w, "scaling.attn_factor", real_of(rope_of(f), "attention_factor", usual))
@@ -215,6 +219,13 @@ static double key_real(const rope_back *b, const char *what, double otherwise) {
     double v;
     const tn_gguf_value *value = tn_gguf_get(b->file, key_of(b->architecture, what, key));
     return value && tn_gguf_float(value, 0, &v) == TN_OK ? v : otherwise;
+}
+
+static int64_t key_whole(const rope_back *b, const char *what, int64_t otherwise) {
+    char key[KEY];
+    int64_t v;
+    const tn_gguf_value *value = tn_gguf_get(b->file, key_of(b->architecture, what, key));
+    return value && tn_gguf_int(value, 0, &v) == TN_OK ? v : otherwise;
 }
 
 static bool type_is(const rope_back *b, const char *word) {
@@ -264,21 +275,21 @@ static void put_list(cli_json *j, const char *key, const float *numbers, int64_t
     cli_json_end(j, ']');
 }
 
-static void put_tables(const rope_back *b, const float *within, const float *beyond, int64_t half, double trained,
+static void put_tables(const rope_back *b, const float *within, const float *beyond, int64_t half, int64_t trained,
                        double amplitude) {
     cli_json_string(b->j, "rope_type", "longrope");
     put_list(b->j, "short_factor", within, half);
     put_list(b->j, "long_factor", beyond, half);
-    cli_json_int(b->j, "original_max_position_embeddings", (int64_t)trained);
+    cli_json_int(b->j, "original_max_position_embeddings", trained);
     cli_json_number(b->j, "attention_factor", amplitude);
 }
 
-static bool back_tables(const rope_back *b, double context) {
+static bool back_tables(const rope_back *b, int64_t context) {
     int64_t half = 0, other = -1;
     float *within = read_table(b, TABLE_SHORT, &half), *beyond = read_table(b, TABLE_LONG, &other);
     bool both = within && beyond && half == other;
     if (both) {
-        double trained = key_real(b, "scaling.original_context_length", context);
+        int64_t trained = key_whole(b, "scaling.original_context_length", context);
         put_tables(b, within, beyond, half, trained, key_real(b, "scaling.attn_factor", 1));
     }
     free(within);
@@ -286,7 +297,7 @@ static bool back_tables(const rope_back *b, double context) {
     return both;
 }
 
-static bool back_table(const rope_back *b, double base, double context) {
+static bool back_table(const rope_back *b, double base, int64_t context) {
     int64_t half = 0;
     llama3_rule r;
     double amplitude = key_real(b, "scaling.attn_factor", 1);
@@ -304,13 +315,12 @@ static bool back_table(const rope_back *b, double base, double context) {
     return all != NULL;
 }
 
-static void back_rule(const rope_back *b, double factor, double context) {
+static void back_rule(const rope_back *b, double factor, int64_t context) {
     bool yarn = type_is(b, "yarn"), linear = is_linear(b);
     cli_json_string(b->j, "rope_type", yarn ? "yarn" : linear ? "linear" : "default");
     if (yarn || linear) cli_json_number(b->j, "factor", factor);
     if (!yarn) return;
-    cli_json_int(b->j, "original_max_position_embeddings",
-                 (int64_t)key_real(b, "scaling.original_context_length", context));
+    cli_json_int(b->j, "original_max_position_embeddings", key_whole(b, "scaling.original_context_length", context));
     cli_json_number(b->j, "attention_factor", key_real(b, "scaling.attn_factor", 1) * usual_yarn(factor));
     cli_json_number(b->j, "beta_fast", key_real(b, "scaling.yarn_beta_fast", 32));
     cli_json_number(b->j, "beta_slow", key_real(b, "scaling.yarn_beta_slow", 1));
@@ -332,7 +342,7 @@ bool convert_rope_is_known(const tn_gguf *file, const char *architecture) {
     return yarn || linear || !has_key(&b, "scaling.type") || type_is(&b, "none");
 }
 
-void convert_rope_back(const tn_gguf *file, const char *architecture, double context, cli_json *j) {
+void convert_rope_back(const tn_gguf *file, const char *architecture, int64_t context, cli_json *j) {
     rope_back b = {file, architecture, j};
     double base = key_real(&b, "freq_base", 10000), factor = key_real(&b, "scaling.factor", 1);
     cli_json_number(j, "rope_theta", base);

@@ -44,6 +44,11 @@ static int64_t whole_of(const tn_gguf *file, const char *key, int64_t otherwise)
     return value && tn_gguf_int(value, 0, &v) == TN_OK ? v : otherwise;
 }
 
+static int64_t count_of(const folder_writer *f, const char *what, int64_t otherwise) {
+    char key[KEY];
+    return whole_of(f->file, key_of(f, what, key), otherwise);
+}
+
 static bool truth_of(const tn_gguf *file, const char *key, bool otherwise) {
     bool v;
     const tn_gguf_value *value = tn_gguf_get(file, key);
@@ -166,7 +171,7 @@ static void put_sizes(folder_writer *f) {
     tn_gguf_info table = {.struct_size = sizeof table};
     const char *written = "";
     for (const convert_size *s = convert_folder_sizes(f->in->folder); s->hf; s++) {
-        int64_t v = (int64_t)number_of(f, s->gguf, -1);
+        int64_t v = count_of(f, s->gguf, -1);
         if (strcmp(s->hf, "vocab_size") == 0 && tn_gguf_find(f->file, "token_embd.weight", &table) == TN_OK)
             v = table.shape[0];
         if (v < 0 || strcmp(written, s->hf) == 0) continue;
@@ -176,7 +181,7 @@ static void put_sizes(folder_writer *f) {
 }
 
 static void put_gpt2(folder_writer *f) {
-    cli_json_int(&f->j, "n_inner", (int64_t)number_of(f, "feed_forward_length", 0));
+    cli_json_int(&f->j, "n_inner", count_of(f, "feed_forward_length", 0));
     cli_json_number(&f->j, "layer_norm_epsilon", number_of(f, "attention.layer_norm_epsilon", 1e-5));
     cli_json_string(&f->j, "activation_function", "gelu_new");
 }
@@ -184,11 +189,10 @@ static void put_gpt2(folder_writer *f) {
 static void put_llama_like(folder_writer *f, const char *type, int64_t window) {
     cli_json_int(&f->j, "num_key_value_heads", f->in->folder->kv_heads);
     cli_json_number(&f->j, "rms_norm_eps", number_of(f, "attention.layer_norm_rms_epsilon", 1e-6));
-    convert_rope_back(f->file, f->architecture, number_of(f, "context_length", 0), &f->j);
+    convert_rope_back(f->file, f->architecture, count_of(f, "context_length", 0), &f->j);
     cli_json_string(&f->j, "hidden_act", "silu");
-    double trained = number_of(f, "rope.scaling.original_context_length", 0);
-    if (trained > 0)
-        cli_json_int(&f->j, "original_max_position_embeddings", (int64_t)trained); /* Phi-3's place for it */
+    int64_t trained = count_of(f, "rope.scaling.original_context_length", 0);
+    if (trained > 0) cli_json_int(&f->j, "original_max_position_embeddings", trained); /* Phi-3's place for it */
     if (window > 0) {
         cli_json_bool(&f->j, "use_sliding_window", true);
         cli_json_int(&f->j, "sliding_window", window);
@@ -200,7 +204,7 @@ static void put_llama_like(folder_writer *f, const char *type, int64_t window) {
 }
 
 static void put_config(folder_writer *f) {
-    int64_t window = (int64_t)number_of(f, "attention.sliding_window", 0);
+    int64_t window = count_of(f, "attention.sliding_window", 0);
     const char *type = convert_folder_type(f->in->folder, window > 0);
     put_type(f, type);
     put_sizes(f);

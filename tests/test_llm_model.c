@@ -110,7 +110,7 @@ static void free_model(model *m) {
         free(m->weights[i].data);
 }
 
-static const float *data_of(const model *m, int64_t layer, const char *what) {
+static float *data_of(const model *m, int64_t layer, const char *what) {
     char name[48];
     if (layer < 0)
         snprintf(name, sizeof name, "%s", what);
@@ -586,6 +586,25 @@ static void too_little_memory_is_told_before_the_start(void **state) {
     free_model(&m);
 }
 
+/* Frequencies are divided by them: all logits were NaN, silently. */
+static void factors_of_rope_are_above_zero(void **state) {
+    (void)state;
+    static const float wrong[] = {0, -1, NAN, INFINITY};
+    spec s = llama;
+    s.rope_factors = true;
+    for (size_t i = 0; i < TN_COUNT(wrong); i++) {
+        model m;
+        tn_llm *llm = NULL;
+        make_model(&m, &s);
+        data_of(&m, -1, "rope_freqs.weight")[2] = wrong[i];
+        assert_int_equal(tn_llm_open(write_model(&m, NULL, "factors.gguf"), NULL, &llm), TN_ERR_FORMAT);
+        assert_null(llm);
+        assert_text_has(tn_error(), "factors.gguf");
+        assert_text_has(tn_error(), "factor 2 of rope");
+        free_model(&m);
+    }
+}
+
 static void what_does_not_fit_is_refused_by_name(void **state) {
     (void)state;
     static const struct {
@@ -742,6 +761,7 @@ int main(void) {
         cmocka_unit_test(neither_tokens_nor_lengths_make_plans),
         cmocka_unit_test(what_cannot_be_appended_is_refused),
         cmocka_unit_test(too_little_memory_is_told_before_the_start),
+        cmocka_unit_test(factors_of_rope_are_above_zero),
         cmocka_unit_test(what_does_not_fit_is_refused_by_name),
         cmocka_unit_test(memory_may_run_out_anywhere),
         cmocka_unit_test(after_a_failure_all_goes_on),

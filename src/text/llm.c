@@ -55,6 +55,16 @@ static tn_status take_weights(tn_llm *m) {
     return TN_OK;
 }
 
+static tn_status read_factors(const tn_llm *m, const tn_tensor *factors, float *out) {
+    int64_t half = m->config.size[SIZE_HALF];
+    TRY(tn_read(factors, out, (size_t)half * sizeof *out));
+    for (int64_t i = 0; i < half; i++)
+        if (!(out[i] > 0 && isfinite(out[i])))
+            return tn_backend_fail(TN_ERR_FORMAT, "'%s': factor %" PRId64 " of rope is %g: it must be a number above 0",
+                                   tn_llm_source_path(&m->source), i, (double)out[i]);
+    return TN_OK;
+}
+
 /* What divides each frequency, where the model has a list: of a GGUF file's tensor, or of config.json. */
 static tn_status read_divisors(const tn_llm *m, float *out, bool *any) {
     const llm_config *c = &m->config;
@@ -62,7 +72,7 @@ static tn_status read_divisors(const tn_llm *m, float *out, bool *any) {
     int64_t half = c->size[SIZE_HALF];
     const tn_tensor *factors = m->weights.head[!tables ? SLOT_ROPE_FACTORS : beyond ? SLOT_ROPE_LONG : SLOT_ROPE_SHORT];
     *any = factors || tables;
-    if (factors) return tn_read(factors, out, (size_t)half * sizeof *out);
+    if (factors) return read_factors(m, factors, out);
     return tables ? tn_llm_rope_list(&m->source.folder, beyond ? "long_factor" : "short_factor", half, out) : TN_OK;
 }
 
