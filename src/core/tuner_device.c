@@ -181,14 +181,15 @@ static bool time_all(trial *t) {
     return true;
 }
 
+/* Memory comes first: of a product whose matrices fit into it, every place is a number that a kernel can hold. */
 static void measure(tn_device *d, const tn_gemm_shape *s, const tn_group_limits *limits, tn_tuned *e) {
     trial t = {.device = d};
     int rule = tn_gemm_tile_by_rule(s, limits), best = 0;
     char name[TN_TILE_NAME];
-    add_candidate(&t, s, rule, limits);
+    if (make_memory(&t, s) == TN_OK) add_candidate(&t, s, rule, limits);
     for (int tile = 1; t.count && tn_gemm_tile_name(tile, name); tile++)
         if (tile != rule) add_candidate(&t, s, tile, limits);
-    if (t.count && make_memory(&t, s) == TN_OK && time_all(&t)) {
+    if (t.count && time_all(&t)) {
         for (int i = 1; i < t.count; i++)
             if (t.each[i].seconds < t.each[best].seconds && t.each[i].seconds < GAIN * t.each[0].seconds) best = i;
         e->seconds = t.each[best].seconds;
