@@ -144,7 +144,7 @@ while IFS='|' read -r name when budget command <&3; do
     [ -n "$name" ] || continue
     [ "$only" != "  " ] && [[ $only != *" $name "* ]] && continue
     [ "$only" = "  " ] && [ "$level" = check ] && [ "$(trim "$when")" != check ] && continue
-    run_suite "$name" "$(trim "$budget")" "$(trim "$command")"
+    run_suite "$name" "$(($(trim "$budget") * ${PATIENCE:-1}))" "$(trim "$command")"
 done 3<<<"$table"
 
 echo
