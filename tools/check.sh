@@ -6,7 +6,8 @@
 # "ran on: DEVICE" says that a device or engine really computed, "skipped: …" why something did not run, "listing: …" is
 # the text of `trunnion devices`; these are shown.
 # Each suite builds what it needs, so every one can be run alone. Logs: build/check/SUITE.log. What a suite came to is
-# also a line of build/check/ran.tsv, of which tools/checks/record.py makes a page.
+# also a line of build/check/ran.tsv, of which tools/checks/record.py makes a page. PATIENCE=4 in the environment makes
+# every budget four times as long, for machines that are slow or have other work.
 #
 # The last line of all is the sum. No quiet pass: what is `expected` below must have said "ran on".
 set -u
