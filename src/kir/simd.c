@@ -80,9 +80,11 @@ enum { VECTOR_BYTES = 16 };
 #define EACH_SIGNED(X, OP, op) X(OP, op, I32, i32) X(OP, op, I64, i64)
 #define UNSIGNED(X, OP, op) X(OP, op, U32, u32) X(OP, op, U64, u64)
 #define BOOLEAN(X, OP, op) X(OP, op, BOOL, b8)
+#define LONG(X, OP, op) X(OP, op, I64, i64)
 #define EACH_INT KIR_EACH_INT
 #define EACH_FLOAT KIR_EACH_FLOAT
 #define EACH_SIGNLESS(X, OP, op) EACH_FLOAT(X, OP, op) EACH_SIGNED(X, OP, op)
+#define EACH_BUT_LONG(X, OP, op) EACH_FLOAT(X, OP, op) X(OP, op, I32, i32)
 
 // clang-format off
 #define PLAIN_UNARY_LIST(X)                                                                     \
@@ -148,7 +150,8 @@ KIR_CAST_LIST(CAST)
     EACH_FLOAT(X, DIV, div) EACH_SIGNLESS(X, MIN, min) EACH_SIGNLESS(X, MAX, max)                        \
     EACH_SIGNED(X, AND, and) EACH_SIGNED(X, OR, or) EACH_SIGNED(X, XOR, xor)
 // clang-format on
-#define SHAPED_COMPARE_LIST(X) EACH_SIGNLESS(X, EQ, eq) EACH_SIGNLESS(X, LT, lt) EACH_SIGNLESS(X, LE, le)
+#define SHAPED_COMPARE_LIST(X) EACH_BUT_LONG(X, EQ, eq) EACH_BUT_LONG(X, LT, lt) EACH_BUT_LONG(X, LE, le)
+#define LONG_COMPARE_LIST(X) LONG(X, EQ, eq) LONG(X, LT, lt) LONG(X, LE, le)
 
 /* … and those that take vectors only. Vectors have no division of integers, and no remainders. */
 #define SEQUENTIAL_LIST(X) EACH_INT(X, DIV, div) EACH_INT(X, MOD, mod) EACH_FLOAT(X, MOD, mod)
@@ -159,7 +162,8 @@ KIR_CAST_LIST(CAST)
     EACH_SIGNED(X, SHL, shl) EACH_INT(X, SHR, shr)
 // clang-format off
 #define PAIRED_COMPARE_LIST(X)                                                                               \
-    BOOLEAN(X, EQ, eq) UNSIGNED(X, LT, lt) BOOLEAN(X, LT, lt) UNSIGNED(X, LE, le) BOOLEAN(X, LE, le)
+    BOOLEAN(X, EQ, eq) X(LT, lt, U32, u32) BOOLEAN(X, LT, lt) X(LE, le, U32, u32) BOOLEAN(X, LE, le)
+#define LONG_PAIRED_COMPARE_LIST(X) X(LT, lt, U64, u64) X(LE, le, U64, u64)
 // clang-format on
 // clang-format on
 
@@ -172,6 +176,10 @@ SHAPED_COMPARE_LIST(COMPARE_VV)
 SHAPED_COMPARE_LIST(COMPARE_VS)
 SHAPED_COMPARE_LIST(COMPARE_SV)
 PAIRED_COMPARE_LIST(COMPARE_VV)
+LONG_COMPARE_LIST(COMPARE_VV)
+LONG_COMPARE_LIST(COMPARE_VS)
+LONG_COMPARE_LIST(COMPARE_SV)
+LONG_PAIRED_COMPARE_LIST(COMPARE_VV)
 
 #define FMA_VARIANT(t, name, A, B, C)            \
     static void fma_##name##_##t(ARGS_A) {       \

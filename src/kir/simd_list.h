@@ -3,7 +3,8 @@
  * ALL_ROWS is the list of all that this instruction set has, each as AT(field, routine): simd.c defines AT twice, for
  * where and for what. Each instruction set lists what it does faster than the one below it:
  *   base     everything, but no two operations in one pass on x86-64, where it is only for old processors;
- *   AVX2     what vectors help: no scans, no division of integers but i32, which are divided as doubles;
+ *   AVX2     what vectors help: no scans, no division of integers but i32, which are divided as doubles, nothing that
+ *            compares or chooses 64-bit words (half as fast at most, for 8 KB less code);
  *   AVX-512  what machine code (render_x64.c) leaves to the VM (functions, random numbers, places of extremes, columns,
  *            turned squares), and what programs have most where there is no machine code. */
 #ifndef KIR_SIMD_LIST_H
@@ -30,7 +31,9 @@
 #define UNSIGNED_BINARY                                                           \
     UNSIGNED_SHAPES(ADD, add) UNSIGNED_SHAPES(SUB, sub) UNSIGNED_SHAPES(MUL, mul) \
     UNSIGNED_SHAPES(AND, and) UNSIGNED_SHAPES(OR, or) UNSIGNED_SHAPES(XOR, xor)   \
-    UNSIGNED_SHAPES(EQ, eq) UNSIGNED_SHAPE(SHL, shl, VV, vv)
+    UNSIGNED_SHAPE(SHL, shl, VV, vv)                                              \
+    AT(binary[KIR_VV][KIR_EQ][KIR_U32], eq_vv_i32) AT(binary[KIR_VS][KIR_EQ][KIR_U32], eq_vs_i32) \
+    AT(binary[KIR_SV][KIR_EQ][KIR_U32], eq_sv_i32)
 #define ROWS_F32(field, f) AT(field[KIR_F32], f##_f32)
 #define ROWS_FLOATS(field, f) ROWS_F32(field, f) AT(field[KIR_F64], f##_f64)
 #define ROWS_SIGNLESS(field, f)                                                   \
@@ -71,10 +74,8 @@
     PAIRED_COMPARE_LIST(ROW_VV) UNSIGNED_BINARY                                                                  \
     ROWS_FLOATS(fma[0], fma_vvv) ROWS_FLOATS(fma[2], fma_vsv) ROWS_FLOATS(fma[4], fma_vvs)                       \
     ROWS_FLOATS(fma[6], fma_vss)                                                                                 \
-    AT(select[0][0], select_vv_b8) AT(select[0][2], select_vv_u32) AT(select[0][3], select_vv_u64)               \
-    AT(select[2][2], select_sv_u32) AT(select[2][3], select_sv_u64)                                              \
-    AT(select[4][2], select_vs_u32) AT(select[4][3], select_vs_u64)                                              \
-    AT(select[6][2], select_ss_u32) AT(select[6][3], select_ss_u64)                                              \
+    AT(select[0][0], select_vv_b8) AT(select[0][2], select_vv_u32) AT(select[2][2], select_sv_u32)               \
+    AT(select[4][2], select_vs_u32) AT(select[6][2], select_ss_u32)                                              \
     AT(philox[0], philox_vv) AT(philox[1], philox_sv)                                                            \
     AT(load[TN_F16], load_f16) AT(load[TN_BF16], load_bf16) AT(load[TN_I8], load_i8) AT(load[TN_U8], load_u8)    \
     AT(load[TN_I16], load_i16) AT(load[TN_U16], load_u16)                                                        \
@@ -83,6 +84,14 @@
     ROWS_REDUCE(lanes) ROWS_REDUCE(fold) ROWS_REDUCE(rows)                                                       \
     ROWS_SIGNLESS(chain, chain) ROWS_WIDTHS(copy) ROWS_WIDTHS(gather) ROWS_WIDTHS(scatter)                       \
     ROWS_WIDTHS(load_masked) ROWS_WIDTHS(store_masked) AT(ramp, ramp)
+
+/* Comparisons of 64-bit integers and choices between 64-bit words: vectors spend their time on packing the bits. */
+#define LONG_ROWS                                                                                                \
+    LONG_COMPARE_LIST(ROW_VV) LONG_COMPARE_LIST(ROW_VS) LONG_COMPARE_LIST(ROW_SV) LONG_PAIRED_COMPARE_LIST(ROW_VV) \
+    AT(binary[KIR_VV][KIR_EQ][KIR_U64], eq_vv_i64) AT(binary[KIR_VS][KIR_EQ][KIR_U64], eq_vs_i64)                \
+    AT(binary[KIR_SV][KIR_EQ][KIR_U64], eq_sv_i64)                                                               \
+    AT(select[0][3], select_vv_u64) AT(select[2][3], select_sv_u64) AT(select[4][3], select_vs_u64)              \
+    AT(select[6][3], select_ss_u64)
 
 #if defined(__AVX512F__)
 #define F32_SHAPES(X) X(ADD, add, F32, f32) X(SUB, sub, F32, f32) X(MUL, mul, F32, f32) X(MAX, max, F32, f32)
@@ -105,9 +114,9 @@
     MOST_ROWS ROWS_JOINED ROW_VV(DIV, div, I32, i32) ROW_VV(MOD, mod, I32, i32) ROWS_ARG(ROWS_FLOATS, arg)       \
     ROWS_ARG(ROWS_FLOATS, arg_columns)
 #elif defined(__x86_64__)
-#define ALL_ROWS MOST_ROWS ROWS_SEQUENTIAL
+#define ALL_ROWS MOST_ROWS LONG_ROWS ROWS_SEQUENTIAL
 #else
-#define ALL_ROWS MOST_ROWS ROWS_SEQUENTIAL ROWS_JOINED ROWS_CHOICES
+#define ALL_ROWS MOST_ROWS LONG_ROWS ROWS_SEQUENTIAL ROWS_JOINED ROWS_CHOICES
 #endif
 // clang-format on
 
