@@ -1,5 +1,5 @@
-/* test_library.c — matrix products by a library of the system: only when asked for, right for every layout, and our own
- * bits again afterwards.
+/* test_library.c — matrix products and factorizations by a library of the system: only when asked for, right for every
+ * layout, and our own bits again afterwards.
  *
  * tests/fakes/blas.c stands in for OpenBLAS. With TRUNNION_TEST_LIBRARY=openblas (mkl, …) the same is asked of the
  * real one, which must then be there. A library stays loaded, so each test is a process of its own. */
@@ -8,6 +8,7 @@
 #include <math.h>
 
 #include "trunnion/kernels.h"
+#include "trunnion/linalg.h"
 #include "trunnion/ops.h"
 #include "trunnion/tensor.h"
 
@@ -95,6 +96,93 @@ static void compare_all(const char *library) {
     }
 }
 
+/* ---- factorizations ---------------------------------------------------------------------------------------------- */
+
+enum { MOST_FACTORS = 3 };
+
+static int by_svd(tn_tensor *x, tn_tensor **out) { return tn_linalg_svd(x, &out[0], &out[1], &out[2]), 3; }
+static int by_qr(tn_tensor *x, tn_tensor **out) { return tn_linalg_qr(x, &out[0], &out[1]), 2; }
+static int by_eigh(tn_tensor *x, tn_tensor **out) { return tn_linalg_eigh(x, &out[0], &out[1]), 2; }
+static int by_slogdet(tn_tensor *x, tn_tensor **out) { return tn_linalg_slogdet(x, &out[0], &out[1]), 2; }
+static int by_cholesky(tn_tensor *x, tn_tensor **out) { return out[0] = tn_linalg_cholesky(x), 1; }
+static int by_solve(tn_tensor *x, tn_tensor **out) {
+    return out[0] = tn_linalg_solve(x, tn_narrow(tn_sin(x), -1, 0, 5)), 1;
+}
+
+static const struct factorization {
+    const char *name;
+    int (*of)(tn_tensor *x, tn_tensor **out);
+    bool square;
+} factorizations[] = {{"svd", by_svd, false},         {"qr", by_qr, false},
+                      {"eigh", by_eigh, true},        {"slogdet", by_slogdet, true},
+                      {"cholesky", by_cholesky, true}, {"solve", by_solve, true}};
+static const int64_t extents[][2] = {{48, 48}, {40, 64}, {64, 40}, {32, 32}, {31, 31}};
+
+/* 1, 2, 3 … along the diagonal and little beside it: well conditioned, with values far apart, so vectors are sharp. */
+static tn_tensor *spread_matrix(int64_t m, int64_t n) {
+    tn_tensor *noise = tn_mul_scalar(random_of(3, (int64_t[]){3, m, n}, TN_F64), 0.01);
+    tn_tensor *along = tn_expand(tn_cast(tn_reshape(tn_arange(1, (double)n + 1, 1, TN_I64), (int64_t[]){1, n}, 2), TN_F64),
+                                 (int64_t[]){m, n}, 2);
+    tn_tensor *x = tn_add(noise, tn_mul(along, tn_eye(m, n, TN_F64)));
+    if (m == n) x = tn_mul_scalar(tn_add(x, tn_transpose(x, 1, 2)), 0.5);
+    assert_ok(tn_eval(&x, 1));
+    return x;
+}
+
+/* `used`: those of which the library's name has to stand in the plan's words, from the least extent on. */
+static void factor_beside(const struct factorization *f, const int64_t *extent, const char *library, bool used) {
+    const char *who[] = {"none", library, "none"};
+    TN_SCOPE {
+        tn_tensor *x = spread_matrix(extent[0], extent[1]), *all[3][MOST_FACTORS];
+        int count = 0;
+        for (int i = 0; i < 3; i++) {
+            assert_ok(tn_set_library(who[i]));
+            count = f->of(x, all[i]);
+            assert_ok(tn_eval(&all[i][0], 1));
+            char *words = tn_explain_last(), by[40];
+            snprintf(by, sizeof by, " by %s", library);
+            bool expected = i == 1 && used && tn_min64(extent[0], extent[1]) >= 32;
+            if ((strstr(words, by) != NULL) != expected) fail_msg("%s: %s", f->name, words);
+            tn_text_free(words);
+            assert_ok(tn_eval(all[i], (size_t)count));
+        }
+        for (int i = 0; i < count; i++) {
+            double apart = NAN, changed = NAN;
+            tn_tensor *most = tn_amax(tn_abs(tn_sub(all[0][i], all[1][i])), TN_ALL, false);
+            assert_ok(tn_read(most, &apart, sizeof apart));
+            assert_ok(tn_read(tn_amax(tn_abs(tn_sub(all[0][i], all[2][i])), TN_ALL, false), &changed, sizeof changed));
+            assert_true(changed == 0);
+            double bound = 0x1p-53 * 64 * 64 * 64; /* extents, of values up to 64, gaps of about 1 */
+            if (!(apart <= bound)) fail_msg("%s, result %d: off by %g", f->name, i, apart);
+        }
+    }
+}
+
+static void factor_all(const char *library, bool used) {
+    tn_manual_seed(11);
+    for (int threads = 1; threads <= 3; threads += 2) {
+        assert_ok(tn_set_num_threads(threads));
+        for (size_t i = 0; i < TN_COUNT(factorizations); i++)
+            for (size_t j = 0; j < TN_COUNT(extents); j++)
+                if (!factorizations[i].square || extents[j][0] == extents[j][1])
+                    factor_beside(&factorizations[i], extents[j], library, used);
+    }
+}
+
+/* What has no result has none by a library either: NaN where a matrix is lost or not positive definite. */
+static void factor_lost(const char *library) {
+    assert_ok(tn_set_library(library));
+    TN_SCOPE {
+        tn_tensor *x = spread_matrix(40, 40), *out[MOST_FACTORS], *nan = tn_mul_scalar(x, NAN);
+        for (size_t i = 0; i < TN_COUNT(factorizations); i++) {
+            double sum = 0;
+            (void)factorizations[i].of(strcmp(factorizations[i].name, "cholesky") == 0 ? tn_neg(x) : nan, out);
+            assert_ok(tn_read(tn_sum(out[0], TN_ALL, false), &sum, sizeof sum));
+            if (!isnan(sum)) fail_msg("%s: %g", factorizations[i].name, sum);
+        }
+    }
+}
+
 /* Runs the part of this name in a process of its own: what is loaded there is gone afterwards. */
 static void apart(const char *part) {
     char command[100];
@@ -174,6 +262,17 @@ static void with_environment(void **state) {
     assert_null(getenv("OPENBLAS_CORETYPE"));
 }
 
+/* One whose eigenvalues are right where it is tried and come to no end afterwards, and whose systems are wrong. */
+static void with_factoring_stand_in(void **state) {
+    (void)state;
+    setenv("TRUNNION_OPENBLAS_LIB", build_fake("blas.c", "libfakelapack.so", "-DFACTORS"), 1);
+    for (size_t i = 0; i < TN_COUNT(factorizations); i++) {
+        const char *name = factorizations[i].name;
+        bool used = strcmp(name, "eigh") == 0 || strcmp(name, "cholesky") == 0;
+        if (factorizations[i].square) factor_beside(&factorizations[i], extents[0], "openblas", used);
+    }
+}
+
 static void with_real(void **state) {
     (void)state;
     unsetenv("TRUNNION_OPENBLAS_LIB");
@@ -182,6 +281,9 @@ static void with_real(void **state) {
     unsetenv("TRUNNION_BLIS_LIB");
     assert_ok(tn_set_library(real_library()));
     compare_all(real_library());
+    bool has_lapack = strcmp(real_library(), "openblas") == 0 || strcmp(real_library(), "mkl") == 0;
+    factor_all(real_library(), has_lapack);
+    factor_lost(real_library());
 }
 
 static void products_by_a_library_agree(void **state) {
@@ -190,6 +292,11 @@ static void products_by_a_library_agree(void **state) {
     apart("prefixed");
     apart("wide");
     apart("refusing");
+}
+
+static void factorizations_by_a_library_agree(void **state) {
+    (void)state;
+    apart("factoring");
 }
 
 static void a_wrong_library_is_refused(void **state) {
@@ -249,6 +356,7 @@ static int run_part(const char *name) {
         {"refusing", with_refusing_stand_in, NULL, NULL, NULL},
         {"crashing", with_crashing_stand_in, NULL, NULL, NULL},
         {"wrong", with_wrong_stand_in, NULL, NULL, NULL},
+        {"factoring", with_factoring_stand_in, NULL, NULL, NULL},
         {"environment", with_environment, NULL, NULL, NULL},
         {"real", with_real, NULL, NULL, NULL},
     };
@@ -260,8 +368,8 @@ int main(int argc, char **argv) {
     if (argc > 1) return run_part(argv[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(absence_and_names_are_told), cmocka_unit_test(products_by_a_library_agree),
-        cmocka_unit_test(a_wrong_library_is_refused), cmocka_unit_test(environment_chooses_and_stays),
-        cmocka_unit_test(real_library_agrees),
+        cmocka_unit_test(factorizations_by_a_library_agree), cmocka_unit_test(a_wrong_library_is_refused),
+        cmocka_unit_test(environment_chooses_and_stays), cmocka_unit_test(real_library_agrees),
     };
     return cmocka_run_group_tests(tests, prepare, NULL);
 }

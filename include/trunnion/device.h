@@ -305,10 +305,10 @@ TN_API tn_status tn_device_defragment(tn_device *device, int64_t *given);
 TN_API tn_status tn_set_num_threads(int n);
 TN_API int tn_get_num_threads(void);
 
-/* ---- libraries for matrix products and convolutions -------------------------------------------------------------- */
+/* ---- libraries for matrix products, convolutions and factorizations ---------------------------------------------- */
 
 /* BLAS libraries of the system, one that can compute the CPU's products in our place: on our threads, an activation
- * still joined to the product. And what vendors ship for their devices (cuBLASLt, rocBLAS, Metal Performance Shaders;
+ * still joined to the product, and larger matrices be factored by the LAPACK inside it. And what vendors ship for their devices (cuBLASLt, rocBLAS, Metal Performance Shaders;
  * for convolutions cuDNN): in our queues and memory, products alone. Their sums run in an order of their own: results
  * agree with ours within rounding, but are not the same bits, from library to library, processor to processor, and
  * perhaps for another number of threads. So one is used only when it is asked for. */
@@ -329,7 +329,8 @@ TN_API int tn_library_count(void);
 TN_API tn_status tn_library_at(int i, tn_library_info *out);
 /* What is planned from now on multiplies matrices with this library, on the devices of its backend, where it can: in
  * f32 and f64, a vendor's also in f16 and bf16 with sums in f32; "cudnn" computes convolutions and their gradients in
- * f32, f16 and bf16. Graphs captured before stay as they are. name: of a row above; "auto", for each kind of device and
+ * f32, f16 and bf16; "openblas", "mkl" and "accelerate" also solve, factor and find eigenvalues (linalg.h) from 32 rows
+ * and columns on. Graphs captured before stay as they are. name: of a row above; "auto", for each kind of device and
  * of work the first that works, on the CPU or where tuning (tune.h) measured it the fastest, our own kernels included;
  * "none" or NULL, our own kernels; or a list of such, "cublaslt,cudnn", with one at most that is for the CPU. For the
  * whole process; without a call TRUNNION_LIBRARY in the environment decides.

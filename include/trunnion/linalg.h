@@ -2,7 +2,8 @@
  * (linalg_solve, linalg_cholesky, linalg_inv, linalg_det …) are in ops.h.
  *
  * All take matrices [..., m, n] in f32 or f64 (integers are cast to f32) and compute in f64, on the processor; for a
- * tensor on another device the host does it. The same input gives the same bits, for any number of threads. Each result
+ * tensor on another device the host does it. The same input gives the same bits, for any number of threads (unless a
+ * library computes, tn_set_library: then signs and order stay as they are said here, bits do not). Each result
  * is written to where its pointer says and is the caller's to free; NULL leaves it out. A wrong argument yields error
  * tensors. Infinities or NaN in a matrix make all of its results NaN. Gradients of any order, through all results; they
  * are infinite or NaN where two eigenvalues or singular values are equal, or R is singular.

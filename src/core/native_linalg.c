@@ -1,6 +1,8 @@
 /* native_linalg.c — systems, factorizations and eigenvalues: one kernel for all, in which an op is a kind. */
 #include "core/native.h"
 
+#include "kern/lapack.h"
+
 static void run_linalg(tn_native *n, void *const *pointers) {
     bool system = n->linalg.k > 0;
     n->linalg.out = pointers[0];
@@ -27,6 +29,14 @@ static tn_linalg_kind kind_of(int op) {
     return kinds[i].kind;
 }
 
+/* The LAPACK of a library that was asked for. */
+static void choose_library(tn_linalg_args *x, const char **by) {
+    const tn_lapack *lapack = tn_lapack_of(tn_blas_chosen());
+    if (!lapack || !tn_lapack_takes(lapack, x->kind, x->m, x->n, x->k)) return;
+    x->lapack = lapack;
+    *by = tn_blas_name(tn_blas_chosen());
+}
+
 /* a, perhaps b: contiguous, with the same batch dimensions. */
 tn_status tn_make_linalg(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
     const tn_value *v = &g->values[group->lead], *a = &g->values[v->in[0]];
@@ -41,6 +51,7 @@ tn_status tn_make_linalg(const tn_graph_plan *g, const tn_group *group, tn_nativ
     for (int d = 0; d < x->rank - 2; d++)
         n->linalg.batch *= x->shape[d];
     if (tn_value_numel(v) == 0) n->linalg.batch = 0;
+    choose_library(&n->linalg, &n->by);
     *workspace = tn_linalg_workspace(&n->linalg, tn_threads());
     return TN_OK;
 }

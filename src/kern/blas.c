@@ -108,7 +108,7 @@ struct tn_blas {
     bool tried, wide; /* wide: 64-bit integers */
     void *sgemm, *dgemm;
     dnnl_sgemm_function *dnnl; /* instead of sgemm */
-    void *single;
+    void *single, *handle;
     char path[256], description[96];
     tn_reason why;
 };
@@ -292,7 +292,7 @@ static void load(tn_blas *b) {
     b->tried = true;
     tn_library_locate(&b->entry->library, b->path, sizeof b->path);
     set_environment(b->entry, keep);
-    void *handle = tn_library_open(&b->entry->library, &b->why);
+    void *handle = b->handle = tn_library_open(&b->entry->library, &b->why);
     if (handle) bind_functions(b, handle);
     if (b->why.code == TN_REASON_NONE) {
         stay_single(b);
@@ -369,6 +369,10 @@ const tn_blas *tn_blas_by_name(const char *name) {
 }
 
 const char *tn_blas_name(const tn_blas *b) { return b ? b->entry->name : "none"; }
+
+void *tn_blas_function(const tn_blas *b, const char *name) { return find(b->handle, name, NULL); }
+
+bool tn_blas_is_wide(const tn_blas *b) { return b->wide; }
 
 int tn_blas_count(void) { return ROWS; }
 

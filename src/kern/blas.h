@@ -49,6 +49,11 @@ bool tn_blas_is_open_choice(void);
 /* The library of this name, loaded; NULL when it cannot be used. */
 const tn_blas *tn_blas_by_name(const char *name);
 
+/* A function of it under any prefix and suffix that such libraries have ("dgetrf_"), NULL if there is none; and whether
+ * integers that it takes have 64 bits. */
+void *tn_blas_function(const tn_blas *b, const char *name);
+bool tn_blas_is_wide(const tn_blas *b);
+
 /* Whether it can compute this product: its operands and result have contiguous rows or columns, and no program
  * loads them. */
 bool tn_blas_takes(const tn_blas *b, const tn_gemm_args *args, tn_dtype dtype);

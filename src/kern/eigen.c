@@ -21,11 +21,10 @@ static void rotate(double *x, double *y, double c, double s, int64_t n) {
     }
 }
 
-/* -1 when the element of the greatest size is negative, else 1. */
-static double sign_of(const double *x, int64_t n) {
+double tn_linalg_sign(const double *x, int64_t n, int64_t stride) {
     int64_t at = 0;
-    for (int64_t i = 1; i < n; i++)
-        if (fabs(x[i]) > fabs(x[at]) * (1 + 8 * DBL_EPSILON)) at = i; /* of equal ones the first, rounded or not */
+    for (int64_t i = stride; i < n * stride; i += stride)
+        if (fabs(x[i]) > fabs(x[at]) * (1 + 8 * DBL_EPSILON)) at = i; /* equal but for rounding: the first */
     return n > 0 && x[at] < 0 ? -1 : 1;
 }
 
@@ -170,7 +169,7 @@ void tn_eigh_matrix(const tn_linalg_matrix *x) {
     bool found = make_diagonal(d, e, z, n);
     sort_ascending(d, z, n);
     for (int64_t i = 0; i < n; i++) {
-        double sign = found ? sign_of(z + i * n, n) : NAN;
+        double sign = found ? tn_linalg_sign(z + i * n, n, 1) : NAN;
         for (int64_t j = 0; j < n; j++)
             x->out[(j + 1) * n + i] = sign * z[i * n + j];
         d[i] *= found ? 1 : NAN;
@@ -259,7 +258,7 @@ void tn_svd_matrix(const tn_linalg_matrix *x) {
     }
     for (int64_t i = 0; i < k; i++) {
         const double *u = wide ? v + i * k : w + i * length, *other = wide ? w + i * length : v + i * k;
-        double sign = sign_of(u, m);
+        double sign = tn_linalg_sign(u, m, 1);
         for (int64_t j = 0; j < m; j++)
             x->out[j * k + i] = sign * u[j];
         for (int64_t j = 0; j < n; j++)

@@ -7,6 +7,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "kern/lapack.h"
+
 bool tn_linalg_is_lost(const tn_linalg_matrix *x, bool lower, int64_t result) {
     double sum = 0;
     for (int64_t i = 0; i < x->m; i++)
@@ -84,8 +86,8 @@ static void solve(const tn_linalg_matrix *x) {
 }
 
 /* The product overflows before its logarithm does, so both are formed. */
-static void determinant(const tn_linalg_matrix *x) {
-    double sign = eliminate(x->a, x->b, x->n, 0), product = sign, logarithm = 0;
+void tn_linalg_determinant(const tn_linalg_matrix *x, double sign) {
+    double product = sign, logarithm = 0;
     for (int64_t i = 0; i < x->n; i++) {
         double d = x->a[i * x->n + i];
         product *= d;
@@ -96,6 +98,8 @@ static void determinant(const tn_linalg_matrix *x) {
     x->out[1] = sign;
     x->out[2] = logarithm;
 }
+
+static void determinant(const tn_linalg_matrix *x) { tn_linalg_determinant(x, eliminate(x->a, x->b, x->n, 0)); }
 
 /* ---- Cholesky ---------------------------------------------------------------------------------------------------- */
 
@@ -225,6 +229,8 @@ static const struct {
     [TN_LINALG_SVD] = {tn_svd_matrix, u_s_and_v, work_of_svd},
 };
 
+void tn_linalg_own(tn_linalg_kind kind, const tn_linalg_matrix *x) { kinds[kind].run(x); }
+
 int64_t tn_linalg_result(tn_linalg_kind kind, int64_t m, int64_t n, int64_t k) { return kinds[kind].result(m, n, k); }
 
 typedef struct counts {
@@ -233,7 +239,9 @@ typedef struct counts {
 
 static counts counts_of(const tn_linalg_args *x) {
     counts c = {.a = x->m * x->n, .b = x->n * x->k, .out = tn_linalg_result(x->kind, x->m, x->n, x->k)};
-    c.all = c.a + c.b + c.out + kinds[x->kind].work(x->m, x->n, x->k);
+    int64_t work = kinds[x->kind].work(x->m, x->n, x->k);
+    if (x->lapack) work = tn_max64(work, tn_lapack_work(x->lapack, x->kind, x->m, x->n, x->k));
+    c.all = c.a + c.b + c.out + work;
     c.all = (c.all + 7) / 8 * 8; /* whole cache lines */
     return c;
 }
@@ -256,6 +264,11 @@ static void give(const double *from, tn_dtype dtype, int64_t first, int64_t coun
     }
 }
 
+static void take_matrix(const tn_linalg_args *x, const counts *c, int64_t i, const tn_linalg_matrix *one) {
+    take(x->a, x->dtype, i * c->a, c->a, one->a);
+    if (x->b) take(x->b, x->dtype, i * c->b, c->b, one->b);
+}
+
 static void run_part(void *ctx, int64_t begin, int64_t end, int worker) {
     const tn_linalg_args *x = ctx;
     counts c = counts_of(x);
@@ -264,9 +277,10 @@ static void run_part(void *ctx, int64_t begin, int64_t end, int worker) {
     one.out = one.b + c.b;
     one.work = one.out + c.out;
     for (int64_t i = begin; i < end; i++) {
-        take(x->a, x->dtype, i * c.a, c.a, one.a);
-        if (x->b) take(x->b, x->dtype, i * c.b, c.b, one.b);
-        kinds[x->kind].run(&one);
+        take_matrix(x, &c, i, &one);
+        bool done = x->lapack && tn_lapack_run(x->lapack, x->kind, &one);
+        if (x->lapack && !done) take_matrix(x, &c, i, &one);
+        if (!done) kinds[x->kind].run(&one);
         give(one.out, x->dtype, i * c.out, c.out, x->out);
     }
 }

@@ -36,6 +36,7 @@ typedef struct tn_linalg_args {
     tn_linalg_kind kind;
     tn_dtype dtype;         /* TN_F32 or TN_F64, of everything */
     int64_t batch, m, n, k; /* m = n where a is square; k: columns of b, where there is a b */
+    const struct tn_lapack *lapack; /* computes instead (lapack.h); NULL: our own functions */
     const void *a, *b;      /* b: systems only; each matrix of a has one of its own */
     void *out;
     void *workspace; /* tn_linalg_workspace bytes, 64-byte aligned */
@@ -55,11 +56,17 @@ typedef struct tn_linalg_matrix {
     double *a, *b; /* may be overwritten */
     double *out, *work;
 } tn_linalg_matrix;
+void tn_linalg_own(tn_linalg_kind kind, const tn_linalg_matrix *x);
 void tn_eigh_matrix(const tn_linalg_matrix *x); /* eigen.c */
 void tn_svd_matrix(const tn_linalg_matrix *x);  /* eigen.c */
 
 /* Infinities and NaN in: NaN everywhere out. false: all is well. lower: only that triangle counts. */
 bool tn_linalg_is_lost(const tn_linalg_matrix *x, bool lower, int64_t result);
+
+/* The result of TN_LINALG_DETERMINANT from an eliminated a, of which the diagonal is read, and the exchanges' sign. */
+void tn_linalg_determinant(const tn_linalg_matrix *x, double sign);
+/* Of a vector: -1 when its element of the greatest size (of equal ones the first) is negative, else 1. */
+double tn_linalg_sign(const double *x, int64_t n, int64_t stride);
 
 static inline double tn_linalg_dot(const double *x, const double *y, int64_t n) {
     double sum = 0;

@@ -4,7 +4,8 @@
  *   -DCRASHES    the first product ends the process
  *   -DPREFIXED   names and integers as in the wheels for 64 bits
  *   -DWIDE       integers of 64 bits under the plain names; wrong for those who do not find out first
- *   -DREFUSES    a oneDNN that multiplies nothing but the smallest */
+ *   -DREFUSES    a oneDNN that multiplies nothing but the smallest
+ *   -DFACTORS    has LAPACK's Cholesky; eigenvalues, of small matrices alone; and systems, which are wrong */
 #include <stddef.h>
 #include <stdint.h>
 
@@ -66,6 +67,85 @@ int dnnl_sgemm(char ta, char tb, int64_t m, int64_t n, int64_t k, float alpha, c
     cblas_sgemm(101, ta == 'T' ? 112 : 111, tb == 'T' ? 112 : 111, (integer)m, (integer)n, (integer)k, alpha, a,
                 (integer)lda, b, (integer)ldb, beta, c, (integer)ldc);
     return 0;
+}
+#endif
+
+#ifdef FACTORS
+#include <math.h>
+
+/* By columns: the upper triangle U with UᵀU = a. */
+void dpotrf_(const char *uplo, const integer *n, double *a, const integer *lda, integer *info, size_t length) {
+    (void)length;
+    integer ld = *lda;
+    *info = *uplo == 'U' ? 0 : -1;
+    for (integer j = 0; j < *n && *info == 0; j++)
+        for (integer i = 0; i <= j; i++) {
+            double rest = a[j * ld + i];
+            for (integer l = 0; l < i; l++)
+                rest -= a[i * ld + l] * a[j * ld + l];
+            if (i == j && !(rest > 0)) *info = j + 1;
+            a[j * ld + i] = i == j ? sqrt(rest) : rest / a[i * ld + i];
+        }
+}
+
+/* Jacobi's rotations, then in order. */
+void dsyevd_(const char *jobz, const char *uplo, const integer *size, double *a, const integer *lda, double *w,
+             double *work, const integer *lwork, integer *iwork, const integer *liwork, integer *info, size_t jobz_length,
+             size_t uplo_length) {
+    integer n = *size;
+    (void)lda, (void)iwork, (void)jobz_length, (void)uplo_length;
+    *info = *jobz != 'V' || *uplo != 'U' || *lwork < 2 * n * n || *liwork < 5 * n ? -1 : n > 6;
+    if (*info != 0) return;
+    for (integer i = 0; i < n; i++)
+        for (integer j = 0; j < n; j++) {
+            work[i * n + j] = a[(i > j ? i : j) * n + (i < j ? i : j)];
+            a[i * n + j] = i == j;
+        }
+    for (int sweep = 0; sweep < 30; sweep++)
+        for (integer p = 0; p < n; p++)
+            for (integer q = p + 1; q < n; q++) {
+                double angle = 0.5 * atan2(2 * work[p * n + q], work[q * n + q] - work[p * n + p]);
+                double c = cos(angle), s = sin(angle);
+                for (integer i = 0; i < n; i++) {
+                    double x = work[i * n + p], y = work[i * n + q];
+                    work[i * n + p] = c * x - s * y;
+                    work[i * n + q] = s * x + c * y;
+                }
+                for (integer i = 0; i < n; i++) {
+                    double x = work[p * n + i], y = work[q * n + i], u = a[p * n + i], v = a[q * n + i];
+                    work[p * n + i] = c * x - s * y;
+                    work[q * n + i] = s * x + c * y;
+                    a[p * n + i] = c * u - s * v;
+                    a[q * n + i] = s * u + c * v;
+                }
+            }
+    for (integer i = 0; i < n; i++)
+        w[i] = work[i * n + i];
+    for (integer i = 0; i < n; i++)
+        for (integer j = i + 1; j < n; j++) {
+            if (w[j] >= w[i]) continue;
+            double t = w[i];
+            w[i] = w[j];
+            w[j] = t;
+            for (integer l = 0; l < n; l++) {
+                t = a[i * n + l];
+                a[i * n + l] = a[j * n + l];
+                a[j * n + l] = t;
+            }
+        }
+}
+
+void dgetrf_(const integer *m, const integer *n, double *a, const integer *lda, integer *ipiv, integer *info) {
+    (void)m, (void)a, (void)lda;
+    for (integer i = 0; i < *n; i++)
+        ipiv[i] = i + 1;
+    *info = 0;
+}
+
+void dgetrs_(const char *trans, const integer *n, const integer *nrhs, const double *a, const integer *lda,
+             const integer *ipiv, double *b, const integer *ldb, integer *info, size_t length) {
+    (void)trans, (void)n, (void)nrhs, (void)a, (void)lda, (void)ipiv, (void)b, (void)ldb, (void)length;
+    *info = 0;
 }
 #endif
 
