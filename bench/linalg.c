@@ -17,8 +17,12 @@ enum { BATCH = 2, RIGHT_SIDES = 16 };
 static const struct {
     const char *name;
     tn_linalg_kind kind;
-} rows[] = {{"cholesky", TN_LINALG_CHOLESKY}, {"solve", TN_LINALG_SOLVE}, {"determinant", TN_LINALG_DETERMINANT},
-            {"qr", TN_LINALG_QR},             {"eigh", TN_LINALG_EIGH},   {"svd", TN_LINALG_SVD}};
+} rows[] = {{"cholesky", TN_LINALG_CHOLESKY},
+            {"solve", TN_LINALG_SOLVE},
+            {"determinant", TN_LINALG_DETERMINANT},
+            {"qr", TN_LINALG_QR},
+            {"eigh", TN_LINALG_EIGH},
+            {"svd", TN_LINALG_SVD}};
 
 /* 1, 2, 3 … along the diagonal, and little beside it. */
 static void fill(double *a, int64_t n) {
@@ -44,7 +48,8 @@ static bool compare(int row, int64_t n, const tn_lapack *lapack) {
     tn_linalg_args theirs = own;
     theirs.lapack = tn_lapack_takes(lapack, own.kind, n, n, own.k) ? lapack : NULL;
     int64_t count = BATCH * tn_linalg_result(own.kind, n, n, own.k);
-    double *a = tn_mem_alloc((size_t)(BATCH * n * n) * sizeof *a), *b = tn_mem_zalloc((size_t)(BATCH * n), RIGHT_SIDES * 8);
+    double *a = tn_mem_alloc((size_t)(BATCH * n * n) * sizeof *a),
+           *b = tn_mem_zalloc((size_t)(BATCH * n), RIGHT_SIDES * 8);
     own.out = tn_mem_alloc((size_t)count * sizeof(double));
     theirs.out = tn_mem_alloc((size_t)count * sizeof(double));
     own.workspace = theirs.workspace = tn_mem_alloc(tn_linalg_workspace(&theirs, tn_threads()));

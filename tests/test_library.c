@@ -113,16 +113,17 @@ static const struct factorization {
     const char *name;
     int (*of)(tn_tensor *x, tn_tensor **out);
     bool square;
-} factorizations[] = {{"svd", by_svd, false},         {"qr", by_qr, false},
-                      {"eigh", by_eigh, true},        {"slogdet", by_slogdet, true},
+} factorizations[] = {{"svd", by_svd, false},          {"qr", by_qr, false},
+                      {"eigh", by_eigh, true},         {"slogdet", by_slogdet, true},
                       {"cholesky", by_cholesky, true}, {"solve", by_solve, true}};
 static const int64_t extents[][2] = {{48, 48}, {40, 64}, {64, 40}, {32, 32}, {31, 31}};
 
 /* 1, 2, 3 … along the diagonal and little beside it: well conditioned, with values far apart, so vectors are sharp. */
 static tn_tensor *spread_matrix(int64_t m, int64_t n) {
     tn_tensor *noise = tn_mul_scalar(random_of(3, (int64_t[]){3, m, n}, TN_F64), 0.01);
-    tn_tensor *along = tn_expand(tn_cast(tn_reshape(tn_arange(1, (double)n + 1, 1, TN_I64), (int64_t[]){1, n}, 2), TN_F64),
-                                 (int64_t[]){m, n}, 2);
+    tn_tensor *along =
+        tn_expand(tn_cast(tn_reshape(tn_arange(1, (double)n + 1, 1, TN_I64), (int64_t[]){1, n}, 2), TN_F64),
+                  (int64_t[]){m, n}, 2);
     tn_tensor *x = tn_add(noise, tn_mul(along, tn_eye(m, n, TN_F64)));
     if (m == n) x = tn_mul_scalar(tn_add(x, tn_transpose(x, 1, 2)), 0.5);
     assert_ok(tn_eval(&x, 1));
@@ -367,9 +368,9 @@ static int run_part(const char *name) {
 int main(int argc, char **argv) {
     if (argc > 1) return run_part(argv[1]);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(absence_and_names_are_told), cmocka_unit_test(products_by_a_library_agree),
+        cmocka_unit_test(absence_and_names_are_told),        cmocka_unit_test(products_by_a_library_agree),
         cmocka_unit_test(factorizations_by_a_library_agree), cmocka_unit_test(a_wrong_library_is_refused),
-        cmocka_unit_test(environment_chooses_and_stays), cmocka_unit_test(real_library_agrees),
+        cmocka_unit_test(environment_chooses_and_stays),     cmocka_unit_test(real_library_agrees),
     };
     return cmocka_run_group_tests(tests, prepare, NULL);
 }

@@ -308,10 +308,11 @@ TN_API int tn_get_num_threads(void);
 /* ---- libraries for matrix products, convolutions and factorizations ---------------------------------------------- */
 
 /* BLAS libraries of the system, one that can compute the CPU's products in our place: on our threads, an activation
- * still joined to the product, and larger matrices be factored by the LAPACK inside it. And what vendors ship for their devices (cuBLASLt, rocBLAS, Metal Performance Shaders;
- * for convolutions cuDNN): in our queues and memory, products alone. Their sums run in an order of their own: results
- * agree with ours within rounding, but are not the same bits, from library to library, processor to processor, and
- * perhaps for another number of threads. So one is used only when it is asked for. */
+ * still joined to the product; the LAPACK inside it factors larger matrices. And what vendors ship for their devices
+ * (cuBLASLt, rocBLAS, Metal Performance Shaders; for convolutions cuDNN): in our queues and memory, products alone.
+ * Their sums run in an order of their own: results agree with ours within rounding, but are not the same bits, from
+ * library to library, processor to processor, and perhaps for another number of threads. So one is used only when it is
+ * asked for. */
 typedef struct tn_library_info {
     size_t struct_size; /* set by the caller */
     char name[24];      /* "openblas": what tn_set_library takes */

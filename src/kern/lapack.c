@@ -2,8 +2,8 @@
  *
  * LAPACK's matrices lie by columns: a row-major matrix is its transpose there. So a symmetric matrix's lower triangle
  * is its upper one, the U of a singular value decomposition is the transpose's V, and systems are solved with the
- * transpose asked for; only QR and right sides have to be turned. Arguments are addresses, of integers of 32 or 64 bits:
- * an int64_t, low bytes first, serves as both. Behind the arguments stand the lengths of the texts among them. */
+ * transpose asked for; only QR and right sides have to be turned. Arguments are addresses, of integers of 32 or 64
+ * bits: an int64_t, low bytes first, serves as both. Behind the arguments stand the lengths of the texts among them. */
 #include "kern/lapack.h"
 
 #include <math.h>
@@ -276,6 +276,4 @@ int64_t tn_lapack_work(const tn_lapack *l, tn_linalg_kind kind, int64_t m, int64
     return kinds[kind].work(l, m, n, k);
 }
 
-bool tn_lapack_run(const tn_lapack *l, tn_linalg_kind kind, const tn_linalg_matrix *x) {
-    return kinds[kind].run(l, x);
-}
+bool tn_lapack_run(const tn_lapack *l, tn_linalg_kind kind, const tn_linalg_matrix *x) { return kinds[kind].run(l, x); }

@@ -34,10 +34,10 @@ typedef enum tn_linalg_kind {
 
 typedef struct tn_linalg_args {
     tn_linalg_kind kind;
-    tn_dtype dtype;         /* TN_F32 or TN_F64, of everything */
-    int64_t batch, m, n, k; /* m = n where a is square; k: columns of b, where there is a b */
+    tn_dtype dtype;                 /* TN_F32 or TN_F64, of everything */
+    int64_t batch, m, n, k;         /* m = n where a is square; k: columns of b, where there is a b */
     const struct tn_lapack *lapack; /* computes instead (lapack.h); NULL: our own functions */
-    const void *a, *b;      /* b: systems only; each matrix of a has one of its own */
+    const void *a, *b;              /* b: systems only; each matrix of a has one of its own */
     void *out;
     void *workspace; /* tn_linalg_workspace bytes, 64-byte aligned */
 } tn_linalg_args;

@@ -90,8 +90,8 @@ void dpotrf_(const char *uplo, const integer *n, double *a, const integer *lda, 
 
 /* Jacobi's rotations, then in order. */
 void dsyevd_(const char *jobz, const char *uplo, const integer *size, double *a, const integer *lda, double *w,
-             double *work, const integer *lwork, integer *iwork, const integer *liwork, integer *info, size_t jobz_length,
-             size_t uplo_length) {
+             double *work, const integer *lwork, integer *iwork, const integer *liwork, integer *info,
+             size_t jobz_length, size_t uplo_length) {
     integer n = *size;
     (void)lda, (void)iwork, (void)jobz_length, (void)uplo_length;
     *info = *jobz != 'V' || *uplo != 'U' || *lwork < 2 * n * n || *liwork < 5 * n ? -1 : n > 6;
