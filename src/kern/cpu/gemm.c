@@ -12,6 +12,9 @@
  * micro-kernels themselves if its rows are contiguous and no store joint waits; else a
  * block of up to 512 columns is finished in the part's own memory and handed to the joint, or copied out.
  *
+ * Few sums of many steps, as the gradient of a layer's weight over a large batch, are cut along k instead: threads take
+ * chains, and add them up in order afterwards.
+ *
  * Operands in f16 and bf16 are widened where they are packed, and the result is rounded where it is copied out: the
  * product is one in f32. A processor that multiplies pairs of bf16 sees k as half as many steps with two
  * elements each; where these stand side by side in memory, a matrix of pairs is a matrix like another.
@@ -51,6 +54,14 @@ enum {
     OWN_B_ELEMENTS = (1 << 20) / sizeof(real) /* a batch whose B is smaller is split over threads by product */
 };
 
+/* Threads share the steps of k. */
+enum {
+    LITTLE = 256,           /* rows and columns of C at most */
+    CHAINS_A_THREAD = 4,    /* … and so many chains at least: the last thread's may be one fewer */
+    SUMS_COLUMNS = 16,      /* added at once: vectors, whatever the instruction set */
+    SUMS_ELEMENTS = 1 << 18 /* of all chains that wait to be added up */
+};
+
 static const double PART_FLOPS = 5e5; /* some µs of one core's work: less than two of that are not worth a fork-join */
 static const double PIECE_FLOPS = 4e6; /* … and of that much, pieces that threads take from each other */
 enum { PIECES_A_THREAD = 4 };          /* fewer: each thread has its strip */
@@ -77,7 +88,8 @@ typedef struct gemm {
     bool b_fixed; /* one B for all batches */
     b_source b_source;
     bool a_in_place;
-    bool direct; /* tiles write C itself */
+    bool direct;    /* tiles write C itself */
+    int64_t chains; /* that threads can share: so many at once, each with its sums; 0: none */
     int64_t m_block, n_block, k_block;
     size_t a_bytes, b_bytes, c_bytes, load_bytes, scratch_bytes; /* of one part */
     size_t sums_bytes, shared_bytes; /* of all parts together: sums, then packed panels of B */
@@ -282,6 +294,19 @@ static void choose_blocks(gemm *g) {
     g->m_block = tn_min64(tiles * height, x->m);
 }
 
+static int64_t sums_row(const gemm *g) { return tn_ceil_div(g->args.n, SUMS_COLUMNS) * SUMS_COLUMNS; }
+
+/* Where threads share rows or columns of a small C, each reads nearly all of both operands, and half of that another
+ * one has just made. Sharing steps, each reads its own; what is exchanged is a small C a chain. */
+static int64_t chains_to_share(const gemm *g) {
+    const tn_gemm_args *x = &g->args;
+    bool small = g->batches == 1 && x->m <= LITTLE && x->n <= LITTLE && !g->whole;
+    bool own = (g->b_source == B_IN_PLACE || g->b_source == B_ON_THE_FLY) && !x->a.joint.vm && !x->b.joint.vm;
+    if (!small || !own) return 0;
+    int64_t chains = tn_min64(SUMS_ELEMENTS / (x->m * sums_row(g)), tn_ceil_div(x->k, CHUNK));
+    return chains >= 2 * CHAINS_A_THREAD ? chains : 0;
+}
+
 static size_t area(int64_t elements) { return ((size_t)elements * sizeof(real) + 63) / 64 * 64; }
 
 static void choose_memory(gemm *g) {
@@ -290,13 +315,15 @@ static void choose_memory(gemm *g) {
     int64_t columns = tn_min64(x->n, BLOCK_LD);
     g->a_bytes = g->a_in_place ? 0 : area(g->m_block * g->k_block);
     g->b_bytes = g->b_source == B_ON_THE_FLY ? area(tn_min64(round_up(g, x->n), FLY_PANELS * g->panel) * CHUNK) : 0;
-    g->c_bytes = g->direct || pieces ? 0 : area((g->m_block - 1) * BLOCK_LD + columns);
+    g->c_bytes = g->direct || (pieces && !g->chains) ? 0 : area((g->m_block - 1) * BLOCK_LD + columns);
     g->load_bytes = x->a.joint.vm ? area(g->with->rows * BLOCK_LD) : 0;
     if (x->b.joint.vm && g->load_bytes < area(LOAD_STEPS * BLOCK_LD)) g->load_bytes = area(LOAD_STEPS * BLOCK_LD);
     g->scratch_bytes = port_scratch(&x->a.joint, port_scratch(&x->b.joint, port_scratch(&x->c.joint, 0)));
     g->part_bytes = g->a_bytes + g->b_bytes + g->c_bytes + g->load_bytes + g->scratch_bytes;
     g->shared_bytes = g->b_source == B_TOGETHER ? area(round_up(g, g->n_block) * g->k_block) : 0;
     g->sums_bytes = pieces ? area(x->m * BLOCK_LD) : 0;
+    size_t apart = g->chains ? area(g->chains * x->m * sums_row(g)) : 0;
+    if (g->sums_bytes < apart) g->sums_bytes = apart;
     g->shared_bytes += g->sums_bytes;
 }
 
@@ -312,6 +339,7 @@ static void plan(gemm *g, const tile_set *with, const tn_gemm_args *args, tn_dty
     g->direct = !x->c.joint.vm && x->c.col_stride == 1 && !is_half(dtype) && !g->whole;
     g->b_source = choose_b(g);
     g->a_in_place = choose_a_in_place(g);
+    g->chains = chains_to_share(g);
     choose_blocks(g);
     choose_memory(g);
 }
@@ -544,6 +572,9 @@ typedef struct group {
     int64_t row_strips, column_strips;
     int64_t strip_rows; /* of C: all of a strip, or 1 where threads share rows */
     int64_t piece;      /* shared: so many rows at least are taken at once, whole tiles; else 0 */
+    bool adds;          /* to what was summed before this stage; else its first chain is the first */
+    real *apart;        /* shared steps: where the chain's sums go, and are not touched any further; else NULL */
+    int64_t later;      /* … and the first chain of the stage that is not added to the first one's sums yet */
 } group;
 
 /* Points `t` at B's panels from step k and column j of the stage on. */
@@ -582,7 +613,7 @@ static void accumulate(const group *s, part *p, const int64_t *batch, const a_bl
     int64_t k = 0;
     do {
         t.k = tn_min64(CHUNK, s->steps - k);
-        t.add = k > 0 || (s->k0 > 0 && !s->g->whole);
+        t.add = k > 0 || s->adds;
         if (s->g->b_source == B_ON_THE_FLY) {
             pack_b(s->g, p, batch, (box){s->k0 + k, t.k, s->j0 + at.col, at.cols}, p->b_packed);
         }
@@ -633,10 +664,22 @@ static void copy_out(const gemm *g, const int64_t *batch, box at, const real *bl
     }
 }
 
+static void hand_over(const gemm *g, part *p, const int64_t *batch, box at, real *block) {
+    if (g->args.c.joint.vm) {
+        port_run(&p->c, batch, at, block);
+    } else {
+        copy_out(g, batch, at, block);
+    }
+}
+
 /* One block of C, `at.col` counted from the stage's first column. */
 static void compute_block(const group *s, part *p, const int64_t *batch, const a_block *a, box at) {
     const gemm *g = s->g;
     box whole = {at.row, at.rows, s->j0 + at.col, at.cols};
+    if (s->apart) {
+        accumulate(s, p, batch, a, at, s->apart + at.row * sums_row(g) + at.col, sums_row(g));
+        return;
+    }
     if (g->direct) {
         accumulate(s, p, batch, a, at, element(&g->args.c, batch, whole.row, whole.col), g->args.c.row_stride);
         return;
@@ -648,12 +691,7 @@ static void compute_block(const group *s, part *p, const int64_t *batch, const a
         g->with->add(&r, s->k0 > 0);
         return;
     }
-    if (s->k0 + s->steps < g->args.k) return;
-    if (g->args.c.joint.vm) {
-        port_run(&p->c, batch, whole, block);
-    } else {
-        copy_out(g, batch, whole, block);
-    }
+    if (s->k0 + s->steps == g->args.k) hand_over(g, p, batch, whole, block);
 }
 
 /* `at`: rows of one product, columns of the stage. */
@@ -740,6 +778,72 @@ static void choose_strips(group *s) {
     }
 }
 
+/* ---- threads that share the steps of k --------------------------------------------------------------------------- */
+
+static const int64_t no_batch[TN_GEMM_BATCH_AXES] = {0};
+
+/* Chains of the stage. Those at its beginning are added up as they come, for they are first in order. */
+static void compute_chains(void *ctx, int64_t begin, int64_t end, int worker) {
+    group *shared = ctx, s = *shared;
+    const gemm *g = s.g;
+    part p;
+    part_open(&p, g, s.parts + (size_t)worker * g->part_bytes);
+    if (begin == 0) shared->later = end;
+    for (int64_t i = begin; i < end; i++) {
+        s.k0 = shared->k0 + i * CHUNK;
+        s.steps = tn_min64(CHUNK, g->args.k - s.k0);
+        s.adds = begin == 0 && s.k0 > 0;
+        s.apart = s.sums + (begin ? i : 0) * g->args.m * sums_row(g);
+        compute_strip(&s, &p, no_batch, (box){0, g->args.m, 0, g->args.n});
+    }
+}
+
+/* SUMS_COLUMNS of a row: `first` and what the later chains have there, in order. */
+static void add_chains(const group *s, const real *first, real sum[SUMS_COLUMNS]) {
+    int64_t distance = s->g->args.m * sums_row(s->g), chains = tn_ceil_div(s->steps, CHUNK);
+    for (int j = 0; j < SUMS_COLUMNS; j++)
+        sum[j] = first[j];
+    for (int64_t i = s->later; i < chains; i++) {
+        for (int j = 0; j < SUMS_COLUMNS; j++)
+            sum[j] += first[i * distance + j];
+    }
+}
+
+/* Rows of the sums, and of C when there are no more steps. */
+static void finish_rows(void *ctx, int64_t begin, int64_t end, int worker) {
+    const group *s = ctx;
+    const gemm *g = s->g;
+    const tn_matrix *c = &g->args.c;
+    bool last = s->k0 + s->steps == g->args.k;
+    part p;
+    part_open(&p, g, s->parts + (size_t)worker * g->part_bytes);
+    for (int64_t i = begin, rows; i < end; i += rows) {
+        rows = tn_min64(g->m_block, end - i);
+        for (int64_t at = 0; at < rows * sums_row(g); at += SUMS_COLUMNS) {
+            real sum[SUMS_COLUMNS], *first = s->sums + i * sums_row(g) + at;
+            int64_t row = at / sums_row(g), col = at % sums_row(g);
+            add_chains(s, first, sum);
+            real *to = first;
+            if (last) to = g->direct ? element(c, no_batch, i + row, col) : p.c_block + row * BLOCK_LD + col;
+            memcpy(to, sum, (size_t)(last ? tn_min64(SUMS_COLUMNS, g->args.n - col) : SUMS_COLUMNS) * sizeof *sum);
+        }
+        if (last && !g->direct) hand_over(g, &p, no_batch, (box){i, rows, 0, g->args.n}, p.c_block);
+    }
+}
+
+static bool shares_steps(const gemm *g, int threads) { return threads > 1 && g->chains >= CHAINS_A_THREAD * threads; }
+
+static void run_chains(const gemm *g, int threads, char *shared) {
+    group s = {.g = g, .batches = 1, .columns = g->args.n, .parts = shared + g->shared_bytes};
+    s.sums = (real *)(void *)shared;
+    for (; s.k0 < g->args.k; s.k0 += s.steps) {
+        s.steps = tn_min64(g->chains * CHUNK, g->args.k - s.k0);
+        int64_t chains = tn_ceil_div(s.steps, CHUNK);
+        tn_parallel(chains, tn_ceil_div(chains, threads), compute_chains, &s);
+        tn_parallel(g->args.m, tn_ceil_div(g->args.m, threads), finish_rows, &s);
+    }
+}
+
 /* ---- packing B together ------------------------------------------------------------------------------------------ */
 
 /* A region of B, cut into blocks of some panels and CHUNK steps, and where they go: chunk after chunk, so that the
@@ -805,6 +909,7 @@ static void run_group(const gemm *g, int64_t first, int64_t batches, int threads
         s.k0 = 0;
         do {
             s.steps = tn_min64(g->k_block, g->args.k - s.k0);
+            s.adds = s.k0 > 0 && !g->whole;
             run_stage(&s);
             s.k0 += g->k_block;
         } while (s.k0 < g->args.k);
@@ -819,8 +924,7 @@ static void run_batches(void *ctx, int64_t begin, int64_t end, int worker) {
 }
 
 static void pack_all(const gemm *g, char *parts, int threads) {
-    static const int64_t origin[TN_GEMM_BATCH_AXES] = {0};
-    pack_b_together(g, origin, (box){0, g->args.k, 0, g->args.n}, g->args.packed_b, parts, threads);
+    pack_b_together(g, no_batch, (box){0, g->args.k, 0, g->args.n}, g->args.packed_b, parts, threads);
 }
 
 static void fill_cache(const gemm *g, int threads) {
@@ -858,7 +962,9 @@ static void run(const tile_set *with, const tn_gemm_args *args, tn_dtype dtype) 
     plan(&g, with, args, dtype);
     int threads = choose_threads(&g);
     fill_cache(&g, threads);
-    if (threads > 1 && splits_by_batch(&g, threads)) {
+    if (shares_steps(&g, threads)) {
+        run_chains(&g, threads, g.args.workspace);
+    } else if (threads > 1 && splits_by_batch(&g, threads)) {
         tn_parallel_shared(g.batches, 1, run_batches, &g);
     } else if (g.b_fixed && (g.direct || !in_pieces(&g))) {
         run_group(&g, 0, g.batches, threads, g.args.workspace);
