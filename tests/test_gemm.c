@@ -490,6 +490,27 @@ static void large_products_have_the_bits_of_their_definition(void **state) {
     }
 }
 
+/* Few sums of many steps: threads share the steps. More chains than wait at once, a last one that is short; with a
+ * joint, and with sums that are copied out. */
+static void shared_steps_have_the_bits_of_their_definition(void **state) {
+    (void)state;
+    static const struct {
+        tn_dtype dtype;
+        int64_t m, n, k;
+        bool joint;
+    } cases[] = {{TN_F32, 128, 116, 4400, false}, {TN_F32, 33, 17, 4196, true},  {TN_F32, 8, 128, 4096, true},
+                 {TN_F64, 10, 20, 5000, false},   {TN_BF16, 9, 33, 7000, false}, {TN_F32, 1, 128, 4096, false}};
+    random_state = 5;
+    for (size_t i = 0; i < TN_COUNT(cases); i++) {
+        product p = {.dtype = cases[i].dtype, .batch = {1, 1, 1, 1}, .m = cases[i].m, .n = cases[i].n, .k = cases[i].k};
+        p.whole = is_half(p.dtype);
+        p.store_c = cases[i].joint;
+        make_product(&p);
+        check_everywhere(&p);
+        free_product(&p);
+    }
+}
+
 static void empty_products_are_zero_or_nothing(void **state) {
     (void)state;
     static const int64_t sizes[][4] = {{0, 5, 5, 1},  {5, 0, 5, 1}, {5, 5, 0, 1}, {5, 40, 0, 3},
@@ -510,6 +531,7 @@ int main(void) {
         cmocka_unit_test(products_have_the_bits_of_their_definition),
         cmocka_unit_test(joints_load_and_store_every_element_once),
         cmocka_unit_test(large_products_have_the_bits_of_their_definition),
+        cmocka_unit_test(shared_steps_have_the_bits_of_their_definition),
         cmocka_unit_test(empty_products_are_zero_or_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

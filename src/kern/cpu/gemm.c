@@ -301,7 +301,7 @@ static int64_t sums_row(const gemm *g) { return tn_ceil_div(g->args.n, SUMS_COLU
 static int64_t chains_to_share(const gemm *g) {
     const tn_gemm_args *x = &g->args;
     bool small = g->batches == 1 && x->m <= LITTLE && x->n <= LITTLE && !g->whole;
-    bool own = (g->b_source == B_IN_PLACE || g->b_source == B_ON_THE_FLY) && !x->a.joint.vm && !x->b.joint.vm;
+    bool own = g->b_source != B_TOGETHER && g->b_source != B_LINES && !x->a.joint.vm && !x->b.joint.vm;
     if (!small || !own) return 0;
     int64_t chains = tn_min64(SUMS_ELEMENTS / (x->m * sums_row(g)), tn_ceil_div(x->k, CHUNK));
     return chains >= 2 * CHAINS_A_THREAD ? chains : 0;
