@@ -574,6 +574,77 @@ static void what_is_joined_has_the_bits_of_what_is_not(void **state) {
             }
 }
 
+/* The greatest of each window of relu(conv2d(x, w) + bias): what is pooled is evaluated first (apart), kept as well, or
+ * seen by nobody else. Did pooling join the convolution? */
+typedef enum before_pool { SEEN_BY_NONE, KEPT, APART } before_pool;
+
+static bool pool_last(const tn_tensor *x, const tn_tensor *w, const tn_tensor *bias, const tn_conv2d_options *o,
+                      const int64_t *window, const tn_max_pool2d_options *p, before_pool before, float *out) {
+    bool joined = false;
+    TN_SCOPE {
+        tn_tensor *y = tn_conv2d(x, w, NULL, o), *sum = tn_add(y, tn_reshape(bias, TN_DIMS(1, -1, 1, 1)));
+        tn_tensor *last = tn_relu(sum), *z = tn_max_pool2d(last, window, p);
+        if (before == APART) assert_ok(tn_eval(&last, 1));
+        tn_free(y);
+        tn_free(sum);
+        if (before != KEPT) tn_free(last);
+        assert_ok(tn_read(z, out, (size_t)tn_numel(z) * sizeof *out));
+        char *text = tn_explain_last();
+        joined = text && strstr(text, "+max_pool2d");
+        tn_text_free(text);
+    }
+    return joined;
+}
+
+static void pooling_joins_a_convolution_with_the_same_bits(void **state) {
+    (void)state;
+    static const struct {
+        int64_t images, channels, filters, size[2], window[2];
+        tn_max_pool2d_options p;
+        bool joins;
+    } cases[] = {
+        {1, 1, 9, {31, 60}, {2, 2}, {.stride = {2, 2}}, true},
+        {2, 1, 20, {9, 62}, {2, 2}, {.stride = {2, 2}}, true},
+        {2, 1, 24, {4, 257}, {1, 4}, {.stride = {1, 4}}, true},
+        {1, 8, 32, {25, 40}, {2, 2}, {.stride = {2, 2}}, true},
+        {2, 9, 61, {10, 15}, {2, 2}, {.stride = {2, 2}}, true},
+        {3, 8, 64, {7, 23}, {1, 4}, {.stride = {1, 4}}, true},
+        {1, 40, 32, {13, 21}, {2, 2}, {.stride = {2, 2}}, true},
+        {2, 8, 64, {9, 12}, {2, 2}, {.stride = {2, 2}}, false}, /* rows of two images would meet */
+        {1, 8, 64, {9, 12}, {2, 2}, {.stride = {2, 2}, .ceil_mode = true}, false},
+        {1, 8, 64, {9, 13}, {1, 4}, {.stride = {1, 4}, .padding = {0, 1}}, false},
+        {1, 8, 64, {9, 12}, {3, 3}, {.stride = {2, 2}}, false},
+        {1, 8, 64, {9, 12}, {2, 2}, {.stride = {1, 1}}, false},
+        {1, 1, 9, {4, 600}, {2, 2}, {.stride = {2, 2}}, false}, /* rows are cut */
+    };
+    enum { MOST = 1 << 16 };
+    static float joined[MOST], apart[MOST];
+    for (size_t i = 0; i < TN_COUNT(cases); i++)
+        for (int threads = 1; threads <= 3; threads++)
+            for (int isa = TN_ISA_BASE; isa < TN_ISA_COUNT; isa++) {
+                if (!tn_gemm_use((tn_isa)isa)) continue;
+                assert_ok(tn_threads_set(threads));
+                TN_SCOPE {
+                    tn_conv2d_options o = {.struct_size = sizeof o, .padding = {1, 1}};
+                    tn_max_pool2d_options p = cases[i].p;
+                    p.struct_size = sizeof p;
+                    int64_t filters = cases[i].filters, channels = cases[i].channels;
+                    int64_t rows = cases[i].size[0] + 2 * isa; /* plans of another instruction set do not come back */
+                    tn_tensor *x = random_tensor(TN_DIMS(cases[i].images, channels, rows, cases[i].size[1]));
+                    tn_tensor *w = random_tensor(TN_DIMS(filters, channels, 3, 3)), *bias = random_tensor(&filters, 1);
+                    tn_tensor *y = tn_max_pool2d(tn_conv2d(x, w, NULL, &o), cases[i].window, &p);
+                    size_t bytes = (size_t)tn_numel(y) * sizeof *apart;
+                    assert_true(tn_numel(y) <= MOST);
+                    assert_false(pool_last(x, w, bias, &o, cases[i].window, &p, APART, apart));
+                    bool joins = pool_last(x, w, bias, &o, cases[i].window, &p, SEEN_BY_NONE, joined);
+                    if (joins != cases[i].joins) fail_msg("case %zu: %s", i, joins ? "joined" : "not joined");
+                    assert_memory_equal(joined, apart, bytes);
+                    assert_false(pool_last(x, w, bias, &o, cases[i].window, &p, KEPT, joined));
+                    assert_memory_equal(joined, apart, bytes);
+                }
+            }
+}
+
 /* Windows of one tap over many places are a product where these follow each other, and a convolution like others where
  * they do not. */
 static void one_tap_has_the_bits_of_a_product(void **state) {
@@ -759,6 +830,7 @@ int main(void) {
         cmocka_unit_test(windows_that_reach_too_far_have_no_kernel),
         cmocka_unit_test(few_places_have_the_bits_of_the_kernel),
         cmocka_unit_test(what_is_joined_has_the_bits_of_what_is_not),
+        cmocka_unit_test(pooling_joins_a_convolution_with_the_same_bits),
         cmocka_unit_test(one_filter_a_channel_has_the_bits_of_its_definition),
         cmocka_unit_test(one_filter_a_channel_has_the_bits_of_its_composition),
         cmocka_unit_test(one_tap_has_the_bits_of_a_product),

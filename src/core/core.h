@@ -142,6 +142,7 @@ typedef struct tn_group {
     tn_group_kind kind;
     int *members; /* values computed here, in order */
     size_t member_count, member_capacity;
+    int pool;  /* a pooling of the only result, which the lead's kernel does on the way to memory; -1: none */
     int lead;  /* the value whose shape is the space: MAP: any member; ROWS: a reduction; MATMUL: the product */
     int *deps; /* groups whose results it reads */
     size_t dep_count, dep_capacity;
@@ -220,6 +221,10 @@ tn_status tn_fuse(tn_graph_plan *g);
 /* A kernel of kern/cpu computes it, or a vendor's library on the device: it reads operands that lie in memory. */
 static inline bool tn_group_is_native(const tn_group *group) {
     return (group->kind == TN_GROUP_MATMUL || group->kind == TN_GROUP_NATIVE) && !group->templated;
+}
+/* Does the group pool this value of its, which then lies in the kernel's block alone? */
+static inline bool tn_group_pools(const tn_graph_plan *g, const tn_group *group, int value) {
+    return group->pool >= 0 && g->values[group->pool].in[0] == value;
 }
 bool tn_group_writes_state(const tn_graph_plan *g, const tn_group *group); /* some member is a state's new value */
 
@@ -397,6 +402,8 @@ enum { TN_WORKSPACE = -2, TN_NATIVE_POINTERS = TN_CAT_PARTS + 2 };
 bool tn_native_takes(const tn_node *n);
 bool tn_native_joins(const tn_value *v); /* is no product, and element-wise values behind its kernel may join it */
 /* Makes the joint's sizes, which know the lead's dims, those that its kernel runs. false: an index does not fit. */
+/* Can `lead`, which may be joined, do this pooling of what joins it? */
+bool tn_native_pools(const tn_value *lead, const tn_value *pool);
 bool tn_native_joint_fits(const tn_value *lead, const tn_group *group);
 int tn_native_operands(const tn_graph_plan *g, const tn_group *group, int values[TN_NATIVE_POINTERS]);
 size_t tn_native_byte_offset(const tn_value *v); /* of its first element in its root's memory */

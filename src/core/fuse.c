@@ -12,6 +12,7 @@
  *     joins the product before it, and columns are then reduced as fast as memory goes (kir/vm_columns.c).
  *   - A product takes the element-wise group behind it as its store joint, and so does a convolution. One that a
  *     vendor's library computes stands alone.
+ *   - Pooling is the last step of the convolution before it where that has a joint and nobody else needs its result.
  *   - Everything else is a group of its own.
  * Users are visited before what they use, so the needs of a value are known when its turn comes. Joins are tried on
  * shape alone; lowering finds out when an index does not fit, names the value, and fusing starts again with it left
@@ -167,7 +168,7 @@ bool tn_group_writes_state(const tn_graph_plan *g, const tn_group *group) {
 static tn_status group_new(tn_graph_plan *g, tn_group_kind kind, int lead, int *out) {
     TRY(tn_mem_grow(&g->groups, &g->group_capacity, g->group_count + 1, sizeof *g->groups));
     *out = (int)g->group_count++;
-    g->groups[*out] = (tn_group){.kind = kind, .lead = lead, .block_buffer = -1};
+    g->groups[*out] = (tn_group){.kind = kind, .lead = lead, .pool = -1, .block_buffer = -1};
     return TN_OK;
 }
 
@@ -231,8 +232,35 @@ static bool joint_fits(const tn_value *v, const tn_node *space) {
     if (tn_template_takes(v) || tn_native_joins(v)) return same_shape(space, v->node) && tn_value_numel(v) > 0;
     if (v->node->rank >= 2 && rows_are_short(v->node)) return false;
     bool joins = tn_dtype_is_float((tn_dtype)v->node->dtype) && v->node->dtype != TN_F64;
-    return joins && v->node->rank >= 2 && v->node->rank <= TN_GEMM_BATCH_AXES + 2 &&
-           same_shape(space, v->node) && tn_value_numel(v) > 0;
+    return joins && v->node->rank >= 2 && v->node->rank <= TN_GEMM_BATCH_AXES + 2 && same_shape(space, v->node) &&
+           tn_value_numel(v) > 0;
+}
+
+/* The convolution whose results v is made of, element by element; NULL: there is none, or too far away. */
+static const tn_value *convolution_behind(const tn_graph_plan *g, const tn_value *v) {
+    enum { FAR = 4 };
+    for (int steps = 0; v && steps < FAR; steps++) {
+        const tn_value *next = NULL;
+        if (tn_value_class(v) != TN_ELEMENTWISE) return NULL;
+        for (int k = 0; k < v->n_in; k++) {
+            const tn_value *in = v->in[k] >= 0 ? &g->values[v->in[k]] : NULL;
+            if (!in || !in->row || !same_shape(in->node, v->node)) continue;
+            if (tn_native_joins(in) && joint_fits(in, v->node)) return in;
+            next = next ? next : in;
+        }
+        v = next;
+    }
+    return NULL;
+}
+
+/* Is the group a pooling that alone needs v, and can it be done where v is made? */
+static bool pools(const tn_graph_plan *g, const tn_group *to, const tn_value *v) {
+    const tn_value *pool = &g->values[to->lead];
+    if (to->kind != TN_GROUP_NATIVE || to->member_count != 1 || pool->in[0] < 0 || &g->values[pool->in[0]] != v ||
+        v->user_count != 1 || v->output >= 0)
+        return false;
+    const tn_value *lead = convolution_behind(g, v);
+    return lead && tn_native_pools(lead, pool);
 }
 
 static bool space_fits(const tn_graph_plan *g, const tn_group *to, const tn_value *v) {
@@ -245,6 +273,7 @@ static bool space_fits(const tn_graph_plan *g, const tn_group *to, const tn_valu
     }
     if (has_joint(v)) return to->kind == TN_GROUP_MAP && joint_fits(v, lead->node);
     if (c != TN_ELEMENTWISE && c != TN_MOVEMENT) return false;
+    if (pools(g, to, v)) return true;
     if (to->kind == TN_GROUP_MATMUL && v < lead) return false; /* it may be an operand, which must be there before */
     if (same_shape(v->node, lead->node) && to->kind != TN_GROUP_NATIVE && to->kind != TN_GROUP_SCAN) return true;
     return to->kind == TN_GROUP_ROWS && over_dims(lead) && same_shape(v->node, lead->node->in[0]);
@@ -253,6 +282,11 @@ static bool space_fits(const tn_graph_plan *g, const tn_group *to, const tn_valu
 static void take_lead(tn_graph_plan *g, int group, int value) {
     bool reduces = tn_value_class(&g->values[value]) == TN_REDUCTION, joins = has_joint(&g->values[value]);
     tn_group *to = &g->groups[group];
+    if (to->kind == TN_GROUP_NATIVE) { /* it pools */
+        to->kind = TN_GROUP_MAP;
+        to->pool = to->lead;
+        to->lead = value;
+    }
     if (to->kind != TN_GROUP_MAP) return;
     if (reduces) to->kind = TN_GROUP_ROWS;
     if (joins) to->kind = TN_GROUP_MATMUL;
@@ -312,7 +346,8 @@ static tn_status place_value(tn_graph_plan *g, int value) {
         int group = v->pulls[k];
         if (!may_join(g, group, value)) continue;
         take_lead(g, group, value);
-        v->stored = v->output >= 0 || v->wants_memory || v->pull_count > 1;
+        v->stored =
+            !tn_group_pools(g, &g->groups[group], value) && (v->output >= 0 || v->wants_memory || v->pull_count > 1);
         return group_add(g, group, value);
     }
     int sibling = sibling_of(g, value);

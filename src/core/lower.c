@@ -213,13 +213,18 @@ static kir_val load_from(tn_lower *lw, tn_lowering *w, const tn_value *v, const 
     return kir_load(lw->kb, b, &index, mask_of(lw, w));
 }
 
+static kir_aff block_place(void) {
+    kir_aff index = kir_aff_const(0);
+    index.s[TN_GEMM_BATCH_AXES] = TN_GEMM_BLOCK_LD;
+    index.s[TN_GEMM_BATCH_AXES + 1] = 1;
+    return index;
+}
+
 /* The accumulated block of a product, at the joint: f32, before it is rounded to the product's dtype. */
 static kir_val load_block(tn_lower *lw, tn_lowering *w) {
     tn_group *group = w->group;
     group->block_buffer = buffer_seen_as(w, lw->kb, TN_BLOCK, TN_F32);
-    kir_aff index = kir_aff_const(0);
-    index.s[TN_GEMM_BATCH_AXES] = TN_GEMM_BLOCK_LD;
-    index.s[TN_GEMM_BATCH_AXES + 1] = 1;
+    kir_aff index = block_place();
     return kir_load(lw->kb, group->block_buffer, &index, KIR_NONE);
 }
 
@@ -535,6 +540,10 @@ static void store_member(tn_lower *lw, tn_lowering *w, int value, const kir_aff 
     const tn_value *v = &w->g->values[value];
     bool loaded;
     kir_val r = value_at(lw, w, value, at, &loaded);
+    if (tn_group_pools(w->g, w->group, value)) {
+        kir_aff block = block_place();
+        kir_store(lw->kb, w->group->block_buffer, &block, r, w->edge);
+    }
     if (!v->stored) return;
     int b = buffer_of(w, lw->kb, value);
     int64_t stride[TN_MAX_RANK];
@@ -543,11 +552,13 @@ static void store_member(tn_lower *lw, tn_lowering *w, int value, const kir_aff 
     kir_store(lw->kb, b, &index, r, w->edge);
 }
 
-/* Everything is loaded before the first store: a result may get the memory of an operand that is read here last. */
+/* Everything is loaded before the first store: a result may get the memory of an operand that is read here last. What
+ * the lead's kernel pools is the last member, and not the program's. */
 static void emit_map(tn_lower *lw, tn_lowering *w) {
-    for (size_t i = 0; i < w->group->member_count; i++)
+    size_t count = w->group->member_count - (w->group->pool >= 0);
+    for (size_t i = 0; i < count; i++)
         pull(lw, w, w->group->members[i], w->space);
-    for (size_t i = 0; i < w->group->member_count; i++)
+    for (size_t i = 0; i < count; i++)
         store_member(lw, w, w->group->members[i], w->space);
 }
 
@@ -723,6 +734,11 @@ tn_status tn_lower_group(tn_graph_plan *g, int group_id) {
     group->updates = false;
     if (group->templated) return tn_template_lower(g, group_id);
     if (group->kind == TN_GROUP_NATIVE || (group->kind == TN_GROUP_MATMUL && group->member_count == 1)) return TN_OK;
+    if (group->pool >= 0 && !(group->kind == TN_GROUP_MATMUL && tn_native_joins(&g->values[group->lead]) &&
+                              tn_native_pools(&g->values[group->lead], &g->values[group->pool]))) {
+        g->forbid = group->pool; /* no convolution came */
+        return TN_OK;
+    }
     tn_lowering w = tn_lowering_begin(g, group_id);
     int64_t extents[KIR_MAX_AXES] = {0};
     int n_par = 0, n_loop = 0;

@@ -16,7 +16,7 @@ int tn_native_operands(const tn_graph_plan *g, const tn_group *group, int values
     if (group->kind == TN_GROUP_MATMUL) {
         values[count++] = v->in[0];
         values[count++] = v->n_in > 1 ? v->in[1] : -1;
-        values[count++] = group->member_count == 1 ? group->lead : -1;
+        values[count++] = group->member_count == 1 ? group->lead : group->pool;
     } else {
         values[count++] = group->lead;
         for (int k = 0; k < v->n_in; k++)
@@ -220,6 +220,11 @@ bool tn_native_joins(const tn_value *v) {
 
 bool tn_native_joint_fits(const tn_value *lead, const tn_group *group) {
     return row_named(lead->row->name)->joint->fit(lead->node, group);
+}
+
+bool tn_native_pools(const tn_value *lead, const tn_value *pool) {
+    bool here = pool->row && !pool->host_only && lead->row && lead->node->device->is_cpu;
+    return here && tn_conv_joins_pool(lead->node, pool->node);
 }
 
 static result_kind result_of(const tn_value *v) {

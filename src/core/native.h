@@ -80,6 +80,7 @@ tn_native_maker tn_make_max_pool2d;
 bool tn_takes_correlate2d(const tn_node *n);
 bool tn_takes_correlation_product(const tn_node *n); /* the same, but one filter a channel */
 bool tn_takes_max_pool2d(const tn_node *n);
+bool tn_conv_joins_pool(const tn_node *conv, const tn_node *pool); /* … of what joined it, as its last step */
 bool tn_takes_spread2d(const tn_node *n);
 bool tn_takes_conv2d_weight(const tn_node *n);
 extern const tn_native_joint tn_correlate2d_joint, tn_max_pool2d_joint;

@@ -120,6 +120,23 @@ bool tn_takes_max_pool2d(const tn_node *n) {
     return n->dtype == TN_F32 && tn_conv_each_fits(&a);
 }
 
+/* Windows that lie side by side, from the first place on. */
+static void take_pool(tn_conv_args *a, const tn_node *pool) {
+    tn_conv_args p = sizes_of_pool(pool);
+    for (int d = 0; d < 2; d++) {
+        bool beside = p.kernel[d] == p.stride[d] && p.before[d] == 0 && (p.dilation[d] == 1 || p.kernel[d] == 1) &&
+                      p.places[d] == p.size[d] / p.kernel[d];
+        a->pool[d] = beside ? p.kernel[d] : 0;
+    }
+}
+
+bool tn_conv_joins_pool(const tn_node *conv, const tn_node *pool) {
+    if (conv->op != TN_OP_CORRELATE2D || pool->op != TN_OP_MAX_POOL2D || pool->rank != 4) return false;
+    tn_conv_args a = sizes_of(conv, &of_correlate2d, conv->in[0], conv, conv->in[1]);
+    take_pool(&a, pool);
+    return takes(conv, &a) && pool->dtype == TN_F32 && tn_takes_max_pool2d(pool) && tn_conv_pools(&a);
+}
+
 bool tn_takes_spread2d(const tn_node *n) {
     tn_conv_args a = sizes_of(n, &of_spread2d, n, n->in[0], n->in[1]);
     return takes(n, &a) && tn_node_numel(n->in[0]) > 0 && tn_conv_spread_fits(&a);
@@ -187,6 +204,7 @@ static void keep_packed(const tn_graph_plan *g, tn_native *n, const tn_value *we
 static void take_operands(tn_native *n, void *const *pointers) {
     bool joined = n->joint;
     n->conv.out = joined ? NULL : pointers[0];
+    if (n->conv.pool[0] > 0) n->conv.out = pointers[TN_PRODUCT_C];
     if (joined && n->joined_out) n->conv.out = pointers[TN_PRODUCT_POINTERS + n->joined_out - 1];
     n->conv.x = pointers[joined ? TN_PRODUCT_A : 1];
     n->conv.weight = pointers[joined ? TN_PRODUCT_B : 2];
@@ -408,7 +426,10 @@ tn_status tn_make_correlate2d(const tn_graph_plan *g, const tn_group *group, tn_
     memcpy(n->conv.x_stride, x->stride, sizeof n->conv.x_stride);
     take_weight(&n->conv, weight);
     bool each = takes_each(y->node, &n->conv), one_tap = is_one_tap(&n->conv);
-    lie_down(&n->conv);
+    if (group->pool >= 0)
+        take_pool(&n->conv, g->values[group->pool].node);
+    else
+        lie_down(&n->conv);
     if (one_tap && places_follow(&n->conv)) return make_one_tap(group, n, workspace);
     if (!each && has_few_places(g, &n->conv, weight)) return make_few_places(g, group, n, weight, workspace);
     TRY(tn_native_join(n, group, &n->conv.joint));
@@ -417,7 +438,7 @@ tn_status tn_make_correlate2d(const tn_graph_plan *g, const tn_group *group, tn_
         *workspace = tn_conv_each_workspace(&n->conv, tn_threads());
         return TN_OK;
     }
-    if (n->joint) n->joined_out = only_result(group->program, n->sizes);
+    if (n->joint && group->pool < 0) n->joined_out = only_result(group->program, n->sizes);
     n->conv.turned = tn_conv_turns(&n->conv);
     keep_packed(g, n, weight);
     *workspace = tn_conv_workspace(&n->conv, tn_threads());

@@ -24,13 +24,18 @@ typedef struct tn_conv_args {
     /* A program that takes blocks of y over instead of `out` (kern.h): its last three axes are images, channels of all
      * groups, places. Of tn_conv and tn_conv_each. */
     tn_joint joint;
-    float *out;                             /* contiguous; where a joint's result goes, or NULL */
-    void *workspace;                        /* 64-byte aligned */
+    int64_t pool[2]; /* rows, columns: of what the joint writes back to the block the greatest of each window; or 0 */
+    float *out;      /* contiguous; where a joint's result goes, or NULL; what is pooled */
+    void *workspace; /* 64-byte aligned */
 } tn_conv_args;
 
 /* Is there a kernel for these sizes? Not where an extent is 0, nor where a window reaches so far that a block of what
  * it sees is no block any more. Reads sizes alone. */
 bool tn_conv_fits(const tn_conv_args *args);
+
+/* Can results be pooled before they reach memory, in windows of pool[] that lie side by side from the first place on?
+ * Reads sizes alone; there has to be a joint. */
+bool tn_conv_pools(const tn_conv_args *args);
 
 /* Are filters better the columns of the product than its rows? Filters are packed in another way then. */
 bool tn_conv_turns(const tn_conv_args *args);

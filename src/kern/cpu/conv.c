@@ -21,7 +21,7 @@
 
 #include "kern/cpu/conv_turned.h"
 #include "kern/cpu/cpu.h"
-#include "kern/cpu/port.h"
+#include "kern/cpu/pooled.h"
 #include "kern/cpu/windows.h"
 
 enum {
@@ -174,17 +174,20 @@ static int64_t part_rows(const conv *c) {
     return tn_min64(c->a.filters, tn_ceil_div(tn_ceil_div(c->a.filters, height), c->row_parts) * height);
 }
 
+/* What is pooled has a joint, also while the plan is made. */
+static bool is_joined(const tn_conv_args *a) { return a->joint.vm || a->pool[0] > 0; }
+
 /* Distance of the rows of a block's sums. */
-static int64_t sum_row(const tn_conv_args *a, int64_t columns) { return a->joint.vm ? TN_GEMM_BLOCK_LD : columns; }
+static int64_t sum_row(const tn_conv_args *a, int64_t columns) { return is_joined(a) ? TN_GEMM_BLOCK_LD : columns; }
 
 /* Worth it where few places are none, and copying the sums out, which a joint does anyway, costs less than packing. */
 static bool counts_whole_rows(const conv *c) {
     const tn_conv_args *a = &c->a;
-    const int64_t few = a->joint.vm ? 8 : 16; /* of so many places one may be none */
+    const int64_t few = is_joined(a) ? 8 : 16; /* of so many places one may be none */
     if (a->stride[0] != 1 || a->stride[1] != 1 || c->w.apart) return false;
     if ((c->w.row - a->places[1]) * few > a->places[1]) return false;
     if (a->places[0] * c->w.row < 2 * panel_of(c->w.with)) return false;
-    return a->joint.vm || 2 * a->filters <= c->w.depth;
+    return is_joined(a) || 2 * a->filters <= c->w.depth;
 }
 
 /* Rows of places whose sums, side by side as in the image, a joint's block has room for: tiles write whole panels, so
@@ -198,8 +201,8 @@ static int64_t closed_rows(const conv *c) {
  * the few taps of a network's first layer. */
 static bool closes_rows(const conv *c) {
     const int64_t across = c->a.places[1], none = round_up(across, panel_of(c->w.with)) - across;
-    if (!c->whole || !c->a.joint.vm || c->w.row == across || c->w.depth > CHUNK) return false;
-    return closed_rows(c) > 0 && 2 * none * c->w.depth <= 3 * across; /* steps a vector: measured */
+    if (!c->whole || !is_joined(&c->a) || c->w.row == across || c->w.depth > CHUNK) return false;
+    return closed_rows(c) >= pooled_rows(&c->a) && 2 * none * c->w.depth <= 3 * across; /* steps a vector: measured */
 }
 
 static void plan(conv *c, const tn_conv_args *args) {
@@ -223,11 +226,11 @@ static void plan(conv *c, const tn_conv_args *args) {
     c->tap_bytes = ((size_t)c->w.depth * sizeof(int64_t) + 63) / 64 * 64;
 }
 
-/* Blocks of whole rows. */
+/* Blocks of whole rows, which may be pooled. */
 static void share_rows(conv *c, int threads) {
-    const int64_t down = c->a.places[0], others = c->lines * c->a.groups * c->row_parts;
-    int64_t share = others % threads == 0 ? 1 : threads;
-    int64_t rows = tn_ceil_div(down, tn_ceil_div(down, closed_rows(c) * share) * share);
+    const int64_t down = c->a.places[0], others = c->lines * c->a.groups * c->row_parts, unit = pooled_rows(&c->a);
+    int64_t share = others % threads == 0 ? 1 : threads, units = tn_ceil_div(down, unit);
+    int64_t rows = tn_ceil_div(units, tn_ceil_div(units, closed_rows(c) / unit * share) * share) * unit;
     c->width = rows * c->a.places[1];
     c->blocks = tn_ceil_div(down, rows);
 }
@@ -387,7 +390,7 @@ static void finish(const conv *c, const block *b, const section *run, int runs) 
     }
     for (int k = 0; k < runs; k++) {
         box at = {b->group * c->a.filters + b->first, b->rows, run[k].at, run[k].count};
-        port_run(b->joint, (const int64_t[TN_GEMM_BATCH_AXES]){0, 0, 0, run[k].image}, at, b->sums + run[k].to);
+        hand_over(b->joint, c->w.with, &c->a, run[k].image, at, b->sums + run[k].to);
     }
 }
 
@@ -559,8 +562,19 @@ static void run_to(const tn_conv_args *args, const target *out) {
 
 bool tn_conv_turns(const tn_conv_args *args) { return tn_conv_fits(args) && tn_conv_turned_fits(args); }
 
+bool tn_conv_pools(const tn_conv_args *args) {
+    tn_conv_args plain = *args;
+    conv c;
+    plain.pool[0] = plain.pool[1] = 0;
+    if (!pooled_fits(args) || !tn_conv_fits(args)) return false;
+    if (tn_conv_turns(&plain)) return tn_conv_turns(args);
+    plan(&c, args);
+    return c.closed;
+}
+
 void tn_conv(const tn_conv_args *args) {
-    target out = {.data = args->out, .channel = args->places[0] * args->places[1], .row = args->places[1], .place = 1};
+    float *to = args->pool[0] > 0 ? NULL : args->out;
+    target out = {.data = to, .channel = args->places[0] * args->places[1], .row = args->places[1], .place = 1};
     run_to(args, &out);
 }
 

@@ -15,7 +15,7 @@
 #include <string.h>
 
 #include "kern/cpu/cpu.h"
-#include "kern/cpu/port.h"
+#include "kern/cpu/pooled.h"
 #include "kern/cpu/windows.h"
 
 enum {
@@ -38,14 +38,16 @@ typedef struct turned {
     char *memory;
 } turned;
 
-/* Rows whose slab is small enough; whole images where there are several. */
+/* Rows whose slab is small enough; whole images where there are several. Else as many as are pooled
+ * together, or a multiple of that. */
 static int64_t rows_of_block(const tn_conv_args *a, int64_t row) {
-    const int64_t down = a->places[0];
+    const int64_t down = a->places[0], unit = pooled_rows(a);
     int64_t rows = tn_min64(a->images * down, tn_max64(MOST_PLACES / a->places[1], 1));
     int64_t image = ((down - 1) * a->stride[0] + window_reach(a, 0)) * row * a->channels;
     if (rows >= down && image <= SLAB) return tn_min64(rows / down, SLAB / image) * down;
     int64_t fits = (SLAB / (row * a->channels) - window_reach(a, 0)) / a->stride[0] + 1;
-    return tn_min64(tn_min64(rows, down), tn_max64(fits, 1));
+    rows = tn_min64(tn_min64(rows, down), tn_max64(fits, 1));
+    return tn_max64(rows / unit, 1) * unit;
 }
 
 /* Not where all channels would meet in the same few sets of the first cache. */
@@ -75,10 +77,13 @@ static void plan(turned *t, const tn_conv_args *args) {
     t->part_bytes = t->slab_bytes + t->sums_bytes + t->block_bytes + port_scratch(&args->joint, 0);
 }
 
-/* Columns of the last panel that are none are summed all the same: an eighth of them at most. */
+/* Columns of the last panel that are none are summed all the same: an eighth of them at most. Rows that are pooled
+ * together are those of one block: rows are counted through all images. */
 bool tn_conv_turned_fits(const tn_conv_args *a) {
     turned t;
-    if (a->places[1] < LEAST_ACROSS || a->places[1] > MOST_PLACES) return false;
+    const int64_t unit = pooled_rows(a);
+    if (a->places[1] < LEAST_ACROSS || unit * a->places[1] > MOST_PLACES) return false;
+    if (a->images > 1 && a->places[0] % unit != 0) return false;
     if (a->channels * a->kernel[0] * a->kernel[1] < LEAST_DEPTH) return false;
     plan(&t, a);
     return 8 * t.panels * t.panel <= 9 * a->filters && windows_elements(&t.w) <= 4 * SLAB;
@@ -229,7 +234,7 @@ static strips next_rows(const turned *w, const section *s, int64_t group, int64_
 static strips results_of(const turned *w, const section *s, int64_t first, int64_t filters) {
     const tn_conv_args *a = &w->a;
     const int64_t plane = a->places[0] * a->places[1];
-    if (!a->out) return (strips){0};
+    if (!a->out || a->pool[0] > 0) return (strips){0};
     const float *to = a->out + (s->image * a->groups * a->filters + first) * plane + s->at;
     return make_strips(to, plane, filters, s->count);
 }
@@ -297,7 +302,7 @@ static void write_out(const turned *w, part *p, int64_t first, int64_t filters) 
         w->w.with->tiles->pack(&turn);
         if (!p->joint.vm) continue;
         box at = {first, filters, now->at, now->count};
-        port_run(&p->joint, (const int64_t[TN_GEMM_BATCH_AXES]){0, 0, 0, now->image}, at, p->block);
+        hand_over(&p->joint, w->w.with, a, now->image, at, p->block);
     }
 }
 
@@ -324,6 +329,12 @@ static void compute_block(const turned *w, part *p, int64_t group, int64_t row, 
     }
 }
 
+/* Rows of one image are shared out evenly; of several images, so that blocks are alike. */
+static int64_t block_begin(const turned *w, int64_t n) {
+    const int64_t unit = pooled_rows(&w->a), units = tn_ceil_div(w->all_rows, unit);
+    return tn_min64(w->a.images == 1 ? units * n / w->blocks * unit : n * w->rows, w->all_rows);
+}
+
 static void compute_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
     const turned *w = ctx;
     char *memory = w->memory + (size_t)worker * w->part_bytes;
@@ -334,8 +345,9 @@ static void compute_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
     p.block = (float *)(void *)(memory + w->slab_bytes + w->sums_bytes);
     port_open(&p.joint, &w->a.joint, (char *)p.block + w->block_bytes);
     for (int64_t n = begin; n < end; n++) {
-        int64_t row = n % w->blocks * w->rows, number = n / w->blocks % w->parts, group = n / w->blocks / w->parts;
-        compute_block(w, &p, group, row, tn_min64(w->rows, w->all_rows - row), number);
+        int64_t at = n % w->blocks, number = n / w->blocks % w->parts, group = n / w->blocks / w->parts;
+        int64_t row = block_begin(w, at);
+        compute_block(w, &p, group, row, block_begin(w, at + 1) - row, number);
     }
 }
 
@@ -346,10 +358,11 @@ static void share_out(turned *t, int threads) {
     int64_t share = t->a.groups % threads == 0 ? 1 : threads;
     t->parts = t->all_rows <= t->rows && t->panels % share == 0 ? share : 1;
     if (t->parts == 1) {
-        int64_t blocks = round_up(tn_ceil_div(t->all_rows, t->rows), share);
-        t->rows = tn_ceil_div(t->all_rows, blocks);
+        const int64_t unit = pooled_rows(&t->a), units = tn_ceil_div(t->all_rows, unit);
+        t->blocks = tn_min64(round_up(tn_ceil_div(t->all_rows, t->rows), share), units);
+        t->rows = tn_min64(tn_ceil_div(units, t->blocks) * unit, t->rows);
     }
-    t->blocks = tn_ceil_div(t->all_rows, t->rows);
+    if (t->parts > 1 || t->a.images > 1) t->blocks = tn_ceil_div(t->all_rows, t->rows);
 }
 
 size_t tn_conv_turned_workspace(const tn_conv_args *args, int threads) {
