@@ -9,6 +9,7 @@
  *   template.c the same for products and native ops on devices with workgroups
  *   vendor.c   which products and convolutions the library of the device's vendor computes
  *   place.c    which groups the plan's device computes, which the host, and why
+ *   parts.c    parts of joined tensors, made where these have them
  *   layout.c   where values lie
  *   plan.c     groups → commands: order, the commit section; running them
  *   join.c     gradients of a tensor's parts, put side by side
@@ -118,6 +119,9 @@ typedef struct tn_value {
     int host_from;                   /* position of the first group of the host that makes or reads it; -1: none does */
     int64_t host_offset;             /* in the host's part of the plan's memory */
     bool fetched;                    /* a command that copies it there has been made */
+    /* parts.c */
+    int joined; /* its memory is a part of that of this value, from byte joined_at on; -1: it has its own */
+    int64_t joined_at;
     /* vendor.c */
     struct tn_vendor_call *vendor; /* a library computes it on the device, alone; NULL: our kernels do */
     const char *vendor_why;        /* … though a library was asked for; NULL: none was */
@@ -211,6 +215,7 @@ tn_op_class tn_value_class(const tn_value *v);
 int tn_value_of(const tn_graph_plan *g, const tn_node *n);  /* compositions followed; -1 when it has none */
 bool tn_value_in_memory(const tn_graph_plan *g, int value); /* its root is a leaf or stored */
 int64_t tn_value_numel(const tn_value *v);
+bool tn_value_dense(const tn_value *v); /* its elements lie in order, one behind the other */
 
 /* Asks a library that was chosen for the plan's kind of device for a convolution; nodes of other ops are not taken. */
 tn_status tn_vendor_ask(tn_graph_plan *g, const tn_node *n, bool *taken);
@@ -247,6 +252,13 @@ tn_dtype tn_block_factor(tn_dtype dtype); /* f16, but f32 in TN_Q8_X */
 /* The parts of element `index` + `by`, which lies in the same block. */
 tn_quant tn_lower_block_parts(const tn_blocks *b, const kir_aff *index, int by);
 kir_val tn_lower_block_element(const tn_blocks *b, const kir_aff *index); /* s·u + t in f32, rounded once */
+
+/* ---- parts (parts.c) --------------------------------------------------------------------------------------------- */
+
+void tn_parts_choose(tn_graph_plan *g);                     /* sets `joined` of all values, whose users are known */
+void tn_parts_leave_host(tn_graph_plan *g);                 /* … of groups that the host computes: not after all */
+bool tn_parts_all_there(const tn_graph_plan *g, int value); /* it is joined of parts that lie in its memory */
+int tn_last_reader(const tn_graph_plan *g, int value);      /* position of the last group that needs its memory */
 
 /* ---- memory (layout.c) ------------------------------------------------------------------------------------------- */
 

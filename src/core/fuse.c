@@ -119,7 +119,7 @@ static void input_needs(tn_graph_plan *g, const tn_value *u, int x) {
 
 static void weigh(tn_graph_plan *g) {
     for (size_t i = 0; i < g->value_count; i++)
-        g->values[i].wants_memory = false;
+        g->values[i].wants_memory = g->values[i].joined >= 0;
     for (size_t i = 0; i < g->value_count; i++) {
         tn_value *v = &g->values[i];
         tn_op_class c = tn_value_class(v);
@@ -430,6 +430,7 @@ tn_status tn_fuse(tn_graph_plan *g) {
     if (!g->order) g->order = tn_mem_alloc((g->value_count + 1) * sizeof *g->order);
     if (!g->order) return TN_ERR_MEMORY;
     TRY(find_users(g));
+    tn_parts_choose(g);
     weigh(g);
     for (size_t i = 0; i < g->group_count; i++)
         tn_group_free(&g->groups[i]);

@@ -118,6 +118,7 @@ static bool is_factor(const tn_graph_plan *g, const tn_group *group, int value) 
 /* The block of an operand that dies here and whose elements are read only where v's are written. */
 static arena_block *block_to_reuse(const tn_graph_plan *g, arena *a, const tn_group *group, const tn_value *v) {
     if (group->kind != TN_GROUP_MAP && group->kind != TN_GROUP_MATMUL) return NULL;
+    if (group != &g->groups[v->group]) return NULL; /* it makes a part of it, elsewhere */
     for (int b = 0; b < group->buffer_count; b++) {
         int x = group->buffer_values[b];
         if (x == TN_BLOCK || is_factor(g, group, x)) continue; /* a product reads its factors all over */
@@ -127,13 +128,6 @@ static arena_block *block_to_reuse(const tn_graph_plan *g, arena *a, const tn_gr
             if (a->blocks[i].value == x && a->blocks[i].last == group->position) return &a->blocks[i];
     }
     return NULL;
-}
-
-static int last_reader(const tn_graph_plan *g, const tn_value *v) {
-    int last = g->groups[v->group].position;
-    for (int k = 0; k < v->pull_count; k++)
-        if (g->groups[v->pulls[k]].position > last) last = g->groups[v->pulls[k]].position;
-    return last;
 }
 
 static tn_status place_in_arena(tn_graph_plan *g, arena *a, const tn_group *group, tn_value *v, int value, int last) {
@@ -192,11 +186,23 @@ static tn_status lay_out_host(tn_graph_plan *g, arena *h, tn_group *group, int p
 
 /* ---- all of it --------------------------------------------------------------------------------------------------- */
 
+static tn_status place_value(tn_graph_plan *g, arena *a, const tn_group *group, int value, size_t *copies);
+
+/* Where the joined tensor has it. What is made first of all that lies there takes the room. */
+static tn_status place_part(tn_graph_plan *g, arena *a, const tn_group *group, tn_value *v, size_t *copies) {
+    tn_value *joined = &g->values[v->joined];
+    TRY(place_value(g, a, group, v->joined, copies));
+    v->place = joined->place;
+    v->byte_offset = joined->byte_offset + v->joined_at;
+    return TN_OK;
+}
+
 /* copies: states whose new value had to be made beside their home. */
 static tn_status place_value(tn_graph_plan *g, arena *a, const tn_group *group, int value, size_t *copies) {
     tn_value *v = &g->values[value];
     v->bytes = (int64_t)tn_node_bytes(v->node);
-    if (!v->stored || !needed_there(g, group, v)) return TN_OK;
+    if (v->place >= 0 || !v->stored || !needed_there(g, group, v)) return TN_OK;
+    if (v->joined >= 0) return place_part(g, a, group, v, copies);
     int home = v->output >= 0 ? g->binding->outputs[v->output].home : -1;
     if (v->output >= 0 && home < 0) {
         v->place = (int)g->binding->buffer_count + v->output;
@@ -207,7 +213,7 @@ static tn_status place_value(tn_graph_plan *g, arena *a, const tn_group *group, 
         return TN_OK;
     }
     if (home >= 0) (*copies)++;
-    return place_in_arena(g, a, group, v, value, home >= 0 ? (int)g->group_count : last_reader(g, v));
+    return place_in_arena(g, a, group, v, value, home >= 0 ? (int)g->group_count : tn_last_reader(g, value));
 }
 
 /* Data may be a view of what is bound: the bytes from its first element in memory to its last. */
@@ -249,6 +255,7 @@ tn_status tn_lay_out(tn_graph_plan *g, size_t *arena_bytes, size_t *host_bytes, 
     arena a = {0}, h = {0};
     tn_status s = TN_OK;
     place_leaves(g);
+    tn_parts_leave_host(g);
     for (size_t i = 0; i < g->group_count && s == TN_OK; i++)
         s = lay_out_group(g, &a, &h, (int)i, copies);
     *arena_bytes = (size_t)a.high;

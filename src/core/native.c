@@ -122,7 +122,9 @@ static tn_status make_cat(const tn_graph_plan *g, const tn_group *group, tn_nati
     if (!a) return TN_ERR_MEMORY;
     n->run = run_cat;
     n->cat = a;
-    *a = (tn_cat_args){.rank = v->node->rank, .dim = (int)v->node->i[0], .parts = v->n_in};
+    bool joins = v->node->op == TN_OP_CAT_FEW; /* else a copy: of one part, cut along its other dims */
+    int dim = joins ? (int)v->node->i[0] : v->node->rank - 1;
+    *a = (tn_cat_args){.rank = v->node->rank, .dim = dim, .parts = v->n_in};
     memcpy(a->shape, v->node->shape, sizeof a->shape);
     for (int k = 0; k < v->n_in; k++) {
         const tn_value *x = &g->values[v->in[k]];
@@ -131,6 +133,26 @@ static tn_status make_cat(const tn_graph_plan *g, const tn_group *group, tn_nati
     }
     *workspace = 0;
     return TN_OK;
+}
+
+/* Copies of views in which elements or short rows stand several times, as in images that grow: a program would take them
+ * one by one. */
+static bool takes_copy(const tn_node *n) {
+    enum { MOST_TIMES = 16, SHORT = 64, MANY = 1024 };
+    int64_t offset, stride[TN_MAX_RANK], extent[TN_MAX_RANK] = {0}, step[TN_MAX_RANK] = {0}; /* innermost first */
+    const tn_node *x = n->in[0];
+    int axes = 0;
+    bool repeats = false;
+    if (tn_dtype_size((tn_dtype)n->dtype) != 4 || tn_node_numel(n) < MANY || !(x->flags & TN_NODE_VIEW)) return false;
+    tn_node_layout(x, &offset, stride);
+    for (int d = n->rank; d-- > 0;) {
+        if (n->shape[d] == 1) continue;
+        extent[axes] = n->shape[d];
+        step[axes++] = stride[d];
+        repeats = repeats || stride[d] == 0;
+    }
+    if (step[0] == 0) return extent[0] <= MOST_TIMES && axes > 1 && step[1] == 1;
+    return repeats && step[0] == 1 && extent[0] < SHORT;
 }
 
 /* Is it in memory before it is joined, whoever joins it? What one pass computes beside other things is not, so that it
@@ -182,6 +204,7 @@ static const tn_native_row natives[] = {
     {"argsort_last", make_argsort, RESULT_FRESH, NULL, NULL, NULL},
     {"index_add_rows", make_index_add, RESULT_UPDATED, NULL, NULL, NULL},
     {"cat_few", make_cat, RESULT_FRESH, NULL, takes_cat, NULL},
+    {"contiguous", make_cat, RESULT_FRESH, NULL, takes_copy, NULL},
     {"rope_rows", tn_make_rope, RESULT_FRESH, NULL, NULL, NULL},
     {"cache_append_rows", tn_make_cache_append, RESULT_APPENDED, tn_cost_of_cache_append, NULL, NULL},
     {"attention_dense", tn_make_sdpa, RESULT_FRESH, tn_cost_of_sdpa, NULL, NULL},

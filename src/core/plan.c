@@ -468,6 +468,7 @@ static void add_update_copy(command_maker *m, const tn_group *group) {
 }
 
 static bool computes_nothing(const tn_graph_plan *g, const tn_group *group) {
+    if (tn_parts_all_there(g, group->lead)) return true;
     for (size_t i = 0; i < group->member_count; i++)
         if (tn_value_numel(&g->values[group->members[i]]) > 0) return false;
     return true;

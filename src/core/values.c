@@ -23,7 +23,8 @@ static bool has_kernel(const tn_value *v) {
 tn_op_class tn_value_class(const tn_value *v) {
     if (!v->row) return TN_LEAF_VALUE;
     tn_op_class c = v->row->impl->class_;
-    if (v->node->op == TN_OP_CAT_FEW && v->node->device->is_cpu && tn_native_takes(v->node)) return TN_NATIVE;
+    bool moves = v->node->op == TN_OP_CAT_FEW || v->node->op == TN_OP_CONTIGUOUS;
+    if (moves && v->node->device->is_cpu && tn_native_takes(v->node)) return TN_NATIVE;
     if ((c != TN_MATMUL && c != TN_NATIVE) || v->vendor || has_kernel(v)) return c;
     if (c == TN_NATIVE && !v->row->impl->lower) return c;
     return v->row->impl->loops ? TN_REDUCTION : TN_MOVEMENT;
@@ -121,7 +122,8 @@ static tn_status value_add(tn_graph_plan *g, const tn_node *n, int *id) {
     TRY(tn_mem_grow(&g->values, &g->value_capacity, g->value_count + 1, sizeof *g->values));
     *id = (int)g->value_count;
     tn_value *v = &g->values[g->value_count++];
-    *v = (tn_value){.node = n, .root = *id, .slot = -1, .output = -1, .dial = -1, .group = -1, .place = -1};
+    *v = (tn_value){
+        .node = n, .root = *id, .slot = -1, .output = -1, .dial = -1, .group = -1, .place = -1, .joined = -1};
     tn_strides_contiguous(n->shape, n->rank, v->stride);
     return tn_map_put(&g->value_of, n, *id);
 }
@@ -164,21 +166,25 @@ static int find_equal(const tn_graph_plan *g, const tn_node *n, const int *in, i
     return -1;
 }
 
-/* Are v's elements all those of a value that is computed here, in order? */
-static bool whole(const tn_graph_plan *g, const tn_value *v) {
-    const tn_value *root = &g->values[v->root];
+bool tn_value_dense(const tn_value *v) {
     int64_t stride[TN_MAX_RANK];
-    if (!root->row || root->dial >= 0 || tn_value_class(root) == TN_LEAF_VALUE) return false;
-    if (v->offset != 0 || tn_value_numel(v) != tn_value_numel(root)) return false;
     tn_strides_contiguous(v->node->shape, v->node->rank, stride);
     for (int d = 0; d < v->node->rank; d++)
         if (v->node->shape[d] != 1 && v->stride[d] != stride[d]) return false;
     return true;
 }
 
+/* Are v's elements all those of a value that is computed here, in order? */
+static bool whole(const tn_graph_plan *g, const tn_value *v) {
+    const tn_value *root = &g->values[v->root];
+    if (!root->row || root->dial >= 0 || tn_value_class(root) == TN_LEAF_VALUE) return false;
+    return v->offset == 0 && tn_value_numel(v) == tn_value_numel(root) && tn_value_dense(v);
+}
+
 static tn_status computed_value(tn_graph_plan *g, const tn_node *n, const int *in, int n_in, int *id) {
-    if (n->op == TN_OP_CONTIGUOUS && !g->copying && whole(g, &g->values[in[0]])) {
-        *id = in[0]; /* in order already */
+    bool same = n->op == TN_OP_CONTIGUOUS || (n->op == TN_OP_CAST && n->dtype == n->in[0]->dtype);
+    if (same && !g->copying && whole(g, &g->values[in[0]])) {
+        *id = in[0]; /* in order already, and of this type */
         return tn_map_put(&g->value_of, n, *id);
     }
     int equal = n->op == TN_OP_DIAL ? -1 : find_equal(g, n, in, n_in);

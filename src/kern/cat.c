@@ -37,12 +37,39 @@ static void copy_line(uint32_t *to, int64_t to_step, const uint32_t *from, int64
         to[i * to_step] = from[i * from_step];
 }
 
+/* Each element some times, as images grow: two at once where there are as many. */
+static void copy_each(uint32_t *to, int64_t times, const uint32_t *from, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        uint64_t pair = from[i] | (uint64_t)from[i] << 32;
+        int64_t k = 0;
+        for (; k + 2 <= times; k += 2, to += 2)
+            memcpy(to, &pair, sizeof pair);
+        if (k < times) *to++ = from[i];
+    }
+}
+
+static bool repeats_each(const layout *l) {
+    return l->n > 1 && l->from[0] == 0 && l->to[0] == 1 && l->from[1] == 1 && l->to[1] == l->extent[0];
+}
+
+/* The lines of the first axis, or planes of the first two. Returns how many axes that are. */
+static int copy_inner(const layout *l, uint32_t *to, const uint32_t *from) {
+    if (!repeats_each(l)) {
+        copy_line(to, l->to[0], from, l->from[0], l->extent[0]);
+        return 1;
+    }
+    if (l->extent[0] == 2)
+        copy_each(to, 2, from, l->extent[1]); /* a loop of its own */
+    else
+        copy_each(to, l->extent[0], from, l->extent[1]);
+    return 2;
+}
+
 static void copy_all(const layout *l, uint32_t *to, const uint32_t *from) {
     int64_t at[TN_CAT_AXES] = {0};
     if (l->n == 0) *to = *from;
     for (int k = 0; k < l->n;) {
-        copy_line(to, l->to[0], from, l->from[0], l->extent[0]);
-        for (k = 1; k < l->n; k++) {
+        for (k = copy_inner(l, to, from); k < l->n; k++) {
             to += l->to[k];
             from += l->from[k];
             if (++at[k] < l->extent[k]) break;
@@ -74,6 +101,7 @@ static void copy_part(const job *j, int64_t stretch, int part) {
     }
     uint32_t *to = a->out + j->place[part] * j->stride[a->dim];
     const uint32_t *from = p->data;
+    if (from == to) return; /* it was made there */
     if (j->lead >= 0) {
         to += first * j->stride[j->lead];
         from += first * p->stride[j->lead];

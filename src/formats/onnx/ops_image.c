@@ -80,25 +80,6 @@ static void fill_tap(const resize *r, const axis *x, int64_t i) {
 
 /* ---- one axis ---------------------------------------------------------------------------------------------------- */
 
-/* Every element `times` times: a view that is copied. */
-static tn_tensor *each_repeated(const tn_tensor *x, int dim, int64_t times) {
-    int64_t shape[TN_MAX_RANK];
-    int rank = tn_rank(x);
-    memcpy(shape, tn_shape(x), (size_t)(dim + 1) * sizeof *shape);
-    shape[dim + 1] = times;
-    for (int d = dim + 1; d < rank; d++)
-        shape[d + 1] = tn_size(x, d);
-    return tn_flatten(tn_expand(tn_unsqueeze(x, dim + 1), shape, rank + 1), dim, dim + 1);
-}
-
-static bool is_repetition(const axis *x, int rank) {
-    int64_t times = x->in > 0 ? x->out / x->in : 0;
-    bool fits = x->taps == 1 && rank < TN_MAX_RANK && times > 0 && x->out == times * x->in;
-    for (int64_t i = 0; fits && i < x->out; i++)
-        fits = x->index[i] == i / times;
-    return fits;
-}
-
 /* [1, …, out, …, 1] */
 static tn_tensor *along(tn_tensor *t, int dim, int rank) {
     int64_t shape[TN_MAX_RANK];
@@ -136,7 +117,6 @@ static tn_tensor *resized_along(const tn_tensor *x, const resize *r, axis *a, in
     enum { FEW_TAPS = 4 };
     for (int64_t i = 0; i < a->out; i++)
         fill_tap(r, a, i);
-    if (is_repetition(a, tn_rank(x))) return each_repeated(x, dim, a->out / a->in);
     tn_tensor *y = (a->taps <= FEW_TAPS ? by_selection : by_product)(x, a, dim);
     if (r->placing != CROP) return y;
     tn_tensor *outside = along(tn_from_data(a->outside, &a->out, 1, TN_BOOL), dim, tn_rank(x));
@@ -165,6 +145,37 @@ static tn_tensor *resize_axis(const tn_tensor *x, const resize *r, axis *a, int 
     tn_mem_free(a->weight);
     tn_mem_free(a->outside);
     return y;
+}
+
+/* ---- whole factors ----------------------------------------------------------------------------------------------- */
+
+/* How often each element of an axis stands in the result, if that is all there is to it; 0: it is not. */
+static int64_t times_of(const resize *r, const axis *x) {
+    int64_t times = x->in > 0 ? x->out / x->in : 0;
+    if (r->how != ONNX_NEAREST || r->placing == CROP || times < 1 || x->out != times * x->in) return 0;
+    for (int64_t i = 0; i < x->out; i++) {
+        double place = nearest(r->rounding, source(r, x, i)), last = (double)(x->in - 1);
+        if ((int64_t)(place < 0 ? 0 : place > last ? last : place) != i / times) return 0;
+    }
+    return times;
+}
+
+/* All such axes at once, as many as a rank allows: a view that is copied. Those that are done are marked so. */
+static tn_tensor *repeated(const tn_tensor *x, const resize *r, axis *axes) {
+    int64_t thin[TN_MAX_RANK], wide[TN_MAX_RANK], shape[TN_MAX_RANK];
+    int rank = tn_rank(x), n = 0;
+    for (int d = 0; d < rank; d++) {
+        int64_t times = n + rank - d < TN_MAX_RANK && axes[d].in != axes[d].out ? times_of(r, &axes[d]) : 0;
+        thin[n] = wide[n] = axes[d].in;
+        shape[d] = axes[d].in;
+        n++;
+        if (times == 0) continue;
+        thin[n] = 1;
+        wide[n++] = times;
+        shape[d] = axes[d].out;
+        axes[d] = (axis){.in = axes[d].out, .out = axes[d].out, .scale = 1, .to = 1};
+    }
+    return n == rank ? tn_detach(x) : tn_reshape(tn_expand(tn_reshape(x, thin, n), wide, n), shape, rank);
 }
 
 /* ---- what a node says -------------------------------------------------------------------------------------------- */
@@ -283,7 +294,7 @@ static tn_status run_resize(onnx_call *c) {
     tn_mem_free(g.roi);
     TRY(s);
     tn_dtype t = tn_dtype_of(x);
-    if (r.how != ONNX_NEAREST) y = onnx_as(x, t == TN_F64 ? TN_F64 : TN_F32);
+    y = r.how == ONNX_NEAREST ? repeated(x, &r, axes) : onnx_as(x, t == TN_F64 ? TN_F64 : TN_F32);
     for (int d = 0; d < rank; d++)
         if (axes[d].scale != 1 || axes[d].in != axes[d].out || axes[d].from != 0 || axes[d].to != 1)
             y = resize_axis(y, &r, &axes[d], d);
