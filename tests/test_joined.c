@@ -1,5 +1,6 @@
-/* test_joined.c — promises of tensors joined by cat: their parts are made where the joined tensor has them, with the bits
- * of parts that were computed before and copied; on the processor with any threads, and on a far device that lacks f64. */
+/* test_joined.c — promises of tensors joined by cat: their parts are made where the joined tensor has them, with the
+ * bits of parts that were computed before and copied; on the processor with any threads, and on a far device that lacks
+ * f64. */
 #include "test_support.h"
 
 #include <math.h>

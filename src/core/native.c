@@ -135,8 +135,8 @@ static tn_status make_cat(const tn_graph_plan *g, const tn_group *group, tn_nati
     return TN_OK;
 }
 
-/* Copies of views in which elements or short rows stand several times, as in images that grow: a program would take them
- * one by one. */
+/* Copies of views in which elements or short rows stand several times, as in images that grow: a program would take
+ * them one by one. */
 static bool takes_copy(const tn_node *n) {
     enum { MOST_TIMES = 16, SHORT = 64, MANY = 1024 };
     int64_t offset, stride[TN_MAX_RANK], extent[TN_MAX_RANK] = {0}, step[TN_MAX_RANK] = {0}; /* innermost first */
