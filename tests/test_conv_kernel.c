@@ -395,6 +395,28 @@ static void large_windows_have_the_bits_of_their_definition(void **state) {
     assert_true(turned > 0);
 }
 
+/* The way back of a stride to many channels: phases that share a block, in the slab or in y as it lies. */
+static void pixels_of_several_phases_have_the_bits_of_the_definition(void **state) {
+    (void)state;
+    static const tn_conv_args sizes[] = {
+        {.images = 3, .groups = 1, .channels = 32, .filters = 65, .size = {4, 18}, .kernel = {3, 3}, .before = {1, 1}},
+        {.images = 1, .groups = 2, .channels = 61, .filters = 9, .size = {6, 10}, .kernel = {5, 4}, .before = {2, 1}},
+        {.images = 2, .groups = 1, .channels = 32, .filters = 70, .size = {4, 8}, .kernel = {2, 2}},
+    };
+    static const int64_t strides[][2] = {{2, 2}, {1, 2}, {2, 1}};
+    random_state = 9;
+    for (size_t i = 0; i < TN_COUNT(sizes); i++)
+        for (size_t k = 0; k < TN_COUNT(strides); k++) {
+            problem p = {.a = sizes[i]};
+            for (int d = 0; d < 2; d++) {
+                p.a.stride[d] = strides[k][d];
+                p.a.dilation[d] = 1;
+                p.a.places[d] = (p.a.size[d] + 2 * p.a.before[d] - p.a.kernel[d]) / p.a.stride[d] + 1;
+            }
+            check_problem(&p, true);
+        }
+}
+
 static void windows_that_reach_too_far_have_no_kernel(void **state) {
     (void)state;
     tn_conv_args a = {.images = 1, .groups = 1, .channels = 1, .filters = 1};
@@ -827,6 +849,7 @@ int main(void) {
         cmocka_unit_test(random_windows_have_the_bits_of_their_definition),
         cmocka_unit_test(channels_side_by_side_have_the_bits_of_the_definition),
         cmocka_unit_test(large_windows_have_the_bits_of_their_definition),
+        cmocka_unit_test(pixels_of_several_phases_have_the_bits_of_the_definition),
         cmocka_unit_test(windows_that_reach_too_far_have_no_kernel),
         cmocka_unit_test(few_places_have_the_bits_of_the_kernel),
         cmocka_unit_test(what_is_joined_has_the_bits_of_what_is_not),

@@ -514,7 +514,7 @@ static void compute_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
 
 size_t tn_conv_workspace(const tn_conv_args *args, int threads) {
     conv c;
-    if (args->turned) return tn_conv_packed_bytes(args) + tn_conv_turned_workspace(args, threads);
+    if (args->turned) return tn_conv_packed_bytes(args) + tn_conv_turned_workspace(args, NULL, threads);
     plan(&c, args);
     return c.tap_bytes + tn_conv_packed_bytes(args) + (size_t)(threads > 1 ? threads : 1) * c.part_bytes;
 }
@@ -533,7 +533,7 @@ static void run_turned(const tn_conv_args *args) {
     tn_conv_args a = *args;
     char *memory = a.workspace;
     a.packed = packed_filters(args, &memory);
-    tn_conv_turned(&a, memory);
+    tn_conv_turned(&a, NULL, memory);
 }
 
 /* `out` has what args->out says, or where results go that do not follow each other; these are not turned. */
@@ -613,6 +613,48 @@ static bool phase_args(const tn_conv_args *a, int64_t k, tn_conv_args *p, target
     return p->kernel[0] * p->kernel[1] > 0 && p->places[0] * p->places[1] > 0;
 }
 
+/* All phases as parts of one convolution of y, of windows that hold theirs. false: pixels are no whole number of phases,
+ * some have no taps, or filters are better no columns. */
+static bool phases_meet(const tn_conv_args *a, tn_conv_args *all, turned_phases *parts) {
+    target out;
+    if (phases(a) == 1 || phases(a) > TURNED_PHASES) return false;
+    int64_t reach[2] = {0};
+    for (int64_t k = 0; k < phases(a); k++) {
+        tn_conv_args *p = &parts->of[k];
+        if (!phase_args(a, k, p, &out)) return false;
+        if (k == 0) *all = *p;
+        for (int d = 0; d < 2; d++) {
+            all->before[d] = tn_max64(all->before[d], p->before[d]);
+            reach[d] = tn_max64(reach[d], p->kernel[d] - p->before[d]);
+        }
+    }
+    for (int d = 0; d < 2; d++) {
+        parts->split[d] = a->stride[d];
+        all->kernel[d] = reach[d] + all->before[d];
+        if (a->size[d] % a->stride[d] != 0) return false;
+    }
+    return tn_conv_turns(all);
+}
+
+static size_t met_workspace(const tn_conv_args *all, const turned_phases *parts, int threads) {
+    size_t bytes = tn_conv_turned_workspace(all, parts, threads);
+    for (int64_t k = 0; k < parts->split[0] * parts->split[1]; k++)
+        bytes += tn_conv_turned_packed_bytes(&parts->of[k]);
+    return bytes;
+}
+
+static void run_met(tn_conv_args *all, turned_phases *parts, const tn_conv_args *a) {
+    char *memory = a->workspace;
+    for (int64_t k = 0; k < parts->split[0] * parts->split[1]; k++) {
+        tn_conv_args *p = &parts->of[k];
+        tn_conv_turned_pack(p, memory);
+        p->packed = memory;
+        memory += tn_conv_turned_packed_bytes(p);
+    }
+    all->out = a->out;
+    tn_conv_turned(all, parts, memory);
+}
+
 bool tn_conv_spread_fits(const tn_conv_args *a) {
     tn_conv_args p;
     target out;
@@ -628,6 +670,8 @@ bool tn_conv_spread_fits(const tn_conv_args *a) {
 size_t tn_conv_spread_workspace(const tn_conv_args *a, int threads) {
     tn_conv_args p;
     target out;
+    turned_phases parts;
+    if (phases_meet(a, &p, &parts)) return met_workspace(&p, &parts, threads);
     size_t most = 64;
     for (int64_t k = 0; k < phases(a); k++) {
         size_t bytes = phase_args(a, k, &p, &out) ? tn_conv_workspace(&p, threads) : 0;
@@ -639,6 +683,11 @@ size_t tn_conv_spread_workspace(const tn_conv_args *a, int threads) {
 void tn_conv_spread(const tn_conv_args *a) {
     tn_conv_args p;
     target out;
+    turned_phases parts;
+    if (phases_meet(a, &p, &parts)) {
+        run_met(&p, &parts, a);
+        return;
+    }
     int64_t plane = a->size[0] * a->size[1], reached = 0;
     for (int64_t k = 0; k < phases(a); k++)
         reached += phase_args(a, k, &p, &out) ? p.places[0] * p.places[1] : 0;

@@ -9,7 +9,10 @@
  *
  * A block is some rows of places, of one or several images. Their slab holds all channels; panel after panel is
  * multiplied over it, chunk after chunk of k. What comes out is a panel wide and is turned as it is written out, or
- * handed to the joint. The chains are those of conv.c. */
+ * handed to the joint. The chains are those of conv.c.
+ *
+ * Where a larger image's pixels are a convolution each s-th (the way back of a stride), these phases share a block and
+ * its slab: sums of the phases of a row lie beside each other, so that whole rows of pixels are written out. */
 #include "kern/cpu/conv_turned.h"
 
 #include <string.h>
@@ -27,16 +30,27 @@ enum {
     LINE = 16                       /* elements of a line of the cache */
 };
 
+/* A convolution in its own right, of windows that lie within the others'. */
+typedef struct phase {
+    const float *packed;
+    int64_t *tap, depth; /* where each step of k lies, from where the largest window begins */
+} phase;
+
 typedef struct turned {
     tn_conv_args a;
     windows w;
+    int64_t split[2]; /* phases along the axes: 1 where the results are the image */
+    phase phase[TURNED_PHASES];
     int64_t panel, panels;  /* columns of a panel; panels of a group's filters */
     int64_t all_rows, rows; /* of places: of all images; of a block, at most */
     int64_t blocks, parts;  /* of rows; of panels */
+    int64_t depth;          /* of all phases */
     bool in_place;          /* windows are read from the image: they never leave it */
     size_t tap_bytes, slab_bytes, sums_bytes, block_bytes, part_bytes;
     char *memory;
 } turned;
+
+static int64_t phase_depth(const tn_conv_args *a) { return a->channels * a->kernel[0] * a->kernel[1]; }
 
 /* Rows whose slab is small enough; whole images where there are several. Else as many as are pooled
  * together, or a multiple of that. */
@@ -61,18 +75,24 @@ static bool is_in_place(const tn_conv_args *a) {
     return true;
 }
 
-static void plan(turned *t, const tn_conv_args *args) {
+/* `phases`: NULL where the results are the image. */
+static void plan(turned *t, const tn_conv_args *args, const turned_phases *phases) {
     const conv_lines *with = tn_conv_lines();
     *t = (turned){.a = *args, .panel = 2 * with->tiles->lanes, .all_rows = args->images * args->places[0]};
+    for (int d = 0; d < 2; d++)
+        t->split[d] = phases ? phases->split[d] : 1;
     t->panels = tn_ceil_div(args->filters, t->panel);
     windows_plan(&t->w, with, &t->a, 1, args->channels, false);
     t->rows = rows_of_block(args, t->w.row);
     windows_plan(&t->w, with, &t->a, (t->rows - 1) * args->places[1] + 1, args->channels, false);
     t->w.channel = (round_up(t->w.channel, LINE) / LINE | 1) * LINE; /* channels begin in all sets of the first cache */
     t->in_place = is_in_place(args);
-    t->tap_bytes = ((size_t)t->w.depth * sizeof(int64_t) + 63) / 64 * 64;
+    t->depth = t->w.depth;
+    for (int k = 0; phases && k < t->split[0] * t->split[1]; k++)
+        t->depth = (k > 0 ? t->depth : 0) + phase_depth(&phases->of[k]);
+    t->tap_bytes = ((size_t)t->depth * sizeof(int64_t) + 63) / 64 * 64;
     t->slab_bytes = t->in_place ? 0 : windows_area(windows_elements(&t->w));
-    t->sums_bytes = windows_area(t->rows * args->places[1] * t->panel);
+    t->sums_bytes = windows_area(t->rows * args->places[1] * t->split[1] * t->panel);
     t->block_bytes = args->joint.vm ? windows_area(t->panel * TN_GEMM_BLOCK_LD) : 0;
     t->part_bytes = t->slab_bytes + t->sums_bytes + t->block_bytes + port_scratch(&args->joint, 0);
 }
@@ -85,7 +105,7 @@ bool tn_conv_turned_fits(const tn_conv_args *a) {
     if (a->places[1] < LEAST_ACROSS || unit * a->places[1] > MOST_PLACES) return false;
     if (a->images > 1 && a->places[0] % unit != 0) return false;
     if (a->channels * a->kernel[0] * a->kernel[1] < LEAST_DEPTH) return false;
-    plan(&t, a);
+    plan(&t, a, NULL);
     return 8 * t.panels * t.panel <= 9 * a->filters && windows_elements(&t.w) <= 4 * SLAB;
 }
 
@@ -234,7 +254,7 @@ static strips next_rows(const turned *w, const section *s, int64_t group, int64_
 static strips results_of(const turned *w, const section *s, int64_t first, int64_t filters) {
     const tn_conv_args *a = &w->a;
     const int64_t plane = a->places[0] * a->places[1];
-    if (!a->out || a->pool[0] > 0) return (strips){0};
+    if (!a->out || a->pool[0] > 0 || w->split[0] * w->split[1] > 1) return (strips){0};
     const float *to = a->out + (s->image * a->groups * a->filters + first) * plane + s->at;
     return make_strips(to, plane, filters, s->count);
 }
@@ -262,17 +282,17 @@ static const float *section_begin(const turned *w, const part *p, int64_t group,
     return x + s->first * a->x_stride[2] - a->before[1];
 }
 
-/* A chunk of k over the whole block; `t` has the panel. */
-static void multiply_places(const turned *w, part *p, int64_t group, tile t) {
+/* A chunk of k over the whole block; `t` has the panel, and a place's sums begin `from` behind its first ones. */
+static void multiply_places(const turned *w, part *p, int64_t group, int64_t from, tile t) {
     const tile_set *with = w->w.with->tiles;
     const int64_t across = w->a.places[1], down = w->a.stride[0] * (w->in_place ? w->a.x_stride[2] : w->w.row);
     for (int k = 0; k < p->s.sections; k++) {
         const section *now = &p->s.section[k];
         const float *row = section_begin(w, p, group, k);
-        t.c = p->sums + now->to * w->panel;
+        t.c = p->sums + now->to * t.c_row + from;
         for (int64_t at = 0; at < now->count; at += across, row += down) {
             t.a = row;
-            for (int64_t left = across, rows = 0; left > 0; left -= rows, t.a += rows, t.c += rows * w->panel) {
+            for (int64_t left = across, rows = 0; left > 0; left -= rows, t.a += rows, t.c += rows * t.c_row) {
                 rows = tile_turned_height(left, with->rows);
                 look_ahead(p, &t);
                 with->turned[rows](&t);
@@ -306,9 +326,40 @@ static void write_out(const turned *w, part *p, int64_t first, int64_t filters) 
     }
 }
 
+/* The sums of a row of phases, every split[0]-th row of pixels from `row` on: of these each place is split[1]. */
+static void write_pixels(const turned *w, part *p, int64_t first, int64_t filters, int64_t row) {
+    const tn_conv_args *a = &w->a;
+    const int64_t down = w->split[0], side = w->split[1], across = a->places[1] * side;
+    const int64_t plane = a->places[0] * down * across;
+    for (int k = 0; k < p->s.sections; k++) {
+        const section *now = &p->s.section[k];
+        float *image = a->out + (now->image * a->groups * a->filters + first) * plane;
+        w->w.with->tiles->pack(&(pack){.to = image + now->at * side * down + row * across,
+                                       .distance = plane,
+                                       .group = across,
+                                       .jump = down * across,
+                                       .from = p->sums + now->to * side * w->panel,
+                                       .along = 1,
+                                       .across = w->panel,
+                                       .steps = filters,
+                                       .lines = now->count * side});
+    }
+}
+
+/* Panel n of the filters at one phase, whose sums begin `from` behind a place's first ones. */
+static void multiply_phase(const turned *w, part *p, const phase *at, int64_t group, int64_t n, int64_t from) {
+    const float *packed = at->packed + (group * w->panels + n) * at->depth * w->panel;
+    for (int64_t k0 = 0; k0 < at->depth; k0 += CHUNK) {
+        tile t = {.b = packed + k0 * w->panel, .tap = at->tap + k0, .k = tn_min64(CHUNK, at->depth - k0)};
+        t.add = k0 > 0;
+        t.c_row = w->split[1] * w->panel;
+        multiply_places(w, p, group, from, t);
+    }
+}
+
 static void compute_block(const turned *w, part *p, int64_t group, int64_t row, int64_t rows, int64_t number) {
     const tn_conv_args *a = &w->a;
-    const int64_t depth = w->w.depth;
+    const int64_t side = w->split[1];
     see_rows_of_images(&w->w, &p->s, row, rows);
     fill(w, &p->s, group);
     bool afar = comes_from_afar(a) && p->s.sections == 1;
@@ -316,16 +367,17 @@ static void compute_block(const turned *w, part *p, int64_t group, int64_t row, 
     p->results = (strips){0};
     p->next = afar ? next_rows(w, all, group, rows) : (strips){0};
     for (int64_t n = w->panels * number / w->parts; n < w->panels * (number + 1) / w->parts; n++) {
-        const float *packed = (const float *)a->packed + (group * w->panels + n) * depth * w->panel;
         const int64_t filters = tn_min64(w->panel, a->filters - n * w->panel);
         const int64_t first = group * a->filters + n * w->panel;
         if (afar) p->results = results_of(w, all, first, filters);
-        for (int64_t k0 = 0; k0 < depth; k0 += CHUNK) {
-            tile t = {.b = packed + k0 * w->panel, .tap = w->w.tap + k0, .k = tn_min64(CHUNK, depth - k0)};
-            t.add = k0 > 0;
-            multiply_places(w, p, group, t);
+        for (int64_t k = 0; k < w->split[0] * side; k++) {
+            multiply_phase(w, p, &w->phase[k], group, n, k % side * w->panel);
+            if (k % side < side - 1) continue;
+            if (w->split[0] * side > 1)
+                write_pixels(w, p, first, filters, k / side);
+            else
+                write_out(w, p, first, filters);
         }
-        write_out(w, p, first, filters);
     }
 }
 
@@ -365,27 +417,37 @@ static void share_out(turned *t, int threads) {
     if (t->parts > 1 || t->a.images > 1) t->blocks = tn_ceil_div(t->all_rows, t->rows);
 }
 
-size_t tn_conv_turned_workspace(const tn_conv_args *args, int threads) {
+size_t tn_conv_turned_workspace(const tn_conv_args *args, const turned_phases *phases, int threads) {
     turned t;
-    plan(&t, args);
+    plan(&t, args, phases);
     return t.tap_bytes + (size_t)(threads > 1 ? threads : 1) * t.part_bytes;
 }
 
-/* Where each step of k lies, from where a window begins: in the image, or in the slab. */
-static void find_taps(turned *t, int64_t *tap) {
+/* Where each step of k of a window lies, from where the largest one begins, in the image or in the slab. */
+static void find_taps(const turned *t, const tn_conv_args *p, int64_t *tap) {
     const tn_conv_args *a = &t->a;
-    windows_find_taps(&t->w, tap);
-    for (int64_t k = 0; t->in_place && k < t->w.depth; k++) {
-        int64_t channel = k / t->w.taps, row = k % t->w.taps / a->kernel[1], column = k % a->kernel[1];
-        tap[k] = channel * a->x_stride[1] + row * a->dilation[0] * a->x_stride[2] + column * a->dilation[1];
+    const int64_t channel = t->in_place ? a->x_stride[1] : t->w.channel, taps = p->kernel[0] * p->kernel[1];
+    const int64_t row = t->in_place ? a->x_stride[2] : t->w.row, stride = a->stride[1];
+    for (int64_t k = 0; k < p->channels * taps; k++) {
+        int64_t i = k % taps / p->kernel[1] * p->dilation[0] + a->before[0] - p->before[0];
+        int64_t j = k % p->kernel[1] * p->dilation[1] + a->before[1] - p->before[1];
+        tap[k] = k / taps * channel + i * row + j % stride * t->w.phase + j / stride;
     }
 }
 
-void tn_conv_turned(const tn_conv_args *args, void *workspace) {
+static void find_phases(turned *t, const turned_phases *phases, int64_t *tap) {
+    for (int k = 0; k < t->split[0] * t->split[1]; k++, tap += t->phase[k - 1].depth) {
+        const tn_conv_args *p = phases ? &phases->of[k] : &t->a;
+        t->phase[k] = (phase){p->packed, tap, phase_depth(p)};
+        find_taps(t, p, tap);
+    }
+}
+
+void tn_conv_turned(const tn_conv_args *args, const turned_phases *phases, void *workspace) {
     turned t;
-    plan(&t, args);
+    plan(&t, args, phases);
     int threads = windows_threads(args);
-    find_taps(&t, workspace);
+    find_phases(&t, phases, workspace);
     t.memory = (char *)workspace + t.tap_bytes;
     share_out(&t, threads);
     int64_t tasks = t.a.groups * t.parts * t.blocks;

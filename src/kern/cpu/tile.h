@@ -230,8 +230,9 @@ VEC_INLINE void tile_turn(const tile *t, const int rows) {
             tile_turned_step(sum, a + *tap, b, rows);
     }
     real *c = t->c;
+    const int64_t c_row = t->c_row;
     const bool add = t->add;
-    VEC_UNROLL for (int i = 0; i < rows; i++, c += PANEL) {
+    VEC_UNROLL for (int i = 0; i < rows; i++, c += c_row) {
         VEC_UNROLL for (int j = 0; j < 2; j++) v_store(c + j * VL, add ? v_load(c + j * VL) + sum[i][j] : sum[i][j]);
     }
 }
@@ -246,7 +247,7 @@ static tile_fn *const *const tile_turned = NULL;
         tile below = *t;                            \
         tile_turned_##first(t);                     \
         below.a += (first);                         \
-        below.c += (first)*PANEL;                   \
+        below.c += (first)*t->c_row;                \
         tile_turned_##second(&below);               \
     }
 #define TILE_TURNED_ROW(rows) [rows] = tile_turned_##rows,
