@@ -613,8 +613,8 @@ static bool phase_args(const tn_conv_args *a, int64_t k, tn_conv_args *p, target
     return p->kernel[0] * p->kernel[1] > 0 && p->places[0] * p->places[1] > 0;
 }
 
-/* All phases as parts of one convolution of y, of windows that hold theirs. false: pixels are no whole number of phases,
- * some have no taps, or filters are better no columns. */
+/* All phases as parts of one convolution of y, of windows that hold theirs. false: pixels are no whole number of
+ * phases, some have no taps, or filters are better no columns. */
 static bool phases_meet(const tn_conv_args *a, tn_conv_args *all, turned_phases *parts) {
     target out;
     if (phases(a) == 1 || phases(a) > TURNED_PHASES) return false;
