@@ -104,6 +104,26 @@ static void matmul_is_matmul(void **unused) {
     }
 }
 
+/* The planner makes an element-wise product of it, which has a product's zeros: none is negative. */
+static void a_column_times_a_row_is_matmul(void **unused) {
+    (void)unused;
+    static const float pool[] = {0, -0.0F, 1, -1, 1e-30F, -1e-30F, 3.3e38F, -0.7F};
+    enum { M = 37, N = 29 };
+    float a[M], b[N], out[M * N];
+    for (int i = 0; i < M; i++)
+        a[i] = pool[i % 8];
+    for (int j = 0; j < N; j++)
+        b[j] = pool[j * 3 % 8] * (j < 16 ? 1.0F : 1e-11F);
+    assert_ok(tn_kernel_matmul(a, b, M, 1, N, out));
+    TN_SCOPE {
+        tn_tensor *product = tn_matmul(tensor(a, M, 1), tensor(b, 1, N));
+        assert_bits(product, out, (int64_t)M * N, "matmul");
+        for (int i = 0; i < M * N; i++)
+            out[i] = out[i] - 0.5F * out[i];
+        assert_bits(tn_sub(product, tn_mul_scalar(product, 0.5)), out, (int64_t)M * N, "matmul, joined");
+    }
+}
+
 static void attention_by_hand_is_matmul_and_mul(void **unused) {
     (void)unused;
     random_state = 3;
@@ -412,6 +432,7 @@ int main(void) {
         cmocka_unit_test(threads_may_call_at_once),
         cmocka_unit_test(matmul_vec_is_linear),
         cmocka_unit_test(matmul_is_matmul),
+        cmocka_unit_test(a_column_times_a_row_is_matmul),
         cmocka_unit_test(attention_by_hand_is_matmul_and_mul),
         cmocka_unit_test(quantised_products_are_linear),
         cmocka_unit_test(rmsnorm_is_rms_norm),

@@ -246,6 +246,8 @@ static void columns_match_the_interpreter(void **state) {
         {64, 130, 133, KIR_RMAX, TN_F32}, {65, 1300, 1300, KIR_SUM, TN_F32}, {200, 70, 77, KIR_PROD, TN_F32},
         {700, 96, 96, KIR_RMIN, TN_F64},  {16, 4000, 4000, KIR_SUM, TN_F64}, {130, 48, 50, KIR_SUM, TN_I32},
         {16500, 33, 33, KIR_SUM, TN_F32}, {33000, 70, 71, KIR_RMAX, TN_F32}, {90, 5, 7, KIR_SUM, TN_F32},
+        {4099, 8, 8, KIR_SUM, TN_F32},    {33000, 5, 5, KIR_SUM, TN_F32},    {50, 64, 64, KIR_RMIN, TN_F32},
+        {700, 128, 128, KIR_SUM, TN_F32}, {130, 128, 128, KIR_SUM, TN_F64},  {300, 100, 100, KIR_RMAX, TN_I32},
     };
     (void)state;
     for (size_t i = 0; i < TN_COUNT(some); i++)

@@ -30,7 +30,8 @@ enum {
     MAX_LOADS = 20,      /* buffers of a program (KIR_MAX_BUFFERS) less room for results */
     FREE_BUFFERS = 8,    /* what one value may not fill up alone */
     FEW_ROWS = 8,        /* rows too few to share out a long second pass over them */
-    WIDE = 16,           /* columns that are worth a kernel of their own … */
+    WIDE = 16,           /* columns that are worth a kernel of their own, */
+    SHORT = 4,           /* … or so many where their rows lie side by side, */
     MANY_ELEMENTS = 2048 /* … and elements of them */
 };
 
@@ -46,8 +47,9 @@ static bool over_dims(const tn_value *v) { return v->row->impl->loops == tn_loop
 static bool of_columns(const tn_graph_plan *g, const tn_value *v) {
     if (!g->binding->device->is_cpu || tn_value_class(v) != TN_REDUCTION || !over_dims(v)) return false;
     const tn_node *r = v->node, *in = r->in[0];
-    if (in->rank == 0 || r->i[0] == 0 || in->shape[in->rank - 1] < WIDE || tn_node_numel(in) < MANY_ELEMENTS)
-        return false;
+    if (in->rank == 0 || r->i[0] == 0 || tn_node_numel(in) < MANY_ELEMENTS) return false;
+    int64_t columns = in->shape[in->rank - 1], least = r->i[0] == in->rank - 1 ? SHORT : WIDE;
+    if (columns < least) return false;
     for (int64_t k = 0; k < r->i[0]; k++)
         if (r->i[1 + k] == in->rank - 1) return false;
     return true;

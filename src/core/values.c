@@ -25,6 +25,7 @@ tn_op_class tn_value_class(const tn_value *v) {
     tn_op_class c = v->row->impl->class_;
     bool moves = v->node->op == TN_OP_CAT_FEW || v->node->op == TN_OP_CONTIGUOUS;
     if (moves && v->node->device->is_cpu && tn_native_takes(v->node)) return TN_NATIVE;
+    if (c == TN_MATMUL && !v->vendor && tn_is_outer_product(v->node)) return TN_MOVEMENT;
     if ((c != TN_MATMUL && c != TN_NATIVE) || v->vendor || has_kernel(v)) return c;
     if (c == TN_NATIVE && !v->row->impl->lower) return c;
     return v->row->impl->loops ? TN_REDUCTION : TN_MOVEMENT;

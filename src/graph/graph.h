@@ -165,6 +165,12 @@ typedef struct tn_reference {
     double *out;
 } tn_reference;
 
+/* Of a product: a column times a row, one step an element, which begins at +0 as all chains do. */
+static inline bool tn_is_outer_product(const tn_node *n) {
+    const tn_node *x = n->in[0];
+    return n->dtype == TN_F32 && x->shape[x->rank - 1] == 1 && !x->symbol[x->rank - 1];
+}
+
 /* Code of an op. Which fields an op needs follows from its kind and class: docs/new-op.md. */
 typedef struct tn_op_impl {
     tn_op_class class_;

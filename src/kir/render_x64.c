@@ -473,9 +473,10 @@ static size_t make_key(const kir_frame *f, uint8_t *key) {
 }
 
 /* Launches that the VM's routines do better: tiles that turn memory over, elements of a row that lie apart, rows of a
- * few elements, long loops that threads share block by block. */
+ * few elements that cost little, long loops that threads share block by block. */
 static bool suits(const kir_frame *f) {
     enum { SHORT_ROW = 12, MANY_ROWS = 64 };
+    static const double DEAR_POINT = 1; /* ns: what varies from row to row costs the VM a few times as much */
     if (f->isa < TN_ISA_AVX2 || f->layout == KIR_ACROSS || f->inner_space.n > 1 || f->inner_space.total < 1)
         return false;
     if (f->layout == KIR_POINTS && f->square) return false;
@@ -483,7 +484,8 @@ static bool suits(const kir_frame *f) {
         int64_t stride = inner_stride(f, i);
         if (f->vm->buffer_of[i] >= 0 && stride != 0 && stride != 1) return false;
     }
-    if (f->inner_space.total < SHORT_ROW && f->outer_space.total >= MANY_ROWS) return false;
+    bool dear = f->layout == KIR_POINTS && f->vm->point_cost >= DEAR_POINT;
+    if (f->inner_space.total < SHORT_ROW && f->outer_space.total >= MANY_ROWS && !dear) return false;
     bool shared = f->vm->in_blocks && f->inner_space.total >= 2 * KIR_BLOCK && f->outer_space.total < tn_threads();
     return f->layout == KIR_POINTS || !shared;
 }

@@ -29,7 +29,8 @@ static const int64_t *strides_of(const kir_frame *f, int at) {
     return f->strides + (size_t)f->schedule->steps[at].access * (size_t)f->stride_width;
 }
 
-/* Few columns and a long loop are left to threads that share the loop's blocks. */
+/* Few columns and a long loop are left to threads that share the loop's blocks, unless a row is shorter than a vector;
+ * gapless rows of not too many columns are one line, and all of it one strip. */
 bool kir_columns_choose(kir_frame *f) {
     const kir_space *rows = &f->outer_space, *columns = &f->inner_space;
     if (f->layout != KIR_ACROSS || rows->n > 1 || columns->n != 1 || rows->total < 1) return false;
@@ -37,9 +38,12 @@ bool kir_columns_choose(kir_frame *f) {
     if (strides_of(f, AT_LOAD)[f->stride_width - 1] != 1 || strides_of(f, AT_STORE)[f->stride_width - 1] != 1)
         return false;
     int64_t lanes = tn_min64(rows->total, KIR_LANES);
-    int64_t step = kir_piece_of(columns->total, tn_min64(STRIP / lanes / KIR_NARROW * KIR_NARROW, KIR_TILE));
+    bool gapless = rows->n == 1 && strides_of(f, AT_LOAD)[1] == columns->total && columns->total <= KIR_COLUMNS;
+    int64_t most = gapless ? KIR_COLUMNS : tn_min64(STRIP / lanes / KIR_NARROW * KIR_NARROW, KIR_TILE);
+    int64_t step = kir_piece_of(columns->total, most);
     int64_t units = tn_ceil_div(columns->total, step);
-    if (units < tn_threads() && rows->total >= 2 * KIR_BLOCK) return false;
+    bool short_rows = columns->total < KIR_NARROW;
+    if (units < tn_threads() && rows->total >= 2 * KIR_BLOCK && !short_rows) return false;
     f->inner_step = step;
     f->inner_pieces = f->units = units;
     return true;
@@ -63,10 +67,12 @@ static void clear_lanes(const kir_frame *f, const strip *s, int64_t used) {
     f->simd->copy[kir_log2(kir_type_size((kir_type)reduce->operand))](&block);
 }
 
+/* Rows that follow each other without a gap are combined with all lanes at once, as these follow each other too. */
 static void feed_block(strip *s, int64_t rows) {
-    for (int64_t r = 0; r < rows; r++, s->x += s->row) {
+    int64_t together = s->row == (int64_t)s->line ? KIR_LANES : 1;
+    for (int64_t r = 0; r < rows; r += together, s->x += together * s->row) {
         char *lane = s->lanes + (size_t)(r % KIR_LANES) * s->line;
-        s->combine(lane, lane, s->x, NULL, s->columns);
+        s->combine(lane, lane, s->x, NULL, tn_min64(together, rows - r) * s->columns);
     }
 }
 

@@ -98,7 +98,10 @@ static kir_val lower_matmul_batched(tn_lower *lw, const tn_node *n, const kir_af
     xi[x->rank - 2] = at[n->rank - 2];
     xi[x->rank - 1] = yi[y->rank - 2] = at[n->rank];
     yi[y->rank - 1] = at[n->rank - 1];
+    bool outer = tn_is_outer_product(n);
+    if (outer) xi[x->rank - 1] = yi[y->rank - 2] = kir_aff_const(0);
     kir_val a = tn_lower_at(lw, x, xi), b = tn_lower_at(lw, y, yi);
+    if (outer) return kir_fma(lw->kb, a, b, kir_const(lw->kb, KIR_F32, 0));
     if (tn_dtype_is_float((tn_dtype)n->dtype)) return kir_reduce_value(lw->kb, KIR_CHAIN, a, b);
     return kir_reduce_value(lw->kb, KIR_SUM, kir_binary(lw->kb, KIR_MUL, a, b), KIR_NONE);
 }
