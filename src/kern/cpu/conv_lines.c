@@ -57,38 +57,53 @@ static void spread_row(float *to, const float *from, int64_t step, int64_t count
         to[i * step] = from[i];
 }
 
-VEC_INLINE void copy_row(float *to, const float *from, int64_t step, int64_t count) {
-    int64_t i = 0;
-    if (step == 1) {
-        for (; i + VL <= count; i += VL)
+/* Rows are short: what their last vectors hold is asked once for all of them. */
+static void copy_rows_whole(float *to, int64_t to_row, const float *from, int64_t from_row, int64_t rows,
+                            int64_t count) {
+    const int64_t whole = count / VL * VL;
+    const M rest = v_mask(count - whole);
+    for (int64_t r = 0; r < rows; r++, to += to_row, from += from_row) {
+        for (int64_t i = 0; i < whole; i += VL)
             v_store(to + i, v_load(from + i));
-        M rest = v_mask(count - i);
-        if (i < count) v_part_store(to + i, rest, v_part_load(from + i, rest));
-    } else if (step == 2) {
-        for (; i + VL < count; i += VL)
-            v_store(to + i, v_evens(v_load(from + 2 * i), v_load(from + 2 * i + VL)));
-        for (; i < count; i += VL) {
-            int64_t there = 2 * (count - i) - 1; /* elements up to the last one that is taken */
-            V low = v_part_load(from + 2 * i, v_mask(there));
-            V high = there > VL ? v_part_load(from + 2 * i + VL, v_mask(there - VL)) : v_zero();
-            v_part_store(to + i, v_mask(count - i), v_evens(low, high));
-        }
-    } else {
-        for (; step == 4 && i + VL <= count; i += VL) { /* behind the last one there need be nothing */
-            const float *at = from + 4 * i;
-            V last = v_part_load(at + 3 * VL, v_mask(VL - 3));
-            V low = v_evens(v_load(at), v_load(at + VL)), high = v_evens(v_load(at + 2 * VL), last);
-            v_store(to + i, v_evens(low, high));
-        }
-        for (; i < count; i++)
-            to[i] = from[i * step];
+        if (whole < count) v_part_store(to + whole, rest, v_part_load(from + whole, rest));
     }
+}
+
+/* Every second element: of the last vectors those up to the last one that is taken. */
+static void copy_rows_halved(float *to, int64_t to_row, const float *from, int64_t from_row, int64_t rows,
+                             int64_t count) {
+    const int64_t whole = (count - 1) / VL * VL, there = 2 * (count - whole) - 1;
+    const M low = v_mask(there), high = v_mask(tn_max64(there - VL, 0)), rest = v_mask(count - whole);
+    for (int64_t r = 0; r < rows; r++, to += to_row, from += from_row) {
+        for (int64_t i = 0; i < whole; i += VL)
+            v_store(to + i, v_evens(v_load(from + 2 * i), v_load(from + 2 * i + VL)));
+        V x = v_part_load(from + 2 * whole, low), y = v_part_load(from + 2 * whole + VL, high);
+        v_part_store(to + whole, rest, v_evens(x, y));
+    }
+}
+
+static void copy_row(float *to, const float *from, int64_t step, int64_t count) {
+    int64_t i = 0;
+    for (; step == 4 && i + VL <= count; i += VL) { /* behind the last one there need be nothing */
+        const float *at = from + 4 * i;
+        V last = v_part_load(at + 3 * VL, v_mask(VL - 3));
+        V low = v_evens(v_load(at), v_load(at + VL)), high = v_evens(v_load(at + 2 * VL), last);
+        v_store(to + i, v_evens(low, high));
+    }
+    for (; i < count; i++)
+        to[i] = from[i * step];
 }
 
 static void copy_rows(float *to, int64_t to_row, const float *from, int64_t from_row, int64_t rows, int64_t step,
                       int64_t count) {
-    for (int64_t r = 0; r < rows; r++)
-        copy_row(to + r * to_row, from + r * from_row, step, count);
+    if (step == 1) {
+        copy_rows_whole(to, to_row, from, from_row, rows, count);
+    } else if (step == 2 && count > 0) {
+        copy_rows_halved(to, to_row, from, from_row, rows, count);
+    } else {
+        for (int64_t r = 0; r < rows; r++)
+            copy_row(to + r * to_row, from + r * from_row, step, count);
+    }
 }
 
 /* ---- operands of products ---------------------------------------------------------------------------------------- */
