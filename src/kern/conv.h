@@ -19,6 +19,7 @@ typedef struct tn_conv_args {
     int64_t weight_group, weight_stride[4]; /* from group to group; filter, channel, row, column */
     const void *packed;                     /* what tn_conv_pack made of the weight; NULL: done at each run */
     bool turned;                            /* what tn_conv_turns said of these sizes, or false: slower, same bits */
+    bool winograd;                          /* tn_conv_winograd_fits, and other bits are fine; turned is false then */
     int64_t pass;                           /* tn_conv_each's alone, and the next one */
     bool greatest;
     /* A program that takes blocks of y over instead of `out` (kern.h): its last three axes are images, channels of all
@@ -39,6 +40,14 @@ bool tn_conv_pools(const tn_conv_args *args);
 
 /* Are filters better the columns of the product than its rows? Filters are packed in another way then. */
 bool tn_conv_turns(const tn_conv_args *args);
+
+/* Windows of 3×3 with a stride of 1 can be computed with a quarter of the multiplications (Winograd), for results that
+ * are rounded otherwise: still the same bits for any thread count and any instruction set. With u = 2⁻²⁴ an element's
+ * error is at most about (channels + 11) · u · Σ |Aᵀ| ((|G| |g| |Gᵀ|) ∘ (|Bᵀ| |d| |B|)) |A|, the sum over channels, g
+ * and d being filter and tile, A, B and G the transforms (cpu/winograd.h; two roundings an axis for d, three for the
+ * sums); of random numbers it is twice that of the definition. Where it pays, `pays` says. */
+bool tn_conv_winograd_fits(const tn_conv_args *args);
+bool tn_conv_winograd_pays(const tn_conv_args *args);
 
 /* out = y: each is what tn_gemm_f32 yields for row k = (channel, kernel row, kernel column) of what windows see: chains
  * of KIR_KSUM steps, in order. What lies outside of the image takes part as a zero. Same bits for any thread count and

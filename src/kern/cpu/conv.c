@@ -12,6 +12,7 @@
  * threads share the taps.
  *
  * Many filters are better the columns of the product: conv_turned.c. One filter a channel is no product: conv_each.c.
+ * Fewer multiplications, rounded otherwise: conv_winograd.c.
  *
  * The micro-kernels are those of products (tile.h), and so are the chains: any cut gives the same bits. What is moved a
  * vector at a time is in conv_lines.c. */
@@ -20,6 +21,7 @@
 #include <string.h>
 
 #include "kern/cpu/conv_turned.h"
+#include "kern/cpu/conv_winograd.h"
 #include "kern/cpu/cpu.h"
 #include "kern/cpu/pooled.h"
 #include "kern/cpu/windows.h"
@@ -35,30 +37,6 @@ enum {
 
 /* Columns of B that lie side by side for a tile. */
 static int64_t panel_of(const conv_lines *with) { return 2 * with->tiles->lanes; }
-
-/* One row of tiles: `height` rows of A times the panels that `t` points at. */
-static void multiply(const tile_set *with, tile t, int64_t height, int64_t columns) {
-    const int64_t lanes = with->lanes, panel = 2 * lanes;
-    if (height <= WIDE_HEIGHT) {
-        int64_t panels = with->wide_panels[height];
-        for (; columns >= panels * panel; columns -= panels * panel) {
-            with->wide[height](&t);
-            t.b += panels * t.b_panel;
-            t.c += panels * panel;
-        }
-    }
-    for (; columns >= panel; columns -= panel) {
-        with->full[height](&t);
-        t.b += t.b_panel;
-        t.c += panel;
-    }
-    for (; columns > 0; columns -= lanes) {
-        t.columns = columns;
-        with->edge[height](&t);
-        t.b += lanes;
-        t.c += lanes;
-    }
-}
 
 /* Channels that a chunk of k can have to do with. */
 static int64_t chunk_channels(const tn_conv_args *a) {
@@ -80,6 +58,7 @@ bool tn_conv_fits(const tn_conv_args *a) {
 /* Chunk k0 of a group lies at k0 · filters, the tile of row i in it at i · steps, its rows side by side. */
 size_t tn_conv_packed_bytes(const tn_conv_args *a) {
     if (a->turned) return tn_conv_turned_packed_bytes(a);
+    if (a->winograd) return tn_conv_winograd_packed_bytes(a);
     return windows_area(a->groups * a->filters * a->channels * a->kernel[0] * a->kernel[1]);
 }
 
@@ -136,8 +115,8 @@ static void pack_chunks(void *ctx, int64_t begin, int64_t end, int worker) {
 
 void tn_conv_pack(const tn_conv_args *a, void *to) {
     enum { PART_ELEMENTS = 1 << 14 };
-    if (a->turned) {
-        tn_conv_turned_pack(a, to);
+    if (a->turned || a->winograd) {
+        (a->turned ? tn_conv_turned_pack : tn_conv_winograd_pack)(a, to);
         return;
     }
     packing p = {tn_conv_lines()->tiles, a, to};
@@ -330,7 +309,7 @@ static void multiply_filters(const conv *c, const block *b, int64_t k0, tile t) 
         else if (c->whole)
             multiply_tapped(c, t, height, b->columns, channel, b->column);
         else
-            multiply(with, t, height, b->columns);
+            tiles_multiply(with, t, height, b->columns);
     }
 }
 
@@ -515,6 +494,7 @@ static void compute_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
 size_t tn_conv_workspace(const tn_conv_args *args, int threads) {
     conv c;
     if (args->turned) return tn_conv_packed_bytes(args) + tn_conv_turned_workspace(args, NULL, threads);
+    if (args->winograd) return tn_conv_packed_bytes(args) + tn_conv_winograd_workspace(args, threads);
     plan(&c, args);
     return c.tap_bytes + tn_conv_packed_bytes(args) + (size_t)(threads > 1 ? threads : 1) * c.part_bytes;
 }
@@ -529,17 +509,20 @@ static const void *packed_filters(const tn_conv_args *a, char **memory) {
     return packed;
 }
 
-static void run_turned(const tn_conv_args *args) {
+static void run_otherwise(const tn_conv_args *args) {
     tn_conv_args a = *args;
     char *memory = a.workspace;
     a.packed = packed_filters(args, &memory);
-    tn_conv_turned(&a, NULL, memory);
+    if (a.turned)
+        tn_conv_turned(&a, NULL, memory);
+    else
+        tn_conv_winograd(&a, memory);
 }
 
-/* `out` has what args->out says, or where results go that do not follow each other; these are not turned. */
+/* `out` has what args->out says, or where results go that do not follow each other; these go no other way. */
 static void run_to(const tn_conv_args *args, const target *out) {
-    if (args->turned) {
-        run_turned(args);
+    if (args->turned || args->winograd) {
+        run_otherwise(args);
         return;
     }
     conv c;
@@ -783,7 +766,7 @@ static void collect_taps(const weight_gradient *g, int64_t group, int64_t begin,
             height = tile_height(end - i, with->rows);
             copy_rows(g, &s, channel, i, height, rows);
             t.c = sums + i * g->sum_row;
-            multiply(with, t, height, g->a.filters);
+            tiles_multiply(with, t, height, g->a.filters);
         }
     }
     with->pack(&(pack){.to = g->a.out + group * g->a.filters * g->w.depth + begin,

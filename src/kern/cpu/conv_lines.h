@@ -27,6 +27,14 @@ typedef struct tap_chains {
     bool from_zero;
 } tap_chains;
 
+/* A piece of one image's results in tiles of 4×4 (winograd.h): where each row begins, the results that it has (rows ×
+ * columns; of the last tiles not all exist), and the tiles. */
+enum { WINOGRAD_OUT = 4, WINOGRAD_IN = 6, WINOGRAD_POINTS = WINOGRAD_IN * WINOGRAD_IN };
+typedef struct winograd_area {
+    float *const *row;
+    int64_t rows, columns, down, across;
+} winograd_area;
+
 typedef struct conv_lines {
     const tile_set *tiles;
     /* Every `step`-th element of some rows that are `to_row` and `from_row` apart; the way back, of one row. */
@@ -46,6 +54,15 @@ typedef struct conv_lines {
     /* A row of places, each the greatest of two neighbours in two rows: as greatest_row, without a slab. */
     void (*greatest_of_four)(const float *upper, const float *lower, float *to, int64_t places);
     void (*greatest_beside)(const float *from, float *to, int64_t places); /* … of four neighbours in one row */
+    /* Winograd's transforms. Along a line of 4 · tiles + 2 numbers: value i of tile t goes to[i · distance + t]. */
+    void (*winograd_row)(const float *line, float *to, int64_t distance, int64_t tiles);
+    /* Down the slab of such rows: row y of an image lies at (y % 4 · 6 + i) · distance + y / 4 · across; value (i, j)
+     * of tile t goes to[(i · 6 + j) · point + t]. */
+    void (*winograd_columns)(const float *slab, int64_t distance, int64_t across, float *to, int64_t point,
+                             int64_t tiles);
+    /* The way back of sums[(i · 6 + j) · point + t], `offset` elements behind where the area's rows begin. All three
+     * read and write whole vectors of tiles, but for the results. */
+    void (*winograd_finish)(const winograd_area *area, const float *sums, int64_t point, int64_t offset);
 } conv_lines;
 
 extern const conv_lines tn_conv_lines_base, tn_conv_lines_avx2, tn_conv_lines_avx512;

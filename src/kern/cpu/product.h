@@ -109,4 +109,28 @@ typedef struct tile_set {
     bool folds;                                           /* packed rows of A take fewer instructions */
 } tile_set;
 
+/* One row of tiles: `height` rows of A times the panels that `t` points at. */
+static inline void tiles_multiply(const tile_set *with, tile t, int64_t height, int64_t columns) {
+    const int64_t lanes = with->lanes, panel = 2 * lanes;
+    if (height <= WIDE_HEIGHT) {
+        int64_t panels = with->wide_panels[height];
+        for (; columns >= panels * panel; columns -= panels * panel) {
+            with->wide[height](&t);
+            t.b += panels * t.b_panel;
+            t.c += panels * panel;
+        }
+    }
+    for (; columns >= panel; columns -= panel) {
+        with->full[height](&t);
+        t.b += t.b_panel;
+        t.c += panel;
+    }
+    for (; columns > 0; columns -= lanes) {
+        t.columns = columns;
+        with->edge[height](&t);
+        t.b += lanes;
+        t.c += lanes;
+    }
+}
+
 #endif

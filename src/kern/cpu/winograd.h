@@ -1,0 +1,160 @@
+/* winograd.h — the transforms of 3×3 convolutions with a stride of 1 that multiply less: conv_winograd.c's part that
+ * exists once per instruction set.
+ *
+ * Four results of a filter of three taps are a product of polynomials, which is known by its values at six points: 0,
+ * ±3/4, ±3/2 and ∞ (Winograd; Cook and Toom). Six numbers of an image become six values (`forth`), these are multiplied
+ * with the filter's, summed over channels, and six sums become four results (`back`); in two dims one axis after the
+ * other, so that 36 multiplications take the place of 144. These points have the least error among those whose numbers
+ * here are exact in f32: with 64 channels twice that of sums of products, with the usual 0, ±1, ±2 and ∞ it is four
+ * times. Lanes are tiles of 4×4 results side by side. */
+#ifndef TN_WINOGRAD_H
+#define TN_WINOGRAD_H
+
+#include <string.h>
+
+#include "kern/cpu/conv_lines.h"
+#include "kern/cpu/vec.h"
+
+/* The points a and b, their squares, cubes, and the sum and the product of both squares. */
+#define POINT_A 0.75f
+#define POINT_B 1.5f
+#define SQUARE_A 0.5625f
+#define SQUARE_B 2.25f
+#define CUBE_A 0.421875f
+#define CUBE_B 3.375f
+#define SQUARES 2.8125f
+#define PRODUCT 1.265625f
+
+/* Values at 0, a, −a, b, −b and ∞ of what filters of three taps see of d: rows of the transposed matrix of Toom's. */
+VEC_INLINE void winograd_forth(const V *d, V *v) {
+    const V a = v_set1(POINT_A), b = v_set1(POINT_B), aa = v_set1(-SQUARE_A), bb = v_set1(-SQUARE_B);
+    const V both = v_set1(-SQUARES), product = v_set1(PRODUCT);
+    V even_a = v_fma(bb, d[2], d[4]), odd_a = v_fma(bb, d[1], d[3]);
+    V even_b = v_fma(aa, d[2], d[4]), odd_b = v_fma(aa, d[1], d[3]);
+    v[0] = v_fma(product, d[0], v_fma(both, d[2], d[4]));
+    v[1] = v_fma(a, odd_a, even_a);
+    v[2] = v_fma(-a, odd_a, even_a);
+    v[3] = v_fma(b, odd_b, even_b);
+    v[4] = v_fma(-b, odd_b, even_b);
+    v[5] = v_fma(product, d[1], v_fma(both, d[3], d[5]));
+}
+
+/* Four results of six sums. */
+VEC_INLINE void winograd_back(const V *m, V *y) {
+    V sum_a = m[1] + m[2], sum_b = m[3] + m[4], odd_a = m[1] - m[2], odd_b = m[3] - m[4];
+    y[0] = m[0] + sum_a + sum_b;
+    y[1] = v_fma(v_set1(POINT_B), odd_b, v_set1(POINT_A) * odd_a);
+    y[2] = v_fma(v_set1(SQUARE_B), sum_b, v_set1(SQUARE_A) * sum_a);
+    y[3] = v_fma(v_set1(CUBE_B), odd_b, v_fma(v_set1(CUBE_A), odd_a, m[5]));
+}
+
+/* Every fourth element of four vectors, from the first and from the second on; or from each. */
+VEC_INLINE void winograd_apart(const float *from, V *d, const int count) {
+    V x0 = v_load(from), x1 = v_load(from + VL), x2 = v_load(from + 2 * VL), x3 = v_load(from + 3 * VL);
+    V evens = v_evens(x0, x1), more_evens = v_evens(x2, x3), odds = v_odds(x0, x1), more_odds = v_odds(x2, x3);
+    d[0] = v_evens(evens, more_evens);
+    d[1] = v_evens(odds, more_odds);
+    if (count == 2) return;
+    d[2] = v_odds(evens, more_evens);
+    d[3] = v_odds(odds, more_odds);
+}
+
+static void winograd_row(const float *line, float *to, int64_t distance, int64_t tiles) {
+    V d[WINOGRAD_IN], v[WINOGRAD_IN];
+    for (int64_t t = 0; t < tiles; t += VL) {
+        winograd_apart(line + 4 * t, d, 4);
+        winograd_apart(line + 4 * t + 4, d + 4, 2);
+        winograd_forth(d, v);
+        VEC_UNROLL for (int i = 0; i < WINOGRAD_IN; i++) v_store(to + i * distance + t, v[i]);
+    }
+}
+
+static void winograd_columns(const float *slab, int64_t distance, int64_t across, float *to, int64_t point,
+                             int64_t tiles) {
+    V d[WINOGRAD_IN], v[WINOGRAD_IN];
+    for (int64_t t = 0; t < tiles; t += VL)
+        for (int64_t h = 0; h < WINOGRAD_IN; h++) {
+            const float *from = slab + h * distance + t;
+            VEC_UNROLL for (int i = 0; i < WINOGRAD_IN; i++) {
+                int phase = i % WINOGRAD_OUT;
+                d[i] = v_load(from + phase * WINOGRAD_IN * distance + (i / WINOGRAD_OUT) * across);
+            }
+            winograd_forth(d, v);
+            VEC_UNROLL for (int i = 0; i < WINOGRAD_IN; i++) v_store(to + (i * WINOGRAD_IN + h) * point + t, v[i]);
+        }
+}
+
+/* x₀ y₀ x₁ y₁ …: the lower and the upper half of it. */
+VEC_INLINE V v_zip_low(V x, V y) {
+#if defined(__AVX512F__)
+    return __builtin_shufflevector(x, y, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+#elif defined(__AVX2__)
+    return __builtin_shufflevector(x, y, 0, 8, 1, 9, 2, 10, 3, 11);
+#else
+    return __builtin_shufflevector(x, y, 0, 4, 1, 5);
+#endif
+}
+
+VEC_INLINE V v_zip_high(V x, V y) {
+#if defined(__AVX512F__)
+    return __builtin_shufflevector(x, y, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+#elif defined(__AVX2__)
+    return __builtin_shufflevector(x, y, 4, 12, 5, 13, 6, 14, 7, 15);
+#else
+    return __builtin_shufflevector(x, y, 2, 6, 3, 7);
+#endif
+}
+
+/* A vector of tiles' sums to their results, a row of tiles behind the other. */
+VEC_INLINE void winograd_results(const float *sums, int64_t point, float *rows) {
+    V half[WINOGRAD_IN][WINOGRAD_OUT], m[WINOGRAD_IN], y[WINOGRAD_OUT];
+    for (int64_t i = 0; i < WINOGRAD_IN; i++, sums += WINOGRAD_IN * point) {
+        VEC_UNROLL for (int j = 0; j < WINOGRAD_IN; j++) m[j] = v_load(sums + j * point);
+        winograd_back(m, half[i]);
+    }
+    for (int64_t j = 0; j < WINOGRAD_OUT; j++) {
+        VEC_UNROLL for (int i = 0; i < WINOGRAD_IN; i++) m[i] = half[i][j];
+        winograd_back(m, y);
+        VEC_UNROLL for (int i = 0; i < WINOGRAD_OUT; i++) v_store(rows + (i * WINOGRAD_OUT + j) * VL, y[i]);
+    }
+    for (int64_t i = 0; i < WINOGRAD_OUT; i++, rows += WINOGRAD_OUT * VL) {
+        V x0 = v_load(rows), x1 = v_load(rows + VL), x2 = v_load(rows + 2 * VL), x3 = v_load(rows + 3 * VL);
+        V evens = v_zip_low(x0, x2), odds = v_zip_low(x1, x3);
+        V more_evens = v_zip_high(x0, x2), more_odds = v_zip_high(x1, x3);
+        v_store(rows, v_zip_low(evens, odds));
+        v_store(rows + VL, v_zip_high(evens, odds));
+        v_store(rows + 2 * VL, v_zip_low(more_evens, more_odds));
+        v_store(rows + 3 * VL, v_zip_high(more_evens, more_odds));
+    }
+}
+
+VEC_INLINE void winograd_copy(float *to, const float *from, int64_t count) {
+    int64_t i = 0;
+    for (; i + VL <= count; i += VL)
+        v_store(to + i, v_load(from + i));
+    if (i < count) v_part_store(to + i, v_mask(count - i), v_load(from + i));
+}
+
+/* Tiles follow each other through rows of tiles: a vector of them may belong to several. */
+static void winograd_finish(const winograd_area *area, const float *sums, int64_t point, int64_t offset) {
+    float rows[WINOGRAD_OUT * WINOGRAD_OUT * VL + VL];
+    const int64_t tiles = area->down * area->across;
+    for (int64_t t = 0, down = 0, left = area->across; t < tiles; t += VL) {
+        winograd_results(sums + t, point, rows);
+        for (int64_t lane = 0, n = 0; lane < VL && down < area->down; lane += n) {
+            n = left < VL - lane ? left : VL - lane;
+            int64_t column = (area->across - left) * WINOGRAD_OUT, count = area->columns - column;
+            if (count > n * WINOGRAD_OUT) count = n * WINOGRAD_OUT;
+            for (int64_t i = 0; i < WINOGRAD_OUT && down * WINOGRAD_OUT + i < area->rows; i++) {
+                float *to = area->row[down * WINOGRAD_OUT + i] + offset + column;
+                winograd_copy(to, rows + (i * VL + lane) * WINOGRAD_OUT, count);
+            }
+            left -= n;
+            if (left > 0) continue;
+            left = area->across;
+            down++;
+        }
+    }
+}
+
+#endif
