@@ -37,7 +37,7 @@ void cli_help(const cli_command *c, FILE *to);
 enum {
     CLI_JSON = 1 << 0,
     CLI_DEVICE = 1 << 1,  /* --device, --strict, --mem */
-    CLI_THREADS = 1 << 2, /* --threads, --library */
+    CLI_THREADS = 1 << 2, /* --threads, --library, --numerics */
     CLI_SEED = 1 << 3,
     CLI_VERBOSE = 1 << 4,
     CLI_ALL = (1 << 5) - 1
@@ -45,10 +45,11 @@ enum {
 
 typedef struct cli_options {
     bool json, strict, verbose;
-    const char *device;  /* "auto" unless given */
-    int threads;         /* 0: as many as there are */
-    const char *library; /* for matrix products; NULL: as the environment says */
-    int64_t memory;      /* bytes that have to be free; 0: any */
+    const char *device;   /* "auto" unless given */
+    int threads;          /* 0: as many as there are */
+    const char *library;  /* for matrix products; NULL: as the environment says */
+    const char *numerics; /* "exact" or "fast"; NULL: as the environment says */
+    int64_t memory;       /* bytes that have to be free; 0: any */
     uint64_t seed;
     bool seed_given;
 } cli_options;

@@ -7,7 +7,17 @@
 #include "cli.h"
 
 enum { MOST_OWN = 32, FIRST_COMMON = 1000 };
-enum { OPT_JSON = FIRST_COMMON, OPT_DEVICE, OPT_STRICT, OPT_MEM, OPT_THREADS, OPT_LIBRARY, OPT_SEED, OPT_HELP };
+enum {
+    OPT_JSON = FIRST_COMMON,
+    OPT_DEVICE,
+    OPT_STRICT,
+    OPT_MEM,
+    OPT_THREADS,
+    OPT_LIBRARY,
+    OPT_NUMERICS,
+    OPT_SEED,
+    OPT_HELP
+};
 
 static const struct {
     struct option option;
@@ -32,6 +42,9 @@ static const struct {
     {{"library", required_argument, NULL, OPT_LIBRARY},
      CLI_THREADS,
      "  --library NAMES       products, convolutions by libraries of `trunnion devices`, auto, none"},
+    {{"numerics", required_argument, NULL, OPT_NUMERICS},
+     CLI_THREADS,
+     "  --numerics KIND       exact, the same bits everywhere; or fast, which may round otherwise"},
     {{"seed", required_argument, NULL, OPT_SEED},
      CLI_SEED,
      "  --seed N              start of the random numbers, a whole number from 0"},
@@ -104,6 +117,7 @@ static bool take_common(cli_options *o, int val, const char *arg) {
     case 'v': return o->verbose = true;
     case OPT_DEVICE: o->device = arg; return *arg != 0;
     case OPT_LIBRARY: o->library = arg; return *arg != 0;
+    case OPT_NUMERICS: o->numerics = arg; return !strcmp(arg, "exact") || !strcmp(arg, "fast");
     case OPT_MEM: return cli_parse_bytes(arg, &o->memory);
     case OPT_SEED: return o->seed_given = parse_seed(arg, &o->seed);
     default:
@@ -215,6 +229,7 @@ tn_device *cli_choose_device(const cli_options *o, tn_selection *s, int *code) {
     d.fallback = o->strict ? TN_FALLBACK_STRICT : TN_FALLBACK_WARN;
     *s = (tn_selection){.struct_size = sizeof *s};
     tn_device *device = NULL;
+    if (o->numerics) (void)tn_set_numerics(*o->numerics == 'f' ? TN_NUMERICS_FAST : TN_NUMERICS_EXACT);
     tn_status status = o->library ? tn_set_library(o->library) : TN_OK;
     if (status == TN_OK) status = tn_device_open(o->device, &d, s, &device);
     if (status == TN_OK) status = tn_set_current_device(device);

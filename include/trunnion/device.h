@@ -345,6 +345,21 @@ TN_API tn_status tn_set_library(const char *name);
 /* The CPU's, else a device's; "none": our own kernels. */
 TN_API const char *tn_get_library(void);
 
+/* ---- numerics ---------------------------------------------------------------------------------------------------- */
+
+/* EXACT: what the processor computes has the same bits for any number of threads, any instruction set and any choice
+ * of kernels (docs/architecture.md, Numerics). FAST: it may be rounded otherwise where that saves time, within a bound
+ * that the kernel states, and still with the same bits for any number of threads and any instruction set: convolutions
+ * of 3×3 with a stride of 1 whose filters stay as they are take Winograd's algorithm. */
+typedef enum tn_numerics { TN_NUMERICS_EXACT, TN_NUMERICS_FAST } tn_numerics;
+
+/* For what is planned from now on, in the whole process; graphs captured before stay as they are. Without a call
+ * TRUNNION_NUMERICS in the environment decides ("exact" or "fast"), and without that it is TN_NUMERICS_EXACT. Devices
+ * other than the CPU and libraries (tn_set_library) compute as they do anyway. Any thread.
+ * Errors: TN_ERR_ARGUMENT for another number. */
+TN_API tn_status tn_set_numerics(tn_numerics numerics);
+TN_API tn_numerics tn_get_numerics(void);
+
 #ifdef __cplusplus
 }
 #endif

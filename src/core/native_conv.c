@@ -158,7 +158,8 @@ void tn_cost_of_conv(const tn_native *n, tn_cost *cost) {
 /* ---- convolutions ------------------------------------------------------------------------------------------------ */
 
 /* words of the name of packed filters */
-enum { FORM_GROUPS, FORM_FILTERS, FORM_CHANNELS, FORM_KERNEL, FORM_OFFSET = FORM_KERNEL + 2, FORM_TURNED };
+enum { FORM_GROUPS, FORM_FILTERS, FORM_CHANNELS, FORM_KERNEL, FORM_OFFSET = FORM_KERNEL + 2, FORM_WAY };
+enum { BY_PLACES, TURNED, WINOGRAD }; /* ways in which filters are packed */
 
 static void pack_form(const tn_form *form, const void *from, void *to) {
     const int64_t *w = form->word;
@@ -167,7 +168,8 @@ static void pack_form(const tn_form *form, const void *from, void *to) {
                       .filters = w[FORM_FILTERS],
                       .channels = w[FORM_CHANNELS],
                       .kernel = {rows, columns},
-                      .turned = w[FORM_TURNED],
+                      .turned = w[FORM_WAY] == TURNED,
+                      .winograd = w[FORM_WAY] == WINOGRAD,
                       .weight_group = w[FORM_FILTERS] * w[FORM_CHANNELS] * rows * columns,
                       .weight = (const float *)(const void *)((const char *)from + w[FORM_OFFSET]),
                       .weight_stride = {w[FORM_CHANNELS] * rows * columns, rows * columns, columns, 1}};
@@ -187,17 +189,33 @@ static bool in_order(const tn_value *v) {
     return true;
 }
 
+static bool may_keep_packed(const tn_graph_plan *g, const tn_conv_args *a, const tn_value *weight) {
+    return tn_native_may_form(g, g->values[weight->root].slot) && in_order(weight) &&
+           (int64_t)tn_conv_packed_bytes(a) <= PACK_LIMIT;
+}
+
 static void keep_packed(const tn_graph_plan *g, tn_native *n, const tn_value *weight) {
     const tn_conv_args *a = &n->conv;
-    int slot = g->values[weight->root].slot;
-    size_t bytes = tn_conv_packed_bytes(a);
-    if (!tn_native_may_form(g, slot) || !in_order(weight) || (int64_t)bytes > PACK_LIMIT) return;
-    n->form_slot = slot;
+    if (!may_keep_packed(g, a, weight)) return;
+    n->form_slot = g->values[weight->root].slot;
     n->form = (tn_form){.make = pack_form,
-                        .bytes = bytes,
+                        .bytes = tn_conv_packed_bytes(a),
                         .word = {a->groups, a->filters, a->channels, a->kernel[0], a->kernel[1],
-                                 (int64_t)tn_native_byte_offset(weight), a->turned}};
+                                 (int64_t)tn_native_byte_offset(weight),
+                                 a->winograd ? WINOGRAD
+                                 : a->turned ? TURNED
+                                             : BY_PLACES}};
     n->formed = &n->packed_weight;
+}
+
+/* Transforming filters at each run would take what their algorithm gains. */
+static void choose_way(const tn_graph_plan *g, tn_native *n, const tn_value *weight) {
+    tn_conv_args *a = &n->conv;
+    a->winograd = tn_get_numerics() == TN_NUMERICS_FAST && tn_conv_winograd_pays(a);
+    a->winograd = a->winograd && may_keep_packed(g, a, weight);
+    a->turned = !a->winograd && tn_conv_turns(a);
+    if (a->winograd) n->by = "winograd";
+    keep_packed(g, n, weight);
 }
 
 /* Operands where a product has them, with a result of their own or a joint's; as other kernels have them else. */
@@ -439,8 +457,7 @@ tn_status tn_make_correlate2d(const tn_graph_plan *g, const tn_group *group, tn_
         return TN_OK;
     }
     if (n->joint && group->pool < 0) n->joined_out = only_result(group->program, n->sizes);
-    n->conv.turned = tn_conv_turns(&n->conv);
-    keep_packed(g, n, weight);
+    choose_way(g, n, weight);
     *workspace = tn_conv_workspace(&n->conv, tn_threads());
     return TN_OK;
 }

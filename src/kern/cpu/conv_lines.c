@@ -245,6 +245,5 @@ static void greatest_beside(const float *from, float *to, int64_t places) {
 #include "kern/cpu/winograd.h"
 
 const conv_lines VEC_JOIN(tn_conv_lines, TN_ISA_SUFFIX) = {
-    &TILES,          copy_rows,    spread_row,       copy_piece,     copy_steps,
-    weigh_row,       greatest_row, greatest_of_four, greatest_beside, winograd_row,
-    winograd_columns, winograd_finish};
+    &TILES,       copy_rows,        spread_row,      copy_piece,    copy_steps,       weigh_row,
+    greatest_row, greatest_of_four, greatest_beside, winograd_rows, winograd_columns, winograd_finish};

@@ -25,33 +25,31 @@ enum {
     WIDEST_PANEL = 2 * MOST_LANES,
     VALUE_ELEMENTS = 160 << 10, /* of a block, at most: a third of the second cache */
     MOST_TILES = TN_GEMM_BLOCK_LD / OUT,
-    FILTERS = 56, /* that are multiplied at once: their sums and the values fit the second cache together */
+    FILTERS = 28,          /* that are multiplied at once: their sums and the values fit the second cache together */
     RESULT_ELEMENTS = 6144 /* that are finished at once, in elements: half of the first cache */
 };
 
 /* Of the memory of a thread. */
-enum { LINE, SLAB, VALUES, SUMS, RESULTS, PARTS };
+enum { LINES, SLAB, VALUES, SUMS, RESULTS, PARTS };
 
 typedef struct winograd {
     tn_conv_args a;
     const conv_lines *with;
-    int64_t down, across;                           /* tiles of an image */
-    int64_t images, rows, columns;                  /* of a block, at most: images, and tiles in each */
+    int64_t down, across;                                   /* tiles of an image */
+    int64_t images, rows, columns;                          /* of a block, at most: images, and tiles in each */
     int64_t image_blocks, row_blocks, column_blocks, parts; /* parts: of the filters */
-    int64_t tiles;                                  /* of a block, rounded up to panels: distance of channels and sums */
-    int64_t plane, values, sums;                    /* distance of planes of the slab; of points */
-    int64_t filters, few;                           /* that are multiplied, and finished, at once */
-    int64_t box_rows;                               /* rows of results in a block for the joint */
-    size_t bytes[PARTS], part_bytes;                /* of a block's memory: in the order of its struct */
+    int64_t tiles;                     /* of a block, rounded up to panels: distance of channels and sums */
+    int64_t line, plane, values, sums; /* distance of lines, of planes of the slab, of points */
+    int64_t filters, few;              /* that are multiplied, and finished, at once */
+    int64_t box_rows;                  /* rows of results in a block for the joint */
+    size_t bytes[PARTS], part_bytes;   /* of a block's memory: in the order of its struct */
     char *memory;
 } winograd;
 
 /* ---- filters, packed --------------------------------------------------------------------------------------------- */
 
 /* Point p's filters lie at p · filters · channels, as tiles like those of any product. */
-size_t tn_conv_winograd_packed_bytes(const tn_conv_args *a) {
-    return windows_area(POINTS * a->filters * a->channels);
-}
+size_t tn_conv_winograd_packed_bytes(const tn_conv_args *a) { return windows_area(POINTS * a->filters * a->channels); }
 
 typedef struct packing {
     const tn_conv_args *a;
@@ -129,7 +127,8 @@ static void choose_block(winograd *w) {
     w->across = tn_ceil_div(a->places[1], OUT);
     int64_t most = tn_max64(tn_min64(VALUE_ELEMENTS / POINTS / a->channels, MOST_TILES), WIDEST_PANEL);
     w->images = w->rows = 1;
-    w->columns = tn_min64(w->across, most);
+    w->columns = w->across;
+    if (w->across > most) w->columns = most / WIDEST_PANEL * WIDEST_PANEL; /* all panels but the last are full */
     if (w->columns < w->across) return;
     w->rows = tn_min64(w->down, most / w->across);
     if (w->rows == w->down) w->images = tn_min64(a->images, most / (w->down * w->across));
@@ -141,13 +140,14 @@ static void plan(winograd *w, const tn_conv_args *args) {
     choose_block(w);
     const int64_t columns = tn_min64(w->columns * OUT, a->places[1]);
     w->tiles = round_up(w->images * w->rows * w->columns, WIDEST_PANEL);
+    w->line = round_up(w->columns * OUT + OVERLAP, MOST_LANES);
     w->plane = (w->rows + 1) * w->columns + MOST_LANES;
     w->filters = tn_min64(a->filters, FILTERS);
     w->values = a->channels * w->tiles + MOST_LANES; /* an odd number of lines apart: all sets of the first cache */
     w->sums = w->filters * w->tiles + MOST_LANES;
     w->few = tn_min64(tn_max64(RESULT_ELEMENTS / (w->rows * OUT * columns), 1), w->filters);
     w->box_rows = w->columns < w->across ? 1 : tn_max64(TN_GEMM_BLOCK_LD / columns, 1);
-    w->bytes[LINE] = windows_area(round_up(w->columns, MOST_LANES) * OUT + 2 * MOST_LANES);
+    w->bytes[LINES] = windows_area((w->rows * OUT + OVERLAP) * w->line + (OUT + 1) * MOST_LANES);
     w->bytes[SLAB] = windows_area(OUT * IN * w->plane);
     w->bytes[VALUES] = windows_area(POINTS * w->values);
     w->bytes[SUMS] = windows_area(POINTS * w->sums);
@@ -185,9 +185,9 @@ typedef struct range {
 
 typedef struct block {
     range image, row, column, filter;
-    float *line, *slab, *values, *sums, *results;
+    float *lines, *slab, *values, *sums, *results;
     port joint;
-    int64_t low, high; /* what of `line` is the image's; the rest is zero */
+    int64_t low[2], high[2]; /* rows and columns of `lines` that are the image's; the others are zero */
 } block;
 
 static range cut(int64_t count, int64_t parts, int64_t number) {
@@ -195,42 +195,36 @@ static range cut(int64_t count, int64_t parts, int64_t number) {
     return (range){first, count * (number + 1) / parts - first};
 }
 
-/* Which part of the line lies in the image. */
-static void clean_line(const winograd *w, block *b) {
-    const int64_t first = b->column.first * OUT - w->a.before[1], length = b->column.count * OUT + OVERLAP;
-    b->low = tn_min64(tn_max64(-first, 0), length);
-    b->high = tn_max64(tn_min64(w->a.size[1] - first, length), b->low);
-    memset(b->line, 0, w->bytes[LINE]);
+/* Which rows and columns of what the block's tiles see lie in the image: [low, high). */
+static void look(int64_t first, int64_t length, int64_t size, int64_t *low, int64_t *high) {
+    *low = tn_min64(tn_max64(-first, 0), length);
+    *high = tn_max64(tn_min64(size - first, length), *low);
 }
 
-/* What the block's tiles see of one channel (x: its first element), transformed along rows. */
-static void transform_channel(const winograd *w, const block *b, const float *x) {
+/* The block's piece of one channel of an image. */
+static const float *piece_of(const winograd *w, const block *b, int64_t number) {
     const tn_conv_args *a = &w->a;
-    const int64_t across = b->column.count, left = b->column.first * OUT - a->before[1] + b->low;
-    for (int64_t y = 0; y < b->row.count * OUT + OVERLAP; y++) {
-        float *to = b->slab + y % OUT * IN * w->plane + y / OUT * across;
-        int64_t row = b->row.first * OUT - a->before[0] + y;
-        if (row < 0 || row >= a->size[0] || b->low == b->high) {
-            for (int i = 0; i < IN; i++)
-                memset(to + i * w->plane, 0, (size_t)across * sizeof *to);
-            continue;
-        }
-        w->with->copy_rows(b->line + b->low, 0, x + row * a->x_stride[2] + left * a->x_stride[3], 0, 1, a->x_stride[3],
-                           b->high - b->low);
-        w->with->winograd_row(b->line, to, w->plane, across);
-    }
+    const float *x = a->x + (b->image.first + number % b->image.count) * a->x_stride[0];
+    x += number / b->image.count * a->x_stride[1];
+    x += (b->row.first * OUT - a->before[0] + b->low[0]) * a->x_stride[2];
+    return x + (b->column.first * OUT - a->before[1] + b->low[1]) * a->x_stride[3];
 }
 
+/* Channel after channel, and of each one image after the other. */
 static void transform_tiles(const winograd *w, block *b) {
     const tn_conv_args *a = &w->a;
-    const int64_t tiles = b->row.count * b->column.count;
-    clean_line(w, b);
-    for (int64_t c = 0; c < a->channels; c++)
-        for (int64_t i = 0; i < b->image.count; i++) {
-            transform_channel(w, b, a->x + (b->image.first + i) * a->x_stride[0] + c * a->x_stride[1]);
-            w->with->winograd_columns(b->slab, w->plane, b->column.count, b->values + c * w->tiles + i * tiles,
-                                      w->values, tiles);
-        }
+    const int64_t tiles = b->row.count * b->column.count, length = b->row.count * OUT + OVERLAP;
+    const int64_t pieces = a->channels * b->image.count;
+    look(b->row.first * OUT - a->before[0], length, a->size[0], &b->low[0], &b->high[0]);
+    look(b->column.first * OUT - a->before[1], b->column.count * OUT + OVERLAP, a->size[1], &b->low[1], &b->high[1]);
+    memset(b->lines, 0, w->bytes[LINES]); /* what lies outside of the image stays so */
+    for (int64_t n = 0; n < pieces; n++) {
+        w->with->copy_rows(b->lines + b->low[0] * w->line + b->low[1], w->line, piece_of(w, b, n), a->x_stride[2],
+                           b->high[0] - b->low[0], a->x_stride[3], b->high[1] - b->low[1]);
+        w->with->winograd_rows(b->lines, w->line, length, b->slab, w->plane, b->column.count);
+        float *to = b->values + n / b->image.count * w->tiles + n % b->image.count * tiles;
+        w->with->winograd_columns(b->slab, w->plane, b->column.count, to, w->values, tiles);
+    }
 }
 
 /* Filters [first, first + count), which are whole tiles of packed ones, over all tiles of the block. */
@@ -329,13 +323,14 @@ static void compute_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
     const winograd *w = ctx;
     char *memory = w->memory + (size_t)worker * w->part_bytes;
     block b;
-    float **const parts[] = {&b.line, &b.slab, &b.values, &b.sums, &b.results};
+    float **const parts[] = {&b.lines, &b.slab, &b.values, &b.sums, &b.results};
     for (size_t i = 0; i < TN_COUNT(parts); memory += w->bytes[i++])
         *parts[i] = (float *)(void *)memory;
     port_open(&b.joint, &w->a.joint, memory);
     for (int64_t n = begin; n < end; n++) {
         int64_t at = n;
-        b.column = cut(w->across, w->column_blocks, at % w->column_blocks);
+        b.column.first = at % w->column_blocks * w->columns;
+        b.column.count = tn_min64(w->columns, w->across - b.column.first);
         at /= w->column_blocks;
         b.row = cut(w->down, w->row_blocks, at % w->row_blocks);
         at /= w->row_blocks;

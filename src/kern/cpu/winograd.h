@@ -59,13 +59,17 @@ VEC_INLINE void winograd_apart(const float *from, V *d, const int count) {
     d[3] = v_odds(odds, more_odds);
 }
 
-static void winograd_row(const float *line, float *to, int64_t distance, int64_t tiles) {
+static void winograd_rows(const float *lines, int64_t line, int64_t count, float *slab, int64_t distance,
+                          int64_t across) {
     V d[WINOGRAD_IN], v[WINOGRAD_IN];
-    for (int64_t t = 0; t < tiles; t += VL) {
-        winograd_apart(line + 4 * t, d, 4);
-        winograd_apart(line + 4 * t + 4, d + 4, 2);
-        winograd_forth(d, v);
-        VEC_UNROLL for (int i = 0; i < WINOGRAD_IN; i++) v_store(to + i * distance + t, v[i]);
+    for (int64_t y = 0; y < count; y++, lines += line) {
+        float *to = slab + y % WINOGRAD_OUT * WINOGRAD_IN * distance + y / WINOGRAD_OUT * across;
+        for (int64_t t = 0; t < across; t += VL) {
+            winograd_apart(lines + 4 * t, d, 4);
+            winograd_apart(lines + 4 * t + 4, d + 4, 2);
+            winograd_forth(d, v);
+            VEC_UNROLL for (int i = 0; i < WINOGRAD_IN; i++) v_store(to + i * distance + t, v[i]);
+        }
     }
 }
 

@@ -1,0 +1,432 @@
+/* test_winograd.c — convolutions under fast numerics: Winograd's algorithm within its bound, with the same bits on every
+ * processor and for any number of threads; and where it is taken.
+ *
+ * The bound is that of kern/conv.h, computed here in f64 from matrices that are made of the points alone. Results lie
+ * between marks; workspace, filters and images have exactly their sizes. */
+#include "test_support.h"
+
+#include <math.h>
+
+#include "kern/conv.h"
+#include "kern/cpu/cpu.h"
+#include "trunnion/ops.h"
+
+enum { OUT = 4, IN = 6, TAPS = 3, MARKS = 64, MAX_THREADS = 3 };
+
+static const float MARK = 12345.0f;
+
+static uint64_t random_state = 1;
+
+static int64_t random_from(int64_t low, int64_t high) {
+    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
+    return low + (int64_t)((random_state >> 33) % (uint64_t)(high - low + 1));
+}
+
+static float random_number(void) { return (float)random_from(-1000, 1000) / 700.0f; }
+
+/* ---- the transforms, from their points --------------------------------------------------------------------------- */
+
+static const double points[IN - 1] = {0, 0.75, -0.75, 1.5, -1.5};
+static double forth[IN][IN], taps_forth[IN][TAPS], back[OUT][IN];
+
+/* Coefficients of the product of (x − point) over all points but `without`. */
+static void product_of_points(int without, double *c) {
+    memset(c, 0, IN * sizeof *c);
+    c[0] = 1;
+    for (int i = 0; i < IN - 1; i++) {
+        if (i == without) continue;
+        for (int k = IN - 1; k > 0; k--)
+            c[k] = c[k - 1] - points[i] * c[k];
+        c[0] *= -points[i];
+    }
+}
+
+static int make_matrices(void **state) {
+    (void)state;
+    for (int i = 0; i < IN; i++) {
+        product_of_points(i, forth[i]);
+        double scale = 1;
+        for (int k = 0; k < IN - 1 && i < IN - 1; k++)
+            if (k != i) scale *= points[i] - points[k];
+        for (int k = 0; k < OUT; k++)
+            back[k][i] = i < IN - 1 ? pow(points[i], k) : k == OUT - 1;
+        for (int k = 0; k < TAPS; k++)
+            taps_forth[i][k] = i < IN - 1 ? pow(points[i], k) / scale : k == TAPS - 1;
+    }
+    return 0;
+}
+
+/* |M| · |x| · |Mᵀ|, x [columns, columns], to [rows, rows]. */
+static void magnitudes(const double *m, int rows, int columns, const double *x, double *to) {
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < rows; j++) {
+            double sum = 0;
+            for (int k = 0; k < columns; k++)
+                for (int l = 0; l < columns; l++)
+                    sum += fabs(m[i * columns + k]) * fabs(x[k * columns + l]) * fabs(m[j * columns + l]);
+            to[i * rows + j] = sum;
+        }
+}
+
+/* ---- the definition and the bound -------------------------------------------------------------------------------- */
+
+typedef struct problem {
+    tn_conv_args a;
+    float *x, *weight;
+    double *want, *bound; /* of each result */
+} problem;
+
+static double seen_at(const problem *p, int64_t image, int64_t channel, int64_t row, int64_t column) {
+    const tn_conv_args *a = &p->a;
+    row -= a->before[0];
+    column -= a->before[1];
+    if (row < 0 || row >= a->size[0] || column < 0 || column >= a->size[1]) return 0;
+    return (double)
+        a->x[image * a->x_stride[0] + channel * a->x_stride[1] + row * a->x_stride[2] + column * a->x_stride[3]];
+}
+
+/* Adds one channel to a tile of results that begins at place (u, v). */
+static void add_channel(problem *p, int64_t image, int64_t filter, int64_t channel, int64_t u, int64_t v, double *sums,
+                        double *sizes) {
+    const tn_conv_args *a = &p->a;
+    double d[IN * IN], g[TAPS * TAPS], big_d[IN * IN], big_g[IN * IN];
+    for (int k = 0; k < IN * IN; k++)
+        d[k] = seen_at(p, image, channel, u + k / IN, v + k % IN);
+    for (int k = 0; k < TAPS * TAPS; k++)
+        g[k] = (double)a->weight[filter * a->weight_stride[0] + channel * a->weight_stride[1] +
+                                 k / TAPS * a->weight_stride[2] + k % TAPS * a->weight_stride[3]];
+    for (int k = 0; k < OUT * OUT * TAPS * TAPS; k++) {
+        int at = k / TAPS / TAPS, tap = k % (TAPS * TAPS);
+        sums[at] += d[(at / OUT + tap / TAPS) * IN + at % OUT + tap % TAPS] * g[tap];
+    }
+    magnitudes(forth[0], IN, IN, d, big_d);
+    magnitudes(taps_forth[0], IN, TAPS, g, big_g);
+    for (int k = 0; k < IN * IN; k++)
+        sizes[k] += big_d[k] * big_g[k];
+}
+
+static void define_tile(problem *p, int64_t image, int64_t filter, int64_t u, int64_t v) {
+    const tn_conv_args *a = &p->a;
+    const double rounding = ldexp(1, -24) * (double)(a->channels + 11);
+    double sums[OUT * OUT] = {0}, sizes[IN * IN] = {0}, big[OUT * OUT];
+    for (int64_t c = 0; c < a->channels; c++)
+        add_channel(p, image, filter, c, u, v, sums, sizes);
+    magnitudes(back[0], OUT, IN, sizes, big);
+    for (int k = 0; k < OUT * OUT; k++) {
+        int64_t row = u + k / OUT, column = v + k % OUT;
+        if (row >= a->places[0] || column >= a->places[1]) continue;
+        int64_t n = ((image * a->filters + filter) * a->places[0] + row) * a->places[1] + column;
+        p->want[n] = sums[k];
+        p->bound[n] = big[k] * rounding * 1.01 + 1e-30; /* terms of higher order */
+    }
+}
+
+static int64_t results_of(const tn_conv_args *a) { return a->images * a->filters * a->places[0] * a->places[1]; }
+
+static void define(problem *p) {
+    const tn_conv_args *a = &p->a;
+    for (int64_t n = 0; n < a->images * a->filters; n++)
+        for (int64_t u = 0; u < a->places[0]; u += OUT)
+            for (int64_t v = 0; v < a->places[1]; v += OUT)
+                define_tile(p, n / a->filters, n % a->filters, u, v);
+}
+
+/* ---- the kernel -------------------------------------------------------------------------------------------------- */
+
+static void *memory_of(int64_t count, size_t size) {
+    void *p = tn_mem_alloc((size_t)count * size);
+    assert_non_null(p);
+    return p;
+}
+
+/* Into out, between marks. */
+static void compute(const problem *p, int threads, bool packed_before, float *out) {
+    tn_conv_args a = p->a;
+    int64_t count = results_of(&a);
+    assert_ok(tn_threads_set(threads));
+    for (int64_t i = 0; i < count + 2 * MARKS; i++)
+        out[i] = MARK;
+    a.out = out + MARKS;
+    size_t bytes = tn_conv_workspace(&a, threads);
+    a.workspace = memory_of((int64_t)bytes, 1);
+    memset(a.workspace, 0xff, bytes);
+    void *packed = memory_of((int64_t)tn_conv_packed_bytes(&a), 1);
+    tn_conv_pack(&a, packed);
+    if (packed_before) a.packed = packed;
+    tn_conv(&a);
+    for (int i = 0; i < MARKS; i++)
+        assert_true(out[i] == MARK && out[MARKS + count + i] == MARK);
+    tn_mem_free(packed);
+    tn_mem_free(a.workspace);
+}
+
+static void assert_near(const problem *p, const float *got) {
+    const tn_conv_args *a = &p->a;
+    for (int64_t i = 0; i < results_of(a); i++) {
+        double off = fabs((double)got[i] - p->want[i]);
+        if (off <= p->bound[i]) continue;
+        fail_msg("%lld images, %lld channels, %lld filters, %lld×%lld from (%lld, %lld) to %lld×%lld: result %lld is "
+                 "%.9g, not %.9g; off by %.3g times the bound",
+                 (long long)a->images, (long long)a->channels, (long long)a->filters, (long long)a->size[0],
+                 (long long)a->size[1], (long long)-a->before[0], (long long)-a->before[1], (long long)a->places[0],
+                 (long long)a->places[1], (long long)i, (double)got[i], p->want[i], off / p->bound[i]);
+    }
+}
+
+/* Every processor and number of threads: the first result is near the definition, all others have its bits. */
+static void check_everywhere(problem *p) {
+    const size_t bytes = (size_t)(results_of(&p->a) + 2 * MARKS) * sizeof(float);
+    float *first = memory_of((int64_t)bytes, 1), *out = memory_of((int64_t)bytes, 1);
+    bool one = false;
+    define(p);
+    for (int isa = TN_ISA_COUNT - 1; isa >= TN_ISA_BASE; isa--) {
+        if (!tn_gemm_use((tn_isa)isa)) continue;
+        for (int threads = 1; threads <= MAX_THREADS; threads++) {
+            compute(p, threads, threads == 2, one ? out : first);
+            if (!one) assert_near(p, first + MARKS);
+            if (one && memcmp(out, first, bytes) != 0) fail_msg("isa %d, %d threads: other bits", isa, threads);
+            one = true;
+        }
+    }
+    tn_mem_free(out);
+    tn_mem_free(first);
+}
+
+/* Images by channels or by places, rows with something between them. */
+static void check(const tn_conv_args *sizes, bool by_places, int64_t between) {
+    problem p = {.a = *sizes};
+    tn_conv_args *a = &p.a;
+    int64_t row = a->size[1] + between, plane = a->size[0] * row;
+    a->groups = 1;
+    a->winograd = true;
+    for (int d = 0; d < 2; d++) {
+        a->kernel[d] = TAPS;
+        a->stride[d] = a->dilation[d] = 1;
+    }
+    assert_true(tn_conv_winograd_fits(a));
+    memcpy(a->x_stride, (int64_t[]){a->channels * plane, plane, row, 1}, sizeof a->x_stride);
+    if (by_places)
+        memcpy(a->x_stride, (int64_t[]){a->channels * plane, 1, row * a->channels, a->channels}, sizeof a->x_stride);
+    memcpy(a->weight_stride, (int64_t[]){a->channels * 9, 9, 3, 1}, sizeof a->weight_stride);
+    int64_t pixels = a->images * a->channels * plane - between * a->x_stride[3], weights = a->filters * a->channels * 9;
+    a->x = p.x = memory_of(pixels, sizeof *p.x);
+    a->weight = p.weight = memory_of(weights, sizeof *p.weight);
+    for (int64_t i = 0; i < pixels; i++)
+        p.x[i] = random_number();
+    for (int64_t i = 0; i < weights; i++)
+        p.weight[i] = random_number();
+    p.want = memory_of(results_of(a), sizeof *p.want);
+    p.bound = memory_of(results_of(a), sizeof *p.bound);
+    check_everywhere(&p);
+    tn_mem_free(p.x);
+    tn_mem_free(p.weight);
+    tn_mem_free(p.want);
+    tn_mem_free(p.bound);
+}
+
+/* Any places will do: what lies beyond the image is zero. */
+static void random_sizes_are_within_the_bound(void **state) {
+    (void)state;
+    for (int i = 0; i < 40; i++) {
+        tn_conv_args a = {.images = random_from(1, 3), .channels = random_from(1, 9), .filters = random_from(1, 20)};
+        for (int d = 0; d < 2; d++) {
+            a.size[d] = random_from(1, 14);
+            a.places[d] = random_from(1, 15);
+            a.before[d] = random_from(-2, 4);
+        }
+        check(&a, i % 3 == 0, i % 4);
+    }
+}
+
+/* Pieces of long rows, rows of tiles in several blocks, blocks of several images, filters that threads share, channels
+ * for which a block holds few tiles. */
+static void large_sizes_are_within_the_bound(void **state) {
+    (void)state;
+    static const tn_conv_args sizes[] = {
+        {.images = 1, .channels = 2, .filters = 3, .size = {5, 1100}, .places = {5, 1100}, .before = {1, 1}},
+        {.images = 2, .channels = 20, .filters = 31, .size = {57, 29}, .places = {57, 29}, .before = {1, 1}},
+        {.images = 23, .channels = 3, .filters = 17, .size = {7, 8}, .places = {7, 8}, .before = {1, 1}},
+        {.images = 2, .channels = 5, .filters = 61, .size = {9, 10}, .places = {7, 8}, .before = {0, 0}},
+        {.images = 1, .channels = 150, .filters = 15, .size = {13, 130}, .places = {13, 130}, .before = {1, 1}},
+        {.images = 1, .channels = 1, .filters = 1, .size = {300, 3}, .places = {300, 3}, .before = {1, 1}},
+    };
+    for (size_t i = 0; i < TN_COUNT(sizes); i++)
+        check(&sizes[i], i % 2, (int64_t)i % 3);
+}
+
+static void other_windows_do_not_fit(void **state) {
+    (void)state;
+    const tn_conv_args plain = {.images = 1,
+                                .groups = 1,
+                                .channels = 64,
+                                .filters = 64,
+                                .size = {56, 56},
+                                .places = {56, 56},
+                                .kernel = {3, 3},
+                                .stride = {1, 1},
+                                .before = {1, 1},
+                                .dilation = {1, 1}};
+    assert_true(tn_conv_winograd_fits(&plain) && tn_conv_winograd_pays(&plain));
+    for (int d = 0; d < 2; d++) {
+        tn_conv_args a = plain;
+        a.kernel[d] = 4;
+        assert_false(tn_conv_winograd_fits(&a));
+        a = plain;
+        a.stride[d] = 2;
+        assert_false(tn_conv_winograd_fits(&a));
+        a = plain;
+        a.dilation[d] = 2;
+        assert_false(tn_conv_winograd_fits(&a));
+        a = plain;
+        a.places[d] = 0;
+        assert_false(tn_conv_winograd_fits(&a));
+    }
+    tn_conv_args a = plain;
+    a.groups = 2;
+    assert_false(tn_conv_winograd_fits(&a));
+    a = plain;
+    a.channels = 1; /* little to gain, and the transforms cost as much */
+    assert_false(tn_conv_winograd_pays(&a));
+}
+
+/* ---- in plans ---------------------------------------------------------------------------------------------------- */
+
+static tn_tensor *random_tensor(const int64_t *shape, int rank) {
+    int64_t count = 1;
+    for (int d = 0; d < rank; d++)
+        count *= shape[d];
+    float *x = memory_of(count, sizeof *x);
+    for (int64_t i = 0; i < count; i++)
+        x[i] = random_number();
+    tn_tensor *t = tn_from_data(x, shape, rank, TN_F32);
+    tn_mem_free(x);
+    return t;
+}
+
+static bool last_plan_says(const char *part) {
+    char *text = tn_explain_last();
+    bool says = text && strstr(text, part);
+    tn_text_free(text);
+    return says;
+}
+
+static float *numbers_of(tn_tensor *t) {
+    size_t bytes = (size_t)tn_numel(t) * sizeof(float);
+    float *x = memory_of((int64_t)bytes, 1);
+    assert_ok(tn_read(t, x, bytes));
+    return x;
+}
+
+typedef struct layer {
+    tn_tensor *x, *w, *bias, *rest;
+} layer;
+
+static tn_tensor *conv_of(const layer *l) {
+    tn_conv2d_options o = {.struct_size = sizeof o, .padding = {1, 1}};
+    return tn_conv2d(l->x, l->w, NULL, &o);
+}
+
+static tn_tensor *after(const layer *l, tn_tensor *y) {
+    return tn_add(tn_relu(tn_add(y, tn_reshape(l->bias, TN_DIMS(-1, 1, 1)))), l->rest);
+}
+
+static layer layer_of(int64_t images, int64_t rows, int64_t columns) {
+    enum { CHANNELS = 32, FILTERS = 40 };
+    return (layer){random_tensor(TN_DIMS(images, CHANNELS, rows, columns)),
+                   random_tensor(TN_DIMS(FILTERS, CHANNELS, 3, 3)), random_tensor(TN_DIMS(FILTERS)),
+                   random_tensor(TN_DIMS(images, FILTERS, rows, columns))};
+}
+
+/* Rows of several, one and a part of a block for the joint; whole images; an image with a rest of a tile. */
+static void what_is_joined_has_the_bits_of_what_is_not(void **state) {
+    (void)state;
+    static const int64_t sizes[][3] = {{1, 56, 56}, {2, 21, 150}, {1, 18, 300}, {1, 11, 700}, {7, 13, 14}};
+    assert_ok(tn_set_numerics(TN_NUMERICS_FAST));
+    for (size_t i = 0; i < TN_COUNT(sizes); i++) {
+        assert_ok(tn_threads_set(1 + (int)i % 2));
+        TN_SCOPE {
+            layer l = layer_of(sizes[i][0], sizes[i][1], sizes[i][2]);
+            tn_tensor *joined = after(&l, conv_of(&l));
+            assert_ok(tn_eval(&joined, 1));
+            assert_true(last_plan_says("correlate2d+") && last_plan_says(" by winograd"));
+            tn_tensor *y = conv_of(&l);
+            assert_ok(tn_eval(&y, 1));
+            assert_true(last_plan_says("correlate2d") && last_plan_says(" by winograd"));
+            float *got = numbers_of(joined), *want = numbers_of(after(&l, y));
+            assert_memory_equal(got, want, (size_t)tn_numel(y) * sizeof *got);
+            tn_mem_free(got);
+            tn_mem_free(want);
+        }
+    }
+    assert_ok(tn_set_numerics(TN_NUMERICS_EXACT));
+}
+
+static void exact_numerics_keep_their_bits(void **state) {
+    (void)state;
+    TN_SCOPE {
+        layer l = layer_of(1, 40, 40);
+        tn_tensor *y[3];
+        float *x[3];
+        for (int i = 0; i < 3; i++) {
+            assert_ok(tn_set_numerics(i == 1 ? TN_NUMERICS_FAST : TN_NUMERICS_EXACT));
+            assert_int_equal(tn_get_numerics(), i == 1 ? TN_NUMERICS_FAST : TN_NUMERICS_EXACT);
+            y[i] = conv_of(&l);
+            assert_ok(tn_eval(&y[i], 1));
+            assert_true(last_plan_says(" by winograd") == (i == 1));
+            x[i] = numbers_of(y[i]);
+        }
+        size_t bytes = (size_t)tn_numel(y[0]) * sizeof *x[0];
+        assert_memory_equal(x[0], x[2], bytes);
+        assert_memory_not_equal(x[0], x[1], bytes);
+        for (int i = 0; i < 3; i++)
+            tn_mem_free(x[i]);
+    }
+    assert_int_equal(tn_set_numerics((tn_numerics)2), TN_ERR_ARGUMENT);
+    assert_text_has(tn_error(), "TN_NUMERICS_FAST");
+}
+
+/* Such filters would be transformed anew each time. */
+static void filters_that_are_computed_stay_exact(void **state) {
+    (void)state;
+    assert_ok(tn_set_numerics(TN_NUMERICS_FAST));
+    TN_SCOPE {
+        layer l = layer_of(1, 40, 40);
+        l.w = tn_mul(l.w, l.w);
+        tn_tensor *y = conv_of(&l);
+        assert_ok(tn_eval(&y, 1));
+        assert_true(last_plan_says("correlate2d") && !last_plan_says(" by winograd"));
+    }
+    assert_ok(tn_set_numerics(TN_NUMERICS_EXACT));
+}
+
+static void environment_decides_where_nobody_has(void **state) {
+    (void)state;
+    static const struct {
+        const char *line;
+        bool fast;
+    } cases[] = {
+        {"%s bench conv3x3-64-56 --profile --seconds 0.01", false},
+        {"TRUNNION_NUMERICS=fast %s bench conv3x3-64-56 --profile --seconds 0.01", true},
+        {"TRUNNION_NUMERICS=fast %s bench conv3x3-64-56 --profile --seconds 0.01 --numerics exact", false},
+        {"TRUNNION_NUMERICS=quick %s bench conv3x3-64-56 --profile --seconds 0.01", false},
+        {"%s bench conv3x3-64-56 --profile --seconds 0.01 --numerics fast", true},
+    };
+    char heard[4096];
+    for (size_t i = 0; i < TN_COUNT(cases); i++) {
+        assert_int_equal(run_trunnion(cases[i].line, heard, sizeof heard), 0);
+        if ((strstr(heard, "by winograd") != NULL) != cases[i].fast) fail_msg("%s: %s", cases[i].line, heard);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(random_sizes_are_within_the_bound),
+        cmocka_unit_test(large_sizes_are_within_the_bound),
+        cmocka_unit_test(other_windows_do_not_fit),
+        cmocka_unit_test(what_is_joined_has_the_bits_of_what_is_not),
+        cmocka_unit_test(exact_numerics_keep_their_bits),
+        cmocka_unit_test(filters_that_are_computed_stay_exact),
+        cmocka_unit_test(environment_decides_where_nobody_has),
+    };
+    return cmocka_run_group_tests(tests, make_matrices, NULL);
+}
