@@ -361,6 +361,32 @@ static void what_is_joined_has_the_bits_of_what_is_not(void **state) {
     assert_ok(tn_set_numerics(TN_NUMERICS_EXACT));
 }
 
+/* Two by two of what is joined, or four beside each other: rows of an odd number, several images. */
+static void what_is_pooled_has_the_bits_of_what_is_not(void **state) {
+    (void)state;
+    static const int64_t sizes[][3] = {{1, 57, 57}, {2, 21, 150}, {7, 13, 14}, {1, 18, 250}};
+    static const int64_t windows[][2] = {{2, 2}, {1, 4}};
+    assert_ok(tn_set_numerics(TN_NUMERICS_FAST));
+    for (size_t i = 0; i < TN_COUNT(sizes) * TN_COUNT(windows); i++) {
+        const int64_t *size = sizes[i / 2], *window = windows[i % 2];
+        assert_ok(tn_threads_set(1 + (int)i % 2));
+        TN_SCOPE {
+            layer l = layer_of(size[0], size[1], size[2]);
+            tn_tensor *pooled = tn_max_pool2d(after(&l, conv_of(&l)), window, NULL);
+            assert_ok(tn_eval(&pooled, 1));
+            assert_true(last_plan_says("correlate2d+") && last_plan_says(" by winograd"));
+            assert_false(last_plan_says("native max_pool2d"));
+            tn_tensor *y = after(&l, conv_of(&l));
+            assert_ok(tn_eval(&y, 1));
+            float *got = numbers_of(pooled), *want = numbers_of(tn_max_pool2d(y, window, NULL));
+            assert_memory_equal(got, want, (size_t)tn_numel(pooled) * sizeof *got);
+            tn_mem_free(got);
+            tn_mem_free(want);
+        }
+    }
+    assert_ok(tn_set_numerics(TN_NUMERICS_EXACT));
+}
+
 static void exact_numerics_keep_their_bits(void **state) {
     (void)state;
     TN_SCOPE {
@@ -424,6 +450,7 @@ int main(void) {
         cmocka_unit_test(large_sizes_are_within_the_bound),
         cmocka_unit_test(other_windows_do_not_fit),
         cmocka_unit_test(what_is_joined_has_the_bits_of_what_is_not),
+        cmocka_unit_test(what_is_pooled_has_the_bits_of_what_is_not),
         cmocka_unit_test(exact_numerics_keep_their_bits),
         cmocka_unit_test(filters_that_are_computed_stay_exact),
         cmocka_unit_test(environment_decides_where_nobody_has),

@@ -14,7 +14,7 @@
 #include <string.h>
 
 #include "kern/cpu/cpu.h"
-#include "kern/cpu/port.h"
+#include "kern/cpu/pooled.h"
 #include "kern/cpu/windows.h"
 
 enum {
@@ -116,10 +116,6 @@ bool tn_conv_winograd_fits(const tn_conv_args *a) {
     return fits;
 }
 
-bool tn_conv_winograd_pays(const tn_conv_args *a) {
-    return tn_conv_winograd_fits(a) && a->channels >= 16 && a->filters >= 16;
-}
-
 /* A block as large as the caches have room for. */
 static void choose_block(winograd *w) {
     const tn_conv_args *a = &w->a;
@@ -128,6 +124,7 @@ static void choose_block(winograd *w) {
     int64_t most = tn_max64(tn_min64(VALUE_ELEMENTS / POINTS / a->channels, MOST_TILES), WIDEST_PANEL);
     w->images = w->rows = 1;
     w->columns = w->across;
+    if (a->pool[0] > 0) most = tn_max64(most, w->across);                  /* whole rows are pooled */
     if (w->across > most) w->columns = most / WIDEST_PANEL * WIDEST_PANEL; /* all panels but the last are full */
     if (w->columns < w->across) return;
     w->rows = tn_min64(w->down, most / w->across);
@@ -146,7 +143,7 @@ static void plan(winograd *w, const tn_conv_args *args) {
     w->values = a->channels * w->tiles + MOST_LANES; /* an odd number of lines apart: all sets of the first cache */
     w->sums = w->filters * w->tiles + MOST_LANES;
     w->few = tn_min64(tn_max64(RESULT_ELEMENTS / (w->rows * OUT * columns), 1), w->filters);
-    w->box_rows = w->columns < w->across ? 1 : tn_max64(TN_GEMM_BLOCK_LD / columns, 1);
+    w->box_rows = w->columns < w->across ? 1 : TN_GEMM_BLOCK_LD / columns / pooled_rows(a) * pooled_rows(a);
     w->bytes[LINES] = windows_area((w->rows * OUT + OVERLAP) * w->line + (OUT + 1) * MOST_LANES);
     w->bytes[SLAB] = windows_area(OUT * IN * w->plane);
     w->bytes[VALUES] = windows_area(POINTS * w->values);
@@ -156,6 +153,11 @@ static void plan(winograd *w, const tn_conv_args *args) {
     w->part_bytes = port_scratch(&a->joint, 0);
     for (int i = 0; i < PARTS; i++)
         w->part_bytes += w->bytes[i];
+}
+
+bool tn_conv_winograd_pays(const tn_conv_args *a) {
+    bool pools = a->pool[0] == 0 || a->pool[0] * a->places[1] <= TN_GEMM_BLOCK_LD;
+    return pools && tn_conv_winograd_fits(a) && a->channels >= 16 && a->filters >= 16;
 }
 
 /* Blocks are as alike as can be, and as many for each thread; where they would become too small for full panels,
@@ -262,12 +264,12 @@ static winograd_area area_of(const winograd *w, const block *b, int64_t image, f
 }
 
 /* `filters` have been finished; their results lie in blocks. */
-static void hand_over(const winograd *w, block *b, const winograd_area *area, int64_t image, range filters) {
+static void join(const winograd *w, block *b, const winograd_area *area, int64_t image, range filters) {
     const int64_t first = b->row.first * OUT * w->a.places[1] + b->column.first * OUT;
     for (int64_t y = 0; y < area->rows; y += w->box_rows) {
         box at = {filters.first, filters.count, first + y * w->a.places[1],
                   tn_min64(area->rows - y, w->box_rows) * area->columns};
-        port_run(&b->joint, (const int64_t[TN_GEMM_BATCH_AXES]){0, 0, 0, image}, at, area->row[y]);
+        hand_over(&b->joint, w->with, &w->a, image, at, area->row[y]);
     }
 }
 
@@ -281,7 +283,7 @@ static void finish(const winograd *w, block *b, range filters) {
             for (int64_t k = 0; k < few; k++)
                 w->with->winograd_finish(&area, b->sums + (f + k) * w->tiles + i * tiles, w->sums,
                                          b->joint.vm ? k * TN_GEMM_BLOCK_LD : (filters.first + f + k) * plane);
-            if (b->joint.vm) hand_over(w, b, &area, b->image.first + i, (range){filters.first + f, few});
+            if (b->joint.vm) join(w, b, &area, b->image.first + i, (range){filters.first + f, few});
         }
     }
 }
