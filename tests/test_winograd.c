@@ -1,5 +1,5 @@
-/* test_winograd.c — convolutions under fast numerics: Winograd's algorithm within its bound, with the same bits on every
- * processor and for any number of threads; and where it is taken.
+/* test_winograd.c — convolutions under fast numerics: Winograd's algorithm within its bound, with the same bits on
+ * every processor and for any number of threads; and where it is taken.
  *
  * The bound is that of kern/conv.h, computed here in f64 from matrices that are made of the points alone. Results lie
  * between marks; workspace, filters and images have exactly their sizes. */
