@@ -4,6 +4,8 @@
  * cases (`trunnion onnx-test`); here it is the reader and the executor. */
 #include "test_support.h"
 
+#include <math.h>
+
 #include "trunnion/onnx.h"
 #include "trunnion/ops.h"
 
@@ -102,6 +104,37 @@ static void weights_of_few_bits_are_unpacked_once(void **state) {
         assert_ok(tn_onnx_run(m, &in, &out));
         if (run == 1 && recorded() - before > 3) fail_msg("%lld nodes", (long long)(recorded() - before));
         assert_floats(out, y, 3 * batch);
+        tn_onnx_value_free(in);
+    }
+    tn_onnx_close(m);
+}
+
+/* chosen.onnx multiplies comparisons of indices with 0 … 3: with w it takes rows, an index outside none, and no sum is −0;
+ * with v, in which infinity stands, it is the product, NaN included. */
+static void comparisons_choose_rows_of_finite_numbers(void **state) {
+    (void)state;
+    static const float w[4][2] = {{1, 2}, {0, 4}, {5, 6}, {7, 8}};
+    tn_onnx *m = open_model(MODEL("chosen.onnx"));
+    for (int run = 0; run < 4; run++) {
+        int32_t index[] = {run, 1, -1, 3, 4, 2 - run};
+        float y[6][2], z[6][2];
+        tn_tensor *t = tn_from_data(index, TN_DIMS(6, 1), TN_I32);
+        tn_onnx_value *in = tn_onnx_value_tensor(t), *out[2] = {NULL};
+        tn_free(t);
+        assert_ok(tn_onnx_run(m, &in, out));
+        assert_ok(tn_read(tn_onnx_value_get(out[0]), y, sizeof y));
+        assert_ok(tn_read(tn_onnx_value_get(out[1]), z, sizeof z));
+        for (int i = 0; i < 6; i++) {
+            bool inside = index[i] >= 0 && index[i] < 4;
+            for (int j = 0; j < 2; j++) {
+                float want = inside ? w[index[i]][j] : 0;
+                if (memcmp(&y[i][j], &want, sizeof want) != 0)
+                    fail_msg("run %d, row %d: %g, not %g", run, i, y[i][j], want);
+            }
+            assert_true(z[i][0] == y[i][0] && (index[i] == 2 ? isinf(z[i][1]) : isnan(z[i][1])));
+        }
+        for (int k = 0; k < 2; k++)
+            tn_onnx_value_free(out[k]);
         tn_onnx_value_free(in);
     }
     tn_onnx_close(m);
@@ -493,6 +526,7 @@ int main(void) {
         cmocka_unit_test(a_replay_computes_what_the_first_run_does),
         cmocka_unit_test(a_third_run_records_nothing),
         cmocka_unit_test(weights_of_few_bits_are_unpacked_once),
+        cmocka_unit_test(comparisons_choose_rows_of_finite_numbers),
         cmocka_unit_test(an_input_given_twice_is_two_inputs_later),
         cmocka_unit_test(results_that_are_given_back_are_read_anew),
         cmocka_unit_test(values_outlive_their_model),

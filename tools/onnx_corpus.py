@@ -116,6 +116,16 @@ def few_bits():
           imports=[h.make_opsetid("com.microsoft", 1)], checked=False, initializer=rows)
 
 
+def chosen():
+    """Rows that a product with comparisons takes: of finite numbers, and of others."""
+    ramp = h.make_tensor("ramp", T.INT32, [1, 4], [0, 1, 2, 3])
+    tables = [h.make_tensor(name, F, [4, 2], [1, 2, -0.0, 4, 5, last, 7, 8]) for name, last in (("w", 6), ("v", np.inf))]
+    nodes = [node("Equal", ["i", "ramp"], ["same"]), node("Cast", ["same"], ["e"], to=F), node("MatMul", ["e", "w"], ["y"]),
+             node("MatMul", ["e", "v"], ["z"])]
+    model("chosen", nodes, [info("i", T.INT32, ["n", 1])], [info("y", F, ["n", 2]), info("z", F, ["n", 2])],
+          initializer=[ramp, *tables])
+
+
 def unfit():
     """Models that the checker would not let pass, and that fail when they are run."""
     steps = h.make_tensor("steps", T.INT64, [], [3])
@@ -165,5 +175,5 @@ def values():
 
 if __name__ == "__main__":
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for make in (mlp, branch, loop, scan, function, sparse, pool, external, two, told, few_bits, unfit, types, values):
+    for make in (mlp, branch, loop, scan, function, sparse, pool, external, two, told, few_bits, chosen, unfit, types, values):
         make()

@@ -2,7 +2,7 @@
  *
  * Everything that does not change between runs is worked out once: strides, workspace, the compiled joint, the weight
  * in the form that the kernel reads. The kinds are in native_product.c, native_conv.c, native_attention.c and
- * native_linalg.c; argsort, index_add and cat_few are short and here. */
+ * native_linalg.c; argsort, index_add, cat_few and index_select are short and here. */
 #include "core/native.h"
 
 #include <string.h>
@@ -181,6 +181,49 @@ static bool takes_cat(const tn_node *n) {
            (stored || longest <= FEW);
 }
 
+/* ---- index_select ------------------------------------------------------------------------------------------------ */
+
+static void run_take(tn_native *n, void *const *pointers) {
+    n->take.out = pointers[0];
+    n->take.data = pointers[1];
+    n->take.index = pointers[2];
+    tn_take_run(&n->take);
+}
+
+static tn_status make_take(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
+    const tn_value *v = &g->values[group->lead], *x = &g->values[v->in[0]], *index = &g->values[v->in[1]];
+    int dim = (int)v->node->i[0];
+    n->run = run_take;
+    n->take = (tn_take_args){.rank = v->node->rank,
+                             .dim = dim,
+                             .extent = x->node->shape[dim],
+                             .wide = index->node->dtype == TN_I64,
+                             .index_stride = index->node->rank ? index->stride[0] : 0,
+                             .outside = v->node->dtype == TN_F32 ? 0x7fc00000u : 0};
+    memcpy(n->take.shape, v->node->shape, sizeof n->take.shape);
+    memcpy(n->take.stride, x->stride, sizeof n->take.stride);
+    *workspace = 0;
+    return TN_OK;
+}
+
+/* Data or what has a kernel of its own: of what is computed where it is looked up, only what is taken is computed. */
+static bool is_there(const tn_node *x) {
+    while (x->op != TN_OP_NONE && !tn_node_computed(x)) {
+        tn_op_class c = tn_op(x->op)->impl->class_;
+        if (c != TN_VIEW_OP) return c == TN_MATMUL || c == TN_NATIVE || c == TN_REDUCTION;
+        x = x->in[0];
+    }
+    return true;
+}
+
+/* A program that looks up has no machine code, and what is joined to it none either. */
+static bool takes_take(const tn_node *n) {
+    enum { MANY = 1024 };
+    uint8_t index = n->in[1]->dtype;
+    return tn_dtype_size((tn_dtype)n->dtype) == 4 && tn_dtype_block((tn_dtype)n->dtype) == 1 &&
+           (index == TN_I64 || index == TN_I32) && tn_node_numel(n) >= MANY && is_there(n->in[0]);
+}
+
 /* ---- the table --------------------------------------------------------------------------------------------------- */
 
 /* What a kernel's result is: memory of its own; its first operand with some elements changed, each by itself; or that
@@ -205,6 +248,7 @@ static const tn_native_row natives[] = {
     {"index_add_rows", make_index_add, RESULT_UPDATED, NULL, NULL, NULL},
     {"cat_few", make_cat, RESULT_FRESH, NULL, takes_cat, NULL},
     {"contiguous", make_cat, RESULT_FRESH, NULL, takes_copy, NULL},
+    {"index_select", make_take, RESULT_FRESH, NULL, takes_take, NULL},
     {"rope_rows", tn_make_rope, RESULT_FRESH, NULL, NULL, NULL},
     {"cache_append_rows", tn_make_cache_append, RESULT_APPENDED, tn_cost_of_cache_append, NULL, NULL},
     {"attention_dense", tn_make_sdpa, RESULT_FRESH, tn_cost_of_sdpa, NULL, NULL},

@@ -39,6 +39,7 @@ struct tn_native {
         tn_argsort_args argsort;
         tn_scatter_args scatter;
         tn_cat_args *cat; /* `own`: large, and there are few */
+        tn_take_args take;
         tn_cache_write_args append;
         tn_attention_args attention;
         tn_rope_args rope;

@@ -1,4 +1,4 @@
-/* cat.c — tensors beside each other: their elements copied to where the joined one has them.
+/* cat.c — tensors beside each other, and slices of one: elements copied to where the result has them.
  *
  * Strides of both sides are known, so a part is a copy between two layouts, whose axes are put together where both
  * allow it: what lies alike becomes one move of memory. The result is made a stretch of its first axis at a time, all
@@ -133,4 +133,66 @@ void tn_cat_run(const tn_cat_args *a) {
     }
     int64_t tasks = j.stretches * a->parts, each = tn_max64(elements / tasks, 1);
     tn_parallel(tasks, tn_max64(2 * STRETCH / each, 1), copy_parts, &j);
+}
+
+/* ---- slices by their numbers ------------------------------------------------------------------------------------- */
+
+static int64_t index_at(const tn_take_args *a, int64_t i) {
+    int64_t at = i * a->index_stride;
+    return a->wide ? ((const int64_t *)a->index)[at] : ((const int32_t *)a->index)[at];
+}
+
+/* Where slices begin whose places along the dims before `dim` are those of row `n`. */
+static const uint32_t *row_of(const tn_take_args *a, int64_t n) {
+    const uint32_t *from = a->data;
+    for (int d = a->dim; d-- > 0; n /= a->shape[d])
+        from += n % a->shape[d] * a->stride[d];
+    return from;
+}
+
+static void take_slice(const tn_take_args *a, const layout *l, int64_t size, uint32_t *to, const uint32_t *from) {
+    if (from)
+        copy_all(l, to, from);
+    else
+        for (int64_t k = 0; k < size; k++)
+            to[k] = a->outside;
+}
+
+static void take_elements(const tn_take_args *a, uint32_t *to, const uint32_t *from, int64_t begin, int64_t end) {
+    int64_t step = a->stride[a->dim], extent = a->extent;
+    uint32_t outside = a->outside;
+    for (int64_t i = begin; i < end; i++) {
+        int64_t index = index_at(a, i);
+        *to++ = index >= 0 && index < extent ? from[index * step] : outside;
+    }
+}
+
+static void take_slices(void *ctx, int64_t begin, int64_t end, int worker) {
+    const tn_take_args *a = ctx;
+    int64_t count = a->shape[a->dim], size = 1;
+    layout l = {.n = 0};
+    (void)worker;
+    for (int d = a->rank - 1; d > a->dim; size *= a->shape[d--])
+        add_axis(&l, a->shape[d], size, a->stride[d]);
+    for (int64_t n = begin, i = begin % count; n < end; i = 0) {
+        const uint32_t *from = row_of(a, n / count);
+        int64_t stop = tn_min64(count, i + end - n);
+        if (size == 1) {
+            take_elements(a, a->out + n, from, i, stop);
+            n += stop - i;
+            continue;
+        }
+        for (; i < stop; i++, n++) {
+            int64_t index = index_at(a, i);
+            bool inside = index >= 0 && index < a->extent;
+            take_slice(a, &l, size, a->out + n * size, inside ? from + index * a->stride[a->dim] : NULL);
+        }
+    }
+}
+
+void tn_take_run(const tn_take_args *a) {
+    int64_t slices = 1, size = 1;
+    for (int d = 0; d < a->rank; d++)
+        *(d <= a->dim ? &slices : &size) *= a->shape[d];
+    if (slices * size > 0) tn_parallel(slices, tn_max64(2 * STRETCH / size, 1), take_slices, (void *)(uintptr_t)a);
 }

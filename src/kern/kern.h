@@ -146,6 +146,18 @@ typedef struct tn_cat_args {
 } tn_cat_args;
 void tn_cat_run(const tn_cat_args *args);
 
+/* out = the slices of data along `dim` that index names, in its order; elements of 4 bytes. out is contiguous, and
+ * `shape` is its shape; an index outside of 0 … extent - 1 yields `outside`. */
+typedef struct tn_take_args {
+    uint32_t *out, outside;
+    const uint32_t *data;
+    const void *index; /* i64, or i32 */
+    bool wide;         /* i64 */
+    int rank, dim;
+    int64_t extent, index_stride, shape[TN_CAT_AXES], stride[TN_CAT_AXES]; /* stride: of data */
+} tn_take_args;
+void tn_take_run(const tn_take_args *args);
+
 /* Stable order of each row: order[r, i] = position of the i-th smallest (largest if descending) element of row r.
  * NaN is the greatest. Rows of `length` contiguous elements; scratch: 2·length int64 a thread. Any compute dtype. */
 typedef struct tn_argsort_args {

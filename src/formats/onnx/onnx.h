@@ -129,6 +129,8 @@ struct tn_onnx_value {
     int64_t count;      /* of strings, of items, of a map's pairs */
     onnx_value **items; /* a sequence's; an optional's one or none; a map's values */
     onnx_value *keys;   /* a map's: strings, or a tensor of i64 */
+    onnx_value *choice; /* a tensor of ones where its last dim's place is this index, and of zeros; NULL: unknown */
+    _Atomic uint8_t finite; /* choice.c: what is known of a constant's numbers */
 };
 
 /* Each returns a value with one reference, or NULL with tn_error set. Tensors, keys and the references in `items` are

@@ -75,7 +75,7 @@ static tn_status equal_texts(onnx_call *c, const onnx_value *x, const onnx_value
 static tn_status equal(onnx_call *c) {
     if (onnx_has(c, 0) && onnx_has(c, 1) && c->in[0]->kind == ONNX_STRINGS && c->in[1]->kind == ONNX_STRINGS)
         return equal_texts(c, c->in[0], c->in[1]);
-    return onnx_binary(c);
+    return onnx_equal_numbers(c);
 }
 
 static tn_status is_infinite(onnx_call *c) {
@@ -278,7 +278,7 @@ const onnx_op_row onnx_math_ops[] = {
     {"BitwiseNot", 1, onnx_unary, .unary = tn_bitwise_not},
     {"BitwiseOr", 1, onnx_binary, .binary = tn_bitwise_or},
     {"BitwiseXor", 1, onnx_binary, .binary = tn_bitwise_xor},
-    {"Cast", 1, .run = onnx_cast},
+    {"Cast", 1, .run = onnx_cast_choice},
     {"CastLike", 1, onnx_cast, .with = 1},
     {"Ceil", 1, onnx_unary, .unary = tn_ceil},
     {"Clip", 1, .run = clip},
@@ -301,7 +301,7 @@ const onnx_op_row onnx_math_ops[] = {
     {"Less", 1, onnx_binary, .binary = tn_lt},
     {"LessOrEqual", 1, onnx_binary, .binary = tn_le},
     {"Log", 1, onnx_unary, .unary = tn_log},
-    {"MatMul", 1, onnx_binary, .binary = tn_matmul},
+    {"MatMul", 1, onnx_product, .binary = tn_matmul},
     {"Max", 1, variadic, .binary = tn_maximum},
     {"Mean", 1, variadic, .binary = tn_add, .with = 1},
     {"Min", 1, variadic, .binary = tn_minimum},

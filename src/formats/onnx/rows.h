@@ -58,6 +58,7 @@ tn_status onnx_sort(int64_t count, bool (*before)(const void *data, int64_t a, i
 /* ---- rows whose functions have files of their own ---------------------------------------------------------------- */
 
 tn_status onnx_einsum(onnx_call *c);
+tn_status onnx_equal_numbers(onnx_call *c), onnx_cast_choice(onnx_call *c), onnx_product(onnx_call *c); /* choice.c */
 
 tn_status onnx_gather(onnx_call *c); /* index.c */
 tn_status onnx_gather_elements(onnx_call *c);

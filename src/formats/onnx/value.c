@@ -141,6 +141,7 @@ void onnx_value_release(onnx_value *v) {
                 onnx_value_release(v->items[i]);
         }
         onnx_value_release(v->keys);
+        onnx_value_release(v->choice);
         tn_free(v->tensor);
         tn_mem_free(v->strings);
         tn_mem_free(v->owned);
