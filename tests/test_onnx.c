@@ -109,8 +109,8 @@ static void weights_of_few_bits_are_unpacked_once(void **state) {
     tn_onnx_close(m);
 }
 
-/* chosen.onnx multiplies comparisons of indices with 0 … 3: with w it takes rows, an index outside none, and no sum is −0;
- * with v, in which infinity stands, it is the product, NaN included. */
+/* chosen.onnx multiplies comparisons of indices with 0 … 3: with w it takes rows, an index outside none, and no sum is
+ * −0; with v, in which infinity stands, it is the product, NaN included. */
 static void comparisons_choose_rows_of_finite_numbers(void **state) {
     (void)state;
     static const float w[4][2] = {{1, 2}, {0, 4}, {5, 6}, {7, 8}};
