@@ -155,9 +155,34 @@ static void plan(winograd *w, const tn_conv_args *args) {
         w->part_bytes += w->bytes[i];
 }
 
+/* What takes as long as multiplying so many vectors of 16: fitted to 154 measured pairs of both ways (1 to 32 images of
+ * 4×4 to 450×60, 3 to 512 channels and filters, two threads). Where this says that it pays, it took 0.3 to 1.04 of the
+ * time. */
+static const struct {
+    double exact, line, tile, result, filter, far, call;
+} takes = {
+    .exact = 1.5,   /* a vector multiplied by the other ways */
+    .line = 90,     /* a vector of tiles transformed along a row of a channel … */
+    .tile = 400,    /* … and down */
+    .result = 1200, /* a filter's finished */
+    .filter = 40,   /* reading one of a channel */
+    .far = 120,     /* … of more than FAR bytes: other programs may want the memory's speed too */
+    .call = 4e4     /* what does not depend on sizes */
+};
+enum { FAR = 16 << 20 };
+
 bool tn_conv_winograd_pays(const tn_conv_args *a) {
     bool pools = a->pool[0] == 0 || a->pool[0] * a->places[1] <= TN_GEMM_BLOCK_LD;
-    return pools && tn_conv_winograd_fits(a) && a->channels >= 16 && a->filters >= 16;
+    if (!pools || !tn_conv_winograd_fits(a)) return false;
+    const int64_t down = tn_ceil_div(a->places[0], OUT), across = tn_ceil_div(a->places[1], OUT), lanes = MOST_LANES;
+    const double c = (double)a->channels, f = (double)a->filters, images = (double)a->images;
+    double tiles = images * (double)tn_ceil_div(down * across, lanes);
+    double lines = images * (double)((down * OUT + OVERLAP) * tn_ceil_div(across, lanes));
+    double products = POINTS * (double)tn_ceil_div(a->images * down * across, lanes);
+    double reading = tn_conv_winograd_packed_bytes(a) > FAR ? takes.far : takes.filter;
+    double fast = c * (takes.line * lines + takes.tile * tiles) + takes.result * f * tiles + takes.call;
+    fast += c * f * (products + reading);
+    return takes.exact * 9 * c * f * images * (double)(a->places[0] * a->places[1]) > fast * (double)lanes;
 }
 
 /* Blocks are as alike as can be, and as many for each thread; where they would become too small for full panels,
@@ -172,7 +197,7 @@ static void share_out(winograd *w, int threads) {
     int64_t images = round_up(w->image_blocks, threads), rows = round_up(w->row_blocks, threads);
     if (w->image_blocks > 1 && w->a.images / images * image >= WIDEST_PANEL)
         w->image_blocks = images;
-    else if (w->down / rows * w->columns >= WIDEST_PANEL)
+    else if (rows <= w->down && tn_ceil_div(w->down, rows) * w->columns * 4 >= 3 * MOST_LANES)
         w->row_blocks = rows;
     else if (all < threads)
         w->parts = tn_min64(tn_ceil_div(threads, all), tn_ceil_div(w->a.filters, w->with->tiles->rows));
