@@ -569,8 +569,10 @@ tn_status kir_vm_reserve(const kir_vm *vm, const kir_launch *launches, int64_t c
 size_t kir_vm_scratch(const kir_vm *vm) { return vm->thread_bytes; }
 
 void kir_vm_run_box(const kir_vm *vm, const kir_launch *launch, const int64_t *lo, const int64_t *hi, void *scratch) {
+    if (kir_recipe_run_box(vm, launch, lo, hi, scratch)) return;
     kir_frame f;
     frame_open(&f, vm, scratch);
     kir_frame_launch(&f, launch, lo, hi);
     run_units(&f, 0, f.units);
+    kir_recipe_note_box(&f, lo, hi, scratch);
 }

@@ -256,6 +256,9 @@ void kir_run_columns(const kir_frame *f, int64_t unit);
 bool kir_recipe_run(const kir_vm *vm, const kir_launch *launch);
 /* Keeps how the launch that the frame is laid out for is run, if it is short enough and comes again. */
 void kir_recipe_note(const kir_frame *f);
+/* The same of a box; `memory` is what its frame was carved out of, or would be. */
+bool kir_recipe_run_box(const kir_vm *vm, const kir_launch *launch, const int64_t *lo, const int64_t *hi, char *memory);
+void kir_recipe_note_box(const kir_frame *f, const int64_t *lo, const int64_t *hi, const char *memory);
 int kir_recipes_kept(const kir_vm *vm); /* for tests */
 void kir_recipes_free(kir_vm *vm);
 

@@ -3,6 +3,8 @@
  * A launch of a few thousand points is over in less time than it takes to merge axes, choose a layout and look up a
  * bind. So the first of its kind leaves a recipe behind: where each access begins in its buffer, and either the machine
  * code or the list of calls that did the work. The next launch with equal sizes only adds the addresses of its buffers.
+ * A box of a launch, as kernels evaluate them at their joints, leaves one too where it is code: it serves all boxes of
+ * these extents, wherever they begin.
  * Recipes never change once they are seen by others; there are a few per program, for those sizes that came first. */
 #include "kir/vm.h"
 #include "kir/x64.h"
@@ -28,8 +30,9 @@ struct kir_recipe {
     int choices;  /* under which it was made: kir_vm_choices */
     double cost;
     int64_t n, rows, piece;
-    int64_t *key; /* the launch's sizes */
-    int n_key;
+    int64_t *key; /* the extents of the parallel axes, the launch's sizes */
+    int n_key;    /* of the sizes */
+    bool of_boxes;
     kir_place *places; /* `at` is relative to the base; with code: by access */
     call *calls;
     guard *guards;
@@ -52,14 +55,29 @@ static uintptr_t address_of(const kir_place *p, const kir_launch *launch, char *
     return base + (uintptr_t)p->at;
 }
 
-static void run_code(const kir_recipe *r, const kir_launch *launch, char *memory) {
+static const int64_t *affine_of(const kir_vm *vm, const int64_t *sizes, int access) {
+    int axes = vm->n_par + vm->n_loop;
+    return sizes + axes + access * (axes + 1);
+}
+
+/* How many bytes the box's first point is from that of the launch. */
+static int64_t distance_to(const kir_vm *vm, const int64_t *sizes, int access, const int64_t *lo) {
+    const int64_t *stride = affine_of(vm, sizes, access) + 1;
+    int64_t elements = 0;
+    for (int axis = 0; axis < vm->n_par; axis++)
+        elements += lo[axis] * stride[axis];
+    return vm->buffer_of[access] >= 0 ? elements * vm->views[access].size : elements;
+}
+
+/* lo: of a box, else NULL. */
+static void run_code(const kir_recipe *r, const kir_vm *vm, const kir_launch *launch, const int64_t *lo, char *memory) {
     x64_args args; /* of which the program's accesses are set */
     args.n = r->n;
     args.rows = r->rows;
     args.dials = memory ? (const kir_value *)(const void *)(memory + r->dials_at) : NULL;
     for (int i = 0; i < r->n_places; i++) {
         const kir_place *p = &r->places[i];
-        args.at[i] = (int64_t)address_of(p, launch, memory);
+        args.at[i] = (int64_t)address_of(p, launch, memory) + (lo ? distance_to(vm, launch->sizes, i, lo) : 0);
         args.row_step[i] = p->row;
         args.step[i] = p->column;
     }
@@ -98,21 +116,27 @@ static void run_pieces(const kir_recipe *r, const kir_launch *launch, char *memo
     }
 }
 
-static const kir_recipe *find(const kir_vm *vm, const kir_launch *launch) {
+static bool equal_words(const int64_t *a, const int64_t *b, int n) {
+    int k = 0;
+    while (k < n && a[k] == b[k])
+        k++;
+    return k == n;
+}
+
+static const kir_recipe *find(const kir_vm *vm, const kir_launch *launch, const int64_t *extent, bool of_boxes) {
     int choices = atomic_load_explicit(&kir_vm_choices, memory_order_relaxed);
     for (int i = 0; i < KIR_RECIPES; i++) {
         const kir_recipe *r = atomic_load_explicit(&vm->recipes[i], memory_order_acquire);
         if (!r) return NULL;
-        int k = 0;
-        while (k < r->n_key && r->key[k] == launch->sizes[k])
-            k++;
-        if (k == r->n_key && r->choices == choices) return r;
+        if (r->of_boxes == of_boxes && r->choices == choices && equal_words(r->key, extent, vm->n_par) &&
+            equal_words(r->key + vm->n_par, launch->sizes, r->n_key))
+            return r;
     }
     return NULL;
 }
 
 bool kir_recipe_run(const kir_vm *vm, const kir_launch *launch) {
-    const kir_recipe *r = find(vm, launch);
+    const kir_recipe *r = find(vm, launch, launch->sizes, false);
     if (!r || (!r->code && r->cost > kir_vm_worth() && tn_threads() > 1)) return false;
     char *memory = r->uses_memory ? kir_vm_memory(vm) : NULL;
     if (r->uses_memory && !memory) return false;
@@ -121,9 +145,21 @@ bool kir_recipe_run(const kir_vm *vm, const kir_launch *launch) {
     }
     if (vm->n_dials > 0) kir_dials_set(vm, launch->dials, (kir_value *)(void *)(memory + r->dials_at));
     if (r->code)
-        run_code(r, launch, memory);
+        run_code(r, vm, launch, NULL, memory);
     else
         run_pieces(r, launch, memory);
+    return true;
+}
+
+bool kir_recipe_run_box(const kir_vm *vm, const kir_launch *launch, const int64_t *lo, const int64_t *hi,
+                        char *memory) {
+    int64_t extent[KIR_MAX_AXES];
+    for (int axis = 0; axis < vm->n_par; axis++)
+        extent[axis] = hi[axis] - lo[axis];
+    const kir_recipe *r = find(vm, launch, extent, true);
+    if (!r) return false;
+    if (vm->n_dials > 0) kir_dials_set(vm, launch->dials, (kir_value *)(void *)(memory + r->dials_at));
+    run_code(r, vm, launch, lo, memory);
     return true;
 }
 
@@ -191,7 +227,8 @@ static void note_calls(kir_recipe *r, const kir_frame *f, const char *memory) {
 /* One block with all its parts. */
 static kir_recipe *new_recipe(const kir_frame *f) {
     size_t sizes = (size_t)(f->vm->n_par + f->vm->n_loop) * (size_t)(1 + f->vm->n_access) + (size_t)f->vm->n_access;
-    size_t key = sizes * sizeof *f->sizes, calls = f->code ? 0 : (size_t)f->n_calls * sizeof(call);
+    size_t key = (sizes + (size_t)f->vm->n_par) * sizeof *f->sizes,
+           calls = f->code ? 0 : (size_t)f->n_calls * sizeof(call);
     size_t guards = f->code ? 0 : (size_t)f->schedule->n_conflicts * sizeof(guard);
     size_t places = (f->code ? (size_t)f->vm->n_access : 5 * (size_t)f->n_calls) * sizeof(kir_place);
     char *block = tn_mem_alloc(sizeof(kir_recipe) + key + places + calls + guards);
@@ -203,7 +240,8 @@ static kir_recipe *new_recipe(const kir_frame *f) {
     r->places = (kir_place *)(void *)(block + sizeof *r + key);
     r->calls = (call *)(void *)(block + sizeof *r + key + places);
     r->guards = (guard *)(void *)(block + sizeof *r + key + places + calls);
-    memcpy(r->key, f->sizes, key);
+    memcpy(r->key, f->sizes, (size_t)f->vm->n_par * sizeof *f->sizes);
+    memcpy(r->key + f->vm->n_par, f->sizes, sizes * sizeof *f->sizes);
     return r;
 }
 
@@ -219,20 +257,46 @@ static bool suits(const kir_frame *f) {
            (!vm->source || !kir_code_is_on() || f->isa < TN_ISA_AVX2);
 }
 
-void kir_recipe_note(const kir_frame *f) {
-    if (!suits(f)) return;
-    kir_vm *vm = (kir_vm *)(uintptr_t)f->vm; /* only its cache changes */
+/* Is there room for one more, and did the program run before? */
+static bool is_wanted(kir_vm *vm) {
+    return kir_recipes_kept(vm) < KIR_RECIPES && atomic_fetch_add_explicit(&vm->repeats, 1, memory_order_relaxed) > 0;
+}
+
+static void keep(kir_vm *vm, kir_recipe *r) {
+    kir_recipe *nobody = NULL;
     int free = kir_recipes_kept(vm);
-    if (free == KIR_RECIPES || atomic_fetch_add_explicit(&vm->repeats, 1, memory_order_relaxed) == 0) return;
+    bool kept = r->n_places <= MOST_PLACES && free < KIR_RECIPES &&
+                atomic_compare_exchange_strong(&vm->recipes[free], &nobody, r);
+    if (!kept) tn_mem_free(r);
+}
+
+void kir_recipe_note(const kir_frame *f) {
+    kir_vm *vm = (kir_vm *)(uintptr_t)f->vm; /* only its cache changes */
+    if (!suits(f) || !is_wanted(vm)) return;
     const char *memory = kir_vm_memory(vm);
-    kir_recipe *r = memory ? new_recipe(f) : NULL, *nobody = NULL;
+    kir_recipe *r = memory ? new_recipe(f) : NULL;
     if (!r) return;
     r->dials_at = (size_t)((const char *)f->dials - memory);
     if (f->code)
         note_code(r, f, memory);
     else
         note_calls(r, f, memory);
-    if (r->n_places > MOST_PLACES || !atomic_compare_exchange_strong(&vm->recipes[free], &nobody, r)) tn_mem_free(r);
+    keep(vm, r);
+}
+
+void kir_recipe_note_box(const kir_frame *f, const int64_t *lo, const int64_t *hi, const char *memory) {
+    kir_vm *vm = (kir_vm *)(uintptr_t)f->vm;
+    if (!f->code || !suits(f) || !is_wanted(vm)) return;
+    kir_recipe *r = new_recipe(f);
+    if (!r) return;
+    r->of_boxes = true;
+    r->dials_at = (size_t)((const char *)f->dials - memory);
+    for (int axis = 0; axis < vm->n_par; axis++)
+        r->key[axis] = hi[axis] - lo[axis];
+    note_code(r, f, memory);
+    for (int i = 0; i < r->n_places; i++)
+        r->places[i].at -= distance_to(vm, f->sizes, i, lo);
+    keep(vm, r);
 }
 
 int kir_recipes_kept(const kir_vm *vm) {

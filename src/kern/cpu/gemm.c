@@ -63,7 +63,9 @@ enum {
 };
 
 static const double PART_FLOPS = 5e5; /* some µs of one core's work: less than two of that are not worth a fork-join */
+static const double MOVE_FLOPS = 128; /* an element that another thread has just made takes as long as so many */
 static const double PIECE_FLOPS = 4e6; /* … and of that much, pieces that threads take from each other */
+enum { FEW_ROWS = 16 };                /* fewer are made by one thread, or by columns */
 enum { PIECES_A_THREAD = 4 };          /* fewer: each thread has its strip */
 
 typedef enum b_source { B_CACHED, B_IN_PLACE, B_TOGETHER, B_ON_THE_FLY, B_LINES } b_source;
@@ -85,7 +87,8 @@ typedef struct gemm {
     int64_t panel; /* columns: 1 << panel_shift */
     int panel_shift;
     int64_t batches;
-    bool b_fixed; /* one B for all batches */
+    double handed_on; /* of A, whose rows threads have probably just made, or 0 */
+    bool b_fixed;     /* one B for all batches */
     b_source b_source;
     bool a_in_place;
     bool direct;    /* tiles write C itself */
@@ -330,6 +333,8 @@ static void choose_memory(gemm *g) {
 static void plan(gemm *g, const tile_set *with, const tn_gemm_args *args, tn_dtype dtype) {
     *g = (gemm){.with = with, .args = *args, .dtype = dtype, .whole = dtype == TN_I32, .panel = 2 * with->lanes};
     g->panel_shift = __builtin_ctz((unsigned)g->panel);
+    bool rows = args->a.col_stride == 1 && args->m >= FEW_ROWS;
+    g->handed_on = rows ? (double)args->m * (double)args->k : 0;
     simplify(g);
     const tn_gemm_args *x = &g->args;
     g->batches = 1;
@@ -941,7 +946,8 @@ static bool is_empty(const tn_gemm_args *args) {
 }
 
 static int choose_threads(const gemm *g) {
-    double parts = flops(g) * (double)g->batches / PART_FLOPS;
+    double moved = g->b_source == B_ON_THE_FLY ? 0 : MOVE_FLOPS * g->handed_on; /* else each would pack B */
+    double parts = (flops(g) * (double)g->batches + moved) / PART_FLOPS;
     if (parts < 2) return 1;
     int most = tn_threads();
     if (g->args.way.threads && g->args.way.threads < most) most = g->args.way.threads;
