@@ -216,10 +216,11 @@ static void fill(const turned *w, seen *s, int64_t group) {
 }
 
 /* Memory that will be wanted, which tiles ask the second cache for: some strips of lines, `apart` elements from each
- * other. */
+ * other; then `again` as many of each of the images behind, `image` elements from the end of the last. */
 typedef struct strips {
     const float *at;
     int64_t apart, count, lines, line;
+    int64_t images, again, image;
 } strips;
 
 /* Memory of one thread. */
@@ -231,32 +232,46 @@ typedef struct part {
 } part;
 
 /* Worth it where images are not in that cache anyway. */
-static bool comes_from_afar(const tn_conv_args *a) {
+static bool comes_from_afar(const turned *w) {
     enum { SECOND_CACHE = 2 << 20 };
+    const tn_conv_args *a = &w->a;
     int64_t x = a->channels * a->size[0] * a->size[1], y = a->filters * a->places[0] * a->places[1];
+    y *= w->split[0] * w->split[1];
     return a->images * a->groups * (x + y) * (int64_t)sizeof(float) > SECOND_CACHE;
 }
 
 static strips make_strips(const float *at, int64_t apart, int64_t count, int64_t strip) {
-    return (strips){at, apart, count, tn_ceil_div(strip, LINE) + 1, 0};
+    return (strips){.at = at, .apart = apart, .count = count, .again = count, .lines = tn_ceil_div(strip, LINE) + 1};
 }
 
-/* Of images whose rows follow each other; the next block may begin another one. */
+/* The same of `images`, `distance` elements from each other. */
+static strips of_images(strips s, int64_t images, int64_t distance) {
+    s.images = images - 1;
+    s.image = distance - s.again * s.apart;
+    return s;
+}
+
+/* Of images whose rows follow each other: the rows behind a part of one, or the images behind whole ones. */
 static strips next_rows(const turned *w, const section *s, int64_t group, int64_t rows) {
     const tn_conv_args *a = &w->a;
     if (a->x_stride[3] != 1 || a->x_stride[2] != a->size[1]) return (strips){0};
-    int64_t first = s->first + s->high, last = tn_min64(first + rows * a->stride[0], a->size[0]);
-    if (first >= last) return (strips){0};
-    const float *x = a->x + s->image * a->x_stride[0] + group * a->channels * a->x_stride[1];
-    return make_strips(x + first * a->size[1], a->x_stride[1], a->channels, (last - first) * a->size[1]);
+    const int64_t images = rows / a->places[0], image = s->image + images, left = tn_min64(images, a->images - image);
+    const int64_t first = images > 0 ? 0 : s->first + s->high, reach = images > 0 ? a->size[0] : rows * a->stride[0];
+    const int64_t last = tn_min64(first + reach, a->size[0]);
+    if (first >= last || (images > 0 && left <= 0)) return (strips){0};
+    const float *x = a->x + image * a->x_stride[0] + group * a->channels * a->x_stride[1];
+    strips next = make_strips(x + first * a->size[1], a->x_stride[1], a->channels, (last - first) * a->size[1]);
+    return images > 0 ? of_images(next, left, a->x_stride[0]) : next;
 }
 
-static strips results_of(const turned *w, const section *s, int64_t first, int64_t filters) {
+static strips results_of(const turned *w, const part *p, int64_t first, int64_t filters) {
     const tn_conv_args *a = &w->a;
-    const int64_t plane = a->places[0] * a->places[1];
-    if (!a->out || a->pool[0] > 0 || w->split[0] * w->split[1] > 1) return (strips){0};
-    const float *to = a->out + (s->image * a->groups * a->filters + first) * plane + s->at;
-    return make_strips(to, plane, filters, s->count);
+    const section *s = &p->s.section[0];
+    const int64_t area = w->split[0] * w->split[1], plane = a->places[0] * a->places[1] * area;
+    const int64_t channels = a->groups * a->filters;
+    if (!a->out || a->pool[0] > 0) return (strips){0};
+    const float *to = a->out + (s->image * channels + first) * plane + s->at * area;
+    return of_images(make_strips(to, plane, filters, s->count * area), p->s.sections, channels * plane);
 }
 
 /* As many lines as the tile has time for. */
@@ -270,7 +285,10 @@ static void look_ahead(part *p, tile *t) {
     if (s->line < s->lines) return;
     s->line = 0;
     s->at += s->apart;
-    s->count--;
+    if (--s->count > 0 || s->images == 0) return;
+    s->images--;
+    s->count = s->again;
+    s->at += s->image;
 }
 
 /* Where section k's first window begins, channel 0 of the group. */
@@ -362,14 +380,14 @@ static void compute_block(const turned *w, part *p, int64_t group, int64_t row, 
     const int64_t side = w->split[1];
     see_rows_of_images(&w->w, &p->s, row, rows);
     fill(w, &p->s, group);
-    bool afar = comes_from_afar(a) && p->s.sections == 1;
-    const section *all = &p->s.section[0];
+    bool whole = row % a->places[0] == 0 && rows % a->places[0] == 0;
+    bool afar = comes_from_afar(w) && (whole || p->s.sections == 1);
     p->results = (strips){0};
-    p->next = afar ? next_rows(w, all, group, rows) : (strips){0};
+    p->next = afar ? next_rows(w, &p->s.section[0], group, rows) : (strips){0};
     for (int64_t n = w->panels * number / w->parts; n < w->panels * (number + 1) / w->parts; n++) {
         const int64_t filters = tn_min64(w->panel, a->filters - n * w->panel);
         const int64_t first = group * a->filters + n * w->panel;
-        if (afar) p->results = results_of(w, all, first, filters);
+        if (afar) p->results = results_of(w, p, first, filters);
         for (int64_t k = 0; k < w->split[0] * side; k++) {
             multiply_phase(w, p, &w->phase[k], group, n, k % side * w->panel);
             if (k % side < side - 1) continue;
