@@ -198,19 +198,32 @@ static inline void clean_slab(const windows *w, seen *s) {
     s->clean = true;
 }
 
+/* Some phases of channels [begin, end): one channel after the other, while it is in the first cache. */
+static inline void fill_phases(const windows *w, const seen *s, int64_t group, int64_t begin, int64_t end,
+                               const inside *in, int count) {
+    const tn_conv_args *a = w->a;
+    for (int64_t c = begin; c < end; c++) {
+        const float *x = a->x + (group * a->channels + c) * a->x_stride[1];
+        float *to = s->slab + (c - begin) * w->channel;
+        for (int k = 0; k < s->sections; k++)
+            for (int p = 0; p < count; p++)
+                fill_section(w, &s->section[k], x + s->section[k].image * a->x_stride[0], &in[p], to + k * w->section);
+    }
+}
+
 /* Channels [begin, end) of a group, for the places that `s` has. */
 static inline void fill_slab(const windows *w, seen *s, int64_t group, int64_t begin, int64_t end) {
+    enum { MOST = 4 };
     const tn_conv_args *a = w->a;
+    inside in[MOST];
+    int count = 0;
     clean_slab(w, s);
     for (int64_t phase = 0; phase < a->stride[1]; phase++) {
-        inside in = inside_phase(w, phase, s->left * a->stride[1] - a->before[1]);
-        if (in.low >= in.high) continue;
-        for (int64_t c = begin; c < end; c++) {
-            const float *x = a->x + (group * a->channels + c) * a->x_stride[1];
-            float *to = s->slab + (c - begin) * w->channel;
-            for (int k = 0; k < s->sections; k++)
-                fill_section(w, &s->section[k], x + s->section[k].image * a->x_stride[0], &in, to + k * w->section);
-        }
+        in[count] = inside_phase(w, phase, s->left * a->stride[1] - a->before[1]);
+        count += in[count].low < in[count].high;
+        if (count < MOST && phase < a->stride[1] - 1) continue;
+        fill_phases(w, s, group, begin, end, in, count);
+        count = 0;
     }
 }
 
