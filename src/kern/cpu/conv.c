@@ -32,7 +32,9 @@ enum {
     WHOLE_COLUMNS = 512,      /* of one that is not packed: more rows share the rows around them */
     PART_ROWS = 512,          /* filters that pass over a block, at most */
     ROW = CHUNK + MOST_LANES, /* distance of the rows of what is seen */
-    WEIGHT_CHANNELS = 64      /* as many taps as so many have a part of the weight's gradient has, at most */
+    WEIGHT_CHANNELS = 64,     /* as many taps as so many have a part of the weight's gradient has, at most … */
+    MORE_CHANNELS = 192,      /* … or as so many: results are packed for fewer parts … */
+    MORE_ELEMENTS = 1 << 17   /* … where a slab of them is a part of the second cache */
 };
 
 /* Columns of B that lie side by side for a tile. */
@@ -43,13 +45,13 @@ static int64_t chunk_channels(const tn_conv_args *a) {
     return tn_min64(a->channels, (CHUNK - 2) / (a->kernel[0] * a->kernel[1]) + 2);
 }
 
-/* Channels that a part of the weight's gradient can have to do with. */
-static int64_t weight_channels(const tn_conv_args *a) { return tn_min64(a->channels, WEIGHT_CHANNELS + 1); }
+/* Channels that a part of the weight's gradient can have to do with, where it has as many taps as `most` have. */
+static int64_t weight_channels(const tn_conv_args *a, int64_t most) { return tn_min64(a->channels, most + 1); }
 
 bool tn_conv_fits(const tn_conv_args *a) {
     windows w;
     if (!windows_are_small(a)) return false;
-    windows_plan(&w, NULL, a, COLUMNS, tn_max64(chunk_channels(a), weight_channels(a)), false);
+    windows_plan(&w, NULL, a, COLUMNS, tn_max64(chunk_channels(a), weight_channels(a, WEIGHT_CHANNELS)), false);
     return (double)w.channel * (double)w.channels <= SLAB_ELEMENTS;
 }
 
@@ -684,6 +686,7 @@ void tn_conv_spread(const tn_conv_args *a) {
 typedef struct weight_gradient {
     tn_conv_args a;
     windows w;
+    int64_t channels;              /* of a part, but for one that two parts share */
     int64_t parts_a_group, places; /* of all images */
     int64_t sum_row;               /* distance of the rows of sums */
     float *sums;                   /* [groups, depth, filters] */
@@ -694,7 +697,12 @@ typedef struct weight_gradient {
 static void plan_weight(weight_gradient *g, const tn_conv_args *args) {
     const conv_lines *with = tn_conv_lines();
     *g = (weight_gradient){.a = *args};
-    windows_plan(&g->w, with, &g->a, CHUNK, weight_channels(args), false);
+    g->channels = MORE_CHANNELS;
+    windows_plan(&g->w, with, &g->a, CHUNK, weight_channels(args, g->channels), false);
+    if (windows_elements(&g->w) > MORE_ELEMENTS) {
+        g->channels = WEIGHT_CHANNELS;
+        windows_plan(&g->w, with, &g->a, CHUNK, weight_channels(args, g->channels), false);
+    }
     g->places = g->w.line;
     g->sum_row = round_up(args->filters, with->tiles->lanes);
     g->slab_bytes = windows_area(windows_elements(&g->w));
@@ -805,7 +813,7 @@ void tn_conv_weight(const tn_conv_args *args) {
     g.sums = (float *)(void *)(memory + g.tap_bytes);
     g.parts = memory + g.tap_bytes + g.sums_bytes;
     int64_t height = g.w.with->tiles->rows;
-    int64_t tiles = tn_ceil_div(g.w.depth, height), most = WEIGHT_CHANNELS * g.w.taps / height;
+    int64_t tiles = tn_ceil_div(g.w.depth, height), most = g.channels * g.w.taps / height;
     g.parts_a_group = round_up(tn_ceil_div(tiles, most), args->groups % threads == 0 ? 1 : threads);
     int64_t parts = args->groups * g.parts_a_group;
     if (threads == 1) {
