@@ -20,7 +20,7 @@ enum { MOST_SAMPLES = 20, LEAST_SAMPLES = 3, WARM_RUNS = 3, STARTS = 7, PROFILED
 static const double SAMPLE_SECONDS = 2e-3, WORK_SECONDS = 1.5, LONG_RUN = 0.3;
 
 static const char help_text[] =
-    "works: gemm-f32-256 … conv3x3-64-56 (no name: all of them; a wrong one: their list), and\n"
+    "works: gemm-f32-256 … conv3x3-64-56-fast (no name: all of them; a wrong one: their list), and\n"
     "  start                 a whole `trunnion devices`\n"
     "  size                  bytes of this command\n"
     "  peak-memory-WORK      the most memory of a process that does WORK\n"

@@ -72,7 +72,7 @@ mutants   | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/
 tsan      | check     | 600 | tools/checks/tsan.sh $BUILD-tsan '$tsan' $threaded
 onnx-all  | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_nodes.py $BUILD --device opencl
 rendered-all | check-all | 1800 | tools/build.sh $BUILD tests $plain && python3 tools/checks/renderings.py $BUILD --all
-networks  | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools/onnx_models.py $BUILD
+networks  | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools/onnx_models.py $BUILD --fast
 unit-full | check-all | 3600 | tools/build.sh $BUILD tests $plain && TRUNNION_TEST_FULL=1 $run_programs $BUILD tests --each 1800
 programs  | check-all | 3600 | tools/build.sh $BUILD test_programs $plain && python3 tools/checks/many_programs.py $BUILD 100000
 bugs      | check-all | 1800 | python3 tools/seed_bugs.py

