@@ -206,7 +206,7 @@ static tn_status make_take(const tn_graph_plan *g, const tn_group *group, tn_nat
     return TN_OK;
 }
 
-/* Data or what has a kernel of its own: of what is computed where it is looked up, only what is taken is computed. */
+/* Data, or what has a kernel of its own: of what is computed where it is looked up, only what is taken is computed. */
 static bool is_there(const tn_node *x) {
     while (x->op != TN_OP_NONE && !tn_node_computed(x)) {
         tn_op_class c = tn_op(x->op)->impl->class_;
@@ -221,7 +221,8 @@ static bool takes_take(const tn_node *n) {
     enum { MANY = 1024 };
     uint8_t index = n->in[1]->dtype;
     return tn_dtype_size((tn_dtype)n->dtype) == 4 && tn_dtype_block((tn_dtype)n->dtype) == 1 &&
-           (index == TN_I64 || index == TN_I32) && tn_node_numel(n) >= MANY && is_there(n->in[0]);
+           (index == TN_I64 || index == TN_I32) && tn_node_numel(n) >= MANY &&
+           (is_there(n->in[0]) || tn_node_numel(n->in[0]) <= tn_node_numel(n));
 }
 
 /* ---- the table --------------------------------------------------------------------------------------------------- */

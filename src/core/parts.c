@@ -8,7 +8,7 @@
 #include "core/core.h"
 
 enum {
-    MANY = 4096,    /* elements below which one pass over all is as good */
+    MANY = 512,     /* elements below which one pass over all is as good */
     PART_ALIGN = 64 /* bytes: where an arena's values lie */
 };
 

@@ -47,7 +47,22 @@ def declared():
         return [f32(batch, now, 32), f32(batch, now, 16), f32(batch, now, 16), *before, ends, np.array(total, "i4"),
                 f32(12, 8), f32(12, 8), *after]
 
+    def both_ways(gates, steps, hidden=6, batch=2, ends=None, peephole=False):
+        """A recurrent net of two directions: X, W, R, B, lengths, initial states."""
+        state = [f32(2, batch, hidden)] * (2 if gates == 4 else 1)
+        return [f32(steps, batch, 5), f32(2, gates * hidden, 5), f32(2, gates * hidden, hidden),
+                f32(2, 2 * gates * hidden), ends, *state, *([f32(2, 3 * hidden)] if peephole else [])]
+
+    both = {"direction": "bidirectional", "hidden_size": 6}
     rows = [
+        ("gru_both", "GRU", "", both_ways(3, 12), both, FLOATS),
+        ("gru_both_linear", "GRU", "", both_ways(3, 9, batch=1), both | {"linear_before_reset": 1}, FLOATS),
+        ("gru_both_few", "GRU", "", both_ways(3, 3), both, FLOATS),
+        ("gru_both_ends", "GRU", "", both_ways(3, 12, ends=np.array([12, 7], "i4")), both, FLOATS),
+        ("lstm_both", "LSTM", "", both_ways(4, 12, peephole=True), both, FLOATS),
+        ("lstm_both_clip", "LSTM", "", both_ways(4, 8), both | {"clip": 0.5}, FLOATS),
+        ("rnn_both", "RNN", "", both_ways(1, 20), both, FLOATS),
+        ("rnn_both_apart", "RNN", "", both_ways(1, 20), both | {"activations": ["Tanh", "Relu"]}, FLOATS),
         ("qadd", "QLinearAdd", ms, byte(2, 3, 4) + byte(3, 4) + to, {}, ONE_OFF),
         ("qadd_signed", "QLinearAdd", ms, signed(2, 3, 4) + signed(4) + to_signed, {}, ONE_OFF),
         ("qmul", "QLinearMul", ms, byte(2, 3, 4) + byte(2, 3, 4) + to, {}, ONE_OFF),
@@ -142,7 +157,8 @@ def declared():
         ("cast_map_sparse", "CastMap", ml, [{5: 1.5, 1: 2.5}],
          {"cast_to": "TO_FLOAT", "map_form": "SPARSE", "max_map": 7}, FLOATS),
     ]
-    outputs = {"GroupQueryAttention": 3, "LinearAttention": 2, "CausalConvWithState": 2}
+    outputs = {"GroupQueryAttention": 3, "LinearAttention": 2, "CausalConvWithState": 2, "GRU": 2, "LSTM": 3,
+               "RNN": 2}
     several = {"multi_head_past": 3, "multi_head_piece": 3}
     return [row + (several.get(row[0], outputs.get(row[1], 1)),) for row in rows]
 

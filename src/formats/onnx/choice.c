@@ -80,9 +80,10 @@ static bool chooses_rows(const onnx_call *c) {
 
 tn_status onnx_product(onnx_call *c) {
     if (!chooses_rows(c)) return onnx_binary(c);
-    const tn_tensor *rows = c->in[1]->tensor, *index = tn_squeeze(c->in[0]->choice->tensor, &(int64_t){-1}, 1);
-    tn_tensor *inside = tn_clamp(index, 0, (double)(tn_size(rows, 0) - 1));
-    tn_tensor *taken = tn_add_scalar(tn_embedding(inside, rows), 0);
-    tn_tensor *there = tn_unsqueeze(tn_eq(index, inside), -1);
-    return onnx_put(c, 0, tn_where(there, taken, onnx_number(0, taken)));
+    const tn_tensor *table = c->in[1]->tensor, *index = tn_squeeze(c->in[0]->choice->tensor, &(int64_t){-1}, 1);
+    double count = (double)tn_size(table, 0);
+    tn_tensor *inside = tn_eq(tn_clamp(index, 0, count - 1), index),
+              *row = tn_where(inside, index, onnx_number(count, index));
+    table = tn_pad(tn_add_scalar(table, 0), (int64_t[]){0, 0, 0, 1}, 4, 0); /* a row of zeros for what is outside */
+    return onnx_put(c, 0, tn_embedding(row, table));
 }

@@ -1,12 +1,13 @@
 /* ops_rnn.c — ONNX: RNN, GRU and LSTM.
  *
  * What a step gets from its input does not depend on the steps before, so it is one product for all steps; what is left
- * of a step is a product with the state and a few element-wise operations, which fuse. */
+ * of a step is a product with the state and a few element-wise operations, which fuse. Two directions walk together
+ * where they can, the second from the end: half as many steps, of twice the size. */
 #include <string.h>
 
 #include "formats/onnx/nn.h"
 
-enum { STEPS_MOST = 65536, FUNCTIONS = 3 };
+enum { STEPS_MOST = 65536, FUNCTIONS = 3, TOGETHER = 8 /* steps that pay for a matrix of both directions */ };
 
 /* The gates of one row of an operator's parameters lie one behind the other. */
 typedef struct net {
@@ -18,7 +19,7 @@ typedef struct net {
     const tn_tensor *lengths; /* [batch, 1], i64; NULL: all steps of all sequences count */
 } net;
 
-/* One direction. */
+/* One direction; or two, as one dim more before the others. */
 typedef struct course {
     const tn_tensor *recurrent, *hidden_bias; /* R; what a GRU adds before it resets */
     tn_tensor *given;                         /* [steps, batch, gates · hidden]: from the inputs, with the biases */
@@ -39,8 +40,14 @@ static tn_tensor *gate(const net *n, const tn_tensor *x, int i) {
     return tn_narrow(x, tn_rank(x) - 1, i * n->hidden, n->hidden);
 }
 
+/* Rows `first` to `first + count` of the recurrent matrix times the state, or what was made of it. */
+static tn_tensor *recur(const course *k, const tn_tensor *state, int64_t first, int64_t count) {
+    if (tn_rank(state) == 2) return tn_linear(state, tn_narrow(k->recurrent, 0, first, count), NULL);
+    return tn_matmul(state, tn_narrow(k->recurrent, 2, first, count));
+}
+
 static tn_tensor *step_rnn(const net *n, course *k, const tn_tensor *given) {
-    return apply(n, k, 0, tn_add(given, tn_linear(k->h, k->recurrent, NULL)));
+    return apply(n, k, 0, tn_add(given, recur(k, k->h, 0, n->hidden)));
 }
 
 static tn_tensor *step_gru(const net *n, course *k, const tn_tensor *given) {
@@ -48,15 +55,15 @@ static tn_tensor *step_gru(const net *n, course *k, const tn_tensor *given) {
     enum { UPDATE, RESET, HIDDEN };
     tn_tensor *next, *from_hidden;
     if (n->linear_before_reset) {
-        from_hidden = tn_linear(k->h, k->recurrent, NULL);
+        from_hidden = recur(k, k->h, 0, 3 * h);
         tn_tensor *reset = apply(n, k, 0, tn_add(gate(n, given, RESET), gate(n, from_hidden, RESET)));
         tn_tensor *inner = gate(n, from_hidden, HIDDEN);
         if (k->hidden_bias) inner = tn_add(inner, k->hidden_bias);
         next = apply(n, k, 1, tn_add(gate(n, given, HIDDEN), tn_mul(reset, inner)));
     } else {
-        from_hidden = tn_linear(k->h, tn_narrow(k->recurrent, 0, 0, 2 * h), NULL);
+        from_hidden = recur(k, k->h, 0, 2 * h);
         tn_tensor *reset = apply(n, k, 0, tn_add(gate(n, given, RESET), gate(n, from_hidden, RESET)));
-        tn_tensor *inner = tn_linear(tn_mul(reset, k->h), tn_narrow(k->recurrent, 0, 2 * h, h), NULL);
+        tn_tensor *inner = recur(k, tn_mul(reset, k->h), 2 * h, h);
         next = apply(n, k, 1, tn_add(gate(n, given, HIDDEN), inner));
     }
     tn_tensor *update = apply(n, k, 0, tn_add(gate(n, given, UPDATE), gate(n, from_hidden, UPDATE)));
@@ -71,7 +78,7 @@ static tn_tensor *peeking(const net *n, const course *k, const tn_tensor *all, i
 
 static tn_tensor *step_lstm(const net *n, course *k, const tn_tensor *given) {
     enum { INPUT, OUTPUT, FORGET, CELL };
-    tn_tensor *all = tn_add(given, tn_linear(k->h, k->recurrent, NULL));
+    tn_tensor *all = tn_add(given, recur(k, k->h, 0, 4 * n->hidden));
     tn_tensor *input = apply(n, k, 0, peeking(n, k, all, INPUT, k->cell));
     tn_tensor *forget =
         n->input_forget ? tn_rsub_scalar(input, 1) : apply(n, k, 0, peeking(n, k, all, FORGET, k->cell));
@@ -82,7 +89,7 @@ static tn_tensor *step_lstm(const net *n, course *k, const tn_tensor *given) {
 }
 
 static tn_tensor *step(const net *n, course *k, int64_t t) {
-    tn_tensor *given = tn_select(k->given, 0, t), *h = k->h, *cell = k->cell;
+    tn_tensor *given = tn_select(k->given, tn_rank(k->given) - 3, t), *h = k->h, *cell = k->cell;
     k->h = (n->gates == 4 ? step_lstm : n->gates == 3 ? step_gru : step_rnn)(n, k, given);
     if (!n->lengths) return k->h;
     tn_tensor *counts = tn_gt_scalar(n->lengths, (double)t), *y = tn_where(counts, k->h, tn_zeros_like(h));
@@ -103,6 +110,38 @@ static tn_tensor *walk(const net *n, course *k, bool backwards) {
                               : tn_zeros((int64_t[]){0, n->batch, n->hidden}, 3, tn_dtype_of(k->h));
     tn_mem_free(y);
     return all;
+}
+
+static bool same_functions(const course *k) {
+    bool same = true;
+    for (int i = 0; i < FUNCTIONS; i++)
+        same = same && k[0].of[i] == k[1].of[i] && k[0].alpha[i] == k[1].alpha[i] && k[0].beta[i] == k[1].beta[i];
+    return same;
+}
+
+/* Of both directions, NULL where they have none; `more`: with a dim of one between. */
+static tn_tensor *beside(const tn_tensor *a, const tn_tensor *b, bool more) {
+    tn_tensor *both = a ? tn_stack((tn_tensor *[]){(tn_tensor *)(uintptr_t)a, (tn_tensor *)(uintptr_t)b}, 2, 0) : NULL;
+    return both && more ? tn_unsqueeze(both, 1) : both;
+}
+
+/* Both directions, with the same functions, of sequences that all have all steps; the second was given its inputs from
+ * the end. */
+static void walk_together(const net *n, course *k, tn_tensor **y) {
+    course both = k[0];
+    both.recurrent = tn_contiguous(tn_transpose(onnx_in(n->c, 2), 1, 2)); /* steps of k are lines: read as they lie */
+    both.given = beside(k[0].given, k[1].given, false);
+    both.hidden_bias = beside(k[0].hidden_bias, k[1].hidden_bias, true);
+    both.peephole = beside(k[0].peephole, k[1].peephole, true);
+    both.h = beside(k[0].h, k[1].h, false);
+    both.cell = beside(k[0].cell, k[1].cell, false);
+    tn_tensor *all = walk(n, &both, false);
+    y[0] = tn_select(all, 1, 0);
+    y[1] = tn_flip(tn_select(all, 1, 1), (int64_t[]){0}, 1);
+    for (int d = 0; d < 2; d++) {
+        k[d].h = tn_select(both.h, 0, d);
+        if (both.cell) k[d].cell = tn_select(both.cell, 0, d);
+    }
 }
 
 /* ---- what a node says -------------------------------------------------------------------------------------------- */
@@ -195,9 +234,12 @@ static tn_status recurrent(onnx_call *c) {
     tn_tensor *y[2], *h[2], *cell[2];
     TRY(read_net(&n, x));
     TRY(read_functions(&n, k, directions));
+    bool together = directions == 2 && n.steps >= TOGETHER && !n.lengths && same_functions(k);
+    for (int d = 0; d < directions; d++)
+        prepare(&n, &k[d], d, together && d == 1 ? tn_flip(x, (int64_t[]){0}, 1) : x);
+    if (together) walk_together(&n, k, y);
     for (int d = 0; d < directions; d++) {
-        prepare(&n, &k[d], d, x);
-        y[d] = walk(&n, &k[d], d == 1 || onnx_is(direction, "reverse"));
+        if (!together) y[d] = walk(&n, &k[d], d == 1 || onnx_is(direction, "reverse"));
         h[d] = k[d].h;
         cell[d] = k[d].cell;
     }
