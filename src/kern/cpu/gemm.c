@@ -555,6 +555,7 @@ static void multiply(const gemm *g, const a_block *a, int64_t k, tile t, int64_t
         int64_t j = wide, next = begin;
         for (; j + panel <= columns; j += panel, next += share) {
             look_ahead(g, &t, a, i + height, k, next, share);
+            t.c_next = j + 2 * panel <= columns ? t.c + panel : c + (i + height) * t.c_row + wide;
             g->with->full[height](&t);
             t.b += t.b_panel;
             t.c += panel;

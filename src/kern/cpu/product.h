@@ -32,6 +32,7 @@ typedef struct tile {
     const int64_t *tap;   /* where each step begins: of B in a tapped tile, of A in a turned one */
     real *c;
     int64_t c_row;
+    const real *c_next; /* a full tile of few steps: where the next one begins in C; NULL: nobody knows */
     int64_t k;
     int64_t columns;    /* of an edge tile, at most a vector of them */
     bool add;           /* to what C holds; else C is overwritten */

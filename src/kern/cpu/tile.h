@@ -58,7 +58,8 @@ enum {
 
 /* Memory is asked for early, and little at a time: a burst would hold up the loads of the steps at hand. */
 enum {
-    C_AHEAD_K = 64,             /* C's rows are asked for when the tile starts, if it has so many steps to go */
+    C_AHEAD_K = 64,             /* C's rows are asked for when the tile starts, if it has so many steps to go; else */
+                                /* those of the tile behind it */
     A_AHEAD = 12,               /* steps, where one step's rows lie side by side */
     B_AHEAD = 32,               /* steps: as long as a line of a large weight takes from the third cache */
     TALL = TILE_ROWS / 2,       /* rows from which there is room for the prefetches of B */
@@ -117,8 +118,8 @@ VEC_INLINE void tile_run(const tile *t, const int rows, const int panels, const 
     const int64_t *tap = t->tap;
     const bool add = t->add;
     real *c = t->c;
-    if (t->k >= C_AHEAD_K) {
-        const real *row = c;
+    if (t->k >= C_AHEAD_K || t->c_next) {
+        const real *row = t->k >= C_AHEAD_K ? c : t->c_next;
         VEC_UNROLL for (int i = 0; i < rows; i++, row += c_row) {
             __builtin_prefetch(row, 1);
             __builtin_prefetch(row + VL, 1);
