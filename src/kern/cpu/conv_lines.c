@@ -242,8 +242,14 @@ static void greatest_beside(const float *from, float *to, int64_t places) {
     v_part_store(to + i, v_mask(places - i), v_greatest_beside(rest));
 }
 
+/* Not for processors without fma, where it is a call: multiplications are not what takes the time there. */
+#if defined(__x86_64__) && !defined(__FMA__)
+#define WINOGRAD NULL, NULL, NULL
+#else
 #include "kern/cpu/winograd.h"
+#define WINOGRAD winograd_rows, winograd_columns, winograd_finish
+#endif
 
-const conv_lines VEC_JOIN(tn_conv_lines, TN_ISA_SUFFIX) = {
-    &TILES,       copy_rows,        spread_row,      copy_piece,    copy_steps,       weigh_row,
-    greatest_row, greatest_of_four, greatest_beside, winograd_rows, winograd_columns, winograd_finish};
+const conv_lines VEC_JOIN(tn_conv_lines, TN_ISA_SUFFIX) = {&TILES,          copy_rows, spread_row,   copy_piece,
+                                                           copy_steps,      weigh_row, greatest_row, greatest_of_four,
+                                                           greatest_beside, WINOGRAD};

@@ -54,9 +54,9 @@ typedef struct conv_lines {
     /* A row of places, each the greatest of two neighbours in two rows: as greatest_row, without a slab. */
     void (*greatest_of_four)(const float *upper, const float *lower, float *to, int64_t places);
     void (*greatest_beside)(const float *from, float *to, int64_t places); /* … of four neighbours in one row */
-    /* Winograd's transforms. Lines of 4 · across + 2 numbers, `line` apart: value i of tile t of line y goes to
-     * slab[(y % 4 · 6 + i) · distance + y / 4 · across + t]. Down that slab: value (i, j) of tile t goes to
-     * to[(i · 6 + j) · point + t]. */
+    /* Winograd's transforms; NULL: none of the three. Lines of 4 · across + 2 numbers, `line` apart: value i of tile t
+     * of line y goes to slab[(y % 4 · 6 + i) · distance + y / 4 · across + t]. Down that slab: value (i, j) of tile t
+     * goes to to[(i · 6 + j) · point + t]. */
     void (*winograd_rows)(const float *lines, int64_t line, int64_t count, float *slab, int64_t distance,
                           int64_t across);
     void (*winograd_columns)(const float *slab, int64_t distance, int64_t across, float *to, int64_t point,

@@ -110,7 +110,7 @@ void tn_conv_winograd_pack(const tn_conv_args *a, void *to) {
 /* ---- sizes ------------------------------------------------------------------------------------------------------- */
 
 bool tn_conv_winograd_fits(const tn_conv_args *a) {
-    bool fits = a->groups == 1 && windows_are_small(a);
+    bool fits = a->groups == 1 && windows_are_small(a) && tn_conv_lines()->winograd_rows;
     for (int d = 0; d < 2; d++)
         fits = fits && a->kernel[d] == 3 && a->stride[d] == 1 && a->dilation[d] == 1;
     return fits;

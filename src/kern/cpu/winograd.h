@@ -15,13 +15,6 @@
 #include "kern/cpu/conv_lines.h"
 #include "kern/cpu/vec.h"
 
-/* Where fma is a call, inlining gains nothing. */
-#if defined(__AVX512F__) || defined(__AVX2__)
-#define WINOGRAD_INLINE VEC_INLINE
-#else
-#define WINOGRAD_INLINE static
-#endif
-
 /* The points a and b, their squares, cubes, and the sum and the product of both squares. */
 #define POINT_A 0.75f
 #define POINT_B 1.5f
@@ -33,7 +26,7 @@
 #define PRODUCT 1.265625f
 
 /* Values at 0, a, −a, b, −b and ∞ of what filters of three taps see of d: rows of the transposed matrix of Toom's. */
-WINOGRAD_INLINE void winograd_forth(const V *d, V *v) {
+VEC_INLINE void winograd_forth(const V *d, V *v) {
     const V a = v_set1(POINT_A), b = v_set1(POINT_B), aa = v_set1(-SQUARE_A), bb = v_set1(-SQUARE_B);
     const V both = v_set1(-SQUARES), product = v_set1(PRODUCT);
     V even_a = v_fma(bb, d[2], d[4]), odd_a = v_fma(bb, d[1], d[3]);
@@ -47,7 +40,7 @@ WINOGRAD_INLINE void winograd_forth(const V *d, V *v) {
 }
 
 /* Four results of six sums. */
-WINOGRAD_INLINE void winograd_back(const V *m, V *y) {
+VEC_INLINE void winograd_back(const V *m, V *y) {
     V sum_a = m[1] + m[2], sum_b = m[3] + m[4], odd_a = m[1] - m[2], odd_b = m[3] - m[4];
     y[0] = m[0] + sum_a + sum_b;
     y[1] = v_fma(v_set1(POINT_B), odd_b, v_set1(POINT_A) * odd_a);
@@ -117,7 +110,7 @@ VEC_INLINE V v_zip_high(V x, V y) {
 }
 
 /* A vector of tiles' sums to their results, a row of tiles behind the other. */
-WINOGRAD_INLINE void winograd_results(const float *sums, int64_t point, float *rows) {
+VEC_INLINE void winograd_results(const float *sums, int64_t point, float *rows) {
     V half[WINOGRAD_IN][WINOGRAD_OUT], m[WINOGRAD_IN], y[WINOGRAD_OUT];
     for (int64_t i = 0; i < WINOGRAD_IN; i++, sums += WINOGRAD_IN * point) {
         VEC_UNROLL for (int j = 0; j < WINOGRAD_IN; j++) m[j] = v_load(sums + j * point);
