@@ -42,10 +42,10 @@ bool tn_conv_pools(const tn_conv_args *args);
 bool tn_conv_turns(const tn_conv_args *args);
 
 /* Windows of 3×3 with a stride of 1 can be computed with a quarter of the multiplications (Winograd), for results that
- * are rounded otherwise: still the same bits for any thread count and any instruction set with fma; others do not have it.
- * With u = 2⁻²⁴ an element's error is at most about (channels + 11) · u · Σ |Aᵀ| ((|G| |g| |Gᵀ|) ∘ (|Bᵀ| |d| |B|)) |A|,
- * the sum over channels, g and d being filter and tile, A, B and G the transforms (cpu/winograd.h; two roundings an
- * axis for d, three for the sums); of random numbers it is twice that of the definition. `pays`: is it faster? */
+ * are rounded otherwise: still the same bits for any thread count and any instruction set with fma; others do not have
+ * it. With u = 2⁻²⁴ an element's error is at most about (channels + 11) · u · Σ |Aᵀ| ((|G| |g| |Gᵀ|) ∘ (|Bᵀ| |d| |B|))
+ * |A|, the sum over channels, g and d being filter and tile, A, B and G the transforms (cpu/winograd.h; two roundings
+ * an axis for d, three for the sums); of random numbers it is twice that of the definition. `pays`: is it faster? */
 bool tn_conv_winograd_fits(const tn_conv_args *args);
 bool tn_conv_winograd_pays(const tn_conv_args *args);
 
