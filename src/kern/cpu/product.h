@@ -54,11 +54,11 @@ static inline int64_t tile_height(int64_t left, int64_t full) {
     return half > HIGH ? half + (half & 1) : half;
 }
 
-/* The same for turned tiles: as few of them as can be, and nearly alike. */
+/* The same for turned tiles: as few of them as can be, and nearly alike; of 9 and 11 rows there are none. */
 static inline int64_t tile_turned_height(int64_t left, int64_t full) {
     enum { HIGH = 8 };
     int64_t tiles = (left + full - 1) / full, rows = (left + tiles - 1) / tiles;
-    return rows > HIGH && tiles > 1 && rows < full ? rows + (rows & 1) : rows;
+    return rows > HIGH && tiles > 1 && rows < full - 1 ? rows + (rows & 1) : rows;
 }
 
 /* ---- packing (pack.h) -------------------------------------------------------------------------------------------- */

@@ -30,7 +30,8 @@ enum { TILE_ROWS = 14, WIDE_1 = 4, WIDE_2 = 4, WIDE_3 = 2, WIDE_4 = 2 };
 #define TILE_SPLITS(X) X(9, 5, 4) X(11, 6, 5) X(13, 7, 6)
 #define TAPPED_HEIGHTS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8)
 #define TAPPED_SPLITS(X) TILE_SPLITS(X) X(10, 5, 5) X(12, 6, 6) X(14, 7, 7)
-#define TURNED_HEIGHTS(X) X(4) X(5) X(6) X(7) X(8) X(10) X(12) X(14)
+#define TURNED_HEIGHTS(X) X(4) X(5) X(6) X(7) X(8) X(10) X(12) X(13) X(14)
+#define TURNED_SPLITS(X) X(9, 5, 4) X(11, 6, 5)
 enum { TILE_ROWS = 14, WIDE_1 = 4, WIDE_2 = 4, WIDE_3 = 2, WIDE_4 = 2 };
 #elif defined(__AVX2__)
 #define TILE_HEIGHTS(X) X(1) X(2) X(3) X(4) X(5) X(6)
@@ -49,6 +50,7 @@ enum { TILE_ROWS = 4, WIDE_1 = 4, WIDE_2 = 2, WIDE_3 = 1, WIDE_4 = 1 };
 #ifndef TURNED_HEIGHTS
 #define TAPPED_HEIGHTS TILE_HEIGHTS
 #define TAPPED_SPLITS TILE_SPLITS
+#define TURNED_SPLITS TILE_SPLITS
 #define TURNED_HEIGHTS TILE_HEIGHTS
 #endif
 
@@ -254,8 +256,8 @@ static tile_fn *const *const tile_turned = NULL;
 #define TILE_TURNED_ROW(rows) [rows] = tile_turned_##rows,
 #define TILE_TURNED_SPLIT_ROW(rows, first, second) TILE_TURNED_ROW(rows)
 TURNED_HEIGHTS(TILE_TURNED)
-TILE_SPLITS(TILE_TURNED_SPLIT)
-static tile_fn *const tile_turned[] = {TURNED_HEIGHTS(TILE_TURNED_ROW) TILE_SPLITS(TILE_TURNED_SPLIT_ROW)};
+TURNED_SPLITS(TILE_TURNED_SPLIT)
+static tile_fn *const tile_turned[] = {TURNED_HEIGHTS(TILE_TURNED_ROW) TURNED_SPLITS(TILE_TURNED_SPLIT_ROW)};
 #endif
 
 #define TILE_FULL_ROW(rows) [rows] = tile_full_##rows,
