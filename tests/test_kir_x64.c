@@ -402,6 +402,91 @@ static void code_is_made_when_it_pays(void **state) {
     discard(&made);
 }
 
+/* x[i][j], y[i] → as many functions of their product with a dial as are asked for, in a row of d of their own. */
+static program of_rows(int64_t rows, int64_t columns, int functions) {
+    kir_builder *b = NULL;
+    kir_aff index = kir_aff_const(0), row = along(0);
+    assert_ok(kir_begin(2, 0, (int64_t[]){rows, columns}, &b));
+    index.s[0] = columns;
+    index.s[1] = 1;
+    kir_buffer(b, TN_F32);
+    kir_buffer(b, TN_F32);
+    kir_buffer(b, TN_F32);
+    kir_val v = kir_binary(b, KIR_MUL, kir_load(b, 1, &index, KIR_NONE), kir_load(b, 2, &row, KIR_NONE));
+    v = kir_binary(b, KIR_SUB, v, kir_dial_value(b, KIR_F32, 0));
+    for (int i = 0; i < functions; i++)
+        v = kir_unary(b, i % 2 ? KIR_TANH : KIR_EXP, v);
+    kir_store(b, 0, &index, v, KIR_NONE);
+    return finish(b);
+}
+
+enum { MOST_ROWS = 300, MOST_COLUMNS = 48, MOST = MOST_ROWS * MOST_COLUMNS };
+static float row_x[MOST], row_y[MOST_ROWS], row_d[MOST], row_want[MOST];
+
+static kir_launch launch_of_rows(const program *made, void **buffers, const kir_dial *dial) {
+    for (int i = 0; i < MOST; i++)
+        row_x[i] = (float)(i % 97) / 50 - 1;
+    for (int i = 0; i < MOST_ROWS; i++)
+        row_y[i] = (float)(i % 13) / 13;
+    buffers[1] = row_x;
+    buffers[2] = row_y;
+    kir_launch launch = {made->sizes, buffers, dial};
+    buffers[0] = row_want;
+    assert_ok(kir_interpret(made->p, &launch));
+    buffers[0] = row_d;
+    memset(row_d, 0, sizeof row_d);
+    return launch;
+}
+
+static void short_rows_once(void) {
+    for (int64_t columns = 2; columns < 12; columns++) {
+        for (int functions = 0; functions < 6; functions += 5) { /* none cost little */
+            void *buffers[3];
+            kir_dial dial = {.f = 0.25};
+            program made = of_rows(MOST_ROWS, columns, functions);
+            int64_t before = kir_code_made();
+            kir_launch launch = launch_of_rows(&made, buffers, &dial);
+            for (int i = 0; i < 2; i++)
+                assert_ok(kir_vm_run(made.vm, &launch, 1));
+            if (has_code()) assert_int_equal(kir_code_made() - before, functions > 0);
+            assert_memory_equal(row_d, row_want, sizeof *row_d * (size_t)(MOST_ROWS * columns));
+            discard(&made);
+        }
+    }
+}
+
+static void dear_rows_of_a_few_elements_are_code(void **state) {
+    (void)state;
+    with_each_isa(short_rows_once);
+}
+
+/* Boxes of a launch: the third of its kind follows a recipe, wherever it begins and whatever the dial is. */
+static void boxes_once(void) {
+    enum { HIGH = 20, WIDE = 12 };
+    program made = of_rows(MOST_ROWS, MOST_COLUMNS, 2);
+    void *scratch = aligned_alloc(64, (kir_vm_scratch(made.vm) + 63) / 64 * 64), *buffers[3];
+    assert_non_null(scratch);
+    for (int turn = 0; turn < 2; turn++) {
+        kir_dial dial = {.f = turn ? 0.5 : -0.5};
+        kir_launch launch = launch_of_rows(&made, buffers, &dial);
+        for (int64_t i = 0; i < MOST_ROWS; i += HIGH) {
+            for (int64_t j = 0; j < MOST_COLUMNS; j += WIDE) {
+                memset(scratch, 0x5a, kir_vm_scratch(made.vm)); /* others use it between two boxes */
+                kir_vm_run_box(made.vm, &launch, (int64_t[]){i, j}, (int64_t[]){i + HIGH, j + WIDE}, scratch);
+            }
+        }
+        assert_memory_equal(row_d, row_want, sizeof row_d);
+    }
+    if (has_code()) assert_int_equal(kir_recipes_kept(made.vm), 1);
+    free(scratch);
+    discard(&made);
+}
+
+static void boxes_of_equal_extents_share_a_recipe(void **state) {
+    (void)state;
+    with_each_isa(boxes_once);
+}
+
 /* Whichever allocation fails, the launch is right or says that memory ran out. */
 static void memory_may_run_out_at_every_call(void **state) {
     (void)state;
@@ -484,6 +569,8 @@ int main(void) {
         cmocka_unit_test(large_results_pass_the_caches_whole),
         cmocka_unit_test(it_can_be_turned_off),
         cmocka_unit_test(code_is_made_when_it_pays),
+        cmocka_unit_test(dear_rows_of_a_few_elements_are_code),
+        cmocka_unit_test(boxes_of_equal_extents_share_a_recipe),
         cmocka_unit_test(memory_may_run_out_at_every_call),
         cmocka_unit_test(threads_may_make_the_same_code),
         cmocka_unit_test(a_system_that_refuses_leaves_the_vm),
