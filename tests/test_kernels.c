@@ -108,8 +108,8 @@ static void matmul_is_matmul(void **unused) {
 static void a_column_times_a_row_is_matmul(void **unused) {
     (void)unused;
     static const float pool[] = {0, -0.0F, 1, -1, 1e-30F, -1e-30F, 3.3e38F, -0.7F};
-    enum { M = 37, N = 29 };
-    float a[M], b[N], out[M * N];
+    enum { M = 370, N = 290 };
+    static float a[M], b[N], out[M * N];
     for (int i = 0; i < M; i++)
         a[i] = pool[i % 8];
     for (int j = 0; j < N; j++)

@@ -165,10 +165,13 @@ typedef struct tn_reference {
     double *out;
 } tn_reference;
 
-/* Of a product: a column times a row, one step an element, which begins at +0 as all chains do. */
+/* Of a product: a column times a row, one step an element, which begins at +0 as all chains do; and so many elements
+ * that a pass over them counts. */
 static inline bool tn_is_outer_product(const tn_node *n) {
+    enum { MANY = 1 << 16 };
     const tn_node *x = n->in[0];
-    return n->dtype == TN_F32 && x->shape[x->rank - 1] == 1 && !x->symbol[x->rank - 1];
+    bool one_step = x->shape[x->rank - 1] == 1 && !x->symbol[x->rank - 1];
+    return one_step && n->dtype == TN_F32 && n->shape[n->rank - 2] * n->shape[n->rank - 1] >= MANY;
 }
 
 /* Code of an op. Which fields an op needs follows from its kind and class: docs/new-op.md. */
