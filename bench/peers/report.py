@@ -126,6 +126,7 @@ def table(data):
 FAMILIES = (("products of f32 matrices, 256 to 2048", "gemm-f32-"), ("product of bf16 matrices, 1024", "gemm-bf16-"),
             ("matrix by vector, 4096", "gemv-"), ("an operation on few elements", "add-"),
             ("chain of five on 16 M elements", "chain5-"), ("convolution 3×3", "conv3x3-"),
+            ("the same under fast numerics", "conv3x3-64-56-fast"),
             ("small policy network, forward", "policy-forward-"), ("the same, training step", "policy-train-"),
             ("four transformer blocks, forward", "transformer-forward-"),
             ("the same, forward and backward", "transformer-train-"),
@@ -140,12 +141,17 @@ def span(values):
     return least if least == most else f"{least} to {most}"
 
 
+def family_of(name):
+    """The longest prefix that fits."""
+    return max((prefix for _, prefix in FAMILIES if name.startswith(prefix)), key=len, default=None)
+
+
 def summary(data):
     """Lines: a family of rows, its ratios, the peers that are strongest somewhere in it."""
     known = gather(data)
     lines = ["| work | times as fast | as |", "| --- | ---: | --- |"]
     for title, prefix in FAMILIES:
-        rows = [f for f in known if f.row.name.startswith(prefix) and f.ratio]
+        rows = [f for f in known if family_of(f.row.name) == prefix and f.ratio]
         if not rows:
             continue
         ratios = [1 / f.ratio if f.row.share else f.ratio for f in rows]
