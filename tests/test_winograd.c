@@ -319,6 +319,10 @@ static void other_windows_do_not_fit(void **state) {
     a = plain;
     a.channels = 1; /* little to gain, and the transforms cost as much */
     assert_false(tn_conv_winograd_pays(&a));
+    a = plain;
+    a.channels = a.filters = 512; /* filters would be read from afar for a few tiles */
+    a.size[0] = a.size[1] = a.places[0] = a.places[1] = 14;
+    assert_true(tn_conv_winograd_fits(&a) && !tn_conv_winograd_pays(&a));
 }
 
 /* ---- in plans ---------------------------------------------------------------------------------------------------- */
