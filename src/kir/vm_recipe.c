@@ -295,7 +295,7 @@ void kir_recipe_note_box(const kir_frame *f, const int64_t *lo, const int64_t *h
         r->key[axis] = hi[axis] - lo[axis];
     note_code(r, f, memory);
     for (int i = 0; i < r->n_places; i++)
-        r->places[i].at -= distance_to(vm, f->sizes, i, lo);
+        r->places[i].at = (char *)((uintptr_t)r->places[i].at - (uintptr_t)distance_to(vm, f->sizes, i, lo));
     keep(vm, r);
 }
 
