@@ -78,6 +78,19 @@ static tn_tensor *of_others(const tn_tensor *x) {
     return joined((tn_tensor *[]){part(tn_relu(filtered(y, 8))), part(tn_relu(filtered(z, 8))), b}, 3);
 }
 
+/* One part that lies there, again behind it: which is copied. */
+static tn_tensor *of_one_twice(const tn_tensor *x) {
+    tn_tensor *a = part(tn_silu(filtered(x, 8)));
+    return joined((tn_tensor *[]){a, a}, 2);
+}
+
+/* … and slices of it. */
+static tn_tensor *of_slices_again(const tn_tensor *x) {
+    tn_tensor *y = part(tn_silu(filtered(x, 16)));
+    tn_tensor *a = tn_narrow(y, 1, 0, 8), *b = tn_narrow(y, 1, 8, 8);
+    return joined((tn_tensor *[]){a, b, b}, 3);
+}
+
 /* Steps alone, which are better done in one pass. */
 static tn_tensor *of_steps(const tn_tensor *x) {
     return joined((tn_tensor *[]){part(tn_neg(x)), part(tn_exp(x)), part(tn_mul(x, x))}, 3);
@@ -91,7 +104,8 @@ static const struct network {
     {"two", of_two, false},       {"slices", of_slices, false},
     {"joined", of_joined, false}, {"later", of_needed_later, false},
     {"others", of_others, true},  {"steps", of_steps, true},
-    {"slice", of_a_slice, false},
+    {"slice", of_a_slice, false}, {"twice", of_one_twice, true},
+    {"again", of_slices_again, true},
 };
 
 /* The steps between are nobody's when it is evaluated. */

@@ -106,11 +106,17 @@ void tn_parts_choose(tn_graph_plan *g) {
         choose(g, (int)i);
 }
 
+/* An input that stands there a second time lies elsewhere than where it is joined again. */
 bool tn_parts_all_there(const tn_graph_plan *g, int value) {
     const tn_value *v = &g->values[value];
-    for (int k = 0; k < v->n_in; k++)
-        if (g->values[g->values[v->in[k]].root].joined != value) return false;
-    return v->node->op == TN_OP_CAT_FEW;
+    int64_t element = (int64_t)tn_dtype_size((tn_dtype)v->node->dtype), at = 0;
+    if (v->node->op != TN_OP_CAT_FEW) return false; /* others may lack inputs */
+    for (int k = 0; k < v->n_in; k++) {
+        const tn_value *x = &g->values[v->in[k]], *r = &g->values[x->root];
+        if (r->joined != value || r->joined_at + element * x->offset != at) return false;
+        at += element * tn_value_numel(x);
+    }
+    return true;
 }
 
 /* The host has memory of its own. */
