@@ -19,15 +19,6 @@ enum { PACK_AHEAD = 8 }; /* steps: rows that are far apart are strangers to the 
 
 /* ---- elements as the micro-kernels want them --------------------------------------------------------------------- */
 
-/* The kinds that there are beside the sums' type. */
-#ifdef TN_VEC_F64
-#define PACK_KINDS(X) X(PACK_REAL)
-#elif defined(TN_VEC_PAIRS)
-#define PACK_KINDS(X) X(PACK_REAL) X(PACK_PAIRS)
-#else
-#define PACK_KINDS(X) X(PACK_REAL) X(PACK_F16) X(PACK_BF16) X(PACK_I8) X(PACK_U8)
-#endif
-
 #ifdef TN_VEC_F64
 VEC_INLINE V pack_load(const char *p, pack_kind kind, int64_t second) {
     (void)kind, (void)second;
@@ -245,24 +236,37 @@ static void pack_last_halves(const pack *p) {
 }
 #endif
 
-#define PACK_FUNCTION(kind)                                                                                     \
-    static __attribute__((noinline)) void kind##_groups(const pack *p) { pack_adjacent_by(p, p->group, kind); } \
-    static void kind##_run(const pack *p) { pack_as(p, kind, kind##_groups); }
-PACK_KINDS(PACK_FUNCTION)
+static __attribute__((noinline)) void pack_real_groups(const pack *p) { pack_adjacent_by(p, p->group, PACK_REAL); }
+static void pack_real(const pack *p) { pack_as(p, PACK_REAL, pack_real_groups); }
+
+/* All kinds but the sums' type in one: which it is is asked at each vector, which takes a fourth of the code of one each.
+ * Pairs have a set to themselves, f64 has no other kind. */
+#if defined(TN_VEC_F64)
+#define pack_other pack_real
+#else
+#if defined(TN_VEC_PAIRS)
+#define PACK_OTHER(p) PACK_PAIRS
+#else
+#define PACK_OTHER(p) ((p)->kind)
+#endif
+static __attribute__((noinline)) void pack_other_groups(const pack *p) {
+    pack_adjacent_by(p, p->group, PACK_OTHER(p));
+}
+static void pack_other(const pack *p) { pack_as(p, PACK_OTHER(p), pack_other_groups); }
+#endif
 
 static void pack_run(const pack *p) {
-#define PACK_ROW(kind) [kind] = kind##_run,
-    static void (*const run[])(const pack *) = {PACK_KINDS(PACK_ROW)};
+    void (*run)(const pack *p) = p->kind == PACK_REAL ? pack_real : pack_other;
 #ifdef TN_VEC_PAIRS
     if (p->odd) {
         pack even = *p;
         even.steps--;
-        run[p->kind](&even);
+        run(&even);
         pack_last_halves(p);
         return;
     }
 #endif
-    run[p->kind](p);
+    run(p);
 }
 
 #endif
