@@ -249,9 +249,7 @@ static void pack_real(const pack *p) { pack_as(p, PACK_REAL, pack_real_groups); 
 #else
 #define PACK_OTHER(p) ((p)->kind)
 #endif
-static __attribute__((noinline)) void pack_other_groups(const pack *p) {
-    pack_adjacent_by(p, p->group, PACK_OTHER(p));
-}
+static __attribute__((noinline)) void pack_other_groups(const pack *p) { pack_adjacent_by(p, p->group, PACK_OTHER(p)); }
 static void pack_other(const pack *p) { pack_as(p, PACK_OTHER(p), pack_other_groups); }
 #endif
 
