@@ -239,8 +239,8 @@ static void pack_last_halves(const pack *p) {
 static __attribute__((noinline)) void pack_real_groups(const pack *p) { pack_adjacent_by(p, p->group, PACK_REAL); }
 static void pack_real(const pack *p) { pack_as(p, PACK_REAL, pack_real_groups); }
 
-/* All kinds but the sums' type in one: which it is is asked at each vector, which takes a fourth of the code of one each.
- * Pairs have a set to themselves, f64 has no other kind. */
+/* All kinds but the sums' type in one: which it is is asked at each vector, which takes a fourth of the code of one
+ * each. Pairs have a set to themselves, f64 has no other kind. */
 #if defined(TN_VEC_F64)
 #define pack_other pack_real
 #else
