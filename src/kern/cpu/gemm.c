@@ -580,7 +580,7 @@ typedef struct group {
     int64_t piece;      /* shared: so many rows at least are taken at once, whole tiles; else 0 */
     bool adds;          /* to what was summed before this stage; else its first chain is the first */
     real *apart;        /* shared steps: where the chain's sums go, and are not touched any further; else NULL */
-    int64_t later;      /* … and the first chain of the stage that is not added to the first one's sums yet */
+    int64_t *later;     /* … and the first chain of the stage that is not added to the first one's sums yet */
 } group;
 
 /* Points `t` at B's panels from step k and column j of the stage on. */
@@ -790,11 +790,12 @@ static const int64_t no_batch[TN_GEMM_BATCH_AXES] = {0};
 
 /* Chains of the stage. Those at its beginning are added up as they come, for they are first in order. */
 static void compute_chains(void *ctx, int64_t begin, int64_t end, int worker) {
-    group *shared = ctx, s = *shared;
+    const group *shared = ctx;
+    group s = *shared;
     const gemm *g = s.g;
     part p;
     part_open(&p, g, s.parts + (size_t)worker * g->part_bytes);
-    if (begin == 0) shared->later = end;
+    if (begin == 0) *s.later = end;
     for (int64_t i = begin; i < end; i++) {
         s.k0 = shared->k0 + i * CHUNK;
         s.steps = tn_min64(CHUNK, g->args.k - s.k0);
@@ -809,7 +810,7 @@ static void add_chains(const group *s, const real *first, real sum[SUMS_COLUMNS]
     int64_t distance = s->g->args.m * sums_row(s->g), chains = tn_ceil_div(s->steps, CHUNK);
     for (int j = 0; j < SUMS_COLUMNS; j++)
         sum[j] = first[j];
-    for (int64_t i = s->later; i < chains; i++) {
+    for (int64_t i = *s->later; i < chains; i++) {
         for (int j = 0; j < SUMS_COLUMNS; j++)
             sum[j] += first[i * distance + j];
     }
@@ -840,7 +841,8 @@ static void finish_rows(void *ctx, int64_t begin, int64_t end, int worker) {
 static bool shares_steps(const gemm *g, int threads) { return threads > 1 && g->chains >= CHAINS_A_THREAD * threads; }
 
 static void run_chains(const gemm *g, int threads, char *shared) {
-    group s = {.g = g, .batches = 1, .columns = g->args.n, .parts = shared + g->shared_bytes};
+    int64_t later = 0; /* apart, since a part writes it while others copy the group */
+    group s = {.g = g, .batches = 1, .columns = g->args.n, .parts = shared + g->shared_bytes, .later = &later};
     s.sums = (real *)(void *)shared;
     for (; s.k0 < g->args.k; s.k0 += s.steps) {
         s.steps = tn_min64(g->chains * CHUNK, g->args.k - s.k0);
