@@ -449,7 +449,8 @@ tn_status tn_make_correlate2d(const tn_graph_plan *g, const tn_group *group, tn_
     else
         lie_down(&n->conv);
     if (one_tap && places_follow(&n->conv)) return make_one_tap(group, n, workspace);
-    if (!each && has_few_places(g, &n->conv, weight)) return make_few_places(g, group, n, weight, workspace);
+    if (!each && group->pool < 0 && has_few_places(g, &n->conv, weight))
+        return make_few_places(g, group, n, weight, workspace);
     TRY(tn_native_join(n, group, &n->conv.joint));
     if (each) {
         n->run = run_correlate_each;
