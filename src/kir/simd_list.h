@@ -4,7 +4,8 @@
  * where and for what. Each instruction set lists what it does faster than the one below it:
  *   base     everything, but no two operations in one pass on x86-64, where it is only for old processors;
  *   AVX2     what vectors help: no scans, no division of integers but i32, which are divided as doubles, nothing that
- *            compares or chooses 64-bit words (half as fast at most, for 8 KB less code);
+ *            compares or chooses 64-bit words (half as fast at most, for 8 KB less code), and of two operations in
+ *            one pass those that programs have most;
  *   AVX-512  what machine code (render_x64.c) leaves to the VM (functions, random numbers, places of extremes, columns,
  *            turned squares), and what programs have most where there is no machine code. */
 #ifndef KIR_SIMD_LIST_H
@@ -61,6 +62,10 @@
     ROWS_CHOOSE_SHAPE(i, op, KIR_SV, sv)
 #define ROWS_JOINED                                                                                       \
     FUSED_LIST(ROWS_FUSED_BOTH) SECOND_LIST(ROWS_FUSED_RSUB, RSUB) AT(rows_of_products, rows_product_f32)
+/* The pairs that programs have most. */
+#define ROWS_MOST_FUSED                                                                                   \
+    ROWS_FUSED_BOTH(MUL, ADD) ROWS_FUSED_BOTH(MUL, MUL) ROWS_FUSED_BOTH(ADD, MAX) ROWS_FUSED_BOTH(ADD, MUL) \
+    ROWS_FUSED_BOTH(SUB, MUL) ROWS_FUSED_BOTH(MUL, MAX) ROWS_FUSED_BOTH(ADD, RDIV)
 #define ROWS_CHOICES ROWS_CHOOSE(0, eq) ROWS_CHOOSE(1, lt) ROWS_CHOOSE(2, le)
 #define ROWS_SEQUENTIAL                                                                                   \
     SEQUENTIAL_LIST(ROW_VV) ROWS_REDUCE(scan) ROWS_ARG(ROWS_SIGNED, arg) ROWS_ARG(ROWS_SIGNED, arg_columns)
@@ -100,8 +105,7 @@
     ROW(COS, cos, F32, f32) ROW(TANH, tanh, F32, f32) ROW(ERF, erf, F32, f32) ROW_CAST(U32, u32, F32, f32)       \
     F32_SHAPES(ROW_VV) F32_SHAPES(ROW_VS) F32_SHAPES(ROW_SV) ROW_VV(MIN, min, F32, f32) ROW_VV(DIV, div, F32, f32) \
     ROWS_F32(fma[0], fma_vvv) ROWS_F32(fma[2], fma_vsv) ROWS_F32(fma[4], fma_vvs) ROWS_F32(fma[6], fma_vss)      \
-    ROWS_FUSED_BOTH(MUL, ADD) ROWS_FUSED_BOTH(MUL, MUL) ROWS_FUSED_BOTH(ADD, MAX) ROWS_FUSED_BOTH(ADD, MUL)      \
-    ROWS_FUSED_BOTH(SUB, MUL) ROWS_FUSED_BOTH(MUL, MAX) ROWS_FUSED_BOTH(ADD, RDIV) AT(select[0][2], select_vv_u32) \
+    ROWS_MOST_FUSED AT(select[0][2], select_vv_u32)                                                              \
     AT(select[2][2], select_sv_u32) AT(select[4][2], select_vs_u32) AT(select[6][2], select_ss_u32)              \
     AT(load[TN_F16], load_f16) AT(load[TN_BF16], load_bf16) AT(store[TN_F16], store_f16)                         \
     AT(store[TN_BF16], store_bf16)                                                                               \
@@ -111,8 +115,8 @@
     AT(copy[2], copy_uint32)
 #elif defined(__AVX2__)
 #define ALL_ROWS                                                                                                 \
-    MOST_ROWS ROWS_JOINED ROW_VV(DIV, div, I32, i32) ROW_VV(MOD, mod, I32, i32) ROWS_ARG(ROWS_FLOATS, arg)       \
-    ROWS_ARG(ROWS_FLOATS, arg_columns)
+    MOST_ROWS ROWS_MOST_FUSED AT(rows_of_products, rows_product_f32) ROW_VV(DIV, div, I32, i32)                  \
+    ROW_VV(MOD, mod, I32, i32) ROWS_ARG(ROWS_FLOATS, arg) ROWS_ARG(ROWS_FLOATS, arg_columns)
 #elif defined(__x86_64__)
 #define ALL_ROWS MOST_ROWS LONG_ROWS ROWS_SEQUENTIAL
 #else
