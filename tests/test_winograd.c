@@ -6,6 +6,8 @@
 #include "test_support.h"
 
 #include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
 
 #include "kern/conv.h"
 #include "kern/cpu/cpu.h"
@@ -462,6 +464,47 @@ static void exact_numerics_keep_their_bits(void **state) {
     assert_text_has(tn_error(), "TN_NUMERICS_FAST");
 }
 
+static atomic_bool enough;
+
+static void *change_numerics(void *ctx) {
+    (void)ctx;
+    for (int i = 0; !atomic_load(&enough); i++)
+        (void)tn_set_numerics(i % 2 ? TN_NUMERICS_FAST : TN_NUMERICS_EXACT);
+    return NULL;
+}
+
+/* Plans are found again by their structure. */
+static bool is_by_winograd(const layer *l, int negations) {
+    tn_tensor *y = conv_of(l);
+    for (int i = 0; i < negations; i++)
+        y = tn_neg(y);
+    assert_ok(tn_eval(&y, 1));
+    return last_plan_says(" by winograd");
+}
+
+/* Also one that was made while another thread changed them. */
+static void a_plan_is_what_its_key_says(void **state) {
+    (void)state;
+    need_it();
+    enum { STRUCTURES = 32 };
+    pthread_t thread;
+    TN_SCOPE {
+        layer l = layer_of(40, 1, 40, 40);
+        atomic_store(&enough, false);
+        assert_int_equal(pthread_create(&thread, NULL, change_numerics, NULL), 0);
+        for (int i = 0; i < STRUCTURES; i++)
+            (void)is_by_winograd(&l, i);
+        atomic_store(&enough, true);
+        assert_int_equal(pthread_join(thread, NULL), 0);
+        for (int fast = 0; fast < 2; fast++) {
+            assert_ok(tn_set_numerics(fast ? TN_NUMERICS_FAST : TN_NUMERICS_EXACT));
+            for (int i = 0; i < STRUCTURES; i++)
+                if (is_by_winograd(&l, i) != (fast == 1)) fail_msg("%d negations, fast: %d", i, fast);
+        }
+    }
+    assert_ok(tn_set_numerics(TN_NUMERICS_EXACT));
+}
+
 /* Such filters would be transformed anew each time. */
 static void filters_that_are_computed_stay_exact(void **state) {
     (void)state;
@@ -505,6 +548,7 @@ int main(void) {
         cmocka_unit_test(what_is_joined_has_the_bits_of_what_is_not),
         cmocka_unit_test(what_is_pooled_has_the_bits_of_what_is_not),
         cmocka_unit_test(exact_numerics_keep_their_bits),
+        cmocka_unit_test(a_plan_is_what_its_key_says),
         cmocka_unit_test(filters_that_are_computed_stay_exact),
         cmocka_unit_test(environment_decides_where_nobody_has),
     };

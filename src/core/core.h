@@ -69,6 +69,7 @@ typedef struct tn_binding {
     size_t dial_count, dial_capacity;
     uint64_t *key;
     size_t key_count, key_capacity;
+    tn_numerics numerics; /* as the key has them: other threads may change them meanwhile */
     int64_t *sizes; /* values of symbolic extents, in key order */
     size_t size_count, size_capacity;
     /* scratch, by place in the recorder's list */

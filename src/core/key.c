@@ -255,7 +255,8 @@ static tn_status write_key(tn_binding *b) {
     const tn_recorder *r = b->recorder;
     TRY(room(b, 5));
     put_word(b, b->device->serial);
-    put_word(b, (uint64_t)tn_threads() | (uint64_t)tn_get_numerics() << 32);
+    b->numerics = tn_get_numerics();
+    put_word(b, (uint64_t)tn_threads() | (uint64_t)b->numerics << 32);
     put_word(b, (uint64_t)(uintptr_t)tn_library_chosen() + tn_blas_is_open_choice());
     put_word(b, tn_vendors_chosen());
     put_word(b, tn_tune_generation());

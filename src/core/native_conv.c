@@ -211,7 +211,7 @@ static void keep_packed(const tn_graph_plan *g, tn_native *n, const tn_value *we
 /* Transforming filters at each run would take what their algorithm gains. */
 static void choose_way(const tn_graph_plan *g, tn_native *n, const tn_value *weight) {
     tn_conv_args *a = &n->conv;
-    a->winograd = tn_get_numerics() == TN_NUMERICS_FAST && tn_conv_winograd_pays(a);
+    a->winograd = g->binding->numerics == TN_NUMERICS_FAST && tn_conv_winograd_pays(a);
     a->winograd = a->winograd && may_keep_packed(g, a, weight);
     a->turned = !a->winograd && tn_conv_turns(a);
     if (a->winograd) n->by = "winograd";
