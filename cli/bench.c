@@ -294,10 +294,21 @@ static const char PEAK[] = "peak-memory-", PEAK_KEY[] = "\"peak_bytes\": ";
 /* A process's own number: the one that its parent is told counts what the parent had before it, too. */
 static int run_peak(bench *b, const char *name) {
     char threads[16], *work = (char *)(uintptr_t)(name + sizeof PEAK - 1), *model = (char *)(uintptr_t)b->model;
+    char *numerics = tn_get_numerics() == TN_NUMERICS_FAST ? "fast" : "exact";
     snprintf(threads, sizeof threads, "%d", tn_get_num_threads());
-    char *const arguments[] = {
-        "trunnion", "bench", work, "--json", "--threads", threads, "--seconds", "0.5", model ? "--model" : NULL,
-        model,      NULL};
+    char *const arguments[] = {"trunnion",
+                               "bench",
+                               work,
+                               "--json",
+                               "--threads",
+                               threads,
+                               "--seconds",
+                               "0.5",
+                               "--numerics",
+                               numerics,
+                               model ? "--model" : NULL,
+                               model,
+                               NULL};
     char output[4096];
     double seconds;
     if (!run_self(arguments, output, sizeof output, &seconds)) return cannot(name);
