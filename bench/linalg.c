@@ -1,6 +1,6 @@
 /* linalg.c — factorizations by our own functions and by the LAPACK of a library, in turns.
  *
- * Both compute the same matrix, well conditioned and with values far apart, and are compared before they are timed.
+ * Both compute the same matrix, well conditioned and with values far apart, and are compared when they were timed.
  *
  *   bench_linalg [threads] [library] [extents …]     default: all usable threads, auto, 32 128 512 */
 #include <math.h>
@@ -12,7 +12,7 @@
 #include "trunnion/device.h"
 
 static const double SAMPLE_SECONDS = 2e-3;
-enum { BATCH = 2, RIGHT_SIDES = 16 };
+enum { BATCH = 2, RIGHT_SIDES = 16, MOST_EXTENT = 8192 };
 
 static const struct {
     const char *name;
@@ -34,10 +34,13 @@ static void fill(double *a, int64_t n) {
 
 static void run(void *ctx) { tn_linalg(ctx); }
 
+/* Infinite where one of both is no number. A determinant may be too large for any. */
 static double apart(const double *x, const double *y, int64_t count) {
     double most = 0;
-    for (int64_t i = 0; i < count; i++)
-        most = fmax(most, fabs(x[i] - y[i]) / fmax(1, fabs(x[i])));
+    for (int64_t i = 0; i < count; i++) {
+        double difference = x[i] == y[i] ? 0 : fabs(x[i] - y[i]) / fmax(1, fabs(x[i]));
+        most = isnan(difference) ? INFINITY : fmax(most, difference);
+    }
     return most;
 }
 
@@ -62,7 +65,7 @@ static bool compare(int row, int64_t n, const tn_lapack *lapack) {
         own.a = theirs.a = a;
         own.b = theirs.b = own.k > 0 ? b : NULL;
         times x = measure(run, &own, SAMPLE_SECONDS), y = measure(run, &theirs, SAMPLE_SECONDS);
-        difference = own.kind == TN_LINALG_DETERMINANT ? 0 : apart(own.out, theirs.out, count);
+        difference = apart(own.out, theirs.out, count);
         printf("%-12s %5lld %12.1f us %12.1f us %7.2f\n", rows[row].name, (long long)n, x.best * 1e6, y.best * 1e6,
                x.best / y.best);
     }
@@ -82,14 +85,22 @@ int main(int argc, char **argv) {
     bool has_library = tn_set_library(argc > 2 ? argv[2] : "auto") == TN_OK;
     const tn_lapack *lapack = tn_lapack_of(tn_blas_chosen());
     if (!has_library || !lapack) {
-        printf("skipped: a library with LAPACK is needed (%s)\n", has_library ? "this one has none" : tn_error());
+        const char *why = !has_library ? tn_error() : tn_blas_chosen() ? "this one has none" : "none was found";
+        printf("skipped: a library with LAPACK is needed (%s)\n", why);
         return argc > 2;
     }
     int count = argc > 3 ? argc - 3 : (int)TN_COUNT(by_default);
     printf("%d matrices in f64 on %d threads, the best of %d samples: ours, %s, ours by theirs\n", BATCH, tn_threads(),
            BENCH_SAMPLES, tn_get_library());
     for (int row = 0; row < (int)TN_COUNT(rows); row++)
-        for (int i = 0; i < count; i++)
-            if (!compare(row, strtoll(argc > 3 ? argv[3 + i] : by_default[i], NULL, 10), lapack)) return 1;
+        for (int i = 0; i < count; i++) {
+            const char *text = argc > 3 ? argv[3 + i] : by_default[i];
+            int64_t n = strtoll(text, NULL, 10);
+            if (n < 1 || n > MOST_EXTENT) {
+                fprintf(stderr, "%s is no extent from 1 to %d\n", text, MOST_EXTENT);
+                return 1;
+            }
+            if (!compare(row, n, lapack)) return 1;
+        }
     return 0;
 }
