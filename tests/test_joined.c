@@ -91,6 +91,12 @@ static tn_tensor *of_slices_again(const tn_tensor *x) {
     return joined((tn_tensor *[]){a, b, b}, 3);
 }
 
+/* Who reads the joined tensor last, each element where it writes, reads a part of it elsewhere. */
+static tn_tensor *of_whole_and_part(const tn_tensor *x) {
+    tn_tensor *a = part(tn_silu(filtered(x, 8))), *y = joined((tn_tensor *[]){a, part(filtered(x, 8))}, 2);
+    return filtered(tn_add(tn_silu(y), tn_pad(a, (int64_t[]){0, 0, 0, 0, 8, 0}, 6, 0)), 8);
+}
+
 /* Steps alone, which are better done in one pass. */
 static tn_tensor *of_steps(const tn_tensor *x) {
     return joined((tn_tensor *[]){part(tn_neg(x)), part(tn_exp(x)), part(tn_mul(x, x))}, 3);
@@ -105,7 +111,7 @@ static const struct network {
     {"joined", of_joined, false}, {"later", of_needed_later, false},
     {"others", of_others, true},  {"steps", of_steps, true},
     {"slice", of_a_slice, false}, {"twice", of_one_twice, true},
-    {"again", of_slices_again, true},
+    {"again", of_slices_again, true}, {"whole", of_whole_and_part, false},
 };
 
 /* The steps between are nobody's when it is evaluated. */

@@ -115,6 +115,16 @@ static bool is_factor(const tn_graph_plan *g, const tn_group *group, int value) 
     return false;
 }
 
+/* Does the group read a part of this value by its own name? Then not only where it reads the whole. */
+static bool reads_part(const tn_graph_plan *g, const tn_group *group, int value) {
+    for (int b = 0; b < group->buffer_count; b++)
+        for (int x = group->buffer_values[b]; x >= 0 && g->values[x].joined >= 0;) {
+            x = g->values[x].joined;
+            if (x == value) return true;
+        }
+    return false;
+}
+
 /* The block of an operand that dies here and whose elements are read only where v's are written. */
 static arena_block *block_to_reuse(const tn_graph_plan *g, arena *a, const tn_group *group, const tn_value *v) {
     if (group->kind != TN_GROUP_MAP && group->kind != TN_GROUP_MATMUL) return NULL;
@@ -122,6 +132,7 @@ static arena_block *block_to_reuse(const tn_graph_plan *g, arena *a, const tn_gr
     for (int b = 0; b < group->buffer_count; b++) {
         int x = group->buffer_values[b];
         if (x == TN_BLOCK || is_factor(g, group, x)) continue; /* a product reads its factors all over */
+        if (reads_part(g, group, x)) continue;
         if (g->values[x].group == v->group || g->values[x].bytes != v->bytes || !group->buffer_same_place[b]) continue;
         if (tn_dtype_size((tn_dtype)g->values[x].node->dtype) != tn_dtype_size((tn_dtype)v->node->dtype)) continue;
         for (size_t i = 0; i < a->count; i++)
