@@ -247,6 +247,7 @@ static tn_status open_tokenizer(work *w, const tn_llm_facts *facts) {
 
 static tn_status load(work *w) {
     double start = cli_now();
+    cli_return_memory();
     tn_llm_facts facts = {.struct_size = sizeof facts};
     tn_status status = tn_llm_inspect_path(w->asked->model, NULL, &facts);
     if (status == TN_OK) status = open_tokenizer(w, &facts);

@@ -5,6 +5,9 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
 
 #include "trunnion/backend.h"
 
@@ -19,9 +22,16 @@ bool cli_take_cache(const char *word, tn_llm_cache *out) {
     return false;
 }
 
+void cli_return_memory(void) {
+#if defined(__GLIBC__)
+    (void)mallopt(M_MMAP_THRESHOLD, 128 << 10); /* said by us, it stays: else it grows with what is freed */
+#endif
+}
+
 bool cli_language_open(cli_language *l, const cli_options *o, const char *path, const tn_llm_options *options,
                        bool text) {
     *l = (cli_language){.code = CLI_OK};
+    cli_return_memory();
     l->device = cli_choose_device(o, &l->selection, &l->code);
     if (!l->device) return false;
     bool good =

@@ -20,6 +20,10 @@ typedef struct cli_language {
 bool cli_language_open(cli_language *l, const cli_options *o, const char *path, const tn_llm_options *options,
                        bool text);
 
+/* Memory that a vocabulary takes only while it is read goes back to the system. Before anything is opened; where the C
+ * library cannot, nothing happens. */
+void cli_return_memory(void);
+
 /* "f16", "bf16" or "f32"; false for another word. */
 bool cli_take_cache(const char *word, tn_llm_cache *out);
 void cli_language_close(cli_language *l);

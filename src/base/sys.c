@@ -112,6 +112,10 @@ tn_status tn_map_open(const char *path, tn_map *out) {
         close_quietly(fd);
         return tn_fail(TN_ERR_IO, "cannot map '%s' (%zu bytes): %s", path, size, strerror(errno));
     }
+#if defined(MADV_NOHUGEPAGE)
+    /* Else a look at one number may bring two megabytes along, where the system keeps the file in large pages. */
+    (void)madvise(pages, size, MADV_NOHUGEPAGE);
+#endif
     if (mapping_add(pages, size) != TN_OK) {
         munmap(pages, size);
         close(fd);
