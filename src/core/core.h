@@ -70,7 +70,7 @@ typedef struct tn_binding {
     uint64_t *key;
     size_t key_count, key_capacity;
     tn_numerics numerics; /* as the key has them: other threads may change them meanwhile */
-    int64_t *sizes; /* values of symbolic extents, in key order */
+    int64_t *sizes;       /* values of symbolic extents, in key order */
     size_t size_count, size_capacity;
     /* scratch, by place in the recorder's list */
     uint8_t *marks;
@@ -414,9 +414,9 @@ enum { TN_WORKSPACE = -2, TN_NATIVE_POINTERS = TN_CAT_PARTS + 2 };
 /* Has the processor a kernel for it? What has none is its composition there too. */
 bool tn_native_takes(const tn_node *n);
 bool tn_native_joins(const tn_value *v); /* is no product, and element-wise values behind its kernel may join it */
-/* Makes the joint's sizes, which know the lead's dims, those that its kernel runs. false: an index does not fit. */
 /* Can `lead`, which may be joined, do this pooling of what joins it? */
 bool tn_native_pools(const tn_value *lead, const tn_value *pool);
+/* Makes the joint's sizes, which know the lead's dims, those that its kernel runs. false: an index does not fit. */
 bool tn_native_joint_fits(const tn_value *lead, const tn_group *group);
 int tn_native_operands(const tn_graph_plan *g, const tn_group *group, int values[TN_NATIVE_POINTERS]);
 size_t tn_native_byte_offset(const tn_value *v); /* of its first element in its root's memory */

@@ -31,10 +31,11 @@ static tn_linalg_kind kind_of(int op) {
 
 /* The LAPACK of a library that was asked for. */
 static void choose_library(tn_linalg_args *x, const char **by) {
-    const tn_lapack *lapack = tn_lapack_of(tn_blas_chosen());
+    const tn_blas *asked = tn_blas_chosen(); /* once: another thread may choose meanwhile */
+    const tn_lapack *lapack = tn_lapack_of(asked);
     if (!lapack || !tn_lapack_takes(lapack, x->kind, x->m, x->n, x->k)) return;
     x->lapack = lapack;
-    *by = tn_blas_name(tn_blas_chosen());
+    *by = tn_blas_name(asked);
 }
 
 /* a, perhaps b: contiguous, with the same batch dimensions. */

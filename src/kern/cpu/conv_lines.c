@@ -29,17 +29,36 @@ VEC_INLINE V v_odds(V a, V b) {
 #endif
 }
 
+/* x₀ y₀ x₁ y₁ …: the lower and the upper half of it. */
+VEC_INLINE V v_zip_low(V x, V y) {
+#if defined(__AVX512F__)
+    return __builtin_shufflevector(x, y, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+#elif defined(__AVX2__)
+    return __builtin_shufflevector(x, y, 0, 8, 1, 9, 2, 10, 3, 11);
+#else
+    return __builtin_shufflevector(x, y, 0, 4, 1, 5);
+#endif
+}
+
+VEC_INLINE V v_zip_high(V x, V y) {
+#if defined(__AVX512F__)
+    return __builtin_shufflevector(x, y, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+#elif defined(__AVX2__)
+    return __builtin_shufflevector(x, y, 4, 12, 5, 13, 6, 14, 7, 15);
+#else
+    return __builtin_shufflevector(x, y, 2, 6, 3, 7);
+#endif
+}
+
 /* The first `count` elements of x to every second place. */
 VEC_INLINE void v_store_apart(float *to, V x, int64_t count) {
 #if defined(__AVX512F__)
-    V low = __builtin_shufflevector(x, x, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-    V high = __builtin_shufflevector(x, x, 8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15);
+    V low = v_zip_low(x, x), high = v_zip_high(x, x);
     uint32_t mask = count >= VL ? 0x55555555u : 0x55555555u & ((1u << 2 * count) - 1u);
     v_part_store(to, (M)mask, low);
     v_part_store(to + VL, (M)(mask >> VL), high);
 #elif defined(__AVX2__)
-    V low = __builtin_shufflevector(x, x, 0, 0, 1, 1, 2, 2, 3, 3);
-    V high = __builtin_shufflevector(x, x, 4, 4, 5, 5, 6, 6, 7, 7);
+    V low = v_zip_low(x, x), high = v_zip_high(x, x);
     const M evens = _mm256_setr_epi32(-1, 0, -1, 0, -1, 0, -1, 0);
     v_part_store(to, _mm256_and_si256(evens, v_mask(2 * count)), low);
     v_part_store(to + VL, _mm256_and_si256(evens, v_mask(2 * count - VL)), high);

@@ -88,27 +88,6 @@ static void winograd_columns(const float *slab, int64_t distance, int64_t across
         }
 }
 
-/* x₀ y₀ x₁ y₁ …: the lower and the upper half of it. */
-VEC_INLINE V v_zip_low(V x, V y) {
-#if defined(__AVX512F__)
-    return __builtin_shufflevector(x, y, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-#elif defined(__AVX2__)
-    return __builtin_shufflevector(x, y, 0, 8, 1, 9, 2, 10, 3, 11);
-#else
-    return __builtin_shufflevector(x, y, 0, 4, 1, 5);
-#endif
-}
-
-VEC_INLINE V v_zip_high(V x, V y) {
-#if defined(__AVX512F__)
-    return __builtin_shufflevector(x, y, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-#elif defined(__AVX2__)
-    return __builtin_shufflevector(x, y, 4, 12, 5, 13, 6, 14, 7, 15);
-#else
-    return __builtin_shufflevector(x, y, 2, 6, 3, 7);
-#endif
-}
-
 /* A vector of tiles' sums to their results, a row of tiles behind the other. */
 VEC_INLINE void winograd_results(const float *sums, int64_t point, float *rows) {
     V half[WINOGRAD_IN][WINOGRAD_OUT], m[WINOGRAD_IN], y[WINOGRAD_OUT];
