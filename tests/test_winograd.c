@@ -355,6 +355,14 @@ static float *numbers_of(tn_tensor *t) {
     return x;
 }
 
+static void same_bits(tn_tensor *x, tn_tensor *y) {
+    float *got = numbers_of(x), *want = numbers_of(y);
+    assert_int_equal(tn_numel(x), tn_numel(y));
+    assert_memory_equal(got, want, (size_t)tn_numel(x) * sizeof *got);
+    tn_mem_free(got);
+    tn_mem_free(want);
+}
+
 typedef struct layer {
     tn_tensor *x, *w, *bias, *rest;
 } layer;
@@ -402,10 +410,7 @@ static void what_is_joined_has_the_bits_of_what_is_not(void **state) {
             tn_tensor *y = conv_of(&l);
             assert_ok(tn_eval(&y, 1));
             assert_true(last_plan_says("correlate2d") && last_plan_says(" by winograd"));
-            float *got = numbers_of(joined), *want = numbers_of(after(&l, y));
-            assert_memory_equal(got, want, (size_t)tn_numel(y) * sizeof *got);
-            tn_mem_free(got);
-            tn_mem_free(want);
+            same_bits(joined, after(&l, y));
         }
     }
     assert_ok(tn_set_numerics(TN_NUMERICS_EXACT));
@@ -430,10 +435,7 @@ static void what_is_pooled_has_the_bits_of_what_is_not(void **state) {
             assert_true(last_plan_says("+max_pool2d"));
             tn_tensor *y = joined_of(&l);
             assert_ok(tn_eval(&y, 1));
-            float *got = numbers_of(pooled), *want = numbers_of(tn_max_pool2d(y, window, NULL));
-            assert_memory_equal(got, want, (size_t)tn_numel(pooled) * sizeof *got);
-            tn_mem_free(got);
-            tn_mem_free(want);
+            same_bits(pooled, tn_max_pool2d(y, window, NULL));
         }
     }
     assert_ok(tn_set_numerics(TN_NUMERICS_EXACT));

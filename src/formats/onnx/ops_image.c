@@ -15,6 +15,8 @@ static const char *const placing_names[] = {"half_pixel",    "half_pixel_symmetr
 enum { ROUND_FLOOR, ROUND_CEIL, FLOOR, CEIL, ROUNDINGS };
 static const char *const rounding_names[] = {"round_prefer_floor", "round_prefer_ceil", "floor", "ceil"};
 
+static const int64_t MOST_PLACES = 1 << 26; /* along an axis, of all taps */
+
 typedef struct resize {
     placing placing;
     int rounding;
@@ -130,10 +132,9 @@ static int64_t taps_of(const resize *r, double scale) {
 }
 
 static tn_tensor *resize_axis(const tn_tensor *x, const resize *r, axis *a, int dim) {
-    static const int64_t MOST = 1 << 26;
     if (a->in == a->out && a->scale == 1 && r->placing != CROP) return tn_detach(x);
     a->taps = taps_of(r, a->scale);
-    if (a->in < 1 || a->out < 0 || a->taps < 1 || a->out > MOST / a->taps)
+    if (a->in < 1 || a->out < 0 || a->taps < 1 || a->out > MOST_PLACES / a->taps)
         return tn_failed(TN_ERR_UNSUPPORTED, "Resize: from %lld to %lld elements", (long long)a->in, (long long)a->out);
     int64_t count = a->taps * a->out;
     a->index = tn_mem_alloc((size_t)count * sizeof *a->index);
@@ -153,6 +154,7 @@ static tn_tensor *resize_axis(const tn_tensor *x, const resize *r, axis *a, int 
 static int64_t times_of(const resize *r, const axis *x) {
     int64_t times = x->in > 0 ? x->out / x->in : 0;
     if (r->how != ONNX_NEAREST || r->placing == CROP || times < 1 || x->out != times * x->in) return 0;
+    if (x->out > MOST_PLACES) return 0; /* refused where taps are laid out, before all of them are looked at */
     for (int64_t i = 0; i < x->out; i++) {
         double place = nearest(r->rounding, source(r, x, i)), last = (double)(x->in - 1);
         if ((int64_t)(place < 0 ? 0 : place > last ? last : place) != i / times) return 0;
