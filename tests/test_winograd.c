@@ -87,13 +87,13 @@ static double seen_at(const problem *p, int64_t image, int64_t channel, int64_t 
         a->x[image * a->x_stride[0] + channel * a->x_stride[1] + row * a->x_stride[2] + column * a->x_stride[3]];
 }
 
-/* Adds one channel to a tile of results that begins at place (u, v). */
+/* Adds one channel to a tile of results that begins at place (u, v), whose rows are as far apart as the taps'. */
 static void add_channel(problem *p, int64_t image, int64_t filter, int64_t channel, int64_t u, int64_t v, double *sums,
                         double *sizes) {
     const tn_conv_args *a = &p->a;
     double d[IN * IN], g[TAPS * TAPS], big_d[IN * IN], big_g[IN * IN];
     for (int k = 0; k < IN * IN; k++)
-        d[k] = seen_at(p, image, channel, u + k / IN, v + k % IN);
+        d[k] = seen_at(p, image, channel, u + k / IN * a->dilation[0], v + k % IN);
     for (int k = 0; k < TAPS * TAPS; k++)
         g[k] = (double)a->weight[filter * a->weight_stride[0] + channel * a->weight_stride[1] +
                                  k / TAPS * a->weight_stride[2] + k % TAPS * a->weight_stride[3]];
@@ -115,7 +115,7 @@ static void define_tile(problem *p, int64_t image, int64_t filter, int64_t u, in
         add_channel(p, image, filter, c, u, v, sums, sizes);
     magnitudes(back[0], OUT, IN, sizes, big);
     for (int k = 0; k < OUT * OUT; k++) {
-        int64_t row = u + k / OUT, column = v + k % OUT;
+        int64_t row = u + k / OUT * a->dilation[0], column = v + k % OUT;
         if (row >= a->places[0] || column >= a->places[1]) continue;
         int64_t n = ((image * a->filters + filter) * a->places[0] + row) * a->places[1] + column;
         p->want[n] = sums[k];
@@ -128,9 +128,9 @@ static int64_t results_of(const tn_conv_args *a) { return a->images * a->filters
 static void define(problem *p) {
     const tn_conv_args *a = &p->a;
     for (int64_t n = 0; n < a->images * a->filters; n++)
-        for (int64_t u = 0; u < a->places[0]; u += OUT)
+        for (int64_t t = 0, apart = a->dilation[0]; t < tn_ceil_div(a->places[0], OUT * apart) * apart; t++)
             for (int64_t v = 0; v < a->places[1]; v += OUT)
-                define_tile(p, n / a->filters, n % a->filters, u, v);
+                define_tile(p, n / a->filters, n % a->filters, t / apart * apart * OUT + t % apart, v);
 }
 
 /* ---- the kernel -------------------------------------------------------------------------------------------------- */
@@ -232,7 +232,8 @@ static void check(const tn_conv_args *sizes, bool by_places, int64_t between) {
     a->winograd = true;
     for (int d = 0; d < 2; d++) {
         a->kernel[d] = TAPS;
-        a->stride[d] = a->dilation[d] = 1;
+        a->stride[d] = 1;
+        a->dilation[d] = tn_max64(a->dilation[d], 1);
     }
     assert_true(tn_conv_winograd_fits(a));
     memcpy(a->x_stride, (int64_t[]){a->channels * plane, plane, row, 1}, sizeof a->x_stride);
@@ -266,12 +267,13 @@ static void random_sizes_are_within_the_bound(void **state) {
             a.places[d] = random_from(1, 15);
             a.before[d] = random_from(-2, 4);
         }
+        a.dilation[0] = random_from(-2, 4); /* below 1: 1 */
         check(&a, i % 3 == 0, i % 4);
     }
 }
 
 /* Pieces of long rows, rows of tiles in several blocks, blocks of several images, filters that threads share, channels
- * for which a block holds few tiles. */
+ * for which a block holds few tiles; the same where rows of results take turns. */
 static void large_sizes_are_within_the_bound(void **state) {
     (void)state;
     need_it();
@@ -283,8 +285,11 @@ static void large_sizes_are_within_the_bound(void **state) {
         {.images = 1, .channels = 150, .filters = 15, .size = {13, 130}, .places = {13, 130}, .before = {1, 1}},
         {.images = 1, .channels = 1, .filters = 1, .size = {300, 3}, .places = {300, 3}, .before = {1, 1}},
     };
-    for (size_t i = 0; i < TN_COUNT(sizes); i++)
-        check(&sizes[i], i % 2, (int64_t)i % 3);
+    for (size_t i = 0; i < 2 * TN_COUNT(sizes); i++) {
+        tn_conv_args a = sizes[i / 2];
+        if (i % 2) a.dilation[0] = 2 + (int64_t)i / 2 % 3;
+        check(&a, i / 2 % 2, (int64_t)i % 3);
+    }
 }
 
 static void other_windows_do_not_fit(void **state) {
@@ -309,7 +314,7 @@ static void other_windows_do_not_fit(void **state) {
         a.stride[d] = 2;
         assert_false(tn_conv_winograd_fits(&a));
         a = plain;
-        a.dilation[d] = 2;
+        a.dilation[d] = d ? 2 : 5;
         assert_false(tn_conv_winograd_fits(&a));
         a = plain;
         a.places[d] = 0;
@@ -365,10 +370,11 @@ static void same_bits(tn_tensor *x, tn_tensor *y) {
 
 typedef struct layer {
     tn_tensor *x, *w, *bias, *rest;
+    int64_t apart; /* rows that neighbouring taps meet */
 } layer;
 
 static tn_tensor *conv_of(const layer *l) {
-    tn_conv2d_options o = {.struct_size = sizeof o, .padding = {1, 1}};
+    tn_conv2d_options o = {.struct_size = sizeof o, .padding = {l->apart, 1}, .dilation = {l->apart, 1}};
     return tn_conv2d(l->x, l->w, NULL, &o);
 }
 
@@ -391,7 +397,7 @@ static layer layer_of(int64_t filters, int64_t images, int64_t rows, int64_t col
     enum { CHANNELS = 32 };
     return (layer){random_tensor(TN_DIMS(images, CHANNELS, rows, columns)),
                    random_tensor(TN_DIMS(filters, CHANNELS, 3, 3)), random_tensor(TN_DIMS(filters)),
-                   random_tensor(TN_DIMS(images, filters, rows, columns))};
+                   random_tensor(TN_DIMS(images, filters, rows, columns)), 1};
 }
 
 /* Rows of several, one and a part of a block for the joint; whole images; an image with a rest of a tile. */
@@ -400,10 +406,12 @@ static void what_is_joined_has_the_bits_of_what_is_not(void **state) {
     need_it();
     static const int64_t sizes[][3] = {{1, 56, 56}, {2, 21, 150}, {1, 18, 300}, {1, 11, 700}, {7, 13, 14}};
     assert_ok(tn_set_numerics(TN_NUMERICS_FAST));
-    for (size_t i = 0; i < TN_COUNT(sizes); i++) {
-        assert_ok(tn_threads_set(1 + (int)i % 2));
+    for (size_t i = 0; i < 2 * TN_COUNT(sizes); i++) {
+        assert_ok(tn_threads_set(1 + (int)i / 2 % 2));
         TN_SCOPE {
-            layer l = layer_of(40, sizes[i][0], sizes[i][1], sizes[i][2]);
+            const int64_t *size = sizes[i / 2], apart = 1 + (int64_t)i % 2;
+            layer l = layer_of(40, size[0], size[1] * apart, size[2]);
+            l.apart = apart;
             tn_tensor *joined = joined_of(&l);
             assert_ok(tn_eval(&joined, 1));
             assert_true(last_plan_says("correlate2d+") && last_plan_says(" by winograd"));
@@ -423,11 +431,12 @@ static void what_is_pooled_has_the_bits_of_what_is_not(void **state) {
     static const int64_t sizes[][3] = {{1, 57, 57}, {2, 20, 150}, {7, 14, 14}, {1, 18, 250}};
     static const int64_t windows[][2] = {{2, 2}, {1, 4}};
     assert_ok(tn_set_numerics(TN_NUMERICS_FAST));
-    for (size_t i = 0; i < TN_COUNT(sizes) * TN_COUNT(windows); i++) {
-        const int64_t *size = sizes[i / 2], *window = windows[i % 2];
+    for (size_t i = 0; i < 2 * TN_COUNT(sizes) * TN_COUNT(windows); i++) {
+        const int64_t *size = sizes[i / 4], *window = windows[i % 2];
         assert_ok(tn_threads_set(1 + (int)i % 2));
         TN_SCOPE {
             layer l = layer_of(64, size[0], size[1], size[2]);
+            l.apart = 1 + (int64_t)i / 2 % 2;
             tn_tensor *last = joined_of(&l), *pooled = tn_max_pool2d(last, window, NULL);
             tn_free(last);
             assert_ok(tn_eval(&pooled, 1));

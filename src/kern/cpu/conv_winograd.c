@@ -5,6 +5,9 @@
  * values[channels, tiles] is a product like others, by their micro-kernels; 36 sums become 16 results. The transforms
  * are winograd.h's, and what is known of their error stands in kern/conv.h.
  *
+ * Where a filter's rows meet each n-th row of the image, every n-th row of results is a convolution of its own: a block
+ * has tiles of all of them, so that together they are rows that follow each other.
+ *
  * A block is some tiles: rows of them, a piece of a long row, or whole images. A thread transforms what a block sees
  * channel after channel, so that the slab of one channel stays in the first cache, and the values of all of them in the
  * second; then some filters at a time are multiplied over it, point after point, and finished a few at a time, for the
@@ -25,6 +28,7 @@ enum {
     WIDEST_PANEL = 2 * MOST_LANES,
     VALUE_ELEMENTS = 160 << 10, /* of a block, at most: a third of the second cache */
     MOST_TILES = TN_GEMM_BLOCK_LD / OUT,
+    MOST_APART = 4, /* convolutions of every n-th row: few enough for the rows of the narrowest block */
     FILTERS = 28,          /* that are multiplied at once: their sums and the values fit the second cache together */
     RESULT_ELEMENTS = 6144 /* that are finished at once, in elements: half of the first cache */
 };
@@ -35,11 +39,12 @@ enum { LINES, SLAB, VALUES, SUMS, RESULTS, PARTS };
 typedef struct winograd {
     tn_conv_args a;
     const conv_lines *with;
-    int64_t down, across;                                   /* tiles of an image */
+    int64_t apart;                                          /* convolutions whose rows take turns */
+    int64_t down, across;                                   /* tiles of an image, in each of these */
     int64_t images, rows, columns;                          /* of a block, at most: images, and tiles in each */
     int64_t image_blocks, row_blocks, column_blocks, parts; /* parts: of the filters */
     int64_t tiles;                     /* of a block, rounded up to panels: distance of channels and sums */
-    int64_t line, plane, values, sums; /* distance of lines, of planes of the slab, of points */
+    int64_t line, lines, plane, values, sums; /* distance of lines, of all of them, of planes of the slab, of points */
     int64_t filters, few;              /* that are multiplied, and finished, at once */
     int64_t box_rows;                  /* rows of results in a block for the joint */
     size_t bytes[PARTS], part_bytes;   /* of a block's memory: in the order of its struct */
@@ -112,16 +117,20 @@ void tn_conv_winograd_pack(const tn_conv_args *a, void *to) {
 bool tn_conv_winograd_fits(const tn_conv_args *a) {
     bool fits = a->groups == 1 && windows_are_small(a) && tn_conv_lines()->winograd_rows;
     for (int d = 0; d < 2; d++)
-        fits = fits && a->kernel[d] == 3 && a->stride[d] == 1 && a->dilation[d] == 1;
-    return fits;
+        fits = fits && a->kernel[d] == 3 && a->stride[d] == 1;
+    return fits && a->dilation[0] <= MOST_APART && a->dilation[1] == 1;
 }
+
+/* Where rows take turns: of the first of them, which has most. */
+static int64_t tiles_down(const tn_conv_args *a) { return tn_ceil_div(a->places[0], OUT * a->dilation[0]); }
 
 /* A block as large as the caches have room for. */
 static void choose_block(winograd *w) {
     const tn_conv_args *a = &w->a;
-    w->down = tn_ceil_div(a->places[0], OUT);
+    w->apart = a->dilation[0];
+    w->down = tiles_down(a);
     w->across = tn_ceil_div(a->places[1], OUT);
-    int64_t most = tn_max64(tn_min64(VALUE_ELEMENTS / POINTS / a->channels, MOST_TILES), WIDEST_PANEL);
+    int64_t most = tn_max64(tn_min64(VALUE_ELEMENTS / POINTS / a->channels, MOST_TILES) / w->apart, WIDEST_PANEL);
     w->images = w->rows = 1;
     w->columns = w->across;
     if (a->pool[0] > 0) most = tn_max64(most, w->across);                  /* whole rows are pooled */
@@ -135,21 +144,22 @@ static void plan(winograd *w, const tn_conv_args *args) {
     *w = (winograd){.a = *args, .with = tn_conv_lines()};
     const tn_conv_args *a = &w->a;
     choose_block(w);
-    const int64_t columns = tn_min64(w->columns * OUT, a->places[1]);
-    w->tiles = round_up(w->images * w->rows * w->columns, WIDEST_PANEL);
+    const int64_t columns = tn_min64(w->columns * OUT, a->places[1]), rows = w->rows * OUT * w->apart;
+    w->tiles = round_up(w->images * w->apart * w->rows * w->columns, WIDEST_PANEL);
     w->line = round_up(w->columns * OUT + OVERLAP, MOST_LANES);
     w->plane = (w->rows + 1) * w->columns + MOST_LANES;
     w->filters = tn_min64(a->filters, FILTERS);
     w->values = a->channels * w->tiles + MOST_LANES; /* an odd number of lines apart: all sets of the first cache */
     w->sums = w->filters * w->tiles + MOST_LANES;
-    w->few = tn_min64(tn_max64(RESULT_ELEMENTS / (w->rows * OUT * columns), 1), w->filters);
+    w->few = tn_min64(tn_max64(RESULT_ELEMENTS / (rows * columns), 1), w->filters);
     w->box_rows = w->columns < w->across ? 1 : TN_GEMM_BLOCK_LD / columns / pooled_rows(a) * pooled_rows(a);
-    w->bytes[LINES] = windows_area((w->rows * OUT + OVERLAP) * w->line + (OUT + 1) * MOST_LANES);
+    w->lines = (w->rows * OUT + OVERLAP) * w->line;
+    w->bytes[LINES] = windows_area(w->apart * w->lines + (OUT + 1) * MOST_LANES);
     w->bytes[SLAB] = windows_area(OUT * IN * w->plane);
     w->bytes[VALUES] = windows_area(POINTS * w->values);
     w->bytes[SUMS] = windows_area(POINTS * w->sums);
     if (a->joint.vm)
-        w->bytes[RESULTS] = windows_area(tn_ceil_div(w->rows * OUT, w->box_rows) * w->few * TN_GEMM_BLOCK_LD);
+        w->bytes[RESULTS] = windows_area(tn_ceil_div(rows, w->box_rows) * w->few * TN_GEMM_BLOCK_LD);
     w->part_bytes = port_scratch(&a->joint, 0);
     for (int i = 0; i < PARTS; i++)
         w->part_bytes += w->bytes[i];
@@ -174,15 +184,16 @@ enum { FAR = 16 << 20 };
 bool tn_conv_winograd_pays(const tn_conv_args *a) {
     bool pools = a->pool[0] == 0 || a->pool[0] * a->places[1] <= TN_GEMM_BLOCK_LD;
     if (!pools || !tn_conv_winograd_fits(a)) return false;
-    const int64_t down = tn_ceil_div(a->places[0], OUT), across = tn_ceil_div(a->places[1], OUT), lanes = MOST_LANES;
-    const double c = (double)a->channels, f = (double)a->filters, images = (double)a->images;
+    const int64_t down = tiles_down(a), across = tn_ceil_div(a->places[1], OUT), lanes = MOST_LANES;
+    const int64_t planes = a->images * a->dilation[0];
+    const double c = (double)a->channels, f = (double)a->filters, images = (double)planes;
     double tiles = images * (double)tn_ceil_div(down * across, lanes);
     double lines = images * (double)((down * OUT + OVERLAP) * tn_ceil_div(across, lanes));
-    double products = POINTS * (double)tn_ceil_div(a->images * down * across, lanes);
+    double products = POINTS * (double)tn_ceil_div(planes * down * across, lanes);
     double reading = tn_conv_winograd_packed_bytes(a) > FAR ? takes.far : takes.filter;
     double fast = c * (takes.line * lines + takes.tile * tiles) + takes.result * f * tiles + takes.call;
     fast += c * f * (products + reading);
-    return takes.exact * 9 * c * f * images * (double)(a->places[0] * a->places[1]) > fast * (double)lanes;
+    return takes.exact * 9 * c * f * (double)(a->images * a->places[0] * a->places[1]) > fast * (double)lanes;
 }
 
 /* Blocks are as alike as can be, and as many for each thread; where they would become too small for full panels,
@@ -192,12 +203,12 @@ static void share_out(winograd *w, int threads) {
     w->row_blocks = tn_ceil_div(w->down, w->rows);
     w->column_blocks = tn_ceil_div(w->across, w->columns);
     w->parts = 1;
-    int64_t all = w->image_blocks * w->row_blocks * w->column_blocks, image = w->down * w->across;
+    int64_t all = w->image_blocks * w->row_blocks * w->column_blocks, image = w->down * w->across * w->apart;
     if (all % threads == 0 || all > 8 * threads) return;
     int64_t images = round_up(w->image_blocks, threads), rows = round_up(w->row_blocks, threads);
     if (w->image_blocks > 1 && w->a.images / images * image >= WIDEST_PANEL)
         w->image_blocks = images;
-    else if (rows <= w->down && tn_ceil_div(w->down, rows) * w->columns * 4 >= 3 * MOST_LANES)
+    else if (rows <= w->down && tn_ceil_div(w->down, rows) * w->columns * w->apart * 4 >= 3 * MOST_LANES)
         w->row_blocks = rows;
     else if (all < threads)
         w->parts = tn_min64(tn_ceil_div(threads, all), tn_ceil_div(w->a.filters, w->with->tiles->rows));
@@ -214,7 +225,8 @@ typedef struct block {
     range image, row, column, filter;
     float *lines, *slab, *values, *sums, *results;
     port joint;
-    int64_t low[2], high[2]; /* rows and columns of `lines` that are the image's; the others are zero */
+    /* Rows (of each of the convolutions that take turns) and columns of `lines` that are the image's; others are 0 */
+    range down[MOST_APART], across;
 } block;
 
 static range cut(int64_t count, int64_t parts, int64_t number) {
@@ -222,34 +234,46 @@ static range cut(int64_t count, int64_t parts, int64_t number) {
     return (range){first, count * (number + 1) / parts - first};
 }
 
-/* Which rows and columns of what the block's tiles see lie in the image: [low, high). */
-static void look(int64_t first, int64_t length, int64_t size, int64_t *low, int64_t *high) {
-    *low = tn_min64(tn_max64(-first, 0), length);
-    *high = tn_max64(tn_min64(size - first, length), *low);
+/* Which of `length` rows or columns from `first` on, each `step` behind the last, lie in an image of `size`. */
+static range look(int64_t first, int64_t step, int64_t length, int64_t size) {
+    int64_t low = tn_min64(tn_ceil_div(tn_max64(-first, 0), step), length);
+    int64_t high = tn_min64(tn_ceil_div(tn_max64(size - first, 0), step), length);
+    return (range){low, tn_max64(high - low, 0)};
 }
 
-/* The block's piece of one channel of an image. */
-static const float *piece_of(const winograd *w, const block *b, int64_t number) {
+/* The row and the column of the image that the block's lines begin with. */
+static int64_t first_row(const winograd *w, const block *b, int64_t turn) {
+    return b->row.first * OUT * w->apart + turn - w->a.before[0];
+}
+
+static int64_t first_column(const winograd *w, const block *b) { return b->column.first * OUT - w->a.before[1]; }
+
+/* What the block's tiles see of convolution `turn` of those whose rows take turns: of one channel of an image. */
+static void copy_lines(const winograd *w, const block *b, int64_t channel, int64_t image, int64_t turn, float *lines) {
     const tn_conv_args *a = &w->a;
-    const float *x = a->x + (b->image.first + number % b->image.count) * a->x_stride[0];
-    x += number / b->image.count * a->x_stride[1];
-    x += (b->row.first * OUT - a->before[0] + b->low[0]) * a->x_stride[2];
-    return x + (b->column.first * OUT - a->before[1] + b->low[1]) * a->x_stride[3];
+    const range *down = &b->down[turn], *across = &b->across;
+    const float *x = a->x + (b->image.first + image) * a->x_stride[0] + channel * a->x_stride[1];
+    x += (first_row(w, b, turn) + down->first * w->apart) * a->x_stride[2];
+    x += (first_column(w, b) + across->first) * a->x_stride[3];
+    w->with->copy_rows(lines + down->first * w->line + across->first, w->line, x, a->x_stride[2] * w->apart,
+                       down->count, a->x_stride[3], across->count);
 }
 
-/* Channel after channel, and of each one image after the other. */
+/* Channel after channel, and of each one image after the other: vectors of tiles reach over the end of one's. */
 static void transform_tiles(const winograd *w, block *b) {
     const tn_conv_args *a = &w->a;
     const int64_t tiles = b->row.count * b->column.count, length = b->row.count * OUT + OVERLAP;
-    const int64_t pieces = a->channels * b->image.count;
-    look(b->row.first * OUT - a->before[0], length, a->size[0], &b->low[0], &b->high[0]);
-    look(b->column.first * OUT - a->before[1], b->column.count * OUT + OVERLAP, a->size[1], &b->low[1], &b->high[1]);
+    const int64_t planes = b->image.count * w->apart, pieces = a->channels * planes;
+    for (int64_t turn = 0; turn < w->apart; turn++)
+        b->down[turn] = look(first_row(w, b, turn), w->apart, length, a->size[0]);
+    b->across = look(first_column(w, b), 1, b->column.count * OUT + OVERLAP, a->size[1]);
     memset(b->lines, 0, w->bytes[LINES]); /* what lies outside of the image stays so */
     for (int64_t n = 0; n < pieces; n++) {
-        w->with->copy_rows(b->lines + b->low[0] * w->line + b->low[1], w->line, piece_of(w, b, n), a->x_stride[2],
-                           b->high[0] - b->low[0], a->x_stride[3], b->high[1] - b->low[1]);
-        w->with->winograd_rows(b->lines, w->line, length, b->slab, w->plane, b->column.count);
-        float *to = b->values + n / b->image.count * w->tiles + n % b->image.count * tiles;
+        const int64_t channel = n / planes, image = n % planes / w->apart, turn = n % w->apart;
+        float *lines = b->lines + turn * w->lines;
+        copy_lines(w, b, channel, image, turn, lines);
+        w->with->winograd_rows(lines, w->line, length, b->slab, w->plane, b->column.count);
+        float *to = b->values + channel * w->tiles + n % planes * tiles;
         w->with->winograd_columns(b->slab, w->plane, b->column.count, to, w->values, tiles);
     }
 }
@@ -258,7 +282,7 @@ static void transform_tiles(const winograd *w, block *b) {
 static void multiply(const winograd *w, const block *b, range filters) {
     const tn_conv_args *a = &w->a;
     const int64_t panel = 2 * w->with->tiles->lanes, height = w->with->tiles->rows;
-    int64_t tiles = b->image.count * b->row.count * b->column.count;
+    int64_t tiles = b->image.count * w->apart * b->row.count * b->column.count;
     if (tiles % panel > panel / 2) tiles = round_up(tiles, panel);
     for (int64_t p = 0; p < POINTS; p++) {
         const float *packed = (const float *)a->packed + p * a->filters * a->channels;
@@ -273,42 +297,62 @@ static void multiply(const winograd *w, const block *b, range filters) {
     }
 }
 
-/* The rows of one image's results: in memory, of the first filter; or in blocks for the joint, `few` filters each. */
-static winograd_area area_of(const winograd *w, const block *b, int64_t image, float **row) {
+/* One image's results in the block: where its rows begin, in memory, of the first filter, or in blocks for the joint,
+ * `few` filters each; and how many there are. Rows of each of the convolutions that take turns follow each other. */
+typedef struct results {
+    float *row[MOST_TILES * OUT];
+    int64_t image, rows, columns;
+} results;
+
+static float **row_at(const winograd *w, const block *b, results *r, int64_t y) {
+    return &r->row[y % w->apart * b->row.count * OUT + y / w->apart];
+}
+
+static void find_results(const winograd *w, const block *b, results *r) {
     const tn_conv_args *a = &w->a;
-    winograd_area area = {.row = row, .down = b->row.count, .across = b->column.count};
-    const int64_t top = b->row.first * OUT, left = b->column.first * OUT;
-    area.rows = tn_min64(a->places[0] - top, area.down * OUT);
-    area.columns = tn_min64(a->places[1] - left, area.across * OUT);
-    for (int64_t y = 0; y < area.rows; y++)
-        if (b->joint.vm)
-            row[y] = b->results + y / w->box_rows * w->few * TN_GEMM_BLOCK_LD + y % w->box_rows * area.columns;
-        else
-            row[y] = a->out + (image * a->filters * a->places[0] + top + y) * a->places[1] + left;
-    return area;
+    const int64_t top = b->row.first * OUT * w->apart, left = b->column.first * OUT;
+    r->rows = tn_min64(a->places[0] - top, b->row.count * OUT * w->apart);
+    r->columns = tn_min64(a->places[1] - left, b->column.count * OUT);
+    for (int64_t y = 0; y < r->rows; y++) {
+        int64_t joined = y / w->box_rows * w->few * TN_GEMM_BLOCK_LD + y % w->box_rows * r->columns;
+        int64_t stored = (r->image * a->filters * a->places[0] + top + y) * a->places[1] + left;
+        *row_at(w, b, r, y) = b->joint.vm ? b->results + joined : a->out + stored;
+    }
 }
 
 /* `filters` have been finished; their results lie in blocks. */
-static void join(const winograd *w, block *b, const winograd_area *area, int64_t image, range filters) {
-    const int64_t first = b->row.first * OUT * w->a.places[1] + b->column.first * OUT;
-    for (int64_t y = 0; y < area->rows; y += w->box_rows) {
+static void join(const winograd *w, block *b, results *r, range filters) {
+    const int64_t first = b->row.first * OUT * w->apart * w->a.places[1] + b->column.first * OUT;
+    for (int64_t y = 0; y < r->rows; y += w->box_rows) {
         box at = {filters.first, filters.count, first + y * w->a.places[1],
-                  tn_min64(area->rows - y, w->box_rows) * area->columns};
-        hand_over(&b->joint, w->with, &w->a, image, at, area->row[y]);
+                  tn_min64(r->rows - y, w->box_rows) * r->columns};
+        hand_over(&b->joint, w->with, &w->a, r->image, at, *row_at(w, b, r, y));
+    }
+}
+
+/* A filter's sums, whose results begin `offset` behind the rows. */
+static void finish_filter(const winograd *w, const block *b, results *r, const float *sums, int64_t offset) {
+    const int64_t tiles = b->row.count * b->column.count;
+    winograd_area area = {.down = b->row.count, .across = b->column.count, .columns = r->columns};
+    for (int64_t turn = 0; turn < tn_min64(w->apart, r->rows); turn++, sums += tiles) {
+        area.row = row_at(w, b, r, turn);
+        area.rows = tn_ceil_div(r->rows - turn, w->apart);
+        w->with->winograd_finish(&area, sums, w->sums, offset);
     }
 }
 
 static void finish(const winograd *w, block *b, range filters) {
-    float *row[MOST_TILES * OUT];
-    const int64_t tiles = b->row.count * b->column.count, plane = w->a.places[0] * w->a.places[1];
+    results r;
+    const int64_t tiles = w->apart * b->row.count * b->column.count, plane = w->a.places[0] * w->a.places[1];
     for (int64_t i = 0; i < b->image.count; i++) {
-        winograd_area area = area_of(w, b, b->image.first + i, row);
+        r.image = b->image.first + i;
+        find_results(w, b, &r);
         for (int64_t f = 0, few = 0; f < filters.count; f += few) {
             few = tn_min64(w->few, filters.count - f);
             for (int64_t k = 0; k < few; k++)
-                w->with->winograd_finish(&area, b->sums + (f + k) * w->tiles + i * tiles, w->sums,
-                                         b->joint.vm ? k * TN_GEMM_BLOCK_LD : (filters.first + f + k) * plane);
-            if (b->joint.vm) join(w, b, &area, b->image.first + i, (range){filters.first + f, few});
+                finish_filter(w, b, &r, b->sums + (f + k) * w->tiles + i * tiles,
+                              b->joint.vm ? k * TN_GEMM_BLOCK_LD : (filters.first + f + k) * plane);
+            if (b->joint.vm) join(w, b, &r, (range){filters.first + f, few});
         }
     }
 }
