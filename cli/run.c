@@ -11,8 +11,8 @@
 #include "commands.h"
 #include "image.h"
 #include "npy.h"
+#include "onnx_input.h"
 #include "run_steps.h"
-#include "train.h"
 #include "trunnion/backend.h"
 #include "trunnion/onnx.h"
 #include "trunnion/ops.h"
@@ -74,14 +74,13 @@ const cli_command cli_run = {
 
 typedef struct named {
     const char *name, *text;
-    int64_t number; /* of a dim */
-    bool used;
 } named;
 
 typedef struct work {
     cli_options options;
-    named inputs[MOST], dims[MOST];
-    int input_count, dim_count;
+    named inputs[MOST];
+    int input_count;
+    onnx_dims dims;
     const char *output, *trace;
     bool random, profile;
     image_options picture;
@@ -138,15 +137,6 @@ static bool none_is_zero(const double *numbers, int count) {
     return true;
 }
 
-static bool take_dim(work *w, char *arg) {
-    char *equals = strchr(arg, '=');
-    if (!equals || !split(arg, w->dims, &w->dim_count)) return false;
-    named *dim = &w->dims[w->dim_count - 1];
-    if (cli_parse_int(dim->text, 0, INT64_C(1) << 40, &dim->number)) return true;
-    *equals = '='; /* the message shows it whole */
-    return false;
-}
-
 static bool take(void *ctx, int val, const char *arg) {
     work *w = ctx;
     char *own = (char *)(uintptr_t)arg; /* of argv, which is ours */
@@ -154,7 +144,7 @@ static bool take(void *ctx, int val, const char *arg) {
     switch (val) {
     case 'i': return split(own, w->inputs, &w->input_count);
     case 'o': w->output = arg; return *arg != 0;
-    case OPT_DIM: return take_dim(w, own);
+    case OPT_DIM: return onnx_take_dim(&w->dims, arg);
     case OPT_RANDOM: return w->random = true;
     case OPT_STEPS: return cli_parse_int(arg, 1, 1 << 20, &w->steps.count);
     case OPT_FEED: return steps_take_pair(&w->steps, own);
@@ -240,75 +230,24 @@ static tn_status give_file(work *w, const named *n) {
     return status;
 }
 
-/* Is it the dim's own name, or INPUT.PLACE? Files often leave open dims without names. */
-static bool names_dim(const char *name, const tn_onnx_info *info, int d) {
-    char place[16];
-    size_t length = strlen(info->name);
-    snprintf(place, sizeof place, ".%d", d);
-    return (info->dims[d] && strcmp(name, info->dims[d]) == 0) ||
-           (strncmp(name, info->name, length) == 0 && strcmp(name + length, place) == 0);
-}
-
-static int64_t extent_of(void *ctx, const tn_onnx_info *info, int d, int64_t otherwise) {
-    work *w = ctx;
-    if (info->shape[d] >= 0) return info->shape[d];
-    for (int i = 0; i < w->dim_count; i++) {
-        if (!names_dim(w->dims[i].name, info, d)) continue;
-        w->dims[i].used = true;
-        return w->dims[i].number;
-    }
-    return otherwise;
-}
-
-/* Floats from the normal distribution's middle, whole numbers 0 and 1: a valid index of anything. */
-static tn_status random_input(work *w, int i, uint64_t *state) {
-    tn_onnx_info info = input_info(w, i);
-    int64_t shape[TN_MAX_RANK], count = 1;
-    if (info.kind != TN_ONNX_TENSOR || info.dtype == TN_DTYPE_COUNT || info.rank < 0)
-        return tn_backend_fail(TN_ERR_ARGUMENT,
-                               "input '%s' cannot be made at random: it is no tensor of numbers, or its type or rank "
-                               "is not told; give a file with -i",
-                               info.name);
-    bool fits = true;
-    for (int d = 0; d < info.rank; d++) {
-        shape[d] = extent_of(w, &info, d, 1);
-        fits = fits && !__builtin_mul_overflow(count, shape[d], &count);
-    }
-    float *numbers = fits && count < INT64_MAX / 8 ? malloc((size_t)count * sizeof *numbers + 1) : NULL;
-    if (!numbers) return tn_backend_fail(TN_ERR_MEMORY, "no memory for input '%s'", info.name);
-    for (int64_t k = 0; k < count; k++) {
-        double u = random_uniform(state) + random_uniform(state) + random_uniform(state) - 1.5;
-        numbers[k] = tn_dtype_is_float(info.dtype) ? (float)(2 * u) : (float)(u > 0);
-    }
-    tn_tensor *made = tn_from_data(numbers, shape, info.rank, TN_F32), *cast = tn_cast(made, info.dtype);
-    free(numbers);
-    tn_free(made);
-    tn_status status = tn_eval(&cast, 1);
-    if (status == TN_OK) w->in[i] = tn_onnx_value_tensor(cast);
-    tn_free(cast);
-    return status;
-}
-
 static tn_status make_inputs(work *w) {
     uint64_t state = w->options.seed + 1;
     tn_status status = TN_OK;
     for (int i = 0; i < w->input_count && status == TN_OK; i++)
         status = give_file(w, &w->inputs[i]);
     if (status == TN_OK && w->steps.count) status = steps_begin(&w->steps, w->model);
-    if (status == TN_OK && w->steps.count) status = steps_make_inputs(&w->steps, w->model, w->in, extent_of, w);
+    if (status == TN_OK && w->steps.count)
+        status = steps_make_inputs(&w->steps, w->model, w->in, onnx_extent, &w->dims);
     for (int i = 0; i < tn_onnx_input_count(w->model) && status == TN_OK; i++) {
         if (w->in[i]) continue;
+        tn_onnx_info info = input_info(w, i);
         if (w->random)
-            status = random_input(w, i, &state);
+            status = onnx_random_input(&info, &w->dims, &state, &w->in[i]);
         else
-            status = tn_backend_fail(TN_ERR_ARGUMENT, "input '%s' is not given: -i %s=FILE.npy, or --random",
-                                     input_info(w, i).name, input_info(w, i).name);
+            status = tn_backend_fail(TN_ERR_ARGUMENT, "input '%s' is not given: -i %s=FILE.npy, or --random", info.name,
+                                     info.name);
     }
-    for (int i = 0; i < w->dim_count && status == TN_OK; i++)
-        if (!w->dims[i].used)
-            status = tn_backend_fail(TN_ERR_ARGUMENT,
-                                     "--dim %s: no input made at random has such an open dim (-v lists them)",
-                                     w->dims[i].name);
+    if (status == TN_OK) status = onnx_dims_are_used(&w->dims);
     if (status == TN_OK && w->for_pictures && !w->has_picture)
         status = tn_backend_fail(TN_ERR_ARGUMENT, "--resize, --scale, --mean, --std and --bgr are for pictures, and "
                                                   "no input is one; numbers of .npy files are taken as they are");
@@ -527,7 +466,11 @@ static int do_work(work *w, const char *path) {
     if (status == TN_OK) status = tn_get_placement(&p);
     if (status == TN_OK && w->output) status = write_outputs(w);
     if (status == TN_OK && w->trace) status = write_trace(w);
-    if (status != TN_OK) return cli_failed();
+    if (status != TN_OK) {
+        code = cli_failed();
+        onnx_tell_guess(&w->dims);
+        return code;
+    }
     if (w->options.json)
         put_json(w, &p, &s, device);
     else

@@ -4,6 +4,7 @@
 #include "cli.h"
 #include "commands.h"
 #include "convert.h"
+#include "explain.h"
 #include "trunnion/backend.h"
 
 static int refuse(int argc, char **argv) {
@@ -25,11 +26,17 @@ const bench_work bench_llm_works[] = {{0}};
 const int bench_llm_work_count = 0;
 
 WITHOUT_TEXT(embed);
-WITHOUT_TEXT(explain);
 WITHOUT_TEXT(generate);
 WITHOUT_TEXT(logits);
 WITHOUT_TEXT(perplexity);
 WITHOUT_TEXT(tokenize);
+
+int explain_language(const cli_options *o, const explain_wishes *w, const char *path) {
+    (void)o, (void)w;
+    fprintf(stderr, "trunnion: error: '%s': language models need the library trunnion-text: %s\n", path,
+            TN_TEXT_MISSING);
+    return CLI_FAILED;
+}
 
 tn_status convert_to_onnx(const convert_file *in, const convert_wishes *w, convert_report *r) {
     (void)in, (void)w, (void)r;

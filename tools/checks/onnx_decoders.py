@@ -319,6 +319,31 @@ def refuse(program, folder, case):
     return None if result.returncode in (1, 2) and named in said else f"exit {result.returncode}: {said}"
 
 
+EXPLAINED = [  # model, further words, exit code, what the message names
+    ("recurrent", [], 0, ""),
+    ("recurrent", ["--dim", "none=3"], 1, "--dim none"),
+    ("recurrent", ["--prompt", 3], 2, "--prompt"),
+    ("absent", [], 1, "absent.onnx"),
+]
+
+
+def explain(program, folder, case):
+    """None, or what is wrong: `trunnion explain` of a network has rows for what ran, under one plan."""
+    model, words, code, named = case
+    command = [program, "explain", folder / f"{model}.onnx", "--json", *words]
+    result = subprocess.run([*map(str, command)], capture_output=True, text=True)
+    said = " ".join(result.stderr.split())
+    if result.returncode != code or named not in said:
+        return f"explain ended with {result.returncode}: {said}"
+    if code:
+        return None
+    told = json.loads(result.stdout)
+    rows = sum(op["runs"] for op in told["ops"] if op["phase"] == "run" and op["measured_seconds"] > 0)
+    if told["run"]["plan_misses"] or rows != told["run"]["commands"] or rows < told["run"]["runs"]:
+        return f"explain tells of {rows} commands in {told['run']}"
+    return None if told["measured_peak_bytes"] > 0 else "explain tells of no memory"
+
+
 def main():
     try:
         import numpy, onnx, onnxruntime  # noqa: E401, F401
@@ -330,6 +355,7 @@ def main():
     with tempfile.TemporaryDirectory() as name:
         numpy.save(pathlib.Path(name) / "none.npy", numpy.zeros((0, 3), "i8"))
         tries = [(compare, case) for case in CASES] + [(refuse, case) for case in REFUSED]
+        tries += [(explain, case) for case in EXPLAINED]
         for check, case in tries:
             wrong = check(program, pathlib.Path(name), case)
             failed += wrong is not None
