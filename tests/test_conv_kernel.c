@@ -10,6 +10,7 @@
 #include <math.h>
 
 #include "kern/conv.h"
+#include "kern/cpu/conv_beside.h"
 #include "kern/cpu/cpu.h"
 #include "trunnion/ops.h"
 
@@ -395,6 +396,32 @@ static void large_windows_have_the_bits_of_their_definition(void **state) {
     assert_true(turned > 0);
 }
 
+/* Images that are the rows of the product: in one block and several, in memory in any order, more panels than threads,
+ * windows that see nothing of their image. */
+static void images_of_few_places_have_the_bits_of_the_definition(void **state) {
+    (void)state;
+    static const int64_t filters[] = {32, 61, 64, 258};
+    int64_t beside = 0;
+    random_state = 11;
+    for (int i = 0; i < CASES / 2; i++) {
+        problem p = {.a = {.images = random_from(4, i % 8 ? 20 : 60), .groups = 1}};
+        tn_conv_args *a = &p.a;
+        a->filters = filters[random_below(i % 8 ? 3 : 4)];
+        for (int d = 0; d < 2; d++) {
+            a->size[d] = random_from(1, 6);
+            a->kernel[d] = random_from(1, 3);
+            a->places[d] = random_from(1, 4);
+            a->stride[d] = random_from(1, 3);
+            a->dilation[d] = random_from(1, 2);
+            a->before[d] = random_from(-1, 2);
+        }
+        a->channels = random_from(64, 300) / (a->kernel[0] * a->kernel[1]) + 1;
+        beside += tn_conv_beside_fits(a);
+        check_problem(&p, i % 3 == 0);
+    }
+    assert_true(beside > CASES / 4);
+}
+
 /* The way back of a stride to many channels: phases that share a block, in the slab or in y as it lies. */
 static void pixels_of_several_phases_have_the_bits_of_the_definition(void **state) {
     (void)state;
@@ -566,6 +593,7 @@ static void what_is_joined_has_the_bits_of_what_is_not(void **state) {
         {2, 1, 20, {13, 60}, {3, 3}, {.stride = {1, 1}, .padding = {1, 1}, .groups = 1}},
         {1, 6, 34, {5, 160}, {3, 3}, {.stride = {1, 1}, .padding = {1, 1}, .groups = 2}},
         {1, 1, 9, {12, 257}, {3, 3}, {.stride = {1, 1}, .padding = {1, 1}, .dilation = {2, 1}, .groups = 1}},
+        {9, 16, 512, {3, 3}, {2, 2}, {.stride = {1, 1}, .groups = 1}},
     };
     enum { MOST = 1 << 15 };
     static float joined[MOST], apart[MOST];
@@ -850,6 +878,7 @@ int main(void) {
         cmocka_unit_test(random_windows_have_the_bits_of_their_definition),
         cmocka_unit_test(channels_side_by_side_have_the_bits_of_the_definition),
         cmocka_unit_test(large_windows_have_the_bits_of_their_definition),
+        cmocka_unit_test(images_of_few_places_have_the_bits_of_the_definition),
         cmocka_unit_test(pixels_of_several_phases_have_the_bits_of_the_definition),
         cmocka_unit_test(windows_that_reach_too_far_have_no_kernel),
         cmocka_unit_test(few_places_have_the_bits_of_the_kernel),

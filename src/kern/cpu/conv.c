@@ -11,7 +11,8 @@
  * y is packed into panels, 256 places at a time, and what is seen is copied to rows that the tiles read as they are;
  * threads share the taps.
  *
- * Many filters are better the columns of the product: conv_turned.c. One filter a channel is no product: conv_each.c.
+ * Many filters are better the columns of the product: conv_turned.c; of many images of few places these are its rows:
+ * conv_beside.c. One filter a channel is no product: conv_each.c.
  * Fewer multiplications, rounded otherwise: conv_winograd.c.
  *
  * The micro-kernels are those of products (tile.h), and so are the chains: any cut gives the same bits. What is moved a
@@ -20,6 +21,7 @@
 
 #include <string.h>
 
+#include "kern/cpu/conv_beside.h"
 #include "kern/cpu/conv_turned.h"
 #include "kern/cpu/conv_winograd.h"
 #include "kern/cpu/cpu.h"
@@ -493,9 +495,14 @@ static void compute_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
     }
 }
 
+static size_t turned_workspace(const tn_conv_args *a, int threads) {
+    if (tn_conv_beside_fits(a)) return tn_conv_beside_workspace(a, threads);
+    return tn_conv_turned_workspace(a, NULL, threads);
+}
+
 size_t tn_conv_workspace(const tn_conv_args *args, int threads) {
     conv c;
-    if (args->turned) return tn_conv_packed_bytes(args) + tn_conv_turned_workspace(args, NULL, threads);
+    if (args->turned) return tn_conv_packed_bytes(args) + turned_workspace(args, threads);
     if (args->winograd) return tn_conv_packed_bytes(args) + tn_conv_winograd_workspace(args, threads);
     plan(&c, args);
     return c.tap_bytes + tn_conv_packed_bytes(args) + (size_t)(threads > 1 ? threads : 1) * c.part_bytes;
@@ -515,10 +522,12 @@ static void run_otherwise(const tn_conv_args *args) {
     tn_conv_args a = *args;
     char *memory = a.workspace;
     a.packed = packed_filters(args, &memory);
-    if (a.turned)
-        tn_conv_turned(&a, NULL, memory);
-    else
+    if (a.winograd)
         tn_conv_winograd(&a, memory);
+    else if (tn_conv_beside_fits(&a))
+        tn_conv_beside(&a, memory);
+    else
+        tn_conv_turned(&a, NULL, memory);
 }
 
 /* `out` has what args->out says, or where results go that do not follow each other; these go no other way. */
@@ -545,7 +554,9 @@ static void run_to(const tn_conv_args *args, const target *out) {
     }
 }
 
-bool tn_conv_turns(const tn_conv_args *args) { return tn_conv_fits(args) && tn_conv_turned_fits(args); }
+bool tn_conv_turns(const tn_conv_args *args) {
+    return tn_conv_fits(args) && (tn_conv_turned_fits(args) || tn_conv_beside_fits(args));
+}
 
 bool tn_conv_pools(const tn_conv_args *args) {
     tn_conv_args plain = *args;
@@ -618,7 +629,7 @@ static bool phases_meet(const tn_conv_args *a, tn_conv_args *all, turned_phases 
         all->kernel[d] = reach[d] + all->before[d];
         if (a->size[d] % a->stride[d] != 0) return false;
     }
-    return tn_conv_turns(all);
+    return tn_conv_fits(all) && tn_conv_turned_fits(all);
 }
 
 static size_t met_workspace(const tn_conv_args *all, const turned_phases *parts, int threads) {
