@@ -143,14 +143,17 @@ KIR_CAST_LIST(CAST)
 #define COMPARE_VS(OP, op, TYPE, t) BINARY_VARIANT(op##_vs_##t, kir_##op##_##t, b8, t, a[i], b0)
 #define COMPARE_SV(OP, op, TYPE, t) BINARY_VARIANT(op##_sv_##t, kir_##op##_##t, b8, t, a0, b[i])
 
-/* Operations that have variants for single elements … */
+/* Operations that have variants for single elements: those whose operands may change places, so that it is the second
+ * (kir_bind_make), … */
 // clang-format off
-#define SHAPED_LIST(X)                                                                                       \
-    EACH_SIGNLESS(X, ADD, add) EACH_SIGNLESS(X, SUB, sub) EACH_SIGNLESS(X, MUL, mul)                         \
-    EACH_FLOAT(X, DIV, div) EACH_SIGNLESS(X, MIN, min) EACH_SIGNLESS(X, MAX, max)                        \
+#define EVEN_LIST(X)                                                                                         \
+    EACH_SIGNLESS(X, ADD, add) EACH_SIGNLESS(X, MUL, mul)                                                    \
     EACH_SIGNED(X, AND, and) EACH_SIGNED(X, OR, or) EACH_SIGNED(X, XOR, xor)
+#define ODD_LIST(X)                                                                                          \
+    EACH_SIGNLESS(X, SUB, sub) EACH_FLOAT(X, DIV, div) EACH_SIGNLESS(X, MIN, min) EACH_SIGNLESS(X, MAX, max)
 // clang-format on
-#define SHAPED_COMPARE_LIST(X) EACH_BUT_LONG(X, EQ, eq) EACH_BUT_LONG(X, LT, lt) EACH_BUT_LONG(X, LE, le)
+#define EVEN_COMPARE_LIST(X) EACH_BUT_LONG(X, EQ, eq)
+#define ODD_COMPARE_LIST(X) EACH_BUT_LONG(X, LT, lt) EACH_BUT_LONG(X, LE, le)
 #define LONG_COMPARE_LIST(X) LONG(X, EQ, eq) LONG(X, LT, lt) LONG(X, LE, le)
 
 /* … and those that take vectors only. Vectors have no division of integers, and no remainders. */
@@ -167,14 +170,18 @@ KIR_CAST_LIST(CAST)
 // clang-format on
 // clang-format on
 
-SHAPED_LIST(BINARY_VV)
-SHAPED_LIST(BINARY_VS)
-SHAPED_LIST(BINARY_SV)
+EVEN_LIST(BINARY_VV)
+EVEN_LIST(BINARY_VS)
+ODD_LIST(BINARY_VV)
+ODD_LIST(BINARY_VS)
+ODD_LIST(BINARY_SV)
 PAIRED_LIST(BINARY_VV)
 SEQUENTIAL_LIST(BINARY_VV)
-SHAPED_COMPARE_LIST(COMPARE_VV)
-SHAPED_COMPARE_LIST(COMPARE_VS)
-SHAPED_COMPARE_LIST(COMPARE_SV)
+EVEN_COMPARE_LIST(COMPARE_VV)
+EVEN_COMPARE_LIST(COMPARE_VS)
+ODD_COMPARE_LIST(COMPARE_VV)
+ODD_COMPARE_LIST(COMPARE_VS)
+ODD_COMPARE_LIST(COMPARE_SV)
 PAIRED_COMPARE_LIST(COMPARE_VV)
 LONG_COMPARE_LIST(COMPARE_VV)
 LONG_COMPARE_LIST(COMPARE_VS)

@@ -66,9 +66,11 @@ static kir_fn *find_unary(const binder *m, const kir_step *s) {
     return t->unary[s->op][s->operand];
 }
 
-/* a·b is the same as b·a: the single one comes second. */
-static void order_factors(kir_bound *b, bool *single) {
-    if (!single[0] || single[1]) return;
+/* Where a·b is the same as b·a, the single one comes second. */
+static void order_operands(kir_op op, kir_bound *b, bool *single) {
+    static const bool EVEN[KIR_OP_COUNT] = {[KIR_FMA] = true, [KIR_ADD] = true, [KIR_MUL] = true, [KIR_AND] = true,
+                                            [KIR_OR] = true,  [KIR_XOR] = true, [KIR_EQ] = true};
+    if (!EVEN[op] || !single[0] || single[1]) return;
     int16_t swap = b->a;
     b->a = b->b;
     b->b = swap;
@@ -78,7 +80,7 @@ static void order_factors(kir_bound *b, bool *single) {
 
 static kir_fn *find_fn(const binder *m, const kir_step *s, kir_bound *b, bool *single) {
     const kir_simd_table *t = m->f->simd;
-    if (s->op == KIR_FMA) order_factors(b, single);
+    order_operands((kir_op)s->op, b, single);
     int bits = single[0] | single[1] << 1 | single[2] << 2;
     switch (s->op) {
     case KIR_FMA: return t->fma[bits][s->operand];
