@@ -138,7 +138,7 @@ static bool bench(const shape *s, bool fast, int threads, double limit) {
         double taps = (double)(s->channels * s->kernel * s->kernel),
                places = (double)(p.args.places[0] * p.args.places[1]);
         double done = 2e-9 * (double)(s->images * s->filters) * places * taps;
-        printf("%-18s%6s", s->name, !fast ? "" : tn_conv_winograd_pays(&p.args) ? "fast" : "slow");
+        printf("%-18s%6s", s->name, !fast ? "" : tn_conv_winograd_pays(&p.args, true) ? "fast" : "slow");
         print_rate(t, done, limit);
     } else {
         printf("%s%s: WRONG RESULT\n", s->name, fast ? " fast" : "");

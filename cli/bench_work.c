@@ -186,14 +186,16 @@ static tn_status run_conv(void *self) {
     return s;
 }
 
-/* The same under fast numerics, whatever the other works are under. */
-static tn_status run_conv_fast(void *self) {
+/* A work under fast numerics, whatever the other works are under. */
+static tn_status run_fast(tn_status (*run)(void *self), void *self) {
     tn_numerics asked = tn_get_numerics();
     (void)tn_set_numerics(TN_NUMERICS_FAST);
-    tn_status s = run_conv(self);
+    tn_status s = run(self);
     (void)tn_set_numerics(asked);
     return s;
 }
+
+static tn_status run_conv_fast(void *self) { return run_fast(run_conv, self); }
 
 /* ---- a small policy ---------------------------------------------------------------------------------------------- */
 
@@ -366,6 +368,8 @@ static tn_status run_cnn(void *self) {
     return s;
 }
 
+static tn_status run_cnn_fast(void *self) { return run_fast(run_cnn, self); }
+
 /* ---- the table --------------------------------------------------------------------------------------------------- */
 
 #define WORK(name, begin, run, size0, size1, flops, bytes) \
@@ -413,6 +417,8 @@ const bench_work bench_works[] = {
     TRANSFORMER(2, 512),
     WORK("cnn-forward-32", begin_cnn, run_cnn, 0, 0, CNN_FLOPS, 0),
     WORK("cnn-train-32", begin_cnn, run_cnn, 1, 0, TRAIN_FLOPS(CNN_FLOPS, CNN_FIRST), 0),
+    WORK("cnn-forward-32-fast", begin_cnn, run_cnn_fast, 0, 0, CNN_FLOPS, 0),
+    WORK("cnn-train-32-fast", begin_cnn, run_cnn_fast, 1, 0, TRAIN_FLOPS(CNN_FLOPS, CNN_FIRST), 0),
     WORK("conv3x3-64-56", begin_conv, run_conv, 64, 56, 2.0 * 64 * 64 * 9 * 56 * 56, 0),
     WORK("conv3x3-64-56-fast", begin_conv, run_conv_fast, 64, 56, 2.0 * 64 * 64 * 9 * 56 * 56, 0),
 };

@@ -131,6 +131,8 @@ FAMILIES = (("products of f32 matrices, 256 to 2048", "gemm-f32-"), ("product of
             ("four transformer blocks, forward", "transformer-forward-"),
             ("the same, forward and backward", "transformer-train-"),
             ("convolutional network, forward", "cnn-forward-"), ("the same, training step", "cnn-train-"),
+            ("forward under fast numerics", "cnn-forward-32-fast"),
+            ("training step under fast numerics", "cnn-train-32-fast"),
             ("language model, prompt of 512 tokens", "llm-prompt-"), ("the same, a token after another", "llm-generate-"),
             ("peak memory of training (smaller is better)", "peak-memory-"))
 BEGIN, END = "<!-- what bench/compare.py --record found -->", "<!-- end of it -->"

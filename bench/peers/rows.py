@@ -47,8 +47,10 @@ ROWS = [
     Row("transformer-train-2x512", ratio=2.2),
     Row("cnn-forward-32", ratio=1.5),
     Row("cnn-train-32", ratio=1.5),
+    Row("cnn-forward-32-fast", ratio=1.5),  # Winograd's algorithm, here and below
+    Row("cnn-train-32-fast", ratio=1.5),
     Row("conv3x3-64-56"),
-    Row("conv3x3-64-56-fast", ratio=1.1),  # Winograd's algorithm
+    Row("conv3x3-64-56-fast", ratio=1.1),
     Row("minilm-1", ratio=5),
     Row("minilm-32", ratio=3),
     Row("llm-prompt-512", ("llama.cpp",), ratio=6, tokens=512),

@@ -208,13 +208,17 @@ static void keep_packed(const tn_graph_plan *g, tn_native *n, const tn_value *we
     n->formed = &n->packed_weight;
 }
 
-/* Transforming filters at each run would take what their algorithm gains. */
+static void take_winograd(const tn_graph_plan *g, tn_native *n, bool pays) {
+    n->conv.winograd = pays && g->binding->numerics == TN_NUMERICS_FAST;
+    n->conv.winograd = n->conv.winograd && (int64_t)tn_conv_packed_bytes(&n->conv) <= PACK_LIMIT;
+    if (n->conv.winograd) n->by = "winograd";
+}
+
 static void choose_way(const tn_graph_plan *g, tn_native *n, const tn_value *weight) {
     tn_conv_args *a = &n->conv;
-    a->winograd = g->binding->numerics == TN_NUMERICS_FAST && tn_conv_winograd_pays(a);
-    a->winograd = a->winograd && may_keep_packed(g, a, weight);
+    a->winograd = true; /* packed so */
+    take_winograd(g, n, tn_conv_winograd_pays(a, may_keep_packed(g, a, weight)));
     a->turned = !a->winograd && tn_conv_turns(a);
-    if (a->winograd) n->by = "winograd";
     keep_packed(g, n, weight);
 }
 
@@ -500,6 +504,7 @@ tn_status tn_make_spread2d(const tn_graph_plan *g, const tn_group *group, tn_nat
     n->conv = sizes_of(x->node, &of_spread2d, x->node, y->node, weight->node);
     memcpy(n->conv.y_stride, y->stride, sizeof n->conv.y_stride);
     take_weight(&n->conv, weight);
+    take_winograd(g, n, tn_conv_spread_winograd_pays(&n->conv));
     *workspace = tn_conv_spread_workspace(&n->conv, tn_threads());
     return TN_OK;
 }

@@ -43,11 +43,12 @@ bool tn_conv_turns(const tn_conv_args *args);
 
 /* Windows of 3×3 with a stride of 1 can be computed with a quarter of the multiplications (Winograd), for results that
  * are rounded otherwise: still the same bits for any thread count and any instruction set with fma; others do not have
- * it. With u = 2⁻²⁴ an element's error is at most about (channels + 11) · u · Σ |Aᵀ| ((|G| |g| |Gᵀ|) ∘ (|Bᵀ| |d| |B|))
+ * it. With u = 2⁻²⁴ an element's error is at most about (channels + 16) · u · Σ |Aᵀ| ((|G| |g| |Gᵀ|) ∘ (|Bᵀ| |d| |B|))
  * |A|, the sum over channels, g and d being filter and tile, A, B and G the transforms (cpu/winograd.h; two roundings
- * an axis for d, three for the sums); of random numbers it is twice that of the definition. `pays`: is it faster? */
+ * an axis for d and g, two for g's factor, three for the sums); of random numbers it is twice that of the definition.
+ * `pays`: is it faster, if filters are packed before (kept), or at each run? */
 bool tn_conv_winograd_fits(const tn_conv_args *args);
-bool tn_conv_winograd_pays(const tn_conv_args *args);
+bool tn_conv_winograd_pays(const tn_conv_args *args, bool kept);
 
 /* out = y: each is what tn_gemm_f32 yields for row k = (channel, kernel row, kernel column) of what windows see: chains
  * of KIR_KSUM steps, in order. What lies outside of the image takes part as a zero. Same bits for any thread count and
@@ -62,6 +63,7 @@ void tn_conv(const tn_conv_args *args);
  * each phase chains run through k = (filter, kernel row, kernel column), taps from the last to the first. `fits` has to
  * hold for each phase; not for windows with both a stride and a dilation. */
 bool tn_conv_spread_fits(const tn_conv_args *args);
+bool tn_conv_spread_winograd_pays(const tn_conv_args *args); /* by Winograd's algorithm, if args->winograd says so */
 size_t tn_conv_spread_workspace(const tn_conv_args *args, int threads);
 void tn_conv_spread(const tn_conv_args *args);
 

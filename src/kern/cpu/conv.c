@@ -605,7 +605,8 @@ static bool phase_args(const tn_conv_args *a, int64_t k, tn_conv_args *p, target
     *out = (target){.channel = a->size[0] * a->size[1], .row = a->size[1] * a->stride[0], .place = a->stride[1]};
     if (a->out) out->data = a->out + number[0] * a->size[1] + number[1];
     p->out = out->data;
-    p->turned = phases(a) == 1 && tn_conv_turns(p);
+    p->winograd = a->winograd;
+    p->turned = !p->winograd && phases(a) == 1 && tn_conv_turns(p);
     return p->kernel[0] * p->kernel[1] > 0 && p->places[0] * p->places[1] > 0;
 }
 
@@ -661,6 +662,12 @@ bool tn_conv_spread_fits(const tn_conv_args *a) {
     for (int64_t k = 0; k < phases(a); k++)
         if (phase_args(a, k, &p, &out) && !tn_conv_fits(&p)) return false;
     return true;
+}
+
+bool tn_conv_spread_winograd_pays(const tn_conv_args *a) {
+    tn_conv_args p;
+    target out;
+    return phases(a) == 1 && phase_args(a, 0, &p, &out) && tn_conv_winograd_pays(&p, false);
 }
 
 size_t tn_conv_spread_workspace(const tn_conv_args *a, int threads) {

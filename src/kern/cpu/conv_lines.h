@@ -54,7 +54,7 @@ typedef struct conv_lines {
     /* A row of places, each the greatest of two neighbours in two rows: as greatest_row, without a slab. */
     void (*greatest_of_four)(const float *upper, const float *lower, float *to, int64_t places);
     void (*greatest_beside)(const float *from, float *to, int64_t places); /* … of four neighbours in one row */
-    /* Winograd's transforms; NULL: none of the three. Lines of 4 · across + 2 numbers, `line` apart: value i of tile t
+    /* Winograd's transforms; NULL: none of them. Lines of 4 · across + 2 numbers, `line` apart: value i of tile t
      * of line y goes to slab[(y % 4 · 6 + i) · distance + y / 4 · across + t]. Down that slab: value (i, j) of tile t
      * goes to to[(i · 6 + j) · point + t]. */
     void (*winograd_rows)(const float *lines, int64_t line, int64_t count, float *slab, int64_t distance,
@@ -64,6 +64,9 @@ typedef struct conv_lines {
     /* The way back of sums[(i · 6 + j) · point + t], `offset` elements behind where the area's rows begin. All three
      * read and write whole vectors of tiles, but for the results. */
     void (*winograd_finish)(const winograd_area *area, const float *sums, int64_t point, int64_t offset);
+    /* Of `rows` filters side by side, at most a vector of them, whose taps are `step` apart: value (i, j) of each goes
+     * to to[(i · 6 + j) · point + row]. */
+    void (*winograd_filters)(const float *taps, int64_t step, float *to, int64_t point, int64_t rows);
 } conv_lines;
 
 extern const conv_lines tn_conv_lines_base, tn_conv_lines_avx2, tn_conv_lines_avx512;

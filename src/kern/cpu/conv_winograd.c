@@ -53,8 +53,13 @@ typedef struct winograd {
 
 /* ---- filters, packed --------------------------------------------------------------------------------------------- */
 
-/* Point p's filters lie at p · filters · channels, as tiles like those of any product. */
-size_t tn_conv_winograd_packed_bytes(const tn_conv_args *a) { return windows_area(POINTS * a->filters * a->channels); }
+/* From the filters of a point, tiles like those of any product, to those of the next: an odd number of lines, for they
+ * are written together. */
+static int64_t point_elements(const tn_conv_args *a) {
+    return (tn_ceil_div(a->filters * a->channels, MOST_LANES) | 1) * MOST_LANES;
+}
+
+size_t tn_conv_winograd_packed_bytes(const tn_conv_args *a) { return windows_area(POINTS * point_elements(a)); }
 
 typedef struct packing {
     const tn_conv_args *a;
@@ -62,54 +67,51 @@ typedef struct packing {
     float *to;
 } packing;
 
-/* Values of a filter's three taps at the points of winograd.h, each divided by what its distances from the other points
- * multiply to. */
-static void values_of_taps(const double *g, int64_t step, double *u) {
-    static const double point[] = {0.75, 1.5};
-    u[0] = g[0] * (64.0 / 81.0);
-    u[IN - 1] = g[2 * step];
-    for (int i = 0; i < 2; i++) {
-        double p = point[i], q = point[1 - i], even = g[0] + p * p * g[2 * step], odd = p * g[step];
-        double scale = 1 / (2 * p * p * (p * p - q * q));
-        u[1 + 2 * i] = (even + odd) * scale;
-        u[2 + 2 * i] = (even - odd) * scale;
-    }
-}
-
-/* Element p of a filter's channel to[p · distance]. */
-static void pack_taps(const tn_conv_args *a, const float *from, float *to, int64_t distance) {
-    double g[9], half[3][IN], column[3], u[IN];
-    for (int64_t k = 0; k < 9; k++)
-        g[k] = (double)from[k / 3 * a->weight_stride[2] + k % 3 * a->weight_stride[3]];
-    for (int i = 0; i < 3; i++)
-        values_of_taps(g + 3 * i, 1, half[i]);
-    for (int j = 0; j < IN; j++) {
-        for (int i = 0; i < 3; i++)
-            column[i] = half[i][j];
-        values_of_taps(column, 1, u);
-        for (int i = 0; i < IN; i++)
-            to[(i * IN + j) * distance] = (float)u[i];
-    }
+/* The nine taps of a tile's rows for one channel, the filters of a tap side by side, to taps[tap · MOST_LANES], in the
+ * order in which they stand in memory: the way back reads filters from their end. Returns the distance of two taps, the
+ * first of which is where *first says. */
+static int64_t gather_taps(const tn_conv_args *a, const float *from, int64_t rows, float *taps, const float **first) {
+    enum { TAPS = 9, SIDE = 3 };
+    const int64_t *s = a->weight_stride, back = s[3] < 0 ? -1 : 1;
+    if (back < 0) from += (SIDE - 1) * (s[2] + s[3]);
+    const int64_t steps = s[2] == SIDE * s[3] ? TAPS : SIDE;
+    for (int64_t k = 0; k < TAPS; k += steps)
+        tn_conv_lines()->tiles->pack(&(pack){.to = taps + k * MOST_LANES,
+                                             .distance = MOST_LANES,
+                                             .group = rows,
+                                             .from = from + k / SIDE * back * s[2],
+                                             .along = back * s[3],
+                                             .across = s[0],
+                                             .steps = steps,
+                                             .lines = rows});
+    *first = back < 0 ? taps + (TAPS - 1) * MOST_LANES : taps;
+    return back * MOST_LANES;
 }
 
 static void pack_filters(void *ctx, int64_t begin, int64_t end, int worker) {
     const packing *p = ctx;
     const tn_conv_args *a = p->a;
+    float taps[9 * MOST_LANES] = {0};
     (void)worker;
-    for (int64_t i = 0, rows = 0; i < end; i += rows) {
+    for (int64_t i = 0, n = 0, rows = 0; i < a->filters; i += rows, n++) {
         rows = tile_height(a->filters - i, p->full);
-        for (int64_t f = tn_max64(i, begin); f < tn_min64(i + rows, end); f++)
-            for (int64_t c = 0; c < a->channels; c++) {
-                const float *from = a->weight + f * a->weight_stride[0] + c * a->weight_stride[1];
-                pack_taps(a, from, p->to + i * a->channels + c * rows + f - i, a->filters * a->channels);
-            }
+        if (n < begin || n >= end) continue;
+        for (int64_t c = 0; c < a->channels; c++) {
+            const float *first, *from = a->weight + i * a->weight_stride[0] + c * a->weight_stride[1];
+            int64_t step = gather_taps(a, from, rows, taps, &first);
+            float *to = p->to + i * a->channels + c * rows;
+            tn_conv_lines()->winograd_filters(first, step, to, point_elements(a), rows);
+        }
     }
 }
 
 void tn_conv_winograd_pack(const tn_conv_args *a, void *to) {
     enum { PART_FILTERS = 1 << 8 };
     packing p = {a, tn_conv_lines()->tiles->rows, to};
-    tn_parallel(a->filters, tn_max64(PART_FILTERS / a->channels, 1), pack_filters, &p);
+    int64_t tiles = 0;
+    for (int64_t i = 0; i < a->filters; i += tile_height(a->filters - i, p.full))
+        tiles++;
+    tn_parallel(tiles, tn_max64(PART_FILTERS / a->channels / p.full, 1), pack_filters, &p);
 }
 
 /* ---- sizes ------------------------------------------------------------------------------------------------------- */
@@ -169,7 +171,7 @@ static void plan(winograd *w, const tn_conv_args *args) {
  * 4×4 to 450×60, 3 to 512 channels and filters, two threads). Where this says that it pays, it took 0.3 to 1.05 of the
  * time. */
 static const struct {
-    double exact, line, tile, result, filter, far, call;
+    double exact, line, tile, result, filter, far, change, call;
 } takes = {
     .exact = 1.5,   /* a vector multiplied by the other ways */
     .line = 90,     /* a vector of tiles transformed along a row of a channel … */
@@ -177,11 +179,12 @@ static const struct {
     .result = 1200, /* a filter's finished */
     .filter = 40,   /* reading one of a channel */
     .far = 160,     /* … of more than FAR bytes: other programs may want the memory's speed too */
+    .change = 60,   /* transforming one of a channel */
     .call = 4e4     /* what does not depend on sizes */
 };
 enum { FAR = 16 << 20 };
 
-bool tn_conv_winograd_pays(const tn_conv_args *a) {
+bool tn_conv_winograd_pays(const tn_conv_args *a, bool kept) {
     bool pools = a->pool[0] == 0 || a->pool[0] * a->places[1] <= TN_GEMM_BLOCK_LD;
     if (!pools || !tn_conv_winograd_fits(a)) return false;
     const int64_t down = tiles_down(a), across = tn_ceil_div(a->places[1], OUT), lanes = MOST_LANES;
@@ -192,7 +195,7 @@ bool tn_conv_winograd_pays(const tn_conv_args *a) {
     double products = POINTS * (double)tn_ceil_div(planes * down * across, lanes);
     double reading = tn_conv_winograd_packed_bytes(a) > FAR ? takes.far : takes.filter;
     double fast = c * (takes.line * lines + takes.tile * tiles) + takes.result * f * tiles + takes.call;
-    fast += c * f * (products + reading);
+    fast += c * f * (products + reading + (kept ? 0 : takes.change));
     return takes.exact * 9 * c * f * (double)(a->images * a->places[0] * a->places[1]) > fast * (double)lanes;
 }
 
@@ -285,7 +288,7 @@ static void multiply(const winograd *w, const block *b, range filters) {
     int64_t tiles = b->image.count * w->apart * b->row.count * b->column.count;
     if (tiles % panel > panel / 2) tiles = round_up(tiles, panel);
     for (int64_t p = 0; p < POINTS; p++) {
-        const float *packed = (const float *)a->packed + p * a->filters * a->channels;
+        const float *packed = (const float *)a->packed + p * point_elements(a);
         tile t = {.a_row = 1, .b_k = w->tiles, .b_panel = panel, .c_row = w->tiles, .k = a->channels};
         for (int64_t f = filters.first; f < filters.first + filters.count; f += t.a_k) {
             t.a_k = tile_height(a->filters - f, height);

@@ -140,4 +140,36 @@ static void winograd_finish(const winograd_area *area, const float *sums, int64_
     }
 }
 
+/* ---- filters ----------------------------------------------------------------------------------------------------- */
+
+/* Values of three taps, but for a factor of each point. */
+VEC_INLINE void winograd_taps(V g0, V g1, V g2, V *u) {
+    const V a = v_set1(POINT_A), b = v_set1(POINT_B);
+    V even_a = v_fma(v_set1(SQUARE_A), g2, g0), even_b = v_fma(v_set1(SQUARE_B), g2, g0);
+    u[0] = g0;
+    u[1] = v_fma(a, g1, even_a);
+    u[2] = v_fma(-a, g1, even_a);
+    u[3] = v_fma(b, g1, even_b);
+    u[4] = v_fma(-b, g1, even_b);
+    u[5] = g2;
+}
+
+/* The factors: one divided by what a point's distances from the other points multiply to. */
+#define FACTOR_0 (64.0 / 81)
+#define FACTOR_A (-128.0 / 243)
+#define FACTOR_B (32.0 / 243)
+
+static void winograd_filters(const float *taps, int64_t step, float *to, int64_t point, int64_t rows) {
+    static const double factor[] = {FACTOR_0, FACTOR_A, FACTOR_A, FACTOR_B, FACTOR_B, 1};
+    V half[3][WINOGRAD_IN], u[WINOGRAD_IN];
+    const M mask = v_mask(rows);
+    VEC_UNROLL for (int i = 0; i < 3; i++, taps += 3 * step)
+        winograd_taps(v_load(taps), v_load(taps + step), v_load(taps + 2 * step), half[i]);
+    VEC_UNROLL for (int j = 0; j < WINOGRAD_IN; j++) {
+        winograd_taps(half[0][j], half[1][j], half[2][j], u);
+        VEC_UNROLL for (int i = 0; i < WINOGRAD_IN; i++)
+            v_part_store(to + (i * WINOGRAD_IN + j) * point, mask, v_set1((float)(factor[i] * factor[j])) * u[i]);
+    }
+}
+
 #endif
