@@ -221,8 +221,9 @@ static void spread_has_the_same_bits(const problem *p, int threads, const float 
         way.size[d] = a->places[d];
         way.places[d] = a->size[d];
         way.kernel[d] = TAPS;
-        way.stride[d] = way.dilation[d] = 1;
-        way.before[d] = TAPS - 1 - a->before[d];
+        way.stride[d] = 1;
+        way.dilation[d] = a->dilation[d];
+        way.before[d] = a->dilation[d] * (TAPS - 1) - a->before[d];
         if (way.before[d] < 0) return;
     }
     float *turned = turned_filters(a), *out = memory_of(count, sizeof *out);
