@@ -35,7 +35,7 @@ static float random_real(void) { return (float)random_below(2000001) / 1000000.0
 typedef struct sequence {
     int64_t tokens, heads, kv_heads, head_dim, window;
     int64_t n_pages, page_count, page_stride;
-    float scale;
+    float scale, cap;
     tn_dtype k_dtype, v_dtype;
     float *q, *k, *v;
     int64_t *pages; /* NULL: in order */
@@ -127,6 +127,7 @@ static void attend(const sequence *s, int64_t position, int64_t n, int threads, 
                            .position = position,
                            .window = s->window,
                            .scale = s->scale,
+                           .cap = s->cap,
                            .q = s->q + position * rows,
                            .k = s->k + position * width,
                            .v = s->v + position * width,
@@ -192,6 +193,7 @@ static void add_chunk(const sequence *s, const float *q, int64_t kv, int64_t bas
     float p[PAGE] = {0}, most = -INFINITY;
     for (int64_t i = lo; i < hi; i++) {
         p[i] = product(s, q, s->k + (base + i) * width + kv * d) * s->scale;
+        if (s->cap > 0) p[i] = s->cap * kir_tanh_f32(p[i] / s->cap);
         if (p[i] > most) most = p[i];
     }
     for (int64_t i = lo; i < hi; i++)
@@ -291,6 +293,7 @@ static void every_row_has_the_bits_of_its_definition(void **unused) {
         s.tokens = position + n;
         make_sequence(&s);
         if (i % 4 == 0) s.scale *= 60; /* weights down to nothing, through all that is subnormal */
+        if (i % 3 == 1) s.cap = i % 2 ? 50 : 1.5f;
         append(&s, 0, position);
         check_call(&s, position, n);
         free_sequence(&s);

@@ -287,6 +287,7 @@ typedef struct sequence {
     tn_dtype dtype;
     bool twice; /* the list of pages names one twice */
     bool small; /* one page of narrow rows */
+    double cap;
 } sequence;
 
 /* A cache that is appended to, and attention over it before. */
@@ -302,7 +303,7 @@ static tn_tensor *record_sequence(const void *arguments) {
     tn_tensor *pages = tn_from_data(list, listed, 1, TN_I64), *position = tn_dial_int(s->position);
     tn_tensor *q = numbers((int64_t[]){s->tokens, HEADS, width}, 3, TN_F32, 3);
     tn_tensor *k = numbers(new, 3, TN_F32, 4), *v = numbers(new, 3, TN_F32, 5);
-    tn_cached_attention_options o = {.window = s->window};
+    tn_cached_attention_options o = {.window = s->window, .softcap = s->cap};
     tn_tensor *y = tn_cached_attention(q, k, v, keys, values, position, pages, &o);
     tn_cache_append_(keys, k, position, pages);
     tn_cache_append_(values, v, position, pages);
@@ -316,7 +317,8 @@ static void rows_go_where_data_says(void **state) {
     same_bits(record_index_add, &(int64_t){70}, "rows added by index");
     static const sequence sequences[] = {{5, 0, 0, TN_F32, false, false},   {3, 62, 0, TN_F16, false, false},
                                          {70, 100, 0, TN_F32, true, false}, {1, 130, 50, TN_BF16, false, false},
-                                         {9, 190, 64, TN_F16, true, false}, {2, -3, 0, TN_F32, false, false}};
+                                         {9, 190, 64, TN_F16, true, false}, {2, -3, 0, TN_F32, false, false},
+                                         {3, 130, 70, TN_F32, .cap = 0.5},  {70, 1, 0, TN_F16, .cap = 30}};
     for (size_t i = 0; i < TN_COUNT(sequences); i++)
         same_bits(record_sequence, &sequences[i], "a sequence");
 }

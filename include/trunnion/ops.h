@@ -951,11 +951,13 @@ TN_API tn_tensor *tn_cache_append_(tn_tensor *cache, const tn_tensor *x, const t
  * `position` tokens in the caches [pages, kv_heads, 64, head_dim], which tn_cache_append_ has filled and which hold
  * the new ones only afterwards. k and v count as the caches would hold them, so a result does not depend on how a
  * text was cut. heads is a multiple of kv_heads; scale 0 means 1/sqrt(head_dim); window: the greatest number of keys
- * a query sees, itself included, 0 for all. Result [n, heads, head_dim]; no gradient. */
+ * a query sees, itself included, 0 for all. softcap: a score s becomes softcap · tanh(s / softcap), 0 for none.
+ * Result [n, heads, head_dim]; no gradient. */
 typedef struct tn_cached_attention_options {
     size_t struct_size;
     double scale;   /* default 0.0 */
     int64_t window; /* default 0 */
+    double softcap; /* default 0.0 */
 } tn_cached_attention_options;
 TN_API tn_tensor *tn_cached_attention(const tn_tensor *q, const tn_tensor *k, const tn_tensor *v,
                                       const tn_tensor *k_cache, const tn_tensor *v_cache, const tn_tensor *position,

@@ -552,7 +552,8 @@ static tn_attention_shape attention_shape(const tn_node *n) {
                                 .n_pages = cache->shape[0],
                                 .page_count = n->in[ATTEND_PAGES]->shape[0],
                                 .window = n->i[TN_CACHED_ATTENTION_ROWS_WINDOW],
-                                .scale = (float)n->f[TN_CACHED_ATTENTION_ROWS_SCALE]};
+                                .scale = (float)n->f[TN_CACHED_ATTENTION_ROWS_SCALE],
+                                .cap = (float)n->f[TN_CACHED_ATTENTION_ROWS_SOFTCAP]};
 }
 
 static tn_status make_attention(template *t, tn_template_program *out) {

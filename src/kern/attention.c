@@ -125,7 +125,7 @@ static kir_val load_local(const maker *m, int buffer, int64_t place) {
     return kir_load(m->kb, buffer, &at, KIR_NONE);
 }
 
-/* scale · (q·k) for the item's key. */
+/* scale · (q·k) for the item's key, bent by the cap. */
 static kir_val score_of(const maker *m, const token *t) {
     kir_val dot = kir_var(m->kb, real(m, 0));
     kir_aff feature = tn_along(FEATURE, 1);
@@ -133,7 +133,10 @@ static kir_val score_of(const maker *m, const token *t) {
     kir_val q = kir_load(m->kb, m->q, &feature, KIR_NONE), k = feature_of(m, t, K, &feature, KIR_NONE);
     kir_set(m->kb, dot, kir_fma(m->kb, q, k, kir_get(m->kb, dot)));
     kir_end(m->kb);
-    return times(m, kir_get(m->kb, dot), real(m, (double)m->s->scale));
+    kir_val score = times(m, kir_get(m->kb, dot), real(m, (double)m->s->scale));
+    if (m->s->cap == 0) return score;
+    kir_val cap = real(m, (double)m->s->cap);
+    return times(m, cap, kir_unary(m->kb, KIR_TANH, kir_binary(m->kb, KIR_DIV, score, cap)));
 }
 
 static kir_val greatest(const maker *m) {

@@ -221,7 +221,7 @@ void tn_cache_write(const tn_cache_write_args *args);
  *   - the logical keys are cut at the multiples of TN_PAGE_TOKENS into chunks, ascending; chunks without a visible key
  *     are left out, and so are invisible keys of the others;
  *   - score s_j = scale · (q·k_j), where q·k_j is the matrix product's: ascending fma chains of KIR_KSUM from +0, added
- *     in order;
+ *     in order; with a cap > 0 it becomes cap · tanh(s_j / cap), by kir_tanh_f32;
  *   - chunk: m = max s_j, NaN ignored; p_j = exp(s_j - m), with 0 in place of an m of -inf; l = Σ p_j, where place t of
  *     the page is added to lane t % 16, ascending, invisible ones as +0, and then lane t takes lane t + w for w = 8, 4,
  *     2, 1; o = Σ p_j · v_j, one fma chain from +0 over the visible keys, ascending;
@@ -234,7 +234,7 @@ typedef struct tn_attention_args {
     int64_t n;                         /* may be 0 */
     int64_t heads, kv_heads, head_dim; /* heads is a multiple of kv_heads */
     int64_t position, window;          /* window ≥ 0 */
-    float scale;
+    float scale, cap;                  /* cap ≥ 0; 0: none */
     const float *q, *k, *v; /* [n, heads or kv_heads, head_dim], the last axis contiguous; strides in elements */
     int64_t q_token_stride, q_head_stride;
     int64_t k_token_stride, k_head_stride;

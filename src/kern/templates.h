@@ -125,7 +125,7 @@ typedef struct tn_operand_joints {
  * kv_heads, TN_PAGE_TOKENS, width], position, pages [page_count]; result [n, heads, width]. */
 typedef struct tn_attention_shape {
     int64_t n, heads, kv_heads, width, n_pages, page_count, window;
-    float scale;
+    float scale, cap;
 } tn_attention_shape;
 bool tn_attention_template_fits(const tn_attention_shape *s, const tn_group_limits *limits);
 tn_status tn_attention_template(const tn_attention_shape *s, const tn_operand_joints *joints, tn_template_program *out);

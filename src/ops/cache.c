@@ -173,6 +173,10 @@ static tn_status infer_cached_attention(tn_infer *c) {
     if (c->attrs->i[TN_CACHED_ATTENTION_WINDOW] < 0)
         return tn_fail(TN_ERR_ARGUMENT, "%s: a window of %lld keys; 0 means all", c->row->name,
                        (long long)c->attrs->i[TN_CACHED_ATTENTION_WINDOW]);
+    double cap = c->attrs->f[TN_CACHED_ATTENTION_SOFTCAP];
+    if (!(cap >= 0 && isfinite(cap)))
+        return tn_fail(TN_ERR_ARGUMENT, "%s: a softcap of %g; it must be a number of 0 (none) or more", c->row->name,
+                       cap);
     return tn_infer_same(c);
 }
 
@@ -198,7 +202,8 @@ static tn_node *compose_cached_attention(tn_build *b, const tn_node *n) {
     return tn_b_cached_attention_rows(
         b, rows_of(b, n->in[ATTEND_Q]), rows_of(b, n->in[ATTEND_K]), rows_of(b, n->in[ATTEND_V]),
         pages_laid_out(b, n->in[ATTEND_K_CACHE]), pages_laid_out(b, n->in[ATTEND_V_CACHE]), n->in[ATTEND_POSITION],
-        tn_b_laid_out(b, n->in[ATTEND_PAGES]), scale_of(n), n->i[TN_CACHED_ATTENTION_WINDOW]);
+        tn_b_laid_out(b, n->in[ATTEND_PAGES]), scale_of(n), n->i[TN_CACHED_ATTENTION_WINDOW],
+        n->f[TN_CACHED_ATTENTION_SOFTCAP]);
 }
 
 /* ---- where there is no kernel ------------------------------------------------------------------------------------ */
@@ -267,6 +272,10 @@ static tn_node *compose_cached_attention_rows(tn_build *b, const tn_node *n) {
     keys = tn_b_unsqueeze(b, tn_b_transpose(b, keys, 1, 2), 1);
     tn_node *scores = tn_b_matmul_batched(b, rows, keys);
     scores = tn_b_scale(b, scores, (double)(float)n->f[TN_CACHED_ATTENTION_ROWS_SCALE]);
+    float cap = (float)n->f[TN_CACHED_ATTENTION_ROWS_SOFTCAP];
+    if (cap > 0)
+        scores = tn_b_scale(b, tn_b_tanh(b, tn_b_div(b, scores, tn_b_full(b, NULL, 0, (double)cap, TN_F32))),
+                            (double)cap);
     tn_node *seen = visible_places(b, n, place, position), *least = tn_b_full(b, NULL, 0, -INFINITY, TN_F32);
     tn_node *counted = tn_b_where(b, tn_b_logical_and(b, seen, tn_b_eq(b, scores, scores)), scores, least);
     tn_node *most = tn_b_amax(b, counted, (int64_t[]){3}, 1, true), *none = tn_b_full(b, NULL, 0, 0, TN_F32);
@@ -307,7 +316,8 @@ static double score_of(const attention *a, int64_t query, int64_t head, int64_t 
     for (int64_t k = 0; k < a->width; k++)
         sum += a->r->in[ATTEND_Q][(query * a->heads + head) * a->width + k] *
                token_value(a, ATTEND_K, token, head / (a->heads / a->kv_heads), k);
-    return sum * scale_of(a->r->node);
+    double score = sum * scale_of(a->r->node), cap = a->r->node->f[TN_CACHED_ATTENTION_SOFTCAP];
+    return cap > 0 ? cap * tanh(score / cap) : score;
 }
 
 static void attend(const attention *a, int64_t query, int64_t head) {
@@ -343,12 +353,12 @@ static void reference_cached_attention(const tn_reference *r) {
             attend(&a, i, h);
 }
 
-/* cached_attention(q, k, v, k_cache, v_cache, position, pages, scale, window): causal attention of n new tokens, q [n,
+/* cached_attention(q, k, v, k_cache, v_cache, position, pages, scale, window, softcap): causal attention of n new tokens, q [n,
  * heads, head_dim], k and v [n, kv_heads, head_dim] (f32), that follow `position` tokens in the caches [pages,
  * kv_heads, 64, head_dim], which tn_cache_append_ has filled and which hold the new ones only afterwards. k and v count
  * as the caches would hold them, so a result does not depend on how a text was cut. heads is a multiple of kv_heads;
- * scale 0 means 1/sqrt(head_dim); window: the greatest number of keys a query sees, itself included, 0 for all. Result
- * [n, heads, head_dim]; no gradient. */
+ * scale 0 means 1/sqrt(head_dim); window: the greatest number of keys a query sees, itself included, 0 for all.
+ * softcap: a score s becomes softcap · tanh(s / softcap), 0 for none. Result [n, heads, head_dim]; no gradient. */
 const tn_op_impl tn_impl_cached_attention = {
     .infer = infer_cached_attention,
     .compose = compose_cached_attention,
@@ -356,14 +366,16 @@ const tn_op_impl tn_impl_cached_attention = {
              "[2,2,4] [2,2,4] [2,2,4] [3,2,64,4] [3,2,64,4] []:i64@0..150 [3]:i64@0..2; "
              "[1,6,8] [1,2,8] [1,2,8] [3,2,64,8]:f16 [3,2,64,8]:f16 []:i64@63..66 [3]:i64@0..2 scale=0.2; "
              "[5,1,3] [5,1,3] [5,1,3] [2,1,64,3]:bf16 [2,1,64,3]:bf16 []:i64@62..62 [2]:i64@0..1 window=3; "
+             "[3,4,8] [3,2,8] [3,2,8] [3,2,64,8] [3,2,64,8] []:i64@60..130 [3]:i64@0..2 scale=1.5 softcap=2.5; "
              "[2,1,3] [2,1,3] [2,1,3] [2,1,64,3] [2,1,64,3] []:i64@90..90 [2]:i64@2..2; "
              "[0,1,3] [0,1,3] [0,1,3] [1,1,64,3] [1,1,64,3] []:i64@0..0 [1]:i64@0..0; "
              "error=multiple [2,3,4] [2,2,4] [2,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0; "
              "error=alike [2,2,4] [2,2,4] [2,2,4] [1,2,64,4] [2,2,64,4] []:i64@0..0 [1]:i64@0..0; "
              "error=tokens [2,2,4] [1,2,4] [2,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0; "
-             "error=window [1,2,4] [1,2,4] [1,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0 window=-1"};
+             "error=window [1,2,4] [1,2,4] [1,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0 window=-1; "
+             "error=softcap [1,2,4] [1,2,4] [1,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0 softcap=-1"};
 
-/* cached_attention_rows(q, k, v, k_cache, v_cache, position, pages, scale, window): cached_attention on operands whose
+/* cached_attention_rows(q, k, v, k_cache, v_cache, position, pages, scale, window, softcap): cached_attention on operands whose
  * rows are contiguous. */
 const tn_op_impl tn_impl_cached_attention_rows = {
     .class_ = TN_NATIVE,
@@ -371,6 +383,7 @@ const tn_op_impl tn_impl_cached_attention_rows = {
     .compose = compose_cached_attention_rows,
     .reference = reference_cached_attention,
     .cases = "types=f32 tol=1e-5 atol=1e-5; [3,4,5] [3,2,5] [3,2,5] [3,2,64,5] [3,2,64,5] []:i64@0..70 [3]:i64@0..2 "
-             "scale=0.3 window=0;"
-             "error=f32 [1,2,4]:f64 [1,2,4] [1,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0 scale=1 window=0",
+             "scale=0.3 window=0 softcap=0; [3,4,5] [3,2,5] [3,2,5] [3,2,64,5] [3,2,64,5] []:i64@0..70 "
+             "[3]:i64@0..2 scale=2 window=0 softcap=1.5;"
+             "error=f32 [1,2,4]:f64 [1,2,4] [1,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0 scale=1 window=0 softcap=0",
     .flops = 2};

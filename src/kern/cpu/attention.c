@@ -519,10 +519,17 @@ static void soften_row(float *row, float *most, float *weight) {
     *weight = fold_sum(lane);
 }
 
-static void soften(float *row, range seen, float scale, float *most, float *weight) {
-    V factor = v_set1(scale);
+/* Apart: few models have it, and the loop over all others' scores stays small. */
+__attribute__((noinline)) static void bend(float *row, range seen, float cap) {
+    for (int64_t j = seen.begin; j < seen.end; j++)
+        row[j] = cap * kir_tanh_f32(row[j] / cap);
+}
+
+static void soften(const tn_attention_args *x, float *row, range seen, float *most, float *weight) {
+    V factor = v_set1(x->scale);
     for (int64_t j = 0; j < KEYS; j += VL)
         v_store(row + j, v_load(row + j) * factor);
+    if (x->cap > 0) bend(row, seen, x->cap);
     if (seen.begin > 0 || seen.end < KEYS) fill_unseen(row, seen, -INFINITY);
     soften_row(row, most, weight);
 }
@@ -574,7 +581,7 @@ static void attend(const attention *a, part *p, const block *b, int64_t chunk, s
     for (int64_t i = queries.begin, r = row; i < queries.end; i++) {
         range seen = visible_places(a, i, chunk);
         for (int64_t h = 0; h < a->group; h++, r++)
-            soften(p->scores + r * KEYS, seen, a->args->scale, &out->most[r], &out->weight[r]);
+            soften(a->args, p->scores + r * KEYS, seen, &out->most[r], &out->weight[r]);
     }
     weigh(a, p, b, chunk, queries, v, out);
 }
