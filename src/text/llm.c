@@ -76,23 +76,25 @@ static tn_status read_divisors(const tn_llm *m, float *out, bool *any) {
     return tables ? tn_llm_rope_list(&m->source.folder, beyond ? "long_factor" : "short_factor", half, out) : TN_OK;
 }
 
-static tn_status fill_frequencies(const tn_llm *m, float *divisors, float *out) {
-    bool any;
-    TRY(read_divisors(m, divisors, &any));
-    tn_llm_rope_fill(&m->config.rope, m->config.size[SIZE_HALF], any ? divisors : NULL, out);
+/* Of layers with a window, if they have their own, or of all others. */
+static tn_status fill_frequencies(const tn_llm *m, bool local, float *divisors, float *out) {
+    bool any = false;
+    if (!local) TRY(read_divisors(m, divisors, &any));
+    tn_llm_rope_fill(local ? &m->config.local_rope : &m->config.rope, m->config.size[SIZE_HALF],
+                     any ? divisors : NULL, out);
     return TN_OK;
 }
 
-static tn_status make_frequencies(tn_llm *m) {
+static tn_status make_frequencies(tn_llm *m, bool local) {
     int64_t half = m->config.size[SIZE_HALF];
+    tn_tensor **out = &m->weights.rope[local];
     if (m->weights.head[SLOT_POSITIONS]) return TN_OK; /* they are learned */
     float *values = tn_txt_alloc((size_t)half, 2 * sizeof *values);
     if (!values) return TN_ERR_MEMORY;
-    tn_status status = fill_frequencies(m, values + half, values);
-    TN_SCOPE if (status == TN_OK) m->weights.rope_frequencies =
-        tn_retain(tn_from_data(values, TN_DIMS(1, 1, half), TN_F32));
+    tn_status status = fill_frequencies(m, local, values + half, values);
+    TN_SCOPE if (status == TN_OK) *out = tn_retain(tn_from_data(values, TN_DIMS(1, 1, half), TN_F32));
     tn_txt_free(values);
-    return status == TN_OK ? tn_status_of(m->weights.rope_frequencies) : status;
+    return status == TN_OK ? tn_status_of(*out) : status;
 }
 
 /* ---- cache ------------------------------------------------------------------------------------------------------- */
@@ -208,7 +210,8 @@ static tn_status leave(const tn_llm *m, tn_device *before, tn_status status) {
 static tn_status set_up(tn_llm *m) {
     TRY(take_memory(m));
     TRY(take_weights(m));
-    TRY(make_frequencies(m));
+    TRY(make_frequencies(m, false));
+    if (m->config.two_ropes) TRY(make_frequencies(m, true));
     return make_caches(m);
 }
 
@@ -248,7 +251,8 @@ void tn_llm_close(tn_llm *m) {
     }
     for (int slot = 0; slot < HEAD_SLOTS; slot++)
         tn_free(m->weights.head[slot]);
-    tn_free(m->weights.rope_frequencies);
+    tn_free(m->weights.rope[0]);
+    tn_free(m->weights.rope[1]);
     tn_free(m->weights.pages);
     tn_txt_free(m->weights.layers);
     tn_txt_free(m->logits);

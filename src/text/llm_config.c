@@ -16,6 +16,7 @@ enum {
     PLAIN_SLOTS = BIT(SLOT_Q_BIAS) - 1,
     BIASES = BIT(SLOT_Q_BIAS) | BIT(SLOT_K_BIAS) | BIT(SLOT_V_BIAS),
     NORMS = BIT(SLOT_Q_NORM) | BIT(SLOT_K_NORM),
+    POST_NORMS = BIT(SLOT_ATTENTION_POST_NORM) | BIT(SLOT_FFN_POST_NORM),
     GATED_BIASES = BIT(SLOT_GATE_BIAS) | BIT(SLOT_UP_BIAS) | BIT(SLOT_DOWN_BIAS),
     ROPE_TABLES = BIT(SLOT_ROPE_SHORT) | BIT(SLOT_ROPE_LONG),
     GPT2_SLOTS = BIT(SLOT_QKV) | BIT(SLOT_QKV_BIAS) | BIT(SLOT_O) | BIT(SLOT_O_BIAS) | BIT(SLOT_ATTENTION_NORM) |
@@ -52,7 +53,9 @@ const llm_naming tn_llm_gguf_names = {
                     [SLOT_FFN_NORM_BIAS] = "ffn_norm.bias",
                     [SLOT_GATE_BIAS] = "ffn_gate.bias",
                     [SLOT_UP_BIAS] = "ffn_up.bias",
-                    [SLOT_DOWN_BIAS] = "ffn_down.bias"},
+                    [SLOT_DOWN_BIAS] = "ffn_down.bias",
+                    [SLOT_ATTENTION_POST_NORM] = "post_attention_norm.weight",
+                    [SLOT_FFN_POST_NORM] = "post_ffw_norm.weight"},
     .head_slots = {[SLOT_EMBEDDING] = "token_embd.weight",
                    [SLOT_POSITIONS] = "position_embd.weight",
                    [SLOT_OUTPUT_NORM] = "output_norm.weight",
@@ -88,6 +91,27 @@ static const llm_naming llama_names = {
                    [SLOT_OUTPUT_NORM] = "norm.weight",
                    [SLOT_OUTPUT] = "lm_head.weight"},
     .beside = {".rotary_emb.inv_freq"},
+};
+
+static const llm_naming gemma_names = {
+    .prefix = "model.",
+    .layer = "layers.",
+    .layer_slots = {[SLOT_ATTENTION_NORM] = "input_layernorm.weight",
+                    [SLOT_Q] = "self_attn.q_proj.weight",
+                    [SLOT_K] = "self_attn.k_proj.weight",
+                    [SLOT_V] = "self_attn.v_proj.weight",
+                    [SLOT_O] = "self_attn.o_proj.weight",
+                    [SLOT_Q_NORM] = "self_attn.q_norm.weight",
+                    [SLOT_K_NORM] = "self_attn.k_norm.weight",
+                    [SLOT_ATTENTION_POST_NORM] = "post_attention_layernorm.weight",
+                    [SLOT_FFN_NORM] = "pre_feedforward_layernorm.weight",
+                    [SLOT_GATE] = "mlp.gate_proj.weight",
+                    [SLOT_UP] = "mlp.up_proj.weight",
+                    [SLOT_DOWN] = "mlp.down_proj.weight",
+                    [SLOT_FFN_POST_NORM] = "post_feedforward_layernorm.weight"},
+    .head_slots = {[SLOT_EMBEDDING] = "embed_tokens.weight",
+                   [SLOT_OUTPUT_NORM] = "norm.weight",
+                   [SLOT_OUTPUT] = "lm_head.weight"},
 };
 
 static const llm_naming phi3_names = {
@@ -134,6 +158,12 @@ static const char *const llama_keys[LLM_KEYS] = {
     [KEY_CONTEXT] = "max_position_embeddings", [KEY_EPS] = "rms_norm_eps",
     [KEY_ACTIVATION] = "hidden_act",
 };
+static const char *const gemma_keys[LLM_KEYS] = {
+    [KEY_LAYERS] = "num_hidden_layers",        [KEY_HIDDEN] = "hidden_size",
+    [KEY_INTERMEDIATE] = "intermediate_size",  [KEY_HEADS] = "num_attention_heads",
+    [KEY_CONTEXT] = "max_position_embeddings", [KEY_EPS] = "rms_norm_eps",
+    [KEY_ACTIVATION] = "hidden_activation",
+};
 static const char *const gpt2_keys[LLM_KEYS] = {
     [KEY_LAYERS] = "n_layer",
     [KEY_HIDDEN] = "n_embd",
@@ -147,6 +177,9 @@ static const char *const gpt2_keys[LLM_KEYS] = {
 /* GGUF files of the llama architecture store the rows of q and k so that rope turns neighbours; all others leave them
  * as they were trained. */
 #define LLAMA_LIKE .head_needs = PLAIN_HEAD, .naming = &llama_names, .keys = llama_keys, .activation = "silu"
+#define GEMMA_LIKE                                                                                               \
+    .in_gguf = true, .head_needs = PLAIN_HEAD, .activation = "gelu_pytorch_tanh", .tied = true, .scaled_embedding = true, \
+    .norms_from_one = true, .keys = gemma_keys
 static const llm_family families[] = {
     {"llama", "Llama, Mistral, SmolLM", .in_gguf = true, .interleaved_rope = true, .needs = PLAIN_SLOTS,
      .allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES, LLAMA_LIKE},
@@ -158,12 +191,18 @@ static const llm_family families[] = {
     {"gpt2", "GPT-2", .in_gguf = true, .needs = GPT2_SLOTS,
      .head_needs = PLAIN_HEAD | BIT(SLOT_OUTPUT_NORM_BIAS) | BIT(SLOT_POSITIONS), .naming = &gpt2_names,
      .keys = gpt2_keys, .tied = true, .layer_norm = true, .activation = "gelu_new"},
+    {"gemma", "Gemma", .needs = PLAIN_SLOTS, GEMMA_LIKE, .naming = &llama_names},
+    {"gemma2", "Gemma 2", .needs = PLAIN_SLOTS | POST_NORMS, GEMMA_LIKE, .naming = &gemma_names, .window = 4096,
+     .gguf_window = 4096, .pattern = 2, .attention_cap = 50, .final_cap = 30, .query_scale = 256, .wide_layers = 46},
+    {"gemma3", "Gemma 3", .type = "gemma3_text", .needs = PLAIN_SLOTS | NORMS | POST_NORMS, GEMMA_LIKE,
+     .naming = &gemma_names, .window = 4096, .pattern = 6, .base = 1e6, .local_base = 1e4, .query_scale = 256,
+     .wide_layers = 62},
 };
 enum { FAMILIES = sizeof families / sizeof *families };
 
 const llm_family *tn_llm_find_family(const char *name, size_t length, bool gguf) {
     for (size_t i = 0; i < FAMILIES; i++) {
-        const char *known = families[i].architecture;
+        const char *known = !gguf && families[i].type ? families[i].type : families[i].architecture;
         bool here = !gguf || families[i].in_gguf;
         if (here && strlen(known) == length && memcmp(known, name, length) == 0) return &families[i];
     }
@@ -175,7 +214,8 @@ void tn_llm_list_families(bool gguf, char *out, size_t size) {
     for (size_t i = 0; i < FAMILIES; i++) {
         size_t used = strlen(out);
         if (gguf && !families[i].in_gguf) continue;
-        snprintf(out + used, size - used, "%s%s (%s)", i ? ", " : "", families[i].architecture, families[i].models);
+        const char *word = !gguf && families[i].type ? families[i].type : families[i].architecture;
+        snprintf(out + used, size - used, "%s%s (%s)", i ? ", " : "", word, families[i].models);
     }
 }
 
@@ -204,6 +244,8 @@ static const llm_size layer_shapes[LAYER_SLOTS][2] = {
     [SLOT_GATE_BIAS] = {SIZE_INTERMEDIATE},
     [SLOT_UP_BIAS] = {SIZE_INTERMEDIATE},
     [SLOT_DOWN_BIAS] = {SIZE_HIDDEN},
+    [SLOT_ATTENTION_POST_NORM] = {SIZE_HIDDEN},
+    [SLOT_FFN_POST_NORM] = {SIZE_HIDDEN},
 };
 
 static const llm_size head_shapes[HEAD_SLOTS][2] = {
@@ -354,6 +396,22 @@ static tn_status check_tensors(const llm_source *s, llm_config *c) {
         for (int slot = 0; slot < LAYER_SLOTS; slot++)
             TRY(check_tensor(s, c, layer, slot, c->family->needs & BIT(slot)));
     return refuse_unknown(s, c);
+}
+
+/* ---- windows ----------------------------------------------------------------------------------------------------- */
+
+void tn_llm_set_window(llm_config *c, int64_t layer, bool slides) {
+    uint8_t bit = (uint8_t)(1u << layer % 8);
+    c->slides[layer / 8] = (uint8_t)(slides ? c->slides[layer / 8] | bit : c->slides[layer / 8] & ~bit);
+}
+
+void tn_llm_set_pattern(llm_config *c, int64_t pattern) {
+    for (int64_t i = 0; i < c->layers; i++)
+        tn_llm_set_window(c, i, pattern == 0 || i % pattern < pattern - 1);
+}
+
+int64_t tn_llm_window(const llm_config *c, int64_t layer) {
+    return c->slides[layer / 8] >> layer % 8 & 1 ? c->window : 0;
 }
 
 /* ---- the configuration ------------------------------------------------------------------------------------------- */

@@ -23,7 +23,7 @@ static void add_name(named_weights *n, const llm_source *s, const llm_naming *na
 }
 
 static tn_status name_weights(const llm_source *s, const llm_config *c, const llm_weights *w, named_weights *n) {
-    size_t most = HEAD_SLOTS + (size_t)c->layers * LAYER_SLOTS + 1;
+    size_t most = HEAD_SLOTS + (size_t)c->layers * LAYER_SLOTS + 2;
     n->list = tn_txt_zalloc(most, sizeof *n->list);
     if (!n->list) return TN_ERR_MEMORY;
     for (int slot = 0; slot < HEAD_SLOTS; slot++)
@@ -31,7 +31,9 @@ static tn_status name_weights(const llm_source *s, const llm_config *c, const ll
     for (int64_t i = 0; i < c->layers; i++)
         for (int slot = 0; slot < LAYER_SLOTS; slot++)
             add_name(n, s, c->naming, i, slot, w->layers[i].weight[slot]);
-    if (w->rope_frequencies) n->list[n->count++] = (tn_named_tensor){"rotary_emb.inv_freq", w->rope_frequencies};
+    static const char *const ropes[] = {"rotary_emb.inv_freq", "rotary_emb_local.inv_freq"};
+    for (int i = 0; i < 2; i++)
+        if (w->rope[i]) n->list[n->count++] = (tn_named_tensor){ropes[i], w->rope[i]};
     return TN_OK;
 }
 

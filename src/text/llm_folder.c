@@ -10,7 +10,7 @@ static tn_status find_family(const hf_folder *f, llm_config *c) {
     const char *type = tn_hf_text(f, "model_type", "");
     c->family = tn_llm_find_family(type, strlen(type), false);
     if (c->family) return TN_OK;
-    char known[160];
+    char known[400];
     tn_llm_list_families(false, known, sizeof known);
     return tn_backend_fail(
         TN_ERR_UNSUPPORTED,
@@ -20,7 +20,8 @@ static tn_status find_family(const hf_folder *f, llm_config *c) {
 
 /* Features that would change the results. */
 static tn_status refuse_features(const hf_folder *f) {
-    static const char *const keys[] = {"quantization_config", "scale_attn_by_inverse_layer_idx", "add_cross_attention"};
+    static const char *const keys[] = {"quantization_config", "scale_attn_by_inverse_layer_idx", "add_cross_attention",
+                                       "use_bidirectional_attention"};
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
         TRY(tn_hf_refuse(f, keys[i]));
     const tn_json *scaled = tn_json_get(f->config, "scale_attn_weights");
@@ -30,6 +31,13 @@ static tn_status refuse_features(const hf_folder *f) {
 }
 
 /* ---- rope -------------------------------------------------------------------------------------------------------- */
+
+/* Older files have rope_theta and rope_scaling, newer ones both in rope_parameters, perhaps by kinds of layers. */
+static const tn_json *rope_of(const hf_folder *f, const char *layers) {
+    const tn_json *o = tn_json_get(f->config, "rope_parameters"), *own = tn_json_get(o, layers);
+    if (tn_json_kind_of(own) == TN_JSON_OBJECT) return own;
+    return tn_json_kind_of(o) == TN_JSON_OBJECT ? o : tn_json_get(f->config, "rope_scaling");
+}
 
 static tn_status read_llama3(const hf_folder *f, const tn_json *o, llm_rope *r) {
     r->kind = ROPE_LLAMA3;
@@ -64,9 +72,7 @@ static tn_status read_yarn(const hf_folder *f, const tn_json *o, llm_config *c) 
 
 /* A list of config.json by which frequencies are divided. */
 tn_status tn_llm_rope_list(const hf_folder *f, const char *key, int64_t count, float *out) {
-    const tn_json *o = tn_json_get(f->config, "rope_parameters");
-    if (tn_json_kind_of(o) != TN_JSON_OBJECT) o = tn_json_get(f->config, "rope_scaling");
-    const tn_json *list = tn_json_get(o, key);
+    const tn_json *list = tn_json_get(rope_of(f, "full_attention"), key);
     bool fits = tn_json_kind_of(list) == TN_JSON_ARRAY && tn_json_length(list) == (size_t)count;
     for (int64_t i = 0; i < count && fits; i++) {
         double v = tn_json_number(tn_json_at(list, (size_t)i), 0);
@@ -100,15 +106,13 @@ static tn_status read_linear(const hf_folder *f, const tn_json *o, llm_rope *r) 
     return TN_OK;
 }
 
-/* Older files have rope_theta and rope_scaling, newer ones both in rope_parameters. */
 static tn_status read_rope(const hf_folder *f, llm_config *c) {
-    const tn_json *o = tn_json_get(f->config, "rope_parameters");
-    if (tn_json_kind_of(o) != TN_JSON_OBJECT) o = tn_json_get(f->config, "rope_scaling");
+    const tn_json *o = rope_of(f, "full_attention");
     const char *type = tn_json_string(tn_json_get(o, "type"), "default");
     double turned;
     type = tn_json_string(tn_json_get(o, "rope_type"), type);
     c->rope = (llm_rope){.scale = 1, .amplitude = 1};
-    TRY(tn_hf_real(f, f->config, "rope_theta", 10000, 1.0001, 1e12, &c->rope.base));
+    TRY(tn_hf_real(f, f->config, "rope_theta", c->family->base > 0 ? c->family->base : 10000, 1.0001, 1e12, &c->rope.base));
     TRY(tn_hf_real(f, o, "rope_theta", c->rope.base, 1.0001, 1e12, &c->rope.base));
     TRY(tn_hf_real(f, f->config, "partial_rotary_factor", 1, 0, 1, &turned));
     TRY(tn_hf_real(f, o, "partial_rotary_factor", turned, 0, 1, &turned));
@@ -128,22 +132,35 @@ static tn_status read_rope(const hf_folder *f, llm_config *c) {
                            f->path, tn_txt_shown(type, strlen(type)).text);
 }
 
+/* That of layers with a window, where it is another one. */
+static tn_status read_local_rope(const hf_folder *f, llm_config *c) {
+    const tn_json *both = tn_json_get(f->config, "rope_parameters"), *o = tn_json_get(both, "sliding_attention");
+    bool told = tn_json_kind_of(o) == TN_JSON_OBJECT;
+    double base = c->family->local_base > 0 ? c->family->local_base : c->rope.base;
+    const char *type = tn_json_string(tn_json_get(o, "rope_type"), "default");
+    if (!told && c->family->local_base == 0) return TN_OK;
+    if (strcmp(type, "default") != 0)
+        return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                               "'%s/config.json': rope of the type '%s' is not computed in layers with a window",
+                               f->path, tn_txt_shown(type, strlen(type)).text);
+    c->two_ropes = true;
+    c->local_rope = (llm_rope){.scale = 1, .amplitude = 1};
+    TRY(tn_hf_real(f, f->config, "rope_local_base_freq", base, 1.0001, 1e12, &base));
+    return tn_hf_real(f, o, "rope_theta", base, 1.0001, 1e12, &c->local_rope.base);
+}
+
 /* ---- sliding windows --------------------------------------------------------------------------------------------- */
 
-/* All layers from one on have a window, and none before it. */
 static tn_status read_layer_types(const hf_folder *f, const tn_json *types, llm_config *c) {
-    bool begun = false;
-    c->window_from = c->layers;
     for (int64_t i = 0; i < c->layers; i++) {
         const char *type = tn_json_string(tn_json_at(types, (size_t)i), "");
         bool slides = strcmp(type, "sliding_attention") == 0;
-        if ((!slides && strcmp(type, "full_attention") != 0) || (begun && !slides))
-            return tn_backend_fail(
-                TN_ERR_UNSUPPORTED,
-                "'%s/config.json': layer %" PRId64 " is of the type '%s', which is not computed here%s", f->path, i,
-                tn_txt_shown(type, strlen(type)).text, begun ? " behind layers with a window" : "");
-        if (slides && !begun) c->window_from = i;
-        begun |= slides;
+        if (!slides && strcmp(type, "full_attention") != 0)
+            return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                                   "'%s/config.json': layer %" PRId64
+                                   " is of the type '%s', which is not computed here",
+                                   f->path, i, tn_txt_shown(type, strlen(type)).text);
+        tn_llm_set_window(c, i, slides);
     }
     return TN_OK;
 }
@@ -154,8 +171,32 @@ static tn_status read_window(const hf_folder *f, llm_config *c) {
     if (!used || (given && tn_json_kind_of(given) == TN_JSON_NULL)) return TN_OK;
     TRY(tn_hf_size(f, "sliding_window", c->family->window > 0 ? c->family->window : -1, LLM_MOST_CONTEXT, &c->window));
     if (tn_json_kind_of(types) == TN_JSON_ARRAY) return read_layer_types(f, types, c);
-    c->window_from = c->family->window > 0 ? 0 : tn_json_int(tn_json_get(f->config, "max_window_layers"), 0);
+    int64_t pattern = c->family->pattern;
+    if (pattern > 0) TRY(tn_hf_size(f, "sliding_window_pattern", pattern, LLM_MOST_LAYERS, &pattern));
+    tn_llm_set_pattern(c, pattern);
+    int64_t from = c->family->window > 0 ? 0 : tn_json_int(tn_json_get(f->config, "max_window_layers"), 0);
+    for (int64_t i = 0; i < c->layers && i < from; i++)
+        tn_llm_set_window(c, i, false);
     return TN_OK;
+}
+
+/* ---- caps -------------------------------------------------------------------------------------------------------- */
+
+/* null says that there is none. */
+static tn_status read_cap(const hf_folder *f, const char *key, double usual, double *out) {
+    const tn_json *v = tn_json_get(f->config, key);
+    if (v && tn_json_kind_of(v) == TN_JSON_NULL) return TN_OK;
+    return tn_hf_real(f, f->config, key, usual, 1e-6, 1e6, out);
+}
+
+static tn_status read_gemma(const hf_folder *f, llm_config *c) {
+    double scale;
+    if (c->family->query_scale == 0) return TN_OK;
+    TRY(read_cap(f, "attn_logit_softcapping", c->family->attention_cap, &c->attention_cap));
+    TRY(read_cap(f, "final_logit_softcapping", c->family->final_cap, &c->final_cap));
+    TRY(tn_hf_real(f, f->config, "query_pre_attn_scalar", c->family->query_scale, 1e-6, 1e6, &scale));
+    c->scale = 1 / sqrt(scale);
+    return read_local_rope(f, c);
 }
 
 /* ---- sizes ------------------------------------------------------------------------------------------------------- */
@@ -196,6 +237,7 @@ static tn_status read_sizes(const hf_folder *f, llm_config *c) {
     TRY(tn_hf_activation(f, key[KEY_ACTIVATION], c->family->activation, &c->activation));
     TRY(read_heads(f, c));
     TRY(read_rope(f, c));
+    TRY(read_gemma(f, c));
     return read_window(f, c);
 }
 
@@ -228,6 +270,7 @@ tn_status tn_llm_read_folder(hf_folder *f, llm_config *c) {
     TRY(find_family(f, c));
     TRY(refuse_features(f));
     c->naming = c->family->naming;
+    c->norms_from_one = c->family->norms_from_one;
     tn_llm_name(c->naming, probe, -1, SLOT_EMBEDDING);
     tn_hf_find_prefix(f, c->naming->prefix, probe);
     c->tied = tn_json_bool(tn_json_get(f->config, "tie_word_embeddings"), c->family->tied);

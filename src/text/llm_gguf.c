@@ -1,5 +1,6 @@
 /* llm_gguf.c — from a GGUF file's metadata to a model's sizes, every one of them checked. */
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -48,7 +49,7 @@ static tn_status find_family(const tn_gguf *f, llm_config *c) {
     TRY(tn_gguf_get_string(f, "general.architecture", &text, &length));
     c->family = tn_llm_find_family(text, (size_t)length, true);
     if (c->family) return TN_OK;
-    char known[160];
+    char known[400];
     tn_llm_list_families(true, known, sizeof known);
     return tn_backend_fail(TN_ERR_UNSUPPORTED,
                            "'%s': byte %" PRId64 ": the architecture '%s' is not known here; known are %s",
@@ -179,6 +180,49 @@ static tn_status read_rope_scaling(const tn_gguf *f, llm_config *c) {
                            tn_txt_shown(type, (size_t)length).text);
 }
 
+/* ---- windows, caps ----------------------------------------------------------------------------------------------- */
+
+/* Which layers have a window: a number, or a word a layer. */
+static tn_status read_pattern(const tn_gguf *f, llm_config *c) {
+    int64_t pattern = c->family->pattern;
+    key_name key = key_of(c, "attention.sliding_window_pattern");
+    const tn_gguf_value *list = tn_gguf_get(f, key.text);
+    if (!list || pattern == 0 || tn_gguf_type_of(list) != TN_GGUF_ARRAY) {
+        if (list && pattern > 0) TRY(get_size(f, c, "attention.sliding_window_pattern", LLM_MOST_LAYERS, &pattern));
+        tn_llm_set_pattern(c, pattern);
+        return TN_OK;
+    }
+    if (tn_gguf_length(list) < c->layers)
+        return tn_backend_fail(TN_ERR_FORMAT,
+                               "'%s': byte %" PRId64 ": key '%s' has %" PRId64 " elements for %" PRId64 " layers",
+                               tn_gguf_path(f), tn_gguf_offset(list), key.text, tn_gguf_length(list), c->layers);
+    for (int64_t i = 0; i < c->layers; i++) {
+        bool slides;
+        TRY(tn_gguf_bool(list, i, &slides));
+        tn_llm_set_window(c, i, slides);
+    }
+    return TN_OK;
+}
+
+static tn_status read_window(const tn_gguf *f, llm_config *c) {
+    const char *key = "attention.sliding_window";
+    c->window = c->family->gguf_window;
+    if (has(f, c, key)) TRY(get_size(f, c, key, LLM_MOST_CONTEXT, &c->window));
+    return read_pattern(f, c);
+}
+
+/* Caps, the scale of scores, and a rope of layers with a window. */
+static tn_status read_gemma(const tn_gguf *f, llm_config *c) {
+    const llm_family *of = c->family;
+    if (of->query_scale == 0) return TN_OK;
+    TRY(read_real(f, c, "attn_logit_softcapping", of->attention_cap, 1e6, &c->attention_cap));
+    TRY(read_real(f, c, "final_logit_softcapping", of->final_cap, 1e6, &c->final_cap));
+    if (c->layers == of->wide_layers) c->scale = sqrt((double)c->heads / (double)c->size[SIZE_HIDDEN]);
+    c->local_rope = of->local_base > 0 ? (llm_rope){.base = of->local_base, .scale = 1, .amplitude = 1} : c->rope;
+    c->two_ropes = of->local_base > 0 || has(f, c, "rope.freq_base_swa");
+    return read_real(f, c, "rope.freq_base_swa", c->local_rope.base, 1e12, &c->local_rope.base);
+}
+
 static tn_status read_sizes(const tn_gguf *f, llm_config *c) {
     TRY(get_size(f, c, "block_count", LLM_MOST_LAYERS, &c->layers));
     TRY(get_size(f, c, "embedding_length", LLM_MOST_WIDTH, &c->size[SIZE_HIDDEN]));
@@ -192,9 +236,8 @@ static tn_status read_sizes(const tn_gguf *f, llm_config *c) {
     c->rope = (llm_rope){.base = 10000, .scale = 1, .amplitude = 1};
     if (has(f, c, "rope.freq_base")) TRY(get_real(f, c, "rope.freq_base", 1, 1e12, &c->rope.base));
     TRY(read_rope_scaling(f, c));
-    if (has(f, c, "attention.sliding_window"))
-        TRY(get_size(f, c, "attention.sliding_window", LLM_MOST_CONTEXT, &c->window));
-    return TN_OK;
+    TRY(read_window(f, c));
+    return read_gemma(f, c);
 }
 
 tn_status tn_llm_read_gguf(const tn_gguf *f, llm_config *c) {

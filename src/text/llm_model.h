@@ -58,6 +58,8 @@ typedef enum llm_slot {
     SLOT_GATE_BIAS,
     SLOT_UP_BIAS,
     SLOT_DOWN_BIAS,
+    SLOT_ATTENTION_POST_NORM, /* of what attention and feed-forward yield, before it is added */
+    SLOT_FFN_POST_NORM,
     LAYER_SLOTS
 } llm_slot;
 
@@ -85,8 +87,9 @@ typedef struct llm_naming {
 
 /* How one kind of model differs from the others: a row of the table in llm_config.c. */
 typedef struct llm_family {
-    const char *architecture; /* general.architecture, or config.json's model_type */
+    const char *architecture; /* general.architecture, or config.json's model_type … */
     const char *models;       /* names that people know */
+    const char *type;         /* … where that is another word; else NULL */
     bool in_gguf;             /* else known from folders alone */
     bool interleaved_rope;    /* in GGUF files rope turns neighbours; else the halves of a head */
     uint32_t needs, allows;   /* bits of layer slots */
@@ -98,6 +101,15 @@ typedef struct llm_family {
     bool layer_norm;          /* with a mean and a bias; else by the root of the mean square */
     int64_t window;           /* where config.json says nothing; 0: none */
     const char *activation;   /* the same */
+    /* Gemma's */
+    bool scaled_embedding;           /* rows of the embedding are multiplied by the root of their length */
+    bool norms_from_one;             /* folders have the norms' weights less 1 */
+    int64_t pattern;                 /* one layer in so many, the last of them, has no window; 0: all have one */
+    int64_t gguf_window;             /* where a GGUF file says nothing */
+    double base, local_base;         /* rope's where config.json says nothing; that of layers with a window */
+    double attention_cap, final_cap; /* of scores and of logits, where the file says nothing */
+    double query_scale;              /* scores are divided by its root where config.json says nothing; 0: a head's width */
+    int64_t wide_layers;             /* GGUF models of so many divide by the root of the width a head has of the whole */
 } llm_family;
 
 /* What config.json calls things. */
@@ -129,14 +141,21 @@ void tn_llm_rope_fill(const llm_rope *r, int64_t half, const float *factors, flo
 
 enum { LLM_MOST_ENDS = 16 };
 
+enum { LLM_MOST_LAYERS = 4096 };
+
 typedef struct llm_config {
     const llm_family *family;
     const llm_naming *naming;
     int64_t layers, heads, kv_heads, trained_context, context, pages;
-    int64_t window, window_from; /* of layers from window_from on */
+    int64_t window;                       /* 0: none */
+    uint8_t slides[LLM_MOST_LAYERS / 8]; /* bits of the layers that have it */
     int64_t size[SIZE_COUNT];
     double eps;
-    llm_rope rope;
+    double attention_cap, final_cap; /* 0: none */
+    double scale;                    /* of scores; 0: 1 / √ of a head's width */
+    llm_rope rope, local_rope;
+    bool norms_from_one; /* the file has the weights of norms less 1 */
+    bool two_ropes;      /* layers with a window have local_rope */
     bool interleaved_rope;
     tn_activation *activation;
     tn_dtype cache;
@@ -182,6 +201,10 @@ extern const llm_naming tn_llm_gguf_names;
 
 /* Reads and checks; options may be NULL. */
 tn_status tn_llm_configure(llm_source *s, const tn_llm_options *options, llm_config *out);
+/* Windows: all layers, or those of a pattern, have one. */
+void tn_llm_set_window(llm_config *c, int64_t layer, bool slides);
+void tn_llm_set_pattern(llm_config *c, int64_t pattern);
+int64_t tn_llm_window(const llm_config *c, int64_t layer); /* 0: none */
 /* llm_rope.c: yarn's factor of sines and cosines; a model that it stretches may be asked for longer texts. */
 double tn_llm_yarn_amplitude(double factor, double by);
 void tn_llm_lengthen(llm_config *c);
@@ -192,7 +215,6 @@ tn_status tn_llm_describe(const llm_config *c, const llm_source *s, tn_llm_facts
 /* The name of a tensor, "blk.7.attn_q.weight"; layer < 0: of a head slot; false where such files have none. */
 enum {
     LLM_NAME_SIZE = 96,
-    LLM_MOST_LAYERS = 4096,
     LLM_MOST_HEADS = 1 << 16,
     LLM_MOST_WIDTH = 1 << 24,
     LLM_MOST_CONTEXT = 1 << 30
@@ -206,7 +228,8 @@ typedef struct llm_layer {
 
 typedef struct llm_weights {
     tn_tensor *head[HEAD_SLOTS];
-    tn_tensor *rope_frequencies; /* [1, 1, half], by which a position is multiplied; NULL: positions are learned */
+    tn_tensor *rope[2]; /* [1, 1, half], by which a position is multiplied; NULL: positions are learned. Local ones:
+                         * NULL where all layers have the same */
     tn_tensor *pages;            /* [pages] i64: one sequence, so page i is i */
     llm_layer *layers;
 } llm_weights;

@@ -4,6 +4,8 @@
  * are appended to the caches within it; attention reads the older ones from there and the new ones from where they were
  * made; a recording that is to become an ONNX model has no caches. Handles of everything between are given up at the
  * end of the scope, so the planner need not keep any of it. */
+#include <math.h>
+
 #include "text/llm_model.h"
 
 /* Rotary angles of the new tokens, made once and shared by all layers: [n, 1, half]. */
@@ -11,25 +13,36 @@ typedef struct rotation {
     tn_tensor *cosine, *sine;
 } rotation;
 
-static rotation make_rotation(const llm_config *c, const llm_weights *w, const llm_inputs *in) {
-    if (!w->rope_frequencies) return (rotation){NULL, NULL};
-    tn_tensor *angle = tn_mul(in->positions, w->rope_frequencies);
+static rotation make_rotation(const llm_rope *rope, const tn_tensor *frequencies, const llm_inputs *in) {
+    if (!frequencies) return (rotation){NULL, NULL};
+    tn_tensor *angle = tn_mul(in->positions, frequencies);
     rotation r = {tn_cos(angle), tn_sin(angle)};
-    if (c->rope.amplitude == 1) return r;
-    return (rotation){tn_mul_scalar(r.cosine, c->rope.amplitude), tn_mul_scalar(r.sine, c->rope.amplitude)};
+    if (rope->amplitude == 1) return r;
+    return (rotation){tn_mul_scalar(r.cosine, rope->amplitude), tn_mul_scalar(r.sine, rope->amplitude)};
 }
 
 static tn_tensor *norm(const llm_config *c, const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias) {
     tn_rms_norm_options rms = {.struct_size = sizeof rms, .eps = c->eps};
     tn_layer_norm_options layer = {.struct_size = sizeof layer, .eps = c->eps};
+    if (c->norms_from_one) weight = tn_add_scalar(weight, 1);
     return c->family->layer_norm ? tn_layer_norm(x, TN_DIMS(tn_size(x, -1)), weight, bias, &layer)
                                  : tn_rms_norm(x, TN_DIMS(tn_size(x, -1)), weight, &rms);
+}
+
+/* The same, where the family has this norm. */
+static tn_tensor *norm_if(const llm_config *c, tn_tensor *x, const tn_tensor *weight) {
+    return weight ? norm(c, x, weight, NULL) : x;
+}
+
+/* Numbers that come to no more than ± cap; 0: as they are. */
+static tn_tensor *bend(tn_tensor *x, double cap) {
+    return cap > 0 ? tn_mul_scalar(tn_tanh(tn_div_scalar(x, cap)), cap) : x;
 }
 
 /* [n, heads · head_dim] as [n, heads, head_dim]; normalised by head where the family does so, and turned. */
 static tn_tensor *heads(const llm_config *c, const tn_tensor *x, const tn_tensor *weight, const rotation *turn) {
     tn_tensor *h = tn_reshape(x, TN_DIMS(tn_size(x, 0), tn_size(x, 1) / c->size[SIZE_HEAD], c->size[SIZE_HEAD]));
-    if (weight) h = norm(c, h, weight, NULL);
+    h = norm_if(c, h, weight);
     if (!turn || !turn->cosine) return h;
     tn_rope_options o = {.struct_size = sizeof o, .interleaved = c->interleaved_rope};
     return tn_rope(h, turn->cosine, turn->sine, &o);
@@ -58,15 +71,31 @@ static void project(const llm_config *c, const llm_layer *l, const tn_tensor *x,
 /* [n, heads, head_dim] as [1, heads, n, head_dim]. */
 static tn_tensor *by_head(const tn_tensor *x) { return tn_unsqueeze(tn_transpose(x, 0, 1), 0); }
 
+/* Scores that are bent before the softmax: [kv_heads, heads that share one, n, head_dim]. */
+static tn_tensor *attend_bent(const llm_config *c, const tn_tensor *seen, const tn_tensor *q, const tn_tensor *k,
+                              const tn_tensor *v) {
+    int64_t n = tn_size(q, 0), width = c->size[SIZE_HEAD];
+    double scale = c->scale > 0 ? c->scale : 1 / sqrt((double)width);
+    tn_tensor *groups = tn_reshape(tn_transpose(q, 0, 1), TN_DIMS(c->kv_heads, c->heads / c->kv_heads, n, width));
+    tn_tensor *keys = tn_unsqueeze(tn_permute(k, TN_DIMS(1, 2, 0)), 1), *values = tn_unsqueeze(tn_transpose(v, 0, 1), 1);
+    tn_tensor *scores = bend(tn_mul_scalar(tn_matmul(groups, keys), scale), c->attention_cap);
+    return tn_matmul(tn_softmax(tn_masked_fill(scores, tn_logical_not(seen), -INFINITY), -1), values);
+}
+
 /* The sequence is these tokens alone. */
-static tn_tensor *attend_alone(const tn_tensor *seen, const tn_tensor *q, const tn_tensor *k, const tn_tensor *v) {
-    tn_tensor *mixed = tn_scaled_dot_product_attention(by_head(q), by_head(k), by_head(v), seen, NULL);
+static tn_tensor *attend_alone(const llm_config *c, const tn_tensor *seen, const tn_tensor *q, const tn_tensor *k,
+                               const tn_tensor *v) {
+    tn_scaled_dot_product_attention_options o = {.struct_size = sizeof o, .scale = c->scale};
+    tn_tensor *mixed = c->attention_cap > 0
+                           ? attend_bent(c, seen, q, k, v)
+                           : tn_scaled_dot_product_attention(by_head(q), by_head(k), by_head(v), seen, &o);
     return tn_transpose(tn_reshape(mixed, TN_DIMS(tn_size(q, 1), tn_size(q, 0), tn_size(q, 2))), 0, 1);
 }
 
-static tn_tensor *attend_cached(const llm_weights *w, const llm_layer *l, const llm_inputs *in, int64_t window,
-                                tn_tensor *const qkv[3]) {
-    tn_cached_attention_options o = {.struct_size = sizeof o, .window = window};
+static tn_tensor *attend_cached(const llm_config *c, const llm_weights *w, const llm_layer *l, const llm_inputs *in,
+                                int64_t window, tn_tensor *const qkv[3]) {
+    tn_cached_attention_options o = {
+        .struct_size = sizeof o, .scale = c->scale, .window = window, .softcap = c->attention_cap};
     tn_tensor *mixed = tn_cached_attention(qkv[0], qkv[1], qkv[2], l->k_cache, l->v_cache, in->position, w->pages, &o);
     tn_cache_append_(l->k_cache, qkv[1], in->position, w->pages);
     tn_cache_append_(l->v_cache, qkv[2], in->position, w->pages);
@@ -74,16 +103,17 @@ static tn_tensor *attend_cached(const llm_weights *w, const llm_layer *l, const 
 }
 
 static tn_tensor *attention(const llm_config *c, const llm_weights *w, int64_t layer, const llm_inputs *in,
-                            const rotation *turn, const tn_tensor *x) {
+                            const rotation turns[2], const tn_tensor *x) {
     const llm_layer *l = &w->layers[layer];
     tn_tensor *const *weight = l->weight, *joint[3];
     look_at(in, layer, PROBE_ATTENTION, x);
     project(c, l, x, joint);
+    int64_t window = tn_llm_window(c, layer);
+    const rotation *turn = &turns[window > 0 && c->two_ropes];
     tn_tensor *qkv[] = {heads(c, joint[0], weight[SLOT_Q_NORM], turn), heads(c, joint[1], weight[SLOT_K_NORM], turn),
                         heads(c, joint[2], NULL, NULL)};
-    int64_t window = layer >= c->window_from ? c->window : 0;
-    tn_tensor *mixed = in->seen ? attend_alone(window ? in->near : in->seen, qkv[0], qkv[1], qkv[2])
-                                : attend_cached(w, l, in, window, qkv);
+    tn_tensor *mixed = in->seen ? attend_alone(c, window ? in->near : in->seen, qkv[0], qkv[1], qkv[2])
+                                : attend_cached(c, w, l, in, window, qkv);
     tn_tensor *joined = tn_reshape(mixed, TN_DIMS(tn_size(mixed, 0), c->size[SIZE_QUERIES]));
     look_at(in, layer, PROBE_O, joined);
     return tn_linear(joined, weight[SLOT_O], weight[SLOT_O_BIAS]);
@@ -108,25 +138,26 @@ static tn_tensor *feed_forward(const llm_config *c, const llm_weights *w, int64_
 }
 
 /* Rows of the embedding, with those of their positions where a model has learned them. */
-static tn_tensor *embed(const llm_weights *w, const llm_inputs *in) {
+static tn_tensor *embed(const llm_config *c, const llm_weights *w, const llm_inputs *in) {
     tn_tensor *x = tn_cast(in->rows, TN_F32);
     if (tn_dtype_of(x) != TN_F32) x = tn_cast(x, TN_F32); /* rows of a table in half precision */
+    if (c->family->scaled_embedding) x = tn_mul_scalar(x, sqrt((double)c->size[SIZE_HIDDEN]));
     if (!w->head[SLOT_POSITIONS]) return x;
     tn_tensor *places = tn_reshape(tn_cast(in->positions, TN_I64), TN_DIMS(tn_size(in->positions, 0)));
     return tn_add(x, tn_embedding(places, w->head[SLOT_POSITIONS]));
 }
 
 static tn_tensor *layers(const llm_config *c, const llm_weights *w, const llm_inputs *in, llm_rows rows) {
-    rotation turn = make_rotation(c, w, in);
-    tn_tensor *x = embed(w, in);
+    rotation turns[2] = {make_rotation(&c->rope, w->rope[0], in), make_rotation(&c->local_rope, w->rope[1], in)};
+    tn_tensor *x = embed(c, w, in);
     for (int64_t i = 0; i < c->layers; i++) {
         tn_tensor *const *weight = w->layers[i].weight;
         tn_tensor *y = norm(c, x, weight[SLOT_ATTENTION_NORM], weight[SLOT_ATTENTION_NORM_BIAS]);
-        x = tn_add(x, attention(c, w, i, in, &turn, y));
+        x = tn_add(x, norm_if(c, attention(c, w, i, in, turns, y), weight[SLOT_ATTENTION_POST_NORM]));
         /* What follows the last layer's attention is needed where logits are wanted, and nowhere else. */
         if (i == c->layers - 1 && rows == LLM_LAST_ROW) x = tn_index_select(x, 0, in->last);
         y = norm(c, x, weight[SLOT_FFN_NORM], weight[SLOT_FFN_NORM_BIAS]);
-        x = tn_add(x, feed_forward(c, w, i, in, y));
+        x = tn_add(x, norm_if(c, feed_forward(c, w, i, in, y), weight[SLOT_FFN_POST_NORM]));
     }
     return x;
 }
@@ -139,7 +170,7 @@ tn_tensor *tn_llm_record(const llm_config *c, const llm_weights *w, const llm_in
             const tn_tensor *output = c->tied ? w->head[SLOT_EMBEDDING] : w->head[SLOT_OUTPUT];
             x = norm(c, x, w->head[SLOT_OUTPUT_NORM], w->head[SLOT_OUTPUT_NORM_BIAS]);
             look_at(in, c->layers, 0, x);
-            logits = tn_retain(tn_linear(x, output, NULL));
+            logits = tn_retain(bend(tn_linear(x, output, NULL), c->final_cap));
         }
     }
     return logits;
