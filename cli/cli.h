@@ -113,6 +113,7 @@ void cli_json_string(cli_json *j, const char *key,
 void cli_json_text(cli_json *j, const char *key, const char *v,
                    size_t size);                              /* any bytes, zeros too; v[size] is 0; NULL becomes "" */
 void cli_json_number(cli_json *j, const char *key, double v); /* not finite becomes null */
+void cli_json_real(cli_json *j, const char *key, double v);   /* the same, with a point: some readers ask for one */
 void cli_json_int(cli_json *j, const char *key, int64_t v);
 void cli_json_unsigned(cli_json *j, const char *key, uint64_t v);
 void cli_json_bool(cli_json *j, const char *key, bool v);

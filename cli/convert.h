@@ -11,13 +11,17 @@
 /* ---- a folder that becomes GGUF (convert_folder.c) --------------------------------------------------------------- */
 
 enum { CONVERT_NAME = 192 };
-#define CONVERT_TRANSPOSED INT64_MAX /* in the place of a number of heads: a matrix whose rows become columns */
+/* In the place of a number of heads: a matrix whose rows become columns; a vector of which 1 is taken, or added to. */
+#define CONVERT_TRANSPOSED INT64_MAX
+#define CONVERT_LESS_ONE   (INT64_MAX - 1)
+#define CONVERT_PLUS_ONE   (INT64_MAX - 2)
 
 typedef struct convert_folder {
     const char *path, *architecture; /* GGUF's word */
     const struct convert_family *family;
     tn_json_doc *config;
     int64_t heads, kv_heads, count;
+    double base;  /* of rope, where config.json says nothing */
     bool turned;  /* rows of q and k change places */
     bool back;    /* from a GGUF file to a folder */
     char **names; /* of the tensors that were asked for */
@@ -52,6 +56,10 @@ tn_status convert_rope_put(const convert_folder *f, tn_gguf_writer *w);
 bool convert_rope_is_table(const char *name);
 bool convert_rope_is_known(const tn_gguf *file, const char *architecture);
 void convert_rope_back(const tn_gguf *file, const char *architecture, int64_t context, cli_json *j);
+/* What Gemma 2 and 3 have besides (convert_gemma.c), by GGUF's word for them. */
+bool convert_is_gemma(const char *architecture);
+tn_status convert_gemma_put(const convert_folder *f, tn_gguf_writer *w);
+void convert_gemma_back(const tn_gguf *file, const char *architecture, int64_t heads, cli_json *j);
 tn_status convert_tokenizer(const convert_folder *f, tn_gguf_writer *w); /* tokenizer.json (convert_tokenizer.c) */
 
 /* ---- which columns count (convert_importance.c; refused where there is no libtrunnion-text) ---------------------- */

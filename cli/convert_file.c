@@ -170,7 +170,8 @@ tn_status convert_at(const convert_file *f, int64_t i, convert_tensor *t) {
         return TN_OK;
     }
     if (t->heads == CONVERT_TRANSPOSED) return tn_backend_fail(TN_ERR_FORMAT, "'%s' is no matrix", t->source);
-    if (t->heads == 0 || (t->rank >= 1 && t->rank <= 2 && t->shape[0] % (2 * t->heads) == 0)) return TN_OK;
+    bool plain = t->heads == 0 || t->heads >= CONVERT_PLUS_ONE;
+    if (plain || (t->rank >= 1 && t->rank <= 2 && t->shape[0] % (2 * t->heads) == 0)) return TN_OK;
     return tn_backend_fail(TN_ERR_FORMAT, "'%s' does not have the rows of %lld heads", t->source, (long long)t->heads);
 }
 

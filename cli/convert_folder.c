@@ -2,9 +2,9 @@
  * in q and k, sizes from config.json; tokens come from convert_tokenizer.c. The table of llama's names is read in the
  * other direction too (convert_to_folder.c).
  *
- * The families that GGUF calls llama, qwen2, qwen3 and gpt2. In llama files rope turns neighbours, in folders the
- * halves of a head, so rows of q and k change places. Folders of GPT-2 have matrices [in, out], GGUF files [out, in].
- */
+ * In llama files rope turns neighbours, in folders the
+ * halves of a head, so rows of q and k change places.  Folders of GPT-2 have matrices [in, out], GGUF files [out, in].
+ * Those of Gemma have the weights of norms less 1. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -77,6 +77,24 @@ static const name_row phi3_names[] = {
     {"mlp.gate_up_proj.weight", "ffn_up.weight", 0},      {"mlp.down_proj.weight", "ffn_down.weight", 0},
 };
 
+static const name_row gemma_names[] = {
+    {"embed_tokens.weight", "token_embd.weight", 0},
+    {"norm.weight", "output_norm.weight", 0},
+    {"input_layernorm.weight", "attn_norm.weight", 0},
+    {"self_attn.q_proj.weight", "attn_q.weight", 0},
+    {"self_attn.k_proj.weight", "attn_k.weight", 0},
+    {"self_attn.v_proj.weight", "attn_v.weight", 0},
+    {"self_attn.o_proj.weight", "attn_output.weight", 0},
+    {"self_attn.q_norm.weight", "attn_q_norm.weight", 0},
+    {"self_attn.k_norm.weight", "attn_k_norm.weight", 0},
+    {"post_attention_layernorm.weight", "post_attention_norm.weight", 0},
+    {"pre_feedforward_layernorm.weight", "ffn_norm.weight", 0},
+    {"mlp.gate_proj.weight", "ffn_gate.weight", 0},
+    {"mlp.up_proj.weight", "ffn_up.weight", 0},
+    {"mlp.down_proj.weight", "ffn_down.weight", 0},
+    {"post_feedforward_layernorm.weight", "post_ffw_norm.weight", 0},
+};
+
 static const convert_size llama_sizes[] = {
     {"num_hidden_layers", "block_count", true},
     {"max_position_embeddings", "context_length", true},
@@ -102,22 +120,27 @@ struct convert_family {
     const convert_size *sizes;
     const char *heads, *eps, *gguf_eps;
     bool turns;            /* rope */
+    bool norms_from_one;   /* the weights of norms are less 1 */
+    double base;           /* of rope where config.json says nothing; 0: 10000 */
     int64_t window;        /* where config.json says nothing; 0: only on request */
     const char *beside[2]; /* ends of names of what is no weight */
 };
 
-#define LLAMA_LIKE                                                                                                   \
-    .prefix = "model.", .layer = "layers.", .names = llama_names, .count = sizeof llama_names / sizeof *llama_names, \
-    .top = 2, .sizes = llama_sizes, .heads = "num_attention_heads", .eps = "rms_norm_eps",                           \
-    .gguf_eps = "attention.layer_norm_rms_epsilon", .turns = true, .beside = {".rotary_emb.inv_freq"}
+#define LLAMA_LIKE_BUT_NAMES(table)                                                                          \
+    .prefix = "model.", .layer = "layers.", .names = table, .count = sizeof table / sizeof *table, .top = 2, \
+    .sizes = llama_sizes, .heads = "num_attention_heads", .eps = "rms_norm_eps",                             \
+    .gguf_eps = "attention.layer_norm_rms_epsilon", .turns = true
+#define LLAMA_LIKE LLAMA_LIKE_BUT_NAMES(llama_names), .beside = {".rotary_emb.inv_freq"}
+#define GEMMA_LIKE LLAMA_LIKE_BUT_NAMES(gemma_names), .norms_from_one = true
 static const struct convert_family families[] = {
     {"llama", "llama", LLAMA_LIKE},
     {"mistral", "llama", LLAMA_LIKE, .window = 4096},
     {"qwen2", "qwen2", LLAMA_LIKE},
     {"qwen3", "qwen3", LLAMA_LIKE},
-    {"phi3", "phi3", .prefix = "model.", .layer = "layers.", .names = phi3_names,
-     .count = sizeof phi3_names / sizeof *phi3_names, .top = 2, .sizes = llama_sizes, .heads = "num_attention_heads",
-     .eps = "rms_norm_eps", .gguf_eps = "attention.layer_norm_rms_epsilon", .turns = true, .window = 1 << 30},
+    {"phi3", "phi3", LLAMA_LIKE_BUT_NAMES(phi3_names), .window = 1 << 30},
+    {"gemma", "gemma", LLAMA_LIKE, .norms_from_one = true},
+    {"gemma2", "gemma2", GEMMA_LIKE},
+    {"gemma3_text", "gemma3", GEMMA_LIKE, .base = 1e6},
     {"gpt2", "gpt2", .prefix = "transformer.", .layer = "h.", .names = gpt2_names,
      .count = sizeof gpt2_names / sizeof *gpt2_names, .top = 4, .sizes = gpt2_sizes, .heads = "n_head",
      .eps = "layer_norm_epsilon", .gguf_eps = "attention.layer_norm_epsilon",
@@ -135,7 +158,14 @@ bool convert_folder_leaves_out(const convert_folder *f, const char *name) {
     return false;
 }
 
+static bool is_norm(const name_row *n) {
+    static const char ending[] = "norm.weight";
+    size_t length = strlen(n->hf);
+    return length >= sizeof ending - 1 && strcmp(n->hf + length - (sizeof ending - 1), ending) == 0;
+}
+
 static int64_t rows_of(const convert_folder *f, const name_row *n) {
+    if (f->family->norms_from_one && is_norm(n)) return f->back ? CONVERT_LESS_ONE : CONVERT_PLUS_ONE;
     if (n->rows == TRANSPOSED) return CONVERT_TRANSPOSED;
     return !f->turned ? 0 : n->rows == HEADS ? f->heads : n->rows == KV_HEADS ? f->kv_heads : 0;
 }
@@ -188,7 +218,7 @@ static tn_status map_back(const convert_folder *f, const char *name, char *out, 
         if (layer < 0) snprintf(out, CONVERT_NAME, "%s%s", family->prefix, n->hf);
         if (layer >= 0) snprintf(out, CONVERT_NAME, "%s%s%ld.%s", family->prefix, family->layer, layer, n->hf);
         int64_t rows = rows_of(f, n);
-        *heads = rows == CONVERT_TRANSPOSED ? rows : -rows;
+        *heads = rows >= CONVERT_PLUS_ONE ? rows : -rows;
         return TN_OK;
     }
     return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': the tensor '%.100s' is none that %s models have in folders",
@@ -209,7 +239,7 @@ tn_status convert_folder_name(const convert_folder *f, int64_t i, const char *na
 }
 
 /* [heads, 2, half, …] → [heads, half, 2, …]: element i of the first half stands beside element i of the second. With
- * heads < 0 the other way round. */
+ * heads < 0 the other way round. Or what stands in the place of a number of heads. */
 tn_tensor *convert_turn(const tn_tensor *blocks, int64_t heads) {
     tn_tensor *t = tn_dtype_block(tn_dtype_of(blocks)) > 1 ? tn_cast(blocks, TN_F32) : tn_contiguous(blocks);
     if (heads == CONVERT_TRANSPOSED) {
@@ -217,6 +247,12 @@ tn_tensor *convert_turn(const tn_tensor *blocks, int64_t heads) {
         tn_free(view);
         tn_free(t);
         return turned;
+    }
+    if (heads >= CONVERT_PLUS_ONE) {
+        tn_tensor *wide = tn_cast(t, TN_F32), *sum = tn_add_scalar(wide, heads == CONVERT_PLUS_ONE ? 1 : -1);
+        tn_free(wide);
+        tn_free(t);
+        return sum;
     }
     bool back = heads < 0;
     int64_t count = back ? -heads : heads;
@@ -266,9 +302,22 @@ static tn_status refuse_forms(const convert_folder *f) {
         f->path, activation);
 }
 
+/* "llama, mistral", for messages: config.json's words or GGUF's. */
+static const char *known_types(bool gguf, char *out, size_t size) {
+    out[0] = 0;
+    for (int i = 0; i < FAMILIES; i++) {
+        size_t used = strlen(out);
+        const char *word = gguf ? families[i].architecture : families[i].type;
+        if (!gguf || i == 0 || strcmp(families[i - 1].architecture, word) != 0)
+            snprintf(out + used, size - used, "%s%s", i ? ", " : "", word);
+    }
+    return out;
+}
+
 static bool is_count(int64_t n) { return n > 0 && n <= UINT32_MAX; } /* that a GGUF file can say */
 
 tn_status convert_folder_open(const char *path, int64_t tensors, convert_folder *f) {
+    char known[200];
     *f = (convert_folder){.path = path, .count = tensors};
     tn_status status = convert_folder_json(f, "config.json", true, &f->config);
     if (status != TN_OK) return status;
@@ -277,10 +326,10 @@ tn_status convert_folder_open(const char *path, int64_t tensors, convert_folder 
         if (strcmp(families[i].type, type) == 0) f->family = &families[i];
     if (!f->family)
         return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                               "'%s/config.json': models of type '%.40s' are not converted to GGUF; llama, mistral, "
-                               "qwen2, qwen3, phi3 and gpt2 are",
-                               path, type);
+                               "'%s/config.json': models of type '%.40s' are not converted to GGUF; %s are", path, type,
+                               known_types(false, known, sizeof known));
     f->architecture = f->family->architecture;
+    f->base = f->family->base > 0 ? f->family->base : 10000;
     f->heads = number_of(f, f->family->heads, 0);
     f->kv_heads = number_of(f, "num_key_value_heads", f->heads);
     f->turned = strcmp(f->architecture, "llama") == 0;
@@ -296,7 +345,7 @@ tn_status convert_folder_open(const char *path, int64_t tensors, convert_folder 
 
 tn_status convert_folder_from(const tn_gguf *file, int64_t tensors, convert_folder *f) {
     const char *word;
-    char key[KEY_SIZE];
+    char key[KEY_SIZE], known[200];
     int64_t length;
     *f = (convert_folder){.path = tn_gguf_path(file), .count = tensors, .back = true};
     tn_status status = tn_gguf_get_string(file, "general.architecture", &word, &length);
@@ -306,10 +355,8 @@ tn_status convert_folder_from(const tn_gguf *file, int64_t tensors, convert_fold
             f->family = &families[i];
     if (status != TN_OK) return status;
     if (!f->family)
-        return tn_backend_fail(
-            TN_ERR_UNSUPPORTED,
-            "'%s': models of architecture '%.*s' do not become folders; llama, qwen2, qwen3, phi3 and gpt2 do", f->path,
-            (int)length, word);
+        return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': models of architecture '%.*s' do not become folders; %s do",
+                               f->path, (int)length, word, known_types(true, known, sizeof known));
     f->architecture = f->family->architecture;
     f->turned = strcmp(f->architecture, "llama") == 0;
     status = tn_gguf_get_int(file, key_of(f, "attention.head_count", key), &f->heads);
@@ -396,7 +443,7 @@ tn_status convert_folder_metadata(const convert_folder *f, tn_gguf_writer *w) {
     tn_status status = tn_gguf_put_string(w, "general.architecture", f->architecture, (int64_t)strlen(f->architecture));
     if (status == TN_OK) status = put_sizes(f, w);
     if (status == TN_OK && f->family->turns) status = convert_rope_put(f, w);
-    if (status == TN_OK) status = put_window(f, w);
+    if (status == TN_OK) status = convert_is_gemma(f->architecture) ? convert_gemma_put(f, w) : put_window(f, w);
     if (status == TN_OK) status = tn_gguf_put_float(w, key_of(f, f->family->gguf_eps, key), TN_GGUF_F32, small);
     return status == TN_OK ? convert_tokenizer(f, w) : status;
 }

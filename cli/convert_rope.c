@@ -56,6 +56,8 @@ static double usual_yarn(double factor) { return factor <= 1 ? 1 : 0.1 * log(fac
 
 static const tn_json *rope_of(const convert_folder *f) {
     const tn_json *root = tn_json_root(f->config), *rope = tn_json_get(root, "rope_parameters");
+    const tn_json *own = tn_json_get(rope, "full_attention"); /* layers with a window have another one */
+    if (tn_json_kind_of(own) == TN_JSON_OBJECT) return own;
     return tn_json_kind_of(rope) == TN_JSON_OBJECT ? rope : tn_json_get(root, "rope_scaling");
 }
 
@@ -64,7 +66,7 @@ static double real_of(const tn_json *o, const char *key, double otherwise) {
 }
 
 static double base_of(const convert_folder *f) {
-    return real_of(rope_of(f), "rope_theta", real_of(tn_json_root(f->config), "rope_theta", 10000));
+    return real_of(rope_of(f), "rope_theta", real_of(tn_json_root(f->config), "rope_theta", f->base));
 }
 
 static const char *type_of(const convert_folder *f) {

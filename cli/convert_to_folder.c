@@ -146,7 +146,8 @@ static bool adds_bos(const folder_writer *f) {
 static const struct {
     const char *type, *class;
 } classes[] = {{"llama", "LlamaForCausalLM"}, {"mistral", "MistralForCausalLM"}, {"qwen2", "Qwen2ForCausalLM"},
-               {"qwen3", "Qwen3ForCausalLM"}, {"phi3", "Phi3ForCausalLM"},       {"gpt2", "GPT2LMHeadModel"}};
+               {"qwen3", "Qwen3ForCausalLM"}, {"phi3", "Phi3ForCausalLM"},       {"gpt2", "GPT2LMHeadModel"},
+               {"gemma", "GemmaForCausalLM"}, {"gemma2", "Gemma2ForCausalLM"},   {"gemma3_text", "Gemma3ForCausalLM"}};
 
 static bool has_tensor(const folder_writer *f, const char *name) {
     tn_gguf_info info = {.struct_size = sizeof info};
@@ -190,7 +191,12 @@ static void put_llama_like(folder_writer *f, const char *type, int64_t window) {
     cli_json_int(&f->j, "num_key_value_heads", f->in->folder->kv_heads);
     cli_json_number(&f->j, "rms_norm_eps", number_of(f, "attention.layer_norm_rms_epsilon", 1e-6));
     convert_rope_back(f->file, f->architecture, count_of(f, "context_length", 0), &f->j);
-    cli_json_string(&f->j, "hidden_act", "silu");
+    bool gemma = strncmp(type, "gemma", 5) == 0;
+    cli_json_string(&f->j, gemma ? "hidden_activation" : "hidden_act", gemma ? "gelu_pytorch_tanh" : "silu");
+    if (convert_is_gemma(f->architecture)) {
+        convert_gemma_back(f->file, f->architecture, f->in->folder->heads, &f->j);
+        return;
+    }
     int64_t trained = count_of(f, "rope.scaling.original_context_length", 0);
     if (trained > 0) cli_json_int(&f->j, "original_max_position_embeddings", trained); /* Phi-3's place for it */
     if (window > 0) {

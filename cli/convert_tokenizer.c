@@ -117,21 +117,29 @@ static bool is_marking(const tn_json *step) {
            strcmp(tn_json_string(tn_json_get(step, "content"), ""), "▁") == 0;
 }
 
+/* Does a text that has marks for its blanks pass as it is? */
+static bool cuts_nothing(const tn_json *cuts) {
+    const char *blank = tn_json_string(tn_json_get(tn_json_get(cuts, "pattern"), "String"), "");
+    return !cuts || tn_json_kind_of(cuts) == TN_JSON_NULL || (is_type(cuts, "Split") && strcmp(blank, " ") == 0);
+}
+
 /* Its blanks are marks, by a normalizer or Metaspace; nothing else may change a text. *in_front: a mark begins it. */
 static bool is_sentence(const tn_json *root, bool *in_front) {
     const tn_json *normal = tn_json_get(root, "normalizer"), *list = tn_json_get(normal, "normalizers");
     const tn_json *cuts = tn_json_get(root, "pre_tokenizer"), *model = tn_json_get(root, "model");
-    bool none = !cuts || tn_json_kind_of(cuts) == TN_JSON_NULL, marks = is_type(cuts, "Metaspace");
+    bool metaspace = is_type(cuts, "Metaspace"), marks = metaspace || is_marking(normal);
+    bool alone = normal && tn_json_kind_of(normal) != TN_JSON_NULL && !is_type(normal, "Sequence");
     const char *scheme = tn_json_string(tn_json_get(cuts, "prepend_scheme"), "always");
-    *in_front = marks && strcmp(scheme, "never") != 0 && tn_json_bool(tn_json_get(cuts, "add_prefix_space"), true);
+    *in_front = metaspace && strcmp(scheme, "never") != 0 && tn_json_bool(tn_json_get(cuts, "add_prefix_space"), true);
     if (!is_type(model, "BPE") || !tn_json_bool(tn_json_get(model, "byte_fallback"), false)) return false;
+    if (alone && !is_marking(normal)) return false;
     for (size_t i = 0; i < tn_json_length(list); i++) {
         const tn_json *step = tn_json_at(list, i);
         if (!is_type(step, "Prepend") && !is_marking(step)) return false;
         if (is_type(step, "Prepend")) *in_front = true;
         marks |= is_marking(step);
     }
-    return marks && (none || is_type(cuts, "Metaspace"));
+    return marks && (metaspace || cuts_nothing(cuts));
 }
 
 typedef struct spelling {

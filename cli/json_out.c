@@ -95,6 +95,11 @@ void cli_json_number(cli_json *j, const char *key, double v) {
     fputs(text, j->out);
 }
 
+void cli_json_real(cli_json *j, const char *key, double v) {
+    cli_json_number(j, key, v);
+    if (isfinite(v) && v == floor(v) && fabs(v) < 1e15) fputs(".0", j->out);
+}
+
 void cli_json_int(cli_json *j, const char *key, int64_t v) {
     begin_value(j, key);
     fprintf(j->out, "%lld", (long long)v);

@@ -177,9 +177,9 @@ static const char *const gpt2_keys[LLM_KEYS] = {
 /* GGUF files of the llama architecture store the rows of q and k so that rope turns neighbours; all others leave them
  * as they were trained. */
 #define LLAMA_LIKE .head_needs = PLAIN_HEAD, .naming = &llama_names, .keys = llama_keys, .activation = "silu"
-#define GEMMA_LIKE                                                                                               \
-    .in_gguf = true, .head_needs = PLAIN_HEAD, .activation = "gelu_pytorch_tanh", .tied = true, .scaled_embedding = true, \
-    .norms_from_one = true, .keys = gemma_keys
+#define GEMMA_LIKE                                                                              \
+    .in_gguf = true, .head_needs = PLAIN_HEAD, .activation = "gelu_pytorch_tanh", .tied = true, \
+    .scaled_embedding = true, .norms_from_one = true, .keys = gemma_keys
 static const llm_family families[] = {
     {"llama", "Llama, Mistral, SmolLM", .in_gguf = true, .interleaved_rope = true, .needs = PLAIN_SLOTS,
      .allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES, LLAMA_LIKE},

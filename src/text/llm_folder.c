@@ -112,7 +112,8 @@ static tn_status read_rope(const hf_folder *f, llm_config *c) {
     double turned;
     type = tn_json_string(tn_json_get(o, "rope_type"), type);
     c->rope = (llm_rope){.scale = 1, .amplitude = 1};
-    TRY(tn_hf_real(f, f->config, "rope_theta", c->family->base > 0 ? c->family->base : 10000, 1.0001, 1e12, &c->rope.base));
+    TRY(tn_hf_real(f, f->config, "rope_theta", c->family->base > 0 ? c->family->base : 10000, 1.0001, 1e12,
+                   &c->rope.base));
     TRY(tn_hf_real(f, o, "rope_theta", c->rope.base, 1.0001, 1e12, &c->rope.base));
     TRY(tn_hf_real(f, f->config, "partial_rotary_factor", 1, 0, 1, &turned));
     TRY(tn_hf_real(f, o, "partial_rotary_factor", turned, 0, 1, &turned));

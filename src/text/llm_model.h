@@ -108,8 +108,8 @@ typedef struct llm_family {
     int64_t gguf_window;             /* where a GGUF file says nothing */
     double base, local_base;         /* rope's where config.json says nothing; that of layers with a window */
     double attention_cap, final_cap; /* of scores and of logits, where the file says nothing */
-    double query_scale;              /* scores are divided by its root where config.json says nothing; 0: a head's width */
-    int64_t wide_layers;             /* GGUF models of so many divide by the root of the width a head has of the whole */
+    double query_scale;  /* scores are divided by its root where config.json says nothing; 0: a head's width */
+    int64_t wide_layers; /* GGUF models of so many divide by the root of the width a head has of the whole */
 } llm_family;
 
 /* What config.json calls things. */
@@ -147,7 +147,7 @@ typedef struct llm_config {
     const llm_family *family;
     const llm_naming *naming;
     int64_t layers, heads, kv_heads, trained_context, context, pages;
-    int64_t window;                       /* 0: none */
+    int64_t window;                      /* 0: none */
     uint8_t slides[LLM_MOST_LAYERS / 8]; /* bits of the layers that have it */
     int64_t size[SIZE_COUNT];
     double eps;
@@ -213,12 +213,7 @@ tn_status tn_llm_rope_list(const hf_folder *f, const char *key, int64_t count, f
 tn_status tn_llm_describe(const llm_config *c, const llm_source *s, tn_llm_facts *facts);
 
 /* The name of a tensor, "blk.7.attn_q.weight"; layer < 0: of a head slot; false where such files have none. */
-enum {
-    LLM_NAME_SIZE = 96,
-    LLM_MOST_HEADS = 1 << 16,
-    LLM_MOST_WIDTH = 1 << 24,
-    LLM_MOST_CONTEXT = 1 << 30
-};
+enum { LLM_NAME_SIZE = 96, LLM_MOST_HEADS = 1 << 16, LLM_MOST_WIDTH = 1 << 24, LLM_MOST_CONTEXT = 1 << 30 };
 bool tn_llm_name(const llm_naming *n, char name[LLM_NAME_SIZE], int64_t layer, int slot);
 
 typedef struct llm_layer {
@@ -230,7 +225,7 @@ typedef struct llm_weights {
     tn_tensor *head[HEAD_SLOTS];
     tn_tensor *rope[2]; /* [1, 1, half], by which a position is multiplied; NULL: positions are learned. Local ones:
                          * NULL where all layers have the same */
-    tn_tensor *pages;            /* [pages] i64: one sequence, so page i is i */
+    tn_tensor *pages;   /* [pages] i64: one sequence, so page i is i */
     llm_layer *layers;
 } llm_weights;
 

@@ -77,7 +77,8 @@ static tn_tensor *attend_bent(const llm_config *c, const tn_tensor *seen, const 
     int64_t n = tn_size(q, 0), width = c->size[SIZE_HEAD];
     double scale = c->scale > 0 ? c->scale : 1 / sqrt((double)width);
     tn_tensor *groups = tn_reshape(tn_transpose(q, 0, 1), TN_DIMS(c->kv_heads, c->heads / c->kv_heads, n, width));
-    tn_tensor *keys = tn_unsqueeze(tn_permute(k, TN_DIMS(1, 2, 0)), 1), *values = tn_unsqueeze(tn_transpose(v, 0, 1), 1);
+    tn_tensor *keys = tn_unsqueeze(tn_permute(k, TN_DIMS(1, 2, 0)), 1),
+              *values = tn_unsqueeze(tn_transpose(v, 0, 1), 1);
     tn_tensor *scores = bend(tn_mul_scalar(tn_matmul(groups, keys), scale), c->attention_cap);
     return tn_matmul(tn_softmax(tn_masked_fill(scores, tn_logical_not(seen), -INFINITY), -1), values);
 }
