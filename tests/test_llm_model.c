@@ -20,14 +20,37 @@ typedef struct spec {
     double base, factor; /* factor: of linear rope scaling; 0: none */
     bool biases, output_bias, head_norms, output, rope_factors;
     int type; /* of matrices: the file's number */
+    /* Gemma's */
+    bool post_norms, gelu;
+    int64_t pattern; /* the last of so many layers has no window; 0: all have one */
+    double attention_cap, final_cap, embedding_scale, local_base;
 } spec;
 
-static const spec llama = {"llama", 2, 32, 4, 2, 8, 64, 48, 320, 0, 10000, 0, false, false, false, false, false, F32};
+static const spec llama = {"llama", 2,     32, 4,     2,     8,     64,    48,    320,
+                           0,       10000, 0,  false, false, false, false, false, .type = F32};
 
-enum { MOST_TENSORS = 64 };
+static const spec gemma2 = {.architecture = "gemma2",
+                            .layers = 3,
+                            .hidden = 32,
+                            .heads = 4,
+                            .kv_heads = 2,
+                            .head_dim = 16,
+                            .intermediate = 64,
+                            .vocabulary = 48,
+                            .context = 320,
+                            .window = 9,
+                            .base = 10000,
+                            .post_norms = true,
+                            .gelu = true,
+                            .pattern = 2,
+                            .attention_cap = 2,
+                            .final_cap = 3,
+                            .embedding_scale = 5.656854249492381};
+
+enum { MOST_TENSORS = 128 };
 
 typedef struct matrix {
-    char name[48];
+    char name[64];
     int rank;
     int64_t rows, columns; /* columns 1 for vectors: [rows] */
     float *data;
@@ -66,7 +89,7 @@ static void add_weight(model *m, int rank, int64_t rows, int64_t columns, double
 
 static void add_layer_weight(model *m, int64_t layer, int rank, int64_t rows, int64_t columns, double middle,
                              const char *what) {
-    char name[48];
+    char name[64];
     snprintf(name, sizeof name, "blk.%" PRId64 ".%s", layer, what);
     add_weight(m, rank, rows, columns, middle, name);
 }
@@ -93,6 +116,10 @@ static void add_layer(model *m, int64_t i) {
         add_layer_weight(m, i, 1, s->head_dim, 1, 1, "attn_q_norm.weight");
         add_layer_weight(m, i, 1, s->head_dim, 1, 1, "attn_k_norm.weight");
     }
+    if (s->post_norms) {
+        add_layer_weight(m, i, 1, s->hidden, 1, 1, "post_attention_norm.weight");
+        add_layer_weight(m, i, 1, s->hidden, 1, 1, "post_ffw_norm.weight");
+    }
 }
 
 static void make_model(model *m, const spec *s) {
@@ -111,7 +138,7 @@ static void free_model(model *m) {
 }
 
 static float *data_of(const model *m, int64_t layer, const char *what) {
-    char name[48];
+    char name[64];
     if (layer < 0)
         snprintf(name, sizeof name, "%s", what);
     else
@@ -128,6 +155,7 @@ typedef struct fault {
     const char *key, *without;
     uint32_t value;
     bool absent, extra_tensor;
+    float real; /* where the key's value is one */
 } fault;
 
 typedef struct pairs {
@@ -149,7 +177,8 @@ static void put_u32(pairs *p, const char *what, int64_t value) {
 static void put_f32(pairs *p, const char *what, double value) {
     char key[96];
     snprintf(key, sizeof key, "%s.%s", p->architecture, what);
-    make_key_f32(&p->bytes, key, (float)value);
+    bool hit = p->wrong->key && strcmp(p->wrong->key, what) == 0;
+    make_key_f32(&p->bytes, key, hit ? p->wrong->real : (float)value);
     p->count++;
 }
 
@@ -168,6 +197,10 @@ static void put_pairs(pairs *p, const spec *s) {
     if (s->window) put_u32(p, "attention.sliding_window", s->window);
     put_f32(p, "attention.layer_norm_rms_epsilon", 1e-5);
     put_f32(p, "rope.freq_base", s->base);
+    if (s->attention_cap > 0) put_f32(p, "attn_logit_softcapping", s->attention_cap);
+    if (s->final_cap > 0) put_f32(p, "final_logit_softcapping", s->final_cap);
+    if (p->wrong->key && strcmp(p->wrong->key, "attention.sliding_window_pattern") == 0)
+        put_u32(p, "attention.sliding_window_pattern", 0);
     if (s->factor > 0) {
         char key[96];
         snprintf(key, sizeof key, "%s.rope.scaling.type", s->architecture);
@@ -273,12 +306,16 @@ static void ref_linear(const double *x, const float *weight, const float *bias, 
     }
 }
 
-static void ref_rope(const model *m, double *head, int64_t position) {
+static bool is_local(const spec *s, int64_t layer) {
+    return s->window && (s->pattern == 0 || layer % s->pattern < s->pattern - 1);
+}
+
+static void ref_rope(const model *m, double base, double *head, int64_t position) {
     int64_t half = m->s.head_dim / 2;
     const float *factors = data_of(m, -1, "rope_freqs.weight");
     bool neighbours = strcmp(m->s.architecture, "llama") == 0;
     for (int64_t i = 0; i < half; i++) {
-        double angle = (double)position * pow(m->s.base, -(double)i / (double)half);
+        double angle = (double)position * pow(base, -(double)i / (double)half);
         if (factors) angle /= (double)factors[i];
         if (m->s.factor > 0) angle /= m->s.factor;
         int64_t a = neighbours ? 2 * i : i, b = neighbours ? 2 * i + 1 : i + half;
@@ -301,13 +338,17 @@ static void ref_heads(const model *m, const double *x, int64_t layer, const char
     const float *norm = data_of(m, layer, name);
     for (int64_t h = 0; h < heads && strcmp(which, "v") != 0; h++) {
         if (norm) ref_norm(out + h * width, norm, width, out + h * width);
-        ref_rope(m, out + h * width, position);
+        ref_rope(m, m->s.local_base > 0 && is_local(&m->s, layer) ? m->s.local_base : m->s.base, out + h * width,
+                 position);
     }
 }
 
-static void ref_attend(const spec *s, const double *q, const double *k, const double *v, int64_t at, double *out) {
+static double ref_bend(double x, double cap) { return cap > 0 ? cap * tanh(x / cap) : x; }
+
+static void ref_attend(const spec *s, const double *q, const double *k, const double *v, int64_t layer, int64_t at,
+                       double *out) {
     int64_t width = s->head_dim, kv = s->kv_heads * width;
-    int64_t first = s->window && at >= s->window ? at - s->window + 1 : 0;
+    int64_t first = is_local(s, layer) && at >= s->window ? at - s->window + 1 : 0;
     double *share = malloc((size_t)(at + 1) * sizeof *share);
     for (int64_t h = 0; h < s->heads; h++) {
         int64_t shared = h / (s->heads / s->kv_heads) * width;
@@ -316,6 +357,7 @@ static void ref_attend(const spec *s, const double *q, const double *k, const do
             share[j] = 0;
             for (int64_t d = 0; d < width; d++)
                 share[j] += q[h * width + d] * k[j * kv + shared + d] / sqrt((double)width);
+            share[j] = ref_bend(share[j], s->attention_cap);
             most = fmax(most, share[j]);
         }
         for (int64_t j = first; j <= at; j++)
@@ -327,6 +369,10 @@ static void ref_attend(const spec *s, const double *q, const double *k, const do
         }
     }
     free(share);
+}
+
+static double ref_gelu(double x) {
+    return x / 2 * (1 + tanh(sqrt(2 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
 }
 
 static void ref_layer(const model *m, int64_t layer, double *x, int64_t n) {
@@ -341,17 +387,19 @@ static void ref_layer(const model *m, int64_t layer, double *x, int64_t n) {
         ref_heads(m, h, layer, "q", s->heads, t, q);
         ref_heads(m, h, layer, "k", s->kv_heads, t, k + t * kv);
         ref_heads(m, h, layer, "v", s->kv_heads, t, v + t * kv);
-        ref_attend(s, q, k, v, t, mixed);
+        ref_attend(s, q, k, v, layer, t, mixed);
         ref_linear(mixed, data_of(m, layer, "attn_output.weight"), data_of(m, layer, "attn_output.bias"), s->hidden,
                    q_width, h);
+        if (s->post_norms) ref_norm(h, data_of(m, layer, "post_attention_norm.weight"), s->hidden, h);
         for (int64_t i = 0; i < s->hidden; i++)
             row[i] += h[i];
         ref_norm(row, data_of(m, layer, "ffn_norm.weight"), s->hidden, h);
         ref_linear(h, data_of(m, layer, "ffn_gate.weight"), NULL, s->intermediate, s->hidden, gate);
         ref_linear(h, data_of(m, layer, "ffn_up.weight"), NULL, s->intermediate, s->hidden, up);
         for (int64_t i = 0; i < s->intermediate; i++)
-            up[i] *= gate[i] / (1 + exp(-gate[i]));
+            up[i] *= s->gelu ? ref_gelu(gate[i]) : gate[i] / (1 + exp(-gate[i]));
         ref_linear(up, data_of(m, layer, "ffn_down.weight"), NULL, s->hidden, s->intermediate, h);
+        if (s->post_norms) ref_norm(h, data_of(m, layer, "post_ffw_norm.weight"), s->hidden, h);
         for (int64_t i = 0; i < s->hidden; i++)
             row[i] += h[i];
     }
@@ -364,12 +412,15 @@ static void ref_logits(const model *m, const int32_t *ids, int64_t n, double *ou
     const float *embedding = data_of(m, -1, "token_embd.weight"), *output = data_of(m, -1, "output.weight");
     double *x = calloc((size_t)((n + 1) * s->hidden), sizeof *x), *h = x + n * s->hidden;
     for (int64_t i = 0; i < n * s->hidden; i++)
-        x[i] = (double)embedding[ids[i / s->hidden] * s->hidden + i % s->hidden];
+        x[i] = (double)embedding[ids[i / s->hidden] * s->hidden + i % s->hidden] *
+               (s->embedding_scale > 0 ? s->embedding_scale : 1);
     for (int64_t layer = 0; layer < s->layers; layer++)
         ref_layer(m, layer, x, n);
     for (int64_t t = 0; t < n; t++) {
         ref_norm(x + t * s->hidden, data_of(m, -1, "output_norm.weight"), s->hidden, h);
         ref_linear(h, output ? output : embedding, NULL, s->vocabulary, s->hidden, out + t * s->vocabulary);
+        for (int64_t i = 0; i < s->vocabulary; i++)
+            out[t * s->vocabulary + i] = ref_bend(out[t * s->vocabulary + i], s->final_cap);
     }
     free(x);
 }
@@ -439,10 +490,64 @@ static void families_compute_what_they_are_defined_as(void **state) {
     s.factor = 4;
     s.window = 17;
     compare_with_definition(&s, TN_LLM_CACHE_F32, 5e-5);
-    s = (spec){"qwen2", 3, 48, 3, 1, 16, 80, 50, 300, 0, 1e6, 0, true, false, false, true, false, F32};
+    s = (spec){"qwen2", 3, 48, 3, 1, 16, 80, 50, 300, 0, 1e6, 0, true, false, false, true, false, .type = F32};
     compare_with_definition(&s, TN_LLM_CACHE_F32, 5e-5);
-    s = (spec){"qwen3", 2, 32, 4, 2, 16, 64, 48, 300, 0, 1e6, 0, false, false, true, false, false, F32};
+    s = (spec){"qwen3", 2, 32, 4, 2, 16, 64, 48, 300, 0, 1e6, 0, false, false, true, false, false, .type = F32};
     compare_with_definition(&s, TN_LLM_CACHE_F32, 5e-5);
+}
+
+/* Layers with a window and without, caps, norms behind attention and feed-forward; of Gemma 3 a second base of rope. */
+static void gemmas_compute_what_they_are_defined_as(void **state) {
+    (void)state;
+    spec s = gemma2;
+    compare_with_definition(&s, TN_LLM_CACHE_F32, 5e-5);
+    s.architecture = "gemma3";
+    s.layers = 7;
+    s.head_norms = true;
+    s.pattern = 6;
+    s.attention_cap = s.final_cap = 0;
+    s.base = 1000;
+    s.local_base = 10000;
+    compare_with_definition(&s, TN_LLM_CACHE_F32, 2e-4); /* through twice the layers */
+    s.window = 0;
+    s.local_base = 0;
+    compare_with_definition(&s, TN_LLM_CACHE_F32, 2e-4);
+    s = (spec){.architecture = "gemma",
+               .layers = 2,
+               .hidden = 32,
+               .heads = 4,
+               .kv_heads = 1,
+               .head_dim = 16,
+               .intermediate = 64,
+               .vocabulary = 48,
+               .context = 320,
+               .base = 10000,
+               .gelu = true,
+               .embedding_scale = 5.656854249492381};
+    compare_with_definition(&s, TN_LLM_CACHE_F32, 5e-5);
+}
+
+static void numbers_of_gemma_that_are_none_are_refused(void **state) {
+    (void)state;
+    static const struct {
+        fault wrong;
+        const char *reason;
+    } rows[] = {
+        {{.key = "attention.sliding_window", .value = 0}, "'gemma2.attention.sliding_window' is 0"},
+        {{.key = "attention.sliding_window_pattern", .value = 0}, "'gemma2.attention.sliding_window_pattern' is 0"},
+        {{.key = "attn_logit_softcapping", .real = NAN}, "'gemma2.attn_logit_softcapping' is"},
+        {{.key = "attn_logit_softcapping", .real = -1}, "'gemma2.attn_logit_softcapping' is -1"},
+        {{.key = "final_logit_softcapping", .real = INFINITY}, "'gemma2.final_logit_softcapping' is inf"},
+        {{.without = "blk.1.post_ffw_norm.weight"}, "no tensor 'blk.1.post_ffw_norm.weight'"}};
+    model m;
+    make_model(&m, &gemma2);
+    for (size_t i = 0; i < TN_COUNT(rows); i++) {
+        tn_llm *llm = NULL;
+        if (tn_llm_open(write_model(&m, &rows[i].wrong, "wrong.gguf"), NULL, &llm) == TN_OK)
+            fail_msg("a model that should be refused for \"%s\" was opened", rows[i].reason);
+        assert_text_has(tn_error(), rows[i].reason);
+    }
+    free_model(&m);
 }
 
 /* Activations are rounded to 8 bits before each product with blocks, to a 127th of the largest of 32: that is half a
@@ -499,6 +604,7 @@ static void every_cut_gives_the_same_bits(void **state) {
         s.type = types[i];
         check_cuts(&s);
     }
+    check_cuts(&gemma2);
 }
 
 static int64_t misses(void) {
@@ -756,6 +862,8 @@ static void far_from_the_host_all_this_is_so_too(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(families_compute_what_they_are_defined_as),
+        cmocka_unit_test(gemmas_compute_what_they_are_defined_as),
+        cmocka_unit_test(numbers_of_gemma_that_are_none_are_refused),
         cmocka_unit_test(weights_of_other_types_are_what_they_stand_for),
         cmocka_unit_test(every_cut_gives_the_same_bits),
         cmocka_unit_test(neither_tokens_nor_lengths_make_plans),
