@@ -371,6 +371,32 @@ static void what_gguf_does_not_get_is_said(void **state) {
     assert_text_has(said, "the activation 'gelu_old'");
 }
 
+/* Readers of Gemma's GGUF files take for granted what a folder may say otherwise. */
+static void what_gguf_has_no_word_for_is_refused(void **state) {
+    (void)state;
+    static const char gemma[] =
+        "{\"model_type\": \"gemma2\", \"num_hidden_layers\": 3, \"max_position_embeddings\": 64, \"hidden_size\": 32, "
+        "\"intermediate_size\": 32, \"num_attention_heads\": 2, \"vocab_size\": 9, \"head_dim\": 16, %s}";
+    static const struct {
+        const char *said, *named;
+    } rows[] = {{"\"query_pre_attn_scalar\": 20", "'query_pre_attn_scalar' differs"},
+                {"\"query_pre_attn_scalar\": 16, \"attn_logit_softcapping\": null", "'attn_logit_softcapping' differs"},
+                {"\"query_pre_attn_scalar\": 16, \"sliding_window\": null", "'sliding_window' differs"},
+                {"\"query_pre_attn_scalar\": 16, \"sliding_window\": 0", "'sliding_window' must be"},
+                {"\"query_pre_attn_scalar\": 16, \"layer_types\": [\"full_attention\", \"sliding_attention\", "
+                 "\"full_attention\"]",
+                 "'layer_types' differs"}};
+    char config[600], said[4096];
+    assert_int_equal(mkdir(test_scratch("gemma"), 0700), 0);
+    make_gpt2_weights(test_scratch("gemma/model.safetensors"), 9);
+    for (size_t i = 0; i < TN_COUNT(rows); i++) {
+        snprintf(config, sizeof config, gemma, rows[i].said);
+        write_file(test_scratch("gemma/config.json"), config);
+        assert_int_equal(run_convert("gemma gemma.gguf", said, sizeof said), 1);
+        assert_text_has(said, rows[i].named);
+    }
+}
+
 static void models_become_networks(void **state) {
     (void)state;
     static words w;
@@ -390,6 +416,7 @@ int main(void) {
         cmocka_unit_test(rope_of_a_file_comes_to_a_folder_or_is_refused),
         cmocka_unit_test(gpt2_folders_become_gguf_files),
         cmocka_unit_test(what_gguf_does_not_get_is_said),
+        cmocka_unit_test(what_gguf_has_no_word_for_is_refused),
         cmocka_unit_test(models_become_networks),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);

@@ -42,7 +42,7 @@ typedef struct tn_llm_options {
 /* A model's sizes and what it takes. Strings live as long as the file or model that they were asked of. */
 typedef struct tn_llm_facts {
     size_t struct_size;       /* set by the caller */
-    const char *architecture; /* general.architecture, or config.json's model_type: "llama" */
+    const char *architecture; /* general.architecture; of a folder the same word, or its model_type: "llama" */
     char name[128];           /* general.name, or ""; the folder's */
     char quantisation[16];    /* the type that most of the weights' bytes have: "Q4_1" */
     int64_t parameters;       /* numbers in all weights */
@@ -65,7 +65,7 @@ TN_API tn_status tn_llm_inspect(const tn_gguf *file, const tn_llm_options *optio
 TN_API tn_status tn_llm_inspect_path(const char *path, const tn_llm_options *options, tn_llm_facts *facts);
 
 /* Opens a model: a GGUF file, or a folder with config.json and safetensors (model.h) as Hugging Face has them, of the
- * families llama, mistral, qwen2, qwen3 and gpt2. options may be NULL. Weights stay mapped until they are used.
+ * families llama, mistral, qwen2, qwen3, phi3, gemma, gemma2, gemma3 (text alone) and gpt2. options may be NULL. Weights stay mapped until they are used.
  * *out: closed with tn_llm_close.
  * Errors: those of tn_gguf_open, tn_json_open and tn_safetensors_open; TN_ERR_UNSUPPORTED for an architecture or a
  * feature that is not known here, naming it; TN_ERR_FORMAT naming the key or tensor that is missing or does not fit;
