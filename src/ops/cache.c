@@ -353,8 +353,8 @@ static void reference_cached_attention(const tn_reference *r) {
             attend(&a, i, h);
 }
 
-/* cached_attention(q, k, v, k_cache, v_cache, position, pages, scale, window, softcap): causal attention of n new tokens, q [n,
- * heads, head_dim], k and v [n, kv_heads, head_dim] (f32), that follow `position` tokens in the caches [pages,
+/* cached_attention(q, k, v, k_cache, v_cache, position, pages, scale, window, softcap): causal attention of n new
+ * tokens, q [n, heads, head_dim], k and v [n, kv_heads, head_dim] (f32), that follow `position` tokens in the caches [pages,
  * kv_heads, 64, head_dim], which tn_cache_append_ has filled and which hold the new ones only afterwards. k and v count
  * as the caches would hold them, so a result does not depend on how a text was cut. heads is a multiple of kv_heads;
  * scale 0 means 1/sqrt(head_dim); window: the greatest number of keys a query sees, itself included, 0 for all.
@@ -375,8 +375,8 @@ const tn_op_impl tn_impl_cached_attention = {
              "error=window [1,2,4] [1,2,4] [1,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0 window=-1; "
              "error=softcap [1,2,4] [1,2,4] [1,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0 softcap=-1"};
 
-/* cached_attention_rows(q, k, v, k_cache, v_cache, position, pages, scale, window, softcap): cached_attention on operands whose
- * rows are contiguous. */
+/* cached_attention_rows(q, k, v, k_cache, v_cache, position, pages, scale, window, softcap): cached_attention on
+ * operands whose rows are contiguous. */
 const tn_op_impl tn_impl_cached_attention_rows = {
     .class_ = TN_NATIVE,
     .infer = infer_cached_attention_rows,
@@ -385,5 +385,6 @@ const tn_op_impl tn_impl_cached_attention_rows = {
     .cases = "types=f32 tol=1e-5 atol=1e-5; [3,4,5] [3,2,5] [3,2,5] [3,2,64,5] [3,2,64,5] []:i64@0..70 [3]:i64@0..2 "
              "scale=0.3 window=0 softcap=0; [3,4,5] [3,2,5] [3,2,5] [3,2,64,5] [3,2,64,5] []:i64@0..70 "
              "[3]:i64@0..2 scale=2 window=0 softcap=1.5;"
-             "error=f32 [1,2,4]:f64 [1,2,4] [1,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0 scale=1 window=0 softcap=0",
+             "error=f32 [1,2,4]:f64 [1,2,4] [1,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0 scale=1 window=0 "
+             "softcap=0",
     .flops = 2};
