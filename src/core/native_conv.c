@@ -1,7 +1,7 @@
 /* native_conv.c — convolutions and their gradients: the glue of kern/conv.h.
  *
  * Filters that lie in bound memory which this plan does not write are packed once, as a form of their buffer; others at
- * each run. One filter a channel has a kernel of its own, in the order of its composition; so has pooling. Many windows
+ * each run. One filter a channel has a kernel of its own, in the order of its composition; so has pooling. Windows
  * of one tap are a product with the joint of a convolution, or a convolution where filters are columns. What none takes
  * — other dtypes, other windows of one tap, which are plain products, gradients of one filter a channel — stays
  * composed. */
@@ -80,14 +80,14 @@ bool tn_takes_correlation_product(const tn_node *n) {
     return takes(n, &a) && tn_conv_fits(&a);
 }
 
-/* A window of one tap that leaves nothing out is a product, which as such ends in a view that nothing joins. Worth a
- * joint where the result is much to read again; smaller ones are done sooner one after the other. */
+/* A window of one tap that leaves nothing out is a product, which as such ends in a view that nothing joins: worth a
+ * joint but where the result is next to nothing. */
 static bool is_one_tap(const tn_conv_args *a) {
-    enum { MUCH = 1 << 16 }; /* elements */
+    enum { LITTLE = 1 << 12 }; /* elements */
     bool plain = a->groups == 1 && a->images > 0 && a->filters > 0 && a->channels > 0;
     for (int d = 0; d < 2; d++)
         plain = plain && a->kernel[d] == 1 && a->stride[d] == 1 && a->before[d] == 0 && a->places[d] == a->size[d];
-    return plain && a->filters * a->places[0] * a->places[1] >= MUCH && a->places[0] * a->places[1] > FEW_PLACES;
+    return plain && a->filters * a->places[0] * a->places[1] >= LITTLE && a->places[0] * a->places[1] > FEW_PLACES;
 }
 
 /* Libraries that were asked for have the product. */

@@ -211,7 +211,7 @@ static void share_out(winograd *w, int threads) {
     int64_t images = round_up(w->image_blocks, threads), rows = round_up(w->row_blocks, threads);
     if (w->image_blocks > 1 && w->a.images / images * image >= WIDEST_PANEL)
         w->image_blocks = images;
-    else if (rows <= w->down && tn_ceil_div(w->down, rows) * w->columns * w->apart * 4 >= 3 * MOST_LANES)
+    else if (rows <= w->down && tn_ceil_div(w->down, rows) * w->columns * w->apart * 4 >= 3 * WIDEST_PANEL)
         w->row_blocks = rows;
     else if (all < threads)
         w->parts = tn_min64(tn_ceil_div(threads, all), tn_ceil_div(w->a.filters, w->with->tiles->rows));
