@@ -158,6 +158,7 @@ typedef struct tn_group {
     int next_append; /* the next of those that wait for the same group, -1: none */
     bool templated;  /* its product or native op is a program with workgroups after all */
     bool updates;    /* … which writes some elements of its first operand's memory, if the result lies there */
+    bool chained;    /* a product that is computed together with the one before it */
     const char
         *host; /* place.c: a word for why the host computes it and not the plan's device; NULL: the device does */
     /* lower.c */
@@ -260,6 +261,9 @@ void tn_parts_choose(tn_graph_plan *g);                     /* sets `joined` of 
 void tn_parts_leave_host(tn_graph_plan *g);                 /* … of groups that the host computes: not after all */
 bool tn_parts_all_there(const tn_graph_plan *g, int value); /* it is joined of parts that lie in its memory */
 int tn_last_reader(const tn_graph_plan *g, int value);      /* position of the last group that needs its memory */
+
+/* Products of one left operand, and in which order, become one launch (chain.c). Natives are there, places are not. */
+void tn_chain_products(tn_graph_plan *g);
 
 /* ---- memory (layout.c) ------------------------------------------------------------------------------------------- */
 
@@ -432,6 +436,8 @@ tn_status tn_native_prepare(tn_native *n, tn_buffer *const *bound);
 tn_status tn_native_form(const tn_native *n, tn_buffer *const *bound, void **form);
 void tn_native_take_form(tn_native *n, void *form);
 void tn_native_run(tn_native *n, void *const *pointers, const kir_dial *dials);
+/* What a product is run with that is in the launch of another one. */
+void tn_native_run_along(tn_native *n, void *const *pointers, const kir_dial *dials);
 /* corrects it by what the last run met: how many keys there were */
 void tn_native_cost(const tn_native *n, tn_cost *cost);
 /* The library that computes it in place of a kernel of ours, or how measurements say that it is done best; NULL. */

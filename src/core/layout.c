@@ -254,7 +254,7 @@ static void place_leaves(tn_graph_plan *g) {
 
 static tn_status lay_out_group(tn_graph_plan *g, arena *a, arena *h, int position, size_t *copies) {
     tn_group *group = &g->groups[g->order[position]];
-    arena_release_before(a, position);
+    if (!group->chained) arena_release_before(a, position); /* else what those before it in the chain need is in use */
     for (size_t k = 0; k < group->member_count; k++)
         TRY(place_value(g, a, group, group->members[k], copies));
     if (group->workspace && !group->host)

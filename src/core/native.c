@@ -338,10 +338,17 @@ void tn_native_take_form(tn_native *n, void *form) {
     if (n->form_slot >= 0) *n->formed = form;
 }
 
+static void bind_joint(tn_native *n, void *const *pointers, const kir_dial *dials) {
+    if (!n->joint) return;
+    n->joint->launch.buffers = pointers + TN_PRODUCT_POINTERS;
+    n->joint->launch.dials = dials;
+}
+
 void tn_native_run(tn_native *n, void *const *pointers, const kir_dial *dials) {
-    if (n->joint) {
-        n->joint->launch.buffers = pointers + TN_PRODUCT_POINTERS;
-        n->joint->launch.dials = dials;
+    bind_joint(n, pointers, dials);
+    for (tn_native *c = n->next; c; c = c->next) {
+        bind_joint(c, c->pointers, c->dials);
+        tn_bind_linear_stored(c, c->pointers);
     }
     if (n->result_from > 0 && pointers[0] != pointers[1]) memcpy(pointers[0], pointers[1], n->result_from);
     n->run(n, pointers);

@@ -33,6 +33,10 @@ struct tn_native {
     const char *by;         /* that library, or the way that was measured to be the fastest; NULL: neither */
     void *own;              /* memory of the kernel's arguments, or NULL */
     size_t packed_at;       /* in the workspace, of a weight that is packed at each run */
+    /* a further product of the same launch, and what it is run with */
+    tn_native *next;
+    void *const *pointers;
+    const kir_dial *dials;
     union {
         tn_gemm_args gemm;
         tn_qmat_args qmat;
@@ -75,6 +79,13 @@ void tn_native_matrix(const tn_value *v, tn_matrix *m);
 void tn_native_product(const tn_graph_plan *g, const tn_value *c, tn_gemm_args *out);
 
 tn_native_maker tn_make_matmul, tn_make_linear_stored;                        /* native_product.c */
+void tn_bind_linear_stored(tn_native *n, void *const *pointers);
+/* Can two products of one left operand be one launch? And `next` in that of `n`. */
+enum { TN_CHAIN = TN_QMAT_CHAIN };
+bool tn_native_chains(const tn_native *a, const tn_native *b);
+void tn_native_chain(tn_native *n, tn_native *next);
+/* Tells a product with a weight as it is stored which is the next one. Returns that, or `before` if `n` is none. */
+tn_native *tn_native_follow(tn_native *n, tn_native *before);
 tn_native_maker tn_make_rope, tn_make_cache_append, tn_make_cached_attention; /* native_attention.c */
 tn_native_maker tn_make_correlate2d, tn_make_spread2d, tn_make_conv2d_weight; /* native_conv.c */
 tn_native_maker tn_make_max_pool2d;

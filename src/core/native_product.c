@@ -122,17 +122,45 @@ static void pack_blocks(const tn_form *form, const void *from, void *to) {
     }
 }
 
-static void run_linear_stored(tn_native *n, void *const *pointers) {
+void tn_bind_linear_stored(tn_native *n, void *const *pointers) {
     tn_qmat_args *args = &n->qmat;
     args->x = pointers[TN_PRODUCT_A];
     args->c.data = pointers[TN_PRODUCT_C];
     args->workspace = pointers[TN_PRODUCT_WORKSPACE];
     args->packed = n->packed_weight;
+}
+
+static void run_linear_stored(tn_native *n, void *const *pointers) {
+    tn_qmat_args *args = &n->qmat;
+    tn_bind_linear_stored(n, pointers);
     if (n->form_slot < 0) {
         args->packed = (char *)args->workspace + n->packed_at;
         pack_blocks(&n->form, pointers[TN_PRODUCT_B], (char *)args->workspace + n->packed_at);
     }
     tn_qmat(args);
+}
+
+bool tn_native_chains(const tn_native *a, const tn_native *b) {
+    const tn_qmat_args *x = &a->qmat, *y = &b->qmat;
+    if (a->run != run_linear_stored || b->run != run_linear_stored || a->form_slot < 0 || b->form_slot < 0) return false;
+    bool same = x->m == y->m && x->k == y->k && x->dtype == y->dtype && x->x_stride == y->x_stride;
+    return same && x->m > 0 && x->n > 0 && y->n > 0;
+}
+
+void tn_native_run_along(tn_native *n, void *const *pointers, const kir_dial *dials) {
+    n->pointers = pointers;
+    n->dials = dials;
+}
+
+void tn_native_chain(tn_native *n, tn_native *next) {
+    n->next = next;
+    n->qmat.next = &next->qmat;
+}
+
+tn_native *tn_native_follow(tn_native *n, tn_native *before) {
+    if (n->run != run_linear_stored) return before;
+    if (before) before->qmat.later = &n->qmat;
+    return n;
 }
 
 tn_status tn_make_linear_stored(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {

@@ -373,18 +373,24 @@ static tn_status add_kernel(command_maker *m, int position) {
 }
 
 /* A native kernel's, or a library's. */
-static tn_command *add_call(command_maker *m, const tn_group *group) {
+static void **take_operands(command_maker *m, const tn_group *group) {
     int operands[TN_NATIVE_POINTERS];
     int count = tn_native_operands(m->g, group, operands);
-    tn_command *c = &m->p->commands[m->p->command_count++];
-    *c = (tn_command){.pointers = m->next_pointer, .commit = group->commit, .host = group->host != NULL};
-    c->cost = tn_group_cost(m->g, group);
+    void **first = m->next_pointer;
     for (int k = 0; k < count; k++, m->next_pointer++) {
         const tn_value *v = operands[k] >= 0 ? &m->g->values[operands[k]] : NULL;
         if (v) patch_operand(m->p, m->next_pointer, m->g, group, v->root, (int64_t)tn_native_byte_offset(v));
         if (operands[k] == TN_WORKSPACE)
             patch(m->p, m->next_pointer, group->host ? host_slot(m->p) : arena_slot(m->p), group->workspace_offset);
     }
+    return first;
+}
+
+static tn_command *add_call(command_maker *m, const tn_group *group) {
+    tn_command *c = &m->p->commands[m->p->command_count++];
+    *c = (tn_command){.commit = group->commit, .host = group->host != NULL};
+    c->pointers = take_operands(m, group);
+    c->cost = tn_group_cost(m->g, group);
     add_label(m->g, group, c->label, sizeof c->label);
     return c;
 }
@@ -398,7 +404,21 @@ static void add_vendor(command_maker *m, tn_group *group) {
     add_by(c, " by ", c->vendor->library->name);
 }
 
-static void add_native(command_maker *m, tn_group *group) {
+/* To the last command, which is the first of the chain. */
+static void add_along(command_maker *m, const tn_group *group) {
+    tn_command *c = &m->p->commands[m->p->command_count - 1];
+    void **pointers = take_operands(m, group);
+    take_program_pointers(m, group);
+    tn_native_run_along(group->native, pointers, take_dials(m, group));
+    tn_cost more = tn_group_cost(m->g, group);
+    c->cost.bytes += more.bytes;
+    c->cost.flops += more.flops;
+    char label[TN_LABEL];
+    add_label(m->g, group, label, sizeof label);
+    add_by(c, " & ", label);
+}
+
+static void add_alone(command_maker *m, const tn_group *group) {
     tn_command *c = add_call(m, group);
     c->kind = TN_CMD_NATIVE;
     c->native = group->native;
@@ -406,6 +426,13 @@ static void add_native(command_maker *m, tn_group *group) {
     c->dials = take_dials(m, group);
     const char *by = tn_native_by(group->native);
     if (by) add_by(c, " by ", by);
+}
+
+static void add_native(command_maker *m, tn_group *group) {
+    if (group->chained)
+        add_along(m, group);
+    else
+        add_alone(m, group);
     m->p->natives[m->p->native_count++] = group->native;
     group->native = NULL;
 }
@@ -593,6 +620,7 @@ static tn_status plan_steps(tn_graph_plan *g, tn_plan *p) {
     TRY(topological_order(g));
     TRY(prepare_groups(g));
     TRY(commit_last(g));
+    tn_chain_products(g);
     TRY(tn_lay_out(g, &p->arena_bytes, &p->host_bytes, &copies));
     describe_largest(g, p);
     p->values_planned = (int64_t)g->value_count;

@@ -108,11 +108,20 @@ typedef struct tn_qmat_args {
     int64_t x_stride;
     const void *packed;
     tn_matrix c;     /* f32; its store joint is as in tn_gemm_f32, all batch axes of extent 1 */
-    void *workspace; /* tn_qmat_workspace bytes, 64-byte aligned */
+    void *workspace; /* tn_qmat_workspace bytes, 64-byte aligned; of a chain the first one's */
+    /* A further product of the same x (m, k, dtype, x and its stride are equal), or NULL. A chain is one launch, and x
+     * is rounded once. Where n is equal too, the same thread computes the same places of one after the other, so that a
+     * joint may read there what those before it in the chain wrote. */
+    const struct tn_qmat_args *next;
+    /* The product that comes after this chain, or NULL: its weights are asked for where there is one row. Reads sizes
+     * and dtype, and `packed`, at which nothing need be any more. */
+    const struct tn_qmat_args *later;
 } tn_qmat_args;
+enum { TN_QMAT_CHAIN = 4 }; /* products of one, at most */
 
 /* `threads`: tn_threads() when the product will run, or more. Reads sizes, dtype and joint of args, no data. Does not
- * shrink as m grows: what is enough for m is enough for fewer rows. */
+ * shrink as m grows: what is enough for m is enough for fewer rows. Of a single product; the most of those of a chain
+ * is enough for it. */
 size_t tn_qmat_workspace(const tn_qmat_args *args, int threads);
 /* Cannot fail: all memory is given. */
 void tn_qmat(const tn_qmat_args *args);

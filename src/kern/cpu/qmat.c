@@ -46,6 +46,9 @@ typedef struct qmat {
     size_t rounded_bytes, panel_bytes, sums_bytes, part_bytes;
     int64_t row0, rows;                /* the slab at hand … */
     int64_t row_strips, column_strips; /* … and how it is cut */
+    char *workspace;
+    struct qmat *next;    /* in the same launch */
+    struct qmat *later;   /* … or behind the last of it, in the next one; NULL: not known */
 } qmat;
 
 /* Rows of x at once. */
@@ -85,9 +88,28 @@ static void plan(qmat *q, const tn_qmat_args *args) {
     q->part_bytes = q->panel_bytes + q->sums_bytes + port_scratch(&args->c.joint, 0);
 }
 
+/* A chain: x rounded once, and memory of a part that is enough for each. */
+static void plan_chain(qmat q[TN_QMAT_CHAIN], qmat *later, const tn_qmat_args *args) {
+    size_t part_bytes = 0;
+    if (args->m == 1 && args->later && args->later->packed)
+        plan(later, args->later);
+    else
+        later = NULL;
+    for (int i = 0; args && i < TN_QMAT_CHAIN; i++, args = args->next) {
+        plan(&q[i], args);
+        if (i > 0) q[i - 1].next = &q[i];
+        if (q[i].part_bytes > part_bytes) part_bytes = q[i].part_bytes;
+    }
+    for (qmat *each = q; each; each = each->next) {
+        each->part_bytes = part_bytes;
+        each->workspace = q->args->workspace;
+        each->later = later;
+    }
+}
+
 /* ---- rounding ---------------------------------------------------------------------------------------------------- */
 
-static uint8_t *rounded(const qmat *q) { return q->args->workspace; }
+static uint8_t *rounded(const qmat *q) { return (uint8_t *)q->workspace; }
 
 /* What is left over at the end is rounded together with blocks before it, a second time; or beside zeros. */
 static void round_row(const qmat *q, const float *x, uint8_t *to, int64_t step) {
@@ -129,11 +151,13 @@ static void round_rows(void *ctx, int64_t begin, int64_t end, int worker) {
 typedef struct part {
     uint8_t *panel;
     float *sums;
+    int64_t end;     /* of its groups … */
+    uintptr_t after; /* … and where the one is that is read after these, of another product */
     port c;
 } part;
 
 static void part_open(part *p, const qmat *q, int worker) {
-    char *memory = (char *)q->args->workspace + q->rounded_bytes + (size_t)worker * q->part_bytes;
+    char *memory = q->workspace + q->rounded_bytes + (size_t)worker * q->part_bytes;
     p->panel = (uint8_t *)memory;
     p->sums = (float *)(void *)(memory + q->panel_bytes);
     port_open(&p->c, &q->args->c.joint, memory + q->panel_bytes + q->sums_bytes);
@@ -247,7 +271,8 @@ static void multiply_groups(const qmat *q, const part *p, int64_t group0, int64_
     if (q->rows == 1) {
         for (int64_t g = group0; g < group1; g++, c += TN_QROWS) {
             const uint8_t *group = group_of(q, g);
-            q->stripe(&(stripe){group, group + q->layout.low, group + q->layout.high, q->blocks, rounded(q), c});
+            int64_t next = g + 1 < p->end ? q->layout.group : (int64_t)(p->after - (uintptr_t)group);
+            q->stripe(&(stripe){group, group + q->layout.low, group + q->layout.high, q->blocks, rounded(q), c, next});
         }
         return;
     }
@@ -304,26 +329,35 @@ static void multiply_strip(const qmat *q, part *p, int64_t row0, int64_t row1, i
     multiply_to_sums(q, p, row0, row1, full, group1);
 }
 
-static void multiply_strips(void *ctx, int64_t begin, int64_t end, int worker) {
-    const qmat *q = ctx;
+/* Of one product: a strip's rows, and its share of the columns. */
+static void multiply_share(const qmat *q, int64_t strip, int worker) {
+    const int64_t most = tile_of(q), tiles = tn_ceil_div(q->rows, most);
+    int64_t row = strip / q->column_strips, column = strip % q->column_strips;
+    int64_t row0 = tiles * row / q->row_strips * most;
+    int64_t row1 = tn_min64(tiles * (row + 1) / q->row_strips * most, q->rows);
+    int64_t group0 = q->groups * column / q->column_strips, group1 = q->groups * (column + 1) / q->column_strips;
+    const qmat *after = q->next ? q->next : q->later;
     part p;
     part_open(&p, q, worker);
-    const int64_t most = tile_of(q), tiles = tn_ceil_div(q->rows, most);
-    for (int64_t i = begin; i < end; i++) {
-        int64_t row = i / q->column_strips, column = i % q->column_strips;
-        int64_t row0 = tiles * row / q->row_strips * most;
-        int64_t row1 = tn_min64(tiles * (row + 1) / q->row_strips * most, q->rows);
-        int64_t group0 = q->groups * column / q->column_strips, group1 = q->groups * (column + 1) / q->column_strips;
-        multiply_strip(q, &p, row0, row1, group0, group1);
-    }
+    p.end = group1;
+    p.after = (uintptr_t)(after ? group_of(after, after->groups * column / q->column_strips) : group_of(q, group1));
+    multiply_strip(q, &p, row0, row1, group0, group1);
+}
+
+static void multiply_strips(void *ctx, int64_t begin, int64_t end, int worker) {
+    for (int64_t i = begin; i < end; i++)
+        for (const qmat *q = ctx; q; q = q->next)
+            multiply_share(q, i, worker);
 }
 
 /* ---- running ----------------------------------------------------------------------------------------------------- */
 
 static int choose_threads(const qmat *q) {
-    double bytes = (double)q->groups * (double)q->layout.group;
-    double ops = 2.0 * (double)q->rows * (double)q->args->n * (double)q->args->k;
-    if (!q->format) ops *= HALF_COST;
+    double bytes = 0, ops = 0, rows = (double)q->rows;
+    for (; q; q = q->next) {
+        bytes += (double)q->groups * (double)q->layout.group;
+        ops += (q->format ? 2.0 : 2.0 * HALF_COST) * rows * (double)q->args->n * (double)q->args->k;
+    }
     double parts = bytes / BYTES_A_PART > ops / OPS_A_PART ? bytes / BYTES_A_PART : ops / OPS_A_PART;
     int most = tn_threads();
     return parts < 2 ? 1 : parts < most ? (int)parts : most;
@@ -332,11 +366,13 @@ static int choose_threads(const qmat *q) {
 /* Columns first, so that each group is unpacked once; rows too where that leaves threads idle. */
 static void choose_strips(qmat *q, int threads) {
     q->row_strips = q->column_strips = 1;
-    int64_t tiles = tn_ceil_div(q->rows, tile_of(q)), best = INT64_MAX;
-    for (int64_t columns = tn_min64(threads, q->groups); columns >= 1; columns--) {
+    int64_t tiles = tn_ceil_div(q->rows, tile_of(q)), best = INT64_MAX, groups = 0;
+    for (const qmat *each = q; each; each = each->next)
+        groups += each->groups;
+    for (int64_t columns = tn_min64(threads, groups); columns >= 1; columns--) {
         int64_t rows = tn_min64(tn_ceil_div(threads, columns), tiles);
         int64_t strips = tn_ceil_div(rows * columns, threads);
-        int64_t cost = strips * (tn_ceil_div(tiles, rows) + 1) * tn_ceil_div(q->groups, columns);
+        int64_t cost = strips * (tn_ceil_div(tiles, rows) + 1) * tn_ceil_div(groups, columns);
         if (cost >= best) continue;
         best = cost;
         q->row_strips = rows;
@@ -344,23 +380,34 @@ static void choose_strips(qmat *q, int threads) {
     }
 }
 
+/* The same slab and the same cut for all of a chain. */
+static void follow(qmat *first) {
+    for (qmat *q = first->next; q; q = q->next) {
+        q->row0 = first->row0;
+        q->rows = first->rows;
+        q->row_strips = first->row_strips;
+        q->column_strips = first->column_strips;
+    }
+}
+
 void tn_qmat(const tn_qmat_args *args) {
     if (args->m == 0 || args->n == 0) return;
-    qmat q;
-    plan(&q, args);
-    int64_t slabs = tn_ceil_div(args->m, q.slab);
-    int64_t even = tn_ceil_div(tn_ceil_div(args->m, slabs), tile_of(&q)) * tile_of(&q);
-    if (even < q.slab) q.slab = even;
-    for (q.row0 = 0; q.row0 < args->m; q.row0 += q.slab) {
-        q.rows = tn_min64(q.slab, args->m - q.row0);
+    qmat chain[TN_QMAT_CHAIN], later, *q = chain;
+    plan_chain(chain, &later, args);
+    int64_t slabs = tn_ceil_div(args->m, q->slab);
+    int64_t even = tn_ceil_div(tn_ceil_div(args->m, slabs), tile_of(q)) * tile_of(q);
+    if (even < q->slab) q->slab = even;
+    for (q->row0 = 0; q->row0 < args->m; q->row0 += q->slab) {
+        q->rows = tn_min64(q->slab, args->m - q->row0);
         int64_t grain = tn_ceil_div(ROUND_A_PART, tn_max64(args->k, 1));
-        if (q.format) tn_parallel(q.rows, grain, round_rows, &q);
-        int threads = choose_threads(&q);
-        choose_strips(&q, threads);
+        if (q->format) tn_parallel(q->rows, grain, round_rows, q);
+        int threads = choose_threads(q);
+        choose_strips(q, threads);
+        follow(q);
         if (threads == 1) {
-            multiply_strips(&q, 0, 1, 0);
+            multiply_strips(q, 0, 1, 0);
         } else {
-            tn_parallel(q.row_strips * q.column_strips, 1, multiply_strips, &q);
+            tn_parallel(q->row_strips * q->column_strips, 1, multiply_strips, q);
         }
     }
 }

@@ -22,7 +22,8 @@ enum {
     BITS = QBITS,
     HALVES = TN_QROWS / VL, /* vectors of a group: one, two or four */
     LANE = VL * 4,          /* bytes of a vector of f32 */
-    AHEAD = 2048            /* bytes from a block to what is asked for: five to eight blocks */
+    AHEAD = 2048,           /* bytes from a block to what is asked for: five to eight blocks */
+    STRIPE_AHEAD = 4096     /* … where memory alone decides: twice as far reads a tenth faster */
 };
 
 /* ---- unpacking --------------------------------------------------------------------------------------------------- */
@@ -176,17 +177,29 @@ KERNEL void multiply_panel(const qtile *t, int height, int parts, bool has_minim
     }
 }
 
+/* Of a region of the group: bytes of a block, `ahead` blocks on; behind the last block the next group begins. */
+KERNEL void ask_ahead(const uint8_t *block, int64_t bytes, int64_t ahead) {
+    VEC_UNROLL for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(block + ahead * bytes + i);
+}
+
 KERNEL void multiply_stripe(const stripe *p, tn_qbits bits, tn_qscales form, tn_qlayout l) {
     bool has_minimum = form_has_minimum(form);
     int parts = form_parts(form);
+    const int64_t scale = l.scale_bytes / l.scale_blocks, ahead = STRIPE_AHEAD / (l.low_bytes + l.high_bytes + scale);
+    const int64_t turn = tn_max64(p->blocks - ahead, 0);
+    int64_t jump = 0, by = ahead;
     const uint8_t *low = p->low, *high = p->high, *x = p->x;
     V acc[HALVES];
     VEC_UNROLL for (int half = 0; half < HALVES; half++) acc[half] = v_zero();
     for (int64_t b = 0; b < p->blocks; b++) {
         const uint8_t *unit = p->scales + b / l.scale_blocks * l.scale_bytes;
-        VEC_UNROLL for (int i = 0; i < l.low_bytes; i += 64) __builtin_prefetch(low + AHEAD + i);
-        VEC_UNROLL for (int i = 0; i < l.high_bytes; i += 64) __builtin_prefetch(high + AHEAD + i);
-        __builtin_prefetch(unit + AHEAD);
+        if (b == turn) {
+            jump = p->next;
+            by = ahead - p->blocks;
+        }
+        ask_ahead(low + jump, l.low_bytes, by);
+        ask_ahead(high + jump, l.high_bytes, by);
+        ask_ahead(p->scales + jump + b * scale, scale, by);
         VEC_UNROLL for (int half = 0; half < HALVES; half++) {
             VB w[CHUNKS];
             scales sc;

@@ -30,6 +30,7 @@ typedef struct stripe {
     int64_t blocks;
     const uint8_t *x;
     float *c;
+    int64_t next; /* bytes to the group that is read after this one */
 } stripe;
 
 /* A tile of rows and a panel. */
