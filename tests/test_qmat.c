@@ -180,7 +180,8 @@ typedef struct product {
     int64_t m, n, k, x_stride, c_rows, c_cols; /* strides of C */
     float *x;
     uint8_t *blocks;
-    float *bias; /* NULL: no joint */
+    float *bias;                /* NULL: no joint … */
+    const struct product *with; /* … unless this one's elements are added */
     float *expected;
     int64_t c_size;
 } product;
@@ -270,7 +271,9 @@ static void compute_expected(product *p) {
     for (int64_t i = 0; i < p->m; i++) {
         for (int64_t j = 0; j < p->n; j++) {
             float y = define(p, i, j);
-            p->expected[place_in_c(p, i, j)] = p->bias ? stored(y, p->bias[j]) : y;
+            if (p->bias) y = stored(y, p->bias[j]);
+            if (p->with) y = stored(y, p->with->expected[place_in_c(p->with, i, j)]);
+            p->expected[place_in_c(p, i, j)] = y;
         }
     }
 }
@@ -282,7 +285,7 @@ static void free_product(product *p) {
     tn_mem_free(p->expected);
 }
 
-/* ---- a store joint: max(y + bias[column], 0) --------------------------------------------------------------------- */
+/* ---- a store joint: max(y + bias[column], 0), or + an element of another product --------------------------------- */
 
 enum { AXES = TN_GEMM_BATCH_AXES + 2, ROW = TN_GEMM_BATCH_AXES, COL = ROW + 1 };
 
@@ -292,7 +295,7 @@ typedef struct bound_program {
     void *buffers[3];
 } bound_program;
 
-static void make_store(const product *p, float *c, bound_program *out) {
+static void make_store(const product *p, float *c, float *with, bound_program *out) {
     int64_t extent[AXES] = {1, 1, 1, 1, p->m, p->n};
     kir_builder *b = NULL;
     assert_ok(kir_begin(AXES, 0, extent, &b));
@@ -301,7 +304,9 @@ static void make_store(const product *p, float *c, bound_program *out) {
     at.s[ROW] = p->c_rows;
     at.s[COL] = p->c_cols;
     from.s[ROW] = TN_GEMM_BLOCK_LD;
-    from.s[COL] = of_bias.s[COL] = 1;
+    from.s[COL] = 1;
+    of_bias.s[ROW] = with ? p->with->c_rows : 0;
+    of_bias.s[COL] = with ? p->with->c_cols : 1;
     kir_val x = kir_load(b, block, &from, KIR_NONE);
     x = kir_binary(b, KIR_ADD, x, kir_load(b, column, &of_bias, KIR_NONE));
     kir_store(b, result, &at, kir_binary(b, KIR_MAX, x, kir_const(b, KIR_F32, 0)), KIR_NONE);
@@ -311,7 +316,7 @@ static void make_store(const product *p, float *c, bound_program *out) {
     kir_free(program);
     out->buffers[0] = c;
     out->buffers[1] = NULL;
-    out->buffers[2] = p->bias;
+    out->buffers[2] = with ? with : p->bias;
 }
 
 /* ---- running ----------------------------------------------------------------------------------------------------- */
@@ -338,34 +343,71 @@ static void compare(const product *p, const float *c, const variant *v) {
     }
 }
 
-/* The caller has chosen kernels and threads. */
-static void check_product(const product *p, const variant *v) {
-    float *c = allocate((size_t)p->c_size * sizeof *c);
+typedef struct call {
+    tn_qmat_args args;
+    float *c;
+    void *packed;
+    bound_program store;
+} call;
+
+/* with: the C of the product that this one's joint reads, or NULL. */
+static void open_call(const product *p, float *with, call *out) {
+    float *c = out->c = allocate((size_t)p->c_size * sizeof *c);
     for (int64_t i = 0; i < p->c_size; i++)
         c[i] = (float)i;
-    void *packed = allocate(tn_qmat_packed_bytes(p->n, p->k, p->f->dtype));
-    tn_qmat_pack(p->f->dtype, p->blocks, p->n, p->k, packed);
-    tn_qmat_args args = {.m = p->m, .n = p->n, .k = p->k, .dtype = p->f->dtype};
-    args.x = p->x;
-    args.x_stride = p->x_stride;
-    args.packed = packed;
-    args.c = (tn_matrix){.data = c, .row_stride = p->c_rows, .col_stride = p->c_cols};
-    bound_program store = {0};
-    if (p->bias) {
-        make_store(p, c, &store);
-        args.c = (tn_matrix){.joint = {.vm = store.vm, .block_buffer = 1, .buffer_count = 3}};
-        args.c.joint.launch = (kir_launch){.sizes = store.sizes, .buffers = store.buffers};
+    out->packed = allocate(tn_qmat_packed_bytes(p->n, p->k, p->f->dtype));
+    tn_qmat_pack(p->f->dtype, p->blocks, p->n, p->k, out->packed);
+    out->args = (tn_qmat_args){.m = p->m, .n = p->n, .k = p->k, .dtype = p->f->dtype};
+    out->args.x = p->x;
+    out->args.x_stride = p->x_stride;
+    out->args.packed = out->packed;
+    out->args.c = (tn_matrix){.data = c, .row_stride = p->c_rows, .col_stride = p->c_cols};
+    out->store = (bound_program){0};
+    if (!p->bias && !with) return;
+    make_store(p, c, with, &out->store);
+    out->args.c = (tn_matrix){.joint = {.vm = out->store.vm, .block_buffer = 1, .buffer_count = 3}};
+    out->args.c.joint.launch = (kir_launch){.sizes = out->store.sizes, .buffers = out->store.buffers};
+}
+
+static void close_call(call *p) {
+    kir_vm_free(p->store.vm);
+    tn_mem_free(p->store.sizes);
+    tn_mem_free(p->packed);
+    tn_mem_free(p->c);
+}
+
+static void launch(tn_qmat_args *args, size_t workspace) {
+    args->workspace = allocate(workspace);
+    memset(args->workspace, 0xff, workspace); /* NaN: a sum that starts from what lies there shows */
+    tn_qmat(args);
+    tn_mem_free(args->workspace);
+}
+
+/* The caller has chosen kernels and threads. */
+static void check_product(const product *p, const variant *v) {
+    call one;
+    open_call(p, NULL, &one);
+    launch(&one.args, tn_qmat_workspace(&one.args, tn_threads()));
+    compare(p, one.c, v);
+    close_call(&one);
+}
+
+/* The same for products of one x in one launch; what comes later is one of them again. */
+static void check_chain(const product *p, int count, const variant *v) {
+    call each[TN_QMAT_CHAIN];
+    size_t bytes = 0, own;
+    for (int i = 0; i < count; i++) {
+        open_call(&p[i], p[i].with ? each[p[i].with - p].c : NULL, &each[i]);
+        if (i > 0) each[i - 1].args.next = &each[i].args;
+        own = tn_qmat_workspace(&each[i].args, tn_threads());
+        if (own > bytes) bytes = own;
     }
-    size_t bytes = tn_qmat_workspace(&args, tn_threads());
-    args.workspace = allocate(bytes);
-    memset(args.workspace, 0xff, bytes); /* NaN: a sum that starts from what lies there shows */
-    tn_qmat(&args);
-    compare(p, c, v);
-    kir_vm_free(store.vm);
-    tn_mem_free(store.sizes);
-    tn_mem_free(args.workspace);
-    tn_mem_free(packed);
-    tn_mem_free(c);
+    each[0].args.later = &each[count / 2].args;
+    launch(&each[0].args, bytes);
+    for (int i = 0; i < count; i++)
+        compare(&p[i], each[i].c, v);
+    for (int i = 0; i < count; i++)
+        close_call(&each[i]);
 }
 
 static void check_everywhere(const product *p) {
@@ -442,6 +484,50 @@ static void large_products_have_the_bits_of_the_definition(void **state) {
             check_size(&formats[j], sizes[i][0], sizes[i][1], sizes[i][2], false, (i + j) % 3 == 0);
         }
     }
+}
+
+static void free_chain(product *p, int count) {
+    for (int i = 1; i < count; i++)
+        p[i].x = NULL;
+    for (int i = 0; i < count; i++)
+        free_product(&p[i]);
+}
+
+/* Products of m rows with one x: the last one's joint reads what the first one wrote, if as many columns have it. */
+static void check_chain_size(const format *f, int64_t m, int64_t k, int count, bool alike) {
+    enum { WIDE = 200 }; /* columns: threads share them */
+    product p[TN_QMAT_CHAIN];
+    for (int i = 0; i < count; i++) {
+        bool first = alike && (i == 0 || i == count - 1);
+        p[i] = (product){.f = f, .m = m, .k = k, .n = first ? WIDE : random_columns()};
+        make_product(&p[i], false, i == 1);
+        if (i > 0) tn_mem_free(p[i].x);
+        p[i].x = p[0].x;
+        p[i].x_stride = p[0].x_stride;
+        if (alike && i == count - 1) p[i].with = &p[0];
+        if (p[i].with) tn_mem_free(p[i].bias), p[i].bias = NULL;
+        compute_expected(&p[i]);
+    }
+    for (size_t i = 0; i < TN_COUNT(variants); i++) {
+        if (!tn_qmat_use(variants[i].isa, variants[i].vnni)) continue;
+        for (int threads = 1; threads <= MAX_THREADS; threads++) {
+            assert_ok(tn_threads_set(threads));
+            check_chain(p, count, &variants[i]);
+        }
+    }
+    free_chain(p, count);
+}
+
+static void products_of_one_launch_have_the_bits_of_single_ones(void **state) {
+    (void)state;
+    static const int64_t rows[] = {1, 1, 2, 13};
+    random_state = 9;
+    for (size_t i = 0; i < TN_COUNT(formats) + TN_COUNT(halves); i++) {
+        const format *f = i < TN_COUNT(formats) ? &formats[i] : &halves[i - TN_COUNT(formats)];
+        for (size_t j = 0; j < TN_COUNT(rows); j++)
+            check_chain_size(f, rows[j], 256 * (1 + random_below(2)), 2 + (int)random_below(3), j % 2 == 0);
+    }
+    check_chain_size(&formats[1], 530, 64, 3, true);
 }
 
 static void empty_products_are_zero_or_nothing(void **state) {
@@ -570,6 +656,7 @@ int main(void) {
         cmocka_unit_test(blocks_decode_to_their_weights),
         cmocka_unit_test(any_number_of_rows_has_the_bits_of_the_definition),
         cmocka_unit_test(large_products_have_the_bits_of_the_definition),
+        cmocka_unit_test(products_of_one_launch_have_the_bits_of_single_ones),
         cmocka_unit_test(empty_products_are_zero_or_nothing),
         cmocka_unit_test(weights_in_half_precision_have_the_bits_of_wide_ones),
         cmocka_unit_test(special_numbers_keep_to_their_block),

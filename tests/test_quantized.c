@@ -219,6 +219,70 @@ static void neighbours_join_the_product(void **state) {
     }
 }
 
+static void assert_explained(const char *words, bool said) {
+    char *text = tn_explain_last();
+    if ((strstr(text, words) != NULL) != said) fail_msg("explained:\n%s", text);
+    tn_text_free(text);
+}
+
+/* Products of one operand are one launch, also where the last one's joint reads another: the bits of single ones. */
+static void products_of_one_operand_are_one_launch(void **state) {
+    (void)state;
+    static const struct {
+        int64_t m, n, k;
+        tn_dtype dtype;
+    } sizes[] = {{1, 192, 576, TN_Q4_1}, {3, 600, 256, TN_Q6_K}, {70, 1000, 128, TN_Q8_0}, {2, 130, 77, TN_F16}};
+    for (size_t i = 0; i < TN_COUNT(sizes); i++) {
+        TN_SCOPE {
+            int64_t m = sizes[i].m, n = sizes[i].n, k = sizes[i].k;
+            tn_tensor *x = floats_of(m, k, 1), *w[3];
+            for (int j = 0; j < 3; j++)
+                w[j] = sizes[i].dtype == TN_F16 ? tn_cast(floats_of(j ? n : 3 * n, k, (uint64_t)j), TN_F16)
+                                                : weight_of(sizes[i].dtype, j ? n : 3 * n, k);
+            assert_ok(tn_eval(w, 3));
+            tn_tensor *one[] = {tn_linear(x, w[0], NULL), tn_linear(x, w[1], NULL), tn_linear(x, w[2], NULL)};
+            for (int j = 0; j < 3; j++)
+                assert_ok(tn_eval(&one[j], 1));
+            tn_tensor *swiglu = tn_mul(tn_silu(one[1]), one[2]);
+            tn_tensor *turned = tn_mul(tn_flip(one[1], (int64_t[]){1}, 1), one[2]);
+            assert_ok(tn_eval((tn_tensor *[]){swiglu, turned}, 2));
+
+            tn_tensor *all[] = {tn_linear(x, w[0], NULL), tn_linear(x, w[1], NULL), tn_linear(x, w[2], NULL)};
+            tn_reset_runtime_stats();
+            assert_ok(tn_eval(all, 3));
+            tn_runtime_stats s = {.struct_size = sizeof s};
+            assert_ok(tn_get_runtime_stats(&s));
+            assert_int_equal(s.launches, 1);
+            assert_explained("&", true);
+            for (int j = 0; j < 3; j++)
+                assert_same(all[j], one[j]);
+
+            tn_tensor *within[3], *soft[3]; /* the products in a plan's own memory, beside what the launch works with */
+            for (int j = 0; j < 3; j++)
+                soft[j] = tn_softmax(one[j], -1);
+            assert_ok(tn_eval(soft, 3));
+            TN_SCOPE {
+                for (int j = 0; j < 3; j++)
+                    within[j] = tn_retain(tn_softmax(tn_linear(x, w[j], NULL), -1));
+            }
+            assert_ok(tn_eval(within, 3));
+            assert_explained("&", true);
+            for (int j = 0; j < 3; j++) {
+                assert_same(within[j], soft[j]);
+                tn_free(within[j]);
+            }
+
+            tn_tensor *joined = tn_mul(tn_silu(tn_linear(x, w[1], NULL)), tn_linear(x, w[2], NULL));
+            assert_int_equal(launches_of(joined), 1);
+            assert_same(joined, swiglu);
+
+            tn_tensor *apart = tn_mul(tn_flip(tn_linear(x, w[1], NULL), (int64_t[]){1}, 1), tn_linear(x, w[2], NULL));
+            assert_same(apart, turned); /* another's places: made before */
+            assert_explained("&", false);
+        }
+    }
+}
+
 /* Half precision is widened, not rounded: the bits of the product with the cast weight. */
 static void half_weights_are_widened(void **state) {
     (void)state;
@@ -427,6 +491,7 @@ int main(void) {
         cmocka_unit_test(values_are_those_of_the_gguf_package),
         cmocka_unit_test(looking_up_rows_decodes_no_others),
         cmocka_unit_test(neighbours_join_the_product),
+        cmocka_unit_test(products_of_one_operand_are_one_launch),
         cmocka_unit_test(half_weights_are_widened),
         cmocka_unit_test(rows_stand_alone),
         cmocka_unit_test(devices_without_kernels_do_it_by_definition),

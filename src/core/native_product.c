@@ -142,8 +142,8 @@ static void run_linear_stored(tn_native *n, void *const *pointers) {
 
 bool tn_native_chains(const tn_native *a, const tn_native *b) {
     const tn_qmat_args *x = &a->qmat, *y = &b->qmat;
-    if (a->run != run_linear_stored || b->run != run_linear_stored || a->form_slot < 0 || b->form_slot < 0) return false;
-    bool same = x->m == y->m && x->k == y->k && x->dtype == y->dtype && x->x_stride == y->x_stride;
+    bool stored = a->run == run_linear_stored && b->run == run_linear_stored && a->form_slot >= 0 && b->form_slot >= 0;
+    bool same = stored && x->m == y->m && x->k == y->k && x->dtype == y->dtype && x->x_stride == y->x_stride;
     return same && x->m > 0 && x->n > 0 && y->n > 0;
 }
 
