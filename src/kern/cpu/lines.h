@@ -20,11 +20,21 @@ VEC_INLINE void lines_ask(const char *first, int64_t distance, int64_t columns) 
         __builtin_prefetch(first + i * distance);
 }
 
+/* VL steps of each column, as rows that lie along k. */
+VEC_INLINE void lines_load(V r[VL], const char *first, int64_t distance, int64_t columns, const bool whole,
+                           const pack_kind kind) {
+    VEC_UNROLL for (int i = 0; i < VL; i++) {
+        r[i] = pack_load(first, kind, 0);
+        first += whole || i + 1 < columns ? distance : 0;
+    }
+}
+
 /* The steps behind the last whole square, turned. */
-typedef void lines_rest(real rest[VL][VL], const char *first, int64_t distance, int64_t columns, int64_t left);
+typedef void lines_rest(real rest[VL][VL], const char *first, int64_t distance, int64_t columns, int64_t left,
+                        pack_kind kind);
 
 VEC_INLINE void lines_load_rest(real rest[VL][VL], const char *first, int64_t distance, int64_t columns, int64_t left,
-                                const pack_kind kind) {
+                                pack_kind kind) {
     V r[VL];
     for (int i = 0; i < VL; i++) {
         r[i] = pack_part(first, kind, 0, left);
@@ -35,10 +45,10 @@ VEC_INLINE void lines_load_rest(real rest[VL][VL], const char *first, int64_t di
 }
 
 /* t->columns columns; `first` of them, each `distance` bytes from the one before. Fewer than VL: the last one is read
- * in place of those that are missing. All but t, first and distance is constant after inlining. */
+ * in place of those that are missing. `most`, `whole` and whether the kind is PACK_REAL are constant after inlining. */
 VEC_INLINE void lines_run_as(const tile *t, const char *first, int64_t distance, int rows, const int most,
-                             const bool whole, const pack_kind kind, lines_rest *load_rest) {
-    const int64_t size = pack_size[kind];
+                             const bool whole, pack_kind kind, lines_rest *load_rest) {
+    const int64_t size = kind == PACK_REAL ? (int64_t)sizeof(real) : 2;
     const real *a[LINES_ROWS];
     V sum[LINES_ROWS], r[VL];
     VEC_UNROLL for (int i = 0; i < most; i++) {
@@ -47,12 +57,13 @@ VEC_INLINE void lines_run_as(const tile *t, const char *first, int64_t distance,
     }
     int64_t left = t->k;
     for (; left >= VL; left -= VL) {
-        const char *from = first;
         lines_ask(first, distance, t->columns);
-        VEC_UNROLL for (int i = 0; i < VL; i++) {
-            r[i] = pack_load(from, kind, 0);
-            from += whole || i + 1 < t->columns ? distance : 0;
-        }
+        if (kind == PACK_REAL)
+            lines_load(r, first, distance, t->columns, whole, PACK_REAL);
+        else if (kind == PACK_F16)
+            lines_load(r, first, distance, t->columns, whole, PACK_F16);
+        else
+            lines_load(r, first, distance, t->columns, whole, PACK_BF16);
         v_transpose(r);
         VEC_UNROLL for (int j = 0; j < VL; j++) {
             VEC_UNROLL for (int i = 0; i < most; i++) sum[i] = v_step(v_set1(a[i][j * t->a_k]), r[j], sum[i]);
@@ -62,7 +73,7 @@ VEC_INLINE void lines_run_as(const tile *t, const char *first, int64_t distance,
     }
     if (left > 0) {
         real rest[VL][VL];
-        load_rest(rest, first, distance, t->columns, left);
+        load_rest(rest, first, distance, t->columns, left, kind);
         for (int64_t j = 0; j < left; j++) {
             VEC_UNROLL for (int i = 0; i < most; i++) sum[i] =
                 v_step(v_set1(a[i][j * t->a_k]), v_load(rest[j]), sum[i]);
@@ -76,34 +87,34 @@ VEC_INLINE void lines_run_as(const tile *t, const char *first, int64_t distance,
     }
 }
 
-/* The kinds that are read so: all but bytes, which are few. */
-#if defined(TN_VEC_F64) || defined(TN_VEC_PAIRS)
-#define LINES_KINDS(X) X(PACK_REAL)
-#else
-#define LINES_KINDS(X) X(PACK_REAL) X(PACK_F16) X(PACK_BF16)
-#endif
-
-#define LINES_KIND(kind) [kind] = true,
-static const bool lines_take[] = {LINES_KINDS(LINES_KIND)[PACK_U8] = false};
-
-#define LINES_FUNCTIONS(kind)                                                                                 \
-    static __attribute__((noinline)) void kind##_rest(real rest[VL][VL], const char *first, int64_t distance, \
-                                                      int64_t columns, int64_t left) {                        \
-        lines_load_rest(rest, first, distance, columns, left, kind);                                          \
+/* Numbers of the sums' type, and halves of both kinds: the processor guesses rightly which they are. */
+#define LINES_FUNCTIONS(name, kind_of)                                                                        \
+    static __attribute__((noinline)) void name##_rest(real rest[VL][VL], const char *first, int64_t distance, \
+                                                      int64_t columns, int64_t left, pack_kind kind) {        \
+        lines_load_rest(rest, first, distance, columns, left, kind_of(kind));                                 \
     }                                                                                                         \
-    static void kind##_lines(const tile *t, const char *first, int64_t distance, int rows) {                  \
+    static void name(const tile *t, pack_kind kind, const char *first, int64_t distance, int rows) {          \
         if (rows == 1 && t->columns == VL) {                                                                  \
-            lines_run_as(t, first, distance, 1, 1, true, kind, kind##_rest);                                  \
+            lines_run_as(t, first, distance, 1, 1, true, kind_of(kind), name##_rest);                         \
         } else {                                                                                              \
-            lines_run_as(t, first, distance, rows, LINES_ROWS, false, kind, kind##_rest);                     \
+            lines_run_as(t, first, distance, rows, LINES_ROWS, false, kind_of(kind), name##_rest);            \
         }                                                                                                     \
     }
-LINES_KINDS(LINES_FUNCTIONS)
+#define LINES_REAL(kind) ((void)(kind), PACK_REAL)
+LINES_FUNCTIONS(lines_real, LINES_REAL)
+
+/* The kinds that are read so: all but bytes, which are few. */
+#if defined(TN_VEC_F64) || defined(TN_VEC_PAIRS)
+static const bool lines_take[] = {[PACK_REAL] = true, [PACK_U8] = false};
+#define lines_run lines_real
+#else
+static const bool lines_take[] = {[PACK_REAL] = true, [PACK_F16] = true, [PACK_BF16] = true, [PACK_U8] = false};
+#define LINES_HALVES(kind) ((kind) == PACK_F16 ? PACK_F16 : PACK_BF16)
+LINES_FUNCTIONS(lines_halves, LINES_HALVES)
 
 static void lines_run(const tile *t, pack_kind kind, const char *first, int64_t distance, int rows) {
-#define LINES_ROW(kind) [kind] = kind##_lines,
-    static void (*const run[])(const tile *, const char *, int64_t, int) = {LINES_KINDS(LINES_ROW)};
-    run[kind](t, first, distance, rows);
+    (kind == PACK_REAL ? lines_real : lines_halves)(t, kind, first, distance, rows);
 }
+#endif
 
 #endif

@@ -172,13 +172,23 @@ VEC_INLINE void pack_transposed_lines(const pack *p, int64_t apart, int64_t line
     }
 }
 
-/* Numbers side by side along k, as wide as the micro-kernels want them; lines are `apart` bytes from each other. */
-static void pack_transposed(const pack *p, int64_t apart) {
+/* Numbers side by side along k, as wide as the micro-kernels want them; lines are `apart` bytes from each other. Pairs
+ * are words as floats are, and moved by the floats' code. */
+#if defined(__AVX512F__) && !defined(TN_VEC_F64)
+#define pack_transposed tn_pack_transposed_avx512
+void pack_transposed(const pack *p, int64_t apart);
+#else
+static void pack_transposed(const pack *p, int64_t apart);
+#endif
+
+#ifndef TN_VEC_PAIRS
+void pack_transposed(const pack *p, int64_t apart) {
     int64_t line = 0;
     for (; line + VL <= p->lines; line += VL)
         pack_transposed_lines(p, apart, line, true);
     if (line < p->lines) pack_transposed_lines(p, apart, line, false);
 }
+#endif
 
 /* The same for narrow ones: they are widened where they stand side by side, some lines by some steps at a time. */
 VEC_INLINE void pack_transposed_as(const pack *p, const pack_kind kind) {
@@ -236,8 +246,12 @@ static void pack_last_halves(const pack *p) {
 }
 #endif
 
+#ifdef TN_VEC_PAIRS
+#define pack_real TILES.pack
+#else
 static __attribute__((noinline)) void pack_real_groups(const pack *p) { pack_adjacent_by(p, p->group, PACK_REAL); }
 static void pack_real(const pack *p) { pack_as(p, PACK_REAL, pack_real_groups); }
+#endif
 
 /* All kinds but the sums' type in one: which it is is asked at each vector, which takes a fourth of the code of one
  * each. Pairs have a set to themselves, f64 has no other kind. */

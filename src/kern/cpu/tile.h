@@ -19,7 +19,8 @@
  * each with enough sums to keep the multipliers busy, since code for heights that only the end of a matrix has is not
  * worth its room. WIDE_n: panels that n rows take at once; 1 where one panel keeps the multipliers busy. */
 #if defined(__AVX512F__) && defined(TN_VEC_F64)
-#define TILE_HEIGHTS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8)
+#define TILE_HEIGHTS(X) X(1) X(2) X(4) X(8)
+#define TILE_SPLITS(X) X(3, 2, 1) X(5, 4, 1) X(6, 4, 2) X(7, 4, 3)
 enum { TILE_ROWS = 8, WIDE_1 = 4, WIDE_2 = 4, WIDE_3 = 2, WIDE_4 = 2 };
 #elif defined(__AVX512F__) && defined(TN_VEC_PAIRS)
 #define TILE_HEIGHTS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(14)
@@ -33,6 +34,10 @@ enum { TILE_ROWS = 14, WIDE_1 = 4, WIDE_2 = 4, WIDE_3 = 2, WIDE_4 = 2 };
 #define TURNED_HEIGHTS(X) X(4) X(5) X(6) X(7) X(8) X(10) X(12) X(13) X(14)
 #define TURNED_SPLITS(X) X(9, 5, 4) X(11, 6, 5)
 enum { TILE_ROWS = 14, WIDE_1 = 4, WIDE_2 = 4, WIDE_3 = 2, WIDE_4 = 2 };
+#elif defined(__AVX2__) && defined(TN_VEC_F64)
+#define TILE_HEIGHTS(X) X(1) X(2) X(4) X(6)
+#define TILE_SPLITS(X) X(3, 2, 1) X(5, 4, 1)
+enum { TILE_ROWS = 6, WIDE_1 = 4, WIDE_2 = 2, WIDE_3 = 2, WIDE_4 = 1 };
 #elif defined(__AVX2__)
 #define TILE_HEIGHTS(X) X(1) X(2) X(3) X(4) X(5) X(6)
 enum { TILE_ROWS = 6, WIDE_1 = 4, WIDE_2 = 2, WIDE_3 = 2, WIDE_4 = 1 };
