@@ -1,9 +1,9 @@
 /* cpu.h — the native kernels that exist once per instruction set, and how one set of them is chosen.
  *
- * tiles.c, tiles_f64.c, conv_lines.c, attention.c and sdpa.c are compiled with the flags of each instruction set and
- * export one table each (tiles_bf16.c is a table of AVX-512 alone); qtile.c is too, in other variants: dot products of
- * small integers matter to it, AVX-512 without them does not. select.c looks at the processor once and keeps the best
- * tables that this build has. */
+ * tiles.c, tiles_f64.c, conv_lines.c, qplain.c, attention.c and sdpa.c are compiled with the flags of each instruction
+ * set and export one table each (tiles_bf16.c is a table of AVX-512 alone); qtile.c is too, in other variants: dot
+ * products of small integers matter to it, AVX-512 without them does not. select.c looks at the processor once and
+ * keeps the best tables that this build has. */
 #ifndef TN_KERN_CPU_H
 #define TN_KERN_CPU_H
 

@@ -1,4 +1,4 @@
-/* half.h — kernels for weights in f16 and bf16; part of qtile.c.
+/* half.h — kernels for weights in f16 and bf16; part of qplain.c.
  *
  * Weights of 16 rows lie side by side, step of k after step of k. They are widened in registers, where a tile of rows
  * of x uses them at once, or the one row of x that there is. The result is that of a product in f32 with the widened

@@ -52,7 +52,7 @@ typedef struct qmat {
 } qmat;
 
 /* Rows of x at once. */
-static int64_t tile_of(const qmat *q) { return q->with->heights[0]; }
+static int64_t tile_of(const qmat *q) { return q->with->plain->heights[0]; }
 
 static size_t area(int64_t bytes) { return ((size_t)bytes + 63) / 64 * 64; }
 
@@ -113,22 +113,22 @@ static uint8_t *rounded(const qmat *q) { return (uint8_t *)q->workspace; }
 
 /* What is left over at the end is rounded together with blocks before it, a second time; or beside zeros. */
 static void round_row(const qmat *q, const float *x, uint8_t *to, int64_t step) {
-    const int at_once = q->with->round_at_once;
+    const int at_once = q->with->plain->round_at_once;
     int64_t blocks = q->blocks, rest = blocks % at_once;
     for (int64_t b = 0; b < blocks - rest; b += ROUND_BLOCKS) {
         int count = (int)tn_min64(ROUND_BLOCKS, blocks - rest - b);
-        q->with->round(x + b * TN_QBLOCK, count, q->format, to + b * step, step);
+        q->with->plain->round(x + b * TN_QBLOCK, count, q->format, to + b * step, step);
     }
     if (rest == 0) return;
     if (blocks >= at_once) {
         int64_t b = blocks - at_once;
-        q->with->round(x + b * TN_QBLOCK, at_once, q->format, to + b * step, step);
+        q->with->plain->round(x + b * TN_QBLOCK, at_once, q->format, to + b * step, step);
         return;
     }
     float padded[ROUND_BLOCKS * TN_QBLOCK] = {0};
     uint8_t records[ROUND_BLOCKS * MOST_RECORD_BYTES];
     memcpy(padded, x, (size_t)rest * TN_QBLOCK * sizeof *x);
-    q->with->round(padded, at_once, q->format, records, q->record);
+    q->with->plain->round(padded, at_once, q->format, records, q->record);
     for (int64_t b = 0; b < rest; b++)
         memcpy(to + b * step, records + b * q->record, (size_t)q->record);
 }
@@ -171,7 +171,7 @@ static const uint8_t *group_of(const qmat *q, int64_t g) {
 static void multiply_rows(const qmat *q, const part *p, int64_t first, int64_t rows, int64_t k, int64_t blocks,
                           float *c, int64_t c_row) {
     const int64_t most = tile_of(q);
-    const int *heights = q->with->heights;
+    const int *heights = q->with->plain->heights;
     for (int64_t i = 0; i < rows; i += most) {
         int64_t height = tn_min64(most, q->rows - first - i), done = 0;
         const uint8_t *x = rounded(q) + ((first + i) * q->blocks + k * height) * q->record;
@@ -193,16 +193,16 @@ static void unpack_panel(const qmat *q, const part *p, int64_t g, int64_t k, int
     const tn_qlayout *l = &q->layout;
     const uint8_t *group = group_of(q, g), *scales_from = group + k / l->scale_blocks * l->scale_bytes;
     const uint8_t *low = group + l->low + k * l->low_bytes, *high = group + l->high + k * l->high_bytes;
-    q->with->bits_to_panel[q->format->bits](low, high, l, blocks, p->panel, q->panel);
-    q->with->scales_to_panel(q->format->scales, scales_from, l, blocks, p->panel + QBITS, q->panel);
+    q->with->plain->bits_to_panel[q->format->bits](low, high, l, blocks, p->panel, q->panel);
+    q->with->plain->scales_to_panel(q->format->scales, scales_from, l, blocks, p->panel + QBITS, q->panel);
 }
 
 /* Rows of x at some steps of k, into tiles of the heights that kernels have: a tile lies behind the rows before it. */
 static void pack_x(const qmat *q, const float *x, int64_t rows, int64_t steps, float *to) {
     for (int kind = 0; kind < QHEIGHTS && rows > 0; kind++) {
-        int64_t height = q->with->heights[kind], whole = rows / height * height;
+        int64_t height = q->with->plain->heights[kind], whole = rows / height * height;
         if (whole == 0) continue;
-        q->with->tiles->pack(&(pack){.to = to,
+        q->with->plain->tiles->pack(&(pack){.to = to,
                                      .distance = height,
                                      .group = height,
                                      .jump = steps * height,
@@ -220,11 +220,11 @@ static void pack_x(const qmat *q, const float *x, int64_t rows, int64_t steps, f
 /* `at_once` groups of 16 columns, all rows of packed x. */
 static void multiply_half_rows(const qtile_set *with, const half_set *kernels, half_tile t, int64_t at_once,
                                int64_t rows) {
-    const int *heights = with->heights;
+    const int *heights = with->plain->heights;
     int64_t done = 0;
     for (int kind = 0; kind < QHEIGHTS; kind++) {
         for (; rows - done >= heights[kind]; done += heights[kind]) {
-            kernels->tile[at_once < with->halves_at_once][kind](&t);
+            kernels->tile[at_once < with->plain->halves_at_once][kind](&t);
             t.x += heights[kind] * t.steps;
             t.c += heights[kind] * t.c_row;
         }
@@ -234,7 +234,7 @@ static void multiply_half_rows(const qtile_set *with, const half_set *kernels, h
 /* multiply_groups for weights in f16 and bf16. */
 static void multiply_half_groups(const qmat *q, const part *p, int64_t group0, int64_t group1, int64_t first,
                                  int64_t rows, float *c, int64_t c_row) {
-    const half_set *kernels = q->args->dtype == TN_BF16 ? q->with->brain : q->with->half;
+    const half_set *kernels = q->args->dtype == TN_BF16 ? q->with->plain->brain : q->with->plain->half;
     const float *x = q->args->x + (q->row0 + first) * q->args->x_stride;
     int64_t groups = 0, k = 0;
     if (q->rows == 1) {
@@ -251,7 +251,7 @@ static void multiply_half_groups(const qmat *q, const part *p, int64_t group0, i
         t.add = k > 0;
         pack_x(q, x + k, rows, t.steps, packed);
         for (int64_t g = group0; g < group1; g += groups) {
-            groups = tn_min64(q->with->halves_at_once, group1 - g);
+            groups = tn_min64(q->with->plain->halves_at_once, group1 - g);
             t.weights = group_of(q, g) + k * 2 * TN_QROWS;
             t.c = c + (g - group0) * TN_QROWS;
             multiply_half_rows(q->with, kernels, t, groups, rows);

@@ -1,8 +1,8 @@
 /* qtile.h — products with weights as files store them: what their driver and the kernels of an instruction set say to
  * each other.
  *
- * The driver (qmat.c) cuts a product into blocks and is compiled once; the kernels that round x, unpack weights and
- * multiply (qtile.c) are compiled once per instruction set, into a qtile_set. */
+ * The driver (qmat.c) cuts a product into blocks and is compiled once; the kernels that round x and unpack weights
+ * (qplain.c) and those that multiply bytes (qtile.c) are compiled once per instruction set, into a qtile_set. */
 #ifndef TN_QTILE_H
 #define TN_QTILE_H
 
@@ -69,21 +69,26 @@ typedef struct half_set {
 typedef void bits_unpacker(const uint8_t *low, const uint8_t *high, const tn_qlayout *l, int64_t blocks, uint8_t *to,
                            int64_t step);
 
-typedef struct qtile_set {
+typedef struct qplain_set {
     const tile_set *tiles;
     int heights[QHEIGHTS]; /* rows of a tile of x, the greatest first */
     int round_at_once;     /* blocks of a row, at least */
     int halves_at_once;    /* groups of weights in half precision that a tile takes */
     /* Up to ROUND_BLOCKS blocks of a row, a multiple of round_at_once. */
     void (*round)(const float *x, int count, const tn_qformat *f, uint8_t *record, int64_t step);
-    void (*const *stripe)(const stripe *p); /* by dtype: one row of x */
-    const panel_kernels *(*panels)(const tn_qformat *f);
     bits_unpacker *const *bits_to_panel; /* by tn_qbits */
     void (*scales_to_panel)(tn_qscales form, const uint8_t *from, const tn_qlayout *l, int64_t blocks, uint8_t *to,
                             int64_t step);
     const half_set *half, *brain;
+} qplain_set;
+
+typedef struct qtile_set {
+    const qplain_set *plain;                /* of the same vectors, with or without dot products */
+    void (*const *stripe)(const stripe *p); /* by dtype: one row of x */
+    const panel_kernels *(*panels)(const tn_qformat *f);
 } qtile_set;
 
+extern const qplain_set tn_qplain_base, tn_qplain_avx2, tn_qplain_avx512;
 extern const qtile_set tn_qtiles_base, tn_qtiles_avx2;
 extern const qtile_set tn_qtiles_avx2vnni, tn_qtiles_avx512vnni; /* with dot products of small integers */
 const qtile_set *tn_qtiles(void);                                /* the processor's (select.c) */

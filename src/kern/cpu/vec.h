@@ -41,13 +41,17 @@ enum {
     PIECE = 16 / sizeof(real)      /* lanes of one of its 16-byte pieces */
 };
 
-/* The kernels of products in f32 for these vectors, for sources that use them. */
+/* What else is compiled for these vectors, for sources that use it: the kernels of products in f32, and what products
+ * with stored weights need beside dot products. */
 #if defined(__AVX512F__)
 #define TILES tn_tiles_f32_avx512
+#define QPLAIN tn_qplain_avx512
 #elif defined(__AVX2__)
 #define TILES tn_tiles_f32_avx2
+#define QPLAIN tn_qplain_avx2
 #else
 #define TILES tn_tiles_f32_base
+#define QPLAIN tn_qplain_base
 #endif
 
 typedef real V __attribute__((vector_size(VEC_BYTES)));
