@@ -13,7 +13,7 @@
 #include "kern/cpu/cpu.h"
 #include "trunnion/ops.h"
 
-enum { OUT = 4, IN = 6, TAPS = 3, MARKS = 64, MAX_THREADS = 3 };
+enum { OUT = 4, IN = 6, TAPS = 3, LINE_OUT = 2, LINE_TAPS = 5, MARKS = 64, MAX_THREADS = 3 };
 
 static const float MARK = 12345.0f;
 
@@ -29,7 +29,7 @@ static float random_number(void) { return (float)random_from(-1000, 1000) / 700.
 /* ---- the transforms, from their points --------------------------------------------------------------------------- */
 
 static const double points[IN - 1] = {0, 0.75, -0.75, 1.5, -1.5};
-static double forth[IN][IN], taps_forth[IN][TAPS], back[OUT][IN];
+static double forth[IN][IN], taps_forth[IN][TAPS], back[OUT][IN], line_taps[IN][LINE_TAPS], line_back[LINE_OUT][IN];
 
 /* Coefficients of the product of (x − point) over all points but `without`. */
 static void product_of_points(int without, double *c) {
@@ -54,6 +54,10 @@ static int make_matrices(void **state) {
             back[k][i] = i < IN - 1 ? pow(points[i], k) : k == OUT - 1;
         for (int k = 0; k < TAPS; k++)
             taps_forth[i][k] = i < IN - 1 ? pow(points[i], k) / scale : k == TAPS - 1;
+        for (int k = 0; k < LINE_OUT; k++)
+            line_back[k][i] = i < IN - 1 ? pow(points[i], k) : k == LINE_OUT - 1;
+        for (int k = 0; k < LINE_TAPS; k++)
+            line_taps[i][k] = i < IN - 1 ? pow(points[i], k) / scale : k == LINE_TAPS - 1;
     }
     return 0;
 }
@@ -125,8 +129,45 @@ static void define_tile(problem *p, int64_t image, int64_t filter, int64_t u, in
 
 static int64_t results_of(const tn_conv_args *a) { return a->images * a->filters * a->places[0] * a->places[1]; }
 
+static double magnitude(const double *row, const double *x, int count) {
+    double sum = 0;
+    for (int k = 0; k < count; k++)
+        sum += fabs(row[k]) * fabs(x[k]);
+    return sum;
+}
+
+/* Two results of five taps in a row, from place (u, v) on. */
+static void define_line(problem *p, int64_t image, int64_t filter, int64_t u, int64_t v) {
+    const tn_conv_args *a = &p->a;
+    const double rounding = ldexp(1, -24) * (double)(a->channels + 16);
+    double sums[LINE_OUT] = {0}, sizes[IN] = {0}, d[IN], g[LINE_TAPS];
+    for (int64_t c = 0; c < a->channels; c++) {
+        for (int k = 0; k < IN; k++)
+            d[k] = seen_at(p, image, c, u, v + k);
+        for (int k = 0; k < LINE_TAPS; k++)
+            g[k] = (double)a->weight[filter * a->weight_stride[0] + c * a->weight_stride[1] + k * a->weight_stride[3]];
+        for (int k = 0; k < LINE_OUT * LINE_TAPS; k++)
+            sums[k / LINE_TAPS] += d[k / LINE_TAPS + k % LINE_TAPS] * g[k % LINE_TAPS];
+        for (int k = 0; k < IN; k++)
+            sizes[k] += magnitude(forth[k], d, IN) * magnitude(line_taps[k], g, LINE_TAPS);
+    }
+    for (int64_t k = 0; k < tn_min64(LINE_OUT, a->places[1] - v); k++) {
+        int64_t n = ((image * a->filters + filter) * a->places[0] + u) * a->places[1] + v + k;
+        p->want[n] = sums[k];
+        p->bound[n] = magnitude(line_back[k], sizes, IN) * rounding * 1.01 + 1e-30;
+    }
+}
+
+static bool is_line(const tn_conv_args *a) { return a->kernel[1] == LINE_TAPS; }
+
 static void define(problem *p) {
     const tn_conv_args *a = &p->a;
+    const int64_t pairs = tn_ceil_div(a->places[1], LINE_OUT), all = a->images * a->filters * a->places[0];
+    for (int64_t n = 0; is_line(a) && n < all * pairs; n++) {
+        int64_t plane = n / pairs / a->places[0];
+        define_line(p, plane / a->filters, plane % a->filters, n / pairs % a->places[0], n % pairs * LINE_OUT);
+    }
+    if (is_line(a)) return;
     for (int64_t n = 0; n < a->images * a->filters; n++)
         for (int64_t t = 0, apart = a->dilation[0]; t < tn_ceil_div(a->places[0], OUT * apart) * apart; t++)
             for (int64_t v = 0; v < a->places[1]; v += OUT)
@@ -215,6 +256,7 @@ static float *turned_filters(const tn_conv_args *a) {
 /* The way back of a convolution whose results are the images is one with its filters turned: the same bits. */
 static void spread_has_the_same_bits(const problem *p, int threads, const float *want) {
     const tn_conv_args *a = &p->a;
+    if (is_line(a)) return;
     tn_conv_args way = {.images = a->images, .groups = 1, .channels = a->filters, .filters = a->channels};
     int64_t count = results_of(a);
     for (int d = 0; d < 2; d++) {
@@ -271,16 +313,18 @@ static void check(const tn_conv_args *sizes, bool by_places, int64_t between) {
     a->groups = 1;
     a->winograd = true;
     for (int d = 0; d < 2; d++) {
-        a->kernel[d] = TAPS;
+        if (a->kernel[d] == 0) a->kernel[d] = TAPS;
         a->stride[d] = 1;
         a->dilation[d] = tn_max64(a->dilation[d], 1);
     }
+    const int64_t taps = a->kernel[0] * a->kernel[1];
     assert_true(tn_conv_winograd_fits(a));
     memcpy(a->x_stride, (int64_t[]){a->channels * plane, plane, row, 1}, sizeof a->x_stride);
     if (by_places)
         memcpy(a->x_stride, (int64_t[]){a->channels * plane, 1, row * a->channels, a->channels}, sizeof a->x_stride);
-    memcpy(a->weight_stride, (int64_t[]){a->channels * 9, 9, 3, 1}, sizeof a->weight_stride);
-    int64_t pixels = a->images * a->channels * plane - between * a->x_stride[3], weights = a->filters * a->channels * 9;
+    memcpy(a->weight_stride, (int64_t[]){a->channels * taps, taps, a->kernel[1], 1}, sizeof a->weight_stride);
+    int64_t pixels = a->images * a->channels * plane - between * a->x_stride[3];
+    int64_t weights = a->filters * a->channels * taps;
     a->x = p.x = memory_of(pixels, sizeof *p.x);
     a->weight = p.weight = memory_of(weights, sizeof *p.weight);
     for (int64_t i = 0; i < pixels; i++)
@@ -329,6 +373,30 @@ static void large_sizes_are_within_the_bound(void **state) {
         tn_conv_args a = sizes[i / 2];
         if (i % 2) a.dilation[0] = 2 + (int64_t)i / 2 % 3;
         check(&a, i / 2 % 2, (int64_t)i % 3);
+    }
+}
+
+/* Rows of one and of several blocks, and that threads share by filters. */
+static void rows_of_five_taps_are_within_the_bound(void **state) {
+    (void)state;
+    need_it();
+    static const tn_conv_args sizes[] = {
+        {.images = 1, .channels = 70, .filters = 45, .size = {1, 400}, .places = {1, 396}, .before = {0, 0}},
+        {.images = 2, .channels = 3, .filters = 29, .size = {2, 1001}, .places = {3, 1001}, .before = {1, 2}},
+        {.images = 1, .channels = 90, .filters = 200, .size = {1, 30}, .places = {1, 30}, .before = {0, 2}},
+        {.images = 1, .channels = 1700, .filters = 5, .size = {1, 150}, .places = {1, 150}, .before = {0, 2}},
+    };
+    for (int i = 0; i < 20 + (int)TN_COUNT(sizes); i++) {
+        tn_conv_args a = {.images = random_from(1, 3), .channels = random_from(1, 9), .filters = random_from(1, 40)};
+        for (int d = 0; d < 2; d++) {
+            a.size[d] = random_from(1, d ? 90 : 4);
+            a.places[d] = random_from(1, d ? 90 : 4);
+            a.before[d] = random_from(-2, 4);
+        }
+        if (i >= 20) a = sizes[i - 20];
+        a.kernel[0] = 1;
+        a.kernel[1] = LINE_TAPS;
+        check(&a, i % 3 == 0, i % 4);
     }
 }
 
@@ -490,6 +558,44 @@ static void what_is_pooled_has_the_bits_of_what_is_not(void **state) {
     assert_ok(tn_set_numerics(TN_NUMERICS_EXACT));
 }
 
+/* relu(conv2d(x, w) + bias) + rest; the convolution evaluated first, or joined by what follows. */
+static tn_tensor *row_of(const layer *l, bool apart) {
+    tn_tensor *y = tn_conv2d(l->x, l->w, NULL, NULL);
+    if (apart) assert_ok(tn_eval(&y, 1));
+    assert_true(!apart || last_plan_says(" by winograd"));
+    tn_tensor *sum = tn_add(y, tn_reshape(l->bias, TN_DIMS(-1, 1, 1))), *above = tn_relu(sum);
+    tn_tensor *all = tn_add(above, l->rest);
+    tn_free(y);
+    tn_free(sum);
+    tn_free(above);
+    assert_ok(tn_eval(&all, 1));
+    assert_true(apart || (last_plan_says("correlate2d+") && last_plan_says(" by winograd")));
+    return all;
+}
+
+static void rows_of_five_taps_are_joined_with_the_same_bits(void **state) {
+    (void)state;
+    need_it();
+    enum { CHANNELS = 64, FILTERS = 77 };
+    assert_ok(tn_set_numerics(TN_NUMERICS_FAST));
+    for (int64_t i = 0; i < 4; i++) {
+        assert_ok(tn_threads_set(1 + (int)i % 2));
+        TN_SCOPE {
+            const int64_t images = 1 + i, length = 501 - 180 * (i / 2), results = length - LINE_TAPS + 1;
+            layer l = {random_tensor(TN_DIMS(images, CHANNELS, 2, length)),
+                       random_tensor(TN_DIMS(FILTERS, CHANNELS, 1, LINE_TAPS)), random_tensor(TN_DIMS(FILTERS)),
+                       random_tensor(TN_DIMS(images, FILTERS, 2, results)), 1};
+            if (i == 3) { /* images of one column */
+                l.x = random_tensor(TN_DIMS(images, CHANNELS, length, 1));
+                l.w = random_tensor(TN_DIMS(FILTERS, CHANNELS, LINE_TAPS, 1));
+                l.rest = random_tensor(TN_DIMS(images, FILTERS, results, 1));
+            }
+            same_bits(row_of(&l, false), row_of(&l, true));
+        }
+    }
+    assert_ok(tn_set_numerics(TN_NUMERICS_EXACT));
+}
+
 static void exact_numerics_keep_their_bits(void **state) {
     (void)state;
     need_it();
@@ -601,6 +707,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_sizes_are_within_the_bound),
         cmocka_unit_test(large_sizes_are_within_the_bound),
+        cmocka_unit_test(rows_of_five_taps_are_within_the_bound),
+        cmocka_unit_test(rows_of_five_taps_are_joined_with_the_same_bits),
         cmocka_unit_test(other_windows_do_not_fit),
         cmocka_unit_test(what_is_joined_has_the_bits_of_what_is_not),
         cmocka_unit_test(what_is_pooled_has_the_bits_of_what_is_not),

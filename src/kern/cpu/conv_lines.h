@@ -29,7 +29,7 @@ typedef struct tap_chains {
 
 /* A piece of one image's results in tiles of 4×4 (winograd.h): where each row begins, the results that it has (rows ×
  * columns; of the last tiles not all exist), and the tiles. */
-enum { WINOGRAD_OUT = 4, WINOGRAD_IN = 6, WINOGRAD_POINTS = WINOGRAD_IN * WINOGRAD_IN };
+enum { WINOGRAD_OUT = 4, WINOGRAD_IN = 6, WINOGRAD_POINTS = WINOGRAD_IN * WINOGRAD_IN, WINOGRAD_LINE_OUT = 2 };
 typedef struct winograd_area {
     float *const *row;
     int64_t rows, columns, down, across;
@@ -67,6 +67,10 @@ typedef struct conv_lines {
     /* Of `rows` filters side by side, at most a vector of them, whose taps are `step` apart: value (i, j) of each goes
      * to to[(i · 6 + j) · point + row]. */
     void (*winograd_filters)(const float *taps, int64_t step, float *to, int64_t point, int64_t rows);
+    /* The same along one axis, tiles being two places: value i of tile t of a line of 2 · tiles + 4 numbers goes to
+     * to[i · point + t], whole vectors of them; and back, `count` results. */
+    void (*winograd_line)(const float *line, int64_t tiles, float *to, int64_t point);
+    void (*winograd_line_finish)(const float *sums, int64_t point, float *to, int64_t count);
 } conv_lines;
 
 extern const conv_lines tn_conv_lines_base, tn_conv_lines_avx2, tn_conv_lines_avx512;

@@ -16,6 +16,7 @@
 
 #include <string.h>
 
+#include "kern/cpu/conv_winograd_line.h"
 #include "kern/cpu/cpu.h"
 #include "kern/cpu/pooled.h"
 #include "kern/cpu/windows.h"
@@ -59,7 +60,9 @@ static int64_t point_elements(const tn_conv_args *a) {
     return (tn_ceil_div(a->filters * a->channels, MOST_LANES) | 1) * MOST_LANES;
 }
 
-size_t tn_conv_winograd_packed_bytes(const tn_conv_args *a) { return windows_area(POINTS * point_elements(a)); }
+size_t tn_conv_winograd_packed_bytes(const tn_conv_args *a) {
+    return tn_conv_is_line(a) ? tn_conv_line_packed_bytes(a) : windows_area(POINTS * point_elements(a));
+}
 
 typedef struct packing {
     const tn_conv_args *a;
@@ -107,6 +110,10 @@ static void pack_filters(void *ctx, int64_t begin, int64_t end, int worker) {
 
 void tn_conv_winograd_pack(const tn_conv_args *a, void *to) {
     enum { PART_FILTERS = 1 << 8 };
+    if (tn_conv_is_line(a)) {
+        tn_conv_line_pack(a, to);
+        return;
+    }
     packing p = {a, tn_conv_lines()->tiles->rows, to};
     int64_t tiles = 0;
     for (int64_t i = 0; i < a->filters; i += tile_height(a->filters - i, p.full))
@@ -117,6 +124,7 @@ void tn_conv_winograd_pack(const tn_conv_args *a, void *to) {
 /* ---- sizes ------------------------------------------------------------------------------------------------------- */
 
 bool tn_conv_winograd_fits(const tn_conv_args *a) {
+    if (tn_conv_is_line(a)) return tn_conv_line_fits(a);
     bool fits = a->groups == 1 && windows_are_small(a) && tn_conv_lines()->winograd_rows;
     for (int d = 0; d < 2; d++)
         fits = fits && a->kernel[d] == 3 && a->stride[d] == 1;
@@ -185,6 +193,7 @@ static const struct {
 enum { FAR = 16 << 20 };
 
 bool tn_conv_winograd_pays(const tn_conv_args *a, bool kept) {
+    if (tn_conv_is_line(a)) return tn_conv_line_pays(a, kept);
     bool pools = a->pool[0] == 0 || a->pool[0] * a->places[1] <= TN_GEMM_BLOCK_LD;
     if (!pools || !tn_conv_winograd_fits(a)) return false;
     const int64_t down = tiles_down(a), across = tn_ceil_div(a->places[1], OUT), lanes = MOST_LANES;
@@ -417,12 +426,17 @@ static void compute_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
 /* ---- all of them ------------------------------------------------------------------------------------------------- */
 
 size_t tn_conv_winograd_workspace(const tn_conv_args *args, int threads) {
+    if (tn_conv_is_line(args)) return tn_conv_line_workspace(args, threads);
     winograd w;
     plan(&w, args);
     return (size_t)(threads > 1 ? threads : 1) * w.part_bytes;
 }
 
 void tn_conv_winograd(const tn_conv_args *args, void *workspace) {
+    if (tn_conv_is_line(args)) {
+        tn_conv_line(args, workspace);
+        return;
+    }
     winograd w;
     plan(&w, args);
     int threads = windows_threads(args);

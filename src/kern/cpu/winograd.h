@@ -172,4 +172,32 @@ static void winograd_filters(const float *taps, int64_t step, float *to, int64_t
     }
 }
 
+/* Tiles of two places. */
+static void winograd_line(const float *line, int64_t tiles, float *to, int64_t point) {
+    V d[WINOGRAD_IN], v[WINOGRAD_IN];
+    for (int64_t t = 0; t < tiles; t += VL) {
+        VEC_UNROLL for (int i = 0; i < WINOGRAD_IN; i += 2) {
+            const float *from = line + WINOGRAD_LINE_OUT * t + i;
+            V x = v_load(from), y = v_load(from + VL);
+            d[i] = v_evens(x, y);
+            d[i + 1] = v_odds(x, y);
+        }
+        winograd_forth(d, v);
+        VEC_UNROLL for (int i = 0; i < WINOGRAD_IN; i++) v_store(to + i * point + t, v[i]);
+    }
+}
+
+static void winograd_line_finish(const float *sums, int64_t point, float *to, int64_t count) {
+    for (int64_t t = 0; count > 0; t += VL, to += WINOGRAD_LINE_OUT * VL, count -= WINOGRAD_LINE_OUT * VL) {
+        V m[WINOGRAD_IN];
+        float both[WINOGRAD_LINE_OUT * VL];
+        VEC_UNROLL for (int i = 0; i < WINOGRAD_IN; i++) m[i] = v_load(sums + i * point + t);
+        V first = m[0] + (m[1] + m[2]) + (m[3] + m[4]);
+        V second = v_fma(v_set1(POINT_B), m[3] - m[4], v_fma(v_set1(POINT_A), m[1] - m[2], m[5]));
+        v_store(both, v_zip_low(first, second));
+        v_store(both + VL, v_zip_high(first, second));
+        winograd_copy(to, both, count < WINOGRAD_LINE_OUT * VL ? count : WINOGRAD_LINE_OUT * VL);
+    }
+}
+
 #endif
