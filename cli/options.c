@@ -44,7 +44,7 @@ static const struct {
      "  --library NAMES       products, convolutions by libraries of `trunnion devices`, auto, none"},
     {{"numerics", required_argument, NULL, OPT_NUMERICS},
      CLI_THREADS,
-     "  --numerics KIND       exact, the same bits everywhere; or fast, which may round otherwise"},
+     "  --numerics KIND       exact, the same bits everywhere; or fast, which may round otherwise (cpu)"},
     {{"seed", required_argument, NULL, OPT_SEED},
      CLI_SEED,
      "  --seed N              start of the random numbers, a whole number from 0"},
@@ -224,6 +224,16 @@ static void say_idle_library(const char *libraries, const tn_device *device) {
     }
 }
 
+/* Fast numerics are the processor's: on another device they change nothing. */
+static void say_idle_numerics(const tn_device *device) {
+    tn_device_info d = {.struct_size = sizeof d};
+    if (tn_device_get_info(device, &d) != TN_OK || strcmp(d.backend, "cpu") == 0) return;
+    cli_print(stderr,
+              "trunnion: --numerics fast is for the processor; %s computes as it does anyway (TRUNNION_MATRIX says what "
+              "its matrix units may round)\n",
+              d.id);
+}
+
 tn_device *cli_choose_device(const cli_options *o, tn_selection *s, int *code) {
     tn_device_options d = {.struct_size = sizeof d, .minimum_memory = o->memory, .threads = o->threads};
     d.fallback = o->strict ? TN_FALLBACK_STRICT : TN_FALLBACK_WARN;
@@ -235,6 +245,7 @@ tn_device *cli_choose_device(const cli_options *o, tn_selection *s, int *code) {
     if (status == TN_OK) status = tn_set_current_device(device);
     if (o->verbose && status == TN_OK) say_steps(s);
     if (o->library && status == TN_OK) say_idle_library(o->library, device);
+    if (o->numerics && *o->numerics == 'f' && status == TN_OK) say_idle_numerics(device);
     cli_show_compiling(status == TN_OK);
     if (status == TN_OK) return device;
     *code = cli_failed();

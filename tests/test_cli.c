@@ -483,6 +483,23 @@ static void idle_library_is_said(void **state) {
 #endif
 }
 
+static void idle_numerics_are_said(void **state) {
+    (void)state;
+    char heard[65536];
+    assert_int_equal(run_command("devices --json", heard, sizeof heard), 0);
+    if (!strstr(heard, "\"opencl:0\"")) {
+        print_message("skipped: no device but the processor\n");
+        skip();
+    }
+    const char *work = "bench add-16 --seconds 0.01 --numerics fast 2>&1";
+    char line[200];
+    assert_int_equal(run_command(work, heard, sizeof heard), 0);
+    assert_null(strstr(heard, "--numerics"));
+    snprintf(line, sizeof line, "%s --device opencl:0", work);
+    assert_int_equal(run_command(line, heard, sizeof heard), 0);
+    assert_text_has(heard, "--numerics fast is for the processor; opencl:0 computes as it does anyway");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(options_are_read_wherever_they_stand),
@@ -505,6 +522,7 @@ int main(void) {
         cmocka_unit_test(listing_is_ascii_where_the_locale_says_so),
         cmocka_unit_test(devices_json_has_the_promised_keys),
         cmocka_unit_test(idle_library_is_said),
+        cmocka_unit_test(idle_numerics_are_said),
         cmocka_unit_test(children_are_waited_for_whoever_calls),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
