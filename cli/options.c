@@ -229,8 +229,8 @@ static void say_idle_numerics(const tn_device *device) {
     tn_device_info d = {.struct_size = sizeof d};
     if (tn_device_get_info(device, &d) != TN_OK || strcmp(d.backend, "cpu") == 0) return;
     cli_print(stderr,
-              "trunnion: --numerics fast is for the processor; %s computes as it does anyway (TRUNNION_MATRIX says what "
-              "its matrix units may round)\n",
+              "trunnion: --numerics fast is for the processor; %s computes as it does anyway (TRUNNION_MATRIX says "
+              "what its matrix units may round)\n",
               d.id);
 }
 

@@ -60,8 +60,9 @@ static void check_content(const kir_program *p, const kir_program *made_of, unsi
     assert_int_equal(p->n_buffers, made_of->n_buffers);
     assert_int_equal(p->n_dials, made_of->n_dials);
     for (int i = 0; i < p->n_buffers; i++) {
-        bool half = made_of->buffer_dtype[i] == TN_F16 || made_of->buffer_dtype[i] == TN_BF16;
-        assert_int_equal(p->buffer_dtype[i], half && what & KIR_LEGAL_HALVES ? TN_U16 : made_of->buffer_dtype[i]);
+        int dtype = made_of->buffer_dtype[i];
+        bool bits = (dtype == TN_F16 && what & KIR_LEGAL_HALVES) || (dtype == TN_BF16 && what & KIR_LEGAL_BRAINS);
+        assert_int_equal(p->buffer_dtype[i], bits ? TN_U16 : dtype);
         assert_int_equal(p->buffer_written[i], made_of->buffer_written[i]);
         assert_int_equal(p->local[i], made_of->local[i]);
     }
@@ -174,10 +175,10 @@ static bool check(const kir_random *t, uint64_t seed, unsigned what, const char 
 }
 
 enum {
-    ALL = KIR_LEGAL_MATHS | KIR_LEGAL_I64 | KIR_LEGAL_HALVES | KIR_LEGAL_DIALS,
-    WITH_I64 = KIR_LEGAL_MATHS | KIR_LEGAL_HALVES | KIR_LEGAL_DIALS
+    ALL = KIR_LEGAL_MATHS | KIR_LEGAL_I64 | KIR_LEGAL_HALVES | KIR_LEGAL_DIALS | KIR_LEGAL_BRAINS,
+    WITH_I64 = KIR_LEGAL_MATHS | KIR_LEGAL_HALVES | KIR_LEGAL_DIALS | KIR_LEGAL_BRAINS
 };
-static const unsigned WHATS[] = {ALL, WITH_I64, KIR_LEGAL_I64, KIR_LEGAL_MATHS, KIR_LEGAL_HALVES, 0};
+static const unsigned WHATS[] = {ALL, WITH_I64, KIR_LEGAL_I64, KIR_LEGAL_MATHS, KIR_LEGAL_HALVES, KIR_LEGAL_BRAINS, 0};
 
 static void every_operation(void **state) {
     (void)state;

@@ -217,7 +217,7 @@ static bool validated = true;
 
 /* For devices that multiply whole matrices and all kinds of parts, whose 16-bit floats are IEEE 754's and others. */
 static void validate(const kir_program *p) {
-    enum { PLAIN = TN_SPIRV_STORAGE_16 | TN_SPIRV_INT_16 | TN_SPIRV_FLOAT_16 };
+    enum { PLAIN = TN_SPIRV_STORAGE_16 | TN_SPIRV_INT_16 | TN_SPIRV_FLOAT_16 | TN_SPIRV_BFLOAT_16 };
     const uint32_t exact = TN_SPIRV_PRESERVE_16 | TN_SPIRV_DENORM_16 | TN_SPIRV_RTE_16;
     look_at(p);
     for (uint32_t shape = 0; shape < 8 && validated && kir_lanes(p) > 0; shape++) {
@@ -236,15 +236,10 @@ static void validate(const kir_program *p) {
 static void modules_are_valid(void **state) {
     (void)state;
     if (getenv("TRUNNION_TEST_DEVICE") || !spirv_val_find()) return;
-    product halves[TN_COUNT(products)];
-    for (size_t i = 0; i < TN_COUNT(products); i++) {
-        halves[i] = products[i];
-        halves[i].dtype = TN_F16;
-    }
     far_loaded = validate;
-    check_products(halves, TN_COUNT(products), TN_MATRIX_F16 | TN_MATRIX_PACKETS, 8, 32 << 10);
-    check_products(halves, TN_COUNT(products), TN_MATRIX_F16, 16, 64 << 10);
-    check_products(halves, TN_COUNT(products), TN_MATRIX_F16 | TN_MATRIX_PACKETS, 32, 64 << 10);
+    check_products(products, TN_COUNT(products), BOTH | TN_MATRIX_PACKETS, 8, 32 << 10);
+    check_products(products, TN_COUNT(products), BOTH, 16, 64 << 10);
+    check_products(products, TN_COUNT(products), BOTH | TN_MATRIX_PACKETS, 32, 64 << 10);
     far_loaded = look_at;
 }
 

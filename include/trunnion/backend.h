@@ -93,7 +93,8 @@ enum {
     TN_SPIRV_MATRIX_M8 = 1 << 15,
     TN_SPIRV_MATRIX_N8 = 1 << 16,
     TN_SPIRV_MATRIX_K8 = 1 << 17,
-    TN_SPIRV_WINDOWS = 1 << 18 /* load() heeds tn_code.windows */
+    TN_SPIRV_WINDOWS = 1 << 18,  /* load() heeds tn_code.windows */
+    TN_SPIRV_BFLOAT_16 = 1 << 19 /* cooperative matrices of bf16 (SPV_KHR_bfloat16), of the same shape */
 };
 
 /* … and one that takes WGSL. */

@@ -237,6 +237,7 @@ enum {
     EXT_MATRIX,
     EXT_MEMORY_MODEL,
     EXT_SIZE_CONTROL,
+    EXT_BFLOAT_16,
     EXT_COUNT,
     EXTS_OF_MATRICES = 1 << EXT_MATRIX | 1 << EXT_MEMORY_MODEL | 1 << EXT_SIZE_CONTROL
 };
@@ -251,6 +252,7 @@ static const char *const extensions[EXT_COUNT] = {
     [EXT_MATRIX] = "VK_KHR_cooperative_matrix",
     [EXT_MEMORY_MODEL] = "VK_KHR_vulkan_memory_model",
     [EXT_SIZE_CONTROL] = "VK_EXT_subgroup_size_control",
+    [EXT_BFLOAT_16] = "VK_KHR_shader_bfloat16",
 };
 
 static void chain(vk_chain *head, vk_chain *more) {
@@ -328,14 +330,14 @@ enum { WHOLE = 16, HALF = 8 }; /* edges of what is multiplied at once */
 
 static bool is_edge(uint32_t n) { return n == WHOLE || n == HALF; }
 
-static bool takes_matrix(const vk_matrix *m) {
-    bool halves = m->a == COMPONENT_F16 && m->b == COMPONENT_F16 && m->c == COMPONENT_F32 && m->result == COMPONENT_F32;
+static bool takes_matrix(const vk_matrix *m, uint32_t half) {
+    bool halves = m->a == half && m->b == half && m->c == COMPONENT_F32 && m->result == COMPONENT_F32;
     bool edges = is_edge(m->rows) && is_edge(m->columns) && is_edge(m->k);
     return halves && edges && m->scope == SCOPE_SUBGROUP;
 }
 
-/* The largest of what the device multiplies that renderers take; no rows: there is none. */
-static vk_matrix largest_matrix(void *place) {
+/* The largest of what the device multiplies that renderers take; no rows: there is none. *brain: of bf16, too. */
+static vk_matrix largest_matrix(void *place, bool *brain) {
     enum { MOST_MATRICES = 128 };
     vk_matrix best = {.rows = 0}, *list = tn_mem_zalloc(MOST_MATRICES, sizeof *list);
     uint32_t count = MOST_MATRICES;
@@ -345,7 +347,13 @@ static vk_matrix largest_matrix(void *place) {
                 tn_vk.GetPhysicalDeviceCooperativeMatrixPropertiesKHR(place, &count, list) >= 0;
     for (uint32_t i = 0; told && i < count && i < MOST_MATRICES; i++) {
         const vk_matrix *m = &list[i];
-        if (takes_matrix(m) && m->rows * m->columns * m->k > best.rows * best.columns * best.k) best = *m;
+        bool larger = m->rows * m->columns * m->k > best.rows * best.columns * best.k;
+        if (larger && takes_matrix(m, COMPONENT_F16)) best = *m;
+    }
+    for (uint32_t i = 0; told && i < count && i < MOST_MATRICES; i++) {
+        const vk_matrix *m = &list[i];
+        bool alike = m->rows == best.rows && m->columns == best.columns && m->k == best.k;
+        *brain |= alike && takes_matrix(m, COMPONENT_BF16);
     }
     tn_mem_free(list);
     return best;
@@ -365,12 +373,14 @@ static void fill_matrix(void *place, vk_abilities *a, const vk_sizes *sizes) {
     tn_caps *c = &a->caps;
     bool able = a->matrices.matrices && a->model.model && a->control.sizes && a->control.whole;
     if (!able || !(sizes->stages & SHADER_COMPUTE) || (c->features & needed) != needed || c->words_only) return;
-    vk_matrix m = largest_matrix(place);
+    bool brain = false;
+    vk_matrix m = largest_matrix(place, &brain);
     if (!m.rows) return;
-    c->matrix = TN_MATRIX_F16 | TN_MATRIX_PACKETS;
+    brain &= a->brain.type && a->brain.matrices;
+    c->matrix = TN_MATRIX_F16 | TN_MATRIX_PACKETS | bit_if(brain, TN_MATRIX_BF16);
     c->subgroup = lanes_of(&m, sizes);
     c->features |= bit_if(m.rows == HALF, TN_SPIRV_MATRIX_M8) | bit_if(m.columns == HALF, TN_SPIRV_MATRIX_N8) |
-                   bit_if(m.k == HALF, TN_SPIRV_MATRIX_K8);
+                   bit_if(m.k == HALF, TN_SPIRV_MATRIX_K8) | bit_if(brain, TN_SPIRV_BFLOAT_16);
 }
 
 void tn_vulkan_ask(void *place, vk_abilities *out) {
@@ -386,6 +396,7 @@ void tn_vulkan_ask(void *place, vk_abilities *out) {
                           .storage_8.head.kind = KIND_STORAGE_8,
                           .small.head.kind = KIND_FLOAT16_INT8,
                           .matrices.head.kind = KIND_MATRICES,
+                          .brain.head.kind = KIND_BFLOAT_16,
                           .model.head.kind = KIND_MEMORY_MODEL,
                           .control.head.kind = KIND_SIZE_CONTROL};
     tn_vk.GetPhysicalDeviceProperties(place, &out->properties);
@@ -407,13 +418,14 @@ void tn_vulkan_ask(void *place, vk_abilities *out) {
     if (found >> EXT_STORAGE_8 & 1) chain(&all.head, &out->storage_8.head);
     if (found >> EXT_FLOAT16_INT8 & 1) chain(&all.head, &out->small.head);
     if (matrices) chain(&all.head, &out->matrices.head);
+    if (matrices && found >> EXT_BFLOAT_16 & 1) chain(&all.head, &out->brain.head);
     if (matrices) chain(&all.head, &out->model.head);
     if (matrices) chain(&all.head, &out->control.head);
     tn_vk.GetPhysicalDeviceFeatures2(place, &all);
     out->features = (vk_features){.head = all.head, .f64 = all.f64, .i64 = all.i64, .i16 = all.i16};
     out->storage_16 = (vk_storage_16){.head = out->storage_16.head, .storage = out->storage_16.storage};
     out->storage_8 = (vk_storage_8){.head = out->storage_8.head, .storage = out->storage_8.storage};
-    out->matrices.robust = 0;
+    out->matrices.robust = out->brain.dot_product = 0;
     out->model.device_scope = out->model.chains = 0;
     fill_caps(out, &subgroup, &floats, &driver);
     fill_matrix(place, out, &sizes);

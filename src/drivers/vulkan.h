@@ -44,6 +44,7 @@
     X(KIND_FLOAT16_INT8, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_FLOAT16_INT8_FEATURES, 1000082000)                \
     X(KIND_STORAGE_16, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_16BIT_STORAGE_FEATURES, 1000083000)                        \
     X(KIND_SUBGROUP, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_PROPERTIES, 1000094000)                             \
+    X(KIND_BFLOAT_16, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_BFLOAT16_FEATURES_KHR, 1000141000)                   \
     X(KIND_LARGEST, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MAINTENANCE_3_PROPERTIES, 1000168000)                         \
     X(KIND_STORAGE_8, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_8BIT_STORAGE_FEATURES, 1000177000)                          \
     X(KIND_DRIVER, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_DRIVER_PROPERTIES, 1000196000)                                 \
@@ -81,6 +82,7 @@
     X(SCOPE_SUBGROUP, VK_SCOPE_SUBGROUP_KHR, 3)                                                                     \
     X(COMPONENT_F16, VK_COMPONENT_TYPE_FLOAT16_KHR, 0)                                                              \
     X(COMPONENT_F32, VK_COMPONENT_TYPE_FLOAT32_KHR, 1)                                                              \
+    X(COMPONENT_BF16, VK_COMPONENT_TYPE_BFLOAT16_KHR, 1000141000)                                                   \
     X(QUEUE_COMPUTE, VK_QUEUE_COMPUTE_BIT, 2)                                                                       \
     X(HEAP_LOCAL, VK_MEMORY_HEAP_DEVICE_LOCAL_BIT, 1)                                                               \
     X(MEMORY_LOCAL, VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT, 1)                                                         \
@@ -259,6 +261,12 @@ typedef struct vk_matrices {
     vk_chain head;
     uint32_t matrices, robust;
 } vk_matrices;
+
+/* Of VK_KHR_shader_bfloat16. */
+typedef struct vk_bfloat_16 {
+    vk_chain head;
+    uint32_t type, dot_product, matrices;
+} vk_bfloat_16;
 
 typedef struct vk_memory_model {
     vk_chain head;
@@ -577,7 +585,7 @@ uint32_t tn_vulkan_extensions(void *place, const char *const *wanted, uint32_t n
 /* What a device can do and what of that is used: features is the head of a chain into the structures behind it, for
  * vkCreateDevice. */
 enum {
-    VK_MOST_EXTENSIONS = 9,
+    VK_MOST_EXTENSIONS = 10,
     VK_MOST_BINDINGS = 64,
     VK_GRAIN = 64 /* allocations are multiples of it: kernels may read whole words behind the last element */
 };
@@ -592,7 +600,8 @@ typedef struct vk_abilities {
     vk_storage_16 storage_16;
     vk_storage_8 storage_8;
     vk_float16_int8 small;
-    vk_matrices matrices; /* these three: only if caps.matrix says so */
+    vk_matrices matrices; /* these four: only if caps.matrix says so */
+    vk_bfloat_16 brain;
     vk_memory_model model;
     vk_size_control control;
 } vk_abilities;

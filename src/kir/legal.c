@@ -111,8 +111,9 @@ static int function_of(const kir_ins *in, kir_type operand) {
 
 /* Is a buffer of 16-bit floats to be one of bits? Not where matrices or packets move: who has these has the type. */
 static bool holds_bits(const kir_program *p, unsigned what, int buffer) {
-    bool half = p->buffer_dtype[buffer] == TN_F16 || p->buffer_dtype[buffer] == TN_BF16;
-    if (!half || !(what & KIR_LEGAL_HALVES)) return false;
+    bool half = p->buffer_dtype[buffer] == TN_F16 && what & KIR_LEGAL_HALVES;
+    bool brain = p->buffer_dtype[buffer] == TN_BF16 && what & KIR_LEGAL_BRAINS;
+    if (!half && !brain) return false;
     for (int i = 0; i < p->n_ins; i++)
         if (p->ins[i].op > KIR_BARRIER && kir_has_access((kir_op)p->ins[i].op) &&
             p->access[p->ins[i].imm.i].buffer == buffer)

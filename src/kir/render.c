@@ -250,7 +250,8 @@ static void put_kernel(render *r) {
 static tn_status put_legal_kernel(render *r, const kir_program *p) {
     kir_program *legal;
     const kir_dialect *d = r->t->dialect;
-    TRY(kir_legalise(p, r->t->f16 ? d->legal & ~(unsigned)KIR_LEGAL_HALVES : d->legal, &legal));
+    const unsigned halves = KIR_LEGAL_HALVES | KIR_LEGAL_BRAINS;
+    TRY(kir_legalise(p, r->t->f16 ? d->legal & ~halves : d->legal, &legal));
     bool whole = !d->words[WORD_i64] && has_type(legal, KIR_I64, KIR_U64);
     r->p = legal;
     if (!whole) put_kernel(r);

@@ -223,6 +223,8 @@ static const struct {
     {TN_SPIRV_INT_8, 39, NULL},
     {TN_SPIRV_INT_16, 22, NULL},
     {TN_SPIRV_FLOAT_16, 9, NULL},
+    {TN_SPIRV_BFLOAT_16, 5116, "SPV_KHR_bfloat16"},
+    {TN_SPIRV_BFLOAT_16, 5118, NULL}, /* in cooperative matrices */
 };
 
 /* The controls of SPV_KHR_float_controls: the feature for 16 bits, those for 32 and 64 follow. */
@@ -347,11 +349,9 @@ static tn_status write_legal(const kir_program *p, const kir_target *t, kir_rend
 }
 
 /* Does the device convert to and from f16 as IEEE 754 has it? */
-static bool has_halves(const kir_program *p, const kir_target *t) {
+static bool has_halves(const kir_target *t) {
     const uint32_t all = TN_SPIRV_STORAGE_16 | TN_SPIRV_INT_16 | TN_SPIRV_FLOAT_16 | TN_SPIRV_DENORM_16 |
                          TN_SPIRV_RTE_16 | TN_SPIRV_PRESERVE_16;
-    for (int b = 0; b < p->n_buffers; b++)
-        if (p->buffer_dtype[b] == TN_BF16) return false;
     return (t->features & all) == all && !t->words_only;
 }
 
@@ -364,7 +364,7 @@ static tn_status write_words(const kir_program *const *programs, int count, cons
                        "kernel %016llx in SPIR-V: this launch has indices beyond 32 bits, the device "
                        "has no such integers",
                        (unsigned long long)programs[0]->hash);
-    if (!has_halves(programs[0], t)) what |= KIR_LEGAL_HALVES;
+    if (!has_halves(t)) what |= KIR_LEGAL_HALVES;
     if (!t->f64) what |= KIR_LEGAL_DIALS;
     TRY(kir_legalise(programs[0], what, &legal));
     tn_status s = write_legal(legal, t, out);

@@ -476,6 +476,27 @@ static uint32_t load_memory(spv *e, int buffer, uint32_t index) {
     return kir_spv_op(e, OpLoad, type, found, 0, 0);
 }
 
+/* bf16 are bits to all but the matrix units: the upper half of an f32's. */
+static bool is_brain(const spv *e, int buffer) { return e->p->buffer_dtype[buffer] == TN_BF16; }
+
+static uint32_t widen_brain(spv *e, uint32_t bits) {
+    uint32_t upper = kir_spv_op(e, OpShiftLeftLogical, SPV_U32, bits, kir_spv_u32(e, 16), 0);
+    return kir_spv_op(e, OpBitcast, SPV_F32, upper, 0, 0);
+}
+
+/* As kir_to_bf16 does it: to nearest even, a NaN stays one. */
+static uint32_t narrow_brain(spv *e, uint32_t x) {
+    uint32_t bits = kir_spv_op(e, OpBitcast, SPV_U32, x, 0, 0), sixteen = kir_spv_u32(e, 16);
+    uint32_t upper = kir_spv_op(e, OpShiftRightLogical, SPV_U32, bits, sixteen, 0);
+    uint32_t odd = kir_spv_op(e, OpBitwiseAnd, SPV_U32, upper, kir_spv_u32(e, 1), 0);
+    uint32_t above = kir_spv_op(e, OpIAdd, SPV_U32, kir_spv_op(e, OpIAdd, SPV_U32, bits, odd, 0),
+                                kir_spv_u32(e, 0x7fff), 0);
+    uint32_t size = kir_spv_op(e, OpBitwiseAnd, SPV_U32, bits, kir_spv_u32(e, 0x7fffffff), 0);
+    uint32_t nan = kir_spv_op(e, OpUGreaterThan, SPV_BOOL, size, kir_spv_u32(e, 0x7f800000), 0);
+    uint32_t quiet = kir_spv_op(e, OpBitwiseOr, SPV_U32, upper, kir_spv_u32(e, 0x40), 0);
+    return kir_spv_op(e, OpSelect, SPV_U32, nan, quiet, kir_spv_op(e, OpShiftRightLogical, SPV_U32, above, sixteen, 0));
+}
+
 static uint32_t load_element(spv *e, const kir_ins *in) {
     int buffer = e->p->access[in->imm.i].buffer;
     const element *m = element_of(e, buffer);
@@ -489,6 +510,7 @@ static uint32_t load_element(spv *e, const kir_ins *in) {
     } else if (m->bits < 32) {
         v = kir_spv_resize(e, v, type, type == SPV_F16 ? SPV_F32 : SPV_U32, m->is_signed);
     }
+    if (is_brain(e, buffer)) return widen_brain(e, v);
     return in->type == KIR_BOOL ? kir_spv_op(e, OpINotEqual, SPV_BOOL, v, kir_spv_u32(e, 0), 0) : v;
 }
 
@@ -530,6 +552,10 @@ static void store_element(spv *e, const kir_ins *in) {
     spv_type from = type_of(e, in->a);
     uint32_t v = kir_spv_value(e, in->a);
     location at = locate(e, in);
+    if (is_brain(e, buffer)) {
+        v = narrow_brain(e, v);
+        from = SPV_U32;
+    }
     if (from == SPV_BOOL) v = kir_spv_op(e, OpSelect, SPV_U32, v, kir_spv_u32(e, 1), kir_spv_u32(e, 0));
     if (!at.shift) v = kir_spv_resize(e, v, from == SPV_BOOL ? SPV_U32 : from, e->memory[buffer], false);
     if (windows_of(e, buffer) == 1) store_memory(e, buffer, pointer_in(e, buffer, at.index), at.shift, v);

@@ -19,17 +19,31 @@ typedef struct grid {
 
 static int edge(const spv *e, uint32_t is_8) { return e->t->features & is_8 ? KIR_EDGE / 2 : KIR_EDGE; }
 
-static grid grid_of(spv *e, int use) {
+/* Of numbers as the device multiplies them: halves of either kind. */
+static uint32_t half_type(spv *e, tn_dtype dtype) {
+    enum { BFLOAT_16 = 0 }; /* the encoding */
+    e->uses |= dtype == TN_BF16 ? TN_SPIRV_BFLOAT_16 : TN_SPIRV_FLOAT_16;
+    if (dtype != TN_BF16) return kir_spv_type_id(e, SPV_F16);
+    return kir_spv_shared(e, OpTypeFloat, 0, (uint32_t[]){16, BFLOAT_16}, 2);
+}
+
+/* `dtype`: of the factors; sums have none. */
+static grid grid_of(spv *e, int use, tn_dtype dtype) {
     grid g = {.rows = edge(e, use == USE_B ? TN_SPIRV_MATRIX_K8 : TN_SPIRV_MATRIX_M8),
               .columns = edge(e, use == USE_A ? TN_SPIRV_MATRIX_K8 : TN_SPIRV_MATRIX_N8)};
-    uint32_t words[] = {kir_spv_type_id(e, use == USE_SUM ? SPV_F32 : SPV_F16), kir_spv_u32(e, ScopeSubgroup),
-                        kir_spv_u32(e, (uint32_t)g.rows), kir_spv_u32(e, (uint32_t)g.columns),
-                        kir_spv_u32(e, (uint32_t)use)};
+    uint32_t type = use == USE_SUM ? kir_spv_type_id(e, SPV_F32) : half_type(e, dtype);
+    uint32_t words[] = {type, kir_spv_u32(e, ScopeSubgroup), kir_spv_u32(e, (uint32_t)g.rows),
+                        kir_spv_u32(e, (uint32_t)g.columns), kir_spv_u32(e, (uint32_t)use)};
     g.type = kir_spv_shared(e, OpTypeCooperativeMatrixKHR, 0, words, TN_COUNT(words));
     g.down = KIR_EDGE / g.rows;
     g.across = KIR_EDGE / g.columns;
-    if (use != USE_SUM) e->uses |= TN_SPIRV_FLOAT_16;
     return g;
+}
+
+static grid sums_grid(spv *e) { return grid_of(e, USE_SUM, TN_F32); }
+
+static tn_dtype dtype_of(const spv *e, const kir_ins *in) {
+    return (tn_dtype)e->p->buffer_dtype[e->p->access[in->imm.i].buffer];
 }
 
 /* So many ids that follow each other. */
@@ -76,7 +90,7 @@ static uint32_t piece_at(spv *e, const lines *l, const grid *g, int i, int j, bo
 /* ---- matrices ---------------------------------------------------------------------------------------------------- */
 
 static void put_matrix(spv *e, int i) {
-    grid g = grid_of(e, USE_SUM);
+    grid g = sums_grid(e);
     uint32_t pointer = kir_spv_pointer(e, StorageFunction, g.type), nothing[] = {g.type, kir_spv_const(e, SPV_F32, 0)};
     uint32_t zero = kir_spv_shared(e, OpConstantComposite, 1, nothing, 2);
     uint32_t first = e->value[i] = ids(e, g.down * g.across);
@@ -89,7 +103,7 @@ static void put_matrix(spv *e, int i) {
 static void put_fragment(spv *e, int i) {
     const kir_ins *in = &e->p->ins[i];
     bool is_b = in->kind & KIR_FACTOR_B, along_k = in->kind & KIR_ALONG_K, turned = is_b == along_k;
-    grid g = grid_of(e, is_b ? USE_B : USE_A);
+    grid g = grid_of(e, is_b ? USE_B : USE_A, dtype_of(e, in));
     lines l = lines_of(e, in);
     uint32_t layout = kir_spv_u32(e, turned ? COLUMN_MAJOR : ROW_MAJOR);
     e->value[i] = ids(e, g.down * g.across);
@@ -102,7 +116,7 @@ static void put_fragment(spv *e, int i) {
 
 /* A piece of the sums: what one step of k after the other adds to it. */
 static uint32_t multiply(spv *e, const kir_ins *in, const grid *sums, int i, int j, uint32_t sum) {
-    int steps = grid_of(e, USE_A).across;
+    int steps = KIR_EDGE / edge(e, TN_SPIRV_MATRIX_K8);
     for (int k = 0; k < steps; k++) {
         uint32_t a = e->value[in->b] + (uint32_t)(i * steps + k);
         uint32_t b = e->value[in->c] + (uint32_t)(k * sums->across + j);
@@ -115,7 +129,7 @@ static uint32_t multiply(spv *e, const kir_ins *in, const grid *sums, int i, int
 
 static void put_mma(spv *e, int i) {
     const kir_ins *in = &e->p->ins[i];
-    grid g = grid_of(e, USE_SUM);
+    grid g = sums_grid(e);
     for (int k = 0; k < g.down * g.across; k++) {
         uint32_t variable = e->value[in->a] + (uint32_t)k, was = load_piece(e, &g, variable);
         kir_spv_do(e, OpStore, variable, multiply(e, in, &g, k / g.across, k % g.across, was), 0);
@@ -126,7 +140,7 @@ static void put_matrix_store(spv *e, int i) {
     const kir_ins *in = &e->p->ins[i];
     uint32_t merge = in->b == KIR_NONE ? 0 : kir_spv_if(e, kir_spv_value(e, in->b));
     uint32_t layout = kir_spv_u32(e, ROW_MAJOR);
-    grid g = grid_of(e, USE_SUM);
+    grid g = sums_grid(e);
     lines l = lines_of(e, in);
     for (int k = 0; k < g.down * g.across; k++) {
         uint32_t at = piece_at(e, &l, &g, k / g.across, k % g.across, false);

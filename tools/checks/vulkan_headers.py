@@ -59,6 +59,7 @@ STRUCTURES = {
     "vk_size": ("VkPipelineShaderStageRequiredSubgroupSizeCreateInfo", None),
     "vk_memory_model": ("VkPhysicalDeviceVulkanMemoryModelFeatures", None),
     "vk_matrix": ("VkCooperativeMatrixPropertiesKHR", None),
+    "vk_bfloat_16": ("VkPhysicalDeviceShaderBfloat16FeaturesKHR", None),
     "vk_matrices": ("VkPhysicalDeviceCooperativeMatrixFeaturesKHR", None),
     "vk_queue_info": ("VkDeviceQueueCreateInfo", None),
     "vk_device_info": ("VkDeviceCreateInfo", None),
