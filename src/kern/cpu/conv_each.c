@@ -25,7 +25,8 @@ typedef struct each {
     int64_t *order, *at;    /* [taps]: the chains' taps, one chain after the other */
     float outside;          /* what the window sees there */
     bool of_four, beside;
-    size_t order_bytes, slab_bytes, sums_bytes, part_bytes;
+    bool run; /* short rows are weighed as one, with the places between them that are none */
+    size_t order_bytes, slab_bytes, run_bytes, sums_bytes, part_bytes;
     char *parts;
 } each;
 
@@ -80,8 +81,10 @@ static void plan_each(each *e, const tn_conv_args *a) {
     e->chains = a->pass > 0 ? tn_ceil_div(taps, a->pass) : tn_min64(taps, KIR_LANES);
     e->order_bytes = ((size_t)taps * 2 * sizeof(int64_t) + 63) / 64 * 64;
     e->slab_bytes = windows_area(each_slab(e, e->rows) + (WEIGH_RUN + 1) * MOST_LANES);
+    e->run = a->stride[0] == 1 && a->stride[1] == 1 && a->places[1] < WEIGH_RUN * MOST_LANES && e->rows > 1;
+    e->run_bytes = e->run ? windows_area(e->rows * e->w.row) : 0;
     e->sums_bytes = a->joint.vm ? windows_area(e->rows * a->places[1]) : 0;
-    e->part_bytes = e->slab_bytes + windows_area(taps) + e->sums_bytes + port_scratch(&a->joint, 0);
+    e->part_bytes = e->slab_bytes + windows_area(taps) + e->run_bytes + e->sums_bytes + port_scratch(&a->joint, 0);
 }
 
 bool tn_conv_each_fits(const tn_conv_args *a) {
@@ -152,7 +155,7 @@ static void take_filter(const each *e, int64_t channel, float *weight) {
 
 /* Memory of one thread. */
 typedef struct part {
-    float *slab, *weight;
+    float *slab, *weight, *run;
     tap_chains chains;
 } part;
 
@@ -173,9 +176,15 @@ static void compute_rows(const each *e, const part *p, int64_t plane, int64_t ro
     if (e->beside) return;
     if (!a->greatest) take_filter(e, channel, p->weight);
     fill_each(e, x, top, (rows - 1) * down + window_reach(a, 0), p->slab);
+    void (*look)(const tap_chains *c, const float *from, const float *weight, float *to, int64_t places) =
+        a->greatest ? with->greatest_row : with->weigh_row;
+    if (e->run) {
+        look(&p->chains, p->slab, p->weight, p->run, (rows - 1) * e->w.row + a->places[1]);
+        with->copy_rows(to, a->places[1], p->run, e->w.row, rows, 1, a->places[1]);
+        return;
+    }
     for (int64_t r = 0; r < rows; r++, to += a->places[1])
-        (a->greatest ? with->greatest_row : with->weigh_row)(&p->chains, p->slab + r * down * e->w.row, p->weight, to,
-                                                             a->places[1]);
+        look(&p->chains, p->slab + r * down * e->w.row, p->weight, to, a->places[1]);
 }
 
 static void compute_parts(void *ctx, int64_t begin, int64_t end, int worker) {
@@ -183,7 +192,8 @@ static void compute_parts(void *ctx, int64_t begin, int64_t end, int worker) {
     const tn_conv_args *a = &e->a;
     char *memory = e->parts + (size_t)worker * e->part_bytes;
     part p = {.slab = (float *)(void *)memory, .weight = (float *)(void *)(memory + e->slab_bytes)};
-    float *sums = (float *)(void *)(memory + e->slab_bytes + windows_area(a->kernel[0] * a->kernel[1]));
+    p.run = (float *)(void *)(memory + e->slab_bytes + windows_area(a->kernel[0] * a->kernel[1]));
+    float *sums = (float *)(void *)((char *)p.run + e->run_bytes);
     port joint;
     port_open(&joint, &a->joint, (char *)sums + e->sums_bytes);
     p.chains = (tap_chains){e->at, e->end, e->chains, .from_zero = !a->greatest && (a->pass == 0 || e->chains > 1)};

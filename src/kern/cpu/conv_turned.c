@@ -228,7 +228,8 @@ typedef struct part {
     seen s;
     float *sums, *block;
     port joint;
-    strips results, next; /* where this panel's results go; what the next block sees that this one does not */
+    /* The filters of the next chunk; where this panel's results go; what the next block sees that this one does not. */
+    strips filters, results, next;
 } part;
 
 /* Worth it where images are not in that cache anyway. */
@@ -276,7 +277,7 @@ static strips results_of(const turned *w, const part *p, int64_t first, int64_t 
 
 /* As many lines as the tile has time for. */
 static void look_ahead(part *p, tile *t) {
-    strips *s = p->results.count > 0 ? &p->results : &p->next;
+    strips *s = p->filters.count > 0 ? &p->filters : p->results.count > 0 ? &p->results : &p->next;
     t->ahead_rows = 0;
     if (s->count == 0) return;
     t->ahead = s->at + s->line * LINE;
@@ -369,6 +370,9 @@ static void multiply_phase(const turned *w, part *p, const phase *at, int64_t gr
     const float *packed = at->packed + (group * w->panels + n) * at->depth * w->panel;
     for (int64_t k0 = 0; k0 < at->depth; k0 += CHUNK) {
         tile t = {.b = packed + k0 * w->panel, .tap = at->tap + k0, .k = tn_min64(CHUNK, at->depth - k0)};
+        int64_t after = k0 + CHUNK < at->depth ? tn_min64(CHUNK, at->depth - k0 - CHUNK) : 0;
+        if (after == 0 && n + 1 < w->panels) after = tn_min64(CHUNK, at->depth);
+        p->filters = after > 0 ? make_strips(t.b + t.k * w->panel, 0, 1, after * w->panel) : (strips){0};
         t.add = k0 > 0;
         t.c_row = w->split[1] * w->panel;
         multiply_places(w, p, group, from, t);
