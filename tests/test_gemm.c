@@ -511,6 +511,131 @@ static void shared_steps_have_the_bits_of_their_definition(void **state) {
     }
 }
 
+/* ---- products by rows -------------------------------------------------------------------------------------------- */
+
+enum { LINKS = 5, LINK_ROWS = 200, LINK_WIDTH = 200 };
+
+typedef struct links {
+    int count;
+    tn_gemm_args step[LINKS];
+    float *b[LINKS], *result[LINKS];
+    bool kept[LINKS];
+} links;
+
+static float *random_floats(int64_t count) {
+    float *x = tn_mem_alloc((size_t)count * sizeof *x);
+    assert_non_null(x);
+    for (int64_t i = 0; i < count; i++)
+        x[i] = (float)random_real();
+    return x;
+}
+
+/* Each reads the result of one before it, the first one x; B lies by rows or by columns. */
+static void random_links(links *l, float *x) {
+    static const int64_t widths[] = {1, 2, 7, 8, 16, 33, 64, 128, 200};
+    int64_t rows = 16 + random_below(LINK_ROWS - 16), width[LINKS + 1];
+    float *from[LINKS + 1] = {x};
+    width[0] = widths[random_below((int64_t)TN_COUNT(widths))];
+    l->count = 1 + (int)random_below(LINKS);
+    for (int i = 0; i < l->count; i++) {
+        int source = (int)random_below(3) ? i : (int)random_below(i + 1);
+        int64_t k = width[source], n = width[i + 1] = widths[random_below((int64_t)TN_COUNT(widths))];
+        bool by_columns = random_below(2);
+        l->b[i] = random_floats(k * n);
+        l->result[i] = from[i + 1] = random_floats(rows * LINK_WIDTH);
+        l->kept[i] = false;
+        l->step[i] = (tn_gemm_args){.batch = {1, 1, 1, 1}, .m = rows, .n = n, .k = k};
+        l->step[i].a = (tn_matrix){.data = from[source], .row_stride = source ? width[source] : LINK_WIDTH};
+        l->step[i].b = (tn_matrix){.data = l->b[i], .row_stride = by_columns ? 1 : n};
+        l->step[i].c = (tn_matrix){.data = l->result[i], .row_stride = n};
+        l->step[i].a.col_stride = l->step[i].c.col_stride = 1;
+        l->step[i].b.col_stride = by_columns ? k : 1;
+        if (n < 8 || random_below(2)) continue;
+        l->step[i].packed_b = tn_mem_alloc(tn_gemm_packed_bytes(n, k, TN_F32));
+        l->step[i].packed_valid = &l->kept[i];
+    }
+}
+
+static void free_links(links *l) {
+    for (int i = 0; i < l->count; i++) {
+        tn_mem_free(l->b[i]);
+        tn_mem_free(l->result[i]);
+        tn_mem_free(l->step[i].packed_b);
+    }
+}
+
+/* One after the other, into `wanted`. */
+static void run_links_apart(const links *l, float *wanted[LINKS]) {
+    for (int i = 0; i < l->count; i++) {
+        tn_gemm_args args = l->step[i];
+        size_t bytes = (size_t)(args.m * args.n) * sizeof(float);
+        args.packed_b = NULL;
+        args.workspace = dirty_memory(tn_gemm_workspace(&args, TN_F32, tn_threads()));
+        tn_gemm_run(&args, TN_F32);
+        wanted[i] = tn_mem_alloc(bytes);
+        memcpy(wanted[i], l->result[i], bytes);
+        tn_mem_free(args.workspace);
+    }
+    for (int i = 0; i < l->count; i++)
+        memset(l->result[i], 0xff, (size_t)(l->step[i].m * l->step[i].n) * sizeof(float));
+}
+
+static void compare_links(const links *l, float *const wanted[LINKS], const char *how) {
+    for (int i = 0; i < l->count; i++) {
+        const tn_gemm_args *x = &l->step[i];
+        for (int64_t at = 0; at < x->m * x->n; at++)
+            if (memcmp(&wanted[i][at], &l->result[i][at], sizeof(float)) != 0)
+                fail_msg("%s: product %d of %d, [%d, %d] of k %d, %d threads: %.9g at %d instead of %.9g", how, i,
+                         l->count, (int)x->m, (int)x->n, (int)x->k, tn_threads(), (double)l->result[i][at], (int)at,
+                         (double)wanted[i][at]);
+        memset(l->result[i], 0xff, (size_t)(x->m * x->n) * sizeof(float));
+    }
+}
+
+static void check_links(void) {
+    links l;
+    float *x = random_floats(LINK_ROWS * LINK_WIDTH), *wanted[LINKS];
+    random_links(&l, x);
+    run_links_apart(&l, wanted);
+    tn_gemm_chain chain = {.count = l.count, .plan = tn_mem_zalloc(1, tn_gemm_chain_bytes())};
+    bool taken = true;
+    for (int i = 0; i < l.count; i++) {
+        chain.step[i] = &l.step[i];
+        taken = taken && tn_gemm_chain_takes(&l.step[i]);
+    }
+    if (taken) {
+        chain.workspace = dirty_memory(tn_gemm_chain_workspace(&chain, tn_threads()));
+        tn_gemm_chain_run(&chain);
+        compare_links(&l, wanted, "planned");
+        tn_gemm_chain_run(&chain);
+        compare_links(&l, wanted, "planned before");
+        tn_mem_free(chain.workspace);
+        for (int i = 0; i < l.count; i++)
+            tn_mem_free(wanted[i]);
+        chain.workspace = dirty_memory(tn_gemm_chain_workspace(&chain, tn_threads()));
+        x[0] += 1;
+        run_links_apart(&l, wanted);
+        tn_gemm_chain_run(&chain);
+        compare_links(&l, wanted, "with memory elsewhere");
+        tn_mem_free(chain.workspace);
+    }
+    for (int i = 0; i < l.count; i++)
+        tn_mem_free(wanted[i]);
+    tn_mem_free(chain.plan);
+    tn_mem_free(x);
+    free_links(&l);
+}
+
+static void products_by_rows_have_the_bits_of_each_by_itself(void **state) {
+    (void)state;
+    random_state = 17;
+    for (int i = 0; i < CASES; i++) {
+        if (!tn_gemm_use((tn_isa)random_below(TN_ISA_COUNT))) continue;
+        assert_ok(tn_threads_set(1 + (int)random_below(MAX_THREADS)));
+        check_links();
+    }
+}
+
 static void empty_products_are_zero_or_nothing(void **state) {
     (void)state;
     static const int64_t sizes[][4] = {{0, 5, 5, 1},  {5, 0, 5, 1}, {5, 5, 0, 1}, {5, 40, 0, 3},
@@ -532,6 +657,7 @@ int main(void) {
         cmocka_unit_test(joints_load_and_store_every_element_once),
         cmocka_unit_test(large_products_have_the_bits_of_their_definition),
         cmocka_unit_test(shared_steps_have_the_bits_of_their_definition),
+        cmocka_unit_test(products_by_rows_have_the_bits_of_each_by_itself),
         cmocka_unit_test(empty_products_are_zero_or_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

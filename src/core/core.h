@@ -11,6 +11,7 @@
  *   place.c    which groups the plan's device computes, which the host, and why
  *   parts.c    parts of joined tensors, made where these have them
  *   layout.c   where values lie
+ *   by_rows.c  products of which each needs rows of those before, in one launch
  *   plan.c     groups → commands: order, the commit section; running them
  *   join.c     gradients of a tensor's parts, put side by side
  *   native.c   commands of kern/: products (native_product.c), attention (native_attention.c), convolutions
@@ -159,6 +160,7 @@ typedef struct tn_group {
     bool templated;  /* its product or native op is a program with workgroups after all */
     bool updates;    /* … which writes some elements of its first operand's memory, if the result lies there */
     bool chained;    /* a product that is computed together with the one before it */
+    bool by_rows;    /* … or behind it; row by row */
     const char
         *host; /* place.c: a word for why the host computes it and not the plan's device; NULL: the device does */
     /* lower.c */
@@ -264,6 +266,8 @@ int tn_last_reader(const tn_graph_plan *g, int value);      /* position of the l
 
 /* Products of one left operand, and in which order, become one launch (chain.c). Natives are there, places are not. */
 void tn_chain_products(tn_graph_plan *g);
+/* And products that need of each other's results their own rows alone (by_rows.c). */
+tn_status tn_products_by_rows(tn_graph_plan *g);
 
 /* ---- memory (layout.c) ------------------------------------------------------------------------------------------- */
 
@@ -297,7 +301,7 @@ typedef struct tn_cost {
     double flops;
 } tn_cost;
 
-enum { TN_LABEL = 96 };
+enum { TN_LABEL = 192 };
 typedef struct tn_command {
     tn_command_kind kind;
     tn_kernel *kernel; /* KERNEL: launches that do not depend on each other */
@@ -312,6 +316,7 @@ typedef struct tn_command {
     bool commit;
     tn_list *list;        /* KERNEL: this and the next listed - 1 commands gathered, NULL: not (yet) */
     int32_t listed;       /* commands in it */
+    bool by_rows;         /* NATIVE: it and those in its launch */
     bool host;            /* KERNEL, NATIVE: the host computes it for another device */
     char label[TN_LABEL]; /* for explain: the ops joined in it, the shape it runs over */
     tn_cost cost;         /* of all its launches */

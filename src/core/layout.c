@@ -128,6 +128,7 @@ static bool reads_part(const tn_graph_plan *g, const tn_group *group, int value)
 /* The block of an operand that dies here and whose elements are read only where v's are written. */
 static arena_block *block_to_reuse(const tn_graph_plan *g, arena *a, const tn_group *group, const tn_value *v) {
     if (group->kind != TN_GROUP_MAP && group->kind != TN_GROUP_MATMUL) return NULL;
+    if (group->by_rows) return NULL; /* others of its launch may read all of it later */
     if (group != &g->groups[v->group]) return NULL; /* it makes a part of it, elsewhere */
     for (int b = 0; b < group->buffer_count; b++) {
         int x = group->buffer_values[b];

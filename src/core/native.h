@@ -79,13 +79,17 @@ void tn_native_matrix(const tn_value *v, tn_matrix *m);
 void tn_native_product(const tn_graph_plan *g, const tn_value *c, tn_gemm_args *out);
 
 tn_native_maker tn_make_matmul, tn_make_linear_stored;                        /* native_product.c */
-void tn_bind_linear_stored(tn_native *n, void *const *pointers);
+void tn_bind_product(tn_native *n, void *const *pointers); /* one that is in the launch of another */
 /* Can two products of one left operand be one launch? And `next` in that of `n`. */
 enum { TN_CHAIN = TN_QMAT_CHAIN };
 bool tn_native_chains(const tn_native *a, const tn_native *b);
 void tn_native_chain(tn_native *n, tn_native *next);
 /* Tells a product with a weight as it is stored which is the next one. Returns that, or `before` if `n` is none. */
 tn_native *tn_native_follow(tn_native *n, tn_native *before);
+/* Can its rows be computed apart? And `count` such, each once it has its row of those before, in one launch, which takes
+ * so much memory. */
+bool tn_native_goes_by_rows(const tn_native *n);
+tn_status tn_native_go_by_rows(tn_native *const *natives, int count, size_t *workspace);
 tn_native_maker tn_make_rope, tn_make_cache_append, tn_make_cached_attention; /* native_attention.c */
 tn_native_maker tn_make_correlate2d, tn_make_spread2d, tn_make_conv2d_weight; /* native_conv.c */
 tn_native_maker tn_make_max_pool2d;

@@ -43,16 +43,46 @@ static void keep_packed(const tn_graph_plan *g, tn_native *n, const tn_value *b)
     gemm->packed_valid = &n->packed_valid;
 }
 
-static void run_matmul(tn_native *n, void *const *pointers) {
-    tn_gemm_args *args = &n->gemm;
+static void bind_matmul(tn_gemm_args *args, void *const *pointers) {
     args->a.data = pointers[TN_PRODUCT_A];
     args->b.data = pointers[TN_PRODUCT_B];
     args->c.data = pointers[TN_PRODUCT_C];
     args->workspace = pointers[TN_PRODUCT_WORKSPACE];
+}
+
+static void run_matmul(tn_native *n, void *const *pointers) {
+    tn_gemm_args *args = &n->gemm;
+    bind_matmul(args, pointers);
     if (n->library)
         tn_blas_gemm(n->library, args, n->dtype);
     else
         tn_gemm_run(args, n->dtype);
+}
+
+/* The first of several: the others are bound. */
+static void run_by_rows(tn_native *n, void *const *pointers) {
+    tn_gemm_chain chain = {.workspace = pointers[TN_PRODUCT_WORKSPACE], .plan = n->own};
+    bind_matmul(&n->gemm, pointers);
+    for (const tn_native *step = n; step; step = step->next)
+        chain.step[chain.count++] = &step->gemm;
+    tn_gemm_chain_run(&chain);
+}
+
+bool tn_native_goes_by_rows(const tn_native *n) {
+    return n->run == run_matmul && !n->by && n->dtype == TN_F32 && tn_gemm_chain_takes(&n->gemm);
+}
+
+tn_status tn_native_go_by_rows(tn_native *const *natives, int count, size_t *workspace) {
+    tn_gemm_chain chain = {.count = count};
+    natives[0]->own = tn_mem_zalloc(1, tn_gemm_chain_bytes());
+    if (!natives[0]->own) return TN_ERR_MEMORY;
+    natives[0]->run = run_by_rows;
+    for (int i = 0; i < count; i++) {
+        chain.step[i] = &natives[i]->gemm;
+        natives[i]->next = i + 1 < count ? natives[i + 1] : NULL;
+    }
+    *workspace = tn_gemm_chain_workspace(&chain, tn_threads());
+    return TN_OK;
 }
 
 /* A library that was asked for by name, else what the record of measurements says, else the rules. */
@@ -122,7 +152,7 @@ static void pack_blocks(const tn_form *form, const void *from, void *to) {
     }
 }
 
-void tn_bind_linear_stored(tn_native *n, void *const *pointers) {
+static void bind_linear_stored(tn_native *n, void *const *pointers) {
     tn_qmat_args *args = &n->qmat;
     args->x = pointers[TN_PRODUCT_A];
     args->c.data = pointers[TN_PRODUCT_C];
@@ -132,12 +162,19 @@ void tn_bind_linear_stored(tn_native *n, void *const *pointers) {
 
 static void run_linear_stored(tn_native *n, void *const *pointers) {
     tn_qmat_args *args = &n->qmat;
-    tn_bind_linear_stored(n, pointers);
+    bind_linear_stored(n, pointers);
     if (n->form_slot < 0) {
         args->packed = (char *)args->workspace + n->packed_at;
         pack_blocks(&n->form, pointers[TN_PRODUCT_B], (char *)args->workspace + n->packed_at);
     }
     tn_qmat(args);
+}
+
+void tn_bind_product(tn_native *n, void *const *pointers) {
+    if (n->run == run_matmul)
+        bind_matmul(&n->gemm, pointers);
+    else
+        bind_linear_stored(n, pointers);
 }
 
 bool tn_native_chains(const tn_native *a, const tn_native *b) {

@@ -415,13 +415,14 @@ static void add_along(command_maker *m, const tn_group *group) {
     c->cost.flops += more.flops;
     char label[TN_LABEL];
     add_label(m->g, group, label, sizeof label);
-    add_by(c, " & ", label);
+    add_by(c, group->by_rows ? " > " : " & ", label);
 }
 
 static void add_alone(command_maker *m, const tn_group *group) {
     tn_command *c = add_call(m, group);
     c->kind = TN_CMD_NATIVE;
     c->native = group->native;
+    c->by_rows = group->by_rows;
     take_program_pointers(m, group);
     c->dials = take_dials(m, group);
     const char *by = tn_native_by(group->native);
@@ -621,6 +622,7 @@ static tn_status plan_steps(tn_graph_plan *g, tn_plan *p) {
     TRY(prepare_groups(g));
     TRY(commit_last(g));
     tn_chain_products(g);
+    TRY(tn_products_by_rows(g));
     TRY(tn_lay_out(g, &p->arena_bytes, &p->host_bytes, &copies));
     describe_largest(g, p);
     p->values_planned = (int64_t)g->value_count;
@@ -695,10 +697,12 @@ void tn_plan_free(tn_plan *p) {
 
 size_t tn_plan_slots(const tn_plan *p) { return (size_t)host_slot(p) + 1; }
 
+/* What stays the same is not written: the pool's threads have it in their caches. */
 static void patch_pointers(tn_plan *p) {
     for (size_t i = 0; i < p->patch_count; i++) {
         const tn_patch *at = &p->patches[i];
-        p->pointers[at->pointer] = (char *)p->addresses[at->slot] + at->offset;
+        void *to = (char *)p->addresses[at->slot] + at->offset;
+        if (p->pointers[at->pointer] != to) p->pointers[at->pointer] = to;
     }
 }
 

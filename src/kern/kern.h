@@ -74,6 +74,21 @@ size_t tn_gemm_workspace(const tn_gemm_args *args, tn_dtype dtype, int threads);
 void tn_gemm_run(const tn_gemm_args *args, tn_dtype dtype);
 void tn_gemm_f32(const tn_gemm_args *args);
 
+/* Products of f32, to be done one after the other, of which row r reads nothing of the others' results but their rows r:
+ * as A, or in its joint. So they can be done row by row: what a thread needs, it has just made. All have as many rows.
+ * The same bits as tn_gemm_run gives one after the other. */
+enum { TN_CHAIN_MOST = 8 };
+typedef struct tn_gemm_chain {
+    const tn_gemm_args *step[TN_CHAIN_MOST];
+    int count;
+    void *workspace; /* tn_gemm_chain_workspace bytes, 64-byte aligned; the steps' own is not used */
+    void *plan;      /* tn_gemm_chain_bytes, zero before the first run of these steps, then left as they are */
+} tn_gemm_chain;
+bool tn_gemm_chain_takes(const tn_gemm_args *args); /* by sizes, strides, joints and way, with and without data */
+size_t tn_gemm_chain_bytes(void);
+size_t tn_gemm_chain_workspace(const tn_gemm_chain *chain, int threads);
+void tn_gemm_chain_run(const tn_gemm_chain *chain);
+
 /* ---- products with weights as files store them ---------------------------------------------------------------------
  *
  * y[m, n] = x[m, k] · W[n, k]ᵀ in f32. W in f16 or bf16: what tn_gemm_f32 gives for the widened weight. W in one of the

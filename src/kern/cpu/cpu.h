@@ -18,7 +18,15 @@ typedef struct tn_gemm_table {
     void (*pack)(const struct tile_set *with, const tn_gemm_args *args, tn_dtype dtype);
 } tn_gemm_table;
 
+typedef struct tn_gemm_chain_table {
+    size_t bytes;
+    bool (*takes)(const struct tile_set *with, const tn_gemm_args *args);
+    size_t (*workspace)(const struct tile_set *with, const tn_gemm_chain *chain, int threads);
+    void (*run)(const struct tile_set *with, const tn_gemm_chain *chain);
+} tn_gemm_chain_table;
+
 extern const tn_gemm_table tn_gemm_table_f32, tn_gemm_table_f64;
+extern const tn_gemm_chain_table tn_gemm_chains;
 extern const struct tile_set tn_tiles_f32_base, tn_tiles_f32_avx2, tn_tiles_f32_avx512;
 extern const struct tile_set tn_tiles_f64_base, tn_tiles_f64_avx2, tn_tiles_f64_avx512;
 extern const struct tile_set tn_tiles_bf16_avx512bf16; /* for bf16 alone; others widen it */

@@ -669,8 +669,10 @@ static size_t packed_bytes(const tile_set *with, int64_t n, int64_t k) {
 }
 
 #ifdef TN_VEC_F64
-#define TABLE tn_gemm_table_f64
+const tn_gemm_table tn_gemm_table_f64 = {run, workspace, packed_bytes, pack_b_alone};
 #else
-#define TABLE tn_gemm_table_f32
+#include "kern/cpu/gemm_chain.h"
+
+const tn_gemm_table tn_gemm_table_f32 = {run, workspace, packed_bytes, pack_b_alone};
+const tn_gemm_chain_table tn_gemm_chains = {sizeof(chain), takes_step, chain_workspace, run_chain};
 #endif
-const tn_gemm_table TABLE = {run, workspace, packed_bytes, pack_b_alone};

@@ -70,6 +70,7 @@ typedef struct gemm {
     int panel_shift;
     int64_t batches;
     double handed_on; /* of A, whose rows threads have probably just made, or 0 */
+    bool swapped;     /* rows have become columns: see swap_sides() */
     bool b_fixed;     /* one B for all batches */
     b_source b_source;
     bool a_in_place;
@@ -123,6 +124,7 @@ static void swap_sides(gemm *of) {
     bool by_columns = g->c.col_stride != 1 && g->c.row_stride == 1;
     bool narrow = g->n <= of->with->lanes / 4 && g->m >= of->with->lanes;
     if (!by_columns && !narrow) return;
+    of->swapped = true;
     tn_matrix a = g->a;
     g->a = g->b;
     g->b = a;

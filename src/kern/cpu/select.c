@@ -98,6 +98,16 @@ void tn_gemm_run(const tn_gemm_args *args, tn_dtype dtype) { driver(dtype)->run(
 
 void tn_gemm_f32(const tn_gemm_args *args) { tn_gemm_run(args, TN_F32); }
 
+bool tn_gemm_chain_takes(const tn_gemm_args *args) { return tn_gemm_chains.takes(tables()->f32, args); }
+
+size_t tn_gemm_chain_bytes(void) { return tn_gemm_chains.bytes; }
+
+size_t tn_gemm_chain_workspace(const tn_gemm_chain *chain, int threads) {
+    return tn_gemm_chains.workspace(tables()->f32, chain, threads);
+}
+
+void tn_gemm_chain_run(const tn_gemm_chain *chain) { tn_gemm_chains.run(tables()->f32, chain); }
+
 size_t tn_attention_workspace(const tn_attention_args *args, int threads) {
     return tables()->attention->workspace(args, threads);
 }
