@@ -1,6 +1,6 @@
-/* test_by_rows.c — promises of products that are done one behind the other, by rows (core/by_rows.c): the bits that each step
- * has when it is evaluated by itself, whatever joins the products, whoever else needs their results, with any number of
- * threads; and nothing is done by rows that needs others' rows. */
+/* test_by_rows.c — promises of products that are done one behind the other, by rows (core/by_rows.c): the bits that
+ * each step has when it is evaluated by itself, whatever joins the products, whoever else needs their results, with any
+ * number of threads; and nothing is done by rows that needs others' rows. */
 #include "test_support.h"
 
 #include <math.h>

@@ -86,8 +86,8 @@ bool tn_native_chains(const tn_native *a, const tn_native *b);
 void tn_native_chain(tn_native *n, tn_native *next);
 /* Tells a product with a weight as it is stored which is the next one. Returns that, or `before` if `n` is none. */
 tn_native *tn_native_follow(tn_native *n, tn_native *before);
-/* Can its rows be computed apart? And `count` such, each once it has its row of those before, in one launch, which takes
- * so much memory. */
+/* Can its rows be computed apart? And `count` such, each once it has its row of those before, in one launch, which
+ * takes so much memory. */
 bool tn_native_goes_by_rows(const tn_native *n);
 tn_status tn_native_go_by_rows(tn_native *const *natives, int count, size_t *workspace);
 tn_native_maker tn_make_rope, tn_make_cache_append, tn_make_cached_attention; /* native_attention.c */

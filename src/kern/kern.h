@@ -74,9 +74,9 @@ size_t tn_gemm_workspace(const tn_gemm_args *args, tn_dtype dtype, int threads);
 void tn_gemm_run(const tn_gemm_args *args, tn_dtype dtype);
 void tn_gemm_f32(const tn_gemm_args *args);
 
-/* Products of f32, to be done one after the other, of which row r reads nothing of the others' results but their rows r:
- * as A, or in its joint. So they can be done row by row: what a thread needs, it has just made. All have as many rows.
- * The same bits as tn_gemm_run gives one after the other. */
+/* Products of f32, to be done one after the other, of which row r reads nothing of the others' results but their rows
+ * r: as A, or in its joint. So they can be done row by row: what a thread needs, it has just made. All have as many
+ * rows. The same bits as tn_gemm_run gives one after the other. */
 enum { TN_CHAIN_MOST = 8 };
 typedef struct tn_gemm_chain {
     const tn_gemm_args *step[TN_CHAIN_MOST];

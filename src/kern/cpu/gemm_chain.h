@@ -1,8 +1,8 @@
 /* gemm_chain.h — products one behind the other, done by rows; part of gemm.c, for float alone.
  *
- * Where row r of what a product reads was made as row r by those before it, a thread takes its rows through all of them:
- * they stay in its caches, and threads meet once instead of once a product. Each product is cut as it is by itself, so
- * no bit depends on it. Operands B that have to be packed are packed before, by all threads together. */
+ * Where row r of what a product reads was made as row r by those before it, a thread takes its rows through all of
+ * them: they stay in its caches, and threads meet once instead of once a product. Each product is cut as it is by
+ * itself, so no bit depends on it. Operands B that have to be packed are packed before, by all threads together. */
 #ifndef TN_GEMM_CHAIN_H
 #define TN_GEMM_CHAIN_H
 
@@ -11,8 +11,8 @@ enum {
     CHAIN_ROWS = 8   /* and fewer than that for each thread are better cut by columns */
 };
 
-/* Kept from run to run, and written only where addresses changed: lines that a thread writes anew are fetched by all the
- * others, which takes as long as some rows of a small product. */
+/* Kept from run to run, and written only where addresses changed: lines that a thread writes anew are fetched by all
+ * the others, which takes as long as some rows of a small product. */
 typedef struct chain {
     gemm step[TN_CHAIN_MOST];
     real *b_packed[TN_CHAIN_MOST];
