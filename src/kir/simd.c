@@ -365,7 +365,8 @@ CONVERT(store_bf16, uint16_t, float, kir_to_bf16(a[i]))
 CONVERT(store_8, uint8_t, int32_t, (uint8_t)a[i])
 CONVERT(store_16, uint16_t, int32_t, (uint16_t)a[i])
 
-/* Processors convert halves themselves, to the same bits (but for which NaN); the rest behind whole vectors is ours. */
+/* Processors convert halves themselves, to the same bits (but for which NaN); what is left behind whole vectors,
+ * in one that overlaps the last of them, or beside zeros. */
 #if defined(__AVX512F__)
 enum { HALVES = 16 };
 static void widen(float *d, const uint16_t *a) {
@@ -391,23 +392,39 @@ static void narrow(uint16_t *d, const float *a) { *d = kir_to_f16(*a); }
 static void load_f16(ARGS_A) {
     float *d = d_;
     const uint16_t *a = a_;
-    int64_t vectors = n - n % HALVES;
+    int64_t rest = n % HALVES, vectors = n - rest;
     UNUSED_B;
     UNUSED_C;
     for (int64_t i = 0; i < vectors; i += HALVES)
         widen(d + i, a + i);
-    ROLLED for (int64_t i = vectors; i < n; i++) d[i] = kir_from_f16(a[i]);
+    if (rest > 0 && vectors > 0) {
+        widen(d + n - HALVES, a + n - HALVES);
+    } else if (rest > 0) {
+        uint16_t last[HALVES] = {0};
+        float wide[HALVES];
+        memcpy(last, a + vectors, (size_t)rest * sizeof *a);
+        widen(wide, last);
+        memcpy(d + vectors, wide, (size_t)rest * sizeof *d);
+    }
 }
 
 static void store_f16(ARGS_A) {
     uint16_t *d = d_;
     const float *a = a_;
-    int64_t vectors = n - n % HALVES;
+    int64_t rest = n % HALVES, vectors = n - rest;
     UNUSED_B;
     UNUSED_C;
     for (int64_t i = 0; i < vectors; i += HALVES)
         narrow(d + i, a + i);
-    ROLLED for (int64_t i = vectors; i < n; i++) d[i] = kir_to_f16(a[i]);
+    if (rest > 0 && vectors > 0) {
+        narrow(d + n - HALVES, a + n - HALVES);
+    } else if (rest > 0) {
+        float last[HALVES] = {0};
+        uint16_t small[HALVES];
+        memcpy(last, a + vectors, (size_t)rest * sizeof *a);
+        narrow(small, last);
+        memcpy(d + vectors, small, (size_t)rest * sizeof *d);
+    }
 }
 
 /* A square of 32-bit elements is turned over its diagonal in rounds, each dealing two vectors into two:
@@ -611,7 +628,7 @@ LANE_VECTOR(f64, int64_t)
         ROLLED for (int64_t l = 0; l < n; l++) lane[l] = kir_##op##_##t(lane[l], TAKEN(kir_##t, l)); \
     }
 
-/* The same in less room, with lanes in memory: for what is rare. */
+/* The same in less room, with lanes in memory: for what is rare, and for old processors. */
 #define TAKE_RARE(OP, op, t, TAKEN, LONG)                                                            \
     SHARED void take_##OP##_##t(kir_##t *lane, const kir_##t *a, const kir_##t *b, int64_t n) {      \
         enum { WIDE = VECTOR_BYTES / sizeof(kir_##t) };                                              \
@@ -627,6 +644,14 @@ LANE_VECTOR(f64, int64_t)
         }                                                                                            \
         ROLLED for (int64_t l = 0; l < n; l++) lane[l] = kir_##op##_##t(lane[l], TAKEN(kir_##t, l)); \
     }
+
+#if defined(__x86_64__) && !defined(__AVX2__)
+#undef TAKE
+#define TAKE TAKE_RARE
+#define OFTEN SHARED
+#else
+#define OFTEN ALWAYS_INLINE
+#endif
 
 /* `first` is what a lane begins with. Lanes that hold no element are not folded: op(x, first) is x. */
 #define FOLD(op, t, half)          \
@@ -690,9 +715,9 @@ LANE_VECTOR(f64, int64_t)
                                   : long_##OP##_##t(a, a, length);                              \
         }                                                                                       \
     }
-REDUCTION(SUM, add, f32, 0.0f, TAKE, ALWAYS_INLINE)
+REDUCTION(SUM, add, f32, 0.0f, TAKE, OFTEN)
 REDUCTION(PROD, mul, f32, 1.0f, TAKE_RARE, SHARED)
-REDUCTION(RMAX, max, f32, -INFINITY, TAKE, ALWAYS_INLINE)
+REDUCTION(RMAX, max, f32, -INFINITY, TAKE, OFTEN)
 REDUCTION(RMIN, min, f32, INFINITY, TAKE_RARE, SHARED)
 REDUCTION(SUM, add, f64, 0.0, TAKE_RARE, SHARED)
 REDUCTION(PROD, mul, f64, 1.0, TAKE_RARE, SHARED)
@@ -700,7 +725,7 @@ REDUCTION(RMAX, max, f64, -(double)INFINITY, TAKE_RARE, SHARED)
 REDUCTION(RMIN, min, f64, (double)INFINITY, TAKE_RARE, SHARED)
 
 /* Sums of products, without the products in memory. */
-TAKE(product, add, f32, PRODUCT, ALWAYS_INLINE)
+TAKE(product, add, f32, PRODUCT, OFTEN)
 LONG_ROW(product, SUM, f32, 0.0f)
 static void rows_product_f32(ARGS_A) {
     float *d = d_;
