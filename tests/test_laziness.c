@@ -1,6 +1,7 @@
 /* test_laziness.c — promises of lazy tensors that random programs meet too seldom, each with a program made for it. */
 #include "test_support.h"
 
+#include <math.h>
 #include <pthread.h>
 
 #include "trunnion/linalg.h"
@@ -375,6 +376,24 @@ static void joined_tensors_have_the_elements_of_their_parts(void **state) {
 }
 
 /* Views of what was computed have forgotten what they were made of; joined again, nobody looks for it. */
+/* +0 and the element, as a sum begins: −0 becomes +0, NaN and infinity stay. */
+static void sums_of_one_element_are_no_reductions(void **state) {
+    (void)state;
+    const float data[] = {-0.0f, 1.5f, -INFINITY, NAN, 1e-45f, -1e-45f};
+    const float wanted[] = {0.0f, 1.5f, -INFINITY, NAN, 1e-45f, -1e-45f};
+    float got[TN_COUNT(data)];
+    TN_SCOPE {
+        tn_tensor *x = tn_from_data(data, (int64_t[]){1, TN_COUNT(data)}, 2, TN_F32);
+        tn_tensor *y = tn_sum(tn_exp(tn_neg(x)), (int64_t[]){0}, 1, false);
+        assert_ok(tn_eval(&y, 1));
+        char *plan = tn_explain_last();
+        assert_null(strstr(plan, "sum"));
+        tn_text_free(plan);
+        assert_ok(tn_read(tn_sum(x, (int64_t[]){0}, 1, true), got, sizeof got));
+    }
+    assert_memory_equal(got, wanted, sizeof got);
+}
+
 static void views_of_computed_tensors_are_joined(void **state) {
     (void)state;
     enum { A = 40, B = 30 };
@@ -413,6 +432,7 @@ int main(void) {
         cmocka_unit_test(lists_that_do_not_fit_are_refused),
         cmocka_unit_test(a_view_outlives_the_scope_it_was_made_in),
         cmocka_unit_test(joined_tensors_have_the_elements_of_their_parts),
+        cmocka_unit_test(sums_of_one_element_are_no_reductions),
         cmocka_unit_test(views_of_computed_tensors_are_joined),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

@@ -120,9 +120,19 @@ static tn_status grad_sum(tn_build *b, const tn_node *n, tn_node *dy, tn_node **
     return b->status;
 }
 static void reference_sum(const tn_reference *r) { fold(r, 0, step_sum); }
+
+/* Sums of one element each, as over a batch of one: +0 and that, computed where they are needed. */
+static tn_node *compose_sum(tn_build *b, const tn_node *n) {
+    tn_node *x = n->in[0];
+    bool fixed = tn_dtype_is_float((tn_dtype)n->dtype) && tn_node_numel(x) == tn_node_numel(n);
+    for (int d = 0; d < x->rank; d++)
+        fixed = fixed && !x->symbol[d];
+    return fixed ? tn_b_offset(b, tn_b_reshape(b, x, n->shape, n->rank), 0) : tn_b_self(n);
+}
 const tn_op_impl tn_impl_sum = {.class_ = TN_REDUCTION,
                                 .reduce = KIR_SUM,
                                 .infer = infer_sum,
+                                .compose = compose_sum,
                                 .grad = grad_sum,
                                 .lower = lower_sum,
                                 .loops = tn_loops_over_dims,
