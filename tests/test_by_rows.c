@@ -7,7 +7,7 @@
 
 #include "trunnion/trunnion.h"
 
-enum { MOST_ROWS = 700, WIDEST = 192 };
+enum { MOST_ROWS = 700, WIDEST = 192, SQUARE = 256 };
 
 static uint64_t state_of_numbers;
 static bool apart; /* every step is evaluated before the next one is recorded */
@@ -98,7 +98,7 @@ static int of_narrower_rows(tn_tensor **out) {
 
 /* x is read for the last time where the result is written, but all of it by the product before. */
 static int of_operand_written_over(tn_tensor **out) {
-    tn_tensor *a = waves(WIDEST, WIDEST, 0.07), *x = step(tn_tanh(waves(WIDEST, 64, 0.05)));
+    tn_tensor *a = waves(SQUARE, SQUARE, 0.07), *x = step(tn_tanh(waves(SQUARE, 64, 0.05)));
     tn_tensor *y = times_weight(step(tn_matmul(a, x)), 64, 0);
     *out = summed(step(tn_relu(step(tn_add(y, x)))));
     return 1;
@@ -177,6 +177,9 @@ static void plans_say_what_is_done_by_rows(void **state) {
         tn_text_free(plan);
         tn_tensor *z = tn_matmul(tn_transpose(tn_relu(tn_matmul(x, waves(64, 64, 0.2))), 0, 1), waves(64, 32, 0.3));
         assert_ok(tn_eval(&z, 1));
+        assert_false(was_by_rows());
+        tn_tensor *made = tn_matmul(h, tn_tanh(waves(128, 32, 0.3)));
+        assert_ok(tn_eval(&made, 1));
         assert_false(was_by_rows());
         tn_tensor *few = waves(4, 64, 0.1), *w = tn_matmul(tn_matmul(few, waves(64, 64, 0.2)), waves(64, 32, 0.3));
         assert_ok(tn_eval(&w, 1));

@@ -9,21 +9,30 @@
 
 #include "core/native.h"
 
-enum { FAR = 24 }; /* groups that a product may be moved past */
+enum {
+    FAR = 24,       /* groups that a product may be moved past */
+    MANY_ROWS = 256 /* with fewer, threads had rather share the columns of a weight that they have just changed */
+};
 
 /* ---- what may be in a run ---------------------------------------------------------------------------------------- */
-
-static bool is_product(const tn_graph_plan *g, const tn_group *group) {
-    if (group->kind != TN_GROUP_MATMUL || !group->native || group->commit || group->appends || group->host)
-        return false;
-    return !tn_group_writes_state(g, group) && g->values[group->lead].node->rank == 2 && group->pool < 0 &&
-           tn_native_goes_by_rows(group->native);
-}
 
 static int64_t rows_of(const tn_graph_plan *g, const tn_group *group) { return g->values[group->lead].node->shape[0]; }
 
 static int64_t weight_of(const tn_graph_plan *g, const tn_group *group) {
     return (int64_t)tn_node_bytes(g->values[g->values[group->lead].in[1]].node);
+}
+
+/* A weight that other plans change, or none, is in every thread's cache. */
+static bool weight_stays(const tn_graph_plan *g, const tn_group *group) {
+    const tn_value *b = &g->values[g->values[group->lead].in[1]];
+    return tn_native_may_form(g, g->values[b->root].slot);
+}
+
+static bool is_product(const tn_graph_plan *g, const tn_group *group) {
+    if (group->kind != TN_GROUP_MATMUL || !group->native || group->commit || group->appends || group->host)
+        return false;
+    return !tn_group_writes_state(g, group) && g->values[group->lead].node->rank == 2 && group->pool < 0 &&
+           (rows_of(g, group) >= MANY_ROWS || weight_stays(g, group)) && tn_native_goes_by_rows(group->native);
 }
 
 typedef struct run {

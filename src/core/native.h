@@ -78,7 +78,7 @@ void tn_native_matrix(const tn_value *v, tn_matrix *m);
 /* native_product.c. A product of two operands in memory, `c` its result; no joints, no data yet. */
 void tn_native_product(const tn_graph_plan *g, const tn_value *c, tn_gemm_args *out);
 
-tn_native_maker tn_make_matmul, tn_make_linear_stored;                        /* native_product.c */
+tn_native_maker tn_make_matmul, tn_make_linear_stored;     /* native_product.c */
 void tn_bind_product(tn_native *n, void *const *pointers); /* one that is in the launch of another */
 /* Can two products of one left operand be one launch? And `next` in that of `n`. */
 enum { TN_CHAIN = TN_QMAT_CHAIN };
