@@ -11,6 +11,7 @@
 
 #include "kern/conv.h"
 #include "kern/cpu/cpu.h"
+#include "trunnion/autograd.h"
 #include "trunnion/ops.h"
 
 enum { OUT = 4, IN = 6, TAPS = 3, LINE_OUT = 2, LINE_TAPS = 5, MARKS = 64, MAX_THREADS = 3 };
@@ -30,6 +31,7 @@ static float random_number(void) { return (float)random_from(-1000, 1000) / 700.
 
 static const double points[IN - 1] = {0, 0.75, -0.75, 1.5, -1.5};
 static double forth[IN][IN], taps_forth[IN][TAPS], back[OUT][IN], line_taps[IN][LINE_TAPS], line_back[LINE_OUT][IN];
+static double results_forth[IN][OUT], taps_back[TAPS][IN]; /* the gradient's: turned around */
 
 /* Coefficients of the product of (x − point) over all points but `without`. */
 static void product_of_points(int without, double *c) {
@@ -58,6 +60,10 @@ static int make_matrices(void **state) {
             line_back[k][i] = i < IN - 1 ? pow(points[i], k) : k == LINE_OUT - 1;
         for (int k = 0; k < LINE_TAPS; k++)
             line_taps[i][k] = i < IN - 1 ? pow(points[i], k) / scale : k == LINE_TAPS - 1;
+        for (int k = 0; k < OUT; k++)
+            results_forth[i][k] = back[k][i];
+        for (int k = 0; k < TAPS; k++)
+            taps_back[k][i] = taps_forth[i][k];
     }
     return 0;
 }
@@ -340,6 +346,153 @@ static void check(const tn_conv_args *sizes, bool by_places, int64_t between) {
     tn_mem_free(p.bound);
 }
 
+/* ---- the gradient of filters ------------------------------------------------------------------------------------- */
+
+/* Adds what one tile of results, which begins at place (u, v), and what it has seen give to nine gradients. */
+static void add_gradient(const problem *p, const float *y, int64_t image, int64_t channel, int64_t u, int64_t v,
+                         double *sums, double *sizes) {
+    const tn_conv_args *a = &p->a;
+    double d[IN * IN], r[OUT * OUT], big_d[IN * IN], big_r[IN * IN];
+    for (int k = 0; k < IN * IN; k++)
+        d[k] = seen_at(p, image, channel, u + k / IN, v + k % IN);
+    for (int k = 0; k < OUT * OUT; k++) {
+        int64_t row = u + k / OUT, column = v + k % OUT;
+        bool there = row < a->places[0] && column < a->places[1];
+        r[k] = there ? (double)y[row * a->y_stride[2] + column * a->y_stride[3]] : 0;
+    }
+    for (int k = 0; k < OUT * OUT * TAPS * TAPS; k++) {
+        int at = k / TAPS / TAPS, tap = k % (TAPS * TAPS);
+        sums[tap] += d[(at / OUT + tap / TAPS) * IN + at % OUT + tap % TAPS] * r[at];
+    }
+    magnitudes(forth[0], IN, IN, d, big_d);
+    magnitudes(results_forth[0], IN, OUT, r, big_r);
+    for (int k = 0; k < IN * IN; k++)
+        sizes[k] += big_d[k] * big_r[k];
+}
+
+/* Gradients in f64, and their bounds, of filter n / channels and channel n % channels. */
+static void define_gradient(const problem *p, int64_t n, double *want, double *bound) {
+    const tn_conv_args *a = &p->a;
+    double sizes[IN * IN] = {0}, big[TAPS * TAPS];
+    int64_t tiles = 0;
+    memset(want, 0, TAPS * TAPS * sizeof *want);
+    for (int64_t image = 0; image < a->images; image++) {
+        const float *y = a->y + image * a->y_stride[0] + n / a->channels * a->y_stride[1];
+        for (int64_t u = 0; u < a->places[0]; u += OUT)
+            for (int64_t v = 0; v < a->places[1]; v += OUT, tiles++)
+                add_gradient(p, y, image, n % a->channels, u, v, want, sizes);
+    }
+    magnitudes(taps_back[0], TAPS, IN, sizes, big);
+    for (int k = 0; k < TAPS * TAPS; k++)
+        bound[k] = big[k] * ldexp(1, -24) * (double)(tiles + 18) * 1.01 + 1e-30;
+}
+
+static void assert_gradients_near(const problem *p, const float *got) {
+    const tn_conv_args *a = &p->a;
+    double off = 0, size = 0;
+    for (int64_t n = 0; n < a->filters * a->channels; n++) {
+        double want[TAPS * TAPS], bound[TAPS * TAPS];
+        define_gradient(p, n, want, bound);
+        for (int k = 0; k < TAPS * TAPS; k++) {
+            double by = fabs((double)got[n * 9 + k] - want[k]);
+            off += by * by;
+            size += want[k] * want[k];
+            if (by <= bound[k]) continue;
+            fail_msg("%lld images, %lld channels, %lld filters, %lld×%lld to %lld×%lld: gradient %lld, %d is %.9g, not "
+                     "%.9g; off by %.3g times the bound",
+                     (long long)a->images, (long long)a->channels, (long long)a->filters, (long long)a->size[0],
+                     (long long)a->size[1], (long long)a->places[0], (long long)a->places[1], (long long)n, k,
+                     (double)got[n * 9 + k], want[k], by / bound[k]);
+        }
+    }
+    const bool many = a->filters * a->channels > 400; /* few may see next to nothing of an image */
+    if (many && sqrt(off / size) > 3e-6) fail_msg("off by %.3g in the mean", sqrt(off / size));
+}
+
+static void compute_gradients(const problem *p, int threads, float *out) {
+    tn_conv_args a = p->a;
+    int64_t count = a.filters * a.channels * 9;
+    assert_ok(tn_threads_set(threads));
+    for (int64_t i = 0; i < count + 2 * MARKS; i++)
+        out[i] = MARK;
+    a.out = out + MARKS;
+    size_t bytes = tn_conv_weight_workspace(&a, threads);
+    a.workspace = memory_of((int64_t)bytes, 1);
+    memset(a.workspace, 0xff, bytes);
+    tn_conv_weight(&a);
+    for (int i = 0; i < MARKS; i++)
+        assert_true(out[i] == MARK && out[MARKS + count + i] == MARK);
+    tn_mem_free(a.workspace);
+}
+
+/* Images and results by channels or by places. */
+static float *random_images(int64_t images, int64_t channels, const int64_t *size, bool by_places, int64_t *stride) {
+    int64_t plane = size[0] * size[1];
+    memcpy(stride, (int64_t[]){channels * plane, plane, size[1], 1}, 4 * sizeof *stride);
+    if (by_places) memcpy(stride, (int64_t[]){channels * plane, 1, size[1] * channels, channels}, 4 * sizeof *stride);
+    float *x = memory_of(images * channels * plane, sizeof *x);
+    for (int64_t i = 0; i < images * channels * plane; i++)
+        x[i] = random_number();
+    return x;
+}
+
+static void check_gradients(const tn_conv_args *sizes, int way) {
+    problem p = {.a = *sizes};
+    tn_conv_args *a = &p.a;
+    a->groups = 1;
+    a->winograd = true;
+    for (int d = 0; d < 2; d++) {
+        a->kernel[d] = TAPS;
+        a->stride[d] = a->dilation[d] = 1;
+    }
+    assert_true(tn_conv_weight_winograd_fits(a));
+    a->x = p.x = random_images(a->images, a->channels, a->size, way % 3 == 1, a->x_stride);
+    float *y = random_images(a->images, a->filters, a->places, way % 3 == 2, a->y_stride);
+    a->y = y;
+    const size_t bytes = (size_t)(a->filters * a->channels * 9 + 2 * MARKS) * sizeof(float);
+    float *first = memory_of((int64_t)bytes, 1), *out = memory_of((int64_t)bytes, 1);
+    bool one = false;
+    for (int isa = TN_ISA_BASE; isa < TN_ISA_COUNT; isa++) {
+        if (!tn_gemm_use((tn_isa)isa) || !tn_conv_weight_winograd_fits(a)) continue;
+        for (int threads = 1; threads <= MAX_THREADS; threads++) {
+            compute_gradients(&p, threads, one ? out : first);
+            if (!one) assert_gradients_near(&p, first + MARKS);
+            if (one && memcmp(out, first, bytes) != 0) fail_msg("isa %d, %d threads: other gradients", isa, threads);
+            one = true;
+        }
+    }
+    tn_mem_free(out);
+    tn_mem_free(first);
+    tn_mem_free(p.x);
+    tn_mem_free(y);
+}
+
+/* Any places, as above; and several blocks of whole images, of rows of tiles and of one, with rests of all. */
+static void gradients_are_within_the_bound(void **state) {
+    (void)state;
+    need_it();
+    static const tn_conv_args sizes[] = {
+        {.images = 9, .channels = 65, .filters = 70, .size = {12, 12}, .places = {12, 12}, .before = {1, 1}},
+        {.images = 2, .channels = 33, .filters = 31, .size = {57, 29}, .places = {57, 29}, .before = {1, 1}},
+        {.images = 1, .channels = 2, .filters = 3, .size = {9, 900}, .places = {9, 900}, .before = {1, 1}},
+        {.images = 40, .channels = 16, .filters = 17, .size = {8, 10}, .places = {6, 8}, .before = {0, 0}},
+        {.images = 1, .channels = 150, .filters = 15, .size = {13, 130}, .places = {13, 130}, .before = {1, 1}},
+    };
+    for (int i = 0; i < 40; i++) {
+        tn_conv_args a = {.images = random_from(1, 3), .channels = random_from(1, 20), .filters = random_from(1, 20)};
+        for (int d = 0; d < 2; d++) {
+            a.size[d] = random_from(1, 14);
+            a.places[d] = random_from(1, 15);
+            a.before[d] = random_from(-2, 4);
+        }
+        check_gradients(&a, i);
+    }
+    for (size_t i = 0; i < TN_COUNT(sizes); i++)
+        check_gradients(&sizes[i], (int)i);
+}
+
+/* ---- where it is taken ------------------------------------------------------------------------------------------- */
+
 /* Any places will do: what lies beyond the image is zero. */
 static void random_sizes_are_within_the_bound(void **state) {
     (void)state;
@@ -438,6 +591,20 @@ static void other_windows_do_not_fit(void **state) {
     a.channels = a.filters = 512; /* filters would be read from afar for a few tiles */
     a.size[0] = a.size[1] = a.places[0] = a.places[1] = 14;
     assert_true(tn_conv_winograd_fits(&a) && !tn_conv_winograd_pays(&a, true));
+    assert_true(tn_conv_weight_winograd_pays(&plain));
+    a = plain;
+    a.channels = 3;
+    assert_true(tn_conv_weight_winograd_fits(&a) && !tn_conv_weight_winograd_pays(&a));
+    a = plain;
+    a.dilation[0] = 2;
+    assert_false(tn_conv_weight_winograd_fits(&a));
+    a = plain;
+    a.kernel[0] = 1;
+    a.kernel[1] = LINE_TAPS;
+    assert_true(tn_conv_winograd_fits(&a) && !tn_conv_weight_winograd_fits(&a));
+    a = plain;
+    a.channels = INT64_C(1) << 62;
+    assert_false(tn_conv_weight_winograd_fits(&a));
 }
 
 /* ---- in plans ---------------------------------------------------------------------------------------------------- */
@@ -621,6 +788,51 @@ static void exact_numerics_keep_their_bits(void **state) {
     assert_text_has(tn_error(), "TN_NUMERICS_FAST");
 }
 
+static void assert_alike(tn_tensor *x, tn_tensor *y) {
+    float *got = numbers_of(x), *want = numbers_of(y);
+    double off = 0, size = 0;
+    for (int64_t i = 0; i < tn_numel(x); i++) {
+        off = fmax(off, fabs((double)got[i] - (double)want[i]));
+        size = fmax(size, fabs((double)want[i]));
+    }
+    if (off == 0 || off > 2e-5 * size) fail_msg("off by %.3g of the greatest", off / size);
+    tn_mem_free(got);
+    tn_mem_free(want);
+}
+
+/* A step of training: both gradients, kept or computed filters. The kernels' tests have the bounds. */
+static void gradients_under_fast_numerics_are_near_exact_ones(void **state) {
+    (void)state;
+    need_it();
+    TN_SCOPE {
+        layer l = layer_of(40, 4, 18, 19);
+        tn_tensor *gradient[2][2];
+        for (int fast = 0; fast < 2; fast++) {
+            assert_ok(tn_set_numerics(fast ? TN_NUMERICS_FAST : TN_NUMERICS_EXACT));
+            tn_tensor *x = tn_keep(tn_mul_scalar(l.x, 2)), *w = tn_keep(tn_mul_scalar(l.w, 2));
+            assert_ok(tn_set_requires_grad(x, true));
+            assert_ok(tn_set_requires_grad(w, true));
+            tn_conv2d_options o = {.struct_size = sizeof o, .padding = {1, 1}};
+            tn_tensor *y = tn_conv2d(x, w, NULL, &o);
+            assert_ok(tn_backward(tn_sum(tn_mul(y, l.rest), NULL, 0, false)));
+            gradient[fast][0] = tn_grad(x);
+            gradient[fast][1] = tn_grad(w);
+            assert_ok(tn_eval(gradient[fast], 2));
+            char *text = tn_explain_last();
+            const char *of_x = strstr(text, "spread2d"), *of_w = strstr(text, "conv2d_weight");
+            assert_true(of_x && of_w);
+            for (int i = 0; i < 2; i++) {
+                const char *line = i ? of_w : of_x, *by = strstr(line, " by winograd"), *end = strchr(line, '\n');
+                assert_true((by && by < end) == (fast == 1));
+            }
+            tn_text_free(text);
+        }
+        assert_ok(tn_set_numerics(TN_NUMERICS_EXACT));
+        for (int i = 0; i < 2; i++)
+            assert_alike(gradient[1][i], gradient[0][i]);
+    }
+}
+
 static atomic_bool enough;
 
 static void *change_numerics(void *ctx) {
@@ -709,10 +921,12 @@ int main(void) {
         cmocka_unit_test(large_sizes_are_within_the_bound),
         cmocka_unit_test(rows_of_five_taps_are_within_the_bound),
         cmocka_unit_test(rows_of_five_taps_are_joined_with_the_same_bits),
+        cmocka_unit_test(gradients_are_within_the_bound),
         cmocka_unit_test(other_windows_do_not_fit),
         cmocka_unit_test(what_is_joined_has_the_bits_of_what_is_not),
         cmocka_unit_test(what_is_pooled_has_the_bits_of_what_is_not),
         cmocka_unit_test(exact_numerics_keep_their_bits),
+        cmocka_unit_test(gradients_under_fast_numerics_are_near_exact_ones),
         cmocka_unit_test(a_plan_is_what_its_key_says),
         cmocka_unit_test(filters_that_are_computed_have_the_bits_of_others),
         cmocka_unit_test(environment_decides_where_nobody_has),

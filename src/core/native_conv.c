@@ -525,6 +525,7 @@ tn_status tn_make_conv2d_weight(const tn_graph_plan *g, const tn_group *group, t
     n->conv = sizes_of(weight->node, &of_conv2d_weight, x->node, y->node, weight->node);
     memcpy(n->conv.x_stride, x->stride, sizeof n->conv.x_stride);
     memcpy(n->conv.y_stride, y->stride, sizeof n->conv.y_stride);
+    take_winograd(g, n, tn_conv_weight_winograd_pays(&n->conv));
     *workspace = tn_conv_weight_workspace(&n->conv, tn_threads());
     return TN_OK;
 }

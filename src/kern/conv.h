@@ -69,7 +69,12 @@ size_t tn_conv_spread_workspace(const tn_conv_args *args, int threads);
 void tn_conv_spread(const tn_conv_args *args);
 
 /* out = the weight's gradient, Σ over images and places of y times what the window sees: chains of KIR_KSUM places, all
- * places of the first image, then those of the next. */
+ * places of the first image, then those of the next. With `winograd`, where that fits, by the same algorithm turned
+ * around: nine gradients of 4×4 results and what they saw. An element's error is at most about (tiles + 18) · u · |Gᵀ|
+ * (Σ (|A| |y| |Aᵀ|) ∘ (|Bᵀ| |d| |B|)) |G|, the sum over tiles (three roundings an axis for y, two for d, four for the
+ * way back). */
+bool tn_conv_weight_winograd_fits(const tn_conv_args *args);
+bool tn_conv_weight_winograd_pays(const tn_conv_args *args);
 size_t tn_conv_weight_workspace(const tn_conv_args *args, int threads);
 void tn_conv_weight(const tn_conv_args *args);
 

@@ -39,9 +39,6 @@ enum {
     MORE_ELEMENTS = 1 << 17   /* … where a slab of them is a part of the second cache */
 };
 
-/* Columns of B that lie side by side for a tile. */
-static int64_t panel_of(const conv_lines *with) { return 2 * with->tiles->lanes; }
-
 /* Channels that a chunk of k can have to do with. */
 static int64_t chunk_channels(const tn_conv_args *a) {
     return tn_min64(a->channels, (CHUNK - 2) / (a->kernel[0] * a->kernel[1]) + 2);
@@ -547,11 +544,7 @@ static void run_to(const tn_conv_args *args, const target *out) {
     c.parts = memory;
     choose_blocks(&c, threads);
     int64_t tasks = c.a.groups * c.row_parts * c.lines * c.blocks;
-    if (threads == 1) {
-        compute_blocks(&c, 0, tasks, 0);
-    } else {
-        tn_parallel(tasks, 1, compute_blocks, &c);
-    }
+    windows_share(tasks, threads, compute_blocks, &c);
 }
 
 bool tn_conv_turns(const tn_conv_args *args) {
@@ -817,12 +810,17 @@ static void collect_parts(void *ctx, int64_t begin, int64_t end, int worker) {
 }
 
 size_t tn_conv_weight_workspace(const tn_conv_args *args, int threads) {
+    if (args->winograd) return tn_conv_winograd_weight_workspace(args, threads);
     weight_gradient g;
     plan_weight(&g, args);
     return g.tap_bytes + g.sums_bytes + (size_t)(threads > 1 ? threads : 1) * g.part_bytes;
 }
 
 void tn_conv_weight(const tn_conv_args *args) {
+    if (args->winograd) {
+        tn_conv_winograd_weight(args);
+        return;
+    }
     weight_gradient g;
     plan_weight(&g, args);
     int threads = windows_threads(args);
@@ -834,9 +832,5 @@ void tn_conv_weight(const tn_conv_args *args) {
     int64_t tiles = tn_ceil_div(g.w.depth, height), most = g.channels * g.w.taps / height;
     g.parts_a_group = round_up(tn_ceil_div(tiles, most), args->groups % threads == 0 ? 1 : threads);
     int64_t parts = args->groups * g.parts_a_group;
-    if (threads == 1) {
-        collect_parts(&g, 0, parts, 0);
-    } else {
-        tn_parallel(parts, 1, collect_parts, &g);
-    }
+    windows_share(parts, threads, collect_parts, &g);
 }

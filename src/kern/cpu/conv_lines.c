@@ -263,11 +263,12 @@ static void greatest_beside(const float *from, float *to, int64_t places) {
 
 /* Not for processors without fma, where it is a call: multiplications are not what takes the time there. */
 #if defined(__x86_64__) && !defined(__FMA__)
-#define WINOGRAD NULL, NULL, NULL, NULL, NULL, NULL
+#define WINOGRAD NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 #else
 #include "kern/cpu/winograd.h"
-#define WINOGRAD \
-    winograd_rows, winograd_columns, winograd_finish, winograd_filters, winograd_line, winograd_line_finish
+#define WINOGRAD                                                                                             \
+    winograd_rows, winograd_columns, winograd_finish, winograd_filters, winograd_line, winograd_line_finish, \
+        winograd_images, winograd_gradients, winograd_taps
 #endif
 
 const conv_lines VEC_JOIN(tn_conv_lines, TN_ISA_SUFFIX) = {&TILES,          copy_rows, spread_row,   copy_piece,

@@ -473,9 +473,5 @@ void tn_conv_turned(const tn_conv_args *args, const turned_phases *phases, void 
     t.memory = (char *)workspace + t.tap_bytes;
     share_out(&t, threads);
     int64_t tasks = t.a.groups * t.parts * t.blocks;
-    if (threads == 1) {
-        compute_blocks(&t, 0, tasks, 0);
-    } else {
-        tn_parallel(tasks, 1, compute_blocks, &t);
-    }
+    windows_share(tasks, threads, compute_blocks, &t);
 }

@@ -29,7 +29,7 @@ enum {
     WIDEST_PANEL = 2 * MOST_LANES,
     VALUE_ELEMENTS = 160 << 10, /* of a block, at most: a third of the second cache */
     MOST_TILES = TN_GEMM_BLOCK_LD / OUT,
-    MOST_APART = 4, /* convolutions of every n-th row: few enough for the rows of the narrowest block */
+    MOST_APART = 4,        /* convolutions of every n-th row: few enough for the rows of the narrowest block */
     FILTERS = 28,          /* that are multiplied at once: their sums and the values fit the second cache together */
     RESULT_ELEMENTS = 6144 /* that are finished at once, in elements: half of the first cache */
 };
@@ -44,21 +44,18 @@ typedef struct winograd {
     int64_t down, across;                                   /* tiles of an image, in each of these */
     int64_t images, rows, columns;                          /* of a block, at most: images, and tiles in each */
     int64_t image_blocks, row_blocks, column_blocks, parts; /* parts: of the filters */
-    int64_t tiles;                     /* of a block, rounded up to panels: distance of channels and sums */
+    int64_t tiles;                            /* of a block, rounded up to panels: distance of channels and sums */
     int64_t line, lines, plane, values, sums; /* distance of lines, of all of them, of planes of the slab, of points */
-    int64_t filters, few;              /* that are multiplied, and finished, at once */
-    int64_t box_rows;                  /* rows of results in a block for the joint */
-    size_t bytes[PARTS], part_bytes;   /* of a block's memory: in the order of its struct */
+    int64_t filters, few;                     /* that are multiplied, and finished, at once */
+    int64_t box_rows;                         /* rows of results in a block for the joint */
+    size_t bytes[PARTS], part_bytes;          /* of a block's memory: in the order of its struct */
     char *memory;
 } winograd;
 
 /* ---- filters, packed --------------------------------------------------------------------------------------------- */
 
-/* From the filters of a point, tiles like those of any product, to those of the next: an odd number of lines, for they
- * are written together. */
-static int64_t point_elements(const tn_conv_args *a) {
-    return (tn_ceil_div(a->filters * a->channels, MOST_LANES) | 1) * MOST_LANES;
-}
+/* From the filters of a point, tiles like those of any product, to those of the next: they are written together. */
+static int64_t point_elements(const tn_conv_args *a) { return odd_lines(a->filters * a->channels); }
 
 size_t tn_conv_winograd_packed_bytes(const tn_conv_args *a) {
     return tn_conv_is_line(a) ? tn_conv_line_packed_bytes(a) : windows_area(POINTS * point_elements(a));
@@ -168,8 +165,7 @@ static void plan(winograd *w, const tn_conv_args *args) {
     w->bytes[SLAB] = windows_area(OUT * IN * w->plane);
     w->bytes[VALUES] = windows_area(POINTS * w->values);
     w->bytes[SUMS] = windows_area(POINTS * w->sums);
-    if (a->joint.vm)
-        w->bytes[RESULTS] = windows_area(tn_ceil_div(rows, w->box_rows) * w->few * TN_GEMM_BLOCK_LD);
+    if (a->joint.vm) w->bytes[RESULTS] = windows_area(tn_ceil_div(rows, w->box_rows) * w->few * TN_GEMM_BLOCK_LD);
     w->part_bytes = port_scratch(&a->joint, 0);
     for (int i = 0; i < PARTS; i++)
         w->part_bytes += w->bytes[i];
@@ -228,11 +224,7 @@ static void share_out(winograd *w, int threads) {
 
 /* ---- a block ----------------------------------------------------------------------------------------------------- */
 
-/* Images, and rows and columns of tiles in each: [first, first + count). */
-typedef struct range {
-    int64_t first, count;
-} range;
-
+/* Images, and rows and columns of tiles in each. */
 typedef struct block {
     range image, row, column, filter;
     float *lines, *slab, *values, *sums, *results;
@@ -240,18 +232,6 @@ typedef struct block {
     /* Rows (of each of the convolutions that take turns) and columns of `lines` that are the image's; others are 0 */
     range down[MOST_APART], across;
 } block;
-
-static range cut(int64_t count, int64_t parts, int64_t number) {
-    int64_t first = count * number / parts;
-    return (range){first, count * (number + 1) / parts - first};
-}
-
-/* Which of `length` rows or columns from `first` on, each `step` behind the last, lie in an image of `size`. */
-static range look(int64_t first, int64_t step, int64_t length, int64_t size) {
-    int64_t low = tn_min64(tn_ceil_div(tn_max64(-first, 0), step), length);
-    int64_t high = tn_min64(tn_ceil_div(tn_max64(size - first, 0), step), length);
-    return (range){low, tn_max64(high - low, 0)};
-}
 
 /* The row and the column of the image that the block's lines begin with. */
 static int64_t first_row(const winograd *w, const block *b, int64_t turn) {
@@ -277,8 +257,8 @@ static void transform_tiles(const winograd *w, block *b) {
     const int64_t tiles = b->row.count * b->column.count, length = b->row.count * OUT + OVERLAP;
     const int64_t planes = b->image.count * w->apart, pieces = a->channels * planes;
     for (int64_t turn = 0; turn < w->apart; turn++)
-        b->down[turn] = look(first_row(w, b, turn), w->apart, length, a->size[0]);
-    b->across = look(first_column(w, b), 1, b->column.count * OUT + OVERLAP, a->size[1]);
+        b->down[turn] = look_at(first_row(w, b, turn), w->apart, length, a->size[0]);
+    b->across = look_at(first_column(w, b), 1, b->column.count * OUT + OVERLAP, a->size[1]);
     memset(b->lines, 0, w->bytes[LINES]); /* what lies outside of the image stays so */
     for (int64_t n = 0; n < pieces; n++) {
         const int64_t channel = n / planes, image = n % planes / w->apart, turn = n % w->apart;
@@ -443,9 +423,5 @@ void tn_conv_winograd(const tn_conv_args *args, void *workspace) {
     share_out(&w, threads);
     w.memory = workspace;
     int64_t tasks = w.image_blocks * w.row_blocks * w.column_blocks * w.parts;
-    if (threads == 1) {
-        compute_blocks(&w, 0, tasks, 0);
-    } else {
-        tn_parallel(tasks, 1, compute_blocks, &w);
-    }
+    windows_share(tasks, threads, compute_blocks, &w);
 }

@@ -54,7 +54,31 @@ static inline int64_t window_reach(const tn_conv_args *a, int axis) {
 
 static inline int64_t round_up(int64_t x, int64_t unit) { return tn_ceil_div(x, unit) * unit; }
 
+/* As elements of whole lines whose number is odd: so far apart numbers are in different sets of a cache. */
+static inline int64_t odd_lines(int64_t elements) { return (tn_ceil_div(elements, MOST_LANES) | 1) * MOST_LANES; }
+
 static inline size_t windows_area(int64_t elements) { return ((size_t)elements * sizeof(float) + 63) / 64 * 64; }
+
+/* Columns of B that lie side by side for a tile. */
+static inline int64_t panel_of(const conv_lines *with) { return 2 * with->tiles->lanes; }
+
+/* [first, first + count) of something. */
+typedef struct range {
+    int64_t first, count;
+} range;
+
+/* Part `number` of `parts` that are nearly alike. */
+static inline range cut(int64_t count, int64_t parts, int64_t number) {
+    int64_t first = count * number / parts;
+    return (range){first, count * (number + 1) / parts - first};
+}
+
+/* Which of `length` rows or columns from `first` on, each `step` behind the last, lie in an image of `size`. */
+static inline range look_at(int64_t first, int64_t step, int64_t length, int64_t size) {
+    int64_t low = tn_min64(tn_ceil_div(tn_max64(-first, 0), step), length);
+    int64_t high = tn_min64(tn_ceil_div(tn_max64(size - first, 0), step), length);
+    return (range){low, tn_max64(high - low, 0)};
+}
 
 /* How many threads are worth it. */
 static inline int windows_threads(const tn_conv_args *a) {
@@ -65,6 +89,13 @@ static inline int windows_threads(const tn_conv_args *a) {
     if (parts < 2) return 1;
     int most = tn_threads();
     return parts < most ? (int)parts : most;
+}
+
+static inline void windows_share(int64_t tasks, int threads, tn_parallel_body *run, void *ctx) {
+    if (threads == 1)
+        run(ctx, 0, tasks, 0);
+    else
+        tn_parallel(tasks, 1, run, ctx);
 }
 
 /* Is there anything to be seen, and nothing of it endless? */

@@ -143,7 +143,7 @@ static void winograd_finish(const winograd_area *area, const float *sums, int64_
 /* ---- filters ----------------------------------------------------------------------------------------------------- */
 
 /* Values of three taps, but for a factor of each point. */
-VEC_INLINE void winograd_taps(V g0, V g1, V g2, V *u) {
+VEC_INLINE void winograd_points(V g0, V g1, V g2, V *u) {
     const V a = v_set1(POINT_A), b = v_set1(POINT_B);
     V even_a = v_fma(v_set1(SQUARE_A), g2, g0), even_b = v_fma(v_set1(SQUARE_B), g2, g0);
     u[0] = g0;
@@ -164,9 +164,9 @@ static void winograd_filters(const float *taps, int64_t step, float *to, int64_t
     V half[3][WINOGRAD_IN], u[WINOGRAD_IN];
     const M mask = v_mask(rows);
     VEC_UNROLL for (int i = 0; i < 3; i++, taps += 3 * step)
-        winograd_taps(v_load(taps), v_load(taps + step), v_load(taps + 2 * step), half[i]);
+        winograd_points(v_load(taps), v_load(taps + step), v_load(taps + 2 * step), half[i]);
     VEC_UNROLL for (int j = 0; j < WINOGRAD_IN; j++) {
-        winograd_taps(half[0][j], half[1][j], half[2][j], u);
+        winograd_points(half[0][j], half[1][j], half[2][j], u);
         VEC_UNROLL for (int i = 0; i < WINOGRAD_IN; i++)
             v_part_store(to + (i * WINOGRAD_IN + j) * point, mask, v_set1((float)(factor[i] * factor[j])) * u[i]);
     }
@@ -197,6 +197,72 @@ static void winograd_line_finish(const float *sums, int64_t point, float *to, in
         v_store(both, v_zip_low(first, second));
         v_store(both + VL, v_zip_high(first, second));
         winograd_copy(to, both, count < WINOGRAD_LINE_OUT * VL ? count : WINOGRAD_LINE_OUT * VL);
+    }
+}
+
+/* ---- the gradient of filters ------------------------------------------------------------------------------------- */
+
+/* Values of four results: `winograd_back` turned around. */
+VEC_INLINE void winograd_back_turned(const V *y, V *w) {
+    V even_a = v_fma(v_set1(SQUARE_A), y[2], y[0]), odd_a = v_fma(v_set1(CUBE_A), y[3], v_set1(POINT_A) * y[1]);
+    V even_b = v_fma(v_set1(SQUARE_B), y[2], y[0]), odd_b = v_fma(v_set1(CUBE_B), y[3], v_set1(POINT_B) * y[1]);
+    w[0] = y[0];
+    w[1] = even_a + odd_a;
+    w[2] = even_a - odd_a;
+    w[3] = even_b + odd_b;
+    w[4] = even_b - odd_b;
+    w[5] = y[3];
+}
+
+/* Columns first, of all rows of points: a task of some rows spares what is most, their columns. */
+VEC_INLINE void winograd_values(const float *pixels, int64_t row, int64_t pixel, float *to, int64_t point,
+                                int64_t channels, int64_t first, int64_t count, const bool results) {
+    const int side = results ? WINOGRAD_OUT : WINOGRAD_IN;
+    V half[WINOGRAD_IN][WINOGRAD_IN], d[WINOGRAD_IN], v[WINOGRAD_IN];
+    for (int64_t c = 0; c < channels; c += VL) {
+        for (int j = 0; j < side; j++) {
+            VEC_UNROLL for (int i = 0; i < side; i++) d[i] = v_load(pixels + i * row + j * pixel + c);
+            (results ? winograd_back_turned : winograd_forth)(d, half[j]);
+        }
+        for (int64_t i = 0; i < count; i++) {
+            VEC_UNROLL for (int j = 0; j < side; j++) d[j] = half[j][first + i];
+            (results ? winograd_back_turned : winograd_forth)(d, v);
+            VEC_UNROLL for (int j = 0; j < WINOGRAD_IN; j++) v_store(to + (i * WINOGRAD_IN + j) * point + c, v[j]);
+        }
+    }
+}
+
+static void winograd_images(const float *pixels, int64_t row, int64_t pixel, float *to, int64_t point, int64_t channels,
+                            int64_t first, int64_t count) {
+    winograd_values(pixels, row, pixel, to, point, channels, first, count, false);
+}
+
+static void winograd_gradients(const float *pixels, int64_t row, int64_t pixel, float *to, int64_t point,
+                               int64_t channels, int64_t first, int64_t count) {
+    winograd_values(pixels, row, pixel, to, point, channels, first, count, true);
+}
+
+/* Three taps of six sums: `winograd_points` turned around, with its factors. */
+VEC_INLINE void winograd_points_turned(const V *m, V *g) {
+    V sum_a = m[1] + m[2], sum_b = m[3] + m[4], odd_a = m[1] - m[2], odd_b = m[3] - m[4];
+    V zero = v_set1((float)FACTOR_0) * m[0];
+    g[0] = v_fma(v_set1((float)FACTOR_A), sum_a, v_fma(v_set1((float)FACTOR_B), sum_b, zero));
+    g[1] = v_fma(v_set1((float)(FACTOR_A * 0.75)), odd_a, v_set1((float)(FACTOR_B * 1.5)) * odd_b);
+    g[2] = v_fma(v_set1((float)(FACTOR_A * 0.5625)), sum_a, v_fma(v_set1((float)(FACTOR_B * 2.25)), sum_b, m[5]));
+}
+
+static void winograd_taps(const float *sums, int64_t point, float *to, int64_t channels) {
+    V half[3][WINOGRAD_IN], m[WINOGRAD_IN], g[3];
+    for (int64_t c = 0; c < channels; c += VL) {
+        VEC_UNROLL for (int i = 0; i < WINOGRAD_IN; i++) {
+            VEC_UNROLL for (int j = 0; j < WINOGRAD_IN; j++) m[j] = v_load(sums + (i * WINOGRAD_IN + j) * point + c);
+            winograd_points_turned(m, g);
+            VEC_UNROLL for (int j = 0; j < 3; j++) half[j][i] = g[j];
+        }
+        VEC_UNROLL for (int j = 0; j < 3; j++) {
+            winograd_points_turned(half[j], g);
+            VEC_UNROLL for (int i = 0; i < 3; i++) v_store(to + (3 * i + j) * channels + c, g[i]);
+        }
     }
 }
 
