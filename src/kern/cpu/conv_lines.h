@@ -74,9 +74,9 @@ typedef struct conv_lines {
      * to[i · point + t], whole vectors of them; and back, `count` results. */
     void (*winograd_line)(const float *line, int64_t tiles, float *to, int64_t point);
     void (*winograd_line_finish)(const float *sums, int64_t point, float *to, int64_t count);
-    /* The gradient of filters, whole vectors of channels side by side. Values of the 6×6 pixels that a tile sees, or of
-     * its 4×4 results: of rows [first, first + count) of points, to to[((i − first) · 6 + j) · point + channel]. And the
-     * way back: tap k of channel c to to[k · channels + c]. */
+    /* The gradient of filters, whole vectors of channels side by side. Values of the 6×6 pixels that a tile sees, or
+     * of its 4×4 results: of rows [first, first + count) of points, to to[((i − first) · 6 + j) · point + channel]. And
+     * the way back: tap k of channel c to to[k · channels + c]. */
     winograd_values_fn *winograd_images, *winograd_gradients;
     void (*winograd_taps)(const float *sums, int64_t point, float *to, int64_t channels);
 } conv_lines;

@@ -6,9 +6,9 @@
  * is a product like others, and 36 sums become nine gradients, once. The transforms are winograd.h's: those of the way
  * forth, turned around.
  *
- * Some tiles at a time are the k of the products. Here lanes are channels, so images and results are turned first, a few
- * rows of tiles at once. A task is half of the points, for some filters; all see the same tiles in the same order. How
- * many make a chain depends on sizes alone, so that the bits are the same for any number of threads. */
+ * Some tiles at a time are the k of the products. Here lanes are channels, so images and results are turned first, a
+ * few rows of tiles at once. A task is half of the points, for some filters; all see the same tiles in the same order.
+ * How many make a chain depends on sizes alone, so that the bits are the same for any number of threads. */
 #include <string.h>
 
 #include "kern/cpu/conv_winograd.h"
