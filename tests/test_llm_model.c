@@ -19,7 +19,9 @@ typedef struct spec {
     int64_t layers, hidden, heads, kv_heads, head_dim, intermediate, vocabulary, context, window;
     double base, factor; /* factor: of linear rope scaling; 0: none */
     bool biases, output_bias, head_norms, output, rope_factors;
-    int type; /* of matrices: the file's number */
+    int type;                                 /* of matrices: the file's number */
+    int64_t experts, choices, expert, shared; /* of a mixture: how many, and inner widths */
+    bool whole_choice;                        /* what the chosen weigh adds up to 1 */
     /* Gemma's */
     bool post_norms, gelu;
     int64_t pattern; /* the last of so many layers has no window; 0: all have one */
@@ -47,12 +49,28 @@ static const spec gemma2 = {.architecture = "gemma2",
                             .final_cap = 3,
                             .embedding_scale = 5.656854249492381};
 
+static const spec qwen3moe = {.architecture = "qwen3moe",
+                              .layers = 2,
+                              .hidden = 32,
+                              .heads = 4,
+                              .kv_heads = 2,
+                              .head_dim = 8,
+                              .intermediate = 64,
+                              .vocabulary = 48,
+                              .context = 320,
+                              .base = 10000,
+                              .head_norms = true,
+                              .experts = 7,
+                              .choices = 3,
+                              .expert = 32,
+                              .whole_choice = true};
+
 enum { MOST_TENSORS = 128 };
 
 typedef struct matrix {
     char name[64];
     int rank;
-    int64_t rows, columns; /* columns 1 for vectors: [rows] */
+    int64_t rows, columns; /* columns 1 for vectors: [rows]; rows of all experts */
     float *data;
 } matrix;
 
@@ -78,12 +96,12 @@ static void add_weight(model *m, int rank, int64_t rows, int64_t columns, double
     snprintf(w->name, sizeof w->name, "%s", name);
     w->data = malloc((size_t)(rows * columns) * sizeof *w->data);
     assert_non_null(w->data);
-    double width = rank == 2 ? 2 / sqrt((double)columns) : 0.3;
+    double width = rank >= 2 ? 2 / sqrt((double)columns) : 0.3;
     for (int64_t i = 0; i < rows * columns; i++)
         w->data[i] = (float)(middle + width * (2 * uniform(&m->random) - 1));
     /* What the type can hold exactly. */
     double step = m->s.type == F16 ? 0x1p-10 : 0x1p-6;
-    for (int64_t i = 0; i < rows * columns && rank == 2 && m->s.type != F32; i++)
+    for (int64_t i = 0; i < rows * columns && rank >= 2 && m->s.type != F32; i++)
         w->data[i] = (float)(round((double)w->data[i] / step) * step);
 }
 
@@ -92,6 +110,19 @@ static void add_layer_weight(model *m, int64_t layer, int rank, int64_t rows, in
     char name[64];
     snprintf(name, sizeof name, "blk.%" PRId64 ".%s", layer, what);
     add_weight(m, rank, rows, columns, middle, name);
+}
+
+static void add_mixture(model *m, int64_t i) {
+    const spec *s = &m->s;
+    add_layer_weight(m, i, 2, s->experts, s->hidden, 0, "ffn_gate_inp.weight");
+    add_layer_weight(m, i, 3, s->experts * s->expert, s->hidden, 0, "ffn_gate_exps.weight");
+    add_layer_weight(m, i, 3, s->experts * s->expert, s->hidden, 0, "ffn_up_exps.weight");
+    add_layer_weight(m, i, 3, s->experts * s->hidden, s->expert, 0, "ffn_down_exps.weight");
+    if (!s->shared) return;
+    add_layer_weight(m, i, 1, s->hidden, 1, 0, "ffn_gate_inp_shexp.weight");
+    add_layer_weight(m, i, 2, s->shared, s->hidden, 0, "ffn_gate_shexp.weight");
+    add_layer_weight(m, i, 2, s->shared, s->hidden, 0, "ffn_up_shexp.weight");
+    add_layer_weight(m, i, 2, s->hidden, s->shared, 0, "ffn_down_shexp.weight");
 }
 
 static void add_layer(model *m, int64_t i) {
@@ -103,9 +134,13 @@ static void add_layer(model *m, int64_t i) {
     add_layer_weight(m, i, 2, kv, s->hidden, 0, "attn_v.weight");
     add_layer_weight(m, i, 2, s->hidden, q, 0, "attn_output.weight");
     add_layer_weight(m, i, 1, s->hidden, 1, 1, "ffn_norm.weight");
-    add_layer_weight(m, i, 2, s->intermediate, s->hidden, 0, "ffn_gate.weight");
-    add_layer_weight(m, i, 2, s->intermediate, s->hidden, 0, "ffn_up.weight");
-    add_layer_weight(m, i, 2, s->hidden, s->intermediate, 0, "ffn_down.weight");
+    if (s->experts) {
+        add_mixture(m, i);
+    } else {
+        add_layer_weight(m, i, 2, s->intermediate, s->hidden, 0, "ffn_gate.weight");
+        add_layer_weight(m, i, 2, s->intermediate, s->hidden, 0, "ffn_up.weight");
+        add_layer_weight(m, i, 2, s->hidden, s->intermediate, 0, "ffn_down.weight");
+    }
     if (s->biases) {
         add_layer_weight(m, i, 1, q, 1, 0, "attn_q.bias");
         add_layer_weight(m, i, 1, kv, 1, 0, "attn_k.bias");
@@ -208,7 +243,11 @@ static void put_pairs(pairs *p, const spec *s) {
         p->count++;
         put_f32(p, "rope.scaling.factor", s->factor);
     }
-    if (p->wrong->key && strcmp(p->wrong->key, "expert_count") == 0) put_u32(p, "expert_count", 0);
+    bool says = p->wrong->key && strcmp(p->wrong->key, "expert_count") == 0;
+    if (s->experts || says) put_u32(p, "expert_count", s->experts);
+    if (s->experts) put_u32(p, "expert_used_count", s->choices);
+    if (s->experts && s->expert != s->intermediate) put_u32(p, "expert_feed_forward_length", s->expert);
+    if (s->shared) put_u32(p, "expert_shared_feed_forward_length", s->shared);
     if (p->wrong->key && strcmp(p->wrong->key, "split") == 0) {
         make_key_u32(&p->bytes, "split.count", p->wrong->value);
         p->count++;
@@ -228,7 +267,7 @@ static uint16_t half_of(float v) {
     return (uint16_t)(v < 0 ? bits | 0x8000u : bits);
 }
 
-static int type_of(const model *m, const matrix *w) { return w->rank == 2 ? m->s.type : F32; }
+static int type_of(const model *m, const matrix *w) { return w->rank >= 2 ? m->s.type : F32; }
 
 static uint64_t bytes_of(const model *m, const matrix *w) {
     uint64_t count = (uint64_t)(w->rows * w->columns);
@@ -255,7 +294,8 @@ static void put_tensors(gguf_make *g, const model *m, const fault *wrong) {
     uint64_t place = 0;
     for (int i = 0; i < m->count; i++) {
         const matrix *w = &m->weights[i];
-        uint64_t dims[2] = {(uint64_t)(w->rank == 2 ? w->columns : w->rows), (uint64_t)w->rows};
+        uint64_t dims[3] = {(uint64_t)(w->rank >= 2 ? w->columns : w->rows), (uint64_t)w->rows, (uint64_t)m->s.experts};
+        if (w->rank == 3) dims[1] /= dims[2];
         if (is_left_out(wrong, w->name)) continue;
         make_tensor(g, w->name, w->rank, dims, (uint32_t)type_of(m, w), place);
         place += (bytes_of(m, w) + 31) / 32 * 32;
@@ -371,6 +411,50 @@ static void ref_attend(const spec *s, const double *q, const double *k, const do
     free(share);
 }
 
+/* y += by · down(silu(gate x) · up x), with the matrices of one expert. */
+static void ref_gated(const double *x, const float *gate, const float *up, const float *down, int64_t hidden,
+                      int64_t inner, double by, double *y) {
+    double *g = malloc((size_t)(2 * inner + hidden) * sizeof *g), *u = g + inner, *made = u + inner;
+    ref_linear(x, gate, NULL, inner, hidden, g);
+    ref_linear(x, up, NULL, inner, hidden, u);
+    for (int64_t i = 0; i < inner; i++)
+        u[i] *= g[i] / (1 + exp(-g[i]));
+    ref_linear(u, down, NULL, hidden, inner, made);
+    for (int64_t i = 0; i < hidden; i++)
+        y[i] += by * made[i];
+    free(g);
+}
+
+static void ref_mixture(const model *m, int64_t layer, const double *x, double *y) {
+    const spec *s = &m->s;
+    double *likes = malloc((size_t)s->experts * sizeof *likes), total = 0, taken = 0, wish = 0;
+    bool *used = calloc((size_t)s->experts, sizeof *used);
+    ref_linear(x, data_of(m, layer, "ffn_gate_inp.weight"), NULL, s->experts, s->hidden, likes);
+    for (int64_t e = 0; e < s->experts; e++)
+        total += likes[e] = exp(likes[e]);
+    for (int64_t i = 0; i < s->choices; i++) {
+        int64_t best = -1;
+        for (int64_t e = 0; e < s->experts; e++)
+            if (!used[e] && (best < 0 || likes[e] > likes[best])) best = e;
+        used[best] = true;
+        taken += likes[best];
+    }
+    memset(y, 0, (size_t)s->hidden * sizeof *y);
+    for (int64_t e = 0, size = s->expert * s->hidden; e < s->experts; e++)
+        if (used[e])
+            ref_gated(x, data_of(m, layer, "ffn_gate_exps.weight") + e * size,
+                      data_of(m, layer, "ffn_up_exps.weight") + e * size,
+                      data_of(m, layer, "ffn_down_exps.weight") + e * size, s->hidden, s->expert,
+                      likes[e] / (s->whole_choice ? taken : total), y);
+    if (s->shared) {
+        ref_linear(x, data_of(m, layer, "ffn_gate_inp_shexp.weight"), NULL, 1, s->hidden, &wish);
+        ref_gated(x, data_of(m, layer, "ffn_gate_shexp.weight"), data_of(m, layer, "ffn_up_shexp.weight"),
+                  data_of(m, layer, "ffn_down_shexp.weight"), s->hidden, s->shared, 1 / (1 + exp(-wish)), y);
+    }
+    free(used);
+    free(likes);
+}
+
 static double ref_gelu(double x) {
     return x / 2 * (1 + tanh(sqrt(2 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
 }
@@ -394,11 +478,16 @@ static void ref_layer(const model *m, int64_t layer, double *x, int64_t n) {
         for (int64_t i = 0; i < s->hidden; i++)
             row[i] += h[i];
         ref_norm(row, data_of(m, layer, "ffn_norm.weight"), s->hidden, h);
-        ref_linear(h, data_of(m, layer, "ffn_gate.weight"), NULL, s->intermediate, s->hidden, gate);
-        ref_linear(h, data_of(m, layer, "ffn_up.weight"), NULL, s->intermediate, s->hidden, up);
-        for (int64_t i = 0; i < s->intermediate; i++)
-            up[i] *= s->gelu ? ref_gelu(gate[i]) : gate[i] / (1 + exp(-gate[i]));
-        ref_linear(up, data_of(m, layer, "ffn_down.weight"), NULL, s->hidden, s->intermediate, h);
+        if (s->experts) {
+            ref_mixture(m, layer, h, mixed);
+            memcpy(h, mixed, (size_t)s->hidden * sizeof *h);
+        } else {
+            ref_linear(h, data_of(m, layer, "ffn_gate.weight"), NULL, s->intermediate, s->hidden, gate);
+            ref_linear(h, data_of(m, layer, "ffn_up.weight"), NULL, s->intermediate, s->hidden, up);
+            for (int64_t i = 0; i < s->intermediate; i++)
+                up[i] *= s->gelu ? ref_gelu(gate[i]) : gate[i] / (1 + exp(-gate[i]));
+            ref_linear(up, data_of(m, layer, "ffn_down.weight"), NULL, s->hidden, s->intermediate, h);
+        }
         if (s->post_norms) ref_norm(h, data_of(m, layer, "post_ffw_norm.weight"), s->hidden, h);
         for (int64_t i = 0; i < s->hidden; i++)
             row[i] += h[i];
@@ -550,6 +639,58 @@ static void numbers_of_gemma_that_are_none_are_refused(void **state) {
     free_model(&m);
 }
 
+static void mixtures_compute_what_they_are_defined_as(void **state) {
+    (void)state;
+    spec s = qwen3moe;
+    compare_with_definition(&s, TN_LLM_CACHE_F32, 5e-5);
+    s.type = F16;
+    compare_with_definition(&s, TN_LLM_CACHE_F32, 5e-5);
+    s = qwen3moe;
+    s.architecture = "qwen2moe";
+    s.head_norms = s.whole_choice = false;
+    s.biases = true;
+    s.shared = 48;
+    compare_with_definition(&s, TN_LLM_CACHE_F32, 5e-5);
+    s = llama; /* Mixtral */
+    s.experts = 4;
+    s.choices = 2;
+    s.expert = s.intermediate;
+    s.whole_choice = true;
+    compare_with_definition(&s, TN_LLM_CACHE_F32, 5e-5);
+    s.choices = 4;
+    s.type = Q8_0; /* all experts: what is rounded must not decide which ones a token has */
+    distance d = distance_from_definition(&s, TN_LLM_CACHE_F32);
+    if (!(d.mean <= 3e-2)) fail_msg("a mixture in Q8_0: the logits are %g of their size from the definition", d.mean);
+}
+
+static void mixtures_that_cannot_be_are_refused(void **state) {
+    (void)state;
+    static const struct {
+        fault wrong;
+        const char *reason;
+    } rows[] = {{{.key = "expert_count", .absent = true}, "has 0 experts, of which a token has 3"},
+                {{.key = "expert_count", .value = 2}, "has 2 experts, of which a token has 3"},
+                {{.key = "expert_count", .value = UINT32_MAX}, "experts, of which a token has 3"},
+                {{.key = "expert_count", .value = 8}, "'blk.0.ffn_gate_inp.weight' has 2 dimensions, [7, 32]"},
+                {{.key = "expert_used_count", .value = 0}, "of which a token has 0"},
+                {{.key = "expert_used_count", .value = 8}, "has 7 experts, of which a token has 8"},
+                {{.key = "expert_feed_forward_length", .value = 16},
+                 "has 3 dimensions, [7, 32, 32]; by the metadata it "
+                 "must have 3, [7, 16, 32]"},
+                {{.without = "blk.1.ffn_up_exps.weight"}, "no tensor 'blk.1.ffn_up_exps.weight'"}};
+    model m;
+    spec s = qwen3moe;
+    s.intermediate = 80; /* so that the width of an expert is said */
+    make_model(&m, &s);
+    for (size_t i = 0; i < TN_COUNT(rows); i++) {
+        tn_llm *llm = NULL;
+        if (tn_llm_open(write_model(&m, &rows[i].wrong, "wrong.gguf"), NULL, &llm) == TN_OK)
+            fail_msg("a model that should be refused for \"%s\" was opened", rows[i].reason);
+        assert_text_has(tn_error(), rows[i].reason);
+    }
+    free_model(&m);
+}
+
 /* Activations are rounded to 8 bits before each product with blocks, to a 127th of the largest of 32: that is half a
  * percent of their root mean square, nine times on a token's way through two layers, so about 1.5 % together. */
 static void weights_of_other_types_are_what_they_stand_for(void **state) {
@@ -605,6 +746,10 @@ static void every_cut_gives_the_same_bits(void **state) {
         check_cuts(&s);
     }
     check_cuts(&gemma2);
+    check_cuts(&qwen3moe);
+    spec mixture = qwen3moe;
+    mixture.type = Q8_0;
+    check_cuts(&mixture);
 }
 
 static int64_t misses(void) {
@@ -864,6 +1009,8 @@ int main(void) {
         cmocka_unit_test(families_compute_what_they_are_defined_as),
         cmocka_unit_test(gemmas_compute_what_they_are_defined_as),
         cmocka_unit_test(numbers_of_gemma_that_are_none_are_refused),
+        cmocka_unit_test(mixtures_compute_what_they_are_defined_as),
+        cmocka_unit_test(mixtures_that_cannot_be_are_refused),
         cmocka_unit_test(weights_of_other_types_are_what_they_stand_for),
         cmocka_unit_test(every_cut_gives_the_same_bits),
         cmocka_unit_test(neither_tokens_nor_lengths_make_plans),

@@ -40,7 +40,8 @@ static bool rounds_more(int op, const tn_case *c) {
     bool blocks = false;
     for (int i = 0; i < c->n_in; i++)
         blocks |= !c->in[i].absent && tn_dtype_is_quantized(c->in[i].dtype);
-    return blocks && (op == TN_OP_LINEAR || op == TN_OP_LINEAR_QUANTIZED);
+    return blocks && (op == TN_OP_LINEAR || op == TN_OP_LINEAR_QUANTIZED || op == TN_OP_LINEAR_EXPERTS ||
+                      op == TN_OP_LINEAR_EXPERTS_ROWS);
 }
 
 static void compare(const trial *t, const char *path, const tn_tensor *want, tn_onnx_value *const *in, int count) {

@@ -359,6 +359,60 @@ static void devices_without_kernels_do_it_by_definition(void **state) {
     }
 }
 
+/* A row has the bits of its expert's own product: of one token or of many, whatever the threads; and one that names no
+ * expert is NaN. */
+static void check_experts(tn_dtype t, int64_t tokens, bool each) {
+    enum { EXPERTS = 5, OUT = 70, IN = 256, CHOICES = 3 };
+    int64_t rows = tokens * CHOICES, *chosen = malloc((size_t)rows * sizeof *chosen);
+    tn_tensor *all = weight_of(t, EXPERTS * OUT, IN), *x = floats_of(each ? rows : tokens, IN, 9);
+    tn_tensor *weight = tn_reshape(all, TN_DIMS(EXPERTS, OUT, IN));
+    tn_tensor *given = each ? tn_reshape(x, TN_DIMS(tokens, CHOICES, IN)) : tn_retain(x);
+    for (int64_t i = 0; i < rows; i++)
+        chosen[i] = i % 11 == 10 ? EXPERTS : i * i % 7 % EXPERTS;
+    tn_tensor *choice = tn_from_data(chosen, TN_DIMS(tokens, CHOICES), TN_I64);
+    for (int threads = 1; threads <= 3; threads++) {
+        assert_ok(tn_threads_set(threads));
+        tn_tensor *y = tn_linear_experts(given, weight, choice);
+        float *got = read_floats(y);
+        for (int64_t i = 0; i < rows; i++) {
+            if (chosen[i] == EXPERTS) {
+                assert_true(isnan(got[i * OUT]) && isnan(got[i * OUT + OUT - 1]));
+                continue;
+            }
+            tn_tensor *w = tn_narrow(all, 0, chosen[i] * OUT, OUT), *row = tn_narrow(x, 0, each ? i : i / CHOICES, 1);
+            tn_tensor *own = tn_linear(row, w, NULL);
+            float *wanted = read_floats(own);
+            if (memcmp(got + i * OUT, wanted, OUT * sizeof *got) != 0)
+                fail_msg("%s, %lld tokens, %d threads: row %lld is not that of expert %lld", tn_dtype_name(t),
+                         (long long)tokens, threads, (long long)i, (long long)chosen[i]);
+            free(wanted);
+            tn_free(own);
+            tn_free(row);
+            tn_free(w);
+        }
+        free(got);
+        tn_free(y);
+    }
+    assert_ok(tn_threads_set(0));
+    tn_free(choice);
+    tn_free(given);
+    tn_free(weight);
+    tn_free(x);
+    tn_free(all);
+    free(chosen);
+}
+
+static void rows_of_experts_are_their_own_products(void **state) {
+    (void)state;
+    static const tn_dtype types[] = {TN_F32, TN_F16, TN_Q4_0, TN_Q6_K};
+    for (size_t i = 0; i < TN_COUNT(types); i++) {
+        check_experts(types[i], 1, false);
+        check_experts(types[i], 1, true);
+        check_experts(types[i], 5, false);
+        check_experts(types[i], 300, true);
+    }
+}
+
 /* The gradient of the other operand is that of the product with the decoded weight. */
 static void gradients_pass_through(void **state) {
     (void)state;
@@ -494,6 +548,7 @@ int main(void) {
         cmocka_unit_test(products_of_one_operand_are_one_launch),
         cmocka_unit_test(half_weights_are_widened),
         cmocka_unit_test(rows_stand_alone),
+        cmocka_unit_test(rows_of_experts_are_their_own_products),
         cmocka_unit_test(devices_without_kernels_do_it_by_definition),
         cmocka_unit_test(gradients_pass_through),
         cmocka_unit_test(half_weights_have_gradients),

@@ -33,6 +33,7 @@ LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.1, 1.3, 1.7], "long_fac
         "original_max_position_embeddings": 16, "rope_theta": 10000.0}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 10000.0}
 PHI3 = COMMON | {"pad_token_id": 0}
+MOE = COMMON | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "decoder_sparse_step": 1}
 GEMMA = PHI3 | {"head_dim": 16, "tie_word_embeddings": True, "num_hidden_layers": 4}
 GEMMA2 = GEMMA | {"query_pre_attn_scalar": 16, "sliding_window": 9, "attn_logit_softcapping": 3.0,
                   "final_logit_softcapping": 4.0}
@@ -80,6 +81,12 @@ DECODERS = [  # name, classes' stem, configuration, how it is saved
         "sliding_attention": {"rope_type": "default", "rope_theta": 700.0}}}, {}),
     ("gemma3-layers", "Gemma3", GEMMA3 | {"layer_types": ["full_attention", "sliding_attention", "full_attention"],
                                           "num_hidden_layers": 3}, {"gguf": False}),
+    ("mixtral", "Mixtral", COMMON | {"num_local_experts": 5, "num_experts_per_tok": 2}, {"gguf": False}),
+    ("mixtral-f16", "Mixtral", COMMON | {"num_local_experts": 5, "num_experts_per_tok": 3},
+     {"gguf": False, "dtype": "float16"}),
+    ("qwen2-moe", "Qwen2Moe", MOE | {"shared_expert_intermediate_size": 56}, {"gguf": False}),
+    ("qwen3-moe", "Qwen3Moe", MOE | {"head_dim": 16, "norm_topk_prob": True}, {"gguf": False}),
+    ("qwen3-moe-one", "Qwen3Moe", MOE | {"head_dim": 16, "num_experts_per_tok": 1}, {"gguf": False}),
     ("gpt2", "GPT2", GPT2, {}),
     ("gpt2-inner", "GPT2", GPT2 | {"n_inner": 100}, {}),
     ("gpt2-gelu", "GPT2", GPT2 | {"activation_function": "gelu"}, {"gguf": False}),

@@ -65,7 +65,8 @@ TN_API tn_status tn_llm_inspect(const tn_gguf *file, const tn_llm_options *optio
 TN_API tn_status tn_llm_inspect_path(const char *path, const tn_llm_options *options, tn_llm_facts *facts);
 
 /* Opens a model: a GGUF file, or a folder with config.json and safetensors (model.h) as Hugging Face has them, of the
- * families llama, mistral, qwen2, qwen3, phi3, gemma, gemma2, gemma3 (text alone) and gpt2. options may be NULL.
+ * families llama, mistral, qwen2, qwen3, phi3, gemma, gemma2, gemma3 (text alone), gpt2, and of the mixtures of experts
+ * mixtral, qwen2moe and qwen3moe. options may be NULL.
  * Weights stay mapped until they are used. *out: closed with tn_llm_close.
  * Errors: those of tn_gguf_open, tn_json_open and tn_safetensors_open; TN_ERR_UNSUPPORTED for an architecture or a
  * feature that is not known here, naming it; TN_ERR_FORMAT naming the key or tensor that is missing or does not fit;

@@ -935,6 +935,13 @@ TN_API tn_tensor *tn_scaled_dot_product_attention(const tn_tensor *q, const tn_t
 /* The values of a tensor that is quantised in blocks, as f32, f16, bf16 or f64. */
 TN_API tn_tensor *tn_dequantize(const tn_tensor *x, tn_dtype dtype);
 
+/* Products of which each row has a matrix of its own, as in mixtures of experts: result [tokens, choices, out], of
+ * which row (t, j) is weight[chosen[t, j]] · x[t] or, if x has choices, · x[t, j]. x [tokens, in] or [tokens,
+ * choices, in] in f32, weight [experts, out, in] in f32, f16, bf16 or quantised in blocks (then x is rounded as in
+ * linear), chosen [tokens, choices] whole numbers; one that names no expert gives NaN. Weights of experts that
+ * nobody chose are not read. No gradient. */
+TN_API tn_tensor *tn_linear_experts(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *chosen);
+
 /* ---- cache ------------------------------------------------------------------------------------------------------- */
 
 /* The cache [pages, kv_heads, 64, head_dim] (f32, f16 or bf16) with the tokens x [n, kv_heads, head_dim] (f32,
@@ -1209,6 +1216,7 @@ TN_API tn_tensor *tn_cross_entropy(const tn_tensor *x, const tn_tensor *target, 
 #define tn_linalg_solve_triangular(...) (tn_at(__FILE__, __LINE__), tn_linalg_solve_triangular(__VA_ARGS__))
 #define tn_linalg_svdvals(...) (tn_at(__FILE__, __LINE__), tn_linalg_svdvals(__VA_ARGS__))
 #define tn_linear(...) (tn_at(__FILE__, __LINE__), tn_linear(__VA_ARGS__))
+#define tn_linear_experts(...) (tn_at(__FILE__, __LINE__), tn_linear_experts(__VA_ARGS__))
 #define tn_linspace(...) (tn_at(__FILE__, __LINE__), tn_linspace(__VA_ARGS__))
 #define tn_log(...) (tn_at(__FILE__, __LINE__), tn_log(__VA_ARGS__))
 #define tn_log10(...) (tn_at(__FILE__, __LINE__), tn_log10(__VA_ARGS__))

@@ -621,7 +621,8 @@ static kir_val reduced_value(tn_lower *lw, tn_lowering *w, int value) {
     w->building = value;
     kir_val r = v->row->impl->lower(lw, v->node, at);
     w->building = -1;
-    if (v->row->impl->class_ == TN_MATMUL) return r; /* two operands: its lowering ends in the reduction */
+    /* of two operands: its lowering ends in the reduction */
+    if (v->row->impl->class_ == TN_MATMUL || v->row->impl->reduce == KIR_CHAIN) return r;
     return kir_reduce_value(lw->kb, (kir_reduce)v->row->impl->reduce, r, KIR_NONE);
 }
 

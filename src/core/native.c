@@ -245,6 +245,7 @@ static const tn_native_row natives[] = {
     {"int_mm", tn_make_matmul, RESULT_FRESH, NULL, NULL, NULL},
     {"linear_quantized", tn_make_linear_stored, RESULT_FRESH, NULL, NULL, NULL},
     {"linear_half", tn_make_linear_stored, RESULT_FRESH, NULL, NULL, NULL},
+    {"linear_experts_rows", tn_make_experts, RESULT_FRESH, tn_cost_of_experts, NULL, NULL},
     {"argsort_last", make_argsort, RESULT_FRESH, NULL, NULL, NULL},
     {"index_add_rows", make_index_add, RESULT_UPDATED, NULL, NULL, NULL},
     {"cat_few", make_cat, RESULT_FRESH, NULL, takes_cat, NULL},

@@ -40,6 +40,7 @@ struct tn_native {
     union {
         tn_gemm_args gemm;
         tn_qmat_args qmat;
+        tn_experts_args experts;
         tn_argsort_args argsort;
         tn_scatter_args scatter;
         tn_cat_args *cat; /* `own`: large, and there are few */
@@ -104,6 +105,8 @@ tn_conv_args tn_conv_sizes(const tn_node *n); /* of a correlate2d, spread2d or c
 void tn_cost_of_conv(const tn_native *n, tn_cost *cost);
 tn_native_maker tn_make_linalg; /* native_linalg.c */
 tn_native_maker tn_make_sdpa, tn_make_sdpa_gradient;
+tn_native_maker tn_make_experts; /* native_product.c */
+void tn_cost_of_experts(const tn_native *n, tn_cost *cost);
 void tn_cost_of_cache_append(const tn_native *n, tn_cost *cost);
 void tn_cost_of_cached_attention(const tn_native *n, tn_cost *cost);
 void tn_cost_of_sdpa(const tn_native *n, tn_cost *cost);

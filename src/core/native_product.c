@@ -226,3 +226,76 @@ tn_status tn_make_linear_stored(const tn_graph_plan *g, const tn_group *group, t
     *workspace = n->packed_at + n->form.bytes;
     return TN_OK;
 }
+
+/* ---- products whose rows have matrices of their own -------------------------------------------------------------- */
+
+enum { FORM_EXPERTS = FORM_OFFSET + 1 }; /* instead of strides */
+
+static void pack_experts(const tn_form *form, const void *from, void *to) {
+    const int64_t *w = form->word;
+    tn_dtype dtype = (tn_dtype)w[FORM_DTYPE];
+    size_t packed = tn_qmat_packed_bytes(w[FORM_ROWS], w[FORM_COLUMNS], dtype);
+    tn_form one = *form;
+    for (int64_t e = 0; e < w[FORM_EXPERTS]; e++) {
+        pack_blocks(&one, from, (char *)to + (size_t)e * packed);
+        one.word[FORM_OFFSET] += (int64_t)tn_dtype_bytes(dtype, w[FORM_ROWS] * w[FORM_COLUMNS]);
+    }
+}
+
+static void run_experts(tn_native *n, void *const *pointers) {
+    enum { RESULT, X, WEIGHT, CHOSEN, WORKSPACE };
+    tn_experts_args *a = &n->experts;
+    a->result = pointers[RESULT];
+    a->x = pointers[X];
+    a->chosen = pointers[CHOSEN];
+    a->workspace = pointers[WORKSPACE];
+    a->weight = n->formed ? n->packed_weight : pointers[WEIGHT];
+    if (n->formed && n->form_slot < 0) {
+        a->weight = (char *)a->workspace + n->packed_at;
+        pack_experts(&n->form, pointers[WEIGHT], (char *)a->workspace + n->packed_at);
+    }
+    tn_experts(a);
+}
+
+/* linear_experts_rows(x, weight, chosen) */
+tn_status tn_make_experts(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
+    const tn_value *c = &g->values[group->lead], *x = &g->values[c->in[0]], *w = &g->values[c->in[1]];
+    tn_dtype dtype = (tn_dtype)w->node->dtype;
+    int64_t rows = w->node->shape[1], k = w->node->shape[2];
+    bool each = x->node->rank == 3;
+    n->run = run_experts;
+    n->experts = (tn_experts_args){.tokens = c->node->shape[0],
+                                   .choices = c->node->shape[1],
+                                   .experts = w->node->shape[0],
+                                   .out = rows,
+                                   .in = k,
+                                   .dtype = dtype,
+                                   .x_token_stride = each ? c->node->shape[1] * k : k,
+                                   .x_choice_stride = each ? k : 0,
+                                   .threads = tn_threads()};
+    *workspace = tn_experts_workspace(&n->experts, tn_threads());
+    if (dtype == TN_F32) return TN_OK;
+    n->formed = &n->packed_weight;
+    n->form = (tn_form){.make = pack_experts,
+                        .bytes = (size_t)n->experts.experts * tn_qmat_packed_bytes(rows, k, dtype),
+                        .word = {dtype, rows, k, (int64_t)tn_native_byte_offset(w), n->experts.experts}};
+    int slot = g->values[w->root].slot;
+    if (tn_native_may_form(g, slot)) {
+        n->form.replaces = true;
+        n->form_slot = slot;
+        return TN_OK;
+    }
+    n->form.word[FORM_OFFSET] = 0; /* the address is the weight's */
+    n->packed_at = (*workspace + PACKED_ALIGN - 1) / PACKED_ALIGN * PACKED_ALIGN;
+    *workspace = n->packed_at + n->form.bytes;
+    return TN_OK;
+}
+
+/* Of the weight, the experts that rows can choose at most. */
+void tn_cost_of_experts(const tn_native *n, tn_cost *cost) {
+    const tn_experts_args *a = &n->experts;
+    int64_t rows = a->tokens * a->choices, met = tn_min64(rows, a->experts);
+    int64_t numbers = (a->x_choice_stride ? rows : a->tokens) * a->in + rows * a->out;
+    *cost = (tn_cost){.bytes = (int64_t)tn_dtype_bytes(a->dtype, met * a->out * a->in) + 4 * numbers + 8 * rows,
+                      .flops = 2.0 * (double)rows * (double)(a->out * a->in)};
+}

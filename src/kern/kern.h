@@ -141,6 +141,24 @@ size_t tn_qmat_workspace(const tn_qmat_args *args, int threads);
 /* Cannot fail: all memory is given. */
 void tn_qmat(const tn_qmat_args *args);
 
+/* Products of which each row has a matrix of its own (experts.c), of those that a mixture of experts has:
+ * result[t, j] = W[chosen[t, j]] · x[t, j], with the bits of tn_qmat, or in f32 of tn_gemm_f32. A number that names no
+ * expert gives NaN. Only chosen experts are read. */
+typedef struct tn_experts_args {
+    int64_t tokens, choices, experts, out, in;
+    tn_dtype dtype; /* of weights: f32, or one that tn_qmat takes */
+    const float *x; /* rows of `in` numbers */
+    int64_t x_token_stride, x_choice_stride;
+    const void *weight;    /* expert after expert, tn_experts_weight_bytes each: [out, in] in f32, else packed */
+    const int64_t *chosen; /* [tokens, choices] */
+    float *result;         /* [tokens, choices, out] */
+    void *workspace;       /* tn_experts_workspace bytes, 64-byte aligned */
+    int threads;           /* for which the workspace was asked: tn_threads() when the product will run, or more */
+} tn_experts_args;
+size_t tn_experts_weight_bytes(int64_t out, int64_t in, tn_dtype dtype);
+size_t tn_experts_workspace(const tn_experts_args *args, int threads);
+void tn_experts(const tn_experts_args *args);
+
 /* Blocks to f32, in the order of their elements: s·u + t, rounded once. `count` blocks; any alignment; one thread. */
 void tn_decode_blocks(tn_dtype dtype, const void *blocks, int64_t count, float *out);
 

@@ -215,7 +215,10 @@ tn_status tn_need_contiguous(const tn_infer *c, int input) {
 bool tn_rows_follow(const tn_node *x) {
     int64_t offset, stride[TN_MAX_RANK];
     tn_node_layout(x, &offset, stride);
-    return (x->shape[1] <= 1 || stride[1] == 1) && (x->shape[0] <= 1 || stride[0] == x->shape[1]);
+    int64_t expected = 1;
+    for (int d = x->rank - 1; d >= 0; expected *= x->shape[d--])
+        if (x->shape[d] > 1 && stride[d] != expected) return false;
+    return true;
 }
 
 tn_status tn_need_rows(const tn_infer *c, int input) {

@@ -433,6 +433,8 @@ tn_node *tn_b_scaled_dot_product_attention(tn_build *b, tn_node *q, tn_node *k, 
 tn_node *tn_b_dequantize(tn_build *b, tn_node *x, tn_dtype dtype);
 tn_node *tn_b_linear_quantized(tn_build *b, tn_node *x, tn_node *weight);
 tn_node *tn_b_linear_half(tn_build *b, tn_node *x, tn_node *weight);
+tn_node *tn_b_linear_experts(tn_build *b, tn_node *x, tn_node *weight, tn_node *chosen);
+tn_node *tn_b_linear_experts_rows(tn_build *b, tn_node *x, tn_node *weight, tn_node *chosen);
 tn_node *tn_b_cache_append(tn_build *b, tn_node *cache, tn_node *x, tn_node *position, tn_node *pages);
 tn_node *tn_b_cache_append_rows(tn_build *b, tn_node *cache, tn_node *x, tn_node *position, tn_node *pages);
 tn_node *tn_b_cached_attention(tn_build *b, tn_node *q, tn_node *k, tn_node *v, tn_node *k_cache, tn_node *v_cache,

@@ -314,10 +314,11 @@ extern const tn_op_impl tn_impl_neg, tn_impl_abs, tn_impl_floor, tn_impl_ceil, t
     tn_impl_conv_transpose2d, tn_impl_max_pool2d, tn_impl_avg_pool2d, tn_impl_adaptive_avg_pool2d, tn_impl_embedding,
     tn_impl_rope_rows, tn_impl_rope, tn_impl_attention_dense, tn_impl_attention_dense_gradient,
     tn_impl_scaled_dot_product_attention, tn_impl_dequantize, tn_impl_linear_quantized, tn_impl_linear_half,
-    tn_impl_cache_append, tn_impl_cache_append_rows, tn_impl_cached_attention, tn_impl_cached_attention_rows,
-    tn_impl_random_bits, tn_impl_random_uniform, tn_impl_random_normal, tn_impl_random_integers, tn_impl_bernoulli_by,
-    tn_impl_dropout_by, tn_impl_mse_loss, tn_impl_l1_loss, tn_impl_smooth_l1_loss, tn_impl_huber_loss, tn_impl_kl_div,
-    tn_impl_binary_cross_entropy, tn_impl_binary_cross_entropy_with_logits, tn_impl_nll_loss, tn_impl_cross_entropy;
+    tn_impl_linear_experts, tn_impl_linear_experts_rows, tn_impl_cache_append, tn_impl_cache_append_rows,
+    tn_impl_cached_attention, tn_impl_cached_attention_rows, tn_impl_random_bits, tn_impl_random_uniform,
+    tn_impl_random_normal, tn_impl_random_integers, tn_impl_bernoulli_by, tn_impl_dropout_by, tn_impl_mse_loss,
+    tn_impl_l1_loss, tn_impl_smooth_l1_loss, tn_impl_huber_loss, tn_impl_kl_div, tn_impl_binary_cross_entropy,
+    tn_impl_binary_cross_entropy_with_logits, tn_impl_nll_loss, tn_impl_cross_entropy;
 
 const tn_op_row tn_op_rows[] = {
     [TN_OP_NEG] = {"neg", TN_KERNEL, "(Tensor x)", "Neg", &tn_impl_neg},
@@ -686,6 +687,12 @@ const tn_op_row tn_op_rows[] = {
         "(Tensor x, Tensor weight)",
         "", &tn_impl_linear_quantized},
     [TN_OP_LINEAR_HALF] = {"linear_half", TN_KERNEL, "(Tensor x, Tensor weight)", "", &tn_impl_linear_half},
+    [TN_OP_LINEAR_EXPERTS] = {"linear_experts", TN_COMPOSED,
+        "(Tensor x, Tensor weight, Tensor chosen)",
+        "", &tn_impl_linear_experts},
+    [TN_OP_LINEAR_EXPERTS_ROWS] = {"linear_experts_rows", TN_KERNEL,
+        "(Tensor x, Tensor weight, Tensor chosen)",
+        "", &tn_impl_linear_experts_rows},
     [TN_OP_CACHE_APPEND] = {"cache_append", TN_COMPOSED,
         "(Tensor cache, Tensor x, Tensor position, Tensor pages)",
         "", &tn_impl_cache_append},
@@ -2097,6 +2104,19 @@ tn_node *tn_b_linear_quantized(tn_build *b, tn_node *x, tn_node *weight) {
 }
 
 tn_node *tn_b_linear_half(tn_build *b, tn_node *x, tn_node *weight) { return build_2(b, x, weight, TN_OP_LINEAR_HALF); }
+
+static const maker make_linear_experts = {TN_OP_LINEAR_EXPERTS, "ttt"};
+tn_tensor *(tn_linear_experts)(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *chosen) {
+    return record(&make_linear_experts, x, weight, chosen);
+}
+tn_node *tn_b_linear_experts(tn_build *b, tn_node *x, tn_node *weight, tn_node *chosen) {
+    return build(b, &make_linear_experts, x, weight, chosen);
+}
+
+static const maker make_linear_experts_rows = {TN_OP_LINEAR_EXPERTS_ROWS, "ttt"};
+tn_node *tn_b_linear_experts_rows(tn_build *b, tn_node *x, tn_node *weight, tn_node *chosen) {
+    return build(b, &make_linear_experts_rows, x, weight, chosen);
+}
 
 static const maker make_cache_append = {TN_OP_CACHE_APPEND, "tttt"};
 tn_tensor *(tn_cache_append)(const tn_tensor *cache, const tn_tensor *x, const tn_tensor *position,

@@ -4,9 +4,10 @@
  * asked for (core/blocks.c), so a gather decodes the rows that it takes and no others. The product has a kernel
  * (kern.h), which rounds the other operand to eight bits a block as well; so does its lowering, where there is none. */
 #include <math.h>
+#include <string.h>
 
 #include "kern/qformat.h"
-#include "ops/common.h"
+#include "ops/places.h"
 
 /* ---- dequantize -------------------------------------------------------------------------------------------------- */
 
@@ -86,9 +87,11 @@ typedef struct rounding {
 
 static void round_block(tn_lower *lw, const tn_node *x, const kir_aff *row, const kir_aff *block, rounding *r) {
     kir_builder *kb = lw->kb;
-    kir_aff at[2] = {*row, tn_aff_scale(lw, block, Q8_BLOCK)};
+    kir_aff at[TN_MAX_RANK], *last = &at[x->rank - 1];
+    memcpy(at, row, (size_t)(x->rank - 1) * sizeof *at);
+    *last = tn_aff_scale(lw, block, Q8_BLOCK);
     kir_val most = kir_const(kb, KIR_F32, 0), zero = most;
-    for (int k = 0; k < Q8_BLOCK; k++, at[1].c++) {
+    for (int k = 0; k < Q8_BLOCK; k++, last->c++) {
         r->x[k] = tn_lower_at(lw, x, at);
         most = kir_binary(kb, KIR_MAX, most, kir_unary(kb, KIR_ABS, r->x[k]));
     }
@@ -108,22 +111,27 @@ static kir_val rounded_element(tn_lower *lw, const rounding *r, int k, kir_val s
     return kir_cast(lw->kb, KIR_I32, kir_rounding(lw->kb, KIR_NEAREST_EVEN, scaled));
 }
 
-/* linear_quantized by its definition (kern.h), an element at a time; to the bit until there are KIR_KSUM steps. A cast
- * of what is not finite yields 0 or is multiplied by 0: q is 0 then. */
-static kir_val lower_linear_quantized(tn_lower *lw, const tn_node *n, const kir_aff *at) {
+/* A step of the product of a row of x with a row of the weight, by its definition (kern.h); to the bit until there are
+ * KIR_KSUM steps. A cast of what is not finite yields 0 or is multiplied by 0: q is 0 then. loop: block, part, step.
+ * valid: where it does not hold, the product is NaN; KIR_NONE: always. */
+static kir_val lower_blocks(tn_lower *lw, const tn_node *n, const kir_aff *x_row, const kir_aff *w_row,
+                            const kir_aff loop[3], kir_val valid) {
     kir_builder *kb = lw->kb;
-    tn_dtype t = (tn_dtype)n->in[1]->dtype;
-    const kir_aff *block = &at[2], *part = &at[3], *step = &at[4];
+    const tn_node *weight = n->in[1];
+    tn_dtype t = (tn_dtype)weight->dtype;
+    const kir_aff *block = &loop[0], *part = &loop[1], *step = &loop[2];
     rounding r;
-    round_block(lw, n->in[0], &at[0], block, &r);
-    kir_aff from = tn_aff_scale(lw, block, Q8_BLOCK), in_block = tn_aff_scale(lw, part, PART);
-    kir_aff wi[2] = {at[1], tn_aff_add(lw, &from, &in_block)};
+    round_block(lw, n->in[0], x_row, block, &r);
+    if (valid != KIR_NONE) r.step = kir_select(kb, valid, r.step, kir_const(kb, KIR_F32, NAN));
+    kir_aff from = tn_aff_scale(lw, block, Q8_BLOCK), in_block = tn_aff_scale(lw, part, PART), wi[TN_MAX_RANK];
+    memcpy(wi, w_row, (size_t)(weight->rank - 1) * sizeof *wi);
+    wi[weight->rank - 1] = tn_aff_add(lw, &from, &in_block);
     kir_val zero = kir_const_i(kb, KIR_I32, 0), dot = zero, sum = zero;
     kir_val second =
         has_halves(t) ? kir_binary(kb, KIR_EQ, kir_index(kb, part), kir_const_i(kb, KIR_I64, 1)) : KIR_NONE;
     tn_quant w = {0};
     for (int k = 0; k < (has_halves(t) ? PART : Q8_BLOCK); k++) {
-        w = tn_lower_quant_at(lw, n->in[1], wi, k);
+        w = tn_lower_quant_at(lw, weight, wi, k);
         kir_val q = rounded_element(lw, &r, k, second);
         dot = kir_binary(kb, KIR_ADD, dot, kir_binary(kb, KIR_MUL, w.u, q));
         sum = kir_binary(kb, KIR_ADD, sum, q);
@@ -135,6 +143,10 @@ static kir_val lower_linear_quantized(tn_lower *lw, const tn_node *n, const kir_
         b = kir_select(kb, first, b, kir_binary(kb, KIR_MUL, r.step, kir_cast(kb, KIR_F32, sum)));
     }
     return kir_reduce_value(kb, KIR_CHAIN, a, b);
+}
+
+static kir_val lower_linear_quantized(tn_lower *lw, const tn_node *n, const kir_aff *at) {
+    return lower_blocks(lw, n, &at[0], &at[1], &at[2], KIR_NONE);
 }
 
 /* ---- definitions ------------------------------------------------------------------------------------------------- */
@@ -230,3 +242,122 @@ const tn_op_impl tn_impl_linear_half = {
     .cases = "types=f32 tol=4e-6 atol=4e-6; [3,6] [5,6]:f16; [1,300] [17,300]:bf16 atol=1e-4; [9,64] [33,64]:f16; "
              "[0,4] [3,4]:f16; "
              "[2,0] [3,0]:bf16; error=fit [2,6] [3,2]:f16; error=f32 [2,6]:f64 [3,6]:f16"};
+
+/* ---- linear_experts ---------------------------------------------------------------------------------------------- */
+
+enum { EXPERTS_X, EXPERTS_WEIGHT, EXPERTS_CHOSEN };
+
+static bool is_expert_dtype(tn_dtype t) {
+    return t == TN_F32 || t == TN_F16 || t == TN_BF16 || tn_dtype_is_quantized(t);
+}
+
+static tn_status infer_linear_experts(tn_infer *c) {
+    const tn_node *x = c->in[EXPERTS_X], *w = c->in[EXPERTS_WEIGHT], *chosen = c->in[EXPERTS_CHOSEN];
+    char a[96], b[96], d[96];
+    TRY(tn_need_integer(c, EXPERTS_CHOSEN));
+    if (x->dtype != TN_F32 || !is_expert_dtype((tn_dtype)w->dtype))
+        return tn_fail(TN_ERR_DTYPE,
+                       "%s: x must be f32 and the weight f32, f16, bf16 or quantised in blocks, they are %s and %s",
+                       c->row->name, tn_dtype_name((tn_dtype)x->dtype), tn_dtype_name((tn_dtype)w->dtype));
+    bool fits = w->rank == 3 && chosen->rank == 2 && (x->rank == 2 || x->rank == 3);
+    fits = fits && x->shape[x->rank - 1] == w->shape[2] && x->shape[0] == chosen->shape[0];
+    if (!fits || (x->rank == 3 && x->shape[1] != chosen->shape[1]))
+        return tn_fail(TN_ERR_SHAPE,
+                       "%s: x %s, weight %s and chosen %s do not fit: they must be [tokens, in] or [tokens, choices, "
+                       "in], [experts, out, in] and [tokens, choices]",
+                       c->row->name, tn_shape_text(x, a, sizeof a), tn_shape_text(w, b, sizeof b),
+                       tn_shape_text(chosen, d, sizeof d));
+    c->dtype = TN_F32;
+    c->rank = 3;
+    for (int k = 0; k < 2; k++) {
+        c->shape[k] = chosen->shape[k];
+        c->symbol[k] = chosen->symbol[k];
+    }
+    c->shape[2] = w->shape[1];
+    c->symbol[2] = w->symbol[1];
+    return tn_infer_shape(c, c->shape, c->rank);
+}
+
+static tn_status infer_linear_experts_rows(tn_infer *c) {
+    TRY(infer_linear_experts(c));
+    TRY(tn_need_contiguous(c, EXPERTS_X));
+    TRY(tn_need_rows(c, EXPERTS_WEIGHT));
+    if (c->in[EXPERTS_CHOSEN]->dtype != TN_I64) return tn_fail(TN_ERR_DTYPE, "%s: chosen must be i64", c->row->name);
+    return tn_need_contiguous(c, EXPERTS_CHOSEN);
+}
+
+static tn_node *compose_linear_experts(tn_build *b, const tn_node *n) {
+    tn_node *w = n->in[EXPERTS_WEIGHT];
+    if (!tn_dtype_is_quantized((tn_dtype)w->dtype) && !tn_rows_follow(w)) w = tn_b_contiguous(b, w);
+    return tn_b_linear_experts_rows(b, tn_b_laid_out(b, n->in[EXPERTS_X]), w,
+                                    tn_b_laid_out(b, tn_b_cast(b, n->in[EXPERTS_CHOSEN], TN_I64)));
+}
+
+static int loops_linear_experts(const tn_node *n, int64_t extent[TN_MAX_RANK]) {
+    const tn_node *x = n->in[EXPERTS_X];
+    extent[0] = x->shape[x->rank - 1];
+    if (!tn_dtype_is_quantized((tn_dtype)n->in[EXPERTS_WEIGHT]->dtype)) return 1;
+    int loops = loops_linear_quantized(n, extent);
+    extent[0] = x->shape[x->rank - 1] / Q8_BLOCK;
+    return loops;
+}
+
+/* An expert that does not exist is read as one that does, and makes NaN. */
+static kir_val lower_linear_experts(tn_lower *lw, const tn_node *n, const kir_aff *at) {
+    const tn_node *x = n->in[EXPERTS_X], *w = n->in[EXPERTS_WEIGHT];
+    kir_builder *kb = lw->kb;
+    kir_val expert = tn_lower_at(lw, n->in[EXPERTS_CHOSEN], at), valid = place_in_range(kb, expert, w->shape[0]);
+    expert = kir_select(kb, valid, expert, kir_const_i(kb, KIR_I64, 0));
+    kir_aff xi[3] = {at[0], at[1]}, wi[3] = {tn_aff_value(expert), at[2], at[3]};
+    if (tn_dtype_is_quantized((tn_dtype)w->dtype)) return lower_blocks(lw, n, xi, wi, &at[3], valid);
+    xi[x->rank - 1] = at[3];
+    kir_val v = kir_select(kb, valid, tn_lower_at(lw, x, xi), kir_const(kb, KIR_F32, NAN));
+    return kir_reduce_value(kb, KIR_CHAIN, v, tn_lower_at(lw, w, wi));
+}
+
+static void reference_linear_experts(const tn_reference *r) {
+    const tn_node *n = r->node, *x = n->in[EXPERTS_X], *w = n->in[EXPERTS_WEIGHT];
+    int64_t choices = n->shape[1], out = n->shape[2], in = x->shape[x->rank - 1];
+    bool rounds = tn_dtype_is_quantized((tn_dtype)w->dtype);
+    for (int64_t i = 0; i < tn_node_numel(n); i++) {
+        int64_t row = i / out, expert = (int64_t)r->in[EXPERTS_CHOSEN][row];
+        const double *from = r->in[EXPERTS_X] + (x->rank == 3 ? row : row / choices) * in;
+        bool exists = expert >= 0 && expert < w->shape[0];
+        double sum = exists ? 0 : NAN, block[Q8_BLOCK];
+        for (int64_t k = 0; k < in && exists; k++) {
+            if (rounds && k % Q8_BLOCK == 0) rounded_block(from + k, block);
+            sum += (rounds ? block[k % Q8_BLOCK] : from[k]) * r->in[EXPERTS_WEIGHT][(expert * out + i % out) * in + k];
+        }
+        r->out[i] = sum;
+    }
+}
+
+/* linear_experts(x, weight, chosen): products of which each row has a matrix of its own, as in mixtures of experts:
+ * result [tokens, choices, out], of which row (t, j) is weight[chosen[t, j]] · x[t] or, if x has choices, · x[t, j].
+ * x [tokens, in] or [tokens, choices, in] in f32, weight [experts, out, in] in f32, f16, bf16 or quantised in blocks
+ * (then x is rounded as in linear), chosen [tokens, choices] whole numbers; one that names no expert gives NaN. Weights
+ * of experts that nobody chose are not read. No gradient. */
+const tn_op_impl tn_impl_linear_experts = {
+    .quantized = 2,
+    .infer = infer_linear_experts,
+    .compose = compose_linear_experts,
+    .cases =
+        "types=f32 grad=off tol=4e-6 atol=2e-5; [3,4] [5,6,4] [3,2]:i64@0..4; [3,2,4] [5,7,4] [3,2]:i32@0..4; "
+        "[1,8] [4,70,8] [1,3]:i64@0..3; [70,6] [3,17,6]:f16 [70,2]:i64@0..2; [1,2,6] [3,17,6]:bf16 [1,2]:i64@0..2; "
+        "[5,64] [4,18,64]:q4_0 [5,2]:i64@0..3; [1,256] [4,20,256]:q4_k [1,3]:i64@0..3; [2,2,64] [3,5,64]:q8_0 "
+        "[2,2]:i64@-1..3; [2,256] [3,16,256]:q6_k [2,1]:i64@0..2; [3,4] [2,5,4] [3,1]:i64@-1..2; "
+        "[0,4] [3,5,4] [0,2]:i64@0..2; error=fit [3,4] [5,6,8] [3,2]:i64@0..4; error=fit [3,3,4] [5,6,4] "
+        "[3,2]:i64@0..4; error=f32 [3,4]:f64 [5,6,4] [3,2]:i64@0..4; error=integer [3,4] [5,6,4] [3,2]"};
+
+/* linear_experts_rows(x, weight, chosen): linear_experts on operands that are laid out, chosen in i64. */
+const tn_op_impl tn_impl_linear_experts_rows = {
+    .class_ = TN_NATIVE,
+    .quantized = 2,
+    .reduce = KIR_CHAIN,
+    .infer = infer_linear_experts_rows,
+    .lower = lower_linear_experts,
+    .loops = loops_linear_experts,
+    .reference = reference_linear_experts,
+    .flops = 2,
+    .cases = "types=f32 grad=off tol=4e-6 atol=2e-5; [3,4] [5,6,4] [3,2]:i64@0..4; [3,2,64] [4,18,64]:q4_1 "
+             "[3,2]:i64@0..3; error=i64 [3,4] [5,6,4] [3,2]:i32@0..4"};

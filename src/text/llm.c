@@ -27,6 +27,28 @@ struct tn_llm {
 
 /* ---- weights ----------------------------------------------------------------------------------------------------- */
 
+/* The matrices of experts that have a tensor each, as one: copied side by side. */
+static tn_status join_experts(const tn_llm *m, const char *name, tn_tensor **out) {
+    char own[LLM_NAME_SIZE];
+    int64_t experts = m->config.size[SIZE_EXPERTS];
+    llm_tensor info = {.struct_size = sizeof info}, next = {.struct_size = sizeof next};
+    if (!tn_llm_expert_name(name, 0, own) || tn_llm_source_find(&m->source, own, &info) != TN_OK) return TN_OK;
+    char *all = tn_txt_alloc((size_t)experts, (size_t)info.bytes);
+    tn_status status = all ? TN_OK : TN_ERR_MEMORY;
+    for (int64_t e = 0; e < experts && status == TN_OK; e++) {
+        tn_llm_expert_name(name, e, own);
+        status = tn_llm_source_find(&m->source, own, &next);
+        if (status == TN_OK && (next.dtype != info.dtype || next.bytes != info.bytes))
+            status = tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': '%s' is of another type than that of the first expert",
+                                     tn_llm_source_path(&m->source), own);
+        if (status == TN_OK) memcpy(all + (size_t)e * (size_t)info.bytes, next.data, (size_t)info.bytes);
+    }
+    TN_SCOPE if (status == TN_OK) *out =
+        tn_retain(tn_from_data(all, TN_DIMS(experts, info.shape[0], info.shape[1]), info.dtype));
+    tn_txt_free(all);
+    return status == TN_OK ? tn_eval(out, 1) : status;
+}
+
 /* The handle is the model's, whatever scope the caller stands in. Vectors are made f32, which they are computed in, and
  * matrices that are stored [in, out] are turned. */
 static tn_status take_weight(tn_llm *m, int64_t layer, int slot, tn_tensor **out) {
@@ -35,6 +57,7 @@ static tn_status take_weight(tn_llm *m, int64_t layer, int slot, tn_tensor **out
     const llm_naming *n = m->config.naming;
     if (!tn_llm_name(n, name, layer, slot)) return TN_OK;
     if (layer < 0 && slot == SLOT_OUTPUT && m->config.tied) return TN_OK;
+    if (strchr(name, '*')) return join_experts(m, name, out);
     if (tn_llm_source_find(&m->source, name, &info) != TN_OK) return TN_OK; /* optional: the needed was looked for */
     TN_SCOPE {
         tn_tensor *t = tn_llm_source_tensor(&m->source, &info);
@@ -80,8 +103,8 @@ static tn_status read_divisors(const tn_llm *m, float *out, bool *any) {
 static tn_status fill_frequencies(const tn_llm *m, bool local, float *divisors, float *out) {
     bool any = false;
     if (!local) TRY(read_divisors(m, divisors, &any));
-    tn_llm_rope_fill(local ? &m->config.local_rope : &m->config.rope, m->config.size[SIZE_HALF],
-                     any ? divisors : NULL, out);
+    tn_llm_rope_fill(local ? &m->config.local_rope : &m->config.rope, m->config.size[SIZE_HALF], any ? divisors : NULL,
+                     out);
     return TN_OK;
 }
 

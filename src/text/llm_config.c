@@ -12,20 +12,22 @@
 
 #define BIT(slot) (1u << (slot))
 
-enum {
-    PLAIN_SLOTS = BIT(SLOT_Q_BIAS) - 1,
-    BIASES = BIT(SLOT_Q_BIAS) | BIT(SLOT_K_BIAS) | BIT(SLOT_V_BIAS),
-    NORMS = BIT(SLOT_Q_NORM) | BIT(SLOT_K_NORM),
-    POST_NORMS = BIT(SLOT_ATTENTION_POST_NORM) | BIT(SLOT_FFN_POST_NORM),
-    GATED_BIASES = BIT(SLOT_GATE_BIAS) | BIT(SLOT_UP_BIAS) | BIT(SLOT_DOWN_BIAS),
-    ROPE_TABLES = BIT(SLOT_ROPE_SHORT) | BIT(SLOT_ROPE_LONG),
-    GPT2_SLOTS = BIT(SLOT_QKV) | BIT(SLOT_QKV_BIAS) | BIT(SLOT_O) | BIT(SLOT_O_BIAS) | BIT(SLOT_ATTENTION_NORM) |
-                 BIT(SLOT_ATTENTION_NORM_BIAS) | BIT(SLOT_FFN_NORM) | BIT(SLOT_FFN_NORM_BIAS) | BIT(SLOT_UP) |
-                 BIT(SLOT_UP_BIAS) | BIT(SLOT_DOWN) | BIT(SLOT_DOWN_BIAS),
-    FUSED_SLOTS =
-        BIT(SLOT_ATTENTION_NORM) | BIT(SLOT_QKV) | BIT(SLOT_O) | BIT(SLOT_FFN_NORM) | BIT(SLOT_UP) | BIT(SLOT_DOWN),
-    PLAIN_HEAD = BIT(SLOT_EMBEDDING) | BIT(SLOT_OUTPUT_NORM)
-};
+#define FFN_MATRICES (BIT(SLOT_GATE) | BIT(SLOT_UP) | BIT(SLOT_DOWN))
+#define PLAIN_SLOTS (BIT(SLOT_Q_BIAS) - 1)
+#define BIASES (BIT(SLOT_Q_BIAS) | BIT(SLOT_K_BIAS) | BIT(SLOT_V_BIAS))
+#define NORMS (BIT(SLOT_Q_NORM) | BIT(SLOT_K_NORM))
+#define POST_NORMS (BIT(SLOT_ATTENTION_POST_NORM) | BIT(SLOT_FFN_POST_NORM))
+#define GATED_BIASES (BIT(SLOT_GATE_BIAS) | BIT(SLOT_UP_BIAS) | BIT(SLOT_DOWN_BIAS))
+#define EXPERTS (BIT(SLOT_ROUTER) | BIT(SLOT_EXPERT_GATE) | BIT(SLOT_EXPERT_UP) | BIT(SLOT_EXPERT_DOWN))
+#define SHARED (BIT(SLOT_SHARED_ROUTER) | BIT(SLOT_SHARED_GATE) | BIT(SLOT_SHARED_UP) | BIT(SLOT_SHARED_DOWN))
+#define ROPE_TABLES (BIT(SLOT_ROPE_SHORT) | BIT(SLOT_ROPE_LONG))
+#define GPT2_SLOTS                                                                                                     \
+    (BIT(SLOT_QKV) | BIT(SLOT_QKV_BIAS) | BIT(SLOT_O) | BIT(SLOT_O_BIAS) | BIT(SLOT_ATTENTION_NORM) |                  \
+     BIT(SLOT_ATTENTION_NORM_BIAS) | BIT(SLOT_FFN_NORM) | BIT(SLOT_FFN_NORM_BIAS) | BIT(SLOT_UP) | BIT(SLOT_UP_BIAS) | \
+     BIT(SLOT_DOWN) | BIT(SLOT_DOWN_BIAS))
+#define FUSED_SLOTS \
+    (BIT(SLOT_ATTENTION_NORM) | BIT(SLOT_QKV) | BIT(SLOT_O) | BIT(SLOT_FFN_NORM) | BIT(SLOT_UP) | BIT(SLOT_DOWN))
+#define PLAIN_HEAD (BIT(SLOT_EMBEDDING) | BIT(SLOT_OUTPUT_NORM))
 
 /* ---- names ------------------------------------------------------------------------------------------------------- */
 
@@ -55,7 +57,15 @@ const llm_naming tn_llm_gguf_names = {
                     [SLOT_UP_BIAS] = "ffn_up.bias",
                     [SLOT_DOWN_BIAS] = "ffn_down.bias",
                     [SLOT_ATTENTION_POST_NORM] = "post_attention_norm.weight",
-                    [SLOT_FFN_POST_NORM] = "post_ffw_norm.weight"},
+                    [SLOT_FFN_POST_NORM] = "post_ffw_norm.weight",
+                    [SLOT_ROUTER] = "ffn_gate_inp.weight",
+                    [SLOT_EXPERT_GATE] = "ffn_gate_exps.weight",
+                    [SLOT_EXPERT_UP] = "ffn_up_exps.weight",
+                    [SLOT_EXPERT_DOWN] = "ffn_down_exps.weight",
+                    [SLOT_SHARED_ROUTER] = "ffn_gate_inp_shexp.weight",
+                    [SLOT_SHARED_GATE] = "ffn_gate_shexp.weight",
+                    [SLOT_SHARED_UP] = "ffn_up_shexp.weight",
+                    [SLOT_SHARED_DOWN] = "ffn_down_shexp.weight"},
     .head_slots = {[SLOT_EMBEDDING] = "token_embd.weight",
                    [SLOT_POSITIONS] = "position_embd.weight",
                    [SLOT_OUTPUT_NORM] = "output_norm.weight",
@@ -86,11 +96,37 @@ static const llm_naming llama_names = {
                     [SLOT_K_NORM] = "self_attn.k_norm.weight",
                     [SLOT_GATE_BIAS] = "mlp.gate_proj.bias",
                     [SLOT_UP_BIAS] = "mlp.up_proj.bias",
-                    [SLOT_DOWN_BIAS] = "mlp.down_proj.bias"},
+                    [SLOT_DOWN_BIAS] = "mlp.down_proj.bias",
+                    [SLOT_ROUTER] = "mlp.gate.weight",
+                    [SLOT_EXPERT_GATE] = "mlp.experts.*.gate_proj.weight",
+                    [SLOT_EXPERT_UP] = "mlp.experts.*.up_proj.weight",
+                    [SLOT_EXPERT_DOWN] = "mlp.experts.*.down_proj.weight",
+                    [SLOT_SHARED_ROUTER] = "mlp.shared_expert_gate.weight",
+                    [SLOT_SHARED_GATE] = "mlp.shared_expert.gate_proj.weight",
+                    [SLOT_SHARED_UP] = "mlp.shared_expert.up_proj.weight",
+                    [SLOT_SHARED_DOWN] = "mlp.shared_expert.down_proj.weight"},
     .head_slots = {[SLOT_EMBEDDING] = "embed_tokens.weight",
                    [SLOT_OUTPUT_NORM] = "norm.weight",
                    [SLOT_OUTPUT] = "lm_head.weight"},
     .beside = {".rotary_emb.inv_freq"},
+};
+
+static const llm_naming mixtral_names = {
+    .prefix = "model.",
+    .layer = "layers.",
+    .layer_slots = {[SLOT_ATTENTION_NORM] = "input_layernorm.weight",
+                    [SLOT_Q] = "self_attn.q_proj.weight",
+                    [SLOT_K] = "self_attn.k_proj.weight",
+                    [SLOT_V] = "self_attn.v_proj.weight",
+                    [SLOT_O] = "self_attn.o_proj.weight",
+                    [SLOT_FFN_NORM] = "post_attention_layernorm.weight",
+                    [SLOT_ROUTER] = "block_sparse_moe.gate.weight",
+                    [SLOT_EXPERT_GATE] = "block_sparse_moe.experts.*.w1.weight",
+                    [SLOT_EXPERT_UP] = "block_sparse_moe.experts.*.w3.weight",
+                    [SLOT_EXPERT_DOWN] = "block_sparse_moe.experts.*.w2.weight"},
+    .head_slots = {[SLOT_EMBEDDING] = "embed_tokens.weight",
+                   [SLOT_OUTPUT_NORM] = "norm.weight",
+                   [SLOT_OUTPUT] = "lm_head.weight"},
 };
 
 static const llm_naming gemma_names = {
@@ -182,10 +218,16 @@ static const char *const gpt2_keys[LLM_KEYS] = {
     .scaled_embedding = true, .norms_from_one = true, .keys = gemma_keys
 static const llm_family families[] = {
     {"llama", "Llama, Mistral, SmolLM", .in_gguf = true, .interleaved_rope = true, .needs = PLAIN_SLOTS,
-     .allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES, LLAMA_LIKE},
+     .allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES, LLAMA_LIKE, .experts = EXPERTS, .whole_choice = true},
     {"mistral", "Mistral", .needs = PLAIN_SLOTS, .window = 4096, LLAMA_LIKE},
     {"qwen2", "Qwen 2, Qwen 2.5", .in_gguf = true, .needs = PLAIN_SLOTS | BIASES, LLAMA_LIKE},
     {"qwen3", "Qwen 3", .in_gguf = true, .needs = PLAIN_SLOTS | NORMS, .allows = BIASES | BIT(SLOT_O_BIAS), LLAMA_LIKE},
+    {"mixtral", "Mixtral", .needs = PLAIN_SLOTS, .head_needs = PLAIN_HEAD, .naming = &mixtral_names, .keys = llama_keys,
+     .activation = "silu", .experts = EXPERTS, .always_mixed = true, .whole_choice = true, .base = 1e6},
+    {"qwen2moe", "Qwen 2 MoE", .type = "qwen2_moe", .in_gguf = true, .needs = PLAIN_SLOTS | BIASES, LLAMA_LIKE,
+     .experts = EXPERTS | SHARED, .always_mixed = true, .own_width = true},
+    {"qwen3moe", "Qwen 3 MoE", .type = "qwen3_moe", .in_gguf = true, .needs = PLAIN_SLOTS | NORMS, LLAMA_LIKE,
+     .experts = EXPERTS, .always_mixed = true, .own_width = true, .whole_choice = true},
     {"phi3", "Phi-3", .in_gguf = true, .needs = FUSED_SLOTS, .head_needs = PLAIN_HEAD, .naming = &phi3_names,
      .keys = llama_keys, .activation = "silu", .fused_gate = true, .window = LLM_MOST_CONTEXT},
     {"gpt2", "GPT-2", .in_gguf = true, .needs = GPT2_SLOTS,
@@ -221,7 +263,7 @@ void tn_llm_list_families(bool gguf, char *out, size_t size) {
 
 /* ---- shapes ------------------------------------------------------------------------------------------------------ */
 
-static const llm_size layer_shapes[LAYER_SLOTS][2] = {
+static const llm_size layer_shapes[LAYER_SLOTS][3] = {
     [SLOT_ATTENTION_NORM] = {SIZE_HIDDEN},
     [SLOT_Q] = {SIZE_QUERIES, SIZE_HIDDEN},
     [SLOT_K] = {SIZE_KEYS, SIZE_HIDDEN},
@@ -246,9 +288,17 @@ static const llm_size layer_shapes[LAYER_SLOTS][2] = {
     [SLOT_DOWN_BIAS] = {SIZE_HIDDEN},
     [SLOT_ATTENTION_POST_NORM] = {SIZE_HIDDEN},
     [SLOT_FFN_POST_NORM] = {SIZE_HIDDEN},
+    [SLOT_ROUTER] = {SIZE_EXPERTS, SIZE_HIDDEN},
+    [SLOT_EXPERT_GATE] = {SIZE_EXPERTS, SIZE_EXPERT, SIZE_HIDDEN},
+    [SLOT_EXPERT_UP] = {SIZE_EXPERTS, SIZE_EXPERT, SIZE_HIDDEN},
+    [SLOT_EXPERT_DOWN] = {SIZE_EXPERTS, SIZE_HIDDEN, SIZE_EXPERT},
+    [SLOT_SHARED_ROUTER] = {SIZE_HIDDEN},
+    [SLOT_SHARED_GATE] = {SIZE_SHARED, SIZE_HIDDEN},
+    [SLOT_SHARED_UP] = {SIZE_SHARED, SIZE_HIDDEN},
+    [SLOT_SHARED_DOWN] = {SIZE_HIDDEN, SIZE_SHARED},
 };
 
-static const llm_size head_shapes[HEAD_SLOTS][2] = {
+static const llm_size head_shapes[HEAD_SLOTS][3] = {
     [SLOT_EMBEDDING] = {SIZE_VOCABULARY, SIZE_HIDDEN},
     [SLOT_OUTPUT_NORM] = {SIZE_HIDDEN},
     [SLOT_OUTPUT] = {SIZE_VOCABULARY, SIZE_HIDDEN},
@@ -268,21 +318,44 @@ bool tn_llm_name(const llm_naming *n, char name[LLM_NAME_SIZE], int64_t layer, i
     return what != NULL;
 }
 
+bool tn_llm_expert_name(const char name[LLM_NAME_SIZE], int64_t expert, char out[LLM_NAME_SIZE]) {
+    const char *star = strchr(name, '*');
+    if (star) snprintf(out, LLM_NAME_SIZE, "%.*s%" PRId64 "%s", (int)(star - name), name, expert, star + 1);
+    return star != NULL;
+}
+
 /* ---- tensors ----------------------------------------------------------------------------------------------------- */
 
-static tn_status check_shape(const llm_source *s, const llm_config *c, const llm_tensor *t, const llm_size shape[2],
-                             bool transposed) {
-    int rank = shape[1] == SIZE_ONE ? 1 : 2;
-    int64_t wanted[2] = {c->size[shape[transposed]], c->size[shape[!transposed]]};
-    bool fits = t->rank == rank;
+/* "[3, 4]" */
+typedef struct shape_text {
+    char text[80];
+} shape_text;
+
+static shape_text spell(const int64_t *shape, int rank) {
+    shape_text t = {"["};
+    for (int d = 0; d < rank && d < 3; d++) {
+        size_t used = strlen(t.text);
+        snprintf(t.text + used, sizeof t.text - used, "%s%" PRId64, d ? ", " : "", shape[d]);
+    }
+    strcat(t.text, "]");
+    return t;
+}
+
+/* alone: of an expert that has a tensor of its own. A vector may be stored as a row. */
+static tn_status check_shape(const llm_source *s, const llm_config *c, const llm_tensor *t, const llm_size *shape,
+                             bool transposed, bool alone) {
+    int64_t wanted[3];
+    int rank = 0;
+    for (const llm_size *size = shape + alone; rank < 3 - alone && size[rank] != SIZE_ONE; rank++)
+        wanted[rank] = c->size[size[transposed ? 1 - rank : rank]];
+    bool row = rank == 1 && t->rank == 2 && t->shape[0] == 1, fits = row || t->rank == rank;
     for (int d = 0; d < rank && fits; d++)
-        fits = t->shape[d] == wanted[d];
+        fits = t->shape[d + row] == wanted[d];
     if (fits) return TN_OK;
     return tn_backend_fail(TN_ERR_FORMAT,
-                           "%s: tensor '%.100s' has %d dimensions, [%" PRId64 ", %" PRId64
-                           "]; by the metadata it must have %d, [%" PRId64 ", %" PRId64 "]",
-                           tn_llm_source_place(s, t).text, t->name, t->rank, t->rank > 0 ? t->shape[0] : 1,
-                           t->rank > 1 ? t->shape[1] : 1, rank, wanted[0], wanted[1]);
+                           "%s: tensor '%.100s' has %d dimensions, %s; by the metadata it must have %d, %s",
+                           tn_llm_source_place(s, t).text, t->name, t->rank, spell(t->shape, t->rank).text, rank,
+                           spell(wanted, rank).text);
 }
 
 /* What the model's operations take beside activations in f32. */
@@ -290,11 +363,10 @@ static bool is_weight_dtype(tn_dtype t) {
     return t < TN_DTYPE_COUNT && (t == TN_F32 || t == TN_F16 || t == TN_BF16 || tn_dtype_block(t) > 1);
 }
 
-static tn_status check_tensor(const llm_source *s, llm_config *c, int64_t layer, int slot, bool needed) {
-    char name[LLM_NAME_SIZE];
+static tn_status check_named(const llm_source *s, llm_config *c, const char *name, int64_t layer, int slot, bool needed,
+                             bool alone) {
     const llm_size *shape = layer < 0 ? head_shapes[slot] : layer_shapes[slot];
     llm_tensor t = {.struct_size = sizeof t};
-    if (!tn_llm_name(c->naming, name, layer, slot)) return TN_OK;
     tn_status status = tn_llm_source_find(s, name, &t);
     if (status != TN_OK) return needed ? status : TN_OK;
     if (!is_weight_dtype(t.dtype))
@@ -303,17 +375,36 @@ static tn_status check_tensor(const llm_source *s, llm_config *c, int64_t layer,
                                "the model in another quantisation",
                                tn_llm_source_place(s, &t).text, name, t.dtype_name);
     c->weights_bytes += t.bytes;
-    return check_shape(s, c, &t, shape, layer >= 0 && (c->naming->transposed & BIT(slot)));
+    return check_shape(s, c, &t, shape, layer >= 0 && (c->naming->transposed & BIT(slot)), alone);
+}
+
+static tn_status check_tensor(const llm_source *s, llm_config *c, int64_t layer, int slot, bool needed) {
+    char name[LLM_NAME_SIZE], own[LLM_NAME_SIZE];
+    if (!tn_llm_name(c->naming, name, layer, slot)) return TN_OK;
+    if (!strchr(name, '*')) return check_named(s, c, name, layer, slot, needed, false);
+    for (int64_t e = 0; e < c->size[SIZE_EXPERTS] && tn_llm_expert_name(name, e, own); e++)
+        TRY(check_named(s, c, own, layer, slot, needed, true));
+    return TN_OK;
+}
+
+/* Is it this name, with the number of one of the experts in place of a *? */
+static bool is_spelt(const char *name, const char *spelt, int64_t experts) {
+    const char *star = strchr(spelt, '*');
+    char *rest, own[LLM_NAME_SIZE];
+    if (!star) return strcmp(name, spelt) == 0;
+    if (strncmp(name, spelt, (size_t)(star - spelt)) != 0) return false;
+    int64_t expert = strtoll(name + (star - spelt), &rest, 10);
+    return expert >= 0 && expert < experts && tn_llm_expert_name(spelt, expert, own) && strcmp(name, own) == 0;
 }
 
 /* The slot whose name this is; false when there is none. */
-static bool find_slot(const llm_naming *n, const char *name, int64_t *layer, int *slot) {
+static bool find_slot(const llm_naming *n, const char *name, int64_t experts, int64_t *layer, int *slot) {
     size_t length = strlen(n->layer);
     *layer = strncmp(name, n->layer, length) == 0 ? strtoll(name + length, NULL, 10) : -1;
     int count = *layer >= 0 ? (int)LAYER_SLOTS : (int)HEAD_SLOTS;
     for (*slot = 0; *slot < count; ++*slot) {
         char spelt[LLM_NAME_SIZE];
-        if (tn_llm_name(n, spelt, *layer, *slot) && strcmp(name, spelt) == 0) return true;
+        if (tn_llm_name(n, spelt, *layer, *slot) && is_spelt(name, spelt, experts)) return true;
     }
     return false;
 }
@@ -335,13 +426,13 @@ static bool is_spare_output(const llm_config *c, int64_t layer, int slot) {
 }
 
 static tn_status check_known(const llm_source *s, const llm_config *c, const llm_tensor *t, bool *counts) {
-    uint32_t known = c->family->needs | c->family->allows;
+    uint32_t known = c->needs | c->allows;
     uint32_t head = c->family->head_needs | BIT(SLOT_OUTPUT);
     head |= c->rope.kind == ROPE_LONG ? (uint32_t)ROPE_TABLES : BIT(SLOT_ROPE_FACTORS);
     const char *name = s->gguf ? t->name : tn_hf_strip(&s->folder, t->name);
     int64_t layer;
     int slot;
-    bool fits = find_slot(c->naming, name, &layer, &slot) && layer < c->layers;
+    bool fits = find_slot(c->naming, name, c->size[SIZE_EXPERTS], &layer, &slot) && layer < c->layers;
     *counts = fits && !is_spare_output(c, layer, slot);
     if (fits && (layer < 0 ? head : known) & BIT(slot)) return TN_OK;
     if (is_beside(c->naming, name)) return TN_OK;
@@ -394,8 +485,33 @@ static tn_status check_tensors(const llm_source *s, llm_config *c) {
         if (!is_spare_output(c, -1, slot)) TRY(check_tensor(s, c, -1, slot, head & BIT(slot)));
     for (int64_t layer = 0; layer < c->layers; layer++)
         for (int slot = 0; slot < LAYER_SLOTS; slot++)
-            TRY(check_tensor(s, c, layer, slot, c->family->needs & BIT(slot)));
+            if ((c->needs | c->allows) & BIT(slot)) TRY(check_tensor(s, c, layer, slot, c->needs & BIT(slot)));
     return refuse_unknown(s, c);
+}
+
+/* ---- mixtures of experts ----------------------------------------------------------------------------------------- */
+
+tn_status tn_llm_set_experts(llm_config *c, const char *place, int64_t experts, int64_t choices) {
+    const llm_family *f = c->family;
+    c->needs = f->needs;
+    c->allows = f->allows;
+    if (experts == 0 && !f->always_mixed) return TN_OK;
+    if (!f->experts)
+        return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                               "'%s' has %" PRId64 " experts; a %s model is not computed as a mixture of experts here",
+                               place, experts, f->architecture);
+    if (experts < 1 || experts > LLM_MOST_EXPERTS || choices < 1 || choices > experts)
+        return tn_backend_fail(TN_ERR_FORMAT,
+                               "'%s' has %" PRId64 " experts, of which a token has %" PRId64
+                               "; there must be 1 to %d of them, and a token must have one of them at least, and no "
+                               "more than there are",
+                               place, experts, choices, LLM_MOST_EXPERTS);
+    c->needs = (f->needs & ~FFN_MATRICES) | f->experts;
+    c->allows = f->allows & ~GATED_BIASES;
+    c->size[SIZE_EXPERTS] = experts;
+    c->choices = choices;
+    c->whole_choice = f->whole_choice;
+    return TN_OK;
 }
 
 /* ---- windows ----------------------------------------------------------------------------------------------------- */

@@ -224,6 +224,36 @@ static tn_status read_heads(const hf_folder *f, llm_config *c) {
     return TN_OK;
 }
 
+/* ---- mixtures of experts ----------------------------------------------------------------------------------------- */
+
+/* Layers without a mixture among others, and other ways to choose. */
+static tn_status refuse_mixtures(const hf_folder *f) {
+    const tn_json *plain = tn_json_get(f->config, "mlp_only_layers");
+    int64_t step = tn_json_int(tn_json_get(f->config, "decoder_sparse_step"), 1);
+    if (tn_json_length(plain) == 0 && step == 1) return TN_OK;
+    return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                           "'%s/config.json': 'mlp_only_layers' or 'decoder_sparse_step' gives layers without experts, "
+                           "which are not computed here",
+                           f->path);
+}
+
+static tn_status read_experts(const hf_folder *f, llm_config *c) {
+    int64_t experts = 0, choices = 0;
+    int64_t *inner = &c->size[SIZE_EXPERT], usual = c->family->own_width ? -1 : c->size[SIZE_INTERMEDIATE];
+    if (c->family->always_mixed) {
+        TRY(tn_hf_size(f, tn_hf_has(f, "num_experts") ? "num_experts" : "num_local_experts", -1, INT32_MAX, &experts));
+        TRY(tn_hf_size(f, "num_experts_per_tok", -1, INT32_MAX, &choices));
+        TRY(refuse_mixtures(f));
+    }
+    TRY(tn_llm_set_experts(c, f->path, experts, choices));
+    if (c->choices == 0) return TN_OK;
+    bool own = c->family->own_width;
+    c->whole_choice = tn_json_bool(tn_json_get(f->config, "norm_topk_prob"), c->whole_choice && !own);
+    TRY(tn_hf_size(f, own ? "moe_intermediate_size" : "intermediate_size", usual, LLM_MOST_WIDTH, inner));
+    return tn_hf_size(f, "shared_expert_intermediate_size", c->size[SIZE_INTERMEDIATE], LLM_MOST_WIDTH,
+                      &c->size[SIZE_SHARED]);
+}
+
 static tn_status read_sizes(const hf_folder *f, llm_config *c) {
     const char *const *key = c->family->keys;
     int64_t *hidden = &c->size[SIZE_HIDDEN];
@@ -232,6 +262,7 @@ static tn_status read_sizes(const hf_folder *f, llm_config *c) {
     int64_t usual = c->family->layer_norm ? 4 * *hidden : -1; /* GPT-2's n_inner may be null */
     TRY(tn_hf_size(f, key[KEY_INTERMEDIATE], usual, LLM_MOST_WIDTH, &c->size[SIZE_INTERMEDIATE]));
     c->size[SIZE_UP] = c->size[SIZE_INTERMEDIATE] * (c->family->fused_gate ? 2 : 1);
+    TRY(read_experts(f, c));
     TRY(tn_hf_size(f, key[KEY_CONTEXT], -1, LLM_MOST_CONTEXT, &c->trained_context));
     c->size[SIZE_POSITIONS] = c->trained_context;
     TRY(tn_hf_real(f, f->config, key[KEY_EPS], c->family->layer_norm ? 1e-5 : 1e-6, 1e-20, 1, &c->eps));

@@ -59,12 +59,30 @@ static tn_status find_family(const tn_gguf *f, llm_config *c) {
 
 /* Features that would change the results, and that no family here has. */
 static tn_status refuse_features(const tn_gguf *f, const llm_config *c) {
-    int64_t experts = 0;
+    enum { BY_SOFTMAX = 1 };
+    int64_t gate = BY_SOFTMAX;
+    double scale = 1;
+    if (has(f, c, "expert_gating_func")) TRY(tn_gguf_get_int(f, key_of(c, "expert_gating_func").text, &gate));
+    if (has(f, c, "expert_weights_scale")) TRY(tn_gguf_get_float(f, key_of(c, "expert_weights_scale").text, &scale));
+    if (gate == BY_SOFTMAX && (scale == 1 || scale == 0)) return TN_OK;
+    return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                           "'%s': experts are weighted by function %" PRId64 " and factor %g; only by a softmax, "
+                           "without a factor, is computed here",
+                           tn_gguf_path(f), gate, scale);
+}
+
+static tn_status read_experts(const tn_gguf *f, llm_config *c) {
+    int64_t experts = 0, choices = 0, inner = c->size[SIZE_INTERMEDIATE];
     if (has(f, c, "expert_count")) TRY(tn_gguf_get_int(f, key_of(c, "expert_count").text, &experts));
-    if (experts != 0)
-        return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                               "'%s' has %" PRId64 " experts; mixtures of experts are not computed here",
-                               tn_gguf_path(f), experts);
+    if (has(f, c, "expert_used_count")) TRY(tn_gguf_get_int(f, key_of(c, "expert_used_count").text, &choices));
+    TRY(tn_llm_set_experts(c, tn_gguf_path(f), experts, choices));
+    if (c->choices == 0) return TN_OK;
+    c->size[SIZE_SHARED] = inner;
+    c->size[SIZE_EXPERT] = c->family->own_width ? inner / choices : inner;
+    if (has(f, c, "expert_feed_forward_length"))
+        TRY(get_size(f, c, "expert_feed_forward_length", LLM_MOST_WIDTH, &c->size[SIZE_EXPERT]));
+    if (has(f, c, "expert_shared_feed_forward_length"))
+        TRY(get_size(f, c, "expert_shared_feed_forward_length", LLM_MOST_WIDTH, &c->size[SIZE_SHARED]));
     return TN_OK;
 }
 
@@ -228,6 +246,7 @@ static tn_status read_sizes(const tn_gguf *f, llm_config *c) {
     TRY(get_size(f, c, "embedding_length", LLM_MOST_WIDTH, &c->size[SIZE_HIDDEN]));
     TRY(get_size(f, c, "feed_forward_length", LLM_MOST_WIDTH, &c->size[SIZE_INTERMEDIATE]));
     c->size[SIZE_UP] = c->size[SIZE_INTERMEDIATE] * (c->family->fused_gate ? 2 : 1);
+    TRY(read_experts(f, c));
     TRY(get_size(f, c, "context_length", LLM_MOST_CONTEXT, &c->trained_context));
     TRY(read_heads(f, c));
     c->size[SIZE_POSITIONS] = c->trained_context;

@@ -31,6 +31,9 @@ typedef enum llm_size {
     SIZE_HALF,      /* pairs of a head that rope turns */
     SIZE_QKV,       /* queries, keys and values together */
     SIZE_POSITIONS, /* that a table of learned ones has */
+    SIZE_EXPERTS,
+    SIZE_EXPERT, /* inner width of one */
+    SIZE_SHARED, /* of the one that all tokens have */
     SIZE_COUNT
 } llm_size;
 
@@ -60,6 +63,14 @@ typedef enum llm_slot {
     SLOT_DOWN_BIAS,
     SLOT_ATTENTION_POST_NORM, /* of what attention and feed-forward yield, before it is added */
     SLOT_FFN_POST_NORM,
+    SLOT_ROUTER, /* of a mixture of experts, in place of the matrices of feed-forward */
+    SLOT_EXPERT_GATE,
+    SLOT_EXPERT_UP,
+    SLOT_EXPERT_DOWN,
+    SLOT_SHARED_ROUTER, /* of the expert that all tokens have beside the chosen ones */
+    SLOT_SHARED_GATE,
+    SLOT_SHARED_UP,
+    SLOT_SHARED_DOWN,
     LAYER_SLOTS
 } llm_slot;
 
@@ -80,7 +91,7 @@ typedef enum llm_head_slot {
 typedef struct llm_naming {
     const char *prefix; /* before all names but the output's, in some files */
     const char *layer;  /* before a layer's number */
-    const char *layer_slots[LAYER_SLOTS], *head_slots[HEAD_SLOTS]; /* NULL: not in such files */
+    const char *layer_slots[LAYER_SLOTS], *head_slots[HEAD_SLOTS]; /* NULL: not in such files; *: an expert's number */
     uint32_t transposed;                                           /* bits of layer slots that are stored [in, out] */
     const char *beside[3];                                         /* endings of names that are no weights */
 } llm_naming;
@@ -101,6 +112,11 @@ typedef struct llm_family {
     bool layer_norm;          /* with a mean and a bias; else by the root of the mean square */
     int64_t window;           /* where config.json says nothing; 0: none */
     const char *activation;   /* the same */
+    /* mixtures of experts */
+    uint32_t experts;  /* bits of slots that a layer has instead of feed-forward's matrices; 0: no such models */
+    bool always_mixed; /* all models are mixtures */
+    bool own_width;    /* experts have a width of their own */
+    bool whole_choice; /* weights of the chosen experts are made to add up to 1, where config.json says nothing */
     /* Gemma's */
     bool scaled_embedding;           /* rows of the embedding are multiplied by the root of their length */
     bool norms_from_one;             /* folders have the norms' weights less 1 */
@@ -147,6 +163,9 @@ typedef struct llm_config {
     const llm_family *family;
     const llm_naming *naming;
     int64_t layers, heads, kv_heads, trained_context, context, pages;
+    int64_t choices; /* experts that a token has; 0: no mixture */
+    bool whole_choice;
+    uint32_t needs, allows;              /* bits of layer slots */
     int64_t window;                      /* 0: none */
     uint8_t slides[LLM_MOST_LAYERS / 8]; /* bits of the layers that have it */
     int64_t size[SIZE_COUNT];
@@ -213,8 +232,18 @@ tn_status tn_llm_rope_list(const hf_folder *f, const char *key, int64_t count, f
 tn_status tn_llm_describe(const llm_config *c, const llm_source *s, tn_llm_facts *facts);
 
 /* The name of a tensor, "blk.7.attn_q.weight"; layer < 0: of a head slot; false where such files have none. */
-enum { LLM_NAME_SIZE = 96, LLM_MOST_HEADS = 1 << 16, LLM_MOST_WIDTH = 1 << 24, LLM_MOST_CONTEXT = 1 << 30 };
+enum {
+    LLM_NAME_SIZE = 96,
+    LLM_MOST_EXPERTS = 1 << 12,
+    LLM_MOST_HEADS = 1 << 16,
+    LLM_MOST_WIDTH = 1 << 24,
+    LLM_MOST_CONTEXT = 1 << 30
+};
 bool tn_llm_name(const llm_naming *n, char name[LLM_NAME_SIZE], int64_t layer, int slot);
+/* In such a name, the number of an expert instead of *; false where there is none. */
+bool tn_llm_expert_name(const char name[LLM_NAME_SIZE], int64_t expert, char out[LLM_NAME_SIZE]);
+/* Experts and choices are in c; what else follows from them, checked. `place`: of the file, for messages. */
+tn_status tn_llm_set_experts(llm_config *c, const char *place, int64_t experts, int64_t choices);
 
 typedef struct llm_layer {
     tn_tensor *weight[LAYER_SLOTS]; /* NULL where the file has none */

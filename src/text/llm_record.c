@@ -120,10 +120,35 @@ static tn_tensor *attention(const llm_config *c, const llm_weights *w, int64_t l
     return tn_linear(joined, weight[SLOT_O], weight[SLOT_O_BIAS]);
 }
 
+/* The expert that all tokens have, by how much each of them wants it. */
+static tn_tensor *share(const llm_config *c, tn_tensor *const *weight, const tn_tensor *x) {
+    tn_tensor *wish = tn_linear(x, tn_reshape(weight[SLOT_SHARED_ROUTER], TN_DIMS(1, c->size[SIZE_HIDDEN])), NULL);
+    tn_tensor *gate = tn_linear(x, weight[SLOT_SHARED_GATE], NULL), *up = tn_linear(x, weight[SLOT_SHARED_UP], NULL);
+    tn_tensor *inner = tn_mul(c->activation(gate), up);
+    return tn_mul(tn_sigmoid(wish), tn_linear(inner, weight[SLOT_SHARED_DOWN], NULL));
+}
+
+/* A mixture: each token goes through the experts that its router likes best, and what they make is added by how much it
+ * likes them. No matrix has columns to be looked at: they differ from expert to expert. */
+static tn_tensor *mix(const llm_config *c, tn_tensor *const *weight, const tn_tensor *x) {
+    tn_tensor *likes = tn_softmax(tn_linear(x, weight[SLOT_ROUTER], NULL), -1);
+    tn_tensor *chosen = tn_topk_indices(likes, c->choices, 1, true), *by = tn_topk(likes, c->choices, 1, true);
+    if (c->whole_choice) by = tn_div(by, tn_sum(by, (int64_t[]){1}, 1, true));
+    tn_tensor *gate = tn_linear_experts(x, weight[SLOT_EXPERT_GATE], chosen);
+    tn_tensor *inner = tn_mul(c->activation(gate), tn_linear_experts(x, weight[SLOT_EXPERT_UP], chosen));
+    tn_tensor *made = tn_linear_experts(inner, weight[SLOT_EXPERT_DOWN], chosen);
+    tn_tensor *y = tn_sum(tn_mul(made, tn_unsqueeze(by, 2)), (int64_t[]){1}, 1, false);
+    return weight[SLOT_SHARED_ROUTER] ? tn_add(y, share(c, weight, x)) : y;
+}
+
 static tn_tensor *feed_forward(const llm_config *c, const llm_weights *w, int64_t layer, const llm_inputs *in,
                                const tn_tensor *x) {
     tn_tensor *const *weight = w->layers[layer].weight;
     look_at(in, layer, PROBE_FFN, x);
+    if (c->choices > 0) {
+        look_at(in, layer, PROBE_DOWN, x); /* nobody asks for it, but each place has one */
+        return mix(c, weight, x);
+    }
     tn_tensor *up = tn_linear(x, weight[SLOT_UP], weight[SLOT_UP_BIAS]);
     tn_tensor *gate = NULL;
     if (c->family->fused_gate) {

@@ -464,6 +464,19 @@ static const char *write_linear(onnx_export *x, const tn_node *n, const onnx_wri
     return onnx_emit2(x, "MatMul", in(x, n, 0), onnx_emit1(x, "Transpose", weight));
 }
 
+/* Each row's matrix is brought: [tokens, choices, out, in] · [tokens, choices or 1, in, 1]. */
+static const char *write_experts(onnx_export *x, const tn_node *n, const onnx_writer *w) {
+    const char *weight = in(x, n, 1), *rows = in(x, n, 0);
+    (void)w;
+    if (!tn_dtype_is_quantized((tn_dtype)n->in[1]->dtype)) weight = onnx_write_cast(x, weight, (tn_dtype)n->dtype);
+    onnx_attr_int(x, "axis", 0);
+    const char *brought = onnx_emit2(x, "Gather", weight, in(x, n, 2));
+    rows = onnx_emit2(x, "Unsqueeze", rows,
+                      n->in[0]->rank == 2 ? onnx_write_list(x, (int64_t[]){1, 3}, 2)
+                                          : onnx_write_list(x, (int64_t[]){3}, 1));
+    return onnx_emit2(x, "Squeeze", onnx_emit2(x, "MatMul", brought, rows), onnx_write_list(x, (int64_t[]){3}, 1));
+}
+
 /* ---- normalisation ----------------------------------------------------------------------------------------------- */
 
 static bool has_weight(const tn_node *n) { return n->in[1] != NULL; }
@@ -717,6 +730,7 @@ static const onnx_writer writers[] = {
     {TN_OP_MATMUL_BATCHED, "MatMul", onnx_write_plain, NULL, NULL, 0},
     {TN_OP_LINEAR_QUANTIZED, NULL, write_linear, NULL, NULL, 0},
     {TN_OP_LINEAR_HALF, NULL, write_linear, NULL, NULL, 0},
+    {TN_OP_LINEAR_EXPERTS_ROWS, NULL, write_experts, NULL, NULL, 0},
     {TN_OP_SOFTMAX, "Softmax", write_axis, has_dims, NULL, 0},
     {TN_OP_LOG_SOFTMAX, "LogSoftmax", write_axis, has_dims, NULL, 0},
     {TN_OP_LAYER_NORM, NULL, write_layer_norm, has_weight, NULL, 0},
