@@ -15,6 +15,9 @@ enum { CONVERT_NAME = 192 };
 #define CONVERT_TRANSPOSED INT64_MAX
 #define CONVERT_LESS_ONE   (INT64_MAX - 1)
 #define CONVERT_PLUS_ONE   (INT64_MAX - 2)
+#define CONVERT_JOINED     (INT64_MAX - 3) /* of all experts, which the file has one by one */
+#define CONVERT_PART       (INT64_MAX - 4) /* of one of them, which the file has together */
+#define CONVERT_NO_HEADS   CONVERT_PART    /* what is this or more is no number of heads */
 
 typedef struct convert_folder {
     const char *path, *architecture; /* GGUF's word */
@@ -22,10 +25,12 @@ typedef struct convert_folder {
     tn_json_doc *config;
     int64_t heads, kv_heads, count;
     double base;  /* of rope, where config.json says nothing */
+    int64_t experts, layers; /* of a mixture; 0: it is none */
     bool turned;  /* rows of q and k change places */
     bool back;    /* from a GGUF file to a folder */
     char **names; /* of the tensors that were asked for */
     int64_t *turns;
+    char **expert_names; /* the same of experts */
     tn_tensor *tables[2]; /* of rope: tensors that a GGUF file has and a folder has not */
     const char *table_names[2];
     int table_count;
@@ -47,6 +52,7 @@ typedef struct convert_size {
     bool needed;
 } convert_size;
 const convert_size *convert_folder_sizes(const convert_folder *f);
+bool convert_folder_weighs_whole(const convert_folder *f); /* the weights of a token's experts add up to 1 */
 /* config.json's word for a model of that architecture; window: layers look back over so many tokens alone. */
 const char *convert_folder_type(const convert_folder *f, bool window);
 tn_status convert_folder_metadata(const convert_folder *f, tn_gguf_writer *w);
@@ -56,6 +62,11 @@ tn_status convert_rope_put(const convert_folder *f, tn_gguf_writer *w);
 bool convert_rope_is_table(const char *name);
 bool convert_rope_is_known(const tn_gguf *file, const char *architecture);
 void convert_rope_back(const tn_gguf *file, const char *architecture, int64_t context, cli_json *j);
+/* Experts (convert_experts.c), which count as tensors behind all others: how many tensors, and number i of them, whose
+ * name is made at *name where there is none yet. */
+tn_status convert_experts_open(convert_folder *f, int64_t experts, int64_t layers);
+bool convert_experts_has(const convert_folder *f, const char *name);
+int64_t convert_experts_count(const convert_folder *f);
 /* What Gemma 2 and 3 have besides (convert_gemma.c), by GGUF's word for them. */
 bool convert_is_gemma(const char *architecture);
 tn_status convert_gemma_put(const convert_folder *f, tn_gguf_writer *w);
@@ -114,6 +125,7 @@ typedef struct convert_tensor {
     int64_t numel, bytes;
     const void *data; /* of a GGUF file: as it stands there */
     tn_tensor *value; /* of an ONNX file; else NULL */
+    int64_t expert;   /* its number among those of experts */
 } convert_tensor;
 
 convert_kind convert_kind_of(const char *path); /* by the ending of its name, or what is in a folder */
@@ -123,6 +135,8 @@ void convert_close(convert_file *f);
 tn_status convert_leave_out(convert_file *f);
 tn_status convert_at(const convert_file *f, int64_t i, convert_tensor *out);
 tn_tensor *convert_tensor_of(const convert_file *f, const convert_tensor *t);
+tn_status convert_experts_at(const convert_file *f, int64_t i, char **name, convert_tensor *out);
+tn_tensor *convert_experts_tensor(const convert_file *f, const convert_tensor *t);
 /* All numbers of a tensor in f32; free with free(). NULL after a failure of the library. */
 float *convert_numbers(const convert_file *f, const convert_tensor *t);
 

@@ -151,14 +151,17 @@ tn_status convert_leave_out(convert_file *f) {
         if (status != TN_OK) return status;
         if (!convert_folder_leaves_out(f->folder, t.name)) f->weights[kept++] = (int)i;
     }
-    f->count = kept + f->folder->table_count;
+    f->count = kept + f->folder->table_count + convert_experts_count(f->folder);
     return TN_OK;
 }
 
 tn_status convert_at(const convert_file *f, int64_t i, convert_tensor *t) {
-    int64_t tables = f->folder ? f->folder->table_count : 0;
+    int64_t tables = f->folder ? f->folder->table_count : 0, experts = f->folder ? convert_experts_count(f->folder) : 0;
+    int64_t plainly = f->count - tables - experts; /* as the file has them */
     if (i < 0 || i >= f->count) return TN_ERR_ARGUMENT;
-    if (i >= f->count - tables) return table_at(f->folder, i - (f->count - tables), t);
+    if (i >= plainly + tables)
+        return convert_experts_at(f, i - plainly - tables, &f->folder->expert_names[i - plainly - tables], t);
+    if (i >= plainly) return table_at(f->folder, i - plainly, t);
     tn_status status = source_at(f, f->weights ? f->weights[i] : i, t);
     if (status != TN_OK || !f->folder) return status;
     if ((status = convert_folder_name(f->folder, i, t->source, &t->name, &t->heads)) != TN_OK) return status;
@@ -170,12 +173,15 @@ tn_status convert_at(const convert_file *f, int64_t i, convert_tensor *t) {
         return TN_OK;
     }
     if (t->heads == CONVERT_TRANSPOSED) return tn_backend_fail(TN_ERR_FORMAT, "'%s' is no matrix", t->source);
-    bool plain = t->heads == 0 || t->heads >= CONVERT_PLUS_ONE;
+    bool plain = t->heads == 0 || t->heads >= CONVERT_NO_HEADS;
     if (plain || (t->rank >= 1 && t->rank <= 2 && t->shape[0] % (2 * t->heads) == 0)) return TN_OK;
     return tn_backend_fail(TN_ERR_FORMAT, "'%s' does not have the rows of %lld heads", t->source, (long long)t->heads);
 }
 
+static bool is_expert(const convert_tensor *t) { return t->heads == CONVERT_JOINED || t->heads == CONVERT_PART; }
+
 static tn_tensor *open_tensor(const convert_file *f, const convert_tensor *t) {
+    if (is_expert(t)) return convert_experts_tensor(f, t);
     if (t->value) return tn_retain(t->value);
     if (f->safetensors) return tn_safetensors_tensor(f->safetensors, t->source);
     return f->gguf ? tn_gguf_tensor(f->gguf, t->source) : tn_pickle_tensor(f->pickle, t->source);
@@ -183,7 +189,7 @@ static tn_tensor *open_tensor(const convert_file *f, const convert_tensor *t) {
 
 tn_tensor *convert_tensor_of(const convert_file *f, const convert_tensor *t) {
     tn_tensor *tensor = open_tensor(f, t);
-    if (t->heads == 0) return tensor;
+    if (t->heads == 0 || is_expert(t)) return tensor;
     tn_tensor *turned = convert_turn(tensor, t->heads);
     tn_free(tensor);
     return turned;

@@ -49,6 +49,28 @@ static const name_row llama_names[] = {
     {"mlp.gate_proj.bias", "ffn_gate.bias", 0},
     {"mlp.up_proj.bias", "ffn_up.bias", 0},
     {"mlp.down_proj.bias", "ffn_down.bias", 0},
+    {"block_sparse_moe.gate.weight", "ffn_gate_inp.weight", 0}, /* Mixtral's */
+};
+
+static const name_row qwen_moe_names[] = {
+    {"embed_tokens.weight", "token_embd.weight", 0},
+    {"norm.weight", "output_norm.weight", 0},
+    {"input_layernorm.weight", "attn_norm.weight", 0},
+    {"post_attention_layernorm.weight", "ffn_norm.weight", 0},
+    {"self_attn.q_proj.weight", "attn_q.weight", 0},
+    {"self_attn.k_proj.weight", "attn_k.weight", 0},
+    {"self_attn.v_proj.weight", "attn_v.weight", 0},
+    {"self_attn.o_proj.weight", "attn_output.weight", 0},
+    {"self_attn.q_proj.bias", "attn_q.bias", 0},
+    {"self_attn.k_proj.bias", "attn_k.bias", 0},
+    {"self_attn.v_proj.bias", "attn_v.bias", 0},
+    {"self_attn.q_norm.weight", "attn_q_norm.weight", 0},
+    {"self_attn.k_norm.weight", "attn_k_norm.weight", 0},
+    {"mlp.gate.weight", "ffn_gate_inp.weight", 0},
+    {"mlp.shared_expert_gate.weight", "ffn_gate_inp_shexp.weight", 0},
+    {"mlp.shared_expert.gate_proj.weight", "ffn_gate_shexp.weight", 0},
+    {"mlp.shared_expert.up_proj.weight", "ffn_up_shexp.weight", 0},
+    {"mlp.shared_expert.down_proj.weight", "ffn_down_shexp.weight", 0},
 };
 
 static const name_row gpt2_names[] = {
@@ -104,6 +126,10 @@ static const convert_size llama_sizes[] = {
     {"vocab_size", "vocab_size", true},
     {"head_dim", "attention.key_length", false},
     {"head_dim", "attention.value_length", false},
+    {"num_local_experts", "expert_count", false},
+    {"num_experts_per_tok", "expert_used_count", false},
+    {"moe_intermediate_size", "expert_feed_forward_length", false},
+    {"shared_expert_intermediate_size", "expert_shared_feed_forward_length", false},
     {NULL, NULL, false},
 };
 
@@ -119,11 +145,12 @@ struct convert_family {
     int count, top;
     const convert_size *sizes;
     const char *heads, *eps, *gguf_eps;
-    bool turns;            /* rope */
-    bool norms_from_one;   /* the weights of norms are less 1 */
-    double base;           /* of rope where config.json says nothing; 0: 10000 */
-    int64_t window;        /* where config.json says nothing; 0: only on request */
-    const char *beside[2]; /* ends of names of what is no weight */
+    bool turns;                                              /* rope */
+    bool norms_from_one;                                     /* the weights of norms are less 1 */
+    double base;                                             /* of rope where config.json says nothing; 0: 10000 */
+    enum { NO_MIXTURE, ANY_WEIGHTS, WHOLE_WEIGHTS } mixture; /* whole: those of the chosen experts add up to 1 */
+    int64_t window;                                          /* where config.json says nothing; 0: only on request */
+    const char *beside[2];                                   /* ends of names of what is no weight */
 };
 
 #define LLAMA_LIKE_BUT_NAMES(table)                                                                          \
@@ -137,6 +164,9 @@ static const struct convert_family families[] = {
     {"mistral", "llama", LLAMA_LIKE, .window = 4096},
     {"qwen2", "qwen2", LLAMA_LIKE},
     {"qwen3", "qwen3", LLAMA_LIKE},
+    {"mixtral", "llama", LLAMA_LIKE, .base = 1e6, .mixture = WHOLE_WEIGHTS},
+    {"qwen2_moe", "qwen2moe", LLAMA_LIKE_BUT_NAMES(qwen_moe_names), .mixture = ANY_WEIGHTS},
+    {"qwen3_moe", "qwen3moe", LLAMA_LIKE_BUT_NAMES(qwen_moe_names), .mixture = WHOLE_WEIGHTS},
     {"phi3", "phi3", LLAMA_LIKE_BUT_NAMES(phi3_names), .window = 1 << 30},
     {"gemma", "gemma", LLAMA_LIKE, .norms_from_one = true},
     {"gemma2", "gemma2", GEMMA_LIKE},
@@ -150,6 +180,7 @@ enum { FAMILIES = sizeof families / sizeof *families };
 
 bool convert_folder_leaves_out(const convert_folder *f, const char *name) {
     size_t length = strlen(name);
+    if (convert_experts_has(f, name)) return true;   /* they count otherwise */
     if (f->back) return convert_rope_is_table(name); /* config.json has them */
     for (int i = 0; i < 2 && f->family->beside[i]; i++) {
         size_t n = strlen(f->family->beside[i]);
@@ -218,7 +249,7 @@ static tn_status map_back(const convert_folder *f, const char *name, char *out, 
         if (layer < 0) snprintf(out, CONVERT_NAME, "%s%s", family->prefix, n->hf);
         if (layer >= 0) snprintf(out, CONVERT_NAME, "%s%s%ld.%s", family->prefix, family->layer, layer, n->hf);
         int64_t rows = rows_of(f, n);
-        *heads = rows >= CONVERT_PLUS_ONE ? rows : -rows;
+        *heads = rows >= CONVERT_NO_HEADS ? rows : -rows;
         return TN_OK;
     }
     return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': the tensor '%.100s' is none that %s models have in folders",
@@ -314,6 +345,32 @@ static const char *known_types(bool gguf, char *out, size_t size) {
     return out;
 }
 
+static int64_t experts_of(const convert_folder *f) {
+    return number_of(f, "num_experts", number_of(f, "num_local_experts", 0));
+}
+
+/* GGUF has no word for how the chosen experts are weighed, nor for layers without a mixture. */
+static tn_status open_mixture(convert_folder *f) {
+    const tn_json *root = tn_json_root(f->config);
+    bool own = strcmp(f->architecture, "llama") != 0, whole = f->family->mixture == WHOLE_WEIGHTS;
+    bool told = own ? tn_json_bool(tn_json_get(root, "norm_topk_prob"), false) : whole;
+    bool all = tn_json_length(tn_json_get(root, "mlp_only_layers")) == 0 && number_of(f, "decoder_sparse_step", 1) == 1;
+    if (f->family->mixture == NO_MIXTURE) return TN_OK;
+    if (told == whole && all) return convert_experts_open(f, experts_of(f), number_of(f, "num_hidden_layers", 0));
+    return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                           "'%s/config.json': 'norm_topk_prob', 'mlp_only_layers' or 'decoder_sparse_step' is what %s "
+                           "GGUF files have no word for",
+                           f->path, f->architecture);
+}
+
+static tn_status take_names(convert_folder *f) {
+    f->names = calloc((size_t)f->count + 1, sizeof *f->names);
+    f->turns = calloc((size_t)f->count + 1, sizeof *f->turns);
+    f->expert_names = calloc((size_t)convert_experts_count(f) + 1, sizeof *f->expert_names);
+    if (f->names && f->turns && f->expert_names) return TN_OK;
+    return tn_backend_fail(TN_ERR_MEMORY, "no memory for %lld names", (long long)f->count);
+}
+
 static bool is_count(int64_t n) { return n > 0 && n <= UINT32_MAX; } /* that a GGUF file can say */
 
 tn_status convert_folder_open(const char *path, int64_t tensors, convert_folder *f) {
@@ -333,15 +390,33 @@ tn_status convert_folder_open(const char *path, int64_t tensors, convert_folder 
     f->heads = number_of(f, f->family->heads, 0);
     f->kv_heads = number_of(f, "num_key_value_heads", f->heads);
     f->turned = strcmp(f->architecture, "llama") == 0;
-    f->names = calloc((size_t)tensors + 1, sizeof *f->names);
-    f->turns = calloc((size_t)tensors + 1, sizeof *f->turns);
-    if (!f->names || !f->turns) return tn_backend_fail(TN_ERR_MEMORY, "no memory for %lld names", (long long)tensors);
+    status = open_mixture(f);
+    if (status == TN_OK) status = take_names(f);
+    if (status != TN_OK) return status;
     if (is_count(f->heads) && is_count(f->kv_heads)) {
         status = refuse_forms(f);
         return status == TN_OK && f->family->turns ? convert_rope_open(f) : status;
     }
     return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json' does not say how many heads there are", path);
 }
+
+/* Mixtral's files are llama's, with experts. */
+static tn_status open_mixture_of(convert_folder *f, const tn_gguf *file) {
+    char key[KEY_SIZE];
+    int64_t experts = 0, layers = 0;
+    tn_status status = TN_OK;
+    if (tn_gguf_get(file, key_of(f, "expert_count", key))) status = tn_gguf_get_int(file, key, &experts);
+    if (status == TN_OK && experts > 0) status = tn_gguf_get_int(file, key_of(f, "block_count", key), &layers);
+    for (int i = 0; i < FAMILIES && experts > 0; i++)
+        if (families[i].mixture != NO_MIXTURE && strcmp(families[i].architecture, f->architecture) == 0)
+            f->family = &families[i];
+    if (status != TN_OK || experts == 0) return status;
+    if (f->family->mixture != NO_MIXTURE) return convert_experts_open(f, experts, layers);
+    return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': %s models with experts do not become folders", f->path,
+                           f->architecture);
+}
+
+bool convert_folder_weighs_whole(const convert_folder *f) { return f->family->mixture == WHOLE_WEIGHTS; }
 
 tn_status convert_folder_from(const tn_gguf *file, int64_t tensors, convert_folder *f) {
     const char *word;
@@ -363,9 +438,8 @@ tn_status convert_folder_from(const tn_gguf *file, int64_t tensors, convert_fold
     f->kv_heads = f->heads;
     if (tn_gguf_get(file, key_of(f, "attention.head_count_kv", key)) && status == TN_OK)
         status = tn_gguf_get_int(file, key, &f->kv_heads);
-    f->names = calloc((size_t)tensors + 1, sizeof *f->names);
-    f->turns = calloc((size_t)tensors + 1, sizeof *f->turns);
-    if (!f->names || !f->turns) return tn_backend_fail(TN_ERR_MEMORY, "no memory for %lld names", (long long)tensors);
+    if (status == TN_OK) status = open_mixture_of(f, file);
+    if (status == TN_OK) status = take_names(f);
     if (status != TN_OK || (is_count(f->heads) && is_count(f->kv_heads))) return status;
     return tn_backend_fail(TN_ERR_FORMAT, "'%s' does not say how many heads there are", f->path);
 }
@@ -373,6 +447,9 @@ tn_status convert_folder_from(const tn_gguf *file, int64_t tensors, convert_fold
 void convert_folder_close(convert_folder *f) {
     for (int64_t i = 0; i < f->count && f->names; i++)
         free(f->names[i]);
+    for (int64_t i = 0; i < convert_experts_count(f) && f->expert_names; i++)
+        free(f->expert_names[i]);
+    free(f->expert_names);
     for (int i = 0; i < f->table_count; i++)
         tn_free(f->tables[i]);
     free(f->names);
@@ -420,6 +497,7 @@ static tn_status put_sizes(const convert_folder *f, tn_gguf_writer *w) {
     char key[KEY_SIZE];
     for (const convert_size *s = f->family->sizes; s->hf; s++) {
         int64_t v = number_of(f, s->hf, -1);
+        if (strcmp(s->gguf, "expert_count") == 0 && f->experts > 0) v = f->experts;
         if (v < 0 && !s->needed) continue;
         if (v < 0) return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json' has no number '%s'", f->path, s->hf);
         tn_status status = tn_gguf_put_int(w, key_of(f, s->gguf, key), TN_GGUF_U32, v);

@@ -145,9 +145,11 @@ static bool adds_bos(const folder_writer *f) {
 
 static const struct {
     const char *type, *class;
-} classes[] = {{"llama", "LlamaForCausalLM"}, {"mistral", "MistralForCausalLM"}, {"qwen2", "Qwen2ForCausalLM"},
-               {"qwen3", "Qwen3ForCausalLM"}, {"phi3", "Phi3ForCausalLM"},       {"gpt2", "GPT2LMHeadModel"},
-               {"gemma", "GemmaForCausalLM"}, {"gemma2", "Gemma2ForCausalLM"},   {"gemma3_text", "Gemma3ForCausalLM"}};
+} classes[] = {
+    {"llama", "LlamaForCausalLM"},     {"mistral", "MistralForCausalLM"},    {"qwen2", "Qwen2ForCausalLM"},
+    {"qwen3", "Qwen3ForCausalLM"},     {"phi3", "Phi3ForCausalLM"},          {"gpt2", "GPT2LMHeadModel"},
+    {"mixtral", "MixtralForCausalLM"}, {"qwen2_moe", "Qwen2MoeForCausalLM"}, {"qwen3_moe", "Qwen3MoeForCausalLM"},
+    {"gemma", "GemmaForCausalLM"},     {"gemma2", "Gemma2ForCausalLM"},      {"gemma3_text", "Gemma3ForCausalLM"}};
 
 static bool has_tensor(const folder_writer *f, const char *name) {
     tn_gguf_info info = {.struct_size = sizeof info};
@@ -203,6 +205,11 @@ static void put_llama_like(folder_writer *f, const char *type, int64_t window) {
         cli_json_bool(&f->j, "use_sliding_window", true);
         cli_json_int(&f->j, "sliding_window", window);
         cli_json_int(&f->j, "max_window_layers", 0);
+    }
+    if (f->in->folder->experts > 0) {
+        cli_json_int(&f->j, "num_experts", f->in->folder->experts);
+        cli_json_bool(&f->j, "norm_topk_prob", convert_folder_weighs_whole(f->in->folder));
+        cli_json_bool(&f->j, "attention_bias", has_tensor(f, "blk.0.attn_q.bias"));
     }
     if (strcmp(type, "llama") != 0) return;
     cli_json_bool(&f->j, "attention_bias", has_tensor(f, "blk.0.attn_q.bias"));
