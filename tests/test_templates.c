@@ -315,10 +315,10 @@ static tn_tensor *record_sequence(const void *arguments) {
 static void rows_go_where_data_says(void **state) {
     (void)state;
     same_bits(record_index_add, &(int64_t){70}, "rows added by index");
-    static const sequence sequences[] = {{5, 0, 0, TN_F32, false, false},   {3, 62, 0, TN_F16, false, false},
-                                         {70, 100, 0, TN_F32, true, false}, {1, 130, 50, TN_BF16, false, false},
-                                         {9, 190, 64, TN_F16, true, false}, {2, -3, 0, TN_F32, false, false},
-                                         {3, 130, 70, TN_F32, .cap = 0.5},  {70, 1, 0, TN_F16, .cap = 30}};
+    static const sequence sequences[] = {{5, 0, 0, TN_F32, .cap = 0},         {3, 62, 0, TN_F16, .cap = 0},
+                                         {70, 100, 0, TN_F32, .twice = true}, {1, 130, 50, TN_BF16, .cap = 0},
+                                         {9, 190, 64, TN_F16, .twice = true}, {2, -3, 0, TN_F32, .cap = 0},
+                                         {3, 130, 70, TN_F32, .cap = 0.5},    {70, 1, 0, TN_F16, .cap = 30}};
     for (size_t i = 0; i < TN_COUNT(sequences); i++)
         same_bits(record_sequence, &sequences[i], "a sequence");
 }
@@ -399,7 +399,7 @@ static void rows_added_by_index(void **state) {
 
 static void a_sequence(void **state) {
     (void)state;
-    same_bits(record_sequence, &(sequence){2, 3, 0, TN_F16, false, true}, "a sequence");
+    same_bits(record_sequence, &(sequence){2, 3, 0, TN_F16, .small = true}, "a sequence");
 }
 
 static void some_attention(void **state) {
