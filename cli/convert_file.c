@@ -196,7 +196,9 @@ tn_tensor *convert_tensor_of(const convert_file *f, const convert_tensor *t) {
 }
 
 float *convert_numbers(const convert_file *f, const convert_tensor *from) {
-    tn_tensor *t = convert_tensor_of(f, from), *cast = tn_cast(t, TN_F32);
+    tn_tensor *t = convert_tensor_of(f, from);
+    if (!t) return NULL; /* it has been said why */
+    tn_tensor *cast = tn_cast(t, TN_F32);
     float *x = malloc((size_t)from->numel * sizeof *x + 1);
     if (!x)
         tn_backend_fail(TN_ERR_MEMORY, "no memory for the %lld numbers of '%s'", (long long)from->numel, from->name);

@@ -169,6 +169,7 @@ tn_status convert_read_same(const convert_file *in, const convert_tensor *t, con
     out->bytes = out->data = malloc((size_t)out->size + 1);
     if (!out->data) return tn_backend_fail(TN_ERR_MEMORY, "no memory for '%s'", t->name);
     tn_tensor *tensor = convert_tensor_of(in, t);
+    if (!tensor) return TN_ERR_FORMAT; /* it has been said why */
     tn_status status = tn_read(tensor, out->data, (size_t)out->size);
     tn_free(tensor);
     return status;

@@ -352,6 +352,98 @@ static void gpt2_folders_become_gguf_files(void **state) {
     tn_gguf_close(file);
 }
 
+enum { EXPERTS = 3 };
+
+static tn_tensor *some_numbers(int64_t rows, int64_t columns, int seed) {
+    float x[MOST_TOKENS * HIDDEN];
+    assert_true(rows * (columns ? columns : 1) <= (int64_t)TN_COUNT(x));
+    for (int64_t k = 0; k < rows * (columns ? columns : 1); k++)
+        x[k] = sinf((float)(k * 13 + seed * 7 + 1));
+    return tn_from_data(x, (int64_t[]){rows, columns}, columns ? 2 : 1, TN_F32);
+}
+
+/* A layer of a mixture, each expert's matrices by themselves; `without`: a name that is left out. */
+static void make_mixture_weights(const char *path, int64_t tokens, const char *without) {
+    static const struct {
+        const char *name;
+        int64_t rows, columns;
+    } parts[] = {{"embed_tokens.weight", 0, HIDDEN},
+                 {"norm.weight", HIDDEN, 0},
+                 {"layers.0.input_layernorm.weight", HIDDEN, 0},
+                 {"layers.0.post_attention_layernorm.weight", HIDDEN, 0},
+                 {"layers.0.self_attn.q_proj.weight", HIDDEN, HIDDEN},
+                 {"layers.0.self_attn.k_proj.weight", HIDDEN / 2, HIDDEN},
+                 {"layers.0.self_attn.v_proj.weight", HIDDEN / 2, HIDDEN},
+                 {"layers.0.self_attn.o_proj.weight", HIDDEN, HIDDEN},
+                 {"layers.0.self_attn.q_norm.weight", HIDDEN / 2, 0},
+                 {"layers.0.self_attn.k_norm.weight", HIDDEN / 2, 0},
+                 {"layers.0.mlp.gate.weight", EXPERTS, HIDDEN}};
+    static const char *const kinds[] = {"gate", "up", "down"};
+    char names[TN_COUNT(parts) + 3 * EXPERTS][80];
+    tn_named_tensor items[TN_COUNT(names)];
+    int count = 0, seed = 0;
+    TN_SCOPE {
+        for (size_t i = 0; i < TN_COUNT(parts); i++) {
+            snprintf(names[count], sizeof names[count], "model.%s", parts[i].name);
+            tn_tensor *t = some_numbers(parts[i].rows ? parts[i].rows : tokens, parts[i].columns, seed++);
+            items[count] = (tn_named_tensor){names[count], t};
+            count++;
+        }
+        for (int i = 0; i < 3 * EXPERTS; i++) {
+            snprintf(names[count], sizeof names[count], "model.layers.0.mlp.experts.%d.%s_proj.weight", i / 3,
+                     kinds[i % 3]);
+            bool down = i % 3 == 2;
+            tn_tensor *t = some_numbers(down ? HIDDEN : INNER, down ? INNER : HIDDEN, seed++);
+            items[count] = (tn_named_tensor){names[count], t};
+            count += !without || strcmp(names[count], without) != 0;
+        }
+        assert_ok(tn_safetensors_save(path, items, count, NULL, 0));
+    }
+}
+
+static const char mixture_config[] =
+    "{\"model_type\": \"qwen3_moe\", \"num_hidden_layers\": 1, \"max_position_embeddings\": 64, \"hidden_size\": 8, "
+    "\"intermediate_size\": 24, \"moe_intermediate_size\": 12, \"num_attention_heads\": 2, "
+    "\"num_key_value_heads\": 1, \"head_dim\": 4, \"vocab_size\": %d, \"num_experts\": 3, "
+    "\"num_experts_per_tok\": 2, \"norm_topk_prob\": true, \"rms_norm_eps\": 1e-5, \"tie_word_embeddings\": true, "
+    "\"eos_token_id\": 0}";
+
+/* A folder has a tensor for each expert, a GGUF file one for all of them. */
+static void mixtures_become_gguf_files_and_come_back(void **state) {
+    (void)state;
+    static words w;
+    char config[600], said[4096];
+    make_byte_words(&w);
+    make_model("bytes.gguf", "qwen2", "qwen2", &w);
+    convert("bytes.gguf moe/"); /* for its tokenizer */
+    snprintf(config, sizeof config, mixture_config, w.count);
+    write_file(test_scratch("moe/config.json"), config);
+    make_mixture_weights(test_scratch("moe/model.safetensors"), w.count, NULL);
+    convert("moe moe.gguf --verify");
+    assert_same_model("moe", "moe.gguf");
+    convert("moe.gguf moe-back/ --verify");
+    assert_same_model("moe-back", "moe.gguf");
+    tn_gguf *file;
+    tn_gguf_info all = {.struct_size = sizeof all}, router = {.struct_size = sizeof router};
+    convert("moe moe.gguf --quantize F16 --verify");
+    assert_ok(tn_gguf_open(test_scratch("moe.gguf"), &file));
+    assert_ok(tn_gguf_find(file, "blk.0.ffn_down_exps.weight", &all));
+    assert_ok(tn_gguf_find(file, "blk.0.ffn_gate_inp.weight", &router));
+    assert_int_equal(all.rank, 3);
+    assert_int_equal(all.shape[0], EXPERTS);
+    assert_int_equal(all.dtype, TN_F16);
+    assert_int_equal(router.dtype, TN_F32); /* it decides who computes */
+    tn_gguf_close(file);
+
+    make_mixture_weights(test_scratch("moe/model.safetensors"), w.count, "model.layers.0.mlp.experts.1.up_proj.weight");
+    assert_int_equal(run_convert("moe moe.gguf", said, sizeof said), 1);
+    assert_text_has(said, "experts.1.up_proj");
+    memcpy(strstr(config, "true"), "null", 4);
+    write_file(test_scratch("moe/config.json"), config);
+    assert_int_equal(run_convert("moe moe.gguf", said, sizeof said), 1);
+    assert_text_has(said, "'norm_topk_prob'");
+}
+
 /* What a user would otherwise find out late: a file without a tokenizer, and a form that no metadata can tell of. */
 static void what_gguf_does_not_get_is_said(void **state) {
     (void)state;
@@ -415,6 +507,7 @@ int main(void) {
         cmocka_unit_test(byte_level_models_become_folders_and_come_back),
         cmocka_unit_test(rope_of_a_file_comes_to_a_folder_or_is_refused),
         cmocka_unit_test(gpt2_folders_become_gguf_files),
+        cmocka_unit_test(mixtures_become_gguf_files_and_come_back),
         cmocka_unit_test(what_gguf_does_not_get_is_said),
         cmocka_unit_test(what_gguf_has_no_word_for_is_refused),
         cmocka_unit_test(models_become_networks),
