@@ -66,8 +66,7 @@ check_library() {
 }
 
 check_library libtrunnion 2000000 'c|m|dl|pthread' '\(tn\|kir\|onnx\)_'
-# Families with windows, caps and experts came to what no share of 300 000 was left for.
-check_library libtrunnion-text 312000 'c|m|dl|pthread|trunnion|pcre2-8|utf8proc' 'tn_'
+check_library libtrunnion-text 300000 'c|m|dl|pthread|trunnion|pcre2-8|utf8proc' 'tn_'
 
 # The command has the libraries in it.
 command_limit=4000000
