@@ -11,6 +11,7 @@
  *   place.c    which groups the plan's device computes, which the host, and why
  *   parts.c    parts of joined tensors, made where these have them
  *   layout.c   where values lie
+ *   chain.c    products of one left operand, in one launch
  *   by_rows.c  products of which each needs rows of those before, in one launch
  *   plan.c     groups → commands: order, the commit section; running them
  *   join.c     gradients of a tensor's parts, put side by side
