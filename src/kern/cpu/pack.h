@@ -140,6 +140,13 @@ VEC_INLINE void pack_strided(const pack *p, const pack_kind kind) {
     }
 }
 
+/* Pairs of halves stand at any multiple of two bytes. */
+VEC_INLINE V pack_words(const char *p) {
+    V words;
+    memcpy(&words, p, sizeof words);
+    return words;
+}
+
 /* VL lines from `line` on; a line that is missing at the end is read from the last one there is, and not stored. */
 VEC_INLINE void pack_transposed_lines(const pack *p, int64_t apart, int64_t line, const bool whole) {
     const char *from[VL];
@@ -153,7 +160,7 @@ VEC_INLINE void pack_transposed_lines(const pack *p, int64_t apart, int64_t line
         V r[VL];
         int64_t count = p->steps - step;
         if (count >= VL) {
-            VEC_UNROLL for (int i = 0; i < VL; i++) r[i] = v_load((const real *)(const void *)from[i] + step);
+            VEC_UNROLL for (int i = 0; i < VL; i++) r[i] = pack_words(from[i] + step * (int64_t)sizeof(real));
         } else {
             M steps = v_mask(count);
             VEC_UNROLL for (int i = 0; i < VL; i++) r[i] =
