@@ -181,6 +181,10 @@ static void plans_say_what_is_done_by_rows(void **state) {
         tn_tensor *made = tn_matmul(h, tn_tanh(waves(128, 32, 0.3)));
         assert_ok(tn_eval(&made, 1));
         assert_false(was_by_rows());
+        tn_tensor *large = tn_full((int64_t[]){40000, 64}, 2, 0.5, TN_F32);
+        tn_tensor *l = tn_matmul(tn_matmul(large, waves(64, 128, 0.2)), waves(128, 32, 0.3));
+        assert_ok(tn_eval(&l, 1));
+        assert_false(was_by_rows());
         tn_tensor *few = waves(4, 64, 0.1), *w = tn_matmul(tn_matmul(few, waves(64, 64, 0.2)), waves(64, 32, 0.3));
         assert_ok(tn_eval(&w, 1));
         assert_false(was_by_rows());

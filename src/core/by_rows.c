@@ -13,6 +13,7 @@ enum {
     FAR = 24,       /* groups that a product may be moved past */
     MANY_ROWS = 256 /* with fewer, threads had rather share the columns of a weight that they have just changed */
 };
+static const int64_t MOST_MADE = (int64_t)16 << 20; /* bytes of results, none of which is freed before all are there */
 
 /* ---- what may be in a run ---------------------------------------------------------------------------------------- */
 
@@ -20,6 +21,13 @@ static int64_t rows_of(const tn_graph_plan *g, const tn_group *group) { return g
 
 static int64_t weight_of(const tn_graph_plan *g, const tn_group *group) {
     return (int64_t)tn_node_bytes(g->values[g->values[group->lead].in[1]].node);
+}
+
+static int64_t made_by(const tn_graph_plan *g, const tn_group *group) {
+    int64_t bytes = 0;
+    for (size_t i = 0; i < group->member_count; i++)
+        if (g->values[group->members[i]].stored) bytes += (int64_t)tn_node_bytes(g->values[group->members[i]].node);
+    return bytes;
 }
 
 /* A weight that other plans change, or none, is in every thread's cache. */
@@ -36,8 +44,8 @@ static bool is_product(const tn_graph_plan *g, const tn_group *group) {
 }
 
 typedef struct run {
-    int first, count; /* positions */
-    int64_t weight;
+    int first, count;     /* positions */
+    int64_t weight, made; /* bytes */
 } run;
 
 static bool made_in(const tn_graph_plan *g, const run *r, int value) {
@@ -68,7 +76,7 @@ static bool reads_by_rows(const tn_graph_plan *g, const run *r, const tn_group *
 static bool may_follow(const tn_graph_plan *g, const run *r, int position) {
     const tn_group *group = &g->groups[g->order[position]];
     if (!is_product(g, group) || rows_of(g, group) != rows_of(g, &g->groups[g->order[r->first]])) return false;
-    if (r->weight + weight_of(g, group) > tn_cpu().l2 / 2) return false;
+    if (r->weight + weight_of(g, group) > tn_cpu().l2 / 2 || r->made + made_by(g, group) > MOST_MADE) return false;
     for (size_t k = 0; k < group->dep_count; k++)
         if (g->groups[group->deps[k]].position >= r->first + r->count) return false;
     return reads_by_rows(g, r, group);
@@ -84,11 +92,16 @@ static void move_up(tn_graph_plan *g, int from, int to) {
         g->groups[g->order[i]].position = i;
 }
 
+static void add(const tn_graph_plan *g, run *r, const tn_group *group) {
+    r->weight += weight_of(g, group);
+    r->made += made_by(g, group);
+}
+
 static void grow_run(tn_graph_plan *g, run *r) {
     for (int at = r->first + r->count; at < (int)g->group_count && at < r->first + r->count + FAR; at++) {
         if (r->count == TN_CHAIN_MOST || g->groups[g->order[at]].commit) return;
         if (!may_follow(g, r, at)) continue;
-        r->weight += weight_of(g, &g->groups[g->order[at]]);
+        add(g, r, &g->groups[g->order[at]]);
         move_up(g, at, r->first + r->count);
         at = r->first + r->count++;
     }
@@ -112,7 +125,7 @@ tn_status tn_products_by_rows(tn_graph_plan *g) {
         const tn_group *first = &g->groups[g->order[i]];
         r = (run){.first = i, .count = 1};
         if (!is_product(g, first)) continue;
-        r.weight = weight_of(g, first);
+        add(g, &r, first);
         if (r.weight > tn_cpu().l2 / 2) continue;
         grow_run(g, &r);
         if (r.count > 1) TRY(join(g, &r));
