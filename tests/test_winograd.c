@@ -809,7 +809,7 @@ static void gradients_under_fast_numerics_are_near_exact_ones(void **state) {
         tn_tensor *gradient[2][2];
         for (int fast = 0; fast < 2; fast++) {
             assert_ok(tn_set_numerics(fast ? TN_NUMERICS_FAST : TN_NUMERICS_EXACT));
-            tn_tensor *x = tn_keep(tn_mul_scalar(l.x, 2)), *w = tn_keep(tn_mul_scalar(l.w, 2));
+            tn_tensor *x = tn_mul_scalar(l.x, 2), *w = tn_mul_scalar(l.w, 2);
             assert_ok(tn_set_requires_grad(x, true));
             assert_ok(tn_set_requires_grad(w, true));
             tn_conv2d_options o = {.struct_size = sizeof o, .padding = {1, 1}};
