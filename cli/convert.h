@@ -210,6 +210,9 @@ void convert_put_json(const convert_wishes *w, const convert_report *r);
  * both compute the same for texts of two lengths. */
 tn_status convert_to_onnx(const convert_file *in, const convert_wishes *w, convert_report *r);
 tn_status convert_verify_onnx(const convert_file *in, const convert_wishes *w, convert_report *r);
+/* Is it a language model that is computed here as it stands? Of another nobody knows what the converted one leaves out.
+ * Without libtrunnion-text nothing is asked. */
+tn_status convert_is_computed(const char *path);
 
 /* ---- how well a model predicts a text (perplexity.c; refused where there is no libtrunnion-text) ----------------- */
 

@@ -523,5 +523,6 @@ tn_status convert_folder_metadata(const convert_folder *f, tn_gguf_writer *w) {
     if (status == TN_OK && f->family->turns) status = convert_rope_put(f, w);
     if (status == TN_OK) status = convert_is_gemma(f->architecture) ? convert_gemma_put(f, w) : put_window(f, w);
     if (status == TN_OK) status = tn_gguf_put_float(w, key_of(f, f->family->gguf_eps, key), TN_GGUF_F32, small);
-    return status == TN_OK ? convert_tokenizer(f, w) : status;
+    if (status == TN_OK) status = convert_tokenizer(f, w);
+    return status == TN_OK ? convert_is_computed(f->path) : status; /* what has no word above would be lost */
 }

@@ -110,7 +110,8 @@ static tn_status put_local_rope(const convert_folder *f, const gemma *g, tn_gguf
     base = tn_json_number(tn_json_get(own, "rope_theta"), base);
     if (strcmp(tn_json_string(tn_json_get(own, "rope_type"), "default"), "default") != 0)
         return no_word(f, "rope_parameters");
-    if (base == g->local_base) return TN_OK;
+    bool told = g->local_base > 0 || tn_json_kind_of(own) == TN_JSON_OBJECT; /* else all layers have the same */
+    if (!told || base == g->local_base) return TN_OK;
     return tn_gguf_put_float(w, key_of(f->architecture, "rope.freq_base_swa", key), TN_GGUF_F32, base);
 }
 

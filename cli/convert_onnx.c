@@ -50,6 +50,11 @@ static tn_status open_model(const char *path, whole_model *m) {
     return status;
 }
 
+tn_status convert_is_computed(const char *path) {
+    tn_llm_facts facts = {.struct_size = sizeof facts};
+    return tn_llm_inspect_path(path, NULL, &facts);
+}
+
 tn_status convert_to_onnx(const convert_file *in, const convert_wishes *w, convert_report *r) {
     whole_model m;
     (void)r;

@@ -535,7 +535,8 @@ static tn_status refuse(const folder_writer *f) {
                                "'%s': its scaling of rope is not written to folders; linear, yarn without keys of its "
                                "own, longrope and a table by itself are",
                                tn_gguf_path(f->file));
-    if (is_model(f->file, "llama") || (is_model(f->file, "gpt2") && rule_of(f->file) >= 0)) return TN_OK;
+    if (is_model(f->file, "llama") || (is_model(f->file, "gpt2") && rule_of(f->file) >= 0))
+        return convert_is_computed(tn_gguf_path(f->file));
     char *model = text_of(f->file, "tokenizer.ggml.model"), *pre = text_of(f->file, "tokenizer.ggml.pre");
     tn_status status = tn_backend_fail(TN_ERR_UNSUPPORTED,
                                        "'%s': its tokenizer (%s, %s) is not written to folders; SentencePiece's BPE "

@@ -38,6 +38,11 @@ int explain_language(const cli_options *o, const explain_wishes *w, const char *
     return CLI_FAILED;
 }
 
+tn_status convert_is_computed(const char *path) {
+    (void)path;
+    return TN_OK;
+}
+
 tn_status convert_to_onnx(const convert_file *in, const convert_wishes *w, convert_report *r) {
     (void)in, (void)w, (void)r;
     return tn_backend_fail(TN_ERR_UNSUPPORTED, "OUT.onnx needs the library trunnion-text: %s", TN_TEXT_MISSING);

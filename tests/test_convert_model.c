@@ -489,6 +489,38 @@ static void what_gguf_has_no_word_for_is_refused(void **state) {
     }
 }
 
+/* Neither kind of file has a word for all that the other says: where a model is not computed as it stands, what is left
+ * of it would be another one. */
+static void what_is_not_computed_is_not_converted(void **state) {
+    (void)state;
+    static const char *const faults[][3] = {
+        {"\"silu\"", "\"gelu\"", "the activation 'gelu'"},
+        {"\"hidden_size\"", "\"quantization_config\":{},\"hidden_size\"", "'quantization_config' is set"},
+        {"\"rope_theta\"", "\"rope_theta\":-5,\"theta\"", "'rope_theta' must be"}};
+    static const rope_keys shrunk = {"yarn", 0.5, 0, false};
+    static words w;
+    char said[4096], config[4096], changed[4200];
+    make_byte_words(&w);
+    make_model("bytes.gguf", "llama", "gpt-2", &w);
+    convert("bytes.gguf odd/");
+    FILE *in = fopen(test_scratch("odd/config.json"), "rb");
+    assert_non_null(in);
+    config[fread(config, 1, sizeof config - 1, in)] = 0;
+    fclose(in);
+    for (size_t i = 0; i < TN_COUNT(faults); i++) {
+        char *at = strstr(config, faults[i][0]);
+        assert_non_null(at);
+        snprintf(changed, sizeof changed, "%.*s%s%s", (int)(at - config), config, faults[i][1],
+                 at + strlen(faults[i][0]));
+        write_file(test_scratch("odd/config.json"), changed);
+        assert_int_equal(run_convert("odd odd.gguf", said, sizeof said), 1);
+        assert_text_has(said, faults[i][2]);
+    }
+    make_model_with("bytes.gguf", "llama", "gpt-2", &w, &shrunk);
+    assert_int_equal(run_convert("bytes.gguf odd/", said, sizeof said), 1);
+    assert_text_has(said, "'llama.rope.scaling.factor' is 0.5");
+}
+
 static void models_become_networks(void **state) {
     (void)state;
     static words w;
@@ -510,6 +542,7 @@ int main(void) {
         cmocka_unit_test(mixtures_become_gguf_files_and_come_back),
         cmocka_unit_test(what_gguf_does_not_get_is_said),
         cmocka_unit_test(what_gguf_has_no_word_for_is_refused),
+        cmocka_unit_test(what_is_not_computed_is_not_converted),
         cmocka_unit_test(models_become_networks),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);

@@ -248,7 +248,7 @@ static tn_status read_experts(const hf_folder *f, llm_config *c) {
     TRY(tn_llm_set_experts(c, f->path, experts, choices));
     if (c->choices == 0) return TN_OK;
     bool own = c->family->own_width;
-    c->whole_choice = tn_json_bool(tn_json_get(f->config, "norm_topk_prob"), c->whole_choice && !own);
+    if (own) c->whole_choice = tn_json_bool(tn_json_get(f->config, "norm_topk_prob"), false); /* Mixtral: always */
     TRY(tn_hf_size(f, own ? "moe_intermediate_size" : "intermediate_size", usual, LLM_MOST_WIDTH, inner));
     return tn_hf_size(f, "shared_expert_intermediate_size", c->size[SIZE_INTERMEDIATE], LLM_MOST_WIDTH,
                       &c->size[SIZE_SHARED]);
