@@ -318,19 +318,33 @@ static int64_t number_of(const convert_folder *f, const char *key, int64_t fallb
     return tn_json_int(tn_json_get(tn_json_root(f->config), key), fallback);
 }
 
-/* GGUF has no word for other forms of GPT-2. */
+/* GGUF has no word for an activation: readers take the one that the family has. */
+static tn_status refuse_activation(const convert_folder *f) {
+    static const struct {
+        const char *key, *usual, *same;
+    } kinds[] = {{"activation_function", "gelu_new", "gelu_pytorch_tanh"},
+                 {"hidden_act", "silu", "swish"},
+                 {"hidden_activation", "gelu_pytorch_tanh", "gelu_new"}};
+    int kind = !f->family->turns ? 0 : f->family->norms_from_one ? 2 : 1;
+    const char *key = kinds[kind].key, *usual = kinds[kind].usual;
+    const char *told = tn_json_string(tn_json_get(tn_json_root(f->config), key), usual);
+    if (strcmp(told, usual) == 0 || strcmp(told, kinds[kind].same) == 0) return TN_OK;
+    return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                           "'%s/config.json': the activation '%.40s' ('%s') is not what readers of %s GGUF files take "
+                           "for granted, and these have no word for it",
+                           f->path, told, key, f->architecture);
+}
+
+/* Nor for other forms of GPT-2. */
 static tn_status refuse_forms(const convert_folder *f) {
     const tn_json *root = tn_json_root(f->config);
-    const char *activation = tn_json_string(tn_json_get(root, "activation_function"), "gelu_new");
-    bool usual = strcmp(activation, "gelu_new") == 0 || strcmp(activation, "gelu_pytorch_tanh") == 0;
-    usual = usual && tn_json_bool(tn_json_get(root, "scale_attn_weights"), true);
+    bool usual = tn_json_bool(tn_json_get(root, "scale_attn_weights"), true);
     usual = usual && !tn_json_bool(tn_json_get(root, "scale_attn_by_inverse_layer_idx"), false);
-    if (f->family->turns || usual) return TN_OK;
-    return tn_backend_fail(
-        TN_ERR_UNSUPPORTED,
-        "'%s/config.json': this form of GPT-2 is not converted to GGUF, which has no word for it: the "
-        "activation '%.40s', or another scale of attention",
-        f->path, activation);
+    if (f->family->turns || usual) return refuse_activation(f);
+    return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                           "'%s/config.json': this form of GPT-2 is not converted to GGUF, which has no word for it: "
+                           "another scale of attention",
+                           f->path);
 }
 
 /* "llama, mistral", for messages: config.json's words or GGUF's. */

@@ -74,6 +74,7 @@ DECODERS = [  # name, classes' stem, configuration, how it is saved
     ("phi3-window", "Phi3", PHI3 | {"sliding_window": 9}, {"peer": False}),
     ("gemma", "Gemma", GEMMA, {}),
     ("gemma2", "Gemma2", GEMMA2, {}),
+    ("gemma2-base", "Gemma2", GEMMA2 | {"rope_local_base_freq": 500.0}, {}),  # Gemma 3's word: says nothing here
     ("gemma2-scale", "Gemma2", GEMMA2 | {"query_pre_attn_scalar": 40, "attn_logit_softcapping": None}, {"gguf": False}),
     ("gemma3", "Gemma3", GEMMA3, {}),
     ("gemma3-linear", "Gemma3", GEMMA3 | {"rope_parameters": {
@@ -84,6 +85,8 @@ DECODERS = [  # name, classes' stem, configuration, how it is saved
     ("mixtral", "Mixtral", COMMON | {"num_local_experts": 5, "num_experts_per_tok": 2}, {}),
     ("mixtral-f16", "Mixtral", COMMON | {"num_local_experts": 5, "num_experts_per_tok": 3},
      {"dtype": "float16"}),
+    ("mixtral-told", "Mixtral", COMMON | {"num_local_experts": 5, "num_experts_per_tok": 2, "norm_topk_prob": False},
+     {}),  # Qwen's word: says nothing here
     ("qwen2-moe", "Qwen2Moe", MOE | {"shared_expert_intermediate_size": 56}, {}),
     ("qwen3-moe", "Qwen3Moe", MOE | {"head_dim": 16, "norm_topk_prob": True}, {}),
     ("qwen3-moe-one", "Qwen3Moe", MOE | {"head_dim": 16, "num_experts_per_tok": 1}, {"gguf": False}),
