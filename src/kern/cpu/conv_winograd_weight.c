@@ -233,8 +233,8 @@ bool tn_conv_weight_winograd_fits(const tn_conv_args *a) {
 }
 
 /* What takes as long as multiplying so many vectors of 16: fitted to 22 measured pairs of both ways (1 to 128 images of
- * 4×4 to 224×224, 3 to 512 channels and filters, two threads). Where this says that it pays, it took 0.28 to 1.0 of the
- * time. */
+ * 4×4 to 224×224, 3 to 512 channels and filters, two threads), `value` then set lower, for few channels were judged too
+ * slow. Where this says that it pays, it took 0.28 to 1.0 of the time. */
 bool tn_conv_weight_winograd_pays(const tn_conv_args *a) {
     static const struct {
         double exact, value, sum, call;
