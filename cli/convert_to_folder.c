@@ -170,13 +170,25 @@ static void put_type(folder_writer *f, const char *type) {
     }
 }
 
+/* A size by config.json's name, where a tensor says it: files need not have keys for these. */
+static int64_t size_of_tensor(const folder_writer *f, const char *hf, int64_t otherwise) {
+    static const struct {
+        const char *hf, *tensor;
+        int axis;
+    } told[] = {{"vocab_size", "token_embd.weight", 0},
+                {"moe_intermediate_size", "blk.0.ffn_gate_exps.weight", 1},
+                {"shared_expert_intermediate_size", "blk.0.ffn_gate_shexp.weight", 0}};
+    tn_gguf_info info = {.struct_size = sizeof info};
+    for (size_t i = 0; i < sizeof told / sizeof *told; i++)
+        if (strcmp(told[i].hf, hf) == 0 && tn_gguf_find(f->file, told[i].tensor, &info) == TN_OK)
+            return info.shape[told[i].axis];
+    return otherwise;
+}
+
 static void put_sizes(folder_writer *f) {
-    tn_gguf_info table = {.struct_size = sizeof table};
     const char *written = "";
     for (const convert_size *s = convert_folder_sizes(f->in->folder); s->hf; s++) {
-        int64_t v = count_of(f, s->gguf, -1);
-        if (strcmp(s->hf, "vocab_size") == 0 && tn_gguf_find(f->file, "token_embd.weight", &table) == TN_OK)
-            v = table.shape[0];
+        int64_t v = size_of_tensor(f, s->hf, count_of(f, s->gguf, -1));
         if (v < 0 || strcmp(written, s->hf) == 0) continue;
         cli_json_int(&f->j, s->hf, v);
         written = s->hf;
