@@ -202,6 +202,19 @@ static void configurations_that_do_not_fit_are_refused(void **state) {
     }
 }
 
+/* A norm's weight as a row of a matrix is no vector: said where the file is opened, not where it is computed with. */
+static void a_vector_that_is_a_row_is_refused(void **state) {
+    (void)state;
+    row rows[TN_COUNT(llama_rows)];
+    memcpy(rows, llama_rows, sizeof rows);
+    rows[1].columns = rows[1].rows;
+    rows[1].rows = 1;
+    tn_llm *m;
+    assert_true(tn_llm_open(make_folder("row", rows, TN_COUNT(rows), llama_config, ""), NULL, &m) != TN_OK);
+    assert_null(m);
+    assert_text_has(tn_error(), "tensor 'model.norm.weight' has 2 dimensions");
+}
+
 /* Another base is taken past the trained context alone, where no text may reach: within it nothing differs. */
 static void rope_that_grows_counts_within_the_trained_context(void **state) {
     (void)state;
@@ -411,6 +424,7 @@ int main(void) {
         cmocka_unit_test(texts_together_are_as_texts_alone),
         cmocka_unit_test(what_is_no_text_is_refused),
         cmocka_unit_test(configurations_that_do_not_fit_are_refused),
+        cmocka_unit_test(a_vector_that_is_a_row_is_refused),
         cmocka_unit_test(rope_that_grows_counts_within_the_trained_context),
         cmocka_unit_test(tensors_that_nobody_knows_are_refused),
         cmocka_unit_test(a_folder_tells_its_sizes_and_ends),

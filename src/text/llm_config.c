@@ -341,14 +341,15 @@ static shape_text spell(const int64_t *shape, int rank) {
     return t;
 }
 
-/* alone: of an expert that has a tensor of its own. A vector may be stored as a row. */
+/* alone: of an expert that has a tensor of its own; row: a vector that may be stored as one. */
 static tn_status check_shape(const llm_source *s, const llm_config *c, const llm_tensor *t, const llm_size *shape,
-                             bool transposed, bool alone) {
+                             bool transposed, bool alone, bool row) {
     int64_t wanted[3];
     int rank = 0;
     for (const llm_size *size = shape + alone; rank < 3 - alone && size[rank] != SIZE_ONE; rank++)
         wanted[rank] = c->size[size[transposed ? 1 - rank : rank]];
-    bool row = rank == 1 && t->rank == 2 && t->shape[0] == 1, fits = row || t->rank == rank;
+    row = row && t->rank == 2 && t->shape[0] == 1;
+    bool fits = row || t->rank == rank;
     for (int d = 0; d < rank && fits; d++)
         fits = t->shape[d + row] == wanted[d];
     if (fits) return TN_OK;
@@ -375,7 +376,8 @@ static tn_status check_named(const llm_source *s, llm_config *c, const char *nam
                                "the model in another quantisation",
                                tn_llm_source_place(s, &t).text, name, t.dtype_name);
     c->weights_bytes += t.bytes;
-    return check_shape(s, c, &t, shape, layer >= 0 && (c->naming->transposed & BIT(slot)), alone);
+    return check_shape(s, c, &t, shape, layer >= 0 && (c->naming->transposed & BIT(slot)), alone,
+                       layer >= 0 && slot == SLOT_SHARED_ROUTER);
 }
 
 static tn_status check_tensor(const llm_source *s, llm_config *c, int64_t layer, int slot, bool needed) {
