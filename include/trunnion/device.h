@@ -350,7 +350,8 @@ TN_API const char *tn_get_library(void);
 /* EXACT: what the processor computes has the same bits for any number of threads, any instruction set and any choice
  * of kernels (docs/architecture.md, Numerics). FAST: it may be rounded otherwise where that saves time, within a bound
  * that the kernel states, and still with the same bits for any number of threads and any instruction set with fma:
- * convolutions of 3×3 with a stride of 1 whose filters stay as they are take Winograd's algorithm. */
+ * convolutions of 3×3 with a stride of 1 and their gradients, and of long rows of five taps whose filters stay as they
+ * are, take Winograd's algorithm. */
 typedef enum tn_numerics { TN_NUMERICS_EXACT, TN_NUMERICS_FAST } tn_numerics;
 
 /* For what is planned from now on, in the whole process; graphs captured before stay as they are. Without a call
