@@ -283,6 +283,33 @@ static void products_of_one_operand_are_one_launch(void **state) {
     }
 }
 
+/* Of one operand, but each is read before the next is needed: one at a time is in memory. */
+static void large_products_of_one_operand_do_not_wait_for_readers(void **state) {
+    (void)state;
+    enum { M = 5000, N = 1024, K = 32, PRODUCTS = 4 };
+    TN_SCOPE {
+        tn_tensor *x = floats_of(M, K, 1), *w[PRODUCTS], *all = NULL;
+        for (int i = 0; i < PRODUCTS; i++)
+            w[i] = tn_cast(floats_of(N, K, (uint64_t)i), TN_F16);
+        assert_ok(tn_eval(w, PRODUCTS));
+        TN_SCOPE {
+            for (int i = 0; i < PRODUCTS; i++) {
+                tn_tensor *sum = tn_sum(tn_linear(x, w[i], NULL), (int64_t[]){0}, 1, false);
+                all = all ? tn_add(sum, all) : sum;
+            }
+            all = tn_retain(all);
+        }
+        assert_ok(tn_eval(&all, 1));
+        tn_free(all);
+        char *text = tn_explain_last();
+        const char *arena = strstr(text, "arena ");
+        assert_non_null(arena);
+        if (strtoll(arena + strlen("arena "), NULL, 10) > (long long)2 * M * N * (int)sizeof(float))
+            fail_msg("explained:\n%s", text);
+        tn_text_free(text);
+    }
+}
+
 /* Half precision is widened, not rounded: the bits of the product with the cast weight. */
 static void half_weights_are_widened(void **state) {
     (void)state;
@@ -546,6 +573,7 @@ int main(void) {
         cmocka_unit_test(looking_up_rows_decodes_no_others),
         cmocka_unit_test(neighbours_join_the_product),
         cmocka_unit_test(products_of_one_operand_are_one_launch),
+        cmocka_unit_test(large_products_of_one_operand_do_not_wait_for_readers),
         cmocka_unit_test(half_weights_are_widened),
         cmocka_unit_test(rows_stand_alone),
         cmocka_unit_test(rows_of_experts_are_their_own_products),

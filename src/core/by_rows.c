@@ -13,7 +13,6 @@ enum {
     FAR = 24,       /* groups that a product may be moved past */
     MANY_ROWS = 256 /* with fewer, threads had rather share the columns of a weight that they have just changed */
 };
-static const int64_t MOST_MADE = (int64_t)16 << 20; /* bytes of results, none of which is freed before all are there */
 
 /* ---- what may be in a run ---------------------------------------------------------------------------------------- */
 
@@ -23,7 +22,7 @@ static int64_t weight_of(const tn_graph_plan *g, const tn_group *group) {
     return (int64_t)tn_node_bytes(g->values[g->values[group->lead].in[1]].node);
 }
 
-static int64_t made_by(const tn_graph_plan *g, const tn_group *group) {
+int64_t tn_group_makes(const tn_graph_plan *g, const tn_group *group) {
     int64_t bytes = 0;
     for (size_t i = 0; i < group->member_count; i++)
         if (g->values[group->members[i]].stored) bytes += (int64_t)tn_node_bytes(g->values[group->members[i]].node);
@@ -76,7 +75,8 @@ static bool reads_by_rows(const tn_graph_plan *g, const run *r, const tn_group *
 static bool may_follow(const tn_graph_plan *g, const run *r, int position) {
     const tn_group *group = &g->groups[g->order[position]];
     if (!is_product(g, group) || rows_of(g, group) != rows_of(g, &g->groups[g->order[r->first]])) return false;
-    if (r->weight + weight_of(g, group) > tn_cpu().l2 / 2 || r->made + made_by(g, group) > MOST_MADE) return false;
+    if (r->weight + weight_of(g, group) > tn_cpu().l2 / 2) return false;
+    if (r->made + tn_group_makes(g, group) > TN_MOST_MADE) return false;
     for (size_t k = 0; k < group->dep_count; k++)
         if (g->groups[group->deps[k]].position >= r->first + r->count) return false;
     return reads_by_rows(g, r, group);
@@ -94,7 +94,7 @@ static void move_up(tn_graph_plan *g, int from, int to) {
 
 static void add(const tn_graph_plan *g, run *r, const tn_group *group) {
     r->weight += weight_of(g, group);
-    r->made += made_by(g, group);
+    r->made += tn_group_makes(g, group);
 }
 
 static void grow_run(tn_graph_plan *g, run *r) {

@@ -3,13 +3,15 @@
  * Weights stay where they are: the launch goes over several of them, with the operand rounded once and threads woken
  * once. A product that needs no more than is there before the first of a chain is moved behind the last. It may also
  * need what a product of the chain makes, if its joint reads there just the places at which it writes itself: these are
- * computed by the same thread, one after the other. What a chain touches is laid out as if it was all done at once. */
+ * computed by the same thread, one after the other. What a chain touches is laid out as if it was all done at once, so
+ * large results are not moved up: they would wait for their readers. */
 #include "core/native.h"
 
 enum { WITHIN = 32 }; /* groups behind the last of a chain that are looked at */
 
 typedef struct chain {
     int first, count; /* positions */
+    int64_t made;     /* bytes of results */
 } chain;
 
 static tn_group *at_position(const tn_graph_plan *g, int position) { return &g->groups[g->order[position]]; }
@@ -65,6 +67,7 @@ static bool fits(const tn_graph_plan *g, const chain *c, const tn_group *group) 
         if (position >= c->first + c->count) return false;
         if (position >= c->first && !reads_same_places(g, group, needed)) return false;
     }
+    if (group->position > c->first + c->count && c->made + tn_group_makes(g, group) > TN_MOST_MADE) return false;
     for (int i = c->first; i < c->first + c->count; i++)
         if (shares_more(g, group, at_position(g, i))) return false;
     return true;
@@ -87,6 +90,7 @@ static void take(tn_graph_plan *g, chain *c, int position) {
     if (group->workspace > first->workspace) first->workspace = group->workspace;
     group->workspace = 0;
     group->chained = true;
+    c->made += tn_group_makes(g, group);
     move_to(g, position, c->first + c->count++);
 }
 
@@ -95,7 +99,7 @@ void tn_chain_products(tn_graph_plan *g) {
     chain c;
     for (int i = 0; i < (int)g->group_count; i += c.count) {
         tn_native *own = at_position(g, i)->native;
-        c = (chain){i, 1};
+        c = (chain){i, 1, tn_group_makes(g, at_position(g, i))};
         if (own) before = tn_native_follow(own, before);
         if (!can_chain(at_position(g, i))) continue;
         int end = i + 1;
