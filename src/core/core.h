@@ -265,8 +265,8 @@ void tn_parts_leave_host(tn_graph_plan *g);                 /* … of groups tha
 bool tn_parts_all_there(const tn_graph_plan *g, int value); /* it is joined of parts that lie in its memory */
 int tn_last_reader(const tn_graph_plan *g, int value);      /* position of the last group that needs its memory */
 
-/* Bytes of results that a group leaves in memory; and how many products in one launch may, none of which is freed before
- * all are there (by_rows.c). */
+/* Bytes of results that a group leaves in memory; and how many products in one launch may, none of which is freed
+ * before all are there (by_rows.c). */
 enum { TN_MOST_MADE = 16 << 20 };
 int64_t tn_group_makes(const tn_graph_plan *g, const tn_group *group);
 /* Products of one left operand, and in which order, become one launch (chain.c). Natives are there, places are not. */
