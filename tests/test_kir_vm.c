@@ -163,7 +163,8 @@ static void long_loops_match_the_interpreter(void **state) {
         assert_true(run_case(seed, LONG_CASE, false));
 }
 
-/* Nearly all of these get code, where there is any. */
+/* How many of these programs get code, at least: half with AVX-512; AVX2 has instructions for fewer operations and
+ * types, there it is a quarter of them that do, and an eighth that is asked for. */
 static void machine_code_matches_the_interpreter(void **state) {
     (void)state;
     int64_t before = kir_code_made();
@@ -171,7 +172,8 @@ static void machine_code_matches_the_interpreter(void **state) {
         assert_true(run_case(seed, CODE_CASE, false));
     for (uint64_t seed = 0; seed < cases(LONG_CASES); seed++)
         assert_true(run_case(seed, LONG_CODE_CASE, false));
-    if (strcmp(kir_code_state(), "on") == 0) assert_true(kir_code_made() - before > (int64_t)cases(CASES) / 2);
+    int64_t least = (int64_t)cases(CASES) / (tn_cpu().isa == TN_ISA_AVX512 ? 2 : 8);
+    if (strcmp(kir_code_state(), "on") == 0) assert_true(kir_code_made() - before > least);
 }
 
 /* ---- reductions of columns --------------------------------------------------------------------------------------- */
