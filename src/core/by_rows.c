@@ -5,8 +5,6 @@
  * and a thread takes its rows through all of them (kern/cpu/gemm_chain.h). Groups of a run write memory that no other
  * one of it reads or writes but so, which layout.c sees to. Weights beyond a share of the second cache would be fetched
  * anew for each block of rows, and are left to products of their own. */
-#include <string.h>
-
 #include "core/native.h"
 
 enum {
@@ -84,14 +82,6 @@ static bool may_follow(const tn_graph_plan *g, const run *r, int position) {
 
 /* ---- choosing ---------------------------------------------------------------------------------------------------- */
 
-static void move_up(tn_graph_plan *g, int from, int to) {
-    int group = g->order[from];
-    memmove(g->order + to + 1, g->order + to, (size_t)(from - to) * sizeof *g->order);
-    g->order[to] = group;
-    for (int i = to; i <= from; i++)
-        g->groups[g->order[i]].position = i;
-}
-
 static void add(const tn_graph_plan *g, run *r, const tn_group *group) {
     r->weight += weight_of(g, group);
     r->made += tn_group_makes(g, group);
@@ -102,7 +92,7 @@ static void grow_run(tn_graph_plan *g, run *r) {
         if (r->count == TN_CHAIN_MOST || g->groups[g->order[at]].commit) return;
         if (!may_follow(g, r, at)) continue;
         add(g, r, &g->groups[g->order[at]]);
-        move_up(g, at, r->first + r->count);
+        tn_group_move_up(g, at, r->first + r->count);
         at = r->first + r->count++;
     }
 }

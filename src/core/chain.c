@@ -73,7 +73,7 @@ static bool fits(const tn_graph_plan *g, const chain *c, const tn_group *group) 
     return true;
 }
 
-static void move_to(tn_graph_plan *g, int from, int to) {
+void tn_group_move_up(tn_graph_plan *g, int from, int to) {
     int moved = g->order[from];
     for (int i = from; i > to; i--) {
         g->order[i] = g->order[i - 1];
@@ -91,7 +91,7 @@ static void take(tn_graph_plan *g, chain *c, int position) {
     group->workspace = 0;
     group->chained = true;
     c->made += tn_group_makes(g, group);
-    move_to(g, position, c->first + c->count++);
+    tn_group_move_up(g, position, c->first + c->count++);
 }
 
 void tn_chain_products(tn_graph_plan *g) {

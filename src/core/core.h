@@ -269,6 +269,8 @@ int tn_last_reader(const tn_graph_plan *g, int value);      /* position of the l
  * before all are there (by_rows.c). */
 enum { TN_MOST_MADE = 16 << 20 };
 int64_t tn_group_makes(const tn_graph_plan *g, const tn_group *group);
+/* The group at position `from` is computed at `to`, before those that stood there. */
+void tn_group_move_up(tn_graph_plan *g, int from, int to);
 /* Products of one left operand, and in which order, become one launch (chain.c). Natives are there, places are not. */
 void tn_chain_products(tn_graph_plan *g);
 /* And products that need of each other's results their own rows alone (by_rows.c). */
