@@ -12,21 +12,22 @@
 
 #include "commands.h"
 
-enum { OPT_QUANTIZE = 256, OPT_LIKE, OPT_VERIFY, OPT_TEXT, OPT_CONTEXT, OPT_IMPORTANCE };
+enum { OPT_QUANTIZE = 256, OPT_LIKE, OPT_VERIFY, OPT_TEXT, OPT_CONTEXT, OPT_IMPORTANCE, OPT_NO_CACHE };
 
 static int run(int argc, char **argv);
 
 const cli_command cli_convert = {
     .name = "convert",
     .summary = "weights from one kind of file to another, quantised if asked for",
-    .usage = "convert IN OUT [--quantize TYPE] [--like FILE.gguf] [--verify] [--text FILE]",
+    .usage = "convert IN OUT [--quantize TYPE] [--like FILE.gguf] [--no-cache] [--verify] [--text FILE]",
     .help =
         "  IN                    .gguf, .safetensors (or its index, or a folder), .onnx (its weights), .pt, .pth, "
         ".bin;\n"
         "                        a Hugging Face folder of a Llama, Mistral, Mixtral, Qwen, Phi-3, Gemma or\n"
         "                        GPT-2 model becomes a GGUF model, with its tokenizer\n"
         "  OUT                   .gguf, .safetensors, or .onnx: language models (.gguf or a folder) become a network\n"
-        "                        from ids to logits, encoders (a folder) one from ids and a mask to embeddings;\n"
+        "                        that generates (keys and values of before are inputs, as Hugging Face's exporter\n"
+        "                        has them), encoders (a folder) one from ids and a mask to embeddings;\n"
         "                        FOLDER/, as Hugging Face has models, with tokenizer and config.json: of a .gguf of a\n"
         "                        Llama, Mistral, Mixtral, Qwen, Phi-3, Gemma or GPT-2 model\n"
         "  --quantize TYPE       matrices become Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K … Q6_K (GGUF), F16, BF16 or\n"
@@ -35,6 +36,7 @@ const cli_command cli_convert = {
         "  --importance FILE     run the model (IN) over this text first: columns that are multiplied with large\n"
         "                        numbers are rounded with more care\n"
         "  --like FILE.gguf      take the metadata (sizes, tokenizer) from this file\n"
+        "  --no-cache            of OUT.onnx: ids of a whole text in, logits out, without keys and values\n"
         "  --verify              open OUT again and compare every number; of a network, of weights that are as\n"
         "                        they were (others were turned or joined), and what it computes\n"
         "  --text FILE           perplexity over this text before and after (GGUF language models)\n"
@@ -46,6 +48,7 @@ const cli_command cli_convert = {
         "  trunnion convert model.gguf small.gguf --quantize Q4_K --verify --text text.txt --importance other.txt\n"
         "  trunnion convert model.gguf model.safetensors\n"
         "  trunnion convert model.gguf model.onnx --verify\n"
+        "  trunnion run model.onnx -i input_ids=ids.npy --steps 20\n"
         "  trunnion convert model.gguf folder/ --quantize BF16\n"
         "  trunnion convert weights.pt weights.safetensors --verify\n",
     .accepts = CLI_JSON | CLI_THREADS | CLI_DEVICE | CLI_VERBOSE,
@@ -58,6 +61,7 @@ static bool take(void *ctx, int val, const char *arg) {
     case OPT_QUANTIZE: w->quantize = arg; return *arg != 0;
     case OPT_LIKE: w->like = arg; return *arg != 0;
     case OPT_VERIFY: w->verify = true; return true;
+    case OPT_NO_CACHE: w->no_cache = true; return true;
     case OPT_TEXT: w->text = arg; return *arg != 0;
     case OPT_IMPORTANCE: w->importance = arg; return *arg != 0;
     default: return cli_parse_int(arg, 2, INT64_C(1) << 40, &w->context);
@@ -92,6 +96,7 @@ static const char *wrong_wish(const convert_wishes *w, convert_kind from, conver
     if (w->importance && (w->to == TN_DTYPE_COUNT || tn_dtype_block(w->to) == 1))
         return "--importance is for --quantize with a type in blocks";
     if (w->like && to != CONVERT_GGUF) return "--like is for an OUT that ends with .gguf";
+    if (w->no_cache && to != CONVERT_ONNX) return "--no-cache is for an OUT that ends with .onnx";
     if (w->text && to != CONVERT_GGUF) return "--text is for an OUT that ends with .gguf";
     return NULL;
 }
@@ -139,13 +144,10 @@ static tn_status convert(const convert_wishes *w, convert_kind to, const convert
 
 static int run(int argc, char **argv) {
     static const struct option own[] = {
-        {"quantize", required_argument, NULL, OPT_QUANTIZE},
-        {"like", required_argument, NULL, OPT_LIKE},
-        {"verify", no_argument, NULL, OPT_VERIFY},
-        {"text", required_argument, NULL, OPT_TEXT},
-        {"context", required_argument, NULL, OPT_CONTEXT},
-        {"importance", required_argument, NULL, OPT_IMPORTANCE},
-        {0},
+        {"quantize", required_argument, NULL, OPT_QUANTIZE}, {"like", required_argument, NULL, OPT_LIKE},
+        {"verify", no_argument, NULL, OPT_VERIFY},           {"text", required_argument, NULL, OPT_TEXT},
+        {"context", required_argument, NULL, OPT_CONTEXT},   {"importance", required_argument, NULL, OPT_IMPORTANCE},
+        {"no-cache", no_argument, NULL, OPT_NO_CACHE},       {0},
     };
     convert_wishes w = {.to = TN_DTYPE_COUNT};
     cli_options o;

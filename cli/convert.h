@@ -13,24 +13,24 @@
 enum { CONVERT_NAME = 192 };
 /* In the place of a number of heads: a matrix whose rows become columns; a vector of which 1 is taken, or added to. */
 #define CONVERT_TRANSPOSED INT64_MAX
-#define CONVERT_LESS_ONE   (INT64_MAX - 1)
-#define CONVERT_PLUS_ONE   (INT64_MAX - 2)
-#define CONVERT_JOINED     (INT64_MAX - 3) /* of all experts, which the file has one by one */
-#define CONVERT_PART       (INT64_MAX - 4) /* of one of them, which the file has together */
-#define CONVERT_NO_HEADS   CONVERT_PART    /* what is this or more is no number of heads */
+#define CONVERT_LESS_ONE (INT64_MAX - 1)
+#define CONVERT_PLUS_ONE (INT64_MAX - 2)
+#define CONVERT_JOINED (INT64_MAX - 3) /* of all experts, which the file has one by one */
+#define CONVERT_PART (INT64_MAX - 4)   /* of one of them, which the file has together */
+#define CONVERT_NO_HEADS CONVERT_PART  /* what is this or more is no number of heads */
 
 typedef struct convert_folder {
     const char *path, *architecture; /* GGUF's word */
     const struct convert_family *family;
     tn_json_doc *config;
     int64_t heads, kv_heads, count;
-    double base;  /* of rope, where config.json says nothing */
+    double base;             /* of rope, where config.json says nothing */
     int64_t experts, layers; /* of a mixture; 0: it is none */
-    bool turned;  /* rows of q and k change places */
-    bool back;    /* from a GGUF file to a folder */
-    char **names; /* of the tensors that were asked for */
+    bool turned;             /* rows of q and k change places */
+    bool back;               /* from a GGUF file to a folder */
+    char **names;            /* of the tensors that were asked for */
     int64_t *turns;
-    char **expert_names; /* the same of experts */
+    char **expert_names;  /* the same of experts */
     tn_tensor *tables[2]; /* of rope: tensors that a GGUF file has and a folder has not */
     const char *table_names[2];
     int table_count;
@@ -145,7 +145,7 @@ float *convert_numbers(const convert_file *f, const convert_tensor *t);
 typedef struct convert_wishes {
     const char *in, *out, *quantize, *like, *text, *importance;
     int64_t context;
-    bool verify;
+    bool verify, no_cache;
     tn_dtype to; /* TN_DTYPE_COUNT: as it is */
 } convert_wishes;
 
@@ -207,7 +207,7 @@ void convert_put_json(const convert_wishes *w, const convert_report *r);
 /* ---- models as a whole (convert_onnx.c; refused where there is no libtrunnion-text) ------------------------------ */
 
 /* A language model, or an encoder in a folder, as an ONNX model. Its proof: weights are IN's number for number, and
- * both compute the same for texts of two lengths. */
+ * both compute the same for texts of two lengths, which a network with a cache is given in pieces. */
 tn_status convert_to_onnx(const convert_file *in, const convert_wishes *w, convert_report *r);
 tn_status convert_verify_onnx(const convert_file *in, const convert_wishes *w, convert_report *r);
 /* Is it a language model that is computed here as it stands? Of another nobody knows what the converted one leaves out.

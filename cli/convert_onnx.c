@@ -2,8 +2,9 @@
  *
  * The libraries write the network (trunnion/llm.h, trunnion/embed.h). What was written is opened and run again: its
  * weights are the file's, number for number, and it computes what the model computes that was read, for texts of two
- * lengths. Where weights are multiplied in blocks the two round differently: there activations are rounded to 8 bits
- * for the product, in ONNX they are not. */
+ * lengths; a network with a cache is given them in pieces, with its own outputs as what was before. Where weights are
+ * multiplied in blocks the two round differently: there activations are rounded to 8 bits for the product, in ONNX they
+ * are not. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +13,7 @@
 #include "trunnion/backend.h"
 #include "trunnion/embed.h"
 #include "trunnion/llm.h"
-#include "trunnion/tensor.h"
+#include "trunnion/ops.h"
 
 enum { SHORT_TEXT = 5, LONG_TEXT = 23 };
 
@@ -56,11 +57,12 @@ tn_status convert_is_computed(const char *path) {
 }
 
 tn_status convert_to_onnx(const convert_file *in, const convert_wishes *w, convert_report *r) {
+    const tn_llm_export_onnx_options o = {.struct_size = sizeof o, .no_cache = w->no_cache};
     whole_model m;
     (void)r;
     tn_status status = open_model(in->path, &m);
     if (status == TN_OK)
-        status = m.llm ? tn_llm_export_onnx(m.llm, w->out) : tn_embedder_export_onnx(m.embedder, w->out);
+        status = m.llm ? tn_llm_export_onnx(m.llm, w->out, &o) : tn_embedder_export_onnx(m.embedder, w->out);
     close_model(&m);
     return status;
 }
@@ -110,27 +112,110 @@ static tn_status compare_weights(const convert_file *in, const char *path, conve
 
 /* ---- outputs ----------------------------------------------------------------------------------------------------- */
 
-static tn_onnx_value *ids_value(const int32_t *ids, int64_t count, bool mask) {
-    int64_t wide[LONG_TEXT];
-    for (int64_t i = 0; i < count; i++)
-        wide[i] = mask ? 1 : ids[i];
-    tn_tensor *t = tn_from_data(wide, (int64_t[]){1, count}, 2, TN_I64);
+/* What a run is given and what it yields: ids, mask, places, and a cache with two a layer. */
+typedef struct run_values {
+    tn_onnx_value **in, **out;
+    int in_count, out_count;
+    bool embeds; /* one vector, whatever the number of tokens */
+} run_values;
+
+enum { VALUE_IDS, VALUE_MASK, VALUE_PLACES, VALUES_OF_TOKENS, LOGITS = 0, OUTPUTS_OF_TOKENS };
+
+static void free_values(tn_onnx_value **list, int count) {
+    for (int i = 0; list && i < count; i++) {
+        tn_onnx_value_free(list[i]);
+        list[i] = NULL;
+    }
+}
+
+static bool has_cache(const run_values *v) { return v->out_count > OUTPUTS_OF_TOKENS; }
+
+static tn_onnx_value *row_value(const int64_t *row, int64_t count) {
+    tn_tensor *t = tn_from_data(row, (int64_t[]){1, count}, 2, TN_I64);
     tn_onnx_value *v = tn_onnx_value_tensor(t);
     tn_free(t);
     return v;
 }
 
-static tn_status run_network(tn_onnx *network, const int32_t *ids, int64_t count, int64_t numbers, float *out) {
-    tn_onnx_value *in[] = {ids_value(ids, count, false), ids_value(ids, count, true)}, *result = NULL;
-    tn_status status = in[0] && in[1] ? tn_onnx_run(network, in, &result) : TN_ERR_MEMORY;
-    tn_tensor *t = status == TN_OK ? tn_onnx_value_get(result) : NULL;
+/* Token `first` and those that follow it, `count` of them. */
+static tn_status give_tokens(run_values *v, const int32_t *ids, int64_t first, int64_t count) {
+    int64_t rows[VALUES_OF_TOKENS][LONG_TEXT];
+    for (int64_t i = 0; i < first + count; i++)
+        rows[VALUE_MASK][i] = 1;
+    for (int64_t i = 0; i < count; i++) {
+        rows[VALUE_IDS][i] = ids[first + i];
+        rows[VALUE_PLACES][i] = first + i;
+    }
+    for (int i = 0; i < v->in_count && i < VALUES_OF_TOKENS; i++) {
+        tn_onnx_value_free(v->in[i]);
+        v->in[i] = row_value(rows[i], i == VALUE_MASK ? first + count : count);
+        if (!v->in[i]) return TN_ERR_MEMORY;
+    }
+    return TN_OK;
+}
+
+static tn_status give_no_past(const tn_onnx *network, run_values *v) {
+    for (int i = VALUES_OF_TOKENS; i < v->in_count; i++) {
+        tn_onnx_info info = {.struct_size = sizeof info};
+        tn_status status = tn_onnx_input_at(network, i, &info);
+        if (status != TN_OK) return status;
+        tn_tensor *t = tn_zeros((int64_t[]){1, info.shape[1], 0, info.shape[3]}, 4, info.dtype);
+        v->in[i] = tn_onnx_value_tensor(t);
+        tn_free(t);
+        if (!v->in[i]) return TN_ERR_MEMORY;
+    }
+    return TN_OK;
+}
+
+static void keep_present(run_values *v) {
+    for (int i = OUTPUTS_OF_TOKENS; i < v->out_count; i++) {
+        tn_onnx_value **past = &v->in[i - OUTPUTS_OF_TOKENS + VALUES_OF_TOKENS];
+        tn_onnx_value_free(*past);
+        *past = v->out[i];
+        v->out[i] = NULL;
+    }
+}
+
+static tn_status run_piece(tn_onnx *network, run_values *v, int64_t numbers, float *out) {
+    tn_status status = tn_onnx_run(network, v->in, v->out);
+    tn_tensor *t = status == TN_OK ? tn_onnx_value_get(v->out[LOGITS]) : NULL;
     if (t && tn_numel(t) != numbers)
         status = tn_backend_fail(TN_ERR_FORMAT, "the network yields %lld numbers, not %lld", (long long)tn_numel(t),
                                  (long long)numbers);
     if (status == TN_OK) status = tn_read(t, out, (size_t)numbers * sizeof *out);
-    tn_onnx_value_free(result);
-    tn_onnx_value_free(in[0]);
-    tn_onnx_value_free(in[1]);
+    if (status == TN_OK) keep_present(v);
+    free_values(v->out, v->out_count);
+    return status;
+}
+
+/* A network with a cache is given a beginning, a token, and the rest. */
+static tn_status run_pieces(tn_onnx *network, run_values *v, const int32_t *ids, int64_t count, int64_t width,
+                            float *out) {
+    const int64_t ends[] = {has_cache(v) ? count / 2 : count, has_cache(v) ? count / 2 + 1 : count, count};
+    tn_status status = give_no_past(network, v);
+    int64_t first = 0;
+    for (int i = 0; i < 3 && status == TN_OK; i++) {
+        int64_t here = ends[i] - first;
+        if (here == 0) continue;
+        status = give_tokens(v, ids, first, here);
+        int64_t rows = v->embeds ? 1 : here;
+        if (status == TN_OK) status = run_piece(network, v, rows * width, out + first * width);
+        first = ends[i];
+    }
+    return status;
+}
+
+static tn_status run_network(tn_onnx *network, const whole_model *m, const int32_t *ids, int64_t count, float *out) {
+    run_values v = {.in_count = tn_onnx_input_count(network),
+                    .out_count = tn_onnx_output_count(network),
+                    .embeds = m->embedder != NULL};
+    v.in = calloc((size_t)v.in_count + 1, sizeof(tn_onnx_value *));
+    v.out = calloc((size_t)v.out_count + 1, sizeof(tn_onnx_value *));
+    tn_status status = v.in && v.out ? run_pieces(network, &v, ids, count, m->width, out)
+                                     : tn_backend_fail(TN_ERR_MEMORY, "no memory for the values of a network");
+    free_values(v.in, v.in_count);
+    free(v.in);
+    free(v.out);
     return status;
 }
 
@@ -149,7 +234,7 @@ static tn_status compare_text(whole_model *m, tn_onnx *network, int64_t count, c
         ids[i] = (int32_t)((i + 1) * 7919 % m->vocabulary);
     double most = 0, difference = 0;
     tn_status status = run_model(m, ids, count, want);
-    if (status == TN_OK) status = run_network(network, ids, count, numbers, got);
+    if (status == TN_OK) status = run_network(network, m, ids, count, got);
     for (int64_t i = 0; i < numbers && status == TN_OK; i++) {
         most = fmax(most, fabs((double)want[i]));
         double error = fabs((double)got[i] - (double)want[i]);

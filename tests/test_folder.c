@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <math.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "text/common.h"
 #include "trunnion/embed.h"
@@ -23,6 +24,11 @@ static const char llama_config[] =
     "{\"model_type\":\"llama\",\"hidden_size\":8,\"intermediate_size\":12,\"num_hidden_layers\":1,"
     "\"num_attention_heads\":2,\"num_key_value_heads\":1,\"max_position_embeddings\":10,\"rms_norm_eps\":1e-6,"
     "\"vocab_size\":20,\"tie_word_embeddings\":true,\"eos_token_id\":[2,7]";
+
+static const char mistral_config[] =
+    "{\"model_type\":\"mistral\",\"hidden_size\":8,\"intermediate_size\":12,\"num_hidden_layers\":1,"
+    "\"num_attention_heads\":2,\"num_key_value_heads\":1,\"max_position_embeddings\":10,\"rms_norm_eps\":1e-6,"
+    "\"vocab_size\":20,\"tie_word_embeddings\":true";
 
 typedef struct row {
     const char *name;
@@ -337,12 +343,13 @@ static void a_language_model_becomes_a_network(void **state) {
     const int32_t same[] = {3, 1, 4, 1, 5, 9, 2, 6, 5};
     float want[9 * WORDS], got[9 * WORDS];
     tn_llm_options o = {.struct_size = sizeof o, .cache = TN_LLM_CACHE_F32};
+    const tn_llm_export_onnx_options whole = {.struct_size = sizeof whole, .no_cache = true};
     const char *path = test_scratch("llama.onnx");
     for (size_t k = 0; k < TN_COUNT(kinds); k++) {
         tn_llm *m;
         assert_ok(tn_llm_open(make_llama("network", kinds[k]), &o, &m));
         assert_ok(tn_llm_logits(m, same, 9, want));
-        assert_ok(tn_llm_export_onnx(m, path));
+        assert_ok(tn_llm_export_onnx(m, path, &whole));
         assert_int_equal(tn_llm_position(m), 9);
         tn_llm_close(m);
         run_network(path, 1, 9, tokens, NULL, got, sizeof got);
@@ -350,6 +357,103 @@ static void a_language_model_becomes_a_network(void **state) {
         run_network(path, 1, 4, tokens, NULL, got, 4 * WORDS * sizeof *got);
         assert_near(got, want, 4 * WORDS);
     }
+}
+
+/* Keys and values of `past` tokens before `count` others: the model's inputs, of which the mask hides the first. */
+static void run_piece(tn_onnx *network, tn_onnx_value *cache[2], int64_t past, int64_t count, const int64_t *tokens,
+                      int64_t hidden, float *out) {
+    int64_t mask[MOST], places[MOST];
+    tn_onnx_value *in[5] = {NULL, NULL, NULL, cache[0], cache[1]}, *got[3] = {NULL};
+    for (int64_t i = 0; i < past + count; i++)
+        mask[i] = i >= hidden;
+    for (int64_t i = 0; i < count; i++)
+        places[i] = past + i > hidden ? past + i - hidden : 0;
+    TN_SCOPE {
+        in[0] = tn_onnx_value_tensor(tn_from_data(tokens, (int64_t[]){1, count}, 2, TN_I64));
+        in[1] = tn_onnx_value_tensor(tn_from_data(mask, (int64_t[]){1, past + count}, 2, TN_I64));
+        in[2] = tn_onnx_value_tensor(tn_from_data(places, (int64_t[]){1, count}, 2, TN_I64));
+        if (past == 0) in[3] = in[4] = tn_onnx_value_tensor(tn_zeros(TN_DIMS(1, 1, 0, 4), TN_F32));
+        assert_ok(tn_onnx_run(network, in, got));
+        assert_ok(tn_read(tn_onnx_value_get(got[0]), out, (size_t)count * WORDS * sizeof *out));
+    }
+    for (int i = 0; i < 3; i++)
+        tn_onnx_value_free(in[i]);
+    tn_onnx_value_free(in[3]);
+    if (past > 0) tn_onnx_value_free(in[4]);
+    tn_onnx_value_free(got[0]);
+    cache[0] = got[1];
+    cache[1] = got[2];
+}
+
+static void run_text(tn_onnx *network, const int64_t *tokens, int64_t hidden, const int64_t *ends, float *out) {
+    tn_onnx_value *cache[2] = {NULL};
+    int64_t past = 0;
+    for (int i = 0; i < 3; i++) {
+        run_piece(network, cache, past, ends[i] - past, tokens + past, hidden, out + past * WORDS);
+        past = ends[i];
+    }
+    tn_onnx_value_free(cache[0]);
+    tn_onnx_value_free(cache[1]);
+}
+
+/* Cut anywhere, with windows, and with tokens in front that nobody sees. */
+static void a_network_with_a_cache_goes_on(void **state) {
+    (void)state;
+    static const char *const kinds[] = {"", ",\"sliding_window\":3"};
+    const int64_t tokens[] = {3, 1, 4, 1, 5, 9, 2, 6, 5}, ends[][3] = {{4, 5, 9}, {1, 2, 9}, {7, 8, 9}};
+    const int32_t same[] = {3, 1, 4, 1, 5, 9, 2, 6, 5};
+    float want[9 * WORDS], got[9 * WORDS];
+    tn_llm_options o = {.struct_size = sizeof o, .cache = TN_LLM_CACHE_F32};
+    for (size_t k = 0; k < TN_COUNT(kinds); k++) {
+        const char *path = test_scratch("cache.onnx");
+        tn_onnx *network;
+        tn_llm *m;
+        char folder[256];
+        snprintf(folder, sizeof folder, "%s",
+                 make_folder("cache", llama_rows, TN_COUNT(llama_rows), k ? mistral_config : llama_config, kinds[k]));
+        assert_ok(tn_llm_open(folder, &o, &m));
+        assert_ok(tn_llm_export_onnx(m, path, NULL));
+        assert_ok(tn_onnx_open(path, NULL, &network));
+        for (int64_t hidden = 0; hidden < 3; hidden += 2) {
+            assert_ok(tn_llm_rewind(m, 0));
+            assert_ok(tn_llm_logits(m, same + hidden, 9 - hidden, want));
+            for (size_t e = 0; e < TN_COUNT(ends); e++) {
+                run_text(network, tokens, hidden, ends[e], got);
+                assert_near(got + hidden * WORDS, want, (int)(9 - hidden) * WORDS);
+            }
+        }
+        tn_onnx_close(network);
+        tn_llm_close(m);
+    }
+}
+
+/* Allocations of the second library fail one by one, then some of the first's: no file, and the model goes on. */
+static void an_export_without_memory_leaves_nothing(void **state) {
+    (void)state;
+    tn_llm_options o = {.struct_size = sizeof o};
+    tn_llm *m;
+    const char *path = test_scratch("none.onnx");
+    assert_ok(tn_llm_open(make_llama("memory", ""), &o, &m));
+    int64_t blocks = tn_txt_live_blocks();
+    tn_status status = TN_ERR_MEMORY;
+    for (int64_t n = 1; status != TN_OK; n++) {
+        tn_txt_fail_at(n);
+        status = tn_llm_export_onnx(m, path, NULL);
+        tn_txt_fail_at(0);
+        assert_true(status == TN_ERR_MEMORY || status == TN_OK);
+        assert_int_equal(tn_txt_live_blocks(), blocks);
+        assert_int_equal(access(path, F_OK) == 0, status == TN_OK);
+    }
+    assert_int_equal(unlink(path), 0);
+    status = TN_ERR_MEMORY;
+    for (int64_t n = 1; status != TN_OK; n += 1 + n / 16) {
+        tn_mem_fail_at(n);
+        status = tn_llm_export_onnx(m, path, NULL);
+        tn_mem_fail_at(0);
+        assert_true(status == TN_ERR_MEMORY || status == TN_OK);
+        assert_int_equal(access(path, F_OK) == 0, status == TN_OK);
+    }
+    tn_llm_close(m);
 }
 
 /* Of any number of texts and length, what fills up unseen. */
@@ -414,7 +518,7 @@ static void columns_are_told_by_what_they_multiply(void **state) {
 
 static void nothing_is_exported_without_a_model(void **state) {
     (void)state;
-    assert_int_equal(tn_llm_export_onnx(NULL, "x"), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_llm_export_onnx(NULL, "x", NULL), TN_ERR_ARGUMENT);
     assert_int_equal(tn_embedder_export_onnx(NULL, "x"), TN_ERR_ARGUMENT);
     assert_int_equal(tn_llm_importance(NULL, ids, 1, NULL, NULL), TN_ERR_ARGUMENT);
 }
@@ -430,6 +534,8 @@ int main(void) {
         cmocka_unit_test(a_folder_tells_its_sizes_and_ends),
         cmocka_unit_test(memory_may_run_out_anywhere),
         cmocka_unit_test(a_language_model_becomes_a_network),
+        cmocka_unit_test(a_network_with_a_cache_goes_on),
+        cmocka_unit_test(an_export_without_memory_leaves_nothing),
         cmocka_unit_test(an_encoder_becomes_a_network),
         cmocka_unit_test(columns_are_told_by_what_they_multiply),
         cmocka_unit_test(nothing_is_exported_without_a_model),

@@ -62,6 +62,19 @@ static void record_mlp_beside(trial *t) {
     record_mlp(t);
 }
 
+/* Two open extents and their sum, which shapes ask for as well. */
+static void record_joined(trial *t) {
+    tn_tensor *x = named(t, NUMBERS(t->batch, 3), 1);
+    tn_tensor *y = tn_symbolic(input(t, "more", NUMBERS(t->length, 3)), 0, 1);
+    t->in[1].tensor = y;
+    t->options.dims[1] = "length";
+    tn_tensor *both = tn_cat((tn_tensor *[]){x, y}, 2, 0);
+    tn_tensor *scores = tn_matmul(both, tn_transpose(both, 0, 1));
+    output(t, "joined", both);
+    output(t, "y", tn_mul(tn_softmax(scores, -1), tn_cumsum(tn_ones_like(scores), 1)));
+    output(t, "seen", tn_reshape(tn_unsqueeze(both, 1), TN_DIMS(t->batch + t->length, 3, 1)));
+}
+
 static tn_module *make_cnn(trial *t, bool training) {
     t->net = tn_nn_sequential(t->root, "net");
     tn_nn_conv2d(t->net, "0", 3, 8, 3,
@@ -353,6 +366,7 @@ static void what_cannot_be_exported_is_named(void **state) {
     }
 TRIAL(mlp)
 TRIAL(mlp_beside)
+TRIAL(joined)
 TRIAL(cnn)
 TRIAL(cnn_training)
 TRIAL(lstm)
@@ -366,6 +380,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(mlp_is_exported),
         cmocka_unit_test(mlp_beside_is_exported),
+        cmocka_unit_test(joined_is_exported),
         cmocka_unit_test(cnn_is_exported),
         cmocka_unit_test(cnn_training_is_exported),
         cmocka_unit_test(lstm_is_exported),

@@ -553,7 +553,31 @@ static void symbols_follow_their_extents(void **state) {
         assert_int_equal(tn_tensor_node(tn_narrow(x, 0, 0, 2))->symbol[0], 0);
         assert_int_equal(tn_tensor_node(tn_narrow(x, 1, 0, 2))->symbol[0], 3);
         assert_int_equal(tn_tensor_node(tn_pad(x, TN_DIMS(1, 1), 0))->symbol[0], 3);
+        tn_tensor *y = tn_symbolic(tn_from_data((float[6]){0}, TN_DIMS(2, 3), TN_F32), 0, 0);
+        tn_tensor *both = tn_cat((tn_tensor *[]){x, y}, 2, 0);
+        assert_int_equal(tn_tensor_node(both)->symbol[0], TN_SYMBOL_SUM + 5);
+        assert_int_equal(tn_tensor_node(tn_matmul(both, tn_transpose(both, 0, 1)))->symbol[1], TN_SYMBOL_SUM + 5);
+        tn_tensor *twice = tn_cat((tn_tensor *[]){both, y}, 2, 0);
+        assert_int_equal(tn_tensor_node(twice)->symbol[0], 0);
+        tn_tensor *fixed = tn_cat((tn_tensor *[]){x, tn_ones(TN_DIMS(1, 3), TN_F32)}, 2, 0);
+        assert_int_equal(tn_tensor_node(fixed)->symbol[0], 0);
     }
+}
+
+/* Plans know of a sum which parts it has. */
+static void open_parts_are_joined_at_all_their_extents(void **state) {
+    (void)state;
+    float ones[15], threes[15], got[15];
+    for (int i = 0; i < 15; i++)
+        ones[i] = 1, threes[i] = 3;
+    for (int64_t rows = 0; rows <= 5; rows++)
+        TN_SCOPE {
+            tn_tensor *x = tn_symbolic(tn_from_data(ones, TN_DIMS(rows, 3), TN_F32), 0, 1);
+            tn_tensor *y = tn_symbolic(tn_from_data(threes, TN_DIMS(5 - rows, 3), TN_F32), 0, 2);
+            assert_ok(tn_read(tn_neg(tn_cat((tn_tensor *[]){x, y}, 2, 0)), got, sizeof got));
+            for (int i = 0; i < 15; i++)
+                assert_float_equal(got[i], i < 3 * rows ? -1 : -3, 0);
+        }
 }
 
 /* ---- all --------------------------------------------------------------------------------------------------------- */
@@ -568,6 +592,7 @@ static const struct CMUnitTest others[] = {
     cmocka_unit_test(gradients_of_equal_extremes_are_pytorchs),
     cmocka_unit_test(small_types_wrap_and_round),
     cmocka_unit_test(symbols_follow_their_extents),
+    cmocka_unit_test(open_parts_are_joined_at_all_their_extents),
 };
 
 /* One test an op, named after it; arguments choose ops by name. */

@@ -68,6 +68,7 @@ llm       | check     | 300 | tools/build.sh $BUILD all $plain && python3 tools/
 export    | check     | 120 | tools/build.sh $BUILD tests $plain && python3 tools/checks/onnx_export.py $BUILD
 runtime-ops | check   |  60 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_runtime_ops.py $BUILD
 decoders  | check     |  60 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_decoders.py $BUILD
+languages | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_languages.py $BUILD
 mutants   | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/mutate_gguf.py $BUILD --count 500 --jobs $JOBS
 tsan      | check     | 600 | tools/checks/tsan.sh $BUILD-tsan '$tsan' $threaded
 onnx-all  | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_nodes.py $BUILD --device opencl

@@ -113,12 +113,21 @@ TN_API tn_status tn_llm_logits(tn_llm *m, const int32_t *ids, int64_t count, flo
 typedef tn_status tn_llm_take(void *ctx, const char *name, const float *squares, int64_t columns);
 TN_API tn_status tn_llm_importance(tn_llm *m, const int32_t *ids, int64_t count, tn_llm_take *take, void *ctx);
 
-/* Writes the model as an ONNX model (onnx.h): "input_ids" [1, tokens] i64 → "logits" [1, tokens, vocabulary] f32, for
- * any number of tokens up to what the model was trained for. It has no cache: each run computes all tokens. Weights
- * keep the names and the types of the file; those in blocks become f32, vectors too, matrices that are stored
- * [in, out] are turned. The sequence stays as it is.
- * Errors: as tn_onnx_export's; TN_ERR_UNSUPPORTED for more than 2 GiB, and where angles depend on the length. */
-TN_API tn_status tn_llm_export_onnx(tn_llm *m, const char *path);
+typedef struct tn_llm_export_onnx_options {
+    size_t struct_size;
+    bool no_cache; /* "input_ids" → "logits" alone: each run computes all tokens of a text */
+} tn_llm_export_onnx_options;
+
+/* Writes the model as an ONNX model (onnx.h) that generates, in the form that Hugging Face's exporter gives them:
+ *   "input_ids" [1, n] i64: the tokens that follow `past` ones          → "logits" [1, n, vocabulary] f32
+ *   "attention_mask" [1, past + n] i64: 0 for tokens that nobody sees
+ *   "position_ids" [1, n] i64: the tokens' places in the text
+ *   "past_key_values.L.key", ".value" [1, kv_heads, past, head_dim] f32 → "present.L.key", … [1, …, past + n, …]
+ * for each layer L, n ≥ 1 and past ≥ 0 open: a text begins with past = 0, and what a run yields as present is the next
+ * one's past. Layers with a window are given all of it, too. Weights keep the names and the types of the file; those in
+ * blocks become f32, vectors too, matrices that are stored [in, out] are turned. The sequence stays as it is. options
+ * may be NULL. Errors: as tn_onnx_export's; TN_ERR_UNSUPPORTED where angles depend on the length. */
+TN_API tn_status tn_llm_export_onnx(tn_llm *m, const char *path, const tn_llm_export_onnx_options *options);
 
 #ifdef __cplusplus
 }

@@ -144,10 +144,11 @@ typedef struct tn_onnx_export_options {
  *   tn_onnx_export("net.onnx", &(tn_named_tensor){"x", x}, 1, &(tn_named_tensor){"y", y}, 1, NULL);
  * Everything may be part of it: gradients, losses, steps of optimisers (between tn_capture_begin and the export, as a
  * step is evaluated at its end else). Inputs are tensors with a value, or recorded ones, at which the model begins;
- * an extent that was declared by tn_symbolic is a named one of the model, others are what they were. Other tensors with
- * a value become initialisers, weights in blocks as f32. States that were written become an input, whose default is the
- * value before, and an output NAME_out: what a step has to be given at its next run. Dials are inputs _dial_0 …
- * with a default, too. Names have 1 to 200 bytes, the first not _ (names that are made up begin so).
+ * an extent that was declared by tn_symbolic is a named one of the model, one of several that are joined (tn_cat)
+ * their sum, "past + tokens"; others are what they were. Other tensors with a value become initialisers, weights in
+ * blocks as f32. States that were written become an input, whose default is the value before, and an output NAME_out:
+ * what a step has to be given at its next run. Dials are inputs _dial_0 … with a default, too. Names have 1 to 200
+ * bytes, the first not _ (names that are made up begin so).
  * options may be NULL. Errors: TN_ERR_ARGUMENT for names; TN_ERR_UNSUPPORTED for what ONNX has no operator for
  * (random numbers, caches of keys and values, factorizations), naming it with its line; TN_ERR_STATE for an output that
  * was evaluated already; TN_ERR_IO. Indices that lead outside of a tensor are left out here and may be refused

@@ -52,6 +52,9 @@ typedef struct tn_grad_slot {
     bool closed; /* the leaf's tensor is gone: nobody can ask for a gradient any more, and none is collected */
 } tn_grad_slot;
 
+/* An extent that is the sum of several with symbols: 16 and a bit for each of the symbols 0 … 3. */
+enum { TN_SYMBOLS = 4, TN_SYMBOL_SUM = 1 << TN_SYMBOLS };
+
 struct tn_node {
     _Atomic int32_t refs;    /* everybody: handles, consumers, recorder, storages */
     _Atomic int32_t handles; /* handles, storages and builds that hold it: a flush must give the node a buffer */
@@ -61,7 +64,7 @@ struct tn_node {
     int32_t line;
     const char *file;
     int64_t shape[TN_MAX_RANK];
-    uint8_t symbol[TN_MAX_RANK]; /* 0, or 1 + the symbol of this extent */
+    uint8_t symbol[TN_MAX_RANK]; /* 0, 1 + the symbol of this extent, or a sum (TN_SYMBOLS) */
     tn_node **in;                /* n_in inputs; an optional one may be NULL */
     tn_node *in_small[4];
     tn_device *device;

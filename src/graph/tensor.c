@@ -576,7 +576,7 @@ tn_tensor *tn_symbolic(const tn_tensor *t, int64_t dim, int symbol) {
     tn_node *n = tn_tensor_node(t);
     if (n->flags & TN_NODE_ERROR) return tn_tensor_new(tn_node_retain(n));
     int64_t d = dim < 0 ? dim + n->rank : dim;
-    if (d < 0 || d >= n->rank || symbol < 0 || symbol > 3) {
+    if (d < 0 || d >= n->rank || symbol < 0 || symbol >= TN_SYMBOLS) {
         tn_fail(TN_ERR_ARGUMENT, "tn_symbolic: dim %lld of a tensor of rank %d, symbol %d (0 to 3)", (long long)dim,
                 n->rank, symbol);
         return tn_tensor_error(TN_ERR_ARGUMENT);

@@ -423,6 +423,21 @@ static tn_status check_cat_shape(const tn_infer *c, const tn_node *x, int64_t di
                    (long long)dim);
 }
 
+/* Of an extent that is joined: a sum, where all parts have symbols that differ. */
+static uint8_t joined_symbol(const tn_infer *c, int64_t dim) {
+    unsigned all = 0;
+    int parts = 0;
+    for (int i = 0; i < c->n_in; i++) {
+        if (is_nothing(c->in[i])) continue;
+        unsigned symbol = c->in[i]->symbol[dim],
+                 bits = symbol & TN_SYMBOL_SUM ? symbol - TN_SYMBOL_SUM : 1u << symbol >> 1;
+        if (!bits || all & bits) return 0;
+        all |= bits;
+        parts++;
+    }
+    return parts > 1 ? (uint8_t)(TN_SYMBOL_SUM | all) : 0;
+}
+
 /* cat_few(tensors, dim): joined along dim; at most 16 tensors, as a kernel has few buffers. */
 static tn_status infer_cat(tn_infer *c) {
     int64_t dim = 0, sum = 0;
@@ -444,7 +459,7 @@ static tn_status infer_cat(tn_infer *c) {
             return tn_fail(TN_ERR_SHAPE, "%s: too long", c->row->name);
     }
     c->shape[dim] = sum;
-    c->symbol[dim] = 0;
+    c->symbol[dim] = joined_symbol(c, dim);
     return TN_OK;
 }
 static tn_status grad_cat_few(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {

@@ -311,10 +311,14 @@ tn_status tn_llm_rewind(tn_llm *m, int64_t position) {
     return TN_OK;
 }
 
-tn_status tn_llm_export_onnx(tn_llm *m, const char *path) {
+tn_status tn_llm_export_onnx(tn_llm *m, const char *path, const tn_llm_export_onnx_options *options) {
     if (!m || !path) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_export_onnx: the model or the path is NULL");
+    if (options && options->struct_size < sizeof *options)
+        return tn_backend_fail(TN_ERR_ARGUMENT,
+                               "tn_llm_export_onnx: set struct_size to sizeof(tn_llm_export_onnx_options)");
     tn_device *before = enter(m);
-    return leave(m, before, tn_llm_write_onnx(&m->source, &m->config, &m->weights, path));
+    bool cache = !options || !options->no_cache;
+    return leave(m, before, tn_llm_write_onnx(&m->source, &m->config, &m->weights, path, cache));
 }
 
 /* ---- pieces of a prompt ------------------------------------------------------------------------------------------ */

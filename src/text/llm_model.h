@@ -269,6 +269,10 @@ typedef struct llm_inputs {
     tn_tensor *last;      /* [1] i64: n - 1; for LLM_LAST_ROW */
     /* [n, n] bool, keys that a query sees, all and within the window; NULL: the tokens go to the caches. */
     tn_tensor *seen, *near;
+    /* NULL, or keys and values of before, [1, kv_heads, past, head_dim], two a layer, to which the tokens' own are
+     * joined: what is seen is [n, past + n]; and what takes handles to both together. */
+    tn_tensor *const *past;
+    tn_tensor **present;
     tn_tensor **probes; /* NULL, or takes a handle for each of LLM_PROBES a layer, and the output's */
 } llm_inputs;
 
@@ -279,6 +283,7 @@ typedef enum llm_probe { PROBE_ATTENTION, PROBE_O, PROBE_FFN, PROBE_DOWN, LLM_PR
 tn_tensor *tn_llm_record(const llm_config *c, const llm_weights *w, const llm_inputs *in, llm_rows rows);
 
 /* llm_export.c */
-tn_status tn_llm_write_onnx(const llm_source *s, const llm_config *c, const llm_weights *w, const char *path);
+tn_status tn_llm_write_onnx(const llm_source *s, const llm_config *c, const llm_weights *w, const char *path,
+                            bool cache);
 
 #endif

@@ -2,8 +2,8 @@
  *
  * One recording serves prompts (any number of tokens: the extent is symbolic) and single tokens alike. Keys and values
  * are appended to the caches within it; attention reads the older ones from there and the new ones from where they were
- * made; a recording that is to become an ONNX model has no caches. Handles of everything between are given up at the
- * end of the scope, so the planner need not keep any of it. */
+ * made; a recording that is to become an ONNX model has the older ones as inputs, or none. Handles of everything
+ * between are given up at the end of the scope, so the planner need not keep any of it. */
 #include <math.h>
 
 #include "text/llm_model.h"
@@ -71,25 +71,32 @@ static void project(const llm_config *c, const llm_layer *l, const tn_tensor *x,
 /* [n, heads, head_dim] as [1, heads, n, head_dim]. */
 static tn_tensor *by_head(const tn_tensor *x) { return tn_unsqueeze(tn_transpose(x, 0, 1), 0); }
 
-/* Scores that are bent before the softmax: [kv_heads, heads that share one, n, head_dim]. */
+/* Scores that are bent before the softmax: [kv_heads, heads that share one, n, head_dim]. k and v are by head. */
 static tn_tensor *attend_bent(const llm_config *c, const tn_tensor *seen, const tn_tensor *q, const tn_tensor *k,
                               const tn_tensor *v) {
     int64_t n = tn_size(q, 0), width = c->size[SIZE_HEAD];
     double scale = c->scale > 0 ? c->scale : 1 / sqrt((double)width);
     tn_tensor *groups = tn_reshape(tn_transpose(q, 0, 1), TN_DIMS(c->kv_heads, c->heads / c->kv_heads, n, width));
-    tn_tensor *keys = tn_unsqueeze(tn_permute(k, TN_DIMS(1, 2, 0)), 1),
-              *values = tn_unsqueeze(tn_transpose(v, 0, 1), 1);
+    tn_tensor *keys = tn_permute(k, TN_DIMS(1, 0, 3, 2)), *values = tn_transpose(v, 0, 1);
     tn_tensor *scores = bend(tn_mul_scalar(tn_matmul(groups, keys), scale), c->attention_cap);
     return tn_matmul(tn_softmax(tn_masked_fill(scores, tn_logical_not(seen), -INFINITY), -1), values);
 }
 
-/* The sequence is these tokens alone. */
-static tn_tensor *attend_alone(const llm_config *c, const tn_tensor *seen, const tn_tensor *q, const tn_tensor *k,
-                               const tn_tensor *v) {
+/* A layer's keys (0) or values (1), behind those of before. */
+static tn_tensor *behind_past(const llm_inputs *in, int64_t layer, int which, const tn_tensor *x) {
+    tn_tensor *own = by_head(x);
+    if (!in->past) return own;
+    int64_t i = 2 * layer + which;
+    return in->present[i] = tn_retain(tn_cat((tn_tensor *[]){in->past[i], own}, 2, 2));
+}
+
+/* The sequence is these tokens alone, or what is older is an input. */
+static tn_tensor *attend_alone(const llm_config *c, const llm_inputs *in, int64_t layer, tn_tensor *const qkv[3]) {
     tn_scaled_dot_product_attention_options o = {.struct_size = sizeof o, .scale = c->scale};
-    tn_tensor *mixed = c->attention_cap > 0
-                           ? attend_bent(c, seen, q, k, v)
-                           : tn_scaled_dot_product_attention(by_head(q), by_head(k), by_head(v), seen, &o);
+    const tn_tensor *q = qkv[0], *seen = tn_llm_window(c, layer) ? in->near : in->seen;
+    tn_tensor *k = behind_past(in, layer, 0, qkv[1]), *v = behind_past(in, layer, 1, qkv[2]);
+    tn_tensor *mixed = c->attention_cap > 0 ? attend_bent(c, seen, q, k, v)
+                                            : tn_scaled_dot_product_attention(by_head(q), k, v, seen, &o);
     return tn_transpose(tn_reshape(mixed, TN_DIMS(tn_size(q, 1), tn_size(q, 0), tn_size(q, 2))), 0, 1);
 }
 
@@ -113,8 +120,7 @@ static tn_tensor *attention(const llm_config *c, const llm_weights *w, int64_t l
     const rotation *turn = &turns[window > 0 && c->two_ropes];
     tn_tensor *qkv[] = {heads(c, joint[0], weight[SLOT_Q_NORM], turn), heads(c, joint[1], weight[SLOT_K_NORM], turn),
                         heads(c, joint[2], NULL, NULL)};
-    tn_tensor *mixed = in->seen ? attend_alone(c, window ? in->near : in->seen, qkv[0], qkv[1], qkv[2])
-                                : attend_cached(c, w, l, in, window, qkv);
+    tn_tensor *mixed = in->seen ? attend_alone(c, in, layer, qkv) : attend_cached(c, w, l, in, window, qkv);
     tn_tensor *joined = tn_reshape(mixed, TN_DIMS(tn_size(mixed, 0), c->size[SIZE_QUERIES]));
     look_at(in, layer, PROBE_O, joined);
     return tn_linear(joined, weight[SLOT_O], weight[SLOT_O_BIAS]);

@@ -205,8 +205,36 @@ static const char *symbol_value(onnx_export *x, int symbol) {
     return x->symbols[symbol].value = onnx_emit1(x, "Shape", x->symbols[symbol].source);
 }
 
+/* Is symbol s that of n's extent d, or a part of it? */
+static bool has_symbol(const tn_node *n, int d, int s) {
+    int symbol = n->symbol[d];
+    return symbol & TN_SYMBOL_SUM ? symbol >> s & 1 : symbol == s + 1;
+}
+
 static bool varies(const onnx_export *x, const tn_node *n, int d) {
-    return n->symbol[d] && x->symbols[n->symbol[d] - 1].source;
+    bool known = n->symbol[d] != 0;
+    for (int s = 0; s < TN_SYMBOLS; s++)
+        known &= !has_symbol(n, d, s) || x->symbols[s].source;
+    return known;
+}
+
+static const char *extent_value(onnx_export *x, const tn_node *n, int d) {
+    const char *value = NULL;
+    for (int s = 0; s < TN_SYMBOLS; s++) {
+        if (!has_symbol(n, d, s)) continue;
+        const char *part = symbol_value(x, s);
+        value = value ? onnx_emit2(x, "Add", value, part) : part;
+    }
+    return value;
+}
+
+static void put_extent_name(const onnx_export *x, tn_str *dim, const tn_node *n, int d) {
+    tn_str name = {0};
+    for (int s = 0; s < TN_SYMBOLS; s++)
+        if (has_symbol(n, d, s)) tn_str_add(&name, name.length ? " + %s" : "%s", x->symbols[s].name);
+    onnx_put_text(dim, 2, tn_str_text(&name));
+    dim->failed |= name.failed;
+    tn_str_free(&name);
 }
 
 const char *onnx_write_shape(onnx_export *x, const tn_node *n) {
@@ -216,7 +244,7 @@ const char *onnx_write_shape(onnx_export *x, const tn_node *n) {
         any |= varies(x, n, d);
     if (!any) return onnx_write_list(x, n->shape, n->rank);
     for (int d = 0; d < n->rank; d++)
-        parts[d] = varies(x, n, d) ? symbol_value(x, n->symbol[d] - 1) : onnx_write_list(x, &n->shape[d], 1);
+        parts[d] = varies(x, n, d) ? extent_value(x, n, d) : onnx_write_list(x, &n->shape[d], 1);
     if (n->rank == 1) return parts[0];
     onnx_attr_int(x, "axis", 0);
     return onnx_emit_of(x, "Concat", parts, n->rank);
@@ -230,7 +258,7 @@ static void put_info(onnx_export *x, tn_str *to, int field, const char *name, co
     for (int d = 0; d < n->rank; d++) {
         tn_str dim = {0};
         if (varies(x, n, d))
-            onnx_put_text(&dim, 2, x->symbols[n->symbol[d] - 1].name);
+            put_extent_name(x, &dim, n, d);
         else
             onnx_put_int(&dim, DIM_VALUE, n->shape[d]);
         onnx_put_message(&shape, 1, &dim);
@@ -275,10 +303,9 @@ static void add_input(onnx_export *x, const tn_node *n, const char *name) {
     if (type_of((tn_dtype)n->dtype) == ONNX_UNDEFINED) refuse(x, n, "ONNX has no such type");
     for (int d = 0; d < n->rank; d++) {
         int s = n->symbol[d] - 1;
-        if (s < 0 || x->symbols[s].source) continue;
+        if (s < 0 || s >= TN_SYMBOLS || x->symbols[s].source) continue;
         x->symbols[s].source = name;
         x->symbols[s].dim = d;
-        x->symbols[s].extent = n->shape[d];
     }
     known_as(x, n, name);
     put_info(x, &x->inputs, GRAPH_INPUT, name, n);
@@ -684,7 +711,7 @@ static void export_end(onnx_export *x) {
 
 tn_status tn_onnx_export(const char *path, const tn_named_tensor *inputs, int input_count,
                          const tn_named_tensor *outputs, int output_count, const tn_onnx_export_options *options) {
-    static const char *const symbol_names[] = {"dim0", "dim1", "dim2", "dim3"};
+    static const char *const symbol_names[TN_SYMBOLS] = {"dim0", "dim1", "dim2", "dim3"};
     tn_onnx_export_options o = options ? *options : (tn_onnx_export_options){.struct_size = sizeof o};
     if (o.struct_size < sizeof o)
         return tn_fail(TN_ERR_ARGUMENT, "tn_onnx_export: set struct_size to sizeof(tn_onnx_export_options)");
@@ -695,7 +722,7 @@ tn_status tn_onnx_export(const char *path, const tn_named_tensor *inputs, int in
     tn_recorder *r = tn_recorder_here();
     if (!r) return TN_ERR_MEMORY;
     onnx_export x = {.weights = o.weights, .weight_count = o.weights ? o.weight_count : 0};
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < TN_SYMBOLS; i++)
         x.symbols[i].name = o.dims[i] ? o.dims[i] : symbol_names[i];
     tn_planner_state before = tn_planner_begin(r, tn_tensor_node(outputs[0].tensor)->device);
     write_all(&x, r, inputs, input_count, outputs, output_count);

@@ -52,8 +52,7 @@ typedef struct onnx_export {
         const char *value, *name; /* its extent as a list of one i64, once it is asked for; its name in the file */
         const char *source;       /* an input that has it as its extent `dim`; NULL: none */
         int dim;
-        int64_t extent;
-    } symbols[4];
+    } symbols[TN_SYMBOLS];
 } onnx_export;
 
 const char *onnx_name(onnx_export *x, const char *format, ...) TN_PRINTF(2, 3);
