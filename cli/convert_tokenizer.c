@@ -10,7 +10,7 @@
 #include "convert.h"
 #include "trunnion/backend.h"
 
-enum { NORMAL = 1, UNKNOWN = 2, CONTROL = 3, USER = 4, UNUSED = 5, BYTE = 6, MOST_TOKENS = 1 << 22 };
+enum { NORMAL = 1, UNKNOWN = 2, CONTROL = 3, USER = 4, UNUSED = 5, BYTE = 6, MOST_TOKENS = 1 << 22, FILLER = 16 };
 
 /* ---- tokens and merges ------------------------------------------------------------------------------------------- */
 
@@ -19,6 +19,7 @@ typedef struct vocabulary {
     int32_t *types;
     float *scores; /* SentencePiece's; else NULL */
     char **joined; /* merges that were pairs */
+    char (*fillers)[FILLER]; /* of rows that have no token */
     int64_t count, merge_count;
 } vocabulary;
 
@@ -30,6 +31,7 @@ static void vocabulary_free(vocabulary *v) {
     free(v->types);
     free(v->scores);
     free(v->joined);
+    free(v->fillers);
 }
 
 static tn_status place_token(vocabulary *v, const char *text, int64_t id, int32_t type) {
@@ -38,6 +40,19 @@ static tn_status place_token(vocabulary *v, const char *text, int64_t id, int32_
                                (long long)v->count);
     v->tokens[id] = text;
     v->types[id] = type;
+    return TN_OK;
+}
+
+/* Matrices often have more rows than there are tokens. Each gets a name of its own: readers want to find one by it. */
+static tn_status name_the_rest(vocabulary *v) {
+    for (int64_t i = 0; i < v->count; i++) {
+        if (v->tokens[i]) continue;
+        if (!v->fillers) v->fillers = calloc((size_t)v->count, sizeof *v->fillers);
+        if (!v->fillers) return tn_backend_fail(TN_ERR_MEMORY, "no memory for %lld tokens", (long long)v->count);
+        snprintf(v->fillers[i], FILLER, "[PAD%lld]", (long long)i);
+        v->tokens[i] = v->fillers[i];
+        v->types[i] = UNUSED;
+    }
     return TN_OK;
 }
 
@@ -57,12 +72,7 @@ static tn_status read_tokens(const convert_folder *f, const tn_json *root, vocab
         status = place_token(v, tn_json_string(tn_json_get(t, "content"), NULL), tn_json_int(tn_json_get(t, "id"), -1),
                              tn_json_bool(tn_json_get(t, "special"), false) ? CONTROL : USER);
     }
-    for (int64_t i = 0; i < v->count; i++) {
-        if (v->tokens[i]) continue;
-        v->tokens[i] = "[unused]";
-        v->types[i] = UNUSED;
-    }
-    return status;
+    return status == TN_OK ? name_the_rest(v) : status;
 }
 
 /* Older files have a merge as one text, newer ones as a pair. */

@@ -352,6 +352,33 @@ static void gpt2_folders_become_gguf_files(void **state) {
     tn_gguf_close(file);
 }
 
+/* As in many models the matrix of the embedding has more rows than there are tokens; readers look tokens up by name. */
+static void rows_without_a_token_have_names_of_their_own(void **state) {
+    (void)state;
+    static words w;
+    char config[512], wanted[32];
+    make_byte_words(&w);
+    make_model("bytes.gguf", "llama", "gpt-2", &w);
+    convert("bytes.gguf wide/"); /* for its tokenizer */
+    snprintf(config, sizeof config, gpt2_config, w.count + 2);
+    write_file(test_scratch("wide/config.json"), config);
+    make_gpt2_weights(test_scratch("wide/model.safetensors"), w.count + 2);
+    convert("wide wide.gguf --verify");
+    tn_gguf *file;
+    assert_ok(tn_gguf_open(test_scratch("wide.gguf"), &file));
+    for (int64_t i = w.count; i < w.count + 2; i++) {
+        const char *text = NULL;
+        int64_t length = 0, type = 0;
+        assert_ok(tn_gguf_string(tn_gguf_get(file, "tokenizer.ggml.tokens"), i, &text, &length));
+        assert_ok(tn_gguf_int(tn_gguf_get(file, "tokenizer.ggml.token_type"), i, &type));
+        snprintf(wanted, sizeof wanted, "[PAD%lld]", (long long)i);
+        assert_int_equal(length, strlen(wanted));
+        assert_memory_equal(text, wanted, (size_t)length);
+        assert_int_equal(type, 5); /* unused */
+    }
+    tn_gguf_close(file);
+}
+
 enum { EXPERTS = 3 };
 
 static tn_tensor *some_numbers(int64_t rows, int64_t columns, int seed) {
@@ -562,6 +589,7 @@ int main(void) {
         cmocka_unit_test(byte_level_models_become_folders_and_come_back),
         cmocka_unit_test(rope_of_a_file_comes_to_a_folder_or_is_refused),
         cmocka_unit_test(gpt2_folders_become_gguf_files),
+        cmocka_unit_test(rows_without_a_token_have_names_of_their_own),
         cmocka_unit_test(mixtures_become_gguf_files_and_come_back),
         cmocka_unit_test(what_gguf_does_not_get_is_said),
         cmocka_unit_test(what_gguf_has_no_word_for_is_refused),
