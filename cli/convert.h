@@ -55,6 +55,8 @@ const convert_size *convert_folder_sizes(const convert_folder *f);
 bool convert_folder_weighs_whole(const convert_folder *f); /* the weights of a token's experts add up to 1 */
 /* config.json's word for a model of that architecture; window: layers look back over so many tokens alone. */
 const char *convert_folder_type(const convert_folder *f, bool window);
+/* May a GGUF file of the folder have that file's metadata? */
+tn_status convert_folder_is_like(const convert_folder *f, const tn_gguf *like);
 tn_status convert_folder_metadata(const convert_folder *f, tn_gguf_writer *w);
 /* Rope (convert_rope.c): makes tables and writes keys; the other way, writes config.json's members. */
 tn_status convert_rope_open(convert_folder *f);
@@ -70,6 +72,7 @@ int64_t convert_experts_count(const convert_folder *f);
 /* What Gemma 2 and 3 have besides (convert_gemma.c), by GGUF's word for them. */
 bool convert_is_gemma(const char *architecture);
 tn_status convert_gemma_put(const convert_folder *f, tn_gguf_writer *w);
+bool convert_gemma_is_known(const tn_gguf *file, const char *architecture); /* has a folder words for it? */
 void convert_gemma_back(const tn_gguf *file, const char *architecture, int64_t heads, cli_json *j);
 tn_status convert_tokenizer(const convert_folder *f, tn_gguf_writer *w); /* tokenizer.json (convert_tokenizer.c) */
 

@@ -321,14 +321,18 @@ static int64_t number_of(const convert_folder *f, const char *key, int64_t fallb
 /* GGUF has no word for an activation: readers take the one that the family has. */
 static tn_status refuse_activation(const convert_folder *f) {
     static const struct {
-        const char *key, *usual, *same;
-    } kinds[] = {{"activation_function", "gelu_new", "gelu_pytorch_tanh"},
-                 {"hidden_act", "silu", "swish"},
-                 {"hidden_activation", "gelu_pytorch_tanh", "gelu_new"}};
-    int kind = !f->family->turns ? 0 : f->family->norms_from_one ? 2 : 1;
+        const char *key, *usual, *same[2];
+    } kinds[] = {{"activation_function", "gelu_new", {"gelu_pytorch_tanh", ""}},
+                 {"hidden_act", "silu", {"swish", ""}},
+                 {"hidden_act", "gelu_pytorch_tanh", {"gelu_new", "gelu"}}, /* Gemma 1, whose "gelu" means this one */
+                 {"hidden_activation", "gelu_pytorch_tanh", {"gelu_new", ""}}};
+    int kind = !f->family->turns ? 0 : !f->family->norms_from_one ? 1 : !convert_is_gemma(f->architecture) ? 2 : 3;
     const char *key = kinds[kind].key, *usual = kinds[kind].usual;
     const char *told = tn_json_string(tn_json_get(tn_json_root(f->config), key), usual);
-    if (strcmp(told, usual) == 0 || strcmp(told, kinds[kind].same) == 0) return TN_OK;
+    bool known = strcmp(told, usual) == 0;
+    for (int i = 0; i < 2; i++)
+        known |= strcmp(told, kinds[kind].same[i]) == 0;
+    if (known) return TN_OK;
     return tn_backend_fail(TN_ERR_UNSUPPORTED,
                            "'%s/config.json': the activation '%.40s' ('%s') is not what readers of %s GGUF files take "
                            "for granted, and these have no word for it",
@@ -539,4 +543,14 @@ tn_status convert_folder_metadata(const convert_folder *f, tn_gguf_writer *w) {
     if (status == TN_OK) status = tn_gguf_put_float(w, key_of(f, f->family->gguf_eps, key), TN_GGUF_F32, small);
     if (status == TN_OK) status = convert_tokenizer(f, w);
     return status == TN_OK ? convert_is_computed(f->path) : status; /* what has no word above would be lost */
+}
+
+tn_status convert_folder_is_like(const convert_folder *f, const tn_gguf *like) {
+    const char *told = "";
+    int64_t length = 0;
+    (void)tn_gguf_get_string(like, "general.architecture", &told, &length);
+    if (length == (int64_t)strlen(f->architecture) && memcmp(told, f->architecture, (size_t)length) == 0)
+        return convert_is_computed(f->path);
+    return tn_backend_fail(TN_ERR_ARGUMENT, "--like: '%s' is of a %.*s model, '%s' of a %s one", tn_gguf_path(like),
+                           (int)length, told, f->path, f->architecture);
 }

@@ -150,6 +150,12 @@ static int64_t whole_of(const tn_gguf *file, const char *architecture, const cha
     return value && tn_gguf_int(value, 0, &v) == TN_OK ? v : otherwise;
 }
 
+bool convert_gemma_is_known(const tn_gguf *file, const char *architecture) {
+    const gemma *g = find(architecture);
+    double base = real_of(file, architecture, "rope.freq_base", 1e4);
+    return !g || g->local_base > 0 || real_of(file, architecture, "rope.freq_base_swa", base) == base;
+}
+
 static void put_types(const tn_gguf *file, const gemma *g, int64_t layers, cli_json *j) {
     char key[KEY];
     const tn_gguf_value *told = tn_gguf_get(file, key_of(g->architecture, "attention.sliding_window_pattern", key));

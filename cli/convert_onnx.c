@@ -44,7 +44,12 @@ static tn_status open_model(const char *path, whole_model *m) {
     tn_llm_facts f = {.struct_size = sizeof f};
     *m = (whole_model){0};
     tn_status status = tn_llm_open(path, &o, &m->llm);
-    if (status == TN_ERR_UNSUPPORTED && cli_is_folder(path) && open_encoder(path, m) == TN_OK) return TN_OK;
+    if (status == TN_ERR_UNSUPPORTED && cli_is_folder(path)) {
+        char why[500];
+        snprintf(why, sizeof why, "%s", tn_error());
+        if (open_encoder(path, m) == TN_OK) return TN_OK;
+        return tn_backend_fail(status, "%s; as an encoder: %s", why, tn_error());
+    }
     if (status == TN_OK) status = tn_llm_get_facts(m->llm, &f);
     m->vocabulary = m->width = f.vocabulary;
     m->in_blocks = strncmp(f.quantisation, "F", 1) != 0 && strncmp(f.quantisation, "BF", 2) != 0;
@@ -239,8 +244,8 @@ static tn_status compare_text(whole_model *m, tn_onnx *network, int64_t count, c
         most = fmax(most, fabs((double)want[i]));
         double error = fabs((double)got[i] - (double)want[i]);
         if (!isfinite(error))
-            status = tn_backend_fail(TN_ERR_FORMAT, "number %lld of the results is %g, not %g", (long long)i,
-                                     (double)got[i], (double)want[i]);
+            status = tn_backend_fail(TN_ERR_FORMAT, "number %lld of the results is %g, of the model that was read %g",
+                                     (long long)i, (double)got[i], (double)want[i]);
         difference = fmax(difference, error);
     }
     free(want);

@@ -205,8 +205,8 @@ static void put_llama_like(folder_writer *f, const char *type, int64_t window) {
     cli_json_int(&f->j, "num_key_value_heads", f->in->folder->kv_heads);
     cli_json_number(&f->j, "rms_norm_eps", number_of(f, "attention.layer_norm_rms_epsilon", 1e-6));
     convert_rope_back(f->file, f->architecture, count_of(f, "context_length", 0), &f->j);
-    bool gemma = strncmp(type, "gemma", 5) == 0;
-    cli_json_string(&f->j, gemma ? "hidden_activation" : "hidden_act", gemma ? "gelu_pytorch_tanh" : "silu");
+    bool gemma = strncmp(type, "gemma", 5) == 0, newer = convert_is_gemma(f->architecture);
+    cli_json_string(&f->j, newer ? "hidden_activation" : "hidden_act", gemma ? "gelu_pytorch_tanh" : "silu");
     if (convert_is_gemma(f->architecture)) {
         convert_gemma_back(f->file, f->architecture, f->in->folder->heads, &f->j);
         return;
@@ -547,6 +547,11 @@ static tn_status refuse(const folder_writer *f) {
                                "'%s': its scaling of rope is not written to folders; linear, yarn without keys of its "
                                "own, longrope and a table by itself are",
                                tn_gguf_path(f->file));
+    if (!convert_gemma_is_known(f->file, f->architecture))
+        return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                               "'%s': its layers with a window have a base of rope of their own, for which folders of "
+                               "%s models have no word",
+                               tn_gguf_path(f->file), f->architecture);
     if (is_model(f->file, "llama") || (is_model(f->file, "gpt2") && rule_of(f->file) >= 0))
         return convert_is_computed(tn_gguf_path(f->file));
     char *model = text_of(f->file, "tokenizer.ggml.model"), *pre = text_of(f->file, "tokenizer.ggml.pre");

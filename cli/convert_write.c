@@ -32,7 +32,9 @@ static tn_status put_metadata(const convert_file *in, const convert_wishes *w, c
                               tn_gguf_writer *out) {
     tn_status status = TN_OK;
     if (in->folder && !like) status = convert_folder_metadata(in->folder, out);
-    if (in->gguf || like) status = copy_metadata(like ? like : in->gguf, out, w->to == TN_DTYPE_COUNT);
+    if (in->folder && like) status = convert_folder_is_like(in->folder, like);
+    if (status == TN_OK && (in->gguf || like))
+        status = copy_metadata(like ? like : in->gguf, out, w->to == TN_DTYPE_COUNT);
     for (int i = 0;
          in->safetensors && !in->folder && !like && tn_safetensors_metadata_key(in->safetensors, i) && status == TN_OK;
          i++) {

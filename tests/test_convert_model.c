@@ -110,6 +110,7 @@ typedef struct rope_keys {
     const char *type;
     double factor, amplitude;
     bool table;
+    double local_base; /* of layers with a window */
 } rope_keys;
 
 static void put_rope(tn_gguf_writer *w, const char *architecture, const rope_keys *r) {
@@ -124,6 +125,8 @@ static void put_rope(tn_gguf_writer *w, const char *architecture, const rope_key
         snprintf(key, sizeof key, "%s.rope.scaling.%s", architecture, reals[i].what);
         if (reals[i].v != 0) assert_ok(tn_gguf_put_float(w, key, TN_GGUF_F32, reals[i].v));
     }
+    snprintf(key, sizeof key, "%s.rope.freq_base_swa", architecture);
+    if (r->local_base != 0) assert_ok(tn_gguf_put_float(w, key, TN_GGUF_F32, r->local_base));
 }
 
 static void put_weights(tn_gguf_writer *w, int count, int64_t tokens, bool table) {
@@ -267,11 +270,13 @@ static void rope_of_a_file_comes_to_a_folder_or_is_refused(void **state) {
         rope_keys keys;
         bool refused;
     } cases[] = {
-        {{"none", 0, 0, false}, false},     {{"none", 4, 0, false}, false},    {{"linear", 4, 0, false}, false},
-        {{NULL, 4, 0, false}, false},       {{"yarn", 4, 1.25, false}, false}, {{"yarn", 1, 1.25, false}, false},
-        {{NULL, 0, 0, true}, false},        {{NULL, 0, 1.25, true}, false},    {{"linear", 4, 0, true}, true},
-        {{"yarn", 4, 0, true}, true},       {{NULL, 4, 0, true}, true},        {{NULL, 0, 1.25, false}, true},
-        {{"linear", 4, 1.25, false}, true}, {{"longrope", 0, 0, true}, true},
+        {{"none", 0, 0, false, 0}, false},     {{"none", 4, 0, false, 0}, false},
+        {{"linear", 4, 0, false, 0}, false},   {{NULL, 4, 0, false, 0}, false},
+        {{"yarn", 4, 1.25, false, 0}, false},  {{"yarn", 1, 1.25, false, 0}, false},
+        {{NULL, 0, 0, true, 0}, false},        {{NULL, 0, 1.25, true, 0}, false},
+        {{"linear", 4, 0, true, 0}, true},     {{"yarn", 4, 0, true, 0}, true},
+        {{NULL, 4, 0, true, 0}, true},         {{NULL, 0, 1.25, false, 0}, true},
+        {{"linear", 4, 1.25, false, 0}, true}, {{"longrope", 0, 0, true, 0}, true},
     };
     static words w;
     char said[4096];
@@ -539,6 +544,31 @@ static void what_gguf_has_no_word_for_is_refused(void **state) {
     }
 }
 
+/* Metadata of another file say nothing of what the folder is. */
+static void metadata_of_another_file_do_not_hide_what_is_not_computed(void **state) {
+    (void)state;
+    static words w;
+    char config[600], said[4096];
+    make_byte_words(&w);
+    make_model("bytes.gguf", "qwen2", "qwen2", &w);
+    convert("bytes.gguf other/"); /* for its tokenizer */
+    snprintf(config, sizeof config, mixture_config, w.count);
+    write_file(test_scratch("other/config.json"), config);
+    make_mixture_weights(test_scratch("other/model.safetensors"), w.count, NULL);
+    convert("other other.gguf");
+    convert("other again.gguf --like other.gguf --verify");
+    assert_same_model("other.gguf", "again.gguf");
+    assert_int_equal(run_convert("other again.gguf --like bytes.gguf", said, sizeof said), 1);
+    assert_text_has(said, "is of a qwen2 model");
+    snprintf(strrchr(config, '}'), 40, ", \"quantization_config\": {}}");
+    write_file(test_scratch("other/config.json"), config);
+    assert_int_equal(run_convert("other again.gguf --like other.gguf", said, sizeof said), 1);
+    assert_text_has(said, "'quantization_config'");
+    assert_int_equal(run_convert("other other.onnx", said, sizeof said), 1);
+    assert_text_has(said, "'quantization_config'"); /* beside why it is no encoder */
+    assert_text_has(said, "as an encoder");
+}
+
 /* Neither kind of file has a word for all that the other says: where a model is not computed as it stands, what is left
  * of it would be another one. */
 static void what_is_not_computed_is_not_converted(void **state) {
@@ -547,7 +577,7 @@ static void what_is_not_computed_is_not_converted(void **state) {
         {"\"silu\"", "\"gelu\"", "the activation 'gelu'"},
         {"\"hidden_size\"", "\"quantization_config\":{},\"hidden_size\"", "'quantization_config' is set"},
         {"\"rope_theta\"", "\"rope_theta\":-5,\"theta\"", "'rope_theta' must be"}};
-    static const rope_keys shrunk = {"yarn", 0.5, 0, false};
+    static const rope_keys shrunk = {"yarn", 0.5, 0, false, 0}, local = {NULL, 0, 0, false, 700};
     static words w;
     char said[4096], config[4096], changed[4200];
     make_byte_words(&w);
@@ -569,6 +599,9 @@ static void what_is_not_computed_is_not_converted(void **state) {
     make_model_with("bytes.gguf", "llama", "gpt-2", &w, &shrunk);
     assert_int_equal(run_convert("bytes.gguf odd/", said, sizeof said), 1);
     assert_text_has(said, "'llama.rope.scaling.factor' is 0.5");
+    make_model_with("bytes.gguf", "gemma2", "gpt-2", &w, &local);
+    assert_int_equal(run_convert("bytes.gguf odd/", said, sizeof said), 1);
+    assert_text_has(said, "base of rope of their own");
 }
 
 static void models_become_networks(void **state) {
@@ -594,6 +627,7 @@ int main(void) {
         cmocka_unit_test(what_gguf_does_not_get_is_said),
         cmocka_unit_test(what_gguf_has_no_word_for_is_refused),
         cmocka_unit_test(what_is_not_computed_is_not_converted),
+        cmocka_unit_test(metadata_of_another_file_do_not_hide_what_is_not_computed),
         cmocka_unit_test(models_become_networks),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);

@@ -26,6 +26,9 @@ typedef struct spec {
     bool post_norms, gelu;
     int64_t pattern; /* the last of so many layers has no window; 0: all have one */
     double attention_cap, final_cap, embedding_scale, local_base;
+    /* how the file says it */
+    enum { UNTOLD, TOLD, LISTED } told; /* the pattern, as a number or layer by layer */
+    bool apart;                         /* experts have a tensor each */
 } spec;
 
 static const spec llama = {"llama", 2,     32, 4,     2,     8,     64,    48,    320,
@@ -217,6 +220,17 @@ static void put_f32(pairs *p, const char *what, double value) {
     p->count++;
 }
 
+static void put_windows(pairs *p, const spec *s) {
+    char key[96];
+    bool hit = p->wrong->key && strcmp(p->wrong->key, "windows") == 0;
+    uint64_t count = hit ? p->wrong->value : (uint64_t)s->layers;
+    snprintf(key, sizeof key, "%s.attention.sliding_window_pattern", s->architecture);
+    make_key_array(&p->bytes, key, TN_GGUF_BOOL, count);
+    for (uint64_t i = 0; i < count; i++)
+        make_number(&p->bytes, i % (uint64_t)s->pattern != (uint64_t)s->pattern - 1, 1);
+    p->count++;
+}
+
 static void put_pairs(pairs *p, const spec *s) {
     make_key_text(&p->bytes, "general.architecture", s->architecture);
     make_key_text(&p->bytes, "general.name", "made");
@@ -234,8 +248,9 @@ static void put_pairs(pairs *p, const spec *s) {
     put_f32(p, "rope.freq_base", s->base);
     if (s->attention_cap > 0) put_f32(p, "attn_logit_softcapping", s->attention_cap);
     if (s->final_cap > 0) put_f32(p, "final_logit_softcapping", s->final_cap);
-    if (p->wrong->key && strcmp(p->wrong->key, "attention.sliding_window_pattern") == 0)
-        put_u32(p, "attention.sliding_window_pattern", 0);
+    bool says = p->wrong->key && strcmp(p->wrong->key, "attention.sliding_window_pattern") == 0;
+    if (says || s->told == TOLD) put_u32(p, "attention.sliding_window_pattern", s->pattern);
+    if (s->told == LISTED) put_windows(p, s);
     if (s->factor > 0) {
         char key[96];
         snprintf(key, sizeof key, "%s.rope.scaling.type", s->architecture);
@@ -243,7 +258,7 @@ static void put_pairs(pairs *p, const spec *s) {
         p->count++;
         put_f32(p, "rope.scaling.factor", s->factor);
     }
-    bool says = p->wrong->key && strcmp(p->wrong->key, "expert_count") == 0;
+    says = p->wrong->key && strcmp(p->wrong->key, "expert_count") == 0;
     if (s->experts || says) put_u32(p, "expert_count", s->experts);
     if (s->experts) put_u32(p, "expert_used_count", s->choices);
     if (s->experts && s->expert != s->intermediate) put_u32(p, "expert_feed_forward_length", s->expert);
@@ -290,6 +305,26 @@ static void put_data(gguf_make *g, const model *m, const matrix *w) {
     }
 }
 
+/* "blk.0.ffn_up_exps.weight" as "blk.0.ffn_up.0.weight" and so on; bytes follow each other in either case. */
+static void make_tensors_apart(gguf_make *g, const model *m, const matrix *w, uint64_t place) {
+    uint64_t dims[2] = {(uint64_t)w->columns, (uint64_t)(w->rows / m->s.experts)};
+    uint64_t bytes = bytes_of(m, w) / (uint64_t)m->s.experts;
+    const char *middle = strstr(w->name, "_exps");
+    assert_true(middle && bytes % 32 == 0);
+    for (int64_t e = 0; e < m->s.experts; e++) {
+        char name[64];
+        snprintf(name, sizeof name, "%.*s.%" PRId64 "%s", (int)(middle - w->name), w->name, e, middle + 5);
+        make_tensor(g, name, 2, dims, (uint32_t)type_of(m, w), place + (uint64_t)e * bytes);
+    }
+}
+
+static uint64_t count_tensors(const model *m) {
+    uint64_t count = (uint64_t)m->count;
+    for (int i = 0; i < m->count; i++)
+        if (m->s.apart && m->weights[i].rank == 3) count += (uint64_t)m->s.experts - 1;
+    return count;
+}
+
 static void put_tensors(gguf_make *g, const model *m, const fault *wrong) {
     uint64_t place = 0;
     for (int i = 0; i < m->count; i++) {
@@ -297,7 +332,10 @@ static void put_tensors(gguf_make *g, const model *m, const fault *wrong) {
         uint64_t dims[3] = {(uint64_t)(w->rank >= 2 ? w->columns : w->rows), (uint64_t)w->rows, (uint64_t)m->s.experts};
         if (w->rank == 3) dims[1] /= dims[2];
         if (is_left_out(wrong, w->name)) continue;
-        make_tensor(g, w->name, w->rank, dims, (uint32_t)type_of(m, w), place);
+        if (m->s.apart && w->rank == 3)
+            make_tensors_apart(g, m, w, place);
+        else
+            make_tensor(g, w->name, w->rank, dims, (uint32_t)type_of(m, w), place);
         place += (bytes_of(m, w) + 31) / 32 * 32;
     }
     if (wrong->extra_tensor) make_tensor(g, "blk.0.ffn_gate_inp.weight", 0, NULL, 0, place);
@@ -316,7 +354,7 @@ static const char *write_model(const model *m, const fault *wrong, const char *n
     gguf_make g = {0};
     pairs p = {.wrong = wrong ? wrong : &none, .architecture = m->s.architecture};
     put_pairs(&p, &m->s);
-    make_head(&g, (uint64_t)(m->count - (p.wrong->without != NULL) + p.wrong->extra_tensor), p.count);
+    make_head(&g, count_tensors(m) - (p.wrong->without != NULL) + p.wrong->extra_tensor, p.count);
     make_bytes(&g, p.bytes.data, p.bytes.size);
     put_tensors(&g, m, p.wrong);
     const char *path = test_scratch(name);
@@ -601,6 +639,13 @@ static void gemmas_compute_what_they_are_defined_as(void **state) {
     s.window = 0;
     s.local_base = 0;
     compare_with_definition(&s, TN_LLM_CACHE_F32, 2e-4);
+    s = gemma2;
+    s.layers = 4;
+    s.pattern = 3;
+    s.told = TOLD;
+    compare_with_definition(&s, TN_LLM_CACHE_F32, 1e-4);
+    s.told = LISTED;
+    compare_with_definition(&s, TN_LLM_CACHE_F32, 1e-4);
     s = (spec){.architecture = "gemma",
                .layers = 2,
                .hidden = 32,
@@ -637,6 +682,14 @@ static void numbers_of_gemma_that_are_none_are_refused(void **state) {
         assert_text_has(tn_error(), rows[i].reason);
     }
     free_model(&m);
+    spec listed = gemma2;
+    listed.told = LISTED;
+    make_model(&m, &listed);
+    tn_llm *llm = NULL;
+    const fault shorter = {.key = "windows", .value = 2};
+    assert_int_equal(tn_llm_open(write_model(&m, &shorter, "wrong.gguf"), NULL, &llm), TN_ERR_FORMAT);
+    assert_text_has(tn_error(), "has 2 elements for 3 layers");
+    free_model(&m);
 }
 
 static void mixtures_compute_what_they_are_defined_as(void **state) {
@@ -656,6 +709,10 @@ static void mixtures_compute_what_they_are_defined_as(void **state) {
     s.choices = 2;
     s.expert = s.intermediate;
     s.whole_choice = true;
+    compare_with_definition(&s, TN_LLM_CACHE_F32, 5e-5);
+    s.apart = true;
+    compare_with_definition(&s, TN_LLM_CACHE_F32, 5e-5);
+    s.type = F16;
     compare_with_definition(&s, TN_LLM_CACHE_F32, 5e-5);
     s.choices = 4;
     s.type = Q8_0; /* all experts: what is rounded must not decide which ones a token has */

@@ -73,6 +73,7 @@ DECODERS = [  # name, classes' stem, configuration, how it is saved
                                       "original_max_position_embeddings": 16}, {}),
     ("phi3-window", "Phi3", PHI3 | {"sliding_window": 9}, {"peer": False}),
     ("gemma", "Gemma", GEMMA, {}),
+    ("gemma-act", "Gemma", GEMMA | {"hidden_act": "relu"}, {"gguf": False}),
     ("gemma2", "Gemma2", GEMMA2, {}),
     ("gemma2-base", "Gemma2", GEMMA2 | {"rope_local_base_freq": 500.0}, {}),  # Gemma 3's word: says nothing here
     ("gemma2-scale", "Gemma2", GEMMA2 | {"query_pre_attn_scalar": 40, "attn_logit_softcapping": None}, {"gguf": False}),

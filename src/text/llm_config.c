@@ -31,49 +31,39 @@
 
 /* ---- names ------------------------------------------------------------------------------------------------------- */
 
+#define GGUF_LAYER                                                                                                    \
+    [SLOT_ATTENTION_NORM] = "attn_norm.weight", [SLOT_Q] = "attn_q.weight", [SLOT_K] = "attn_k.weight",               \
+    [SLOT_V] = "attn_v.weight", [SLOT_O] = "attn_output.weight", [SLOT_FFN_NORM] = "ffn_norm.weight",                 \
+    [SLOT_GATE] = "ffn_gate.weight", [SLOT_UP] = "ffn_up.weight", [SLOT_DOWN] = "ffn_down.weight",                    \
+    [SLOT_Q_BIAS] = "attn_q.bias", [SLOT_K_BIAS] = "attn_k.bias", [SLOT_V_BIAS] = "attn_v.bias",                      \
+    [SLOT_O_BIAS] = "attn_output.bias", [SLOT_Q_NORM] = "attn_q_norm.weight", [SLOT_K_NORM] = "attn_k_norm.weight",   \
+    [SLOT_QKV] = "attn_qkv.weight", [SLOT_QKV_BIAS] = "attn_qkv.bias", [SLOT_ATTENTION_NORM_BIAS] = "attn_norm.bias", \
+    [SLOT_FFN_NORM_BIAS] = "ffn_norm.bias", [SLOT_GATE_BIAS] = "ffn_gate.bias", [SLOT_UP_BIAS] = "ffn_up.bias",       \
+    [SLOT_DOWN_BIAS] = "ffn_down.bias", [SLOT_ATTENTION_POST_NORM] = "post_attention_norm.weight",                    \
+    [SLOT_FFN_POST_NORM] = "post_ffw_norm.weight", [SLOT_ROUTER] = "ffn_gate_inp.weight",                             \
+    [SLOT_SHARED_ROUTER] = "ffn_gate_inp_shexp.weight", [SLOT_SHARED_GATE] = "ffn_gate_shexp.weight",                 \
+    [SLOT_SHARED_UP] = "ffn_up_shexp.weight", [SLOT_SHARED_DOWN] = "ffn_down_shexp.weight"
+#define GGUF_HEAD                                                                            \
+    [SLOT_EMBEDDING] = "token_embd.weight", [SLOT_POSITIONS] = "position_embd.weight",       \
+    [SLOT_OUTPUT_NORM] = "output_norm.weight", [SLOT_OUTPUT_NORM_BIAS] = "output_norm.bias", \
+    [SLOT_OUTPUT] = "output.weight", [SLOT_ROPE_FACTORS] = "rope_freqs.weight",              \
+    [SLOT_ROPE_SHORT] = "rope_factors_short.weight", [SLOT_ROPE_LONG] = "rope_factors_long.weight"
+
 const llm_naming tn_llm_gguf_names = {
     .prefix = "",
     .layer = "blk.",
-    .layer_slots = {[SLOT_ATTENTION_NORM] = "attn_norm.weight",
-                    [SLOT_Q] = "attn_q.weight",
-                    [SLOT_K] = "attn_k.weight",
-                    [SLOT_V] = "attn_v.weight",
-                    [SLOT_O] = "attn_output.weight",
-                    [SLOT_FFN_NORM] = "ffn_norm.weight",
-                    [SLOT_GATE] = "ffn_gate.weight",
-                    [SLOT_UP] = "ffn_up.weight",
-                    [SLOT_DOWN] = "ffn_down.weight",
-                    [SLOT_Q_BIAS] = "attn_q.bias",
-                    [SLOT_K_BIAS] = "attn_k.bias",
-                    [SLOT_V_BIAS] = "attn_v.bias",
-                    [SLOT_O_BIAS] = "attn_output.bias",
-                    [SLOT_Q_NORM] = "attn_q_norm.weight",
-                    [SLOT_K_NORM] = "attn_k_norm.weight",
-                    [SLOT_QKV] = "attn_qkv.weight",
-                    [SLOT_QKV_BIAS] = "attn_qkv.bias",
-                    [SLOT_ATTENTION_NORM_BIAS] = "attn_norm.bias",
-                    [SLOT_FFN_NORM_BIAS] = "ffn_norm.bias",
-                    [SLOT_GATE_BIAS] = "ffn_gate.bias",
-                    [SLOT_UP_BIAS] = "ffn_up.bias",
-                    [SLOT_DOWN_BIAS] = "ffn_down.bias",
-                    [SLOT_ATTENTION_POST_NORM] = "post_attention_norm.weight",
-                    [SLOT_FFN_POST_NORM] = "post_ffw_norm.weight",
-                    [SLOT_ROUTER] = "ffn_gate_inp.weight",
-                    [SLOT_EXPERT_GATE] = "ffn_gate_exps.weight",
-                    [SLOT_EXPERT_UP] = "ffn_up_exps.weight",
-                    [SLOT_EXPERT_DOWN] = "ffn_down_exps.weight",
-                    [SLOT_SHARED_ROUTER] = "ffn_gate_inp_shexp.weight",
-                    [SLOT_SHARED_GATE] = "ffn_gate_shexp.weight",
-                    [SLOT_SHARED_UP] = "ffn_up_shexp.weight",
-                    [SLOT_SHARED_DOWN] = "ffn_down_shexp.weight"},
-    .head_slots = {[SLOT_EMBEDDING] = "token_embd.weight",
-                   [SLOT_POSITIONS] = "position_embd.weight",
-                   [SLOT_OUTPUT_NORM] = "output_norm.weight",
-                   [SLOT_OUTPUT_NORM_BIAS] = "output_norm.bias",
-                   [SLOT_OUTPUT] = "output.weight",
-                   [SLOT_ROPE_FACTORS] = "rope_freqs.weight",
-                   [SLOT_ROPE_SHORT] = "rope_factors_short.weight",
-                   [SLOT_ROPE_LONG] = "rope_factors_long.weight"},
+    .layer_slots = {GGUF_LAYER, [SLOT_EXPERT_GATE] = "ffn_gate_exps.weight", [SLOT_EXPERT_UP] = "ffn_up_exps.weight",
+                    [SLOT_EXPERT_DOWN] = "ffn_down_exps.weight"},
+    .head_slots = {GGUF_HEAD},
+};
+
+/* Files of the first Mixtral, from before tensors had three dimensions. */
+const llm_naming tn_llm_gguf_apart = {
+    .prefix = "",
+    .layer = "blk.",
+    .layer_slots = {GGUF_LAYER, [SLOT_EXPERT_GATE] = "ffn_gate.*.weight", [SLOT_EXPERT_UP] = "ffn_up.*.weight",
+                    [SLOT_EXPERT_DOWN] = "ffn_down.*.weight"},
+    .head_slots = {GGUF_HEAD},
 };
 
 static const llm_naming llama_names = {
@@ -215,7 +205,7 @@ static const char *const gpt2_keys[LLM_KEYS] = {
 #define LLAMA_LIKE .head_needs = PLAIN_HEAD, .naming = &llama_names, .keys = llama_keys, .activation = "silu"
 #define GEMMA_LIKE                                                                              \
     .in_gguf = true, .head_needs = PLAIN_HEAD, .activation = "gelu_pytorch_tanh", .tied = true, \
-    .scaled_embedding = true, .norms_from_one = true, .keys = gemma_keys
+    .scaled_embedding = true, .norms_from_one = true
 static const llm_family families[] = {
     {"llama", "Llama, Mistral, SmolLM", .in_gguf = true, .interleaved_rope = true, .needs = PLAIN_SLOTS,
      .allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES, LLAMA_LIKE, .experts = EXPERTS, .whole_choice = true},
@@ -233,12 +223,14 @@ static const llm_family families[] = {
     {"gpt2", "GPT-2", .in_gguf = true, .needs = GPT2_SLOTS,
      .head_needs = PLAIN_HEAD | BIT(SLOT_OUTPUT_NORM_BIAS) | BIT(SLOT_POSITIONS), .naming = &gpt2_names,
      .keys = gpt2_keys, .tied = true, .layer_norm = true, .activation = "gelu_new"},
-    {"gemma", "Gemma", .needs = PLAIN_SLOTS, GEMMA_LIKE, .naming = &llama_names},
-    {"gemma2", "Gemma 2", .needs = PLAIN_SLOTS | POST_NORMS, GEMMA_LIKE, .naming = &gemma_names, .window = 4096,
-     .gguf_window = 4096, .pattern = 2, .attention_cap = 50, .final_cap = 30, .query_scale = 256, .wide_layers = 46},
+    {"gemma", "Gemma", .needs = PLAIN_SLOTS, GEMMA_LIKE, .naming = &llama_names, .keys = llama_keys,
+     .gelu_by_tanh = true},
+    {"gemma2", "Gemma 2", .needs = PLAIN_SLOTS | POST_NORMS, GEMMA_LIKE, .naming = &gemma_names, .keys = gemma_keys,
+     .window = 4096, .gguf_window = 4096, .pattern = 2, .attention_cap = 50, .final_cap = 30, .query_scale = 256,
+     .wide_layers = 46},
     {"gemma3", "Gemma 3", .type = "gemma3_text", .needs = PLAIN_SLOTS | NORMS | POST_NORMS, GEMMA_LIKE,
-     .naming = &gemma_names, .window = 4096, .pattern = 6, .base = 1e6, .local_base = 1e4, .query_scale = 256,
-     .wide_layers = 62},
+     .naming = &gemma_names, .keys = gemma_keys, .window = 4096, .pattern = 6, .base = 1e6, .local_base = 1e4,
+     .query_scale = 256, .wide_layers = 62},
 };
 enum { FAMILIES = sizeof families / sizeof *families };
 

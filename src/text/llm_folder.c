@@ -266,7 +266,8 @@ static tn_status read_sizes(const hf_folder *f, llm_config *c) {
     TRY(tn_hf_size(f, key[KEY_CONTEXT], -1, LLM_MOST_CONTEXT, &c->trained_context));
     c->size[SIZE_POSITIONS] = c->trained_context;
     TRY(tn_hf_real(f, f->config, key[KEY_EPS], c->family->layer_norm ? 1e-5 : 1e-6, 1e-20, 1, &c->eps));
-    TRY(tn_hf_activation(f, key[KEY_ACTIVATION], c->family->activation, &c->activation));
+    bool usual_one = c->family->gelu_by_tanh && strcmp(tn_hf_text(f, key[KEY_ACTIVATION], "gelu"), "gelu") == 0;
+    TRY(tn_hf_activation(f, usual_one ? "" : key[KEY_ACTIVATION], c->family->activation, &c->activation));
     TRY(read_heads(f, c));
     TRY(read_rope(f, c));
     TRY(read_gemma(f, c));

@@ -259,10 +259,15 @@ static tn_status read_sizes(const tn_gguf *f, llm_config *c) {
     return read_gemma(f, c);
 }
 
+static bool has_experts_apart(const tn_gguf *f) {
+    tn_gguf_info info = {.struct_size = sizeof info};
+    return tn_gguf_find(f, "blk.0.ffn_gate.0.weight", &info) == TN_OK;
+}
+
 tn_status tn_llm_read_gguf(const tn_gguf *f, llm_config *c) {
     TRY(find_family(f, c));
     TRY(refuse_features(f, c));
-    c->naming = &tn_llm_gguf_names;
+    c->naming = has_experts_apart(f) ? &tn_llm_gguf_apart : &tn_llm_gguf_names;
     c->interleaved_rope = c->family->interleaved_rope;
     c->activation = tn_txt_activation(c->family->activation);
     return read_sizes(f, c);

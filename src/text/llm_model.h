@@ -119,6 +119,7 @@ typedef struct llm_family {
     bool whole_choice; /* weights of the chosen experts are made to add up to 1, where config.json says nothing */
     /* Gemma's */
     bool scaled_embedding;           /* rows of the embedding are multiplied by the root of their length */
+    bool gelu_by_tanh;               /* "gelu" in config.json means its approximation, in which they were trained */
     bool norms_from_one;             /* folders have the norms' weights less 1 */
     int64_t pattern;                 /* one layer in so many, the last of them, has no window; 0: all have one */
     int64_t gguf_window;             /* where a GGUF file says nothing */
@@ -216,7 +217,7 @@ tn_status tn_llm_read_folder(hf_folder *f, llm_config *c);
 /* The row of this name; or TN_ERR_UNSUPPORTED with the list of those that are known in such files. */
 const llm_family *tn_llm_find_family(const char *name, size_t length, bool gguf);
 void tn_llm_list_families(bool gguf, char *out, size_t size);
-extern const llm_naming tn_llm_gguf_names;
+extern const llm_naming tn_llm_gguf_names, tn_llm_gguf_apart; /* apart: experts have a tensor each */
 
 /* Reads and checks; options may be NULL. */
 tn_status tn_llm_configure(llm_source *s, const tn_llm_options *options, llm_config *out);
