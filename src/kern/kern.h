@@ -19,11 +19,32 @@ enum { TN_GEMM_BATCH_AXES = 4 };
  * store program reads the finished f32 block. The access to that buffer must have stride 0 in the batch axes,
  * TN_GEMM_BLOCK_LD in the row axis and 1 in the column axis, and offset 0. */
 enum { TN_GEMM_BLOCK_LD = 512 };
+
+/* Where a program reads or writes element (row, column): buffer, or -1 for none, and elements from its beginning. */
+typedef struct tn_ending_place {
+    int buffer;
+    int64_t first, row, column;
+} tn_ending_place;
+
+/* What a store program does where it does no more than this, so that a product may do it to sums in registers. With
+ * x the finished sum: to[row, column] = y = x + add[column], or x + fma(times[row], add[column], zero); but +0 where
+ * `cuts` and gate[row, column] ≤ 0, or y ≤ 0 without a gate. */
+typedef struct tn_ending {
+    tn_ending_place to, add, times, gate;
+    float zero;
+    bool cuts;
+    bool known; /* else nothing here means anything: the program is another one */
+} tn_ending;
+
 typedef struct tn_joint {
     const kir_vm *vm; /* NULL: no joint, plain memory */
     kir_launch launch;
     int block_buffer, buffer_count;
+    tn_ending ending; /* of a store program; may be left unknown */
 } tn_joint;
+
+/* Reads it off a program with a joint's axes (ending.c). */
+void tn_ending_read(const kir_program *p, const int64_t *sizes, int block_buffer, tn_ending *out);
 
 /* One operand in memory: element (batch…, row, col) at data + Σ batch·batch_stride +
  * row·row_stride + col·col_stride. */

@@ -28,7 +28,25 @@
 typedef struct part {
     real *a_packed, *b_packed, *c_block, *load;
     port a, b, c;
+    ending ending; /* instead of c's program … */
+    real *ends_in; /* … and where its results begin */
 } part;
+
+static real *place_of(const tn_joint *joint, const tn_ending_place *place) {
+    return place->buffer < 0 ? NULL : (real *)joint->launch.buffers[place->buffer] + place->first;
+}
+
+static void open_ending(part *p, const tn_joint *joint) {
+    const tn_ending *e = &joint->ending;
+    p->ending = (ending){.add = place_of(joint, &e->add),
+                         .times = place_of(joint, &e->times),
+                         .gate = place_of(joint, &e->gate),
+                         .times_row = e->times.row,
+                         .gate_row = e->gate.row,
+                         .zero = e->zero,
+                         .cuts = e->cuts};
+    p->ends_in = place_of(joint, &e->to);
+}
 
 static void part_open(part *p, const gemm *g, char *memory) {
     p->a_packed = (real *)(void *)memory;
@@ -41,7 +59,10 @@ static void part_open(part *p, const gemm *g, char *memory) {
     memory += g->load_bytes;
     port_open(&p->a, &g->args.a.joint, memory);
     port_open(&p->b, &g->args.b.joint, memory);
-    port_open(&p->c, &g->args.c.joint, memory);
+    if (g->ends)
+        open_ending(p, &g->args.c.joint);
+    else
+        port_open(&p->c, &g->args.c.joint, memory);
 }
 
 /* Where in the batch: its coordinates. */
@@ -167,13 +188,48 @@ static void aim(tile *t, const a_block *a, int64_t i, int64_t height, int64_t k)
     t->a_k = a->packed ? height : a->k;
 }
 
+/* Full tiles of full height know the endings that are worth it; others leave their sums to the general one. */
+static bool ends_itself(const gemm *g, const tile *t, int64_t height) {
+    return !t->ending || (height == g->with->rows && (!t->ending->times || t->ending->gate));
+}
+
+static void multiply_and_end(const gemm *g, tile_fn *run, const tile *t, int64_t height, int64_t columns) {
+    real sums[MOST_SUMS] __attribute__((aligned(64)));
+    tile apart = *t;
+    ending_block b = {.ending = t->ending,
+                      .to = t->c,
+                      .to_row = t->c_row,
+                      .row = t->row,
+                      .rows = height,
+                      .column = t->column,
+                      .columns = columns};
+    if (!t->add) {
+        apart.c = sums;
+        apart.c_row = columns;
+        apart.c_next = NULL;
+    }
+    apart.ending = NULL;
+    run(&apart);
+    b.from = apart.c;
+    b.from_row = apart.c_row;
+    g->with->end(&b);
+}
+
+static void run_tile(const gemm *g, tile_fn *run, const tile *t, int64_t height, int64_t columns) {
+    if (t->ending)
+        multiply_and_end(g, run, t, height, columns);
+    else
+        run(t);
+}
+
 /* Few rows: tiles several panels wide. Returns the columns done; what is left is narrower than such a tile. */
 static int64_t multiply_wide(const gemm *g, tile t, int64_t rows, int64_t columns) {
     int64_t panels = g->with->wide_panels[rows], width = panels * g->panel, j = 0;
     for (; j + width <= columns; j += width) {
-        g->with->wide[rows](&t);
+        run_tile(g, g->with->wide[rows], &t, rows, width);
         t.b += panels * t.b_panel;
         t.c += width;
+        t.column += width;
     }
     return j;
 }
@@ -191,9 +247,10 @@ static void multiply_edge(const gemm *g, tile t, int64_t height, int64_t columns
     const int64_t lanes = g->with->lanes;
     for (; columns > 0; columns -= lanes) {
         t.columns = columns;
-        g->with->edge[height](&t);
+        run_tile(g, g->with->edge[height], &t, height, tn_min64(columns, lanes));
         t.b += lanes;
         t.c += lanes;
+        t.column += lanes;
     }
 }
 
@@ -208,19 +265,26 @@ static void multiply(const gemm *g, const a_block *a, int64_t k, tile t, int64_t
     }
     real *c = t.c;
     const real *b = t.b + (wide >> g->panel_shift) * t.b_panel;
-    const int64_t begin = (wide >> g->panel_shift) * share;
+    const int64_t begin = (wide >> g->panel_shift) * share, row = t.row, column = t.column;
     for (int64_t i = 0, height = 0; i < rows; i += height) {
         height = tile_height(rows - i, full);
         aim(&t, a, i, height, k);
         t.b = b;
         t.c = c + i * t.c_row + wide;
+        t.row = row + i;
+        t.column = column + wide;
+        bool itself = ends_itself(g, &t, height);
         int64_t j = wide, next = begin;
         for (; j + panel <= columns; j += panel, next += share) {
             look_ahead(g, &t, a, i + height, k, next, share);
             t.c_next = j + 2 * panel <= columns ? t.c + panel : c + (i + height) * t.c_row + wide;
-            g->with->full[height](&t);
+            if (itself)
+                g->with->full[height](&t);
+            else
+                multiply_and_end(g, g->with->full[height], &t, height, panel);
             t.b += t.b_panel;
             t.c += panel;
+            t.column += panel;
         }
         if (j < columns) multiply_edge(g, t, height, columns - j);
     }
@@ -277,11 +341,12 @@ static void multiply_lines(const group *s, const int64_t *batch, const a_block *
 /* All steps of the stage for a block of C, chain after chain, into c. */
 static void accumulate(const group *s, part *p, const int64_t *batch, const a_block *a, box at, real *c,
                        int64_t c_row) {
-    tile t = {.c = c, .c_row = c_row};
+    tile t = {.c = c, .c_row = c_row, .row = at.row, .column = s->j0 + at.col};
     int64_t k = 0;
     do {
         t.k = tn_min64(CHUNK, s->steps - k);
         t.add = k > 0 || s->adds;
+        t.ending = s->g->ends && s->k0 + k + t.k == s->g->args.k ? &p->ending : NULL;
         if (s->g->b_source == B_ON_THE_FLY) {
             pack_b(s->g, p, batch, (box){s->k0 + k, t.k, s->j0 + at.col, at.cols}, p->b_packed);
         }
@@ -349,7 +414,10 @@ static void compute_block(const group *s, part *p, const int64_t *batch, const a
         return;
     }
     if (g->direct) {
-        accumulate(s, p, batch, a, at, element(&g->args.c, batch, whole.row, whole.col), g->args.c.row_stride);
+        int64_t c_row = g->ends ? g->args.c.joint.ending.to.row : g->args.c.row_stride;
+        real *c = g->ends ? p->ends_in + whole.row * c_row + whole.col
+                          : element(&g->args.c, batch, whole.row, whole.col);
+        accumulate(s, p, batch, a, at, c, c_row);
         return;
     }
     real *block = keeps_sums(g) ? s->sums + at.row * BLOCK_LD + at.col : p->c_block;

@@ -50,6 +50,8 @@ enum { PIECES_A_THREAD = 4 };          /* fewer: each thread has its strip */
 static const double MOVE_FLOPS = 128; /* an element that another thread has just made takes as long as so many */
 enum { FEW_ROWS = 16 };               /* fewer are made by one thread, or by columns */
 
+enum { MOST_SUMS = 2048 / sizeof(real) }; /* of a tile: 14 by 32 with AVX-512 */
+
 typedef enum b_source { B_CACHED, B_IN_PLACE, B_TOGETHER, B_ON_THE_FLY, B_LINES } b_source;
 
 /* How an operand stands in memory. */
@@ -75,6 +77,7 @@ typedef struct gemm {
     b_source b_source;
     bool a_in_place;
     bool direct;    /* tiles write C itself */
+    bool ends;      /* … where the store joint would, which they take the place of */
     int64_t chains; /* that threads can share: so many at once, each with its sums; 0: none */
     int64_t m_block, n_block, k_block;
     size_t a_bytes, b_bytes, c_bytes, load_bytes, scratch_bytes; /* of one part */
@@ -255,6 +258,13 @@ static bool choose_a_in_place(const gemm *g) {
     return x->a.row_stride == 1 && x->a.col_stride > 0 && x->a.col_stride <= SHORT_COLUMN;
 }
 
+/* What lies under a gate may be written over, but not before all of a sum is there. */
+static bool does_ending(const gemm *g) {
+    const tn_joint *joint = &g->args.c.joint;
+    if (!joint->vm || !joint->ending.known || g->dtype != TN_F32 || g->batches > 1) return false;
+    return g->b_source != B_LINES && !g->chains && (joint->ending.gate.buffer < 0 || g->args.k <= CHUNK);
+}
+
 /* k is too long to be packed at once: C is visited several times. */
 static bool in_pieces(const gemm *g) { return g->args.k > g->k_block; }
 
@@ -305,7 +315,7 @@ static void choose_memory(gemm *g) {
     g->c_bytes = g->direct || (pieces && !g->chains) ? 0 : area((g->m_block - 1) * BLOCK_LD + columns);
     g->load_bytes = x->a.joint.vm ? area(g->with->rows * BLOCK_LD) : 0;
     if (x->b.joint.vm && g->load_bytes < area(LOAD_STEPS * BLOCK_LD)) g->load_bytes = area(LOAD_STEPS * BLOCK_LD);
-    g->scratch_bytes = port_scratch(&x->a.joint, port_scratch(&x->b.joint, port_scratch(&x->c.joint, 0)));
+    g->scratch_bytes = port_scratch(&x->a.joint, port_scratch(&x->b.joint, g->ends ? 0 : port_scratch(&x->c.joint, 0)));
     g->part_bytes = g->a_bytes + g->b_bytes + g->c_bytes + g->load_bytes + g->scratch_bytes;
     g->shared_bytes = g->b_source == B_TOGETHER ? area(round_up(g, g->n_block) * g->k_block) : 0;
     g->sums_bytes = pieces ? area(x->m * BLOCK_LD) : 0;
@@ -325,10 +335,11 @@ static void plan(gemm *g, const tile_set *with, const tn_gemm_args *args, tn_dty
     for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++)
         g->batches *= x->batch[axis];
     g->b_fixed = is_b_fixed(x);
-    g->direct = !x->c.joint.vm && x->c.col_stride == 1 && !is_half(dtype) && !g->whole;
     g->b_source = choose_b(g);
     g->a_in_place = choose_a_in_place(g);
     g->chains = chains_to_share(g);
+    g->ends = does_ending(g);
+    g->direct = g->ends || (!x->c.joint.vm && x->c.col_stride == 1 && !is_half(dtype) && !g->whole);
     choose_blocks(g);
     choose_memory(g);
 }

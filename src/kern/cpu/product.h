@@ -24,6 +24,24 @@ enum {
     LINES_ROWS = 4   /* rows of A that lines of B are read for; with more, packing B pays */
 };
 
+/* What is done to finished sums of f32 before they are stored: a tn_ending with its addresses. */
+typedef struct ending {
+    const real *add;   /* a number a column; NULL: none */
+    const real *times; /* a number a row, times_row apart; NULL: none */
+    const real *gate;  /* a matrix whose rows are gate_row apart; NULL: none */
+    int64_t times_row, gate_row;
+    real zero;
+    bool cuts;
+} ending;
+
+/* Sums, of which the first is C's at (row, column), and where they go; `from` may be `to`, but where there is a gate. */
+typedef struct ending_block {
+    const ending *ending;
+    const real *from;
+    real *to;
+    int64_t from_row, to_row, row, rows, column, columns;
+} ending_block;
+
 typedef struct tile {
     const real *a;
     int64_t a_row, a_k; /* distance between rows and between steps of k */
@@ -36,6 +54,8 @@ typedef struct tile {
     int64_t k;
     int64_t columns;    /* of an edge tile, at most a vector of them */
     bool add;           /* to what C holds; else C is overwritten */
+    const ending *ending; /* of a full tile of full height, or NULL: its sums are finished, and begin in C at … */
+    int64_t row, column;
     const real *ahead;  /* rows of A (a_row apart, k contiguous) to bring closer meanwhile, for the next tile */
     int64_t ahead_rows; /* how many of them: 0 for none; of a turned tile lines of the cache, each behind the last */
 } tile;
@@ -103,6 +123,7 @@ typedef struct tile_set {
     /* C of `rows` rows of A (t->a …) and t->columns columns of B that lie along k, `distance` bytes apart (lines.h). */
     void (*lines)(const tile *t, pack_kind kind, const char *first, int64_t distance, int rows);
     const bool *lines_take;                               /* which kinds */
+    void (*end)(const ending_block *block);               /* of f32 alone */
     void (*round)(const result_block *block, bool brain); /* to f16 or bf16 */
     void (*add)(const result_block *block, bool add);     /* whole numbers, modulo 2³², to what is there or over it */
     int lanes, rows;                                      /* of a vector; of a tile of full height */

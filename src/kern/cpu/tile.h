@@ -110,6 +110,48 @@ VEC_INLINE void tile_step(V sum[TILE_ROWS][2 * WIDEST], const real *a, const int
     }
 }
 
+#if defined(TN_VEC_F64) || defined(TN_VEC_PAIRS)
+VEC_INLINE bool tile_end(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const int rows) {
+    (void)t, (void)sum, (void)rows;
+    return false;
+}
+#else
+/* A row's sums with their ending, of those that are worth code of their own: a bias with or without max(…, 0), and what
+ * is added under a gate. `gated` is constant after inlining. */
+VEC_INLINE void tile_end_rows(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const int rows, const bool gated) {
+    const ending *e = t->ending;
+    const real *times = e->times ? e->times + t->row * e->times_row : NULL;
+    const real *gate = gated ? e->gate + t->row * e->gate_row + t->column : NULL;
+    const V nothing = v_set1(-0.0f), zero = v_set1(times ? e->zero : -0.0f);
+    const V floor = v_set1(e->cuts ? 0 : __builtin_nanf(""));
+    real *c = t->c;
+    V add[2];
+    VEC_UNROLL for (int j = 0; j < 2; j++) add[j] = e->add ? v_load(e->add + t->column + j * VL) : nothing;
+    VEC_UNROLL for (int i = 0; i < rows; i++, c += t->c_row) {
+        V by = v_set1(1);
+        if (gated && times) {
+            by = v_set1(*times);
+            times += e->times_row;
+        }
+        VEC_UNROLL for (int j = 0; j < 2; j++) {
+            V x = t->add ? v_load(c + j * VL) + sum[i][j] : sum[i][j];
+            x = x + (gated ? v_fma(by, add[j], zero) : add[j]);
+            v_store(c + j * VL, v_gate(x, gated ? v_load(gate + j * VL) : x, floor));
+        }
+        gate += gated ? e->gate_row : 0;
+    }
+}
+
+VEC_INLINE bool tile_end(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const int rows) {
+    if (!t->ending) return false;
+    if (t->ending->gate)
+        tile_end_rows(t, sum, rows, true);
+    else
+        tile_end_rows(t, sum, rows, false);
+    return true;
+}
+#endif
+
 /* All but `t` is constant after inlining: rows, panels, vectors a panel, whether they are masked, whether the rows of A
  * lie side by side, whether steps of B lie anywhere. */
 VEC_INLINE void tile_run(const tile *t, const int rows, const int panels, const int vectors, const bool edge,
@@ -147,6 +189,7 @@ VEC_INLINE void tile_run(const tile *t, const int rows, const int panels, const 
             tile_step(sum, a, a_row, a_k, tapped ? b + *tap : b, b_k, b_panel, mask, rows, panels, vectors, edge,
                       adjacent, !tapped);
     }
+    if (rows == TILE_ROWS && panels == 1 && !edge && !tapped && tile_end(t, sum, rows)) return;
     VEC_UNROLL for (int i = 0; i < rows; i++, c += c_row) {
         VEC_UNROLL for (int j = 0; j < width; j++) {
             real *to = c + j * VL;

@@ -11,6 +11,7 @@
 #ifdef TN_VEC_F64
 #define ROUND NULL
 #define ADD NULL
+#define END NULL
 #else
 #define ROUND round_out
 #define ADD add_out
@@ -46,6 +47,33 @@ VEC_INLINE void round_columns(uint16_t *to, int64_t stride, const real *from, in
         to[j * stride] = one[j];
 }
 
+#ifdef TN_VEC_PAIRS
+#define END NULL
+#else
+#define END end_block
+
+/* Columns of a row: `left` of them, at most a vector's. */
+VEC_INLINE V end_columns(const ending *e, V x, int64_t row, int64_t column, M mask) {
+    if (e->add) {
+        V add = v_part_load(e->add + column, mask);
+        if (e->times) add = v_fma(v_set1(e->times[row * e->times_row]), add, v_set1(e->zero));
+        x = x + add;
+    }
+    if (!e->cuts) return x;
+    return v_gate(x, e->gate ? v_part_load(e->gate + row * e->gate_row + column, mask) : x, v_zero());
+}
+
+static void end_block(const ending_block *b) {
+    for (int64_t i = 0; i < b->rows; i++) {
+        for (int64_t j = 0; j < b->columns; j += VL) {
+            M mask = v_mask(b->columns - j);
+            V x = v_part_load(b->from + i * b->from_row + j, mask);
+            v_part_store(b->to + i * b->to_row + j, mask, end_columns(b->ending, x, b->row + i, b->column + j, mask));
+        }
+    }
+}
+#endif
+
 static void round_out(const result_block *r, bool brain) {
     for (int64_t i = 0; i < r->rows; i++) {
         uint16_t *row = (uint16_t *)r->to + i * r->row_stride;
@@ -75,6 +103,7 @@ const tile_set SET = {.full = tile_full,
                       .pack = pack_run,
                       .lines = lines_run,
                       .lines_take = lines_take,
+                      .end = END,
                       .round = ROUND,
                       .add = ADD,
                       .lanes = VL,

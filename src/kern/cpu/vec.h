@@ -142,6 +142,18 @@ VEC_INLINE void v_part_store(real *p, M m, V x) {
 
 #endif
 
+#if !defined(TN_VEC_F64) && !defined(TN_VEC_PAIRS)
+/* x, but +0 where the gate is ≤ floor; x where one of these is NaN. */
+VEC_INLINE V v_gate(V x, V gate, V floor) {
+#if defined(__AVX512F__)
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(gate, floor, _CMP_NLE_UQ), x);
+#else
+    typedef int32_t bits __attribute__((vector_size(VEC_BYTES)));
+    return (V)((bits)x & ~(bits)(gate <= floor));
+#endif
+}
+#endif
+
 /* What a micro-kernel does at each step: a·b + c, or with pairs c + a₁·b₁ + a₀·b₀, as the processor rounds that. */
 #ifdef TN_VEC_PAIRS
 VEC_INLINE V v_step(V a, V b, V c) { return (V)_mm512_dpbf16_ps((__m512)c, (__m512bh)a, (__m512bh)b); }
