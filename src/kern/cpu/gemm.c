@@ -36,7 +36,7 @@ static real *place_of(const tn_joint *joint, const tn_ending_place *place) {
     return place->buffer < 0 ? NULL : (real *)joint->launch.buffers[place->buffer] + place->first;
 }
 
-static void open_ending(part *p, const tn_joint *joint) {
+static __attribute__((noinline)) void open_ending(part *p, const tn_joint *joint) {
     const tn_ending *e = &joint->ending;
     p->ending = (ending){.add = place_of(joint, &e->add),
                          .times = place_of(joint, &e->times),
@@ -48,7 +48,7 @@ static void open_ending(part *p, const tn_joint *joint) {
     p->ends_in = place_of(joint, &e->to);
 }
 
-static void part_open(part *p, const gemm *g, char *memory) {
+static __attribute__((noinline)) void part_open(part *p, const gemm *g, char *memory) {
     p->a_packed = (real *)(void *)memory;
     memory += g->a_bytes;
     p->b_packed = (real *)(void *)memory;
@@ -59,7 +59,7 @@ static void part_open(part *p, const gemm *g, char *memory) {
     memory += g->load_bytes;
     port_open(&p->a, &g->args.a.joint, memory);
     port_open(&p->b, &g->args.b.joint, memory);
-    if (g->ends)
+    if (ENDS && g->ends)
         open_ending(p, &g->args.c.joint);
     else
         port_open(&p->c, &g->args.c.joint, memory);
@@ -190,10 +190,11 @@ static void aim(tile *t, const a_block *a, int64_t i, int64_t height, int64_t k)
 
 /* Full tiles of full height know the endings that are worth it; others leave their sums to the general one. */
 static bool ends_itself(const gemm *g, const tile *t, int64_t height) {
-    return !t->ending || (height == g->with->rows && (!t->ending->times || t->ending->gate));
+    return !ENDS || !t->ending || (height == g->with->rows && (!t->ending->times || t->ending->gate));
 }
 
-static void multiply_and_end(const gemm *g, tile_fn *run, const tile *t, int64_t height, int64_t columns) {
+static __attribute__((noinline)) void multiply_and_end(const gemm *g, tile_fn *run, const tile *t, int64_t height,
+                                                       int64_t columns) {
     real sums[MOST_SUMS] __attribute__((aligned(64)));
     tile apart = *t;
     ending_block b = {.ending = t->ending,
@@ -216,7 +217,7 @@ static void multiply_and_end(const gemm *g, tile_fn *run, const tile *t, int64_t
 }
 
 static void run_tile(const gemm *g, tile_fn *run, const tile *t, int64_t height, int64_t columns) {
-    if (t->ending)
+    if (ENDS && t->ending)
         multiply_and_end(g, run, t, height, columns);
     else
         run(t);
@@ -415,8 +416,8 @@ static void compute_block(const group *s, part *p, const int64_t *batch, const a
     }
     if (g->direct) {
         int64_t c_row = g->ends ? g->args.c.joint.ending.to.row : g->args.c.row_stride;
-        real *c = g->ends ? p->ends_in + whole.row * c_row + whole.col
-                          : element(&g->args.c, batch, whole.row, whole.col);
+        real *c =
+            g->ends ? p->ends_in + whole.row * c_row + whole.col : element(&g->args.c, batch, whole.row, whole.col);
         accumulate(s, p, batch, a, at, c, c_row);
         return;
     }

@@ -50,7 +50,10 @@ enum { PIECES_A_THREAD = 4 };          /* fewer: each thread has its strip */
 static const double MOVE_FLOPS = 128; /* an element that another thread has just made takes as long as so many */
 enum { FEW_ROWS = 16 };               /* fewer are made by one thread, or by columns */
 
-enum { MOST_SUMS = 2048 / sizeof(real) }; /* of a tile: 14 by 32 with AVX-512 */
+enum {
+    ENDS = sizeof(real) == sizeof(float), /* are there endings? */
+    MOST_SUMS = 2048 / sizeof(real)       /* of a tile: 14 by 32 with AVX-512 */
+};
 
 typedef enum b_source { B_CACHED, B_IN_PLACE, B_TOGETHER, B_ON_THE_FLY, B_LINES } b_source;
 
@@ -261,7 +264,7 @@ static bool choose_a_in_place(const gemm *g) {
 /* What lies under a gate may be written over, but not before all of a sum is there. */
 static bool does_ending(const gemm *g) {
     const tn_joint *joint = &g->args.c.joint;
-    if (!joint->vm || !joint->ending.known || g->dtype != TN_F32 || g->batches > 1) return false;
+    if (!ENDS || !joint->vm || !joint->ending.known || g->dtype != TN_F32 || g->batches > 1) return false;
     return g->b_source != B_LINES && !g->chains && (joint->ending.gate.buffer < 0 || g->args.k <= CHUNK);
 }
 

@@ -52,8 +52,8 @@ typedef struct tile {
     int64_t c_row;
     const real *c_next; /* a full tile of few steps: where the next one begins in C; NULL: nobody knows */
     int64_t k;
-    int64_t columns;    /* of an edge tile, at most a vector of them */
-    bool add;           /* to what C holds; else C is overwritten */
+    int64_t columns;      /* of an edge tile, at most a vector of them */
+    bool add;             /* to what C holds; else C is overwritten */
     const ending *ending; /* of a full tile of full height, or NULL: its sums are finished, and begin in C at … */
     int64_t row, column;
     const real *ahead;  /* rows of A (a_row apart, k contiguous) to bring closer meanwhile, for the next tile */

@@ -154,21 +154,17 @@ VEC_INLINE bool tile_end(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const int 
 
 /* All but `t` is constant after inlining: rows, panels, vectors a panel, whether they are masked, whether the rows of A
  * lie side by side, whether steps of B lie anywhere. */
-VEC_INLINE void tile_run(const tile *t, const int rows, const int panels, const int vectors, const bool edge,
-                         const bool adjacent, const bool tapped) {
+VEC_INLINE void tile_sum(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const M mask, const int rows, const int panels,
+                         const int vectors, const bool edge, const bool adjacent, const bool tapped) {
     const int width = panels * vectors;
-    V sum[TILE_ROWS][2 * WIDEST];
-    const M mask = v_mask(t->columns);
     VEC_UNROLL for (int i = 0; i < rows; i++) { VEC_UNROLL for (int j = 0; j < width; j++) sum[i][j] = v_zero(); }
     const real *a = t->a;
     const real *b = t->b;
     const int64_t a_row = adjacent ? 1 : t->a_row;
     const int64_t a_k = t->a_k, b_k = t->b_k, b_panel = t->b_panel, c_row = t->c_row;
     const int64_t *tap = t->tap;
-    const bool add = t->add;
-    real *c = t->c;
     if (t->k >= C_AHEAD_K || t->c_next) {
-        const real *row = t->k >= C_AHEAD_K ? c : t->c_next;
+        const real *row = t->k >= C_AHEAD_K ? t->c : t->c_next;
         VEC_UNROLL for (int i = 0; i < rows; i++, row += c_row) {
             __builtin_prefetch(row, 1);
             __builtin_prefetch(row + VL, 1);
@@ -189,7 +185,13 @@ VEC_INLINE void tile_run(const tile *t, const int rows, const int panels, const 
             tile_step(sum, a, a_row, a_k, tapped ? b + *tap : b, b_k, b_panel, mask, rows, panels, vectors, edge,
                       adjacent, !tapped);
     }
-    if (rows == TILE_ROWS && panels == 1 && !edge && !tapped && tile_end(t, sum, rows)) return;
+}
+
+VEC_INLINE void tile_store(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const M mask, const int rows, const int width,
+                           const bool edge) {
+    const bool add = t->add;
+    real *c = t->c;
+    const int64_t c_row = t->c_row;
     VEC_UNROLL for (int i = 0; i < rows; i++, c += c_row) {
         VEC_UNROLL for (int j = 0; j < width; j++) {
             real *to = c + j * VL;
@@ -202,16 +204,28 @@ VEC_INLINE void tile_run(const tile *t, const int rows, const int panels, const 
     }
 }
 
+VEC_INLINE void tile_run(const tile *t, const int rows, const int panels, const int vectors, const bool edge,
+                         const bool adjacent, const bool tapped) {
+    V sum[TILE_ROWS][2 * WIDEST];
+    const M mask = v_mask(t->columns);
+    tile_sum(t, sum, mask, rows, panels, vectors, edge, adjacent, tapped);
+    tile_store(t, sum, mask, rows, panels * vectors, edge);
+}
+
 /* Full: one panel. Only full height is worth a second copy for rows of A that lie side by side (packed, or a transposed
- * matrix in place). Edge: at most one vector; a wider edge is two of them. */
-#define TILE_FUNCTIONS(rows)                              \
-    static void tile_full_##rows(const tile *t) {         \
-        if (rows == TILE_ROWS && t->a_row == 1) {         \
-            tile_run(t, rows, 1, 2, false, true, false);  \
-        } else {                                          \
-            tile_run(t, rows, 1, 2, false, false, false); \
-        }                                                 \
-    }                                                     \
+ * matrix in place), and endings. Edge: at most one vector; a wider edge is two of them. */
+VEC_INLINE void tile_run_full(const tile *t, const int rows) {
+    V sum[TILE_ROWS][2 * WIDEST];
+    const M all = v_mask(VL);
+    if (rows == TILE_ROWS && t->a_row == 1)
+        tile_sum(t, sum, all, rows, 1, 2, false, true, false);
+    else
+        tile_sum(t, sum, all, rows, 1, 2, false, false, false);
+    if (rows < TILE_ROWS || !tile_end(t, sum, rows)) tile_store(t, sum, all, rows, 2, false);
+}
+
+#define TILE_FUNCTIONS(rows)                                                \
+    static void tile_full_##rows(const tile *t) { tile_run_full(t, rows); } \
     static void tile_edge_##rows(const tile *t) { tile_run(t, rows, 1, 1, true, false, false); }
 TILE_HEIGHTS(TILE_FUNCTIONS)
 
