@@ -34,7 +34,7 @@ typedef struct ending {
     bool cuts;
 } ending;
 
-/* Sums, of which the first is C's at (row, column), and where they go; `from` may be `to`, but where there is a gate. */
+/* Sums, the first of which is C's at (row, column), and where they go: elsewhere, if there is a gate. */
 typedef struct ending_block {
     const ending *ending;
     const real *from;
