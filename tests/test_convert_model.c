@@ -248,6 +248,62 @@ static void sentencepiece_models_become_folders_and_come_back(void **state) {
     assert_same_model("sentence.gguf", "again.gguf");
 }
 
+/* tokenizer.json with other steps before and behind its model. */
+static void write_tokenizer(const char *from, const char *to, const char *normalizer, const char *cuts) {
+    static char text[1 << 16];
+    FILE *in = fopen(from, "rb"), *out = fopen(to, "wb");
+    assert_true(in && out);
+    text[fread(text, 1, sizeof text - 1, in)] = 0;
+    char *begin = strstr(text, "\"normalizer\""), *end = strstr(text, "\"post_processor\"");
+    assert_true(begin && end && begin < end);
+    fprintf(out,
+            "%.*s\"normalizer\": %s, \"pre_tokenizer\": %s, \"decoder\": {\"type\": \"Sequence\", \"decoders\": "
+            "[{\"type\": \"Replace\", \"pattern\": {\"String\": \"▁\"}, \"content\": \" \"}, "
+            "{\"type\": \"ByteFallback\"}, {\"type\": \"Fuse\"}]}, %s",
+            (int)(begin - text), text, normalizer, cuts, end);
+    assert_int_equal(fclose(in) | fclose(out), 0);
+}
+
+/* Gemma's: the mark by a step of its own, nothing in front, and a cut at blanks, of which none are left. */
+static void other_ways_to_mark_blanks_are_taken_or_refused(void **state) {
+    (void)state;
+    static const char mark[] = "{\"type\": \"Replace\", \"pattern\": {\"String\": \" \"}, \"content\": \"▁\"}";
+    static const struct {
+        const char *normalizer, *cuts;
+        bool taken;
+    } rows[] = {
+        {mark,
+         "{\"type\": \"Split\", \"pattern\": {\"String\": \" \"}, \"behavior\": \"MergedWithPrevious\", "
+         "\"invert\": false}",
+         true},
+        {mark, "null", true},
+        {mark,
+         "{\"type\": \"Split\", \"pattern\": {\"String\": \"e\"}, \"behavior\": \"Isolated\", "
+         "\"invert\": false}",
+         false},
+        {"{\"type\": \"Lowercase\"}", "{\"type\": \"Metaspace\", \"replacement\": \"▁\"}", false},
+        {"{\"type\": \"Replace\", \"pattern\": {\"String\": \"o\"}, \"content\": \"0\"}",
+         "{\"type\": \"Metaspace\", \"replacement\": \"▁\"}", false},
+        {"null", "null", false},
+    };
+    static words w;
+    char said[4096], whole[256];
+    make_sentence_words(&w);
+    make_model("sentence.gguf", "llama", NULL, &w);
+    convert("sentence.gguf marks/");
+    snprintf(whole, sizeof whole, "%s", test_scratch("marks/whole.json"));
+    assert_int_equal(rename(test_scratch("marks/tokenizer.json"), whole), 0);
+    for (size_t i = 0; i < TN_COUNT(rows); i++) {
+        write_tokenizer(whole, test_scratch("marks/tokenizer.json"), rows[i].normalizer, rows[i].cuts);
+        int code = run_convert("marks marks.gguf", said, sizeof said);
+        if ((code == 0) != rows[i].taken) fail_msg("case %zu: code %d: %s", i, code, said);
+        if (rows[i].taken)
+            assert_same_model("marks", "marks.gguf");
+        else
+            assert_text_has(said, "neither byte-level BPE nor SentencePiece's BPE");
+    }
+}
+
 static void byte_level_models_become_folders_and_come_back(void **state) {
     (void)state;
     static const char *const rules[][2] = {
@@ -619,6 +675,7 @@ static void models_become_networks(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sentencepiece_models_become_folders_and_come_back),
+        cmocka_unit_test(other_ways_to_mark_blanks_are_taken_or_refused),
         cmocka_unit_test(byte_level_models_become_folders_and_come_back),
         cmocka_unit_test(rope_of_a_file_comes_to_a_folder_or_is_refused),
         cmocka_unit_test(gpt2_folders_become_gguf_files),
