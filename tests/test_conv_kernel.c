@@ -249,6 +249,53 @@ static void check_filters(problem *p, int threads, int64_t results, const float 
 }
 
 static int64_t turned; /* times that filters were columns */
+static int64_t edged;  /* … and images had zeros around them */
+
+/* Images that windows reach over, with zeros in memory where they do. */
+static void check_edge_read(const problem *p, int threads, int64_t results, const float *y) {
+    problem q = *p;
+    tn_conv_args *a = &q.a;
+    tn_conv_edge edge;
+    int64_t first, channels = a->groups * a->channels;
+    if (!tn_conv_wants_edge(a, &edge)) return;
+    edged++;
+    float *memory = tn_mem_zalloc((size_t)tn_conv_edged(&edge, a->images * channels, &first), sizeof *memory);
+    assert_non_null(memory);
+    for (int64_t i = 0; i < a->images * channels; i++)
+        for (int64_t j = 0; j < a->size[0]; j++)
+            for (int64_t k = 0; k < a->size[1]; k++)
+                memory[first + i * edge.plane + j * edge.row + k] = at(&p->x, i / channels, i % channels, j, k);
+    a->x = memory + first;
+    memcpy(a->x_stride, (int64_t[]){channels * edge.plane, edge.plane, edge.row, 1}, sizeof a->x_stride);
+    a->edged = true;
+    check_filters(&q, threads, results, y);
+    tn_mem_free(memory);
+}
+
+/* Results that are left so: every element around them is a zero. */
+static void check_edge_left(const problem *p, int threads, const float *y) {
+    tn_conv_args a = p->a;
+    int64_t first, planes = a.images * a.groups * a.filters, down = a.places[0], across = a.places[1];
+    a.edge = (tn_conv_edge){.above = 2, .row = across + 3};
+    a.edge.plane = (down + 3) * a.edge.row + 5;
+    if (!tn_conv_leaves_edge(&a)) return;
+    int64_t count = tn_conv_edged(&a.edge, planes, &first), begin = first - 2 * a.edge.row - 3;
+    float *memory = tn_mem_alloc((size_t)count * sizeof *memory);
+    a.workspace = tn_mem_alloc(tn_conv_workspace(&a, threads));
+    assert_true(memory && a.workspace);
+    for (int64_t i = 0; i < count; i++)
+        memory[i] = MARK;
+    a.out = memory + first;
+    tn_conv(&a);
+    for (int64_t i = 0; i < count - 2 * a.edge.row; i++) {
+        int64_t plane = i < first ? 0 : (i - first) / a.edge.plane, in = i - first - plane * a.edge.plane;
+        bool is_result = in >= 0 && in / a.edge.row < down && in % a.edge.row < across;
+        float want = i < begin ? MARK : is_result ? y[(plane * down + in / a.edge.row) * across + in % a.edge.row] : 0;
+        if (memory[i] != want) fail_msg("element %lld is %g, not %g", (long long)i, (double)memory[i], (double)want);
+    }
+    tn_mem_free(memory);
+    tn_mem_free(a.workspace);
+}
 
 static void check_everywhere(problem *p) {
     tn_conv_args *a = &p->a;
@@ -269,7 +316,11 @@ static void check_everywhere(problem *p) {
             check_filters(p, threads, results, y);
             a->turned = tn_conv_turns(a);
             turned += a->turned;
-            if (a->turned) check_filters(p, threads, results, y);
+            if (a->turned) {
+                check_filters(p, threads, results, y);
+                check_edge_read(p, threads, results, y);
+                check_edge_left(p, threads, y);
+            }
             a->turned = false;
             if (spreads) run_once(p, tn_conv_spread, tn_conv_spread_workspace(a, threads), pixels, NULL, dx, "spread");
             run_once(p, tn_conv_weight, tn_conv_weight_workspace(a, threads), weights, NULL, dw, "gradient");
@@ -375,7 +426,7 @@ static void large_windows_have_the_bits_of_their_definition(void **state) {
         {.images = 1, .channels = 530, .filters = 29, .size = {9, 28}, .kernel = {1, 3}, .places = {9, 26}},
     };
     random_state = 2;
-    turned = 0;
+    turned = edged = 0;
     for (size_t i = 0; i < TN_COUNT(sizes); i++) {
         for (int64_t stride = 1; stride <= 2; stride++) {
             problem p = {.a = sizes[i]};
@@ -393,7 +444,7 @@ static void large_windows_have_the_bits_of_their_definition(void **state) {
             check_problem(&p, true);
         }
     }
-    assert_true(turned > 0);
+    assert_true(turned > 0 && edged > 0);
 }
 
 /* Images that are the rows of the product: in one block and several, in memory in any order, more panels than threads,
@@ -518,7 +569,7 @@ static void one_filter_a_channel_has_the_bits_of_its_definition(void **state) {
 }
 
 static tn_tensor *random_tensor(const int64_t *shape, int rank) {
-    static float numbers[1 << 15];
+    static float numbers[1 << 16];
     int64_t count = 1;
     for (int d = 0; d < rank; d++)
         count *= shape[d];
@@ -692,6 +743,81 @@ static void pooling_joins_a_convolution_with_the_same_bits(void **state) {
                     assert_memory_equal(joined, apart, bytes);
                     assert_false(pool_last(x, w, bias, &o, cases[i].window, &p, KEPT, joined));
                     assert_memory_equal(joined, apart, bytes);
+                }
+            }
+}
+
+/* A convolution, what joins it, and a convolution of that: the result between them is evaluated first (apart), or only
+ * the second sees it. Is it read where it lies? */
+typedef enum between { PLAIN, BIASED, POOLED, ADDED } between;
+
+static bool one_behind_another(tn_tensor *const *t, const tn_conv2d_options *o, between how, bool apart, float *out) {
+    bool in_place = false;
+    TN_SCOPE {
+        tn_tensor *y = tn_conv2d(t[0], t[1], NULL, &o[0]), *sum = tn_add(y, tn_reshape(t[2], TN_DIMS(1, -1, 1, 1)));
+        tn_tensor *relu = tn_relu(sum), *pool = tn_max_pool2d(relu, (const int64_t[]){2, 2}, NULL);
+        tn_tensor *steps[] = {y, sum, relu, pool}, *last = how == PLAIN ? y : how == POOLED ? pool : relu;
+        if (apart) assert_ok(tn_eval(&last, 1));
+        tn_tensor *z = tn_conv2d(last, t[3], NULL, &o[1]);
+        if (how == ADDED) z = tn_add(z, last);
+        for (size_t i = 0; i < TN_COUNT(steps); i++)
+            tn_free(steps[i]);
+        assert_ok(tn_read(z, out, (size_t)tn_numel(z) * sizeof *out));
+        char *text = tn_explain_last();
+        in_place = text && strstr(text, "in place");
+        tn_text_free(text);
+    }
+    return in_place;
+}
+
+static void what_one_convolution_reads_has_zeros_around_it(void **state) {
+    (void)state;
+    static const struct {
+        int64_t images, channels, filters, size[2], kernel[2];
+        tn_conv2d_options o;
+        between how;
+        bool in_place; /* by AVX-512's lanes; fewer make blocks of other sizes */
+    } cases[] = {
+        {2, 16, 32, {11, 31}, {3, 3}, {.padding = {1, 1}}, BIASED, true},
+        {1, 16, 32, {9, 160}, {3, 3}, {.padding = {1, 1}}, BIASED, true},
+        {1, 1, 32, {40, 161}, {3, 3}, {.padding = {1, 1}}, BIASED, true}, /* few taps: blocks begin within rows … */
+        {1, 1, 32, {40, 126}, {3, 3}, {.padding = {1, 1}}, BIASED, true}, /* … or with one */
+        {1, 1, 32, {43, 126}, {3, 3}, {.padding = {1, 1}}, POOLED, true},
+        {1, 9, 32, {21, 63}, {3, 3}, {.padding = {1, 1}}, POOLED, true},
+        {3, 16, 32, {11, 19}, {3, 3}, {.padding = {1, 1}}, PLAIN, true},
+        {1, 16, 64, {13, 32}, {5, 3}, {.padding = {2, 1}, .stride = {2, 1}}, BIASED, true},
+        {1, 16, 64, {13, 32}, {3, 5}, {.padding = {0, 2}, .groups = 2}, BIASED, true},
+        {1, 16, 32, {16, 34}, {3, 3}, {.padding = {1, 1}, .stride = {1, 2}}, BIASED, false}, /* a slab sorts columns */
+        {1, 16, 32, {16, 20}, {3, 3}, {.padding = {1, 1}}, BIASED, false},                   /* vectors half full */
+        {1, 16, 32, {16, 32}, {3, 3}, {.padding = {1, 1}}, ADDED, false},                    /* two readers */
+        {1, 16, 32, {16, 32}, {3, 3}, {.padding = {0, 0}}, BIASED, false},                   /* nothing around it */
+    };
+    enum { MOST = 1 << 18 };
+    static float seen[MOST], apart[MOST];
+    for (size_t i = 0; i < TN_COUNT(cases); i++)
+        for (int threads = 1; threads <= 3; threads++)
+            for (int isa = TN_ISA_BASE; isa < TN_ISA_COUNT; isa++) {
+                if (!tn_gemm_use((tn_isa)isa)) continue;
+                assert_ok(tn_threads_set(threads));
+                TN_SCOPE {
+                    tn_conv2d_options o[2] = {{.struct_size = sizeof *o, .padding = {1, 1}}, cases[i].o};
+                    o[1].struct_size = sizeof *o;
+                    int64_t images = cases[i].images, filters = cases[i].filters, channels = cases[i].channels;
+                    int64_t rows = cases[i].size[0] + 2 * isa; /* plans of another instruction set do not come back */
+                    int64_t seen_channels = filters / (o[1].groups ? o[1].groups : 1);
+                    tn_tensor *t[] = {
+                        random_tensor(TN_DIMS(images, channels, rows, cases[i].size[1])),
+                        random_tensor(TN_DIMS(filters, channels, 3, 3)), random_tensor(&filters, 1),
+                        random_tensor(TN_DIMS(filters, seen_channels, cases[i].kernel[0], cases[i].kernel[1]))};
+                    tn_tensor *y = tn_conv2d(tn_conv2d(t[0], t[1], NULL, &o[0]), t[3], NULL, &o[1]);
+                    assert_true(tn_numel(y) <= MOST); /* at least as many as the results */
+                    memset(seen, 0, sizeof seen);
+                    memset(apart, 0, sizeof apart);
+                    assert_false(one_behind_another(t, o, cases[i].how, true, apart));
+                    bool in_place = one_behind_another(t, o, cases[i].how, false, seen);
+                    if (isa == TN_ISA_AVX512 && in_place != cases[i].in_place)
+                        fail_msg("case %zu: %s", i, in_place ? "in place" : "not in place");
+                    assert_memory_equal(seen, apart, sizeof apart);
                 }
             }
 }
@@ -884,6 +1010,7 @@ int main(void) {
         cmocka_unit_test(few_places_have_the_bits_of_the_kernel),
         cmocka_unit_test(what_is_joined_has_the_bits_of_what_is_not),
         cmocka_unit_test(pooling_joins_a_convolution_with_the_same_bits),
+        cmocka_unit_test(what_one_convolution_reads_has_zeros_around_it),
         cmocka_unit_test(one_filter_a_channel_has_the_bits_of_its_definition),
         cmocka_unit_test(one_filter_a_channel_has_the_bits_of_its_composition),
         cmocka_unit_test(one_tap_has_the_bits_of_a_product),

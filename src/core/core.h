@@ -116,6 +116,7 @@ typedef struct tn_value {
     /* plan.c */
     int place; /* slot of its memory once planned (bound, output or arena), -1: none */
     int64_t byte_offset, bytes;
+    int64_t room, room_before; /* edges.c: its bytes with what is around it, and those before it; 0: no more */
     int64_t byte_first; /* leaves: of the byte that is first, from the beginning of what is bound; `bytes` follow */
     bool host_only;     /* place.c: the device refused what it would be there; as a native group the host computes it */
     const tn_kernel_answer *refusal; /* place.c: why it refused; NULL: it did not, or nobody knows any more */
@@ -275,6 +276,8 @@ void tn_group_move_up(tn_graph_plan *g, int from, int to);
 void tn_chain_products(tn_graph_plan *g);
 /* And products that need of each other's results their own rows alone (by_rows.c). */
 tn_status tn_products_by_rows(tn_graph_plan *g);
+/* Results that one convolution reads get zeros around them (edges.c). Natives are there, places are not. */
+void tn_leave_edges(tn_graph_plan *g);
 
 /* ---- memory (layout.c) ------------------------------------------------------------------------------------------- */
 

@@ -145,7 +145,11 @@ static arena_block *block_to_reuse(const tn_graph_plan *g, arena *a, const tn_gr
 static tn_status place_in_arena(tn_graph_plan *g, arena *a, const tn_group *group, tn_value *v, int value, int last) {
     v->place = (int)(g->binding->buffer_count + g->binding->output_count);
     arena_block *reused = block_to_reuse(g, a, group, v);
-    if (!reused) return arena_take(a, v->bytes, last, value, &v->byte_offset);
+    if (!reused) {
+        TRY(arena_take(a, v->bytes, last, value, &v->byte_offset));
+        v->byte_offset += v->room_before;
+        return TN_OK;
+    }
     v->byte_offset = reused->offset;
     reused->value = value;
     reused->last = last;
@@ -212,7 +216,7 @@ static tn_status place_part(tn_graph_plan *g, arena *a, const tn_group *group, t
 /* copies: states whose new value had to be made beside their home. */
 static tn_status place_value(tn_graph_plan *g, arena *a, const tn_group *group, int value, size_t *copies) {
     tn_value *v = &g->values[value];
-    v->bytes = (int64_t)tn_node_bytes(v->node);
+    v->bytes = v->room > 0 ? v->room : (int64_t)tn_node_bytes(v->node);
     if (v->place >= 0 || !v->stored || !needed_there(g, group, v)) return TN_OK;
     if (v->joined >= 0) return place_part(g, a, group, v, copies);
     int home = v->output >= 0 ? g->binding->outputs[v->output].home : -1;

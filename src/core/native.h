@@ -101,6 +101,8 @@ bool tn_conv_joins_pool(const tn_node *conv, const tn_node *pool); /* … of wha
 bool tn_takes_spread2d(const tn_node *n);
 bool tn_takes_conv2d_weight(const tn_node *n);
 extern const tn_native_joint tn_correlate2d_joint, tn_max_pool2d_joint;
+/* Is the result of one convolution left with the zeros around it that another wants to see? Sets what changes. */
+void tn_conv_agree_on_edge(tn_value *v, tn_group *maker, tn_group *reader);
 tn_conv_args tn_conv_sizes(const tn_node *n); /* of a correlate2d, spread2d or conv2d_weight; no more than sizes */
 void tn_cost_of_conv(const tn_native *n, tn_cost *cost);
 tn_native_maker tn_make_linalg; /* native_linalg.c */

@@ -467,6 +467,43 @@ tn_status tn_make_correlate2d(const tn_graph_plan *g, const tn_group *group, tn_
     return TN_OK;
 }
 
+/* ---- edges ------------------------------------------------------------------------------------------------------- */
+
+/* The joint's only result gets the strides of what has an edge. */
+static void join_edged(tn_native *n, const kir_program *p) {
+    const tn_conv_edge *edge = &n->conv.edge;
+    for (int i = 0; i < p->n_ins; i++) {
+        if (p->ins[i].op != KIR_STORE) continue;
+        int64_t *stride = n->sizes + AXES + (int64_t)p->ins[i].imm.i * (AXES + 1) + 1;
+        stride[AXIS_ROWS] = edge->plane;
+        stride[AXIS_CHANNELS] = edge->plane * n->conv.groups * n->conv.filters;
+    }
+}
+
+static bool leaves_edge(const tn_native *n) {
+    bool whole = n->conv.pool[0] > 0 || !n->joint || n->joined_out;
+    return n->run == run_correlate2d && whole && tn_conv_leaves_edge(&n->conv);
+}
+
+void tn_conv_agree_on_edge(tn_value *v, tn_group *maker, tn_group *reader) {
+    tn_native *from = maker->native, *to = reader->native;
+    tn_conv_args *made = &from->conv, *read = &to->conv;
+    tn_conv_edge edge;
+    if (to->run != run_correlate2d || !tn_conv_wants_edge(read, &edge) || !leaves_edge(from)) return;
+    if (read->size[0] != v->node->shape[2] || read->size[1] != v->node->shape[3]) return; /* lies down */
+    int64_t first, planes = read->images * read->groups * read->channels;
+    v->room = tn_conv_edged(&edge, planes, &first) * (int64_t)sizeof(float);
+    v->room_before = first * (int64_t)sizeof(float);
+    made->edge = edge;
+    made->edge.buffer = from->joined_out - 1;
+    if (from->joint && made->pool[0] == 0) join_edged(from, maker->program);
+    memcpy(read->x_stride, (const int64_t[]){edge.plane * read->groups * read->channels, edge.plane, edge.row, 1},
+           sizeof read->x_stride);
+    read->edged = true;
+    to->by = "reading in place";
+    reader->workspace = tn_conv_workspace(read, tn_threads());
+}
+
 /* ---- the greatest of each window --------------------------------------------------------------------------------- */
 
 static void run_max_pool2d(tn_native *n, void *const *pointers) {

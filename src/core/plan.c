@@ -623,6 +623,7 @@ static tn_status plan_steps(tn_graph_plan *g, tn_plan *p) {
     TRY(commit_last(g));
     tn_chain_products(g);
     TRY(tn_products_by_rows(g));
+    tn_leave_edges(g);
     TRY(tn_lay_out(g, &p->arena_bytes, &p->host_bytes, &copies));
     describe_largest(g, p);
     p->values_planned = (int64_t)g->value_count;

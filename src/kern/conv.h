@@ -7,6 +7,14 @@
 
 #include "kern/kern.h"
 
+/* Zeros that lie around images in memory, so that windows reach over their edges and nobody has to look: `above` rows
+ * of them before each channel's rows, what is left of a row behind its places, and what is left of the plane behind the
+ * last row. */
+typedef struct tn_conv_edge {
+    int64_t above, row, plane; /* rows; elements from row to row (0: there is no edge) and from channel to channel */
+    int buffer;                /* the joint's, in which its only result lies */
+} tn_conv_edge;
+
 /* Images x [images, groups · channels, size], filters [groups · filters, channels, kernel] and results y [images,
  * groups · filters, places], all f32. The window of place (u, v) begins at (u, v) · stride − before (which may be
  * negative) and has its taps `dilation` apart; outside of the image it sees zeros. */
@@ -26,7 +34,9 @@ typedef struct tn_conv_args {
      * groups, places. Of tn_conv and tn_conv_each. */
     tn_joint joint;
     int64_t pool[2]; /* rows, columns: of what the joint writes back to the block the greatest of each window; or 0 */
-    float *out;      /* contiguous; where a joint's result goes, or NULL; what is pooled */
+    bool edged;      /* zeros lie around x wherever windows reach over it */
+    float *out;      /* contiguous but for its edge; where a joint's result goes, or NULL; what is pooled */
+    tn_conv_edge edge;
     void *workspace; /* 64-byte aligned */
 } tn_conv_args;
 
@@ -40,6 +50,13 @@ bool tn_conv_pools(const tn_conv_args *args);
 
 /* Are filters better the columns of the product than its rows? Filters are packed in another way then. */
 bool tn_conv_turns(const tn_conv_args *args);
+
+/* Would images be read where they lie, if they had an edge: *edge, as narrow as it can be? And can results be left with
+ * one? A joint's is a single one then, whose strides are the edge's. Both look at `turned` and read no data. */
+bool tn_conv_wants_edge(const tn_conv_args *args, tn_conv_edge *edge);
+bool tn_conv_leaves_edge(const tn_conv_args *args);
+/* Elements of so many planes, the first of which begins at element *first. */
+int64_t tn_conv_edged(const tn_conv_edge *edge, int64_t planes, int64_t *first);
 
 /* Windows of 3×3 with a stride of 1 can be computed with a quarter of the multiplications (Winograd), for results that
  * are rounded otherwise: still the same bits for any thread count and any instruction set with fma; others do not have

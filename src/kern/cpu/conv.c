@@ -273,16 +273,16 @@ static void multiply_tapped(const conv *c, tile t, int64_t height, int64_t colum
     }
 }
 
-/* The same row by row, each from where it begins in the slab. */
-static void multiply_rows(const conv *c, tile t, int64_t height, int64_t columns, float *channel) {
-    enum { LINE = 64 / sizeof *channel };
+/* The same row by row, each from where it begins in the slab; `out`: the first of these rows. */
+static void multiply_rows(const conv *c, tile t, int64_t height, int64_t columns, const float *out) {
+    enum { LINE = 64 / sizeof *out };
     const int64_t panel = panel_of(c->w.with), across = c->a.places[1];
     const float *row = t.b;
     float *sums = t.c;
     for (int64_t first = 0; first < columns; first += across, row += c->w.row) {
         for (int64_t at = 0; at < across; at += panel) {
-            float *to = channel + first + at;
-            for (int64_t i = 0; channel && i < height; i++, to += c->out.channel)
+            const float *to = out ? out + first / across * c->out.row + at : NULL;
+            for (int64_t i = 0; to && i < height; i++, to += c->out.channel)
                 for (int64_t j = 0; j < panel; j += LINE)
                     __builtin_prefetch(to + j, 1);
             t.b = row + at;
@@ -306,7 +306,7 @@ static void multiply_filters(const conv *c, const block *b, int64_t k0, tile t) 
         t.c = out + (i - b->first) * t.c_row;
         float *channel = last && b->ahead ? b->ahead + i * c->out.channel : NULL;
         if (c->closed)
-            multiply_rows(c, t, height, b->columns, channel ? channel + b->column : NULL);
+            multiply_rows(c, t, height, b->columns, channel ? channel + b->column / c->a.places[1] * c->out.row : NULL);
         else if (c->whole)
             multiply_tapped(c, t, height, b->columns, channel, b->column);
         else
@@ -363,7 +363,7 @@ static void finish(const conv *c, const block *b, const section *run, int runs) 
         return;
     }
     section all;
-    if (c->whole && runs > 1) {
+    if (c->whole && runs > 1 && c->a.edge.row == 0) {
         all = close_up(c, b, run, runs);
         run = &all;
         runs = 1;
@@ -561,9 +561,35 @@ bool tn_conv_pools(const tn_conv_args *args) {
     return c.closed;
 }
 
+bool tn_conv_wants_edge(const tn_conv_args *args, tn_conv_edge *edge) {
+    return args->turned && !tn_conv_beside_fits(args) && tn_conv_turned_wants_edge(args, edge);
+}
+
+/* A joint gets rows one by one then: of more than a vector, and the last one nearly full. */
+static bool joins_rows(const tn_conv_args *a) {
+    const int64_t across = a->places[1];
+    const bool full = 8 * round_up(across, tn_conv_lines()->tiles->lanes) <= 9 * across;
+    return !is_joined(a) || a->pool[0] > 0 || (full && across > MOST_LANES);
+}
+
+/* Tiles that write results themselves leave nothing around them. */
+bool tn_conv_leaves_edge(const tn_conv_args *args) {
+    conv c;
+    if (!joins_rows(args)) return false;
+    if (args->turned) return !tn_conv_beside_fits(args);
+    if (args->winograd) return false;
+    plan(&c, args);
+    return c.closed || (c.whole && is_joined(args));
+}
+
+int64_t tn_conv_edged(const tn_conv_edge *edge, int64_t planes, int64_t *first) {
+    *first = round_up((edge->above + 1) * edge->row, MOST_LANES);
+    return *first + planes * edge->plane;
+}
+
 void tn_conv(const tn_conv_args *args) {
     float *to = args->pool[0] > 0 ? NULL : args->out;
-    target out = {.data = to, .channel = args->places[0] * args->places[1], .row = args->places[1], .place = 1};
+    target out = {.data = to, .channel = result_plane(args), .row = result_row(args), .place = 1};
     run_to(args, &out);
 }
 

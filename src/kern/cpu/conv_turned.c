@@ -3,7 +3,7 @@
  * out[places, filters] = seen[places, taps] · weight[taps, filters]. Filters are packed as panels of columns. A tile's
  * rows are places side by side in one row of the image, and whichever tap it is at, what they see lies side by side in
  * the slab (windows.h), so that nothing is packed there, whatever the stride, and no place is one that does not exist.
- * Where windows never leave the image and follow each other, that itself serves as the slab, as it lies. Meanwhile
+ * Where windows never leave the image and what lies around it, that itself serves as the slab, as it lies. Meanwhile
  * tiles ask for what is far away: filling the slab and writing out would wait for it with nothing to compute.
  * The tile brings a number of the slab to all lanes: nothing but the aligned panel is loaded as a vector.
  *
@@ -67,6 +67,7 @@ static int64_t rows_of_block(const tn_conv_args *a, int64_t row) {
 /* Not where all channels would meet in the same few sets of the first cache. */
 static bool is_in_place(const tn_conv_args *a) {
     enum { SETS = 4096 / sizeof(float) };
+    if (a->edged) return true;
     if (a->stride[1] != 1 || a->x_stride[3] != 1 || a->x_stride[1] % SETS == 0) return false;
     for (int d = 0; d < 2; d++) {
         int64_t last = (a->places[d] - 1) * a->stride[d] - a->before[d];
@@ -107,6 +108,19 @@ bool tn_conv_turned_fits(const tn_conv_args *a) {
     if (a->channels * a->kernel[0] * a->kernel[1] < LEAST_DEPTH) return false;
     plan(&t, a, NULL);
     return 8 * t.panels * t.panel <= 9 * a->filters && windows_elements(&t.w) <= 4 * SLAB;
+}
+
+/* Channels begin in all sets of the first cache. */
+bool tn_conv_turned_wants_edge(const tn_conv_args *a, tn_conv_edge *edge) {
+    int64_t before[2], behind[2];
+    if (a->stride[1] != 1) return false;
+    for (int d = 0; d < 2; d++) {
+        before[d] = tn_max64(a->before[d], 0);
+        behind[d] = tn_max64((a->places[d] - 1) * a->stride[d] - a->before[d] + window_reach(a, d) - a->size[d], 0);
+    }
+    *edge = (tn_conv_edge){.above = before[0], .row = a->size[1] + tn_max64(before[1], behind[1])};
+    edge->plane = odd_lines((before[0] + a->size[0] + behind[0]) * edge->row);
+    return before[0] + before[1] + behind[0] + behind[1] > 0;
 }
 
 /* ---- filters, packed --------------------------------------------------------------------------------------------- */
@@ -255,24 +269,25 @@ static strips of_images(strips s, int64_t images, int64_t distance) {
 /* Of images whose rows follow each other: the rows behind a part of one, or the images behind whole ones. */
 static strips next_rows(const turned *w, const section *s, int64_t group, int64_t rows) {
     const tn_conv_args *a = &w->a;
-    if (a->x_stride[3] != 1 || a->x_stride[2] != a->size[1]) return (strips){0};
+    if (a->x_stride[3] != 1 || (a->x_stride[2] != a->size[1] && !a->edged)) return (strips){0};
     const int64_t images = rows / a->places[0], image = s->image + images, left = tn_min64(images, a->images - image);
     const int64_t first = images > 0 ? 0 : s->first + s->high, reach = images > 0 ? a->size[0] : rows * a->stride[0];
     const int64_t last = tn_min64(first + reach, a->size[0]);
     if (first >= last || (images > 0 && left <= 0)) return (strips){0};
     const float *x = a->x + image * a->x_stride[0] + group * a->channels * a->x_stride[1];
-    strips next = make_strips(x + first * a->size[1], a->x_stride[1], a->channels, (last - first) * a->size[1]);
+    const int64_t row = a->x_stride[2];
+    strips next = make_strips(x + first * row, a->x_stride[1], a->channels, (last - first) * row);
     return images > 0 ? of_images(next, left, a->x_stride[0]) : next;
 }
 
 static strips results_of(const turned *w, const part *p, int64_t first, int64_t filters) {
     const tn_conv_args *a = &w->a;
     const section *s = &p->s.section[0];
-    const int64_t area = w->split[0] * w->split[1], plane = a->places[0] * a->places[1] * area;
-    const int64_t channels = a->groups * a->filters;
+    const int64_t area = w->split[0] * w->split[1], plane = result_plane(a) * area;
+    const int64_t channels = a->groups * a->filters, row = result_row(a) * area;
     if (!a->out || a->pool[0] > 0) return (strips){0};
-    const float *to = a->out + (s->image * channels + first) * plane + s->at * area;
-    return of_images(make_strips(to, plane, filters, s->count * area), p->s.sections, channels * plane);
+    const float *to = a->out + (s->image * channels + first) * plane + s->at / a->places[1] * row;
+    return of_images(make_strips(to, plane, filters, s->count / a->places[1] * row), p->s.sections, channels * plane);
 }
 
 /* As many lines as the tile has time for. */
@@ -323,9 +338,9 @@ static void multiply_places(const turned *w, part *p, int64_t group, int64_t fro
 /* `filters` of them from channel `first` on (of all groups), to where results go, or to the joint. */
 static void write_out(const turned *w, part *p, int64_t first, int64_t filters) {
     const tn_conv_args *a = &w->a;
-    const int64_t plane = a->places[0] * a->places[1];
     for (int k = 0; k < p->s.sections; k++) {
         const section *now = &p->s.section[k];
+        const int64_t row = now->at / a->places[1];
         pack turn = {.to = p->block,
                      .distance = TN_GEMM_BLOCK_LD,
                      .group = now->count,
@@ -335,13 +350,16 @@ static void write_out(const turned *w, part *p, int64_t first, int64_t filters) 
                      .steps = filters,
                      .lines = now->count};
         if (!p->joint.vm) {
-            turn.to = a->out + (now->image * a->groups * a->filters + first) * plane + now->at;
-            turn.distance = plane;
+            turn.to = result_at(a, now->image, first, row);
+            turn.distance = result_plane(a);
+            turn.group = a->edge.row > 0 ? a->places[1] : now->count;
+            turn.jump = a->edge.row;
         }
         w->w.with->tiles->pack(&turn);
-        if (!p->joint.vm) continue;
-        box at = {first, filters, now->at, now->count};
-        hand_over(&p->joint, w->w.with, a, now->image, at, p->block);
+        if (p->joint.vm)
+            hand_over(&p->joint, w->w.with, a, now->image, (box){first, filters, now->at, now->count}, p->block);
+        else
+            close_edge(a, now->image, first, filters, row, now->count / a->places[1]);
     }
 }
 

@@ -6,6 +6,7 @@
 #define TN_POOLED_H
 
 #include "kern/cpu/conv_lines.h"
+#include "kern/cpu/edged.h"
 #include "kern/cpu/port.h"
 
 /* Rows of places that a block has to be a multiple of. */
@@ -21,21 +22,41 @@ static inline bool pooled_fits(const tn_conv_args *a) {
 static inline void pool_block(const conv_lines *with, const tn_conv_args *a, int64_t image, box at,
                               const float *block) {
     const int64_t down = a->pool[0], across = a->places[1], row = down * across;
-    const int64_t rows = a->places[0] / down, columns = across / a->pool[1], channels = a->groups * a->filters;
-    float *out = a->out + ((image * channels + at.row) * rows + at.col / row) * columns;
-    for (int64_t i = 0; i < at.rows; i++, out += rows * columns, block += TN_GEMM_BLOCK_LD)
+    const int64_t columns = across / a->pool[1], out_row = result_row(a);
+    float *out = result_at(a, image, at.row, at.col / row);
+    for (int64_t i = 0; i < at.rows; i++, out += result_plane(a), block += TN_GEMM_BLOCK_LD)
         for (int64_t r = 0; r < at.cols / row; r++) {
             const float *from = block + r * row;
             if (down == 1)
-                with->greatest_beside(from, out + r * columns, columns);
+                with->greatest_beside(from, out + r * out_row, columns);
             else
-                with->greatest_of_four(from, from + across, out + r * columns, columns);
+                with->greatest_of_four(from, from + across, out + r * out_row, columns);
         }
+    close_edge(a, image, at.row, at.rows, at.col / row, at.cols / row);
+}
+
+/* The joint's program counts places as if there was nothing between rows: it gets them one by one, and its result's
+ * address moved on by what is. */
+static inline void join_rows(port *joint, const tn_conv_args *a, int64_t image, box at, float *block) {
+    const int64_t across = a->places[1], end = at.col + at.cols;
+    char *result = joint->buffers[a->edge.buffer];
+    for (box part = at; part.col < end; part.col += part.cols, block += part.cols) {
+        const int64_t row = part.col / across, behind = (row + 1) * across;
+        part.cols = tn_min64(behind, end) - part.col;
+        joint->buffers[a->edge.buffer] = result + row * (a->edge.row - across) * (int64_t)sizeof(float);
+        port_run(joint, (const int64_t[TN_GEMM_BATCH_AXES]){0, 0, 0, image}, part, block);
+        if (part.col + part.cols == behind) close_edge(a, image, at.row, at.rows, row, 1);
+    }
+    joint->buffers[a->edge.buffer] = result;
 }
 
 /* To the joint, and on to where the image's results go. */
 static inline void hand_over(port *joint, const conv_lines *with, const tn_conv_args *a, int64_t image, box at,
                              float *block) {
+    if (a->edge.row > 0 && a->pool[0] == 0) {
+        join_rows(joint, a, image, at, block);
+        return;
+    }
     port_run(joint, (const int64_t[TN_GEMM_BATCH_AXES]){0, 0, 0, image}, at, block);
     if (a->pool[0] > 0) pool_block(with, a, image, at, block);
 }
