@@ -4,7 +4,7 @@
  *   flush.c    plan cache, running, and what a run leaves behind
  *   map.c      pointers → small numbers
  *   values.c   nodes → values: composed ops expanded, equal values shared
- *   fuse.c     values → groups: what becomes one kernel
+ *   fuse.c     values → groups: what becomes one kernel; again.c: what is computed in several
  *   lower.c    a group → a KIR program; blocks.c: what an element of quantised weights is
  *   template.c the same for products and native ops on devices with workgroups
  *   vendor.c   which products and convolutions the library of the device's vendor computes
@@ -229,6 +229,10 @@ void tn_vendor_forget(tn_graph_plan *g);
 /* Asks it for each product, and hands over what it said to convolutions (vendor.c). */
 tn_status tn_vendor_choose(tn_graph_plan *g);
 tn_status tn_fuse(tn_graph_plan *g);
+/* Is this element-wise value, which several groups need, computed in each of them rather than stored (again.c)? */
+bool tn_is_made_again(const tn_graph_plan *g, const tn_value *v);
+/* Does the group compute a value that another one stores, since it reads all that this is made of anyway? */
+bool tn_group_makes_again(const tn_graph_plan *g, int group, int value);
 /* A kernel of kern/cpu computes it, or a vendor's library on the device: it reads operands that lie in memory. */
 static inline bool tn_group_is_native(const tn_group *group) {
     return (group->kind == TN_GROUP_MATMUL || group->kind == TN_GROUP_NATIVE) && !group->templated;

@@ -2,7 +2,8 @@
  *
  * One rule a line:
  *   - An element-wise, movement or generated value is computed inside whoever needs it (inlined), unless it is an
- *     output, is needed by several groups and dear, or some user can only read it from memory.
+ *     output, is needed by several groups and dear, or some user can only read it from memory. Dear is what takes
+ *     longer to make again than to read; of large values, what takes more of memory (again.c).
  *   - A value that must be stored joins a group that needs it and runs over the same space: further results of one
  *     pass.
  *   - A reduction joins the group that runs over its rows or over its input: softmax and norms are one kernel. But none
@@ -395,11 +396,11 @@ static tn_status add_dependencies(tn_graph_plan *g, const tn_value *v) {
     return TN_OK;
 }
 
-static bool must_store(const tn_value *v) {
+static bool must_store(const tn_graph_plan *g, const tn_value *v) {
     if (v->output >= 0 || v->wants_memory || v->alone) return true;
     if (kernel_of_its_own(tn_value_class(v))) return true;
     bool dear = v->loads > 0 && v->weight > CHEAP_WEIGHT;
-    return (v->pull_count > 1 && dear) || v->pull_count > MAX_PULLS;
+    return (v->pull_count > 1 && dear && !tn_is_made_again(g, v)) || v->pull_count > MAX_PULLS;
 }
 
 /* Views are never stored: who needs one reads its root's memory, or computes through it. */
@@ -412,7 +413,7 @@ static tn_status visit(tn_graph_plan *g, int value) {
     TRY(collect_pulls(g, v));
     if (tn_value_class(v) == TN_VIEW_OP) return TN_OK;
     if (v->pull_count == 0 && v->output < 0) return TN_OK;
-    if (!must_store(v)) return TN_OK;
+    if (!must_store(g, v)) return TN_OK;
     TRY(place_value(g, value));
     return add_dependencies(g, &g->values[value]);
 }

@@ -324,15 +324,20 @@ static kir_val pull_member(tn_lower *lw, tn_lowering *w, int value, const kir_af
     return give_up(lw, w, value);
 }
 
+/* Does the group find the value in memory, its own results apart? */
+static bool is_read(const tn_lowering *w, int value) {
+    const tn_value *v = &w->g->values[value], *root = &w->g->values[v->root];
+    if (root->slot >= 0) return true;
+    return root->stored && root->group != w->group_id && !tn_group_makes_again(w->g, w->group_id, value);
+}
+
 static kir_val value_at(tn_lower *lw, tn_lowering *w, int value, const kir_aff *at, bool *loaded) {
     const tn_value *v = &w->g->values[value];
     *loaded = true;
     if (w->status != TN_OK || w->g->forbid >= 0) return kir_const(lw->kb, kir_type_of((tn_dtype)v->node->dtype), 0.0);
     if (v->dial >= 0) return pull_dial(lw, w, v);
-    const tn_value *root = &w->g->values[v->root];
     bool member = v->group == w->group_id && value != w->building;
-    bool in_this_group = root->group == w->group_id;
-    if (!member && (root->slot >= 0 || (root->stored && !in_this_group))) return load_from(lw, w, v, at);
+    if (!member && is_read(w, value)) return load_from(lw, w, v, at);
     *loaded = false;
     if (member) return pull_member(lw, w, value, at);
     if (!v->row || !v->row->impl->lower) return give_up(lw, w, v->root);
@@ -588,11 +593,9 @@ static void emit_scan(tn_lower *lw, tn_lowering *w) {
  * is one more than its input's. */
 static int phase_of(tn_lowering *w, int value) {
     tn_value *v = &w->g->values[value];
-    const tn_value *root = &w->g->values[v->root];
     bool here = v->group == w->group_id;
     if (v->phase_stamp == w->g->stamp) return v->phase;
-    if (!v->row || v->dial >= 0 || (!here && (root->slot >= 0 || (root->stored && root->group != w->group_id))))
-        return 0;
+    if (!v->row || v->dial >= 0 || (!here && is_read(w, value))) return 0;
     int phase = 0;
     for (int k = 0; k < v->n_in; k++) {
         int p = v->in[k] >= 0 ? phase_of(w, v->in[k]) : 0;

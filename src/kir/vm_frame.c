@@ -123,7 +123,15 @@ static void merge_loop(const kir_frame *f, axes *out) {
 
 /* ---- layout ------------------------------------------------------------------------------------------------------ */
 
-/* Do the loop's loads and stores go along memory rather than across it? Rows too short for a vector are turned: many of
+/* Is the access at the same place at all points of the loop? */
+static bool stays(const kir_frame *f, int access, const axes *loop) {
+    for (int k = 0; k < loop->n; k++)
+        if (stride_of(f, access, loop->axis[k]) != 0) return false;
+    return true;
+}
+
+/* Do the loop's loads and stores go along memory rather than across it? Those that stay where they are do not matter,
+ * being done once a row. Rows too short for a vector are turned: many of
  * them side by side keep vectors full. */
 static kir_layout choose_layout(const kir_frame *f, const axes *par, const axes *loop) {
     enum { SHORT_LOOP = 16 };
@@ -133,7 +141,7 @@ static kir_layout choose_layout(const kir_frame *f, const axes *par, const axes 
     int along = 0, across = 0;
     for (int i = 0; i < f->vm->parts.n_steps; i++) {
         const kir_step *s = &f->vm->parts.steps[i];
-        if (!s->in_loop || (s->op != KIR_LOAD && s->op != KIR_STORE)) continue;
+        if (!s->in_loop || (s->op != KIR_LOAD && s->op != KIR_STORE) || stays(f, s->access, loop)) continue;
         along += magnitude(stride_of(f, s->access, loop->axis[loop->n - 1])) == 1;
         across += magnitude(stride_of(f, s->access, par->axis[par->n - 1])) == 1;
     }
