@@ -123,11 +123,15 @@ static void put_node(onnx_export *x, const char *op, const char *const *in, int 
     if (x->nodes.failed) sticks(x, TN_ERR_MEMORY);
 }
 
-const char *onnx_emit_nth(onnx_export *x, const char *op, const char *const *in, int n_in, int which, int n_out) {
-    const char *out[2];
+void onnx_emit_all(onnx_export *x, const char *op, const char *const *in, int n_in, const char **out, int n_out) {
     for (int i = 0; i < n_out; i++)
         out[i] = onnx_name(x, "_v%d", x->fresh++);
     put_node(x, op, in, n_in, out, n_out);
+}
+
+const char *onnx_emit_nth(onnx_export *x, const char *op, const char *const *in, int n_in, int which, int n_out) {
+    const char *out[2];
+    onnx_emit_all(x, op, in, n_in, out, n_out);
     return out[which];
 }
 

@@ -68,6 +68,7 @@ void onnx_attr_ints(onnx_export *x, const char *name, const int64_t *v, int coun
 /* A node with these inputs ("" where one is left out); returns the name of its output, of two the one asked for. */
 const char *onnx_emit_of(onnx_export *x, const char *op, const char *const *in, int n_in);
 const char *onnx_emit_nth(onnx_export *x, const char *op, const char *const *in, int n_in, int which, int n_out);
+void onnx_emit_all(onnx_export *x, const char *op, const char *const *in, int n_in, const char **out, int n_out);
 const char *onnx_emit1(onnx_export *x, const char *op, const char *a);
 const char *onnx_emit2(onnx_export *x, const char *op, const char *a, const char *b);
 const char *onnx_emit3(onnx_export *x, const char *op, const char *a, const char *b, const char *c);

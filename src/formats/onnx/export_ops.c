@@ -464,17 +464,73 @@ static const char *write_linear(onnx_export *x, const tn_node *n, const onnx_wri
     return onnx_emit2(x, "MatMul", in(x, n, 0), onnx_emit1(x, "Transpose", weight));
 }
 
-/* Each row's matrix is brought: [tokens, choices, out, in] · [tokens, choices or 1, in, 1]. */
+/* Where the elements of a list would stand, sorted. */
+static const char *write_order(onnx_export *x, const char *list) {
+    const char *names[] = {list, onnx_emit1(x, "Shape", list)};
+    onnx_attr_int(x, "axis", 0);
+    onnx_attr_int(x, "largest", 0);
+    return onnx_emit_nth(x, "TopK", names, 2, 1, 2);
+}
+
+static const char *write_rows_of(onnx_export *x, const char *table, const char *rows) {
+    onnx_attr_int(x, "axis", 0);
+    return onnx_emit2(x, "Gather", table, rows);
+}
+
+/* How many rows each expert has. */
+static const char *write_counts(onnx_export *x, const char *chosen, int64_t experts, int64_t *numbers) {
+    for (int64_t e = 0; e < experts; e++)
+        numbers[e] = e;
+    const char *column = onnx_emit2(x, "Unsqueeze", chosen, onnx_write_list(x, (int64_t[]){1}, 1));
+    const char *same = onnx_emit2(x, "Equal", column, onnx_write_list(x, numbers, (int)experts));
+    const char *ones = onnx_write_cast(x, same, TN_I64);
+    onnx_attr_int(x, "keepdims", 0);
+    return onnx_emit2(x, "ReduceSum", ones, onnx_write_list(x, (int64_t[]){0}, 1));
+}
+
+/* Rows in the order of their experts are cut where one ends; each part is multiplied with its matrix, and what comes of
+ * it goes back to where it was. parts, matrices: room for one of each expert. */
+static const char *multiply_parts(onnx_export *x, const tn_node *n, const char *weight, const char **parts,
+                                  const char **matrices, int64_t *numbers) {
+    const tn_node *from = n->in[0];
+    int64_t experts = n->in[1]->shape[0], choices = n->shape[1];
+    const char *chosen = onnx_emit2(x, "Reshape", in(x, n, 2), onnx_write_list(x, (int64_t[]){-1}, 1));
+    const char *order = write_order(x, chosen), *rows = in(x, n, 0), *row = order;
+    if (from->rank == 2) row = onnx_emit2(x, "Div", order, onnx_write_number(x, (double)choices, TN_I64));
+    if (from->rank == 3) rows = onnx_emit2(x, "Reshape", rows, onnx_write_list(x, (int64_t[]){-1, from->shape[2]}, 2));
+    const char *cut[] = {write_rows_of(x, rows, row), write_counts(x, chosen, experts, numbers)};
+    onnx_attr_int(x, "axis", 0);
+    onnx_emit_all(x, "Split", cut, 2, parts, (int)experts);
+    onnx_attr_int(x, "axis", 0);
+    onnx_attr_int(x, "num_outputs", experts);
+    onnx_emit_all(x, "Split", &weight, 1, matrices, (int)experts);
+    const char *first = onnx_write_list(x, (int64_t[]){0}, 1);
+    for (int64_t e = 0; e < experts; e++) {
+        const char *matrix = onnx_emit2(x, "Squeeze", matrices[e], first);
+        onnx_attr_ints(x, "perm", (int64_t[]){1, 0}, 2);
+        parts[e] = onnx_emit2(x, "MatMul", parts[e], onnx_emit1(x, "Transpose", matrix));
+    }
+    onnx_attr_int(x, "axis", 0);
+    const char *made = onnx_emit_of(x, "Concat", parts, (int)experts);
+    return onnx_emit2(x, "Reshape", write_rows_of(x, made, write_order(x, order)), onnx_write_shape(x, n));
+}
+
+static bool has_experts(const tn_node *n) { return n->in[1]->shape[0] > 0; }
+
 static const char *write_experts(onnx_export *x, const tn_node *n, const onnx_writer *w) {
-    const char *weight = in(x, n, 1), *rows = in(x, n, 0);
+    const char *weight = in(x, n, 1), *made = "";
+    size_t experts = (size_t)n->in[1]->shape[0];
+    const char **parts = tn_mem_zalloc(2 * experts, sizeof *parts);
+    int64_t *numbers = tn_mem_zalloc(experts, sizeof *numbers);
     (void)w;
     if (!tn_dtype_is_quantized((tn_dtype)n->in[1]->dtype)) weight = onnx_write_cast(x, weight, (tn_dtype)n->dtype);
-    onnx_attr_int(x, "axis", 0);
-    const char *brought = onnx_emit2(x, "Gather", weight, in(x, n, 2));
-    rows = onnx_emit2(x, "Unsqueeze", rows,
-                      n->in[0]->rank == 2 ? onnx_write_list(x, (int64_t[]){1, 3}, 2)
-                                          : onnx_write_list(x, (int64_t[]){3}, 1));
-    return onnx_emit2(x, "Squeeze", onnx_emit2(x, "MatMul", brought, rows), onnx_write_list(x, (int64_t[]){3}, 1));
+    if (parts && numbers)
+        made = multiply_parts(x, n, weight, parts, parts + experts, numbers);
+    else if (x->status == TN_OK)
+        x->status = TN_ERR_MEMORY;
+    tn_mem_free(parts);
+    tn_mem_free(numbers);
+    return made;
 }
 
 /* ---- normalisation ----------------------------------------------------------------------------------------------- */
@@ -730,7 +786,7 @@ static const onnx_writer writers[] = {
     {TN_OP_MATMUL_BATCHED, "MatMul", onnx_write_plain, NULL, NULL, 0},
     {TN_OP_LINEAR_QUANTIZED, NULL, write_linear, NULL, NULL, 0},
     {TN_OP_LINEAR_HALF, NULL, write_linear, NULL, NULL, 0},
-    {TN_OP_LINEAR_EXPERTS_ROWS, NULL, write_experts, NULL, NULL, 0},
+    {TN_OP_LINEAR_EXPERTS_ROWS, NULL, write_experts, has_experts, NULL, 0},
     {TN_OP_SOFTMAX, "Softmax", write_axis, has_dims, NULL, 0},
     {TN_OP_LOG_SOFTMAX, "LogSoftmax", write_axis, has_dims, NULL, 0},
     {TN_OP_LAYER_NORM, NULL, write_layer_norm, has_weight, NULL, 0},
