@@ -27,7 +27,8 @@ enum {
     SLAB = 1 << 17,                 /* elements of a block's slab: a part of the second cache */
     LEAST_ACROSS = 4,               /* places in a row, or tiles are too low */
     LEAST_DEPTH = 64,               /* steps of k, or turning takes longer than it gains */
-    LINE = 16                       /* elements of a line of the cache */
+    LINE = 16,                      /* elements of a line of the cache */
+    PANEL = 6144                    /* elements that a panel takes of the first cache, at most: half of it */
 };
 
 /* A convolution in its own right, of windows that lie within the others'. */
@@ -46,11 +47,18 @@ typedef struct turned {
     int64_t blocks, parts;  /* of rows; of panels */
     int64_t depth;          /* of all phases */
     bool in_place;          /* windows are read from the image: they never leave it */
-    size_t tap_bytes, slab_bytes, sums_bytes, block_bytes, part_bytes;
+    size_t tap_bytes, slab_bytes, sums_bytes, begun_bytes, block_bytes, part_bytes;
     char *memory;
 } turned;
 
 static int64_t phase_depth(const tn_conv_args *a) { return a->channels * a->kernel[0] * a->kernel[1]; }
+
+/* Steps of a panel from k0 on that are taken at once. A chunk whose panel would push what tiles see out of the first
+ * cache is taken in halves: the chains go on where they were. */
+static int64_t steps_at(const turned *t, int64_t depth, int64_t k0) {
+    int64_t left = tn_min64(CHUNK - k0 % CHUNK, depth - k0);
+    return left * t->panel > PANEL ? left / 2 : left;
+}
 
 /* Rows whose slab is small enough; whole images where there are several. Else as many as are pooled
  * together, or a multiple of that. */
@@ -94,8 +102,9 @@ static void plan(turned *t, const tn_conv_args *args, const turned_phases *phase
     t->tap_bytes = ((size_t)t->depth * sizeof(int64_t) + 63) / 64 * 64;
     t->slab_bytes = t->in_place ? 0 : windows_area(windows_elements(&t->w));
     t->sums_bytes = windows_area(t->rows * args->places[1] * t->split[1] * t->panel);
+    t->begun_bytes = t->depth > CHUNK && CHUNK * t->panel > PANEL ? t->sums_bytes : 0;
     t->block_bytes = args->joint.vm ? windows_area(t->panel * TN_GEMM_BLOCK_LD) : 0;
-    t->part_bytes = t->slab_bytes + t->sums_bytes + t->block_bytes + port_scratch(&args->joint, 0);
+    t->part_bytes = t->slab_bytes + t->sums_bytes + t->begun_bytes + t->block_bytes + port_scratch(&args->joint, 0);
 }
 
 /* Columns of the last panel that are none are summed all the same: an eighth of them at most. Rows that are pooled
@@ -240,7 +249,7 @@ typedef struct strips {
 /* Memory of one thread. */
 typedef struct part {
     seen s;
-    float *sums, *block;
+    float *sums, *begun, *block; /* begun: chains of which half is summed */
     port joint;
     /* The filters of the next chunk; where this panel's results go; what the next block sees that this one does not. */
     strips filters, results, next;
@@ -316,14 +325,14 @@ static const float *section_begin(const turned *w, const part *p, int64_t group,
     return x + s->first * a->x_stride[2] - a->before[1];
 }
 
-/* A chunk of k over the whole block; `t` has the panel, and a place's sums begin `from` behind its first ones. */
-static void multiply_places(const turned *w, part *p, int64_t group, int64_t from, tile t) {
+/* Some steps of k over the whole block; `t` has the panel, and a place's sums are `from` behind its first in `to`. */
+static void multiply_places(const turned *w, part *p, int64_t group, float *to, int64_t from, tile t) {
     const tile_set *with = w->w.with->tiles;
     const int64_t across = w->a.places[1], down = w->a.stride[0] * (w->in_place ? w->a.x_stride[2] : w->w.row);
     for (int k = 0; k < p->s.sections; k++) {
         const section *now = &p->s.section[k];
         const float *row = section_begin(w, p, group, k);
-        t.c = p->sums + now->to * t.c_row + from;
+        t.c = to + now->to * t.c_row + from;
         for (int64_t at = 0; at < now->count; at += across, row += down) {
             t.a = row;
             for (int64_t left = across, rows = 0; left > 0; left -= rows, t.a += rows, t.c += rows * t.c_row) {
@@ -386,14 +395,18 @@ static void write_pixels(const turned *w, part *p, int64_t first, int64_t filter
 /* Panel n of the filters at one phase, whose sums begin `from` behind a place's first ones. */
 static void multiply_phase(const turned *w, part *p, const phase *at, int64_t group, int64_t n, int64_t from) {
     const float *packed = at->packed + (group * w->panels + n) * at->depth * w->panel;
-    for (int64_t k0 = 0; k0 < at->depth; k0 += CHUNK) {
-        tile t = {.b = packed + k0 * w->panel, .tap = at->tap + k0, .k = tn_min64(CHUNK, at->depth - k0)};
-        int64_t after = k0 + CHUNK < at->depth ? tn_min64(CHUNK, at->depth - k0 - CHUNK) : 0;
-        if (after == 0 && n + 1 < w->panels) after = tn_min64(CHUNK, at->depth);
+    for (int64_t k0 = 0, next; k0 < at->depth; k0 = next) {
+        tile t = {.b = packed + k0 * w->panel, .tap = at->tap + k0, .k = steps_at(w, at->depth, k0)};
+        next = k0 + t.k;
+        int64_t after = next < at->depth ? steps_at(w, at->depth, next) : 0;
+        if (after == 0 && n + 1 < w->panels) after = steps_at(w, at->depth, 0);
         p->filters = after > 0 ? make_strips(t.b + t.k * w->panel, 0, 1, after * w->panel) : (strips){0};
-        t.add = k0 > 0;
+        bool first = k0 < CHUNK, whole = next % CHUNK == 0 || next == at->depth;
+        t.goes_on = k0 % CHUNK > 0;
+        t.begun = first ? 0 : p->begun - p->sums;
+        t.add = !first && whole;
         t.c_row = w->split[1] * w->panel;
-        multiply_places(w, p, group, from, t);
+        multiply_places(w, p, group, first || whole ? p->sums : p->begun, from, t);
     }
 }
 
@@ -434,7 +447,8 @@ static void compute_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
     p.s.sections = 0;
     p.s.slab = (float *)(void *)memory;
     p.sums = (float *)(void *)(memory + w->slab_bytes);
-    p.block = (float *)(void *)(memory + w->slab_bytes + w->sums_bytes);
+    p.begun = (float *)(void *)(memory + w->slab_bytes + w->sums_bytes);
+    p.block = (float *)(void *)(memory + w->slab_bytes + w->sums_bytes + w->begun_bytes);
     port_open(&p.joint, &w->a.joint, (char *)p.block + w->block_bytes);
     for (int64_t n = begin; n < end; n++) {
         int64_t at = n % w->blocks, number = n / w->blocks % w->parts, group = n / w->blocks / w->parts;

@@ -58,6 +58,8 @@ typedef struct tile {
     int64_t row, column;
     const real *ahead;  /* rows of A (a_row apart, k contiguous) to bring closer meanwhile, for the next tile */
     int64_t ahead_rows; /* how many of them: 0 for none; of a turned tile lines of the cache, each behind the last */
+    bool goes_on;       /* a turned tile whose chains began before: their sums so far are … */
+    int64_t begun;      /* … so many elements behind C's */
 } tile;
 
 enum { TURNED_AHEAD = 8 }; /* steps of a turned tile between two lines: it has others to wait for */

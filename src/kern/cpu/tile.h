@@ -284,8 +284,14 @@ VEC_INLINE void tile_turned_step(V sum[TILE_ROWS][2], const real *a, const real 
 
 VEC_INLINE void tile_turn(const tile *t, const int rows) {
     V sum[TILE_ROWS][2];
+    const int64_t c_row = t->c_row;
+    const real *a = t->a, *b = t->b, *ahead = t->ahead, *begun = t->c + t->begun;
     VEC_UNROLL for (int i = 0; i < rows; i++) sum[i][0] = sum[i][1] = v_zero();
-    const real *a = t->a, *b = t->b, *ahead = t->ahead;
+    if (t->goes_on) {
+        VEC_UNROLL for (int i = 0; i < rows; i++) {
+            VEC_UNROLL for (int j = 0; j < 2; j++) sum[i][j] = v_load(begun + i * c_row + j * VL);
+        }
+    }
     const int64_t *tap = t->tap, *end = tap + t->k;
     for (int64_t lines = t->ahead_rows; tap < end; lines--) {
         const int64_t *stop = lines > 0 && end - tap > TURNED_AHEAD ? tap + TURNED_AHEAD : end;
@@ -295,7 +301,6 @@ VEC_INLINE void tile_turn(const tile *t, const int rows) {
             tile_turned_step(sum, a + *tap, b, rows);
     }
     real *c = t->c;
-    const int64_t c_row = t->c_row;
     const bool add = t->add;
     VEC_UNROLL for (int i = 0; i < rows; i++, c += c_row) {
         VEC_UNROLL for (int j = 0; j < 2; j++) v_store(c + j * VL, add ? v_load(c + j * VL) + sum[i][j] : sum[i][j]);
