@@ -188,6 +188,7 @@ static void large_values_are_not_stored_nor_read_where_they_are_made_again(void 
     apart = false;
     assert_int_equal(images_through("sub+sum [", IMAGES, false), 0);
     assert_int_not_equal(images_through("sub+sum [", IMAGES / 2, false), 0);
+    assert_int_equal(images_through("maximum+sum+sum [", IMAGES, false), 3); /* y besides, and no mask */
     assert_int_equal(images_through("mul [", IMAGES, false), 3); /* of x, dy and dx; y and the mask are made of x */
     assert_int_equal(images_through("mul [", IMAGES, true), 4);
 }

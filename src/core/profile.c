@@ -31,7 +31,7 @@ static int64_t places_of(const tn_graph_plan *g, const tn_group *group) {
     const tn_value *lead = &g->values[group->lead];
     if (group->kind == TN_GROUP_MAP) return tn_value_numel(lead);
     if (group->kind != TN_GROUP_ROWS || !lead->row->impl->loops) return INT64_MAX;
-    int64_t extent[TN_MAX_RANK], places = 1;
+    int64_t extent[TN_MAX_RANK], places = tn_value_numel(lead);
     int rank = lead->row->impl->loops(lead->node, extent);
     for (int d = 0; d < rank; d++)
         places *= extent[d];
