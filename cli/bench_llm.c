@@ -52,7 +52,7 @@ static tn_status begin_llm(bench_work *w, void **self) {
     s->count = w->size[0];
     for (int i = 0; i < MOST_IDS; i++)
         s->ids[i] = (int32_t)((int64_t)i * 7919 % facts.vocabulary);
-    if (w->bytes > 0) w->bytes = (double)facts.weights_bytes, w->passes = (double)s->count;
+    if (w->bytes > 0) w->bytes = (double)facts.token_bytes, w->passes = (double)s->count;
     return TN_OK;
 }
 

@@ -720,6 +720,22 @@ static void mixtures_compute_what_they_are_defined_as(void **state) {
     if (!(d.mean <= 3e-2)) fail_msg("a mixture in Q8_0: the logits are %g of their size from the definition", d.mean);
 }
 
+/* A token reads the experts that it chose, which here are three of seven. */
+static void of_a_mixture_a_token_reads_what_it_chose(void **state) {
+    (void)state;
+    for (int apart = 0; apart < 2; apart++) {
+        model m;
+        spec s = qwen3moe;
+        tn_llm_facts facts = {.struct_size = sizeof facts};
+        s.apart = apart;
+        make_model(&m, &s);
+        assert_ok(tn_llm_inspect_path(write_model(&m, NULL, "facts.gguf"), NULL, &facts));
+        int64_t expert = 3 * s.expert * s.hidden * (int64_t)sizeof(float);
+        assert_int_equal(facts.weights_bytes - facts.token_bytes, s.layers * (s.experts - s.choices) * expert);
+        free_model(&m);
+    }
+}
+
 static void mixtures_that_cannot_be_are_refused(void **state) {
     (void)state;
     static const struct {
@@ -1067,6 +1083,7 @@ int main(void) {
         cmocka_unit_test(gemmas_compute_what_they_are_defined_as),
         cmocka_unit_test(numbers_of_gemma_that_are_none_are_refused),
         cmocka_unit_test(mixtures_compute_what_they_are_defined_as),
+        cmocka_unit_test(of_a_mixture_a_token_reads_what_it_chose),
         cmocka_unit_test(mixtures_that_cannot_be_are_refused),
         cmocka_unit_test(weights_of_other_types_are_what_they_stand_for),
         cmocka_unit_test(every_cut_gives_the_same_bits),

@@ -55,6 +55,7 @@ typedef struct tn_llm_facts {
     int64_t runtime_bytes;    /* the library and the tokenizer */
     int64_t total_bytes;      /* the four together: tn_estimate_inference_memory's numbers */
     bool tied_embeddings;
+    int64_t token_bytes; /* of weights, that are read for a token: of a mixture the chosen experts' alone */
 } tn_llm_facts;
 
 /* What tn_llm_open would make of an open file, from its metadata alone: sizes are checked against the tensors', nothing

@@ -367,7 +367,9 @@ static tn_status check_named(const llm_source *s, llm_config *c, const char *nam
                                "%s: tensor '%s' is of type %s, which is not computed with here; take "
                                "the model in another quantisation",
                                tn_llm_source_place(s, &t).text, name, t.dtype_name);
+    bool chosen = layer >= 0 && BIT(slot) & EXPERTS & ~BIT(SLOT_ROUTER);
     c->weights_bytes += t.bytes;
+    c->expert_bytes += chosen ? t.bytes : 0;
     return check_shape(s, c, &t, shape, layer >= 0 && (c->naming->transposed & BIT(slot)), alone,
                        layer >= 0 && slot == SLOT_SHARED_ROUTER);
 }
@@ -592,6 +594,7 @@ tn_status tn_llm_describe(const llm_config *c, const llm_source *s, tn_llm_facts
     tn_memory_estimate memory;
     TRY(estimate(c, &memory));
     TRY(find_name(s, &name, &length));
+    int64_t experts = c->choices > 0 ? c->size[SIZE_EXPERTS] : 1;
     *facts = (tn_llm_facts){
         .struct_size = sizeof *facts,
         .architecture = c->family->architecture,
@@ -611,6 +614,7 @@ tn_status tn_llm_describe(const llm_config *c, const llm_source *s, tn_llm_facts
         .runtime_bytes = memory.runtime_bytes,
         .total_bytes = memory.total_bytes,
         .tied_embeddings = c->tied,
+        .token_bytes = memory.weights_bytes - c->expert_bytes / experts * (experts - c->choices),
     };
     snprintf(facts->name, sizeof facts->name, "%.*s", (int)(length < 120 ? length : 120), name);
     snprintf(facts->quantisation, sizeof facts->quantisation, "%s", c->quantisation);

@@ -181,6 +181,7 @@ typedef struct llm_config {
     tn_dtype cache;
     bool tied; /* the embedding is the output's weight too */
     int64_t weights_bytes, parameters;
+    int64_t expert_bytes; /* of weights_bytes, those of experts that are chosen */
     char quantisation[16];
     int32_t ends[LLM_MOST_ENDS]; /* tokens that end a text, by generation_config.json */
     int end_count;
