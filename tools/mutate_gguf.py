@@ -27,7 +27,7 @@ MEMORY = 400 << 20  # bytes resident; models here are below one megabyte
 ADDRESSES = 4 << 30
 SECONDS = 20
 TEMPLATE = "{% for m in messages %}<|s|>{{ m['role'] }}: {{ m['content'] | trim }}\n{% endfor %}"
-WHERE = re.compile(r"byte \d+|'[^']*' has no (key|tensor)|token \d+ is not a number|context")
+WHERE = re.compile(r"byte \d+|'[^']*' has no (key|tensor|chat template)|token \d+ is not a number|context")
 
 # type: (number in the file, elements of a block, its bytes)
 TYPES = {"F32": (0, 1, 4), "F16": (1, 1, 2), "Q4_0": (2, 32, 18), "Q4_1": (3, 32, 20), "Q5_0": (6, 32, 22),
