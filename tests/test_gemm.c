@@ -265,9 +265,9 @@ static void make_product(product *p) {
     set_extents(&p->a, p, p->m, p->k);
     set_extents(&p->b, p, p->k, p->n);
     set_extents(&p->c, p, p->m, p->n);
-    bool of_bytes = p->dtype == TN_I32;
-    random_array(&p->a, !of_bytes ? p->dtype : random_below(2) ? TN_I8 : TN_U8, true, p->whole);
-    random_array(&p->b, !of_bytes ? p->dtype : random_below(2) ? TN_I8 : TN_U8, true, p->whole);
+    bool of_bytes = p->dtype == TN_I32, quads = random_below(2); /* u8 by i8, which some processors take four by four */
+    random_array(&p->a, !of_bytes ? p->dtype : quads || random_below(2) ? TN_U8 : TN_I8, true, p->whole);
+    random_array(&p->b, !of_bytes ? p->dtype : quads || random_below(2) ? TN_I8 : TN_U8, true, p->whole);
     random_array(&p->c, p->dtype, false, false);
     if (p->store_c) {
         p->bias = tn_mem_alloc((size_t)(p->n + 1) * sizeof *p->bias);
@@ -382,7 +382,8 @@ static void check_product(const product *p) {
     call(p, &args, &c, "packed anew");
     if (b_is_fixed(p)) {
         bool valid = false;
-        args.packed_b = dirty_memory(tn_gemm_packed_bytes(p->n, p->k, p->dtype));
+        bool quads = p->dtype == TN_I32 && tn_gemm_takes_quads(&args);
+        args.packed_b = dirty_memory(tn_gemm_packed_bytes(p->n, p->k, quads ? TN_I8 : p->dtype));
         args.packed_valid = &valid;
         call(p, &args, &c, "packed and kept");
         assert_true(valid || points_of(&p->c) == 0);
@@ -409,7 +410,9 @@ static void check_everywhere(const product *p) {
     for (int isa = TN_ISA_BASE; isa < TN_ISA_COUNT; isa++) {
         if (!tn_gemm_use((tn_isa)isa)) continue;
         tn_gemm_use_pairs(false);
+        tn_gemm_use_quads(false);
         check_on_threads(p);
+        if (tn_gemm_use_quads(true) && p->dtype == TN_I32) check_on_threads(p);
         pairs = isa == TN_ISA_AVX512 && p->dtype == TN_BF16 && tn_gemm_use_pairs(true);
         if (pairs) check_on_threads(p);
         pairs = false;

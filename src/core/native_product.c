@@ -12,18 +12,24 @@ enum { FORM_DTYPE, FORM_ROWS, FORM_COLUMNS, FORM_OFFSET, FORM_ROW_STRIDE, FORM_C
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
+/* Bytes that are widened to floats would be four times as large: they are not kept. */
+static tn_dtype packed_dtype(const tn_native *n) { return n->dtype == TN_I32 ? TN_I8 : n->dtype; }
+
 static bool worth_keeping_packed(const tn_graph_plan *g, const tn_native *n, const tn_value *b) {
     enum { FEW = 8 }; /* columns that are packed in no time, or where the kernel had rather change sides */
     const tn_value *root = &g->values[b->root];
-    if (!tn_native_may_form(g, root->slot) || n->gemm.n < FEW || n->dtype == TN_I32) return false;
+    if (!tn_native_may_form(g, root->slot) || n->gemm.n < FEW) return false;
+    if (n->dtype == TN_I32 && !tn_gemm_takes_quads(&n->gemm)) return false;
     for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++)
         if (n->gemm.b.batch_stride[axis] != 0) return false;
-    return (int64_t)tn_gemm_packed_bytes(n->gemm.n, n->gemm.k, n->dtype) <= PACK_LIMIT;
+    return (int64_t)tn_gemm_packed_bytes(n->gemm.n, n->gemm.k, packed_dtype(n)) <= PACK_LIMIT;
 }
 
 static void pack_operand(const tn_form *form, const void *from, void *to) {
     const int64_t *w = form->word;
     tn_gemm_args args = {.batch = {1, 1, 1, 1}, .m = 1, .n = w[FORM_COLUMNS], .k = w[FORM_ROWS], .packed_b = to};
+    args.a_dtype = TN_U8; /* of bytes these alone are kept */
+    args.b_dtype = TN_I8;
     args.b.data = (char *)(uintptr_t)from + w[FORM_OFFSET];
     args.b.row_stride = w[FORM_ROW_STRIDE];
     args.b.col_stride = w[FORM_COLUMN_STRIDE];
@@ -35,7 +41,7 @@ static void keep_packed(const tn_graph_plan *g, tn_native *n, const tn_value *b)
     tn_gemm_args *gemm = &n->gemm;
     n->form_slot = g->values[b->root].slot;
     n->form = (tn_form){.make = pack_operand,
-                        .bytes = tn_gemm_packed_bytes(gemm->n, gemm->k, n->dtype),
+                        .bytes = tn_gemm_packed_bytes(gemm->n, gemm->k, packed_dtype(n)),
                         .word = {n->dtype, gemm->k, gemm->n, (int64_t)tn_native_byte_offset(b), gemm->b.row_stride,
                                  gemm->b.col_stride}};
     n->formed = &gemm->packed_b;

@@ -80,9 +80,12 @@ typedef struct tn_gemm_args {
     tn_dtype a_dtype, b_dtype; /* of products in i32: TN_I8 or TN_U8 */
 } tn_gemm_args;
 
+/* Of products in i32, TN_I8: where quads are taken (TN_I32: where they are not). */
 size_t tn_gemm_packed_bytes(int64_t n, int64_t k, tn_dtype dtype);
+/* A product in i32: u8 by i8, on a processor that multiplies and adds four at a time, four times as fast as floats. */
+bool tn_gemm_takes_quads(const tn_gemm_args *args);
 /* Fills args->packed_b from B, which has no joint: what a product with *packed_valid false would do first. Reads n, k,
- * b and batch; the rest may be anything that is valid. */
+ * b, batch and the dtypes; the rest may be anything that is valid. */
 void tn_gemm_pack(const tn_gemm_args *args, tn_dtype dtype);
 /* `threads`: tn_threads() when the product will run, or more. Reads sizes, strides, joints and way of args, no data;
  * enough with and without packed_b. */

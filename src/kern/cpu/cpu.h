@@ -1,8 +1,8 @@
 /* cpu.h — the native kernels that exist once per instruction set, and how one set of them is chosen.
  *
  * tiles.c, tiles_f64.c, conv_lines.c, qplain.c, attention.c and sdpa.c are compiled with the flags of each instruction
- * set and export one table each (tiles_bf16.c is a table of AVX-512 alone); qtile.c is too, in other variants: dot
- * products of small integers matter to it, AVX-512 without them does not. select.c looks at the processor once and
+ * set and export one table each (tiles_bf16.c is a table of AVX-512 alone); qtile.c and tiles_bytes.c are too, in other
+ * variants: dot products of small integers matter to them, AVX-512 without them does not. select.c looks at the processor once and
  * keeps the best tables that this build has. */
 #ifndef TN_KERN_CPU_H
 #define TN_KERN_CPU_H
@@ -30,6 +30,7 @@ extern const tn_gemm_chain_table tn_gemm_chains;
 extern const struct tile_set tn_tiles_f32_base, tn_tiles_f32_avx2, tn_tiles_f32_avx512;
 extern const struct tile_set tn_tiles_f64_base, tn_tiles_f64_avx2, tn_tiles_f64_avx512;
 extern const struct tile_set tn_tiles_bf16_avx512bf16; /* for bf16 alone; others widen it */
+extern const struct tile_set tn_tiles_bytes_avx2vnni, tn_tiles_bytes_avx512vnni; /* u8 by i8; others are widened */
 bool tn_gemm_pairs_pay(void);                          /* is their instruction fast here? Takes some microseconds. */
 
 typedef struct tn_attention_table {
@@ -52,6 +53,8 @@ extern const tn_sdpa_table tn_sdpa_table_base, tn_sdpa_table_avx2, tn_sdpa_table
 bool tn_gemm_use(tn_isa isa);
 /* The same for products of bf16: in pairs, or widened as everywhere. false: this processor has no such instruction. */
 bool tn_gemm_use_pairs(bool pairs);
+/* … and of bytes: four at a time, or widened as everywhere. */
+bool tn_gemm_use_quads(bool quads);
 bool tn_qmat_use(tn_isa isa, bool vnni);
 
 #endif

@@ -20,7 +20,8 @@
  * elements each; where these stand side by side in memory, a matrix of pairs is a matrix like another.
  *
  * Products of bytes are products of floats too: a chain is a sum of at most 256 · 255 · 255 < 2²⁴, so it is exact, and
- * chains are added to C as integers. */
+ * chains are added to C as integers. Where the processor adds up four products of bytes at once, of which A's have no
+ * sign and B's have one, sums are integers from the start, modulo 2³², and k has a fourth of the steps. */
 #include "kern/cpu/gemm_plan.h"
 
 /* ---- one part: a thread with its memory -------------------------------------------------------------------------- */
@@ -87,8 +88,8 @@ static real *element(const tn_matrix *x, const int64_t *batch, int64_t row, int6
 
 /* ---- packing ----------------------------------------------------------------------------------------------------- */
 
-/* Is the last of the steps before k half a pair? */
-static bool ends_odd(const gemm *g, int64_t k) { return g->odd && k == g->args.k; }
+/* Elements of the last of the steps before k, where they are fewer. */
+static int rest_at(const gemm *g, int64_t k) { return k == g->args.k ? g->rest : 0; }
 
 /* One block of B into panels that are `distance` elements apart. `at` counts in B: rows are steps of k. */
 static void pack_b_memory(const gemm *g, const int64_t *batch, box at, real *to, int64_t distance) {
@@ -102,7 +103,7 @@ static void pack_b_memory(const gemm *g, const int64_t *batch, box at, real *to,
                           .along = b->row_stride,
                           .across = b->col_stride,
                           .second = g->b_layout.second,
-                          .odd = ends_odd(g, at.row + at.rows),
+                          .rest = rest_at(g, at.row + at.rows),
                           .steps = at.rows,
                           .lines = at.cols});
 }
@@ -155,7 +156,7 @@ static void pack_a_rows(const gemm *g, part *p, const int64_t *batch, box at, in
         rows.kind = g->a_layout.kind;
         rows.from = address(a, pack_size[rows.kind], batch, at.row, at.col);
         rows.second = g->a_layout.second;
-        rows.odd = ends_odd(g, at.col + at.cols);
+        rows.rest = rest_at(g, at.col + at.cols);
     }
     g->with->pack(&rows);
 }
@@ -734,7 +735,7 @@ static size_t workspace(const tile_set *with, const tn_gemm_args *args, tn_dtype
 
 static size_t packed_bytes(const tile_set *with, int64_t n, int64_t k) {
     int64_t panel = 2 * with->lanes;
-    return area(tn_ceil_div(n, panel) * panel * (with->pairs ? tn_ceil_div(k, 2) : k));
+    return area(tn_ceil_div(n, panel) * panel * tn_ceil_div(k, with->width));
 }
 
 #ifdef TN_VEC_F64

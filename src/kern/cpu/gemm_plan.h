@@ -9,6 +9,7 @@
 
 enum {
     CHUNK = KIR_KSUM,
+    QUAD = 4, /* bytes in a step */
     BLOCK_LD = TN_GEMM_BLOCK_LD,
     K_BLOCK = 16 * CHUNK, /* steps of A and B that are packed at once, at most */
     PACK_COST = 10        /* packing a number takes as long as so many multiplications */
@@ -60,7 +61,7 @@ typedef enum b_source { B_CACHED, B_IN_PLACE, B_TOGETHER, B_ON_THE_FLY, B_LINES 
 /* How an operand stands in memory. */
 typedef struct layout {
     pack_kind kind;
-    int64_t second; /* PACK_PAIRS: elements from the first of a pair to the second */
+    int64_t second; /* PACK_PAIRS, PACK_QUADS: elements from one of a word to the next */
 } layout;
 
 /* What is known of a call before it starts. */
@@ -69,8 +70,8 @@ typedef struct gemm {
     tn_gemm_args args; /* simplified: see simplify() */
     tn_dtype dtype;    /* of A, B and C in memory */
     layout a_layout, b_layout;
-    bool odd;      /* pairs: the last step of k is half one */
-    bool whole;    /* C is i32 */
+    int rest;      /* words: so many elements has the last step of k, where they are fewer */
+    bool whole;    /* C is i32, sums are floats */
     int64_t panel; /* columns: 1 << panel_shift */
     int panel_shift;
     int64_t batches;
@@ -123,10 +124,13 @@ static void fold_batch(tn_gemm_args *g) {
     }
 }
 
+/* Sides have signs of their own then. */
+static bool sums_integers(const gemm *g) { return g->with->width == QUAD; }
+
 /* Cᵀ = Bᵀ·Aᵀ where C lies by columns, or where it is too narrow to fill a vector. a·b = b·a, so no bit changes. */
 static void swap_sides(gemm *of) {
     tn_gemm_args *g = &of->args;
-    if (has_joint(g) || g->packed_b) return;
+    if (has_joint(g) || g->packed_b || sums_integers(of)) return;
     bool by_columns = g->c.col_stride != 1 && g->c.row_stride == 1;
     bool narrow = g->n <= of->with->lanes / 4 && g->m >= of->with->lanes;
     if (!by_columns && !narrow) return;
@@ -145,30 +149,32 @@ static void swap_sides(gemm *of) {
 
 static bool is_half(tn_dtype dtype) { return dtype == TN_F16 || dtype == TN_BF16; }
 
-/* An operand whose elements along k are `along` apart, and whose lines are `across` apart: in units of pairs if these
- * are words in memory, else with two steps at a time. */
-static layout layout_of_pairs(const gemm *g, tn_matrix *x, int64_t lines, int64_t *along, int64_t *across) {
-    int64_t parity = lines > 1 ? *across : 0;
+/* An operand whose elements along k are `along` apart, and whose lines are `across` apart: in units of words if these
+ * stand in memory, else with as many steps at a time. */
+static layout layout_of_words(const gemm *g, tn_matrix *x, int64_t lines, int64_t *along, int64_t *across) {
+    const int64_t width = g->with->width;
+    int64_t strides = lines > 1 ? *across : 0;
     for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++)
-        parity |= g->args.batch[axis] > 1 ? x->batch_stride[axis] : 0;
-    layout l = {.kind = PACK_PAIRS, .second = *along};
-    if (x->joint.vm || g->odd || *along != 1 || parity & 1) {
-        *along *= 2;
+        strides |= g->args.batch[axis] > 1 ? x->batch_stride[axis] : 0;
+    layout l = {.kind = width == QUAD ? PACK_QUADS : PACK_PAIRS, .second = *along};
+    if (x->joint.vm || g->rest || *along != 1 || strides & (width - 1)) {
+        *along *= width;
         return l;
     }
-    *across /= 2;
+    *across /= width;
     for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++)
-        x->batch_stride[axis] /= 2;
+        x->batch_stride[axis] /= width;
     return (layout){.kind = PACK_REAL};
 }
 
-static void pair_layouts(gemm *g) {
+static void word_layouts(gemm *g) {
     tn_gemm_args *x = &g->args;
-    g->odd = x->k % 2 != 0;
-    x->k = tn_ceil_div(x->k, 2);
-    g->a_layout = layout_of_pairs(g, &x->a, x->m, &x->a.col_stride, &x->a.row_stride);
-    g->b_layout = layout_of_pairs(g, &x->b, x->n, &x->b.row_stride, &x->b.col_stride);
+    g->rest = (int)(x->k % g->with->width);
+    x->k = tn_ceil_div(x->k, g->with->width);
+    g->a_layout = layout_of_words(g, &x->a, x->m, &x->a.col_stride, &x->a.row_stride);
+    g->b_layout = layout_of_words(g, &x->b, x->n, &x->b.row_stride, &x->b.col_stride);
 }
+
 static pack_kind kind_of(tn_dtype dtype) {
     static const uint8_t kinds[TN_DTYPE_COUNT] = {
         [TN_F16] = PACK_F16, [TN_BF16] = PACK_BF16, [TN_I8] = PACK_I8, [TN_U8] = PACK_U8};
@@ -176,8 +182,8 @@ static pack_kind kind_of(tn_dtype dtype) {
 }
 
 static void choose_layouts(gemm *g) {
-    if (g->with->pairs) {
-        pair_layouts(g);
+    if (g->with->width > 1) {
+        word_layouts(g);
         return;
     }
     g->a_layout.kind = kind_of(g->whole ? g->args.a_dtype : g->dtype);
@@ -300,7 +306,7 @@ static int64_t sums_row(const gemm *g) { return tn_ceil_div(g->args.n, SUMS_COLU
  * one has just made. Sharing steps, each reads its own; what is exchanged is a small C a chain. */
 static int64_t chains_to_share(const gemm *g) {
     const tn_gemm_args *x = &g->args;
-    bool small = g->batches == 1 && x->m <= LITTLE && x->n <= LITTLE && !g->whole;
+    bool small = g->batches == 1 && x->m <= LITTLE && x->n <= LITTLE && g->dtype != TN_I32;
     bool own = g->b_source != B_TOGETHER && g->b_source != B_LINES && !x->a.joint.vm && !x->b.joint.vm;
     if (!small || !own) return 0;
     int64_t chains = tn_min64(SUMS_ELEMENTS / (x->m * sums_row(g)), tn_ceil_div(x->k, CHUNK));
@@ -328,7 +334,7 @@ static void choose_memory(gemm *g) {
 }
 
 static void plan(gemm *g, const tile_set *with, const tn_gemm_args *args, tn_dtype dtype) {
-    *g = (gemm){.with = with, .args = *args, .dtype = dtype, .whole = dtype == TN_I32, .panel = 2 * with->lanes};
+    *g = (gemm){.with = with, .args = *args, .dtype = dtype, .whole = dtype == TN_I32 && with->width != QUAD, .panel = 2 * with->lanes};
     g->panel_shift = __builtin_ctz((unsigned)g->panel);
     bool rows = args->a.col_stride == 1 && args->m >= FEW_ROWS;
     g->handed_on = rows ? (double)args->m * (double)args->k : 0;

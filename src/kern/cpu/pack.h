@@ -3,8 +3,8 @@
  * A block is a number of lines (rows of A, columns of B) with one element of each at every step of k. Packed, the
  * elements of one step lie side by side, in groups as wide as a panel or a tile is, and steps follow each other at a
  * fixed distance. Whatever the strides of the matrix are, this is one of three copies: side by side already, along k (a
- * transpose), or neither. Elements in half precision and bytes are widened on the way; or halves become pairs: two
- * steps of k in one word. */
+ * transpose), or neither. Elements in half precision and bytes are widened on the way; or they become words of several
+ * steps of k: halves pairs, bytes quads. */
 #ifndef TN_PACK_H
 #define TN_PACK_H
 
@@ -41,9 +41,27 @@ VEC_INLINE V pack_convert(v_halves first, v_halves second, pack_kind kind) {
     return (V)(v_widen_words(first) | v_widen_words(second) << 16);
 }
 
+#ifdef TN_VEC_QUADS
+/* Bytes in words, each at its place. */
+VEC_INLINE v_counts pack_bytes(const char *p, int64_t n, int place) {
+    typedef uint8_t bytes_of_lanes __attribute__((vector_size(VL)));
+    bytes_of_lanes b = {0};
+    memcpy(&b, p, (size_t)n);
+    return __builtin_convertvector(b, v_counts) << 8 * place;
+}
+
+VEC_INLINE V pack_quads(const char *p, int64_t second, int64_t n) {
+    return (V)(pack_bytes(p, n, 0) | pack_bytes(p + second, n, 1) | pack_bytes(p + 2 * second, n, 2) |
+               pack_bytes(p + 3 * second, n, 3));
+}
+#endif
+
 /* VL neighbours. */
 VEC_INLINE V pack_load(const char *p, pack_kind kind, int64_t second) {
     if (kind == PACK_REAL) return v_load((const real *)(const void *)p);
+#ifdef TN_VEC_QUADS
+    return pack_quads(p, second, VL);
+#endif
     if (pack_size[kind] == 1) return v_widen_bytes(p, kind == PACK_I8);
     v_halves h = v_load_halves(p);
     return pack_convert(h, kind == PACK_PAIRS ? v_load_halves(p + 2 * second) : h, kind);
@@ -52,6 +70,9 @@ VEC_INLINE V pack_load(const char *p, pack_kind kind, int64_t second) {
 VEC_INLINE V pack_part(const char *p, pack_kind kind, int64_t second, int64_t n) {
     if (n > VL) n = VL;
     if (kind == PACK_REAL) return v_part_load((const real *)(const void *)p, v_mask(n));
+#ifdef TN_VEC_QUADS
+    return pack_quads(p, second, n);
+#endif
     if (pack_size[kind] == 1) {
         char bytes[VL] = {0};
         memcpy(bytes, p, (size_t)n);
@@ -61,18 +82,20 @@ VEC_INLINE V pack_part(const char *p, pack_kind kind, int64_t second, int64_t n)
     return pack_convert(h, kind == PACK_PAIRS ? v_part_halves(p + 2 * second, n) : h, kind);
 }
 
-/* The bits of a pair as a number. */
-VEC_INLINE real pack_pair(const char *p, const char *second) {
-    uint16_t h[2] = {0};
-    memcpy(h, p, sizeof *h);
-    if (second) memcpy(h + 1, second, sizeof *h);
+/* The bits of a pair or a quad as a number; of its `count` first elements. */
+VEC_INLINE real pack_word(const char *p, pack_kind kind, int64_t second, int count) {
+    const int64_t size = pack_size[kind];
+    char bytes[sizeof(real)] = {0};
+    for (int i = 0; i < count; i++)
+        memcpy(bytes + i * size, p + i * second * size, (size_t)size);
     real x;
-    memcpy(&x, h, sizeof x);
+    memcpy(&x, bytes, sizeof x);
     return x;
 }
 
 VEC_INLINE real pack_one(const char *p, pack_kind kind, int64_t second) {
-    return kind == PACK_REAL ? *(const real *)(const void *)p : pack_pair(p, p + 2 * second);
+    return kind == PACK_REAL ? *(const real *)(const void *)p
+                             : pack_word(p, kind, second, (int)((int64_t)sizeof(real) / pack_size[kind]));
 }
 #endif
 
@@ -125,7 +148,7 @@ VEC_INLINE void pack_strided(const pack *p, const pack_kind kind) {
     for (int64_t step = 0; step < p->steps; step++) {
         const char *from = (const char *)p->from + step * p->along * size;
         real *to = p->to + step * p->distance;
-        if (kind == PACK_REAL || kind == PACK_PAIRS) {
+        if (kind == PACK_REAL || kind == PACK_PAIRS || kind == PACK_QUADS) {
             for (int64_t line = 0; line < p->lines; line++)
                 to[line] = pack_one(from + line * p->across * size, kind, p->second);
             continue;
@@ -188,7 +211,7 @@ void pack_transposed(const pack *p, int64_t apart);
 static void pack_transposed(const pack *p, int64_t apart);
 #endif
 
-#ifndef TN_VEC_PAIRS
+#if !defined(TN_VEC_WORDS) || !defined(__AVX512F__)
 void pack_transposed(const pack *p, int64_t apart) {
     int64_t line = 0;
     for (; line + VL <= p->lines; line += VL)
@@ -228,13 +251,14 @@ VEC_INLINE void pack_as(const pack *p, const pack_kind kind, void (*any_group)(c
         pack_adjacent(p, kind, any_group);
         return;
     }
-    bool in_row = kind == PACK_PAIRS ? p->along == 2 && p->second == 1 : p->along == 1;
+    bool words = kind == PACK_PAIRS || kind == PACK_QUADS;
+    bool in_row = words ? p->along > 1 && p->second == 1 : p->along == 1;
     for (int64_t line = 0; line < p->lines; line += p->group) {
         pack one = *p;
         one.to += line / p->group * p->jump;
         one.from = (const char *)p->from + line * p->across * pack_size[kind];
         one.lines = p->lines - line < p->group ? p->lines - line : p->group;
-        if (in_row && (kind == PACK_REAL || kind == PACK_PAIRS)) { /* pairs of neighbours are words already */
+        if (in_row && (kind == PACK_REAL || words)) { /* neighbours are words already */
             pack_transposed(&one, p->across * pack_size[kind]);
         } else if (in_row) {
             pack_transposed_as(&one, kind);
@@ -244,16 +268,18 @@ VEC_INLINE void pack_as(const pack *p, const pack_kind kind, void (*any_group)(c
     }
 }
 
-#ifdef TN_VEC_PAIRS
-static void pack_last_halves(const pack *p) {
-    const char *from = (const char *)p->from + (p->steps - 1) * p->along * 2;
+#ifdef TN_VEC_WORDS
+static void pack_rest(const pack *p) {
+    const int64_t size = pack_size[p->kind];
+    const char *from = (const char *)p->from + (p->steps - 1) * p->along * size;
     real *to = p->to + (p->steps - 1) * p->distance;
     for (int64_t line = 0; line < p->lines; line++)
-        to[line / p->group * p->jump + line % p->group] = pack_pair(from + line * p->across * 2, NULL);
+        to[line / p->group * p->jump + line % p->group] =
+            pack_word(from + line * p->across * size, p->kind, p->second, p->rest);
 }
 #endif
 
-#ifdef TN_VEC_PAIRS
+#ifdef TN_VEC_WORDS
 #define pack_real TILES.pack
 #else
 static __attribute__((noinline)) void pack_real_groups(const pack *p) { pack_adjacent_by(p, p->group, PACK_REAL); }
@@ -261,12 +287,14 @@ static void pack_real(const pack *p) { pack_as(p, PACK_REAL, pack_real_groups); 
 #endif
 
 /* All kinds but the sums' type in one: which it is is asked at each vector, which takes a fourth of the code of one
- * each. Pairs have a set to themselves, f64 has no other kind. */
+ * each. Pairs and quads have sets to themselves, f64 has no other kind. */
 #if defined(TN_VEC_F64)
 #define pack_other pack_real
 #else
 #if defined(TN_VEC_PAIRS)
 #define PACK_OTHER(p) PACK_PAIRS
+#elif defined(TN_VEC_QUADS)
+#define PACK_OTHER(p) PACK_QUADS
 #else
 #define PACK_OTHER(p) ((p)->kind)
 #endif
@@ -276,12 +304,12 @@ static void pack_other(const pack *p) { pack_as(p, PACK_OTHER(p), pack_other_gro
 
 static void pack_run(const pack *p) {
     void (*run)(const pack *p) = p->kind == PACK_REAL ? pack_real : pack_other;
-#ifdef TN_VEC_PAIRS
-    if (p->odd) {
-        pack even = *p;
-        even.steps--;
-        run(&even);
-        pack_last_halves(p);
+#ifdef TN_VEC_WORDS
+    if (p->rest) {
+        pack full = *p;
+        full.steps--;
+        run(&full);
+        pack_rest(p);
         return;
     }
 #endif

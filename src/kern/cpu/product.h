@@ -9,10 +9,16 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#if defined(TN_VEC_PAIRS) || defined(TN_VEC_QUADS)
+#define TN_VEC_WORDS /* several elements of k in the room of a sum */
+#endif
+
 #if defined(TN_VEC_F64)
 typedef double real;
 #elif defined(TN_VEC_PAIRS)
 typedef float real __attribute__((aligned(2), may_alias)); /* or two numbers in bf16, where these stand in memory */
+#elif defined(TN_VEC_QUADS)
+typedef float real __attribute__((aligned(1), may_alias)); /* the bits of a sum, or four bytes that stand in memory */
 #else
 typedef float real;
 #endif
@@ -86,12 +92,12 @@ static inline int64_t tile_turned_height(int64_t left, int64_t full) {
 /* ---- packing (pack.h) -------------------------------------------------------------------------------------------- */
 
 /* What stands in memory. A constant wherever it decides anything after inlining. */
-typedef enum pack_kind { PACK_REAL, PACK_F16, PACK_BF16, PACK_PAIRS, PACK_I8, PACK_U8 } pack_kind;
+typedef enum pack_kind { PACK_REAL, PACK_F16, PACK_BF16, PACK_PAIRS, PACK_I8, PACK_U8, PACK_QUADS } pack_kind;
 
-static const int64_t pack_size[] = {sizeof(real), 2, 2, 2, 1, 1};
+static const int64_t pack_size[] = {sizeof(real), 2, 2, 2, 1, 1, 1};
 
 /* Line l of a step goes to[l / group · jump + step · distance + l % group], from element step · along + l · across. A
- * pair is this element and the one `second` further. */
+ * pair is this element and the one `second` further, a quad goes on so. */
 typedef struct pack {
     real *to;
     int64_t distance;
@@ -99,7 +105,7 @@ typedef struct pack {
     pack_kind kind;
     const void *from;
     int64_t along, across, second;
-    bool odd; /* the last step's pairs have a zero in the second place, and nothing stands in memory there */
+    int rest; /* elements of the last step's pairs or quads, which then have zeros behind, where nothing is; 0: all */
     int64_t steps, lines;
 } pack;
 
@@ -129,7 +135,7 @@ typedef struct tile_set {
     void (*round)(const result_block *block, bool brain); /* to f16 or bf16 */
     void (*add)(const result_block *block, bool add);     /* whole numbers, modulo 2³², to what is there or over it */
     int lanes, rows;                                      /* of a vector; of a tile of full height */
-    bool pairs;                                           /* a step is two of bf16 */
+    int width;                                            /* elements in a step: 2 of bf16, 4 bytes, of others 1 */
     bool folds;                                           /* packed rows of A take fewer instructions */
 } tile_set;
 

@@ -76,10 +76,38 @@ static const struct tile_set *bf16_tiles(const kernel_tables *t) { return t->f32
 bool tn_gemm_use_pairs(bool pairs) { return !pairs; }
 #endif
 
+/* The kernels of bytes that the processor multiplies as they are, or NULL. */
+static _Atomic bool without_quads;
+
+static const struct tile_set *byte_tiles(const kernel_tables *t) {
+    if (atomic_load_explicit(&without_quads, memory_order_relaxed)) return NULL;
+#ifdef TN_HAVE_AVX512
+    if (t == &built[TN_ISA_AVX512] && tn_cpu().vnni) return &tn_tiles_bytes_avx512vnni;
+#endif
+#ifdef TN_HAVE_AVX2_VNNI
+    if (t == &built[TN_ISA_AVX2] && tn_cpu().avx_vnni) return &tn_tiles_bytes_avx2vnni;
+#endif
+    return NULL;
+}
+
+bool tn_gemm_use_quads(bool quads) {
+    atomic_store(&without_quads, !quads);
+    return !quads || byte_tiles(tables());
+}
+
 static const struct tile_set *tiles(tn_dtype dtype) {
     const kernel_tables *t = tables();
     if (dtype == TN_BF16) return bf16_tiles(t);
+    if (dtype == TN_I8) return byte_tiles(t);
     return dtype == TN_F64 ? t->f64 : t->f32;
+}
+
+bool tn_gemm_takes_quads(const tn_gemm_args *args) {
+    return args->a_dtype == TN_U8 && args->b_dtype == TN_I8 && tiles(TN_I8);
+}
+
+static const struct tile_set *tiles_of(const tn_gemm_args *args, tn_dtype dtype) {
+    return tiles(dtype == TN_I32 && tn_gemm_takes_quads(args) ? TN_I8 : dtype);
 }
 
 static const tn_gemm_table *driver(tn_dtype dtype) { return dtype == TN_F64 ? &tn_gemm_table_f64 : &tn_gemm_table_f32; }
@@ -88,13 +116,13 @@ size_t tn_gemm_packed_bytes(int64_t n, int64_t k, tn_dtype dtype) {
     return driver(dtype)->packed_bytes(tiles(dtype), n, k);
 }
 
-void tn_gemm_pack(const tn_gemm_args *args, tn_dtype dtype) { driver(dtype)->pack(tiles(dtype), args, dtype); }
+void tn_gemm_pack(const tn_gemm_args *args, tn_dtype dtype) { driver(dtype)->pack(tiles_of(args, dtype), args, dtype); }
 
 size_t tn_gemm_workspace(const tn_gemm_args *args, tn_dtype dtype, int threads) {
-    return driver(dtype)->workspace(tiles(dtype), args, dtype, threads);
+    return driver(dtype)->workspace(tiles_of(args, dtype), args, dtype, threads);
 }
 
-void tn_gemm_run(const tn_gemm_args *args, tn_dtype dtype) { driver(dtype)->run(tiles(dtype), args, dtype); }
+void tn_gemm_run(const tn_gemm_args *args, tn_dtype dtype) { driver(dtype)->run(tiles_of(args, dtype), args, dtype); }
 
 void tn_gemm_f32(const tn_gemm_args *args) { tn_gemm_run(args, TN_F32); }
 

@@ -22,7 +22,7 @@
 #define TILE_HEIGHTS(X) X(1) X(2) X(4) X(8)
 #define TILE_SPLITS(X) X(3, 2, 1) X(5, 4, 1) X(6, 4, 2) X(7, 4, 3)
 enum { TILE_ROWS = 8, WIDE_1 = 4, WIDE_2 = 4, WIDE_3 = 2, WIDE_4 = 2 };
-#elif defined(__AVX512F__) && defined(TN_VEC_PAIRS)
+#elif defined(__AVX512F__) && defined(TN_VEC_WORDS)
 #define TILE_HEIGHTS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(14)
 #define TILE_SPLITS(X) X(9, 5, 4) X(10, 5, 5) X(11, 6, 5) X(12, 6, 6) X(13, 7, 6)
 enum { TILE_ROWS = 14, WIDE_1 = 4, WIDE_2 = 4, WIDE_3 = 2, WIDE_4 = 2 };
@@ -196,9 +196,9 @@ VEC_INLINE void tile_store(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const M 
         VEC_UNROLL for (int j = 0; j < width; j++) {
             real *to = c + j * VL;
             if (edge) {
-                v_part_store(to, mask, add ? v_part_load(to, mask) + sum[i][j] : sum[i][j]);
+                v_part_store(to, mask, add ? v_plus(v_part_load(to, mask), sum[i][j]) : sum[i][j]);
             } else {
-                v_store(to, add ? v_load(to) + sum[i][j] : sum[i][j]);
+                v_store(to, add ? v_plus(v_load(to), sum[i][j]) : sum[i][j]);
             }
         }
     }
@@ -255,7 +255,7 @@ TILE_WIDE_FUNCTION(2)
 TILE_WIDE_FUNCTION(3)
 TILE_WIDE_FUNCTION(4)
 
-#if defined(TN_VEC_F64) || defined(TN_VEC_PAIRS)
+#if defined(TN_VEC_F64) || defined(TN_VEC_WORDS)
 static tile_fn *const *const tile_tapped = NULL;
 #else
 #define TILE_TAPPED(rows) \
@@ -307,7 +307,7 @@ VEC_INLINE void tile_turn(const tile *t, const int rows) {
     }
 }
 
-#if defined(TN_VEC_F64) || defined(TN_VEC_PAIRS)
+#if defined(TN_VEC_F64) || defined(TN_VEC_WORDS)
 static tile_fn *const *const tile_turned = NULL;
 #else
 #define TILE_TURNED(rows) \

@@ -8,7 +8,7 @@
 #include "kern/cpu/pack.h"
 #include "kern/cpu/tile.h"
 
-#ifdef TN_VEC_F64
+#if defined(TN_VEC_F64) || defined(TN_VEC_QUADS)
 #define ROUND NULL
 #define ADD NULL
 #define END NULL
@@ -84,13 +84,16 @@ static void round_out(const result_block *r, bool brain) {
 #endif
 
 #if defined(TN_VEC_PAIRS)
-enum { OF_PAIRS = true };
+enum { WIDTH = 2 };
 #define SET VEC_JOIN(tn_tiles_bf16, TN_ISA_SUFFIX)
+#elif defined(TN_VEC_QUADS)
+enum { WIDTH = 4 };
+#define SET VEC_JOIN(tn_tiles_bytes, TN_DOT_SUFFIX)
 #elif defined(TN_VEC_F64)
-enum { OF_PAIRS = false };
+enum { WIDTH = 1 };
 #define SET VEC_JOIN(tn_tiles_f64, TN_ISA_SUFFIX)
 #else
-enum { OF_PAIRS = false };
+enum { WIDTH = 1 };
 #define SET VEC_JOIN(tn_tiles_f32, TN_ISA_SUFFIX)
 #endif
 
@@ -108,5 +111,5 @@ const tile_set SET = {.full = tile_full,
                       .add = ADD,
                       .lanes = VL,
                       .rows = TILE_ROWS,
-                      .pairs = OF_PAIRS,
+                      .width = WIDTH,
                       .folds = V_FOLDS};

@@ -1,7 +1,8 @@
 /* vec.h — the vectors of one instruction set, for sources that are compiled once for each.
  *
  * `real` is float, or double where TN_VEC_F64 is defined before this file is included; V holds VL of them. With
- * TN_VEC_PAIRS sums are float, and what is multiplied are pairs of bf16 in the room of a float. A fused
+ * TN_VEC_PAIRS sums are float, and what is multiplied are pairs of bf16 in the room of a float; with TN_VEC_QUADS sums are
+ * whole numbers of 32 bits, and four bytes, of A without a sign and of B with one, take the room of a float. A fused
  * multiply-add rounds once on every instruction set: where there is no instruction for it, libm's exact function is
  * called. It is slow there, and the bits are the same.
  *
@@ -142,7 +143,7 @@ VEC_INLINE void v_part_store(real *p, M m, V x) {
 
 #endif
 
-#if !defined(TN_VEC_F64) && !defined(TN_VEC_PAIRS)
+#if !defined(TN_VEC_F64) && !defined(TN_VEC_WORDS)
 /* x, but +0 where the gate is ≤ floor; x where one of these is NaN. */
 VEC_INLINE V v_gate(V x, V gate, V floor) {
 #if defined(__AVX512F__)
@@ -154,15 +155,28 @@ VEC_INLINE V v_gate(V x, V gate, V floor) {
 }
 #endif
 
-/* What a micro-kernel does at each step: a·b + c, or with pairs c + a₁·b₁ + a₀·b₀, as the processor rounds that. */
-#ifdef TN_VEC_PAIRS
+/* What a micro-kernel does at each step: a·b + c; with pairs c + a₁·b₁ + a₀·b₀, as the processor rounds that; with quads
+ * the sum of four products and c, modulo 2³². */
+#if defined(TN_VEC_PAIRS)
 VEC_INLINE V v_step(V a, V b, V c) { return (V)_mm512_dpbf16_ps((__m512)c, (__m512bh)a, (__m512bh)b); }
+#elif defined(TN_VEC_QUADS) && defined(__AVX512F__)
+VEC_INLINE V v_step(V a, V b, V c) { return (V)_mm512_dpbusd_epi32((__m512i)c, (__m512i)a, (__m512i)b); }
+#elif defined(TN_VEC_QUADS)
+VEC_INLINE V v_step(V a, V b, V c) { return (V)_mm256_dpbusd_avx_epi32((__m256i)c, (__m256i)a, (__m256i)b); }
 #else
 VEC_INLINE V v_step(V a, V b, V c) { return v_fma(a, b, c); }
 #endif
 
+/* Sums of sums. */
+#ifdef TN_VEC_QUADS
+typedef uint32_t v_counts __attribute__((vector_size(VEC_BYTES)));
+VEC_INLINE V v_plus(V a, V b) { return (V)((v_counts)a + (v_counts)b); }
+#else
+VEC_INLINE V v_plus(V a, V b) { return a + b; }
+#endif
+
 /* The same with one number at `a` in all lanes, in one instruction; where there is none, tiles do without. */
-#if defined(__AVX512F__) && !defined(TN_VEC_F64) && !defined(TN_VEC_PAIRS)
+#if defined(__AVX512F__) && !defined(TN_VEC_F64) && !defined(TN_VEC_WORDS)
 enum { V_FOLDS = true };
 VEC_INLINE V v_fold(const real *a, V b, V c) {
     __asm__("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(c) : "v"(b), "m"(*a));
