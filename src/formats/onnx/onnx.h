@@ -115,6 +115,14 @@ enum {
     ONNX_CONSTANT    /* constants alone */
 };
 
+/* What is worth computing once of a constant that bytes are multiplied with (ops_quant.c). */
+typedef enum onnx_derivation {
+    ONNX_SIGNED,      /* its bytes, brought to be i8 */
+    ONNX_COLUMN_SUMS, /* of a matrix [k, n] as [1, n]: of its bytes as i8 */
+    ONNX_FILTER_SUMS, /* of filters [out, …], as [1, out] */
+    ONNX_DERIVATIONS
+} onnx_derivation;
+
 /* Counted and never changed once it is made, so that sequences and graphs share them. */
 struct tn_onnx_value {
     _Atomic int32_t refs;
@@ -124,13 +132,14 @@ struct tn_onnx_value {
     tn_tensor *tensor; /* ONNX_TENSOR */
     int rank;          /* ONNX_STRINGS: a tensor of text */
     int64_t shape[TN_MAX_RANK];
-    onnx_text *strings; /* each allocated by itself or in the mapping; `owned` tells */
-    char *owned;        /* the bytes of all strings, or NULL */
-    int64_t count;      /* of strings, of items, of a map's pairs */
-    onnx_value **items; /* a sequence's; an optional's one or none; a map's values */
-    onnx_value *keys;   /* a map's: strings, or a tensor of i64 */
-    onnx_value *choice; /* a tensor of ones where its last dim's place is this index, and of zeros; NULL: unknown */
+    onnx_text *strings;     /* each allocated by itself or in the mapping; `owned` tells */
+    char *owned;            /* the bytes of all strings, or NULL */
+    int64_t count;          /* of strings, of items, of a map's pairs */
+    onnx_value **items;     /* a sequence's; an optional's one or none; a map's values */
+    onnx_value *keys;       /* a map's: strings, or a tensor of i64 */
+    onnx_value *choice;     /* a tensor of ones where its last dim's place is this index, and of zeros; NULL: unknown */
     _Atomic uint8_t finite; /* choice.c: what is known of a constant's numbers */
+    onnx_value *derived[ONNX_DERIVATIONS]; /* of a constant; NULL: not asked for yet */
 };
 
 /* Each returns a value with one reference, or NULL with tn_error set. Tensors, keys and the references in `items` are
@@ -222,6 +231,8 @@ tn_status onnx_refuse(const onnx_call *c, const char *format, ...) TN_PRINTF(2, 
 /* Input i, a constant, stands as `t` from now on, in this run and all later ones. t, made of constants alone, is not
  * taken over. Nothing happens where another node reads that constant too, or where t is large. */
 tn_status onnx_keep(onnx_call *c, int i, tn_tensor *t);
+/* What `make` makes of input i alone: of a constant once, kept beside it; not to be freed. */
+const tn_tensor *onnx_derived(const onnx_call *c, int i, onnx_derivation which, tn_tensor *(*make)(const tn_tensor *x));
 
 /* Runs a subgraph (an attribute's) with values for its inputs; outputs have one reference each. Names of the graphs
  * around it are seen inside (run.c). */

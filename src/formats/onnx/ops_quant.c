@@ -1,7 +1,9 @@
 /* ops_quant.c — ONNX: values as integers with a scale and a zero point.
  *
  * Products of bytes are exact: (a − za)(b − zb) summed is a product of the bytes themselves (int_mm) and sums over rows
- * and columns. Rounding to a byte is one function for all operators that end so. */
+ * and columns. Processors that multiply bytes four at a time want the first without a sign and the second with one, so
+ * bytes are moved by 128 where they are not so, and their zero points with them. Rounding to a byte is one function for
+ * all operators that end so. */
 #include <math.h>
 #include <string.h>
 
@@ -115,40 +117,86 @@ static tn_tensor *line_sums(const tn_tensor *x, int64_t dim) {
 
 static bool is_byte(const tn_tensor *x) { return tn_dtype_of(x) == TN_I8 || tn_dtype_of(x) == TN_U8; }
 
-/* Σ (a − za)(b − zb) for bytes a [m, k] and b [k, n]: zero points broadcast to columns and rows, or are NULL. */
-static tn_tensor *product_of_bytes(const tn_tensor *a, const tn_tensor *b, const tn_tensor *za, const tn_tensor *zb) {
-    const tn_tensor *wide_a = za ? tn_cast(za, TN_I32) : NULL, *wide_b = zb ? tn_cast(zb, TN_I32) : NULL;
-    tn_tensor *y = tn_int_mm(a, b);
-    if (za) y = tn_sub(y, tn_mul(wide_a, line_sums(b, 0)));
-    if (zb) y = tn_sub(y, tn_mul(line_sums(a, 1), wide_b));
-    if (za && zb) y = tn_add(y, tn_mul_scalar(tn_mul(wide_a, wide_b), (double)tn_size(a, 1)));
+enum {
+    MOVE = 128,                                 /* from one kind of byte to the other */
+    EXACT = (1 << 24) / (UINT8_MAX * UINT8_MAX) /* products of bytes whose sum is a whole number of f32 */
+};
+
+/* Bytes as i8: those of u8 less MOVE. */
+static tn_tensor *with_sign(const tn_tensor *x) {
+    return tn_dtype_of(x) == TN_I8 ? tn_detach(x) : tn_cast(tn_sub_scalar(tn_cast(x, TN_I32), MOVE), TN_I8);
+}
+
+static tn_tensor *column_sums(const tn_tensor *x) { return line_sums(with_sign(x), 0); }
+
+static tn_tensor *filter_sums(const tn_tensor *x) { return tn_t(line_sums(tn_flatten(with_sign(x), 1, -1), 1)); }
+
+/* A zero point of bytes that were moved; NULL where that is none. */
+static const tn_tensor *moved_zero(const tn_tensor *zero, const tn_tensor *bytes, tn_dtype wanted) {
+    double by = tn_dtype_of(bytes) == wanted ? 0 : wanted == TN_U8 ? MOVE : -MOVE;
+    const tn_tensor *wide = zero ? tn_cast(zero, TN_I32) : by != 0 ? tn_full(NULL, 0, 0, TN_I32) : NULL;
+    return by != 0 ? tn_add_scalar(wide, by) : wide;
+}
+
+/* The second operand of a product of bytes: [k, n], i8; the sums of its columns, [1, n], where they are asked for. */
+typedef struct byte_matrix {
+    const tn_tensor *bytes, *sums, *zero;
+} byte_matrix;
+
+/* Input b_in, whose zero point is zb. */
+static byte_matrix matrix_of(const onnx_call *c, int b_in, const tn_tensor *b, const tn_tensor *zb) {
+    bool signs = tn_dtype_of(b) == TN_I8;
+    return (byte_matrix){.bytes = signs ? b : onnx_derived(c, b_in, ONNX_SIGNED, with_sign),
+                         .zero = moved_zero(zb, b, TN_I8)};
+}
+
+/* Σ (a − za)(b − zb) for bytes a [m, k]: zero points broadcast to columns and rows, or are NULL. */
+static tn_tensor *product_of_bytes(const tn_tensor *a, const tn_tensor *za, const byte_matrix *b) {
+    const tn_tensor *zb = b->zero;
+    za = moved_zero(za, a, TN_U8);
+    if (tn_dtype_of(a) == TN_I8) a = tn_cast(tn_add_scalar(tn_cast(a, TN_I32), MOVE), TN_U8);
+    tn_tensor *y = tn_int_mm(a, b->bytes);
+    if (za) y = tn_sub(y, tn_mul(za, b->sums));
+    if (zb) y = tn_sub(y, tn_mul(line_sums(a, 1), zb));
+    if (za && zb) y = tn_add(y, tn_mul_scalar(tn_mul(za, zb), (double)tn_size(a, 1)));
     return y;
 }
 
-/* Matrices of any rank as numpy multiplies them; i32. */
-static tn_tensor *product(const tn_tensor *a, const tn_tensor *b, const tn_tensor *za, const tn_tensor *zb) {
-    int rank = tn_rank(a);
-    za = of_lines(za, true);
-    zb = of_lines(zb, false);
-    bool rows = rank >= 2 && tn_rank(b) == 2 && (!za || tn_rank(za) == 0 || rank == 2) && (!zb || tn_rank(zb) <= 2);
-    if (!rows || !is_byte(a) || !is_byte(b)) {
-        tn_dtype t = is_byte(a) ? TN_I32 : TN_F32;
-        const tn_tensor *wide_a = onnx_as(a, t), *wide_b = onnx_as(b, t);
-        if (za) wide_a = tn_sub(wide_a, onnx_as(za, t));
-        if (zb) wide_b = tn_sub(wide_b, onnx_as(zb, t));
-        return tn_matmul(wide_a, wide_b);
+/* Bytes that are no rows times a matrix: products of floats, of so few steps that these hold each sum exactly. */
+static tn_tensor *wide_product(const tn_tensor *a, const tn_tensor *b, const tn_tensor *za, const tn_tensor *zb) {
+    const tn_tensor *wide_a = onnx_as(a, TN_F32), *wide_b = onnx_as(b, TN_F32);
+    if (za) wide_a = tn_sub(wide_a, onnx_as(za, TN_F32));
+    if (zb) wide_b = tn_sub(wide_b, onnx_as(zb, TN_F32));
+    if (!is_byte(a)) return tn_matmul(wide_a, wide_b);
+    int64_t k = tn_size(a, -1), steps = tn_rank(b) > 1 ? -2 : -1;
+    if (k <= EXACT || k != tn_size(b, (int)steps)) return tn_cast(tn_matmul(wide_a, wide_b), TN_I32);
+    tn_tensor *y = NULL;
+    for (int64_t at = 0; at < k; at += EXACT) {
+        int64_t count = k - at < EXACT ? k - at : EXACT;
+        const tn_tensor *part = tn_matmul(tn_narrow(wide_a, -1, at, count), tn_narrow(wide_b, (int)steps, at, count));
+        y = y ? tn_add(y, tn_cast(part, TN_I32)) : tn_cast(part, TN_I32);
     }
+    return y;
+}
+
+/* Matrices of any rank as numpy multiplies them; i32. Which inputs they and their zero points are. */
+static tn_tensor *product(const onnx_call *c, int a_in, int b_in, int a_zero, int b_zero) {
+    const tn_tensor *a = onnx_in(c, a_in), *b = onnx_in(c, b_in);
+    const tn_tensor *za = of_lines(optional(c, a_zero), true), *zb = of_lines(optional(c, b_zero), false);
+    int rank = tn_rank(a);
+    bool rows = rank >= 2 && tn_rank(b) == 2 && (!za || tn_rank(za) == 0 || rank == 2) && (!zb || tn_rank(zb) <= 2);
+    if (!rows || !is_byte(a) || !is_byte(b)) return wide_product(a, b, za, zb);
+    byte_matrix matrix = matrix_of(c, b_in, b, zb);
+    if (za || tn_dtype_of(a) == TN_I8) matrix.sums = onnx_derived(c, b_in, ONNX_COLUMN_SUMS, column_sums);
     int64_t shape[TN_MAX_RANK], flat[2] = {-1, tn_size(a, -1)};
     memcpy(shape, tn_shape(a), (size_t)rank * sizeof *shape);
     shape[rank - 1] = tn_size(b, 1);
     if (flat[1] == 0) flat[0] = 0;
-    tn_tensor *y = product_of_bytes(rank == 2 ? a : tn_reshape(a, flat, 2), b, za, zb);
+    tn_tensor *y = product_of_bytes(rank == 2 ? a : tn_reshape(a, flat, 2), za, &matrix);
     return rank == 2 ? y : tn_reshape(y, shape, rank);
 }
 
-static tn_status matmul_integer(onnx_call *c) {
-    return onnx_put(c, 0, product(onnx_in(c, 0), onnx_in(c, 1), optional(c, 2), optional(c, 3)));
-}
+static tn_status matmul_integer(onnx_call *c) { return onnx_put(c, 0, product(c, 0, 1, 2, 3)); }
 
 /* Sums as numbers of the output's scale; the scales of the operands broadcast to the sums. */
 static tn_status put_quantized(onnx_call *c, tn_tensor *sums, const tn_tensor *a_scale, const tn_tensor *b_scale,
@@ -160,17 +208,17 @@ static tn_status put_quantized(onnx_call *c, tn_tensor *sums, const tn_tensor *a
 }
 
 static tn_status matmul_linear(onnx_call *c) {
-    tn_tensor *sums = product(onnx_in(c, 0), onnx_in(c, 3), onnx_in(c, 2), onnx_in(c, 5));
+    tn_tensor *sums = product(c, 0, 3, 2, 5);
     return put_quantized(c, sums, of_lines(onnx_in(c, 1), true), of_lines(onnx_in(c, 4), false), 6, 7);
 }
 
 /* ---- convolutions ------------------------------------------------------------------------------------------------ */
 
-/* One group by the product of bytes: what the window sees, a row a place, times filters [out, …]. */
-static tn_tensor *convolve_bytes(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *zx, const tn_tensor *zw,
-                                 double padding, const onnx_window *w) {
+/* One group by the product of bytes: what the window sees, a row a place, times filters [out, …]; `sums` of these. */
+static tn_tensor *convolve_bytes(const tn_tensor *x, const byte_matrix *weight, const tn_tensor *zx, double padding,
+                                 const onnx_window *w) {
     int64_t places[ONNX_MAX_AXES], order[TN_MAX_RANK] = {0}, back[TN_MAX_RANK] = {0}, count = tn_size(x, 0), rest[2];
-    int64_t shape[TN_MAX_RANK] = {tn_size(x, 0)}, depth = tn_size(x, 1), out = tn_size(weight, 0);
+    int64_t shape[TN_MAX_RANK] = {tn_size(x, 0)}, depth = tn_size(x, 1), out = tn_size(weight->bytes, 0);
     int axes = w->axes;
     for (int a = 0; a < axes; a++) {
         places[a] = onnx_places(w, a, tn_size(x, 2 + a), false);
@@ -188,8 +236,10 @@ static tn_tensor *convolve_bytes(const tn_tensor *x, const tn_tensor *weight, co
     rest[0] = count;
     rest[1] = depth;
     tn_tensor *rows = tn_reshape(tn_permute(onnx_seen(x, w, places, padding), order, 2 + 2 * axes), rest, 2);
-    tn_tensor *filters = tn_t(tn_reshape(weight, (int64_t[]){out, depth}, 2));
-    tn_tensor *y = product_of_bytes(rows, filters, zx, of_lines(zw, false));
+    byte_matrix filters = {.bytes = tn_t(tn_reshape(weight->bytes, (int64_t[]){out, depth}, 2)),
+                           .sums = weight->sums,
+                           .zero = of_lines(weight->zero, false)};
+    tn_tensor *y = product_of_bytes(rows, zx, &filters);
     return tn_permute(tn_reshape(y, shape, 2 + axes), back, 2 + axes);
 }
 
@@ -203,23 +253,25 @@ static tn_tensor *convolve_small(const tn_tensor *x, const tn_tensor *weight, co
     return tn_cast(onnx_convolve(wide, filters, NULL, w, groups), TN_I32);
 }
 
-static tn_tensor *convolve_groups(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *zx, const tn_tensor *zw,
-                                  double padding, const onnx_window *w, int64_t groups) {
+static tn_tensor *convolve_groups(const tn_tensor *x, const byte_matrix *weight, const tn_tensor *zx, double padding,
+                                  const onnx_window *w, int64_t groups) {
     enum { GROUPS_MOST = 1024 };
     tn_tensor *parts[GROUPS_MOST];
-    int64_t in = tn_size(x, 1) / groups, out = tn_size(weight, 0) / groups;
-    if (groups == 1) return convolve_bytes(x, weight, zx, zw, padding, w);
+    int64_t in = tn_size(x, 1) / groups, out = tn_size(weight->bytes, 0) / groups;
+    if (groups == 1) return convolve_bytes(x, weight, zx, padding, w);
     if (groups > GROUPS_MOST) return tn_failed(TN_ERR_UNSUPPORTED, "%lld groups", (long long)groups);
     for (int64_t g = 0; g < groups; g++) {
-        const tn_tensor *z = zw && tn_rank(zw) && tn_numel(zw) > 1 ? tn_narrow(zw, 0, g * out, out) : zw;
-        parts[g] = convolve_bytes(tn_narrow(x, 1, g * in, in), tn_narrow(weight, 0, g * out, out), zx, z, padding, w);
+        const tn_tensor *z = weight->zero;
+        byte_matrix own = {.bytes = tn_narrow(weight->bytes, 0, g * out, out),
+                           .sums = weight->sums ? tn_narrow(weight->sums, 1, g * out, out) : NULL,
+                           .zero = z && tn_rank(z) && tn_numel(z) > 1 ? tn_narrow(z, 0, g * out, out) : z};
+        parts[g] = convolve_bytes(tn_narrow(x, 1, g * in, in), &own, zx, padding, w);
     }
     return onnx_joined(parts, groups, 1, false);
 }
 
 /* The sums of a convolution of bytes; inputs x and weight, and their zero points, perhaps left out. */
 static tn_status convolve(onnx_call *c, int x_in, int zero_x, int w_in, int zero_w, tn_tensor **sums) {
-    static const int64_t EXACT = (1 << 24) / (UINT8_MAX * UINT8_MAX); /* terms whose sum is a whole number of f32 */
     const tn_tensor *x = onnx_in(c, x_in), *weight = onnx_in(c, w_in), *zx = optional(c, zero_x),
                     *zw = optional(c, zero_w);
     int64_t groups = onnx_int(c, "group", 1), padding = 0, depth;
@@ -235,7 +287,9 @@ static tn_status convolve(onnx_call *c, int x_in, int zero_x, int w_in, int zero
     if (zw && tn_numel(zw) == 1) zw = tn_reshape(zw, NULL, 0);
     if (depth <= EXACT) return *sums = convolve_small(x, weight, zx, zw, &w, groups), TN_OK;
     TRY(onnx_read_int(c, zero_x, 0, &padding));
-    return *sums = convolve_groups(x, weight, zx, zw, (double)padding, &w, groups), TN_OK;
+    byte_matrix filters = matrix_of(c, w_in, weight, zw);
+    if (zx || tn_dtype_of(x) == TN_I8) filters.sums = onnx_derived(c, w_in, ONNX_FILTER_SUMS, filter_sums);
+    return *sums = convolve_groups(x, &filters, zx, (double)padding, &w, groups), TN_OK;
 }
 
 static tn_status conv_integer(onnx_call *c) {

@@ -140,6 +140,20 @@ tn_status onnx_keep(onnx_call *c, int i, tn_tensor *t) {
     return TN_OK;
 }
 
+const tn_tensor *onnx_derived(const onnx_call *c, int i, onnx_derivation which,
+                              tn_tensor *(*make)(const tn_tensor *x)) {
+    onnx_value *of = c->in[i];
+    if (of->derived[which]) return of->derived[which]->tensor;
+    tn_tensor *t = make(of->tensor);
+    int64_t bytes = (int64_t)tn_dtype_bytes(tn_dtype_of(t), tn_numel(t));
+    tn_onnx *m = c->run->model;
+    bool keep = of->fixed == ONNX_CONSTANT && !c->run->capturing && bytes <= ONNX_MAX_KEPT - m->kept;
+    if (!keep || tn_status_of(t) != TN_OK) return t;
+    of->derived[which] = onnx_value_tensor(tn_detach(t), onnx_type_of(tn_dtype_of(t)));
+    if (of->derived[which]) m->kept += bytes;
+    return t;
+}
+
 static tn_status take_outputs(onnx_call *c, onnx_frame *f) {
     const onnx_node *n = c->node;
     for (int k = 0; k < n->out_count; k++) {

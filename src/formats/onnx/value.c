@@ -142,6 +142,8 @@ void onnx_value_release(onnx_value *v) {
         }
         onnx_value_release(v->keys);
         onnx_value_release(v->choice);
+        for (int k = 0; k < ONNX_DERIVATIONS; k++)
+            onnx_value_release(v->derived[k]);
         tn_free(v->tensor);
         tn_mem_free(v->strings);
         tn_mem_free(v->owned);

@@ -334,7 +334,11 @@ static void choose_memory(gemm *g) {
 }
 
 static void plan(gemm *g, const tile_set *with, const tn_gemm_args *args, tn_dtype dtype) {
-    *g = (gemm){.with = with, .args = *args, .dtype = dtype, .whole = dtype == TN_I32 && with->width != QUAD, .panel = 2 * with->lanes};
+    *g = (gemm){.with = with,
+                .args = *args,
+                .dtype = dtype,
+                .whole = dtype == TN_I32 && with->width != QUAD,
+                .panel = 2 * with->lanes};
     g->panel_shift = __builtin_ctz((unsigned)g->panel);
     bool rows = args->a.col_stride == 1 && args->m >= FEW_ROWS;
     g->handed_on = rows ? (double)args->m * (double)args->k : 0;
