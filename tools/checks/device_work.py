@@ -78,8 +78,8 @@ def logits(program, model, device, folder, text, environment=None):
     return [values[t * width:(t + 1) * width] for t in range(tokens)], result["fallback"]
 
 
-def check_model(program, report, device, text=TEXT, least=32, environment=None):
-    model = smollm2.path()
+def check_model(program, report, device, text=TEXT, least=32, environment=None, model=None):
+    model = model or smollm2.path()
     if not model.exists():
         report.skipped += 1
         print("skipped: no model")

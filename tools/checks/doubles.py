@@ -21,6 +21,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tools" / "checks")]
 import certify_all  # noqa: E402
 import device_work  # noqa: E402
+import smollm2  # noqa: E402
 
 # The file in BUILD/doubles, and the variables that name it as the vendor's library.
 DOUBLES = {
@@ -122,7 +123,7 @@ def check_double(name, build, more):
         device_work.check_training(program, report, name, task, steps, bound=0, more=options)
     if more > 1:
         device_work.check_training(program, report, name, "chars", 2)  # its gradient of attention is composed there
-        device_work.check_model(program, report, name, WORDS, 8)
+        device_work.check_model(program, report, name, WORDS, 8, model=pathlib.Path(os.environ["DOUBLE_MODEL"]))
     if not report.failed:
         print(f"ran on: {name} double (tests/double: no hardware): kernels, operations, training")
     print(f"{report.passed} {report.failed} {report.skipped}")
@@ -132,7 +133,8 @@ def environment(name, build, folder):
     file, variables = DOUBLES[name]
     path = str(build / "doubles" / file)
     return os.environ | dict.fromkeys(variables, path) | {
-        "TRUNNION_TEST_DEVICE": name, "TRUNNION_CACHE": f"{folder}/{name}", "DOUBLE_ABORT": "1"}
+        "TRUNNION_TEST_DEVICE": name, "TRUNNION_CACHE": f"{folder}/{name}", "DOUBLE_ABORT": "1",
+        "DOUBLE_MODEL": str(smollm2.path())}  # where it is without the cache of this run
 
 
 def chain(names, build, folder, options):
