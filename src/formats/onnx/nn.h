@@ -33,6 +33,8 @@ tn_status onnx_window_read(const onnx_call *c, const tn_tensor *x, const int64_t
 int64_t onnx_places(const onnx_window *w, int a, int64_t size, bool ceil_mode);
 /* x [n, c, size…] padded with `value` as far as `places` reach: what the window sees, [n, c, kernel…, places…]. */
 tn_tensor *onnx_seen(const tn_tensor *x, const onnx_window *w, const int64_t *places, double value);
+/* The same with channels side by side in memory, [n, places…, kernel…, c]: to be copied in long runs. */
+tn_tensor *onnx_seen_by_place(const tn_tensor *x, const onnx_window *w, const int64_t *places, double value);
 /* Attribute `name`: `count` numbers into out; `otherwise` where it is absent. */
 tn_status onnx_ints_of(const onnx_call *c, const char *name, int count, int64_t otherwise, int64_t *out);
 /* x [n, c, size…] with weight [out, c / groups, kernel…]; bias [out] or NULL. */

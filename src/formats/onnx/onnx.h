@@ -119,7 +119,8 @@ enum {
 typedef enum onnx_derivation {
     ONNX_SIGNED,      /* its bytes, brought to be i8 */
     ONNX_COLUMN_SUMS, /* of a matrix [k, n] as [1, n]: of its bytes as i8 */
-    ONNX_FILTER_SUMS, /* of filters [out, …], as [1, out] */
+    ONNX_FILTERS,     /* [out, c, kernel…] as i8 in the order [out, kernel…, c], as [out, -1] */
+    ONNX_FILTER_SUMS, /* … their sums, as [1, out] */
     ONNX_DERIVATIONS
 } onnx_derivation;
 

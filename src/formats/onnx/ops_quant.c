@@ -129,6 +129,10 @@ static tn_tensor *with_sign(const tn_tensor *x) {
 
 static tn_tensor *column_sums(const tn_tensor *x) { return line_sums(with_sign(x), 0); }
 
+static tn_tensor *by_place(const tn_tensor *x) {
+    return tn_contiguous(tn_flatten(tn_movedim(with_sign(x), 1, -1), 1, -1));
+}
+
 static tn_tensor *filter_sums(const tn_tensor *x) { return tn_t(line_sums(tn_flatten(with_sign(x), 1, -1), 1)); }
 
 /* A zero point of bytes that were moved; NULL where that is none. */
@@ -217,30 +221,19 @@ static tn_status matmul_linear(onnx_call *c) {
 /* One group by the product of bytes: what the window sees, a row a place, times filters [out, …]; `sums` of these. */
 static tn_tensor *convolve_bytes(const tn_tensor *x, const byte_matrix *weight, const tn_tensor *zx, double padding,
                                  const onnx_window *w) {
-    int64_t places[ONNX_MAX_AXES], order[TN_MAX_RANK] = {0}, back[TN_MAX_RANK] = {0}, count = tn_size(x, 0), rest[2];
-    int64_t shape[TN_MAX_RANK] = {tn_size(x, 0)}, depth = tn_size(x, 1), out = tn_size(weight->bytes, 0);
+    int64_t places[ONNX_MAX_AXES], shape[TN_MAX_RANK] = {tn_size(x, 0)}, count = tn_size(x, 0);
+    int64_t out = tn_size(weight->bytes, 0), depth = tn_size(weight->bytes, 1);
     int axes = w->axes;
     for (int a = 0; a < axes; a++) {
         places[a] = onnx_places(w, a, tn_size(x, 2 + a), false);
         if (places[a] < 1) return tn_failed(TN_ERR_SHAPE, "the kernel is larger than the padded image");
         count *= places[a];
-        depth *= w->kernel[a];
         shape[1 + a] = places[a];
-        order[1 + a] = 2 + axes + a;
-        order[2 + axes + a] = 2 + a;
-        back[2 + a] = 1 + a;
     }
-    order[1 + axes] = 1;
-    back[1] = 1 + axes;
     shape[1 + axes] = out;
-    rest[0] = count;
-    rest[1] = depth;
-    tn_tensor *rows = tn_reshape(tn_permute(onnx_seen(x, w, places, padding), order, 2 + 2 * axes), rest, 2);
-    byte_matrix filters = {.bytes = tn_t(tn_reshape(weight->bytes, (int64_t[]){out, depth}, 2)),
-                           .sums = weight->sums,
-                           .zero = of_lines(weight->zero, false)};
-    tn_tensor *y = product_of_bytes(rows, zx, &filters);
-    return tn_permute(tn_reshape(y, shape, 2 + axes), back, 2 + axes);
+    tn_tensor *rows = tn_reshape(onnx_seen_by_place(x, w, places, padding), (int64_t[]){count, depth}, 2);
+    byte_matrix filters = {.bytes = tn_t(weight->bytes), .sums = weight->sums, .zero = of_lines(weight->zero, false)};
+    return tn_movedim(tn_reshape(product_of_bytes(rows, zx, &filters), shape, 2 + axes), -1, 1);
 }
 
 /* Few products a sum: f32 holds it exactly. */
@@ -287,7 +280,8 @@ static tn_status convolve(onnx_call *c, int x_in, int zero_x, int w_in, int zero
     if (zw && tn_numel(zw) == 1) zw = tn_reshape(zw, NULL, 0);
     if (depth <= EXACT) return *sums = convolve_small(x, weight, zx, zw, &w, groups), TN_OK;
     TRY(onnx_read_int(c, zero_x, 0, &padding));
-    byte_matrix filters = matrix_of(c, w_in, weight, zw);
+    byte_matrix filters = {.bytes = onnx_derived(c, w_in, ONNX_FILTERS, by_place),
+                           .zero = moved_zero(zw, weight, TN_I8)};
     if (zx || tn_dtype_of(x) == TN_I8) filters.sums = onnx_derived(c, w_in, ONNX_FILTER_SUMS, filter_sums);
     return *sums = convolve_groups(x, &filters, zx, (double)padding, &w, groups), TN_OK;
 }

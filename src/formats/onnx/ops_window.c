@@ -283,12 +283,35 @@ tn_status onnx_conv_transpose(onnx_call *c) {
 
 /* ---- pooling ----------------------------------------------------------------------------------------------------- */
 
+/* As far as `places` reach. */
+static tn_tensor *reached(const tn_tensor *x, const onnx_window *w, const int64_t *places, double value) {
+    int64_t after[ONNX_MAX_AXES];
+    for (int a = 0; a < w->axes; a++)
+        after[a] = (places[a] - 1) * w->stride[a] + onnx_reach(w, a) - w->before[a] - tn_size(x, 2 + a);
+    return padded(x, w->axes, w->before, after, value);
+}
+
+tn_tensor *onnx_seen_by_place(const tn_tensor *x, const onnx_window *w, const int64_t *places, double value) {
+    int axes = w->axes, rank = 2 + 2 * axes;
+    int64_t shape[TN_MAX_RANK] = {tn_size(x, 0)}, strides[TN_MAX_RANK], pitch = tn_size(x, 1);
+    tn_tensor *y = tn_contiguous(tn_movedim(reached(x, w, places, value), 1, -1));
+    shape[rank - 1] = pitch;
+    strides[rank - 1] = 1;
+    for (int a = axes - 1; a >= 0; a--) {
+        shape[1 + a] = places[a];
+        strides[1 + a] = pitch * w->stride[a];
+        shape[1 + axes + a] = w->kernel[a];
+        strides[1 + axes + a] = pitch * w->dilation[a];
+        pitch *= tn_size(y, 1 + a);
+    }
+    strides[0] = pitch;
+    return tn_as_strided(y, shape, rank, strides, rank, 0);
+}
+
 tn_tensor *onnx_seen(const tn_tensor *x, const onnx_window *w, const int64_t *places, double value) {
     int axes = w->axes, rank = 2 + 2 * axes;
-    int64_t after[ONNX_MAX_AXES], shape[TN_MAX_RANK] = {tn_size(x, 0), tn_size(x, 1)}, strides[TN_MAX_RANK], pitch = 1;
-    for (int a = 0; a < axes; a++)
-        after[a] = (places[a] - 1) * w->stride[a] + onnx_reach(w, a) - w->before[a] - tn_size(x, 2 + a);
-    tn_tensor *y = padded(x, axes, w->before, after, value);
+    int64_t shape[TN_MAX_RANK] = {tn_size(x, 0), tn_size(x, 1)}, strides[TN_MAX_RANK], pitch = 1;
+    tn_tensor *y = reached(x, w, places, value);
     for (int a = axes - 1; a >= 0; a--) {
         shape[2 + a] = w->kernel[a];
         strides[2 + a] = pitch * w->dilation[a];
