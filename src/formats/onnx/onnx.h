@@ -119,6 +119,7 @@ enum {
 typedef enum onnx_derivation {
     ONNX_SIGNED,      /* its bytes, brought to be i8 */
     ONNX_COLUMN_SUMS, /* of a matrix [k, n] as [1, n]: of its bytes as i8 */
+    ONNX_CENTRED,     /* i8 as f32, u8 less 128 as f32 */
     ONNX_FILTERS,     /* [out, c, kernel…] as i8 in the order [out, kernel…, c], as [out, -1] */
     ONNX_FILTER_SUMS, /* … their sums, as [1, out] */
     ONNX_DERIVATIONS
@@ -141,6 +142,8 @@ struct tn_onnx_value {
     onnx_value *choice;     /* a tensor of ones where its last dim's place is this index, and of zeros; NULL: unknown */
     _Atomic uint8_t finite; /* choice.c: what is known of a constant's numbers */
     onnx_value *derived[ONNX_DERIVATIONS]; /* of a constant; NULL: not asked for yet */
+    int64_t
+        spread; /* ops_quant.c: of a constant, the largest sum of a filter's centred bytes, less signs, and 1; or 0 */
 };
 
 /* Each returns a value with one reference, or NULL with tn_error set. Tensors, keys and the references in `items` are

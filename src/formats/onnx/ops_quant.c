@@ -118,7 +118,9 @@ static tn_tensor *line_sums(const tn_tensor *x, int64_t dim) {
 static bool is_byte(const tn_tensor *x) { return tn_dtype_of(x) == TN_I8 || tn_dtype_of(x) == TN_U8; }
 
 enum {
-    MOVE = 128,                                 /* from one kind of byte to the other */
+    MOVE = 128,             /* from one kind of byte to the other */
+    MOST_WEIGHTS = 1 << 22, /* that are read once to see how large their sums are */
+    MOST_FILTERS = 1 << 20,
     EXACT = (1 << 24) / (UINT8_MAX * UINT8_MAX) /* products of bytes whose sum is a whole number of f32 */
 };
 
@@ -128,6 +130,8 @@ static tn_tensor *with_sign(const tn_tensor *x) {
 }
 
 static tn_tensor *column_sums(const tn_tensor *x) { return line_sums(with_sign(x), 0); }
+
+static tn_tensor *centred(const tn_tensor *x) { return tn_cast(with_sign(x), TN_F32); }
 
 static tn_tensor *by_place(const tn_tensor *x) {
     return tn_contiguous(tn_flatten(tn_movedim(with_sign(x), 1, -1), 1, -1));
@@ -236,14 +240,58 @@ static tn_tensor *convolve_bytes(const tn_tensor *x, const byte_matrix *weight, 
     return tn_movedim(tn_reshape(product_of_bytes(rows, zx, &filters), shape, 2 + axes), -1, 1);
 }
 
-/* Few products a sum: f32 holds it exactly. */
-static tn_tensor *convolve_small(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *zx, const tn_tensor *zw,
+/* Sums that f32 holds exactly, whatever their order; fast numerics may be off by less than a half. */
+static tn_tensor *convolve_small(const tn_tensor *x, const tn_tensor *filters, const tn_tensor *zx,
                                  const onnx_window *w, int64_t groups) {
-    int64_t shape[TN_MAX_RANK] = {-1, 1, 1, 1, 1};
-    const tn_tensor *wide = tn_cast(x, TN_F32), *filters = tn_cast(weight, TN_F32);
+    const tn_tensor *wide = tn_cast(x, TN_F32);
     if (zx) wide = tn_sub(wide, tn_cast(zx, TN_F32));
-    if (zw) filters = tn_sub(filters, tn_cast(tn_rank(zw) ? tn_reshape(zw, shape, 2 + w->axes) : zw, TN_F32));
-    return tn_cast(onnx_convolve(wide, filters, NULL, w, groups), TN_I32);
+    return tn_cast(tn_round(onnx_convolve(wide, filters, NULL, w, groups)), TN_I32);
+}
+
+/* How far the filters' zero points are from the centre of their bytes at most; −1: nobody knows. */
+static int64_t zero_off(const onnx_call *c, int zero, double centre) {
+    double *list = NULL, most = fabs(centre);
+    int64_t count = 0;
+    if (!onnx_has(c, zero)) return (int64_t)most;
+    if (c->in[zero]->fixed != ONNX_CONSTANT || onnx_read_floats(c, zero, &list, &count, MOST_FILTERS) != TN_OK)
+        return -1;
+    most = 0;
+    for (int64_t i = 0; i < count; i++)
+        most = fmax(most, fabs(list[i] - centre));
+    tn_mem_free(list);
+    return (int64_t)most;
+}
+
+/* The largest sum of a filter's centred bytes without their signs; −1: nobody knows. Constants are looked at once. */
+static int64_t spread_of(const onnx_call *c, int weight, double centre) {
+    onnx_value *v = c->in[weight];
+    double *list = NULL;
+    int64_t count = 0, out = tn_size(v->tensor, 0), most = 0;
+    if (v->fixed != ONNX_CONSTANT || tn_numel(v->tensor) > MOST_WEIGHTS) return -1;
+    if (v->spread) return v->spread - 1;
+    if (onnx_read_floats(c, weight, &list, &count, MOST_WEIGHTS) != TN_OK) return -1;
+    for (int64_t f = 0; f < out; f++) {
+        double sum = 0;
+        for (int64_t i = f * (count / out); i < (f + 1) * (count / out); i++)
+            sum += fabs(list[i] - centre);
+        most = sum > (double)most ? (int64_t)sum : most;
+    }
+    tn_mem_free(list);
+    v->spread = most + 1;
+    return most;
+}
+
+/* Filters as numbers, their zero points taken away; NULL where a sum of their products may be too large for f32. */
+static const tn_tensor *small_filters(const onnx_call *c, int weight, int zero, const tn_tensor *zw, int64_t depth) {
+    int64_t shape[TN_MAX_RANK] = {-1, 1, 1, 1, 1};
+    const tn_tensor *w = onnx_in(c, weight);
+    double centre = tn_dtype_of(w) == TN_U8 ? MOVE : 0;
+    int64_t off = zero_off(c, zero, centre), spread = off < 0 ? -1 : spread_of(c, weight, centre);
+    bool known = spread >= 0 && (double)spread + (double)off * (double)depth < (1 << 24) / UINT8_MAX;
+    if (!known && depth > EXACT) return NULL;
+    if (known && off == 0) return onnx_derived(c, weight, ONNX_CENTRED, centred);
+    const tn_tensor *wide = tn_cast(w, TN_F32);
+    return zw ? tn_sub(wide, tn_cast(tn_rank(zw) ? tn_reshape(zw, shape, tn_rank(w)) : zw, TN_F32)) : wide;
 }
 
 static tn_tensor *convolve_groups(const tn_tensor *x, const byte_matrix *weight, const tn_tensor *zx, double padding,
@@ -278,7 +326,8 @@ static tn_status convolve(onnx_call *c, int x_in, int zero_x, int w_in, int zero
         depth *= w.kernel[a];
     if (zx) zx = tn_reshape(zx, NULL, 0);
     if (zw && tn_numel(zw) == 1) zw = tn_reshape(zw, NULL, 0);
-    if (depth <= EXACT) return *sums = convolve_small(x, weight, zx, zw, &w, groups), TN_OK;
+    const tn_tensor *small = small_filters(c, w_in, zero_w, zw, depth);
+    if (small) return *sums = convolve_small(x, small, zx, &w, groups), TN_OK;
     TRY(onnx_read_int(c, zero_x, 0, &padding));
     byte_matrix filters = {.bytes = onnx_derived(c, w_in, ONNX_FILTERS, by_place),
                            .zero = moved_zero(zw, weight, TN_I8)};
