@@ -2,7 +2,8 @@
 (com.microsoft) and those of ai.onnx.ml that take maps.
 
 Each case is a model of one node with inputs out of a fixed seed. ONNX Runtime computes what `trunnion onnx-test` has to
-yield. Where bytes come out, ONNX Runtime rounds some operators by tables or by other orders of the same product, so a
+yield. Where operands are constants of the model, it runs several times, with other inputs: what is made of constants
+once must be theirs, and a replay must not take an input for one. Where bytes come out, ONNX Runtime rounds some operators by tables or by other orders of the same product, so a
 byte may be one off; scales are powers of two, so that most of them are not. Needs the packages onnx, onnxruntime and
 numpy.
 """
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 
+RUNS = 4  # of models that have constants
 OPSETS = {"": 17, "com.microsoft": 1, "ai.onnx.ml": 2}
 FLOATS = {"rtol": 2e-4, "atol": 2e-5}
 ONE_OFF = {"rtol": 0, "atol": 1}
@@ -157,10 +159,49 @@ def declared():
         ("cast_map_sparse", "CastMap", ml, [{5: 1.5, 1: 2.5}],
          {"cast_to": "TO_FLOAT", "map_form": "SPARSE", "max_map": 7}, FLOATS),
     ]
+    rows += products_of_bytes(r, u8, i8, number)
     outputs = {"GroupQueryAttention": 3, "LinearAttention": 2, "CausalConvWithState": 2, "GRU": 2, "LSTM": 3,
                "RNN": 2}
     several = {"multi_head_past": 3, "multi_head_piece": 3}
     return [row + (several.get(row[0], outputs.get(row[1], 1)),) for row in rows]
+
+
+def products_of_bytes(r, u8, i8, number):
+    """With constants for weights and zero points, all signs, small and large sums, windows and groups."""
+    import numpy as np
+
+    constant = lambda *indices: {"constants": indices}
+    kinds = {"u": u8, "s": i8}
+    zeros = {"u": number(117, "u1"), "s": number(-9, "i1")}
+    exact = {"rtol": 0, "atol": 0}
+    rows = []
+    for a in "us":
+        for b in "us":
+            x, w = kinds[a](5, 300), kinds[b](300, 37)
+            rows += [(f"bytes_{a}{b}", "MatMulInteger", "", [x, w], constant(1), exact),
+                     (f"bytes_{a}{b}_zeros", "MatMulInteger", "", [x, w, zeros[a], zeros[b]], constant(1, 2, 3), exact),
+                     (f"bytes_{a}{b}_columns", "MatMulInteger", "", [x, w, zeros[a], kinds[b](37)], constant(1, 3), exact),
+                     (f"bytes_{a}{b}_vary", "MatMulInteger", "", [x, w, zeros[a], zeros[b]], constant(), exact),
+                     (f"bytes_{a}{b}_batches", "MatMulInteger", "",
+                      [kinds[a](2, 3, 4, 600), kinds[b](2, 3, 600, 5), zeros[a], zeros[b]], constant(2, 3), exact)]
+    high = {"u": lambda *shape: np.full(shape, 255, "u1"), "s": lambda *shape: np.full(shape, -128, "i1")}
+    for b in "us":  # ONNX Runtime's convolutions of bytes take u8 images
+        for name, weights in (("", kinds[b]), ("_high", high[b])):
+            small = (weights(6, 40, 3, 3) // 8).astype(zeros[b].dtype) if not name else weights(6, 40, 3, 3)
+            centre = number(128 if b == "u" else 0, zeros[b].dtype)
+            same = {"pads": [1, 1, 1, 1]}
+            image, images = u8(1, 40, 9, 7), u8(2, 40, 9, 7)
+            each = [number(0.5), zeros["u"]]
+            rows += [(f"conv_{b}{name}", "ConvInteger", "", [images, small, zeros["u"], zeros[b]],
+                      same | constant(1, 2, 3), exact),
+                     (f"conv_{b}{name}_centre", "ConvInteger", "", [image, small, zeros["u"], centre],
+                      {"strides": [2, 1], "dilations": [1, 2]} | constant(1, 2, 3), exact),
+                     (f"conv_{b}{name}_groups", "ConvInteger", "", [u8(1, 80, 6, 5), small, zeros["u"], centre],
+                      {"group": 2} | same | constant(1, 2, 3), exact),
+                     (f"qconv_{b}{name}", "QLinearConv", "",
+                      [image, *each, small, r.random(6).astype("f4") + number(0.5), np.full(6, centre), number(2.0**9), zeros["u"],
+                       r.integers(-999, 999, 6).astype("i4")], same | constant(1, 2, 3, 4, 5, 6, 7, 8), ONE_OFF)]
+    return rows
 
 
 def value_info(name, value):
@@ -175,14 +216,17 @@ def value_info(name, value):
 
 
 def model_of(row):
-    from onnx import TypeProto, ValueInfoProto, helper
+    from onnx import TypeProto, ValueInfoProto, helper, numpy_helper
 
     name, operator, domain, inputs, attributes, _, outputs = row
-    given = {f"x{i}": v for i, v in enumerate(inputs) if v is not None}
+    constants = attributes.get("constants", ())
+    attributes = {k: v for k, v in attributes.items() if k != "constants"}
+    weights = [numpy_helper.from_array(inputs[i], f"x{i}") for i in constants]
+    given = {f"x{i}": v for i, v in enumerate(inputs) if v is not None and i not in constants}
     names = [f"x{i}" if v is not None else "" for i, v in enumerate(inputs)]
     out = [ValueInfoProto(name=f"y{k}", type=TypeProto()) for k in range(outputs)]  # ONNX Runtime infers them
     node = helper.make_node(operator, names, [o.name for o in out], domain=domain, **attributes)
-    graph = helper.make_graph([node], name, [value_info(n, v) for n, v in given.items()], out)
+    graph = helper.make_graph([node], name, [value_info(n, v) for n, v in given.items()], out, weights)
     opsets = [helper.make_opsetid(d, v) for d, v in OPSETS.items()]
     return helper.make_model(graph, opset_imports=opsets, ir_version=8), given
 
@@ -204,6 +248,7 @@ def map_message(value, name):
 
 def write_case(row, folder):
     """The case with what ONNX Runtime computes."""
+    import numpy
     import onnxruntime
     from onnx import numpy_helper
 
@@ -211,16 +256,20 @@ def write_case(row, folder):
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    results = session.run(None, given)
-    data = folder / row[0] / "test_data_set_0"
-    data.mkdir(parents=True)
-    (data.parent / "model.onnx").write_bytes(model.SerializeToString())
-    (data.parent / "data.json").write_text(json.dumps(row[5]))
-    for k, (name, value) in enumerate(given.items()):
-        message = map_message(value, name) if isinstance(value, dict) else numpy_helper.from_array(value, name)
-        (data / f"input_{k}.pb").write_bytes(message.SerializeToString())
-    for k, value in enumerate(results):
-        (data / f"output_{k}.pb").write_bytes(numpy_helper.from_array(value, f"y{k}").SerializeToString())
+    case = folder / row[0]
+    case.mkdir()
+    (case / "model.onnx").write_bytes(model.SerializeToString())
+    (case / "data.json").write_text(json.dumps(row[5]))
+    for run in range(RUNS if "constants" in row[4] else 1):
+        data = case / f"test_data_set_{run}"
+        data.mkdir()
+        if run:
+            given = {name: numpy.roll(value, 3 * run) for name, value in given.items()}
+        for k, (name, value) in enumerate(given.items()):
+            message = map_message(value, name) if isinstance(value, dict) else numpy_helper.from_array(value, name)
+            (data / f"input_{k}.pb").write_bytes(message.SerializeToString())
+        for k, value in enumerate(session.run(None, given)):
+            (data / f"output_{k}.pb").write_bytes(numpy_helper.from_array(value, f"y{k}").SerializeToString())
 
 
 def main():
