@@ -185,6 +185,8 @@ def products_of_bytes(r, u8, i8, number):
                      (f"bytes_{a}{b}_batches", "MatMulInteger", "",
                       [kinds[a](2, 3, 4, 600), kinds[b](2, 3, 600, 5), zeros[a], zeros[b]], constant(2, 3), exact)]
     high = {"u": lambda *shape: np.full(shape, 255, "u1"), "s": lambda *shape: np.full(shape, -128, "i1")}
+    large = {"u": lambda *shape: r.integers(200, 256, shape).astype("u1"),
+             "s": lambda *shape: r.integers(90, 128, shape).astype("i1")}  # sums beyond what f32 counts by ones
     for b in "us":  # ONNX Runtime's convolutions of bytes take u8 images
         for name, weights in (("", kinds[b]), ("_high", high[b])):
             small = (weights(6, 40, 3, 3) // 8).astype(zeros[b].dtype) if not name else weights(6, 40, 3, 3)
@@ -192,6 +194,8 @@ def products_of_bytes(r, u8, i8, number):
             same = {"pads": [1, 1, 1, 1]}
             image, images = u8(1, 40, 9, 7), u8(2, 40, 9, 7)
             each = [number(0.5), zeros["u"]]
+            rows += [(f"conv_{b}_large{name}", "ConvInteger", "", [large["u"](1, 160, 6, 6), large[b](4, 160, 3, 3)],
+                      constant(1), exact)] if not name else []
             rows += [(f"conv_{b}{name}", "ConvInteger", "", [images, small, zeros["u"], zeros[b]],
                       same | constant(1, 2, 3), exact),
                      (f"conv_{b}{name}_centre", "ConvInteger", "", [image, small, zeros["u"], centre],
