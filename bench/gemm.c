@@ -38,7 +38,10 @@ static const shape shapes[] = {
     {"bf16-1024-kept", 1, 1024, 1024, 1024, false, true, true, TN_BF16},
     {"bf16-1024-dw", 1, 1024, 1024, 1024, true, false, false, TN_BF16},
     {"f16-1024", 1, 1024, 1024, 1024, false, false, false, TN_F16},
-    {"i8-1024", 1, 1024, 1024, 1024, false, false, false, TN_I32},
+    {"bytes-1024", 1, 1024, 1024, 1024, false, false, false, TN_I32},
+    {"bytes-1024-kept", 1, 1024, 1024, 1024, false, false, true, TN_I32},
+    {"bytes-up-kept", 1, 512, 1536, 384, false, false, true, TN_I32},
+    {"bytes-down-kept", 1, 512, 384, 1536, false, false, true, TN_I32},
     {"f64-1024", 1, 1024, 1024, 1024, false, false, false, TN_F64},
     {"policy-1-in", 1, 1, 128, 64, false, true, true, TN_F32},
     {"policy-1-hidden", 1, 1, 128, 128, false, true, true, TN_F32},
@@ -90,6 +93,7 @@ static void put(void *x, tn_dtype dtype, int64_t at, double v) {
     case TN_BF16: ((uint16_t *)x)[at] = kir_to_bf16((float)v); break;
     case TN_I32: ((int32_t *)x)[at] = (int32_t)v; break;
     case TN_I8: ((int8_t *)x)[at] = (int8_t)v; break;
+    case TN_U8: ((uint8_t *)x)[at] = (uint8_t)fabs(v); break;
     default: ((float *)x)[at] = (float)v;
     }
 }
@@ -101,12 +105,14 @@ static double get(const void *x, tn_dtype dtype, int64_t at) {
     case TN_BF16: return (double)kir_from_bf16(((const uint16_t *)x)[at]);
     case TN_I32: return ((const int32_t *)x)[at];
     case TN_I8: return ((const int8_t *)x)[at];
+    case TN_U8: return ((const uint8_t *)x)[at];
     default: return (double)((const float *)x)[at];
     }
 }
 
-/* What is multiplied for a result of `dtype`. */
-static tn_dtype factor(tn_dtype dtype) { return dtype == TN_I32 ? TN_I8 : dtype; }
+/* What is multiplied for a result of `dtype`: of bytes the kinds that processors take four at a time. */
+static tn_dtype left(tn_dtype dtype) { return dtype == TN_I32 ? TN_U8 : dtype; }
+static tn_dtype right(tn_dtype dtype) { return dtype == TN_I32 ? TN_I8 : dtype; }
 
 static void *make_numbers(tn_dtype dtype, int64_t count, int64_t period) {
     void *x = tn_mem_alloc((size_t)count * tn_dtype_size(dtype));
@@ -116,14 +122,14 @@ static void *make_numbers(tn_dtype dtype, int64_t count, int64_t period) {
 }
 
 static bool make_problem(problem *p, const shape *s, int threads) {
-    tn_dtype of = factor(s->dtype);
-    p->a = make_numbers(of, s->batch * s->m * s->k, 17);
-    p->b = make_numbers(of, s->batch * s->k * s->n, 13);
+    tn_dtype a = left(s->dtype), b = right(s->dtype);
+    p->a = make_numbers(a, s->batch * s->m * s->k, 17);
+    p->b = make_numbers(b, s->batch * s->k * s->n, 13);
     p->c = make_numbers(s->dtype, s->batch * s->m * s->n, 7);
-    p->packed = s->kept ? tn_mem_alloc(tn_gemm_packed_bytes(s->n, s->k, s->dtype)) : NULL;
     p->packed_valid = false;
-    p->args =
-        (tn_gemm_args){.batch = {s->batch, 1, 1, 1}, .m = s->m, .n = s->n, .k = s->k, .a_dtype = of, .b_dtype = of};
+    p->args = (tn_gemm_args){.batch = {s->batch, 1, 1, 1}, .m = s->m, .n = s->n, .k = s->k, .a_dtype = a, .b_dtype = b};
+    bool quads = s->dtype == TN_I32 && tn_gemm_takes_quads(&p->args);
+    p->packed = s->kept ? tn_mem_alloc(tn_gemm_packed_bytes(s->n, s->k, quads ? TN_I8 : s->dtype)) : NULL;
     p->args.a = (tn_matrix){.data = p->a, .batch_stride = {s->m * s->k}, .row_stride = s->k, .col_stride = 1};
     p->args.b = (tn_matrix){.data = p->b, .batch_stride = {s->k * s->n}, .row_stride = s->n, .col_stride = 1};
     p->args.c = (tn_matrix){.data = p->c, .batch_stride = {s->m * s->n}, .row_stride = s->n, .col_stride = 1};
@@ -149,8 +155,8 @@ static bool is_right(const problem *p, const shape *s) {
         int64_t q = probe * 5 % s->batch, i = probe * 37 % s->m, j = probe * 91 % s->n;
         double sum = 0;
         for (int64_t k = 0; k < s->k; k++) {
-            sum += get(p->a, factor(s->dtype), q * s->m * s->k + i * a->row_stride + k * a->col_stride) *
-                   get(p->b, factor(s->dtype), q * s->k * s->n + k * b->row_stride + j * b->col_stride);
+            sum += get(p->a, left(s->dtype), q * s->m * s->k + i * a->row_stride + k * a->col_stride) *
+                   get(p->b, right(s->dtype), q * s->k * s->n + k * b->row_stride + j * b->col_stride);
         }
         double rounded;
         put(&rounded, s->dtype, 0, sum);
