@@ -110,7 +110,7 @@ VEC_INLINE void tile_step(V sum[TILE_ROWS][2 * WIDEST], const real *a, const int
     }
 }
 
-#if defined(TN_VEC_F64) || defined(TN_VEC_PAIRS)
+#if defined(TN_VEC_F64) || defined(TN_VEC_WORDS)
 VEC_INLINE bool tile_end(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const int rows) {
     (void)t, (void)sum, (void)rows;
     return false;
