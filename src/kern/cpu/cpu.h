@@ -2,8 +2,8 @@
  *
  * tiles.c, tiles_f64.c, conv_lines.c, qplain.c, attention.c and sdpa.c are compiled with the flags of each instruction
  * set and export one table each (tiles_bf16.c is a table of AVX-512 alone); qtile.c and tiles_bytes.c are too, in other
- * variants: dot products of small integers matter to them, AVX-512 without them does not. select.c looks at the processor once and
- * keeps the best tables that this build has. */
+ * variants: dot products of small integers matter to them, AVX-512 without them does not. select.c looks at the
+ * processor once and keeps the best tables that this build has. */
 #ifndef TN_KERN_CPU_H
 #define TN_KERN_CPU_H
 

@@ -1,10 +1,10 @@
 /* vec.h — the vectors of one instruction set, for sources that are compiled once for each.
  *
  * `real` is float, or double where TN_VEC_F64 is defined before this file is included; V holds VL of them. With
- * TN_VEC_PAIRS sums are float, and what is multiplied are pairs of bf16 in the room of a float; with TN_VEC_QUADS sums are
- * whole numbers of 32 bits, and four bytes, of A without a sign and of B with one, take the room of a float. A fused
- * multiply-add rounds once on every instruction set: where there is no instruction for it, libm's exact function is
- * called. It is slow there, and the bits are the same.
+ * TN_VEC_PAIRS sums are float, and what is multiplied are pairs of bf16 in the room of a float; with TN_VEC_QUADS sums
+ * are whole numbers of 32 bits, and four bytes, of A without a sign and of B with one, take the room of a float.
+ * A fused multiply-add rounds once on every instruction set: where there is no instruction for it, libm's exact
+ * function is called. It is slow there, and the bits are the same.
  *
  * v_part_load and v_part_store touch the lanes of a mask alone, so that an edge is never read or written past.
  * v_transpose turns a square of VL vectors, each line of which was touched by one load: lines whose distance is a
@@ -155,8 +155,8 @@ VEC_INLINE V v_gate(V x, V gate, V floor) {
 }
 #endif
 
-/* What a micro-kernel does at each step: a·b + c; with pairs c + a₁·b₁ + a₀·b₀, as the processor rounds that; with quads
- * the sum of four products and c, modulo 2³². */
+/* What a micro-kernel does at each step: a·b + c; with pairs c + a₁·b₁ + a₀·b₀, as the processor rounds that; with
+ * quads the sum of four products and c, modulo 2³². */
 #if defined(TN_VEC_PAIRS)
 VEC_INLINE V v_step(V a, V b, V c) { return (V)_mm512_dpbf16_ps((__m512)c, (__m512bh)a, (__m512bh)b); }
 #elif defined(TN_VEC_QUADS) && defined(__AVX512F__)
