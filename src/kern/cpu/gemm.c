@@ -337,6 +337,8 @@ static void multiply_lines(const group *s, const int64_t *batch, const a_block *
     aim(&t, a, 0, at.rows, k);
     t.columns = at.cols;
     const char *first = address(b, pack_size[kind], batch, s->k0 + k, s->j0 + at.col);
+    bool last = k + t.k == s->steps && at.col + at.cols + s->g->with->lanes <= s->columns;
+    if (last) t.ahead = address(b, pack_size[kind], batch, s->k0, s->j0 + at.col + at.cols);
     s->g->with->lines(&t, kind, first, b->col_stride * pack_size[kind], (int)at.rows);
 }
 

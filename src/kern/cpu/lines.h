@@ -20,6 +20,15 @@ VEC_INLINE void lines_ask(const char *first, int64_t distance, int64_t columns) 
         __builtin_prefetch(first + i * distance);
 }
 
+/* The next columns begin somewhere else, and nothing would find their first numbers: these are asked for as early, `left`
+ * bytes before the end of those at hand. */
+VEC_INLINE void lines_ask_next(const char *next, int64_t distance, int64_t left) {
+    if (left > LINES_AHEAD || left <= LINES_AHEAD - FIRST_LINES) return;
+    next += LINES_AHEAD - left;
+    for (int64_t i = 0; i < VL; i++)
+        __builtin_prefetch(next + i * distance);
+}
+
 /* VL steps of each column, as rows that lie along k. */
 VEC_INLINE void lines_load(V r[VL], const char *first, int64_t distance, int64_t columns, const bool whole,
                            const pack_kind kind) {
@@ -58,6 +67,7 @@ VEC_INLINE void lines_run_as(const tile *t, const char *first, int64_t distance,
     int64_t left = t->k;
     for (; left >= VL; left -= VL) {
         lines_ask(first, distance, t->columns);
+        if (t->ahead) lines_ask_next((const char *)t->ahead, distance, left * size);
         if (kind == PACK_REAL)
             lines_load(r, first, distance, t->columns, whole, PACK_REAL);
         else if (kind == PACK_F16)
