@@ -20,8 +20,8 @@ VEC_INLINE void lines_ask(const char *first, int64_t distance, int64_t columns) 
         __builtin_prefetch(first + i * distance);
 }
 
-/* The next columns begin somewhere else, and nothing would find their first numbers: these are asked for as early, `left`
- * bytes before the end of those at hand. */
+/* The next columns begin somewhere else, and nothing would find their first numbers: these are asked for as early,
+ * `left` bytes before the end of those at hand. */
 VEC_INLINE void lines_ask_next(const char *next, int64_t distance, int64_t left) {
     if (left > LINES_AHEAD || left <= LINES_AHEAD - FIRST_LINES) return;
     next += LINES_AHEAD - left;
