@@ -62,8 +62,8 @@ typedef struct tile {
     bool add;             /* to what C holds; else C is overwritten */
     const ending *ending; /* of a full tile of full height, or NULL: its sums are finished, and begin in C at … */
     int64_t row, column;
-    /* Rows of A (a_row apart, k contiguous) to bring closer meanwhile, for the next tile; where B lies along k, the next
-     * vector's columns, or NULL. */
+    /* Rows of A (a_row apart, k contiguous) to bring closer meanwhile, for the next tile; where B lies along k, the
+     * next vector's columns, or NULL. */
     const real *ahead;
     int64_t ahead_rows; /* how many of them: 0 for none; of a turned tile lines of the cache, each behind the last */
     bool goes_on;       /* a turned tile whose chains began before: their sums so far are … */
