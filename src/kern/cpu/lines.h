@@ -93,7 +93,7 @@ VEC_INLINE void lines_run_as(const tile *t, const char *first, int64_t distance,
     VEC_UNROLL for (int i = 0; i < most; i++) {
         if (i >= rows) break;
         real *to = t->c + i * t->c_row;
-        v_part_store(to, mask, t->add ? v_plus(v_part_load(to, mask), sum[i]) : sum[i]);
+        v_part_store(to, mask, t->add ? v_part_load(to, mask) + sum[i] : sum[i]);
     }
 }
 
@@ -114,7 +114,7 @@ VEC_INLINE void lines_run_as(const tile *t, const char *first, int64_t distance,
 LINES_FUNCTIONS(lines_real, LINES_REAL)
 
 /* The kinds that are read so: all but bytes, which are few. */
-#if defined(TN_VEC_F64) || defined(TN_VEC_WORDS)
+#if defined(TN_VEC_F64) || defined(TN_VEC_PAIRS)
 static const bool lines_take[] = {[PACK_REAL] = true, [PACK_QUADS] = false};
 #define lines_run lines_real
 #else

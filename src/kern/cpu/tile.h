@@ -23,9 +23,13 @@
 #define TILE_SPLITS(X) X(3, 2, 1) X(5, 4, 1) X(6, 4, 2) X(7, 4, 3)
 enum { TILE_ROWS = 8, WIDE_1 = 4, WIDE_2 = 4, WIDE_3 = 2, WIDE_4 = 2 };
 #elif defined(__AVX512F__) && defined(TN_VEC_WORDS)
-#define TILE_HEIGHTS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(14)
-#define TILE_SPLITS(X) X(9, 5, 4) X(10, 5, 5) X(11, 6, 5) X(12, 6, 6) X(13, 7, 6)
-enum { TILE_ROWS = 14, WIDE_1 = 4, WIDE_2 = 4, WIDE_3 = 2, WIDE_4 = 2 };
+#define TILE_HEIGHTS(X) X(1) X(2) X(4) X(8) X(14)
+#define TILE_SPLITS_TO_7(X) X(3, 2, 1) X(5, 4, 1) X(6, 4, 2) X(7, 4, 3)
+#define TILE_SPLITS(X) TILE_SPLITS_TO_7(X) X(9, 5, 4) X(10, 8, 2) X(11, 8, 3) X(12, 8, 4) X(13, 8, 5)
+#define EDGE_HEIGHTS(X) X(1) X(2) X(4)
+#define EDGE_SPLITS(X) \
+    TILE_SPLITS_TO_7(X) X(8, 4, 4) X(9, 8, 1) X(10, 8, 2) X(11, 8, 3) X(12, 8, 4) X(13, 8, 5) X(14, 8, 6)
+enum { TILE_ROWS = 14, WIDE_1 = 4, WIDE_2 = 2, WIDE_3 = 1, WIDE_4 = 1 };
 #elif defined(__AVX512F__)
 #define TILE_HEIGHTS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(10) X(12) X(14)
 #define TILE_SPLITS(X) X(9, 5, 4) X(11, 6, 5) X(13, 7, 6)
@@ -38,6 +42,12 @@ enum { TILE_ROWS = 14, WIDE_1 = 4, WIDE_2 = 4, WIDE_3 = 2, WIDE_4 = 2 };
 #define TILE_HEIGHTS(X) X(1) X(2) X(4) X(6)
 #define TILE_SPLITS(X) X(3, 2, 1) X(5, 4, 1)
 enum { TILE_ROWS = 6, WIDE_1 = 4, WIDE_2 = 2, WIDE_3 = 2, WIDE_4 = 1 };
+#elif defined(__AVX2__) && defined(TN_VEC_WORDS)
+#define TILE_HEIGHTS(X) X(1) X(2) X(4) X(6)
+#define TILE_SPLITS(X) X(3, 2, 1) X(5, 4, 1)
+#define EDGE_HEIGHTS(X) X(1) X(2) X(4)
+#define EDGE_SPLITS(X) TILE_SPLITS(X) X(6, 4, 2)
+enum { TILE_ROWS = 6, WIDE_1 = 4, WIDE_2 = 1, WIDE_3 = 1, WIDE_4 = 1 };
 #elif defined(__AVX2__)
 #define TILE_HEIGHTS(X) X(1) X(2) X(3) X(4) X(5) X(6)
 enum { TILE_ROWS = 6, WIDE_1 = 4, WIDE_2 = 2, WIDE_3 = 2, WIDE_4 = 1 };
@@ -51,6 +61,10 @@ enum { TILE_ROWS = 4, WIDE_1 = 4, WIDE_2 = 2, WIDE_3 = 1, WIDE_4 = 1 };
 #endif
 #ifndef TILE_SPLITS
 #define TILE_SPLITS(X)
+#endif
+#ifndef EDGE_HEIGHTS
+#define EDGE_HEIGHTS TILE_HEIGHTS
+#define EDGE_SPLITS TILE_SPLITS
 #endif
 #ifndef TURNED_HEIGHTS
 #define TAPPED_HEIGHTS TILE_HEIGHTS
@@ -224,10 +238,12 @@ VEC_INLINE void tile_run_full(const tile *t, const int rows) {
     if (rows < TILE_ROWS || !tile_end(t, sum, rows)) tile_store(t, sum, all, rows, 2, false);
 }
 
-#define TILE_FUNCTIONS(rows)                                                \
-    static void tile_full_##rows(const tile *t) { tile_run_full(t, rows); } \
+#define TILE_FULL(rows) \
+    static void tile_full_##rows(const tile *t) { tile_run_full(t, rows); }
+#define TILE_EDGE(rows) \
     static void tile_edge_##rows(const tile *t) { tile_run(t, rows, 1, 1, true, false, false); }
-TILE_HEIGHTS(TILE_FUNCTIONS)
+TILE_HEIGHTS(TILE_FULL)
+EDGE_HEIGHTS(TILE_EDGE)
 
 VEC_INLINE void tile_split(const tile *t, tile_fn *upper, int64_t rows, tile_fn *lower) {
     tile below = *t;
@@ -237,10 +253,12 @@ VEC_INLINE void tile_split(const tile *t, tile_fn *upper, int64_t rows, tile_fn 
     below.ahead_rows = 0; /* the upper one asked for them */
     lower(&below);
 }
-#define TILE_SPLIT_FUNCTIONS(rows, first, second)                                                                \
-    static void tile_full_##rows(const tile *t) { tile_split(t, tile_full_##first, first, tile_full_##second); } \
+#define TILE_FULL_SPLIT(rows, first, second) \
+    static void tile_full_##rows(const tile *t) { tile_split(t, tile_full_##first, first, tile_full_##second); }
+#define TILE_EDGE_SPLIT(rows, first, second) \
     static void tile_edge_##rows(const tile *t) { tile_split(t, tile_edge_##first, first, tile_edge_##second); }
-TILE_SPLITS(TILE_SPLIT_FUNCTIONS)
+TILE_SPLITS(TILE_FULL_SPLIT)
+EDGE_SPLITS(TILE_EDGE_SPLIT)
 
 #define TILE_WIDE_FUNCTION(rows)                                    \
     static void tile_wide_##rows(const tile *t) {                   \
@@ -329,10 +347,10 @@ static tile_fn *const tile_turned[] = {TURNED_HEIGHTS(TILE_TURNED_ROW) TURNED_SP
 
 #define TILE_FULL_ROW(rows) [rows] = tile_full_##rows,
 #define TILE_EDGE_ROW(rows) [rows] = tile_edge_##rows,
-#define TILE_FULL_SPLIT(rows, first, second) TILE_FULL_ROW(rows)
-#define TILE_EDGE_SPLIT(rows, first, second) TILE_EDGE_ROW(rows)
-static tile_fn *const tile_full[] = {TILE_HEIGHTS(TILE_FULL_ROW) TILE_SPLITS(TILE_FULL_SPLIT)};
-static tile_fn *const tile_edge[] = {TILE_HEIGHTS(TILE_EDGE_ROW) TILE_SPLITS(TILE_EDGE_SPLIT)};
+#define TILE_FULL_SPLIT_ROW(rows, first, second) TILE_FULL_ROW(rows)
+#define TILE_EDGE_SPLIT_ROW(rows, first, second) TILE_EDGE_ROW(rows)
+static tile_fn *const tile_full[] = {TILE_HEIGHTS(TILE_FULL_ROW) TILE_SPLITS(TILE_FULL_SPLIT_ROW)};
+static tile_fn *const tile_edge[] = {EDGE_HEIGHTS(TILE_EDGE_ROW) EDGE_SPLITS(TILE_EDGE_SPLIT_ROW)};
 static tile_fn *const tile_wide[] = {NULL, tile_wide_1, tile_wide_2, tile_wide_3, tile_wide_4};
 static const int tile_wide_panels[] = {1, WIDE_1, WIDE_2, WIDE_3, WIDE_4};
 

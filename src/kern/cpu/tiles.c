@@ -4,9 +4,15 @@
  * lines.h for few rows), and storing sums that become something else. */
 #include "base/base.h"
 #include "kern/cpu/cpu.h"
-#include "kern/cpu/lines.h"
 #include "kern/cpu/pack.h"
 #include "kern/cpu/tile.h"
+
+#ifdef TN_VEC_QUADS
+static const bool lines_take[PACK_QUADS + 1];
+#define lines_run NULL
+#else
+#include "kern/cpu/lines.h"
+#endif
 
 #if defined(TN_VEC_F64) || defined(TN_VEC_QUADS)
 #define ROUND NULL
