@@ -3,7 +3,7 @@
  * Programs of each kind that tn_ending_read knows, and of neighbours that it must not take for these, run behind
  * products of drawn sizes: once read, once as programs (whose bits test_gemm.c compares with the definition), on every
  * instruction set and on one to three threads. Operands have infinities and NaNs, results lie in a larger buffer, under
- * a gate also over it. */
+ * a gate also over it; those of one row also over what is added, as a plan lays out what nobody reads any more. */
 #include "test_support.h"
 
 #include <math.h>
@@ -136,7 +136,8 @@ typedef struct work {
     const struct kind *kind;
     int64_t m, n, k;
     float *a, *b, *add, *times, *gate;
-    bool over; /* the result lies over the gate */
+    bool over;     /* the result lies over the gate */
+    bool over_add; /* … or, one row, over what is added */
 } work;
 
 static int64_t matrix_size(const work *w) { return FIRST + w->m * (w->n + GAP); }
@@ -148,7 +149,7 @@ static float *run(const work *w, bool read, bool kept) {
     float *to = tn_mem_alloc(bytes), *packed = NULL;
     bool valid = false;
     memcpy(to, w->gate, bytes);
-    void *buffers[BUFFERS] = {NULL, to, w->add, w->times, w->over ? to : w->gate};
+    void *buffers[BUFFERS] = {NULL, to, w->over_add ? to + FIRST : w->add, w->times, w->over ? to : w->gate};
     tn_joint joint = make_joint(w->kind, w->m, w->n, &vm, &sizes);
     assert_int_equal(joint.ending.known, w->kind->known);
     joint.ending.known = joint.ending.known && read;
@@ -171,11 +172,11 @@ static float *run(const work *w, bool read, bool kept) {
 }
 
 static void compare(const work *w, const float *got, const float *want) {
+    const char *where = w->over ? " over its gate" : w->over_add ? " over what is added" : "";
     for (int64_t i = 0; i < matrix_size(w); i++)
         if (memcmp(&got[i], &want[i], sizeof *got) != 0 && !(isnan(got[i]) && isnan(want[i])))
             fail_msg("%s%s, %d threads: [%d, %d] of k %d: %.9g at %d instead of %.9g", w->kind->name,
-                     w->over ? " over its gate" : "", tn_threads(), (int)w->m, (int)w->n, (int)w->k, (double)got[i],
-                     (int)i, (double)want[i]);
+                     where, tn_threads(), (int)w->m, (int)w->n, (int)w->k, (double)got[i], (int)i, (double)want[i]);
 }
 
 static void check(const work *w) {
@@ -210,6 +211,7 @@ static void endings_have_the_bits_of_their_programs(void **state) {
         w.times = random_floats(2 * w.m, 20);
         w.gate = random_floats(matrix_size(&w), 5);
         w.over = w.kind->gated && random_below(2);
+        w.over_add = !w.over && w.m == 1 && random_below(2);
         check(&w);
         tn_mem_free(w.a);
         tn_mem_free(w.b);

@@ -267,11 +267,18 @@ static bool choose_a_in_place(const gemm *g) {
     return x->a.row_stride == 1 && x->a.col_stride > 0 && x->a.col_stride <= SHORT_COLUMN;
 }
 
-/* What lies under a gate may be written over, but not before all of a sum is there. */
+/* Does the ending read elements at the places of C's, so that a plan may let C lie over them? Of a gate, and where C is
+ * a single line also of what is added to it. */
+static bool ends_in_place(const tn_gemm_args *x) {
+    const tn_ending *e = &x->c.joint.ending;
+    return e->gate.buffer >= 0 || (e->add.buffer >= 0 && (x->m == 1 || x->n == 1));
+}
+
+/* What lies there is not written over before all of a sum is. */
 static bool does_ending(const gemm *g) {
     const tn_joint *joint = &g->args.c.joint;
     if (!ENDS || !joint->vm || !joint->ending.known || g->dtype != TN_F32 || g->batches > 1) return false;
-    return g->b_source != B_LINES && !g->chains && (joint->ending.gate.buffer < 0 || g->args.k <= CHUNK);
+    return g->b_source != B_LINES && !g->chains && (g->args.k <= CHUNK || !ends_in_place(&g->args));
 }
 
 /* k is too long to be packed at once: C is visited several times. */
