@@ -434,6 +434,10 @@ static void what_does_not_fit_is_refused_when_it_runs(void **state) {
     } unfit[] = {{MODEL("unfit_loop.onnx"), "output 1 of its subgraph has no value", TN_ERR_UNSUPPORTED},
                  {MODEL("unfit_map.onnx"), "output 1 of its subgraph has no value", TN_ERR_UNSUPPORTED},
                  {MODEL("unfit_list.onnx"), "it has no value", TN_ERR_UNSUPPORTED},
+                 {MODEL("unfit_floats.onnx"), "input 1 is f32 where bytes are needed", TN_ERR_UNSUPPORTED},
+                 {MODEL("unfit_zeros.onnx"), "5 zero points of input 1", TN_ERR_UNSUPPORTED},
+                 {MODEL("unfit_flat.onnx"), "a weight of 2 dimensions, an input of 4", TN_ERR_UNSUPPORTED},
+                 {MODEL("unfit_product.onnx"), "products of u8 with f32", TN_ERR_UNSUPPORTED},
                  {MODEL("unfit_heads.onnx"), "no heads", TN_ERR_SHAPE},
                  {MODEL("unfit_place.onnx"), "1 positions from -3 on, of a table of 4", TN_ERR_SHAPE}};
     for (size_t i = 0; i < TN_COUNT(unfit); i++) {
@@ -444,6 +448,16 @@ static void what_does_not_fit_is_refused_when_it_runs(void **state) {
         tn_onnx_value_free(in);
         tn_onnx_close(m);
     }
+}
+
+static void sums_of_no_products_are_zeros(void **state) {
+    (void)state;
+    tn_onnx *m = open_model(MODEL("empty.onnx"));
+    tn_onnx_value *in = floats((float[]){1, 2, 3}, TN_DIMS(3)), *out = NULL;
+    assert_ok(tn_onnx_run(m, &in, &out));
+    assert_floats(out, (float[]){1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2, 3}, 12);
+    tn_onnx_value_free(in);
+    tn_onnx_close(m);
 }
 
 static void every_cut_of_a_file_is_refused_or_whole(void **state) {
@@ -543,6 +557,7 @@ int main(void) {
         cmocka_unit_test(inputs_that_do_not_fit_are_named),
         cmocka_unit_test(what_a_model_declares_can_be_asked),
         cmocka_unit_test(what_does_not_fit_is_refused_when_it_runs),
+        cmocka_unit_test(sums_of_no_products_are_zeros),
         cmocka_unit_test(every_cut_of_a_file_is_refused_or_whole),
         cmocka_unit_test(memory_may_run_out_anywhere),
         cmocka_unit_test(what_failed_once_is_computed_later),

@@ -152,6 +152,26 @@ def unfit():
     model("unfit_place", [node("RotaryEmbedding", ["qkv", "place", "table", "table"], ["y"], num_heads=2,
                                domain="com.microsoft")], [info("x", F, ["n"])],
           [info("y", F, None)], imports=[runtime], checked=False, initializer=[rows[0], place, rows[3]])
+    image, zero = (h.make_tensor(name, T.UINT8, dims, [7] * int(np.prod(dims)))
+                   for name, dims in (("image", [1, 2, 4, 4]), ("zero", [])))
+    for name, kind, number in (("floats", F, 1.5), ("zeros", T.UINT8, 9), ("flat", T.UINT8, 9)):
+        dims = [3, 2] if name == "flat" else [1, 2, 3, 3]
+        weight = h.make_tensor("weight", kind, dims, [number] * int(np.prod(dims)))
+        points = h.make_tensor("points", kind, [5], [128] * 5)
+        names = ["image", "weight", "zero", "points"] if name == "zeros" else ["image", "weight"]
+        model("unfit_" + name, [node("ConvInteger", names, ["y"])], [info("x", F, ["n"])],
+              [info("y", T.INT32, None)], checked=False, initializer=[image, weight, zero, points])
+    mixed = h.make_tensor("mixed", F, [4, 2], [0.5] * 8)
+    model("unfit_product", [node("MatMulInteger", ["image", "mixed"], ["y"])], [info("x", F, ["n"])],
+          [info("y", T.INT32, None)], checked=False, initializer=[image, mixed])
+
+
+def empty():
+    """Sums of no products: zeros, of bytes as well."""
+    a, b = (h.make_tensor(name, T.UINT8, dims, []) for name, dims in (("a", [2, 2, 0]), ("b", [0, 3])))
+    model("empty", [node("MatMulInteger", ["a", "b"], ["sums"]), node("Cast", ["sums"], ["wide"], to=F),
+                    node("Add", ["wide", "x"], ["y"])], [info("x", F, [3])],
+          [info("y", F, [2, 2, 3])], initializer=[a, b])
 
 
 def types():
@@ -175,5 +195,6 @@ def values():
 
 if __name__ == "__main__":
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for make in (mlp, branch, loop, scan, function, sparse, pool, external, two, told, few_bits, chosen, unfit, types, values):
+    for make in (mlp, branch, loop, scan, function, sparse, pool, external, two, told, few_bits, chosen, unfit,
+                 empty, types, values):
         make()

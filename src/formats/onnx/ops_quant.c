@@ -192,6 +192,9 @@ static tn_tensor *product(const onnx_call *c, int a_in, int b_in, int a_zero, in
     const tn_tensor *a = onnx_in(c, a_in), *b = onnx_in(c, b_in);
     const tn_tensor *za = of_lines(optional(c, a_zero), true), *zb = of_lines(optional(c, b_zero), false);
     int rank = tn_rank(a);
+    if (is_byte(a) != is_byte(b))
+        return tn_failed(TN_ERR_UNSUPPORTED, "products of %s with %s", tn_dtype_name(tn_dtype_of(a)),
+                         tn_dtype_name(tn_dtype_of(b)));
     bool rows = rank >= 2 && tn_rank(b) == 2 && (!za || tn_rank(za) == 0 || rank == 2) && (!zb || tn_rank(zb) <= 2);
     if (!rows || !is_byte(a) || !is_byte(b)) return wide_product(a, b, za, zb);
     byte_matrix matrix = matrix_of(c, b_in, b, zb);
@@ -199,7 +202,8 @@ static tn_tensor *product(const onnx_call *c, int a_in, int b_in, int a_zero, in
     int64_t shape[TN_MAX_RANK], flat[2] = {-1, tn_size(a, -1)};
     memcpy(shape, tn_shape(a), (size_t)rank * sizeof *shape);
     shape[rank - 1] = tn_size(b, 1);
-    if (flat[1] == 0) flat[0] = 0;
+    for (int d = 0; flat[1] == 0 && d < rank - 1; d++) /* no extent follows from no numbers */
+        flat[0] = d ? flat[0] * shape[d] : shape[d];
     tn_tensor *y = product_of_bytes(rank == 2 ? a : tn_reshape(a, flat, 2), za, &matrix);
     return rank == 2 ? y : tn_reshape(y, shape, rank);
 }
@@ -240,7 +244,8 @@ static tn_tensor *convolve_bytes(const tn_tensor *x, const byte_matrix *weight, 
     return tn_movedim(tn_reshape(product_of_bytes(rows, zx, &filters), shape, 2 + axes), -1, 1);
 }
 
-/* Sums that f32 holds exactly, whatever their order; fast numerics may be off by less than a half. */
+/* Sums that f32 holds exactly, whatever their order. Under fast numerics they are rounded as floats are, so large ones
+ * may be off by ones. */
 static tn_tensor *convolve_small(const tn_tensor *x, const tn_tensor *filters, const tn_tensor *zx,
                                  const onnx_window *w, int64_t groups) {
     const tn_tensor *wide = tn_cast(x, TN_F32);
@@ -311,21 +316,39 @@ static tn_tensor *convolve_groups(const tn_tensor *x, const byte_matrix *weight,
     return onnx_joined(parts, groups, 1, false);
 }
 
+/* Input i, one of a convolution, is bytes, with one zero point or one a filter, bytes of that kind. */
+static tn_status check_bytes(const onnx_call *c, int i, int zero, int64_t filters) {
+    const tn_tensor *x = onnx_in(c, i), *z = optional(c, zero);
+    TRY(tn_status_of(x));
+    if (!is_byte(x)) return onnx_refuse(c, "input %d is %s where bytes are needed", i, tn_dtype_name(tn_dtype_of(x)));
+    if (!z) return TN_OK;
+    if (tn_dtype_of(z) != tn_dtype_of(x))
+        return onnx_refuse(c, "input %d is %s, its zero point %s", i, tn_dtype_name(tn_dtype_of(x)),
+                           tn_dtype_name(tn_dtype_of(z)));
+    if (tn_numel(z) == 1 || tn_numel(z) == filters) return TN_OK;
+    return onnx_refuse(c, "%lld zero points of input %d, which takes one, or %lld", (long long)tn_numel(z), i,
+                       (long long)filters);
+}
+
 /* The sums of a convolution of bytes; inputs x and weight, and their zero points, perhaps left out. */
 static tn_status convolve(onnx_call *c, int x_in, int zero_x, int w_in, int zero_w, tn_tensor **sums) {
     const tn_tensor *x = onnx_in(c, x_in), *weight = onnx_in(c, w_in), *zx = optional(c, zero_x),
                     *zw = optional(c, zero_w);
     int64_t groups = onnx_int(c, "group", 1), padding = 0, depth;
     onnx_window w;
+    TRY(check_bytes(c, x_in, zero_x, 1));
     TRY(tn_status_of(weight));
+    if (tn_rank(weight) != tn_rank(x) || tn_rank(x) < 3)
+        return onnx_refuse(c, "a weight of %d dimensions, an input of %d", tn_rank(weight), tn_rank(x));
+    TRY(check_bytes(c, w_in, zero_w, tn_size(weight, 0)));
     TRY(onnx_window_read(c, x, tn_shape(weight) + 2, &w));
     depth = tn_size(weight, 1);
-    if (tn_rank(weight) != tn_rank(x) || groups < 1 || tn_size(x, 1) != depth * groups || tn_size(weight, 0) % groups)
+    if (groups < 1 || tn_size(x, 1) != depth * groups || tn_size(weight, 0) % groups)
         return onnx_refuse(c, "the weight fits neither the input nor %lld groups", (long long)groups);
     for (int a = 0; a < w.axes; a++)
         depth *= w.kernel[a];
     if (zx) zx = tn_reshape(zx, NULL, 0);
-    if (zw && tn_numel(zw) == 1) zw = tn_reshape(zw, NULL, 0);
+    if (zw) zw = tn_reshape(zw, (int64_t[]){tn_numel(zw)}, tn_numel(zw) == 1 ? 0 : 1);
     const tn_tensor *small = small_filters(c, w_in, zero_w, zw, depth);
     if (small) return *sums = convolve_small(x, small, zx, &w, groups), TN_OK;
     TRY(onnx_read_int(c, zero_x, 0, &padding));
