@@ -4,7 +4,7 @@
  * The recording is the one that computes (llm_record.c), but that attention sees inputs instead of pages of a cache,
  * and that a mask says what. Open extents are the numbers of tokens, now and before; without a cache all follows from
  * the ids' number, so no other input is left. With one, inputs and outputs have the names and extents of Hugging Face's
- * exporter, by which those who generate with such models know them. */
+ * exporter, by which those who generate with such models know them, but of one text: the batch is 1. */
 #include <inttypes.h>
 #include <stdio.h>
 

@@ -142,8 +142,7 @@ struct tn_onnx_value {
     onnx_value *choice;     /* a tensor of ones where its last dim's place is this index, and of zeros; NULL: unknown */
     _Atomic uint8_t finite; /* choice.c: what is known of a constant's numbers */
     onnx_value *derived[ONNX_DERIVATIONS]; /* of a constant; NULL: not asked for yet */
-    int64_t
-        spread; /* ops_quant.c: of a constant, the largest sum of a filter's centred bytes, less signs, and 1; or 0 */
+    int64_t spread; /* of a constant: 1 more than a filter's centred bytes add up to without signs; 0: not asked yet */
 };
 
 /* Each returns a value with one reference, or NULL with tn_error set. Tensors, keys and the references in `items` are
