@@ -59,7 +59,7 @@ tn_status tn_native_join(tn_native *n, const tn_group *group, tn_joint *joint) {
                         .launch = {.sizes = n->sizes},
                         .block_buffer = group->block_buffer,
                         .buffer_count = group->buffer_count};
-    tn_ending_read(group->program, group->sizes, group->block_buffer, &joint->ending);
+    if (tn_ending_read(group->program, group->sizes, group->block_buffer, &n->ending)) joint->ending = &n->ending;
     n->joint = joint;
     return TN_OK;
 }

@@ -22,7 +22,8 @@ struct tn_native {
     /* the store joint */
     kir_vm *vm;
     int64_t *sizes;
-    tn_joint *joint; /* the kernel's, in its arguments; NULL: none */
+    tn_joint *joint;  /* the kernel's, in its arguments; NULL: none */
+    tn_ending ending; /* the same, where it is one */
     /* the weight that the kernel reads, as it wants it */
     tn_form form;  /* of the buffer bound to form_slot */
     int form_slot; /* -1: none */

@@ -96,7 +96,7 @@ static bool is_read(const reader *r) {
     return store && read_place(r, store, store->b, &r->out->to) && r->out->to.column == 1 && read_gate(r, store->a);
 }
 
-void tn_ending_read(const kir_program *p, const int64_t *sizes, int block_buffer, tn_ending *out) {
+bool tn_ending_read(const kir_program *p, const int64_t *sizes, int block_buffer, tn_ending *out) {
     *out = (tn_ending){.add.buffer = -1, .times.buffer = -1, .gate.buffer = -1};
-    out->known = is_read(&(reader){p, sizes, block_buffer, out});
+    return is_read(&(reader){p, sizes, block_buffer, out});
 }

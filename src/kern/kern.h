@@ -33,18 +33,17 @@ typedef struct tn_ending {
     tn_ending_place to, add, times, gate;
     float zero;
     bool cuts;
-    bool known; /* else nothing here means anything: the program is another one */
 } tn_ending;
 
 typedef struct tn_joint {
     const kir_vm *vm; /* NULL: no joint, plain memory */
     kir_launch launch;
     int block_buffer, buffer_count;
-    tn_ending ending; /* of a store program; may be left unknown */
+    const tn_ending *ending; /* what a store program does, or NULL: it says so itself */
 } tn_joint;
 
-/* Reads it off a program with a joint's axes (ending.c). */
-void tn_ending_read(const kir_program *p, const int64_t *sizes, int block_buffer, tn_ending *out);
+/* Reads it off a program with a joint's axes (ending.c). false: that is another program. */
+bool tn_ending_read(const kir_program *p, const int64_t *sizes, int block_buffer, tn_ending *out);
 
 /* One operand in memory: element (batch…, row, col) at data + Σ batch·batch_stride +
  * row·row_stride + col·col_stride. */

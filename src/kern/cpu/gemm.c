@@ -38,7 +38,7 @@ static real *place_of(const tn_joint *joint, const tn_ending_place *place) {
 }
 
 static __attribute__((noinline)) void open_ending(part *p, const tn_joint *joint) {
-    const tn_ending *e = &joint->ending;
+    const tn_ending *e = joint->ending;
     p->ending = (ending){.add = place_of(joint, &e->add),
                          .times = place_of(joint, &e->times),
                          .gate = place_of(joint, &e->gate),
@@ -338,7 +338,8 @@ static void multiply_lines(const group *s, const int64_t *batch, const a_block *
     t.columns = at.cols;
     const char *first = address(b, pack_size[kind], batch, s->k0 + k, s->j0 + at.col);
     bool last = k + t.k == s->steps && at.col + at.cols + s->g->with->lanes <= s->columns;
-    if (last) t.ahead = address(b, pack_size[kind], batch, s->k0, s->j0 + at.col + at.cols);
+    if (last && s->g->args.k * s->g->args.n > NEAR_ELEMENTS)
+        t.ahead = address(b, pack_size[kind], batch, s->k0, s->j0 + at.col + at.cols);
     s->g->with->lines(&t, kind, first, b->col_stride * pack_size[kind], (int)at.rows);
 }
 
@@ -418,7 +419,7 @@ static void compute_block(const group *s, part *p, const int64_t *batch, const a
         return;
     }
     if (g->direct) {
-        int64_t c_row = g->ends ? g->args.c.joint.ending.to.row : g->args.c.row_stride;
+        int64_t c_row = g->ends ? g->args.c.joint.ending->to.row : g->args.c.row_stride;
         real *c =
             g->ends ? p->ends_in + whole.row * c_row + whole.col : element(&g->args.c, batch, whole.row, whole.col);
         accumulate(s, p, batch, a, at, c, c_row);

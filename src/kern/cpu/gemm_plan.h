@@ -33,7 +33,8 @@ enum {
     MIN_COLUMNS = 512,                     /* … but so many columns at least */
     LOAD_STEPS = 16,                       /* a load joint fills blocks of so many steps … */
     LOAD_PANELS = 8,                       /* … and columns: 4096 elements with AVX-512 */
-    OWN_B_ELEMENTS = (1 << 20) / sizeof(real) /* a batch whose B is smaller is split over threads by product */
+    OWN_B_ELEMENTS = (1 << 20) / sizeof(real), /* a batch whose B is smaller is split over threads by product */
+    NEAR_ELEMENTS = (1 << 20) / sizeof(real)   /* so much of B is in a second cache: nothing need be asked for */
 };
 
 /* Threads share the steps of k. */
@@ -270,14 +271,15 @@ static bool choose_a_in_place(const gemm *g) {
 /* Does the ending read elements at the places of C's, so that a plan may let C lie over them? Of a gate, and where C is
  * a single line also of what is added to it. */
 static bool ends_in_place(const tn_gemm_args *x) {
-    const tn_ending *e = &x->c.joint.ending;
+    const tn_ending *e = x->c.joint.ending;
     return e->gate.buffer >= 0 || (e->add.buffer >= 0 && (x->m == 1 || x->n == 1));
 }
 
 /* What lies there is not written over before all of a sum is. */
 static bool does_ending(const gemm *g) {
     const tn_joint *joint = &g->args.c.joint;
-    if (!ENDS || !joint->vm || !joint->ending.known || g->dtype != TN_F32 || g->batches > 1) return false;
+    if (!ENDS || !joint->vm || !joint->ending || g->dtype != TN_F32 || g->batches > 1) return false;
+    if (g->args.m < g->with->rows) return false; /* only full height ends in registers */
     return g->b_source != B_LINES && !g->chains && (g->args.k <= CHUNK || !ends_in_place(&g->args));
 }
 
