@@ -131,8 +131,7 @@ static bool stays(const kir_frame *f, int access, const axes *loop) {
 }
 
 /* Do the loop's loads and stores go along memory rather than across it? Those that stay where they are do not matter,
- * being done once a row. Rows too short for a vector are turned: many of
- * them side by side keep vectors full. */
+ * being done once a row. Rows too short for a vector are turned: many of them side by side keep vectors full. */
 static kir_layout choose_layout(const kir_frame *f, const axes *par, const axes *loop) {
     enum { SHORT_LOOP = 16 };
     if (!f->vm->has_loop) return KIR_POINTS;
