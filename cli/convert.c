@@ -48,7 +48,7 @@ const cli_command cli_convert = {
         "  trunnion convert model.gguf small.gguf --quantize Q4_K --verify --text text.txt --importance other.txt\n"
         "  trunnion convert model.gguf model.safetensors\n"
         "  trunnion convert model.gguf model.onnx --verify\n"
-        "  trunnion run model.onnx -i input_ids=ids.npy --steps 20\n"
+        "  trunnion run model.onnx -i input_ids=prompt.npy --steps 20\n"
         "  trunnion convert model.gguf folder/ --quantize BF16\n"
         "  trunnion convert weights.pt weights.safetensors --verify\n",
     .accepts = CLI_JSON | CLI_THREADS | CLI_DEVICE | CLI_VERBOSE,

@@ -164,7 +164,7 @@ def write_decoders(folder):
         import numpy
         import onnx  # noqa: F401
     except ImportError:
-        return ["decoder.onnx", "recurrent.onnx"]
+        return ["decoder.onnx", "recurrent.onnx", "prompt.npy"]
     onnx_decoders.written_out(folder / "decoder.onnx")
     onnx_decoders.recurrent(folder / "recurrent.onnx")
     numpy.save(folder / "prompt.npy", numpy.array([[3, 1, 4, 1, 5]], "i8"))
