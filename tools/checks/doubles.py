@@ -31,7 +31,7 @@ DOUBLES = {
 }
 CHAINS = [["cuda", "rocm"], ["metal"]]  # run side by side; CUDA and ROCm have the same texts, compiled once
 KERNELS = [("--plain", 4), ("--long", 2), ("--group", 4), ("--rows", 2)]  # random programs of each kind
-TRAININGS = [("cartpole", 64, []), ("digits", 4, ["--model", "cnn"])]  # the digits are made up
+TRAININGS = [("cartpole", 64, []), ("digits", 20, []), ("digits", 4, ["--model", "cnn"])]  # the digits are made up
 # Of the order of items, and of the time at which work is done that nobody waits for; 0: in order, and never.
 SEEDS = [0, 1, 2, 3, 4]
 # And what names devices that have them; CUDA's before Hopper's wide ones too.
