@@ -1,26 +1,11 @@
 /* test_again.c — promises of large values that are computed again where they are needed (core/again.c): the bits that
  * they have when they are stored, whatever they are made of and whoever needs them; less is written and read; and what
  * is small, dear or made of much stays in memory. */
-#include "test_support.h"
+#include "by_steps.h"
 
 #include <math.h>
 
-#include "trunnion/trunnion.h"
-
-enum { DRAWN = 60, MOST_RESULTS = 8, IMAGES = 8, CHANNELS = 16, SIDE = 32, ROWS = 512, COLUMNS = 272 };
-
-static uint64_t state_of_numbers;
-static bool apart; /* every step is evaluated before the next one is recorded */
-
-static int64_t below(int64_t n) {
-    state_of_numbers = state_of_numbers * 6364136223846793005u + 1442695040888963407u;
-    return (int64_t)((state_of_numbers >> 33) % (uint64_t)n);
-}
-
-static tn_tensor *step(tn_tensor *t) {
-    if (apart) assert_ok(tn_eval(&t, 1));
-    return t;
-}
+enum { DRAWN = 60, IMAGES = 8, CHANNELS = 16, SIDE = 32, ROWS = 512, COLUMNS = 272 };
 
 static tn_tensor *waves(const int64_t *shape, int rank, double by) {
     static float data[ROWS * COLUMNS];
@@ -106,43 +91,17 @@ static int network(uint64_t seed, tn_tensor **out) {
     return count;
 }
 
-static int results_of(uint64_t seed, bool by_steps, float *values[MOST_RESULTS], int64_t counts[MOST_RESULTS]) {
-    int count = 0;
-    apart = by_steps;
-    TN_SCOPE TN_NO_GRAD {
-        tn_tensor *out[MOST_RESULTS];
-        TN_SCOPE { /* what is held would be a result, in memory of its own */
-            count = network(seed, out);
-            for (int i = 0; i < count; i++)
-                out[i] = tn_keep(out[i]);
-        }
-        assert_ok(tn_eval(out, count));
-        for (int i = 0; i < count; i++) {
-            counts[i] = tn_numel(out[i]);
-            values[i] = malloc((size_t)counts[i] * sizeof(float));
-            assert_ok(tn_read(out[i], values[i], (size_t)counts[i] * sizeof(float)));
-            tn_free(out[i]);
-        }
-    }
-    return count;
-}
-
 static void what_is_made_again_has_the_bits_that_are_stored(void **state) {
     (void)state;
     for (uint64_t seed = 0; seed < DRAWN; seed++) {
         float *wanted[MOST_RESULTS], *got[MOST_RESULTS];
         int64_t counts[MOST_RESULTS];
         assert_ok(tn_set_num_threads(1 + (int)(seed % 3)));
-        int count = results_of(seed, true, wanted, counts);
-        assert_int_equal(results_of(seed, false, got, counts), count);
-        for (int i = 0; i < count; i++) {
-            for (int64_t k = 0; k < counts[i]; k++)
-                if (memcmp(&got[i][k], &wanted[i][k], sizeof(float)) != 0)
-                    fail_msg("network %d, result %d: %.9g at %d instead of %.9g", (int)seed, i, (double)got[i][k],
-                             (int)k, (double)wanted[i][k]);
-            free(got[i]);
+        int count = results_of(network, seed, true, wanted, counts);
+        assert_int_equal(results_of(network, seed, false, got, counts), count);
+        assert_same_bits(seed, 0, count, got, wanted, counts);
+        for (int i = 0; i < count; i++)
             free(wanted[i]);
-        }
     }
 }
 

@@ -1,26 +1,11 @@
 /* test_by_rows.c — promises of products that are done one behind the other, by rows (core/by_rows.c): the bits that
  * each step has when it is evaluated by itself, whatever joins the products, whoever else needs their results, with any
  * number of threads; and nothing is done by rows that needs others' rows. */
-#include "test_support.h"
+#include "by_steps.h"
 
 #include <math.h>
 
-#include "trunnion/trunnion.h"
-
 enum { MOST_ROWS = 700, WIDEST = 192, SQUARE = 256 };
-
-static uint64_t state_of_numbers;
-static bool apart; /* every step is evaluated before the next one is recorded */
-
-static int64_t below(int64_t n) {
-    state_of_numbers = state_of_numbers * 6364136223846793005u + 1442695040888963407u;
-    return (int64_t)((state_of_numbers >> 33) % (uint64_t)n);
-}
-
-static tn_tensor *step(tn_tensor *t) {
-    if (apart) assert_ok(tn_eval(&t, 1));
-    return t;
-}
 
 static tn_tensor *waves(int64_t rows, int64_t columns, double by) {
     static float data[MOST_ROWS * WIDEST];
@@ -67,7 +52,7 @@ static tn_tensor *mixed(tn_tensor *x, int64_t kind) {
     return step(tn_mul(y, summed(x)));
 }
 
-enum { MOST_RESULTS = 8, DRAWN = 160 };
+enum { DRAWN = 160 };
 
 /* A network drawn at random, with some results that are held and some that only sums of need. */
 static int of_chance(uint64_t seed, tn_tensor **out) {
@@ -110,27 +95,6 @@ static int network(uint64_t seed, tn_tensor **out) {
     return seed == 1 ? of_operand_written_over(out) : of_chance(seed, out);
 }
 
-static int results_of(uint64_t seed, bool by_steps, float *values[MOST_RESULTS], int64_t counts[MOST_RESULTS]) {
-    int count = 0;
-    apart = by_steps;
-    TN_SCOPE TN_NO_GRAD {
-        tn_tensor *out[MOST_RESULTS];
-        TN_SCOPE { /* what is held would be a result, in memory of its own */
-            count = network(seed, out);
-            for (int i = 0; i < count; i++)
-                out[i] = tn_keep(out[i]);
-        }
-        assert_ok(tn_eval(out, count));
-        for (int i = 0; i < count; i++) {
-            counts[i] = tn_numel(out[i]);
-            values[i] = malloc((size_t)counts[i] * sizeof(float));
-            assert_ok(tn_read(out[i], values[i], (size_t)counts[i] * sizeof(float)));
-            tn_free(out[i]);
-        }
-    }
-    return count;
-}
-
 static bool was_by_rows(void) {
     char *plan = tn_explain_last();
     bool found = strstr(plan, "(by rows: ") != NULL;
@@ -145,18 +109,12 @@ static void products_by_rows_have_the_bits_of_each_by_itself(void **state) {
         float *wanted[MOST_RESULTS], *got[MOST_RESULTS];
         int64_t counts[MOST_RESULTS];
         assert_ok(tn_set_num_threads(1 + (int)((2 * seed + 1) % 3)));
-        int count = results_of(seed, true, wanted, counts);
+        int count = results_of(network, seed, true, wanted, counts);
         for (int run = 0; run < 2; run++) {
-            assert_int_equal(results_of(seed, false, got, counts), count);
+            assert_int_equal(results_of(network, seed, false, got, counts), count);
             by_rows += was_by_rows();
             if (seed < 2) assert_true(was_by_rows());
-            for (int i = 0; i < count; i++) {
-                for (int64_t k = 0; k < counts[i]; k++)
-                    if (memcmp(&got[i][k], &wanted[i][k], sizeof(float)) != 0)
-                        fail_msg("network %d, result %d, run %d: %.9g at %d instead of %.9g", (int)seed, i, run,
-                                 (double)got[i][k], (int)k, (double)wanted[i][k]);
-                free(got[i]);
-            }
+            assert_same_bits(seed, run, count, got, wanted, counts);
         }
         for (int i = 0; i < count; i++)
             free(wanted[i]);

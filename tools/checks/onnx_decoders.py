@@ -13,6 +13,8 @@ import subprocess
 import sys
 import tempfile
 
+import needs
+
 STEPS, PROMPT, BOUND = 24, 5, 2e-4
 LAYERS, HEADS, FEW, HEAD, WIDTH, INNER, WORDS, PLACES = 2, 4, 2, 16, 64, 96, 61, 64
 OPSETS = {"": 21, "com.microsoft": 1}
@@ -345,12 +347,10 @@ def explain(program, folder, case):
 
 
 def main():
-    try:
-        import numpy, onnx, onnxruntime  # noqa: E401, F401
-    except ImportError as missing:
-        print(f"skipped: the Python package {missing.name} is not there, with which results are compared")
-        print("0 passed, 0 failed, 1 skipped")
+    if needs.lacks("numpy", "onnx", "onnxruntime"):
         return 0
+    import numpy
+    import onnxruntime
     program, failed = pathlib.Path(sys.argv[1]).resolve() / "trunnion", 0
     with tempfile.TemporaryDirectory() as name:
         numpy.save(pathlib.Path(name) / "none.npy", numpy.zeros((0, 3), "i8"))
