@@ -10,7 +10,8 @@ A round takes new processes, and each row's sides by turns: its window is up to 
 allows. Before and after each window all processors multiply and add: a window beside which they reach less than 95 % of
 what one alone does, times their number, is thrown away and taken again, --tries times at most; a row that has no other
 windows is marked. Rows are medians over the rounds. Rounds add up from call to call as long as the commit is the same
-(--fresh begins anew), so a comparison can be made row by row. --record writes docs/measured/cpu-DATE.md and a plot.
+(--fresh begins anew), so a comparison can be made row by row. --record writes docs/measured/cpu-DATE.md and a plot, and
+of each row that misses its target what its commands take.
 """
 
 import argparse
@@ -296,6 +297,12 @@ def take_other(row, *rest):
     return False
 
 
+def take_profiles(rows, here, state):
+    """What the commands of these rows take, in a run of its own."""
+    state.data["profiles"] = {row.name: here.bench(row.name, "--profile")[0] for row in rows}
+    state.save()
+
+
 # ---- all of it ---------------------------------------------------------------------------------------------------------
 
 
@@ -353,6 +360,7 @@ def main():
     lines, wrong = report.table(state.data)
     print("\n".join(lines))
     if options.record:
+        take_profiles(report.short_of_target(state.data), Here(options), state)
         report.record(state.data, options, lines)
     return 1 if wrong else 0
 

@@ -32,7 +32,7 @@ static const char help_text[] =
     "      --model MODEL     the GGUF file of the works llm-…, or the folder of minilm-…; else what tools/smollm2.py\n"
     "                        and tools/minilm.py fetch\n"
     "      --save FOLDER     do not time: write inputs, weights and results of each work to files there\n"
-    "      --profile         also what each command takes, and which part of the limit of arithmetic that is\n"
+    "      --profile         also what each command takes: time, a part of the limit of arithmetic, GB/s\n"
     "\n"
     "examples:\n"
     "  trunnion bench add-16 gemm-f32-256\n"
@@ -104,22 +104,24 @@ static void show_value(const bench_row *r, char *text, size_t size) {
         snprintf(text, size, "%.2f s", r->value);
 }
 
-/* A command of a profile: in microseconds, and of the limit of arithmetic. */
+/* A command of a profile: in microseconds, of the limit of arithmetic, and what it moves. */
 static void show_command(bench *b, const tn_profile_row *r) {
     double once = r->seconds / (double)r->runs, part = b->fma > 0 ? r->flops / r->seconds / b->fma : 0;
+    double rate = (double)r->bytes / r->seconds;
     if (b->common.json) {
         cli_json_object(&b->json, NULL);
         cli_json_string(&b->json, "command", r->label);
         cli_json_number(&b->json, "seconds", once);
         cli_json_number(&b->json, "times", (double)r->runs / PROFILED_RUNS);
         cli_json_number(&b->json, "limit_fraction", part);
+        cli_json_number(&b->json, "bytes_per_second", rate);
         cli_json_end(&b->json, '}');
         return;
     }
     char limit[32] = "";
     if (part > 0.005) snprintf(limit, sizeof limit, "%.0f %%", 100 * part);
-    cli_print(stdout, "%12.1f µs × %-4lld %6s  %-6s %s\n", once * 1e6, (long long)r->runs / PROFILED_RUNS, limit,
-              r->kind, r->label);
+    cli_print(stdout, "%12.1f µs × %-4lld %6s %6.1f GB/s  %-6s %s\n", once * 1e6, (long long)r->runs / PROFILED_RUNS,
+              limit, rate * 1e-9, r->kind, r->label);
 }
 
 static void show_profile(bench *b, const tn_profile *profile) {

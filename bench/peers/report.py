@@ -121,6 +121,50 @@ def table(data):
     return lines, bool(wrong)
 
 
+# ---- what stands in the way of the rows that miss their target ---------------------------------------------------------
+
+SHOWN, LEAST_SHARE, FAR_FROM_LIMIT = 6, 0.03, 0.3
+
+
+def short_of_target(data):
+    """The rows of works that miss their target, those that are behind first."""
+    return [f.row for f in sorted(gather(data), key=Figures.order) if f.missed()]
+
+
+def bound(figures):
+    """What the target needs, in words."""
+    words = [f"It is to take {figures.row.limit:.0%} of the limit."] if figures.row.limit else []
+    if figures.needed and figures.needed > FAR_FROM_LIMIT:
+        words.append(f"{figures.row.ratio:g} times as fast as the strongest peer is {figures.needed:.0%} of the limit" +
+                     (": no program reaches it here." if figures.needed > 1 else "."))
+    return " ".join(words) or "Arithmetic and memory leave room: what it takes is between and in small commands."
+
+
+def commands(run):
+    """A table of what takes most of a run's time. Commands are timed in further runs, so their sum may differ a little."""
+    profile = sorted(run["profile"], key=lambda c: -c["seconds"] * c["times"])
+    sums = [c["seconds"] * c["times"] for c in profile]
+    whole = max(run["value"], sum(sums))
+    shown = sum(seconds >= LEAST_SHARE * whole for seconds in sums[:SHOWN])
+    yield from ("| share | once | times | of the arithmetic | GB/s | command |", "| ---: | ---: | ---: | ---: | ---: | --- |")
+    for c, seconds in zip(profile[:shown], sums):
+        yield (f"| {seconds / whole:.0%} | {c['seconds'] * 1e6:.1f} µs | {c['times']:.0f} | {c['limit_fraction']:.0%} "
+               f"| {c['bytes_per_second'] * 1e-9:.1f} | {c['command']} |")
+    if profile[shown:]:
+        times = sum(c["times"] for c in profile[shown:])
+        yield f"| {sum(sums[shown:]) / whole:.0%} | | {times:.0f} | | | all others |"
+    if sum(sums) < (1 - LEAST_SHARE) * whole:
+        yield f"| {1 - sum(sums) / whole:.0%} | | | | | between commands |"
+
+
+def profiles(data):
+    """Lines: a part for each row that misses its target."""
+    for figures in sorted(gather(data), key=Figures.order):
+        run = data.get("profiles", {}).get(figures.row.name)
+        if run:
+            yield from ("", f"### {figures.row.name}", "", bound(figures), "", *commands(run))
+
+
 # ---- the short table of README.md --------------------------------------------------------------------------------------
 
 FAMILIES = (("products of f32 matrices, 256 to 2048", "gemm-f32-"), ("product of bf16 matrices, 1024", "gemm-bf16-"),
@@ -194,7 +238,10 @@ def record(data, options, lines):
             "Ratio: the strongest peer's time by ours (memory and size: its bytes by ours); \"of the best\": that of the",
             "shortest samples, which other work on the machine disturbs least. Rows that are behind come first, then those",
             "that miss their target. [bench/README.md](../../bench/README.md) says how it is measured.", "",
-            f"![ratios](cpu-{today}.svg)", "", *lines, ""]
+            f"![ratios](cpu-{today}.svg)", "", *lines, "", "## What stands in the way", "",
+            "Of each row that misses its target, what its commands take by `trunnion bench ROW --profile`, in a run of its",
+            "own: share of the time, seconds of one, how often, the part of the limit of arithmetic, and what it moves.",
+            *profiles(data), ""]
     (folder / f"cpu-{today}.md").write_text("\n".join(text))
     (folder / f"cpu-{today}.svg").write_text(plot(sorted(gather(data), key=Figures.order), today))
     write_readme(data, options, today)

@@ -106,6 +106,11 @@ def check_bench(program, report, _):
     report.add([r["work"] for r in rows] == ["quiet", "record-15", "gemm-f32-256"] and all(keys == set(r) for r in rows),
                "rows come in order, with their keys")
     report.add(all(r["value"] > 0 for r in rows) and rows[2]["limit_fraction"] > 0, "all are measured, one by its limit")
+    profiled = (call(program, "bench", "gemm-f32-256", "--profile", "--seconds", "0.01") or {"rows": [{}]})["rows"][0]
+    parts = {"command", "seconds", "times", "limit_fraction", "bytes_per_second"}
+    commands = profiled.get("profile", [])
+    report.add([set(c) for c in commands] == [parts] and all(c[key] > 0 for c in commands for key in parts - {"command"}),
+               "--profile: the product is its one command")
     for words in (["no-such-work"], ["add-16", "--seconds", "-1"], ["add-16", "--seconds", "x"],
                   ["add-16", "--seconds", ""], ["add-16", "--save", ""]):
         ended = subprocess.run([program, "bench", *words], capture_output=True).returncode
