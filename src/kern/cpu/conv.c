@@ -202,7 +202,7 @@ static void plan(conv *c, const tn_conv_args *args) {
     c->slab_bytes = windows_area(windows_elements(&c->w));
     c->panel_bytes = c->whole ? 0 : windows_area(COLUMNS * CHUNK + MOST_LANES);
     c->sums_bytes = windows_area(part_rows(c) * sum_row(&c->a, c->columns));
-    c->part_bytes = c->slab_bytes + c->panel_bytes + c->sums_bytes + port_scratch(&c->a.joint, 0);
+    c->part_bytes = SEEN_BYTES + c->slab_bytes + c->panel_bytes + c->sums_bytes + port_scratch(&c->a.joint, 0);
     c->tap_bytes = ((size_t)c->w.depth * sizeof(int64_t) + 63) / 64 * 64;
 }
 
@@ -469,9 +469,9 @@ static int64_t part_begin(const conv *c, int64_t part) {
 static void compute_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
     const conv *c = ctx;
     char *memory = c->parts + (size_t)worker * c->part_bytes;
-    seen s;
-    s.sections = 0;
-    s.slab = (float *)(void *)memory;
+    seen *s = (seen *)(void *)memory;
+    memory += SEEN_BYTES;
+    s->slab = (float *)(void *)memory;
     block b = {.panels = (float *)(void *)(memory + c->slab_bytes),
                .sums = (float *)(void *)(memory + c->slab_bytes + c->panel_bytes)};
     port joint;
@@ -484,11 +484,11 @@ static void compute_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
         b.rows = part_begin(c, part + 1) - b.first;
         b.columns = tn_min64(c->width, c->line - at * c->width);
         if (c->whole) {
-            compute_whole_rows(c, &b, &s, line, at * c->width);
+            compute_whole_rows(c, &b, s, line, at * c->width);
             continue;
         }
-        see(&c->w, &s, line, at * c->width, b.columns, panel_of(c->w.with));
-        compute_block(c, &b, &s);
+        see(&c->w, s, line, at * c->width, b.columns, panel_of(c->w.with));
+        compute_block(c, &b, s);
     }
 }
 
@@ -543,6 +543,7 @@ static void run_to(const tn_conv_args *args, const target *out) {
     c.packed = packed_filters(args, &memory);
     c.parts = memory;
     choose_blocks(&c, threads);
+    windows_open(c.parts, c.part_bytes, threads);
     int64_t tasks = c.a.groups * c.row_parts * c.lines * c.blocks;
     windows_share(tasks, threads, compute_blocks, &c);
 }

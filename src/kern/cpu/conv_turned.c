@@ -104,7 +104,8 @@ static void plan(turned *t, const tn_conv_args *args, const turned_phases *phase
     t->sums_bytes = windows_area(t->rows * args->places[1] * t->split[1] * t->panel);
     t->begun_bytes = t->depth > CHUNK && CHUNK * t->panel > PANEL ? t->sums_bytes : 0;
     t->block_bytes = args->joint.vm ? windows_area(t->panel * TN_GEMM_BLOCK_LD) : 0;
-    t->part_bytes = t->slab_bytes + t->sums_bytes + t->begun_bytes + t->block_bytes + port_scratch(&args->joint, 0);
+    t->part_bytes = SEEN_BYTES + t->slab_bytes + t->sums_bytes + t->begun_bytes + t->block_bytes;
+    t->part_bytes += port_scratch(&args->joint, 0);
 }
 
 /* Columns of the last panel that are none are summed all the same: an eighth of them at most. Rows that are pooled
@@ -248,7 +249,7 @@ typedef struct strips {
 
 /* Memory of one thread. */
 typedef struct part {
-    seen s;
+    seen *s;
     float *sums, *begun, *block; /* begun: chains of which half is summed */
     port joint;
     /* The filters of the next chunk; where this panel's results go; what the next block sees that this one does not. */
@@ -291,12 +292,12 @@ static strips next_rows(const turned *w, const section *s, int64_t group, int64_
 
 static strips results_of(const turned *w, const part *p, int64_t first, int64_t filters) {
     const tn_conv_args *a = &w->a;
-    const section *s = &p->s.section[0];
+    const section *s = &p->s->section[0];
     const int64_t area = w->split[0] * w->split[1], plane = result_plane(a) * area;
     const int64_t channels = a->groups * a->filters, row = result_row(a) * area;
     if (!a->out || a->pool[0] > 0) return (strips){0};
     const float *to = a->out + (s->image * channels + first) * plane + s->at / a->places[1] * row;
-    return of_images(make_strips(to, plane, filters, s->count / a->places[1] * row), p->s.sections, channels * plane);
+    return of_images(make_strips(to, plane, filters, s->count / a->places[1] * row), p->s->sections, channels * plane);
 }
 
 /* As many lines as the tile has time for. */
@@ -319,8 +320,8 @@ static void look_ahead(part *p, tile *t) {
 /* Where section k's first window begins, channel 0 of the group. */
 static const float *section_begin(const turned *w, const part *p, int64_t group, int k) {
     const tn_conv_args *a = &w->a;
-    const section *s = &p->s.section[k];
-    if (!w->in_place) return p->s.slab + k * w->w.section;
+    const section *s = &p->s->section[k];
+    if (!w->in_place) return p->s->slab + k * w->w.section;
     const float *x = a->x + s->image * a->x_stride[0] + group * a->channels * a->x_stride[1];
     return x + s->first * a->x_stride[2] - a->before[1];
 }
@@ -329,8 +330,8 @@ static const float *section_begin(const turned *w, const part *p, int64_t group,
 static void multiply_places(const turned *w, part *p, int64_t group, float *to, int64_t from, tile t) {
     const tile_set *with = w->w.with->tiles;
     const int64_t across = w->a.places[1], down = w->a.stride[0] * (w->in_place ? w->a.x_stride[2] : w->w.row);
-    for (int k = 0; k < p->s.sections; k++) {
-        const section *now = &p->s.section[k];
+    for (int k = 0; k < p->s->sections; k++) {
+        const section *now = &p->s->section[k];
         const float *row = section_begin(w, p, group, k);
         t.c = to + now->to * t.c_row + from;
         for (int64_t at = 0; at < now->count; at += across, row += down) {
@@ -347,8 +348,8 @@ static void multiply_places(const turned *w, part *p, int64_t group, float *to, 
 /* `filters` of them from channel `first` on (of all groups), to where results go, or to the joint. */
 static void write_out(const turned *w, part *p, int64_t first, int64_t filters) {
     const tn_conv_args *a = &w->a;
-    for (int k = 0; k < p->s.sections; k++) {
-        const section *now = &p->s.section[k];
+    for (int k = 0; k < p->s->sections; k++) {
+        const section *now = &p->s->section[k];
         const int64_t row = now->at / a->places[1];
         pack turn = {.to = p->block,
                      .distance = TN_GEMM_BLOCK_LD,
@@ -377,8 +378,8 @@ static void write_pixels(const turned *w, part *p, int64_t first, int64_t filter
     const tn_conv_args *a = &w->a;
     const int64_t down = w->split[0], side = w->split[1], across = a->places[1] * side;
     const int64_t plane = a->places[0] * down * across;
-    for (int k = 0; k < p->s.sections; k++) {
-        const section *now = &p->s.section[k];
+    for (int k = 0; k < p->s->sections; k++) {
+        const section *now = &p->s->section[k];
         float *image = a->out + (now->image * a->groups * a->filters + first) * plane;
         w->w.with->tiles->pack(&(pack){.to = image + now->at * side * down + row * across,
                                        .distance = plane,
@@ -413,12 +414,12 @@ static void multiply_phase(const turned *w, part *p, const phase *at, int64_t gr
 static void compute_block(const turned *w, part *p, int64_t group, int64_t row, int64_t rows, int64_t number) {
     const tn_conv_args *a = &w->a;
     const int64_t side = w->split[1];
-    see_rows_of_images(&w->w, &p->s, row, rows);
-    fill(w, &p->s, group);
+    see_rows_of_images(&w->w, p->s, row, rows);
+    fill(w, p->s, group);
     bool whole = row % a->places[0] == 0 && rows % a->places[0] == 0;
-    bool afar = comes_from_afar(w) && (whole || p->s.sections == 1);
+    bool afar = comes_from_afar(w) && (whole || p->s->sections == 1);
     p->results = (strips){0};
-    p->next = afar ? next_rows(w, &p->s.section[0], group, rows) : (strips){0};
+    p->next = afar ? next_rows(w, &p->s->section[0], group, rows) : (strips){0};
     for (int64_t n = w->panels * number / w->parts; n < w->panels * (number + 1) / w->parts; n++) {
         const int64_t filters = tn_min64(w->panel, a->filters - n * w->panel);
         const int64_t first = group * a->filters + n * w->panel;
@@ -443,9 +444,9 @@ static int64_t block_begin(const turned *w, int64_t n) {
 static void compute_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
     const turned *w = ctx;
     char *memory = w->memory + (size_t)worker * w->part_bytes;
-    part p;
-    p.s.sections = 0;
-    p.s.slab = (float *)(void *)memory;
+    part p = {.s = (seen *)(void *)memory};
+    memory += SEEN_BYTES;
+    p.s->slab = (float *)(void *)memory;
     p.sums = (float *)(void *)(memory + w->slab_bytes);
     p.begun = (float *)(void *)(memory + w->slab_bytes + w->sums_bytes);
     p.block = (float *)(void *)(memory + w->slab_bytes + w->sums_bytes + w->begun_bytes);
@@ -504,6 +505,7 @@ void tn_conv_turned(const tn_conv_args *args, const turned_phases *phases, void 
     find_phases(&t, phases, workspace);
     t.memory = (char *)workspace + t.tap_bytes;
     share_out(&t, threads);
+    windows_open(t.memory, t.part_bytes, threads);
     int64_t tasks = t.a.groups * t.parts * t.blocks;
     windows_share(tasks, threads, compute_blocks, &t);
 }

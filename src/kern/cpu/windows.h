@@ -48,6 +48,16 @@ typedef struct seen {
     piece piece[SEEN_PLACES];
 } seen;
 
+enum { SEEN_BYTES = (sizeof(seen) + 63) / 64 * 64 };
+
+/* At the begin of each thread's memory, which lies `apart`: a thread that takes more work up goes on with its slab. If
+ * there are several, all of the pool may come. */
+static inline void windows_open(char *memory, size_t apart, int threads) {
+    const int parts = threads > 1 ? tn_threads() : 1;
+    for (int i = 0; i < parts; i++)
+        ((seen *)(void *)(memory + (size_t)i * apart))->sections = 0;
+}
+
 static inline int64_t window_reach(const tn_conv_args *a, int axis) {
     return a->dilation[axis] * (a->kernel[axis] - 1) + 1;
 }
@@ -91,11 +101,12 @@ static inline int windows_threads(const tn_conv_args *a) {
     return parts < most ? (int)parts : most;
 }
 
+/* Each takes its part in pieces, and then what is left of the others'. */
 static inline void windows_share(int64_t tasks, int threads, tn_parallel_body *run, void *ctx) {
     if (threads == 1)
         run(ctx, 0, tasks, 0);
     else
-        tn_parallel(tasks, 1, run, ctx);
+        tn_parallel_shared(tasks, 1, run, ctx);
 }
 
 /* Is there anything to be seen, and nothing of it endless? */
