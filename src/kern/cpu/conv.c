@@ -160,11 +160,13 @@ static bool is_joined(const tn_conv_args *a) { return a->joint.vm || a->pool[0] 
 /* Distance of the rows of a block's sums. */
 static int64_t sum_row(const tn_conv_args *a, int64_t columns) { return is_joined(a) ? TN_GEMM_BLOCK_LD : columns; }
 
+static bool is_strided(const tn_conv_args *a) { return a->stride[0] != 1 || a->stride[1] != 1; }
+
 /* Worth it where few places are none, and copying the sums out, which a joint does anyway, costs less than packing. */
 static bool counts_whole_rows(const conv *c) {
     const tn_conv_args *a = &c->a;
     const int64_t few = is_joined(a) ? 8 : 16; /* of so many places one may be none */
-    if (a->stride[0] != 1 || a->stride[1] != 1 || c->w.apart) return false;
+    if (is_strided(a) || c->w.apart) return false;
     if ((c->w.row - a->places[1]) * few > a->places[1]) return false;
     if (a->places[0] * c->w.row < 2 * panel_of(c->w.with)) return false;
     return is_joined(a) || 2 * a->filters <= c->w.depth;
@@ -181,7 +183,7 @@ static int64_t closed_rows(const conv *c) {
  * the few taps of a network's first layer. */
 static bool closes_rows(const conv *c) {
     const int64_t across = c->a.places[1], none = round_up(across, panel_of(c->w.with)) - across;
-    if (!c->whole || !is_joined(&c->a) || c->w.row == across || c->w.depth > CHUNK) return false;
+    if (c->w.apart || !is_joined(&c->a) || c->w.row == across || c->w.depth > CHUNK) return false;
     return closed_rows(c) >= pooled_rows(&c->a) && 2 * none * c->w.depth <= 3 * across; /* steps a vector: measured */
 }
 
@@ -190,11 +192,12 @@ static void plan(conv *c, const tn_conv_args *args) {
     c->columns = COLUMNS;
     windows_plan(&c->w, tn_conv_lines(), &c->a, COLUMNS, chunk_channels(args), true);
     c->whole = counts_whole_rows(c);
+    c->closed = (c->whole || is_strided(args)) && closes_rows(c);
+    c->whole |= c->closed;
     if (c->whole) {
         c->columns = WHOLE_COLUMNS;
         windows_plan(&c->w, tn_conv_lines(), &c->a, WHOLE_COLUMNS, chunk_channels(args), true);
     }
-    c->closed = closes_rows(c);
     c->line = c->whole ? (args->places[0] - 1) * c->w.row + args->places[1] : c->w.line;
     if (c->closed) c->line = c->w.plane;
     c->lines = c->whole ? args->images : args->images * c->w.plane / c->w.line;
@@ -279,7 +282,7 @@ static void multiply_rows(const conv *c, tile t, int64_t height, int64_t columns
     const int64_t panel = panel_of(c->w.with), across = c->a.places[1];
     const float *row = t.b;
     float *sums = t.c;
-    for (int64_t first = 0; first < columns; first += across, row += c->w.row) {
+    for (int64_t first = 0; first < columns; first += across, row += c->w.row * c->a.stride[0]) {
         for (int64_t at = 0; at < across; at += panel) {
             const float *to = out ? out + first / across * c->out.row + at : NULL;
             for (int64_t i = 0; to && i < height; i++, to += c->out.channel)

@@ -483,11 +483,13 @@ static void find_taps(const turned *t, const tn_conv_args *p, int64_t *tap) {
     const tn_conv_args *a = &t->a;
     const int64_t channel = t->in_place ? a->x_stride[1] : t->w.channel, taps = p->kernel[0] * p->kernel[1];
     const int64_t row = t->in_place ? a->x_stride[2] : t->w.row, stride = a->stride[1];
-    for (int64_t k = 0; k < p->channels * taps; k++) {
-        int64_t i = k % taps / p->kernel[1] * p->dilation[0] + a->before[0] - p->before[0];
+    for (int64_t k = 0; k < taps; k++) {
+        int64_t i = k / p->kernel[1] * p->dilation[0] + a->before[0] - p->before[0];
         int64_t j = k % p->kernel[1] * p->dilation[1] + a->before[1] - p->before[1];
-        tap[k] = k / taps * channel + i * row + j % stride * t->w.phase + j / stride;
+        tap[k] = i * row + j % stride * t->w.phase + j / stride;
     }
+    for (int64_t k = taps; k < p->channels * taps; k++)
+        tap[k] = tap[k - taps] + channel;
 }
 
 static void find_phases(turned *t, const turned_phases *phases, int64_t *tap) {

@@ -270,21 +270,40 @@ static void transform_tiles(const winograd *w, block *b) {
     }
 }
 
-/* Filters [first, first + count), which are whole tiles of packed ones, over all tiles of the block. */
+/* The tile of packed filters behind another; the first is behind that of none. */
+static range next_tile(const winograd *w, range t) {
+    int64_t first = t.first + t.count;
+    return (range){first, tile_height(w->a.filters - first, w->with->tiles->rows)};
+}
+
+/* … that has filter f. */
+static range tile_of(const winograd *w, int64_t f) {
+    range t = {0, 0};
+    do
+        t = next_tile(w, t);
+    while (t.first + t.count <= f);
+    return t;
+}
+
+/* Filters [first, first + count), which need not be whole tiles of packed ones, over all tiles of the block. */
 static void multiply(const winograd *w, const block *b, range filters) {
     const tn_conv_args *a = &w->a;
-    const int64_t panel = 2 * w->with->tiles->lanes, height = w->with->tiles->rows;
+    const int64_t panel = 2 * w->with->tiles->lanes;
+    const range first = tile_of(w, filters.first);
     int64_t tiles = b->image.count * w->apart * b->row.count * b->column.count;
     if (tiles % panel > panel / 2) tiles = round_up(tiles, panel);
     for (int64_t p = 0; p < POINTS; p++) {
         const float *packed = (const float *)a->packed + p * point_elements(a);
         tile t = {.a_row = 1, .b_k = w->tiles, .b_panel = panel, .c_row = w->tiles, .k = a->channels};
-        for (int64_t f = filters.first; f < filters.first + filters.count; f += t.a_k) {
-            t.a_k = tile_height(a->filters - f, height);
-            t.a = packed + f * a->channels;
+        range from = first;
+        for (int64_t f = filters.first, end = f + filters.count, rows = 0; f < end; f += rows) {
+            rows = tn_min64(from.first + from.count, end) - f;
+            t.a_k = from.count;
+            t.a = packed + from.first * a->channels + f - from.first;
             t.b = b->values + p * w->values;
             t.c = b->sums + p * w->sums + (f - filters.first) * w->tiles;
-            tiles_multiply(w->with->tiles, t, t.a_k, tiles);
+            tiles_multiply(w->with->tiles, t, rows, tiles);
+            from = next_tile(w, from);
         }
     }
 }
@@ -349,13 +368,12 @@ static void finish(const winograd *w, block *b, range filters) {
     }
 }
 
-/* Whole tiles of filters: as many as there is room for sums, or are left. */
+/* Tiles of filters, or what is left of them: as many as there is room for sums. */
 static range next_filters(const winograd *w, int64_t first, int64_t end) {
-    const int64_t height = w->with->tiles->rows;
-    range r = {first, 0};
-    for (int64_t next = 0; first + r.count < end; r.count += next) {
-        next = tile_height(w->a.filters - first - r.count, height);
-        if (r.count > 0 && r.count + next > w->filters) break;
+    range r = {first, 0}, t = tile_of(w, first);
+    for (int64_t next; first + r.count < end; r.count = next - first, t = next_tile(w, t)) {
+        next = tn_min64(t.first + t.count, end);
+        if (next - first > w->filters) break;
     }
     return r;
 }
@@ -368,18 +386,6 @@ static void compute_block(const winograd *w, block *b) {
         multiply(w, b, r);
         finish(w, b, r);
     }
-}
-
-/* Part `number` of the filters: whole tiles. */
-static range part_of_filters(const winograd *w, int64_t number) {
-    const int64_t height = w->with->tiles->rows, all = w->a.filters;
-    range tiles = cut(tn_ceil_div(all, height), w->parts, number), r = {0, 0};
-    for (int64_t n = 0, row = 0; row < all; n++) {
-        if (n == tiles.first) r.first = row;
-        row += tile_height(all - row, height);
-        if (n + 1 == tiles.first + tiles.count) r.count = row - r.first;
-    }
-    return r;
 }
 
 static void compute_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
@@ -398,7 +404,7 @@ static void compute_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
         b.row = cut(w->down, w->row_blocks, at % w->row_blocks);
         at /= w->row_blocks;
         b.image = cut(w->a.images, w->image_blocks, at % w->image_blocks);
-        b.filter = part_of_filters(w, at / w->image_blocks);
+        b.filter = cut(w->a.filters, w->parts, at / w->image_blocks);
         compute_block(w, &b);
     }
 }

@@ -480,10 +480,11 @@ static void compute_strips(void *ctx, int64_t begin, int64_t end, int worker) {
     }
 }
 
-/* Time of a strip, a step of k: the product itself, and what the strip packs for itself. */
+/* Time of a strip, a step of k: the product itself, what the strip packs for itself, and what it reads of B where that
+ * lies, half of which another thread may just have made. */
 static int64_t strip_cost(const gemm *g, int64_t rows, int64_t columns) {
     int64_t packed = (g->a_in_place ? 0 : rows) + (g->b_source == B_ON_THE_FLY ? columns : 0);
-    return rows * columns + PACK_COST * packed;
+    return rows * columns + PACK_COST * packed + (g->b_source == B_IN_PLACE ? columns : 0);
 }
 
 /* Many rows: threads take tiles of them, a number at a time. What a strip would pack for itself is packed for once. */
@@ -510,7 +511,8 @@ static void choose_strips(group *s) {
         int64_t rows = s->batches % threads == 0 ? 1 : tn_ceil_div(threads, columns);
         rows = tn_max64(tn_min64(rows, m / 4), 1);
         int64_t strips = tn_ceil_div(s->batches * rows * columns, threads);
-        int64_t cost = strips * strip_cost(s->g, tn_ceil_div(m, rows), tn_ceil_div(panels, columns) * s->g->panel);
+        int64_t wide = tn_min64(tn_ceil_div(panels, columns) * s->g->panel, s->columns);
+        int64_t cost = strips * strip_cost(s->g, tn_ceil_div(m, rows), wide);
         if (cost >= best) continue;
         best = cost;
         s->strip_rows = tn_ceil_div(m, rows);
