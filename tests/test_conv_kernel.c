@@ -645,6 +645,10 @@ static void what_is_joined_has_the_bits_of_what_is_not(void **state) {
         {1, 6, 34, {5, 160}, {3, 3}, {.stride = {1, 1}, .padding = {1, 1}, .groups = 2}},
         {1, 1, 9, {12, 257}, {3, 3}, {.stride = {1, 1}, .padding = {1, 1}, .dilation = {2, 1}, .groups = 1}},
         {9, 16, 512, {3, 3}, {2, 2}, {.stride = {1, 1}, .groups = 1}},
+        {2, 3, 9, {23, 124}, {3, 3}, {.stride = {2, 2}, .padding = {1, 1}, .groups = 1}}, /* closed up: strides … */
+        {1, 8, 18, {25, 62}, {3, 3}, {.stride = {3, 1}, .padding = {1, 1}, .groups = 2}}, /* … of rows alone … */
+        {1, 3, 9, {11, 250}, {3, 3}, {.stride = {1, 4}, .padding = {0, 1}, .groups = 1}}, /* … and of columns */
+        {1, 64, 33, {32, 31}, {1, 1}, {.stride = {1, 1}, .groups = 1}},                   /* columns in pieces */
     };
     enum { MOST = 1 << 15 };
     static float joined[MOST], apart[MOST];
@@ -703,21 +707,23 @@ static void pooling_joins_a_convolution_with_the_same_bits(void **state) {
         int64_t images, channels, filters, size[2], window[2];
         tn_max_pool2d_options p;
         bool joins;
+        int64_t stride; /* the convolution's */
     } cases[] = {
-        {1, 1, 9, {31, 60}, {2, 2}, {.stride = {2, 2}}, true},
-        {2, 1, 20, {9, 62}, {2, 2}, {.stride = {2, 2}}, true},
-        {2, 1, 24, {4, 257}, {1, 4}, {.stride = {1, 4}}, true},
-        {1, 8, 32, {25, 40}, {2, 2}, {.stride = {2, 2}}, true},
-        {2, 9, 61, {10, 15}, {2, 2}, {.stride = {2, 2}}, true},
-        {3, 8, 64, {7, 23}, {1, 4}, {.stride = {1, 4}}, true},
-        {1, 40, 32, {13, 21}, {2, 2}, {.stride = {2, 2}}, true},
-        {2, 8, 64, {9, 12}, {2, 2}, {.stride = {2, 2}}, false}, /* rows of two images would meet */
-        {1, 8, 64, {9, 12}, {2, 2}, {.stride = {2, 2}, .ceil_mode = true}, false},
-        {1, 8, 64, {9, 13}, {1, 4}, {.stride = {1, 4}, .padding = {0, 1}}, false},
-        {1, 8, 64, {9, 12}, {3, 3}, {.stride = {2, 2}}, false},
-        {1, 8, 64, {9, 12}, {2, 2}, {.stride = {1, 1}}, false},
-        {1, 1, 9, {4, 600}, {2, 2}, {.stride = {2, 2}}, false}, /* rows are cut */
-        {1, 8, 256, {2, 4}, {2, 2}, {.stride = {2, 2}}, true},  /* a handful of places */
+        {1, 1, 9, {31, 60}, {2, 2}, {.stride = {2, 2}}, true, 1},
+        {2, 1, 20, {9, 62}, {2, 2}, {.stride = {2, 2}}, true, 1},
+        {2, 1, 24, {4, 257}, {1, 4}, {.stride = {1, 4}}, true, 1},
+        {1, 8, 32, {25, 40}, {2, 2}, {.stride = {2, 2}}, true, 1},
+        {2, 9, 61, {10, 15}, {2, 2}, {.stride = {2, 2}}, true, 1},
+        {3, 8, 64, {7, 23}, {1, 4}, {.stride = {1, 4}}, true, 1},
+        {1, 40, 32, {13, 21}, {2, 2}, {.stride = {2, 2}}, true, 1},
+        {2, 8, 64, {9, 12}, {2, 2}, {.stride = {2, 2}}, false, 1}, /* rows of two images would meet */
+        {1, 8, 64, {9, 12}, {2, 2}, {.stride = {2, 2}, .ceil_mode = true}, false, 1},
+        {1, 8, 64, {9, 13}, {1, 4}, {.stride = {1, 4}, .padding = {0, 1}}, false, 1},
+        {1, 8, 64, {9, 12}, {3, 3}, {.stride = {2, 2}}, false, 1},
+        {1, 8, 64, {9, 12}, {2, 2}, {.stride = {1, 1}}, false, 1},
+        {1, 1, 9, {4, 600}, {2, 2}, {.stride = {2, 2}}, false, 1}, /* rows are cut */
+        {1, 8, 256, {2, 4}, {2, 2}, {.stride = {2, 2}}, true, 1},  /* a handful of places */
+        {2, 3, 9, {31, 124}, {2, 2}, {.stride = {2, 2}}, true, 2},
     };
     enum { MOST = 1 << 16 };
     static float joined[MOST], apart[MOST];
@@ -728,6 +734,7 @@ static void pooling_joins_a_convolution_with_the_same_bits(void **state) {
                 assert_ok(tn_threads_set(threads));
                 TN_SCOPE {
                     tn_conv2d_options o = {.struct_size = sizeof o, .padding = {1, 1}};
+                    o.stride[0] = o.stride[1] = cases[i].stride;
                     tn_max_pool2d_options p = cases[i].p;
                     p.struct_size = sizeof p;
                     int64_t filters = cases[i].filters, channels = cases[i].channels;
@@ -776,21 +783,23 @@ static void what_one_convolution_reads_has_zeros_around_it(void **state) {
         int64_t images, channels, filters, size[2], kernel[2];
         tn_conv2d_options o;
         between how;
-        bool in_place; /* by AVX-512's lanes; fewer make blocks of other sizes */
+        bool in_place;  /* by AVX-512's lanes; fewer make blocks of other sizes */
+        int64_t stride; /* of the first convolution */
     } cases[] = {
-        {2, 16, 32, {11, 31}, {3, 3}, {.padding = {1, 1}}, BIASED, true},
-        {1, 16, 32, {9, 160}, {3, 3}, {.padding = {1, 1}}, BIASED, true},
-        {1, 1, 32, {40, 161}, {3, 3}, {.padding = {1, 1}}, BIASED, true}, /* few taps: blocks begin within rows … */
-        {1, 1, 32, {40, 126}, {3, 3}, {.padding = {1, 1}}, BIASED, true}, /* … or with one */
-        {1, 1, 32, {43, 126}, {3, 3}, {.padding = {1, 1}}, POOLED, true},
-        {1, 9, 32, {21, 63}, {3, 3}, {.padding = {1, 1}}, POOLED, true},
-        {3, 16, 32, {11, 19}, {3, 3}, {.padding = {1, 1}}, PLAIN, true},
-        {1, 16, 64, {13, 32}, {5, 3}, {.padding = {2, 1}, .stride = {2, 1}}, BIASED, true},
-        {1, 16, 64, {13, 32}, {3, 5}, {.padding = {0, 2}, .groups = 2}, BIASED, true},
-        {1, 16, 32, {16, 34}, {3, 3}, {.padding = {1, 1}, .stride = {1, 2}}, BIASED, false}, /* a slab sorts columns */
-        {1, 16, 32, {16, 20}, {3, 3}, {.padding = {1, 1}}, BIASED, false},                   /* vectors half full */
-        {1, 16, 32, {16, 32}, {3, 3}, {.padding = {1, 1}}, ADDED, false},                    /* two readers */
-        {1, 16, 32, {16, 32}, {3, 3}, {.padding = {0, 0}}, BIASED, false},                   /* nothing around it */
+        {2, 16, 32, {11, 31}, {3, 3}, {.padding = {1, 1}}, BIASED, true, 1},
+        {1, 16, 32, {9, 160}, {3, 3}, {.padding = {1, 1}}, BIASED, true, 1},
+        {1, 1, 32, {40, 161}, {3, 3}, {.padding = {1, 1}}, BIASED, true, 1}, /* few taps: blocks begin in rows … */
+        {1, 1, 32, {40, 126}, {3, 3}, {.padding = {1, 1}}, BIASED, true, 1}, /* … or with one */
+        {1, 1, 32, {43, 126}, {3, 3}, {.padding = {1, 1}}, POOLED, true, 1},
+        {1, 9, 32, {21, 63}, {3, 3}, {.padding = {1, 1}}, POOLED, true, 1},
+        {3, 16, 32, {11, 19}, {3, 3}, {.padding = {1, 1}}, PLAIN, true, 1},
+        {1, 16, 64, {13, 32}, {5, 3}, {.padding = {2, 1}, .stride = {2, 1}}, BIASED, true, 1},
+        {1, 16, 64, {13, 32}, {3, 5}, {.padding = {0, 2}, .groups = 2}, BIASED, true, 1},
+        {1, 16, 32, {16, 34}, {3, 3}, {.padding = {1, 1}, .stride = {1, 2}}, BIASED, false, 1}, /* sorted */
+        {1, 16, 32, {16, 20}, {3, 3}, {.padding = {1, 1}}, BIASED, false, 1},                   /* vectors half full */
+        {1, 16, 32, {16, 32}, {3, 3}, {.padding = {1, 1}}, ADDED, false, 1},                    /* two readers */
+        {1, 16, 32, {16, 32}, {3, 3}, {.padding = {0, 0}}, BIASED, false, 1},                   /* nothing around it */
+        {1, 3, 32, {22, 124}, {3, 3}, {.padding = {1, 1}}, BIASED, true, 2},                    /* closed up */
     };
     enum { MOST = 1 << 18 };
     static float seen[MOST], apart[MOST];
@@ -802,6 +811,7 @@ static void what_one_convolution_reads_has_zeros_around_it(void **state) {
                 TN_SCOPE {
                     tn_conv2d_options o[2] = {{.struct_size = sizeof *o, .padding = {1, 1}}, cases[i].o};
                     o[1].struct_size = sizeof *o;
+                    o[0].stride[0] = o[0].stride[1] = cases[i].stride;
                     int64_t images = cases[i].images, filters = cases[i].filters, channels = cases[i].channels;
                     int64_t rows = cases[i].size[0] + 2 * isa; /* plans of another instruction set do not come back */
                     int64_t seen_channels = filters / (o[1].groups ? o[1].groups : 1);

@@ -413,9 +413,12 @@ static void multiply_phase(const turned *w, part *p, const phase *at, int64_t gr
 
 static void compute_block(const turned *w, part *p, int64_t group, int64_t row, int64_t rows, int64_t number) {
     const tn_conv_args *a = &w->a;
-    const int64_t side = w->split[1];
-    see_rows_of_images(&w->w, p->s, row, rows);
-    fill(w, p->s, group);
+    const int64_t side = w->split[1], begin = group * w->all_rows + row + 1;
+    if (p->s->rows != begin) { /* else a thread takes some more panels */
+        see_rows_of_images(&w->w, p->s, row, rows);
+        fill(w, p->s, group);
+        p->s->rows = begin;
+    }
     bool whole = row % a->places[0] == 0 && rows % a->places[0] == 0;
     bool afar = comes_from_afar(w) && (whole || p->s->sections == 1);
     p->results = (strips){0};
@@ -460,12 +463,18 @@ static void compute_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
 
 /* ---- all of them ------------------------------------------------------------------------------------------------- */
 
-/* Threads share rows; of few rows, where that comes out even, panels: each of those is then read by one thread. */
+/* Threads share rows; of few rows, where that comes out even, panels: each of those is then read by one thread. Either
+ * in several pieces each, of some places. */
 static void share_out(turned *t, int threads) {
+    enum { PIECES = 8, PLACES = 96 };
+    const int64_t unit = pooled_rows(&t->a), units = tn_ceil_div(t->all_rows, unit);
     int64_t share = t->a.groups % threads == 0 ? 1 : threads;
-    t->parts = t->all_rows <= t->rows && t->panels % share == 0 ? share : 1;
+    t->parts = share > 1 && t->all_rows <= t->rows && t->panels % share == 0 ? t->panels : 1;
+    if (t->parts == 1 && share > 1) {
+        int64_t pieces = tn_min64(t->all_rows * t->a.places[1] / PLACES / share, PIECES);
+        t->rows = tn_min64(t->rows, tn_ceil_div(units, tn_max64(pieces, 1) * share) * unit);
+    }
     if (t->parts == 1) {
-        const int64_t unit = pooled_rows(&t->a), units = tn_ceil_div(t->all_rows, unit);
         t->blocks = tn_min64(round_up(tn_ceil_div(t->all_rows, t->rows), share), units);
         t->rows = tn_min64(tn_ceil_div(units, t->blocks) * unit, t->rows);
     }

@@ -460,8 +460,8 @@ static void compute_strip(const group *s, part *p, const int64_t *batch, box at)
     }
 }
 
-/* The parallel body: strips [begin, end) of the stage. Those of a product that have the same columns follow each other,
- * and as many of them as there are become one. */
+/* The parallel body: strips [begin, end) of the stage. Those of a product that have the same columns, or the same rows,
+ * follow each other, and as many of them as there are become one. */
 static void compute_strips(void *ctx, int64_t begin, int64_t end, int worker) {
     const group *s = ctx;
     const gemm *g = s->g;
@@ -472,10 +472,11 @@ static void compute_strips(void *ctx, int64_t begin, int64_t end, int worker) {
         int64_t row = i % s->row_strips, column = i / s->row_strips % s->column_strips;
         int64_t batch[TN_GEMM_BATCH_AXES];
         locate(g, s->first + i / s->row_strips / s->column_strips, batch);
-        next = tn_min64(end, i + s->row_strips - row);
+        bool alike = s->row_strips == 1;
+        next = tn_min64(end, i + (alike ? s->column_strips - column : s->row_strips - row));
         int64_t r0 = row * s->strip_rows, r1 = tn_min64(r0 + (next - i) * s->strip_rows, g->args.m);
         int64_t c0 = panels * column / s->column_strips * g->panel;
-        int64_t c1 = tn_min64(panels * (column + 1) / s->column_strips * g->panel, s->columns);
+        int64_t c1 = tn_min64(panels * (column + (alike ? next - i : 1)) / s->column_strips * g->panel, s->columns);
         compute_strip(s, &p, batch, (box){r0, r1 - r0, c0, c1 - c0});
     }
 }
@@ -500,6 +501,16 @@ static bool shares_rows(group *s) {
     return true;
 }
 
+/* Threads that share columns of B as it lies take a number at a time too. */
+static void share_columns(group *s) {
+    const gemm *g = s->g;
+    double all = 2.0 * (double)g->args.m * (double)s->columns * (double)s->steps;
+    int64_t pieces = tn_min64((int64_t)(all / LITTLE_FLOPS) / s->threads, 2 * PIECES_A_THREAD);
+    if (s->batches > 1 || s->row_strips > 1 || s->column_strips < s->threads || g->b_source != B_IN_PLACE) return;
+    s->column_strips *= tn_max64(pieces, 1);
+    s->piece = pieces > 1;
+}
+
 /* Cuts C so that the busiest thread has as little to do as possible. */
 static void choose_strips(group *s) {
     s->row_strips = s->column_strips = 1;
@@ -519,6 +530,7 @@ static void choose_strips(group *s) {
         s->row_strips = tn_ceil_div(m, s->strip_rows);
         s->column_strips = columns;
     }
+    share_columns(s);
 }
 
 /* ---- threads that share the steps of k --------------------------------------------------------------------------- */

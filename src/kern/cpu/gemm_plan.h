@@ -46,8 +46,9 @@ enum {
 };
 
 static const double PART_FLOPS = 5e5; /* some µs of one core's work: less than two of that are not worth a fork-join */
-static const double PIECE_FLOPS = 4e6; /* … and of that much, pieces that threads take from each other */
-enum { PIECES_A_THREAD = 4 };          /* fewer: each thread has its strip */
+static const double PIECE_FLOPS = 4e6;  /* … and of that much, pieces that threads take from each other */
+static const double LITTLE_FLOPS = 1e6; /* … of columns, where next to nothing is packed */
+enum { PIECES_A_THREAD = 4 };           /* fewer: each thread has its strip */
 
 static const double MOVE_FLOPS = 128; /* an element that another thread has just made takes as long as so many */
 enum { FEW_ROWS = 16 };               /* fewer are made by one thread, or by columns */

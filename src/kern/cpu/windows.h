@@ -42,6 +42,7 @@ typedef struct section {
 typedef struct seen {
     float *slab;
     bool clean;   /* the zeros are those of this run */
+    int64_t rows; /* conv_turned.c's: one more than the first of those whose slab it has; 0: of none */
     int64_t left; /* column of places where the slab's rows begin */
     int sections, pieces;
     section section[SEEN_PLACES];
@@ -54,8 +55,10 @@ enum { SEEN_BYTES = (sizeof(seen) + 63) / 64 * 64 };
  * there are several, all of the pool may come. */
 static inline void windows_open(char *memory, size_t apart, int threads) {
     const int parts = threads > 1 ? tn_threads() : 1;
-    for (int i = 0; i < parts; i++)
-        ((seen *)(void *)(memory + (size_t)i * apart))->sections = 0;
+    for (int i = 0; i < parts; i++) {
+        seen *s = (seen *)(void *)(memory + (size_t)i * apart);
+        s->rows = s->sections = 0;
+    }
 }
 
 static inline int64_t window_reach(const tn_conv_args *a, int axis) {
