@@ -55,6 +55,7 @@ typedef struct tn_grad_slot {
 /* An extent that is the sum of several with symbols: 16 and a bit for each of the symbols 0 … 3. */
 enum { TN_SYMBOLS = 4, TN_SYMBOL_SUM = 1 << TN_SYMBOLS };
 
+/* What is asked for most stands first: an offset below 128 is one byte of an instruction, a further one four. */
 struct tn_node {
     _Atomic int32_t refs;    /* everybody: handles, consumers, recorder, storages */
     _Atomic int32_t handles; /* handles, storages and builds that hold it: a flush must give the node a buffer */
@@ -62,20 +63,20 @@ struct tn_node {
     uint8_t dtype, rank, flags, n_in, n_i, n_f;
     int32_t index; /* place in the recorder's list, -1 when not pending */
     int32_t line;
-    const char *file;
+    tn_node **in; /* n_in inputs; an optional one may be NULL */
+    int64_t *i;   /* attributes: n_i ints, n_f floats, packed behind the node */
+    double *f;
+    struct tn_recorder *recorder; /* whose list holds it; NULL when not pending */
+    tn_device *device;
+    tn_buffer *buffer; /* once computed (non-view nodes) */
+    tn_node *root;     /* views: whose buffer (retained); NULL for others */
+    int64_t *layout;   /* views: offset, then stride[rank], in elements of root */
     int64_t shape[TN_MAX_RANK];
     uint8_t symbol[TN_MAX_RANK]; /* 0, 1 + the symbol of this extent, or a sum (TN_SYMBOLS) */
-    tn_node **in;                /* n_in inputs; an optional one may be NULL */
+    tn_node *expansion;          /* a composed op's composition, once made */
+    tn_grad_slot *slot;          /* leaves */
+    const char *file;
     tn_node *in_small[4];
-    tn_device *device;
-    tn_buffer *buffer;            /* once computed (non-view nodes) */
-    struct tn_recorder *recorder; /* whose list holds it; NULL when not pending */
-    tn_node *expansion;           /* a composed op's composition, once made */
-    tn_grad_slot *slot;           /* leaves */
-    tn_node *root;                /* views: whose buffer (retained); NULL for others */
-    int64_t *layout;              /* views: offset, then stride[rank], in elements of root */
-    int64_t *i;                   /* attributes: n_i ints, n_f floats, packed behind the node */
-    double *f;
     char *error; /* error nodes */
     tn_status status;
 };
