@@ -53,6 +53,25 @@ static void put_erf_table(render *r) {
     kir_render_words(r, "};\n");
 }
 
+/* Puts what a byte of a packed text stands for. */
+static void unpack(tn_str *to, unsigned char code) {
+    if (code < PRELUDE_CODES) {
+        tn_str_addn(to, (const char *)&code, 1);
+        return;
+    }
+    unpack(to, PRELUDE_PAIRS[code - PRELUDE_CODES][0]);
+    unpack(to, PRELUDE_PAIRS[code - PRELUDE_CODES][1]);
+}
+
+static void put_text(render *r, const char *packed) {
+    tn_str text = {0};
+    for (; *packed; packed++)
+        unpack(&text, (unsigned char)*packed);
+    kir_render_words(r, tn_str_text(&text));
+    r->text->failed |= text.failed;
+    tn_str_free(&text);
+}
+
 /* A function of the prelude, or the device's own in its place where it can be had. */
 static void put_function(render *r, const prelude_row *row) {
     const kir_dialect *d = r->t->dialect;
@@ -61,7 +80,7 @@ static void put_function(render *r, const prelude_row *row) {
                       : strcmp(row->name, "kir_to_f16") == 0   ? d->to_half
                                                                : NULL;
     if (own) kir_render_put(r, "#ifdef %s\n%s#else\n", d->halves_if, own);
-    kir_render_words(r, row->text);
+    put_text(r, row->text);
     if (own) kir_render_words(r, "#endif\n");
 }
 
