@@ -137,6 +137,7 @@ typedef struct work {
     const struct kind *kind;
     int64_t m, n, k;
     float *a, *b, *add, *times, *gate;
+    int64_t step;  /* of A's columns */
     bool over;     /* the result lies over the gate */
     bool over_add; /* … or, one row, over what is added */
 } work;
@@ -157,7 +158,7 @@ static float *run(const work *w, bool read, bool kept) {
     if (!read) joint.ending = NULL;
     joint.launch.buffers = buffers;
     tn_gemm_args args = {.batch = {1, 1, 1, 1}, .m = w->m, .n = w->n, .k = w->k};
-    args.a = (tn_matrix){.data = w->a, .row_stride = w->k, .col_stride = 1};
+    args.a = (tn_matrix){.data = w->a, .row_stride = w->k * w->step, .col_stride = w->step};
     args.b = (tn_matrix){.data = w->b, .row_stride = w->n, .col_stride = 1};
     args.c.joint = joint;
     if (kept) {
@@ -207,7 +208,8 @@ static void endings_have_the_bits_of_their_programs(void **state) {
             w.n = columns[random_below((int64_t)TN_COUNT(columns))];
             w.k = depths[random_below((int64_t)TN_COUNT(depths))];
         } while (w.m * w.n * w.k > 1000000);
-        w.a = random_floats(w.m * w.k, 5000);
+        w.step = 1 + (random_below(4) == 0);
+        w.a = random_floats(w.m * w.k * w.step, 5000);
         w.b = random_floats(w.k * w.n, 5000);
         w.add = random_floats(w.n, 20);
         w.times = random_floats(2 * w.m, 20);

@@ -191,7 +191,8 @@ static void aim(tile *t, const a_block *a, int64_t i, int64_t height, int64_t k)
 
 /* Full tiles of full height know the endings that are worth it; others leave their sums to the general one. */
 static bool ends_itself(const gemm *g, const tile *t, int64_t height) {
-    return !ENDS || !t->ending || (height == g->with->rows && (!t->ending->times || t->ending->gate));
+    if (!ENDS || !t->ending) return true;
+    return height == g->with->rows && (!g->with->folds || tile_has_rows(t)) && (!t->ending->times || t->ending->gate);
 }
 
 static __attribute__((noinline)) void multiply_and_end(const gemm *g, tile_fn *run, const tile *t, int64_t height,
@@ -244,9 +245,20 @@ static void look_ahead(const gemm *g, tile *t, const a_block *a, int64_t next_ro
     t->ahead_rows = tn_min64(share, g->with->rows - begin);
 }
 
+/* A row of full tiles begins by copying what it reads of A, if it then has less to do. */
+static void copy_first(const gemm *g, tile *t, const a_block *a, int64_t height, int64_t columns, real *copy) {
+    t->from = NULL;
+    if (a->packed || a->k != 1 || !g->with->folds || height < g->with->rows || columns < g->panel) return;
+    t->from = t->a;
+    t->from_row = a->row;
+    t->a = t->copy = copy;
+    t->a_row = TILE_COPY;
+}
+
 /* The last columns, fewer than a panel. */
 static void multiply_edge(const gemm *g, tile t, int64_t height, int64_t columns) {
     const int64_t lanes = g->with->lanes;
+    t.ahead_rows = 0; /* full tiles have asked */
     for (; columns > 0; columns -= lanes) {
         t.columns = columns;
         run_tile(g, g->with->edge[height], &t, height, tn_min64(columns, lanes));
@@ -265,12 +277,13 @@ static void multiply(const gemm *g, const a_block *a, int64_t k, tile t, int64_t
         aim(&t, a, 0, rows, k);
         wide = multiply_wide(g, t, rows, columns);
     }
-    real *c = t.c;
+    real *c = t.c, copy[ENDS ? COPY_ROWS * TILE_COPY : 1] __attribute__((aligned(64)));
     const real *b = t.b + (wide >> g->panel_shift) * t.b_panel;
     const int64_t begin = (wide >> g->panel_shift) * share, row = t.row, column = t.column;
     for (int64_t i = 0, height = 0; i < rows; i += height) {
         height = tile_height(rows - i, full);
         aim(&t, a, i, height, k);
+        copy_first(g, &t, a, height, columns - wide, copy);
         t.b = b;
         t.c = c + i * t.c_row + wide;
         t.row = row + i;
@@ -284,6 +297,7 @@ static void multiply(const gemm *g, const a_block *a, int64_t k, tile t, int64_t
                 g->with->full[height](&t);
             else
                 multiply_and_end(g, g->with->full[height], &t, height, panel);
+            t.from = NULL;
             t.b += t.b_panel;
             t.c += panel;
             t.column += panel;

@@ -27,6 +27,7 @@ typedef float real;
 
 enum {
     WIDE_HEIGHT = 4, /* the greatest height of a tile that may be several panels wide */
+    TILE_COPY = 272, /* distance of copied rows of A: a chain's steps, and each in other sets of the first cache */
     LINES_ROWS = 4   /* rows of A that lines of B are read for; with more, packing B pays */
 };
 
@@ -51,6 +52,11 @@ typedef struct ending_block {
 typedef struct tile {
     const real *a;
     int64_t a_row, a_k; /* distance between rows and between steps of k */
+    /* A full tile of full height whose a_row is TILE_COPY: rows from_row apart are copied to `copy`, where it has A,
+     * before it begins; `from` is NULL: they are there. */
+    const real *from;
+    int64_t from_row;
+    real *copy;
     const real *b;
     int64_t b_k, b_panel; /* distance between steps of k and between panels */
     const int64_t *tap;   /* where each step begins: of B in a tapped tile, of A in a turned one */
@@ -62,8 +68,8 @@ typedef struct tile {
     bool add;             /* to what C holds; else C is overwritten */
     const ending *ending; /* of a full tile of full height, or NULL: its sums are finished, and begin in C at … */
     int64_t row, column;
-    /* Rows of A (a_row apart, k contiguous) to bring closer meanwhile, for the next tile; where B lies along k, the
-     * next vector's columns, or NULL. */
+    /* Rows of A (a_row apart, of copied ones from_row; k contiguous) to bring closer meanwhile, for the next tile;
+     * where B lies along k, the next vector's columns, or NULL. */
     const real *ahead;
     int64_t ahead_rows; /* how many of them: 0 for none; of a turned tile lines of the cache, each behind the last */
     bool goes_on;       /* a turned tile whose chains began before: their sums so far are … */
@@ -73,6 +79,9 @@ typedef struct tile {
 enum { TURNED_AHEAD = 8 }; /* steps of a turned tile between two lines: it has others to wait for */
 
 typedef void tile_fn(const tile *t);
+
+/* Are A's rows where a tile of full height is one, whose ending is known, and not two lower ones? */
+static inline bool tile_has_rows(const tile *t) { return t->a_row == 1 || (t->a_row == TILE_COPY && t->a_k == 1); }
 
 /* Rows left in a block → rows of the next tile: full height, but the last two share what is left where the last alone
  * would have too few to keep the multipliers busy. Of high tiles the odd heights are two tiles (tile.h). */

@@ -37,6 +37,7 @@ enum { TILE_ROWS = 14, WIDE_1 = 4, WIDE_2 = 2, WIDE_3 = 1, WIDE_4 = 1 };
 #define TAPPED_SPLITS(X) TILE_SPLITS(X) X(10, 5, 5) X(12, 6, 6) X(14, 7, 7)
 #define TURNED_HEIGHTS(X) X(4) X(5) X(6) X(7) X(8) X(10) X(12) X(13) X(14)
 #define TURNED_SPLITS(X) X(9, 5, 4) X(11, 6, 5)
+#define TILE_LOWER(t) tile_split(t, tile_full_8, 8, tile_full_6) /* for rows that lie anywhere */
 enum { TILE_ROWS = 14, WIDE_1 = 4, WIDE_2 = 4, WIDE_3 = 2, WIDE_4 = 2 };
 #elif defined(__AVX2__) && defined(TN_VEC_F64)
 #define TILE_HEIGHTS(X) X(1) X(2) X(4) X(6)
@@ -61,6 +62,9 @@ enum { TILE_ROWS = 4, WIDE_1 = 4, WIDE_2 = 2, WIDE_3 = 1, WIDE_4 = 1 };
 #endif
 #ifndef TILE_SPLITS
 #define TILE_SPLITS(X)
+#endif
+#ifndef TILE_LOWER
+#define TILE_LOWER(t) (void)0
 #endif
 #ifndef EDGE_HEIGHTS
 #define EDGE_HEIGHTS TILE_HEIGHTS
@@ -88,11 +92,15 @@ enum {
     STRETCH = 64 / sizeof(real) /* steps between two prefetches of a row of A: one cache line */
 };
 
+/* How rows of A lie: anywhere, side by side, or TILE_COPY apart. */
+typedef enum tile_rows { APART, ADJACENT, COPIED } tile_rows;
+
 /* Is a number of A in this row brought to all lanes by the multiplications themselves? That takes an instruction less,
  * and a load more. Where another thread shares the core, instructions are what runs short first (an eighth faster then,
- * the same when alone; measured on Emerald Rapids). Rows that lie apart have addresses that take the gain back. */
-VEC_INLINE bool tile_folds(const int row, const int rows, const bool adjacent) {
-    return V_FOLDS && rows == TILE_ROWS && adjacent && row % 2 == 1;
+ * the same when alone; measured on Emerald Rapids). Rows that lie anywhere have addresses that take the gain back, and
+ * more of them than there are registers; so they are copied to where their distance is a constant. */
+VEC_INLINE bool tile_folds(const int row, const int rows, const tile_rows lie) {
+    return V_FOLDS && rows == TILE_ROWS && lie != APART && row % 2 == 1;
 }
 
 /* Before a loop over steps: two of them for one look at whether it is over. */
@@ -105,9 +113,10 @@ VEC_INLINE bool tile_folds(const int row, const int rows, const bool adjacent) {
 /* One step of k. All but the sums and the addresses is constant after inlining. */
 VEC_INLINE void tile_step(V sum[TILE_ROWS][2 * WIDEST], const real *a, const int64_t a_row, const int64_t a_k,
                           const real *b, const int64_t b_k, const int64_t b_panel, const M mask, const int rows,
-                          const int panels, const int vectors, const bool edge, const bool adjacent, const bool far) {
+                          const int panels, const int vectors, const bool edge, const tile_rows lie, const bool far) {
     const int width = panels * vectors;
-    if (adjacent) __builtin_prefetch(a + A_AHEAD * a_k); /* a packed step is shorter than a line: none is left out */
+    if (lie == ADJACENT)
+        __builtin_prefetch(a + A_AHEAD * a_k); /* a packed step is shorter than a line: none is left out */
     V y[2 * WIDEST];
     VEC_UNROLL for (int j = 0; j < width; j++) {
         const real *from = b + (j / vectors) * b_panel + (j % vectors) * VL;
@@ -115,7 +124,7 @@ VEC_INLINE void tile_step(V sum[TILE_ROWS][2 * WIDEST], const real *a, const int
         y[j] = edge ? v_part_load(from, mask) : v_load(from);
     }
     VEC_UNROLL for (int i = 0; i < rows; i++) {
-        if (tile_folds(i, rows, adjacent)) {
+        if (tile_folds(i, rows, lie)) {
             VEC_UNROLL for (int j = 0; j < width; j++) sum[i][j] = v_fold(a + i * a_row, y[j], sum[i][j]);
             continue;
         }
@@ -169,13 +178,13 @@ VEC_INLINE bool tile_end(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const int 
 /* All but `t` is constant after inlining: rows, panels, vectors a panel, whether they are masked, whether the rows of A
  * lie side by side, whether steps of B lie anywhere. */
 VEC_INLINE void tile_sum(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const M mask, const int rows, const int panels,
-                         const int vectors, const bool edge, const bool adjacent, const bool tapped) {
+                         const int vectors, const bool edge, const tile_rows lie, const bool tapped) {
     const int width = panels * vectors;
     VEC_UNROLL for (int i = 0; i < rows; i++) { VEC_UNROLL for (int j = 0; j < width; j++) sum[i][j] = v_zero(); }
     const real *a = t->a;
     const real *b = t->b;
-    const int64_t a_row = adjacent ? 1 : t->a_row;
-    const int64_t a_k = t->a_k, b_k = t->b_k, b_panel = t->b_panel, c_row = t->c_row;
+    const int64_t a_row = lie == ADJACENT ? 1 : lie == COPIED ? TILE_COPY : t->a_row;
+    const int64_t a_k = lie == COPIED ? 1 : t->a_k, b_k = t->b_k, b_panel = t->b_panel, c_row = t->c_row;
     const int64_t *tap = t->tap;
     if (t->k >= C_AHEAD_K || t->c_next) {
         const real *row = t->k >= C_AHEAD_K ? t->c : t->c_next;
@@ -185,19 +194,20 @@ VEC_INLINE void tile_sum(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const M ma
         }
     }
     const real *ahead = t->ahead;
+    const int64_t ahead_row = lie == COPIED ? t->from_row : t->a_row;
     for (int64_t left = t->k; left > 0; left -= STRETCH) {
         for (int64_t i = 0; i < t->ahead_rows; i++)
-            __builtin_prefetch(ahead + i * t->a_row);
+            __builtin_prefetch(ahead + i * ahead_row);
         ahead += STRETCH;
         int64_t k = left < STRETCH ? left : STRETCH;
-        if (adjacent && !tapped) {
+        if (lie != APART && !tapped) {
             TILE_TWICE for (; k > 0; k--, a += a_k, b += b_k)
-                tile_step(sum, a, a_row, a_k, b, b_k, b_panel, mask, rows, panels, vectors, edge, adjacent, true);
+                tile_step(sum, a, a_row, a_k, b, b_k, b_panel, mask, rows, panels, vectors, edge, lie, true);
             continue;
         }
         for (; k > 0; k--, a += a_k, tap += tapped, b += tapped ? 0 : b_k)
-            tile_step(sum, a, a_row, a_k, tapped ? b + *tap : b, b_k, b_panel, mask, rows, panels, vectors, edge,
-                      adjacent, !tapped);
+            tile_step(sum, a, a_row, a_k, tapped ? b + *tap : b, b_k, b_panel, mask, rows, panels, vectors, edge, lie,
+                      !tapped);
     }
 }
 
@@ -219,31 +229,12 @@ VEC_INLINE void tile_store(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const M 
 }
 
 VEC_INLINE void tile_run(const tile *t, const int rows, const int panels, const int vectors, const bool edge,
-                         const bool adjacent, const bool tapped) {
+                         const tile_rows lie, const bool tapped) {
     V sum[TILE_ROWS][2 * WIDEST];
     const M mask = v_mask(t->columns);
-    tile_sum(t, sum, mask, rows, panels, vectors, edge, adjacent, tapped);
+    tile_sum(t, sum, mask, rows, panels, vectors, edge, lie, tapped);
     tile_store(t, sum, mask, rows, panels * vectors, edge);
 }
-
-/* Full: one panel. Only full height is worth a second copy for rows of A that lie side by side (packed, or a transposed
- * matrix in place), and endings. Edge: at most one vector; a wider edge is two of them. */
-VEC_INLINE void tile_run_full(const tile *t, const int rows) {
-    V sum[TILE_ROWS][2 * WIDEST];
-    const M all = v_mask(VL);
-    if (rows == TILE_ROWS && t->a_row == 1)
-        tile_sum(t, sum, all, rows, 1, 2, false, true, false);
-    else
-        tile_sum(t, sum, all, rows, 1, 2, false, false, false);
-    if (rows < TILE_ROWS || !tile_end(t, sum, rows)) tile_store(t, sum, all, rows, 2, false);
-}
-
-#define TILE_FULL(rows) \
-    static void tile_full_##rows(const tile *t) { tile_run_full(t, rows); }
-#define TILE_EDGE(rows) \
-    static void tile_edge_##rows(const tile *t) { tile_run(t, rows, 1, 1, true, false, false); }
-TILE_HEIGHTS(TILE_FULL)
-EDGE_HEIGHTS(TILE_EDGE)
 
 VEC_INLINE void tile_split(const tile *t, tile_fn *upper, int64_t rows, tile_fn *lower) {
     tile below = *t;
@@ -253,6 +244,49 @@ VEC_INLINE void tile_split(const tile *t, tile_fn *upper, int64_t rows, tile_fn 
     below.ahead_rows = 0; /* the upper one asked for them */
     lower(&below);
 }
+#if defined(__AVX512F__) && !defined(TN_VEC_F64) && !defined(TN_VEC_WORDS)
+static tile_fn tile_full_6, tile_full_8;
+#endif
+
+/* Brings A's rows to where the tile has them. */
+VEC_INLINE void tile_copy(const tile *t, const int rows) {
+    const real *from = t->from;
+    real *to = t->copy;
+    for (int i = 0; i < rows; i++, from += t->from_row, to += TILE_COPY) {
+        int64_t k = 0;
+        for (; k + VL <= t->k; k += VL)
+            v_store(to + k, v_load(from + k));
+        if (k < t->k) v_store(to + k, v_part_load(from + k, v_mask(t->k - k)));
+    }
+}
+
+/* Full: one panel. Only full height is worth a second copy for rows of A that lie side by side (packed, or a transposed
+ * matrix in place), a third for copied ones, and endings. Edge: at most one vector; a wider edge is two of them. */
+VEC_INLINE void tile_run_full(const tile *t, const int rows) {
+    V sum[TILE_ROWS][2 * WIDEST];
+    const M all = v_mask(VL);
+    if (rows == TILE_ROWS && t->a_row == 1) {
+        tile_sum(t, sum, all, rows, 1, 2, false, ADJACENT, false);
+    } else if (V_FOLDS && rows == TILE_ROWS) {
+        if (!tile_has_rows(t)) {
+            TILE_LOWER(t);
+            return;
+        }
+        if (t->from) tile_copy(t, rows);
+        tile_sum(t, sum, all, rows, 1, 2, false, COPIED, false);
+    } else {
+        tile_sum(t, sum, all, rows, 1, 2, false, APART, false);
+    }
+    if (rows < TILE_ROWS || !tile_end(t, sum, rows)) tile_store(t, sum, all, rows, 2, false);
+}
+
+#define TILE_FULL(rows) \
+    static void tile_full_##rows(const tile *t) { tile_run_full(t, rows); }
+#define TILE_EDGE(rows) \
+    static void tile_edge_##rows(const tile *t) { tile_run(t, rows, 1, 1, true, APART, false); }
+TILE_HEIGHTS(TILE_FULL)
+EDGE_HEIGHTS(TILE_EDGE)
+
 #define TILE_FULL_SPLIT(rows, first, second) \
     static void tile_full_##rows(const tile *t) { tile_split(t, tile_full_##first, first, tile_full_##second); }
 #define TILE_EDGE_SPLIT(rows, first, second) \
@@ -265,7 +299,7 @@ EDGE_SPLITS(TILE_EDGE_SPLIT)
         if (WIDE_##rows == 1) {                                     \
             tile_full_##rows(t);                                    \
         } else {                                                    \
-            tile_run(t, rows, WIDE_##rows, 2, false, false, false); \
+            tile_run(t, rows, WIDE_##rows, 2, false, APART, false); \
         }                                                           \
     }
 TILE_WIDE_FUNCTION(1)
@@ -277,7 +311,7 @@ TILE_WIDE_FUNCTION(4)
 static tile_fn *const *const tile_tapped = NULL;
 #else
 #define TILE_TAPPED(rows) \
-    static void tile_tapped_##rows(const tile *t) { tile_run(t, rows, 1, 2, false, true, true); }
+    static void tile_tapped_##rows(const tile *t) { tile_run(t, rows, 1, 2, false, ADJACENT, true); }
 #define TILE_TAPPED_SPLIT(rows, first, second) \
     static void tile_tapped_##rows(const tile *t) { tile_split(t, tile_tapped_##first, first, tile_tapped_##second); }
 #define TILE_TAPPED_ROW(rows) [rows] = tile_tapped_##rows,
