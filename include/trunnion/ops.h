@@ -857,6 +857,20 @@ typedef struct tn_conv2d_options {
 TN_API tn_tensor *tn_conv2d(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias,
                             const tn_conv2d_options *o);
 
+/* cross-correlation of bytes, in i32: exact, modulo 2^32. Images [batch, channels, height, width] and filters [out,
+ * channels / groups, kernel height, kernel width] are i8 or u8, each their own; padding is rows above, columns
+ * before, rows below, columns behind, each of them `outside` (a zero point). Processors that add up four products of
+ * bytes at once take u8 images and i8 filters fastest. */
+typedef struct tn_int_conv2d_options {
+    size_t struct_size;
+    int64_t stride[2];   /* default 1 */
+    int64_t padding[4];  /* default 0 */
+    int64_t dilation[2]; /* default 1 */
+    int64_t groups;      /* default 1 */
+    int64_t outside;     /* default 0 */
+} tn_int_conv2d_options;
+TN_API tn_tensor *tn_int_conv2d(const tn_tensor *x, const tn_tensor *weight, const tn_int_conv2d_options *o);
+
 /* The adjoint of conv2d, as a layer: x [batch, channels, height, width] (or without the batch), weight [channels,
  * out / groups, kernel height, kernel width]. */
 typedef struct tn_conv_transpose2d_options {
@@ -1196,6 +1210,7 @@ TN_API tn_tensor *tn_cross_entropy(const tn_tensor *x, const tn_tensor *target, 
 #define tn_index_add_(...) (tn_at(__FILE__, __LINE__), tn_index_add_(__VA_ARGS__))
 #define tn_index_select(...) (tn_at(__FILE__, __LINE__), tn_index_select(__VA_ARGS__))
 #define tn_instance_norm(...) (tn_at(__FILE__, __LINE__), tn_instance_norm(__VA_ARGS__))
+#define tn_int_conv2d(...) (tn_at(__FILE__, __LINE__), tn_int_conv2d(__VA_ARGS__))
 #define tn_int_mm(...) (tn_at(__FILE__, __LINE__), tn_int_mm(__VA_ARGS__))
 #define tn_isfinite(...) (tn_at(__FILE__, __LINE__), tn_isfinite(__VA_ARGS__))
 #define tn_isinf(...) (tn_at(__FILE__, __LINE__), tn_isinf(__VA_ARGS__))

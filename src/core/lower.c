@@ -220,10 +220,11 @@ static kir_aff block_place(void) {
     return index;
 }
 
-/* The accumulated block of a product, at the joint: f32, before it is rounded to the product's dtype. */
+/* The accumulated block of a product, at the joint: whole numbers, or f32 before it is rounded to the product's dtype. */
 static kir_val load_block(tn_lower *lw, tn_lowering *w) {
     tn_group *group = w->group;
-    group->block_buffer = buffer_seen_as(w, lw->kb, TN_BLOCK, TN_F32);
+    bool whole = w->g->values[group->lead].node->dtype == TN_I32;
+    group->block_buffer = buffer_seen_as(w, lw->kb, TN_BLOCK, whole ? TN_I32 : TN_F32);
     kir_aff index = block_place();
     return kir_load(lw->kb, group->block_buffer, &index, KIR_NONE);
 }

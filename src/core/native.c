@@ -258,6 +258,7 @@ static const tn_native_row natives[] = {
     {"attention_dense_gradient", tn_make_sdpa_gradient, RESULT_FRESH, tn_cost_of_sdpa_gradient, NULL, NULL},
     {"cached_attention_rows", tn_make_cached_attention, RESULT_FRESH, tn_cost_of_cached_attention, NULL, NULL},
     {"correlate2d", tn_make_correlate2d, RESULT_FRESH, tn_cost_of_conv, tn_takes_correlate2d, &tn_correlate2d_joint},
+    {"int_conv2d", tn_make_int_conv2d, RESULT_FRESH, tn_cost_of_conv, tn_takes_int_conv2d, &tn_correlate2d_joint},
     {"max_pool2d", tn_make_max_pool2d, RESULT_FRESH, tn_cost_of_conv, tn_takes_max_pool2d, &tn_max_pool2d_joint},
     {"spread2d", tn_make_spread2d, RESULT_FRESH, tn_cost_of_conv, tn_takes_spread2d, NULL},
     {"conv2d_weight", tn_make_conv2d_weight, RESULT_FRESH, tn_cost_of_conv, tn_takes_conv2d_weight, NULL},

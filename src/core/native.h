@@ -53,6 +53,7 @@ struct tn_native {
             tn_conv_args conv;
             tn_gemm_args few_places; /* the same convolution as a product whose rows are places */
             int joined_out;          /* 1 + the joint's buffer that the convolution's result would be; 0: none */
+            uint8_t conv_outside;    /* of images of bytes */
         };
         tn_linalg_args linalg;
         struct {
@@ -94,10 +95,11 @@ bool tn_native_goes_by_rows(const tn_native *n);
 tn_status tn_native_go_by_rows(tn_native *const *natives, int count, size_t *workspace);
 tn_native_maker tn_make_rope, tn_make_cache_append, tn_make_cached_attention; /* native_attention.c */
 tn_native_maker tn_make_correlate2d, tn_make_spread2d, tn_make_conv2d_weight; /* native_conv.c */
-tn_native_maker tn_make_max_pool2d;
+tn_native_maker tn_make_max_pool2d, tn_make_int_conv2d;
 bool tn_takes_correlate2d(const tn_node *n);
 bool tn_takes_correlation_product(const tn_node *n); /* the same, but one filter a channel */
 bool tn_takes_max_pool2d(const tn_node *n);
+bool tn_takes_int_conv2d(const tn_node *n); /* bytes, where the processor multiplies them four at a time */
 bool tn_conv_joins_pool(const tn_node *conv, const tn_node *pool); /* … of what joined it, as its last step */
 bool tn_takes_spread2d(const tn_node *n);
 bool tn_takes_conv2d_weight(const tn_node *n);

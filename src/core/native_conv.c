@@ -28,6 +28,9 @@ static const window_places of_spread2d = {TN_SPREAD2D_STRIDE, TN_SPREAD2D_PADDIN
 static const window_places of_conv2d_weight = {TN_CONV2D_WEIGHT_STRIDE, TN_CONV2D_WEIGHT_PADDING,
                                                TN_CONV2D_WEIGHT_DILATION, TN_CONV2D_WEIGHT_GROUPS};
 
+static const window_places of_int_conv2d = {TN_INT_CONV2D_STRIDE, TN_INT_CONV2D_PADDING, TN_INT_CONV2D_DILATION,
+                                            TN_INT_CONV2D_GROUPS};
+
 /* Images x, results y and filters w, all of four dims. */
 static tn_conv_args sizes_of(const tn_node *n, const window_places *at, const tn_node *x, const tn_node *y,
                              const tn_node *w) {
@@ -120,6 +123,12 @@ bool tn_takes_max_pool2d(const tn_node *n) {
     return n->dtype == TN_F32 && tn_conv_each_fits(&a);
 }
 
+bool tn_takes_int_conv2d(const tn_node *n) {
+    tn_conv_args a = sizes_of(n, &of_int_conv2d, n->in[0], n, n->in[1]);
+    bool bytes = n->in[0]->dtype == TN_U8 && n->in[1]->dtype == TN_I8;
+    return bytes && tn_node_numel(n) > 0 && tn_conv_bytes_fits(&a);
+}
+
 /* Windows that lie side by side, from the first place on. */
 static void take_pool(tn_conv_args *a, const tn_node *pool) {
     tn_conv_args p = sizes_of_pool(pool);
@@ -159,7 +168,7 @@ void tn_cost_of_conv(const tn_native *n, tn_cost *cost) {
 
 /* words of the name of packed filters */
 enum { FORM_GROUPS, FORM_FILTERS, FORM_CHANNELS, FORM_KERNEL, FORM_OFFSET = FORM_KERNEL + 2, FORM_WAY };
-enum { BY_PLACES, TURNED, WINOGRAD }; /* ways in which filters are packed */
+enum { BY_PLACES, TURNED, WINOGRAD, QUADS }; /* ways in which filters are packed */
 
 static void pack_form(const tn_form *form, const void *from, void *to) {
     const int64_t *w = form->word;
@@ -173,7 +182,7 @@ static void pack_form(const tn_form *form, const void *from, void *to) {
                       .weight_group = w[FORM_FILTERS] * w[FORM_CHANNELS] * rows * columns,
                       .weight = (const float *)(const void *)((const char *)from + w[FORM_OFFSET]),
                       .weight_stride = {w[FORM_CHANNELS] * rows * columns, rows * columns, columns, 1}};
-    tn_conv_pack(&a, to);
+    (w[FORM_WAY] == QUADS ? tn_conv_bytes_pack : tn_conv_pack)(&a, to);
 }
 
 static void take_weight(tn_conv_args *a, const tn_value *weight) {
@@ -194,18 +203,20 @@ static bool may_keep_packed(const tn_graph_plan *g, const tn_conv_args *a, const
            (int64_t)tn_conv_packed_bytes(a) <= PACK_LIMIT;
 }
 
+static void keep_form(const tn_graph_plan *g, tn_native *n, const tn_value *weight, size_t bytes, int64_t way) {
+    const tn_conv_args *a = &n->conv;
+    n->form_slot = g->values[weight->root].slot;
+    n->form = (tn_form){.make = pack_form,
+                        .bytes = bytes,
+                        .word = {a->groups, a->filters, a->channels, a->kernel[0], a->kernel[1],
+                                 (int64_t)tn_native_byte_offset(weight), way}};
+    n->formed = &n->packed_weight;
+}
+
 static void keep_packed(const tn_graph_plan *g, tn_native *n, const tn_value *weight) {
     const tn_conv_args *a = &n->conv;
     if (!may_keep_packed(g, a, weight)) return;
-    n->form_slot = g->values[weight->root].slot;
-    n->form = (tn_form){.make = pack_form,
-                        .bytes = tn_conv_packed_bytes(a),
-                        .word = {a->groups, a->filters, a->channels, a->kernel[0], a->kernel[1],
-                                 (int64_t)tn_native_byte_offset(weight),
-                                 a->winograd ? WINOGRAD
-                                 : a->turned ? TURNED
-                                             : BY_PLACES}};
-    n->formed = &n->packed_weight;
+    keep_form(g, n, weight, tn_conv_packed_bytes(a), a->winograd ? WINOGRAD : a->turned ? TURNED : BY_PLACES);
 }
 
 static void take_winograd(const tn_graph_plan *g, tn_native *n, bool pays) {
@@ -279,7 +290,8 @@ static bool along_places(int64_t *stride, int64_t rows, int64_t columns) {
 enum { BLOCK_PLACES = 256, LARGE = 2048 };
 
 static bool blocks_are_large(const tn_node *n) {
-    tn_conv_args a = sizes_of(n, &of_correlate2d, n->in[0], n, n->in[1]);
+    const window_places *at = n->op == TN_OP_INT_CONV2D ? &of_int_conv2d : &of_correlate2d;
+    tn_conv_args a = sizes_of(n, at, n->in[0], n, n->in[1]);
     int64_t places = a.places[0] * a.places[1];
     return is_each_alone(&a) ? places >= LARGE : a.filters * tn_min64(places, BLOCK_PLACES) >= LARGE;
 }
@@ -464,6 +476,28 @@ tn_status tn_make_correlate2d(const tn_graph_plan *g, const tn_group *group, tn_
     if (n->joint && group->pool < 0) n->joined_out = only_result(group->program, n->sizes);
     choose_way(g, n, weight);
     *workspace = tn_conv_workspace(&n->conv, tn_threads());
+    return TN_OK;
+}
+
+/* ---- bytes ------------------------------------------------------------------------------------------------------- */
+
+static void run_int_conv2d(tn_native *n, void *const *pointers) {
+    take_operands(n, pointers);
+    tn_conv_bytes(&n->conv, n->conv_outside);
+}
+
+tn_status tn_make_int_conv2d(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
+    const tn_value *y = &g->values[group->lead], *x = &g->values[y->in[0]], *weight = &g->values[y->in[1]];
+    n->run = run_int_conv2d;
+    n->conv = sizes_of(y->node, &of_int_conv2d, x->node, y->node, weight->node);
+    n->conv_outside = (uint8_t)y->node->i[TN_INT_CONV2D_OUTSIDE];
+    memcpy(n->conv.x_stride, x->stride, sizeof n->conv.x_stride);
+    take_weight(&n->conv, weight);
+    TRY(tn_native_join(n, group, &n->conv.joint));
+    size_t packed = tn_conv_bytes_packed_bytes(&n->conv);
+    bool stays = tn_native_may_form(g, g->values[weight->root].slot) && in_order(weight);
+    if (stays && (int64_t)packed <= PACK_LIMIT) keep_form(g, n, weight, packed, QUADS);
+    *workspace = tn_conv_bytes_workspace(&n->conv, tn_threads());
     return TN_OK;
 }
 

@@ -35,6 +35,7 @@ typedef struct tn_conv_args {
     tn_joint joint;
     int64_t pool[2]; /* rows, columns: of what the joint writes back to the block the greatest of each window; or 0 */
     bool edged;      /* zeros lie around x wherever windows reach over it */
+    bool quads;      /* what stands for numbers are four bytes each, of x without a sign, of the weight with one; y: i32 */
     float *out;      /* contiguous but for its edge; where a joint's result goes, or NULL; what is pooled */
     tn_conv_edge edge;
     void *workspace; /* 64-byte aligned */
@@ -94,6 +95,15 @@ bool tn_conv_weight_winograd_fits(const tn_conv_args *args);
 bool tn_conv_weight_winograd_pays(const tn_conv_args *args);
 size_t tn_conv_weight_workspace(const tn_conv_args *args, int threads);
 void tn_conv_weight(const tn_conv_args *args);
+
+/* The same of bytes: images of u8 at x, filters of i8 at weight (strides in bytes), sums of i32, exact modulo 2³²; what
+ * lies outside is the byte `outside`. By quads of channels, where the processor adds up four products of bytes at once.
+ * Each thread count yields the same, as whole numbers do. */
+bool tn_conv_bytes_fits(const tn_conv_args *args);
+size_t tn_conv_bytes_packed_bytes(const tn_conv_args *args);
+void tn_conv_bytes_pack(const tn_conv_args *args, void *to);
+size_t tn_conv_bytes_workspace(const tn_conv_args *args, int threads);
+void tn_conv_bytes(const tn_conv_args *args, uint8_t outside);
 
 /* out = y where each channel has one filter of its own (channels and filters are 1). Products are rounded before they
  * are added. `pass` > 0: sums of that many taps, ascending, and these sums added as a reduction of KIR adds (kir.h,

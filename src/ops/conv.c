@@ -365,6 +365,105 @@ const tn_op_impl tn_impl_correlate2d = {
              "[0,2,3,3] [2,2,2,2] places=(2,2) stride=(1,1) before=(0,0) dilation=(1,1) groups=1; "
              "error=fit [1,2,3,3] [2,3,2,2] places=(2,2) stride=(1,1) before=(0,0) dilation=(1,1) groups=1"};
 
+/* ---- int_conv2d -------------------------------------------------------------------------------------------------- */
+
+static tn_window byte_window(const int64_t *i, const tn_node *weight) {
+    tn_window w;
+    for (int a = 0; a < 2; a++) {
+        w.kernel[a] = weight->shape[2 + a];
+        w.stride[a] = i[TN_INT_CONV2D_STRIDE + a];
+        w.padding[a] = i[TN_INT_CONV2D_PADDING + a];
+        w.dilation[a] = i[TN_INT_CONV2D_DILATION + a];
+    }
+    return w;
+}
+
+/* Images and filters are bytes, and what lies outside is one of the images'. */
+static tn_status check_bytes(const tn_infer *c) {
+    int64_t outside = c->attrs->i[TN_INT_CONV2D_OUTSIDE];
+    for (int i = 0; i < 2; i++)
+        if (c->in[i]->dtype != TN_I8 && c->in[i]->dtype != TN_U8)
+            return tn_fail(TN_ERR_DTYPE, "int_conv2d: images and filters must be i8 or u8, one is %s",
+                           tn_dtype_name((tn_dtype)c->in[i]->dtype));
+    bool is_signed = c->in[0]->dtype == TN_I8;
+    if (outside >= (is_signed ? INT8_MIN : 0) && outside <= (is_signed ? INT8_MAX : UINT8_MAX)) return TN_OK;
+    return tn_fail(TN_ERR_ARGUMENT, "int_conv2d: outside of images of %s there cannot be %lld",
+                   tn_dtype_name((tn_dtype)c->in[0]->dtype), (long long)outside);
+}
+
+static tn_status infer_int_conv2d(tn_infer *c) {
+    const tn_node *x = c->in[0], *weight = c->in[1];
+    const int64_t *pads = c->attrs->i + TN_INT_CONV2D_PADDING;
+    int64_t groups = c->attrs->i[TN_INT_CONV2D_GROUPS], places[2];
+    char xt[96], wt[96];
+    TRY(check_bytes(c));
+    bool fits = x->rank == 4 && weight->rank == 4 && groups >= 1 && x->shape[1] == weight->shape[1] * groups;
+    if (!fits || weight->shape[0] % groups)
+        return tn_fail(TN_ERR_SHAPE, "int_conv2d: images %s, filters %s and %lld groups do not fit",
+                       tn_shape_text(x, xt, sizeof xt), tn_shape_text(weight, wt, sizeof wt), (long long)groups);
+    tn_window w = byte_window(c->attrs->i, weight);
+    TRY(tn_window_check(c, &w, 0));
+    for (int a = 0; a < 2; a++) {
+        int64_t size = x->shape[2 + a], room = size + pads[a] + pads[2 + a] - tn_window_reach(&w, a);
+        if (pads[a] < 0 || pads[2 + a] < 0 || room < 0)
+            return tn_fail(TN_ERR_SHAPE,
+                           "int_conv2d: a window that reaches over %lld does not fit an extent of %lld with %lld before "
+                           "and %lld behind it",
+                           (long long)tn_window_reach(&w, a), (long long)size, (long long)pads[a],
+                           (long long)pads[2 + a]);
+        places[a] = room / w.stride[a] + 1;
+    }
+    tn_images_infer(c, 2, weight->shape[0], places);
+    c->dtype = TN_I32;
+    return TN_OK;
+}
+
+static tn_node *compose_int_conv2d(tn_build *b, const tn_node *n) {
+    tn_node *x = n->in[0], *weight = n->in[1];
+    tn_window w = byte_window(n->i, weight);
+    int64_t groups = n->i[TN_INT_CONV2D_GROUPS];
+    tn_node *seen = tn_b_seen(b, x, &w, n->shape + 2, (double)n->i[TN_INT_CONV2D_OUTSIDE]);
+    tn_node *wide = tn_b_cast(b, weight, TN_I32), *rows = columns(b, tn_b_cast(b, seen, TN_I32), groups);
+    return wide ? tn_b_view(b, tn_b_matmul_batched(b, filters(b, wide, groups), rows), n->shape, 4) : NULL;
+}
+
+static void reference_int_conv2d(const tn_reference *r) {
+    const tn_node *n = r->node, *x = n->in[0], *weight = n->in[1];
+    tn_window w = byte_window(n->i, weight);
+    int64_t out = n->shape[1], channels = weight->shape[1], places = n->shape[2] * n->shape[3];
+    int64_t of_group = out / n->i[TN_INT_CONV2D_GROUPS], plane = x->shape[2] * x->shape[3];
+    int64_t taps = w.kernel[0] * w.kernel[1];
+    for (int64_t i = 0; i < tn_node_numel(n); i++) {
+        int64_t o = i / places % out, place = i % places;
+        const double *planes = r->in[0] + (i / places / out * x->shape[1] + o / of_group * channels) * plane;
+        const double *filter = r->in[1] + o * channels * taps;
+        r->out[i] = 0;
+        for (int64_t t = 0; t < taps; t++) {
+            int64_t at = tap_place(&w, x->shape + 2, place / n->shape[3], place % n->shape[3], t);
+            for (int64_t c = 0; c < channels; c++)
+                r->out[i] +=
+                    (at >= 0 ? planes[c * plane + at] : (double)n->i[TN_INT_CONV2D_OUTSIDE]) * filter[c * taps + t];
+        }
+    }
+}
+
+/* int_conv2d(x, weight, stride, padding, dilation, groups, outside): cross-correlation of bytes, in i32: exact, modulo
+ * 2^32. Images [batch, channels, height, width] and filters [out, channels / groups, kernel height, kernel width] are i8
+ * or u8, each their own; padding is rows above, columns before, rows below, columns behind, each of them `outside` (a
+ * zero point). Processors that add up four products of bytes at once take u8 images and i8 filters fastest. */
+const tn_op_impl tn_impl_int_conv2d = {
+    .class_ = TN_NATIVE,
+    .infer = infer_int_conv2d,
+    .compose = compose_int_conv2d,
+    .reference = reference_int_conv2d,
+    .cases = "types=i8,u8 grad=off; [2,3,5,6] [4,3,3,2] padding=(1,0,1,1) outside=3; "
+             "[1,40,9,9]:u8 [17,40,3,3]:i8 padding=(1,1,1,1) outside=7; "
+             "[2,33,8,11]:u8 [32,33,2,3]:i8 stride=(2,2) padding=(0,1,1,2) outside=200; "
+             "[1,128,5,6]:u8 [40,64,1,1]:i8 groups=2; [1,4,6,5] [2,2,2,2] dilation=(1,3) groups=2; "
+             "[1,2,4,4]:i8 [2,2,3,3]:u8 padding=(2,2,2,2) outside=-128; [0,2,3,3] [2,2,2,2]; "
+             "error=fit [1,2,3,3] [2,3,2,2]; error=i8 [1,1,3,3]:f32 [1,1,2,2]; error=reaches [1,1,2,2] [1,1,3,3]; "
+             "error=outside [1,1,3,3]:u8 [1,1,2,2] outside=256; error=outside [1,1,3,3]:i8 [1,1,2,2] outside=-129"};
+
 /* ---- spread2d ---------------------------------------------------------------------------------------------------- */
 
 static tn_window spread_window(const int64_t *i, const tn_node *weight) {

@@ -126,6 +126,8 @@ enum { TN_CONV1D_STRIDE = 0, TN_CONV1D_PADDING = 1, TN_CONV1D_DILATION = 2, TN_C
 enum { TN_CONV2D_STRIDE = 0, TN_CONV2D_PADDING = 2, TN_CONV2D_DILATION = 4, TN_CONV2D_GROUPS = 6 };
 enum { TN_CORRELATE2D_PLACES = 0, TN_CORRELATE2D_STRIDE = 2, TN_CORRELATE2D_BEFORE = 4, TN_CORRELATE2D_DILATION = 6,
        TN_CORRELATE2D_GROUPS = 8 };
+enum { TN_INT_CONV2D_STRIDE = 0, TN_INT_CONV2D_PADDING = 2, TN_INT_CONV2D_DILATION = 6, TN_INT_CONV2D_GROUPS = 8,
+       TN_INT_CONV2D_OUTSIDE = 9 };
 enum { TN_SPREAD2D_SIZE = 0, TN_SPREAD2D_STRIDE = 2, TN_SPREAD2D_PADDING = 4, TN_SPREAD2D_DILATION = 6,
        TN_SPREAD2D_GROUPS = 8 };
 enum { TN_CONV2D_WEIGHT_KERNEL = 0, TN_CONV2D_WEIGHT_STRIDE = 2, TN_CONV2D_WEIGHT_PADDING = 4,
@@ -412,6 +414,7 @@ tn_node *tn_b_conv1d(tn_build *b, tn_node *x, tn_node *weight, tn_node *bias, co
 tn_node *tn_b_conv2d(tn_build *b, tn_node *x, tn_node *weight, tn_node *bias, const tn_conv2d_options *o);
 tn_node *tn_b_correlate2d(tn_build *b, tn_node *x, tn_node *weight, const int64_t places[2], const int64_t stride[2],
                           const int64_t before[2], const int64_t dilation[2], int64_t groups);
+tn_node *tn_b_int_conv2d(tn_build *b, tn_node *x, tn_node *weight, const tn_int_conv2d_options *o);
 tn_node *tn_b_spread2d(tn_build *b, tn_node *y, tn_node *weight, const int64_t size[2], const int64_t stride[2],
                        const int64_t padding[2], const int64_t dilation[2], int64_t groups);
 tn_node *tn_b_conv2d_weight(tn_build *b, tn_node *x, tn_node *y, const int64_t kernel[2], const int64_t stride[2],

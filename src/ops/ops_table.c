@@ -310,7 +310,7 @@ extern const tn_op_impl tn_impl_neg, tn_impl_abs, tn_impl_floor, tn_impl_ceil, t
     tn_impl_mish, tn_impl_logsigmoid, tn_impl_gelu, tn_impl_glu, tn_impl_swiglu, tn_impl_softmax, tn_impl_log_softmax,
     tn_impl_standardize, tn_impl_rms_scale, tn_impl_layer_norm, tn_impl_rms_norm, tn_impl_group_norm,
     tn_impl_instance_norm, tn_impl_batch_norm, tn_impl_batch_normalize, tn_impl_batch_mean, tn_impl_batch_var,
-    tn_impl_conv1d, tn_impl_conv2d, tn_impl_correlate2d, tn_impl_spread2d, tn_impl_conv2d_weight,
+    tn_impl_conv1d, tn_impl_conv2d, tn_impl_correlate2d, tn_impl_int_conv2d, tn_impl_spread2d, tn_impl_conv2d_weight,
     tn_impl_conv_transpose2d, tn_impl_max_pool2d, tn_impl_avg_pool2d, tn_impl_adaptive_avg_pool2d, tn_impl_embedding,
     tn_impl_rope_rows, tn_impl_rope, tn_impl_attention_dense, tn_impl_attention_dense_gradient,
     tn_impl_scaled_dot_product_attention, tn_impl_dequantize, tn_impl_linear_quantized, tn_impl_linear_half,
@@ -648,6 +648,9 @@ const tn_op_row tn_op_rows[] = {
     [TN_OP_CORRELATE2D] = {"correlate2d", TN_KERNEL,
         "(Tensor x, Tensor weight, int[2] places, int[2] stride, int[2] before, int[2] dilation, int groups)",
         "", &tn_impl_correlate2d},
+    [TN_OP_INT_CONV2D] = {"int_conv2d", TN_KERNEL,
+        "(Tensor x, Tensor weight, *, int[2] stride=1, int[4] padding=0, int[2] dilation=1, int groups=1, int outside=0)",
+        "", &tn_impl_int_conv2d},
     [TN_OP_SPREAD2D] = {"spread2d", TN_KERNEL,
         "(Tensor y, Tensor weight, int[2] size, int[2] stride, int[2] padding, int[2] dilation, int groups)",
         "", &tn_impl_spread2d},
@@ -2005,6 +2008,14 @@ static const maker make_correlate2d = {TN_OP_CORRELATE2D, "tt2222i"};
 tn_node *tn_b_correlate2d(tn_build *b, tn_node *x, tn_node *weight, const int64_t places[2], const int64_t stride[2],
                           const int64_t before[2], const int64_t dilation[2], int64_t groups) {
     return build(b, &make_correlate2d, x, weight, places, stride, before, dilation, groups);
+}
+
+static const maker make_int_conv2d = {TN_OP_INT_CONV2D, "tto2e4b2eieib"};
+tn_tensor *(tn_int_conv2d)(const tn_tensor *x, const tn_tensor *weight, const tn_int_conv2d_options *o) {
+    return record(&make_int_conv2d, x, weight, (const void *)o);
+}
+tn_node *tn_b_int_conv2d(tn_build *b, tn_node *x, tn_node *weight, const tn_int_conv2d_options *o) {
+    return build(b, &make_int_conv2d, x, weight, (const void *)o);
 }
 
 static const maker make_spread2d = {TN_OP_SPREAD2D, "tt2222i"};

@@ -162,7 +162,8 @@ static int64_t times_of(const resize *r, const axis *x) {
     return times;
 }
 
-/* All such axes at once, as many as a rank allows: a view that is copied. Those that are done are marked so. */
+/* All such axes at once, as many as a rank allows: a view that is copied, bytes as floats, which are copied natively.
+ * Those that are done are marked so. */
 static tn_tensor *repeated(const tn_tensor *x, const resize *r, axis *axes) {
     int64_t thin[TN_MAX_RANK], wide[TN_MAX_RANK], shape[TN_MAX_RANK];
     int rank = tn_rank(x), n = 0;
@@ -177,7 +178,12 @@ static tn_tensor *repeated(const tn_tensor *x, const resize *r, axis *axes) {
         shape[d] = axes[d].out;
         axes[d] = (axis){.in = axes[d].out, .out = axes[d].out, .scale = 1, .to = 1};
     }
-    return n == rank ? tn_detach(x) : tn_reshape(tn_expand(tn_reshape(x, thin, n), wide, n), shape, rank);
+    if (n == rank) return tn_detach(x);
+    tn_dtype own = tn_dtype_of(x);
+    bool bytes = own == TN_I8 || own == TN_U8;
+    const tn_tensor *seen = tn_expand(tn_reshape(bytes ? tn_cast(x, TN_F32) : x, thin, n), wide, n);
+    tn_tensor *y = tn_reshape(seen, shape, rank);
+    return bytes ? tn_cast(y, own) : y;
 }
 
 /* ---- what a node says -------------------------------------------------------------------------------------------- */

@@ -8,6 +8,8 @@
 #include <string.h>
 
 #include "formats/onnx/nn.h"
+#include "hal/hal.h"
+#include "kern/conv.h"
 
 /* ---- scales and zero points -------------------------------------------------------------------------------------- */
 
@@ -47,9 +49,7 @@ static const struct {
                       {ONNX_UINT4, 0, 15},          {ONNX_INT4, -8, 7},
                       {ONNX_UINT2, 0, 3},           {ONNX_INT2, -2, 1}};
 
-/* x / scale was divided already: rounded to the nearest whole number, moved by the zero point, saturated; or to the
- * nearest number of a small float type. */
-static tn_tensor *quantized(const onnx_call *c, const tn_tensor *x, const tn_tensor *zero, onnx_type to) {
+tn_tensor *onnx_rounded(const onnx_call *c, const tn_tensor *x, const tn_tensor *zero, onnx_type to) {
     for (size_t i = 0; i < TN_COUNT(integer_ranges); i++) {
         if (integer_ranges[i].type != to) continue;
         const tn_tensor *y = tn_round(onnx_as(x, TN_F32));
@@ -68,7 +68,7 @@ static tn_status quantize(onnx_call *c) {
     TRY(spread_over(c, scale, x, &scale));
     if (onnx_has(c, 2)) TRY(spread_over(c, onnx_in(c, 2), x, &zero));
     tn_tensor *ratio = tn_div(onnx_as(x, precision), onnx_as(scale, precision));
-    return onnx_put_typed(c, 0, quantized(c, ratio, zero, to), to);
+    return onnx_put_typed(c, 0, onnx_rounded(c, ratio, zero, to), to);
 }
 
 static bool is_integer(tn_dtype t) { return t != TN_F32 && t != TN_F64 && t != TN_F16 && t != TN_BF16; }
@@ -95,7 +95,7 @@ static tn_status dynamic_quantize(onnx_call *c) {
     tn_tensor *scale = tn_div_scalar(tn_sub(high, low), UINT8_MAX);
     tn_tensor *divisor = tn_where(tn_eq_scalar(scale, 0), tn_ones_like(scale), scale);
     tn_tensor *zero = tn_cast(tn_round(tn_clamp(tn_neg(tn_div(low, divisor)), 0, UINT8_MAX)), TN_U8);
-    TRY(onnx_put(c, 0, quantized(c, tn_div(x, divisor), zero, ONNX_UINT8)));
+    TRY(onnx_put(c, 0, onnx_rounded(c, tn_div(x, divisor), zero, ONNX_UINT8)));
     TRY(onnx_put(c, 1, scale));
     return onnx_put(c, 2, zero);
 }
@@ -216,7 +216,7 @@ static tn_status put_quantized(onnx_call *c, tn_tensor *sums, const tn_tensor *a
     tn_tensor *ratio =
         tn_div(tn_mul(tn_cast(a_scale, TN_F32), tn_cast(b_scale, TN_F32)), tn_cast(onnx_in(c, scale), TN_F32));
     tn_tensor *y = tn_mul(tn_cast(sums, TN_F32), ratio);
-    return onnx_put_typed(c, 0, quantized(c, y, onnx_in(c, zero), onnx_in_type(c, zero)), onnx_in_type(c, zero));
+    return onnx_put_typed(c, 0, onnx_rounded(c, y, onnx_in(c, zero), onnx_in_type(c, zero)), onnx_in_type(c, zero));
 }
 
 static tn_status matmul_linear(onnx_call *c) {
@@ -330,6 +330,52 @@ static tn_status check_bytes(const onnx_call *c, int i, int zero, int64_t filter
                        (long long)filters);
 }
 
+/* As the kernel of bytes has it, where the processor has one and these sizes fit. */
+static bool takes_bytes(const tn_tensor *x, const tn_tensor *weight, const onnx_window *w, int64_t groups) {
+    tn_conv_args a = {.images = tn_size(x, 0), .groups = groups, .channels = tn_size(weight, 1)};
+    if (w->axes > 2 || !tn_device_of(x)->is_cpu) return false;
+    a.filters = tn_size(weight, 0) / groups;
+    for (int d = 0; d < 2; d++) {
+        int axis = d - 2 + w->axes;
+        a.size[d] = axis < 0 ? 1 : tn_size(x, 2 + axis);
+        a.kernel[d] = axis < 0 ? 1 : w->kernel[axis];
+        a.stride[d] = axis < 0 ? 1 : w->stride[axis];
+        a.dilation[d] = axis < 0 ? 1 : w->dilation[axis];
+        a.before[d] = axis < 0 ? 0 : w->before[axis];
+        a.places[d] = axis < 0 ? 1 : onnx_places(w, axis, a.size[d], false);
+        if (axis >= 0 && (w->before[axis] < 0 || w->after[axis] < 0)) return false;
+    }
+    return tn_conv_bytes_fits(&a);
+}
+
+/* Σ (x − zero)·w for filters without zero points: sums of bytes without a sign, less what the zero point adds. Images
+ * with one axis have two here. */
+static tn_tensor *convolve_as_bytes(const onnx_call *c, int x_in, int w_in, int64_t zero, const onnx_window *w,
+                                    int64_t groups) {
+    const tn_tensor *x = onnx_in(c, x_in), *weight = onnx_in(c, w_in);
+    tn_int_conv2d_options o = {.stride = {1, 1}, .dilation = {1, 1}, .groups = groups};
+    if (tn_dtype_of(weight) == TN_U8) weight = onnx_derived(c, w_in, ONNX_SIGNED, with_sign);
+    if (tn_dtype_of(x) == TN_I8) {
+        x = tn_cast(tn_add_scalar(tn_cast(x, TN_I32), MOVE), TN_U8);
+        zero += MOVE;
+    }
+    for (int axis = 0; axis < w->axes; axis++) {
+        int d = 2 - w->axes + axis;
+        o.stride[d] = w->stride[axis];
+        o.padding[d] = w->before[axis];
+        o.padding[2 + d] = w->after[axis];
+        o.dilation[d] = w->dilation[axis];
+    }
+    o.outside = zero;
+    bool lines = w->axes == 1;
+    tn_tensor *y = lines ? tn_int_conv2d(tn_unsqueeze(x, 2), tn_unsqueeze(weight, 2), &o) : tn_int_conv2d(x, weight, &o);
+    if (zero != 0) {
+        const tn_tensor *sums = onnx_derived(c, w_in, ONNX_FILTER_SUMS, filter_sums);
+        y = tn_sub(y, tn_mul_scalar(tn_reshape(sums, (int64_t[]){tn_numel(sums), 1, 1}, 3), (double)zero));
+    }
+    return lines ? tn_squeeze(y, &(int64_t){2}, 1) : y;
+}
+
 /* The sums of a convolution of bytes; inputs x and weight, and their zero points, perhaps left out. */
 static tn_status convolve(onnx_call *c, int x_in, int zero_x, int w_in, int zero_w, tn_tensor **sums) {
     const tn_tensor *x = onnx_in(c, x_in), *weight = onnx_in(c, w_in), *zx = optional(c, zero_x),
@@ -349,6 +395,11 @@ static tn_status convolve(onnx_call *c, int x_in, int zero_x, int w_in, int zero
         depth *= w.kernel[a];
     if (zx) zx = tn_reshape(zx, NULL, 0);
     if (zw) zw = tn_reshape(zw, (int64_t[]){tn_numel(zw)}, tn_numel(zw) == 1 ? 0 : 1);
+    bool centred_filters = zero_off(c, zero_w, tn_dtype_of(weight) == TN_U8 ? MOVE : 0) == 0;
+    if (centred_filters && takes_bytes(x, weight, &w, groups)) {
+        TRY(onnx_read_int(c, zero_x, 0, &padding));
+        return *sums = convolve_as_bytes(c, x_in, w_in, padding, &w, groups), TN_OK;
+    }
     const tn_tensor *small = small_filters(c, w_in, zero_w, zw, depth);
     if (small) return *sums = convolve_small(x, small, zx, &w, groups), TN_OK;
     TRY(onnx_read_int(c, zero_x, 0, &padding));

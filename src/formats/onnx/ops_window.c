@@ -399,8 +399,13 @@ tn_status onnx_max_pool(onnx_call *c) {
     onnx_window w;
     TRY(onnx_window_read(c, x, NULL, &w));
     TRY(places_of(c, x, &w, places));
-    if (w.axes < 3 && tn_dtype_is_float(tn_dtype_of(x)) && !onnx_wants(c, 1))
-        return onnx_put(c, 0, greatest_seen(x, &w, places));
+    tn_dtype own = tn_dtype_of(x);
+    bool planes = w.axes < 3 && !onnx_wants(c, 1);
+    if (planes && tn_dtype_is_float(own)) return onnx_put(c, 0, greatest_seen(x, &w, places));
+    if (planes && (own == TN_I8 || own == TN_U8)) { /* as floats: there is a kernel for their planes */
+        tn_tensor *y = greatest_seen(tn_cast(x, TN_F32), &w, places);
+        return onnx_put(c, 0, tn_cast(tn_maximum_scalar(y, least_of(own)), own));
+    }
     tn_tensor *seen = onnx_seen(x, &w, places, least_of(tn_dtype_of(x)));
     TRY(onnx_put(c, 0, tn_amax(seen, dims, onnx_dims(2, 2 + w.axes, dims), false)));
     if (!onnx_wants(c, 1)) return TN_OK;

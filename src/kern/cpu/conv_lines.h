@@ -82,6 +82,7 @@ typedef struct conv_lines {
 } conv_lines;
 
 extern const conv_lines tn_conv_lines_base, tn_conv_lines_avx2, tn_conv_lines_avx512;
-const conv_lines *tn_conv_lines(void); /* the processor's (select.c) */
+const conv_lines *tn_conv_lines(void);      /* the processor's (select.c) */
+const tile_set *tn_byte_tiles(void); /* of bytes four at a time, as wide as these; NULL: it has no such instruction */
 
 #endif

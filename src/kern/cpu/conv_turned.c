@@ -26,7 +26,8 @@ enum {
     MOST_PLACES = TN_GEMM_BLOCK_LD, /* of a block */
     SLAB = 1 << 17,                 /* elements of a block's slab: a part of the second cache */
     LEAST_ACROSS = 4,               /* places in a row, or tiles are too low */
-    LEAST_DEPTH = 64,               /* steps of k, or turning takes longer than it gains */
+    LEAST_DEPTH = 64,               /* steps of k, or turning takes longer than it gains; */
+    LEAST_QUADS = 8,                /* of bytes, which are few steps for many products */
     LINE = 16,                      /* elements of a line of the cache */
     PANEL = 6144                    /* elements that a panel takes of the first cache, at most: half of it */
 };
@@ -40,6 +41,7 @@ typedef struct phase {
 typedef struct turned {
     tn_conv_args a;
     windows w;
+    const tile_set *tiles;
     int64_t split[2]; /* phases along the axes: 1 where the results are the image */
     phase phase[TURNED_PHASES];
     int64_t panel, panels;  /* columns of a panel; panels of a group's filters */
@@ -88,6 +90,7 @@ static bool is_in_place(const tn_conv_args *a) {
 static void plan(turned *t, const tn_conv_args *args, const turned_phases *phases) {
     const conv_lines *with = tn_conv_lines();
     *t = (turned){.a = *args, .panel = 2 * with->tiles->lanes, .all_rows = args->images * args->places[0]};
+    t->tiles = args->quads ? tn_byte_tiles() : with->tiles;
     for (int d = 0; d < 2; d++)
         t->split[d] = phases ? phases->split[d] : 1;
     t->panels = tn_ceil_div(args->filters, t->panel);
@@ -108,16 +111,18 @@ static void plan(turned *t, const tn_conv_args *args, const turned_phases *phase
     t->part_bytes += port_scratch(&args->joint, 0);
 }
 
-/* Columns of the last panel that are none are summed all the same: an eighth of them at most. Rows that are pooled
- * together are those of one block: rows are counted through all images. */
+/* Columns of the last panel that are none are summed all the same: an eighth of them at most, of bytes half. Rows that
+ * are pooled together are those of one block: rows are counted through all images. */
 bool tn_conv_turned_fits(const tn_conv_args *a) {
     turned t;
     const int64_t unit = pooled_rows(a);
     if (a->places[1] < LEAST_ACROSS || unit * a->places[1] > MOST_PLACES) return false;
     if (a->images > 1 && a->places[0] % unit != 0) return false;
-    if (a->channels * a->kernel[0] * a->kernel[1] < LEAST_DEPTH) return false;
+    if (a->channels * a->kernel[0] * a->kernel[1] < (a->quads ? LEAST_QUADS : LEAST_DEPTH)) return false;
     plan(&t, a, NULL);
-    return 8 * t.panels * t.panel <= 9 * a->filters && windows_elements(&t.w) <= 4 * SLAB;
+    const int64_t columns = t.panels * t.panel;
+    bool full = a->quads ? columns <= 2 * a->filters : 8 * columns <= 9 * a->filters;
+    return full && windows_elements(&t.w) <= 4 * SLAB;
 }
 
 /* Channels begin in all sets of the first cache. */
@@ -328,7 +333,7 @@ static const float *section_begin(const turned *w, const part *p, int64_t group,
 
 /* Some steps of k over the whole block; `t` has the panel, and a place's sums are `from` behind its first in `to`. */
 static void multiply_places(const turned *w, part *p, int64_t group, float *to, int64_t from, tile t) {
-    const tile_set *with = w->w.with->tiles;
+    const tile_set *with = w->tiles;
     const int64_t across = w->a.places[1], down = w->a.stride[0] * (w->in_place ? w->a.x_stride[2] : w->w.row);
     for (int k = 0; k < p->s->sections; k++) {
         const section *now = &p->s->section[k];

@@ -44,10 +44,14 @@ VEC_INLINE V pack_convert(v_halves first, v_halves second, pack_kind kind) {
 #ifdef TN_VEC_QUADS
 /* Bytes in words, each at its place. */
 VEC_INLINE v_counts pack_bytes(const char *p, int64_t n, int place) {
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+    return (v_counts)_mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8((__mmask16)v_mask(n), p)) << 8 * place;
+#else
     typedef uint8_t bytes_of_lanes __attribute__((vector_size(VL)));
     bytes_of_lanes b = {0};
     memcpy(&b, p, (size_t)n);
     return __builtin_convertvector(b, v_counts) << 8 * place;
+#endif
 }
 
 VEC_INLINE V pack_quads(const char *p, int64_t second, int64_t n) {

@@ -135,7 +135,7 @@ typedef struct tile_set {
     tile_fn *const *full, *const *edge, *const *wide;
     tile_fn *const *tapped; /* full ones over a packed A whose steps of B lie anywhere; of f32 alone */
     /* Over one packed panel of B, rows of A side by side in memory, and of C a panel wide and side by side; the heights
-     * that tile_turned_height yields; of f32 alone. */
+     * that tile_turned_height yields; of f32 and bytes. */
     tile_fn *const *turned;
     const int *wide_panels;
     void (*pack)(const pack *p);

@@ -76,16 +76,29 @@ static const struct tile_set *bf16_tiles(const kernel_tables *t) { return t->f32
 bool tn_gemm_use_pairs(bool pairs) { return !pairs; }
 #endif
 
+/* Which dot products of bytes the processor has; looked up once, as products ask at each run. */
+enum { DOTS_KNOWN = 1, DOTS_512 = 2, DOTS_256 = 4 };
+
+static int dots(void) {
+    static _Atomic int known;
+    int now = atomic_load_explicit(&known, memory_order_relaxed);
+    if (now) return now;
+    tn_cpu_info cpu = tn_cpu();
+    now = DOTS_KNOWN | (cpu.vnni ? DOTS_512 : 0) | (cpu.avx_vnni ? DOTS_256 : 0);
+    atomic_store_explicit(&known, now, memory_order_relaxed);
+    return now;
+}
+
 /* The kernels of bytes that the processor multiplies as they are, or NULL. */
 static _Atomic bool without_quads;
 
 static const struct tile_set *byte_tiles(const kernel_tables *t) {
     if (atomic_load_explicit(&without_quads, memory_order_relaxed)) return NULL;
 #ifdef TN_HAVE_AVX512
-    if (t == &built[TN_ISA_AVX512] && tn_cpu().vnni) return &tn_tiles_bytes_avx512vnni;
+    if (t == &built[TN_ISA_AVX512] && (dots() & DOTS_512)) return &tn_tiles_bytes_avx512vnni;
 #endif
 #ifdef TN_HAVE_AVX2_VNNI
-    if (t == &built[TN_ISA_AVX2] && tn_cpu().avx_vnni) return &tn_tiles_bytes_avx2vnni;
+    if (t == &built[TN_ISA_AVX2] && (dots() & DOTS_256)) return &tn_tiles_bytes_avx2vnni;
 #endif
     return NULL;
 }
@@ -151,6 +164,8 @@ void tn_sdpa(const tn_sdpa_args *args, bool backward) { tables()->sdpa->run(args
 void tn_cache_write(const tn_cache_write_args *args) { tables()->attention->append(args); }
 
 const conv_lines *tn_conv_lines(void) { return tables()->conv; }
+
+const tile_set *tn_byte_tiles(void) { return byte_tiles(tables()); }
 
 /* ---- block-quantised weights ------------------------------------------------------------------------------------- */
 

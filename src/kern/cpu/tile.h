@@ -355,11 +355,12 @@ VEC_INLINE void tile_turn(const tile *t, const int rows) {
     real *c = t->c;
     const bool add = t->add;
     VEC_UNROLL for (int i = 0; i < rows; i++, c += c_row) {
-        VEC_UNROLL for (int j = 0; j < 2; j++) v_store(c + j * VL, add ? v_load(c + j * VL) + sum[i][j] : sum[i][j]);
+        VEC_UNROLL for (int j = 0; j < 2; j++)
+            v_store(c + j * VL, add ? v_plus(v_load(c + j * VL), sum[i][j]) : sum[i][j]);
     }
 }
 
-#if defined(TN_VEC_F64) || defined(TN_VEC_WORDS)
+#if defined(TN_VEC_F64) || defined(TN_VEC_PAIRS)
 static tile_fn *const *const tile_turned = NULL;
 #else
 #define TILE_TURNED(rows) \

@@ -1,0 +1,257 @@
+/* test_conv_bytes.c — convolutions of bytes: whole numbers, the same as their definition, whatever the window, layout,
+ * processor and thread count.
+ *
+ * Loops spell out the sums; the kernels of every instruction set that this processor has follow, on one, two and three
+ * threads, with filters packed before and at the run. Results lie between marks; workspace and images have exactly their
+ * sizes, so that the address sanitizer sees each step beyond. A processor without dot products of bytes has no kernel:
+ * there the operation's composition is all that is looked at. */
+#include "test_support.h"
+
+#include "kern/conv.h"
+#include "kern/cpu/conv_lines.h"
+#include "kern/cpu/cpu.h"
+#include "trunnion/ops.h"
+
+enum { MARKS = 64, CASES = 90, MAX_THREADS = 3, MARK = 12345 };
+
+static uint64_t random_state = 20;
+
+static int64_t random_below(int64_t n) {
+    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
+    uint64_t x = random_state ^ random_state >> 29;
+    return (int64_t)((x * 0x9e3779b97f4a7c15u >> 16) % (uint64_t)n);
+}
+
+static int64_t random_from(int64_t low, int64_t high) { return low + random_below(high - low + 1); }
+
+/* Bytes in four axes, in the usual order, channels last, or with gaps and backwards. */
+typedef struct bytes {
+    uint8_t *memory;
+    int64_t first, stride[4];
+} bytes;
+
+static bytes random_bytes(const int64_t *extent, bool plain) {
+    static const int orders[][4] = {{3, 2, 1, 0}, {1, 3, 2, 0}};
+    bytes x = {0};
+    const int *order = orders[!plain && random_below(3) == 0];
+    bool gaps = !plain && random_below(3) == 0;
+    int64_t distance = gaps ? 1 + random_below(2) : 1, size = 1;
+    for (int i = 0; i < 4; i++) {
+        int64_t reach = (extent[order[i]] - 1) * distance;
+        bool backward = gaps && random_below(4) == 0;
+        x.stride[order[i]] = backward ? -distance : distance;
+        if (backward) x.first += reach;
+        size += reach;
+        distance = distance * extent[order[i]] + (gaps ? random_below(5) : 0);
+    }
+    x.memory = tn_mem_alloc((size_t)size);
+    assert_non_null(x.memory);
+    for (int64_t i = 0; i < size; i++)
+        x.memory[i] = (uint8_t)random_below(256);
+    return x;
+}
+
+static const uint8_t *at(const bytes *x, int64_t i, int64_t j, int64_t k, int64_t l) {
+    return x->memory + x->first + i * x->stride[0] + j * x->stride[1] + k * x->stride[2] + l * x->stride[3];
+}
+
+typedef struct problem {
+    tn_conv_args a;
+    uint8_t outside;
+    bytes x, weight;
+} problem;
+
+static int32_t place_of(const problem *p, int64_t image, int64_t o, int64_t u, int64_t v) {
+    const tn_conv_args *a = &p->a;
+    uint32_t sum = 0;
+    for (int64_t k = 0; k < a->channels * a->kernel[0] * a->kernel[1]; k++) {
+        int64_t j = k % a->kernel[1], i = k / a->kernel[1] % a->kernel[0], c = k / a->kernel[1] / a->kernel[0];
+        int64_t row = u * a->stride[0] + i * a->dilation[0] - a->before[0];
+        int64_t column = v * a->stride[1] + j * a->dilation[1] - a->before[1];
+        bool inside = row >= 0 && row < a->size[0] && column >= 0 && column < a->size[1];
+        int64_t channel = o / a->filters * a->channels + c;
+        int32_t seen = inside ? *at(&p->x, image, channel, row, column) : p->outside;
+        sum += (uint32_t)(seen * (int8_t)*at(&p->weight, o, c, i, j));
+    }
+    return (int32_t)sum;
+}
+
+static void define(const problem *p, int32_t *out) {
+    const tn_conv_args *a = &p->a;
+    int64_t all = a->groups * a->filters, plane = a->places[0] * a->places[1];
+    for (int64_t n = 0; n < a->images * all * plane; n++)
+        out[n] = place_of(p, n / plane / all, n / plane % all, n % plane / a->places[1], n % a->places[1]);
+}
+
+static void run_once(const problem *p, int threads, const void *packed, const int32_t *want, int64_t count) {
+    tn_conv_args a = p->a;
+    size_t room = tn_conv_bytes_workspace(&a, threads);
+    int32_t *out = tn_mem_alloc((size_t)(count + 2 * MARKS) * sizeof *out);
+    a.workspace = tn_mem_alloc(room);
+    assert_true(out && a.workspace);
+    for (int64_t i = 0; i < count + 2 * MARKS; i++)
+        out[i] = MARK;
+    memset(a.workspace, 0xff, room);
+    a.packed = packed;
+    a.out = (float *)(void *)(out + MARKS);
+    tn_conv_bytes(&a, p->outside);
+    for (int64_t i = 0; i < count + 2 * MARKS; i++) {
+        int32_t wanted = i < MARKS || i >= MARKS + count ? MARK : want[i - MARKS];
+        if (out[i] == wanted) continue;
+        fail_msg("%lld images, %lld groups of %lld channels and %lld filters, %lld×%lld seen by %lld×%lld at %lld×%lld: "
+                 "element %lld is %d, not %d",
+                 (long long)a.images, (long long)a.groups, (long long)a.channels, (long long)a.filters,
+                 (long long)a.size[0], (long long)a.size[1], (long long)a.kernel[0], (long long)a.kernel[1],
+                 (long long)a.places[0], (long long)a.places[1], (long long)i - MARKS, out[i], wanted);
+    }
+    tn_mem_free(a.workspace);
+    tn_mem_free(out);
+}
+
+/* How many instruction sets have a kernel for it. */
+static int check_everywhere(problem *p) {
+    tn_conv_args *a = &p->a;
+    int kernels = 0;
+    int64_t count = a->images * a->groups * a->filters * a->places[0] * a->places[1];
+    int32_t *want = tn_mem_alloc((size_t)count * sizeof *want);
+    assert_non_null(want);
+    define(p, want);
+    for (int isa = TN_ISA_BASE; isa < TN_ISA_COUNT; isa++) {
+        if (!tn_gemm_use((tn_isa)isa) || !tn_conv_bytes_fits(a)) continue;
+        kernels++;
+        for (int threads = 1; threads <= MAX_THREADS; threads++) {
+            assert_ok(tn_threads_set(threads));
+            void *packed = tn_mem_alloc(tn_conv_bytes_packed_bytes(a));
+            assert_non_null(packed);
+            tn_conv_bytes_pack(a, packed);
+            run_once(p, threads, threads == 2 ? NULL : packed, want, count);
+            tn_mem_free(packed);
+        }
+    }
+    tn_mem_free(want);
+    return kernels;
+}
+
+static int check_problem(problem *p, bool plain) {
+    tn_conv_args *a = &p->a;
+    p->x = random_bytes((int64_t[]){a->images, a->groups * a->channels, a->size[0], a->size[1]}, plain);
+    p->weight = random_bytes((int64_t[]){a->groups * a->filters, a->channels, a->kernel[0], a->kernel[1]}, plain);
+    a->x = (const float *)(const void *)at(&p->x, 0, 0, 0, 0);
+    a->weight = (const float *)(const void *)at(&p->weight, 0, 0, 0, 0);
+    memcpy(a->x_stride, p->x.stride, sizeof a->x_stride);
+    memcpy(a->weight_stride, p->weight.stride, sizeof a->weight_stride);
+    a->weight_group = a->filters * a->weight_stride[0];
+    int kernels = check_everywhere(p);
+    tn_mem_free(p->x.memory);
+    tn_mem_free(p->weight.memory);
+    return kernels;
+}
+
+/* Is there an instruction set here that multiplies bytes four at a time? */
+static bool bytes_are_multiplied(void) {
+    bool some = false;
+    for (int isa = TN_ISA_BASE; isa < TN_ISA_COUNT; isa++)
+        some |= tn_gemm_use((tn_isa)isa) && tn_byte_tiles();
+    return some;
+}
+
+static void random_windows_have_the_sums_of_their_definition(void **state) {
+    (void)state;
+    int kernels = 0;
+    for (int n = 0; n < CASES; n++) {
+        problem p = {.outside = (uint8_t)random_below(256)};
+        tn_conv_args *a = &p.a;
+        *a = (tn_conv_args){.images = random_from(1, 3), .groups = random_below(4) ? 1 : 2};
+        a->channels = random_from(1, 70);
+        a->filters = random_below(2) ? random_from(16, 32) : random_from(33, 80);
+        for (int d = 0; d < 2; d++) {
+            a->kernel[d] = random_from(1, 3);
+            a->stride[d] = random_from(1, 2);
+            a->dilation[d] = random_from(1, 2);
+            a->before[d] = random_from(0, 2);
+            a->places[d] = random_from(d ? 4 : 1, 23);
+            int64_t reach = (a->places[d] - 1) * a->stride[d] + (a->kernel[d] - 1) * a->dilation[d] + 1;
+            a->size[d] = tn_max64(reach - a->before[d] - random_below(3) + random_below(4), 1);
+        }
+        kernels += check_problem(&p, n % 3 == 0);
+    }
+    if (!bytes_are_multiplied()) skip();
+    assert_true(kernels > CASES / 2);
+}
+
+/* Sums of several chunks of steps, and the largest numbers there are. */
+static void deep_windows_have_the_sums_of_their_definition(void **state) {
+    (void)state;
+    int kernels = 0;
+    for (int n = 0; n < 3; n++) {
+        problem p = {.outside = 255};
+        p.a = (tn_conv_args){.images = 1, .groups = 1, .channels = 300 + 129 * n, .filters = 32, .size = {5, 9}};
+        for (int d = 0; d < 2; d++) {
+            p.a.kernel[d] = 3;
+            p.a.stride[d] = p.a.dilation[d] = p.a.before[d] = 1;
+            p.a.places[d] = p.a.size[d];
+        }
+        kernels += check_problem(&p, true);
+    }
+    if (!bytes_are_multiplied()) skip();
+    assert_true(kernels > 0);
+}
+
+/* Images and filters of bytes, a byte added a channel, and what lies on it rounded to a byte, as networks do. */
+static void finish(const tn_tensor *x, const tn_tensor *w, const tn_tensor *add, const tn_int_conv2d_options *o,
+                   bool apart, uint8_t *out) {
+    TN_SCOPE {
+        tn_tensor *y = tn_int_conv2d(x, w, o);
+        if (apart) assert_ok(tn_eval(&y, 1));
+        tn_tensor *z = tn_mul_scalar(tn_cast(tn_sub(y, add), TN_F32), 0.003);
+        z = tn_cast(tn_clamp(tn_round(z), 0, 255), TN_U8);
+        assert_ok(tn_read(z, out, (size_t)tn_numel(z)));
+    }
+}
+
+static tn_tensor *tensor_of_bytes(const int64_t *shape, int rank, tn_dtype dtype) {
+    static uint8_t numbers[1 << 17];
+    int64_t count = 1;
+    for (int d = 0; d < rank; d++)
+        count *= shape[d];
+    assert_true(count <= (int64_t)sizeof numbers);
+    for (int64_t i = 0; i < count; i++)
+        numbers[i] = (uint8_t)random_below(256);
+    return tn_from_data(numbers, shape, rank, dtype);
+}
+
+static void what_is_joined_is_what_is_not(void **state) {
+    (void)state;
+    enum { MOST = 1 << 16 };
+    static uint8_t joined[MOST], apart[MOST];
+    bool kernel = bytes_are_multiplied();
+    for (int n = 0; n < 8; n++)
+        for (int threads = 1; threads <= 2; threads++)
+            TN_SCOPE {
+                tn_int_conv2d_options o = {.struct_size = sizeof o, .padding = {1, 1, n % 2, 1}, .outside = 31 * n};
+                o.stride[0] = o.stride[1] = 1 + n / 4;
+                o.groups = 1 + n % 3 / 2;
+                assert_ok(tn_threads_set(threads));
+                tn_tensor *x = tensor_of_bytes(TN_DIMS(2, 40, 19, 15 + n), TN_U8);
+                tn_tensor *w = tensor_of_bytes(TN_DIMS(64, 40 / o.groups, 3, 3), TN_I8);
+                tn_tensor *add = tn_cast(tensor_of_bytes(TN_DIMS(64, 1, 1), TN_I8), TN_I32);
+                assert_ok(tn_eval(&add, 1));
+                finish(x, w, add, &o, false, joined);
+                char *text = tn_explain_last();
+                assert_true(!kernel || (text && strstr(text, "int_conv2d+")));
+                tn_text_free(text);
+                finish(x, w, add, &o, true, apart);
+                tn_tensor *y = tn_int_conv2d(x, w, &o);
+                assert_true(tn_numel(y) <= MOST);
+                assert_memory_equal(joined, apart, (size_t)tn_numel(y));
+            }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_is_joined_is_what_is_not),
+        cmocka_unit_test(random_windows_have_the_sums_of_their_definition),
+        cmocka_unit_test(deep_windows_have_the_sums_of_their_definition),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
