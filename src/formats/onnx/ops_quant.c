@@ -210,18 +210,40 @@ static tn_tensor *product(const onnx_call *c, int a_in, int b_in, int a_zero, in
 
 static tn_status matmul_integer(onnx_call *c) { return onnx_put(c, 0, product(c, 0, 1, 2, 3)); }
 
+/* The inputs of QLinearConv and QLinearMatMul that are not bytes, or say what these are in the result. */
+enum { A_SCALE = 1, B_SCALE = 4, Y_SCALE = 6, Y_ZERO = 7 };
+
+/* The operands' scales by the result's, of constants by the host, in f32 as they would be: else each element divided.
+ * NULL: it is for the device. */
+static tn_tensor *constant_ratio(const onnx_call *c, const tn_tensor *b_scale) {
+    double a, y, *b = NULL;
+    int64_t count = tn_numel(b_scale), found;
+    if (c->in[A_SCALE]->fixed != ONNX_CONSTANT || c->in[B_SCALE]->fixed != ONNX_CONSTANT) return NULL;
+    if (c->in[Y_SCALE]->fixed != ONNX_CONSTANT || tn_status_of(b_scale) != TN_OK) return NULL;
+    if (tn_numel(onnx_in(c, A_SCALE)) != 1 || tn_numel(onnx_in(c, Y_SCALE)) != 1) return NULL;
+    if (onnx_read_float(c, A_SCALE, 1, &a) != TN_OK || onnx_read_float(c, Y_SCALE, 1, &y) != TN_OK) return NULL;
+    if (onnx_read_floats(c, B_SCALE, &b, &found, count) != TN_OK || found != count) return tn_mem_free(b), NULL;
+    for (int64_t i = 0; i < count; i++)
+        b[i] = (float)a * (float)b[i] / (float)y;
+    tn_tensor *ratio = onnx_from_doubles(b, tn_shape(b_scale), tn_rank(b_scale), TN_F32);
+    tn_mem_free(b);
+    return ratio;
+}
+
 /* Sums as numbers of the output's scale; the scales of the operands broadcast to the sums. */
-static tn_status put_quantized(onnx_call *c, tn_tensor *sums, const tn_tensor *a_scale, const tn_tensor *b_scale,
-                               int scale, int zero) {
-    tn_tensor *ratio =
-        tn_div(tn_mul(tn_cast(a_scale, TN_F32), tn_cast(b_scale, TN_F32)), tn_cast(onnx_in(c, scale), TN_F32));
+static tn_status put_quantized(onnx_call *c, tn_tensor *sums, const tn_tensor *a_scale, const tn_tensor *b_scale) {
+    tn_tensor *ratio = constant_ratio(c, b_scale);
+    if (!ratio)
+        ratio =
+            tn_div(tn_mul(tn_cast(a_scale, TN_F32), tn_cast(b_scale, TN_F32)), tn_cast(onnx_in(c, Y_SCALE), TN_F32));
     tn_tensor *y = tn_mul(tn_cast(sums, TN_F32), ratio);
-    return onnx_put_typed(c, 0, onnx_rounded(c, y, onnx_in(c, zero), onnx_in_type(c, zero)), onnx_in_type(c, zero));
+    onnx_type type = onnx_in_type(c, Y_ZERO);
+    return onnx_put_typed(c, 0, onnx_rounded(c, y, onnx_in(c, Y_ZERO), type), type);
 }
 
 static tn_status matmul_linear(onnx_call *c) {
     tn_tensor *sums = product(c, 0, 3, 2, 5);
-    return put_quantized(c, sums, of_lines(onnx_in(c, 1), true), of_lines(onnx_in(c, 4), false), 6, 7);
+    return put_quantized(c, sums, of_lines(onnx_in(c, A_SCALE), true), of_lines(onnx_in(c, B_SCALE), false));
 }
 
 /* ---- convolutions ------------------------------------------------------------------------------------------------ */
@@ -420,7 +442,8 @@ static tn_status conv_linear(onnx_call *c) {
     TRY(convolve(c, 0, 2, 3, 5, &sums));
     int rank = tn_rank(onnx_in(c, 0));
     if (onnx_has(c, 8)) sums = tn_add(sums, onnx_per_channel(onnx_in(c, 8), rank));
-    return put_quantized(c, sums, tn_reshape(onnx_in(c, 1), NULL, 0), onnx_per_channel(onnx_in(c, 4), rank), 6, 7);
+    const tn_tensor *a_scale = tn_reshape(onnx_in(c, A_SCALE), NULL, 0);
+    return put_quantized(c, sums, a_scale, onnx_per_channel(onnx_in(c, B_SCALE), rank));
 }
 
 const onnx_op_row onnx_quant_ops[] = {{"ConvInteger", 10, .run = conv_integer},

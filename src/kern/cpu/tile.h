@@ -29,6 +29,8 @@ enum { TILE_ROWS = 8, WIDE_1 = 4, WIDE_2 = 4, WIDE_3 = 2, WIDE_4 = 2 };
 #define EDGE_HEIGHTS(X) X(1) X(2) X(4)
 #define EDGE_SPLITS(X) \
     TILE_SPLITS_TO_7(X) X(8, 4, 4) X(9, 8, 1) X(10, 8, 2) X(11, 8, 3) X(12, 8, 4) X(13, 8, 5) X(14, 8, 6)
+#define TURNED_HEIGHTS(X) X(1) X(2) X(4) X(5) X(7) X(8) X(10) X(13) X(14)
+#define TURNED_SPLITS(X) X(3, 2, 1) X(6, 4, 2) X(9, 5, 4) X(11, 7, 4) X(12, 7, 5)
 enum { TILE_ROWS = 14, WIDE_1 = 4, WIDE_2 = 2, WIDE_3 = 1, WIDE_4 = 1 };
 #elif defined(__AVX512F__)
 #define TILE_HEIGHTS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(10) X(12) X(14)
