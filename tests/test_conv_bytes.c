@@ -2,9 +2,9 @@
  * processor and thread count.
  *
  * Loops spell out the sums; the kernels of every instruction set that this processor has follow, on one, two and three
- * threads, with filters packed before and at the run. Results lie between marks; workspace and images have exactly their
- * sizes, so that the address sanitizer sees each step beyond. A processor without dot products of bytes has no kernel:
- * there the operation's composition is all that is looked at. */
+ * threads, with filters packed before and at the run. Results lie between marks; workspace and images have exactly
+ * their sizes, so that the address sanitizer sees each step beyond. A processor without dot products of bytes has no
+ * kernel: there the operation's composition is all that is looked at. */
 #include "test_support.h"
 
 #include "kern/conv.h"
@@ -98,11 +98,12 @@ static void run_once(const problem *p, int threads, const void *packed, const in
     for (int64_t i = 0; i < count + 2 * MARKS; i++) {
         int32_t wanted = i < MARKS || i >= MARKS + count ? MARK : want[i - MARKS];
         if (out[i] == wanted) continue;
-        fail_msg("%lld images, %lld groups of %lld channels and %lld filters, %lld×%lld seen by %lld×%lld at %lld×%lld: "
-                 "element %lld is %d, not %d",
-                 (long long)a.images, (long long)a.groups, (long long)a.channels, (long long)a.filters,
-                 (long long)a.size[0], (long long)a.size[1], (long long)a.kernel[0], (long long)a.kernel[1],
-                 (long long)a.places[0], (long long)a.places[1], (long long)i - MARKS, out[i], wanted);
+        fail_msg(
+            "%lld images, %lld groups of %lld channels and %lld filters, %lld×%lld seen by %lld×%lld at %lld×%lld: "
+            "element %lld is %d, not %d",
+            (long long)a.images, (long long)a.groups, (long long)a.channels, (long long)a.filters, (long long)a.size[0],
+            (long long)a.size[1], (long long)a.kernel[0], (long long)a.kernel[1], (long long)a.places[0],
+            (long long)a.places[1], (long long)i - MARKS, out[i], wanted);
     }
     tn_mem_free(a.workspace);
     tn_mem_free(out);

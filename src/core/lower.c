@@ -220,7 +220,7 @@ static kir_aff block_place(void) {
     return index;
 }
 
-/* The accumulated block of a product, at the joint: whole numbers, or f32 before it is rounded to the product's dtype. */
+/* The accumulated block of a product, at the joint: whole numbers, or f32 before that is rounded to its dtype. */
 static kir_val load_block(tn_lower *lw, tn_lowering *w) {
     tn_group *group = w->group;
     bool whole = w->g->values[group->lead].node->dtype == TN_I32;

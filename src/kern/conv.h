@@ -35,7 +35,7 @@ typedef struct tn_conv_args {
     tn_joint joint;
     int64_t pool[2]; /* rows, columns: of what the joint writes back to the block the greatest of each window; or 0 */
     bool edged;      /* zeros lie around x wherever windows reach over it */
-    bool quads;      /* what stands for numbers are four bytes each, of x without a sign, of the weight with one; y: i32 */
+    bool quads;      /* a number is four bytes, of x without a sign, of the weight with one; results are i32 */
     float *out;      /* contiguous but for its edge; where a joint's result goes, or NULL; what is pooled */
     tn_conv_edge edge;
     void *workspace; /* 64-byte aligned */

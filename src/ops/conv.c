@@ -406,11 +406,11 @@ static tn_status infer_int_conv2d(tn_infer *c) {
     for (int a = 0; a < 2; a++) {
         int64_t size = x->shape[2 + a], room = size + pads[a] + pads[2 + a] - tn_window_reach(&w, a);
         if (pads[a] < 0 || pads[2 + a] < 0 || room < 0)
-            return tn_fail(TN_ERR_SHAPE,
-                           "int_conv2d: a window that reaches over %lld does not fit an extent of %lld with %lld before "
-                           "and %lld behind it",
-                           (long long)tn_window_reach(&w, a), (long long)size, (long long)pads[a],
-                           (long long)pads[2 + a]);
+            return tn_fail(
+                TN_ERR_SHAPE,
+                "int_conv2d: a window that reaches over %lld does not fit an extent of %lld with %lld before "
+                "and %lld behind it",
+                (long long)tn_window_reach(&w, a), (long long)size, (long long)pads[a], (long long)pads[2 + a]);
         places[a] = room / w.stride[a] + 1;
     }
     tn_images_infer(c, 2, weight->shape[0], places);
@@ -448,9 +448,9 @@ static void reference_int_conv2d(const tn_reference *r) {
 }
 
 /* int_conv2d(x, weight, stride, padding, dilation, groups, outside): cross-correlation of bytes, in i32: exact, modulo
- * 2^32. Images [batch, channels, height, width] and filters [out, channels / groups, kernel height, kernel width] are i8
- * or u8, each their own; padding is rows above, columns before, rows below, columns behind, each of them `outside` (a
- * zero point). Processors that add up four products of bytes at once take u8 images and i8 filters fastest. */
+ * 2^32. Images [batch, channels, height, width] and filters [out, channels / groups, kernel height, kernel width] are
+ * i8 or u8, each their own; padding is rows above, columns before, rows below, columns behind, each of them `outside`
+ * (a zero point). Processors that add up four products of bytes at once take u8 images and i8 filters fastest. */
 const tn_op_impl tn_impl_int_conv2d = {
     .class_ = TN_NATIVE,
     .infer = infer_int_conv2d,

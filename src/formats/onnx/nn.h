@@ -41,8 +41,8 @@ tn_status onnx_ints_of(const onnx_call *c, const char *name, int count, int64_t 
 tn_tensor *onnx_convolve(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias, const onnx_window *w,
                          int64_t groups);
 
-/* x, already divided by its scale, as numbers of `to`: rounded to the nearest whole number, moved by the zero point (NULL:
- * none), saturated; or the nearest number of a small float type. */
+/* x, already divided by its scale, as numbers of `to`: rounded to the nearest whole number, moved by the zero point
+ * (NULL: none), saturated; or the nearest number of a small float type. */
 tn_tensor *onnx_rounded(const onnx_call *c, const tn_tensor *x, const tn_tensor *zero, onnx_type to);
 
 tn_status onnx_conv(onnx_call *c);

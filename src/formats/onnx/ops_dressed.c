@@ -109,8 +109,9 @@ static tn_status dequantized(const onnx_call *c, int i, tn_tensor **x) {
     return standard(&d, "DequantizeLinear", OPSET, x);
 }
 
-/* y as numbers of the scale in input i and the zero point behind it; without one it is 0, of operand's type. One scale is
- * multiplied by as its reciprocal, as ONNX Runtime does it for products and sums: dividing takes longer than all else. */
+/* y as numbers of the scale in input i and the zero point behind it; without one it is 0, of operand's type. y is
+ * multiplied by the reciprocal of a single scale, as ONNX Runtime does it for products and sums: dividing takes longer
+ * than all else. */
 static tn_status put_quantized(onnx_call *c, tn_tensor *y, int i, int operand) {
     dressed d = {.c = c};
     onnx_type type = onnx_in_type(c, onnx_has(c, i + 1) ? i + 1 : operand);

@@ -390,7 +390,8 @@ static tn_tensor *convolve_as_bytes(const onnx_call *c, int x_in, int w_in, int6
     }
     o.outside = zero;
     bool lines = w->axes == 1;
-    tn_tensor *y = lines ? tn_int_conv2d(tn_unsqueeze(x, 2), tn_unsqueeze(weight, 2), &o) : tn_int_conv2d(x, weight, &o);
+    tn_tensor *y =
+        lines ? tn_int_conv2d(tn_unsqueeze(x, 2), tn_unsqueeze(weight, 2), &o) : tn_int_conv2d(x, weight, &o);
     if (zero != 0) {
         const tn_tensor *sums = onnx_derived(c, w_in, ONNX_FILTER_SUMS, filter_sums);
         y = tn_sub(y, tn_mul_scalar(tn_reshape(sums, (int64_t[]){tn_numel(sums), 1, 1}, 3), (double)zero));
