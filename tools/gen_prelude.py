@@ -1,10 +1,14 @@
-"""gen_prelude.py [--check] — writes src/kir/render_prelude.h: the functions of kir_math.h as text for other languages.
+"""gen_prelude.py [--check] — writes src/kir/render_prelude.h: the functions of kir_math.h as text for other languages,
+and the texts of src/kir/texts.
 
 Rendered kernels call the same functions as the interpreter, so there is one definition: this transcribes it. Macros
 that define functions are expanded; what every language spells its own way (types, fma, bit casts, infinities) becomes a
 word behind a dollar sign, for which each dialect has a spelling (render_dialects.c). Functions stand in an order in
 which each needs only earlier ones, with the numbers of those it needs; only what a kernel uses, directly or through
 others, is put into its source.
+
+What a language has to itself stands in src/kir/texts as its own text: comments are left out, and a file that is
+included is put in.
 
 Texts are packed, which leaves two fifths of them in the library: a byte from 128 on stands for two others, the most
 frequent pair of all that was left when it was chosen. A comment shows each text as it will be.
@@ -21,7 +25,12 @@ import textwrap
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MATH = ROOT / "src/kir/kir_math.h"
 TABLES = ROOT / "src/kir/tables.c"
+TEXTS = ROOT / "src/kir/texts"
 OUT = ROOT / "src/kir/render_prelude.h"
+
+# The texts' names in C.
+TEXT_FILES = {"kir_matrix_cuda": "matrix.cu", "kir_wide_cuda": "wide.cu", "kir_matrix_hip": "matrix.hip",
+              "kir_matrix_msl": "matrix.metal", "kir_fused_wgsl": "fused.wgsl"}
 
 FIRST_CODE = 128  # all letters of the texts are below
 JOINT = "\x01"  # stands for ## while parameters are replaced: no letter of any name
@@ -222,6 +231,26 @@ def packed(texts):
     return texts, pairs
 
 
+def pairs_in_c(name, pairs):
+    letters = ", ".join(f"{{{a},_{b}}}" for a, b in pairs)  # one is not cut at the end of a line
+    letters = textwrap.fill(letters, 120, initial_indent="    ", subsequent_indent="    ").replace("_", " ")
+    return f"static const unsigned char {name}[{len(pairs)}][2] = {{\n{letters}}};\n\n"
+
+
+def text_of(name):
+    text = re.sub(r"/\*.*?\*/\n?", "", (TEXTS / name).read_text(encoding="utf-8"), flags=re.DOTALL)
+    return re.sub(r'#include "([^"]*)"\n', lambda match: text_of(match.group(1)), text)
+
+
+def own_texts():
+    """Each text of a file in C, behind the pairs of all of them."""
+    codes, pairs = packed([text_of(file) for file in TEXT_FILES.values()])
+    body = pairs_in_c("TEXT_PAIRS", pairs)
+    for (name, file), code in zip(TEXT_FILES.items(), codes):
+        body += f"/* texts/{file} */\nconst char {name}[] =\n     {as_c_string(code)};\n"
+    return body
+
+
 def as_letter(byte):
     if byte >= FIRST_CODE:
         return f"\\{byte:03o}"
@@ -257,7 +286,8 @@ def generate():
  *
  * $words are spelled by the dialect. `needs`: the numbers of the rows that this one calls, counted from 1; the first
  * {len(TABLE_NAMES)} numbers are tables, which the renderer prints itself. `text` is packed: a byte from PRELUDE_CODES on stands for the
- * two letters, or such bytes again, of its row in PRELUDE_PAIRS; above each row stands what comes of it. */
+ * two letters, or such bytes again, of its row in PRELUDE_PAIRS; above each row stands what comes of it. So are other
+ * languages' own texts, with TEXT_PAIRS. */
 """
     enum = "enum {\n" + "".join(f"    PRELUDE_{n[4:].upper()} = {number[n]},\n" for n in TABLE_NAMES)
     enum += f"    PRELUDE_TABLES = {len(TABLE_NAMES)},\n    PRELUDE_ROWS = {len(names)},\n"
@@ -270,10 +300,8 @@ typedef struct prelude_row {
 } prelude_row;
 
 """
-    letters = ", ".join(f"{{{a},_{b}}}" for a, b in pairs)  # one is not cut at the end of a line
-    body = f"static const unsigned char PRELUDE_PAIRS[{len(pairs)}][2] = {{\n"
-    body += textwrap.fill(letters, 120, initial_indent="    ", subsequent_indent="    ").replace("_", " ") + "};\n\n"
-    body += "static const prelude_row PRELUDE[PRELUDE_ROWS] = {\n" + "".join(rows) + "};\n"
+    body = pairs_in_c("PRELUDE_PAIRS", pairs)
+    body += "static const prelude_row PRELUDE[PRELUDE_ROWS] = {\n" + "".join(rows) + "};\n\n" + own_texts()
     return head + enum + struct + body
 
 

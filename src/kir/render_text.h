@@ -76,7 +76,7 @@ struct kir_dialect {
     int64_t most_declared;
     const char *brought, *local_brought;
     bool by_address_always; /* the words never come by value */
-    const char *matrices;   /* the functions for matrices and packets (render_matrix.c); NULL: there are none */
+    const char *matrices;   /* the functions for matrices and packets, packed (texts/); NULL: there are none */
     const char *wide;       /* … for wide ones, behind them */
     bool short_f32;         /* … and whether `matrices` has fragments of f32 (tf32) */
     unsigned legal;         /* what programs must be rid of first (legal.h); they then need no prelude */
@@ -108,6 +108,8 @@ typedef struct render {
 /* Adds the text made from the format, words spelled. */
 void kir_render_put(render *r, const char *format, ...) TN_PRINTF(2, 3);
 void kir_render_words(render *r, const char *text);
+/* The same of a packed text of src/kir/texts. */
+void kir_render_packed(render *r, const char *packed);
 /* Begins a line. */
 void kir_render_indent(render *r);
 /* A statement of its own line. */
@@ -139,7 +141,7 @@ void kir_render_combine(render *r, kir_reduce kind, kir_type t, const char *acc,
 void kir_render_index(render *r, const kir_ins *in);
 /* One of the instructions that only groups have: MATRIX … WAIT (render_matrix.c). */
 void kir_render_matrix(render *r, int i);
-extern const char kir_matrix_cuda[], kir_wide_cuda[], kir_matrix_hip[], kir_matrix_msl[];
+extern const char kir_matrix_cuda[], kir_wide_cuda[], kir_matrix_hip[], kir_matrix_msl[], kir_fused_wgsl[];
 
 /* Writes the statements of instructions begin … end-1 (render_c.c), and of the loop that begins at `loop`, up to its
  * END, whose number it returns (render_loop.c). */

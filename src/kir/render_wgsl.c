@@ -133,61 +133,6 @@ static const char FUNCTIONS[] =
     "    return select(u >> 16u | 64u, (u + 0x7fffu + (u >> 16u & 1u)) >> 16u, is_number(x));\n"
     "}\n";
 
-/* a · b + c rounded once, where the device's fma() may be a product and a sum. A pair of words, x high and y low, holds
- * each addend: 62 bits, of which bits that were shifted out leave a 1 at the end. */
-static const char FUSED[] =
-    "fn shift_down(v: vec2<u32>, n: i32) -> vec2<u32> {\n"
-    "    if (n == 0) { return v; }\n"
-    "    if (n > 63) { return vec2<u32>(0u, 1u); }\n"
-    "    if (n == 32) { return vec2<u32>(0u, v.x | u32(v.y != 0u)); }\n"
-    "    let s = u32(n & 31);\n"
-    "    if (n > 32) { return vec2<u32>(0u, v.x >> s | u32((v.x << (32u - s) | v.y) != 0u)); }\n"
-    "    return vec2<u32>(v.x >> s, v.x << (32u - s) | v.y >> s | u32(v.y << (32u - s) != 0u));\n"
-    "}\n"
-    "fn mantissa(bits: u32) -> vec2<u32> {\n" /* 24 bits, and their exponent plus 256 */
-    "    let e = bits >> 23u & 255u;\n"
-    "    let m = bits & 0x7fffffu;\n"
-    "    if (e != 0u) { return vec2<u32>(m | 0x800000u, e + 256u); }\n"
-    "    let up = countLeadingZeros(m) - 8u;\n"
-    "    return vec2<u32>(m << up, 257u - up);\n"
-    "}\n"
-    "fn fused(a: f32, b: f32, c: f32) -> f32 {\n"
-    "    let u = bitcast<vec3<u32>>(vec3<f32>(a, b, c));\n"
-    "    let size = u & vec3<u32>(0x7fffffffu);\n"
-    "    if (size.z == 0x7f800000u && max(size.x, size.y) < 0x7f800000u) { return c; }\n" /* a · b may overflow */
-    "    if (any(size >= vec3<u32>(0x7f800000u)) || size.x == 0u || size.y == 0u) { return a * b + c; }\n"
-    "    if (size.z == 0u) { return a * b; }\n"
-    "    let p = mantissa(u.x);\n"
-    "    let q = mantissa(u.y);\n"
-    "    let r = mantissa(u.z);\n"
-    "    let low = (p.x & 0xfffu) * (q.x & 0xfffu);\n"
-    "    let middle = (p.x >> 12u) * (q.x & 0xfffu) + (p.x & 0xfffu) * (q.x >> 12u) + (low >> 12u);\n"
-    "    let high = (p.x >> 12u) * (q.x >> 12u) + (middle >> 12u);\n"
-    "    let tail = (middle & 0xfffu) << 12u | (low & 0xfffu);\n" /* the product is high · 2^24 + tail */
-    "    var x = vec2<u32>(high << 6u | tail >> 18u, tail << 14u);\n"
-    "    var y = vec2<u32>(r.x << 6u, 0u);\n"
-    "    let ahead = i32(p.y + q.y) - i32(r.y) - 382;\n" /* of the product's exponent */
-    "    var e = i32(r.y) - 256;\n"
-    "    if (ahead > 0) { y = shift_down(y, ahead); e += ahead; } else { x = shift_down(x, -ahead); }\n"
-    "    var sign = u.z & 0x80000000u;\n"
-    "    var sum = vec2<u32>(x.x + y.x + u32(x.y + y.y < x.y), x.y + y.y);\n"
-    "    if (((u.x ^ u.y ^ u.z) & 0x80000000u) != 0u) {\n"
-    "        if (x.x > y.x || (x.x == y.x && x.y > y.y)) { sign ^= 0x80000000u; let t = x; x = y; y = t; }\n"
-    "        sum = vec2<u32>(y.x - x.x - u32(y.y < x.y), y.y - x.y);\n"
-    "    }\n"
-    "    if (sum.x == 0u && sum.y == 0u) { return 0.0f; }\n"
-    "    if (sum.x == 0u) { sum = vec2<u32>(sum.y, 0u); e -= 32; }\n"
-    "    let up = countLeadingZeros(sum.x);\n"
-    "    if (up != 0u) { sum = vec2<u32>(sum.x << up | sum.y >> (32u - up), sum.y << up); }\n"
-    "    e += 2 - i32(up);\n"
-    "    if (e >= 255) { return bitcast<f32>(sign | 0x7f800000u); }\n"
-    "    if (e < 1) { sum = shift_down(sum, 1 - e); e = 1; }\n"
-    "    let m = sum.x >> 8u;\n"
-    "    let rest = (sum.x & 255u) << 1u | u32(sum.y != 0u);\n"
-    "    let bits = (u32(e - 1) << 23u) + m + u32(rest > 256u || (rest == 256u && (m & 1u) != 0u));\n"
-    "    return bitcast<f32>(sign | bits);\n"
-    "}\n";
-
 /* Changes nothing, but only a base's high word, which is 0, tells so. */
 static void put_keeper(render *r) {
     r->n = (int)(r->kernel->bases_at / 8);
@@ -200,7 +145,10 @@ static void open_kernel(render *r) {
     put_head(r);
     kir_render_words(r, FUNCTIONS);
     bool rounds_once = r->t->features & TN_WGSL_FUSED;
-    kir_render_words(r, rounds_once ? "fn fused(a: f32, b: f32, c: f32) -> f32 { return fma(a, b, c); }\n" : FUSED);
+    if (rounds_once)
+        kir_render_words(r, "fn fused(a: f32, b: f32, c: f32) -> f32 { return fma(a, b, c); }\n");
+    else
+        kir_render_packed(r, kir_fused_wgsl);
     put_keeper(r);
     put_memory(r);
     kir_render_words(r, "var<workgroup> same: i32;\n"
