@@ -498,12 +498,15 @@ static kir_block turned(const kir_block *k) {
             rest_##u(d, s, k, rows, columns);                                                                     \
         } else if (rows == SQUARE && columns == SQUARE) {                                                         \
             turn_16((uint32_t *)(void *)d, k->d_outer, (const uint32_t *)(const void *)s, k->s_inner);            \
-        } else if (rows >= SIDE && columns >= SIDE) {                                                             \
-            turn_8((uint32_t *)(void *)d, k->d_outer, (const uint32_t *)(const void *)s, k->s_inner);             \
-            square_##u(d + SIDE, s + SIDE * k->s_inner, k, SIDE, columns - SIDE);                                 \
-            square_##u(d + SIDE * k->d_outer, s + SIDE, k, rows - SIDE, columns);                                 \
         } else {                                                                                                  \
-            rest_##u(d, s, k, rows, columns);                                                                     \
+            int64_t down = rows / SIDE * SIDE, along = columns / SIDE * SIDE;                                     \
+            for (int64_t i = 0; i < down; i += SIDE) {                                                            \
+                for (int64_t j = 0; j < along; j += SIDE)                                                         \
+                    turn_8((uint32_t *)(void *)(d + i * k->d_outer + j), k->d_outer,                              \
+                           (const uint32_t *)(const void *)(s + j * k->s_inner + i), k->s_inner);                 \
+            }                                                                                                     \
+            rest_##u(d + along, s + along * k->s_inner, k, rows, columns - along);                                \
+            rest_##u(d + down * k->d_outer, s + down, k, rows - down, along);                                     \
         }                                                                                                         \
     }                                                                                                             \
     static void across_##u(const kir_block *k) {                                                                  \

@@ -67,13 +67,27 @@ static void clear_lanes(const kir_frame *f, const strip *s, int64_t used) {
     f->simd->copy[kir_log2(kir_type_size((kir_type)reduce->operand))](&block);
 }
 
-/* Rows that follow each other without a gap are combined with all lanes at once, as these follow each other too. */
-static void feed_block(strip *s, int64_t rows) {
-    int64_t together = s->row == (int64_t)s->line ? KIR_LANES : 1;
-    for (int64_t r = 0; r < rows; r += together, s->x += together * s->row) {
+/* Rows [r, end), `together` of them at once, join their lanes. */
+static void feed_rows(const strip *s, int64_t r, int64_t end, int64_t together) {
+    for (; r < end; r += together) {
         char *lane = s->lanes + (size_t)(r % KIR_LANES) * s->line;
-        s->combine(lane, lane, s->x, NULL, tn_min64(together, rows - r) * s->columns);
+        s->combine(lane, lane, s->x + r * s->row, NULL, tn_min64(together, end - r) * s->columns);
     }
+}
+
+/* Rows that follow each other without a gap are combined with several lanes at once, as these follow each other too: as
+ * many as stay in the first cache while the rows pass by. */
+static void feed_block(strip *s, int64_t rows) {
+    enum { NEAR = 8 << 10 }; /* bytes of lanes */
+    bool gapless = s->row == (int64_t)s->line;
+    int64_t group = KIR_LANES;
+    while (gapless && group > 1 && group * s->row > NEAR)
+        group /= 2;
+    for (int64_t first = 0; first < KIR_LANES; first += group) {
+        for (int64_t r = first; r < rows; r += KIR_LANES)
+            feed_rows(s, r, tn_min64(r + group, rows), gapless ? group : 1);
+    }
+    s->x += rows * s->row;
 }
 
 static void fold_lanes(const strip *s, int64_t used) {
