@@ -161,11 +161,18 @@ static void pack_a_rows(const gemm *g, part *p, const int64_t *batch, box at, in
     g->with->pack(&rows);
 }
 
+/* Rows left → rows of the next tile. A last one that takes several panels at once is worth a full one before it. */
+static int64_t next_height(const gemm *g, int64_t left) {
+    const int64_t full = g->with->rows;
+    bool wide = left == full + WIDE_HEIGHT && g->with->wide_panels[WIDE_HEIGHT] > 1;
+    return wide ? full : tile_height(left, full);
+}
+
 /* A block of at most CHUNK steps: the tile that starts at row i lies at i · steps, its rows side by side. Memory is
  * packed for all full tiles at once, as rows of A may lie side by side; a joint fills memory for one tile. */
 static void pack_a(const gemm *g, part *p, const int64_t *batch, box at, real *to) {
     for (int64_t i = 0, rows = 0; i < at.rows; i += rows) {
-        const int64_t full = g->with->rows, height = tile_height(at.rows - i, full);
+        const int64_t full = g->with->rows, height = next_height(g, at.rows - i);
         rows = height;
         if (height == full && !g->args.a.joint.vm) rows = tn_max64((at.rows - i) / full - 1, 1) * full;
         pack_a_rows(g, p, batch, (box){at.row + i, rows, at.col, at.cols}, height, to + i * at.cols);
@@ -226,13 +233,13 @@ static void run_tile(const gemm *g, tile_fn *run, const tile *t, int64_t height,
 }
 
 /* Few rows: tiles several panels wide. Returns the columns done; what is left is narrower than such a tile. */
-static int64_t multiply_wide(const gemm *g, tile t, int64_t rows, int64_t columns) {
+static int64_t multiply_wide(const gemm *g, tile *t, int64_t rows, int64_t columns) {
     int64_t panels = g->with->wide_panels[rows], width = panels * g->panel, j = 0;
     for (; j + width <= columns; j += width) {
-        run_tile(g, g->with->wide[rows], &t, rows, width);
-        t.b += panels * t.b_panel;
-        t.c += width;
-        t.column += width;
+        run_tile(g, g->with->wide[rows], t, rows, width);
+        t->b += panels * t->b_panel;
+        t->c += width;
+        t->column += width;
     }
     return j;
 }
@@ -268,41 +275,37 @@ static void multiply_edge(const gemm *g, tile t, int64_t height, int64_t columns
     }
 }
 
+/* A row of tiles; `next` is the row of A behind it. */
+static void multiply_rows(const gemm *g, const a_block *a, int64_t k, tile t, int64_t height, int64_t next,
+                          int64_t columns) {
+    const int64_t panel = g->panel, share = tn_ceil_div(g->with->rows, tn_max64(columns >> g->panel_shift, 1));
+    const real *c = t.c;
+    real copy[ENDS ? COPY_ROWS * TILE_COPY : 1] __attribute__((aligned(64)));
+    int64_t j = height <= WIDE_HEIGHT ? multiply_wide(g, &t, height, columns) : 0;
+    copy_first(g, &t, a, height, columns, copy);
+    bool itself = ends_itself(g, &t, height);
+    for (int64_t begin = 0; j + panel <= columns; j += panel, begin += share) {
+        look_ahead(g, &t, a, next, k, begin, share);
+        t.c_next = j + 2 * panel <= columns ? t.c + panel : c + height * t.c_row;
+        if (itself)
+            g->with->full[height](&t);
+        else
+            multiply_and_end(g, g->with->full[height], &t, height, panel);
+        t.from = NULL;
+        t.b += t.b_panel;
+        t.c += panel;
+        t.column += panel;
+    }
+    if (j < columns) multiply_edge(g, t, height, columns - j);
+}
+
 /* A's rows from step k on times the panels that `t` points at. Rows outside: a tile of A stays in the first cache and
  * the panels of B pass by in the second. */
 static void multiply(const gemm *g, const a_block *a, int64_t k, tile t, int64_t rows, int64_t columns) {
-    const int64_t full = g->with->rows, panel = g->panel;
-    int64_t wide = 0, share = tn_ceil_div(full, tn_max64(columns >> g->panel_shift, 1));
-    if (rows <= WIDE_HEIGHT) {
-        aim(&t, a, 0, rows, k);
-        wide = multiply_wide(g, t, rows, columns);
-    }
-    real *c = t.c, copy[ENDS ? COPY_ROWS * TILE_COPY : 1] __attribute__((aligned(64)));
-    const real *b = t.b + (wide >> g->panel_shift) * t.b_panel;
-    const int64_t begin = (wide >> g->panel_shift) * share, row = t.row, column = t.column;
-    for (int64_t i = 0, height = 0; i < rows; i += height) {
-        height = tile_height(rows - i, full);
+    for (int64_t i = 0, height = 0; i < rows; i += height, t.row += height, t.c += height * t.c_row) {
+        height = next_height(g, rows - i);
         aim(&t, a, i, height, k);
-        copy_first(g, &t, a, height, columns - wide, copy);
-        t.b = b;
-        t.c = c + i * t.c_row + wide;
-        t.row = row + i;
-        t.column = column + wide;
-        bool itself = ends_itself(g, &t, height);
-        int64_t j = wide, next = begin;
-        for (; j + panel <= columns; j += panel, next += share) {
-            look_ahead(g, &t, a, i + height, k, next, share);
-            t.c_next = j + 2 * panel <= columns ? t.c + panel : c + (i + height) * t.c_row + wide;
-            if (itself)
-                g->with->full[height](&t);
-            else
-                multiply_and_end(g, g->with->full[height], &t, height, panel);
-            t.from = NULL;
-            t.b += t.b_panel;
-            t.c += panel;
-            t.column += panel;
-        }
-        if (j < columns) multiply_edge(g, t, height, columns - j);
+        multiply_rows(g, a, k, t, height, i + height, columns);
     }
 }
 
