@@ -475,7 +475,7 @@ static void share_out(turned *t, int threads) {
     const int64_t unit = pooled_rows(&t->a), units = tn_ceil_div(t->all_rows, unit);
     int64_t share = t->a.groups % threads == 0 ? 1 : threads;
     t->parts = share > 1 && t->all_rows <= t->rows && t->panels % share == 0 ? t->panels : 1;
-    if (t->parts == 1 && share > 1) {
+    if (t->parts == 1 && share > 1 && t->a.images == 1) {
         int64_t pieces = tn_min64(t->all_rows * t->a.places[1] / PLACES / share, PIECES);
         t->rows = tn_min64(t->rows, tn_ceil_div(units, tn_max64(pieces, 1) * share) * unit);
     }
