@@ -4,8 +4,9 @@
  * blocks, which threads share; for 256 steps of k at a time a block of what is seen is packed into panels (windows.h),
  * and all filters pass over it while it is in the second cache. Packing costs a few loads and stores a step, which all
  * filters share. With a stride of 1 nothing need be packed: places are counted as they lie in the slab, with those
- * between two rows that are none (few, or it is not done), and each step of k is a row of the slab as it is. Filters
- * are packed as tiles, once if they stay as they are.
+ * between two rows that are none (few, or it is not done), and each step of k is a row of the slab as it is. So it is
+ * with any stride where rows are multiplied one by one, for a joint. Filters are packed as tiles, once if they stay as
+ * they are.
  *
  * The weight's gradient: [taps, filters] = seen[taps, places] · yᵀ[places, filters], the places being the long axis.
  * y is packed into panels, 256 places at a time, and what is seen is copied to rows that the tiles read as they are;
