@@ -452,7 +452,7 @@ tn_status tn_native_make(const tn_graph_plan *g, const tn_group *group, tn_nativ
 /* before the first launch: takes what memory it needs */
 tn_status tn_native_prepare(tn_native *n, tn_buffer *const *bound);
 /* The same in two steps: the form it wants, NULL when it wants none; and making it known. */
-tn_status tn_native_form(const tn_native *n, tn_buffer *const *bound, void **form);
+tn_status tn_native_form(tn_native *n, tn_buffer *const *bound, void **form);
 void tn_native_take_form(tn_native *n, void *form);
 void tn_native_run(tn_native *n, void *const *pointers, const kir_dial *dials);
 /* What a product is run with that is in the launch of another one. */

@@ -328,17 +328,36 @@ tn_status tn_native_make(const tn_graph_plan *g, const tn_group *group, tn_nativ
     return row->make(g, group, n, workspace);
 }
 
-tn_status tn_native_prepare(tn_native *n, tn_buffer *const *bound) {
-    return n->form_slot < 0 ? TN_OK : tn_buffer_form(bound[n->form_slot], &n->form, n->formed);
+/* Forms are looked for where another buffer is bound or it was written, and now and then, so that forms.c gives pages of
+ * a file back: a model has hundreds of weights, none of which is in a cache between two tokens. */
+static tn_status find_form(tn_native *n, tn_buffer *const *bound) {
+    enum { BETWEEN = 64 };
+    tn_buffer *b = bound[n->form_slot];
+    if (b == n->form_of && b->version == n->form_version && ++n->form_uses % BETWEEN != 0) return TN_OK;
+    n->form_of = NULL;
+    TRY(tn_buffer_form(b, &n->form, &n->form_found));
+    n->form_of = b;
+    n->form_version = b->version;
+    return TN_OK;
 }
 
-tn_status tn_native_form(const tn_native *n, tn_buffer *const *bound, void **form) {
+tn_status tn_native_prepare(tn_native *n, tn_buffer *const *bound) {
+    if (n->form_slot < 0) return TN_OK;
+    TRY(find_form(n, bound));
+    tn_native_take_form(n, n->form_found);
+    return TN_OK;
+}
+
+tn_status tn_native_form(tn_native *n, tn_buffer *const *bound, void **form) {
     *form = NULL;
-    return n->form_slot < 0 ? TN_OK : tn_buffer_form(bound[n->form_slot], &n->form, form);
+    if (n->form_slot < 0) return TN_OK;
+    TRY(find_form(n, bound));
+    *form = n->form_found;
+    return TN_OK;
 }
 
 void tn_native_take_form(tn_native *n, void *form) {
-    if (n->form_slot >= 0) *n->formed = form;
+    if (n->form_slot >= 0 && *n->formed != form) *n->formed = form;
 }
 
 static void bind_joint(tn_native *n, void *const *pointers, const kir_dial *dials) {

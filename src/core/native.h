@@ -27,6 +27,10 @@ struct tn_native {
     /* the weight that the kernel reads, as it wants it */
     tn_form form;  /* of the buffer bound to form_slot */
     int form_slot; /* -1: none */
+    uint32_t form_uses;
+    const tn_buffer *form_of; /* what was found: in this buffer … */
+    uint64_t form_version;    /* … as it was then */
+    void *form_found;
     void **formed; /* where the kernel looks for it */
     bool packed_valid;
     void *packed_weight;

@@ -13,7 +13,6 @@ typedef struct tn_form_entry {
     tn_form form;
     tn_buffer *result;
     _Atomic uint64_t version; /* of the content it was made of */
-    _Atomic uint32_t asked;   /* times */
     struct tn_form_entry *next;
 } form_entry;
 
@@ -34,19 +33,16 @@ static bool is_current(const form_entry *e, const tn_buffer *b) {
     return e && atomic_load_explicit(&e->version, memory_order_acquire) == b->version;
 }
 
+/* Rows of a weight that are looked up in the file itself (an embedding that is the output matrix too) bring its pages
+ * back one by one: they go again whenever somebody asks for the form anew. */
+static void give_back(const tn_form *form, const tn_buffer *b) {
+    if (form->replaces) tn_map_return_pages(b->address, b->bytes);
+}
+
 static void make_entry(form_entry *e, const tn_buffer *b) {
     e->form.make(&e->form, b->address, e->result->address);
     atomic_store_explicit(&e->version, b->version, memory_order_release);
-    if (e->form.replaces) tn_map_return_pages(b->address, b->bytes);
-}
-
-/* Rows of a weight that are looked up in the file itself (an embedding that is the output matrix too) bring its pages
- * back one by one; now and then they go again. */
-static void tidy(form_entry *e, const tn_buffer *b) {
-    enum { BETWEEN = 64 };
-    if (!e->form.replaces) return;
-    uint32_t asked = atomic_fetch_add_explicit(&e->asked, 1, memory_order_relaxed);
-    if (asked % BETWEEN == BETWEEN - 1) tn_map_return_pages(b->address, b->bytes);
+    give_back(&e->form, b);
 }
 
 /* ---- memory of forms that replace the content -------------------------------------------------------------------- */
@@ -136,7 +132,9 @@ static tn_status add_entry(tn_buffer *b, const tn_form *form, form_entry **out) 
 tn_status tn_buffer_form(tn_buffer *b, const tn_form *form, void **out) {
     form_entry *e = find(b, form);
     tn_status s = TN_OK;
-    if (!is_current(e, b)) {
+    if (is_current(e, b)) {
+        give_back(&e->form, b);
+    } else {
         pthread_mutex_lock(&making);
         (void)tn_buffer_await(b, true); /* the content is to be there, and nobody to read the form as it was */
         e = find(b, form);
@@ -146,7 +144,6 @@ tn_status tn_buffer_form(tn_buffer *b, const tn_form *form, void **out) {
             make_entry(e, b);
         pthread_mutex_unlock(&making);
     }
-    if (e) tidy(e, b);
     *out = e ? e->result->address : NULL;
     return s;
 }

@@ -115,7 +115,8 @@ typedef struct tn_form {
     /* nobody is expected to read the content itself often: its pages may go, if a file has them */
     bool replaces;
 } tn_form;
-/* *out: the form's address, valid as long as b. Host-visible devices. */
+/* *out: the form's address, valid as long as b. Host-visible devices. Whoever asks often keeps it while b has the same
+ * version, and asks now and then: pages of the content that came back then go again. */
 tn_status tn_buffer_form(tn_buffer *b, const tn_form *form, void **out);
 void tn_buffer_drop_forms(tn_buffer *b); /* memory.c calls it when a buffer ends */
 
