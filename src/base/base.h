@@ -224,6 +224,10 @@ void tn_parallel(int64_t n, int64_t grain, tn_parallel_body *body, void *ctx);
  * other programs use too holds nobody up. A body is called several times with one worker, never twice at once. */
 void tn_parallel_shared(int64_t n, int64_t grain, tn_parallel_body *body, void *ctx);
 
+/* By a body: what its thread will read in a later call. While it waits for others it asks for that, line after line, so
+ * that its caches have it by then. Nothing is read: the memory may have gone. */
+void tn_parallel_expect(const void *from, int64_t bytes);
+
 /* ---- JSON (json.c) ----------------------------------------------------------------------------------------------- */
 
 /* The reader is public: json.h. This writer is not. */

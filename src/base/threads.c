@@ -66,6 +66,7 @@ static struct {
 static _Atomic int wanted_threads;     /* 0 = as many as usable */
 static _Thread_local bool inside_body; /* this thread runs a part: a nested call stays on it */
 static _Thread_local int thread_limit; /* 0 = none */
+static _Thread_local const char *expected, *expected_end; /* what this thread reads next, less what it has asked for */
 
 /* ---- size -------------------------------------------------------------------------------------------------------- */
 
@@ -109,6 +110,20 @@ static inline void pause_briefly(void) {
 #endif
 }
 
+void tn_parallel_expect(const void *from, int64_t bytes) {
+    expected = from;
+    expected_end = expected + bytes;
+}
+
+/* To the second cache: few enough that the wait's end is seen at once. */
+static bool ask_for_expected(void) {
+    enum { LINE = 64, LINES = 4 };
+    if (expected >= expected_end) return false;
+    for (int i = 0; i < LINES; i++, expected += LINE)
+        __builtin_prefetch(expected, 0, 2);
+    return true;
+}
+
 /* Spins until *word is at least `value`; false when the time is up. */
 static bool spin_until(_Atomic uint64_t *word, uint64_t value, double seconds) {
     if (atomic_load_explicit(word, memory_order_acquire) >= value) return true;
@@ -117,7 +132,7 @@ static bool spin_until(_Atomic uint64_t *word, uint64_t value, double seconds) {
     do {
         for (int i = 0; i < SPINS_A_LOOK; i++) {
             if (atomic_load_explicit(word, memory_order_acquire) >= value) return true;
-            pause_briefly();
+            if (!ask_for_expected()) pause_briefly();
         }
     } while (tn_now() < deadline);
     return false;

@@ -328,8 +328,8 @@ tn_status tn_native_make(const tn_graph_plan *g, const tn_group *group, tn_nativ
     return row->make(g, group, n, workspace);
 }
 
-/* Forms are looked for where another buffer is bound or it was written, and now and then, so that forms.c gives pages of
- * a file back: a model has hundreds of weights, none of which is in a cache between two tokens. */
+/* Forms are looked for where another buffer is bound or it was written, and now and then, so that forms.c gives pages
+ * of a file back: a model has hundreds of weights, none of which is in a cache between two tokens. */
 static tn_status find_form(tn_native *n, tn_buffer *const *bound) {
     enum { BETWEEN = 64 };
     tn_buffer *b = bound[n->form_slot];

@@ -329,19 +329,31 @@ static void multiply_strip(const qmat *q, part *p, int64_t row0, int64_t row1, i
     multiply_to_sums(q, p, row0, row1, full, group1);
 }
 
+/* Where a share of the columns begins. */
+static int64_t share_begin(const qmat *q, int64_t column, int64_t columns) { return q->groups * column / columns; }
+
+/* The share of the next launch's first product, but what is asked for already. */
+static void expect_later(const qmat *q, int64_t column, uintptr_t asked_from) {
+    enum { ASKED = 4096 /* AHEAD in qtile.c */, MOST = 256 << 10 /* what ten microseconds bring */ };
+    uintptr_t end = (uintptr_t)group_of(q->later, share_begin(q->later, column + 1, q->column_strips));
+    tn_parallel_expect((const void *)(asked_from + ASKED), tn_min64((int64_t)(end - asked_from) - ASKED, MOST));
+}
+
 /* Of one product: a strip's rows, and its share of the columns. */
 static void multiply_share(const qmat *q, int64_t strip, int worker) {
     const int64_t most = tile_of(q), tiles = tn_ceil_div(q->rows, most);
     int64_t row = strip / q->column_strips, column = strip % q->column_strips;
     int64_t row0 = tiles * row / q->row_strips * most;
     int64_t row1 = tn_min64(tiles * (row + 1) / q->row_strips * most, q->rows);
-    int64_t group0 = q->groups * column / q->column_strips, group1 = q->groups * (column + 1) / q->column_strips;
+    int64_t columns = q->column_strips, group0 = share_begin(q, column, columns);
+    int64_t group1 = share_begin(q, column + 1, columns);
     const qmat *after = q->next ? q->next : q->later;
     part p;
     part_open(&p, q, worker);
     p.end = group1;
-    p.after = (uintptr_t)(after ? group_of(after, after->groups * column / q->column_strips) : group_of(q, group1));
+    p.after = (uintptr_t)(after ? group_of(after, share_begin(after, column, columns)) : group_of(q, group1));
     multiply_strip(q, &p, row0, row1, group0, group1);
+    if (after && !q->next) expect_later(q, column, p.after);
 }
 
 static void multiply_strips(void *ctx, int64_t begin, int64_t end, int worker) {
