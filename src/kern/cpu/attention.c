@@ -30,9 +30,9 @@ enum { TILE_VECTORS = 2 };
 enum { TILE_VECTORS = 4 };
 #endif
 
-/* Time, in multiplications: bringing a number of keys and of values; what makes a thread worth waking (some µs), for
+/* Time, in multiplications: bringing a number of keys and of values; what makes a thread worth waking (two µs), for
  * chunks and for numbers that are merged. */
-static const double BRING_COST = 7, PART_COST = 8e4, JOIN_COST = 5e4;
+static const double BRING_COST = 7, PART_COST = 5e4, JOIN_COST = 5e4;
 
 /* ---- dtypes of the cache ----------------------------------------------------------------------------------------- */
 

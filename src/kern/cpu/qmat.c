@@ -56,10 +56,19 @@ static int64_t tile_of(const qmat *q) { return q->with->plain->heights[0]; }
 
 static size_t area(int64_t bytes) { return ((size_t)bytes + 63) / 64 * 64; }
 
+/* Where groups of weights lie: all that is known of a product that comes later. */
+static void plan_groups(qmat *q, const tn_qmat_args *args) {
+    *q = (qmat){.args = args, .with = tn_qtiles(), .format = tn_qformat_of(args->dtype)};
+    q->groups = tn_ceil_div(args->n, TN_QROWS);
+    if (q->format)
+        q->layout = tn_qlayout_of(q->format, args->k);
+    else
+        q->layout.group = tn_half_group_bytes(args->k);
+}
+
 static void plan_blocks(qmat *q, const tn_qmat_args *args, const tn_qformat *f) {
     q->stripe = q->with->stripe[args->dtype];
     q->panels = q->with->panels(f);
-    q->layout = tn_qlayout_of(f, args->k);
     q->blocks = args->k / TN_QBLOCK;
     q->record = record_bytes(f->parts);
     q->panel = QBITS + f->parts * QLINE * (f->has_minimum ? 2 : 1);
@@ -68,12 +77,10 @@ static void plan_blocks(qmat *q, const tn_qmat_args *args, const tn_qformat *f) 
 }
 
 static void plan(qmat *q, const tn_qmat_args *args) {
-    *q = (qmat){.args = args, .with = tn_qtiles(), .format = tn_qformat_of(args->dtype)};
-    q->groups = tn_ceil_div(args->n, TN_QROWS);
+    plan_groups(q, args);
     if (q->format) {
         plan_blocks(q, args, q->format);
     } else {
-        q->layout.group = tn_half_group_bytes(args->k);
         q->blocks = args->k;
         q->piece = KIR_KSUM;
         q->panel = q->args->m > 1 ? tn_min64(args->m, SLAB_ROWS) * (int64_t)sizeof(float) : 0;
@@ -92,7 +99,7 @@ static void plan(qmat *q, const tn_qmat_args *args) {
 static void plan_chain(qmat q[TN_QMAT_CHAIN], qmat *later, const tn_qmat_args *args) {
     size_t part_bytes = 0;
     if (args->m == 1 && args->later && args->later->packed)
-        plan(later, args->later);
+        plan_groups(later, args->later);
     else
         later = NULL;
     for (int i = 0; args && i < TN_QMAT_CHAIN; i++, args = args->next) {
