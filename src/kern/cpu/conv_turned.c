@@ -351,31 +351,37 @@ static void multiply_places(const turned *w, part *p, int64_t group, float *to, 
 }
 
 /* `filters` of them from channel `first` on (of all groups), to where results go, or to the joint. */
-static void write_out(const turned *w, part *p, int64_t first, int64_t filters) {
+static void write_filters(const turned *w, part *p, const section *now, const float *sums, int64_t first,
+                          int64_t filters) {
     const tn_conv_args *a = &w->a;
-    for (int k = 0; k < p->s->sections; k++) {
-        const section *now = &p->s->section[k];
-        const int64_t row = now->at / a->places[1];
-        pack turn = {.to = p->block,
-                     .distance = TN_GEMM_BLOCK_LD,
-                     .group = now->count,
-                     .from = p->sums + now->to * w->panel,
-                     .along = 1,
-                     .across = w->panel,
-                     .steps = filters,
-                     .lines = now->count};
-        if (!p->joint.vm) {
-            turn.to = result_at(a, now->image, first, row);
-            turn.distance = result_plane(a);
-            turn.group = a->edge.row > 0 ? a->places[1] : now->count;
-            turn.jump = a->edge.row;
-        }
-        w->w.with->tiles->pack(&turn);
-        if (p->joint.vm)
-            hand_over(&p->joint, w->w.with, a, now->image, (box){first, filters, now->at, now->count}, p->block);
-        else
-            close_edge(a, now->image, first, filters, row, now->count / a->places[1]);
+    const int64_t row = now->at / a->places[1];
+    pack turn = {.to = p->block,
+                 .distance = TN_GEMM_BLOCK_LD,
+                 .group = now->count,
+                 .from = sums + now->to * w->panel,
+                 .along = 1,
+                 .across = w->panel,
+                 .steps = filters,
+                 .lines = now->count};
+    if (!p->joint.vm) {
+        turn.to = result_at(a, now->image, first, row);
+        turn.distance = result_plane(a);
+        turn.group = a->edge.row > 0 ? a->places[1] : now->count;
+        turn.jump = a->edge.row;
     }
+    w->w.with->tiles->pack(&turn);
+    if (p->joint.vm)
+        hand_over(&p->joint, w->w.with, a, now->image, (box){first, filters, now->at, now->count}, p->block);
+    else
+        close_edge(a, now->image, first, filters, row, now->count / a->places[1]);
+}
+
+/* What is pooled is read and written four times: as much at a time as stays in the first cache meanwhile. */
+static void write_out(const turned *w, part *p, int64_t first, int64_t filters) {
+    const int64_t most = w->a.pool[0] > 0 ? w->panel / 2 : w->panel;
+    for (int k = 0; k < p->s->sections; k++)
+        for (int64_t i = 0; i < filters; i += most)
+            write_filters(w, p, &p->s->section[k], p->sums + i, first + i, tn_min64(most, filters - i));
 }
 
 /* The sums of a row of phases, every split[0]-th row of pixels from `row` on: of these each place is split[1]. */
