@@ -498,11 +498,12 @@ static void compute_strips(void *ctx, int64_t begin, int64_t end, int worker) {
     }
 }
 
-/* Time of a strip, a step of k: the product itself, what the strip packs for itself, and what it reads of B where that
- * lies, half of which another thread may just have made. */
+/* Time of a strip, a step of k: the product itself, what the strip packs for itself, and what it reads of A and B where
+ * they lie, half of which another thread may just have made. */
 static int64_t strip_cost(const gemm *g, int64_t rows, int64_t columns) {
     int64_t packed = (g->a_in_place ? 0 : rows) + (g->b_source == B_ON_THE_FLY ? columns : 0);
-    return rows * columns + PACK_COST * packed + (g->b_source == B_IN_PLACE ? columns : 0);
+    int64_t read = (g->a_in_place ? rows : 0) + (g->b_source == B_IN_PLACE ? columns : 0);
+    return rows * columns + PACK_COST * packed + read;
 }
 
 /* Many rows: threads take tiles of them, a number at a time. What a strip would pack for itself is packed for once. */
