@@ -9,6 +9,7 @@ of the faster of the rounds.
 Inputs are like what the networks are made for: lines of letters for those that read, a voice-like sound for those that hear.
 
   --fast    computes and times everything under fast numerics, too
+  --rounds  of both sides by turns (2); more of them for a record, on a machine that others use too
   --page    writes the table to docs/measured/onnx-networks-DATE.md
 
 Needs numpy and onnxruntime; where they or a package cannot be had, that is told as skipped.
@@ -239,7 +240,7 @@ def difference(want, out, names):
     return worst
 
 
-def compare(program, path, inputs, device, kinds):
+def compare(program, path, inputs, device, kinds, rounds):
     """Returns the difference, ONNX Runtime's seconds, and a list of ours, one for each kind of numerics."""
     peer = Peer(path, inputs)
     want = peer.run()
@@ -248,7 +249,7 @@ def compare(program, path, inputs, device, kinds):
         worst = max(difference(want, ours(program, path, peer.feed, device, kind, 0, room)[1], peer.names)
                     for kind in kinds)
         theirs, mine = [], [[] for _ in kinds]
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             theirs.append(peer.seconds())
             repeat = max(3, min(TIMES, int(LONGEST / max(theirs[-1], 1e-4) / 2)))
             for kind, seconds in zip(kinds, mine, strict=True):
@@ -284,6 +285,7 @@ def main():
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--page", action="store_true")
     parser.add_argument("--fast", action="store_true")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     options = parser.parse_args()
     kinds = ["exact", "fast"] if options.fast else ["exact"]
     passed = failed = skipped = 0
@@ -304,7 +306,7 @@ def main():
             continue
         try:
             row = compare(pathlib.Path(options.build) / "trunnion", place_of(package, member), inputs(), options.device,
-                          kinds)
+                          kinds, options.rounds)
             good = row[0] <= LIMIT
             rows.append((name, package, *row))
             print(f"{'ok  ' if good else 'FAIL'} {name:30} {row[0]:8.1e}   ONNX Runtime {row[1] * 1e3:9.2f} ms   "
