@@ -162,6 +162,7 @@ def declared():
          {"cast_to": "TO_FLOAT", "map_form": "SPARSE", "max_map": 7}, FLOATS),
     ]
     rows += products_of_bytes(r, u8, i8, number)
+    rows += constant_scales(u8, number)
     outputs = {"GroupQueryAttention": 3, "LinearAttention": 2, "CausalConvWithState": 2, "GRU": 2, "LSTM": 3,
                "RNN": 2}
     several = {"multi_head_past": 3, "multi_head_piece": 3}
@@ -208,6 +209,23 @@ def products_of_bytes(r, u8, i8, number):
                       [image, *each, small, r.random(6).astype("f4") + number(0.5), np.full(6, centre), number(2.0**9), zeros["u"],
                        r.integers(-999, 999, 6).astype("i4")], same | constant(1, 2, 3, 4, 5, 6, 7, 8), ONE_OFF)]
     return rows
+
+
+def constant_scales(u8, number):
+    """Operators of com.microsoft on bytes with scales that are constants: halves, and one without a reciprocal."""
+    exact, ms, zero = {"rtol": 0, "atol": 0}, "com.microsoft", number(117, "u1")
+    of = lambda scale: [u8(2, 300), number(scale), zero]
+    two = {"constants": (1, 2, 4, 5, 6, 7)}
+    to = lambda scale: [number(scale), number(90, "u1")]
+    least = 2.0**-130
+    return [
+        ("qadd_constant", "QLinearAdd", ms, of(0.1) + of(0.03) + to(0.2), two, ONE_OFF),
+        ("qmul_constant", "QLinearMul", ms, of(0.1) + of(0.03) + to(0.2), two, ONE_OFF),
+        ("qmul_least", "QLinearMul", ms, of(least) + of(2.0**-6) + to(least), two, ONE_OFF),
+        ("qleaky_halves", "QLinearLeakyRelu", ms, of(0.15) + [number(0.3), zero],
+         {"alpha": 0.5, "constants": (1, 2, 3, 4)}, exact),
+        ("qconcat_halves", "QLinearConcat", ms, [number(0.3), zero] + of(0.15) + of(0.15),
+         {"axis": 1, "constants": (0, 1, 3, 4, 6, 7)}, exact)]
 
 
 def value_info(name, value):

@@ -4,6 +4,7 @@
  * None of them is computed anew. The operands are brought to what the standard's operator takes, its own row is called
  * with this node's attributes, and what it yields is put on. So a byte is rounded as everywhere else, exactly once, at
  * the end. Source: the operators' descriptions in ONNX Runtime's documentation, ContribOperators. */
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -109,16 +110,22 @@ static tn_status dequantized(const onnx_call *c, int i, tn_tensor **x) {
     return standard(&d, "DequantizeLinear", OPSET, x);
 }
 
-/* y as numbers of the scale in input i and the zero point behind it; without one it is 0, of operand's type. y is
- * multiplied by the reciprocal of a single scale, as ONNX Runtime does it for products and sums: dividing takes longer
- * than all else. */
-static tn_status put_quantized(onnx_call *c, tn_tensor *y, int i, int operand) {
+/* Is the scale in input i a constant whose reciprocal is finite? */
+static bool has_reciprocal(const onnx_call *c, int i) {
+    double scale;
+    return c->in[i]->fixed == ONNX_CONSTANT && onnx_read_float(c, i, 1, &scale) == TN_OK && scale >= (double)FLT_MIN;
+}
+
+/* y as numbers of the scale in input i and the zero point behind it; without one it is 0, of operand's type.
+ * `multiply`: by a constant scale's reciprocal, as dividing takes longer than all else. That may be one off at halves,
+ * so only where ONNX Runtime does not divide either: of products and sums it multiplies by quotients of scales. */
+static tn_status put_quantized(onnx_call *c, tn_tensor *y, int i, int operand, bool multiply) {
     dressed d = {.c = c};
     onnx_type type = onnx_in_type(c, onnx_has(c, i + 1) ? i + 1 : operand);
     TRY(need(c, i, 1));
     const tn_tensor *scale = onnx_in(c, i), *zero = onnx_has(c, i + 1) ? onnx_in(c, i + 1) : NULL;
     bool one = tn_numel(scale) == 1 && (!zero || tn_numel(zero) == 1) && tn_dtype_of(scale) == TN_F32;
-    if (one && (type == ONNX_UINT8 || type == ONNX_INT8)) {
+    if (multiply && one && (type == ONNX_UINT8 || type == ONNX_INT8) && has_reciprocal(c, i)) {
         const tn_tensor *each = tn_div(tn_full(NULL, 0, 1, TN_F32), tn_reshape(scale, NULL, 0));
         if (zero) zero = tn_reshape(zero, NULL, 0);
         return onnx_put_typed(c, 0, onnx_rounded(c, tn_mul(y, each), zero, type), type);
@@ -155,7 +162,7 @@ static tn_status run_on_bytes(onnx_call *c) {
         status = standard(&d, on_bytes[what].name, opset, &y);
     else
         clear(&d);
-    return status == TN_OK ? put_quantized(c, y, first ? 0 : 3 * count, first) : status;
+    return status == TN_OK ? put_quantized(c, y, first ? 0 : 3 * count, first, what == ADD || what == MUL) : status;
 }
 
 /* ---- products of bytes that become floats ------------------------------------------------------------------------ */
