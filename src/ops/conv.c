@@ -401,11 +401,13 @@ static tn_status infer_int_conv2d(tn_infer *c) {
     if (!fits || weight->shape[0] % groups)
         return tn_fail(TN_ERR_SHAPE, "int_conv2d: images %s, filters %s and %lld groups do not fit",
                        tn_shape_text(x, xt, sizeof xt), tn_shape_text(weight, wt, sizeof wt), (long long)groups);
-    tn_window w = byte_window(c->attrs->i, weight);
+    tn_window w = byte_window(c->attrs->i, weight), behind = w;
+    memcpy(behind.padding, pads + 2, sizeof behind.padding);
     TRY(tn_window_check(c, &w, 0));
+    TRY(tn_window_check(c, &behind, 0));
     for (int a = 0; a < 2; a++) {
         int64_t size = x->shape[2 + a], room = size + pads[a] + pads[2 + a] - tn_window_reach(&w, a);
-        if (pads[a] < 0 || pads[2 + a] < 0 || room < 0)
+        if (room < 0)
             return tn_fail(
                 TN_ERR_SHAPE,
                 "int_conv2d: a window that reaches over %lld does not fit an extent of %lld with %lld before "
@@ -462,6 +464,7 @@ const tn_op_impl tn_impl_int_conv2d = {
              "[1,128,5,6]:u8 [40,64,1,1]:i8 groups=2; [1,4,6,5] [2,2,2,2] dilation=(1,3) groups=2; "
              "[1,2,4,4]:i8 [2,2,3,3]:u8 padding=(2,2,2,2) outside=-128; [0,2,3,3] [2,2,2,2]; "
              "error=fit [1,2,3,3] [2,3,2,2]; error=i8 [1,1,3,3]:f32 [1,1,2,2]; error=reaches [1,1,2,2] [1,1,3,3]; "
+             "error=above [1,1,3,3] [1,1,2,2] padding=(1,0,9223372036854775807,0); "
              "error=outside [1,1,3,3]:u8 [1,1,2,2] outside=256; error=outside [1,1,3,3]:i8 [1,1,2,2] outside=-129"};
 
 /* ---- spread2d ---------------------------------------------------------------------------------------------------- */
