@@ -47,11 +47,17 @@ static tn_window conv_window(const int64_t *i, const tn_node *weight, int axes) 
 
 static int64_t conv_groups(const int64_t *i, int axes) { return i[3 * axes]; }
 
+/* By division: groups may be any number. */
+static bool groups_fit(int64_t channels, const tn_node *weight, int64_t groups) {
+    if (groups < 1 || channels % groups != 0 || weight->shape[0] % groups != 0) return false;
+    return channels / groups == weight->shape[1];
+}
+
 static tn_status check_conv_channels(const tn_infer *c, int axes) {
     const tn_node *x = c->in[0], *w = c->in[1];
     int64_t groups = conv_groups(c->attrs->i, axes), channels = x->shape[tn_images_channel_dim(x, axes)];
     char xt[96], wt[96];
-    if (groups >= 1 && channels == w->shape[1] * groups && w->shape[0] % groups == 0) return TN_OK;
+    if (groups_fit(channels, w, groups)) return TN_OK;
     return tn_fail(TN_ERR_SHAPE,
                    "%s: input %s, weight %s and %lld groups do not fit: the weight is [out channels, in channels / "
                    "groups, kernel], and groups divides both numbers of channels",
@@ -397,8 +403,7 @@ static tn_status infer_int_conv2d(tn_infer *c) {
     int64_t groups = c->attrs->i[TN_INT_CONV2D_GROUPS], places[2];
     char xt[96], wt[96];
     TRY(check_bytes(c));
-    bool fits = x->rank == 4 && weight->rank == 4 && groups >= 1 && x->shape[1] == weight->shape[1] * groups;
-    if (!fits || weight->shape[0] % groups)
+    if (x->rank != 4 || weight->rank != 4 || !groups_fit(x->shape[1], weight, groups))
         return tn_fail(TN_ERR_SHAPE, "int_conv2d: images %s, filters %s and %lld groups do not fit",
                        tn_shape_text(x, xt, sizeof xt), tn_shape_text(weight, wt, sizeof wt), (long long)groups);
     tn_window w = byte_window(c->attrs->i, weight), behind = w;
@@ -464,6 +469,7 @@ const tn_op_impl tn_impl_int_conv2d = {
              "[1,128,5,6]:u8 [40,64,1,1]:i8 groups=2; [1,4,6,5] [2,2,2,2] dilation=(1,3) groups=2; "
              "[1,2,4,4]:i8 [2,2,3,3]:u8 padding=(2,2,2,2) outside=-128; [0,2,3,3] [2,2,2,2]; "
              "error=fit [1,2,3,3] [2,3,2,2]; error=i8 [1,1,3,3]:f32 [1,1,2,2]; error=reaches [1,1,2,2] [1,1,3,3]; "
+             "error=fit [1,1,3,3] [2,4,2,2] groups=4611686018427387904; "
              "error=above [1,1,3,3] [1,1,2,2] padding=(1,0,9223372036854775807,0); "
              "error=outside [1,1,3,3]:u8 [1,1,2,2] outside=256; error=outside [1,1,3,3]:i8 [1,1,2,2] outside=-129"};
 
@@ -583,7 +589,8 @@ const tn_op_impl tn_impl_conv2d = {
              "[1,3,6,5] [3,1,5,5] - padding=(2,2) groups=3; [1,2,5,7] [2,1,3,3] - stride=(2,2) groups=2; "
              "[0,2,4,4] [3,2,2,2] -; types=f16 tol=2ulp atol=1ulp; [1,3,4,5] [3,1,3,3] - padding=(1,1) groups=3; "
              "types=f32,f64 tol=1e-5 atol=1e-5; error=fit [1,1,2,2] [1,1,3,3] -; error=bias [1,1,3,3] [2,1,2,2] [3]; "
-             "error=groups [1,4,3,3] [3,2,2,2] - groups=2; error=without [3,3] [2,3,2,2] -"};
+             "error=groups [1,4,3,3] [3,2,2,2] - groups=2; "
+             "error=groups [1,1,3,3] [2,4,2,2] - groups=4611686018427387904; error=without [3,3] [2,3,2,2] -"};
 
 /* A sequence is an image of height 1. */
 static tn_node *compose_conv1d(tn_build *b, const tn_node *n) {
