@@ -352,6 +352,37 @@ static void crowded_processors_free_the_workers_for_a_while(void **state) {
     assert_true(tn_pin_may_tie(&p, now + 0.15, false));
 }
 
+/* ---- what is expected -------------------------------------------------------------------------------------------- */
+
+typedef struct expecting {
+    int64_t items[500];
+    const void *from;
+    int64_t bytes;
+} expecting;
+
+static void expect_and_add(void *ctx, int64_t begin, int64_t end, int worker) {
+    expecting *e = ctx;
+    add_items(e->items, begin, end, worker);
+    tn_parallel_expect(e->from, e->bytes);
+}
+
+/* Nothing is read: there may be no memory, or less than nothing of it. */
+static void expected_memory_need_not_be_there(void **state) {
+    static const char here[4096];
+    const expecting cases[] = {{.from = (const void *)(uintptr_t)64, .bytes = 1 << 16},
+                               {.from = here, .bytes = 1 << 16},
+                               {.from = here + sizeof here, .bytes = -4096}};
+    (void)state;
+    assert_ok(tn_threads_set(3));
+    for (size_t i = 0; i < TN_COUNT(cases); i++) {
+        expecting e = cases[i];
+        for (int run = 0; run < 20; run++)
+            tn_parallel(500, 5, expect_and_add, &e);
+        for (int k = 0; k < 500; k++)
+            assert_int_equal(e.items[k], 20);
+    }
+}
+
 #if !defined(TEST_THREAD_SANITIZER)
 
 /* Runs `body` in a child process; its exit status. */
@@ -383,37 +414,6 @@ static void child_of_fork_has_a_pool_of_its_own(void **state) {
     for (int i = 0; i < 20; i++)
         assert_int_equal(run_in_child(count_in_child), 0);
     assert_int_equal(workers_seen(4), 15);
-}
-
-/* ---- what is expected -------------------------------------------------------------------------------------------- */
-
-typedef struct expecting {
-    int64_t items[500];
-    const void *from;
-    int64_t bytes;
-} expecting;
-
-static void expect_and_add(void *ctx, int64_t begin, int64_t end, int worker) {
-    expecting *e = ctx;
-    add_items(e->items, begin, end, worker);
-    tn_parallel_expect(e->from, e->bytes);
-}
-
-/* Nothing is read: there may be no memory, or less than nothing of it. */
-static void expected_memory_need_not_be_there(void **state) {
-    static const char here[4096];
-    const expecting cases[] = {{.from = (const void *)(uintptr_t)64, .bytes = 1 << 16},
-                               {.from = here, .bytes = 1 << 16},
-                               {.from = here + sizeof here, .bytes = -4096}};
-    (void)state;
-    assert_ok(tn_threads_set(3));
-    for (size_t i = 0; i < TN_COUNT(cases); i++) {
-        expecting e = cases[i];
-        for (int run = 0; run < 20; run++)
-            tn_parallel(500, 5, expect_and_add, &e);
-        for (int k = 0; k < 500; k++)
-            assert_int_equal(e.items[k], 20);
-    }
 }
 
 /* ---- where workers run ------------------------------------------------------------------------------------------- */
