@@ -276,28 +276,36 @@ static tn_node *bias_gradient(tn_build *b, const tn_node *n, tn_node *dy) {
 
 /* ---- correlate2d ------------------------------------------------------------------------------------------------- */
 
-/* Before the first element of an axis: rows and columns that are zero, or if negative are left out. */
-static tn_window filter_window(const int64_t *i, const tn_node *weight) {
+/* The window of filters [.., .., kernel, kernel]; of each number two. */
+static tn_window filter_taps(const tn_node *weight, const int64_t *stride, const int64_t *before,
+                             const int64_t *dilation) {
     tn_window w;
     for (int a = 0; a < 2; a++) {
         w.kernel[a] = weight->shape[2 + a];
-        w.stride[a] = i[TN_CORRELATE2D_STRIDE + a];
-        w.padding[a] = i[TN_CORRELATE2D_BEFORE + a];
-        w.dilation[a] = i[TN_CORRELATE2D_DILATION + a];
+        w.stride[a] = stride[a];
+        w.padding[a] = before[a];
+        w.dilation[a] = dilation[a];
     }
     return w;
 }
 
-static tn_status infer_correlate2d(tn_infer *c) {
+static tn_status check_filters(const tn_infer *c, int64_t groups) {
     const tn_node *x = c->in[0], *weight = c->in[1];
-    int64_t groups = c->attrs->i[TN_CORRELATE2D_GROUPS];
     char xt[96], wt[96];
+    if (x->rank == 4 && weight->rank == 4 && groups_fit(x->shape[1], weight, groups)) return TN_OK;
+    return tn_fail(TN_ERR_SHAPE, "%s: images %s, filters %s and %lld groups do not fit", c->row->name,
+                   tn_shape_text(x, xt, sizeof xt), tn_shape_text(weight, wt, sizeof wt), (long long)groups);
+}
+
+/* Before the first element of an axis: rows and columns that are zero, or if negative are left out. */
+static tn_window filter_window(const int64_t *i, const tn_node *weight) {
+    return filter_taps(weight, i + TN_CORRELATE2D_STRIDE, i + TN_CORRELATE2D_BEFORE, i + TN_CORRELATE2D_DILATION);
+}
+
+static tn_status infer_correlate2d(tn_infer *c) {
     TRY(check_same_dtype(c));
-    bool fits = x->rank == 4 && weight->rank == 4 && groups >= 1 && x->shape[1] == weight->shape[1] * groups;
-    if (!fits || weight->shape[0] % groups)
-        return tn_fail(TN_ERR_SHAPE, "correlate2d: images %s, filters %s and %lld groups do not fit",
-                       tn_shape_text(x, xt, sizeof xt), tn_shape_text(weight, wt, sizeof wt), (long long)groups);
-    tn_images_infer(c, 2, weight->shape[0], c->attrs->i + TN_CORRELATE2D_PLACES);
+    TRY(check_filters(c, c->attrs->i[TN_CORRELATE2D_GROUPS]));
+    tn_images_infer(c, 2, c->in[1]->shape[0], c->attrs->i + TN_CORRELATE2D_PLACES);
     return TN_OK;
 }
 
@@ -327,30 +335,34 @@ static int64_t tap_place(const tn_window *w, const int64_t *size, int64_t y, int
 
 /* A definition of its own: one place of one filter. `x`: the first of the group's `channels` planes. */
 static double correlate_place(const double *x, const int64_t *size, const double *filter, int64_t channels,
-                              const tn_window *w, int64_t place_y, int64_t place_x) {
+                              const tn_window *w, int64_t place_y, int64_t place_x, double outside) {
     int64_t taps = w->kernel[0] * w->kernel[1], plane = size[0] * size[1];
     double sum = 0;
     for (int64_t c = 0; c < channels; c++) {
         for (int64_t t = 0; t < taps; t++) {
             int64_t at = tap_place(w, size, place_y, place_x, t);
-            if (at >= 0) sum += x[c * plane + at] * filter[c * taps + t];
+            sum += (at >= 0 ? x[c * plane + at] : outside) * filter[c * taps + t];
         }
     }
     return sum;
 }
 
-static void reference_correlate2d(const tn_reference *r) {
+static void define_correlation(const tn_reference *r, const tn_window *w, int64_t groups, double outside) {
     const tn_node *n = r->node, *x = n->in[0], *weight = n->in[1];
-    tn_window w = filter_window(n->i, weight);
     int64_t out = n->shape[1], channels = weight->shape[1], places = n->shape[2] * n->shape[3];
-    int64_t of_group = out / n->i[TN_CORRELATE2D_GROUPS], plane = x->shape[2] * x->shape[3];
+    int64_t of_group = out / groups, plane = x->shape[2] * x->shape[3];
     for (int64_t i = 0; i < tn_node_numel(n); i++) {
         int64_t o = i / places % out, image = i / places / out, place = i % places;
         const double *planes = r->in[0] + (image * x->shape[1] + o / of_group * channels) * plane;
-        const double *filter = r->in[1] + o * channels * w.kernel[0] * w.kernel[1];
-        r->out[i] =
-            correlate_place(planes, x->shape + 2, filter, channels, &w, place / n->shape[3], place % n->shape[3]);
+        const double *filter = r->in[1] + o * channels * w->kernel[0] * w->kernel[1];
+        r->out[i] = correlate_place(planes, x->shape + 2, filter, channels, w, place / n->shape[3], place % n->shape[3],
+                                    outside);
     }
+}
+
+static void reference_correlate2d(const tn_reference *r) {
+    tn_window w = filter_window(r->node->i, r->node->in[1]);
+    define_correlation(r, &w, r->node->i[TN_CORRELATE2D_GROUPS], 0);
 }
 
 /* correlate2d(x, weight, places, stride, before, dilation, groups): filters [out, channels / groups, kernel, kernel]
@@ -374,14 +386,7 @@ const tn_op_impl tn_impl_correlate2d = {
 /* ---- int_conv2d -------------------------------------------------------------------------------------------------- */
 
 static tn_window byte_window(const int64_t *i, const tn_node *weight) {
-    tn_window w;
-    for (int a = 0; a < 2; a++) {
-        w.kernel[a] = weight->shape[2 + a];
-        w.stride[a] = i[TN_INT_CONV2D_STRIDE + a];
-        w.padding[a] = i[TN_INT_CONV2D_PADDING + a];
-        w.dilation[a] = i[TN_INT_CONV2D_DILATION + a];
-    }
-    return w;
+    return filter_taps(weight, i + TN_INT_CONV2D_STRIDE, i + TN_INT_CONV2D_PADDING, i + TN_INT_CONV2D_DILATION);
 }
 
 /* Images and filters are bytes, and what lies outside is one of the images'. */
@@ -400,12 +405,9 @@ static tn_status check_bytes(const tn_infer *c) {
 static tn_status infer_int_conv2d(tn_infer *c) {
     const tn_node *x = c->in[0], *weight = c->in[1];
     const int64_t *pads = c->attrs->i + TN_INT_CONV2D_PADDING;
-    int64_t groups = c->attrs->i[TN_INT_CONV2D_GROUPS], places[2];
-    char xt[96], wt[96];
+    int64_t places[2];
     TRY(check_bytes(c));
-    if (x->rank != 4 || weight->rank != 4 || !groups_fit(x->shape[1], weight, groups))
-        return tn_fail(TN_ERR_SHAPE, "int_conv2d: images %s, filters %s and %lld groups do not fit",
-                       tn_shape_text(x, xt, sizeof xt), tn_shape_text(weight, wt, sizeof wt), (long long)groups);
+    TRY(check_filters(c, c->attrs->i[TN_INT_CONV2D_GROUPS]));
     tn_window w = byte_window(c->attrs->i, weight), behind = w;
     memcpy(behind.padding, pads + 2, sizeof behind.padding);
     TRY(tn_window_check(c, &w, 0));
@@ -435,23 +437,9 @@ static tn_node *compose_int_conv2d(tn_build *b, const tn_node *n) {
 }
 
 static void reference_int_conv2d(const tn_reference *r) {
-    const tn_node *n = r->node, *x = n->in[0], *weight = n->in[1];
-    tn_window w = byte_window(n->i, weight);
-    int64_t out = n->shape[1], channels = weight->shape[1], places = n->shape[2] * n->shape[3];
-    int64_t of_group = out / n->i[TN_INT_CONV2D_GROUPS], plane = x->shape[2] * x->shape[3];
-    int64_t taps = w.kernel[0] * w.kernel[1];
-    for (int64_t i = 0; i < tn_node_numel(n); i++) {
-        int64_t o = i / places % out, place = i % places;
-        const double *planes = r->in[0] + (i / places / out * x->shape[1] + o / of_group * channels) * plane;
-        const double *filter = r->in[1] + o * channels * taps;
-        r->out[i] = 0;
-        for (int64_t t = 0; t < taps; t++) {
-            int64_t at = tap_place(&w, x->shape + 2, place / n->shape[3], place % n->shape[3], t);
-            for (int64_t c = 0; c < channels; c++)
-                r->out[i] +=
-                    (at >= 0 ? planes[c * plane + at] : (double)n->i[TN_INT_CONV2D_OUTSIDE]) * filter[c * taps + t];
-        }
-    }
+    const int64_t *i = r->node->i;
+    tn_window w = byte_window(i, r->node->in[1]);
+    define_correlation(r, &w, i[TN_INT_CONV2D_GROUPS], (double)i[TN_INT_CONV2D_OUTSIDE]);
 }
 
 /* int_conv2d(x, weight, stride, padding, dilation, groups, outside): cross-correlation of bytes, in i32: exact, modulo
@@ -476,14 +464,7 @@ const tn_op_impl tn_impl_int_conv2d = {
 /* ---- spread2d ---------------------------------------------------------------------------------------------------- */
 
 static tn_window spread_window(const int64_t *i, const tn_node *weight) {
-    tn_window w;
-    for (int a = 0; a < 2; a++) {
-        w.kernel[a] = weight->shape[2 + a];
-        w.stride[a] = i[TN_SPREAD2D_STRIDE + a];
-        w.padding[a] = i[TN_SPREAD2D_PADDING + a];
-        w.dilation[a] = i[TN_SPREAD2D_DILATION + a];
-    }
-    return w;
+    return filter_taps(weight, i + TN_SPREAD2D_STRIDE, i + TN_SPREAD2D_PADDING, i + TN_SPREAD2D_DILATION);
 }
 
 static tn_status infer_spread2d(tn_infer *c) {
