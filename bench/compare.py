@@ -1,6 +1,7 @@
 """compare.py — the works of `trunnion bench` here and in other libraries, side by side in one run.
 
-    compare.py [--rows 'gemm-*' …] [--rounds 5] [--threads 2] [--seconds 0.5] [--build build] [--record] [--fresh]
+    compare.py [--rows 'gemm-*' …] [--rounds 5] [--patience MINUTES] [--threads 2] [--seconds 0.5] [--build build]
+               [--record] [--fresh]
 
 Peers: PyTorch, tuned OpenBLAS, oneDNN, llama.cpp (tools/peers/*.sh fetch or build them once). Our side is the command
 itself, `trunnion bench`. Before anything is timed, every peer starts from the numbers that the command saved and has to
@@ -9,9 +10,10 @@ get the command's results; a peer that is missing or differs is named in its row
 A round takes new processes, and each row's sides by turns: its window is up to twenty samples, or as many as --seconds
 allows. Before and after each window all processors multiply and add: a window beside which they reach less than 95 % of
 what one alone does, times their number, is thrown away and taken again, --tries times at most; a row that has no other
-windows is marked. Rows are medians over the rounds. Rounds add up from call to call as long as the commit is the same
-(--fresh begins anew), so a comparison can be made row by row. --record writes docs/measured/cpu-DATE.md and a plot, and
-of each row that misses its target what its commands take.
+windows is marked, and with --patience taken again, with others like it, until it has one or time is over. Rows are
+medians over the rounds. Rounds add up from call to call as long as the commit is the same (--fresh begins anew), so a
+comparison can be made row by row. --record writes docs/measured/cpu-DATE.md and a plot, and of each row that misses its
+target what its commands take.
 """
 
 import argparse
@@ -319,6 +321,16 @@ def check(options, rows, state, here, folder):
     state.save()
 
 
+def take_round(name, rows, options, here, state, folder):
+    turn = Round(options, here, state, folder)
+    for row in rows:
+        print(f"{name}: {row.name}", file=sys.stderr, flush=True)
+        if not take_other(row, options, here, state, folder):
+            turn.take(row)
+        state.save()
+    turn.close()
+
+
 def run(options, rows, state):
     here = Here(options)
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # a disk that writes would disturb
@@ -326,16 +338,10 @@ def run(options, rows, state):
         if options.check:
             check(options, rows, state, here, folder)
         for i in range(0 if options.check else options.rounds):
-            turn = Round(options, here, state, folder)
-            for row in rows:
-                print(f"round {i + 1} of {options.rounds}: {row.name}", file=sys.stderr, flush=True)
-                if not take_other(row, options, here, state, folder):
-                    turn.take(row)
-                for file in pathlib.Path(folder).glob(f"{row.name}.*"):
-                    if i + 1 == options.rounds:
-                        file.unlink()
-                state.save()
-            turn.close()
+            take_round(f"round {i + 1} of {options.rounds}", rows, options, here, state, folder)
+        end = time.monotonic() + 60 * options.patience
+        while time.monotonic() < end and (noisy := [row for row in rows if report.is_noisy(state.data, row)]):
+            take_round(f"{len(noisy)} without a quiet window", noisy, options, here, state, folder)
 
 
 def main():
@@ -343,6 +349,7 @@ def main():
     parser.add_argument("--build", default="build")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=5, help="0: show what there is")
+    parser.add_argument("--patience", type=float, default=0, help="minutes to wait for quiet windows, behind the rounds")
     parser.add_argument("--seconds", type=float, default=0.5, help="of a window, at most")
     parser.add_argument("--tries", type=int, default=2, help="windows taken for one that is quiet")
     parser.add_argument("--rows", action="append", help="a row's name, or a part of it with * (default: all)")

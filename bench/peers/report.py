@@ -21,6 +21,11 @@ def medians(samples):
     return statistics.median(s["value"] for s in samples if s.get("quiet", 1) >= bound), best >= QUIET
 
 
+def is_noisy(data, row):
+    """Has one of its sides no quiet window?"""
+    return any(not medians(samples)[1] for samples in data["rows"].get(row.name, {}).values())
+
+
 def unit(row, value):
     if row.name == "size" or row.share:
         return f"{value / 1e6:.1f} MB"

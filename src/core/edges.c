@@ -24,7 +24,10 @@ static void leave_edge(tn_graph_plan *g, tn_group *reader) {
     tn_value *v = &g->values[image];
     if (!is_here(reader) || v->group < 0 || !is_read_once(g, image, (int)(reader - g->groups))) return;
     tn_group *maker = &g->groups[v->group];
-    if (is_here(maker)) tn_conv_agree_on_edge(v, maker, reader);
+    if (!is_here(maker)) return;
+    bool beside = reader->position == maker->position + 1 && !maker->chained && !maker->by_rows;
+    if (beside && tn_conv_agree_to_make(v, maker, reader)) return;
+    tn_conv_agree_on_edge(v, maker, reader);
 }
 
 void tn_leave_edges(tn_graph_plan *g) {

@@ -368,10 +368,8 @@ static void bind_joint(tn_native *n, void *const *pointers, const kir_dial *dial
 
 void tn_native_run(tn_native *n, void *const *pointers, const kir_dial *dials) {
     bind_joint(n, pointers, dials);
-    for (tn_native *c = n->next; c; c = c->next) {
+    for (tn_native *c = n->next; c; c = c->next)
         bind_joint(c, c->pointers, c->dials);
-        tn_bind_product(c, c->pointers);
-    }
     if (n->result_from > 0 && pointers[0] != pointers[1]) memcpy(pointers[0], pointers[1], n->result_from);
     n->run(n, pointers);
 }

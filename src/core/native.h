@@ -38,7 +38,7 @@ struct tn_native {
     const char *by;         /* that library, or the way that was measured to be the fastest; NULL: neither */
     void *own;              /* memory of the kernel's arguments, or NULL */
     size_t packed_at;       /* in the workspace, of a weight that is packed at each run */
-    /* a further product of the same launch, and what it is run with */
+    /* a further kernel of the same launch, and what it is run with */
     tn_native *next;
     void *const *pointers;
     const kir_dial *dials;
@@ -86,7 +86,6 @@ void tn_native_matrix(const tn_value *v, tn_matrix *m);
 void tn_native_product(const tn_graph_plan *g, const tn_value *c, tn_gemm_args *out);
 
 tn_native_maker tn_make_matmul, tn_make_linear_stored;     /* native_product.c */
-void tn_bind_product(tn_native *n, void *const *pointers); /* one that is in the launch of another */
 /* Can two products of one left operand be one launch? And `next` in that of `n`. */
 enum { TN_CHAIN = TN_QMAT_CHAIN };
 bool tn_native_chains(const tn_native *a, const tn_native *b);
@@ -108,6 +107,8 @@ bool tn_conv_joins_pool(const tn_node *conv, const tn_node *pool); /* … of wha
 bool tn_takes_spread2d(const tn_node *n);
 bool tn_takes_conv2d_weight(const tn_node *n);
 extern const tn_native_joint tn_correlate2d_joint, tn_max_pool2d_joint;
+/* Is the image of one convolution better made by it where it is read, in the launch of `maker`? Then it is. */
+bool tn_conv_agree_to_make(tn_value *v, tn_group *maker, tn_group *reader);
 /* Is the result of one convolution left with the zeros around it that another wants to see? Sets what changes. */
 void tn_conv_agree_on_edge(tn_value *v, tn_group *maker, tn_group *reader);
 tn_conv_args tn_conv_sizes(const tn_node *n); /* of a correlate2d, spread2d or conv2d_weight; no more than sizes */

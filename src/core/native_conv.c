@@ -501,18 +501,48 @@ tn_status tn_make_int_conv2d(const tn_graph_plan *g, const tn_group *group, tn_n
     return TN_OK;
 }
 
-/* ---- edges ------------------------------------------------------------------------------------------------------- */
-
-/* The joint's only result gets the strides of what has an edge. */
-static void join_edged(tn_native *n, const kir_program *p) {
-    const tn_conv_edge *edge = &n->conv.edge;
+/* The joint's only result gets the strides of what has an edge: its rows' and planes', and from image to image. */
+static void join_edged(tn_native *n, const kir_program *p, int64_t image) {
     for (int i = 0; i < p->n_ins; i++) {
         if (p->ins[i].op != KIR_STORE) continue;
         int64_t *stride = n->sizes + AXES + (int64_t)p->ins[i].imm.i * (AXES + 1) + 1;
-        stride[AXIS_ROWS] = edge->plane;
-        stride[AXIS_CHANNELS] = edge->plane * n->conv.groups * n->conv.filters;
+        stride[AXIS_ROWS] = n->conv.edge.plane;
+        stride[AXIS_CHANNELS] = image;
     }
 }
+
+/* ---- made where it is read ---------------------------------------------------------------------------------------- */
+
+/* The maker, with its reader behind it in the launch. */
+static void run_made(tn_native *n, void *const *pointers) {
+    tn_native *reader = n->next;
+    take_operands(n, pointers);
+    take_operands(reader, reader->pointers);
+    reader->conv.workspace = n->conv.workspace;
+    tn_conv(&reader->conv);
+}
+
+bool tn_conv_agree_to_make(tn_value *v, tn_group *maker, tn_group *reader) {
+    tn_native *from = maker->native, *to = reader->native;
+    tn_conv_args *made = &from->conv, *read = &to->conv;
+    tn_conv_edge edge;
+    if (from->run != run_correlate2d || to->run != run_correlate2d || !from->joined_out) return false;
+    if (read->size[0] != v->node->shape[2] || read->size[1] != v->node->shape[3]) return false; /* lies down */
+    if (!tn_conv_makes(read, made, &edge)) return false;
+    made->edge = edge;
+    made->edge.buffer = from->joined_out - 1;
+    join_edged(from, maker->program, 0);
+    read->maker = made;
+    from->run = run_made;
+    from->next = to;
+    maker->workspace = tn_conv_workspace(read, tn_threads());
+    reader->workspace = 0;
+    maker->by_rows = reader->by_rows = reader->chained = true;
+    v->room = 1; /* nobody's */
+    return true;
+}
+
+/* ---- edges ------------------------------------------------------------------------------------------------------- */
 
 static bool leaves_edge(const tn_native *n) {
     bool whole = n->conv.pool[0] > 0 || !n->joint || n->joined_out;
@@ -530,7 +560,8 @@ void tn_conv_agree_on_edge(tn_value *v, tn_group *maker, tn_group *reader) {
     v->room_before = first * (int64_t)sizeof(float);
     made->edge = edge;
     made->edge.buffer = from->joined_out - 1;
-    if (from->joint && made->pool[0] == 0) join_edged(from, maker->program);
+    if (from->joint && made->pool[0] == 0)
+        join_edged(from, maker->program, edge.plane * made->groups * made->filters);
     memcpy(read->x_stride, (const int64_t[]){edge.plane * read->groups * read->channels, edge.plane, edge.row, 1},
            sizeof read->x_stride);
     read->edged = true;

@@ -65,12 +65,13 @@ static void run_matmul(tn_native *n, void *const *pointers) {
         tn_gemm_run(args, n->dtype);
 }
 
-/* The first of several: the others are bound. */
+/* The first of several. */
 static void run_by_rows(tn_native *n, void *const *pointers) {
     tn_gemm_chain chain = {.workspace = pointers[TN_PRODUCT_WORKSPACE], .plan = n->own};
-    bind_matmul(&n->gemm, pointers);
-    for (const tn_native *step = n; step; step = step->next)
+    for (tn_native *step = n; step; step = step->next) {
+        bind_matmul(&step->gemm, step == n ? pointers : step->pointers);
         chain.step[chain.count++] = &step->gemm;
+    }
     tn_gemm_chain_run(&chain);
 }
 
@@ -169,18 +170,13 @@ static void bind_linear_stored(tn_native *n, void *const *pointers) {
 static void run_linear_stored(tn_native *n, void *const *pointers) {
     tn_qmat_args *args = &n->qmat;
     bind_linear_stored(n, pointers);
+    for (tn_native *next = n->next; next; next = next->next)
+        bind_linear_stored(next, next->pointers);
     if (n->form_slot < 0) {
         args->packed = (char *)args->workspace + n->packed_at;
         pack_blocks(&n->form, pointers[TN_PRODUCT_B], (char *)args->workspace + n->packed_at);
     }
     tn_qmat(args);
-}
-
-void tn_bind_product(tn_native *n, void *const *pointers) {
-    if (n->run == run_matmul)
-        bind_matmul(&n->gemm, pointers);
-    else
-        bind_linear_stored(n, pointers);
 }
 
 bool tn_native_chains(const tn_native *a, const tn_native *b) {

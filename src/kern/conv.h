@@ -13,6 +13,7 @@
 typedef struct tn_conv_edge {
     int64_t above, row, plane; /* rows; elements from row to row (0: there is no edge) and from channel to channel */
     int buffer;                /* the joint's, in which its only result lies */
+    bool clean;                /* the zeros are there */
 } tn_conv_edge;
 
 /* Images x [images, groups · channels, size], filters [groups · filters, channels, kernel] and results y [images,
@@ -35,6 +36,8 @@ typedef struct tn_conv_args {
     tn_joint joint;
     int64_t pool[2]; /* rows, columns: of what the joint writes back to the block the greatest of each window; or 0 */
     bool edged;      /* zeros lie around x wherever windows reach over it */
+    /* The convolution that has x as its result, where tn_conv_makes says so: x is made where it is read. */
+    const struct tn_conv_args *maker;
     bool quads;      /* a number is four bytes, of x without a sign, of the weight with one; results are i32 */
     float *out;      /* contiguous but for its edge; where a joint's result goes, or NULL; what is pooled */
     tn_conv_edge edge;
@@ -56,6 +59,9 @@ bool tn_conv_turns(const tn_conv_args *args);
  * one? A joint's is a single one then, whose strides are the edge's. Both look at `turned` and read no data. */
 bool tn_conv_wants_edge(const tn_conv_args *args, tn_conv_edge *edge);
 bool tn_conv_leaves_edge(const tn_conv_args *args);
+/* Would images be better made where they are read, as far as sizes say? *edge: the maker's then, whose joint's single
+ * result has strides of its own rows and planes and 0 from image to image. `args` is turned. */
+bool tn_conv_makes(const tn_conv_args *args, const tn_conv_args *maker, tn_conv_edge *edge);
 /* Elements of so many planes, the first of which begins at element *first. */
 int64_t tn_conv_edged(const tn_conv_edge *edge, int64_t planes, int64_t *first);
 

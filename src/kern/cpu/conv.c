@@ -23,6 +23,7 @@
 #include <string.h>
 
 #include "kern/cpu/conv_beside.h"
+#include "kern/cpu/conv_rows.h"
 #include "kern/cpu/conv_turned.h"
 #include "kern/cpu/conv_winograd.h"
 #include "kern/cpu/cpu.h"
@@ -470,17 +471,23 @@ static int64_t part_begin(const conv *c, int64_t part) {
     return row;
 }
 
+/* A thread's memory, begun. */
+static block open_block(const conv *c, char *memory, seen **s, port *joint) {
+    *s = (seen *)(void *)memory;
+    memory += SEEN_BYTES;
+    (*s)->slab = (float *)(void *)memory;
+    block b = {.panels = (float *)(void *)(memory + c->slab_bytes),
+               .sums = (float *)(void *)(memory + c->slab_bytes + c->panel_bytes),
+               .joint = joint};
+    port_open(joint, &c->a.joint, (char *)b.sums + c->sums_bytes);
+    return b;
+}
+
 static void compute_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
     const conv *c = ctx;
-    char *memory = c->parts + (size_t)worker * c->part_bytes;
-    seen *s = (seen *)(void *)memory;
-    memory += SEEN_BYTES;
-    s->slab = (float *)(void *)memory;
-    block b = {.panels = (float *)(void *)(memory + c->slab_bytes),
-               .sums = (float *)(void *)(memory + c->slab_bytes + c->panel_bytes)};
+    seen *s;
     port joint;
-    b.joint = &joint;
-    port_open(&joint, &c->a.joint, (char *)b.sums + c->sums_bytes);
+    block b = open_block(c, c->parts + (size_t)worker * c->part_bytes, &s, &joint);
     for (int64_t n = begin; n < end; n++) {
         int64_t at = n % c->blocks, line = n / c->blocks % c->lines, part = n / c->blocks / c->lines % c->row_parts;
         b.group = n / c->blocks / c->lines / c->row_parts;
@@ -494,19 +501,6 @@ static void compute_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
         see(&c->w, s, line, at * c->width, b.columns, panel_of(c->w.with));
         compute_block(c, &b, s);
     }
-}
-
-static size_t turned_workspace(const tn_conv_args *a, int threads) {
-    if (tn_conv_beside_fits(a)) return tn_conv_beside_workspace(a, threads);
-    return tn_conv_turned_workspace(a, NULL, threads);
-}
-
-size_t tn_conv_workspace(const tn_conv_args *args, int threads) {
-    conv c;
-    if (args->turned) return tn_conv_packed_bytes(args) + turned_workspace(args, threads);
-    if (args->winograd) return tn_conv_packed_bytes(args) + tn_conv_winograd_workspace(args, threads);
-    plan(&c, args);
-    return c.tap_bytes + tn_conv_packed_bytes(args) + (size_t)(threads > 1 ? threads : 1) * c.part_bytes;
 }
 
 /* Filters are packed before, or now, at the begin of the workspace, which moves on. */
@@ -529,6 +523,76 @@ static void run_otherwise(const tn_conv_args *args) {
         tn_conv_beside(&a, memory);
     else
         tn_conv_turned(&a, NULL, memory);
+}
+
+/* ---- some rows of it --------------------------------------------------------------------------------------------- */
+
+/* Of places that a block has room for. */
+static int64_t rows_at_once(const conv *c) {
+    if (c->closed) return closed_rows(c);
+    return (c->columns - c->a.places[1]) / c->w.row + 1;
+}
+
+bool tn_conv_rows_fits(const tn_conv_args *args) {
+    enum { FEW_STEPS = 64 }; /* of k: more take longer than a result's way to memory and back */
+    conv c;
+    if (!is_joined(args) || args->pool[0] > 0 || args->turned || args->winograd || args->groups > 1) return false;
+    plan(&c, args);
+    return c.whole && c.w.depth <= FEW_STEPS && c.row_parts == 1;
+}
+
+static size_t plan_bytes(void) { return (sizeof(conv) + 63) / 64 * 64; }
+
+size_t tn_conv_rows_bytes(const tn_conv_args *args) {
+    conv c;
+    plan(&c, args);
+    return plan_bytes() + c.tap_bytes + (args->packed ? 0 : tn_conv_packed_bytes(args));
+}
+
+size_t tn_conv_rows_part_bytes(const tn_conv_args *args) {
+    conv c;
+    plan(&c, args);
+    return c.part_bytes;
+}
+
+void tn_conv_rows_open(const tn_conv_args *args, void *memory) {
+    conv *c = memory;
+    char *next = (char *)memory + plan_bytes();
+    plan(c, args);
+    windows_find_taps(&c->w, (int64_t *)(void *)next);
+    next += c->tap_bytes;
+    c->packed = packed_filters(args, &next);
+}
+
+void tn_conv_rows(const void *plan, int64_t image, int64_t first, int64_t count, float *to, void *memory) {
+    const conv *c = plan;
+    const int64_t row = c->closed ? c->a.places[1] : c->w.row, most = rows_at_once(c);
+    seen *s;
+    port joint;
+    block b = open_block(c, memory, &s, &joint);
+    b.rows = c->a.filters;
+    joint.buffers[c->a.edge.buffer] = (void *)((uintptr_t)to - (uintptr_t)(first * c->a.edge.row) * sizeof *to);
+    s->sections = 0;
+    for (int64_t end = first + count, rows; first < end; first += rows) {
+        rows = tn_min64(most, end - first);
+        b.columns = (rows - 1) * row + c->a.places[1];
+        compute_whole_rows(c, &b, s, image, first * row);
+    }
+}
+
+/* ---- all of it --------------------------------------------------------------------------------------------------- */
+
+static size_t turned_workspace(const tn_conv_args *a, int threads) {
+    if (tn_conv_beside_fits(a)) return tn_conv_beside_workspace(a, threads);
+    return tn_conv_turned_workspace(a, NULL, threads);
+}
+
+size_t tn_conv_workspace(const tn_conv_args *args, int threads) {
+    conv c;
+    if (args->turned) return tn_conv_packed_bytes(args) + turned_workspace(args, threads);
+    if (args->winograd) return tn_conv_packed_bytes(args) + tn_conv_winograd_workspace(args, threads);
+    plan(&c, args);
+    return c.tap_bytes + tn_conv_packed_bytes(args) + (size_t)(threads > 1 ? threads : 1) * c.part_bytes;
 }
 
 /* `out` has what args->out says, or where results go that do not follow each other; these go no other way. */
@@ -566,15 +630,20 @@ bool tn_conv_pools(const tn_conv_args *args) {
     return c.closed;
 }
 
-bool tn_conv_wants_edge(const tn_conv_args *args, tn_conv_edge *edge) {
-    return args->turned && !tn_conv_beside_fits(args) && tn_conv_turned_wants_edge(args, edge);
-}
-
 /* A joint gets rows one by one then: of more than a vector, and the last one nearly full. */
 static bool joins_rows(const tn_conv_args *a) {
     const int64_t across = a->places[1];
     const bool full = 8 * round_up(across, tn_conv_lines()->tiles->lanes) <= 9 * across;
     return !is_joined(a) || a->pool[0] > 0 || (full && across > MOST_LANES);
+}
+
+bool tn_conv_makes(const tn_conv_args *args, const tn_conv_args *maker, tn_conv_edge *edge) {
+    const bool turned = args->turned && !tn_conv_beside_fits(args);
+    return turned && joins_rows(maker) && tn_conv_rows_fits(maker) && tn_conv_turned_makes(args, maker, edge);
+}
+
+bool tn_conv_wants_edge(const tn_conv_args *args, tn_conv_edge *edge) {
+    return args->turned && !tn_conv_beside_fits(args) && tn_conv_turned_wants_edge(args, edge);
 }
 
 /* Tiles that write results themselves leave nothing around them. */

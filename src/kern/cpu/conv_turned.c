@@ -3,7 +3,8 @@
  * out[places, filters] = seen[places, taps] · weight[taps, filters]. Filters are packed as panels of columns. A tile's
  * rows are places side by side in one row of the image, and whichever tap it is at, what they see lies side by side in
  * the slab (windows.h), so that nothing is packed there, whatever the stride, and no place is one that does not exist.
- * Where windows never leave the image and what lies around it, that itself serves as the slab, as it lies. Meanwhile
+ * Where windows never leave the image and what lies around it, that itself serves as the slab, as it lies. Where the
+ * image is cheap to make, rows of it are made in the slab (conv_rows.h), each once a thread. Meanwhile
  * tiles ask for what is far away: filling the slab and writing out would wait for it with nothing to compute.
  * The tile brings a number of the slab to all lanes: nothing but the aligned panel is loaded as a vector.
  *
@@ -17,6 +18,7 @@
 
 #include <string.h>
 
+#include "kern/cpu/conv_rows.h"
 #include "kern/cpu/cpu.h"
 #include "kern/cpu/pooled.h"
 #include "kern/cpu/windows.h"
@@ -25,6 +27,7 @@ enum {
     CHUNK = KIR_KSUM,
     MOST_PLACES = TN_GEMM_BLOCK_LD, /* of a block */
     SLAB = 1 << 17,                 /* elements of a block's slab: a part of the second cache */
+    MADE_SLAB = 1 << 18,            /* of one that blocks walk through, as what is seen is made */
     LEAST_ACROSS = 4,               /* places in a row, or tiles are too low */
     LEAST_DEPTH = 64,               /* steps of k, or turning takes longer than it gains; */
     LEAST_QUADS = 8,                /* of bytes, which are few steps for many products */
@@ -49,7 +52,8 @@ typedef struct turned {
     int64_t blocks, parts;  /* of rows; of panels */
     int64_t depth;          /* of all phases */
     bool in_place;          /* windows are read from the image: they never leave it */
-    size_t tap_bytes, slab_bytes, sums_bytes, begun_bytes, block_bytes, part_bytes;
+    size_t tap_bytes, slab_bytes, sums_bytes, begun_bytes, block_bytes, scratch_bytes, made_bytes, part_bytes;
+    const void *maker; /* conv_rows.h's plan of what makes the images; NULL: nothing does */
     char *memory;
 } turned;
 
@@ -86,6 +90,14 @@ static bool is_in_place(const tn_conv_args *a) {
     return true;
 }
 
+/* More rows than a block sees, so that those that the next one sees too can mostly stay where they are. */
+static void widen_slab(windows *w) {
+    const int64_t sections = w->channel / w->section;
+    w->rows = tn_max64(w->rows, MADE_SLAB / (w->row * w->channels * sections));
+    w->section = w->rows * w->row;
+    w->channel = w->section * sections;
+}
+
 /* `phases`: NULL where the results are the image. */
 static void plan(turned *t, const tn_conv_args *args, const turned_phases *phases) {
     const conv_lines *with = tn_conv_lines();
@@ -97,8 +109,9 @@ static void plan(turned *t, const tn_conv_args *args, const turned_phases *phase
     windows_plan(&t->w, with, &t->a, 1, args->channels, false);
     t->rows = rows_of_block(args, t->w.row);
     windows_plan(&t->w, with, &t->a, (t->rows - 1) * args->places[1] + 1, args->channels, false);
+    if (args->maker) widen_slab(&t->w);
     t->w.channel = (round_up(t->w.channel, LINE) / LINE | 1) * LINE; /* channels begin in all sets of the first cache */
-    t->in_place = is_in_place(args);
+    t->in_place = !args->maker && is_in_place(args);
     t->depth = t->w.depth;
     for (int k = 0; phases && k < t->split[0] * t->split[1]; k++)
         t->depth = (k > 0 ? t->depth : 0) + phase_depth(&phases->of[k]);
@@ -107,8 +120,10 @@ static void plan(turned *t, const tn_conv_args *args, const turned_phases *phase
     t->sums_bytes = windows_area(t->rows * args->places[1] * t->split[1] * t->panel);
     t->begun_bytes = t->depth > CHUNK && CHUNK * t->panel > PANEL ? t->sums_bytes : 0;
     t->block_bytes = args->joint.vm ? windows_area(t->panel * TN_GEMM_BLOCK_LD) : 0;
+    t->scratch_bytes = port_scratch(&args->joint, 0);
+    t->made_bytes = args->maker ? tn_conv_rows_part_bytes(args->maker) : 0;
     t->part_bytes = SEEN_BYTES + t->slab_bytes + t->sums_bytes + t->begun_bytes + t->block_bytes;
-    t->part_bytes += port_scratch(&args->joint, 0);
+    t->part_bytes += t->scratch_bytes + t->made_bytes;
 }
 
 /* Columns of the last panel that are none are summed all the same: an eighth of them at most, of bytes half. Rows that
@@ -136,6 +151,19 @@ bool tn_conv_turned_wants_edge(const tn_conv_args *a, tn_conv_edge *edge) {
     *edge = (tn_conv_edge){.above = before[0], .row = a->size[1] + tn_max64(before[1], behind[1])};
     edge->plane = odd_lines((before[0] + a->size[0] + behind[0]) * edge->row);
     return before[0] + before[1] + behind[0] + behind[1] > 0;
+}
+
+/* Worth it where the image would have left the cache until it is read. All of a row is seen. */
+bool tn_conv_turned_makes(const tn_conv_args *args, const tn_conv_args *maker, tn_conv_edge *edge) {
+    enum { CACHE = 1 << 20 };
+    tn_conv_args a = *args;
+    const int64_t bytes = a.images * a.channels * a.size[0] * a.size[1] * (int64_t)sizeof(float);
+    turned t;
+    if (a.groups > 1 || a.stride[1] != 1 || a.before[1] < 0 || bytes <= CACHE) return false;
+    a.maker = maker;
+    plan(&t, &a, NULL);
+    *edge = (tn_conv_edge){.row = t.w.row, .plane = t.w.channel, .clean = true};
+    return t.rows < t.all_rows && a.before[1] + a.size[1] <= t.w.row;
 }
 
 /* ---- filters, packed --------------------------------------------------------------------------------------------- */
@@ -236,14 +264,6 @@ static void turn_into_slab(const windows *w, seen *s, int64_t group) {
     }
 }
 
-static void fill(const turned *w, seen *s, int64_t group) {
-    if (w->in_place) return;
-    if (channels_follow(&w->a))
-        turn_into_slab(&w->w, s, group);
-    else
-        fill_slab(&w->w, s, group, 0, w->a.channels);
-}
-
 /* Memory that will be wanted, which tiles ask the second cache for: some strips of lines, `apart` elements from each
  * other; then `again` as many of each of the images behind, `image` elements from the end of the last. */
 typedef struct strips {
@@ -257,9 +277,51 @@ typedef struct part {
     seen *s;
     float *sums, *begun, *block; /* begun: chains of which half is summed */
     port joint;
+    void *made; /* the maker's */
     /* The filters of the next chunk; where this panel's results go; what the next block sees that this one does not. */
     strips filters, results, next;
 } part;
+
+/* What this section sees of what the last one saw stays where it is, or goes to the slab's begin where there is no room
+ * behind it: so many rows. */
+static int64_t keep_rows(const turned *w, seen *s, const section *last) {
+    const section *now = &s->section[0];
+    const int64_t down = now->first - last->first, kept = last->high - down, from = s->top + down;
+    s->top = 0;
+    if (!s->clean || s->sections > 1 || now->image != last->image || down <= 0 || kept <= 0) return 0;
+    if (from + now->high <= w->w.rows) {
+        s->top = from;
+        return kept;
+    }
+    float *channel = s->slab;
+    for (int64_t c = 0; c < w->a.channels; c++, channel += w->w.channel)
+        memmove(channel, channel + from * w->w.row, (size_t)(kept * w->w.row) * sizeof *channel);
+    return kept;
+}
+
+/* The rest is made. */
+static void make_slab(const turned *w, part *p, const section *last) {
+    seen *s = p->s;
+    const int64_t kept = keep_rows(w, s, last);
+    clean_slab(&w->w, s);
+    for (int k = 0; k < s->sections; k++) {
+        const section *now = &s->section[k];
+        const int64_t from = tn_max64(now->low, kept);
+        float *to = s->slab + k * w->w.section + (s->top + from) * w->w.row + w->a.before[1];
+        tn_conv_rows(w->maker, now->image, now->first + from, now->high - from, to, p->made);
+    }
+}
+
+/* `last`: the first section of what was seen before. */
+static void fill(const turned *w, part *p, int64_t group, const section *last) {
+    if (w->in_place) return;
+    if (w->maker)
+        make_slab(w, p, last);
+    else if (channels_follow(&w->a))
+        turn_into_slab(&w->w, p->s, group);
+    else
+        fill_slab(&w->w, p->s, group, 0, w->a.channels);
+}
 
 /* Worth it where images are not in that cache anyway. */
 static bool comes_from_afar(const turned *w) {
@@ -326,7 +388,7 @@ static void look_ahead(part *p, tile *t) {
 static const float *section_begin(const turned *w, const part *p, int64_t group, int k) {
     const tn_conv_args *a = &w->a;
     const section *s = &p->s->section[k];
-    if (!w->in_place) return p->s->slab + k * w->w.section;
+    if (!w->in_place) return p->s->slab + k * w->w.section + p->s->top * w->w.row;
     const float *x = a->x + s->image * a->x_stride[0] + group * a->channels * a->x_stride[1];
     return x + s->first * a->x_stride[2] - a->before[1];
 }
@@ -426,14 +488,15 @@ static void compute_block(const turned *w, part *p, int64_t group, int64_t row, 
     const tn_conv_args *a = &w->a;
     const int64_t side = w->split[1], begin = group * w->all_rows + row + 1;
     if (p->s->rows != begin) { /* else a thread takes some more panels */
+        const section last = p->s->sections == 1 ? p->s->section[0] : (section){.image = -1};
         see_rows_of_images(&w->w, p->s, row, rows);
-        fill(w, p->s, group);
+        fill(w, p, group, &last);
         p->s->rows = begin;
     }
     bool whole = row % a->places[0] == 0 && rows % a->places[0] == 0;
     bool afar = comes_from_afar(w) && (whole || p->s->sections == 1);
     p->results = (strips){0};
-    p->next = afar ? next_rows(w, &p->s->section[0], group, rows) : (strips){0};
+    p->next = afar && !w->maker ? next_rows(w, &p->s->section[0], group, rows) : (strips){0};
     for (int64_t n = w->panels * number / w->parts; n < w->panels * (number + 1) / w->parts; n++) {
         const int64_t filters = tn_min64(w->panel, a->filters - n * w->panel);
         const int64_t first = group * a->filters + n * w->panel;
@@ -465,6 +528,7 @@ static void compute_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
     p.begun = (float *)(void *)(memory + w->slab_bytes + w->sums_bytes);
     p.block = (float *)(void *)(memory + w->slab_bytes + w->sums_bytes + w->begun_bytes);
     port_open(&p.joint, &w->a.joint, (char *)p.block + w->block_bytes);
+    p.made = (char *)p.block + w->block_bytes + w->scratch_bytes;
     for (int64_t n = begin; n < end; n++) {
         int64_t at = n % w->blocks, number = n / w->blocks % w->parts, group = n / w->blocks / w->parts;
         int64_t row = block_begin(w, at);
@@ -495,7 +559,8 @@ static void share_out(turned *t, int threads) {
 size_t tn_conv_turned_workspace(const tn_conv_args *args, const turned_phases *phases, int threads) {
     turned t;
     plan(&t, args, phases);
-    return t.tap_bytes + (size_t)(threads > 1 ? threads : 1) * t.part_bytes;
+    size_t shared = t.tap_bytes + (args->maker ? tn_conv_rows_bytes(args->maker) : 0);
+    return shared + (size_t)(threads > 1 ? threads : 1) * t.part_bytes;
 }
 
 /* Where each step of k of a window lies, from where the largest one begins, in the image or in the slab. */
@@ -526,6 +591,11 @@ void tn_conv_turned(const tn_conv_args *args, const turned_phases *phases, void 
     int threads = windows_threads(args);
     find_phases(&t, phases, workspace);
     t.memory = (char *)workspace + t.tap_bytes;
+    if (args->maker) {
+        tn_conv_rows_open(args->maker, t.memory);
+        t.maker = t.memory;
+        t.memory += tn_conv_rows_bytes(args->maker);
+    }
     share_out(&t, threads);
     windows_open(t.memory, t.part_bytes, threads);
     int64_t tasks = t.a.groups * t.parts * t.blocks;

@@ -7,6 +7,7 @@
 /* Does it take these sizes, and is it worth it? The others take sizes for which this is so. */
 bool tn_conv_turned_fits(const tn_conv_args *args);
 bool tn_conv_turned_wants_edge(const tn_conv_args *args, tn_conv_edge *edge);
+bool tn_conv_turned_makes(const tn_conv_args *args, const tn_conv_args *maker, tn_conv_edge *edge); /* the reader's */
 size_t tn_conv_turned_packed_bytes(const tn_conv_args *args);
 void tn_conv_turned_pack(const tn_conv_args *args, void *to);
 

@@ -36,7 +36,7 @@ static inline void close_edge(const tn_conv_args *a, int64_t image, int64_t chan
                               int64_t rows) {
     const int64_t across = result_extent(a, 1), down = result_extent(a, 0), next = a->edge.row;
     const int64_t above = a->edge.above * next, beside = next - across;
-    if (next == 0 || rows == 0) return;
+    if (next == 0 || rows == 0 || a->edge.clean) return;
     float *first = result_at(a, image, channel, row);
     if (row == 0) zero_channels(a, first - above, channels, above);
     if (row == 0 && image + channel == 0) zero_channels(a, first - above - beside, 1, beside);

@@ -42,7 +42,8 @@ typedef struct section {
 typedef struct seen {
     float *slab;
     bool clean;   /* the zeros are those of this run */
-    int64_t rows; /* conv_turned.c's: one more than the first of those whose slab it has; 0: of none */
+    int64_t rows; /* conv_turned.c's: one more than the first of those whose slab it has; 0: of none … */
+    int64_t top;  /* … and the row of the slab in which the first section begins */
     int64_t left; /* column of places where the slab's rows begin */
     int sections, pieces;
     section section[SEEN_PLACES];
@@ -57,7 +58,7 @@ static inline void windows_open(char *memory, size_t apart, int threads) {
     const int parts = threads > 1 ? tn_threads() : 1;
     for (int i = 0; i < parts; i++) {
         seen *s = (seen *)(void *)(memory + (size_t)i * apart);
-        s->rows = s->sections = 0;
+        s->rows = s->top = s->sections = 0;
     }
 }
 
