@@ -280,7 +280,8 @@ void tn_group_move_up(tn_graph_plan *g, int from, int to);
 void tn_chain_products(tn_graph_plan *g);
 /* And products that need of each other's results their own rows alone (by_rows.c). */
 tn_status tn_products_by_rows(tn_graph_plan *g);
-/* Results that one convolution reads get zeros around them (edges.c). Natives are there, places are not. */
+/* Results that one convolution reads get zeros around them, or are made where it reads them (edges.c). Natives are
+ * there, places are not. */
 void tn_leave_edges(tn_graph_plan *g);
 
 /* ---- memory (layout.c) ------------------------------------------------------------------------------------------- */

@@ -1,9 +1,10 @@
-/* edges.c — results that one convolution alone reads lie with zeros around them.
+/* edges.c — results that one convolution alone reads lie with zeros around them, or nowhere.
  *
  * Windows at the edge of an image see zeros outside of it. A convolution copies what it sees to a slab that has them,
  * a large part of its image at a time. Where the image is the result of another convolution, that one can as well leave
- * room around it and write the zeros while it writes the rows; then nothing is copied. No op knows: strides say where
- * elements are, and only two kernels that agreed about it meet that memory. */
+ * room around it and write the zeros while it writes the rows; then nothing is copied. A large image that a few taps
+ * make of a small one had rather be made in the slab, rows at a time: then it is never in memory. No op knows: strides
+ * say where elements are, and only two kernels that agreed about it meet them. */
 #include "core/native.h"
 
 /* Is the value nobody's but this group's, which reads it as it lies, once? */

@@ -375,7 +375,11 @@ void tn_native_run(tn_native *n, void *const *pointers, const kir_dial *dials) {
 }
 
 void tn_native_cost(const tn_native *n, tn_cost *cost) {
-    if (n->row->cost) n->row->cost(n, cost);
+    double flops = 0;
+    for (; n && n->row->cost; n = n->next, flops = cost->flops) {
+        n->row->cost(n, cost);
+        cost->flops += flops;
+    }
 }
 
 const char *tn_native_by(const tn_native *n) { return n->by; }

@@ -511,7 +511,7 @@ static void join_edged(tn_native *n, const kir_program *p, int64_t image) {
     }
 }
 
-/* ---- made where it is read ---------------------------------------------------------------------------------------- */
+/* ---- made where it is read --------------------------------------------------------------------------------------- */
 
 /* The maker, with its reader behind it in the launch. */
 static void run_made(tn_native *n, void *const *pointers) {
@@ -538,7 +538,7 @@ bool tn_conv_agree_to_make(tn_value *v, tn_group *maker, tn_group *reader) {
     maker->workspace = tn_conv_workspace(read, tn_threads());
     reader->workspace = 0;
     maker->by_rows = reader->by_rows = reader->chained = true;
-    v->room = 1; /* nobody's */
+    v->stored = false;
     return true;
 }
 
@@ -560,8 +560,7 @@ void tn_conv_agree_on_edge(tn_value *v, tn_group *maker, tn_group *reader) {
     v->room_before = first * (int64_t)sizeof(float);
     made->edge = edge;
     made->edge.buffer = from->joined_out - 1;
-    if (from->joint && made->pool[0] == 0)
-        join_edged(from, maker->program, edge.plane * made->groups * made->filters);
+    if (from->joint && made->pool[0] == 0) join_edged(from, maker->program, edge.plane * made->groups * made->filters);
     memcpy(read->x_stride, (const int64_t[]){edge.plane * read->groups * read->channels, edge.plane, edge.row, 1},
            sizeof read->x_stride);
     read->edged = true;

@@ -38,8 +38,8 @@ typedef struct tn_conv_args {
     bool edged;      /* zeros lie around x wherever windows reach over it */
     /* The convolution that has x as its result, where tn_conv_makes says so: x is made where it is read. */
     const struct tn_conv_args *maker;
-    bool quads;      /* a number is four bytes, of x without a sign, of the weight with one; results are i32 */
-    float *out;      /* contiguous but for its edge; where a joint's result goes, or NULL; what is pooled */
+    bool quads; /* a number is four bytes, of x without a sign, of the weight with one; results are i32 */
+    float *out; /* contiguous but for its edge; where a joint's result goes, or NULL; what is pooled */
     tn_conv_edge edge;
     void *workspace; /* 64-byte aligned */
 } tn_conv_args;

@@ -90,7 +90,7 @@ static bool is_in_place(const tn_conv_args *a) {
     return true;
 }
 
-/* More rows than a block sees, so that those that the next one sees too can mostly stay where they are. */
+/* Of the slab: more than a block sees, so that those that the next one sees too can mostly stay where they are. */
 static void widen_slab(windows *w) {
     const int64_t sections = w->channel / w->section;
     w->rows = tn_max64(w->rows, MADE_SLAB / (w->row * w->channels * sections));
@@ -155,7 +155,7 @@ bool tn_conv_turned_wants_edge(const tn_conv_args *a, tn_conv_edge *edge) {
 
 /* Worth it where the image would have left the cache until it is read. All of a row is seen. */
 bool tn_conv_turned_makes(const tn_conv_args *args, const tn_conv_args *maker, tn_conv_edge *edge) {
-    enum { CACHE = 1 << 20 };
+    enum { CACHE = 4 << 20 };
     tn_conv_args a = *args;
     const int64_t bytes = a.images * a.channels * a.size[0] * a.size[1] * (int64_t)sizeof(float);
     turned t;
@@ -282,14 +282,18 @@ typedef struct part {
     strips filters, results, next;
 } part;
 
+static int64_t rows_seen(const tn_conv_args *a, const section *s) {
+    return (s->count / a->places[1] - 1) * a->stride[0] + window_reach(a, 0);
+}
+
 /* What this section sees of what the last one saw stays where it is, or goes to the slab's begin where there is no room
  * behind it: so many rows. */
 static int64_t keep_rows(const turned *w, seen *s, const section *last) {
     const section *now = &s->section[0];
     const int64_t down = now->first - last->first, kept = last->high - down, from = s->top + down;
     s->top = 0;
-    if (!s->clean || s->sections > 1 || now->image != last->image || down <= 0 || kept <= 0) return 0;
-    if (from + now->high <= w->w.rows) {
+    if (s->sections > 1 || now->image != last->image || down <= 0 || kept <= 0) return 0;
+    if (from + rows_seen(&w->a, now) <= w->w.rows) {
         s->top = from;
         return kept;
     }
@@ -299,16 +303,35 @@ static int64_t keep_rows(const turned *w, seen *s, const section *last) {
     return kept;
 }
 
+/* `count` zeros in each channel, `runs` times, a row from each other. */
+static void write_zeros(const turned *w, float *to, int64_t count, int64_t runs) {
+    for (int64_t c = 0; c < w->a.channels && count > 0; c++, to += w->w.channel)
+        for (int64_t r = 0; r < runs; r++)
+            memset(to + r * w->w.row, 0, (size_t)count * sizeof *to);
+}
+
+/* Left and right of all rows, once. */
+static void clean_sides(const turned *w, const seen *s) {
+    const int64_t left = w->a.before[1], across = left + w->a.size[1], rows = w->w.channel / w->w.row;
+    if (s->rows > 0) return;
+    write_zeros(w, s->slab, left, rows);
+    write_zeros(w, s->slab + across, w->w.row - across, rows);
+}
+
 /* The rest is made. */
 static void make_slab(const turned *w, part *p, const section *last) {
     seen *s = p->s;
-    const int64_t kept = keep_rows(w, s, last);
-    clean_slab(&w->w, s);
+    const int64_t kept = keep_rows(w, s, last), row = w->w.row;
+    clean_sides(w, s);
     for (int k = 0; k < s->sections; k++) {
         const section *now = &s->section[k];
-        const int64_t from = tn_max64(now->low, kept);
-        float *to = s->slab + k * w->w.section + (s->top + from) * w->w.row + w->a.before[1];
-        tn_conv_rows(w->maker, now->image, now->first + from, now->high - from, to, p->made);
+        const int64_t seen_rows = rows_seen(&w->a, now), from = tn_max64(now->low, kept);
+        const int64_t above = kept > 0 ? 0 : tn_min64(now->low, seen_rows), high = tn_max64(now->high, 0);
+        float *to = s->slab + k * w->w.section + s->top * row;
+        write_zeros(w, to, above * row, 1);
+        write_zeros(w, to + high * row, (seen_rows - high) * row, 1);
+        tn_conv_rows(w->maker, now->image, now->first + from, now->high - from, to + from * row + w->a.before[1],
+                     p->made);
     }
 }
 
