@@ -862,6 +862,7 @@ static void what_is_cheap_is_made_where_it_is_read(void **state) {
         {31, 2, 48, {9, 79}, {3, 3}, {.padding = {1, 1}}, BIASED, MADE, 1}, /* blocks of two images */
         {1, 3, 64, {206, 80}, {5, 3}, {.padding = {2, 1}, .stride = {2, 1}}, BIASED, MADE, 1},
         {1, 3, 64, {206, 80}, {3, 3}, {.padding = {3, 2}, .dilation = {3, 2}}, BIASED, MADE, 1},
+        {1, 3, 64, {206, 80}, {3, 3}, {.padding = {40, 1}}, BIASED, MADE, 1}, /* blocks see nothing but zeros */
         {1, 3, 64, {150, 110}, {3, 5}, {.padding = {0, 4}}, BIASED, MADE, 1},
         {1, 1, 64, {262, 251}, {3, 3}, {.padding = {1, 1}}, BIASED, MADE, 2},
         {1, 3, 64, {206, 80}, {1, 5}, {.padding = {0, 0}}, BIASED, MADE, 1},      /* no row is seen twice … */

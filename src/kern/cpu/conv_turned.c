@@ -326,9 +326,9 @@ static void make_slab(const turned *w, part *p, const section *last) {
     for (int k = 0; k < s->sections; k++) {
         const section *now = &s->section[k];
         const int64_t seen_rows = rows_seen(&w->a, now), from = tn_max64(now->low, kept);
-        const int64_t above = kept > 0 ? 0 : tn_min64(now->low, seen_rows), high = tn_max64(now->high, 0);
+        const int64_t above = tn_min64(now->low, seen_rows), high = tn_max64(now->high, 0);
         float *to = s->slab + k * w->w.section + s->top * row;
-        write_zeros(w, to, above * row, 1);
+        write_zeros(w, to + kept * row, (above - kept) * row, 1); /* kept rows above the image are zeros already */
         write_zeros(w, to + high * row, (seen_rows - high) * row, 1);
         tn_conv_rows(w->maker, now->image, now->first + from, now->high - from, to + from * row + w->a.before[1],
                      p->made);
