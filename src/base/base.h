@@ -192,15 +192,21 @@ typedef struct tn_cpu_info {
     char name[96];
     tn_isa isa; /* the best level that processor and system allow (TRUNNION_ISA lowers it) */
     bool vnni, bf16, f16c, neon;
-    bool avx_vnni;                     /* vnni in the encoding of AVX2, whatever the level above it */
-    int cores;                         /* processors this process may run on (affinity mask) */
-    int usable_threads;                /* the same, cut by the cgroup quota, at least 1 */
-    int64_t l1d, l2, l3;               /* bytes; sensible defaults when unknown */
-    int64_t total_memory, free_memory; /* bytes, cgroup limit respected; free is read anew at each call */
+    bool avx_vnni;       /* vnni in the encoding of AVX2, whatever the level above it */
+    int cores;           /* processors this process may run on (affinity mask) */
+    int usable_threads;  /* the same, cut by the cgroup quota, at least 1 */
+    int64_t l1d, l2, l3; /* bytes; sensible defaults when unknown */
 } tn_cpu_info;
-tn_cpu_info tn_cpu(void);
+tn_cpu_info tn_cpu(void);       /* read once */
 void tn_cpu_limit(tn_isa most); /* from now on tn_cpu names no higher level than this; what was chosen before stays */
 const char *tn_isa_name(tn_isa isa); /* "baseline", "avx2", "avx512" */
+
+/* Bytes that this process may use, in all and right now, the cgroups' limits respected: read anew at each call, out of
+ * some twenty files. */
+typedef struct tn_host_memory {
+    int64_t total, unused;
+} tn_host_memory;
+tn_host_memory tn_host_memory_now(void);
 
 /* ---- the one thread pool (threads.c) ----------------------------------------------------------------------------- */
 

@@ -205,14 +205,13 @@ static int64_t read_meminfo(const char *key) {
     return bytes;
 }
 
-static void read_memory(tn_cpu_info *info, const tn_cgroup_limits *limits) {
-    info->total_memory = read_meminfo("MemTotal");
-    info->free_memory = read_meminfo("MemAvailable");
-    if (info->total_memory <= 0) info->total_memory = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
-    if (info->free_memory <= 0) info->free_memory = info->total_memory;
-    if (limits->memory <= 0) return;
-    info->total_memory = tn_min64(info->total_memory, limits->memory);
-    info->free_memory = tn_min64(info->free_memory, limits->memory_free);
+tn_host_memory tn_host_memory_now(void) {
+    const tn_cgroup_limits limits = tn_cgroup_read("");
+    tn_host_memory m = {read_meminfo("MemTotal"), read_meminfo("MemAvailable")};
+    if (m.total <= 0) m.total = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
+    if (m.unused <= 0) m.unused = m.total;
+    if (limits.memory <= 0) return m;
+    return (tn_host_memory){tn_min64(m.total, limits.memory), tn_min64(m.unused, limits.memory_free)};
 }
 
 /* ---- all of it, once --------------------------------------------------------------------------------------------- */
@@ -250,7 +249,5 @@ tn_cpu_info tn_cpu(void) {
     pthread_once(&once, read_fixed_info);
     tn_cpu_info info = fixed_info;
     lower_isa(&info, (tn_isa)atomic_load(&most_isa));
-    tn_cgroup_limits limits = tn_cgroup_read("");
-    read_memory(&info, &limits);
     return info;
 }

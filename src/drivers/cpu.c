@@ -17,13 +17,14 @@ _Static_assert(offsetof(tn_launch, dials) == offsetof(kir_launch, dials), "tn_la
 static int the_processor; /* the handle of every open: there is one processor and it has no state of its own */
 
 static void cpu_probe(tn_probe *out) {
-    tn_cpu_info cpu = tn_cpu();
+    const tn_cpu_info cpu = tn_cpu();
+    const tn_host_memory memory = tn_host_memory_now();
     if (out->capacity < 1) return;
     tn_device_info *d = &out->devices[0];
     snprintf(d->name, sizeof d->name, "%s", cpu.name);
     snprintf(d->compute_capability, sizeof d->compute_capability, "%s", cpu.neon ? "neon" : tn_isa_name(cpu.isa));
-    d->total_memory = cpu.total_memory;
-    d->free_memory = cpu.free_memory;
+    d->total_memory = memory.total;
+    d->free_memory = memory.unused;
     d->unified_memory = true;
     d->threads = tn_threads();
     out->count = 1;
@@ -117,9 +118,9 @@ static tn_status cpu_sync(void *device) {
 
 static tn_status cpu_memory(void *device, int64_t *total, int64_t *unused) {
     (void)device;
-    tn_cpu_info cpu = tn_cpu();
-    *total = cpu.total_memory;
-    *unused = cpu.free_memory;
+    const tn_host_memory memory = tn_host_memory_now();
+    *total = memory.total;
+    *unused = memory.unused;
     return TN_OK;
 }
 

@@ -550,7 +550,7 @@ static tn_status opencl_memory(void *device, int64_t *total, int64_t *unused) {
     *total = d->room.total;
     *unused = tn_room_left(&d->room, false);
     if (ask(d->device, DEVICE_FREE_MEMORY_AMD, amd, sizeof amd)) *unused = tn_min64(*unused, (int64_t)amd[0] << 10);
-    if (d->software) *unused = tn_min64(*unused, tn_cpu().free_memory);
+    if (d->software) *unused = tn_min64(*unused, tn_host_memory_now().unused);
     return TN_OK;
 }
 

@@ -93,7 +93,7 @@ static void describe(tn_probe *out, void *adapter) {
     if (over) snprintf(d->compute_capability, sizeof d->compute_capability, "over %s", over);
     d->software = info.type == ADAPTER_CPU;
     d->unified_memory = d->software || info.type == ADAPTER_INTEGRATED;
-    if (d->software) d->total_memory = tn_cpu().total_memory;
+    if (d->software) d->total_memory = tn_host_memory_now().total;
     tn_wg_gpu.AdapterInfoFreeMembers(info);
 }
 

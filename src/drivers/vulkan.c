@@ -281,7 +281,7 @@ static tn_status vulkan_memory(void *device, int64_t *total, int64_t *unused) {
     vk_device *d = device;
     tn_vulkan_memory(d->place, d->has.knows_budget, total, unused);
     if (!d->has.knows_budget) *unused = tn_room_left(&d->room, false);
-    if (d->software) *unused = tn_min64(*unused, tn_cpu().free_memory);
+    if (d->software) *unused = tn_min64(*unused, tn_host_memory_now().unused);
     return TN_OK;
 }
 

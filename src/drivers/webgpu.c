@@ -741,7 +741,7 @@ static tn_status request_device(wg_device *d, void *adapter) {
     tn_wg_text(driver, sizeof driver, info.description);
     tn_wg_gpu.AdapterInfoFreeMembers(info);
     d->software = info.type == ADAPTER_CPU;
-    if (d->software) d->room.total = tn_cpu().total_memory;
+    if (d->software) d->room.total = tn_host_memory_now().total;
     uint32_t version = tn_wg_gpu.GetVersion();
     snprintf(d->version, sizeof d->version, "wgpu-native %u.%u.%u.%u %.36s %.30s", version >> 24, version >> 16 & 255,
              version >> 8 & 255, version & 255, name, driver);

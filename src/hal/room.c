@@ -17,5 +17,5 @@ tn_status tn_room_take(tn_room *r, const char *device, size_t bytes) {
 
 int64_t tn_room_left(const tn_room *r, bool in_host) {
     int64_t left = tn_max64(r->total - atomic_load(&r->taken), 0);
-    return in_host ? tn_min64(left, tn_cpu().free_memory) : left;
+    return in_host ? tn_min64(left, tn_host_memory_now().unused) : left;
 }
