@@ -151,6 +151,7 @@ def declared():
          {"q_num_heads": 2, "kv_num_heads": 2, "update_rule": "gated_delta"}, FLOATS),
         ("causal_conv", "CausalConvWithState", ms, [f32(1, 6, 5), f32(6, 1, 4), f32(6), f32(1, 6, 3)],
          {"activation": "silu"}, FLOATS),
+        ("resize_rounded", "Resize", "", [f32(1, 1, 5, 10), None, number([1, 1, 2.6, 1.3])], {"mode": "linear"}, FLOATS),
         ("quantize", "QuantizeLinear", ms, [f32(3, 5), scale, zero], {}, ONE_OFF),
         ("dequantize", "DequantizeLinear", ms, byte(3, 5), {}, FLOATS),
         ("dict_texts", "DictVectorizer", ml, [{"b": 2.5, "z": 9.0, "a": 1.5}], {"string_vocabulary": ["a", "b", "c"]},

@@ -275,7 +275,7 @@ static tn_status set_axes(const onnx_call *c, const wishes *g, bool crop, axis *
             a->scale = g->scales[i];
         else
             a->scale = common > 0 ? common : (double)g->sizes[i] / in;
-        double out = g->scale_count ? floor(in * share * a->scale)
+        double out = g->scale_count ? floor((double)(float)(in * share * a->scale)) /* 5 · 2.6f is 13 to everybody */
                      : common > 0   ? floor(common * in + 0.5)
                                     : (double)g->sizes[i];
         if (!(a->scale > 0 || out == 0) || !(out >= 0 && out <= INT32_MAX))
