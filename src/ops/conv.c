@@ -53,6 +53,12 @@ static bool groups_fit(int64_t channels, const tn_node *weight, int64_t groups) 
     return channels / groups == weight->shape[1];
 }
 
+/* The same of a weight [in channels, out channels / groups, …], which may have no channels, so that any number divides
+ * them. */
+static bool groups_spread(const tn_node *weight, int64_t groups) {
+    return groups >= 1 && weight->shape[0] % groups == 0 && weight->shape[1] <= INT64_MAX / groups;
+}
+
 static tn_status check_conv_channels(const tn_infer *c, int axes) {
     const tn_node *x = c->in[0], *w = c->in[1];
     int64_t groups = conv_groups(c->attrs->i, axes), channels = x->shape[tn_images_channel_dim(x, axes)];
@@ -472,7 +478,7 @@ static tn_status infer_spread2d(tn_infer *c) {
     int64_t groups = c->attrs->i[TN_SPREAD2D_GROUPS];
     char yt[96], wt[96];
     TRY(check_same_dtype(c));
-    if (y->rank != 4 || weight->rank != 4 || groups < 1 || y->shape[1] != weight->shape[0] || y->shape[1] % groups)
+    if (y->rank != 4 || weight->rank != 4 || y->shape[1] != weight->shape[0] || !groups_spread(weight, groups))
         return tn_fail(TN_ERR_SHAPE, "spread2d: results %s, filters %s and %lld groups do not fit",
                        tn_shape_text(y, yt, sizeof yt), tn_shape_text(weight, wt, sizeof wt), (long long)groups);
     tn_images_infer(c, 2, weight->shape[1] * groups, c->attrs->i + TN_SPREAD2D_SIZE);
@@ -735,8 +741,8 @@ static tn_status infer_conv_transpose2d(tn_infer *c) {
     char xt[96], wt[96];
     TRY(check_same_dtype(c));
     TRY(tn_images_check(c, 2));
-    bool fits = weight->rank == 4 && groups >= 1 && weight->shape[0] == x->shape[tn_images_channel_dim(x, 2)];
-    if (!fits || weight->shape[0] % groups)
+    bool fits = weight->rank == 4 && weight->shape[0] == x->shape[tn_images_channel_dim(x, 2)];
+    if (!fits || !groups_spread(weight, groups))
         return tn_fail(TN_ERR_SHAPE,
                        "conv_transpose2d: input %s, weight %s and %lld groups do not fit: the weight is [in channels, "
                        "out channels / groups, kernel height, kernel width]",
@@ -785,4 +791,5 @@ const tn_op_impl tn_impl_conv_transpose2d = {
              "[1,2,2,3] [2,2,3,3] [2] stride=(2,2) padding=(1,1) output_padding=(1,1); "
              "[1,4,2,2] [4,1,2,3] - stride=(2,3) groups=2 dilation=(2,1); "
              "[1,1,2,2] [1,2,2,2] [2] padding=(1,1) output_padding=(1,1) dilation=(2,2); [2,3,2] [2,1,2,2] -; "
-             "error=output_padding [1,1,2,2] [1,1,2,2] - output_padding=(1,0); error=weight [1,2,2,2] [3,1,2,2] -"};
+             "error=output_padding [1,1,2,2] [1,1,2,2] - output_padding=(1,0); error=weight [1,2,2,2] [3,1,2,2] -; "
+             "error=groups [1,0,2,2] [0,4,2,2] - groups=4611686018427387904"};
