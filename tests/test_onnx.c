@@ -437,6 +437,8 @@ static void what_does_not_fit_is_refused_when_it_runs(void **state) {
                  {MODEL("unfit_floats.onnx"), "input 1 is f32 where bytes are needed", TN_ERR_UNSUPPORTED},
                  {MODEL("unfit_zeros.onnx"), "5 zero points of input 1", TN_ERR_UNSUPPORTED},
                  {MODEL("unfit_flat.onnx"), "a weight of 2 dimensions, an input of 4", TN_ERR_UNSUPPORTED},
+                 {MODEL("unfit_kernel.onnx"), "kernel_shape has 1 along axis 1, the weight 2", TN_ERR_UNSUPPORTED},
+                 {MODEL("unfit_groups.onnx"), "0 groups", TN_ERR_UNSUPPORTED},
                  {MODEL("unfit_product.onnx"), "products of u8 with f32", TN_ERR_UNSUPPORTED},
                  {MODEL("unfit_heads.onnx"), "no heads", TN_ERR_SHAPE},
                  {MODEL("unfit_place.onnx"), "1 positions from -3 on, of a table of 4", TN_ERR_SHAPE}};

@@ -161,7 +161,7 @@ typedef struct tn_group {
     int next_append; /* the next of those that wait for the same group, -1: none */
     bool templated;  /* its product or native op is a program with workgroups after all */
     bool updates;    /* … which writes some elements of its first operand's memory, if the result lies there */
-    bool chained;    /* a product that is computed together with the one before it */
+    bool chained;    /* it is computed in the launch of the one before it, together with that */
     bool by_rows;    /* … or behind it; row by row */
     const char
         *host; /* place.c: a word for why the host computes it and not the plan's device; NULL: the device does */

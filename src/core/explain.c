@@ -69,7 +69,7 @@ static void put_command(tn_str *out, size_t number, const tn_command *c) {
     tn_str_add(out, "%4zu  %-7s %s", number, tn_command_kind_name(c), c->label);
     if (c->kind == TN_CMD_KERNEL && c->launch_count > 1)
         tn_str_add(out, "  (and %lld like it, one launch)", (long long)(c->launch_count - 1));
-    if (c->by_rows) tn_str_add(out, "  (by rows: a thread takes its own through all, whose weights fit its cache)");
+    if (c->by_rows) tn_str_add(out, "  (by rows: a thread takes its own through all, while its cache has them)");
     tn_str_add(out, "%s\n", c->commit ? "  [commit]" : "");
 }
 

@@ -29,11 +29,20 @@ static void share_padding(onnx_window *w, int a, int64_t total, bool lower) {
     w->after[a] = total - w->before[a];
 }
 
+/* A node may say again what its weight says: the same. */
+static tn_status read_kernel(const onnx_call *c, const int64_t *kernel, onnx_window *w) {
+    TRY(onnx_ints_of(c, "kernel_shape", w->axes, 0, w->kernel));
+    for (int a = 0; kernel && a < w->axes; a++) {
+        if (w->kernel[a] != 0 && w->kernel[a] != kernel[a])
+            return onnx_refuse(c, "kernel_shape has %lld along axis %d, the weight %lld", (long long)w->kernel[a], a,
+                               (long long)kernel[a]);
+        w->kernel[a] = kernel[a];
+    }
+    return TN_OK;
+}
+
 static tn_status read_sizes(const onnx_call *c, const int64_t *kernel, onnx_window *w) {
-    if (kernel)
-        memcpy(w->kernel, kernel, (size_t)w->axes * sizeof *kernel);
-    else
-        TRY(onnx_ints_of(c, "kernel_shape", w->axes, 0, w->kernel));
+    TRY(read_kernel(c, kernel, w));
     TRY(onnx_ints_of(c, "strides", w->axes, 1, w->stride));
     TRY(onnx_ints_of(c, "dilations", w->axes, 1, w->dilation));
     for (int a = 0; a < w->axes; a++)
@@ -165,13 +174,15 @@ tn_tensor *onnx_convolve(const tn_tensor *x, const tn_tensor *weight, const tn_t
 }
 
 tn_status onnx_conv(onnx_call *c) {
-    const tn_tensor *x = onnx_in(c, 0), *weight = onnx_in(c, 1);
+    const tn_tensor *x = onnx_in(c, 0), *weight = onnx_in(c, 1), *bias = onnx_has(c, 2) ? onnx_in(c, 2) : NULL;
+    int64_t groups = onnx_int(c, "group", 1);
     onnx_window w;
     TRY(tn_status_of(weight));
     if (tn_rank(weight) != tn_rank(x) && tn_status_of(x) == TN_OK)
         return onnx_refuse(c, "a weight of %d dimensions for an input of %d", tn_rank(weight), tn_rank(x));
+    if (groups < 1) return onnx_refuse(c, "%lld groups: at least 1", (long long)groups);
     TRY(onnx_window_read(c, x, tn_shape(weight) + 2, &w));
-    return onnx_put(c, 0, onnx_convolve(x, weight, onnx_has(c, 2) ? onnx_in(c, 2) : NULL, &w, onnx_int(c, "group", 1)));
+    return onnx_put(c, 0, onnx_convolve(x, weight, bias, &w, groups));
 }
 
 /* ---- transposed convolution -------------------------------------------------------------------------------------- */
