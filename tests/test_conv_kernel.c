@@ -877,6 +877,28 @@ static void what_is_cheap_is_made_where_it_is_read(void **state) {
     compare_all_with_what_was_stored(cases, TN_COUNT(cases), true);
 }
 
+/* Images of one column lie down for the first of two convolutions, and not for the second, which sees columns beside
+ * them: it reads them as they are stored, also where they would be better made (the second case). */
+static void what_lies_down_is_stored_as_it_is(void **state) {
+    (void)state;
+    static const struct {
+        int64_t images, rows;
+    } cases[] = {{2, 64}, {40, 420}};
+    static float seen[40 * 32 * 420 * 5], apart[TN_COUNT(seen)];
+    for (size_t i = 0; i < TN_COUNT(cases); i++)
+        TN_SCOPE {
+            tn_conv2d_options o[2] = {{.struct_size = sizeof *o, .padding = {1, 0}},
+                                      {.struct_size = sizeof *o, .padding = {1, 2}}};
+            const int64_t filters = 64;
+            tn_tensor *t[] = {random_tensor(TN_DIMS(cases[i].images, 1, cases[i].rows, 1)),
+                              random_tensor(TN_DIMS(filters, 1, 3, 1)), random_tensor(&filters, 1),
+                              random_tensor(TN_DIMS(filters / 2, filters, 3, 1))};
+            assert_int_equal(one_behind_another(t, o, BIASED, true, apart), COPIED);
+            assert_int_equal(one_behind_another(t, o, BIASED, false, seen), COPIED);
+            assert_memory_equal(seen, apart, sizeof seen);
+        }
+}
+
 /* Windows of one tap over many places are a product where these follow each other, and a convolution like others where
  * they do not. */
 static void one_tap_has_the_bits_of_a_product(void **state) {
@@ -1067,6 +1089,7 @@ int main(void) {
         cmocka_unit_test(pooling_joins_a_convolution_with_the_same_bits),
         cmocka_unit_test(what_one_convolution_reads_has_zeros_around_it),
         cmocka_unit_test(what_is_cheap_is_made_where_it_is_read),
+        cmocka_unit_test(what_lies_down_is_stored_as_it_is),
         cmocka_unit_test(one_filter_a_channel_has_the_bits_of_its_definition),
         cmocka_unit_test(one_filter_a_channel_has_the_bits_of_its_composition),
         cmocka_unit_test(one_tap_has_the_bits_of_a_product),

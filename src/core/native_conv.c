@@ -501,6 +501,15 @@ tn_status tn_make_int_conv2d(const tn_graph_plan *g, const tn_group *group, tn_n
     return TN_OK;
 }
 
+/* Are rows and columns of the image those of its value for both? Not for one that lies down. */
+static bool both_stand(const tn_node *image, const tn_conv_args *made, const tn_conv_args *read) {
+    bool stand = true;
+    for (int d = 0; d < 2; d++)
+        stand = stand && read->size[d] == image->shape[2 + d] &&
+                (made->pool[0] > 0 || made->places[d] == image->shape[2 + d]);
+    return stand;
+}
+
 /* The joint's only result gets the strides of what has an edge: its rows' and planes', and from image to image. */
 static void join_edged(tn_native *n, const kir_program *p, int64_t image) {
     for (int i = 0; i < p->n_ins; i++) {
@@ -527,8 +536,7 @@ bool tn_conv_agree_to_make(tn_value *v, tn_group *maker, tn_group *reader) {
     tn_conv_args *made = &from->conv, *read = &to->conv;
     tn_conv_edge edge;
     if (from->run != run_correlate2d || to->run != run_correlate2d || !from->joined_out) return false;
-    if (read->size[0] != v->node->shape[2] || read->size[1] != v->node->shape[3]) return false; /* lies down */
-    if (!tn_conv_makes(read, made, &edge)) return false;
+    if (!both_stand(v->node, made, read) || !tn_conv_makes(read, made, &edge)) return false;
     made->edge = edge;
     made->edge.buffer = from->joined_out - 1;
     join_edged(from, maker->program, 0);
@@ -554,7 +562,7 @@ void tn_conv_agree_on_edge(tn_value *v, tn_group *maker, tn_group *reader) {
     tn_conv_args *made = &from->conv, *read = &to->conv;
     tn_conv_edge edge;
     if (to->run != run_correlate2d || !tn_conv_wants_edge(read, &edge) || !leaves_edge(from)) return;
-    if (read->size[0] != v->node->shape[2] || read->size[1] != v->node->shape[3]) return; /* lies down */
+    if (!both_stand(v->node, made, read)) return;
     int64_t first, planes = read->images * read->groups * read->channels;
     v->room = tn_conv_edged(&edge, planes, &first) * (int64_t)sizeof(float);
     v->room_before = first * (int64_t)sizeof(float);
