@@ -409,6 +409,18 @@ static void inputs_that_do_not_fit_are_named(void **state) {
     tn_onnx_close(m);
 }
 
+/* Whoever still held what is handed out would have it stored a second time. */
+static void a_replay_stores_each_output_once(void **state) {
+    (void)state;
+    tn_onnx *m = open_model(MODEL("mlp.onnx"));
+    for (int i = 0; i < 3; i++)
+        run_mlp(m, 2, (float)i);
+    char *plan = tn_explain_last();
+    assert_text_has(plan, " 1 results,");
+    tn_text_free(plan);
+    tn_onnx_close(m);
+}
+
 static void what_a_model_declares_can_be_asked(void **state) {
     (void)state;
     tn_onnx *m = open_model(MODEL("mlp.onnx"));
@@ -557,6 +569,7 @@ int main(void) {
         cmocka_unit_test(a_missing_operator_is_named_before_anything_runs),
         cmocka_unit_test(external_data_stays_in_the_folder),
         cmocka_unit_test(inputs_that_do_not_fit_are_named),
+        cmocka_unit_test(a_replay_stores_each_output_once),
         cmocka_unit_test(what_a_model_declares_can_be_asked),
         cmocka_unit_test(what_does_not_fit_is_refused_when_it_runs),
         cmocka_unit_test(sums_of_no_products_are_zeros),

@@ -201,7 +201,14 @@ typedef struct capturing {
     tn_tensor **in_tensors, **out_tensors;
 } capturing;
 
-/* Between begin and end of the capture. */
+static void free_list(onnx_value **values, int count) {
+    for (int i = 0; i < count; i++) {
+        onnx_value_release(values[i]);
+        values[i] = NULL;
+    }
+}
+
+/* Between begin and end of the capture. Values are let go: what is held is stored, beside the graph's results. */
 static tn_status record_outputs(tn_onnx *m, capturing *c) {
     onnx_replay *e = c->entry;
     int64_t before = launches_so_far();
@@ -216,6 +223,7 @@ static tn_status record_outputs(tn_onnx *m, capturing *c) {
             return tn_fail(TN_ERR_UNSUPPORTED, "output %d cannot be replayed", k);
     if (launches_so_far() != before || e->graph_count == 0)
         return tn_fail(TN_ERR_UNSUPPORTED, "something is computed while the model is recorded");
+    free_list(c->out, m->graph->output_count);
     return TN_OK;
 }
 
@@ -251,13 +259,6 @@ static tn_status hand_out(const onnx_replay *e, onnx_value *const *in, tn_tensor
     for (int i = 0; i < e->graph_count; i++)
         tn_free(results[i]);
     return status;
-}
-
-static void free_list(onnx_value **values, int count) {
-    for (int i = 0; i < count; i++) {
-        onnx_value_release(values[i]);
-        values[i] = NULL;
-    }
 }
 
 static const tn_buffer *buffer_of(const tn_tensor *t) {
