@@ -881,9 +881,7 @@ static void what_is_cheap_is_made_where_it_is_read(void **state) {
  * them: it reads them as they are stored, also where they would be better made (the second case). */
 static void what_lies_down_is_stored_as_it_is(void **state) {
     (void)state;
-    static const struct {
-        int64_t images, rows;
-    } cases[] = {{2, 64}, {40, 420}};
+    static const struct { int64_t images, rows; } cases[] = {{2, 64}, {40, 420}};
     static float seen[40 * 32 * 420 * 5], apart[TN_COUNT(seen)];
     for (size_t i = 0; i < TN_COUNT(cases); i++)
         TN_SCOPE {
@@ -1076,6 +1074,81 @@ static void what_is_no_number_stands_at_the_same_places(void **state) {
     }
 }
 
+/* ---- what is done while results are turned ----------------------------------------------------------------------- */
+
+/* Steps behind a convolution: those that are known there, and neighbours that must not be taken for them. */
+enum { OWN = 1, ADDED_BIAS = 2, BY_IMAGE = 4, DOUBLED = 8, CUT = 16, POOLED_LAST = 32 };
+
+/* What nobody holds is not stored. */
+static void step_to(tn_tensor **y, tn_tensor *next, bool apart) {
+    if (apart) assert_ok(tn_eval(&next, 1));
+    if (*y) tn_free(*y);
+    *y = next;
+}
+
+static void end_so(const tn_tensor *x, const tn_tensor *w, const tn_tensor *bias, int how, bool apart, float *out) {
+    TN_SCOPE {
+        tn_conv2d_options o = {.struct_size = sizeof o, .padding = {1, 1}};
+        const int64_t images = how & BY_IMAGE ? tn_shape(x)[0] : 1;
+        bool own = how & OWN && !apart;
+        tn_tensor *y = NULL, *row = own ? tn_reshape(bias, TN_DIMS(-1)) : NULL;
+        step_to(&y, tn_conv2d(x, w, row, &o), apart);
+        if (how & DOUBLED) step_to(&y, tn_add(y, y), apart);
+        if (how & (OWN | ADDED_BIAS) && !own)
+            step_to(&y, tn_add(y, tn_reshape(bias, TN_DIMS(images, -1, 1, 1))), apart);
+        if (how & CUT) step_to(&y, tn_relu(y), apart);
+        if (how & POOLED_LAST) step_to(&y, tn_max_pool2d(y, (const int64_t[]){2, 2}, NULL), apart);
+        assert_ok(tn_read(y, out, (size_t)tn_numel(y) * sizeof *out));
+    }
+}
+
+/* Random ones, a few of which are peculiar. */
+static tn_tensor *hardly_peculiar_images(int64_t channels, const int64_t *size) {
+    static const float values[] = {-0.0f, 0.0f, INFINITY, -INFINITY, NAN, 3e38f};
+    float x[1 << 13];
+    int64_t count = 2 * channels * size[0] * size[1];
+    assert_true(count <= (int64_t)TN_COUNT(x));
+    for (int64_t i = 0; i < count; i++)
+        x[i] = random_below(500) ? (float)random_from(-1000, 1000) / 700.0f : values[random_below(6)];
+    return tn_from_data(x, TN_DIMS(2, channels, size[0], size[1]), TN_F32);
+}
+
+static void what_ends_while_it_is_turned_has_the_bits_of_its_steps(void **state) {
+    (void)state;
+    static const int ways[] = {OWN,
+                               ADDED_BIAS,
+                               CUT,
+                               OWN | CUT,
+                               ADDED_BIAS | CUT,
+                               CUT | POOLED_LAST,
+                               OWN | POOLED_LAST,
+                               ADDED_BIAS | CUT | POOLED_LAST,
+                               ADDED_BIAS | BY_IMAGE | CUT,
+                               ADDED_BIAS | DOUBLED | CUT};
+    static const int64_t filters[] = {32, 61, 64};
+    enum { CHANNELS = 8, MOST = 2 * 64 * 14 * 25 };
+    static float got[MOST], want[MOST];
+    for (int isa = TN_ISA_BASE; isa < TN_ISA_COUNT; isa++)
+        for (size_t i = 0; i < TN_COUNT(ways) * TN_COUNT(filters); i++) {
+            const int how = ways[i / TN_COUNT(filters)];
+            int64_t n = filters[i % TN_COUNT(filters)], several = how & BY_IMAGE ? 2 * n : n;
+            if (!tn_gemm_use((tn_isa)isa)) continue;
+            TN_SCOPE {
+                const int64_t size[] = {10 + 2 * isa, 25}; /* plans of another instruction set do not come back */
+                tn_tensor *x = hardly_peculiar_images(CHANNELS, size);
+                tn_tensor *w = random_tensor(TN_DIMS(n, CHANNELS, 3, 3)), *bias = random_tensor(&several, 1);
+                memset(got, 0, sizeof got);
+                memset(want, 0, sizeof want);
+                end_so(x, w, bias, how, false, got);
+                end_so(x, w, bias, how, true, want);
+            }
+            for (int k = 0; k < MOST; k++)
+                if (memcmp(&got[k], &want[k], sizeof *got) != 0 && !(isnan(got[k]) && isnan(want[k])))
+                    fail_msg("isa %d, way %d, %d filters: %a, not %a", isa, how, (int)n, (double)got[k],
+                             (double)want[k]);
+        }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_windows_have_the_bits_of_their_definition),
@@ -1095,6 +1168,7 @@ int main(void) {
         cmocka_unit_test(one_tap_has_the_bits_of_a_product),
         cmocka_unit_test(the_greatest_of_a_window_has_the_bits_of_a_reduction),
         cmocka_unit_test(what_is_no_number_stands_at_the_same_places),
+        cmocka_unit_test(what_ends_while_it_is_turned_has_the_bits_of_its_steps),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

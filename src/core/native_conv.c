@@ -453,6 +453,13 @@ static bool places_follow(const tn_conv_args *a) {
     return a->size[0] == 1 || a->x_stride[2] == a->size[1] * a->x_stride[3];
 }
 
+/* Of a joint whose only result lies as the convolution's would, or in the block that is pooled. */
+static bool reads_ending(tn_native *n, const tn_group *group) {
+    if (!n->joint || (group->pool < 0 && !n->joined_out)) return false;
+    bool read = tn_ending_read_channels(group->program, n->sizes, group->block_buffer, &n->ending);
+    return read && (group->pool < 0 || n->ending.to.buffer == group->block_buffer);
+}
+
 tn_status tn_make_correlate2d(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
     const tn_value *y = &g->values[group->lead], *x = &g->values[y->in[0]], *weight = &g->values[y->in[1]];
     n->run = run_correlate2d;
@@ -474,6 +481,7 @@ tn_status tn_make_correlate2d(const tn_graph_plan *g, const tn_group *group, tn_
         return TN_OK;
     }
     if (n->joint && group->pool < 0) n->joined_out = only_result(group->program, n->sizes);
+    n->conv.joint.ending = reads_ending(n, group) ? &n->ending : NULL;
     choose_way(g, n, weight);
     *workspace = tn_conv_workspace(&n->conv, tn_threads());
     return TN_OK;

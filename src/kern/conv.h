@@ -32,7 +32,7 @@ typedef struct tn_conv_args {
     int64_t pass;                           /* tn_conv_each's alone, and the next one */
     bool greatest;
     /* A program that takes blocks of y over instead of `out` (kern.h): its last three axes are images, channels of all
-     * groups, places. Of tn_conv and tn_conv_each. */
+     * groups, places. Of tn_conv and tn_conv_each. Its ending, if there is one, is by channels. */
     tn_joint joint;
     int64_t pool[2]; /* rows, columns: of what the joint writes back to the block the greatest of each window; or 0 */
     bool edged;      /* zeros lie around x wherever windows reach over it */

@@ -12,6 +12,7 @@ typedef struct reader {
     const int64_t *sizes;
     int block;
     tn_ending *out;
+    bool channels; /* are rows, and columns of what is read; batch axes are images */
 } reader;
 
 static const kir_ins *at(const reader *r, kir_val v) { return &r->p->ins[v]; }
@@ -27,6 +28,7 @@ static bool read_place(const reader *r, const kir_ins *in, kir_val mask, tn_endi
     if (mask != KIR_NONE || a->dyn != KIR_NONE || r->p->buffer_dtype[a->buffer] != TN_F32) return false;
     const int64_t *index = kir_sizes_access(r->p, r->sizes, (int)in->imm.i);
     *place = (tn_ending_place){a->buffer, index[0], index[1 + ROW], index[1 + COLUMN]};
+    if (r->channels) *place = (tn_ending_place){a->buffer, index[0], index[1 + COLUMN], index[1 + ROW]};
     return true;
 }
 
@@ -87,16 +89,36 @@ static bool is_read(const reader *r) {
     const kir_ins *store = NULL;
     if (p->n_par != AXES || p->n_loop || p->n_items) return false;
     for (int axis = 0; axis < ROW; axis++)
-        if (r->sizes[axis] != 1) return false;
+        if (r->sizes[axis] != 1 && !r->channels) return false;
     for (int i = 0; i < p->n_ins; i++) {
         if (p->ins[i].op != KIR_STORE) continue;
         if (store) return false;
         store = &p->ins[i];
     }
-    return store && read_place(r, store, store->b, &r->out->to) && r->out->to.column == 1 && read_gate(r, store->a);
+    return store && read_place(r, store, store->b, &r->out->to) && (r->out->to.column == 1 || r->channels) &&
+           read_gate(r, store->a);
 }
 
+/* Is what is added the same in all images? */
+static bool is_shared(const reader *r) {
+    const kir_program *p = r->p;
+    for (int i = 0; i < p->n_sized; i++) {
+        const int64_t *index = kir_sizes_access(p, r->sizes, i);
+        for (int axis = 0; axis < ROW && p->access[i].buffer == r->out->add.buffer; axis++)
+            if (index[1 + axis] != 0) return false;
+    }
+    return true;
+}
+
+static const tn_ending none = {.add.buffer = -1, .times.buffer = -1, .gate.buffer = -1};
+
 bool tn_ending_read(const kir_program *p, const int64_t *sizes, int block_buffer, tn_ending *out) {
-    *out = (tn_ending){.add.buffer = -1, .times.buffer = -1, .gate.buffer = -1};
-    return is_read(&(reader){p, sizes, block_buffer, out});
+    *out = none;
+    return is_read(&(reader){p, sizes, block_buffer, out, false});
+}
+
+bool tn_ending_read_channels(const kir_program *p, const int64_t *sizes, int block_buffer, tn_ending *out) {
+    const reader r = {p, sizes, block_buffer, out, true};
+    *out = none;
+    return is_read(&r) && out->times.buffer < 0 && out->gate.buffer < 0 && is_shared(&r);
 }

@@ -44,6 +44,9 @@ typedef struct tn_joint {
 
 /* Reads it off a program with a joint's axes (ending.c). false: that is another program. */
 bool tn_ending_read(const kir_program *p, const int64_t *sizes, int block_buffer, tn_ending *out);
+/* The same of a convolution's, with a channel's number for that of a column, and neither times nor gate: `to` says the
+ * buffer alone. */
+bool tn_ending_read_channels(const kir_program *p, const int64_t *sizes, int block_buffer, tn_ending *out);
 
 /* One operand in memory: element (batch…, row, col) at data + Σ batch·batch_stride +
  * row·row_stride + col·col_stride. */

@@ -53,6 +53,8 @@ typedef struct turned {
     int64_t depth;          /* of all phases */
     bool in_place;          /* windows are read from the image: they never leave it */
     size_t tap_bytes, slab_bytes, sums_bytes, begun_bytes, block_bytes, scratch_bytes, made_bytes, part_bytes;
+    ending ending;     /* with addresses, of channel 0 … */
+    bool ends;         /* … if that is all that the joint does */
     const void *maker; /* conv_rows.h's plan of what makes the images; NULL: nothing does */
     char *memory;
 } turned;
@@ -435,11 +437,16 @@ static void multiply_places(const turned *w, part *p, int64_t group, float *to, 
     }
 }
 
-/* `filters` of them from channel `first` on (of all groups), to where results go, or to the joint. */
+/* `filters` of them from channel `first` on (of all groups), to where results go, or to the joint; what that does to
+ * each channel is done while they are turned. */
 static void write_filters(const turned *w, part *p, const section *now, const float *sums, int64_t first,
                           int64_t filters) {
     const tn_conv_args *a = &w->a;
     const int64_t row = now->at / a->places[1];
+    const bool joined = p->joint.vm && !w->ends, pooled = a->pool[0] > 0;
+    const box at = {first, filters, now->at, now->count};
+    ending end = w->ending;
+    if (end.add) end.add += first;
     pack turn = {.to = p->block,
                  .distance = TN_GEMM_BLOCK_LD,
                  .group = now->count,
@@ -447,16 +454,19 @@ static void write_filters(const turned *w, part *p, const section *now, const fl
                  .along = 1,
                  .across = w->panel,
                  .steps = filters,
-                 .lines = now->count};
-    if (!p->joint.vm) {
+                 .lines = now->count,
+                 .ending = w->ends ? &end : NULL};
+    if (!joined && !pooled) {
         turn.to = result_at(a, now->image, first, row);
         turn.distance = result_plane(a);
         turn.group = a->edge.row > 0 ? a->places[1] : now->count;
         turn.jump = a->edge.row;
     }
     w->w.with->tiles->pack(&turn);
-    if (p->joint.vm)
-        hand_over(&p->joint, w->w.with, a, now->image, (box){first, filters, now->at, now->count}, p->block);
+    if (joined)
+        hand_over(&p->joint, w->w.with, a, now->image, at, p->block);
+    else if (pooled)
+        pool_block(w->w.with, a, now->image, at, p->block);
     else
         close_edge(a, now->image, first, filters, row, now->count / a->places[1]);
 }
@@ -608,9 +618,19 @@ static void find_phases(turned *t, const turned_phases *phases, int64_t *tap) {
     }
 }
 
+static void find_ending(turned *t) {
+    const tn_joint *joint = &t->a.joint;
+    const tn_ending *e = joint->vm ? joint->ending : NULL;
+    if (!e) return;
+    t->ends = true;
+    t->ending.cuts = e->cuts;
+    if (e->add.buffer >= 0) t->ending.add = (const float *)joint->launch.buffers[e->add.buffer] + e->add.first;
+}
+
 void tn_conv_turned(const tn_conv_args *args, const turned_phases *phases, void *workspace) {
     turned t;
     plan(&t, args, phases);
+    find_ending(&t);
     int threads = windows_threads(args);
     find_phases(&t, phases, workspace);
     t.memory = (char *)workspace + t.tap_bytes;

@@ -174,6 +174,20 @@ VEC_INLINE V pack_words(const char *p) {
     return words;
 }
 
+#if defined(TN_VEC_F64) || defined(TN_VEC_WORDS)
+VEC_INLINE V pack_end(const ending *e, int64_t step, V x) {
+    (void)e, (void)step;
+    return x;
+}
+#else
+/* A bias, and max(…, 0). */
+VEC_INLINE V pack_end(const ending *e, int64_t step, V x) {
+    if (!e) return x;
+    if (e->add) x = x + v_set1(e->add[step]);
+    return e->cuts ? v_gate(x, x, v_zero()) : x;
+}
+#endif
+
 /* VL lines from `line` on; a line that is missing at the end is read from the last one there is, and not stored. */
 VEC_INLINE void pack_transposed_lines(const pack *p, int64_t apart, int64_t line, const bool whole) {
     const char *from[VL];
@@ -196,10 +210,11 @@ VEC_INLINE void pack_transposed_lines(const pack *p, int64_t apart, int64_t line
         v_transpose(r);
         VEC_UNROLL for (int i = 0; i < VL; i++) {
             if (i >= count) break;
+            const V x = pack_end(p->ending, step + i, r[i]);
             if (whole) {
-                v_store(to, r[i]);
+                v_store(to, x);
             } else {
-                v_part_store(to, lines, r[i]);
+                v_part_store(to, lines, x);
             }
             to += p->distance;
         }

@@ -118,6 +118,7 @@ typedef struct pack {
     int64_t along, across, second;
     int rest; /* elements of the last step's pairs or quads, which then have zeros behind, where nothing is; 0: all */
     int64_t steps, lines;
+    const ending *ending; /* of floats that lie along k, or NULL: done to them, a step being its column */
 } pack;
 
 /* ---- results that are not stored as they were summed ------------------------------------------------------------- */
