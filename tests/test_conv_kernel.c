@@ -1149,6 +1149,27 @@ static void what_ends_while_it_is_turned_has_the_bits_of_its_steps(void **state)
         }
 }
 
+/* Few places are the rows of a product whose columns are filters: the joint's ending was read where channels were
+ * rows. As many places as a tile has rows, and as many results as are worth a joint. */
+static void what_ends_few_places_has_the_bits_of_its_steps(void **state) {
+    (void)state;
+    enum { PLACES = 8, FILTERS = 290 };
+    static const int ways[] = {CUT, ADDED_BIAS, ADDED_BIAS | CUT, OWN | CUT};
+    float got[FILTERS * PLACES], want[FILTERS * PLACES];
+    for (int isa = TN_ISA_BASE; isa < TN_ISA_COUNT; isa++)
+        for (size_t i = 0; i < TN_COUNT(ways); i++) {
+            if (!tn_gemm_use((tn_isa)isa)) continue;
+            TN_SCOPE {
+                const int64_t several = FILTERS, channels = 4 + isa; /* plans of another set do not come back */
+                tn_tensor *x = random_tensor(TN_DIMS(1, channels, 2, PLACES / 2));
+                tn_tensor *w = random_tensor(TN_DIMS(FILTERS, channels, 3, 3)), *bias = random_tensor(&several, 1);
+                end_so(x, w, bias, ways[i], false, got);
+                end_so(x, w, bias, ways[i], true, want);
+            }
+            assert_memory_equal(got, want, sizeof got);
+        }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_windows_have_the_bits_of_their_definition),
@@ -1169,6 +1190,7 @@ int main(void) {
         cmocka_unit_test(the_greatest_of_a_window_has_the_bits_of_a_reduction),
         cmocka_unit_test(what_is_no_number_stands_at_the_same_places),
         cmocka_unit_test(what_ends_while_it_is_turned_has_the_bits_of_its_steps),
+        cmocka_unit_test(what_ends_few_places_has_the_bits_of_its_steps),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -341,6 +341,7 @@ static void swap_joint(tn_native *n, const kir_program *p, int block_buffer) {
         axis[AXIS_ROWS] = axis[AXIS_COLUMNS];
         axis[AXIS_COLUMNS] = channels;
     }
+    n->joint->ending = NULL; /* its rows were channels */
 }
 
 /* ---- few places -------------------------------------------------------------------------------------------------- */
