@@ -814,7 +814,7 @@ static void compare_with_what_was_stored(const two_convolutions *c, const char *
 }
 
 /* Where the fma is computed, one case has to do. */
-static bool takes_no_age(size_t number, int threads, int isa) {
+static bool is_quick(size_t number, int threads, int isa) {
     return isa == TN_ISA_AVX512 || (threads == 2 && (isa > TN_ISA_BASE || number == 3));
 }
 
@@ -823,7 +823,7 @@ static void compare_all_with_what_was_stored(const two_convolutions *c, size_t c
     for (size_t i = 0; i < count; i++)
         for (int threads = 1; threads <= 3; threads++)
             for (int isa = TN_ISA_BASE; isa < TN_ISA_COUNT; isa++) {
-                if (!tn_gemm_use((tn_isa)isa) || (large && !takes_no_age(i, threads, isa))) continue;
+                if (!tn_gemm_use((tn_isa)isa) || (large && !is_quick(i, threads, isa))) continue;
                 snprintf(name, sizeof name, "case %zu", i);
                 compare_with_what_was_stored(&c[i], name, threads, isa);
             }

@@ -59,8 +59,14 @@ tn_status tn_native_join(tn_native *n, const tn_group *group, tn_joint *joint) {
                         .launch = {.sizes = n->sizes},
                         .block_buffer = group->block_buffer,
                         .buffer_count = group->buffer_count};
-    if (tn_ending_read(group->program, group->sizes, group->block_buffer, &n->ending)) joint->ending = &n->ending;
     n->joint = joint;
+    return TN_OK;
+}
+
+tn_status tn_native_join_product(tn_native *n, const tn_group *group, tn_joint *joint) {
+    TRY(tn_native_join(n, group, joint));
+    if (n->joint && tn_ending_read(group->program, n->sizes, group->block_buffer, &n->ending))
+        joint->ending = &n->ending;
     return TN_OK;
 }
 

@@ -78,6 +78,8 @@ typedef struct tn_native_joint {
 
 /* native.c. The program that joins a product's result, if its group has one. */
 tn_status tn_native_join(tn_native *n, const tn_group *group, tn_joint *joint);
+/* The same where rows and columns of the program are those of the product, which may then do it in registers. */
+tn_status tn_native_join_product(tn_native *n, const tn_group *group, tn_joint *joint);
 /* Is the memory bound to a slot the host's own, and left as it is by this plan? */
 bool tn_native_may_form(const tn_graph_plan *g, int slot);
 /* An operand as a kernel of products sees it: the last two dims are rows and columns, those before them the batch. */

@@ -341,7 +341,6 @@ static void swap_joint(tn_native *n, const kir_program *p, int block_buffer) {
         axis[AXIS_ROWS] = axis[AXIS_COLUMNS];
         axis[AXIS_COLUMNS] = channels;
     }
-    n->joint->ending = NULL; /* its rows were channels */
 }
 
 /* ---- few places -------------------------------------------------------------------------------------------------- */
@@ -445,7 +444,7 @@ static tn_status make_one_tap(const tn_group *group, tn_native *n, size_t *works
     n->few_places.c = (tn_matrix){.row_stride = places, .col_stride = 1};
     n->few_places.b.batch_stride[last] = a->x_stride[0];
     n->few_places.c.batch_stride[last] = a->filters * places;
-    TRY(tn_native_join(n, group, &n->few_places.c.joint));
+    TRY(tn_native_join_product(n, group, &n->few_places.c.joint));
     *workspace = tn_gemm_workspace(&n->few_places, TN_F32, tn_threads());
     return TN_OK;
 }
@@ -482,7 +481,7 @@ tn_status tn_make_correlate2d(const tn_graph_plan *g, const tn_group *group, tn_
         return TN_OK;
     }
     if (n->joint && group->pool < 0) n->joined_out = only_result(group->program, n->sizes);
-    n->conv.joint.ending = reads_ending(n, group) ? &n->ending : NULL;
+    if (reads_ending(n, group)) n->conv.joint.ending = &n->ending;
     choose_way(g, n, weight);
     *workspace = tn_conv_workspace(&n->conv, tn_threads());
     return TN_OK;

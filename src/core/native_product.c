@@ -127,7 +127,7 @@ tn_status tn_make_matmul(const tn_graph_plan *g, const tn_group *group, tn_nativ
     const tn_value *c = &g->values[group->lead];
     n->run = run_matmul;
     tn_native_product(g, c, &n->gemm);
-    TRY(tn_native_join(n, group, &n->gemm.c.joint));
+    TRY(tn_native_join_product(n, group, &n->gemm.c.joint));
     choose_way(g, n, &g->values[c->in[1]]);
     if (n->library) {
         *workspace = tn_blas_workspace(&n->gemm, tn_threads());
@@ -209,7 +209,7 @@ tn_status tn_make_linear_stored(const tn_graph_plan *g, const tn_group *group, t
     n->run = run_linear_stored;
     n->qmat = (tn_qmat_args){.m = c->node->shape[0], .n = rows, .k = k, .dtype = dtype, .x_stride = x->stride[0]};
     tn_native_matrix(c, &n->qmat.c);
-    TRY(tn_native_join(n, group, &n->qmat.c.joint));
+    TRY(tn_native_join_product(n, group, &n->qmat.c.joint));
     n->formed = &n->packed_weight;
     n->form = (tn_form){.make = pack_blocks, .bytes = tn_qmat_packed_bytes(rows, k, dtype)};
     n->form.word[FORM_DTYPE] = dtype;
