@@ -225,6 +225,29 @@ static void assert_explained(const char *words, bool said) {
     tn_text_free(text);
 }
 
+/* As a token's row of the embedding: the first norm needs it, and what is added later. */
+static void what_several_kernels_need_is_decoded_once(void **state) {
+    (void)state;
+    tn_tensor *table = weight_of(TN_Q8_0, 1, 128), *w = weight_of(TN_Q4_1, 128, 128), *results[2];
+    for (int stored = 0; stored < 2; stored++) {
+        tn_tensor *row = tn_dequantize(table, TN_F32);
+        if (stored) assert_ok(tn_eval(&row, 1));
+        tn_tensor *norm = tn_rms_norm(row, TN_DIMS(128), NULL, NULL), *product = tn_linear(norm, w, NULL);
+        results[stored] = tn_add(product, row);
+        tn_free(row);
+        tn_free(norm);
+        tn_free(product);
+        assert_ok(tn_eval(&results[stored], 1));
+        assert_explained("cast+", !stored); /* stored by the norm's kernel, which is the first */
+        assert_explained("+cast", false);
+    }
+    assert_same(results[0], results[1]);
+    tn_free(results[0]);
+    tn_free(results[1]);
+    tn_free(table);
+    tn_free(w);
+}
+
 /* Products of one operand are one launch, also where the last one's joint reads another: the bits of single ones. */
 static void products_of_one_operand_are_one_launch(void **state) {
     (void)state;
@@ -572,6 +595,7 @@ int main(void) {
         cmocka_unit_test(values_are_those_of_the_gguf_package),
         cmocka_unit_test(looking_up_rows_decodes_no_others),
         cmocka_unit_test(neighbours_join_the_product),
+        cmocka_unit_test(what_several_kernels_need_is_decoded_once),
         cmocka_unit_test(products_of_one_operand_are_one_launch),
         cmocka_unit_test(large_products_of_one_operand_do_not_wait_for_readers),
         cmocka_unit_test(half_weights_are_widened),

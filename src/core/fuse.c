@@ -27,6 +27,7 @@ enum {
     CHEAP_WEIGHT = 6,    /* work below which computing again beats storing */
     MOVED_WEIGHT = 3,    /* the same where each element is read several times */
     SPREAD_WEIGHT = 16,  /* the same under a broadcast */
+    MOST_DECODED = 1 << 15, /* numbers that are decoded once for all, whatever of them is needed */
     MAX_WEIGHT = 256,    /* bounds the size and the depth of one program */
     MAX_LOADS = 20,      /* buffers of a program (KIR_MAX_BUFFERS) less room for results */
     FREE_BUFFERS = 8,    /* what one value may not fill up alone */
@@ -396,10 +397,17 @@ static tn_status add_dependencies(tn_graph_plan *g, const tn_value *v) {
     return TN_OK;
 }
 
+/* Numbers out of blocks take as long as ten operations each. */
+static bool is_decoded(const tn_graph_plan *g, const tn_value *v) {
+    const tn_value *in = v->n_in > 0 && v->in[0] >= 0 ? &g->values[v->in[0]] : NULL;
+    return in && tn_dtype_block((tn_dtype)in->node->dtype) > tn_dtype_block((tn_dtype)v->node->dtype) &&
+           tn_value_numel(v) <= MOST_DECODED;
+}
+
 static bool must_store(const tn_graph_plan *g, const tn_value *v) {
     if (v->output >= 0 || v->wants_memory || v->alone) return true;
     if (kernel_of_its_own(tn_value_class(v))) return true;
-    bool dear = v->loads > 0 && v->weight > CHEAP_WEIGHT;
+    bool dear = v->loads > 0 && (v->weight > CHEAP_WEIGHT || is_decoded(g, v));
     return (v->pull_count > 1 && dear && !tn_is_made_again(g, v)) || v->pull_count > MAX_PULLS;
 }
 
