@@ -304,7 +304,7 @@ typedef enum tn_command_kind {
     TN_CMD_SEND
 } tn_command_kind;
 
-/* pointers[pointer] = address of slot + offset, done when a run is bound. */
+/* pointers[pointer] = address of slot + offset, done when a run is bound to another address. */
 typedef struct tn_patch {
     int32_t pointer, slot;
     int64_t offset;
@@ -355,12 +355,13 @@ typedef struct tn_plan {
     size_t command_count;
     void **pointers;
     size_t pointer_count;
-    tn_patch *patches;
+    tn_patch *patches; /* by slots … */
     size_t patch_count;
+    size_t *patches_of; /* … where those of each begin, and all of them end */
     kir_dial *dials;
     int *dial_source; /* binding dial behind each; -1: a number, which stands in dials */
     size_t dial_count;
-    void **addresses; /* of the slots, at this run */
+    void **addresses; /* of the slots, at the last run */
     int64_t runs, values_planned;
     int64_t untimed_runs; /* since one was timed */
     bool torn;            /* the last run failed when it had begun to write states */

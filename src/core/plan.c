@@ -11,6 +11,7 @@
 #include "ops/ops_build.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* ---- order ------------------------------------------------------------------------------------------------------- */
@@ -530,6 +531,25 @@ static tn_status make_room(command_maker *m, size_t copies) {
     return TN_OK;
 }
 
+static int by_slot(const void *a, const void *b) {
+    const tn_patch *x = a, *y = b;
+    return x->slot < y->slot ? -1 : x->slot > y->slot;
+}
+
+/* By slots, of which few have another address from one run to the next. */
+static tn_status sort_patches(tn_plan *p) {
+    size_t slots = tn_plan_slots(p), i = 0;
+    p->patches_of = tn_plan_own(p, (slots + 1) * sizeof *p->patches_of);
+    if (!p->patches_of) return TN_ERR_MEMORY;
+    qsort(p->patches, p->patch_count, sizeof *p->patches, by_slot);
+    for (size_t slot = 0; slot <= slots; slot++) {
+        while (i < p->patch_count && (size_t)p->patches[i].slot < slot)
+            i++;
+        p->patches_of[slot] = i;
+    }
+    return TN_OK;
+}
+
 static tn_status make_commands(tn_graph_plan *g, tn_plan *p, size_t copies) {
     command_maker m = {.p = p, .g = g};
     TRY(make_room(&m, copies));
@@ -548,7 +568,7 @@ static tn_status make_commands(tn_graph_plan *g, tn_plan *p, size_t copies) {
     }
     p->dial_count = (size_t)(m.next_dial - p->dials); /* none of groups without elements */
     add_copies(&m);
-    return TN_OK;
+    return sort_patches(p);
 }
 
 /* ---- making ------------------------------------------------------------------------------------------------------ */
@@ -699,23 +719,22 @@ void tn_plan_free(tn_plan *p) {
 size_t tn_plan_slots(const tn_plan *p) { return (size_t)host_slot(p) + 1; }
 
 /* What stays the same is not written: the pool's threads have it in their caches. */
-static void patch_pointers(tn_plan *p) {
-    for (size_t i = 0; i < p->patch_count; i++) {
-        const tn_patch *at = &p->patches[i];
-        void *to = (char *)p->addresses[at->slot] + at->offset;
-        if (p->pointers[at->pointer] != to) p->pointers[at->pointer] = to;
-    }
+static void bind_slot(tn_plan *p, size_t slot, void *address) {
+    if (p->addresses[slot] == address) return;
+    p->addresses[slot] = address;
+    for (size_t i = p->patches_of[slot]; i < p->patches_of[slot + 1]; i++)
+        p->pointers[p->patches[i].pointer] = (char *)address + p->patches[i].offset;
 }
 
 static void bind(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *outputs, const tn_buffer *memory,
                  const tn_buffer *host, const kir_dial *dials) {
+    size_t slot = 0;
     for (int i = 0; i < p->bound_count; i++)
-        p->addresses[i] = bound[i]->address;
+        bind_slot(p, slot++, bound[i]->address);
     for (int i = 0; i < p->output_count; i++)
-        p->addresses[p->bound_count + i] = outputs[i]->address;
-    p->addresses[arena_slot(p)] = memory ? memory->address : NULL;
-    p->addresses[host_slot(p)] = host ? host->address : NULL;
-    patch_pointers(p);
+        bind_slot(p, slot++, outputs[i]->address);
+    bind_slot(p, slot++, memory ? memory->address : NULL);
+    bind_slot(p, slot, host ? host->address : NULL);
     for (size_t i = 0; i < p->dial_count; i++)
         if (p->dial_source[i] >= 0) p->dials[i] = dials[p->dial_source[i]];
 }
@@ -843,8 +862,8 @@ tn_status tn_plan_run(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *out
 tn_status tn_plan_execute(tn_plan *p, void *const *slots, void *const *forms, const kir_dial *dials) {
     for (size_t i = 0; i < p->native_count; i++)
         tn_native_take_form(p->natives[i], forms[i]);
-    memcpy(p->addresses, slots, tn_plan_slots(p) * sizeof *slots);
-    patch_pointers(p);
+    for (size_t i = 0; i < tn_plan_slots(p); i++)
+        bind_slot(p, i, slots[i]);
     if (p->dial_count) memcpy(p->dials, dials, p->dial_count * sizeof *dials);
     int limit = tn_threads_limit(p->threads);
     tn_status status = run_commands(p);
