@@ -26,21 +26,20 @@ static tn_tensor *weight_of(tn_dtype t, int64_t rows, int64_t columns, uint64_t 
     return w;
 }
 
-static tn_tensor *empty_cache(tn_dtype t) {
-    tn_tensor *cache = NULL;
-    TN_SCOPE cache = tn_keep(tn_contiguous(tn_zeros(TN_DIMS(PAGES, KV_HEADS, PAGE, WIDTH), t)));
-    assert_ok(tn_make_state(cache));
-    return cache;
-}
-
 static layer layer_new(tn_dtype cache, const int64_t pages[PAGES]) {
+    tn_tensor *caches[2] = {NULL};
+    TN_SCOPE {
+        assert_ok(tn_zero_states(TN_DIMS(PAGES, KV_HEADS, PAGE, WIDTH), cache, caches, 2));
+        tn_retain(caches[0]);
+        tn_retain(caches[1]);
+    }
     return (layer){.embedding = weight_of(TN_Q8_0, VOCABULARY, HIDDEN, 1),
                    .q = weight_of(TN_Q4_1, HEADS * WIDTH, HIDDEN, 2),
                    .k = weight_of(TN_Q4_0, KV_HEADS * WIDTH, HIDDEN, 3),
                    .v = weight_of(TN_Q5_1, KV_HEADS * WIDTH, HIDDEN, 4),
                    .o = weight_of(TN_Q4_1, HIDDEN, HEADS * WIDTH, 5),
-                   .keys = empty_cache(cache),
-                   .values = empty_cache(cache),
+                   .keys = caches[0],
+                   .values = caches[1],
                    .pages = tn_from_data(pages, TN_DIMS(PAGES), TN_I64)};
 }
 
@@ -222,6 +221,63 @@ static void reading_follows_the_order_of_recording(void **state) {
     }
 }
 
+/* ---- states side by side ----------------------------------------------------------------------------------------- */
+
+static void assert_all(const tn_tensor *t, float wanted) {
+    float values[24];
+    assert_ok(tn_read(t, values, sizeof values));
+    for (size_t i = 0; i < TN_COUNT(values); i++)
+        assert_float_equal(values[i], wanted, 0);
+}
+
+static const char *home_of(const tn_tensor *t) { return tn_tensor_storage(t)->home->address; }
+
+static void states_side_by_side_are_states_of_their_own(void **state) {
+    (void)state;
+    enum { COUNT = 3, STEP = 128 }; /* 24 numbers, from line to line of a cache */
+    tn_tensor *t[COUNT];
+    assert_ok(tn_zero_states(TN_DIMS(6, 4), TN_F32, t, COUNT));
+    const char *first = home_of(t[0]);
+    for (int i = 0; i < COUNT; i++) {
+        assert_ptr_equal(home_of(t[i]), first + i * STEP);
+        assert_all(t[i], 0);
+    }
+    tn_fill_(t[1], 2);
+    assert_ok(tn_eval(&t[1], 1));
+    assert_all(t[0], 0);
+    assert_all(t[2], 0);
+    assert_ptr_equal(home_of(t[1]), first + STEP);
+    tn_free(t[2]);
+    tn_free(t[0]);
+    assert_all(t[1], 2);
+    tn_free(t[1]);
+}
+
+static void states_side_by_side_are_all_or_none(void **state) {
+    (void)state;
+    tn_tensor *t[2];
+    assert_int_equal(tn_zero_states(TN_DIMS(2, -1), TN_F32, t, 2), TN_ERR_SHAPE);
+    assert_int_equal(tn_zero_states(TN_DIMS(INT64_MAX / 8), TN_F32, t, 2), TN_ERR_SHAPE);
+    assert_int_equal(tn_zero_states(TN_DIMS(2), (tn_dtype)99, t, 2), TN_ERR_DTYPE);
+    for (int64_t n = 0; n < 12; n += 6) { /* none, and the block that the pool keeps afterwards */
+        assert_ok(tn_zero_states(TN_DIMS(n, 4), TN_F32, t, 2));
+        tn_free(t[0]);
+        tn_free(t[1]);
+    }
+    tn_mem_stats before = tn_mem_get_stats();
+    tn_status status = TN_ERR_MEMORY;
+    for (int64_t n = 1; status == TN_ERR_MEMORY && n < 100; n++) {
+        tn_mem_fail_at(n);
+        status = tn_zero_states(TN_DIMS(6, 4), TN_F32, t, 2);
+        tn_mem_fail_at(0);
+        if (status != TN_OK) assert_true(!t[0] && !t[1]);
+    }
+    assert_ok(status);
+    tn_free(t[0]);
+    tn_free(t[1]);
+    assert_int_equal(tn_mem_get_stats().live_blocks, before.live_blocks);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_cut_of_a_text_gives_the_same_bits),
@@ -230,6 +286,8 @@ int main(void) {
         cmocka_unit_test(a_cache_is_written_where_it_lies),
         cmocka_unit_test(without_state_the_old_value_stays),
         cmocka_unit_test(reading_follows_the_order_of_recording),
+        cmocka_unit_test(states_side_by_side_are_states_of_their_own),
+        cmocka_unit_test(states_side_by_side_are_all_or_none),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

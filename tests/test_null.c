@@ -136,6 +136,7 @@ static void tensors_refuse(void **state) {
     REFUSES(tn_to_device(NULL, tn_best_device()))
     REFUSES(tn_to_device(x, NULL))
     FAILS(tn_make_state(NULL))
+    FAILS(tn_zero_states(NULL, 0, TN_F32, NULL, 1))
     const char *no_format = NULL;
     REFUSES(tn_failed(TN_ERR_SHAPE, no_format, 0))
     YIELDS(0, tn_rank(NULL))

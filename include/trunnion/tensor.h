@@ -65,6 +65,11 @@ TN_API tn_tensor *tn_to_device(const tn_tensor *t, tn_device *device);
  * on it are written at the very end of a plan. Evaluates t first. */
 TN_API tn_status tn_make_state(tn_tensor *t);
 
+/* `count` new tensors of one shape, all zero, that are state, as new handles in out. Where the host computes they lie
+ * side by side in one block, which goes with the last of them: what is read from all of them in turn, as the layers'
+ * caches of a language model are, then takes few pages of memory. On failure there are no handles. */
+TN_API tn_status tn_zero_states(const int64_t *shape, int rank, tn_dtype dtype, tn_tensor **out, int count);
+
 /* An inert error tensor with a message of yours (a printf format), for functions that are built on operations. */
 TN_API tn_tensor *tn_failed(tn_status code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
@@ -251,6 +256,7 @@ TN_API tn_status tn_profile_at(const tn_profile *p, int64_t i, tn_profile_row *r
 #define tn_from_data(...) (tn_at(__FILE__, __LINE__), tn_from_data(__VA_ARGS__))
 #define tn_from_ptr(...) (tn_at(__FILE__, __LINE__), tn_from_ptr(__VA_ARGS__))
 #define tn_make_state(...) (tn_at(__FILE__, __LINE__), tn_make_state(__VA_ARGS__))
+#define tn_zero_states(...) (tn_at(__FILE__, __LINE__), tn_zero_states(__VA_ARGS__))
 #define tn_scalar(...) (tn_at(__FILE__, __LINE__), tn_scalar(__VA_ARGS__))
 #define tn_to_device(...) (tn_at(__FILE__, __LINE__), tn_to_device(__VA_ARGS__))
 #define tn_symbolic(...) (tn_at(__FILE__, __LINE__), tn_symbolic(__VA_ARGS__))

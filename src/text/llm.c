@@ -127,11 +127,25 @@ static tn_status make_cache(const llm_config *c, tn_tensor **out) {
     return tn_make_state(*out);
 }
 
-static tn_status make_caches(tn_llm *m) {
-    for (int64_t i = 0; i < m->config.layers; i++) {
-        TRY(make_cache(&m->config, &m->weights.layers[i].k_cache));
-        TRY(make_cache(&m->config, &m->weights.layers[i].v_cache));
+/* Those of all layers together: each token reads a little of each. */
+static tn_status make_all_caches(const llm_config *c, llm_layer *layers) {
+    int count = 2 * (int)c->layers;
+    tn_tensor **all = tn_txt_zalloc((size_t)count, sizeof(tn_tensor *));
+    if (!all) return TN_ERR_MEMORY;
+    tn_status status = TN_OK;
+    TN_SCOPE {
+        status = tn_zero_states(TN_DIMS(c->pages, c->kv_heads, LLM_PAGE, c->size[SIZE_HEAD]), c->cache, all, count);
+        for (int64_t i = 0; i < c->layers && status == TN_OK; i++) {
+            layers[i].k_cache = tn_retain(all[2 * i]);
+            layers[i].v_cache = tn_retain(all[2 * i + 1]);
+        }
     }
+    tn_txt_free(all);
+    return status;
+}
+
+static tn_status make_caches(tn_llm *m) {
+    TRY(make_all_caches(&m->config, m->weights.layers));
     TN_SCOPE m->weights.pages = tn_retain(tn_arange(0, (double)m->config.pages, 1, TN_I64));
     return tn_eval(&m->weights.pages, 1);
 }
