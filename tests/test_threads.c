@@ -383,6 +383,18 @@ static void expected_memory_need_not_be_there(void **state) {
     }
 }
 
+static void expected_memory_is_taken_piece_by_piece(void **state) {
+    static const char here[4096];
+    (void)state;
+    tn_parallel_expect(here, sizeof here);
+    assert_ptr_equal(tn_parallel_expected(1024), here);
+    assert_null(tn_parallel_expected(3073));
+    assert_ptr_equal(tn_parallel_expected(3072), here + 1024);
+    assert_null(tn_parallel_expected(1));
+    tn_parallel_expect(here + 64, -64);
+    assert_null(tn_parallel_expected(1));
+}
+
 #if !defined(TEST_THREAD_SANITIZER)
 
 /* Runs `body` in a child process; its exit status. */
@@ -563,6 +575,7 @@ int main(void) {
         cmocka_unit_test(callers_at_the_same_time_each_get_all_their_items),
         cmocka_unit_test(sleeping_workers_wake),
         cmocka_unit_test(expected_memory_need_not_be_there),
+        cmocka_unit_test(expected_memory_is_taken_piece_by_piece),
         cmocka_unit_test(workers_take_no_signals_and_round_to_nearest),
         cmocka_unit_test(crowded_processors_free_the_workers_for_a_while),
 #if !defined(TEST_THREAD_SANITIZER) /* which cannot follow threads that start after a fork */

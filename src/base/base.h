@@ -233,6 +233,8 @@ void tn_parallel_shared(int64_t n, int64_t grain, tn_parallel_body *body, void *
 /* By a body: what its thread will read in a later call. While it waits for others it asks for that, line after line, so
  * that its caches have it by then. Nothing is read: the memory may have gone. */
 void tn_parallel_expect(const void *from, int64_t bytes);
+/* So much of it, which is no longer asked for by a wait: by a kernel that leaves memory idle. NULL: there is less. */
+const char *tn_parallel_expected(int64_t bytes);
 
 /* ---- JSON (json.c) ----------------------------------------------------------------------------------------------- */
 

@@ -115,6 +115,13 @@ void tn_parallel_expect(const void *from, int64_t bytes) {
     expected_end = expected + bytes;
 }
 
+const char *tn_parallel_expected(int64_t bytes) {
+    const char *at = expected;
+    if (expected_end - expected < bytes) return NULL;
+    expected += bytes;
+    return at;
+}
+
 /* To the second cache: few enough that the wait's end is seen at once. */
 static bool ask_for_expected(void) {
     enum { LINE = 64, LINES = 4 };

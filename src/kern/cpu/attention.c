@@ -13,7 +13,8 @@
 
 enum {
     BLOCK_ROWS = 96, /* at most, or one query: then bringing a chunk costs a twentieth of what is done with it */
-    SPLIT_ROWS = 16  /* up to so many rows, chunks are shared out */
+    SPLIT_ROWS = 16, /* up to so many rows, chunks are shared out */
+    LINE = 64        /* bytes */
 };
 
 /* Rows and vectors of a micro-kernel: rows · vectors sums, the vectors of B and one of A must fit into registers. */
@@ -69,9 +70,16 @@ static void widen(const void *from, tn_dtype dtype, int64_t count, float *restri
 #if HAS_F16
         for (; i + VL <= count; i += VL)
             v_store(to + i, load_f16(h + i));
-#endif
+        if (i == count) return;
+        uint16_t rest[VL] = {0};
+        float wide[VL];
+        memcpy(rest, h + i, (size_t)(count - i) * sizeof *rest);
+        v_store(wide, load_f16(rest));
+        memcpy(to + i, wide, (size_t)(count - i) * sizeof *wide);
+#else
         for (; i < count; i++)
             to[i] = kir_from_f16(h[i]);
+#endif
     }
 }
 
@@ -87,9 +95,16 @@ static void narrow(const float *from, tn_dtype dtype, int64_t count, void *restr
 #if HAS_F16
         for (; i + VL <= count; i += VL)
             store_f16(h + i, v_load(from + i));
-#endif
+        if (i == count) return;
+        float rest[VL] = {0};
+        uint16_t halves[VL];
+        memcpy(rest, from + i, (size_t)(count - i) * sizeof *rest);
+        store_f16(halves, v_load(rest));
+        memcpy(h + i, halves, (size_t)(count - i) * sizeof *halves);
+#else
         for (; i < count; i++)
             h[i] = kir_to_f16(from[i]);
+#endif
     }
 }
 
@@ -111,7 +126,9 @@ VEC_INLINE void tile_run(const product *p, const int rows, const int vectors, co
     const float *a = p->a;
     const char *b = p->b;
     const int64_t a_row = p->a_row, a_step = p->a_step, b_row = p->b_row * (half ? 2 : 4);
+    const char *ask = p->ask ? p->ask : b;
     for (int64_t k = p->steps; k > 0; k--) {
+        if (half && vectors > 1) __builtin_prefetch(ask + k * LINE - LINE, 0, 2);
         V y[TILE_VECTORS];
         VEC_UNROLL for (int j = 0; j < vectors; j++) y[j] = load_b(b, j, half);
         VEC_UNROLL for (int i = 0; i < rows; i++) {
@@ -413,9 +430,10 @@ VEC_INLINE void transpose_pieces(W r[8]) {
     }
 }
 
-/* A page of 16-bit numbers, turned before it is widened: half as many steps. head_dim: a multiple of eight. */
-static void put_page(const uint16_t *page, int64_t head_dim, uint16_t *to) {
-    for (int64_t i = 0; i < KEYS; i += PIECES * PIECE_KEYS) {
+/* The first keys of a page of 16-bit numbers, turned before they are widened: half as many steps. head_dim: a multiple
+ * of eight. */
+static void put_page(const uint16_t *page, int64_t keys, int64_t head_dim, uint16_t *to) {
+    for (int64_t i = 0; i < keys; i += PIECES * PIECE_KEYS) {
         for (int64_t j = 0; j < head_dim; j += 8) {
             W r[8];
             VEC_UNROLL for (int l = 0; l < 8; l++) r[l] = load_pieces(page + (i + l) * head_dim + j, head_dim);
@@ -461,7 +479,7 @@ static matrix bring_keys(const attention *a, part *p, const block *b, int64_t ch
     const char *page = bring_page(a, p, &s, b, chunk, at);
 #if HAS_PIECES
     if (x->k_cache.dtype != TN_F32 && x->head_dim % 8 == 0) {
-        put_page((const uint16_t *)(const void *)page, x->head_dim, (uint16_t *)(void *)p->turned);
+        put_page((const uint16_t *)(const void *)page, at.end, x->head_dim, (uint16_t *)(void *)p->turned);
         if (may_stay_half(a, &x->k_cache)) return (matrix){p->turned, KEYS, true};
         widen(p->turned, x->k_cache.dtype, x->head_dim * KEYS, p->keys);
         return (matrix){p->keys, KEYS, false};
@@ -576,6 +594,7 @@ static void attend(const attention *a, part *p, const block *b, int64_t chunk, s
                      .c_row = KEYS,
                      .steps = tn_min64(KIR_KSUM, a->args->head_dim - i),
                      .add = i > 0};
+        s.ask = k.half ? tn_parallel_expected(s.steps * LINE) : NULL;
         multiply(s, rows, KEYS);
     }
     for (int64_t i = queries.begin, r = row; i < queries.end; i++) {

@@ -17,6 +17,7 @@ enum {
 /* ---- small matrix products (attention.c) ------------------------------------------------------------------------- */
 
 typedef struct product {
+    const char *ask; /* halves: memory that is asked for meanwhile, a line a step; NULL: none */
     const float *a;
     const void *b; /* f32 or, if `half`, f16 */
     float *c;

@@ -399,6 +399,14 @@ static void choose_strips(qmat *q, int threads) {
     }
 }
 
+/* What is done by one thread before the product leaves memory idle: it asks for a little of its share. */
+static void ask_for_expected(const qmat *q) {
+    enum { LINE = 64, BYTES = 16 * LINE };
+    const char *at = q->args->m == 1 ? tn_parallel_expected(BYTES) : NULL;
+    for (int i = 0; at && i < BYTES; i += LINE)
+        __builtin_prefetch(at + i, 0, 2);
+}
+
 /* The same slab and the same cut for all of a chain. */
 static void follow(qmat *first) {
     for (qmat *q = first->next; q; q = q->next) {
@@ -413,6 +421,7 @@ void tn_qmat(const tn_qmat_args *args) {
     if (args->m == 0 || args->n == 0) return;
     qmat chain[TN_QMAT_CHAIN], later, *q = chain;
     plan_chain(chain, &later, args);
+    ask_for_expected(q);
     int64_t slabs = tn_ceil_div(args->m, q->slab);
     int64_t even = tn_ceil_div(tn_ceil_div(args->m, slabs), tile_of(q)) * tile_of(q);
     if (even < q->slab) q->slab = even;
@@ -420,6 +429,7 @@ void tn_qmat(const tn_qmat_args *args) {
         q->rows = tn_min64(q->slab, args->m - q->row0);
         int64_t grain = tn_ceil_div(ROUND_A_PART, tn_max64(args->k, 1));
         if (q->format) tn_parallel(q->rows, grain, round_rows, q);
+        ask_for_expected(q);
         int threads = choose_threads(q);
         choose_strips(q, threads);
         follow(q);
