@@ -60,6 +60,27 @@ static void equal_kernels_wait_for_each_other(void **state) {
     assert_ok(tn_set_num_threads(before));
 }
 
+/* Where elements lie in a row; where they do not, there is no such place. */
+static void peeking_computes_and_copies_nothing(void **state) {
+    (void)state;
+    TN_SCOPE {
+        tn_tensor *x = vector_of(6, 1), *twice = tn_add(x, x), *wide = tn_reshape(twice, TN_DIMS(2, 3));
+        const void *at = NULL, *again = NULL;
+        assert_ok(tn_peek(twice, &at));
+        assert_non_null(at);
+        for (int i = 0; i < 6; i++)
+            assert_float_equal(((const float *)at)[i], (float)(2 * (i + 1)), 0);
+        assert_ok(tn_peek(wide, &again));
+        assert_ptr_equal(again, at);
+        assert_ok(tn_peek(tn_transpose(wide, 0, 1), &again));
+        assert_null(again);
+        assert_ok(tn_peek(tn_slice(twice, 0, 2, 4, 1), &again));
+        assert_null(again);
+        assert_int_equal(tn_peek(tn_add(x, vector_of(5, 1)), &again), TN_ERR_SHAPE);
+        assert_null(again);
+    }
+}
+
 static void states_trade_their_values(void **state) {
     (void)state;
     TN_SCOPE {
@@ -416,6 +437,7 @@ static void views_of_computed_tensors_are_joined(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(equal_kernels_wait_for_each_other),
+        cmocka_unit_test(peeking_computes_and_copies_nothing),
         cmocka_unit_test(states_trade_their_values),
         cmocka_unit_test(a_recording_without_reads_is_bounded),
         cmocka_unit_test(a_plan_is_found_again_whoever_keeps_its_results),

@@ -152,6 +152,8 @@ static void tensors_refuse(void **state) {
     FAILS(tn_eval_async(NULL, 1, NULL, NULL))
     FAILS(tn_read(NULL, values, sizeof values))
     FAILS(tn_read(x, NULL, sizeof values))
+    FAILS(tn_peek(x, NULL))
+    FAILS(tn_peek(NULL, &(const void *){NULL}))
     YIELDS(true, isnan(tn_item(NULL)))
     YIELDS(NULL, tn_retain(NULL))
     YIELDS(0, tn_write_count(NULL))

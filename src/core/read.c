@@ -87,6 +87,19 @@ tn_status tn_read(const tn_tensor *t, void *out, size_t bytes) {
     return read_node(n, out);
 }
 
+tn_status tn_peek(const tn_tensor *t, const void **out) {
+    tn_node *n = NULL;
+    TRY(tn_need(out, "tn_peek: out"));
+    *out = NULL;
+    TRY(tn_need(t, "tn_peek: the tensor"));
+    TRY(computed_node(t, &n));
+    const tn_buffer *b = (n->flags & TN_NODE_VIEW ? n->root : n)->buffer;
+    if (!n->device->is_cpu || ((n->flags & TN_NODE_VIEW) && !tn_node_contiguous(n))) return TN_OK;
+    TRY(tn_buffer_await((tn_buffer *)(uintptr_t)b, false));
+    *out = b->address;
+    return TN_OK;
+}
+
 static double as_double(tn_dtype t, const void *p) {
     union {
         float f32;

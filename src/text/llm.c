@@ -18,7 +18,8 @@ struct tn_llm {
     llm_config config;
     llm_weights weights;
     int64_t position;
-    float *logits;    /* of the last token: what callers get to see */
+    float *logits;    /* of the last token: what callers get to see … */
+    tn_tensor *shown; /* … unless they lie where this was computed; or NULL */
     tn_graph *token;  /* captured at the first single token */
     int64_t *numbers; /* LLM_CHUNK ids, */
     void *rows;       /* their rows of the embedding as the file has them, */
@@ -293,6 +294,7 @@ void tn_llm_close(tn_llm *m) {
     tn_free(m->weights.pages);
     tn_txt_free(m->weights.layers);
     tn_txt_free(m->logits);
+    tn_free(m->shown);
     tn_txt_free(m->numbers);
     tn_txt_free(m->rows);
     tn_txt_free(m->places);
@@ -541,12 +543,18 @@ tn_status tn_llm_importance(tn_llm *m, const int32_t *ids, int64_t count, tn_llm
 
 /* ---- single tokens ----------------------------------------------------------------------------------------------- */
 
-static tn_status read_logits(tn_llm *m, const tn_tensor *logits) {
-    return tn_read(logits, m->logits, (size_t)m->config.size[SIZE_VOCABULARY] * sizeof *m->logits);
+/* Where the host computes they stay where they are. */
+static tn_status show_logits(tn_llm *m, tn_tensor *logits, const float **out) {
+    const void *at = NULL;
+    TRY(tn_peek(logits, &at));
+    *out = at ? at : m->logits;
+    if (!at) return tn_read(logits, m->logits, (size_t)m->config.size[SIZE_VOCABULARY] * sizeof *m->logits);
+    m->shown = tn_retain(logits);
+    return TN_OK;
 }
 
 /* Capturing computes the token that it is captured with. */
-static tn_status capture(tn_llm *m, int32_t id) {
+static tn_status capture(tn_llm *m, int32_t id, const float **out) {
     tn_status status = read_rows(m, &id, 1);
     if (status == TN_OK) status = tn_capture_begin();
     if (status != TN_OK) return status;
@@ -554,13 +562,13 @@ static tn_status capture(tn_llm *m, int32_t id) {
         llm_inputs in = make_inputs(m, m->position, 1);
         tn_tensor *logits = tn_llm_record(&m->config, &m->weights, &in, LLM_ALL_ROWS);
         status = tn_capture_end((tn_tensor *[]){in.rows, in.positions}, 2, &logits, 1, &m->token);
-        if (status == TN_OK) status = read_logits(m, logits);
+        if (status == TN_OK) status = show_logits(m, logits, out);
         tn_free(logits);
     }
     return status;
 }
 
-static tn_status launch(tn_llm *m, int32_t id) {
+static tn_status launch(tn_llm *m, int32_t id, const float **out) {
     tn_status status = read_rows(m, &id, 1);
     if (status == TN_OK) status = tn_graph_set_dial(m->token, 0, (double)m->position);
     if (status != TN_OK) return status;
@@ -568,18 +576,25 @@ static tn_status launch(tn_llm *m, int32_t id) {
         tn_tensor *logits = NULL;
         tn_tensor *inputs[] = {make_rows(m, 1), make_positions(m, m->position, 1)};
         status = tn_graph_launch(m->token, inputs, &logits);
-        if (status == TN_OK) status = read_logits(m, logits);
+        if (status == TN_OK) status = show_logits(m, logits, out);
     }
     return status;
+}
+
+static tn_status run_token(tn_llm *m, int32_t id, const float **out) {
+    tn_free(m->shown); /* its memory is for the next ones */
+    m->shown = NULL;
+    return m->token ? launch(m, id, out) : capture(m, id, out);
 }
 
 tn_status tn_llm_step(tn_llm *m, int32_t id, const float **logits) {
     TRY(check_ids(m, &id, 1));
     tn_device *before = enter(m);
-    tn_status status = leave(m, before, mend(m, m->token ? launch(m, id) : capture(m, id)));
+    const float *found = NULL;
+    tn_status status = leave(m, before, mend(m, run_token(m, id, &found)));
     if (status != TN_OK) return status;
     m->position++;
-    if (logits) *logits = m->logits;
+    if (logits) *logits = found;
     return TN_OK;
 }
 
@@ -591,7 +606,8 @@ static tn_status prepare(tn_llm *m) {
     int64_t room = m->config.context - m->position;
     if (room >= 2) TRY(run_piece(m, any, 0, 2, LLM_LAST_ROW, m->logits));
     if (room > LLM_CHUNK) TRY(run_piece(m, any, 0, 2, LLM_NO_ROWS, m->logits));
-    return room >= 1 && !m->token ? capture(m, any[0]) : TN_OK;
+    const float *unseen;
+    return room >= 1 && !m->token ? run_token(m, any[0], &unseen) : TN_OK;
 }
 
 tn_status tn_llm_prepare(tn_llm *m) {
