@@ -634,7 +634,7 @@ typedef struct b_region {
 static void pack_b_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
     const b_region *r = ctx;
     part p;
-    part_open(&p, r->g, r->parts + (size_t)worker * r->g->part_bytes);
+    if (r->g->args.b.joint.vm) part_open(&p, r->g, r->parts + (size_t)worker * r->g->part_bytes); /* else no memory */
     int64_t chunks = tn_ceil_div(r->at.rows, CHUNK), most = LOAD_PANELS * r->g->panel;
     for (int64_t i = begin; i < end; i++) {
         int64_t j = i / chunks * most, k = i % chunks * CHUNK;
