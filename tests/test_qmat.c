@@ -383,10 +383,19 @@ static void launch(tn_qmat_args *args, size_t workspace) {
     tn_mem_free(args->workspace);
 }
 
+/* Shares of any size, too large and too small ones among them. */
+static void random_cuts(int16_t cuts[MAX_THREADS]) {
+    for (int i = 0; i < MAX_THREADS; i++)
+        cuts[i] = (int16_t)(random_below(2) ? random_below(400) - 200 : random_below(1 << 16) - (1 << 15));
+}
+
 /* The caller has chosen kernels and threads. */
 static void check_product(const product *p, const variant *v) {
     call one;
+    int16_t cuts[MAX_THREADS];
+    random_cuts(cuts);
     open_call(p, NULL, &one);
+    one.args.cuts = cuts;
     launch(&one.args, tn_qmat_workspace(&one.args, tn_threads()));
     compare(p, one.c, v);
     close_call(&one);
@@ -402,6 +411,9 @@ static void check_chain(const product *p, int count, const variant *v) {
         own = tn_qmat_workspace(&each[i].args, tn_threads());
         if (own > bytes) bytes = own;
     }
+    int16_t cuts[MAX_THREADS];
+    random_cuts(cuts);
+    each[0].args.cuts = cuts;
     each[0].args.later = &each[count / 2].args;
     launch(&each[0].args, bytes);
     for (int i = 0; i < count; i++)

@@ -395,6 +395,23 @@ static void expected_memory_is_taken_piece_by_piece(void **state) {
     assert_null(tn_parallel_expected(1));
 }
 
+static void sleep_as_one(void *ctx, int64_t begin, int64_t end, int worker) {
+    (void)begin;
+    (void)end;
+    if (worker == *(const int *)ctx) nanosleep(&(struct timespec){.tv_nsec = 20 * 1000 * 1000}, NULL);
+}
+
+static void the_slow_worker_is_known(void **state) {
+    (void)state;
+    assert_ok(tn_threads_set(3));
+    for (int slow = 0; slow < 3; slow++) {
+        tn_parallel(3, 1, sleep_as_one, &slow);
+        assert_int_equal(tn_parallel_awaited(), slow);
+    }
+    tn_parallel(1, 1, sleep_as_one, &(int){0});
+    assert_int_equal(tn_parallel_awaited(), -1);
+}
+
 #if !defined(TEST_THREAD_SANITIZER)
 
 /* Runs `body` in a child process; its exit status. */
@@ -576,6 +593,7 @@ int main(void) {
         cmocka_unit_test(sleeping_workers_wake),
         cmocka_unit_test(expected_memory_need_not_be_there),
         cmocka_unit_test(expected_memory_is_taken_piece_by_piece),
+        cmocka_unit_test(the_slow_worker_is_known),
         cmocka_unit_test(workers_take_no_signals_and_round_to_nearest),
         cmocka_unit_test(crowded_processors_free_the_workers_for_a_while),
 #if !defined(TEST_THREAD_SANITIZER) /* which cannot follow threads that start after a fork */

@@ -236,6 +236,10 @@ void tn_parallel_expect(const void *from, int64_t bytes);
 /* So much of it, which is no longer asked for by a wait: by a kernel that leaves memory idle. NULL: there is less. */
 const char *tn_parallel_expected(int64_t bytes);
 
+/* Of this thread's last call: the worker that it had to wait for, the last one of several; 0: all of them were through
+ * before it was; -1: it was alone. */
+int tn_parallel_awaited(void);
+
 /* ---- JSON (json.c) ----------------------------------------------------------------------------------------------- */
 
 /* The reader is public: json.h. This writer is not. */

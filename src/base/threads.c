@@ -66,6 +66,7 @@ static struct {
 static _Atomic int wanted_threads;     /* 0 = as many as usable */
 static _Thread_local bool inside_body; /* this thread runs a part: a nested call stays on it */
 static _Thread_local int thread_limit; /* 0 = none */
+static _Thread_local int awaited;      /* tn_parallel_awaited */
 static _Thread_local const char *expected, *expected_end; /* what this thread reads next, less what it has asked for */
 
 /* ---- size -------------------------------------------------------------------------------------------------------- */
@@ -317,7 +318,10 @@ static void hand_out(worker_slot *slot) {
 /* Until the part of this slot has run, if need be here. */
 static void finish_part(worker_slot *slot) {
     uint64_t ticket = atomic_load_explicit(&slot->ticket, memory_order_relaxed);
-    if (claim(slot, ticket)) {
+    bool own = claim(slot, ticket);
+    if (!own && atomic_load_explicit(&slot->done, memory_order_acquire) >= ticket) return;
+    awaited = slot->index;
+    if (own) {
         run_part_as_worker(slot);
         return;
     }
@@ -354,12 +358,16 @@ static void run_on_pool(int64_t n, int64_t grain, int64_t grains, int threads, t
         run_part_as_worker(&pool_slots[0]); /* pieces go to whoever comes: all with the same rounding */
     else
         run_part(&pool_slots[0]);
+    awaited = 0;
     for (int i = 1; i < parts; i++)
         finish_part(&pool_slots[i]);
     inside_body = false;
 }
 
+int tn_parallel_awaited(void) { return awaited; }
+
 static void run_parallel(int64_t n, int64_t grain, tn_parallel_body *body, void *ctx, bool shared) {
+    awaited = -1;
     if (n <= 0) return;
     if (grain < 1) grain = 1;
     if (n <= grain || inside_body) {

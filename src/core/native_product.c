@@ -140,7 +140,7 @@ tn_status tn_make_matmul(const tn_graph_plan *g, const tn_group *group, tn_nativ
 
 /* ---- products with weights as they are stored -------------------------------------------------------------------- */
 
-enum { PACKED_ALIGN = 64 };
+enum { PACKED_ALIGN = 64, MANY_ROWS = 1 << 14 /* of a weight that takes long enough to see who is slower */ };
 
 /* Piece by piece, each piece's pages of the file going back at once: a large weight is never in memory twice. Packed
  * rows stand in groups of 16, one group after the other. */
@@ -210,6 +210,8 @@ tn_status tn_make_linear_stored(const tn_graph_plan *g, const tn_group *group, t
     n->qmat = (tn_qmat_args){.m = c->node->shape[0], .n = rows, .k = k, .dtype = dtype, .x_stride = x->stride[0]};
     tn_native_matrix(c, &n->qmat.c);
     TRY(tn_native_join_product(n, group, &n->qmat.c.joint));
+    if (rows >= MANY_ROWS) n->own = n->qmat.cuts = tn_mem_zalloc((size_t)tn_threads(), sizeof *n->qmat.cuts);
+    if (rows >= MANY_ROWS && !n->own) return TN_ERR_MEMORY;
     n->formed = &n->packed_weight;
     n->form = (tn_form){.make = pack_blocks, .bytes = tn_qmat_packed_bytes(rows, k, dtype)};
     n->form.word[FORM_DTYPE] = dtype;

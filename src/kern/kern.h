@@ -157,6 +157,9 @@ typedef struct tn_qmat_args {
     /* The product that comes after this chain, or NULL: its weights are asked for where there is one row. Reads sizes
      * and dtype, and `packed`, at which nothing need be any more. */
     const struct tn_qmat_args *later;
+    /* tn_threads() numbers, 0 at first, or NULL: how far threads' shares of the columns begin from where even ones do,
+     * which runs of one row learn; of a chain the first one's. */
+    int16_t *cuts;
 } tn_qmat_args;
 enum { TN_QMAT_CHAIN = 4 }; /* products of one, at most */
 

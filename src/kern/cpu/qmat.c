@@ -20,7 +20,8 @@ enum {
     PANEL_BLOCKS = 24, /* of a panel: with a tile of x it stays in a first cache of 32 KiB */
     SLAB_ROWS = 516,   /* of x rounded at once: with a panel's blocks, half of a second cache of 1 MiB */
     SUM_COLUMNS = 128, /* of C finished before a joint gets them: as much again … */
-    FEW_ROWS = 48      /* … if there are more rows than these */
+    FEW_ROWS = 48,     /* … if there are more rows than these */
+    CUTS = 1024        /* parts of all columns, by which shares are made larger or smaller */
 };
 
 static const double BYTES_A_PART = 30e3; /* of weights: 2 to 3 µs from memory, less is not worth a fork-join … */
@@ -46,6 +47,7 @@ typedef struct qmat {
     size_t rounded_bytes, panel_bytes, sums_bytes, part_bytes;
     int64_t row0, rows;                /* the slab at hand … */
     int64_t row_strips, column_strips; /* … and how it is cut */
+    int16_t *cuts;                     /* how far shares begin from where even ones do, in CUTS; NULL: not at all */
     char *workspace;
     struct qmat *next;    /* in the same launch */
     struct qmat *later;   /* … or behind the last of it, in the next one; NULL: not known */
@@ -60,6 +62,7 @@ static size_t area(int64_t bytes) { return ((size_t)bytes + 63) / 64 * 64; }
 static void plan_groups(qmat *q, const tn_qmat_args *args) {
     *q = (qmat){.args = args, .with = tn_qtiles(), .format = tn_qformat_of(args->dtype)};
     q->groups = tn_ceil_div(args->n, TN_QROWS);
+    q->cuts = args->m == 1 ? args->cuts : NULL;
     if (q->format)
         q->layout = tn_qlayout_of(q->format, args->k);
     else
@@ -336,12 +339,19 @@ static void multiply_strip(const qmat *q, part *p, int64_t row0, int64_t row1, i
     multiply_to_sums(q, p, row0, row1, full, group1);
 }
 
+/* A quarter of a share: so each begins behind the one before it, also where there were fewer when cuts were learned. */
+static int64_t most_cut(int64_t columns) { return CUTS / (4 * columns); }
+
 /* Where a share of the columns begins. */
-static int64_t share_begin(const qmat *q, int64_t column, int64_t columns) { return q->groups * column / columns; }
+static int64_t share_begin(const qmat *q, int64_t column, int64_t columns) {
+    int64_t even = q->groups * column / columns, most = most_cut(columns);
+    if (!q->cuts || column == 0 || column == columns) return even;
+    return even + q->groups * tn_max64(tn_min64(q->cuts[column], most), -most) / CUTS;
+}
 
 /* The share of the next launch's first product, but what is asked for already. */
 static void expect_later(const qmat *q, int64_t column, uintptr_t asked_from) {
-    enum { ASKED = 4096 /* AHEAD in qtile.c */, MOST = 256 << 10 /* what ten microseconds bring */ };
+    enum { ASKED = 5120 /* AHEAD in qtile.c */, MOST = 256 << 10 /* what ten microseconds bring */ };
     uintptr_t end = (uintptr_t)group_of(q->later, share_begin(q->later, column + 1, q->column_strips));
     tn_parallel_expect((const void *)(asked_from + ASKED), tn_min64((int64_t)(end - asked_from) - ASKED, MOST));
 }
@@ -407,6 +417,17 @@ static void ask_for_expected(const qmat *q) {
         __builtin_prefetch(at + i, 0, 2);
 }
 
+/* Memory is not equally fast for all threads, for as long as a process lives: the one that was last has a little less
+ * to do the next time. */
+static void learn_cuts(const qmat *q) {
+    int64_t columns = q->column_strips, most = most_cut(columns);
+    int slow = tn_parallel_awaited(), by = slow ? 1 : -1;
+    if (!q->cuts || slow < 0 || columns < 2) return;
+    int64_t other = slow ? slow : 1 + (uint16_t)q->cuts[0]++ % (columns - 1); /* the caller: it gives to each in turn */
+    for (int64_t i = 1; i <= other && i < columns; i++)
+        q->cuts[i] = (int16_t)tn_max64(tn_min64(q->cuts[i] + by, most), -most);
+}
+
 /* The same slab and the same cut for all of a chain. */
 static void follow(qmat *first) {
     for (qmat *q = first->next; q; q = q->next) {
@@ -414,6 +435,7 @@ static void follow(qmat *first) {
         q->rows = first->rows;
         q->row_strips = first->row_strips;
         q->column_strips = first->column_strips;
+        q->cuts = first->cuts;
     }
 }
 
@@ -437,6 +459,7 @@ void tn_qmat(const tn_qmat_args *args) {
             multiply_strips(q, 0, 1, 0);
         } else {
             tn_parallel(q->row_strips * q->column_strips, 1, multiply_strips, q);
+            learn_cuts(q);
         }
     }
 }

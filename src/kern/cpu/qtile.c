@@ -7,7 +7,7 @@
 #include "kern/cpu/qdot.h"
 #include "kern/cpu/qunpack.h"
 
-enum { AHEAD = 4096 /* bytes from a block to what is asked for: memory alone decides, so ten blocks and more */ };
+enum { AHEAD = 5120 /* bytes from a block to what is asked for: memory alone decides, so ten blocks and more */ };
 
 /* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
