@@ -542,6 +542,17 @@ static void products_of_one_launch_have_the_bits_of_single_ones(void **state) {
     check_chain_size(&formats[1], 530, 64, 3, true);
 }
 
+/* A row that is shared out, alone and in a chain; check_product and check_chain say how. */
+static void shares_of_any_size_have_the_same_bits(void **state) {
+    (void)state;
+    random_state = 11;
+    for (size_t i = 0; i < TN_COUNT(formats); i++) {
+        for (int joint = 0; joint < 2; joint++)
+            check_size(&formats[i], 1, 1100, 512, false, joint);
+        check_chain_size(&formats[i], 1, 2048, 3, i % 2);
+    }
+}
+
 static void empty_products_are_zero_or_nothing(void **state) {
     (void)state;
     static const int64_t sizes[][3] = {{0, 20, 256}, {3, 0, 256}, {3, 20, 0}, {1, 20, 0}, {0, 0, 0}};
@@ -669,6 +680,7 @@ int main(void) {
         cmocka_unit_test(any_number_of_rows_has_the_bits_of_the_definition),
         cmocka_unit_test(large_products_have_the_bits_of_the_definition),
         cmocka_unit_test(products_of_one_launch_have_the_bits_of_single_ones),
+        cmocka_unit_test(shares_of_any_size_have_the_same_bits),
         cmocka_unit_test(empty_products_are_zero_or_nothing),
         cmocka_unit_test(weights_in_half_precision_have_the_bits_of_wide_ones),
         cmocka_unit_test(special_numbers_keep_to_their_block),
