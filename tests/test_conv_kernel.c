@@ -423,6 +423,7 @@ static void large_windows_have_the_bits_of_their_definition(void **state) {
         {.images = 17, .channels = 11, .filters = 32, .size = {5, 13}, .kernel = {3, 2}, .places = {5, 13}},
         {.images = 2, .channels = 70, .filters = 64, .size = {9, 12}, .kernel = {1, 1}, .places = {9, 12}},
         {.images = 1, .channels = 8, .filters = 32, .size = {90, 190}, .kernel = {3, 3}, .places = {90, 190}},
+        {.images = 2, .channels = 7, .filters = 200, .size = {31, 25}, .kernel = {3, 3}, .places = {31, 25}},
         {.images = 1, .channels = 530, .filters = 29, .size = {9, 28}, .kernel = {1, 3}, .places = {9, 26}},
     };
     random_state = 2;
@@ -445,6 +446,38 @@ static void large_windows_have_the_bits_of_their_definition(void **state) {
         }
     }
     assert_true(turned > 0 && edged > 0);
+}
+
+/* Threads share their places: of one group, of several, and more than there is room for sums apart. */
+static void the_gradient_of_few_taps_has_the_bits_of_the_definition(void **state) {
+    (void)state;
+    static const tn_conv_args sizes[] = {
+        {.images = 9, .groups = 1, .channels = 7, .filters = 520, .size = {15, 15}, .kernel = {3, 3}},
+        {.images = 7, .groups = 5, .channels = 3, .filters = 9, .size = {19, 23}, .kernel = {3, 2}},
+    };
+    random_state = 12;
+    for (size_t i = 0; i < TN_COUNT(sizes); i++) {
+        problem p = {.a = sizes[i]};
+        tn_conv_args *a = &p.a;
+        for (int d = 0; d < 2; d++) {
+            a->stride[d] = a->dilation[d] = 1;
+            a->before[d] = a->kernel[d] / 2;
+            a->places[d] = a->size[d];
+        }
+        make_arrays(&p, true);
+        const int64_t weights = a->groups * a->filters * a->channels * a->kernel[0] * a->kernel[1];
+        float *dw = tn_mem_alloc((size_t)weights * sizeof *dw);
+        assert_non_null(dw);
+        define_gradient(&p, dw);
+        for (int isa = TN_ISA_BASE; isa < TN_ISA_COUNT; isa++) {
+            for (int threads = 1; tn_gemm_use((tn_isa)isa) && threads <= MAX_THREADS; threads++) {
+                assert_ok(tn_threads_set(threads));
+                run_once(&p, tn_conv_weight, tn_conv_weight_workspace(a, threads), weights, NULL, dw, "gradient");
+            }
+        }
+        tn_mem_free(dw);
+        free_arrays(&p);
+    }
 }
 
 /* Images that are the rows of the product: in one block and several, in memory in any order, more panels than threads,
@@ -1175,6 +1208,7 @@ int main(void) {
         cmocka_unit_test(random_windows_have_the_bits_of_their_definition),
         cmocka_unit_test(channels_side_by_side_have_the_bits_of_the_definition),
         cmocka_unit_test(large_windows_have_the_bits_of_their_definition),
+        cmocka_unit_test(the_gradient_of_few_taps_has_the_bits_of_the_definition),
         cmocka_unit_test(images_of_few_places_have_the_bits_of_the_definition),
         cmocka_unit_test(pixels_of_several_phases_have_the_bits_of_the_definition),
         cmocka_unit_test(windows_that_reach_too_far_have_no_kernel),

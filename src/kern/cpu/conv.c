@@ -10,7 +10,8 @@
  *
  * The weight's gradient: [taps, filters] = seen[taps, places] · yᵀ[places, filters], the places being the long axis.
  * y is packed into panels, 256 places at a time, and what is seen is copied to rows that the tiles read as they are;
- * threads share the taps.
+ * threads share the taps. Of few taps they share the places, or each would pack all of y: sums of a chunk of places lie
+ * apart then, and are added in the order of the chunks when all threads are done.
  *
  * Many filters are better the columns of the product: conv_turned.c; of many images of few places these are its rows:
  * conv_beside.c. One filter a channel is no product: conv_each.c.
@@ -36,9 +37,11 @@ enum {
     WHOLE_COLUMNS = 512,    /* of one that is not packed: more rows share the rows around them */
     PART_ROWS = 512,        /* filters that pass over a block, at most */
     ROW = TILE_COPY,        /* distance of the rows of what is seen, as tiles like it */
-    WEIGHT_CHANNELS = 64,   /* as many taps as so many have a part of the weight's gradient has, at most … */
+    WEIGHT_CHANNELS = 64,    /* as many taps as so many have a part of the weight's gradient has, at most … */
     MORE_CHANNELS = 192,    /* … or as so many: results are packed for fewer parts … */
-    MORE_ELEMENTS = 1 << 17 /* … where a slab of them is a part of the second cache */
+    MORE_ELEMENTS = 1 << 17, /* … where a slab of them is a part of the second cache */
+    FEW_TAPS = 64,           /* whose sums are soon added: y has 256 places in a chunk */
+    APART_ELEMENTS = 1 << 16 /* of sums that lie apart, or those of one chunk */
 };
 
 /* Channels that a chunk of k can have to do with. */
@@ -801,9 +804,13 @@ typedef struct weight_gradient {
     int64_t parts_a_group, places; /* of all images */
     int64_t sum_row;               /* distance of the rows of sums */
     float *sums;                   /* [groups, depth, filters] */
-    size_t slab_bytes, panel_bytes, part_bytes, tap_bytes, sums_bytes;
+    int64_t few, first, last;      /* chunks whose sums lie apart at once, 0: none; chunks now */
+    float *apart;                  /* [few, groups, depth, filters] */
+    size_t slab_bytes, panel_bytes, part_bytes, tap_bytes, sums_bytes, apart_bytes;
     char *parts;
 } weight_gradient;
+
+static int64_t all_sums(const weight_gradient *g) { return g->a.groups * g->w.depth * g->sum_row; }
 
 static void plan_weight(weight_gradient *g, const tn_conv_args *args) {
     const conv_lines *with = tn_conv_lines();
@@ -821,6 +828,9 @@ static void plan_weight(weight_gradient *g, const tn_conv_args *args) {
     g->part_bytes = g->slab_bytes + g->panel_bytes + windows_area(with->tiles->rows * ROW);
     g->tap_bytes = ((size_t)g->w.depth * sizeof(int64_t) + 63) / 64 * 64;
     g->sums_bytes = windows_area(args->groups * g->w.depth * g->sum_row);
+    if (g->w.depth > FEW_TAPS) return;
+    g->few = tn_min64(tn_max64(APART_ELEMENTS / all_sums(g), 1), tn_ceil_div(g->places, CHUNK));
+    g->apart_bytes = windows_area(g->few * all_sums(g));
 }
 
 /* y at places that follow each other in one image and, unless y is contiguous, in one row. */
@@ -864,18 +874,21 @@ static void copy_rows(const weight_gradient *g, const seen *s, int64_t channel, 
     }
 }
 
-/* Taps [begin, end) of one group: all places, chunk after chunk. */
-static void collect_taps(const weight_gradient *g, int64_t group, int64_t begin, int64_t end, char *memory) {
+/* Taps [begin, end) of one group at places [q, last), chunk after chunk: their sums `next` behind each other, or, if
+ * that is 0, the sum of all. */
+static void collect_places(const weight_gradient *g, int64_t group, int64_t begin, int64_t end, int64_t q, int64_t last,
+                           float *sums, int64_t next, char *memory) {
     const tile_set *with = g->w.with->tiles;
     const int64_t panel = panel_of(g->w.with), channel = begin / g->w.taps;
     float *panels = (float *)(void *)(memory + g->slab_bytes);
     float *rows = (float *)(void *)(memory + g->slab_bytes + g->panel_bytes);
-    float *sums = g->sums + group * g->w.depth * g->sum_row;
     seen s;
     s.sections = 0;
     s.slab = (float *)(void *)memory;
-    for (int64_t q = 0; q < g->places; q += CHUNK) {
-        tile t = {.a = rows, .a_row = ROW, .a_k = 1, .b = panels, .b_k = panel, .c_row = g->sum_row, .add = q > 0};
+    sums += group * g->w.depth * g->sum_row;
+    for (; q < last; q += CHUNK, sums += next) {
+        tile t = {.a = rows, .a_row = ROW, .a_k = 1, .b = panels, .b_k = panel, .c_row = g->sum_row};
+        t.add = next == 0 && q > 0;
         t.k = tn_min64(CHUNK, g->places - q);
         t.b_panel = t.k * panel;
         see(&g->w, &s, 0, q, t.k, CHUNK);
@@ -888,14 +901,22 @@ static void collect_taps(const weight_gradient *g, int64_t group, int64_t begin,
             tiles_multiply(with, t, height, g->a.filters);
         }
     }
-    with->pack(&(pack){.to = g->a.out + group * g->a.filters * g->w.depth + begin,
-                       .distance = g->w.depth,
-                       .group = end - begin,
-                       .from = sums + begin * g->sum_row,
-                       .along = 1,
-                       .across = g->sum_row,
-                       .steps = g->a.filters,
-                       .lines = end - begin});
+}
+
+static void write_taps(const weight_gradient *g, int64_t group, int64_t begin, int64_t end) {
+    g->w.with->tiles->pack(&(pack){.to = g->a.out + group * g->a.filters * g->w.depth + begin,
+                                   .distance = g->w.depth,
+                                   .group = end - begin,
+                                   .from = g->sums + (group * g->w.depth + begin) * g->sum_row,
+                                   .along = 1,
+                                   .across = g->sum_row,
+                                   .steps = g->a.filters,
+                                   .lines = end - begin});
+}
+
+static void collect_taps(const weight_gradient *g, int64_t group, int64_t begin, int64_t end, char *memory) {
+    collect_places(g, group, begin, end, 0, g->places, g->sums, 0, memory);
+    write_taps(g, group, begin, end);
 }
 
 static void collect_parts(void *ctx, int64_t begin, int64_t end, int worker) {
@@ -909,11 +930,47 @@ static void collect_parts(void *ctx, int64_t begin, int64_t end, int worker) {
     }
 }
 
+/* Chunks of all groups. */
+static void collect_chunks(void *ctx, int64_t begin, int64_t end, int worker) {
+    const weight_gradient *g = ctx;
+    const int64_t q = (g->first + begin) * CHUNK, last = tn_min64((g->first + end) * CHUNK, g->places);
+    for (int64_t group = 0; group < g->a.groups; group++)
+        collect_places(g, group, 0, g->w.depth, q, last, g->apart + begin * all_sums(g), all_sums(g),
+                       g->parts + (size_t)worker * g->part_bytes);
+}
+
+/* Some of the sums, in the order that one thread would have. */
+static void add_chunks(void *ctx, int64_t begin, int64_t end, int worker) {
+    const weight_gradient *g = ctx;
+    float *restrict to = g->sums;
+    const float *restrict from = g->apart;
+    (void)worker;
+    for (int64_t n = g->first; n < g->last; n++, from += all_sums(g)) {
+        if (n == 0) {
+            memcpy(to + begin, from + begin, (size_t)(end - begin) * sizeof *to);
+            continue;
+        }
+        for (int64_t i = begin; i < end; i++)
+            to[i] += from[i];
+    }
+}
+
+static void collect_apart(weight_gradient *g, int threads) {
+    const int64_t chunks = tn_ceil_div(g->places, CHUNK);
+    for (; g->first < chunks; g->first = g->last) {
+        g->last = tn_min64(g->first + g->few, chunks);
+        windows_share(g->last - g->first, threads, collect_chunks, g);
+        tn_parallel(all_sums(g), MOST_LANES, add_chunks, g);
+    }
+    for (int64_t group = 0; group < g->a.groups; group++)
+        write_taps(g, group, 0, g->w.depth);
+}
+
 size_t tn_conv_weight_workspace(const tn_conv_args *args, int threads) {
     if (args->winograd) return tn_conv_winograd_weight_workspace(args, threads);
     weight_gradient g;
     plan_weight(&g, args);
-    return g.tap_bytes + g.sums_bytes + (size_t)(threads > 1 ? threads : 1) * g.part_bytes;
+    return g.tap_bytes + g.sums_bytes + g.apart_bytes + (size_t)(threads > 1 ? threads : 1) * g.part_bytes;
 }
 
 void tn_conv_weight(const tn_conv_args *args) {
@@ -927,7 +984,12 @@ void tn_conv_weight(const tn_conv_args *args) {
     char *memory = args->workspace;
     windows_find_taps(&g.w, (int64_t *)(void *)memory);
     g.sums = (float *)(void *)(memory + g.tap_bytes);
-    g.parts = memory + g.tap_bytes + g.sums_bytes;
+    g.apart = (float *)(void *)(memory + g.tap_bytes + g.sums_bytes);
+    g.parts = memory + g.tap_bytes + g.sums_bytes + g.apart_bytes;
+    if (threads > 1 && g.few >= threads) {
+        collect_apart(&g, threads);
+        return;
+    }
     int64_t height = g.w.with->tiles->rows;
     int64_t tiles = tn_ceil_div(g.w.depth, height), most = g.channels * g.w.taps / height;
     g.parts_a_group = round_up(tn_ceil_div(tiles, most), args->groups % threads == 0 ? 1 : threads);
