@@ -33,12 +33,12 @@
 
 enum {
     CHUNK = KIR_KSUM,
-    COLUMNS = SEEN_PLACES,  /* of a block: 256 steps of them are 256 KiB */
-    WHOLE_COLUMNS = 512,    /* of one that is not packed: more rows share the rows around them */
-    PART_ROWS = 512,        /* filters that pass over a block, at most */
-    ROW = TILE_COPY,        /* distance of the rows of what is seen, as tiles like it */
+    COLUMNS = SEEN_PLACES,   /* of a block: 256 steps of them are 256 KiB */
+    WHOLE_COLUMNS = 512,     /* of one that is not packed: more rows share the rows around them */
+    PART_ROWS = 512,         /* filters that pass over a block, at most */
+    ROW = TILE_COPY,         /* distance of the rows of what is seen, as tiles like it */
     WEIGHT_CHANNELS = 64,    /* as many taps as so many have a part of the weight's gradient has, at most … */
-    MORE_CHANNELS = 192,    /* … or as so many: results are packed for fewer parts … */
+    MORE_CHANNELS = 192,     /* … or as so many: results are packed for fewer parts … */
     MORE_ELEMENTS = 1 << 17, /* … where a slab of them is a part of the second cache */
     FEW_TAPS = 64,           /* whose sums are soon added: y has 256 places in a chunk */
     APART_ELEMENTS = 1 << 16 /* of sums that lie apart, or those of one chunk */
