@@ -22,6 +22,10 @@ static tn_tensor *times_weight(const tn_tensor *x, int64_t columns, int64_t kind
     return step(tn_matmul(x, step(tn_tanh(waves(k, columns, 0.19)))));
 }
 
+static tn_tensor *biased(tn_tensor *y) {
+    return step(tn_add(y, tn_reshape(waves(1, tn_size(y, 1), 0.3), (int64_t[]){-1}, 1)));
+}
+
 /* What joins a product: of its own rows, or of what was made before. */
 static tn_tensor *joined_by(tn_tensor *y, const tn_tensor *before, int64_t kind) {
     if (kind == 0) return step(tn_relu(step(tn_add(y, waves(1, tn_size(y, 1), 0.3)))));
@@ -69,8 +73,8 @@ static int of_chance(uint64_t seed, tn_tensor **out) {
         before = x;
         x = y;
     }
-    out[count++] = times_weight(x, 8, below(3));
-    out[count++] = times_weight(x, 1, below(2));
+    out[count++] = biased(times_weight(x, 8, below(3)));
+    out[count++] = biased(times_weight(x, 1, below(2)));
     return count;
 }
 
@@ -132,6 +136,11 @@ static void plans_say_what_is_done_by_rows(void **state) {
         assert_ok(tn_eval(&y, 1));
         char *plan = tn_explain_last();
         assert_text_has(plan, "matmul_batched+maximum [64, 128] > matmul_batched [64, 32]  (by rows: ");
+        tn_text_free(plan);
+        tn_tensor *heads[] = {biased(times_weight(h, 8, 1)), biased(times_weight(h, 1, 1))};
+        assert_ok(tn_eval(heads, 2));
+        plan = tn_explain_last();
+        assert_text_has(plan, "matmul_batched+add [64, 8] > matmul_batched+add [64, 1]  (by rows: ");
         tn_text_free(plan);
         tn_tensor *z = tn_matmul(tn_transpose(tn_relu(tn_matmul(x, waves(64, 64, 0.2))), 0, 1), waves(64, 32, 0.3));
         assert_ok(tn_eval(&z, 1));

@@ -24,7 +24,7 @@ typedef struct maker {
 static kir_aff index_of(const maker *m, int buffer) {
     kir_aff at = kir_aff_const(buffer == TO || buffer == GATE ? FIRST : 0);
     at.s[ROW] = buffer == BLOCK ? TN_GEMM_BLOCK_LD : buffer == ADD ? 0 : buffer == TIMES ? 2 : m->n + GAP;
-    at.s[COLUMN] = buffer != TIMES;
+    at.s[COLUMN] = buffer != TIMES && (buffer != TO || m->n > 1);
     return at;
 }
 
@@ -138,6 +138,7 @@ typedef struct work {
     int64_t m, n, k;
     float *a, *b, *add, *times, *gate;
     int64_t step;  /* of A's columns */
+    bool along;    /* B's columns lie along k */
     bool over;     /* the result lies over the gate */
     bool over_add; /* … or, one row, over what is added */
 } work;
@@ -159,7 +160,7 @@ static float *run(const work *w, bool read, bool kept) {
     joint.launch.buffers = buffers;
     tn_gemm_args args = {.batch = {1, 1, 1, 1}, .m = w->m, .n = w->n, .k = w->k};
     args.a = (tn_matrix){.data = w->a, .row_stride = w->k * w->step, .col_stride = w->step};
-    args.b = (tn_matrix){.data = w->b, .row_stride = w->n, .col_stride = 1};
+    args.b = (tn_matrix){.data = w->b, .row_stride = w->along ? 1 : w->n, .col_stride = w->along ? w->k : 1};
     args.c.joint = joint;
     if (kept) {
         args.packed_b = packed = tn_mem_alloc(tn_gemm_packed_bytes(w->n, w->k, TN_F32));
@@ -198,7 +199,7 @@ static void check(const work *w) {
 static void endings_have_the_bits_of_their_programs(void **state) {
     (void)state;
     static const int64_t rows[] = {1, 2, 3, 4, 5, 9, 14, 15, 28, 33, 60, 120, 201};
-    static const int64_t columns[] = {1, 7, 8, 16, 17, 32, 33, 64, 100, 128, 150, 600};
+    static const int64_t columns[] = {1, 2, 7, 8, 16, 17, 32, 33, 64, 100, 128, 150, 600};
     static const int64_t depths[] = {0, 1, 8, 64, 128, 255, 256, 257, 520, 4200};
     random_state = 3;
     for (int i = 0; i < CASES * (int)TN_COUNT(kinds); i++) {
@@ -209,6 +210,7 @@ static void endings_have_the_bits_of_their_programs(void **state) {
             w.k = depths[random_below((int64_t)TN_COUNT(depths))];
         } while (w.m * w.n * w.k > 1000000);
         w.step = 1 + (random_below(4) == 0);
+        w.along = random_below(2);
         w.a = random_floats(w.m * w.k * w.step, 5000);
         w.b = random_floats(w.k * w.n, 5000);
         w.add = random_floats(w.n, 20);

@@ -41,10 +41,15 @@ static bool is_sum(const reader *r, kir_val v) {
     return read_load(r, v, &block) && block.buffer == r->block;
 }
 
+/* Columns that follow each other, or a single one. */
+static bool is_along(const reader *r, const tn_ending_place *place) {
+    return place->column == 1 || (r->sizes[COLUMN] == 1 && !r->channels);
+}
+
 /* A number a column, or that times a number a row. */
 static bool read_added(const reader *r, kir_val v) {
     tn_ending *e = r->out;
-    if (read_load(r, v, &e->add)) return e->add.row == 0 && e->add.column == 1;
+    if (read_load(r, v, &e->add)) return e->add.row == 0 && is_along(r, &e->add);
     const kir_ins *in = at(r, v);
     e->zero = -0.0f;
     if (is_op(r, v, KIR_FMA)) {
@@ -95,7 +100,7 @@ static bool is_read(const reader *r) {
         if (store) return false;
         store = &p->ins[i];
     }
-    return store && read_place(r, store, store->b, &r->out->to) && (r->out->to.column == 1 || r->channels) &&
+    return store && read_place(r, store, store->b, &r->out->to) && (is_along(r, &r->out->to) || r->channels) &&
            read_gate(r, store->a);
 }
 

@@ -60,7 +60,7 @@ static __attribute__((noinline)) void part_open(part *p, const gemm *g, char *me
     memory += g->load_bytes;
     port_open(&p->a, &g->args.a.joint, memory);
     port_open(&p->b, &g->args.b.joint, memory);
-    if (ENDS && g->ends)
+    if (ENDS && (g->ends || g->begins))
         open_ending(p, &g->args.c.joint);
     else
         port_open(&p->c, &g->args.c.joint, memory);
@@ -367,7 +367,7 @@ static void accumulate(const group *s, part *p, const int64_t *batch, const a_bl
     int64_t k = 0;
     do {
         t.k = tn_min64(CHUNK, s->steps - k);
-        t.add = k > 0 || s->adds;
+        t.add = k > 0 || s->adds || s->g->begins;
         t.ending = s->g->ends && s->k0 + k + t.k == s->g->args.k ? &p->ending : NULL;
         if (s->g->b_source == B_ON_THE_FLY) {
             pack_b(s->g, p, batch, (box){s->k0 + k, t.k, s->j0 + at.col, at.cols}, p->b_packed);
@@ -382,6 +382,12 @@ static void accumulate(const group *s, part *p, const int64_t *batch, const a_bl
     } while (k < s->steps);
 }
 
+static real *place_in_c(const gemm *g, const part *p, const int64_t *batch, int64_t row, int64_t col) {
+    const tn_matrix *c = &g->args.c;
+    bool joined = g->ends || g->begins;
+    return joined ? p->ends_in + row * c->row_stride + col * c->col_stride : element(c, batch, row, col);
+}
+
 /* Where a block of sums goes, whose elements have `size` bytes in C. */
 static result_block result_at(const gemm *g, int64_t size, const int64_t *batch, box at, const real *block) {
     const tn_matrix *c = &g->args.c;
@@ -394,14 +400,14 @@ static result_block result_at(const gemm *g, int64_t size, const int64_t *batch,
                           .columns = at.cols};
 }
 
-static void copy_out(const gemm *g, const int64_t *batch, box at, const real *block) {
+static void copy_out(const gemm *g, const part *p, const int64_t *batch, box at, const real *block) {
     const tn_matrix *matrix = &g->args.c;
     if (is_half(g->dtype)) {
         result_block r = result_at(g, sizeof(uint16_t), batch, at, block);
         g->with->round(&r, g->dtype == TN_BF16);
         return;
     }
-    real *c = element(matrix, batch, at.row, at.col);
+    real *c = place_in_c(g, p, batch, at.row, at.col);
     if (matrix->row_stride == 1) {
         g->with->pack(&(pack){.to = c,
                               .distance = matrix->col_stride,
@@ -420,10 +426,26 @@ static void copy_out(const gemm *g, const int64_t *batch, box at, const real *bl
 }
 
 static void hand_over(const gemm *g, part *p, const int64_t *batch, box at, real *block) {
-    if (g->args.c.joint.vm) {
+    if (g->args.c.joint.vm && !g->begins) {
         port_run(&p->c, batch, at, block);
     } else {
-        copy_out(g, batch, at, block);
+        copy_out(g, p, batch, at, block);
+    }
+}
+
+/* What is added to the sums of a column, which may be a row by now, is where they will be. */
+static void begin_sums(const gemm *g, const part *p, box at, real *c, int64_t c_row) {
+    const real *add = p->ending.add + (g->swapped ? at.row : at.col);
+    if (!g->swapped && c_row == at.cols) { /* twice as many at a time */
+        const int64_t all = at.rows * at.cols;
+        memmove(c, add, (size_t)at.cols * sizeof *c); /* a plan may let a single row lie over the bias */
+        for (int64_t done = at.cols; done < all; done *= 2)
+            memcpy(c + done, c, (size_t)tn_min64(done, all - done) * sizeof *c);
+        return;
+    }
+    for (int64_t i = 0; i < at.rows; i++, c += c_row) {
+        for (int64_t j = 0; j < at.cols; j++)
+            c[j] = add[g->swapped ? i : j];
     }
 }
 
@@ -436,13 +458,14 @@ static void compute_block(const group *s, part *p, const int64_t *batch, const a
         return;
     }
     if (g->direct) {
-        int64_t c_row = g->ends ? g->args.c.joint.ending->to.row : g->args.c.row_stride;
-        real *c =
-            g->ends ? p->ends_in + whole.row * c_row + whole.col : element(&g->args.c, batch, whole.row, whole.col);
+        int64_t c_row = g->args.c.row_stride;
+        real *c = place_in_c(g, p, batch, whole.row, whole.col);
+        if (g->begins) begin_sums(g, p, whole, c, c_row);
         accumulate(s, p, batch, a, at, c, c_row);
         return;
     }
     real *block = keeps_sums(g) ? s->sums + at.row * BLOCK_LD + at.col : p->c_block;
+    if (g->begins) begin_sums(g, p, whole, block, BLOCK_LD);
     accumulate(s, p, batch, a, at, block, BLOCK_LD);
     if (g->whole) {
         result_block r = result_at(g, sizeof(int32_t), batch, whole, block);

@@ -52,6 +52,7 @@ static const double LITTLE_FLOPS = 1e6; /* … of columns, where next to nothing
 enum { PIECES_A_THREAD = 4 };           /* fewer: each thread has its strip */
 
 static const double MOVE_FLOPS = 128; /* an element that another thread has just made takes as long as so many */
+enum { NARROW = 16 };                 /* columns of less than a panel: sums are few */
 enum { FEW_ROWS = 16 };               /* fewer are made by one thread, or by columns */
 
 enum {
@@ -85,6 +86,7 @@ typedef struct gemm {
     bool a_in_place;
     bool direct;    /* tiles write C itself */
     bool ends;      /* … where the store joint would, which they take the place of */
+    bool begins;    /* so do sums that begin as what it would add */
     int64_t chains; /* that threads can share: so many at once, each with its sums; 0: none */
     int64_t m_block, n_block, k_block;
     size_t a_bytes, b_bytes, c_bytes, load_bytes, scratch_bytes; /* of one part */
@@ -130,10 +132,21 @@ static void fold_batch(tn_gemm_args *g) {
 /* Sides have signs of their own then. */
 static bool sums_integers(const gemm *g) { return g->with->width == QUAD; }
 
+/* Does the store joint add a number a column and no more, to few columns and a single chain? Then sums may as well
+ * begin as that: a + b = b + a. C lies where the joint would write. */
+static bool begins_as_bias(const gemm *of) {
+    const tn_gemm_args *g = &of->args;
+    const tn_ending *e = g->c.joint.ending;
+    if (!ENDS || !g->c.joint.vm || !e || of->dtype != TN_F32 || g->k > CHUNK || g->n >= NARROW) return false;
+    for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++)
+        if (g->batch[axis] > 1) return false;
+    return e->add.buffer >= 0 && e->times.buffer < 0 && !e->cuts && !g->a.joint.vm && !g->b.joint.vm;
+}
+
 /* Cᵀ = Bᵀ·Aᵀ where C lies by columns, or where it is too narrow to fill a vector. a·b = b·a, so no bit changes. */
 static void swap_sides(gemm *of) {
     tn_gemm_args *g = &of->args;
-    if (has_joint(g) || g->packed_b || sums_integers(of)) return;
+    if ((has_joint(g) && !of->begins) || g->packed_b || sums_integers(of)) return;
     bool by_columns = g->c.col_stride != 1 && g->c.row_stride == 1;
     bool narrow = g->n <= of->with->lanes / 4 && g->m >= of->with->lanes;
     if (!by_columns && !narrow) return;
@@ -199,6 +212,11 @@ static void simplify(gemm *of) {
     fold_batch(g);
     settle_strides(&g->a, g->m, g->k);
     settle_strides(&g->b, g->k, g->n);
+    of->begins = begins_as_bias(of);
+    if (of->begins) {
+        g->c.row_stride = g->c.joint.ending->to.row;
+        g->c.col_stride = 1;
+    }
     settle_strides(&g->c, g->m, g->n);
     swap_sides(of);
 }
@@ -281,7 +299,7 @@ static bool ends_in_place(const tn_gemm_args *x) {
 static bool does_ending(const gemm *g) {
     const tn_joint *joint = &g->args.c.joint;
     if (!ENDS || !joint->vm || !joint->ending || g->dtype != TN_F32 || g->batches > 1) return false;
-    if (g->args.m < g->with->rows) return false; /* only full height ends in registers */
+    if (g->begins || g->args.m < g->with->rows) return false; /* only full height ends in registers */
     return g->b_source != B_LINES && !g->chains && (g->args.k <= CHUNK || !ends_in_place(&g->args));
 }
 
@@ -335,7 +353,8 @@ static void choose_memory(gemm *g) {
     g->c_bytes = g->direct || (pieces && !g->chains) ? 0 : area((g->m_block - 1) * BLOCK_LD + columns);
     g->load_bytes = x->a.joint.vm ? area(g->with->rows * BLOCK_LD) : 0;
     if (x->b.joint.vm && g->load_bytes < area(LOAD_STEPS * BLOCK_LD)) g->load_bytes = area(LOAD_STEPS * BLOCK_LD);
-    g->scratch_bytes = port_scratch(&x->a.joint, port_scratch(&x->b.joint, g->ends ? 0 : port_scratch(&x->c.joint, 0)));
+    g->scratch_bytes =
+        port_scratch(&x->a.joint, port_scratch(&x->b.joint, g->ends || g->begins ? 0 : port_scratch(&x->c.joint, 0)));
     g->part_bytes = g->a_bytes + g->b_bytes + g->c_bytes + g->load_bytes + g->scratch_bytes;
     g->shared_bytes = g->b_source == B_TOGETHER ? area(round_up(g, g->n_block) * g->k_block) : 0;
     g->sums_bytes = pieces ? area(x->m * BLOCK_LD) : 0;
@@ -363,7 +382,11 @@ static void plan(gemm *g, const tile_set *with, const tn_gemm_args *args, tn_dty
     g->a_in_place = choose_a_in_place(g);
     g->chains = chains_to_share(g);
     g->ends = does_ending(g);
-    g->direct = g->ends || (!x->c.joint.vm && x->c.col_stride == 1 && !is_half(dtype) && !g->whole);
+    if (g->ends) { /* C is where its ending puts it */
+        g->args.c.row_stride = x->c.joint.ending->to.row;
+        g->args.c.col_stride = 1;
+    }
+    g->direct = g->ends || ((!x->c.joint.vm || g->begins) && x->c.col_stride == 1 && !is_half(dtype) && !g->whole);
     choose_blocks(g);
     choose_memory(g);
 }
