@@ -986,7 +986,7 @@ void tn_conv_weight(const tn_conv_args *args) {
     g.sums = (float *)(void *)(memory + g.tap_bytes);
     g.apart = (float *)(void *)(memory + g.tap_bytes + g.sums_bytes);
     g.parts = memory + g.tap_bytes + g.sums_bytes + g.apart_bytes;
-    if (threads > 1 && g.few >= threads) {
+    if (args->groups % threads != 0 && g.few >= threads) { /* groups that come out even are shared themselves */
         collect_apart(&g, threads);
         return;
     }
