@@ -259,6 +259,10 @@ static void states_side_by_side_are_all_or_none(void **state) {
     assert_int_equal(tn_zero_states(TN_DIMS(2, -1), TN_F32, t, 2), TN_ERR_SHAPE);
     assert_int_equal(tn_zero_states(TN_DIMS(INT64_MAX / 8), TN_F32, t, 2), TN_ERR_SHAPE);
     assert_int_equal(tn_zero_states(TN_DIMS(2), (tn_dtype)99, t, 2), TN_ERR_DTYPE);
+    assert_int_equal(tn_zero_states(TN_DIMS(INT64_C(1) << 62), TN_F32, t, 2), TN_ERR_SHAPE); /* 2^64 bytes */
+    assert_int_equal(tn_zero_states(TN_DIMS(INT64_MAX), TN_U8, t, 1), TN_ERR_SHAPE);
+    assert_true(!t[0] && !t[1]);
+    assert_int_equal(tn_zero_states(TN_DIMS(4), TN_F32, t, -1), TN_ERR_ARGUMENT);
     for (int64_t n = 0; n < 12; n += 6) { /* none, and the block that the pool keeps afterwards */
         assert_ok(tn_zero_states(TN_DIMS(n, 4), TN_F32, t, 2));
         tn_free(t[0]);

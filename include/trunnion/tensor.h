@@ -109,8 +109,8 @@ TN_API tn_status tn_eval_async(tn_tensor *const *tensors, int count, tn_queue *q
 /* The values as contiguous row-major elements of t's dtype. bytes must be numel · element size. */
 TN_API tn_status tn_read(const tn_tensor *t, void *out, size_t bytes);
 
-/* The same without a copy, where the host computes and t's elements lie in a row: *out is where they are, to be read as
- * long as t is there and nobody writes to it. Elsewhere *out is NULL. */
+/* The same without a copy, where the host computes and t is no view, or one of all elements in their order: *out is
+ * where they are, to be read as long as t is there, and nobody writes to it or makes it state. Else *out is NULL. */
 TN_API tn_status tn_peek(const tn_tensor *t, const void **out);
 
 /* The value of a one-element tensor as double; NaN on error (tn_error has the cause). */

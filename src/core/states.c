@@ -67,6 +67,7 @@ static tn_status make_states(tn_tensor *zero, tn_tensor **out, int count) {
 }
 
 tn_status tn_zero_states(const int64_t *shape, int rank, tn_dtype dtype, tn_tensor **out, int count) {
+    if (count < 0) return tn_fail(TN_ERR_ARGUMENT, "tn_zero_states: %d states", count);
     if (count > 0) TRY(tn_need(out, "tn_zero_states: out"));
     for (int i = 0; i < count; i++)
         out[i] = NULL;

@@ -246,7 +246,8 @@ tn_status tn_infer_not_bool(tn_infer *c) {
 }
 
 tn_status tn_infer_shape(tn_infer *c, const int64_t *shape, int64_t rank) {
-    int64_t numel = 1;
+    enum { SPARE_BITS = 4 }; /* bytes of any dtype fit 63 bits as well */
+    int64_t numel = 1 << SPARE_BITS;
     if (rank > TN_MAX_RANK)
         return tn_fail(TN_ERR_SHAPE, "%s: rank %lld is more than %d", c->row->name, (long long)rank, TN_MAX_RANK);
     for (int d = 0; d < rank; d++) {
@@ -254,7 +255,7 @@ tn_status tn_infer_shape(tn_infer *c, const int64_t *shape, int64_t rank) {
             return tn_fail(TN_ERR_SHAPE, "%s: extent %lld of dimension %d is negative", c->row->name,
                            (long long)shape[d], d);
         if (shape[d] > 0 && tn_mul_overflow(numel, shape[d], &numel))
-            return tn_fail(TN_ERR_SHAPE, "%s: the shape has more elements than 63 bits count", c->row->name);
+            return tn_fail(TN_ERR_SHAPE, "%s: the shape has more elements than 59 bits count", c->row->name);
         if (shape != c->shape) c->symbol[d] = 0;
         c->shape[d] = shape[d];
     }

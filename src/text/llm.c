@@ -123,11 +123,6 @@ static tn_status make_frequencies(tn_llm *m, bool local) {
 
 /* ---- cache ------------------------------------------------------------------------------------------------------- */
 
-static tn_status make_cache(const llm_config *c, tn_tensor **out) {
-    TN_SCOPE *out = tn_retain(tn_zeros(TN_DIMS(c->pages, c->kv_heads, LLM_PAGE, c->size[SIZE_HEAD]), c->cache));
-    return tn_make_state(*out);
-}
-
 /* Those of all layers together: each token reads a little of each. */
 static tn_status make_all_caches(const llm_config *c, llm_layer *layers) {
     int count = 2 * (int)c->layers;
@@ -159,10 +154,15 @@ static bool caches_are_lost(const tn_llm *m) {
     return false;
 }
 
-static tn_status renew(const llm_config *c, tn_tensor **cache) {
-    tn_free(*cache);
-    *cache = NULL;
-    return make_cache(c, cache);
+/* They are one block, which goes with the last of them: only then is there room for others. */
+static void renew_caches(tn_llm *m) {
+    for (int64_t i = 0; i < m->config.layers; i++) {
+        llm_layer *l = &m->weights.layers[i];
+        tn_free(l->k_cache);
+        tn_free(l->v_cache);
+        l->k_cache = l->v_cache = NULL;
+    }
+    (void)make_all_caches(&m->config, m->weights.layers); /* the next call finds out, and tries again */
 }
 
 /* A write to a cache that could not be recorded leaves an error in its place: then the cache is made anew, and the
@@ -175,11 +175,7 @@ static tn_status mend(tn_llm *m, tn_status failure) {
     tn_graph_free(m->token); /* it writes to the old caches */
     m->token = NULL;
     m->position = 0;
-    tn_status status = TN_OK;
-    for (int64_t i = 0; i < m->config.layers && status == TN_OK; i++) {
-        status = renew(&m->config, &m->weights.layers[i].k_cache);
-        if (status == TN_OK) status = renew(&m->config, &m->weights.layers[i].v_cache);
-    }
+    renew_caches(m);
     return tn_backend_fail(failure, "%s (the sequence is lost and begins anew)", words);
 }
 
