@@ -299,6 +299,32 @@ static void a_capture_leaves_no_states_out(void **state) {
     use(cpu);
 }
 
+/* There each has memory of its own, nothing else is computed with them, and there is nowhere to peek at. */
+static void states_of_one_shape_take_their_own_memory(void **state) {
+    (void)state;
+    enum { COUNT = 4, BYTES = 1 << 20 };
+    tn_tensor *s[COUNT];
+    const void *at = s;
+    use(far);
+    tn_runtime_stats stats = {.struct_size = sizeof stats};
+    tn_reset_runtime_stats();
+    assert_ok(tn_get_runtime_stats(&stats));
+    int64_t before = stats.live_bytes;
+    assert_ok(tn_zero_states(TN_DIMS(BYTES / 4), TN_F32, s, COUNT));
+    assert_ok(tn_get_runtime_stats(&stats));
+    assert_true(stats.peak_bytes - before <= (COUNT + 1) * BYTES); /* the last one's zeros, which it copies */
+    assert_ok(tn_peek(s[0], &at));
+    assert_null(at);
+    TN_SCOPE {
+        (void)tn_fill_(s[1], 2);
+        for (int i = 0; i < COUNT; i++)
+            assert_true(tn_item(tn_sum(s[i], TN_ALL, false)) == (i == 1 ? BYTES / 2 : 0));
+    }
+    for (int i = 0; i < COUNT; i++)
+        tn_free(s[i]);
+    use(cpu);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_sum_is_computed_there),
@@ -313,6 +339,7 @@ int main(void) {
         cmocka_unit_test(a_graph_keeps_its_device),
         cmocka_unit_test(a_capture_of_nothing_launches_nothing),
         cmocka_unit_test(a_capture_leaves_no_states_out),
+        cmocka_unit_test(states_of_one_shape_take_their_own_memory),
     };
     return cmocka_run_group_tests_name("far", tests, open_devices, close_devices);
 }

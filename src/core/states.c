@@ -50,19 +50,26 @@ static tn_tensor *state_at(state_block *b, int64_t at, const tn_node *zero) {
     return NULL;
 }
 
-static tn_status make_states(tn_tensor *zero, tn_tensor **out, int count) {
+static tn_status make_side_by_side(const tn_node *zero, tn_tensor **out, int count) {
     enum { LINE = 64 };
-    TRY(tn_status_of(zero));
-    const tn_node *n = tn_tensor_node(zero);
-    int64_t step = ((int64_t)tn_node_bytes(n) + LINE - 1) / LINE * LINE, all;
+    int64_t step = ((int64_t)tn_node_bytes(zero) + LINE - 1) / LINE * LINE, all;
     if (tn_mul_overflow(step, count, &all)) return tn_fail(TN_ERR_SHAPE, "tn_zero_states: more than 2^63 bytes");
     state_block *b = NULL;
-    tn_status status = n->device->is_cpu ? block_new(n->device, (size_t)all, &b) : TN_OK;
+    tn_status status = block_new(zero->device, (size_t)all, &b);
     for (int i = 0; i < count && status == TN_OK; i++) {
-        out[i] = b ? state_at(b, i * step, n) : tn_zeros(n->shape, n->rank, (tn_dtype)n->dtype);
-        status = !out[i] ? TN_ERR_MEMORY : b ? TN_OK : tn_make_state(out[i]);
+        out[i] = state_at(b, i * step, zero);
+        if (!out[i]) status = TN_ERR_MEMORY;
     }
     if (b) block_let_go(b);
+    return status;
+}
+
+static tn_status make_one_by_one(const int64_t *shape, int rank, tn_dtype dtype, tn_tensor **out, int count) {
+    tn_status status = TN_OK;
+    for (int i = 0; i < count && status == TN_OK; i++) {
+        out[i] = tn_zeros(shape, rank, dtype);
+        status = tn_make_state(out[i]);
+    }
     return status;
 }
 
@@ -72,8 +79,11 @@ tn_status tn_zero_states(const int64_t *shape, int rank, tn_dtype dtype, tn_tens
     for (int i = 0; i < count; i++)
         out[i] = NULL;
     tn_tensor *zero = tn_zeros(shape, rank, dtype);
-    tn_status status = make_states(zero, out, count);
-    tn_free(zero);
+    tn_status status = tn_status_of(zero);
+    bool here = status == TN_OK && tn_device_of(zero)->is_cpu;
+    if (here) status = make_side_by_side(tn_tensor_node(zero), out, count);
+    tn_free(zero); /* else it would be computed with the first of them */
+    if (!here && status == TN_OK) status = make_one_by_one(shape, rank, dtype, out, count);
     for (int i = 0; i < count && status != TN_OK; i++) {
         tn_free(out[i]);
         out[i] = NULL;
