@@ -195,7 +195,7 @@ VEC_INLINE void tile_sum(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const M ma
             __builtin_prefetch(row + VL, 1);
         }
     }
-    const real *ahead = t->ahead;
+    const real *ahead = t->ahead_rows ? t->ahead : a; /* so that there is one to count on from */
     const int64_t ahead_row = lie == COPIED ? t->from_row : t->a_row;
     for (int64_t left = t->k; left > 0; left -= STRETCH) {
         for (int64_t i = 0; i < t->ahead_rows; i++)
