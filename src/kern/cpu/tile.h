@@ -207,8 +207,8 @@ VEC_INLINE void tile_sum(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const M ma
                 tile_step(sum, a, a_row, a_k, b, b_k, b_panel, mask, rows, panels, vectors, edge, lie, true);
             continue;
         }
-        for (; k > 0; k--, a += a_k, tap += tapped, b += tapped ? 0 : b_k)
-            tile_step(sum, a, a_row, a_k, tapped ? b + *tap : b, b_k, b_panel, mask, rows, panels, vectors, edge, lie,
+        for (; k > 0; k--, a += a_k, b += tapped ? 0 : b_k)
+            tile_step(sum, a, a_row, a_k, tapped ? b + *tap++ : b, b_k, b_panel, mask, rows, panels, vectors, edge, lie,
                       !tapped);
     }
 }
