@@ -81,6 +81,21 @@ static void peeking_computes_and_copies_nothing(void **state) {
     }
 }
 
+/* Views take no memory, so that shapes can be asked for which none could hold, or whose bytes no number tells. */
+static void shapes_beyond_all_numbers_are_refused(void **state) {
+    (void)state;
+    for (int bits = 31; bits <= 32; bits++) {
+        TN_SCOPE {
+            const int64_t many = INT64_C(1) << bits;
+            tn_tensor *x = vector_of(1, 1), *rows = tn_expand(x, TN_DIMS(many, 1)),
+                      *columns = tn_expand(x, TN_DIMS(1, many));
+            assert_int_equal(tn_status_of(tn_add(rows, columns)), TN_ERR_SHAPE);
+            assert_int_equal(tn_status_of(tn_matmul(rows, columns)), TN_ERR_SHAPE);
+            assert_int_equal(tn_status_of(tn_zeros(TN_DIMS(many, many), TN_F32)), TN_ERR_SHAPE);
+        }
+    }
+}
+
 static void states_trade_their_values(void **state) {
     (void)state;
     TN_SCOPE {
@@ -438,6 +453,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(equal_kernels_wait_for_each_other),
         cmocka_unit_test(peeking_computes_and_copies_nothing),
+        cmocka_unit_test(shapes_beyond_all_numbers_are_refused),
         cmocka_unit_test(states_trade_their_values),
         cmocka_unit_test(a_recording_without_reads_is_bounded),
         cmocka_unit_test(a_plan_is_found_again_whoever_keeps_its_results),

@@ -241,10 +241,11 @@ kir_aff tn_aff_value(kir_val v); /* the I64 value v as an index */
 
 /* ---- shape rules that ops share (shape.c) ------------------------------------------------------------------------ */
 
-tn_status tn_infer_same(tn_infer *c);      /* shape and dtype of in[0] */
-tn_status tn_infer_broadcast(tn_infer *c); /* all inputs broadcast together; dtype of in[0] (after promotion) */
-tn_status tn_infer_compare(tn_infer *c);   /* the same, BOOL */
-tn_status tn_infer_reduce(tn_infer *c);    /* attributes: dims list, keepdim; an empty list means all dims */
+tn_status tn_infer_same(tn_infer *c);          /* shape and dtype of in[0] */
+tn_status tn_infer_broadcast(tn_infer *c);     /* all inputs broadcast together; dtype of in[0] (after promotion) */
+tn_status tn_infer_compare(tn_infer *c);       /* the same, BOOL */
+tn_status tn_infer_counted(const tn_infer *c); /* refuses a shape whose bytes, in any dtype, 63 bits do not count */
+tn_status tn_infer_reduce(tn_infer *c);        /* attributes: dims list, keepdim; an empty list means all dims */
 tn_dtype tn_promote(const tn_node *a, const tn_node *b);                              /* torch.result_type */
 tn_dtype tn_promote_with(tn_dtype so_far, const tn_node *first, const tn_node *next); /* the same for a growing list */
 /* Are all shapes, symbols included, the same as the first's, as they mostly are? */

@@ -603,6 +603,7 @@ static tn_status node_try(tn_recorder *r, int op, tn_node *const *in, int n_in, 
     if (row->impl->class_ == TN_VIEW_OP) memset(c.stride, 0, sizeof c.stride);
     if (f->two_devices) return refuse_devices(&c);
     TRY(row->impl->infer(&c));
+    TRY(tn_infer_counted(&c));
     if (tn_dtype_is_quantized(c.dtype)) TRY(check_blocks(&c));
     tn_node *n = node_new();
     if (!n) return TN_ERR_MEMORY;

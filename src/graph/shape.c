@@ -79,6 +79,16 @@ tn_status tn_infer_broadcast(tn_infer *c) {
     return TN_OK;
 }
 
+tn_status tn_infer_counted(const tn_infer *c) {
+    enum { SPARE_BITS = 4 };
+    int64_t numel = 1 << SPARE_BITS;
+    for (int d = 0; d < c->rank; d++) {
+        if (c->shape[d] > 0 && tn_mul_overflow(numel, c->shape[d], &numel))
+            return tn_fail(TN_ERR_SHAPE, "%s: the shape has more elements than 59 bits count", c->row->name);
+    }
+    return TN_OK;
+}
+
 tn_status tn_infer_compare(tn_infer *c) {
     TRY(tn_infer_broadcast(c));
     c->dtype = TN_BOOL;

@@ -246,21 +246,17 @@ tn_status tn_infer_not_bool(tn_infer *c) {
 }
 
 tn_status tn_infer_shape(tn_infer *c, const int64_t *shape, int64_t rank) {
-    enum { SPARE_BITS = 4 }; /* bytes of any dtype fit 63 bits as well */
-    int64_t numel = 1 << SPARE_BITS;
     if (rank > TN_MAX_RANK)
         return tn_fail(TN_ERR_SHAPE, "%s: rank %lld is more than %d", c->row->name, (long long)rank, TN_MAX_RANK);
     for (int d = 0; d < rank; d++) {
         if (shape[d] < 0)
             return tn_fail(TN_ERR_SHAPE, "%s: extent %lld of dimension %d is negative", c->row->name,
                            (long long)shape[d], d);
-        if (shape[d] > 0 && tn_mul_overflow(numel, shape[d], &numel))
-            return tn_fail(TN_ERR_SHAPE, "%s: the shape has more elements than 59 bits count", c->row->name);
         if (shape != c->shape) c->symbol[d] = 0;
         c->shape[d] = shape[d];
     }
     c->rank = (int)rank;
-    return TN_OK;
+    return tn_infer_counted(c);
 }
 
 tn_status tn_infer_reshaped(tn_infer *c, const int64_t *shape, int64_t rank) {
