@@ -318,11 +318,13 @@ static void hand_out(worker_slot *slot) {
 /* Until the part of this slot has run, if need be here. */
 static void finish_part(worker_slot *slot) {
     uint64_t ticket = atomic_load_explicit(&slot->ticket, memory_order_relaxed);
-    bool own = claim(slot, ticket);
-    if (!own && atomic_load_explicit(&slot->done, memory_order_acquire) >= ticket) return;
-    if (own) run_part_as_worker(slot);
-    awaited = slot->index; /* not before: what runs here may have calls of its own */
-    if (own) return;
+    if (claim(slot, ticket)) {
+        run_part_as_worker(slot);
+        awaited = slot->index; /* not before: what runs here may have calls of its own */
+        return;
+    }
+    if (atomic_load_explicit(&slot->done, memory_order_acquire) >= ticket) return;
+    awaited = slot->index;
     if (spin_until(&slot->done, ticket, spin_seconds())) return;
     sleep_until(&slot->done, ticket, &pool.caller_asleep, &pool.caller_lock, &pool.caller_wake);
 }

@@ -351,9 +351,9 @@ static int64_t share_begin(const qmat *q, int64_t column, int64_t columns) {
 
 /* The share of the next launch's first product, but what is asked for already. */
 static void expect_later(const qmat *q, int64_t column, uintptr_t asked_from) {
-    enum { ASKED = 5120 /* AHEAD in qtile.c */, MOST = 256 << 10 /* what ten microseconds bring */ };
+    enum { MOST = 256 << 10 /* what ten microseconds bring */ };
     uintptr_t end = (uintptr_t)group_of(q->later, share_begin(q->later, column + 1, q->column_strips));
-    tn_parallel_expect((const void *)(asked_from + ASKED), tn_min64((int64_t)(end - asked_from) - ASKED, MOST));
+    tn_parallel_expect((const void *)(asked_from + QAHEAD), tn_min64((int64_t)(end - asked_from) - QAHEAD, MOST));
 }
 
 /* Of one product: a strip's rows, and its share of the columns. */

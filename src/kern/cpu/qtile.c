@@ -7,8 +7,6 @@
 #include "kern/cpu/qdot.h"
 #include "kern/cpu/qunpack.h"
 
-enum { AHEAD = 5120 /* bytes from a block to what is asked for: memory alone decides, so ten blocks and more */ };
-
 /* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
 VEC_INLINE int32_t read_int(const uint8_t *p) {
@@ -69,7 +67,7 @@ KERNEL void ask_ahead(const uint8_t *block, int64_t bytes, int64_t ahead) {
 KERNEL void multiply_stripe(const stripe *p, tn_qbits bits, tn_qscales form, tn_qlayout l) {
     bool has_minimum = form_has_minimum(form);
     int parts = form_parts(form);
-    const int64_t scale = l.scale_bytes / l.scale_blocks, ahead = AHEAD / (l.low_bytes + l.high_bytes + scale);
+    const int64_t scale = l.scale_bytes / l.scale_blocks, ahead = QAHEAD / (l.low_bytes + l.high_bytes + scale);
     const int64_t turn = tn_max64(p->blocks - ahead, 0);
     int64_t jump = 0, by = ahead;
     const uint8_t *low = p->low, *high = p->high, *x = p->x;

@@ -15,7 +15,8 @@ enum {
     QBITS = QCHUNKS * QLINE, /* bytes of a panel's block before its scales */
     QHEIGHTS = 3,            /* heights of tiles */
     ROUND_BLOCKS = 16,       /* of a row, rounded side by side at most */
-    HALF_GROUPS = 4          /* for one row of x with weights in half precision, side by side */
+    HALF_GROUPS = 4,         /* for one row of x with weights in half precision, side by side */
+    QAHEAD = 5120            /* bytes from a block to what is asked for: memory alone decides, so ten blocks and more */
 };
 
 /* 32 numbers of 8 bits, dx, then a number for each part: dx · Σ q where weights have a minimum, else −zero · Σ q, with
