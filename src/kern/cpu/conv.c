@@ -1,4 +1,4 @@
-/* conv.c — convolutions and the gradient of their weight on the processor: how they are cut into blocks.
+/* conv.c — convolutions on the processor, and the way back to their image: how they are cut into blocks.
  *
  * A convolution: for each group out[filters, places] = weight[filters, taps] · seen[taps, places]. Places are cut into
  * blocks, which threads share; for 256 steps of k at a time a block of what is seen is packed into panels (windows.h),
@@ -8,14 +8,9 @@
  * with any stride where rows are multiplied one by one, for a joint. Filters are packed as tiles, once if they stay as
  * they are.
  *
- * The weight's gradient: [taps, filters] = seen[taps, places] · yᵀ[places, filters], the places being the long axis.
- * y is packed into panels, 256 places at a time, and what is seen is copied to rows that the tiles read as they are;
- * threads share the taps. Of few taps they share the places, or each would pack all of y: sums of a chunk of places lie
- * apart then, and are added in the order of the chunks when all threads are done.
- *
  * Many filters are better the columns of the product: conv_turned.c; of many images of few places these are its rows:
- * conv_beside.c. One filter a channel is no product: conv_each.c.
- * Fewer multiplications, rounded otherwise: conv_winograd.c.
+ * conv_beside.c. One filter a channel is no product: conv_each.c. Fewer multiplications, rounded otherwise:
+ * conv_winograd.c. The weight's gradient: conv_weight.c.
  *
  * The micro-kernels are those of products (tile.h), and so are the chains: any cut gives the same bits. What is moved a
  * vector at a time is in conv_lines.c. */
@@ -26,6 +21,7 @@
 #include "kern/cpu/conv_beside.h"
 #include "kern/cpu/conv_rows.h"
 #include "kern/cpu/conv_turned.h"
+#include "kern/cpu/conv_weight.h"
 #include "kern/cpu/conv_winograd.h"
 #include "kern/cpu/cpu.h"
 #include "kern/cpu/pooled.h"
@@ -33,15 +29,9 @@
 
 enum {
     CHUNK = KIR_KSUM,
-    COLUMNS = SEEN_PLACES,   /* of a block: 256 steps of them are 256 KiB */
-    WHOLE_COLUMNS = 512,     /* of one that is not packed: more rows share the rows around them */
-    PART_ROWS = 512,         /* filters that pass over a block, at most */
-    ROW = TILE_COPY,         /* distance of the rows of what is seen, as tiles like it */
-    WEIGHT_CHANNELS = 64,    /* as many taps as so many have a part of the weight's gradient has, at most … */
-    MORE_CHANNELS = 192,     /* … or as so many: results are packed for fewer parts … */
-    MORE_ELEMENTS = 1 << 17, /* … where a slab of them is a part of the second cache */
-    FEW_TAPS = 64,           /* whose sums are soon added: y has 256 places in a chunk */
-    APART_ELEMENTS = 1 << 16 /* of sums that lie apart, or those of one chunk */
+    COLUMNS = SEEN_PLACES, /* of a block: 256 steps of them are 256 KiB */
+    WHOLE_COLUMNS = 512,   /* of one that is not packed: more rows share the rows around them */
+    PART_ROWS = 512        /* filters that pass over a block, at most */
 };
 
 /* Channels that a chunk of k can have to do with. */
@@ -49,13 +39,10 @@ static int64_t chunk_channels(const tn_conv_args *a) {
     return tn_min64(a->channels, (CHUNK - 2) / (a->kernel[0] * a->kernel[1]) + 2);
 }
 
-/* Channels that a part of the weight's gradient can have to do with, where it has as many taps as `most` have. */
-static int64_t weight_channels(const tn_conv_args *a, int64_t most) { return tn_min64(a->channels, most + 1); }
-
 bool tn_conv_fits(const tn_conv_args *a) {
     windows w;
-    if (!windows_are_small(a)) return false;
-    windows_plan(&w, NULL, a, COLUMNS, tn_max64(chunk_channels(a), weight_channels(a, WEIGHT_CHANNELS)), false);
+    if (!tn_windows_are_small(a)) return false;
+    tn_windows_plan(&w, NULL, a, COLUMNS, tn_max64(chunk_channels(a), tn_conv_weight_channels(a)), false);
     return (double)w.channel * (double)w.channels <= SLAB_ELEMENTS;
 }
 
@@ -195,13 +182,13 @@ static bool closes_rows(const conv *c) {
 static void plan(conv *c, const tn_conv_args *args) {
     *c = (conv){.a = *args};
     c->columns = COLUMNS;
-    windows_plan(&c->w, tn_conv_lines(), &c->a, COLUMNS, chunk_channels(args), true);
+    tn_windows_plan(&c->w, tn_conv_lines(), &c->a, COLUMNS, chunk_channels(args), true);
     c->whole = counts_whole_rows(c);
     c->closed = (c->whole || is_strided(args)) && closes_rows(c);
     c->whole |= c->closed;
     if (c->whole) {
         c->columns = WHOLE_COLUMNS;
-        windows_plan(&c->w, tn_conv_lines(), &c->a, WHOLE_COLUMNS, chunk_channels(args), true);
+        tn_windows_plan(&c->w, tn_conv_lines(), &c->a, WHOLE_COLUMNS, chunk_channels(args), true);
     }
     c->line = c->whole ? (args->places[0] - 1) * c->w.row + args->places[1] : c->w.line;
     if (c->closed) c->line = c->w.plane;
@@ -412,7 +399,7 @@ static void compute_block(const conv *c, const block *b, seen *s) {
     for (int64_t k0 = 0; k0 < c->w.depth; k0 += CHUNK) {
         t.k = tn_min64(CHUNK, c->w.depth - k0);
         t.add = k0 > 0;
-        fill_slab(&c->w, s, b->group, k0 / c->w.taps, (k0 + t.k - 1) / c->w.taps + 1);
+        tn_fill_slab(&c->w, s, b->group, k0 / c->w.taps, (k0 + t.k - 1) / c->w.taps + 1);
         pack_panels(c, s, k0, t.k, b->panels);
         t.b = b->panels;
         t.b_panel = t.k * t.b_k;
@@ -450,12 +437,12 @@ static void compute_whole_rows(const conv *c, block *b, seen *s, int64_t image, 
     tile t = {.c = b->sums, .c_row = sum_row(&c->a, c->width)};
     section run[SEEN_PLACES];
     int runs = runs_of_rows(c, b, image, first, run);
-    see_whole_rows(&c->w, s, image, top, (first + b->columns - 1) / row - top + 1);
+    tn_see_rows(&c->w, s, image, top, (first + b->columns - 1) / row - top + 1);
     for (int64_t k0 = 0; k0 < c->w.depth; k0 += CHUNK) {
         int64_t channel = k0 / c->w.taps;
         t.k = tn_min64(CHUNK, c->w.depth - k0);
         t.add = k0 > 0;
-        fill_slab(&c->w, s, b->group, channel, (k0 + t.k - 1) / c->w.taps + 1);
+        tn_fill_slab(&c->w, s, b->group, channel, (k0 + t.k - 1) / c->w.taps + 1);
         t.b = s->slab + first % row - channel * c->w.channel;
         t.tap = c->w.tap + k0;
         if (k0 + t.k < c->w.depth)
@@ -501,7 +488,7 @@ static void compute_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
             compute_whole_rows(c, &b, s, line, at * c->width);
             continue;
         }
-        see(&c->w, s, line, at * c->width, b.columns, panel_of(c->w.with));
+        tn_see(&c->w, s, line, at * c->width, b.columns, panel_of(c->w.with));
         compute_block(c, &b, s);
     }
 }
@@ -562,7 +549,7 @@ void tn_conv_rows_open(const tn_conv_args *args, void *memory) {
     conv *c = memory;
     char *next = (char *)memory + plan_bytes();
     plan(c, args);
-    windows_find_taps(&c->w, (int64_t *)(void *)next);
+    tn_windows_find_taps(&c->w, (int64_t *)(void *)next);
     next += c->tap_bytes;
     c->packed = packed_filters(args, &next);
 }
@@ -607,9 +594,9 @@ static void run_to(const tn_conv_args *args, const target *out) {
     conv c;
     plan(&c, args);
     c.out = *out;
-    int threads = windows_threads(args);
+    int threads = tn_windows_threads(args);
     char *memory = args->workspace;
-    windows_find_taps(&c.w, (int64_t *)(void *)memory);
+    tn_windows_find_taps(&c.w, (int64_t *)(void *)memory);
     memory += c.tap_bytes;
     c.packed = packed_filters(args, &memory);
     c.parts = memory;
@@ -793,206 +780,4 @@ void tn_conv_spread(const tn_conv_args *a) {
     if (reached < plane) memset(a->out, 0, (size_t)(a->images * a->groups * a->channels * plane) * sizeof(float));
     for (int64_t k = 0; k < phases(a); k++)
         if (phase_args(a, k, &p, &out)) run_to(&p, &out);
-}
-
-/* ---- the gradient of the weight ---------------------------------------------------------------------------------- */
-
-typedef struct weight_gradient {
-    tn_conv_args a;
-    windows w;
-    int64_t channels;              /* of a part, but for one that two parts share */
-    int64_t parts_a_group, places; /* of all images */
-    int64_t sum_row;               /* distance of the rows of sums */
-    float *sums;                   /* [groups, depth, filters] */
-    int64_t few, first, last;      /* chunks whose sums lie apart at once, 0: none; chunks now */
-    float *apart;                  /* [few, groups, depth, filters] */
-    size_t slab_bytes, panel_bytes, part_bytes, tap_bytes, sums_bytes, apart_bytes;
-    char *parts;
-} weight_gradient;
-
-static int64_t all_sums(const weight_gradient *g) { return g->a.groups * g->w.depth * g->sum_row; }
-
-static void plan_weight(weight_gradient *g, const tn_conv_args *args) {
-    const conv_lines *with = tn_conv_lines();
-    *g = (weight_gradient){.a = *args};
-    g->channels = MORE_CHANNELS;
-    windows_plan(&g->w, with, &g->a, CHUNK, weight_channels(args, g->channels), false);
-    if (windows_elements(&g->w) > MORE_ELEMENTS) {
-        g->channels = WEIGHT_CHANNELS;
-        windows_plan(&g->w, with, &g->a, CHUNK, weight_channels(args, g->channels), false);
-    }
-    g->places = g->w.line;
-    g->sum_row = round_up(args->filters, with->tiles->lanes);
-    g->slab_bytes = windows_area(windows_elements(&g->w));
-    g->panel_bytes = windows_area(CHUNK * round_up(args->filters, panel_of(with)));
-    g->part_bytes = g->slab_bytes + g->panel_bytes + windows_area(with->tiles->rows * ROW);
-    g->tap_bytes = ((size_t)g->w.depth * sizeof(int64_t) + 63) / 64 * 64;
-    g->sums_bytes = windows_area(args->groups * g->w.depth * g->sum_row);
-    if (g->w.depth > FEW_TAPS) return;
-    g->few = tn_min64(tn_max64(APART_ELEMENTS / all_sums(g), 1), tn_ceil_div(g->places, CHUNK));
-    g->apart_bytes = windows_area(g->few * all_sums(g));
-}
-
-/* y at places that follow each other in one image and, unless y is contiguous, in one row. */
-static void pack_results_run(const weight_gradient *g, const float *y, int64_t steps, int64_t distance, float *to) {
-    const int64_t panel = panel_of(g->w.with);
-    g->w.with->tiles->pack(&(pack){.to = to,
-                                   .distance = panel,
-                                   .group = panel,
-                                   .jump = distance,
-                                   .from = y,
-                                   .along = g->a.y_stride[3],
-                                   .across = g->a.y_stride[1],
-                                   .steps = steps,
-                                   .lines = g->a.filters});
-}
-
-/* y as panels of filters: a step is a place. */
-static void pack_results(const weight_gradient *g, const seen *s, int64_t group, int64_t steps, float *panels) {
-    const tn_conv_args *a = &g->a;
-    const int64_t across = a->places[1], panel = panel_of(g->w.with);
-    bool rows_follow = a->y_stride[2] == across * a->y_stride[3];
-    for (int k = 0; k < s->sections; k++) {
-        const section *part = &s->section[k];
-        const float *y = a->y + part->image * a->y_stride[0] + group * a->filters * a->y_stride[1];
-        for (int64_t i = 0, run = 0; i < part->count; i += run) {
-            int64_t at = part->at + i, column = at % across;
-            run = rows_follow ? part->count : tn_min64(across - column, part->count - i);
-            const float *from = y + at / across * a->y_stride[2] + column * a->y_stride[3];
-            pack_results_run(g, from, run, steps * panel, panels + (part->to + i) * panel);
-        }
-    }
-}
-
-/* What `height` taps see, a row each. */
-static void copy_rows(const weight_gradient *g, const seen *s, int64_t channel, int64_t first, int64_t height,
-                      float *to) {
-    int64_t base = channel * g->w.channel;
-    for (int i = 0; i < s->pieces; i++) {
-        const piece *p = &s->piece[i];
-        g->w.with->copy_piece(to + p->to, ROW, s->slab + p->from, g->w.tap + first, base, height);
-    }
-}
-
-/* Taps [begin, end) of one group at places [q, last), chunk after chunk: their sums `next` behind each other, or, if
- * that is 0, the sum of all. */
-static void collect_places(const weight_gradient *g, int64_t group, int64_t begin, int64_t end, int64_t q, int64_t last,
-                           float *sums, int64_t next, char *memory) {
-    const tile_set *with = g->w.with->tiles;
-    const int64_t panel = panel_of(g->w.with), channel = begin / g->w.taps;
-    float *panels = (float *)(void *)(memory + g->slab_bytes);
-    float *rows = (float *)(void *)(memory + g->slab_bytes + g->panel_bytes);
-    seen s;
-    s.sections = 0;
-    s.slab = (float *)(void *)memory;
-    sums += group * g->w.depth * g->sum_row;
-    for (; q < last; q += CHUNK, sums += next) {
-        tile t = {.a = rows, .a_row = ROW, .a_k = 1, .b = panels, .b_k = panel, .c_row = g->sum_row};
-        t.add = next == 0 && q > 0;
-        t.k = tn_min64(CHUNK, g->places - q);
-        t.b_panel = t.k * panel;
-        see(&g->w, &s, 0, q, t.k, CHUNK);
-        pack_results(g, &s, group, t.k, panels);
-        fill_slab(&g->w, &s, group, channel, (end - 1) / g->w.taps + 1);
-        for (int64_t i = begin, height = 0; i < end; i += height) {
-            height = tile_height(end - i, with->rows);
-            copy_rows(g, &s, channel, i, height, rows);
-            t.c = sums + i * g->sum_row;
-            tiles_multiply(with, t, height, g->a.filters);
-        }
-    }
-}
-
-static void write_taps(const weight_gradient *g, int64_t group, int64_t begin, int64_t end) {
-    g->w.with->tiles->pack(&(pack){.to = g->a.out + group * g->a.filters * g->w.depth + begin,
-                                   .distance = g->w.depth,
-                                   .group = end - begin,
-                                   .from = g->sums + (group * g->w.depth + begin) * g->sum_row,
-                                   .along = 1,
-                                   .across = g->sum_row,
-                                   .steps = g->a.filters,
-                                   .lines = end - begin});
-}
-
-static void collect_taps(const weight_gradient *g, int64_t group, int64_t begin, int64_t end, char *memory) {
-    collect_places(g, group, begin, end, 0, g->places, g->sums, 0, memory);
-    write_taps(g, group, begin, end);
-}
-
-static void collect_parts(void *ctx, int64_t begin, int64_t end, int worker) {
-    const weight_gradient *g = ctx;
-    const int64_t height = g->w.with->tiles->rows, tiles = tn_ceil_div(g->w.depth, height);
-    for (int64_t n = begin; n < end; n++) {
-        int64_t part = n % g->parts_a_group;
-        int64_t first = tiles * part / g->parts_a_group * height;
-        int64_t last = tn_min64(tiles * (part + 1) / g->parts_a_group * height, g->w.depth);
-        if (first < last) collect_taps(g, n / g->parts_a_group, first, last, g->parts + (size_t)worker * g->part_bytes);
-    }
-}
-
-/* Chunks of all groups. */
-static void collect_chunks(void *ctx, int64_t begin, int64_t end, int worker) {
-    const weight_gradient *g = ctx;
-    const int64_t q = (g->first + begin) * CHUNK, last = tn_min64((g->first + end) * CHUNK, g->places);
-    for (int64_t group = 0; group < g->a.groups; group++)
-        collect_places(g, group, 0, g->w.depth, q, last, g->apart + begin * all_sums(g), all_sums(g),
-                       g->parts + (size_t)worker * g->part_bytes);
-}
-
-/* Some of the sums, in the order that one thread would have. */
-static void add_chunks(void *ctx, int64_t begin, int64_t end, int worker) {
-    const weight_gradient *g = ctx;
-    float *restrict to = g->sums;
-    const float *restrict from = g->apart;
-    (void)worker;
-    for (int64_t n = g->first; n < g->last; n++, from += all_sums(g)) {
-        if (n == 0) {
-            memcpy(to + begin, from + begin, (size_t)(end - begin) * sizeof *to);
-            continue;
-        }
-        for (int64_t i = begin; i < end; i++)
-            to[i] += from[i];
-    }
-}
-
-static void collect_apart(weight_gradient *g, int threads) {
-    const int64_t chunks = tn_ceil_div(g->places, CHUNK);
-    for (; g->first < chunks; g->first = g->last) {
-        g->last = tn_min64(g->first + g->few, chunks);
-        windows_share(g->last - g->first, threads, collect_chunks, g);
-        tn_parallel(all_sums(g), MOST_LANES, add_chunks, g);
-    }
-    for (int64_t group = 0; group < g->a.groups; group++)
-        write_taps(g, group, 0, g->w.depth);
-}
-
-size_t tn_conv_weight_workspace(const tn_conv_args *args, int threads) {
-    if (args->winograd) return tn_conv_winograd_weight_workspace(args, threads);
-    weight_gradient g;
-    plan_weight(&g, args);
-    return g.tap_bytes + g.sums_bytes + g.apart_bytes + (size_t)(threads > 1 ? threads : 1) * g.part_bytes;
-}
-
-void tn_conv_weight(const tn_conv_args *args) {
-    if (args->winograd) {
-        tn_conv_winograd_weight(args);
-        return;
-    }
-    weight_gradient g;
-    plan_weight(&g, args);
-    int threads = windows_threads(args);
-    char *memory = args->workspace;
-    windows_find_taps(&g.w, (int64_t *)(void *)memory);
-    g.sums = (float *)(void *)(memory + g.tap_bytes);
-    g.apart = (float *)(void *)(memory + g.tap_bytes + g.sums_bytes);
-    g.parts = memory + g.tap_bytes + g.sums_bytes + g.apart_bytes;
-    if (args->groups % threads != 0 && g.few >= threads) { /* groups that come out even are shared themselves */
-        collect_apart(&g, threads);
-        return;
-    }
-    int64_t height = g.w.with->tiles->rows;
-    int64_t tiles = tn_ceil_div(g.w.depth, height), most = g.channels * g.w.taps / height;
-    g.parts_a_group = round_up(tn_ceil_div(tiles, most), args->groups % threads == 0 ? 1 : threads);
-    int64_t parts = args->groups * g.parts_a_group;
-    windows_share(parts, threads, collect_parts, &g);
 }

@@ -181,7 +181,7 @@ size_t tn_conv_beside_workspace(const tn_conv_args *args, int threads) {
 void tn_conv_beside(const tn_conv_args *args, void *workspace) {
     beside b;
     plan(&b, args);
-    const int threads = windows_threads(args);
+    const int threads = tn_windows_threads(args);
     b.tap = workspace;
     b.memory = (char *)workspace + b.tap_bytes;
     for (int64_t place = 0; place < b.places; place++)

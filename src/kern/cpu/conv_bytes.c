@@ -30,7 +30,7 @@ static tn_conv_args quads_of(const tn_conv_args *a) {
 static size_t image_bytes(const tn_conv_args *q) { return windows_area(q->images * q->x_stride[0]); }
 
 bool tn_conv_bytes_fits(const tn_conv_args *args) {
-    if (!tn_byte_tiles() || !windows_are_small(args)) return false;
+    if (!tn_byte_tiles() || !tn_windows_are_small(args)) return false;
     tn_conv_args q = quads_of(args);
     return tn_conv_fits(&q) && tn_conv_turned_fits(&q);
 }

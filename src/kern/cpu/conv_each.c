@@ -88,7 +88,7 @@ static void plan_each(each *e, const tn_conv_args *a) {
 }
 
 bool tn_conv_each_fits(const tn_conv_args *a) {
-    if (!windows_are_small(a)) return false;
+    if (!tn_windows_are_small(a)) return false;
     if ((double)a->kernel[0] * (double)a->kernel[1] > KIR_BLOCK) return false;
     if (a->pass > 0 && a->kernel[0] * a->kernel[1] > a->pass * KIR_LANES) return false;
     each e;
@@ -122,7 +122,7 @@ static void fill(float *to, float value, int64_t count) {
 /* One phase of `rows` rows that are there. */
 static void fill_phase(const each *e, const float *x, int64_t phase, int64_t rows, float *to) {
     const tn_conv_args *a = &e->a;
-    inside in = inside_phase(&e->w, phase, -a->before[1]);
+    inside in = tn_inside_phase(&e->w, phase, -a->before[1]);
     int64_t low = tn_min64(in.low, e->w.phase), high = tn_max64(in.high, low);
     to += phase * e->w.phase;
     for (int64_t r = 0; r < rows; r++) {
@@ -216,7 +216,7 @@ size_t tn_conv_each_workspace(const tn_conv_args *args, int threads) {
 static int each_threads(const tn_conv_args *args) {
     tn_conv_args more = *args;
     more.channels *= 8;
-    return windows_threads(&more);
+    return tn_windows_threads(&more);
 }
 
 void tn_conv_each(const tn_conv_args *args) {

@@ -108,9 +108,9 @@ static void plan(turned *t, const tn_conv_args *args, const turned_phases *phase
     for (int d = 0; d < 2; d++)
         t->split[d] = phases ? phases->split[d] : 1;
     t->panels = tn_ceil_div(args->filters, t->panel);
-    windows_plan(&t->w, with, &t->a, 1, args->channels, false);
+    tn_windows_plan(&t->w, with, &t->a, 1, args->channels, false);
     t->rows = rows_of_block(args, t->w.row);
-    windows_plan(&t->w, with, &t->a, (t->rows - 1) * args->places[1] + 1, args->channels, false);
+    tn_windows_plan(&t->w, with, &t->a, (t->rows - 1) * args->places[1] + 1, args->channels, false);
     if (args->maker) widen_slab(&t->w);
     t->w.channel = (round_up(t->w.channel, LINE) / LINE | 1) * LINE; /* channels begin in all sets of the first cache */
     t->in_place = !args->maker && is_in_place(args);
@@ -231,7 +231,7 @@ static void see_rows_of_images(const windows *w, seen *s, int64_t row, int64_t c
     for (int64_t r = row; r < row + count; k++) {
         int64_t rows = tn_min64(down - r % down, row + count - r);
         section now = {r / down, r % down * across, rows * across, (r - row) * across, 0, 0, 0};
-        see_rows(a, &now);
+        tn_see_section(a, &now);
         alike = alike && k < before && s->section[k].at == now.at && s->section[k].count == now.count;
         whole = whole && now.low == 0 && now.high == (rows - 1) * a->stride[0] + window_reach(a, 0);
         s->section[k] = now;
@@ -249,8 +249,8 @@ static bool channels_follow(const tn_conv_args *a) {
 
 static void turn_into_slab(const windows *w, seen *s, int64_t group) {
     const tn_conv_args *a = w->a;
-    const inside in = inside_phase(w, 0, -a->before[1]);
-    clean_slab(w, s);
+    const inside in = tn_inside_phase(w, 0, -a->before[1]);
+    tn_clean_slab(w, s);
     for (int k = 0; k < s->sections && in.low < in.high; k++) {
         const section *now = &s->section[k];
         const float *x = a->x + now->image * a->x_stride[0] + group * a->channels + in.first * a->x_stride[3];
@@ -345,7 +345,7 @@ static void fill(const turned *w, part *p, int64_t group, const section *last) {
     else if (channels_follow(&w->a))
         turn_into_slab(&w->w, p->s, group);
     else
-        fill_slab(&w->w, p->s, group, 0, w->a.channels);
+        tn_fill_slab(&w->w, p->s, group, 0, w->a.channels);
 }
 
 /* Worth it where images are not in that cache anyway. */
@@ -631,7 +631,7 @@ void tn_conv_turned(const tn_conv_args *args, const turned_phases *phases, void 
     turned t;
     plan(&t, args, phases);
     find_ending(&t);
-    int threads = windows_threads(args);
+    int threads = tn_windows_threads(args);
     find_phases(&t, phases, workspace);
     t.memory = (char *)workspace + t.tap_bytes;
     if (args->maker) {

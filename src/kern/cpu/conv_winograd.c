@@ -122,7 +122,7 @@ void tn_conv_winograd_pack(const tn_conv_args *a, void *to) {
 
 bool tn_conv_winograd_fits(const tn_conv_args *a) {
     if (tn_conv_is_line(a)) return tn_conv_line_fits(a);
-    bool fits = a->groups == 1 && windows_are_small(a) && tn_conv_lines()->winograd_rows;
+    bool fits = a->groups == 1 && tn_windows_are_small(a) && tn_conv_lines()->winograd_rows;
     for (int d = 0; d < 2; d++)
         fits = fits && a->kernel[d] == 3 && a->stride[d] == 1;
     return fits && a->dilation[0] <= MOST_APART && a->dilation[1] == 1;
@@ -425,7 +425,7 @@ void tn_conv_winograd(const tn_conv_args *args, void *workspace) {
     }
     winograd w;
     plan(&w, args);
-    int threads = windows_threads(args);
+    int threads = tn_windows_threads(args);
     share_out(&w, threads);
     w.memory = workspace;
     int64_t tasks = w.image_blocks * w.row_blocks * w.column_blocks * w.parts;

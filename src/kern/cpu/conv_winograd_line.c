@@ -87,7 +87,7 @@ void tn_conv_line_pack(const tn_conv_args *a, void *to) {
 
 bool tn_conv_line_fits(const tn_conv_args *a) {
     bool plain = a->groups == 1 && a->pool[0] == 0 && a->stride[0] == 1 && a->stride[1] == 1 && a->dilation[1] == 1;
-    return tn_conv_is_line(a) && plain && windows_are_small(a) && tn_conv_lines()->winograd_line;
+    return tn_conv_is_line(a) && plain && tn_windows_are_small(a) && tn_conv_lines()->winograd_line;
 }
 
 /* Rows so long that panels are full, and channels and filters so many that transforming is little: in nine measured
@@ -109,8 +109,7 @@ static void plan(line *l, const tn_conv_args *args, int threads) {
     if (rows % threads != 0) l->blocks = round_up(l->blocks, threads);
     l->columns = tn_min64(round_up(tn_ceil_div(l->across, l->blocks), PANEL), tn_max64(most, PANEL));
     l->blocks = tn_ceil_div(l->across, l->columns);
-    if (rows * l->blocks < threads)
-        l->parts = tn_min64(threads / (rows * l->blocks), tn_ceil_div(a->filters, FILTERS));
+    if (rows * l->blocks < threads) l->parts = tn_min64(threads / (rows * l->blocks), tn_ceil_div(a->filters, FILTERS));
     l->tiles = l->columns;
     l->values = a->channels * l->tiles + MOST_LANES; /* an odd number of lines apart: all sets of the first cache */
     l->sums = FILTERS * l->tiles + MOST_LANES;
@@ -223,7 +222,7 @@ size_t tn_conv_line_workspace(const tn_conv_args *args, int threads) {
 
 void tn_conv_line(const tn_conv_args *args, void *workspace) {
     line l;
-    int threads = windows_threads(args);
+    int threads = tn_windows_threads(args);
     plan(&l, args, threads);
     l.memory = workspace;
     int64_t tasks = args->images * args->places[0] * l.blocks * l.parts;

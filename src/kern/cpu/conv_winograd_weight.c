@@ -215,7 +215,7 @@ size_t tn_conv_winograd_weight_workspace(const tn_conv_args *args, int threads) 
 void tn_conv_winograd_weight(const tn_conv_args *args) {
     gradient g;
     plan(&g, args);
-    int threads = windows_threads(args);
+    int threads = tn_windows_threads(args);
     g.sums = args->workspace;
     g.parts = (char *)args->workspace + windows_area(IN * IN * g.sum_point);
     g.filter_parts = tn_min64(threads % 2 == 0 ? threads / 2 : threads, tn_ceil_div(args->filters, MOST_LANES));
