@@ -54,6 +54,19 @@ static void set_tail(x64_emitter *e) {
     kir_x64_op3(e, X64_KFROM, 16, X64_TAIL_MASK, 0, x64_reg(X64_RAX));
 }
 
+static void emit_whole(x64_emitter *e, int copy) {
+    bool heeds = kir_x64_heeds_subnormals(e);
+    size_t slow = heeds ? kir_x64_jump_if_subnormal(e, copy) : 0;
+    kir_x64_segment_body(e, X64_WHOLE, copy);
+    if (!heeds) return;
+    size_t done = kir_x64_jump(e->a);
+    kir_x64_land(e->a, slow);
+    e->careful = true;
+    kir_x64_segment_body(e, X64_WHOLE, copy);
+    e->careful = false;
+    kir_x64_land(e->a, done);
+}
+
 /* The whole stretches of [i, end). */
 static void emit_main(x64_emitter *e) {
     x64_asm *a = e->a;
@@ -62,7 +75,7 @@ static void emit_main(x64_emitter *e) {
     kir_x64_compare(a, X64_RCX, X64_END);
     size_t over = kir_x64_jump_if(a, X64_A), again = a->n;
     for (int copy = 0; copy < e->copies; copy++)
-        kir_x64_segment_body(e, X64_WHOLE, copy);
+        emit_whole(e, copy);
     kir_x64_add_imm(a, X64_I, stretch);
     kir_x64_address(a, X64_RCX, x64_at(X64_I, stretch));
     kir_x64_compare(a, X64_RCX, X64_END);

@@ -160,6 +160,7 @@ typedef struct x64_emitter {
     int index; /* of the segment */
     x64_mode mode;
     int copy;                                      /* which of the loop's copies */
+    bool careful;                                  /* the body is the one for subnormal operands */
     int tail;                                      /* AVX2: the vector register that says which lanes of a tail exist */
     int scratch[3], n_vectors;                     /* vector registers: set aside, and given out */
     int16_t *in;                                   /* by value: its register, or -1 */
@@ -178,6 +179,9 @@ tn_status kir_x64_emitter_open(x64_emitter *e, x64_build *b);
 void kir_x64_emitter_close(x64_emitter *e);
 void kir_x64_segment_begin(x64_emitter *e, int segment, int copies); /* pins, accumulators */
 void kir_x64_segment_body(x64_emitter *e, x64_mode mode, int copy);
+/* Is there a second body (`careful`) for vectors with subnormal elements? Jumps there if the next ones have any. */
+bool kir_x64_heeds_subnormals(const x64_emitter *e);
+size_t kir_x64_jump_if_subnormal(x64_emitter *e, int copy);
 /* acc = acc ∘ x for reduction number r, on whole vectors or on the lanes that exist. acc must not be scratch 0 or 1;
  * x may be scratch 1. */
 void kir_x64_combine(x64_emitter *e, const x64_reduction *r, int acc, x64_rm x, bool tail);
@@ -189,7 +193,7 @@ int kir_x64_in_register(x64_emitter *e, int v,
                         int scratch); /* its register; else it is brought into that scratch one */
 int kir_x64_vector_bytes(const x64_build *b);
 void kir_x64_op3(x64_emitter *e, x64_op op, int bytes, int d, int first, x64_rm rm);
-x64_rm x64_pointer_at(x64_emitter *e, int access, int64_t offset); /* may take rax */
+x64_rm kir_x64_row_at(x64_emitter *e, const x64_step *s); /* elements side by side, from lane 0 on; may take rax */
 
 void kir_x64_emit_load(x64_emitter *e, const x64_step *s, int d);
 void kir_x64_emit_store(x64_emitter *e, const x64_step *s);

@@ -88,11 +88,12 @@ static void vex(x64_asm *a, const x64_vec *v, const row *r, int reg, int first) 
 
 static void evex(x64_asm *a, const x64_vec *v, const row *r, int reg, int first) {
     unsigned w = r->w == 2 ? v->wide : r->w, length = v->bytes == 64 ? 2 : v->bytes == 32;
+    unsigned how = v->rounding ? (unsigned)v->rounding << 5 | 0x10 : length << 5;
     byte(a, 0x62);
     byte(a, (high(reg, 3) ^ 1) << 7 | (high_index(&v->rm) ^ 1) << 6 | (high_base(&v->rm) ^ 1) << 5 |
                 (high(reg, 4) ^ 1) << 4 | r->map);
     byte(a, w << 7 | (~(unsigned)first & 15) << 3 | 4 | prefix_of(r, v->wide));
-    byte(a, (unsigned)v->zeroing << 7 | length << 5 | (high(first, 4) ^ 1) << 3 | (unsigned)v->mask);
+    byte(a, (unsigned)v->zeroing << 7 | how | (high(first, 4) ^ 1) << 3 | (unsigned)v->mask);
 }
 
 void kir_x64_emit(x64_asm *a, const x64_vec *v) {

@@ -99,6 +99,8 @@ typedef enum x64_condition { X64_B = 2, X64_AE = 3, X64_E = 4, X64_NE = 5, X64_B
     X(TO_HALF, 1, 3, 0x1D, 0, 0)    \
     X(HIGH16, 1, 3, 0x39, 0, 0)     \
     X(HIGH32, 1, 3, 0x3B, 1, 0)     \
+    X(JOIN32, 1, 3, 0x3A, 1, 0)     \
+    X(CLASSF, 1, 3, 0x66, 2, 0)     \
     X(SHUFFLE, 1, 1, 0x70, 0, 0)    \
     X(MOVEMASK, 0, 1, 0x50, 0, 0)   \
     X(FROM_R32, 1, 1, 0x6E, 0, 0)   \
@@ -159,7 +161,9 @@ typedef struct x64_asm {
 } x64_asm;
 
 /* One vector instruction. bytes: length of its vectors (16, 32, 64); wide: elements of 8 bytes; first: the operand
- * between result and rm, 0 when there is none; mask, zeroing: EVEX alone; imm: -1 without. */
+ * between result and rm, 0 when there is none; mask, zeroing, rounding (of registers; 0: as set): EVEX alone; imm: -1
+ * without. */
+enum { X64_DOWNWARD = 1, X64_UPWARD = 2 };
 typedef struct x64_vec {
     x64_op op;
     int bytes;
@@ -168,7 +172,7 @@ typedef struct x64_vec {
     x64_rm rm;
     int mask;
     bool zeroing;
-    int imm;
+    int imm, rounding;
 } x64_vec;
 
 void kir_x64_emit(x64_asm *a, const x64_vec *v);

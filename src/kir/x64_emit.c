@@ -262,6 +262,137 @@ static void do_reduce(x64_emitter *e, const x64_step *s, int i) {
     finish_operands(e, s, i);
 }
 
+/* ---- subnormal operands ------------------------------------------------------------------------------------------ */
+
+/* An operand below 2^-126 makes a multiplication, a division or a root of a whole vector take a hundred cycles and more.
+ * An optimiser's running means end there when gradients stay 0. In f64 such numbers are as good as others: a product is
+ * exact, and quotients and roots come out as if rounded once, since 53 bits are more than 2 · 24 + 1. A product with a
+ * summand is rounded down and up: where that differs, the instruction for f32 does the step after all. */
+
+static bool is_rooted(const x64_step *s) { return s->op == X64_SQRTF && s->what == X64_COMPUTE && !s->wide; }
+
+static bool loads_floats(const x64_emitter *e, const x64_step *s) {
+    if (s->what != X64_LOAD || s->a >= 0 || e->b->classes[s->access] != X64_NEXT) return false;
+    return e->b->p->buffer_dtype[e->b->p->access[s->access].buffer] == TN_F32;
+}
+
+/* Roots take so long that looking for such numbers before costs next to nothing. */
+bool kir_x64_heeds_subnormals(const x64_emitter *e) {
+    bool roots = false, loads = false;
+    for (int i = 0; i < e->s->n; i++) {
+        roots |= is_rooted(&e->s->steps[i]);
+        loads |= loads_floats(e, &e->s->steps[i]);
+    }
+    return roots && loads && e->b->evex && e->b->lanes == 16 && e->s->n_reductions == 0;
+}
+
+/* Number `n` of the vectors that are looked at together. */
+static void look_for_subnormals(x64_emitter *e, x64_rm at, int n) {
+    enum { SUBNORMAL = 0x20 };
+    int mask = n > 0 ? X64_FREE_MASK + 1 : X64_FREE_MASK;
+    emit(e, (x64_vec){.op = X64_CLASSF, .bytes = 64, .reg = mask, .rm = at, .imm = SUBNORMAL});
+    if (n > 0) kir_x64_op3(e, X64_KOR, 32, X64_FREE_MASK, X64_FREE_MASK, x64_reg(mask));
+}
+
+/* For a jump if some lane of the free mask is set. */
+static void test_free_mask(x64_emitter *e) {
+    kir_x64_op3(e, X64_KTO, 16, X64_RAX, 0, x64_reg(X64_FREE_MASK));
+    kir_x64_compare_imm(e->a, X64_RAX, 0);
+}
+
+size_t kir_x64_jump_if_subnormal(x64_emitter *e, int copy) {
+    e->mode = X64_WHOLE;
+    e->copy = copy;
+    for (int i = 0, n = 0; i < e->s->n; i++)
+        if (loads_floats(e, &e->s->steps[i])) look_for_subnormals(e, kir_x64_row_at(e, &e->s->steps[i]), n++);
+    test_free_mask(e);
+    return kir_x64_jump_if(e->a, X64_NE);
+}
+
+static bool may_be_slow(const x64_step *s) {
+    bool slow = s->op == X64_MULF || s->op == X64_DIVF || s->op == X64_SQRTF;
+    return !s->wide && (s->what == X64_FUSE || (s->what == X64_COMPUTE && slow));
+}
+
+static void do_in_f32(x64_emitter *e, const x64_step *s, int d) {
+    int first = s->a >= 0 ? kir_x64_in_register(e, s->a, e->scratch[0]) : 0;
+    x64_step step = *s;
+    if (s->what == X64_FUSE) {
+        load_whole(e, d, kir_x64_place(e, s->c));
+        step.op = X64_FMA231;
+    }
+    emit_step(e, &step, d, first, kir_x64_place(e, s->b));
+}
+
+/* Half of a value, as f64. */
+static void widen(x64_emitter *e, int to, int v, int half) {
+    x64_rm from = kir_x64_place(e, v);
+    if (from.memory && from.pool < 0) from.disp += half * 32;
+    if (!from.memory && half) {
+        emit(e, (x64_vec){.op = X64_HIGH32, .bytes = 64, .reg = from.reg, .rm = x64_reg(to), .imm = 1});
+        from = x64_reg(to);
+    }
+    kir_x64_op3(e, X64_F2D, 64, to, 0, from);
+}
+
+static void op_f64(x64_emitter *e, int op, int d, int first, int second, int rounding) {
+    emit(e, (x64_vec){.op = (x64_op)op,
+                      .bytes = 64,
+                      .wide = true,
+                      .reg = d,
+                      .first = first,
+                      .rm = x64_reg(second),
+                      .imm = op == X64_CMPF ? X64_NOT_EQUAL : -1,
+                      .rounding = rounding});
+}
+
+/* Half of a step's result. The mask of a sum: lanes that f64 has not exactly. Where sums differ in the sign of 0 alone,
+ * that of the one rounded up is right. */
+static void do_half(x64_emitter *e, const x64_step *s, int half, int d) {
+    int x = e->scratch[0], y = e->scratch[1], lower = e->scratch[2];
+    if (s->a >= 0) widen(e, x, s->a, half);
+    widen(e, y, s->b, half);
+    op_f64(e, s->what == X64_FUSE ? X64_MULF : s->op, x, s->a >= 0 ? x : 0, y, 0);
+    if (s->what == X64_FUSE) {
+        widen(e, y, s->c, half);
+        op_f64(e, X64_ADDF, lower, x, y, X64_DOWNWARD);
+        op_f64(e, X64_ADDF, x, x, y, X64_UPWARD);
+        op_f64(e, X64_CMPF, X64_FREE_MASK + half, x, lower, 0);
+    }
+    kir_x64_op3(e, X64_D2F, 64, d, 0, x64_reg(x));
+}
+
+static void do_in_f64(x64_emitter *e, const x64_step *s, int d, size_t in_f32) {
+    int lower = e->scratch[0];
+    do_half(e, s, 1, d);
+    do_half(e, s, 0, lower);
+    if (s->what == X64_FUSE) {
+        kir_x64_op3(e, X64_KOR, 32, X64_FREE_MASK, X64_FREE_MASK, x64_reg(X64_FREE_MASK + 1));
+        test_free_mask(e);
+        kir_x64_jump_back_if(e->a, X64_NE, in_f32);
+    }
+    emit(e, (x64_vec){.op = X64_JOIN32, .bytes = 64, .reg = d, .first = lower, .rm = x64_reg(d), .imm = 1});
+}
+
+/* The result has a register that is no operand's. */
+static void do_with_care(x64_emitter *e, const x64_step *s, int i) {
+    const int16_t operands[3] = {s->a, s->b, s->c};
+    for (int k = 0; k < 3; k++)
+        lock(e, operands[k]);
+    e->next[s->d] = e->next_use[i * OPERANDS + RESULT];
+    int d = take_register(e, s->d);
+    for (int k = 0, n = 0; k < 3; k++)
+        if (operands[k] >= 0) look_for_subnormals(e, kir_x64_place(e, operands[k]), n++);
+    test_free_mask(e);
+    size_t slow = kir_x64_jump_if(e->a, X64_NE), in_f32 = e->a->n;
+    do_in_f32(e, s, d);
+    size_t done = kir_x64_jump(e->a);
+    kir_x64_land(e->a, slow);
+    do_in_f64(e, s, d, in_f32);
+    kir_x64_land(e->a, done);
+    finish_operands(e, s, i);
+}
+
 typedef void do_fn(x64_emitter *e, const x64_step *s, int i);
 static do_fn *const DO[] = {
     [X64_COMPUTE] = do_compute, [X64_COMPARE] = do_compute, [X64_FUSE] = do_fuse,     [X64_CHOOSE] = do_choose,
@@ -438,7 +569,7 @@ void kir_x64_segment_body(x64_emitter *e, x64_mode mode, int copy) {
     for (int i = 0; i < e->s->n && !e->b->refusal; i++) {
         const x64_step *s = &e->s->steps[i];
         memset(e->locked, 0, sizeof e->locked);
-        DO[s->what](e, s, i);
+        (e->careful && may_be_slow(s) ? do_with_care : DO[s->what])(e, s, i);
         if (s->d < 0) continue;
         if (e->b->values[s->d].slot >= 0) to_slot(e, s->d, e->in[s->d]);
         if (e->next[s->d] == NEVER) give_back(e, s->d);

@@ -18,7 +18,7 @@ static int base_of(x64_emitter *e, int access) {
 static int shift_of(int size) { return kir_log2((size_t)size); }
 
 /* The elements of lane 0 on, side by side. */
-static x64_rm row_at(x64_emitter *e, const x64_step *s) {
+x64_rm kir_x64_row_at(x64_emitter *e, const x64_step *s) {
     int offset = e->mode == X64_WHOLE ? e->copy * e->b->lanes * s->size : 0;
     return x64_indexed(base_of(e, s->access), X64_I, shift_of(s->size), offset);
 }
@@ -82,7 +82,7 @@ enum { LONG_BODY = 20, AHEAD_BYTES = 2048, LINE = 64 };
 static void look_ahead(x64_emitter *e, const x64_step *s) {
     int at = e->copy * e->b->lanes * s->size;
     if (e->mode != X64_WHOLE || e->s->n < LONG_BODY || class_at(e, s) != X64_NEXT || at % LINE != 0) return;
-    x64_rm line = row_at(e, s);
+    x64_rm line = kir_x64_row_at(e, s);
     line.disp += AHEAD_BYTES;
     kir_x64_ask_for(e->a, line);
 }
@@ -125,7 +125,7 @@ static bool passes_caches(const x64_emitter *e, const x64_step *s) {
 /* Moves whole vectors, or under a mask some lanes; without AVX-512 only elements of 4 bytes can be so. */
 static void move_vector(x64_emitter *e, const x64_step *s, int reg, int mask, bool load) {
     int of = mask_of(e, mask);
-    x64_vec v = transfer(s, reg, row_at(e, s));
+    x64_vec v = transfer(s, reg, kir_x64_row_at(e, s));
     if (of >= 0 && e->b->evex) {
         v.mask = of;
         v.zeroing = load;
