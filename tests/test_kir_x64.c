@@ -12,6 +12,7 @@
 
 #include "kir/eval.h"
 #include "kir/vm.h"
+#include "kir_random.h"
 
 enum { SAMPLES = 1 << 18 };
 
@@ -209,6 +210,92 @@ static void edges_of_arithmetic_are_right(void **state) {
     (void)state;
     with_each_isa(pairs_once);
     with_each_isa(bounds_once);
+}
+
+/* ---- subnormal elements ------------------------------------------------------------------------------------------ */
+
+enum { NEAR = 1 << 14, RESULTS = 6, KEPT = 34 }; /* KEPT: more values at once than there are registers */
+
+/* buffers RESULTS … RESULTS + 2 → one operation each, and with them a root, for which code minds subnormal elements. */
+static program rooted(void) {
+    kir_builder *b = begin(NEAR);
+    kir_aff index = along(0);
+    kir_val in[3], kept[KEPT];
+    for (int i = 0; i < RESULTS + 3; i++)
+        kir_buffer(b, TN_F32);
+    for (int i = 0; i < 3; i++)
+        in[i] = kir_load(b, RESULTS + i, &index, KIR_NONE);
+    for (int i = 0; i < KEPT; i++)
+        kept[i] = kir_binary(b, KIR_MUL, in[0], kir_const(b, KIR_F32, (i + 0.7) / 9));
+    kir_val sum = in[2];
+    for (int i = 0; i < KEPT; i++)
+        sum = kir_fma(b, kept[i], in[1], sum);
+    kir_val tenth = kir_const(b, KIR_F32, 0.1);
+    const kir_val results[RESULTS] = {kir_unary(b, KIR_SQRT, in[2]),           kir_binary(b, KIR_MUL, in[0], in[1]),
+                                      kir_binary(b, KIR_DIV, in[0], in[1]),    kir_fma(b, in[0], in[1], in[2]),
+                                      kir_fma(b, tenth, in[0], in[2]), sum};
+    for (int i = 0; i < RESULTS; i++)
+        kir_store(b, i, &index, results[i], KIR_NONE);
+    return finish(b);
+}
+
+static float with_exponent(int64_t least, int64_t count) {
+    float mantissa = 1 + (float)kir_random_below(1 << 23) * 0x1p-23f;
+    return ldexpf(kir_random_below(2) ? mantissa : -mantissa, (int)(least + kir_random_below(count)));
+}
+
+/* Subnormal, next to it, ordinary, special, any. */
+static float drawn(void) {
+    switch (kir_random_below(6)) {
+    case 0: return with_exponent(-149, 23);
+    case 1: return with_exponent(-130, 30);
+    case 2: return with_exponent(-12, 24);
+    case 3: return EDGES[kir_random_below((int64_t)TN_COUNT(EDGES))];
+    case 4: return (float)kir_random_below(9) * 0x1p-149f;
+    default: return with_exponent(-149, 270);
+    }
+}
+
+/* Of x and z in vectors whose sums f64 has: subnormal or 0. */
+static float drawn_tiny(void) {
+    float x = (float)kir_random_below(kir_random_below(2) ? 3 : 1 << 23) * 0x1p-149f;
+    return kir_random_below(2) ? x : -x;
+}
+
+static void subnormals_once(void) {
+    static float memory[RESULTS + 3][NEAR], want[RESULTS][NEAR];
+    void *buffers[RESULTS + 3];
+    float(*in)[NEAR] = memory + RESULTS;
+    for (int i = 0; i < NEAR; i++) {
+        /* a sum that f64 would round to the middle of two f32, and that lies below it */
+        const float middle[3] = {0x1p-12f + 0x1p-35f, 0x1p-12f - 0x1p-35f, 1 + 0x1p-23f};
+        bool is_middle = kir_random_below(32) == 0, tiny = i / 16 % 2 == 0;
+        for (int k = 0; k < 3; k++)
+            in[k][i] = is_middle ? middle[k] : !tiny ? drawn() : k == 1 ? with_exponent(-4, 5) : drawn_tiny();
+    }
+    program made = rooted();
+    kir_launch launch = {made.sizes, buffers, NULL};
+    for (int i = 0; i < RESULTS + 3; i++)
+        buffers[i] = i < RESULTS ? want[i] : memory[i];
+    assert_ok(kir_interpret(made.p, &launch));
+    for (int i = 0; i < RESULTS; i++)
+        buffers[i] = memory[i];
+    for (int i = 0; i < 2; i++) /* the second run is code */
+        assert_ok(kir_vm_run(made.vm, &launch, 1));
+    for (int k = 0; k < RESULTS; k++)
+        for (int i = 0; i < NEAR; i++)
+            if (!same_f32(memory[k][i], want[k][i]))
+                fail_msg("result %d of %a, %a, %a is %a, should be %a", k, (double)in[0][i], (double)in[1][i],
+                         (double)in[2][i], (double)memory[k][i], (double)want[k][i]);
+    discard(&made);
+}
+
+static void subnormal_elements_have_the_same_bits(void **state) {
+    (void)state;
+    for (uint64_t seed = 0; seed < 8; seed++) {
+        kir_random_seed(seed);
+        with_each_isa(subnormals_once);
+    }
 }
 
 /* ---- half types -------------------------------------------------------------------------------------------------- */
@@ -564,6 +651,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(functions_are_those_of_kir_math),
         cmocka_unit_test(edges_of_arithmetic_are_right),
+        cmocka_unit_test(subnormal_elements_have_the_same_bits),
         cmocka_unit_test(halves_convert_as_defined),
         cmocka_unit_test(memory_beyond_a_row_is_not_touched),
         cmocka_unit_test(large_results_pass_the_caches_whole),
