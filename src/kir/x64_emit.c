@@ -267,7 +267,7 @@ static void do_reduce(x64_emitter *e, const x64_step *s, int i) {
 /* An operand below 2^-126 makes a multiplication, a division or a root of a whole vector take a hundred cycles and
  * more. An optimiser's running means end there when gradients stay 0. In f64 such numbers are as good as others: a
  * product is exact, and quotients and roots come out as if rounded once, since 53 bits are more than 2 · 24 + 1. A
- * product with a summand is rounded down and up: where that differs, the instruction for f32 does the step after all. */
+ * product with a summand is rounded down and up: where that differs, the instruction for f32 does it after all. */
 
 static bool is_rooted(const x64_step *s) { return s->op == X64_SQRTF && s->what == X64_COMPUTE && !s->wide; }
 
