@@ -33,6 +33,7 @@ struct kir_recipe {
     int64_t *key; /* the extents of the parallel axes, the launch's sizes */
     int n_key;    /* of the sizes */
     bool of_boxes;
+    int64_t *steps;    /* of boxes: by access, bytes from point to point along each parallel axis */
     kir_place *places; /* `at` is relative to the base; with code: by access */
     call *calls;
     guard *guards;
@@ -61,12 +62,11 @@ static const int64_t *affine_of(const kir_vm *vm, const int64_t *sizes, int acce
 }
 
 /* How many bytes the box's first point is from that of the launch. */
-static int64_t distance_to(const kir_vm *vm, const int64_t *sizes, int access, const int64_t *lo) {
-    const int64_t *stride = affine_of(vm, sizes, access) + 1;
-    int64_t elements = 0;
-    for (int axis = 0; axis < vm->n_par; axis++)
-        elements += lo[axis] * stride[axis];
-    return vm->buffer_of[access] >= 0 ? elements * vm->views[access].size : elements;
+static inline int64_t distance_to(const int64_t *steps, int axes, const int64_t *lo) {
+    int64_t bytes = 0;
+    for (int axis = 0; axis < axes; axis++)
+        bytes += lo[axis] * steps[axis];
+    return bytes;
 }
 
 /* lo: of a box, else NULL. */
@@ -77,7 +77,8 @@ static void run_code(const kir_recipe *r, const kir_vm *vm, const kir_launch *la
     args.dials = memory ? (const kir_value *)(const void *)(memory + r->dials_at) : NULL;
     for (int i = 0; i < r->n_places; i++) {
         const kir_place *p = &r->places[i];
-        args.at[i] = (int64_t)address_of(p, launch, memory) + (lo ? distance_to(vm, launch->sizes, i, lo) : 0);
+        args.at[i] = (int64_t)address_of(p, launch, memory);
+        if (lo) args.at[i] += distance_to(r->steps + i * vm->n_par, vm->n_par, lo);
         args.row_step[i] = p->row;
         args.step[i] = p->column;
     }
@@ -116,7 +117,8 @@ static void run_pieces(const kir_recipe *r, const kir_launch *launch, char *memo
     }
 }
 
-static bool equal_words(const int64_t *a, const int64_t *b, int n) {
+/* There are one or two. */
+static inline bool same_extents(const int64_t *a, const int64_t *b, int n) {
     int k = 0;
     while (k < n && a[k] == b[k])
         k++;
@@ -128,8 +130,8 @@ static const kir_recipe *find(const kir_vm *vm, const kir_launch *launch, const 
     for (int i = 0; i < KIR_RECIPES; i++) {
         const kir_recipe *r = atomic_load_explicit(&vm->recipes[i], memory_order_acquire);
         if (!r) return NULL;
-        if (r->of_boxes == of_boxes && r->choices == choices && equal_words(r->key, extent, vm->n_par) &&
-            equal_words(r->key + vm->n_par, launch->sizes, r->n_key))
+        if (r->of_boxes == of_boxes && r->choices == choices && same_extents(r->key, extent, vm->n_par) &&
+            memcmp(r->key + vm->n_par, launch->sizes, (size_t)r->n_key * sizeof *r->key) == 0)
             return r;
     }
     return NULL;
@@ -230,16 +232,18 @@ static kir_recipe *new_recipe(const kir_frame *f) {
     size_t key = (sizes + (size_t)f->vm->n_par) * sizeof *f->sizes,
            calls = f->code ? 0 : (size_t)f->n_calls * sizeof(call);
     size_t guards = f->code ? 0 : (size_t)f->schedule->n_conflicts * sizeof(guard);
+    size_t steps = (size_t)f->vm->n_access * (size_t)f->vm->n_par * sizeof *f->sizes;
     size_t places = (f->code ? (size_t)f->vm->n_access : 5 * (size_t)f->n_calls) * sizeof(kir_place);
-    char *block = tn_mem_alloc(sizeof(kir_recipe) + key + places + calls + guards);
+    char *block = tn_mem_alloc(sizeof(kir_recipe) + key + steps + places + calls + guards);
     if (!block) return NULL;
     kir_recipe *r = (kir_recipe *)(void *)block;
     *r = (kir_recipe){.choices = atomic_load(&kir_vm_choices), .cost = f->cost, .n_key = (int)sizes};
     r->uses_memory = f->vm->n_dials > 0 || (!f->code && f->uses_slots);
     r->key = (int64_t *)(void *)(block + sizeof *r);
-    r->places = (kir_place *)(void *)(block + sizeof *r + key);
-    r->calls = (call *)(void *)(block + sizeof *r + key + places);
-    r->guards = (guard *)(void *)(block + sizeof *r + key + places + calls);
+    r->steps = (int64_t *)(void *)(block + sizeof *r + key);
+    r->places = (kir_place *)(void *)(block + sizeof *r + key + steps);
+    r->calls = (call *)(void *)(block + sizeof *r + key + steps + places);
+    r->guards = (guard *)(void *)(block + sizeof *r + key + steps + places + calls);
     memcpy(r->key, f->sizes, (size_t)f->vm->n_par * sizeof *f->sizes);
     memcpy(r->key + f->vm->n_par, f->sizes, sizes * sizeof *f->sizes);
     return r;
@@ -294,8 +298,12 @@ void kir_recipe_note_box(const kir_frame *f, const int64_t *lo, const int64_t *h
     for (int axis = 0; axis < vm->n_par; axis++)
         r->key[axis] = hi[axis] - lo[axis];
     note_code(r, f, memory);
-    for (int i = 0; i < r->n_places; i++)
-        r->places[i].at = (char *)((uintptr_t)r->places[i].at - (uintptr_t)distance_to(vm, f->sizes, i, lo));
+    for (int i = 0; i < r->n_places; i++) {
+        int64_t *steps = r->steps + i * vm->n_par;
+        for (int axis = 0; axis < vm->n_par; axis++)
+            steps[axis] = affine_of(vm, f->sizes, i)[1 + axis] * (vm->buffer_of[i] >= 0 ? vm->views[i].size : 1);
+        r->places[i].at = (char *)((uintptr_t)r->places[i].at - (uintptr_t)distance_to(steps, vm->n_par, lo));
+    }
     keep(vm, r);
 }
 
