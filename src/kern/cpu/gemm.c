@@ -181,12 +181,20 @@ static void pack_a(const gemm *g, part *p, const int64_t *batch, box at, real *t
 
 /* ---- one block --------------------------------------------------------------------------------------------------- */
 
+/* What a thread reads of A and B once it is through with the steps at hand. A tile asks for CHUNK elements of it, in
+ * lines as it goes, or for several times as many. */
+typedef struct coming {
+    const real *at[2], *end[2];
+    int64_t times;
+} coming;
+
 /* A block of A as tiles read it: in place, or packed chunk after chunk. */
 typedef struct a_block {
     const real *data;
     int64_t row, k; /* in place: distances */
     bool packed;
     int64_t rows; /* packed */
+    coming *coming;
 } a_block;
 
 /* Points `t` at the tile of A that starts at row i of the chunk that starts at step k. */
@@ -244,11 +252,21 @@ static int64_t multiply_wide(const gemm *g, tile *t, int64_t rows, int64_t colum
     return j;
 }
 
+static void ask_for_coming(tile *t, coming *next) {
+    int which = next->at[0] >= next->end[0];
+    t->ahead = next->at[which];
+    t->ahead_row = CHUNK;
+    t->ahead_rows = t->ahead < next->end[which] ? next->times : 0;
+    next->at[which] += next->times * CHUNK;
+}
+
 /* A tile asks for its share of the rows of A that come next, of which `begin` and following are left. */
 static void look_ahead(const gemm *g, tile *t, const a_block *a, int64_t next_row, int64_t k, int64_t begin,
                        int64_t share) {
+    if (a->coming) ask_for_coming(t, a->coming);
     if (a->packed || a->k != 1) return; /* packed rows are in the second cache already */
     t->ahead = a->data + (next_row + begin) * a->row + k;
+    t->ahead_row = a->row;
     t->ahead_rows = tn_min64(share, g->with->rows - begin);
 }
 
@@ -266,6 +284,7 @@ static void copy_first(const gemm *g, tile *t, const a_block *a, int64_t height,
 static void multiply_edge(const gemm *g, tile t, int64_t height, int64_t columns) {
     const int64_t lanes = g->with->lanes;
     t.ahead_rows = 0; /* full tiles have asked */
+    t.c_next = NULL;
     for (; columns > 0; columns -= lanes) {
         t.columns = columns;
         run_tile(g, g->with->edge[height], &t, height, tn_min64(columns, lanes));
@@ -286,7 +305,7 @@ static void multiply_rows(const gemm *g, const a_block *a, int64_t k, tile t, in
     bool itself = ends_itself(g, &t, height);
     for (int64_t begin = 0; j + panel <= columns; j += panel, begin += share) {
         look_ahead(g, &t, a, next, k, begin, share);
-        t.c_next = j + 2 * panel <= columns ? t.c + panel : c + height * t.c_row;
+        t.c_next = j + panel < columns ? t.c + panel : c + height * t.c_row;
         if (itself)
             g->with->full[height](&t);
         else
@@ -326,6 +345,7 @@ typedef struct group {
     bool adds;          /* to what was summed before this stage; else its first chain is the first */
     real *apart;        /* shared steps: where the chain's sums go, and are not touched any further; else NULL */
     int64_t *later;     /* … and the first chain of the stage that is not added to the first one's sums yet */
+    coming *coming;     /* … and what the chain behind it reads, or NULL */
 } group;
 
 /* Points `t` at B's panels from step k and column j of the stage on. */
@@ -484,7 +504,8 @@ static void compute_strip(const group *s, part *p, const int64_t *batch, box at)
     if (g->b_source == B_LINES) width = g->with->lanes;
     for (int64_t i = 0; i < at.rows; i += g->m_block) {
         int64_t row = at.row + i, rows = tn_min64(g->m_block, at.rows - i);
-        a_block block = {.row = a->row_stride, .k = a->col_stride, .packed = !g->a_in_place, .rows = rows};
+        a_block block = {
+            .row = a->row_stride, .k = a->col_stride, .packed = !g->a_in_place, .rows = rows, .coming = s->coming};
         if (g->a_in_place) {
             block.data = element(a, batch, row, s->k0);
         } else {
@@ -578,6 +599,21 @@ static void choose_strips(group *s) {
 
 static const int64_t no_batch[TN_GEMM_BATCH_AXES] = {0};
 
+/* The chain at step k reads its part of A and B from memory: where these lie without a gap, tiles of the chain before
+ * ask for them, evenly, since each line takes long. So many at once that nothing is hidden any more are left out. */
+static __attribute__((noinline)) coming *plan_coming(const gemm *g, int64_t k, coming *next) {
+    enum { MOST = 12 };
+    const tn_matrix *a = &g->args.a, *b = &g->args.b;
+    int64_t tiles = tn_ceil_div(g->args.m, g->with->rows) * (g->args.n >> g->panel_shift);
+    bool whole = a->row_stride == 1 && a->col_stride == g->args.m && b->row_stride == g->args.n;
+    if (!g->a_in_place || g->b_source != B_IN_PLACE || !whole || tiles == 0) return NULL;
+    int64_t end = tn_min64(k + CHUNK, g->args.k);
+    *next = (coming){.at = {element(a, no_batch, 0, k), element(b, no_batch, k, 0)},
+                     .end = {element(a, no_batch, 0, end), element(b, no_batch, end, 0)},
+                     .times = tn_ceil_div(g->args.m + g->args.n, tiles)};
+    return next->times > MOST ? NULL : next;
+}
+
 /* Chains of the stage. Those at its beginning are added up as they come, for they are first in order. */
 static void compute_chains(void *ctx, int64_t begin, int64_t end, int worker) {
     const group *shared = ctx;
@@ -590,6 +626,8 @@ static void compute_chains(void *ctx, int64_t begin, int64_t end, int worker) {
         s.k0 = shared->k0 + i * CHUNK;
         s.steps = tn_min64(CHUNK, g->args.k - s.k0);
         s.adds = begin == 0 && s.k0 > 0;
+        coming next;
+        s.coming = i + 1 < end ? plan_coming(g, s.k0 + CHUNK, &next) : NULL;
         s.apart = s.sums + (begin ? i : 0) * g->args.m * sums_row(g);
         compute_strip(&s, &p, no_batch, (box){0, g->args.m, 0, g->args.n});
     }

@@ -62,15 +62,16 @@ typedef struct tile {
     const int64_t *tap;   /* where each step begins: of B in a tapped tile, of A in a turned one */
     real *c;
     int64_t c_row;
-    const real *c_next; /* a full tile of few steps: where the next one begins in C; NULL: nobody knows */
+    const real *c_next; /* where the next tile begins in C; NULL: nobody knows */
     int64_t k;
     int64_t columns;      /* of an edge tile, at most a vector of them */
     bool add;             /* to what C holds; else C is overwritten */
     const ending *ending; /* of a full tile of full height, or NULL: its sums are finished, and begin in C at … */
     int64_t row, column;
-    /* Rows of A (a_row apart, of copied ones from_row; k contiguous) to bring closer meanwhile, for the next tile;
+    /* To bring closer meanwhile, a line of the cache every 16 steps: rows of A for the next tile, or what else comes;
      * where B lies along k, the next vector's columns, or NULL. */
     const real *ahead;
+    int64_t ahead_row;  /* distance */
     int64_t ahead_rows; /* how many of them: 0 for none; of a turned tile lines of the cache, each behind the last */
     bool goes_on;       /* a turned tile whose chains began before: their sums so far are … */
     int64_t begun;      /* … so many elements behind C's */

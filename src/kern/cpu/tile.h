@@ -83,10 +83,10 @@ enum {
     WIDEST = 4 /* the greatest number of panels of a wide tile */
 };
 
-/* Memory is asked for early, and little at a time: a burst would hold up the loads of the steps at hand. */
+/* Memory is asked for early, and little at a time: a burst would hold up the loads of the steps at hand. Of C these are
+ * the rows of the tile behind; where nobody knows that, a tile's own rows as it starts. */
 enum {
-    C_AHEAD_K = 64,             /* C's rows are asked for when the tile starts, if it has so many steps to go; else */
-                                /* those of the tile behind it */
+    C_AHEAD_K = 64,             /* … if it has so many steps to go */
     A_AHEAD = 12,               /* steps, where one step's rows lie side by side */
     B_AHEAD = 32,               /* steps: as long as a line of a large weight takes from the third cache */
     TALL = TILE_ROWS / 2,       /* rows from which there is room for the prefetches of B */
@@ -140,7 +140,22 @@ VEC_INLINE bool tile_end(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const int 
     (void)t, (void)sum, (void)rows;
     return false;
 }
+
+VEC_INLINE int64_t tile_gate(const tile *t) {
+    (void)t;
+    return 0;
+}
+enum { SPREADS = false };
 #else
+enum { SPREADS = true };
+
+/* Bytes from C to the matrix that gates it, if that has C's rows; else 0. */
+VEC_INLINE int64_t tile_gate(const tile *t) {
+    const ending *e = t->ending;
+    if (!e || !e->gate || e->gate_row != t->c_row) return 0;
+    return (int64_t)((uintptr_t)(e->gate + t->row * e->gate_row + t->column) - (uintptr_t)t->c);
+}
+
 /* A row's sums with their ending, of those that are worth code of their own: a bias with or without max(…, 0), and what
  * is added under a gate. `gated` is constant after inlining. */
 VEC_INLINE void tile_end_rows(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const int rows, const bool gated) {
@@ -177,30 +192,54 @@ VEC_INLINE bool tile_end(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const int 
 }
 #endif
 
+/* Rows of C, to be written, and of what they are gated by, which lies `gate` bytes further; 0: nothing. */
+VEC_INLINE void tile_ask(const real *c, int64_t c_row, int64_t gate, int64_t rows) {
+    for (; rows > 0; rows--, c += c_row) {
+        __builtin_prefetch(c, 1);
+        __builtin_prefetch(c + VL, 1);
+        if (!gate) continue;
+        const char *from = (const char *)c + gate;
+        __builtin_prefetch(from);
+        __builtin_prefetch(from + VL * sizeof(real));
+    }
+}
+
+static __attribute__((noinline)) void tile_ask_now(const tile *t, int64_t rows) {
+    const real *c = t->k >= C_AHEAD_K ? t->c : t->c_next;
+    if (c) tile_ask(c, t->c_row, 0, rows);
+}
+
 /* All but `t` is constant after inlining: rows, panels, vectors a panel, whether they are masked, whether the rows of A
  * lie side by side, whether steps of B lie anywhere. */
 VEC_INLINE void tile_sum(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const M mask, const int rows, const int panels,
                          const int vectors, const bool edge, const tile_rows lie, const bool tapped) {
     const int width = panels * vectors;
+    const bool spreads = SPREADS && rows == TILE_ROWS && !edge && !tapped;
+    const real *next = t->c;
+    int64_t share = 0, gate = 0;
+    if (spreads && t->c_next) {
+        next = t->c_next;
+        share = tn_min64(tn_ceil_div(rows * STRETCH, tn_max64(t->k, 1)), rows);
+        gate = tile_gate(t);
+    } else {
+        tile_ask_now(t, rows);
+    }
     VEC_UNROLL for (int i = 0; i < rows; i++) { VEC_UNROLL for (int j = 0; j < width; j++) sum[i][j] = v_zero(); }
     const real *a = t->a;
     const real *b = t->b;
     const int64_t a_row = lie == ADJACENT ? 1 : lie == COPIED ? TILE_COPY : t->a_row;
     const int64_t a_k = lie == COPIED ? 1 : t->a_k, b_k = t->b_k, b_panel = t->b_panel, c_row = t->c_row;
     const int64_t *tap = t->tap;
-    if (t->k >= C_AHEAD_K || t->c_next) {
-        const real *row = t->k >= C_AHEAD_K ? t->c : t->c_next;
-        VEC_UNROLL for (int i = 0; i < rows; i++, row += c_row) {
-            __builtin_prefetch(row, 1);
-            __builtin_prefetch(row + VL, 1);
-        }
-    }
     const real *ahead = t->ahead_rows ? t->ahead : a; /* so that there is one to count on from */
-    const int64_t ahead_row = lie == COPIED ? t->from_row : t->a_row;
+    const int64_t ahead_row = t->ahead_row;
     for (int64_t left = t->k; left > 0; left -= STRETCH) {
         for (int64_t i = 0; i < t->ahead_rows; i++)
             __builtin_prefetch(ahead + i * ahead_row);
         ahead += STRETCH;
+        if (spreads) {
+            tile_ask(next, c_row, gate, share);
+            next += share * c_row;
+        }
         int64_t k = left < STRETCH ? left : STRETCH;
         if (lie != APART && !tapped) {
             TILE_TWICE for (; k > 0; k--, a += a_k, b += b_k)
@@ -243,6 +282,7 @@ VEC_INLINE void tile_split(const tile *t, tile_fn *upper, int64_t rows, tile_fn 
     upper(t);
     below.a += rows * t->a_row;
     below.c += rows * t->c_row;
+    if (t->c_next) below.c_next += rows * t->c_row;
     below.ahead_rows = 0; /* the upper one asked for them */
     lower(&below);
 }
