@@ -616,15 +616,20 @@ static tn_status node_try(tn_recorder *r, int op, tn_node *const *in, int n_in, 
     return node_finish(r, n, row, f);
 }
 
-/* The commonest case: shape and dtype are those of all inputs, and there is nothing else to say. */
-static inline bool is_plain(const tn_op_row *row, tn_node *const *in, int n_in, const tn_attrs *attrs,
-                            const input_facts *f) {
-    return row->impl->infer == tn_infer_broadcast && !attrs && f->device && !f->two_dtypes && !f->two_devices &&
-           in[0] && tn_all_alike(in, n_in);
+/* The inputs broadcast together, and no rule is left that floats might break. */
+static inline bool broadcasts(const tn_op_row *row, const input_facts *f) {
+    tn_status (*infer)(tn_infer *c) = row->impl->infer;
+    if (infer == tn_infer_broadcast) return true;
+    return (infer == tn_infer_float || infer == tn_infer_not_bool) && tn_dtype_is_float((tn_dtype)f->dtype);
 }
 
-static inline tn_status node_plain(tn_recorder *r, int op, tn_node *const *in, int n_in, const input_facts *f,
-                                   tn_node **out) {
+/* The commonest case: shape and dtype are those of the first input, as of all others but numbers. */
+static inline bool is_plain(const tn_op_row *row, tn_node *const *in, int n_in, const input_facts *f) {
+    return f->device && !f->two_dtypes && !f->two_devices && in[0] && broadcasts(row, f) && tn_all_alike(in, n_in);
+}
+
+static inline tn_status node_plain(tn_recorder *r, int op, tn_node *const *in, int n_in, const tn_attrs *attrs,
+                                   const input_facts *f, tn_node **out) {
     const tn_node *like = in[0];
     tn_node *n = node_new();
     if (!n) return TN_ERR_MEMORY;
@@ -633,7 +638,10 @@ static inline tn_status node_plain(tn_recorder *r, int op, tn_node *const *in, i
     n->rank = like->rank;
     memcpy(n->shape, like->shape, sizeof n->shape);
     memcpy(n->symbol, like->symbol, sizeof n->symbol);
-    n->f = (double *)(void *)n->i;
+    if (attrs)
+        take_attributes(n, attrs);
+    else
+        n->f = (double *)(void *)n->i;
     tn_status s = take_inputs(n, in, n_in);
     if (s != TN_OK) {
         tn_node_release(n);
@@ -778,8 +786,8 @@ tn_node *tn_node_make(int op, tn_node *const *in, int n_in, const tn_attrs *attr
     if (s != TN_OK) return op_failed(r, row, s);
     if (needs_casts(row, in, n_in, &f, &to))
         s = node_promoted(r, op, in, n_in, attrs, to, &n);
-    else if (is_plain(row, in, n_in, attrs, &f))
-        s = node_plain(r, op, in, n_in, &f, &n);
+    else if (is_plain(row, in, n_in, &f))
+        s = node_plain(r, op, in, n_in, attrs, &f, &n);
     else
         s = node_try(r, op, in, n_in, attrs, &f, &n);
     if (s != TN_OK) return op_failed(r, row, s);

@@ -89,6 +89,25 @@ tn_status tn_infer_counted(const tn_infer *c) {
     return TN_OK;
 }
 
+tn_status tn_refuse_dtype(const tn_infer *c, int input, const char *wanted) {
+    return tn_fail(TN_ERR_DTYPE, "%s: dtype %s of input %d does not fit: it must be %s; convert it with tn_cast",
+                   c->row->name, tn_dtype_name((tn_dtype)c->in[input]->dtype), input + 1, wanted);
+}
+
+tn_status tn_need_float(const tn_infer *c, int input) {
+    return tn_dtype_is_float((tn_dtype)c->in[input]->dtype) ? TN_OK : tn_refuse_dtype(c, input, "floating point");
+}
+
+tn_status tn_infer_float(tn_infer *c) {
+    TRY(tn_need_float(c, 0));
+    return tn_infer_broadcast(c);
+}
+
+tn_status tn_infer_not_bool(tn_infer *c) {
+    if (c->in[0]->dtype == TN_BOOL) return tn_refuse_dtype(c, 0, "a number type");
+    return tn_infer_broadcast(c);
+}
+
 tn_status tn_infer_compare(tn_infer *c) {
     TRY(tn_infer_broadcast(c));
     c->dtype = TN_BOOL;

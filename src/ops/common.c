@@ -193,18 +193,9 @@ int64_t tn_place(const tn_node *n, const int64_t *at) {
 
 /* ---- shape rules ------------------------------------------------------------------------------------------------- */
 
-static tn_status refuse_dtype(const tn_infer *c, int input, const char *wanted) {
-    return tn_fail(TN_ERR_DTYPE, "%s: dtype %s of input %d does not fit: it must be %s; convert it with tn_cast",
-                   c->row->name, tn_dtype_name((tn_dtype)c->in[input]->dtype), input + 1, wanted);
-}
-
-tn_status tn_need_float(const tn_infer *c, int input) {
-    return tn_dtype_is_float((tn_dtype)c->in[input]->dtype) ? TN_OK : refuse_dtype(c, input, "floating point");
-}
-
 tn_status tn_need_integer(const tn_infer *c, int input) {
     tn_dtype t = (tn_dtype)c->in[input]->dtype;
-    return tn_dtype_is_float(t) || t == TN_BOOL ? refuse_dtype(c, input, "an integer type") : TN_OK;
+    return tn_dtype_is_float(t) || t == TN_BOOL ? tn_refuse_dtype(c, input, "an integer type") : TN_OK;
 }
 
 tn_status tn_need_contiguous(const tn_infer *c, int input) {
@@ -230,18 +221,8 @@ tn_status tn_need_rows(const tn_infer *c, int input) {
                    c->row->name, input + 1, tn_shape_text(x, text, sizeof text), tn_dtype_name((tn_dtype)x->dtype));
 }
 
-tn_status tn_infer_float(tn_infer *c) {
-    TRY(tn_need_float(c, 0));
-    return tn_infer_broadcast(c);
-}
-
 tn_status tn_infer_bits(tn_infer *c) {
-    if (tn_dtype_is_float((tn_dtype)c->in[0]->dtype)) return refuse_dtype(c, 0, "an integer type or bool");
-    return tn_infer_broadcast(c);
-}
-
-tn_status tn_infer_not_bool(tn_infer *c) {
-    if (c->in[0]->dtype == TN_BOOL) return refuse_dtype(c, 0, "a number type");
+    if (tn_dtype_is_float((tn_dtype)c->in[0]->dtype)) return tn_refuse_dtype(c, 0, "an integer type or bool");
     return tn_infer_broadcast(c);
 }
 
