@@ -243,9 +243,9 @@ kir_aff tn_aff_value(kir_val v); /* the I64 value v as an index */
 
 tn_status tn_infer_same(tn_infer *c);          /* shape and dtype of in[0] */
 tn_status tn_infer_broadcast(tn_infer *c);     /* all inputs broadcast together; dtype of in[0] (after promotion) */
-tn_status tn_infer_float(tn_infer *c);         /* the same; TN_ERR_DTYPE unless floating point */
-tn_status tn_infer_not_bool(tn_infer *c);      /* the same; TN_ERR_DTYPE for bool */
 tn_status tn_infer_compare(tn_infer *c);       /* the same, BOOL */
+tn_status tn_infer_float(tn_infer *c);         /* broadcast; TN_ERR_DTYPE unless in[0] is floating point */
+tn_status tn_infer_not_bool(tn_infer *c);      /* broadcast; TN_ERR_DTYPE if in[0] is bool */
 tn_status tn_infer_counted(const tn_infer *c); /* refuses a shape whose bytes, in any dtype, 63 bits do not count */
 tn_status tn_infer_reduce(tn_infer *c);        /* attributes: dims list, keepdim; an empty list means all dims */
 tn_dtype tn_promote(const tn_node *a, const tn_node *b);                              /* torch.result_type */
@@ -264,9 +264,9 @@ static inline bool tn_all_alike(tn_node *const *in, int n_in) {
 }
 /* "[2, 3]" into text; returns text. For messages. */
 const char *tn_shape_text(const tn_node *n, char *text, size_t size);
+tn_status tn_need_float(const tn_infer *c, int input);                       /* else TN_ERR_DTYPE */
+tn_status tn_refuse_dtype(const tn_infer *c, int input, const char *wanted); /* the error: "must be `wanted`" */
 /* A dim argument in [-rank, rank) made ≥ 0; TN_ERR_SHAPE otherwise, naming op and range. */
-tn_status tn_need_float(const tn_infer *c, int input);
-tn_status tn_refuse_dtype(const tn_infer *c, int input, const char *wanted);
 tn_status tn_infer_dim(const tn_infer *c, int64_t dim, int rank, int64_t *out);
 
 /* ---- storages, handles (tensor.c) -------------------------------------------------------------------------------- */
