@@ -73,8 +73,11 @@ static int of_chance(uint64_t seed, tn_tensor **out) {
         before = x;
         x = y;
     }
-    out[count++] = biased(times_weight(x, 8, below(3)));
-    out[count++] = biased(times_weight(x, 1, below(2)));
+    static const int64_t narrow[] = {1, 2, 3, 5, 8, 15};
+    for (int head = 0; head < 2; head++) {
+        tn_tensor *y = times_weight(below(6) ? x : before, narrow[below((int64_t)TN_COUNT(narrow))], below(3));
+        out[count++] = below(3) ? biased(y) : y;
+    }
     return count;
 }
 
@@ -93,10 +96,20 @@ static int of_operand_written_over(tn_tensor **out) {
     return 1;
 }
 
+/* Few columns, and many rows; with more steps than a chain has; pairs, and one that is left over. */
+static int of_narrow_products(tn_tensor **out, int64_t steps) {
+    static const int64_t columns[] = {8, 1, 15, 3, 12, 2};
+    tn_tensor *x = times_weight(waves(MOST_ROWS, 16, 0.07), steps, 0);
+    for (int i = 0; i < (int)TN_COUNT(columns); i++)
+        out[i] = times_weight(x, columns[i], i % 2);
+    return (int)TN_COUNT(columns);
+}
+
 /* The rest of them are drawn. */
 static int network(uint64_t seed, tn_tensor **out) {
     if (seed == 0) return of_narrower_rows(out);
-    return seed == 1 ? of_operand_written_over(out) : of_chance(seed, out);
+    if (seed == 1) return of_operand_written_over(out);
+    return seed < 4 ? of_narrow_products(out, seed == 2 ? 100 : 300) : of_chance(seed, out);
 }
 
 static bool was_by_rows(void) {
@@ -117,13 +130,38 @@ static void products_by_rows_have_the_bits_of_each_by_itself(void **state) {
         for (int run = 0; run < 2; run++) {
             assert_int_equal(results_of(network, seed, false, got, counts), count);
             by_rows += was_by_rows();
-            if (seed < 2) assert_true(was_by_rows());
+            if (seed < 4) assert_true(was_by_rows());
             assert_same_bits(seed, run, count, got, wanted, counts);
         }
         for (int i = 0; i < count; i++)
             free(wanted[i]);
     }
     assert_true(by_rows > DRAWN / 2);
+}
+
+/* Two products of one tensor may stand beside each other, and of two tensors not, whichever were there before. */
+static void inputs_that_were_one_are_two(void **state) {
+    (void)state;
+    apart = false;
+    assert_ok(tn_set_num_threads(2));
+    tn_graph *g = NULL;
+    TN_SCOPE TN_NO_GRAD {
+        tn_tensor *x[2] = {waves(MOST_ROWS, 32, 0.1), waves(MOST_ROWS, 32, 0.2)},
+                  *w[2] = {waves(32, 8, 0.3), waves(32, 3, 0.4)};
+        assert_ok(tn_capture_begin());
+        tn_tensor *y[2] = {tn_matmul(x[0], w[0]), tn_matmul(x[1], w[1])};
+        assert_ok(tn_capture_end(x, 2, y, 2, &g));
+        assert_true(was_by_rows());
+        for (int other = 0; other < 2; other++) {
+            tn_tensor *in[2] = {x[0], x[other]}, *got[2], *wanted = tn_matmul(in[1], w[1]);
+            assert_ok(tn_graph_launch(g, in, got));
+            float values[2][MOST_ROWS * 3];
+            assert_ok(tn_read(got[1], values[0], sizeof values[0]));
+            assert_ok(tn_read(wanted, values[1], sizeof values[1]));
+            assert_memory_equal(values[0], values[1], sizeof values[0]);
+        }
+        tn_graph_free(g);
+    }
 }
 
 static void plans_say_what_is_done_by_rows(void **state) {
@@ -161,6 +199,7 @@ static void plans_say_what_is_done_by_rows(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(products_by_rows_have_the_bits_of_each_by_itself),
+        cmocka_unit_test(inputs_that_were_one_are_two),
         cmocka_unit_test(plans_say_what_is_done_by_rows),
     };
     printf("ran on: cpu\n");

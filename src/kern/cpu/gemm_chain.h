@@ -7,6 +7,7 @@
 #define TN_GEMM_CHAIN_H
 
 enum {
+    PAIR_ROWS = 512, /* of fewer, packing both panels anew at each run takes longer than another pass over A */
     CHAIN_TILES = 6, /* rows that go through all products at once: few enough for the second cache, beside all B */
     CHAIN_ROWS = 8   /* and fewer than that for each thread are better cut by columns */
 };
@@ -20,7 +21,8 @@ typedef struct chain {
         const void *a, *b, *c, *packed_b;
     } bound[TN_CHAIN_MOST];
     const void *memory;
-    int count; /* 0: nothing is planned yet */
+    bool pair[TN_CHAIN_MOST]; /* this step and the next stand beside each other, unless it did with the one before */
+    int count;                /* 0: nothing is planned yet */
     int64_t rows, block;
     char *parts; /* memory of each part, which its steps use one after the other */
     size_t part_bytes, shared_bytes;
@@ -41,30 +43,116 @@ static bool goes_by_rows(const gemm *g) {
     return g->batches == 1 && (rows || columns) && !in_pieces(g) && g->n_block == g->args.n;
 }
 
+/* ---- two products beside each other ------------------------------------------------------------------------------ */
+
+/* A step as it was before its sides were changed, which these products do without. */
+typedef struct narrow {
+    const real *a, *b;
+    int64_t a_row, a_k, b_k, b_column, c_row, c_column, columns;
+} narrow;
+
+static narrow narrow_of(const gemm *g) {
+    const tn_gemm_args *x = &g->args;
+    if (g->swapped)
+        return (narrow){x->b.data,       x->a.data,       x->b.col_stride,
+                        x->b.row_stride, x->a.col_stride, x->a.row_stride,
+                        x->c.col_stride, x->c.row_stride, x->m};
+    return (narrow){x->a.data,       x->b.data,       x->a.row_stride,
+                    x->a.col_stride, x->b.row_stride, x->b.col_stride,
+                    x->c.row_stride, x->c.col_stride, x->n};
+}
+
+/* May it be one of two? */
+static bool is_narrow(const gemm *g) {
+    return !has_joint(&g->args) && narrow_of(g).columns < g->with->lanes && g->args.k <= CHUNK;
+}
+
+static bool are_pair(const gemm *g, const gemm *h) {
+    const narrow x = narrow_of(g), y = narrow_of(h);
+    bool same = x.a == y.a && x.a_row == y.a_row && x.a_k == y.a_k && g->args.k == h->args.k;
+    return same && x.columns + y.columns <= g->with->lanes && is_narrow(g) && is_narrow(h);
+}
+
+static void choose_pairs(chain *c) {
+    for (int i = 0; i + 1 < c->count && c->rows >= PAIR_ROWS; i++)
+        c->pair[i] = are_pair(&c->step[i], &c->step[i + 1]);
+}
+
+static void pack_pair(const gemm *pair, real *to) {
+    for (const gemm *g = pair; g < pair + 2; g++) {
+        narrow x = narrow_of(g);
+        g->with->pack(&(pack){.to = to,
+                              .distance = g->panel,
+                              .group = g->panel,
+                              .from = x.b,
+                              .along = x.b_k,
+                              .across = x.b_column,
+                              .steps = g->args.k,
+                              .lines = x.columns});
+        to += x.columns;
+    }
+}
+
+/* A tile's columns of one of the two, to where they are in C; column by column, as there are more rows. */
+static void take_side(const gemm *g, const real *sums, int64_t row, int64_t rows) {
+    const narrow x = narrow_of(g);
+    real *c = (real *)g->args.c.data + row * x.c_row;
+    for (int64_t j = 0; j < x.columns; j++) {
+        for (int64_t i = 0; i < rows; i++)
+            c[i * x.c_row + j * x.c_column] = sums[i * g->panel + j];
+    }
+}
+
+static void run_pair(const gemm *g, const real *b_packed, int64_t row, int64_t rows) {
+    real sums[MOST_SUMS] __attribute__((aligned(64)));
+    const narrow x = narrow_of(g);
+    tile t = {.a_row = x.a_row,
+              .a_k = x.a_k,
+              .b = b_packed,
+              .b_k = g->panel,
+              .c = sums,
+              .c_row = g->panel,
+              .k = g->args.k,
+              .columns = x.columns + narrow_of(g + 1).columns};
+    for (int64_t end = row + rows, height; row < end; row += height) {
+        height = next_height(g, end - row);
+        t.a = x.a + row * x.a_row;
+        g->with->edge[height](&t);
+        take_side(g, sums, row, height);
+        take_side(g + 1, sums + x.columns, row, height);
+    }
+}
+
+/* ---- the chain --------------------------------------------------------------------------------------------------- */
+
 static void lay_out_chain(chain *c, char *memory) {
     c->memory = memory;
     c->part_bytes = c->shared_bytes = 0;
     for (int i = 0; i < c->count; i++) {
         c->b_packed[i] = (real *)(void *)(memory + c->shared_bytes);
-        c->shared_bytes += c->step[i].shared_bytes;
+        const gemm *g = &c->step[i];
+        size_t panel = is_narrow(g) ? area(g->panel * g->args.k) : 0;
+        c->shared_bytes += g->shared_bytes < panel ? panel : g->shared_bytes;
         if (c->part_bytes < c->step[i].part_bytes) c->part_bytes = c->step[i].part_bytes;
     }
     c->parts = memory + c->shared_bytes;
 }
 
 static void plan_chain(chain *c, const tile_set *with, const tn_gemm_chain *args) {
-    bool anew = c->count == 0 || c->memory != args->workspace;
+    bool moved = c->count == 0 || c->memory != args->workspace;
     for (int i = 0; i < args->count; i++) {
         const tn_gemm_args *x = args->step[i];
         struct addresses at = {x->a.data, x->b.data, x->c.data, x->packed_b};
         if (c->count && memcmp(&c->bound[i], &at, sizeof at) == 0) continue;
         plan_step(&c->step[i], with, x);
         c->bound[i] = at;
+        moved = true;
     }
-    if (!anew) return;
+    if (!moved) return;
     c->count = args->count;
     c->rows = args->step[0]->m;
     c->block = CHAIN_TILES * with->rows;
+    choose_pairs(c);
     lay_out_chain(c, args->workspace);
 }
 
@@ -80,8 +168,12 @@ static void chain_rows(void *ctx, int64_t begin, int64_t end, int worker) {
     char *memory = c->parts + (size_t)worker * c->part_bytes;
     for (int64_t i = begin, rows; i < end; i += rows) {
         rows = end - i < 2 * c->block ? end - i : c->block;
-        for (int step = 0; step < c->count; step++)
-            run_step(&c->step[step], c->b_packed[step], memory, i, rows);
+        for (int step = 0; step < c->count; step += 1 + c->pair[step]) {
+            if (c->pair[step])
+                run_pair(&c->step[step], c->b_packed[step], i, rows);
+            else
+                run_step(&c->step[step], c->b_packed[step], memory, i, rows);
+        }
     }
 }
 
@@ -95,6 +187,8 @@ static int chain_threads(const chain *c) {
 
 static void bring_b(const chain *c, int step, int threads) {
     const gemm *g = &c->step[step];
+    if (c->pair[step]) pack_pair(g, c->b_packed[step]);
+    if (c->pair[step]) return;
     bool keep = g->b_source == B_CACHED && !*g->args.packed_valid;
     if (!keep && g->b_source != B_TOGETHER) return;
     real *to = keep ? (real *)g->args.packed_b : c->b_packed[step];
@@ -106,7 +200,7 @@ static void run_chain(const tile_set *with, const tn_gemm_chain *args) {
     chain *c = args->plan;
     plan_chain(c, with, args);
     int threads = chain_threads(c);
-    for (int i = 0; i < c->count; i++)
+    for (int i = 0; i < c->count; i += 1 + c->pair[i])
         bring_b(c, i, threads);
     if (threads == 1) {
         chain_rows(c, 0, c->rows, 0);
