@@ -216,8 +216,9 @@ static void edges_of_arithmetic_are_right(void **state) {
 
 enum { NEAR = 1 << 14, RESULTS = 6, KEPT = 34 }; /* KEPT: more values at once than there are registers */
 
-/* buffers RESULTS … RESULTS + 2 → one operation each, and with them a root, for which code minds subnormal elements. */
-static program rooted(void) {
+/* buffers RESULTS … RESULTS + 2 → one operation each. Code minds subnormal elements where there is a root, or where two
+ * results lie over what is read. */
+static program of_subnormals(bool roots) {
     kir_builder *b = begin(NEAR);
     kir_aff index = along(0);
     kir_val in[3], kept[KEPT];
@@ -231,9 +232,12 @@ static program rooted(void) {
     for (int i = 0; i < KEPT; i++)
         sum = kir_fma(b, kept[i], in[1], sum);
     kir_val tenth = kir_const(b, KIR_F32, 0.1);
-    const kir_val results[RESULTS] = {kir_unary(b, KIR_SQRT, in[2]),           kir_binary(b, KIR_MUL, in[0], in[1]),
-                                      kir_binary(b, KIR_DIV, in[0], in[1]),    kir_fma(b, in[0], in[1], in[2]),
-                                      kir_fma(b, tenth, in[0], in[2]), sum};
+    const kir_val results[RESULTS] = {roots ? kir_unary(b, KIR_SQRT, in[2]) : kir_binary(b, KIR_MUL, in[2], tenth),
+                                      kir_binary(b, KIR_MUL, in[0], in[1]),
+                                      kir_binary(b, KIR_DIV, in[0], in[1]),
+                                      kir_fma(b, in[0], in[1], in[2]),
+                                      kir_fma(b, tenth, in[0], in[2]),
+                                      sum};
     for (int i = 0; i < RESULTS; i++)
         kir_store(b, i, &index, results[i], KIR_NONE);
     return finish(b);
@@ -262,10 +266,9 @@ static float drawn_tiny(void) {
     return kir_random_below(2) ? x : -x;
 }
 
-static void subnormals_once(void) {
-    static float memory[RESULTS + 3][NEAR], want[RESULTS][NEAR];
+static void subnormals_with(bool roots) {
+    static float memory[RESULTS + 3][NEAR], want[RESULTS][NEAR], in[3][NEAR];
     void *buffers[RESULTS + 3];
-    float(*in)[NEAR] = memory + RESULTS;
     for (int i = 0; i < NEAR; i++) {
         /* a sum that f64 would round to the middle of two f32, and that lies below it */
         const float middle[3] = {0x1p-12f + 0x1p-35f, 0x1p-12f - 0x1p-35f, 1 + 0x1p-23f};
@@ -273,21 +276,32 @@ static void subnormals_once(void) {
         for (int k = 0; k < 3; k++)
             in[k][i] = is_middle ? middle[k] : !tiny ? drawn() : k == 1 ? with_exponent(-4, 5) : drawn_tiny();
     }
-    program made = rooted();
+    program made = of_subnormals(roots);
     kir_launch launch = {made.sizes, buffers, NULL};
     for (int i = 0; i < RESULTS + 3; i++)
-        buffers[i] = i < RESULTS ? want[i] : memory[i];
+        buffers[i] = i < RESULTS ? want[i] : in[i - RESULTS];
     assert_ok(kir_interpret(made.p, &launch));
-    for (int i = 0; i < RESULTS; i++)
+    for (int i = 0; i < RESULTS + 3; i++)
         buffers[i] = memory[i];
-    for (int i = 0; i < 2; i++) /* the second run is code */
+    for (int i = 0; i < 2 && !roots; i++)
+        buffers[i] = memory[RESULTS + i];
+    for (int i = 0; i < 2; i++) { /* the second run is code */
+        memcpy(memory + RESULTS, in, sizeof in);
         assert_ok(kir_vm_run(made.vm, &launch, 1));
+    }
     for (int k = 0; k < RESULTS; k++)
-        for (int i = 0; i < NEAR; i++)
-            if (!same_f32(memory[k][i], want[k][i]))
+        for (int i = 0; i < NEAR; i++) {
+            double got = (double)((const float *)buffers[k])[i];
+            if (!same_f32((float)got, want[k][i]))
                 fail_msg("result %d of %a, %a, %a is %a, should be %a", k, (double)in[0][i], (double)in[1][i],
-                         (double)in[2][i], (double)memory[k][i], (double)want[k][i]);
+                         (double)in[2][i], got, (double)want[k][i]);
+        }
     discard(&made);
+}
+
+static void subnormals_once(void) {
+    subnormals_with(true);
+    subnormals_with(false);
 }
 
 static void subnormal_elements_have_the_same_bits(void **state) {

@@ -54,17 +54,17 @@ static void set_tail(x64_emitter *e) {
     kir_x64_op3(e, X64_KFROM, 16, X64_TAIL_MASK, 0, x64_reg(X64_RAX));
 }
 
-static void emit_whole(x64_emitter *e, int copy) {
-    bool heeds = kir_x64_heeds_subnormals(e);
-    size_t slow = heeds ? kir_x64_jump_if_subnormal(e, copy) : 0;
-    kir_x64_segment_body(e, X64_WHOLE, copy);
-    if (!heeds) return;
-    size_t done = kir_x64_jump(e->a);
-    kir_x64_land(e->a, slow);
+/* The bodies for vectors with subnormal elements, beside the loop: from where they are jumped to, and go back. */
+static void emit_careful(x64_emitter *e, const size_t *from, const size_t *back) {
+    size_t past = kir_x64_jump(e->a);
     e->careful = true;
-    kir_x64_segment_body(e, X64_WHOLE, copy);
+    for (int copy = 0; copy < e->copies; copy++) {
+        kir_x64_land(e->a, from[copy]);
+        kir_x64_segment_body(e, X64_WHOLE, copy);
+        kir_x64_jump_back(e->a, back[copy]);
+    }
     e->careful = false;
-    kir_x64_land(e->a, done);
+    kir_x64_land(e->a, past);
 }
 
 /* The whole stretches of [i, end). */
@@ -73,13 +73,18 @@ static void emit_main(x64_emitter *e) {
     int stretch = e->copies * e->b->lanes;
     kir_x64_address(a, X64_RCX, x64_at(X64_I, stretch));
     kir_x64_compare(a, X64_RCX, X64_END);
-    size_t over = kir_x64_jump_if(a, X64_A), again = a->n;
-    for (int copy = 0; copy < e->copies; copy++)
-        emit_whole(e, copy);
+    size_t over = kir_x64_jump_if(a, X64_A), again = a->n, subnormal[LANES_MOST], behind[LANES_MOST];
+    bool heeds = kir_x64_heeds_subnormals(e);
+    for (int copy = 0; copy < e->copies; copy++) {
+        if (heeds) subnormal[copy] = kir_x64_jump_if_subnormal(e, copy);
+        kir_x64_segment_body(e, X64_WHOLE, copy);
+        behind[copy] = a->n;
+    }
     kir_x64_add_imm(a, X64_I, stretch);
     kir_x64_address(a, X64_RCX, x64_at(X64_I, stretch));
     kir_x64_compare(a, X64_RCX, X64_END);
     kir_x64_jump_back_if(a, X64_BE, again);
+    if (heeds) emit_careful(e, subnormal, behind);
     kir_x64_land(a, over);
 }
 
@@ -334,7 +339,6 @@ static void note_refusal(void) {
 }
 
 static tn_status build_code(const kir_program *p, kir_layout layout, bool evex, kir_code *out) {
-    bool streams = out->key[2];
     x64_asm a = {.vector = evex ? 64 : 32, .evex = evex};
     x64_build b = {.a = &a,
                    .p = p,
@@ -342,7 +346,8 @@ static tn_status build_code(const kir_program *p, kir_layout layout, bool evex, 
                    .layout = layout,
                    .lanes = lanes_of(p, evex),
                    .evex = evex,
-                   .streams = streams,
+                   .streams = out->key[2] & 1,
+                   .revises = out->key[2] >> 1,
                    .n_segments = segments_of(p),
                    .n_slots = 1};
     memset(b.constant_of, 0xff, sizeof b.constant_of);
@@ -474,10 +479,25 @@ static bool streams(const kir_frame *f) {
     return bytes >= LEAST_BYTES;
 }
 
+/* Do two results lie over what is read, as an optimiser's running mean and weight do? */
+static bool revises(const kir_frame *f) {
+    const kir_program *p = f->vm->source;
+    int over = 0;
+    for (int i = 0; i < p->n_ins; i++) {
+        if (p->ins[i].op != KIR_STORE) continue;
+        const char *to = f->views[p->ins[i].imm.i].origin;
+        bool read = false;
+        for (int k = 0; k < i && !read; k++)
+            read = p->ins[k].op == KIR_LOAD && f->views[p->ins[k].imm.i].origin == to;
+        over += read;
+    }
+    return over >= 2;
+}
+
 static size_t make_key(const kir_frame *f, uint8_t *key) {
     key[0] = (uint8_t)f->isa;
     key[1] = (uint8_t)f->layout;
-    key[2] = streams(f);
+    key[2] = (uint8_t)(streams(f) | revises(f) << 1);
     for (int i = 0; i < f->vm->n_access; i++) {
         int64_t stride = inner_stride(f, i);
         key[KEY_HEAD + i] = stride == 0 ? X64_SAME : stride == 1 ? X64_NEXT : X64_FAR;

@@ -271,47 +271,52 @@ static void do_reduce(x64_emitter *e, const x64_step *s, int i) {
 
 static bool is_rooted(const x64_step *s) { return s->op == X64_SQRTF && s->what == X64_COMPUTE && !s->wide; }
 
-static bool loads_floats(const x64_emitter *e, const x64_step *s) {
-    if (s->what != X64_LOAD || s->a >= 0 || e->b->classes[s->access] != X64_NEXT) return false;
-    return e->b->p->buffer_dtype[e->b->p->access[s->access].buffer] == TN_F32;
+/* Adding takes subnormal operands as others. */
+static bool may_be_slow(const x64_step *s) {
+    bool slow = s->op == X64_MULF || s->op == X64_DIVF || s->op == X64_SQRTF;
+    return !s->wide && (s->what == X64_FUSE || (s->what == X64_COMPUTE && slow));
 }
 
-/* Roots take so long that looking for such numbers before costs next to nothing. */
+/* Elements side by side, of which a step that may be slow is made. */
+static bool is_looked_at(const x64_emitter *e, const x64_step *s) {
+    if (s->what != X64_LOAD || s->a >= 0 || e->b->classes[s->access] != X64_NEXT) return false;
+    if (e->b->p->buffer_dtype[e->b->p->access[s->access].buffer] != TN_F32) return false;
+    for (const x64_step *by = s + 1; by < e->s->steps + e->s->n; by++)
+        if (may_be_slow(by) && (by->a == s->d || by->b == s->d || by->c == s->d)) return true;
+    return false;
+}
+
+/* Roots take so long that looking for such numbers before costs next to nothing; where they can stay, it pays. */
 bool kir_x64_heeds_subnormals(const x64_emitter *e) {
-    bool roots = false, loads = false;
+    bool roots = e->b->revises, loads = false;
     for (int i = 0; i < e->s->n; i++) {
         roots |= is_rooted(&e->s->steps[i]);
-        loads |= loads_floats(e, &e->s->steps[i]);
+        loads |= is_looked_at(e, &e->s->steps[i]);
     }
     return roots && loads && e->b->evex && e->b->lanes == 16 && e->s->n_reductions == 0;
 }
 
-/* Number `n` of the vectors that are looked at together. */
+/* Number `n` of the vectors that are looked at together; what they have is in two masks. */
 static void look_for_subnormals(x64_emitter *e, x64_rm at, int n) {
     enum { SUBNORMAL = 0x20 };
     int mask = n > 0 ? X64_FREE_MASK + 1 : X64_FREE_MASK;
+    if (n > 1) kir_x64_op3(e, X64_KOR, 32, X64_FREE_MASK, X64_FREE_MASK, x64_reg(mask));
     emit(e, (x64_vec){.op = X64_CLASSF, .bytes = 64, .reg = mask, .rm = at, .imm = SUBNORMAL});
-    if (n > 0) kir_x64_op3(e, X64_KOR, 32, X64_FREE_MASK, X64_FREE_MASK, x64_reg(mask));
 }
 
-/* For a jump if some lane of the free mask is set. */
-static void test_free_mask(x64_emitter *e) {
-    kir_x64_op3(e, X64_KTO, 16, X64_RAX, 0, x64_reg(X64_FREE_MASK));
-    kir_x64_compare_imm(e->a, X64_RAX, 0);
+/* For a jump if some lane of so many masks is set. */
+static void test_masks(x64_emitter *e, int n) {
+    kir_x64_op3(e, X64_KTEST, 16, X64_FREE_MASK, 0, x64_reg(X64_FREE_MASK + (n > 1)));
 }
 
 size_t kir_x64_jump_if_subnormal(x64_emitter *e, int copy) {
     e->mode = X64_WHOLE;
     e->copy = copy;
-    for (int i = 0, n = 0; i < e->s->n; i++)
-        if (loads_floats(e, &e->s->steps[i])) look_for_subnormals(e, kir_x64_row_at(e, &e->s->steps[i]), n++);
-    test_free_mask(e);
+    int n = 0;
+    for (int i = 0; i < e->s->n; i++)
+        if (is_looked_at(e, &e->s->steps[i])) look_for_subnormals(e, kir_x64_row_at(e, &e->s->steps[i]), n++);
+    test_masks(e, n);
     return kir_x64_jump_if(e->a, X64_NE);
-}
-
-static bool may_be_slow(const x64_step *s) {
-    bool slow = s->op == X64_MULF || s->op == X64_DIVF || s->op == X64_SQRTF;
-    return !s->wide && (s->what == X64_FUSE || (s->what == X64_COMPUTE && slow));
 }
 
 static void do_in_f32(x64_emitter *e, const x64_step *s, int d) {
@@ -367,8 +372,7 @@ static void do_in_f64(x64_emitter *e, const x64_step *s, int d, size_t in_f32) {
     do_half(e, s, 1, d);
     do_half(e, s, 0, lower);
     if (s->what == X64_FUSE) {
-        kir_x64_op3(e, X64_KOR, 32, X64_FREE_MASK, X64_FREE_MASK, x64_reg(X64_FREE_MASK + 1));
-        test_free_mask(e);
+        test_masks(e, 2);
         kir_x64_jump_back_if(e->a, X64_NE, in_f32);
     }
     emit(e, (x64_vec){.op = X64_JOIN32, .bytes = 64, .reg = d, .first = lower, .rm = x64_reg(d), .imm = 1});
@@ -381,9 +385,10 @@ static void do_with_care(x64_emitter *e, const x64_step *s, int i) {
         lock(e, operands[k]);
     e->next[s->d] = e->next_use[i * OPERANDS + RESULT];
     int d = take_register(e, s->d);
-    for (int k = 0, n = 0; k < 3; k++)
+    int n = 0;
+    for (int k = 0; k < 3; k++)
         if (operands[k] >= 0) look_for_subnormals(e, kir_x64_place(e, operands[k]), n++);
-    test_free_mask(e);
+    test_masks(e, n);
     size_t slow = kir_x64_jump_if(e->a, X64_NE), in_f32 = e->a->n;
     do_in_f32(e, s, d);
     size_t done = kir_x64_jump(e->a);
