@@ -618,9 +618,10 @@ static tn_status node_try(tn_recorder *r, int op, tn_node *const *in, int n_in, 
 
 /* The inputs broadcast together, and no rule is left that floats might break. */
 static inline bool broadcasts(const tn_op_row *row, const input_facts *f) {
-    tn_status (*infer)(tn_infer *c) = row->impl->infer;
-    if (infer == tn_infer_broadcast) return true;
-    return (infer == tn_infer_float || infer == tn_infer_not_bool) && tn_dtype_is_float((tn_dtype)f->dtype);
+    const tn_op_impl *impl = row->impl;
+    if (impl->infer == tn_infer_broadcast) return true;
+    bool of_floats = impl->infer == tn_infer_float || impl->infer == tn_infer_not_bool;
+    return of_floats && tn_dtype_is_float((tn_dtype)f->dtype);
 }
 
 /* The commonest case: shape and dtype are those of the first input, as of all others but numbers. */
