@@ -277,13 +277,19 @@ static bool may_be_slow(const x64_step *s) {
     return !s->wide && (s->what == X64_FUSE || (s->what == X64_COMPUTE && slow));
 }
 
-/* Elements side by side, of which a step that may be slow is made. */
+/* Is a step that may be slow made of value v, which `from` makes, or of a difference from it, as a mean moves by? */
+static bool is_multiplied(const x64_emitter *e, const x64_step *from, int v, bool differs) {
+    for (const x64_step *by = from + 1; by < e->s->steps + e->s->n; by++) {
+        if (by->a != v && by->b != v && by->c != v) continue;
+        if (may_be_slow(by) || (differs && by->op == X64_SUBF && is_multiplied(e, by, by->d, false))) return true;
+    }
+    return false;
+}
+
+/* Elements side by side, of which more is made than sums. */
 static bool is_looked_at(const x64_emitter *e, const x64_step *s) {
     if (s->what != X64_LOAD || s->a >= 0 || e->b->classes[s->access] != X64_NEXT) return false;
-    if (e->b->p->buffer_dtype[e->b->p->access[s->access].buffer] != TN_F32) return false;
-    for (const x64_step *by = s + 1; by < e->s->steps + e->s->n; by++)
-        if (may_be_slow(by) && (by->a == s->d || by->b == s->d || by->c == s->d)) return true;
-    return false;
+    return e->b->p->buffer_dtype[e->b->p->access[s->access].buffer] == TN_F32 && is_multiplied(e, s, s->d, true);
 }
 
 /* Roots take so long that looking for such numbers before costs next to nothing; where they can stay, it pays. */
