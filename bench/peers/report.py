@@ -116,9 +116,10 @@ def table(data):
     lost, missed = sum(f.lost() for f in all_figures), sum(f.missed() for f in all_figures)
     reached = len(all_figures) - missed
     beyond = sum(f.missed() and f.needed is not None and f.needed > 1 for f in all_figures)
+    others = len(all_figures) - beyond
     lines += ["", f"{reached} of {len(all_figures)} rows reach their target; {lost} are behind the strongest peer. The "
-                  f"targets of {beyond} are beyond the limit that this run measured: of the {len(all_figures) - beyond} "
-                  f"others {reached / (len(all_figures) - beyond):.0%} reach theirs."]
+                  f"targets of {beyond} are beyond the limit that this run measured" +
+                  (f": of the {others} others {reached / others:.0%} reach theirs." if others else ".")]
     if any(f.noisy for f in all_figures):
         lines += ["", "\\* No quiet window was found for this figure: something else ran beside it."]
     lines += [f"\n{name} is missing: {why}" for name, why in data["absent"].items()]
