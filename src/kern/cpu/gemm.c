@@ -193,7 +193,9 @@ typedef struct a_block {
     const real *data;
     int64_t row, k; /* in place: distances */
     bool packed;
-    int64_t rows; /* packed */
+    int64_t rows;     /* packed … */
+    const real *next; /* … and in A itself the rows behind them, or NULL */
+    int64_t left;     /* how many those are */
     coming *coming;
 } a_block;
 
@@ -260,14 +262,16 @@ static void ask_for_coming(tile *t, coming *next) {
     next->at[which] += next->times * CHUNK;
 }
 
-/* A tile asks for its share of the rows of A that come next, of which `begin` and following are left. */
-static void look_ahead(const gemm *g, tile *t, const a_block *a, int64_t next_row, int64_t k, int64_t begin,
-                       int64_t share) {
+/* A tile asks for its share of the rows of A that come next, `begin` and following of a tile: from row `at` on where A
+ * is read in place; of what a thread packs next as many as it has of packed ones. */
+static void look_ahead(const gemm *g, tile *t, const a_block *a, int64_t at, int64_t k, int64_t begin, int64_t share) {
     if (a->coming) ask_for_coming(t, a->coming);
-    if (a->packed || a->k != 1) return; /* packed rows are in the second cache already */
-    t->ahead = a->data + (next_row + begin) * a->row + k;
+    if (a->k != 1 || (a->packed && !a->next)) return;
+    int64_t row = begin + (a->packed ? at - g->with->rows : at);
+    t->ahead = (a->packed ? a->next : a->data) + row * a->row + k;
     t->ahead_row = a->row;
     t->ahead_rows = tn_min64(share, g->with->rows - begin);
+    if (a->packed) t->ahead_rows = tn_min64(t->ahead_rows, a->left - row);
 }
 
 /* A row of full tiles begins by copying what it reads of A, if it then has less to do. */
@@ -495,6 +499,14 @@ static void compute_block(const group *s, part *p, const int64_t *batch, const a
     if (s->k0 + s->steps == g->args.k) hand_over(g, p, batch, whole, block);
 }
 
+/* What this thread packs next: rows of the strip from `row` to `end`, or most likely of its next piece. */
+static void ask_for_rows(const group *s, const int64_t *batch, a_block *a, int64_t row, int64_t end) {
+    const gemm *g = s->g;
+    if (!a->packed || g->args.a.joint.vm || g->a_layout.kind != PACK_REAL) return;
+    a->next = element(&g->args.a, batch, row, s->k0);
+    a->left = (s->piece ? g->args.m : end) - row;
+}
+
 /* `at`: rows of one product, columns of the stage. */
 static void compute_strip(const group *s, part *p, const int64_t *batch, box at) {
     const gemm *g = s->g;
@@ -516,6 +528,7 @@ static void compute_strip(const group *s, part *p, const int64_t *batch, box at)
             block.data = p->a_packed;
         }
         for (int64_t j = 0; j < at.cols; j += width) {
+            if (j + width >= at.cols) ask_for_rows(s, batch, &block, row + rows, at.row + at.rows);
             compute_block(s, p, batch, &block, (box){row, rows, at.col + j, tn_min64(width, at.cols - j)});
         }
     }

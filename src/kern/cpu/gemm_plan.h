@@ -21,7 +21,7 @@ enum {
     MIN_TILES = 4,                           /* fewer would read B too often … */
     MAX_TILES = 12,                          /* … and with more C falls out of the cache */
     SHORT_COLUMN = 512 / sizeof(real),       /* eight to a page: read in place */
-    FEW_PANELS = 8,                          /* too few uses of a packed row */
+    FEW_PANELS = 32,                         /* too few uses of a packed row */
     COPY_ROWS = 14                           /* of tiles that copy theirs */
 };
 
@@ -270,11 +270,10 @@ static b_source choose_b(const gemm *g) {
     return lines ? B_LINES : B_ON_THE_FLY;
 }
 
-/* Have tiles of full height less to do with packed rows, and are there such tiles and many uses of a row? That is 3 %
- * slower on a core of our own and 15 % faster on a shared one. */
-static bool folding_pays(const gemm *g) {
-    return g->with->folds && g->args.m >= 2 * g->with->rows && g->args.n > FEW_PANELS * g->panel;
-}
+/* Tiles of full height that have less to do with rows at a known place copy them there, row by row. With many panels of
+ * B packing them is little beside the product, and does better where another thread shares the core: a step's numbers
+ * lie in one line of the cache then. */
+static bool copying_pays(const gemm *g) { return g->args.n <= FEW_PANELS * g->panel; }
 
 /* Rows that are contiguous are streams: packing them gains nothing else, unless they are in each other's way. Columns
  * are read 14 numbers at a time and leave the page at almost every step, unless they are short; with few panels of B
@@ -284,7 +283,8 @@ static bool choose_a_in_place(const gemm *g) {
     if (x->a.joint.vm || g->a_layout.kind != PACK_REAL) return false;
     if (x->way.a) return x->way.a == TN_GEMM_IN_PLACE;
     if (x->m <= g->with->rows || x->n <= 2 * g->panel) return true;
-    if (x->a.col_stride == 1) return !bad_distance(x->a.row_stride) && !folding_pays(g);
+    if (x->a.col_stride == 1 && g->with->folds && x->m >= 2 * g->with->rows) return copying_pays(g);
+    if (x->a.col_stride == 1) return !bad_distance(x->a.row_stride);
     return x->a.row_stride == 1 && x->a.col_stride > 0 && x->a.col_stride <= SHORT_COLUMN;
 }
 

@@ -234,7 +234,7 @@ VEC_INLINE void tile_sum(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const M ma
     const int64_t ahead_row = t->ahead_row;
     for (int64_t left = t->k; left > 0; left -= STRETCH) {
         for (int64_t i = 0; i < t->ahead_rows; i++)
-            __builtin_prefetch(ahead + i * ahead_row);
+            __builtin_prefetch(ahead + i * ahead_row, 0, 2);
         ahead += STRETCH;
         if (spreads) {
             tile_ask(next, c_row, gate, share);
