@@ -517,11 +517,11 @@ static void shared_steps_have_the_bits_of_their_definition(void **state) {
     }
 }
 
-/* Rows of A lie as tiles have those that they copied, or nearly so. */
+/* Rows of A lie as tiles have those that they copied, or nearly so, or share a set of the cache. */
 static void rows_of_a_lie_where_tiles_copy_them_to(void **state) {
     (void)state;
-    static const int64_t strides[][2] = {{272, 1}, {272, 2}, {544, 2}, {273, 2}, {300, 1}};
-    static const int64_t sizes[][3] = {{28, 32, 20}, {33, 70, 130}, {14, 130, 136}};
+    static const int64_t strides[][2] = {{272, 1}, {272, 2}, {544, 2}, {273, 2}, {300, 1}, {1024, 1}};
+    static const int64_t sizes[][3] = {{28, 32, 20}, {33, 70, 130}, {14, 130, 136}, {45, 70, 600}};
     random_state = 6;
     for (size_t i = 0; i < TN_COUNT(strides) * TN_COUNT(sizes); i++) {
         const int64_t *stride = strides[i % TN_COUNT(strides)], *size = sizes[i / TN_COUNT(strides)];
