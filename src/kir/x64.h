@@ -87,7 +87,7 @@ typedef struct x64_build {
     const uint8_t *classes; /* by access: x64_class along the row */
     kir_layout layout;
     int lanes;
-    bool evex, streams, revises; /* whole vectors of results go past the caches; some lie over what is read */
+    bool evex, streams, revises; /* results go past the caches in whole vectors; two lie over what is read */
     x64_segment *segments;
     int n_segments, now; /* the one that steps are added to */
     x64_value *values;

@@ -112,7 +112,7 @@ typedef enum x64_condition { X64_B = 2, X64_AE = 3, X64_E = 4, X64_NE = 5, X64_B
     X(KXNOR, 0, 1, 0x46, 0, 0)      \
     X(KXOR, 0, 1, 0x47, 0, 0)       \
     X(KLOAD, 0, 1, 0x90, 0, 0)      \
-    X(KTEST, 0, 1, 0x98, 0, 0)      \
+    X(KORTEST, 0, 1, 0x98, 0, 0)    \
     X(KSTORE, 0, 1, 0x91, 0, 0)     \
     X(KFROM, 0, 1, 0x92, 0, 0)      \
     X(KTO, 0, 1, 0x93, 0, 0)

@@ -312,7 +312,7 @@ static void look_for_subnormals(x64_emitter *e, x64_rm at, int n) {
 
 /* For a jump if some lane of so many masks is set. */
 static void test_masks(x64_emitter *e, int n) {
-    kir_x64_op3(e, X64_KTEST, 16, X64_FREE_MASK, 0, x64_reg(X64_FREE_MASK + (n > 1)));
+    kir_x64_op3(e, X64_KORTEST, 16, X64_FREE_MASK, 0, x64_reg(X64_FREE_MASK + (n > 1)));
 }
 
 size_t kir_x64_jump_if_subnormal(x64_emitter *e, int copy) {

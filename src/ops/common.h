@@ -68,7 +68,7 @@ int64_t tn_place(const tn_node *n, const int64_t *at);
 
 /* ---- shape rules ------------------------------------------------------------------------------------------------- */
 
-tn_status tn_infer_bits(tn_infer *c);     /* broadcast; TN_ERR_DTYPE unless integer or bool */
+tn_status tn_infer_bits(tn_infer *c); /* broadcast; TN_ERR_DTYPE unless integer or bool */
 tn_status tn_need_integer(const tn_infer *c, int input);
 tn_status tn_need_contiguous(const tn_infer *c, int input);
 bool tn_rows_follow(const tn_node *x);                /* a matrix: in order, without gaps, wherever it begins */
