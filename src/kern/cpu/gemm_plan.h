@@ -21,7 +21,7 @@ enum {
     MIN_TILES = 4,                           /* fewer would read B too often … */
     MAX_TILES = 12,                          /* … and with more C falls out of the cache */
     SHORT_COLUMN = 512 / sizeof(real),       /* eight to a page: read in place */
-    FEW_PANELS = 32,                         /* too few uses of a packed row */
+    FEW_PANELS = 16,                         /* too few uses of a packed row */
     COPY_ROWS = 14                           /* of tiles that copy theirs */
 };
 
