@@ -497,7 +497,7 @@ static bool revises(const kir_frame *f) {
 static size_t make_key(const kir_frame *f, uint8_t *key) {
     key[0] = (uint8_t)f->isa;
     key[1] = (uint8_t)f->layout;
-    key[2] = (uint8_t)(streams(f) | revises(f) << 1);
+    key[2] = (uint8_t)(streams(f) | (f->isa == TN_ISA_AVX512 && revises(f)) << 1);
     for (int i = 0; i < f->vm->n_access; i++) {
         int64_t stride = inner_stride(f, i);
         key[KEY_HEAD + i] = stride == 0 ? X64_SAME : stride == 1 ? X64_NEXT : X64_FAR;

@@ -294,12 +294,13 @@ static bool is_looked_at(const x64_emitter *e, const x64_step *s) {
 
 /* Roots take so long that looking for such numbers before costs next to nothing; where they can stay, it pays. */
 bool kir_x64_heeds_subnormals(const x64_emitter *e) {
-    bool roots = e->b->revises, loads = false;
-    for (int i = 0; i < e->s->n; i++) {
-        roots |= is_rooted(&e->s->steps[i]);
-        loads |= is_looked_at(e, &e->s->steps[i]);
-    }
-    return roots && loads && e->b->evex && e->b->lanes == 16 && e->s->n_reductions == 0;
+    if (!e->b->evex || e->b->lanes != 16 || e->s->n_reductions > 0) return false;
+    bool pays = e->b->revises, loads = false;
+    for (int i = 0; i < e->s->n && !pays; i++)
+        pays = is_rooted(&e->s->steps[i]);
+    for (int i = 0; i < e->s->n && pays && !loads; i++)
+        loads = is_looked_at(e, &e->s->steps[i]);
+    return loads;
 }
 
 /* Number `n` of the vectors that are looked at together; what they have is in two masks. */

@@ -52,14 +52,26 @@ typedef struct narrow {
 } narrow;
 
 static narrow narrow_of(const gemm *g) {
-    const tn_gemm_args *x = &g->args;
+    const tn_matrix *a = &g->args.a, *b = &g->args.b, *c = &g->args.c;
     if (g->swapped)
-        return (narrow){x->b.data,       x->a.data,       x->b.col_stride,
-                        x->b.row_stride, x->a.col_stride, x->a.row_stride,
-                        x->c.col_stride, x->c.row_stride, x->m};
-    return (narrow){x->a.data,       x->b.data,       x->a.row_stride,
-                    x->a.col_stride, x->b.row_stride, x->b.col_stride,
-                    x->c.row_stride, x->c.col_stride, x->n};
+        return (narrow){.a = b->data,
+                        .b = a->data,
+                        .a_row = b->col_stride,
+                        .a_k = b->row_stride,
+                        .b_k = a->col_stride,
+                        .b_column = a->row_stride,
+                        .c_row = c->col_stride,
+                        .c_column = c->row_stride,
+                        .columns = g->args.m};
+    return (narrow){.a = a->data,
+                    .b = b->data,
+                    .a_row = a->row_stride,
+                    .a_k = a->col_stride,
+                    .b_k = b->row_stride,
+                    .b_column = b->col_stride,
+                    .c_row = c->row_stride,
+                    .c_column = c->col_stride,
+                    .columns = g->args.n};
 }
 
 /* May it be one of two? */
@@ -129,11 +141,11 @@ static void lay_out_chain(chain *c, char *memory) {
     c->memory = memory;
     c->part_bytes = c->shared_bytes = 0;
     for (int i = 0; i < c->count; i++) {
-        c->b_packed[i] = (real *)(void *)(memory + c->shared_bytes);
         const gemm *g = &c->step[i];
         size_t panel = is_narrow(g) ? area(g->panel * g->args.k) : 0;
+        c->b_packed[i] = (real *)(void *)(memory + c->shared_bytes);
         c->shared_bytes += g->shared_bytes < panel ? panel : g->shared_bytes;
-        if (c->part_bytes < c->step[i].part_bytes) c->part_bytes = c->step[i].part_bytes;
+        if (c->part_bytes < g->part_bytes) c->part_bytes = g->part_bytes;
     }
     c->parts = memory + c->shared_bytes;
 }
@@ -187,8 +199,10 @@ static int chain_threads(const chain *c) {
 
 static void bring_b(const chain *c, int step, int threads) {
     const gemm *g = &c->step[step];
-    if (c->pair[step]) pack_pair(g, c->b_packed[step]);
-    if (c->pair[step]) return;
+    if (c->pair[step]) {
+        pack_pair(g, c->b_packed[step]);
+        return;
+    }
     bool keep = g->b_source == B_CACHED && !*g->args.packed_valid;
     if (!keep && g->b_source != B_TOGETHER) return;
     real *to = keep ? (real *)g->args.packed_b : c->b_packed[step];

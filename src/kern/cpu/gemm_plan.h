@@ -46,8 +46,7 @@ enum {
     SUMS_ELEMENTS = 1 << 18 /* of all chains that wait to be added up */
 };
 
-static const double PART_FLOPS = 5e5; /* some µs of one core's work: less than two of that are not worth a fork-join */
-static const double PIECE_FLOPS = 4e6;  /* … and of that much, pieces that threads take from each other */
+static const double PIECE_FLOPS = 4e6;  /* of a piece that threads take from each other */
 static const double LITTLE_FLOPS = 1e6; /* … of columns, where next to nothing is packed */
 enum { PIECES_A_THREAD = 4 };           /* fewer: each thread has its strip */
 

@@ -152,6 +152,9 @@ typedef struct tile_set {
     bool folds;                                           /* packed rows of A take fewer instructions */
 } tile_set;
 
+/* Some µs of one core's work: less than two of that are not worth a fork-join. */
+static const double PART_FLOPS = 5e5;
+
 /* One row of tiles: `height` rows of A times the panels that `t` points at. */
 static inline void tiles_multiply(const tile_set *with, tile t, int64_t height, int64_t columns) {
     const int64_t lanes = with->lanes, panel = 2 * lanes;

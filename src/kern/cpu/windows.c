@@ -4,7 +4,6 @@
 #include <string.h>
 
 int tn_windows_threads(const tn_conv_args *a) {
-    static const double PART_FLOPS = 5e5; /* as in gemm.c */
     double places = (double)(a->images * a->places[0] * a->places[1]);
     double parts =
         (double)(a->groups * a->filters * a->channels * a->kernel[0] * a->kernel[1]) * 2 * places / PART_FLOPS;
