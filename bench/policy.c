@@ -96,31 +96,29 @@ static void forward(const batch *x, tn_tensor *out[2]) {
 
 static tn_tensor *loss_of(const batch *x) {
     tn_tensor *loss = NULL;
-    TN_SCOPE {
-        tn_tensor *out[2];
-        forward(x, out);
-        tn_tensor *policy_loss = tn_cross_entropy(out[0], x->actions, NULL, NULL);
-        loss = tn_keep(tn_add(policy_loss, tn_mse_loss(out[1], x->returns, TN_REDUCTION_MEAN)));
-    }
+    TN_SCOPE;
+    tn_tensor *out[2];
+    forward(x, out);
+    tn_tensor *policy_loss = tn_cross_entropy(out[0], x->actions, NULL, NULL);
+    loss = tn_keep(tn_add(policy_loss, tn_mse_loss(out[1], x->returns, TN_REDUCTION_MEAN)));
     return loss;
 }
 
 static double train_step(const batch *x) {
     double value = NAN;
-    TN_SCOPE {
-        tn_tensor *loss = loss_of(x);
-        check(tn_minimize(b.optimizer, loss));
-        value = tn_item(loss);
-    }
+    TN_SCOPE;
+    tn_tensor *loss = loss_of(x);
+    check(tn_minimize(b.optimizer, loss));
+    value = tn_item(loss);
     return value;
 }
 
 static void forward_step(const batch *x) {
-    TN_SCOPE TN_NO_GRAD {
-        tn_tensor *out[2];
-        forward(x, out);
-        check(tn_eval(out, 2));
-    }
+    TN_SCOPE;
+    TN_NO_GRAD;
+    tn_tensor *out[2];
+    forward(x, out);
+    check(tn_eval(out, 2));
 }
 
 /* Fifteen small operations in a row: what recording, finding the plan and starting it cost. Tensors are freed as soon
@@ -143,7 +141,8 @@ static void save(const char *path) {
     tn_variable *items;
     int count;
     check(tn_module_variables(c.model, &items, &count));
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         tn_named_tensor *all = calloc((size_t)count + 5, sizeof *all);
         char(*names)[64] = calloc((size_t)count, sizeof *names);
         if (!all || !names) exit(1);
@@ -153,7 +152,10 @@ static void save(const char *path) {
         }
         batch x = take_batch(0, MOST), few = take_batch(0, CHECKED);
         tn_tensor *out[2];
-        TN_NO_GRAD forward(&few, out);
+        {
+            TN_NO_GRAD;
+            forward(&few, out);
+        }
         const tn_named_tensor more[] = {{"data.observations", x.observations},
                                         {"data.actions", x.actions},
                                         {"data.returns", x.returns},
@@ -172,31 +174,33 @@ static void save(const char *path) {
 /* Seconds a call over so many calls. */
 static double time_forward(int64_t n, int64_t calls) {
     double seconds = 0;
-    TN_SCOPE {
-        batch x = take_batch(0, n);
-        double start = bench_now();
-        for (int64_t i = 0; i < calls; i++)
-            forward_step(&x);
-        seconds = (bench_now() - start) / (double)calls;
-    }
+    TN_SCOPE;
+    batch x = take_batch(0, n);
+    double start = bench_now();
+    for (int64_t i = 0; i < calls; i++)
+        forward_step(&x);
+    seconds = (bench_now() - start) / (double)calls;
     return seconds;
 }
 
 static double time_replay(int64_t n, int64_t calls) {
     double seconds = 0;
-    TN_SCOPE TN_NO_GRAD {
-        batch x = take_batch(0, n);
-        tn_tensor *out[2], *got[2];
-        tn_graph *graph;
-        check(tn_capture_begin());
-        forward(&x, out);
-        check(tn_capture_end(&x.observations, 1, out, 2, &graph));
-        double start = bench_now();
-        for (int64_t i = 0; i < calls; i++)
-            TN_SCOPE check(tn_graph_launch(graph, &x.observations, got));
-        seconds = (bench_now() - start) / (double)calls;
-        tn_graph_free(graph);
-    }
+    TN_SCOPE;
+    TN_NO_GRAD;
+    batch x = take_batch(0, n);
+    tn_tensor *out[2], *got[2];
+    tn_graph *graph;
+    check(tn_capture_begin());
+    forward(&x, out);
+    check(tn_capture_end(&x.observations, 1, out, 2, &graph));
+    double start = bench_now();
+    for (int64_t i = 0; i < calls; i++)
+        {
+            TN_SCOPE;
+            check(tn_graph_launch(graph, &x.observations, got));
+        }
+    seconds = (bench_now() - start) / (double)calls;
+    tn_graph_free(graph);
     return seconds;
 }
 
@@ -204,7 +208,8 @@ static double time_replay(int64_t n, int64_t calls) {
 static double time_training(int64_t n, int64_t calls, double *host) {
     double seconds = 0;
     tn_runtime_stats before = {.struct_size = sizeof before}, after = {.struct_size = sizeof after};
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         batch batches[ROUND];
         take_batches(n, batches);
         check(tn_get_runtime_stats(&before));
@@ -223,7 +228,8 @@ static double time_training(int64_t n, int64_t calls, double *host) {
 static double time_replayed_training(int64_t n, int64_t calls, double *host) {
     double seconds = 0;
     tn_runtime_stats before = {.struct_size = sizeof before}, after = {.struct_size = sizeof after};
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         batch batches[ROUND];
         tn_graph *graph = NULL;
         take_batches(n, batches);
@@ -237,10 +243,9 @@ static double time_replayed_training(int64_t n, int64_t calls, double *host) {
         for (int64_t i = 0; i < calls; i++) {
             const batch *x = &batches[i % ROUND];
             tn_tensor *got = NULL;
-            TN_SCOPE {
-                check(tn_graph_launch(graph, (tn_tensor *[]){x->observations, x->actions, x->returns}, &got));
-                (void)tn_item(got);
-            }
+            TN_SCOPE;
+            check(tn_graph_launch(graph, (tn_tensor *[]){x->observations, x->actions, x->returns}, &got));
+            (void)tn_item(got);
         }
         seconds = bench_now() - start;
         check(tn_get_runtime_stats(&after));
@@ -254,13 +259,12 @@ static double time_chain(int64_t calls) {
     double seconds = 0;
     static const float ones[CHAIN_ELEMENTS] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
     int64_t n = CHAIN_ELEMENTS;
-    TN_SCOPE {
-        tn_tensor *x = tn_from_data(ones, &n, 1, TN_F32);
-        double start = bench_now();
-        for (int64_t i = 0; i < calls; i++)
-            chain_step(x);
-        seconds = (bench_now() - start) / (double)calls;
-    }
+    TN_SCOPE;
+    tn_tensor *x = tn_from_data(ones, &n, 1, TN_F32);
+    double start = bench_now();
+    for (int64_t i = 0; i < calls; i++)
+        chain_step(x);
+    seconds = (bench_now() - start) / (double)calls;
     return seconds;
 }
 
@@ -308,11 +312,10 @@ static void table(void) {
 static void losses(const char *path, long steps) {
     begin();
     save(path);
-    TN_SCOPE {
-        batch x = take_batch(0, MOST);
-        for (long i = 0; i < steps; i++)
-            printf("%.9g\n", train_step(&x));
-    }
+    TN_SCOPE;
+    batch x = take_batch(0, MOST);
+    for (long i = 0; i < steps; i++)
+        printf("%.9g\n", train_step(&x));
 }
 
 int main(int argc, char **argv) {

@@ -128,15 +128,14 @@ static tn_tensor *run_layer(const layer *l, tn_tensor *x, tn_tensor *position, t
 static tn_tensor *forward(tn_tensor *ids, tn_tensor *position) {
     int64_t n = tn_size(ids, 0);
     tn_tensor *logits = NULL;
-    TN_SCOPE {
-        tn_tensor *places = tn_cast(tn_add(tn_arange(0, (double)n, 1, TN_I64), position), TN_F32);
-        tn_tensor *angles = tn_mul(tn_unsqueeze(tn_unsqueeze(places, 1), 1), model.frequencies); /* [n, 1, half] */
-        tn_tensor *cosine = tn_cos(angles), *sine = tn_sin(angles), *x = tn_embedding(ids, model.embedding);
-        for (int i = 0; i < LAYERS; i++)
-            x = run_layer(&model.layers[i], x, position, cosine, sine);
-        if (n > 1) x = tn_slice(x, 0, n - 1, n, 1);
-        logits = tn_keep(tn_linear(norm(x, model.norm_out), model.embedding, NULL));
-    }
+    TN_SCOPE;
+    tn_tensor *places = tn_cast(tn_add(tn_arange(0, (double)n, 1, TN_I64), position), TN_F32);
+    tn_tensor *angles = tn_mul(tn_unsqueeze(tn_unsqueeze(places, 1), 1), model.frequencies); /* [n, 1, half] */
+    tn_tensor *cosine = tn_cos(angles), *sine = tn_sin(angles), *x = tn_embedding(ids, model.embedding);
+    for (int i = 0; i < LAYERS; i++)
+        x = run_layer(&model.layers[i], x, position, cosine, sine);
+    if (n > 1) x = tn_slice(x, 0, n - 1, n, 1);
+    logits = tn_keep(tn_linear(norm(x, model.norm_out), model.embedding, NULL));
     return logits;
 }
 
@@ -146,7 +145,8 @@ static float logits[VOCABULARY];
 
 static double prompt_seconds(int64_t n) {
     double start = bench_now();
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         int64_t ids[PAGES * PAGE];
         for (int64_t i = 0; i < n; i++)
             ids[i] = i * 97 % VOCABULARY;
@@ -157,18 +157,18 @@ static double prompt_seconds(int64_t n) {
 
 static tn_graph *capture(void) {
     tn_graph *graph = NULL;
-    TN_SCOPE {
-        tn_tensor *id = tn_from_data((int64_t[]){1}, TN_DIMS(1), TN_I64);
-        check(tn_capture_begin());
-        tn_tensor *y = forward(id, tn_dial_int(0));
-        check(tn_capture_end(&id, 1, &y, 1, &graph));
-    }
+    TN_SCOPE;
+    tn_tensor *id = tn_from_data((int64_t[]){1}, TN_DIMS(1), TN_I64);
+    check(tn_capture_begin());
+    tn_tensor *y = forward(id, tn_dial_int(0));
+    check(tn_capture_end(&id, 1, &y, 1, &graph));
     return graph;
 }
 
 static double token_seconds(tn_graph *graph, int64_t position) {
     double start = bench_now();
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         tn_tensor *id = tn_from_data((int64_t[]){position * 31 % VOCABULARY}, TN_DIMS(1), TN_I64), *y = NULL;
         check(tn_graph_set_dial(graph, 0, (double)position));
         check(tn_graph_launch(graph, &id, &y));

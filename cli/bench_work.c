@@ -68,7 +68,10 @@ static tn_status out_of_memory(void) { return tn_backend_fail(TN_ERR_MEMORY, "ou
 /* Numbers from -1 to 1, in memory. */
 static tn_tensor *numbers(const int64_t *shape, int rank, tn_dtype dtype) {
     tn_tensor *x = NULL;
-    TN_SCOPE x = tn_keep(tn_cast(tn_sub_scalar(tn_mul_scalar(tn_rand(shape, rank), 2), 1), dtype));
+    {
+        TN_SCOPE;
+        x = tn_keep(tn_cast(tn_sub_scalar(tn_mul_scalar(tn_rand(shape, rank), 2), 1), dtype));
+    }
     (void)tn_eval(&x, 1); /* an error stays in x and is met by whoever reads it */
     return x;
 }
@@ -100,7 +103,8 @@ static tn_status begin_gemm_bf16(bench_work *w, void **self) { return begin_gemm
 static tn_status run_gemm(void *self) {
     holder *h = self;
     tn_status s = TN_OK;
-    TN_SCOPE s = finish(h, tn_matmul(h->t[0], h->t[1]));
+    TN_SCOPE;
+    s = finish(h, tn_matmul(h->t[0], h->t[1]));
     return s;
 }
 
@@ -118,7 +122,8 @@ static tn_status begin_pair(bench_work *w, void **self) {
 static tn_status run_add(void *self) {
     holder *h = self;
     tn_status s = TN_OK;
-    TN_SCOPE s = finish(h, tn_add(h->t[0], h->t[1]));
+    TN_SCOPE;
+    s = finish(h, tn_add(h->t[0], h->t[1]));
     return s;
 }
 
@@ -141,10 +146,9 @@ static tn_status begin_replay(bench_work *w, void **self) {
     if (s == TN_OK) s = tn_capture_begin();
     if (s != TN_OK) return s;
     holder *h = *self;
-    TN_SCOPE {
-        tn_tensor *y = tn_add(h->t[0], h->t[1]);
-        s = tn_capture_end(h->t, 2, &y, 1, &h->graph);
-    }
+    TN_SCOPE;
+    tn_tensor *y = tn_add(h->t[0], h->t[1]);
+    s = tn_capture_end(h->t, 2, &y, 1, &h->graph);
     return s;
 }
 
@@ -161,7 +165,10 @@ static tn_status run_replay(void *self) {
 static tn_status run_chain(void *self) {
     holder *h = self;
     tn_tensor *y = NULL;
-    TN_SCOPE y = tn_keep(tn_relu(tn_mul(tn_tanh(tn_add_scalar(tn_mul(h->t[0], h->t[1]), 1)), h->t[0])));
+    {
+        TN_SCOPE;
+        y = tn_keep(tn_relu(tn_mul(tn_tanh(tn_add_scalar(tn_mul(h->t[0], h->t[1]), 1)), h->t[0])));
+    }
     tn_status s = finish(h, y);
     tn_free(y);
     return s;
@@ -182,7 +189,8 @@ static tn_status run_conv(void *self) {
     holder *h = self;
     tn_conv2d_options o = {.struct_size = sizeof o, .padding = {1, 1}};
     tn_status s = TN_OK;
-    TN_SCOPE s = finish(h, tn_conv2d(h->t[0], h->t[1], NULL, &o));
+    TN_SCOPE;
+    s = finish(h, tn_conv2d(h->t[0], h->t[1], NULL, &o));
     return s;
 }
 
@@ -203,7 +211,8 @@ enum { OBSERVATIONS = 64, WIDTH = 128, ACTIONS = 8, MOST_ROWS = 4096 };
 
 static tn_tensor *class_numbers(int64_t count, int64_t classes) {
     tn_tensor *x = NULL;
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         tn_tensor *uniform = tn_mul_scalar(tn_rand(&count, 1), (double)classes);
         x = tn_keep(tn_cast(tn_floor(uniform), TN_I64));
     }
@@ -233,13 +242,13 @@ static tn_status begin_policy(bench_work *w, void **self) {
 static tn_status run_policy_forward(void *self) {
     holder *h = self;
     tn_status s = TN_OK;
-    TN_SCOPE TN_NO_GRAD {
-        tn_tensor *out[2];
-        tn_policy_forward(h->policy, h->t[0], NULL, &out[0], &out[1], NULL);
-        s = tn_eval(out, 2);
-        keep_result(h, out[0]);
-        keep_result(h, out[1]);
-    }
+    TN_SCOPE;
+    TN_NO_GRAD;
+    tn_tensor *out[2];
+    tn_policy_forward(h->policy, h->t[0], NULL, &out[0], &out[1], NULL);
+    s = tn_eval(out, 2);
+    keep_result(h, out[0]);
+    keep_result(h, out[1]);
     return s;
 }
 
@@ -247,14 +256,13 @@ static tn_status run_policy_train(void *self) {
     holder *h = self;
     tn_tensor *const *batch = &h->t[h->turn++ % h->batches * BATCH_PARTS];
     tn_status s = TN_OK;
-    TN_SCOPE {
-        tn_tensor *logits, *value;
-        tn_policy_forward(h->policy, batch[0], NULL, &logits, &value, NULL);
-        tn_tensor *loss =
-            tn_add(tn_cross_entropy(logits, batch[1], NULL, NULL), tn_mse_loss(value, batch[2], TN_REDUCTION_MEAN));
-        s = tn_minimize(h->optimizer, loss);
-        keep_result(h, loss);
-    }
+    TN_SCOPE;
+    tn_tensor *logits, *value;
+    tn_policy_forward(h->policy, batch[0], NULL, &logits, &value, NULL);
+    tn_tensor *loss =
+        tn_add(tn_cross_entropy(logits, batch[1], NULL, NULL), tn_mse_loss(value, batch[2], TN_REDUCTION_MEAN));
+    s = tn_minimize(h->optimizer, loss);
+    keep_result(h, loss);
     return s;
 }
 
@@ -276,7 +284,11 @@ static tn_status begin_transformer(bench_work *w, void **self) {
     }
     /* The mean of squares of what was normalised would be 1 whatever came before, and all gradients rounding errors. */
     tn_tensor *weight = tn_module_variable(h->block[BLOCKS - 1], "norm2.weight");
-    if (weight) TN_SCOPE TN_NO_GRAD tn_copy_(weight, numbers((int64_t[]){FEATURES}, 1, TN_F32));
+    if (weight) {
+        TN_SCOPE;
+        TN_NO_GRAD;
+        tn_copy_(weight, numbers((int64_t[]){FEATURES}, 1, TN_F32));
+    }
     return tn_module_status(h->module);
 }
 
@@ -290,7 +302,9 @@ static tn_tensor *through_blocks(const holder *h) {
 static tn_status run_transformer_forward(void *self) {
     holder *h = self;
     tn_status s = TN_OK;
-    TN_SCOPE TN_NO_GRAD s = finish(h, through_blocks(h));
+    TN_SCOPE;
+    TN_NO_GRAD;
+    s = finish(h, through_blocks(h));
     return s;
 }
 
@@ -299,7 +313,8 @@ static tn_status run_transformer_train(void *self) {
     tn_variable *v = NULL;
     int count = 0;
     tn_status s = tn_module_variables(h->module, &v, &count);
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         tn_tensor *y = through_blocks(h), *gradients[256] = {NULL};
         for (int i = 0; i < count && s == TN_OK; i++)
             tn_zero_grad(v[i].tensor);
@@ -357,14 +372,15 @@ static tn_status run_cnn(void *self) {
     holder *h = self;
     tn_status s = TN_OK;
     if (h->training) {
-        TN_SCOPE {
-            tn_tensor *loss = tn_cross_entropy(tn_forward(h->block[0], h->t[0]), h->t[1], NULL, NULL);
-            s = tn_minimize(h->optimizer, loss);
-            keep_result(h, loss);
-        }
+        TN_SCOPE;
+        tn_tensor *loss = tn_cross_entropy(tn_forward(h->block[0], h->t[0]), h->t[1], NULL, NULL);
+        s = tn_minimize(h->optimizer, loss);
+        keep_result(h, loss);
         return s;
     }
-    TN_SCOPE TN_NO_GRAD s = finish(h, tn_forward(h->block[0], h->t[0]));
+    TN_SCOPE;
+    TN_NO_GRAD;
+    s = finish(h, tn_forward(h->block[0], h->t[0]));
     return s;
 }
 

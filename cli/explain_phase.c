@@ -40,7 +40,8 @@ tn_status explain_find_speeds(explain_speeds *s) {
     size_t packed = tn_dtype_bytes(TN_Q4_0, (int64_t)PROBE_SIDE * PROBE_SIDE);
     void *blocks = calloc(1, packed);
     if (!blocks) return tn_backend_fail(TN_ERR_MEMORY, "no memory to probe the speed of products");
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         int64_t many = PROBE_BYTES / 4, rows[] = {PROBE_ROWS, PROBE_SIDE}, square[] = {PROBE_SIDE, PROBE_SIDE};
         tn_tensor *long_one = tn_full(&many, 1, 1, TN_F32);
         tn_tensor *x = tn_full(rows, 2, 1, TN_F32), *y = tn_full(square, 2, 1, TN_F32);

@@ -170,16 +170,16 @@ static tn_status ask(ppo *p, const float *observations, tn_tensor *const *state,
                      tn_tensor **new_state) {
     int64_t n = p->n;
     tn_status status = TN_OK;
-    TN_SCOPE TN_NO_GRAD {
-        tn_tensor *x = tn_from_data(observations, (int64_t[]){n, p->environments.observations}, 2, TN_F32);
-        tn_tensor *out[2 + TN_MAX_POLICY_STATE];
-        tn_policy_forward(p->policy, x, state, &out[0], &out[1], out + 2);
-        status = tn_eval(out, 2 + p->state_count);
-        if (status == TN_OK) status = tn_read(out[0], logits, (size_t)(n * p->environments.actions) * sizeof *logits);
-        if (status == TN_OK) status = tn_read(out[1], values, (size_t)n * sizeof *values);
-        for (int i = 0; status == TN_OK && new_state && i < p->state_count; i++)
-            new_state[i] = tn_keep(out[2 + i]);
-    }
+    TN_SCOPE;
+    TN_NO_GRAD;
+    tn_tensor *x = tn_from_data(observations, (int64_t[]){n, p->environments.observations}, 2, TN_F32);
+    tn_tensor *out[2 + TN_MAX_POLICY_STATE];
+    tn_policy_forward(p->policy, x, state, &out[0], &out[1], out + 2);
+    status = tn_eval(out, 2 + p->state_count);
+    if (status == TN_OK) status = tn_read(out[0], logits, (size_t)(n * p->environments.actions) * sizeof *logits);
+    if (status == TN_OK) status = tn_read(out[1], values, (size_t)n * sizeof *values);
+    for (int i = 0; status == TN_OK && new_state && i < p->state_count; i++)
+        new_state[i] = tn_keep(out[2 + i]);
     return status;
 }
 
@@ -214,7 +214,9 @@ static tn_status restart_states(ppo *p, const bool *ended) {
     if (!any || p->state_count == 0) return TN_OK;
     tn_status status = TN_OK;
     tn_tensor *fresh[TN_MAX_POLICY_STATE];
-    TN_SCOPE TN_NO_GRAD {
+    {
+        TN_SCOPE;
+        TN_NO_GRAD;
         tn_tensor *starts = tn_from_data(p->row, (int64_t[]){p->n, 1}, 2, TN_F32);
         for (int i = 0; i < p->state_count; i++)
             fresh[i] = kept_where_running(p->state[i], starts);
@@ -349,16 +351,16 @@ static tn_tensor *batch_observations(const ppo *p, int64_t first, int64_t n) {
 /* One step of learning from the picked minibatch, [n] items. */
 static tn_status learn_single(ppo *p, int64_t n, double clip, double *loss_out) {
     tn_status status = TN_OK;
-    TN_SCOPE {
-        tn_tensor *loss = NULL;
-        TN_SCOPE {
-            tn_tensor *logits, *values;
-            tn_policy_forward(p->policy, batch_observations(p, 0, n), NULL, &logits, &values, NULL);
-            loss = tn_keep(objective(p, logits, values, n, clip));
-        }
-        status = tn_minimize(p->optimizer, loss);
-        if (status == TN_OK) *loss_out = tn_item(loss);
+    TN_SCOPE;
+    tn_tensor *loss = NULL;
+    {
+        TN_SCOPE;
+        tn_tensor *logits, *values;
+        tn_policy_forward(p->policy, batch_observations(p, 0, n), NULL, &logits, &values, NULL);
+        loss = tn_keep(objective(p, logits, values, n, clip));
     }
+    status = tn_minimize(p->optimizer, loss);
+    if (status == TN_OK) *loss_out = tn_item(loss);
     return status;
 }
 
@@ -396,12 +398,14 @@ static tn_tensor *stretch_objective(ppo *p, const int64_t *chosen, int64_t m, do
 
 static tn_status learn_stretches(ppo *p, const int64_t *chosen, int64_t m, double clip, double *loss_out) {
     tn_status status = TN_OK;
-    TN_SCOPE {
-        tn_tensor *loss = NULL;
-        TN_SCOPE loss = tn_keep(stretch_objective(p, chosen, m, clip));
-        status = tn_minimize(p->optimizer, loss);
-        if (status == TN_OK) *loss_out = tn_item(loss);
+    TN_SCOPE;
+    tn_tensor *loss = NULL;
+    {
+        TN_SCOPE;
+        loss = tn_keep(stretch_objective(p, chosen, m, clip));
     }
+    status = tn_minimize(p->optimizer, loss);
+    if (status == TN_OK) *loss_out = tn_item(loss);
     return status;
 }
 

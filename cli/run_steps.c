@@ -134,7 +134,8 @@ enum { ONES = -1 }; /* instead of a first number */
 static tn_status put_row(const run_steps *s, const tn_onnx *m, tn_onnx_value **in, int i, int64_t first,
                          int64_t count) {
     tn_tensor *t = NULL;
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         tn_tensor *row = first == ONES ? tn_ones(TN_DIMS(count), TN_I64)
                                        : tn_arange((double)first, (double)(first + count), 1, TN_I64);
         tn_tensor *all = tn_expand(tn_unsqueeze(row, 0), TN_DIMS(s->batch, count));
@@ -200,10 +201,9 @@ static tn_status choose(const run_steps *s, const tn_onnx_value *logits, int64_t
         return tn_backend_fail(TN_ERR_SHAPE, "--steps: 'logits' is not [%lld texts, tokens, vocabulary]",
                                (long long)s->batch);
     tn_status status = TN_OK;
-    TN_SCOPE {
-        tn_tensor *best = tn_argmax(tn_select(t, 1, tn_size(t, 1) - 1), TN_DIMS(1), false);
-        status = tn_read(tn_cast(best, TN_I64), tokens, (size_t)s->batch * sizeof *tokens);
-    }
+    TN_SCOPE;
+    tn_tensor *best = tn_argmax(tn_select(t, 1, tn_size(t, 1) - 1), TN_DIMS(1), false);
+    status = tn_read(tn_cast(best, TN_I64), tokens, (size_t)s->batch * sizeof *tokens);
     return status;
 }
 
@@ -211,7 +211,8 @@ static tn_status choose(const run_steps *s, const tn_onnx_value *logits, int64_t
 static tn_status append(tn_onnx_value **in, int i, const tn_tensor *column, bool whole) {
     const tn_tensor *old = tn_onnx_value_get(in[i]);
     tn_tensor *t = NULL;
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         tn_tensor *own = tn_cast(column, tn_dtype_of(old));
         t = tn_retain(tn_contiguous(whole ? tn_cat((tn_tensor *[]){tn_detach(old), own}, 2, 1) : own));
     }
@@ -220,15 +221,14 @@ static tn_status append(tn_onnx_value **in, int i, const tn_tensor *column, bool
 
 static tn_status lengthen(const run_steps *s, const int64_t *tokens, tn_onnx_value **in) {
     tn_status status = TN_OK;
-    TN_SCOPE {
-        tn_tensor *chosen = tn_from_data(tokens, TN_DIMS(s->batch, 1), TN_I64);
-        status = append(in, s->ids, chosen, !s->cached);
-        if (status == TN_OK && s->mask >= 0) status = append(in, s->mask, tn_ones(TN_DIMS(s->batch, 1), TN_I64), true);
-        if (status == TN_OK && s->places >= 0) {
-            const tn_tensor *old = tn_onnx_value_get(in[s->places]);
-            tn_tensor *next = tn_add_scalar(tn_narrow(old, 1, tn_size(old, 1) - 1, 1), 1);
-            status = append(in, s->places, next, !s->cached);
-        }
+    TN_SCOPE;
+    tn_tensor *chosen = tn_from_data(tokens, TN_DIMS(s->batch, 1), TN_I64);
+    status = append(in, s->ids, chosen, !s->cached);
+    if (status == TN_OK && s->mask >= 0) status = append(in, s->mask, tn_ones(TN_DIMS(s->batch, 1), TN_I64), true);
+    if (status == TN_OK && s->places >= 0) {
+        const tn_tensor *old = tn_onnx_value_get(in[s->places]);
+        tn_tensor *next = tn_add_scalar(tn_narrow(old, 1, tn_size(old, 1) - 1, 1), 1);
+        status = append(in, s->places, next, !s->cached);
     }
     return status;
 }

@@ -218,7 +218,9 @@ static tn_status evaluation_advance(carts *c, evaluation *e, tn_tensor **state) 
     tn_status status = TN_OK;
     for (int i = 0; i < EVALUATIONS; i++)
         cartpole_observe(&e->cart[i], observations[i]);
-    TN_SCOPE TN_NO_GRAD {
+    {
+        TN_SCOPE;
+        TN_NO_GRAD;
         tn_tensor *x = tn_from_data(observations, (int64_t[]){EVALUATIONS, CARTPOLE_OBSERVATIONS}, 2, TN_F32);
         tn_policy_forward(c->policy, x, state, &out[0], &out[1], out + 2);
         status = tn_eval(out, 2 + count);

@@ -226,11 +226,11 @@ static tn_status chars_measure(void *self, double *metric) {
     for (int64_t k = 0; k < TEST_BATCHES && status == TN_OK; k++) {
         for (int64_t b = 0; b < BATCH; b++)
             begin[b] = c->train_length + (k * BATCH + b) * room / (TEST_BATCHES * BATCH);
-        TN_SCOPE TN_NO_GRAD {
-            tn_tensor *loss = loss_of(c, begin, BATCH);
-            status = tn_eval(&loss, 1);
-            if (status == TN_OK) sum += tn_item(loss);
-        }
+        TN_SCOPE;
+        TN_NO_GRAD;
+        tn_tensor *loss = loss_of(c, begin, BATCH);
+        status = tn_eval(&loss, 1);
+        if (status == TN_OK) sum += tn_item(loss);
     }
     tn_module_train(c->root, true);
     *metric = sum / TEST_BATCHES / log(2);
@@ -253,11 +253,11 @@ static int64_t draw(const float *logits, int count, uint64_t *state) {
 /* The logits behind the first `length` numbers of a context. */
 static tn_status next_logits(const chars *c, const int64_t *context, int64_t length, float *logits) {
     tn_status status = TN_OK;
-    TN_SCOPE TN_NO_GRAD {
-        tn_tensor *all = logits_of(c, context, 1);
-        tn_tensor *row = tn_slice(all, 0, length - 1, length, 1);
-        status = tn_read(row, logits, (size_t)c->vocabulary * sizeof *logits);
-    }
+    TN_SCOPE;
+    TN_NO_GRAD;
+    tn_tensor *all = logits_of(c, context, 1);
+    tn_tensor *row = tn_slice(all, 0, length - 1, length, 1);
+    status = tn_read(row, logits, (size_t)c->vocabulary * sizeof *logits);
     return status;
 }
 

@@ -251,7 +251,9 @@ static tn_status digits_measure(void *self, double *metric) {
     if (!answers) return tn_backend_fail(TN_ERR_MEMORY, "out of memory");
     tn_status status = TN_OK;
     tn_module_train(d->root, false);
-    TN_SCOPE TN_NO_GRAD {
+    {
+        TN_SCOPE;
+        TN_NO_GRAD;
         tn_tensor *logits = tn_forward(d->net, input_of(d, d->test.pixels, count));
         status = tn_read(tn_argmax(logits, (int64_t[]){1}, 1, false), answers, (size_t)count * sizeof *answers);
     }

@@ -31,7 +31,10 @@ int main(int argc, char **argv) {
     printf("\nopened %s: %s\n", info.id, info.name);
 
     double sum = 0;
-    TN_SCOPE sum = tn_item(tn_sum(tn_arange(0, 1000, 1, TN_F32), NULL, 0, false));
+    {
+        TN_SCOPE;
+        sum = tn_item(tn_sum(tn_arange(0, 1000, 1, TN_F32), NULL, 0, false));
+    }
     printf("0 + 1 + … + 999 = %g\n", sum);
     tn_device_close(device);
     return sum == 499500 ? 0 : 1;

@@ -6,7 +6,8 @@
 #include <trunnion/trunnion.h>
 
 static int export_to(const char *path, tn_module *net) {
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         /* The model begins at a tensor with a value; its first extent is named. */
         tn_tensor *x = tn_symbolic(tn_from_data((float[8]){0}, (int64_t[]){2, 4}, 2, TN_F32), 0, 0);
         tn_tensor *y = tn_forward(net, x);

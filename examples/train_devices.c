@@ -65,7 +65,10 @@ int main(int argc, char **argv) {
         if (tn_device_open(argv[i], NULL, NULL, &devices[count++]) != TN_OK) return failed();
     if (count == 0 && tn_device_open("cpu", NULL, NULL, &devices[count++]) != TN_OK) return failed();
     tn_set_current_device(devices[0]);
-    TN_SCOPE result = train(devices, count);
+    {
+        TN_SCOPE;
+        result = train(devices, count);
+    }
     tn_set_current_device(NULL);
     for (int i = 0; i < count; i++)
         tn_device_close(devices[i]);

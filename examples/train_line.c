@@ -35,7 +35,8 @@ int main(void) {
 
     double last = NAN;
     for (int step = 0; step < STEPS; step++)
-        TN_SCOPE {
+        {
+            TN_SCOPE;
             tn_tensor *inputs = tn_from_data(x, (int64_t[]){POINTS, 1}, 2, TN_F32);
             tn_tensor *targets = tn_from_data(y, (int64_t[]){POINTS, 1}, 2, TN_F32);
             tn_tensor *loss = tn_mse_loss(tn_forward(line, inputs), targets, TN_REDUCTION_MEAN);

@@ -29,20 +29,21 @@ static inline int results_of(network_fn *network, uint64_t seed, bool by_steps, 
                              int64_t counts[MOST_RESULTS]) {
     int count = 0;
     apart = by_steps;
-    TN_SCOPE TN_NO_GRAD {
-        tn_tensor *out[MOST_RESULTS];
-        TN_SCOPE { /* what is held would be a result, in memory of its own */
-            count = network(seed, out);
-            for (int i = 0; i < count; i++)
-                out[i] = tn_keep(out[i]);
-        }
-        assert_ok(tn_eval(out, count));
-        for (int i = 0; i < count; i++) {
-            counts[i] = tn_numel(out[i]);
-            values[i] = malloc((size_t)counts[i] * sizeof(float));
-            assert_ok(tn_read(out[i], values[i], (size_t)counts[i] * sizeof(float)));
-            tn_free(out[i]);
-        }
+    TN_SCOPE;
+    TN_NO_GRAD;
+    tn_tensor *out[MOST_RESULTS];
+    {
+        TN_SCOPE; /* what is held would be a result, in memory of its own */
+        count = network(seed, out);
+        for (int i = 0; i < count; i++)
+            out[i] = tn_keep(out[i]);
+    }
+    assert_ok(tn_eval(out, count));
+    for (int i = 0; i < count; i++) {
+        counts[i] = tn_numel(out[i]);
+        values[i] = malloc((size_t)counts[i] * sizeof(float));
+        assert_ok(tn_read(out[i], values[i], (size_t)counts[i] * sizeof(float)));
+        tn_free(out[i]);
     }
     return count;
 }

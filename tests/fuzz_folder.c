@@ -118,7 +118,8 @@ static void make_folders(void) {
     static const char *const folders[] = {"encoder", "language", "shards"};
     for (int i = 0; i < 3; i++)
         require(mkdir(path_of(folders[i], ""), 0700) == 0);
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         make_encoder();
         make_language_model();
         make_shards();

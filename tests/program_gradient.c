@@ -131,14 +131,13 @@ static tn_tensor *weights_like(const check *c, int r) {
 
 static bool backward(check *c) {
     bool ok = true;
-    TN_SCOPE {
-        tn_tensor *loss = tn_full(NULL, 0, 0.0, TN_F64);
-        for (int r = 0; r < MAX_REGISTERS; r++)
-            if (c->reg[r] && tn_dtype_of(c->reg[r]) == TN_F64)
-                loss = tn_add(loss, tn_sum(tn_mul(c->reg[r], weights_like(c, r)), TN_ALL, false));
-        ok = tn_status_of(loss) == TN_OK || fail(c, c->p->count, "the loss");
-        ok = ok && (!tn_requires_grad(loss) || tn_backward(loss) == TN_OK || fail(c, c->p->count, "tn_backward"));
-    }
+    TN_SCOPE;
+    tn_tensor *loss = tn_full(NULL, 0, 0.0, TN_F64);
+    for (int r = 0; r < MAX_REGISTERS; r++)
+        if (c->reg[r] && tn_dtype_of(c->reg[r]) == TN_F64)
+            loss = tn_add(loss, tn_sum(tn_mul(c->reg[r], weights_like(c, r)), TN_ALL, false));
+    ok = tn_status_of(loss) == TN_OK || fail(c, c->p->count, "the loss");
+    ok = ok && (!tn_requires_grad(loss) || tn_backward(loss) == TN_OK || fail(c, c->p->count, "tn_backward"));
     return ok;
 }
 

@@ -124,9 +124,14 @@ static int64_t images_through(const char *label, int64_t images, bool dear) {
     int64_t bytes = 0;
     space s = SPACES[0];
     s.shape[0] = images;
-    TN_SCOPE TN_NO_GRAD {
+    {
+        TN_SCOPE;
+        TN_NO_GRAD;
         tn_tensor *held[4];
-        TN_SCOPE record_norm(&s, dear, held);
+        {
+            TN_SCOPE;
+            record_norm(&s, dear, held);
+        }
         tn_profile *profile = tn_profile_begin();
         assert_ok(tn_eval(held, 4));
         tn_profile_end(profile);

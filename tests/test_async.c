@@ -42,7 +42,10 @@ static void on_each(void (*test)(tn_device *d), int count) {
     for (int i = 0; i < count; i++) {
         if (!devices[i]) continue;
         assert_ok(tn_set_current_device(devices[i]));
-        TN_SCOPE test(devices[i]);
+        {
+            TN_SCOPE;
+            test(devices[i]);
+        }
         assert_ok(tn_set_current_queue(NULL));
         print_message("ran on: %s\n", names[i]);
     }
@@ -259,7 +262,8 @@ static void train(tn_queue *q, float losses[STEPS]) {
     assert_ok(tn_optimizer_adamw(root, &adam, &optimizer));
     assert_ok(tn_set_current_queue(q));
     for (int step = 0; step < STEPS; step++)
-        TN_SCOPE {
+        {
+            TN_SCOPE;
             tn_tensor *loss = loss_of(net, step);
             assert_ok(tn_minimize(optimizer, loss));
             kept[step] = tn_keep(loss);
@@ -335,61 +339,60 @@ static void captured_graphs_go_beside_the_caller(void **state) {
 
 static void two_devices_in_one_recording(void **state) {
     (void)state;
-    TN_SCOPE {
-        tn_tensor *a[3], *sum[3];
-        for (int i = 0; i < 3; i++) {
-            assert_ok(tn_set_current_device(devices[i]));
-            a[i] = ramp(4, 4, (float)(i + 1));
-            assert_ok(tn_make_state(a[i]));
-        }
-        for (int i = 0; i < 3; i++) {
-            assert_ok(tn_set_current_device(devices[i]));
-            (void)tn_add_(a[i], tn_scalar(10));
-            sum[i] = tn_sum(tn_mul(a[i], a[i]), NULL, 0, false);
-            assert_ptr_equal(tn_device_of(sum[i]), devices[i]);
-        }
-        assert_ok(tn_eval(sum, 3));
-        for (int i = 0; i < 3; i++) {
-            double expected = 0;
-            for (int k = 0; k < 16; k++)
-                expected += (double)((k * (i + 1) + 10) * (k * (i + 1) + 10));
-            assert_float_equal(tn_item(sum[i]), expected, 0);
-            float got[16];
-            assert_ok(tn_read(a[i], got, sizeof got));
-            assert_float_equal(got[5], (float)(5 * (i + 1) + 10), 0);
-        }
+    TN_SCOPE;
+    tn_tensor *a[3], *sum[3];
+    for (int i = 0; i < 3; i++) {
+        assert_ok(tn_set_current_device(devices[i]));
+        a[i] = ramp(4, 4, (float)(i + 1));
+        assert_ok(tn_make_state(a[i]));
+    }
+    for (int i = 0; i < 3; i++) {
+        assert_ok(tn_set_current_device(devices[i]));
+        (void)tn_add_(a[i], tn_scalar(10));
+        sum[i] = tn_sum(tn_mul(a[i], a[i]), NULL, 0, false);
+        assert_ptr_equal(tn_device_of(sum[i]), devices[i]);
+    }
+    assert_ok(tn_eval(sum, 3));
+    for (int i = 0; i < 3; i++) {
+        double expected = 0;
+        for (int k = 0; k < 16; k++)
+            expected += (double)((k * (i + 1) + 10) * (k * (i + 1) + 10));
+        assert_float_equal(tn_item(sum[i]), expected, 0);
+        float got[16];
+        assert_ok(tn_read(a[i], got, sizeof got));
+        assert_float_equal(got[5], (float)(5 * (i + 1) + 10), 0);
     }
 }
 
 /* What one device refuses leaves what is pending on the other as it is. */
 static void a_failure_on_one_device_is_its_own(void **state) {
     (void)state;
-    TN_SCOPE {
-        assert_ok(tn_set_current_device(devices[0]));
-        tn_tensor *there = ramp(4, 4, 1);
-        assert_ok(tn_make_state(there));
-        assert_ok(tn_set_current_device(devices[1]));
-        tn_tensor *here = ramp(4, 4, 1);
-        assert_ok(tn_make_state(here));
-        (void)tn_add_(here, tn_scalar(1));
-        assert_ok(tn_set_current_device(devices[0]));
-        (void)tn_add_(there, tn_scalar(1));
-        far_nature_now.loses = true;
-        far_nature_now.launches_left = 0;
-        assert_int_not_equal(tn_eval(NULL, 0), TN_OK);
-        far_nature_now.loses = false;
-        assert_ok(tn_eval(NULL, 0));
-        float got[16];
-        assert_ok(tn_read(there, got, sizeof got));
-        assert_float_equal(got[3], 4, 0);
-        assert_ok(tn_read(here, got, sizeof got));
-        assert_float_equal(got[3], 4, 0);
-    }
+    TN_SCOPE;
+    assert_ok(tn_set_current_device(devices[0]));
+    tn_tensor *there = ramp(4, 4, 1);
+    assert_ok(tn_make_state(there));
+    assert_ok(tn_set_current_device(devices[1]));
+    tn_tensor *here = ramp(4, 4, 1);
+    assert_ok(tn_make_state(here));
+    (void)tn_add_(here, tn_scalar(1));
+    assert_ok(tn_set_current_device(devices[0]));
+    (void)tn_add_(there, tn_scalar(1));
+    far_nature_now.loses = true;
+    far_nature_now.launches_left = 0;
+    assert_int_not_equal(tn_eval(NULL, 0), TN_OK);
+    far_nature_now.loses = false;
+    assert_ok(tn_eval(NULL, 0));
+    float got[16];
+    assert_ok(tn_read(there, got, sizeof got));
+    assert_float_equal(got[3], 4, 0);
+    assert_ok(tn_read(here, got, sizeof got));
+    assert_float_equal(got[3], 4, 0);
 }
 
 static void tensors_move_between_devices(void **state) {
     (void)state;
-    TN_SCOPE for (int from = 0; from < 3; from++) for (int to = 0; to < 3; to++) {
+    TN_SCOPE;
+    for (int from = 0; from < 3; from++) for (int to = 0; to < 3; to++) {
         float got[12], expected[12];
         assert_ok(tn_set_current_device(devices[from]));
         tn_tensor *x = ramp(3, 4, 1), *y = tn_permute(tn_mul(x, tn_scalar(2)), (int64_t[]){1, 0}, 2);
@@ -407,19 +410,21 @@ static void tensors_move_between_devices(void **state) {
 
 static void moving_refuses_what_it_would_get_wrong(void **state) {
     (void)state;
-    TN_SCOPE {
-        assert_ok(tn_set_current_device(devices[0]));
-        tn_tensor *x = ramp(2, 2, 1);
-        assert_ok(tn_set_requires_grad(x, true));
-        assert_int_equal(tn_status_of(tn_to_device(tn_mul(x, x), devices[1])), TN_ERR_UNSUPPORTED);
-        assert_text_has(tn_error(), "gradients");
-        TN_NO_GRAD assert_ok(tn_status_of(tn_to_device(x, devices[1])));
-        tn_tensor *y = tn_to_device(ramp(2, 2, 1), devices[1]);
-        assert_int_equal(tn_status_of(tn_add(y, ramp(2, 2, 1))), TN_ERR_ARGUMENT);
-        assert_text_has(tn_error(), "tn_to_device");
-        tn_tensor *wrong = tn_to_device(tn_failed(TN_ERR_SHAPE, "made wrong"), devices[1]);
-        assert_int_equal(tn_status_of(wrong), TN_ERR_SHAPE);
+    TN_SCOPE;
+    assert_ok(tn_set_current_device(devices[0]));
+    tn_tensor *x = ramp(2, 2, 1);
+    assert_ok(tn_set_requires_grad(x, true));
+    assert_int_equal(tn_status_of(tn_to_device(tn_mul(x, x), devices[1])), TN_ERR_UNSUPPORTED);
+    assert_text_has(tn_error(), "gradients");
+    {
+        TN_NO_GRAD;
+        assert_ok(tn_status_of(tn_to_device(x, devices[1])));
     }
+    tn_tensor *y = tn_to_device(ramp(2, 2, 1), devices[1]);
+    assert_int_equal(tn_status_of(tn_add(y, ramp(2, 2, 1))), TN_ERR_ARGUMENT);
+    assert_text_has(tn_error(), "tn_to_device");
+    tn_tensor *wrong = tn_to_device(tn_failed(TN_ERR_SHAPE, "made wrong"), devices[1]);
+    assert_int_equal(tn_status_of(wrong), TN_ERR_SHAPE);
 }
 
 /* ---- failures ---------------------------------------------------------------------------------------------------- */
@@ -427,36 +432,38 @@ static void moving_refuses_what_it_would_get_wrong(void **state) {
 static void a_failed_run_leaves_states_and_is_told(void **state) {
     (void)state;
     tn_device *d = devices[0];
-    TN_SCOPE {
-        assert_ok(tn_set_current_device(d));
-        tn_queue *q = queue_of(d);
-        tn_event *e;
-        gate g;
-        float before[16], got[16];
-        tn_tensor *s = ramp(4, 4, 1);
-        assert_ok(tn_make_state(s));
-        assert_ok(tn_read(s, before, sizeof before));
-        assert_ok(tn_event_new(false, &e));
-        close_gate(&g, q);
-        tn_tensor *y = tn_mul(s, tn_scalar(2));
-        (void)tn_add_(s, tn_scalar(1));
-        assert_ok(tn_eval_async(&y, 1, q, e));
-        g.failing = true;
-        open_gate(&g, q);
-        assert_int_equal(tn_event_synchronize(e), TN_ERR_DEVICE);
-        assert_int_equal(tn_read(y, got, sizeof got), TN_ERR_DEVICE);
-        assert_text_has(tn_error(), "the gate broke");
-        TN_SCOPE assert_int_equal(tn_eval((tn_tensor *[]){tn_sum(y, NULL, 0, false)}, 1), TN_ERR_DEVICE);
-        assert_ok(tn_read(s, got, sizeof got));
-        assert_memory_equal(got, before, sizeof got);
-        assert_int_equal(tn_queue_synchronize(q), TN_ERR_DEVICE);
-        (void)tn_add_(s, tn_scalar(1));
-        assert_ok(tn_eval_async(&s, 1, q, NULL));
-        assert_ok(tn_read(s, got, sizeof got));
-        assert_float_equal(got[2], before[2] + 1, 0);
-        tn_event_free(e);
-        tn_queue_free(q);
+    TN_SCOPE;
+    assert_ok(tn_set_current_device(d));
+    tn_queue *q = queue_of(d);
+    tn_event *e;
+    gate g;
+    float before[16], got[16];
+    tn_tensor *s = ramp(4, 4, 1);
+    assert_ok(tn_make_state(s));
+    assert_ok(tn_read(s, before, sizeof before));
+    assert_ok(tn_event_new(false, &e));
+    close_gate(&g, q);
+    tn_tensor *y = tn_mul(s, tn_scalar(2));
+    (void)tn_add_(s, tn_scalar(1));
+    assert_ok(tn_eval_async(&y, 1, q, e));
+    g.failing = true;
+    open_gate(&g, q);
+    assert_int_equal(tn_event_synchronize(e), TN_ERR_DEVICE);
+    assert_int_equal(tn_read(y, got, sizeof got), TN_ERR_DEVICE);
+    assert_text_has(tn_error(), "the gate broke");
+    {
+        TN_SCOPE;
+        assert_int_equal(tn_eval((tn_tensor *[]){tn_sum(y, NULL, 0, false)}, 1), TN_ERR_DEVICE);
     }
+    assert_ok(tn_read(s, got, sizeof got));
+    assert_memory_equal(got, before, sizeof got);
+    assert_int_equal(tn_queue_synchronize(q), TN_ERR_DEVICE);
+    (void)tn_add_(s, tn_scalar(1));
+    assert_ok(tn_eval_async(&s, 1, q, NULL));
+    assert_ok(tn_read(s, got, sizeof got));
+    assert_float_equal(got[2], before[2] + 1, 0);
+    tn_event_free(e);
+    tn_queue_free(q);
 }
 
 /* Plans go when their thread's cache is full, and graphs when they are freed, though a queue has yet to run them. */
@@ -484,17 +491,16 @@ static void plans_outlive_their_runs(void **state) {
 
 static void profiles_see_what_queues_do(void **state) {
     (void)state;
-    TN_SCOPE {
-        assert_ok(tn_set_current_device(devices[0]));
-        tn_queue *q = queue_of(devices[0]);
-        tn_profile *p = tn_profile_begin();
-        tn_tensor *y = tn_matmul(ramp(8, 8, 1), ramp(8, 8, 1));
-        assert_ok(tn_eval_async(&y, 1, q, NULL));
-        tn_profile_end(p);
-        assert_int_equal(tn_profile_count(p), 1);
-        tn_profile_free(p);
-        tn_queue_free(q);
-    }
+    TN_SCOPE;
+    assert_ok(tn_set_current_device(devices[0]));
+    tn_queue *q = queue_of(devices[0]);
+    tn_profile *p = tn_profile_begin();
+    tn_tensor *y = tn_matmul(ramp(8, 8, 1), ramp(8, 8, 1));
+    assert_ok(tn_eval_async(&y, 1, q, NULL));
+    tn_profile_end(p);
+    assert_int_equal(tn_profile_count(p), 1);
+    tn_profile_free(p);
+    tn_queue_free(q);
 }
 
 int main(void) {

@@ -145,55 +145,55 @@ static void inputs_that_were_one_are_two(void **state) {
     apart = false;
     assert_ok(tn_set_num_threads(2));
     tn_graph *g = NULL;
-    TN_SCOPE TN_NO_GRAD {
-        tn_tensor *x[2] = {waves(MOST_ROWS, 32, 0.1), waves(MOST_ROWS, 32, 0.2)},
-                  *w[2] = {waves(32, 8, 0.3), waves(32, 3, 0.4)};
-        assert_ok(tn_capture_begin());
-        tn_tensor *y[2] = {tn_matmul(x[0], w[0]), tn_matmul(x[1], w[1])};
-        assert_ok(tn_capture_end(x, 2, y, 2, &g));
-        assert_true(was_by_rows());
-        for (int other = 0; other < 2; other++) {
-            tn_tensor *in[2] = {x[0], x[other]}, *got[2], *wanted = tn_matmul(in[1], w[1]);
-            assert_ok(tn_graph_launch(g, in, got));
-            float values[2][MOST_ROWS * 3];
-            assert_ok(tn_read(got[1], values[0], sizeof values[0]));
-            assert_ok(tn_read(wanted, values[1], sizeof values[1]));
-            assert_memory_equal(values[0], values[1], sizeof values[0]);
-        }
-        tn_graph_free(g);
+    TN_SCOPE;
+    TN_NO_GRAD;
+    tn_tensor *x[2] = {waves(MOST_ROWS, 32, 0.1), waves(MOST_ROWS, 32, 0.2)},
+              *w[2] = {waves(32, 8, 0.3), waves(32, 3, 0.4)};
+    assert_ok(tn_capture_begin());
+    tn_tensor *y[2] = {tn_matmul(x[0], w[0]), tn_matmul(x[1], w[1])};
+    assert_ok(tn_capture_end(x, 2, y, 2, &g));
+    assert_true(was_by_rows());
+    for (int other = 0; other < 2; other++) {
+        tn_tensor *in[2] = {x[0], x[other]}, *got[2], *wanted = tn_matmul(in[1], w[1]);
+        assert_ok(tn_graph_launch(g, in, got));
+        float values[2][MOST_ROWS * 3];
+        assert_ok(tn_read(got[1], values[0], sizeof values[0]));
+        assert_ok(tn_read(wanted, values[1], sizeof values[1]));
+        assert_memory_equal(values[0], values[1], sizeof values[0]);
     }
+    tn_graph_free(g);
 }
 
 static void plans_say_what_is_done_by_rows(void **state) {
     (void)state;
     apart = false;
     assert_ok(tn_set_num_threads(2));
-    TN_SCOPE TN_NO_GRAD {
-        tn_tensor *x = waves(64, 64, 0.1), *h = tn_relu(tn_matmul(x, waves(64, 128, 0.2)));
-        tn_tensor *y = tn_matmul(h, waves(128, 32, 0.3));
-        assert_ok(tn_eval(&y, 1));
-        char *plan = tn_explain_last();
-        assert_text_has(plan, "matmul_batched+maximum [64, 128] > matmul_batched [64, 32]  (by rows: ");
-        tn_text_free(plan);
-        tn_tensor *heads[] = {biased(times_weight(h, 8, 1)), biased(times_weight(h, 1, 1))};
-        assert_ok(tn_eval(heads, 2));
-        plan = tn_explain_last();
-        assert_text_has(plan, "matmul_batched+add [64, 8] > matmul_batched+add [64, 1]  (by rows: ");
-        tn_text_free(plan);
-        tn_tensor *z = tn_matmul(tn_transpose(tn_relu(tn_matmul(x, waves(64, 64, 0.2))), 0, 1), waves(64, 32, 0.3));
-        assert_ok(tn_eval(&z, 1));
-        assert_false(was_by_rows());
-        tn_tensor *made = tn_matmul(h, tn_tanh(waves(128, 32, 0.3)));
-        assert_ok(tn_eval(&made, 1));
-        assert_false(was_by_rows());
-        tn_tensor *large = tn_full((int64_t[]){40000, 64}, 2, 0.5, TN_F32);
-        tn_tensor *l = tn_matmul(tn_matmul(large, waves(64, 128, 0.2)), waves(128, 32, 0.3));
-        assert_ok(tn_eval(&l, 1));
-        assert_false(was_by_rows());
-        tn_tensor *few = waves(4, 64, 0.1), *w = tn_matmul(tn_matmul(few, waves(64, 64, 0.2)), waves(64, 32, 0.3));
-        assert_ok(tn_eval(&w, 1));
-        assert_false(was_by_rows());
-    }
+    TN_SCOPE;
+    TN_NO_GRAD;
+    tn_tensor *x = waves(64, 64, 0.1), *h = tn_relu(tn_matmul(x, waves(64, 128, 0.2)));
+    tn_tensor *y = tn_matmul(h, waves(128, 32, 0.3));
+    assert_ok(tn_eval(&y, 1));
+    char *plan = tn_explain_last();
+    assert_text_has(plan, "matmul_batched+maximum [64, 128] > matmul_batched [64, 32]  (by rows: ");
+    tn_text_free(plan);
+    tn_tensor *heads[] = {biased(times_weight(h, 8, 1)), biased(times_weight(h, 1, 1))};
+    assert_ok(tn_eval(heads, 2));
+    plan = tn_explain_last();
+    assert_text_has(plan, "matmul_batched+add [64, 8] > matmul_batched+add [64, 1]  (by rows: ");
+    tn_text_free(plan);
+    tn_tensor *z = tn_matmul(tn_transpose(tn_relu(tn_matmul(x, waves(64, 64, 0.2))), 0, 1), waves(64, 32, 0.3));
+    assert_ok(tn_eval(&z, 1));
+    assert_false(was_by_rows());
+    tn_tensor *made = tn_matmul(h, tn_tanh(waves(128, 32, 0.3)));
+    assert_ok(tn_eval(&made, 1));
+    assert_false(was_by_rows());
+    tn_tensor *large = tn_full((int64_t[]){40000, 64}, 2, 0.5, TN_F32);
+    tn_tensor *l = tn_matmul(tn_matmul(large, waves(64, 128, 0.2)), waves(128, 32, 0.3));
+    assert_ok(tn_eval(&l, 1));
+    assert_false(was_by_rows());
+    tn_tensor *few = waves(4, 64, 0.1), *w = tn_matmul(tn_matmul(few, waves(64, 64, 0.2)), waves(64, 32, 0.3));
+    assert_ok(tn_eval(&w, 1));
+    assert_false(was_by_rows());
 }
 
 int main(void) {

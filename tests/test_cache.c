@@ -28,7 +28,8 @@ static tn_tensor *weight_of(tn_dtype t, int64_t rows, int64_t columns, uint64_t 
 
 static layer layer_new(tn_dtype cache, const int64_t pages[PAGES]) {
     tn_tensor *caches[2] = {NULL};
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         assert_ok(tn_zero_states(TN_DIMS(PAGES, KV_HEADS, PAGE, WIDTH), cache, caches, 2));
         tn_retain(caches[0]);
         tn_retain(caches[1]);
@@ -66,13 +67,12 @@ static int64_t id_of(int64_t token) { return token * 31 % VOCABULARY; }
 
 /* Tokens `first` … `first + n - 1`, their results into out [n, HIDDEN]. */
 static void run_piece(const layer *l, int64_t first, int64_t n, float *out) {
-    TN_SCOPE {
-        int64_t ids[TOKENS];
-        for (int64_t i = 0; i < n; i++)
-            ids[i] = id_of(first + i);
-        tn_tensor *list = tn_symbolic(tn_from_data(ids, TN_DIMS(n), TN_I64), 0, 0);
-        assert_ok(tn_read(forward(l, list, tn_dial_int(first)), out, (size_t)(n * HIDDEN) * sizeof *out));
-    }
+    TN_SCOPE;
+    int64_t ids[TOKENS];
+    for (int64_t i = 0; i < n; i++)
+        ids[i] = id_of(first + i);
+    tn_tensor *list = tn_symbolic(tn_from_data(ids, TN_DIMS(n), TN_I64), 0, 0);
+    assert_ok(tn_read(forward(l, list, tn_dial_int(first)), out, (size_t)(n * HIDDEN) * sizeof *out));
 }
 
 static const int64_t in_order[PAGES] = {0, 1, 2, 3, 4}, shuffled[PAGES] = {3, 0, 4, 2, 1};
@@ -113,13 +113,12 @@ static void any_cut_of_a_text_gives_the_same_bits(void **state) {
 /* A token's graph: captured once at the first token, launched for the others. */
 static tn_graph *capture_token(const layer *l, float *first) {
     tn_graph *graph = NULL;
-    TN_SCOPE {
-        tn_tensor *id = tn_from_data((int64_t[]){id_of(0)}, TN_DIMS(1), TN_I64);
-        assert_ok(tn_capture_begin());
-        tn_tensor *y = forward(l, id, tn_dial_int(0));
-        assert_ok(tn_capture_end(&id, 1, &y, 1, &graph));
-        assert_ok(tn_read(y, first, HIDDEN * sizeof *first));
-    }
+    TN_SCOPE;
+    tn_tensor *id = tn_from_data((int64_t[]){id_of(0)}, TN_DIMS(1), TN_I64);
+    assert_ok(tn_capture_begin());
+    tn_tensor *y = forward(l, id, tn_dial_int(0));
+    assert_ok(tn_capture_end(&id, 1, &y, 1, &graph));
+    assert_ok(tn_read(y, first, HIDDEN * sizeof *first));
     return graph;
 }
 
@@ -131,7 +130,8 @@ static void launched_tokens_are_those_of_the_prompt(void **state) {
     tn_runtime_stats before = {.struct_size = sizeof before}, after = before;
     assert_ok(tn_get_runtime_stats(&before));
     for (int64_t t = 1; t < TOKENS; t++)
-        TN_SCOPE {
+        {
+            TN_SCOPE;
             tn_tensor *id = tn_from_data((int64_t[]){id_of(t)}, TN_DIMS(1), TN_I64), *y = NULL;
             assert_ok(tn_graph_set_dial(graph, 0, (double)t));
             assert_ok(tn_graph_launch(graph, &id, &y));
@@ -151,7 +151,8 @@ static void an_append_waits_for_what_it_is_made_of(void **state) {
     static float is[CACHED], want[CACHED];
     for (int pieces = 0; pieces < 2; pieces++) {
         layer l = layer_new(TN_F32, shuffled);
-        TN_SCOPE {
+        {
+            TN_SCOPE;
             int64_t ids[N];
             for (int64_t i = 0; i < N; i++)
                 ids[i] = id_of(i);
@@ -186,39 +187,37 @@ static void a_cache_is_written_where_it_lies(void **state) {
 /* Elsewhere it is an ordinary op: a new value, the old one stays. */
 static void without_state_the_old_value_stays(void **state) {
     (void)state;
-    TN_SCOPE {
-        tn_tensor *cache = tn_contiguous(tn_zeros(TN_DIMS(2, 1, PAGE, 2), TN_F32));
-        tn_tensor *x = tn_from_data((float[]){1, 2, 3, 4}, TN_DIMS(2, 1, 2), TN_F32),
-                  *pages = tn_from_data((int64_t[]){1, 0}, TN_DIMS(2), TN_I64);
-        tn_tensor *written = tn_cache_append(cache, x, tn_dial_int(63), pages);
-        assert_true(tn_item(tn_sum(cache, TN_ALL, false)) == 0);
-        assert_true(tn_item(tn_sum(written, TN_ALL, false)) == 10);
-        float row[2];
-        assert_ok(tn_read(tn_reshape(tn_slice(tn_select(written, 0, 0), 1, 0, 1, 1), TN_DIMS(2)), row, sizeof row));
-        assert_true(row[0] == 3 && row[1] == 4);
-    }
+    TN_SCOPE;
+    tn_tensor *cache = tn_contiguous(tn_zeros(TN_DIMS(2, 1, PAGE, 2), TN_F32));
+    tn_tensor *x = tn_from_data((float[]){1, 2, 3, 4}, TN_DIMS(2, 1, 2), TN_F32),
+              *pages = tn_from_data((int64_t[]){1, 0}, TN_DIMS(2), TN_I64);
+    tn_tensor *written = tn_cache_append(cache, x, tn_dial_int(63), pages);
+    assert_true(tn_item(tn_sum(cache, TN_ALL, false)) == 0);
+    assert_true(tn_item(tn_sum(written, TN_ALL, false)) == 10);
+    float row[2];
+    assert_ok(tn_read(tn_reshape(tn_slice(tn_select(written, 0, 0), 1, 0, 1, 1), TN_DIMS(2)), row, sizeof row));
+    assert_true(row[0] == 3 && row[1] == 4);
 }
 
 /* Recorded after an append, attention sees what was appended; recorded before, what was there. */
 static void reading_follows_the_order_of_recording(void **state) {
     (void)state;
-    TN_SCOPE {
-        tn_tensor *keys = tn_contiguous(tn_zeros(TN_DIMS(1, 1, PAGE, 2), TN_F32)),
-                  *values = tn_contiguous(tn_zeros(TN_DIMS(1, 1, PAGE, 2), TN_F32));
-        assert_ok(tn_make_state(keys));
-        assert_ok(tn_make_state(values));
-        tn_tensor *pages = tn_from_data((int64_t[]){0}, TN_DIMS(1), TN_I64), *zero = tn_dial_int(0),
-                  *one = tn_dial_int(1);
-        tn_tensor *old = tn_from_data((float[]){8, 8}, TN_DIMS(1, 1, 2), TN_F32),
-                  *now = tn_from_data((float[]){0, 0}, TN_DIMS(1, 1, 2), TN_F32);
-        tn_tensor *before = tn_cached_attention(now, now, now, keys, values, one, pages, NULL);
-        tn_cache_append_(values, old, zero, pages);
-        tn_tensor *after = tn_cached_attention(now, now, now, keys, values, one, pages, NULL);
-        assert_ok(tn_eval((tn_tensor *[]){before, after}, 2));
-        assert_true(tn_item(tn_sum(before, TN_ALL, false)) == 0);
-        assert_true(tn_item(tn_sum(after, TN_ALL, false)) == 8); /* half of (8, 8), for two equal keys */
-        assert_true(tn_item(tn_sum(values, TN_ALL, false)) == 16);
-    }
+    TN_SCOPE;
+    tn_tensor *keys = tn_contiguous(tn_zeros(TN_DIMS(1, 1, PAGE, 2), TN_F32)),
+              *values = tn_contiguous(tn_zeros(TN_DIMS(1, 1, PAGE, 2), TN_F32));
+    assert_ok(tn_make_state(keys));
+    assert_ok(tn_make_state(values));
+    tn_tensor *pages = tn_from_data((int64_t[]){0}, TN_DIMS(1), TN_I64), *zero = tn_dial_int(0),
+              *one = tn_dial_int(1);
+    tn_tensor *old = tn_from_data((float[]){8, 8}, TN_DIMS(1, 1, 2), TN_F32),
+              *now = tn_from_data((float[]){0, 0}, TN_DIMS(1, 1, 2), TN_F32);
+    tn_tensor *before = tn_cached_attention(now, now, now, keys, values, one, pages, NULL);
+    tn_cache_append_(values, old, zero, pages);
+    tn_tensor *after = tn_cached_attention(now, now, now, keys, values, one, pages, NULL);
+    assert_ok(tn_eval((tn_tensor *[]){before, after}, 2));
+    assert_true(tn_item(tn_sum(before, TN_ALL, false)) == 0);
+    assert_true(tn_item(tn_sum(after, TN_ALL, false)) == 8); /* half of (8, 8), for two equal keys */
+    assert_true(tn_item(tn_sum(values, TN_ALL, false)) == 16);
 }
 
 /* ---- states side by side ----------------------------------------------------------------------------------------- */

@@ -211,7 +211,8 @@ static double sum_of_ones(tn_device *d, int64_t n, int64_t m) {
     for (int i = 0; i < 1 << 16; i++)
         ones[i] = 1;
     assert_ok(tn_set_current_device(d));
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         tn_tensor *x = tn_from_data(ones, (int64_t[]){n, m}, 2, TN_F32);
         tn_status s = tn_read(tn_sum(x, NULL, 0, false), &y, sizeof y);
         if (s == TN_ERR_UNSUPPORTED) y = 0;

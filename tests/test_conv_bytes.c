@@ -201,13 +201,12 @@ static void deep_windows_have_the_sums_of_their_definition(void **state) {
 /* Images and filters of bytes, a byte added a channel, and what lies on it rounded to a byte, as networks do. */
 static void finish(const tn_tensor *x, const tn_tensor *w, const tn_tensor *add, const tn_int_conv2d_options *o,
                    bool apart, uint8_t *out) {
-    TN_SCOPE {
-        tn_tensor *y = tn_int_conv2d(x, w, o);
-        if (apart) assert_ok(tn_eval(&y, 1));
-        tn_tensor *z = tn_mul_scalar(tn_cast(tn_sub(y, add), TN_F32), 0.003);
-        z = tn_cast(tn_clamp(tn_round(z), 0, 255), TN_U8);
-        assert_ok(tn_read(z, out, (size_t)tn_numel(z)));
-    }
+    TN_SCOPE;
+    tn_tensor *y = tn_int_conv2d(x, w, o);
+    if (apart) assert_ok(tn_eval(&y, 1));
+    tn_tensor *z = tn_mul_scalar(tn_cast(tn_sub(y, add), TN_F32), 0.003);
+    z = tn_cast(tn_clamp(tn_round(z), 0, 255), TN_U8);
+    assert_ok(tn_read(z, out, (size_t)tn_numel(z)));
 }
 
 static tn_tensor *tensor_of_bytes(const int64_t *shape, int rank, tn_dtype dtype) {
@@ -228,7 +227,8 @@ static void what_is_joined_is_what_is_not(void **state) {
     bool kernel = bytes_are_multiplied();
     for (int n = 0; n < 8; n++)
         for (int threads = 1; threads <= 2; threads++)
-            TN_SCOPE {
+            {
+                TN_SCOPE;
                 tn_int_conv2d_options o = {.struct_size = sizeof o, .padding = {1, 1, n % 2, 1}, .outside = 31 * n};
                 o.stride[0] = o.stride[1] = 1 + n / 4;
                 o.groups = 1 + n % 3 / 2;

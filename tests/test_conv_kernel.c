@@ -627,23 +627,22 @@ static void few_places_have_the_bits_of_the_kernel(void **state) {
         {8, 4, 12, {1, 4}, {1, 3}, {.stride = {1, 4}, .padding = {0, 1}}},
     };
     for (size_t i = 0; i < TN_COUNT(cases); i++) {
-        TN_SCOPE {
-            tn_tensor *x =
-                random_tensor(TN_DIMS(cases[i].images, cases[i].channels, cases[i].size[0], cases[i].size[1]));
-            tn_tensor *w =
-                random_tensor(TN_DIMS(cases[i].filters, cases[i].channels, cases[i].kernel[0], cases[i].kernel[1]));
-            tn_conv2d_options o = cases[i].o;
-            o.struct_size = sizeof o;
-            tn_tensor *few = tn_conv2d(x, w, NULL, &o),
-                      *usual = tn_conv2d(x, tn_contiguous(tn_flip(w, TN_DIMS(0))), NULL, &o);
-            tn_tensor *both[] = {few, usual = tn_flip(usual, TN_DIMS(1))};
-            float a[1024], b[1024];
-            assert_ok(tn_eval(both, 2));
-            assert_true(tn_numel(few) <= 1024);
-            assert_ok(tn_read(few, a, (size_t)tn_numel(few) * sizeof *a));
-            assert_ok(tn_read(usual, b, (size_t)tn_numel(few) * sizeof *b));
-            assert_memory_equal(a, b, (size_t)tn_numel(few) * sizeof *a);
-        }
+        TN_SCOPE;
+        tn_tensor *x =
+            random_tensor(TN_DIMS(cases[i].images, cases[i].channels, cases[i].size[0], cases[i].size[1]));
+        tn_tensor *w =
+            random_tensor(TN_DIMS(cases[i].filters, cases[i].channels, cases[i].kernel[0], cases[i].kernel[1]));
+        tn_conv2d_options o = cases[i].o;
+        o.struct_size = sizeof o;
+        tn_tensor *few = tn_conv2d(x, w, NULL, &o),
+                  *usual = tn_conv2d(x, tn_contiguous(tn_flip(w, TN_DIMS(0))), NULL, &o);
+        tn_tensor *both[] = {few, usual = tn_flip(usual, TN_DIMS(1))};
+        float a[1024], b[1024];
+        assert_ok(tn_eval(both, 2));
+        assert_true(tn_numel(few) <= 1024);
+        assert_ok(tn_read(few, a, (size_t)tn_numel(few) * sizeof *a));
+        assert_ok(tn_read(usual, b, (size_t)tn_numel(few) * sizeof *b));
+        assert_memory_equal(a, b, (size_t)tn_numel(few) * sizeof *a);
     }
 }
 
@@ -651,12 +650,11 @@ static void few_places_have_the_bits_of_the_kernel(void **state) {
  * has no even distance between places: then it must not be joined, and the result is the same. */
 static void finish(const tn_tensor *x, const tn_tensor *w, const tn_tensor *bias, const tn_tensor *r,
                    const tn_conv2d_options *o, bool apart, float *out) {
-    TN_SCOPE {
-        tn_tensor *y = tn_conv2d(x, w, NULL, o);
-        if (apart) assert_ok(tn_eval(&y, 1));
-        tn_tensor *z = tn_add(tn_relu(tn_add(y, tn_reshape(bias, TN_DIMS(1, -1, 1, 1)))), r);
-        assert_ok(tn_read(z, out, (size_t)tn_numel(z) * sizeof *out));
-    }
+    TN_SCOPE;
+    tn_tensor *y = tn_conv2d(x, w, NULL, o);
+    if (apart) assert_ok(tn_eval(&y, 1));
+    tn_tensor *z = tn_add(tn_relu(tn_add(y, tn_reshape(bias, TN_DIMS(1, -1, 1, 1)))), r);
+    assert_ok(tn_read(z, out, (size_t)tn_numel(z) * sizeof *out));
 }
 
 static void what_is_joined_has_the_bits_of_what_is_not(void **state) {
@@ -689,26 +687,25 @@ static void what_is_joined_has_the_bits_of_what_is_not(void **state) {
         for (int threads = 1; threads <= 2; threads++)
             for (int tilted = 0; tilted < 2; tilted++) {
                 assert_ok(tn_threads_set(threads));
-                TN_SCOPE {
-                    tn_conv2d_options o = cases[i].o;
-                    o.struct_size = sizeof o;
-                    int64_t images = cases[i].images, filters = cases[i].filters;
-                    const int64_t *size = cases[i].size, *taps = cases[i].kernel, channels = cases[i].channels;
-                    tn_tensor *x = random_tensor(TN_DIMS(images, channels, size[0], size[1]));
-                    tn_tensor *w = random_tensor(TN_DIMS(filters, channels / o.groups, taps[0], taps[1]));
-                    tn_tensor *bias = random_tensor(&filters, 1), *y = tn_conv2d(x, w, NULL, &o);
-                    const int64_t *shape = tn_shape(y);
-                    tn_tensor *r = tn_expand(random_tensor(TN_DIMS(1, filters, 1, 1)), shape, 4);
-                    if (tilted) r = tn_expand(random_tensor(TN_DIMS(images, 1, shape[2], 1)), shape, 4);
-                    assert_true(tn_numel(y) <= MOST);
-                    finish(x, w, bias, r, &o, false, joined);
-                    char *text = tn_explain_last();
-                    bool even = !tilted || tn_shape(y)[3] == 1;
-                    assert_true(even == (text && strstr(text, "correlate2d+")));
-                    tn_text_free(text);
-                    finish(x, w, bias, r, &o, true, apart);
-                    assert_memory_equal(joined, apart, (size_t)tn_numel(y) * sizeof *apart);
-                }
+                TN_SCOPE;
+                tn_conv2d_options o = cases[i].o;
+                o.struct_size = sizeof o;
+                int64_t images = cases[i].images, filters = cases[i].filters;
+                const int64_t *size = cases[i].size, *taps = cases[i].kernel, channels = cases[i].channels;
+                tn_tensor *x = random_tensor(TN_DIMS(images, channels, size[0], size[1]));
+                tn_tensor *w = random_tensor(TN_DIMS(filters, channels / o.groups, taps[0], taps[1]));
+                tn_tensor *bias = random_tensor(&filters, 1), *y = tn_conv2d(x, w, NULL, &o);
+                const int64_t *shape = tn_shape(y);
+                tn_tensor *r = tn_expand(random_tensor(TN_DIMS(1, filters, 1, 1)), shape, 4);
+                if (tilted) r = tn_expand(random_tensor(TN_DIMS(images, 1, shape[2], 1)), shape, 4);
+                assert_true(tn_numel(y) <= MOST);
+                finish(x, w, bias, r, &o, false, joined);
+                char *text = tn_explain_last();
+                bool even = !tilted || tn_shape(y)[3] == 1;
+                assert_true(even == (text && strstr(text, "correlate2d+")));
+                tn_text_free(text);
+                finish(x, w, bias, r, &o, true, apart);
+                assert_memory_equal(joined, apart, (size_t)tn_numel(y) * sizeof *apart);
             }
 }
 
@@ -719,18 +716,17 @@ typedef enum before_pool { SEEN_BY_NONE, KEPT, APART } before_pool;
 static bool pool_last(const tn_tensor *x, const tn_tensor *w, const tn_tensor *bias, const tn_conv2d_options *o,
                       const int64_t *window, const tn_max_pool2d_options *p, before_pool before, float *out) {
     bool joined = false;
-    TN_SCOPE {
-        tn_tensor *y = tn_conv2d(x, w, NULL, o), *sum = tn_add(y, tn_reshape(bias, TN_DIMS(1, -1, 1, 1)));
-        tn_tensor *last = tn_relu(sum), *z = tn_max_pool2d(last, window, p);
-        if (before == APART) assert_ok(tn_eval(&last, 1));
-        tn_free(y);
-        tn_free(sum);
-        if (before != KEPT) tn_free(last);
-        assert_ok(tn_read(z, out, (size_t)tn_numel(z) * sizeof *out));
-        char *text = tn_explain_last();
-        joined = text && strstr(text, "+max_pool2d");
-        tn_text_free(text);
-    }
+    TN_SCOPE;
+    tn_tensor *y = tn_conv2d(x, w, NULL, o), *sum = tn_add(y, tn_reshape(bias, TN_DIMS(1, -1, 1, 1)));
+    tn_tensor *last = tn_relu(sum), *z = tn_max_pool2d(last, window, p);
+    if (before == APART) assert_ok(tn_eval(&last, 1));
+    tn_free(y);
+    tn_free(sum);
+    if (before != KEPT) tn_free(last);
+    assert_ok(tn_read(z, out, (size_t)tn_numel(z) * sizeof *out));
+    char *text = tn_explain_last();
+    joined = text && strstr(text, "+max_pool2d");
+    tn_text_free(text);
     return joined;
 }
 
@@ -765,25 +761,24 @@ static void pooling_joins_a_convolution_with_the_same_bits(void **state) {
             for (int isa = TN_ISA_BASE; isa < TN_ISA_COUNT; isa++) {
                 if (!tn_gemm_use((tn_isa)isa)) continue;
                 assert_ok(tn_threads_set(threads));
-                TN_SCOPE {
-                    tn_conv2d_options o = {.struct_size = sizeof o, .padding = {1, 1}};
-                    o.stride[0] = o.stride[1] = cases[i].stride;
-                    tn_max_pool2d_options p = cases[i].p;
-                    p.struct_size = sizeof p;
-                    int64_t filters = cases[i].filters, channels = cases[i].channels;
-                    int64_t rows = cases[i].size[0] + 2 * isa; /* plans of another instruction set do not come back */
-                    tn_tensor *x = random_tensor(TN_DIMS(cases[i].images, channels, rows, cases[i].size[1]));
-                    tn_tensor *w = random_tensor(TN_DIMS(filters, channels, 3, 3)), *bias = random_tensor(&filters, 1);
-                    tn_tensor *y = tn_max_pool2d(tn_conv2d(x, w, NULL, &o), cases[i].window, &p);
-                    size_t bytes = (size_t)tn_numel(y) * sizeof *apart;
-                    assert_true(tn_numel(y) <= MOST);
-                    bool joins = pool_last(x, w, bias, &o, cases[i].window, &p, SEEN_BY_NONE, joined);
-                    assert_false(pool_last(x, w, bias, &o, cases[i].window, &p, APART, apart));
-                    if (joins != cases[i].joins) fail_msg("case %zu: %s", i, joins ? "joined" : "not joined");
-                    assert_memory_equal(joined, apart, bytes);
-                    assert_false(pool_last(x, w, bias, &o, cases[i].window, &p, KEPT, joined));
-                    assert_memory_equal(joined, apart, bytes);
-                }
+                TN_SCOPE;
+                tn_conv2d_options o = {.struct_size = sizeof o, .padding = {1, 1}};
+                o.stride[0] = o.stride[1] = cases[i].stride;
+                tn_max_pool2d_options p = cases[i].p;
+                p.struct_size = sizeof p;
+                int64_t filters = cases[i].filters, channels = cases[i].channels;
+                int64_t rows = cases[i].size[0] + 2 * isa; /* plans of another instruction set do not come back */
+                tn_tensor *x = random_tensor(TN_DIMS(cases[i].images, channels, rows, cases[i].size[1]));
+                tn_tensor *w = random_tensor(TN_DIMS(filters, channels, 3, 3)), *bias = random_tensor(&filters, 1);
+                tn_tensor *y = tn_max_pool2d(tn_conv2d(x, w, NULL, &o), cases[i].window, &p);
+                size_t bytes = (size_t)tn_numel(y) * sizeof *apart;
+                assert_true(tn_numel(y) <= MOST);
+                bool joins = pool_last(x, w, bias, &o, cases[i].window, &p, SEEN_BY_NONE, joined);
+                assert_false(pool_last(x, w, bias, &o, cases[i].window, &p, APART, apart));
+                if (joins != cases[i].joins) fail_msg("case %zu: %s", i, joins ? "joined" : "not joined");
+                assert_memory_equal(joined, apart, bytes);
+                assert_false(pool_last(x, w, bias, &o, cases[i].window, &p, KEPT, joined));
+                assert_memory_equal(joined, apart, bytes);
             }
 }
 
@@ -795,21 +790,20 @@ typedef enum seen_there { COPIED, IN_PLACE, MADE } seen_there;
 static seen_there one_behind_another(tn_tensor *const *t, const tn_conv2d_options *o, between how, bool apart,
                                      float *out) {
     seen_there there = COPIED;
-    TN_SCOPE {
-        tn_tensor *y = tn_conv2d(t[0], t[1], NULL, &o[0]), *sum = tn_add(y, tn_reshape(t[2], TN_DIMS(1, -1, 1, 1)));
-        tn_tensor *relu = tn_relu(sum), *pool = tn_max_pool2d(relu, (const int64_t[]){2, 2}, NULL);
-        tn_tensor *steps[] = {y, sum, relu, pool}, *last = how == PLAIN ? y : how == POOLED ? pool : relu;
-        if (apart) assert_ok(tn_eval(&last, 1));
-        tn_tensor *z = tn_conv2d(last, t[3], NULL, &o[1]);
-        if (how == ADDED) z = tn_add(z, last);
-        for (size_t i = 0; i < TN_COUNT(steps); i++)
-            tn_free(steps[i]);
-        assert_ok(tn_read(z, out, (size_t)tn_numel(z) * sizeof *out));
-        char *text = tn_explain_last();
-        if (text && strstr(text, "in place")) there = IN_PLACE;
-        if (text && strstr(text, " > correlate2d")) there = MADE;
-        tn_text_free(text);
-    }
+    TN_SCOPE;
+    tn_tensor *y = tn_conv2d(t[0], t[1], NULL, &o[0]), *sum = tn_add(y, tn_reshape(t[2], TN_DIMS(1, -1, 1, 1)));
+    tn_tensor *relu = tn_relu(sum), *pool = tn_max_pool2d(relu, (const int64_t[]){2, 2}, NULL);
+    tn_tensor *steps[] = {y, sum, relu, pool}, *last = how == PLAIN ? y : how == POOLED ? pool : relu;
+    if (apart) assert_ok(tn_eval(&last, 1));
+    tn_tensor *z = tn_conv2d(last, t[3], NULL, &o[1]);
+    if (how == ADDED) z = tn_add(z, last);
+    for (size_t i = 0; i < TN_COUNT(steps); i++)
+        tn_free(steps[i]);
+    assert_ok(tn_read(z, out, (size_t)tn_numel(z) * sizeof *out));
+    char *text = tn_explain_last();
+    if (text && strstr(text, "in place")) there = IN_PLACE;
+    if (text && strstr(text, " > correlate2d")) there = MADE;
+    tn_text_free(text);
     return there;
 }
 
@@ -825,25 +819,24 @@ static void compare_with_what_was_stored(const two_convolutions *c, const char *
     enum { MOST = 3 << 19 };
     static float seen[MOST], apart[MOST];
     assert_ok(tn_threads_set(threads));
-    TN_SCOPE {
-        tn_conv2d_options o[2] = {{.struct_size = sizeof *o, .padding = {1, 1}}, c->o};
-        o[1].struct_size = sizeof *o;
-        o[0].stride[0] = o[0].stride[1] = c->stride;
-        int64_t rows = c->size[0] + 2 * isa; /* plans of another instruction set do not come back */
-        int64_t seen_channels = c->filters / (o[1].groups ? o[1].groups : 1), filters = tn_min64(c->filters, 32);
-        tn_tensor *t[] = {random_tensor(TN_DIMS(c->images, c->channels, rows, c->size[1])),
-                          random_tensor(TN_DIMS(c->filters, c->channels, 3, 3)), random_tensor(&c->filters, 1),
-                          random_tensor(TN_DIMS(c->how == ADDED || o[1].groups ? c->filters : filters, seen_channels,
-                                                c->kernel[0], c->kernel[1]))};
-        tn_tensor *y = tn_conv2d(tn_conv2d(t[0], t[1], NULL, &o[0]), t[3], NULL, &o[1]);
-        assert_true(tn_numel(y) <= MOST); /* at least as many as the results */
-        memset(seen, 0, sizeof seen);
-        memset(apart, 0, sizeof apart);
-        assert_int_equal(one_behind_another(t, o, c->how, true, apart), COPIED);
-        seen_there there = one_behind_another(t, o, c->how, false, seen);
-        if (isa == TN_ISA_AVX512 && there != c->there) fail_msg("%s: %d, not %d", name, (int)there, (int)c->there);
-        assert_memory_equal(seen, apart, sizeof apart);
-    }
+    TN_SCOPE;
+    tn_conv2d_options o[2] = {{.struct_size = sizeof *o, .padding = {1, 1}}, c->o};
+    o[1].struct_size = sizeof *o;
+    o[0].stride[0] = o[0].stride[1] = c->stride;
+    int64_t rows = c->size[0] + 2 * isa; /* plans of another instruction set do not come back */
+    int64_t seen_channels = c->filters / (o[1].groups ? o[1].groups : 1), filters = tn_min64(c->filters, 32);
+    tn_tensor *t[] = {random_tensor(TN_DIMS(c->images, c->channels, rows, c->size[1])),
+                      random_tensor(TN_DIMS(c->filters, c->channels, 3, 3)), random_tensor(&c->filters, 1),
+                      random_tensor(TN_DIMS(c->how == ADDED || o[1].groups ? c->filters : filters, seen_channels,
+                                            c->kernel[0], c->kernel[1]))};
+    tn_tensor *y = tn_conv2d(tn_conv2d(t[0], t[1], NULL, &o[0]), t[3], NULL, &o[1]);
+    assert_true(tn_numel(y) <= MOST); /* at least as many as the results */
+    memset(seen, 0, sizeof seen);
+    memset(apart, 0, sizeof apart);
+    assert_int_equal(one_behind_another(t, o, c->how, true, apart), COPIED);
+    seen_there there = one_behind_another(t, o, c->how, false, seen);
+    if (isa == TN_ISA_AVX512 && there != c->there) fail_msg("%s: %d, not %d", name, (int)there, (int)c->there);
+    assert_memory_equal(seen, apart, sizeof apart);
 }
 
 /* Where the fma is computed, one case has to do. */
@@ -917,7 +910,8 @@ static void what_lies_down_is_stored_as_it_is(void **state) {
     static const struct { int64_t images, rows; } cases[] = {{2, 64}, {40, 420}};
     static float seen[40 * 32 * 420 * 5], apart[TN_COUNT(seen)];
     for (size_t i = 0; i < TN_COUNT(cases); i++)
-        TN_SCOPE {
+        {
+            TN_SCOPE;
             tn_conv2d_options o[2] = {{.struct_size = sizeof *o, .padding = {1, 0}},
                                       {.struct_size = sizeof *o, .padding = {1, 2}}};
             const int64_t filters = 64;
@@ -938,25 +932,24 @@ static void one_tap_has_the_bits_of_a_product(void **state) {
     static float got[MOST], want[MOST];
     for (int cut = 2; cut <= 3; cut++) {
         assert_ok(tn_threads_set(cut - 1));
-        TN_SCOPE {
-            tn_conv2d_options o = {.struct_size = sizeof o};
-            tn_tensor *x = tn_narrow(random_tensor(TN_DIMS(IMAGES, CHANNELS, ROWS, COLUMNS)), cut, 0, 31);
-            tn_tensor *w = random_tensor(TN_DIMS(FILTERS, CHANNELS, 1, 1)), *bias = random_tensor(TN_DIMS(FILTERS));
-            tn_tensor *y = tn_relu(tn_conv2d(x, w, bias, &o));
-            assert_ok(tn_eval(&y, 1));
-            char *text = tn_explain_last();
-            assert_true(text && strstr(text, "correlate2d+"));
-            tn_text_free(text);
-            tn_tensor *product = tn_matmul(tn_reshape(w, TN_DIMS(FILTERS, CHANNELS)),
-                                           tn_reshape(tn_contiguous(x), TN_DIMS(IMAGES, CHANNELS, -1)));
-            assert_ok(tn_eval(&product, 1));
-            tn_tensor *z = tn_relu(tn_add(product, tn_reshape(bias, TN_DIMS(FILTERS, 1))));
-            size_t bytes = (size_t)tn_numel(y) * sizeof *got;
-            assert_true(bytes <= sizeof got && tn_numel(y) == tn_numel(z));
-            assert_ok(tn_read(y, got, bytes));
-            assert_ok(tn_read(z, want, bytes));
-            assert_memory_equal(got, want, bytes);
-        }
+        TN_SCOPE;
+        tn_conv2d_options o = {.struct_size = sizeof o};
+        tn_tensor *x = tn_narrow(random_tensor(TN_DIMS(IMAGES, CHANNELS, ROWS, COLUMNS)), cut, 0, 31);
+        tn_tensor *w = random_tensor(TN_DIMS(FILTERS, CHANNELS, 1, 1)), *bias = random_tensor(TN_DIMS(FILTERS));
+        tn_tensor *y = tn_relu(tn_conv2d(x, w, bias, &o));
+        assert_ok(tn_eval(&y, 1));
+        char *text = tn_explain_last();
+        assert_true(text && strstr(text, "correlate2d+"));
+        tn_text_free(text);
+        tn_tensor *product = tn_matmul(tn_reshape(w, TN_DIMS(FILTERS, CHANNELS)),
+                                       tn_reshape(tn_contiguous(x), TN_DIMS(IMAGES, CHANNELS, -1)));
+        assert_ok(tn_eval(&product, 1));
+        tn_tensor *z = tn_relu(tn_add(product, tn_reshape(bias, TN_DIMS(FILTERS, 1))));
+        size_t bytes = (size_t)tn_numel(y) * sizeof *got;
+        assert_true(bytes <= sizeof got && tn_numel(y) == tn_numel(z));
+        assert_ok(tn_read(y, got, bytes));
+        assert_ok(tn_read(z, want, bytes));
+        assert_memory_equal(got, want, bytes);
     }
 }
 
@@ -987,31 +980,30 @@ static void one_filter_a_channel_has_the_bits_of_its_composition(void **state) {
     enum { CHANNELS = 3, TAPS = 64, PASS = 9, PASSES = 6 };
     assert_ok(tn_threads_set(2));
     for (size_t i = 0; i < TN_COUNT(cases); i++) {
-        TN_SCOPE {
-            tn_conv2d_options o = cases[i].o;
-            o.struct_size = sizeof o;
-            o.groups = CHANNELS;
-            tn_tensor *x = random_tensor(TN_DIMS(2, CHANNELS, cases[i].size[0], cases[i].size[1]));
-            tn_tensor *w = random_tensor(TN_DIMS(CHANNELS, 1, cases[i].kernel[0], cases[i].kernel[1]));
-            tn_tensor *y = tn_conv2d(x, w, NULL, &o), *part[TAPS];
-            int64_t pads[4] = {o.padding[1], o.padding[1], o.padding[0], o.padding[0]};
-            tn_tensor *padded = tn_pad(x, pads, 4, 0);
-            int64_t taps = cases[i].kernel[0] * cases[i].kernel[1];
-            int64_t pass = o.stride[1] > 1 || taps > PASS * PASSES ? 1 : PASS;
-            for (int64_t t = 0; t < taps; t++) {
-                tn_tensor *product = tap_products(padded, w, &o, tn_shape(y) + 2, t);
-                part[t / pass] = t % pass ? tn_add(part[t / pass], product) : product;
-            }
-            int count = (int)((taps + pass - 1) / pass);
-            tn_tensor *sum = part[0];
-            if (pass == 1 || count > 1) sum = tn_sum(tn_stack(part, count, 0), TN_DIMS(0), false);
-            float a[4096], b[4096];
-            assert_ok(tn_eval((tn_tensor *[]){y, sum}, 2));
-            assert_true(tn_numel(y) == tn_numel(sum) && tn_numel(y) <= 4096);
-            assert_ok(tn_read(y, a, (size_t)tn_numel(y) * sizeof *a));
-            assert_ok(tn_read(sum, b, (size_t)tn_numel(y) * sizeof *b));
-            assert_memory_equal(a, b, (size_t)tn_numel(y) * sizeof *a);
+        TN_SCOPE;
+        tn_conv2d_options o = cases[i].o;
+        o.struct_size = sizeof o;
+        o.groups = CHANNELS;
+        tn_tensor *x = random_tensor(TN_DIMS(2, CHANNELS, cases[i].size[0], cases[i].size[1]));
+        tn_tensor *w = random_tensor(TN_DIMS(CHANNELS, 1, cases[i].kernel[0], cases[i].kernel[1]));
+        tn_tensor *y = tn_conv2d(x, w, NULL, &o), *part[TAPS];
+        int64_t pads[4] = {o.padding[1], o.padding[1], o.padding[0], o.padding[0]};
+        tn_tensor *padded = tn_pad(x, pads, 4, 0);
+        int64_t taps = cases[i].kernel[0] * cases[i].kernel[1];
+        int64_t pass = o.stride[1] > 1 || taps > PASS * PASSES ? 1 : PASS;
+        for (int64_t t = 0; t < taps; t++) {
+            tn_tensor *product = tap_products(padded, w, &o, tn_shape(y) + 2, t);
+            part[t / pass] = t % pass ? tn_add(part[t / pass], product) : product;
         }
+        int count = (int)((taps + pass - 1) / pass);
+        tn_tensor *sum = part[0];
+        if (pass == 1 || count > 1) sum = tn_sum(tn_stack(part, count, 0), TN_DIMS(0), false);
+        float a[4096], b[4096];
+        assert_ok(tn_eval((tn_tensor *[]){y, sum}, 2));
+        assert_true(tn_numel(y) == tn_numel(sum) && tn_numel(y) <= 4096);
+        assert_ok(tn_read(y, a, (size_t)tn_numel(y) * sizeof *a));
+        assert_ok(tn_read(sum, b, (size_t)tn_numel(y) * sizeof *b));
+        assert_memory_equal(a, b, (size_t)tn_numel(y) * sizeof *a);
     }
 }
 
@@ -1058,26 +1050,25 @@ static void the_greatest_of_a_window_has_the_bits_of_a_reduction(void **state) {
     for (size_t i = 0; i < TN_COUNT(cases); i++)
         for (int isa = TN_ISA_BASE; isa < TN_ISA_COUNT; isa++) {
             if (!tn_gemm_use((tn_isa)isa)) continue;
-            TN_SCOPE {
-                tn_max_pool2d_options o = cases[i].o;
-                o.struct_size = sizeof o;
-                const int64_t *window = cases[i].kernel,
-                              pads[4] = {o.padding[1], o.padding[1], o.padding[0], o.padding[0]};
-                tn_tensor *x = peculiar_images(CHANNELS, cases[i].size), *part[TAPS];
-                tn_tensor *y = tn_max_pool2d(x, window, &o), *padded = tn_pad(x, pads, 4, -INFINITY);
-                int64_t taps = window[0] * window[1];
-                for (int64_t t = 0; t < taps; t++)
-                    part[t] = tap_seen(padded, window, &o, tn_shape(y) + 2, t);
-                tn_tensor *reduced = tn_amax(tn_contiguous(tn_stack(part, (int)taps, 0)), TN_DIMS(0), false);
-                tn_tensor *twice = i % 2 ? tn_add(y, y) : y;
-                reduced = i % 2 ? tn_add(reduced, reduced) : reduced;
-                assert_ok(tn_eval(&twice, 1));
-                size_t bytes = (size_t)tn_numel(y) * sizeof *got;
-                assert_true(bytes <= sizeof got);
-                assert_ok(tn_read(twice, got, bytes));
-                assert_ok(tn_read(reduced, want, bytes));
-                assert_memory_equal(got, want, bytes);
-            }
+            TN_SCOPE;
+            tn_max_pool2d_options o = cases[i].o;
+            o.struct_size = sizeof o;
+            const int64_t *window = cases[i].kernel,
+                          pads[4] = {o.padding[1], o.padding[1], o.padding[0], o.padding[0]};
+            tn_tensor *x = peculiar_images(CHANNELS, cases[i].size), *part[TAPS];
+            tn_tensor *y = tn_max_pool2d(x, window, &o), *padded = tn_pad(x, pads, 4, -INFINITY);
+            int64_t taps = window[0] * window[1];
+            for (int64_t t = 0; t < taps; t++)
+                part[t] = tap_seen(padded, window, &o, tn_shape(y) + 2, t);
+            tn_tensor *reduced = tn_amax(tn_contiguous(tn_stack(part, (int)taps, 0)), TN_DIMS(0), false);
+            tn_tensor *twice = i % 2 ? tn_add(y, y) : y;
+            reduced = i % 2 ? tn_add(reduced, reduced) : reduced;
+            assert_ok(tn_eval(&twice, 1));
+            size_t bytes = (size_t)tn_numel(y) * sizeof *got;
+            assert_true(bytes <= sizeof got);
+            assert_ok(tn_read(twice, got, bytes));
+            assert_ok(tn_read(reduced, want, bytes));
+            assert_memory_equal(got, want, bytes);
         }
 }
 
@@ -1093,7 +1084,8 @@ static void what_is_no_number_stands_at_the_same_places(void **state) {
             bool first = isa == TN_ISA_BASE && threads == 1;
             assert_ok(tn_threads_set(threads));
             random_state = 5;
-            TN_SCOPE {
+            {
+                TN_SCOPE;
                 tn_conv2d_options o = {.struct_size = sizeof o, .padding = {1, 1}};
                 tn_tensor *w = tn_full(TN_DIMS(FILTERS, 3, 3, 3), 0.5, TN_F32);
                 tn_tensor *y = tn_conv2d(peculiar_images(3, size), w, NULL, &o);
@@ -1120,19 +1112,18 @@ static void step_to(tn_tensor **y, tn_tensor *next, bool apart) {
 }
 
 static void end_so(const tn_tensor *x, const tn_tensor *w, const tn_tensor *bias, int how, bool apart, float *out) {
-    TN_SCOPE {
-        tn_conv2d_options o = {.struct_size = sizeof o, .padding = {1, 1}};
-        const int64_t images = how & BY_IMAGE ? tn_shape(x)[0] : 1;
-        bool own = how & OWN && !apart;
-        tn_tensor *y = NULL, *row = own ? tn_reshape(bias, TN_DIMS(-1)) : NULL;
-        step_to(&y, tn_conv2d(x, w, row, &o), apart);
-        if (how & DOUBLED) step_to(&y, tn_add(y, y), apart);
-        if (how & (OWN | ADDED_BIAS) && !own)
-            step_to(&y, tn_add(y, tn_reshape(bias, TN_DIMS(images, -1, 1, 1))), apart);
-        if (how & CUT) step_to(&y, tn_relu(y), apart);
-        if (how & POOLED_LAST) step_to(&y, tn_max_pool2d(y, (const int64_t[]){2, 2}, NULL), apart);
-        assert_ok(tn_read(y, out, (size_t)tn_numel(y) * sizeof *out));
-    }
+    TN_SCOPE;
+    tn_conv2d_options o = {.struct_size = sizeof o, .padding = {1, 1}};
+    const int64_t images = how & BY_IMAGE ? tn_shape(x)[0] : 1;
+    bool own = how & OWN && !apart;
+    tn_tensor *y = NULL, *row = own ? tn_reshape(bias, TN_DIMS(-1)) : NULL;
+    step_to(&y, tn_conv2d(x, w, row, &o), apart);
+    if (how & DOUBLED) step_to(&y, tn_add(y, y), apart);
+    if (how & (OWN | ADDED_BIAS) && !own)
+        step_to(&y, tn_add(y, tn_reshape(bias, TN_DIMS(images, -1, 1, 1))), apart);
+    if (how & CUT) step_to(&y, tn_relu(y), apart);
+    if (how & POOLED_LAST) step_to(&y, tn_max_pool2d(y, (const int64_t[]){2, 2}, NULL), apart);
+    assert_ok(tn_read(y, out, (size_t)tn_numel(y) * sizeof *out));
 }
 
 /* Random ones, a few of which are peculiar. */
@@ -1166,7 +1157,8 @@ static void what_ends_while_it_is_turned_has_the_bits_of_its_steps(void **state)
             const int how = ways[i / TN_COUNT(filters)];
             int64_t n = filters[i % TN_COUNT(filters)], several = how & BY_IMAGE ? 2 * n : n;
             if (!tn_gemm_use((tn_isa)isa)) continue;
-            TN_SCOPE {
+            {
+                TN_SCOPE;
                 const int64_t size[] = {10 + 2 * isa, 25}; /* plans of another instruction set do not come back */
                 tn_tensor *x = hardly_peculiar_images(CHANNELS, size);
                 tn_tensor *w = random_tensor(TN_DIMS(n, CHANNELS, 3, 3)), *bias = random_tensor(&several, 1);
@@ -1192,7 +1184,8 @@ static void what_ends_few_places_has_the_bits_of_its_steps(void **state) {
     for (int isa = TN_ISA_BASE; isa < TN_ISA_COUNT; isa++)
         for (size_t i = 0; i < TN_COUNT(ways); i++) {
             if (!tn_gemm_use((tn_isa)isa)) continue;
-            TN_SCOPE {
+            {
+                TN_SCOPE;
                 const int64_t several = FILTERS, channels = 4 + isa; /* plans of another set do not come back */
                 tn_tensor *x = random_tensor(TN_DIMS(1, channels, 2, PLACES / 2));
                 tn_tensor *w = random_tensor(TN_DIMS(FILTERS, channels, 3, 3)), *bias = random_tensor(&several, 1);

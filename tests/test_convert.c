@@ -19,16 +19,15 @@ static void make_model(const char *name) {
         x[i] = (float)((i * 7919 % 1000) - 500) * 1e-3f;
     for (int i = 0; i < 256; i++)
         norm[i] = 1 + (float)i * 1e-3f;
-    TN_SCOPE {
-        const tn_named_tensor named[] = {
-            {"blk.0.ffn_up.weight", tn_from_data(x, (int64_t[]){64, 256}, 2, TN_F32)},
-            {"blk.1.ffn_up.weight", tn_from_data(x + 32, (int64_t[]){63, 256}, 2, TN_F32)},
-            {"blk.0.odd.weight", tn_from_data(x, (int64_t[]){4, 96}, 2, TN_F32)},
-            {"norm.weight", tn_from_data(norm, (int64_t[]){256}, 1, TN_F32)},
-        };
-        const tn_metadata metadata[] = {{"general.architecture", "none"}, {"general.name", "a test"}};
-        assert_ok(tn_gguf_save(test_scratch(name), named, 4, metadata, 2));
-    }
+    TN_SCOPE;
+    const tn_named_tensor named[] = {
+        {"blk.0.ffn_up.weight", tn_from_data(x, (int64_t[]){64, 256}, 2, TN_F32)},
+        {"blk.1.ffn_up.weight", tn_from_data(x + 32, (int64_t[]){63, 256}, 2, TN_F32)},
+        {"blk.0.odd.weight", tn_from_data(x, (int64_t[]){4, 96}, 2, TN_F32)},
+        {"norm.weight", tn_from_data(norm, (int64_t[]){256}, 1, TN_F32)},
+    };
+    const tn_metadata metadata[] = {{"general.architecture", "none"}, {"general.name", "a test"}};
+    assert_ok(tn_gguf_save(test_scratch(name), named, 4, metadata, 2));
 }
 
 static void files_come_back_with_the_same_bytes(void **state) {
@@ -95,7 +94,8 @@ static void weights_come_out_of_onnx_files(void **state) {
     float x[12], back[12];
     for (int i = 0; i < 12; i++)
         x[i] = (float)i / 7;
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         tn_tensor *in = tn_from_data(x, (int64_t[]){2, 4}, 2, TN_F32),
                   *w = tn_from_data(x, (int64_t[]){3, 4}, 2, TN_F32);
         const tn_named_tensor weight = {"layer.weight", w};
@@ -106,7 +106,10 @@ static void weights_come_out_of_onnx_files(void **state) {
     expect(0, "net.onnx net.safetensors --verify", "verified: 1 tensors"); /* not the shape of the reshape */
     tn_safetensors *file = NULL;
     assert_ok(tn_safetensors_open(test_scratch("net.safetensors"), &file));
-    TN_SCOPE assert_ok(tn_read(tn_safetensors_tensor(file, "layer.weight"), back, sizeof back));
+    {
+        TN_SCOPE;
+        assert_ok(tn_read(tn_safetensors_tensor(file, "layer.weight"), back, sizeof back));
+    }
     tn_safetensors_close(file);
     assert_memory_equal(x, back, sizeof x);
     tn_onnx_options alone = {.struct_size = sizeof alone, .weights_alone = true};

@@ -375,19 +375,18 @@ static void make_gpt2_weights(const char *path, int64_t tokens) {
                  {"h.0.mlp.c_proj.weight", INNER, HIDDEN},
                  {"h.0.mlp.c_proj.bias", HIDDEN, 0}};
     tn_named_tensor items[TN_COUNT(parts)];
-    TN_SCOPE {
-        for (size_t i = 0; i < TN_COUNT(parts); i++) {
-            float x[MOST_TOKENS * HIDDEN];
-            int64_t shape[] = {parts[i].rows ? parts[i].rows : tokens, parts[i].columns};
-            int64_t n = shape[0] * (shape[1] ? shape[1] : 1);
-            assert_true(n <= (int64_t)TN_COUNT(x) || i == 12);
-            for (int64_t k = 0; k < n && k < (int64_t)TN_COUNT(x); k++)
-                x[k] = sinf((float)(k * 13 + (int64_t)i * 7 + 1));
-            items[i] = (tn_named_tensor){parts[i].name, i == 12 ? tn_ones(TN_DIMS(1, 1, 64, 64), TN_F32)
-                                                                : tn_from_data(x, shape, shape[1] ? 2 : 1, TN_F32)};
-        }
-        assert_ok(tn_safetensors_save(path, items, TN_COUNT(parts), NULL, 0));
+    TN_SCOPE;
+    for (size_t i = 0; i < TN_COUNT(parts); i++) {
+        float x[MOST_TOKENS * HIDDEN];
+        int64_t shape[] = {parts[i].rows ? parts[i].rows : tokens, parts[i].columns};
+        int64_t n = shape[0] * (shape[1] ? shape[1] : 1);
+        assert_true(n <= (int64_t)TN_COUNT(x) || i == 12);
+        for (int64_t k = 0; k < n && k < (int64_t)TN_COUNT(x); k++)
+            x[k] = sinf((float)(k * 13 + (int64_t)i * 7 + 1));
+        items[i] = (tn_named_tensor){parts[i].name, i == 12 ? tn_ones(TN_DIMS(1, 1, 64, 64), TN_F32)
+                                                            : tn_from_data(x, shape, shape[1] ? 2 : 1, TN_F32)};
     }
+    assert_ok(tn_safetensors_save(path, items, TN_COUNT(parts), NULL, 0));
 }
 
 static void gpt2_folders_become_gguf_files(void **state) {
@@ -470,23 +469,22 @@ static void make_mixture_weights(const char *path, int64_t tokens, const char *w
     char names[TN_COUNT(parts) + 3 * EXPERTS][80];
     tn_named_tensor items[TN_COUNT(names)];
     int count = 0, seed = 0;
-    TN_SCOPE {
-        for (size_t i = 0; i < TN_COUNT(parts); i++) {
-            snprintf(names[count], sizeof names[count], "model.%s", parts[i].name);
-            tn_tensor *t = some_numbers(parts[i].rows ? parts[i].rows : tokens, parts[i].columns, seed++);
-            items[count] = (tn_named_tensor){names[count], t};
-            count++;
-        }
-        for (int i = 0; i < 3 * EXPERTS; i++) {
-            snprintf(names[count], sizeof names[count], "model.layers.0.mlp.experts.%d.%s_proj.weight", i / 3,
-                     kinds[i % 3]);
-            bool down = i % 3 == 2;
-            tn_tensor *t = some_numbers(down ? HIDDEN : INNER, down ? INNER : HIDDEN, seed++);
-            items[count] = (tn_named_tensor){names[count], t};
-            count += !without || strcmp(names[count], without) != 0;
-        }
-        assert_ok(tn_safetensors_save(path, items, count, NULL, 0));
+    TN_SCOPE;
+    for (size_t i = 0; i < TN_COUNT(parts); i++) {
+        snprintf(names[count], sizeof names[count], "model.%s", parts[i].name);
+        tn_tensor *t = some_numbers(parts[i].rows ? parts[i].rows : tokens, parts[i].columns, seed++);
+        items[count] = (tn_named_tensor){names[count], t};
+        count++;
     }
+    for (int i = 0; i < 3 * EXPERTS; i++) {
+        snprintf(names[count], sizeof names[count], "model.layers.0.mlp.experts.%d.%s_proj.weight", i / 3,
+                 kinds[i % 3]);
+        bool down = i % 3 == 2;
+        tn_tensor *t = some_numbers(down ? HIDDEN : INNER, down ? INNER : HIDDEN, seed++);
+        items[count] = (tn_named_tensor){names[count], t};
+        count += !without || strcmp(names[count], without) != 0;
+    }
+    assert_ok(tn_safetensors_save(path, items, count, NULL, 0));
 }
 
 static const char mixture_config[] =

@@ -68,7 +68,10 @@ static void model_new(model *m, tn_device *home, bool plain) {
     }
     tn_nn_linear(m->net, "3", 8, CLASSES, true);
     tn_module *rest = tn_module_new(m->root, "rest", NULL, NULL);
-    TN_SCOPE m->unused = tn_module_add_parameter(rest, "unused", tn_init_constant((int64_t[]){3}, 1, 0.5));
+    {
+        TN_SCOPE;
+        m->unused = tn_module_add_parameter(rest, "unused", tn_init_constant((int64_t[]){3}, 1, 0.5));
+    }
     assert_ok(tn_module_status(m->root));
     tn_adam_options o = {.struct_size = sizeof o, .lr = 0.05, .max_grad_norm = plain ? 0 : 0.5};
     assert_ok(tn_optimizer_adamw(m->root, &o, &m->adam));
@@ -199,7 +202,8 @@ static void one_part_is_tn_minimize(void **state) {
     model_new(&m, cpu, false);
     tn_part all = {sizeof all, 0, 1, 0, ROWS, ROWS, cpu};
     for (int s = 0; s < STEPS; s++)
-        TN_SCOPE {
+        {
+            TN_SCOPE;
             tn_tensor *loss = loss_of(&m, &all);
             assert_ok(tn_minimize(m.adam, loss));
             usual.loss[s] = tn_item(loss);
@@ -264,7 +268,8 @@ static void inference_is_split_without_a_trace(void **state) {
     tn_module_train(m.root, false);
     assert_ok(tn_data_parallel_new(m.root, team, 3, NULL, &p));
     for (int round = 0; round < 2; round++)
-        TN_SCOPE {
+        {
+            TN_SCOPE;
             assert_ok(tn_read(logits_of(&m, &all), whole, sizeof whole));
             tn_tensor *y = tn_data_parallel_forward(p, ROWS, logits_of, &m);
             assert_int_equal(tn_size(y, 0), ROWS);
@@ -272,7 +277,8 @@ static void inference_is_split_without_a_trace(void **state) {
             assert_ok(tn_read(y, parts, sizeof parts));
             assert_memory_equal(whole, parts, sizeof whole);
             /* the copies follow what is written at home */
-            TN_NO_GRAD tn_mul_(tn_module_variable(m.root, "net.0.weight"), tn_scalar(2));
+            TN_NO_GRAD;
+            tn_mul_(tn_module_variable(m.root, "net.0.weight"), tn_scalar(2));
         }
     tn_data_parallel_free(p);
     model_free(&m);
@@ -289,9 +295,13 @@ static void copies_follow_an_exchange(void **state) {
     model_new(&m, cpu, false);
     tn_module_train(m.root, false);
     assert_ok(tn_data_parallel_new(m.root, team, 2, NULL, &p));
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         tn_tensor *weight = tn_module_variable(m.root, "net.0.weight"), *other = NULL;
-        TN_NO_GRAD other = tn_contiguous(tn_mul(weight, tn_scalar(3)));
+        {
+            TN_NO_GRAD;
+            other = tn_contiguous(tn_mul(weight, tn_scalar(3)));
+        }
         assert_ok(tn_make_state(other));
         assert_ok(tn_eval(&other, 1));
         for (int round = 0; round < 3; round++) {
@@ -314,14 +324,13 @@ static void a_part_takes_its_rows(void **state) {
     const float x[] = {0, 1, 2, 3, 4, 5};
     float got[4];
     tn_part part = {sizeof part, 1, 2, 1, 2, 3, far_device[0]};
-    TN_SCOPE {
-        tn_tensor *whole = tn_from_data(x, (int64_t[]){3, 2}, 2, TN_F32), *rows = tn_part_rows(&part, whole);
-        assert_ptr_equal(tn_device_of(rows), far_device[0]);
-        assert_ok(tn_read(rows, got, sizeof got));
-        assert_memory_equal(got, x + 2, sizeof got);
-        part.total = 4;
-        assert_int_equal(tn_status_of(tn_part_rows(&part, whole)), TN_ERR_SHAPE);
-    }
+    TN_SCOPE;
+    tn_tensor *whole = tn_from_data(x, (int64_t[]){3, 2}, 2, TN_F32), *rows = tn_part_rows(&part, whole);
+    assert_ptr_equal(tn_device_of(rows), far_device[0]);
+    assert_ok(tn_read(rows, got, sizeof got));
+    assert_memory_equal(got, x + 2, sizeof got);
+    part.total = 4;
+    assert_int_equal(tn_status_of(tn_part_rows(&part, whole)), TN_ERR_SHAPE);
 }
 
 /* ---- failures ---------------------------------------------------------------------------------------------------- */
@@ -479,30 +488,35 @@ static void wrong_options_are_refused(void **state) {
 static void swapped_handles_stand_for_each_other(void **state) {
     (void)state;
     float got[2];
-    TN_SCOPE {
-        tn_tensor *a = tn_from_data((float[]){1, 2}, (int64_t[]){2}, 1, TN_F32),
-                  *b = tn_from_data((float[]){5, 6, 7}, (int64_t[]){3}, 1, TN_F32);
-        assert_ok(tn_make_state(a));
-        assert_ok(tn_set_requires_grad(a, true));
-        tn_tensor *view = tn_slice(b, 0, 1, 3, 1), *earlier = tn_mul(a, tn_scalar(10));
-        assert_ok(tn_swap(a, b));
-        assert_int_equal(tn_numel(a), 3);
-        assert_false(tn_requires_grad(a));
-        assert_true(tn_requires_grad(b));
-        /* what was made before stays what it was, and a view follows writes to what it was made of */
-        int64_t writes = tn_write_count(a);
-        TN_NO_GRAD tn_mul_(a, tn_scalar(2));
-        assert_true(tn_write_count(a) > writes);
-        TN_NO_GRAD tn_add_(b, tn_scalar(1));
-        assert_ok(tn_read(view, got, sizeof got));
-        assert_true(got[0] == 12 && got[1] == 14);
-        assert_ok(tn_read(earlier, got, sizeof got));
-        assert_true(got[0] == 10 && got[1] == 20);
-        assert_ok(tn_swap(a, b));
-        assert_ok(tn_read(a, got, sizeof got));
-        assert_true(got[0] == 2 && got[1] == 3);
-        assert_int_equal(tn_swap(a, view), TN_ERR_ARGUMENT);
+    TN_SCOPE;
+    tn_tensor *a = tn_from_data((float[]){1, 2}, (int64_t[]){2}, 1, TN_F32),
+              *b = tn_from_data((float[]){5, 6, 7}, (int64_t[]){3}, 1, TN_F32);
+    assert_ok(tn_make_state(a));
+    assert_ok(tn_set_requires_grad(a, true));
+    tn_tensor *view = tn_slice(b, 0, 1, 3, 1), *earlier = tn_mul(a, tn_scalar(10));
+    assert_ok(tn_swap(a, b));
+    assert_int_equal(tn_numel(a), 3);
+    assert_false(tn_requires_grad(a));
+    assert_true(tn_requires_grad(b));
+    /* what was made before stays what it was, and a view follows writes to what it was made of */
+    int64_t writes = tn_write_count(a);
+    {
+        TN_NO_GRAD;
+        tn_mul_(a, tn_scalar(2));
     }
+    assert_true(tn_write_count(a) > writes);
+    {
+        TN_NO_GRAD;
+        tn_add_(b, tn_scalar(1));
+    }
+    assert_ok(tn_read(view, got, sizeof got));
+    assert_true(got[0] == 12 && got[1] == 14);
+    assert_ok(tn_read(earlier, got, sizeof got));
+    assert_true(got[0] == 10 && got[1] == 20);
+    assert_ok(tn_swap(a, b));
+    assert_ok(tn_read(a, got, sizeof got));
+    assert_true(got[0] == 2 && got[1] == 3);
+    assert_int_equal(tn_swap(a, view), TN_ERR_ARGUMENT);
 }
 
 int main(void) {

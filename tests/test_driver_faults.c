@@ -700,7 +700,8 @@ static tn_status training_start(training *t) {
     TRY(tn_device_open(now->id, &strict, NULL, &t->device));
     TRY(tn_set_current_device(t->device));
     t->model = tn_module_root();
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         int64_t features[] = {FEATURES};
         t->weight = tn_module_add_parameter(t->model, "weight", tn_ones(features, 1, TN_F32));
         t->bias = tn_module_add_parameter(t->model, "bias", tn_zeros(features, 1, TN_F32));
@@ -712,18 +713,17 @@ static tn_status training_start(training *t) {
 
 static tn_status training_step(training *t) {
     tn_status s = TN_OK;
-    TN_SCOPE {
-        float x[ROWS * FEATURES], y[ROWS];
-        for (int i = 0; i < ROWS * FEATURES; i++)
-            x[i] = (float)(i * 37 % 11) / 11.0f;
-        for (int i = 0; i < ROWS; i++)
-            y[i] = (float)(i % 3);
-        tn_tensor *inputs = tn_from_data(x, (int64_t[]){ROWS, FEATURES}, 2, TN_F32);
-        tn_tensor *wanted = tn_from_data(y, (int64_t[]){ROWS}, 1, TN_F32);
-        tn_tensor *hidden = tn_relu(tn_add(tn_mul(inputs, t->weight), t->bias));
-        tn_tensor *got = tn_sum(tn_mul(hidden, t->out), (int64_t[]){1}, 1, false);
-        s = tn_minimize(t->adam, tn_mse_loss(got, wanted, TN_REDUCTION_MEAN));
-    }
+    TN_SCOPE;
+    float x[ROWS * FEATURES], y[ROWS];
+    for (int i = 0; i < ROWS * FEATURES; i++)
+        x[i] = (float)(i * 37 % 11) / 11.0f;
+    for (int i = 0; i < ROWS; i++)
+        y[i] = (float)(i % 3);
+    tn_tensor *inputs = tn_from_data(x, (int64_t[]){ROWS, FEATURES}, 2, TN_F32);
+    tn_tensor *wanted = tn_from_data(y, (int64_t[]){ROWS}, 1, TN_F32);
+    tn_tensor *hidden = tn_relu(tn_add(tn_mul(inputs, t->weight), t->bias));
+    tn_tensor *got = tn_sum(tn_mul(hidden, t->out), (int64_t[]){1}, 1, false);
+    s = tn_minimize(t->adam, tn_mse_loss(got, wanted, TN_REDUCTION_MEAN));
     return s;
 }
 

@@ -28,48 +28,45 @@ static void use(tn_device *d) { assert_ok(tn_set_current_device(d)); }
 static void a_sum_is_computed_there(void **state) {
     (void)state;
     use(far);
-    TN_SCOPE {
-        float a[5] = {1, 2, 3, 4, 5}, b[5] = {10, 20, 30, 40, 50}, c[5] = {0};
-        int64_t before = far_counts_now.launches;
-        tn_tensor *x = tn_from_data(a, (int64_t[]){5}, 1, TN_F32), *y = tn_from_data(b, (int64_t[]){5}, 1, TN_F32);
-        tn_tensor *z = tn_add(x, y);
-        assert_ptr_equal(tn_device_of(z), far);
-        assert_ok(tn_read(z, c, sizeof c));
-        for (int i = 0; i < 5; i++)
-            assert_float_equal(c[i], a[i] + b[i], 0);
-        assert_true(far_counts_now.launches > before);
-    }
+    TN_SCOPE;
+    float a[5] = {1, 2, 3, 4, 5}, b[5] = {10, 20, 30, 40, 50}, c[5] = {0};
+    int64_t before = far_counts_now.launches;
+    tn_tensor *x = tn_from_data(a, (int64_t[]){5}, 1, TN_F32), *y = tn_from_data(b, (int64_t[]){5}, 1, TN_F32);
+    tn_tensor *z = tn_add(x, y);
+    assert_ptr_equal(tn_device_of(z), far);
+    assert_ok(tn_read(z, c, sizeof c));
+    for (int i = 0; i < 5; i++)
+        assert_float_equal(c[i], a[i] + b[i], 0);
+    assert_true(far_counts_now.launches > before);
 }
 
 static void views_and_writes(void **state) {
     (void)state;
     use(far);
-    TN_SCOPE {
-        float a[12], back[4], whole[12];
-        for (int i = 0; i < 12; i++)
-            a[i] = (float)i;
-        tn_tensor *x = tn_from_data(a, (int64_t[]){3, 4}, 2, TN_F32);
-        tn_tensor *column = tn_select(x, 1, 2);
-        assert_ok(tn_status_of(tn_mul_(column, tn_scalar(10))));
-        assert_ok(tn_read(tn_permute(x, (int64_t[]){1, 0}, 2), whole, sizeof whole));
-        for (int i = 0; i < 12; i++)
-            assert_float_equal(whole[i], (float)(i % 3 * 4 + i / 3) * (i / 3 == 2 ? 10 : 1), 0);
-        assert_ok(tn_read(tn_select(x, 0, 1), back, sizeof back));
-        assert_float_equal(back[2], 60, 0);
-        assert_float_equal(tn_item(tn_sum(x, NULL, 0, false)), 66 + 9 * 18, 0);
-    }
+    TN_SCOPE;
+    float a[12], back[4], whole[12];
+    for (int i = 0; i < 12; i++)
+        a[i] = (float)i;
+    tn_tensor *x = tn_from_data(a, (int64_t[]){3, 4}, 2, TN_F32);
+    tn_tensor *column = tn_select(x, 1, 2);
+    assert_ok(tn_status_of(tn_mul_(column, tn_scalar(10))));
+    assert_ok(tn_read(tn_permute(x, (int64_t[]){1, 0}, 2), whole, sizeof whole));
+    for (int i = 0; i < 12; i++)
+        assert_float_equal(whole[i], (float)(i % 3 * 4 + i / 3) * (i / 3 == 2 ? 10 : 1), 0);
+    assert_ok(tn_read(tn_select(x, 0, 1), back, sizeof back));
+    assert_float_equal(back[2], 60, 0);
+    assert_float_equal(tn_item(tn_sum(x, NULL, 0, false)), 66 + 9 * 18, 0);
 }
 
 static void borrowed_memory_is_copied_and_given_back(void **state) {
     (void)state;
     use(far);
-    TN_SCOPE {
-        static float own[3] = {1, 2, 3};
-        float c[3];
-        tn_tensor *x = tn_from_ptr(own, (int64_t[]){3}, 1, TN_F32, NULL, NULL);
-        assert_ok(tn_read(tn_neg(x), c, sizeof c));
-        assert_float_equal(c[2], -3, 0);
-    }
+    TN_SCOPE;
+    static float own[3] = {1, 2, 3};
+    float c[3];
+    tn_tensor *x = tn_from_ptr(own, (int64_t[]){3}, 1, TN_F32, NULL, NULL);
+    assert_ok(tn_read(tn_neg(x), c, sizeof c));
+    assert_float_equal(c[2], -3, 0);
 }
 
 /* ---- training ---------------------------------------------------------------------------------------------------- */
@@ -90,7 +87,8 @@ static void train_on(tn_device *device, const char *save, float loss[STEPS]) {
     tn_optimizer *optimizer = NULL;
     assert_ok(tn_optimizer_adamw(root, &adam, &optimizer));
     for (int step = 0; step < STEPS; step++)
-        TN_SCOPE {
+        {
+            TN_SCOPE;
             float data[ROWS * FEATURES];
             int64_t labels[ROWS];
             for (int i = 0; i < ROWS * FEATURES; i++)
@@ -136,20 +134,19 @@ enum { WIDE = 40, NUMBERS = 10 };
 /* One step of a training in which a number stands everywhere that it can: the loss, and what the step left of x. */
 static void step_with(tn_device *device, double v, tn_dtype dtype, float out[WIDE + 1]) {
     use(device);
-    TN_SCOPE {
-        float data[WIDE];
-        for (int i = 0; i < WIDE; i++)
-            data[i] = (float)(i - 7) / 8;
-        tn_tensor *x = tn_cast(tn_from_data(data, (int64_t[]){WIDE}, 1, TN_F32), dtype);
-        assert_ok(tn_set_requires_grad(x, true));
-        tn_tensor *scaled = tn_mul(tn_add_scalar(x, v), tn_scalar(v + 0.125));
-        tn_tensor *y = tn_sub(tn_div_scalar(scaled, v * 3), tn_full(TN_DIMS(WIDE), v / 7, dtype));
-        tn_tensor *loss = tn_mean(tn_mul(y, y), NULL, 0, false);
-        assert_ok(tn_backward(loss));
-        tn_tensor *moved = tn_sub(x, tn_mul(tn_grad(x), tn_scalar(v / 16)));
-        assert_ok(tn_read(tn_cast(moved, TN_F32), out, WIDE * sizeof *out));
-        out[WIDE] = (float)tn_item(loss);
-    }
+    TN_SCOPE;
+    float data[WIDE];
+    for (int i = 0; i < WIDE; i++)
+        data[i] = (float)(i - 7) / 8;
+    tn_tensor *x = tn_cast(tn_from_data(data, (int64_t[]){WIDE}, 1, TN_F32), dtype);
+    assert_ok(tn_set_requires_grad(x, true));
+    tn_tensor *scaled = tn_mul(tn_add_scalar(x, v), tn_scalar(v + 0.125));
+    tn_tensor *y = tn_sub(tn_div_scalar(scaled, v * 3), tn_full(TN_DIMS(WIDE), v / 7, dtype));
+    tn_tensor *loss = tn_mean(tn_mul(y, y), NULL, 0, false);
+    assert_ok(tn_backward(loss));
+    tn_tensor *moved = tn_sub(x, tn_mul(tn_grad(x), tn_scalar(v / 16)));
+    assert_ok(tn_read(tn_cast(moved, TN_F32), out, WIDE * sizeof *out));
+    out[WIDE] = (float)tn_item(loss);
 }
 
 static void other_numbers_are_the_same_kernels(void **state) {
@@ -174,12 +171,11 @@ static void a_kernel_of_many_numbers(void **state) {
     float data[3] = {1, -2, 0.75F}, got[2][3];
     for (int k = 0; k < 2; k++) {
         use(k ? far : cpu);
-        TN_SCOPE {
-            tn_tensor *x = tn_from_data(data, (int64_t[]){3}, 1, TN_F32);
-            for (int i = 0; i < 40; i++)
-                x = tn_add_scalar(tn_mul_scalar(x, i % 5 ? 1.01 + i * 0.001 : 0.5), i % 7 ? -0.003 * i : 2);
-            assert_ok(tn_read(tn_atan(x), got[k], sizeof got[k]));
-        }
+        TN_SCOPE;
+        tn_tensor *x = tn_from_data(data, (int64_t[]){3}, 1, TN_F32);
+        for (int i = 0; i < 40; i++)
+            x = tn_add_scalar(tn_mul_scalar(x, i % 5 ? 1.01 + i * 0.001 : 0.5), i % 7 ? -0.003 * i : 2);
+        assert_ok(tn_read(tn_atan(x), got[k], sizeof got[k]));
     }
     assert_memory_equal(got[0], got[1], sizeof got[0]);
 }
@@ -200,12 +196,18 @@ static void each_load_of_a_kernel_is_told(void **state) {
     int64_t before = far_counts_now.loads;
     float got[7];
     tn_on_kernel_load(count_load, &begun);
-    TN_SCOPE assert_ok(tn_read(tn_tanh(tn_rsqrt(tn_full(TN_DIMS(7), 0.3, TN_F32))), got, sizeof got));
+    {
+        TN_SCOPE;
+        assert_ok(tn_read(tn_tanh(tn_rsqrt(tn_full(TN_DIMS(7), 0.3, TN_F32))), got, sizeof got));
+    }
     tn_on_kernel_load(NULL, NULL);
     assert_true(begun > 0);
     assert_int_equal(begun, far_counts_now.loads - before);
     assert_int_equal(ended, begun);
-    TN_SCOPE assert_ok(tn_read(tn_sin(tn_rsqrt(tn_full(TN_DIMS(7), 0.3, TN_F32))), got, sizeof got));
+    {
+        TN_SCOPE;
+        assert_ok(tn_read(tn_sin(tn_rsqrt(tn_full(TN_DIMS(7), 0.3, TN_F32))), got, sizeof got));
+    }
     assert_int_equal(ended, begun); /* nobody listens any more */
     assert_true(far_counts_now.loads > before + begun);
 }
@@ -280,7 +282,8 @@ static void a_capture_of_nothing_launches_nothing(void **state) {
 
 static void a_capture_leaves_no_states_out(void **state) {
     (void)state;
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         tn_graph *g = NULL;
         tn_tensor *s[2];
         tn_device *const on[2] = {far, cpu};
@@ -315,7 +318,8 @@ static void states_of_one_shape_take_their_own_memory(void **state) {
     assert_true(stats.peak_bytes - before <= (COUNT + 1) * BYTES); /* the last one's zeros, which it copies */
     assert_ok(tn_peek(s[0], &at));
     assert_null(at);
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         (void)tn_fill_(s[1], 2);
         for (int i = 0; i < COUNT; i++)
             assert_true(tn_item(tn_sum(s[i], TN_ALL, false)) == (i == 1 ? BYTES / 2 : 0));

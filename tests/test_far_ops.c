@@ -97,15 +97,14 @@ static void keep_gradients(results *r, trial *t, tn_tensor *y) {
 
 static void run_on(tn_device *d, trial *t, results *r) {
     assert_ok(tn_set_current_device(d));
-    TN_SCOPE {
-        trial_make_tensors(t, false);
-        for (int i = 0; i < t->c->n_in; i++)
-            if (t->in[i] && (t->c->in[i].dtype == TN_F64 || t->c->in[i].dtype == TN_F32) && t->c->gradient)
-                assert_ok(tn_set_requires_grad(t->in[i], true));
-        tn_tensor *y = trial_apply(t);
-        keep(r, t, y);
-        keep_gradients(r, t, y);
-    }
+    TN_SCOPE;
+    trial_make_tensors(t, false);
+    for (int i = 0; i < t->c->n_in; i++)
+        if (t->in[i] && (t->c->in[i].dtype == TN_F64 || t->c->in[i].dtype == TN_F32) && t->c->gradient)
+            assert_ok(tn_set_requires_grad(t->in[i], true));
+    tn_tensor *y = trial_apply(t);
+    keep(r, t, y);
+    keep_gradients(r, t, y);
 }
 
 static bool same_bits(double a, double b) { return memcmp(&a, &b, sizeof a) == 0 || (isnan(a) && isnan(b)); }
@@ -130,7 +129,8 @@ static void check_refused(tn_device *d, trial *t) {
     bool refused = false;
     d->fallback = TN_FALLBACK_STRICT;
     assert_ok(tn_set_current_device(d));
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         trial_make_tensors(t, false);
         tn_tensor *y = trial_apply(t);
         refused = tn_numel(y) == 0 || tn_eval(&y, 1) == TN_ERR_UNSUPPORTED;

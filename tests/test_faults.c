@@ -171,29 +171,27 @@ static void free_model(model *m) {
 
 static tn_status update(model *m) {
     tn_status s = TN_OK;
-    TN_NO_GRAD {
-        tn_tensor *g = tn_grad(m->weight);
-        tn_tensor *turned = tn_mul(m->momentum, tn_scalar(0.5));
-        if (!g) g = tn_full(NULL, 0, 0.0, TN_F32);
-        tn_copy_(m->momentum, tn_add(turned, g));
-        s = tn_status_of(tn_sub_(m->weight, tn_mul(m->momentum, tn_dial(0.125))));
-    }
+    TN_NO_GRAD;
+    tn_tensor *g = tn_grad(m->weight);
+    tn_tensor *turned = tn_mul(m->momentum, tn_scalar(0.5));
+    if (!g) g = tn_full(NULL, 0, 0.0, TN_F32);
+    tn_copy_(m->momentum, tn_add(turned, g));
+    s = tn_status_of(tn_sub_(m->weight, tn_mul(m->momentum, tn_dial(0.125))));
     return s;
 }
 
 /* Forward, backward, two states written; the loss read. */
 static tn_status train(model *m, float *loss_value) {
     tn_status s = TN_OK;
-    TN_SCOPE {
-        tn_tensor *x = numbers((int64_t[]){5, ROWS}, 2, 0.5);
-        tn_tensor *y = tn_softmax(tn_matmul(x, m->weight), -1);
-        tn_tensor *loss = tn_sum(tn_mul(y, numbers((int64_t[]){COLUMNS}, 1, 1.0)), TN_ALL, false);
-        s = tn_backward(loss);
-        if (s == TN_OK) s = update(m);
-        if (s == TN_OK) s = tn_read(loss, loss_value, sizeof *loss_value);
-        if (s == TN_OK) s = tn_status_of(m->weight);
-        if (s == TN_OK) s = tn_status_of(m->momentum);
-    }
+    TN_SCOPE;
+    tn_tensor *x = numbers((int64_t[]){5, ROWS}, 2, 0.5);
+    tn_tensor *y = tn_softmax(tn_matmul(x, m->weight), -1);
+    tn_tensor *loss = tn_sum(tn_mul(y, numbers((int64_t[]){COLUMNS}, 1, 1.0)), TN_ALL, false);
+    s = tn_backward(loss);
+    if (s == TN_OK) s = update(m);
+    if (s == TN_OK) s = tn_read(loss, loss_value, sizeof *loss_value);
+    if (s == TN_OK) s = tn_status_of(m->weight);
+    if (s == TN_OK) s = tn_status_of(m->momentum);
     return s;
 }
 
@@ -339,7 +337,10 @@ static void results_of_a_graph_are_all_or_none(void **state) {
     }
     assert_ok(tn_capture_begin());
     for (int i = 0; i < 2; i++)
-        TN_SCOPE (void)tn_add_(s[i], tn_scalar(1));
+        {
+            TN_SCOPE;
+            (void)tn_add_(s[i], tn_scalar(1));
+        }
     assert_ok(tn_capture_end(NULL, 0, s, 2, &g));
     for (int at = 1; at <= 4; at++) {
         int64_t before = tn_memory_get_stats().live_buffers;

@@ -81,7 +81,8 @@ static const char *make_folder(const char *name, const row *rows, int count, con
     assert_true(mkdir(folder, 0700) == 0 || errno == EEXIST);
     snprintf(path, sizeof path, "%s/model.safetensors", folder);
     tn_manual_seed(3);
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         for (int i = 0; i < count; i++) {
             int64_t shape[] = {rows[i].rows, rows[i].columns};
             tensors[i] = (tn_named_tensor){rows[i].name, tn_randn(shape, rows[i].columns ? 2 : 1)};
@@ -317,7 +318,8 @@ static void run_network(const char *path, int64_t batch, int64_t length, const i
     tn_onnx *network;
     tn_onnx_value *in[2], *result;
     assert_ok(tn_onnx_open(path, NULL, &network));
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         in[0] = tn_onnx_value_tensor(tn_from_data(tokens, (int64_t[]){batch, length}, 2, TN_I64));
         in[1] = tn_onnx_value_tensor(tn_from_data(mask ? mask : tokens, (int64_t[]){batch, length}, 2, TN_I64));
         assert_ok(tn_onnx_run(network, in, &result));
@@ -368,7 +370,8 @@ static void run_piece(tn_onnx *network, tn_onnx_value *cache[2], int64_t past, i
         mask[i] = i >= hidden;
     for (int64_t i = 0; i < count; i++)
         places[i] = past + i > hidden ? past + i - hidden : 0;
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         in[0] = tn_onnx_value_tensor(tn_from_data(tokens, (int64_t[]){1, count}, 2, TN_I64));
         in[1] = tn_onnx_value_tensor(tn_from_data(mask, (int64_t[]){1, past + count}, 2, TN_I64));
         in[2] = tn_onnx_value_tensor(tn_from_data(places, (int64_t[]){1, count}, 2, TN_I64));

@@ -16,7 +16,8 @@ static void what_is_written_reads_back(void **state) {
     int64_t i[1] = {-7};
     uint8_t b[3] = {1, 0, 1};
     int64_t shape_f[] = {2, 3}, shape_b[] = {3}, shape_none[] = {0, 4};
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         tn_named_tensor tensors[] = {{"mask", tn_from_data(b, shape_b, 1, TN_BOOL)},
                                      {"weights", tn_from_data(f, shape_f, 2, TN_F32)},
                                      {"count \"n\"", tn_from_data(i, shape_f, 0, TN_I64)},
@@ -33,7 +34,8 @@ static void what_is_written_reads_back(void **state) {
     assert_ok(tn_safetensors_find(file, "weights", &info));
     assert_string_equal(info.dtype_name, "F32");
     assert_int_equal((uintptr_t)info.data % sizeof(float), 0);
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         float got_f[6];
         int64_t got_i;
         uint8_t got_b[3];
@@ -56,8 +58,11 @@ static void tensors_outlive_the_file(void **state) {
     const char *path = test_scratch("outlive.safetensors");
     float f[4] = {1, 2, 3, 4}, got[4];
     int64_t shape[] = {4};
-    TN_SCOPE assert_ok(
-        tn_safetensors_save(path, &(tn_named_tensor){"x", tn_from_data(f, shape, 1, TN_F32)}, 1, NULL, 0));
+    {
+        TN_SCOPE;
+        assert_ok(
+            tn_safetensors_save(path, &(tn_named_tensor){"x", tn_from_data(f, shape, 1, TN_F32)}, 1, NULL, 0));
+    }
     tn_safetensors *file;
     assert_ok(tn_safetensors_open(path, &file));
     tn_tensor *x = tn_safetensors_tensor(file, "x");
@@ -74,11 +79,15 @@ static void mapped_tensors_can_be_changed(void **state) {
     const char *path = test_scratch("changed.safetensors");
     float f[4] = {1, 2, 3, 4}, got[4];
     int64_t shape[] = {4};
-    TN_SCOPE assert_ok(
-        tn_safetensors_save(path, &(tn_named_tensor){"x", tn_from_data(f, shape, 1, TN_F32)}, 1, NULL, 0));
+    {
+        TN_SCOPE;
+        assert_ok(
+            tn_safetensors_save(path, &(tn_named_tensor){"x", tn_from_data(f, shape, 1, TN_F32)}, 1, NULL, 0));
+    }
     tn_safetensors *file;
     assert_ok(tn_safetensors_open(path, &file));
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         tn_tensor *x = tn_safetensors_tensor(file, "x");
         tn_add_(x, tn_scalar(10));
         assert_ok(tn_read(x, got, sizeof got));
@@ -93,14 +102,13 @@ static void mapped_tensors_can_be_changed(void **state) {
 static void equal_names_are_not_saved(void **state) {
     (void)state;
     float one = 1;
-    TN_SCOPE {
-        tn_tensor *t = tn_from_data(&one, (int64_t[]){0}, 0, TN_F32);
-        tn_named_tensor twice[] = {{"a", t}, {"b", t}, {"a", t}}, reserved[] = {{"__metadata__", t}};
-        assert_int_equal(tn_safetensors_save(test_scratch("twice"), twice, 3, NULL, 0), TN_ERR_ARGUMENT);
-        assert_text_has(tn_error(), "'a'");
-        assert_int_equal(tn_safetensors_save(test_scratch("reserved"), reserved, 1, NULL, 0), TN_ERR_ARGUMENT);
-        assert_int_equal(access(test_scratch("twice"), F_OK), -1);
-    }
+    TN_SCOPE;
+    tn_tensor *t = tn_from_data(&one, (int64_t[]){0}, 0, TN_F32);
+    tn_named_tensor twice[] = {{"a", t}, {"b", t}, {"a", t}}, reserved[] = {{"__metadata__", t}};
+    assert_int_equal(tn_safetensors_save(test_scratch("twice"), twice, 3, NULL, 0), TN_ERR_ARGUMENT);
+    assert_text_has(tn_error(), "'a'");
+    assert_int_equal(tn_safetensors_save(test_scratch("reserved"), reserved, 1, NULL, 0), TN_ERR_ARGUMENT);
+    assert_int_equal(access(test_scratch("twice"), F_OK), -1);
 }
 
 /* ---- hostile files ----------------------------------------------------------------------------------------------- */
@@ -204,7 +212,10 @@ static void bytes_that_are_no_bools_are_refused(void **state) {
     assert_int_equal(fclose(f), 0);
     tn_safetensors *file;
     assert_ok(tn_safetensors_open(path, &file));
-    TN_SCOPE assert_int_equal(tn_status_of(tn_safetensors_tensor(file, "a")), TN_ERR_FORMAT);
+    {
+        TN_SCOPE;
+        assert_int_equal(tn_status_of(tn_safetensors_tensor(file, "a")), TN_ERR_FORMAT);
+    }
     tn_safetensors_close(file);
 }
 
@@ -232,13 +243,17 @@ static void opening_survives_failure_at_every_allocation(void **state) {
 /* ---- shards ------------------------------------------------------------------------------------------------------ */
 
 static void save_shard(const char *path, const char *name, float value) {
-    TN_SCOPE assert_ok(
+    TN_SCOPE;
+    assert_ok(
         tn_safetensors_save(path, &(tn_named_tensor){name, tn_full(TN_DIMS(2), value, TN_F32)}, 1, NULL, 0));
 }
 
 static float first_number(const tn_safetensors *file, const char *name) {
     float got[2] = {0};
-    TN_SCOPE assert_ok(tn_read(tn_safetensors_tensor(file, name), got, sizeof got));
+    {
+        TN_SCOPE;
+        assert_ok(tn_read(tn_safetensors_tensor(file, name), got, sizeof got));
+    }
     return got[0];
 }
 
@@ -304,7 +319,8 @@ enum { KILLS = 200, NUMBERS = 50000 };
 static tn_module *module_of(float value) {
     int64_t n = NUMBERS;
     tn_module *root = tn_module_root();
-    TN_SCOPE tn_module_add_parameter(root, "w", tn_full(&n, 1, (double)value, TN_F32));
+    TN_SCOPE;
+    tn_module_add_parameter(root, "w", tn_full(&n, 1, (double)value, TN_F32));
     return root;
 }
 

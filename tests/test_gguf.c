@@ -224,7 +224,8 @@ static void tensors_have_the_shape_that_pytorch_gives_them(void **state) {
     assert_int_equal(tn_gguf_at(file, 3, &info), TN_ERR_ARGUMENT);
     assert_int_equal(tn_gguf_find(file, "absent", &info), TN_ERR_FORMAT);
     assert_text_has(tn_error(), "tensors.gguf' has no tensor 'absent'");
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         assert_int_equal(tn_size(tn_gguf_tensor(file, "empty"), 0), 5);
         assert_int_equal(tn_status_of(tn_gguf_tensor(file, "absent")), TN_ERR_FORMAT);
     }
@@ -279,7 +280,10 @@ static void unaligned_tensors_are_copied(void **state) {
     assert_true((uintptr_t)info.data % sizeof(float) != 0);
     float got[6], want[6];
     memcpy(want, info.data, sizeof want);
-    TN_SCOPE assert_ok(tn_read(tn_gguf_tensor(file, "x"), got, sizeof got));
+    {
+        TN_SCOPE;
+        assert_ok(tn_read(tn_gguf_tensor(file, "x"), got, sizeof got));
+    }
     assert_memory_equal(got, want, sizeof got);
     tn_gguf_close(file);
 }
@@ -523,7 +527,8 @@ static void null_arguments_are_answered(void **state) {
     assert_int_equal(tn_gguf_count(NULL), 0);
     assert_int_equal(tn_gguf_at(NULL, 0, &info), TN_ERR_ARGUMENT);
     assert_int_equal(tn_gguf_find(NULL, "a", &info), TN_ERR_ARGUMENT);
-    TN_SCOPE assert_int_equal(tn_status_of(tn_gguf_tensor(NULL, "a")), TN_ERR_ARGUMENT);
+    TN_SCOPE;
+    assert_int_equal(tn_status_of(tn_gguf_tensor(NULL, "a")), TN_ERR_ARGUMENT);
 }
 
 /* ---- types that are decoded -------------------------------------------------------------------------------------- */
@@ -569,7 +574,8 @@ static void decoded_types_have_the_values_of_the_gguf_package(void **state) {
         assert_ok(tn_gguf_at(file, 0, &info));
         assert_string_equal(info.dtype_name, name);
         size_t bytes = (size_t)(CODED_BLOCKS * elements) * sizeof *values, row = tn_dtype_bytes(TN_Q8_X, elements);
-        TN_SCOPE {
+        {
+            TN_SCOPE;
             tn_tensor *w = tn_gguf_tensor(file, "w");
             assert_ok(tn_read(tn_dequantize(w, TN_F32), values, bytes));
             if (hash_of(values, bytes) != hash) fail_msg("%s: other values than the gguf package's", name);

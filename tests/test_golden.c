@@ -206,12 +206,11 @@ static void check_half(const golden *g) {
 
 static void agrees_with_pytorch(void **state) {
     const golden *g = *state;
-    TN_SCOPE {
-        if (g->dtype == TN_BF16)
-            check_half(g);
-        else
-            check_case(g);
-    }
+    TN_SCOPE;
+    if (g->dtype == TN_BF16)
+        check_half(g);
+    else
+        check_case(g);
 }
 
 /* ---- all of them ------------------------------------------------------------------------------------------------- */

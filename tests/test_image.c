@@ -94,7 +94,8 @@ static void read_input(const image *p, const image_options *o, const int64_t *sh
                        float *out, int count) {
     tn_tensor *t;
     assert_ok(image_tensor(p, o, shape, rank, dtype, &t));
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         tn_tensor *wide = tn_cast(t, TN_F32);
         assert_int_equal(tn_numel(wide), count);
         assert_ok(tn_read(wide, out, (size_t)count * sizeof *out));
@@ -150,7 +151,8 @@ static void numbers_come_in_any_order(void **state) {
         assert_ok(npy_decode(bytes, size, names[i], &t));
         free(bytes);
         assert_true(tn_rank(t) == 2 && tn_size(t, 0) == 2 && tn_size(t, 1) == 3);
-        TN_SCOPE {
+        {
+            TN_SCOPE;
             float x[6];
             assert_ok(tn_read(tn_cast(t, TN_F32), x, sizeof x));
             for (int k = 0; k < 6; k++)
@@ -175,7 +177,10 @@ static void archives_have_their_members(void **state) {
             assert_ok(status);
             assert_string_equal(m.name, count ? "b" : "a");
             if (count == 1)
-                TN_SCOPE assert_float_equal(tn_item(tn_select(t, 0, tn_size(t, 0) - 1)), m.packed ? 39 : 3, 0);
+                {
+                    TN_SCOPE;
+                    assert_float_equal(tn_item(tn_select(t, 0, tn_size(t, 0) - 1)), m.packed ? 39 : 3, 0);
+                }
             tn_free(t);
             bytes[(size_t)(m.bytes - bytes) + (m.packed ? m.size / 2 : m.size - 1)] ^= 1;
             assert_int_equal(npz_decode(&m, &t), TN_ERR_FORMAT);

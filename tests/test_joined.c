@@ -117,7 +117,10 @@ static const struct network {
 /* The steps between are nobody's when it is evaluated. */
 static void computes(const struct network *n, int64_t images, tn_dtype dtype, float *out) {
     tn_tensor *y = NULL;
-    TN_SCOPE { y = tn_keep(tn_cast(n->make(waves((int64_t[]){images, CHANNELS, SIDE, SIDE}, 0.37, dtype)), TN_F32)); }
+    {
+        TN_SCOPE;
+        y = tn_keep(tn_cast(n->make(waves((int64_t[]){images, CHANNELS, SIDE, SIDE}, 0.37, dtype)), TN_F32));
+    }
     assert_true(tn_numel(y) <= MOST);
     memset(out, 0, MOST * sizeof *out);
     assert_ok(tn_read(y, out, (size_t)tn_numel(y) * sizeof *out));
@@ -181,7 +184,8 @@ static void repeated_elements_are_copied_in_place(void **state) {
     static float got[MOST];
     for (size_t i = 0; i < TN_COUNT(times); i++)
         for (int threads = 1; threads <= 2; threads++)
-            TN_SCOPE {
+            {
+                TN_SCOPE;
                 int64_t rows = times[i][0], columns = times[i][1];
                 assert_ok(tn_threads_set(threads));
                 tn_tensor *x = tn_transpose(tn_reshape(tn_arange(0, A * B * C, 1, TN_F32), TN_DIMS(B, A, C)), 0, 1);
@@ -207,7 +211,8 @@ static void slices_are_taken_by_their_numbers(void **state) {
     for (int i = 0; i < COUNT; i++)
         narrow[i] = (int32_t)(wide[i] = i * 5 % 15 - 2);
     for (int k = 0; k < 12; k++)
-        TN_SCOPE {
+        {
+            TN_SCOPE;
             int64_t dim = k % 3, n[] = {A, B, C};
             bool small = k / 3 % 2, whole = k >= 6;
             assert_ok(tn_threads_set(1 + k / 6));
@@ -239,13 +244,17 @@ static void a_state_is_joined_at_the_end(void **state) {
     (void)state;
     static float got[MOST], want[MOST];
     for (int run = 0; run < 2; run++)
-        TN_SCOPE {
+        {
+            TN_SCOPE;
             apart = run == 1;
             tn_tensor *x = waves((int64_t[]){1, CHANNELS, SIDE, SIDE}, 0.37, TN_F32),
                       *s = tn_zeros(TN_DIMS(1, 24, SIDE, SIDE), TN_F32);
             assert_ok(tn_make_state(s));
             for (int step = 0; step < 3; step++) {
-                TN_SCOPE { tn_copy_(s, of_two(tn_add(x, tn_narrow(s, 1, 0, CHANNELS)))); }
+                {
+                    TN_SCOPE;
+                    tn_copy_(s, of_two(tn_add(x, tn_narrow(s, 1, 0, CHANNELS))));
+                }
                 assert_ok(tn_eval(&s, 1));
             }
             assert_ok(tn_read(s, run ? want : got, (size_t)tn_numel(s) * sizeof *got));

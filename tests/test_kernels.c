@@ -69,7 +69,10 @@ static void matmul_vec_is_linear(void **unused) {
             memcpy(dense + r * cols, w + r * (cols + gap), (size_t)cols * sizeof *w);
         assert_ok(tn_kernel_matmul_vec_into(w, cols + gap, rows, cols, x, out));
         assert_ok(tn_kernel_matmul_vec(dense, rows, cols, x, &made));
-        TN_SCOPE assert_bits(tn_linear(tensor(x, -1, cols), tensor(dense, rows, cols), NULL), out, rows, "matmul_vec");
+        {
+            TN_SCOPE;
+            assert_bits(tn_linear(tensor(x, -1, cols), tensor(dense, rows, cols), NULL), out, rows, "matmul_vec");
+        }
         assert_memory_equal(made, out, (size_t)rows * sizeof *out);
         for (int64_t r = 0; r < rows; r++) {
             double sum = 0, absolute = 0;
@@ -91,7 +94,10 @@ static void matmul_is_matmul(void **unused) {
         int64_t m = random_below(60), k = i == 0 ? 0 : random_below(300), n = random_below(90);
         float *a = random_numbers(m * k), *b = random_numbers(k * n), *out = random_numbers(m * n);
         assert_ok(tn_kernel_matmul(a, b, m, k, n, out));
-        TN_SCOPE assert_bits(tn_matmul(tensor(a, m, k), tensor(b, k, n)), out, m * n, "matmul");
+        {
+            TN_SCOPE;
+            assert_bits(tn_matmul(tensor(a, m, k), tensor(b, k, n)), out, m * n, "matmul");
+        }
         for (int64_t e = 0; e < m * n; e++) {
             double sum = 0, absolute = 0;
             for (int64_t p = 0; p < k; p++) {
@@ -115,13 +121,12 @@ static void a_column_times_a_row_is_matmul(void **unused) {
     for (int j = 0; j < N; j++)
         b[j] = pool[j * 3 % 8] * (j < 16 ? 1.0F : 1e-11F);
     assert_ok(tn_kernel_matmul(a, b, M, 1, N, out));
-    TN_SCOPE {
-        tn_tensor *product = tn_matmul(tensor(a, M, 1), tensor(b, 1, N));
-        assert_bits(product, out, (int64_t)M * N, "matmul");
-        for (int i = 0; i < M * N; i++)
-            out[i] = out[i] - 0.5F * out[i];
-        assert_bits(tn_sub(product, tn_mul_scalar(product, 0.5)), out, (int64_t)M * N, "matmul, joined");
-    }
+    TN_SCOPE;
+    tn_tensor *product = tn_matmul(tensor(a, M, 1), tensor(b, 1, N));
+    assert_bits(product, out, (int64_t)M * N, "matmul");
+    for (int i = 0; i < M * N; i++)
+        out[i] = out[i] - 0.5F * out[i];
+    assert_bits(tn_sub(product, tn_mul_scalar(product, 0.5)), out, (int64_t)M * N, "matmul, joined");
 }
 
 static void attention_by_hand_is_matmul_and_mul(void **unused) {
@@ -135,7 +140,8 @@ static void attention_by_hand_is_matmul_and_mul(void **unused) {
             memcpy(dense + r * d, keys + r * (d + gap), (size_t)d * sizeof *keys);
         assert_ok(tn_kernel_attention_scores(query, keys, d + gap, n, d, scale, scores));
         assert_ok(tn_kernel_weighted_sum_rows(scores, keys, d + gap, n, d, sum));
-        TN_SCOPE {
+        {
+            TN_SCOPE;
             tn_tensor *product = tn_matmul(tensor(dense, n, d), tensor(query, -1, d));
             assert_bits(tn_mul(product, tn_scalar((double)scale)), scores, n, "attention_scores");
             assert_bits(tn_matmul(tensor(scores, -1, n), tensor(dense, n, d)), sum, d, "weighted_sum_rows");
@@ -194,7 +200,8 @@ static void quantised_products_are_linear(void **unused) {
             assert_ok(tn_kernel_matmul_packed(w, x, m, out));
             assert_ok(tn_kernel_matmul_vec_quantized(dtype, blocks, rows, cols, x, one));
             assert_memory_equal(one, out, (size_t)rows * sizeof *one);
-            TN_SCOPE {
+            {
+                TN_SCOPE;
                 tn_tensor *weight = tn_from_data(blocks, (int64_t[]){rows, cols}, 2, dtype);
                 assert_bits(tn_linear(tensor(x, m, cols), weight, NULL), out, m * rows, tn_dtype_name(dtype));
             }
@@ -214,10 +221,9 @@ static void rmsnorm_is_rms_norm(void **unused) {
         float *x = random_numbers(n), *weight = random_numbers(n), *out = copy_of(x, n);
         assert_ok(tn_kernel_rmsnorm(out, weight, n, 1e-5f));
         if (n > 0) {
-            TN_SCOPE {
-                tn_rms_norm_options o = {.struct_size = sizeof o, .eps = 1e-5};
-                assert_bits(tn_rms_norm(tensor(x, -1, n), &n, 1, tensor(weight, -1, n), &o), out, n, "rmsnorm");
-            }
+            TN_SCOPE;
+            tn_rms_norm_options o = {.struct_size = sizeof o, .eps = 1e-5};
+            assert_bits(tn_rms_norm(tensor(x, -1, n), &n, 1, tensor(weight, -1, n), &o), out, n, "rmsnorm");
         }
         double sum = 0;
         for (int64_t e = 0; e < n; e++)
@@ -248,7 +254,8 @@ static void softmax_is_softmax(void **unused) {
         assert_ok(
             tn_kernel_softmax_view(backwards && n ? wide + (n - 1) * stride : wide, n, backwards ? -stride : stride));
         if (n > 0) {
-            TN_SCOPE assert_bits(tn_softmax(tensor(x, -1, n), 0), out, n, "softmax");
+            TN_SCOPE;
+            assert_bits(tn_softmax(tensor(x, -1, n), 0), out, n, "softmax");
         }
         double most = -HUGE_VAL, sum = 0;
         for (int64_t e = 0; e < n; e++)
@@ -277,7 +284,10 @@ static void silu_is_silu(void **unused) {
         for (int64_t e = 0; e < n; e++)
             x[e] *= i % 2 ? 100 : 5;
         assert_ok(tn_kernel_silu(x, n, out));
-        TN_SCOPE assert_bits(tn_silu(tensor(x, -1, n)), out, n, "silu");
+        {
+            TN_SCOPE;
+            assert_bits(tn_silu(tensor(x, -1, n)), out, n, "silu");
+        }
         for (int64_t e = 0; e < n; e++) {
             double wanted = (double)x[e] / (1 + exp(-(double)x[e]));
             assert_near((double)out[e], wanted, fabs(wanted) * 8 * 0x1p-24 + 1e-36, "silu");
@@ -298,12 +308,11 @@ static void apply_rope_is_rope(void **unused) {
         float *cosine = random_numbers(half), *sine = random_numbers(half);
         assert_ok(tn_kernel_apply_rope(out, rows, features, cosine, sine, half, interleaved));
         if (half > 0) {
-            TN_SCOPE {
-                tn_rope_options o = {.struct_size = sizeof o, .interleaved = interleaved};
-                tn_tensor *heads = tn_from_data(x, (int64_t[]){rows, 1, features}, 3, TN_F32);
-                tn_tensor *turned = tn_rope(heads, tensor(cosine, 1, half), tensor(sine, 1, half), &o);
-                assert_bits(turned, out, rows * features, "apply_rope");
-            }
+            TN_SCOPE;
+            tn_rope_options o = {.struct_size = sizeof o, .interleaved = interleaved};
+            tn_tensor *heads = tn_from_data(x, (int64_t[]){rows, 1, features}, 3, TN_F32);
+            tn_tensor *turned = tn_rope(heads, tensor(cosine, 1, half), tensor(sine, 1, half), &o);
+            assert_bits(turned, out, rows * features, "apply_rope");
         }
         for (int64_t r = 0; r < rows; r++) {
             for (int64_t p = 0; p < half; p++) {

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <pthread.h>
 
+#include "trunnion/autograd.h"
 #include "trunnion/linalg.h"
 #include "trunnion/ops.h"
 
@@ -41,21 +42,20 @@ static void equal_kernels_wait_for_each_other(void **state) {
     int before = tn_get_num_threads();
     assert_ok(tn_set_num_threads(3));
     for (int round = 0; round < 20; round++) {
-        TN_SCOPE {
-            tn_tensor *x = vector_of(LONG, round);
-            tn_tensor *a = turned(x);
-            tn_tensor *nothing = tn_add(tn_full(TN_DIMS(0), 1.0, TN_F32), tn_scalar(1));
-            tn_tensor *b = turned(a), *c = turned(b);
-            assert_ok(tn_eval(NULL, 0));
-            assert_int_equal(tn_numel(nothing), 0);
-            assert_true(first_of(b) == first_of(x));
-            float *want = malloc(LONG * sizeof *want), *got = malloc(LONG * sizeof *got);
-            assert_ok(tn_read(a, want, LONG * sizeof *want));
-            assert_ok(tn_read(c, got, LONG * sizeof *got));
-            assert_memory_equal(want, got, LONG * sizeof *got);
-            free(want);
-            free(got);
-        }
+        TN_SCOPE;
+        tn_tensor *x = vector_of(LONG, round);
+        tn_tensor *a = turned(x);
+        tn_tensor *nothing = tn_add(tn_full(TN_DIMS(0), 1.0, TN_F32), tn_scalar(1));
+        tn_tensor *b = turned(a), *c = turned(b);
+        assert_ok(tn_eval(NULL, 0));
+        assert_int_equal(tn_numel(nothing), 0);
+        assert_true(first_of(b) == first_of(x));
+        float *want = malloc(LONG * sizeof *want), *got = malloc(LONG * sizeof *got);
+        assert_ok(tn_read(a, want, LONG * sizeof *want));
+        assert_ok(tn_read(c, got, LONG * sizeof *got));
+        assert_memory_equal(want, got, LONG * sizeof *got);
+        free(want);
+        free(got);
     }
     assert_ok(tn_set_num_threads(before));
 }
@@ -63,85 +63,82 @@ static void equal_kernels_wait_for_each_other(void **state) {
 /* Where elements lie in a row; where they do not, there is no such place. */
 static void peeking_computes_and_copies_nothing(void **state) {
     (void)state;
-    TN_SCOPE {
-        tn_tensor *x = vector_of(6, 1), *twice = tn_add(x, x), *wide = tn_reshape(twice, TN_DIMS(2, 3));
-        const void *at = NULL, *again = NULL;
-        assert_ok(tn_peek(twice, &at));
-        assert_non_null(at);
-        for (int i = 0; i < 6; i++)
-            assert_float_equal(((const float *)at)[i], (float)(2 * (i + 1)), 0);
-        assert_ok(tn_peek(wide, &again));
-        assert_ptr_equal(again, at);
-        assert_ok(tn_peek(tn_transpose(wide, 0, 1), &again));
-        assert_null(again);
-        assert_ok(tn_peek(tn_slice(twice, 0, 2, 4, 1), &again));
-        assert_null(again);
-        assert_int_equal(tn_peek(tn_add(x, vector_of(5, 1)), &again), TN_ERR_SHAPE);
-        assert_null(again);
-    }
+    TN_SCOPE;
+    tn_tensor *x = vector_of(6, 1), *twice = tn_add(x, x), *wide = tn_reshape(twice, TN_DIMS(2, 3));
+    const void *at = NULL, *again = NULL;
+    assert_ok(tn_peek(twice, &at));
+    assert_non_null(at);
+    for (int i = 0; i < 6; i++)
+        assert_float_equal(((const float *)at)[i], (float)(2 * (i + 1)), 0);
+    assert_ok(tn_peek(wide, &again));
+    assert_ptr_equal(again, at);
+    assert_ok(tn_peek(tn_transpose(wide, 0, 1), &again));
+    assert_null(again);
+    assert_ok(tn_peek(tn_slice(twice, 0, 2, 4, 1), &again));
+    assert_null(again);
+    assert_int_equal(tn_peek(tn_add(x, vector_of(5, 1)), &again), TN_ERR_SHAPE);
+    assert_null(again);
 }
 
 /* Views take no memory, so that shapes can be asked for which none could hold, or whose bytes no number tells. */
 static void shapes_beyond_all_numbers_are_refused(void **state) {
     (void)state;
     for (int bits = 31; bits <= 32; bits++) {
-        TN_SCOPE {
-            const int64_t many = INT64_C(1) << bits;
-            tn_tensor *x = vector_of(1, 1), *rows = tn_expand(x, TN_DIMS(many, 1)),
-                      *columns = tn_expand(x, TN_DIMS(1, many));
-            assert_int_equal(tn_status_of(tn_add(rows, columns)), TN_ERR_SHAPE);
-            assert_int_equal(tn_status_of(tn_matmul(rows, columns)), TN_ERR_SHAPE);
-            assert_int_equal(tn_status_of(tn_zeros(TN_DIMS(many, many), TN_F32)), TN_ERR_SHAPE);
-        }
+        TN_SCOPE;
+        const int64_t many = INT64_C(1) << bits;
+        tn_tensor *x = vector_of(1, 1), *rows = tn_expand(x, TN_DIMS(many, 1)),
+                  *columns = tn_expand(x, TN_DIMS(1, many));
+        assert_int_equal(tn_status_of(tn_add(rows, columns)), TN_ERR_SHAPE);
+        assert_int_equal(tn_status_of(tn_matmul(rows, columns)), TN_ERR_SHAPE);
+        assert_int_equal(tn_status_of(tn_zeros(TN_DIMS(many, many), TN_F32)), TN_ERR_SHAPE);
     }
 }
 
 static void states_trade_their_values(void **state) {
     (void)state;
-    TN_SCOPE {
-        tn_tensor *a = vector_of(3, 1), *b = vector_of(3, 10);
-        assert_ok(tn_make_state(a));
-        assert_ok(tn_make_state(b));
-        for (int round = 0; round < 4; round++) {
-            TN_SCOPE {
-                tn_tensor *old = tn_add(a, tn_scalar(0));
-                tn_copy_(a, b);
-                tn_copy_(b, old);
-            }
-            assert_ok(tn_eval(NULL, 0));
+    TN_SCOPE;
+    tn_tensor *a = vector_of(3, 1), *b = vector_of(3, 10);
+    assert_ok(tn_make_state(a));
+    assert_ok(tn_make_state(b));
+    for (int round = 0; round < 4; round++) {
+        {
+            TN_SCOPE;
+            tn_tensor *old = tn_add(a, tn_scalar(0));
+            tn_copy_(a, b);
+            tn_copy_(b, old);
         }
-        ASSERT_READS(a, 1, 2, 3);
-        ASSERT_READS(b, 10, 11, 12);
-        TN_SCOPE {
-            tn_tensor *ends = tn_cat((tn_tensor *[]){tn_slice(b, 0, 2, 3, 1), tn_slice(a, 0, 0, 2, 1)}, 2, 0);
-            tn_add_(a, tn_slice(b, 0, INT64_MAX, INT64_MIN, -1));
-            tn_copy_(b, ends);
-        }
-        ASSERT_READS(b, 12, 1, 2);
-        ASSERT_READS(a, 13, 13, 13);
+        assert_ok(tn_eval(NULL, 0));
     }
+    ASSERT_READS(a, 1, 2, 3);
+    ASSERT_READS(b, 10, 11, 12);
+    {
+        TN_SCOPE;
+        tn_tensor *ends = tn_cat((tn_tensor *[]){tn_slice(b, 0, 2, 3, 1), tn_slice(a, 0, 0, 2, 1)}, 2, 0);
+        tn_add_(a, tn_slice(b, 0, INT64_MAX, INT64_MIN, -1));
+        tn_copy_(b, ends);
+    }
+    ASSERT_READS(b, 12, 1, 2);
+    ASSERT_READS(a, 13, 13, 13);
 }
 
 /* More nodes than a recorder holds: they are computed unasked, in the middle of an operation, and nobody can tell. */
 static void a_recording_without_reads_is_bounded(void **state) {
     (void)state;
-    TN_SCOPE {
-        tn_tensor *sum = tn_full(TN_DIMS(3), 0.0, TN_I64), *total = tn_full(TN_DIMS(3), 0.0, TN_I64);
-        assert_ok(tn_make_state(sum));
-        assert_ok(tn_make_state(total));
-        for (int n = 1; n <= 5000; n++) {
-            TN_SCOPE {
-                tn_tensor *before = tn_mul(sum, tn_scalar(2));
-                tn_add_(tn_slice(sum, 0, 0, 2, 1), tn_scalar(1));
-                tn_add_(total, tn_sub(before, sum));
-            }
-        }
-        int64_t got[3];
-        assert_ok(tn_read(total, got, sizeof got));
-        /* before - sum is 2 (n - 1) - n = n - 2 where one is added, 0 elsewhere */
-        assert_int_equal(got[0], 5000 * 5001 / 2 - 2 * 5000);
-        assert_int_equal(got[2], 0);
+    TN_SCOPE;
+    tn_tensor *sum = tn_full(TN_DIMS(3), 0.0, TN_I64), *total = tn_full(TN_DIMS(3), 0.0, TN_I64);
+    assert_ok(tn_make_state(sum));
+    assert_ok(tn_make_state(total));
+    for (int n = 1; n <= 5000; n++) {
+        TN_SCOPE;
+        tn_tensor *before = tn_mul(sum, tn_scalar(2));
+        tn_add_(tn_slice(sum, 0, 0, 2, 1), tn_scalar(1));
+        tn_add_(total, tn_sub(before, sum));
     }
+    int64_t got[3];
+    assert_ok(tn_read(total, got, sizeof got));
+    /* before - sum is 2 (n - 1) - n = n - 2 where one is added, 0 elsewhere */
+    assert_int_equal(got[0], 5000 * 5001 / 2 - 2 * 5000);
+    assert_int_equal(got[2], 0);
 }
 
 /* The same operations with the same results kept, but asked for by other handles: what x was before the write by two
@@ -149,15 +146,14 @@ static void a_recording_without_reads_is_bounded(void **state) {
 static void a_plan_is_found_again_whoever_keeps_its_results(void **state) {
     (void)state;
     for (int round = 0; round < 4; round++) {
-        TN_SCOPE {
-            tn_tensor *x = tn_neg(vector_of(3, 1)), *first = tn_slice(x, 0, 0, 1, 1), *y = tn_abs(vector_of(3, 20));
-            tn_tensor *second = tn_slice(x, 0, 1, 3, 1), *written = tn_slice(x, 0, 0, 2, 1);
-            if (round % 2) tn_free(first);
-            tn_add_(written, tn_scalar(1));
-            ASSERT_READS(y, 20, 21, 22);
-            ASSERT_READS(second, -1, -3);
-            ASSERT_READS(x, 0, -1, -3);
-        }
+        TN_SCOPE;
+        tn_tensor *x = tn_neg(vector_of(3, 1)), *first = tn_slice(x, 0, 0, 1, 1), *y = tn_abs(vector_of(3, 20));
+        tn_tensor *second = tn_slice(x, 0, 1, 3, 1), *written = tn_slice(x, 0, 0, 2, 1);
+        if (round % 2) tn_free(first);
+        tn_add_(written, tn_scalar(1));
+        ASSERT_READS(y, 20, 21, 22);
+        ASSERT_READS(second, -1, -3);
+        ASSERT_READS(x, 0, -1, -3);
     }
 }
 
@@ -167,27 +163,27 @@ static void a_plan_is_found_again_whoever_keeps_its_results(void **state) {
 static void a_product_notices_that_a_launch_wrote_its_weight(void **state) {
     (void)state;
     enum { ROWS = 4, COLUMNS = 8, COUNT = ROWS * COLUMNS, SUM = 203 }; /* fewer columns are not kept packed */
-    TN_SCOPE {
-        tn_tensor *w = vector_of(COUNT, 1), *x = tn_full(TN_DIMS(1, ROWS), 1.0, TN_F32),
-                  *by = tn_full(TN_DIMS(1), 1.0, TN_F32);
-        tn_graph *graph = NULL;
-        assert_ok(tn_make_state(w));
-        assert_ok(tn_eval(NULL, 0));
-        assert_ok(tn_capture_begin());
-        tn_add_(w, by);
-        tn_tensor *out = tn_sum(w, TN_ALL, false);
-        assert_ok(tn_capture_end(&by, 1, &out, 1, &graph));
-        for (int round = 1; round <= 4; round++) {
-            tn_tensor *result = NULL;
-            TN_SCOPE {
-                tn_tensor *y = tn_matmul(x, tn_view(w, TN_DIMS(ROWS, COLUMNS)));
-                assert_true(tn_item(tn_sum(y, TN_ALL, false)) == SUM + COUNT * round);
-            }
-            assert_ok(tn_graph_launch(graph, &by, &result));
-            assert_true(tn_item(result) == SUM + COUNT * (round + 1));
+    TN_SCOPE;
+    tn_tensor *w = vector_of(COUNT, 1), *x = tn_full(TN_DIMS(1, ROWS), 1.0, TN_F32),
+              *by = tn_full(TN_DIMS(1), 1.0, TN_F32);
+    tn_graph *graph = NULL;
+    assert_ok(tn_make_state(w));
+    assert_ok(tn_eval(NULL, 0));
+    assert_ok(tn_capture_begin());
+    tn_add_(w, by);
+    tn_tensor *out = tn_sum(w, TN_ALL, false);
+    assert_ok(tn_capture_end(&by, 1, &out, 1, &graph));
+    for (int round = 1; round <= 4; round++) {
+        tn_tensor *result = NULL;
+        {
+            TN_SCOPE;
+            tn_tensor *y = tn_matmul(x, tn_view(w, TN_DIMS(ROWS, COLUMNS)));
+            assert_true(tn_item(tn_sum(y, TN_ALL, false)) == SUM + COUNT * round);
         }
-        tn_graph_free(graph);
+        assert_ok(tn_graph_launch(graph, &by, &result));
+        assert_true(tn_item(result) == SUM + COUNT * (round + 1));
     }
+    tn_graph_free(graph);
 }
 
 /* A plan's working memory is measured out for the threads at its making; a launch must not use more. */
@@ -198,7 +194,8 @@ static void a_launch_may_come_when_there_are_more_threads(void **state) {
     static int64_t order[ROWS * LENGTH];
     for (int64_t i = 0; i < ROWS * LENGTH; i++)
         numbers[i] = (float)(i % LENGTH * 7919 % LENGTH);
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         tn_tensor *x = tn_from_data(numbers, TN_DIMS(ROWS, LENGTH), TN_F32), *result = NULL;
         tn_graph *graph = NULL;
         assert_ok(tn_eval(&x, 1));
@@ -218,24 +215,23 @@ static void a_launch_may_come_when_there_are_more_threads(void **state) {
 
 static void what_a_launch_hands_out_keeps_its_value(void **state) {
     (void)state;
-    TN_SCOPE {
-        tn_tensor *w = vector_of(3, 0), *by = tn_full(TN_DIMS(3), 10.0, TN_F32);
-        tn_graph *graph = NULL;
-        tn_tensor *first = NULL, *second = NULL;
-        assert_ok(tn_make_state(w));
-        assert_ok(tn_eval(NULL, 0));
-        assert_ok(tn_capture_begin());
-        tn_add_(w, by);
-        assert_ok(tn_capture_end(&by, 1, &w, 1, &graph));
-        assert_ok(tn_graph_launch(graph, &by, &first));
-        assert_ok(tn_graph_launch(graph, &by, &second));
-        ASSERT_READS(w, 30, 31, 32);
-        ASSERT_READS(first, 20, 21, 22);
-        ASSERT_READS(second, 30, 31, 32);
-        tn_mul_(second, tn_scalar(2));
-        ASSERT_READS(w, 30, 31, 32);
-        tn_graph_free(graph);
-    }
+    TN_SCOPE;
+    tn_tensor *w = vector_of(3, 0), *by = tn_full(TN_DIMS(3), 10.0, TN_F32);
+    tn_graph *graph = NULL;
+    tn_tensor *first = NULL, *second = NULL;
+    assert_ok(tn_make_state(w));
+    assert_ok(tn_eval(NULL, 0));
+    assert_ok(tn_capture_begin());
+    tn_add_(w, by);
+    assert_ok(tn_capture_end(&by, 1, &w, 1, &graph));
+    assert_ok(tn_graph_launch(graph, &by, &first));
+    assert_ok(tn_graph_launch(graph, &by, &second));
+    ASSERT_READS(w, 30, 31, 32);
+    ASSERT_READS(first, 20, 21, 22);
+    ASSERT_READS(second, 30, 31, 32);
+    tn_mul_(second, tn_scalar(2));
+    ASSERT_READS(w, 30, 31, 32);
+    tn_graph_free(graph);
 }
 
 /* ---- handles ----------------------------------------------------------------------------------------------------- */
@@ -250,7 +246,10 @@ static void a_state_has_one_memory(void **state) {
     (void)state;
     int64_t before = live_bytes();
     tn_tensor *t = NULL;
-    TN_SCOPE t = tn_retain(tn_zeros(TN_DIMS(LONG), TN_F32));
+    {
+        TN_SCOPE;
+        t = tn_retain(tn_zeros(TN_DIMS(LONG), TN_F32));
+    }
     assert_ok(tn_make_state(t));
     int64_t taken = live_bytes() - before;
     assert_in_range(taken, LONG * 3, LONG * 5); /* and not twice its bytes */
@@ -259,43 +258,40 @@ static void a_state_has_one_memory(void **state) {
 
 static void a_kept_dial_has_its_value(void **state) {
     (void)state;
-    TN_SCOPE {
-        tn_tensor *d = tn_dial(2.5), *wide = tn_expand(d, TN_DIMS(1, 3));
-        tn_tensor *product = tn_matmul(wide, tn_full(TN_DIMS(3, 1), 2.0, TN_F32));
-        assert_true(tn_item(product) == 15.0);
-        ASSERT_READS(d, 2.5f);
-        ASSERT_READS(wide, 2.5f, 2.5f, 2.5f);
-    }
+    TN_SCOPE;
+    tn_tensor *d = tn_dial(2.5), *wide = tn_expand(d, TN_DIMS(1, 3));
+    tn_tensor *product = tn_matmul(wide, tn_full(TN_DIMS(3, 1), 2.0, TN_F32));
+    assert_true(tn_item(product) == 15.0);
+    ASSERT_READS(d, 2.5f);
+    ASSERT_READS(wide, 2.5f, 2.5f, 2.5f);
 }
 
 static void a_refused_write_spoils_nothing_but_its_handle(void **state) {
     (void)state;
-    TN_SCOPE {
-        tn_tensor *x = vector_of(3, 1), *wide = tn_expand(x, TN_DIMS(2, 3)), *rest = tn_slice(x, 0, 1, 3, 1);
-        tn_add_(wide, tn_scalar(1));
-        assert_int_equal(tn_status_of(wide), TN_ERR_ARGUMENT);
-        assert_text_has(tn_error(), "share memory");
-        tn_add_(rest, vector_of(3, 0)); /* does not fit */
-        assert_int_equal(tn_status_of(rest), TN_ERR_SHAPE);
-        tn_mul_(x, tn_scalar(2));
-        ASSERT_READS(x, 2, 4, 6);
-    }
+    TN_SCOPE;
+    tn_tensor *x = vector_of(3, 1), *wide = tn_expand(x, TN_DIMS(2, 3)), *rest = tn_slice(x, 0, 1, 3, 1);
+    tn_add_(wide, tn_scalar(1));
+    assert_int_equal(tn_status_of(wide), TN_ERR_ARGUMENT);
+    assert_text_has(tn_error(), "share memory");
+    tn_add_(rest, vector_of(3, 0)); /* does not fit */
+    assert_int_equal(tn_status_of(rest), TN_ERR_SHAPE);
+    tn_mul_(x, tn_scalar(2));
+    ASSERT_READS(x, 2, 4, 6);
 }
 
 /* A view of a handle that became an error still looks where it looked, and the error stays one. */
 static void views_of_a_refused_handle_keep_their_place(void **state) {
     (void)state;
-    TN_SCOPE {
-        tn_tensor *x = tn_reshape(vector_of(12, 0), TN_DIMS(4, 3));
-        tn_tensor *middle = tn_slice(x, 0, 1, 3, 1), *row = tn_select(middle, 0, 0);
-        tn_add_(middle, vector_of(5, 0)); /* does not fit */
-        tn_add_(x, tn_scalar(100));
-        ASSERT_READS(row, 103, 104, 105);
-        tn_mul_(row, tn_scalar(0));
-        ASSERT_READS(x, 100, 101, 102, 0, 0, 0, 106, 107, 108, 109, 110, 111);
-        assert_int_equal(tn_status_of(middle), TN_ERR_SHAPE);
-        assert_int_equal(tn_rank(middle), 0);
-    }
+    TN_SCOPE;
+    tn_tensor *x = tn_reshape(vector_of(12, 0), TN_DIMS(4, 3));
+    tn_tensor *middle = tn_slice(x, 0, 1, 3, 1), *row = tn_select(middle, 0, 0);
+    tn_add_(middle, vector_of(5, 0)); /* does not fit */
+    tn_add_(x, tn_scalar(100));
+    ASSERT_READS(row, 103, 104, 105);
+    tn_mul_(row, tn_scalar(0));
+    ASSERT_READS(x, 100, 101, 102, 0, 0, 0, 106, 107, 108, 109, 110, 111);
+    assert_int_equal(tn_status_of(middle), TN_ERR_SHAPE);
+    assert_int_equal(tn_rank(middle), 0);
 }
 
 static int releases;
@@ -309,7 +305,8 @@ static void borrowed_memory_is_read_and_never_written(void **state) {
     (void)state;
     float memory[4] = {1, 2, 3, 4};
     releases = 0;
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         tn_tensor *x = tn_from_ptr(memory, TN_DIMS(4), TN_F32, count_release, NULL);
         tn_tensor *view = tn_slice(x, 0, 0, 4, 2);
         tn_add_(view, tn_scalar(10));
@@ -324,7 +321,8 @@ static void borrowed_memory_is_read_and_never_written(void **state) {
 }
 
 static void *record_only(void *ctx) {
-    TN_SCOPE *(tn_tensor **)ctx = tn_keep(tn_add(tn_full(TN_DIMS(3), 1.0, TN_F32), tn_scalar(1)));
+    TN_SCOPE;
+    *(tn_tensor **)ctx = tn_keep(tn_add(tn_full(TN_DIMS(3), 1.0, TN_F32), tn_scalar(1)));
     return NULL;
 }
 
@@ -346,39 +344,56 @@ static void what_another_thread_did_not_compute_is_refused(void **state) {
 
 static void views_of_views_have_an_end(void **state) {
     (void)state;
-    TN_SCOPE {
-        tn_tensor *x = vector_of(3, 1), *v = x;
-        for (int n = 0; n < 60; n++)
-            v = tn_slice(v, 0, INT64_MAX, INT64_MIN, -1);
-        tn_add_(tn_slice(v, 0, 0, 1, 1), tn_scalar(5));
-        ASSERT_READS(x, 6, 2, 3);
-        ASSERT_READS(v, 6, 2, 3);
-        for (int n = 0; n < 10; n++)
-            v = tn_detach(v);
-        assert_int_equal(tn_status_of(v), TN_ERR_UNSUPPORTED);
-        assert_text_has(tn_error(), "contiguous");
-    }
+    TN_SCOPE;
+    tn_tensor *x = vector_of(3, 1), *v = x;
+    for (int n = 0; n < 60; n++)
+        v = tn_slice(v, 0, INT64_MAX, INT64_MIN, -1);
+    tn_add_(tn_slice(v, 0, 0, 1, 1), tn_scalar(5));
+    ASSERT_READS(x, 6, 2, 3);
+    ASSERT_READS(v, 6, 2, 3);
+    for (int n = 0; n < 10; n++)
+        v = tn_detach(v);
+    assert_int_equal(tn_status_of(v), TN_ERR_UNSUPPORTED);
+    assert_text_has(tn_error(), "contiguous");
 }
 
 /* Two lists, each of which fits, that together do not: nothing is written behind the room for them. */
 static void lists_that_do_not_fit_are_refused(void **state) {
     const int64_t items[16] = {0};
     (void)state;
-    TN_SCOPE {
-        tn_tensor *x = vector_of(3, 1);
-        for (int count = 10; count <= 16; count++) {
-            tn_tensor *y = tn_as_strided(x, items, 26 - count, items, count, 0);
-            assert_int_equal(tn_status_of(y), TN_ERR_ARGUMENT);
-            assert_text_has(tn_error(), "a list of");
-        }
+    TN_SCOPE;
+    tn_tensor *x = vector_of(3, 1);
+    for (int count = 10; count <= 16; count++) {
+        tn_tensor *y = tn_as_strided(x, items, 26 - count, items, count, 0);
+        assert_int_equal(tn_status_of(y), TN_ERR_ARGUMENT);
+        assert_text_has(tn_error(), "a list of");
     }
+}
+
+/* TN_SCOPE and TN_NO_GRAD are declarations, not loops: break and continue are those of the loop around them. */
+static void break_in_a_scope_leaves_the_users_loop(void **state) {
+    (void)state;
+    int passes = 0, ends = 0;
+    for (int i = 0; i < 8; i++) {
+        TN_SCOPE;
+        TN_NO_GRAD;
+        passes++;
+        assert_false(tn_grad_enabled());
+        if (tn_item(tn_add_scalar(tn_scalar(i), 1)) == 2) continue;
+        if (tn_item(tn_scalar(i)) == 3) break;
+        ends++;
+    }
+    assert_int_equal(passes, 4);
+    assert_int_equal(ends, 2);
+    assert_true(tn_grad_enabled());
 }
 
 /* A view made in several steps: the step between is its own alone, once the scope around has ended. */
 static void a_view_outlives_the_scope_it_was_made_in(void **state) {
     (void)state;
     tn_tensor *x = vector_of(4, 1), *kept = NULL, *s = NULL;
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         tn_tensor *turned = tn_t(tn_view(x, (int64_t[]){2, 2}, 2));
         kept = tn_keep(tn_flatten(turned, 0, 1));
         tn_linalg_svd(turned, NULL, &s, NULL);
@@ -398,7 +413,8 @@ static void joined_tensors_have_the_elements_of_their_parts(void **state) {
     (void)state;
     enum { PARTS = 4, A = 40, B = 30 };
     for (int64_t dim = 0; dim < 3; dim++)
-        TN_SCOPE {
+        {
+            TN_SCOPE;
             tn_tensor *x = tn_reshape(vector_of((int64_t)A * B * 2, 0), TN_DIMS(A, B, 2));
             tn_tensor *y = tn_transpose(tn_reshape(vector_of((int64_t)A * B * 2, 5), TN_DIMS(B, A, 2)), 0, 1);
             tn_tensor *parts[PARTS] = {tn_narrow(x, dim, 0, 1), y, tn_narrow(x, dim, 1, 0), tn_narrow(y, dim, 1, 1)};
@@ -418,7 +434,8 @@ static void sums_of_one_element_are_no_reductions(void **state) {
     const float data[] = {-0.0f, 1.5f, -INFINITY, NAN, 1e-45f, -1e-45f};
     const float wanted[] = {0.0f, 1.5f, -INFINITY, NAN, 1e-45f, -1e-45f};
     float got[TN_COUNT(data)];
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         tn_tensor *x = tn_from_data(data, (int64_t[]){1, TN_COUNT(data)}, 2, TN_F32);
         tn_tensor *y = tn_sum(tn_exp(tn_neg(x)), (int64_t[]){0}, 1, false);
         assert_ok(tn_eval(&y, 1));
@@ -434,12 +451,14 @@ static void views_of_computed_tensors_are_joined(void **state) {
     (void)state;
     enum { A = 40, B = 30 };
     tn_tensor *view = NULL;
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         tn_tensor *whole = tn_reshape(tn_neg(vector_of((int64_t)A * B, 0)), TN_DIMS(A, B));
         view = tn_keep(tn_transpose(whole, 0, 1));
         assert_ok(tn_eval(&view, 1));
     }
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         tn_tensor *parts[4];
         for (int k = 0; k < 4; k++) /* these take the places of what was forgotten */
             parts[k] = k % 2 ? view : tn_narrow(view, 1, 0, A);
@@ -468,6 +487,7 @@ int main(void) {
         cmocka_unit_test(what_another_thread_did_not_compute_is_refused),
         cmocka_unit_test(views_of_views_have_an_end),
         cmocka_unit_test(lists_that_do_not_fit_are_refused),
+        cmocka_unit_test(break_in_a_scope_leaves_the_users_loop),
         cmocka_unit_test(a_view_outlives_the_scope_it_was_made_in),
         cmocka_unit_test(joined_tensors_have_the_elements_of_their_parts),
         cmocka_unit_test(sums_of_one_element_are_no_reductions),

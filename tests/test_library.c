@@ -57,7 +57,8 @@ static void compare(const shape *s, const char *library) {
     double *again = tn_mem_alloc((size_t)count * sizeof *again), *results[] = {own, theirs, again};
     const char *who[] = {"none", library, NULL};
     tn_dtype dtype = s->wide ? TN_F64 : TN_F32;
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         tn_tensor *a = operand(s->batch, s->m, s->k, s->a_turned, dtype);
         tn_tensor *b = operand(s->batch, s->k, s->n, s->b_turned, dtype);
         tn_tensor *bias = random_of(1, (int64_t[]){s->n}, dtype);
@@ -133,29 +134,28 @@ static tn_tensor *spread_matrix(int64_t m, int64_t n) {
 /* `used`: those of which the library's name has to stand in the plan's words, from the least extent on. */
 static void factor_beside(const struct factorization *f, const int64_t *extent, const char *library, bool used) {
     const char *who[] = {"none", library, "none"};
-    TN_SCOPE {
-        tn_tensor *x = spread_matrix(extent[0], extent[1]), *all[3][MOST_FACTORS];
-        int count = 0;
-        for (int i = 0; i < 3; i++) {
-            assert_ok(tn_set_library(who[i]));
-            count = f->of(x, all[i]);
-            assert_ok(tn_eval(&all[i][0], 1));
-            char *words = tn_explain_last(), by[40];
-            snprintf(by, sizeof by, " by %s", library);
-            bool expected = i == 1 && used && tn_min64(extent[0], extent[1]) >= 32;
-            if ((strstr(words, by) != NULL) != expected) fail_msg("%s: %s", f->name, words);
-            tn_text_free(words);
-            assert_ok(tn_eval(all[i], (size_t)count));
-        }
-        for (int i = 0; i < count; i++) {
-            double apart = NAN, changed = NAN;
-            tn_tensor *most = tn_amax(tn_abs(tn_sub(all[0][i], all[1][i])), TN_ALL, false);
-            assert_ok(tn_read(most, &apart, sizeof apart));
-            assert_ok(tn_read(tn_amax(tn_abs(tn_sub(all[0][i], all[2][i])), TN_ALL, false), &changed, sizeof changed));
-            assert_true(changed == 0);
-            double bound = 0x1p-53 * 64 * 64 * 64; /* extents, of values up to 64, gaps of about 1 */
-            if (!(apart <= bound)) fail_msg("%s, result %d: off by %g", f->name, i, apart);
-        }
+    TN_SCOPE;
+    tn_tensor *x = spread_matrix(extent[0], extent[1]), *all[3][MOST_FACTORS];
+    int count = 0;
+    for (int i = 0; i < 3; i++) {
+        assert_ok(tn_set_library(who[i]));
+        count = f->of(x, all[i]);
+        assert_ok(tn_eval(&all[i][0], 1));
+        char *words = tn_explain_last(), by[40];
+        snprintf(by, sizeof by, " by %s", library);
+        bool expected = i == 1 && used && tn_min64(extent[0], extent[1]) >= 32;
+        if ((strstr(words, by) != NULL) != expected) fail_msg("%s: %s", f->name, words);
+        tn_text_free(words);
+        assert_ok(tn_eval(all[i], (size_t)count));
+    }
+    for (int i = 0; i < count; i++) {
+        double apart = NAN, changed = NAN;
+        tn_tensor *most = tn_amax(tn_abs(tn_sub(all[0][i], all[1][i])), TN_ALL, false);
+        assert_ok(tn_read(most, &apart, sizeof apart));
+        assert_ok(tn_read(tn_amax(tn_abs(tn_sub(all[0][i], all[2][i])), TN_ALL, false), &changed, sizeof changed));
+        assert_true(changed == 0);
+        double bound = 0x1p-53 * 64 * 64 * 64; /* extents, of values up to 64, gaps of about 1 */
+        if (!(apart <= bound)) fail_msg("%s, result %d: off by %g", f->name, i, apart);
     }
 }
 
@@ -173,14 +173,13 @@ static void factor_all(const char *library, bool used) {
 /* What has no result has none by a library either: NaN where a matrix is lost or not positive definite. */
 static void factor_lost(const char *library) {
     assert_ok(tn_set_library(library));
-    TN_SCOPE {
-        tn_tensor *x = spread_matrix(40, 40), *out[MOST_FACTORS], *nan = tn_mul_scalar(x, NAN);
-        for (size_t i = 0; i < TN_COUNT(factorizations); i++) {
-            double sum = 0;
-            (void)factorizations[i].of(strcmp(factorizations[i].name, "cholesky") == 0 ? tn_neg(x) : nan, out);
-            assert_ok(tn_read(tn_sum(out[0], TN_ALL, false), &sum, sizeof sum));
-            if (!isnan(sum)) fail_msg("%s: %g", factorizations[i].name, sum);
-        }
+    TN_SCOPE;
+    tn_tensor *x = spread_matrix(40, 40), *out[MOST_FACTORS], *nan = tn_mul_scalar(x, NAN);
+    for (size_t i = 0; i < TN_COUNT(factorizations); i++) {
+        double sum = 0;
+        (void)factorizations[i].of(strcmp(factorizations[i].name, "cholesky") == 0 ? tn_neg(x) : nan, out);
+        assert_ok(tn_read(tn_sum(out[0], TN_ALL, false), &sum, sizeof sum));
+        if (!isnan(sum)) fail_msg("%s: %g", factorizations[i].name, sum);
     }
 }
 

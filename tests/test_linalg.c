@@ -52,7 +52,8 @@ static const int64_t sizes[][2] = {{60, 60}, {75, 30}, {30, 75}, {40, 1}, {1, 40
 static void qr_gives_the_matrix_back(void **state) {
     (void)state;
     for (size_t i = 0; i < TN_COUNT(sizes); i++)
-        TN_SCOPE {
+        {
+            TN_SCOPE;
             int64_t m = sizes[i][0], n = sizes[i][1], k = tn_min64(m, n);
             tn_tensor *x = random_matrix(2, m, n), *q, *r;
             tn_linalg_qr(x, &q, &r);
@@ -71,7 +72,8 @@ static void eigenvectors_diagonalize(void **state) {
     (void)state;
     static const int64_t extents[] = {80, 3, 2, 1};
     for (size_t i = 0; i < TN_COUNT(extents); i++)
-        TN_SCOPE {
+        {
+            TN_SCOPE;
             int64_t n = extents[i];
             tn_tensor *half = random_matrix(2, n, n), *x = tn_add(half, turned(half)), *w, *v;
             tn_linalg_eigh(x, &w, &v);
@@ -85,7 +87,8 @@ static void eigenvectors_diagonalize(void **state) {
 static void singular_vectors_diagonalize(void **state) {
     (void)state;
     for (size_t i = 0; i < TN_COUNT(sizes); i++)
-        TN_SCOPE {
+        {
+            TN_SCOPE;
             int64_t m = sizes[i][0], n = sizes[i][1], k = tn_min64(m, n);
             tn_tensor *x = random_matrix(2, m, n), *u, *s, *vh;
             tn_linalg_svd(x, &u, &s, &vh);
@@ -100,35 +103,33 @@ static void singular_vectors_diagonalize(void **state) {
 /* Rank 2: the factors are orthonormal all the same. */
 static void low_rank_has_whole_factors(void **state) {
     (void)state;
-    TN_SCOPE {
-        tn_tensor *x = tn_matmul(random_matrix(1, 9, 2), random_matrix(1, 2, 6)), *u, *s, *vh, *w, *v;
-        tn_linalg_svd(x, &u, &s, &vh);
-        near("U·diag(S)·Vᵀ", tn_matmul(tn_mul(u, tn_unsqueeze(s, -2)), vh), x, 500 * UNIT);
-        orthonormal("U", u, 6);
-        orthonormal("V", turned(vh), 6);
-        tn_tensor *none = tn_zeros((int64_t[]){1, 4, 4}, 3, TN_F64);
-        tn_linalg_svd(none, &u, &s, &vh);
-        orthonormal("U of nothing", u, 4);
-        near("S of nothing", s, tn_zeros((int64_t[]){1, 4}, 2, TN_F64), 0);
-        tn_linalg_eigh(tn_eye(5, 5, TN_F64), &w, &v);
-        near("w of 1", w, tn_ones((int64_t[]){5}, 1, TN_F64), 4 * UNIT);
-    }
+    TN_SCOPE;
+    tn_tensor *x = tn_matmul(random_matrix(1, 9, 2), random_matrix(1, 2, 6)), *u, *s, *vh, *w, *v;
+    tn_linalg_svd(x, &u, &s, &vh);
+    near("U·diag(S)·Vᵀ", tn_matmul(tn_mul(u, tn_unsqueeze(s, -2)), vh), x, 500 * UNIT);
+    orthonormal("U", u, 6);
+    orthonormal("V", turned(vh), 6);
+    tn_tensor *none = tn_zeros((int64_t[]){1, 4, 4}, 3, TN_F64);
+    tn_linalg_svd(none, &u, &s, &vh);
+    orthonormal("U of nothing", u, 4);
+    near("S of nothing", s, tn_zeros((int64_t[]){1, 4}, 2, TN_F64), 0);
+    tn_linalg_eigh(tn_eye(5, 5, TN_F64), &w, &v);
+    near("w of 1", w, tn_ones((int64_t[]){5}, 1, TN_F64), 4 * UNIT);
 }
 
 static void systems_are_solved(void **state) {
     (void)state;
-    TN_SCOPE {
-        tn_tensor *a = random_matrix(3, 50, 50), *b = random_matrix(3, 50, 7);
-        near("a·x", tn_matmul(a, tn_linalg_solve(a, b)), b, 1e-11);
-        tn_tensor *positive = tn_add(tn_matmul(a, turned(a)), tn_eye(50, 50, TN_F64));
-        tn_tensor *l = tn_linalg_cholesky(positive);
-        near("L·Lᵀ", tn_matmul(l, turned(l)), positive, 3000 * UNIT * 50);
-        near("L is lower", tn_tril(l, 0), l, 0);
-        near("by L", tn_matmul(l, tn_linalg_solve_triangular(l, b, false)), b, 1e-11);
-        tn_tensor *sign, *size, *det = tn_linalg_det(a);
-        tn_linalg_slogdet(a, &sign, &size);
-        near("det", tn_div(tn_mul(sign, tn_exp(size)), det), tn_ones((int64_t[]){3}, 1, TN_F64), 1e-11);
-    }
+    TN_SCOPE;
+    tn_tensor *a = random_matrix(3, 50, 50), *b = random_matrix(3, 50, 7);
+    near("a·x", tn_matmul(a, tn_linalg_solve(a, b)), b, 1e-11);
+    tn_tensor *positive = tn_add(tn_matmul(a, turned(a)), tn_eye(50, 50, TN_F64));
+    tn_tensor *l = tn_linalg_cholesky(positive);
+    near("L·Lᵀ", tn_matmul(l, turned(l)), positive, 3000 * UNIT * 50);
+    near("L is lower", tn_tril(l, 0), l, 0);
+    near("by L", tn_matmul(l, tn_linalg_solve_triangular(l, b, false)), b, 1e-11);
+    tn_tensor *sign, *size, *det = tn_linalg_det(a);
+    tn_linalg_slogdet(a, &sign, &size);
+    near("det", tn_div(tn_mul(sign, tn_exp(size)), det), tn_ones((int64_t[]){3}, 1, TN_F64), 1e-11);
 }
 
 /* What is not defined is NaN or infinite, in its own matrix alone; every way comes to an end. */
@@ -136,7 +137,8 @@ static void undefined_is_nan_in_its_matrix(void **state) {
     (void)state;
     static const double bad[] = {NAN, INFINITY, -INFINITY};
     for (int i = 0; i < 3; i++)
-        TN_SCOPE {
+        {
+            TN_SCOPE;
             double numbers[2][3][3] = {{{2, 1, 0}, {1, 3, 1}, {0, 1, 4}}, {{2, 1, 0}, {1, 3, 1}, {0, 1, 4}}};
             numbers[0][1][0] = bad[i];
             tn_tensor *x = tn_from_data(numbers, (int64_t[]){2, 3, 3}, 3, TN_F64), *q, *r, *w, *v, *u, *s, *vh;
@@ -152,16 +154,15 @@ static void undefined_is_nan_in_its_matrix(void **state) {
                     assert_true(at < count / 2 ? isnan(out[at]) || all[k] == all[7] : isfinite(out[at]));
             }
         }
-    TN_SCOPE {
-        double flat[4] = {1, 2, 2, 4}, out[4];
-        tn_tensor *x = tn_from_data(flat, (int64_t[]){2, 2}, 2, TN_F64), *sign, *size;
-        read_all(tn_linalg_inv(x), out, 4);
-        assert_true(isfinite(out[0]) == 0);
-        tn_linalg_slogdet(x, &sign, &size);
-        read_all(sign, out, 1);
-        read_all(size, out + 1, 1);
-        assert_true(out[0] == 0 && out[1] == -INFINITY);
-    }
+    TN_SCOPE;
+    double flat[4] = {1, 2, 2, 4}, out[4];
+    tn_tensor *x = tn_from_data(flat, (int64_t[]){2, 2}, 2, TN_F64), *sign, *size;
+    read_all(tn_linalg_inv(x), out, 4);
+    assert_true(isfinite(out[0]) == 0);
+    tn_linalg_slogdet(x, &sign, &size);
+    read_all(sign, out, 1);
+    read_all(size, out + 1, 1);
+    assert_true(out[0] == 0 && out[1] == -INFINITY);
 }
 
 static void threads_change_no_bit(void **state) {
@@ -170,11 +171,10 @@ static void threads_change_no_bit(void **state) {
     for (int threads = 1; threads <= 3; threads += 2) {
         assert_ok(tn_set_num_threads(threads));
         tn_manual_seed(11);
-        TN_SCOPE {
-            tn_tensor *x = random_matrix(8, 12, 12), *v;
-            tn_linalg_eigh(x, NULL, &v);
-            read_all(v, threads == 1 ? first : then, 8 * 12 * 12);
-        }
+        TN_SCOPE;
+        tn_tensor *x = random_matrix(8, 12, 12), *v;
+        tn_linalg_eigh(x, NULL, &v);
+        read_all(v, threads == 1 ? first : then, 8 * 12 * 12);
     }
     assert_memory_equal(first, then, 8 * 12 * 12 * sizeof(double));
     free(first);
@@ -183,34 +183,32 @@ static void threads_change_no_bit(void **state) {
 
 static void wrong_arguments_yield_error_tensors(void **state) {
     (void)state;
-    TN_SCOPE {
-        tn_tensor *q, *r, *s, *v = tn_ones((int64_t[]){3}, 1, TN_F32);
-        tn_linalg_qr(v, &q, &r);
-        assert_int_equal(tn_status_of(q), TN_ERR_SHAPE);
-        assert_int_equal(tn_status_of(r), TN_ERR_SHAPE);
-        tn_linalg_svd(NULL, NULL, &s, NULL);
-        assert_int_equal(tn_status_of(s), TN_ERR_ARGUMENT);
-        tn_tensor *half = tn_cast(tn_ones((int64_t[]){3, 3}, 2, TN_F32), TN_BF16);
-        assert_int_equal(tn_status_of(tn_linalg_inv(half)), TN_ERR_DTYPE);
-    }
+    TN_SCOPE;
+    tn_tensor *q, *r, *s, *v = tn_ones((int64_t[]){3}, 1, TN_F32);
+    tn_linalg_qr(v, &q, &r);
+    assert_int_equal(tn_status_of(q), TN_ERR_SHAPE);
+    assert_int_equal(tn_status_of(r), TN_ERR_SHAPE);
+    tn_linalg_svd(NULL, NULL, &s, NULL);
+    assert_int_equal(tn_status_of(s), TN_ERR_ARGUMENT);
+    tn_tensor *half = tn_cast(tn_ones((int64_t[]){3, 3}, 2, TN_F32), TN_BF16);
+    assert_int_equal(tn_status_of(tn_linalg_inv(half)), TN_ERR_DTYPE);
 }
 
 /* Nobody calls linalg_qr_packed: errors name what was called, and the shapes. */
 static void errors_name_the_function_and_the_shapes(void **state) {
     (void)state;
-    TN_SCOPE {
-        tn_tensor *a = NULL, *b = NULL, *wide = tn_zeros(TN_DIMS(2, 3), TN_F32), *two = tn_zeros(TN_DIMS(2, 2), TN_F32);
-        tn_linalg_eigh(wide, &a, &b);
-        assert_int_equal(tn_status_of(a), TN_ERR_SHAPE);
-        assert_non_null(strstr(tn_error(), "linalg_eigh: needs a square matrix, or a batch of such, not [2, 3]"));
-        tn_linalg_slogdet(wide, &a, NULL);
-        assert_int_equal(tn_status_of(a), TN_ERR_SHAPE);
-        assert_non_null(strstr(tn_error(), "linalg_slogdet: needs a square matrix"));
-        assert_int_equal(tn_status_of(tn_linalg_solve(two, tn_zeros(TN_DIMS(3, 1), TN_F32))), TN_ERR_SHAPE);
-        assert_non_null(strstr(tn_error(), "f32 [2, 2] and f32 [3, 1] do not fit: B must be"));
-        assert_int_equal(tn_status_of(tn_linalg_solve(two, tn_zeros(TN_DIMS(3), TN_F32))), TN_ERR_SHAPE);
-        assert_non_null(strstr(tn_error(), "f32 [2, 2] and f32 [3] do not fit: a vector must"));
-    }
+    TN_SCOPE;
+    tn_tensor *a = NULL, *b = NULL, *wide = tn_zeros(TN_DIMS(2, 3), TN_F32), *two = tn_zeros(TN_DIMS(2, 2), TN_F32);
+    tn_linalg_eigh(wide, &a, &b);
+    assert_int_equal(tn_status_of(a), TN_ERR_SHAPE);
+    assert_non_null(strstr(tn_error(), "linalg_eigh: needs a square matrix, or a batch of such, not [2, 3]"));
+    tn_linalg_slogdet(wide, &a, NULL);
+    assert_int_equal(tn_status_of(a), TN_ERR_SHAPE);
+    assert_non_null(strstr(tn_error(), "linalg_slogdet: needs a square matrix"));
+    assert_int_equal(tn_status_of(tn_linalg_solve(two, tn_zeros(TN_DIMS(3, 1), TN_F32))), TN_ERR_SHAPE);
+    assert_non_null(strstr(tn_error(), "f32 [2, 2] and f32 [3, 1] do not fit: B must be"));
+    assert_int_equal(tn_status_of(tn_linalg_solve(two, tn_zeros(TN_DIMS(3), TN_F32))), TN_ERR_SHAPE);
+    assert_non_null(strstr(tn_error(), "f32 [2, 2] and f32 [3] do not fit: a vector must"));
 }
 
 int main(void) {

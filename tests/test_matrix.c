@@ -79,7 +79,8 @@ static void check_element(const product *p, const float *a, const float *b, floa
 
 static void check_product(const product *p) {
     matrices_seen = wide_seen = fetches_seen = 0;
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         tn_tensor *a = matrix_of(p->batch, p->m, p->k, p->a_turned, p->dtype);
         tn_tensor *b = matrix_of(p->batch, p->k, p->n, p->b_turned, p->dtype);
         tn_tensor *y = tn_matmul(a, b);
@@ -201,7 +202,8 @@ static void matrix_units_can_be_left_out(void **state) {
     assert_int_equal(unsetenv("TRUNNION_MATRIX"), 0);
     assert_ok(tn_set_current_device(d));
     matrices_seen = 0;
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         tn_tensor *x = matrix_of(1, 32, 32, false, TN_F16), *y = tn_matmul(x, x);
         assert_ok(tn_eval(&y, 1));
     }

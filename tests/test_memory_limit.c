@@ -39,31 +39,29 @@ static double value_of(tn_tensor *t) {
 /* It is recorded and held, and everything else is evaluated as if it were not there. */
 static void others_are_evaluated_beside_a_held_tensor_without_memory(void **state) {
     (void)state;
-    TN_SCOPE {
-        int line = 0;
-        tn_tensor *held = too_large(&line), *sum = tn_sum(held, TN_ALL, false);
-        for (int i = 0; i < 3; i++)
-            assert_true(value_of(tn_add(tn_full(TN_DIMS(), i, TN_F32), tn_ones(TN_DIMS(), TN_F32))) == i + 1);
-        assert_true(tn_item(sum) == (double)TOO_MANY * (TOO_MANY - 1));
-        assert_ok(tn_eval(NULL, 0));
-        assert_ok(tn_status_of(held));
-    }
+    TN_SCOPE;
+    int line = 0;
+    tn_tensor *held = too_large(&line), *sum = tn_sum(held, TN_ALL, false);
+    for (int i = 0; i < 3; i++)
+        assert_true(value_of(tn_add(tn_full(TN_DIMS(), i, TN_F32), tn_ones(TN_DIMS(), TN_F32))) == i + 1);
+    assert_true(tn_item(sum) == (double)TOO_MANY * (TOO_MANY - 1));
+    assert_ok(tn_eval(NULL, 0));
+    assert_ok(tn_status_of(held));
 }
 
 /* Asked for, it fails with its operation, shape and line; and does not spoil what comes after. */
 static void a_target_without_memory_says_what_it_is(void **state) {
     (void)state;
-    TN_SCOPE {
-        int line = 0;
-        char where[80];
-        tn_tensor *held = too_large(&line);
-        for (int i = 0; i < 2; i++) {
-            assert_int_equal(tn_eval(&held, 1), TN_ERR_MEMORY);
-            snprintf(where, sizeof where, "test_memory_limit.c:%d: mul [%d] f32: ", line, TOO_MANY);
-            assert_text_has(tn_error(), where);
-            assert_text_has(tn_error(), "cpu: no memory for");
-            assert_true(value_of(tn_ones(TN_DIMS(), TN_F32)) == 1);
-        }
+    TN_SCOPE;
+    int line = 0;
+    char where[80];
+    tn_tensor *held = too_large(&line);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(tn_eval(&held, 1), TN_ERR_MEMORY);
+        snprintf(where, sizeof where, "test_memory_limit.c:%d: mul [%d] f32: ", line, TOO_MANY);
+        assert_text_has(tn_error(), where);
+        assert_text_has(tn_error(), "cpu: no memory for");
+        assert_true(value_of(tn_ones(TN_DIMS(), TN_F32)) == 1);
     }
 }
 
@@ -88,20 +86,19 @@ static void what_fits_is_kept(void **state) {
 /* States are written all the same; what was held and needs their old values is lost then, and says so. */
 static void states_go_on(void **state) {
     (void)state;
-    TN_SCOPE {
-        int line = 0;
-        tn_tensor *weight = tn_ones(TN_DIMS(4), TN_F32);
-        assert_ok(tn_make_state(weight));
-        tn_tensor *held = tn_add(too_large(&line), tn_select(weight, 0, 0));
-        tn_add_(weight, tn_scalar(1));
-        assert_ok(tn_eval(NULL, 0));
-        assert_true(value_of(tn_select(weight, 0, 0)) == 2);
-        assert_int_equal(tn_status_of(held), TN_ERR_MEMORY);
-        assert_text_has(tn_error(), "add [");
-        assert_text_has(tn_error(), "test_memory_limit.c:");
-        tn_add_(weight, tn_scalar(1));
-        assert_true(value_of(tn_select(weight, 0, 0)) == 3);
-    }
+    TN_SCOPE;
+    int line = 0;
+    tn_tensor *weight = tn_ones(TN_DIMS(4), TN_F32);
+    assert_ok(tn_make_state(weight));
+    tn_tensor *held = tn_add(too_large(&line), tn_select(weight, 0, 0));
+    tn_add_(weight, tn_scalar(1));
+    assert_ok(tn_eval(NULL, 0));
+    assert_true(value_of(tn_select(weight, 0, 0)) == 2);
+    assert_int_equal(tn_status_of(held), TN_ERR_MEMORY);
+    assert_text_has(tn_error(), "add [");
+    assert_text_has(tn_error(), "test_memory_limit.c:");
+    tn_add_(weight, tn_scalar(1));
+    assert_true(value_of(tn_select(weight, 0, 0)) == 3);
 }
 
 int main(void) {

@@ -57,7 +57,8 @@ static void the_first_failure_is_remembered(void **state) {
     assert_null(tn_nn_linear(tn_nn_linear(root, "c", 1, 1, true), "d", 1, 1, true));
     assert_int_equal(tn_module_status(root), TN_ERR_ARGUMENT);
     assert_text_has(tn_error(), "\"a\" is taken");
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         tn_tensor *y = tn_forward(NULL, tn_scalar(1));
         assert_int_equal(tn_status_of(y), TN_ERR_ARGUMENT);
     }
@@ -101,7 +102,10 @@ static void modules_of_the_users_own_work(void **state) {
     tn_module_new(net, "first", &type, &two);
     tn_nn_function(net, "second", tn_neg);
     assert_ok(tn_module_status(root));
-    TN_SCOPE assert_near(tn_item(tn_forward(net, tn_scalar(3))), -6, 0);
+    {
+        TN_SCOPE;
+        assert_near(tn_item(tn_forward(net, tn_scalar(3))), -6, 0);
+    }
     assert_null(tn_module_new(net, "first", &type, &two)); /* taken: self is given back at once */
     assert_int_equal(destroyed, 1);
     tn_module_free(root);
@@ -185,7 +189,8 @@ static void layers_compute_what_pytorch_computes(void **state) {
     static const char *const names[] = {"linear",    "conv2d",    "batch_norm2d", "layer_norm",
                                         "embedding", "attention", "encoder",      "encoder_first"};
     for (size_t i = 0; i < TN_COUNT(names); i++)
-        TN_SCOPE {
+        {
+            TN_SCOPE;
             tn_tensor *x = input(f, names[i]), *y = tn_forward(tn_module_child(f->root, names[i]), x);
             assert_equals_file(f, y, "output", names[i]);
             if (strcmp(names[i], "embedding") != 0) assert_gradient(f, x, y, names[i]);
@@ -194,43 +199,40 @@ static void layers_compute_what_pytorch_computes(void **state) {
 
 static void lstm_cell_computes_what_pytorchs_computes(void **state) {
     const fixture *f = *state;
-    TN_SCOPE {
-        tn_tensor *x = input(f, "lstm_cell"), *out[2];
-        tn_lstm_cell_forward(tn_module_child(f->root, "lstm_cell"), x, input(f, "lstm_h"), input(f, "lstm_c"), &out[0],
-                             &out[1]);
-        tn_tensor *y = tn_cat(out, 2, 1);
-        assert_equals_file(f, y, "output", "lstm_cell");
-        assert_gradient(f, x, y, "lstm_cell");
-    }
+    TN_SCOPE;
+    tn_tensor *x = input(f, "lstm_cell"), *out[2];
+    tn_lstm_cell_forward(tn_module_child(f->root, "lstm_cell"), x, input(f, "lstm_h"), input(f, "lstm_c"), &out[0],
+                         &out[1]);
+    tn_tensor *y = tn_cat(out, 2, 1);
+    assert_equals_file(f, y, "output", "lstm_cell");
+    assert_gradient(f, x, y, "lstm_cell");
 }
 
 /* Runs behind layers_compute…, whose forward pass in training mode moved the statistics once. */
 static void batch_norm_moves_its_statistics_and_uses_them(void **state) {
     const fixture *f = *state;
     tn_module *norm = tn_module_child(f->root, "batch_norm2d");
-    TN_SCOPE {
-        assert_equals_file(f, tn_module_variable(norm, "running_mean"), "output", "running_mean");
-        assert_equals_file(f, tn_module_variable(norm, "running_var"), "output", "running_var");
-        assert_near(tn_item(tn_module_variable(norm, "num_batches_tracked")), 1, 0);
-        tn_module_train(f->root, false);
-        assert_false(tn_module_is_training(norm));
-        assert_equals_file(f, tn_forward(norm, input(f, "batch_norm2d")), "output", "batch_norm2d_evaluated");
-        assert_near(tn_item(tn_module_variable(norm, "num_batches_tracked")), 1, 0);
-        tn_module_train(f->root, true);
-    }
+    TN_SCOPE;
+    assert_equals_file(f, tn_module_variable(norm, "running_mean"), "output", "running_mean");
+    assert_equals_file(f, tn_module_variable(norm, "running_var"), "output", "running_var");
+    assert_near(tn_item(tn_module_variable(norm, "num_batches_tracked")), 1, 0);
+    tn_module_train(f->root, false);
+    assert_false(tn_module_is_training(norm));
+    assert_equals_file(f, tn_forward(norm, input(f, "batch_norm2d")), "output", "batch_norm2d_evaluated");
+    assert_near(tn_item(tn_module_variable(norm, "num_batches_tracked")), 1, 0);
+    tn_module_train(f->root, true);
 }
 
 static void attention_of_three_equals_attention_of_one(void **state) {
     const fixture *f = *state;
-    TN_SCOPE {
-        tn_tensor *x = input(f, "attention"), *copy = tn_contiguous(x);
-        tn_tensor *y = tn_multihead_attention_forward(tn_module_child(f->root, "attention"), x, copy, x, NULL);
-        assert_equals_file(f, y, "output", "attention");
-        tn_tensor *narrow = tn_narrow(x, 2, 0, 6);
-        y = tn_multihead_attention_forward(tn_module_child(f->root, "attention"), x, narrow, x, NULL);
-        assert_int_equal(tn_status_of(y), TN_ERR_SHAPE);
-        assert_text_has(tn_error(), "key must be [batch, n, 12]");
-    }
+    TN_SCOPE;
+    tn_tensor *x = input(f, "attention"), *copy = tn_contiguous(x);
+    tn_tensor *y = tn_multihead_attention_forward(tn_module_child(f->root, "attention"), x, copy, x, NULL);
+    assert_equals_file(f, y, "output", "attention");
+    tn_tensor *narrow = tn_narrow(x, 2, 0, 6);
+    y = tn_multihead_attention_forward(tn_module_child(f->root, "attention"), x, narrow, x, NULL);
+    assert_int_equal(tn_status_of(y), TN_ERR_SHAPE);
+    assert_text_has(tn_error(), "key must be [batch, n, 12]");
 }
 
 static void dropout_acts_in_training_alone(void **state) {
@@ -241,7 +243,8 @@ static void dropout_acts_in_training_alone(void **state) {
     tn_module *root = tn_module_root(), *m = tn_nn_dropout(root, "m", 0.25);
     double sum = 0;
     int zeros = 0;
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         tn_tensor *ones = tn_full(&n, 1, 1, TN_F32);
         assert_ok(tn_read(tn_forward(m, ones), got, sizeof got));
         for (int i = 0; i < N; i++) {
@@ -283,7 +286,8 @@ static void orthogonal_matrices_are_orthogonal(void **state) {
     (void)state;
     static const int64_t shapes[][2] = {{5, 12}, {12, 5}, {7, 7}, {1, 3}};
     for (size_t k = 0; k < TN_COUNT(shapes); k++)
-        TN_SCOPE {
+        {
+            TN_SCOPE;
             int64_t rows = shapes[k][0], columns = shapes[k][1], small = rows < columns ? rows : columns;
             tn_tensor *w = tn_init_orthogonal(rows, columns, 2), *t = tn_t(w);
             tn_tensor *product = rows <= columns ? tn_matmul(w, t) : tn_matmul(t, w);
@@ -327,7 +331,8 @@ static void mlp_policy_has_no_state(void **state) {
     tn_policy *p;
     assert_ok(tn_policy_mlp(&o, &p));
     assert_int_equal(tn_policy_state_count(p), 0);
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         tn_tensor *logits, *value, *x = tn_randn((int64_t[]){4, 2, 3}, 3); /* observations of any shape */
         tn_policy_forward(p, x, NULL, &logits, &value, NULL);
         assert_matrix(logits, 4, 3);
@@ -343,7 +348,8 @@ static void lstm_policy_carries_its_state(void **state) {
     tn_policy *p;
     assert_ok(tn_policy_lstm(&o, &p));
     assert_int_equal(tn_policy_state_count(p), 2);
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         tn_tensor *x = tn_randn((int64_t[]){4, 6}, 2), *zero[2], *first[2], *second[2], *logits[3], *value;
         tn_policy_initial_state(p, 4, zero);
         assert_matrix(zero[0], 4, 5);
@@ -366,7 +372,8 @@ static void policies_report_what_is_wrong(void **state) {
     tn_policy_options o = small_policy();
     tn_policy *p;
     assert_ok(tn_policy_lstm(&o, &p));
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         tn_tensor *logits, *value, *next[2];
         tn_policy_forward(p, tn_scalar(1), NULL, &logits, &value, next);
         assert_int_equal(tn_status_of(logits), TN_ERR_SHAPE);
@@ -401,7 +408,8 @@ static void policies_of_the_users_own_work(void **state) {
                                         counting_forward,       counting_initial, NULL};
     tn_policy *p;
     assert_ok(tn_policy_new(&type, tn_module_root(), NULL, &p));
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         tn_tensor *x = tn_full((int64_t[]){1, 3}, 2, 2, TN_F32), *logits, *value, *next, *again;
         tn_policy_forward(p, x, NULL, &logits, &value, &next);
         tn_policy_forward(p, x, &next, &logits, &value, &again);

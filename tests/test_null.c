@@ -717,16 +717,15 @@ static void errors_name_function_and_line(void **state) {
 
 static void errors_of_writes_name_function_and_line(void **state) {
     (void)state;
-    TN_SCOPE {
-        tn_tensor *x = tn_zeros(TN_DIMS(2, 3), TN_F32),
-                  *wide = tn_expand(tn_zeros(TN_DIMS(1, 3), TN_F32), TN_DIMS(2, 3));
-        check_line(tn_retain(tn_add_(wide, x)), __LINE__, "add_: in-place write");
-        tn_tensor *leaf = tn_zeros(TN_DIMS(2), TN_F32);
-        assert_ok(tn_set_requires_grad(leaf, true));
-        check_line(tn_retain(tn_mul_(leaf, leaf)), __LINE__, "mul_: in-place write to a leaf");
-        tn_tensor *small = tn_zeros(TN_DIMS(3), TN_F32);
-        check_line(tn_retain(tn_copy_(small, x)), __LINE__, "copy:");
-    }
+    TN_SCOPE;
+    tn_tensor *x = tn_zeros(TN_DIMS(2, 3), TN_F32),
+              *wide = tn_expand(tn_zeros(TN_DIMS(1, 3), TN_F32), TN_DIMS(2, 3));
+    check_line(tn_retain(tn_add_(wide, x)), __LINE__, "add_: in-place write");
+    tn_tensor *leaf = tn_zeros(TN_DIMS(2), TN_F32);
+    assert_ok(tn_set_requires_grad(leaf, true));
+    check_line(tn_retain(tn_mul_(leaf, leaf)), __LINE__, "mul_: in-place write to a leaf");
+    tn_tensor *small = tn_zeros(TN_DIMS(3), TN_F32);
+    check_line(tn_retain(tn_copy_(small, x)), __LINE__, "copy:");
 }
 
 static int square_line;

@@ -186,7 +186,10 @@ static void values_outlive_their_model(void **state) {
     (void)state;
     tn_onnx *m = open_model(MODEL("mlp.onnx"));
     tn_onnx_value *in = floats((float[]){1, 1, 3}, TN_DIMS(1, 3)), *out = NULL;
-    TN_SCOPE { assert_ok(tn_onnx_run(m, &in, &out)); }
+    {
+        TN_SCOPE;
+        assert_ok(tn_onnx_run(m, &in, &out));
+    }
     tn_onnx_close(m);
     tn_onnx_value_free(in);
     assert_floats(out, (float[]){1.5F, 1.25F}, 2);

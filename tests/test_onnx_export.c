@@ -298,7 +298,8 @@ static void run_trial(void (*record)(trial *t), const char *name, bool again) {
     tn_manual_seed(7);
     trial t = {.options.struct_size = sizeof t.options, .batch = again ? 3 : 2, .length = again ? 9 : 5};
     t.root = tn_module_root();
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         record(&t);
         if (!again) export_trial(&t, model);
         evaluate(&t);
@@ -317,7 +318,8 @@ static void failing_allocations_leave_no_file(void **state) {
     tn_manual_seed(7);
     trial t = {.options = {.struct_size = sizeof t.options, .external_data = true}, .batch = 2, .length = 5};
     t.root = tn_module_root();
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         tn_status s = TN_ERR_MEMORY;
         record_transformer(&t);
         for (int64_t n = 1; s != TN_OK; n += 1 + n / 16) {
@@ -339,24 +341,23 @@ static void failing_allocations_leave_no_file(void **state) {
 static void what_cannot_be_exported_is_named(void **state) {
     (void)state;
     const char *path = test_scratch("refused.onnx");
-    TN_SCOPE {
-        tn_tensor *x = tn_ones(SHAPE(2, 2), TN_F32);
-        assert_ok(tn_eval(&x, 1));
-        tn_named_tensor in = {"x", x}, out = {"y", tn_add(x, tn_rand(SHAPE(2, 2)))};
-        assert_int_equal(tn_onnx_export(path, &in, 1, &out, 1, NULL), TN_ERR_UNSUPPORTED);
-        assert_text_has(tn_error(), "random");
-        assert_text_has(tn_error(), "test_onnx_export.c");
-        out.tensor = tn_exp(x);
-        assert_true(isfinite(tn_item(tn_sum(out.tensor, TN_ALL, false))));
-        assert_int_equal(tn_onnx_export(path, &in, 1, &out, 1, NULL), TN_ERR_STATE);
-        assert_text_has(tn_error(), "before reading");
-        out = (tn_named_tensor){"x", tn_exp(x)};
-        assert_int_equal(tn_onnx_export(path, &in, 1, &out, 1, NULL), TN_ERR_ARGUMENT);
-        assert_text_has(tn_error(), "two names");
-        out.name = "_v0";
-        assert_int_equal(tn_onnx_export(path, &in, 1, &out, 1, NULL), TN_ERR_ARGUMENT);
-        assert_int_not_equal(access(path, F_OK), 0);
-    }
+    TN_SCOPE;
+    tn_tensor *x = tn_ones(SHAPE(2, 2), TN_F32);
+    assert_ok(tn_eval(&x, 1));
+    tn_named_tensor in = {"x", x}, out = {"y", tn_add(x, tn_rand(SHAPE(2, 2)))};
+    assert_int_equal(tn_onnx_export(path, &in, 1, &out, 1, NULL), TN_ERR_UNSUPPORTED);
+    assert_text_has(tn_error(), "random");
+    assert_text_has(tn_error(), "test_onnx_export.c");
+    out.tensor = tn_exp(x);
+    assert_true(isfinite(tn_item(tn_sum(out.tensor, TN_ALL, false))));
+    assert_int_equal(tn_onnx_export(path, &in, 1, &out, 1, NULL), TN_ERR_STATE);
+    assert_text_has(tn_error(), "before reading");
+    out = (tn_named_tensor){"x", tn_exp(x)};
+    assert_int_equal(tn_onnx_export(path, &in, 1, &out, 1, NULL), TN_ERR_ARGUMENT);
+    assert_text_has(tn_error(), "two names");
+    out.name = "_v0";
+    assert_int_equal(tn_onnx_export(path, &in, 1, &out, 1, NULL), TN_ERR_ARGUMENT);
+    assert_int_not_equal(access(path, F_OK), 0);
 }
 
 #define TRIAL(name)                                \

@@ -102,7 +102,8 @@ static void run_case(trial *t, tally *sum) {
     snprintf(expected, sizeof expected, "%s/op-%s-%d.safetensors", folder ? folder : scratch_folder, name,
              sum->exported);
     trial_make_values(t);
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         tn_named_tensor in[TN_CASE_INPUTS];
         tn_onnx_value *given[TN_CASE_INPUTS];
         int count = 0;

@@ -432,7 +432,8 @@ static void a_rounded_nan_is_stored(void **state) {
     tn_device *d;
     assert_ok(tn_device_open("opencl:0", NULL, NULL, &d));
     assert_ok(tn_set_current_device(d));
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         assert_ok(tn_read(tn_floor(tn_mul_scalar(tn_from_data(x, (int64_t[]){4}, 1, TN_F32), NAN)), y, sizeof y));
     }
     for (int i = 0; i < 4; i++)

@@ -73,34 +73,32 @@ static bool needs_layout(int op) {
 }
 
 static void check_forward(trial *t, bool strided) {
-    TN_SCOPE {
-        trial_make_tensors(t, strided);
-        tn_tensor *y = trial_apply(t);
-        if (strided && tn_status_of(y) != TN_OK && needs_layout(t->op)) break;
-        if (tn_status_of(y) != TN_OK) {
-            say(t, tn_error());
-            fail();
-        }
-        tn_reference_values v = {0};
-        const double *want = reference_values(t, &v, tn_tensor_node(y));
-        check_definition(t, tn_tensor_node(y), &v, want);
-        double *got = trial_doubles(y);
-        compare(t, strided ? "from strided inputs" : "forward", got, want, tn_numel(y), tn_dtype_of(y));
-        free(got);
-        tn_reference_free(&v);
+    TN_SCOPE;
+    trial_make_tensors(t, strided);
+    tn_tensor *y = trial_apply(t);
+    if (strided && tn_status_of(y) != TN_OK && needs_layout(t->op)) return;
+    if (tn_status_of(y) != TN_OK) {
+        say(t, tn_error());
+        fail();
     }
+    tn_reference_values v = {0};
+    const double *want = reference_values(t, &v, tn_tensor_node(y));
+    check_definition(t, tn_tensor_node(y), &v, want);
+    double *got = trial_doubles(y);
+    compare(t, strided ? "from strided inputs" : "forward", got, want, tn_numel(y), tn_dtype_of(y));
+    free(got);
+    tn_reference_free(&v);
 }
 
 static void check_refusal(trial *t) {
-    TN_SCOPE {
-        trial_make_tensors(t, false);
-        tn_tensor *y = trial_apply(t);
-        if (tn_status_of(y) == TN_OK) {
-            say(t, "it should be refused");
-            fail();
-        }
-        assert_text_has(tn_error(), t->c->error);
+    TN_SCOPE;
+    trial_make_tensors(t, false);
+    tn_tensor *y = trial_apply(t);
+    if (tn_status_of(y) == TN_OK) {
+        say(t, "it should be refused");
+        fail();
     }
+    assert_text_has(tn_error(), t->c->error);
 }
 
 /* ---- gradients --------------------------------------------------------------------------------------------------- */
@@ -206,21 +204,20 @@ static void check_second_order(trial *t, asked *a) {
 static void check_gradients(trial *t) {
     int64_t moved = elements_to_move(t);
     if (!t->c->gradient || moved == 0 || moved > (full_run() ? MOST_DIFFERENCES_FULL : MOST_DIFFERENCES)) return;
-    TN_SCOPE {
-        trial_make_tensors(t, false);
-        asked a = ask(t);
-        tn_tensor *y = trial_apply(t);
-        if (tn_requires_grad(y) && tn_numel(y) > 0) {
-            double *w = weights(tn_numel(y));
-            tn_tensor *dy = trial_tensor(w, tn_shape(y), tn_rank(y), tn_dtype_of(y));
-            if (tn_dtype_of(y) == TN_F64) {
-                assert_ok(tn_gradients(&y, 1, &dy, a.leaf, a.count, true, a.grad));
-                for (int k = 0; k < a.count; k++)
-                    check_gradient_of(t, a.node, tn_tensor_node(y), w, a.input[k], a.grad[k], "gradient");
-                if (moved <= MOST_SECOND) check_second_order(t, &a);
-            }
-            free(w);
+    TN_SCOPE;
+    trial_make_tensors(t, false);
+    asked a = ask(t);
+    tn_tensor *y = trial_apply(t);
+    if (tn_requires_grad(y) && tn_numel(y) > 0) {
+        double *w = weights(tn_numel(y));
+        tn_tensor *dy = trial_tensor(w, tn_shape(y), tn_rank(y), tn_dtype_of(y));
+        if (tn_dtype_of(y) == TN_F64) {
+            assert_ok(tn_gradients(&y, 1, &dy, a.leaf, a.count, true, a.grad));
+            for (int k = 0; k < a.count; k++)
+                check_gradient_of(t, a.node, tn_tensor_node(y), w, a.input[k], a.grad[k], "gradient");
+            if (moved <= MOST_SECOND) check_second_order(t, &a);
         }
+        free(w);
     }
 }
 
@@ -268,7 +265,8 @@ static void check_specials_with(int op, const tn_case *like, tn_dtype dtype) {
         for (int k = 0; k < SPECIALS * SPECIALS; k++)
             t.values[i][k] = all[i == 0 ? k % SPECIALS : k / SPECIALS];
     }
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         trial_make_tensors(&t, false);
         tn_tensor *y = trial_apply(&t);
         assert_ok(tn_status_of(y));
@@ -305,14 +303,13 @@ static bool takes_specials(const trial *t) {
 /* One run of the case that may fail anywhere; true when it came through. */
 static bool survives(trial *t) {
     bool through = false;
-    TN_SCOPE {
-        trial_make_tensors(t, false);
-        tn_tensor *y = trial_apply(t);
-        size_t bytes = (size_t)tn_numel(y) * tn_dtype_size(tn_dtype_of(y));
-        void *out = calloc(bytes + 1, 1);
-        through = tn_status_of(y) == TN_OK && tn_read(y, out, bytes) == TN_OK;
-        free(out);
-    }
+    TN_SCOPE;
+    trial_make_tensors(t, false);
+    tn_tensor *y = trial_apply(t);
+    size_t bytes = (size_t)tn_numel(y) * tn_dtype_size(tn_dtype_of(y));
+    void *out = calloc(bytes + 1, 1);
+    through = tn_status_of(y) == TN_OK && tn_read(y, out, bytes) == TN_OK;
+    free(out);
     return through;
 }
 
@@ -394,174 +391,165 @@ static tn_tensor *counted(const int64_t *shape, int rank, tn_dtype t) {
 
 static void view_functions_are_what_pytorch_says(void **state) {
     (void)state;
-    TN_SCOPE {
-        tn_tensor *x = counted(TN_DIMS(2, 3), TN_F32);
-        EXPECT(tn_transpose(x, 0, 1), 0, 3, 1, 4, 2, 5);
-        EXPECT(tn_t(x), 0, 3, 1, 4, 2, 5);
-        EXPECT(tn_select(x, 0, -1), 3, 4, 5);
-        EXPECT(tn_select(x, 1, 1), 1, 4);
-        EXPECT(tn_narrow(x, 1, 1, 2), 1, 2, 4, 5);
-        EXPECT(tn_flatten(tn_t(x), 0, -1), 0, 3, 1, 4, 2, 5);
-        EXPECT(tn_movedim(counted(TN_DIMS(2, 1, 3), TN_F32), 2, 0), 0, 3, 1, 4, 2, 5);
-        assert_int_equal(tn_rank(tn_unsqueeze(x, -1)), 3);
-        assert_int_equal(tn_size(tn_unsqueeze(x, -1), 2), 1);
-        assert_int_equal(tn_rank(tn_squeeze(tn_unsqueeze(x, 1), TN_ALL)), 2);
-        assert_int_equal(tn_rank(tn_squeeze(tn_unsqueeze(x, 1), TN_DIMS(0))), 3);
-        assert_int_equal(tn_size(tn_unflatten(counted(TN_DIMS(12), TN_F32), 0, TN_DIMS(3, -1)), 1), 4);
-        EXPECT(tn_expand_as(tn_scalar(4), tn_select(x, 0, 0)), 4, 4, 4);
-        EXPECT(tn_view_as(x, counted(TN_DIMS(6), TN_F32)), 0, 1, 2, 3, 4, 5);
-        assert_int_not_equal(tn_status_of(tn_select(x, 0, 2)), TN_OK);
-        assert_text_has(tn_error(), "select");
-        assert_int_not_equal(tn_status_of(tn_unsqueeze(x, 4)), TN_OK);
-        assert_int_not_equal(tn_status_of(tn_view(tn_t(x), TN_DIMS(6))), TN_OK);
-        assert_text_has(tn_error(), "reshape");
-    }
+    TN_SCOPE;
+    tn_tensor *x = counted(TN_DIMS(2, 3), TN_F32);
+    EXPECT(tn_transpose(x, 0, 1), 0, 3, 1, 4, 2, 5);
+    EXPECT(tn_t(x), 0, 3, 1, 4, 2, 5);
+    EXPECT(tn_select(x, 0, -1), 3, 4, 5);
+    EXPECT(tn_select(x, 1, 1), 1, 4);
+    EXPECT(tn_narrow(x, 1, 1, 2), 1, 2, 4, 5);
+    EXPECT(tn_flatten(tn_t(x), 0, -1), 0, 3, 1, 4, 2, 5);
+    EXPECT(tn_movedim(counted(TN_DIMS(2, 1, 3), TN_F32), 2, 0), 0, 3, 1, 4, 2, 5);
+    assert_int_equal(tn_rank(tn_unsqueeze(x, -1)), 3);
+    assert_int_equal(tn_size(tn_unsqueeze(x, -1), 2), 1);
+    assert_int_equal(tn_rank(tn_squeeze(tn_unsqueeze(x, 1), TN_ALL)), 2);
+    assert_int_equal(tn_rank(tn_squeeze(tn_unsqueeze(x, 1), TN_DIMS(0))), 3);
+    assert_int_equal(tn_size(tn_unflatten(counted(TN_DIMS(12), TN_F32), 0, TN_DIMS(3, -1)), 1), 4);
+    EXPECT(tn_expand_as(tn_scalar(4), tn_select(x, 0, 0)), 4, 4, 4);
+    EXPECT(tn_view_as(x, counted(TN_DIMS(6), TN_F32)), 0, 1, 2, 3, 4, 5);
+    assert_int_not_equal(tn_status_of(tn_select(x, 0, 2)), TN_OK);
+    assert_text_has(tn_error(), "select");
+    assert_int_not_equal(tn_status_of(tn_unsqueeze(x, 4)), TN_OK);
+    assert_int_not_equal(tn_status_of(tn_view(tn_t(x), TN_DIMS(6))), TN_OK);
+    assert_text_has(tn_error(), "reshape");
 }
 
 static void parts_of_a_tensor_are_views_of_it(void **state) {
     (void)state;
-    TN_SCOPE {
-        tn_tensor *x = tn_contiguous(counted(TN_DIMS(5, 2), TN_F32)), *parts[5];
-        assert_int_equal(tn_split(x, TN_DIMS(2, 0, 3), 0, parts), 3);
-        EXPECT(parts[2], 4, 5, 6, 7, 8, 9);
-        assert_int_equal(tn_size(parts[1], 0), 0);
-        tn_mul_scalar_(parts[0], -1);
-        EXPECT(tn_select(x, 0, 1), -2, -3);
-        assert_int_equal(tn_chunk(x, 4, 0, parts), 3);
-        EXPECT(parts[2], 8, 9);
-        assert_int_equal(tn_split(x, TN_DIMS(1, 1), 0, parts), 2);
-        assert_int_not_equal(tn_status_of(parts[1]), TN_OK);
-        assert_text_has(tn_error(), "split");
-    }
+    TN_SCOPE;
+    tn_tensor *x = tn_contiguous(counted(TN_DIMS(5, 2), TN_F32)), *parts[5];
+    assert_int_equal(tn_split(x, TN_DIMS(2, 0, 3), 0, parts), 3);
+    EXPECT(parts[2], 4, 5, 6, 7, 8, 9);
+    assert_int_equal(tn_size(parts[1], 0), 0);
+    tn_mul_scalar_(parts[0], -1);
+    EXPECT(tn_select(x, 0, 1), -2, -3);
+    assert_int_equal(tn_chunk(x, 4, 0, parts), 3);
+    EXPECT(parts[2], 8, 9);
+    assert_int_equal(tn_split(x, TN_DIMS(1, 1), 0, parts), 2);
+    assert_int_not_equal(tn_status_of(parts[1]), TN_OK);
+    assert_text_has(tn_error(), "split");
 }
 
 static void in_place_variants_write_and_return_their_target(void **state) {
     (void)state;
-    TN_SCOPE {
-        tn_tensor *x = tn_contiguous(counted(TN_DIMS(2, 2), TN_F32));
-        tn_tensor *row = tn_select(x, 0, 0);
-        assert_ptr_equal(tn_add_(row, tn_scalar(10)), row);
-        EXPECT(x, 10, 11, 2, 3);
-        EXPECT(tn_neg_(x), -10, -11, -2, -3);
-        EXPECT(row, -10, -11);
-        EXPECT(tn_clamp_(x, -5, INFINITY), -5, -5, -2, -3);
-        EXPECT(tn_masked_fill_(x, tn_eq_scalar(x, -5), 1), 1, 1, -2, -3);
-        EXPECT(tn_fill_(row, 7), 7, 7);
-        EXPECT(tn_zero_(x), 0, 0, 0, 0);
-        EXPECT(row, 0, 0);
-    }
+    TN_SCOPE;
+    tn_tensor *x = tn_contiguous(counted(TN_DIMS(2, 2), TN_F32));
+    tn_tensor *row = tn_select(x, 0, 0);
+    assert_ptr_equal(tn_add_(row, tn_scalar(10)), row);
+    EXPECT(x, 10, 11, 2, 3);
+    EXPECT(tn_neg_(x), -10, -11, -2, -3);
+    EXPECT(row, -10, -11);
+    EXPECT(tn_clamp_(x, -5, INFINITY), -5, -5, -2, -3);
+    EXPECT(tn_masked_fill_(x, tn_eq_scalar(x, -5), 1), 1, 1, -2, -3);
+    EXPECT(tn_fill_(row, 7), 7, 7);
+    EXPECT(tn_zero_(x), 0, 0, 0, 0);
+    EXPECT(row, 0, 0);
 }
 
 static void integers_and_numbers_promote_as_in_pytorch(void **state) {
     (void)state;
-    TN_SCOPE {
-        tn_tensor *i = counted(TN_DIMS(3), TN_I32), *f = counted(TN_DIMS(3), TN_F32), *l = counted(TN_DIMS(3), TN_I64);
-        tn_tensor *u = counted(TN_DIMS(3), TN_U8), *s = counted(TN_DIMS(3), TN_I8), *h = counted(TN_DIMS(3), TN_F16);
-        tn_tensor *d = counted(TN_DIMS(), TN_F64), *b = counted(TN_DIMS(3), TN_BF16);
-        assert_int_equal(tn_dtype_of(tn_add(i, f)), TN_F32);
-        assert_int_equal(tn_dtype_of(tn_add(i, l)), TN_I64);
-        assert_int_equal(tn_dtype_of(tn_add(u, s)), TN_I16);
-        assert_int_equal(tn_dtype_of(tn_add(h, b)), TN_F32);
-        assert_int_equal(tn_dtype_of(tn_add(h, i)), TN_F16);
-        assert_int_equal(tn_dtype_of(tn_add(f, d)), TN_F32); /* without dims it counts only by category */
-        assert_int_equal(tn_dtype_of(tn_add(i, d)), TN_F64);
-        assert_int_equal(tn_dtype_of(tn_div(i, l)), TN_F32);
-        assert_int_equal(tn_dtype_of(tn_add_scalar(i, 2)), TN_I32);
-        assert_int_equal(tn_dtype_of(tn_add_scalar(i, 2.5)), TN_F32);
-        assert_int_equal(tn_dtype_of(tn_mul_scalar(h, 2.5)), TN_F16);
-        assert_int_equal(tn_dtype_of(tn_sum(i, TN_ALL, false)), TN_I64);
-        assert_int_equal(tn_dtype_of(tn_sum(h, TN_ALL, false)), TN_F16);
-        assert_int_equal(tn_dtype_of(tn_add(d, tn_scalar(1))), TN_F64);
-        EXPECT(tn_floor_divide_scalar(tn_sub_scalar(i, 2), 2), -1, -1, 0);
-        EXPECT(tn_add(d, tn_scalar(0.1)), 0.1); /* not by way of f32 */
-    }
+    TN_SCOPE;
+    tn_tensor *i = counted(TN_DIMS(3), TN_I32), *f = counted(TN_DIMS(3), TN_F32), *l = counted(TN_DIMS(3), TN_I64);
+    tn_tensor *u = counted(TN_DIMS(3), TN_U8), *s = counted(TN_DIMS(3), TN_I8), *h = counted(TN_DIMS(3), TN_F16);
+    tn_tensor *d = counted(TN_DIMS(), TN_F64), *b = counted(TN_DIMS(3), TN_BF16);
+    assert_int_equal(tn_dtype_of(tn_add(i, f)), TN_F32);
+    assert_int_equal(tn_dtype_of(tn_add(i, l)), TN_I64);
+    assert_int_equal(tn_dtype_of(tn_add(u, s)), TN_I16);
+    assert_int_equal(tn_dtype_of(tn_add(h, b)), TN_F32);
+    assert_int_equal(tn_dtype_of(tn_add(h, i)), TN_F16);
+    assert_int_equal(tn_dtype_of(tn_add(f, d)), TN_F32); /* without dims it counts only by category */
+    assert_int_equal(tn_dtype_of(tn_add(i, d)), TN_F64);
+    assert_int_equal(tn_dtype_of(tn_div(i, l)), TN_F32);
+    assert_int_equal(tn_dtype_of(tn_add_scalar(i, 2)), TN_I32);
+    assert_int_equal(tn_dtype_of(tn_add_scalar(i, 2.5)), TN_F32);
+    assert_int_equal(tn_dtype_of(tn_mul_scalar(h, 2.5)), TN_F16);
+    assert_int_equal(tn_dtype_of(tn_sum(i, TN_ALL, false)), TN_I64);
+    assert_int_equal(tn_dtype_of(tn_sum(h, TN_ALL, false)), TN_F16);
+    assert_int_equal(tn_dtype_of(tn_add(d, tn_scalar(1))), TN_F64);
+    EXPECT(tn_floor_divide_scalar(tn_sub_scalar(i, 2), 2), -1, -1, 0);
+    EXPECT(tn_add(d, tn_scalar(0.1)), 0.1); /* not by way of f32 */
 }
 
 static void many_tensors_are_joined(void **state) {
     (void)state;
-    TN_SCOPE {
-        tn_tensor *parts[50];
-        for (int k = 0; k < 50; k++)
-            parts[k] = tn_full(TN_DIMS(2), k, TN_F32);
-        tn_tensor *all = tn_cat(parts, 50, 0);
-        assert_int_equal(tn_size(all, 0), 100);
-        EXPECT(tn_narrow(all, 0, 61, 3), 30, 31, 31);
-        EXPECT(tn_select(tn_stack(parts, 3, 1), 0, 1), 0, 1, 2);
-    }
+    TN_SCOPE;
+    tn_tensor *parts[50];
+    for (int k = 0; k < 50; k++)
+        parts[k] = tn_full(TN_DIMS(2), k, TN_F32);
+    tn_tensor *all = tn_cat(parts, 50, 0);
+    assert_int_equal(tn_size(all, 0), 100);
+    EXPECT(tn_narrow(all, 0, 61, 3), 30, 31, 31);
+    EXPECT(tn_select(tn_stack(parts, 3, 1), 0, 1), 0, 1, 2);
 }
 
 static void a_missing_tensor_is_an_error_not_a_crash(void **state) {
     (void)state;
-    TN_SCOPE {
-        tn_tensor *x = tn_scalar(1);
-        assert_int_not_equal(tn_status_of(tn_add(x, NULL)), TN_OK);
-        assert_text_has(tn_error(), "add: tensor 2 is NULL");
-        assert_int_not_equal(tn_status_of(tn_reshape(NULL, TN_DIMS(1))), TN_OK);
-        assert_int_not_equal(tn_status_of(tn_cat(NULL, 0, 0)), TN_OK);
-        assert_int_not_equal(tn_status_of(tn_sum(x, NULL, 3, false)), TN_OK);
-        assert_text_has(tn_error(), "sum");
-        tn_tensor *bad = tn_add(x, NULL);
-        assert_int_not_equal(tn_status_of(tn_transpose(bad, 0, 1)), TN_OK);
-        assert_text_has(tn_error(), "add: tensor 2 is NULL");
-    }
+    TN_SCOPE;
+    tn_tensor *x = tn_scalar(1);
+    assert_int_not_equal(tn_status_of(tn_add(x, NULL)), TN_OK);
+    assert_text_has(tn_error(), "add: tensor 2 is NULL");
+    assert_int_not_equal(tn_status_of(tn_reshape(NULL, TN_DIMS(1))), TN_OK);
+    assert_int_not_equal(tn_status_of(tn_cat(NULL, 0, 0)), TN_OK);
+    assert_int_not_equal(tn_status_of(tn_sum(x, NULL, 3, false)), TN_OK);
+    assert_text_has(tn_error(), "sum");
+    tn_tensor *bad = tn_add(x, NULL);
+    assert_int_not_equal(tn_status_of(tn_transpose(bad, 0, 1)), TN_OK);
+    assert_text_has(tn_error(), "add: tensor 2 is NULL");
 }
 
 static void gradients_of_equal_extremes_are_pytorchs(void **state) {
     (void)state;
-    TN_SCOPE {
-        tn_tensor *x = tn_from_data((float[]){3, 1, 3}, TN_DIMS(3), TN_F32), *g;
-        assert_ok(tn_set_requires_grad(x, true));
-        tn_tensor *y = tn_amax(x, TN_ALL, false);
-        assert_ok(tn_gradients(&y, 1, NULL, &x, 1, false, &g));
-        EXPECT(g, 0.5, 0, 0.5);
-        y = tn_max(x, 0, false);
-        assert_ok(tn_gradients(&y, 1, NULL, &x, 1, false, &g));
-        EXPECT(g, 1, 0, 0);
-        y = tn_sum(tn_maximum(x, tn_from_data((float[]){3, 2, 1}, TN_DIMS(3), TN_F32)), TN_ALL, false);
-        assert_ok(tn_gradients(&y, 1, NULL, &x, 1, false, &g));
-        EXPECT(g, 0.5, 0, 1);
-        y = tn_sum(tn_abs(tn_sub_scalar(x, 3)), TN_ALL, false);
-        assert_ok(tn_gradients(&y, 1, NULL, &x, 1, false, &g));
-        EXPECT(g, 0, -1, 0);
-    }
+    TN_SCOPE;
+    tn_tensor *x = tn_from_data((float[]){3, 1, 3}, TN_DIMS(3), TN_F32), *g;
+    assert_ok(tn_set_requires_grad(x, true));
+    tn_tensor *y = tn_amax(x, TN_ALL, false);
+    assert_ok(tn_gradients(&y, 1, NULL, &x, 1, false, &g));
+    EXPECT(g, 0.5, 0, 0.5);
+    y = tn_max(x, 0, false);
+    assert_ok(tn_gradients(&y, 1, NULL, &x, 1, false, &g));
+    EXPECT(g, 1, 0, 0);
+    y = tn_sum(tn_maximum(x, tn_from_data((float[]){3, 2, 1}, TN_DIMS(3), TN_F32)), TN_ALL, false);
+    assert_ok(tn_gradients(&y, 1, NULL, &x, 1, false, &g));
+    EXPECT(g, 0.5, 0, 1);
+    y = tn_sum(tn_abs(tn_sub_scalar(x, 3)), TN_ALL, false);
+    assert_ok(tn_gradients(&y, 1, NULL, &x, 1, false, &g));
+    EXPECT(g, 0, -1, 0);
 }
 
 /* Small types store what they can hold, in a chain of ops as after each of them. */
 static void small_types_wrap_and_round(void **state) {
     (void)state;
-    TN_SCOPE {
-        tn_tensor *x = tn_from_data((int8_t[]){100, -100, 5}, TN_DIMS(3), TN_I8);
-        EXPECT(tn_cast(tn_add(x, x), TN_I32), -56, 56, 10);
-        tn_tensor *f = tn_from_data((float[]){1.0004883f, 70000, -1e-8f}, TN_DIMS(3), TN_F32);
-        EXPECT(tn_cast(tn_cast(f, TN_F16), TN_F32), 1, INFINITY, 0);
-        EXPECT(tn_cast(tn_cast(f, TN_BF16), TN_F32), 1, 70144, -0x1.58p-27);
-        EXPECT(tn_cast(tn_from_data((float[]){3e9f, -7.9f, NAN}, TN_DIMS(3), TN_F32), TN_I32), INT32_MAX, -7, 0);
-    }
+    TN_SCOPE;
+    tn_tensor *x = tn_from_data((int8_t[]){100, -100, 5}, TN_DIMS(3), TN_I8);
+    EXPECT(tn_cast(tn_add(x, x), TN_I32), -56, 56, 10);
+    tn_tensor *f = tn_from_data((float[]){1.0004883f, 70000, -1e-8f}, TN_DIMS(3), TN_F32);
+    EXPECT(tn_cast(tn_cast(f, TN_F16), TN_F32), 1, INFINITY, 0);
+    EXPECT(tn_cast(tn_cast(f, TN_BF16), TN_F32), 1, 70144, -0x1.58p-27);
+    EXPECT(tn_cast(tn_from_data((float[]){3e9f, -7.9f, NAN}, TN_DIMS(3), TN_F32), TN_I32), INT32_MAX, -7, 0);
 }
 
 static void symbols_follow_their_extents(void **state) {
     (void)state;
-    TN_SCOPE {
-        tn_tensor *x = tn_symbolic(tn_from_data((float[12]){0}, TN_DIMS(4, 3), TN_F32), 0, 2);
-        assert_int_equal(tn_tensor_node(x)->symbol[0], 3);
-        assert_int_equal(tn_tensor_node(tn_add(tn_scalar(1), x))->symbol[0], 3);
-        assert_int_equal(tn_tensor_node(tn_exp(x))->symbol[0], 3);
-        assert_int_equal(tn_tensor_node(tn_sum(x, TN_DIMS(1), false))->symbol[0], 3);
-        assert_int_equal(tn_tensor_node(tn_sum(x, TN_DIMS(0), true))->symbol[0], 0);
-        assert_int_equal(tn_tensor_node(tn_transpose(x, 0, 1))->symbol[1], 3);
-        assert_int_equal(tn_tensor_node(tn_unsqueeze(x, 1))->symbol[0], 3);
-        assert_int_equal(tn_tensor_node(tn_narrow(x, 0, 0, 2))->symbol[0], 0);
-        assert_int_equal(tn_tensor_node(tn_narrow(x, 1, 0, 2))->symbol[0], 3);
-        assert_int_equal(tn_tensor_node(tn_pad(x, TN_DIMS(1, 1), 0))->symbol[0], 3);
-        tn_tensor *y = tn_symbolic(tn_from_data((float[6]){0}, TN_DIMS(2, 3), TN_F32), 0, 0);
-        tn_tensor *both = tn_cat((tn_tensor *[]){x, y}, 2, 0);
-        assert_int_equal(tn_tensor_node(both)->symbol[0], TN_SYMBOL_SUM + 5);
-        assert_int_equal(tn_tensor_node(tn_matmul(both, tn_transpose(both, 0, 1)))->symbol[1], TN_SYMBOL_SUM + 5);
-        tn_tensor *twice = tn_cat((tn_tensor *[]){both, y}, 2, 0);
-        assert_int_equal(tn_tensor_node(twice)->symbol[0], 0);
-        tn_tensor *fixed = tn_cat((tn_tensor *[]){x, tn_ones(TN_DIMS(1, 3), TN_F32)}, 2, 0);
-        assert_int_equal(tn_tensor_node(fixed)->symbol[0], 0);
-    }
+    TN_SCOPE;
+    tn_tensor *x = tn_symbolic(tn_from_data((float[12]){0}, TN_DIMS(4, 3), TN_F32), 0, 2);
+    assert_int_equal(tn_tensor_node(x)->symbol[0], 3);
+    assert_int_equal(tn_tensor_node(tn_add(tn_scalar(1), x))->symbol[0], 3);
+    assert_int_equal(tn_tensor_node(tn_exp(x))->symbol[0], 3);
+    assert_int_equal(tn_tensor_node(tn_sum(x, TN_DIMS(1), false))->symbol[0], 3);
+    assert_int_equal(tn_tensor_node(tn_sum(x, TN_DIMS(0), true))->symbol[0], 0);
+    assert_int_equal(tn_tensor_node(tn_transpose(x, 0, 1))->symbol[1], 3);
+    assert_int_equal(tn_tensor_node(tn_unsqueeze(x, 1))->symbol[0], 3);
+    assert_int_equal(tn_tensor_node(tn_narrow(x, 0, 0, 2))->symbol[0], 0);
+    assert_int_equal(tn_tensor_node(tn_narrow(x, 1, 0, 2))->symbol[0], 3);
+    assert_int_equal(tn_tensor_node(tn_pad(x, TN_DIMS(1, 1), 0))->symbol[0], 3);
+    tn_tensor *y = tn_symbolic(tn_from_data((float[6]){0}, TN_DIMS(2, 3), TN_F32), 0, 0);
+    tn_tensor *both = tn_cat((tn_tensor *[]){x, y}, 2, 0);
+    assert_int_equal(tn_tensor_node(both)->symbol[0], TN_SYMBOL_SUM + 5);
+    assert_int_equal(tn_tensor_node(tn_matmul(both, tn_transpose(both, 0, 1)))->symbol[1], TN_SYMBOL_SUM + 5);
+    tn_tensor *twice = tn_cat((tn_tensor *[]){both, y}, 2, 0);
+    assert_int_equal(tn_tensor_node(twice)->symbol[0], 0);
+    tn_tensor *fixed = tn_cat((tn_tensor *[]){x, tn_ones(TN_DIMS(1, 3), TN_F32)}, 2, 0);
+    assert_int_equal(tn_tensor_node(fixed)->symbol[0], 0);
 }
 
 /* Plans know of a sum which parts it has. */
@@ -571,7 +559,8 @@ static void open_parts_are_joined_at_all_their_extents(void **state) {
     for (int i = 0; i < 15; i++)
         ones[i] = 1, threes[i] = 3;
     for (int64_t rows = 0; rows <= 5; rows++)
-        TN_SCOPE {
+        {
+            TN_SCOPE;
             tn_tensor *x = tn_symbolic(tn_from_data(ones, TN_DIMS(rows, 3), TN_F32), 0, 1);
             tn_tensor *y = tn_symbolic(tn_from_data(threes, TN_DIMS(5 - rows, 3), TN_F32), 0, 2);
             assert_ok(tn_read(tn_neg(tn_cat((tn_tensor *[]){x, y}, 2, 0)), got, sizeof got));

@@ -21,7 +21,8 @@ typedef struct problem {
 
 static problem problem_new(void) {
     problem p = {.root = tn_module_root()};
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         p.w[0] = tn_module_add_parameter(p.root, "first", tn_from_data(start[0], &extents[0], 1, TN_F32));
         p.w[1] = tn_module_add_parameter(p.root, "second", tn_from_data(start[1], &extents[1], 1, TN_F32));
     }
@@ -99,7 +100,8 @@ static void follow(const golden_run *g, bool together) {
     int shown = 0;
     for (int step = 0; step < GOLDEN_TOTAL; step++) {
         tn_optimizer_set_lr(o, rate(step));
-        TN_SCOPE {
+        {
+            TN_SCOPE;
             tn_tensor *loss = problem_loss(&p);
             if (together) {
                 assert_int_equal(tn_minimize(o, loss), TN_OK);
@@ -141,7 +143,10 @@ static void steps_share_one_plan(void **state) {
     int64_t plans = 0;
     for (int step = 0; step < 6; step++) {
         tn_optimizer_set_lr(o, rate(step));
-        TN_SCOPE assert_ok(tn_minimize(o, problem_loss(&p)));
+        {
+            TN_SCOPE;
+            assert_ok(tn_minimize(o, problem_loss(&p)));
+        }
         tn_runtime_stats now = {.struct_size = sizeof now};
         assert_ok(tn_get_runtime_stats(&now));
         if (step == 1) plans = now.plans_made;
@@ -163,18 +168,17 @@ static void a_captured_step_is_a_step(void **state) {
         assert_ok(tn_optimizer_sgd(p.root, &options, &o));
         tn_graph *graph = NULL;
         for (int step = 0; step <= LAUNCHES; step++) {
-            TN_SCOPE {
-                tn_tensor *loss = NULL;
-                if (captured && step > 0) {
-                    assert_ok(tn_graph_launch(graph, NULL, &loss));
-                } else {
-                    if (captured) assert_ok(tn_capture_begin());
-                    loss = problem_loss(&p);
-                    assert_ok(tn_minimize(o, loss));
-                    if (captured) assert_ok(tn_capture_end(NULL, 0, &loss, 1, &graph));
-                }
-                losses[captured] = (float)tn_item(loss);
+            TN_SCOPE;
+            tn_tensor *loss = NULL;
+            if (captured && step > 0) {
+                assert_ok(tn_graph_launch(graph, NULL, &loss));
+            } else {
+                if (captured) assert_ok(tn_capture_begin());
+                loss = problem_loss(&p);
+                assert_ok(tn_minimize(o, loss));
+                if (captured) assert_ok(tn_capture_end(NULL, 0, &loss, 1, &graph));
             }
+            losses[captured] = (float)tn_item(loss);
         }
         problem_read(&p, results[captured]);
         tn_graph_free(graph);
@@ -191,9 +195,13 @@ static void a_failed_loss_changes_nothing(void **state) {
     tn_optimizer *o;
     float before[5], after[5];
     assert_ok(tn_optimizer_sgd(p.root, SGD(.momentum = 0.5), &o));
-    TN_SCOPE assert_ok(tn_minimize(o, problem_loss(&p)));
+    {
+        TN_SCOPE;
+        assert_ok(tn_minimize(o, problem_loss(&p)));
+    }
     problem_read(&p, before);
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         tn_tensor *wrong = tn_add(p.w[0], p.w[1]); /* 3 and 2 numbers do not fit */
         assert_int_equal(tn_minimize(o, tn_sum(wrong, NULL, 0, false)), TN_ERR_SHAPE);
         assert_text_has(tn_error(), "add");
@@ -203,7 +211,10 @@ static void a_failed_loss_changes_nothing(void **state) {
     problem_read(&p, after);
     assert_memory_equal(before, after, sizeof before);
     assert_int_equal(tn_optimizer_steps(o, 0), 1);
-    TN_SCOPE assert_ok(tn_minimize(o, problem_loss(&p))); /* and it goes on */
+    {
+        TN_SCOPE;
+        assert_ok(tn_minimize(o, problem_loss(&p)));
+    } /* and it goes on */
     tn_optimizer_free(o);
     tn_module_free(p.root);
 }
@@ -215,7 +226,10 @@ static void variables_without_a_gradient_are_left_alone(void **state) {
     float before[5], after[5];
     assert_ok(tn_optimizer_adam(p.root, NULL, &o));
     problem_read(&p, before);
-    TN_SCOPE assert_ok(tn_minimize(o, tn_sum(tn_mul(p.w[0], p.w[0]), NULL, 0, false)));
+    {
+        TN_SCOPE;
+        assert_ok(tn_minimize(o, tn_sum(tn_mul(p.w[0], p.w[0]), NULL, 0, false)));
+    }
     problem_read(&p, after);
     assert_memory_not_equal(before, after, 3 * sizeof *before);
     assert_memory_equal(before + 3, after + 3, 2 * sizeof *before);
@@ -228,7 +242,8 @@ static void variables_without_a_gradient_are_left_alone(void **state) {
 static void clipping_scales_all_gradients_together(void **state) {
     (void)state;
     problem p = problem_new();
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         float before[5], after[5];
         tn_tensor *total;
         double norm = 0;
@@ -313,10 +328,9 @@ static void schedules_go_where_they_should(void **state) {
 enum { LAYERS = 3 };
 
 static void train_once(tn_module *net, tn_optimizer *o) {
-    TN_SCOPE {
-        tn_tensor *y = tn_forward(net, tn_ones(TN_DIMS(8, 1, 6, 6), TN_F32));
-        assert_ok(tn_minimize(o, tn_mean(tn_mul(y, y), TN_ALL, false)));
-    }
+    TN_SCOPE;
+    tn_tensor *y = tn_forward(net, tn_ones(TN_DIMS(8, 1, 6, 6), TN_F32));
+    assert_ok(tn_minimize(o, tn_mean(tn_mul(y, y), TN_ALL, false)));
 }
 
 static tn_tensor *flat(const tn_tensor *x) { return tn_flatten(x, 1, -1); }

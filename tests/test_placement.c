@@ -64,17 +64,16 @@ enum { N = 6 };
 
 /* f32 → f64 → f32, so that two of three steps lack a type where there is no f64; the sum is needed on the device. */
 static void mixed(void) {
-    TN_SCOPE {
-        float x[N] = {1, 2, 3, 4, 5, 6}, y[N];
-        tn_tensor *a = tn_exp(tn_from_data(x, (int64_t[]){N}, 1, TN_F32));
-        tn_tensor *mean = tn_mean(tn_cast(a, TN_F64), NULL, 0, false);
-        tn_tensor *b = tn_div(a, tn_cast(mean, TN_F32));
-        assert_ok(tn_read(b, y, sizeof y));
-        double sum = 0;
-        for (int i = 0; i < N; i++)
-            sum += (double)y[i];
-        assert_float_equal(sum, N, 1e-5);
-    }
+    TN_SCOPE;
+    float x[N] = {1, 2, 3, 4, 5, 6}, y[N];
+    tn_tensor *a = tn_exp(tn_from_data(x, (int64_t[]){N}, 1, TN_F32));
+    tn_tensor *mean = tn_mean(tn_cast(a, TN_F64), NULL, 0, false);
+    tn_tensor *b = tn_div(a, tn_cast(mean, TN_F32));
+    assert_ok(tn_read(b, y, sizeof y));
+    double sum = 0;
+    for (int i = 0; i < N; i++)
+        sum += (double)y[i];
+    assert_float_equal(sum, N, 1e-5);
 }
 
 static void the_host_computes_what_a_device_lacks(void **state) {
@@ -148,7 +147,8 @@ static void people_are_told_once_a_reason(void **state) {
 static void strictly_it_is_an_error_of_the_line(void **state) {
     (void)state;
     tn_device *d = open_far(TN_FALLBACK_STRICT, (far_nature){.no_f64 = true});
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         float y;
         tn_tensor *x = tn_from_data((float[]){4}, (int64_t[]){1}, 1, TN_F32);
         int line = __LINE__ + 1;
@@ -187,7 +187,8 @@ static void products_are_the_hosts_own(void **state) {
         tn_device *d = round ? open_far(TN_FALLBACK_SILENT, (far_nature){.no_f64 = true}) : NULL;
         if (!d) assert_ok(tn_device_open("cpu", NULL, NULL, &d));
         assert_ok(tn_set_current_device(d));
-        TN_SCOPE {
+        {
+            TN_SCOPE;
             tn_tensor *x = tn_from_data(a, (int64_t[]){M, M}, 2, TN_F64);
             tn_tensor *y = tn_relu(tn_matmul(x, tn_transpose(x, 0, 1)));
             assert_ok(tn_read(y, round ? there : here, sizeof here));
@@ -222,7 +223,8 @@ static void train(tn_device *device, tn_dtype dtype, double loss[STEPS], const c
     tn_optimizer *optimizer = NULL;
     assert_ok(tn_optimizer_adam(root, &adam, &optimizer));
     for (int step = 0; step < STEPS; step++)
-        TN_SCOPE {
+        {
+            TN_SCOPE;
             tn_tensor *x = tn_cast(tn_randn((int64_t[]){ROWS, WIDTH}, 2), dtype);
             tn_tensor *y = tn_tanh(tn_add(tn_matmul(x, w), b));
             tn_tensor *l = tn_mean(tn_square(tn_sub(y, tn_mul(x, tn_scalar(0.5)))), NULL, 0, false);
@@ -267,7 +269,8 @@ static void a_training_partly_on_the_host_has_the_bits_of_the_cpu(void **state) 
 static void captured_parts_of_the_host_are_launched_again(void **state) {
     (void)state;
     tn_device *d = open_far(TN_FALLBACK_SILENT, (far_nature){.no_f64 = true});
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         float data[N] = {1, 2, 3, 4, 5, 6}, got[N];
         tn_tensor *x = tn_from_data(data, (int64_t[]){N}, 1, TN_F32);
         assert_ok(tn_capture_begin());

@@ -9,15 +9,14 @@ enum { M = 8, K = 48, N = 64 }; /* too few rows to be shared: each product is a 
 
 /* relu(x·w + 1) twice over, as two layers alike would. */
 static void run_layers(void) {
-    TN_SCOPE {
-        int64_t x_shape[] = {M, K}, w_shape[] = {K, N};
-        tn_tensor *x = tn_full(x_shape, 2, 0.5, TN_F32), *a = tn_full(w_shape, 2, 0.25, TN_F32),
-                  *b = tn_full(w_shape, 2, 0.125, TN_F32);
-        tn_tensor *given[] = {x, a, b};
-        assert_int_equal(tn_eval(given, 3), TN_OK);
-        tn_tensor *y[] = {tn_relu(tn_matmul(x, a)), tn_relu(tn_matmul(x, b))};
-        assert_int_equal(tn_eval(y, 2), TN_OK);
-    }
+    TN_SCOPE;
+    int64_t x_shape[] = {M, K}, w_shape[] = {K, N};
+    tn_tensor *x = tn_full(x_shape, 2, 0.5, TN_F32), *a = tn_full(w_shape, 2, 0.25, TN_F32),
+              *b = tn_full(w_shape, 2, 0.125, TN_F32);
+    tn_tensor *given[] = {x, a, b};
+    assert_int_equal(tn_eval(given, 3), TN_OK);
+    tn_tensor *y[] = {tn_relu(tn_matmul(x, a)), tn_relu(tn_matmul(x, b))};
+    assert_int_equal(tn_eval(y, 2), TN_OK);
 }
 
 static bool find_row(const tn_profile *p, const char *part, tn_profile_row *row) {

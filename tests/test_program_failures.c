@@ -91,30 +91,28 @@ static void free_model(model *m) {
 
 static tn_status update(model *m) {
     tn_status s = TN_OK;
-    TN_NO_GRAD {
-        tn_tensor *g = tn_grad(m->weight);
-        tn_tensor *turned = tn_mul(m->momentum, tn_scalar(0.5));
-        if (!g) g = tn_full(NULL, 0, 0.0, TN_F32);
-        tn_copy_(m->momentum, tn_add(turned, g));
-        tn_sub_(m->weight, tn_mul(m->momentum, tn_dial(0.125)));
-        s = tn_status_of(tn_mul_(tn_slice(m->weight, 0, 1, INT64_MAX, 2), tn_scalar(0.5)));
-    }
+    TN_NO_GRAD;
+    tn_tensor *g = tn_grad(m->weight);
+    tn_tensor *turned = tn_mul(m->momentum, tn_scalar(0.5));
+    if (!g) g = tn_full(NULL, 0, 0.0, TN_F32);
+    tn_copy_(m->momentum, tn_add(turned, g));
+    tn_sub_(m->weight, tn_mul(m->momentum, tn_dial(0.125)));
+    s = tn_status_of(tn_mul_(tn_slice(m->weight, 0, 1, INT64_MAX, 2), tn_scalar(0.5)));
     return s;
 }
 
 /* Forward, backward, two states written, one of them again through a view; the loss read. */
 static tn_status train(model *m, float *loss_value) {
     tn_status s = TN_OK;
-    TN_SCOPE {
-        tn_tensor *x = numbers((int64_t[]){5, ROWS}, 2, 0.5);
-        tn_tensor *y = tn_softmax(tn_matmul(x, m->weight), -1);
-        tn_tensor *loss = tn_sum(tn_mul(y, numbers((int64_t[]){COLUMNS}, 1, 1.0)), TN_ALL, false);
-        s = tn_backward(loss);
-        if (s == TN_OK) s = update(m);
-        if (s == TN_OK) s = tn_read(loss, loss_value, sizeof *loss_value);
-        if (s == TN_OK) s = tn_status_of(m->weight);
-        if (s == TN_OK) s = tn_status_of(m->momentum);
-    }
+    TN_SCOPE;
+    tn_tensor *x = numbers((int64_t[]){5, ROWS}, 2, 0.5);
+    tn_tensor *y = tn_softmax(tn_matmul(x, m->weight), -1);
+    tn_tensor *loss = tn_sum(tn_mul(y, numbers((int64_t[]){COLUMNS}, 1, 1.0)), TN_ALL, false);
+    s = tn_backward(loss);
+    if (s == TN_OK) s = update(m);
+    if (s == TN_OK) s = tn_read(loss, loss_value, sizeof *loss_value);
+    if (s == TN_OK) s = tn_status_of(m->weight);
+    if (s == TN_OK) s = tn_status_of(m->momentum);
     return s;
 }
 
@@ -220,26 +218,24 @@ static tn_tensor *new_state(int k) {
 
 /* Twice the value, by ways that need different kernels. */
 static void double_it(tn_tensor *t, int k) {
-    TN_SCOPE {
-        tn_tensor *mean = tn_mean(t, TN_DIMS(1), true), *low = tn_sub(t, mean);
-        tn_tensor *wide = tn_sqrt(tn_add(tn_mean(tn_mul(low, low), TN_DIMS(1), true), tn_mul(mean, mean)));
-        if (k == 0) tn_mul_(t, tn_scalar(2));
-        if (k == 1) tn_add_(t, tn_sum(tn_mul(t, tn_scalar(1.0 / 3)), TN_DIMS(1), true));
-        if (k == 2) tn_add_(t, wide);
-        if (k == 3) tn_copy_(t, tn_transpose(tn_add(tn_transpose(t, 0, 1), tn_transpose(mean, 0, 1)), 0, 1));
-    }
+    TN_SCOPE;
+    tn_tensor *mean = tn_mean(t, TN_DIMS(1), true), *low = tn_sub(t, mean);
+    tn_tensor *wide = tn_sqrt(tn_add(tn_mean(tn_mul(low, low), TN_DIMS(1), true), tn_mul(mean, mean)));
+    if (k == 0) tn_mul_(t, tn_scalar(2));
+    if (k == 1) tn_add_(t, tn_sum(tn_mul(t, tn_scalar(1.0 / 3)), TN_DIMS(1), true));
+    if (k == 2) tn_add_(t, wide);
+    if (k == 3) tn_copy_(t, tn_transpose(tn_add(tn_transpose(t, 0, 1), tn_transpose(mean, 0, 1)), 0, 1));
 }
 
 /* Twice the value, in place. The more waves, the more memory the kernel takes for itself. */
 static void double_with_waves(tn_tensor *t, int waves) {
-    TN_SCOPE {
-        tn_tensor *nothing = tn_mul(t, tn_scalar(0));
-        for (int i = 1; i <= waves; i++) {
-            tn_tensor *wave = tn_sin(tn_mul(t, tn_scalar(i)));
-            nothing = tn_maximum(nothing, tn_mul(tn_mul(wave, tn_scalar(0)), tn_abs(wave)));
-        }
-        tn_add_(t, tn_add(t, tn_mul(nothing, tn_scalar(0))));
+    TN_SCOPE;
+    tn_tensor *nothing = tn_mul(t, tn_scalar(0));
+    for (int i = 1; i <= waves; i++) {
+        tn_tensor *wave = tn_sin(tn_mul(t, tn_scalar(i)));
+        nothing = tn_maximum(nothing, tn_mul(tn_mul(wave, tn_scalar(0)), tn_abs(wave)));
     }
+    tn_add_(t, tn_add(t, tn_mul(nothing, tn_scalar(0))));
 }
 
 /* Nothing but writes of states, each kernel with more memory than the one before it: in whichever order they run, one
@@ -269,7 +265,10 @@ static void *fail_half_way(void *ctx) {
     if (s != TN_OK) assert_ok(tn_eval(NULL, 0));
     for (int k = 0; k < STATES; k++) {
         double now = 0;
-        TN_SCOPE { now = tn_item(tn_select(tn_select(states[k], 0, 7), 0, 0)); }
+        {
+            TN_SCOPE;
+            now = tn_item(tn_select(tn_select(states[k], 0, 7), 0, 0));
+        }
         bool twice = now >= 2.0 * (1 + k) - 1e-3 && now <= 2.0 * (1 + k) + 1e-3; /* a lost state's is NaN */
         if (!twice) h->wrong++;
         tn_free(states[k]);

@@ -74,45 +74,43 @@ static void assert_refused(const tn_tensor *t, const char *word) {
 static void rows_are_views_and_bytes_stay(void **state) {
     (void)state;
     enum { ROWS = 5, COLUMNS = 64, ROW_BYTES = 2 * 18 };
-    TN_SCOPE {
-        uint8_t *blocks = blocks_of(TN_Q4_0, ROWS, COLUMNS), got[ROWS * ROW_BYTES];
-        tn_tensor *w = tn_from_data(blocks, TN_DIMS(ROWS, COLUMNS), TN_Q4_0);
-        assert_ok(tn_read(w, got, sizeof got));
-        assert_memory_equal(got, blocks, sizeof got);
-        tn_tensor *odd = tn_slice(w, 0, 3, INT64_MIN, -2); /* rows 3 and 1 */
-        assert_ok(tn_read(odd, got, 2 * ROW_BYTES));
-        assert_memory_equal(got, blocks + 3 * ROW_BYTES, ROW_BYTES);
-        assert_memory_equal(got + ROW_BYTES, blocks + ROW_BYTES, ROW_BYTES);
-        assert_same(tn_dequantize(odd, TN_F32), tn_slice(tn_dequantize(w, TN_F32), 0, 3, INT64_MIN, -2));
-        assert_same(tn_dequantize(tn_select(w, 0, 2), TN_F32), tn_select(tn_cast(w, TN_F32), 0, 2));
-        free(blocks);
-    }
+    TN_SCOPE;
+    uint8_t *blocks = blocks_of(TN_Q4_0, ROWS, COLUMNS), got[ROWS * ROW_BYTES];
+    tn_tensor *w = tn_from_data(blocks, TN_DIMS(ROWS, COLUMNS), TN_Q4_0);
+    assert_ok(tn_read(w, got, sizeof got));
+    assert_memory_equal(got, blocks, sizeof got);
+    tn_tensor *odd = tn_slice(w, 0, 3, INT64_MIN, -2); /* rows 3 and 1 */
+    assert_ok(tn_read(odd, got, 2 * ROW_BYTES));
+    assert_memory_equal(got, blocks + 3 * ROW_BYTES, ROW_BYTES);
+    assert_memory_equal(got + ROW_BYTES, blocks + ROW_BYTES, ROW_BYTES);
+    assert_same(tn_dequantize(odd, TN_F32), tn_slice(tn_dequantize(w, TN_F32), 0, 3, INT64_MIN, -2));
+    assert_same(tn_dequantize(tn_select(w, 0, 2), TN_F32), tn_select(tn_cast(w, TN_F32), 0, 2));
+    free(blocks);
 }
 
 static void what_would_cut_a_block_is_refused(void **state) {
     (void)state;
-    TN_SCOPE {
-        tn_tensor *w = weight_of(TN_Q4_1, 4, 64), *x = floats_of(4, 64, 1);
-        assert_refused(tn_slice(w, 1, 0, 16, 1), "whole rows");
-        assert_refused(tn_slice(w, 1, INT64_MAX, INT64_MIN, -1), "whole rows");
-        assert_refused(tn_view(w, TN_DIMS(16, 16)), "whole rows");
-        assert_refused(tn_transpose(w, 0, 1), "tn_dequantize");
-        assert_refused(tn_add(x, w), "input 2");
-        assert_refused(tn_matmul(x, w), "tn_dequantize");
-        assert_refused(tn_contiguous(w), "q4_1");
-        assert_refused(tn_linear(x, tn_slice(w, 0, 0, 4, 2), NULL), "step");
-        assert_refused(tn_cast(x, TN_Q8_0), "files");
-        assert_refused(tn_full(TN_DIMS(32), 0, TN_Q8_0), "no dtype");
-        assert_refused(tn_from_data(x, TN_DIMS(4, 48), TN_Q4_0), "blocks of 32");
-        assert_refused(tn_from_data(x, NULL, 0, TN_Q4_0), "blocks of 32");
-        assert_int_not_equal(tn_set_requires_grad(w, true), TN_OK);
-        assert_text_has(tn_error(), "q4_1");
-        tn_named_tensor named = {.name = "w", .tensor = w};
-        assert_int_equal(tn_safetensors_save("/dev/null", &named, 1, NULL, 0), TN_ERR_DTYPE);
-        assert_text_has(tn_error(), "tn_dequantize");
-        char bytes[64];
-        assert_refused(tn_from_ptr(bytes + ((uintptr_t)bytes % 2 == 0), TN_DIMS(32), TN_Q4_0, NULL, NULL), "even");
-    }
+    TN_SCOPE;
+    tn_tensor *w = weight_of(TN_Q4_1, 4, 64), *x = floats_of(4, 64, 1);
+    assert_refused(tn_slice(w, 1, 0, 16, 1), "whole rows");
+    assert_refused(tn_slice(w, 1, INT64_MAX, INT64_MIN, -1), "whole rows");
+    assert_refused(tn_view(w, TN_DIMS(16, 16)), "whole rows");
+    assert_refused(tn_transpose(w, 0, 1), "tn_dequantize");
+    assert_refused(tn_add(x, w), "input 2");
+    assert_refused(tn_matmul(x, w), "tn_dequantize");
+    assert_refused(tn_contiguous(w), "q4_1");
+    assert_refused(tn_linear(x, tn_slice(w, 0, 0, 4, 2), NULL), "step");
+    assert_refused(tn_cast(x, TN_Q8_0), "files");
+    assert_refused(tn_full(TN_DIMS(32), 0, TN_Q8_0), "no dtype");
+    assert_refused(tn_from_data(x, TN_DIMS(4, 48), TN_Q4_0), "blocks of 32");
+    assert_refused(tn_from_data(x, NULL, 0, TN_Q4_0), "blocks of 32");
+    assert_int_not_equal(tn_set_requires_grad(w, true), TN_OK);
+    assert_text_has(tn_error(), "q4_1");
+    tn_named_tensor named = {.name = "w", .tensor = w};
+    assert_int_equal(tn_safetensors_save("/dev/null", &named, 1, NULL, 0), TN_ERR_DTYPE);
+    assert_text_has(tn_error(), "tn_dequantize");
+    char bytes[64];
+    assert_refused(tn_from_ptr(bytes + ((uintptr_t)bytes % 2 == 0), TN_DIMS(32), TN_Q4_0, NULL, NULL), "even");
 }
 
 /* ---- values ------------------------------------------------------------------------------------------------------ */
@@ -170,19 +168,18 @@ static int64_t live_buffers(void) {
 static void looking_up_rows_decodes_no_others(void **state) {
     (void)state;
     enum { ROWS = 20000, COLUMNS = 256 };
-    TN_SCOPE {
-        tn_tensor *w = weight_of(TN_Q6_K, ROWS, COLUMNS);
-        tn_tensor *index = tn_from_data((int64_t[]){7, ROWS - 1, 0}, TN_DIMS(3), TN_I64);
-        tn_memory_reset_peak();
-        int64_t before = tn_memory_get_stats().peak_bytes;
-        tn_tensor *rows = tn_embedding(index, w);
-        float *got = read_floats(rows);
-        assert_true(tn_memory_get_stats().peak_bytes - before < 64 * COLUMNS);
-        float *want = read_floats(tn_dequantize(tn_slice(w, 0, ROWS - 1, ROWS, 1), TN_F32));
-        assert_memory_equal(got + COLUMNS, want, COLUMNS * sizeof *want);
-        free(got);
-        free(want);
-    }
+    TN_SCOPE;
+    tn_tensor *w = weight_of(TN_Q6_K, ROWS, COLUMNS);
+    tn_tensor *index = tn_from_data((int64_t[]){7, ROWS - 1, 0}, TN_DIMS(3), TN_I64);
+    tn_memory_reset_peak();
+    int64_t before = tn_memory_get_stats().peak_bytes;
+    tn_tensor *rows = tn_embedding(index, w);
+    float *got = read_floats(rows);
+    assert_true(tn_memory_get_stats().peak_bytes - before < 64 * COLUMNS);
+    float *want = read_floats(tn_dequantize(tn_slice(w, 0, ROWS - 1, ROWS, 1), TN_F32));
+    assert_memory_equal(got + COLUMNS, want, COLUMNS * sizeof *want);
+    free(got);
+    free(want);
 }
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */
@@ -200,22 +197,21 @@ static void neighbours_join_the_product(void **state) {
     (void)state;
     static const int64_t rows[] = {1, 5, 70};
     for (size_t i = 0; i < TN_COUNT(rows); i++) {
-        TN_SCOPE {
-            int64_t m = rows[i];
-            tn_tensor *x = floats_of(m, 128, 1), *w = weight_of(TN_Q4_1, 600, 128), *v = weight_of(TN_Q8_0, 600, 128);
-            tn_tensor *bias = tn_contiguous(tn_select(floats_of(1, 600, 2), 0, 0)), *rest = floats_of(m, 600, 3);
-            assert_ok(tn_eval((tn_tensor *[]){bias}, 1));
-            tn_tensor *gate = tn_linear(x, w, NULL), *up = tn_linear(x, v, NULL);
-            assert_ok(tn_eval((tn_tensor *[]){gate, up}, 2));
-            tn_tensor *wanted = tn_add(tn_add(gate, bias), rest), *swiglu = tn_mul(tn_silu(gate), up);
-            assert_ok(tn_eval((tn_tensor *[]){wanted, swiglu}, 2));
-            tn_tensor *joined = tn_add(tn_linear(x, w, bias), rest);
-            assert_int_equal(launches_of(joined), 1);
-            assert_same(joined, wanted);
-            tn_tensor *second = tn_mul(tn_silu(gate), tn_linear(x, v, NULL));
-            assert_int_equal(launches_of(second), 1);
-            assert_same(second, swiglu);
-        }
+        TN_SCOPE;
+        int64_t m = rows[i];
+        tn_tensor *x = floats_of(m, 128, 1), *w = weight_of(TN_Q4_1, 600, 128), *v = weight_of(TN_Q8_0, 600, 128);
+        tn_tensor *bias = tn_contiguous(tn_select(floats_of(1, 600, 2), 0, 0)), *rest = floats_of(m, 600, 3);
+        assert_ok(tn_eval((tn_tensor *[]){bias}, 1));
+        tn_tensor *gate = tn_linear(x, w, NULL), *up = tn_linear(x, v, NULL);
+        assert_ok(tn_eval((tn_tensor *[]){gate, up}, 2));
+        tn_tensor *wanted = tn_add(tn_add(gate, bias), rest), *swiglu = tn_mul(tn_silu(gate), up);
+        assert_ok(tn_eval((tn_tensor *[]){wanted, swiglu}, 2));
+        tn_tensor *joined = tn_add(tn_linear(x, w, bias), rest);
+        assert_int_equal(launches_of(joined), 1);
+        assert_same(joined, wanted);
+        tn_tensor *second = tn_mul(tn_silu(gate), tn_linear(x, v, NULL));
+        assert_int_equal(launches_of(second), 1);
+        assert_same(second, swiglu);
     }
 }
 
@@ -256,53 +252,53 @@ static void products_of_one_operand_are_one_launch(void **state) {
         tn_dtype dtype;
     } sizes[] = {{1, 192, 576, TN_Q4_1}, {3, 600, 256, TN_Q6_K}, {70, 1000, 128, TN_Q8_0}, {2, 130, 77, TN_F16}};
     for (size_t i = 0; i < TN_COUNT(sizes); i++) {
-        TN_SCOPE {
-            int64_t m = sizes[i].m, n = sizes[i].n, k = sizes[i].k;
-            tn_tensor *x = floats_of(m, k, 1), *w[3];
-            for (int j = 0; j < 3; j++)
-                w[j] = sizes[i].dtype == TN_F16 ? tn_cast(floats_of(j ? n : 3 * n, k, (uint64_t)j), TN_F16)
-                                                : weight_of(sizes[i].dtype, j ? n : 3 * n, k);
-            assert_ok(tn_eval(w, 3));
-            tn_tensor *one[] = {tn_linear(x, w[0], NULL), tn_linear(x, w[1], NULL), tn_linear(x, w[2], NULL)};
-            for (int j = 0; j < 3; j++)
-                assert_ok(tn_eval(&one[j], 1));
-            tn_tensor *swiglu = tn_mul(tn_silu(one[1]), one[2]);
-            tn_tensor *turned = tn_mul(tn_flip(one[1], (int64_t[]){1}, 1), one[2]);
-            assert_ok(tn_eval((tn_tensor *[]){swiglu, turned}, 2));
+        TN_SCOPE;
+        int64_t m = sizes[i].m, n = sizes[i].n, k = sizes[i].k;
+        tn_tensor *x = floats_of(m, k, 1), *w[3];
+        for (int j = 0; j < 3; j++)
+            w[j] = sizes[i].dtype == TN_F16 ? tn_cast(floats_of(j ? n : 3 * n, k, (uint64_t)j), TN_F16)
+                                            : weight_of(sizes[i].dtype, j ? n : 3 * n, k);
+        assert_ok(tn_eval(w, 3));
+        tn_tensor *one[] = {tn_linear(x, w[0], NULL), tn_linear(x, w[1], NULL), tn_linear(x, w[2], NULL)};
+        for (int j = 0; j < 3; j++)
+            assert_ok(tn_eval(&one[j], 1));
+        tn_tensor *swiglu = tn_mul(tn_silu(one[1]), one[2]);
+        tn_tensor *turned = tn_mul(tn_flip(one[1], (int64_t[]){1}, 1), one[2]);
+        assert_ok(tn_eval((tn_tensor *[]){swiglu, turned}, 2));
 
-            tn_tensor *all[] = {tn_linear(x, w[0], NULL), tn_linear(x, w[1], NULL), tn_linear(x, w[2], NULL)};
-            tn_reset_runtime_stats();
-            assert_ok(tn_eval(all, 3));
-            tn_runtime_stats s = {.struct_size = sizeof s};
-            assert_ok(tn_get_runtime_stats(&s));
-            assert_int_equal(s.launches, 1);
-            assert_explained("&", true);
+        tn_tensor *all[] = {tn_linear(x, w[0], NULL), tn_linear(x, w[1], NULL), tn_linear(x, w[2], NULL)};
+        tn_reset_runtime_stats();
+        assert_ok(tn_eval(all, 3));
+        tn_runtime_stats s = {.struct_size = sizeof s};
+        assert_ok(tn_get_runtime_stats(&s));
+        assert_int_equal(s.launches, 1);
+        assert_explained("&", true);
+        for (int j = 0; j < 3; j++)
+            assert_same(all[j], one[j]);
+
+        tn_tensor *within[3], *soft[3]; /* the products in a plan's own memory, beside what the launch works with */
+        for (int j = 0; j < 3; j++)
+            soft[j] = tn_softmax(one[j], -1);
+        assert_ok(tn_eval(soft, 3));
+        {
+            TN_SCOPE;
             for (int j = 0; j < 3; j++)
-                assert_same(all[j], one[j]);
-
-            tn_tensor *within[3], *soft[3]; /* the products in a plan's own memory, beside what the launch works with */
-            for (int j = 0; j < 3; j++)
-                soft[j] = tn_softmax(one[j], -1);
-            assert_ok(tn_eval(soft, 3));
-            TN_SCOPE {
-                for (int j = 0; j < 3; j++)
-                    within[j] = tn_retain(tn_softmax(tn_linear(x, w[j], NULL), -1));
-            }
-            assert_ok(tn_eval(within, 3));
-            assert_explained("&", true);
-            for (int j = 0; j < 3; j++) {
-                assert_same(within[j], soft[j]);
-                tn_free(within[j]);
-            }
-
-            tn_tensor *joined = tn_mul(tn_silu(tn_linear(x, w[1], NULL)), tn_linear(x, w[2], NULL));
-            assert_int_equal(launches_of(joined), 1);
-            assert_same(joined, swiglu);
-
-            tn_tensor *apart = tn_mul(tn_flip(tn_linear(x, w[1], NULL), (int64_t[]){1}, 1), tn_linear(x, w[2], NULL));
-            assert_same(apart, turned); /* another's places: made before */
-            assert_explained("&", false);
+                within[j] = tn_retain(tn_softmax(tn_linear(x, w[j], NULL), -1));
         }
+        assert_ok(tn_eval(within, 3));
+        assert_explained("&", true);
+        for (int j = 0; j < 3; j++) {
+            assert_same(within[j], soft[j]);
+            tn_free(within[j]);
+        }
+
+        tn_tensor *joined = tn_mul(tn_silu(tn_linear(x, w[1], NULL)), tn_linear(x, w[2], NULL));
+        assert_int_equal(launches_of(joined), 1);
+        assert_same(joined, swiglu);
+
+        tn_tensor *apart = tn_mul(tn_flip(tn_linear(x, w[1], NULL), (int64_t[]){1}, 1), tn_linear(x, w[2], NULL));
+        assert_same(apart, turned); /* another's places: made before */
+        assert_explained("&", false);
     }
 }
 
@@ -310,27 +306,27 @@ static void products_of_one_operand_are_one_launch(void **state) {
 static void large_products_of_one_operand_do_not_wait_for_readers(void **state) {
     (void)state;
     enum { M = 5000, N = 1024, K = 32, PRODUCTS = 4 };
-    TN_SCOPE {
-        tn_tensor *x = floats_of(M, K, 1), *w[PRODUCTS], *all = NULL;
-        for (int i = 0; i < PRODUCTS; i++)
-            w[i] = tn_cast(floats_of(N, K, (uint64_t)i), TN_F16);
-        assert_ok(tn_eval(w, PRODUCTS));
-        TN_SCOPE {
-            for (int i = 0; i < PRODUCTS; i++) {
-                tn_tensor *sum = tn_sum(tn_linear(x, w[i], NULL), (int64_t[]){0}, 1, false);
-                all = all ? tn_add(sum, all) : sum;
-            }
-            all = tn_retain(all);
+    TN_SCOPE;
+    tn_tensor *x = floats_of(M, K, 1), *w[PRODUCTS], *all = NULL;
+    for (int i = 0; i < PRODUCTS; i++)
+        w[i] = tn_cast(floats_of(N, K, (uint64_t)i), TN_F16);
+    assert_ok(tn_eval(w, PRODUCTS));
+    {
+        TN_SCOPE;
+        for (int i = 0; i < PRODUCTS; i++) {
+            tn_tensor *sum = tn_sum(tn_linear(x, w[i], NULL), (int64_t[]){0}, 1, false);
+            all = all ? tn_add(sum, all) : sum;
         }
-        assert_ok(tn_eval(&all, 1));
-        tn_free(all);
-        char *text = tn_explain_last();
-        const char *arena = strstr(text, "arena ");
-        assert_non_null(arena);
-        if (strtoll(arena + strlen("arena "), NULL, 10) > (long long)2 * M * N * (int)sizeof(float))
-            fail_msg("explained:\n%s", text);
-        tn_text_free(text);
+        all = tn_retain(all);
     }
+    assert_ok(tn_eval(&all, 1));
+    tn_free(all);
+    char *text = tn_explain_last();
+    const char *arena = strstr(text, "arena ");
+    assert_non_null(arena);
+    if (strtoll(arena + strlen("arena "), NULL, 10) > (long long)2 * M * N * (int)sizeof(float))
+        fail_msg("explained:\n%s", text);
+    tn_text_free(text);
 }
 
 /* Half precision is widened, not rounded: the bits of the product with the cast weight. */
@@ -338,37 +334,35 @@ static void half_weights_are_widened(void **state) {
     (void)state;
     static const tn_dtype halves[] = {TN_F16, TN_BF16};
     for (size_t i = 0; i < 2 * 4; i++) {
-        TN_SCOPE {
-            int64_t m = (int64_t[]){1, 3, 20, 100}[i / 2];
-            tn_tensor *x = floats_of(m, 700, 1), *w = tn_cast(floats_of(130, 700, 2), halves[i % 2]),
-                      *rest = floats_of(m, 130, 3);
-            tn_tensor *wide = tn_cast(w, TN_F32);
-            assert_ok(tn_eval((tn_tensor *[]){w, wide}, 2));
-            tn_tensor *y = tn_add(tn_linear(x, w, NULL), rest);
-            assert_int_equal(launches_of(y), 1);
-            assert_same(y, tn_add(tn_linear(x, wide, NULL), rest));
-            tn_tensor *some = tn_slice(w, 0, 30, 97, 1), *other = tn_slice(w, 0, 5, 130, 3);
-            assert_same(tn_linear(x, some, NULL), tn_linear(x, tn_slice(wide, 0, 30, 97, 1), NULL));
-            assert_same(tn_linear(x, other, NULL), tn_linear(x, tn_slice(wide, 0, 5, 130, 3), NULL));
-            tn_tensor *made = tn_cast(floats_of(130, 700, 2), halves[i % 2]); /* in the same plan */
-            assert_same(tn_linear(x, made, NULL), tn_linear(x, wide, NULL));
-        }
+        TN_SCOPE;
+        int64_t m = (int64_t[]){1, 3, 20, 100}[i / 2];
+        tn_tensor *x = floats_of(m, 700, 1), *w = tn_cast(floats_of(130, 700, 2), halves[i % 2]),
+                  *rest = floats_of(m, 130, 3);
+        tn_tensor *wide = tn_cast(w, TN_F32);
+        assert_ok(tn_eval((tn_tensor *[]){w, wide}, 2));
+        tn_tensor *y = tn_add(tn_linear(x, w, NULL), rest);
+        assert_int_equal(launches_of(y), 1);
+        assert_same(y, tn_add(tn_linear(x, wide, NULL), rest));
+        tn_tensor *some = tn_slice(w, 0, 30, 97, 1), *other = tn_slice(w, 0, 5, 130, 3);
+        assert_same(tn_linear(x, some, NULL), tn_linear(x, tn_slice(wide, 0, 30, 97, 1), NULL));
+        assert_same(tn_linear(x, other, NULL), tn_linear(x, tn_slice(wide, 0, 5, 130, 3), NULL));
+        tn_tensor *made = tn_cast(floats_of(130, 700, 2), halves[i % 2]); /* in the same plan */
+        assert_same(tn_linear(x, made, NULL), tn_linear(x, wide, NULL));
     }
 }
 
 /* A row's result does not depend on the rows beside it, however the batch is shaped. */
 static void rows_stand_alone(void **state) {
     (void)state;
-    TN_SCOPE {
-        tn_tensor *x = floats_of(24, 96, 1), *w = weight_of(TN_Q5_0, 40, 96);
-        tn_tensor *all = tn_linear(x, w, NULL);
-        assert_same(tn_linear(tn_reshape(x, TN_DIMS(2, 3, 4, 96)), w, NULL), all);
-        for (int64_t i = 0; i < 24; i += 7)
-            assert_same(tn_linear(tn_select(x, 0, i), w, NULL), tn_select(all, 0, i));
-        tn_tensor *turned = tn_contiguous(tn_transpose(x, 0, 1));
-        assert_ok(tn_eval((tn_tensor *[]){turned}, 1));
-        assert_same(tn_linear(tn_transpose(turned, 0, 1), w, NULL), all);
-    }
+    TN_SCOPE;
+    tn_tensor *x = floats_of(24, 96, 1), *w = weight_of(TN_Q5_0, 40, 96);
+    tn_tensor *all = tn_linear(x, w, NULL);
+    assert_same(tn_linear(tn_reshape(x, TN_DIMS(2, 3, 4, 96)), w, NULL), all);
+    for (int64_t i = 0; i < 24; i += 7)
+        assert_same(tn_linear(tn_select(x, 0, i), w, NULL), tn_select(all, 0, i));
+    tn_tensor *turned = tn_contiguous(tn_transpose(x, 0, 1));
+    assert_ok(tn_eval((tn_tensor *[]){turned}, 1));
+    assert_same(tn_linear(tn_transpose(turned, 0, 1), w, NULL), all);
 }
 
 /* What ops with kernels of their own are where there are none: their lowering, here on the same device. Plans are
@@ -378,34 +372,32 @@ static void devices_without_kernels_do_it_by_definition(void **state) {
     static const tn_dtype formats[] = {TN_Q4_1, TN_Q8_0, TN_Q3_K, TN_Q6_K};
     tn_device *device = tn_current_device();
     for (size_t i = 0; i < TN_COUNT(formats); i++) {
-        TN_SCOPE {
-            tn_tensor *x = floats_of(3, 256, 1), *w = weight_of(formats[i], 7, 256), *kernel = tn_linear(x, w, NULL);
-            assert_ok(tn_eval(&kernel, 1));
-            device->is_cpu = false;
-            tn_recorder_drop();
-            tn_tensor *lowered = tn_linear(x, w, NULL);
-            assert_ok(tn_eval(&lowered, 1));
-            tn_recorder_drop();
-            device->is_cpu = true;
-            assert_same(lowered, kernel);
-        }
+        TN_SCOPE;
+        tn_tensor *x = floats_of(3, 256, 1), *w = weight_of(formats[i], 7, 256), *kernel = tn_linear(x, w, NULL);
+        assert_ok(tn_eval(&kernel, 1));
+        device->is_cpu = false;
+        tn_recorder_drop();
+        tn_tensor *lowered = tn_linear(x, w, NULL);
+        assert_ok(tn_eval(&lowered, 1));
+        tn_recorder_drop();
+        device->is_cpu = true;
+        assert_same(lowered, kernel);
     }
-    TN_SCOPE {
-        tn_tensor *x = tn_reshape(floats_of(20, 26, 1), TN_DIMS(5, 4, 26)),
-                  *c = tn_reshape(floats_of(5, 12, 2), TN_DIMS(5, 1, 12));
-        tn_tensor *s = tn_reshape(floats_of(5, 12, 3), TN_DIMS(5, 1, 12));
-        for (int k = 0; k < 2; k++) {
-            tn_rope_options o = {.interleaved = k == 1};
-            tn_tensor *kernel = tn_rope(x, c, s, &o), *lowered;
-            assert_ok(tn_eval(&kernel, 1));
-            device->is_cpu = false;
-            tn_recorder_drop();
-            lowered = tn_rope(x, c, s, &o);
-            assert_ok(tn_eval(&lowered, 1));
-            tn_recorder_drop();
-            device->is_cpu = true;
-            assert_same(lowered, kernel);
-        }
+    TN_SCOPE;
+    tn_tensor *x = tn_reshape(floats_of(20, 26, 1), TN_DIMS(5, 4, 26)),
+              *c = tn_reshape(floats_of(5, 12, 2), TN_DIMS(5, 1, 12));
+    tn_tensor *s = tn_reshape(floats_of(5, 12, 3), TN_DIMS(5, 1, 12));
+    for (int k = 0; k < 2; k++) {
+        tn_rope_options o = {.interleaved = k == 1};
+        tn_tensor *kernel = tn_rope(x, c, s, &o), *lowered;
+        assert_ok(tn_eval(&kernel, 1));
+        device->is_cpu = false;
+        tn_recorder_drop();
+        lowered = tn_rope(x, c, s, &o);
+        assert_ok(tn_eval(&lowered, 1));
+        tn_recorder_drop();
+        device->is_cpu = true;
+        assert_same(lowered, kernel);
     }
 }
 
@@ -466,35 +458,33 @@ static void rows_of_experts_are_their_own_products(void **state) {
 /* The gradient of the other operand is that of the product with the decoded weight. */
 static void gradients_pass_through(void **state) {
     (void)state;
-    TN_SCOPE {
-        tn_tensor *x = floats_of(3, 64, 1), *bias = tn_zeros(TN_DIMS(5), TN_F32), *w = weight_of(TN_Q4_0, 5, 64),
-                  *dy = floats_of(3, 5, 2);
-        bias = tn_contiguous(bias);
-        assert_ok(tn_set_requires_grad(x, true));
-        assert_ok(tn_set_requires_grad(bias, true));
-        tn_tensor *y = tn_linear(x, w, bias), *grads[2];
-        assert_ok(tn_gradients(&y, 1, &dy, (tn_tensor *[]){x, bias}, 2, false, grads));
-        assert_same(grads[0], tn_matmul(dy, tn_dequantize(w, TN_F32)));
-        assert_same(grads[1], tn_sum(dy, TN_DIMS(0), false));
-    }
+    TN_SCOPE;
+    tn_tensor *x = floats_of(3, 64, 1), *bias = tn_zeros(TN_DIMS(5), TN_F32), *w = weight_of(TN_Q4_0, 5, 64),
+              *dy = floats_of(3, 5, 2);
+    bias = tn_contiguous(bias);
+    assert_ok(tn_set_requires_grad(x, true));
+    assert_ok(tn_set_requires_grad(bias, true));
+    tn_tensor *y = tn_linear(x, w, bias), *grads[2];
+    assert_ok(tn_gradients(&y, 1, &dy, (tn_tensor *[]){x, bias}, 2, false, grads));
+    assert_same(grads[0], tn_matmul(dy, tn_dequantize(w, TN_F32)));
+    assert_same(grads[1], tn_sum(dy, TN_DIMS(0), false));
 }
 
 /* … and one in half precision has a gradient itself, as precise as it is. */
 static void half_weights_have_gradients(void **state) {
     (void)state;
-    TN_SCOPE {
-        tn_tensor *x = floats_of(3, 6, 1), *w = tn_cast(floats_of(5, 6, 2), TN_BF16), *dy = floats_of(3, 5, 3),
-                  *grads[2];
-        assert_ok(tn_eval(&w, 1));
-        assert_ok(tn_set_requires_grad(x, true));
-        assert_ok(tn_set_requires_grad(w, true));
-        tn_tensor *y = tn_linear(x, w, NULL);
-        assert_ok(tn_gradients(&y, 1, &dy, (tn_tensor *[]){x, w}, 2, false, grads));
-        assert_int_equal(tn_dtype_of(grads[1]), TN_BF16);
-        assert_same(grads[0], tn_matmul(dy, tn_cast(w, TN_F32)));
-        tn_tensor *wide = tn_matmul(tn_transpose(dy, 0, 1), x);
-        assert_same(tn_cast(grads[1], TN_F32), tn_cast(tn_cast(wide, TN_BF16), TN_F32));
-    }
+    TN_SCOPE;
+    tn_tensor *x = floats_of(3, 6, 1), *w = tn_cast(floats_of(5, 6, 2), TN_BF16), *dy = floats_of(3, 5, 3),
+              *grads[2];
+    assert_ok(tn_eval(&w, 1));
+    assert_ok(tn_set_requires_grad(x, true));
+    assert_ok(tn_set_requires_grad(w, true));
+    tn_tensor *y = tn_linear(x, w, NULL);
+    assert_ok(tn_gradients(&y, 1, &dy, (tn_tensor *[]){x, w}, 2, false, grads));
+    assert_int_equal(tn_dtype_of(grads[1]), TN_BF16);
+    assert_same(grads[0], tn_matmul(dy, tn_cast(w, TN_F32)));
+    tn_tensor *wide = tn_matmul(tn_transpose(dy, 0, 1), x);
+    assert_same(tn_cast(grads[1], TN_F32), tn_cast(tn_cast(wide, TN_BF16), TN_F32));
 }
 
 /* One packed copy for all plans, which goes with the weight: of blocks and of floats. */
@@ -520,14 +510,13 @@ static void a_weight_is_packed_once(void **state) {
 /* What was packed before a write is not used after it. */
 static void a_written_weight_is_packed_anew(void **state) {
     (void)state;
-    TN_SCOPE {
-        tn_tensor *x = floats_of(20, 64, 1), *w = floats_of(30, 64, 2), *other = floats_of(30, 64, 3);
-        assert_ok(tn_make_state(w));
-        assert_same(tn_linear(x, w, NULL), tn_linear(x, floats_of(30, 64, 2), NULL));
-        tn_copy_(w, other);
-        assert_ok(tn_eval(NULL, 0));
-        assert_same(tn_linear(x, w, NULL), tn_linear(x, other, NULL));
-    }
+    TN_SCOPE;
+    tn_tensor *x = floats_of(20, 64, 1), *w = floats_of(30, 64, 2), *other = floats_of(30, 64, 3);
+    assert_ok(tn_make_state(w));
+    assert_same(tn_linear(x, w, NULL), tn_linear(x, floats_of(30, 64, 2), NULL));
+    tn_copy_(w, other);
+    assert_ok(tn_eval(NULL, 0));
+    assert_same(tn_linear(x, w, NULL), tn_linear(x, other, NULL));
 }
 
 /* A large weight is packed piece by piece: its products are those of its rows' parts. */

@@ -665,7 +665,8 @@ static void a_devices_own_queue_goes_on_when_its_failure_was_told(void **state) 
     assert_ok(tn_device_open(driver->name, NULL, NULL, &d));
     assert_ok(tn_set_current_device(d));
     tn_queue *q = queue_of(d);
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         float got[4];
         tn_tensor *x = tn_full(TN_DIMS(4), 2, TN_F32);
         assert_ok(tn_eval(&x, 1));

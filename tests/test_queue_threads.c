@@ -192,7 +192,8 @@ static tn_tensor *input_of(int round) {
 
 static tn_tensor *compute(int round) {
     tn_tensor *y = NULL;
-    TN_SCOPE y = tn_keep(tn_sum(tn_tanh(tn_matmul(input_of(round), shared_weight)), NULL, 0, false));
+    TN_SCOPE;
+    y = tn_keep(tn_sum(tn_tanh(tn_matmul(input_of(round), shared_weight)), NULL, 0, false));
     return y;
 }
 
@@ -243,7 +244,8 @@ static void *on_a_device_each(void *number) {
     tn_tensor *w = input_of(3), *sum = tn_zeros((int64_t[]){SIDE, SIDE}, 2, TN_F32);
     wrong += tn_make_state(sum) != TN_OK;
     for (int i = 0; i < ROUNDS; i++)
-        TN_SCOPE {
+        {
+            TN_SCOPE;
             tn_tensor *y = tn_matmul(input_of(i), w);
             wrong += tn_eval_async(&y, 1, q[i % 2], NULL) != TN_OK;
             tn_tensor *moved = tn_to_device(y, devices[((intptr_t)number + 1) % MOST_DEVICES]);
@@ -255,7 +257,10 @@ static void *on_a_device_each(void *number) {
     wrong += tn_read(sum, got, sizeof got) != TN_OK;
     tn_tensor *again = tn_zeros((int64_t[]){SIDE, SIDE}, 2, TN_F32);
     for (int i = 0; i < ROUNDS; i++)
-        TN_SCOPE(void) tn_add_(again, tn_matmul(input_of(i), w));
+        {
+            TN_SCOPE;
+            (void) tn_add_(again, tn_matmul(input_of(i), w));
+        }
     wrong += tn_read(again, x, sizeof x) != TN_OK;
     wrong += memcmp(got, x, sizeof x) != 0;
     tn_free(w);

@@ -48,40 +48,39 @@ static void assert_near(double is, double want, double deviation) {
 /* The known answer of Philox-4x32-10 for key 0 and counter 0, word 0: Random123's kat_vectors. */
 static void bits_are_those_of_philox(void **state) {
     (void)state;
-    TN_SCOPE {
-        tn_tensor *zero = tn_dial_int(0);
-        tn_attrs a = {.n_i = 2}; /* skip 0, rank 0 */
-        tn_tensor *bits = tn_record(TN_OP_RANDOM_BITS, (const tn_tensor *const[]){zero, zero}, 2, &a);
-        uint32_t got = 0;
-        assert_ok(tn_read(bits, &got, sizeof got));
-        assert_int_equal(got, 0x6627e8d5);
-    }
+    TN_SCOPE;
+    tn_tensor *zero = tn_dial_int(0);
+    tn_attrs a = {.n_i = 2}; /* skip 0, rank 0 */
+    tn_tensor *bits = tn_record(TN_OP_RANDOM_BITS, (const tn_tensor *const[]){zero, zero}, 2, &a);
+    uint32_t got = 0;
+    assert_ok(tn_read(bits, &got, sizeof got));
+    assert_int_equal(got, 0x6627e8d5);
 }
 
 static void equal_seeds_give_equal_numbers(void **state) {
     (void)state;
-    TN_SCOPE {
-        tn_manual_seed(7);
-        float *first = read_floats(tn_rand(TN_DIMS(50))), *next = read_floats(tn_rand(TN_DIMS(50)));
-        tn_manual_seed(7);
-        float *again = read_floats(tn_rand(TN_DIMS(50)));
-        tn_manual_seed(8);
-        float *other = read_floats(tn_rand(TN_DIMS(50)));
-        assert_memory_equal(first, again, 50 * sizeof(float));
-        assert_true(memcmp(first, next, 50 * sizeof(float)) != 0);
-        assert_true(memcmp(first, other, 50 * sizeof(float)) != 0);
-        free(first);
-        free(next);
-        free(again);
-        free(other);
-    }
+    TN_SCOPE;
+    tn_manual_seed(7);
+    float *first = read_floats(tn_rand(TN_DIMS(50))), *next = read_floats(tn_rand(TN_DIMS(50)));
+    tn_manual_seed(7);
+    float *again = read_floats(tn_rand(TN_DIMS(50)));
+    tn_manual_seed(8);
+    float *other = read_floats(tn_rand(TN_DIMS(50)));
+    assert_memory_equal(first, again, 50 * sizeof(float));
+    assert_true(memcmp(first, next, 50 * sizeof(float)) != 0);
+    assert_true(memcmp(first, other, 50 * sizeof(float)) != 0);
+    free(first);
+    free(next);
+    free(again);
+    free(other);
 }
 
 static void numbers_do_not_depend_on_threads(void **state) {
     (void)state;
     float *one = NULL;
     for (int threads = 1; threads <= 3; threads++)
-        TN_SCOPE {
+        {
+            TN_SCOPE;
             assert_ok(tn_set_num_threads(threads));
             tn_manual_seed(3);
             float *now = read_floats(tn_randn(TN_DIMS(MANY)));
@@ -97,56 +96,53 @@ static void numbers_do_not_depend_on_threads(void **state) {
 
 static void distributions_are_what_they_say(void **state) {
     (void)state;
-    TN_SCOPE {
-        tn_manual_seed(1);
-        moments m = moments_of(tn_rand(TN_DIMS(200, 200)));
-        assert_true(m.low >= 0.0 && m.high < 1.0);
-        assert_near(m.mean, 0.5, sqrt(1.0 / 12));
-        assert_near(m.variance, 1.0 / 12, sqrt(1.0 / 180));
-        m = moments_of(tn_uniform(-3, 5, TN_DIMS(MANY)));
-        assert_true(m.low >= -3.0 && m.high <= 5.0);
-        assert_near(m.mean, 1.0, 8 * sqrt(1.0 / 12));
-        m = moments_of(tn_randn(TN_DIMS(MANY)));
-        assert_near(m.mean, 0.0, 1.0);
-        assert_near(m.variance, 1.0, sqrt(2.0));
-        m = moments_of(tn_normal(4, 0.5, TN_DIMS(MANY)));
-        assert_near(m.mean, 4.0, 0.5);
-        assert_near(m.variance, 0.25, 0.25 * sqrt(2.0));
-        m = moments_of(tn_cast(tn_randint(-2, 3, TN_DIMS(MANY)), TN_F32));
-        assert_true(m.low == -2.0 && m.high == 2.0);
-        assert_near(m.mean, 0.0, sqrt(2.0));
-        m = moments_of(tn_bernoulli(tn_full(TN_DIMS(MANY), 0.3, TN_F32)));
-        assert_near(m.mean, 0.3, sqrt(0.21));
-    }
+    TN_SCOPE;
+    tn_manual_seed(1);
+    moments m = moments_of(tn_rand(TN_DIMS(200, 200)));
+    assert_true(m.low >= 0.0 && m.high < 1.0);
+    assert_near(m.mean, 0.5, sqrt(1.0 / 12));
+    assert_near(m.variance, 1.0 / 12, sqrt(1.0 / 180));
+    m = moments_of(tn_uniform(-3, 5, TN_DIMS(MANY)));
+    assert_true(m.low >= -3.0 && m.high <= 5.0);
+    assert_near(m.mean, 1.0, 8 * sqrt(1.0 / 12));
+    m = moments_of(tn_randn(TN_DIMS(MANY)));
+    assert_near(m.mean, 0.0, 1.0);
+    assert_near(m.variance, 1.0, sqrt(2.0));
+    m = moments_of(tn_normal(4, 0.5, TN_DIMS(MANY)));
+    assert_near(m.mean, 4.0, 0.5);
+    assert_near(m.variance, 0.25, 0.25 * sqrt(2.0));
+    m = moments_of(tn_cast(tn_randint(-2, 3, TN_DIMS(MANY)), TN_F32));
+    assert_true(m.low == -2.0 && m.high == 2.0);
+    assert_near(m.mean, 0.0, sqrt(2.0));
+    m = moments_of(tn_bernoulli(tn_full(TN_DIMS(MANY), 0.3, TN_F32)));
+    assert_near(m.mean, 0.3, sqrt(0.21));
 }
 
 static void a_permutation_holds_every_number_once(void **state) {
     (void)state;
-    TN_SCOPE {
-        tn_manual_seed(5);
-        int64_t order[100], seen[100] = {0}, fixed = 0;
-        assert_ok(tn_read(tn_randperm(100), order, sizeof order));
-        for (int i = 0; i < 100; i++) {
-            assert_in_range(order[i], 0, 99);
-            seen[order[i]]++;
-            fixed += order[i] == i;
-        }
-        for (int i = 0; i < 100; i++)
-            assert_int_equal(seen[i], 1);
-        assert_true(fixed < 10);
-        assert_int_equal(tn_numel(tn_randperm(0)), 0);
+    TN_SCOPE;
+    tn_manual_seed(5);
+    int64_t order[100], seen[100] = {0}, fixed = 0;
+    assert_ok(tn_read(tn_randperm(100), order, sizeof order));
+    for (int i = 0; i < 100; i++) {
+        assert_in_range(order[i], 0, 99);
+        seen[order[i]]++;
+        fixed += order[i] == i;
     }
+    for (int i = 0; i < 100; i++)
+        assert_int_equal(seen[i], 1);
+    assert_true(fixed < 10);
+    assert_int_equal(tn_numel(tn_randperm(0)), 0);
 }
 
 static void wrong_arguments_are_refused(void **state) {
     (void)state;
-    TN_SCOPE {
-        assert_int_equal(tn_status_of(tn_rand(TN_DIMS(2, -1))), TN_ERR_SHAPE);
-        assert_int_equal(tn_status_of(tn_randint(3, 3, TN_DIMS(2))), TN_ERR_ARGUMENT);
-        assert_int_equal(tn_status_of(tn_dropout(tn_rand(TN_DIMS(2)), 1.5, true)), TN_ERR_ARGUMENT);
-        assert_int_equal(tn_status_of(tn_dropout(NULL, 0.5, true)), TN_ERR_ARGUMENT);
-        assert_int_equal(tn_status_of(tn_randperm(-1)), TN_ERR_SHAPE);
-    }
+    TN_SCOPE;
+    assert_int_equal(tn_status_of(tn_rand(TN_DIMS(2, -1))), TN_ERR_SHAPE);
+    assert_int_equal(tn_status_of(tn_randint(3, 3, TN_DIMS(2))), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_status_of(tn_dropout(tn_rand(TN_DIMS(2)), 1.5, true)), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_status_of(tn_dropout(NULL, 0.5, true)), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_status_of(tn_randperm(-1)), TN_ERR_SHAPE);
 }
 
 /* ---- plans and replay -------------------------------------------------------------------------------------------- */
@@ -155,7 +151,10 @@ static void new_numbers_need_no_new_plan(void **state) {
     (void)state;
     tn_runtime_stats before = {.struct_size = sizeof before}, after = {.struct_size = sizeof after};
     for (int i = 0; i < 6; i++) {
-        TN_SCOPE free(read_floats(tn_dropout(tn_randn(TN_DIMS(3, 5)), 0.5, true)));
+        {
+            TN_SCOPE;
+            free(read_floats(tn_dropout(tn_randn(TN_DIMS(3, 5)), 0.5, true)));
+        }
         if (i == 0) assert_ok(tn_get_runtime_stats(&before));
     }
     assert_ok(tn_get_runtime_stats(&after));
@@ -166,7 +165,8 @@ static void a_captured_graph_goes_on_to_new_numbers(void **state) {
     (void)state;
     tn_graph *graph = NULL;
     float values[2][8], recorded[3][8];
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         tn_manual_seed(11);
         for (int i = 0; i < 3; i++)
             assert_ok(tn_read(tn_rand(TN_DIMS(8)), recorded[i], sizeof recorded[i]));
@@ -190,23 +190,23 @@ static void a_captured_graph_goes_on_to_new_numbers(void **state) {
 
 static void dropout_keeps_the_mean(void **state) {
     (void)state;
-    TN_SCOPE {
-        tn_manual_seed(2);
-        tn_tensor *y = tn_dropout(tn_full(TN_DIMS(MANY), 1.0, TN_F32), 0.2, true);
-        moments m = moments_of(y);
-        assert_near(m.mean, 1.0, 1.25 * sqrt(0.2 * 0.8));
-        assert_true(m.low == 0.0 && fabs(m.high - 1.25) < 1e-6);
-        m = moments_of(tn_dropout(tn_full(TN_DIMS(10), 3.0, TN_F32), 1.0, true));
-        assert_true(m.low == 0.0 && m.high == 0.0);
-        m = moments_of(tn_dropout(tn_full(TN_DIMS(10), 3.0, TN_F32), 0.5, false));
-        assert_true(m.low == 3.0 && m.high == 3.0);
-    }
+    TN_SCOPE;
+    tn_manual_seed(2);
+    tn_tensor *y = tn_dropout(tn_full(TN_DIMS(MANY), 1.0, TN_F32), 0.2, true);
+    moments m = moments_of(y);
+    assert_near(m.mean, 1.0, 1.25 * sqrt(0.2 * 0.8));
+    assert_true(m.low == 0.0 && fabs(m.high - 1.25) < 1e-6);
+    m = moments_of(tn_dropout(tn_full(TN_DIMS(10), 3.0, TN_F32), 1.0, true));
+    assert_true(m.low == 0.0 && m.high == 0.0);
+    m = moments_of(tn_dropout(tn_full(TN_DIMS(10), 3.0, TN_F32), 0.5, false));
+    assert_true(m.low == 3.0 && m.high == 3.0);
 }
 
 static void the_backward_pass_draws_the_same_mask(void **state) {
     (void)state;
     for (int read_first = 0; read_first < 2; read_first++)
-        TN_SCOPE {
+        {
+            TN_SCOPE;
             tn_tensor *x = tn_full(TN_DIMS(64), 1.0, TN_F32);
             assert_ok(tn_set_requires_grad(x, true));
             tn_tensor *y = tn_dropout(x, 0.5, true), *loss = tn_sum(y, TN_ALL, false);

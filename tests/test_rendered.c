@@ -344,7 +344,8 @@ static void many_operands_are_computed_in_parts(void **state) {
     wrap_now = (wrap_nature){.max_bindings = 4};
     tn_device *d = open_wrapped();
     assert_ok(tn_set_current_device(d));
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         tn_tensor *sum = tn_zeros(TN_DIMS(N), TN_F32);
         for (int k = 0; k < OPERANDS; k++) {
             for (int i = 0; i < N; i++) {
@@ -559,7 +560,8 @@ static void captured_graphs_are_launched_as_lists(void **state) {
         assert_ok(d ? TN_OK : tn_device_open("cpu", NULL, NULL, &d));
         assert_ok(tn_set_current_device(d));
         wrap_reset();
-        TN_SCOPE {
+        {
+            TN_SCOPE;
             memset(data, 0, sizeof data);
             tn_tensor *kept = tn_zeros(TN_DIMS(ROWS, COLUMNS), TN_F32), *out = NULL;
             tn_graph *graph = NULL;

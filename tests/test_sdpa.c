@@ -311,7 +311,8 @@ static void run_call(const call *c, tn_dtype dtype, bool again, tn_tensor *out[I
 
 static void are_close(const tn_tensor *a, const tn_tensor *b) {
     double far = 0, most = 0;
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         tn_tensor *wide = tn_cast(a, TN_F64);
         far = tn_item(tn_amax(tn_abs(tn_sub(wide, b)), NULL, 0, false));
         most = tn_item(tn_amax(tn_abs(b), NULL, 0, false));
@@ -330,7 +331,8 @@ static void gradients_are_those_of_the_composition(void **state) {
     (void)state;
     for (size_t i = 0; i < TN_COUNT(calls); i++)
         for (int again = 0; again < 2; again++)
-            TN_SCOPE {
+            {
+                TN_SCOPE;
                 tn_tensor *narrow[INPUTS], *wide[INPUTS];
                 run_call(&calls[i], TN_F32, again, narrow);
                 run_call(&calls[i], TN_F64, again, wide);
@@ -347,17 +349,16 @@ typedef enum way { PLAIN, DIVIDED, MASKED, FILLED, HELD, WAYS } way;
 static tn_tensor *written(way how, const tn_tensor *q, const tn_tensor *k, const tn_tensor *v, tn_tensor **weights) {
     enum { N = 40 };
     tn_tensor *result = NULL;
-    TN_SCOPE {
-        tn_tensor *scores = tn_matmul(q, tn_transpose(k, -2, -1));
-        tn_tensor *later = tn_gt(tn_arange(0, N, 1, TN_I64), tn_unsqueeze(tn_arange(0, N, 1, TN_I64), 1));
-        scores = how == DIVIDED ? tn_div(scores, tn_scalar(4)) : tn_mul(tn_scalar(0.25), scores);
-        if (how == MASKED)
-            scores = tn_add(tn_masked_fill(tn_zeros((int64_t[]){N, N}, 2, TN_F32), later, -INFINITY), scores);
-        if (how == FILLED) scores = tn_masked_fill(scores, later, -INFINITY);
-        tn_tensor *w = tn_softmax(scores, -1);
-        result = tn_keep(how == DIVIDED ? tn_bmm(w, v) : tn_matmul(w, v));
-        if (how == HELD) *weights = tn_keep(w);
-    }
+    TN_SCOPE;
+    tn_tensor *scores = tn_matmul(q, tn_transpose(k, -2, -1));
+    tn_tensor *later = tn_gt(tn_arange(0, N, 1, TN_I64), tn_unsqueeze(tn_arange(0, N, 1, TN_I64), 1));
+    scores = how == DIVIDED ? tn_div(scores, tn_scalar(4)) : tn_mul(tn_scalar(0.25), scores);
+    if (how == MASKED)
+        scores = tn_add(tn_masked_fill(tn_zeros((int64_t[]){N, N}, 2, TN_F32), later, -INFINITY), scores);
+    if (how == FILLED) scores = tn_masked_fill(scores, later, -INFINITY);
+    tn_tensor *w = tn_softmax(scores, -1);
+    result = tn_keep(how == DIVIDED ? tn_bmm(w, v) : tn_matmul(w, v));
+    if (how == HELD) *weights = tn_keep(w);
     return result;
 }
 
@@ -398,7 +399,10 @@ static void check_way(way how) {
 static void attention_written_by_hand_is_recognised(void **state) {
     (void)state;
     for (way how = PLAIN; how < WAYS; how++)
-        TN_SCOPE check_way(how);
+        {
+            TN_SCOPE;
+            check_way(how);
+        }
 }
 
 /* What scales and masks may do to the product of q and k: nothing is left of it, or it is spread by the mask. */
@@ -417,23 +421,25 @@ static void twisted_attention_is_what_is_written(void **state) {
     (void)state;
     static const int64_t dims[] = {2, 12, 4}, mask_dims[] = {12, 12};
     for (twist how = 0; how < TWISTS; how++) {
-        TN_SCOPE {
-            tn_tensor *grads[2][3];
-            for (int wide = 0; wide < 2; wide++) {
-                tn_dtype dtype = wide ? TN_F64 : TN_F32;
-                tn_tensor *in[3], *y = NULL, *mask = random_tensor(mask_dims, 2, 0, dtype, 4);
-                for (int i = 0; i < 3; i++) {
-                    in[i] = random_tensor(dims, 3, 0, dtype, (uint64_t)i + 1);
-                    assert_ok(tn_set_requires_grad(in[i], true));
-                }
-                TN_SCOPE y = tn_keep(twisted(how, in, mask));
-                tn_tensor *loss = tn_sum(tn_mul(y, y), NULL, 0, false);
-                assert_ok(tn_gradients(&loss, 1, NULL, in, 3, false, grads[wide]));
-                assert_ok(tn_eval(grads[wide], 3));
+        TN_SCOPE;
+        tn_tensor *grads[2][3];
+        for (int wide = 0; wide < 2; wide++) {
+            tn_dtype dtype = wide ? TN_F64 : TN_F32;
+            tn_tensor *in[3], *y = NULL, *mask = random_tensor(mask_dims, 2, 0, dtype, 4);
+            for (int i = 0; i < 3; i++) {
+                in[i] = random_tensor(dims, 3, 0, dtype, (uint64_t)i + 1);
+                assert_ok(tn_set_requires_grad(in[i], true));
             }
-            for (int i = 0; i < 3; i++)
-                are_close(grads[0][i], grads[1][i]);
+            {
+                TN_SCOPE;
+                y = tn_keep(twisted(how, in, mask));
+            }
+            tn_tensor *loss = tn_sum(tn_mul(y, y), NULL, 0, false);
+            assert_ok(tn_gradients(&loss, 1, NULL, in, 3, false, grads[wide]));
+            assert_ok(tn_eval(grads[wide], 3));
         }
+        for (int i = 0; i < 3; i++)
+            are_close(grads[0][i], grads[1][i]);
     }
 }
 
@@ -441,24 +447,24 @@ static void twisted_attention_is_what_is_written(void **state) {
 static void what_is_filled_hides_even_nan(void **state) {
     (void)state;
     static const int64_t dims[] = {2, 12, 4};
-    TN_SCOPE {
-        tn_tensor *in[3], *y = NULL;
-        for (int i = 0; i < 3; i++)
-            in[i] = random_tensor(dims, 3, 0, TN_F32, (uint64_t)i + 1);
-        tn_tensor *key = tn_eq(tn_arange(0, 12, 1, TN_I64), tn_scalar(5));
-        in[1] = tn_masked_fill(in[1], tn_unsqueeze(key, 1), NAN);
-        assert_ok(tn_eval(&in[1], 1));
-        TN_SCOPE {
-            tn_tensor *scores = tn_masked_fill(tn_matmul(in[0], tn_transpose(in[1], -2, -1)), key, -INFINITY);
-            y = tn_keep(tn_matmul(tn_softmax(scores, -1), in[2]));
-        }
-        assert_ok(tn_eval(&y, 1));
-        char *plan = tn_explain_last();
-        assert_non_null(plan);
-        assert_non_null(strstr(plan, "attention_dense "));
-        tn_text_free(plan);
-        assert_true(isfinite(tn_item(tn_sum(y, NULL, 0, false))));
+    TN_SCOPE;
+    tn_tensor *in[3], *y = NULL;
+    for (int i = 0; i < 3; i++)
+        in[i] = random_tensor(dims, 3, 0, TN_F32, (uint64_t)i + 1);
+    tn_tensor *key = tn_eq(tn_arange(0, 12, 1, TN_I64), tn_scalar(5));
+    in[1] = tn_masked_fill(in[1], tn_unsqueeze(key, 1), NAN);
+    assert_ok(tn_eval(&in[1], 1));
+    {
+        TN_SCOPE;
+        tn_tensor *scores = tn_masked_fill(tn_matmul(in[0], tn_transpose(in[1], -2, -1)), key, -INFINITY);
+        y = tn_keep(tn_matmul(tn_softmax(scores, -1), in[2]));
     }
+    assert_ok(tn_eval(&y, 1));
+    char *plan = tn_explain_last();
+    assert_non_null(plan);
+    assert_non_null(strstr(plan, "attention_dense "));
+    tn_text_free(plan);
+    assert_true(isfinite(tn_item(tn_sum(y, NULL, 0, false))));
 }
 
 int main(void) {

@@ -162,7 +162,8 @@ static amounts train(size_t layer, size_t loss, size_t optimiser) {
     amounts before = {0};
     for (int step = 0; step < STEPS; step++) {
         double value = 0;
-        TN_SCOPE {
+        {
+            TN_SCOPE;
             tn_tensor *l = losses[loss].of(tn_forward(net, tn_randn(TN_DIMS(BATCH, FEATURES))));
             assert_ok(tn_minimize(o, l));
             value = tn_item(l);

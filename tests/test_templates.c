@@ -51,13 +51,12 @@ typedef tn_tensor *(*recording)(const void *arguments);
 static char *bytes_on(tn_device *d, recording record, const void *arguments, size_t *bytes) {
     char *out = NULL;
     assert_ok(tn_set_current_device(d));
-    TN_SCOPE {
-        tn_tensor *y = record(arguments);
-        assert_ok(tn_status_of(y));
-        *bytes = (size_t)tn_numel(y) * tn_dtype_size(tn_dtype_of(y));
-        out = malloc(*bytes + 1);
-        assert_ok(tn_read(y, out, *bytes));
-    }
+    TN_SCOPE;
+    tn_tensor *y = record(arguments);
+    assert_ok(tn_status_of(y));
+    *bytes = (size_t)tn_numel(y) * tn_dtype_size(tn_dtype_of(y));
+    out = malloc(*bytes + 1);
+    assert_ok(tn_read(y, out, *bytes));
     return out;
 }
 

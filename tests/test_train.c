@@ -44,7 +44,8 @@ static void trial_free(trial *t) {
 /* Steps `from` … `to` − 1; a step's data follows from its number, noise from the thread's random numbers. */
 static void trial_run(trial *t, int64_t from, int64_t to) {
     for (int64_t step = from; step < to; step++)
-        TN_SCOPE {
+        {
+            TN_SCOPE;
             int64_t labels[ROWS];
             for (int i = 0; i < ROWS; i++)
                 labels[i] = (i + step) % 3;
@@ -119,16 +120,15 @@ static void extras_come_back(void **state) {
     const char *path = test_scratch("extras");
     double numbers[2] = {1.25, -3}, got[2];
     int64_t n = 2;
-    TN_SCOPE {
-        tn_variable extra = {"numbers", tn_from_data(numbers, &n, 1, TN_F64), false};
-        tn_checkpoint c = {.struct_size = sizeof c, .extras = &extra, .extra_count = 1};
-        assert_ok(tn_checkpoint_save(path, &c));
-        extra.tensor = tn_full(&n, 1, 0, TN_F64);
-        assert_ok(tn_checkpoint_load(path, &c));
-        assert_null(c.loaded_json);
-        assert_ok(tn_read(extra.tensor, got, sizeof got));
-        assert_memory_equal(got, numbers, sizeof got);
-    }
+    TN_SCOPE;
+    tn_variable extra = {"numbers", tn_from_data(numbers, &n, 1, TN_F64), false};
+    tn_checkpoint c = {.struct_size = sizeof c, .extras = &extra, .extra_count = 1};
+    assert_ok(tn_checkpoint_save(path, &c));
+    extra.tensor = tn_full(&n, 1, 0, TN_F64);
+    assert_ok(tn_checkpoint_load(path, &c));
+    assert_null(c.loaded_json);
+    assert_ok(tn_read(extra.tensor, got, sizeof got));
+    assert_memory_equal(got, numbers, sizeof got);
 }
 
 /* ---- files that do not fit --------------------------------------------------------------------------------------- */
@@ -172,7 +172,8 @@ static void weights_of_other_types_are_converted(void **state) {
     const char *path = test_scratch("half_precision");
     float got[4];
     tn_module *m = tn_module_root();
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         tn_tensor *w = tn_cast(tn_from_data((float[]){1, -2, 0.5F, 8}, (int64_t[]){2, 2}, 2, TN_F32), TN_BF16);
         assert_ok(tn_safetensors_save(path, &(tn_named_tensor){"weight", w}, 1, NULL, 0));
         tn_module_add_parameter(m, "weight", tn_full((int64_t[]){2, 2}, 2, 0, TN_F32));
@@ -198,7 +199,8 @@ static void exclusive_or_is_learned(void **state) {
     assert_ok(tn_optimizer_adam(root, &adam, &o));
     double last = INFINITY;
     for (int step = 0; step < 200; step++)
-        TN_SCOPE {
+        {
+            TN_SCOPE;
             tn_tensor *x = tn_from_data(inputs, (int64_t[]){4, 2}, 2, TN_F32);
             tn_tensor *y = tn_from_data(outputs, (int64_t[]){4, 1}, 2, TN_F32);
             tn_tensor *loss = tn_mse_loss(tn_forward(net, x), y, TN_REDUCTION_MEAN);
@@ -238,7 +240,8 @@ static void an_lstm_learns_to_remember(void **state) {
     assert_ok(tn_optimizer_adam(root, &adam, &o));
     double mean = 1;
     for (int64_t step = 0; step < 400; step++)
-        TN_SCOPE {
+        {
+            TN_SCOPE;
             tn_tensor *loss = memory_loss(cell, head, step);
             assert_ok(tn_minimize(o, loss));
             mean += 0.05 * (tn_item(loss) - mean);

@@ -23,18 +23,17 @@ static void machine(char out[160]) {
 
 /* A product whose key is "matmul f32 rr 1x64x64x64 1 threads …"; the plan's words are left in `words`. */
 static void multiply(float *out, char *words, size_t size) {
-    TN_SCOPE {
-        tn_manual_seed(3);
-        tn_tensor *a = tn_randn((int64_t[]){SIZE, SIZE}, 2), *b = tn_randn((int64_t[]){SIZE, SIZE}, 2);
-        assert_ok(tn_eval(&a, 1));
-        assert_ok(tn_eval(&b, 1));
-        tn_tensor *y = tn_matmul(a, tn_mul_scalar(b, 1.5)); /* of this plan: its packed form is not kept */
-        assert_ok(tn_eval(&y, 1));
-        char *text = tn_explain_last();
-        snprintf(words, size, "%s", text);
-        tn_text_free(text);
-        assert_ok(tn_read(y, out, COUNT * sizeof *out));
-    }
+    TN_SCOPE;
+    tn_manual_seed(3);
+    tn_tensor *a = tn_randn((int64_t[]){SIZE, SIZE}, 2), *b = tn_randn((int64_t[]){SIZE, SIZE}, 2);
+    assert_ok(tn_eval(&a, 1));
+    assert_ok(tn_eval(&b, 1));
+    tn_tensor *y = tn_matmul(a, tn_mul_scalar(b, 1.5)); /* of this plan: its packed form is not kept */
+    assert_ok(tn_eval(&y, 1));
+    char *text = tn_explain_last();
+    snprintf(words, size, "%s", text);
+    tn_text_free(text);
+    assert_ok(tn_read(y, out, COUNT * sizeof *out));
 }
 
 static void write_record(const char *machine_name, const char *class_, const char *way) {
@@ -161,16 +160,15 @@ static int64_t items_seen; /* of the workgroups of the program loaded last */
 static void note_items(const kir_program *p) { items_seen = kir_items(p); }
 
 static void multiply_far(float out[SIDE * SIDE], double factor) {
-    TN_SCOPE {
-        tn_manual_seed(3);
-        tn_tensor *a = tn_randn((int64_t[]){SIDE, SIDE}, 2), *b = tn_randn((int64_t[]){SIDE, SIDE}, 2);
-        assert_ok(tn_eval((tn_tensor *[]){a, b}, 2));
-        far_loaded = note_items;
-        tn_tensor *y = tn_matmul(a, b);
-        if (factor != 1) y = tn_mul_scalar(y, factor); /* another plan, of another kernel */
-        assert_ok(tn_read(y, out, sizeof(float) * SIDE * SIDE));
-        far_loaded = NULL;
-    }
+    TN_SCOPE;
+    tn_manual_seed(3);
+    tn_tensor *a = tn_randn((int64_t[]){SIDE, SIDE}, 2), *b = tn_randn((int64_t[]){SIDE, SIDE}, 2);
+    assert_ok(tn_eval((tn_tensor *[]){a, b}, 2));
+    far_loaded = note_items;
+    tn_tensor *y = tn_matmul(a, b);
+    if (factor != 1) y = tn_mul_scalar(y, factor); /* another plan, of another kernel */
+    assert_ok(tn_read(y, out, sizeof(float) * SIDE * SIDE));
+    far_loaded = NULL;
 }
 
 static void part_device(void) {
@@ -210,7 +208,8 @@ static void part_dying(void) {
     assert_ok(tn_set_current_device(far_open(0, NULL)));
     multiply_far(y, 1);
     assert_ok(tn_set_tuning(TN_TUNING_FIRST_USE));
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         tn_tensor *a = tn_zeros(TN_DIMS(SIDE, SIDE), TN_F32);
         assert_ok(tn_eval(&a, 1));
         tn_tensor *z = tn_matmul(a, a);

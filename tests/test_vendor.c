@@ -236,19 +236,18 @@ static bool says(const char *words) {
 }
 
 static void multiply(const shape *s, const char *words) {
-    TN_SCOPE {
-        tn_tensor *a = operand(s->outer, s->batch, s->m, s->k, s->a, s->dtype);
-        tn_tensor *b = operand(s->one_b ? 1 : s->outer, s->one_b ? 1 : s->batch, s->k, s->n, s->b, s->dtype);
-        if (s->one_b) b = tn_reshape(b, (int64_t[]){s->k, s->n}, 2);
-        tn_tensor *c = tn_matmul(a, b);
-        assert_ok(tn_eval(&c, 1));
-        assert_true(says(words));
-        double *x = numbers_of(a), *y = numbers_of(b), *z = numbers_of(c);
-        check_values(s, x, y, z);
-        free(x);
-        free(y);
-        free(z);
-    }
+    TN_SCOPE;
+    tn_tensor *a = operand(s->outer, s->batch, s->m, s->k, s->a, s->dtype);
+    tn_tensor *b = operand(s->one_b ? 1 : s->outer, s->one_b ? 1 : s->batch, s->k, s->n, s->b, s->dtype);
+    if (s->one_b) b = tn_reshape(b, (int64_t[]){s->k, s->n}, 2);
+    tn_tensor *c = tn_matmul(a, b);
+    assert_ok(tn_eval(&c, 1));
+    assert_true(says(words));
+    double *x = numbers_of(a), *y = numbers_of(b), *z = numbers_of(c);
+    check_values(s, x, y, z);
+    free(x);
+    free(y);
+    free(z);
 }
 
 static bool is_taken(const shape *s) {
@@ -280,18 +279,18 @@ static tn_tensor *step(tn_tensor *w, tn_tensor *x, tn_tensor *bias) {
 static void run_steps(float *out, int64_t count) {
     enum { SIZE = 24, RUNS = 5 };
     tn_manual_seed(3);
-    TN_SCOPE {
-        tn_tensor *w = made(2, (int64_t[]){SIZE, SIZE}, TN_F32), *bias = made(1, (int64_t[]){SIZE}, TN_F32);
-        tn_tensor *x = made(2, (int64_t[]){SIZE, SIZE}, TN_F32), *y = NULL;
-        for (int i = 0; i < RUNS; i++)
-            TN_SCOPE {
-                tn_copy_(w, tn_mul_scalar(tn_tanh(w), 0.2));
-                y = step(w, x, bias);
-                tn_tensor *both[] = {y, w};
-                assert_ok(tn_eval(both, 2));
-                assert_ok(tn_read(i % 2 ? w : y, out, (size_t)count * sizeof *out));
-            }
-    }
+    TN_SCOPE;
+    tn_tensor *w = made(2, (int64_t[]){SIZE, SIZE}, TN_F32), *bias = made(1, (int64_t[]){SIZE}, TN_F32);
+    tn_tensor *x = made(2, (int64_t[]){SIZE, SIZE}, TN_F32), *y = NULL;
+    for (int i = 0; i < RUNS; i++)
+        {
+            TN_SCOPE;
+            tn_copy_(w, tn_mul_scalar(tn_tanh(w), 0.2));
+            y = step(w, x, bias);
+            tn_tensor *both[] = {y, w};
+            assert_ok(tn_eval(both, 2));
+            assert_ok(tn_read(i % 2 ? w : y, out, (size_t)count * sizeof *out));
+        }
 }
 
 static void run_by_all(void) {
@@ -405,42 +404,40 @@ static void says_who(const window *c) {
 
 /* A convolution and both of its gradients. */
 static void convolve(const window *c) {
-    TN_SCOPE {
-        tn_tensor *x = images_of(c), *grads[2];
-        tn_tensor *w =
-            made(4, (int64_t[]){c->out, c->channels / or_one(c->o.groups), c->kernel[0], c->kernel[1]}, c->dtype);
-        tn_tensor *dy = made(4, (int64_t[]){c->n, c->out, places_of(c, 0), places_of(c, 1)}, c->dtype);
-        int wanted = c->part ? 1 : 2; /* a view is no leaf */
-        assert_ok(tn_set_requires_grad(w, true));
-        if (!c->part) assert_ok(tn_set_requires_grad(x, true));
-        tn_tensor *y = tn_conv2d(x, w, NULL, &c->o);
-        assert_ok(tn_eval(&y, 1));
+    TN_SCOPE;
+    tn_tensor *x = images_of(c), *grads[2];
+    tn_tensor *w =
+        made(4, (int64_t[]){c->out, c->channels / or_one(c->o.groups), c->kernel[0], c->kernel[1]}, c->dtype);
+    tn_tensor *dy = made(4, (int64_t[]){c->n, c->out, places_of(c, 0), places_of(c, 1)}, c->dtype);
+    int wanted = c->part ? 1 : 2; /* a view is no leaf */
+    assert_ok(tn_set_requires_grad(w, true));
+    if (!c->part) assert_ok(tn_set_requires_grad(x, true));
+    tn_tensor *y = tn_conv2d(x, w, NULL, &c->o);
+    assert_ok(tn_eval(&y, 1));
+    says_who(c);
+    assert_ok(tn_gradients(&y, 1, &dy, (tn_tensor *[]){w, x}, wanted, false, grads));
+    for (int i = 0; i < wanted; i++) {
+        assert_ok(tn_eval(&grads[i], 1));
         says_who(c);
-        assert_ok(tn_gradients(&y, 1, &dy, (tn_tensor *[]){w, x}, wanted, false, grads));
-        for (int i = 0; i < wanted; i++) {
-            assert_ok(tn_eval(&grads[i], 1));
-            says_who(c);
-        }
-        double *values[KINDS] = {numbers_of(x), numbers_of(w), numbers_of(dy)};
-        double *got[KINDS] = {c->part ? NULL : numbers_of(grads[1]), numbers_of(grads[0]), numbers_of(y)};
-        for (int k = c->part ? FILTERS : IMAGES; k < KINDS; k++)
-            check_kind(c, k, (const double *const *)values, got[k], count_of(c, k));
-        for (int k = 0; k < KINDS; k++) {
-            free(values[k]);
-            free(got[k]);
-        }
+    }
+    double *values[KINDS] = {numbers_of(x), numbers_of(w), numbers_of(dy)};
+    double *got[KINDS] = {c->part ? NULL : numbers_of(grads[1]), numbers_of(grads[0]), numbers_of(y)};
+    for (int k = c->part ? FILTERS : IMAGES; k < KINDS; k++)
+        check_kind(c, k, (const double *const *)values, got[k], count_of(c, k));
+    for (int k = 0; k < KINDS; k++) {
+        free(values[k]);
+        free(got[k]);
     }
 }
 
 /* A transposed one whose image has more behind it than before it. */
 static void convolve_unevenly(void) {
-    TN_SCOPE {
-        const tn_conv_transpose2d_options o = {.dilation = {2, 2}, .output_padding = {1, 1}};
-        tn_tensor *y = made(4, (int64_t[]){1, 2, 3, 3}, TN_F32), *w = made(4, (int64_t[]){2, 2, 2, 2}, TN_F32);
-        tn_tensor *x = tn_conv_transpose2d(y, w, NULL, &o);
-        assert_ok(tn_eval(&x, 1));
-        assert_true(says("not by the library, which pads both ends of an axis alike"));
-    }
+    TN_SCOPE;
+    const tn_conv_transpose2d_options o = {.dilation = {2, 2}, .output_padding = {1, 1}};
+    tn_tensor *y = made(4, (int64_t[]){1, 2, 3, 3}, TN_F32), *w = made(4, (int64_t[]){2, 2, 2, 2}, TN_F32);
+    tn_tensor *x = tn_conv_transpose2d(y, w, NULL, &o);
+    assert_ok(tn_eval(&x, 1));
+    assert_true(says("not by the library, which pads both ends of an axis alike"));
 }
 
 static void convolve_all(void) {
@@ -467,7 +464,8 @@ static tn_status try_convolutions(void) {
         values[i] = (double)(numbers[i] = (float)(i * 7 % 11 - 5));
     TRY(open_device());
     tn_status status = TN_OK;
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         tn_tensor *x = tn_from_data(numbers, (int64_t[]){N, CHANNELS, SIZE, SIZE}, 4, TN_F32), *grads[2];
         tn_tensor *w = tn_from_data(numbers, (int64_t[]){OUT, CHANNELS, KERNEL, KERNEL}, 4, TN_F32);
         tn_tensor *dy = tn_from_data(numbers, (int64_t[]){N, OUT, SIZE, SIZE}, 4, TN_F32);
@@ -508,7 +506,8 @@ static tn_status try_product(void) {
                 b[(e * K + k) * N + j] = a[(e * N + j) * K + k];
     TRY(open_device());
     tn_status status = TN_OK;
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         tn_tensor *x = tn_from_data(numbers, (int64_t[]){BATCH, M, K}, 3, TN_F32);
         tn_tensor *y = tn_from_data(numbers, (int64_t[]){BATCH, N, K}, 3, TN_F32);
         status = tn_read(tn_matmul(x, tn_transpose(y, 1, 2)), got, sizeof got);

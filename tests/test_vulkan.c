@@ -188,7 +188,8 @@ static void joined_tensors_reach_beyond_a_binding(void **state) {
     int64_t *got = malloc((size_t)(PARTS * each) * sizeof *got);
     assert_non_null(got);
     assert_ok(tn_set_current_device(device));
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         tn_tensor *parts[PARTS];
         for (int i = 0; i < PARTS; i++) /* computed: what lies in memory is copied */
             parts[i] = tn_flip(tn_arange((double)(i * each), (double)((i + 1) * each), 1, TN_I64), (int64_t[]){0}, 1);
@@ -214,7 +215,8 @@ static void gathers_reach_beyond_a_binding(void **state) {
     for (int i = 0; i < ROWS; i++)
         index[i] = i == 0 ? rows - 1 : i * (rows - 1) / (ROWS - 1);
     assert_ok(tn_set_current_device(device));
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         tn_tensor *of = tn_from_data(table, (int64_t[]){rows, WIDTH}, 2, TN_F32);
         tn_tensor *at = tn_from_data(index, (int64_t[]){ROWS}, 1, TN_I64);
         assert_ok(tn_read(tn_embedding(at, of), got, ROWS * WIDTH * sizeof *got));

@@ -683,18 +683,17 @@ static void what_is_joined_has_the_bits_of_what_is_not(void **state) {
     assert_ok(tn_set_numerics(TN_NUMERICS_FAST));
     for (size_t i = 0; i < 2 * TN_COUNT(sizes); i++) {
         assert_ok(tn_threads_set(1 + (int)i / 2 % 2));
-        TN_SCOPE {
-            const int64_t *size = sizes[i / 2], apart = 1 + (int64_t)i % 2;
-            layer l = layer_of(40, size[0], size[1] * apart, size[2]);
-            l.apart = apart;
-            tn_tensor *joined = joined_of(&l);
-            assert_ok(tn_eval(&joined, 1));
-            assert_true(last_plan_says("correlate2d+") && last_plan_says(" by winograd"));
-            tn_tensor *y = conv_of(&l);
-            assert_ok(tn_eval(&y, 1));
-            assert_true(last_plan_says("correlate2d") && last_plan_says(" by winograd"));
-            same_bits(joined, after(&l, y));
-        }
+        TN_SCOPE;
+        const int64_t *size = sizes[i / 2], apart = 1 + (int64_t)i % 2;
+        layer l = layer_of(40, size[0], size[1] * apart, size[2]);
+        l.apart = apart;
+        tn_tensor *joined = joined_of(&l);
+        assert_ok(tn_eval(&joined, 1));
+        assert_true(last_plan_says("correlate2d+") && last_plan_says(" by winograd"));
+        tn_tensor *y = conv_of(&l);
+        assert_ok(tn_eval(&y, 1));
+        assert_true(last_plan_says("correlate2d") && last_plan_says(" by winograd"));
+        same_bits(joined, after(&l, y));
     }
     assert_ok(tn_set_numerics(TN_NUMERICS_EXACT));
 }
@@ -709,18 +708,17 @@ static void what_is_pooled_has_the_bits_of_what_is_not(void **state) {
     for (size_t i = 0; i < 2 * TN_COUNT(sizes) * TN_COUNT(windows); i++) {
         const int64_t *size = sizes[i / 4], *window = windows[i % 2];
         assert_ok(tn_threads_set(1 + (int)i % 2));
-        TN_SCOPE {
-            layer l = layer_of(64, size[0], size[1], size[2]);
-            l.apart = 1 + (int64_t)i / 2 % 2;
-            tn_tensor *last = joined_of(&l), *pooled = tn_max_pool2d(last, window, NULL);
-            tn_free(last);
-            assert_ok(tn_eval(&pooled, 1));
-            assert_true(last_plan_says("correlate2d+") && last_plan_says(" by winograd"));
-            assert_true(last_plan_says("+max_pool2d"));
-            tn_tensor *y = joined_of(&l);
-            assert_ok(tn_eval(&y, 1));
-            same_bits(pooled, tn_max_pool2d(y, window, NULL));
-        }
+        TN_SCOPE;
+        layer l = layer_of(64, size[0], size[1], size[2]);
+        l.apart = 1 + (int64_t)i / 2 % 2;
+        tn_tensor *last = joined_of(&l), *pooled = tn_max_pool2d(last, window, NULL);
+        tn_free(last);
+        assert_ok(tn_eval(&pooled, 1));
+        assert_true(last_plan_says("correlate2d+") && last_plan_says(" by winograd"));
+        assert_true(last_plan_says("+max_pool2d"));
+        tn_tensor *y = joined_of(&l);
+        assert_ok(tn_eval(&y, 1));
+        same_bits(pooled, tn_max_pool2d(y, window, NULL));
     }
     assert_ok(tn_set_numerics(TN_NUMERICS_EXACT));
 }
@@ -747,18 +745,17 @@ static void rows_of_five_taps_are_joined_with_the_same_bits(void **state) {
     assert_ok(tn_set_numerics(TN_NUMERICS_FAST));
     for (int64_t i = 0; i < 4; i++) {
         assert_ok(tn_threads_set(1 + (int)i % 2));
-        TN_SCOPE {
-            const int64_t images = 1 + i, length = 501 - 180 * (i / 2), results = length - LINE_TAPS + 1;
-            layer l = {random_tensor(TN_DIMS(images, CHANNELS, 2, length)),
-                       random_tensor(TN_DIMS(FILTERS, CHANNELS, 1, LINE_TAPS)), random_tensor(TN_DIMS(FILTERS)),
-                       random_tensor(TN_DIMS(images, FILTERS, 2, results)), 1};
-            if (i == 3) { /* images of one column */
-                l.x = random_tensor(TN_DIMS(images, CHANNELS, length, 1));
-                l.w = random_tensor(TN_DIMS(FILTERS, CHANNELS, LINE_TAPS, 1));
-                l.rest = random_tensor(TN_DIMS(images, FILTERS, results, 1));
-            }
-            same_bits(row_of(&l, false), row_of(&l, true));
+        TN_SCOPE;
+        const int64_t images = 1 + i, length = 501 - 180 * (i / 2), results = length - LINE_TAPS + 1;
+        layer l = {random_tensor(TN_DIMS(images, CHANNELS, 2, length)),
+                   random_tensor(TN_DIMS(FILTERS, CHANNELS, 1, LINE_TAPS)), random_tensor(TN_DIMS(FILTERS)),
+                   random_tensor(TN_DIMS(images, FILTERS, 2, results)), 1};
+        if (i == 3) { /* images of one column */
+            l.x = random_tensor(TN_DIMS(images, CHANNELS, length, 1));
+            l.w = random_tensor(TN_DIMS(FILTERS, CHANNELS, LINE_TAPS, 1));
+            l.rest = random_tensor(TN_DIMS(images, FILTERS, results, 1));
         }
+        same_bits(row_of(&l, false), row_of(&l, true));
     }
     assert_ok(tn_set_numerics(TN_NUMERICS_EXACT));
 }
@@ -766,7 +763,8 @@ static void rows_of_five_taps_are_joined_with_the_same_bits(void **state) {
 static void exact_numerics_keep_their_bits(void **state) {
     (void)state;
     need_it();
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         layer l = layer_of(40, 1, 40, 40);
         tn_tensor *y[3];
         float *x[3];
@@ -804,33 +802,32 @@ static void assert_alike(tn_tensor *x, tn_tensor *y) {
 static void gradients_under_fast_numerics_are_near_exact_ones(void **state) {
     (void)state;
     need_it();
-    TN_SCOPE {
-        layer l = layer_of(40, 4, 18, 19);
-        tn_tensor *gradient[2][2];
-        for (int fast = 0; fast < 2; fast++) {
-            assert_ok(tn_set_numerics(fast ? TN_NUMERICS_FAST : TN_NUMERICS_EXACT));
-            tn_tensor *x = tn_mul_scalar(l.x, 2), *w = tn_mul_scalar(l.w, 2);
-            assert_ok(tn_set_requires_grad(x, true));
-            assert_ok(tn_set_requires_grad(w, true));
-            tn_conv2d_options o = {.struct_size = sizeof o, .padding = {1, 1}};
-            tn_tensor *y = tn_conv2d(x, w, NULL, &o);
-            assert_ok(tn_backward(tn_sum(tn_mul(y, l.rest), NULL, 0, false)));
-            gradient[fast][0] = tn_grad(x);
-            gradient[fast][1] = tn_grad(w);
-            assert_ok(tn_eval(gradient[fast], 2));
-            char *text = tn_explain_last();
-            const char *of_x = strstr(text, "spread2d"), *of_w = strstr(text, "conv2d_weight");
-            assert_true(of_x && of_w);
-            for (int i = 0; i < 2; i++) {
-                const char *line = i ? of_w : of_x, *by = strstr(line, " by winograd"), *end = strchr(line, '\n');
-                assert_true((by && by < end) == (fast == 1));
-            }
-            tn_text_free(text);
+    TN_SCOPE;
+    layer l = layer_of(40, 4, 18, 19);
+    tn_tensor *gradient[2][2];
+    for (int fast = 0; fast < 2; fast++) {
+        assert_ok(tn_set_numerics(fast ? TN_NUMERICS_FAST : TN_NUMERICS_EXACT));
+        tn_tensor *x = tn_mul_scalar(l.x, 2), *w = tn_mul_scalar(l.w, 2);
+        assert_ok(tn_set_requires_grad(x, true));
+        assert_ok(tn_set_requires_grad(w, true));
+        tn_conv2d_options o = {.struct_size = sizeof o, .padding = {1, 1}};
+        tn_tensor *y = tn_conv2d(x, w, NULL, &o);
+        assert_ok(tn_backward(tn_sum(tn_mul(y, l.rest), NULL, 0, false)));
+        gradient[fast][0] = tn_grad(x);
+        gradient[fast][1] = tn_grad(w);
+        assert_ok(tn_eval(gradient[fast], 2));
+        char *text = tn_explain_last();
+        const char *of_x = strstr(text, "spread2d"), *of_w = strstr(text, "conv2d_weight");
+        assert_true(of_x && of_w);
+        for (int i = 0; i < 2; i++) {
+            const char *line = i ? of_w : of_x, *by = strstr(line, " by winograd"), *end = strchr(line, '\n');
+            assert_true((by && by < end) == (fast == 1));
         }
-        assert_ok(tn_set_numerics(TN_NUMERICS_EXACT));
-        for (int i = 0; i < 2; i++)
-            assert_alike(gradient[1][i], gradient[0][i]);
+        tn_text_free(text);
     }
+    assert_ok(tn_set_numerics(TN_NUMERICS_EXACT));
+    for (int i = 0; i < 2; i++)
+        assert_alike(gradient[1][i], gradient[0][i]);
 }
 
 static atomic_bool enough;
@@ -857,7 +854,8 @@ static void a_plan_is_what_its_key_says(void **state) {
     need_it();
     enum { STRUCTURES = 32 };
     pthread_t thread;
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         layer l = layer_of(40, 1, 40, 40);
         atomic_store(&enough, false);
         assert_int_equal(pthread_create(&thread, NULL, change_numerics, NULL), 0);
@@ -879,7 +877,8 @@ static void filters_that_are_computed_have_the_bits_of_others(void **state) {
     (void)state;
     need_it();
     assert_ok(tn_set_numerics(TN_NUMERICS_FAST));
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         layer l = layer_of(40, 1, 40, 40), other = l;
         other.w = tn_abs(l.w);
         tn_tensor *y = conv_of(&other);

@@ -36,17 +36,14 @@ TN_API void tn_zero_grad(tn_tensor *leaf); /* forgets it */
 TN_API bool tn_grad_enabled(void);
 TN_API bool tn_set_grad_enabled(bool enabled);
 
+/* TN_NO_GRAD; — a declaration: from here to the end of the enclosing block this thread records no gradients. */
+#define TN_NO_GRAD TN_CLEANUP_(tn_grad_mode, tn_no_grad_end, tn_no_grad_begin, __LINE__)
+
 typedef struct tn_grad_mode {
     bool before;
-    int once;
 } tn_grad_mode;
 TN_API tn_grad_mode tn_no_grad_begin(void);
 TN_API void tn_no_grad_end(tn_grad_mode *mode);
-
-/* TN_NO_GRAD { … } — nothing inside remembers how it was computed. */
-#define TN_NO_GRAD                                                                                      \
-    for (tn_grad_mode tn_grad_mode_here_ __attribute__((cleanup(tn_no_grad_end))) = tn_no_grad_begin(); \
-         !tn_grad_mode_here_.once; tn_grad_mode_here_.once = 1)
 
 /* ---- the caller's line, for error messages ----------------------------------------------------------------------- */
 

@@ -8,7 +8,8 @@
  *
  *     tn_optimizer *adam;
  *     if (tn_optimizer_adam(net, NULL, &adam) != TN_OK) ...
- *     for (...) TN_SCOPE {
+ *     for (...) {
+ *         TN_SCOPE;
  *         tn_tensor *loss = tn_cross_entropy(tn_forward(net, x), y, NULL, NULL);
  *         if (tn_minimize(adam, loss) != TN_OK) ...
  *         printf("%g\n", tn_item(loss));

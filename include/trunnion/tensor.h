@@ -121,22 +121,28 @@ TN_API double tn_item(const tn_tensor *t);
 TN_API tn_tensor *tn_retain(tn_tensor *t); /* one more handle; returns t */
 TN_API void tn_free(tn_tensor *t);         /* NULL is fine */
 
-/* Inside a scope every new handle belongs to it, which frees it: do not free it yourself (a retained handle is yours).
- * tn_keep lets one out to the scope around, or to the caller. */
+/* TN_SCOPE; — a declaration: handles made from here to the end of the enclosing block are freed there, also when
+ * break, continue, return or goto leaves the block. Do not free such a handle yourself (a retained one is yours).
+ * tn_keep moves a handle to the enclosing scope, or to the caller. Needs gcc's attribute cleanup (gcc, clang).
+ *
+ *     for (int i = 0; i < steps; i++) {
+ *         TN_SCOPE;
+ *         tn_tensor *loss = ...;
+ *         if (tn_item(loss) < 1e-3) break;    leaves the loop, and frees loss
+ *     } */
+#define TN_SCOPE TN_CLEANUP_(tn_scope, tn_scope_end, tn_scope_begin, __LINE__)
+
 typedef struct tn_scope {
     size_t mark;
-    int once;
 } tn_scope;
 TN_API tn_scope tn_scope_begin(void);
 TN_API void tn_scope_end(tn_scope *scope);
 TN_API tn_tensor *tn_keep(tn_tensor *t); /* returns t; outside any scope it does nothing */
 
-/* TN_SCOPE { … } — handles made inside are freed at its end, also on break, return and goto (gcc and clang). */
-#define TN_SCOPE TN_SCOPE_AT_(__LINE__)
-#define TN_SCOPE_AT_(line) TN_SCOPE_AS_(line)
-#define TN_SCOPE_AS_(line)                                                                                          \
-    for (tn_scope tn_scope_##line __attribute__((cleanup(tn_scope_end))) = tn_scope_begin(); !tn_scope_##line.once; \
-         tn_scope_##line.once = 1)
+/* Declares a variable `type`, made by begin() and given to end(&variable) where its block ends. */
+#define TN_CLEANUP_(type, end, begin, line) TN_CLEANUP_AT_(type, end, begin, line)
+#define TN_CLEANUP_AT_(type, end, begin, line) \
+    type type##_##line __attribute__((cleanup(end), unused)) = begin()
 
 /* ---- in place ---------------------------------------------------------------------------------------------------- */
 

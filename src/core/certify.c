@@ -127,7 +127,8 @@ static tn_tensor *apply(const certify *m, int op) {
 static tn_status check_forward(certify *m, int op) {
     tn_status s = TN_OK;
     bool good = true;
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         make_inputs(m);
         tn_tensor *y = apply(m, op);
         s = tn_status_of(y);
@@ -171,7 +172,10 @@ static tn_status check_backward(certify *m, int op) {
     tn_status s = TN_OK;
     bool asked = false, good = true;
     if (!m->c->gradient) return TN_OK;
-    TN_SCOPE s = check_gradients(m, op, &asked, &good);
+    {
+        TN_SCOPE;
+        s = check_gradients(m, op, &asked, &good);
+    }
     if (s == TN_OK && !asked) return TN_OK;
     return settle(m, s, good, &m->op.backward_passed, &m->op.backward_failed);
 }

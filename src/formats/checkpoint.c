@@ -193,10 +193,9 @@ static tn_status part_values(const tn_safetensors *f, const part *p, tn_tensor *
 /* A write that could not even be recorded (memory ran out) has spoiled its variable: that must not pass for success. */
 static tn_status write_values(const part *p, tn_tensor *const *values) {
     tn_status status = TN_OK;
-    TN_NO_GRAD {
-        for (int i = 0; i < p->count && status == TN_OK; i++)
-            status = tn_status_of(tn_copy_(p->items[i].tensor, values[i]));
-    }
+    TN_NO_GRAD;
+    for (int i = 0; i < p->count && status == TN_OK; i++)
+        status = tn_status_of(tn_copy_(p->items[i].tensor, values[i]));
     return status;
 }
 

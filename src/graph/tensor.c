@@ -45,7 +45,7 @@ tn_tensor *tn_tensor_unscoped(tn_tensor *t) {
 }
 
 tn_scope tn_scope_begin(void) {
-    tn_scope s = {.mark = scopes.count, .once = 0};
+    tn_scope s = {.mark = scopes.count};
     if (scopes.depth < MAX_SCOPES) scopes.start[scopes.depth] = scopes.count;
     scopes.depth++;
     return s;
@@ -678,7 +678,7 @@ bool tn_set_grad_enabled(bool enabled) {
     return before;
 }
 
-tn_grad_mode tn_no_grad_begin(void) { return (tn_grad_mode){.before = tn_set_grad_enabled(false), .once = 0}; }
+tn_grad_mode tn_no_grad_begin(void) { return (tn_grad_mode){.before = tn_set_grad_enabled(false)}; }
 void tn_no_grad_end(tn_grad_mode *mode) {
     if (mode) tn_set_grad_enabled(mode->before);
 }

@@ -197,7 +197,11 @@ static tn_status refresh(const tn_data_parallel *p, member *m) {
         version now = {tn_value_id(v->tensor), tn_write_count(v->tensor)};
         if (!now.id || m->copied[i].id != now.id || m->copied[i].writes != now.writes) {
             tn_tensor *copy = NULL;
-            TN_SCOPE TN_NO_GRAD copy = tn_retain(tn_to_device(v->tensor, m->device));
+            {
+                TN_SCOPE;
+                TN_NO_GRAD;
+                copy = tn_retain(tn_to_device(v->tensor, m->device));
+            }
             tn_status status = tn_status_of(copy);
             if (status != TN_OK) {
                 tn_free(copy);
@@ -271,18 +275,17 @@ static tn_status give(const call *c, const work *w) {
 
 static tn_status record(const call *c, work *w) {
     tn_status status = TN_OK;
-    TN_SCOPE {
-        status = choose_stand_ins(c->p, w->by);
-        if (status == TN_OK) {
-            swap_all(c->p);
-            w->result = tn_retain(c->function(c->ctx, &w->part));
-            swap_all(c->p);
-            status = tn_status_of(w->result);
-        }
-        if (status == TN_OK && c->train) status = record_gradients(c, w);
-        if (status == TN_OK) note_buffers(c, w);
-        if (status == TN_OK) status = give(c, w);
+    TN_SCOPE;
+    status = choose_stand_ins(c->p, w->by);
+    if (status == TN_OK) {
+        swap_all(c->p);
+        w->result = tn_retain(c->function(c->ctx, &w->part));
+        swap_all(c->p);
+        status = tn_status_of(w->result);
     }
+    if (status == TN_OK && c->train) status = record_gradients(c, w);
+    if (status == TN_OK) note_buffers(c, w);
+    if (status == TN_OK) status = give(c, w);
     return status;
 }
 
@@ -313,14 +316,18 @@ static tn_status fetch(const call *c, work *w) {
     tn_status status = TN_OK;
     if (c->wants_loss) w->loss = tn_item(w->result);
     if (c->wants_loss && isnan(w->loss)) status = tn_eval(&w->result, 1);
-    TN_SCOPE TN_NO_GRAD for (int i = -1; i < c->p->count && status == TN_OK; i++) {
-        tn_tensor **at = i < 0 ? &w->result : &w->values[i];
-        if (!*at || (i < 0 && c->train)) continue;
-        tn_tensor *moved = tn_to_device(*at, c->p->home);
-        status = tn_status_of(moved);
-        if (status != TN_OK) break;
-        tn_free(*at);
-        *at = tn_retain(moved);
+    {
+        TN_SCOPE;
+        TN_NO_GRAD;
+        for (int i = -1; i < c->p->count && status == TN_OK; i++) {
+            tn_tensor **at = i < 0 ? &w->result : &w->values[i];
+            if (!*at || (i < 0 && c->train)) continue;
+            tn_tensor *moved = tn_to_device(*at, c->p->home);
+            status = tn_status_of(moved);
+            if (status != TN_OK) break;
+            tn_free(*at);
+            *at = tn_retain(moved);
+        }
     }
     if (status == TN_OK) w->by->parts++;
     return status;
@@ -415,11 +422,15 @@ static tn_status add_up(const call *c, const work *w) {
     const tn_data_parallel *p = c->p;
     tn_tensor **sums = c->works[0].values;
     if (w == c->works || w == c->works + c->count - 1) return TN_OK;
-    TN_SCOPE TN_NO_GRAD for (int i = 0; i < p->count; i++) {
-        if (!w->values[i]) continue;
-        tn_tensor *sum = sums[i] ? tn_retain(tn_add(sums[i], w->values[i])) : tn_retain(w->values[i]);
-        tn_free(sums[i]);
-        sums[i] = sum;
+    {
+        TN_SCOPE;
+        TN_NO_GRAD;
+        for (int i = 0; i < p->count; i++) {
+            if (!w->values[i]) continue;
+            tn_tensor *sum = sums[i] ? tn_retain(tn_add(sums[i], w->values[i])) : tn_retain(w->values[i]);
+            tn_free(sums[i]);
+            sums[i] = sum;
+        }
     }
     free_tensors(w->values, p->count);
     return tn_eval(NULL, 0);
@@ -455,7 +466,9 @@ static void call_end(const call *c) {
 static tn_status write_buffers(void *ctx) {
     const call *c = ctx;
     tn_status status = TN_OK;
-    TN_SCOPE TN_NO_GRAD for (int i = 0; i < c->p->count && status == TN_OK; i++) {
+    TN_SCOPE;
+    TN_NO_GRAD;
+    for (int i = 0; i < c->p->count && status == TN_OK; i++) {
         tn_tensor *value = c->works[0].values[i];
         if (value && !c->p->variables[i].parameter) status = tn_status_of(tn_copy_(c->p->variables[i].tensor, value));
     }
@@ -481,7 +494,8 @@ static tn_status minimize_here(const call *c, tn_optimizer *o, int64_t rows, dou
     tn_device *before = tn_current_device();
     tn_status status = tn_set_current_device(c->p->home);
     if (status != TN_OK) return status;
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         tn_tensor *loss = c->function(c->ctx, &part);
         status = tn_minimize(o, loss);
         if (status == TN_OK) c->p->members[0].parts++;
@@ -514,7 +528,9 @@ tn_tensor *tn_data_parallel_forward(tn_data_parallel *p, int64_t rows, tn_part_f
     call c = {.p = p, .function = forward, .ctx = ctx};
     tn_tensor *out = NULL;
     tn_status status = call_begin(&c, "tn_data_parallel_forward: the model, or its forward", rows);
-    TN_SCOPE TN_NO_GRAD {
+    {
+        TN_SCOPE;
+        TN_NO_GRAD;
         if (status == TN_OK) status = compute_all(&c, rows);
         if (status == TN_OK) {
             tn_tensor *results[MOST_PARTS];
@@ -538,7 +554,8 @@ tn_tensor *tn_part_rows(const tn_part *part, const tn_tensor *x) {
         return tn_failed(TN_ERR_SHAPE, "tn_part_rows: the tensor has %lld rows, the batch %lld",
                          (long long)tn_size(x, 0), (long long)part->total);
     tn_tensor *rows = NULL;
-    TN_SCOPE rows = tn_keep(tn_to_device(tn_slice(x, 0, part->first, part->first + part->rows, 1), part->device));
+    TN_SCOPE;
+    rows = tn_keep(tn_to_device(tn_slice(x, 0, part->first, part->first + part->rows, 1), part->device));
     return rows;
 }
 

@@ -11,13 +11,15 @@
 
 tn_tensor *tn_init_uniform(const int64_t *shape, int rank, double low, double high) {
     tn_tensor *result = NULL;
-    TN_SCOPE result = tn_keep(tn_add(tn_mul(tn_rand(shape, rank), tn_scalar(high - low)), tn_scalar(low)));
+    TN_SCOPE;
+    result = tn_keep(tn_add(tn_mul(tn_rand(shape, rank), tn_scalar(high - low)), tn_scalar(low)));
     return result;
 }
 
 tn_tensor *tn_init_normal(const int64_t *shape, int rank, double mean, double std) {
     tn_tensor *result = NULL;
-    TN_SCOPE result = tn_keep(tn_add(tn_mul(tn_randn(shape, rank), tn_scalar(std)), tn_scalar(mean)));
+    TN_SCOPE;
+    result = tn_keep(tn_add(tn_mul(tn_randn(shape, rank), tn_scalar(std)), tn_scalar(mean)));
     return result;
 }
 

@@ -36,7 +36,8 @@ void tn_nn_write(tn_module *m, const char *name, const tn_tensor *value) {
     tn_tensor *t = m ? tn_module_variable(m, name) : NULL;
     if (!t) return;
     if (tn_module_fail(m, tn_status_of(value)) != TN_OK) return; /* a failed write would spoil the variable */
-    TN_NO_GRAD tn_copy_(t, value);
+    TN_NO_GRAD;
+    tn_copy_(t, value);
 }
 
 /* Options of a caller who may have been compiled with an older, shorter struct. */
@@ -67,7 +68,8 @@ tn_module *tn_nn_linear(tn_module *parent, const char *name, int64_t in_features
     if (!m) return NULL;
     linear *s = tn_module_self(m);
     double bound = 1 / sqrt((double)in_features);
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         s->weight = tn_module_add_parameter(m, "weight",
                                             tn_init_kaiming_uniform((int64_t[]){out_features, in_features}, 2, sqrt_5));
         if (bias) s->bias = tn_module_add_parameter(m, "bias", tn_init_uniform(&out_features, 1, -bound, bound));
@@ -127,7 +129,8 @@ tn_module *tn_nn_conv2d(tn_module *parent, const char *name, int64_t in_channels
                                      .groups = o.groups};
     int64_t shape[] = {out_channels, in_channels / o.groups, kernel, kernel};
     double bound = 1 / sqrt((double)(shape[1] * kernel * kernel));
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         s->weight = tn_module_add_parameter(m, "weight", tn_init_kaiming_uniform(shape, 4, sqrt_5));
         if (!o.no_bias) s->bias = tn_module_add_parameter(m, "bias", tn_init_uniform(&out_channels, 1, -bound, bound));
     }
@@ -149,23 +152,21 @@ static void add_affine(tn_module *m, norm *s, const tn_nn_norm_options *o, int64
     s->eps = o->eps;
     s->momentum = o->momentum;
     if (o->no_affine) return;
-    TN_SCOPE {
-        s->weight = tn_module_add_parameter(m, "weight", tn_init_constant(&features, 1, 1));
-        s->bias = tn_module_add_parameter(m, "bias", tn_init_constant(&features, 1, 0));
-    }
+    TN_SCOPE;
+    s->weight = tn_module_add_parameter(m, "weight", tn_init_constant(&features, 1, 1));
+    s->bias = tn_module_add_parameter(m, "bias", tn_init_constant(&features, 1, 0));
 }
 
 /* running ← running + momentum · (batch's − running); the running variance takes the unbiased one, as in PyTorch. */
 static void move_statistics(const norm *s, const tn_tensor *x) {
     int64_t values = tn_size(x, 1) > 0 ? tn_numel(x) / tn_size(x, 1) : 0;
     double unbias = values > 1 ? (double)values / (double)(values - 1) : 1;
-    TN_SCOPE {
-        tn_tensor *keep = tn_scalar(1 - s->momentum), *mean_part = tn_scalar(s->momentum);
-        tn_tensor *var_part = tn_scalar(s->momentum * unbias);
-        tn_add_(tn_mul_(s->running_mean, keep), tn_mul(tn_batch_mean(x), mean_part));
-        tn_add_(tn_mul_(s->running_var, keep), tn_mul(tn_batch_var(x), var_part));
-        tn_add_(s->batches, tn_scalar(1));
-    }
+    TN_SCOPE;
+    tn_tensor *keep = tn_scalar(1 - s->momentum), *mean_part = tn_scalar(s->momentum);
+    tn_tensor *var_part = tn_scalar(s->momentum * unbias);
+    tn_add_(tn_mul_(s->running_mean, keep), tn_mul(tn_batch_mean(x), mean_part));
+    tn_add_(tn_mul_(s->running_var, keep), tn_mul(tn_batch_var(x), var_part));
+    tn_add_(s->batches, tn_scalar(1));
 }
 
 static tn_tensor *batch_norm2d_forward(tn_module *m, const tn_tensor *x) {
@@ -177,7 +178,10 @@ static tn_tensor *batch_norm2d_forward(tn_module *m, const tn_tensor *x) {
                          (long long)s->features, tn_rank(x), (long long)tn_size(x, 1));
     tn_tensor *y = tn_batch_norm(x, s->running_mean, s->running_var, s->weight, s->bias, training,
                                  &(tn_batch_norm_options){.struct_size = sizeof(tn_batch_norm_options), .eps = s->eps});
-    if (training && tn_status_of(y) == TN_OK) TN_NO_GRAD move_statistics(s, x);
+    if (training && tn_status_of(y) == TN_OK) {
+        TN_NO_GRAD;
+        move_statistics(s, x);
+    }
     return y;
 }
 
@@ -191,7 +195,8 @@ tn_module *tn_nn_batch_norm2d(tn_module *parent, const char *name, int64_t chann
     if (!m) return NULL;
     norm *s = tn_module_self(m);
     add_affine(m, s, &o, channels);
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         s->running_mean = tn_module_add_buffer(m, "running_mean", tn_init_constant(&channels, 1, 0));
         s->running_var = tn_module_add_buffer(m, "running_var", tn_init_constant(&channels, 1, 1));
         s->batches = tn_module_add_buffer(m, "num_batches_tracked", tn_full(NULL, 0, 0, TN_I64));
@@ -234,7 +239,8 @@ tn_module *tn_nn_embedding(tn_module *parent, const char *name, int64_t count, i
     tn_module *m = tn_nn_make(parent, name, &embedding_type, sizeof(embedding));
     if (!m) return NULL;
     embedding *s = tn_module_self(m);
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         s->weight = tn_module_add_parameter(m, "weight", tn_init_normal((int64_t[]){count, features}, 2, 0, 1));
     }
     return tn_nn_made(m);
@@ -302,7 +308,8 @@ tn_module *tn_nn_lstm_cell(tn_module *parent, const char *name, int64_t input, i
     int64_t gates = 4 * hidden;
     double bound = 1 / sqrt((double)hidden);
     s->hidden = hidden;
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         s->weight_ih =
             tn_module_add_parameter(m, "weight_ih", tn_init_uniform((int64_t[]){gates, input}, 2, -bound, bound));
         s->weight_hh =
@@ -330,15 +337,14 @@ static void lstm_step(const lstm_cell *s, const tn_tensor *x, const tn_tensor *h
 
 void tn_lstm_cell_forward(tn_module *m, const tn_tensor *x, const tn_tensor *h, const tn_tensor *c, tn_tensor **new_h,
                           tn_tensor **new_c) {
-    TN_SCOPE {
-        tn_tensor *made[2];
-        if (m) {
-            lstm_step(tn_module_self(m), x, h, c, &made[0], &made[1]);
-        } else {
-            for (int i = 0; i < 2; i++)
-                made[i] = tn_failed(TN_ERR_ARGUMENT, "lstm_cell: the module is NULL; it could not be made");
-        }
-        if (new_h) *new_h = tn_keep(made[0]);
-        if (new_c) *new_c = tn_keep(made[1]);
+    TN_SCOPE;
+    tn_tensor *made[2];
+    if (m) {
+        lstm_step(tn_module_self(m), x, h, c, &made[0], &made[1]);
+    } else {
+        for (int i = 0; i < 2; i++)
+            made[i] = tn_failed(TN_ERR_ARGUMENT, "lstm_cell: the module is NULL; it could not be made");
     }
+    if (new_h) *new_h = tn_keep(made[0]);
+    if (new_c) *new_c = tn_keep(made[1]);
 }

@@ -332,12 +332,11 @@ tn_tensor *tn_forward(tn_module *m, const tn_tensor *x) {
 static tn_tensor *sequential_forward(tn_module *m, const tn_tensor *x) {
     if (m->child_count == 0) return tn_failed(TN_ERR_ARGUMENT, "forward: the sequence \"%s\" is empty", m->name);
     tn_tensor *result = NULL;
-    TN_SCOPE {
-        result = tn_forward(m->children[0], x);
-        for (size_t i = 1; i < m->child_count; i++)
-            result = tn_forward(m->children[i], result);
-        tn_keep(result);
-    }
+    TN_SCOPE;
+    result = tn_forward(m->children[0], x);
+    for (size_t i = 1; i < m->child_count; i++)
+        result = tn_forward(m->children[i], result);
+    tn_keep(result);
     return result;
 }
 

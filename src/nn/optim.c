@@ -165,7 +165,8 @@ static tn_status add_variable(tn_optimizer *o, const tn_variable *variable) {
     o->count++;
     for (int k = 0; k < o->slot_count; k++) {
         tn_status status = TN_OK;
-        TN_SCOPE {
+        {
+            TN_SCOPE;
             tn_tensor *zero = tn_full(tn_shape(v->value), tn_rank(v->value), 0, tn_dtype_of(v->value));
             status = tn_make_state(zero);
             if (status == TN_OK) v->slots[k] = tn_retain(zero);
@@ -307,7 +308,11 @@ tn_status tn_clip_grad_norm(tn_module *m, double max_norm, tn_tensor **total_nor
     int count = 0;
     tn_status status = tn_module_variables(m, &variables, &count);
     if (status != TN_OK) return status;
-    TN_SCOPE TN_NO_GRAD status = clip_variables(variables, count, max_norm, total_norm);
+    {
+        TN_SCOPE;
+        TN_NO_GRAD;
+        status = clip_variables(variables, count, max_norm, total_norm);
+    }
     tn_variables_free(variables);
     return status;
 }
@@ -388,7 +393,9 @@ static void count_step(tn_optimizer *o, int64_t change) {
 /* Records the step; forget: gradients are let go before the run, so that it need not store them. */
 static tn_status step(tn_optimizer *o, bool forget, const gradients *g) {
     tn_status status = TN_OK;
-    TN_SCOPE TN_NO_GRAD {
+    {
+        TN_SCOPE;
+        TN_NO_GRAD;
         status = collect_gradients(o, g);
         if (status == TN_OK && o->max_grad_norm > 0) status = clip_collected(o);
         if (status == TN_OK) status = record_updates(o);

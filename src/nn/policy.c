@@ -82,20 +82,19 @@ static tn_status check_observations(const tn_policy *p, const tn_tensor *observa
 
 void tn_policy_forward(tn_policy *p, const tn_tensor *observations, tn_tensor *const *state, tn_tensor **logits,
                        tn_tensor **value, tn_tensor **new_state) {
-    TN_SCOPE {
-        tn_tensor *initial[TN_MAX_POLICY_STATE], *next[TN_MAX_POLICY_STATE], *made[2];
-        tn_status status = check_observations(p, observations);
-        if (status != TN_OK) {
-            fail_outputs(p, status, &made[0], &made[1], next);
-        } else {
-            if (!state) tn_policy_initial_state(p, tn_size(observations, 0), initial);
-            p->type->forward(p, observations, state ? state : initial, &made[0], &made[1], next);
-        }
-        if (logits) *logits = tn_keep(made[0]);
-        if (value) *value = tn_keep(made[1]);
-        for (int i = 0; new_state && i < tn_policy_state_count(p); i++)
-            new_state[i] = tn_keep(next[i]);
+    TN_SCOPE;
+    tn_tensor *initial[TN_MAX_POLICY_STATE], *next[TN_MAX_POLICY_STATE], *made[2];
+    tn_status status = check_observations(p, observations);
+    if (status != TN_OK) {
+        fail_outputs(p, status, &made[0], &made[1], next);
+    } else {
+        if (!state) tn_policy_initial_state(p, tn_size(observations, 0), initial);
+        p->type->forward(p, observations, state ? state : initial, &made[0], &made[1], next);
     }
+    if (logits) *logits = tn_keep(made[0]);
+    if (value) *value = tn_keep(made[1]);
+    for (int i = 0; new_state && i < tn_policy_state_count(p); i++)
+        new_state[i] = tn_keep(next[i]);
 }
 
 /* ---- the two that come with the library -------------------------------------------------------------------------- */
@@ -141,10 +140,9 @@ static tn_status read_options(const tn_policy_options *o, settings *s) {
 
 static tn_module *orthogonal_linear(tn_module *parent, const char *name, int64_t in, int64_t out, double gain) {
     tn_module *m = tn_nn_linear(parent, name, in, out, true);
-    TN_SCOPE {
-        tn_nn_write(m, "weight", tn_init_orthogonal(out, in, gain));
-        tn_nn_write(m, "bias", tn_init_constant(&out, 1, 0));
-    }
+    TN_SCOPE;
+    tn_nn_write(m, "weight", tn_init_orthogonal(out, in, gain));
+    tn_nn_write(m, "bias", tn_init_constant(&out, 1, 0));
     return m;
 }
 
@@ -166,18 +164,17 @@ static tn_module *make_hidden(tn_module *root, const char *part, const settings 
 
 /* Orthogonal weights for each of the four gates, biases 0, that of the forget gate 1 (Jozefowicz et al. 2015). */
 static void set_cell(tn_module *cell, int64_t in, int64_t width) {
-    TN_SCOPE {
-        tn_tensor *gates[2][4];
-        for (int k = 0; k < 4; k++) {
-            gates[0][k] = tn_init_orthogonal(width, in, 1);
-            gates[1][k] = tn_init_orthogonal(width, width, 1);
-        }
-        tn_nn_write(cell, "weight_ih", tn_cat(gates[0], 4, 0));
-        tn_nn_write(cell, "weight_hh", tn_cat(gates[1], 4, 0));
-        tn_tensor *zero = tn_init_constant(&width, 1, 0), *one = tn_init_constant(&width, 1, 1);
-        tn_nn_write(cell, "bias_ih", tn_cat((tn_tensor *[]){zero, one, zero, zero}, 4, 0));
-        tn_nn_write(cell, "bias_hh", tn_cat((tn_tensor *[]){zero, zero, zero, zero}, 4, 0));
+    TN_SCOPE;
+    tn_tensor *gates[2][4];
+    for (int k = 0; k < 4; k++) {
+        gates[0][k] = tn_init_orthogonal(width, in, 1);
+        gates[1][k] = tn_init_orthogonal(width, width, 1);
     }
+    tn_nn_write(cell, "weight_ih", tn_cat(gates[0], 4, 0));
+    tn_nn_write(cell, "weight_hh", tn_cat(gates[1], 4, 0));
+    tn_tensor *zero = tn_init_constant(&width, 1, 0), *one = tn_init_constant(&width, 1, 1);
+    tn_nn_write(cell, "bias_ih", tn_cat((tn_tensor *[]){zero, one, zero, zero}, 4, 0));
+    tn_nn_write(cell, "bias_hh", tn_cat((tn_tensor *[]){zero, zero, zero, zero}, 4, 0));
 }
 
 static void build(tn_module *root, const settings *s, bool recurrent, network *n) {

@@ -76,14 +76,13 @@ tn_tensor *tn_multihead_attention_forward(tn_module *m, const tn_tensor *query, 
         if (status != TN_OK) return tn_failed(status, "%s", tn_error());
     }
     tn_tensor *result = NULL;
-    TN_SCOPE {
-        tn_tensor *p[3];
-        project_inputs(s, in, p);
-        bool dropping = s->dropout > 0 && tn_module_is_training(m);
-        tn_tensor *mixed =
-            dropping ? attend_with_dropout(s, p, mask) : tn_scaled_dot_product_attention(p[0], p[1], p[2], mask, NULL);
-        result = tn_keep(tn_forward(s->out, join_heads(s, mixed)));
-    }
+    TN_SCOPE;
+    tn_tensor *p[3];
+    project_inputs(s, in, p);
+    bool dropping = s->dropout > 0 && tn_module_is_training(m);
+    tn_tensor *mixed =
+        dropping ? attend_with_dropout(s, p, mask) : tn_scaled_dot_product_attention(p[0], p[1], p[2], mask, NULL);
+    result = tn_keep(tn_forward(s->out, join_heads(s, mixed)));
     return result;
 }
 
@@ -114,7 +113,8 @@ tn_module *tn_nn_multihead_attention(tn_module *parent, const char *name, int64_
     s->heads = heads;
     s->dropout = dropout;
     int64_t joined = 3 * features;
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         tn_tensor *weight = tn_init_xavier_uniform((int64_t[]){joined, features}, 2, 1);
         s->weight = tn_module_add_parameter(m, "in_proj_weight", weight);
         s->bias = tn_module_add_parameter(m, "in_proj_bias", tn_init_constant(&joined, 1, 0));
@@ -153,16 +153,15 @@ tn_tensor *tn_transformer_encoder_layer_forward(tn_module *m, const tn_tensor *x
     if (!m) return tn_failed(TN_ERR_ARGUMENT, "transformer_encoder_layer: the module is NULL; it could not be made");
     const encoder *s = tn_module_self(m);
     tn_tensor *result = NULL;
-    TN_SCOPE {
-        if (s->norm_first) {
-            tn_tensor *y = tn_add(x, attend(s, tn_forward(s->norm1, x), mask));
-            result = tn_add(y, feed_forward(s, tn_forward(s->norm2, y)));
-        } else {
-            tn_tensor *y = tn_forward(s->norm1, tn_add(x, attend(s, x, mask)));
-            result = tn_forward(s->norm2, tn_add(y, feed_forward(s, y)));
-        }
-        tn_keep(result);
+    TN_SCOPE;
+    if (s->norm_first) {
+        tn_tensor *y = tn_add(x, attend(s, tn_forward(s->norm1, x), mask));
+        result = tn_add(y, feed_forward(s, tn_forward(s->norm2, y)));
+    } else {
+        tn_tensor *y = tn_forward(s->norm1, tn_add(x, attend(s, x, mask)));
+        result = tn_forward(s->norm2, tn_add(y, feed_forward(s, y)));
     }
+    tn_keep(result);
     return result;
 }
 

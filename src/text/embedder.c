@@ -47,20 +47,18 @@ static tn_status keep(tn_tensor *t, tn_tensor **out) {
 
 static tn_status take_pair(const tn_embedder *e, int64_t layer, int part, encoder_linear *out) {
     tn_status status = TN_OK;
-    TN_SCOPE {
-        status = keep(load_part(e, layer, part, ".weight"), &out->weight);
-        if (status == TN_OK) status = keep(load_part(e, layer, part, ".bias"), &out->bias);
-    }
+    TN_SCOPE;
+    status = keep(load_part(e, layer, part, ".weight"), &out->weight);
+    if (status == TN_OK) status = keep(load_part(e, layer, part, ".bias"), &out->bias);
     return status;
 }
 
 static tn_status take_joined(const tn_embedder *e, int64_t layer, const char *ending, tn_tensor **out) {
     tn_status status = TN_OK;
-    TN_SCOPE {
-        tn_tensor *parts[] = {load_part(e, layer, PART_Q, ending), load_part(e, layer, PART_K, ending),
-                              load_part(e, layer, PART_V, ending)};
-        status = keep(tn_cat(parts, 3, 0), out);
-    }
+    TN_SCOPE;
+    tn_tensor *parts[] = {load_part(e, layer, PART_Q, ending), load_part(e, layer, PART_K, ending),
+                          load_part(e, layer, PART_V, ending)};
+    status = keep(tn_cat(parts, 3, 0), out);
     return status;
 }
 
@@ -77,7 +75,8 @@ static tn_status take_layer(const tn_embedder *e, int64_t layer, encoder_layer *
 static tn_status take_tables(tn_embedder *e) {
     const encoder_config *c = &e->config;
     tn_status status = TN_OK;
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         status = keep(load_part(e, -1, TABLE_WORDS, ".weight"), &e->weights.words);
         tn_tensor *places = tn_narrow(load_part(e, -1, TABLE_POSITIONS, ".weight"), 0, c->first_position, c->longest);
         if (c->types > 0) places = tn_add(places, tn_select(load_part(e, -1, TABLE_TYPES, ".weight"), 0, 0));
@@ -231,7 +230,9 @@ static tn_status run_pass(const tn_embedder *e, const text_place *texts, int64_t
     bool full = texts[batch - 1].length == length;
     tn_status status = TN_OK;
     fill(texts, batch, m);
-    TN_SCOPE TN_NO_GRAD {
+    {
+        TN_SCOPE;
+        TN_NO_GRAD;
         encoder_batch b = {.ids = tn_from_data(m->ids, TN_DIMS(batch, length), TN_I64),
                            .places = tn_from_data(m->places, TN_DIMS(length), TN_I64)};
         if (!full) b.seen = tn_from_data(m->seen, TN_DIMS(batch, length), TN_F32);

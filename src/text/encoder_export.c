@@ -64,21 +64,25 @@ tn_status tn_encoder_write_onnx(const encoder_config *c, const encoder_weights *
     static const int64_t some[SOME_TEXTS * SOME_TOKENS];
     named_weights n = {0};
     tn_status status = name_weights(c, w, &n);
-    TN_SCOPE TN_NO_GRAD if (status == TN_OK) {
-        tn_tensor *ids = open_input(some), *mask = open_input(some);
-        encoder_batch b = {.ids = ids,
-                           .places = tn_sub_scalar(tn_cumsum(tn_ones_like(ids), 1), 1),
-                           .seen = tn_cast(mask, TN_F32),
-                           .apart = true};
-        tn_tensor *y = tn_encoder_record(c, w, &b);
-        const tn_named_tensor inputs[] = {{"input_ids", ids}, {"attention_mask", mask}};
-        tn_onnx_export_options o = {.struct_size = sizeof o,
-                                    .name = c->family->model_type,
-                                    .dims = {"batch", "tokens"},
-                                    .weights = n.list,
-                                    .weight_count = n.count};
-        status = tn_onnx_export(path, inputs, 2, &(tn_named_tensor){"embedding", y}, 1, &o);
-        tn_free(y);
+    {
+        TN_SCOPE;
+        TN_NO_GRAD;
+        if (status == TN_OK) {
+            tn_tensor *ids = open_input(some), *mask = open_input(some);
+            encoder_batch b = {.ids = ids,
+                               .places = tn_sub_scalar(tn_cumsum(tn_ones_like(ids), 1), 1),
+                               .seen = tn_cast(mask, TN_F32),
+                               .apart = true};
+            tn_tensor *y = tn_encoder_record(c, w, &b);
+            const tn_named_tensor inputs[] = {{"input_ids", ids}, {"attention_mask", mask}};
+            tn_onnx_export_options o = {.struct_size = sizeof o,
+                                        .name = c->family->model_type,
+                                        .dims = {"batch", "tokens"},
+                                        .weights = n.list,
+                                        .weight_count = n.count};
+            status = tn_onnx_export(path, inputs, 2, &(tn_named_tensor){"embedding", y}, 1, &o);
+            tn_free(y);
+        }
     }
     tn_txt_free(n.list);
     tn_txt_free(n.names);

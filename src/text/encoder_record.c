@@ -74,13 +74,12 @@ static tn_tensor *mask_of(const encoder_batch *b, int64_t batch, int64_t length)
 tn_tensor *tn_encoder_record(const encoder_config *c, const encoder_weights *w, const encoder_batch *b) {
     int64_t batch = tn_size(b->ids, 0), length = tn_size(b->ids, 1);
     tn_tensor *result = NULL;
-    TN_SCOPE {
-        tn_tensor *x = tn_add(tn_embedding(b->ids, w->words), tn_embedding(b->places, w->places));
-        x = norm(c, rows(c, x, b), &w->norm);
-        tn_tensor *mask = b->seen ? mask_of(b, batch, length) : NULL;
-        x = tn_reshape(layers(c, w, x, mask, b), TN_DIMS(batch, length, c->hidden));
-        tn_tensor *y = pool(c, x, b->seen);
-        result = tn_retain(c->norm == TN_EMBED_NORM_UNIT ? to_unit(y) : y);
-    }
+    TN_SCOPE;
+    tn_tensor *x = tn_add(tn_embedding(b->ids, w->words), tn_embedding(b->places, w->places));
+    x = norm(c, rows(c, x, b), &w->norm);
+    tn_tensor *mask = b->seen ? mask_of(b, batch, length) : NULL;
+    x = tn_reshape(layers(c, w, x, mask, b), TN_DIMS(batch, length, c->hidden));
+    tn_tensor *y = pool(c, x, b->seen);
+    result = tn_retain(c->norm == TN_EMBED_NORM_UNIT ? to_unit(y) : y);
     return result;
 }

@@ -44,8 +44,11 @@ static tn_status join_experts(const tn_llm *m, const char *name, tn_tensor **out
                                      tn_llm_source_path(&m->source), own);
         if (status == TN_OK) memcpy(all + (size_t)e * (size_t)info.bytes, next.data, (size_t)info.bytes);
     }
-    TN_SCOPE if (status == TN_OK) *out =
-        tn_retain(tn_from_data(all, TN_DIMS(experts, info.shape[0], info.shape[1]), info.dtype));
+    {
+        TN_SCOPE;
+        if (status == TN_OK) *out =
+            tn_retain(tn_from_data(all, TN_DIMS(experts, info.shape[0], info.shape[1]), info.dtype));
+    }
     tn_txt_free(all);
     return status == TN_OK ? tn_eval(out, 1) : status;
 }
@@ -60,7 +63,8 @@ static tn_status take_weight(tn_llm *m, int64_t layer, int slot, tn_tensor **out
     if (layer < 0 && slot == SLOT_OUTPUT && m->config.tied) return TN_OK;
     if (strchr(name, '*')) return join_experts(m, name, out);
     if (tn_llm_source_find(&m->source, name, &info) != TN_OK) return TN_OK; /* optional: the needed was looked for */
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         tn_tensor *t = tn_llm_source_tensor(&m->source, &info);
         if (info.rank == 1 && info.dtype != TN_F32) t = tn_cast(t, TN_F32);
         if (layer >= 0 && n->transposed & 1u << slot) t = tn_contiguous(tn_transpose(t, 0, 1));
@@ -116,7 +120,10 @@ static tn_status make_frequencies(tn_llm *m, bool local) {
     float *values = tn_txt_alloc((size_t)half, 2 * sizeof *values);
     if (!values) return TN_ERR_MEMORY;
     tn_status status = fill_frequencies(m, local, values + half, values);
-    TN_SCOPE if (status == TN_OK) *out = tn_retain(tn_from_data(values, TN_DIMS(1, 1, half), TN_F32));
+    {
+        TN_SCOPE;
+        if (status == TN_OK) *out = tn_retain(tn_from_data(values, TN_DIMS(1, 1, half), TN_F32));
+    }
     tn_txt_free(values);
     return status == TN_OK ? tn_status_of(*out) : status;
 }
@@ -129,7 +136,8 @@ static tn_status make_all_caches(const llm_config *c, llm_layer *layers) {
     tn_tensor **all = tn_txt_zalloc((size_t)count, sizeof(tn_tensor *));
     if (!all) return TN_ERR_MEMORY;
     tn_status status = TN_OK;
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         status = tn_zero_states(TN_DIMS(c->pages, c->kv_heads, LLM_PAGE, c->size[SIZE_HEAD]), c->cache, all, count);
         for (int64_t i = 0; i < c->layers && status == TN_OK; i++) {
             layers[i].k_cache = tn_retain(all[2 * i]);
@@ -142,7 +150,10 @@ static tn_status make_all_caches(const llm_config *c, llm_layer *layers) {
 
 static tn_status make_caches(tn_llm *m) {
     TRY(make_all_caches(&m->config, m->weights.layers));
-    TN_SCOPE m->weights.pages = tn_retain(tn_arange(0, (double)m->config.pages, 1, TN_I64));
+    {
+        TN_SCOPE;
+        m->weights.pages = tn_retain(tn_arange(0, (double)m->config.pages, 1, TN_I64));
+    }
     return tn_eval(&m->weights.pages, 1);
 }
 
@@ -394,14 +405,13 @@ static llm_inputs make_inputs(tn_llm *m, int64_t first, int64_t n) {
 static tn_status run_piece(tn_llm *m, const int32_t *ids, int64_t done, int64_t n, llm_rows rows, float *out) {
     tn_status status = read_rows(m, ids + done, n);
     if (status != TN_OK) return status;
-    TN_SCOPE {
-        llm_inputs in = make_inputs(m, m->position + done, n);
-        tn_tensor *logits = tn_llm_record(&m->config, &m->weights, &in, rows);
-        status = logits ? tn_eval(&logits, 1) : tn_eval(NULL, 0);
-        size_t count = (size_t)(rows == LLM_ALL_ROWS ? n : 1) * (size_t)m->config.size[SIZE_VOCABULARY];
-        if (status == TN_OK && logits) status = tn_read(logits, out, count * sizeof *out);
-        tn_free(logits);
-    }
+    TN_SCOPE;
+    llm_inputs in = make_inputs(m, m->position + done, n);
+    tn_tensor *logits = tn_llm_record(&m->config, &m->weights, &in, rows);
+    status = logits ? tn_eval(&logits, 1) : tn_eval(NULL, 0);
+    size_t count = (size_t)(rows == LLM_ALL_ROWS ? n : 1) * (size_t)m->config.size[SIZE_VOCABULARY];
+    if (status == TN_OK && logits) status = tn_read(logits, out, count * sizeof *out);
+    tn_free(logits);
     return status;
 }
 
@@ -470,7 +480,8 @@ static tn_status probe_piece(tn_llm *m, const int32_t *ids, int64_t n, importanc
     tn_status status = read_rows(m, ids, n);
     if (status != TN_OK) return status;
     memset(p->probes, 0, (size_t)p->count * sizeof(tn_tensor *));
-    TN_SCOPE {
+    {
+        TN_SCOPE;
         llm_inputs in = make_inputs(m, m->position, n);
         in.probes = p->probes;
         tn_free(tn_llm_record(&m->config, &m->weights, &in, LLM_ALL_ROWS));
@@ -554,13 +565,12 @@ static tn_status capture(tn_llm *m, int32_t id, const float **out) {
     tn_status status = read_rows(m, &id, 1);
     if (status == TN_OK) status = tn_capture_begin();
     if (status != TN_OK) return status;
-    TN_SCOPE {
-        llm_inputs in = make_inputs(m, m->position, 1);
-        tn_tensor *logits = tn_llm_record(&m->config, &m->weights, &in, LLM_ALL_ROWS);
-        status = tn_capture_end((tn_tensor *[]){in.rows, in.positions}, 2, &logits, 1, &m->token);
-        if (status == TN_OK) status = show_logits(m, logits, out);
-        tn_free(logits);
-    }
+    TN_SCOPE;
+    llm_inputs in = make_inputs(m, m->position, 1);
+    tn_tensor *logits = tn_llm_record(&m->config, &m->weights, &in, LLM_ALL_ROWS);
+    status = tn_capture_end((tn_tensor *[]){in.rows, in.positions}, 2, &logits, 1, &m->token);
+    if (status == TN_OK) status = show_logits(m, logits, out);
+    tn_free(logits);
     return status;
 }
 
@@ -568,12 +578,11 @@ static tn_status launch(tn_llm *m, int32_t id, const float **out) {
     tn_status status = read_rows(m, &id, 1);
     if (status == TN_OK) status = tn_graph_set_dial(m->token, 0, (double)m->position);
     if (status != TN_OK) return status;
-    TN_SCOPE {
-        tn_tensor *logits = NULL;
-        tn_tensor *inputs[] = {make_rows(m, 1), make_positions(m, m->position, 1)};
-        status = tn_graph_launch(m->token, inputs, &logits);
-        if (status == TN_OK) status = show_logits(m, logits, out);
-    }
+    TN_SCOPE;
+    tn_tensor *logits = NULL;
+    tn_tensor *inputs[] = {make_rows(m, 1), make_positions(m, m->position, 1)};
+    status = tn_graph_launch(m->token, inputs, &logits);
+    if (status == TN_OK) status = show_logits(m, logits, out);
     return status;
 }
 

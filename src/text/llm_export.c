@@ -159,7 +159,11 @@ tn_status tn_llm_write_onnx(const llm_source *s, const llm_config *c, const llm_
     network n = {0};
     tn_status status = name_weights(s, c, w, &weights);
     if (status == TN_OK) status = begin_network(&n, c);
-    TN_SCOPE TN_NO_GRAD if (status == TN_OK) status = save_network(&n, c, w, &weights, path, cache);
+    {
+        TN_SCOPE;
+        TN_NO_GRAD;
+        if (status == TN_OK) status = save_network(&n, c, w, &weights, path, cache);
+    }
     end_network(&n, c->layers);
     tn_txt_free(weights.list);
     return status;

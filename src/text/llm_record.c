@@ -196,14 +196,13 @@ static tn_tensor *layers(const llm_config *c, const llm_weights *w, const llm_in
 
 tn_tensor *tn_llm_record(const llm_config *c, const llm_weights *w, const llm_inputs *in, llm_rows rows) {
     tn_tensor *logits = NULL;
-    TN_SCOPE {
-        tn_tensor *x = layers(c, w, in, rows);
-        if (rows != LLM_NO_ROWS) {
-            const tn_tensor *output = c->tied ? w->head[SLOT_EMBEDDING] : w->head[SLOT_OUTPUT];
-            x = norm(c, x, w->head[SLOT_OUTPUT_NORM], w->head[SLOT_OUTPUT_NORM_BIAS]);
-            look_at(in, c->layers, 0, x);
-            logits = tn_retain(bend(tn_linear(x, output, NULL), c->final_cap));
-        }
+    TN_SCOPE;
+    tn_tensor *x = layers(c, w, in, rows);
+    if (rows != LLM_NO_ROWS) {
+        const tn_tensor *output = c->tied ? w->head[SLOT_EMBEDDING] : w->head[SLOT_OUTPUT];
+        x = norm(c, x, w->head[SLOT_OUTPUT_NORM], w->head[SLOT_OUTPUT_NORM_BIAS]);
+        look_at(in, c->layers, 0, x);
+        logits = tn_retain(bend(tn_linear(x, output, NULL), c->final_cap));
     }
     return logits;
 }

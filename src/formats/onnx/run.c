@@ -182,7 +182,10 @@ static tn_status call_row(onnx_run *r, onnx_frame *f, int node, onnx_value **lis
     c.fixed = level_of_inputs(f, &c);
     if (!n->calls && !n->row) return onnx_refuse(&c, "Trunnion does not have this operator");
     tn_status status = TN_OK;
-    TN_SCOPE { status = n->calls ? call_function(&c) : n->row->run(&c); }
+    {
+        TN_SCOPE;
+        status = n->calls ? call_function(&c) : n->row->run(&c);
+    }
     if (status == TN_OK) status = take_outputs(&c, f);
     for (int k = 0; k < n->out_count; k++)
         onnx_value_release(c.out[k]);
@@ -354,7 +357,8 @@ tn_status tn_onnx_run(tn_onnx *m, tn_onnx_value *const *inputs, tn_onnx_value **
     tn_status status = TN_OK;
     for (int i = 0; i < in_count && status == TN_OK; i++)
         status = adopt(&m->graph->inputs[i], inputs[i], &in[i]);
-    TN_NO_GRAD {
+    {
+        TN_NO_GRAD;
         if (status == TN_OK) status = onnx_run_or_replay(m, in, outputs);
     }
     free_values(in, in_count);
