@@ -235,6 +235,31 @@ static void a_scan_gathers_from_the_end_when_told(void **state) {
     tn_onnx_close(m);
 }
 
+/* Each node of unsorted.onnx stands before those that it reads; a branch hides the name of a later node's output. */
+static void nodes_run_in_the_order_of_what_they_read(void **state) {
+    (void)state;
+    tn_onnx *m = open_model(MODEL("unsorted.onnx"));
+    for (int run = 0; run < 4; run++) {
+        float sign = run % 2 ? -1.0F : 1.0F, x[2] = {sign * 2, sign * 3}, y[2];
+        for (int i = 0; i < 2; i++) {
+            float chosen = 2 * x[i] * (sign > 0 ? 2 : x[i]) + x[i];
+            y[i] = chosen + (chosen > 0 ? chosen : 0);
+        }
+        tn_onnx_value *in = floats(x, TN_DIMS(2)), *out = NULL;
+        assert_ok(tn_onnx_run(m, &in, &out));
+        assert_floats(out, y, 2);
+        tn_onnx_value_free(in);
+    }
+    tn_onnx_close(m);
+}
+
+static void a_cycle_of_nodes_is_refused_with_their_names(void **state) {
+    (void)state;
+    tn_onnx *m = NULL;
+    assert_int_equal(tn_onnx_open(MODEL("cycle.onnx"), NULL, &m), TN_ERR_FORMAT);
+    assert_text_has(tn_error(), "'first' (Add) -> 'second' (Mul) -> 'first' (Add)");
+}
+
 static void a_function_s_attributes_are_the_call_s(void **state) {
     (void)state;
     tn_onnx *m = open_model(MODEL("function.onnx"));
@@ -564,6 +589,8 @@ int main(void) {
         cmocka_unit_test(a_branch_follows_each_run_s_numbers),
         cmocka_unit_test(a_loop_carries_and_gathers),
         cmocka_unit_test(a_scan_gathers_from_the_end_when_told),
+        cmocka_unit_test(nodes_run_in_the_order_of_what_they_read),
+        cmocka_unit_test(a_cycle_of_nodes_is_refused_with_their_names),
         cmocka_unit_test(a_function_s_attributes_are_the_call_s),
         cmocka_unit_test(a_window_may_need_the_padding_behind_it),
         cmocka_unit_test(sparse_initialisers_and_shapes_are_values),

@@ -82,6 +82,22 @@ def sparse():
           sparse_initializer=[few])
 
 
+def unsorted():
+    """Nodes from the last to the first; a branch reads what a later node makes, and hides the name of another."""
+    side = lambda name, factor: h.make_graph(
+        [node("Mul", ["twice", factor], ["hidden"]), node("Add", ["hidden", "x"], ["s" + name])], name, [],
+        [info("s" + name, F, None)])
+    nodes = [node("Add", ["chosen", "hidden"], ["y"]),
+             node("If", ["c"], ["chosen"], then_branch=side("a", "k"), else_branch=side("b", "x")),
+             node("Relu", ["chosen"], ["hidden"]), node("Add", ["x", "x"], ["twice"]),
+             node("Greater", ["t", "k"], ["c"]), node("ReduceSum", ["x"], ["t"], keepdims=0)]
+    model("unsorted", nodes, [info("x", F, ["n"])], [info("y", F, ["n"])], checked=False,
+          initializer=[h.make_tensor("k", F, [], [2.0])])
+    cycle = [node("Relu", ["x"], ["p"], name="begin"), node("Add", ["p", "b"], ["a"], name="first"),
+             node("Mul", ["a", "x"], ["b"], name="second"), node("Neg", ["b"], ["y"], name="end")]
+    model("cycle", cycle, [info("x", F, ["n"])], [info("y", F, ["n"])], checked=False)
+
+
 def pool():
     """A window that fits into the image with the padding behind it alone, as TensorFlow's "same" has it."""
     nodes = [node("MaxPool", ["x"], ["y"], kernel_shape=[3, 3], strides=[2, 2], auto_pad="SAME_UPPER")]
@@ -195,6 +211,6 @@ def values():
 
 if __name__ == "__main__":
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for make in (mlp, branch, loop, scan, function, sparse, pool, external, two, told, few_bits, chosen, unfit,
+    for make in (mlp, branch, loop, scan, function, unsorted, sparse, pool, external, two, told, few_bits, chosen, unfit,
                  empty, types, values):
         make()

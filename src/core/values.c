@@ -228,8 +228,6 @@ static tn_status push(walk_stack *s, const tn_node *n) {
     return TN_OK;
 }
 
-enum { MAX_INPUTS = 64 };
-
 /* Values of a node's inputs; *ready is false when some had to be pushed first. */
 static tn_status inputs_of(tn_graph_plan *g, walk_stack *stack, const tn_node *n, int *in, bool *ready) {
     *ready = true;
@@ -248,7 +246,7 @@ static tn_status inputs_of(tn_graph_plan *g, walk_stack *stack, const tn_node *n
 
 static tn_status visit(tn_graph_plan *g, walk_stack *stack) {
     const tn_node *n = stack->nodes[stack->count - 1];
-    int in[MAX_INPUTS], id = -1;
+    int in[TN_MAX_INPUTS], id = -1;
     if (tn_map_find(&g->value_of, n) >= 0) {
         stack->count--;
         return TN_OK;

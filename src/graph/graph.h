@@ -23,6 +23,7 @@ typedef struct tn_lower tn_lower;
 
 /* ---- attributes -------------------------------------------------------------------------------------------------- */
 
+enum { TN_MAX_INPUTS = 64 }; /* of a node; longer lists of tensors become trees of nodes: tn_node_make */
 enum { TN_MAX_ATTR_INTS = 28, TN_MAX_ATTR_FLOATS = 4 };
 
 /* An op's arguments that are not tensors, in the order of its signature: integers, booleans and dtypes take one int

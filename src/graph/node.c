@@ -680,8 +680,6 @@ static bool promoted_dtype(const tn_op_row *row, tn_node *const *in, int n_in, t
     return true;
 }
 
-enum { MAX_INPUTS = 64 };
-
 static tn_node *first_error(tn_node *const *in, int n_in) {
     for (int i = 0; i < n_in; i++)
         if (in[i] && (in[i]->flags & TN_NODE_ERROR)) return in[i];
@@ -715,7 +713,7 @@ static bool needs_casts(const tn_op_row *row, tn_node *const *in, int n_in, cons
 /* The op on inputs cast to one dtype. where() and masked ops keep their BOOL condition: promotion starts behind it. */
 static tn_status node_promoted(tn_recorder *r, int op, tn_node *const *given, int n_in, const tn_attrs *attrs,
                                tn_dtype to, tn_node **out) {
-    tn_node *in[MAX_INPUTS];
+    tn_node *in[TN_MAX_INPUTS];
     for (int i = 0; i < n_in; i++) {
         bool cast = given[i] && i >= tn_op(op)->impl->promote_from && given[i]->dtype != to;
         in[i] = cast ? tn_node_cast(given[i], to) : tn_node_retain(given[i]);
@@ -752,21 +750,49 @@ static tn_node *made_anew(const tn_node *x, tn_device *device) {
 
 /* The op with numbers on the device of its tensors; NULL when tensors themselves are on two. */
 static tn_node *make_on_one_device(int op, tn_node *const *given, int n_in, const tn_attrs *attrs) {
-    tn_node *in[MAX_INPUTS], *result = NULL;
+    tn_node *in[TN_MAX_INPUTS], *result = NULL;
     tn_device *device = NULL;
-    for (int i = 0; i < n_in && i < MAX_INPUTS; i++) {
+    for (int i = 0; i < n_in && i < TN_MAX_INPUTS; i++) {
         if (!given[i] || goes_anywhere(given[i])) continue;
         if (device && device != given[i]->device) return NULL;
         device = given[i]->device;
     }
     for (int i = 0; i < n_in && !device; i++)
         device = given[i] ? given[i]->device : NULL;
-    if (!device || n_in > MAX_INPUTS) return NULL;
+    if (!device || n_in > TN_MAX_INPUTS) return NULL;
     for (int i = 0; i < n_in; i++)
         in[i] = given[i] && given[i]->device != device ? made_anew(given[i], device) : tn_node_retain(given[i]);
     result = tn_node_make(op, in, n_in, attrs);
     for (int i = 0; i < n_in; i++)
         tn_node_release(in[i]);
+    return result;
+}
+
+/* A list longer than a node holds: the op on pieces of TN_MAX_INPUTS tensors, whose results cat joins along the same
+ * dim (again in pieces where they are many). All are cast first, as the dtype of a piece is not that of the list. */
+static tn_node *make_in_pieces(int op, tn_node *const *in, int n_in, const tn_attrs *attrs, const input_facts *f) {
+    const tn_op_row *row = tn_op(op);
+    if (op != TN_OP_CAT && op != TN_OP_STACK)
+        return tn_node_failed(
+            tn_fail(TN_ERR_ARGUMENT, "%s: %d tensors given, at most %d are possible", row->name, n_in, TN_MAX_INPUTS));
+    int count = (n_in + TN_MAX_INPUTS - 1) / TN_MAX_INPUTS;
+    tn_node **pieces = tn_mem_zalloc((size_t)count, sizeof *pieces), *result;
+    if (!pieces) return tn_node_retain(&out_of_memory);
+    tn_dtype to = TN_F32;
+    bool cast = needs_casts(row, in, n_in, f, &to);
+    for (int k = 0; k < count; k++) {
+        tn_node *some[TN_MAX_INPUTS];
+        int first = k * TN_MAX_INPUTS, n = n_in - first < TN_MAX_INPUTS ? n_in - first : TN_MAX_INPUTS;
+        for (int i = 0; i < n; i++)
+            some[i] = cast && in[first + i]->dtype != to ? tn_node_cast(in[first + i], to) : tn_node_retain(in[first + i]);
+        pieces[k] = tn_node_make(op, some, n, attrs);
+        for (int i = 0; i < n; i++)
+            tn_node_release(some[i]);
+    }
+    result = tn_node_make(TN_OP_CAT, pieces, count, attrs);
+    for (int k = 0; k < count; k++)
+        tn_node_release(pieces[k]);
+    tn_mem_free(pieces);
     return result;
 }
 
@@ -778,9 +804,8 @@ tn_node *tn_node_make(int op, tn_node *const *in, int n_in, const tn_attrs *attr
     tn_node *together = f.two_devices ? make_on_one_device(op, in, n_in, attrs) : NULL;
     if (together) return together;
     const tn_op_row *row = tn_op(op);
-    if (n_in < 0 || n_in > MAX_INPUTS)
-        return failed_here(
-            r, tn_fail(TN_ERR_ARGUMENT, "%s: %d tensors given, at most %d are possible", row->name, n_in, MAX_INPUTS));
+    if (n_in < 0) return failed_here(r, tn_fail(TN_ERR_ARGUMENT, "%s: %d tensors given", row->name, n_in));
+    if (n_in > TN_MAX_INPUTS) return make_in_pieces(op, in, n_in, attrs, &f);
     tn_dtype to = TN_F32;
     tn_node *n = NULL;
     tn_status s = f.quantized ? check_plain(row, in, n_in) : TN_OK;

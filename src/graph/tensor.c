@@ -277,8 +277,6 @@ tn_node *tn_tensor_node(const tn_tensor *t) { return t ? node_of(t) : &null_node
 
 /* ---- recording --------------------------------------------------------------------------------------------------- */
 
-enum { MAX_INPUTS = 64 };
-
 static int view_depth(const tn_tensor *t) {
     int depth = 0;
     for (; t->base; t = t->base)
@@ -300,12 +298,20 @@ static tn_tensor *attach_view(tn_tensor *view, const tn_tensor *base) {
     return view;
 }
 
+/* A long list, as cat and stack may be given. The result is no view. */
+static tn_tensor *record_many(int op, const tn_tensor *const *in, int n_in, const tn_attrs *attrs) {
+    tn_node **nodes = tn_mem_alloc((size_t)n_in * sizeof *nodes);
+    if (!nodes) return tn_tensor_error(TN_ERR_MEMORY);
+    for (int i = 0; i < n_in; i++)
+        nodes[i] = in[i] ? node_of(in[i]) : NULL;
+    tn_node *n = tn_node_make(op, nodes, n_in, attrs);
+    tn_mem_free(nodes);
+    return tn_tensor_new(n);
+}
+
 tn_tensor *tn_record(int op, const tn_tensor *const *in, int n_in, const tn_attrs *attrs) {
-    tn_node *nodes[MAX_INPUTS];
-    if (n_in > MAX_INPUTS) {
-        tn_fail(TN_ERR_ARGUMENT, "%s: %d tensors given, at most %d", tn_op(op)->name, n_in, MAX_INPUTS);
-        return tn_tensor_error(TN_ERR_ARGUMENT);
-    }
+    tn_node *nodes[TN_MAX_INPUTS];
+    if (n_in > TN_MAX_INPUTS) return record_many(op, in, n_in, attrs);
     for (int i = 0; i < n_in; i++)
         nodes[i] = in[i] ? node_of(in[i]) : NULL;
     tn_node *n = tn_node_make(op, nodes, n_in, attrs);
@@ -467,10 +473,10 @@ tn_tensor *tn_copy_(tn_tensor *dst, const tn_tensor *src) {
 }
 
 tn_tensor *tn_record_inplace(tn_tensor *dst, int op, const tn_tensor *const *in, int n_in, const tn_attrs *attrs) {
-    tn_node *nodes[MAX_INPUTS];
-    for (int i = 0; i < n_in && i < MAX_INPUTS; i++)
+    tn_node *nodes[TN_MAX_INPUTS];
+    for (int i = 0; i < n_in && i < TN_MAX_INPUTS; i++)
         nodes[i] = in[i] ? tn_tensor_node(in[i]) : NULL;
-    tn_node *n = tn_node_make(op, nodes, n_in < MAX_INPUTS ? n_in : MAX_INPUTS, attrs);
+    tn_node *n = tn_node_make(op, nodes, n_in < TN_MAX_INPUTS ? n_in : TN_MAX_INPUTS, attrs);
     dst = write_node(dst, n, true, tn_op(op)->name);
     tn_node_release(n);
     return dst;

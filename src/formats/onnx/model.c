@@ -470,12 +470,26 @@ static tn_status note_constant(reader *r, graph_reading *g, const onnx_node *n) 
     return p->name ? TN_OK : tn_error_code();
 }
 
-static tn_status read_third(reader *r, graph_reading *g, const onnx_field *f) {
-    if (f->number != g->fields->node) return TN_OK;
-    r->scope->node = g->graph->node_count;
-    onnx_node *n = &g->graph->nodes[g->graph->node_count++];
-    TRY(read_node(r, f->bytes, n));
-    return note_constant(r, g, n);
+/* The nodes, in an order in which they can run. */
+static tn_status read_nodes(reader *r, graph_reading *g, onnx_text message, int64_t count) {
+    onnx_text *messages = tn_mem_alloc((size_t)count * sizeof *messages);
+    int32_t *order = tn_mem_alloc((size_t)count * sizeof *order), found = 0;
+    onnx_wire w = onnx_wire_of(message);
+    onnx_field f;
+    tn_status end = TN_OK, status = messages && order ? TN_OK : TN_ERR_MEMORY;
+    while (status == TN_OK && onnx_wire_next(&w, &f, &end))
+        if (f.number == g->fields->node) messages[found++] = f.bytes;
+    if (status == TN_OK) status = end;
+    if (status == TN_OK) status = onnx_order_nodes(messages, found, order);
+    for (int32_t i = 0; i < found && status == TN_OK; i++) {
+        r->scope->node = g->graph->node_count;
+        onnx_node *n = &g->graph->nodes[g->graph->node_count++];
+        status = read_node(r, messages[order[i]], n);
+        if (status == TN_OK) status = note_constant(r, g, n);
+    }
+    tn_mem_free(messages);
+    tn_mem_free(order);
+    return status;
 }
 
 static tn_status read_last(reader *r, graph_reading *g, const onnx_field *f) {
@@ -522,19 +536,23 @@ static tn_status copy_scope(reader *r, graph_reading *g) {
     return TN_OK;
 }
 
+static tn_status read_pass(reader *r, onnx_text message, graph_reading *g, read_part *part) {
+    onnx_wire w = onnx_wire_of(message);
+    onnx_field f;
+    tn_status status;
+    while (onnx_wire_next(&w, &f, &status))
+        TRY(part(r, g, &f));
+    return status;
+}
+
 static tn_status read_parts(reader *r, onnx_text message, graph_reading *g) {
-    static read_part *const passes[] = {read_first, read_second, read_third, read_last};
     int64_t counts[G_MOST + 1];
     TRY(onnx_wire_count(message, counts, G_MOST));
     TRY(take_graph_room(r, g, counts));
-    for (size_t i = 0; i < TN_COUNT(passes); i++) {
-        onnx_wire w = onnx_wire_of(message);
-        onnx_field f;
-        tn_status status;
-        while (onnx_wire_next(&w, &f, &status))
-            TRY(passes[i](r, g, &f));
-        TRY(status);
-    }
+    TRY(read_pass(r, message, g, read_first));
+    TRY(read_pass(r, message, g, read_second));
+    TRY(read_nodes(r, g, message, counts[g->fields->node]));
+    TRY(read_pass(r, message, g, read_last));
     return copy_scope(r, g);
 }
 

@@ -54,6 +54,10 @@ tn_status onnx_wire_count(onnx_text message, int64_t *counts, int most);
 /* Calls take(ctx, field) for each field until one fails. */
 tn_status onnx_wire_each(onnx_text message, tn_status (*take)(void *ctx, const onnx_field *f), void *ctx);
 
+/* order[k]: which of `count` NodeProto messages is to be read as number k, so that each comes behind those whose
+ * outputs it reads. TN_ERR_FORMAT names the nodes of a cycle. (order.c) */
+tn_status onnx_order_nodes(const onnx_text *messages, int32_t count, int32_t *order);
+
 float onnx_wire_float(const onnx_field *f);
 double onnx_wire_double(const onnx_field *f);
 
