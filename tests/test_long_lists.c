@@ -23,7 +23,7 @@ static void cat_joins_lists_of_any_length(void **state) {
     static tn_tensor *parts[MOST];
     static float got[3 * MOST][2];
     for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
-        tn_scope scope = tn_scope_begin();
+        TN_SCOPE;
         int64_t rows = 0;
         for (int i = 0; i < counts[c]; i++) {
             parts[i] = item(i, i % 3, TN_F32);
@@ -37,7 +37,6 @@ static void cat_joins_lists_of_any_length(void **state) {
             for (int r = 0; r < i % 3; r++, at++)
                 if (got[at][0] != (float)i || got[at][1] != (float)-i)
                     fail_msg("%d tensors, row %lld: %g, not %d", counts[c], (long long)at, got[at][0], i);
-        tn_scope_end(&scope);
     }
 }
 
@@ -46,7 +45,7 @@ static void stack_joins_lists_of_any_length_along_any_dim(void **state) {
     static tn_tensor *parts[MOST];
     static float got[2 * MOST];
     for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
-        tn_scope scope = tn_scope_begin();
+        TN_SCOPE;
         for (int i = 0; i < counts[c]; i++)
             parts[i] = tn_from_data(((float[]){(float)i, (float)-i}), TN_DIMS(2), TN_F32);
         tn_tensor *y = tn_stack(parts, counts[c], -1);
@@ -56,14 +55,13 @@ static void stack_joins_lists_of_any_length_along_any_dim(void **state) {
         for (int i = 0; i < counts[c]; i++)
             if (got[i] != (float)i || got[counts[c] + i] != (float)-i)
                 fail_msg("%d tensors, column %d: %g, %g", counts[c], i, got[i], got[counts[c] + i]);
-        tn_scope_end(&scope);
     }
 }
 
 /* The one f64 tensor of the list lies in the second piece, and all of the result is f64. */
 static void a_long_list_has_one_dtype(void **state) {
     (void)state;
-    tn_scope scope = tn_scope_begin();
+    TN_SCOPE;
     tn_tensor *parts[100];
     for (int i = 0; i < 100; i++)
         parts[i] = item(i, 1, i == 80 ? TN_F64 : TN_F32);
@@ -73,12 +71,11 @@ static void a_long_list_has_one_dtype(void **state) {
     assert_ok(tn_read(y, got, sizeof got));
     for (int i = 0; i < 100; i++)
         assert_true(got[i][0] == i && got[i][1] == -i);
-    tn_scope_end(&scope);
 }
 
 static void gradients_reach_each_tensor_of_a_long_list(void **state) {
     (void)state;
-    tn_scope scope = tn_scope_begin();
+    TN_SCOPE;
     enum { COUNT = 200 };
     tn_tensor *x[COUNT], *weight = tn_arange(0, COUNT, 1, TN_F32), *grads[COUNT];
     for (int i = 0; i < COUNT; i++) {
@@ -92,19 +89,17 @@ static void gradients_reach_each_tensor_of_a_long_list(void **state) {
         assert_ok(tn_read(grads[i], &got, sizeof got));
         if (got != (float)i) fail_msg("gradient %d is %g", i, got);
     }
-    tn_scope_end(&scope);
 }
 
 static void a_tensor_that_does_not_fit_is_told_wherever_it_stands(void **state) {
     (void)state;
     for (int odd = 0; odd < 200; odd += 67) {
-        tn_scope scope = tn_scope_begin();
+        TN_SCOPE;
         tn_tensor *parts[200];
         for (int i = 0; i < 200; i++)
             parts[i] = i == odd ? tn_zeros(TN_DIMS(1, 3), TN_F32) : item(i, 1, TN_F32);
         assert_int_equal(tn_status_of(tn_cat(parts, 200, 0)), TN_ERR_SHAPE);
         assert_int_equal(tn_status_of(tn_stack(parts, 200, 0)), TN_ERR_SHAPE);
-        tn_scope_end(&scope);
     }
 }
 

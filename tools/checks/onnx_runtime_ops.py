@@ -1,7 +1,7 @@
 """onnx_runtime_ops.py BUILD — operators that the onnx package has no cases of, beside ONNX Runtime: its own
 (com.microsoft), those of ai.onnx.ml that take maps, and products of bytes with constants, of which it has few.
 
-Each case is a model of one node with inputs out of a fixed seed. ONNX Runtime computes what `trunnion onnx-test` has to
+Each case is a model of one node, or a graph of onnx_runtime_graphs.py, with inputs out of a fixed seed. ONNX Runtime computes what `trunnion onnx-test` has to
 yield. Where operands are constants of the model, it runs several times, with other inputs: what is made of constants
 once must be theirs, and a replay must not take an input for one. Where bytes come out, ONNX Runtime rounds some
 operators by tables or by other orders of the same product, so a byte may be one off; scales are powers of two, so that
@@ -15,6 +15,7 @@ import sys
 import tempfile
 
 import needs
+import onnx_runtime_graphs
 
 RUNS = 4  # of models that have constants
 OPSETS = {"": 17, "com.microsoft": 1, "ai.onnx.ml": 2}
@@ -154,6 +155,8 @@ def declared():
         ("resize_rounded", "Resize", "", [f32(1, 1, 5, 10), None, number([1, 1, 2.6, 1.3])], {"mode": "linear"}, FLOATS),
         ("quantize", "QuantizeLinear", ms, [f32(3, 5), scale, zero], {}, ONE_OFF),
         ("dequantize", "DequantizeLinear", ms, byte(3, 5), {}, FLOATS),
+        ("stft_flat", "STFT", "", [f32(2, 40), number(4, "i8"), f32(16), number(16, "i8")], {"constants": (1, 2, 3)},
+         FLOATS),
         ("dict_texts", "DictVectorizer", ml, [{"b": 2.5, "z": 9.0, "a": 1.5}], {"string_vocabulary": ["a", "b", "c"]},
          FLOATS),
         ("dict_numbers", "DictVectorizer", ml, [{3: 7.0, 9: 8.0}], {"int64_vocabulary": [1, 3, 9]}, FLOATS),
@@ -164,7 +167,8 @@ def declared():
     ]
     rows += products_of_bytes(r, u8, i8, number)
     rows += constant_scales(u8, number)
-    outputs = {"GroupQueryAttention": 3, "LinearAttention": 2, "CausalConvWithState": 2, "GRU": 2, "LSTM": 3,
+    rows += networks_of_bytes(f32, u8, i8, number)
+    outputs = {"DynamicQuantizeLSTM": 3, "GroupQueryAttention": 3, "LinearAttention": 2, "CausalConvWithState": 2, "GRU": 2, "LSTM": 3,
                "RNN": 2}
     several = {"multi_head_past": 3, "multi_head_piece": 3}
     return [row + (several.get(row[0], outputs.get(row[1], 1)),) for row in rows]
@@ -229,6 +233,48 @@ def constant_scales(u8, number):
          {"axis": 1, "constants": (0, 1, 3, 4, 6, 7)}, exact)]
 
 
+def networks_of_bytes(f32, u8, i8, number):
+    """LSTMs as quantize_dynamic writes them, and QGemm with all that may be left out."""
+    import numpy as np
+
+    ms, rows = "com.microsoft", []
+    same = [number(0.02), number(120, "u1")]
+
+    def lstm(kind, directions, steps, hidden=6, batch=1, width=5, columns=False, bias=True, states=False, ends=None):
+        weights = [kind(directions, k, 4 * hidden) for k in (width, hidden)]
+        shape = (directions, 4 * hidden) if columns else (directions,)
+        zero = np.zeros(shape, "i1") if columns else kind(*shape) // 8  # ONNX Runtime takes no others a column
+        parts = [abs(f32(*shape)) / 256 + number(0.002), zero]
+        state = [f32(directions, batch, hidden)] * 2 if states else [None, None]
+        return [f32(steps, batch, width), *weights, f32(directions, 8 * hidden) if bias else None, ends, *state, None,
+                *parts, abs(f32(*shape)) / 256 + number(0.002), zero]
+
+    def attributes(direction, constant):
+        return {"direction": direction, "hidden_size": 6} | ({"constants": (1, 2, 8, 9, 10, 11)} if constant else {})
+
+    for name, kind in (("u", u8), ("s", i8)):
+        for columns in (False, True)[:1 + (name == "s")]:
+            tail = name + "_columns" * columns
+            rows += [(f"lstm_bytes_{tail}", "DynamicQuantizeLSTM", ms, lstm(kind, 1, 7, columns=columns),
+                      attributes("forward", True), FLOATS),
+                     (f"lstm_bytes_both_{tail}", "DynamicQuantizeLSTM", ms, lstm(kind, 2, 12, columns=columns, states=True),
+                      attributes("bidirectional", True), FLOATS)]
+    rows += [("lstm_bytes_vary", "DynamicQuantizeLSTM", ms, lstm(i8, 1, 5, bias=False), attributes("reverse", False), FLOATS),
+             ("lstm_bytes_ends", "DynamicQuantizeLSTM", ms, lstm(i8, 1, 9, ends=np.array([4], "i4")),
+              attributes("forward", True), FLOATS)]
+    a, b = [u8(5, 40), *same], [i8(40, 7), number(0.01), number(-3, "i1")]
+    turned = {"transB": 1, "constants": (3, 4, 5)}
+    result = [number(2.0), number(90, "u1")]
+    rows += [("gemm_bytes", "QGemm", ms, [*a, *b], {}, FLOATS),
+             ("gemm_bytes_bias", "QGemm", ms, [*a, *b, (i8(7) * 100).astype("i4")], {"alpha": 0.5}, FLOATS),
+             ("gemm_bytes_rounded", "QGemm", ms, [*a, *b, None, *result], {}, ONE_OFF),
+             ("gemm_bytes_turned", "QGemm", ms, [*a, i8(7, 40), *b[1:], i8(7).astype("i4"), *result], turned, ONE_OFF),
+             ("gemm_bytes_both", "QGemm", ms, [u8(40, 5), *same, u8(7, 40), *same, None, number(2.0), number(117, "u1")],
+              {"transA": 1, "transB": 1}, ONE_OFF),
+             ("gemm_bytes_columns", "QGemm", ms, [*a, i8(40, 7), abs(f32(7)) / 64, i8(7)], {"constants": (3, 4, 5)}, FLOATS)]
+    return rows
+
+
 def value_info(name, value):
     """What a model says of an input."""
     from onnx import TensorProto as T, helper
@@ -277,15 +323,15 @@ def write_case(row, folder):
     import onnxruntime
     from onnx import numpy_helper
 
-    model, given = model_of(row)
+    model, given = row[1](row[0]) if callable(row[1]) else model_of(row)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     case = folder / row[0]
     case.mkdir()
     (case / "model.onnx").write_bytes(model.SerializeToString())
-    (case / "data.json").write_text(json.dumps(row[5]))
-    for run in range(RUNS if "constants" in row[4] else 1):
+    (case / "data.json").write_text(json.dumps(row[2] if callable(row[1]) else row[5]))
+    for run in range(RUNS if callable(row[1]) or "constants" in row[4] else 1):
         data = case / f"test_data_set_{run}"
         data.mkdir()
         if run:
@@ -304,7 +350,7 @@ def main():
     unmade = []
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        for row in declared():
+        for row in declared() + onnx_runtime_graphs.declared():
             try:
                 write_case(row, folder)
             except Exception as fault:  # of either package

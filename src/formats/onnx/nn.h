@@ -89,9 +89,8 @@ tn_status onnx_causal_conv(onnx_call *c);
 tn_tensor *onnx_per_channel(const tn_tensor *t, int rank);
 /* dims first … end − 1 into a list; returns how many. */
 int onnx_dims(int first, int end, int64_t *dims);
-/* Tensors of one shape along a new dimension, or (fresh = false) joined along dim, however many they are. The list is
- * used up. */
-tn_tensor *onnx_joined(tn_tensor **parts, int64_t count, int dim, bool fresh);
+/* Tensors of one shape along a new dimension, or (fresh = false) joined along dim; one tensor is itself. */
+tn_tensor *onnx_joined(tn_tensor *const *parts, int64_t count, int dim, bool fresh);
 /* Numbers that the host computed, as a tensor of dtype (floating point). */
 tn_tensor *onnx_from_doubles(const double *v, const int64_t *shape, int rank, tn_dtype dtype);
 /* The dtype that an attribute names; `otherwise` where it is absent. */
@@ -118,6 +117,11 @@ tn_status onnx_stft(onnx_call *c);
 tn_status onnx_signal_window(onnx_call *c); /* with: 0 Hann, 1 Hamming, 2 Blackman */
 tn_status onnx_mel_weight_matrix(onnx_call *c);
 
+/* ---- recurrent networks (ops_rnn.c) ------------------------------------------------------------------------------ */
+
+enum { ONNX_LSTM_OF_BYTES = 0, ONNX_RNN = 1, ONNX_GRU = 3, ONNX_LSTM = 4 };
+tn_status onnx_recurrent(onnx_call *c); /* with: one of these; from RNN on, how many gates there are */
+
 /* ---- boxes (ops_boxes.c) ----------------------------------------------------------------------------------------- */
 
 tn_status onnx_roi_align(onnx_call *c);
@@ -133,6 +137,17 @@ typedef struct onnx_byte_operands {
 
 /* (a − a_zero)(b − b_zero) · a_scale · b_scale + bias in f32; the sums are exact. */
 tn_status onnx_scaled_product(const onnx_call *c, const onnx_byte_operands *at, tn_tensor **y);
+
+/* One of several matrices of bytes, [count, k, n] (ops_quant.c). */
+typedef struct onnx_byte_weight {
+    const tn_tensor *bytes, *sums; /* as i8, [k, n]; the sums of its columns, [1, n] */
+    const tn_tensor *scale;        /* one, or one a column */
+    const tn_tensor *zero;         /* the same; NULL: 0 */
+} onnx_byte_weight;
+/* Matrix `which` of input at->b; at->b_scale and b_zero have a number, or one a column, for each. */
+onnx_byte_weight onnx_byte_weight_of(const onnx_call *c, const onnx_byte_operands *at, int64_t which);
+/* x [m, k], f32, rounded to bytes that span all of it, times w: [m, n], f32. */
+tn_tensor *onnx_product_of_rounded(const onnx_call *c, const tn_tensor *x, const onnx_byte_weight *w);
 
 /* ---- encoded pictures (ops_picture.c) ---------------------------------------------------------------------------- */
 

@@ -378,6 +378,7 @@ const onnx_op_row onnx_contrib_ops[] = {
     {"Attention", 1, .run = run_attention},
     {"BiasGelu", 1, .run = run_gelu, .with = GELU},
     {"CausalConvWithState", 1, .run = onnx_causal_conv},
+    {"DynamicQuantizeLSTM", 1, .run = onnx_recurrent, .with = ONNX_LSTM_OF_BYTES},
     {"EmbedLayerNormalization", 1, .run = run_embed_norm},
     {"FastGelu", 1, .run = run_gelu, .with = GELU_TANH},
     {"FusedMatMul", 1, .run = run_matmul},

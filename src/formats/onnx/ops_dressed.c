@@ -197,6 +197,34 @@ static tn_status run_to_float(onnx_call *c) {
     return onnx_put(c, 0, y);
 }
 
+/* alpha (A − a_zero)(B − b_zero) a_scale b_scale, to whose sums C (i32) is added; rounded to bytes where the node has a
+ * scale of the result. */
+static tn_status run_gemm_of_bytes(onnx_call *c) {
+    enum { A, A_SCALE, A_ZERO, B, B_SCALE, B_ZERO, C, Y_SCALE, Y_ZERO };
+    dressed d = {.c = c};
+    tn_tensor *y;
+    if (!onnx_wants(c, 0)) return TN_OK;
+    TRY(need(c, A, C));
+    if (onnx_int(c, "transA", 0))
+        TRY(give_tensor(&d, tn_t(onnx_in(c, A))));
+    else
+        give(&d, A);
+    tn_status status = TN_OK;
+    if (onnx_int(c, "transB", 0))
+        status = give_tensor(&d, tn_t(onnx_in(c, B)));
+    else
+        give(&d, B);
+    give(&d, A_ZERO);
+    give(&d, B_ZERO);
+    if (status != TN_OK) return clear(&d), status;
+    TRY(standard(&d, "MatMulInteger", OPSET, &y));
+    if (onnx_has(c, C)) y = tn_add(y, onnx_in(c, C));
+    const tn_tensor *scale = tn_mul_scalar(tn_mul(tn_reshape(onnx_in(c, A_SCALE), NULL, 0), onnx_in(c, B_SCALE)),
+                                           onnx_float(c, "alpha", 1));
+    y = tn_mul(tn_cast(y, TN_F32), scale);
+    return onnx_has(c, Y_SCALE) ? put_quantized(c, y, Y_SCALE, A, true) : onnx_put(c, 0, y);
+}
+
 /* Its first operand is rounded to bytes here. */
 static tn_status run_dynamic_product(onnx_call *c) {
     enum { A, B, B_SCALE, B_ZERO, BIAS };
@@ -271,6 +299,7 @@ const onnx_op_row onnx_dressed_ops[] = {
     {"FusedConv", 1, .run = run_activated, .with = 1},
     {"FusedGemm", 1, .run = run_activated},
     {"MatMulIntegerToFloat", 1, .run = run_to_float},
+    {"QGemm", 1, .run = run_gemm_of_bytes},
     {"QLinearAdd", 1, .run = run_on_bytes, .with = ADD},
     {"QLinearAveragePool", 1, .run = run_on_bytes, .with = AVERAGE_POOL},
     {"QLinearConcat", 1, .run = run_on_bytes, .with = CONCAT},

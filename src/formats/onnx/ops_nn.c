@@ -19,19 +19,9 @@ int onnx_dims(int first, int end, int64_t *dims) {
     return end > first ? end - first : 0;
 }
 
-tn_tensor *onnx_joined(tn_tensor **parts, int64_t count, int dim, bool fresh) {
-    enum { AT_ONCE = 64 };
-    for (int64_t i = 0; fresh && i < count; i++)
-        parts[i] = tn_unsqueeze(parts[i], dim);
-    while (count > 1) {
-        int64_t groups = tn_ceil_div(count, AT_ONCE);
-        for (int64_t g = 0; g < groups; g++) {
-            int64_t first = g * AT_ONCE;
-            parts[g] = tn_cat(parts + first, (int)tn_min64(count - first, AT_ONCE), dim);
-        }
-        count = groups;
-    }
-    return parts[0];
+tn_tensor *onnx_joined(tn_tensor *const *parts, int64_t count, int dim, bool fresh) {
+    if (fresh) return tn_stack(parts, (int)count, dim);
+    return count == 1 ? parts[0] : tn_cat(parts, (int)count, dim);
 }
 
 tn_tensor *onnx_from_doubles(const double *v, const int64_t *shape, int rank, tn_dtype dtype) {

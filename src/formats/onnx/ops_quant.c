@@ -87,17 +87,25 @@ static tn_status dequantize(onnx_call *c) {
     return onnx_put_typed(c, 0, tn_mul(onnx_as(x, own), onnx_as(scale, own)), to);
 }
 
-/* Scale and zero point such that the bytes span the numbers and 0. */
-static tn_status dynamic_quantize(onnx_call *c) {
-    const tn_tensor *x = onnx_in(c, 0);
+/* Numbers as bytes with the scale and zero point by which they span the numbers and 0. */
+typedef struct spanned {
+    tn_tensor *bytes, *scale, *zero;
+} spanned;
+
+static spanned span(const onnx_call *c, const tn_tensor *x) {
     tn_tensor *low = tn_minimum_scalar(tn_amin(x, TN_ALL, false), 0),
               *high = tn_maximum_scalar(tn_amax(x, TN_ALL, false), 0);
     tn_tensor *scale = tn_div_scalar(tn_sub(high, low), UINT8_MAX);
     tn_tensor *divisor = tn_where(tn_eq_scalar(scale, 0), tn_ones_like(scale), scale);
     tn_tensor *zero = tn_cast(tn_round(tn_clamp(tn_neg(tn_div(low, divisor)), 0, UINT8_MAX)), TN_U8);
-    TRY(onnx_put(c, 0, onnx_rounded(c, tn_div(x, divisor), zero, ONNX_UINT8)));
-    TRY(onnx_put(c, 1, scale));
-    return onnx_put(c, 2, zero);
+    return (spanned){.bytes = onnx_rounded(c, tn_div(x, divisor), zero, ONNX_UINT8), .scale = scale, .zero = zero};
+}
+
+static tn_status dynamic_quantize(onnx_call *c) {
+    spanned s = span(c, onnx_in(c, 0));
+    TRY(onnx_put(c, 0, s.bytes));
+    TRY(onnx_put(c, 1, s.scale));
+    return onnx_put(c, 2, s.zero);
 }
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */
@@ -129,7 +137,8 @@ static tn_tensor *with_sign(const tn_tensor *x) {
     return tn_dtype_of(x) == TN_I8 ? tn_detach(x) : tn_cast(tn_sub_scalar(tn_cast(x, TN_I32), MOVE), TN_I8);
 }
 
-static tn_tensor *column_sums(const tn_tensor *x) { return line_sums(with_sign(x), 0); }
+/* Of a matrix [k, n], or of each of several, [m, k, n]. */
+static tn_tensor *column_sums(const tn_tensor *x) { return line_sums(with_sign(x), tn_rank(x) - 2); }
 
 static tn_tensor *centred(const tn_tensor *x) { return tn_cast(with_sign(x), TN_F32); }
 
@@ -168,6 +177,22 @@ static tn_tensor *product_of_bytes(const tn_tensor *a, const tn_tensor *za, cons
     if (zb) y = tn_sub(y, tn_mul(line_sums(a, 1), zb));
     if (za && zb) y = tn_add(y, tn_mul_scalar(tn_mul(za, zb), (double)tn_size(a, 1)));
     return y;
+}
+
+onnx_byte_weight onnx_byte_weight_of(const onnx_call *c, const onnx_byte_operands *at, int64_t which) {
+    const tn_tensor *b = onnx_in(c, at->b), *zero = optional(c, at->b_zero);
+    zero = zero ? moved_zero(tn_select(zero, 0, which), b, TN_I8) : moved_zero(NULL, b, TN_I8);
+    return (onnx_byte_weight){
+        .bytes = tn_select(tn_dtype_of(b) == TN_I8 ? b : onnx_derived(c, at->b, ONNX_SIGNED, with_sign), 0, which),
+        .sums = tn_select(onnx_derived(c, at->b, ONNX_COLUMN_SUMS, column_sums), 0, which),
+        .scale = tn_select(onnx_in(c, at->b_scale), 0, which),
+        .zero = of_lines(zero, false)};
+}
+
+tn_tensor *onnx_product_of_rounded(const onnx_call *c, const tn_tensor *x, const onnx_byte_weight *w) {
+    spanned s = span(c, x);
+    byte_matrix b = {.bytes = w->bytes, .sums = w->sums, .zero = w->zero};
+    return tn_mul(tn_cast(product_of_bytes(s.bytes, s.zero, &b), TN_F32), tn_mul(s.scale, w->scale));
 }
 
 /* Bytes that are no rows times a matrix: products of floats, of so few steps that these hold each sum exactly. */

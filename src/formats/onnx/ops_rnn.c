@@ -2,7 +2,10 @@
  *
  * What a step gets from its input does not depend on the steps before, so it is one product for all steps; what is left
  * of a step is a product with the state and a few element-wise operations, which fuse. Two directions walk together
- * where they can, the second from the end: half as many steps, of twice the size. */
+ * where they can, the second from the end: half as many steps, of twice the size.
+ *
+ * DynamicQuantizeLSTM of ONNX Runtime is the same network with matrices of bytes, [inputs, gates]: what they are
+ * multiplied with is rounded to bytes at each step. */
 #include <string.h>
 
 #include "formats/onnx/nn.h"
@@ -14,7 +17,7 @@ typedef struct net {
     onnx_call *c;
     int gates; /* 1: RNN, 3: GRU, 4: LSTM */
     int64_t steps, batch, hidden;
-    bool linear_before_reset, input_forget, batch_first;
+    bool linear_before_reset, input_forget, batch_first, of_bytes;
     double clip;              /* 0: none */
     const tn_tensor *lengths; /* [batch, 1], i64; NULL: all steps of all sequences count */
 } net;
@@ -22,6 +25,7 @@ typedef struct net {
 /* One direction; or two, as one dim more before the others. */
 typedef struct course {
     const tn_tensor *recurrent, *hidden_bias; /* R; what a GRU adds before it resets */
+    onnx_byte_weight recurrent_bytes;         /* R where it is of bytes */
     tn_tensor *given;                         /* [steps, batch, gates · hidden]: from the inputs, with the biases */
     const tn_tensor *peephole;                /* [3 · hidden] or NULL */
     const onnx_activation *of[FUNCTIONS];
@@ -78,7 +82,9 @@ static tn_tensor *peeking(const net *n, const course *k, const tn_tensor *all, i
 
 static tn_tensor *step_lstm(const net *n, course *k, const tn_tensor *given) {
     enum { INPUT, OUTPUT, FORGET, CELL };
-    tn_tensor *all = tn_add(given, recur(k, k->h, 0, 4 * n->hidden));
+    tn_tensor *recurred = n->of_bytes ? onnx_product_of_rounded(n->c, k->h, &k->recurrent_bytes)
+                                      : recur(k, k->h, 0, 4 * n->hidden);
+    tn_tensor *all = tn_add(given, recurred);
     tn_tensor *input = apply(n, k, 0, peeking(n, k, all, INPUT, k->cell));
     tn_tensor *forget =
         n->input_forget ? tn_rsub_scalar(input, 1) : apply(n, k, 0, peeking(n, k, all, FORGET, k->cell));
@@ -180,11 +186,23 @@ static tn_tensor *initial(const net *n, int input, int d) {
     return tn_select(onnx_in(n->c, input), n->batch_first ? 1 : 0, d);
 }
 
+/* x as rows, those behind the end of the longest sequence 0: their numbers count for no scale. */
+static tn_tensor *without_rest(const net *n, const tn_tensor *x) {
+    tn_tensor *step = tn_unsqueeze(tn_unsqueeze(tn_arange(0, (double)n->steps, 1, TN_I64), 1), 1);
+    tn_tensor *within = tn_lt(step, tn_amax(n->lengths, TN_ALL, false));
+    return tn_reshape(tn_where(within, x, tn_zeros_like(x)), (int64_t[]){n->steps * n->batch, tn_size(x, 2)}, 2);
+}
+
 static void prepare(const net *n, course *k, int d, const tn_tensor *x) {
     onnx_call *c = n->c;
     int64_t wide = n->gates * n->hidden;
     tn_tensor *bias = NULL;
-    k->recurrent = tn_select(onnx_in(c, 2), 0, d);
+    static const onnx_byte_operands w_bytes = {.b = 1, .b_scale = 8, .b_zero = 9},
+                                    r_bytes = {.b = 2, .b_scale = 10, .b_zero = 11};
+    if (n->of_bytes)
+        k->recurrent_bytes = onnx_byte_weight_of(c, &r_bytes, d);
+    else
+        k->recurrent = tn_select(onnx_in(c, 2), 0, d);
     if (onnx_has(c, 3)) {
         tn_tensor *both = tn_select(onnx_in(c, 3), 0, d), *r = tn_narrow(both, 0, wide, wide);
         bias = tn_narrow(both, 0, 0, wide);
@@ -196,7 +214,15 @@ static void prepare(const net *n, course *k, int d, const tn_tensor *x) {
         bias = tn_add(bias, r);
     }
     tn_tensor *rows = tn_reshape(x, (int64_t[]){n->steps * n->batch, tn_size(x, 2)}, 2); /* of one product */
-    tn_tensor *given = tn_linear(rows, tn_select(onnx_in(c, 1), 0, d), bias);
+    tn_tensor *given;
+    if (n->of_bytes) {
+        if (n->lengths) rows = without_rest(n, x);
+        onnx_byte_weight w = onnx_byte_weight_of(c, &w_bytes, d);
+        given = onnx_product_of_rounded(c, rows, &w);
+        if (bias) given = tn_add(given, bias);
+    } else {
+        given = tn_linear(rows, tn_select(onnx_in(c, 1), 0, d), bias);
+    }
     k->given = tn_reshape(given, (int64_t[]){n->steps, n->batch, wide}, 3);
     k->h = initial(n, 5, d);
     if (n->gates == 4) k->cell = initial(n, 6, d);
@@ -210,7 +236,7 @@ static tn_status read_net(net *n, const tn_tensor *x) {
     if (tn_rank(x) != 3 || tn_rank(r) != 3) return onnx_refuse(n->c, "inputs X and R must have three dimensions");
     n->steps = tn_size(x, 0);
     n->batch = tn_size(x, 1);
-    n->hidden = tn_size(r, 2);
+    n->hidden = tn_size(r, n->of_bytes ? 1 : 2);
     n->clip = onnx_float(n->c, "clip", 0);
     n->linear_before_reset = n->gates == 3 && onnx_int(n->c, "linear_before_reset", 0) != 0;
     n->input_forget = onnx_int(n->c, "input_forget", 0) != 0;
@@ -225,16 +251,37 @@ static tn_status put_state(const net *n, int output, tn_tensor *const *state, in
                                     : TN_OK;
 }
 
-static tn_status recurrent(onnx_call *c) {
-    net n = {.c = c, .gates = c->row->with, .batch_first = onnx_int(c, "layout", 0) != 0};
+/* What an LSTM of bytes has besides: scales and zero points of both matrices, and two directions' worth of each. */
+static tn_status check_bytes(const onnx_call *c, int directions) {
+    for (int i = 1; i <= 2; i++) {
+        const tn_tensor *bytes, *scale, *zero;
+        TRY(onnx_need(c, i, &bytes));
+        TRY(onnx_need(c, 6 + 2 * i, &scale));
+        TRY(onnx_need(c, 7 + 2 * i, &zero));
+        tn_dtype t = tn_dtype_of(bytes);
+        if ((t != TN_I8 && t != TN_U8) || tn_dtype_of(zero) != t || tn_rank(bytes) != 3)
+            return onnx_refuse(c, "input %d must be three-dimensional, of bytes, with zero points of the same type", i);
+        if (tn_size(bytes, 0) != directions || tn_size(scale, 0) != directions || tn_size(zero, 0) != directions)
+            return onnx_refuse(c, "input %d and its scales and zero points are not for %d directions", i, directions);
+    }
+    return TN_OK;
+}
+
+tn_status onnx_recurrent(onnx_call *c) {
+    bool of_bytes = c->row->with == ONNX_LSTM_OF_BYTES;
+    net n = {.c = c,
+             .gates = of_bytes ? ONNX_LSTM : c->row->with,
+             .batch_first = onnx_int(c, "layout", 0) != 0,
+             .of_bytes = of_bytes};
     onnx_text direction = onnx_string(c, "direction", "forward");
     int directions = onnx_is(direction, "bidirectional") ? 2 : 1;
     const tn_tensor *x = n.batch_first ? tn_transpose(onnx_in(c, 0), 0, 1) : onnx_in(c, 0);
     course k[2] = {0};
     tn_tensor *y[2], *h[2], *cell[2];
+    if (of_bytes) TRY(check_bytes(c, directions));
     TRY(read_net(&n, x));
     TRY(read_functions(&n, k, directions));
-    bool together = directions == 2 && n.steps >= TOGETHER && !n.lengths && same_functions(k);
+    bool together = directions == 2 && n.steps >= TOGETHER && !n.lengths && !of_bytes && same_functions(k);
     for (int d = 0; d < directions; d++)
         prepare(&n, &k[d], d, together && d == 1 ? tn_flip(x, (int64_t[]){0}, 1) : x);
     if (together) walk_together(&n, k, y);
@@ -250,7 +297,7 @@ static tn_status recurrent(onnx_call *c) {
     return n.gates == 4 ? put_state(&n, 2, cell, directions) : TN_OK;
 }
 
-const onnx_op_row onnx_rnn_ops[] = {{"GRU", 7, .run = recurrent, .with = 3},
-                                    {"LSTM", 7, .run = recurrent, .with = 4},
-                                    {"RNN", 7, .run = recurrent, .with = 1},
+const onnx_op_row onnx_rnn_ops[] = {{"GRU", 7, .run = onnx_recurrent, .with = ONNX_GRU},
+                                    {"LSTM", 7, .run = onnx_recurrent, .with = ONNX_LSTM},
+                                    {"RNN", 7, .run = onnx_recurrent, .with = ONNX_RNN},
                                     {.name = NULL}};
