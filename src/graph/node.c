@@ -784,7 +784,8 @@ static tn_node *make_in_pieces(int op, tn_node *const *in, int n_in, const tn_at
         tn_node *some[TN_MAX_INPUTS];
         int first = k * TN_MAX_INPUTS, n = n_in - first < TN_MAX_INPUTS ? n_in - first : TN_MAX_INPUTS;
         for (int i = 0; i < n; i++)
-            some[i] = cast && in[first + i]->dtype != to ? tn_node_cast(in[first + i], to) : tn_node_retain(in[first + i]);
+            some[i] =
+                cast && in[first + i]->dtype != to ? tn_node_cast(in[first + i], to) : tn_node_retain(in[first + i]);
         pieces[k] = tn_node_make(op, some, n, attrs);
         for (int i = 0; i < n; i++)
             tn_node_release(some[i]);

@@ -219,8 +219,8 @@ static tn_status run_gemm_of_bytes(onnx_call *c) {
     if (status != TN_OK) return clear(&d), status;
     TRY(standard(&d, "MatMulInteger", OPSET, &y));
     if (onnx_has(c, C)) y = tn_add(y, onnx_in(c, C));
-    const tn_tensor *scale = tn_mul_scalar(tn_mul(tn_reshape(onnx_in(c, A_SCALE), NULL, 0), onnx_in(c, B_SCALE)),
-                                           onnx_float(c, "alpha", 1));
+    const tn_tensor *scale =
+        tn_mul_scalar(tn_mul(tn_reshape(onnx_in(c, A_SCALE), NULL, 0), onnx_in(c, B_SCALE)), onnx_float(c, "alpha", 1));
     y = tn_mul(tn_cast(y, TN_F32), scale);
     return onnx_has(c, Y_SCALE) ? put_quantized(c, y, Y_SCALE, A, true) : onnx_put(c, 0, y);
 }

@@ -82,8 +82,8 @@ static tn_tensor *peeking(const net *n, const course *k, const tn_tensor *all, i
 
 static tn_tensor *step_lstm(const net *n, course *k, const tn_tensor *given) {
     enum { INPUT, OUTPUT, FORGET, CELL };
-    tn_tensor *recurred = n->of_bytes ? onnx_product_of_rounded(n->c, k->h, &k->recurrent_bytes)
-                                      : recur(k, k->h, 0, 4 * n->hidden);
+    tn_tensor *recurred =
+        n->of_bytes ? onnx_product_of_rounded(n->c, k->h, &k->recurrent_bytes) : recur(k, k->h, 0, 4 * n->hidden);
     tn_tensor *all = tn_add(given, recurred);
     tn_tensor *input = apply(n, k, 0, peeking(n, k, all, INPUT, k->cell));
     tn_tensor *forget =

@@ -167,7 +167,9 @@ tn_status onnx_stft(onnx_call *c) {
     transform t;
     TRY(tn_status_of(x));
     if (tn_rank(x) == 2) x = tn_unsqueeze(x, -1); /* ONNX Runtime takes real signals so */
-    if (tn_rank(x) != 3) return onnx_refuse(c, "a signal of %d dimensions; [batch, length] or [batch, length, 1 or 2] is needed", tn_rank(x));
+    if (tn_rank(x) != 3)
+        return onnx_refuse(c, "a signal of %d dimensions; [batch, length] or [batch, length, 1 or 2] is needed",
+                           tn_rank(x));
     TRY(onnx_read_int(c, 1, 1, &step));
     TRY(onnx_read_int(c, 3, window ? tn_numel(window) : tn_size(x, 1), &length));
     int64_t rows = tn_size(x, 0), size = tn_size(x, 1), parts = tn_size(x, 2);

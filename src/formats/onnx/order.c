@@ -187,7 +187,8 @@ static tn_status refuse_cycle(const onnx_text *messages, const int32_t *path, in
         tn_str_add(&text, "%s'%.*s' (%.*s)", i > from ? " -> " : "", (int)tn_min64((int64_t)name.size, LONGEST),
                    name.size ? name.at : "", (int)tn_min64((int64_t)type.size, LONGEST), type.size ? type.at : "");
     }
-    tn_status status = tn_fail(TN_ERR_FORMAT, "nodes form a cycle, in which each reads the next: %s", tn_str_text(&text));
+    tn_status status =
+        tn_fail(TN_ERR_FORMAT, "nodes form a cycle, in which each reads the next: %s", tn_str_text(&text));
     tn_str_free(&text);
     return status;
 }
