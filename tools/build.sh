@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# build.sh FOLDER TARGET [CMAKE OPTION…] — configures FOLDER when that is needed, and builds TARGET there.
+# build.sh FOLDER TARGET [CMAKE OPTION…] — configures FOLDER if that is needed, and builds TARGET there.
 #
-# Quick when nothing changed: CMake runs again only when FOLDER is new or the options are not those of the
-# last call.
+# CMake runs again if FOLDER is new, if the options differ from those of the last call, or if the compiler or the
+# packages that pkg-config knows have changed since: what tools/setup.sh installs later must reach a folder that was
+# configured without it.
 set -eu
 cd "$(dirname "$0")/.."
 PATH="$PWD/.deps/venv/bin:$PATH"
@@ -14,15 +15,26 @@ if ! command -v cmake >/dev/null; then
     exit 1
 fi
 
+# configured_from OPTION… — prints everything that a configured folder depends on.
+configured_from() {
+    echo "options: $*"
+    "${CC:-cc}" --version 2>/dev/null | head -n 1
+    cmake --version | head -n 1
+    pkg-config --list-package-names 2>/dev/null || pkg-config --list-all 2>/dev/null | cut -d ' ' -f 1 | sort
+    return 0
+}
+
 # A folder keeps the generator that it was made with.
 generator=()
 if [ ! -e "$folder/CMakeCache.txt" ] && [ -z "${CMAKE_GENERATOR:-}" ] && command -v ninja >/dev/null; then
     generator=(-G Ninja)
 fi
 
-asked="$folder/options-asked"
-if [ ! -e "$folder/CMakeCache.txt" ] || [ "$(cat "$asked" 2>/dev/null)" != "$*" ]; then
-    cmake -S . -B "$folder" "${generator[@]}" "$@"
-    echo "$*" >"$asked"
+# CMake caches what pkg-config answered: -U drops these answers and nothing that a user has set.
+record="$folder/configured-from.txt"
+now=$(configured_from "$@")
+if [ ! -e "$folder/CMakeCache.txt" ] || [ "$(cat "$record" 2>/dev/null)" != "$now" ]; then
+    cmake -S . -B "$folder" "${generator[@]}" -U '__pkg_config_*' -U 'pkgcfg_lib_*' -U 'TN_*_ARCHIVE' "$@"
+    echo "$now" >"$record"
 fi
 cmake --build "$folder" --target "$target" -j "${JOBS:-2}"
