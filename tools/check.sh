@@ -4,7 +4,7 @@
 # A suite is a command with a budget of seconds. If the last line of its output reads "N passed, N failed, N skipped",
 # these are its counts; any other suite counts as one test. Past its budget it is stopped and has failed. A line
 # "ran on: DEVICE" says that a device or engine really computed, "skipped: …" why something did not run, "listing: …" is
-# the text of `trunnion devices`; these are shown.
+# the text of `trunnion devices`, "size: …" how large a binary is; these are shown.
 # Each suite builds what it needs, so every one can be run alone. Logs: build/check/SUITE.log. What a suite came to is
 # also a line of build/check/ran.tsv, of which tools/checks/record.py makes a page. PATIENCE=4 in the environment makes
 # every budget four times as long, for machines that are slow or have other work.
@@ -45,7 +45,7 @@ digits    | check     | 300 | python3 tools/digits.py
 model     | check     | 600 | python3 tools/smollm2.py --or-skip
 devices   | check     |  60 | tools/build.sh $BUILD all $plain && $run_command $BUILD devices
 library   | check     |  60 | tools/build.sh $BUILD all $plain && tools/checks/library.sh $BUILD
-unit      | check     | 600 | tools/build.sh $BUILD tests $plain && $run_programs $BUILD tests
+unit      | check     | 600 | tools/build.sh $BUILD tests $plain && python3 tools/digits.py && $run_programs $BUILD tests
 doubles   | check     | 300 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD tests $plain && python3 tools/checks/doubles.py $BUILD
 blas      | check     |  60 | tools/build.sh $BUILD test_library $plain && tools/checks/blas.sh $BUILD
 examples  | check     | 120 | tools/build.sh $BUILD examples $plain && $run_programs $BUILD examples
@@ -131,7 +131,7 @@ run_suite() {
     printf '%-4s  %-10s %7s s   %s passed, %s failed, %s skipped\n' "$verdict" "$name" "$seconds" "$p" "$f" "$s"
     grep '^skipped: ' "$log" | sort | uniq -c | sed 's/^ *\([0-9]*\) skipped: /        skipped (\1): /'
     ran_on+=$(sed -n 's/^ran on: //p' "$log")$'\n'
-    sed -n 's/^listing: /        /p' "$log"
+    sed -n 's/^listing: /        /p; s/^size: /        size: /p' "$log"
     if [ "$f" != 0 ]; then
         echo "        log: $log; its end:"
         tail -n 30 "$log" | sed 's/^/      | /'

