@@ -60,15 +60,15 @@ make_base() {
     touch "$base/complete"
 }
 
-# fresh_machine — $work/root: a copy of the base with /proc, /dev and a clone of HEAD in /home/user/trunnion.
+# fresh_machine — $work/root: a copy of the base with /proc, /dev and a clone of HEAD in /srv/trunnion.
 fresh_machine() {
     umount -R "$work/root" 2>/dev/null
     rm -rf --one-file-system "$work/root"
     cp -a "$base/root" "$work/root"
-    chroot "$work/root" useradd -m user
-    git clone -q --no-hardlinks "$project" "$work/root/home/user/trunnion"
-    git -C "$work/root/home/user/trunnion" checkout -q "$(git rev-parse HEAD)"
-    chroot "$work/root" chown -R user:user /home/user/trunnion
+    chroot "$work/root" useradd -d /srv user
+    git clone -q --no-hardlinks "$project" "$work/root/srv/trunnion"
+    git -C "$work/root/srv/trunnion" checkout -q "$(git rev-parse HEAD)"
+    chroot "$work/root" chown -R user:user /srv
     printf '[safe]\n\tdirectory = *\n' >"$work/root/etc/gitconfig"
     for folder in proc sys dev; do
         mount --rbind "/$folder" "$work/root/$folder"
@@ -78,13 +78,13 @@ fresh_machine() {
 # inside USER COMMAND — runs it in the clone, with no more of our environment than proxies, certificates and pip's words.
 inside() {
     local user=$1 kept=() home=/root
-    [ "$user" = root ] || home=/home/$user
+    [ "$user" = root ] || home=/srv
     while IFS='=' read -r name value; do
         kept+=("$name=$value")
     done < <(env | grep -iE '^(https?_proxy|no_proxy|pip_|ssl_cert|requests_ca|curl_ca)')
     chroot "$work/root" env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=$home LANG=C.UTF-8 \
         JOBS="${JOBS:-2}" PATIENCE="${PATIENCE:-2}" "${kept[@]}" \
-        setpriv --reuid "$user" --regid "$user" --init-groups bash -c "cd /home/user/trunnion && $2" </dev/null
+        setpriv --reuid "$user" --regid "$user" --init-groups bash -c "cd /srv/trunnion && $2" </dev/null
 }
 
 # step NAME USER WANTED COMMAND [WORDS] — one timed command; WANTED is its exit code, WORDS must stand in its output.
