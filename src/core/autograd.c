@@ -398,7 +398,10 @@ tn_status tn_backward(const tn_tensor *loss) {
     tn_device *chosen = tn_chosen_device();
     (void)tn_set_current_device(tn_device_of(loss));
     r->no_grad = true;
+    size_t count = r->count;
+    bool within = tn_recorder_begin_gradient(r);
     tn_status s = backward_on(&t, loss);
+    tn_recorder_end_gradient(r, within, count);
     r->no_grad = before;
     (void)tn_set_current_device(chosen);
     tape_free(&t);
@@ -493,7 +496,10 @@ tn_status tn_gradients(tn_tensor *const *outputs, int output_count, tn_tensor *c
     tape t = {0};
     bool before = r->no_grad;
     r->no_grad = !create_graph;
+    size_t count = r->count;
+    bool within = tn_recorder_begin_gradient(r);
     tn_status s = gradients_on(&t, &q, grads);
+    tn_recorder_end_gradient(r, within, count);
     r->no_grad = before;
     tape_free(&t);
     for (int i = 0; s != TN_OK && i < input_count; i++) {

@@ -108,6 +108,7 @@ typedef struct tn_value {
     size_t pull_capacity;
     bool wants_memory; /* some user can only read it from memory */
     int loads;         /* memory operands behind it */
+    uint32_t counted;  /* stamp of the last count of a group's buffers that met it */
     int *users;
     int user_count;
     bool plain;           /* template.c: none of its templates can be made of what joins it */
@@ -210,8 +211,11 @@ typedef struct tn_graph_plan {
     size_t group_count, group_capacity;
     int *order; /* groups in order of execution */
     uint32_t stamp;
-    bool copying; /* contiguous makes a copy even of what is in order: an output of its own */
-    int forbid;   /* value that must not join a group, found while lowering; -1 */
+    int64_t work;        /* values and groups that fusing has looked at, each round and search counted */
+    bool copying;        /* contiguous makes a copy even of what is in order: an output of its own */
+    int forbid;          /* value that must not join a group, found while lowering; -1 */
+    bool crowded;        /* … because the group needs too many buffers */
+    bool counts_buffers; /* fusing counts them, since a group had too many */
 } tn_graph_plan;
 
 tn_status tn_values_make(tn_graph_plan *g);
@@ -245,6 +249,7 @@ bool tn_group_writes_state(const tn_graph_plan *g, const tn_group *group); /* so
 
 /* Builds the program of a group. TN_OK with g->forbid ≥ 0: this value cannot be joined, fuse again. */
 tn_status tn_lower_group(tn_graph_plan *g, int group);
+int tn_most_buffers(const tn_graph_plan *g); /* of one kernel on the plan's device */
 /* Is this product or native op a program of workgroups on its device (template.c)? */
 bool tn_template_takes(const tn_value *v);
 bool tn_template_takes_node(const tn_node *n);            /* the same before it is a value */
@@ -361,13 +366,13 @@ typedef struct tn_plan {
     kir_dial *dials;
     int *dial_source; /* binding dial behind each; -1: a number, which stands in dials */
     size_t dial_count;
-    void **addresses; /* of the slots, at the last run */
-    int64_t runs, values_planned;
-    int64_t untimed_runs; /* since one was timed */
-    bool torn;            /* the last run failed when it had begun to write states */
-    double last_seconds;  /* what that one took */
-    char largest[160];    /* of the values in the arena: line, op, shape */
-    tn_mark mark;         /* its last run by a queue's thread, which uses its pointers and dials */
+    void **addresses;                            /* of the slots, at the last run */
+    int64_t runs, values_planned, planning_work; /* planning_work: tn_graph_plan's */
+    int64_t untimed_runs;                        /* since one was timed */
+    bool torn;                                   /* the last run failed when it had begun to write states */
+    double last_seconds;                         /* what that one took */
+    char largest[160];                           /* of the values in the arena: line, op, shape */
+    tn_mark mark; /* its last run by a queue's thread, which uses its pointers and dials */
     uint64_t last_used;
     int followed_by; /* place in the cache of the plan that was asked for after this one */
     void **owned;    /* blocks freed with the plan */

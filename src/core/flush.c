@@ -371,6 +371,7 @@ tn_status tn_flush(tn_recorder *r, tn_node *const *targets, int count) {
     while (s == TN_ERR_MEMORY && postpone_refused(c, targets, count))
         s = evaluate_all(r, c, targets, count);
     if (c->binding.postponed_count) settle_postponed(r, &c->binding, writes && s == TN_OK);
+    r->limit = 2 * r->count;
     tn_recorder_settle();
     return s;
 }

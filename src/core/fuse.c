@@ -23,18 +23,18 @@
 #include "core/core.h"
 
 enum {
-    MAX_PULLS = 16,      /* groups that may each compute an inlined value again */
-    CHEAP_WEIGHT = 6,    /* work below which computing again beats storing */
-    MOVED_WEIGHT = 3,    /* the same where each element is read several times */
-    SPREAD_WEIGHT = 16,  /* the same under a broadcast */
+    MAX_PULLS = 16,         /* groups that may each compute an inlined value again */
+    CHEAP_WEIGHT = 6,       /* work below which computing again beats storing */
+    MOVED_WEIGHT = 3,       /* the same where each element is read several times */
+    SPREAD_WEIGHT = 16,     /* the same under a broadcast */
     MOST_DECODED = 1 << 15, /* numbers that are decoded once for all, whatever of them is needed */
-    MAX_WEIGHT = 256,    /* bounds the size and the depth of one program */
-    MAX_LOADS = 20,      /* buffers of a program (KIR_MAX_BUFFERS) less room for results */
-    FREE_BUFFERS = 8,    /* what one value may not fill up alone */
-    FEW_ROWS = 8,        /* rows too few to share out a long second pass over them */
-    WIDE = 16,           /* columns that are worth a kernel of their own, */
-    SHORT = 4,           /* … or so many where their rows lie side by side, */
-    MANY_ELEMENTS = 2048 /* … and elements of them */
+    MAX_WEIGHT = 256,       /* bounds the size and the depth of one program */
+    MAX_LOADS = 20,         /* buffers of a program (KIR_MAX_BUFFERS) less room for results */
+    FREE_BUFFERS = 8,       /* what one value may not fill up alone */
+    FEW_ROWS = 8,           /* rows too few to share out a long second pass over them */
+    WIDE = 16,              /* columns that are worth a kernel of their own, */
+    SHORT = 4,              /* … or so many where their rows lie side by side, */
+    MANY_ELEMENTS = 2048    /* … and elements of them */
 };
 
 /* ---- facts ------------------------------------------------------------------------------------------------------- */
@@ -186,12 +186,14 @@ static tn_status group_add(tn_graph_plan *g, int group, int value) {
 
 /* Does `from` read, directly or not, a result of one of `targets` (other than itself)? */
 static bool reads_any(tn_graph_plan *g, int from, const int *targets, int count) {
+    if (count == 0 || (count == 1 && targets[0] == from)) return false; /* mostly so: no search through all groups */
     g->stamp++;
     int *stack = g->order, top = 0; /* order is not made yet: its room serves as the stack */
     stack[top++] = from;
     g->groups[from].seen = g->stamp;
     while (top > 0) {
         const tn_group *at = &g->groups[stack[--top]];
+        g->work++;
         for (size_t i = 0; i < at->dep_count; i++) {
             int d = at->deps[i];
             for (int k = 0; k < count; k++)
@@ -316,6 +318,45 @@ static void take_lead(tn_graph_plan *g, int group, int value) {
     if (reduces || joins) to->lead = value;
 }
 
+/* ---- buffers ----------------------------------------------------------------------------------------------------- */
+
+/* Will the value be read from memory? Some inlined ones turn out to be stored when their turn comes: those count as
+ * what they are made of, so that the count is never too low. */
+static bool is_operand(const tn_value *root) {
+    return !root->row || root->wants_memory || root->output >= 0 || kernel_of_its_own(tn_value_class(root));
+}
+
+/* Buffers that computing `value` needs, besides those that this count has met; it stops above `most`. */
+static int count_buffers(tn_graph_plan *g, int value, int most) {
+    int count = 0;
+    const tn_value *v = &g->values[value];
+    for (int k = 0; k < v->n_in && count <= most; k++) {
+        if (v->in[k] < 0) continue;
+        tn_value *root = &g->values[g->values[v->in[k]].root], *in = is_operand(root) ? root : &g->values[v->in[k]];
+        if (in->counted == g->stamp || in->dial >= 0) continue;
+        in->counted = g->stamp;
+        count += in == root && is_operand(root) ? 1 : count_buffers(g, v->in[k], most - count);
+    }
+    return count;
+}
+
+static int count_member(tn_graph_plan *g, int value, int most) {
+    bool met = g->values[value].counted == g->stamp;
+    g->values[value].counted = g->stamp;
+    return !met + count_buffers(g, value, most);
+}
+
+/* Do the group's members and one more find room in a kernel's buffers? */
+static bool buffers_suffice(tn_graph_plan *g, int group, int value) {
+    const tn_group *to = &g->groups[group];
+    int most = tn_most_buffers(g);
+    g->stamp++;
+    int count = count_member(g, value, most);
+    for (size_t i = 0; i < to->member_count && count <= most; i++)
+        count += count_member(g, to->members[i], most - count);
+    return count <= most;
+}
+
 static bool has_zero_extent(const tn_node *n) { return tn_node_numel(n) == 0; }
 
 static bool may_join(tn_graph_plan *g, int group, int value) {
@@ -324,7 +365,8 @@ static bool may_join(tn_graph_plan *g, int group, int value) {
     const tn_group *to = &g->groups[group];
     for (size_t i = 0; i < to->member_count; i++)
         if (g->values[to->members[i]].alone || g->values[to->members[i]].vendor) return false;
-    return space_fits(g, to, v) && !reads_any(g, group, v->pulls, v->pull_count);
+    if (!space_fits(g, to, v) || (g->counts_buffers && !buffers_suffice(g, group, value))) return false;
+    return !reads_any(g, group, v->pulls, v->pull_count);
 }
 
 static tn_group_kind kind_alone(tn_op_class c) {
@@ -465,6 +507,7 @@ tn_status tn_fuse(tn_graph_plan *g) {
     for (size_t i = 0; i < g->group_count; i++)
         tn_group_free(&g->groups[i]);
     g->group_count = 0;
+    g->work += (int64_t)g->value_count;
     for (size_t i = g->value_count; i-- > 0;)
         TRY(visit(g, (int)i));
     for (size_t i = 0; i < g->group_count; i++)

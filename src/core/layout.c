@@ -4,11 +4,8 @@
  * over it; a state's new value is written into its home if nobody needs the old one any more. */
 #include <string.h>
 
+#include "core/arena.h"
 #include "core/core.h"
-
-enum { ALIGN = 64 };
-
-static int64_t align_up(int64_t n) { return (n + ALIGN - 1) / ALIGN * ALIGN; }
 
 /* ---- what groups read -------------------------------------------------------------------------------------------- */
 
@@ -66,48 +63,6 @@ static bool home_is_free(const tn_graph_plan *g, const tn_value *v, int home) {
 
 /* ---- the arena --------------------------------------------------------------------------------------------------- */
 
-typedef struct arena_block {
-    int64_t offset, bytes;
-    int last; /* position of the last group that needs it */
-    int value;
-} arena_block;
-
-typedef struct arena {
-    arena_block *blocks; /* by offset */
-    size_t count, capacity;
-    int64_t high;
-} arena;
-
-static tn_status arena_take(arena *a, int64_t bytes, int last, int value, int64_t *offset) {
-    bytes = align_up(tn_max64(bytes, 1));
-    TRY(tn_mem_grow(&a->blocks, &a->capacity, a->count + 1, sizeof *a->blocks));
-    size_t best = a->count;
-    int64_t best_gap = INT64_MAX, end = 0,
-            best_offset = a->count ? a->blocks[a->count - 1].offset + a->blocks[a->count - 1].bytes : 0;
-    for (size_t i = 0; i < a->count; i++) {
-        int64_t gap = a->blocks[i].offset - end;
-        if (gap >= bytes && gap < best_gap) {
-            best = i;
-            best_gap = gap;
-            best_offset = end;
-        }
-        end = a->blocks[i].offset + a->blocks[i].bytes;
-    }
-    memmove(a->blocks + best + 1, a->blocks + best, (a->count - best) * sizeof *a->blocks);
-    a->blocks[best] = (arena_block){.offset = best_offset, .bytes = bytes, .last = last, .value = value};
-    a->count++;
-    a->high = tn_max64(a->high, best_offset + bytes);
-    *offset = best_offset;
-    return TN_OK;
-}
-
-static void arena_release_before(arena *a, int position) {
-    size_t kept = 0;
-    for (size_t i = 0; i < a->count; i++)
-        if (a->blocks[i].last >= position) a->blocks[kept++] = a->blocks[i];
-    a->count = kept;
-}
-
 static bool is_factor(const tn_graph_plan *g, const tn_group *group, int value) {
     const tn_value *lead = &g->values[group->lead];
     for (int k = 0; k < lead->n_in && group->kind == TN_GROUP_MATMUL; k++)
@@ -125,34 +80,34 @@ static bool reads_part(const tn_graph_plan *g, const tn_group *group, int value)
     return false;
 }
 
-/* The block of an operand that dies here and whose elements are read only where v's are written. */
-static arena_block *block_to_reuse(const tn_graph_plan *g, arena *a, const tn_group *group, const tn_value *v) {
-    if (group->kind != TN_GROUP_MAP && group->kind != TN_GROUP_MATMUL) return NULL;
-    if (group->by_rows) return NULL; /* others of its launch may read all of it later */
-    if (group != &g->groups[v->group]) return NULL; /* it makes a part of it, elsewhere */
+/* An operand that dies here and whose elements are read only where v's are written; -1: none. */
+static int value_to_replace(const tn_graph_plan *g, const tn_arena *a, const tn_group *group, const tn_value *v) {
+    if (group->kind != TN_GROUP_MAP && group->kind != TN_GROUP_MATMUL) return -1;
+    if (group->by_rows) return -1;                /* others of its launch may read all of it later */
+    if (group != &g->groups[v->group]) return -1; /* it makes a part of it, elsewhere */
     for (int b = 0; b < group->buffer_count; b++) {
         int x = group->buffer_values[b];
         if (x == TN_BLOCK || is_factor(g, group, x)) continue; /* a product reads its factors all over */
         if (reads_part(g, group, x)) continue;
         if (g->values[x].group == v->group || g->values[x].bytes != v->bytes || !group->buffer_same_place[b]) continue;
         if (tn_dtype_size((tn_dtype)g->values[x].node->dtype) != tn_dtype_size((tn_dtype)v->node->dtype)) continue;
-        for (size_t i = 0; i < a->count; i++)
-            if (a->blocks[i].value == x && a->blocks[i].last == group->position) return &a->blocks[i];
+        const tn_arena_block *block = tn_arena_find(a, x);
+        if (block && block->last == group->position) return x;
     }
-    return NULL;
+    return -1;
 }
 
-static tn_status place_in_arena(tn_graph_plan *g, arena *a, const tn_group *group, tn_value *v, int value, int last) {
+static tn_status place_in_arena(tn_graph_plan *g, tn_arena *a, const tn_group *group, tn_value *v, int value,
+                                int last) {
     v->place = (int)(g->binding->buffer_count + g->binding->output_count);
-    arena_block *reused = block_to_reuse(g, a, group, v);
-    if (!reused) {
-        TRY(arena_take(a, v->bytes, last, value, &v->byte_offset));
+    int replaced = value_to_replace(g, a, group, v);
+    if (replaced < 0) {
+        TRY(tn_arena_take(a, v->bytes, last, value, &v->byte_offset));
         v->byte_offset += v->room_before;
         return TN_OK;
     }
-    v->byte_offset = reused->offset;
-    reused->value = value;
-    reused->last = last;
+    v->byte_offset = tn_arena_find(a, replaced)->offset;
+    tn_arena_pass_on(a, replaced, value, last);
     return TN_OK;
 }
 
@@ -183,29 +138,30 @@ static int last_host_reader(const tn_graph_plan *g, int root, int first) {
 
 /* A group of the host finds and leaves everything in host memory, each value at a place of its own from the first such
  * group that makes or reads it to the last. */
-static tn_status place_on_host(tn_graph_plan *g, arena *h, int value, int position) {
+static tn_status place_on_host(tn_graph_plan *g, tn_arena *h, int value, int position) {
     tn_value *v = &g->values[value];
     if (v->host_from >= 0) return TN_OK;
     v->host_from = position;
-    return arena_take(h, v->bytes, last_host_reader(g, value, position), -1, &v->host_offset);
+    return tn_arena_take(h, v->bytes, last_host_reader(g, value, position), -1, &v->host_offset);
 }
 
-static tn_status lay_out_host(tn_graph_plan *g, arena *h, tn_group *group, int position) {
+static tn_status lay_out_host(tn_graph_plan *g, tn_arena *h, tn_group *group, int position) {
     if (!group->host) return TN_OK;
-    arena_release_before(h, position);
+    tn_arena_release_before(h, position);
     for (int k = 0; k < group->read_count; k++)
         TRY(place_on_host(g, h, group->reads[k], position));
     for (size_t k = 0; k < group->member_count; k++)
         if (g->values[group->members[k]].stored) TRY(place_on_host(g, h, group->members[k], position));
-    return group->workspace ? arena_take(h, (int64_t)group->workspace, position, -1, &group->workspace_offset) : TN_OK;
+    return group->workspace ? tn_arena_take(h, (int64_t)group->workspace, position, -1, &group->workspace_offset)
+                            : TN_OK;
 }
 
 /* ---- all of it --------------------------------------------------------------------------------------------------- */
 
-static tn_status place_value(tn_graph_plan *g, arena *a, const tn_group *group, int value, size_t *copies);
+static tn_status place_value(tn_graph_plan *g, tn_arena *a, const tn_group *group, int value, size_t *copies);
 
 /* Where the joined tensor has it. What is made first of all that lies there takes the room. */
-static tn_status place_part(tn_graph_plan *g, arena *a, const tn_group *group, tn_value *v, size_t *copies) {
+static tn_status place_part(tn_graph_plan *g, tn_arena *a, const tn_group *group, tn_value *v, size_t *copies) {
     tn_value *joined = &g->values[v->joined];
     TRY(place_value(g, a, group, v->joined, copies));
     v->place = joined->place;
@@ -214,7 +170,7 @@ static tn_status place_part(tn_graph_plan *g, arena *a, const tn_group *group, t
 }
 
 /* copies: states whose new value had to be made beside their home. */
-static tn_status place_value(tn_graph_plan *g, arena *a, const tn_group *group, int value, size_t *copies) {
+static tn_status place_value(tn_graph_plan *g, tn_arena *a, const tn_group *group, int value, size_t *copies) {
     tn_value *v = &g->values[value];
     v->bytes = v->room > 0 ? v->room : (int64_t)tn_node_bytes(v->node);
     if (v->place >= 0 || !v->stored || !needed_there(g, group, v)) return TN_OK;
@@ -257,26 +213,29 @@ static void place_leaves(tn_graph_plan *g) {
     }
 }
 
-static tn_status lay_out_group(tn_graph_plan *g, arena *a, arena *h, int position, size_t *copies) {
+static tn_status lay_out_group(tn_graph_plan *g, tn_arena *a, tn_arena *h, int position, size_t *copies) {
     tn_group *group = &g->groups[g->order[position]];
-    if (!group->chained) arena_release_before(a, position); /* else what those before it in the chain need is in use */
+    if (!group->chained)
+        tn_arena_release_before(a, position); /* else what those before it in the chain need is in use */
     for (size_t k = 0; k < group->member_count; k++)
         TRY(place_value(g, a, group, group->members[k], copies));
     if (group->workspace && !group->host)
-        TRY(arena_take(a, (int64_t)group->workspace, position, -1, &group->workspace_offset));
+        TRY(tn_arena_take(a, (int64_t)group->workspace, position, -1, &group->workspace_offset));
     return lay_out_host(g, h, group, position);
 }
 
 tn_status tn_lay_out(tn_graph_plan *g, size_t *arena_bytes, size_t *host_bytes, size_t *copies) {
-    arena a = {0}, h = {0};
-    tn_status s = TN_OK;
+    tn_arena a, h;
     place_leaves(g);
     tn_parts_leave_host(g);
+    tn_status s = tn_arena_begin(&a, (int)g->group_count, g->value_count);
+    tn_status host = tn_arena_begin(&h, (int)g->group_count, g->value_count);
+    if (s == TN_OK) s = host;
     for (size_t i = 0; i < g->group_count && s == TN_OK; i++)
         s = lay_out_group(g, &a, &h, (int)i, copies);
     *arena_bytes = (size_t)a.high;
     *host_bytes = (size_t)h.high;
-    tn_mem_free(a.blocks);
-    tn_mem_free(h.blocks);
+    tn_arena_end(&a);
+    tn_arena_end(&h);
     return s;
 }

@@ -107,8 +107,8 @@ static int part_to_leave(const tn_lowering *w) {
 }
 
 /* Beyond these a kernel is taken apart, if it can be: what is one piece and has more is the host's, or nobody's. */
-static int most_buffers(const tn_lowering *w) {
-    int most = w->g->binding->device->caps.max_bindings;
+int tn_most_buffers(const tn_graph_plan *g) {
+    int most = g->binding->device->caps.max_bindings;
     return most > 0 && most < KIR_MAX_BUFFERS ? most : KIR_MAX_BUFFERS;
 }
 
@@ -117,8 +117,11 @@ static int buffer_seen_as(tn_lowering *w, kir_builder *kb, int root, tn_dtype dt
     tn_group *group = w->group;
     for (int b = 0; b < group->buffer_count; b++)
         if (group->buffer_values[b] == root && group->buffer_dtypes[b] == dtype) return b;
-    if (group->buffer_count >= most_buffers(w)) {
-        if (w->g->forbid < 0) w->g->forbid = part_to_leave(w);
+    if (group->buffer_count >= tn_most_buffers(w->g)) {
+        if (w->g->forbid < 0) {
+            w->g->crowded = group->member_count > 1;
+            w->g->forbid = part_to_leave(w);
+        }
     }
     if (group->buffer_count == KIR_MAX_BUFFERS) {
         if (w->g->forbid < 0)

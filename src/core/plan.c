@@ -573,19 +573,41 @@ static tn_status make_commands(tn_graph_plan *g, tn_plan *p, size_t copies) {
 
 /* ---- making ------------------------------------------------------------------------------------------------------ */
 
-/* Fuses and lowers until no join is refused. Each round leaves one more value alone, so it ends. */
-static tn_status fuse_and_lower(tn_graph_plan *g) {
-    for (;;) {
+/* A group could not be lowered. The first one with too many buffers makes fusing count them; else one value less joins
+ * its group. */
+static tn_status refuse_join(tn_graph_plan *g) {
+    tn_value *v = &g->values[g->forbid];
+    if (g->crowded && !g->counts_buffers) return TN_OK;
+    if (v->alone)
+        return tn_fail(TN_ERR_INTERNAL, "%s cannot be lowered even on its own", v->row ? v->row->name : "data");
+    v->alone = true;
+    return TN_OK;
+}
+
+/* Lowers all groups, so that one round finds what each of them refuses: rounds do not grow with the groups. */
+static tn_status lower_groups(tn_graph_plan *g, bool *refused) {
+    bool crowded = false;
+    for (size_t i = 0; i < g->group_count; i++) {
         g->forbid = -1;
-        TRY(tn_fuse(g));
-        for (size_t i = 0; i < g->group_count && g->forbid < 0; i++)
-            TRY(tn_lower_group(g, (int)i));
-        if (g->forbid < 0) return TN_OK;
-        tn_value *v = &g->values[g->forbid];
-        if (v->alone)
-            return tn_fail(TN_ERR_INTERNAL, "%s cannot be lowered even on its own", v->row ? v->row->name : "data");
-        v->alone = true;
+        g->crowded = false;
+        TRY(tn_lower_group(g, (int)i));
+        if (g->forbid < 0) continue;
+        *refused = true;
+        crowded |= g->crowded;
+        TRY(refuse_join(g));
     }
+    g->counts_buffers |= crowded;
+    return TN_OK;
+}
+
+/* Fuses and lowers until no join is refused. Each round but one leaves a value alone, so it ends. */
+static tn_status fuse_and_lower(tn_graph_plan *g) {
+    for (bool refused = true; refused;) {
+        refused = false;
+        TRY(tn_fuse(g));
+        TRY(lower_groups(g, &refused));
+    }
+    return TN_OK;
 }
 
 /* Devices that lack something leave it to the host. Each round leaves one more value to it, so this ends. */
@@ -647,6 +669,7 @@ static tn_status plan_steps(tn_graph_plan *g, tn_plan *p) {
     TRY(tn_lay_out(g, &p->arena_bytes, &p->host_bytes, &copies));
     describe_largest(g, p);
     p->values_planned = (int64_t)g->value_count;
+    p->planning_work = g->work;
     return make_commands(g, p, copies);
 }
 
@@ -800,7 +823,7 @@ static void gather(const tn_plan *p, size_t begin, size_t end) {
  * else stands between. States are written by lists of their own. */
 static void gather_all(const tn_plan *p) {
     enum { FEWEST = 2 };
-    for (size_t i = 0, end; i < p->command_count; i = end > i ? end : i + 1) {
+    for (size_t i = 0, end; i<p->command_count; i = end> i ? end : i + 1) {
         end = i;
         while (end < p->command_count && p->commands[end].kind == TN_CMD_KERNEL &&
                p->commands[end].device == p->device && p->commands[end].commit == p->commands[i].commit)

@@ -333,6 +333,7 @@ typedef struct tn_recorder {
     uint64_t seed, random_offset; /* Philox key and the next free counter */
     size_t limit;                 /* pending nodes at which the next unasked flush happens; at least TN_MAX_PENDING */
     bool planning;                /* nodes made now belong to the planner */
+    bool differentiating;         /* a gradient is being recorded: no unasked flush in its middle */
     /* open while something is pending that was recorded there, also when it has no buffers */
     tn_device *held[TN_MOST_HELD];
     int held_count;

@@ -8,10 +8,10 @@
 
 enum { TN_OP_NONE = UINT16_MAX }; /* op of data and error nodes */
 
-tn_node *tn_node_number(double v);                 /* a rank-0 f32 that does not raise dtypes; the caller's reference */
-tn_node *tn_node_cast(tn_node *x, tn_dtype to);    /* a number keeps all its digits; the caller's reference */
-bool tn_node_computed(const tn_node *n);           /* its root has a buffer */
-void tn_node_forget_inputs(tn_node *n);            /* a computed node without gradient needs its history no more */
+tn_node *tn_node_number(double v);              /* a rank-0 f32 that does not raise dtypes; the caller's reference */
+tn_node *tn_node_cast(tn_node *x, tn_dtype to); /* a number keeps all its digits; the caller's reference */
+bool tn_node_computed(const tn_node *n);        /* its root has a buffer */
+void tn_node_forget_inputs(tn_node *n);         /* a computed node without gradient needs its history no more */
 /* A reference has gone, and so many are left: is it needed yet? listed: the node was pending before. */
 void tn_node_look_after(tn_node *n, int32_t left, bool listed);
 /* A handle's, storage's or build's reference goes. What it left may be another thread's to free at once, so the node is
@@ -26,6 +26,11 @@ void tn_strides_contiguous(const int64_t *shape, int rank, int64_t *stride);
 void tn_grad_slot_release(tn_grad_slot *s);
 void tn_grad_slot_close(tn_grad_slot *s); /* the same by the leaf's storage, whose gradient goes with it */
 size_t tn_recorder_limit(const tn_recorder *r);
+/* Between the two a gradient is recorded, which an unasked flush does not cut: half of it would make results of all
+ * that the other half needs. A long one raises the limit, for the step that follows. begin returns what end takes;
+ * count: the recorder's at begin. */
+bool tn_recorder_begin_gradient(tn_recorder *r);
+void tn_recorder_end_gradient(tn_recorder *r, bool before, size_t count);
 /* after a flush: gives back the references to leaves that it has in hand */
 void tn_recorder_settle(void);
 void tn_recorder_drop(void); /* frees all that this thread's recorder holds (thread exit, leak tests) */

@@ -449,12 +449,35 @@ static tn_status recorder_append(tn_recorder *r, tn_node *n) {
     return TN_OK;
 }
 
-/* A recording that nobody reads must not grow for ever. */
+/* Does a flush shorten the list by half or more? It removes what gets a buffer and what no gradient needs. The tape of
+ * values that nobody holds stays, and its values would be computed again for the gradient. */
+static bool flush_shortens(const tn_recorder *r) {
+    size_t stays = 0;
+    for (size_t i = 0; i < r->count; i++) {
+        const tn_node *n = r->pending[i];
+        stays += n && (n->flags & TN_NODE_GRAD) && atomic_load_explicit(&n->handles, memory_order_relaxed) == 0;
+    }
+    return 2 * stays < r->count;
+}
+
+/* A recording that nobody reads must not grow for ever. Every flush sets the limit anew, so equal steps are cut at
+ * equal places and find their plans again. */
 static tn_status recorder_bound(tn_recorder *r) {
-    if (r->capturing || r->planning || r->count < tn_recorder_limit(r)) return TN_OK;
-    tn_status s = tn_flush(r, NULL, 0);
+    if (r->capturing || r->planning || r->differentiating || r->count < tn_recorder_limit(r)) return TN_OK;
+    if (flush_shortens(r)) return tn_flush(r, NULL, 0);
     r->limit = 2 * r->count;
-    return s;
+    return TN_OK;
+}
+
+bool tn_recorder_begin_gradient(tn_recorder *r) {
+    bool before = r->differentiating;
+    r->differentiating = true;
+    return before;
+}
+
+void tn_recorder_end_gradient(tn_recorder *r, bool before, size_t count) {
+    r->differentiating = before;
+    if (r->count > count + TN_MAX_PENDING / 2) r->limit = r->count + TN_MAX_PENDING;
 }
 
 size_t tn_recorder_limit(const tn_recorder *r) { return r->limit > TN_MAX_PENDING ? r->limit : TN_MAX_PENDING; }
