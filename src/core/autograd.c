@@ -12,7 +12,7 @@
 
 #include "core/expand.h"
 #include "graph/known.h"
-#include "ops/ops_build.h"
+#include "ops/common.h"
 
 /* ---- the tape of one call ---------------------------------------------------------------------------------------- */
 
@@ -99,9 +99,20 @@ static void tape_free(tape *t) {
 
 /* ---- walking down ------------------------------------------------------------------------------------------------ */
 
+static bool is_stale(const tn_node *n) { return (n->root ? n->root : n)->flags & TN_NODE_STALE; }
+
+static bool reads_stale(const tn_node *n) {
+    for (int i = 0; i < n->n_in; i++)
+        if (n->in[i] && is_stale(n->in[i])) return true;
+    return false;
+}
+
+/* Half precision: the op's rule is applied to its f32 form, so that the gradient is rounded once. Where an input has
+ * been overwritten, only the rule itself can tell whether it is needed. */
 static bool through_expansion(const tn_node *n) {
     const tn_op_row *row = tn_op(n->op);
-    return row->kind == TN_COMPOSED && !row->impl->grad;
+    if (!row->impl->grad) return row->kind == TN_COMPOSED;
+    return row->impl->grad != tn_grad_none && tn_is_widened(n) && !reads_stale(n);
 }
 
 /* The next node below n that requires gradients, NULL when there is none left. */
@@ -180,7 +191,7 @@ static tn_status check_stale(const tape *t, size_t first, const tn_node *n) {
         const tn_node *made = t->build.made[i];
         for (int k = 0; k < made->n_in; k++) {
             const tn_node *in = made->in[k];
-            if (!in || !((in->root ? in->root : in)->flags & TN_NODE_STALE)) continue;
+            if (!in || !is_stale(in)) continue;
             char text[96];
             return tn_fail(
                 TN_ERR_STATE,

@@ -117,7 +117,7 @@ static tn_gemm_shape product_shape(const tn_node *n, template *t) {
     tn_gemm_shape s = {.m = n->shape[n->rank - 2], .n = n->shape[n->rank - 1], .k = a->shape[a->rank - 1]};
     s.type = kir_type_of((tn_dtype)n->dtype);
     s.local_dtype = local_dtype(s.type);
-    bool halves = n->dtype == TN_F16 || n->dtype == TN_BF16;
+    bool halves = tn_dtype_is_half(n->dtype);
     if (halves && n->in[0]->dtype == n->dtype && n->in[1]->dtype == n->dtype) s.half = (tn_dtype)n->dtype;
     for (int d = 0; d < n->rank - 2; d++) {
         if (n->shape[d] == 1) continue;

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/core.h"
+#include "core/expand.h"
 #include "hal/vendor.h"
 
 /* ---- facts ------------------------------------------------------------------------------------------------------- */
@@ -54,7 +55,8 @@ int tn_value_of(const tn_graph_plan *g, const tn_node *n) {
 static bool is_composed(const tn_node *n) {
     if (n->op == TN_OP_NONE || tn_node_computed(n)) return false;
     const tn_op_row *row = tn_op(n->op);
-    if (row->kind == TN_COMPOSED && row->impl->class_ != TN_NATIVE) return true;
+    if (n->expansion) return true; /* the key has it, not n's inputs */
+    if (row->kind == TN_COMPOSED && (row->impl->class_ != TN_NATIVE || tn_is_widened(n))) return true;
     if (!row->impl->compose) return false;
     /* devices that are processors: not where it means to sort, which takes long there */
     bool software = n->device->info.software && n->op == TN_OP_SCATTER_SUM;
@@ -85,7 +87,7 @@ static tn_status expand(tn_graph_plan *g, const tn_node *n, tn_node **out) {
         *out = g->expansions[known];
         return TN_OK;
     }
-    tn_node *e = n->expansion ? n->expansion : tn_op(n->op)->impl->compose(&g->build, n);
+    tn_node *e = n->expansion ? n->expansion : tn_compose(&g->build, n);
     if (e && e != n) e = as_whole(g, e);
     if (g->build.status != TN_OK) return g->build.status;
     *out = e;

@@ -35,6 +35,8 @@ typedef struct tn_attrs {
     double f[TN_MAX_ATTR_FLOATS];
 } tn_attrs;
 
+static inline bool tn_dtype_is_half(int dtype) { return dtype == TN_F16 || dtype == TN_BF16; }
+
 /* ---- nodes ------------------------------------------------------------------------------------------------------- */
 
 enum {
@@ -187,6 +189,9 @@ typedef struct tn_op_impl {
     uint8_t promote_from; /* first input that promotion touches: 1 for where(condition, x, y) */
     /* bit i: input i may be quantised in blocks (tn_dtype_is_quantized) */
     uint8_t quantized;
+    /* Its steps are exact in f16 and bf16, or products whose kernels take these: computed as it stands. Any other
+     * composition and gradient is computed in f32 and rounded once (core/expand.h). */
+    bool keeps_half;
     uint8_t reduce; /* TN_REDUCTION, TN_SCANNING: a kir_reduce */
     tn_status (*infer)(tn_infer *c);
     tn_node *(*compose)(tn_build *b, const tn_node *n); /* TN_NATIVE, TN_REDUCTION: core/values.c */

@@ -38,7 +38,8 @@ static tn_status grad_relu(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
 }
 
 /* relu(x): max(x, 0); NaN stays NaN. */
-const tn_op_impl tn_impl_relu = {.infer = tn_infer_not_bool,
+const tn_op_impl tn_impl_relu = {.keeps_half = true,
+                                 .infer = tn_infer_not_bool,
                                  .compose = compose_relu,
                                  .grad = grad_relu,
                                  .cases = "types=f32,f64,i32; [3,5]@-4..4~0.1; [2,0]; []; error=number [3]:bool"};
@@ -51,7 +52,8 @@ static tn_status grad_relu6(tn_build *b, const tn_node *n, tn_node *dy, tn_node 
 }
 
 /* relu6(x): min(max(x, 0), 6). */
-const tn_op_impl tn_impl_relu6 = {.infer = tn_infer_float,
+const tn_op_impl tn_impl_relu6 = {.keeps_half = true,
+                                  .infer = tn_infer_float,
                                   .compose = compose_relu6,
                                   .grad = grad_relu6,
                                   .cases = "types=f32,f64; [3,5]@-4..9~0.1; [2,0]; error=floating [3]:i64"};
@@ -67,6 +69,7 @@ static tn_status grad_hardtanh(tn_build *b, const tn_node *n, tn_node *dy, tn_no
 
 /* hardtanh(x, min_val, max_val): min(max(x, min_val), max_val); usually -1 and 1. */
 const tn_op_impl tn_impl_hardtanh = {
+    .keeps_half = true,
     .infer = tn_infer_float,
     .compose = compose_hardtanh,
     .grad = grad_hardtanh,

@@ -13,9 +13,7 @@
 
 enum { Q, K, V, MASK, OUT, DOUT }; /* inputs; the last two of the gradient */
 
-static tn_node *wide(tn_build *b, tn_node *x) {
-    return x && (x->dtype == TN_F16 || x->dtype == TN_BF16) ? tn_b_cast(b, x, TN_F32) : x;
-}
+static tn_node *wide(tn_build *b, tn_node *x) { return x && tn_dtype_is_half(x->dtype) ? tn_b_cast(b, x, TN_F32) : x; }
 
 static void copy_dim(tn_infer *c, int to, const tn_node *from, int dim) {
     c->shape[to] = from->shape[dim];
@@ -287,6 +285,7 @@ static tn_status grad_attention_dense(tn_build *b, const tn_node *n, tn_node *dy
  * query that it lets see nothing gets 0, else NaN. */
 const tn_op_impl tn_impl_attention_dense = {
     .class_ = TN_NATIVE,
+    .keeps_half = true,
     .infer = infer_attention_dense,
     .compose = compose_attention_dense,
     .grad = grad_attention_dense,
@@ -299,6 +298,7 @@ const tn_op_impl tn_impl_attention_dense = {
 /* attention_dense_gradient(q, k, v, mask, out, dout, is_causal, scale, blind, hides): the gradients of q, k and v. */
 const tn_op_impl tn_impl_attention_dense_gradient = {
     .class_ = TN_NATIVE,
+    .keeps_half = true,
     .infer = infer_attention_dense_gradient,
     .compose = compose_attention_dense_gradient,
     .cases = "types=f32 tol=2e-5 atol=2e-5; "
@@ -357,6 +357,7 @@ static tn_node *compose_attention(tn_build *b, const tn_node *n) {
  * i see keys
  * 0 … i; scale 0 means 1/sqrt(features). Source: Vaswani et al. 2017, eq. 1. */
 const tn_op_impl tn_impl_scaled_dot_product_attention = {
+    .keeps_half = true,
     .infer = infer_attention,
     .compose = compose_attention,
     .cases = "tol=1e-5 atol=1e-5; [2,2,3,4] [2,2,5,4] [2,2,5,3] -; "

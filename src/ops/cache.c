@@ -131,6 +131,7 @@ static void reference_cache_append(const tn_reference *r) {
  * stands twice in the list, any of the tokens that belong into a row may be there. In place on a state
  * (tn_cache_append_), only these rows are touched; what reads the cache's old value should be recorded before. */
 const tn_op_impl tn_impl_cache_append = {
+    .keeps_half = true,
     .infer = infer_cache_append,
     .compose = compose_cache_append,
     .cases =

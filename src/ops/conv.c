@@ -320,7 +320,7 @@ static tn_node *compose_correlate2d(tn_build *b, const tn_node *n) {
     tn_window w = filter_window(n->i, weight);
     int64_t groups = n->i[TN_CORRELATE2D_GROUPS];
     if (depthwise(weight, groups)) {
-        bool half = n->dtype == TN_F16 || n->dtype == TN_BF16; /* sums are f32 */
+        bool half = tn_dtype_is_half(n->dtype); /* sums are f32 */
         if (!half) return weigh_channels(b, x, weight, &w, n->shape + 2);
         tn_node *y = weigh_channels(b, tn_b_cast(b, x, TN_F32), tn_b_cast(b, weight, TN_F32), &w, n->shape + 2);
         return tn_b_cast(b, y, (tn_dtype)n->dtype);
@@ -566,6 +566,7 @@ static tn_status grad_conv2d(tn_build *b, const tn_node *n, tn_node *dy, tn_node
 /* conv2d(x, weight, bias, stride, padding, dilation, groups): cross-correlation of x [batch, channels, height, width]
  * (or without the batch) with weight [out, channels / groups, kernel height, kernel width]; bias [out] or NULL. */
 const tn_op_impl tn_impl_conv2d = {
+    .keeps_half = true,
     .infer = infer_conv2d,
     .compose = compose_conv2d,
     .grad = grad_conv2d,
@@ -593,6 +594,7 @@ static tn_node *compose_conv1d(tn_build *b, const tn_node *n) {
 /* conv1d(x, weight, bias, stride, padding, dilation, groups): cross-correlation of x [batch, channels, length] (or
  * without the batch) with weight [out, channels / groups, kernel]; bias [out] or NULL. */
 const tn_op_impl tn_impl_conv1d = {
+    .keeps_half = true,
     .infer = infer_conv1d,
     .compose = compose_conv1d,
     .cases = "tol=1e-5 atol=1e-5; [2,3,7] [2,3,3] [2] stride=2 padding=1; [4,6] [4,2,2] - dilation=2 groups=2; "
@@ -784,6 +786,7 @@ static tn_status grad_conv_transpose2d(tn_build *b, const tn_node *n, tn_node *d
  * layer: x [batch, channels, height, width] (or without the batch), weight [channels, out / groups,
  * kernel height, kernel width]. */
 const tn_op_impl tn_impl_conv_transpose2d = {
+    .keeps_half = true,
     .infer = infer_conv_transpose2d,
     .compose = compose_conv_transpose2d,
     .grad = grad_conv_transpose2d,

@@ -33,33 +33,42 @@ const tn_op_impl tn_impl_ones = {.infer = infer_made,
 
 /* zeros_like(x): zeros with x's shape and dtype. */
 static tn_node *compose_zeros_like(tn_build *b, const tn_node *n) { return filled(b, n, 0); }
-const tn_op_impl tn_impl_zeros_like = {.infer = tn_infer_same,
+const tn_op_impl tn_impl_zeros_like = {.keeps_half = true,
+                                       .infer = tn_infer_same,
                                        .compose = compose_zeros_like,
                                        .grad = tn_grad_none,
                                        .cases = "types=f32,i32,bool; [2,3]; []; [0,3]"};
 
 /* ones_like(x): ones with x's shape and dtype. */
 static tn_node *compose_ones_like(tn_build *b, const tn_node *n) { return filled(b, n, 1); }
-const tn_op_impl tn_impl_ones_like = {.infer = tn_infer_same,
+const tn_op_impl tn_impl_ones_like = {.keeps_half = true,
+                                      .infer = tn_infer_same,
                                       .compose = compose_ones_like,
                                       .grad = tn_grad_none,
                                       .cases = "types=f32,i32,bool; [2,3]; []; [0,3]"};
 
 /* full_like(x, value): `value` everywhere, with x's shape and dtype. */
 static tn_node *compose_full_like(tn_build *b, const tn_node *n) { return filled(b, n, n->f[TN_FULL_LIKE_VALUE]); }
-const tn_op_impl tn_impl_full_like = {.infer = tn_infer_same,
+const tn_op_impl tn_impl_full_like = {.keeps_half = true,
+                                      .infer = tn_infer_same,
                                       .compose = compose_full_like,
                                       .grad = tn_grad_none,
                                       .cases = "types=f32,i32; [2,3] value=7; [] value=-1; [0,3] value=2"};
 
 /* fill(x, value): `value` everywhere, with x's shape and dtype; fill_ writes it into x. */
 static tn_node *compose_fill(tn_build *b, const tn_node *n) { return filled(b, n, n->f[TN_FILL_VALUE]); }
-const tn_op_impl tn_impl_fill = {
-    .infer = tn_infer_same, .compose = compose_fill, .grad = tn_grad_none, .cases = "types=f32,i32; [2,3] value=7"};
+const tn_op_impl tn_impl_fill = {.keeps_half = true,
+                                 .infer = tn_infer_same,
+                                 .compose = compose_fill,
+                                 .grad = tn_grad_none,
+                                 .cases = "types=f32,i32; [2,3] value=7"};
 
 /* zero(x): zeros with x's shape and dtype; zero_ writes them into x. */
-const tn_op_impl tn_impl_zero = {
-    .infer = tn_infer_same, .compose = compose_zeros_like, .grad = tn_grad_none, .cases = "types=f32,i32; [2,3]"};
+const tn_op_impl tn_impl_zero = {.keeps_half = true,
+                                 .infer = tn_infer_same,
+                                 .compose = compose_zeros_like,
+                                 .grad = tn_grad_none,
+                                 .cases = "types=f32,i32; [2,3]"};
 
 /* ---- sequences and patterns -------------------------------------------------------------------------------------- */
 
@@ -76,12 +85,13 @@ static tn_node *compose_linspace(tn_build *b, const tn_node *n) {
     double start = n->f[TN_LINSPACE_START], end = n->f[TN_LINSPACE_END];
     int64_t steps = n->shape[0];
     double step = steps > 1 ? (end - start) / (double)(steps - 1) : 0;
-    tn_node *i = tn_b_arange(b, 0, (double)steps, 1, (tn_dtype)n->dtype);
+    tn_node *i = tn_b_arange(b, 0, (double)steps, 1, tn_dtype_is_half(n->dtype) ? TN_F32 : (tn_dtype)n->dtype);
     tn_node *rising = tn_b_offset(b, tn_b_scale(b, i, step), start);
-    if (steps < 2) return rising;
-    tn_node *left = tn_b_sub(b, tn_b_const(b, (double)(steps - 1), n), i);
-    tn_node *falling = tn_b_sub(b, tn_b_const(b, end, n), tn_b_scale(b, left, step));
-    return tn_b_where(b, tn_b_lt(b, i, tn_b_const(b, (double)(steps / 2), n)), rising, falling);
+    if (!i || steps < 2) return tn_b_cast_like(b, rising, n);
+    tn_node *left = tn_b_sub(b, tn_b_const(b, (double)(steps - 1), i), i);
+    tn_node *falling = tn_b_sub(b, tn_b_const(b, end, i), tn_b_scale(b, left, step));
+    tn_node *near_start = tn_b_lt(b, i, tn_b_const(b, (double)(steps / 2), i));
+    return tn_b_cast_like(b, tn_b_where(b, near_start, rising, falling), n);
 }
 const tn_op_impl tn_impl_linspace = {
     .infer = infer_linspace,
@@ -131,10 +141,12 @@ static tn_node *compose_triu(tn_build *b, const tn_node *n) { return triangle(b,
     "diagonal=0"
 
 /* tril(x, diagonal): matrices with what lies above the given diagonal set to 0 (0 the main one, 1 the one above). */
-const tn_op_impl tn_impl_tril = {.infer = infer_triangle, .compose = compose_tril, .cases = TRIANGLES};
+const tn_op_impl tn_impl_tril = {
+    .keeps_half = true, .infer = infer_triangle, .compose = compose_tril, .cases = TRIANGLES};
 
 /* triu(x, diagonal): matrices with what lies below the given diagonal set to 0 (0 the main one, 1 the one above). */
-const tn_op_impl tn_impl_triu = {.infer = infer_triangle, .compose = compose_triu, .cases = TRIANGLES};
+const tn_op_impl tn_impl_triu = {
+    .keeps_half = true, .infer = infer_triangle, .compose = compose_triu, .cases = TRIANGLES};
 
 /* one_hot(index, classes, dtype): 1 at the place that index names, 0 elsewhere, along a
  * new last dimension of `classes`. */
@@ -190,7 +202,8 @@ static tn_node *compose_stack(tn_build *b, const tn_node *n) {
         parts[i] = tn_b_unsqueeze(b, n->in[i], n->i[0]);
     return b->status == TN_OK ? tn_b_cat(b, parts, n->n_in, n->i[0]) : NULL;
 }
-const tn_op_impl tn_impl_stack = {.promote = true,
+const tn_op_impl tn_impl_stack = {.keeps_half = true,
+                                  .promote = true,
                                   .infer = infer_stack,
                                   .compose = compose_stack,
                                   .cases = "types=f32,f64,i32; [2,3] [2,3] dim=0; [2] [2] [2] dim=-1; [] [] dim=0; "
@@ -246,7 +259,8 @@ static tn_node *compose_repeat(tn_build *b, const tn_node *n) {
     }
     return tn_b_contiguous(b, x);
 }
-const tn_op_impl tn_impl_repeat = {.infer = infer_repeat,
+const tn_op_impl tn_impl_repeat = {.keeps_half = true,
+                                   .infer = infer_repeat,
                                    .compose = compose_repeat,
                                    .cases = "types=f32,f64,i32; [3] repeats=(2); [2,3] repeats=(2,3); [2,1] "
                                             "repeats=(1,4); [3] repeats=(2,2); [2,3] repeats=(0,1);"
@@ -266,7 +280,8 @@ static tn_status infer_tile(tn_infer *c) {
     return infer_repeat(c);
 }
 static tn_node *compose_tile(tn_build *b, const tn_node *n) { return tn_b_repeat(b, n->in[0], n->i + 1, (int)n->i[0]); }
-const tn_op_impl tn_impl_tile = {.infer = infer_tile,
+const tn_op_impl tn_impl_tile = {.keeps_half = true,
+                                 .infer = infer_tile,
                                  .compose = compose_tile,
                                  .cases = "types=f32,i32; [2,3] repeats=(2); [2,3] repeats=(2,2); [2] repeats=(2,1)"};
 
@@ -282,7 +297,8 @@ static tn_node *compose_flip(tn_build *b, const tn_node *n) {
         x = tn_b_slice(b, x, n->i[1 + k], INT64_MAX, INT64_MIN, -1);
     return tn_b_contiguous(b, x);
 }
-const tn_op_impl tn_impl_flip = {.infer = infer_flip,
+const tn_op_impl tn_impl_flip = {.keeps_half = true,
+                                 .infer = infer_flip,
                                  .compose = compose_flip,
                                  .cases = "types=f32,f64,i32; [5] dims=(0); [2,3] dims=(0,1); [2,3] dims=(-1); [0,3] "
                                           "dims=(0); [] dims=(); error=range [2] dims=(1)"};
@@ -310,7 +326,8 @@ static tn_node *compose_roll(tn_build *b, const tn_node *n) {
     }
     return x == n->in[0] ? tn_b_contiguous(b, x) : x;
 }
-const tn_op_impl tn_impl_roll = {.infer = infer_roll,
+const tn_op_impl tn_impl_roll = {.keeps_half = true,
+                                 .infer = infer_roll,
                                  .compose = compose_roll,
                                  .cases = "types=f32,f64,i32; [5] shifts=(2) dims=(0); [2,3] shifts=(-1,1) "
                                           "dims=(0,-1); [4] shifts=(4) dims=(0); [0] shifts=(1) dims=(0);"

@@ -39,6 +39,7 @@ static tn_status grad_neg(tn_build *b, const tn_node *n, tn_node *dy, tn_node **
     return b->status;
 }
 const tn_op_impl tn_impl_neg = {.class_ = TN_ELEMENTWISE,
+                                .keeps_half = true,
                                 .infer = tn_infer_not_bool,
                                 .grad = grad_neg,
                                 .lower = lower_unary,
@@ -57,6 +58,7 @@ static kir_val lower_abs(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     return is_unsigned ? x : kir_unary(lw->kb, KIR_ABS, x);
 }
 const tn_op_impl tn_impl_abs = {.class_ = TN_ELEMENTWISE,
+                                .keeps_half = true,
                                 .infer = tn_infer_not_bool,
                                 .grad = grad_abs,
                                 .lower = lower_abs,
@@ -270,6 +272,7 @@ static void reference_cast(const tn_reference *r) {
 }
 const tn_op_impl tn_impl_cast = {
     .class_ = TN_ELEMENTWISE,
+    .keeps_half = true,
     .quantized = 1,
     .infer = infer_cast,
     .grad = grad_cast,
@@ -373,6 +376,7 @@ static tn_status grad_add(tn_build *b, const tn_node *n, tn_node *dy, tn_node **
     return give_two(b, n, tn_needs_grad(n, 0) ? dy : NULL, tn_needs_grad(n, 1) ? dy : NULL, grads);
 }
 const tn_op_impl tn_impl_add = {.class_ = TN_ELEMENTWISE,
+                                .keeps_half = true,
                                 .promote = true,
                                 .infer = tn_infer_broadcast,
                                 .grad = grad_add,
@@ -386,6 +390,7 @@ static tn_status grad_sub(tn_build *b, const tn_node *n, tn_node *dy, tn_node **
     return give_two(b, n, tn_needs_grad(n, 0) ? dy : NULL, tn_needs_grad(n, 1) ? tn_b_neg(b, dy) : NULL, grads);
 }
 const tn_op_impl tn_impl_sub = {.class_ = TN_ELEMENTWISE,
+                                .keeps_half = true,
                                 .promote = true,
                                 .infer = tn_infer_not_bool,
                                 .grad = grad_sub,
@@ -401,6 +406,7 @@ static tn_status grad_mul(tn_build *b, const tn_node *n, tn_node *dy, tn_node **
     return give_two(b, n, gx, gy, grads);
 }
 const tn_op_impl tn_impl_mul = {.class_ = TN_ELEMENTWISE,
+                                .keeps_half = true,
                                 .promote = true,
                                 .infer = tn_infer_broadcast,
                                 .grad = grad_mul,
@@ -607,6 +613,7 @@ static tn_status grad_minimum(tn_build *b, const tn_node *n, tn_node *dy, tn_nod
 
 /* maximum(x, y): the greater of both, element by element; NaN if either is. Equal operands share the gradient. */
 const tn_op_impl tn_impl_maximum = {.class_ = TN_ELEMENTWISE,
+                                    .keeps_half = true,
                                     .promote = true,
                                     .infer = tn_infer_broadcast,
                                     .grad = grad_maximum,
@@ -617,6 +624,7 @@ const tn_op_impl tn_impl_maximum = {.class_ = TN_ELEMENTWISE,
 
 /* minimum(x, y): the lesser of both, element by element; NaN if either is. Equal operands share the gradient. */
 const tn_op_impl tn_impl_minimum = {.class_ = TN_ELEMENTWISE,
+                                    .keeps_half = true,
                                     .promote = true,
                                     .infer = tn_infer_broadcast,
                                     .grad = grad_minimum,
@@ -705,6 +713,7 @@ static void reference_where(const tn_reference *r) {
 }
 const tn_op_impl tn_impl_where = {
     .class_ = TN_ELEMENTWISE,
+    .keeps_half = true,
     .promote = true,
     .promote_from = 1,
     .infer = infer_where,

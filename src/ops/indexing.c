@@ -75,6 +75,7 @@ static tn_node *compose_take_along_dim(tn_build *b, const tn_node *n) {
     return tn_b_gather(b, x, dim, tn_b_expand(b, n->in[1], n->shape, n->rank));
 }
 const tn_op_impl tn_impl_take_along_dim = {
+    .keeps_half = true,
     .infer = infer_take_along_dim,
     .compose = compose_take_along_dim,
     .cases = "types=f32,f64,i32; [4,5] [1,5]:i64@0..3 dim=0; [4,1] [4,3]:i64@0..0 dim=1; [1,5] [3,2]:i64@0..4 dim=1;"
@@ -147,6 +148,7 @@ static tn_node *compose_scatter(tn_build *b, const tn_node *n) {
     return tn_b_where(b, tn_b_le(b, none, last), taken, x);
 }
 const tn_op_impl tn_impl_scatter = {
+    .keeps_half = true,
     .infer = infer_scatter_add,
     .compose = compose_scatter,
     .cases = "types=f32,f64,i32; [4,2] [9,2]:i64@0..3 [9,2] dim=0; [3,5] [2,7]:i32@0..4 [3,8] dim=1;"
@@ -253,7 +255,8 @@ static tn_status grad_sort(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
     grads[0] = tn_b_gather(b, dy, dim, tn_b_argsort(b, order, dim, false));
     return b->status;
 }
-const tn_op_impl tn_impl_sort = {.infer = infer_order, .compose = compose_sort, .grad = grad_sort, .cases = ORDERS};
+const tn_op_impl tn_impl_sort = {
+    .keeps_half = true, .infer = infer_order, .compose = compose_sort, .grad = grad_sort, .cases = ORDERS};
 
 static tn_status infer_topk(tn_infer *c) {
     int64_t k = c->attrs->i[TN_TOPK_K];
@@ -287,7 +290,7 @@ static tn_node *first_places(tn_build *b, const tn_node *n) {
 static tn_node *compose_topk(tn_build *b, const tn_node *n) {
     return tn_b_gather(b, n->in[0], n->i[TN_TOPK_DIM], first_places(b, n));
 }
-const tn_op_impl tn_impl_topk = {.infer = infer_topk, .compose = compose_topk, .cases = TOPS};
+const tn_op_impl tn_impl_topk = {.keeps_half = true, .infer = infer_topk, .compose = compose_topk, .cases = TOPS};
 
 /* topk_indices(x, k, dim, largest): where the elements of topk lie along dim. */
 static tn_node *compose_topk_indices(tn_build *b, const tn_node *n) { return tn_b_contiguous(b, first_places(b, n)); }

@@ -234,6 +234,7 @@ static tn_node *compose_matmul(tn_build *b, const tn_node *n) {
 /* matmul(x, y): matrix product, as torch.matmul: two vectors give their dot product, a vector and a matrix a vector,
  * and with more dimensions the leading ones are batch dimensions, which broadcast. */
 const tn_op_impl tn_impl_matmul = {
+    .keeps_half = true,
     .infer = infer_product,
     .compose = compose_matmul,
     .cases = "tol=4e-6 atol=4e-6; [5] [5]; [4] [4,3]; [3,4] [4]; [3,4] [4,2]; [2,3,4] [4,5]; [4] [2,4,3]; "
@@ -251,7 +252,8 @@ static tn_status infer_mm(tn_infer *c) {
 }
 
 /* mm(x, y): product of two matrices, without broadcasting. */
-const tn_op_impl tn_impl_mm = {.infer = infer_mm,
+const tn_op_impl tn_impl_mm = {.keeps_half = true,
+                               .infer = infer_mm,
                                .compose = compose_product,
                                .cases = "tol=4e-6 atol=4e-6; [3,4] [4,5]; [17,3] [3,1]; error=dimensions [3] [3,2]; "
                                         "error=dimensions [2,3,4] [4,2]"};
@@ -294,6 +296,7 @@ static tn_status infer_bmm(tn_infer *c) {
 
 /* bmm(x, y): products of two batches of matrices, [b, m, k] and [b, k, n], without broadcasting. */
 const tn_op_impl tn_impl_bmm = {
+    .keeps_half = true,
     .infer = infer_bmm,
     .compose = compose_product,
     .cases = "tol=4e-6 atol=4e-6; [2,3,4] [2,4,2]; error=equal [2,3,4] [1,4,2]; error=dimensions [3,4] [4,2]"};
@@ -305,7 +308,8 @@ static tn_status infer_mv(tn_infer *c) {
 }
 
 /* mv(x, y): product of a matrix and a vector. */
-const tn_op_impl tn_impl_mv = {.infer = infer_mv,
+const tn_op_impl tn_impl_mv = {.keeps_half = true,
+                               .infer = infer_mv,
                                .compose = compose_matmul,
                                .cases = "tol=4e-6 atol=4e-6; [3,4] [4]; [0,4] [4]; error=dimensions [3,4] [4,1]"};
 
@@ -316,8 +320,10 @@ static tn_status infer_dot(tn_infer *c) {
 }
 
 /* dot(x, y): Σ x·y of two vectors. */
-const tn_op_impl tn_impl_dot = {
-    .infer = infer_dot, .compose = compose_matmul, .cases = "tol=4e-6 atol=4e-6; [7] [7]; [0] [0]; error=last [3] [4]"};
+const tn_op_impl tn_impl_dot = {.keeps_half = true,
+                                .infer = infer_dot,
+                                .compose = compose_matmul,
+                                .cases = "tol=4e-6 atol=4e-6; [7] [7]; [0] [0]; error=last [3] [4]"};
 
 static tn_status infer_outer(tn_infer *c) {
     TRY(check_rank(c, 0, 1, "the first vector"));
@@ -334,7 +340,8 @@ static tn_node *compose_outer(tn_build *b, const tn_node *n) {
 }
 
 /* outer(x, y): x[i]·y[j] of two vectors. */
-const tn_op_impl tn_impl_outer = {.promote = true,
+const tn_op_impl tn_impl_outer = {.keeps_half = true,
+                                  .promote = true,
                                   .infer = infer_outer,
                                   .compose = compose_outer,
                                   .cases = "types=f32,f64,i32; [3] [4]; [0] [2]; error=dimensions [2,2] [2]"};
@@ -426,6 +433,7 @@ static tn_status grad_linear(tn_build *b, const tn_node *n, tn_node *dy, tn_node
  * so is the result, and its gradient goes to x and bias alone. So is a weight in f16 or bf16
  * beside f32, without any rounding. */
 const tn_op_impl tn_impl_linear = {
+    .keeps_half = true,
     .quantized = 2,
     .infer = infer_linear,
     .compose = compose_linear,
@@ -440,10 +448,18 @@ const tn_op_impl tn_impl_linear = {
 
 static tn_node *scaled(tn_build *b, tn_node *x, double factor) { return factor == 1.0 ? x : tn_b_scale(b, x, factor); }
 
-/* beta·addend + alpha·product; as in PyTorch, an addend with factor 0 is not even read (its NaNs do not count). */
+static tn_node *as_f32(tn_build *b, tn_node *x) {
+    return x && tn_dtype_is_half(x->dtype) ? tn_b_cast(b, x, TN_F32) : x;
+}
+
+/* beta·addend + alpha·product; as in PyTorch, an addend with factor 0 is not even read (its NaNs do not count). A
+ * product of halves keeps its kernel; what follows it is f32, rounded once. */
 static tn_node *combine(tn_build *b, tn_node *product, double alpha, tn_node *addend, double beta) {
-    tn_node *y = scaled(b, product, alpha);
-    return addend && beta != 0.0 ? tn_b_add(b, y, scaled(b, addend, beta)) : y;
+    bool adds = addend && beta != 0.0;
+    if (!product || (!adds && alpha == 1.0)) return product;
+    tn_node *y = scaled(b, as_f32(b, product), alpha);
+    if (adds) y = tn_b_add(b, y, scaled(b, as_f32(b, addend), beta));
+    return tn_b_cast_like(b, y, product);
 }
 
 static tn_status check_addend(const tn_infer *c, const tn_node *addend) {
@@ -483,6 +499,7 @@ static tn_node *compose_addmm(tn_build *b, const tn_node *n) {
 
 /* addmm(input, x, y, beta, alpha): beta·input + alpha·(x·y) of two matrices; input broadcasts to the product. */
 const tn_op_impl tn_impl_addmm = {
+    .keeps_half = true,
     .infer = infer_addmm,
     .compose = compose_addmm,
     .cases = "tol=4e-6 atol=4e-6; [3] [2,4] [4,3] beta=0.5 alpha=-2; [2,1] [2,4] [4,3] beta=1 alpha=1; "
@@ -490,7 +507,8 @@ const tn_op_impl tn_impl_addmm = {
 
 /* baddbmm(input, x, y, beta, alpha): beta·input + alpha·(x·y) of two batches of matrices;
  * input broadcasts to the product. */
-const tn_op_impl tn_impl_baddbmm = {.infer = infer_baddbmm,
+const tn_op_impl tn_impl_baddbmm = {.keeps_half = true,
+                                    .infer = infer_baddbmm,
                                     .compose = compose_addmm,
                                     .cases = "tol=4e-6 atol=4e-6; [2,2] [3,2,4] [3,4,2] beta=2 alpha=0.5; "
                                              "error=equal [2,2] [3,2,4] [2,4,2] beta=1 alpha=1"};
@@ -520,7 +538,8 @@ static tn_node *compose_gemm(tn_build *b, const tn_node *n) {
 
 /* gemm(x, y, addend, alpha, beta, trans_x, trans_y): alpha·op(x)·op(y) + beta·addend, where op transposes when asked;
  * addend is NULL or broadcasts to the product. BLAS's gemm without its output argument; ONNX Gemm. */
-const tn_op_impl tn_impl_gemm = {.infer = infer_gemm,
+const tn_op_impl tn_impl_gemm = {.keeps_half = true,
+                                 .infer = infer_gemm,
                                  .compose = compose_gemm,
                                  .cases =
                                      "tol=4e-6 atol=4e-6; [4,2] [3,4] [3] alpha=0.5 beta=2 trans_x=true trans_y=true; "
@@ -551,6 +570,7 @@ static tn_node *compose_gemv(tn_build *b, const tn_node *n) {
 /* gemv(matrix, x, addend, alpha, beta, trans): alpha·op(matrix)·x + beta·addend, where op transposes when asked; addend
  * is NULL or broadcasts to the product. BLAS's gemv without its output argument. */
 const tn_op_impl tn_impl_gemv = {
+    .keeps_half = true,
     .infer = infer_gemv,
     .compose = compose_gemv,
     .cases = "tol=4e-6 atol=4e-6; [4,2] [4] [2] alpha=3 beta=-1 trans=true; "
@@ -577,6 +597,7 @@ static tn_node *compose_trace(tn_build *b, const tn_node *n) {
 
 /* trace(x): Σ x[i, i] of a matrix; integers give i64. */
 const tn_op_impl tn_impl_trace = {
+    .keeps_half = true,
     .infer = infer_trace,
     .compose = compose_trace,
     .cases = "types=f32,f64,i32 tol=4e-6 atol=4e-6; [3,5]; [4,2]; [1,1]; [0,3]; error=dimensions [3]"};

@@ -375,15 +375,18 @@ static tn_node *compose_sign(tn_build *b, const tn_node *n) {
     tn_node *s = tn_b_sub(b, up, down);
     return is_float(x) ? tn_b_where(b, tn_b_eq(b, x, x), s, x) : s;
 }
-const tn_op_impl tn_impl_sign = {.infer = tn_infer_not_bool,
+const tn_op_impl tn_impl_sign = {.keeps_half = true,
+                                 .infer = tn_infer_not_bool,
                                  .compose = compose_sign,
                                  .grad = tn_grad_none,
                                  .cases = "types=f32,f64,i32; [2,3]; [0,3]; []"};
 
 /* frac(x): x − trunc(x), with the sign of x. */
 static tn_node *compose_frac(tn_build *b, const tn_node *n) { return tn_b_sub(b, n->in[0], tn_b_trunc(b, n->in[0])); }
-const tn_op_impl tn_impl_frac = {
-    .infer = tn_infer_float, .compose = compose_frac, .cases = "types=f32,f64; [2,3]@-9..9~0.1; [0,3]; []@0..9~0.1"};
+const tn_op_impl tn_impl_frac = {.keeps_half = true,
+                                 .infer = tn_infer_float,
+                                 .compose = compose_frac,
+                                 .cases = "types=f32,f64; [2,3]@-9..9~0.1; [0,3]; []@0..9~0.1"};
 
 /* isnan(x): true where x is not a number. */
 static tn_node *compose_isnan(tn_build *b, const tn_node *n) {
@@ -433,6 +436,7 @@ static tn_node *compose_nan_to_num(tn_build *b, const tn_node *n) {
     return tn_b_where(b, tn_b_eq(b, x, x), y, const_like(b, n->f[TN_NAN_TO_NUM_NAN], x));
 }
 const tn_op_impl tn_impl_nan_to_num = {
+    .keeps_half = true,
     .infer = tn_infer_broadcast,
     .compose = compose_nan_to_num,
     .cases = "types=f32,f64,i32; [2,3] nan=0 posinf=9 neginf=-9; [0,3] nan=1 posinf=1 neginf=1"};
@@ -463,7 +467,8 @@ static tn_status grad_clamp(tn_build *b, const tn_node *n, tn_node *dy, tn_node 
     grads[0] = tn_b_where(b, inside, dy, const_like(b, 0, dy));
     return b->status;
 }
-const tn_op_impl tn_impl_clamp = {.infer = infer_clamp,
+const tn_op_impl tn_impl_clamp = {.keeps_half = true,
+                                  .infer = infer_clamp,
                                   .compose = compose_clamp,
                                   .grad = grad_clamp,
                                   .cases = "types=f32,f64,i32; [2,3] min=-1 max=1; [0,3] min=0 max=1; [9] min=0 "
@@ -517,7 +522,8 @@ static tn_status infer_masked_fill(tn_infer *c) {
 static tn_node *compose_masked_fill(tn_build *b, const tn_node *n) {
     return tn_b_where(b, n->in[1], const_like(b, n->f[TN_MASKED_FILL_VALUE], n->in[0]), n->in[0]);
 }
-const tn_op_impl tn_impl_masked_fill = {.infer = infer_masked_fill,
+const tn_op_impl tn_impl_masked_fill = {.keeps_half = true,
+                                        .infer = infer_masked_fill,
                                         .compose = compose_masked_fill,
                                         .cases = "types=f32,f64,i32; [2,3] [2,3]:bool value=7; [2,3] [3]:bool "
                                                  "value=-1; [3] [2,1]:bool value=0; [0,3] []:bool value=1;"

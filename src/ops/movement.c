@@ -531,7 +531,8 @@ static tn_node *compose_cat(tn_build *b, const tn_node *n) {
     }
     return parts[0];
 }
-const tn_op_impl tn_impl_cat = {.promote = true,
+const tn_op_impl tn_impl_cat = {.keeps_half = true,
+                                .promote = true,
                                 .infer = infer_cat,
                                 .compose = compose_cat,
                                 .cases =

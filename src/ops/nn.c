@@ -40,6 +40,7 @@ static tn_node *compose_embedding(tn_build *b, const tn_node *n) {
 /* embedding(index, weight): the rows of weight [rows, features] with these numbers: index's shape, then features. Of a
  * weight that is quantised in blocks these rows are decoded, to f32. */
 const tn_op_impl tn_impl_embedding = {
+    .keeps_half = true,
     .quantized = 2,
     .infer = infer_embedding,
     .compose = compose_embedding,

@@ -2,8 +2,7 @@
  *
  * Layer, group, instance and batch normalisation differ only in the dimensions over which they standardise, so one
  * internal op does that for all of them and has the one gradient rule; what is around it (reshaping, weight, bias) is
- * composed and differentiates by itself. f16 and bf16 compute in f32 here, as in PyTorch,
- * and are rounded once at the end. */
+ * composed and differentiates by itself. */
 #include <float.h>
 #include <stdio.h>
 #include <string.h>
@@ -11,11 +10,6 @@
 #include "ops/common.h"
 
 /* ---- small words ------------------------------------------------------------------------------------------------- */
-
-/* x in the dtype in which sums of it are taken. */
-static tn_node *wide(tn_build *b, tn_node *x) {
-    return x && (x->dtype == TN_F16 || x->dtype == TN_BF16) ? tn_b_cast(b, x, TN_F32) : x;
-}
 
 static tn_node *squared(tn_build *b, tn_node *x) { return tn_b_mul(b, x, x); }
 
@@ -38,20 +32,19 @@ static tn_status infer_softmax(tn_infer *c) {
 static int one_dim(const tn_node *n) { return n->rank ? 1 : 0; }
 
 static tn_node *below_maximum(tn_build *b, const tn_node *n) {
-    tn_node *x = wide(b, n->in[0]);
+    tn_node *x = n->in[0];
     if (n->rank && n->shape[n->i[0]] == 0) return x; /* an empty row has no maximum */
     return tn_b_sub(b, x, tn_b_amax(b, x, n->i, one_dim(n), true));
 }
 
 static tn_node *compose_softmax(tn_build *b, const tn_node *n) {
     tn_node *e = tn_b_exp(b, below_maximum(b, n));
-    return tn_b_cast_like(b, tn_b_div(b, e, tn_b_sum(b, e, n->i, one_dim(n), true)), n);
+    return tn_b_div(b, e, tn_b_sum(b, e, n->i, one_dim(n), true));
 }
 
 static tn_status grad_softmax(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    tn_node *y = wide(b, tn_b_self(n)), *g = wide(b, dy);
-    tn_node *sum = tn_b_sum(b, tn_b_mul(b, g, y), n->i, one_dim(n), true);
-    grads[0] = tn_b_cast_like(b, tn_b_mul(b, y, tn_b_sub(b, g, sum)), n);
+    tn_node *y = tn_b_self(n), *sum = tn_b_sum(b, tn_b_mul(b, dy, y), n->i, one_dim(n), true);
+    grads[0] = tn_b_mul(b, y, tn_b_sub(b, dy, sum));
     return b->status;
 }
 
@@ -66,13 +59,12 @@ const tn_op_impl tn_impl_softmax = {
 static tn_node *compose_log_softmax(tn_build *b, const tn_node *n) {
     tn_node *z = below_maximum(b, n);
     tn_node *sum = tn_b_sum(b, tn_b_exp(b, z), n->i, one_dim(n), true);
-    return tn_b_cast_like(b, tn_b_sub(b, z, tn_b_log(b, sum)), n);
+    return tn_b_sub(b, z, tn_b_log(b, sum));
 }
 
 static tn_status grad_log_softmax(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    tn_node *y = wide(b, tn_b_self(n)), *g = wide(b, dy);
-    tn_node *sum = tn_b_sum(b, g, n->i, one_dim(n), true);
-    grads[0] = tn_b_cast_like(b, tn_b_sub(b, g, tn_b_mul(b, tn_b_exp(b, y), sum)), n);
+    tn_node *sum = tn_b_sum(b, dy, n->i, one_dim(n), true);
+    grads[0] = tn_b_sub(b, dy, tn_b_mul(b, tn_b_exp(b, tn_b_self(n)), sum));
     return b->status;
 }
 
@@ -142,8 +134,8 @@ const tn_op_impl tn_impl_rms_scale = {.infer = tn_infer_float,
 
 /* x · weight + bias, each NULL or seen in `shape` so that it meets x's dimensions. */
 static tn_node *affine(tn_build *b, tn_node *x, tn_node *weight, tn_node *bias, const int64_t *shape, int rank) {
-    if (weight) x = tn_b_mul(b, x, wide(b, tn_b_view(b, weight, shape, rank)));
-    if (bias) x = tn_b_add(b, x, wide(b, tn_b_view(b, bias, shape, rank)));
+    if (weight) x = tn_b_mul(b, x, tn_b_view(b, weight, shape, rank));
+    if (bias) x = tn_b_add(b, x, tn_b_view(b, bias, shape, rank));
     return x;
 }
 
@@ -188,7 +180,7 @@ static int last_dims(const tn_node *n, int64_t *dims) {
 static tn_node *compose_layer_norm(tn_build *b, const tn_node *n) {
     int64_t dims[TN_MAX_RANK];
     int count = last_dims(n, dims);
-    tn_node *y = tn_b_standardize(b, wide(b, n->in[0]), dims, count, n->f[0]);
+    tn_node *y = tn_b_standardize(b, n->in[0], dims, count, n->f[0]);
     return tn_b_cast_like(b, affine(b, y, n->in[1], n->in[2], n->i + 1, count), n);
 }
 
@@ -206,7 +198,7 @@ const tn_op_impl tn_impl_layer_norm = {
 static tn_node *compose_rms_norm(tn_build *b, const tn_node *n) {
     int64_t dims[TN_MAX_RANK];
     int count = last_dims(n, dims);
-    tn_node *x = wide(b, n->in[0]);
+    tn_node *x = n->in[0];
     if (!x) return NULL;
     double eps = n->f[0] != 0.0 ? n->f[0] : x->dtype == TN_F64 ? DBL_EPSILON : (double)FLT_EPSILON;
     return tn_b_cast_like(b, affine(b, tn_b_rms_scale(b, x, dims, count, eps), n->in[1], NULL, n->i + 1, count), n);
@@ -249,7 +241,7 @@ static tn_node *normalize_groups(tn_build *b, const tn_node *n, int64_t groups, 
     tn_node *x = n->in[0];
     int64_t batch = x->shape[0], rows = batch * groups, shape[TN_MAX_RANK];
     int64_t length = rows ? tn_node_numel(x) / rows : 0;
-    tn_node *flat = tn_b_reshape(b, wide(b, x), (int64_t[]){batch, groups, length}, 3);
+    tn_node *flat = tn_b_reshape(b, x, (int64_t[]){batch, groups, length}, 3);
     tn_node *y = tn_b_standardize(b, flat, (int64_t[]){2}, 1, eps);
     int rank = channel_shape(x, shape);
     return tn_b_cast_like(b, affine(b, tn_b_view(b, y, x->shape, x->rank), n->in[1], n->in[2], shape, rank), n);
@@ -324,18 +316,18 @@ static tn_status infer_batch_norm(tn_infer *c) {
 static tn_node *normalize_fixed(tn_build *b, const tn_node *n) {
     int64_t shape[TN_MAX_RANK];
     int rank = channel_shape(n->in[0], shape);
-    tn_node *scale = tn_b_rsqrt(b, tn_b_offset(b, wide(b, n->in[BN_VAR]), n->f[TN_BATCH_NORM_EPS]));
-    if (n->in[BN_WEIGHT]) scale = tn_b_mul(b, scale, wide(b, n->in[BN_WEIGHT]));
-    tn_node *shift = tn_b_neg(b, tn_b_mul(b, wide(b, n->in[BN_MEAN]), scale));
-    if (n->in[BN_BIAS]) shift = tn_b_add(b, shift, wide(b, n->in[BN_BIAS]));
-    tn_node *y = tn_b_mul(b, wide(b, n->in[0]), tn_b_view(b, scale, shape, rank));
+    tn_node *scale = tn_b_rsqrt(b, tn_b_offset(b, n->in[BN_VAR], n->f[TN_BATCH_NORM_EPS]));
+    if (n->in[BN_WEIGHT]) scale = tn_b_mul(b, scale, n->in[BN_WEIGHT]);
+    tn_node *shift = tn_b_neg(b, tn_b_mul(b, n->in[BN_MEAN], scale));
+    if (n->in[BN_BIAS]) shift = tn_b_add(b, shift, n->in[BN_BIAS]);
+    tn_node *y = tn_b_mul(b, n->in[0], tn_b_view(b, scale, shape, rank));
     return tn_b_add(b, y, tn_b_view(b, shift, shape, rank));
 }
 
 /* With the statistics of this batch: an op of its own, whose gradient needs two sums over the batch, where that of its
  * parts would need four. */
 static tn_node *normalize_batch(tn_build *b, const tn_node *n) {
-    tn_node *x = wide(b, n->in[0]), *weight = n->in[BN_WEIGHT], *bias = n->in[BN_BIAS];
+    tn_node *x = n->in[0], *weight = n->in[BN_WEIGHT], *bias = n->in[BN_BIAS];
     if (!x) return NULL;
     if (weight) weight = tn_b_cast_like(b, weight, x);
     if (bias) bias = tn_b_cast_like(b, bias, x);
@@ -431,7 +423,7 @@ static tn_status infer_batch_statistic(tn_infer *c) {
 static tn_node *compose_batch_mean(tn_build *b, const tn_node *n) {
     int64_t dims[TN_MAX_RANK];
     int count = batch_dims(n->in[0], dims);
-    return tn_b_view(b, tn_b_mean_apart(b, wide(b, n->in[0]), dims, count), n->shape, 1);
+    return tn_b_view(b, tn_b_mean_apart(b, tn_b_cast_like(b, n->in[0], n), dims, count), n->shape, 1);
 }
 
 /* batch_mean(x): the mean of each channel of x [batch, channels, ...], as batch_norm uses it in training. */
@@ -442,7 +434,7 @@ const tn_op_impl tn_impl_batch_mean = {.infer = infer_batch_statistic,
 static tn_node *compose_batch_var(tn_build *b, const tn_node *n) {
     int64_t dims[TN_MAX_RANK];
     int count = batch_dims(n->in[0], dims);
-    tn_node *x = wide(b, n->in[0]);
+    tn_node *x = tn_b_cast_like(b, n->in[0], n);
     tn_node *c = tn_b_sub(b, x, tn_b_mean_apart(b, x, dims, count));
     return tn_b_view(b, tn_b_mean_apart(b, squared(b, c), dims, count), n->shape, 1);
 }

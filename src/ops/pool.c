@@ -161,6 +161,7 @@ static tn_status grad_max_pool2d(tn_build *b, const tn_node *n, tn_node *dy, tn_
  * channels, height, width] (or without the batch); stride 0 means the kernel's size. */
 const tn_op_impl tn_impl_max_pool2d = {
     .class_ = TN_NATIVE,
+    .keeps_half = true,
     .infer = infer_max_pool2d,
     .compose = compose_max_pool2d,
     .grad = grad_max_pool2d,

@@ -144,7 +144,8 @@ static tn_status no_gradient(tn_build *b, const tn_node *n, tn_node *dy, tn_node
 }
 
 /* bernoulli_by(p, key, counter): 1 with probability p, else 0, in p's dtype. */
-const tn_op_impl tn_impl_bernoulli_by = {.infer = infer_bernoulli_by,
+const tn_op_impl tn_impl_bernoulli_by = {.keeps_half = true,
+                                         .infer = infer_bernoulli_by,
                                          .compose = compose_bernoulli_by,
                                          .grad = no_gradient,
                                          .cases = "types=f32,f64 grad=off; [7,9]@0..1 []:i64@0..99 []:i64@0..99; "

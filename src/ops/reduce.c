@@ -130,6 +130,7 @@ static tn_node *compose_sum(tn_build *b, const tn_node *n) {
     return fixed ? tn_b_offset(b, tn_b_reshape(b, x, n->shape, n->rank), 0) : tn_b_self(n);
 }
 const tn_op_impl tn_impl_sum = {.class_ = TN_REDUCTION,
+                                .keeps_half = true,
                                 .reduce = KIR_SUM,
                                 .infer = infer_sum,
                                 .compose = compose_sum,
@@ -292,6 +293,7 @@ static tn_status grad_cumsum(tn_build *b, const tn_node *n, tn_node *dy, tn_node
     return b->status;
 }
 const tn_op_impl tn_impl_cumsum = {.class_ = TN_SCANNING,
+                                   .keeps_half = true,
                                    .reduce = KIR_SUM,
                                    .infer = infer_running,
                                    .grad = grad_cumsum,
@@ -319,12 +321,6 @@ const tn_op_impl tn_impl_cumprod = {.class_ = TN_SCANNING,
 
 /* ---- composed: means, deviations, norms -------------------------------------------------------------------------- */
 
-/* f16 and bf16 are summed in f32: their sums would overflow or stall long before their means. */
-static tn_node *wide(tn_build *b, tn_node *x) {
-    return x->dtype == TN_F16 || x->dtype == TN_BF16 ? tn_b_cast(b, x, TN_F32) : x;
-}
-static tn_node *narrow_to(tn_build *b, tn_node *v, const tn_node *n) { return tn_b_cast_like(b, v, n); }
-
 static bool keeps_dims(const tn_node *n) { return n->rank == n->in[0]->rank; }
 
 static tn_status infer_float_reduce(tn_infer *c) {
@@ -336,8 +332,8 @@ static tn_status infer_float_reduce(tn_infer *c) {
 
 /* mean(x, dims, keepdim): the mean over dims (TN_ALL: all). Floating point only: an integer mean is not whole. */
 static tn_node *compose_mean(tn_build *b, const tn_node *n) {
-    tn_node *sum = tn_b_sum(b, wide(b, n->in[0]), dims_of(n), (int)dims_count(n), keeps_dims(n));
-    return sum ? narrow_to(b, tn_b_div(b, sum, tn_b_const(b, (double)reduced_count(n), sum)), n) : NULL;
+    tn_node *sum = tn_b_sum(b, n->in[0], dims_of(n), (int)dims_count(n), keeps_dims(n));
+    return sum ? tn_b_div(b, sum, tn_b_const(b, (double)reduced_count(n), sum)) : NULL;
 }
 const tn_op_impl tn_impl_mean = {.infer = infer_float_reduce,
                                  .compose = compose_mean,
@@ -369,12 +365,12 @@ static tn_status infer_var(tn_infer *c) {
     return TN_OK;
 }
 static tn_node *compose_var(tn_build *b, const tn_node *n) {
-    tn_node *x = wide(b, n->in[0]);
+    tn_node *x = n->in[0];
     tn_node *mean = tn_b_mean(b, x, dims_of(n), (int)dims_count(n), true);
     tn_node *apart = x ? tn_b_sub(b, x, mean) : NULL;
     tn_node *sum = tn_b_sum(b, tn_b_mul(b, apart, apart), dims_of(n), (int)dims_count(n), keeps_dims(n));
     int64_t free_count = reduced_count(n) - n->i[1 + dims_count(n)];
-    return sum ? narrow_to(b, tn_b_div(b, sum, tn_b_const(b, (double)tn_max64(free_count, 0), sum)), n) : NULL;
+    return sum ? tn_b_div(b, sum, tn_b_const(b, (double)tn_max64(free_count, 0), sum)) : NULL;
 }
 #define DEVIATIONS                                                                                             \
     "types=f32,f64 tol=1e-5 atol=1e-6; [2,3] dims=() correction=1 keepdim=false; [2,3] dims=(0) correction=0 " \
@@ -385,10 +381,10 @@ const tn_op_impl tn_impl_var = {.infer = infer_var, .compose = compose_var, .cas
 
 /* std(x, dims, correction, keepdim): the square root of var. */
 static tn_node *compose_std(tn_build *b, const tn_node *n) {
-    tn_node *x = wide(b, n->in[0]);
+    tn_node *x = n->in[0];
     if (!x) return NULL;
     tn_node *v = tn_b_var(b, x, dims_of(n), (int)dims_count(n), n->i[1 + dims_count(n)], keeps_dims(n));
-    return v ? narrow_to(b, tn_b_sqrt(b, v), n) : NULL;
+    return tn_b_sqrt(b, v);
 }
 const tn_op_impl tn_impl_std = {.infer = infer_var, .compose = compose_std, .cases = DEVIATIONS};
 
@@ -399,7 +395,7 @@ static tn_node *compose_norm(tn_build *b, const tn_node *n) {
     const int64_t *dims = dims_of(n);
     int count = (int)dims_count(n);
     bool keep = keeps_dims(n);
-    tn_node *x = wide(b, n->in[0]);
+    tn_node *x = n->in[0];
     if (!x) return NULL;
     tn_node *v;
     if (p == 2)
@@ -414,7 +410,7 @@ static tn_node *compose_norm(tn_build *b, const tn_node *n) {
         v = tn_b_sum(b, tn_b_cast(b, tn_b_cast(b, x, TN_BOOL), (tn_dtype)x->dtype), dims, count, keep);
     else
         v = tn_b_pow_scalar(b, tn_b_sum(b, tn_b_pow_scalar(b, tn_b_abs(b, x), p), dims, count, keep), 1 / p);
-    return v ? narrow_to(b, v, n) : NULL;
+    return v;
 }
 /* d/dx = x · |x|^(p−2) / y^(p−1); where y is 0, nothing. The extremes share among those that reach them. */
 static tn_status grad_norm(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
@@ -448,13 +444,13 @@ const tn_op_impl tn_impl_norm = {
 static tn_node *compose_logsumexp(tn_build *b, const tn_node *n) {
     const int64_t *dims = dims_of(n);
     int count = (int)dims_count(n);
-    tn_node *x = wide(b, n->in[0]);
+    tn_node *x = n->in[0];
     if (!x) return NULL;
-    if (reduced_count(n) == 0) return narrow_to(b, tn_b_log(b, tn_b_sum(b, x, dims, count, keeps_dims(n))), n);
+    if (reduced_count(n) == 0) return tn_b_log(b, tn_b_sum(b, x, dims, count, keeps_dims(n)));
     tn_node *top = tn_b_amax(b, x, dims, count, true), *infinite = tn_b_const(b, INFINITY, x);
     top = tn_b_where(b, tn_b_lt(b, tn_b_abs(b, top), infinite), top, tn_b_const(b, 0, x));
     tn_node *sum = tn_b_log(b, tn_b_sum(b, tn_b_exp(b, tn_b_sub(b, x, top)), dims, count, true));
-    return narrow_to(b, tn_b_reshape(b, tn_b_add(b, sum, top), n->shape, n->rank), n);
+    return tn_b_reshape(b, tn_b_add(b, sum, top), n->shape, n->rank);
 }
 static tn_status grad_logsumexp(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *share = tn_b_exp(b, tn_b_sub(b, n->in[0], with_dims(b, n, tn_b_self(n))));
@@ -537,8 +533,8 @@ static tn_node *compose_min(tn_build *b, const tn_node *n) { return compose_chos
 
 /* max(x, dim, keepdim): the greatest element along dim; the gradient goes to the first of equals alone (amax shares
  * it). Where it lies says argmax. */
-const tn_op_impl tn_impl_max = {.infer = infer_one_dim, .compose = compose_max, .cases = CHOSEN};
+const tn_op_impl tn_impl_max = {.keeps_half = true, .infer = infer_one_dim, .compose = compose_max, .cases = CHOSEN};
 
 /* min(x, dim, keepdim): the least element along dim; the gradient goes to the first of equals alone (amin shares it).
  * Where it lies says argmin. */
-const tn_op_impl tn_impl_min = {.infer = infer_one_dim, .compose = compose_min, .cases = CHOSEN};
+const tn_op_impl tn_impl_min = {.keeps_half = true, .infer = infer_one_dim, .compose = compose_min, .cases = CHOSEN};

@@ -6,6 +6,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "core/expand.h"
 #include "formats/onnx/export.h"
 
 enum { MOST_PLACES = 1 << 20 }; /* of a view that becomes a table of indices in the file */
@@ -837,5 +838,5 @@ tn_node *onnx_composed(tn_build *b, const tn_node *n) {
     const onnx_writer *w = find(n);
     const tn_op_impl *impl = tn_op(n->op)->impl;
     if (w && w->rewrite) return w->rewrite(b, n);
-    return impl->compose ? impl->compose(b, n) : NULL;
+    return impl->compose ? tn_compose(b, n) : NULL;
 }
