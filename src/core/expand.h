@@ -2,8 +2,8 @@
  * with the node; gradients of parts (join.c).
  *
  * Half precision: a composition of f16 or bf16 would round after every step, and its range would end at 65504 in the
- * middle of a formula. So op(x) is expanded to cast(op(cast(x, f32)), f16), of which every step is f32, and its gradient
- * is the gradient of that. This holds for every op that does not declare `keeps_half`. */
+ * middle of a formula. So op(x) is expanded to cast(op(cast(x, f32)), f16): every step is f32, and the gradient is that
+ * of the f32 form. This holds for every op that does not declare `keeps_half`. */
 #ifndef TN_EXPAND_H
 #define TN_EXPAND_H
 

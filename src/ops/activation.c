@@ -347,6 +347,7 @@ static tn_node *gelu_density(tn_build *b, const tn_node *n) {
         return tn_b_scale(b, tn_b_exp(b, tn_b_scale(b, square, -0.5)), 0.5 * M_2_SQRTPI * M_SQRT1_2);
     tn_node *t = tn_b_tanh(b, gelu_argument(b, x));
     if (!t) return NULL;
+    square = at_most(b, square, 1e12); /* 1 - t² is 0 there, and 0 times infinity would be NaN */
     tn_node *slope = tn_b_offset(b, tn_b_scale(b, square, 3.0 * gelu_cubic), 1.0);
     return tn_b_scale(b, tn_b_mul(b, rest(b, tn_b_mul(b, t, t)), slope), 0.5 * M_2_SQRTPI * M_SQRT1_2);
 }

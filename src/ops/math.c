@@ -307,8 +307,15 @@ static tn_node *compose_asinh(tn_build *b, const tn_node *n) {
     tn_node *far = tn_b_offset(b, tn_b_log(b, size), M_LN2);
     return with_sign_of(b, x, tn_b_where(b, tn_b_lt(b, large, size), far, near));
 }
+/* Beyond it sqrt(x² ± 1) is |x|, and squares would soon overflow. */
+static tn_node *square_limit(tn_build *b, const tn_node *x) {
+    return const_like(b, x->dtype == TN_F64 ? 1e150 : 1e18, x);
+}
+
 static tn_status grad_asinh(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    grads[0] = tn_b_div(b, dy, root_of_one_and_square(b, n->in[0], 1));
+    tn_node *size = tn_b_abs(b, n->in[0]), *large = square_limit(b, n->in[0]);
+    tn_node *root = root_of_one_and_square(b, tn_b_minimum(b, size, large), 1);
+    grads[0] = tn_b_div(b, dy, tn_b_where(b, tn_b_lt(b, large, size), size, root));
     return b->status;
 }
 static void reference_asinh(const tn_reference *r) { map_one(r, asinh); }
@@ -330,9 +337,10 @@ static tn_node *compose_acosh(tn_build *b, const tn_node *n) {
     return tn_b_where(b, tn_b_lt(b, large, x), tn_b_offset(b, tn_b_log(b, x), M_LN2), near);
 }
 static tn_status grad_acosh(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    tn_node *x = n->in[0];
-    tn_node *product = tn_b_mul(b, tn_b_offset(b, x, -1), tn_b_offset(b, x, 1));
-    grads[0] = tn_b_div(b, dy, tn_b_sqrt(b, product));
+    tn_node *x = n->in[0], *large = square_limit(b, x), *t = tn_b_minimum(b, x, large);
+    tn_node *root = tn_b_sqrt(b, tn_b_mul(b, tn_b_offset(b, t, -1), tn_b_offset(b, t, 1)));
+    tn_node *size = tn_b_abs(b, x); /* below -1 the formula has a value, as PyTorch's */
+    grads[0] = tn_b_div(b, dy, tn_b_where(b, tn_b_lt(b, large, size), size, root));
     return b->status;
 }
 static void reference_acosh(const tn_reference *r) { map_one(r, acosh); }
