@@ -168,7 +168,8 @@ def declared():
     rows += products_of_bytes(r, u8, i8, number)
     rows += constant_scales(u8, number)
     rows += networks_of_bytes(f32, u8, i8, number)
-    outputs = {"DynamicQuantizeLSTM": 3, "GroupQueryAttention": 3, "LinearAttention": 2, "CausalConvWithState": 2, "GRU": 2, "LSTM": 3,
+    rows += decided_on_the_host(r, number)
+    outputs = {"DynamicQuantizeLSTM": 3, "TreeEnsembleClassifier": 2, "GroupQueryAttention": 3, "LinearAttention": 2, "CausalConvWithState": 2, "GRU": 2, "LSTM": 3,
                "RNN": 2}
     several = {"multi_head_past": 3, "multi_head_piece": 3}
     return [row + (several.get(row[0], outputs.get(row[1], 1)),) for row in rows]
@@ -273,6 +274,69 @@ def networks_of_bytes(f32, u8, i8, number):
               {"transA": 1, "transB": 1}, ONE_OFF),
              ("gemm_bytes_columns", "QGemm", ms, [*a, i8(40, 7), abs(f32(7)) / 64, i8(7)], {"constants": (3, 4, 5)}, FLOATS)]
     return rows
+
+
+def decided_on_the_host(r, number):
+    """What a row's function computes itself: boxes that hide others, forests, places of what is not zero."""
+    import numpy as np
+
+    exact, rows = {"rtol": 0, "atol": 0}, []
+
+    def boxes(batches, count, centred):
+        corner, size = r.random((batches, count, 2)) * 60, r.random((batches, count, 2)) * 20 + 1
+        corner[:, ::7] = corner[:, 3:4]  # many in one place
+        size[:, ::11] = 0
+        turned = np.where(r.random((batches, count, 2)) < 0.2, -1, 1)
+        return np.concatenate([corner, size if centred else corner + size * turned], 2).astype("f4")
+
+    for name, batches, classes, count, most, overlap, least in (
+            ("few", 1, 1, 9, 3, 0.5, None), ("all", 2, 3, 77, 1000, 0.3, 0.25), ("most", 1, 2, 400, 50, 0.7, 0.0),
+            ("none", 1, 1, 30, 0, 0.5, 0.5), ("any_overlap", 1, 2, 40, 40, 1.0, 0.1), ("no_overlap", 2, 2, 90, 90, 0.0, 0.1)):
+        for centred in (0, 1):
+            scores = np.round(r.random((batches, classes, count)), 2).astype("f4")  # some are equal
+            given = [boxes(batches, count, centred), scores, number(most, "i8"), number(overlap)]
+            rows.append((f"nms_{name}_{centred}", "NonMaxSuppression", "", given + ([number(least)] if least is not None else []),
+                         {"center_point_box": centred}, exact))
+    for name, x in (("line", r.random(70000) < 0.01), ("plane", r.standard_normal((300, 70)).astype("f4")),
+                    ("space", r.integers(0, 2, (5, 7, 3, 2))), ("nothing", np.zeros((4, 5), "f4")), ("empty", np.zeros((0, 3), "f4"))):
+        rows.append((f"non_zero_{name}", "NonZero", "", [x], {}, exact))
+    for mode in ("LEQ", "LT", "GTE", "GT", "EQ", "NEQ", "mixed"):
+        for count in (1, 5, 300):
+            rows.append(forest(r, f"forest_{mode.lower()}_{count}", mode, count, classes=3 if count == 5 else 0))
+    return rows
+
+
+def forest(r, name, mode, count, classes):
+    """Trees that are not of one depth; some features are missing, some equal to what they are compared with."""
+    import numpy as np
+
+    keys = ("treeids", "nodeids", "featureids", "values", "truenodeids", "falsenodeids", "modes", "missing_value_tracks_true")
+    nodes, votes, kinds = {k: [] for k in keys}, [], ("LEQ", "LT", "GTE", "GT", "EQ", "NEQ")
+
+    def grow(tree, depth):
+        at = len(nodes["treeids"])
+        leaf = depth == 6 or depth > 1 and r.random() < 0.3
+        kind = kinds[int(r.integers(6))] if mode == "mixed" else mode
+        values = (tree, at, int(r.integers(5)), int(r.integers(-4, 5)) / 4, 0, 0, "LEAF" if leaf else "BRANCH_" + kind,
+                  int(r.random() < 0.5))
+        for key, value in zip(keys, values):
+            nodes[key].append(value)
+        if leaf:
+            votes.extend((tree, at, k, int(r.integers(-9, 9)) / 8) for k in range(max(classes, 1)))
+        else:
+            nodes["truenodeids"][at], nodes["falsenodeids"][at] = grow(tree, depth + 1), grow(tree, depth + 1)
+        return at
+
+    for tree in range(11):
+        grow(tree, 0)
+    x = (r.integers(-5, 6, (count, 5)) / 4).astype("f4")
+    x[r.random(x.shape) < 0.1] = np.nan
+    prefix = "class" if classes else "target"
+    ends = ("treeids", "nodeids", "ids", "weights")
+    attributes = {"nodes_" + k: v for k, v in nodes.items()} | {f"{prefix}_{e}": v for e, v in zip(ends, map(list, zip(*votes)))}
+    attributes |= {"classlabels_int64s": list(range(classes))} if classes else {"n_targets": 1}
+    return (name, "TreeEnsemble" + ("Classifier" if classes else "Regressor"), "ai.onnx.ml", [x], attributes | {"constants": ()},
+            {"rtol": 1e-6, "atol": 1e-6})
 
 
 def value_info(name, value):

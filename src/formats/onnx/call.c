@@ -5,6 +5,7 @@
  * read ends replay (run.c). */
 #include <limits.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -216,6 +217,27 @@ tn_status onnx_read_floats(const onnx_call *c, int i, double **out, int64_t *cou
     return status;
 }
 
+bool onnx_reads_freely(const onnx_call *c, int i) {
+    if (c->in[i]->fixed != ONNX_VARIES || c->run->capturing) return false;
+    return c->run->varied = true;
+}
+
+tn_status onnx_read_f32(const onnx_call *c, int i, float **out) {
+    const tn_tensor *t = onnx_in(c, i);
+    double *list;
+    int64_t count = tn_numel(t);
+    TRY(tn_status_of(t));
+    *out = tn_mem_alloc((size_t)tn_max64(count, 1) * sizeof **out);
+    if (!*out) return TN_ERR_MEMORY;
+    if (onnx_reads_freely(c, i))
+        return tn_read(tn_dtype_of(t) == TN_F32 ? t : tn_cast(t, TN_F32), *out, (size_t)count * sizeof **out);
+    TRY(onnx_read_floats(c, i, &list, &count, count));
+    for (int64_t k = 0; k < count; k++)
+        (*out)[k] = (float)list[k];
+    tn_mem_free(list);
+    return TN_OK;
+}
+
 tn_status onnx_read_int(const onnx_call *c, int i, int64_t otherwise, int64_t *out) {
     int64_t *list, count;
     *out = otherwise;
@@ -232,6 +254,45 @@ tn_status onnx_read_float(const onnx_call *c, int i, double otherwise, double *o
     TRY(onnx_read_floats(c, i, &list, &count, 1));
     if (count == 1) *out = list[0];
     tn_mem_free(list);
+    return TN_OK;
+}
+
+/* ---- what a node needs at every run ------------------------------------------------------------------------------ */
+
+struct onnx_prepared {
+    onnx_prepared *next;
+    const onnx_node *node;
+    void *data;
+    void (*drop)(void *data);
+};
+
+void onnx_prepared_free(tn_onnx *m) {
+    onnx_prepared *p = atomic_exchange(&m->prepared, NULL), *next;
+    for (; p; p = next) {
+        next = p->next;
+        p->drop(p->data);
+        tn_mem_free(p);
+    }
+}
+
+/* Threads that prepare the same node at the same time leave several; the first found counts. */
+tn_status onnx_prepare(const onnx_call *c, tn_status (*make)(const onnx_call *c, void **data), void (*drop)(void *data),
+                       const void **out) {
+    tn_onnx *m = c->run->model;
+    onnx_prepared *p = atomic_load(&m->prepared);
+    bool own = c->run->frame->function == NULL; /* else attributes may be another call's next time */
+    while (p && own && p->node != c->node)
+        p = p->next;
+    if (p && own) return *out = p->data, TN_OK;
+    p = tn_mem_zalloc(1, sizeof *p);
+    tn_status status = p ? make(c, &p->data) : TN_ERR_MEMORY;
+    if (status != TN_OK) return tn_mem_free(p), status;
+    *out = p->data;
+    p->node = own ? c->node : NULL;
+    p->drop = drop;
+    p->next = atomic_load(&m->prepared);
+    while (!atomic_compare_exchange_weak(&m->prepared, &p->next, p)) {
+    }
     return TN_OK;
 }
 

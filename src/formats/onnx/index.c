@@ -284,31 +284,94 @@ static tn_status read_keys(const onnx_call *c, int i, uint64_t **out, int64_t *c
 
 static tn_tensor *from_ints(const int64_t *numbers, int64_t count) { return tn_from_data(numbers, &count, 1, TN_I64); }
 
+/* Elements are counted by pieces, then each piece knows where its places go. */
+enum { PIECE = 1 << 14 };
+typedef struct finding {
+    uint8_t *holds; /* 0 or 1 of each of count elements */
+    int64_t count, shape[TN_MAX_RANK], found;
+    int64_t *before, *places; /* found before each piece; [rank, found] */
+    int rank;
+} finding;
+
+static tn_status read_truth(const onnx_call *c, const tn_tensor *x, uint8_t **out) {
+    double *numbers;
+    int64_t count = tn_numel(x);
+    if (count > MOST_READ) return onnx_refuse(c, "%lld elements, at most %d", (long long)count, MOST_READ);
+    *out = tn_mem_alloc((size_t)tn_max64(count, 1));
+    if (!*out) return TN_ERR_MEMORY;
+    if (onnx_reads_freely(c, 0))
+        return tn_read(tn_dtype_of(x) == TN_BOOL ? x : tn_ne_scalar(x, 0), *out, (size_t)count);
+    TRY(onnx_read_floats(c, 0, &numbers, &count, MOST_READ));
+    for (int64_t i = 0; i < count; i++)
+        (*out)[i] = numbers[i] != 0;
+    tn_mem_free(numbers);
+    return TN_OK;
+}
+
+static void count_pieces(void *ctx, int64_t begin, int64_t end, int worker) {
+    const finding *f = ctx;
+    (void)worker;
+    for (int64_t p = begin; p < end; p++) {
+        int64_t last = tn_min64((p + 1) * PIECE, f->count), sum = 0;
+        for (int64_t i = p * PIECE; i < last; i++)
+            sum += f->holds[i];
+        f->before[p + 1] = sum;
+    }
+}
+
+static void place_piece(const finding *f, int64_t p) {
+    int64_t at[TN_MAX_RANK] = {0}, rest = p * PIECE, last = tn_min64((p + 1) * PIECE, f->count);
+    int64_t *to = f->places + f->before[p];
+    for (int d = f->rank - 1; d >= 0; d--) {
+        at[d] = rest % f->shape[d];
+        rest /= f->shape[d];
+    }
+    for (int64_t i = p * PIECE; i < last; i++) {
+        if (f->holds[i]) {
+            for (int d = 0; d < f->rank; d++)
+                to[d * f->found] = at[d];
+            to++;
+        }
+        for (int d = f->rank - 1; d >= 0 && ++at[d] == f->shape[d]; d--)
+            at[d] = 0;
+    }
+}
+
+static void place_pieces(void *ctx, int64_t begin, int64_t end, int worker) {
+    (void)worker;
+    for (int64_t p = begin; p < end; p++)
+        place_piece(ctx, p);
+}
+
+static tn_status find_places(finding *f) {
+    int64_t pieces = tn_ceil_div(f->count, PIECE);
+    f->before = tn_mem_zalloc((size_t)pieces + 1, sizeof *f->before);
+    if (!f->before) return TN_ERR_MEMORY;
+    tn_parallel(pieces, 1, count_pieces, f);
+    for (int64_t p = 0; p < pieces; p++)
+        f->before[p + 1] += f->before[p];
+    f->found = f->before[pieces];
+    f->places = tn_mem_alloc((size_t)tn_max64(f->found * f->rank, 1) * sizeof *f->places);
+    if (!f->places) return TN_ERR_MEMORY;
+    tn_parallel(pieces, 1, place_pieces, f);
+    return TN_OK;
+}
+
 /* Where x is not 0: [rank, count], in row-major order. */
 tn_status onnx_non_zero(onnx_call *c) {
     const tn_tensor *x;
-    double *numbers;
-    int64_t count, found = 0;
+    finding f = {0};
     TRY(onnx_need(c, 0, &x));
-    TRY(onnx_read_floats(c, 0, &numbers, &count, MOST_READ));
-    for (int64_t i = 0; i < count; i++)
-        found += numbers[i] != 0;
-    int rank = tn_rank(x);
-    int64_t *places = tn_mem_zalloc((size_t)found * (size_t)(rank ? rank : 1), sizeof *places), at = 0;
-    for (int64_t i = 0; places && i < count; i++) {
-        if (numbers[i] == 0) continue;
-        int64_t rest = i;
-        for (int d = rank - 1; d >= 0; d--) {
-            places[d * found + at] = rest % tn_size(x, d);
-            rest /= tn_size(x, d);
-        }
-        at++;
-    }
-    tn_mem_free(numbers);
-    if (!places) return TN_ERR_MEMORY;
-    tn_tensor *t = tn_from_data(places, (int64_t[]){rank, found}, 2, TN_I64);
-    tn_mem_free(places);
-    return onnx_put(c, 0, t);
+    f.rank = tn_rank(x);
+    if (f.rank) memcpy(f.shape, tn_shape(x), (size_t)f.rank * sizeof *f.shape);
+    f.count = tn_numel(x);
+    tn_status status = read_truth(c, x, &f.holds);
+    if (status == TN_OK) status = find_places(&f);
+    if (status == TN_OK) status = onnx_put(c, 0, tn_from_data(f.places, (int64_t[]){f.rank, f.found}, 2, TN_I64));
+    tn_mem_free(f.holds);
+    tn_mem_free(f.places);
+    tn_mem_free(f.before);
+    return status;
 }
 
 /* The slices along axis, or elements, for which the condition holds. */

@@ -151,6 +151,7 @@ typedef struct onnx_function {
 } onnx_function;
 
 typedef struct onnx_replay onnx_replay;
+typedef struct onnx_prepared onnx_prepared; /* what a node needs at every run: call.c */
 
 struct tn_onnx {
     onnx_arena arena;
@@ -164,9 +165,10 @@ struct tn_onnx {
     onnx_graph *graph;
     onnx_value **values; /* all that graphs and attributes own */
     size_t value_count, value_capacity;
-    int64_t kept;         /* bytes of what onnx_keep has put into graphs */
-    onnx_replay *replays; /* replay.c */
-    bool is_inert;        /* operators were not looked up */
+    int64_t kept;                    /* bytes of what onnx_keep has put into graphs */
+    onnx_replay *replays;            /* replay.c */
+    onnx_prepared *_Atomic prepared; /* call.c */
+    bool is_inert;                   /* operators were not looked up */
 };
 tn_status onnx_model_read(tn_onnx *m, onnx_text message);
 /* Finds each node's row or function; TN_ERR_UNSUPPORTED with all that has none, also in *report (may be NULL). */
@@ -183,6 +185,7 @@ bool onnx_text_equal(onnx_text a, onnx_text b);
 /* ---- call.c, run.c ----------------------------------------------------------------------------------------------- */
 
 typedef struct onnx_frame onnx_frame;
+void onnx_prepared_free(tn_onnx *m);
 
 /* One number list that was read on the host: what a replay's recording reads again. */
 typedef struct onnx_memo {

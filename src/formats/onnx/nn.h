@@ -126,7 +126,7 @@ tn_status onnx_recurrent(onnx_call *c); /* with: one of these; from RNN on, how 
 
 tn_status onnx_roi_align(onnx_call *c);
 tn_status onnx_max_roi_pool(onnx_call *c);
-tn_status onnx_non_max_suppression(onnx_call *c);
+tn_status onnx_non_max_suppression(onnx_call *c); /* suppress.c */
 
 /* ---- products of bytes (ops_dressed.c) --------------------------------------------------------------------------- */
 

@@ -215,6 +215,13 @@ bool onnx_is(onnx_text t, const char *text);
  * *out: freed with tn_mem_free; NULL and 0 where the input was left out. At most `most`, else TN_ERR_UNSUPPORTED. */
 tn_status onnx_read_ints(const onnx_call *c, int i, int64_t **out, int64_t *count, int64_t most);
 tn_status onnx_read_floats(const onnx_call *c, int i, double **out, int64_t *count, int64_t most);
+/* Whether input i may be read with tn_read, as its numbers are never noted: which ends replay. */
+bool onnx_reads_freely(const onnx_call *c, int i);
+/* What `make` makes of this node's attributes, once a model; `drop` frees it with the model. */
+tn_status onnx_prepare(const onnx_call *c, tn_status (*make)(const onnx_call *c, void **data), void (*drop)(void *data),
+                       const void **out);
+/* All numbers of input i, which was not left out, as f32, read as those are. *out: freed with tn_mem_free. */
+tn_status onnx_read_f32(const onnx_call *c, int i, float **out);
 /* The same for a single number; the default where the input was left out. */
 tn_status onnx_read_int(const onnx_call *c, int i, int64_t otherwise, int64_t *out);
 tn_status onnx_read_float(const onnx_call *c, int i, double otherwise, double *out);

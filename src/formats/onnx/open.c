@@ -9,6 +9,7 @@
 void tn_onnx_close(tn_onnx *m) {
     if (!m) return;
     onnx_replays_free(m);
+    onnx_prepared_free(m);
     for (size_t i = 0; i < m->value_count; i++)
         onnx_value_release(m->values[i]);
     tn_mem_free(m->values);

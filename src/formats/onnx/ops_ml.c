@@ -29,7 +29,15 @@ tn_status onnx_read_rows(const onnx_call *c, int i, onnx_rows *out) {
     TRY(tn_status_of(x));
     int rank = tn_rank(x);
     if (rank < 1 || rank > 2) return onnx_refuse(c, "an input of rank %d", rank);
-    TRY(onnx_read_floats(c, i, &out->at, &total, ONNX_MOST_NUMBERS));
+    total = tn_numel(x);
+    if (total <= ONNX_MOST_NUMBERS && onnx_reads_freely(c, i)) {
+        out->at = tn_mem_alloc((size_t)tn_max64(total, 1) * sizeof *out->at);
+        if (!out->at) return TN_ERR_MEMORY;
+        tn_status status = tn_read(tn_cast(x, TN_F64), out->at, (size_t)total * sizeof *out->at);
+        if (status != TN_OK) return tn_mem_free(out->at), status;
+    } else {
+        TRY(onnx_read_floats(c, i, &out->at, &total, ONNX_MOST_NUMBERS));
+    }
     out->width = tn_size(x, -1);
     out->count = rank == 2 ? tn_size(x, 0) : 1;
     return TN_OK;

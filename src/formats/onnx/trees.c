@@ -1,8 +1,9 @@
 /* trees.c — ensembles of decision trees, in both of the standard's notations.
  *
- * Either notation becomes the same array of nodes: a split with the places of its two followers, or a leaf with its
- * votes. A row of features walks down each tree; a walk longer than there are nodes goes in a circle, and the model is
- * wrong. */
+ * Either notation becomes the same array of nodes, once a model: a split with its two children, or a leaf with its
+ * votes. Rows walk down each tree eight at a time: the steps of one walk depend on each other, those of eight do not.
+ * If no node tests for equality or membership, a step has no branch: x < s is x <= the next number below s, x > s is
+ * the opposite of x <= s, and a leaf is its own child, so that all eight take as many steps as the tree is deep. */
 #include <limits.h>
 #include <math.h>
 #include <stdio.h>
@@ -35,13 +36,23 @@ typedef struct forest {
     vote *votes;
     double *members, *base;
     int64_t *roots;
+    struct step *steps; /* of each node, where all can be compared by <=; NULL */
+    int32_t *depths;    /* of each root's tree */
     int64_t node_count, vote_count, root_count, member_count, base_count, targets, features;
     aggregate how;
-    bool all_positive; /* votes */
+    bool all_positive,
+        one_score; /* votes; two classes of which only the first is voted for: its score stands for both */
 } forest;
 
-static void forget(forest *f) {
-    void *all[] = {f->nodes, f->votes, f->members, f->base, f->roots};
+/* A node as it is walked: next[0] where x <= split, or x is NaN and `missing`. A leaf follows itself. */
+typedef struct step {
+    double split;
+    int32_t feature, next[2], missing;
+} step;
+
+static void drop_forest(void *data) {
+    forest *f = data;
+    void *all[] = {f->nodes, f->votes, f->members, f->base, f->roots, f->steps, f->depths, f};
     for (size_t i = 0; i < TN_COUNT(all); i++)
         tn_mem_free(all[i]);
 }
@@ -71,33 +82,83 @@ static bool decide(const forest *f, const tree_node *n, double x) {
     }
 }
 
-/* The leaf that a row comes to; NULL when it never does. */
-static const tree_node *walk(const forest *f, int64_t root, const double *row) {
-    const tree_node *n = &f->nodes[root];
-    for (int64_t steps = 0; steps <= f->node_count; steps++) {
-        if (n->mode == LEAF) return n;
-        n = &f->nodes[decide(f, n, row[n->feature]) ? n->yes : n->no];
-    }
-    return NULL;
+enum { TOGETHER = 8 }; /* walks */
+
+/* Takes walks from nodes `at` to leaves, each with a row of its own; none is longer than `depth`. */
+static void walk(const forest *f, int64_t depth, const double *const row[TOGETHER], int32_t at[TOGETHER]) {
+    const step *steps = f->steps;
+    for (int64_t d = 0; steps && d < depth; d++)
+        for (int k = 0; k < TOGETHER; k++) {
+            const step *s = &steps[at[k]];
+            double x = row[k][s->feature];
+            bool yes = (x <= s->split) | ((x != x) & (s->missing != 0));
+            at[k] = s->next[!yes];
+        }
+    for (int k = 0; !steps && k < TOGETHER; k++)
+        for (const tree_node *n = &f->nodes[at[k]]; n->mode != LEAF; n = &f->nodes[at[k]])
+            at[k] = (int32_t)(decide(f, n, row[k][n->feature]) ? n->yes : n->no);
 }
 
-static tn_status score_row(const onnx_call *c, const forest *f, const double *row, double *out) {
-    for (int64_t t = 0; t < f->targets; t++)
-        out[t] = f->how == MIN ? (double)3.402823466e38f : f->how == MAX ? (double)-3.402823466e38f : 0;
-    for (int64_t i = 0; i < f->root_count; i++) {
-        const tree_node *leaf = walk(f, f->roots[i], row);
-        if (!leaf) return wrong(c, "a tree goes in a circle");
-        for (int64_t k = leaf->first; k < leaf->first + leaf->count; k++) {
-            double *at = &out[f->votes[k].target], w = f->votes[k].weight;
-            *at = f->how == MIN ? fmin(*at, w) : f->how == MAX ? fmax(*at, w) : *at + w;
-        }
+static void vote_of(const forest *f, int32_t place, double *out) {
+    const tree_node *leaf = &f->nodes[place];
+    for (int64_t k = leaf->first; k < leaf->first + leaf->count; k++) {
+        double *at = &out[f->votes[k].target], w = f->votes[k].weight;
+        *at = f->how == MIN ? fmin(*at, w) : f->how == MAX ? fmax(*at, w) : *at + w;
     }
+}
+
+/* Several rows down one tree after another. */
+static void score_together(const forest *f, const double *const row[TOGETHER], int count, double *out) {
+    for (int64_t i = 0; i < f->root_count; i++) {
+        int32_t at[TOGETHER];
+        for (int k = 0; k < TOGETHER; k++)
+            at[k] = (int32_t)f->roots[i];
+        walk(f, f->depths[i], row, at);
+        for (int k = 0; k < count; k++)
+            vote_of(f, at[k], out + k * f->targets);
+    }
+}
+
+/* One row down several trees at once. */
+static void score_one(const forest *f, const double *row, double *out) {
+    const double *same[TOGETHER];
+    for (int k = 0; k < TOGETHER; k++)
+        same[k] = row;
+    for (int64_t i = 0; i < f->root_count; i += TOGETHER) {
+        int32_t at[TOGETHER], depth = 0;
+        int64_t count = tn_min64(TOGETHER, f->root_count - i);
+        for (int64_t k = 0; k < TOGETHER; k++) {
+            int64_t tree = i + (k < count ? k : 0);
+            at[k] = (int32_t)f->roots[tree];
+            depth = f->depths[tree] > depth ? f->depths[tree] : depth;
+        }
+        walk(f, depth, same, at);
+        for (int64_t k = 0; k < count; k++)
+            vote_of(f, at[k], out);
+    }
+}
+
+/* Fewer than TOGETHER rows, or as many: out [count, targets]. */
+static void score_rows(const forest *f, const double *x, int64_t width, int count, double *out) {
+    const double *row[TOGETHER];
+    double begin = f->how == MIN ? (double)3.402823466e38f : f->how == MAX ? (double)-3.402823466e38f : 0;
+    for (int64_t t = 0; t < count * f->targets; t++)
+        out[t] = begin;
+    for (int k = 0; k < TOGETHER; k++)
+        row[k] = x + (k < count ? k : 0) * width;
+    if (2 * count > TOGETHER)
+        score_together(f, row, count, out);
+    else
+        for (int k = 0; k < count; k++)
+            score_one(f, row[k], out + k * f->targets);
+}
+
+static void finish_row(const forest *f, double *out) {
     for (int64_t t = 0; t < f->targets; t++) {
         if (fabs(out[t]) > 3.4e38 && f->how >= MIN) out[t] = 0; /* nobody voted */
         if (f->how == AVERAGE && f->root_count) out[t] /= (double)f->root_count;
         if (t < f->base_count) out[t] += f->base[t];
     }
-    return TN_OK;
 }
 
 /* ---- checks ------------------------------------------------------------------------------------------------------ */
@@ -107,9 +168,69 @@ static int by_leaf(const void *a, const void *b) {
     return (x->leaf > y->leaf) - (x->leaf < y->leaf);
 }
 
+/* x < s, > s and >= s by <=, for all numbers, NaN included; false for other modes. */
+static bool as_step(const tree_node *n, step *out) {
+    bool opposite = n->mode == GT || n->mode == GTE, below = n->mode == LT || n->mode == GTE;
+    if (n->mode > GT) return false;
+    double split = !below                          ? n->split
+                   : n->split == -(double)INFINITY ? (double)NAN
+                                                   : nextafter(n->split, -(double)INFINITY);
+    *out = (step){.split = split,
+                  .feature = (int32_t)n->feature,
+                  .next = {(int32_t)(opposite ? n->no : n->yes), (int32_t)(opposite ? n->yes : n->no)},
+                  .missing = n->missing_is_yes != opposite};
+    return true;
+}
+
+/* The splits below each root at most; a node that is met again on its own path goes in a circle. state of each node:
+ * -1 not met, -2 on the path, else its depth. path: a node each. */
+static tn_status measure_trees(const onnx_call *c, forest *f, int32_t *state, int32_t *path) {
+    for (int64_t i = 0; i < f->node_count; i++)
+        state[i] = f->nodes[i].mode == LEAF ? 0 : -1;
+    for (int64_t r = 0; r < f->root_count; r++) {
+        int64_t depth = 0;
+        if (state[f->roots[r]] == -1) path[depth++] = (int32_t)f->roots[r];
+        while (depth > 0) {
+            int32_t at = path[depth - 1];
+            const int64_t next[] = {f->nodes[at].yes, f->nodes[at].no};
+            state[at] = -2;
+            int open = state[next[0]] < 0 ? 0 : state[next[1]] < 0 ? 1 : 2;
+            if (open < 2 && state[next[open]] == -2) return wrong(c, "a tree goes in a circle");
+            if (open < 2) {
+                path[depth++] = (int32_t)next[open];
+                continue;
+            }
+            state[at] = 1 + (state[next[0]] > state[next[1]] ? state[next[0]] : state[next[1]]);
+            depth--;
+        }
+        f->depths[r] = state[f->roots[r]];
+    }
+    return TN_OK;
+}
+
+static tn_status make_steps(const onnx_call *c, forest *f) {
+    if (f->node_count > INT32_MAX) return onnx_refuse(c, "%lld nodes of trees", (long long)f->node_count);
+    int32_t *state = tn_mem_alloc((size_t)f->node_count * 2 * sizeof *state);
+    f->depths = tn_mem_alloc((size_t)f->root_count * sizeof *f->depths);
+    tn_status status = state && f->depths ? measure_trees(c, f, state, state + f->node_count) : TN_ERR_MEMORY;
+    tn_mem_free(state);
+    TRY(status);
+    f->steps = tn_mem_alloc((size_t)f->node_count * sizeof *f->steps);
+    bool all = f->steps != NULL;
+    for (int64_t i = 0; i < f->node_count && all; i++) {
+        f->steps[i] = (step){.next = {(int32_t)i, (int32_t)i}};
+        all = f->nodes[i].mode == LEAF || as_step(&f->nodes[i], &f->steps[i]);
+    }
+    if (all) return TN_OK;
+    tn_mem_free(f->steps);
+    f->steps = NULL;
+    return TN_OK;
+}
+
 /* All places are looked at once, so that no walk has to; votes are sorted by leaf, and leaves told where theirs lie. */
 static tn_status finish(const onnx_call *c, forest *f) {
     f->all_positive = true;
+    f->one_score = f->targets == 2;
     if (f->targets < 1 || f->targets > ONNX_MOST_NUMBERS) return wrong(c, "no targets");
     for (int64_t i = 0; i < f->node_count; i++) {
         const tree_node *n = &f->nodes[i];
@@ -117,7 +238,9 @@ static tn_status finish(const onnx_call *c, forest *f) {
         if (n->mode == LEAF) continue;
         if (n->yes < 0 || n->no < 0 || n->yes >= f->node_count || n->no >= f->node_count)
             return wrong(c, "a node's follower is missing");
-        if (n->feature < 0 || n->feature >= f->features) return wrong(c, "a node asks for a feature that is not there");
+        if (n->feature < 0 || n->feature > INT32_MAX - 1)
+            return wrong(c, "a node asks for a feature that is not there");
+        f->features = tn_max64(f->features, n->feature + 1);
     }
     for (int64_t i = 0; i < f->root_count; i++)
         if (f->roots[i] < 0 || f->roots[i] >= f->node_count) return wrong(c, "a root is missing");
@@ -130,8 +253,9 @@ static tn_status finish(const onnx_call *c, forest *f) {
         tree_node *leaf = &f->nodes[v->leaf];
         if (!leaf->count++) leaf->first = i;
         if (v->weight < 0) f->all_positive = false;
+        if (v->target != 0) f->one_score = false;
     }
-    return TN_OK;
+    return make_steps(c, f);
 }
 
 static tn_status make(forest *f, int64_t nodes, int64_t votes, int64_t roots) {
@@ -337,15 +461,8 @@ static tn_status plant_older(const onnx_call *c, bool classes, forest *f) {
 
 /* ---- results ----------------------------------------------------------------------------------------------------- */
 
-/* Two classes of which only the first is voted for: its score stands for both, and is for the second one. */
-static bool one_score(const forest *f) {
-    for (int64_t i = 0; i < f->vote_count; i++)
-        if (f->votes[i].target != 0) return false;
-    return f->targets == 2;
-}
-
-static int64_t classify(const forest *f, onnx_transform t, bool one, double *row) {
-    if (!one) {
+static int64_t classify(const forest *f, onnx_transform t, double *row) {
+    if (!f->one_score) {
         int64_t best = onnx_largest(row, f->targets);
         onnx_transform_row(t, row, f->targets);
         return best;
@@ -355,49 +472,79 @@ static int64_t classify(const forest *f, onnx_transform t, bool one, double *row
     return s > (f->all_positive ? 0.5 : 0);
 }
 
-static tn_status run_forest(onnx_call *c, forest *f, const onnx_rows *x, bool classes, onnx_transform t) {
+/* All rows, to be shared by threads. */
+typedef struct scoring {
+    const forest *f;
+    const onnx_rows *x;
     onnx_rows y;
-    bool one = classes && one_score(f);
-    int64_t *best = tn_mem_zalloc((size_t)x->count, sizeof *best);
-    if (!best) return tn_error_code();
-    tn_status status = onnx_make_rows(x->count, f->targets, &y);
-    for (int64_t i = 0; i < x->count && status == TN_OK; i++) {
-        double *row = y.at + i * f->targets;
-        status = score_row(c, f, x->at + i * x->width, row);
-        if (status == TN_OK && classes) best[i] = classify(f, t, one, row);
-        if (status == TN_OK && !classes) onnx_transform_row(t, row, f->targets);
+    int64_t *best;
+    onnx_transform t;
+    bool classes;
+} scoring;
+
+/* Pieces of TOGETHER rows. */
+static void score_pieces(void *ctx, int64_t begin, int64_t end, int worker) {
+    const scoring *s = ctx;
+    (void)worker;
+    for (int64_t first = begin * TOGETHER; first < tn_min64(end * TOGETHER, s->x->count); first += TOGETHER) {
+        int64_t count = tn_min64(TOGETHER, s->x->count - first);
+        double *out = s->y.at + first * s->f->targets;
+        score_rows(s->f, s->x->at + first * s->x->width, s->x->width, (int)count, out);
+        for (int64_t i = 0; i < count; i++, out += s->f->targets) {
+            finish_row(s->f, out);
+            if (s->classes)
+                s->best[first + i] = classify(s->f, s->t, out);
+            else
+                onnx_transform_row(s->t, out, s->f->targets);
+        }
     }
-    if (status == TN_OK && classes) status = onnx_put_labels(c, 0, "classlabels_int64s", best, x->count);
+}
+
+static tn_status run_forest(onnx_call *c, const forest *f, const onnx_rows *x, bool classes, onnx_transform t) {
+    enum { WORTH = 1 << 14 }; /* steps that pay for another thread */
+    scoring s = {.f = f, .x = x, .t = t, .classes = classes};
+    int64_t steps = TOGETHER;
+    if (f->features > x->width) return wrong(c, "a node asks for a feature that is not there");
+    for (int64_t i = 0; i < f->root_count; i++)
+        steps += TOGETHER * (int64_t)f->depths[i];
+    s.best = tn_mem_zalloc((size_t)x->count, sizeof *s.best);
+    if (!s.best) return tn_error_code();
+    tn_status status = onnx_make_rows(x->count, f->targets, &s.y);
+    if (status == TN_OK)
+        tn_parallel_shared(tn_ceil_div(x->count, TOGETHER), tn_max64(1, WORTH / steps), score_pieces, &s);
+    if (status == TN_OK && classes) status = onnx_put_labels(c, 0, "classlabels_int64s", s.best, x->count);
     if (status == TN_OK && (!classes || onnx_wants(c, 1)))
-        status = onnx_put_rows(c, classes, &y, classes ? TN_F32 : tn_dtype_of(onnx_in(c, 0)));
-    tn_mem_free(y.at);
-    tn_mem_free(best);
+        status = onnx_put_rows(c, classes, &s.y, classes ? TN_F32 : tn_dtype_of(onnx_in(c, 0)));
+    tn_mem_free(s.y.at);
+    tn_mem_free(s.best);
+    return status;
+}
+
+/* ---- the operators ----------------------------------------------------------------------------------------------- */
+
+static tn_status make_forest(const onnx_call *c, void **data) {
+    forest *f = tn_mem_zalloc(1, sizeof *f);
+    if (!f) return TN_ERR_MEMORY;
+    tn_status status = c->row->run == onnx_run_trees ? plant_newer(c, f) : plant_older(c, c->row->with, f);
+    if (status != TN_OK) return drop_forest(f), status;
+    *data = f;
+    return TN_OK;
+}
+
+static tn_status run_prepared(onnx_call *c, bool classes, onnx_transform t) {
+    const void *f;
+    onnx_rows x;
+    TRY(onnx_prepare(c, make_forest, drop_forest, &f));
+    TRY(onnx_read_rows(c, 0, &x));
+    tn_status status = run_forest(c, f, &x, classes, t);
+    tn_mem_free(x.at);
     return status;
 }
 
 tn_status onnx_run_trees(onnx_call *c) {
-    onnx_rows x;
-    forest f = {0};
-    TRY(onnx_read_rows(c, 0, &x));
-    f.features = x.width;
     int64_t t = onnx_int(c, "post_transform", TRANSFORM_NONE);
-    tn_status status = plant_newer(c, &f);
-    if (status == TN_OK && (t < TRANSFORM_NONE || t > PROBIT)) status = wrong(c, "post_transform is not known");
-    if (status == TN_OK) status = run_forest(c, &f, &x, false, (onnx_transform)t);
-    forget(&f);
-    tn_mem_free(x.at);
-    return status;
+    if (t < TRANSFORM_NONE || t > PROBIT) return wrong(c, "post_transform is not known");
+    return run_prepared(c, false, (onnx_transform)t);
 }
 
-tn_status onnx_run_older_trees(onnx_call *c) {
-    onnx_rows x;
-    forest f = {0};
-    bool classes = c->row->with;
-    TRY(onnx_read_rows(c, 0, &x));
-    f.features = x.width;
-    tn_status status = plant_older(c, classes, &f);
-    if (status == TN_OK) status = run_forest(c, &f, &x, classes, onnx_transform_of(c));
-    forget(&f);
-    tn_mem_free(x.at);
-    return status;
-}
+tn_status onnx_run_older_trees(onnx_call *c) { return run_prepared(c, c->row->with, onnx_transform_of(c)); }
