@@ -242,11 +242,13 @@ TN_API tn_tensor *tn_pickle_tensor(const tn_pickle *file, const char *name);
 
 /* ---- weights ----------------------------------------------------------------------------------------------------- */
 
-/* All variables below m, under their dotted names: a file that PyTorch's load_state_dict takes. */
+/* All variables below m, under their dotted names: a file that PyTorch's load_state_dict takes. Tied variables are
+ * written under each of their names. */
 TN_API tn_status tn_module_save(const tn_module *m, const char *path);
 
 /* Reads the variables below m from a file; dtypes are converted. All or nothing: every variable must be there in its
- * shape; more in the file is fine. Errors: TN_ERR_FORMAT naming the first variable that is missing or differs. */
+ * shape; more in the file is fine. Of tied variables one name is enough, and several must have the same value. Errors:
+ * TN_ERR_FORMAT naming the first variable that is missing or differs. */
 TN_API tn_status tn_module_load(tn_module *m, const char *path);
 
 /* ---- checkpoints ------------------------------------------------------------------------------------------------- */

@@ -140,6 +140,18 @@ static tn_status find_named(const tn_safetensors *f, const char *prefix, const c
     return tn_fail(TN_ERR_FORMAT, "'%s' is missing in the file: it belongs to another model", full->text);
 }
 
+/* The file's entry for variable i. Tied variables share one storage: the entry of any of their names fills it, because
+ * some writers keep only one. */
+static tn_status find_variable(const tn_safetensors *f, const part *p, int i, tn_str *full, tn_safetensors_info *info) {
+    tn_status status = find_named(f, p->prefix, p->items[i].name, full, info);
+    uint64_t id = status == TN_ERR_FORMAT ? tn_value_id(p->items[i].tensor) : 0;
+    for (int k = 0; id && k < p->count; k++) {
+        if (k == i || tn_value_id(p->items[k].tensor) != id) continue;
+        if (find_named(f, p->prefix, p->items[k].name, full, info) == TN_OK) return TN_OK;
+    }
+    return id ? find_named(f, p->prefix, p->items[i].name, full, info) : status;
+}
+
 static void add_shape(tn_str *s, const int64_t *shape, int rank) {
     tn_str_add(s, "[");
     for (int d = 0; d < rank; d++)
@@ -162,14 +174,34 @@ static tn_status check_fits(const tn_safetensors_info *info, const tn_tensor *t,
     return status;
 }
 
+/* Tied variables hold one value: a file that has another one for each name belongs to a model that does not tie them. */
+static tn_status check_tied(const tn_safetensors *f, const part *p, int i, const tn_safetensors_info *info, tn_str *full) {
+    uint64_t id = tn_value_id(p->items[i].tensor);
+    for (int k = 0; k < i; k++) {
+        tn_safetensors_info other = {.struct_size = sizeof other};
+        if (tn_value_id(p->items[k].tensor) != id) continue;
+        TRY(find_variable(f, p, k, full, &other));
+        bool same = other.dtype == info->dtype && other.bytes == info->bytes &&
+                    memcmp(other.data, info->data, (size_t)info->bytes) == 0;
+        if (!same)
+            return tn_fail(TN_ERR_FORMAT,
+                           "'%s' and '%s' differ in the file, but are one tied tensor in the model: it belongs to "
+                           "another model",
+                           other.name, info->name);
+        break; /* the others were compared with this one */
+    }
+    return TN_OK;
+}
+
 /* Holds every variable of a part against the file; touches nothing. */
 static tn_status part_check(const tn_safetensors *f, const part *p, bool same_dtype) {
     tn_str full = {0};
     tn_status status = TN_OK;
     for (int i = 0; i < p->count && status == TN_OK; i++) {
         tn_safetensors_info info = {.struct_size = sizeof info};
-        status = find_named(f, p->prefix, p->items[i].name, &full, &info);
+        status = find_variable(f, p, i, &full, &info);
         if (status == TN_OK) status = check_fits(&info, p->items[i].tensor, same_dtype);
+        if (status == TN_OK) status = check_tied(f, p, i, &info, &full);
     }
     tn_str_free(&full);
     return status;
@@ -181,7 +213,7 @@ static tn_status part_values(const tn_safetensors *f, const part *p, tn_tensor *
     tn_status status = TN_OK;
     for (int i = 0; i < p->count && status == TN_OK; i++) {
         tn_safetensors_info info = {.struct_size = sizeof info};
-        status = find_named(f, p->prefix, p->items[i].name, &full, &info);
+        status = find_variable(f, p, i, &full, &info);
         if (status != TN_OK) break;
         values[i] = tn_safetensors_tensor(f, full.text);
         status = tn_status_of(values[i]);

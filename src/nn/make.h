@@ -10,6 +10,9 @@ tn_module *tn_nn_make(tn_module *parent, const char *name, const tn_module_type 
 /* The end of making: m, or NULL when anything in its tree failed; then m is taken out of it and freed. */
 tn_module *tn_nn_made(tn_module *m);
 
+/* Leaves out the variables whose storage an earlier one has (tied weights): each storage stays once, in order. */
+tn_status tn_nn_untie(tn_variable *items, int *count);
+
 /* TN_OK when p is there; else TN_ERR_ARGUMENT with "what is NULL". */
 tn_status tn_nn_need(const void *p, const char *what);
 

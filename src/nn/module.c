@@ -297,13 +297,65 @@ tn_status tn_module_variables(const tn_module *m, tn_variable **items, int *coun
 
 void tn_variables_free(tn_variable *items) { free(items); }
 
+/* ---- tied variables ---------------------------------------------------------------------------------------------- */
+
+/* Where `id` is in an open-addressing table of a power of two, or the empty place where it belongs. */
+static size_t id_place(const uint64_t *table, size_t size, uint64_t id) {
+    size_t at = (size_t)(id * UINT64_C(0x9E3779B97F4A7C15) >> 20) & (size - 1);
+    while (table[at] && table[at] != id)
+        at = (at + 1) & (size - 1);
+    return at;
+}
+
+tn_status tn_nn_untie(tn_variable *items, int *count) {
+    size_t size = 16;
+    while (size < 2 * (size_t)*count)
+        size *= 2;
+    uint64_t *seen = calloc(size, sizeof *seen);
+    if (!seen) return tn_backend_fail(TN_ERR_MEMORY, "module: out of memory while looking for tied variables");
+    int kept = 0;
+    for (int i = 0; i < *count; i++) {
+        uint64_t id = tn_value_id(items[i].tensor);
+        size_t at = id_place(seen, size, id);
+        if (id && seen[at]) {
+            for (int k = 0; k < kept && items[i].parameter; k++)
+                if (tn_value_id(items[k].tensor) == id) items[k].parameter = true; /* under any of its names */
+            continue;
+        }
+        seen[at] = id;
+        items[kept++] = items[i];
+    }
+    *count = kept;
+    free(seen);
+    return TN_OK;
+}
+
+tn_status tn_module_parameters(const tn_module *m, tn_variable **items, int *count) {
+    if (!items || !count)
+        return tn_nn_need(NULL, items ? "tn_module_parameters: count" : "tn_module_parameters: items");
+    tn_status status = tn_module_variables(m, items, count);
+    if (status != TN_OK) return status;
+    int parameters = 0;
+    for (int i = 0; i < *count; i++)
+        if ((*items)[i].parameter) (*items)[parameters++] = (*items)[i];
+    status = tn_nn_untie(*items, &parameters);
+    if (status != TN_OK || parameters == 0) {
+        tn_variables_free(*items);
+        *items = NULL;
+    }
+    *count = status == TN_OK ? parameters : 0;
+    return status;
+}
+
 int64_t tn_module_parameter_count(const tn_module *m) {
-    int64_t total = 0;
+    tn_variable *items = NULL;
+    int count = 0;
     if (!m) return 0;
-    for (size_t i = 0; i < m->variable_count; i++)
-        if (m->variables[i].parameter) total += tn_numel(m->variables[i].tensor);
-    for (size_t i = 0; i < m->child_count; i++)
-        total += tn_module_parameter_count(m->children[i]);
+    if (tn_module_parameters(m, &items, &count) != TN_OK) return -1;
+    int64_t total = 0;
+    for (int i = 0; i < count; i++)
+        total += tn_numel(items[i].tensor);
+    tn_variables_free(items);
     return total;
 }
 

@@ -181,7 +181,7 @@ static tn_status add_variables(tn_optimizer *o, const tn_variable *variables, in
     if (!o->items) return out_of_memory();
     tn_status status = TN_OK;
     for (int i = 0; i < count && status == TN_OK; i++)
-        if (variables[i].parameter && tn_requires_grad(variables[i].tensor)) status = add_variable(o, &variables[i]);
+        if (tn_requires_grad(variables[i].tensor)) status = add_variable(o, &variables[i]);
     if (status == TN_OK && o->count == 0)
         status = tn_backend_fail(TN_ERR_ARGUMENT, "%s: the module has no parameter that requires gradients",
                                  o->method->name);
@@ -205,7 +205,7 @@ static tn_status make(tn_module *m, const tn_optimizer *model, tn_optimizer **ou
 
     tn_variable *variables = NULL;
     int count = 0;
-    status = tn_module_variables(m, &variables, &count);
+    status = tn_module_parameters(m, &variables, &count);
     tn_optimizer *o = status == TN_OK ? malloc(sizeof *o) : NULL;
     if (o) {
         *o = *model;
@@ -288,14 +288,14 @@ static tn_tensor *clip_factor(const tn_tensor *norm, double max_norm) {
 static tn_status clip_variables(const tn_variable *variables, int count, double max_norm, tn_tensor **total_norm) {
     tn_tensor *sum = NULL;
     for (int i = 0; i < count; i++) {
-        tn_tensor *g = variables[i].parameter ? tn_grad(variables[i].tensor) : NULL;
+        tn_tensor *g = tn_grad(variables[i].tensor);
         tn_status status = g ? tn_status_of(g) : TN_OK;
         if (status != TN_OK) return status;
         if (g) sum = add_squares(sum, g);
     }
     tn_tensor *norm = tn_sqrt(sum ? sum : tn_scalar(0)), *factor = clip_factor(norm, max_norm);
     for (int i = 0; i < count; i++) {
-        tn_tensor *g = variables[i].parameter ? tn_grad(variables[i].tensor) : NULL;
+        tn_tensor *g = tn_grad(variables[i].tensor);
         if (g) tn_mul_(g, factor);
     }
     if (total_norm) *total_norm = tn_keep(norm);
@@ -306,7 +306,7 @@ tn_status tn_clip_grad_norm(tn_module *m, double max_norm, tn_tensor **total_nor
     if (total_norm) *total_norm = NULL;
     tn_variable *variables = NULL;
     int count = 0;
-    tn_status status = tn_module_variables(m, &variables, &count);
+    tn_status status = tn_module_parameters(m, &variables, &count);
     if (status != TN_OK) return status;
     {
         TN_SCOPE;
