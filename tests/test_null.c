@@ -200,6 +200,7 @@ static void graphs_refuse(void **state) {
     tn_tensor *x = tn_full(TN_DIMS(2), 1, TN_F32), *out = NULL;
     assert_ok(tn_eval(&x, 1));
     FAILS(tn_capture_end(NULL, 0, NULL, 0, NULL))
+    FAILS(tn_capture_add_hook(NULL, NULL, 0))
     assert_ok(tn_capture_begin());
     FAILS(tn_capture_end(&x, 1, NULL, 1, &graph))
     assert_ok(tn_capture_begin());
@@ -350,6 +351,9 @@ static void modules_refuse(void **state) {
     FAILS(tn_module_variables(NULL, &items, &count))
     FAILS(tn_module_variables(root, NULL, &count))
     FAILS(tn_module_variables(root, &items, NULL))
+    FAILS(tn_module_parameters(NULL, &items, &count))
+    FAILS(tn_module_parameters(root, NULL, &count))
+    FAILS(tn_module_parameters(root, &items, NULL))
     CALLS(tn_variables_free(NULL))
     YIELDS(0, tn_module_parameter_count(NULL))
     CALLS(tn_module_train(NULL, true))
@@ -457,6 +461,7 @@ static void optimizers_refuse(void **state) {
     CALLS(tn_optimizer_zero_grad(NULL))
     FAILS(tn_minimize(NULL, NULL))
     FAILS(tn_clip_grad_norm(NULL, 1, NULL))
+    FAILS(tn_status_of(tn_grad_is_finite(NULL)))
     YIELDS(0, tn_optimizer_lr(NULL))
     CALLS(tn_optimizer_set_lr(NULL, 1))
     FAILS(tn_optimizer_variables(NULL, &items, &count))

@@ -381,6 +381,86 @@ static void updates_are_in_place_and_joined(void **state) {
     }
 }
 
+enum { VARIABLES = 12 };
+
+static int64_t launches_so_far(void) {
+    tn_runtime_stats s = {.struct_size = sizeof s};
+    assert_ok(tn_get_runtime_stats(&s));
+    return s.launches;
+}
+
+/* A root with matrices and vectors, as many of each; gradients from a sum of squares. */
+static tn_module *many_variables(int count) {
+    tn_module *root = tn_module_root();
+    TN_SCOPE;
+    for (int i = 0; i < count; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "w%d", i);
+        tn_module_add_parameter(root, name, tn_ones((int64_t[]){8 + i, 9}, i % 2 ? 1 : 2, TN_F32));
+    }
+    assert_ok(tn_module_status(root));
+    return root;
+}
+
+static void collect(tn_module *root) {
+    tn_variable *v;
+    int count;
+    assert_ok(tn_module_parameters(root, &v, &count));
+    TN_SCOPE;
+    for (int i = 0; i < count; i++) {
+        tn_zero_grad(v[i].tensor);
+        assert_ok(tn_backward(tn_sum(tn_mul(v[i].tensor, v[i].tensor), TN_ALL, false)));
+        tn_tensor *g = tn_grad(v[i].tensor);
+        assert_ok(tn_eval(&g, 1));
+    }
+    tn_variables_free(v);
+}
+
+/* What optim.h says: two launches for 12 variables of rank 1 and 2. */
+static void updates_of_one_form_share_a_launch(void **state) {
+    (void)state;
+    for (int kind = 0; kind < 3; kind++) {
+        tn_module *root = many_variables(VARIABLES);
+        tn_optimizer *o = NULL;
+        if (kind == 0) assert_ok(tn_optimizer_adam(root, NULL, &o));
+        if (kind == 1) assert_ok(tn_optimizer_adamw(root, NULL, &o));
+        if (kind == 2) assert_ok(tn_optimizer_sgd(root, NULL, &o));
+        collect(root);
+        int64_t before = launches_so_far();
+        assert_ok(tn_optimizer_step(o));
+        assert_int_equal(launches_so_far() - before, 2);
+        tn_optimizer_free(o);
+        tn_module_free(root);
+    }
+}
+
+/* ---- gradients that are not finite ------------------------------------------------------------------------------- */
+
+/* Many tensors, one answer; and a step that is left out leaves weights and moments as they were. */
+static void gradients_that_are_not_finite_are_found(void **state) {
+    (void)state;
+    static const float bad[] = {INFINITY, -INFINITY, NAN};
+    tn_module *root = many_variables(70); /* more than tn_cat joins at once */
+    tn_tensor *w = tn_module_variable(root, "w65");
+    TN_SCOPE;
+    assert_true(tn_item(tn_grad_is_finite(root)) == 1); /* there is none yet */
+    collect(root);
+    int64_t before = launches_so_far();
+    assert_true(tn_item(tn_grad_is_finite(root)) == 1);
+    int64_t launches = launches_so_far() - before;
+    if (launches > 35) fail_msg("%d launches for 70 gradients", (int)launches);
+    for (int i = 0; i < 3; i++) {
+        tn_zero_grad(w);
+        tn_tensor *factor = tn_from_data(&bad[i], NULL, 0, TN_F32);
+        assert_ok(tn_backward(tn_mul(factor, tn_select(w, 0, 3))));
+        assert_true(tn_item(tn_grad_is_finite(root)) == 0);
+    }
+    tn_zero_grad(w);
+    assert_true(tn_item(tn_grad_is_finite(root)) == 1);
+    assert_int_not_equal(tn_status_of(tn_grad_is_finite(NULL)), TN_OK);
+    tn_module_free(root);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(optimizers_follow_pytorch),
@@ -394,6 +474,8 @@ int main(void) {
         cmocka_unit_test(wrong_settings_are_refused),
         cmocka_unit_test(schedules_go_where_they_should),
         cmocka_unit_test(updates_are_in_place_and_joined),
+        cmocka_unit_test(updates_of_one_form_share_a_launch),
+        cmocka_unit_test(gradients_that_are_not_finite_are_found),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -131,6 +131,35 @@ static void extras_come_back(void **state) {
     assert_memory_equal(got, numbers, sizeof got);
 }
 
+/* A run that resumes goes on with the rate it had, not with that of the options; older files have none. */
+static void the_learning_rate_comes_back(void **state) {
+    (void)state;
+    const char *path = test_scratch("rate"), *old = test_scratch("old");
+    trial t = trial_new(3);
+    tn_optimizer_set_lr(t.optimizer, 0.1 / 3);
+    tn_checkpoint c = trial_checkpoint(&t);
+    assert_ok(tn_checkpoint_save(path, &c));
+    tn_optimizer_set_lr(t.optimizer, 0.5);
+    assert_ok(tn_checkpoint_load(path, &c));
+    assert_true(tn_optimizer_lr(t.optimizer) == 0.1 / 3);
+
+    char *bytes;
+    size_t size;
+    assert_ok(tn_file_read(path, &bytes, &size, 1 << 24));
+    char *key = memmem(bytes, size, "optimizer.lr", 12);
+    assert_non_null(key);
+    memcpy(key, "optimizer.xx", 12);
+    FILE *f = fopen(old, "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(bytes, 1, size, f), size);
+    assert_int_equal(fclose(f), 0);
+    tn_mem_free(bytes);
+    tn_optimizer_set_lr(t.optimizer, 0.25);
+    assert_ok(tn_checkpoint_load(old, &c));
+    assert_true(tn_optimizer_lr(t.optimizer) == 0.25);
+    trial_free(&t);
+}
+
 /* ---- files that do not fit --------------------------------------------------------------------------------------- */
 
 static void assert_load_refused(tn_module *m, const char *path, const char *reason) {
@@ -323,6 +352,7 @@ int main(void) {
         cmocka_unit_test(resumed_runs_have_the_same_bits),
         cmocka_unit_test(threads_change_no_bit),
         cmocka_unit_test(extras_come_back),
+        cmocka_unit_test(the_learning_rate_comes_back),
         cmocka_unit_test(weights_that_do_not_fit_change_nothing),
         cmocka_unit_test(weights_of_other_types_are_converted),
         cmocka_unit_test(exclusive_or_is_learned),

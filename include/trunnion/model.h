@@ -258,7 +258,7 @@ TN_API tn_status tn_module_load(tn_module *m, const char *path);
 typedef struct tn_checkpoint {
     size_t struct_size; /* set by the caller */
     tn_module *model;
-    tn_optimizer *optimizer;   /* its state and step count */
+    tn_optimizer *optimizer;   /* its state, step counts and learning rate */
     int64_t step;              /* saved; set by loading */
     const tn_variable *extras; /* further tensors of the run: environments, running averages */
     int extra_count;

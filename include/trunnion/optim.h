@@ -1,10 +1,13 @@
 /* optim.h — optimisers: what a step does with the gradients, and how the learning rate moves.
  *
  * A step is recorded behind forward and backward and runs with them as one plan; the learning rate and the step count
- * are dials, so every step finds the plan of the one before. Updates are element-wise work in place on state: one
- * launch for all variables. A step is all or nothing: an error among the gradients, or a run that fails, changes
- * neither variables nor counts. (Host memory that runs out while the step is recorded is the exception: the failure
- * says so, and the model has to be loaded anew.) Definitions are PyTorch's (torch.optim).
+ * are runtime scalars, so every step finds the plan of the one before. Updates are element-wise work in place on
+ * state; those of one form share a launch: a step with ready gradients takes two launches for 12 variables of rank 1
+ * and 2, and with tn_minimize an update can be the end of the kernel that makes its gradient. A step is all or
+ * nothing: an error among the gradients, or a run that fails, changes neither variables nor counts. (Host memory that
+ * runs out while the step is recorded is the exception: the failure says so, and the model has to be loaded anew.)
+ * Inf and NaN are values, not errors: see tn_grad_is_finite. A step may be captured (tn_capture_begin): each launch
+ * is then a step, with the learning rate and the step count of that time. Definitions are PyTorch's (torch.optim).
  *
  *     tn_optimizer *adam;
  *     if (tn_optimizer_adam(net, NULL, &adam) != TN_OK) ...
@@ -73,6 +76,18 @@ TN_API tn_status tn_minimize(tn_optimizer *o, const tn_tensor *loss);
  * min(1, max_norm / (norm + 1e-6)). *total_norm (NULL: not wanted): a new handle on the norm before. */
 TN_API tn_status tn_clip_grad_norm(tn_module *m, double max_norm, tn_tensor **total_norm);
 
+/* Whether all gradients that tn_backward collected for the parameters below m are finite: a new handle on one bool, not
+ * yet computed (tn_item: 1 or 0); true if there are none. An error tensor on failure. An Inf or NaN in a gradient makes
+ * the variable NaN for ever, and Adam's moments with it; clipping does not help, because the norm is then no number
+ * either. Where that may happen (half precision, exploding losses), look before the step and leave it out:
+ *
+ *     tn_optimizer_zero_grad(o);
+ *     if (tn_backward(loss) != TN_OK) ...
+ *     if (tn_item(tn_grad_is_finite(net)) == 1) tn_optimizer_step(o);
+ *
+ * Source: found_inf of torch.amp.GradScaler. */
+TN_API tn_tensor *tn_grad_is_finite(const tn_module *m);
+
 TN_API double tn_optimizer_lr(const tn_optimizer *o);
 TN_API void tn_optimizer_set_lr(tn_optimizer *o, double lr); /* of the following steps */
 
@@ -104,6 +119,7 @@ TN_API double tn_schedule_at(const tn_schedule *s, int64_t step);
 
 #ifndef TN_NO_CALLER_LINES
 #define tn_clip_grad_norm(...) (tn_at(__FILE__, __LINE__), tn_clip_grad_norm(__VA_ARGS__))
+#define tn_grad_is_finite(...) (tn_at(__FILE__, __LINE__), tn_grad_is_finite(__VA_ARGS__))
 #define tn_minimize(...) (tn_at(__FILE__, __LINE__), tn_minimize(__VA_ARGS__))
 #define tn_optimizer_adam(...) (tn_at(__FILE__, __LINE__), tn_optimizer_adam(__VA_ARGS__))
 #define tn_optimizer_adamw(...) (tn_at(__FILE__, __LINE__), tn_optimizer_adamw(__VA_ARGS__))

@@ -162,10 +162,16 @@ TN_API tn_status tn_swap(tn_tensor *a, tn_tensor *b);
 
 /* Records once, runs many times without recording. Between begin and end, record from `inputs` to `outputs` as usual;
  * end computes what was recorded, as tn_eval would, and keeps its plan; each launch runs it again with new values for
- * the inputs (same shapes and dtypes, contiguous) and hands out new output handles. State is read and written as it is
- * at each launch; random numbers advance. A step of an optimiser may be part of it: tn_eval of no tensors waits for the
- * end, and the step's dials (its rate, Adam's corrections) keep their values until tn_graph_set_dial.
- * Errors: TN_ERR_STATE for a capture inside a capture; TN_ERR_ARGUMENT for an output that was not recorded in it. */
+ * the inputs (same shapes and dtypes, contiguous) and hands out new output handles.
+ *
+ * A launch leaves behind what recording the same again would: it reads and writes state as it is then, draws the next
+ * random numbers, replaces the gradients that the capture collected, and counts writes (tn_write_count). A training
+ * step may be part of it (tn_minimize, tn_optimizer_step: their tn_eval of no tensors waits for the end): each launch
+ * is a step with the learning rate and the step count of that time, bit for bit. Constants keep their values; tensors
+ * that are written in place and neither state nor made in the capture keep what tn_capture_end computed.
+ * Errors: TN_ERR_STATE for a capture inside a capture, for reading a value inside it that it records, and at its end
+ * for what a launch could not repeat (random numbers set inside, gradients from before); TN_ERR_ARGUMENT for an output
+ * that was not recorded in it. */
 typedef struct tn_graph tn_graph;
 TN_API tn_status tn_capture_begin(void);
 TN_API tn_status tn_capture_end(tn_tensor *const *inputs, int input_count, tn_tensor *const *outputs, int output_count,
@@ -174,8 +180,27 @@ TN_API tn_status tn_graph_launch(tn_graph *g, tn_tensor *const *inputs, tn_tenso
 /* The same as tn_eval_async is to tn_eval: outputs can be used at once, and reading one waits. */
 TN_API tn_status tn_graph_launch_async(tn_graph *g, tn_tensor *const *inputs, tn_tensor **outputs, tn_queue *queue,
                                        tn_event *event);
-/* Sets a dial for all launches to come: dials are numbered in the order in which they were recorded. */
+/* Sets a dial for all launches to come: dials are numbered in the order in which they were recorded. TN_ERR_ARGUMENT
+ * for a dial that a hook sets. */
 TN_API tn_status tn_graph_set_dial(tn_graph *g, int dial, double value);
+
+/* For authors of optimisers and of whatever else keeps numbers on the host that change with each step: what a launch
+ * does in place of recording the step. */
+typedef struct tn_capture_hook {
+    size_t struct_size;
+    /* Before each launch: writes the values of the hook's dials and moves the host's numbers on, as recording would. A
+     * failure refuses the launch. */
+    tn_status (*advance)(void *ctx, double *values);
+    void (*undo)(void *ctx);    /* takes the last advance, or the recording itself, back: it failed. May be NULL */
+    void (*release)(void *ctx); /* the graph is gone, or the capture failed. May be NULL */
+    void *ctx;
+} tn_capture_hook;
+/* Whether this thread is between tn_capture_begin and tn_capture_end. */
+TN_API bool tn_capturing(void);
+/* Adds a hook for `count` dials (tn_dial, tn_dial_int) of the capture under way. Hooks advance in the order in which
+ * they were added. If this fails, ctx stays the caller's. Errors: TN_ERR_STATE outside a capture; TN_ERR_ARGUMENT for a
+ * tensor that is no dial. */
+TN_API tn_status tn_capture_add_hook(const tn_capture_hook *hook, tn_tensor *const *dials, int count);
 TN_API void tn_graph_free(tn_graph *g); /* NULL is fine */
 
 /* ---- random numbers ---------------------------------------------------------------------------------------------- */

@@ -10,6 +10,7 @@
 
 #include <string.h>
 
+#include "core/capture.h"
 #include "core/expand.h"
 #include "graph/known.h"
 #include "ops/common.h"
@@ -279,11 +280,18 @@ static void swap_slots(tape *t, tn_tensor **handles) {
     }
 }
 
+/* A capture has to know what it does to gradients: each launch does the same. */
+static tn_status note_gradient(tn_grad_slot *slot, tn_gradient_use use) {
+    tn_recorder *r = tn_recorder_here();
+    return r && r->capturing ? tn_captured_gradient_note(tn_plans_of(r)->capture, slot, use) : TN_OK;
+}
+
 static tn_status make_handles(tape *t, tn_tensor **handles) {
     for (size_t i = 0; i < t->count; i++) {
         const tape_entry *e = &t->entries[i];
         if (!e->grad || !(e->node->flags & TN_NODE_LEAF) || !e->node->slot || e->node->slot->closed) continue;
         const tn_tensor *before = e->node->slot->grad;
+        TRY(note_gradient(e->node->slot, TN_GRADIENT_ADDED));
         tn_node *g = before ? tn_b_add(&t->build, tn_tensor_node(before), e->grad) : own_memory(t, e->grad);
         TRY(t->build.status);
         handles[i] = slot_handle(g);
@@ -356,7 +364,9 @@ bool tn_requires_grad(const tn_tensor *t) { return t && (tn_tensor_node(t)->flag
 
 /* The handle shares the storage of the collected gradient, so that clipping it in place is seen by the optimiser. */
 tn_tensor *tn_grad(const tn_tensor *leaf) {
-    const tn_grad_slot *slot = leaf ? tn_tensor_node(leaf)->slot : NULL;
+    tn_grad_slot *slot = leaf ? tn_tensor_node(leaf)->slot : NULL;
+    tn_status noted = slot ? note_gradient(slot, TN_GRADIENT_READ) : TN_OK;
+    if (noted != TN_OK) return tn_tensor_error(noted);
     if (!slot || !slot->grad) return NULL;
     tn_storage *s = tn_tensor_storage(slot->grad);
     if (!s) return tn_tensor_error(TN_ERR_MEMORY);
@@ -371,6 +381,7 @@ tn_tensor *tn_grad(const tn_tensor *leaf) {
 void tn_zero_grad(tn_tensor *leaf) {
     tn_grad_slot *slot = leaf ? tn_tensor_node(leaf)->slot : NULL;
     if (!slot) return;
+    (void)note_gradient(slot, TN_GRADIENT_CLEARED); /* a failure is kept for tn_capture_end */
     tn_free(slot->grad);
     slot->grad = NULL;
 }

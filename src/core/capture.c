@@ -4,7 +4,7 @@
  * results, and writes states where they live. */
 #include <string.h>
 
-#include "core/core.h"
+#include "core/capture.h"
 
 typedef struct graph_input {
     int slot; /* -1: the recording did not read it */
@@ -19,8 +19,15 @@ typedef struct graph_output {
     int64_t shape[TN_MAX_RANK];
 } graph_output;
 
+/* A runtime scalar of the plan. */
+typedef struct graph_dial {
+    int64_t kind;       /* TN_DIAL_… */
+    uint64_t random_at; /* a random counter: how many numbers the recording drew before */
+} graph_dial;
+
 struct tn_graph {
     tn_plan *plan;
+    tn_captured_host *host;
     tn_device *device; /* held: a graph may be bound to no buffer */
     tn_buffer **bound;
     size_t bound_count;
@@ -28,7 +35,7 @@ struct tn_graph {
     graph_output *outputs;
     int input_count, output_count;
     kir_dial *dials;
-    int64_t *random_count; /* numbers a random counter uses up at each launch; 0: no random counter */
+    graph_dial *dial_of;
     bool *dial_is_float;
     size_t dial_count;
 };
@@ -39,6 +46,8 @@ tn_status tn_capture_begin(void) {
     if (r->capturing)
         return tn_fail(TN_ERR_STATE, "tn_capture_begin: this thread is capturing already; end that capture first");
     TRY(tn_flush(r, NULL, 0));
+    tn_plan_cache *c = tn_plans_of(r);
+    if (!c || !(c->capture = tn_captured_host_new(r))) return TN_ERR_MEMORY;
     r->capturing = true;
     return TN_OK;
 }
@@ -48,12 +57,13 @@ void tn_graph_free(tn_graph *g) {
     for (size_t i = 0; i < g->bound_count; i++)
         tn_buffer_release(g->bound[i]);
     tn_plan_free(g->plan);
+    tn_captured_host_free(g->host);
     if (g->device) tn_device_let_go(g->device);
     tn_mem_free(g->bound);
     tn_mem_free(g->inputs);
     tn_mem_free(g->outputs);
     tn_mem_free(g->dials);
-    tn_mem_free(g->random_count);
+    tn_mem_free(g->dial_of);
     tn_mem_free(g->dial_is_float);
     tn_mem_free(g);
 }
@@ -106,14 +116,14 @@ static tn_status note_output(graph_output *out, const tn_binding *b, const tn_te
 static tn_status note_dials(tn_graph *g, const tn_binding *b) {
     g->dial_count = b->dial_count;
     g->dials = tn_mem_zalloc(b->dial_count, sizeof *g->dials);
-    g->random_count = tn_mem_zalloc(b->dial_count, sizeof *g->random_count);
+    g->dial_of = tn_mem_zalloc(b->dial_count, sizeof *g->dial_of);
     g->dial_is_float = tn_mem_zalloc(b->dial_count, sizeof *g->dial_is_float);
-    if (!g->dials || !g->random_count || !g->dial_is_float) return TN_ERR_MEMORY;
+    if (!g->dials || !g->dial_of || !g->dial_is_float) return TN_ERR_MEMORY;
     for (size_t i = 0; i < b->dial_count; i++) {
         const tn_node *d = b->dial_nodes[i];
         g->dials[i] = tn_dial_value_of(d);
         g->dial_is_float[i] = d->i[0] == TN_DIAL_FLOAT;
-        if (d->i[0] == TN_DIAL_RANDOM) g->random_count[i] = d->i[2];
+        g->dial_of[i] = (graph_dial){d->i[0], (uint64_t)d->i[1] - g->host->random_start};
     }
     return TN_OK;
 }
@@ -157,10 +167,27 @@ static tn_status make(tn_recorder *r, tn_graph *g, tn_tensor *const *inputs, tn_
     tn_mem_free(targets);
     if (s == TN_OK) s = note(g, &c->binding, inputs, outputs);
     if (s == TN_OK) s = check_states(r, &c->binding);
+    if (s == TN_OK) s = tn_captured_host_bind(g->host, r, &c->binding);
     if (s != TN_OK || !c->binding.device) return s;
     tn_device_hold(c->binding.device);
     g->device = c->binding.device;
     return tn_plan_make(&c->binding, &g->plan);
+}
+
+/* What was recorded stays recorded if this fails before it was computed: the next evaluation does that. */
+static tn_status end(tn_recorder *r, tn_graph *g, tn_tensor *const *inputs, tn_tensor *const *outputs) {
+    TRY(make(r, g, inputs, outputs));
+    tn_status s = tn_eval(outputs, g->output_count);
+    if (s != TN_OK) tn_captured_host_undo(g->host);
+    return s;
+}
+
+static tn_status check_end(tn_tensor *const *inputs, int input_count, tn_tensor *const *outputs, int output_count,
+                           tn_graph **out) {
+    TRY(check_lists(inputs, input_count, outputs, output_count, "tn_capture_end"));
+    TRY(tn_need(out, "tn_capture_end: out"));
+    *out = NULL;
+    return TN_OK;
 }
 
 tn_status tn_capture_end(tn_tensor *const *inputs, int input_count, tn_tensor *const *outputs, int output_count,
@@ -169,15 +196,17 @@ tn_status tn_capture_end(tn_tensor *const *inputs, int input_count, tn_tensor *c
     if (!r) return TN_ERR_MEMORY;
     if (!r->capturing) return tn_fail(TN_ERR_STATE, "tn_capture_end: no capture was begun on this thread");
     r->capturing = false;
-    TRY(check_lists(inputs, input_count, outputs, output_count, "tn_capture_end"));
-    TRY(tn_need(out, "tn_capture_end: out"));
-    *out = NULL;
-    tn_graph *g = tn_mem_zalloc(1, sizeof *g);
-    if (!g) return TN_ERR_MEMORY;
-    g->input_count = input_count;
-    g->output_count = output_count;
-    tn_status s = make(r, g, inputs, outputs);
-    if (s == TN_OK) s = tn_eval(outputs, output_count);
+    tn_plan_cache *c = r->plans; /* there since tn_capture_begin */
+    tn_captured_host *host = c->capture;
+    c->capture = NULL;
+    tn_status s = check_end(inputs, input_count, outputs, output_count, out);
+    tn_graph *g = s == TN_OK ? tn_mem_zalloc(1, sizeof *g) : NULL;
+    if (!g) {
+        tn_captured_host_free(host);
+        return s == TN_OK ? TN_ERR_MEMORY : s;
+    }
+    *g = (tn_graph){.host = host, .input_count = input_count, .output_count = output_count};
+    s = end(r, g, inputs, outputs);
     if (s != TN_OK) {
         tn_graph_free(g);
         return s;
@@ -206,17 +235,21 @@ static tn_status bind_input(tn_graph *g, int i, tn_tensor *t) {
     return TN_OK;
 }
 
+/* Takes as many random numbers as the recording did, from where the thread's stand. */
 static void advance_random(tn_recorder *r, tn_graph *g) {
     for (size_t i = 0; i < g->dial_count; i++) {
-        if (g->random_count[i] == 0) continue;
-        g->dials[i].i = (int64_t)r->random_offset;
-        r->random_offset += (uint64_t)g->random_count[i];
+        if (g->dial_of[i].kind == TN_DIAL_RANDOM)
+            g->dials[i].i = (int64_t)(r->random_offset + g->dial_of[i].random_at);
+        else if (g->dial_of[i].kind == TN_DIAL_SEED)
+            g->dials[i].i = (int64_t)r->seed;
     }
+    r->random_offset += g->host->random_used;
 }
 
-static void mark_written(const tn_graph *g) {
+static void mark_written(tn_graph *g) {
     for (int i = 0; i < g->plan->output_count; i++)
         if (g->plan->output_home[i] >= 0) g->bound[g->plan->output_home[i]]->version++;
+    tn_captured_host_wrote(g->host);
 }
 
 static bool is_state(const tn_graph *g, const graph_output *o) { return g->plan->output_home[o->output] >= 0; }
@@ -261,6 +294,7 @@ static tn_status launch(tn_plan_cache *c, tn_graph *g, tn_tensor **outputs) {
     if (torn)
         s = tn_fail_prefix(s, "the device failed while states were written, whose values are lost: load them anew");
     if (s == TN_OK) s = hand_out(g, c->outputs, outputs);
+    if (s == TN_OK) tn_captured_host_collect(g->host, c->outputs);
     tn_plan_release_outputs(c, g->plan, g->plan->output_count);
     c->launches += (int64_t)g->plan->command_count;
     return s;
@@ -276,8 +310,10 @@ tn_status tn_graph_launch(tn_graph *g, tn_tensor *const *inputs, tn_tensor **out
     TRY(tn_flush(r, NULL, 0)); /* pending writes to states come first */
     for (int i = 0; i < g->input_count; i++)
         TRY(bind_input(g, i, inputs[i]));
+    TRY(tn_captured_host_advance(g->host, g->dials, g->dial_is_float));
     advance_random(r, g);
     tn_status s = launch(c, g, outputs);
+    if (s != TN_OK) tn_captured_host_undo(g->host);
     release_copies(g);
     return s;
 }
@@ -286,6 +322,12 @@ tn_status tn_graph_set_dial(tn_graph *g, int dial, double value) {
     TRY(tn_need(g, "tn_graph_set_dial: the graph"));
     if (dial < 0 || (size_t)dial >= g->dial_count)
         return tn_fail(TN_ERR_ARGUMENT, "tn_graph_set_dial: dial %d; the graph has %zu", dial, g->dial_count);
+    if (tn_captured_host_sets(g->host, dial))
+        return tn_fail(
+            TN_ERR_ARGUMENT,
+            "tn_graph_set_dial: dial %d is set anew at each launch by what recorded it, as an optimizer sets "
+            "its learning rate (tn_optimizer_set_lr)",
+            dial);
     if (g->dial_is_float[dial])
         g->dials[dial].f = value;
     else

@@ -491,6 +491,7 @@ typedef struct tn_plan_cache {
     int refused; /* what there was no memory for in the last run: an output, or TN_REFUSED_… */
     kir_dial *dials;
     size_t dial_capacity;
+    struct tn_captured_host *capture; /* of the capture under way (capture.h), or NULL */
     int64_t made, hits, misses, resized, launches;
     double plan_seconds, run_seconds;
 } tn_plan_cache;

@@ -5,7 +5,7 @@
  * how it was made. */
 #include <string.h>
 
-#include "core/core.h"
+#include "core/capture.h"
 
 /* ---- the cache --------------------------------------------------------------------------------------------------- */
 
@@ -14,6 +14,7 @@ static void plans_free(void *plans) {
     if (!c) return;
     for (int i = 0; i < c->count; i++)
         tn_plan_free(c->plans[i]);
+    tn_captured_host_free(c->capture);
     tn_binding_free(&c->binding);
     tn_buffer_release(c->arena);
     tn_buffer_release(c->staged);
@@ -361,6 +362,9 @@ static tn_status evaluate_all(tn_recorder *r, tn_plan_cache *c, tn_node *const *
 }
 
 tn_status tn_flush(tn_recorder *r, tn_node *const *targets, int count) {
+    if (r->capturing)
+        return tn_fail(TN_ERR_STATE, "a value is needed that this thread captures: it is computed at tn_capture_end, "
+                                     "and can be read after that");
     tn_plan_cache *c = r->count > 0 ? tn_plans_of(r) : NULL;
     if (!c) {
         tn_recorder_settle();

@@ -5,17 +5,20 @@
  * the state of the random numbers) stand in the metadata as decimal text. */
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/base.h"
 #include "trunnion/autograd.h"
+#include "trunnion/json.h"
 #include "trunnion/model.h"
 
 static const char kind_key[] = "trunnion.kind", kind_value[] = "checkpoint";
 static const char version_key[] = "trunnion.version";
 static const char step_key[] = "step", json_key[] = "json", steps_key[] = "optimizer.steps";
+static const char rate_key[] = "optimizer.lr";
 static const char seed_key[] = "random.seed", offset_key[] = "random.offset";
 
 /* Variables that stand in the file under a prefix. */
@@ -99,21 +102,24 @@ tn_status tn_checkpoint_save(const char *path, const tn_checkpoint *c) {
         return tn_fail(TN_ERR_ARGUMENT, "tn_checkpoint_save: the path is NULL or struct_size is not set");
     parts p;
     tn_status status = parts_collect(c, &p);
-    tn_str steps = {0};
+    tn_str steps = {0}, rate = {0};
     if (c->optimizer) add_steps(&steps, c->optimizer);
+    if (c->optimizer) tn_json_put_number(&(tn_json_writer){.out = &rate}, tn_optimizer_lr(c->optimizer));
     tn_random_state random = tn_get_random_state();
     char step[24], seed[24], offset[24];
     snprintf(step, sizeof step, "%" PRId64, c->step);
     snprintf(seed, sizeof seed, "%" PRIu64, random.seed);
     snprintf(offset, sizeof offset, "%" PRIu64, random.offset);
-    tn_metadata metadata[7] = {
+    tn_metadata metadata[8] = {
         {kind_key, kind_value}, {version_key, tn_version()}, {step_key, step}, {seed_key, seed}, {offset_key, offset}};
     int count = 5;
     if (c->optimizer) metadata[count++] = (tn_metadata){steps_key, tn_str_text(&steps)};
+    if (c->optimizer) metadata[count++] = (tn_metadata){rate_key, tn_str_text(&rate)};
     if (c->json) metadata[count++] = (tn_metadata){json_key, c->json};
-    if (status == TN_OK && steps.failed) status = TN_ERR_MEMORY;
+    if (status == TN_OK && (steps.failed || rate.failed)) status = TN_ERR_MEMORY;
     if (status == TN_OK) status = save_parts(path, &p, metadata, count);
     tn_str_free(&steps);
+    tn_str_free(&rate);
     parts_free(&p);
     return status;
 }
@@ -174,8 +180,9 @@ static tn_status check_fits(const tn_safetensors_info *info, const tn_tensor *t,
     return status;
 }
 
-/* Tied variables hold one value: a file that has another one for each name belongs to a model that does not tie them. */
-static tn_status check_tied(const tn_safetensors *f, const part *p, int i, const tn_safetensors_info *info, tn_str *full) {
+/* Tied variables hold one value: a file with another one for each name belongs to a model that does not tie them. */
+static tn_status check_tied(const tn_safetensors *f, const part *p, int i, const tn_safetensors_info *info,
+                            tn_str *full) {
     uint64_t id = tn_value_id(p->items[i].tensor);
     for (int k = 0; k < i; k++) {
         tn_safetensors_info other = {.struct_size = sizeof other};
@@ -271,6 +278,7 @@ typedef struct numbers {
     int64_t step;
     tn_random_state random;
     int64_t *steps; /* the optimiser's, a variable each */
+    double rate;    /* its learning rate; NaN: the file has none */
 } numbers;
 
 /* A decimal number at *text, which moves behind it. */
@@ -303,6 +311,18 @@ static tn_status read_steps(const tn_safetensors *f, int count, int64_t *steps) 
     return TN_OK;
 }
 
+/* Files of earlier versions have no learning rate: the optimiser keeps its own. */
+static tn_status read_rate(const tn_safetensors *f, double *rate) {
+    const char *text = tn_safetensors_metadata(f, rate_key);
+    *rate = NAN;
+    if (!text) return TN_OK;
+    tn_json_doc *d = NULL; /* JSON's numbers have a point whatever the locale */
+    if (tn_json_parse(text, strlen(text), &d) == TN_OK) *rate = tn_json_number(tn_json_root(d), NAN);
+    tn_json_free(d);
+    if (*rate >= 0 && isfinite(*rate)) return TN_OK;
+    return tn_fail(TN_ERR_FORMAT, "the metadata \"%s\" is \"%s\": not a learning rate", rate_key, text);
+}
+
 static tn_status read_numbers(const tn_safetensors *f, const tn_checkpoint *c, numbers *n) {
     const char *kind = tn_safetensors_metadata(f, kind_key);
     if (!kind || strcmp(kind, kind_value) != 0)
@@ -313,6 +333,7 @@ static tn_status read_numbers(const tn_safetensors *f, const tn_checkpoint *c, n
     TRY(read_field(f, offset_key, UINT64_MAX, &n->random.offset));
     n->step = (int64_t)step;
     if (!c->optimizer) return TN_OK;
+    TRY(read_rate(f, &n->rate));
     int count = tn_optimizer_count(c->optimizer);
     n->steps = tn_mem_zalloc((size_t)count, sizeof *n->steps);
     return n->steps ? read_steps(f, count, n->steps) : TN_ERR_MEMORY;
@@ -333,6 +354,7 @@ static tn_status load_open(const tn_safetensors *f, tn_checkpoint *c, const part
     if (status == TN_OK) {
         for (int i = 0; c->optimizer && i < tn_optimizer_count(c->optimizer); i++)
             tn_optimizer_set_steps(c->optimizer, i, n.steps[i]);
+        if (c->optimizer && !isnan(n.rate)) tn_optimizer_set_lr(c->optimizer, n.rate);
         tn_set_random_state(n.random);
         c->step = n.step;
         c->loaded_json = json;

@@ -304,9 +304,9 @@ struct tn_tensor {
 
 enum { TN_MAX_VIEW_CHAIN = 64 }; /* views of views of views: what a write has to make anew at most */
 
-/* First attribute of a dial: what its value is. A random counter advances by i[2] at
- * every launch of a captured graph. */
-enum { TN_DIAL_FLOAT = 0, TN_DIAL_INT = 1, TN_DIAL_RANDOM = 2 };
+/* First attribute of a dial: what its value is. Launches of a captured graph set the seed and the random counters anew:
+ * each uses up i[2] numbers. */
+enum { TN_DIAL_FLOAT = 0, TN_DIAL_INT = 1, TN_DIAL_RANDOM = 2, TN_DIAL_SEED = 3 };
 
 tn_tensor *tn_tensor_new(tn_node *n); /* takes the reference; never NULL (a shared out-of-memory tensor instead) */
 tn_tensor *tn_tensor_unscoped(tn_tensor *t); /* takes t out of all scopes (what the library keeps itself); returns t */
@@ -336,6 +336,7 @@ typedef struct tn_recorder {
     const char *called;
     int64_t nodes_recorded;
     uint64_t seed, random_offset; /* Philox key and the next free counter */
+    uint64_t reseeds;             /* how often they were set by the caller */
     size_t limit;                 /* pending nodes at which the next unasked flush happens; at least TN_MAX_PENDING */
     bool planning;                /* nodes made now belong to the planner */
     bool differentiating;         /* a gradient is being recorded: no unasked flush in its middle */

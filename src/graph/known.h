@@ -36,5 +36,8 @@ void tn_recorder_settle(void);
 void tn_recorder_drop(void); /* frees all that this thread's recorder holds (thread exit, leak tests) */
 void tn_storage_release(tn_storage *s);
 void tn_storage_restore(tn_storage *s); /* a state's pending write is given up: its value is what lies at home */
+/* A state was written at its home without being recorded (a launch). next: its node from now on, whose reference is
+ * taken over, the old one being marked as overwritten; NULL: only handles hold the old one, and it stays. */
+void tn_storage_moved(tn_storage *s, tn_node *next);
 
 #endif

@@ -404,14 +404,28 @@ static tn_node *written_value(const tn_tensor *dst, const tn_storage *s, tn_node
     return whole;
 }
 
+/* The value of a storage that is a leaf is one. */
+static void mark_as_leaf(const tn_storage *s, tn_node *whole) {
+    if (!s->slot) return;
+    whole->flags |= TN_NODE_GRAD | TN_NODE_LEAF;
+    if (whole->slot) return;
+    atomic_fetch_add_explicit(&s->slot->refs, 1, memory_order_relaxed);
+    whole->slot = s->slot;
+}
+
+void tn_storage_moved(tn_storage *s, tn_node *next) {
+    s->version++;
+    if (!next) return;
+    mark_as_leaf(s, next);
+    s->resident->flags |= TN_NODE_STALE;
+    tn_node_release(s->resident);
+    tn_node_unpin(s->value);
+    s->resident = next;
+    s->value = pin(tn_node_retain(next));
+}
+
 static void storage_set(tn_recorder *r, tn_storage *s, tn_node *whole) {
-    if (s->slot) {
-        whole->flags |= TN_NODE_GRAD | TN_NODE_LEAF;
-        if (!whole->slot) {
-            atomic_fetch_add_explicit(&s->slot->refs, 1, memory_order_relaxed);
-            whole->slot = s->slot;
-        }
-    }
+    mark_as_leaf(s, whole);
     tn_node_unpin(s->value);
     s->value = pin(whole);
     s->version++;

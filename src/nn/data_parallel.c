@@ -117,7 +117,7 @@ static tn_status add_member(tn_data_parallel *p, tn_device *device, bool alone) 
 static tn_status take_module(tn_data_parallel *p, tn_module *m, tn_device *first) {
     tn_status status = tn_module_status(m);
     if (status == TN_OK) status = tn_module_variables(m, &p->variables, &p->count);
-    if (status == TN_OK) status = tn_nn_untie(p->variables, &p->count); /* a handle swapped twice would be itself again */
+    if (status == TN_OK) status = tn_nn_untie(p->variables, &p->count); /* swapped twice, a handle would be itself */
     if (status != TN_OK) return status;
     p->home = p->count ? tn_device_of(p->variables[0].tensor) : first;
     for (int i = 0; i < p->count; i++)

@@ -4,6 +4,7 @@
  * (learning rate, bias corrections) are dials, shared by all variables, so every step is the same plan. Nothing is
  * recorded before every gradient has been seen to be sound: a write of an error would spoil its variable. */
 #include <math.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,6 +38,7 @@ typedef struct method {
 } method;
 
 struct tn_optimizer {
+    _Atomic int refs; /* the caller's, and one for each captured step */
     const method *method;
     trained *items;
     int count;
@@ -144,7 +146,7 @@ static const method adamw = {.name = "adamw",
 /* ---- making ------------------------------------------------------------------------------------------------------ */
 
 void tn_optimizer_free(tn_optimizer *o) {
-    if (!o) return;
+    if (!o || atomic_fetch_sub(&o->refs, 1) != 1) return;
     for (int i = 0; i < o->count; i++) {
         for (int k = 0; k < MAX_SLOTS; k++)
             tn_free(o->items[i].slots[k]);
@@ -208,7 +210,8 @@ static tn_status make(tn_module *m, const tn_optimizer *model, tn_optimizer **ou
     status = tn_module_parameters(m, &variables, &count);
     tn_optimizer *o = status == TN_OK ? malloc(sizeof *o) : NULL;
     if (o) {
-        *o = *model;
+        memcpy(o, model, sizeof *o);
+        atomic_init(&o->refs, 1);
         status = add_variables(o, variables, count);
     } else if (status == TN_OK) {
         status = out_of_memory();
@@ -317,6 +320,47 @@ tn_status tn_clip_grad_norm(tn_module *m, double max_norm, tn_tensor **total_nor
     return status;
 }
 
+/* Numbers in a row, [1] each, joined in groups that tn_cat takes: reductions of one form side by side share launches,
+ * which a chain of sums would part. */
+static tn_tensor *join_all(tn_tensor **parts, int count) {
+    enum { GROUP = 64 };
+    while (count > 1) {
+        int groups = 0;
+        for (int i = 0; i < count; i += GROUP)
+            parts[groups++] = tn_cat(parts + i, count - i < GROUP ? count - i : GROUP, 0);
+        if (groups == 1) break;
+        for (int i = 0; i < groups; i++)
+            parts[i] = tn_all(parts[i], TN_DIMS(0), true);
+        count = groups;
+    }
+    return tn_all(parts[0], TN_ALL, false);
+}
+
+static tn_tensor *all_finite(const tn_variable *variables, int count) {
+    int n = 0;
+    tn_tensor **parts = malloc(((size_t)count + 1) * sizeof *parts);
+    if (!parts) return tn_failed(TN_ERR_MEMORY, "tn_grad_is_finite: out of memory");
+    for (int i = 0; i < count; i++) {
+        const tn_tensor *g = tn_grad(variables[i].tensor);
+        if (g) parts[n++] = tn_all(tn_isfinite(tn_reshape(g, TN_DIMS(-1))), TN_DIMS(0), true);
+    }
+    tn_tensor *result = n ? join_all(parts, n) : tn_full(NULL, 0, 1, TN_BOOL);
+    free(parts);
+    return result;
+}
+
+tn_tensor *tn_grad_is_finite(const tn_module *m) {
+    tn_variable *variables = NULL;
+    int count = 0;
+    tn_status status = tn_module_parameters(m, &variables, &count);
+    if (status != TN_OK) return tn_failed(status, "%s", tn_error());
+    TN_SCOPE;
+    TN_NO_GRAD;
+    tn_tensor *result = tn_keep(all_finite(variables, count));
+    tn_variables_free(variables);
+    return result;
+}
+
 void tn_optimizer_zero_grad(tn_optimizer *o) {
     for (int i = 0; o && i < o->count; i++)
         tn_zero_grad(o->items[i].value);
@@ -357,8 +401,92 @@ static tn_status clip_collected(tn_optimizer *o) {
     return tn_status_of(factor);
 }
 
+/* A step within a capture: which variables it moves, and with which dials. Variables with one step count share a set of
+ * dials; launches give each set the values that the learning rate and the step count then have. */
+typedef struct captured_step {
+    tn_optimizer *o; /* retained */
+    int *set;        /* of each variable's dials; -1: the step leaves the variable alone */
+    int set_count;
+    tn_tensor **dials; /* of all sets; gone when the step has been recorded */
+} captured_step;
+
+static void captured_free(void *ctx) {
+    captured_step *c = ctx;
+    if (!c) return;
+    tn_optimizer_free(c->o);
+    free(c->set);
+    free(c->dials);
+    free(c);
+}
+
+static tn_status captured_new(tn_optimizer *o, captured_step **out) {
+    captured_step *c = *out = calloc(1, sizeof *c);
+    if (!c) return out_of_memory();
+    atomic_fetch_add(&o->refs, 1);
+    c->o = o;
+    c->set = malloc((size_t)o->count * sizeof *c->set);
+    c->dials = calloc((size_t)o->count * MAX_NUMBERS, sizeof *c->dials);
+    if (!c->set || !c->dials) return out_of_memory();
+    for (int i = 0; i < o->count; i++)
+        c->set[i] = -1;
+    return TN_OK;
+}
+
+static void captured_count(const captured_step *c, int64_t change) {
+    for (int i = 0; i < c->o->count; i++)
+        if (c->set[i] >= 0) c->o->items[i].steps += change;
+}
+
+static void captured_undo(void *ctx) { captured_count(ctx, -1); }
+
+static tn_status captured_advance(void *ctx, double *values) {
+    const captured_step *c = ctx;
+    const tn_optimizer *o = c->o;
+    int64_t steps = 0;
+    int last = -1; /* sets follow each other in the order of the variables */
+    for (int i = 0; i < o->count; i++) {
+        if (c->set[i] < 0) continue;
+        if (c->set[i] != last) {
+            steps = o->items[i].steps;
+            last = c->set[i];
+            o->method->dials(o, steps + 1, values + last * o->method->dial_count);
+        }
+        if (o->items[i].steps != steps)
+            return tn_backend_fail(TN_ERR_STATE,
+                                   "optimizer: %s has made %lld steps and others %lld, which were equal when the step "
+                                   "was captured; capture it again",
+                                   o->items[i].name, (long long)o->items[i].steps, (long long)steps);
+    }
+    captured_count(c, 1);
+    return TN_OK;
+}
+
+/* The step has been recorded: from now on it belongs to the capture. */
+static tn_status captured_add(captured_step *c) {
+    const tn_capture_hook hook = {.struct_size = sizeof hook,
+                                  .advance = captured_advance,
+                                  .undo = captured_undo,
+                                  .release = captured_free,
+                                  .ctx = c};
+    tn_status status = tn_capture_add_hook(&hook, c->dials, c->set_count * c->o->method->dial_count);
+    free(c->dials);
+    c->dials = NULL;
+    return status;
+}
+
+/* Makes the dials of a step, which variables with the same count share, and notes them for a capture. */
+static void make_dials(const tn_optimizer *o, int64_t step, tn_tensor **dials, captured_step *c) {
+    double values[MAX_NUMBERS];
+    o->method->dials(o, step, values);
+    for (int k = 0; k < o->method->dial_count; k++) {
+        dials[k] = tn_dial(values[k]);
+        if (c) c->dials[c->set_count * o->method->dial_count + k] = dials[k];
+    }
+    if (c) c->set_count++;
+}
+
 /* Variables that joined later count their own steps, and so have dials of their own; as a rule all share one pair. */
-static tn_status record_updates(tn_optimizer *o) {
+static tn_status record_updates(tn_optimizer *o, captured_step *captured) {
     const method *m = o->method;
     double values[MAX_NUMBERS];
     tn_tensor *dials[MAX_NUMBERS] = {NULL}, *constants[MAX_NUMBERS];
@@ -371,10 +499,9 @@ static tn_status record_updates(tn_optimizer *o) {
         if (!v->gradient) continue;
         if (v->steps + 1 != step) {
             step = v->steps + 1;
-            m->dials(o, step, values);
-            for (int k = 0; k < m->dial_count; k++)
-                dials[k] = tn_dial(values[k]);
+            make_dials(o, step, dials, captured);
         }
+        if (captured) captured->set[i] = captured->set_count - 1;
         m->update(o, v, dials, constants);
         /* Only memory can run out here, and then the variable is spoiled: that must not pass for a step. */
         tn_status status = tn_status_of(v->value);
@@ -390,17 +517,23 @@ static void count_step(tn_optimizer *o, int64_t change) {
         if (o->items[i].gradient) o->items[i].steps += change;
 }
 
+static tn_status record_step(tn_optimizer *o, const gradients *g) {
+    TN_SCOPE;
+    TN_NO_GRAD;
+    captured_step *captured = NULL;
+    tn_status status = tn_capturing() ? captured_new(o, &captured) : TN_OK;
+    if (status == TN_OK) status = collect_gradients(o, g);
+    if (status == TN_OK && o->max_grad_norm > 0) status = clip_collected(o);
+    if (status == TN_OK) status = record_updates(o, captured);
+    if (status == TN_OK && g->also) status = g->also(g->ctx);
+    if (status == TN_OK && captured) status = captured_add(captured);
+    if (status != TN_OK) captured_free(captured);
+    return status;
+}
+
 /* Records the step; forget: gradients are let go before the run, so that it need not store them. */
 static tn_status step(tn_optimizer *o, bool forget, const gradients *g) {
-    tn_status status = TN_OK;
-    {
-        TN_SCOPE;
-        TN_NO_GRAD;
-        status = collect_gradients(o, g);
-        if (status == TN_OK && o->max_grad_norm > 0) status = clip_collected(o);
-        if (status == TN_OK) status = record_updates(o);
-        if (status == TN_OK && g->also) status = g->also(g->ctx);
-    }
+    tn_status status = record_step(o, g);
     if (status == TN_OK) count_step(o, 1);
     if (forget) tn_optimizer_zero_grad(o);
     if (status == TN_OK) {

@@ -191,6 +191,7 @@ void tn_manual_seed(uint64_t seed) {
     if (!r) return;
     r->seed = seed;
     r->random_offset = 0;
+    r->reseeds++;
 }
 
 tn_random_state tn_get_random_state(void) {
@@ -203,6 +204,7 @@ void tn_set_random_state(tn_random_state state) {
     if (!r) return;
     r->seed = state.seed;
     r->random_offset = state.offset;
+    r->reseeds++;
 }
 
 static tn_tensor *dial(int64_t kind, int64_t value, int64_t count) {
@@ -222,7 +224,7 @@ static draw draw_numbers(int64_t count) {
     tn_recorder *r = tn_recorder_here();
     draw d = {0};
     if (!r) return d;
-    d.key = dial(TN_DIAL_INT, (int64_t)r->seed, 0);
+    d.key = dial(TN_DIAL_SEED, (int64_t)r->seed, 0);
     d.counter = dial(TN_DIAL_RANDOM, (int64_t)r->random_offset, count);
     r->random_offset += (uint64_t)count;
     return d;

@@ -367,7 +367,7 @@ static void write_dial(onnx_export *x, const tn_node *n) {
         return;
     }
     const char *name = onnx_name(x, "_dial_%d", x->dial_count++);
-    put_constant(x, name, n->i[0] == TN_DIAL_INT ? (const void *)&n->i[1] : &f, (tn_dtype)n->dtype, NULL, 0);
+    put_constant(x, name, n->i[0] != TN_DIAL_FLOAT ? (const void *)&n->i[1] : &f, (tn_dtype)n->dtype, NULL, 0);
     name_is(x, n, name);
     put_info(x, &x->inputs, GRAPH_INPUT, name, n);
 }
