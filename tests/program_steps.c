@@ -563,7 +563,11 @@ static bool frozen(const machine *m, const oracle *x) {
     return false;
 }
 
-static bool fits(const oracle *value, const oracle *place) {
+/* torch.can_cast; copy_ converts freely. */
+static bool fits(const step *s, const oracle *value, const oracle *place) {
+    bool to_whole = tn_dtype_is_float(value->dtype) && !tn_dtype_is_float(place->dtype);
+    bool to_bool = place->dtype == TN_BOOL && value->dtype != TN_BOOL;
+    if (s->kind != STEP_copy_ && (to_whole || to_bool)) return false;
     oracle *wide = oracle_expand(value, place->shape, place->rank);
     bool fit = wide != NULL;
     oracle_free(wide);
@@ -594,7 +598,7 @@ bool machine_prepare(machine *m, const step *s) {
     if (class_ == STEP_WRITES && !writable(m, s)) return false;
     m->pending = step_eager(s, in, m->variant);
     if (!m->pending) return false;
-    if (class_ != STEP_WRITES || fits(m->pending, in[0])) return true;
+    if (class_ != STEP_WRITES || fits(s, m->pending, in[0])) return true;
     machine_cancel(m);
     return false;
 }

@@ -2,6 +2,7 @@
 #include "test_support.h"
 
 #include <math.h>
+#include <pthread.h>
 
 #include "graph/graph.h"
 #include "ops/ops_build.h"
@@ -78,18 +79,52 @@ static void equal_seeds_give_equal_numbers(void **state) {
 static void numbers_do_not_depend_on_threads(void **state) {
     (void)state;
     float *one = NULL;
-    for (int threads = 1; threads <= 3; threads++)
-        {
-            TN_SCOPE;
-            assert_ok(tn_set_num_threads(threads));
-            tn_manual_seed(3);
-            float *now = read_floats(tn_randn(TN_DIMS(MANY)));
-            if (one) assert_memory_equal(one, now, MANY * sizeof(float));
-            free(one);
-            one = now;
-        }
+    for (int threads = 1; threads <= 3; threads++) {
+        TN_SCOPE;
+        assert_ok(tn_set_num_threads(threads));
+        tn_manual_seed(3);
+        float *now = read_floats(tn_randn(TN_DIMS(MANY)));
+        if (one) assert_memory_equal(one, now, MANY * sizeof(float));
+        free(one);
+        one = now;
+    }
     free(one);
     assert_ok(tn_set_num_threads(0));
+}
+
+static void *draw_ten(void *out) {
+    TN_SCOPE;
+    return tn_read(tn_rand(TN_DIMS(10)), out, 10 * sizeof(float)) == TN_OK ? NULL : out;
+}
+
+/* Threads draw their own numbers, and those of a thread that is seeded are those of the seed. */
+static void threads_draw_numbers_of_their_own(void **state) {
+    (void)state;
+    enum { THREADS = 4 };
+    float drawn[THREADS + 1][10];
+    TN_SCOPE;
+    tn_random_state before = tn_get_random_state();
+    assert_null(draw_ten(drawn[THREADS]));
+    for (int i = 0; i < THREADS; i++) {
+        pthread_t thread;
+        void *failed = NULL;
+        assert_int_equal(pthread_create(&thread, NULL, draw_ten, drawn[i]), 0);
+        pthread_join(thread, &failed);
+        assert_null(failed);
+    }
+    for (int i = 0; i <= THREADS; i++)
+        for (int j = 0; j < i; j++)
+            if (memcmp(drawn[i], drawn[j], sizeof drawn[i]) == 0) fail_msg("threads %d and %d drew the same", i, j);
+    tn_set_random_state(before);
+    float again[10];
+    assert_null(draw_ten(again));
+    assert_memory_equal(again, drawn[THREADS], sizeof again);
+}
+
+/* The first thread to draw has seed 0: what a program with one thread draws does not depend on the rule above. */
+static void the_first_thread_to_draw_has_seed_zero(void **state) {
+    (void)state;
+    assert_int_equal(tn_get_random_state().seed, 0);
 }
 
 /* ---- distributions ----------------------------------------------------------------------------------------------- */
@@ -204,24 +239,25 @@ static void dropout_keeps_the_mean(void **state) {
 
 static void the_backward_pass_draws_the_same_mask(void **state) {
     (void)state;
-    for (int read_first = 0; read_first < 2; read_first++)
-        {
-            TN_SCOPE;
-            tn_tensor *x = tn_full(TN_DIMS(64), 1.0, TN_F32);
-            assert_ok(tn_set_requires_grad(x, true));
-            tn_tensor *y = tn_dropout(x, 0.5, true), *loss = tn_sum(y, TN_ALL, false);
-            if (read_first) tn_item(loss);
-            assert_ok(tn_backward(loss));
-            float *values = read_floats(y), *grads = read_floats(tn_grad(x));
-            assert_memory_equal(values, grads, 64 * sizeof(float));
-            free(values);
-            free(grads);
-        }
+    for (int read_first = 0; read_first < 2; read_first++) {
+        TN_SCOPE;
+        tn_tensor *x = tn_full(TN_DIMS(64), 1.0, TN_F32);
+        assert_ok(tn_set_requires_grad(x, true));
+        tn_tensor *y = tn_dropout(x, 0.5, true), *loss = tn_sum(y, TN_ALL, false);
+        if (read_first) tn_item(loss);
+        assert_ok(tn_backward(loss));
+        float *values = read_floats(y), *grads = read_floats(tn_grad(x));
+        assert_memory_equal(values, grads, 64 * sizeof(float));
+        free(values);
+        free(grads);
+    }
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_first_thread_to_draw_has_seed_zero),
         cmocka_unit_test(bits_are_those_of_philox),
+        cmocka_unit_test(threads_draw_numbers_of_their_own),
         cmocka_unit_test(equal_seeds_give_equal_numbers),
         cmocka_unit_test(numbers_do_not_depend_on_threads),
         cmocka_unit_test(distributions_are_what_they_say),

@@ -269,7 +269,8 @@ def public_prototypes(op):
 PUBLIC_HEAD = f"""/* ops.h — the operations. {BY}
  *
  * Names, arguments and semantics are PyTorch's; what an operation is stands above it. All return a new handle, never NULL:
- * a failure is an error tensor (tensor.h). tn_xxx_ writes its result into its first argument and returns that same handle.
+ * a failure is an error tensor (tensor.h). tn_xxx_ writes its result into its first argument and returns that same handle;
+ * if it fails, it leaves the argument as it was and returns an error tensor (tensor.h, "in place").
  *
  * Lists are pointer and length: tn_sum(x, TN_DIMS(0, 2), false), tn_zeros(TN_DIMS(3, 4), TN_F32); TN_ALL means all dims.
  * What stands behind `*` in PyTorch is a struct; NULL, and each field left zero, means the default:
@@ -554,10 +555,9 @@ static tn_tensor *record_2(const tn_tensor *x, const tn_tensor *y, int op) {{
     return record_few(op, (const tn_tensor *const[]){{x, y}}, 2, 0);
 }}
 
-/* An in-place op without its target has nothing to write to: the result is a new error tensor. */
 static tn_tensor *record_to(tn_tensor *x, int op, const tn_tensor *const *in, int n_in) {{
     tn_status s = check_there(tn_op(op)->name, (const void *const *)in, n_in, 0);
-    return s == TN_OK ? tn_record_inplace(x, op, in, n_in, NULL) : failed(s);
+    return s == TN_OK ? tn_record_inplace(x, op, in, n_in, NULL) : tn_refuse_write(s);
 }}
 
 static tn_tensor *record_to_1(tn_tensor *x, int op) {{ return record_to(x, op, (const tn_tensor *const[]){{x}}, 1); }}
@@ -598,7 +598,8 @@ static tn_tensor *record_in(tn_tensor *x, const maker *m, ...) {{
     tn_status s = take(&c, m, false, &with);
     va_end(with);
     if (s == TN_OK) s = check_there(name_of(m), c.in, c.n_in, c.optional);
-    return s == TN_OK ? tn_record_inplace(x, m->op, (const tn_tensor *const *)c.in, c.n_in, &c.attrs) : failed(s);
+    if (s != TN_OK) return tn_refuse_write(s);
+    return tn_record_inplace(x, m->op, (const tn_tensor *const *)c.in, c.n_in, &c.attrs);
 }}
 
 /* ---- building ---------------------------------------------------------------------------------------------------- */

@@ -21,9 +21,11 @@ TN_API bool tn_requires_grad(const tn_tensor *t);
  * Errors: TN_ERR_SHAPE for a loss of several elements; TN_ERR_STATE when loss does not require gradients. */
 TN_API tn_status tn_backward(const tn_tensor *loss);
 
-/* The gradients of `outputs` (seeded with grad_outputs; NULL: ones) with respect to `inputs`, without touching tn_grad.
- * grads receives `input_count` new handles; zeros where an output does not depend on the input.
- * create_graph: the gradients can be differentiated again. */
+/* The gradients of `outputs` (seeded with grad_outputs, one per output) with respect to `inputs`, without touching
+ * tn_grad. A grad_output that is NULL means 1 and needs an output of one element, as in PyTorch; grad_outputs itself
+ * may be NULL if all are. grads receives `input_count` new handles; zeros where an output does not depend on the input.
+ * create_graph: the gradients can be differentiated again.
+ * Errors: TN_ERR_SHAPE for a larger output without a grad_output, or one whose shape is not its output's. */
 TN_API tn_status tn_gradients(tn_tensor *const *outputs, int output_count, tn_tensor *const *grad_outputs,
                               tn_tensor *const *inputs, int input_count, bool create_graph, tn_tensor **grads);
 

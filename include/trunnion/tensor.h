@@ -11,7 +11,7 @@
  * Errors: such a function never returns NULL. A failed one returns an inert error tensor that other operations pass on;
  * tn_eval, tn_read and tn_item report the first cause, with the operation, the shapes and the caller's line. A pointer
  * that is NULL and must not be is such a failure too; functions that tell facts then give a neutral one (rank 0, size
- * -1).
+ * -1). An in-place operation that fails leaves its target as it was: see "in place" below.
  *
  * Threads: `const tn_tensor *` may be used by several threads at once, `tn_tensor *` by one at a time. A tensor that
  * one thread recorded and another uses must be evaluated (tn_eval) before it is handed over. */
@@ -36,8 +36,10 @@ TN_API void tn_at(const char *file, int line);
 /* Copies `data` (row-major, contiguous) to the current device. shape: `rank` extents ≥ 0. */
 TN_API tn_tensor *tn_from_data(const void *data, const int64_t *shape, int rank, tn_dtype dtype);
 
-/* Uses the caller's memory in place (host-visible devices; elsewhere it is copied): it must stay unchanged until
- * release(ctx) is called, which happens once no tensor or pending work refers to it. release may be NULL. */
+/* A tensor that reads the caller's memory without a copy (host-visible devices; elsewhere it is copied). The library
+ * never writes to that memory: an in-place operation on the tensor moves its value to memory of its own first. The
+ * memory must stay unchanged until release(ctx) is called, which happens once no tensor or pending work refers to it.
+ * release may be NULL. */
 TN_API tn_tensor *tn_from_ptr(void *data, const int64_t *shape, int rank, tn_dtype dtype, void (*release)(void *ctx),
                               void *ctx);
 
@@ -48,8 +50,10 @@ TN_API tn_tensor *tn_scalar(double value);
 TN_API tn_tensor *tn_dial(double value);
 TN_API tn_tensor *tn_dial_int(int64_t value); /* the same as i64 */
 
-/* The seed of this thread's random numbers (0 at the start), which begin anew: the same calls then yield the same
- * numbers, on every device. */
+/* Sets the seed of this thread's random numbers, which begin anew: the same calls then yield the same numbers, on every
+ * device. A thread that sets none gets its seed when it first draws: the first such thread of the process 0, each
+ * further one a number of its own that depends only on how many drew before it. If several threads race to be first,
+ * seed each of them to get the same numbers in every run. */
 TN_API void tn_manual_seed(uint64_t seed);
 
 /* Declares that extent `dim` of an input varies between runs: plans are then shared by all its values.
@@ -109,11 +113,19 @@ TN_API tn_status tn_eval_async(tn_tensor *const *tensors, int count, tn_queue *q
 /* The values as contiguous row-major elements of t's dtype. bytes must be numel · element size. */
 TN_API tn_status tn_read(const tn_tensor *t, void *out, size_t bytes);
 
+/* As tn_read, with a check of what out points to: room for `count` elements of `dtype`. Nothing is converted.
+ * Errors: TN_ERR_DTYPE if t has another dtype; TN_ERR_SHAPE if it has another number of elements. */
+TN_API tn_status tn_read_as(const tn_tensor *t, void *out, int64_t count, tn_dtype dtype);
+
 /* The same without a copy, where the host computes and t is no view, or one of all elements in their order: *out is
  * where they are, to be read as long as t is there, and nobody writes to it or makes it state. Else *out is NULL. */
 TN_API tn_status tn_peek(const tn_tensor *t, const void **out);
 
-/* The value of a one-element tensor as double; NaN on error (tn_error has the cause). */
+/* The value of a one-element tensor as double. On error *out stays as it was. */
+TN_API tn_status tn_read_item(const tn_tensor *t, double *out);
+
+/* The same as a result; NaN on error. If the value itself is NaN, tn_error() is "" afterwards; after an error it has
+ * the cause. */
 TN_API double tn_item(const tn_tensor *t);
 
 /* ---- lifetime ---------------------------------------------------------------------------------------------------- */
@@ -147,9 +159,18 @@ TN_API tn_tensor *tn_keep(tn_tensor *t); /* returns t; outside any scope it does
 /* ---- in place ---------------------------------------------------------------------------------------------------- */
 
 /* Writes src (broadcast and cast to fit) into dst, seen by all views of its storage. Returns dst with the same handle
- * count, so calls chain; a failure makes dst an error tensor. Refused: overlapping destinations (an expanded view); a
- * leaf that requires gradients while gradients are on. tn_add_, tn_mul_ … in ops.h are
- * this with the operation's result. */
+ * count, so calls chain. tn_add_, tn_mul_ … in ops.h are this with the operation's result, which must have a dtype that
+ * dst's can hold as in PyTorch: no floating point result in an integer tensor, nothing but bool in a bool tensor.
+ *
+ * Failure: dst keeps its value, its gradients and its write count, and the call returns an error tensor that belongs to
+ * the calling thread (tn_free leaves it alone; the thread's next failed in-place operation replaces its error). A
+ * caller who ignores it is told all the same: unless tn_status_of was asked about it, the thread's next tn_eval,
+ * tn_read, tn_peek, tn_item or tn_capture_end fails with that error, once, and does nothing else. Until it is told, all
+ * in-place operations of the thread fail with it, as code behind an exception does not run: a later write might need
+ * the one that failed.
+ * If dst is an error tensor itself, it is returned.
+ * Refused: a dst whose elements share memory (an expanded view); a leaf that requires gradients while gradients are on
+ * (TN_ERR_STATE); a result that does not fit dst's shape (TN_ERR_SHAPE) or dtype (TN_ERR_DTYPE). */
 TN_API tn_tensor *tn_copy_(tn_tensor *dst, const tn_tensor *src);
 
 /* Exchanges what two handles stand for: values, whether they are state or collect gradients, errors. Whoever holds a

@@ -44,6 +44,7 @@ tn_status tn_need(const void *p, const char *what);
 
 /* The code of this thread's last failure. */
 tn_status tn_error_code(void);
+void tn_error_clear(void); /* for functions that report success by an empty tn_error() */
 
 /* Log lines go to standard error as "trunnion: …"; level from TRUNNION_LOG (0 silent, 1
  * notices — default —, 2 verbose). */

@@ -88,6 +88,8 @@ tn_status tn_error_code(void) { return last_error.code; }
 
 const char *tn_error(void) { return last_error.text; }
 
+void tn_error_clear(void) { set_error(TN_OK, ""); }
+
 const char *tn_status_name(tn_status s) {
     return (size_t)s < TN_COUNT(status_names) ? status_names[s] : "unknown status";
 }

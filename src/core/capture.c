@@ -187,7 +187,7 @@ static tn_status check_end(tn_tensor *const *inputs, int input_count, tn_tensor 
     TRY(check_lists(inputs, input_count, outputs, output_count, "tn_capture_end"));
     TRY(tn_need(out, "tn_capture_end: out"));
     *out = NULL;
-    return TN_OK;
+    return tn_refusal_report();
 }
 
 tn_status tn_capture_end(tn_tensor *const *inputs, int input_count, tn_tensor *const *outputs, int output_count,
@@ -241,7 +241,7 @@ static void advance_random(tn_recorder *r, tn_graph *g) {
         if (g->dial_of[i].kind == TN_DIAL_RANDOM)
             g->dials[i].i = (int64_t)(r->random_offset + g->dial_of[i].random_at);
         else if (g->dial_of[i].kind == TN_DIAL_SEED)
-            g->dials[i].i = (int64_t)r->seed;
+            g->dials[i].i = (int64_t)tn_random_here()->seed;
     }
     r->random_offset += g->host->random_used;
 }

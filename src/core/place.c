@@ -217,7 +217,9 @@ void tn_place_tell(const tn_plan *p) {
         bool first = tn_device_note_host(p->device, at->op, at->code, at->reason);
         if (!first || p->device->fallback != TN_FALLBACK_WARN) continue;
         int64_t count = count_of(p, at->code);
-        tn_log_line(TN_LOG_NOTICE, "%s %s: %lld operation%s of this evaluation run%s on the cpu (--strict refuses): %s",
+        tn_log_line(TN_LOG_NOTICE,
+                    "%s %s: %lld operation%s of this evaluation run%s on the cpu (TN_FALLBACK_STRICT, or --strict of "
+                    "the command, refuses): %s",
                     p->device->info.id, at->reason, (long long)count, count > 1 ? "s" : "", count > 1 ? "" : "s",
                     at->where);
     }

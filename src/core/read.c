@@ -15,6 +15,7 @@ tn_status tn_eval(tn_tensor *const *tensors, int count) {
     if (count > 0) TRY(tn_need(tensors, "tn_eval: tensors"));
     tn_recorder *r = tn_recorder_here();
     if (!r) return TN_ERR_MEMORY;
+    TRY(tn_refusal_report());
     if (r->capturing && count <= 0) return TN_OK; /* a step of training asks for it: it is part of what is captured */
     tn_node **nodes = tn_mem_alloc((size_t)(count > 0 ? count : 0) * sizeof *nodes);
     if (!nodes) return TN_ERR_MEMORY;
@@ -28,6 +29,7 @@ tn_status tn_eval(tn_tensor *const *tensors, int count) {
 static tn_status computed_node(const tn_tensor *t, tn_node **out) {
     tn_recorder *r = tn_recorder_here();
     if (!r) return TN_ERR_MEMORY;
+    TRY(tn_refusal_report());
     *out = tn_tensor_node(t);
     if (!tn_node_computed(*out) || ((*out)->flags & TN_NODE_ERROR)) TRY(evaluate(r, out, 1));
     const tn_node *root = (*out)->flags & TN_NODE_VIEW ? (*out)->root : *out;
@@ -87,6 +89,21 @@ tn_status tn_read(const tn_tensor *t, void *out, size_t bytes) {
     return read_node(n, out);
 }
 
+tn_status tn_read_as(const tn_tensor *t, void *out, int64_t count, tn_dtype dtype) {
+    tn_node *n = NULL;
+    char shape[96];
+    TRY(tn_need(t, "tn_read_as: the tensor"));
+    if (count) TRY(tn_need(out, "tn_read_as: out"));
+    TRY(computed_node(t, &n));
+    if (n->dtype != dtype)
+        return tn_fail(TN_ERR_DTYPE, "tn_read_as: the tensor %s has dtype %s, not %s; convert it with tn_cast first",
+                       tn_shape_text(n, shape, sizeof shape), tn_dtype_name((tn_dtype)n->dtype), tn_dtype_name(dtype));
+    if (tn_node_numel(n) != count)
+        return tn_fail(TN_ERR_SHAPE, "tn_read_as: room for %lld elements given, the tensor %s has %lld",
+                       (long long)count, tn_shape_text(n, shape, sizeof shape), (long long)tn_node_numel(n));
+    return read_node(n, out);
+}
+
 tn_status tn_peek(const tn_tensor *t, const void **out) {
     tn_node *n = NULL;
     TRY(tn_need(out, "tn_peek: out"));
@@ -130,18 +147,28 @@ static double as_double(tn_dtype t, const void *p) {
     }
 }
 
-double tn_item(const tn_tensor *t) {
+static tn_status read_item(const char *what, const tn_tensor *t, double *out) {
     tn_node *n = NULL;
-    if (tn_need(t, "tn_item: the tensor") != TN_OK) return NAN;
-    if (computed_node(t, &n) != TN_OK) return NAN;
-    if (tn_node_numel(n) != 1) {
-        char shape[96];
-        tn_fail(TN_ERR_SHAPE, "tn_item: one element is needed, the tensor is %s",
-                tn_shape_text(n, shape, sizeof shape));
-        return NAN;
-    }
-    char bytes[8];
-    return read_node(n, bytes) == TN_OK ? as_double((tn_dtype)n->dtype, bytes) : (double)NAN;
+    char shape[96], bytes[8];
+    if (!t) return tn_fail(TN_ERR_ARGUMENT, "%s: the tensor is NULL", what);
+    TRY(computed_node(t, &n));
+    if (tn_node_numel(n) != 1)
+        return tn_fail(TN_ERR_SHAPE, "%s: one element is needed, the tensor is %s", what,
+                       tn_shape_text(n, shape, sizeof shape));
+    TRY(read_node(n, bytes));
+    *out = as_double((tn_dtype)n->dtype, bytes);
+    return TN_OK;
+}
+
+tn_status tn_read_item(const tn_tensor *t, double *out) {
+    TRY(tn_need(out, "tn_read_item: out"));
+    return read_item("tn_read_item", t, out);
+}
+
+double tn_item(const tn_tensor *t) {
+    double value = NAN;
+    if (read_item("tn_item", t, &value) == TN_OK && isnan(value)) tn_error_clear();
+    return value;
 }
 
 /* ---- counters ---------------------------------------------------------------------------------------------------- */

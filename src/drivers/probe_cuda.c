@@ -174,7 +174,8 @@ static const tn_call_errors cuda_errors = {.rows = cuda_rows, .count = TN_COUNT(
 static const meaning cuda_meanings[] = {
     {34, TN_REASON_LIBRARY_NOT_FOUND, "this libcuda is the toolkit's stub, not a driver", INSTALL_NVIDIA},
     {35, TN_REASON_TOO_OLD, "the kernel's driver is older than this libcuda needs", "update NVIDIA's driver"},
-    {3, TN_REASON_INIT_FAILED, "this process used CUDA before it asked", "run: trunnion devices --fresh"},
+    {3, TN_REASON_INIT_FAILED, "this process used CUDA before it asked",
+     "look again with tn_device_list_new(true, …), or run: trunnion devices --fresh"},
     {100, TN_REASON_NO_DEVICE, "no device", LOAD_NVIDIA},
     {101, TN_REASON_NO_DEVICE, "no valid device", LOAD_NVIDIA},
     {304, TN_REASON_INIT_FAILED, "a call to the operating system failed", LOAD_NVIDIA},

@@ -298,8 +298,6 @@ struct tn_tensor {
     uint32_t version;
     int32_t slot;    /* place among its thread's scoped handles, -1 outside */
     tn_tensor *base; /* a view's parent handle (retained); its op and attributes are node's */
-    /* the error of a refused write: what the handle is from then on. node stays, for views of it */
-    tn_node *failed;
 };
 
 enum { TN_MAX_VIEW_CHAIN = 64 }; /* views of views of views: what a write has to make anew at most */
@@ -318,6 +316,10 @@ void tn_handles_drop(void);                        /* frees this thread's spare 
 /* What generated op functions call. inputs may hold NULL for optional ones. */
 tn_tensor *tn_record(int op, const tn_tensor *const *in, int n_in, const tn_attrs *attrs);
 tn_tensor *tn_record_inplace(tn_tensor *dst, int op, const tn_tensor *const *in, int n_in, const tn_attrs *attrs);
+/* What an in-place op returns when it fails with this thread's error: the thread's own error handle. The failure counts
+ * as unreported until tn_refusal_report or tn_status_of of that handle. */
+tn_tensor *tn_refuse_write(tn_status status);
+tn_status tn_refusal_report(void); /* the failure that nobody has looked at, once; TN_OK if there is none */
 
 /* ---- the recorder (node.c), one a thread ------------------------------------------------------------------------- */
 
@@ -337,6 +339,7 @@ typedef struct tn_recorder {
     int64_t nodes_recorded;
     uint64_t seed, random_offset; /* Philox key and the next free counter */
     uint64_t reseeds;             /* how often they were set by the caller */
+    bool seeded;                  /* seed is set: by the caller, or at the first draw */
     size_t limit;                 /* pending nodes at which the next unasked flush happens; at least TN_MAX_PENDING */
     bool planning;                /* nodes made now belong to the planner */
     bool differentiating;         /* a gradient is being recorded: no unasked flush in its middle */
@@ -347,6 +350,7 @@ typedef struct tn_recorder {
     void (*plans_free)(void *plans);
 } tn_recorder;
 tn_recorder *tn_recorder_here(void); /* NULL only when memory is out */
+tn_recorder *tn_random_here(void);   /* the same with its seed set (ops/random.c) */
 
 /* Supplied by core/: gives buffers to the nodes of `targets`, to every pending node
  * with live handles, and to states. */

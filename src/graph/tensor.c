@@ -14,7 +14,7 @@
 
 /* ---- scopes ------------------------------------------------------------------------------------------------------ */
 
-enum { NO_SLOT = -1, MAX_SCOPES = 256 };
+enum { NO_SLOT = -1, NOT_FREED = -2 /* the library's own handle: tn_free leaves it alone */, MAX_SCOPES = 256 };
 
 /* Handles of all open scopes, innermost last; start[d] is where scope d begins. */
 typedef struct scope_stack {
@@ -40,7 +40,7 @@ static void scope_forget(tn_tensor *t) {
 }
 
 tn_tensor *tn_tensor_unscoped(tn_tensor *t) {
-    if (t->slot != NO_SLOT) scope_forget(t);
+    if (t->slot >= 0) scope_forget(t);
     return t;
 }
 
@@ -111,7 +111,7 @@ static tn_node null_node = {.refs = 1 << 30,
                             .op = TN_OP_NONE,
                             .status = TN_ERR_ARGUMENT,
                             .error = (char[]){"the tensor is NULL: it was never made"}};
-static tn_tensor no_memory = {.refs = 1 << 30, .node = &no_memory_node, .slot = NO_SLOT};
+static tn_tensor no_memory = {.refs = 1 << 30, .node = &no_memory_node, .slot = NOT_FREED};
 
 enum { FREE_HANDLES_MAX = 4096 };
 static _Thread_local tn_tensor *free_handles; /* chained through base */
@@ -135,7 +135,23 @@ static void handle_recycle(tn_tensor *t) {
     free_handle_count++;
 }
 
+/* What failed in-place operations of this thread return, so that a caller who ignores it leaks nothing. It belongs to
+ * the thread: tn_free leaves it alone. */
+static _Thread_local struct refusal {
+    tn_tensor *handle;
+    bool unreported;
+} refusal;
+
+static void refusal_drop(void) {
+    tn_tensor *t = refusal.handle;
+    refusal = (struct refusal){NULL, false};
+    if (!t) return;
+    t->slot = NO_SLOT;
+    tn_free(t);
+}
+
 void tn_handles_drop(void) {
+    refusal_drop();
     while (free_handles) {
         tn_tensor *next = free_handles->base;
         tn_mem_free(free_handles);
@@ -144,11 +160,12 @@ void tn_handles_drop(void) {
     free_handle_count = 0;
 }
 
-tn_tensor *tn_tensor_new(tn_node *n) {
+/* A handle that no scope knows, which takes the reference; NULL when memory is out. */
+static inline tn_tensor *new_handle(tn_node *n) {
     tn_tensor *t = n ? handle_alloc() : NULL;
     if (!t) {
         tn_node_release(n);
-        return &no_memory;
+        return NULL;
     }
     atomic_init(&t->refs, 1);
     t->node = pin(n);
@@ -156,14 +173,19 @@ tn_tensor *tn_tensor_new(tn_node *n) {
     t->version = 0;
     t->slot = NO_SLOT;
     t->base = NULL;
-    t->failed = NULL;
+    return t;
+}
+
+tn_tensor *tn_tensor_new(tn_node *n) {
+    tn_tensor *t = new_handle(n);
+    if (!t) return &no_memory;
     if (scope_add(t) == TN_OK) return t;
     tn_free(t);
     return &no_memory;
 }
 
 tn_tensor *tn_retain(tn_tensor *t) {
-    if (t && t != &no_memory) atomic_fetch_add_explicit(&t->refs, 1, memory_order_relaxed);
+    if (t && t->slot != NOT_FREED) atomic_fetch_add_explicit(&t->refs, 1, memory_order_relaxed);
     return t;
 }
 
@@ -186,15 +208,14 @@ void tn_storage_restore(tn_storage *s) {
 /* Freeing a view frees its hold on its base, which may be a view again: a loop, so that
  * long chains are no deep stack. */
 void tn_free(tn_tensor *t) {
-    while (t && t != &no_memory) {
+    while (t && t->slot != NOT_FREED) {
         /* A sole owner needs no locked instruction: nobody else can be counting. */
         if (atomic_load_explicit(&t->refs, memory_order_acquire) != 1 &&
             atomic_fetch_sub_explicit(&t->refs, 1, memory_order_acq_rel) != 1)
             return;
         tn_tensor *base = t->base;
-        if (t->slot != NO_SLOT) scope_forget(t);
+        if (t->slot >= 0) scope_forget(t);
         tn_node_unpin(t->node);
-        if (t->failed) tn_node_unpin(t->failed);
         tn_storage *s = atomic_load_explicit(&t->storage, memory_order_relaxed);
         if (s) tn_storage_release(s);
         handle_recycle(t);
@@ -268,7 +289,6 @@ static __attribute__((noinline)) tn_node *refreshed_node(const tn_tensor *t, con
 }
 
 static inline tn_node *node_of(const tn_tensor *t) {
-    if (t->failed) return t->failed;
     const tn_storage *s = atomic_load_explicit(&t->storage, memory_order_acquire);
     return !s || t->version == s->version ? t->node : refreshed_node(t, s);
 }
@@ -436,13 +456,32 @@ static void storage_set(tn_recorder *r, tn_storage *s, tn_node *whole) {
     r->written = s;
 }
 
-/* dst's handle becomes an error: what is written to it is lost, and reading it says why. */
-static tn_tensor *poison(tn_tensor *dst, tn_node *error) {
-    if (dst == &no_memory || dst->failed)
+/* Takes the reference. A failure that nobody has looked at yet stays the one that is told. */
+static tn_tensor *refuse(tn_node *error) {
+    tn_tensor *t = refusal.handle;
+    if (refusal.unreported) {
         tn_node_release(error);
-    else
-        dst->failed = pin(error);
-    return dst;
+        return t ? t : &no_memory;
+    }
+    refusal.unreported = true;
+    if (t) {
+        tn_node_unpin(t->node);
+        t->node = pin(error);
+        return t;
+    }
+    t = new_handle(error);
+    if (!t) return &no_memory;
+    t->slot = NOT_FREED;
+    return refusal.handle = t;
+}
+
+tn_tensor *tn_refuse_write(tn_status status) { return refuse(tn_node_failed(status)); }
+
+tn_status tn_refusal_report(void) {
+    if (!refusal.unreported) return TN_OK;
+    refusal.unreported = false;
+    const tn_node *n = refusal.handle ? refusal.handle->node : &no_memory_node;
+    return tn_fail(n->status, "%s", n->error);
 }
 
 static tn_status check_writable(const tn_tensor *dst, const tn_recorder *r, const char *what) {
@@ -460,20 +499,49 @@ static tn_status check_writable(const tn_tensor *dst, const tn_recorder *r, cons
     return TN_OK;
 }
 
-/* Writes value to dst by the function `what`_. */
+/* Can dst hold the result of an op without losing its fraction, or becoming a number: torch.can_cast. */
+static tn_status check_dtype(const tn_node *dst, const tn_node *result, const char *what) {
+    char shape[96];
+    bool to_whole = tn_dtype_is_float((tn_dtype)result->dtype) && !tn_dtype_is_float((tn_dtype)dst->dtype);
+    bool to_bool = dst->dtype == TN_BOOL && result->dtype != TN_BOOL;
+    if (!to_whole && !to_bool) return TN_OK;
+    return tn_fail(TN_ERR_DTYPE,
+                   "%s_: the result has dtype %s, which the target %s of %s cannot hold; convert the target with "
+                   "tn_cast, or store the result with tn_copy_",
+                   what, tn_dtype_name((tn_dtype)result->dtype), tn_shape_text(dst, shape, sizeof shape),
+                   tn_dtype_name((tn_dtype)dst->dtype));
+}
+
+static tn_status check_shape(const tn_node *dst, const tn_node *value, const char *what) {
+    char is[96], wanted[96];
+    bool fits = value->rank <= dst->rank;
+    for (int d = 1; fits && d <= value->rank; d++) {
+        int64_t extent = value->shape[value->rank - d];
+        fits = extent == 1 || extent == dst->shape[dst->rank - d];
+    }
+    if (fits) return TN_OK;
+    return tn_fail(TN_ERR_SHAPE, "%s_: %s does not fit the target %s; an in-place operation keeps its target's shape",
+                   what, tn_shape_text(value, is, sizeof is), tn_shape_text(dst, wanted, sizeof wanted));
+}
+
+/* Writes value to dst by the function `what`_. Nothing of dst changes before all that can fail has succeeded. fresh:
+ * the value is an op's result, which nobody else holds; else it is what tn_copy_ was given, which is converted. */
 static tn_tensor *write_node(tn_tensor *dst, tn_node *value, bool fresh, const char *what) {
+    if (refusal.unreported) return refusal.handle ? refusal.handle : &no_memory;
     tn_node *now = tn_tensor_node(dst);
     if (now->flags & TN_NODE_ERROR) return dst;
+    if (value->flags & TN_NODE_ERROR) return refuse(tn_node_retain(value));
     tn_recorder *r = tn_recorder_here();
     tn_storage *s = tn_tensor_storage(dst);
-    if (!r || !s) return poison(dst, tn_node_error(TN_ERR_MEMORY, "out of host memory while recording a write"));
-    if (value->flags & TN_NODE_ERROR) return poison(dst, tn_node_retain(value));
+    if (!r || !s) return refuse(tn_node_error(TN_ERR_MEMORY, "out of host memory while recording a write"));
     tn_status ok = check_writable(dst, r, what);
-    if (ok != TN_OK) return poison(dst, tn_node_failed(ok));
+    if (ok == TN_OK && fresh) ok = check_dtype(now, value, what);
+    if (ok == TN_OK) ok = check_shape(now, value, what);
+    if (ok != TN_OK) return tn_refuse_write(ok);
     r->called = what;
     tn_node *whole = written_value(dst, s, value, fresh);
     r->called = NULL;
-    if (whole->flags & TN_NODE_ERROR) return poison(dst, whole);
+    if (whole->flags & TN_NODE_ERROR) return refuse(whole);
     storage_set(r, s, whole);
     tn_tensor_node(dst); /* lets go of the old value, which nobody needs to store now */
     return dst;
@@ -481,9 +549,8 @@ static tn_tensor *write_node(tn_tensor *dst, tn_node *value, bool fresh, const c
 
 tn_tensor *tn_copy_(tn_tensor *dst, const tn_tensor *src) {
     const char *missing = !dst ? "tn_copy_: dst" : !src ? "tn_copy_: src" : NULL;
-    if (!missing) return write_node(dst, tn_tensor_node(src), false, "copy");
-    tn_node *error = tn_node_failed(tn_need(NULL, missing));
-    return dst ? poison(dst, error) : tn_tensor_new(error);
+    if (missing) return tn_refuse_write(tn_need(NULL, missing));
+    return write_node(dst, tn_tensor_node(src), false, "copy");
 }
 
 tn_tensor *tn_record_inplace(tn_tensor *dst, int op, const tn_tensor *const *in, int n_in, const tn_attrs *attrs) {
@@ -499,17 +566,18 @@ tn_tensor *tn_record_inplace(tn_tensor *dst, int op, const tn_tensor *const *in,
 tn_status tn_swap(tn_tensor *a, tn_tensor *b) {
     TRY(tn_need(a, "tn_swap: a"));
     TRY(tn_need(b, "tn_swap: b"));
-    if (a == &no_memory || b == &no_memory) return tn_fail(TN_ERR_MEMORY, "tn_swap: a tensor was never made");
+    if (a->slot == NOT_FREED || b->slot == NOT_FREED) {
+        TRY(tn_status_of(a));
+        return tn_status_of(b);
+    }
     if (a->base || b->base) return tn_fail(TN_ERR_ARGUMENT, "tn_swap: a view cannot be swapped; its base can");
     tn_storage *storage = atomic_load(&a->storage);
-    tn_node *node = a->node, *failed = a->failed;
+    tn_node *node = a->node;
     uint32_t version = a->version;
     a->node = b->node;
-    a->failed = b->failed;
     a->version = b->version;
     atomic_store(&a->storage, atomic_load(&b->storage));
     b->node = node;
-    b->failed = failed;
     b->version = version;
     atomic_store(&b->storage, storage);
     return TN_OK;
@@ -652,10 +720,7 @@ tn_status tn_make_state(tn_tensor *t) {
 
 /* ---- facts ------------------------------------------------------------------------------------------------------- */
 
-static const tn_node *shown(const tn_tensor *t) {
-    if (!t) return &null_node;
-    return t->failed ? t->failed : t->node;
-}
+static const tn_node *shown(const tn_tensor *t) { return t ? t->node : &null_node; }
 
 int tn_rank(const tn_tensor *t) { return shown(t)->flags & TN_NODE_ERROR ? 0 : shown(t)->rank; }
 
@@ -671,6 +736,7 @@ tn_dtype tn_dtype_of(const tn_tensor *t) { return (tn_dtype)shown(t)->dtype; }
 tn_device *tn_device_of(const tn_tensor *t) { return shown(t)->device; }
 
 tn_status tn_status_of(const tn_tensor *t) {
+    if (t && t->slot == NOT_FREED) refusal.unreported = false; /* this thread's, or there was no memory for it */
     const tn_node *n = tn_tensor_node(t);
     return n->flags & TN_NODE_ERROR ? tn_fail(n->status, "%s", n->error) : TN_OK;
 }
@@ -681,7 +747,7 @@ int64_t tn_write_count(const tn_tensor *t) {
 }
 
 uint64_t tn_value_id(const tn_tensor *t) {
-    const tn_storage *s = t && t != &no_memory ? tn_tensor_storage(t) : NULL;
+    const tn_storage *s = t && t->slot != NOT_FREED ? tn_tensor_storage(t) : NULL;
     return s ? s->id : 0;
 }
 

@@ -318,7 +318,8 @@ static bool has_memory(search *s, const tn_device *d) {
         snprintf(s->largest, sizeof s->largest, "%s", d->info.id);
     }
     snprintf(reason, sizeof reason, "%s free, %s asked for", tn_bytes_text(a, have), tn_bytes_text(b, need));
-    note_code(s, d->info.id, TN_REASON_NO_MEMORY, reason, "close other programs on it, or ask for less (--mem)");
+    note_code(s, d->info.id, TN_REASON_NO_MEMORY, reason,
+              "close other programs on it, or lower minimum_memory (--mem of the command)");
     return false;
 }
 
@@ -448,7 +449,8 @@ static tn_status nothing_fits(const search *s, const char *preference) {
     gather_reasons(s->log, why, sizeof why);
     if (s->most == 0) return tn_fail(TN_ERR_UNAVAILABLE, "no device fits \"%s\": %s", preference, why);
     return tn_fail(TN_ERR_UNAVAILABLE,
-                   "no device has %s free; the most that one has is %s, on %s: ask for less (--mem), or close other "
+                   "no device has %s free; the most that one has is %s, on %s: lower minimum_memory (--mem of the "
+                   "command), or close other "
                    "programs on it. All that were tried: %s",
                    tn_bytes_text(wanted, s->options->minimum_memory), tn_bytes_text(most, s->most), s->largest, why);
 }

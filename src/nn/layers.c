@@ -35,9 +35,8 @@ bool tn_nn_check_sizes(tn_module *parent, const char *what, const char *name, in
 void tn_nn_write(tn_module *m, const char *name, const tn_tensor *value) {
     tn_tensor *t = m ? tn_module_variable(m, name) : NULL;
     if (!t) return;
-    if (tn_module_fail(m, tn_status_of(value)) != TN_OK) return; /* a failed write would spoil the variable */
     TN_NO_GRAD;
-    tn_copy_(t, value);
+    (void)tn_module_fail(m, tn_status_of(tn_copy_(t, value)));
 }
 
 /* Options of a caller who may have been compiled with an older, shorter struct. */
@@ -166,7 +165,7 @@ static void move_statistics(const norm *s, const tn_tensor *x) {
     tn_tensor *var_part = tn_scalar(s->momentum * unbias);
     tn_add_(tn_mul_(s->running_mean, keep), tn_mul(tn_batch_mean(x), mean_part));
     tn_add_(tn_mul_(s->running_var, keep), tn_mul(tn_batch_var(x), var_part));
-    tn_add_(s->batches, tn_scalar(1));
+    tn_add_scalar_(s->batches, 1);
 }
 
 static tn_tensor *batch_norm2d_forward(tn_module *m, const tn_tensor *x) {

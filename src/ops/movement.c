@@ -189,8 +189,9 @@ static tn_status infer_expand(tn_infer *c) {
     int rank = (int)c->attrs->i[0], extra = rank - x->rank;
     char text[96];
     if (extra < 0)
-        return tn_fail(TN_ERR_SHAPE, "expand: %d extents for a tensor of rank %d: name at least its own", rank,
-                       x->rank);
+        return tn_fail(TN_ERR_SHAPE,
+                       "expand: the new shape has %d dimensions, fewer than the %d of the tensor %s; name each of them",
+                       rank, x->rank, tn_shape_text(x, text, sizeof text));
     tn_node_layout(x, &c->offset, stride);
     for (int d = extra; d < rank; d++)
         if (shape[d] == -1) shape[d] = x->shape[d - extra];

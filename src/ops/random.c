@@ -186,17 +186,27 @@ const tn_op_impl tn_impl_dropout_by = {
 
 /* ---- the public functions: a run of counters, then a record ------------------------------------------------------ */
 
-void tn_manual_seed(uint64_t seed) {
-    tn_recorder *r = tn_recorder_here();
-    if (!r) return;
-    r->seed = seed;
-    r->random_offset = 0;
-    r->reseeds++;
+/* The seed of a thread that was given none. The first such thread to ask has seed 0, so a program with one thread needs
+ * no thought; each further one gets a number of its own, else all threads would draw the same numbers. A thread keeps
+ * its seed when its recorder is dropped. */
+static uint64_t own_seed(void) {
+    static _Atomic uint64_t threads;
+    static _Thread_local uint64_t number; /* from 1; 0: not yet given */
+    if (!number) number = 1 + atomic_fetch_add_explicit(&threads, 1, memory_order_relaxed);
+    if (number == 1) return 0;
+    /* SplitMix64 (Steele, Lea, Flood 2014): far from the small numbers that people choose as seeds */
+    uint64_t z = (number - 1) * UINT64_C(0x9E3779B97F4A7C15);
+    z = (z ^ (z >> 30)) * UINT64_C(0xBF58476D1CE4E5B9);
+    z = (z ^ (z >> 27)) * UINT64_C(0x94D049BB133111EB);
+    return z ^ (z >> 31);
 }
 
-tn_random_state tn_get_random_state(void) {
-    const tn_recorder *r = tn_recorder_here();
-    return r ? (tn_random_state){r->seed, r->random_offset} : (tn_random_state){0};
+tn_recorder *tn_random_here(void) {
+    tn_recorder *r = tn_recorder_here();
+    if (!r || r->seeded) return r;
+    r->seed = own_seed();
+    r->seeded = true;
+    return r;
 }
 
 void tn_set_random_state(tn_random_state state) {
@@ -205,6 +215,14 @@ void tn_set_random_state(tn_random_state state) {
     r->seed = state.seed;
     r->random_offset = state.offset;
     r->reseeds++;
+    r->seeded = true;
+}
+
+void tn_manual_seed(uint64_t seed) { tn_set_random_state((tn_random_state){.seed = seed}); }
+
+tn_random_state tn_get_random_state(void) {
+    const tn_recorder *r = tn_random_here();
+    return r ? (tn_random_state){r->seed, r->random_offset} : (tn_random_state){0};
 }
 
 static tn_tensor *dial(int64_t kind, int64_t value, int64_t count) {
@@ -221,7 +239,7 @@ typedef struct draw {
 } draw;
 
 static draw draw_numbers(int64_t count) {
-    tn_recorder *r = tn_recorder_here();
+    tn_recorder *r = tn_random_here();
     draw d = {0};
     if (!r) return d;
     d.key = dial(TN_DIAL_SEED, (int64_t)r->seed, 0);

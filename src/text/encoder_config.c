@@ -159,8 +159,8 @@ static tn_status take_pooling(const hf_folder *f, const tn_json *config, encoder
         c->pooling = pooling_rows[i].pooling;
         if (++set > 1 || c->pooling == TN_POOLING_DEFAULT)
             return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                                   "'%s/1_Pooling/config.json': '%s'%s is not computed here; --pooling chooses another "
-                                   "way",
+                                   "'%s/1_Pooling/config.json': '%s'%s is not computed here; choose another pooling in "
+                                   "tn_embedder_options (--pooling of the command)",
                                    f->path, pooling_rows[i].key, set > 1 ? " beside others" : "");
     }
     return TN_OK;

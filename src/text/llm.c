@@ -201,7 +201,9 @@ static tn_status too_large(const tn_llm *m, const tn_llm_facts *f, int64_t room)
     int64_t pages = room > fixed ? (room - fixed) / a_page : 0;
     char fix[160];
     if (pages > 0)
-        snprintf(fix, sizeof fix, "a context of %" PRId64 " tokens would fit (--context)", pages * LLM_PAGE);
+        snprintf(fix, sizeof fix,
+                 "a context of %" PRId64 " tokens would fit: set context in tn_llm_options (--context of the command)",
+                 pages * LLM_PAGE);
     else
         snprintf(fix, sizeof fix, "take a model of fewer weights or bits, or another device (trunnion devices)");
     return tn_backend_fail(TN_ERR_MEMORY,
@@ -347,9 +349,9 @@ tn_status tn_llm_export_onnx(tn_llm *m, const char *path, const tn_llm_export_on
 /* ---- pieces of a prompt ------------------------------------------------------------------------------------------ */
 
 static tn_status too_long(const tn_llm *m, int64_t count) {
-    char fix[120] = "the model was trained for no more: shorten the text";
+    char fix[160] = "the model was trained for no more: shorten the text";
     if (m->config.context < m->config.trained_context)
-        snprintf(fix, sizeof fix, "open the model with a longer one (--context), up to %" PRId64,
+        snprintf(fix, sizeof fix, "set a longer context in tn_llm_options (--context of the command), at most %" PRId64,
                  m->config.trained_context);
     return tn_backend_fail(TN_ERR_ARGUMENT,
                            "%" PRId64 " tokens exceed the context of %" PRId64 ", of which %" PRId64 " are taken; %s",
