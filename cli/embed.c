@@ -19,7 +19,7 @@ const cli_command cli_embed = {
     .name = "embed",
     .summary = "turn texts into vectors whose products say how alike they are",
     .usage = "embed -m FOLDER TEXT… | embed -m FOLDER -f FILE",
-    .help = "  -m, --model FOLDER    an encoder as Hugging Face has them: config.json, safetensors, tokenizer.json\n"
+    .help = "  -m, --model FOLDER    a Hugging Face folder: config.json, weights (safetensors, .bin), tokenizer.json\n"
             "  TEXT…                 a vector each; - reads standard input\n"
             "  -f, --file FILE       a text a line; - reads standard input\n"
             "      --pooling P       mean, cls or max of the tokens' vectors (default: as the folder says, else mean)\n"

@@ -132,6 +132,245 @@ static void texts_together_are_as_texts_alone(void **state) {
     }
 }
 
+/* ---- modules and other files ------------------------------------------------------------------------------------- */
+
+static void put_file(const char *folder, const char *name, const char *text) {
+    char path[600];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    write_file(path, text);
+}
+
+static void remove_file(const char *folder, const char *name) {
+    char path[600];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    assert_int_equal(remove(path), 0);
+}
+
+/* All texts, with a folder's own pooling; *width numbers each. */
+static void embed_all(const char *folder, tn_embed_norm norm, float *out, int64_t *width) {
+    tn_embedder_options o = {.struct_size = sizeof o, .norm = norm};
+    tn_embedder_facts facts = {.struct_size = sizeof facts};
+    tn_embedder *e;
+    assert_ok(tn_embedder_open(folder, &o, &e));
+    assert_ok(tn_embedder_get_facts(e, &facts));
+    *width = facts.width;
+    assert_ok(tn_embedder_run(e, ids, lengths, TEXTS, out));
+    tn_embedder_close(e);
+}
+
+/* 2_Dense: 8 numbers to 3, a tenth of place k of the row as weight, row / 4 as bias. */
+enum { NARROW = 3 };
+static void put_dense(const char *folder, const char *activation) {
+    char path[600], text[300];
+    float weight[NARROW * HIDDEN], bias[NARROW];
+    snprintf(path, sizeof path, "%s/2_Dense", folder);
+    assert_true(mkdir(path, 0700) == 0 || errno == EEXIST);
+    for (int i = 0; i < NARROW * HIDDEN; i++)
+        weight[i] = (float)(i % 5) / 10 - 0.2F;
+    for (int i = 0; i < NARROW; i++)
+        bias[i] = (float)i / 4;
+    snprintf(path, sizeof path, "%s/2_Dense/model.safetensors", folder);
+    {
+        TN_SCOPE;
+        tn_named_tensor tensors[] = {{"linear.weight", tn_from_data(weight, TN_DIMS(NARROW, HIDDEN), TN_F32)},
+                                     {"linear.bias", tn_from_data(bias, TN_DIMS(NARROW), TN_F32)}};
+        assert_ok(tn_safetensors_save(path, tensors, 2, NULL, 0));
+    }
+    snprintf(text, sizeof text,
+             "{\"in_features\":8,\"out_features\":3,\"bias\":true,\"activation_function\":\"torch.nn.modules.%s\"}",
+             activation);
+    put_file(folder, "2_Dense/config.json", text);
+    put_file(folder, "modules.json",
+             "[{\"path\":\"\",\"type\":\"sentence_transformers.models.Transformer\"},"
+             "{\"path\":\"1_Pooling\",\"type\":\"sentence_transformers.models.Pooling\"},"
+             "{\"path\":\"2_Dense\",\"type\":\"sentence_transformers.models.Dense\"},"
+             "{\"path\":\"3_Normalize\",\"type\":\"sentence_transformers.models.Normalize\"}]");
+}
+
+/* Whatever norm the caller asks for, the dense layer is computed. */
+static void dense_layers_are_computed_with_any_norm(void **state) {
+    (void)state;
+    static const char *const activations[] = {"activation.Tanh", "linear.Identity"};
+    float plain[TEXTS * HIDDEN], want[TEXTS * NARROW], got[TEXTS * HIDDEN];
+    int64_t width;
+    embed_all(make_bert("bare", ""), TN_EMBED_NORM_NONE, plain, &width);
+    assert_int_equal(width, HIDDEN);
+    for (int a = 0; a < 2; a++)
+        for (int norm = TN_EMBED_NORM_DEFAULT; norm <= TN_EMBED_NORM_UNIT; norm++) {
+            const char *folder = make_bert("dense", "");
+            put_dense(folder, activations[a]);
+            for (int t = 0; t < TEXTS; t++) {
+                double square = 0, sum[NARROW];
+                for (int r = 0; r < NARROW; r++) {
+                    sum[r] = (double)r / 4;
+                    for (int k = 0; k < HIDDEN; k++)
+                        sum[r] += (double)plain[t * HIDDEN + k] * ((double)((r * HIDDEN + k) % 5) / 10 - 0.2);
+                    if (a == 0) sum[r] = tanh(sum[r]);
+                    square += sum[r] * sum[r];
+                }
+                for (int r = 0; r < NARROW; r++)
+                    want[t * NARROW + r] = (float)(sum[r] / (norm == TN_EMBED_NORM_NONE ? 1 : sqrt(square)));
+            }
+            embed_all(folder, (tn_embed_norm)norm, got, &width);
+            assert_int_equal(width, NARROW);
+            for (int i = 0; i < TEXTS * NARROW; i++)
+                if (fabsf(got[i] - want[i]) > 2e-6F) fail_msg("number %d: %.8g, not %.8g", i, got[i], want[i]);
+        }
+}
+
+static void a_dense_layer_that_does_not_fit_is_refused(void **state) {
+    (void)state;
+    static const struct {
+        const char *config, *reason;
+    } rows[] = {{"{\"in_features\":7,\"out_features\":3}", "of 7 to 3 numbers, where vectors have 8"},
+                {"{\"in_features\":8,\"out_features\":4}", "it must have 2, [4, 8]"},
+                {"{\"in_features\":8,\"out_features\":3,\"bias\":false}", "2 tensors"},
+                {"{\"in_features\":8,\"out_features\":3,\"activation_function\":\"my.Sine\"}", "'my.Sine'"},
+                {"{\"in_features\":8,\"out_features\":3,\"use_residual\":true}", "'use_residual'"}};
+    for (size_t i = 0; i < TN_COUNT(rows); i++) {
+        const char *folder = make_bert("dense", "");
+        tn_embedder *e = NULL;
+        put_dense(folder, "activation.Tanh");
+        put_file(folder, "2_Dense/config.json", rows[i].config);
+        tn_embedder_options o = {.struct_size = sizeof o, .norm = TN_EMBED_NORM_UNIT};
+        assert_int_not_equal(tn_embedder_open(folder, &o, &e), TN_OK);
+        assert_null(e);
+        assert_text_has(tn_error(), rows[i].reason);
+    }
+}
+
+/* The norms of checkpoints that were TensorFlow's. */
+static void norms_may_be_called_gamma_and_beta(void **state) {
+    (void)state;
+    row rows[TN_COUNT(bert_rows)];
+    char names[TN_COUNT(bert_rows)][80];
+    float want[TEXTS * HIDDEN], got[TEXTS * HIDDEN];
+    int64_t width;
+    for (size_t i = 0; i < TN_COUNT(rows); i++) {
+        const char *norm = strstr(bert_rows[i].name, "LayerNorm.");
+        int stem = norm ? (int)(norm - bert_rows[i].name) : 80;
+        snprintf(names[i], sizeof names[i], "%.*s%s", stem, bert_rows[i].name,
+                 !norm                    ? ""
+                 : strstr(norm, "weight") ? "LayerNorm.gamma"
+                                          : "LayerNorm.beta");
+        rows[i] = (row){names[i], bert_rows[i].rows, bert_rows[i].columns};
+    }
+    embed_all(make_bert("now", ""), TN_EMBED_NORM_NONE, want, &width);
+    embed_all(make_folder("once", rows, TN_COUNT(rows), bert_config, ""), TN_EMBED_NORM_NONE, got, &width);
+    assert_memory_equal(got, want, sizeof want);
+}
+
+static void put_word(FILE *f, const char *text) {
+    uint32_t length = (uint32_t)strlen(text);
+    fputc('X', f);
+    fwrite(&length, sizeof length, 1, f);
+    fputs(text, f);
+}
+
+static void put_number(FILE *f, int64_t v) {
+    int32_t number = (int32_t)v;
+    fputc('J', f);
+    fwrite(&number, sizeof number, 1, f);
+}
+
+/* What torch.save wrote before version 1.6: tensors `first` to `end` of a file, each a storage of its own. */
+static void put_pickle(const char *folder, const char *name, const tn_safetensors *from, int first, int end) {
+    static const char head[] = "\x80\x02\x8a\x0al\xfc\x9c\x46\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.\x80\x02}.\x80\x02}(";
+    char path[600];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *f = fopen(path, "wb");
+    assert_non_null(f);
+    fwrite(head, sizeof head - 1, 1, f);
+    for (int i = first; i < end; i++) {
+        tn_safetensors_info t = {.struct_size = sizeof t};
+        assert_ok(tn_safetensors_at(from, i, &t));
+        put_word(f, t.name);
+        fputs("ctorch._utils\n_rebuild_tensor_v2\n((", f);
+        put_word(f, "storage");
+        fputs("ctorch\nFloatStorage\n", f);
+        put_word(f, t.name); /* its key */
+        put_word(f, "cpu");
+        put_number(f, t.bytes / 4);
+        fputs("NtQ", f);
+        put_number(f, 0);
+        for (int strides = 0; strides < 2; strides++) {
+            fputc('(', f);
+            for (int d = 0; d < t.rank; d++)
+                put_number(f, !strides ? t.shape[d] : d == t.rank - 1 ? 1 : t.shape[1]);
+            fputc('t', f);
+        }
+        fputs("\x89}tR", f);
+    }
+    fputs("u.\x80\x02](", f);
+    for (int i = first; i < end; i++) {
+        tn_safetensors_info t = {.struct_size = sizeof t};
+        assert_ok(tn_safetensors_at(from, i, &t));
+        put_word(f, t.name);
+    }
+    fputs("e.", f);
+    for (int i = first; i < end; i++) {
+        tn_safetensors_info t = {.struct_size = sizeof t};
+        assert_ok(tn_safetensors_at(from, i, &t));
+        int64_t count = t.bytes / 4;
+        fwrite(&count, sizeof count, 1, f);
+        fwrite(t.data, 1, (size_t)t.bytes, f);
+    }
+    assert_int_equal(fclose(f), 0);
+}
+
+/* Moves a folder's weights to pickles, one or two and an index. */
+static void pickle_folder(const char *folder, bool shards) {
+    tn_safetensors *from;
+    assert_ok(tn_safetensors_open(folder, &from));
+    int count = tn_safetensors_count(from);
+    if (!shards) put_pickle(folder, "pytorch_model.bin", from, 0, count);
+    if (shards) {
+        put_pickle(folder, "pytorch_model-00001-of-00002.bin", from, 0, count / 2);
+        put_pickle(folder, "pytorch_model-00002-of-00002.bin", from, count / 2, count);
+        put_file(folder, "pytorch_model.bin.index.json",
+                 "{\"weight_map\":{\"a\":\"pytorch_model-00001-of-00002.bin\","
+                 "\"b\":\"pytorch_model-00002-of-00002.bin\",\"c\":\"pytorch_model-00001-of-00002.bin\"}}");
+    }
+    tn_safetensors_close(from);
+    remove_file(folder, "model.safetensors");
+}
+
+static void pickled_weights_are_as_safetensors(void **state) {
+    (void)state;
+    float want[TEXTS * HIDDEN], got[TEXTS * HIDDEN], logits[2][WORDS];
+    int64_t width;
+    embed_all(make_bert("safe", ""), TN_EMBED_NORM_UNIT, want, &width);
+    for (int shards = 0; shards < 2; shards++) {
+        const char *folder = make_bert(shards ? "pickles" : "pickle", "");
+        pickle_folder(folder, shards);
+        embed_all(folder, TN_EMBED_NORM_UNIT, got, &width);
+        assert_memory_equal(got, want, sizeof want);
+    }
+    for (int i = 0; i < 2; i++) {
+        const char *folder = make_llama(i ? "llama-pickle" : "llama-safe", "");
+        tn_llm *m;
+        const float *last;
+        if (i) pickle_folder(folder, true);
+        assert_ok(tn_llm_open(folder, NULL, &m));
+        assert_ok(tn_llm_prompt(m, ids, 5, &last));
+        memcpy(logits[i], last, sizeof logits[i]);
+        tn_llm_close(m);
+    }
+    assert_memory_equal(logits[1], logits[0], sizeof logits[0]);
+}
+
+static void a_folder_without_weights_says_what_it_looked_for(void **state) {
+    (void)state;
+    const char *folder = make_bert("none", "");
+    tn_embedder *e = NULL;
+    remove_file(folder, "model.safetensors");
+    assert_int_equal(tn_embedder_open(folder, NULL, &e), TN_ERR_IO);
+    assert_text_has(tn_error(), "neither model.safetensors nor pytorch_model.bin");
+    put_file(folder, "pytorch_model.bin.index.json", "{\"weight_map\":{\"a\":\"../other.bin\"}}");
+    assert_int_equal(tn_embedder_open(folder, NULL, &e), TN_ERR_FORMAT);
+    assert_text_has(tn_error(), "is not the name of a file in the folder");
+}
+
 static void what_is_no_text_is_refused(void **state) {
     (void)state;
     tn_embedder *e;
@@ -289,9 +528,7 @@ static tn_status embed_once(const char *folder) {
 }
 
 /* Allocations of the second library fail one by one, then some of the first's. */
-static void memory_may_run_out_anywhere(void **state) {
-    (void)state;
-    const char *folder = make_bert("bert", "");
+static void run_out_of_memory(const char *folder) {
     assert_ok(embed_once(folder));
     tn_status status = TN_ERR_MEMORY;
     for (int64_t n = 1; status != TN_OK; n++) {
@@ -309,6 +546,15 @@ static void memory_may_run_out_anywhere(void **state) {
         assert_true(status == TN_OK || status == TN_ERR_MEMORY);
     }
     assert_ok(embed_once(folder));
+}
+
+static void memory_may_run_out_anywhere(void **state) {
+    (void)state;
+    run_out_of_memory(make_bert("bert", ""));
+    const char *folder = make_bert("others", "");
+    put_dense(folder, "activation.Tanh");
+    pickle_folder(folder, true);
+    run_out_of_memory(folder);
 }
 
 /* ---- as ONNX models ---------------------------------------------------------------------------------------------- */
@@ -529,6 +775,11 @@ static void nothing_is_exported_without_a_model(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(texts_together_are_as_texts_alone),
+        cmocka_unit_test(dense_layers_are_computed_with_any_norm),
+        cmocka_unit_test(a_dense_layer_that_does_not_fit_is_refused),
+        cmocka_unit_test(norms_may_be_called_gamma_and_beta),
+        cmocka_unit_test(pickled_weights_are_as_safetensors),
+        cmocka_unit_test(a_folder_without_weights_says_what_it_looked_for),
         cmocka_unit_test(what_is_no_text_is_refused),
         cmocka_unit_test(configurations_that_do_not_fit_are_refused),
         cmocka_unit_test(a_vector_that_is_a_row_is_refused),

@@ -56,8 +56,10 @@ typedef struct tn_embedder_facts {
     tn_embed_norm norm;
 } tn_embedder_facts;
 
-/* Opens the encoder in a folder: config.json and its weights as safetensors (model.h), and what sentence-transformers
- * puts beside them (modules.json, 1_Pooling/config.json, sentence_bert_config.json) where it is there. Weights in half
+/* Opens the encoder in a folder: config.json and its weights as safetensors or pytorch_model.bin (model.h), and what
+ * sentence-transformers puts beside them (modules.json with its pooling, dense layers and norm,
+ * sentence_bert_config.json) where it is there. The options replace pooling and norm alone; dense layers are computed
+ * always. Weights in half
  * precision are computed with in f32. options may be NULL. *out: closed with tn_embedder_close.
  * Errors: those of tn_json_open and tn_safetensors_open; TN_ERR_UNSUPPORTED for a model_type or a feature that is not
  * known here, naming it; TN_ERR_FORMAT naming the key or tensor that is missing or does not fit. */

@@ -29,7 +29,7 @@ static tn_tensor *load(const tn_embedder *e, const char *name) {
     tn_safetensors_info info = {.struct_size = sizeof info};
     if (!tn_hf_find(&e->folder, name, &info))
         return tn_failed(TN_ERR_FORMAT, "'%s': there is no tensor '%s'", e->folder.path, name);
-    tn_tensor *t = tn_safetensors_tensor(e->folder.weights, info.name);
+    tn_tensor *t = tn_hf_weights_tensor(e->folder.weights, info.name);
     return info.dtype == TN_F32 ? t : tn_cast(t, TN_F32);
 }
 
@@ -85,12 +85,28 @@ static tn_status take_tables(tn_embedder *e) {
     return status == TN_OK ? take_pair(e, -1, TABLE_NORM, &e->weights.norm) : status;
 }
 
+static tn_tensor *as_f32(tn_tensor *t) { return tn_dtype_of(t) == TN_F32 ? t : tn_cast(t, TN_F32); }
+
+static tn_status take_dense(const tn_embedder *e, const encoder_dense *d, encoder_linear *out) {
+    hf_weights *w;
+    tn_status status = tn_encoder_dense_weights(&e->folder, d, &w);
+    {
+        TN_SCOPE;
+        if (status == TN_OK) status = keep(as_f32(tn_hf_weights_tensor(w, "linear.weight")), &out->weight);
+        if (status == TN_OK && d->has_bias) status = keep(as_f32(tn_hf_weights_tensor(w, "linear.bias")), &out->bias);
+    }
+    tn_hf_weights_close(w);
+    return status;
+}
+
 static tn_status take_weights(tn_embedder *e) {
     e->weights.layers = tn_txt_zalloc((size_t)e->config.layers, sizeof *e->weights.layers);
     if (!e->weights.layers) return TN_ERR_MEMORY;
     TRY(take_tables(e));
     for (int64_t i = 0; i < e->config.layers; i++)
         TRY(take_layer(e, i, &e->weights.layers[i]));
+    for (int i = 0; i < e->config.dense_count; i++)
+        TRY(take_dense(e, &e->config.dense[i], &e->weights.dense[i]));
     return TN_OK;
 }
 
@@ -151,6 +167,8 @@ void tn_embedder_close(tn_embedder *e) {
     tn_free(e->weights.words);
     tn_free(e->weights.places);
     free_pair(&e->weights.norm);
+    for (int i = 0; i < e->config.dense_count; i++)
+        free_pair(&e->weights.dense[i]);
     tn_hf_close(&e->folder);
     tn_txt_free(e);
 }
@@ -167,7 +185,7 @@ tn_status tn_embedder_get_facts(const tn_embedder *e, tn_embedder_facts *facts) 
                                  .intermediate = c->intermediate,
                                  .heads = c->heads,
                                  .vocabulary = c->vocabulary,
-                                 .width = c->hidden,
+                                 .width = c->width,
                                  .longest = c->longest,
                                  .parameters = c->parameters,
                                  .weights_bytes = c->weights_bytes,
@@ -226,7 +244,7 @@ static void fill(const text_place *texts, int64_t batch, const pass_memory *m) {
 }
 
 static tn_status run_pass(const tn_embedder *e, const text_place *texts, int64_t batch, const pass_memory *m) {
-    int64_t length = texts[0].length, width = e->config.hidden;
+    int64_t length = texts[0].length, width = e->config.width;
     bool full = texts[batch - 1].length == length;
     tn_status status = TN_OK;
     fill(texts, batch, m);
@@ -272,7 +290,7 @@ static tn_status embed(const tn_embedder *e, text_place *texts, int64_t count) {
     pass_memory m = {.ids = tn_txt_alloc(rows, sizeof *m.ids),
                      .places = tn_txt_alloc(rows, sizeof *m.places),
                      .seen = tn_txt_alloc(rows, sizeof *m.seen),
-                     .out = tn_txt_alloc(rows, (size_t)e->config.hidden * sizeof *m.out)};
+                     .out = tn_txt_alloc(rows, (size_t)e->config.width * sizeof *m.out)};
     tn_status status = TN_ERR_MEMORY;
     if (m.ids && m.places && m.seen && m.out) status = run_passes(e, texts, count, &m);
     tn_txt_free(m.ids);
@@ -291,7 +309,7 @@ tn_status tn_embedder_run(tn_embedder *e, const int32_t *ids, const int64_t *len
     tn_status status = TN_OK;
     for (int64_t i = 0; i < count && status == TN_OK; i++) {
         status = check_text(e, ids, lengths[i], i);
-        texts[i] = (text_place){ids, lengths[i], out + i * e->config.hidden};
+        texts[i] = (text_place){ids, lengths[i], out + i * e->config.width};
         ids += lengths[i];
     }
     tn_device *before = enter(e);

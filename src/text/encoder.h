@@ -1,7 +1,7 @@
 /* encoder.h — what the files of the embedder share: an encoder's sizes as checked, its weights by place.
  *
- * encoder_config.c turns a folder into an encoder_config and proves that every weight fits it; encoder_record.c records
- * the network and the pooling; embedder.c opens, batches and runs; encoder_export.c writes an ONNX model. */
+ * encoder_config.c turns a folder into an encoder_config and proves that every weight fits it, encoder_modules.c does so
+ * for what stands behind the encoder; encoder_record.c records the network and the pooling; embedder.c opens, batches and runs; encoder_export.c writes an ONNX model. */
 #ifndef TN_TEXT_ENCODER_H
 #define TN_TEXT_ENCODER_H
 
@@ -52,6 +52,15 @@ typedef struct encoder_family {
     bool positions_behind_padding; /* they count from pad_token_id + 1 on */
 } encoder_family;
 
+/* A layer behind pooling: a folder of its own. */
+enum { ENC_MOST_DENSE = 4 };
+typedef struct encoder_dense {
+    char path[HF_NAME_SIZE];
+    int64_t in, out;
+    bool has_bias;
+    tn_activation *activation;
+} encoder_dense;
+
 typedef struct encoder_config {
     const encoder_family *family;
     int64_t layers, heads, hidden, intermediate, vocabulary, positions, types;
@@ -61,11 +70,19 @@ typedef struct encoder_config {
     tn_activation *activation;
     tn_pooling pooling;
     tn_embed_norm norm;
+    int64_t width; /* of a text's vector */
+    int dense_count;
+    encoder_dense dense[ENC_MOST_DENSE];
     int64_t parameters, weights_bytes;
 } encoder_config;
 
 /* Reads and checks; sets the folder's prefix. */
 tn_status tn_encoder_configure(hf_folder *f, const tn_embedder_options *options, encoder_config *out);
+
+/* encoder_modules.c: the modules behind the encoder, pooling and norm as the options have them. */
+tn_status tn_encoder_modules(const hf_folder *f, const tn_embedder_options *o, encoder_config *c);
+/* The weights of a dense layer, "linear.weight" and "linear.bias"; to be closed. */
+tn_status tn_encoder_dense_weights(const hf_folder *f, const encoder_dense *d, hf_weights **out);
 
 /* The name of a weight: `part` of a layer, or for layer < 0 a table. */
 void tn_encoder_name(const encoder_config *c, int64_t layer, int part, const char *ending, char name[HF_NAME_SIZE]);
@@ -83,6 +100,7 @@ typedef struct encoder_weights {
     tn_tensor *words, *places; /* places: a token's position and type together, from a text's first position on */
     encoder_linear norm;
     encoder_layer *layers;
+    encoder_linear dense[ENC_MOST_DENSE]; /* bias: NULL where there is none */
 } encoder_weights;
 
 /* What a pass gets: `batch` texts of `length` tokens, shorter ones filled up. */
@@ -93,7 +111,7 @@ typedef struct encoder_batch {
     bool apart;        /* texts are not put together to one matrix: both extents may be open ones */
 } encoder_batch;
 
-/* Records a pass: [batch, hidden] as a new handle. */
+/* Records a pass: [batch, width] as a new handle. */
 tn_tensor *tn_encoder_record(const encoder_config *c, const encoder_weights *w, const encoder_batch *b);
 
 /* encoder_export.c */

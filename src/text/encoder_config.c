@@ -136,91 +136,13 @@ static tn_status read_sizes(const hf_folder *f, encoder_config *c) {
     return TN_OK;
 }
 
-/* ---- what sentence-transformers puts beside ---------------------------------------------------------------------- */
-
-typedef struct pooling_row {
-    const char *key;
-    tn_pooling pooling; /* TN_POOLING_DEFAULT: not computed here */
-} pooling_row;
-
-static const pooling_row pooling_rows[] = {
-    {"pooling_mode_mean_tokens", TN_POOLING_MEAN},
-    {"pooling_mode_cls_token", TN_POOLING_CLS},
-    {"pooling_mode_max_tokens", TN_POOLING_MAX},
-    {"pooling_mode_mean_sqrt_len_tokens", TN_POOLING_DEFAULT},
-    {"pooling_mode_weightedmean_tokens", TN_POOLING_DEFAULT},
-    {"pooling_mode_lasttoken", TN_POOLING_DEFAULT},
-};
-
-static tn_status take_pooling(const hf_folder *f, const tn_json *config, encoder_config *c) {
-    int set = 0;
-    for (size_t i = 0; i < sizeof pooling_rows / sizeof *pooling_rows; i++) {
-        if (!tn_json_bool(tn_json_get(config, pooling_rows[i].key), false)) continue;
-        c->pooling = pooling_rows[i].pooling;
-        if (++set > 1 || c->pooling == TN_POOLING_DEFAULT)
-            return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                                   "'%s/1_Pooling/config.json': '%s'%s is not computed here; choose another pooling in "
-                                   "tn_embedder_options (--pooling of the command)",
-                                   f->path, pooling_rows[i].key, set > 1 ? " beside others" : "");
-    }
-    return TN_OK;
-}
-
-static tn_status read_pooling(const hf_folder *f, encoder_config *c) {
-    tn_json_doc *doc;
-    TRY(tn_hf_json(f, "1_Pooling/config.json", &doc));
-    tn_status status = take_pooling(f, tn_json_root(doc), c);
-    tn_json_free(doc);
-    return status;
-}
-
-/* Normalising is the one module that may follow pooling. */
-static tn_status take_modules(const hf_folder *f, const tn_json *modules, encoder_config *c) {
-    for (size_t i = 0; i < tn_json_length(modules); i++) {
-        const char *type = tn_json_string(tn_json_get(tn_json_at(modules, i), "type"), "");
-        const char *dot = strrchr(type, '.'), *name = dot ? dot + 1 : type;
-        if (strcmp(name, "Normalize") == 0) {
-            c->norm = TN_EMBED_NORM_UNIT;
-        } else if (strcmp(name, "Transformer") != 0 && strcmp(name, "Pooling") != 0) {
-            return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                                   "'%s/modules.json': module %zu is of the type '%s'; Transformer, "
-                                   "Pooling and Normalize are computed here",
-                                   f->path, i, tn_txt_shown(type, strlen(type)).text);
-        }
-    }
-    return TN_OK;
-}
-
-static tn_status read_modules(const hf_folder *f, encoder_config *c) {
-    tn_json_doc *doc;
-    TRY(tn_hf_json(f, "modules.json", &doc));
-    tn_status status = take_modules(f, tn_json_root(doc), c);
-    tn_json_free(doc);
-    return status;
-}
-
-static tn_status read_longest(const hf_folder *f, encoder_config *c) {
-    tn_json_doc *doc;
-    TRY(tn_hf_json(f, "sentence_bert_config.json", &doc));
-    int64_t most = tn_json_int(tn_json_get(tn_json_root(doc), "max_seq_length"), c->longest);
-    tn_json_free(doc);
-    if (most >= 1 && most < c->longest) c->longest = most;
-    return TN_OK;
-}
-
-static tn_status take_options(const hf_folder *f, const tn_embedder_options *o, encoder_config *c) {
-    c->pooling = TN_POOLING_MEAN;
-    c->norm = TN_EMBED_NORM_NONE;
+static tn_status check_options(const tn_embedder_options *o) {
     if (o && o->struct_size < sizeof *o)
         return tn_backend_fail(TN_ERR_ARGUMENT, "tn_embedder_options: set struct_size to sizeof(tn_embedder_options)");
     if (o && ((unsigned)o->pooling > TN_POOLING_MAX || (unsigned)o->norm > TN_EMBED_NORM_UNIT))
         return tn_backend_fail(TN_ERR_ARGUMENT, "tn_embedder_options: %d is no pooling, or %d no norm", (int)o->pooling,
                                (int)o->norm);
-    if (!o || o->pooling == TN_POOLING_DEFAULT) TRY(read_pooling(f, c));
-    if (!o || o->norm == TN_EMBED_NORM_DEFAULT) TRY(read_modules(f, c));
-    if (o && o->pooling != TN_POOLING_DEFAULT) c->pooling = o->pooling;
-    if (o && o->norm != TN_EMBED_NORM_DEFAULT) c->norm = o->norm;
-    return read_longest(f, c);
+    return TN_OK;
 }
 
 /* ---- weights ----------------------------------------------------------------------------------------------------- */
@@ -285,13 +207,13 @@ static bool is_known(const encoder_config *c, const char *name) {
 }
 
 static tn_status refuse_unknown(const hf_folder *f, const encoder_config *c) {
-    for (int i = 0; i < tn_safetensors_count(f->weights); i++) {
+    for (int64_t i = 0; i < tn_hf_weights_count(f->weights); i++) {
         tn_safetensors_info t = {.struct_size = sizeof t};
-        TRY(tn_safetensors_at(f->weights, i, &t));
+        TRY(tn_hf_weights_at(f->weights, i, &t));
         const char *name = tn_hf_strip(f, t.name), *ending = strrchr(name, '.');
         char stem[HF_NAME_SIZE];
         snprintf(stem, sizeof stem, "%.*s", ending ? (int)(ending - name) : 0, name);
-        bool fits = ending && (strcmp(ending, ".weight") == 0 || strcmp(ending, ".bias") == 0) && is_known(c, stem);
+        bool fits = ending && tn_hf_is_parameter(ending) && is_known(c, stem);
         if (!fits && !is_beside(name))
             return tn_backend_fail(TN_ERR_UNSUPPORTED,
                                    "'%s': tensor '%.100s' is none that a %s encoder of %" PRId64
@@ -318,7 +240,8 @@ tn_status tn_encoder_configure(hf_folder *f, const tn_embedder_options *options,
     TRY(find_family(f, out));
     TRY(refuse_features(f));
     TRY(read_sizes(f, out));
-    TRY(take_options(f, options, out));
+    TRY(check_options(options));
+    TRY(tn_encoder_modules(f, options, out));
     char probe[HF_NAME_SIZE];
     tn_encoder_name(out, -1, TABLE_WORDS, ".weight", probe);
     tn_hf_find_prefix(f, out->family->prefix, probe);

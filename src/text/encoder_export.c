@@ -41,7 +41,7 @@ static void name_layer(named_weights *n, const encoder_config *c, int64_t layer,
 }
 
 static tn_status name_weights(const encoder_config *c, const encoder_weights *w, named_weights *n) {
-    size_t most = 4 + 2 * MOST_PARTS * (size_t)c->layers;
+    size_t most = 4 + 2 * MOST_PARTS * (size_t)c->layers + 2 * ENC_MOST_DENSE;
     n->list = tn_txt_zalloc(most, sizeof *n->list);
     n->names = tn_txt_zalloc(most, sizeof *n->names);
     if (!n->list || !n->names) return TN_ERR_MEMORY;
@@ -52,6 +52,12 @@ static tn_status name_weights(const encoder_config *c, const encoder_weights *w,
     name_pair(n, c, -1, TABLE_NORM, &w->norm);
     for (int64_t i = 0; i < c->layers; i++)
         name_layer(n, c, i, &w->layers[i]);
+    for (int i = 0; i < c->dense_count; i++) {
+        snprintf(n->names[n->count], HF_NAME_SIZE, "dense.%d.weight", i);
+        add_name(n, w->dense[i].weight);
+        snprintf(n->names[n->count], HF_NAME_SIZE, "dense.%d.bias", i);
+        if (w->dense[i].bias) add_name(n, w->dense[i].bias);
+    }
     return TN_OK;
 }
 

@@ -80,6 +80,8 @@ tn_tensor *tn_encoder_record(const encoder_config *c, const encoder_weights *w, 
     tn_tensor *mask = b->seen ? mask_of(b, batch, length) : NULL;
     x = tn_reshape(layers(c, w, x, mask, b), TN_DIMS(batch, length, c->hidden));
     tn_tensor *y = pool(c, x, b->seen);
+    for (int i = 0; i < c->dense_count; i++)
+        y = c->dense[i].activation(linear(y, &w->dense[i]));
     result = tn_retain(c->norm == TN_EMBED_NORM_UNIT ? to_unit(y) : y);
     return result;
 }

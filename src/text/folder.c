@@ -47,7 +47,7 @@ static tn_status open_all(hf_folder *f) {
     if (!f->doc) return tn_backend_fail(TN_ERR_IO, "'%s' has no config.json: is it the folder of a model?", f->path);
     if (tn_json_kind_of(f->config) != TN_JSON_OBJECT)
         return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json' is no object", f->path);
-    return tn_safetensors_open(f->path, &f->weights);
+    return tn_hf_weights_open(f->path, &f->weights);
 }
 
 tn_status tn_hf_open(const char *path, hf_folder *out) {
@@ -62,7 +62,7 @@ tn_status tn_hf_open(const char *path, hf_folder *out) {
 }
 
 void tn_hf_close(hf_folder *f) {
-    tn_safetensors_close(f->weights);
+    tn_hf_weights_close(f->weights);
     tn_json_free(f->doc);
     tn_txt_free(f->path);
     *f = (hf_folder){.prefix = ""};
@@ -71,7 +71,7 @@ void tn_hf_close(hf_folder *f) {
 /* ---- weights ----------------------------------------------------------------------------------------------------- */
 
 static bool find_plain(const hf_folder *f, const char *name, tn_safetensors_info *info) {
-    return tn_safetensors_find(f->weights, name, info) == TN_OK;
+    return tn_hf_weights_find(f->weights, name, info);
 }
 
 static bool find_prefixed(const hf_folder *f, const char *prefix, const char *name, tn_safetensors_info *info) {
@@ -85,9 +85,33 @@ void tn_hf_find_prefix(hf_folder *f, const char *prefix, const char *probe) {
     f->prefix = find_prefixed(f, prefix, probe, &info) ? prefix : "";
 }
 
-bool tn_hf_find(const hf_folder *f, const char *name, tn_safetensors_info *info) {
+static bool find_either(const hf_folder *f, const char *name, tn_safetensors_info *info) {
     return find_prefixed(f, f->prefix, name, info) || (f->prefix[0] && find_plain(f, name, info));
 }
+
+/* Checkpoints that were TensorFlow's once: a norm's parameters under their older names. */
+static const struct { const char *now, *once; } endings[] = {{".weight", ".gamma"}, {".bias", ".beta"}};
+enum { ENDINGS = sizeof endings / sizeof *endings };
+
+bool tn_hf_is_parameter(const char *ending) {
+    for (int i = 0; i < ENDINGS; i++)
+        if (strcmp(ending, endings[i].now) == 0 || strcmp(ending, endings[i].once) == 0) return true;
+    return false;
+}
+
+bool tn_hf_find(const hf_folder *f, const char *name, tn_safetensors_info *info) {
+    if (find_either(f, name, info)) return true;
+    const char *ending = strrchr(name, '.');
+    for (int i = 0; ending && i < ENDINGS; i++) {
+        char older[HF_NAME_SIZE];
+        if (strcmp(ending, endings[i].now) != 0) continue;
+        snprintf(older, sizeof older, "%.*s%s", (int)(ending - name), name, endings[i].once);
+        return find_either(f, older, info);
+    }
+    return false;
+}
+
+bool tn_hf_plain_name(const char *name) { return name[0] && name[0] != '.' && !strpbrk(name, "/\\"); }
 
 const char *tn_hf_strip(const hf_folder *f, const char *name) {
     size_t length = strlen(f->prefix);

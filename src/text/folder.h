@@ -7,11 +7,13 @@
 #include "text/common.h"
 #include "trunnion/json.h"
 
+typedef struct hf_weights hf_weights;
+
 typedef struct hf_folder {
     char *path;
     tn_json_doc *doc;
     const tn_json *config;
-    tn_safetensors *weights;
+    hf_weights *weights;
     const char *prefix; /* before the names of weights in this file: "bert.", or "" */
 } hf_folder;
 
@@ -26,11 +28,30 @@ void tn_hf_close(hf_folder *f);
 /* Another file of the folder; TN_OK and *out NULL when there is none. */
 tn_status tn_hf_json(const hf_folder *f, const char *name, tn_json_doc **out);
 
+/* ---- weights (weights.c) ----------------------------------------------------------------------------------------- */
+
+/* Of a folder: model.safetensors or pytorch_model.bin, or the shards of one of them. *out: closed in either case. */
+tn_status tn_hf_weights_open(const char *folder, hf_weights **out);
+void tn_hf_weights_close(hf_weights *w); /* NULL is fine */
+int64_t tn_hf_weights_count(const hf_weights *w);
+/* Facts as of safetensors; data is NULL where a pickled tensor does not lie row by row. */
+tn_status tn_hf_weights_at(const hf_weights *w, int64_t i, tn_safetensors_info *info);
+bool tn_hf_weights_find(const hf_weights *w, const char *name, tn_safetensors_info *info);
+tn_tensor *tn_hf_weights_tensor(const hf_weights *w, const char *name);
+
+/* Whether a name out of a file is that of a file beside it: no way leads out of the folder. */
+bool tn_hf_plain_name(const char *name);
+
+/* ---- what they hold ---------------------------------------------------------------------------------------------- */
+
 /* Some files have `prefix` before the names of their weights, others leave it out: `probe` is a name without it. */
 void tn_hf_find_prefix(hf_folder *f, const char *prefix, const char *probe);
 
-/* A weight by its name, with the prefix or without. */
+/* A weight by its name, with the prefix or without. Norms that TensorFlow's names call gamma and beta are found as
+ * weight and bias. */
 bool tn_hf_find(const hf_folder *f, const char *name, tn_safetensors_info *info);
+/* ".weight" and ".bias", and the older names of a norm's. */
+bool tn_hf_is_parameter(const char *ending);
 /* The name without the prefix. */
 const char *tn_hf_strip(const hf_folder *f, const char *name);
 

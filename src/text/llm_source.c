@@ -1,4 +1,4 @@
-/* llm_source.c — what a model is read from: a GGUF file or a folder's safetensors, behind one set of functions. */
+/* llm_source.c — what a model is read from: a GGUF file or a folder's weights, behind one set of functions. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -29,7 +29,7 @@ llm_place tn_llm_source_place(const llm_source *s, const llm_tensor *t) {
 }
 
 int64_t tn_llm_source_count(const llm_source *s) {
-    return s->gguf ? tn_gguf_count(s->gguf) : tn_safetensors_count(s->folder.weights);
+    return s->gguf ? tn_gguf_count(s->gguf) : tn_hf_weights_count(s->folder.weights);
 }
 
 static void translate(const tn_safetensors_info *t, llm_tensor *out) {
@@ -46,7 +46,7 @@ static void translate(const tn_safetensors_info *t, llm_tensor *out) {
 tn_status tn_llm_source_at(const llm_source *s, int64_t i, llm_tensor *out) {
     tn_safetensors_info t = {.struct_size = sizeof t};
     if (s->gguf) return tn_gguf_at(s->gguf, i, out);
-    TRY(tn_safetensors_at(s->folder.weights, (int)i, &t));
+    TRY(tn_hf_weights_at(s->folder.weights, i, &t));
     translate(&t, out);
     return TN_OK;
 }
@@ -61,13 +61,18 @@ tn_status tn_llm_source_find(const llm_source *s, const char *name, llm_tensor *
 }
 
 tn_tensor *tn_llm_source_tensor(const llm_source *s, const llm_tensor *t) {
-    return s->gguf ? tn_gguf_tensor(s->gguf, t->name) : tn_safetensors_tensor(s->folder.weights, t->name);
+    return s->gguf ? tn_gguf_tensor(s->gguf, t->name) : tn_hf_weights_tensor(s->folder.weights, t->name);
 }
 
 tn_status tn_llm_source_rows(const llm_source *s, const char *name, const int64_t *rows, int64_t count, void *out) {
     llm_tensor t = {.struct_size = sizeof t};
     if (s->gguf) return tn_gguf_rows(s->gguf, name, rows, count, out);
     TRY(tn_llm_source_find(s, name, &t));
+    if (!t.data)
+        return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                               "'%s': tensor '%s' does not lie row by row in its file; save it again "
+                               "with .contiguous()",
+                               s->folder.path, name);
     size_t bytes = (size_t)t.shape[1] * tn_dtype_size(t.dtype);
     for (int64_t i = 0; i < count; i++)
         memcpy((char *)out + (size_t)i * bytes, (const char *)t.data + (size_t)rows[i] * bytes, bytes);
