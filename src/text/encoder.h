@@ -1,8 +1,8 @@
 /* encoder.h — what the files of the embedder share: an encoder's sizes as checked, its weights by place.
  *
- * encoder_config.c turns a folder into an encoder_config and checks that every weight fits; encoder_modules.c does so for
- * the modules behind the encoder; encoder_record.c records the network and the pooling; embedder.c opens, batches and
- * runs; encoder_export.c writes an ONNX model. */
+ * encoder_config.c turns a folder into an encoder_config and checks that every weight fits; encoder_modules.c does so
+ * for the modules behind the encoder; encoder_record.c records the network and the pooling; embedder.c opens, batches
+ * and runs; encoder_export.c writes an ONNX model. */
 #ifndef TN_TEXT_ENCODER_H
 #define TN_TEXT_ENCODER_H
 
