@@ -256,6 +256,56 @@ static void columns_match_the_interpreter(void **state) {
         check_columns(&some[i]);
 }
 
+/* ---- one element, several times ---------------------------------------------------------------------------------- */
+
+/* d[i][j] = x[i], and nothing behind it. */
+static void check_repeated(tn_dtype dtype, int64_t rows, int64_t times) {
+    enum { BEHIND = 64 };
+    kir_builder *b = NULL;
+    kir_program *p = NULL;
+    kir_vm *vm = NULL;
+    int64_t *sizes = NULL;
+    assert_ok(kir_begin(2, 0, (int64_t[]){rows, times}, &b));
+    kir_aff from = kir_aff_const(0), to = kir_aff_const(0);
+    from.s[0] = to.s[1] = 1;
+    to.s[0] = times;
+    kir_buffer(b, dtype);
+    kir_buffer(b, dtype);
+    kir_store(b, 0, &to, kir_load(b, 1, &from, KIR_NONE), KIR_NONE);
+    assert_ok(kir_finish(b, &p, &sizes));
+    assert_ok(kir_vm_compile(p, &vm));
+    size_t bytes = (size_t)(rows * times) * tn_dtype_size(dtype) + BEHIND;
+    char *x = malloc((size_t)rows * 8), *want = calloc(1, bytes), *got = malloc(bytes);
+    for (int64_t i = 0; i < rows * 8; i++)
+        x[i] = (char)(i * 37 % 61);
+    void *buffers[] = {want, x};
+    kir_launch launch = {.sizes = sizes, .buffers = buffers};
+    assert_ok(kir_interpret(p, &launch));
+    buffers[0] = got;
+    for (int isa = 0; isa < TN_ISA_COUNT; isa++) {
+        if (!kir_vm_use((tn_isa)isa)) continue;
+        memset(got, 0, bytes);
+        assert_ok(kir_vm_run(vm, &launch, 1));
+        assert_memory_equal(want, got, bytes);
+    }
+    kir_vm_use(tn_cpu().isa);
+    kir_vm_free(vm);
+    kir_free(p);
+    tn_mem_free(sizes);
+    free(x);
+    free(want);
+    free(got);
+}
+
+static void repeated_elements_match_the_interpreter(void **state) {
+    (void)state;
+    static const tn_dtype types[] = {TN_U8, TN_U16, TN_F32, TN_F64};
+    for (size_t t = 0; t < TN_COUNT(types); t++)
+        for (int64_t times = 1; times < 10; times++)
+            for (int64_t rows = 1; rows < 300; rows += rows < 20 ? 1 : 93)
+                check_repeated(types[t], rows, times);
+}
+
 /* ---- the place of an extreme in a row that threads share ------------------------------------------------------ */
 
 static void place_in_a_long_row_is_found(void **state) {
@@ -436,6 +486,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(machine_code_matches_the_interpreter),
         cmocka_unit_test(columns_match_the_interpreter),
         cmocka_unit_test(sums_of_products_match_the_interpreter),
+        cmocka_unit_test(repeated_elements_match_the_interpreter),
         cmocka_unit_test(place_in_a_long_row_is_found),
         cmocka_unit_test(short_launches_repeat),
     };

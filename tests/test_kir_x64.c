@@ -561,6 +561,38 @@ static void dear_rows_of_a_few_elements_are_code(void **state) {
     with_each_isa(short_rows_once);
 }
 
+/* Rows of two points in runs: each run has a pair of factors of its own, so the runs do not follow each other. */
+static void short_runs_once(void) {
+    enum { ROWS = 256, PAIR = 2, MOST_RUN = 64 };
+    for (int64_t run = 4; run <= MOST_RUN; run *= 4) {
+        int64_t extent[] = {ROWS / run, run, PAIR};
+        kir_builder *b = NULL;
+        assert_ok(kir_begin(3, 0, extent, &b));
+        kir_aff here = along(2), factor = along(2);
+        here.s[1] = PAIR;
+        here.s[0] = PAIR * run;
+        factor.s[0] = PAIR;
+        for (int i = 0; i < 3; i++)
+            kir_buffer(b, TN_F32);
+        kir_val x = kir_load(b, 1, &here, KIR_NONE), y = kir_load(b, 2, &factor, KIR_NONE);
+        kir_store(b, 0, &here, kir_binary(b, KIR_MUL, x, y), KIR_NONE);
+        program made = finish(b);
+        void *buffers[3];
+        kir_launch launch = launch_of_rows(&made, buffers, NULL);
+        int64_t before = kir_code_made();
+        for (int i = 0; i < 2; i++)
+            assert_ok(kir_vm_run(made.vm, &launch, 1));
+        if (has_code()) assert_int_equal(kir_code_made() - before, run < 32);
+        assert_memory_equal(row_d, row_want, sizeof *row_d * ROWS * PAIR);
+        discard(&made);
+    }
+}
+
+static void short_runs_of_short_rows_are_code(void **state) {
+    (void)state;
+    with_each_isa(short_runs_once);
+}
+
 /* Boxes of a launch: the third of its kind follows a recipe, wherever it begins and whatever the dial is. */
 static void boxes_once(void) {
     enum { HIGH = 20, WIDE = 12 };
@@ -672,6 +704,7 @@ int main(void) {
         cmocka_unit_test(it_can_be_turned_off),
         cmocka_unit_test(code_is_made_when_it_pays),
         cmocka_unit_test(dear_rows_of_a_few_elements_are_code),
+        cmocka_unit_test(short_runs_of_short_rows_are_code),
         cmocka_unit_test(boxes_of_equal_extents_share_a_recipe),
         cmocka_unit_test(memory_may_run_out_at_every_call),
         cmocka_unit_test(threads_may_make_the_same_code),

@@ -529,6 +529,24 @@ static kir_block turned(const kir_block *k) {
             memcpy(d + done, d, (size_t)tn_min64(done, all - done) * sizeof *d);                                  \
         }                                                                                                         \
     }                                                                                                             \
+    /* Each element of a line `inner` times. */                                                                   \
+    static void each_##u(const kir_block *k) {                                                                    \
+        u##_t *d = k->d;                                                                                          \
+        const u##_t *s = k->s;                                                                                    \
+        const int64_t n = k->outer;                                                                               \
+        if (k->inner == 2) {                                                                                      \
+            EACH d[2 * i] = d[2 * i + 1] = s[i];                                                                  \
+        } else if (k->inner == 3) {                                                                               \
+            EACH d[3 * i] = d[3 * i + 1] = d[3 * i + 2] = s[i];                                                   \
+        } else if (k->inner == 4) {                                                                               \
+            EACH d[4 * i] = d[4 * i + 1] = d[4 * i + 2] = d[4 * i + 3] = s[i];                                    \
+        } else {                                                                                                  \
+            ROLLED for (int64_t i = 0; i < n; i++) {                                                              \
+                for (int64_t j = 0; j < k->inner; j++)                                                            \
+                    d[i * k->inner + j] = s[i];                                                                   \
+            }                                                                                                     \
+        }                                                                                                         \
+    }                                                                                                             \
     static void rows_##u(const kir_block *k) {                                                                    \
         ROLLED for (int64_t r = 0; r < k->outer; r++) {                                                           \
             row_##u((u##_t *)k->d + r * k->d_outer, k->d_inner, (const u##_t *)k->s + r * k->s_outer, k->s_inner, \
@@ -539,10 +557,14 @@ static kir_block turned(const kir_block *k) {
         bool rows = k->d_inner == 1 && k->s_inner == 1 && k->d_outer == k->inner;                                 \
         bool stands = k->d_outer == 1 && k->d_inner != 1 && k->inner > 1;                                         \
         kir_block lying = turned(k);                                                                              \
-        if (rows && k->s_outer == k->inner)                                                                       \
+        if (k->inner == 1)                                                                                        \
+            rows_##u(&lying);                                                                                     \
+        else if (rows && k->s_outer == k->inner)                                                                  \
             row_##u(k->d, 1, k->s, 1, k->outer * k->inner);                                                       \
         else if (rows && k->s_outer == 0 && k->outer > 0)                                                         \
             repeat_##u(k);                                                                                        \
+        else if (k->s_outer == 1 && k->s_inner == 0 && k->d_inner == 1 && k->d_outer == k->inner && k->inner < 8) \
+            each_##u(k);                                                                                          \
         else if (k->s_outer == 1 && k->d_inner == 1 && k->s_inner != 1 && k->outer > 1)                           \
             across_##u(k);                                                                                        \
         else if (stands && k->s_inner == 1)                                                                       \

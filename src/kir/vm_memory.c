@@ -125,15 +125,16 @@ static void for_pieces(mover *m) {
     int64_t rows_done = 0, base = outer_strides(f, m->access)[-1];
     piece p;
     walk outer = walk_begin(&f->outer, outer_strides(f, m->access), outer_active);
+    const walk first = walk_begin(&f->inner, inner_strides(f, m->access), inner_active);
     int64_t outer_at, inner_at;
+    p.outer_step = outer.step;
+    p.inner_step = first.step;
     while (walk_next(&outer, &outer_at, &p.outer)) {
         int64_t done = 0;
-        walk inner = walk_begin(&f->inner, inner_strides(f, m->access), inner_active);
+        walk inner = first;
         while (walk_next(&inner, &inner_at, &p.inner)) {
             p.place = rows_done * m->row + done;
             p.element = base + outer_at + inner_at;
-            p.outer_step = outer.step;
-            p.inner_step = inner.step;
             m->fn(m, &p);
             done += p.inner;
         }
