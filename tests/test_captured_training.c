@@ -345,9 +345,16 @@ static void values_cannot_be_read_while_they_are_captured(void **state) {
     assert_int_equal(tn_read(y, numbers, sizeof numbers), TN_ERR_STATE);
     assert_text_has(tn_error(), "tn_capture_end");
     assert_ok(tn_read(x, numbers, sizeof numbers)); /* this one is there */
+    assert_ok(tn_eval(&x, 1));
     assert_ok(tn_capture_end(&x, 1, &y, 1, &g));
     assert_ok(tn_read(y, numbers, sizeof numbers));
     assert_true(numbers[0] == 2);
+    assert_ok(tn_capture_begin());
+    assert_int_equal(tn_graph_launch(g, &x, &y), TN_ERR_STATE);
+    tn_graph *nothing = NULL;
+    assert_ok(tn_capture_end(NULL, 0, NULL, 0, &nothing));
+    assert_ok(tn_graph_launch(g, &x, &y));
+    tn_graph_free(nothing);
     tn_graph_free(g);
 }
 

@@ -9,8 +9,8 @@
  *   tn_embedder_run(e, ids, lengths, count, vectors); // vectors [count, width]
  *   tn_embedder_close(e);
  *
- * Threads: one thread at a time uses an embedder, and always the same one: plans belong to the thread that made them.
- */
+ * Threads: an open embedder may be used by several threads at once. Plans belong to the thread that made them, so each
+ * thread's first run with a length is slower. */
 #ifndef TRUNNION_EMBED_H
 #define TRUNNION_EMBED_H
 

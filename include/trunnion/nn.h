@@ -16,7 +16,8 @@
  *     ...
  *     tn_tensor *logits = tn_forward(out, tn_relu(tn_forward(hidden, x)));
  *
- * Threads: a module may be used by one thread at a time; in evaluation mode by several. */
+ * Threads: a module, or a policy, may be used by one thread at a time, and in evaluation mode by several at once, as
+ * long as none of them writes its variables. Each thread evaluates what it recorded. */
 #ifndef TRUNNION_NN_H
 #define TRUNNION_NN_H
 

@@ -11,7 +11,9 @@
  *   tn_onnx_run(m, &in, &out);            // as many as the model has, in its order
  *   tn_read(tn_onnx_value_get(out), numbers, sizeof numbers);
  *
- * Threads: one thread at a time uses a model, and always the same one: plans belong to the thread that made them. */
+ * Threads: an open model may be run by several threads at once, each with inputs that it made or evaluated itself, and
+ * gives each what it gives one. The first two runs with inputs of new shapes, and all runs of models that read values
+ * on the way, go one after the other; others go side by side over the same weights. Close it when no thread uses it. */
 #ifndef TRUNNION_ONNX_H
 #define TRUNNION_ONNX_H
 

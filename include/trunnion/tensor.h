@@ -190,7 +190,7 @@ TN_API tn_status tn_swap(tn_tensor *a, tn_tensor *b);
  * step may be part of it (tn_minimize, tn_optimizer_step: their tn_eval of no tensors waits for the end): each launch
  * is a step with the learning rate and the step count of that time, bit for bit. Constants keep their values; tensors
  * that are written in place and neither state nor made in the capture keep what tn_capture_end computed.
- * Errors: TN_ERR_STATE for a capture inside a capture, for reading a value inside it that it records, and at its end
+ * Errors: TN_ERR_STATE for a capture or a launch inside a capture, for reading a value that it records, and at its end
  * for what a launch could not repeat (random numbers set inside, gradients from before); TN_ERR_ARGUMENT for an output
  * that was not recorded in it. */
 typedef struct tn_graph tn_graph;

@@ -361,10 +361,17 @@ static tn_status evaluate_all(tn_recorder *r, tn_plan_cache *c, tn_node *const *
     return s;
 }
 
+/* What is captured runs at the end of the capture, all at once: until then only earlier values are there. */
+static tn_status flush_captured(tn_node *const *targets, int count) {
+    for (int i = 0; i < count; i++)
+        if (!tn_node_computed(targets[i]))
+            return tn_fail(TN_ERR_STATE, "a value is needed that this thread captures: it is computed at "
+                                         "tn_capture_end, and can be read after that");
+    return TN_OK;
+}
+
 tn_status tn_flush(tn_recorder *r, tn_node *const *targets, int count) {
-    if (r->capturing)
-        return tn_fail(TN_ERR_STATE, "a value is needed that this thread captures: it is computed at tn_capture_end, "
-                                     "and can be read after that");
+    if (r->capturing) return flush_captured(targets, count);
     tn_plan_cache *c = r->count > 0 ? tn_plans_of(r) : NULL;
     if (!c) {
         tn_recorder_settle();

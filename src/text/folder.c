@@ -82,7 +82,8 @@ static bool find_prefixed(const hf_folder *f, const char *prefix, const char *na
 
 void tn_hf_find_prefix(hf_folder *f, const char *prefix, const char *probe) {
     tn_safetensors_info info = {.struct_size = sizeof info};
-    f->prefix = find_prefixed(f, prefix, probe, &info) ? prefix : "";
+    const char *found = find_prefixed(f, prefix, probe, &info) ? prefix : "";
+    if (f->prefix != found) f->prefix = found; /* found again by a new conversation, while others read it */
 }
 
 static bool find_either(const hf_folder *f, const char *name, tn_safetensors_info *info) {

@@ -1,10 +1,12 @@
 /* llm.c — a model and its one sequence: opening, the cache, prompts in pieces, single tokens by a captured plan.
  *
+ * Conversations of one model share the open file and the handles of the weights; all else is each one's own.
  * Weights are borrowed from the mapped file. A prompt is computed in pieces of at most LLM_CHUNK tokens whose number is
  * a symbolic extent, so one plan serves them all. A token is a launch of a captured graph: nothing is recorded, nothing
  * is looked up; its position is a dial, its row of the embedding an input. */
 #include <inttypes.h>
 #include <math.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -12,8 +14,14 @@
 
 enum { SYMBOL_TOKENS = 0 };
 
-struct tn_llm {
+/* The open file, which conversations share. */
+typedef struct llm_file {
+    _Atomic int users;
     llm_source source;
+} llm_file;
+
+struct tn_llm {
+    llm_file *file;
     tn_device *device;
     llm_config config;
     llm_weights weights;
@@ -33,21 +41,21 @@ static tn_status join_experts(const tn_llm *m, const char *name, tn_tensor **out
     char own[LLM_NAME_SIZE];
     int64_t experts = m->config.size[SIZE_EXPERTS];
     llm_tensor info = {.struct_size = sizeof info}, next = {.struct_size = sizeof next};
-    if (!tn_llm_expert_name(name, 0, own) || tn_llm_source_find(&m->source, own, &info) != TN_OK) return TN_OK;
+    if (!tn_llm_expert_name(name, 0, own) || tn_llm_source_find(&m->file->source, own, &info) != TN_OK) return TN_OK;
     char *all = tn_txt_alloc((size_t)experts, (size_t)info.bytes);
     tn_status status = all ? TN_OK : TN_ERR_MEMORY;
     for (int64_t e = 0; e < experts && status == TN_OK; e++) {
         tn_llm_expert_name(name, e, own);
-        status = tn_llm_source_find(&m->source, own, &next);
+        status = tn_llm_source_find(&m->file->source, own, &next);
         if (status == TN_OK && (next.dtype != info.dtype || next.bytes != info.bytes))
             status = tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': '%s' is of another type than that of the first expert",
-                                     tn_llm_source_path(&m->source), own);
+                                     tn_llm_source_path(&m->file->source), own);
         if (status == TN_OK) memcpy(all + (size_t)e * (size_t)info.bytes, next.data, (size_t)info.bytes);
     }
     {
         TN_SCOPE;
-        if (status == TN_OK) *out =
-            tn_retain(tn_from_data(all, TN_DIMS(experts, info.shape[0], info.shape[1]), info.dtype));
+        if (status == TN_OK)
+            *out = tn_retain(tn_from_data(all, TN_DIMS(experts, info.shape[0], info.shape[1]), info.dtype));
     }
     tn_txt_free(all);
     return status == TN_OK ? tn_eval(out, 1) : status;
@@ -62,10 +70,11 @@ static tn_status take_weight(tn_llm *m, int64_t layer, int slot, tn_tensor **out
     if (!tn_llm_name(n, name, layer, slot)) return TN_OK;
     if (layer < 0 && slot == SLOT_OUTPUT && m->config.tied) return TN_OK;
     if (strchr(name, '*')) return join_experts(m, name, out);
-    if (tn_llm_source_find(&m->source, name, &info) != TN_OK) return TN_OK; /* optional: the needed was looked for */
+    if (tn_llm_source_find(&m->file->source, name, &info) != TN_OK)
+        return TN_OK; /* optional: the needed was looked for */
     {
         TN_SCOPE;
-        tn_tensor *t = tn_llm_source_tensor(&m->source, &info);
+        tn_tensor *t = tn_llm_source_tensor(&m->file->source, &info);
         if (info.rank == 1 && info.dtype != TN_F32) t = tn_cast(t, TN_F32);
         if (layer >= 0 && n->transposed & 1u << slot) t = tn_contiguous(tn_transpose(t, 0, 1));
         *out = tn_retain(t);
@@ -89,7 +98,7 @@ static tn_status read_factors(const tn_llm *m, const tn_tensor *factors, float *
     for (int64_t i = 0; i < half; i++)
         if (!(out[i] > 0 && isfinite(out[i])))
             return tn_backend_fail(TN_ERR_FORMAT, "'%s': factor %" PRId64 " of rope is %g: it must be a number above 0",
-                                   tn_llm_source_path(&m->source), i, (double)out[i]);
+                                   tn_llm_source_path(&m->file->source), i, (double)out[i]);
     return TN_OK;
 }
 
@@ -101,7 +110,8 @@ static tn_status read_divisors(const tn_llm *m, float *out, bool *any) {
     const tn_tensor *factors = m->weights.head[!tables ? SLOT_ROPE_FACTORS : beyond ? SLOT_ROPE_LONG : SLOT_ROPE_SHORT];
     *any = factors || tables;
     if (factors) return read_factors(m, factors, out);
-    return tables ? tn_llm_rope_list(&m->source.folder, beyond ? "long_factor" : "short_factor", half, out) : TN_OK;
+    return tables ? tn_llm_rope_list(&m->file->source.folder, beyond ? "long_factor" : "short_factor", half, out)
+                  : TN_OK;
 }
 
 /* Of layers with a window, if they have their own, or of all others. */
@@ -209,16 +219,21 @@ static tn_status too_large(const tn_llm *m, const tn_llm_facts *f, int64_t room)
     return tn_backend_fail(TN_ERR_MEMORY,
                            "'%s' needs %.2f GiB: %.2f for weights, %.2f for the cache of %" PRId64
                            " tokens, %.2f to compute in; %.2f GiB are free. %s",
-                           tn_llm_source_path(&m->source), gib(f->total_bytes), gib(f->weights_bytes),
+                           tn_llm_source_path(&m->file->source), gib(f->total_bytes), gib(f->weights_bytes),
                            gib(f->cache_bytes), f->context, gib(f->activation_bytes + f->runtime_bytes), gib(room),
                            fix);
 }
 
-static tn_status check_memory(const tn_llm *m, const tn_llm_options *o) {
+/* shared: the weights are in memory already. */
+static tn_status check_memory(const tn_llm *m, const tn_llm_options *o, bool shared) {
     tn_llm_facts facts = {.struct_size = sizeof facts};
     tn_device_info info = {.struct_size = sizeof info};
-    TRY(tn_llm_describe(&m->config, &m->source, &facts));
+    TRY(tn_llm_describe(&m->config, &m->file->source, &facts));
     TRY(tn_device_get_info(m->device, &info));
+    if (shared) {
+        facts.total_bytes -= facts.weights_bytes + facts.runtime_bytes;
+        facts.weights_bytes = facts.runtime_bytes = 0;
+    }
     int64_t room = o && o->memory > 0 ? o->memory : info.free_memory;
     return room > 0 && facts.total_bytes > room ? too_large(m, &facts, room) : TN_OK;
 }
@@ -228,7 +243,7 @@ static size_t embedding_row(const tn_llm *m) {
     char name[LLM_NAME_SIZE];
     llm_tensor info = {.struct_size = sizeof info};
     tn_llm_name(m->config.naming, name, -1, SLOT_EMBEDDING);
-    bool found = tn_llm_source_find(&m->source, name, &info) == TN_OK;
+    bool found = tn_llm_source_find(&m->file->source, name, &info) == TN_OK;
     return found ? tn_dtype_bytes(info.dtype, m->config.size[SIZE_HIDDEN]) : 0;
 }
 
@@ -254,20 +269,39 @@ static tn_status leave(const tn_llm *m, tn_device *before, tn_status status) {
     return status;
 }
 
-static tn_status set_up(tn_llm *m) {
+/* Handles of another conversation's weights: what is made of them for kernels belongs to their memory, and is shared
+ * too. */
+static void share_weights(tn_llm *m, const tn_llm *with) {
+    for (int slot = 0; slot < HEAD_SLOTS; slot++)
+        m->weights.head[slot] = with->weights.head[slot] ? tn_retain(with->weights.head[slot]) : NULL;
+    for (int64_t i = 0; i < m->config.layers; i++)
+        for (int slot = 0; slot < LAYER_SLOTS; slot++) {
+            tn_tensor *weight = with->weights.layers[i].weight[slot];
+            m->weights.layers[i].weight[slot] = weight ? tn_retain(weight) : NULL;
+        }
+}
+
+/* with: NULL, or whose weights are shared. */
+static tn_status set_up(tn_llm *m, const tn_llm *with) {
     TRY(take_memory(m));
-    TRY(take_weights(m));
+    if (with)
+        share_weights(m, with);
+    else
+        TRY(take_weights(m));
     TRY(make_frequencies(m, false));
     if (m->config.two_ropes) TRY(make_frequencies(m, true));
     return make_caches(m);
 }
 
 static tn_status open_model(tn_llm *m, const char *path, const tn_llm_options *options) {
-    TRY(tn_llm_source_open(path, &m->source));
-    TRY(tn_llm_configure(&m->source, options, &m->config));
-    TRY(check_memory(m, options));
+    m->file = tn_txt_zalloc(1, sizeof *m->file);
+    if (!m->file) return TN_ERR_MEMORY;
+    m->file->users = 1;
+    TRY(tn_llm_source_open(path, &m->file->source));
+    TRY(tn_llm_configure(&m->file->source, options, &m->config));
+    TRY(check_memory(m, options, false));
     tn_device *before = enter(m);
-    return leave(m, before, set_up(m));
+    return leave(m, before, set_up(m, NULL));
 }
 
 tn_status tn_llm_open(const char *path, const tn_llm_options *options, tn_llm **out) {
@@ -284,6 +318,41 @@ tn_status tn_llm_open(const char *path, const tn_llm_options *options, tn_llm **
     }
     *out = m;
     return TN_OK;
+}
+
+static tn_status join_conversation(tn_llm *m, const tn_llm *with, const tn_llm_options *options) {
+    m->device = with->device;
+    m->file = with->file;
+    m->file->users++;
+    m->config = with->config;
+    if (options && options->device && options->device != m->device)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_new_conversation: the weights are on another device; open the "
+                                                "model there (tn_llm_open)");
+    if (options) TRY(tn_llm_configure(&m->file->source, options, &m->config));
+    TRY(check_memory(m, options, true));
+    tn_device *before = enter(m);
+    return leave(m, before, set_up(m, with));
+}
+
+tn_status tn_llm_new_conversation(const tn_llm *with, const tn_llm_options *options, tn_llm **out) {
+    if (!out) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_new_conversation: out is NULL");
+    *out = NULL;
+    if (!with) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_new_conversation: the model is NULL");
+    tn_llm *m = tn_txt_zalloc(1, sizeof *m);
+    if (!m) return TN_ERR_MEMORY;
+    tn_status status = join_conversation(m, with, options);
+    if (status != TN_OK) {
+        tn_llm_close(m);
+        return status;
+    }
+    *out = m;
+    return TN_OK;
+}
+
+static void release_file(llm_file *f) {
+    if (!f || atomic_fetch_sub(&f->users, 1) != 1) return;
+    tn_llm_source_close(&f->source);
+    tn_txt_free(f);
 }
 
 void tn_llm_close(tn_llm *m) {
@@ -307,11 +376,11 @@ void tn_llm_close(tn_llm *m) {
     tn_txt_free(m->numbers);
     tn_txt_free(m->rows);
     tn_txt_free(m->places);
-    tn_llm_source_close(&m->source);
+    release_file(m->file);
     tn_txt_free(m);
 }
 
-const tn_gguf *tn_llm_file(const tn_llm *m) { return m ? m->source.gguf : NULL; }
+const tn_gguf *tn_llm_file(const tn_llm *m) { return m ? m->file->source.gguf : NULL; }
 bool tn_llm_ends(const tn_llm *m, int32_t id) {
     for (int i = 0; m && i < m->config.end_count; i++)
         if (m->config.ends[i] == id) return true;
@@ -324,7 +393,7 @@ tn_status tn_llm_get_facts(const tn_llm *m, tn_llm_facts *facts) {
     if (!m || !facts || facts->struct_size < sizeof *facts)
         return tn_backend_fail(TN_ERR_ARGUMENT,
                                "tn_llm_get_facts: an argument is NULL or facts->struct_size is not set");
-    return tn_llm_describe(&m->config, &m->source, facts);
+    return tn_llm_describe(&m->config, &m->file->source, facts);
 }
 
 tn_status tn_llm_rewind(tn_llm *m, int64_t position) {
@@ -343,7 +412,7 @@ tn_status tn_llm_export_onnx(tn_llm *m, const char *path, const tn_llm_export_on
                                "tn_llm_export_onnx: set struct_size to sizeof(tn_llm_export_onnx_options)");
     tn_device *before = enter(m);
     bool cache = !options || !options->no_cache;
-    return leave(m, before, tn_llm_write_onnx(&m->source, &m->config, &m->weights, path, cache));
+    return leave(m, before, tn_llm_write_onnx(&m->file->source, &m->config, &m->weights, path, cache));
 }
 
 /* ---- pieces of a prompt ------------------------------------------------------------------------------------------ */
@@ -377,7 +446,7 @@ static tn_status read_rows(tn_llm *m, const int32_t *ids, int64_t n) {
     tn_llm_name(m->config.naming, name, -1, SLOT_EMBEDDING);
     for (int64_t i = 0; i < n; i++)
         m->numbers[i] = ids[i];
-    return tn_llm_source_rows(&m->source, name, m->numbers, n, m->rows);
+    return tn_llm_source_rows(&m->file->source, name, m->numbers, n, m->rows);
 }
 
 static tn_tensor *make_rows(const tn_llm *m, int64_t n) {
@@ -512,7 +581,7 @@ static tn_status hand_out(tn_llm *m, int64_t layer, int slot, const importance *
     llm_tensor info = {.struct_size = sizeof info};
     const double *sums = p->sums + p->width * (layer < 0 ? p->count - 1 : layer * LLM_PROBES + probe_of[slot] - 1);
     bool there =
-        tn_llm_name(m->config.naming, name, layer, slot) && tn_llm_source_find(&m->source, name, &info) == TN_OK;
+        tn_llm_name(m->config.naming, name, layer, slot) && tn_llm_source_find(&m->file->source, name, &info) == TN_OK;
     if (!there || info.rank != 2 || info.shape[1] > p->width) return TN_OK;
     for (int64_t k = 0; k < info.shape[1]; k++)
         p->read[k] = (float)sums[k];

@@ -6,6 +6,8 @@
 #ifndef TN_ONNX_MODEL_H
 #define TN_ONNX_MODEL_H
 
+#include <pthread.h>
+
 #include "formats/onnx/onnx.h"
 
 /* What a file may ask for; past these it is refused. */
@@ -166,6 +168,7 @@ struct tn_onnx {
     onnx_value **values; /* all that graphs and attributes own */
     size_t value_count, value_capacity;
     int64_t kept;                    /* bytes of what onnx_keep has put into graphs */
+    pthread_mutex_t lock;     /* of all that runs change: what follows from constants, replays */
     onnx_replay *replays;            /* replay.c */
     onnx_prepared *_Atomic prepared; /* call.c */
     bool is_inert;                   /* operators were not looked up */

@@ -17,7 +17,14 @@ void tn_onnx_close(tn_onnx *m) {
     tn_mem_free((char *)(uintptr_t)m->source.folder);
     onnx_source_close(&m->source);
     tn_mem_free(m->copy);
+    pthread_mutex_destroy(&m->lock);
     tn_mem_free(m);
+}
+
+static tn_onnx *model_new(void) {
+    tn_onnx *m = tn_mem_zalloc(1, sizeof *m);
+    if (m) pthread_mutex_init(&m->lock, NULL);
+    return m;
 }
 
 static tn_status set_folder(tn_onnx *m, const char *path, const tn_onnx_options *o) {
@@ -60,7 +67,7 @@ tn_status tn_onnx_open(const char *path, const tn_onnx_options *options, tn_onnx
     *out = NULL;
     TRY(tn_need(path, "tn_onnx_open: the path"));
     TRY(check_options(options));
-    tn_onnx *m = tn_mem_zalloc(1, sizeof *m);
+    tn_onnx *m = model_new();
     if (!m) return TN_ERR_MEMORY;
     tn_status status = onnx_file_open(path, &m->source.file);
     if (status != TN_OK) {
@@ -76,7 +83,7 @@ tn_status tn_onnx_open_memory(const void *bytes, size_t size, const tn_onnx_opti
     *out = NULL;
     TRY(tn_need(bytes, "tn_onnx_open_memory: the bytes"));
     TRY(check_options(options));
-    tn_onnx *m = tn_mem_zalloc(1, sizeof *m);
+    tn_onnx *m = model_new();
     if (m) m->copy = tn_mem_alloc(size);
     if (!m || !m->copy) {
         tn_onnx_close(m);

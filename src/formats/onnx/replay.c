@@ -3,7 +3,11 @@
  * The first run notes every list of numbers that its rows read on the host and that constants and extents alone tell;
  * the second records without computing, and its rows read the notes. Small integer inputs count as told too: once a row
  * has read what depends on them (a branch on the sample rate), their numbers are part of what runs are told apart by.
- * Whatever else is read, by a row or inside an operation, leaves the model to be recorded at each run. */
+ * Whatever else is read, by a row or inside an operation, leaves the model to be recorded at each run.
+ *
+ * Several threads may run one model. All that a run changes in it is done under the model's lock; a launch needs a
+ * graph for itself and nothing else, so it runs without the lock, and threads that meet capture a graph each. */
+#include <pthread.h>
 #include <string.h>
 
 #include "formats/onnx/model.h"
@@ -29,34 +33,50 @@ typedef struct replay_output {
     onnx_type type;
 } replay_output;
 
+/* More threads than this at once record instead of launching. */
+enum { MAX_GRAPHS = 32 };
+
+typedef struct replay_graph {
+    tn_graph *graph;
+    bool busy; /* being launched */
+} replay_graph;
+
 struct onnx_replay {
     onnx_replay *next; /* in the order of last use */
+    int users;         /* the list of replays, and threads that launch */
     replay_input *inputs;
     int input_count, output_count, graph_count;
     bool keyed, hopeless;
     onnx_memo *memos;
     size_t memo_count;
-    tn_graph *graph;
+    replay_graph graphs[MAX_GRAPHS];
+    int graphs_made;
     replay_output *outputs;
 };
 
-static void free_replay(onnx_replay *e) {
-    if (!e) return;
+static void free_outputs(replay_output *outputs, int count) {
+    for (int k = 0; outputs && k < count; k++)
+        onnx_value_release(outputs[k].constant);
+    tn_mem_free(outputs);
+}
+
+/* One user less; the last one frees it. */
+static void release_replay(onnx_replay *e) {
+    if (--e->users > 0) return;
     for (size_t i = 0; i < e->memo_count; i++)
         tn_mem_free(e->memos[i].numbers);
-    for (int k = 0; e->outputs && k < e->output_count; k++)
-        onnx_value_release(e->outputs[k].constant);
+    free_outputs(e->outputs, e->output_count);
     tn_mem_free(e->memos);
     tn_mem_free(e->inputs);
-    tn_mem_free(e->outputs);
-    tn_graph_free(e->graph);
+    for (int i = 0; i < e->graphs_made; i++)
+        tn_graph_free(e->graphs[i].graph);
     tn_mem_free(e);
 }
 
 void onnx_replays_free(tn_onnx *m) {
     while (m->replays) {
         onnx_replay *next = m->replays->next;
-        free_replay(m->replays);
+        release_replay(m->replays);
         m->replays = next;
     }
 }
@@ -108,6 +128,7 @@ static tn_status add(tn_onnx *m, replay_input *key, onnx_run *r) {
         tn_mem_free(key);
         return TN_ERR_MEMORY;
     }
+    e->users = 1;
     e->inputs = key;
     e->input_count = m->graph->input_count;
     e->keyed = r->keyed;
@@ -122,7 +143,7 @@ static tn_status add(tn_onnx *m, replay_input *key, onnx_run *r) {
         if (++count <= ONNX_MAX_REPLAYS) continue;
         onnx_replay *last = *at;
         *at = NULL;
-        free_replay(last);
+        release_replay(last);
         break;
     }
     return TN_OK;
@@ -172,13 +193,23 @@ static int input_of(const tn_node *n, onnx_value *const *in, int count) {
     return -1;
 }
 
-/* Says where output v comes from; tensors[] gets what the graph shall hand out. false: it cannot be replayed. */
-static bool place_output(onnx_replay *e, replay_output *o, onnx_value **v, onnx_value *const *in, tn_tensor **tensors) {
+typedef struct capturing {
+    onnx_replay *entry;
+    onnx_value **in, **out;
+    tn_tensor **in_tensors, **out_tensors;
+    replay_output *outputs;
+    int graph_count;
+    tn_graph *graph;
+} capturing;
+
+/* Says where output v comes from; c->out_tensors gets what the graph shall hand out. false: it cannot be replayed. */
+static bool place_output(capturing *c, replay_output *o, onnx_value **v) {
+    int inputs = c->entry->input_count;
     if ((*v)->kind != ONNX_TENSOR) return false;
     tn_node *n = tn_tensor_node((*v)->tensor);
-    *o = (replay_output){.input = input_of(n, in, e->input_count), .of_graph = -1, .type = (*v)->type};
+    *o = (replay_output){.input = input_of(n, c->in, inputs), .of_graph = -1, .type = (*v)->type};
     if (o->input >= 0) return true;
-    int root = tn_node_computed(n) && n->flags & TN_NODE_VIEW ? input_of(n->root, in, e->input_count) : -1;
+    int root = tn_node_computed(n) && n->flags & TN_NODE_VIEW ? input_of(n->root, c->in, inputs) : -1;
     if (root >= 0) {
         o->reshaped = true;
         o->input = root;
@@ -190,16 +221,10 @@ static bool place_output(onnx_replay *e, replay_output *o, onnx_value **v, onnx_
         o->constant = onnx_value_retain(*v);
         return true;
     }
-    tensors[e->graph_count] = tn_contiguous((*v)->tensor);
-    o->of_graph = e->graph_count++;
+    c->out_tensors[c->graph_count] = tn_contiguous((*v)->tensor);
+    o->of_graph = c->graph_count++;
     return true;
 }
-
-typedef struct capturing {
-    onnx_replay *entry;
-    onnx_value **in, **out;
-    tn_tensor **in_tensors, **out_tensors;
-} capturing;
 
 static void free_list(onnx_value **values, int count) {
     for (int i = 0; i < count; i++) {
@@ -219,25 +244,23 @@ static tn_status record_outputs(tn_onnx *m, capturing *c) {
     onnx_run_end(&r);
     TRY(status);
     for (int k = 0; k < m->graph->output_count; k++)
-        if (!place_output(e, &e->outputs[k], &c->out[k], c->in, c->out_tensors))
+        if (!place_output(c, &c->outputs[k], &c->out[k]))
             return tn_fail(TN_ERR_UNSUPPORTED, "output %d cannot be replayed", k);
-    if (launches_so_far() != before || e->graph_count == 0)
+    if (launches_so_far() != before || c->graph_count == 0)
         return tn_fail(TN_ERR_UNSUPPORTED, "something is computed while the model is recorded");
     free_list(c->out, m->graph->output_count);
     return TN_OK;
 }
 
 static tn_status capture(tn_onnx *m, capturing *c) {
-    onnx_replay *e = c->entry;
     int in_count = m->graph->input_count;
-    e->output_count = m->graph->output_count;
-    e->outputs = tn_mem_zalloc((size_t)e->output_count, sizeof *e->outputs);
-    if (!e->outputs || !c->in_tensors || !c->out_tensors) return TN_ERR_MEMORY;
+    c->outputs = tn_mem_zalloc((size_t)m->graph->output_count, sizeof *c->outputs);
+    if (!c->outputs || !c->in_tensors || !c->out_tensors) return TN_ERR_MEMORY;
     for (int i = 0; i < in_count; i++)
         c->in_tensors[i] = c->in[i]->tensor;
     TRY(tn_capture_begin());
     tn_status status = record_outputs(m, c);
-    if (status == TN_OK) return tn_capture_end(c->in_tensors, in_count, c->out_tensors, e->graph_count, &e->graph);
+    if (status == TN_OK) return tn_capture_end(c->in_tensors, in_count, c->out_tensors, c->graph_count, &c->graph);
     tn_graph *nothing = NULL;
     if (tn_capture_end(NULL, 0, NULL, 0, &nothing) == TN_OK) tn_graph_free(nothing);
     return status;
@@ -287,12 +310,22 @@ static tn_status try_capture(tn_onnx *m, onnx_replay *e, onnx_value **in, onnx_v
     c.out_tensors = tn_mem_zalloc((size_t)out_count, sizeof(tn_tensor *));
     tn_status status = c.out ? capture(m, &c) : TN_ERR_MEMORY;
     *done = status == TN_OK;
-    e->hopeless = !*done;
+    e->hopeless = !*done && e->graphs_made == 0;
     if (*done) {
+        /* What the first capture says of the outputs holds for all, and threads that launch read it without a lock. */
+        if (e->outputs) {
+            free_outputs(c.outputs, out_count);
+        } else {
+            e->outputs = c.outputs;
+            e->output_count = out_count;
+            e->graph_count = c.graph_count;
+        }
+        e->graphs[e->graphs_made++] = (replay_graph){c.graph, false};
         status = hand_out(e, in, c.out_tensors, out);
     } else {
-        for (int i = 0; c.out_tensors && i < e->graph_count; i++)
+        for (int i = 0; c.out_tensors && i < c.graph_count; i++)
             tn_free(c.out_tensors[i]);
+        free_outputs(c.outputs, out_count);
         status = TN_OK;
     }
     if (c.out) free_list(c.out, out_count);
@@ -302,7 +335,7 @@ static tn_status try_capture(tn_onnx *m, onnx_replay *e, onnx_value **in, onnx_v
     return status;
 }
 
-static tn_status launch(const onnx_replay *e, onnx_value *const *in, onnx_value **out) {
+static tn_status launch(const onnx_replay *e, tn_graph *graph, onnx_value *const *in, onnx_value **out) {
     enum { FEW = 16 };
     tn_tensor *few[FEW];
     size_t count = (size_t)(e->input_count + e->graph_count);
@@ -311,9 +344,27 @@ static tn_status launch(const onnx_replay *e, onnx_value *const *in, onnx_value 
     for (int i = 0; i < e->input_count; i++)
         lists[i] = in[i]->tensor;
     tn_tensor **results = lists + e->input_count;
-    tn_status status = tn_graph_launch(e->graph, lists, results);
+    tn_status status = tn_graph_launch(graph, lists, results);
     if (status == TN_OK) status = hand_out(e, in, results, out);
     if (lists != few) tn_mem_free(lists);
+    return status;
+}
+
+static replay_graph *free_graph(onnx_replay *e) {
+    for (int i = 0; i < e->graphs_made; i++)
+        if (!e->graphs[i].busy) return &e->graphs[i];
+    return NULL;
+}
+
+/* The caller holds the model's lock, which is not held during the launch. */
+static tn_status launch_unlocked(tn_onnx *m, onnx_replay *e, replay_graph *g, onnx_value *const *in, onnx_value **out) {
+    g->busy = true;
+    e->users++;
+    pthread_mutex_unlock(&m->lock);
+    tn_status status = launch(e, g->graph, in, out);
+    pthread_mutex_lock(&m->lock);
+    g->busy = false;
+    release_replay(e);
     return status;
 }
 
@@ -339,7 +390,7 @@ static tn_status record(tn_onnx *m, replay_input *key, onnx_value *const *in, on
     return status;
 }
 
-tn_status onnx_run_or_replay(tn_onnx *m, onnx_value **in, onnx_value **out) {
+static tn_status run_locked(tn_onnx *m, onnx_value **in, onnx_value **out) {
     int count = m->graph->input_count;
     if (!all_tensors(in, count)) return record(m, NULL, in, out);
     replay_input *key = tn_mem_alloc((size_t)count * sizeof *key);
@@ -355,9 +406,17 @@ tn_status onnx_run_or_replay(tn_onnx *m, onnx_value **in, onnx_value **out) {
     if (!e) return record(m, key, in, out);
     tn_mem_free(key);
     if (e->hopeless || !make_whole(in, count)) return record(m, NULL, in, out);
-    if (e->graph) return launch(e, in, out);
-    if (shares_memory(m, in)) return record(m, NULL, in, out);
+    replay_graph *g = free_graph(e);
+    if (g) return launch_unlocked(m, e, g, in, out);
+    if (e->graphs_made == MAX_GRAPHS || shares_memory(m, in)) return record(m, NULL, in, out);
     bool done;
     TRY(try_capture(m, e, in, out, &done));
     return done ? TN_OK : record(m, NULL, in, out);
+}
+
+tn_status onnx_run_or_replay(tn_onnx *m, onnx_value **in, onnx_value **out) {
+    pthread_mutex_lock(&m->lock);
+    tn_status status = run_locked(m, in, out);
+    pthread_mutex_unlock(&m->lock);
+    return status;
 }
