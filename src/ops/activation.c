@@ -254,7 +254,8 @@ static tn_status grad_silu(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
 const tn_op_impl tn_impl_silu = {.infer = tn_infer_float,
                                  .compose = compose_silu,
                                  .grad = grad_silu,
-                                 .cases = "tol=4e-6 atol=2e-6; [3,5]@-8..8; [40]@-200..200; error=floating [3]:i64"};
+                                 .cases = "tol=4e-6 atol=2e-6; [3,5]@-8..8; [40]@-200..200; error=floating [3]:i64; "
+                                          "error= types=f16,bf16 tol=1ulp atol=0; [40]@-14..14"};
 
 /* log(1 + exp(x)) for any x, without overflow. */
 static tn_node *log1p_exp(tn_build *b, tn_node *x) {
@@ -283,7 +284,7 @@ const tn_op_impl tn_impl_softplus = {
     .compose = compose_softplus,
     .grad = grad_softplus,
     .cases = "tol=4e-6 atol=2e-6; [3,5]@-8..8; [3,5]@-8..8~0.1 beta=2 threshold=5; [40]@-200..200~0.1; "
-             "error=floating [3]:i64"};
+             "error=floating [3]:i64; error= types=f16,bf16 tol=1ulp atol=0; [40]@-14..14"};
 
 static tn_node *compose_mish(tn_build *b, const tn_node *n) {
     return tn_b_mul(b, n->in[0], tn_b_tanh(b, log1p_exp(b, n->in[0])));
@@ -301,7 +302,8 @@ static tn_status grad_mish(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
 const tn_op_impl tn_impl_mish = {.infer = tn_infer_float,
                                  .compose = compose_mish,
                                  .grad = grad_mish,
-                                 .cases = "tol=4e-6 atol=2e-6; [3,5]@-8..8; [40]@-200..200; error=floating [3]:i64"};
+                                 .cases = "tol=4e-6 atol=2e-6; [3,5]@-8..8; [40]@-200..200; error=floating [3]:i64; "
+                                          "error= types=f16,bf16 tol=1ulp atol=0; [40]@-14..14"};
 
 static tn_node *compose_logsigmoid(tn_build *b, const tn_node *n) {
     return tn_b_neg(b, log1p_exp(b, tn_b_neg(b, n->in[0])));
@@ -360,12 +362,13 @@ static tn_status grad_gelu(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
 
 /* gelu(x, approximate): x · Φ(x), Φ the normal distribution function; approximate=tanh uses
  * (1 + tanh(sqrt(2/π)(x + 0.044715 x³))) / 2 for it. Source: Hendrycks and Gimpel 2016. */
-const tn_op_impl tn_impl_gelu = {.infer = tn_infer_float,
-                                 .compose = compose_gelu,
-                                 .grad = grad_gelu,
-                                 .cases =
-                                     "tol=4e-6 atol=2e-6; [3,5]@-4..4; [3,5]@-4..4 approximate=tanh; [40]@-30..30; "
-                                     "[40]@-30..30 approximate=tanh; error=floating [3]:i64"};
+const tn_op_impl tn_impl_gelu = {
+    .infer = tn_infer_float,
+    .compose = compose_gelu,
+    .grad = grad_gelu,
+    .cases =
+        "tol=4e-6 atol=2e-6; [3,5]@-4..4; [3,5]@-4..4 approximate=tanh; [40]@-30..30; "
+        "[40]@-30..30 approximate=tanh; error=floating [3]:i64; error= types=f16,bf16 tol=1ulp atol=0; [40]@-4..14"};
 
 /* ---- gates ------------------------------------------------------------------------------------------------------- */
 

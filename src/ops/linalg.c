@@ -639,4 +639,5 @@ const tn_op_impl tn_impl_cosine_similarity = {
     .compose = compose_cosine_similarity,
     .cases = "tol=8e-6 atol=4e-6; [3,5]@0.5..2 [3,5]@-2..-0.5 dim=1 eps=1e-8; "
              "[3,5]@0.5..2 [5]@0.5..2 dim=-1 eps=1e-6; [3,5]@0.5..2 [3,1]@0.5..2 dim=0 eps=1e-6; "
-             "error=range [3] [3] dim=1 eps=1e-8"};
+             "error=range [3] [3] dim=1 eps=1e-8; error= types=f16,bf16 tol=1ulp atol=0; [3,40]@100..300 "
+             "[3,40]@100..300 dim=1 eps=1e-8"};

@@ -107,7 +107,8 @@ const tn_op_impl tn_impl_huber_loss = {
     .infer = infer_distance,
     .compose = compose_huber_loss,
     .cases = "tol=4e-6 atol=1e-6; [3,4] [3,4] reduction=mean; [3,4] [3,4] reduction=sum delta=0.3; "
-             "[3,4] [4] reduction=none delta=2"};
+             "[3,4] [4] reduction=none delta=2; error= types=f16,bf16 tol=1ulp atol=0; [9]@-90..90 [9] reduction=mean "
+             "delta=1"};
 
 static tn_node *compose_kl_div(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0], *t = n->in[1];

@@ -118,13 +118,14 @@ static tn_status grad_log1p(tn_build *b, const tn_node *n, tn_node *dy, tn_node 
     return b->status;
 }
 static void reference_log1p(const tn_reference *r) { map_one(r, log1p); }
-const tn_op_impl tn_impl_log1p = {.to_float = true,
-                                  .infer = tn_infer_float,
-                                  .compose = compose_log1p,
-                                  .grad = grad_log1p,
-                                  .reference = reference_log1p,
-                                  .cases = "types=f32,f64 tol=4ulp; [2,3]@-0.9..9; [0,3]; []@0..5; [33]@-1e-3..1e-3; "
-                                           "[9]@-1e-9..1e-9 grad=off; [9]@1..1e30 grad=off"};
+const tn_op_impl tn_impl_log1p = {
+    .to_float = true,
+    .infer = tn_infer_float,
+    .compose = compose_log1p,
+    .grad = grad_log1p,
+    .reference = reference_log1p,
+    .cases = "types=f32,f64 tol=4ulp; [2,3]@-0.9..9; [0,3]; []@0..5; [33]@-1e-3..1e-3; "
+             "[9]@-1e-9..1e-9 grad=off; [9]@1..1e30 grad=off; error= types=f16,bf16 tol=1ulp atol=0; [9]@-0.9..9"};
 
 /* expm1(x): exp(x) − 1, accurate near 0. With u = exp(x) as it was rounded, (u − 1) · x / log(u) makes good for the
  * rounding (Kahan's way). */
@@ -196,7 +197,8 @@ const tn_op_impl tn_impl_logaddexp = {
     .infer = tn_infer_float,
     .compose = compose_logaddexp,
     .grad = grad_logaddexp,
-    .cases = "types=f32,f64 tol=4ulp atol=4ulp; [2,3] [2,3]; [3,1] [4]@-50..50; [2] []@-300..300 grad=off"};
+    .cases = "types=f32,f64 tol=4ulp atol=4ulp; [2,3] [2,3]; [3,1] [4]@-50..50; [2] []@-300..300 grad=off; error= "
+             "types=f16,bf16 tol=1ulp atol=0; [9]@-50..50 []"};
 
 /* ---- circular and hyperbolic ------------------------------------------------------------------------------------- */
 
@@ -232,13 +234,13 @@ static tn_status grad_sinh(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
     return b->status;
 }
 static void reference_sinh(const tn_reference *r) { map_one(r, sinh); }
-const tn_op_impl tn_impl_sinh = {
-    .to_float = true,
-    .infer = tn_infer_float,
-    .compose = compose_sinh,
-    .grad = grad_sinh,
-    .reference = reference_sinh,
-    .cases = "types=f32,f64 tol=4ulp; [2,3]; [0,3]; []; [33]@-1e-3..1e-3; [33]@-85..85 grad=off"};
+const tn_op_impl tn_impl_sinh = {.to_float = true,
+                                 .infer = tn_infer_float,
+                                 .compose = compose_sinh,
+                                 .grad = grad_sinh,
+                                 .reference = reference_sinh,
+                                 .cases = "types=f32,f64 tol=4ulp; [2,3]; [0,3]; []; [33]@-1e-3..1e-3; [33]@-85..85 "
+                                          "grad=off; error= types=f16,bf16 tol=1ulp atol=0; [9]@-8..8"};
 
 /* cosh(x): (exp(x) + exp(−x)) / 2. */
 static tn_node *compose_cosh(tn_build *b, const tn_node *n) {
@@ -319,13 +321,14 @@ static tn_status grad_asinh(tn_build *b, const tn_node *n, tn_node *dy, tn_node 
     return b->status;
 }
 static void reference_asinh(const tn_reference *r) { map_one(r, asinh); }
-const tn_op_impl tn_impl_asinh = {
-    .to_float = true,
-    .infer = tn_infer_float,
-    .compose = compose_asinh,
-    .grad = grad_asinh,
-    .reference = reference_asinh,
-    .cases = "types=f32,f64 tol=4ulp; [2,3]; [0,3]; []; [33]@-1e-3..1e-3; [9]@-1e30..1e30 grad=off"};
+const tn_op_impl tn_impl_asinh = {.to_float = true,
+                                  .infer = tn_infer_float,
+                                  .compose = compose_asinh,
+                                  .grad = grad_asinh,
+                                  .reference = reference_asinh,
+                                  .cases =
+                                      "types=f32,f64 tol=4ulp; [2,3]; [0,3]; []; [33]@-1e-3..1e-3; [9]@-1e30..1e30 "
+                                      "grad=off; error= types=f16,bf16 tol=1ulp atol=0; [9]@-2000..2000"};
 
 /* acosh(x): log(x + sqrt(x² − 1)) for x ≥ 1, accurate near 1 and without overflow. */
 static tn_node *compose_acosh(tn_build *b, const tn_node *n) {
@@ -351,7 +354,7 @@ const tn_op_impl tn_impl_acosh = {
     .grad = grad_acosh,
     .reference = reference_acosh,
     .cases = "types=f32,f64 tol=4ulp; [2,3]@1.1..9; [0,3]; []@2..5; [33]@1..1.01 grad=off; [9]@1..1e30 grad=off; "
-             "[9]@-1e30..0.9 grad=off"};
+             "[9]@-1e30..0.9 grad=off; error= types=f16,bf16 tol=1ulp atol=0; [9]@1..3000"};
 
 /* atanh(x): log((1 + x) / (1 − x)) / 2, accurate near 0. */
 static tn_node *compose_atanh(tn_build *b, const tn_node *n) {
@@ -495,18 +498,21 @@ const tn_op_impl tn_impl_lerp = {
     .promote = true,
     .infer = tn_infer_float,
     .compose = compose_lerp,
-    .cases = "types=f32,f64 tol=1e-5 atol=1e-6; [2,3] [2,3] []@0.1..0.4; [3,1] [4] [4]@0.6..0.9; [0,3] [3] []"};
+    .cases = "types=f32,f64 tol=1e-5 atol=1e-6; [2,3] [2,3] []@0.1..0.4; [3,1] [4] [4]@0.6..0.9; [0,3] [3] []; error= "
+             "types=f16,bf16 tol=1ulp atol=0; [9] [9] []@0.1..0.4"};
 
 /* addcmul(x, tensor1, tensor2, value): x + value · tensor1 · tensor2. */
 static tn_node *compose_addcmul(tn_build *b, const tn_node *n) {
     tn_node *product = tn_b_mul(b, n->in[1], n->in[2]);
     return tn_b_add(b, n->in[0], tn_b_scale(b, product, n->f[TN_ADDCMUL_VALUE]));
 }
-const tn_op_impl tn_impl_addcmul = {.promote = true,
-                                    .infer = tn_infer_not_bool,
-                                    .compose = compose_addcmul,
-                                    .cases = "types=f32,f64 tol=1e-5 atol=1e-6; [2,3] [2,3] [2,3] value=0.5; [3,1] [4] "
-                                             "[] value=-2; types=i32; [3] [3] [3] value=2"};
+const tn_op_impl tn_impl_addcmul = {
+    .promote = true,
+    .infer = tn_infer_not_bool,
+    .compose = compose_addcmul,
+    .cases =
+        "types=f32,f64 tol=1e-5 atol=1e-6; [2,3] [2,3] [2,3] value=0.5; [3,1] [4] "
+        "[] value=-2; types=i32; [3] [3] [3] value=2; error= types=f16,bf16 tol=1ulp atol=0; [9] [9] [9] value=0.3"};
 
 /* addcdiv(x, tensor1, tensor2, value): x + value · tensor1 / tensor2. */
 static tn_node *compose_addcdiv(tn_build *b, const tn_node *n) {

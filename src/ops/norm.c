@@ -54,7 +54,8 @@ const tn_op_impl tn_impl_softmax = {
     .compose = compose_softmax,
     .grad = grad_softmax,
     .cases = "tol=4e-6 atol=1e-7; [3,5] dim=1; [2,3,4]@-80..80 dim=-2; [7] dim=0; [] dim=0; [0,3] dim=1; "
-             "[3,0] dim=1; error=range [3] dim=1; error=floating [3]:i64 dim=0"};
+             "[3,0] dim=1; error=range [3] dim=1; error=floating [3]:i64 dim=0; error= types=f16,bf16 tol=1ulp atol=0; "
+             "[3,5] dim=1"};
 
 static tn_node *compose_log_softmax(tn_build *b, const tn_node *n) {
     tn_node *z = below_maximum(b, n);
