@@ -3,6 +3,7 @@
  * A work is run until it is warm, then timed twenty times or for some seconds, and the median is shown. Its limit —
  * fused multiply-adds, or reading as many bytes — is measured in the same run. bench/compare.py puts other libraries
  * beside it. */
+#include <errno.h>
 #include <math.h>
 #include <spawn.h>
 #include <stdlib.h>
@@ -47,7 +48,7 @@ const cli_command cli_bench = {
     .summary = "time everyday work, and say which part of the machine's limit it reaches",
     .usage = "bench [WORK…] [options]",
     .help = help_text,
-    .accepts = CLI_ALL,
+    .accepts = CLI_ALL & ~CLI_SEED, /* every work has its own seed, so that runs compare */
     .run = run_bench,
 };
 
@@ -249,6 +250,7 @@ static bool run_self(char *const arguments[], char *output, size_t size, double 
                    posix_spawn(&child, "/proc/self/exe", &files, NULL, arguments, environ) == 0;
     posix_spawn_file_actions_destroy(&files);
     close(ends[1]);
+    if (started) cli_child_begin(child);
     size_t have = 0;
     for (ssize_t n = 1; started && n > 0;) {
         if (have + 1 >= size) have = 0; /* what is looked for stands at the end */
@@ -257,15 +259,16 @@ static bool run_self(char *const arguments[], char *output, size_t size, double 
     }
     output[have] = 0;
     close(ends[0]);
-    if (!started || waitpid(child, &status, 0) != child) return false;
+    bool ended = started && waitpid(child, &status, 0) == child;
+    cli_child_end();
+    if (!ended) return false;
     *seconds = cli_now() - begun;
     return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
 static int cannot(const char *what) {
-    fprintf(stderr, "trunnion bench: %s could not be measured: this command could not be run from /proc/self/exe\n",
-            what);
-    return CLI_FAILED;
+    return cli_fail(TN_ERR_INTERNAL, "%s could not be measured: this command could not be run from /proc/self/exe",
+                    what);
 }
 
 static int run_start(bench *b, const char *name) {
@@ -393,12 +396,18 @@ static int unknown_work(const char *name) {
 }
 
 static int run_bench(int argc, char **argv) {
-    bench b = {.json = {.out = stdout}, .seconds = WORK_SECONDS};
+    bench b = {.json = {.out = stdout}, .seconds = -1};
     int status = CLI_USAGE;
     int at = cli_parse(&cli_bench, argc, argv, &b.common, options, "", take_option, &b, &status);
     if (at < 0) return status;
     for (int i = at; i < argc; i++)
         if (count_matches(argv[i]) == 0) return unknown_work(argv[i]);
+    if (b.folder && (b.profile || b.seconds >= 0))
+        return cli_wrong_usage(&cli_bench, "--save does not time, so --%s has no effect; leave one of them out",
+                               b.profile ? "profile" : "seconds");
+    if (b.seconds < 0) b.seconds = WORK_SECONDS;
+    if (b.folder && mkdir(b.folder, 0777) != 0 && errno != EEXIST)
+        return cli_fail(TN_ERR_IO, "cannot make the folder '%s': %s", b.folder, strerror(errno));
     tn_device *device = cli_open_device(&b.common, &status);
     if (!device) return status;
     if (b.common.json) {
@@ -409,6 +418,7 @@ static int run_bench(int argc, char **argv) {
     if (b.common.json) {
         cli_json_end(&b.json, ']');
         cli_json_int(&b.json, "peak_bytes", cli_peak_bytes());
+        if (code != CLI_OK) cli_json_error(&b.json);
         cli_json_end(&b.json, '}');
     }
     tn_device_close(device);

@@ -122,17 +122,16 @@ static int certify_on(certify_run *r, tn_device *device) {
     cli_progress_begin(&r->progress, "certify", "operations", 0);
     tn_status status = tn_certify(device, &r->o, &counts);
     cli_progress_end(&r->progress);
+    int code = status == TN_OK ? CLI_OK : cli_failed();
     if (r->common.json) {
         cli_json_end(&r->json, '}');
         cli_json_int(&r->json, "passed", counts.passed);
         cli_json_int(&r->json, "failed", counts.failed);
         cli_json_int(&r->json, "skipped", counts.skipped);
+        if (code != CLI_OK) cli_json_error(&r->json);
         cli_json_end(&r->json, '}');
     }
-    if (status != TN_OK) {
-        int code = cli_failed();
-        return status == TN_ERR_ARGUMENT ? CLI_USAGE : code; /* a name that no operation has */
-    }
+    if (status != TN_OK) return status == TN_ERR_ARGUMENT ? CLI_USAGE : code; /* a name that no operation has */
     if (!r->common.json) put_counts(r, &info, &counts);
     return counts.failed || broken || (r->all && counts.skipped) ? CLI_FAILED : CLI_OK;
 }

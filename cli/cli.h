@@ -2,7 +2,8 @@
  *
  * A subcommand is one file with one cli_command, and one line in main.c's table. It writes its result to standard
  * output (with --json: one JSON object and nothing else), everything else to standard error, and returns 0 for
- * success, 1 when the work failed, 2 for wrong usage. The command uses the public headers alone. */
+ * success, 1 when the work failed, 2 for wrong usage, 128 + N when signal N stopped it. The command uses the public
+ * headers alone. */
 #ifndef TRUNNION_CLI_H
 #define TRUNNION_CLI_H
 
@@ -24,13 +25,58 @@ typedef struct cli_command {
     int (*run)(int argc, char **argv); /* argv[0] is the subcommand's name */
 } cli_command;
 
+void cli_help(const cli_command *c, FILE *to);
+
+/* ---- failures (failure.c) ---------------------------------------------------------------------------------------- */
+
 /* Prints to standard error: "trunnion CMD: text" and where help is. Returns CLI_USAGE. */
 int cli_wrong_usage(const cli_command *c, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* Prints "trunnion: error: text of the library's last failure" to standard error. Returns CLI_FAILED. */
 int cli_failed(void);
+/* The same with another text. */
+int cli_fail(tn_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-void cli_help(const cli_command *c, FILE *to);
+/* Keeps a failure that was printed already for the JSON object; the first one counts. advice: what to do, NULL: what
+ * stands behind the last semicolon. */
+void cli_note_failure(const char *code, const char *text, const char *advice);
+typedef struct cli_json cli_json;
+void cli_json_error(cli_json *j); /* the member `error`, of the failure that was reported */
+/* At the end of the command: with --json prints {"error": …} for a status that is not CLI_OK, if no JSON was written. */
+void cli_failure_end(bool json, int status);
+
+/* ---- signals (signals.c) ----------------------------------------------------------------------------------------- */
+
+void cli_signals_begin(void);
+void cli_signals_json(void); /* with --json: a signal that ends the process prints {"error": …} */
+/* Between these two a signal does not end the process: the work asks cli_stopped(), keeps what it has, and its
+ * subcommand returns cli_stop_status(), which is 130 for SIGINT and 143 for SIGTERM. */
+void cli_stop_begin(void);
+void cli_stop_end(void);
+bool cli_stopped(void);
+int cli_stop_status(void);
+const char *cli_stop_signal(void); /* "SIGTERM" */
+/* A child process that a signal ends too. */
+void cli_child_begin(int pid);
+void cli_child_end(void);
+/* A file that a signal removes. Returns its entry, -1 if there is no room. */
+int cli_temporary_begin(const char *path);
+void cli_temporary_end(int entry);
+
+/* ---- files that appear whole or not at all (output.c) ------------------------------------------------------------ */
+
+enum { CLI_PATH = 4096 };
+typedef struct cli_output {
+    FILE *file;       /* to write to */
+    const char *path; /* as given; lives as long */
+    char target[CLI_PATH], temporary[CLI_PATH];
+    int entry;
+} cli_output;
+
+/* Failures are the library's last error. After begin succeeded: commit or abandon, once. */
+tn_status cli_output_begin(cli_output *o, const char *path);
+tn_status cli_output_commit(cli_output *o); /* removes the temporary file where it fails */
+void cli_output_abandon(cli_output *o);
 
 /* ---- common options (options.c) ---------------------------------------------------------------------------------- */
 
@@ -78,7 +124,6 @@ tn_device *cli_open_device(const cli_options *o, int *code);
 /* The same, and hands out all that was looked at. */
 tn_device *cli_choose_device(const cli_options *o, tn_selection *s, int *code);
 
-typedef struct cli_json cli_json;
 /* The member `fallback`: devices that were passed over (s may be NULL), and what the host computed for the chosen
  * one. */
 void cli_json_fallback(cli_json *j, const tn_selection *s, const tn_device *device);
@@ -104,6 +149,8 @@ struct cli_json {
     int depth;
     bool used[32]; /* a level has items already */
 };
+
+extern bool cli_json_begun; /* an object was begun on standard output */
 
 void cli_json_object(cli_json *j, const char *key);
 void cli_json_array(cli_json *j, const char *key);

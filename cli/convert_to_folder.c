@@ -72,30 +72,21 @@ static int64_t special(const folder_writer *f, const char *which) {
 
 /* ---- files ------------------------------------------------------------------------------------------------------- */
 
-static tn_status put_file(folder_writer *f, const char *path, void (*put)(folder_writer *f)) {
-    FILE *out = fopen(path, "wb");
-    if (!out) return tn_backend_fail(TN_ERR_IO, "cannot write '%s': %s", path, strerror(errno));
-    f->j = (cli_json){.out = out};
+static tn_status write_file(folder_writer *f, const char *name, void (*put)(folder_writer *f)) {
+    char path[PATH_SIZE];
+    cli_output out;
+    if (snprintf(path, sizeof path, "%s/%s", f->folder, name) >= PATH_SIZE)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "'%s' is too long a path", f->folder);
+    tn_status status = cli_output_begin(&out, path);
+    if (status != TN_OK) return status;
+    f->j = (cli_json){.out = out.file};
     f->no_memory = false;
     cli_json_object(&f->j, NULL);
     put(f);
     cli_json_end(&f->j, '}');
-    bool bad = ferror(out) != 0;
-    if (fclose(out) != 0 || bad) return tn_backend_fail(TN_ERR_IO, "writing '%s': %s", path, strerror(errno));
-    return f->no_memory ? tn_backend_fail(TN_ERR_MEMORY, "no memory for what '%s' is to hold", path) : TN_OK;
-}
-
-/* What was there under the name stays until the new file is whole. */
-static tn_status write_file(folder_writer *f, const char *name, void (*put)(folder_writer *f)) {
-    char path[PATH_SIZE], part[PATH_SIZE];
-    if (snprintf(path, sizeof path, "%s/%s", f->folder, name) >= PATH_SIZE ||
-        snprintf(part, sizeof part, "%s/.%s.part", f->folder, name) >= PATH_SIZE)
-        return tn_backend_fail(TN_ERR_ARGUMENT, "'%s' is too long a path", f->folder);
-    tn_status status = put_file(f, part, put);
-    if (status == TN_OK && rename(part, path) != 0)
-        status = tn_backend_fail(TN_ERR_IO, "cannot write '%s': %s", path, strerror(errno));
-    if (status != TN_OK) remove(part);
-    return status;
+    if (!f->no_memory) return cli_output_commit(&out);
+    cli_output_abandon(&out);
+    return tn_backend_fail(TN_ERR_MEMORY, "no memory for what '%s' is to hold", path);
 }
 
 /* ---- kinds of tokenizers ----------------------------------------------------------------------------------------- */

@@ -18,6 +18,7 @@ typedef struct network {
     explain_speeds speeds;
     explain_phase phase;
     int64_t peak_bytes;
+    bool ran; /* failures come from the network itself */
 } network;
 
 static void free_values(tn_onnx_value **values, int count) {
@@ -30,6 +31,7 @@ static void free_values(tn_onnx_value **values, int count) {
 static tn_status run_network(void *ctx) {
     network *n = ctx;
     tn_status status = TN_OK;
+    n->ran = true;
     for (int i = 0; i < RUNS && status == TN_OK; i++) {
         free_values(n->out, tn_onnx_output_count(n->model));
         status = tn_onnx_run(n->model, n->in, n->out);
@@ -92,7 +94,7 @@ int explain_network(const cli_options *o, explain_wishes *w, const char *path) {
     if (!n.device) return code;
     tn_manual_seed(o->seed);
     code = explain(&n, w, o->seed, path) == TN_OK ? CLI_OK : cli_failed();
-    if (code != CLI_OK) onnx_tell_guess(&w->dims);
+    if (code != CLI_OK && n.ran) onnx_tell_guess(&w->dims);
     if (code == CLI_OK && o->json) put_json(&n);
     if (code == CLI_OK && !o->json) put_text(&n, path, o->verbose);
     explain_phase_free(&n.phase);

@@ -1,12 +1,13 @@
-/* generate.c — `trunnion generate`: a language model goes on with a text, token by token as it is made.
+/* generate.c — `trunnion generate`: a language model continues a text, and shows each token as it is computed.
  *
- * The text goes to standard output, what there is to say about it to standard error. Loading, planning and packing come
- * before the clock starts; the two speeds are those of the prompt and of the tokens behind it. */
+ * The text goes to standard output, notes to standard error. Loading, planning and packing come before the clock starts;
+ * the two speeds are those of the prompt and of the generated tokens. */
 #include <errno.h>
 #include <inttypes.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "cli.h"
 #include "commands.h"
@@ -28,32 +29,42 @@ enum {
     OPT_IDS,
     OPT_CACHE
 };
-enum { DEFAULT_TOKENS = 128 };
+enum { DEFAULT_TOKENS = 128, NOT_GIVEN = -1 };
 
 static int run(int argc, char **argv);
 
 const cli_command cli_generate = {
     .name = "generate",
-    .summary = "let a language model go on with a text, or answer it",
+    .summary = "continue a text with a language model, or answer a chat message",
     .usage = "generate -m MODEL -p TEXT [-n N] [options]",
-    .help = "  -m, --model MODEL     a GGUF file, or a folder as Hugging Face has them\n"
-            "  -p, --prompt TEXT     what to go on with; - reads standard input\n"
+    .help = "  -m, --model MODEL     a GGUF file, or a Hugging Face model folder\n"
+            "  -p, --prompt TEXT     the prompt; - reads standard input\n"
             "  -n, --tokens N        how many tokens at most (default 128)\n"
-            "      --chat            TEXT is what somebody says, and the model answers (its own chat template)\n"
-            "      --system TEXT     with --chat: what the model is told before\n"
-            "      --greedy          always the likeliest token; else one is drawn:\n"
-            "      --temperature X   below 1 likelier tokens more often (default 0.8)\n"
-            "      --top-k N         only from the N likeliest, 0: all (default 40)\n"
-            "      --top-p X         only from the fewest that are together this likely (default 0.95)\n"
-            "      --min-p X         only from those at least X times as likely as the likeliest (default 0.05)\n"
-            "      --repeat-penalty X   makes the latest 64 tokens less likely (default 1: does not)\n"
-            "      --ids IDS         instead of -p: the prompt's token ids; what comes out is ids too\n"
-            "      --context N       tokens that prompt and answer may have together (default: what they need)\n"
-            "      --cache TYPE      how keys and values are kept: f16, bf16 or f32 (default f16)\n"
-            "      --json            text, prompt_ids[], ids[], prompt_tokens_per_second, tokens_per_second, device,\n"
-            "                        fallback[], load_seconds, weights_bytes, cache_bytes, seed, stopped\n"
+            "      --chat            TEXT is a user's message; uses the model's chat template\n"
+            "      --system TEXT     system prompt, with --chat\n"
+            "      --greedy          always take the most probable token; no sampling\n"
+            "      --temperature X   sampling temperature; lower is more predictable\n"
+            "                        (default 0.8)\n"
+            "      --top-k N         sample from the N most probable tokens, 0: all\n"
+            "                        (default 40)\n"
+            "      --top-p X         nucleus sampling: smallest set of tokens with total\n"
+            "                        probability X (default 0.95)\n"
+            "      --min-p X         drop tokens less than X times as probable as the best\n"
+            "                        (default 0.05)\n"
+            "      --repeat-penalty X  penalty for the last 64 tokens (default 1: none)\n"
+            "      --ids IDS         the prompt as token ids, instead of -p; prints ids\n"
+            "      --context N       context length, prompt and answer together (default:\n"
+            "                        as long as they need)\n"
+            "      --cache TYPE      type of the key/value cache: f16, bf16 or f32\n"
+            "                        (default f16)\n"
+            "      --seed N          seed of the sampling (default: a random one, shown)\n"
+            "      --json            text, prompt_ids[], ids[], prompt_tokens_per_second,\n"
+            "                        tokens_per_second, device, fallback[], load_seconds,\n"
+            "                        weights_bytes, cache_bytes, context, seed,\n"
+            "                        stopped (end, length, cancelled)\n"
             "\n"
-            "The same seed gives the same text, on any number of threads.\n"
+            "The same seed gives the same text, on any number of threads. Ctrl-C stops the\n"
+            "generation and prints what there is; the exit status is then 130 (SIGTERM: 143).\n"
             "\n"
             "examples:\n"
             "  trunnion generate -m model.gguf --chat -p 'Why is the sky blue?'\n"
@@ -85,7 +96,8 @@ typedef struct request {
     cli_options common;
     const char *model, *prompt, *ids, *system;
     int64_t tokens, context; /* context 0: not given */
-    bool chat, greedy;
+    bool chat, greedy, limited; /* limited: to DEFAULT_TOKENS */
+    const char *sampled; /* an option of sampling that was given; NULL: none */
     tn_llm_cache cache;
     tn_sampler_options sampling;
 } request;
@@ -106,7 +118,8 @@ typedef struct work {
     tn_text_stream stream;
     double load_seconds, prompt_seconds, token_seconds;
     int64_t steps; /* tokens behind the prompt that were computed */
-    const char *stopped;
+    const char *stopped; /* "end", "length" or "cancelled" */
+    bool full;           /* length: the context's, not that of -n */
 } work;
 
 /* ---- options ----------------------------------------------------------------------------------------------------- */
@@ -125,6 +138,8 @@ static bool take(void *ctx, int val, const char *arg) {
     tn_sampler_options *s = &r->sampling;
     int64_t n = 0;
     bool good = true;
+    for (const struct option *o = options; o->name; o++)
+        if (o->val == val && val >= OPT_TEMPERATURE && val <= OPT_MIN_P) r->sampled = o->name;
     switch (val) {
     case 'm': r->model = arg; break;
     case 'p': r->prompt = arg; break;
@@ -186,7 +201,7 @@ static tn_status encode_prompt(work *w, const tn_bytes *given) {
         return tn_tokenizer_encode(w->tokenizer, given->data, given->size, TN_ENCODE_SPECIAL | TN_ENCODE_ENDS,
                                    &w->prompt);
     if (strlen(given->data) != given->size)
-        return tn_backend_fail(TN_ERR_ARGUMENT, "what is said holds a byte of value zero, which no text has");
+        return tn_backend_fail(TN_ERR_ARGUMENT, "the prompt contains a NUL byte, which chat templates do not take");
     tn_bytes rendered = {0};
     tn_status status = make_chat(w, given->data, &rendered);
     if (status == TN_OK)
@@ -203,7 +218,7 @@ static tn_status make_prompt(work *w) {
     bool empty = given.size == 0;
     tn_bytes_free(&given);
     if (status != TN_OK || w->prompt.count > 0) return status;
-    if (empty) return tn_backend_fail(TN_ERR_ARGUMENT, "the prompt is empty; a model goes on with something");
+    if (empty) return tn_backend_fail(TN_ERR_ARGUMENT, "the prompt is empty");
     return tn_backend_fail(TN_ERR_FORMAT,
                            "'%s': the vocabulary, from byte %" PRId64 " on, spells nothing of the prompt",
                            w->asked->model, w->vocabulary_place);
@@ -266,13 +281,6 @@ static tn_status load(work *w) {
 
 /* ---- generating -------------------------------------------------------------------------------------------------- */
 
-static volatile sig_atomic_t interrupted;
-
-static void on_interrupt(int number) {
-    interrupted = 1;
-    signal(number, SIG_DFL); /* a second one ends the process */
-}
-
 /* Writes what can be written by now. */
 static void show(work *w) {
     if (w->asked->common.json) return;
@@ -320,15 +328,12 @@ static tn_status run_tokens(work *w, const float *logits) {
         int32_t id = 0;
         status = tn_sampler_pick(w->sampler, logits, (int32_t)w->facts.vocabulary, &id);
         if (status == TN_OK && ends(w, id)) w->stopped = "end";
-        if (interrupted) w->stopped = "interrupt";
-        if (ferror(stdout)) w->stopped = "output"; /* main.c says so */
+        if (cli_stopped() || ferror(stdout)) w->stopped = "cancelled"; /* main.c reports what standard output has */
         if (status != TN_OK || strcmp(w->stopped, "length") != 0) break;
         status = add_token(w, id);
         if ((int64_t)w->ids.count == w->asked->tokens) break;
-        if (tn_llm_position(w->model) == w->facts.context) {
-            w->stopped = "context";
-            break;
-        }
+        w->full = tn_llm_position(w->model) == w->facts.context;
+        if (w->full) break;
         if (status == TN_OK) status = tn_llm_step(w->model, id, &logits);
         if (status != TN_OK) break;
         w->steps++;
@@ -339,12 +344,12 @@ static tn_status run_tokens(work *w, const float *logits) {
 
 static tn_status generate(work *w) {
     const float *logits = NULL;
-    signal(SIGINT, on_interrupt);
     tn_status status = run_prompt(w, &logits);
+    cli_stop_begin(); /* from here on there is a text to keep */
     if (status == TN_OK) status = run_tokens(w, logits);
     if (status == TN_OK) status = tn_tokenizer_stream_end(&w->stream, &w->text);
     if (status == TN_OK) show(w);
-    signal(SIGINT, SIG_DFL);
+    cli_stop_end();
     return status;
 }
 
@@ -373,12 +378,22 @@ static void tell(const work *w) {
     put_why(why, sizeof why, w);
     printf("\n");
     fflush(stdout);
-    cli_print(stderr, "\n[prompt: %zu tokens, %.1f/s — generation: %zu tokens, %.1f/s — %s, %s, %d threads; %s]\n",
+    cli_print(stderr, "\n[prompt: %zu tokens, %.1f/s — generation: %zu tokens, %.1f/s — %s, %s, %d threads; %s",
               w->prompt.count, prompt_rate(w), w->ids.count, token_rate(w), info.id, info.name, info.threads, why);
-    if (strcmp(w->stopped, "context") == 0)
+    if (!w->asked->greedy) cli_print(stderr, "; seed %" PRIu64, w->asked->sampling.seed);
+    cli_print(stderr, "]\n");
+}
+
+/* Why a text ends before its end; also with --json, whose reader may not look at `stopped`. */
+static void tell_cut(const work *w) {
+    if (w->full)
         cli_print(stderr, "trunnion: the context of %" PRId64 " tokens is full; %s\n", w->facts.context,
                   w->facts.context < w->facts.trained_context ? "--context N makes it longer"
                                                               : "the model was trained for no more");
+    else if (w->asked->limited && strcmp(w->stopped, "length") == 0)
+        cli_print(stderr, "trunnion: cut after %d tokens, the default limit; -n N sets another one\n", DEFAULT_TOKENS);
+    else if (cli_stopped())
+        cli_print(stderr, "trunnion: stopped by %s after %zu tokens\n", cli_stop_signal(), w->ids.count);
 }
 
 static void put_json(const work *w) {
@@ -420,16 +435,26 @@ static int work_on(const request *r) {
     if (!w.device) return result;
     tn_status status = load(&w);
     if (status == TN_OK) status = generate(&w);
-    if (status == TN_OK && r->common.json) put_json(&w);
-    if (status == TN_OK && !r->common.json) tell(&w);
+    if (status == TN_OK) (r->common.json ? put_json : tell)(&w);
+    if (status == TN_OK) tell_cut(&w);
+    if (cli_stopped()) result = cli_stop_status();
     if (status != TN_OK) result = cli_failed();
     finish(&w);
     return result;
 }
 
+/* 32 bits: short enough to be typed again. */
+static uint64_t random_seed(void) {
+    uint32_t seed;
+    if (getentropy(&seed, sizeof seed) == 0) return seed;
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    return (uint32_t)(t.tv_nsec ^ t.tv_sec);
+}
+
 static int run(int argc, char **argv) {
     request r = {
-        .tokens = DEFAULT_TOKENS,
+        .tokens = NOT_GIVEN,
         .sampling = {.struct_size = sizeof r.sampling, .temperature = 0.8, .top_k = 40, .top_p = 0.95, .min_p = 0.05}};
     int status, at = cli_parse(&cli_generate, argc, argv, &r.common, options, "m:p:n:", take, &r, &status);
     if (at < 0) return status;
@@ -438,8 +463,13 @@ static int run(int argc, char **argv) {
     if (!r.prompt == !r.ids)
         return cli_wrong_usage(&cli_generate, "which text? Give it with -p; -p - reads standard input. Or its --ids");
     if (r.chat && r.ids) return cli_wrong_usage(&cli_generate, "--chat needs a text");
-    if (r.system && !r.chat) return cli_wrong_usage(&cli_generate, "--system has a meaning with --chat alone");
+    if (r.system && !r.chat) return cli_wrong_usage(&cli_generate, "--system requires --chat");
+    if (r.greedy && (r.sampled || r.common.seed_given))
+        return cli_wrong_usage(&cli_generate, "--greedy does not sample, so --%s has no effect; leave one of them out",
+                               r.sampled ? r.sampled : "seed");
+    r.limited = r.tokens == NOT_GIVEN;
+    if (r.limited) r.tokens = DEFAULT_TOKENS;
     if (r.greedy) r.sampling.temperature = 0;
-    r.sampling.seed = r.common.seed;
+    r.sampling.seed = r.common.seed_given || r.greedy ? r.common.seed : random_seed();
     return work_on(&r);
 }

@@ -159,8 +159,13 @@ tn_status image_tensor(const image *picture, const image_options *o, const int64
     if (!find_places(shape, rank, &at))
         return tn_backend_fail(TN_ERR_SHAPE, "the input takes no picture: its extents are not [1, 3, height, width] or "
                                              "[1, height, width, 3]");
-    int64_t height = shape[at.row] > 0 ? shape[at.row] : picture->height;
-    int64_t width = shape[at.column] > 0 ? shape[at.column] : picture->width, full[4] = {1, 1, 1, 1};
+    int64_t height = shape[at.row], width = shape[at.column], full[4] = {1, 1, 1, 1};
+    if (o->size[0] && ((height > 0 && height != o->size[0]) || (width > 0 && width != o->size[1])))
+        return tn_backend_fail(TN_ERR_SHAPE, "--size %lldx%lld: the input's size is fixed (height %lld, width %lld; -1 is "
+                               "open); leave --size out",
+                               (long long)o->size[0], (long long)o->size[1], (long long)height, (long long)width);
+    if (height <= 0) height = o->size[0] ? o->size[0] : picture->height;
+    if (width <= 0) width = o->size[1] ? o->size[1] : picture->width;
     full[at.channel] = at.count;
     full[at.row] = height;
     full[at.column] = width;

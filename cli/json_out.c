@@ -54,7 +54,10 @@ static void begin_value(cli_json *j, const char *key) {
     fputs(": ", j->out);
 }
 
+bool cli_json_begun;
+
 static void open_level(cli_json *j, const char *key, char opening) {
+    cli_json_begun |= j->out == stdout;
     begin_value(j, key);
     fputc(opening, j->out);
     if (j->depth < DEEPEST) j->depth++;

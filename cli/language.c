@@ -83,8 +83,10 @@ static tn_status read_all(FILE *f, const char *path, tn_bytes *out) {
     char part[65536];
     size_t n;
     tn_status status = tn_bytes_append(out, "", 0);
-    while (status == TN_OK && (n = fread(part, 1, sizeof part, f)) > 0)
+    while (status == TN_OK && !feof(f) && !ferror(f)) { /* a terminal's end of file comes once, behind a short read */
+        n = fread(part, 1, sizeof part, f);
         status = tn_bytes_append(out, part, n);
+    }
     if (status != TN_OK) return status;
     return ferror(f) ? tn_backend_fail(TN_ERR_IO, "reading '%s': %s", path, strerror(errno)) : TN_OK;
 }

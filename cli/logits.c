@@ -8,6 +8,7 @@
 
 #include "commands.h"
 #include "language.h"
+#include "npy.h"
 #include "trunnion/backend.h"
 #include "trunnion/llm.h"
 
@@ -65,19 +66,7 @@ static tn_status read_ids(const tn_tokenizer *t, const wishes *w, tn_ids *ids) {
     return status;
 }
 
-/* ---- NumPy's format, version 1.0: magic, version, length of the header, a Python dict, the numbers --------------- */
-
-enum { NPY_FIXED = 10, NPY_ALIGNMENT = 64 };
-
-static bool put_header(FILE *f, int64_t rows, int64_t columns) {
-    char text[192];
-    int length = snprintf(text, sizeof text, "{'descr': '<f4', 'fortran_order': False, 'shape': (%lld, %lld), }",
-                          (long long)rows, (long long)columns);
-    int padded = (NPY_FIXED + length + 1 + NPY_ALIGNMENT - 1) / NPY_ALIGNMENT * NPY_ALIGNMENT - NPY_FIXED;
-    const unsigned char fixed[NPY_FIXED] = {
-        0x93, 'N', 'U', 'M', 'P', 'Y', 1, 0, (unsigned char)(padded & 255), (unsigned char)(padded >> 8)};
-    return fwrite(fixed, 1, sizeof fixed, f) == sizeof fixed && fprintf(f, "%-*s\n", padded - 1, text) == padded;
-}
+/* ---- the file ---------------------------------------------------------------------------------------------------- */
 
 /* The format is little-endian. */
 static void to_file_order(float *values, int64_t count) {
@@ -97,11 +86,11 @@ static void to_file_order(float *values, int64_t count) {
 }
 
 static tn_status write_error(const char *path) {
-    return tn_backend_fail(TN_ERR_IO, "writing '%s': %s", path, strerror(errno));
+    return tn_backend_fail(TN_ERR_IO, "cannot write '%s': %s", path, strerror(errno));
 }
 
 static tn_status write_rows(tn_llm *m, const tn_ids *ids, int64_t vocabulary, float *room, FILE *f, const char *path) {
-    if (!put_header(f, (int64_t)ids->count, vocabulary)) return write_error(path);
+    if (!npy_write_header(f, (int64_t[]){(int64_t)ids->count, vocabulary}, 2, TN_F32)) return write_error(path);
     for (int64_t begin = 0, n; begin < (int64_t)ids->count; begin += n) {
         n = (int64_t)ids->count - begin < PIECE ? (int64_t)ids->count - begin : PIECE;
         tn_status status = tn_llm_logits(m, ids->data + begin, n, room);
@@ -113,15 +102,6 @@ static tn_status write_rows(tn_llm *m, const tn_ids *ids, int64_t vocabulary, fl
     return TN_OK;
 }
 
-/* Closes the file, and removes it when it is a plain one and `status` says that it is not whole. */
-static tn_status close_file(FILE *f, const char *path, tn_status status) {
-    struct stat facts;
-    bool plain = fstat(fileno(f), &facts) == 0 && S_ISREG(facts.st_mode);
-    if (fclose(f) != 0 && status == TN_OK) status = write_error(path);
-    if (status != TN_OK && plain) remove(path);
-    return status;
-}
-
 /* The model's pages come from its file while it runs. */
 static bool is_the_model(const char *path, const char *model) {
     struct stat a, b;
@@ -131,12 +111,15 @@ static bool is_the_model(const char *path, const char *model) {
 static tn_status write_file(tn_llm *m, const tn_ids *ids, int64_t vocabulary, const char *path) {
     float *room = malloc((size_t)vocabulary * PIECE * sizeof *room);
     if (!room) return tn_backend_fail(TN_ERR_MEMORY, "no memory for the logits of %d tokens", PIECE);
-    FILE *f = fopen(path, "wb");
-    if (!f) {
-        free(room);
-        return tn_backend_fail(TN_ERR_IO, "cannot write '%s': %s", path, strerror(errno));
+    cli_output out;
+    tn_status status = cli_output_begin(&out, path);
+    if (status == TN_OK) {
+        status = write_rows(m, ids, vocabulary, room, out.file, path);
+        if (status == TN_OK)
+            status = cli_output_commit(&out);
+        else
+            cli_output_abandon(&out);
     }
-    tn_status status = close_file(f, path, write_rows(m, ids, vocabulary, room, f, path));
     free(room);
     return status;
 }
@@ -201,6 +184,7 @@ static int run(int argc, char **argv) {
     if (first < 0) return status;
     if (!w.model) return cli_wrong_usage(&cli_logits, "which model? Give its GGUF file or folder with -m");
     if (!w.prompt == !w.ids) return cli_wrong_usage(&cli_logits, "which prompt? Give it with -p, or its --ids");
+    if (w.ids && w.no_special) return cli_wrong_usage(&cli_logits, "--no-special has no effect with --ids");
     if (!w.output) return cli_wrong_usage(&cli_logits, "which file shall it write? Give its name with -o");
     if (first < argc)
         return cli_wrong_usage(&cli_logits, "\"%s\" belongs to no option; put a prompt in quotes", argv[first]);

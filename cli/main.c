@@ -1,8 +1,6 @@
 /* main.c — the command `trunnion`: finds the subcommand and runs it.
  *
  * A subcommand is one line of the table below and one file. */
-#include <signal.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,29 +19,12 @@ static void print_overview(FILE *to) {
         fprintf(to, "  %-12s %s\n", commands[i]->name, commands[i]->summary);
     fprintf(to, "  %-12s %s\n", "help CMD", "what a command does, with examples");
     cli_common_help(NULL, to);
-    fprintf(to, "\nexit status: 0 success, 1 the work failed, 2 wrong usage\n");
+    fprintf(to, "\nexit status: 0 success, 1 the work failed, 2 wrong usage, 130 and 143 stopped by\nSIGINT (Ctrl-C) and SIGTERM\n");
 }
 
 void cli_help(const cli_command *c, FILE *to) {
     cli_print(to, "usage: trunnion %s\n\n%s\n\n%s", c->usage, c->summary, c->help);
     cli_common_help(c, to);
-}
-
-int cli_wrong_usage(const cli_command *c, const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    fprintf(stderr, "trunnion%s%s: ", c ? " " : "", c ? c->name : "");
-    vfprintf(stderr, format, args);
-    fprintf(stderr, "\n  see: trunnion help%s%s\n", c ? " " : "", c ? c->name : "");
-    va_end(args);
-    return CLI_USAGE;
-}
-
-int cli_failed(void) {
-    char text[1200];
-    snprintf(text, sizeof text, "trunnion: error: %s", tn_error());
-    cli_put_wrapped(stderr, text, 2);
-    return CLI_FAILED;
 }
 
 static const cli_command *find_command(const char *name) {
@@ -111,16 +92,23 @@ static int run_help(const char *name) {
 }
 
 /* What was written has to have arrived: a full disk or a closed pipe is a failure like another. */
-static int finish(int status) {
+static int finish(int status, bool json) {
+    cli_failure_end(json, status);
     if (fflush(stdout) == 0 && !ferror(stdout)) return status;
     perror("trunnion: writing to standard output");
     return status ? status : CLI_FAILED;
 }
 
+/* Before the options are parsed: what is wrong with them is told as JSON too. */
+static bool asks_for_json(const cli_command *c, int argc, char **argv) {
+    for (int i = 0; i < argc && strcmp(argv[i], "--") != 0; i++)
+        if (c->accepts & CLI_JSON && !strcmp(argv[i], "--json")) return true;
+    return false;
+}
+
 int main(int argc, char **argv) {
     const char *name = argc > 1 ? argv[1] : NULL;
-    signal(SIGCHLD,
-           SIG_DFL); /* if the caller ignores it, so would this process, and not learn how its children ended */
+    cli_signals_begin();
     setenv("XDG_RUNTIME_DIR", "/nowhere", 0); /* without one, Mesa's Vulkan complains on standard error */
     if (!name) {
         print_overview(stderr);
@@ -128,11 +116,13 @@ int main(int argc, char **argv) {
     }
     if (!strcmp(name, "--version") || !strcmp(name, "version")) {
         printf("trunnion %s\n", tn_version());
-        return finish(CLI_OK);
+        return finish(CLI_OK, false);
     }
     if (!strcmp(name, "help") || !strcmp(name, "--help") || !strcmp(name, "-h"))
-        return finish(run_help(argc > 2 ? argv[2] : NULL));
+        return finish(run_help(argc > 2 ? argv[2] : NULL), false);
     const cli_command *c = find_command(name);
     if (!c) return unknown_command(name);
-    return finish(c->run(argc - 1, argv + 1));
+    bool json = asks_for_json(c, argc - 2, argv + 2);
+    if (json) cli_signals_json();
+    return finish(c->run(argc - 1, argv + 1), json);
 }

@@ -223,6 +223,11 @@ bool npz_next(const unsigned char *bytes, size_t size, size_t *at, npz_member *o
     return true;
 }
 
+bool npz_is_end(const unsigned char *bytes, size_t size, size_t at) {
+    return at <= size && size - at >= 4 &&
+           (memcmp(bytes + at, "PK\1\2", 4) == 0 || memcmp(bytes + at, "PK\5\6", 4) == 0);
+}
+
 /* CRC-32 as zip has it (ISO 3309: polynomial 0x04c11db7, bits turned), four bits at a time. */
 static uint32_t crc_of(const unsigned char *bytes, size_t size) {
     uint32_t table[16], crc = ~(uint32_t)0;
@@ -290,45 +295,38 @@ tn_status npz_decode(const npz_member *m, tn_tensor **out) {
 
 /* ---- writing ----------------------------------------------------------------------------------------------------- */
 
-static bool put(FILE *f, const tn_tensor *t, const void *numbers, size_t bytes) {
+bool npy_write_header(FILE *f, const int64_t *shape, int rank, tn_dtype dtype) {
     char header[512] = "";
-    int n = 0, rank = tn_rank(t);
+    int n = 0;
     const char *type = "f4";
     for (int i = 0; i < TYPES; i++)
-        if (types[i].dtype == tn_dtype_of(t)) type = types[i].name;
+        if (types[i].dtype == dtype) type = types[i].name;
     n += snprintf(header, sizeof header, "{'descr': '%c%s', 'fortran_order': False, 'shape': (",
                   type[1] == '1' ? '|' : '<', type);
     for (int d = 0; d < rank; d++)
-        n += snprintf(header + n, sizeof header - (size_t)n, "%lld,%s", (long long)tn_shape(t)[d],
-                      d + 1 < rank ? " " : "");
+        n += snprintf(header + n, sizeof header - (size_t)n, "%lld,%s", (long long)shape[d], d + 1 < rank ? " " : "");
     n += snprintf(header + n, sizeof header - (size_t)n, "), }");
     int padded = (PREFIX + n + 1 + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT - PREFIX;
     const unsigned char prefix[PREFIX] = {
         0x93, 'N', 'U', 'M', 'P', 'Y', 1, 0, (unsigned char)(padded & 255), (unsigned char)(padded >> 8)};
-    return fwrite(prefix, 1, sizeof prefix, f) == sizeof prefix && fprintf(f, "%-*s\n", padded - 1, header) == padded &&
-           fwrite(numbers, 1, bytes, f) == bytes;
+    return fwrite(prefix, 1, sizeof prefix, f) == sizeof prefix && fprintf(f, "%-*s\n", padded - 1, header) == padded;
 }
 
-static tn_status write_numbers(const char *path, const tn_tensor *t) {
+static tn_status write_numbers(FILE *f, const char *path, const tn_tensor *t) {
     size_t bytes = tn_dtype_bytes(tn_dtype_of(t), tn_numel(t));
     void *numbers = malloc(bytes ? bytes : 1);
     if (!numbers) return tn_backend_fail(TN_ERR_MEMORY, "no memory for %zu bytes", bytes);
     tn_status status = tn_read(t, numbers, bytes);
-    FILE *f = status == TN_OK ? fopen(path, "wb") : NULL;
-    bool good = f && put(f, t, numbers, bytes);
-    if (f && fclose(f) != 0) good = false;
-    if (status == TN_OK && !good) {
-        status = tn_backend_fail(TN_ERR_IO, "writing '%s': %s", path, strerror(errno));
-        if (f) remove(path);
-    }
+    bool good = npy_write_header(f, tn_shape(t), tn_rank(t), tn_dtype_of(t)) && fwrite(numbers, 1, bytes, f) == bytes;
+    if (status == TN_OK && !good) status = tn_backend_fail(TN_ERR_IO, "cannot write '%s': %s", path, strerror(errno));
     free(numbers);
     return status;
 }
 
-tn_status npy_write(const char *path, const tn_tensor *t) {
-    if (tn_dtype_of(t) != TN_BF16) return write_numbers(path, t);
+tn_status npy_write(FILE *f, const char *path, const tn_tensor *t) {
+    if (tn_dtype_of(t) != TN_BF16) return write_numbers(f, path, t);
     tn_tensor *wide = tn_cast(t, TN_F32);
-    tn_status status = write_numbers(path, wide);
+    tn_status status = write_numbers(f, path, wide);
     tn_free(wide);
     return status;
 }

@@ -2,6 +2,8 @@
 #ifndef TRUNNION_CLI_NPY_H
 #define TRUNNION_CLI_NPY_H
 
+#include <stdio.h>
+
 #include "trunnion/tensor.h"
 
 /* A file's whole content, freed with free; at most 16 GiB. */
@@ -19,13 +21,17 @@ typedef struct npz_member {
     bool packed;        /* compressed: np.savez_compressed */
 } npz_member;
 bool npz_is(const unsigned char *bytes, size_t size);
-/* The next one; false past the end. *at: 0 before the first. */
+/* The next one; false past the end, or where the file is damaged. *at: 0 before the first. */
 bool npz_next(const unsigned char *bytes, size_t size, size_t *at, npz_member *out);
+/* After the last member: does the archive's directory stand there, as in a file that is whole? */
+bool npz_is_end(const unsigned char *bytes, size_t size, size_t at);
 
 /* The tensor in a member. Errors: TN_ERR_UNSUPPORTED too, for a compressed one where the command has no zlib. */
 tn_status npz_decode(const npz_member *m, tn_tensor **out);
 
-/* Writes t; bf16, which NumPy does not know, as f32. */
-tn_status npy_write(const char *path, const tn_tensor *t);
+/* Writes t to f, which is `path` in messages; bf16, which NumPy does not know, as f32. */
+tn_status npy_write(FILE *f, const char *path, const tn_tensor *t);
+/* The header of an .npy file in f32. */
+bool npy_write_header(FILE *f, const int64_t *shape, int rank, tn_dtype dtype);
 
 #endif

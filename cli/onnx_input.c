@@ -65,9 +65,8 @@ tn_status onnx_dims_are_used(const onnx_dims *dims) {
 }
 
 void onnx_tell_guess(const onnx_dims *dims) {
-    if (!dims->guessed) return;
-    fputs("  open dims of the random inputs were taken as 1; --dim NAME=N gives one an extent (trunnion run -v lists "
-          "them)\n",
+    if (!dims->guessed || (tn_error_code() != TN_ERR_SHAPE && tn_error_code() != TN_ERR_ARGUMENT)) return;
+    fputs("  open dimensions of the random inputs were taken as 1; --dim NAME=N sets one (trunnion run -v lists them)\n",
           stderr);
 }
 

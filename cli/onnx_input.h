@@ -30,7 +30,7 @@ int64_t onnx_extent(void *ctx, const tn_onnx_info *info, int d, int64_t otherwis
 /* An error where a dim was given that no input made at random has. */
 tn_status onnx_dims_are_used(const onnx_dims *dims);
 
-/* After a failure of a run: says on standard error that dims were guessed, if any were. */
+/* After a run failed: if shapes did not fit and open dims were guessed, says so on standard error. */
 void onnx_tell_guess(const onnx_dims *dims);
 
 /* Floats from the normal distribution's middle, whole numbers 0 and 1: a valid index of anything. */

@@ -223,13 +223,14 @@ static int run_some(tests *t, size_t *next) {
         work(t, *next, ends[1]);
     }
     close(ends[1]);
+    if (child > 0) cli_child_begin(child);
     t->device[0] = 0;
     if (child > 0) *next = listen_to(t, *next, ends[0], child, &late);
     close(ends[0]);
-    if (child < 0 || waitpid(child, &state, 0) < 0) {
-        perror("trunnion onnx-test");
-        return CLI_FAILED;
-    }
+    bool ended = child > 0 && waitpid(child, &state, 0) == child;
+    cli_child_end();
+    if (!ended) return cli_fail(TN_ERR_INTERNAL, "no process could be made, or its end was lost: %s", strerror(errno));
+    if (!t->device[0]) cli_note_failure("unavailable", "the device could not be opened", "see: trunnion devices");
     if (!t->device[0]) return WIFEXITED(state) && WEXITSTATUS(state) ? WEXITSTATUS(state) : CLI_FAILED;
     if (*next == t->count) return CLI_OK;
     if (late)
@@ -304,15 +305,16 @@ static int run(int argc, char **argv) {
         good = find_cases(&t, argv[i], 0);
         if (!good || t.count > before || t.filter) continue;
         free_cases(&t);
-        return cli_wrong_usage(&cli_onnx_test, "no case is in \"%s\": there is no model.onnx", argv[i]);
+        return cli_fail(TN_ERR_IO, "no case is in '%s': %s", argv[i],
+                        cli_is_folder(argv[i]) ? "there is no model.onnx" : "there is no such folder");
     }
     int code = CLI_FAILED;
     if (good && t.count == 0)
-        code = cli_wrong_usage(&cli_onnx_test, "no case's name contains \"%s\"", t.filter);
+        code = cli_fail(TN_ERR_ARGUMENT, "no case's name contains \"%s\"", t.filter);
     else if (good)
         code = run_all(&t);
     else
-        fprintf(stderr, "trunnion: error: no memory for the list of cases\n");
+        code = cli_fail(TN_ERR_MEMORY, "no memory for the list of cases");
     free_cases(&t);
     return code;
 }

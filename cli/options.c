@@ -6,7 +6,7 @@
 
 #include "cli.h"
 
-enum { MOST_OWN = 32, FIRST_COMMON = 1000 };
+enum { MOST_OWN = 32, FIRST_COMMON = 1000, MOST_THREADS = 512 /* the library's limit */ };
 enum {
     OPT_JSON = FIRST_COMMON,
     OPT_DEVICE,
@@ -29,26 +29,28 @@ static const struct {
      "  --json                one JSON object on standard output, nothing else there"},
     {{"device", required_argument, NULL, OPT_DEVICE},
      CLI_DEVICE,
-     "  --device NAME         auto, or a name that `trunnion devices` lists: cpu, opencl, cuda:1"},
+     "  --device NAME         auto, or a name from `trunnion devices`: cpu, opencl, cuda:1"},
     {{"strict", no_argument, NULL, OPT_STRICT},
      CLI_DEVICE,
-     "  --strict              fail rather than use another device, for the whole or for one operation"},
+     "  --strict              fail instead of using another device, also for one op"},
     {{"mem", required_argument, NULL, OPT_MEM},
      CLI_DEVICE,
-     "  --mem SIZE            memory that has to be free on the device, as in 6G"},
+     "  --mem SIZE            memory that must be free on the device, as in 6G"},
     {{"threads", required_argument, NULL, OPT_THREADS},
      CLI_THREADS,
-     "  --threads N           threads on the processor, 1 to 4096"},
+     "  --threads N           CPU threads, 1 to 512"},
     {{"library", required_argument, NULL, OPT_LIBRARY},
      CLI_THREADS,
-     "  --library NAMES       products, convolutions by libraries of `trunnion devices`, auto, none"},
+     "  --library NAMES       libraries for matrix products and convolutions: names from\n"
+     "                        `trunnion devices`, auto or none"},
     {{"numerics", required_argument, NULL, OPT_NUMERICS},
      CLI_THREADS,
-     "  --numerics KIND       exact, the same bits everywhere; or fast, which may round otherwise (cpu)"},
+     "  --numerics KIND       exact: the same bits everywhere; fast: may round otherwise\n"
+     "                        (cpu only)"},
     {{"seed", required_argument, NULL, OPT_SEED},
      CLI_SEED,
-     "  --seed N              start of the random numbers, a whole number from 0"},
-    {{"verbose", no_argument, NULL, 'v'}, CLI_VERBOSE, "  -v, --verbose         say more"},
+     "  --seed N              seed of the random numbers (default 0)"},
+    {{"verbose", no_argument, NULL, 'v'}, CLI_VERBOSE, "  -v, --verbose         more details"},
     {{"help", no_argument, NULL, OPT_HELP}, 0, "  --help                this text"},
 };
 enum { COMMON = sizeof common / sizeof common[0] };
@@ -121,7 +123,7 @@ static bool take_common(cli_options *o, int val, const char *arg) {
     case OPT_MEM: return cli_parse_bytes(arg, &o->memory);
     case OPT_SEED: return o->seed_given = parse_seed(arg, &o->seed);
     default:
-        if (!cli_parse_int(arg, 1, 4096, &n)) return false;
+        if (!cli_parse_int(arg, 1, MOST_THREADS, &n)) return false;
         o->threads = (int)n;
         return true;
     }
@@ -204,6 +206,23 @@ static void say_steps(const tn_selection *s) {
     }
 }
 
+/* The device was asked for by name: then another one in its place is a fallback, whatever the reason. */
+static bool by_name;
+
+/* A backend of which this machine has nothing is no fallback of `auto`. */
+static bool is_absent(const tn_selection_step *step) {
+    static const char *const codes[] = {"not_built", "platform",  "library_not_found",
+                                        "no_device", "no_driver", "not_asked"};
+    for (size_t i = 0; i < sizeof codes / sizeof codes[0]; i++)
+        if (strcmp(step->reason_code, codes[i]) == 0) return true;
+    return false;
+}
+
+/* Was passed over, though it was asked for or could have been used? */
+static bool is_fallback(const tn_selection *s, int i) {
+    return !s->steps[i].chosen && ((by_name && i == 0) || !is_absent(&s->steps[i]));
+}
+
 /* In "cublaslt,cudnn". */
 static bool is_listed(const char *names, const char *name) {
     size_t n = strlen(name);
@@ -239,6 +258,7 @@ tn_device *cli_choose_device(const cli_options *o, tn_selection *s, int *code) {
     d.fallback = o->strict ? TN_FALLBACK_STRICT : TN_FALLBACK_WARN;
     *s = (tn_selection){.struct_size = sizeof *s};
     tn_device *device = NULL;
+    by_name = strcmp(o->device, "auto") != 0;
     if (o->numerics) (void)tn_set_numerics(*o->numerics == 'f' ? TN_NUMERICS_FAST : TN_NUMERICS_EXACT);
     tn_status status = o->library ? tn_set_library(o->library) : TN_OK;
     if (status == TN_OK) status = tn_device_open(o->device, &d, s, &device);
@@ -264,7 +284,7 @@ void cli_json_fallback(cli_json *j, const tn_selection *s, const tn_device *devi
     tn_host_use use = {.struct_size = sizeof use};
     cli_json_array(j, "fallback");
     for (int i = 0; s && i < s->step_count; i++) {
-        if (s->steps[i].chosen) continue;
+        if (!is_fallback(s, i)) continue;
         cli_json_object(j, NULL);
         cli_json_string(j, "id", s->steps[i].id);
         cli_json_string(j, "reason", s->steps[i].reason);

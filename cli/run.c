@@ -12,6 +12,7 @@
 #include "image.h"
 #include "npy.h"
 #include "onnx_input.h"
+#include "run_output.h"
 #include "run_steps.h"
 #include "trunnion/backend.h"
 #include "trunnion/onnx.h"
@@ -30,6 +31,9 @@ enum {
     OPT_MEAN,
     OPT_STD,
     OPT_BGR,
+    OPT_SIZE,
+    OPT_TOP,
+    OPT_LABELS,
     MOST = 64,
     WARM = 3
 };
@@ -40,34 +44,41 @@ const cli_command cli_run = {
     .name = "run",
     .summary = "run an ONNX network",
     .usage = "run MODEL.onnx [-i NAME=FILE.npy]… [-o DIR] [--random] [--repeat N]",
-    .help = "  -i, --input NAME=FILE  a NumPy file (.npy) or a picture (JPEG, PNG, PNM, BMP) for an input; FILE.npz "
-            "alone:\n"
-            "                         its members by name\n"
-            "      --resize HOW       a picture whose extents the input has not: stretch (default), crop, fit\n"
-            "      --scale X          its numbers, 0 to 255, are multiplied by X (default 1/255, of whole numbers 1),\n"
-            "      --mean R,G,B       then a mean is subtracted (default 0),\n"
-            "      --std R,G,B        and they are divided by this (default 1)\n"
-            "      --bgr              channels the other way round\n"
-            "  -o, --output DIR       writes NAME.npy for each output\n"
+    .help = "  -i, --input NAME=FILE  a NumPy file (.npy) or a picture (JPEG, PNG, PNM, BMP) for an\n"
+            "                         input; FILE.npz alone: its members by name\n"
+            "      --size HxW         scale pictures to this size where the input's is open\n"
+            "      --resize HOW       if sizes differ: stretch (default), crop or fit\n"
+            "      --scale X          multiply pixels, 0 to 255, by X (default 1/255; for\n"
+            "                         integer inputs 1),\n"
+            "      --mean R,G,B       then subtract a mean (default 0),\n"
+            "      --std R,G,B        and divide by this (default 1)\n"
+            "      --bgr              channels in the order blue, green, red\n"
+            "  -o, --output DIR       write NAME.npy for each output\n"
+            "      --top K            show the K largest values of each output, as classes\n"
+            "      --labels FILE      their names, one per line\n"
             "      --random           random numbers for inputs that are not given\n"
-            "      --dim NAME=N       the extent of an open dim of random inputs (default 1): by its name, or by "
-            "place, x.2=48\n"
-            "      --repeat N         runs it N times more and tells the median\n"
-            "      --steps N          N runs one after another, each given what came out of the last one: states, "
-            "caches of\n"
-            "                         language models (-i input_ids=FILE.npy), whose likeliest tokens are told\n"
-            "      --feed OUT=IN      which output becomes which input then; a * in both stands for the same text\n"
-            "      --profile          what each command takes\n"
+            "      --dim NAME=N       size of an open dimension of random inputs (default 1),\n"
+            "                         by its name or by its place, as in x.2=48\n"
+            "      --repeat N         run it N more times and show the median time\n"
+            "      --steps N          N runs, each fed with outputs of the one before: states,\n"
+            "                         caches of language models (-i input_ids=FILE.npy), whose\n"
+            "                         most probable tokens are shown\n"
+            "      --feed OUT=IN      which output becomes which input; a * in both stands for\n"
+            "                         the same text\n"
+            "      --profile          time of each command\n"
             "      --trace FILE.json  the same for chrome://tracing\n"
-            "  --json                 outputs{NAME: {shape[], dtype}}, tokens[][], median_seconds, device, placement,\n"
-            "                         fallback[]\n"
+            "  --json                 outputs{NAME: {shape[], dtype, values[] of at most 64, else\n"
+            "                         min, max, mean; file, top[][]}}, tokens[][],\n"
+            "                         median_seconds (null without --repeat), first_run_seconds,\n"
+            "                         profile[], device, placement, fallback[]\n"
             "\n"
             "examples:\n"
             "  trunnion run model.onnx --random --repeat 100\n"
             "  trunnion run model.onnx -i input=image.npy -o results\n"
+            "  trunnion run model.onnx -i input=photo.jpg --top 1\n"
             "  trunnion run decoder.onnx -i input_ids=prompt.npy --steps 20\n"
             "  trunnion run recurrent.onnx -i x=frame.npy --steps 100 --feed hn=h --feed cn=c\n"
-            "  trunnion run model.onnx -i input=photo.jpg --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225\n",
+            "  trunnion run model.onnx -i input=photo.jpg --mean 0.48,0.45,0.4 --std 0.22\n",
     .accepts = CLI_ALL,
     .run = run,
 };
@@ -89,8 +100,10 @@ typedef struct work {
     run_steps steps;
     tn_onnx *model;
     tn_onnx_value **in, **out;
-    double median;
+    double median, first; /* seconds; median NAN: only one run, which also planned */
     tn_profile *profiled;
+    run_top top;
+    bool ran; /* failures come from the network itself */
 } work;
 
 /* "NAME=TEXT" in two; without '=' the name is empty. Names have '=' seldom, files more often: the first one counts. */
@@ -131,6 +144,18 @@ static bool take_numbers(const char *arg, double *out, int count) {
     return false;
 }
 
+/* "480x640", or "224" for both. */
+static bool take_size(const char *arg, int64_t size[2]) {
+    enum { MOST_PIXELS = 1 << 20 };
+    char *end;
+    size[0] = size[1] = strtoll(arg, &end, 10);
+    if (end != arg && *end == 'x') {
+        arg = end + 1;
+        size[1] = strtoll(arg, &end, 10);
+    }
+    return end != arg && !*end && size[0] > 0 && size[1] > 0 && size[0] <= MOST_PIXELS && size[1] <= MOST_PIXELS;
+}
+
 static bool none_is_zero(const double *numbers, int count) {
     for (int i = 0; i < count; i++)
         if (numbers[i] == 0) return false;
@@ -141,6 +166,7 @@ static bool take(void *ctx, int val, const char *arg) {
     work *w = ctx;
     char *own = (char *)(uintptr_t)arg; /* of argv, which is ours */
     w->for_pictures |= val == OPT_RESIZE || val == OPT_SCALE || val == OPT_MEAN || val == OPT_STD || val == OPT_BGR;
+    w->for_pictures |= val == OPT_SIZE;
     switch (val) {
     case 'i': return split(own, w->inputs, &w->input_count);
     case 'o': w->output = arg; return *arg != 0;
@@ -155,6 +181,9 @@ static bool take(void *ctx, int val, const char *arg) {
     case OPT_MEAN: return take_numbers(arg, w->picture.mean, 3);
     case OPT_STD: return take_numbers(arg, w->picture.std, 3) && none_is_zero(w->picture.std, 3);
     case OPT_BGR: return w->picture.bgr = true;
+    case OPT_SIZE: return take_size(arg, w->picture.size);
+    case OPT_TOP: return cli_parse_int(arg, 1, 1 << 20, &w->top.count);
+    case OPT_LABELS: w->top.path = arg; return *arg != 0;
     default: return cli_parse_int(arg, 1, 1 << 30, &w->repeat);
     }
 }
@@ -183,15 +212,18 @@ static tn_status give(work *w, const char *name, tn_tensor *t) {
     return no_such_input(name);
 }
 
-static tn_status give_members(work *w, const unsigned char *bytes, size_t size) {
+static tn_status give_members(work *w, const char *path, const unsigned char *bytes, size_t size) {
     npz_member m;
-    for (size_t at = 0; npz_next(bytes, size, &at, &m);) {
+    size_t at = 0;
+    while (npz_next(bytes, size, &at, &m)) {
         tn_tensor *t;
         tn_status status = npz_decode(&m, &t);
         if (status == TN_OK) status = give(w, m.name, t);
         if (status != TN_OK) return status;
     }
-    return TN_OK;
+    if (npz_is_end(bytes, size, at)) return TN_OK;
+    return tn_backend_fail(TN_ERR_FORMAT, "'%s' is damaged or cut short: no member and no directory at byte %zu of %zu",
+                           path, at, size);
 }
 
 /* As the input of this name takes it. */
@@ -219,7 +251,7 @@ static tn_status give_file(work *w, const named *n) {
     if (status != TN_OK) return status;
     const char *name = *n->name || tn_onnx_input_count(w->model) == 0 ? n->name : input_info(w, 0).name;
     if (npz_is(bytes, size)) {
-        status = give_members(w, bytes, size);
+        status = give_members(w, n->text, bytes, size);
     } else {
         status = image_is(bytes, size) ? decode_picture(w, name, bytes, size, n->text, &t)
                                        : npy_decode(bytes, size, n->text, &t);
@@ -233,6 +265,7 @@ static tn_status give_file(work *w, const named *n) {
 static tn_status make_inputs(work *w) {
     uint64_t state = w->options.seed + 1;
     tn_status status = TN_OK;
+    bool made = false; /* an input at random */
     for (int i = 0; i < w->input_count && status == TN_OK; i++)
         status = give_file(w, &w->inputs[i]);
     if (status == TN_OK && w->steps.count) status = steps_begin(&w->steps, w->model);
@@ -241,16 +274,19 @@ static tn_status make_inputs(work *w) {
     for (int i = 0; i < tn_onnx_input_count(w->model) && status == TN_OK; i++) {
         if (w->in[i]) continue;
         tn_onnx_info info = input_info(w, i);
+        made = true;
         if (w->random)
             status = onnx_random_input(&info, &w->dims, &state, &w->in[i]);
         else
             status = tn_backend_fail(TN_ERR_ARGUMENT, "input '%s' is not given: -i %s=FILE.npy, or --random", info.name,
                                      info.name);
     }
+    if (status == TN_OK && w->random && !made)
+        status = tn_backend_fail(TN_ERR_ARGUMENT, "--random: every input is given; leave it out");
     if (status == TN_OK) status = onnx_dims_are_used(&w->dims);
     if (status == TN_OK && w->for_pictures && !w->has_picture)
-        status = tn_backend_fail(TN_ERR_ARGUMENT, "--resize, --scale, --mean, --std and --bgr are for pictures, and "
-                                                  "no input is one; numbers of .npy files are taken as they are");
+        status = tn_backend_fail(TN_ERR_ARGUMENT, "--size, --resize, --scale, --mean, --std and --bgr are for "
+                                                  "pictures, and no input is one; leave them out");
     return status;
 }
 
@@ -277,18 +313,19 @@ static tn_status run_once(work *w, double *seconds) {
     return status;
 }
 
-/* The median of `count` runs, behind `warm` ones that do not count. */
+/* `count` runs, and the median of those behind the first `warm` ones, which also plan and compile. */
 static tn_status run_many(work *w, int64_t warm, int64_t count) {
     double *seconds = malloc((size_t)count * sizeof *seconds);
     tn_status status = seconds ? TN_OK : tn_backend_fail(TN_ERR_MEMORY, "no memory for %lld times", (long long)count);
-    for (int64_t i = -warm; i < count && status == TN_OK; i++) {
+    for (int64_t i = 0; i < count && status == TN_OK; i++) {
         free_outputs(w);
-        status = run_once(w, &seconds[i < 0 ? 0 : i]);
+        status = run_once(w, &seconds[i]);
         if (status == TN_OK && w->steps.count) status = steps_advance(&w->steps, i, w->model, w->in, w->out);
     }
-    if (status == TN_OK) {
-        qsort(seconds, (size_t)count, sizeof *seconds, compare);
-        w->median = seconds[count / 2];
+    if (status == TN_OK && w->steps.count) w->first = seconds[0];
+    if (status == TN_OK && count > warm) {
+        qsort(seconds + warm, (size_t)(count - warm), sizeof *seconds, compare);
+        w->median = seconds[warm + (count - warm) / 2];
     }
     free(seconds);
     return status;
@@ -304,8 +341,10 @@ static tn_status run_profiled(work *w) {
 }
 
 static tn_status run_all(work *w) {
-    tn_status status = w->steps.count ? run_many(w, 0, w->steps.count) : run_once(w, &w->median);
-    if (status == TN_OK && w->repeat) status = run_many(w, WARM, w->repeat);
+    w->ran = true;
+    w->median = NAN;
+    tn_status status = w->steps.count ? run_many(w, 1, w->steps.count) : run_once(w, &w->first);
+    if (status == TN_OK && w->repeat) status = run_many(w, WARM, WARM + w->repeat);
     if (status == TN_OK && (w->profile || w->trace)) status = run_profiled(w);
     return status;
 }
@@ -320,9 +359,10 @@ static tn_profile_row row_at(const work *w, int64_t i) {
 
 /* Commands one behind the other, in the order in which they first ran. */
 static tn_status write_trace(const work *w) {
-    FILE *f = fopen(w->trace, "wb");
-    if (!f) return tn_backend_fail(TN_ERR_IO, "cannot write '%s': %s", w->trace, strerror(errno));
-    cli_json j = {.out = f};
+    cli_output file;
+    tn_status status = cli_output_begin(&file, w->trace);
+    if (status != TN_OK) return status;
+    cli_json j = {.out = file.file};
     double at = 0;
     cli_json_object(&j, NULL);
     cli_json_array(&j, "traceEvents");
@@ -341,57 +381,39 @@ static tn_status write_trace(const work *w) {
     }
     cli_json_end(&j, ']');
     cli_json_end(&j, '}');
-    return fclose(f) == 0 ? TN_OK : tn_backend_fail(TN_ERR_IO, "writing '%s': %s", w->trace, strerror(errno));
-}
-
-static tn_status write_outputs(const work *w) {
-    if (mkdir(w->output, 0777) != 0 && errno != EEXIST)
-        return tn_backend_fail(TN_ERR_IO, "cannot make the folder '%s': %s", w->output, strerror(errno));
-    for (int k = 0; k < tn_onnx_output_count(w->model); k++) {
-        tn_onnx_info info = {.struct_size = sizeof info};
-        char name[256], path[4096];
-        (void)tn_onnx_output_at(w->model, k, &info);
-        if (tn_onnx_value_kind(w->out[k]) != TN_ONNX_TENSOR) continue; /* NumPy has no file for it */
-        snprintf(name, sizeof name, "%s", info.name);
-        for (char *c = name; *c; c++)
-            if (*c == '/' || *c == '\\') *c = '_';
-        if (snprintf(path, sizeof path, "%s/%s.npy", w->output, name) >= (int)sizeof path)
-            return tn_backend_fail(TN_ERR_ARGUMENT, "'%s' is too long a path", w->output);
-        tn_status status = npy_write(path, tn_onnx_value_get(w->out[k]));
-        if (status != TN_OK) return status;
-    }
-    return TN_OK;
-}
-
-static void describe(const tn_onnx_value *v, char *text, size_t size) {
-    int64_t shape[TN_MAX_RANK];
-    int rank = tn_onnx_value_shape(v, shape), n = 0;
-    if (rank < 0) {
-        snprintf(text, size, "%lld values", (long long)tn_onnx_value_count(v));
-        return;
-    }
-    n = snprintf(text, size, "%s [", tn_onnx_value_type(v));
-    for (int d = 0; d < rank; d++)
-        n += snprintf(text + n, size - (size_t)n, "%s%lld", d ? ", " : "", (long long)shape[d]);
-    snprintf(text + n, size - (size_t)n, "]");
+    return cli_output_commit(&file);
 }
 
 static void put_text(const work *w, const tn_placement *p) {
     for (int k = 0; k < tn_onnx_output_count(w->model); k++) {
         tn_onnx_info info = {.struct_size = sizeof info};
-        char text[256];
         (void)tn_onnx_output_at(w->model, k, &info);
-        describe(w->out[k], text, sizeof text);
-        printf("%s: %s\n", info.name, text);
+        run_output_text(info.name, w->out[k], &w->top);
     }
     for (int64_t i = 0; w->profile && i < tn_profile_count(w->profiled); i++) {
         tn_profile_row row = row_at(w, i);
         printf("  %9.1f us  %-6s %s\n", row.seconds * 1e6, row.kind, row.label);
     }
     steps_put_text(&w->steps);
-    printf("%s %.3f ms on %s", w->repeat || w->steps.count ? "median" : "first run", w->median * 1e3, p->device);
+    if (isfinite(w->median))
+        printf("median %.3f ms on %s", w->median * 1e3, p->device);
+    else
+        printf("first run %.3f ms, planning included, on %s", w->first * 1e3, p->device);
     if (p->on_host) printf(", %lld operations on the host", (long long)p->on_host);
     printf("\n");
+}
+
+static void put_profile(const work *w, cli_json *j) {
+    cli_json_array(j, "profile");
+    for (int64_t i = 0; i < tn_profile_count(w->profiled); i++) {
+        tn_profile_row row = row_at(w, i);
+        cli_json_object(j, NULL);
+        cli_json_string(j, "command", row.label);
+        cli_json_string(j, "kind", row.kind);
+        cli_json_number(j, "seconds", row.seconds);
+        cli_json_end(j, '}');
+    }
+    cli_json_end(j, ']');
 }
 
 static void put_json(const work *w, const tn_placement *p, const tn_selection *s, const tn_device *device) {
@@ -400,21 +422,16 @@ static void put_json(const work *w, const tn_placement *p, const tn_selection *s
     cli_json_object(&j, "outputs");
     for (int k = 0; k < tn_onnx_output_count(w->model); k++) {
         tn_onnx_info info = {.struct_size = sizeof info};
-        int64_t shape[TN_MAX_RANK];
+        char file[300];
         (void)tn_onnx_output_at(w->model, k, &info);
-        int rank = tn_onnx_value_shape(w->out[k], shape);
-        tn_tensor *t = tn_onnx_value_kind(w->out[k]) == TN_ONNX_TENSOR ? tn_onnx_value_get(w->out[k]) : NULL;
-        cli_json_object(&j, info.name);
-        cli_json_array(&j, "shape");
-        for (int d = 0; d < rank; d++)
-            cli_json_int(&j, NULL, shape[d]);
-        cli_json_end(&j, ']');
-        cli_json_string(&j, "dtype", t ? tn_dtype_name(tn_dtype_of(t)) : tn_onnx_value_type(w->out[k]));
-        cli_json_end(&j, '}');
+        run_output_file(w->model, k, file, sizeof file);
+        run_output_json(&j, info.name, w->out[k], &w->top, w->output ? file : NULL);
     }
     cli_json_end(&j, '}');
     steps_put_json(&w->steps, &j);
     cli_json_number(&j, "median_seconds", w->median);
+    cli_json_number(&j, "first_run_seconds", w->first);
+    if (w->profile) put_profile(w, &j);
     cli_json_string(&j, "device", p->device);
     cli_json_object(&j, "placement");
     cli_json_int(&j, "on_device", p->on_device);
@@ -460,15 +477,17 @@ static int do_work(work *w, const char *path) {
         w->out = calloc((size_t)tn_onnx_output_count(w->model) + 1, sizeof *w->out);
         if (!w->in || !w->out) status = tn_backend_fail(TN_ERR_MEMORY, "no memory for inputs and outputs");
     }
+    if (status == TN_OK) status = run_top_open(&w->top);
     if (status == TN_OK && w->options.verbose) list_values(w);
     if (status == TN_OK) status = make_inputs(w);
     if (status == TN_OK) status = run_all(w);
     if (status == TN_OK) status = tn_get_placement(&p);
-    if (status == TN_OK && w->output) status = write_outputs(w);
+    if (status == TN_OK) status = run_top_check(&w->top, w->model, w->out);
+    if (status == TN_OK && w->output) status = run_output_write(w->model, w->out, w->output);
     if (status == TN_OK && w->trace) status = write_trace(w);
     if (status != TN_OK) {
         code = cli_failed();
-        onnx_tell_guess(&w->dims);
+        if (w->ran) onnx_tell_guess(&w->dims);
         return code;
     }
     if (w->options.json)
@@ -494,6 +513,9 @@ static int run(int argc, char **argv) {
         {"mean", required_argument, NULL, OPT_MEAN},
         {"std", required_argument, NULL, OPT_STD},
         {"bgr", no_argument, NULL, OPT_BGR},
+        {"size", required_argument, NULL, OPT_SIZE},
+        {"top", required_argument, NULL, OPT_TOP},
+        {"labels", required_argument, NULL, OPT_LABELS},
         {0},
     };
     work w = {0};
@@ -504,8 +526,10 @@ static int run(int argc, char **argv) {
     if (first + 1 < argc) return cli_wrong_usage(&cli_run, "\"%s\" belongs to no option", argv[first + 1]);
     if (w.steps.count && w.repeat)
         return cli_wrong_usage(&cli_run, "--steps and --repeat: steps change the inputs, repeated runs do not");
-    if (w.steps.pair_count && !w.steps.count) return cli_wrong_usage(&cli_run, "--feed belongs to --steps");
+    if (w.steps.pair_count && !w.steps.count) return cli_wrong_usage(&cli_run, "--feed requires --steps");
+    if (w.top.path && !w.top.count) return cli_wrong_usage(&cli_run, "--labels requires --top K");
     int code = do_work(&w, argv[first]);
+    run_top_close(&w.top);
     steps_end(&w.steps);
     free_outputs(&w);
     for (int i = 0; w.in && i < tn_onnx_input_count(w.model); i++)

@@ -152,6 +152,7 @@ static int run(int argc, char **argv) {
     if (at < 0) return status;
     if (!w.model) return cli_wrong_usage(&cli_tokenize, "which model? Give its GGUF file or folder with -m");
     if (w.decode && at < argc) return cli_wrong_usage(&cli_tokenize, "either TEXT or --decode");
+    if (w.decode && w.no_ends) return cli_wrong_usage(&cli_tokenize, "--no-ends has no effect with --decode");
     if (!w.decode && argc - at != 1)
         return cli_wrong_usage(&cli_tokenize, argc == at ? "which text? - reads standard input"
                                                          : "one text is expected; put it in quotes");

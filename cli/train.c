@@ -1,10 +1,9 @@
 /* train.c — `trunnion train`: runs a task, shows how it goes, saves and resumes, and tells the result.
  *
- * A run that was interrupted (Ctrl-C) and has --save is saved before it ends. What a checkpoint holds beside the
- * tensors is one line that says which run it belongs to; a line that differs is refused rather than mixed. */
+ * A run that is stopped (Ctrl-C, SIGTERM) and has --save is saved before it ends. A checkpoint holds, besides the
+ * tensors, one line that says which run it belongs to; a checkpoint of another run is refused. */
 #include <errno.h>
 #include <math.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -33,7 +32,7 @@ static const char help_text[] =
     "  --parts N             digits, chars: parts of a batch (one a device); they decide the bits, the devices do not\n"
     "  --data FILE           digits: the table, 65 numbers a line (the file that tools/digits.py makes);\n"
     "                        chars: the text (else all that `trunnion help` says of the commands)\n"
-    "  --save FILE           write a checkpoint at the end, and when interrupted\n"
+    "  --save FILE           write a checkpoint at the end, and when stopped (Ctrl-C, SIGTERM)\n"
     "  --save-every N        also after each N steps, a whole number from 1\n"
     "  --resume FILE         go on from a checkpoint; with the same options the same bits follow as without the stop\n"
     "  --log FILE            one JSON object a line for each step shown: step, loss; cartpole: mean return\n"
@@ -138,18 +137,8 @@ typedef struct run {
     int points;
     int64_t stride, advances;
     FILE *log;
-    bool interrupted;
     tn_selection selection; /* how the device was chosen */
 } run;
-
-static volatile sig_atomic_t interrupt_asked;
-
-/* The second Ctrl-C ends the process as usual. */
-static void on_interrupt(int signal_number) {
-    (void)signal_number;
-    interrupt_asked = 1;
-    signal(SIGINT, SIG_DFL);
-}
 
 static void describe(run *r) {
     char own[128];
@@ -178,8 +167,8 @@ static int check_belongs(const run *r) {
     const char *whose = tn_safetensors_metadata(file, "json");
     bool same = whose && strcmp(whose, r->description) == 0;
     if (!same)
-        fprintf(stderr, "trunnion train: '%s' is of another run: %s, not %s; give the options of that run\n",
-                r->options->resume, whose ? whose : "unknown", r->description);
+        (void)cli_fail(TN_ERR_ARGUMENT, "'%s' belongs to another run: %s, not %s; give the options of that run",
+                       r->options->resume, whose ? whose : "unknown", r->description);
     tn_safetensors_close(file);
     return same ? CLI_OK : CLI_FAILED;
 }
@@ -227,7 +216,7 @@ static bool time_to_save(const run *r, int64_t before) {
 }
 
 static tn_status train_on(run *r, cli_progress *progress) {
-    while (r->step < r->last && !interrupt_asked) {
+    while (r->step < r->last && !cli_stopped()) {
         int64_t before = r->step, made = 0;
         double loss = NAN;
         tn_status status = r->task->advance(r->self, r->step, &made, &loss);
@@ -258,7 +247,9 @@ static void put_json(const run *r, double rate, double metric, const char *id, c
     cli_json_string(&j, "device", id);
     if (r->task->shared) train_devices_json(&j, r->task->shared(r->self));
     cli_json_fallback(&j, &r->selection, device);
-    cli_json_bool(&j, "interrupted", r->interrupted);
+    cli_json_bool(&j, "interrupted", cli_stopped());
+    cli_json_string(&j, "stopped", cli_stopped() ? "cancelled" : "end");
+    cli_json_unsigned(&j, "seed", r->options->common.seed);
     cli_json_end(&j, '}');
 }
 
@@ -267,26 +258,29 @@ static void put_text(const run *r, double rate, double metric, const char *devic
         cli_plot(stdout, r->task->shown ? r->task->shown : "loss", r->task->unit, r->curve, r->points, PLOT_ROWS);
     printf("%s on %s: %lld %s", r->task->name, device, (long long)r->step, r->task->unit);
     if (r->step > r->first) printf(", %.0f a second, loss %.4g", rate, r->loss);
-    printf("\n%s: %.4g\n", r->task->metric, metric);
+    printf("\n");
+    if (!cli_stopped()) printf("%s: %.4g\n", r->task->metric, metric);
     if (r->task->shared) train_devices_text(stdout, r->task->shared(r->self));
     if (r->options->save) printf("saved: %s (go on with --resume %s)\n", r->options->save, r->options->save);
 }
 
+/* The metric takes as long as many steps, so a run that was stopped does without. */
 static int finish(run *r, double rate, tn_device *device) {
     tn_device_info info = {.struct_size = sizeof info};
     double metric = NAN;
     if (r->options->save && save(r) != TN_OK) return cli_failed();
-    if (r->log && fflush(r->log) != 0) {
-        perror("trunnion train: writing the log");
-        return CLI_FAILED;
-    }
-    if (tn_device_get_info(device, &info) != TN_OK || r->task->measure(r->self, &metric) != TN_OK) return cli_failed();
+    cli_stop_end(); /* what a signal could lose is saved */
+    if (r->log && fflush(r->log) != 0)
+        return cli_fail(TN_ERR_IO, "writing the log '%s': %s", r->options->log, strerror(errno));
+    if (tn_device_get_info(device, &info) != TN_OK) return cli_failed();
+    if (!cli_stopped() && r->task->measure(r->self, &metric) != TN_OK) return cli_failed();
     if (r->options->common.json)
         put_json(r, rate, metric, info.id, device);
     else
         put_text(r, rate, metric, info.id);
+    if (cli_stopped()) return cli_stop_status();
     if (!r->options->common.json && r->task->show && r->task->show(r->self, stdout) != TN_OK) return cli_failed();
-    return r->interrupted ? CLI_FAILED : CLI_OK;
+    return CLI_OK;
 }
 
 static int execute(run *r, tn_device *device) {
@@ -295,18 +289,21 @@ static int execute(run *r, tn_device *device) {
     describe(r);
     int code = resume(r);
     if (code != CLI_OK) return code;
-    if (r->step > r->last) r->last = r->step;
+    if (r->step >= r->last && r->options->resume)
+        return cli_fail(TN_ERR_ARGUMENT, "'%s' has made %lld of %lld steps already: nothing is left to do; give --steps "
+                        "a larger number", r->options->resume, (long long)r->step, (long long)r->last);
 
     cli_progress progress;
-    signal(SIGINT, on_interrupt);
+    cli_stop_begin();
     cli_progress_begin(&progress, r->task->name, "steps", r->last - r->first);
     tn_status status = train_on(r, &progress);
     progress.done = r->step - r->first;
     double rate = cli_progress_rate(&progress);
     cli_progress_end(&progress);
-    r->interrupted = interrupt_asked != 0;
     if (status != TN_OK) return cli_failed();
-    if (r->interrupted) fprintf(stderr, "trunnion train: interrupted after %lld steps\n", (long long)r->step);
+    if (cli_stopped())
+        fprintf(stderr, "trunnion train: stopped by %s after %lld steps%s\n", cli_stop_signal(), (long long)r->step,
+                r->options->save ? "; saving" : "");
     return finish(r, rate, device);
 }
 
@@ -326,23 +323,19 @@ static bool can_save(const char *path) {
         why = "it is not a regular file";
     else if (access(folder, W_OK | X_OK) != 0)
         why = strerror(errno);
-    if (why) fprintf(stderr, "trunnion train: cannot save '%s': %s\n", path, why);
+    if (why) (void)cli_fail(TN_ERR_IO, "cannot save '%s': %s", path, why);
     return !why;
 }
 
 /* Opens what the run needs beside the task: curve and log. */
 static int prepare(run *r) {
     r->curve = malloc(PLOT_POINTS * sizeof *r->curve);
-    if (!r->curve) {
-        fprintf(stderr, "trunnion train: out of memory\n");
-        return CLI_FAILED;
-    }
+    if (!r->curve) return cli_fail(TN_ERR_MEMORY, "out of memory");
     if (r->options->save && !can_save(r->options->save)) return CLI_FAILED;
     if (!r->options->log) return CLI_OK;
     r->log = fopen(r->options->log, r->options->resume ? "a" : "w");
     if (r->log) return CLI_OK;
-    fprintf(stderr, "trunnion train: cannot open the log '%s': %s\n", r->options->log, strerror(errno));
-    return CLI_FAILED;
+    return cli_fail(TN_ERR_IO, "cannot open the log '%s': %s", r->options->log, strerror(errno));
 }
 
 static int run_task(train_options *o, const train_task *task) {

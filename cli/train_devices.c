@@ -36,7 +36,7 @@ int train_open(const train_options *o, train_team *team, tn_selection *selection
     char *names = o->devices ? strdup(o->devices) : NULL, *rest = names;
     int code = CLI_OK, named = 1;
     if (o->devices && !names) {
-        fprintf(stderr, "trunnion train: out of memory\n");
+        (void)cli_fail(TN_ERR_MEMORY, "out of memory");
         return CLI_FAILED;
     }
     if (names) common.device = next_name(&rest);
@@ -46,7 +46,7 @@ int train_open(const train_options *o, train_team *team, tn_selection *selection
         if (named < TRAIN_MOST_DEVICES) code = open_further(o, team, name);
     free(names);
     if (named > TRAIN_MOST_DEVICES) {
-        fprintf(stderr, "trunnion train: %d devices, at most %d are possible\n", named, TRAIN_MOST_DEVICES);
+        (void)cli_fail(TN_ERR_ARGUMENT, "%d devices, at most %d are possible", named, TRAIN_MOST_DEVICES);
         code = CLI_USAGE;
     }
     team->options = (tn_data_parallel_options){.struct_size = sizeof team->options};

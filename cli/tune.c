@@ -115,9 +115,18 @@ extern char **environ;
 
 /* `trunnion tune WORK` for the device, by another process; it says itself what failed. */
 static int tune_apart(const char *name, const cli_options *o) {
-    char self[4096],
-        *arguments[] = {"trunnion", "tune", (char *)(uintptr_t)name, "--device", (char *)(uintptr_t)o->device,
-                        "--json",   NULL};
+    char self[4096], memory[32], *arguments[12] = {"trunnion", "tune",   (char *)(uintptr_t)name, "--device",
+                                                   (char *)(uintptr_t)o->device, "--json"};
+    int count = 6;
+    if (o->library) {
+        arguments[count++] = "--library";
+        arguments[count++] = (char *)(uintptr_t)o->library;
+    }
+    if (o->memory) {
+        snprintf(memory, sizeof memory, "%lld", (long long)o->memory);
+        arguments[count++] = "--mem";
+        arguments[count++] = memory;
+    }
     int64_t size[3];
     if (!find_work(name) && !read_size(name, size)) return tune_one(name);
     ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
@@ -126,18 +135,18 @@ static int tune_apart(const char *name, const cli_options *o) {
     posix_spawn_file_actions_t quiet;
     self[n > 0 ? n : 0] = 0;
     if (n <= 0 || setenv(HERE, "1", 1) || posix_spawn_file_actions_init(&quiet)) {
-        fprintf(stderr, "trunnion tune: this program cannot be started anew: %s\n", strerror(errno));
-        return CLI_FAILED;
+        return cli_fail(TN_ERR_INTERNAL, "this program cannot be started again: %s", strerror(errno));
     }
     posix_spawn_file_actions_addopen(&quiet, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
     int failure = posix_spawn(&pid, self, &quiet, NULL, arguments, environ);
     posix_spawn_file_actions_destroy(&quiet);
     unsetenv(HERE);
     if (failure) {
-        fprintf(stderr, "trunnion tune: no process could be made: %s\n", strerror(failure));
-        return CLI_FAILED;
+        return cli_fail(TN_ERR_INTERNAL, "no process could be made: %s", strerror(failure));
     }
+    cli_child_begin(pid);
     bool ended = wait_for(pid, &status);
+    cli_child_end();
     if (ended && WIFEXITED(status)) return WEXITSTATUS(status);
     fprintf(stderr, "trunnion tune: %s on %s %s; the rules choose what it was at\n", name, o->device,
             ended ? "crashed" : "took more than ten minutes");
@@ -219,6 +228,9 @@ static int run_tune(int argc, char **argv) {
     int status, first = cli_parse(&cli_tune, argc, argv, &o, none, "", no_options, NULL, &status);
     if (first < 0) return status;
     bool apart = strcmp(o.device, "auto") != 0 && strcmp(o.device, "cpu") != 0 && !getenv(HERE);
+    if (apart && (o.threads || o.numerics))
+        return cli_wrong_usage(&cli_tune, "--%s is for the CPU; it has no effect on %s",
+                               o.threads ? "threads" : "numerics", o.device);
     if (apart) {
         int before = tn_tuned_count(), done = tune_all(&o, argv + first, argc - first);
         if (done == CLI_OK && tn_set_tuning(TN_TUNING_USE) != TN_OK) done = cli_failed(); /* reads the record anew */

@@ -9,8 +9,7 @@
 
 static int refuse(int argc, char **argv) {
     (void)argc;
-    fprintf(stderr, "trunnion: error: %s needs the library trunnion-text: %s\n", argv[0], TN_TEXT_MISSING);
-    return CLI_FAILED;
+    return cli_fail(TN_ERR_UNSUPPORTED, "%s needs the library trunnion-text: %s", argv[0], TN_TEXT_MISSING);
 }
 
 #define WITHOUT_TEXT(command)                                               \
@@ -19,6 +18,7 @@ static int refuse(int argc, char **argv) {
         .summary = "not in this build: it needs the library trunnion-text", \
         .usage = #command,                                                  \
         .help = "",                                                         \
+        .accepts = CLI_JSON,                                                \
         .run = refuse,                                                      \
     }
 
@@ -33,9 +33,8 @@ WITHOUT_TEXT(tokenize);
 
 int explain_language(const cli_options *o, const explain_wishes *w, const char *path) {
     (void)o, (void)w;
-    fprintf(stderr, "trunnion: error: '%s': language models need the library trunnion-text: %s\n", path,
-            TN_TEXT_MISSING);
-    return CLI_FAILED;
+    return cli_fail(TN_ERR_UNSUPPORTED, "'%s': language models need the library trunnion-text: %s", path,
+                    TN_TEXT_MISSING);
 }
 
 tn_status convert_is_computed(const char *path) {

@@ -116,7 +116,7 @@ static void wrong_values_show_the_line_of_the_help(void **state) {
     assert_text_has(complaint, "\n  -n, --name WORD       how it is called");
     assert_null(strstr(complaint, "--flag"));
     parse(CLI_ALL, "--threads 0", &o, &status);
-    assert_text_has(complaint, "1 to 4096");
+    assert_text_has(complaint, "1 to 512");
 }
 
 static void help_has_each_common_option_once(void **state) {

@@ -46,8 +46,17 @@ typedef enum tn_status {
 /* The text of the calling thread's last failure; "" if there was none. Valid until the thread's next failure. */
 TN_API const char *tn_error(void);
 
+/* The status of that failure; TN_OK if there was none. */
+TN_API tn_status tn_error_code(void);
+
 /* A short name of a status: "out of memory" for TN_ERR_MEMORY. Never NULL. */
 TN_API const char *tn_status_name(tn_status s);
+
+/* Removes the temporary files of all saves (checkpoints, safetensors, GGUF, ONNX …) that are under way in this process,
+ * so that a program which a signal ends leaves none behind. Call it from the signal handler and end the process there
+ * (_exit): a save that went on would fail. Async-signal-safe. Finds up to 32 saves at a time; what else is left, the next
+ * save of the same file removes. */
+TN_API void tn_discard_saves(void);
 
 /* The library's version, "0.1.0". */
 TN_API const char *tn_version(void);

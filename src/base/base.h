@@ -42,8 +42,6 @@ tn_status tn_fail_prefix(tn_status code, const char *format, ...) TN_PRINTF(2, 3
 /* TN_OK when p is there; else TN_ERR_ARGUMENT with "what is NULL": tn_need(out, "tn_read: out"). */
 tn_status tn_need(const void *p, const char *what);
 
-/* The code of this thread's last failure. */
-tn_status tn_error_code(void);
 void tn_error_clear(void); /* for functions that report success by an empty tn_error() */
 
 /* Log lines go to standard error as "trunnion: …"; level from TRUNNION_LOG (0 silent, 1

@@ -232,14 +232,49 @@ tn_status tn_file_read(const char *path, char **data, size_t *size, size_t limit
 
 enum {
     SAVE_BUFFER_SIZE = 256 << 10, /* few calls of write for many small pieces */
-    SAVE_SLOTS = 64               /* saves of one file that may be under way at the same time */
+    SAVE_SLOTS = 64,              /* saves of one file that may be under way at the same time */
+    LISTED_SAVES = 32             /* saves whose temporary file tn_discard_saves finds */
 };
+
+/* Temporary files of this process, for tn_discard_saves: a signal handler may read atomics and static memory, but neither
+ * lock nor allocate. A save that finds no free entry, or has a longer name, is not listed. */
+typedef enum entry_state { ENTRY_FREE, ENTRY_CHANGING, ENTRY_LISTED } entry_state;
+static struct {
+    _Atomic int state;
+    pid_t owner; /* a forked child has a copy of this list, but its parent's saves are not its own */
+    char name[PATH_MAX];
+} listed[LISTED_SAVES];
+
+/* Returns the entry, -1 if the file is not listed. */
+static int list_save(const char *name) {
+    for (int i = 0; i < LISTED_SAVES && strlen(name) < PATH_MAX; i++) {
+        int expected = ENTRY_FREE;
+        if (!atomic_compare_exchange_strong(&listed[i].state, &expected, ENTRY_CHANGING)) continue;
+        strcpy(listed[i].name, name);
+        listed[i].owner = getpid();
+        atomic_store(&listed[i].state, ENTRY_LISTED);
+        return i;
+    }
+    return -1;
+}
+
+static void unlist_save(int entry) {
+    if (entry >= 0) atomic_store(&listed[entry].state, ENTRY_FREE);
+}
+
+void tn_discard_saves(void) {
+    int error = errno;
+    for (int i = 0; i < LISTED_SAVES; i++)
+        if (atomic_load(&listed[i].state) == ENTRY_LISTED && listed[i].owner == getpid()) unlink(listed[i].name);
+    errno = error;
+}
 
 struct tn_save {
     int fd;
     tn_status status; /* the first failure; every later step repeats it */
     char *target;     /* the file to replace, links followed */
     char *temporary;
+    int entry; /* in `listed`, -1: none */
     size_t buffered;
     char buffer[SAVE_BUFFER_SIZE];
 };
@@ -311,6 +346,7 @@ static tn_status open_temporary(tn_save *s) {
         if (fd >= 0) {
             s->fd = fd;
             s->temporary = name;
+            s->entry = list_save(name);
             return TN_OK;
         }
         tn_status status = TN_OK;
@@ -341,6 +377,7 @@ tn_status tn_save_begin(const char *path, tn_save **out) {
     s->status = TN_OK;
     s->target = NULL;
     s->temporary = NULL;
+    s->entry = -1;
     s->buffered = 0;
     tn_status status = resolve_target(path, &s->target);
     if (status == TN_OK) status = open_temporary(s);
@@ -402,8 +439,10 @@ static tn_status finish_save(tn_save *s) {
     TRY(flush_buffer(s));
     if (fsync(s->fd) != 0) return save_failed(s, "syncing");
     if (rename(s->temporary, s->target) != 0) return save_failed(s, "renaming");
+    unlist_save(s->entry);
     close(s->fd);
     s->fd = -1; /* from here on there is no temporary file to remove */
+    s->entry = -1;
     return sync_folder(s);
 }
 
@@ -417,6 +456,7 @@ void tn_save_abandon(tn_save *s) {
     if (s == NULL) return;
     if (s->fd >= 0) {
         unlink(s->temporary);
+        unlist_save(s->entry);
         close(s->fd); /* after the name is gone: the lock guards it until then */
     }
     tn_mem_free(s->target);

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ERROR_TEXT_SIZE = 1024, LOG_LINE_SIZE = 2048 };
+enum { ERROR_TEXT_SIZE = 4096, LOG_LINE_SIZE = 2048 };
 
 typedef struct error_slot {
     tn_status code;

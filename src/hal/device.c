@@ -427,12 +427,23 @@ static void append(char *text, size_t size, const char *first, const char *secon
     snprintf(text + n, size - n, "%s%s%s", first, second, third);
 }
 
-/* "vulkan, opencl: reason - fix; cpu: …": what shares a reason shares a line of words. */
+/* Backends of which this machine has nothing: seldom why a request failed. */
+static bool is_absent(const tn_selection_step *step) {
+    static const tn_reason_code absent[] = {TN_REASON_NOT_BUILT, TN_REASON_PLATFORM,  TN_REASON_LIBRARY_NOT_FOUND,
+                                            TN_REASON_NO_DEVICE, TN_REASON_NO_DRIVER, TN_REASON_NOT_ASKED};
+    for (size_t i = 0; i < TN_COUNT(absent); i++)
+        if (strcmp(step->reason_code, tn_reason_code_name(absent[i])) == 0) return true;
+    return false;
+}
+
+/* "vulkan, opencl: reason - fix; cpu: …": what shares a reason shares a line of words. Devices that are there come
+ * first, so that a text which is cut has the cause. */
 static void gather_reasons(const tn_selection *log, char *out, size_t size) {
     out[0] = 0;
-    for (int i = 0; i < log->step_count; i++) {
+    for (int turn = 0; turn < 2 * log->step_count; turn++) {
+        int i = turn % log->step_count;
         const tn_selection_step *step = &log->steps[i];
-        bool told = false;
+        bool told = is_absent(step) != (turn >= log->step_count);
         for (int k = 0; k < i; k++)
             told = told || same_words(&log->steps[k], step);
         if (told) continue;
@@ -445,7 +456,7 @@ static void gather_reasons(const tn_selection *log, char *out, size_t size) {
 }
 
 static tn_status nothing_fits(const search *s, const char *preference) {
-    char why[640], wanted[24], most[24];
+    char why[3072], wanted[24], most[24];
     gather_reasons(s->log, why, sizeof why);
     if (s->most == 0) return tn_fail(TN_ERR_UNAVAILABLE, "no device fits \"%s\": %s", preference, why);
     return tn_fail(TN_ERR_UNAVAILABLE,
