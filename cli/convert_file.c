@@ -31,9 +31,10 @@ convert_kind convert_kind_of(const char *path) {
     return CONVERT_UNKNOWN;
 }
 
-/* What was made up when the model was written: constants as shapes are (_c0), rope's frequencies. */
+/* What our exporter makes up is no weight: constants (_c0, _c1 …), rope's frequencies. */
 static bool is_weight(const char *name) {
-    return strncmp(name, "_c", 2) != 0 && strcmp(name, "rotary_emb.inv_freq") != 0;
+    bool constant = strncmp(name, "_c", 2) == 0 && name[2] && name[2 + strspn(name + 2, "0123456789")] == 0;
+    return !constant && strcmp(name, "rotary_emb.inv_freq") != 0;
 }
 
 static tn_status open_onnx(convert_file *f) {
@@ -53,9 +54,7 @@ static tn_status open_onnx(convert_file *f) {
     }
     if (status == TN_OK && f->count == 0)
         status = tn_backend_fail(TN_ERR_UNSUPPORTED,
-                                 "'%s' has no weights of its own: there are none, or they stand in branches or "
-                                 "functions of the network",
-                                 f->path);
+                                 "'%s' has no weights", f->path);
     return status;
 }
 

@@ -459,9 +459,9 @@ static tn_status read_second(reader *r, graph_reading *g, const onnx_field *f) {
 /* Some writers keep weights in Constant nodes. */
 static tn_status note_constant(reader *r, graph_reading *g, const onnx_node *n) {
     static const onnx_text constant = {"Constant", 8};
-    const onnx_attribute *held = n->out_count == 1 && n->out[0] >= 0 && onnx_text_equal(n->type, constant)
-                                     ? onnx_node_attribute(n, "value")
-                                     : NULL;
+    bool holds = n->out_count == 1 && n->out[0] >= 0 && onnx_text_equal(n->type, constant);
+    const onnx_attribute *held = holds ? onnx_node_attribute(n, "value") : NULL;
+    if (holds && !held) held = onnx_node_attribute(n, "sparse_value");
     if (!held || !held->tensor || n->domain.size) return TN_OK;
     onnx_port *p = &g->graph->weights[g->graph->weight_count];
     p->slot = n->out[0];

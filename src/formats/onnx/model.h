@@ -155,6 +155,12 @@ typedef struct onnx_function {
 typedef struct onnx_replay onnx_replay;
 typedef struct onnx_prepared onnx_prepared; /* what a node needs at every run: call.c */
 
+/* A weight of the model or of a graph inside it. */
+typedef struct onnx_weight {
+    const char *name, *own, *path; /* as handed out; in its graph; with the way there */
+    onnx_value *value;
+} onnx_weight;
+
 struct tn_onnx {
     onnx_arena arena;
     onnx_source source;
@@ -165,6 +171,8 @@ struct tn_onnx {
     onnx_function *functions;
     int function_count;
     onnx_graph *graph;
+    onnx_weight *weights; /* of all graphs */
+    int weight_count;
     onnx_value **values; /* all that graphs and attributes own */
     size_t value_count, value_capacity;
     int64_t kept;                    /* bytes of what onnx_keep has put into graphs */
@@ -174,6 +182,7 @@ struct tn_onnx {
     bool is_inert;                   /* operators were not looked up */
 };
 tn_status onnx_model_read(tn_onnx *m, onnx_text message);
+tn_status onnx_model_list_weights(tn_onnx *m); /* weights.c: fills m->weights */
 /* Finds each node's row or function; TN_ERR_UNSUPPORTED with all that has none, also in *report (may be NULL). */
 tn_status onnx_model_resolve(tn_onnx *m, char **report);
 const onnx_attribute *onnx_node_attribute(const onnx_node *n, const char *name);

@@ -53,6 +53,7 @@ static tn_status finish(tn_onnx *m, onnx_text message, const char *path, const t
     tn_status status = set_folder(m, path, o);
     if (status == TN_OK) status = onnx_model_read(m, message);
     m->is_inert = o && o->weights_alone;
+    if (status == TN_OK) status = onnx_model_list_weights(m);
     if (status == TN_OK && !m->is_inert) status = onnx_model_resolve(m, o ? o->report : NULL);
     if (status == TN_OK) {
         *out = m;
@@ -124,17 +125,6 @@ tn_status tn_onnx_input_at(const tn_onnx *m, int i, tn_onnx_info *info) {
 tn_status tn_onnx_output_at(const tn_onnx *m, int i, tn_onnx_info *info) {
     TRY(tn_need(m, "tn_onnx_output_at: the model"));
     return describe(m->graph->outputs, m->graph->output_count, i, "output", info);
-}
-
-int tn_onnx_weight_count(const tn_onnx *m) { return m ? m->graph->weight_count : 0; }
-
-const tn_onnx_value *tn_onnx_weight_at(const tn_onnx *m, int i, const char **name) {
-    if (!m || !name || i < 0 || i >= m->graph->weight_count) {
-        tn_fail(TN_ERR_ARGUMENT, "tn_onnx_weight_at: there is no model, no weight %d, or no place for its name", i);
-        return NULL;
-    }
-    *name = m->graph->weights[i].name;
-    return m->graph->weight_values[i];
 }
 
 /* ---- values ------------------------------------------------------------------------------------------------------ */
