@@ -21,7 +21,7 @@ enum { MOST_SAMPLES = 20, LEAST_SAMPLES = 3, WARM_RUNS = 3, STARTS = 7, PROFILED
 static const double SAMPLE_SECONDS = 2e-3, WORK_SECONDS = 1.5, LONG_RUN = 0.3;
 
 static const char help_text[] =
-    "works: gemm-f32-256 … conv3x3-64-56-fast (no name: all of them; a wrong one: their list), and\n"
+    "works: gemm-f32-256 … conv3x3-64-56-fast (no name: all of them; a wrong one: their list), and:\n"
     "  start                 a whole `trunnion devices`\n"
     "  size                  bytes of this command\n"
     "  peak-memory-WORK      the most memory of a process that does WORK\n"
@@ -30,8 +30,9 @@ static const char help_text[] =
     "have one.\n"
     "\n"
     "      --seconds S       how long a work is timed at most (1.5)\n"
-    "      --model MODEL     the GGUF file of the works llm-…, or the folder of minilm-…; else what tools/smollm2.py\n"
-    "                        and tools/minilm.py fetch\n"
+    "      --model MODEL     the GGUF file of the works llm-…, or the folder of minilm-…; default: SmolLM2 and MiniLM "
+    "in\n"
+    "                        the cache folder\n"
     "      --save FOLDER     do not time: write inputs, weights and results of each work to files there\n"
     "      --profile         also what each command takes: time, a part of the limit of arithmetic, GB/s\n"
     "\n"
@@ -45,7 +46,7 @@ static int run_bench(int argc, char **argv);
 
 const cli_command cli_bench = {
     .name = "bench",
-    .summary = "time everyday work, and say which part of the machine's limit it reaches",
+    .summary = "time everyday work, as a fraction of the machine's limit",
     .usage = "bench [WORK…] [options]",
     .help = help_text,
     .accepts = CLI_ALL & ~CLI_SEED, /* every work has its own seed, so that runs compare */

@@ -33,9 +33,8 @@ static tn_status find_model(const bench_work *w, bool folder, char *path, size_t
     if (!cli_cache_path(folder ? FOLDER : MODEL, path, size))
         return tn_backend_fail(TN_ERR_IO, "no cache folder is known: set HOME, or name a model with --model FILE");
     if (access(path, R_OK) == 0) return TN_OK;
-    return tn_backend_fail(TN_ERR_IO,
-                           "there is no model at '%s'; fetch it with: python3 tools/%s.py (or name %s with --model)",
-                           path, folder ? "minilm" : "smollm2", folder ? "a folder" : "a GGUF file");
+    return tn_backend_fail(TN_ERR_IO, "there is no model at '%s'; put one there, or give %s with --model", path,
+                           folder ? "an encoder's folder" : "a GGUF file");
 }
 
 static tn_status begin_llm(bench_work *w, void **self) {

@@ -25,7 +25,9 @@ typedef struct cli_command {
     int (*run)(int argc, char **argv); /* argv[0] is the subcommand's name */
 } cli_command;
 
+/* A subcommand's help page, and other help text, at most 80 columns wide (help.c). */
 void cli_help(const cli_command *c, FILE *to);
+void cli_put_help(const char *text, FILE *to);
 
 /* ---- failures (failure.c) ---------------------------------------------------------------------------------------- */
 
@@ -37,12 +39,13 @@ int cli_failed(void);
 /* The same with another text. */
 int cli_fail(tn_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Keeps a failure that was printed already for the JSON object; the first one counts. advice: what to do, NULL: what
- * stands behind the last semicolon. */
+/* Keeps a failure that was printed already for the JSON object; the first one counts. advice: what to do; NULL: what
+ * stands behind the only semicolon, if there is one. */
 void cli_note_failure(const char *code, const char *text, const char *advice);
 typedef struct cli_json cli_json;
 void cli_json_error(cli_json *j); /* the member `error`, of the failure that was reported */
-/* At the end of the command: with --json prints {"error": …} for a status that is not CLI_OK, if no JSON was written. */
+/* At the end of the command: with --json prints {"error": …} for a status that is not CLI_OK, if no JSON was
+ * written. */
 void cli_failure_end(bool json, int status);
 
 /* ---- signals (signals.c) ----------------------------------------------------------------------------------------- */
@@ -173,6 +176,9 @@ double cli_now(void);
 /* Where a file lies in the library's cache folder; tools/digits.py and tools/smollm2.py put theirs there. false: no
  * such folder is known. */
 bool cli_cache_path(const char *name, char *out, size_t size);
+/* A model that was given by its name only, without a folder, may stand in the cache folder (models/NAME): *path is then
+ * that, in `room`. False after a message if it is in neither place. */
+bool cli_find_model(const char **path, char room[CLI_PATH]);
 bool cli_is_folder(const char *path); /* as Hugging Face has models in */
 /* The most memory that this process has had resident so far, in bytes; 0 where the system does not say. */
 int64_t cli_peak_bytes(void);

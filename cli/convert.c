@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 
 #include "commands.h"
+#include "trunnion/backend.h"
 
 enum { OPT_QUANTIZE = 256, OPT_LIKE, OPT_VERIFY, OPT_TEXT, OPT_CONTEXT, OPT_IMPORTANCE, OPT_NO_CACHE };
 
@@ -42,10 +43,10 @@ const cli_command cli_convert = {
         "  --text FILE           perplexity over this text before and after (GGUF language models)\n"
         "  --context N           tokens of a window for --text (default 512)\n"
         "  --json                tensors, bytes (of OUT), input_bytes (of IN's tensors), seconds, classes[],\n"
-        "                        verified, output_error, perplexity{}\n"
+        "                        verified, output_error, perplexity{}, requantized\n"
         "\n"
         "examples:\n"
-        "  trunnion convert model.gguf small.gguf --quantize Q4_K --verify --text text.txt --importance other.txt\n"
+        "  trunnion convert model.gguf small.gguf --quantize Q4_K --verify\n"
         "  trunnion convert model.gguf model.safetensors\n"
         "  trunnion convert model.gguf model.onnx --verify\n"
         "  trunnion run model.onnx -i input_ids=prompt.npy --steps 20\n"
@@ -92,11 +93,12 @@ static const char *wrong_wish(const convert_wishes *w, convert_kind from, conver
     if (to == CONVERT_ONNX && w->to != TN_DTYPE_COUNT) return "--quantize is for an OUT with .gguf or .safetensors";
     if (to == CONVERT_SAFETENSORS && w->to != TN_DTYPE_COUNT && tn_dtype_block(w->to) > 1)
         return "safetensors files have no quantised types: take F16, BF16 or F32, or an OUT that ends with .gguf";
-    if (is_same_file(w->in, w->out)) return "OUT is IN: what is rounded could not be had back; take another name";
+    if (is_same_file(w->in, w->out)) return "OUT must differ from IN: quantising cannot be undone";
     if (w->importance && (w->to == TN_DTYPE_COUNT || tn_dtype_block(w->to) == 1))
         return "--importance is for --quantize with a type in blocks";
     if (w->like && to != CONVERT_GGUF) return "--like is for an OUT that ends with .gguf";
     if (w->no_cache && to != CONVERT_ONNX) return "--no-cache is for an OUT that ends with .onnx";
+    if (w->context && !w->text) return "--context has no effect without --text";
     if (w->text && to != CONVERT_GGUF) return "--text is for an OUT that ends with .gguf";
     return NULL;
 }
@@ -110,6 +112,18 @@ static const struct {
     [CONVERT_ONNX] = {convert_to_onnx, convert_verify_onnx},
     [CONVERT_FOLDER] = {convert_to_folder, convert_verify},
 };
+
+/* No program can open a GGUF file that does not say what model it holds. */
+static tn_status check_architecture(const convert_file *in, const convert_wishes *w) {
+    static const char key[] = "general.architecture";
+    if (in->gguf || in->folder || w->like || (in->safetensors && tn_safetensors_metadata(in->safetensors, key)))
+        return TN_OK;
+    return tn_backend_fail(
+        TN_ERR_ARGUMENT,
+        "'%s' does not say which architecture its weights belong to (%s), and a GGUF file needs that; "
+        "give the model's folder, which has config.json, as IN, or --like FILE.gguf",
+        w->in, key);
+}
 
 static tn_status convert(const convert_wishes *w, convert_kind to, const convert_importance *importance,
                          convert_report *r) {
@@ -128,12 +142,16 @@ static tn_status convert(const convert_wishes *w, convert_kind to, const convert
         status = convert_folder_from(in.gguf, in.count, &folder);
         if (status == TN_OK) status = convert_leave_out(&in);
     }
+    if (status == TN_OK && to == CONVERT_GGUF) status = check_architecture(&in, w);
     if (status == TN_OK) status = ways[to].write(&in, w, r);
     r->tensors = in.count;
     for (int64_t i = 0; i < in.count && status == TN_OK; i++) {
         convert_tensor t;
         status = convert_at(&in, i, &t);
         r->input_bytes += t.bytes;
+        bool same, quantised = t.dtype < TN_DTYPE_COUNT && tn_dtype_block(t.dtype) > 1;
+        if (quantised && w->to != TN_DTYPE_COUNT && tn_dtype_block(convert_type_for(w, &t, true, &same)) > 1)
+            r->requantized += !same;
     }
     if (to != CONVERT_FOLDER) r->bytes = size_of(w->out);
     r->seconds = cli_now() - begun;
@@ -150,6 +168,7 @@ static int run(int argc, char **argv) {
         {"no-cache", no_argument, NULL, OPT_NO_CACHE},       {0},
     };
     convert_wishes w = {.to = TN_DTYPE_COUNT};
+    char names[160];
     cli_options o;
     int status, first = cli_parse(&cli_convert, argc, argv, &o, own, "", take, &w, &status);
     if (first < 0) return status;
@@ -157,7 +176,8 @@ static int run(int argc, char **argv) {
     w.in = argv[first];
     w.out = argv[first + 1];
     if (w.quantize && !convert_parse_type(w.quantize, &w.to))
-        return cli_wrong_usage(&cli_convert, "\"%s\" is no type that weights are converted to", w.quantize);
+        return cli_wrong_usage(&cli_convert, "--quantize cannot be \"%s\"; the types are %s", w.quantize,
+                               convert_type_names(names, sizeof names));
     convert_kind from = convert_kind_of(w.in), to = convert_kind_of(w.out);
     if (cli_is_folder(w.out) || w.out[strlen(w.out) - 1] == '/') to = CONVERT_FOLDER;
     const char *wrong = wrong_wish(&w, from, to);
@@ -178,6 +198,11 @@ static int run(int argc, char **argv) {
     convert_importance_free(&importance);
     if (code == CLI_OK && w.text && !convert_perplexity(&o, w.out, w.text, w.context, &r->perplexity[1]))
         code = cli_failed();
+    if (code == CLI_OK && r->requantized > 0)
+        cli_print(stderr,
+                  "trunnion: warning: %lld tensors of '%s' are quantised already; quantising them again to %s adds its "
+                  "error to the first one. Start from the original weights if you can\n",
+                  (long long)r->requantized, w.in, tn_dtype_name(w.to));
     if (code == CLI_OK) (o.json ? convert_put_json : convert_put_text)(&w, r);
     tn_device_close(device);
     free(r);

@@ -166,6 +166,7 @@ typedef struct convert_report {
     convert_class rows[CONVERT_MOST_CLASSES];
     int count;
     int64_t tensors, bytes, input_bytes;
+    int64_t requantized; /* tensors that were quantised before, in another type */
     double seconds;
     int64_t compared;     /* tensors that --verify compared */
     const char *outputs;  /* what it compared besides, computed by both files: "logits"; NULL: nothing */
@@ -183,6 +184,7 @@ typedef struct convert_bytes {
 } convert_bytes;
 
 bool convert_parse_type(const char *text, tn_dtype *out); /* what --quantize takes */
+const char *convert_type_names(char *out, size_t size);   /* "F32, F16, …"; returns out */
 int convert_file_type(tn_dtype dtype);                    /* GGUF's general.file_type for it */
 /* What a tensor becomes; *same: it stays as it is, byte for byte. */
 tn_dtype convert_type_for(const convert_wishes *w, const convert_tensor *t, bool to_gguf, bool *same);

@@ -52,9 +52,7 @@ static tn_status open_onnx(convert_file *f) {
                                      "'%s': '%.100s' holds texts, which other files have no type for", f->path, name);
         f->weights[f->count++] = i;
     }
-    if (status == TN_OK && f->count == 0)
-        status = tn_backend_fail(TN_ERR_UNSUPPORTED,
-                                 "'%s' has no weights", f->path);
+    if (status == TN_OK && f->count == 0) status = tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s' has no weights", f->path);
     return status;
 }
 

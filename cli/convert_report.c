@@ -4,6 +4,8 @@
 
 #include "convert.h"
 
+enum { MOST_ROWS = 40 };
+
 static double share(const convert_class *row) { return row->size > 0 ? sqrt(row->squares / row->size) : 0; }
 static double rms(const convert_class *row) { return row->numel ? sqrt(row->squares / (double)row->numel) : 0; }
 
@@ -19,6 +21,8 @@ void convert_put_text(const convert_wishes *w, const convert_report *r) {
     for (int i = 0; i < r->count; i++) {
         const convert_class *row = &r->rows[i];
         weights += row->bytes;
+        if (i == MOST_ROWS) printf("… %d more; --json has all\n", r->count - i);
+        if (i >= MOST_ROWS) continue;
         char type[40];
         snprintf(type, sizeof type, "%s → %s", row->from, row->to);
         cli_print(stdout, "%-40s %7lld  %-20s %12lld %10.3g %10.3g %8.3f%%\n", row->name, (long long)row->tensors, type,
@@ -37,6 +41,7 @@ void convert_put_json(const convert_wishes *w, const convert_report *r) {
     cli_json_int(&j, "tensors", r->tensors);
     cli_json_int(&j, "bytes", r->bytes);
     cli_json_int(&j, "input_bytes", r->input_bytes);
+    cli_json_int(&j, "requantized", r->requantized);
     cli_json_number(&j, "seconds", r->seconds);
     cli_json_array(&j, "classes");
     for (int i = 0; i < r->count; i++) {

@@ -43,6 +43,14 @@ bool convert_parse_type(const char *text, tn_dtype *out) {
     return false;
 }
 
+const char *convert_type_names(char *out, size_t size) {
+    size_t n = 0;
+    *out = 0;
+    for (int i = 0; i < TARGETS && n < size; i++)
+        n += (size_t)snprintf(out + n, size - n, "%s%s", i ? ", " : "", tn_dtype_name(targets[i].dtype));
+    return out;
+}
+
 static bool fits(tn_dtype dtype, const convert_tensor *t) {
     return t->rank > 0 && t->shape[t->rank - 1] % tn_dtype_block(dtype) == 0;
 }

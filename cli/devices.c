@@ -13,7 +13,7 @@ const cli_command cli_devices = {
     .help =
         "  --fresh               look again instead of using the last findings, as long as nothing has changed\n"
         "  --reasons             what each reason code means, and what to do\n"
-        "  -v, --verbose         reason codes (docs/devices.md), libraries, identities\n"
+        "  -v, --verbose         reason codes (--reasons explains them), libraries, identities\n"
         "  --json                backends[{name, title, available, reason_code, reason, fix, library, devices[…]}], "
         "recommended,\n"
         "                        libraries[{name, title, backend, available, in_use, reason_code, reason, fix, path, "
@@ -21,7 +21,7 @@ const cli_command cli_devices = {
         "\n"
         "examples:\n"
         "  trunnion devices\n"
-        "  trunnion devices --fresh -v            after installing a driver that is not noticed by itself\n"
+        "  trunnion devices --fresh -v         after installing a driver\n"
         "  trunnion devices --json | python3 -m json.tool\n",
     .accepts = CLI_JSON | CLI_VERBOSE,
     .run = run,

@@ -29,7 +29,7 @@ const cli_command cli_embed = {
             "      --json            embeddings[[…]], tokens[], width, device, fallback[]\n"
             "\n"
             "examples:\n"
-            "  trunnion embed -m all-MiniLM-L6-v2 'How is the weather?' 'Is it raining?' --json\n"
+            "  trunnion embed -m all-MiniLM-L6-v2 'How are you?' 'Is it raining?' --json\n"
             "  trunnion embed -m all-MiniLM-L6-v2 -f lines.txt > vectors.txt\n",
     .accepts = CLI_JSON | CLI_DEVICE | CLI_THREADS | CLI_VERBOSE,
     .run = run,
@@ -209,6 +209,8 @@ static int run(int argc, char **argv) {
     if (!r.model) return cli_wrong_usage(&cli_embed, "which model? Give its folder with -m");
     if (first == argc && !r.file) return cli_wrong_usage(&cli_embed, "which texts? Give them in quotes, or with -f");
 
+    char found[CLI_PATH];
+    if (!cli_find_model(&r.model, found)) return CLI_FAILED;
     work w = {.asked = &r};
     w.device = cli_choose_device(&o, &w.selection, &code);
     if (!w.device) return code;

@@ -55,10 +55,13 @@ static int run(int argc, char **argv) {
     if (first < 0) return status;
     if (argc - first != 1)
         return cli_wrong_usage(&cli_explain, "which model? Give one GGUF or ONNX file, or a model's folder");
-    bool network = onnx_is_network(argv[first]);
+    char found[CLI_PATH];
+    const char *path = argv[first];
+    if (!cli_find_model(&path, found)) return CLI_FAILED;
+    bool network = onnx_is_network(path);
     if (network && (w.prompt || w.tokens || w.context))
         return cli_wrong_usage(&cli_explain, "--prompt, --tokens and --context are for language models");
     if (!network && w.dims.count)
-        return cli_wrong_usage(&cli_explain, "--dim is for ONNX networks, and %s ends otherwise", argv[first]);
-    return network ? explain_network(&o, &w, argv[first]) : explain_language(&o, &w, argv[first]);
+        return cli_wrong_usage(&cli_explain, "--dim is for ONNX networks, and %s ends otherwise", path);
+    return network ? explain_network(&o, &w, path) : explain_language(&o, &w, path);
 }

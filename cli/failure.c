@@ -34,12 +34,10 @@ static const char *const codes[] = {
 
 static const char *code_of(tn_status s) { return (size_t)s < sizeof codes / sizeof codes[0] ? codes[s] : "failed"; }
 
-/* Messages say what failed and then, behind the last semicolon, what to do. */
+/* Messages say what failed and then, behind a semicolon, what to do. With several semicolons it is a list. */
 static const char *advice_in(const char *text) {
-    const char *at = NULL;
-    for (const char *next = text; (next = strstr(next, "; ")) != NULL; next += 2)
-        at = next + 2;
-    return at;
+    const char *at = strstr(text, "; ");
+    return at && !strstr(at + 2, "; ") ? at + 2 : NULL;
 }
 
 void cli_note_failure(const char *what, const char *text, const char *advice) {

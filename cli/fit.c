@@ -2,6 +2,7 @@
  *
  * The sizes come from a GGUF file's header or a folder's config.json (weights are not touched), from a model known by
  * name, or from the command line; the sums are the library's, the same that a start checks against the free memory. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -28,17 +29,18 @@ const cli_command cli_fit = {
     .usage = "fit MODEL | fit --config NAME-OR-SIZES [--context N] [--weights TYPE] [--cache TYPE] [--train]",
     .help =
         "  MODEL                 a language model: a GGUF file, or a folder as Hugging Face has them\n"
-        "  --config WHAT         a known model (mistral-7b, llama-2-7b, llama-3-8b, qwen2.5-7b, smollm2-135m) or "
-        "sizes, as\n"
-        "                        in hidden=4096,intermediate=14336,layers=32,vocabulary=32000,heads=32,kv_heads=8;\n"
-        "                        also head_dim=N, tied=1; sizes behind a name replace the model's\n"
-        "  --context N           tokens that the model can look back on (default: the model's own, at most 4096)\n"
-        "  --weights TYPE        how weights are kept, with --config: f32, bf16, q8_0, q4_K … (default f32)\n"
-        "  --cache TYPE          how keys and values are kept: f16, bf16 or f32 (default f16)\n"
+        "  --config WHAT         a known model (mistral-7b, llama-2-7b, llama-3-8b, qwen2.5-7b, smollm2-135m), or\n"
+        "                        sizes with commas between them: hidden=N, intermediate=N, layers=N, vocabulary=N,\n"
+        "                        heads=N, kv_heads=N, head_dim=N, tied=1; sizes behind a name replace the model's\n"
+        "  --context N           context length (default: the model's own, at most 4096)\n"
+        "  --weights TYPE        type of the weights, with --config: f32, f16, bf16, q8_0, q6_K, q5_K, q5_1, q5_0, "
+        "q4_K, q4_1, q4_0, q3_K, q2_K (default f32)\n"
+        "  --cache TYPE          type of the key/value cache: f16, bf16 or f32 (default f16)\n"
         "  --train               training with Adam in f32 instead of inference\n"
         "  --batch N             sequences trained on at once (default 1)\n"
         "  --json                total_bytes, weights_bytes, cache_bytes, activation_bytes, runtime_bytes,\n"
-        "                        gradient_bytes, optimizer_bytes, parameters, context, fits{device:bool}\n"
+        "                        gradient_bytes, optimizer_bytes, parameters, context, fits{device:bool}, "
+        "would_fit{device:{weights, context}}\n"
         "\n"
         "The total is what a process that does nothing else has resident at its peak. Of a device that does not say\n"
         "what is free, all memory is taken into account.\n"
@@ -46,7 +48,7 @@ const cli_command cli_fit = {
         "examples:\n"
         "  trunnion fit model.gguf --context 2048\n"
         "  trunnion fit --config mistral-7b --weights q4_K --context 8192\n"
-        "  trunnion fit --config hidden=4096,intermediate=14336,layers=32,vocabulary=32000,heads=32,kv_heads=8\n"
+        "  trunnion fit --config mistral-7b,layers=40 --weights q4_K\n"
         "  trunnion fit --config smollm2-135m --train --batch 8 --context 512\n",
     .accepts = CLI_JSON,
     .run = run,
@@ -60,7 +62,7 @@ typedef struct request {
     const char *config;
     int64_t context, batch; /* 0: not given */
     tn_dtype weights, cache;
-    bool weights_given, train;
+    bool weights_given, cache_given, train;
 } request;
 
 static const struct known_model {
@@ -130,6 +132,7 @@ static bool take(void *ctx, int val, const char *arg) {
         r->weights_given = find_dtype(arg, &r->weights);
         return r->weights_given && (tn_dtype_is_float(r->weights) || tn_dtype_block(r->weights) > 1);
     case OPT_CACHE:
+        r->cache_given = true;
         return find_dtype(arg, &r->cache) && (r->cache == TN_F16 || r->cache == TN_BF16 || r->cache == TN_F32);
     default: return r->train = true;
     }
@@ -232,25 +235,49 @@ static int64_t longest_context(const request *r, const tn_model_sizes *s, int64_
     return fits;
 }
 
-/* What would make it fit on a device with that much room. */
-static void advise(const request *r, const tn_model_sizes *s, int64_t room) {
-    int64_t context = longest_context(r, s, room);
-    if (context >= 64) {
-        printf("      would fit with --context %lld\n", (long long)context);
-        return;
-    }
-    static const tn_dtype smaller[] = {TN_BF16, TN_Q8_0, TN_Q4_K, TN_Q2_K};
-    for (size_t i = 0; !r->train && i < sizeof smaller / sizeof smaller[0]; i++) {
+/* What would make it fit: weights in `weights` (TN_DTYPE_COUNT: as they are) and this context. */
+typedef struct advice {
+    tn_dtype weights;
+    int64_t context; /* 0: nothing does */
+} advice;
+
+enum { LEAST_CONTEXT = 64 };
+
+/* Weights as precise as possible first; among smaller ones, one that keeps the whole context. */
+static advice find_advice(const request *r, const tn_model_sizes *s, int64_t room) {
+    static const tn_dtype smaller[] = {TN_BF16, TN_Q8_0, TN_Q6_K, TN_Q5_K, TN_Q4_K, TN_Q3_K, TN_Q2_K};
+    advice best = {.weights = TN_DTYPE_COUNT, .context = longest_context(r, s, room)};
+    if (best.context >= LEAST_CONTEXT || r->train) return best.context >= LEAST_CONTEXT ? best : (advice){0};
+    double now = s->weights_bytes > 0 ? INFINITY : s->bytes_per_weight;
+    best.context = 0;
+    for (size_t i = 0; i < sizeof smaller / sizeof smaller[0]; i++) {
         tn_model_sizes probe = *s;
+        tn_memory_estimate e;
         probe.bytes_per_weight = bytes_of(smaller[i]);
         probe.weights_bytes = 0;
-        tn_memory_estimate e;
-        if (probe.bytes_per_weight >= s->bytes_per_weight || estimate(r, &probe, &e) != TN_OK || e.total_bytes > room)
-            continue;
-        printf("      would fit with weights in %s\n", tn_dtype_name(smaller[i]));
+        bool is_smaller = probe.bytes_per_weight < now;
+        if (is_smaller && s->weights_bytes > 0)
+            is_smaller = estimate(r, &probe, &e) == TN_OK && e.weights_bytes < s->weights_bytes;
+        if (!is_smaller || estimate(r, &probe, &e) != TN_OK) continue;
+        if (e.total_bytes <= room) return (advice){smaller[i], s->sequence};
+        int64_t context = longest_context(r, &probe, room);
+        if (!best.context && context >= LEAST_CONTEXT) best = (advice){smaller[i], context};
+    }
+    return best;
+}
+
+static void put_advice(const request *r, const tn_model_sizes *s, int64_t room) {
+    advice a = find_advice(r, s, room);
+    if (!a.context) {
+        printf("      no shorter context%s makes it fit\n", r->train ? "" : ", and no smaller weights");
         return;
     }
-    printf("      no shorter context%s makes it fit\n", r->train ? "" : " and no smaller weights");
+    printf("      would fit with");
+    if (a.weights != TN_DTYPE_COUNT && s->weights_bytes == 0) printf(" --weights %s", tn_dtype_name(a.weights));
+    if (a.weights != TN_DTYPE_COUNT && s->weights_bytes > 0)
+        printf(" weights in %s (trunnion convert --quantize)", tn_dtype_name(a.weights));
+    if (a.context < s->sequence) printf(" --context %lld", (long long)a.context);
+    printf("\n");
 }
 
 static void put_part(const char *what, int64_t bytes, const char *why) {
@@ -291,12 +318,13 @@ static void put_devices(const tn_device_list *list, const request *r, const tn_m
                    fits        ? "fits"
                    : d->usable ? "does not fit"
                                : "not usable");
-            if (d->usable && !fits) advise(r, s, room_on(d));
+            if (d->usable && !fits) put_advice(r, s, room_on(d));
         }
     }
 }
 
-static void put_json(const tn_device_list *list, const tn_model_sizes *s, const tn_memory_estimate *e) {
+static void put_json(const tn_device_list *list, const request *r, const tn_model_sizes *s,
+                     const tn_memory_estimate *e) {
     cli_json j = {.out = stdout};
     cli_json_object(&j, NULL);
     cli_json_int(&j, "total_bytes", e->total_bytes);
@@ -315,6 +343,20 @@ static void put_json(const tn_device_list *list, const tn_model_sizes *s, const 
             cli_json_bool(&j, backend->devices[i].id, has_room(&backend->devices[i], e->total_bytes));
     }
     cli_json_end(&j, '}');
+    cli_json_object(&j, "would_fit");
+    for (int b = 0; b < tn_device_list_count(list); b++) {
+        const tn_backend_info *backend = tn_device_list_at(list, b);
+        for (int i = 0; i < backend->device_count; i++) {
+            const tn_device_info *d = &backend->devices[i];
+            advice a = d->usable && !has_room(d, e->total_bytes) ? find_advice(r, s, room_on(d)) : (advice){0};
+            if (!a.context) continue;
+            cli_json_object(&j, d->id);
+            cli_json_string(&j, "weights", a.weights == TN_DTYPE_COUNT ? NULL : tn_dtype_name(a.weights));
+            cli_json_int(&j, "context", a.context);
+            cli_json_end(&j, '}');
+        }
+    }
+    cli_json_end(&j, '}');
     cli_json_end(&j, '}');
 }
 
@@ -329,8 +371,13 @@ static int run(int argc, char **argv) {
         return cli_wrong_usage(&cli_fit, "it takes a GGUF file or a model's folder, or --config and neither");
     if (path && r.weights_given)
         return cli_wrong_usage(&cli_fit, "--weights belongs to --config: a file's weights are as they are");
-    if (r.batch && !r.train) return cli_wrong_usage(&cli_fit, "--batch belongs to --train");
+    if (r.batch && !r.train) return cli_wrong_usage(&cli_fit, "--batch requires --train");
+    if (r.train && (r.weights_given || r.cache_given))
+        return cli_wrong_usage(&cli_fit, "--%s has no effect with --train, which keeps weights in f32 and no cache",
+                               r.weights_given ? "weights" : "cache");
 
+    char found[CLI_PATH];
+    if (path && !cli_find_model(&path, found)) return CLI_FAILED;
     tn_model_sizes sizes = {.struct_size = sizeof sizes};
     tn_memory_estimate e;
     status = find_sizes(&r, path, &sizes);
@@ -339,7 +386,7 @@ static int run(int argc, char **argv) {
     tn_device_list *list;
     if (tn_device_list_new(false, &list) != TN_OK) return cli_failed();
     if (o.json) {
-        put_json(list, &sizes, &e);
+        put_json(list, &r, &sizes, &e);
     } else {
         put_parts(&sizes, &e, r.train);
         put_devices(list, &r, &sizes, &e);

@@ -1,7 +1,7 @@
 /* generate.c — `trunnion generate`: a language model continues a text, and shows each token as it is computed.
  *
- * The text goes to standard output, notes to standard error. Loading, planning and packing come before the clock starts;
- * the two speeds are those of the prompt and of the generated tokens. */
+ * The text goes to standard output, notes to standard error. Loading, planning and packing come before the clock
+ * starts; the two speeds are those of the prompt and of the generated tokens. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -68,8 +68,8 @@ const cli_command cli_generate = {
             "\n"
             "examples:\n"
             "  trunnion generate -m model.gguf --chat -p 'Why is the sky blue?'\n"
-            "  trunnion generate -m model.gguf -p 'Once upon a time' -n 200 --temperature 1 --seed 7\n"
-            "  trunnion generate -m model.gguf -p 'The capital of France is' -n 8 --greedy --json\n",
+            "  trunnion generate -m model.gguf -p 'Once upon a time' -n 200 --seed 7\n"
+            "  trunnion generate -m model.gguf -p 'The capital of France is' --greedy --json\n",
     .accepts = CLI_ALL,
     .run = run,
 };
@@ -95,9 +95,9 @@ static const struct option options[] = {
 typedef struct request {
     cli_options common;
     const char *model, *prompt, *ids, *system;
-    int64_t tokens, context; /* context 0: not given */
+    int64_t tokens, context;    /* context 0: not given */
     bool chat, greedy, limited; /* limited: to DEFAULT_TOKENS */
-    const char *sampled; /* an option of sampling that was given; NULL: none */
+    const char *sampled;        /* an option of sampling that was given; NULL: none */
     tn_llm_cache cache;
     tn_sampler_options sampling;
 } request;
@@ -117,7 +117,7 @@ typedef struct work {
     size_t shown;  /* bytes of it that were written */
     tn_text_stream stream;
     double load_seconds, prompt_seconds, token_seconds;
-    int64_t steps; /* tokens behind the prompt that were computed */
+    int64_t steps;       /* tokens behind the prompt that were computed */
     const char *stopped; /* "end", "length" or "cancelled" */
     bool full;           /* length: the context's, not that of -n */
 } work;
@@ -467,6 +467,8 @@ static int run(int argc, char **argv) {
     if (r.greedy && (r.sampled || r.common.seed_given))
         return cli_wrong_usage(&cli_generate, "--greedy does not sample, so --%s has no effect; leave one of them out",
                                r.sampled ? r.sampled : "seed");
+    char found[CLI_PATH];
+    if (!cli_find_model(&r.model, found)) return CLI_FAILED;
     r.limited = r.tokens == NOT_GIVEN;
     if (r.limited) r.tokens = DEFAULT_TOKENS;
     if (r.greedy) r.sampling.temperature = 0;

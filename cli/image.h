@@ -30,7 +30,7 @@ typedef enum image_resize {
 
 typedef struct image_options {
     image_resize resize;
-    int64_t size[2];        /* height and width where the input's are open; 0: the picture's own */
+    int64_t size[2]; /* height and width where the input's are open; 0: the picture's own */
     bool bgr;
     double scale;           /* 0: 1/255 for floats, 1 for whole numbers */
     double mean[3], std[3]; /* of channels, after scaling; std 0: 1 */

@@ -161,7 +161,8 @@ tn_status image_tensor(const image *picture, const image_options *o, const int64
                                              "[1, height, width, 3]");
     int64_t height = shape[at.row], width = shape[at.column], full[4] = {1, 1, 1, 1};
     if (o->size[0] && ((height > 0 && height != o->size[0]) || (width > 0 && width != o->size[1])))
-        return tn_backend_fail(TN_ERR_SHAPE, "--size %lldx%lld: the input's size is fixed (height %lld, width %lld; -1 is "
+        return tn_backend_fail(TN_ERR_SHAPE,
+                               "--size %lldx%lld: the input's size is fixed (height %lld, width %lld; -1 is "
                                "open); leave --size out",
                                (long long)o->size[0], (long long)o->size[1], (long long)height, (long long)width);
     if (height <= 0) height = o->size[0] ? o->size[0] : picture->height;

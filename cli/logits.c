@@ -189,6 +189,8 @@ static int run(int argc, char **argv) {
     if (first < argc)
         return cli_wrong_usage(&cli_logits, "\"%s\" belongs to no option; put a prompt in quotes", argv[first]);
 
+    char found[CLI_PATH];
+    if (!cli_find_model(&w.model, found)) return CLI_FAILED;
     cli_language l;
     tn_llm_options options = {.struct_size = sizeof options, .cache = w.cache};
     bool opened = cli_language_open(&l, &o, w.model, &options, !w.ids);

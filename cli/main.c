@@ -13,18 +13,25 @@ static const cli_command *const commands[] = {
 };
 enum { COMMANDS = sizeof commands / sizeof commands[0] };
 
-static void print_overview(FILE *to) {
+static void write_overview(FILE *to) {
     fprintf(to, "usage: trunnion COMMAND [options]\n\ncommands:\n");
     for (int i = 0; i < COMMANDS; i++)
         fprintf(to, "  %-12s %s\n", commands[i]->name, commands[i]->summary);
     fprintf(to, "  %-12s %s\n", "help CMD", "what a command does, with examples");
     cli_common_help(NULL, to);
-    fprintf(to, "\nexit status: 0 success, 1 the work failed, 2 wrong usage, 130 and 143 stopped by\nSIGINT (Ctrl-C) and SIGTERM\n");
+    fprintf(to, "\nexit status: 0 success, 1 the work failed, 2 wrong usage, 130 and 143 stopped by "
+                "SIGINT (Ctrl-C) and SIGTERM\n");
 }
 
-void cli_help(const cli_command *c, FILE *to) {
-    cli_print(to, "usage: trunnion %s\n\n%s\n\n%s", c->usage, c->summary, c->help);
-    cli_common_help(c, to);
+static void print_overview(FILE *to) {
+    char *text = NULL;
+    size_t size = 0;
+    FILE *f = open_memstream(&text, &size);
+    if (!f) return;
+    write_overview(f);
+    fclose(f);
+    cli_put_help(text, to);
+    free(text);
 }
 
 static const cli_command *find_command(const char *name) {

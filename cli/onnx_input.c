@@ -66,8 +66,9 @@ tn_status onnx_dims_are_used(const onnx_dims *dims) {
 
 void onnx_tell_guess(const onnx_dims *dims) {
     if (!dims->guessed || (tn_error_code() != TN_ERR_SHAPE && tn_error_code() != TN_ERR_ARGUMENT)) return;
-    fputs("  open dimensions of the random inputs were taken as 1; --dim NAME=N sets one (trunnion run -v lists them)\n",
-          stderr);
+    fputs(
+        "  open dimensions of the random inputs were taken as 1; --dim NAME=N sets one (trunnion run -v lists them)\n",
+        stderr);
 }
 
 tn_status onnx_random_input(const tn_onnx_info *info, onnx_dims *dims, uint64_t *state, tn_onnx_value **out) {

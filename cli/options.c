@@ -36,9 +36,7 @@ static const struct {
     {{"mem", required_argument, NULL, OPT_MEM},
      CLI_DEVICE,
      "  --mem SIZE            memory that must be free on the device, as in 6G"},
-    {{"threads", required_argument, NULL, OPT_THREADS},
-     CLI_THREADS,
-     "  --threads N           CPU threads, 1 to 512"},
+    {{"threads", required_argument, NULL, OPT_THREADS}, CLI_THREADS, "  --threads N           CPU threads, 1 to 512"},
     {{"library", required_argument, NULL, OPT_LIBRARY},
      CLI_THREADS,
      "  --library NAMES       libraries for matrix products and convolutions: names from\n"

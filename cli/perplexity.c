@@ -31,7 +31,7 @@ const cli_command cli_perplexity = {
             "\n"
             "examples:\n"
             "  trunnion perplexity -m model.gguf -f text.txt\n"
-            "  head -c 20000 text.txt | trunnion perplexity -m model.gguf -f - --context 1024 --json\n",
+            "  head -c 20000 text.txt | trunnion perplexity -m model.gguf -f - --json\n",
     .accepts = CLI_JSON | CLI_DEVICE | CLI_THREADS | CLI_VERBOSE,
     .run = run,
 };
@@ -152,6 +152,8 @@ static int run(int argc, char **argv) {
     if (!w.file) return cli_wrong_usage(&cli_perplexity, "which text? Give its file with -f");
     if (first < argc) return cli_wrong_usage(&cli_perplexity, "\"%s\" belongs to no option", argv[first]);
 
+    char found[CLI_PATH];
+    if (!cli_find_model(&w.model, found)) return CLI_FAILED;
     cli_language l;
     tn_ids ids = {0};
     rating r = {0};

@@ -3,6 +3,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "cli.h"
 
@@ -117,6 +118,22 @@ bool cli_cache_path(const char *name, char *out, size_t size) {
     if (own && *own) return snprintf(out, size, "%s/%s", own, name) < (int)size;
     if (xdg && *xdg == '/') return snprintf(out, size, "%s/trunnion/%s", xdg, name) < (int)size;
     return home && *home && snprintf(out, size, "%s/.cache/trunnion/%s", home, name) < (int)size;
+}
+
+bool cli_find_model(const char **path, char room[CLI_PATH]) {
+    char name[CLI_PATH] = "", folder[CLI_PATH] = "";
+    if (strchr(*path, '/') || access(*path, F_OK) == 0) return true;
+    snprintf(name, sizeof name, "models/%s", *path);
+    if (cli_cache_path(name, room, CLI_PATH) && access(room, F_OK) == 0) {
+        *path = room;
+        return true;
+    }
+    (void)cli_cache_path("models", folder, sizeof folder);
+    (void)cli_fail(TN_ERR_IO,
+                   "there is no '%s', neither here nor in the cache folder '%s'; give the path of a GGUF file "
+                   "or of a Hugging Face folder",
+                   *path, folder);
+    return false;
 }
 
 bool cli_is_folder(const char *path) {

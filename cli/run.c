@@ -499,24 +499,15 @@ static int do_work(work *w, const char *path) {
 
 static int run(int argc, char **argv) {
     static const struct option own[] = {
-        {"input", required_argument, NULL, 'i'},
-        {"output", required_argument, NULL, 'o'},
-        {"random", no_argument, NULL, OPT_RANDOM},
-        {"repeat", required_argument, NULL, OPT_REPEAT},
-        {"steps", required_argument, NULL, OPT_STEPS},
-        {"feed", required_argument, NULL, OPT_FEED},
-        {"dim", required_argument, NULL, OPT_DIM},
-        {"profile", no_argument, NULL, OPT_PROFILE},
-        {"trace", required_argument, NULL, OPT_TRACE},
-        {"resize", required_argument, NULL, OPT_RESIZE},
-        {"scale", required_argument, NULL, OPT_SCALE},
-        {"mean", required_argument, NULL, OPT_MEAN},
-        {"std", required_argument, NULL, OPT_STD},
-        {"bgr", no_argument, NULL, OPT_BGR},
-        {"size", required_argument, NULL, OPT_SIZE},
-        {"top", required_argument, NULL, OPT_TOP},
-        {"labels", required_argument, NULL, OPT_LABELS},
-        {0},
+        {"input", required_argument, NULL, 'i'},         {"output", required_argument, NULL, 'o'},
+        {"random", no_argument, NULL, OPT_RANDOM},       {"repeat", required_argument, NULL, OPT_REPEAT},
+        {"steps", required_argument, NULL, OPT_STEPS},   {"feed", required_argument, NULL, OPT_FEED},
+        {"dim", required_argument, NULL, OPT_DIM},       {"profile", no_argument, NULL, OPT_PROFILE},
+        {"trace", required_argument, NULL, OPT_TRACE},   {"resize", required_argument, NULL, OPT_RESIZE},
+        {"scale", required_argument, NULL, OPT_SCALE},   {"mean", required_argument, NULL, OPT_MEAN},
+        {"std", required_argument, NULL, OPT_STD},       {"bgr", no_argument, NULL, OPT_BGR},
+        {"size", required_argument, NULL, OPT_SIZE},     {"top", required_argument, NULL, OPT_TOP},
+        {"labels", required_argument, NULL, OPT_LABELS}, {0},
     };
     work w = {0};
     tn_onnx_set_image_decoder(image_decode_for_onnx);

@@ -17,10 +17,10 @@
 #include "trunnion/ops.h"
 
 enum {
-    SMALL = 64,        /* values that are shown whole */
-    FIRST = 8,         /* of a larger output */
-    MOST_RANKED = 16,  /* rows whose classes are printed */
-    NAME_BYTES = 200,  /* of a file's name, which may have 255 */
+    SMALL = 64,       /* values that are shown whole */
+    FIRST = 8,        /* of a larger output */
+    MOST_RANKED = 16, /* rows whose classes are printed */
+    NAME_BYTES = 200, /* of a file's name, which may have 255 */
     MOST_LABELS = 1 << 24
 };
 

@@ -2,8 +2,9 @@
  *
  * Unless a subcommand says otherwise, a signal ends the process at once: unfinished files are removed, the exit status
  * is 128 + the signal's number. Between cli_stop_begin and cli_stop_end the first signal only sets what cli_stopped()
- * returns, and the work stops by itself and keeps what it has. A second signal ends it all the same; wrappers often send
- * the first one twice, so the second counts only after SECOND_AFTER. The handler uses async-signal-safe calls only. */
+ * returns, and the work stops by itself and keeps what it has. A second signal ends it all the same; wrappers often
+ * send the first one twice, so the second counts only after SECOND_AFTER. The handler uses async-signal-safe calls
+ * only. */
 #include <errno.h>
 #include <limits.h>
 #include <signal.h>

@@ -15,7 +15,7 @@ static int run(int argc, char **argv);
 
 const cli_command cli_tokenize = {
     .name = "tokenize",
-    .summary = "show a text's tokens under a model's vocabulary, or the text of tokens",
+    .summary = "show a text's tokens, or the text of tokens",
     .usage = "tokenize -m MODEL TEXT | tokenize -m MODEL --decode IDS",
     .help =
         "  -m, --model MODEL     a GGUF file, a tokenizer.json or a Hugging Face folder that holds one\n"
@@ -157,6 +157,8 @@ static int run(int argc, char **argv) {
         return cli_wrong_usage(&cli_tokenize, argc == at ? "which text? - reads standard input"
                                                          : "one text is expected; put it in quotes");
 
+    char found[CLI_PATH];
+    if (!cli_find_model(&w.model, found)) return CLI_FAILED;
     tn_tokenizer *t;
     if (tn_tokenizer_open(w.model, &t) != TN_OK) return cli_failed();
     bool good = w.decode ? decode(t, &w, o.json) : encode(t, &w, argv[at], o.json);

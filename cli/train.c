@@ -19,8 +19,8 @@ enum { TASKS = sizeof tasks / sizeof tasks[0] };
 
 static const char help_text[] =
     "tasks:\n"
-    "  digits                handwritten digits of 8 by 8 pixels; metric: accuracy on every fifth of them, kept aside\n"
-    "  chars                 a small transformer goes on with a text; metric: bits a character, on a tenth kept aside\n"
+    "  digits                handwritten digits of 8 by 8 pixels; metric: accuracy on every fifth, held out\n"
+    "  chars                 a small transformer that predicts text; metric: bits per character, held-out tenth\n"
     "  cartpole              a pole to balance on a cart, with PPO; metric: mean return of 100 episodes (at most 500)\n"
     "\n"
     "options:\n"
@@ -30,8 +30,8 @@ static const char help_text[] =
     "  --policy mlp|lstm     cartpole: the policy (mlp)\n"
     "  --devices A,B         digits, chars: share each batch, as in cuda:0,cuda:1; the first holds the model\n"
     "  --parts N             digits, chars: parts of a batch (one a device); they decide the bits, the devices do not\n"
-    "  --data FILE           digits: the table, 65 numbers a line (the file that tools/digits.py makes);\n"
-    "                        chars: the text (else all that `trunnion help` says of the commands)\n"
+    "  --data FILE           digits: a table, 65 whole numbers a line: 64 pixels from 0 to 16, then the digit;\n"
+    "                        chars: the text (default: the help of some commands)\n"
     "  --save FILE           write a checkpoint at the end, and when stopped (Ctrl-C, SIGTERM)\n"
     "  --save-every N        also after each N steps, a whole number from 1\n"
     "  --resume FILE         go on from a checkpoint; with the same options the same bits follow as without the stop\n"
@@ -290,8 +290,10 @@ static int execute(run *r, tn_device *device) {
     int code = resume(r);
     if (code != CLI_OK) return code;
     if (r->step >= r->last && r->options->resume)
-        return cli_fail(TN_ERR_ARGUMENT, "'%s' has made %lld of %lld steps already: nothing is left to do; give --steps "
-                        "a larger number", r->options->resume, (long long)r->step, (long long)r->last);
+        return cli_fail(TN_ERR_ARGUMENT,
+                        "'%s' has made %lld of %lld steps already: nothing is left to do; give --steps "
+                        "a larger number",
+                        r->options->resume, (long long)r->step, (long long)r->last);
 
     cli_progress progress;
     cli_stop_begin();

@@ -100,10 +100,11 @@ static tn_status load_table(const char *given, digits *d) {
     const char *path = given ? given : found;
     FILE *f = fopen(path, "r");
     if (!f && errno == ENOENT)
-        return tn_backend_fail(TN_ERR_IO,
-                               "the digits are not at '%s'; fetch them with: python3 tools/digits.py (or name the "
-                               "table with --data FILE)",
-                               path);
+        return tn_backend_fail(
+            TN_ERR_IO,
+            "the digits are not at '%s'; put them there or give them with --data FILE: scikit-learn's "
+            "digits.csv as whole numbers (`make demo` in the source tree does that)",
+            path);
     if (!f) return tn_backend_fail(TN_ERR_IO, "'%s': %s", path, strerror(errno));
     tn_status status = read_rows(f, path, d);
     fclose(f);

@@ -20,7 +20,7 @@ static int run_tune(int argc, char **argv);
 
 const cli_command cli_tune = {
     .name = "tune",
-    .summary = "measure what computes products fastest here, and keep that for later",
+    .summary = "measure the fastest way to compute products, and keep it",
     .usage = "tune [MxNxK | WORK]... [--device NAME] [--library auto] [--threads N]",
     .help =
         "  MxNxK                 a product of matrices in f32 of this size, as in 512x512x512\n"
@@ -115,8 +115,9 @@ extern char **environ;
 
 /* `trunnion tune WORK` for the device, by another process; it says itself what failed. */
 static int tune_apart(const char *name, const cli_options *o) {
-    char self[4096], memory[32], *arguments[12] = {"trunnion", "tune",   (char *)(uintptr_t)name, "--device",
-                                                   (char *)(uintptr_t)o->device, "--json"};
+    char self[4096], memory[32],
+        *arguments[12] = {"trunnion", "tune", (char *)(uintptr_t)name, "--device", (char *)(uintptr_t)o->device,
+                          "--json"};
     int count = 6;
     if (o->library) {
         arguments[count++] = "--library";

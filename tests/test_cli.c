@@ -26,6 +26,12 @@ int cli_wrong_usage(const cli_command *c, const char *format, ...) {
 
 int cli_failed(void) { return CLI_FAILED; }
 
+int cli_fail(tn_status status, const char *format, ...) {
+    (void)status;
+    (void)format;
+    return CLI_FAILED;
+}
+
 void cli_help(const cli_command *c, FILE *to) {
     (void)c;
     (void)to;
@@ -473,7 +479,11 @@ static void idle_library_is_said(void **state) {
     snprintf(strrchr(path, '/'), 200, "/doubles/cuda.so");
     setenv("TRUNNION_CUBLASLT_LIB", path, 1);
     assert_int_equal(run_command("devices", heard, sizeof heard), 0);
+    bool there = strstr(heard, "✓ cuda") || strstr(heard, "+ cuda");
+    assert_true((strstr(heard, "cublaslt on cuda") != NULL) == there); /* not without a device to use it on */
+    assert_int_equal(run_command("devices -v", heard, sizeof heard), 0);
     assert_text_has(heard, "cublaslt on cuda");
+    if (!there) assert_text_has(heard, "no device for it here; found at ");
     int code = run_command("tune 8x8x8 --device cpu --library cublaslt 2>&1", heard, sizeof heard);
     assert_int_equal(code, 0);
     assert_text_has(heard, "--library cublaslt is for cuda devices; on cpu our own kernels compute");

@@ -52,6 +52,8 @@ examples  | check     | 120 | tools/build.sh $BUILD examples $plain && $run_prog
 train     | check     | 240 | tools/build.sh $BUILD all $plain && $run_command $BUILD train
 bench     | check     |  60 | tools/build.sh $BUILD all $plain && $run_command $BUILD bench
 backend   | check     | 240 | tools/build.sh $BUILD all $plain && python3 tools/checks/backend.py $BUILD
+faults    | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/command_faults.py $BUILD
+signals   | check     | 180 | tools/build.sh $BUILD all $plain && python3 tools/checks/signals.py $BUILD
 help      | check     | 480 | tools/build.sh $BUILD all $plain && $run_command $BUILD help
 install   | check     | 120 | tools/checks/install.sh $BUILD
 vulkan    | check     | 240 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD tests $plain && tools/checks/vulkan.sh $BUILD
@@ -77,6 +79,7 @@ rendered-all | check-all | 1800 | tools/build.sh $BUILD tests $plain && python3 
 networks  | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools/onnx_models.py $BUILD --fast
 unit-full | check-all | 3600 | tools/build.sh $BUILD tests $plain && TRUNNION_TEST_FULL=1 $run_programs $BUILD tests --each 1800
 programs  | check-all | 3600 | tools/build.sh $BUILD test_programs $plain && python3 tools/checks/many_programs.py $BUILD 100000
+signals-all | check-all | 1800 | tools/build.sh $BUILD all $plain && python3 tools/checks/signals.py $BUILD 20
 bugs      | check-all | 1800 | python3 tools/seed_bugs.py
 certified | check-all | 7200 | tools/build.sh $BUILD all $plain && python3 tools/certify_all.py $BUILD vulkan swiftshader webgpu oclgrind opencl --budget 3000
 devwork   | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools/checks/device_work.py $BUILD

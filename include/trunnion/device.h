@@ -40,7 +40,7 @@ typedef struct tn_backend_info {
     const char *name;        /* "cuda" */
     const char *title;       /* "NVIDIA CUDA" */
     bool available;          /* at least one device can be used */
-    const char *reason_code; /* "none", "library_not_found", "no_device" …: see docs/devices.md */
+    const char *reason_code; /* "none", "library_not_found", "no_device" …: tn_reason_help_at explains them */
     const char *reason;      /* for people; "" when available */
     const char *fix;         /* what to do about it; "" when there is nothing to do */
     const char *library;     /* the file that was or would be loaded; "" if none */

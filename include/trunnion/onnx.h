@@ -109,10 +109,10 @@ TN_API int tn_onnx_output_count(const tn_onnx *m);
 TN_API tn_status tn_onnx_input_at(const tn_onnx *m, int i, tn_onnx_info *info);
 TN_API tn_status tn_onnx_output_at(const tn_onnx *m, int i, tn_onnx_info *info);
 
-/* Weights: the initialisers of the model's own graph in the file's order, then the tensors that its Constant nodes hold,
- * by their outputs' names; then those of subgraphs (If, Loop, Scan) and of the model's functions. A name that occurs
- * several times is told apart in subgraphs by its path, NODE.ATTRIBUTE.NAME. Borrowed from the model, as are names.
- * NULL with tn_error set when there is no weight i. */
+/* Weights: the initialisers of the model's own graph in the file's order, then the tensors that its Constant nodes
+ * hold, by their outputs' names; then those of subgraphs (If, Loop, Scan) and of the model's functions. A name that
+ * occurs several times is told apart in subgraphs by its path, NODE.ATTRIBUTE.NAME. Borrowed from the model, as are
+ * names. NULL with tn_error set when there is no weight i. */
 TN_API int tn_onnx_weight_count(const tn_onnx *m);
 TN_API const tn_onnx_value *tn_onnx_weight_at(const tn_onnx *m, int i, const char **name);
 

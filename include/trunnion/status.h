@@ -54,8 +54,8 @@ TN_API const char *tn_status_name(tn_status s);
 
 /* Removes the temporary files of all saves (checkpoints, safetensors, GGUF, ONNX …) that are under way in this process,
  * so that a program which a signal ends leaves none behind. Call it from the signal handler and end the process there
- * (_exit): a save that went on would fail. Async-signal-safe. Finds up to 32 saves at a time; what else is left, the next
- * save of the same file removes. */
+ * (_exit): a save that went on would fail. Async-signal-safe. Finds up to 32 saves at a time; what else is left, the
+ * next save of the same file removes. */
 TN_API void tn_discard_saves(void);
 
 /* The library's version, "0.1.0". */

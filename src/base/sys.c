@@ -236,8 +236,8 @@ enum {
     LISTED_SAVES = 32             /* saves whose temporary file tn_discard_saves finds */
 };
 
-/* Temporary files of this process, for tn_discard_saves: a signal handler may read atomics and static memory, but neither
- * lock nor allocate. A save that finds no free entry, or has a longer name, is not listed. */
+/* Temporary files of this process, for tn_discard_saves: a signal handler may read atomics and static memory, but must
+ * not lock or allocate. A save that finds no free entry, or has a longer name, is not listed. */
 typedef enum entry_state { ENTRY_FREE, ENTRY_CHANGING, ENTRY_LISTED } entry_state;
 static struct {
     _Atomic int state;

@@ -76,8 +76,7 @@ tn_status tn_fail_prefix(tn_status code, const char *format, ...) {
     int n = vsnprintf(text, ERROR_TEXT_SIZE, format, args);
     va_end(args);
     size_t used = n < 0 ? 0 : strlen(text);
-    snprintf(text + used, sizeof text - used, "%s%s", used > 0 ? ": " : "",
-             without_name(last_error.text, text));
+    snprintf(text + used, sizeof text - used, "%s%s", used > 0 ? ": " : "", without_name(last_error.text, text));
     set_error(code, text);
     return code;
 }

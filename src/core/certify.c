@@ -224,7 +224,8 @@ static tn_status check_names(const char *names) {
         while (op < tn_op_count() && (strncmp(tn_op(op)->name, at, (size_t)length) != 0 || tn_op(op)->name[length]))
             op++;
         if (op == tn_op_count())
-            return tn_fail(TN_ERR_ARGUMENT, "certify: there is no operation '%.*s'; docs/ops.md lists them", length,
+            return tn_fail(TN_ERR_ARGUMENT,
+                           "certify: there is no operation '%.*s'; the header trunnion/ops.h declares them", length,
                            at);
     }
     return TN_OK;

@@ -3,7 +3,7 @@
  * Loading LibTorch takes a third of a second and a hundred megabytes; a listing must not cost that. The version
  * stands in the file's name (libonnxruntime.so.1.31.1), or beside the library: in the folder that pip leaves
  * (torch-2.15.0.dist-info) or the file of the unpacked archive (build-version). Engines are used only when asked for
- * by name. */
+ * by name, and cannot be used yet: there is no driver. */
 #include <glob.h>
 #include <limits.h>
 #include <stdio.h>
@@ -14,6 +14,10 @@
 #include "hal/hal.h"
 
 #if TRUNNION_WITH_ONNXRUNTIME || TRUNNION_WITH_TORCH
+
+/* Not "pip install": nothing would come of it. */
+static const char NO_DRIVER[] =
+    "none: this version of Trunnion has no driver for it yet, installing it changes nothing";
 
 typedef struct engine {
     tn_library_spec library;
@@ -79,7 +83,7 @@ static const char *const onnxruntime_names[] = {
 };
 
 static const engine onnxruntime = {
-    .library = {"ONNX Runtime", "TRUNNION_ONNXRUNTIME_LIB", onnxruntime_names, NULL, 0, "pip install onnxruntime"},
+    .library = {"ONNX Runtime", "TRUNNION_ONNXRUNTIME_LIB", onnxruntime_names, NULL, 0, NO_DRIVER},
     .version = version_in_name,
     .oldest_major = 1,
     .oldest_minor = 8,
@@ -159,7 +163,7 @@ static const char *const torch_names[] = {
 };
 
 static const engine torch = {
-    .library = {"LibTorch", "TRUNNION_TORCH_LIB", torch_names, NULL, 0, "pip install torch (2.10 or later)"},
+    .library = {"LibTorch", "TRUNNION_TORCH_LIB", torch_names, NULL, 0, NO_DRIVER},
     .version = torch_version,
     .oldest_major = 2,
     .oldest_minor = 10,

@@ -120,15 +120,26 @@ static int widest_name(const tn_device_list *list) {
     return widest < MOST_NAME_COLUMNS ? widest : MOST_NAME_COLUMNS;
 }
 
-/* Found ones in a line; with `verbose` all, with file or reason. */
-static void put_libraries(const printer *p) {
+static bool has_device(const tn_device_list *list, const char *backend) {
+    for (int i = 0; i < tn_device_list_count(list); i++) {
+        const tn_backend_info *b = tn_device_list_at(list, i);
+        if (b->available && strcmp(b->name, backend) == 0) return true;
+    }
+    return false;
+}
+
+/* Those that can be used in a line; with `verbose` all, with file or reason. A vendor's library without a device of
+ * that vendor is of no use. */
+static void put_libraries(const printer *p, const tn_device_list *list) {
     tn_library_info l = {.struct_size = sizeof l};
     p->write(p->ctx, "libraries for --library:");
     int found = 0;
     for (int i = 0; i < tn_library_count(); i++) {
-        if (tn_library_at(i, &l) != TN_OK || (!l.available && !p->verbose)) continue;
+        if (tn_library_at(i, &l) != TN_OK) continue;
+        bool usable = l.available && has_device(list, l.backend);
+        if (!usable && !p->verbose) continue;
         p->write(p->ctx, p->verbose ? "\n  " : found ? ", " : " ");
-        put(p, l.available ? GOOD : BAD, p->verbose ? l.available ? "✓ " : "✗ " : "");
+        put(p, usable ? GOOD : BAD, p->verbose ? usable ? "✓ " : "✗ " : "");
         put(p, l.in_use ? STRONG : NULL, l.name);
         if (strcmp(l.backend, "cpu") != 0) {
             p->write(p->ctx, " on ");
@@ -136,10 +147,11 @@ static void put_libraries(const printer *p) {
         }
         if (l.in_use) p->write(p->ctx, " (in use)");
         if (p->verbose) put(p, FAINT, ": ");
+        if (p->verbose && l.available && !usable) put(p, FAINT, "no device for it here; found at ");
         if (p->verbose) put(p, FAINT, l.available ? l.path : l.reason);
         if (p->verbose && !l.available && l.fix[0]) put(p, FAINT, " → ");
         if (p->verbose && !l.available) put(p, FAINT, l.fix);
-        found += l.available;
+        found += usable;
     }
     p->write(p->ctx, found || p->verbose ? "\n" : " none\n");
 }
@@ -154,7 +166,7 @@ tn_status tn_print_backend_summary(void (*write)(void *ctx, const char *text), v
     write(ctx, "\nrecommended: ");
     put(&p, STRONG, tn_device_list_recommended(list));
     write(ctx, "\n");
-    put_libraries(&p);
+    put_libraries(&p, list);
     tn_device_list_free(list);
     return TN_OK;
 }

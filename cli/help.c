@@ -1,0 +1,120 @@
+/* help.c — help pages, at most 80 columns wide.
+ *
+ * A subcommand's help is written in lines: options with their description behind two blanks, further lines of it
+ * indented as far, paragraphs, examples. Here lines are joined and broken anew, so that no page has to count columns.
+ * Examples stay as they are: they are copied to a shell. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli.h"
+
+enum { WIDTH = 80, CONTINUATION = 16 /* a line indented so far goes on with the one above */, USAGE_INDENT = 4 };
+
+/* One paragraph or option: its words, and where its lines but the first begin. */
+typedef struct block {
+    char *text;
+    size_t size;
+    FILE *into;
+    int indent;
+} block;
+
+static void begin(block *b, int indent) {
+    *b = (block){.indent = indent};
+    b->into = open_memstream(&b->text, &b->size);
+}
+
+static int columns_of(const char *text, size_t size) {
+    int n = 0;
+    for (size_t i = 0; i < size; i++)
+        n += ((unsigned char)text[i] & 0xC0) != 0x80;
+    return n;
+}
+
+/* Breaks between words. The blanks of the first line up to its description stay. */
+static void end(block *b, FILE *to) {
+    if (!b->into) return;
+    fclose(b->into);
+    int column = 0;
+    for (const char *at = b->text; at && *at;) {
+        size_t blanks = strspn(at, " "), word = strcspn(at + blanks, " ");
+        int wide = columns_of(at + blanks, word);
+        if (column > 0 && column + (int)blanks + wide > WIDTH) {
+            fprintf(to, "\n%*s", b->indent, "");
+            column = b->indent;
+        } else {
+            fprintf(to, "%*s", (int)blanks, "");
+            column += (int)blanks;
+        }
+        fwrite(at + blanks, 1, word, to);
+        column += wide;
+        at += blanks + word;
+    }
+    if (b->text && *b->text) fputc('\n', to);
+    free(b->text);
+    *b = (block){0};
+}
+
+/* Where an option's description begins: behind the first two blanks after its name. */
+static int description_of(const char *line, size_t size) {
+    size_t at = strspn(line, " ");
+    while (at + 1 < size && !(line[at] == ' ' && line[at + 1] == ' '))
+        at++;
+    size_t gap = at < size ? strspn(line + at, " ") : 0;
+    return at + gap < size && gap >= 2 ? columns_of(line, at + gap) : USAGE_INDENT;
+}
+
+/* Does the line go on with what `b` has? */
+static bool continues(const block *b, const char *line, size_t indent) {
+    if (!b->into || !*line) return false;
+    fflush(b->into);
+    bool heading = b->size > 0 && b->text[b->size - 1] == ':';
+    return indent >= CONTINUATION || (indent == 0 && b->indent == 0 && !heading);
+}
+
+static void fold(const char *text, FILE *to) {
+    block b = {0};
+    bool verbatim = false;
+    for (const char *line = text; *line;) {
+        size_t size = strcspn(line, "\n"), indent = strspn(line, " ");
+        const char *next = line + size + (line[size] == '\n');
+        if (indent == 0 && size > 0) verbatim = strncmp(line, "examples:", 9) == 0;
+        if (indent > size) indent = size;
+        if (size > 0 && !verbatim && continues(&b, line, indent)) {
+            fprintf(b.into, " %.*s", (int)(size - indent), line + indent);
+        } else {
+            end(&b, to);
+            if (verbatim || size == 0) {
+                fprintf(to, "%.*s\n", (int)size, line);
+            } else {
+                bool usage = strncmp(line, "usage: ", 7) == 0;
+                begin(&b, usage ? USAGE_INDENT : indent ? description_of(line, size) : 0);
+                if (b.into) fprintf(b.into, "%.*s", (int)size, line);
+            }
+        }
+        line = next;
+    }
+    end(&b, to);
+}
+
+void cli_put_help(const char *text, FILE *to) {
+    char *folded = NULL;
+    size_t size = 0;
+    FILE *f = open_memstream(&folded, &size);
+    if (!f) return;
+    fold(text, f);
+    fclose(f);
+    cli_put(to, folded);
+    free(folded);
+}
+
+void cli_help(const cli_command *c, FILE *to) {
+    char *text = NULL;
+    size_t size = 0;
+    FILE *f = open_memstream(&text, &size);
+    if (!f) return;
+    fprintf(f, "usage: trunnion %s\n\n%s\n\n%s", c->usage, c->summary, c->help);
+    cli_common_help(c, f);
+    fclose(f);
+    cli_put_help(text, to);
+    free(text);
+}
