@@ -315,12 +315,14 @@ static bool is_our_file(int fd, const char *path) {
 }
 
 /* Removes what a killed process left under `path`. Its lock is gone; a file that is still locked belongs to a save that
- * is under way. */
+ * is under way. On failure errno is EEXIST: another save may have removed or renamed the file meanwhile, and this slot
+ * is not for us then. */
 static bool remove_orphan(const char *path) {
     int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
-    if (fd < 0) return errno == ENOENT;
-    bool removed = flock(fd, LOCK_EX | LOCK_NB) == 0 && is_our_file(fd, path) && unlink(path) == 0;
-    close(fd);
+    bool removed =
+        fd < 0 ? errno == ENOENT : flock(fd, LOCK_EX | LOCK_NB) == 0 && is_our_file(fd, path) && unlink(path) == 0;
+    if (fd >= 0) close(fd);
+    if (!removed) errno = EEXIST;
     return removed;
 }
 
