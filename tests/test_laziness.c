@@ -96,7 +96,7 @@ static void reads_check_what_they_are_given(void **state) {
     assert_true(out[3] == 4);
     assert_int_equal(tn_read_item(x, &value), TN_ERR_SHAPE);
     assert_true(value == -1 && isnan(tn_item(x)));
-    assert_text_has(tn_error(), "tn_item: one element");
+    assert_text_has(tn_error(), "tn_item: the tensor has [4] elements");
     assert_true(isnan(tn_item(nan)));
     assert_string_equal(tn_error(), "");
     assert_ok(tn_read_item(nan, &value));

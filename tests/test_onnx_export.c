@@ -174,7 +174,7 @@ static void record_step(trial *t) {
 static void record_pieces(trial *t) {
     tn_tensor *x = input(t, "x", NUMBERS(3, 4)), *i = input(t, "i", tn_randint(0, 3, SHAPE(2, 4)));
     tn_tensor *copy = tn_add_scalar(x, 1);
-    tn_copy_(tn_slice(tn_select(copy, 0, 1), 0, 3, INT64_MIN, -2), tn_select(x, 1, 0));
+    tn_copy_(tn_slice(tn_select(copy, 0, 1), 0, 3, INT64_MIN, -2), tn_slice(tn_select(x, 1, 0), 0, 0, 2, 1));
     output(t, "written", copy);
     output(t, "gathered", tn_gather(x, 0, i));
     output(t, "scattered", tn_scatter_add(x, 0, i, tn_gather(x, 0, i)));

@@ -570,6 +570,7 @@ static tn_tensor *record_view(const struct view_function *v, const call *c) {{
     const tn_tensor *const *in = (const tn_tensor *const *)c->in;
     const tn_node *nodes[MOST_TENSORS];
     for (int i = 0; i < c->n_in; i++) {{
+        if (!tn_tensor_is_live(in[i])) return failed(tn_need_tensor(in[i], v->name));
         nodes[i] = tn_tensor_node(in[i]);
         if (nodes[i]->flags & TN_NODE_ERROR) return tn_tensor_new(tn_node_error(nodes[i]->status, nodes[i]->error));
     }}

@@ -130,8 +130,11 @@ TN_API double tn_item(const tn_tensor *t);
 
 /* ---- lifetime ---------------------------------------------------------------------------------------------------- */
 
+/* A tn_tensor * is a name, not an address: it counts which use of its memory it means. A function that is given a
+ * tensor that was freed fails (TN_ERR_ARGUMENT, an error tensor, or the neutral value that NULL has) and says so. */
 TN_API tn_tensor *tn_retain(tn_tensor *t); /* one more handle; returns t */
-TN_API void tn_free(tn_tensor *t);         /* NULL is fine */
+/* NULL is fine. Of a tensor that was freed already: nothing but tn_error() and a line in the log. */
+TN_API void tn_free(tn_tensor *t);
 
 /* TN_SCOPE; — a declaration: handles made from here to the end of the enclosing block are freed there, also when
  * break, continue, return or goto leaves the block. Do not free such a handle yourself (a retained one is yours).

@@ -314,7 +314,7 @@ static tn_status collect_leaves(tape *t) {
 /* ---- leaves ------------------------------------------------------------------------------------------------------ */
 
 static tn_status check_leaf(const tn_tensor *t) {
-    if (!t) return tn_fail(TN_ERR_ARGUMENT, "set_requires_grad: the tensor is NULL");
+    TRY(tn_need_tensor(t, "set_requires_grad: the tensor"));
     TRY(tn_status_of(t));
     const tn_node *n = tn_tensor_node(t);
     if (!tn_dtype_is_float((tn_dtype)n->dtype))
@@ -325,7 +325,7 @@ static tn_status check_leaf(const tn_tensor *t) {
                        "set_requires_grad: the tensor was computed by %s from others that require gradients; "
                        "only leaves can be marked, as tn_contiguous(tn_detach(t)) is",
                        tn_op(n->op)->name);
-    if (t->base)
+    if (tn_handle_of(t)->base)
         return tn_fail(TN_ERR_ARGUMENT,
                        "set_requires_grad: a view cannot be a leaf; mark its base, or a copy (tn_contiguous)");
     return TN_OK;
@@ -371,10 +371,11 @@ tn_tensor *tn_grad(const tn_tensor *leaf) {
     tn_storage *s = tn_tensor_storage(slot->grad);
     if (!s) return tn_tensor_error(TN_ERR_MEMORY);
     tn_tensor *t = tn_tensor_new(tn_node_retain(tn_tensor_node(slot->grad)));
-    if (t->node->flags & TN_NODE_ERROR) return t;
+    tn_handle *h = tn_handle_of(t);
+    if (h->node->flags & TN_NODE_ERROR) return t;
     atomic_fetch_add_explicit(&s->refs, 1, memory_order_relaxed);
-    atomic_store_explicit(&t->storage, s, memory_order_release);
-    t->version = s->version;
+    atomic_store_explicit(&h->storage, s, memory_order_release);
+    h->version = s->version;
     return t;
 }
 
@@ -397,7 +398,7 @@ static tn_status backward_on(tape *t, const tn_tensor *loss) {
 }
 
 static tn_status check_loss(const tn_tensor *loss) {
-    if (!loss) return tn_fail(TN_ERR_ARGUMENT, "backward: loss is NULL");
+    TRY(tn_need_tensor(loss, "backward: loss"));
     TRY(tn_status_of(loss));
     char text[96];
     const tn_node *n = tn_tensor_node(loss);
@@ -431,7 +432,7 @@ tn_status tn_backward(const tn_tensor *loss) {
 }
 
 static tn_status check_output(const tn_tensor *output, const tn_tensor *grad) {
-    if (!output) return tn_fail(TN_ERR_ARGUMENT, "gradients: an output is NULL");
+    TRY(tn_need_tensor(output, "gradients: an output"));
     TRY(tn_status_of(output));
     const tn_node *n = tn_tensor_node(output);
     if (!(n->flags & TN_NODE_GRAD)) return tn_fail(TN_ERR_STATE, "gradients: an output does not require gradients");
@@ -441,6 +442,7 @@ static tn_status check_output(const tn_tensor *output, const tn_tensor *grad) {
                        "gradients: output %s has more than one element; give its gradient in grad_outputs",
                        tn_shape_text(n, is, sizeof is));
     if (!grad) return TN_OK;
+    TRY(tn_need_tensor(grad, "gradients: a grad_output"));
     TRY(tn_status_of(grad));
     const tn_node *g = tn_tensor_node(grad);
     if (g->rank != n->rank || g->dtype != n->dtype || memcmp(g->shape, n->shape, sizeof n->shape[0] * n->rank))
@@ -451,7 +453,7 @@ static tn_status check_output(const tn_tensor *output, const tn_tensor *grad) {
 }
 
 static tn_status check_input(const tn_tensor *input) {
-    if (!input) return tn_fail(TN_ERR_ARGUMENT, "gradients: an input is NULL");
+    TRY(tn_need_tensor(input, "gradients: an input"));
     TRY(tn_status_of(input));
     if (!(tn_tensor_node(input)->flags & TN_NODE_GRAD))
         return tn_fail(TN_ERR_STATE, "gradients: an input does not require gradients");

@@ -35,7 +35,8 @@ static tn_status copy_there(const tn_node *n, tn_device *device, tn_node **out) 
 }
 
 tn_tensor *tn_to_device(const tn_tensor *t, tn_device *device) {
-    if (!t) return refuse(tn_need(t, "tn_to_device: the tensor"));
+    tn_status given = tn_need_tensor(t, "tn_to_device: the tensor");
+    if (given != TN_OK) return refuse(given);
     if (!device) return refuse(tn_need(device, "tn_to_device: the device"));
     const tn_node *n = tn_tensor_node(t);
     if (n->flags & TN_NODE_ERROR || n->device == device) return tn_expand(t, n->shape, n->rank);

@@ -16,6 +16,8 @@ tn_status tn_eval(tn_tensor *const *tensors, int count) {
     tn_recorder *r = tn_recorder_here();
     if (!r) return TN_ERR_MEMORY;
     TRY(tn_refusal_report());
+    for (int i = 0; i < count; i++)
+        if (tensors[i]) TRY(tn_need_tensor(tensors[i], "tn_eval: a tensor"));
     if (r->capturing && count <= 0) return TN_OK; /* a step of training asks for it: it is part of what is captured */
     tn_node **nodes = tn_mem_alloc((size_t)(count > 0 ? count : 0) * sizeof *nodes);
     if (!nodes) return TN_ERR_MEMORY;
@@ -78,7 +80,7 @@ static tn_status read_node(const tn_node *n, void *out) {
 
 tn_status tn_read(const tn_tensor *t, void *out, size_t bytes) {
     tn_node *n = NULL;
-    TRY(tn_need(t, "tn_read: the tensor"));
+    TRY(tn_need_tensor(t, "tn_read: the tensor"));
     if (bytes) TRY(tn_need(out, "tn_read: out"));
     TRY(computed_node(t, &n));
     if (bytes != tn_node_bytes(n)) {
@@ -92,7 +94,7 @@ tn_status tn_read(const tn_tensor *t, void *out, size_t bytes) {
 tn_status tn_read_as(const tn_tensor *t, void *out, int64_t count, tn_dtype dtype) {
     tn_node *n = NULL;
     char shape[96];
-    TRY(tn_need(t, "tn_read_as: the tensor"));
+    TRY(tn_need_tensor(t, "tn_read_as: the tensor"));
     if (count) TRY(tn_need(out, "tn_read_as: out"));
     TRY(computed_node(t, &n));
     if (n->dtype != dtype)
@@ -108,7 +110,7 @@ tn_status tn_peek(const tn_tensor *t, const void **out) {
     tn_node *n = NULL;
     TRY(tn_need(out, "tn_peek: out"));
     *out = NULL;
-    TRY(tn_need(t, "tn_peek: the tensor"));
+    TRY(tn_need_tensor(t, "tn_peek: the tensor"));
     TRY(computed_node(t, &n));
     const tn_buffer *b = (n->flags & TN_NODE_VIEW ? n->root : n)->buffer;
     if (!n->device->is_cpu || ((n->flags & TN_NODE_VIEW) && !tn_node_contiguous(n))) return TN_OK;
@@ -147,14 +149,14 @@ static double as_double(tn_dtype t, const void *p) {
     }
 }
 
+/* what: "tn_item: the tensor". */
 static tn_status read_item(const char *what, const tn_tensor *t, double *out) {
     tn_node *n = NULL;
     char shape[96], bytes[8];
-    if (!t) return tn_fail(TN_ERR_ARGUMENT, "%s: the tensor is NULL", what);
+    TRY(tn_need_tensor(t, what));
     TRY(computed_node(t, &n));
     if (tn_node_numel(n) != 1)
-        return tn_fail(TN_ERR_SHAPE, "%s: one element is needed, the tensor is %s", what,
-                       tn_shape_text(n, shape, sizeof shape));
+        return tn_fail(TN_ERR_SHAPE, "%s has %s elements; one is needed", what, tn_shape_text(n, shape, sizeof shape));
     TRY(read_node(n, bytes));
     *out = as_double((tn_dtype)n->dtype, bytes);
     return TN_OK;
@@ -162,12 +164,12 @@ static tn_status read_item(const char *what, const tn_tensor *t, double *out) {
 
 tn_status tn_read_item(const tn_tensor *t, double *out) {
     TRY(tn_need(out, "tn_read_item: out"));
-    return read_item("tn_read_item", t, out);
+    return read_item("tn_read_item: the tensor", t, out);
 }
 
 double tn_item(const tn_tensor *t) {
     double value = NAN;
-    if (read_item("tn_item", t, &value) == TN_OK && isnan(value)) tn_error_clear();
+    if (read_item("tn_item: the tensor", t, &value) == TN_OK && isnan(value)) tn_error_clear();
     return value;
 }
 

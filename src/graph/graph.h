@@ -291,14 +291,28 @@ typedef struct tn_storage {
     bool in_written;
 } tn_storage;
 
-struct tn_tensor {
+/* What a `tn_tensor *` leads to. The pointer that callers hold is the handle's address with its generation in the low
+ * bits. Freeing a handle starts its next generation, and the memory of handles is used for handles only, so a pointer
+ * that outlived its handle is recognised by one comparison: a tn_tensor * is never dereferenced without it. A pointer
+ * is taken for a live one again only after its memory was used for 63 further handles. */
+enum { TN_GENERATIONS = 64 /* handles lie at multiples of this */ };
+typedef struct tn_handle {
     _Atomic int32_t refs;
+    uint32_t generation;           /* 0 … 63; with TN_GENERATIONS added while the handle is free */
     tn_node *node;                 /* value at `version` of the storage */
     _Atomic(tn_storage *) storage; /* NULL until somebody views or writes it */
     uint32_t version;
-    int32_t slot;    /* place among its thread's scoped handles, -1 outside */
-    tn_tensor *base; /* a view's parent handle (retained); its op and attributes are node's */
-};
+    int32_t slot;           /* place among its thread's scoped handles, -1 outside */
+    struct tn_handle *base; /* a view's parent handle (retained); its op and attributes are node's */
+} tn_handle;
+static inline tn_handle *tn_handle_of(const tn_tensor *t) {
+    return (tn_handle *)((uintptr_t)t & ~(uintptr_t)(TN_GENERATIONS - 1));
+}
+static inline bool tn_tensor_is_live(const tn_tensor *t) { /* t is not NULL */
+    return tn_handle_of(t)->generation == ((uintptr_t)t & (TN_GENERATIONS - 1));
+}
+/* TN_OK for a live tensor; else TN_ERR_ARGUMENT: "what is NULL", or "what was freed before this call". */
+tn_status tn_need_tensor(const tn_tensor *t, const char *what);
 
 enum { TN_MAX_VIEW_CHAIN = 64 }; /* views of views of views: what a write has to make anew at most */
 
@@ -312,7 +326,8 @@ tn_tensor *tn_tensor_unscoped(tn_tensor *t); /* takes t out of all scopes (what 
 tn_node *tn_tensor_node(const tn_tensor *t);
 tn_tensor *tn_tensor_error(tn_status status); /* an error tensor with this thread's error text and the caller's line */
 tn_storage *tn_tensor_storage(const tn_tensor *t); /* made when there is none yet; NULL when memory is out */
-void tn_handles_drop(void);                        /* frees this thread's spare handles (thread exit, leak tests) */
+void tn_handles_retire(void); /* thread exit: other threads may use its spare handles */
+void tn_handles_drop(void);   /* frees all spare handles: pointers to them are not recognised any more (leak tests) */
 /* What generated op functions call. inputs may hold NULL for optional ones. */
 tn_tensor *tn_record(int op, const tn_tensor *const *in, int n_in, const tn_attrs *attrs);
 tn_tensor *tn_record_inplace(tn_tensor *dst, int op, const tn_tensor *const *in, int n_in, const tn_attrs *attrs);

@@ -90,7 +90,7 @@ void tn_recorder_drop(void) {
 static void at_thread_exit(void *state) {
     here = state;
     tn_recorder_drop();
-    tn_handles_drop();
+    tn_handles_retire();
 }
 
 static void make_exit_key(void) { pthread_key_create(&exit_key, at_thread_exit); }

@@ -18,7 +18,7 @@ enum { NO_SLOT = -1, NOT_FREED = -2 /* the library's own handle: tn_free leaves 
 
 /* Handles of all open scopes, innermost last; start[d] is where scope d begins. */
 typedef struct scope_stack {
-    tn_tensor **items;
+    tn_handle **items;
     size_t count, capacity;
     size_t start[MAX_SCOPES];
     int depth;
@@ -26,7 +26,7 @@ typedef struct scope_stack {
 
 static _Thread_local scope_stack scopes;
 
-static inline tn_status scope_add(tn_tensor *t) {
+static inline tn_status scope_add(tn_handle *t) {
     if (scopes.depth == 0) return TN_OK;
     TRY(tn_mem_reserve(&scopes.items, &scopes.capacity, scopes.count + 1, sizeof *scopes.items));
     t->slot = (int32_t)scopes.count;
@@ -34,13 +34,13 @@ static inline tn_status scope_add(tn_tensor *t) {
     return TN_OK;
 }
 
-static void scope_forget(tn_tensor *t) {
+static void scope_forget(tn_handle *t) {
     if (t->slot >= 0 && (size_t)t->slot < scopes.count && scopes.items[t->slot] == t) scopes.items[t->slot] = NULL;
     t->slot = NO_SLOT;
 }
 
 tn_tensor *tn_tensor_unscoped(tn_tensor *t) {
-    if (t->slot >= 0) scope_forget(t);
+    if (tn_handle_of(t)->slot >= 0) scope_forget(tn_handle_of(t));
     return t;
 }
 
@@ -51,16 +51,18 @@ tn_scope tn_scope_begin(void) {
     return s;
 }
 
+static void handle_free(tn_handle *t);
+
 void tn_scope_end(tn_scope *scope) {
     (void)scope;
     if (scopes.depth == 0) return;
     scopes.depth--;
     size_t start = scopes.depth < MAX_SCOPES ? scopes.start[scopes.depth] : scopes.count;
     while (scopes.count > start) {
-        tn_tensor *t = scopes.items[--scopes.count];
+        tn_handle *t = scopes.items[--scopes.count];
         if (!t) continue;
         t->slot = NO_SLOT;
-        tn_free(t);
+        handle_free(t);
     }
     if (scopes.depth > 0) return;
     tn_mem_free(scopes.items);
@@ -68,7 +70,7 @@ void tn_scope_end(tn_scope *scope) {
 }
 
 static void scope_swap(size_t a, size_t b) {
-    tn_tensor *x = scopes.items[a], *y = scopes.items[b];
+    tn_handle *x = scopes.items[a], *y = scopes.items[b];
     scopes.items[a] = y;
     scopes.items[b] = x;
     if (y) y->slot = (int32_t)a;
@@ -76,14 +78,15 @@ static void scope_swap(size_t a, size_t b) {
 }
 
 tn_tensor *tn_keep(tn_tensor *t) {
-    if (!t || t->slot < 0 || scopes.depth == 0 || scopes.depth > MAX_SCOPES) return t;
+    tn_handle *h = tn_handle_of(t);
+    if (!t || !tn_tensor_is_live(t) || h->slot < 0 || scopes.depth == 0 || scopes.depth > MAX_SCOPES) return t;
     size_t *start = &scopes.start[scopes.depth - 1];
-    if ((size_t)t->slot < *start) return t; /* belongs to a scope further out already */
+    if ((size_t)h->slot < *start) return t; /* belongs to a scope further out already */
     if (scopes.depth == 1) {
-        scope_forget(t);
+        scope_forget(h);
         return t;
     }
-    scope_swap((size_t)t->slot, *start);
+    scope_swap((size_t)h->slot, *start);
     (*start)++;
     return t;
 }
@@ -111,23 +114,74 @@ static tn_node null_node = {.refs = 1 << 30,
                             .op = TN_OP_NONE,
                             .status = TN_ERR_ARGUMENT,
                             .error = (char[]){"the tensor is NULL: it was never made"}};
-static tn_tensor no_memory = {.refs = 1 << 30, .node = &no_memory_node, .slot = NOT_FREED};
+/* What stands for a tensor whose handle was freed. */
+static tn_node freed_node = {.refs = 1 << 30,
+                             .handles = 1,
+                             .flags = TN_NODE_ERROR,
+                             .index = -1,
+                             .op = TN_OP_NONE,
+                             .status = TN_ERR_ARGUMENT,
+                             .error = (char[]){"the tensor was freed before this call (by tn_free, or at the end of "
+                                               "its scope)"}};
+static _Alignas(TN_GENERATIONS) tn_handle no_memory_handle = {
+    .refs = 1 << 30, .node = &no_memory_node, .slot = NOT_FREED};
 
+/* The pointer that callers hold. */
+static inline tn_tensor *named(tn_handle *h) { return (tn_tensor *)((uintptr_t)h | h->generation); }
+
+static tn_tensor *no_memory(void) { return named(&no_memory_handle); }
+
+tn_status tn_need_tensor(const tn_tensor *t, const char *what) {
+    TRY(tn_need(t, what));
+    if (tn_tensor_is_live(t)) return TN_OK;
+    return tn_fail(TN_ERR_ARGUMENT, "%s was freed before this call (by tn_free, or at the end of its scope)", what);
+}
+
+/* Freed handles wait for reuse, those of this thread first. Their memory goes back to the system only in leak tests:
+ * the generation in it tells what is said above about pointers. */
 enum { FREE_HANDLES_MAX = 4096 };
-static _Thread_local tn_tensor *free_handles; /* chained through base */
+static _Thread_local tn_handle *free_handles; /* chained through base */
 static _Thread_local int free_handle_count;
+static struct {
+    pthread_mutex_t lock;
+    tn_handle *first;
+} spare_handles = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-static tn_tensor *handle_alloc(void) {
-    tn_tensor *t = free_handles;
-    if (!t) return tn_mem_alloc(sizeof *t);
-    free_handles = t->base;
-    free_handle_count--;
+static __attribute__((noinline)) tn_handle *handle_make(void) {
+    pthread_mutex_lock(&spare_handles.lock);
+    tn_handle *t = spare_handles.first;
+    if (t) spare_handles.first = t->base;
+    pthread_mutex_unlock(&spare_handles.lock);
+    if (t) return t;
+    t = tn_mem_alloc(sizeof *t);
+    if (t) t->generation = TN_GENERATIONS;
     return t;
 }
 
-static void handle_recycle(tn_tensor *t) {
+static inline tn_handle *handle_alloc(void) {
+    tn_handle *t = free_handles;
+    if (t) {
+        free_handles = t->base;
+        free_handle_count--;
+    } else {
+        t = handle_make();
+        if (!t) return NULL;
+    }
+    t->generation -= TN_GENERATIONS;
+    return t;
+}
+
+static void handle_spare(tn_handle *t) {
+    pthread_mutex_lock(&spare_handles.lock);
+    t->base = spare_handles.first;
+    spare_handles.first = t;
+    pthread_mutex_unlock(&spare_handles.lock);
+}
+
+static inline void handle_recycle(tn_handle *t) {
+    t->generation = TN_GENERATIONS + (t->generation + 1) % TN_GENERATIONS;
     if (free_handle_count >= FREE_HANDLES_MAX) {
-        tn_mem_free(t);
+        handle_spare(t);
         return;
     }
     t->base = free_handles;
@@ -138,31 +192,44 @@ static void handle_recycle(tn_tensor *t) {
 /* What failed in-place operations of this thread return, so that a caller who ignores it leaks nothing. It belongs to
  * the thread: tn_free leaves it alone. */
 static _Thread_local struct refusal {
-    tn_tensor *handle;
+    tn_handle *handle;
     bool unreported;
 } refusal;
 
 static void refusal_drop(void) {
-    tn_tensor *t = refusal.handle;
+    tn_handle *t = refusal.handle;
     refusal = (struct refusal){NULL, false};
     if (!t) return;
     t->slot = NO_SLOT;
-    tn_free(t);
+    handle_free(t);
 }
 
-void tn_handles_drop(void) {
+static tn_tensor *refused(void) { return refusal.handle ? named(refusal.handle) : no_memory(); }
+
+void tn_handles_retire(void) {
     refusal_drop();
     while (free_handles) {
-        tn_tensor *next = free_handles->base;
-        tn_mem_free(free_handles);
-        free_handles = next;
+        tn_handle *t = free_handles;
+        free_handles = t->base;
+        handle_spare(t);
     }
     free_handle_count = 0;
 }
 
+void tn_handles_drop(void) {
+    tn_handles_retire();
+    pthread_mutex_lock(&spare_handles.lock);
+    while (spare_handles.first) {
+        tn_handle *next = spare_handles.first->base;
+        tn_mem_free(spare_handles.first);
+        spare_handles.first = next;
+    }
+    pthread_mutex_unlock(&spare_handles.lock);
+}
+
 /* A handle that no scope knows, which takes the reference; NULL when memory is out. */
-static inline tn_tensor *new_handle(tn_node *n) {
-    tn_tensor *t = n ? handle_alloc() : NULL;
+static inline tn_handle *new_handle(tn_node *n) {
+    tn_handle *t = n ? handle_alloc() : NULL;
     if (!t) {
         tn_node_release(n);
         return NULL;
@@ -177,15 +244,19 @@ static inline tn_tensor *new_handle(tn_node *n) {
 }
 
 tn_tensor *tn_tensor_new(tn_node *n) {
-    tn_tensor *t = new_handle(n);
-    if (!t) return &no_memory;
-    if (scope_add(t) == TN_OK) return t;
-    tn_free(t);
-    return &no_memory;
+    tn_handle *t = new_handle(n);
+    if (!t) return no_memory();
+    if (scope_add(t) == TN_OK) return named(t);
+    handle_free(t);
+    return no_memory();
+}
+
+static void handle_retain(tn_handle *t) {
+    if (t->slot != NOT_FREED) atomic_fetch_add_explicit(&t->refs, 1, memory_order_relaxed);
 }
 
 tn_tensor *tn_retain(tn_tensor *t) {
-    if (t && t->slot != NOT_FREED) atomic_fetch_add_explicit(&t->refs, 1, memory_order_relaxed);
+    if (t && tn_need_tensor(t, "tn_retain: the tensor") == TN_OK) handle_retain(tn_handle_of(t));
     return t;
 }
 
@@ -207,13 +278,13 @@ void tn_storage_restore(tn_storage *s) {
 
 /* Freeing a view frees its hold on its base, which may be a view again: a loop, so that
  * long chains are no deep stack. */
-void tn_free(tn_tensor *t) {
+static void handle_free(tn_handle *t) {
     while (t && t->slot != NOT_FREED) {
         /* A sole owner needs no locked instruction: nobody else can be counting. */
         if (atomic_load_explicit(&t->refs, memory_order_acquire) != 1 &&
             atomic_fetch_sub_explicit(&t->refs, 1, memory_order_acq_rel) != 1)
             return;
-        tn_tensor *base = t->base;
+        tn_handle *base = t->base;
         if (t->slot >= 0) scope_forget(t);
         tn_node_unpin(t->node);
         tn_storage *s = atomic_load_explicit(&t->storage, memory_order_relaxed);
@@ -223,24 +294,40 @@ void tn_free(tn_tensor *t) {
     }
 }
 
+/* Nobody may look at tn_error() behind a function without a result, so a second tn_free is logged as well. */
+static __attribute__((noinline)) void freed_twice(const tn_tensor *t) {
+    (void)tn_need_tensor(t, "tn_free: the tensor");
+    tn_log_line(TN_LOG_NOTICE, "%s; nothing is done", tn_error());
+}
+
+void tn_free(tn_tensor *t) {
+    if (!t) return;
+    if (tn_tensor_is_live(t))
+        handle_free(tn_handle_of(t));
+    else
+        freed_twice(t);
+}
+
 /* ---- storages ---------------------------------------------------------------------------------------------------- */
 
-tn_storage *tn_tensor_storage(const tn_tensor *t) {
+/* A cache: every thread that looks would make the same. */
+static tn_storage *storage_of(tn_handle *t) {
     static _Atomic uint64_t ids;
-    tn_tensor *own = (tn_tensor *)(uintptr_t)t; /* a cache: every thread that looks would make the same */
-    tn_storage *s = atomic_load_explicit(&own->storage, memory_order_acquire);
+    tn_storage *s = atomic_load_explicit(&t->storage, memory_order_acquire);
     if (s) return s;
     tn_storage *fresh = tn_mem_zalloc(1, sizeof *fresh);
     if (!fresh) return NULL;
     atomic_init(&fresh->refs, 1);
     fresh->id = 1 + atomic_fetch_add_explicit(&ids, 1, memory_order_relaxed);
     fresh->value = pin(tn_node_retain(t->node));
-    if (atomic_compare_exchange_strong(&own->storage, &s, fresh)) return fresh;
+    if (atomic_compare_exchange_strong(&t->storage, &s, fresh)) return fresh;
     tn_storage_release(fresh);
     return s;
 }
 
-static tn_node *replay_view(const tn_tensor *t, tn_node *base) {
+tn_storage *tn_tensor_storage(const tn_tensor *t) { return storage_of(tn_handle_of(t)); }
+
+static tn_node *replay_view(const tn_handle *t, tn_node *base) {
     tn_attrs a = {.n_i = t->node->n_i, .n_f = t->node->n_f};
     memcpy(a.i, t->node->i, a.n_i * sizeof *a.i);
     memcpy(a.f, t->node->f, a.n_f * sizeof *a.f);
@@ -250,12 +337,12 @@ static tn_node *replay_view(const tn_tensor *t, tn_node *base) {
 static pthread_mutex_t refresh_lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* False when memory is out: what could not be made anew is tried again next time. */
-static bool refresh(tn_tensor *t, const tn_storage *s) {
+static bool refresh(tn_handle *t, const tn_storage *s) {
     /* Walk to the first handle up the chain that is current, then make the views below it anew, one by one. */
     enum { MAX_CHAIN = TN_MAX_VIEW_CHAIN + 1 };
-    tn_tensor *chain[MAX_CHAIN];
+    tn_handle *chain[MAX_CHAIN];
     int length = 0;
-    tn_tensor *up = t;
+    tn_handle *up = t;
     while (up->base && up->version != s->version && length < MAX_CHAIN) {
         chain[length++] = up;
         up = up->base;
@@ -268,7 +355,7 @@ static bool refresh(tn_tensor *t, const tn_storage *s) {
     }
     tn_node *base = up->base ? up->node : s->value;
     while (length > 0) {
-        tn_tensor *v = chain[--length];
+        tn_handle *v = chain[--length];
         tn_node *n = replay_view(v, base);
         if (n->flags & TN_NODE_ERROR) {
             tn_node_release(n);
@@ -281,14 +368,16 @@ static bool refresh(tn_tensor *t, const tn_storage *s) {
     return true;
 }
 
-static __attribute__((noinline)) tn_node *refreshed_node(const tn_tensor *t, const tn_storage *s) {
+static __attribute__((noinline)) tn_node *refreshed_node(tn_handle *t, const tn_storage *s) {
     pthread_mutex_lock(&refresh_lock);
-    bool current = refresh((tn_tensor *)(uintptr_t)t, s);
+    bool current = refresh(t, s);
     pthread_mutex_unlock(&refresh_lock);
     return current ? t->node : &no_memory_node;
 }
 
-static inline tn_node *node_of(const tn_tensor *t) {
+static inline tn_node *node_of(const tn_tensor *name) {
+    if (!tn_tensor_is_live(name)) return &freed_node;
+    tn_handle *t = tn_handle_of(name);
     const tn_storage *s = atomic_load_explicit(&t->storage, memory_order_acquire);
     return !s || t->version == s->version ? t->node : refreshed_node(t, s);
 }
@@ -297,7 +386,7 @@ tn_node *tn_tensor_node(const tn_tensor *t) { return t ? node_of(t) : &null_node
 
 /* ---- recording --------------------------------------------------------------------------------------------------- */
 
-static int view_depth(const tn_tensor *t) {
+static int view_depth(const tn_handle *t) {
     int depth = 0;
     for (; t->base; t = t->base)
         depth++;
@@ -305,17 +394,28 @@ static int view_depth(const tn_tensor *t) {
 }
 
 /* Ties a view's handle to the storage of the tensor it looks into. */
-static tn_tensor *attach_view(tn_tensor *view, const tn_tensor *base) {
-    tn_storage *s = tn_tensor_storage(base);
+static tn_tensor *attach_view(tn_handle *view, tn_handle *base) {
+    tn_storage *s = storage_of(base);
     if (!s) {
-        tn_free(view);
-        return &no_memory;
+        handle_free(view);
+        return no_memory();
     }
     atomic_fetch_add_explicit(&s->refs, 1, memory_order_relaxed);
     atomic_store_explicit(&view->storage, s, memory_order_release);
     view->version = s->version;
-    view->base = tn_retain((tn_tensor *)(uintptr_t)base);
-    return view;
+    handle_retain(base);
+    view->base = base;
+    return named(view);
+}
+
+/* The error of an op with an input that was freed, which the op's rule never sees. */
+static __attribute__((noinline)) tn_status input_was_freed(int op, const tn_tensor *const *in, int n_in) {
+    char what[96];
+    int i = 0;
+    while (i < n_in - 1 && (!in[i] || tn_tensor_is_live(in[i])))
+        i++;
+    snprintf(what, sizeof what, "%s: tensor %d", tn_op(op)->name, i + 1);
+    return tn_need_tensor(in[i], what);
 }
 
 /* A long list, as cat and stack may be given. The result is no view. */
@@ -326,7 +426,7 @@ static tn_tensor *record_many(int op, const tn_tensor *const *in, int n_in, cons
         nodes[i] = in[i] ? node_of(in[i]) : NULL;
     tn_node *n = tn_node_make(op, nodes, n_in, attrs);
     tn_mem_free(nodes);
-    return tn_tensor_new(n);
+    return n == &freed_node ? tn_tensor_error(input_was_freed(op, in, n_in)) : tn_tensor_new(n);
 }
 
 tn_tensor *tn_record(int op, const tn_tensor *const *in, int n_in, const tn_attrs *attrs) {
@@ -335,9 +435,11 @@ tn_tensor *tn_record(int op, const tn_tensor *const *in, int n_in, const tn_attr
     for (int i = 0; i < n_in; i++)
         nodes[i] = in[i] ? node_of(in[i]) : NULL;
     tn_node *n = tn_node_make(op, nodes, n_in, attrs);
+    if (n == &freed_node) return tn_tensor_error(input_was_freed(op, in, n_in));
     tn_tensor *t = tn_tensor_new(n);
-    if (!(n->flags & TN_NODE_VIEW) || t == &no_memory) return t;
-    if (view_depth(in[0]) < TN_MAX_VIEW_CHAIN) return attach_view(t, in[0]);
+    if (!(n->flags & TN_NODE_VIEW) || t == no_memory()) return t;
+    tn_handle *base = tn_handle_of(in[0]);
+    if (view_depth(base) < TN_MAX_VIEW_CHAIN) return attach_view(tn_handle_of(t), base);
     tn_free(t);
     tn_fail(TN_ERR_UNSUPPORTED, "%s: a view of a view, %d deep: make it contiguous first", tn_op(op)->name,
             TN_MAX_VIEW_CHAIN);
@@ -419,7 +521,7 @@ static tn_node *written_value(const tn_tensor *dst, const tn_storage *s, tn_node
     tn_node *fitted = expand_to(cast, place);
     fresh = fresh && fitted == value;
     tn_node_release(cast);
-    tn_node *whole = dst->base ? assign_view(s->value, place, fitted) : own_value(fitted, fresh);
+    tn_node *whole = tn_handle_of(dst)->base ? assign_view(s->value, place, fitted) : own_value(fitted, fresh);
     tn_node_release(fitted);
     return whole;
 }
@@ -458,21 +560,21 @@ static void storage_set(tn_recorder *r, tn_storage *s, tn_node *whole) {
 
 /* Takes the reference. A failure that nobody has looked at yet stays the one that is told. */
 static tn_tensor *refuse(tn_node *error) {
-    tn_tensor *t = refusal.handle;
+    tn_handle *t = refusal.handle;
     if (refusal.unreported) {
         tn_node_release(error);
-        return t ? t : &no_memory;
+        return refused();
     }
     refusal.unreported = true;
     if (t) {
         tn_node_unpin(t->node);
         t->node = pin(error);
-        return t;
+        return refused();
     }
     t = new_handle(error);
-    if (!t) return &no_memory;
-    t->slot = NOT_FREED;
-    return refusal.handle = t;
+    if (t) t->slot = NOT_FREED;
+    refusal.handle = t;
+    return refused();
 }
 
 tn_tensor *tn_refuse_write(tn_status status) { return refuse(tn_node_failed(status)); }
@@ -491,7 +593,7 @@ static tn_status check_writable(const tn_tensor *dst, const tn_recorder *r, cons
                        "%s_: in-place write to a tensor whose elements share memory (an expanded view): copy it with "
                        "tn_contiguous first",
                        what);
-    const tn_storage *s = atomic_load_explicit(&dst->storage, memory_order_acquire);
+    const tn_storage *s = atomic_load_explicit(&tn_handle_of(dst)->storage, memory_order_acquire);
     bool leaf = (s && s->slot) || (n->flags & TN_NODE_LEAF);
     if (leaf && !r->no_grad)
         return tn_fail(TN_ERR_STATE,
@@ -524,11 +626,18 @@ static tn_status check_shape(const tn_node *dst, const tn_node *value, const cha
                    what, tn_shape_text(value, is, sizeof is), tn_shape_text(dst, wanted, sizeof wanted));
 }
 
+static __attribute__((noinline)) tn_tensor *target_was_freed(const char *what) {
+    tn_status s = tn_fail(TN_ERR_ARGUMENT,
+                          "%s_: the target was freed before this call (by tn_free, or at the end of its scope)", what);
+    return tn_refuse_write(s);
+}
+
 /* Writes value to dst by the function `what`_. Nothing of dst changes before all that can fail has succeeded. fresh:
  * the value is an op's result, which nobody else holds; else it is what tn_copy_ was given, which is converted. */
 static tn_tensor *write_node(tn_tensor *dst, tn_node *value, bool fresh, const char *what) {
-    if (refusal.unreported) return refusal.handle ? refusal.handle : &no_memory;
+    if (refusal.unreported) return refused();
     tn_node *now = tn_tensor_node(dst);
+    if (now == &freed_node) return target_was_freed(what);
     if (now->flags & TN_NODE_ERROR) return dst;
     if (value->flags & TN_NODE_ERROR) return refuse(tn_node_retain(value));
     tn_recorder *r = tn_recorder_here();
@@ -550,6 +659,8 @@ static tn_tensor *write_node(tn_tensor *dst, tn_node *value, bool fresh, const c
 tn_tensor *tn_copy_(tn_tensor *dst, const tn_tensor *src) {
     const char *missing = !dst ? "tn_copy_: dst" : !src ? "tn_copy_: src" : NULL;
     if (missing) return tn_refuse_write(tn_need(NULL, missing));
+    tn_status s = tn_need_tensor(src, "tn_copy_: src");
+    if (s != TN_OK) return tn_refuse_write(s);
     return write_node(dst, tn_tensor_node(src), false, "copy");
 }
 
@@ -558,17 +669,19 @@ tn_tensor *tn_record_inplace(tn_tensor *dst, int op, const tn_tensor *const *in,
     for (int i = 0; i < n_in && i < TN_MAX_INPUTS; i++)
         nodes[i] = in[i] ? tn_tensor_node(in[i]) : NULL;
     tn_node *n = tn_node_make(op, nodes, n_in < TN_MAX_INPUTS ? n_in : TN_MAX_INPUTS, attrs);
-    dst = write_node(dst, n, true, tn_op(op)->name);
+    bool freed = n == &freed_node && tn_tensor_is_live(dst); /* an operand, not the target */
+    dst = freed ? tn_refuse_write(input_was_freed(op, in, n_in)) : write_node(dst, n, true, tn_op(op)->name);
     tn_node_release(n);
     return dst;
 }
 
-tn_status tn_swap(tn_tensor *a, tn_tensor *b) {
-    TRY(tn_need(a, "tn_swap: a"));
-    TRY(tn_need(b, "tn_swap: b"));
+tn_status tn_swap(tn_tensor *first, tn_tensor *second) {
+    TRY(tn_need_tensor(first, "tn_swap: a"));
+    TRY(tn_need_tensor(second, "tn_swap: b"));
+    tn_handle *a = tn_handle_of(first), *b = tn_handle_of(second);
     if (a->slot == NOT_FREED || b->slot == NOT_FREED) {
-        TRY(tn_status_of(a));
-        return tn_status_of(b);
+        TRY(tn_status_of(first));
+        return tn_status_of(second);
     }
     if (a->base || b->base) return tn_fail(TN_ERR_ARGUMENT, "tn_swap: a view cannot be swapped; its base can");
     tn_storage *storage = atomic_load(&a->storage);
@@ -660,7 +773,8 @@ tn_tensor *tn_dial(double value) { return dial(TN_DIAL_FLOAT, 0, value); }
 tn_tensor *tn_dial_int(int64_t value) { return dial(TN_DIAL_INT, value, 0.0); }
 
 tn_tensor *tn_symbolic(const tn_tensor *t, int64_t dim, int symbol) {
-    if (!t) return tn_tensor_error(tn_need(t, "tn_symbolic: the tensor"));
+    tn_status s = tn_need_tensor(t, "tn_symbolic: the tensor");
+    if (s != TN_OK) return tn_tensor_error(s);
     tn_node *n = tn_tensor_node(t);
     if (n->flags & TN_NODE_ERROR) return tn_tensor_new(tn_node_retain(n));
     int64_t d = dim < 0 ? dim + n->rank : dim;
@@ -681,10 +795,10 @@ tn_tensor *tn_symbolic(const tn_tensor *t, int64_t dim, int symbol) {
 }
 
 tn_status tn_make_state(tn_tensor *t) {
-    TRY(tn_need(t, "tn_make_state: the tensor"));
+    TRY(tn_need_tensor(t, "tn_make_state: the tensor"));
     tn_node *n = tn_tensor_node(t);
     if (n->flags & TN_NODE_ERROR) return tn_fail(n->status, "%s", n->error);
-    if (t->base) return tn_fail(TN_ERR_ARGUMENT, "tn_make_state: a view cannot be state; its base can");
+    if (tn_handle_of(t)->base) return tn_fail(TN_ERR_ARGUMENT, "tn_make_state: a view cannot be state; its base can");
     tn_storage *s = tn_tensor_storage(t);
     tn_recorder *r = tn_recorder_here();
     if (!s || !r) return TN_ERR_MEMORY;
@@ -720,7 +834,10 @@ tn_status tn_make_state(tn_tensor *t) {
 
 /* ---- facts ------------------------------------------------------------------------------------------------------- */
 
-static const tn_node *shown(const tn_tensor *t) { return t ? t->node : &null_node; }
+static const tn_node *shown(const tn_tensor *t) {
+    if (!t) return &null_node;
+    return tn_tensor_is_live(t) ? tn_handle_of(t)->node : &freed_node;
+}
 
 int tn_rank(const tn_tensor *t) { return shown(t)->flags & TN_NODE_ERROR ? 0 : shown(t)->rank; }
 
@@ -736,18 +853,21 @@ tn_dtype tn_dtype_of(const tn_tensor *t) { return (tn_dtype)shown(t)->dtype; }
 tn_device *tn_device_of(const tn_tensor *t) { return shown(t)->device; }
 
 tn_status tn_status_of(const tn_tensor *t) {
-    if (t && t->slot == NOT_FREED) refusal.unreported = false; /* this thread's, or there was no memory for it */
+    bool refusals = t && tn_tensor_is_live(t) && tn_handle_of(t)->slot == NOT_FREED;
+    if (refusals) refusal.unreported = false; /* this thread's, or there was no memory for it */
     const tn_node *n = tn_tensor_node(t);
     return n->flags & TN_NODE_ERROR ? tn_fail(n->status, "%s", n->error) : TN_OK;
 }
 
 int64_t tn_write_count(const tn_tensor *t) {
-    const tn_storage *s = t ? atomic_load_explicit(&t->storage, memory_order_acquire) : NULL;
+    bool live = t && tn_tensor_is_live(t);
+    const tn_storage *s = live ? atomic_load_explicit(&tn_handle_of(t)->storage, memory_order_acquire) : NULL;
     return s ? (int64_t)s->version : 0;
 }
 
 uint64_t tn_value_id(const tn_tensor *t) {
-    const tn_storage *s = t && t->slot != NOT_FREED ? tn_tensor_storage(t) : NULL;
+    bool own = t && tn_tensor_is_live(t) && tn_handle_of(t)->slot != NOT_FREED;
+    const tn_storage *s = own ? tn_tensor_storage(t) : NULL;
     return s ? s->id : 0;
 }
 

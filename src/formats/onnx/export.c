@@ -292,8 +292,9 @@ static void add_leaf(onnx_export *x, const tn_node *n, const char *name) {
 
 /* The value that a handle had before what was recorded: of a written state, what lies at its home. */
 static const tn_node *node_before(const tn_tensor *t) {
-    const tn_storage *s = atomic_load_explicit(&t->storage, memory_order_acquire);
-    return s && s->state && s->resident && !t->base ? s->resident : tn_tensor_node(t);
+    if (!tn_tensor_is_live(t)) return tn_tensor_node(t);
+    const tn_storage *s = atomic_load_explicit(&tn_handle_of(t)->storage, memory_order_acquire);
+    return s && s->state && s->resident && !tn_handle_of(t)->base ? s->resident : tn_tensor_node(t);
 }
 
 /* A leaf may have several nodes over one buffer. */
