@@ -107,10 +107,10 @@ static const struct network {
     tn_tensor *(*make)(const tn_tensor *x);
     bool copies;
 } networks[] = {
-    {"two", of_two, false},       {"slices", of_slices, false},
-    {"joined", of_joined, false}, {"later", of_needed_later, false},
-    {"others", of_others, true},  {"steps", of_steps, true},
-    {"slice", of_a_slice, false}, {"twice", of_one_twice, true},
+    {"two", of_two, false},           {"slices", of_slices, false},
+    {"joined", of_joined, false},     {"later", of_needed_later, false},
+    {"others", of_others, true},      {"steps", of_steps, true},
+    {"slice", of_a_slice, false},     {"twice", of_one_twice, true},
     {"again", of_slices_again, true}, {"whole", of_whole_and_part, false},
 };
 
@@ -157,6 +157,45 @@ static void parts_lie_in_what_they_are_joined_to(void **state) {
     assert_ok(tn_threads_set(0));
 }
 
+/* As in DenseNet: most parts are in memory, one would be computed where it is joined; steps read the whole. */
+static tn_tensor *read_by_steps(const tn_tensor *x) {
+    tn_tensor *pooled = part(tn_avg_pool2d(filtered(x, 8), (int64_t[]){2, 2}, NULL)), *parts[5] = {pooled};
+    for (int i = 1; i < 5; i++)
+        parts[i] = part(filtered(pooled, 4));
+    tn_tensor *all = joined(parts, 5);
+    return tn_relu(tn_mul(part(all), waves((int64_t[]){1, tn_size(all, 1), 1, 1}, 0.9, TN_F32)));
+}
+
+/* As in ShuffleNet: channels of two halves take turns, so that what is joined is read in another shape. */
+static tn_tensor *read_in_turns(const tn_tensor *x) {
+    int64_t n = tn_size(x, 0), split[] = {n, 2, 8, SIDE, SIDE}, whole[] = {n, 16, SIDE, SIDE};
+    for (int unit = 0; unit < 2; unit++) {
+        tn_tensor *a = unit ? tn_narrow(x, 1, 0, 8) : filtered(x, 8),
+                  *b = unit ? tn_narrow(x, 1, 8, 8) : filtered(x, 8);
+        tn_tensor *both = part(joined((tn_tensor *[]){a, part(tn_relu(filtered(b, 8)))}, 2));
+        x = part(tn_reshape(tn_transpose(tn_reshape(both, split, 5), 1, 2), whole, 4));
+    }
+    return filtered(x, 4);
+}
+
+/* A kernel that read through the join would evaluate all parts at each element. */
+static void joined_tensors_are_made_before_they_are_read(void **state) {
+    (void)state;
+    static const struct network rows[] = {{"steps", read_by_steps, true}, {"turns", read_in_turns, true}};
+    static float together[MOST], by_parts[MOST];
+    for (size_t i = 0; i < TN_COUNT(rows); i++) {
+        apart = false;
+        computes(&rows[i], 2, TN_F32, together);
+        char *text = tn_explain_last();
+        if (!text || !strstr(text, "native  cat_few") || strstr(text, "kernel  cat_few"))
+            fail_msg("%s: a program joins: %s", rows[i].name, text ? text : "");
+        tn_text_free(text);
+        apart = true;
+        computes(&rows[i], 2, TN_F32, by_parts);
+        assert_memory_equal(together, by_parts, sizeof together);
+    }
+}
+
 /* Parts of the host, whose memory is its own, and of the device. */
 static void a_far_device_and_its_host_have_the_same_bits(void **state) {
     (void)state;
@@ -183,21 +222,20 @@ static void repeated_elements_are_copied_in_place(void **state) {
     static const int64_t times[][2] = {{2, 2}, {1, 3}, {4, 4}, {3, 1}, {5, 8}, {2, 17}, {1, 2}};
     static float got[MOST];
     for (size_t i = 0; i < TN_COUNT(times); i++)
-        for (int threads = 1; threads <= 2; threads++)
-            {
-                TN_SCOPE;
-                int64_t rows = times[i][0], columns = times[i][1];
-                assert_ok(tn_threads_set(threads));
-                tn_tensor *x = tn_transpose(tn_reshape(tn_arange(0, A * B * C, 1, TN_F32), TN_DIMS(B, A, C)), 0, 1);
-                tn_tensor *y = tn_expand(tn_reshape(x, TN_DIMS(A, B, 1, C, 1)), TN_DIMS(A, B, rows, C, columns));
-                y = tn_contiguous(y);
-                assert_true(tn_numel(y) <= MOST);
-                assert_ok(tn_read(y, got, (size_t)tn_numel(y) * sizeof *got));
-                for (int64_t k = 0; k < tn_numel(y); k++) {
-                    int64_t c = k / columns % C, b = k / (columns * C * rows) % B, a = k / (columns * C * rows * B);
-                    assert_float_equal(got[k], (float)((b * A + a) * C + c), 0);
-                }
+        for (int threads = 1; threads <= 2; threads++) {
+            TN_SCOPE;
+            int64_t rows = times[i][0], columns = times[i][1];
+            assert_ok(tn_threads_set(threads));
+            tn_tensor *x = tn_transpose(tn_reshape(tn_arange(0, A * B * C, 1, TN_F32), TN_DIMS(B, A, C)), 0, 1);
+            tn_tensor *y = tn_expand(tn_reshape(x, TN_DIMS(A, B, 1, C, 1)), TN_DIMS(A, B, rows, C, columns));
+            y = tn_contiguous(y);
+            assert_true(tn_numel(y) <= MOST);
+            assert_ok(tn_read(y, got, (size_t)tn_numel(y) * sizeof *got));
+            for (int64_t k = 0; k < tn_numel(y); k++) {
+                int64_t c = k / columns % C, b = k / (columns * C * rows) % B, a = k / (columns * C * rows * B);
+                assert_float_equal(got[k], (float)((b * A + a) * C + c), 0);
             }
+        }
     assert_ok(tn_threads_set(0));
 }
 
@@ -210,32 +248,31 @@ static void slices_are_taken_by_their_numbers(void **state) {
     int32_t narrow[COUNT];
     for (int i = 0; i < COUNT; i++)
         narrow[i] = (int32_t)(wide[i] = i * 5 % 15 - 2);
-    for (int k = 0; k < 12; k++)
-        {
-            TN_SCOPE;
-            int64_t dim = k % 3, n[] = {A, B, C};
-            bool small = k / 3 % 2, whole = k >= 6;
-            assert_ok(tn_threads_set(1 + k / 6));
-            tn_tensor *x = tn_transpose(tn_reshape(tn_arange(0, A * B * C, 1, TN_F32), TN_DIMS(B, A, C)), 0, 1);
-            if (whole) x = tn_cast(x, TN_I32);
-            assert_ok(tn_eval(&x, 1));
-            tn_tensor *index =
-                small ? tn_from_data(narrow, TN_DIMS(COUNT), TN_I32) : tn_from_data(wide, TN_DIMS(COUNT), TN_I64);
-            tn_tensor *y = tn_cast(tn_index_select(x, dim, index), TN_F32);
-            assert_ok(tn_read(y, got, (size_t)tn_numel(y) * sizeof *got));
-            char *text = tn_explain_last();
-            assert_true(text && strstr(text, "native  index_select"));
-            tn_text_free(text);
-            int64_t end[] = {tn_size(y, 0), tn_size(y, 1), tn_size(y, 2)};
-            for (int64_t e = 0; e < tn_numel(y); e++) {
-                int64_t at[] = {e / (end[1] * end[2]), e / end[2] % end[1], e % end[2]};
-                at[dim] = wide[at[dim]];
-                bool inside = at[dim] >= 0 && at[dim] < n[dim];
-                float want = (float)((at[1] * A + at[0]) * C + at[2]);
-                if (!(inside ? got[e] == want : whole ? got[e] == 0 : isnan(got[e])))
-                    fail_msg("case %d, element %lld: %g", k, (long long)e, (double)got[e]);
-            }
+    for (int k = 0; k < 12; k++) {
+        TN_SCOPE;
+        int64_t dim = k % 3, n[] = {A, B, C};
+        bool small = k / 3 % 2, whole = k >= 6;
+        assert_ok(tn_threads_set(1 + k / 6));
+        tn_tensor *x = tn_transpose(tn_reshape(tn_arange(0, A * B * C, 1, TN_F32), TN_DIMS(B, A, C)), 0, 1);
+        if (whole) x = tn_cast(x, TN_I32);
+        assert_ok(tn_eval(&x, 1));
+        tn_tensor *index =
+            small ? tn_from_data(narrow, TN_DIMS(COUNT), TN_I32) : tn_from_data(wide, TN_DIMS(COUNT), TN_I64);
+        tn_tensor *y = tn_cast(tn_index_select(x, dim, index), TN_F32);
+        assert_ok(tn_read(y, got, (size_t)tn_numel(y) * sizeof *got));
+        char *text = tn_explain_last();
+        assert_true(text && strstr(text, "native  index_select"));
+        tn_text_free(text);
+        int64_t end[] = {tn_size(y, 0), tn_size(y, 1), tn_size(y, 2)};
+        for (int64_t e = 0; e < tn_numel(y); e++) {
+            int64_t at[] = {e / (end[1] * end[2]), e / end[2] % end[1], e % end[2]};
+            at[dim] = wide[at[dim]];
+            bool inside = at[dim] >= 0 && at[dim] < n[dim];
+            float want = (float)((at[1] * A + at[0]) * C + at[2]);
+            if (!(inside ? got[e] == want : whole ? got[e] == 0 : isnan(got[e])))
+                fail_msg("case %d, element %lld: %g", k, (long long)e, (double)got[e]);
         }
+    }
     assert_ok(tn_threads_set(0));
 }
 
@@ -243,28 +280,28 @@ static void slices_are_taken_by_their_numbers(void **state) {
 static void a_state_is_joined_at_the_end(void **state) {
     (void)state;
     static float got[MOST], want[MOST];
-    for (int run = 0; run < 2; run++)
-        {
-            TN_SCOPE;
-            apart = run == 1;
-            tn_tensor *x = waves((int64_t[]){1, CHANNELS, SIDE, SIDE}, 0.37, TN_F32),
-                      *s = tn_zeros(TN_DIMS(1, 24, SIDE, SIDE), TN_F32);
-            assert_ok(tn_make_state(s));
-            for (int step = 0; step < 3; step++) {
-                {
-                    TN_SCOPE;
-                    tn_copy_(s, of_two(tn_add(x, tn_narrow(s, 1, 0, CHANNELS))));
-                }
-                assert_ok(tn_eval(&s, 1));
+    for (int run = 0; run < 2; run++) {
+        TN_SCOPE;
+        apart = run == 1;
+        tn_tensor *x = waves((int64_t[]){1, CHANNELS, SIDE, SIDE}, 0.37, TN_F32),
+                  *s = tn_zeros(TN_DIMS(1, 24, SIDE, SIDE), TN_F32);
+        assert_ok(tn_make_state(s));
+        for (int step = 0; step < 3; step++) {
+            {
+                TN_SCOPE;
+                tn_copy_(s, of_two(tn_add(x, tn_narrow(s, 1, 0, CHANNELS))));
             }
-            assert_ok(tn_read(s, run ? want : got, (size_t)tn_numel(s) * sizeof *got));
+            assert_ok(tn_eval(&s, 1));
         }
+        assert_ok(tn_read(s, run ? want : got, (size_t)tn_numel(s) * sizeof *got));
+    }
     assert_memory_equal(got, want, sizeof got);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(parts_lie_in_what_they_are_joined_to),
+        cmocka_unit_test(joined_tensors_are_made_before_they_are_read),
         cmocka_unit_test(a_far_device_and_its_host_have_the_same_bits),
         cmocka_unit_test(repeated_elements_are_copied_in_place),
         cmocka_unit_test(slices_are_taken_by_their_numbers),

@@ -100,6 +100,7 @@ typedef struct tn_value {
     int dial;                            /* dials: index among the binding's dials, or -1 */
     /* fuse.c */
     bool stored;  /* gets memory */
+    bool copied;  /* a cat_few: its parts are made first and copied */
     bool alone;   /* an attempt to join it failed: its own group, always stored */
     int group;    /* where it is computed, -1 while inlined */
     float weight; /* work to compute it again from what is in memory */

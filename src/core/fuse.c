@@ -103,6 +103,12 @@ static bool kernel_of_its_own(tn_op_class c) {
 
 static void want_memory(tn_graph_plan *g, int value) { g->values[g->values[value].root].wants_memory = true; }
 
+/* A joined tensor in another shape: which part an index falls into would be computed for each element. */
+static bool reshapes_joined(const tn_graph_plan *g, const tn_value *u, const tn_value *in) {
+    return g->binding->device->is_cpu && u->node->op == TN_OP_VIEW && in->node->op == TN_OP_CAT_FEW &&
+           tn_value_numel(in) >= MANY_ELEMENTS;
+}
+
 /* What user u asks of its input x. */
 static void input_needs(tn_graph_plan *g, const tn_value *u, int x) {
     const tn_value *root = &g->values[g->values[x].root], *in = &g->values[x];
@@ -115,7 +121,8 @@ static void input_needs(tn_graph_plan *g, const tn_value *u, int x) {
         return;
     }
     if (c == TN_NATIVE && !u->vendor && in->dial >= 0 && tn_template_takes(u)) return; /* comes with the launch */
-    if (c == TN_MATMUL || c == TN_NATIVE || (c == TN_VIEW_OP && !view_maps(u)) || (c == TN_MOVEMENT && dear) || spread)
+    if (c == TN_MATMUL || c == TN_NATIVE || (c == TN_VIEW_OP && (!view_maps(u) || reshapes_joined(g, u, in))) ||
+        (c == TN_MOVEMENT && dear) || spread)
         want_memory(g, x);
     if (c == TN_REDUCTION && !over_dims(u) && dear) want_memory(g, x);
     if (of_columns(g, u) && in->loads > 0 && in->weight > 1) want_memory(g, x);

@@ -162,30 +162,10 @@ static bool takes_copy(const tn_node *n) {
     return repeats && step[0] == 1 && extent[0] < SHORT;
 }
 
-/* Is it in memory before it is joined, whoever joins it? What one pass computes beside other things is not, so that it
- * is better computed where it is joined. */
-static bool is_stored_anyway(const tn_node *x) {
-    while (x->op != TN_OP_NONE && !tn_node_computed(x)) { /* what was computed has forgotten its inputs */
-        if (tn_op(x->op)->impl->class_ != TN_VIEW_OP) return tn_op(x->op)->impl->class_ != TN_ELEMENTWISE;
-        x = x->in[0];
-    }
-    return true;
-}
-
-/* A kernel looks for the tensor at each element, which costs most where a few elements of each take turns. */
+/* What the kernel can do; whether it should is known of values (tn_value.copied). */
 static bool takes_cat(const tn_node *n) {
-    enum { FEW = 16, MANY = 1024 };
-    int64_t inner = 1, longest = 0;
-    bool stored = true;
-    for (int d = (int)n->i[0] + 1; d < n->rank; d++)
-        inner *= n->shape[d];
-    for (int k = 0; k < n->n_in; k++) {
-        const tn_node *x = n->in[k];
-        if (x->rank == n->rank) longest = tn_max64(longest, x->shape[n->i[0]] * inner);
-        stored = stored && is_stored_anyway(x);
-    }
-    return tn_dtype_size((tn_dtype)n->dtype) == 4 && n->n_in <= TN_CAT_PARTS && tn_node_numel(n) >= MANY &&
-           (stored || longest <= FEW);
+    enum { MANY = 1024 };
+    return tn_dtype_size((tn_dtype)n->dtype) == 4 && n->n_in <= TN_CAT_PARTS && tn_node_numel(n) >= MANY;
 }
 
 /* ---- index_select ------------------------------------------------------------------------------------------------ */

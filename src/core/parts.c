@@ -5,6 +5,8 @@
  * and nothing is copied when the parts are all there. Slices that are the whole of a tensor again, one behind the
  * other, are one part. On the processor what is missing is copied; elsewhere parts lie so all or not at all, for a
  * program that reads other parts' memory than it writes is none that writes over what it reads. */
+#include <string.h>
+
 #include "core/core.h"
 
 enum {
@@ -99,9 +101,69 @@ static void choose(tn_graph_plan *g, int value) {
         leave_parts(g, value);
 }
 
+/* ---- copying ----------------------------------------------------------------------------------------------------- */
+
+/* The input of an element-wise x of which x may be the epilogue: a computed one of x's shape; -1: none. */
+static int computed_input(const tn_graph_plan *g, const tn_value *x) {
+    for (int k = 0; k < x->n_in; k++) {
+        const tn_value *in = x->in[k] >= 0 ? &g->values[x->in[k]] : NULL;
+        if (!in || !in->row || in->node->rank != x->node->rank) continue;
+        if (memcmp(in->node->shape, x->node->shape, (size_t)x->node->rank * sizeof *x->node->shape) == 0)
+            return x->in[k];
+    }
+    return -1;
+}
+
+/* Does a kernel read it that can only read memory? */
+static bool feeds_kernel(const tn_graph_plan *g, const tn_value *v, int depth) {
+    enum { DEEPEST = 4 };
+    for (int k = 0; k < v->user_count && depth < DEEPEST; k++) {
+        const tn_value *u = &g->values[v->users[k]];
+        tn_op_class c = tn_value_class(u);
+        if (u->node->op != TN_OP_CAT_FEW && (c == TN_MATMUL || c == TN_NATIVE)) return true;
+        if (c == TN_VIEW_OP && feeds_kernel(g, u, depth + 1)) return true;
+    }
+    return false;
+}
+
+/* Is it in memory before it is joined, whoever joins it? What one pass computes beside other things is not, so that it
+ * is better computed where it is joined; the epilogue of a product or convolution is, and what a kernel reads. */
+static bool is_stored_anyway(const tn_graph_plan *g, int value) {
+    enum { EPILOGUE = 4 }; /* steps */
+    int steps = 0;
+    while (value >= 0 && g->values[value].row) {
+        const tn_value *v = &g->values[value];
+        tn_op_class c = tn_value_class(v);
+        if (c != TN_VIEW_OP && c != TN_ELEMENTWISE) return steps == 0 || c == TN_MATMUL || c == TN_NATIVE;
+        if (c == TN_ELEMENTWISE && steps == 0 && (v->output >= 0 || feeds_kernel(g, v, 0))) return true;
+        if (c == TN_VIEW_OP ? steps > 0 : steps++ == EPILOGUE) return false;
+        value = c == TN_VIEW_OP ? v->in[0] : computed_input(g, v);
+    }
+    return value >= 0 && steps == 0;
+}
+
+/* A program evaluates every part of a joined value at each element and selects one. So parts are made first and copied
+ * if they are in memory anyway, if of several parts most are, or if a few elements of each take turns. */
+static bool is_copied(const tn_graph_plan *g, const tn_value *v) {
+    enum { FEW = 16, SEVERAL = 3 };
+    const tn_node *n = v->node;
+    int64_t inner = 1, longest = 0, stored = 0, all = tn_value_numel(v);
+    for (int d = (int)n->i[0] + 1; d < n->rank; d++)
+        inner *= n->shape[d];
+    for (int k = 0; k < v->n_in; k++) {
+        const tn_node *x = g->values[v->in[k]].node;
+        if (x->rank == n->rank) longest = tn_max64(longest, x->shape[n->i[0]] * inner);
+        if (is_stored_anyway(g, v->in[k])) stored += tn_node_numel(x);
+    }
+    return stored == all || (v->n_in >= SEVERAL && 2 * stored >= all) || longest <= FEW;
+}
+
 void tn_parts_choose(tn_graph_plan *g) {
-    for (size_t i = 0; i < g->value_count; i++)
-        g->values[i].joined = -1;
+    for (size_t i = 0; i < g->value_count; i++) {
+        tn_value *v = &g->values[i];
+        v->joined = -1;
+        v->copied = v->row && v->node->op == TN_OP_CAT_FEW && is_copied(g, v);
+    }
     for (size_t i = 0; i < g->value_count; i++)
         choose(g, (int)i);
 }

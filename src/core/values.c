@@ -25,7 +25,7 @@ tn_op_class tn_value_class(const tn_value *v) {
     if (!v->row) return TN_LEAF_VALUE;
     tn_op_class c = v->row->impl->class_;
     uint16_t op = v->node->op;
-    bool moves = op == TN_OP_CAT_FEW || op == TN_OP_CONTIGUOUS || op == TN_OP_INDEX_SELECT;
+    bool moves = (op == TN_OP_CAT_FEW && v->copied) || op == TN_OP_CONTIGUOUS || op == TN_OP_INDEX_SELECT;
     if (moves && v->node->device->is_cpu && tn_native_takes(v->node)) return TN_NATIVE;
     if (c == TN_MATMUL && !v->vendor && tn_is_outer_product(v->node)) return TN_MOVEMENT;
     if ((c != TN_MATMUL && c != TN_NATIVE) || v->vendor || has_kernel(v)) return c;
