@@ -57,13 +57,14 @@ static void make_data(void) {
 
 static void begin(void) {
     static const int64_t hidden[] = {WIDTH, WIDTH};
-    tn_policy_options o = {.struct_size = sizeof o,
-                           .observations = OBSERVATIONS,
-                           .actions = ACTIONS,
-                           .hidden = hidden,
-                           .hidden_count = 2,
-                           .logits_gain = 1};
-    tn_adam_options adam = {.struct_size = sizeof adam, .lr = LEARNING_RATE};
+    tn_policy_options o = TN_POLICY_DEFAULTS;
+    o.observations = OBSERVATIONS;
+    o.actions = ACTIONS;
+    o.hidden = hidden;
+    o.hidden_count = 2;
+    o.logits_gain = 1;
+    tn_adam_options adam = TN_ADAM_DEFAULTS;
+    adam.lr = LEARNING_RATE;
     make_data();
     tn_manual_seed(1);
     check(tn_policy_mlp(&o, &b.policy));
@@ -137,7 +138,8 @@ static void chain_step(const tn_tensor *x) {
 /* ---- files ------------------------------------------------------------------------------------------------------- */
 
 static void save(const char *path) {
-    tn_checkpoint c = {.struct_size = sizeof c, .model = tn_policy_module(b.policy)};
+    tn_checkpoint c = TN_CHECKPOINT_DEFAULTS;
+    c.model = tn_policy_module(b.policy);
     tn_variable *items;
     int count;
     check(tn_module_variables(c.model, &items, &count));

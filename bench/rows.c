@@ -165,7 +165,8 @@ static int run_cases(bench *w, const char *part) {
 }
 
 int main(int argc, char **argv) {
-    tn_device_options o = {.struct_size = sizeof o, .fallback = TN_FALLBACK_STRICT};
+    tn_device_options o = TN_DEVICE_DEFAULTS;
+    o.fallback = TN_FALLBACK_STRICT;
     bench w = {0};
     if (failed(tn_device_open(argc > 1 ? argv[1] : "opencl", &o, NULL, &w.device), "nothing to measure on")) return 0;
     printf("%s (%s), tile VM on one thread\n", w.device->info.id, w.device->info.name);

@@ -99,13 +99,17 @@ static void make_model(void) {
 }
 
 static tn_tensor *norm(tn_tensor *x, tn_tensor *weight) {
-    return tn_rms_norm(x, TN_DIMS(HIDDEN), weight, &(tn_rms_norm_options){.eps = 1e-5});
+    tn_rms_norm_options o = TN_RMS_NORM_DEFAULTS;
+    o.eps = 1e-5;
+    return tn_rms_norm(x, TN_DIMS(HIDDEN), weight, &o);
 }
 
 static tn_tensor *heads_of(tn_tensor *x, int64_t heads) { return tn_reshape(x, TN_DIMS(tn_size(x, 0), heads, WIDTH)); }
 
 static tn_tensor *turned(tn_tensor *x, tn_tensor *cosine, tn_tensor *sine) {
-    return tn_rope(x, cosine, sine, &(tn_rope_options){.interleaved = true});
+    tn_rope_options o = TN_ROPE_DEFAULTS;
+    o.interleaved = true;
+    return tn_rope(x, cosine, sine, &o);
 }
 
 static tn_tensor *run_layer(const layer *l, tn_tensor *x, tn_tensor *position, tn_tensor *cosine, tn_tensor *sine) {

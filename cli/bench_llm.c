@@ -41,7 +41,8 @@ static tn_status begin_llm(bench_work *w, void **self) {
     char path[4096];
     speaker *s = *self = calloc(1, sizeof *s);
     tn_llm_facts facts = {.struct_size = sizeof facts};
-    tn_llm_options o = {.struct_size = sizeof o, .context = CONTEXT};
+    tn_llm_options o = TN_LLM_DEFAULTS;
+    o.context = CONTEXT;
     if (!s) return tn_backend_fail(TN_ERR_MEMORY, "out of memory");
     tn_status status = find_model(w, false, path, sizeof path);
     if (status == TN_OK) status = tn_llm_open(path, &o, &s->model);

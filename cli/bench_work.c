@@ -187,7 +187,8 @@ static tn_status begin_conv(bench_work *w, void **self) {
 
 static tn_status run_conv(void *self) {
     holder *h = self;
-    tn_conv2d_options o = {.struct_size = sizeof o, .padding = {1, 1}};
+    tn_conv2d_options o = TN_CONV2D_DEFAULTS;
+    o.padding[0] = o.padding[1] = 1;
     tn_status s = TN_OK;
     TN_SCOPE;
     s = finish(h, tn_conv2d(h->t[0], h->t[1], NULL, &o));
@@ -222,8 +223,11 @@ static tn_tensor *class_numbers(int64_t count, int64_t classes) {
 
 static tn_status begin_policy(bench_work *w, void **self) {
     static const int64_t hidden[] = {WIDTH, WIDTH};
-    tn_policy_options o = {.struct_size = sizeof o, .observations = OBSERVATIONS, .actions = ACTIONS};
-    tn_adam_options adam = {.struct_size = sizeof adam, .lr = 1e-3};
+    tn_policy_options o = TN_POLICY_DEFAULTS;
+    o.observations = OBSERVATIONS;
+    o.actions = ACTIONS;
+    tn_adam_options adam = TN_ADAM_DEFAULTS;
+    adam.lr = 1e-3;
     o.hidden = hidden;
     o.hidden_count = 2;
     holder *h = new_holder(self);
@@ -271,7 +275,8 @@ static tn_status run_policy_train(void *self) {
 enum { FEATURES = 384, HEADS = 6, FEEDFORWARD = 1536 };
 
 static tn_status begin_transformer(bench_work *w, void **self) {
-    tn_nn_encoder_options o = {.struct_size = sizeof o, .feedforward = FEEDFORWARD};
+    tn_nn_encoder_options o = TN_NN_ENCODER_DEFAULTS;
+    o.feedforward = FEEDFORWARD;
     holder *h = new_holder(self);
     if (!h) return out_of_memory();
     h->t[0] = numbers((int64_t[]){w->size[0], w->size[1], FEATURES}, 3, TN_F32);
@@ -339,7 +344,10 @@ enum { IMAGES = 32, SIDE = 32, CLASSES = 10 };
 static tn_tensor *mean_of_channels(const tn_tensor *x) { return tn_mean(x, (int64_t[]){2, 3}, 2, false); }
 
 static void add_convolution(tn_module *net, int at, int64_t in, int64_t out, int64_t stride) {
-    tn_nn_conv2d_options o = {.struct_size = sizeof o, .padding = 1, .stride = stride, .no_bias = true};
+    tn_nn_conv2d_options o = TN_NN_CONV2D_DEFAULTS;
+    o.padding = 1;
+    o.stride = stride;
+    o.bias = false;
     char name[3][16];
     for (int i = 0; i < 3; i++)
         snprintf(name[i], sizeof name[i], "%d", 3 * at + i);
@@ -349,7 +357,8 @@ static void add_convolution(tn_module *net, int at, int64_t in, int64_t out, int
 }
 
 static tn_status begin_cnn(bench_work *w, void **self) {
-    tn_sgd_options sgd = {.struct_size = sizeof sgd, .lr = 1e-2};
+    tn_sgd_options sgd = TN_SGD_DEFAULTS;
+    sgd.lr = 1e-2;
     holder *h = new_holder(self);
     if (!h) return out_of_memory();
     h->t[0] = numbers((int64_t[]){IMAGES, 3, SIDE, SIDE}, 4, TN_F32);

@@ -138,7 +138,8 @@ static int certify_on(certify_run *r, tn_device *device) {
 }
 
 static int run_certify(int argc, char **argv) {
-    certify_run r = {.o = {.struct_size = sizeof r.o, .found = on_found}};
+    certify_run r = {.o = TN_CERTIFY_DEFAULTS};
+    r.o.found = on_found;
     int status = CLI_USAGE;
     int at = cli_parse(&cli_certify, argc, argv, &r.common, own_options, NULL, take_option, &r, &status);
     if (at < 0) return status;

@@ -91,13 +91,13 @@ static void a_probe_can_be_repeated(conform *c) {
 }
 
 static void a_device_that_is_not_there_does_not_open(conform *c) {
-    tn_device_options o = {.struct_size = sizeof o};
+    tn_device_options o = TN_DEVICE_DEFAULTS;
     void *device = NULL;
     NEED(c->driver->open(12345, &o, &device) != TN_OK, "device 12345 opens");
 }
 
 static void it_opens_again_and_again(conform *c) {
-    tn_device_options o = {.struct_size = sizeof o};
+    tn_device_options o = TN_DEVICE_DEFAULTS;
     for (int i = 0; i < 5; i++) {
         void *device = NULL;
         CALL(c->driver->open(c->info.index, &o, &device));
@@ -580,7 +580,7 @@ static const struct {
 static bool open_one(conform *c, int index) {
     tn_device_info devices[16] = {{0}};
     tn_probe p = {.struct_size = sizeof p, .devices = devices, .capacity = 16};
-    tn_device_options o = {.struct_size = sizeof o};
+    tn_device_options o = TN_DEVICE_DEFAULTS;
     c->promise = "open";
     c->driver->probe(&p);
     if (p.count <= index) {

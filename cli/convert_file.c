@@ -38,7 +38,8 @@ static bool is_weight(const char *name) {
 }
 
 static tn_status open_onnx(convert_file *f) {
-    tn_onnx_options o = {.struct_size = sizeof o, .weights_alone = true};
+    tn_onnx_options o = TN_ONNX_DEFAULTS;
+    o.weights_alone = true;
     tn_status status = tn_onnx_open(f->path, &o, &f->onnx);
     int count = tn_onnx_weight_count(f->onnx);
     if (status == TN_OK && !(f->weights = malloc((size_t)count * sizeof *f->weights + 1)))

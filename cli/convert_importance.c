@@ -31,7 +31,8 @@ bool convert_find_importance(const cli_options *o, const char *model, const char
     tn_bytes read = {0};
     tn_ids ids = {0};
     tn_llm_facts f = {.struct_size = sizeof f};
-    tn_llm_options options = {.struct_size = sizeof options, .context = WINDOW};
+    tn_llm_options options = TN_LLM_DEFAULTS;
+    options.context = WINDOW;
     if (tn_llm_inspect_path(model, NULL, &f) == TN_OK && f.trained_context < WINDOW)
         options.context = f.trained_context;
     *out = (convert_importance){0};

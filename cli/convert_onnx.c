@@ -40,7 +40,9 @@ static tn_status open_encoder(const char *path, whole_model *m) {
 }
 
 static tn_status open_model(const char *path, whole_model *m) {
-    tn_llm_options o = {.struct_size = sizeof o, .context = 2 * LONG_TEXT, .cache = TN_LLM_CACHE_F32};
+    tn_llm_options o = TN_LLM_DEFAULTS;
+    o.context = 2 * LONG_TEXT;
+    o.cache = TN_LLM_CACHE_F32;
     tn_llm_facts f = {.struct_size = sizeof f};
     *m = (whole_model){0};
     tn_status status = tn_llm_open(path, &o, &m->llm);
@@ -62,7 +64,8 @@ tn_status convert_is_computed(const char *path) {
 }
 
 tn_status convert_to_onnx(const convert_file *in, const convert_wishes *w, convert_report *r) {
-    const tn_llm_export_onnx_options o = {.struct_size = sizeof o, .no_cache = w->no_cache};
+    tn_llm_export_onnx_options o = TN_LLM_EXPORT_ONNX_DEFAULTS;
+    o.cache = !w->no_cache;
     whole_model m;
     (void)r;
     tn_status status = open_model(in->path, &m);

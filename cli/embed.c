@@ -202,7 +202,7 @@ static int run(int argc, char **argv) {
         {"ids", no_argument, NULL, OPT_IDS},
         {0},
     };
-    wishes r = {.options = {.struct_size = sizeof r.options}};
+    wishes r = {.options = TN_EMBEDDER_DEFAULTS};
     cli_options o;
     int code = CLI_OK, first = cli_parse(&cli_embed, argc, argv, &o, own, "m:f:", take, &r, &code);
     if (first < 0) return code;

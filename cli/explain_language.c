@@ -120,7 +120,8 @@ int explain_language(const cli_options *o, const explain_wishes *w, const char *
     report r = {.facts.struct_size = sizeof r.facts,
                 .device.struct_size = sizeof r.device,
                 .predicted.struct_size = sizeof r.predicted};
-    tn_llm_options options = {.struct_size = sizeof options, .context = w->context};
+    tn_llm_options options = TN_LLM_DEFAULTS;
+    options.context = w->context;
     bool opened = cli_language_open(&l, o, path, &options, false);
     bool good = opened && explain(&l, w, &r) == TN_OK;
     if (good && o->json) put_json(&r);

@@ -378,7 +378,7 @@ static int run(int argc, char **argv) {
 
     char found[CLI_PATH];
     if (path && !cli_find_model(&path, found)) return CLI_FAILED;
-    tn_model_sizes sizes = {.struct_size = sizeof sizes};
+    tn_model_sizes sizes = TN_MODEL_SIZES_DEFAULTS;
     tn_memory_estimate e;
     status = find_sizes(&r, path, &sizes);
     if (status != CLI_OK) return status;

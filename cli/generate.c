@@ -171,11 +171,11 @@ static tn_status render_chat(const work *w, const char *source, const char *said
     if (status != TN_OK) return status;
     const char *system = w->asked->system;
     tn_chat_message messages[2] = {{"system", system}, {"user", said}};
-    tn_chat chat = {.struct_size = sizeof chat,
-                    .messages = system ? messages : messages + 1,
-                    .count = system ? 2 : 1,
-                    .add_generation_prompt = true,
-                    .tokenizer = w->tokenizer};
+    tn_chat chat = TN_CHAT_DEFAULTS;
+    chat.messages = system ? messages : messages + 1;
+    chat.count = system ? 2 : 1;
+    chat.add_generation_prompt = true;
+    chat.tokenizer = w->tokenizer;
     status = tn_template_chat(template, &chat, NULL, out);
     tn_template_free(template);
     return status;
@@ -269,8 +269,10 @@ static tn_status load(work *w) {
     if (status == TN_OK) status = make_prompt(w);
     if (status == TN_OK) status = tn_sampler_new(&w->asked->sampling, &w->sampler);
     if (status != TN_OK) return status;
-    tn_llm_options o = {
-        .struct_size = sizeof o, .context = choose_context(w, &facts), .cache = w->asked->cache, .device = w->device};
+    tn_llm_options o = TN_LLM_DEFAULTS;
+    o.context = choose_context(w, &facts);
+    o.cache = w->asked->cache;
+    o.device = w->device;
     status = tn_llm_open(w->asked->model, &o, &w->model);
     if (status == TN_OK) status = tn_llm_prepare(w->model);
     w->facts.struct_size = sizeof w->facts;
@@ -453,9 +455,11 @@ static uint64_t random_seed(void) {
 }
 
 static int run(int argc, char **argv) {
-    request r = {
-        .tokens = NOT_GIVEN,
-        .sampling = {.struct_size = sizeof r.sampling, .temperature = 0.8, .top_k = 40, .top_p = 0.95, .min_p = 0.05}};
+    request r = {.tokens = NOT_GIVEN, .sampling = TN_SAMPLER_DEFAULTS};
+    r.sampling.temperature = 0.8;
+    r.sampling.top_k = 40;
+    r.sampling.top_p = 0.95;
+    r.sampling.min_p = 0.05;
     int status, at = cli_parse(&cli_generate, argc, argv, &r.common, options, "m:p:n:", take, &r, &status);
     if (at < 0) return status;
     if (at < argc) return cli_wrong_usage(&cli_generate, "\"%s\": the text goes behind -p, in quotes", argv[at]);

@@ -50,17 +50,17 @@ void cli_language_close(cli_language *l) {
 tn_status cli_language_estimate(const cli_language *l, int64_t context, tn_memory_estimate *out) {
     tn_llm_facts f = {.struct_size = sizeof f};
     tn_status status = tn_llm_get_facts(l->model, &f);
-    tn_model_sizes sizes = {.struct_size = sizeof sizes,
-                            .hidden = f.hidden,
-                            .intermediate = f.intermediate,
-                            .layers = f.layers,
-                            .vocabulary = f.vocabulary,
-                            .heads = f.heads,
-                            .kv_heads = f.kv_heads,
-                            .head_dim = f.head_dim,
-                            .sequence = context,
-                            .weights_bytes = f.weights_bytes,
-                            .tied_embeddings = f.tied_embeddings};
+    tn_model_sizes sizes = TN_MODEL_SIZES_DEFAULTS;
+    sizes.hidden = f.hidden;
+    sizes.intermediate = f.intermediate;
+    sizes.layers = f.layers;
+    sizes.vocabulary = f.vocabulary;
+    sizes.heads = f.heads;
+    sizes.kv_heads = f.kv_heads;
+    sizes.head_dim = f.head_dim;
+    sizes.sequence = context;
+    sizes.weights_bytes = f.weights_bytes;
+    sizes.tied_embeddings = f.tied_embeddings;
     return status == TN_OK ? tn_estimate_inference_memory(&sizes, out) : status;
 }
 

@@ -149,7 +149,9 @@ static void put(const cli_language *l, const tn_ids *ids, int64_t vocabulary, co
 /* The prompt says how long the context must be, and to read it takes the tokenizer, which is in the model's file. */
 static tn_status make_room(cli_language *l, const wishes *w, int64_t tokens, int64_t context) {
     if (tokens <= context) return TN_OK;
-    tn_llm_options o = {.struct_size = sizeof o, .context = tokens, .cache = w->cache};
+    tn_llm_options o = TN_LLM_DEFAULTS;
+    o.context = tokens;
+    o.cache = w->cache;
     tn_llm_close(l->model);
     return tn_llm_open(w->model, &o, &l->model);
 }
@@ -192,7 +194,8 @@ static int run(int argc, char **argv) {
     char found[CLI_PATH];
     if (!cli_find_model(&w.model, found)) return CLI_FAILED;
     cli_language l;
-    tn_llm_options options = {.struct_size = sizeof options, .cache = w.cache};
+    tn_llm_options options = TN_LLM_DEFAULTS;
+    options.cache = w.cache;
     bool opened = cli_language_open(&l, &o, w.model, &options, !w.ids);
     bool good = opened && work(&l, &w, o.json) == TN_OK;
     int code = !opened ? l.code : good ? CLI_OK : cli_failed();

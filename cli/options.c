@@ -252,7 +252,9 @@ static void say_idle_numerics(const tn_device *device) {
 }
 
 tn_device *cli_choose_device(const cli_options *o, tn_selection *s, int *code) {
-    tn_device_options d = {.struct_size = sizeof d, .minimum_memory = o->memory, .threads = o->threads};
+    tn_device_options d = TN_DEVICE_DEFAULTS;
+    d.minimum_memory = o->memory;
+    d.threads = o->threads;
     d.fallback = o->strict ? TN_FALLBACK_STRICT : TN_FALLBACK_WARN;
     *s = (tn_selection){.struct_size = sizeof *s};
     tn_device *device = NULL;

@@ -158,7 +158,8 @@ static int run(int argc, char **argv) {
     tn_ids ids = {0};
     rating r = {0};
     w.context = window_of(w.model, w.context);
-    tn_llm_options options = {.struct_size = sizeof options, .context = w.context};
+    tn_llm_options options = TN_LLM_DEFAULTS;
+    options.context = w.context;
     bool good = cli_language_open(&l, &o, w.model, &options, true);
     double begun = cli_now();
     if (good && (read_ids(l.tokenizer, w.file, &ids) != TN_OK || rate(&l, &ids, w.context, &r) != TN_OK)) {
@@ -177,7 +178,8 @@ bool convert_perplexity(const cli_options *o, const char *model, const char *tex
     tn_ids ids = {0};
     rating r = {0};
     context = window_of(model, context);
-    tn_llm_options options = {.struct_size = sizeof options, .context = context};
+    tn_llm_options options = TN_LLM_DEFAULTS;
+    options.context = context;
     bool good = cli_language_open(&l, o, model, &options, true) && read_ids(l.tokenizer, text, &ids) == TN_OK &&
                 rate(&l, &ids, context, &r) == TN_OK;
     *out = good ? exp(r.loss / (double)r.predicted) : 0;

@@ -132,10 +132,10 @@ static tn_status begin(ppo *p) {
     int64_t stored_shape = 1 + p->n;
     p->stored = tn_full(&stored_shape, 1, 0, TN_I64);
     if (status == TN_OK) status = tn_eval(&p->stored, 1);
-    tn_adam_options o = {.struct_size = sizeof o,
-                         .lr = p->settings.learning_rate,
-                         .eps = 1e-5,
-                         .max_grad_norm = p->settings.max_grad_norm};
+    tn_adam_options o = TN_ADAM_DEFAULTS;
+    o.lr = p->settings.learning_rate;
+    o.eps = 1e-5;
+    o.max_grad_norm = p->settings.max_grad_norm;
     return status == TN_OK ? tn_optimizer_adam(tn_policy_module(p->policy), &o, &p->optimizer) : status;
 }
 
@@ -439,8 +439,11 @@ static tn_status learn_part_recurrent(ppo *p, int64_t part, double clip, double 
 
 /* 1 at the start, `floor` from decay_steps on. */
 static double decay(const ppo_settings *s, int64_t step) {
-    tn_schedule line = {
-        .struct_size = sizeof line, .kind = TN_SCHEDULE_LINEAR, .lr = 1, .final_lr = s->floor, .total = s->decay_steps};
+    tn_schedule line = TN_SCHEDULE_DEFAULTS;
+    line.kind = TN_SCHEDULE_LINEAR;
+    line.lr = 1;
+    line.final_lr = s->floor;
+    line.total = s->decay_steps;
     return tn_schedule_at(&line, step);
 }
 

@@ -148,7 +148,9 @@ static void describe(run *r) {
 }
 
 static tn_checkpoint checkpoint_of(const run *r) {
-    tn_checkpoint c = {.struct_size = sizeof c, .step = r->step, .json = r->description};
+    tn_checkpoint c = TN_CHECKPOINT_DEFAULTS;
+    c.step = r->step;
+    c.json = r->description;
     r->task->checkpoint(r->self, &c);
     return c;
 }

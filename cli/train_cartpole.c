@@ -106,11 +106,11 @@ static tn_status carts_begin(const train_options *o, void **self) {
     uint64_t seeds = c->seed;
     for (int i = 0; i < CARTS; i++)
         cartpole_seed(&c->cart[i], random_next(&seeds));
-    tn_policy_options p = {.struct_size = sizeof p,
-                           .observations = CARTPOLE_OBSERVATIONS,
-                           .actions = CARTPOLE_ACTIONS,
-                           .activation = tn_tanh,
-                           .separate_value = true};
+    tn_policy_options p = TN_POLICY_DEFAULTS;
+    p.observations = CARTPOLE_OBSERVATIONS;
+    p.actions = CARTPOLE_ACTIONS;
+    p.activation = tn_tanh;
+    p.separate_value = true;
     tn_status status = recurrent ? tn_policy_lstm(&p, &c->policy) : tn_policy_mlp(&p, &c->policy);
     if (status == TN_OK) status = make_storage(c);
     if (status != TN_OK) return status;

@@ -110,8 +110,11 @@ static tn_tensor *causal_mask(void) {
 }
 
 static tn_status build(chars *c) {
-    tn_nn_encoder_options block = {.struct_size = sizeof block, .norm_first = true};
-    tn_adam_options adam = {.struct_size = sizeof adam, .lr = LEARNING_RATE, .max_grad_norm = MOST_GRADIENT};
+    tn_nn_encoder_options block = TN_NN_ENCODER_DEFAULTS;
+    block.norm_first = true;
+    tn_adam_options adam = TN_ADAM_DEFAULTS;
+    adam.lr = LEARNING_RATE;
+    adam.max_grad_norm = MOST_GRADIENT;
     c->root = tn_module_root();
     tn_nn_embedding(c->root, "tokens", c->vocabulary, FEATURES);
     tn_nn_embedding(c->root, "positions", CONTEXT, FEATURES);

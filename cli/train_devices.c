@@ -16,7 +16,9 @@ static char *next_name(char **list) {
 }
 
 static int open_further(const train_options *o, train_team *team, const char *name) {
-    tn_device_options d = {.struct_size = sizeof d, .fallback = TN_FALLBACK_STRICT, .threads = o->common.threads};
+    tn_device_options d = TN_DEVICE_DEFAULTS;
+    d.fallback = TN_FALLBACK_STRICT;
+    d.threads = o->common.threads;
     d.minimum_memory = o->common.memory;
     tn_status status = tn_device_open(name, &d, NULL, &team->devices[team->count]);
     if (status == TN_OK) {
@@ -49,7 +51,7 @@ int train_open(const train_options *o, train_team *team, tn_selection *selection
         (void)cli_fail(TN_ERR_ARGUMENT, "%d devices, at most %d are possible", named, TRAIN_MOST_DEVICES);
         code = CLI_USAGE;
     }
-    team->options = (tn_data_parallel_options){.struct_size = sizeof team->options};
+    team->options = (tn_data_parallel_options)TN_DATA_PARALLEL_DEFAULTS;
     team->options.parts = o->parts ? (int)o->parts : named;
     team->options.fallback = o->common.strict ? TN_FALLBACK_STRICT : TN_FALLBACK_WARN;
     return code;

@@ -127,8 +127,13 @@ static tn_tensor *mean_of_channels(const tn_tensor *x) { return tn_mean(x, (int6
 
 /* Two blocks of convolution, normalisation and ReLU, 1 → 32 → 64 at half the size, then the mean of each channel. */
 static void build_cnn(tn_module *net) {
-    tn_nn_conv2d_options same = {.struct_size = sizeof same, .padding = 1, .no_bias = true};
-    tn_nn_conv2d_options half = {.struct_size = sizeof half, .padding = 1, .stride = 2, .no_bias = true};
+    tn_nn_conv2d_options same = TN_NN_CONV2D_DEFAULTS;
+    same.padding = 1;
+    same.bias = false;
+    tn_nn_conv2d_options half = TN_NN_CONV2D_DEFAULTS;
+    half.padding = 1;
+    half.stride = 2;
+    half.bias = false;
     tn_nn_conv2d(net, "0", 1, 32, 3, &same);
     tn_nn_batch_norm2d(net, "1", 32, NULL);
     tn_nn_function(net, "2", tn_relu);
@@ -147,7 +152,8 @@ static tn_status build(digits *d) {
     else
         build_mlp(d->net);
     tn_status status = tn_module_status(d->root);
-    tn_adam_options o = {.struct_size = sizeof o, .lr = LEARNING_RATE};
+    tn_adam_options o = TN_ADAM_DEFAULTS;
+    o.lr = LEARNING_RATE;
     return status == TN_OK ? tn_optimizer_adam(d->root, &o, &d->optimizer) : status;
 }
 
@@ -210,7 +216,8 @@ typedef struct batch {
 
 static tn_tensor *loss_of_part(void *ctx, const tn_part *part) {
     const batch *b = ctx;
-    tn_cross_entropy_options smooth = {.struct_size = sizeof smooth, .label_smoothing = SMOOTHING};
+    tn_cross_entropy_options smooth = TN_CROSS_ENTROPY_DEFAULTS;
+    smooth.label_smoothing = SMOOTHING;
     tn_tensor *x = input_of(b->d, b->pixels + part->first * PIXELS, part->rows);
     tn_tensor *y = tn_from_data(b->labels + part->first, (int64_t[]){part->rows}, 1, TN_I64);
     return tn_cross_entropy(tn_forward(b->d->net, x), y, NULL, &smooth);

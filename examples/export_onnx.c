@@ -11,7 +11,8 @@ static int export_to(const char *path, tn_module *net) {
         /* The model begins at a tensor with a value; its first extent is named. */
         tn_tensor *x = tn_symbolic(tn_from_data((float[8]){0}, (int64_t[]){2, 4}, 2, TN_F32), 0, 0);
         tn_tensor *y = tn_forward(net, x);
-        tn_onnx_export_options options = {.struct_size = sizeof options, .dims = {"batch"}};
+        tn_onnx_export_options options = TN_ONNX_EXPORT_DEFAULTS;
+        options.dims[0] = "batch";
         tn_status s = tn_onnx_export(path, &(tn_named_tensor){"x", x}, 1, &(tn_named_tensor){"y", y}, 1, &options);
         if (s == TN_OK) return 0;
     }

@@ -14,7 +14,8 @@ static tn_status work(void *ctx, tn_device *device) {
 
 int main(int argc, char **argv) {
     const char *usual[] = {"cuda", "opencl", "cpu"};
-    tn_device_options o = {.struct_size = sizeof o, .fallback = TN_FALLBACK_SILENT}; /* we say it ourselves */
+    tn_device_options o = TN_DEVICE_DEFAULTS;
+    o.fallback = TN_FALLBACK_SILENT; /* we say it ourselves */
     tn_try_report report = {.struct_size = sizeof report};
     double mean = 0;
     tn_status s =

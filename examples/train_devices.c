@@ -34,8 +34,10 @@ static int train(tn_device *const *devices, int count) {
 
     tn_optimizer *adam;
     tn_data_parallel *all;
-    tn_adam_options rate = {.struct_size = sizeof rate, .lr = 0.01};
-    tn_data_parallel_options two = {.struct_size = sizeof two, .parts = 2};
+    tn_adam_options rate = TN_ADAM_DEFAULTS;
+    rate.lr = 0.01;
+    tn_data_parallel_options two = TN_DATA_PARALLEL_DEFAULTS;
+    two.parts = 2;
     if (tn_optimizer_adam(model, &rate, &adam) != TN_OK) return failed();
     if (tn_data_parallel_new(model, devices, count, &two, &all) != TN_OK) return failed();
 

@@ -30,7 +30,8 @@ int main(void) {
     if (tn_module_status(model) != TN_OK) return failed();
 
     tn_optimizer *adam;
-    tn_adam_options options = {.struct_size = sizeof options, .lr = 0.1};
+    tn_adam_options options = TN_ADAM_DEFAULTS;
+    options.lr = 0.1;
     if (tn_optimizer_adam(model, &options, &adam) != TN_OK) return failed();
 
     double last = NAN;

@@ -420,7 +420,8 @@ tn_device *async_open(int index, const tn_device_options *options) {
     tn_device *d = NULL;
     tn_status s = registered ? TN_OK : tn_backend_register(&async_driver);
     registered = true;
-    tn_device_options o = {.struct_size = sizeof o, .fallback = TN_FALLBACK_STRICT};
+    tn_device_options o = TN_DEVICE_DEFAULTS;
+    o.fallback = TN_FALLBACK_STRICT;
     if (s == TN_OK) s = tn_device_open(id, options ? options : &o, NULL, &d);
     if (s == TN_OK) return d;
     fprintf(stderr, "%s: %s\n", id, tn_error());

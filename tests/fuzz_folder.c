@@ -148,7 +148,7 @@ static void try_encoder(void) {
 static void try_language_model(void) {
     char folder[512];
     tn_llm_facts f = {.struct_size = sizeof f};
-    tn_model_sizes sizes = {.struct_size = sizeof sizes};
+    tn_model_sizes sizes = TN_MODEL_SIZES_DEFAULTS;
     snprintf(folder, sizeof folder, "%s/language", top);
     bool good = tn_llm_inspect_path(folder, NULL, &f) == TN_OK;
     require(good ? f.hidden == HIDDEN && f.layers == 1 : *tn_error() != '\0');

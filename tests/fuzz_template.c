@@ -28,8 +28,10 @@ static char *exact_copy(const void *data, size_t size) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    const tn_template_options limits = {
-        .struct_size = sizeof limits, .now = 1, .max_steps = 20000, .max_memory = 4 << 20};
+    tn_template_options limits = TN_TEMPLATE_DEFAULTS;
+    limits.now = 1;
+    limits.max_steps = 20000;
+    limits.max_memory = 4 << 20;
     const uint8_t *end = size > 0 ? memchr(data, 0, size) : NULL;
     size_t length = end ? (size_t)(end - data) : size;
     int64_t before = tn_txt_live_blocks();

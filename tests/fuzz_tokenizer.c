@@ -54,11 +54,11 @@ static void take_line(input *in, const char *line, size_t size) {
 }
 
 static void read_input(input *in, const char *data, size_t size) {
-    in->v = (tn_vocabulary){.struct_size = sizeof in->v,
-                            .tokens = in->tokens,
-                            .scores = in->scores,
-                            .types = in->types,
-                            .merges = in->merges};
+    in->v = (tn_vocabulary)TN_VOCABULARY_DEFAULTS;
+    in->v.tokens = in->tokens;
+    in->v.scores = in->scores;
+    in->v.types = in->types;
+    in->v.merges = in->merges;
     for (bool first = true; size > 0; first = false) {
         const char *end = memchr(data, '\n', size);
         size_t line = end ? (size_t)(end - data) : size;

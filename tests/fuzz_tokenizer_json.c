@@ -34,7 +34,9 @@ static void check_decoding(const tn_tokenizer *t, const tn_ids *ids, unsigned fl
 /* With one of four ways to encode, which the length picks. */
 static void check_text(const tn_tokenizer *t, const char *text, size_t size) {
     const unsigned flags = 5 * (unsigned)(size % 4);
-    const tn_pair_options o = {.struct_size = sizeof o, .flags = flags, .max_tokens = flags == 10 ? 5 : 0};
+    tn_pair_options o = TN_PAIR_DEFAULTS;
+    o.flags = flags;
+    o.max_tokens = flags == 10 ? 5 : 0;
     tn_ids ids = {0};
     tn_encoding e = {0};
     require(may_fail_so(tn_tokenizer_encode(t, text, size, flags, &ids)));

@@ -5,7 +5,7 @@
 #include "test_support.h"
 
 void kir_device_open(const tn_driver *driver, const kir_dialect *dialect, kir_device *out) {
-    tn_device_options options = {.struct_size = sizeof options};
+    tn_device_options options = TN_DEVICE_DEFAULTS;
     *out = (kir_device){.driver = driver, .dialect = dialect, .caps = {.struct_size = sizeof out->caps}};
     if (driver->open(0, &options, &out->handle) == TN_OK) {
         assert_ok(driver->caps(out->handle, &out->caps));

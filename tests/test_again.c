@@ -41,7 +41,9 @@ static tn_tensor *source(const space *s, double by) {
         return step(tn_matmul(waves((int64_t[]){ROWS, 8}, 2, by), waves((int64_t[]){8, COLUMNS}, 2, 0.3)));
     tn_tensor *x = waves((int64_t[]){IMAGES, 2, SIDE, SIDE}, 4, by);
     tn_tensor *w = waves((int64_t[]){CHANNELS, 2, 3, 3}, 4, 0.7);
-    return step(tn_conv2d(x, w, NULL, &(tn_conv2d_options){.padding = {1, 1}}));
+    tn_conv2d_options o = TN_CONV2D_DEFAULTS;
+    o.padding[0] = o.padding[1] = 1;
+    return step(tn_conv2d(x, w, NULL, &o));
 }
 
 static tn_tensor *mean(const space *s, tn_tensor *x) {
@@ -108,8 +110,9 @@ static void what_is_made_again_has_the_bits_that_are_stored(void **state) {
 /* A norm, the mask of what stands behind it, and its gradient; what is held lies behind further convolutions. */
 static void record_norm(const space *s, bool dear, tn_tensor *held[4]) {
     tn_tensor *deviation, *weights = waves((int64_t[]){CHANNELS, 2, 3, 3}, 4, 0.7);
-    tn_tensor *x = tn_conv2d(waves((int64_t[]){s->shape[0], 2, SIDE, SIDE}, 4, 0.1), weights, NULL,
-                             &(tn_conv2d_options){.padding = {1, 1}});
+    tn_conv2d_options o = TN_CONV2D_DEFAULTS;
+    o.padding[0] = o.padding[1] = 1;
+    tn_tensor *x = tn_conv2d(waves((int64_t[]){s->shape[0], 2, SIDE, SIDE}, 4, 0.1), weights, NULL, &o);
     tn_tensor *normal = to_normal(s, x, &deviation), *y = tn_relu(dear ? tn_sin(normal) : normal);
     tn_tensor *masked = tn_where(tn_gt_scalar(y, 0), waves(s->shape, 4, 0.05), waves((int64_t[]){1}, 1, 0.0));
     tn_tensor *a = mean(s, masked), *b = mean(s, tn_mul(masked, normal));

@@ -14,8 +14,10 @@ static const char *names[] = {"cpu", "far", "async", "opencl"};
 enum { HELD = 3, ALL = 4 };
 
 static int open_devices(void **state) {
-    tn_device_options o = {.struct_size = sizeof o, .fallback = TN_FALLBACK_STRICT};
-    tn_device_options s = {.struct_size = sizeof s, .fallback = TN_FALLBACK_SILENT};
+    tn_device_options o = TN_DEVICE_DEFAULTS;
+    o.fallback = TN_FALLBACK_STRICT;
+    tn_device_options s = TN_DEVICE_DEFAULTS;
+    s.fallback = TN_FALLBACK_SILENT;
     if (make_scratch(state) != 0 || tn_device_open("cpu", &o, NULL, &devices[0]) != TN_OK) return -1;
     devices[1] = far_open(0, &s);
     devices[2] = async_open(0, &s);
@@ -257,7 +259,9 @@ static void train(tn_queue *q, float losses[STEPS]) {
     tn_nn_function(net, "1", tn_tanh);
     tn_nn_dropout(net, "2", 0.1);
     tn_nn_linear(net, "3", HIDDEN, CLASSES, true);
-    tn_adam_options adam = {.struct_size = sizeof adam, .lr = 0.05, .max_grad_norm = 1};
+    tn_adam_options adam = TN_ADAM_DEFAULTS;
+    adam.lr = 0.05;
+    adam.max_grad_norm = 1;
     tn_optimizer *optimizer = NULL;
     assert_ok(tn_optimizer_adamw(root, &adam, &optimizer));
     assert_ok(tn_set_current_queue(q));

@@ -22,8 +22,11 @@ static void note(void *ctx, const tn_certify_op *op, int done, int total) {
 
 static tn_certify_counts certify(tn_device *d, const char *only, int64_t every, finding *f) {
     tn_certify_counts counts = {.struct_size = sizeof counts};
-    tn_certify_options o = {
-        .struct_size = sizeof o, .only = only, .every = every, .found = note, .ctx = f};
+    tn_certify_options o = TN_CERTIFY_DEFAULTS;
+    o.only = only;
+    o.every = every;
+    o.found = note;
+    o.ctx = f;
     *f = (finding){0};
     assert_ok(tn_certify(d, &o, &counts));
     return counts;
@@ -114,7 +117,8 @@ static void names_are_checked(void **state) {
     (void)state;
     tn_device *cpu = NULL;
     tn_certify_counts counts = {.struct_size = sizeof counts};
-    tn_certify_options o = {.struct_size = sizeof o, .only = "exp,no_such_op"};
+    tn_certify_options o = TN_CERTIFY_DEFAULTS;
+    o.only = "exp,no_such_op";
     assert_ok(tn_device_open("cpu", NULL, NULL, &cpu));
     assert_int_equal(tn_certify(cpu, &o, &counts), TN_ERR_ARGUMENT);
     assert_non_null(strstr(tn_error(), "no_such_op"));

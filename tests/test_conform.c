@@ -45,7 +45,8 @@ static const struct {
 static tn_device *open_one(size_t i) {
     const char *only = getenv("TRUNNION_TEST_DEVICE");
     if (only && strncmp(devices[i].id, only, strlen(only)) != 0) return NULL;
-    tn_device_options o = {.struct_size = sizeof o, .fallback = TN_FALLBACK_STRICT};
+    tn_device_options o = TN_DEVICE_DEFAULTS;
+    o.fallback = TN_FALLBACK_STRICT;
     tn_device *d = NULL;
     if (devices[i].driver == &far_driver) return far_open(0, NULL);
     if (tn_device_open(devices[i].id, &o, NULL, &d) != TN_OK) {

@@ -229,7 +229,12 @@ static void what_is_joined_is_what_is_not(void **state) {
         for (int threads = 1; threads <= 2; threads++)
             {
                 TN_SCOPE;
-                tn_int_conv2d_options o = {.struct_size = sizeof o, .padding = {1, 1, n % 2, 1}, .outside = 31 * n};
+                tn_int_conv2d_options o = TN_INT_CONV2D_DEFAULTS;
+                o.padding[0] = 1;
+                o.padding[1] = 1;
+                o.padding[2] = n % 2;
+                o.padding[3] = 1;
+                o.outside = 31 * n;
                 o.stride[0] = o.stride[1] = 1 + n / 4;
                 o.groups = 1 + n % 3 / 2;
                 assert_ok(tn_threads_set(threads));

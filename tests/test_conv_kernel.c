@@ -5,6 +5,7 @@
  * two and three threads, with filters packed before and at the run. The result lies between marks, which show every
  * write beside it; workspace and images have exactly their sizes, so that the address sanitizer sees each step
  * beyond. */
+#include "conv_options.h"
 #include "test_support.h"
 
 #include <math.h>
@@ -632,8 +633,7 @@ static void few_places_have_the_bits_of_the_kernel(void **state) {
             random_tensor(TN_DIMS(cases[i].images, cases[i].channels, cases[i].size[0], cases[i].size[1]));
         tn_tensor *w =
             random_tensor(TN_DIMS(cases[i].filters, cases[i].channels, cases[i].kernel[0], cases[i].kernel[1]));
-        tn_conv2d_options o = cases[i].o;
-        o.struct_size = sizeof o;
+        tn_conv2d_options o = conv2d_of_row(&cases[i].o);
         tn_tensor *few = tn_conv2d(x, w, NULL, &o),
                   *usual = tn_conv2d(x, tn_contiguous(tn_flip(w, TN_DIMS(0))), NULL, &o);
         tn_tensor *both[] = {few, usual = tn_flip(usual, TN_DIMS(1))};
@@ -688,8 +688,7 @@ static void what_is_joined_has_the_bits_of_what_is_not(void **state) {
             for (int tilted = 0; tilted < 2; tilted++) {
                 assert_ok(tn_threads_set(threads));
                 TN_SCOPE;
-                tn_conv2d_options o = cases[i].o;
-                o.struct_size = sizeof o;
+                tn_conv2d_options o = conv2d_of_row(&cases[i].o);
                 int64_t images = cases[i].images, filters = cases[i].filters;
                 const int64_t *size = cases[i].size, *taps = cases[i].kernel, channels = cases[i].channels;
                 tn_tensor *x = random_tensor(TN_DIMS(images, channels, size[0], size[1]));
@@ -762,10 +761,10 @@ static void pooling_joins_a_convolution_with_the_same_bits(void **state) {
                 if (!tn_gemm_use((tn_isa)isa)) continue;
                 assert_ok(tn_threads_set(threads));
                 TN_SCOPE;
-                tn_conv2d_options o = {.struct_size = sizeof o, .padding = {1, 1}};
+                tn_conv2d_options o = TN_CONV2D_DEFAULTS;
+                o.padding[0] = o.padding[1] = 1;
                 o.stride[0] = o.stride[1] = cases[i].stride;
-                tn_max_pool2d_options p = cases[i].p;
-                p.struct_size = sizeof p;
+                tn_max_pool2d_options p = max_pool2d_of_row(&cases[i].p);
                 int64_t filters = cases[i].filters, channels = cases[i].channels;
                 int64_t rows = cases[i].size[0] + 2 * isa; /* plans of another instruction set do not come back */
                 tn_tensor *x = random_tensor(TN_DIMS(cases[i].images, channels, rows, cases[i].size[1]));
@@ -820,14 +819,14 @@ static void compare_with_what_was_stored(const two_convolutions *c, const char *
     static float seen[MOST], apart[MOST];
     assert_ok(tn_threads_set(threads));
     TN_SCOPE;
-    tn_conv2d_options o[2] = {{.struct_size = sizeof *o, .padding = {1, 1}}, c->o};
-    o[1].struct_size = sizeof *o;
+    tn_conv2d_options o[2] = {TN_CONV2D_DEFAULTS, conv2d_of_row(&c->o)};
+    o[0].padding[0] = o[0].padding[1] = 1;
     o[0].stride[0] = o[0].stride[1] = c->stride;
     int64_t rows = c->size[0] + 2 * isa; /* plans of another instruction set do not come back */
-    int64_t seen_channels = c->filters / (o[1].groups ? o[1].groups : 1), filters = tn_min64(c->filters, 32);
+    int64_t seen_channels = c->filters / o[1].groups, filters = tn_min64(c->filters, 32);
     tn_tensor *t[] = {random_tensor(TN_DIMS(c->images, c->channels, rows, c->size[1])),
                       random_tensor(TN_DIMS(c->filters, c->channels, 3, 3)), random_tensor(&c->filters, 1),
-                      random_tensor(TN_DIMS(c->how == ADDED || o[1].groups ? c->filters : filters, seen_channels,
+                      random_tensor(TN_DIMS(c->how == ADDED || o[1].groups > 1 ? c->filters : filters, seen_channels,
                                             c->kernel[0], c->kernel[1]))};
     tn_tensor *y = tn_conv2d(tn_conv2d(t[0], t[1], NULL, &o[0]), t[3], NULL, &o[1]);
     assert_true(tn_numel(y) <= MOST); /* at least as many as the results */
@@ -912,8 +911,9 @@ static void what_lies_down_is_stored_as_it_is(void **state) {
     for (size_t i = 0; i < TN_COUNT(cases); i++)
         {
             TN_SCOPE;
-            tn_conv2d_options o[2] = {{.struct_size = sizeof *o, .padding = {1, 0}},
-                                      {.struct_size = sizeof *o, .padding = {1, 2}}};
+            tn_conv2d_options o[2] = {TN_CONV2D_DEFAULTS, TN_CONV2D_DEFAULTS};
+            o[0].padding[0] = o[1].padding[0] = 1;
+            o[1].padding[1] = 2;
             const int64_t filters = 64;
             tn_tensor *t[] = {random_tensor(TN_DIMS(cases[i].images, 1, cases[i].rows, 1)),
                               random_tensor(TN_DIMS(filters, 1, 3, 1)), random_tensor(&filters, 1),
@@ -933,7 +933,7 @@ static void one_tap_has_the_bits_of_a_product(void **state) {
     for (int cut = 2; cut <= 3; cut++) {
         assert_ok(tn_threads_set(cut - 1));
         TN_SCOPE;
-        tn_conv2d_options o = {.struct_size = sizeof o};
+        tn_conv2d_options o = TN_CONV2D_DEFAULTS;
         tn_tensor *x = tn_narrow(random_tensor(TN_DIMS(IMAGES, CHANNELS, ROWS, COLUMNS)), cut, 0, 31);
         tn_tensor *w = random_tensor(TN_DIMS(FILTERS, CHANNELS, 1, 1)), *bias = random_tensor(TN_DIMS(FILTERS));
         tn_tensor *y = tn_relu(tn_conv2d(x, w, bias, &o));
@@ -981,8 +981,7 @@ static void one_filter_a_channel_has_the_bits_of_its_composition(void **state) {
     assert_ok(tn_threads_set(2));
     for (size_t i = 0; i < TN_COUNT(cases); i++) {
         TN_SCOPE;
-        tn_conv2d_options o = cases[i].o;
-        o.struct_size = sizeof o;
+        tn_conv2d_options o = conv2d_of_row(&cases[i].o);
         o.groups = CHANNELS;
         tn_tensor *x = random_tensor(TN_DIMS(2, CHANNELS, cases[i].size[0], cases[i].size[1]));
         tn_tensor *w = random_tensor(TN_DIMS(CHANNELS, 1, cases[i].kernel[0], cases[i].kernel[1]));
@@ -1051,8 +1050,7 @@ static void the_greatest_of_a_window_has_the_bits_of_a_reduction(void **state) {
         for (int isa = TN_ISA_BASE; isa < TN_ISA_COUNT; isa++) {
             if (!tn_gemm_use((tn_isa)isa)) continue;
             TN_SCOPE;
-            tn_max_pool2d_options o = cases[i].o;
-            o.struct_size = sizeof o;
+            tn_max_pool2d_options o = max_pool2d_of_row(&cases[i].o);
             const int64_t *window = cases[i].kernel,
                           pads[4] = {o.padding[1], o.padding[1], o.padding[0], o.padding[0]};
             tn_tensor *x = peculiar_images(CHANNELS, cases[i].size), *part[TAPS];
@@ -1086,7 +1084,8 @@ static void what_is_no_number_stands_at_the_same_places(void **state) {
             random_state = 5;
             {
                 TN_SCOPE;
-                tn_conv2d_options o = {.struct_size = sizeof o, .padding = {1, 1}};
+                tn_conv2d_options o = TN_CONV2D_DEFAULTS;
+                o.padding[0] = o.padding[1] = 1;
                 tn_tensor *w = tn_full(TN_DIMS(FILTERS, 3, 3, 3), 0.5, TN_F32);
                 tn_tensor *y = tn_conv2d(peculiar_images(3, size), w, NULL, &o);
                 assert_ok(tn_read(y, first ? want : got, sizeof got));
@@ -1113,7 +1112,8 @@ static void step_to(tn_tensor **y, tn_tensor *next, bool apart) {
 
 static void end_so(const tn_tensor *x, const tn_tensor *w, const tn_tensor *bias, int how, bool apart, float *out) {
     TN_SCOPE;
-    tn_conv2d_options o = {.struct_size = sizeof o, .padding = {1, 1}};
+    tn_conv2d_options o = TN_CONV2D_DEFAULTS;
+    o.padding[0] = o.padding[1] = 1;
     const int64_t images = how & BY_IMAGE ? tn_shape(x)[0] : 1;
     bool own = how & OWN && !apart;
     tn_tensor *y = NULL, *row = own ? tn_reshape(bias, TN_DIMS(-1)) : NULL;

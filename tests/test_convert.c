@@ -99,7 +99,9 @@ static void weights_come_out_of_onnx_files(void **state) {
         tn_tensor *in = tn_from_data(x, (int64_t[]){2, 4}, 2, TN_F32),
                   *w = tn_from_data(x, (int64_t[]){3, 4}, 2, TN_F32);
         const tn_named_tensor weight = {"layer.weight", w};
-        const tn_onnx_export_options o = {.struct_size = sizeof o, .weights = &weight, .weight_count = 1};
+        tn_onnx_export_options o = TN_ONNX_EXPORT_DEFAULTS;
+        o.weights = &weight;
+        o.weight_count = 1;
         const tn_named_tensor input = {"x", in}, output = {"y", tn_reshape(tn_linear(in, w, NULL), (int64_t[]){6}, 1)};
         assert_ok(tn_onnx_export(test_scratch("net.onnx"), &input, 1, &output, 1, &o));
     }
@@ -112,7 +114,8 @@ static void weights_come_out_of_onnx_files(void **state) {
     }
     tn_safetensors_close(file);
     assert_memory_equal(x, back, sizeof x);
-    tn_onnx_options alone = {.struct_size = sizeof alone, .weights_alone = true};
+    tn_onnx_options alone = TN_ONNX_DEFAULTS;
+    alone.weights_alone = true;
     tn_onnx *m = NULL;
     tn_onnx_value *none = NULL;
     assert_ok(tn_onnx_open(test_scratch("net.onnx"), &alone, &m));

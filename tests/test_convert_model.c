@@ -191,7 +191,8 @@ static void make_model(const char *name, const char *architecture, const char *p
 /* ---- the same ---------------------------------------------------------------------------------------------------- */
 
 static void read_logits(const char *name, const tn_ids *ids, float *out) {
-    tn_llm_options o = {.struct_size = sizeof o, .cache = TN_LLM_CACHE_F32};
+    tn_llm_options o = TN_LLM_DEFAULTS;
+    o.cache = TN_LLM_CACHE_F32;
     tn_llm *m;
     assert_ok(tn_llm_open(test_scratch(name), &o, &m));
     assert_ok(tn_llm_logits(m, ids->data, (int64_t)ids->count, out));

@@ -18,7 +18,8 @@ static tn_device *cpu, *far_device[2], *async_device[2], *named[MOST];
 static int named_count;
 
 static int open_devices(void **state) {
-    tn_device_options o = {.struct_size = sizeof o, .fallback = TN_FALLBACK_STRICT};
+    tn_device_options o = TN_DEVICE_DEFAULTS;
+    o.fallback = TN_FALLBACK_STRICT;
     if (make_scratch(state) != 0 || tn_device_open("cpu", &o, NULL, &cpu) != TN_OK) return -1;
     for (int i = 0; i < 2; i++) {
         far_device[i] = far_open(i, NULL);
@@ -73,7 +74,9 @@ static void model_new(model *m, tn_device *home, bool plain) {
         m->unused = tn_module_add_parameter(rest, "unused", tn_init_constant((int64_t[]){3}, 1, 0.5));
     }
     assert_ok(tn_module_status(m->root));
-    tn_adam_options o = {.struct_size = sizeof o, .lr = 0.05, .max_grad_norm = plain ? 0 : 0.5};
+    tn_adam_options o = TN_ADAM_DEFAULTS;
+    o.lr = 0.05;
+    if (!plain) o.max_grad_norm = 0.5;
     assert_ok(tn_optimizer_adamw(m->root, &o, &m->adam));
     for (int i = 0; i < ROWS * WIDTH; i++)
         m->x[i] = (float)((i * 37 % 101) - 50) / 50;
@@ -147,7 +150,8 @@ static void assert_same(const outcome *a, const outcome *b, const char *what) {
 
 static void parts_decide_the_bits_and_not_devices(void **state) {
     (void)state;
-    tn_data_parallel_options four = {.struct_size = sizeof four, .parts = 4};
+    tn_data_parallel_options four = TN_DATA_PARALLEL_DEFAULTS;
+    four.parts = 4;
     outcome alone = train(&cpu, 1, &four, false);
     assert_true(alone.loss[STEPS - 1] < alone.loss[0]);
     const struct {
@@ -175,7 +179,10 @@ static void parts_decide_the_bits_and_not_devices(void **state) {
 static void shares_cut_the_batch(void **state) {
     (void)state;
     const double shares[] = {1, 2.5, 0.001};
-    tn_data_parallel_options o = {.struct_size = sizeof o, .parts = 3, .split = TN_SPLIT_SHARES, .shares = shares};
+    tn_data_parallel_options o = TN_DATA_PARALLEL_DEFAULTS;
+    o.parts = 3;
+    o.split = TN_SPLIT_SHARES;
+    o.shares = shares;
     tn_device *two[] = {cpu, far_device[0]};
     outcome a = train(&cpu, 1, &o, false), b = train(two, 2, &o, false);
     assert_same(&a, &b, "shares");
@@ -184,7 +191,8 @@ static void shares_cut_the_batch(void **state) {
 /* Rows alone, so the gradients are those of the undivided batch but for the rounding of 24 terms. */
 static void parts_agree_with_the_undivided_batch(void **state) {
     (void)state;
-    tn_data_parallel_options one = {.struct_size = sizeof one, .parts = 1}, three = {.struct_size = sizeof three};
+    tn_data_parallel_options one = TN_DATA_PARALLEL_DEFAULTS, three = TN_DATA_PARALLEL_DEFAULTS;
+    one.parts = 1;
     tn_device *team[] = {far_device[0], cpu, far_device[1]};
     outcome whole = train(&cpu, 1, &one, true), cut = train(team, 3, &three, true);
     for (int s = 0; s < STEPS; s++)
@@ -196,7 +204,8 @@ static void parts_agree_with_the_undivided_batch(void **state) {
 
 static void one_part_is_tn_minimize(void **state) {
     (void)state;
-    tn_data_parallel_options one = {.struct_size = sizeof one, .parts = 1};
+    tn_data_parallel_options one = TN_DATA_PARALLEL_DEFAULTS;
+    one.parts = 1;
     outcome by_parts = train(&cpu, 1, &one, false), usual = {0};
     model m;
     model_new(&m, cpu, false);
@@ -232,7 +241,8 @@ static void train_images(tn_device *const *devices, int count, bool usual_first_
     assert_ok(tn_set_current_device(cpu));
     for (int i = 0; i < ROWS * WIDTH; i++)
         m.x[i] = (float)(i % 13) / 3;
-    tn_data_parallel_options two = {.struct_size = sizeof two, .parts = usual_first_part ? 1 : 2};
+    tn_data_parallel_options two = TN_DATA_PARALLEL_DEFAULTS;
+    two.parts = usual_first_part ? 1 : 2;
     tn_data_parallel *p;
     assert_ok(tn_data_parallel_new(m.root, devices, count, &two, &p));
     int rows = usual_first_part ? ROWS / 2 : ROWS;
@@ -339,7 +349,9 @@ static void a_part_takes_its_rows(void **state) {
 static void a_device_that_fails_is_replaced(void **state) {
     (void)state;
     tn_device *team[] = {cpu, far_device[0]};
-    tn_data_parallel_options o = {.struct_size = sizeof o, .parts = 3, .fallback = TN_FALLBACK_SILENT};
+    tn_data_parallel_options o = TN_DATA_PARALLEL_DEFAULTS;
+    o.parts = 3;
+    o.fallback = TN_FALLBACK_SILENT;
     outcome undisturbed = train(&cpu, 1, &o, false);
     int64_t before = far_counts_now.launches;
     outcome with = train(team, 2, &o, false);
@@ -389,7 +401,8 @@ static void assert_unchanged(tn_data_parallel *p, model *m, const outcome *befor
 static void strictly_a_failure_changes_nothing(void **state) {
     (void)state;
     tn_device *team[] = {cpu, far_device[0]};
-    tn_data_parallel_options o = {.struct_size = sizeof o, .fallback = TN_FALLBACK_STRICT};
+    tn_data_parallel_options o = TN_DATA_PARALLEL_DEFAULTS;
+    o.fallback = TN_FALLBACK_STRICT;
     model m;
     tn_data_parallel *p;
     outcome before;
@@ -435,7 +448,8 @@ static void a_refused_step_leaves_nothing_to_write(void **state) {
 
 static void without_any_device_left_it_says_so(void **state) {
     (void)state;
-    tn_data_parallel_options o = {.struct_size = sizeof o, .fallback = TN_FALLBACK_SILENT};
+    tn_data_parallel_options o = TN_DATA_PARALLEL_DEFAULTS;
+    o.fallback = TN_FALLBACK_SILENT;
     model m;
     tn_data_parallel *p;
     outcome before;
@@ -454,16 +468,17 @@ static void wrong_options_are_refused(void **state) {
     model m;
     tn_data_parallel *p;
     double minus[] = {1, -1};
+    enum { SIZE = TN_OPTIONS_SIZE(tn_data_parallel_options, fallback) };
     model_new(&m, cpu, true);
     const struct {
         tn_data_parallel_options o;
         const char *words;
     } rows[] = {
-        {{.struct_size = sizeof rows[0].o, .parts = -1}, "-1 parts"},
-        {{.struct_size = sizeof rows[0].o, .parts = 257}, "257 parts"},
-        {{.struct_size = sizeof rows[0].o, .split = TN_SPLIT_SHARES}, "shares is NULL"},
-        {{.struct_size = sizeof rows[0].o, .split = TN_SPLIT_SHARES, .parts = 2, .shares = minus}, "share 1 is -1"},
-        {{.struct_size = sizeof rows[0].o, .split = (tn_data_split)7}, "7 is no split"},
+        {{SIZE, -1, TN_SPLIT_EVEN, NULL, false, TN_FALLBACK_WARN}, "-1 parts"},
+        {{SIZE, 257, TN_SPLIT_EVEN, NULL, false, TN_FALLBACK_WARN}, "257 parts"},
+        {{SIZE, 0, TN_SPLIT_SHARES, NULL, false, TN_FALLBACK_WARN}, "shares is NULL"},
+        {{SIZE, 2, TN_SPLIT_SHARES, minus, false, TN_FALLBACK_WARN}, "share 1 is -1"},
+        {{SIZE, 0, (tn_data_split)7, NULL, false, TN_FALLBACK_WARN}, "7 is no split"},
     };
     for (size_t i = 0; i < TN_COUNT(rows); i++) {
         assert_int_equal(tn_data_parallel_new(m.root, &cpu, 1, &rows[i].o, &p), TN_ERR_ARGUMENT);

@@ -589,7 +589,9 @@ static void crash_is_believed_for_an_hour(void **state) {
 }
 
 static int print_level_under_a_limit(void) {
-    tn_device_options o = {.struct_size = sizeof o, .simd = 1, .threads = 2};
+    tn_device_options o = TN_DEVICE_DEFAULTS;
+    o.simd = 1;
+    o.threads = 2;
     tn_device *d;
     if (tn_device_open("cpu", &o, NULL, &d) != TN_OK) return 1;
     printf("%s %d\n", tn_isa_name(tn_cpu().isa), tn_get_num_threads());

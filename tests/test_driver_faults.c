@@ -288,7 +288,7 @@ static tn_status run_list(const tn_driver *driver, session *s) {
 
 /* Numbers go there through pinned memory, are doubled, copied within the device by another queue, and read back. */
 static tn_status work(const tn_driver *driver, session *s, int32_t *out) {
-    const tn_device_options options = {.struct_size = sizeof options};
+    const tn_device_options options = TN_DEVICE_DEFAULTS;
     tn_caps caps = {.struct_size = sizeof caps};
     int64_t total, unused;
     bool passed = true;
@@ -398,7 +398,7 @@ static void lack_of_memory_and_loss_are_told_apart(void **state) {
 /* Once lost, a device says so at each call, with what happened first, also when the calls would succeed again. */
 static void lose_it(void) {
     const tn_driver *driver = now->driver;
-    const tn_device_options options = {.struct_size = sizeof options};
+    const tn_device_options options = TN_DEVICE_DEFAULTS;
     void *device = NULL, *address = NULL, *other = NULL;
     char byte = 0;
     faults.arm(NULL, 0, 0, 0);
@@ -433,7 +433,7 @@ static void launch_with_many_parameters(void) {
                                "    out[p[0]] = p[1];\n"
                                "}\n";
     enum { LAUNCHES = 7, WORDS = 100 << 7 };
-    const tn_device_options options = {.struct_size = sizeof options};
+    const tn_device_options options = TN_DEVICE_DEFAULTS;
     tn_caps caps = {.struct_size = sizeof caps};
     void *device = NULL, *out = NULL, *module = NULL;
     int64_t *params = calloc(WORDS, sizeof *params), seen[LAUNCHES];
@@ -491,7 +491,7 @@ static void *keep_working(void *device) {
 
 /* A device works on while others of its driver are opened and closed. */
 static void open_while_working(void) {
-    const tn_device_options options = {.struct_size = sizeof options};
+    const tn_device_options options = TN_DEVICE_DEFAULTS;
     void *device = NULL, *other = NULL, *status = NULL;
     pthread_t thread;
     faults.arm(NULL, 0, 0, 0);
@@ -578,7 +578,7 @@ static void cards_that_do_not_see_each_other_are_told(void **state) {
 
 /* Of Vulkan 1.0: not listed, with the reason, and not opened. */
 static void old_devices_are_not_listed(void) {
-    const tn_device_options options = {.struct_size = sizeof options};
+    const tn_device_options options = TN_DEVICE_DEFAULTS;
     tn_device_info info;
     tn_probe probe = {.struct_size = sizeof probe, .devices = &info, .capacity = 1};
     void *device = NULL;
@@ -594,7 +594,7 @@ static void old_devices_are_not_listed(void) {
 
 /* Times whose bits are used up begin anew; seconds go on. */
 static void clocks_go_on(void) {
-    const tn_device_options options = {.struct_size = sizeof options};
+    const tn_device_options options = TN_DEVICE_DEFAULTS;
     void *device = NULL, *event = NULL;
     double seconds[6];
     if (strcmp(now->id, "vulkan:0")) return;
@@ -633,7 +633,7 @@ static void lists_find_their_memory(void) {
     } runs[] = {{0, 0, 0},   {0, 0, 0},   {0, 0, 0}, {0, 0, 0}, {0, 512, 0}, {1, 0, 0}, {1, 0, 0},
                 {0, 512, 0}, {0, 512, 1}, {0, 0, 0}, {1, 8, 1}, {1, 8, 0},   {0, 0, 0}};
     const tn_driver *driver = now->driver;
-    const tn_device_options options = {.struct_size = sizeof options};
+    const tn_device_options options = TN_DEVICE_DEFAULTS;
     tn_caps caps = {.struct_size = sizeof caps};
     session s = {0};
     void *blocks[2], *address, *list = NULL;
@@ -695,8 +695,10 @@ typedef struct training {
 } training;
 
 static tn_status training_start(training *t) {
-    const tn_device_options strict = {.struct_size = sizeof strict, .fallback = TN_FALLBACK_STRICT};
-    const tn_adam_options options = {.struct_size = sizeof options, .lr = 0.1};
+    tn_device_options strict = TN_DEVICE_DEFAULTS;
+    strict.fallback = TN_FALLBACK_STRICT;
+    tn_adam_options options = TN_ADAM_DEFAULTS;
+    options.lr = 0.1;
     TRY(tn_device_open(now->id, &strict, NULL, &t->device));
     TRY(tn_set_current_device(t->device));
     t->model = tn_module_root();

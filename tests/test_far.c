@@ -8,7 +8,8 @@
 static tn_device *far, *cpu;
 
 static int open_devices(void **state) {
-    tn_device_options o = {.struct_size = sizeof o, .fallback = TN_FALLBACK_STRICT};
+    tn_device_options o = TN_DEVICE_DEFAULTS;
+    o.fallback = TN_FALLBACK_STRICT;
     if (make_scratch(state) != 0 || tn_device_open("cpu", &o, NULL, &cpu) != TN_OK) return -1;
     far = far_open(0, NULL);
     return 0;
@@ -83,7 +84,9 @@ static void train_on(tn_device *device, const char *save, float loss[STEPS]) {
     tn_nn_dropout(net, "2", 0.1);
     tn_nn_linear(net, "3", HIDDEN, CLASSES, true);
     assert_ok(tn_module_status(root));
-    tn_adam_options adam = {.struct_size = sizeof adam, .lr = 0.05, .max_grad_norm = 1};
+    tn_adam_options adam = TN_ADAM_DEFAULTS;
+    adam.lr = 0.05;
+    adam.max_grad_norm = 1;
     tn_optimizer *optimizer = NULL;
     assert_ok(tn_optimizer_adamw(root, &adam, &optimizer));
     for (int step = 0; step < STEPS; step++)
@@ -101,7 +104,9 @@ static void train_on(tn_device *device, const char *save, float loss[STEPS]) {
             assert_ok(tn_minimize(optimizer, out));
             loss[step] = (float)tn_item(out);
         }
-    tn_checkpoint c = {.struct_size = sizeof c, .model = root, .optimizer = optimizer};
+    tn_checkpoint c = TN_CHECKPOINT_DEFAULTS;
+    c.model = root;
+    c.optimizer = optimizer;
     assert_ok(tn_checkpoint_save(save, &c));
     tn_optimizer_free(optimizer);
     tn_module_free(root);

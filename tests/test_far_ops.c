@@ -35,7 +35,8 @@ static bool may_differ(const tn_device *d, const char *name, int k) {
 static bool is_hosts(const char *name) { return strncmp(name, "linalg_", 7) == 0; }
 
 static int open_devices(void **state) {
-    tn_device_options o = {.struct_size = sizeof o, .fallback = TN_FALLBACK_STRICT};
+    tn_device_options o = TN_DEVICE_DEFAULTS;
+    o.fallback = TN_FALLBACK_STRICT;
     const char *name = getenv("TRUNNION_TEST_DEVICE");
     if (make_scratch(state) != 0 || tn_device_open("cpu", &o, NULL, &cpu) != TN_OK) return -1;
     if (name) return tn_device_open(name, &o, NULL, &there) == TN_OK ? 0 : -1;

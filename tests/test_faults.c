@@ -34,7 +34,8 @@ static int use_opencl(void **state) {
     driver = NULL;
     wrap_reset();
 #if TRUNNION_WITH_OPENCL
-    tn_device_options o = {.struct_size = sizeof o, .fallback = TN_FALLBACK_STRICT};
+    tn_device_options o = TN_DEVICE_DEFAULTS;
+    o.fallback = TN_FALLBACK_STRICT;
     tn_device *d;
     if (tn_device_open("opencl:0", &o, NULL, &d) == TN_OK) {
         tn_device_close(d);
@@ -46,7 +47,8 @@ static int use_opencl(void **state) {
 
 static tn_status open_wrapped(tn_device **out) {
     static const tn_driver *registered[4];
-    tn_device_options o = {.struct_size = sizeof o, .fallback = TN_FALLBACK_STRICT};
+    tn_device_options o = TN_DEVICE_DEFAULTS;
+    o.fallback = TN_FALLBACK_STRICT;
     size_t i = 0;
     while (registered[i] && registered[i] != driver)
         i++;

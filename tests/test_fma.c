@@ -133,7 +133,8 @@ static void compare(tn_device *d, const format *f, int64_t n) {
 /* false: there is no such device. Without f64 where `singles`: then nothing but floats can take f32's place. */
 static bool try_device(const char *id, bool singles) {
     int64_t n = 1 << 16, times = getenv("TRUNNION_TEST_FULL") ? 100 : 1;
-    tn_device_options o = {.struct_size = sizeof o, .fallback = TN_FALLBACK_STRICT};
+    tn_device_options o = TN_DEVICE_DEFAULTS;
+    o.fallback = TN_FALLBACK_STRICT;
     tn_device *d = NULL;
     if (tn_device_open(id, &o, NULL, &d) != TN_OK) {
         printf("skipped: %s: %s\n", id, tn_error());

@@ -113,7 +113,9 @@ static void texts_together_are_as_texts_alone(void **state) {
     (void)state;
     const char *folder = make_bert("bert", "");
     for (int pooling = TN_POOLING_MEAN; pooling <= TN_POOLING_MAX; pooling++) {
-        tn_embedder_options o = {.struct_size = sizeof o, .pooling = (tn_pooling)pooling, .norm = TN_EMBED_NORM_UNIT};
+        tn_embedder_options o = TN_EMBEDDER_DEFAULTS;
+        o.pooling = (tn_pooling)pooling;
+        o.norm = TN_EMBED_NORM_UNIT;
         tn_embedder *e;
         float all[TEXTS * HIDDEN], alone[HIDDEN];
         const int32_t *at = ids;
@@ -148,7 +150,8 @@ static void remove_file(const char *folder, const char *name) {
 
 /* All texts, with a folder's own pooling; *width numbers each. */
 static void embed_all(const char *folder, tn_embed_norm norm, float *out, int64_t *width) {
-    tn_embedder_options o = {.struct_size = sizeof o, .norm = norm};
+    tn_embedder_options o = TN_EMBEDDER_DEFAULTS;
+    o.norm = norm;
     tn_embedder_facts facts = {.struct_size = sizeof facts};
     tn_embedder *e;
     assert_ok(tn_embedder_open(folder, &o, &e));
@@ -232,7 +235,8 @@ static void a_dense_layer_that_does_not_fit_is_refused(void **state) {
         tn_embedder *e = NULL;
         put_dense(folder, "activation.Tanh");
         put_file(folder, "2_Dense/config.json", rows[i].config);
-        tn_embedder_options o = {.struct_size = sizeof o, .norm = TN_EMBED_NORM_UNIT};
+        tn_embedder_options o = TN_EMBEDDER_DEFAULTS;
+        o.norm = TN_EMBED_NORM_UNIT;
         assert_int_not_equal(tn_embedder_open(folder, &o, &e), TN_OK);
         assert_null(e);
         assert_text_has(tn_error(), rows[i].reason);
@@ -494,7 +498,7 @@ static void a_folder_tells_its_sizes_and_ends(void **state) {
     (void)state;
     const char *folder = make_llama("llama", "");
     tn_llm_facts f = {.struct_size = sizeof f};
-    tn_model_sizes sizes = {.struct_size = sizeof sizes};
+    tn_model_sizes sizes = TN_MODEL_SIZES_DEFAULTS;
     tn_llm *m;
     const float *logits;
     assert_ok(tn_llm_inspect_path(folder, NULL, &f));
@@ -590,8 +594,10 @@ static void a_language_model_becomes_a_network(void **state) {
     const int64_t tokens[] = {3, 1, 4, 1, 5, 9, 2, 6, 5};
     const int32_t same[] = {3, 1, 4, 1, 5, 9, 2, 6, 5};
     float want[9 * WORDS], got[9 * WORDS];
-    tn_llm_options o = {.struct_size = sizeof o, .cache = TN_LLM_CACHE_F32};
-    const tn_llm_export_onnx_options whole = {.struct_size = sizeof whole, .no_cache = true};
+    tn_llm_options o = TN_LLM_DEFAULTS;
+    o.cache = TN_LLM_CACHE_F32;
+    tn_llm_export_onnx_options whole = TN_LLM_EXPORT_ONNX_DEFAULTS;
+    whole.cache = false;
     const char *path = test_scratch("llama.onnx");
     for (size_t k = 0; k < TN_COUNT(kinds); k++) {
         tn_llm *m;
@@ -652,7 +658,8 @@ static void a_network_with_a_cache_goes_on(void **state) {
     const int64_t tokens[] = {3, 1, 4, 1, 5, 9, 2, 6, 5}, ends[][3] = {{4, 5, 9}, {1, 2, 9}, {7, 8, 9}};
     const int32_t same[] = {3, 1, 4, 1, 5, 9, 2, 6, 5};
     float want[9 * WORDS], got[9 * WORDS];
-    tn_llm_options o = {.struct_size = sizeof o, .cache = TN_LLM_CACHE_F32};
+    tn_llm_options o = TN_LLM_DEFAULTS;
+    o.cache = TN_LLM_CACHE_F32;
     for (size_t k = 0; k < TN_COUNT(kinds); k++) {
         const char *path = test_scratch("cache.onnx");
         tn_onnx *network;
@@ -679,7 +686,7 @@ static void a_network_with_a_cache_goes_on(void **state) {
 /* Allocations of the second library fail one by one, then some of the first's: no file, and the model goes on. */
 static void an_export_without_memory_leaves_nothing(void **state) {
     (void)state;
-    tn_llm_options o = {.struct_size = sizeof o};
+    tn_llm_options o = TN_LLM_DEFAULTS;
     tn_llm *m;
     const char *path = test_scratch("none.onnx");
     assert_ok(tn_llm_open(make_llama("memory", ""), &o, &m));
@@ -718,7 +725,9 @@ static void an_encoder_becomes_a_network(void **state) {
             mask[i * LONGEST + k] = 1;
         }
     for (int pooling = TN_POOLING_MEAN; pooling <= TN_POOLING_MAX; pooling++) {
-        tn_embedder_options o = {.struct_size = sizeof o, .pooling = (tn_pooling)pooling, .norm = TN_EMBED_NORM_UNIT};
+        tn_embedder_options o = TN_EMBEDDER_DEFAULTS;
+        o.pooling = (tn_pooling)pooling;
+        o.norm = TN_EMBED_NORM_UNIT;
         tn_embedder *e;
         assert_ok(tn_embedder_open(make_bert("network", ""), &o, &e));
         assert_ok(tn_embedder_run(e, ids, lengths, TEXTS, want));
@@ -749,7 +758,8 @@ static tn_status look_at(void *ctx, const char *name, const float *squares, int6
 static void columns_are_told_by_what_they_multiply(void **state) {
     (void)state;
     const int32_t text[] = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7}; /* longer than the context */
-    tn_llm_options o = {.struct_size = sizeof o, .context = 8};
+    tn_llm_options o = TN_LLM_DEFAULTS;
+    o.context = 8;
     seen all = {0}, begin = {0}, rest = {0};
     tn_llm *m;
     assert_ok(tn_llm_open(make_llama("columns", ""), &o, &m));

@@ -328,7 +328,9 @@ static tn_module *module_of(float value) {
 static void save_for_ever(const char *path) {
     for (int64_t k = 1;; k++) {
         tn_module *m = module_of((float)k);
-        tn_checkpoint c = {.struct_size = sizeof c, .model = m, .step = k};
+        tn_checkpoint c = TN_CHECKPOINT_DEFAULTS;
+        c.model = m;
+        c.step = k;
         if (tn_checkpoint_save(path, &c) != TN_OK) _exit(1);
         tn_module_free(m);
     }
@@ -336,7 +338,8 @@ static void save_for_ever(const char *path) {
 
 static int64_t assert_whole(const char *path, tn_module *m) {
     static float numbers[NUMBERS];
-    tn_checkpoint c = {.struct_size = sizeof c, .model = m};
+    tn_checkpoint c = TN_CHECKPOINT_DEFAULTS;
+    c.model = m;
     assert_ok(tn_checkpoint_load(path, &c));
     assert_ok(tn_read(tn_module_variable(m, "w"), numbers, sizeof numbers));
     for (int i = 0; i < NUMBERS; i++)
@@ -349,7 +352,8 @@ static void no_kill_loses_a_checkpoint(void **state) {
     (void)state;
     const char *path = test_scratch("killed.safetensors");
     tn_module *m = module_of(0);
-    tn_checkpoint c = {.struct_size = sizeof c, .model = m};
+    tn_checkpoint c = TN_CHECKPOINT_DEFAULTS;
+    c.model = m;
     int64_t furthest = 0;
     assert_ok(tn_checkpoint_save(path, &c));
     for (int k = 0; k < KILLS; k++) {
@@ -372,15 +376,15 @@ static void no_kill_loses_a_checkpoint(void **state) {
 /* Mistral 7B at 4,096 tokens in f32: 7.24 billion weights. */
 static void memory_of_a_known_model_is_right(void **state) {
     (void)state;
-    tn_model_sizes s = {.struct_size = sizeof s,
-                        .hidden = 4096,
-                        .intermediate = 14336,
-                        .layers = 32,
-                        .vocabulary = 32000,
-                        .heads = 32,
-                        .kv_heads = 8,
-                        .sequence = 4096,
-                        .bytes_per_weight = 4};
+    tn_model_sizes s = TN_MODEL_SIZES_DEFAULTS;
+    s.hidden = 4096;
+    s.intermediate = 14336;
+    s.layers = 32;
+    s.vocabulary = 32000;
+    s.heads = 32;
+    s.kv_heads = 8;
+    s.sequence = 4096;
+    s.bytes_per_weight = 4;
     tn_memory_estimate e = {.struct_size = sizeof e};
     assert_ok(tn_estimate_inference_memory(&s, &e));
     assert_int_equal(e.weights_bytes, INT64_C(7241732096) * 4);

@@ -115,7 +115,8 @@ static tn_status open_and_listen(const char *preference, tn_fallback policy, tn_
     fflush(stderr);
     int kept = dup(2), file = open(path, O_CREAT | O_TRUNC | O_RDWR, 0600);
     dup2(file, 2);
-    tn_device_options o = {.struct_size = sizeof o, .fallback = policy};
+    tn_device_options o = TN_DEVICE_DEFAULTS;
+    o.fallback = policy;
     tn_device *d;
     tn_status status = tn_device_open(preference, &o, s, &d);
     tn_device_close(d);
@@ -149,7 +150,8 @@ static void fallback_policies_do_what_they_say(void **state) {
 static void named_backend_without_driver_says_what_was_found(void **state) {
     (void)state;
     setenv("TRUNNION_ONNXRUNTIME_LIB", build_fake("engine.c", "libonnxruntime.so.1.31.1", ""), 1);
-    tn_device_options o = {.struct_size = sizeof o, .fallback = TN_FALLBACK_STRICT};
+    tn_device_options o = TN_DEVICE_DEFAULTS;
+    o.fallback = TN_FALLBACK_STRICT;
     tn_device *d;
     assert_int_equal(tn_device_open("engine:onnxruntime", &o, NULL, &d), TN_ERR_UNAVAILABLE);
     assert_null(d);
@@ -172,7 +174,8 @@ static void too_little_memory_passes_a_device_over(void **state) {
     (void)state;
     mock.devices = 1;
     mock.free_memory = 1 << 20;
-    tn_device_options o = {.struct_size = sizeof o, .minimum_memory = 2 << 20};
+    tn_device_options o = TN_DEVICE_DEFAULTS;
+    o.minimum_memory = 2 << 20;
     tn_selection s = {.struct_size = sizeof s};
     tn_device *d;
     assert_ok(tn_device_open("auto", &o, &s, &d));
@@ -196,7 +199,8 @@ static void wrong_names_are_arguments(void **state) {
     }
     assert_text_has(tn_error(), "cuda, rocm");
     mock.devices = 2;
-    tn_device_options o = {.struct_size = sizeof o, .fallback = TN_FALLBACK_STRICT};
+    tn_device_options o = TN_DEVICE_DEFAULTS;
+    o.fallback = TN_FALLBACK_STRICT;
     assert_int_equal(tn_device_open("mock:7", &o, NULL, &d), TN_ERR_UNAVAILABLE);
     assert_text_has(tn_error(), "the last is mock:1");
     assert_ok(tn_device_open("cpu:0", NULL, NULL, &d));
@@ -208,9 +212,12 @@ static void options_and_results_carry_their_size(void **state) {
     tn_device *d;
     tn_device_options none = {0};
     assert_int_equal(tn_device_open("cpu", &none, NULL, &d), TN_ERR_ARGUMENT);
-    tn_device_options old = {.struct_size = sizeof(size_t) + sizeof(tn_fallback), .threads = -4};
+    tn_device_options old = TN_DEVICE_DEFAULTS;
+    old.struct_size = TN_OPTIONS_SIZE(tn_device_options, fallback);
+    old.threads = -4;
     assert_ok(tn_device_open("cpu", &old, NULL, &d)); /* fields behind the size are not read */
-    tn_device_options wrong = {.struct_size = sizeof wrong, .threads = -4};
+    tn_device_options wrong = TN_DEVICE_DEFAULTS;
+    wrong.threads = -4;
     tn_device *e;
     assert_int_equal(tn_device_open("cpu", &wrong, NULL, &e), TN_ERR_ARGUMENT);
     tn_selection nothing = {0};
@@ -595,7 +602,8 @@ static void asking_probe(tn_probe *out) {
 static void drivers_may_ask_for_others(void **state) {
     (void)state;
     static tn_driver asking;
-    tn_device_options o = {.struct_size = sizeof o, .fallback = TN_FALLBACK_STRICT};
+    tn_device_options o = TN_DEVICE_DEFAULTS;
+    o.fallback = TN_FALLBACK_STRICT;
     tn_device *d = NULL;
     asking = mock_driver;
     asking.name = "asking";

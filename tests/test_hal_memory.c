@@ -124,7 +124,9 @@ static void too_much_memory_is_an_error_with_numbers(void **state) {
 static void pool_limits_hold(void **state) {
     (void)state;
     mock.devices = 1;
-    tn_device_options o = {.struct_size = sizeof o, .pool_initial = 1 << 16, .pool_max = 1 << 18};
+    tn_device_options o = TN_DEVICE_DEFAULTS;
+    o.pool_initial = 1 << 16;
+    o.pool_max = 1 << 18;
     tn_device *d;
     assert_ok(tn_device_open("mock", &o, NULL, &d));
     int64_t before = tn_mem_get_stats().live_bytes;

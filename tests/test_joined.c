@@ -30,7 +30,8 @@ static tn_tensor *waves(const int64_t *shape, double step, tn_dtype dtype) {
 
 static tn_tensor *filtered(const tn_tensor *x, int64_t filters) {
     int64_t shape[] = {filters, tn_size(x, 1), 3, 3};
-    tn_conv2d_options o = {.struct_size = sizeof o, .padding = {1, 1}};
+    tn_conv2d_options o = TN_CONV2D_DEFAULTS;
+    o.padding[0] = o.padding[1] = 1;
     return tn_conv2d(x, waves(shape, 0.11, tn_dtype_of(x)), NULL, &o);
 }
 
@@ -202,7 +203,8 @@ static void a_far_device_and_its_host_have_the_same_bits(void **state) {
     static const far_nature natures[] = {{0}, {.no_f64 = true}};
     for (size_t k = 0; k < TN_COUNT(natures); k++) {
         far_nature_now = natures[k];
-        tn_device_options o = {.struct_size = sizeof o, .fallback = TN_FALLBACK_SILENT};
+        tn_device_options o = TN_DEVICE_DEFAULTS;
+        o.fallback = TN_FALLBACK_SILENT;
         tn_device *d = far_open(0, &o);
         assert_ok(tn_set_current_device(d));
         for (size_t i = 0; i < TN_COUNT(networks); i++) {

@@ -222,7 +222,8 @@ static void rmsnorm_is_rms_norm(void **unused) {
         assert_ok(tn_kernel_rmsnorm(out, weight, n, 1e-5f));
         if (n > 0) {
             TN_SCOPE;
-            tn_rms_norm_options o = {.struct_size = sizeof o, .eps = 1e-5};
+            tn_rms_norm_options o = TN_RMS_NORM_DEFAULTS;
+            o.eps = 1e-5;
             assert_bits(tn_rms_norm(tensor(x, -1, n), &n, 1, tensor(weight, -1, n), &o), out, n, "rmsnorm");
         }
         double sum = 0;
@@ -309,7 +310,8 @@ static void apply_rope_is_rope(void **unused) {
         assert_ok(tn_kernel_apply_rope(out, rows, features, cosine, sine, half, interleaved));
         if (half > 0) {
             TN_SCOPE;
-            tn_rope_options o = {.struct_size = sizeof o, .interleaved = interleaved};
+            tn_rope_options o = TN_ROPE_DEFAULTS;
+            o.interleaved = interleaved;
             tn_tensor *heads = tn_from_data(x, (int64_t[]){rows, 1, features}, 3, TN_F32);
             tn_tensor *turned = tn_rope(heads, tensor(cosine, 1, half), tensor(sine, 1, half), &o);
             assert_bits(turned, out, rows * features, "apply_rope");

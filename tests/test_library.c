@@ -331,7 +331,8 @@ static void absence_and_names_are_told(void **state) {
         assert_string_equal(info.reason_code, "library_not_found");
     }
     tn_device *cpu;
-    tn_device_options options = {.struct_size = sizeof options, .library = "atlas"};
+    tn_device_options options = TN_DEVICE_DEFAULTS;
+    options.library = "atlas";
     assert_int_not_equal(tn_device_open("cpu", &options, NULL, &cpu), TN_OK);
     assert_ok(tn_set_library("none"));
     assert_string_equal(tn_get_library(), "none");

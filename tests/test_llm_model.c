@@ -561,7 +561,8 @@ static void fill_ids(int32_t *ids, int64_t n, int64_t vocabulary) {
 
 static tn_llm *open_llm(const char *path, tn_llm_cache cache) {
     tn_llm *llm = NULL;
-    tn_llm_options o = {.struct_size = sizeof o, .cache = cache};
+    tn_llm_options o = TN_LLM_DEFAULTS;
+    o.cache = cache;
     assert_ok(tn_llm_open(path, &o, &llm));
     return llm;
 }
@@ -856,7 +857,8 @@ static void what_cannot_be_appended_is_refused(void **state) {
     model m;
     make_model(&m, &llama);
     const char *path = write_model(&m, NULL, "limits.gguf");
-    tn_llm_options o = {.struct_size = sizeof o, .context = 10};
+    tn_llm_options o = TN_LLM_DEFAULTS;
+    o.context = 10;
     tn_llm *llm;
     const float *logits;
     int32_t ids[11] = {0};
@@ -898,7 +900,8 @@ static void too_little_memory_is_told_before_the_start(void **state) {
     assert_string_equal(facts.name, "made");
     assert_string_equal(facts.quantisation, "F32");
     tn_gguf_close(file);
-    tn_llm_options o = {.struct_size = sizeof o, .memory = facts.total_bytes - 1};
+    tn_llm_options o = TN_LLM_DEFAULTS;
+    o.memory = facts.total_bytes - 1;
     assert_int_equal(tn_llm_open(path, &o, &llm), TN_ERR_MEMORY);
     assert_text_has(tn_error(), "a context of 256 tokens would fit");
     o.memory = facts.weights_bytes;

@@ -118,7 +118,8 @@ static const product wide_products[] = {
 static void check_products(const product *list, size_t count, uint32_t matrix, int64_t subgroup, int64_t shared) {
     far_nature_now = (far_nature){.matrix = matrix, .subgroup = subgroup, .shared_memory = shared, .processors = 4};
     const char *name = getenv("TRUNNION_TEST_DEVICE");
-    tn_device_options o = {.struct_size = sizeof o, .fallback = TN_FALLBACK_STRICT};
+    tn_device_options o = TN_DEVICE_DEFAULTS;
+    o.fallback = TN_FALLBACK_STRICT;
     tn_device *d = NULL;
     if (name)
         assert_ok(tn_device_open(name, &o, NULL, &d));

@@ -11,9 +11,9 @@ static tn_device *device;
 
 static int open_small(void **state) {
     (void)state;
-    if (tn_device_open("cpu", &(tn_device_options){.struct_size = sizeof(tn_device_options), .pool_max = LIMIT}, NULL,
-                       &device) != TN_OK)
-        return -1;
+    tn_device_options o = TN_DEVICE_DEFAULTS;
+    o.pool_max = LIMIT;
+    if (tn_device_open("cpu", &o, NULL, &device) != TN_OK) return -1;
     return tn_set_current_device(device) == TN_OK ? 0 : -1;
 }
 

@@ -428,7 +428,7 @@ typedef struct session {
 
 /* Numbers go there, are doubled, copied within the device by another queue, and read back and seen through a map. */
 static tn_status work(session *s, const char *source, int pad, int32_t *out) {
-    const tn_device_options options = {.struct_size = sizeof options};
+    const tn_device_options options = TN_DEVICE_DEFAULTS;
     tn_caps caps = {.struct_size = sizeof caps};
     int64_t params[1 + 600 + BUFFERS] = {N}, total, unused;
     int32_t numbers[N];
@@ -563,7 +563,7 @@ static void failures_have_words(void **state) {
 /* A command buffer that fails signals nothing; the queue that waits for it ends all the same, and hears why. */
 static void a_failure_lets_other_queues_go_on(void **state) {
     (void)state;
-    const tn_device_options options = {.struct_size = sizeof options};
+    const tn_device_options options = TN_DEVICE_DEFAULTS;
     long misuses = dbl.misuses(), live = dbl.live();
     for (int way = 0; way < 2; way++) {
         void *device = NULL, *others[2] = {NULL, NULL}, *events[2], *address = NULL;
@@ -604,7 +604,7 @@ static void a_failure_lets_other_queues_go_on(void **state) {
 static void long_moves_are_divided(void **state) {
     (void)state;
     enum { ELEMENTS = 1 << 22, BYTES = ELEMENTS + 70 };
-    const tn_device_options options = {.struct_size = sizeof options};
+    const tn_device_options options = TN_DEVICE_DEFAULTS;
     void *device = NULL, *from = NULL, *to = NULL;
     unsigned char *numbers = malloc(BYTES), *got = malloc(BYTES);
     assert_true(numbers && got);
@@ -629,7 +629,7 @@ static void long_moves_are_divided(void **state) {
 /* A kernel that leaves its memory: the device is lost, says so from then on, and closes. */
 static void a_lost_device_says_what_happened_first(void **state) {
     (void)state;
-    const tn_device_options options = {.struct_size = sizeof options};
+    const tn_device_options options = TN_DEVICE_DEFAULTS;
     void *device = NULL, *module = NULL, *address = NULL;
     long misuses = dbl.misuses(), live = dbl.live();
     static const char source[] =
@@ -663,7 +663,7 @@ static void a_lost_device_says_what_happened_first(void **state) {
 
 static void addresses_and_limits_are_checked(void **state) {
     (void)state;
-    const tn_device_options options = {.struct_size = sizeof options};
+    const tn_device_options options = TN_DEVICE_DEFAULTS;
     void *device = NULL, *address = NULL;
     char bytes[16] = {0};
     assert_ok(metal->open(0, &options, &device));

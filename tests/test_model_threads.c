@@ -141,7 +141,10 @@ static void a_policy_plays_for_several_threads(void **state) {
     (void)state;
     static net n;
     tn_manual_seed(6);
-    tn_policy_options o = {.struct_size = sizeof o, .observations = FEATURES, .actions = CLASSES, .recurrent = 6};
+    tn_policy_options o = TN_POLICY_DEFAULTS;
+    o.observations = FEATURES;
+    o.actions = CLASSES;
+    o.recurrent = 6;
     assert_ok(tn_policy_lstm(&o, &n.policy));
     tn_module_train(tn_policy_module(n.policy), false);
     for (int t = 0; t < THREADS; t++)
@@ -531,7 +534,9 @@ static void each_thread_has_a_conversation(void **state) {
 static void options_of_a_conversation_count(void **state) {
     (void)state;
     tn_llm *first = open_llm(), *second = NULL;
-    tn_llm_options o = {.struct_size = sizeof o, .context = 64, .cache = TN_LLM_CACHE_F32};
+    tn_llm_options o = TN_LLM_DEFAULTS;
+    o.context = 64;
+    o.cache = TN_LLM_CACHE_F32;
     tn_llm_facts facts = {.struct_size = sizeof facts};
     assert_ok(tn_llm_new_conversation(first, &o, &second));
     assert_ok(tn_llm_get_facts(second, &facts));

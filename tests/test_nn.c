@@ -70,7 +70,8 @@ static void wrong_sizes_are_refused(void **state) {
     static const double bad_p[] = {-0.1, 1, NAN};
     for (int k = 0; k < 7; k++) {
         tn_module *root = tn_module_root();
-        tn_nn_conv2d_options groups = {.struct_size = sizeof groups, .groups = 3};
+        tn_nn_conv2d_options groups = TN_NN_CONV2D_DEFAULTS;
+        groups.groups = 3;
         tn_module *m = k < 3    ? tn_nn_dropout(root, "m", bad_p[k])
                        : k == 3 ? tn_nn_linear(root, "m", 0, 2, true)
                        : k == 4 ? tn_nn_conv2d(root, "m", 4, 6, 3, &groups)
@@ -121,9 +122,15 @@ typedef struct fixture {
 
 static int load_fixture(void **state) {
     static fixture f;
-    tn_nn_conv2d_options conv = {.struct_size = sizeof conv, .stride = 2, .padding = 1, .groups = 2};
-    tn_nn_encoder_options encoder = {.struct_size = sizeof encoder, .feedforward = 20};
-    tn_nn_encoder_options first = {.struct_size = sizeof first, .feedforward = 20, .norm_first = true};
+    tn_nn_conv2d_options conv = TN_NN_CONV2D_DEFAULTS;
+    conv.stride = 2;
+    conv.padding = 1;
+    conv.groups = 2;
+    tn_nn_encoder_options encoder = TN_NN_ENCODER_DEFAULTS;
+    encoder.feedforward = 20;
+    tn_nn_encoder_options first = TN_NN_ENCODER_DEFAULTS;
+    first.feedforward = 20;
+    first.norm_first = true;
     f.root = tn_module_root();
     tn_nn_linear(f.root, "linear", 5, 7, true);
     tn_nn_conv2d(f.root, "conv2d", 4, 6, 3, &conv);
@@ -314,8 +321,11 @@ static void equal_seeds_give_equal_weights(void **state) {
 /* ---- policies ---------------------------------------------------------------------------------------------------- */
 
 static tn_policy_options small_policy(void) {
-    return (tn_policy_options){
-        .struct_size = sizeof(tn_policy_options), .observations = 6, .actions = 3, .recurrent = 5};
+    tn_policy_options o = TN_POLICY_DEFAULTS;
+    o.observations = 6;
+    o.actions = 3;
+    o.recurrent = 5;
+    return o;
 }
 
 static void assert_matrix(const tn_tensor *t, int64_t rows, int64_t columns) {

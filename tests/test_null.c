@@ -248,6 +248,15 @@ static void gradients_refuse(void **state) {
     tn_free(x);
 }
 
+static void options_refuse(void **state) {
+    (void)state;
+    tn_device_options o = TN_DEVICE_DEFAULTS;
+    FAILS(tn_options_read(NULL, &o, "function", "initialiser"))
+    FAILS(tn_options_read(&o, &o, NULL, "initialiser"))
+    FAILS(tn_options_read(&o, &o, "function", NULL))
+    assert_ok(tn_options_read(&o, NULL, "function", "initialiser"));
+}
+
 static void devices_refuse(void **state) {
     (void)state;
     tn_device *cpu = NULL;
@@ -437,7 +446,9 @@ static void policies_refuse(void **state) {
     CALLS(tn_policy_forward(NULL, NULL, NULL, NULL, NULL, NULL))
     FAILS(tn_policy_mlp(NULL, &p))
     FAILS(tn_policy_lstm(NULL, &p))
-    tn_policy_options options = {.struct_size = sizeof options, .observations = 2, .actions = 2};
+    tn_policy_options options = TN_POLICY_DEFAULTS;
+    options.observations = 2;
+    options.actions = 2;
     FAILS(tn_policy_mlp(&options, NULL))
     FAILS(tn_policy_lstm(&options, NULL))
     assert_ok(tn_policy_lstm(&options, &p));
@@ -496,6 +507,8 @@ static void data_parallel_refuses(void **state) {
     tn_part part = {sizeof part, 0, 1, 0, 1, 1, cpu};
     tn_data_parallel_device device = {.struct_size = sizeof device};
     assert_ok(tn_optimizer_sgd(root, NULL, &o));
+    tn_data_parallel_options options = TN_DATA_PARALLEL_DEFAULTS;
+    options.parts = 2;
     FAILS(tn_data_parallel_new(NULL, &cpu, 1, NULL, &p))
     FAILS(tn_data_parallel_new(root, NULL, 1, NULL, &p))
     FAILS(tn_data_parallel_new(root, &missing, 1, NULL, &p))
@@ -507,7 +520,7 @@ static void data_parallel_refuses(void **state) {
     FAILS(tn_data_parallel_device_at(NULL, 0, &device))
     REFUSES(tn_part_rows(NULL, NULL))
     REFUSES(tn_part_rows(&part, NULL))
-    assert_ok(tn_data_parallel_new(root, &cpu, 1, &(tn_data_parallel_options){.parts = 2}, &p));
+    assert_ok(tn_data_parallel_new(root, &cpu, 1, &options, &p));
     FAILS(tn_data_parallel_minimize(p, NULL, 1, no_part, NULL, NULL))
     FAILS(tn_data_parallel_minimize(p, o, 1, NULL, NULL, NULL))
     FAILS(tn_data_parallel_minimize(p, o, 1, no_part, NULL, NULL))
@@ -524,9 +537,9 @@ static void files_refuse(void **state) {
     const char *path = test_scratch("null.safetensors");
     tn_safetensors *file = NULL;
     tn_safetensors_info info = {.struct_size = sizeof info};
-    tn_checkpoint checkpoint = {.struct_size = sizeof checkpoint};
+    tn_checkpoint checkpoint = TN_CHECKPOINT_DEFAULTS;
     tn_tensor *x = tn_zeros(TN_DIMS(2), TN_F32);
-    tn_model_sizes sizes = {.struct_size = sizeof sizes};
+    tn_model_sizes sizes = TN_MODEL_SIZES_DEFAULTS;
     tn_memory_estimate estimate = {.struct_size = sizeof estimate};
     FAILS(tn_safetensors_open(NULL, &file))
     FAILS(tn_safetensors_open(path, NULL))
@@ -646,7 +659,7 @@ static void gguf_refuses(void **state) {
     FAILS(tn_quantize_rows(TN_F32, NULL, 0, NULL, 0, NULL))
     FAILS(tn_quantize_blocks(TN_Q4_0, NULL, 32, NULL))
     REFUSES(tn_gguf_tensor(NULL, "x"))
-    tn_model_sizes sizes = {.struct_size = sizeof sizes};
+    tn_model_sizes sizes = TN_MODEL_SIZES_DEFAULTS;
     FAILS(tn_gguf_model_sizes(NULL, &sizes))
     FAILS(tn_read_model_sizes(NULL, &sizes))
     FAILS(tn_read_model_sizes("x", NULL))
@@ -761,8 +774,10 @@ static void errors_inside_layers_name_the_line_of_the_call(void **state) {
     tn_tensor *own_failure = tn_forward(mine, x); /* in a function of the user's own, its line */
     check_line(own_failure, square_line, "matmul:");
     tn_policy *policy = NULL;
-    assert_ok(tn_policy_mlp(
-        &(tn_policy_options){.struct_size = sizeof(tn_policy_options), .observations = 4, .actions = 2}, &policy));
+    tn_policy_options o = TN_POLICY_DEFAULTS;
+    o.observations = 4;
+    o.actions = 2;
+    assert_ok(tn_policy_mlp(&o, &policy));
     tn_policy_forward(policy, x, NULL, &logits, NULL, NULL);
     check_line(logits, __LINE__ - 1, "reshape:");
     tn_policy_free(policy);
@@ -791,6 +806,7 @@ int main(void) {
         cmocka_unit_test(a_scalar_needs_no_shape),
         cmocka_unit_test(graphs_refuse),
         cmocka_unit_test(gradients_refuse),
+        cmocka_unit_test(options_refuse),
         cmocka_unit_test(devices_refuse),
         cmocka_unit_test(queues_refuse),
         cmocka_unit_test(modules_refuse),

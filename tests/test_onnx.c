@@ -381,7 +381,9 @@ static tn_status open_changed(const char *path, const char *from, const char *to
     for (size_t i = 0; i + length <= size && !found; i++)
         if ((found = memcmp(bytes + i, from, length) == 0)) memcpy(bytes + i, to, length);
     assert_true(found);
-    tn_onnx_options o = {.struct_size = sizeof o, .folder = scratch_folder, .report = report};
+    tn_onnx_options o = TN_ONNX_DEFAULTS;
+    o.folder = scratch_folder;
+    o.report = report;
     tn_status status = tn_onnx_open_memory(bytes, size, &o, m);
     tn_mem_free(bytes);
     return status;

@@ -77,12 +77,16 @@ static void record_joined(trial *t) {
 
 static tn_module *make_cnn(trial *t, bool training) {
     t->net = tn_nn_sequential(t->root, "net");
-    tn_nn_conv2d(t->net, "0", 3, 8, 3,
-                 &(tn_nn_conv2d_options){sizeof(tn_nn_conv2d_options), .stride = 2, .padding = 1});
+    tn_nn_conv2d_options o = TN_NN_CONV2D_DEFAULTS;
+    o.stride = 2;
+    o.padding = 1;
+    tn_nn_conv2d(t->net, "0", 3, 8, 3, &o);
     tn_nn_batch_norm2d(t->net, "1", 8, NULL);
     tn_nn_function(t->net, "2", (tn_silu));
-    tn_nn_conv2d(t->net, "3", 8, 8, 3,
-                 &(tn_nn_conv2d_options){sizeof(tn_nn_conv2d_options), .groups = 4, .dilation = 2});
+    tn_nn_conv2d_options options = TN_NN_CONV2D_DEFAULTS;
+    options.groups = 4;
+    options.dilation = 2;
+    tn_nn_conv2d(t->net, "3", 8, 8, 3, &options);
     tn_module_train(t->net, training);
     return t->net;
 }
@@ -98,12 +102,15 @@ static void record_cnn(trial *t) {
 static void record_cnn_training(trial *t) {
     tn_tensor *x = input(t, "x", NUMBERS(2, 3, 17, 15));
     make_cnn(t, true);
-    assert_ok(
-        tn_optimizer_sgd(t->net, &(tn_sgd_options){sizeof(tn_sgd_options), .lr = 0.1, .momentum = 0.9}, &t->optimizer));
+    tn_sgd_options o = TN_SGD_DEFAULTS;
+    o.lr = 0.1;
+    o.momentum = 0.9;
+    assert_ok(tn_optimizer_sgd(t->net, &o, &t->optimizer));
     assert_ok(tn_capture_begin());
-    tn_tensor *y =
-        tn_max_pool2d(tn_forward(t->net, x), (int64_t[]){3, 3},
-                      &(tn_max_pool2d_options){sizeof(tn_max_pool2d_options), .stride = {2, 2}, .padding = {1, 1}});
+    tn_max_pool2d_options options = TN_MAX_POOL2D_DEFAULTS;
+    options.stride[0] = options.stride[1] = 2;
+    options.padding[0] = options.padding[1] = 1;
+    tn_tensor *y = tn_max_pool2d(tn_forward(t->net, x), (int64_t[]){3, 3}, &options);
     tn_tensor *loss = tn_mean(tn_square(y), TN_ALL, false);
     assert_ok(tn_minimize(t->optimizer, loss));
     output(t, "loss", loss);
@@ -139,12 +146,14 @@ static void record_llama(trial *t) {
     tn_tensor *norm = kept(NUMBERS(WIDTH)), *wq = kept(NUMBERS(WIDTH, WIDTH)), *wk = kept(NUMBERS(KEYS * HEAD, WIDTH));
     tn_tensor *wv = kept(NUMBERS(KEYS * HEAD, WIDTH)), *wo = kept(NUMBERS(WIDTH, WIDTH));
     tn_tensor *gate = kept(NUMBERS(48, WIDTH)), *up = kept(NUMBERS(48, WIDTH)), *down = kept(NUMBERS(WIDTH, 48));
-    tn_rms_norm_options eps = {sizeof eps, .eps = 1e-5};
+    tn_rms_norm_options eps = TN_RMS_NORM_DEFAULTS;
+    eps.eps = 1e-5;
     tn_tensor *h = tn_rms_norm(x, SHAPE(WIDTH), norm, &eps);
     tn_tensor *q = tn_transpose(tn_reshape(tn_linear(h, wq, NULL), SHAPE(1, POSITIONS, HEADS, HEAD)), 1, 2);
     tn_tensor *k = tn_transpose(tn_reshape(tn_linear(h, wk, NULL), SHAPE(1, POSITIONS, KEYS, HEAD)), 1, 2);
     tn_tensor *v = tn_transpose(tn_reshape(tn_linear(h, wv, NULL), SHAPE(1, POSITIONS, KEYS, HEAD)), 1, 2);
-    tn_scaled_dot_product_attention_options causal = {sizeof causal, .is_causal = true};
+    tn_scaled_dot_product_attention_options causal = TN_SCALED_DOT_PRODUCT_ATTENTION_DEFAULTS;
+    causal.is_causal = true;
     tn_tensor *a = tn_scaled_dot_product_attention(tn_rope(q, cosine, sine, NULL), tn_rope(k, cosine, sine, NULL), v,
                                                    NULL, &causal);
     a = tn_add(x, tn_linear(tn_reshape(tn_transpose(a, 1, 2), SHAPE(1, POSITIONS, WIDTH)), wo, NULL));
@@ -161,7 +170,9 @@ static void record_step(trial *t) {
     tn_tensor *ids = input(t, "ids", tn_randint(0, 11, SHAPE(2, 5)));
     tn_tensor *next = input(t, "next", tn_randint(0, 11, SHAPE(10)));
     /* The bias of attention's keys has a gradient of 0, of which rounding leaves 1e-9: eps must be above that. */
-    tn_adam_options adam = {sizeof adam, .lr = 0.01, .eps = 1e-4};
+    tn_adam_options adam = TN_ADAM_DEFAULTS;
+    adam.lr = 0.01;
+    adam.eps = 1e-4;
     assert_ok(tn_optimizer_adamw(t->net, &adam, &t->optimizer));
     assert_ok(tn_capture_begin());
     tn_tensor *y = tn_reshape(tn_forward(t->net, ids), SHAPE(10, 11));
@@ -296,7 +307,7 @@ static void run_trial(void (*record)(trial *t), const char *name, bool again) {
     snprintf(expected, sizeof expected, "%s/%s%s.safetensors", folder ? folder : scratch_folder, name,
              again ? "+again" : "");
     tn_manual_seed(7);
-    trial t = {.options.struct_size = sizeof t.options, .batch = again ? 3 : 2, .length = again ? 9 : 5};
+    trial t = {.options = TN_ONNX_EXPORT_DEFAULTS, .batch = again ? 3 : 2, .length = again ? 9 : 5};
     t.root = tn_module_root();
     {
         TN_SCOPE;
@@ -316,7 +327,8 @@ static void failing_allocations_leave_no_file(void **state) {
     (void)state;
     const char *path = test_scratch("failing.onnx");
     tn_manual_seed(7);
-    trial t = {.options = {.struct_size = sizeof t.options, .external_data = true}, .batch = 2, .length = 5};
+    trial t = {.options = TN_ONNX_EXPORT_DEFAULTS, .batch = 2, .length = 5};
+    t.options.external_data = true;
     t.root = tn_module_root();
     {
         TN_SCOPE;

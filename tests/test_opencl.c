@@ -26,7 +26,7 @@ static tn_code axpy_code(void) { return axpy_of(TN_CODE_OPENCL_C, AXPY, NULL); }
 
 static int open_device(void **state) {
     (void)state;
-    tn_device_options options = {.struct_size = sizeof options};
+    tn_device_options options = TN_DEVICE_DEFAULTS;
     tn_probe probe = {.struct_size = sizeof probe, .devices = &info, .capacity = 1};
     cl->probe(&probe);
     tn_status s = cl->open(0, &options, &device);
@@ -389,7 +389,7 @@ static void threads_share_a_kernel(void **state) {
 static void absent_device_is_named(void **state) {
     NEEDS_DEVICE;
     void *other = NULL;
-    tn_device_options options = {.struct_size = sizeof options};
+    tn_device_options options = TN_DEVICE_DEFAULTS;
     assert_int_equal(cl->open(15, &options, &other), TN_ERR_UNAVAILABLE);
     assert_text_has(tn_error(), "opencl:15");
 }
@@ -444,7 +444,7 @@ static void a_rounded_nan_is_stored(void **state) {
 
 static int run_wrong(const struct fault *f) {
     static const int zeros[64];
-    const tn_device_options options = {.struct_size = sizeof options};
+    const tn_device_options options = TN_DEVICE_DEFAULTS;
     tn_code code = {.form = TN_CODE_OPENCL_C,
                     .data = f->text,
                     .size = strlen(f->text),

@@ -1,45 +1,446 @@
-/* test_options.c — option structs of operations: zero means default, lists fill up, older callers keep working. */
+/* test_options.c — every struct of options: only one that was started from its initialiser is accepted, a field means
+ * what it says, and programs with an earlier, shorter struct keep working.
+ *
+ * The table has a row for each initialiser; a test reads the public headers and fails if one is missing there. */
 #include "test_support.h"
 
+#include <dirent.h>
 #include <math.h>
 
+#include "trunnion/certify.h"
+#include "trunnion/data_parallel.h"
+#include "trunnion/embed.h"
+#include "trunnion/llm.h"
+#include "trunnion/onnx.h"
 #include "trunnion/ops.h"
+#include "trunnion/optim.h"
+#include "trunnion/text.h"
 
-static tn_tensor *images(void) { return tn_full(TN_DIMS(1, 1, 6, 6), 1.0, TN_F32); }
-static tn_tensor *kernel(void) { return tn_full(TN_DIMS(1, 1, 3, 3), 1.0, TN_F32); }
+/* ---- what takes options ------------------------------------------------------------------------------------------ */
 
-static void assert_size(const tn_tensor *t, int64_t height, int64_t width) {
+/* Numbers -0.7, -0.4, -0.1, 0.2 … of this shape. */
+static tn_tensor *ramp(const int64_t *shape, int rank) {
+    int64_t count = 1;
+    for (int i = 0; i < rank; i++)
+        count *= shape[i];
+    tn_tensor *flat = tn_sub_scalar(tn_mul_scalar(tn_arange(0, (double)count, 1, TN_F32), 0.3), 0.7);
+    return tn_reshape(flat, shape, rank);
+}
+
+static tn_tensor *classes(void) { return tn_from_data((int64_t[]){1, 0, 2}, TN_DIMS(3), TN_I64); }
+
+static tn_tensor *cached(const tn_cached_attention_options *o) {
+    tn_tensor *x = ramp(TN_DIMS(2, 1, 4)), *cache = tn_zeros(TN_DIMS(1, 1, 64, 4), TN_F32);
+    return tn_cached_attention(x, x, x, cache, cache, tn_zeros(TN_ALL, TN_I64), tn_zeros(TN_DIMS(1), TN_I64), o);
+}
+
+#define IMAGE ramp(TN_DIMS(1, 2, 6, 6))
+#define FILTER ramp(TN_DIMS(2, 2, 3, 3))
+#define BYTES(...) tn_cast(tn_ones(TN_DIMS(__VA_ARGS__), TN_F32), TN_U8)
+#define MATRIX ramp(TN_DIMS(3, 4))
+#define KERNEL ((int64_t[]){3, 2})
+#define MEAN TN_REDUCTION_MEAN
+
+/* X(operation, its initialiser, a call with options o) */
+#define OPERATIONS(X)                                                                                           \
+    X(cosine_similarity, COSINE_SIMILARITY, tn_cosine_similarity(MATRIX, tn_add_scalar(MATRIX, 1), 1, o))       \
+    X(softplus, SOFTPLUS, tn_softplus(MATRIX, o))                                                               \
+    X(gelu, GELU, tn_gelu(MATRIX, o))                                                                           \
+    X(layer_norm, LAYER_NORM, tn_layer_norm(MATRIX, TN_DIMS(4), NULL, NULL, o))                                 \
+    X(rms_norm, RMS_NORM, tn_rms_norm(MATRIX, TN_DIMS(4), NULL, o))                                             \
+    X(group_norm, GROUP_NORM, tn_group_norm(MATRIX, 2, NULL, NULL, o))                                          \
+    X(instance_norm, INSTANCE_NORM, tn_instance_norm(IMAGE, NULL, NULL, o))                                     \
+    X(batch_norm, BATCH_NORM, tn_batch_norm(MATRIX, NULL, NULL, NULL, NULL, true, o))                           \
+    X(conv1d, CONV1D, tn_conv1d(ramp(TN_DIMS(1, 2, 6)), ramp(TN_DIMS(2, 2, 3)), NULL, o))                       \
+    X(conv2d, CONV2D, tn_conv2d(IMAGE, FILTER, NULL, o))                                                        \
+    X(int_conv2d, INT_CONV2D, tn_int_conv2d(BYTES(1, 2, 6, 6), tn_cast(BYTES(2, 2, 3, 3), TN_I8), o))           \
+    X(conv_transpose2d, CONV_TRANSPOSE2D, tn_conv_transpose2d(IMAGE, FILTER, NULL, o))                          \
+    X(max_pool2d, MAX_POOL2D, tn_max_pool2d(IMAGE, KERNEL, o))                                                  \
+    X(avg_pool2d, AVG_POOL2D, tn_avg_pool2d(IMAGE, KERNEL, o))                                                  \
+    X(rope, ROPE, tn_rope(MATRIX, tn_cos(ramp(TN_DIMS(3, 2))), tn_sin(ramp(TN_DIMS(3, 2))), o))                 \
+    X(scaled_dot_product_attention, SCALED_DOT_PRODUCT_ATTENTION,                                               \
+      tn_scaled_dot_product_attention(MATRIX, MATRIX, MATRIX, NULL, o))                                         \
+    X(cached_attention, CACHED_ATTENTION, cached(o))                                                            \
+    X(smooth_l1_loss, SMOOTH_L1_LOSS, tn_smooth_l1_loss(MATRIX, tn_zeros_like(MATRIX), MEAN, o))                \
+    X(huber_loss, HUBER_LOSS, tn_huber_loss(MATRIX, tn_zeros_like(MATRIX), MEAN, o))                            \
+    X(kl_div, KL_DIV, tn_kl_div(MATRIX, tn_ones_like(MATRIX), MEAN, o))                                         \
+    X(nll_loss, NLL_LOSS, tn_nll_loss(MATRIX, classes(), NULL, o))                                              \
+    X(cross_entropy, CROSS_ENTROPY, tn_cross_entropy(MATRIX, classes(), NULL, o))
+
+#define RUN(op, NAME, call)                             \
+    static tn_tensor *run_##op(const void *given) {     \
+        const tn_##op##_options *o = given;             \
+        return call;                                    \
+    }                                                   \
+    static const tn_##op##_options op##_defaults = TN_##NAME##_DEFAULTS;
+OPERATIONS(RUN)
+
+/* Each calls a function with these options and frees what it made. Other arguments may be wrong: options are read
+ * first. */
+typedef tn_status attempt(const void *options);
+
+static tn_module *small_module(void) {
+    tn_module *root = tn_module_root();
+    tn_nn_linear(root, "linear", 2, 2, true);
+    return root;
+}
+
+static tn_status optimizer(tn_status (*make)(tn_module *, const void *, tn_optimizer **), const void *options) {
+    tn_module *root = small_module();
+    tn_optimizer *o;
+    tn_status s = make(root, options, &o);
+    tn_optimizer_free(o);
+    tn_module_free(root);
+    return s;
+}
+static tn_status new_sgd(tn_module *m, const void *o, tn_optimizer **out) { return tn_optimizer_sgd(m, o, out); }
+static tn_status new_adam(tn_module *m, const void *o, tn_optimizer **out) { return tn_optimizer_adam(m, o, out); }
+static tn_status new_adamw(tn_module *m, const void *o, tn_optimizer **out) { return tn_optimizer_adamw(m, o, out); }
+static tn_status try_sgd(const void *o) { return optimizer(new_sgd, o); }
+static tn_status try_adam(const void *o) { return optimizer(new_adam, o); }
+static tn_status try_adamw(const void *o) { return optimizer(new_adamw, o); }
+
+static tn_status try_schedule(const void *o) { return isnan(tn_schedule_at(o, 0)) ? TN_ERR_ARGUMENT : TN_OK; }
+
+static tn_status made(tn_module *root) {
+    tn_status s = tn_module_status(root);
+    tn_module_free(root);
+    return s;
+}
+
+static tn_status try_nn_conv2d(const void *o) {
+    tn_module *root = tn_module_root();
+    tn_nn_conv2d(root, "conv", 2, 2, 3, o);
+    return made(root);
+}
+
+static tn_status try_nn_norm(const void *o) {
+    tn_module *root = tn_module_root(), *other = tn_module_root();
+    tn_nn_layer_norm(root, "layer", 2, o);
+    tn_nn_batch_norm2d(other, "batch", 2, o);
+    tn_status a = made(root), b = made(other);
+    assert_int_equal(a, b);
+    return a;
+}
+
+static tn_status try_nn_encoder(const void *o) {
+    tn_module *root = tn_module_root();
+    tn_nn_transformer_encoder_layer(root, "block", 4, 2, o);
+    return made(root);
+}
+
+static tn_status try_policy(const void *o) {
+    tn_policy *p;
+    tn_status s = tn_policy_mlp(o, &p);
+    tn_policy_free(p);
+    return s;
+}
+
+static tn_status nothing(void *ctx, tn_device *device) { return ctx || !device ? TN_ERR_INTERNAL : TN_OK; }
+
+static tn_status try_device(const void *o) {
+    tn_device *d;
+    tn_status s = tn_device_open("cpu", o, NULL, &d);
+    tn_device_close(d);
+    assert_int_equal(tn_try((const char *[]){"cpu"}, 1, o, nothing, NULL, NULL), s);
+    return s;
+}
+
+static tn_status try_llm(const void *o) {
+    tn_llm *m;
+    return tn_llm_open("no such model", o, &m);
+}
+static tn_status try_llm_export_onnx(const void *o) { return tn_llm_export_onnx(NULL, "no such folder/x", o); }
+
+static tn_status try_embedder(const void *o) {
+    tn_embedder *e;
+    return tn_embedder_open("no such folder", o, &e);
+}
+
+static tn_status try_vocabulary(const void *o) {
+    tn_tokenizer *t;
+    return tn_tokenizer_new(o, &t);
+}
+
+static tn_status try_pair(const void *o) {
+    tn_encoding out = {0};
+    return tn_tokenizer_encode_pair(NULL, (tn_text_slice){"a", 1}, (tn_text_slice){0}, o, &out);
+}
+
+static tn_status render(const tn_chat *chat, const tn_template_options *o) {
+    tn_template *t;
+    tn_bytes out = {0};
+    assert_ok(tn_template_new("x", 1, &t));
+    tn_status s = chat ? tn_template_chat(t, chat, o, &out) : tn_template_render(t, NULL, 0, o, &out);
+    tn_bytes_free(&out);
+    tn_template_free(t);
+    return s;
+}
+static tn_status try_template(const void *o) { return render(NULL, o); }
+static tn_status try_chat(const void *o) {
+    const tn_chat none = TN_CHAT_DEFAULTS;
+    return render(o ? o : &none, NULL);
+}
+
+static tn_status try_sampler(const void *o) {
+    tn_sampler *s;
+    tn_status status = tn_sampler_new(o, &s);
+    tn_sampler_free(s);
+    return status;
+}
+
+static tn_status try_onnx(const void *o) {
+    tn_onnx *m;
+    return tn_onnx_open("no such model", o, &m);
+}
+static tn_status try_onnx_export(const void *o) { return tn_onnx_export("no such folder/x", NULL, 0, NULL, 0, o); }
+
+static tn_status try_checkpoint(const void *o) {
+    tn_status s = tn_checkpoint_save("no such folder/x", o);
+    tn_checkpoint c;
+    if (!o) return s;
+    memcpy(&c, o, sizeof c);
+    assert_int_equal(tn_checkpoint_load("no such folder/x", &c) == TN_ERR_ARGUMENT, s == TN_ERR_ARGUMENT);
+    return s;
+}
+
+static tn_status try_model_sizes(const void *o) {
+    tn_memory_estimate e = {.struct_size = sizeof e};
+    return tn_estimate_inference_memory(o, &e);
+}
+
+static tn_status try_data_parallel(const void *o) {
+    tn_module *root = small_module();
+    tn_device *device = tn_current_device();
+    tn_data_parallel *p;
+    tn_status s = tn_data_parallel_new(root, &device, 1, o, &p);
+    tn_data_parallel_free(p);
+    tn_module_free(root);
+    return s;
+}
+
+static tn_status try_certify(const void *o) {
+    tn_certify_counts counts = {.struct_size = sizeof counts};
+    return tn_certify(NULL, o, &counts);
+}
+
+/* X(initialiser, type, attempt) */
+#define OTHERS(X)                                                            \
+    X(SGD, tn_sgd_options, try_sgd)                                          \
+    X(ADAM, tn_adam_options, try_adam)                                       \
+    X(ADAMW, tn_adam_options, try_adamw)                                     \
+    X(SCHEDULE, tn_schedule, try_schedule)                                   \
+    X(NN_CONV2D, tn_nn_conv2d_options, try_nn_conv2d)                        \
+    X(NN_NORM, tn_nn_norm_options, try_nn_norm)                              \
+    X(NN_ENCODER, tn_nn_encoder_options, try_nn_encoder)                     \
+    X(POLICY, tn_policy_options, try_policy)                                 \
+    X(DEVICE, tn_device_options, try_device)                                 \
+    X(LLM, tn_llm_options, try_llm)                                          \
+    X(LLM_EXPORT_ONNX, tn_llm_export_onnx_options, try_llm_export_onnx)      \
+    X(EMBEDDER, tn_embedder_options, try_embedder)                           \
+    X(VOCABULARY, tn_vocabulary, try_vocabulary)                             \
+    X(PAIR, tn_pair_options, try_pair)                                       \
+    X(TEMPLATE, tn_template_options, try_template)                           \
+    X(CHAT, tn_chat, try_chat)                                               \
+    X(SAMPLER, tn_sampler_options, try_sampler)                              \
+    X(ONNX, tn_onnx_options, try_onnx)                                       \
+    X(ONNX_EXPORT, tn_onnx_export_options, try_onnx_export)                  \
+    X(CHECKPOINT, tn_checkpoint, try_checkpoint)                             \
+    X(MODEL_SIZES, tn_model_sizes, try_model_sizes)                          \
+    X(DATA_PARALLEL, tn_data_parallel_options, try_data_parallel)            \
+    X(CERTIFY, tn_certify_options, try_certify)
+
+#define OTHER_DEFAULTS(NAME, type, call) static const type NAME##_defaults = TN_##NAME##_DEFAULTS;
+OTHERS(OTHER_DEFAULTS)
+
+typedef struct row {
+    const char *initialiser, *type;
+    const void *defaults;
+    size_t bytes;
+    tn_tensor *(*run)(const void *options); /* of an operation, else: */
+    attempt *call;
+} row;
+
+#define OPERATION_ROW(op, NAME, call) \
+    {"TN_" #NAME "_DEFAULTS", "tn_" #op "_options", &op##_defaults, sizeof op##_defaults, run_##op, NULL},
+#define OTHER_ROW(NAME, type, call) {"TN_" #NAME "_DEFAULTS", #type, &NAME##_defaults, sizeof(type), NULL, call},
+static const row rows[] = {OPERATIONS(OPERATION_ROW) OTHERS(OTHER_ROW)};
+
+enum { MOST_BYTES = 512, MOST_NUMBERS = 1024 };
+
+/* The status of a call with these options, and an operation's numbers. */
+static tn_status call(const row *r, const void *options, uint8_t *numbers) {
+    if (r->call) return r->call(options);
+    TN_SCOPE;
+    tn_tensor *y = r->run(options);
+    tn_status s = tn_status_of(y);
+    if (s == TN_OK) assert_ok(tn_read(y, numbers, (size_t)tn_numel(y) * tn_dtype_size(tn_dtype_of(y))));
+    return s;
+}
+
+/* ---- the promises of all structs --------------------------------------------------------------------------------- */
+
+static void assert_refused(const row *r, const void *options, const char *words) {
+    uint8_t numbers[4 * MOST_NUMBERS];
+    if (call(r, options, numbers) != TN_ERR_ARGUMENT) fail_msg("%s: accepted", r->type);
+    if (!strstr(tn_error(), words)) fail_msg("%s: \"%s\" has no \"%s\"", r->type, tn_error(), words);
+}
+
+static void what_was_not_started_from_the_initialiser_is_refused(void **state) {
+    (void)state;
+    for (size_t i = 0; i < TN_COUNT(rows); i++) {
+        union {
+            size_t struct_size;
+            uint8_t bytes[MOST_BYTES];
+        } o = {0};
+        assert_true(rows[i].bytes <= MOST_BYTES);
+        char words[160];
+        snprintf(words, sizeof words, "%s o = %s;", rows[i].type, rows[i].initialiser);
+        char *name = strstr(words, " o = "); /* structs that are no options have other names than o */
+        if (!strstr(rows[i].type, "_options")) memmove(words, name + 5, strlen(name + 5) + 1);
+        assert_refused(&rows[i], &o, words);
+        assert_refused(&rows[i], &o, "struct_size is 0");
+        o.struct_size = rows[i].bytes; /* sizeof, by hand: what is not set would be zeros */
+        assert_refused(&rows[i], &o, words);
+        memset(&o, 0xFF, sizeof o);
+        assert_refused(&rows[i], &o, words);
+    }
+}
+
+static void what_is_newer_than_the_library_is_refused(void **state) {
+    (void)state;
+    for (size_t i = 0; i < TN_COUNT(rows); i++) {
+        size_t o[MOST_BYTES / sizeof(size_t)] = {0};
+        memcpy(o, rows[i].defaults, rows[i].bytes);
+        o[0] += 8;
+        assert_refused(&rows[i], o, "newer");
+    }
+}
+
+/* Behaves as NULL, or, where a struct is required, is refused for what it lacks. */
+static void assert_defaults(const row *r, const void *options) {
+    static uint8_t usual[4 * MOST_NUMBERS], numbers[4 * MOST_NUMBERS];
+    memset(usual, 0, sizeof usual);
+    memset(numbers, 0, sizeof numbers);
+    tn_status s = call(r, options, numbers);
+    if (s != TN_OK && strstr(tn_error(), "struct_size")) fail_msg("%s: %s", r->type, tn_error());
+    if (!r->run) return;
+    assert_ok(s);
+    assert_ok(call(r, NULL, usual));
+    if (memcmp(numbers, usual, sizeof usual) != 0) fail_msg("%s: the defaults are not what NULL means", r->type);
+}
+
+static void the_initialiser_is_what_null_means(void **state) {
+    (void)state;
+    for (size_t i = 0; i < TN_COUNT(rows); i++)
+        assert_defaults(&rows[i], rows[i].defaults);
+}
+
+/* The shortest struct there could have been, with nothing that can be used behind its end. */
+static void fields_that_an_older_program_lacks_have_their_defaults(void **state) {
+    (void)state;
+    for (size_t i = 0; i < TN_COUNT(rows); i++) {
+        size_t o[MOST_BYTES / sizeof(size_t)];
+        memset(o, 0xFF, sizeof o);
+        o[0] = TN_OPTIONS_MARK | sizeof(size_t);
+        assert_defaults(&rows[i], o);
+    }
+}
+
+/* ---- none is forgotten ------------------------------------------------------------------------------------------- */
+
+/* Structs that functions fill in, and tables of functions. */
+static bool is_no_option(const char *type) {
+    static const char *const endings[] = {"_info",     "_facts", "_stats",  "_counts",    "_type",      "_hook",
+                                          "_estimate", "_row",   "_report", "_device",    "_selection", "_use",
+                                          "_op",       "_tuned", "_part",   "_placement", "_operation"};
+    static const char *const drivers[] = {"tn_caps", "tn_probe", "tn_lent", "tn_driver", "tn_backend_host"};
+    for (size_t i = 0; i < TN_COUNT(drivers); i++)
+        if (!strcmp(type, drivers[i])) return true;
+    for (size_t i = 0; i < TN_COUNT(endings); i++) {
+        size_t n = strlen(type), m = strlen(endings[i]);
+        if (n > m && !strcmp(type + n - m, endings[i])) return true;
+    }
+    return false;
+}
+
+static bool has_row(const char *initialiser, const char *type) {
+    for (size_t i = 0; i < TN_COUNT(rows); i++)
+        if ((initialiser && !strcmp(rows[i].initialiser, initialiser)) || (type && !strcmp(rows[i].type, type)))
+            return true;
+    return false;
+}
+
+static int check_header(const char *name) {
+    char path[512], line[512], type[128] = "", word[128];
+    snprintf(path, sizeof path, "include/trunnion/%.200s", name);
+    FILE *f = fopen(path, "r");
+    int seen = 0;
+    assert_non_null(f);
+    while (fgets(line, sizeof line, f)) {
+        if (sscanf(line, "typedef struct %127[a-z0-9_] {", word) == 1) snprintf(type, sizeof type, "%s", word);
+        if (!strncmp(line, "    size_t struct_size;", 23) && !is_no_option(type) && !has_row(NULL, type))
+            fail_msg("%s: %s has no row in %s", name, type, __FILE__);
+        size_t n = sscanf(line, "#define %127[A-Z0-9_]", word) == 1 ? strlen(word) : 0;
+        if (n < 9 || strcmp(word + n - 9, "_DEFAULTS") != 0) continue;
+        if (!has_row(word, NULL)) fail_msg("%s: %s has no row in %s", name, word, __FILE__);
+        seen++;
+    }
+    fclose(f);
+    return seen;
+}
+
+static void every_struct_of_the_headers_is_in_the_table(void **state) {
+    (void)state;
+    DIR *folder = opendir("include/trunnion");
+    size_t seen = 0;
+    assert_non_null(folder);
+    for (struct dirent *e = readdir(folder); e; e = readdir(folder))
+        if (e->d_name[0] != '.') seen += (size_t)check_header(e->d_name);
+    closedir(folder);
+    assert_int_equal(seen, TN_COUNT(rows));
+}
+
+/* ---- zero is zero ------------------------------------------------------------------------------------------------ */
+
+static void assert_numbers(tn_tensor *t, const double *expected, int count, double bound) {
+    float got[16];
     assert_ok(tn_status_of(t));
-    assert_int_equal(tn_size(t, -2), height);
-    assert_int_equal(tn_size(t, -1), width);
+    assert_int_equal(tn_numel(t), count);
+    assert_ok(tn_read(t, got, (size_t)count * sizeof *got));
+    for (int i = 0; i < count; i++)
+        if (!(fabs(got[i] - expected[i]) <= bound)) fail_msg("number %d is %g, not %g", i, (double)got[i], expected[i]);
 }
 
-static void null_and_zero_mean_default(void **state) {
+static void an_eps_of_zero_adds_nothing(void **state) {
     (void)state;
     TN_SCOPE;
-    assert_size(tn_conv2d(images(), kernel(), NULL, NULL), 4, 4);
-    assert_size(tn_conv2d(images(), kernel(), NULL, &(tn_conv2d_options){0}), 4, 4);
-    assert_size(tn_max_pool2d(images(), (int64_t[]){3, 2}, NULL), 2, 3);
+    tn_tensor *x = tn_from_data((float[]){-1e-4f, 1e-4f}, TN_DIMS(1, 2), TN_F32);
+    tn_layer_norm_options layer = TN_LAYER_NORM_DEFAULTS;
+    layer.eps = 0;
+    assert_numbers(tn_layer_norm(x, TN_DIMS(2), NULL, NULL, &layer), (double[]){-1, 1}, 2, 1e-6);
+    tn_rms_norm_options rms = TN_RMS_NORM_DEFAULTS;
+    rms.eps = 0;
+    assert_numbers(tn_rms_norm(x, TN_DIMS(2), NULL, &rms), (double[]){-1, 1}, 2, 1e-6);
 }
 
-/* Of a stride the second item is the first unless given; of a padding, whose default is 0, it is 0. */
-static void lists_fill_up_from_defaults_other_than_zero(void **state) {
+static void a_beta_of_zero_is_the_l1_loss(void **state) {
     (void)state;
     TN_SCOPE;
-    assert_size(tn_conv2d(images(), kernel(), NULL, &(tn_conv2d_options){.stride = {2}}), 2, 2);
-    assert_size(tn_conv2d(images(), kernel(), NULL, &(tn_conv2d_options){.stride = {2, 1}}), 2, 4);
-    assert_size(tn_conv2d(images(), kernel(), NULL, &(tn_conv2d_options){.padding = {1}}), 6, 4);
-    assert_size(tn_conv2d(images(), kernel(), NULL, &(tn_conv2d_options){.padding = {0, 1}}), 4, 6);
+    tn_tensor *x = tn_from_data((float[]){-0.5f, 2}, TN_DIMS(2), TN_F32);
+    tn_smooth_l1_loss_options o = TN_SMOOTH_L1_LOSS_DEFAULTS;
+    o.beta = 0;
+    tn_tensor *loss = tn_smooth_l1_loss(x, tn_zeros_like(x), TN_REDUCTION_NONE, &o);
+    assert_numbers(loss, (double[]){0.5, 2}, 2, 0);
 }
 
-static void a_shorter_struct_is_an_older_one(void **state) {
+static void a_scale_of_zero_weighs_all_keys_alike(void **state) {
     (void)state;
     TN_SCOPE;
-    tn_conv2d_options o = {.stride = {2, 2}, .padding = {1, 1}};
-    o.struct_size = offsetof(tn_conv2d_options, padding);
-    assert_size(tn_conv2d(images(), kernel(), NULL, &o), 2, 2);
-    o.struct_size = sizeof o;
-    assert_size(tn_conv2d(images(), kernel(), NULL, &o), 3, 3);
+    tn_tensor *x = tn_from_data((float[]){1, 5, 3, -1}, TN_DIMS(2, 2), TN_F32);
+    tn_scaled_dot_product_attention_options o = TN_SCALED_DOT_PRODUCT_ATTENTION_DEFAULTS;
+    o.scale = 0;
+    assert_numbers(tn_scaled_dot_product_attention(x, x, x, NULL, &o), (double[]){2, 2, 2, 2}, 4, 1e-6);
 }
 
 static void the_class_to_ignore_may_be_any(void **state) {
@@ -48,20 +449,96 @@ static void the_class_to_ignore_may_be_any(void **state) {
     tn_tensor *logits = tn_from_data((float[]){0, 1, 2, 5, 0, 0}, TN_DIMS(2, 3), TN_F32);
     tn_tensor *target = tn_from_data((int64_t[]){0, 2}, TN_DIMS(2), TN_I64);
     double first = -log(1.0 / (1.0 + exp(1.0) + exp(2.0))), second = -log(1.0 / (exp(5.0) + 2.0));
-    tn_cross_entropy_options o = {0};
+    tn_cross_entropy_options o = TN_CROSS_ENTROPY_DEFAULTS;
     assert_true(fabs(tn_item(tn_cross_entropy(logits, target, NULL, &o)) - (first + second) / 2) < 1e-5);
     o.ignore_index = 2;
     assert_true(fabs(tn_item(tn_cross_entropy(logits, target, NULL, &o)) - first) < 1e-5);
-    o = (tn_cross_entropy_options){.ignore_zero = true};
+    o.ignore_index = 0;
     assert_true(fabs(tn_item(tn_cross_entropy(logits, target, NULL, &o)) - second) < 1e-5);
+}
+
+/* Weights of a linear layer after one step on the loss sum(3·weight). */
+static void after_a_step(tn_status (*make)(tn_module *, const void *, tn_optimizer **), const void *options,
+                         double expected) {
+    tn_module *root = tn_module_root();
+    tn_optimizer *o;
+    float weight;
+    TN_SCOPE;
+    tn_tensor *w = tn_module_add_parameter(root, "w", tn_full(TN_DIMS(1), 1, TN_F32));
+    assert_ok(make(root, options, &o));
+    assert_ok(tn_minimize(o, tn_sum(tn_mul_scalar(w, 3), TN_ALL, false)));
+    assert_ok(tn_read(w, &weight, sizeof weight));
+    if (!(fabs(weight - expected) < 1e-6)) fail_msg("the weight is %.9g, not %.9g", (double)weight, expected);
+    tn_optimizer_free(o);
+    tn_module_free(root);
+}
+
+static void optimizers_take_zeros(void **state) {
+    (void)state;
+    tn_sgd_options sgd = TN_SGD_DEFAULTS;
+    after_a_step(new_sgd, &sgd, 1 - 3e-3);
+    sgd.lr = 0;
+    after_a_step(new_sgd, &sgd, 1);
+    sgd.lr = 0.1;
+    sgd.max_grad_norm = 0;
+    after_a_step(new_sgd, &sgd, 1);
+    tn_adam_options adam = TN_ADAM_DEFAULTS;
+    adam.lr = 0;
+    after_a_step(new_adam, &adam, 1);
+    adam.lr = 0.1;
+    adam.beta1 = adam.beta2 = adam.eps = 0; /* the sign of the gradient */
+    after_a_step(new_adam, &adam, 0.9);
+    tn_adam_options adamw = TN_ADAMW_DEFAULTS;
+    adamw.lr = 0.1;
+    after_a_step(new_adamw, &adamw, 0.9 - 1e-3);
+    adamw.weight_decay = 0;
+    after_a_step(new_adamw, &adamw, 0.9);
+}
+
+static void a_momentum_of_zero_keeps_the_running_statistics(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_module *root = tn_module_root();
+    tn_nn_norm_options o = TN_NN_NORM_DEFAULTS;
+    o.momentum = 0;
+    tn_module *norm = tn_nn_batch_norm2d(root, "norm", 2, &o);
+    assert_ok(tn_status_of(tn_forward(norm, ramp(TN_DIMS(2, 2, 3, 3)))));
+    assert_numbers(tn_module_variable(root, "norm.running_mean"), (double[]){0, 0}, 2, 0);
+    tn_module_free(root);
+}
+
+static void a_time_of_zero_is_1970(void **state) {
+    (void)state;
+    static const char source[] = "{{ strftime_now('%Y') }}";
+    tn_template_options o = TN_TEMPLATE_DEFAULTS;
+    tn_template *t;
+    tn_bytes out = {0};
+    o.now = 43200; /* noon, the same year in every time zone */
+    assert_ok(tn_template_new(source, sizeof source - 1, &t));
+    assert_ok(tn_template_render(t, NULL, 0, &o, &out));
+    assert_string_equal(out.data, "1970");
+    out.size = 0;
+    o.now = 0;
+    assert_ok(tn_template_render(t, NULL, 0, &o, &out));
+    assert_true(!strcmp(out.data, "1970") || !strcmp(out.data, "1969"));
+    tn_bytes_free(&out);
+    tn_template_free(t);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(null_and_zero_mean_default),
-        cmocka_unit_test(lists_fill_up_from_defaults_other_than_zero),
-        cmocka_unit_test(a_shorter_struct_is_an_older_one),
+        cmocka_unit_test(what_was_not_started_from_the_initialiser_is_refused),
+        cmocka_unit_test(what_is_newer_than_the_library_is_refused),
+        cmocka_unit_test(the_initialiser_is_what_null_means),
+        cmocka_unit_test(fields_that_an_older_program_lacks_have_their_defaults),
+        cmocka_unit_test(every_struct_of_the_headers_is_in_the_table),
+        cmocka_unit_test(an_eps_of_zero_adds_nothing),
+        cmocka_unit_test(a_beta_of_zero_is_the_l1_loss),
+        cmocka_unit_test(a_scale_of_zero_weighs_all_keys_alike),
         cmocka_unit_test(the_class_to_ignore_may_be_any),
+        cmocka_unit_test(optimizers_take_zeros),
+        cmocka_unit_test(a_momentum_of_zero_keeps_the_running_statistics),
+        cmocka_unit_test(a_time_of_zero_is_1970),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -7,7 +7,8 @@
 
 static tn_device *open_far(tn_fallback fallback, far_nature nature) {
     far_nature_now = nature;
-    tn_device_options o = {.struct_size = sizeof o, .fallback = fallback};
+    tn_device_options o = TN_DEVICE_DEFAULTS;
+    o.fallback = fallback;
     tn_device *d = far_open(0, &o);
     assert_ok(tn_set_current_device(d));
     return d;
@@ -219,7 +220,8 @@ static void train(tn_device *device, tn_dtype dtype, double loss[STEPS], const c
     tn_free(first);
     tn_free(zeros);
     assert_ok(tn_module_status(root));
-    tn_adam_options adam = {.struct_size = sizeof adam, .lr = 0.05};
+    tn_adam_options adam = TN_ADAM_DEFAULTS;
+    adam.lr = 0.05;
     tn_optimizer *optimizer = NULL;
     assert_ok(tn_optimizer_adam(root, &adam, &optimizer));
     for (int step = 0; step < STEPS; step++)
@@ -231,7 +233,9 @@ static void train(tn_device *device, tn_dtype dtype, double loss[STEPS], const c
             assert_ok(tn_minimize(optimizer, l));
             loss[step] = tn_item(l);
         }
-    tn_checkpoint c = {.struct_size = sizeof c, .model = root, .optimizer = optimizer};
+    tn_checkpoint c = TN_CHECKPOINT_DEFAULTS;
+    c.model = root;
+    c.optimizer = optimizer;
     assert_ok(tn_checkpoint_save(save, &c));
     tn_optimizer_free(optimizer);
     tn_module_free(root);
@@ -324,7 +328,8 @@ static void what_one_device_cannot_the_next_one_does(void **state) {
     tn_device_close(far_open(0, NULL)); /* the driver is registered */
     job j = {0};
     tn_try_report r = {.struct_size = sizeof r};
-    tn_device_options silent = {.struct_size = sizeof silent, .fallback = TN_FALLBACK_SILENT};
+    tn_device_options silent = TN_DEVICE_DEFAULTS;
+    silent.fallback = TN_FALLBACK_SILENT;
     tn_device *before = tn_current_device();
     assert_ok(tn_try((const char *[]){"far:7", "far:1", "far", "cpu"}, 4, &silent, wide_mean, &j, &r));
     assert_float_equal(j.result, 3, 0);
@@ -361,7 +366,8 @@ static void each_failure_is_said_unless_asked_not_to(void **state) {
 static void when_none_does_it_all_reasons_are_told(void **state) {
     (void)state;
     far_nature_now = (far_nature){.no_f64 = true};
-    tn_device_options silent = {.struct_size = sizeof silent, .fallback = TN_FALLBACK_SILENT};
+    tn_device_options silent = TN_DEVICE_DEFAULTS;
+    silent.fallback = TN_FALLBACK_SILENT;
     job j = {0};
     tn_try_report r = {.struct_size = sizeof r};
     assert_int_equal(tn_try((const char *[]){"far:0", "far:1"}, 2, &silent, wide_mean, &j, &r), TN_ERR_UNSUPPORTED);
@@ -370,7 +376,8 @@ static void when_none_does_it_all_reasons_are_told(void **state) {
     assert_string_equal(r.ran, "");
     assert_int_equal(r.attempt_count, 2);
     /* strict: the first alone; a fault of the work's own ends it; the same device is not asked twice */
-    tn_device_options strict = {.struct_size = sizeof strict, .fallback = TN_FALLBACK_STRICT};
+    tn_device_options strict = TN_DEVICE_DEFAULTS;
+    strict.fallback = TN_FALLBACK_STRICT;
     j = (job){0};
     assert_int_equal(tn_try((const char *[]){"far:0", "cpu"}, 2, &strict, wide_mean, &j, NULL), TN_ERR_UNSUPPORTED);
     assert_int_equal(j.calls, 1);

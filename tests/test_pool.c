@@ -8,11 +8,11 @@
 enum { KIB = 1 << 10, MIB = 1 << 20 };
 
 static tn_device *open_far(size_t initial, size_t growth, size_t most) {
-    tn_device_options o = {.struct_size = sizeof o,
-                           .fallback = TN_FALLBACK_STRICT,
-                           .pool_initial = initial,
-                           .pool_growth = growth,
-                           .pool_max = most};
+    tn_device_options o = TN_DEVICE_DEFAULTS;
+    o.fallback = TN_FALLBACK_STRICT;
+    o.pool_initial = initial;
+    o.pool_growth = growth;
+    o.pool_max = most;
     return far_open(0, &o);
 }
 

@@ -31,7 +31,8 @@ static struct {
 /* A device for one try. It must be the only one in the process: kernels live as long as their device. */
 static tn_device *begin(void) {
     tn_device *device = NULL;
-    tn_device_options silent = {.struct_size = sizeof silent, .fallback = TN_FALLBACK_SILENT};
+    tn_device_options silent = TN_DEVICE_DEFAULTS;
+    silent.fallback = TN_FALLBACK_SILENT;
     far_nature_now = (far_nature){.no_f64 = place.shares};
     if (place.far)
         device = far_open(0, &silent);

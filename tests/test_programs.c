@@ -162,14 +162,16 @@ static void check_on(tn_device *d, int count) {
 static void programs_equal_the_oracle_on_memory_that_is_not_the_hosts(void **state) {
     (void)state;
     far_nature_now = (far_nature){0};
-    tn_device_options o = {.struct_size = sizeof o, .fallback = TN_FALLBACK_SILENT};
+    tn_device_options o = TN_DEVICE_DEFAULTS;
+    o.fallback = TN_FALLBACK_SILENT;
     check_on(far_open(0, &o), programs() / 8);
 }
 
 /* What the device lacks, the host computes in the middle of the device's plan. */
 static void programs_equal_the_oracle_on_a_device_that_lacks_types(void **state) {
     (void)state;
-    tn_device_options o = {.struct_size = sizeof o, .fallback = TN_FALLBACK_SILENT};
+    tn_device_options o = TN_DEVICE_DEFAULTS;
+    o.fallback = TN_FALLBACK_SILENT;
     far_nature_now = (far_nature){.no_f64 = true, .no_i64 = true};
     check_on(far_open(1, &o), programs() / 8);
     far_nature_now = (far_nature){0};
@@ -179,7 +181,8 @@ static void programs_equal_the_oracle_on_a_device_that_lacks_types(void **state)
 static void programs_equal_the_oracle_on_the_device_that_is_named(void **state) {
     (void)state;
     const char *name = getenv("TRUNNION_DEVICE");
-    tn_device_options o = {.struct_size = sizeof o, .fallback = TN_FALLBACK_STRICT};
+    tn_device_options o = TN_DEVICE_DEFAULTS;
+    o.fallback = TN_FALLBACK_STRICT;
     tn_device *d = NULL;
     if (!name || !name[0]) skip();
     assert_ok(tn_device_open(name, &o, NULL, &d));

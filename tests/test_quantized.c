@@ -388,7 +388,8 @@ static void devices_without_kernels_do_it_by_definition(void **state) {
               *c = tn_reshape(floats_of(5, 12, 2), TN_DIMS(5, 1, 12));
     tn_tensor *s = tn_reshape(floats_of(5, 12, 3), TN_DIMS(5, 1, 12));
     for (int k = 0; k < 2; k++) {
-        tn_rope_options o = {.interleaved = k == 1};
+        tn_rope_options o = TN_ROPE_DEFAULTS;
+        o.interleaved = k == 1;
         tn_tensor *kernel = tn_rope(x, c, s, &o), *lowered;
         assert_ok(tn_eval(&kernel, 1));
         device->is_cpu = false;

@@ -19,7 +19,8 @@ static const char *names[] = {"cpu", "far", "async", "opencl"};
 enum { OPENCL = 3 };
 
 static int open_devices(void **state) {
-    tn_device_options o = {.struct_size = sizeof o, .fallback = TN_FALLBACK_STRICT};
+    tn_device_options o = TN_DEVICE_DEFAULTS;
+    o.fallback = TN_FALLBACK_STRICT;
     if (make_scratch(state) != 0 || tn_device_open("cpu", &o, NULL, &devices[0]) != TN_OK) return -1;
     devices[1] = far_open(0, NULL);
     devices[2] = async_open(0, NULL);

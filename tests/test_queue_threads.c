@@ -15,8 +15,10 @@ static tn_device *devices[MOST_DEVICES];
 static const char *const names[] = {"cpu", "far", "async"};
 
 static int open_devices(void **state) {
-    tn_device_options o = {.struct_size = sizeof o, .fallback = TN_FALLBACK_STRICT};
-    tn_device_options s = {.struct_size = sizeof s, .fallback = TN_FALLBACK_SILENT};
+    tn_device_options o = TN_DEVICE_DEFAULTS;
+    o.fallback = TN_FALLBACK_STRICT;
+    tn_device_options s = TN_DEVICE_DEFAULTS;
+    s.fallback = TN_FALLBACK_SILENT;
     if (make_scratch(state) != 0 || tn_device_open("cpu", &o, NULL, &devices[0]) != TN_OK) return -1;
     devices[1] = far_open(0, &s);
     devices[2] = async_open(0, &s);

@@ -19,7 +19,8 @@ enum { POINTS = 1000 };
 static const tn_driver *driver; /* wrapped; NULL: not here */
 
 static int use(const tn_driver *inner, const char *id) {
-    tn_device_options o = {.struct_size = sizeof o, .fallback = TN_FALLBACK_STRICT};
+    tn_device_options o = TN_DEVICE_DEFAULTS;
+    o.fallback = TN_FALLBACK_STRICT;
     tn_device *d;
     driver = NULL;
     wrap_reset();
@@ -55,7 +56,8 @@ static int use_far(void **state) {
 }
 
 static tn_device *open_wrapped(void) {
-    tn_device_options o = {.struct_size = sizeof o, .fallback = TN_FALLBACK_STRICT};
+    tn_device_options o = TN_DEVICE_DEFAULTS;
+    o.fallback = TN_FALLBACK_STRICT;
     tn_device *d = NULL;
     assert_ok(tn_device_open(driver->name, &o, NULL, &d));
     return d;
@@ -501,7 +503,8 @@ static void lists_run_again_with_other_buffers(void **state) {
 
 /* Opens the device, loads a kernel, launches it alone and in a list. */
 static tn_status all_of_it(const scale *s) {
-    tn_device_options o = {.struct_size = sizeof o, .fallback = TN_FALLBACK_STRICT};
+    tn_device_options o = TN_DEVICE_DEFAULTS;
+    o.fallback = TN_FALLBACK_STRICT;
     tn_device *d = NULL;
     tn_kernel *k = NULL;
     tn_buffer *b = NULL;

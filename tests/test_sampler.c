@@ -6,9 +6,18 @@
 #include "text/common.h"
 #include "trunnion/text.h"
 
+static tn_sampler_options draw(double temperature, int32_t top_k, double top_p, double min_p, uint64_t seed) {
+    tn_sampler_options o = TN_SAMPLER_DEFAULTS;
+    o.temperature = temperature;
+    o.top_k = top_k;
+    o.top_p = top_p;
+    o.min_p = min_p;
+    o.seed = seed;
+    return o;
+}
+
 static tn_sampler *make(tn_sampler_options o) {
     tn_sampler *s;
-    o.struct_size = sizeof o;
     assert_ok(tn_sampler_new(&o, &s));
     return s;
 }
@@ -36,7 +45,10 @@ static void greedy_takes_the_first_of_the_greatest(void **state) {
 static void the_penalty_counts_each_recent_token_once(void **state) {
     (void)state;
     const float logits[] = {4, 3.5f, -1, -1.5f};
-    tn_sampler *s = make((tn_sampler_options){.repeat_penalty = 2, .repeat_window = 2});
+    tn_sampler_options o = TN_SAMPLER_DEFAULTS;
+    o.repeat_penalty = 2;
+    o.repeat_window = 2;
+    tn_sampler *s = make(o);
     tn_sampler_accept(s, 0);
     tn_sampler_accept(s, 0); /* 4 becomes 2 and not 1 */
     assert_int_equal(pick(s, logits, 4), 1);
@@ -69,9 +81,9 @@ static void expected(const tn_sampler_options *o, const float *logits, int n, do
     int kept = o->top_k > 0 && o->top_k < n ? o->top_k : n;
     for (int r = 0; r < kept; r++)
         total += p[order[r]] = exp((logits[order[r]] - greatest) / o->temperature);
-    if (o->top_p > 0 && o->top_p < 1) {
-        double sum = 0, wanted = o->top_p * total;
-        int r = 0;
+    if (o->top_p < 1) {
+        double sum = p[order[0]], wanted = o->top_p * total;
+        int r = 1;
         while (r < kept && sum < wanted)
             sum += p[order[r++]];
         for (int rest = r; rest < kept; rest++)
@@ -120,20 +132,12 @@ static void draws_follow(tn_sampler_options o, const float *logits, int n) {
 
 static void draws_follow_the_distribution_of_every_setting(void **state) {
     (void)state;
-    static const tn_sampler_options settings[] = {
-        {.temperature = 1, .seed = 1},
-        {.temperature = 0.5, .seed = 2},
-        {.temperature = 2.5, .seed = 3},
-        {.temperature = 1, .top_k = 1, .seed = 4},
-        {.temperature = 1, .top_k = 7, .seed = 5},
-        {.temperature = 1, .top_k = 10000, .seed = 6},
-        {.temperature = 1, .top_p = 0.5, .seed = 7},
-        {.temperature = 3, .top_p = 0.95, .seed = 8},
-        {.temperature = 3, .top_p = 0.999999, .seed = 9},
-        {.temperature = 1, .min_p = 0.1, .seed = 10},
-        {.temperature = 1, .min_p = 1, .seed = 11},
-        {.temperature = 0.8, .top_k = 40, .top_p = 0.9, .min_p = 0.05, .seed = 12},
-        {.temperature = 8, .top_k = 400, .top_p = 0.9, .min_p = 0.01, .seed = 13},
+    const tn_sampler_options settings[] = {
+        draw(1, 0, 1, 0, 1),         draw(0.5, 0, 1, 0, 2),          draw(2.5, 0, 1, 0, 3),
+        draw(1, 1, 1, 0, 4),         draw(1, 7, 1, 0, 5),            draw(1, 10000, 1, 0, 6),
+        draw(1, 0, 0.5, 0, 7),       draw(3, 0, 0.95, 0, 8),         draw(3, 0, 0.999999, 0, 9),
+        draw(1, 0, 1, 0.1, 10),      draw(1, 0, 1, 1, 11),           draw(0.8, 40, 0.9, 0.05, 12),
+        draw(8, 400, 0.9, 0.01, 13), draw(1, 0, 0, 0, 14), /* top_p 0: only the likeliest */
     };
     float logits[MOST];
     uint32_t random = 12345;
@@ -149,8 +153,8 @@ static void draws_follow_the_distribution_of_every_setting(void **state) {
 static void a_tie_at_the_border_keeps_the_lower_ids(void **state) {
     (void)state;
     const float logits[] = {0, 2, 2, 2, 1};
-    draws_follow((tn_sampler_options){.temperature = 1, .top_k = 2, .seed = 3}, logits, 5);
-    draws_follow((tn_sampler_options){.temperature = 1, .top_p = 0.5, .seed = 4}, logits, 5);
+    draws_follow(draw(1, 2, 1, 0, 3), logits, 5);
+    draws_follow(draw(1, 0, 0.5, 0, 4), logits, 5);
 }
 
 static void a_flat_distribution_survives_top_p(void **state) {
@@ -158,7 +162,7 @@ static void a_flat_distribution_survives_top_p(void **state) {
     enum { MANY = 100000 };
     float *logits = calloc(MANY, sizeof *logits);
     assert_non_null(logits);
-    tn_sampler *s = make((tn_sampler_options){.temperature = 1, .top_p = 0.5, .seed = 1});
+    tn_sampler *s = make(draw(1, 0, 0.5, 0, 1));
     for (int i = 0; i < 5; i++)
         assert_true(pick(s, logits, MANY) < MANY / 2); /* the lower ids of the ties */
     tn_sampler_free(s);
@@ -168,7 +172,7 @@ static void a_flat_distribution_survives_top_p(void **state) {
 static void an_infinite_logit_wins(void **state) {
     (void)state;
     const float logits[] = {1, INFINITY, 3};
-    tn_sampler *s = make((tn_sampler_options){.temperature = 1});
+    tn_sampler *s = make(draw(1, 0, 1, 0, 0));
     for (int i = 0; i < 20; i++)
         assert_int_equal(pick(s, logits, 3), 1);
     tn_sampler_free(s);
@@ -177,7 +181,7 @@ static void an_infinite_logit_wins(void **state) {
 static void a_tiny_temperature_is_greedy(void **state) {
     (void)state;
     const float logits[] = {1, 1.0001f, -3};
-    tn_sampler *s = make((tn_sampler_options){.temperature = 1e-300});
+    tn_sampler *s = make(draw(1e-300, 0, 1, 0, 0));
     for (int i = 0; i < 20; i++)
         assert_int_equal(pick(s, logits, 3), 1);
     tn_sampler_free(s);
@@ -189,8 +193,8 @@ static void the_same_seed_draws_the_same(void **state) {
     int32_t first[32];
     for (uint64_t seed = 0; seed < 3; seed++) {
         int same = 0;
-        tn_sampler *a = make((tn_sampler_options){.temperature = 1, .seed = seed});
-        tn_sampler *b = make((tn_sampler_options){.temperature = 1, .seed = seed});
+        tn_sampler *a = make(draw(1, 0, 1, 0, seed));
+        tn_sampler *b = make(draw(1, 0, 1, 0, seed));
         for (int i = 0; i < 32; i++) {
             int32_t id = pick(a, logits, 64);
             assert_int_equal(pick(b, logits, 64), id);
@@ -207,30 +211,24 @@ static void the_same_seed_draws_the_same(void **state) {
 
 static void options_out_of_range_are_refused(void **state) {
     (void)state;
+    enum { SIZE = TN_OPTIONS_SIZE(tn_sampler_options, seed) };
     static const tn_sampler_options wrong[] = {
-        {.temperature = -1},
-        {.temperature = NAN},
-        {.temperature = INFINITY},
-        {.top_k = -1},
-        {.top_p = 1.5},
-        {.top_p = NAN},
-        {.min_p = -0.1},
-        {.repeat_penalty = -1},
-        {.repeat_penalty = 1e-50},
-        {.repeat_penalty = 1e50},
-        {.repeat_window = -1},
-        {.repeat_window = INT32_MAX},
+        {SIZE, -1, 0, 1, 0, 1, 64, 0},       {SIZE, NAN, 0, 1, 0, 1, 64, 0}, {SIZE, INFINITY, 0, 1, 0, 1, 64, 0},
+        {SIZE, 0, -1, 1, 0, 1, 64, 0},       {SIZE, 0, 0, 1.5, 0, 1, 64, 0}, {SIZE, 0, 0, NAN, 0, 1, 64, 0},
+        {SIZE, 0, 0, 1, -0.1, 1, 64, 0},     {SIZE, 0, 0, 1, 0, -1, 64, 0},  {SIZE, 0, 0, 1, 0, 0, 64, 0},
+        {SIZE, 0, 0, 1, 0, 1e-50, 64, 0},    {SIZE, 0, 0, 1, 0, 1e50, 64, 0}, {SIZE, 0, 0, 1, 0, 1, -1, 0},
+        {SIZE, 0, 0, 1, 0, 1, INT32_MAX, 0},
     };
     for (size_t i = 0; i < TN_COUNT(wrong); i++) {
         tn_sampler_options o = wrong[i];
         tn_sampler *s;
-        o.struct_size = sizeof o;
         assert_int_equal(tn_sampler_new(&o, &s), TN_ERR_ARGUMENT);
         assert_null(s);
         assert_text_has(tn_error(), "sampler: ");
     }
     tn_sampler *s;
-    assert_int_equal(tn_sampler_new(&(tn_sampler_options){0}, &s), TN_ERR_ARGUMENT);
+    tn_sampler_options options = {0};
+    assert_int_equal(tn_sampler_new(&options, &s), TN_ERR_ARGUMENT);
     assert_int_equal(tn_sampler_new(NULL, NULL), TN_ERR_ARGUMENT);
 }
 
@@ -238,7 +236,7 @@ static void logits_without_a_choice_are_refused(void **state) {
     (void)state;
     const float with_nan[] = {1, NAN, 2}, hopeless[] = {-INFINITY, -INFINITY};
     int32_t id;
-    tn_sampler *s = make((tn_sampler_options){.temperature = 1});
+    tn_sampler *s = make(draw(1, 0, 1, 0, 0));
     assert_int_equal(tn_sampler_pick(s, with_nan, 3, &id), TN_ERR_ARGUMENT);
     assert_text_has(tn_error(), "token 1");
     assert_int_equal(tn_sampler_pick(s, hopeless, 2, &id), TN_ERR_ARGUMENT);
@@ -250,7 +248,8 @@ static void logits_without_a_choice_are_refused(void **state) {
 static void failed_allocations_leave_nothing_behind(void **state) {
     (void)state;
     const float logits[] = {1, 2, 3};
-    const tn_sampler_options o = {.struct_size = sizeof o, .temperature = 1};
+    tn_sampler_options o = TN_SAMPLER_DEFAULTS;
+    o.temperature = 1;
     int64_t before = tn_txt_live_blocks();
     for (int64_t n = 1;; n++) {
         tn_sampler *s;

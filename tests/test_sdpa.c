@@ -285,7 +285,8 @@ static tn_tensor *random_tensor(const int64_t *of, int rank, int swap, tn_dtype 
 
 /* A loss, and the gradients of the inputs; `again`: those of the sum of squares of the gradients. */
 static void run_call(const call *c, tn_dtype dtype, bool again, tn_tensor *out[INPUTS]) {
-    tn_scaled_dot_product_attention_options o = {.struct_size = sizeof o, .is_causal = c->causal};
+    tn_scaled_dot_product_attention_options o = TN_SCALED_DOT_PRODUCT_ATTENTION_DEFAULTS;
+    o.is_causal = c->causal;
     tn_tensor *in[3] = {random_tensor(c->q, c->rank, 0, dtype, 1), random_tensor(c->k, c->rank, 1, dtype, 2),
                         random_tensor(c->v, c->rank, 0, dtype, 3)};
     for (int i = 0; i < 3; i++)
@@ -372,7 +373,8 @@ static void compare(way how, const tn_tensor *want, const tn_tensor *got) {
 
 static void check_way(way how) {
     static const int64_t dims[] = {3, 40, 16};
-    tn_scaled_dot_product_attention_options o = {.struct_size = sizeof o, .is_causal = how == MASKED || how == FILLED};
+    tn_scaled_dot_product_attention_options o = TN_SCALED_DOT_PRODUCT_ATTENTION_DEFAULTS;
+    o.is_causal = how == MASKED || how == FILLED;
     tn_tensor *in[3], *y[2], *grads[2][3], *weights = NULL;
     for (int i = 0; i < 3; i++) {
         in[i] = random_tensor(dims, 3, 0, TN_F32, (uint64_t)i + 1);

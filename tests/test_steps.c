@@ -39,14 +39,17 @@ static tn_tensor *as_picture(const tn_tensor *x) {
 static tn_tensor *of_picture(const tn_tensor *x) { return tn_mean(x, TN_DIMS(2, 3), false); }
 
 static void convolution(tn_module *net) {
-    tn_nn_conv2d_options same = {.struct_size = sizeof same, .padding = 1};
+    tn_nn_conv2d_options same = TN_NN_CONV2D_DEFAULTS;
+    same.padding = 1;
     tn_nn_function(net, "picture", as_picture);
     tn_nn_conv2d(net, "layer", FEATURES, FEATURES, 3, &same);
     tn_nn_function(net, "mean", of_picture);
 }
 
 static void batch_norm(tn_module *net) {
-    tn_nn_conv2d_options same = {.struct_size = sizeof same, .padding = 1, .no_bias = true};
+    tn_nn_conv2d_options same = TN_NN_CONV2D_DEFAULTS;
+    same.padding = 1;
+    same.bias = false;
     tn_nn_function(net, "picture", as_picture);
     tn_nn_conv2d(net, "conv", FEATURES, FEATURES, 3, &same);
     tn_nn_batch_norm2d(net, "layer", FEATURES, NULL);
@@ -138,8 +141,10 @@ static const struct {
 /* ---- optimisers -------------------------------------------------------------------------------------------------- */
 
 static tn_status sgd(tn_module *net, tn_optimizer **o) {
-    return tn_optimizer_sgd(net, &(tn_sgd_options){.struct_size = sizeof(tn_sgd_options), .lr = 1e-3, .momentum = 0.9},
-                            o);
+    tn_sgd_options options = TN_SGD_DEFAULTS;
+    options.lr = 1e-3;
+    options.momentum = 0.9;
+    return tn_optimizer_sgd(net, &options, o);
 }
 static tn_status adam(tn_module *net, tn_optimizer **o) { return tn_optimizer_adam(net, NULL, o); }
 static tn_status adamw(tn_module *net, tn_optimizer **o) { return tn_optimizer_adamw(net, NULL, o); }

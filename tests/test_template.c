@@ -66,10 +66,8 @@ static bool case_agrees(const tn_json *root, const tn_json *c, tn_str *json) {
     assert_non_null(variables);
     json_of(variables, json);
 
-    const tn_template_options o = {
-        .struct_size = sizeof o,
-        .now = tn_json_int(tn_json_get(tn_json_get(root, "provenance"), "now"), 0),
-    };
+    tn_template_options o = TN_TEMPLATE_DEFAULTS;
+    o.now = tn_json_int(tn_json_get(tn_json_get(root, "provenance"), "now"), 0);
     const char *want = tn_json_string(tn_json_get(c, "text"), NULL);
     tn_status status;
     tn_bytes out = render(source, tn_str_text(json), &o, &status);
@@ -108,14 +106,14 @@ static void every_case_agrees_with_jinja(void **state) {
 static tn_tokenizer *small_tokenizer(void) {
     static const tn_text_slice tokens[] = {{"<s>", 3}, {"</s>", 4}, {"a", 1}};
     static const int32_t types[] = {TN_TOKEN_CONTROL, TN_TOKEN_CONTROL, TN_TOKEN_NORMAL};
-    const tn_vocabulary v = {
-        .struct_size = sizeof v,
-        .model = "gpt2",
-        .count = 3,
-        .tokens = tokens,
-        .types = types,
-        .special = {0, 1, -1, -1, -1, -1},
-    };
+    tn_vocabulary v = TN_VOCABULARY_DEFAULTS;
+    v.model = "gpt2";
+    v.count = 3;
+    v.tokens = tokens;
+    v.types = types;
+    v.special[0] = 0;
+    v.special[1] = 1;
+    v.add_bos = v.add_eos = v.add_space_prefix = 0;
     tn_tokenizer *t;
     assert_ok(tn_tokenizer_new(&v, &t));
     return t;
@@ -128,20 +126,18 @@ static void a_conversation_is_rendered(void **state) {
     tn_template *t =
         compile("{{ bos_token }}{% for m in messages %}[{{ m.role }}: {{ m.content }}]{% endfor %}"
                 "{% if add_generation_prompt %}>{% endif %}{{ tools is none }}{{ unk_token is defined }}{{ extra }}");
-    tn_chat chat = {
-        .struct_size = sizeof chat,
-        .messages = messages,
-        .count = 2,
-        .add_generation_prompt = true,
-        .tokenizer = tokenizer,
-        .variables = "{\"extra\": 5}",
-    };
+    tn_chat chat = TN_CHAT_DEFAULTS;
+    chat.messages = messages;
+    chat.count = 2;
+    chat.add_generation_prompt = true;
+    chat.tokenizer = tokenizer;
+    chat.variables = "{\"extra\": 5}";
     tn_bytes out = {0};
     assert_ok(tn_bytes_append(&out, "before ", 7));
     assert_ok(tn_template_chat(t, &chat, NULL, &out));
     assert_string_equal(out.data, "before <s>[system: be \"brief\"][user: hi\n\xff]>TrueFalse5");
 
-    chat = (tn_chat){.struct_size = sizeof chat};
+    chat = (tn_chat)TN_CHAT_DEFAULTS;
     out.size = 0;
     assert_ok(tn_template_chat(t, &chat, NULL, &out));
     assert_string_equal(out.data, "TrueFalse");
@@ -152,10 +148,13 @@ static void a_conversation_is_rendered(void **state) {
     assert_string_equal(out.data, "[tool: 1]TrueFalse");
 
     const tn_chat_message half[] = {{"user", NULL}};
-    chat = (tn_chat){.struct_size = sizeof chat, .messages = half, .count = 1};
+    chat = (tn_chat)TN_CHAT_DEFAULTS;
+    chat.messages = half;
+    chat.count = 1;
     assert_int_equal(tn_template_chat(t, &chat, NULL, &out), TN_ERR_ARGUMENT);
     assert_int_equal(tn_template_chat(t, NULL, NULL, &out), TN_ERR_ARGUMENT);
-    assert_int_equal(tn_template_chat(t, &(tn_chat){0}, NULL, &out), TN_ERR_ARGUMENT);
+    tn_chat o = {0};
+    assert_int_equal(tn_template_chat(t, &o, NULL, &out), TN_ERR_ARGUMENT);
     tn_bytes_free(&out);
     tn_template_free(t);
     tn_template_free(NULL);
@@ -220,7 +219,9 @@ static void endless_templates_are_stopped(void **state) {
         "{% set x = 'a' * 1000000 %}{% for i in range(99999) %}{% if x[:-1] == x[1:] %}{% endif %}{% endfor %}",
         "{% set x = 'a' * 1000000 %}{% for i in range(99999) %}{{ x | length }}{{ x | lower | length }}{% endfor %}",
     };
-    const tn_template_options o = {.struct_size = sizeof o, .max_steps = 1000000, .max_memory = 32 << 20};
+    tn_template_options o = TN_TEMPLATE_DEFAULTS;
+    o.max_steps = 1000000;
+    o.max_memory = 32 << 20;
     for (size_t i = 0; i < TN_COUNT(endless); i++) {
         tn_status status;
         tn_bytes out = render(endless[i], "{}", &o, &status);
@@ -319,7 +320,8 @@ static void wrong_arguments_are_refused(void **state) {
     assert_ok(tn_template_new(NULL, 0, &t));
     assert_ok(tn_template_render(t, NULL, 0, NULL, &out));
     assert_string_equal(out.data, "");
-    assert_int_equal(tn_template_render(t, NULL, 0, &(tn_template_options){0}, &out), TN_ERR_ARGUMENT);
+    tn_template_options o = {0};
+    assert_int_equal(tn_template_render(t, NULL, 0, &o, &out), TN_ERR_ARGUMENT);
     assert_int_equal(tn_template_render(t, NULL, 0, NULL, NULL), TN_ERR_ARGUMENT);
     assert_int_equal(tn_template_render(NULL, NULL, 0, NULL, &out), TN_ERR_ARGUMENT);
     tn_bytes_free(&out);

@@ -6,6 +6,7 @@
 
 #include <math.h>
 
+#include "conv_options.h"
 #include "far_driver.h"
 #include "ops/cases.h"
 #include "sources.h"
@@ -14,7 +15,8 @@
 static tn_device *far, *cpu;
 
 static int open_devices(void **state) {
-    tn_device_options o = {.struct_size = sizeof o, .fallback = TN_FALLBACK_STRICT};
+    tn_device_options o = TN_DEVICE_DEFAULTS;
+    o.fallback = TN_FALLBACK_STRICT;
     if (make_scratch(state) != 0 || tn_device_open("cpu", &o, NULL, &cpu) != TN_OK) return -1;
     const char *name = getenv("TRUNNION_TEST_DEVICE");
     if (name) return tn_device_open(name, &o, NULL, &far) == TN_OK ? 0 : -1;
@@ -162,13 +164,14 @@ typedef struct convolution {
 
 static tn_tensor *record_convolution(const void *arguments) {
     const convolution *c = arguments;
-    int64_t groups = c->options.groups ? c->options.groups : 1, flat = -1;
+    tn_conv2d_options o = conv2d_of_row(&c->options);
+    int64_t groups = o.groups, flat = -1;
     tn_tensor *x = numbers((int64_t[]){c->images, c->channels, c->height, c->width}, 4, TN_F32, 1);
     tn_tensor *w = numbers((int64_t[]){c->results, c->channels / groups, c->kernel[0], c->kernel[1]}, 4, TN_F32, 2);
     tn_tensor *bias = numbers(&c->results, 1, TN_F32, 3);
     assert_ok(tn_set_requires_grad(x, true));
     assert_ok(tn_set_requires_grad(w, true));
-    tn_tensor *y = tn_relu(tn_conv2d(x, w, bias, &c->options));
+    tn_tensor *y = tn_relu(tn_conv2d(x, w, bias, &o));
     if (!c->backward) return y;
     tn_tensor *seed = numbers(tn_shape(y), 4, TN_F32, 4), *grads[2];
     assert_ok(tn_gradients(&y, 1, &seed, (tn_tensor *[]){x, w}, 2, false, grads));
@@ -302,7 +305,9 @@ static tn_tensor *record_sequence(const void *arguments) {
     tn_tensor *pages = tn_from_data(list, listed, 1, TN_I64), *position = tn_dial_int(s->position);
     tn_tensor *q = numbers((int64_t[]){s->tokens, HEADS, width}, 3, TN_F32, 3);
     tn_tensor *k = numbers(new, 3, TN_F32, 4), *v = numbers(new, 3, TN_F32, 5);
-    tn_cached_attention_options o = {.window = s->window, .softcap = s->cap};
+    tn_cached_attention_options o = TN_CACHED_ATTENTION_DEFAULTS;
+    o.window = s->window;
+    o.softcap = s->cap;
     tn_tensor *y = tn_cached_attention(q, k, v, keys, values, position, pages, &o);
     tn_cache_append_(keys, k, position, pages);
     tn_cache_append_(values, v, position, pages);
@@ -344,7 +349,8 @@ static tn_tensor *record_attention(const void *arguments) {
     tn_tensor *q = numbers((int64_t[]){a->batch, a->heads, a->queries, a->width}, 4, TN_F32, 1);
     tn_tensor *k = numbers((int64_t[]){a->batch, a->keys, a->kv_heads, a->width}, 4, TN_F32, 2);
     tn_tensor *v = numbers((int64_t[]){a->batch, a->kv_heads, a->keys, a->value_width}, 4, TN_F32, 3);
-    tn_scaled_dot_product_attention_options o = {.is_causal = a->causal};
+    tn_scaled_dot_product_attention_options o = TN_SCALED_DOT_PRODUCT_ATTENTION_DEFAULTS;
+    o.is_causal = a->causal;
     q = tn_mul(q, tn_scalar(3));
     tn_tensor *y = tn_scaled_dot_product_attention(q, tn_transpose(k, 1, 2), v, a->mask ? mask_of(a) : NULL, &o);
     return tn_where(tn_isnan(y), tn_scalar(7), y);

@@ -37,17 +37,15 @@ static tn_tokenizer *byte_tokenizer(void) {
     }
     tokens[256] = (tn_text_slice){"<t>", 3};
     types[256] = TN_TOKEN_USER_DEFINED;
-    const tn_vocabulary v = {
-        .struct_size = sizeof v,
-        .model = "gpt2",
-        .pre = "llama-bpe",
-        .count = 257,
-        .tokens = tokens,
-        .types = types,
-        .merges = merges,
-        .merge_count = 3,
-        .special = {-1, -1, -1, -1, -1, -1},
-    };
+    tn_vocabulary v = TN_VOCABULARY_DEFAULTS;
+    v.model = "gpt2";
+    v.pre = "llama-bpe";
+    v.count = 257;
+    v.tokens = tokens;
+    v.types = types;
+    v.merges = merges;
+    v.merge_count = 3;
+    v.add_bos = v.add_eos = v.add_space_prefix = 0;
     tn_tokenizer *t;
     assert_ok(tn_tokenizer_new(&v, &t));
     return t;

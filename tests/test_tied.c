@@ -28,7 +28,9 @@ static model model_new(bool tied, double max_grad_norm) {
     m.input = tn_module_add_parameter(wte, "weight", m.input);
     m.output = tn_module_add_parameter(head, "weight", m.output);
     assert_ok(tn_module_status(m.root));
-    tn_sgd_options o = {.struct_size = sizeof o, .lr = 0.1, .max_grad_norm = max_grad_norm};
+    tn_sgd_options o = TN_SGD_DEFAULTS;
+    o.lr = 0.1;
+    o.max_grad_norm = max_grad_norm;
     assert_ok(tn_optimizer_sgd(m.root, &o, &m.optimizer));
     return m;
 }
@@ -52,7 +54,7 @@ static void read_weight(const tn_tensor *t, float out[VOCABULARY * WIDTH]) {
 /* w ← w − lr·g once, g the sum of what both uses add. */
 static void a_step_moves_a_tied_parameter_once(void **state) {
     (void)state;
-    model m = model_new(true, 0), apart = model_new(false, 0);
+    model m = model_new(true, INFINITY), apart = model_new(false, INFINITY);
     float got[VOCABULARY * WIDTH], a[VOCABULARY * WIDTH], b[VOCABULARY * WIDTH];
     TN_SCOPE;
     assert_ok(tn_minimize(m.optimizer, loss_of(&m, all_tokens())));
@@ -72,7 +74,7 @@ static void a_step_moves_a_tied_parameter_once(void **state) {
 
 static void tied_parameters_are_counted_once(void **state) {
     (void)state;
-    model m = model_new(true, 0);
+    model m = model_new(true, INFINITY);
     tn_variable *items;
     int count;
     assert_int_equal(tn_module_parameter_count(m.root), VOCABULARY * WIDTH);
@@ -116,7 +118,9 @@ static void a_clipped_step_sees_a_tied_parameter_once(void **state) {
         tn_module *one = tn_module_root();
         tn_optimizer *o = NULL;
         tn_module_add_parameter(one, "only", m.input);
-        tn_sgd_options options = {.struct_size = sizeof options, .lr = 0.1, .max_grad_norm = 0.05};
+        tn_sgd_options options = TN_SGD_DEFAULTS;
+        options.lr = 0.1;
+        options.max_grad_norm = 0.05;
         assert_ok(tn_optimizer_sgd(one, &options, &o));
         assert_ok(tn_minimize(names == 1 ? o : m.optimizer, loss_of(&m, all_tokens())));
         read_weight(m.input, got[names - 1]);
@@ -133,7 +137,7 @@ static void files_have_both_names_and_fill_one_storage(void **state) {
     (void)state;
     char path[256];
     snprintf(path, sizeof path, "%s", test_scratch("tied.safetensors"));
-    model m = model_new(true, 0), other = model_new(true, 0);
+    model m = model_new(true, INFINITY), other = model_new(true, INFINITY);
     float trained[VOCABULARY * WIDTH], loaded[VOCABULARY * WIDTH];
     TN_SCOPE;
     assert_ok(tn_minimize(m.optimizer, loss_of(&m, all_tokens())));
@@ -169,7 +173,7 @@ static void one_name_in_a_file_is_enough_and_two_values_are_refused(void **state
         first[i] = (float)i;
         second[i] = (float)-i;
     }
-    model m = model_new(true, 0);
+    model m = model_new(true, INFINITY);
     for (int only = 0; only < 2; only++) {
         save_named(path, &names[only], (const float *const[]){first}, 1);
         assert_ok(tn_module_load(m.root, path));
@@ -196,9 +200,10 @@ static void data_parallel_trains_tied_parameters(void **state) {
     (void)state;
     float whole[VOCABULARY * WIDTH], parts[VOCABULARY * WIDTH];
     for (int split = 0; split < 2; split++) {
-        model m = model_new(true, 0);
+        model m = model_new(true, INFINITY);
         tn_device *device = tn_current_device();
-        tn_data_parallel_options options = {.struct_size = sizeof options, .parts = 1 + split};
+        tn_data_parallel_options options = TN_DATA_PARALLEL_DEFAULTS;
+        options.parts = 1 + split;
         tn_data_parallel *p = NULL;
         assert_ok(tn_data_parallel_new(m.root, &device, 1, &options, &p));
         for (int i = 0; i < STEPS; i++)

@@ -56,29 +56,18 @@ static tn_tokenizer *small_tokenizer(const golden *g, const char *rule) {
         scores[i] = (float)tn_json_number(tn_json_at(tn_json_get(part, "scores"), i), 0);
         types[i] = (int32_t)tn_json_int(tn_json_at(tn_json_get(part, "types"), i), TN_TOKEN_NORMAL);
     }
-    const tn_vocabulary v = {
-        .struct_size = sizeof v,
-        .model = rule ? "gpt2" : "llama",
-        .pre = rule,
-        .count = (int32_t)count,
-        .tokens = slices_of(tokens),
-        .scores = scores,
-        .types = types,
-        .merges = slices_of(merges),
-        .merge_count = (int32_t)tn_json_length(merges),
-        .special =
-            {
-                [TN_SPECIAL_BOS] = (int32_t)tn_json_int(tn_json_get(part, "bos"), -1),
-                [TN_SPECIAL_EOS] = (int32_t)tn_json_int(tn_json_get(part, "eos"), -1),
-                [TN_SPECIAL_END_OF_TURN] = -1,
-                [TN_SPECIAL_UNKNOWN] = (int32_t)tn_json_int(tn_json_get(part, "unknown"), -1),
-                [TN_SPECIAL_SEPARATOR] = -1,
-                [TN_SPECIAL_PADDING] = -1,
-            },
-        .add_bos = -1,
-        .add_eos = -1,
-        .add_space_prefix = -1,
-    };
+    tn_vocabulary v = TN_VOCABULARY_DEFAULTS;
+    v.model = rule ? "gpt2" : "llama";
+    v.pre = rule;
+    v.count = (int32_t)count;
+    v.tokens = slices_of(tokens);
+    v.scores = scores;
+    v.types = types;
+    v.merges = slices_of(merges);
+    v.merge_count = (int32_t)tn_json_length(merges);
+    v.special[TN_SPECIAL_BOS] = (int32_t)tn_json_int(tn_json_get(part, "bos"), -1);
+    v.special[TN_SPECIAL_EOS] = (int32_t)tn_json_int(tn_json_get(part, "eos"), -1);
+    v.special[TN_SPECIAL_UNKNOWN] = (int32_t)tn_json_int(tn_json_get(part, "unknown"), -1);
     tn_tokenizer *t;
     assert_ok(tn_tokenizer_new(&v, &t));
     free((void *)v.tokens);
@@ -289,21 +278,18 @@ static tn_vocabulary special_vocabulary(bool by_score) {
     static const int32_t types[] = {3, 3, 3, 3, 4, 1, 1, 1, 1, 1, 1};
     static const float scores[] = {0, 0, 0, 0, 0, -3, -3, -1, -3, -3, -2};
     static const tn_text_slice merges[] = {{"a b", 3}};
-    return (tn_vocabulary){
-        .struct_size = sizeof(tn_vocabulary),
-        .model = by_score ? "llama" : "gpt2",
-        .pre = "gpt-2",
-        .count = SMALL,
-        .tokens = by_score ? llama : gpt2,
-        .scores = scores,
-        .types = types,
-        .merges = merges,
-        .merge_count = 1,
-        .special = {S_BOS, S_EOS, -1, -1, -1, -1},
-        .add_bos = -1,
-        .add_eos = -1,
-        .add_space_prefix = -1,
-    };
+    tn_vocabulary v = TN_VOCABULARY_DEFAULTS;
+    v.model = by_score ? "llama" : "gpt2";
+    v.pre = "gpt-2";
+    v.count = SMALL;
+    v.tokens = by_score ? llama : gpt2;
+    v.scores = scores;
+    v.types = types;
+    v.merges = merges;
+    v.merge_count = 1;
+    v.special[TN_SPECIAL_BOS] = S_BOS;
+    v.special[TN_SPECIAL_EOS] = S_EOS;
+    return v;
 }
 
 static void assert_ids(const tn_vocabulary *v, const char *text, unsigned flags, const int32_t *want, size_t count) {
@@ -692,7 +678,8 @@ static void senseless_vocabularies_are_refused(void **state) {
     v.tokens = tokens;
     assert_refused(&v, TN_ERR_FORMAT, "999 bytes long");
     free(giant);
-    assert_refused(&(tn_vocabulary){0}, TN_ERR_ARGUMENT, "struct_size");
+    tn_vocabulary o = {0};
+    assert_refused(&o, TN_ERR_ARGUMENT, "struct_size");
     assert_int_equal(tn_tokenizer_new(&good, NULL), TN_ERR_ARGUMENT);
     assert_int_equal(tn_tokenizer_from_gguf(NULL, NULL), TN_ERR_ARGUMENT);
 }
@@ -730,7 +717,8 @@ static void wrong_arguments_are_refused(void **state) {
     assert_int_equal(tn_tokenizer_open("x", NULL), TN_ERR_ARGUMENT);
     assert_int_equal(tn_tokenizer_encode_pair(NULL, text, text, NULL, &encoding), TN_ERR_ARGUMENT);
     assert_int_equal(tn_tokenizer_encode_pair(t, text, text, NULL, NULL), TN_ERR_ARGUMENT);
-    assert_int_equal(tn_tokenizer_encode_pair(t, text, text, &(tn_pair_options){0}, &encoding), TN_ERR_ARGUMENT);
+    tn_pair_options o = {0};
+    assert_int_equal(tn_tokenizer_encode_pair(t, text, text, &o, &encoding), TN_ERR_ARGUMENT);
     assert_int_equal(tn_tokenizer_encode_pair(t, text, text, NULL, &encoding), TN_ERR_UNSUPPORTED);
     assert_ok(tn_tokenizer_encode_pair(t, text, (tn_text_slice){0}, NULL, &encoding));
     assert_int_equal(encoding.ids.count, encoding.mask.count);

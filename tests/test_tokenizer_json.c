@@ -85,8 +85,8 @@ static size_t differing_texts(const char *name, const tn_tokenizer *t, const gol
 }
 
 static size_t differing_pairs(const char *name, const tn_tokenizer *t, const golden *g, const tn_json *row) {
-    const tn_pair_options o = {.struct_size = sizeof o,
-                               .flags = TN_ENCODE_SPECIAL | TN_ENCODE_ENDS | TN_ENCODE_TRUNCATE | TN_ENCODE_PAD};
+    tn_pair_options o = TN_PAIR_DEFAULTS;
+    o.flags = TN_ENCODE_SPECIAL | TN_ENCODE_ENDS | TN_ENCODE_TRUNCATE | TN_ENCODE_PAD;
     const tn_json *pairs = tn_json_get(row, "pairs");
     size_t wrong = 0;
     for (size_t i = 0; i < tn_json_length(pairs); i++) {
@@ -239,7 +239,9 @@ static void a_limit_on_tokens_takes_from_the_longer_text(void **state) {
     tn_tokenizer *t;
     tn_encoding e = {0};
     assert_ok(tn_tokenizer_from_json(small, sizeof small - 1, NULL, 0, &t));
-    const tn_pair_options o = {.struct_size = sizeof o, .flags = TN_ENCODE_ENDS, .max_tokens = 7};
+    tn_pair_options o = TN_PAIR_DEFAULTS;
+    o.flags = TN_ENCODE_ENDS;
+    o.max_tokens = 7;
     assert_ok(tn_tokenizer_encode_pair(t, (tn_text_slice){"a a a a a", 9}, (tn_text_slice){"abc", 3}, &o, &e));
     const int32_t ids[] = {3, 1, 1, 3, 1, 4, 3}, types[] = {0, 0, 0, 0, 1, 1, 1};
     assert_int_equal(e.ids.count, 7);

@@ -20,8 +20,11 @@ typedef struct trial {
 static tn_tensor *flat(const tn_tensor *x) { return tn_flatten(x, 1, -1); }
 
 static trial trial_new(uint64_t seed) {
-    tn_nn_conv2d_options same = {.struct_size = sizeof same, .padding = 1};
-    tn_adam_options adam = {.struct_size = sizeof adam, .lr = 0.01, .max_grad_norm = 1};
+    tn_nn_conv2d_options same = TN_NN_CONV2D_DEFAULTS;
+    same.padding = 1;
+    tn_adam_options adam = TN_ADAM_DEFAULTS;
+    adam.lr = 0.01;
+    adam.max_grad_norm = 1;
     tn_manual_seed(seed);
     trial t = {.root = tn_module_root()};
     t.net = tn_nn_sequential(t.root, "net");
@@ -57,7 +60,10 @@ static void trial_run(trial *t, int64_t from, int64_t to) {
 }
 
 static tn_checkpoint trial_checkpoint(const trial *t) {
-    return (tn_checkpoint){.struct_size = sizeof(tn_checkpoint), .model = t->root, .optimizer = t->optimizer};
+    tn_checkpoint c = TN_CHECKPOINT_DEFAULTS;
+    c.model = t->root;
+    c.optimizer = t->optimizer;
+    return c;
 }
 
 static bool same_files(const char *a, const char *b) {
@@ -122,7 +128,9 @@ static void extras_come_back(void **state) {
     int64_t n = 2;
     TN_SCOPE;
     tn_variable extra = {"numbers", tn_from_data(numbers, &n, 1, TN_F64), false};
-    tn_checkpoint c = {.struct_size = sizeof c, .extras = &extra, .extra_count = 1};
+    tn_checkpoint c = TN_CHECKPOINT_DEFAULTS;
+    c.extras = &extra;
+    c.extra_count = 1;
     assert_ok(tn_checkpoint_save(path, &c));
     extra.tensor = tn_full(&n, 1, 0, TN_F64);
     assert_ok(tn_checkpoint_load(path, &c));
@@ -188,7 +196,8 @@ static void weights_that_do_not_fit_change_nothing(void **state) {
     assert_load_refused(wider, path, "'b.weight' is F32 [2, 2] in the file, but f32 [2, 4]");
     assert_ok(tn_module_save(poorer, path));
     assert_load_refused(m, path, "'b.bias' is missing");
-    tn_checkpoint c = {.struct_size = sizeof c, .model = m};
+    tn_checkpoint c = TN_CHECKPOINT_DEFAULTS;
+    c.model = m;
     assert_int_equal(tn_checkpoint_load(path, &c), TN_ERR_FORMAT);
     assert_text_has(tn_error(), "no checkpoint");
     tn_module_free(m);
@@ -224,7 +233,8 @@ static void exclusive_or_is_learned(void **state) {
     tn_nn_function(net, "1", tn_tanh);
     tn_nn_linear(net, "2", 8, 1, true);
     tn_optimizer *o;
-    tn_adam_options adam = {.struct_size = sizeof adam, .lr = 0.05};
+    tn_adam_options adam = TN_ADAM_DEFAULTS;
+    adam.lr = 0.05;
     assert_ok(tn_optimizer_adam(root, &adam, &o));
     double last = INFINITY;
     for (int step = 0; step < 200; step++)
@@ -265,7 +275,8 @@ static void an_lstm_learns_to_remember(void **state) {
     tn_module *root = tn_module_root(), *cell = tn_nn_lstm_cell(root, "cell", 1, 8),
               *head = tn_nn_linear(root, "head", 8, 2, true);
     tn_optimizer *o;
-    tn_adam_options adam = {.struct_size = sizeof adam, .lr = 0.02};
+    tn_adam_options adam = TN_ADAM_DEFAULTS;
+    adam.lr = 0.02;
     assert_ok(tn_optimizer_adam(root, &adam, &o));
     double mean = 1;
     for (int64_t step = 0; step < 400; step++)

@@ -7,6 +7,7 @@
 #include <math.h>
 #include <pthread.h>
 
+#include "conv_options.h"
 #include "device_support.h"
 #include "hal/vendor.h"
 #include "trunnion/autograd.h"
@@ -108,7 +109,8 @@ typedef struct part {
 } part;
 
 static tn_status open_device(void) {
-    tn_device_options o = {.struct_size = sizeof o, .fallback = TN_FALLBACK_STRICT};
+    tn_device_options o = TN_DEVICE_DEFAULTS;
+    o.fallback = TN_FALLBACK_STRICT;
     TRY(tn_device_open(now->id, &o, NULL, &device));
     return tn_set_current_device(device);
 }
@@ -412,7 +414,8 @@ static void convolve(const window *c) {
     int wanted = c->part ? 1 : 2; /* a view is no leaf */
     assert_ok(tn_set_requires_grad(w, true));
     if (!c->part) assert_ok(tn_set_requires_grad(x, true));
-    tn_tensor *y = tn_conv2d(x, w, NULL, &c->o);
+    tn_conv2d_options options = conv2d_of_row(&c->o);
+    tn_tensor *y = tn_conv2d(x, w, NULL, &options);
     assert_ok(tn_eval(&y, 1));
     says_who(c);
     assert_ok(tn_gradients(&y, 1, &dy, (tn_tensor *[]){w, x}, wanted, false, grads));
@@ -433,7 +436,9 @@ static void convolve(const window *c) {
 /* A transposed one whose image has more behind it than before it. */
 static void convolve_unevenly(void) {
     TN_SCOPE;
-    const tn_conv_transpose2d_options o = {.dilation = {2, 2}, .output_padding = {1, 1}};
+    tn_conv_transpose2d_options o = TN_CONV_TRANSPOSE2D_DEFAULTS;
+    o.dilation[0] = o.dilation[1] = 2;
+    o.output_padding[0] = o.output_padding[1] = 1;
     tn_tensor *y = made(4, (int64_t[]){1, 2, 3, 3}, TN_F32), *w = made(4, (int64_t[]){2, 2, 2, 2}, TN_F32);
     tn_tensor *x = tn_conv_transpose2d(y, w, NULL, &o);
     assert_ok(tn_eval(&x, 1));
@@ -471,8 +476,9 @@ static tn_status try_convolutions(void) {
         tn_tensor *dy = tn_from_data(numbers, (int64_t[]){N, OUT, SIZE, SIZE}, 4, TN_F32);
         status = tn_set_requires_grad(x, true);
         if (status == TN_OK) status = tn_set_requires_grad(w, true);
-        tn_tensor *y = tn_conv2d(x, w, NULL, &c.o);
-        tn_tensor *twice = tn_add(y, tn_conv2d(x, w, NULL, &c.o));
+        tn_conv2d_options options = conv2d_of_row(&c.o);
+        tn_tensor *y = tn_conv2d(x, w, NULL, &options);
+        tn_tensor *twice = tn_add(y, tn_conv2d(x, w, NULL, &options));
         if (status == TN_OK) status = tn_gradients(&y, 1, &dy, (tn_tensor *[]){x, w}, 2, false, grads);
         if (status == TN_OK) status = tn_eval((tn_tensor *[]){twice, grads[0], grads[1]}, 3);
         if (status == TN_OK) status = tn_read(twice, got[0], (size_t)count_of(&c, RESULTS) * sizeof(float));

@@ -14,7 +14,8 @@
 static tn_device *device; /* vulkan:0; NULL: there is none */
 
 static int open_device(void **state) {
-    tn_device_options o = {.struct_size = sizeof o, .fallback = TN_FALLBACK_STRICT};
+    tn_device_options o = TN_DEVICE_DEFAULTS;
+    o.fallback = TN_FALLBACK_STRICT;
     if (make_scratch(state)) return -1;
     setenv("TRUNNION_CACHE", test_scratch("cache"), 1);
     if (tn_device_open("vulkan:0", &o, NULL, &device) == TN_OK) return 0;
@@ -289,7 +290,7 @@ static void absurd_sizes_are_refused(void **state) {
 
 static void absent_device_is_named(void **state) {
     (void)state;
-    tn_device_options o = {.struct_size = sizeof o};
+    tn_device_options o = TN_DEVICE_DEFAULTS;
     void *handle = NULL;
     assert_int_equal(tn_driver_vulkan.open(77, &o, &handle), TN_ERR_UNAVAILABLE);
     if (device) assert_text_has(tn_error(), "vulkan:77");

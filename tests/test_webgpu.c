@@ -26,7 +26,7 @@ static tn_code axpy_code(void) { return axpy_of(TN_CODE_WGSL, AXPY, LAST_WRITTEN
 
 static int open_device(void **state) {
     (void)state;
-    tn_device_options options = {.struct_size = sizeof options};
+    tn_device_options options = TN_DEVICE_DEFAULTS;
     tn_probe probe = {.struct_size = sizeof probe, .devices = &info, .capacity = 1};
     webgpu->probe(&probe);
     tn_status s = webgpu->open(0, &options, &device);
@@ -263,7 +263,7 @@ static void threads_share_a_kernel(void **state) {
  * be told that it went well. */
 static void work_that_is_not_taken_is_lost(void **state) {
     NEEDS_DEVICE;
-    const tn_device_options options = {.struct_size = sizeof options};
+    const tn_device_options options = TN_DEVICE_DEFAULTS;
     void *other = NULL, *address = NULL, *buffer;
     uint32_t word = 1;
     assert_ok(webgpu->open(0, &options, &other));
@@ -286,7 +286,7 @@ static void work_that_is_not_taken_is_lost(void **state) {
 static void absent_device_is_named(void **state) {
     NEEDS_DEVICE;
     void *other = NULL;
-    tn_device_options options = {.struct_size = sizeof options};
+    tn_device_options options = TN_DEVICE_DEFAULTS;
     assert_int_equal(webgpu->open(15, &options, &other), TN_ERR_UNAVAILABLE);
     assert_text_has(tn_error(), "webgpu:15");
 }

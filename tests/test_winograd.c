@@ -649,7 +649,11 @@ typedef struct layer {
 } layer;
 
 static tn_tensor *conv_of(const layer *l) {
-    tn_conv2d_options o = {.struct_size = sizeof o, .padding = {l->apart, 1}, .dilation = {l->apart, 1}};
+    tn_conv2d_options o = TN_CONV2D_DEFAULTS;
+    o.padding[0] = l->apart;
+    o.padding[1] = 1;
+    o.dilation[0] = l->apart;
+    o.dilation[1] = 1;
     return tn_conv2d(l->x, l->w, NULL, &o);
 }
 
@@ -810,7 +814,8 @@ static void gradients_under_fast_numerics_are_near_exact_ones(void **state) {
         tn_tensor *x = tn_mul_scalar(l.x, 2), *w = tn_mul_scalar(l.w, 2);
         assert_ok(tn_set_requires_grad(x, true));
         assert_ok(tn_set_requires_grad(w, true));
-        tn_conv2d_options o = {.struct_size = sizeof o, .padding = {1, 1}};
+        tn_conv2d_options o = TN_CONV2D_DEFAULTS;
+        o.padding[0] = o.padding[1] = 1;
         tn_tensor *y = tn_conv2d(x, w, NULL, &o);
         assert_ok(tn_backward(tn_sum(tn_mul(y, l.rest), NULL, 0, false)));
         gradient[fast][0] = tn_grad(x);

@@ -40,6 +40,12 @@ class Encoding(ctypes.Structure):
     _fields_ = [("ids", Ids), ("types", Ids), ("mask", Ids)]
 
 
+def started(struct, last):
+    """struct_size as TN_OPTIONS_SIZE has it: the mark, and the bytes up to the end of the last field."""
+    field = getattr(struct, last)
+    return 0x544E0000 | (field.offset + field.size)
+
+
 class PairOptions(ctypes.Structure):
     _fields_ = [("struct_size", ctypes.c_size_t), ("flags", ctypes.c_uint), ("max_tokens", ctypes.c_int64)]
 
@@ -65,7 +71,7 @@ class Ours:
 
     def encode_pair(self, first, second, flags):
         a, b = first.encode(), None if second is None else second.encode()
-        out, options = Encoding(), PairOptions(ctypes.sizeof(PairOptions), flags, 0)
+        out, options = Encoding(), PairOptions(started(PairOptions, "max_tokens"), flags, 0)
         status = self.lib.tn_tokenizer_encode_pair(self.handle, Slice(a, len(a)), Slice(b, len(b or b"")),
                                                    ctypes.byref(options), ctypes.byref(out))
         result = (out.ids.list(), out.types.list(), out.mask.list()) if status == 0 else self.lib.error()

@@ -49,8 +49,8 @@ class Parameter:
             raise Wrong(f"parameter '{text}': a default belongs behind '*', and nothing else does")
         if optional_part and (self.is_tensor or self.is_list):
             raise Wrong(f"parameter '{text}': tensors and lists of any length stand before '*'")
-        if self.default == "true":
-            raise Wrong(f"parameter '{text}': zero must mean default, so turn its sense round")
+        if self.default == "auto" and not self.is_float:
+            raise Wrong(f"parameter '{text}': only a float can be TN_AUTO")
 
     def count_name(self):
         return COUNT_NAMES.get(self.name, re.sub(r"e?s$", "", self.name) + "_count")
@@ -229,16 +229,30 @@ def enumerations(ops):
     return found
 
 
+def default_text(p):
+    """A field's default as C has it."""
+    return f"TN_{p.name.upper()}_{p.default.upper()}" if p.choices else "TN_AUTO" if p.default == "auto" else p.default
+
+
+def option_bytes(op):
+    return f"TN_OPTIONS_SIZE(tn_{op.name}_options, {op.options[-1].name})"
+
+
 def option_struct(op):
-    lines = []
+    """The struct, and its initialiser."""
+    lines, values = [], [option_bytes(op)]
     for p in op.options:
-        kind = p.value_type()
         array = f"[{p.fixed}]" if p.is_array else ""
-        default = f"TN_{p.name.upper()}_{p.default.upper()}" if p.choices else p.default
-        lines.append((f"    {kind} {p.name}{array};", f"/* default {default} */"))
+        lines.append((f"    {p.value_type()} {p.name}{array};", f"/* default {default_text(p)} */"))
+        items = ", ".join([default_text(p)] * int(p.fixed or 1))
+        values.append(f"{{{items}}}" if p.is_array else items)
     width = max(len(a) for a, _ in lines)
     body = "\n".join(f"{a.ljust(width)} {b}" for a, b in lines)
-    return f"typedef struct tn_{op.name}_options {{\n    size_t struct_size;\n{body}\n}} tn_{op.name}_options;"
+    initialiser = f"#define TN_{op.name.upper()}_DEFAULTS"
+    one = f"{initialiser} {{{', '.join(values)}}}"
+    many = f"{initialiser} \\\n" + wrap_list("    {", values, "}", 5).replace("\n", " \\\n")
+    return (f"typedef struct tn_{op.name}_options {{\n    size_t struct_size;\n{body}\n}} tn_{op.name}_options;\n"
+            f"{one if len(one) <= WIDTH else many}")
 
 
 def groups(ops):
@@ -273,10 +287,10 @@ PUBLIC_HEAD = f"""/* ops.h — the operations. {BY}
  * if it fails, it leaves the argument as it was and returns an error tensor (tensor.h, "in place").
  *
  * Lists are pointer and length: tn_sum(x, TN_DIMS(0, 2), false), tn_zeros(TN_DIMS(3, 4), TN_F32); TN_ALL means all dims.
- * What stands behind `*` in PyTorch is a struct; NULL, and each field left zero, means the default:
- *     tn_conv2d(x, w, NULL, &(tn_conv2d_options){{.padding = {{1, 1}}}})
- * struct_size may be sizeof the struct, or 0 for the fields of version 0.1. Of a list whose default is not zero, an item
- * left zero is as the one before it (the first: as the default). */
+ * What stands behind `*` in PyTorch is a struct, started from its initialiser (status.h); NULL means all defaults:
+ *     tn_conv2d_options o = TN_CONV2D_DEFAULTS;
+ *     o.padding[0] = o.padding[1] = 1;
+ *     tn_tensor *y = tn_conv2d(x, w, NULL, &o); */
 {AS_IT_IS}
 #ifndef TRUNNION_OPS_H
 #define TRUNNION_OPS_H
@@ -378,8 +392,9 @@ TABLE_HEAD = f"""/* ops_table.c — the op table and the functions that stand fo
 {AS_IT_IS}
 #include <stdarg.h>
 #include <stddef.h>
-#include <string.h>
+#include <stdio.h>
 
+#include "base/options.h"
 #include "ops/common.h"
 
 enum {{
@@ -394,7 +409,8 @@ enum {{
  *     l 1…9   a list of any length, and its length; a list of that many items
  *     o       options, then their fields, each a letter and the letter of its default: i f e as above, b: bool, 1…9 */
 typedef struct maker {{
-    int op; /* below zero: -1 - the number of a function that is some view ops */
+    int16_t op;       /* below zero: -1 - the number of a function that is some view ops */
+    uint16_t options; /* the options' struct_size without its mark; 0 for none */
     char takes[@MOST_LETTERS@];
 }} maker;
 
@@ -433,51 +449,47 @@ static tn_status put_array(tn_attrs *a, const maker *m, const int64_t *items, in
     return TN_OK;
 }}
 
-/* An item left zero is as the one before it, the first as `value`: where that is zero too, all is as it is. */
-static void put_defaulted(tn_attrs *a, const int64_t *items, int count, int64_t value) {{
-    int64_t before = value;
-    for (int i = 0; i < count; i++) {{
-        before = items[i] || value == 0 ? items[i] : before;
-        put_int(a, before);
-    }}
-}}
-
 static bool is_digit(char c) {{ return c >= '1' && c <= '9'; }}
 
-/* The caller's struct may be older (shorter) than ours: fields beyond its end are zero. They lie as the compiler lays
- * them, each behind the last one at a multiple of what its type asks for. */
-static void put_options(tn_attrs *a, const char *fields, const void *given) {{
+static tn_status refuse_options(const maker *m, const void *given) {{
+    char initialiser[160], upper[64] = "";
+    const char *name = name_of(m);
+    for (size_t i = 0; name[i] && i + 1 < sizeof upper; i++)
+        upper[i] = name[i] >= 'a' && name[i] <= 'z' ? (char)(name[i] - 'a' + 'A') : name[i];
+    snprintf(initialiser, sizeof initialiser, "tn_%s_options o = TN_%s_DEFAULTS", name, upper);
+    return tn_options_refuse(given, m->options, name, initialiser);
+}}
+
+/* The caller's struct may be older (shorter) than ours: fields beyond its end have their defaults. They lie as the
+ * compiler lays them, each behind the last one at a multiple of what its type asks for. */
+static tn_status put_options(tn_attrs *a, const maker *m, const char *fields, const void *given) {{
     enum {{
         INT_ALIGN = offsetof(struct {{ char c; int64_t x; }}, x),
         FLOAT_ALIGN = offsetof(struct {{ char c; double x; }}, x)
     }};
-    size_t at = sizeof(size_t), end = 0;
-    if (given) {{
-        memcpy(&end, given, sizeof end);
-        if (end == 0) end = SIZE_MAX;
-    }}
+    size_t at = sizeof(size_t), end = given ? tn_options_covers(given, m->options) : 0;
+    if (given && !end) return refuse_options(m, given);
     for (; *fields; fields += 2) {{
         char kind = fields[0];
         int count = is_digit(kind) ? kind - '0' : 1;
         size_t size = kind == 'b' ? sizeof(bool) : kind == 'e' ? sizeof(int) : 8 * (size_t)count;
         size_t align = kind == 'b' ? sizeof(bool) : kind == 'e' ? sizeof(int) : kind == 'f' ? FLOAT_ALIGN : INT_ALIGN;
-        double otherwise = defaults[fields[1] - 'a'], f = 0;
-        int64_t items[9] = {{0}};
-        bool yes = false;
-        int choice = 0;
+        double otherwise = defaults[fields[1] - 'a'];
         at = (at + align - 1) / align * align;
-        if (at + size <= end)
-            memcpy(kind == 'b' ? (void *)&yes : kind == 'e' ? (void *)&choice : kind == 'f' ? (void *)&f : items,
-                   (const char *)given + at, size);
+        const char *field = at + size <= end ? (const char *)given + at : NULL;
         at += size;
         if (kind == 'f') {{
-            put_float(a, f != 0 ? f : otherwise);
-        }} else if (kind == 'b' || kind == 'e') {{
-            put_int(a, yes + choice);
+            put_float(a, field ? *(const double *)(const void *)field : otherwise);
+        }} else if (kind == 'b') {{
+            put_int(a, field ? *(const bool *)(const void *)field : (int64_t)otherwise);
+        }} else if (kind == 'e') {{
+            put_int(a, field ? *(const int *)(const void *)field : (int64_t)otherwise);
         }} else {{
-            put_defaulted(a, items, count, (int64_t)otherwise);
+            for (int i = 0; i < count; i++)
+                put_int(a, field ? ((const int64_t *)(const void *)field)[i] : (int64_t)otherwise);
         }}
     }}
+    return TN_OK;
 }}
 
 /* ---- what a function was called with ----------------------------------------------------------------------------- */
@@ -510,8 +522,7 @@ static tn_status take(call *c, const maker *m, bool build, va_list *with) {{
         }} else if (*p == 'e') {{
             put_int(&c->attrs, va_arg(*with, int));
         }} else if (*p == 'o') {{
-            put_options(&c->attrs, p + 1, va_arg(*with, const void *));
-            return TN_OK;
+            return put_options(&c->attrs, m, p + 1, va_arg(*with, const void *));
         }} else {{
             const int64_t *items = va_arg(*with, const int64_t *);
             TRY(is_digit(*p) ? put_array(&c->attrs, m, items, *p - '0')
@@ -636,7 +647,10 @@ static tn_node *build(tn_build *b, const maker *m, ...) {{
 
 
 def default_value(p):
-    return 0 if p.choices or p.default in ("0", "0.0", "false") else float(p.default)
+    """A field's default as a number; that of an enumeration is its place among the choices."""
+    if p.choices:
+        return p.choices.index(p.default)
+    return {"false": 0, "true": 1, "auto": float("-inf")}.get(p.default) if p.default.isalpha() else float(p.default)
 
 
 def default_values(ops):
@@ -715,7 +729,7 @@ def write_table(ops):
     head = TABLE_HEAD.replace("@MOST_TENSORS@", str(max(len(op.tensors) for op in made)))
     head = head.replace("@MOST_BEHIND@", str(max(numbers_behind(t) for t in takes.values())))
     head = head.replace("@MOST_LETTERS@", str(max(len(t) for t in takes.values()) + 1))
-    head = head.replace("@DEFAULTS@", ", ".join(f"{v:g}" for v in values))
+    head = head.replace("@DEFAULTS@", ", ".join("TN_AUTO" if v == float("-inf") else f"{v:g}" for v in values))
     head = head.replace("@VIEWS@", "\n".join(f'    {{"{op.name}", tn_view_{op.name}}},' for op in viewing))
     out = [head]
     rows = [op for op in ops if op.in_table]
@@ -733,7 +747,8 @@ def write_table(ops):
     out.append(section("functions") + "\n")
     for op in made:
         number = -1 - viewing.index(op) if op in viewing else op.id
-        maker = f'static const maker make_{op.name} = {{{number}, "{takes[op.name]}"}};\n' if op.name in takes else ""
+        size = f"(uint16_t){option_bytes(op)}" if op.options else "0"
+        maker = f'static const maker make_{op.name} = {{{number}, {size}, "{takes[op.name]}"}};\n' if op.name in takes else ""
         out.append(maker + functions(op))
     return "\n".join(out)
 

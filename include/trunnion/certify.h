@@ -33,15 +33,16 @@ typedef struct tn_certify_counts {
     int64_t passed, failed, skipped;
 } tn_certify_counts;
 
-/* Zero means default in every field. */
 typedef struct tn_certify_options {
     size_t struct_size;
-    const char *only; /* names of operations between commas, "exact" too; NULL: all */
-    int64_t every;    /* one case of so many, though at least one an operation; 1: all */
-    uint64_t seed;    /* of the values, and of which cases a sample takes */
-    void (*found)(void *ctx, const tn_certify_op *op, int done, int total);
+    const char *only; /* names of operations between commas, "exact" too; default NULL: all */
+    int64_t every;    /* one case of so many, though at least one an operation; default 1: all */
+    uint64_t seed;    /* of the values, and of which cases a sample takes; default 0 */
+    void (*found)(void *ctx, const tn_certify_op *op, int done, int total); /* default NULL: nobody is told */
     void *ctx;
 } tn_certify_options;
+#define TN_CERTIFY_DEFAULTS \
+    { TN_OPTIONS_SIZE(tn_certify_options, ctx), NULL, 1, 0, NULL, NULL }
 
 /* Runs the cases on `device`. options may be NULL. counts receives the sums over all cases, forward and backward each
  * counting as one. TN_OK also when cases failed: look at counts.

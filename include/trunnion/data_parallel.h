@@ -50,19 +50,20 @@ typedef enum tn_data_split {
     TN_SPLIT_SHARES    /* in proportion to `shares`: for devices that are not equally fast */
 } tn_data_split;
 
-/* Zero means default in every field. */
 typedef struct tn_data_parallel_options {
     size_t struct_size;
     /* Of a batch, 1 to 256; part i goes to device i modulo their number. More parts than devices need less memory, as
-     * a device computes its parts one after the other. 0: as many as devices. */
+     * a device computes its parts one after the other. Default 0: as many as devices. */
     int parts;
-    tn_data_split split;
-    const double *shares; /* TN_SPLIT_SHARES: one number a part, greater than 0; copied */
-    bool sum;             /* losses are sums over rows, not means: they are added instead of averaged by rows */
+    tn_data_split split;  /* default TN_SPLIT_EVEN */
+    const double *shares; /* TN_SPLIT_SHARES: one number a part, greater than 0; copied; default NULL */
+    bool sum; /* losses are sums over rows, not means: they are added instead of averaged by rows; default false */
     /* When a device fails: TN_FALLBACK_WARN goes on with the others and says so on standard error, TN_FALLBACK_SILENT
-     * says nothing, TN_FALLBACK_STRICT fails the call, and nothing has changed. */
+     * says nothing, TN_FALLBACK_STRICT fails the call, and nothing has changed. Default TN_FALLBACK_WARN. */
     tn_fallback fallback;
 } tn_data_parallel_options;
+#define TN_DATA_PARALLEL_DEFAULTS \
+    { TN_OPTIONS_SIZE(tn_data_parallel_options, fallback), 0, TN_SPLIT_EVEN, NULL, false, TN_FALLBACK_WARN }
 
 /* The part of a batch that is being recorded: its device is the thread's current one. */
 typedef struct tn_part {

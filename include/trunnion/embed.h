@@ -36,13 +36,14 @@ typedef enum tn_embed_norm {
     TN_EMBED_NORM_UNIT /* of length 1, so that a product of two is their cosine */
 } tn_embed_norm;
 
-/* Zero means default in every field: tn_embedder_options o = {sizeof o}; */
 typedef struct tn_embedder_options {
     size_t struct_size;
-    tn_pooling pooling;
-    tn_embed_norm norm;
-    tn_device *device; /* NULL: the thread's current device */
+    tn_pooling pooling; /* default TN_POOLING_DEFAULT */
+    tn_embed_norm norm; /* default TN_EMBED_NORM_DEFAULT */
+    tn_device *device;  /* default NULL: the thread's current device */
 } tn_embedder_options;
+#define TN_EMBEDDER_DEFAULTS \
+    { TN_OPTIONS_SIZE(tn_embedder_options, device), TN_POOLING_DEFAULT, TN_EMBED_NORM_DEFAULT, NULL }
 
 /* Strings live as long as the library. */
 typedef struct tn_embedder_facts {

@@ -32,16 +32,17 @@ typedef struct tn_llm tn_llm;
 /* What a number of the cache is stored as. */
 typedef enum tn_llm_cache { TN_LLM_CACHE_F16 = 0, TN_LLM_CACHE_BF16, TN_LLM_CACHE_F32 } tn_llm_cache;
 
-/* Zero means default in every field: tn_llm_options o = {sizeof o}; */
 typedef struct tn_llm_options {
     size_t struct_size;
-    /* Tokens of the longest sequence; 0: what the model was trained for, at most 4096. Models with two tables of rope
-     * (longrope) take the one for this length, for all tokens. */
+    /* Tokens of the longest sequence; default 0: what the model was trained for, at most 4096. Models with two tables
+     * of rope (longrope) take the one for this length, for all tokens. */
     int64_t context;
-    tn_llm_cache cache;
-    tn_device *device; /* NULL: the thread's current device */
-    int64_t memory;    /* bytes that may be used; 0: what is free on the device */
+    tn_llm_cache cache; /* default TN_LLM_CACHE_F16 */
+    tn_device *device;  /* default NULL: the thread's current device */
+    int64_t memory;     /* bytes that may be used; default 0: what is free on the device */
 } tn_llm_options;
+#define TN_LLM_DEFAULTS \
+    { TN_OPTIONS_SIZE(tn_llm_options, memory), 0, TN_LLM_CACHE_F16, NULL, 0 }
 
 /* A model's sizes and what it takes. Strings live as long as the file or model that they were asked of. */
 typedef struct tn_llm_facts {
@@ -127,8 +128,10 @@ TN_API tn_status tn_llm_importance(tn_llm *m, const int32_t *ids, int64_t count,
 
 typedef struct tn_llm_export_onnx_options {
     size_t struct_size;
-    bool no_cache; /* "input_ids" → "logits" alone: each run computes all tokens of a text */
+    bool cache; /* false: only "input_ids" → "logits", and each run computes all tokens of a text; default true */
 } tn_llm_export_onnx_options;
+#define TN_LLM_EXPORT_ONNX_DEFAULTS \
+    { TN_OPTIONS_SIZE(tn_llm_export_onnx_options, cache), true }
 
 /* Writes the model as an ONNX model (onnx.h) that generates, in the form that Hugging Face's exporter gives them:
  *   "input_ids" [1, n] i64: the tokens that follow `past` ones          → "logits" [1, n, vocabulary] f32

@@ -256,7 +256,7 @@ TN_API tn_status tn_module_load(tn_module *m, const char *path);
 /* What a run needs to go on as if it had not stopped. Every pointer may be NULL: what is not there is neither written
  * nor read. The random numbers of the calling thread always belong to it. */
 typedef struct tn_checkpoint {
-    size_t struct_size; /* set by the caller */
+    size_t struct_size;
     tn_module *model;
     tn_optimizer *optimizer;   /* its state, step counts and learning rate */
     int64_t step;              /* saved; set by loading */
@@ -265,6 +265,8 @@ typedef struct tn_checkpoint {
     const char *json;  /* saved: free text, JSON by convention */
     char *loaded_json; /* set by loading: the free text, freed with tn_text_free, or NULL */
 } tn_checkpoint;
+#define TN_CHECKPOINT_DEFAULTS \
+    { TN_OPTIONS_SIZE(tn_checkpoint, loaded_json), NULL, NULL, 0, NULL, 0, NULL, NULL }
 
 /* One safetensors file; model variables under "model.NAME", optimiser state under "optimizer.NAME", extras under
  * "extra.NAME", the rest as metadata: "trunnion.kind" is "checkpoint", "step" and "json" are what the struct says. */
@@ -279,19 +281,22 @@ TN_API tn_status tn_checkpoint_load(const char *path, tn_checkpoint *c);
 
 /* A decoder-only language model's sizes, as config.json names them. */
 typedef struct tn_model_sizes {
-    size_t struct_size;                                                /* set by the caller */
-    int64_t hidden, intermediate, layers, vocabulary, heads, kv_heads; /* kv_heads 0: as heads */
-    int64_t sequence;                                                  /* tokens of context */
-    double bytes_per_weight; /* 4 for f32, 2 for bf16, 0.5625 for 4-bit blocks of 32 */
-    double bytes_per_cache;  /* an element of the key-value cache; 0: 2 (f16) */
-    bool tied_embeddings;    /* input and output embedding are one matrix */
-    int64_t head_dim;        /* 0: hidden / heads */
-    /* tokens of a prompt that are computed at once; 0: TN_PROMPT_CHUNK, or the sequence if less */
-    int64_t chunk;
-    int64_t weights_bytes; /* of all weights where they are known; 0: bytes_per_weight for each */
+    size_t struct_size;
+    int64_t hidden, intermediate, layers, vocabulary, heads; /* must be set */
+    int64_t kv_heads;                                        /* default 0: as heads */
+    int64_t sequence;                                        /* tokens of context; must be set */
+    /* 4 for f32, 2 for bf16, 0.5625 for 4-bit blocks of 32; must be set where weights_bytes is not */
+    double bytes_per_weight;
+    double bytes_per_cache; /* an element of the key-value cache; default 2 (f16) */
+    bool tied_embeddings;   /* input and output embedding are one matrix; default false */
+    int64_t head_dim;       /* default 0: hidden / heads */
+    int64_t chunk;          /* tokens of a prompt that are computed at once; default TN_PROMPT_CHUNK */
+    int64_t weights_bytes;  /* of all weights where they are known; default 0: bytes_per_weight for each */
 } tn_model_sizes;
 
 enum { TN_PROMPT_CHUNK = 256 }; /* a prompt is cut into pieces of this many tokens */
+#define TN_MODEL_SIZES_DEFAULTS \
+    { TN_OPTIONS_SIZE(tn_model_sizes, weights_bytes), 0, 0, 0, 0, 0, 0, 0, 0, 2, false, 0, TN_PROMPT_CHUNK, 0 }
 
 /* total_bytes is the sum of all others: the most that a process which does nothing else has resident. */
 typedef struct tn_memory_estimate {

@@ -116,27 +116,31 @@ TN_API tn_tensor *tn_init_orthogonal(int64_t rows, int64_t columns, double gain)
 TN_API tn_module *tn_nn_linear(tn_module *parent, const char *name, int64_t in_features, int64_t out_features,
                                bool bias);
 
-/* Two-dimensional convolution. Zero means default. */
+/* Two-dimensional convolution. */
 typedef struct tn_nn_conv2d_options {
     size_t struct_size;
-    int64_t stride;   /* 1 */
-    int64_t padding;  /* 0; zeros on all four sides */
-    int64_t dilation; /* 1 */
-    int64_t groups;   /* 1 */
-    bool no_bias;
+    int64_t stride;   /* default 1 */
+    int64_t padding;  /* zeros on all four sides; default 0 */
+    int64_t dilation; /* default 1 */
+    int64_t groups;   /* default 1 */
+    bool bias;        /* default true */
 } tn_nn_conv2d_options;
+#define TN_NN_CONV2D_DEFAULTS \
+    { TN_OPTIONS_SIZE(tn_nn_conv2d_options, bias), 1, 0, 1, 1, true }
 /* weight [out_channels, in_channels / groups, kernel, kernel], bias [out_channels]; x
  * [batch, in_channels, height, width]. */
 TN_API tn_module *tn_nn_conv2d(tn_module *parent, const char *name, int64_t in_channels, int64_t out_channels,
                                int64_t kernel, const tn_nn_conv2d_options *options);
 
-/* Normalisation layers. Zero means default. */
+/* Normalisation layers. */
 typedef struct tn_nn_norm_options {
     size_t struct_size;
-    double eps;      /* 1e-5 */
-    double momentum; /* 0.1: weight of the newest batch in the running statistics (batch normalisation) */
-    bool no_affine;  /* without weight and bias */
+    double eps;      /* default 1e-5 */
+    double momentum; /* weight of the newest batch in the running statistics (batch normalisation); default 0.1 */
+    bool affine;     /* with weight and bias; default true */
 } tn_nn_norm_options;
+#define TN_NN_NORM_DEFAULTS \
+    { TN_OPTIONS_SIZE(tn_nn_norm_options, affine), 1e-5, 0.1, true }
 /* Over batch, height and width, a channel each; weight, bias; buffers running_mean, running_var, num_batches_tracked.
  * In training mode with the batch's statistics, which also move the running ones; else with the running ones. */
 TN_API tn_module *tn_nn_batch_norm2d(tn_module *parent, const char *name, int64_t channels,
@@ -175,15 +179,17 @@ TN_API tn_module *tn_nn_multihead_attention(tn_module *parent, const char *name,
 TN_API tn_tensor *tn_multihead_attention_forward(tn_module *m, const tn_tensor *query, const tn_tensor *key,
                                                  const tn_tensor *value, const tn_tensor *mask);
 
-/* Transformer encoder block. Zero means default. */
+/* Transformer encoder block. */
 typedef struct tn_nn_encoder_options {
     size_t struct_size;
-    int64_t feedforward;                          /* inner width of the feed-forward part; 4·features */
-    double dropout;                               /* 0 */
-    tn_tensor *(*activation)(const tn_tensor *x); /* exact GELU */
-    bool norm_first;                              /* normalise before each part instead of after it */
-    double eps;                                   /* of the norms; 1e-5 */
+    int64_t feedforward;                          /* inner width of the feed-forward part; default 0: 4·features */
+    double dropout;                               /* default 0 */
+    tn_tensor *(*activation)(const tn_tensor *x); /* default NULL: exact GELU */
+    bool norm_first;                              /* normalise before each part, not after it; default false */
+    double eps;                                   /* of the norms; default 1e-5 */
 } tn_nn_encoder_options;
+#define TN_NN_ENCODER_DEFAULTS \
+    { TN_OPTIONS_SIZE(tn_nn_encoder_options, eps), 0, 0, NULL, false, 1e-5 }
 /* x [batch, n, features]: norm1(x + self_attn(x)), then norm2(x + linear2(activation(linear1(x)))). Names are those of
  * PyTorch's TransformerEncoderLayer. Source: Vaswani et al. 2017, section 3.1. */
 TN_API tn_module *tn_nn_transformer_encoder_layer(tn_module *parent, const char *name, int64_t features, int64_t heads,
@@ -230,18 +236,20 @@ TN_API void tn_policy_forward(tn_policy *p, const tn_tensor *observations, tn_te
 /* The state before the first observation for `batch` agents: state_count new handles. */
 TN_API void tn_policy_initial_state(tn_policy *p, int64_t batch, tn_tensor **state);
 
-/* The two policies that come with the library. Zero means default. */
+/* The two policies that come with the library. */
 typedef struct tn_policy_options {
     size_t struct_size;
-    int64_t observations;  /* length of an observation; must be given */
-    int64_t actions;       /* number of logits; must be given */
-    const int64_t *hidden; /* widths of the hidden layers; NULL: two of 64 */
+    int64_t observations;  /* length of an observation; must be set */
+    int64_t actions;       /* number of logits; must be set */
+    const int64_t *hidden; /* widths of the hidden layers, and their number; default NULL: two of 64 */
     int hidden_count;
-    int64_t recurrent;                            /* lstm: width of the cell behind the hidden layers; 64 */
-    tn_tensor *(*activation)(const tn_tensor *x); /* ReLU */
-    bool separate_value;                          /* the value has hidden layers of its own, without memory */
-    double hidden_gain, logits_gain, value_gain;  /* of the orthogonal weights: sqrt(2), 0.01, 1 */
+    int64_t recurrent;                            /* lstm: width of the cell behind the hidden layers; default 64 */
+    tn_tensor *(*activation)(const tn_tensor *x); /* default NULL: ReLU */
+    bool separate_value;                          /* the value has its own hidden layers, no cell; default false */
+    double hidden_gain, logits_gain, value_gain;  /* of the orthogonal weights; default sqrt(2), 0.01, 1 */
 } tn_policy_options;
+#define TN_POLICY_DEFAULTS \
+    { TN_OPTIONS_SIZE(tn_policy_options, value_gain), 0, 0, NULL, 0, 64, NULL, false, 1.4142135623730951, 0.01, 1 }
 
 /* Hidden layers with an activation each, then the heads `logits` and `value`. Weights orthogonal, biases 0, as usual
  * with policy gradients (Andrychowicz et al. 2020, section 3.2). No state. */

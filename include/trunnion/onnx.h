@@ -75,11 +75,14 @@ TN_API const tn_onnx_value *tn_onnx_value_keys(const tn_onnx_value *v);
 /* ---- models ------------------------------------------------------------------------------------------------------ */
 
 typedef struct tn_onnx_options {
-    size_t struct_size; /* set by the caller */
-    const char *folder; /* where files of external data lie; NULL: beside the model; for models in memory: nowhere */
-    char **report;      /* NULL, or set to all operators that are missing, freed with tn_text_free; else to NULL */
-    bool weights_alone; /* operators are not looked up: what is there can be read, the model cannot run */
+    size_t struct_size;
+    /* where files of external data lie; default NULL: beside the model, for models in memory nowhere */
+    const char *folder;
+    char **report;      /* receives the missing operators, freed with tn_text_free, or NULL if none is; default NULL */
+    bool weights_alone; /* operators are not looked up: weights can be read, the model cannot run; default false */
 } tn_onnx_options;
+#define TN_ONNX_DEFAULTS \
+    { TN_OPTIONS_SIZE(tn_onnx_options, weights_alone), NULL, NULL, false }
 
 /* Opens a model. options may be NULL. Weights are put on the current device, which runs must find the same. Opsets 7
  * and newer, as far as the operators go. *out: closed with tn_onnx_close. The file must not shrink meanwhile.
@@ -132,14 +135,18 @@ TN_API void tn_onnx_set_image_decoder(tn_image_decoder *decode);
 /* ---- writing a model --------------------------------------------------------------------------------------------- */
 
 typedef struct tn_onnx_export_options {
-    size_t struct_size;  /* set by the caller */
-    const char *name;    /* the graph's; NULL: "graph" */
-    const char *dims[4]; /* names of the symbolic extents 0 … 3 (tn_symbolic): "batch"; NULL: "dim0" … */
-    /* names for tensors that become initialisers: parameters by their paths; others are called _w0, _w1 … */
+    size_t struct_size;
+    const char *name;    /* the graph's; default NULL: "graph" */
+    const char *dims[4]; /* names of the symbolic extents 0 … 3 (tn_symbolic): "batch"; default NULL: "dim0" … */
+    /* names for tensors that become initialisers: parameters by their paths; others are called _w0, _w1 …; default
+     * NULL, 0 */
     const tn_named_tensor *weights;
     int weight_count;
-    bool external_data; /* weights go to PATH.data beside the model, as they do where one file cannot hold them */
+    /* weights go to PATH.data beside the model, as they do where one file cannot hold them; default false */
+    bool external_data;
 } tn_onnx_export_options;
+#define TN_ONNX_EXPORT_DEFAULTS \
+    { TN_OPTIONS_SIZE(tn_onnx_export_options, external_data), NULL, {NULL, NULL, NULL, NULL}, NULL, 0, false }
 
 /* Writes what this thread has recorded from `inputs` to `outputs` as an ONNX model (opset 21). Nothing is computed, and
  * what was recorded is evaluated afterwards as it would have been; so export before reading an output.

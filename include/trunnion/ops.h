@@ -5,10 +5,10 @@
  * if it fails, it leaves the argument as it was and returns an error tensor (tensor.h, "in place").
  *
  * Lists are pointer and length: tn_sum(x, TN_DIMS(0, 2), false), tn_zeros(TN_DIMS(3, 4), TN_F32); TN_ALL means all dims.
- * What stands behind `*` in PyTorch is a struct; NULL, and each field left zero, means the default:
- *     tn_conv2d(x, w, NULL, &(tn_conv2d_options){.padding = {1, 1}})
- * struct_size may be sizeof the struct, or 0 for the fields of version 0.1. Of a list whose default is not zero, an item
- * left zero is as the one before it (the first: as the default). */
+ * What stands behind `*` in PyTorch is a struct, started from its initialiser (status.h); NULL means all defaults:
+ *     tn_conv2d_options o = TN_CONV2D_DEFAULTS;
+ *     o.padding[0] = o.padding[1] = 1;
+ *     tn_tensor *y = tn_conv2d(x, w, NULL, &o); */
 // clang-format off
 #ifndef TRUNNION_OPS_H
 #define TRUNNION_OPS_H
@@ -675,6 +675,7 @@ typedef struct tn_cosine_similarity_options {
     size_t struct_size;
     double eps; /* default 1e-8 */
 } tn_cosine_similarity_options;
+#define TN_COSINE_SIMILARITY_DEFAULTS {TN_OPTIONS_SIZE(tn_cosine_similarity_options, eps), 1e-8}
 TN_API tn_tensor *tn_cosine_similarity(const tn_tensor *x, const tn_tensor *y, int64_t dim,
                                        const tn_cosine_similarity_options *o);
 
@@ -748,6 +749,7 @@ typedef struct tn_softplus_options {
     double beta;      /* default 1.0 */
     double threshold; /* default 20.0 */
 } tn_softplus_options;
+#define TN_SOFTPLUS_DEFAULTS {TN_OPTIONS_SIZE(tn_softplus_options, threshold), 1.0, 20.0}
 TN_API tn_tensor *tn_softplus(const tn_tensor *x, const tn_softplus_options *o);
 
 /* x · tanh(softplus(x)). Source: Misra 2019. */
@@ -762,6 +764,7 @@ typedef struct tn_gelu_options {
     size_t struct_size;
     tn_approximate approximate; /* default TN_APPROXIMATE_NONE */
 } tn_gelu_options;
+#define TN_GELU_DEFAULTS {TN_OPTIONS_SIZE(tn_gelu_options, approximate), TN_APPROXIMATE_NONE}
 TN_API tn_tensor *tn_gelu(const tn_tensor *x, const tn_gelu_options *o);
 
 /* a · sigmoid(b), where a and b are the halves of x along dim. Source: Dauphin et al. 2016. */
@@ -784,15 +787,17 @@ typedef struct tn_layer_norm_options {
     size_t struct_size;
     double eps; /* default 1e-5 */
 } tn_layer_norm_options;
+#define TN_LAYER_NORM_DEFAULTS {TN_OPTIONS_SIZE(tn_layer_norm_options, eps), 1e-5}
 TN_API tn_tensor *tn_layer_norm(const tn_tensor *x, const int64_t *normalized_shape, int normalized_shape_count,
                                 const tn_tensor *weight, const tn_tensor *bias, const tn_layer_norm_options *o);
 
-/* x / sqrt(mean(x²) + eps) · weight, the mean over the last dimensions, which are normalized_shape; eps 0 means the
- * machine epsilon of the computation. Source: Zhang and Sennrich 2019. */
+/* x / sqrt(mean(x²) + eps) · weight, the mean over the last dimensions, which are normalized_shape; eps TN_AUTO
+ * means the machine epsilon of the computation. Source: Zhang and Sennrich 2019. */
 typedef struct tn_rms_norm_options {
     size_t struct_size;
-    double eps; /* default 0.0 */
+    double eps; /* default TN_AUTO */
 } tn_rms_norm_options;
+#define TN_RMS_NORM_DEFAULTS {TN_OPTIONS_SIZE(tn_rms_norm_options, eps), TN_AUTO}
 TN_API tn_tensor *tn_rms_norm(const tn_tensor *x, const int64_t *normalized_shape, int normalized_shape_count,
                               const tn_tensor *weight, const tn_rms_norm_options *o);
 
@@ -802,6 +807,7 @@ typedef struct tn_group_norm_options {
     size_t struct_size;
     double eps; /* default 1e-5 */
 } tn_group_norm_options;
+#define TN_GROUP_NORM_DEFAULTS {TN_OPTIONS_SIZE(tn_group_norm_options, eps), 1e-5}
 TN_API tn_tensor *tn_group_norm(const tn_tensor *x, int64_t num_groups, const tn_tensor *weight, const tn_tensor *bias,
                                 const tn_group_norm_options *o);
 
@@ -811,6 +817,7 @@ typedef struct tn_instance_norm_options {
     size_t struct_size;
     double eps; /* default 1e-5 */
 } tn_instance_norm_options;
+#define TN_INSTANCE_NORM_DEFAULTS {TN_OPTIONS_SIZE(tn_instance_norm_options, eps), 1e-5}
 TN_API tn_tensor *tn_instance_norm(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias,
                                    const tn_instance_norm_options *o);
 
@@ -821,6 +828,7 @@ typedef struct tn_batch_norm_options {
     size_t struct_size;
     double eps; /* default 1e-5 */
 } tn_batch_norm_options;
+#define TN_BATCH_NORM_DEFAULTS {TN_OPTIONS_SIZE(tn_batch_norm_options, eps), 1e-5}
 TN_API tn_tensor *tn_batch_norm(const tn_tensor *x, const tn_tensor *running_mean, const tn_tensor *running_var,
                                 const tn_tensor *weight, const tn_tensor *bias, bool training,
                                 const tn_batch_norm_options *o);
@@ -843,6 +851,7 @@ typedef struct tn_conv1d_options {
     int64_t dilation; /* default 1 */
     int64_t groups;   /* default 1 */
 } tn_conv1d_options;
+#define TN_CONV1D_DEFAULTS {TN_OPTIONS_SIZE(tn_conv1d_options, groups), 1, 0, 1, 1}
 TN_API tn_tensor *tn_conv1d(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias,
                             const tn_conv1d_options *o);
 
@@ -855,6 +864,7 @@ typedef struct tn_conv2d_options {
     int64_t dilation[2]; /* default 1 */
     int64_t groups;      /* default 1 */
 } tn_conv2d_options;
+#define TN_CONV2D_DEFAULTS {TN_OPTIONS_SIZE(tn_conv2d_options, groups), {1, 1}, {0, 0}, {1, 1}, 1}
 TN_API tn_tensor *tn_conv2d(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias,
                             const tn_conv2d_options *o);
 
@@ -870,6 +880,7 @@ typedef struct tn_int_conv2d_options {
     int64_t groups;      /* default 1 */
     int64_t outside;     /* default 0 */
 } tn_int_conv2d_options;
+#define TN_INT_CONV2D_DEFAULTS {TN_OPTIONS_SIZE(tn_int_conv2d_options, outside), {1, 1}, {0, 0, 0, 0}, {1, 1}, 1, 0}
 TN_API tn_tensor *tn_int_conv2d(const tn_tensor *x, const tn_tensor *weight, const tn_int_conv2d_options *o);
 
 /* The adjoint of conv2d, as a layer: x [batch, channels, height, width] (or without the batch), weight [channels,
@@ -882,6 +893,8 @@ typedef struct tn_conv_transpose2d_options {
     int64_t groups;            /* default 1 */
     int64_t dilation[2];       /* default 1 */
 } tn_conv_transpose2d_options;
+#define TN_CONV_TRANSPOSE2D_DEFAULTS \
+    {TN_OPTIONS_SIZE(tn_conv_transpose2d_options, dilation), {1, 1}, {0, 0}, {0, 0}, 1, {1, 1}}
 TN_API tn_tensor *tn_conv_transpose2d(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias,
                                       const tn_conv_transpose2d_options *o);
 
@@ -896,19 +909,21 @@ typedef struct tn_max_pool2d_options {
     int64_t dilation[2]; /* default 1 */
     bool ceil_mode;      /* default false */
 } tn_max_pool2d_options;
+#define TN_MAX_POOL2D_DEFAULTS {TN_OPTIONS_SIZE(tn_max_pool2d_options, ceil_mode), {0, 0}, {0, 0}, {1, 1}, false}
 TN_API tn_tensor *tn_max_pool2d(const tn_tensor *x, const int64_t kernel_size[2], const tn_max_pool2d_options *o);
 
 /* The mean of each window of x [batch, channels, height, width] (or without the batch); stride 0 means the kernel's
- * size. Zeros of the padding count unless count_exclude_pad (PyTorch's count_include_pad turned round);
- * divisor_override, if not 0, divides instead. */
+ * size. Zeros of the padding count if count_include_pad; divisor_override, if not 0, divides instead. */
 typedef struct tn_avg_pool2d_options {
     size_t struct_size;
     int64_t stride[2];        /* default 0 */
     int64_t padding[2];       /* default 0 */
     bool ceil_mode;           /* default false */
-    bool count_exclude_pad;   /* default false */
+    bool count_include_pad;   /* default true */
     int64_t divisor_override; /* default 0 */
 } tn_avg_pool2d_options;
+#define TN_AVG_POOL2D_DEFAULTS \
+    {TN_OPTIONS_SIZE(tn_avg_pool2d_options, divisor_override), {0, 0}, {0, 0}, false, true, 0}
 TN_API tn_tensor *tn_avg_pool2d(const tn_tensor *x, const int64_t kernel_size[2], const tn_avg_pool2d_options *o);
 
 /* The mean of each of height × width equal (or overlapping by one) parts of x [batch, channels, height, width] (or
@@ -928,19 +943,22 @@ typedef struct tn_rope_options {
     size_t struct_size;
     bool interleaved; /* default false */
 } tn_rope_options;
+#define TN_ROPE_DEFAULTS {TN_OPTIONS_SIZE(tn_rope_options, interleaved), false}
 TN_API tn_tensor *tn_rope(const tn_tensor *x, const tn_tensor *cos, const tn_tensor *sin, const tn_rope_options *o);
 
 /* ---- attention --------------------------------------------------------------------------------------------------- */
 
 /* softmax(scale · q kᵀ + mask) v; q [..., heads, queries, features], k and v [..., kv_heads, keys, features], heads
  * a multiple of kv_heads (grouped queries). mask, NULL or broadcastable to [..., heads, queries, keys], is added, or
- * if bool lets see where true; is_causal lets query i see keys 0 … i; scale 0 means 1/sqrt(features). Source:
+ * if bool lets see where true; is_causal lets query i see keys 0 … i; scale TN_AUTO means 1/sqrt(features). Source:
  * Vaswani et al. 2017, eq. 1. */
 typedef struct tn_scaled_dot_product_attention_options {
     size_t struct_size;
     bool is_causal; /* default false */
-    double scale;   /* default 0.0 */
+    double scale;   /* default TN_AUTO */
 } tn_scaled_dot_product_attention_options;
+#define TN_SCALED_DOT_PRODUCT_ATTENTION_DEFAULTS \
+    {TN_OPTIONS_SIZE(tn_scaled_dot_product_attention_options, scale), false, TN_AUTO}
 TN_API tn_tensor *tn_scaled_dot_product_attention(const tn_tensor *q, const tn_tensor *k, const tn_tensor *v,
                                                   const tn_tensor *mask,
                                                   const tn_scaled_dot_product_attention_options *o);
@@ -972,15 +990,16 @@ TN_API tn_tensor *tn_cache_append_(tn_tensor *cache, const tn_tensor *x, const t
 /* Causal attention of n new tokens, q [n, heads, head_dim], k and v [n, kv_heads, head_dim] (f32), that follow
  * `position` tokens in the caches [pages, kv_heads, 64, head_dim], which tn_cache_append_ has filled and which hold
  * the new ones only afterwards. k and v count as the caches would hold them, so a result does not depend on how a
- * text was cut. heads is a multiple of kv_heads; scale 0 means 1/sqrt(head_dim); window: the greatest number of keys
- * a query sees, itself included, 0 for all. softcap: a score s becomes softcap · tanh(s / softcap), 0 for none.
- * Result [n, heads, head_dim]; no gradient. */
+ * text was cut. heads is a multiple of kv_heads; scale TN_AUTO means 1/sqrt(head_dim); window: the greatest number
+ * of keys a query sees, itself included, 0 for all. softcap: a score s becomes softcap · tanh(s / softcap), 0 for
+ * none. Result [n, heads, head_dim]; no gradient. */
 typedef struct tn_cached_attention_options {
     size_t struct_size;
-    double scale;   /* default 0.0 */
+    double scale;   /* default TN_AUTO */
     int64_t window; /* default 0 */
     double softcap; /* default 0.0 */
 } tn_cached_attention_options;
+#define TN_CACHED_ATTENTION_DEFAULTS {TN_OPTIONS_SIZE(tn_cached_attention_options, softcap), TN_AUTO, 0, 0.0}
 TN_API tn_tensor *tn_cached_attention(const tn_tensor *q, const tn_tensor *k, const tn_tensor *v,
                                       const tn_tensor *k_cache, const tn_tensor *v_cache, const tn_tensor *position,
                                       const tn_tensor *pages, const tn_cached_attention_options *o);
@@ -1025,6 +1044,7 @@ typedef struct tn_smooth_l1_loss_options {
     size_t struct_size;
     double beta; /* default 1.0 */
 } tn_smooth_l1_loss_options;
+#define TN_SMOOTH_L1_LOSS_DEFAULTS {TN_OPTIONS_SIZE(tn_smooth_l1_loss_options, beta), 1.0}
 TN_API tn_tensor *tn_smooth_l1_loss(const tn_tensor *x, const tn_tensor *target, tn_reduction reduction,
                                     const tn_smooth_l1_loss_options *o);
 
@@ -1033,6 +1053,7 @@ typedef struct tn_huber_loss_options {
     size_t struct_size;
     double delta; /* default 1.0 */
 } tn_huber_loss_options;
+#define TN_HUBER_LOSS_DEFAULTS {TN_OPTIONS_SIZE(tn_huber_loss_options, delta), 1.0}
 TN_API tn_tensor *tn_huber_loss(const tn_tensor *x, const tn_tensor *target, tn_reduction reduction,
                                 const tn_huber_loss_options *o);
 
@@ -1042,6 +1063,7 @@ typedef struct tn_kl_div_options {
     size_t struct_size;
     bool log_target; /* default false */
 } tn_kl_div_options;
+#define TN_KL_DIV_DEFAULTS {TN_OPTIONS_SIZE(tn_kl_div_options, log_target), false}
 TN_API tn_tensor *tn_kl_div(const tn_tensor *x, const tn_tensor *target, tn_reduction reduction,
                             const tn_kl_div_options *o);
 
@@ -1056,27 +1078,27 @@ TN_API tn_tensor *tn_binary_cross_entropy_with_logits(const tn_tensor *x, const 
                                                       tn_reduction reduction);
 
 /* -weight[target] · x[target] of log-probabilities x [batch, classes, ...] and class numbers target [batch, ...].
- * Samples whose target is ignore_index do not count (class 0: set ignore_zero); the mean divides by the sum of the
- * weights. */
+ * Samples whose target is ignore_index do not count; the mean divides by the sum of the weights. */
 typedef struct tn_nll_loss_options {
     size_t struct_size;
     tn_reduction reduction; /* default TN_REDUCTION_MEAN */
     int64_t ignore_index;   /* default -100 */
-    bool ignore_zero;       /* default false */
 } tn_nll_loss_options;
+#define TN_NLL_LOSS_DEFAULTS {TN_OPTIONS_SIZE(tn_nll_loss_options, ignore_index), TN_REDUCTION_MEAN, -100}
 TN_API tn_tensor *tn_nll_loss(const tn_tensor *x, const tn_tensor *target, const tn_tensor *weight,
                               const tn_nll_loss_options *o);
 
 /* -weight[target] · log_softmax(x)[target] of logits x [batch, classes, ...] and class numbers target [batch, ...].
- * Samples whose target is ignore_index do not count (class 0: set ignore_zero); the mean divides by the sum of the
- * weights; label_smoothing mixes in the uniform distribution. Source: Szegedy et al. 2015 for smoothing. */
+ * Samples whose target is ignore_index do not count; the mean divides by the sum of the weights; label_smoothing
+ * mixes in the uniform distribution. Source: Szegedy et al. 2015 for smoothing. */
 typedef struct tn_cross_entropy_options {
     size_t struct_size;
     tn_reduction reduction; /* default TN_REDUCTION_MEAN */
     int64_t ignore_index;   /* default -100 */
-    bool ignore_zero;       /* default false */
     double label_smoothing; /* default 0.0 */
 } tn_cross_entropy_options;
+#define TN_CROSS_ENTROPY_DEFAULTS \
+    {TN_OPTIONS_SIZE(tn_cross_entropy_options, label_smoothing), TN_REDUCTION_MEAN, -100, 0.0}
 TN_API tn_tensor *tn_cross_entropy(const tn_tensor *x, const tn_tensor *target, const tn_tensor *weight,
                                    const tn_cross_entropy_options *o);
 

@@ -30,17 +30,17 @@ extern "C" {
 
 typedef struct tn_optimizer tn_optimizer;
 
-/* Zero means default in every field of these options. */
-
 /* g ← gradient + weight_decay·w; b ← momentum·b + (1 − dampening)·g, the first time b ← g; with nesterov g ← g +
  * momentum·b, else g ← b where there is momentum; w ← w − lr·g. */
 typedef struct tn_sgd_options {
     size_t struct_size;
-    double lr; /* 1e-3 */
-    double momentum, dampening, weight_decay;
-    bool nesterov;        /* needs momentum and no dampening */
-    double max_grad_norm; /* gradients are scaled down together so that their norm is at most this; 0: left alone */
+    double lr;                                /* default 1e-3; at least 0 */
+    double momentum, dampening, weight_decay; /* default 0 */
+    bool nesterov;                            /* needs momentum and no dampening; default false */
+    double max_grad_norm; /* gradients are scaled down together so that their norm is at most this; default INFINITY */
 } tn_sgd_options;
+#define TN_SGD_DEFAULTS \
+    { TN_OPTIONS_SIZE(tn_sgd_options, max_grad_norm), 1e-3, 0, 0, 0, false, INFINITY }
 
 /* m ← beta1·m + (1 − beta1)·g; v ← beta2·v + (1 − beta2)·g²;
  * w ← w − lr / (1 − beta1^t) · m / (sqrt(v / (1 − beta2^t)) + eps), t the number of this step.
@@ -48,12 +48,16 @@ typedef struct tn_sgd_options {
  * Sources: Kingma and Ba 2015; Loshchilov and Hutter 2019. */
 typedef struct tn_adam_options {
     size_t struct_size;
-    double lr;            /* 1e-3 */
-    double beta1, beta2;  /* 0.9, 0.999 */
-    double eps;           /* 1e-8 */
-    double weight_decay;  /* Adam: 0; AdamW: 0.01, and a negative value means none */
+    double lr;            /* default 1e-3; at least 0 */
+    double beta1, beta2;  /* in [0, 1); default 0.9, 0.999 */
+    double eps;           /* default 1e-8 */
+    double weight_decay;  /* TN_ADAM_DEFAULTS: 0; TN_ADAMW_DEFAULTS: 0.01 */
     double max_grad_norm; /* as above */
 } tn_adam_options;
+#define TN_ADAM_DEFAULTS \
+    { TN_OPTIONS_SIZE(tn_adam_options, max_grad_norm), 1e-3, 0.9, 0.999, 1e-8, 0, INFINITY }
+#define TN_ADAMW_DEFAULTS \
+    { TN_OPTIONS_SIZE(tn_adam_options, max_grad_norm), 1e-3, 0.9, 0.999, 1e-8, 0.01, INFINITY }
 
 /* An optimiser for the parameters below m that require gradients now; they are retained. options may be NULL.
  * *out: freed with tn_optimizer_free. Errors: TN_ERR_ARGUMENT for values out of range or
@@ -107,10 +111,12 @@ typedef enum tn_schedule_kind { TN_SCHEDULE_CONSTANT = 0, TN_SCHEDULE_LINEAR, TN
  * `total` along a line or half a cosine wave, and final_lr ever after. */
 typedef struct tn_schedule {
     size_t struct_size;
-    tn_schedule_kind kind;
-    double lr, final_lr;
-    int64_t warmup, total;
+    tn_schedule_kind kind; /* default TN_SCHEDULE_CONSTANT */
+    double lr, final_lr;   /* default 1e-3, 0 */
+    int64_t warmup, total; /* steps; default 0, 0 */
 } tn_schedule;
+#define TN_SCHEDULE_DEFAULTS \
+    { TN_OPTIONS_SIZE(tn_schedule, total), TN_SCHEDULE_CONSTANT, 1e-3, 0, 0, 0 }
 
 /* The learning rate at a step counted from 0, for tn_optimizer_set_lr; NaN without a schedule. */
 TN_API double tn_schedule_at(const tn_schedule *s, int64_t step);

@@ -5,6 +5,7 @@
 #ifndef TRUNNION_STATUS_H
 #define TRUNNION_STATUS_H
 
+#include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -25,6 +26,30 @@ extern "C" {
 
 /* Room for a reason, or for its advice, with the 0 at its end; a longer one ends with an ellipsis. */
 enum { TN_REASON_BYTES = 512 };
+
+/* ---- options ------------------------------------------------------------------------------------------------------
+ *
+ * Start a struct of options from its initialiser, then set the fields that you need:
+ *
+ *     tn_sgd_options o = TN_SGD_DEFAULTS;
+ *     o.lr = 0.1;
+ *     tn_optimizer_sgd(net, &o, &sgd);
+ *
+ * The initialiser sets every field to its default, in C and in C++. From then on every field means what it says: 0 is
+ * 0. NULL in place of a struct means all defaults.
+ *
+ * A struct that was not started so ({0}, or struct_size set by hand) fails with TN_ERR_ARGUMENT, and the text shows the
+ * initialiser. struct_size also tells the library which fields the program was compiled with: structs grow at their
+ * end, and fields that an older program lacks have their defaults. Options of a newer program than the library are
+ * refused. (Structs that a function fills in, such as tn_device_info, have no initialiser: set struct_size to their
+ * sizeof.) */
+
+/* The value of struct_size, for initialisers: a mark, and the number of bytes up to the end of the last field. */
+#define TN_OPTIONS_MARK ((size_t)0x544E0000)
+#define TN_OPTIONS_SIZE(type, last) (TN_OPTIONS_MARK | (offsetof(type, last) + sizeof(((type *)0)->last)))
+
+/* In a field of type double: the library chooses the value. The field's comment says which. */
+#define TN_AUTO ((double)-INFINITY)
 
 /* What went wrong, by kind; tn_error() has the words. */
 typedef enum tn_status {
@@ -48,6 +73,11 @@ TN_API const char *tn_error(void);
 
 /* The status of that failure; TN_OK if there was none. */
 TN_API tn_status tn_error_code(void);
+
+/* For functions that take options: copies the fields that `given` has (NULL: none) to `to`, which was started from its
+ * initialiser. function and initialiser are for the error text: "sgd", "tn_sgd_options o = TN_SGD_DEFAULTS".
+ * Errors: TN_ERR_ARGUMENT for a struct that was not started from its initialiser, or is newer than `to`; for NULL. */
+TN_API tn_status tn_options_read(void *to, const void *given, const char *function, const char *initialiser);
 
 /* A short name of a status: "out of memory" for TN_ERR_MEMORY. Never NULL. */
 TN_API const char *tn_status_name(tn_status s);

@@ -71,21 +71,27 @@ typedef struct tn_text_slice {
 
 /* What a tokenizer is made of; nothing is kept of it. */
 typedef struct tn_vocabulary {
-    size_t struct_size; /* set by the caller */
-    /* "gpt2": byte-level BPE, the merge with the lowest rank first (Sennrich et al. 2016; Radford et al. 2019).
+    size_t struct_size;
+    /* Must be set, as count and tokens.
+     * "gpt2": byte-level BPE, the merge with the lowest rank first (Sennrich et al. 2016; Radford et al. 2019).
      * "llama": SentencePiece's BPE, the pair with the highest score first (Kudo and Richardson 2018). */
     const char *model;
-    const char *pre; /* gpt2: the rule that cuts a text into words, by GGUF's name for it; NULL: "default" */
+    const char *pre; /* gpt2: the rule that cuts a text into words, by GGUF's name for it; default NULL: "default" */
     int32_t count;
     const tn_text_slice *tokens; /* [count]; "gpt2": in GPT-2's spelling of bytes as letters */
     const float *scores;         /* [count], "llama" only */
-    const int32_t *types;        /* [count] of tn_token_type; NULL: all are normal */
+    const int32_t *types;        /* [count] of tn_token_type; default NULL: all are normal */
     const tn_text_slice *merges; /* "gpt2" only: "left right", the best first; those that give no token do not count */
     int32_t merge_count;
-    int32_t special[TN_SPECIAL_COUNT];         /* ids, -1 for none */
-    int8_t add_bos, add_eos, add_space_prefix; /* 0 or 1; -1: what the model and rule usually do */
-    const char *chat_template;                 /* NULL for none */
+    int32_t special[TN_SPECIAL_COUNT];         /* ids; default -1: none */
+    int8_t add_bos, add_eos, add_space_prefix; /* 0 or 1; default -1: what the model and rule usually do */
+    const char *chat_template;                 /* default NULL: none */
 } tn_vocabulary;
+#define TN_VOCABULARY_DEFAULTS                                                                   \
+    {                                                                                            \
+        TN_OPTIONS_SIZE(tn_vocabulary, chat_template), NULL, NULL, 0, NULL, NULL, NULL, NULL, 0, \
+            {-1, -1, -1, -1, -1, -1}, -1, -1, -1, NULL                                           \
+    }
 
 /* Makes a tokenizer. *out: freed with tn_tokenizer_free.
  * Errors: TN_ERR_FORMAT for ids, types or scores that make no sense, TN_ERR_UNSUPPORTED for an unknown model or rule
@@ -138,14 +144,16 @@ typedef struct tn_encoding {
 TN_API void tn_encoding_free(tn_encoding *e); /* leaves it empty; NULL is fine */
 
 typedef struct tn_pair_options {
-    size_t struct_size; /* set by the caller */
-    unsigned flags;     /* TN_ENCODE_… */
-    int64_t max_tokens; /* with begin and end tokens: the longer text gives away until both fit; 0: no limit but what
-                           TN_ENCODE_TRUNCATE says */
+    size_t struct_size;
+    unsigned flags;     /* TN_ENCODE_…; default TN_ENCODE_ENDS */
+    int64_t max_tokens; /* with begin and end tokens: the longer text gives away until both fit; default 0: no limit but
+                           what TN_ENCODE_TRUNCATE says */
 } tn_pair_options;
+#define TN_PAIR_DEFAULTS \
+    { TN_OPTIONS_SIZE(tn_pair_options, max_tokens), TN_ENCODE_ENDS, 0 }
 
 /* Appends the tokens of a text, or of two that belong together (second.data not NULL; a question and an answer …).
- * o may be NULL: TN_ENCODE_ENDS alone. On failure `out` is as it was. Errors: as tn_tokenizer_encode's;
+ * o may be NULL. On failure `out` is as it was. Errors: as tn_tokenizer_encode's;
  * TN_ERR_UNSUPPORTED for a pair without a tokenizer.json. */
 TN_API tn_status tn_tokenizer_encode_pair(const tn_tokenizer *t, tn_text_slice first, tn_text_slice second,
                                           const tn_pair_options *o, tn_encoding *out);
@@ -208,11 +216,14 @@ TN_API tn_status tn_template_new(const char *source, size_t size, tn_template **
 TN_API void tn_template_free(tn_template *t); /* NULL is fine */
 
 typedef struct tn_template_options {
-    size_t struct_size; /* set by the caller */
-    int64_t now;        /* what strftime_now shows, in seconds since 1970; 0: the time it is */
-    int64_t max_steps;  /* 0: 20 million, a second or two */
-    int64_t max_memory; /* bytes for values; 0: 256 MiB */
+    size_t struct_size;
+    int64_t now;        /* what strftime_now shows, in seconds since 1970; default TN_TEMPLATE_NOW: the time it is */
+    int64_t max_steps;  /* default 20 million, a second or two */
+    int64_t max_memory; /* bytes for values; default 256 MiB */
 } tn_template_options;
+#define TN_TEMPLATE_NOW INT64_MIN
+#define TN_TEMPLATE_DEFAULTS \
+    { TN_OPTIONS_SIZE(tn_template_options, max_memory), TN_TEMPLATE_NOW, 20000000, (int64_t)256 << 20 }
 
 /* Appends what the template makes of the variables in a JSON object (`size` bytes; NULL for none). options may be NULL.
  * Errors: TN_ERR_FORMAT naming line and column of what cannot be computed; TN_ERR_ARGUMENT with the template's own
@@ -226,13 +237,15 @@ typedef struct tn_chat_message {
 } tn_chat_message;
 
 typedef struct tn_chat {
-    size_t struct_size; /* set by the caller */
-    const tn_chat_message *messages;
+    size_t struct_size;
+    const tn_chat_message *messages; /* default NULL, 0 */
     int count;
-    bool add_generation_prompt;    /* end with the begin of an answer */
-    const tn_tokenizer *tokenizer; /* gives bos_token, eos_token … their spelling; may be NULL */
-    const char *variables; /* further variables, or richer messages, as a JSON object: tools …; NULL for none */
+    bool add_generation_prompt;    /* end with the begin of an answer; default false */
+    const tn_tokenizer *tokenizer; /* gives bos_token, eos_token … their spelling; default NULL: they have none */
+    const char *variables; /* further variables, or richer messages, as a JSON object: tools …; default NULL: none */
 } tn_chat;
+#define TN_CHAT_DEFAULTS \
+    { TN_OPTIONS_SIZE(tn_chat, variables), NULL, 0, false, NULL, NULL }
 
 /* The same for a conversation. Encode the result with TN_ENCODE_SPECIAL and without TN_ENCODE_ENDS: templates write the
  * begin token themselves. (Words of a conversation that look like control tokens become control tokens.) */
@@ -241,27 +254,30 @@ TN_API tn_status tn_template_chat(const tn_template *t, const tn_chat *chat, con
 
 /* ---- sampler ----------------------------------------------------------------------------------------------------- */
 
-/* How the next token is chosen from a model's logits. All zero: the greatest logit, always.
+/* How the next token is chosen from a model's logits. By default the greatest logit, always.
  *
  * The steps, in this order: the repetition penalty changes logits; temperature divides them; top_k, top_p and min_p
  * each leave the likelier tokens; one of what is left is drawn with its probability. This is Hugging Face's order.
  * (llama.cpp applies the temperature last, so that with top_p and min_p other tokens may stay: at a temperature below 1
  * more of them there, above 1 fewer. Both agree at temperature 1.) */
 typedef struct tn_sampler_options {
-    size_t struct_size;    /* set by the caller */
-    double temperature;    /* 0: the first of the greatest logits, and nothing is drawn */
-    int32_t top_k;         /* the k likeliest; 0: all */
-    double top_p;          /* the fewest that together are this likely (Holtzman et al. 2020); 0 or 1: all */
-    double min_p;          /* those at least this fraction as likely as the likeliest (Nguyen et al. 2024); 0: all */
+    size_t struct_size;
+    double temperature; /* default 0: the first of the greatest logits, and nothing is drawn */
+    int32_t top_k;      /* the k likeliest; default 0: all */
+    /* the fewest that together are this likely (Holtzman et al. 2020), in [0, 1]; 0: the likeliest; default 1: all */
+    double top_p;
+    double min_p; /* those at least this fraction as likely as the likeliest (Nguyen et al. 2024); default 0: all */
     double repeat_penalty; /* positive logits of recent tokens are divided by it, others multiplied (Keskar et al.
-                              2019); 0 or 1: as they are */
-    int32_t repeat_window; /* how many recent tokens count; 0: 64 */
-    uint64_t seed;         /* of the draws: the same seed and logits give the same tokens */
+                              2019); default 1: as they are */
+    int32_t repeat_window; /* how many recent tokens count; default 64 */
+    uint64_t seed;         /* of the draws: the same seed and logits give the same tokens; default 0 */
 } tn_sampler_options;
+#define TN_SAMPLER_DEFAULTS \
+    { TN_OPTIONS_SIZE(tn_sampler_options, seed), 0, 0, 1, 0, 1, 64, 0 }
 
 typedef struct tn_sampler tn_sampler;
 
-/* Makes a sampler (options NULL: all zero). *out: freed with tn_sampler_free; used by one thread at a time.
+/* Makes a sampler (options may be NULL). *out: freed with tn_sampler_free; used by one thread at a time.
  * Errors: TN_ERR_ARGUMENT for an option out of range, TN_ERR_MEMORY. */
 TN_API tn_status tn_sampler_new(const tn_sampler_options *options, tn_sampler **out);
 TN_API void tn_sampler_free(tn_sampler *s); /* NULL is fine */

@@ -287,10 +287,12 @@ static tn_status certify_all(tn_device *d, const tn_certify_options *o, tn_certi
 }
 
 tn_status tn_certify(tn_device *device, const tn_certify_options *options, tn_certify_counts *counts) {
-    tn_certify_options o = {.struct_size = sizeof o};
+    tn_certify_options o = TN_CERTIFY_DEFAULTS;
     tn_certify_counts sum = {.struct_size = sizeof sum};
+    TRY(tn_options_read(&o, options, "tn_certify", "tn_certify_options o = TN_CERTIFY_DEFAULTS"));
     if (!device || !counts) return tn_fail(TN_ERR_ARGUMENT, "certify: %s is NULL", device ? "counts" : "device");
-    if (options) memcpy(&o, options, options->struct_size < sizeof o ? options->struct_size : sizeof o);
+    if (o.every < 1)
+        return tn_fail(TN_ERR_ARGUMENT, "tn_certify: every is %lld; it must be at least 1", (long long)o.every);
     if (o.only) TRY(check_names(o.only));
     tn_device *before = tn_current_device();
     TRY(tn_set_current_device(device));

@@ -15,7 +15,8 @@ tn_device *tn_host_device(void) {
     static _Atomic(tn_device *) host;
     tn_device *d = atomic_load_explicit(&host, memory_order_acquire);
     if (d) return d;
-    tn_device_options o = {.struct_size = sizeof o, .fallback = TN_FALLBACK_STRICT};
+    tn_device_options o = TN_DEVICE_DEFAULTS;
+    o.fallback = TN_FALLBACK_STRICT;
     if (tn_device_open("cpu", &o, NULL, &d) != TN_OK) return NULL;
     tn_device *expected = NULL;
     if (atomic_compare_exchange_strong(&host, &expected, d)) return d;

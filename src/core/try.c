@@ -101,14 +101,8 @@ static tn_status try_each(trial *t, const char *const *preferences, int count) {
 }
 
 static tn_status read_options(const tn_device_options *given, trial *t) {
-    t->options = (tn_device_options){.struct_size = sizeof t->options};
-    if (given) {
-        if (given->struct_size < sizeof given->struct_size)
-            return tn_fail(TN_ERR_ARGUMENT, "tn_try: options->struct_size is not set");
-        size_t n = given->struct_size < sizeof t->options ? given->struct_size : sizeof t->options;
-        memcpy(&t->options, given, n);
-        t->options.struct_size = sizeof t->options;
-    }
+    t->options = (tn_device_options)TN_DEVICE_DEFAULTS;
+    TRY(tn_options_read(&t->options, given, "tn_try", "tn_device_options o = TN_DEVICE_DEFAULTS"));
     t->policy = t->options.fallback;
     t->options.fallback = TN_FALLBACK_STRICT;
     return TN_OK;

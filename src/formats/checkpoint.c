@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "base/base.h"
+#include "base/options.h"
 #include "trunnion/autograd.h"
 #include "trunnion/json.h"
 #include "trunnion/model.h"
@@ -55,6 +56,11 @@ static tn_status parts_collect(const tn_checkpoint *c, parts *p) {
 
 /* ---- saving ------------------------------------------------------------------------------------------------------ */
 
+static tn_status read_checkpoint(const tn_checkpoint *given, const char *function, tn_checkpoint *c) {
+    *c = (tn_checkpoint)TN_CHECKPOINT_DEFAULTS;
+    return tn_options_read(c, given, function, "tn_checkpoint c = TN_CHECKPOINT_DEFAULTS");
+}
+
 static int parts_total(const parts *p) {
     int total = 0;
     for (int i = 0; i < PARTS; i++)
@@ -97,9 +103,11 @@ static void add_steps(tn_str *s, const tn_optimizer *o) {
         tn_str_add(s, "%s%" PRId64, i ? "," : "", tn_optimizer_steps(o, i));
 }
 
-tn_status tn_checkpoint_save(const char *path, const tn_checkpoint *c) {
-    if (!path || !c || c->struct_size < sizeof *c)
-        return tn_fail(TN_ERR_ARGUMENT, "tn_checkpoint_save: the path is NULL or struct_size is not set");
+tn_status tn_checkpoint_save(const char *path, const tn_checkpoint *checkpoint) {
+    tn_checkpoint read, *c = &read;
+    TRY(tn_need(path, "tn_checkpoint_save: the path"));
+    TRY(tn_need(checkpoint, "tn_checkpoint_save: the checkpoint"));
+    TRY(read_checkpoint(checkpoint, "tn_checkpoint_save", c));
     parts p;
     tn_status status = parts_collect(c, &p);
     tn_str steps = {0}, rate = {0};
@@ -365,9 +373,11 @@ static tn_status load_open(const tn_safetensors *f, tn_checkpoint *c, const part
     return status;
 }
 
-tn_status tn_checkpoint_load(const char *path, tn_checkpoint *c) {
-    if (!path || !c || c->struct_size < sizeof *c)
-        return tn_fail(TN_ERR_ARGUMENT, "tn_checkpoint_load: the path is NULL or struct_size is not set");
+tn_status tn_checkpoint_load(const char *path, tn_checkpoint *checkpoint) {
+    tn_checkpoint read, *c = &read;
+    TRY(tn_need(path, "tn_checkpoint_load: the path"));
+    TRY(tn_need(checkpoint, "tn_checkpoint_load: the checkpoint"));
+    TRY(read_checkpoint(checkpoint, "tn_checkpoint_load", c));
     tn_safetensors *f = NULL;
     TRY(tn_safetensors_open(path, &f));
     parts p;
@@ -375,5 +385,7 @@ tn_status tn_checkpoint_load(const char *path, tn_checkpoint *c) {
     if (status == TN_OK) status = load_open(f, c, &p);
     parts_free(&p);
     tn_safetensors_close(f);
-    return status == TN_OK ? TN_OK : tn_fail_prefix(status, "checkpoint '%s'", path);
+    if (status != TN_OK) return tn_fail_prefix(status, "checkpoint '%s'", path);
+    tn_options_write(checkpoint, c);
+    return TN_OK;
 }

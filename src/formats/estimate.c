@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 
 #include "base/base.h"
+#include "base/options.h"
 #include "trunnion/model.h"
 
 enum {
@@ -53,9 +54,11 @@ static tn_status check_sizes(const tn_model_sizes *s) {
                        (long long)s->heads, (long long)s->kv_heads, (long long)s->hidden);
     if (s->head_dim < 0 || s->chunk < 0 || s->weights_bytes < 0)
         return tn_fail(TN_ERR_ARGUMENT, "memory estimate: head_dim, chunk or weights_bytes is negative");
-    if ((!(s->bytes_per_weight > 0) && !s->weights_bytes) || s->bytes_per_cache < 0)
-        return tn_fail(TN_ERR_ARGUMENT, "memory estimate: bytes_per_weight is %g; it must be positive",
-                       s->bytes_per_weight);
+    if (s->chunk == 0) return tn_fail(TN_ERR_ARGUMENT, "memory estimate: chunk is 0; it must be positive");
+    if ((!(s->bytes_per_weight > 0) && !s->weights_bytes) || !(s->bytes_per_cache > 0))
+        return tn_fail(TN_ERR_ARGUMENT,
+                       "memory estimate: bytes_per_weight is %g and bytes_per_cache %g; both must be positive",
+                       s->bytes_per_weight, s->bytes_per_cache);
     return TN_OK;
 }
 
@@ -84,7 +87,7 @@ static void count_model(const tn_model_sizes *s, parts *p) {
  * feed-forward part the residual, its norm's result, gate and the product with up. Beside it the tables of rotary
  * positions, and the operand of a quantised product, a byte an element with a scale for 32. */
 static double inference_activations(const tn_model_sizes *s) {
-    double tokens = (double)tn_min64(s->chunk ? s->chunk : TN_PROMPT_CHUNK, s->sequence);
+    double tokens = (double)tn_min64(s->chunk, s->sequence);
     double hidden = (double)s->hidden, intermediate = (double)s->intermediate;
     double attention = 2 * hidden + 2 * q_width(s) + 2 * kv_width(s);
     double feedforward = 2 * hidden + 2 * intermediate;
@@ -109,25 +112,32 @@ static tn_status put(const parts *p, tn_memory_estimate *out) {
     return TN_OK;
 }
 
-static tn_status check_arguments(const tn_model_sizes *sizes, const tn_memory_estimate *out) {
-    if (!sizes || !out || sizes->struct_size < sizeof *sizes || out->struct_size < sizeof *out)
-        return tn_fail(TN_ERR_ARGUMENT, "memory estimate: an argument is NULL or its struct_size is not set");
-    return check_sizes(sizes);
+static tn_status read_sizes(const tn_model_sizes *given, const char *function, tn_model_sizes *s) {
+    *s = (tn_model_sizes)TN_MODEL_SIZES_DEFAULTS;
+    return tn_options_read(s, given, function, "tn_model_sizes s = TN_MODEL_SIZES_DEFAULTS");
 }
 
-tn_status tn_estimate_inference_memory(const tn_model_sizes *sizes, tn_memory_estimate *out) {
-    TRY(check_arguments(sizes, out));
+static tn_status read_arguments(const tn_model_sizes *given, const tn_memory_estimate *out, tn_model_sizes *s) {
+    if (!given || !out || out->struct_size < sizeof *out)
+        return tn_fail(TN_ERR_ARGUMENT, "memory estimate: an argument is NULL or out->struct_size is not set");
+    TRY(read_sizes(given, "memory estimate", s));
+    return check_sizes(s);
+}
+
+tn_status tn_estimate_inference_memory(const tn_model_sizes *given, tn_memory_estimate *out) {
+    tn_model_sizes read, *sizes = &read;
+    TRY(read_arguments(given, out, sizes));
     parts p = {0};
     count_model(sizes, &p);
     double rows = ceil((double)sizes->sequence / CACHE_PAGE) * CACHE_PAGE;
-    double element = sizes->bytes_per_cache > 0 ? sizes->bytes_per_cache : 2;
-    p.cache = ceil(2 * (double)sizes->layers * rows * kv_width(sizes) * element);
+    p.cache = ceil(2 * (double)sizes->layers * rows * kv_width(sizes) * sizes->bytes_per_cache);
     p.activations = ceil(inference_activations(sizes));
     return put(&p, out);
 }
 
-tn_status tn_estimate_training_memory(const tn_model_sizes *sizes, int64_t batch, int states, tn_memory_estimate *out) {
-    TRY(check_arguments(sizes, out));
+tn_status tn_estimate_training_memory(const tn_model_sizes *given, int64_t batch, int states, tn_memory_estimate *out) {
+    tn_model_sizes read, *sizes = &read;
+    TRY(read_arguments(given, out, sizes));
     if (batch <= 0 || states < 0)
         return tn_fail(TN_ERR_ARGUMENT,
                        "memory estimate: a batch of %lld and %d states a weight; it takes at least 1 and 0",
@@ -170,8 +180,10 @@ static tn_status get_weights(const tn_gguf *file, tn_model_sizes *out) {
 }
 
 tn_status tn_gguf_model_sizes(const tn_gguf *file, tn_model_sizes *out) {
-    if (!file || !out || out->struct_size < sizeof *out)
-        return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_model_sizes: an argument is NULL or its struct_size is not set");
+    tn_model_sizes s = TN_MODEL_SIZES_DEFAULTS;
+    if (!file || !out) return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_model_sizes: an argument is NULL");
+    TRY(read_sizes(out, "tn_gguf_model_sizes", &s));
+    s = (tn_model_sizes)TN_MODEL_SIZES_DEFAULTS;
     const char *text;
     int64_t length;
     TRY(tn_gguf_get_string(file, "general.architecture", &text, &length));
@@ -182,7 +194,6 @@ tn_status tn_gguf_model_sizes(const tn_gguf *file, tn_model_sizes *out) {
     memcpy(name, text, (size_t)length);
     name[length] = 0;
 
-    tn_model_sizes s = {.struct_size = out->struct_size, .bytes_per_cache = 2};
     TRY(get_size(file, name, "embedding_length", -1, &s.hidden));
     TRY(get_size(file, name, "feed_forward_length", -1, &s.intermediate));
     TRY(get_size(file, name, "block_count", -1, &s.layers));
@@ -196,7 +207,7 @@ tn_status tn_gguf_model_sizes(const tn_gguf *file, tn_model_sizes *out) {
     TRY(get_weights(file, &s));
     TRY(check_sizes(&s));
     s.bytes_per_weight = (double)s.weights_bytes / count_parameters(&s);
-    *out = s;
+    tn_options_write(out, &s);
     return TN_OK;
 }
 
@@ -244,7 +255,7 @@ static tn_status read_folder_weights(const char *folder, tn_model_sizes *s) {
 
 static tn_status read_folder(const char *folder, const char *config, tn_model_sizes *out) {
     tn_json_doc *doc;
-    tn_model_sizes s = {.struct_size = out->struct_size, .bytes_per_cache = 2};
+    tn_model_sizes s = TN_MODEL_SIZES_DEFAULTS;
     TRY(tn_json_open(config, &doc));
     tn_status status = read_config(tn_json_root(doc), &s);
     tn_json_free(doc);
@@ -252,7 +263,7 @@ static tn_status read_folder(const char *folder, const char *config, tn_model_si
     if (status == TN_OK) status = check_sizes(&s);
     if (status != TN_OK) return tn_fail_prefix(status, "'%s'", folder);
     s.bytes_per_weight = (double)s.weights_bytes / count_parameters(&s);
-    *out = s;
+    tn_options_write(out, &s);
     return TN_OK;
 }
 
@@ -262,8 +273,9 @@ static bool is_folder(const char *path) {
 }
 
 tn_status tn_read_model_sizes(const char *path, tn_model_sizes *out) {
-    if (!path || !out || out->struct_size < sizeof *out)
-        return tn_fail(TN_ERR_ARGUMENT, "tn_read_model_sizes: an argument is NULL or its struct_size is not set");
+    tn_model_sizes s;
+    if (!path || !out) return tn_fail(TN_ERR_ARGUMENT, "tn_read_model_sizes: an argument is NULL");
+    TRY(read_sizes(out, "tn_read_model_sizes", &s));
     tn_gguf *file = NULL;
     tn_status status = TN_OK;
     if (!is_folder(path)) {

@@ -486,11 +486,8 @@ static tn_status choose(search *s, const char *preference) {
 }
 
 static tn_status read_options(const tn_device_options *given, tn_device_options *out) {
-    *out = (tn_device_options){.struct_size = sizeof *out};
-    if (!given) return TN_OK;
-    size_t n = given->struct_size;
-    if (n < sizeof n) return tn_fail(TN_ERR_ARGUMENT, "tn_device_open: options->struct_size is not set");
-    memcpy(out, given, n < sizeof *out ? n : sizeof *out);
+    *out = (tn_device_options)TN_DEVICE_DEFAULTS;
+    TRY(tn_options_read(out, given, "tn_device_open", "tn_device_options o = TN_DEVICE_DEFAULTS"));
     if (out->threads < 0 || out->minimum_memory < 0 || out->simd < 0 || out->simd > 3)
         return tn_fail(TN_ERR_ARGUMENT, "tn_device_open: threads %d, minimum_memory %lld, simd %d: one is out of range",
                        out->threads, (long long)out->minimum_memory, out->simd);

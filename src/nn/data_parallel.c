@@ -143,8 +143,10 @@ static tn_status take_shares(tn_data_parallel *p, const double *shares) {
 }
 
 static tn_status take_options(tn_data_parallel *p, const tn_data_parallel_options *given, int devices) {
-    tn_data_parallel_options o = {.struct_size = sizeof o};
-    if (given && given->struct_size >= sizeof o) o = *given;
+    tn_data_parallel_options o = TN_DATA_PARALLEL_DEFAULTS;
+    tn_status status =
+        tn_options_read(&o, given, "data parallel", "tn_data_parallel_options o = TN_DATA_PARALLEL_DEFAULTS");
+    if (status != TN_OK) return status;
     p->parts = o.parts ? o.parts : devices;
     p->sum = o.sum;
     p->fallback = o.fallback;

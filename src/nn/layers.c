@@ -39,13 +39,10 @@ void tn_nn_write(tn_module *m, const char *name, const tn_tensor *value) {
     (void)tn_module_fail(m, tn_status_of(tn_copy_(t, value)));
 }
 
-/* Options of a caller who may have been compiled with an older, shorter struct. */
-static tn_nn_norm_options norm_options(const tn_nn_norm_options *given) {
-    tn_nn_norm_options o = {.struct_size = sizeof o};
-    if (given && given->struct_size >= sizeof o) o = *given;
-    if (o.eps == 0) o.eps = 1e-5;
-    if (o.momentum == 0) o.momentum = 0.1;
-    return o;
+static bool norm_options(tn_module *parent, const char *what, const tn_nn_norm_options *given, tn_nn_norm_options *o) {
+    *o = (tn_nn_norm_options)TN_NN_NORM_DEFAULTS;
+    tn_status status = tn_options_read(o, given, what, "tn_nn_norm_options o = TN_NN_NORM_DEFAULTS");
+    return tn_module_fail(parent, status) == TN_OK;
 }
 
 /* ---- linear ------------------------------------------------------------------------------------------------------ */
@@ -90,15 +87,6 @@ static tn_tensor *conv2d_forward(tn_module *m, const tn_tensor *x) {
 
 static const tn_module_type conv2d_type = {sizeof(tn_module_type), "conv2d", conv2d_forward, free};
 
-static tn_nn_conv2d_options conv2d_options(const tn_nn_conv2d_options *given) {
-    tn_nn_conv2d_options o = {.struct_size = sizeof o};
-    if (given && given->struct_size >= sizeof o) o = *given;
-    if (o.stride == 0) o.stride = 1;
-    if (o.dilation == 0) o.dilation = 1;
-    if (o.groups == 0) o.groups = 1;
-    return o;
-}
-
 static bool conv2d_check(tn_module *parent, const char *name, int64_t in, int64_t out, int64_t kernel,
                          const tn_nn_conv2d_options *o) {
     if (!tn_nn_check_sizes(parent, "conv2d", name, in, out) ||
@@ -116,22 +104,24 @@ static bool conv2d_check(tn_module *parent, const char *name, int64_t in, int64_
 
 tn_module *tn_nn_conv2d(tn_module *parent, const char *name, int64_t in_channels, int64_t out_channels, int64_t kernel,
                         const tn_nn_conv2d_options *options) {
-    tn_nn_conv2d_options o = conv2d_options(options);
+    tn_nn_conv2d_options o = TN_NN_CONV2D_DEFAULTS;
+    tn_status status = tn_options_read(&o, options, "conv2d", "tn_nn_conv2d_options o = TN_NN_CONV2D_DEFAULTS");
+    if (tn_module_fail(parent, status) != TN_OK) return NULL;
     if (!conv2d_check(parent, name, in_channels, out_channels, kernel, &o)) return NULL;
     tn_module *m = tn_nn_make(parent, name, &conv2d_type, sizeof(conv2d));
     if (!m) return NULL;
     conv2d *s = tn_module_self(m);
-    s->options = (tn_conv2d_options){.struct_size = sizeof s->options,
-                                     .stride = {o.stride, o.stride},
-                                     .padding = {o.padding, o.padding},
-                                     .dilation = {o.dilation, o.dilation},
-                                     .groups = o.groups};
+    s->options = (tn_conv2d_options)TN_CONV2D_DEFAULTS;
+    s->options.stride[0] = s->options.stride[1] = o.stride;
+    s->options.padding[0] = s->options.padding[1] = o.padding;
+    s->options.dilation[0] = s->options.dilation[1] = o.dilation;
+    s->options.groups = o.groups;
     int64_t shape[] = {out_channels, in_channels / o.groups, kernel, kernel};
     double bound = 1 / sqrt((double)(shape[1] * kernel * kernel));
     {
         TN_SCOPE;
         s->weight = tn_module_add_parameter(m, "weight", tn_init_kaiming_uniform(shape, 4, sqrt_5));
-        if (!o.no_bias) s->bias = tn_module_add_parameter(m, "bias", tn_init_uniform(&out_channels, 1, -bound, bound));
+        if (o.bias) s->bias = tn_module_add_parameter(m, "bias", tn_init_uniform(&out_channels, 1, -bound, bound));
     }
     return tn_nn_made(m);
 }
@@ -150,7 +140,7 @@ static void add_affine(tn_module *m, norm *s, const tn_nn_norm_options *o, int64
     s->features = features;
     s->eps = o->eps;
     s->momentum = o->momentum;
-    if (o->no_affine) return;
+    if (!o->affine) return;
     TN_SCOPE;
     s->weight = tn_module_add_parameter(m, "weight", tn_init_constant(&features, 1, 1));
     s->bias = tn_module_add_parameter(m, "bias", tn_init_constant(&features, 1, 0));
@@ -175,8 +165,9 @@ static tn_tensor *batch_norm2d_forward(tn_module *m, const tn_tensor *x) {
         return tn_failed(TN_ERR_SHAPE,
                          "batch_norm2d: x must be [batch, %lld, height, width]; its rank is %d, its channels %lld",
                          (long long)s->features, tn_rank(x), (long long)tn_size(x, 1));
-    tn_tensor *y = tn_batch_norm(x, s->running_mean, s->running_var, s->weight, s->bias, training,
-                                 &(tn_batch_norm_options){.struct_size = sizeof(tn_batch_norm_options), .eps = s->eps});
+    tn_batch_norm_options o = TN_BATCH_NORM_DEFAULTS;
+    o.eps = s->eps;
+    tn_tensor *y = tn_batch_norm(x, s->running_mean, s->running_var, s->weight, s->bias, training, &o);
     if (training && tn_status_of(y) == TN_OK) {
         TN_NO_GRAD;
         move_statistics(s, x);
@@ -188,7 +179,8 @@ static const tn_module_type batch_norm2d_type = {sizeof(tn_module_type), "batch_
 
 tn_module *tn_nn_batch_norm2d(tn_module *parent, const char *name, int64_t channels,
                               const tn_nn_norm_options *options) {
-    tn_nn_norm_options o = norm_options(options);
+    tn_nn_norm_options o;
+    if (!norm_options(parent, "batch_norm2d", options, &o)) return NULL;
     if (!tn_nn_check_sizes(parent, "batch_norm2d", name, channels, channels)) return NULL;
     tn_module *m = tn_nn_make(parent, name, &batch_norm2d_type, sizeof(norm));
     if (!m) return NULL;
@@ -205,14 +197,16 @@ tn_module *tn_nn_batch_norm2d(tn_module *parent, const char *name, int64_t chann
 
 static tn_tensor *layer_norm_forward(tn_module *m, const tn_tensor *x) {
     const norm *s = tn_module_self(m);
-    return tn_layer_norm(x, &s->features, 1, s->weight, s->bias,
-                         &(tn_layer_norm_options){.struct_size = sizeof(tn_layer_norm_options), .eps = s->eps});
+    tn_layer_norm_options o = TN_LAYER_NORM_DEFAULTS;
+    o.eps = s->eps;
+    return tn_layer_norm(x, &s->features, 1, s->weight, s->bias, &o);
 }
 
 static const tn_module_type layer_norm_type = {sizeof(tn_module_type), "layer_norm", layer_norm_forward, free};
 
 tn_module *tn_nn_layer_norm(tn_module *parent, const char *name, int64_t features, const tn_nn_norm_options *options) {
-    tn_nn_norm_options o = norm_options(options);
+    tn_nn_norm_options o;
+    if (!norm_options(parent, "layer_norm", options, &o)) return NULL;
     if (!tn_nn_check_sizes(parent, "layer_norm", name, features, features)) return NULL;
     tn_module *m = tn_nn_make(parent, name, &layer_norm_type, sizeof(norm));
     if (!m) return NULL;

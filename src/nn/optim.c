@@ -202,7 +202,10 @@ static tn_status make(tn_module *m, const tn_optimizer *model, tn_optimizer **ou
     tn_status status = tn_module_status(m);
     if (status == TN_OK) status = check_value("lr", model->lr, 0, INFINITY);
     if (status == TN_OK) status = check_value("weight_decay", model->weight_decay, 0, INFINITY);
-    if (status == TN_OK) status = check_value("max_grad_norm", model->max_grad_norm, 0, INFINITY);
+    if (status == TN_OK && !(model->max_grad_norm >= 0))
+        status = tn_backend_fail(TN_ERR_ARGUMENT,
+                                 "optimizer: max_grad_norm is %g; it must be at least 0 (INFINITY: no limit)",
+                                 model->max_grad_norm);
     if (status != TN_OK) return status;
 
     tn_variable *variables = NULL;
@@ -228,15 +231,15 @@ tn_status tn_optimizer_sgd(tn_module *m, const tn_sgd_options *options, tn_optim
     tn_status status = tn_nn_need(out, "sgd: out");
     if (status != TN_OK) return status;
     *out = NULL;
-    tn_sgd_options o = {.struct_size = sizeof o};
-    if (options && options->struct_size >= sizeof o) o = *options;
-    status = check_value("momentum", o.momentum, 0, INFINITY);
+    tn_sgd_options o = TN_SGD_DEFAULTS;
+    status = tn_options_read(&o, options, "sgd", "tn_sgd_options o = TN_SGD_DEFAULTS");
+    if (status == TN_OK) status = check_value("momentum", o.momentum, 0, INFINITY);
     if (status == TN_OK && o.nesterov && (o.momentum == 0 || o.dampening != 0))
         status = tn_backend_fail(TN_ERR_ARGUMENT, "sgd: nesterov needs momentum and no dampening");
     if (status != TN_OK) return status;
     tn_optimizer model = {.method = &sgd,
                           .slot_count = o.momentum != 0,
-                          .lr = o.lr != 0 ? o.lr : 1e-3,
+                          .lr = o.lr,
                           .momentum = o.momentum,
                           .dampening = o.dampening,
                           .weight_decay = o.weight_decay,
@@ -245,21 +248,21 @@ tn_status tn_optimizer_sgd(tn_module *m, const tn_sgd_options *options, tn_optim
     return make(m, &model, out);
 }
 
-static tn_status make_adam(const method *how, tn_module *m, const tn_adam_options *options, double weight_decay,
-                           tn_optimizer **out) {
+/* o: the defaults; the caller's options go over them. */
+static tn_status make_adam(const method *how, tn_module *m, tn_adam_options o, const tn_adam_options *options,
+                           const char *initialiser, tn_optimizer **out) {
     tn_status status = tn_nn_need(out, "adam: out");
     if (status != TN_OK) return status;
     *out = NULL;
-    tn_adam_options o = {.struct_size = sizeof o};
-    if (options && options->struct_size >= sizeof o) o = *options;
-    if (o.weight_decay != 0) weight_decay = how == &adamw && o.weight_decay < 0 ? 0 : o.weight_decay;
+    status = tn_options_read(&o, options, how == &adamw ? "adamw" : "adam", initialiser);
+    if (status != TN_OK) return status;
     tn_optimizer model = {.method = how,
                           .slot_count = how->slot_count,
-                          .lr = o.lr != 0 ? o.lr : 1e-3,
-                          .beta1 = o.beta1 != 0 ? o.beta1 : 0.9,
-                          .beta2 = o.beta2 != 0 ? o.beta2 : 0.999,
-                          .eps = o.eps != 0 ? o.eps : 1e-8,
-                          .weight_decay = weight_decay,
+                          .lr = o.lr,
+                          .beta1 = o.beta1,
+                          .beta2 = o.beta2,
+                          .eps = o.eps,
+                          .weight_decay = o.weight_decay,
                           .max_grad_norm = o.max_grad_norm};
     status = check_value("beta1", model.beta1, 0, 1);
     if (status == TN_OK) status = check_value("beta2", model.beta2, 0, 1);
@@ -268,11 +271,12 @@ static tn_status make_adam(const method *how, tn_module *m, const tn_adam_option
 }
 
 tn_status tn_optimizer_adam(tn_module *m, const tn_adam_options *options, tn_optimizer **out) {
-    return make_adam(&adam, m, options, 0, out);
+    return make_adam(&adam, m, (tn_adam_options)TN_ADAM_DEFAULTS, options, "tn_adam_options o = TN_ADAM_DEFAULTS", out);
 }
 
 tn_status tn_optimizer_adamw(tn_module *m, const tn_adam_options *options, tn_optimizer **out) {
-    return make_adam(&adamw, m, options, 0.01, out);
+    return make_adam(&adamw, m, (tn_adam_options)TN_ADAMW_DEFAULTS, options, "tn_adam_options o = TN_ADAMW_DEFAULTS",
+                     out);
 }
 
 /* ---- gradients --------------------------------------------------------------------------------------------------- */
@@ -523,7 +527,7 @@ static tn_status record_step(tn_optimizer *o, const gradients *g) {
     captured_step *captured = NULL;
     tn_status status = tn_capturing() ? captured_new(o, &captured) : TN_OK;
     if (status == TN_OK) status = collect_gradients(o, g);
-    if (status == TN_OK && o->max_grad_norm > 0) status = clip_collected(o);
+    if (status == TN_OK && o->max_grad_norm < INFINITY) status = clip_collected(o);
     if (status == TN_OK) status = record_updates(o, captured);
     if (status == TN_OK && g->also) status = g->also(g->ctx);
     if (status == TN_OK && captured) status = captured_add(captured);
@@ -612,8 +616,10 @@ tn_status tn_optimizer_variables(const tn_optimizer *o, tn_variable **items, int
 
 /* ---- learning-rate schedules ------------------------------------------------------------------------------------- */
 
-double tn_schedule_at(const tn_schedule *s, int64_t at) {
-    if (!s) return NAN;
+double tn_schedule_at(const tn_schedule *given, int64_t at) {
+    if (!given) return NAN;
+    tn_schedule read = TN_SCHEDULE_DEFAULTS, *s = &read;
+    if (tn_options_read(s, given, "tn_schedule_at", "tn_schedule s = TN_SCHEDULE_DEFAULTS") != TN_OK) return NAN;
     if (at < s->warmup) return s->lr * (double)(at + 1) / (double)s->warmup;
     if (s->kind == TN_SCHEDULE_CONSTANT) return s->lr;
     if (at >= s->total) return s->final_lr;

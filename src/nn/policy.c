@@ -107,34 +107,28 @@ typedef struct network {
     int64_t observations, recurrent;
 } network;
 
-/* Options with their defaults filled in. */
-typedef struct settings {
-    int64_t observations, actions, recurrent;
-    const int64_t *hidden;
-    int hidden_count;
-    tn_tensor *(*activation)(const tn_tensor *x);
-    bool separate_value;
-    double hidden_gain, logits_gain, value_gain;
-} settings;
-
 static const int64_t default_hidden[] = {64, 64};
 
-static tn_status read_options(const tn_policy_options *o, settings *s) {
-    if (!o || o->struct_size < sizeof *o)
-        return tn_backend_fail(TN_ERR_ARGUMENT, "policy: set struct_size to sizeof(tn_policy_options)");
-    if (o->observations <= 0 || o->actions <= 0 || o->recurrent < 0 || o->hidden_count < 0)
+/* The caller's options; functions and lists that may be NULL are filled in. */
+static tn_status read_options(const tn_policy_options *given, tn_policy_options *o) {
+    *o = (tn_policy_options)TN_POLICY_DEFAULTS;
+    tn_status status = tn_options_read(o, given, "policy", "tn_policy_options o = TN_POLICY_DEFAULTS");
+    if (status != TN_OK) return status;
+    if (o->observations <= 0 || o->actions <= 0)
         return tn_backend_fail(TN_ERR_ARGUMENT, "policy: %lld observations and %lld actions; both must be positive",
                                (long long)o->observations, (long long)o->actions);
-    *s = (settings){.observations = o->observations,
-                    .actions = o->actions,
-                    .recurrent = o->recurrent ? o->recurrent : 64,
-                    .hidden = o->hidden ? o->hidden : default_hidden,
-                    .hidden_count = o->hidden ? o->hidden_count : 2,
-                    .activation = o->activation ? o->activation : tn_relu,
-                    .separate_value = o->separate_value,
-                    .hidden_gain = o->hidden_gain > 0 ? o->hidden_gain : sqrt(2),
-                    .logits_gain = o->logits_gain > 0 ? o->logits_gain : 0.01,
-                    .value_gain = o->value_gain > 0 ? o->value_gain : 1};
+    if (o->recurrent <= 0 || o->hidden_count < 0)
+        return tn_backend_fail(TN_ERR_ARGUMENT,
+                               "policy: recurrent is %lld and hidden_count %d; they must be at least 1 and 0",
+                               (long long)o->recurrent, o->hidden_count);
+    if (!isfinite(o->hidden_gain) || !isfinite(o->logits_gain) || !isfinite(o->value_gain))
+        return tn_backend_fail(TN_ERR_ARGUMENT, "policy: gains %g, %g and %g; they must be finite", o->hidden_gain,
+                               o->logits_gain, o->value_gain);
+    if (!o->hidden) {
+        o->hidden = default_hidden;
+        o->hidden_count = 2;
+    }
+    if (!o->activation) o->activation = tn_relu;
     return TN_OK;
 }
 
@@ -147,7 +141,7 @@ static tn_module *orthogonal_linear(tn_module *parent, const char *name, int64_t
 }
 
 /* Linear layers with an activation behind each, in a sequence; *width becomes what comes out. */
-static tn_module *make_hidden(tn_module *root, const char *part, const settings *s, int64_t *width) {
+static tn_module *make_hidden(tn_module *root, const char *part, const tn_policy_options *s, int64_t *width) {
     *width = s->observations;
     if (s->hidden_count == 0) return NULL;
     tn_module *sequence = tn_nn_sequential(root, part);
@@ -177,7 +171,7 @@ static void set_cell(tn_module *cell, int64_t in, int64_t width) {
     tn_nn_write(cell, "bias_hh", tn_cat((tn_tensor *[]){zero, zero, zero, zero}, 4, 0));
 }
 
-static void build(tn_module *root, const settings *s, bool recurrent, network *n) {
+static void build(tn_module *root, const tn_policy_options *s, bool recurrent, network *n) {
     n->observations = s->observations;
     int64_t width, own_width = 0;
     n->hidden = make_hidden(root, "hidden", s, &width);
@@ -196,7 +190,7 @@ static tn_status make_policy(const tn_policy_options *options, const tn_policy_t
     tn_status status = tn_nn_need(out, "policy: out");
     if (status != TN_OK) return status;
     *out = NULL;
-    settings s;
+    tn_policy_options s;
     status = read_options(options, &s);
     if (status != TN_OK) return status;
     tn_module *root = tn_module_root();

@@ -173,14 +173,17 @@ static const tn_module_type encoder_type = {sizeof(tn_module_type), "transformer
 
 tn_module *tn_nn_transformer_encoder_layer(tn_module *parent, const char *name, int64_t features, int64_t heads,
                                            const tn_nn_encoder_options *options) {
-    tn_nn_encoder_options o = {.struct_size = sizeof o};
-    if (options && options->struct_size >= sizeof o) o = *options;
+    tn_nn_encoder_options o = TN_NN_ENCODER_DEFAULTS;
+    tn_status status =
+        tn_options_read(&o, options, "transformer_encoder_layer", "tn_nn_encoder_options o = TN_NN_ENCODER_DEFAULTS");
+    if (tn_module_fail(parent, status) != TN_OK) return NULL;
     int64_t inner = o.feedforward ? o.feedforward : 4 * features;
     if (!tn_nn_check_sizes(parent, "transformer_encoder_layer", name, features, inner)) return NULL;
     tn_module *m = tn_nn_make(parent, name, &encoder_type, sizeof(encoder));
     if (!m) return NULL;
     encoder *s = tn_module_self(m);
-    tn_nn_norm_options norm = {.struct_size = sizeof norm, .eps = o.eps};
+    tn_nn_norm_options norm = TN_NN_NORM_DEFAULTS;
+    norm.eps = o.eps;
     s->activation = o.activation ? o.activation : exact_gelu;
     s->norm_first = o.norm_first;
     s->p = o.dropout;

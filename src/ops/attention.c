@@ -342,7 +342,7 @@ static bool is_dense(const tn_node *n, const operands *o) {
 
 static tn_node *compose_attention(tn_build *b, const tn_node *n) {
     double scale = n->f[TN_SCALED_DOT_PRODUCT_ATTENTION_SCALE];
-    if (scale == 0.0) scale = 1.0 / sqrt((double)n->in[Q]->shape[n->in[Q]->rank - 1]);
+    if (scale == TN_AUTO) scale = 1.0 / sqrt((double)n->in[Q]->shape[n->in[Q]->rank - 1]);
     operands o = operands_of(b, n, n->i[TN_SCALED_DOT_PRODUCT_ATTENTION_IS_CAUSAL], scale);
     if (b->status != TN_OK) return NULL;
     if (!is_dense(n, &o)) return tn_b_cast_like(b, composed(b, n, o), n);
@@ -355,7 +355,7 @@ static tn_node *compose_attention(tn_build *b, const tn_node *n) {
  * queries, features], k and v [..., kv_heads, keys, features], heads a multiple of kv_heads (grouped queries). mask,
  * NULL or broadcastable to [..., heads, queries, keys], is added, or if bool lets see where true; is_causal lets query
  * i see keys
- * 0 … i; scale 0 means 1/sqrt(features). Source: Vaswani et al. 2017, eq. 1. */
+ * 0 … i; scale TN_AUTO means 1/sqrt(features). Source: Vaswani et al. 2017, eq. 1. */
 const tn_op_impl tn_impl_scaled_dot_product_attention = {
     .keeps_half = true,
     .infer = infer_attention,

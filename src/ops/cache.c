@@ -196,7 +196,7 @@ static tn_node *pages_laid_out(tn_build *b, tn_node *cache) {
 
 static double scale_of(const tn_node *n) {
     double scale = n->f[TN_CACHED_ATTENTION_SCALE];
-    return scale == 0.0 ? 1.0 / sqrt((double)n->in[ATTEND_Q]->shape[2]) : scale;
+    return scale == TN_AUTO ? 1.0 / sqrt((double)n->in[ATTEND_Q]->shape[2]) : scale;
 }
 
 static tn_node *compose_cached_attention(tn_build *b, const tn_node *n) {
@@ -358,8 +358,9 @@ static void reference_cached_attention(const tn_reference *r) {
  * tokens, q [n, heads, head_dim], k and v [n, kv_heads, head_dim] (f32), that follow `position` tokens in the caches
  * [pages, kv_heads, 64, head_dim], which tn_cache_append_ has filled and which hold the new ones only afterwards. k and
  * v count as the caches would hold them, so a result does not depend on how a text was cut. heads is a multiple of
- * kv_heads; scale 0 means 1/sqrt(head_dim); window: the greatest number of keys a query sees, itself included, 0 for
- * all. softcap: a score s becomes softcap · tanh(s / softcap), 0 for none. Result [n, heads, head_dim]; no gradient. */
+ * kv_heads; scale TN_AUTO means 1/sqrt(head_dim); window: the greatest number of keys a query sees, itself included, 0
+ * for all. softcap: a score s becomes softcap · tanh(s / softcap), 0 for none. Result [n, heads, head_dim]; no
+ * gradient. */
 const tn_op_impl tn_impl_cached_attention = {
     .infer = infer_cached_attention,
     .compose = compose_cached_attention,

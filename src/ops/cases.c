@@ -49,7 +49,7 @@ static bool split_at(text_span w, char mark, text_span *before, text_span *behin
     return true;
 }
 
-/* Numbers, `inf`, `min` and `max` (of i64), `true`, `false`, dtype names. */
+/* Numbers, `inf`, `min` and `max` (of i64), `auto` (TN_AUTO), `true`, `false`, dtype names. */
 static bool number_of(text_span w, double *f, int64_t *i) {
     static const struct {
         const char *name;
@@ -60,7 +60,8 @@ static bool number_of(text_span w, double *f, int64_t *i) {
                  {"inf", INFINITY, INT64_MAX},
                  {"-inf", -INFINITY, INT64_MIN},
                  {"min", -INFINITY, INT64_MIN},
-                 {"max", INFINITY, INT64_MAX}};
+                 {"max", INFINITY, INT64_MAX},
+                 {"auto", TN_AUTO, 0}};
     for (size_t k = 0; k < TN_COUNT(words); k++) {
         if (!is_text(w, words[k].name)) continue;
         *f = words[k].f;

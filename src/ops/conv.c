@@ -548,7 +548,8 @@ static tn_status grad_conv2d(tn_build *b, const tn_node *n, tn_node *dy, tn_node
     tn_window w = conv_window(n->i, weight, 2);
     int64_t groups = conv_groups(n->i, 2);
     if (tn_needs_grad(n, 0)) {
-        tn_conv_transpose2d_options o = {.groups = groups};
+        tn_conv_transpose2d_options o = TN_CONV_TRANSPOSE2D_DEFAULTS;
+        o.groups = groups;
         for (int a = 0; a < 2; a++) {
             int64_t least = (n->shape[n->rank - 2 + a] - 1) * w.stride[a] - 2 * w.padding[a] + tn_window_reach(&w, a);
             o.stride[a] = w.stride[a];
@@ -585,7 +586,11 @@ static tn_node *compose_conv1d(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0], *weight = n->in[1];
     const int64_t *i = n->i, *s = weight->shape;
     int64_t batch = x->rank == 3 ? x->shape[0] : 1;
-    tn_conv2d_options o = {.stride = {1, i[0]}, .padding = {0, i[1]}, .dilation = {1, i[2]}, .groups = i[3]};
+    tn_conv2d_options o = TN_CONV2D_DEFAULTS;
+    o.stride[1] = i[0];
+    o.padding[1] = i[1];
+    o.dilation[1] = i[2];
+    o.groups = i[3];
     tn_node *image = tn_b_reshape(b, x, (int64_t[]){batch, x->shape[x->rank - 2], 1, x->shape[x->rank - 1]}, 4);
     tn_node *kernel = tn_b_reshape(b, weight, (int64_t[]){s[0], s[1], 1, s[2]}, 4);
     return tn_b_view(b, tn_b_conv2d(b, image, kernel, n->in[2], &o), n->shape, n->rank);
@@ -681,7 +686,8 @@ static tn_node *first_places(tn_build *b, tn_node *y, const tn_node *like) {
 }
 
 static tn_conv2d_options conv_options(const tn_window *w, int64_t groups) {
-    tn_conv2d_options o = {.groups = groups};
+    tn_conv2d_options o = TN_CONV2D_DEFAULTS;
+    o.groups = groups;
     memcpy(o.stride, w->stride, sizeof o.stride);
     memcpy(o.padding, w->padding, sizeof o.padding);
     memcpy(o.dilation, w->dilation, sizeof o.dilation);

@@ -198,14 +198,12 @@ const tn_op_impl tn_impl_binary_cross_entropy_with_logits = {
 /* ---- classes ----------------------------------------------------------------------------------------------------- */
 
 /* Both losses of classes: x [batch, classes, ...] or [classes], target [batch, ...] or [] with class numbers, weight
- * [classes] or NULL; attributes reduction, ignore_index, ignore_zero lead. */
-enum { CLASS_REDUCTION, CLASS_IGNORE_INDEX, CLASS_IGNORE_ZERO };
+ * [classes] or NULL; attributes reduction, ignore_index lead. */
+enum { CLASS_REDUCTION, CLASS_IGNORE_INDEX };
 _Static_assert((int)CLASS_REDUCTION == (int)TN_NLL_LOSS_REDUCTION &&
                    (int)CLASS_REDUCTION == (int)TN_CROSS_ENTROPY_REDUCTION &&
                    (int)CLASS_IGNORE_INDEX == (int)TN_NLL_LOSS_IGNORE_INDEX &&
-                   (int)CLASS_IGNORE_INDEX == (int)TN_CROSS_ENTROPY_IGNORE_INDEX &&
-                   (int)CLASS_IGNORE_ZERO == (int)TN_NLL_LOSS_IGNORE_ZERO &&
-                   (int)CLASS_IGNORE_ZERO == (int)TN_CROSS_ENTROPY_IGNORE_ZERO,
+                   (int)CLASS_IGNORE_INDEX == (int)TN_CROSS_ENTROPY_IGNORE_INDEX,
                "both losses have their attributes in this order");
 
 static int class_dim(const tn_node *x) { return x->rank > 1 ? 1 : 0; }
@@ -268,7 +266,7 @@ typedef struct class_terms {
 static class_terms terms_of(tn_build *b, const tn_node *n) {
     class_terms k = {.dim = class_dim(n->in[0])};
     tn_node *t = tn_b_cast(b, n->in[1], TN_I64), *weight = n->in[2];
-    double ignored = n->i[CLASS_IGNORE_ZERO] ? 0.0 : (double)n->i[CLASS_IGNORE_INDEX];
+    double ignored = (double)n->i[CLASS_IGNORE_INDEX];
     k.zero = tn_b_const(b, 0.0, n->in[0]);
     k.one = tn_b_const(b, 1.0, n->in[0]);
     k.valid = tn_b_ne(b, t, tn_b_const(b, ignored, t));
@@ -302,14 +300,14 @@ static tn_node *compose_nll_loss(tn_build *b, const tn_node *n) {
     return reduced_by_weight(b, picked_loss(b, n, n->in[0], &k), &k, n->i[CLASS_REDUCTION]);
 }
 
-/* nll_loss(x, target, weight, reduction, ignore_index, ignore_zero): -weight[target] · x[target] of log-probabilities
- * x [batch, classes, ...] and class numbers target [batch, ...]. Samples whose target is ignore_index do not count
- * (class 0: set ignore_zero); the mean divides by the sum of the weights. */
+/* nll_loss(x, target, weight, reduction, ignore_index): -weight[target] · x[target] of log-probabilities
+ * x [batch, classes, ...] and class numbers target [batch, ...]. Samples whose target is ignore_index do not
+ * count; the mean divides by the sum of the weights. */
 const tn_op_impl tn_impl_nll_loss = {
     .infer = infer_classes,
     .compose = compose_nll_loss,
     .cases = "tol=4e-6 atol=1e-6; [3,4] [3]:i64@0..3 -; [3,4] [3]:i64@0..3 [4]@0.5..2 reduction=sum grad=off; "
-             "[2,4,3] [2,3]:i64@0..3 - reduction=none; [3,4] [3]:i64@0..3 - ignore_zero=true reduction=sum; "
+             "[2,4,3] [2,3]:i64@0..3 - reduction=none; [3,4] [3]:i64@0..3 - ignore_index=0 reduction=sum; "
              "[4] []:i64@0..3 -; [3,4] [3]:i32@0..3 - ignore_index=2 reduction=sum; error=class [3,4] [3]:f32 -; "
              "error=fit [3,4] [4]:i64@0..3 -; error=weight [3,4] [3]:i64@0..3 [3]"};
 
@@ -376,16 +374,16 @@ static tn_status grad_cross_entropy(tn_build *b, const tn_node *n, tn_node *dy, 
     return b->status;
 }
 
-/* cross_entropy(x, target, weight, reduction, ignore_index, ignore_zero, label_smoothing): -weight[target] ·
+/* cross_entropy(x, target, weight, reduction, ignore_index, label_smoothing): -weight[target] ·
  * log_softmax(x)[target] of logits x [batch, classes, ...] and class numbers target [batch, ...]. Samples whose target
- * is ignore_index do not count (class 0: set ignore_zero); the mean divides by the sum of the weights; label_smoothing
+ * is ignore_index do not count; the mean divides by the sum of the weights; label_smoothing
  * mixes in the uniform distribution. Source: Szegedy et al. 2015 for smoothing. */
 const tn_op_impl tn_impl_cross_entropy = {
     .infer = infer_classes,
     .compose = compose_cross_entropy,
     .grad = grad_cross_entropy,
     .cases = "tol=1e-5 atol=2e-6; [3,4] [3]:i64@0..3 -; [3,4] [3]:i64@0..3 [4]@0.5..2 reduction=sum grad=off; "
-             "[2,4,3] [2,3]:i64@0..3 - reduction=none; [3,4] [3]:i64@0..3 - ignore_zero=true reduction=sum; "
+             "[2,4,3] [2,3]:i64@0..3 - reduction=none; [3,4] [3]:i64@0..3 - ignore_index=0 reduction=sum; "
              "[4] []:i64@0..3 -; [3,4] [3]:i64@0..3 - label_smoothing=0.1; "
              "[2,4,3] [2,3]:i64@0..3 [4]@0.5..2 label_smoothing=0.2 reduction=none grad=off; "
              "[3,4]@-80..80 [3]:i64@0..3 - atol=4e-5; error=class [3,4] [3]:f32 -; "

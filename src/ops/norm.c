@@ -201,12 +201,13 @@ static tn_node *compose_rms_norm(tn_build *b, const tn_node *n) {
     int count = last_dims(n, dims);
     tn_node *x = n->in[0];
     if (!x) return NULL;
-    double eps = n->f[0] != 0.0 ? n->f[0] : x->dtype == TN_F64 ? DBL_EPSILON : (double)FLT_EPSILON;
+    double eps = n->f[0] != TN_AUTO ? n->f[0] : x->dtype == TN_F64 ? DBL_EPSILON : (double)FLT_EPSILON;
     return tn_b_cast_like(b, affine(b, tn_b_rms_scale(b, x, dims, count, eps), n->in[1], NULL, n->i + 1, count), n);
 }
 
 /* rms_norm(x, normalized_shape, weight, eps): x / sqrt(mean(x²) + eps) · weight, the mean over the last dimensions,
- * which are normalized_shape; eps 0 means the machine epsilon of the computation. Source: Zhang and Sennrich 2019. */
+ * which are normalized_shape; eps TN_AUTO means the machine epsilon of the computation. Source: Zhang and Sennrich
+ * 2019. */
 const tn_op_impl tn_impl_rms_norm = {
     .infer = infer_last_dims,
     .compose = compose_rms_norm,

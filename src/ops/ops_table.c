@@ -6,8 +6,9 @@
 // clang-format off
 #include <stdarg.h>
 #include <stddef.h>
-#include <string.h>
+#include <stdio.h>
 
+#include "base/options.h"
 #include "ops/common.h"
 
 enum {
@@ -22,11 +23,12 @@ enum {
  *     l 1…9   a list of any length, and its length; a list of that many items
  *     o       options, then their fields, each a letter and the letter of its default: i f e as above, b: bool, 1…9 */
 typedef struct maker {
-    int op; /* below zero: -1 - the number of a function that is some view ops */
+    int16_t op;       /* below zero: -1 - the number of a function that is some view ops */
+    uint16_t options; /* the options' struct_size without its mark; 0 for none */
     char takes[15];
 } maker;
 
-static const double defaults[] = {-100, 0, 1e-08, 1e-05, 1, 20}; /* a, b, … */
+static const double defaults[] = {TN_AUTO, -100, 0, 1e-08, 1e-05, 1, 20}; /* a, b, … */
 
 typedef tn_status view_rule(const tn_node *const *in, const tn_attrs *args, tn_view_steps *steps);
 
@@ -73,51 +75,47 @@ static tn_status put_array(tn_attrs *a, const maker *m, const int64_t *items, in
     return TN_OK;
 }
 
-/* An item left zero is as the one before it, the first as `value`: where that is zero too, all is as it is. */
-static void put_defaulted(tn_attrs *a, const int64_t *items, int count, int64_t value) {
-    int64_t before = value;
-    for (int i = 0; i < count; i++) {
-        before = items[i] || value == 0 ? items[i] : before;
-        put_int(a, before);
-    }
-}
-
 static bool is_digit(char c) { return c >= '1' && c <= '9'; }
 
-/* The caller's struct may be older (shorter) than ours: fields beyond its end are zero. They lie as the compiler lays
- * them, each behind the last one at a multiple of what its type asks for. */
-static void put_options(tn_attrs *a, const char *fields, const void *given) {
+static tn_status refuse_options(const maker *m, const void *given) {
+    char initialiser[160], upper[64] = "";
+    const char *name = name_of(m);
+    for (size_t i = 0; name[i] && i + 1 < sizeof upper; i++)
+        upper[i] = name[i] >= 'a' && name[i] <= 'z' ? (char)(name[i] - 'a' + 'A') : name[i];
+    snprintf(initialiser, sizeof initialiser, "tn_%s_options o = TN_%s_DEFAULTS", name, upper);
+    return tn_options_refuse(given, m->options, name, initialiser);
+}
+
+/* The caller's struct may be older (shorter) than ours: fields beyond its end have their defaults. They lie as the
+ * compiler lays them, each behind the last one at a multiple of what its type asks for. */
+static tn_status put_options(tn_attrs *a, const maker *m, const char *fields, const void *given) {
     enum {
         INT_ALIGN = offsetof(struct { char c; int64_t x; }, x),
         FLOAT_ALIGN = offsetof(struct { char c; double x; }, x)
     };
-    size_t at = sizeof(size_t), end = 0;
-    if (given) {
-        memcpy(&end, given, sizeof end);
-        if (end == 0) end = SIZE_MAX;
-    }
+    size_t at = sizeof(size_t), end = given ? tn_options_covers(given, m->options) : 0;
+    if (given && !end) return refuse_options(m, given);
     for (; *fields; fields += 2) {
         char kind = fields[0];
         int count = is_digit(kind) ? kind - '0' : 1;
         size_t size = kind == 'b' ? sizeof(bool) : kind == 'e' ? sizeof(int) : 8 * (size_t)count;
         size_t align = kind == 'b' ? sizeof(bool) : kind == 'e' ? sizeof(int) : kind == 'f' ? FLOAT_ALIGN : INT_ALIGN;
-        double otherwise = defaults[fields[1] - 'a'], f = 0;
-        int64_t items[9] = {0};
-        bool yes = false;
-        int choice = 0;
+        double otherwise = defaults[fields[1] - 'a'];
         at = (at + align - 1) / align * align;
-        if (at + size <= end)
-            memcpy(kind == 'b' ? (void *)&yes : kind == 'e' ? (void *)&choice : kind == 'f' ? (void *)&f : items,
-                   (const char *)given + at, size);
+        const char *field = at + size <= end ? (const char *)given + at : NULL;
         at += size;
         if (kind == 'f') {
-            put_float(a, f != 0 ? f : otherwise);
-        } else if (kind == 'b' || kind == 'e') {
-            put_int(a, yes + choice);
+            put_float(a, field ? *(const double *)(const void *)field : otherwise);
+        } else if (kind == 'b') {
+            put_int(a, field ? *(const bool *)(const void *)field : (int64_t)otherwise);
+        } else if (kind == 'e') {
+            put_int(a, field ? *(const int *)(const void *)field : (int64_t)otherwise);
         } else {
-            put_defaulted(a, items, count, (int64_t)otherwise);
+            for (int i = 0; i < count; i++)
+                put_int(a, field ? ((const int64_t *)(const void *)field)[i] : (int64_t)otherwise);
         }
     }
+    return TN_OK;
 }
 
 /* ---- what a function was called with ----------------------------------------------------------------------------- */
@@ -150,8 +148,7 @@ static tn_status take(call *c, const maker *m, bool build, va_list *with) {
         } else if (*p == 'e') {
             put_int(&c->attrs, va_arg(*with, int));
         } else if (*p == 'o') {
-            put_options(&c->attrs, p + 1, va_arg(*with, const void *));
-            return TN_OK;
+            return put_options(&c->attrs, m, p + 1, va_arg(*with, const void *));
         } else {
             const int64_t *items = va_arg(*with, const int64_t *);
             TRY(is_digit(*p) ? put_array(&c->attrs, m, items, *p - '0')
@@ -624,7 +621,7 @@ const tn_op_row tn_op_rows[] = {
         "(Tensor x, int[] normalized_shape, Tensor? weight, Tensor? bias, *, float eps=1e-5)",
         "LayerNormalization", &tn_impl_layer_norm},
     [TN_OP_RMS_NORM] = {"rms_norm", TN_COMPOSED,
-        "(Tensor x, int[] normalized_shape, Tensor? weight, *, float eps=0.0)",
+        "(Tensor x, int[] normalized_shape, Tensor? weight, *, float eps=auto)",
         "RMSNormalization", &tn_impl_rms_norm},
     [TN_OP_GROUP_NORM] = {"group_norm", TN_COMPOSED,
         "(Tensor x, int num_groups, Tensor? weight, Tensor? bias, *, float eps=1e-5)",
@@ -665,7 +662,7 @@ const tn_op_row tn_op_rows[] = {
         "(Tensor x, int[2] kernel_size, *, int[2] stride=0, int[2] padding=0, int[2] dilation=1, bool ceil_mode=false)",
         "MaxPool", &tn_impl_max_pool2d},
     [TN_OP_AVG_POOL2D] = {"avg_pool2d", TN_COMPOSED,
-        "(Tensor x, int[2] kernel_size, *, int[2] stride=0, int[2] padding=0, bool ceil_mode=false, bool count_exclude_pad=false, int divisor_override=0)",
+        "(Tensor x, int[2] kernel_size, *, int[2] stride=0, int[2] padding=0, bool ceil_mode=false, bool count_include_pad=true, int divisor_override=0)",
         "AveragePool", &tn_impl_avg_pool2d},
     [TN_OP_ADAPTIVE_AVG_POOL2D] = {"adaptive_avg_pool2d", TN_COMPOSED,
         "(Tensor x, int[2] output_size)",
@@ -684,7 +681,7 @@ const tn_op_row tn_op_rows[] = {
         "(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor out, Tensor dout, bool is_causal, float scale, bool blind, bool hides)",
         "", &tn_impl_attention_dense_gradient},
     [TN_OP_SCALED_DOT_PRODUCT_ATTENTION] = {"scaled_dot_product_attention", TN_COMPOSED,
-        "(Tensor q, Tensor k, Tensor v, Tensor? mask, *, bool is_causal=false, float scale=0.0)",
+        "(Tensor q, Tensor k, Tensor v, Tensor? mask, *, bool is_causal=false, float scale=auto)",
         "Attention", &tn_impl_scaled_dot_product_attention},
     [TN_OP_DEQUANTIZE] = {"dequantize", TN_COMPOSED, "(Tensor x, dtype dtype)", "", &tn_impl_dequantize},
     [TN_OP_LINEAR_QUANTIZED] = {"linear_quantized", TN_KERNEL,
@@ -704,7 +701,7 @@ const tn_op_row tn_op_rows[] = {
         "(Tensor cache, Tensor x, Tensor position, Tensor pages)",
         "", &tn_impl_cache_append_rows},
     [TN_OP_CACHED_ATTENTION] = {"cached_attention", TN_COMPOSED,
-        "(Tensor q, Tensor k, Tensor v, Tensor k_cache, Tensor v_cache, Tensor position, Tensor pages, *, float scale=0.0, int window=0, float softcap=0.0)",
+        "(Tensor q, Tensor k, Tensor v, Tensor k_cache, Tensor v_cache, Tensor position, Tensor pages, *, float scale=auto, int window=0, float softcap=0.0)",
         "", &tn_impl_cached_attention},
     [TN_OP_CACHED_ATTENTION_ROWS] = {"cached_attention_rows", TN_KERNEL,
         "(Tensor q, Tensor k, Tensor v, Tensor k_cache, Tensor v_cache, Tensor position, Tensor pages, float scale, int window, float softcap)",
@@ -749,10 +746,10 @@ const tn_op_row tn_op_rows[] = {
         "(Tensor x, Tensor target, Tensor? weight, Tensor? pos_weight, {mean|sum|none} reduction)",
         "", &tn_impl_binary_cross_entropy_with_logits},
     [TN_OP_NLL_LOSS] = {"nll_loss", TN_COMPOSED,
-        "(Tensor x, Tensor target, Tensor? weight, *, {mean|sum|none} reduction=mean, int ignore_index=-100, bool ignore_zero=false)",
+        "(Tensor x, Tensor target, Tensor? weight, *, {mean|sum|none} reduction=mean, int ignore_index=-100)",
         "NegativeLogLikelihoodLoss", &tn_impl_nll_loss},
     [TN_OP_CROSS_ENTROPY] = {"cross_entropy", TN_COMPOSED,
-        "(Tensor x, Tensor target, Tensor? weight, *, {mean|sum|none} reduction=mean, int ignore_index=-100, bool ignore_zero=false, float label_smoothing=0.0)",
+        "(Tensor x, Tensor target, Tensor? weight, *, {mean|sum|none} reduction=mean, int ignore_index=-100, float label_smoothing=0.0)",
         "SoftmaxCrossEntropyLoss", &tn_impl_cross_entropy},
 };
 
@@ -816,11 +813,11 @@ tn_tensor *(tn_bitwise_not)(const tn_tensor *x) { return record_1(x, TN_OP_BITWI
 tn_tensor *(tn_bitwise_not_)(tn_tensor *x) { return record_to_1(x, TN_OP_BITWISE_NOT); }
 tn_node *tn_b_bitwise_not(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_BITWISE_NOT); }
 
-static const maker make_cast = {TN_OP_CAST, "te"};
+static const maker make_cast = {TN_OP_CAST, 0, "te"};
 tn_tensor *(tn_cast)(const tn_tensor *x, tn_dtype dtype) { return record(&make_cast, x, dtype); }
 tn_node *tn_b_cast(tn_build *b, tn_node *x, tn_dtype dtype) { return build(b, &make_cast, x, dtype); }
 
-static const maker make_view_dtype = {TN_OP_VIEW_DTYPE, "te"};
+static const maker make_view_dtype = {TN_OP_VIEW_DTYPE, 0, "te"};
 tn_tensor *(tn_view_dtype)(const tn_tensor *x, tn_dtype dtype) { return record(&make_view_dtype, x, dtype); }
 tn_node *tn_b_view_dtype(tn_build *b, tn_node *x, tn_dtype dtype) { return build(b, &make_view_dtype, x, dtype); }
 
@@ -900,7 +897,7 @@ tn_node *tn_b_bitwise_right_shift(tn_build *b, tn_node *x, tn_node *y) {
     return build_2(b, x, y, TN_OP_BITWISE_RIGHT_SHIFT);
 }
 
-static const maker make_where = {TN_OP_WHERE, "ttt"};
+static const maker make_where = {TN_OP_WHERE, 0, "ttt"};
 tn_tensor *(tn_where)(const tn_tensor *condition, const tn_tensor *x, const tn_tensor *y) {
     return record(&make_where, condition, x, y);
 }
@@ -908,7 +905,7 @@ tn_node *tn_b_where(tn_build *b, tn_node *condition, tn_node *x, tn_node *y) {
     return build(b, &make_where, condition, x, y);
 }
 
-static const maker make_full = {TN_OP_FULL, "lfe"};
+static const maker make_full = {TN_OP_FULL, 0, "lfe"};
 tn_tensor *(tn_full)(const int64_t *shape, int rank, double value, tn_dtype dtype) {
     return record(&make_full, shape, rank, value, dtype);
 }
@@ -916,7 +913,7 @@ tn_node *tn_b_full(tn_build *b, const int64_t *shape, int rank, double value, tn
     return build(b, &make_full, shape, rank, value, dtype);
 }
 
-static const maker make_arange = {TN_OP_ARANGE, "fffe"};
+static const maker make_arange = {TN_OP_ARANGE, 0, "fffe"};
 tn_tensor *(tn_arange)(double start, double end, double step, tn_dtype dtype) {
     return record(&make_arange, start, end, step, dtype);
 }
@@ -924,7 +921,7 @@ tn_node *tn_b_arange(tn_build *b, double start, double end, double step, tn_dtyp
     return build(b, &make_arange, start, end, step, dtype);
 }
 
-static const maker make_dial = {TN_OP_DIAL, "iiif"};
+static const maker make_dial = {TN_OP_DIAL, 0, "iiif"};
 tn_node *tn_b_dial(tn_build *b, int64_t kind, int64_t value, int64_t count, double number) {
     return build(b, &make_dial, kind, value, count, number);
 }
@@ -1014,7 +1011,7 @@ tn_node *tn_b_isinf(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_ISINF)
 tn_tensor *(tn_isfinite)(const tn_tensor *x) { return record_1(x, TN_OP_ISFINITE); }
 tn_node *tn_b_isfinite(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_ISFINITE); }
 
-static const maker make_nan_to_num = {TN_OP_NAN_TO_NUM, "tfff"};
+static const maker make_nan_to_num = {TN_OP_NAN_TO_NUM, 0, "tfff"};
 tn_tensor *(tn_nan_to_num)(const tn_tensor *x, double nan, double posinf, double neginf) {
     return record(&make_nan_to_num, x, nan, posinf, neginf);
 }
@@ -1022,12 +1019,12 @@ tn_node *tn_b_nan_to_num(tn_build *b, tn_node *x, double nan, double posinf, dou
     return build(b, &make_nan_to_num, x, nan, posinf, neginf);
 }
 
-static const maker make_clamp = {TN_OP_CLAMP, "tff"};
+static const maker make_clamp = {TN_OP_CLAMP, 0, "tff"};
 tn_tensor *(tn_clamp)(const tn_tensor *x, double min, double max) { return record(&make_clamp, x, min, max); }
 tn_tensor *(tn_clamp_)(tn_tensor *x, double min, double max) { return record_in(x, &make_clamp, x, min, max); }
 tn_node *tn_b_clamp(tn_build *b, tn_node *x, double min, double max) { return build(b, &make_clamp, x, min, max); }
 
-static const maker make_lerp = {TN_OP_LERP, "ttt"};
+static const maker make_lerp = {TN_OP_LERP, 0, "ttt"};
 tn_tensor *(tn_lerp)(const tn_tensor *x, const tn_tensor *end, const tn_tensor *weight) {
     return record(&make_lerp, x, end, weight);
 }
@@ -1038,7 +1035,7 @@ tn_node *tn_b_lerp(tn_build *b, tn_node *x, tn_node *end, tn_node *weight) {
     return build(b, &make_lerp, x, end, weight);
 }
 
-static const maker make_addcmul = {TN_OP_ADDCMUL, "tttf"};
+static const maker make_addcmul = {TN_OP_ADDCMUL, 0, "tttf"};
 tn_tensor *(tn_addcmul)(const tn_tensor *x, const tn_tensor *tensor1, const tn_tensor *tensor2, double value) {
     return record(&make_addcmul, x, tensor1, tensor2, value);
 }
@@ -1049,7 +1046,7 @@ tn_node *tn_b_addcmul(tn_build *b, tn_node *x, tn_node *tensor1, tn_node *tensor
     return build(b, &make_addcmul, x, tensor1, tensor2, value);
 }
 
-static const maker make_addcdiv = {TN_OP_ADDCDIV, "tttf"};
+static const maker make_addcdiv = {TN_OP_ADDCDIV, 0, "tttf"};
 tn_tensor *(tn_addcdiv)(const tn_tensor *x, const tn_tensor *tensor1, const tn_tensor *tensor2, double value) {
     return record(&make_addcdiv, x, tensor1, tensor2, value);
 }
@@ -1060,7 +1057,7 @@ tn_node *tn_b_addcdiv(tn_build *b, tn_node *x, tn_node *tensor1, tn_node *tensor
     return build(b, &make_addcdiv, x, tensor1, tensor2, value);
 }
 
-static const maker make_masked_fill = {TN_OP_MASKED_FILL, "ttf"};
+static const maker make_masked_fill = {TN_OP_MASKED_FILL, 0, "ttf"};
 tn_tensor *(tn_masked_fill)(const tn_tensor *x, const tn_tensor *mask, double value) {
     return record(&make_masked_fill, x, mask, value);
 }
@@ -1092,35 +1089,35 @@ tn_node *tn_b_logical_or(tn_build *b, tn_node *x, tn_node *y) { return build_2(b
 tn_tensor *(tn_logical_xor)(const tn_tensor *x, const tn_tensor *y) { return record_2(x, y, TN_OP_LOGICAL_XOR); }
 tn_node *tn_b_logical_xor(tn_build *b, tn_node *x, tn_node *y) { return build_2(b, x, y, TN_OP_LOGICAL_XOR); }
 
-static const maker make_add_scalar = {TN_OP_ADD_SCALAR, "tf"};
+static const maker make_add_scalar = {TN_OP_ADD_SCALAR, 0, "tf"};
 tn_tensor *(tn_add_scalar)(const tn_tensor *x, double other) { return record(&make_add_scalar, x, other); }
 tn_tensor *(tn_add_scalar_)(tn_tensor *x, double other) { return record_in(x, &make_add_scalar, x, other); }
 tn_node *tn_b_add_scalar(tn_build *b, tn_node *x, double other) { return build(b, &make_add_scalar, x, other); }
 
-static const maker make_sub_scalar = {TN_OP_SUB_SCALAR, "tf"};
+static const maker make_sub_scalar = {TN_OP_SUB_SCALAR, 0, "tf"};
 tn_tensor *(tn_sub_scalar)(const tn_tensor *x, double other) { return record(&make_sub_scalar, x, other); }
 tn_tensor *(tn_sub_scalar_)(tn_tensor *x, double other) { return record_in(x, &make_sub_scalar, x, other); }
 tn_node *tn_b_sub_scalar(tn_build *b, tn_node *x, double other) { return build(b, &make_sub_scalar, x, other); }
 
-static const maker make_rsub_scalar = {TN_OP_RSUB_SCALAR, "tf"};
+static const maker make_rsub_scalar = {TN_OP_RSUB_SCALAR, 0, "tf"};
 tn_tensor *(tn_rsub_scalar)(const tn_tensor *x, double other) { return record(&make_rsub_scalar, x, other); }
 tn_node *tn_b_rsub_scalar(tn_build *b, tn_node *x, double other) { return build(b, &make_rsub_scalar, x, other); }
 
-static const maker make_mul_scalar = {TN_OP_MUL_SCALAR, "tf"};
+static const maker make_mul_scalar = {TN_OP_MUL_SCALAR, 0, "tf"};
 tn_tensor *(tn_mul_scalar)(const tn_tensor *x, double other) { return record(&make_mul_scalar, x, other); }
 tn_tensor *(tn_mul_scalar_)(tn_tensor *x, double other) { return record_in(x, &make_mul_scalar, x, other); }
 tn_node *tn_b_mul_scalar(tn_build *b, tn_node *x, double other) { return build(b, &make_mul_scalar, x, other); }
 
-static const maker make_div_scalar = {TN_OP_DIV_SCALAR, "tf"};
+static const maker make_div_scalar = {TN_OP_DIV_SCALAR, 0, "tf"};
 tn_tensor *(tn_div_scalar)(const tn_tensor *x, double other) { return record(&make_div_scalar, x, other); }
 tn_tensor *(tn_div_scalar_)(tn_tensor *x, double other) { return record_in(x, &make_div_scalar, x, other); }
 tn_node *tn_b_div_scalar(tn_build *b, tn_node *x, double other) { return build(b, &make_div_scalar, x, other); }
 
-static const maker make_rdiv_scalar = {TN_OP_RDIV_SCALAR, "tf"};
+static const maker make_rdiv_scalar = {TN_OP_RDIV_SCALAR, 0, "tf"};
 tn_tensor *(tn_rdiv_scalar)(const tn_tensor *x, double other) { return record(&make_rdiv_scalar, x, other); }
 tn_node *tn_b_rdiv_scalar(tn_build *b, tn_node *x, double other) { return build(b, &make_rdiv_scalar, x, other); }
 
-static const maker make_floor_divide_scalar = {TN_OP_FLOOR_DIVIDE_SCALAR, "tf"};
+static const maker make_floor_divide_scalar = {TN_OP_FLOOR_DIVIDE_SCALAR, 0, "tf"};
 tn_tensor *(tn_floor_divide_scalar)(const tn_tensor *x, double other) {
     return record(&make_floor_divide_scalar, x, other);
 }
@@ -1128,54 +1125,54 @@ tn_node *tn_b_floor_divide_scalar(tn_build *b, tn_node *x, double other) {
     return build(b, &make_floor_divide_scalar, x, other);
 }
 
-static const maker make_remainder_scalar = {TN_OP_REMAINDER_SCALAR, "tf"};
+static const maker make_remainder_scalar = {TN_OP_REMAINDER_SCALAR, 0, "tf"};
 tn_tensor *(tn_remainder_scalar)(const tn_tensor *x, double other) { return record(&make_remainder_scalar, x, other); }
 tn_node *tn_b_remainder_scalar(tn_build *b, tn_node *x, double other) {
     return build(b, &make_remainder_scalar, x, other);
 }
 
-static const maker make_fmod_scalar = {TN_OP_FMOD_SCALAR, "tf"};
+static const maker make_fmod_scalar = {TN_OP_FMOD_SCALAR, 0, "tf"};
 tn_tensor *(tn_fmod_scalar)(const tn_tensor *x, double other) { return record(&make_fmod_scalar, x, other); }
 tn_node *tn_b_fmod_scalar(tn_build *b, tn_node *x, double other) { return build(b, &make_fmod_scalar, x, other); }
 
-static const maker make_maximum_scalar = {TN_OP_MAXIMUM_SCALAR, "tf"};
+static const maker make_maximum_scalar = {TN_OP_MAXIMUM_SCALAR, 0, "tf"};
 tn_tensor *(tn_maximum_scalar)(const tn_tensor *x, double other) { return record(&make_maximum_scalar, x, other); }
 tn_node *tn_b_maximum_scalar(tn_build *b, tn_node *x, double other) { return build(b, &make_maximum_scalar, x, other); }
 
-static const maker make_minimum_scalar = {TN_OP_MINIMUM_SCALAR, "tf"};
+static const maker make_minimum_scalar = {TN_OP_MINIMUM_SCALAR, 0, "tf"};
 tn_tensor *(tn_minimum_scalar)(const tn_tensor *x, double other) { return record(&make_minimum_scalar, x, other); }
 tn_node *tn_b_minimum_scalar(tn_build *b, tn_node *x, double other) { return build(b, &make_minimum_scalar, x, other); }
 
-static const maker make_pow_scalar = {TN_OP_POW_SCALAR, "tf"};
+static const maker make_pow_scalar = {TN_OP_POW_SCALAR, 0, "tf"};
 tn_tensor *(tn_pow_scalar)(const tn_tensor *x, double other) { return record(&make_pow_scalar, x, other); }
 tn_tensor *(tn_pow_scalar_)(tn_tensor *x, double other) { return record_in(x, &make_pow_scalar, x, other); }
 tn_node *tn_b_pow_scalar(tn_build *b, tn_node *x, double other) { return build(b, &make_pow_scalar, x, other); }
 
-static const maker make_eq_scalar = {TN_OP_EQ_SCALAR, "tf"};
+static const maker make_eq_scalar = {TN_OP_EQ_SCALAR, 0, "tf"};
 tn_tensor *(tn_eq_scalar)(const tn_tensor *x, double other) { return record(&make_eq_scalar, x, other); }
 tn_node *tn_b_eq_scalar(tn_build *b, tn_node *x, double other) { return build(b, &make_eq_scalar, x, other); }
 
-static const maker make_ne_scalar = {TN_OP_NE_SCALAR, "tf"};
+static const maker make_ne_scalar = {TN_OP_NE_SCALAR, 0, "tf"};
 tn_tensor *(tn_ne_scalar)(const tn_tensor *x, double other) { return record(&make_ne_scalar, x, other); }
 tn_node *tn_b_ne_scalar(tn_build *b, tn_node *x, double other) { return build(b, &make_ne_scalar, x, other); }
 
-static const maker make_lt_scalar = {TN_OP_LT_SCALAR, "tf"};
+static const maker make_lt_scalar = {TN_OP_LT_SCALAR, 0, "tf"};
 tn_tensor *(tn_lt_scalar)(const tn_tensor *x, double other) { return record(&make_lt_scalar, x, other); }
 tn_node *tn_b_lt_scalar(tn_build *b, tn_node *x, double other) { return build(b, &make_lt_scalar, x, other); }
 
-static const maker make_le_scalar = {TN_OP_LE_SCALAR, "tf"};
+static const maker make_le_scalar = {TN_OP_LE_SCALAR, 0, "tf"};
 tn_tensor *(tn_le_scalar)(const tn_tensor *x, double other) { return record(&make_le_scalar, x, other); }
 tn_node *tn_b_le_scalar(tn_build *b, tn_node *x, double other) { return build(b, &make_le_scalar, x, other); }
 
-static const maker make_gt_scalar = {TN_OP_GT_SCALAR, "tf"};
+static const maker make_gt_scalar = {TN_OP_GT_SCALAR, 0, "tf"};
 tn_tensor *(tn_gt_scalar)(const tn_tensor *x, double other) { return record(&make_gt_scalar, x, other); }
 tn_node *tn_b_gt_scalar(tn_build *b, tn_node *x, double other) { return build(b, &make_gt_scalar, x, other); }
 
-static const maker make_ge_scalar = {TN_OP_GE_SCALAR, "tf"};
+static const maker make_ge_scalar = {TN_OP_GE_SCALAR, 0, "tf"};
 tn_tensor *(tn_ge_scalar)(const tn_tensor *x, double other) { return record(&make_ge_scalar, x, other); }
 tn_node *tn_b_ge_scalar(tn_build *b, tn_node *x, double other) { return build(b, &make_ge_scalar, x, other); }
 
-static const maker make_zeros = {TN_OP_ZEROS, "le"};
+static const maker make_zeros = {TN_OP_ZEROS, 0, "le"};
 tn_tensor *(tn_zeros)(const int64_t *shape, int rank, tn_dtype dtype) {
     return record(&make_zeros, shape, rank, dtype);
 }
@@ -1183,7 +1180,7 @@ tn_node *tn_b_zeros(tn_build *b, const int64_t *shape, int rank, tn_dtype dtype)
     return build(b, &make_zeros, shape, rank, dtype);
 }
 
-static const maker make_ones = {TN_OP_ONES, "le"};
+static const maker make_ones = {TN_OP_ONES, 0, "le"};
 tn_tensor *(tn_ones)(const int64_t *shape, int rank, tn_dtype dtype) { return record(&make_ones, shape, rank, dtype); }
 tn_node *tn_b_ones(tn_build *b, const int64_t *shape, int rank, tn_dtype dtype) {
     return build(b, &make_ones, shape, rank, dtype);
@@ -1195,11 +1192,11 @@ tn_node *tn_b_zeros_like(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_Z
 tn_tensor *(tn_ones_like)(const tn_tensor *x) { return record_1(x, TN_OP_ONES_LIKE); }
 tn_node *tn_b_ones_like(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_ONES_LIKE); }
 
-static const maker make_full_like = {TN_OP_FULL_LIKE, "tf"};
+static const maker make_full_like = {TN_OP_FULL_LIKE, 0, "tf"};
 tn_tensor *(tn_full_like)(const tn_tensor *x, double value) { return record(&make_full_like, x, value); }
 tn_node *tn_b_full_like(tn_build *b, tn_node *x, double value) { return build(b, &make_full_like, x, value); }
 
-static const maker make_fill = {TN_OP_FILL, "tf"};
+static const maker make_fill = {TN_OP_FILL, 0, "tf"};
 tn_tensor *(tn_fill)(const tn_tensor *x, double value) { return record(&make_fill, x, value); }
 tn_tensor *(tn_fill_)(tn_tensor *x, double value) { return record_in(x, &make_fill, x, value); }
 tn_node *tn_b_fill(tn_build *b, tn_node *x, double value) { return build(b, &make_fill, x, value); }
@@ -1208,7 +1205,7 @@ tn_tensor *(tn_zero)(const tn_tensor *x) { return record_1(x, TN_OP_ZERO); }
 tn_tensor *(tn_zero_)(tn_tensor *x) { return record_to_1(x, TN_OP_ZERO); }
 tn_node *tn_b_zero(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_ZERO); }
 
-static const maker make_linspace = {TN_OP_LINSPACE, "ffie"};
+static const maker make_linspace = {TN_OP_LINSPACE, 0, "ffie"};
 tn_tensor *(tn_linspace)(double start, double end, int64_t steps, tn_dtype dtype) {
     return record(&make_linspace, start, end, steps, dtype);
 }
@@ -1216,19 +1213,19 @@ tn_node *tn_b_linspace(tn_build *b, double start, double end, int64_t steps, tn_
     return build(b, &make_linspace, start, end, steps, dtype);
 }
 
-static const maker make_eye = {TN_OP_EYE, "iie"};
+static const maker make_eye = {TN_OP_EYE, 0, "iie"};
 tn_tensor *(tn_eye)(int64_t n, int64_t m, tn_dtype dtype) { return record(&make_eye, n, m, dtype); }
 tn_node *tn_b_eye(tn_build *b, int64_t n, int64_t m, tn_dtype dtype) { return build(b, &make_eye, n, m, dtype); }
 
-static const maker make_tril = {TN_OP_TRIL, "ti"};
+static const maker make_tril = {TN_OP_TRIL, 0, "ti"};
 tn_tensor *(tn_tril)(const tn_tensor *x, int64_t diagonal) { return record(&make_tril, x, diagonal); }
 tn_node *tn_b_tril(tn_build *b, tn_node *x, int64_t diagonal) { return build(b, &make_tril, x, diagonal); }
 
-static const maker make_triu = {TN_OP_TRIU, "ti"};
+static const maker make_triu = {TN_OP_TRIU, 0, "ti"};
 tn_tensor *(tn_triu)(const tn_tensor *x, int64_t diagonal) { return record(&make_triu, x, diagonal); }
 tn_node *tn_b_triu(tn_build *b, tn_node *x, int64_t diagonal) { return build(b, &make_triu, x, diagonal); }
 
-static const maker make_one_hot = {TN_OP_ONE_HOT, "tie"};
+static const maker make_one_hot = {TN_OP_ONE_HOT, 0, "tie"};
 tn_tensor *(tn_one_hot)(const tn_tensor *index, int64_t classes, tn_dtype dtype) {
     return record(&make_one_hot, index, classes, dtype);
 }
@@ -1236,7 +1233,7 @@ tn_node *tn_b_one_hot(tn_build *b, tn_node *index, int64_t classes, tn_dtype dty
     return build(b, &make_one_hot, index, classes, dtype);
 }
 
-static const maker make_stack = {TN_OP_STACK, "+i"};
+static const maker make_stack = {TN_OP_STACK, 0, "+i"};
 tn_tensor *(tn_stack)(tn_tensor *const *tensors, int tensor_count, int64_t dim) {
     return record(&make_stack, tensors, tensor_count, dim);
 }
@@ -1244,7 +1241,7 @@ tn_node *tn_b_stack(tn_build *b, tn_node *const *tensors, int tensor_count, int6
     return build(b, &make_stack, tensors, tensor_count, dim);
 }
 
-static const maker make_repeat = {TN_OP_REPEAT, "tl"};
+static const maker make_repeat = {TN_OP_REPEAT, 0, "tl"};
 tn_tensor *(tn_repeat)(const tn_tensor *x, const int64_t *repeats, int repeat_count) {
     return record(&make_repeat, x, repeats, repeat_count);
 }
@@ -1252,7 +1249,7 @@ tn_node *tn_b_repeat(tn_build *b, tn_node *x, const int64_t *repeats, int repeat
     return build(b, &make_repeat, x, repeats, repeat_count);
 }
 
-static const maker make_tile = {TN_OP_TILE, "tl"};
+static const maker make_tile = {TN_OP_TILE, 0, "tl"};
 tn_tensor *(tn_tile)(const tn_tensor *x, const int64_t *repeats, int repeat_count) {
     return record(&make_tile, x, repeats, repeat_count);
 }
@@ -1260,7 +1257,7 @@ tn_node *tn_b_tile(tn_build *b, tn_node *x, const int64_t *repeats, int repeat_c
     return build(b, &make_tile, x, repeats, repeat_count);
 }
 
-static const maker make_flip = {TN_OP_FLIP, "tl"};
+static const maker make_flip = {TN_OP_FLIP, 0, "tl"};
 tn_tensor *(tn_flip)(const tn_tensor *x, const int64_t *dims, int dim_count) {
     return record(&make_flip, x, dims, dim_count);
 }
@@ -1268,7 +1265,7 @@ tn_node *tn_b_flip(tn_build *b, tn_node *x, const int64_t *dims, int dim_count) 
     return build(b, &make_flip, x, dims, dim_count);
 }
 
-static const maker make_roll = {TN_OP_ROLL, "tll"};
+static const maker make_roll = {TN_OP_ROLL, 0, "tll"};
 tn_tensor *(tn_roll)(const tn_tensor *x, const int64_t *shifts, int shift_count, const int64_t *dims, int dim_count) {
     return record(&make_roll, x, shifts, shift_count, dims, dim_count);
 }
@@ -1277,13 +1274,13 @@ tn_node *tn_b_roll(tn_build *b, tn_node *x, const int64_t *shifts, int shift_cou
     return build(b, &make_roll, x, shifts, shift_count, dims, dim_count);
 }
 
-static const maker make_view = {TN_OP_VIEW, "tl"};
+static const maker make_view = {TN_OP_VIEW, 0, "tl"};
 tn_tensor *(tn_view)(const tn_tensor *x, const int64_t *shape, int rank) { return record(&make_view, x, shape, rank); }
 tn_node *tn_b_view(tn_build *b, tn_node *x, const int64_t *shape, int rank) {
     return build(b, &make_view, x, shape, rank);
 }
 
-static const maker make_permute = {TN_OP_PERMUTE, "tl"};
+static const maker make_permute = {TN_OP_PERMUTE, 0, "tl"};
 tn_tensor *(tn_permute)(const tn_tensor *x, const int64_t *dims, int dim_count) {
     return record(&make_permute, x, dims, dim_count);
 }
@@ -1291,7 +1288,7 @@ tn_node *tn_b_permute(tn_build *b, tn_node *x, const int64_t *dims, int dim_coun
     return build(b, &make_permute, x, dims, dim_count);
 }
 
-static const maker make_expand = {TN_OP_EXPAND, "tl"};
+static const maker make_expand = {TN_OP_EXPAND, 0, "tl"};
 tn_tensor *(tn_expand)(const tn_tensor *x, const int64_t *shape, int rank) {
     return record(&make_expand, x, shape, rank);
 }
@@ -1299,7 +1296,7 @@ tn_node *tn_b_expand(tn_build *b, tn_node *x, const int64_t *shape, int rank) {
     return build(b, &make_expand, x, shape, rank);
 }
 
-static const maker make_slice = {TN_OP_SLICE, "tiiii"};
+static const maker make_slice = {TN_OP_SLICE, 0, "tiiii"};
 tn_tensor *(tn_slice)(const tn_tensor *x, int64_t dim, int64_t start, int64_t stop, int64_t step) {
     return record(&make_slice, x, dim, start, stop, step);
 }
@@ -1307,7 +1304,7 @@ tn_node *tn_b_slice(tn_build *b, tn_node *x, int64_t dim, int64_t start, int64_t
     return build(b, &make_slice, x, dim, start, stop, step);
 }
 
-static const maker make_as_strided = {TN_OP_AS_STRIDED, "tlli"};
+static const maker make_as_strided = {TN_OP_AS_STRIDED, 0, "tlli"};
 tn_tensor *(tn_as_strided)(const tn_tensor *x, const int64_t *shape, int rank, const int64_t *strides, int strid_count,
                            int64_t offset) {
     return record(&make_as_strided, x, shape, rank, strides, strid_count, offset);
@@ -1320,7 +1317,7 @@ tn_node *tn_b_as_strided(tn_build *b, tn_node *x, const int64_t *shape, int rank
 tn_tensor *(tn_detach)(const tn_tensor *x) { return record_1(x, TN_OP_DETACH); }
 tn_node *tn_b_detach(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_DETACH); }
 
-static const maker make_reshape = {-1, "tl"};
+static const maker make_reshape = {-1, 0, "tl"};
 tn_tensor *(tn_reshape)(const tn_tensor *x, const int64_t *shape, int rank) {
     return record(&make_reshape, x, shape, rank);
 }
@@ -1328,7 +1325,7 @@ tn_node *tn_b_reshape(tn_build *b, tn_node *x, const int64_t *shape, int rank) {
     return build(b, &make_reshape, x, shape, rank);
 }
 
-static const maker make_flatten = {-2, "tii"};
+static const maker make_flatten = {-2, 0, "tii"};
 tn_tensor *(tn_flatten)(const tn_tensor *x, int64_t start_dim, int64_t end_dim) {
     return record(&make_flatten, x, start_dim, end_dim);
 }
@@ -1336,7 +1333,7 @@ tn_node *tn_b_flatten(tn_build *b, tn_node *x, int64_t start_dim, int64_t end_di
     return build(b, &make_flatten, x, start_dim, end_dim);
 }
 
-static const maker make_unflatten = {-3, "til"};
+static const maker make_unflatten = {-3, 0, "til"};
 tn_tensor *(tn_unflatten)(const tn_tensor *x, int64_t dim, const int64_t *sizes, int siz_count) {
     return record(&make_unflatten, x, dim, sizes, siz_count);
 }
@@ -1344,7 +1341,7 @@ tn_node *tn_b_unflatten(tn_build *b, tn_node *x, int64_t dim, const int64_t *siz
     return build(b, &make_unflatten, x, dim, sizes, siz_count);
 }
 
-static const maker make_squeeze = {-4, "tl"};
+static const maker make_squeeze = {-4, 0, "tl"};
 tn_tensor *(tn_squeeze)(const tn_tensor *x, const int64_t *dims, int dim_count) {
     return record(&make_squeeze, x, dims, dim_count);
 }
@@ -1352,19 +1349,19 @@ tn_node *tn_b_squeeze(tn_build *b, tn_node *x, const int64_t *dims, int dim_coun
     return build(b, &make_squeeze, x, dims, dim_count);
 }
 
-static const maker make_unsqueeze = {-5, "ti"};
+static const maker make_unsqueeze = {-5, 0, "ti"};
 tn_tensor *(tn_unsqueeze)(const tn_tensor *x, int64_t dim) { return record(&make_unsqueeze, x, dim); }
 tn_node *tn_b_unsqueeze(tn_build *b, tn_node *x, int64_t dim) { return build(b, &make_unsqueeze, x, dim); }
 
-static const maker make_view_as = {-6, "tt"};
+static const maker make_view_as = {-6, 0, "tt"};
 tn_tensor *(tn_view_as)(const tn_tensor *x, const tn_tensor *other) { return record(&make_view_as, x, other); }
 tn_node *tn_b_view_as(tn_build *b, tn_node *x, tn_node *other) { return build(b, &make_view_as, x, other); }
 
-static const maker make_expand_as = {-7, "tt"};
+static const maker make_expand_as = {-7, 0, "tt"};
 tn_tensor *(tn_expand_as)(const tn_tensor *x, const tn_tensor *other) { return record(&make_expand_as, x, other); }
 tn_node *tn_b_expand_as(tn_build *b, tn_node *x, tn_node *other) { return build(b, &make_expand_as, x, other); }
 
-static const maker make_broadcast_to = {-8, "tl"};
+static const maker make_broadcast_to = {-8, 0, "tl"};
 tn_tensor *(tn_broadcast_to)(const tn_tensor *x, const int64_t *shape, int rank) {
     return record(&make_broadcast_to, x, shape, rank);
 }
@@ -1372,7 +1369,7 @@ tn_node *tn_b_broadcast_to(tn_build *b, tn_node *x, const int64_t *shape, int ra
     return build(b, &make_broadcast_to, x, shape, rank);
 }
 
-static const maker make_transpose = {-9, "tii"};
+static const maker make_transpose = {-9, 0, "tii"};
 tn_tensor *(tn_transpose)(const tn_tensor *x, int64_t dim0, int64_t dim1) {
     return record(&make_transpose, x, dim0, dim1);
 }
@@ -1380,11 +1377,11 @@ tn_node *tn_b_transpose(tn_build *b, tn_node *x, int64_t dim0, int64_t dim1) {
     return build(b, &make_transpose, x, dim0, dim1);
 }
 
-static const maker make_t = {-10, "t"};
+static const maker make_t = {-10, 0, "t"};
 tn_tensor *(tn_t)(const tn_tensor *x) { return record(&make_t, x); }
 tn_node *tn_b_t(tn_build *b, tn_node *x) { return build(b, &make_t, x); }
 
-static const maker make_movedim = {-11, "tii"};
+static const maker make_movedim = {-11, 0, "tii"};
 tn_tensor *(tn_movedim)(const tn_tensor *x, int64_t source, int64_t destination) {
     return record(&make_movedim, x, source, destination);
 }
@@ -1392,7 +1389,7 @@ tn_node *tn_b_movedim(tn_build *b, tn_node *x, int64_t source, int64_t destinati
     return build(b, &make_movedim, x, source, destination);
 }
 
-static const maker make_narrow = {-12, "tiii"};
+static const maker make_narrow = {-12, 0, "tiii"};
 tn_tensor *(tn_narrow)(const tn_tensor *x, int64_t dim, int64_t start, int64_t length) {
     return record(&make_narrow, x, dim, start, length);
 }
@@ -1400,7 +1397,7 @@ tn_node *tn_b_narrow(tn_build *b, tn_node *x, int64_t dim, int64_t start, int64_
     return build(b, &make_narrow, x, dim, start, length);
 }
 
-static const maker make_select = {-13, "tii"};
+static const maker make_select = {-13, 0, "tii"};
 tn_tensor *(tn_select)(const tn_tensor *x, int64_t dim, int64_t index) { return record(&make_select, x, dim, index); }
 tn_node *tn_b_select(tn_build *b, tn_node *x, int64_t dim, int64_t index) {
     return build(b, &make_select, x, dim, index);
@@ -1409,12 +1406,12 @@ tn_node *tn_b_select(tn_build *b, tn_node *x, int64_t dim, int64_t index) {
 tn_tensor *(tn_contiguous)(const tn_tensor *x) { return record_1(x, TN_OP_CONTIGUOUS); }
 tn_node *tn_b_contiguous(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_CONTIGUOUS); }
 
-static const maker make_cat_few = {TN_OP_CAT_FEW, "+i"};
+static const maker make_cat_few = {TN_OP_CAT_FEW, 0, "+i"};
 tn_node *tn_b_cat_few(tn_build *b, tn_node *const *tensors, int tensor_count, int64_t dim) {
     return build(b, &make_cat_few, tensors, tensor_count, dim);
 }
 
-static const maker make_cat = {TN_OP_CAT, "+i"};
+static const maker make_cat = {TN_OP_CAT, 0, "+i"};
 tn_tensor *(tn_cat)(tn_tensor *const *tensors, int tensor_count, int64_t dim) {
     return record(&make_cat, tensors, tensor_count, dim);
 }
@@ -1422,7 +1419,7 @@ tn_node *tn_b_cat(tn_build *b, tn_node *const *tensors, int tensor_count, int64_
     return build(b, &make_cat, tensors, tensor_count, dim);
 }
 
-static const maker make_pad = {TN_OP_PAD, "tlf"};
+static const maker make_pad = {TN_OP_PAD, 0, "tlf"};
 tn_tensor *(tn_pad)(const tn_tensor *x, const int64_t *pads, int pad_count, double value) {
     return record(&make_pad, x, pads, pad_count, value);
 }
@@ -1430,7 +1427,7 @@ tn_node *tn_b_pad(tn_build *b, tn_node *x, const int64_t *pads, int pad_count, d
     return build(b, &make_pad, x, pads, pad_count, value);
 }
 
-static const maker make_gather = {TN_OP_GATHER, "tit"};
+static const maker make_gather = {TN_OP_GATHER, 0, "tit"};
 tn_tensor *(tn_gather)(const tn_tensor *x, int64_t dim, const tn_tensor *index) {
     return record(&make_gather, x, dim, index);
 }
@@ -1438,7 +1435,7 @@ tn_node *tn_b_gather(tn_build *b, tn_node *x, int64_t dim, tn_node *index) {
     return build(b, &make_gather, x, dim, index);
 }
 
-static const maker make_index_select = {TN_OP_INDEX_SELECT, "tit"};
+static const maker make_index_select = {TN_OP_INDEX_SELECT, 0, "tit"};
 tn_tensor *(tn_index_select)(const tn_tensor *x, int64_t dim, const tn_tensor *index) {
     return record(&make_index_select, x, dim, index);
 }
@@ -1446,17 +1443,17 @@ tn_node *tn_b_index_select(tn_build *b, tn_node *x, int64_t dim, tn_node *index)
     return build(b, &make_index_select, x, dim, index);
 }
 
-static const maker make_scatter_sum = {TN_OP_SCATTER_SUM, "ttil"};
+static const maker make_scatter_sum = {TN_OP_SCATTER_SUM, 0, "ttil"};
 tn_node *tn_b_scatter_sum(tn_build *b, tn_node *index, tn_node *src, int64_t dim, const int64_t *shape, int rank) {
     return build(b, &make_scatter_sum, index, src, dim, shape, rank);
 }
 
-static const maker make_index_add_rows = {TN_OP_INDEX_ADD_ROWS, "ttt"};
+static const maker make_index_add_rows = {TN_OP_INDEX_ADD_ROWS, 0, "ttt"};
 tn_node *tn_b_index_add_rows(tn_build *b, tn_node *x, tn_node *index, tn_node *src) {
     return build(b, &make_index_add_rows, x, index, src);
 }
 
-static const maker make_index_add = {TN_OP_INDEX_ADD, "titt"};
+static const maker make_index_add = {TN_OP_INDEX_ADD, 0, "titt"};
 tn_tensor *(tn_index_add)(const tn_tensor *x, int64_t dim, const tn_tensor *index, const tn_tensor *src) {
     return record(&make_index_add, x, dim, index, src);
 }
@@ -1467,7 +1464,7 @@ tn_node *tn_b_index_add(tn_build *b, tn_node *x, int64_t dim, tn_node *index, tn
     return build(b, &make_index_add, x, dim, index, src);
 }
 
-static const maker make_take_along_dim = {TN_OP_TAKE_ALONG_DIM, "tit"};
+static const maker make_take_along_dim = {TN_OP_TAKE_ALONG_DIM, 0, "tit"};
 tn_tensor *(tn_take_along_dim)(const tn_tensor *x, int64_t dim, const tn_tensor *index) {
     return record(&make_take_along_dim, x, dim, index);
 }
@@ -1475,27 +1472,27 @@ tn_node *tn_b_take_along_dim(tn_build *b, tn_node *x, int64_t dim, tn_node *inde
     return build(b, &make_take_along_dim, x, dim, index);
 }
 
-static const maker make_scatter_prod = {TN_OP_SCATTER_PROD, "ttil"};
+static const maker make_scatter_prod = {TN_OP_SCATTER_PROD, 0, "ttil"};
 tn_node *tn_b_scatter_prod(tn_build *b, tn_node *index, tn_node *src, int64_t dim, const int64_t *shape, int rank) {
     return build(b, &make_scatter_prod, index, src, dim, shape, rank);
 }
 
-static const maker make_scatter_amax = {TN_OP_SCATTER_AMAX, "ttil"};
+static const maker make_scatter_amax = {TN_OP_SCATTER_AMAX, 0, "ttil"};
 tn_node *tn_b_scatter_amax(tn_build *b, tn_node *index, tn_node *src, int64_t dim, const int64_t *shape, int rank) {
     return build(b, &make_scatter_amax, index, src, dim, shape, rank);
 }
 
-static const maker make_scatter_amin = {TN_OP_SCATTER_AMIN, "ttil"};
+static const maker make_scatter_amin = {TN_OP_SCATTER_AMIN, 0, "ttil"};
 tn_node *tn_b_scatter_amin(tn_build *b, tn_node *index, tn_node *src, int64_t dim, const int64_t *shape, int rank) {
     return build(b, &make_scatter_amin, index, src, dim, shape, rank);
 }
 
-static const maker make_scatter_last = {TN_OP_SCATTER_LAST, "til"};
+static const maker make_scatter_last = {TN_OP_SCATTER_LAST, 0, "til"};
 tn_node *tn_b_scatter_last(tn_build *b, tn_node *index, int64_t dim, const int64_t *shape, int rank) {
     return build(b, &make_scatter_last, index, dim, shape, rank);
 }
 
-static const maker make_scatter = {TN_OP_SCATTER, "titt"};
+static const maker make_scatter = {TN_OP_SCATTER, 0, "titt"};
 tn_tensor *(tn_scatter)(const tn_tensor *x, int64_t dim, const tn_tensor *index, const tn_tensor *src) {
     return record(&make_scatter, x, dim, index, src);
 }
@@ -1506,7 +1503,7 @@ tn_node *tn_b_scatter(tn_build *b, tn_node *x, int64_t dim, tn_node *index, tn_n
     return build(b, &make_scatter, x, dim, index, src);
 }
 
-static const maker make_scatter_add = {TN_OP_SCATTER_ADD, "titt"};
+static const maker make_scatter_add = {TN_OP_SCATTER_ADD, 0, "titt"};
 tn_tensor *(tn_scatter_add)(const tn_tensor *x, int64_t dim, const tn_tensor *index, const tn_tensor *src) {
     return record(&make_scatter_add, x, dim, index, src);
 }
@@ -1517,7 +1514,7 @@ tn_node *tn_b_scatter_add(tn_build *b, tn_node *x, int64_t dim, tn_node *index, 
     return build(b, &make_scatter_add, x, dim, index, src);
 }
 
-static const maker make_scatter_reduce = {TN_OP_SCATTER_REDUCE, "titte"};
+static const maker make_scatter_reduce = {TN_OP_SCATTER_REDUCE, 0, "titte"};
 tn_tensor *(tn_scatter_reduce)(const tn_tensor *x, int64_t dim, const tn_tensor *index, const tn_tensor *src,
                                tn_reduce reduce) {
     return record(&make_scatter_reduce, x, dim, index, src, reduce);
@@ -1526,12 +1523,12 @@ tn_node *tn_b_scatter_reduce(tn_build *b, tn_node *x, int64_t dim, tn_node *inde
     return build(b, &make_scatter_reduce, x, dim, index, src, reduce);
 }
 
-static const maker make_argsort_last = {TN_OP_ARGSORT_LAST, "te"};
+static const maker make_argsort_last = {TN_OP_ARGSORT_LAST, 0, "te"};
 tn_node *tn_b_argsort_last(tn_build *b, tn_node *x, bool descending) {
     return build(b, &make_argsort_last, x, descending);
 }
 
-static const maker make_argsort = {TN_OP_ARGSORT, "tie"};
+static const maker make_argsort = {TN_OP_ARGSORT, 0, "tie"};
 tn_tensor *(tn_argsort)(const tn_tensor *x, int64_t dim, bool descending) {
     return record(&make_argsort, x, dim, descending);
 }
@@ -1539,7 +1536,7 @@ tn_node *tn_b_argsort(tn_build *b, tn_node *x, int64_t dim, bool descending) {
     return build(b, &make_argsort, x, dim, descending);
 }
 
-static const maker make_sort = {TN_OP_SORT, "tie"};
+static const maker make_sort = {TN_OP_SORT, 0, "tie"};
 tn_tensor *(tn_sort)(const tn_tensor *x, int64_t dim, bool descending) {
     return record(&make_sort, x, dim, descending);
 }
@@ -1547,7 +1544,7 @@ tn_node *tn_b_sort(tn_build *b, tn_node *x, int64_t dim, bool descending) {
     return build(b, &make_sort, x, dim, descending);
 }
 
-static const maker make_topk = {TN_OP_TOPK, "tiie"};
+static const maker make_topk = {TN_OP_TOPK, 0, "tiie"};
 tn_tensor *(tn_topk)(const tn_tensor *x, int64_t k, int64_t dim, bool largest) {
     return record(&make_topk, x, k, dim, largest);
 }
@@ -1555,7 +1552,7 @@ tn_node *tn_b_topk(tn_build *b, tn_node *x, int64_t k, int64_t dim, bool largest
     return build(b, &make_topk, x, k, dim, largest);
 }
 
-static const maker make_topk_indices = {TN_OP_TOPK_INDICES, "tiie"};
+static const maker make_topk_indices = {TN_OP_TOPK_INDICES, 0, "tiie"};
 tn_tensor *(tn_topk_indices)(const tn_tensor *x, int64_t k, int64_t dim, bool largest) {
     return record(&make_topk_indices, x, k, dim, largest);
 }
@@ -1563,25 +1560,25 @@ tn_node *tn_b_topk_indices(tn_build *b, tn_node *x, int64_t k, int64_t dim, bool
     return build(b, &make_topk_indices, x, k, dim, largest);
 }
 
-static const maker make_assign_view = {TN_OP_ASSIGN_VIEW, "ttil"};
+static const maker make_assign_view = {TN_OP_ASSIGN_VIEW, 0, "ttil"};
 tn_node *tn_b_assign_view(tn_build *b, tn_node *base, tn_node *value, int64_t offset, const int64_t *strides,
                           int strid_count) {
     return build(b, &make_assign_view, base, value, offset, strides, strid_count);
 }
 
-static const maker make_windows2d = {TN_OP_WINDOWS2D, "t2222f"};
+static const maker make_windows2d = {TN_OP_WINDOWS2D, 0, "t2222f"};
 tn_node *tn_b_windows2d(tn_build *b, tn_node *x, const int64_t kernel[2], const int64_t stride[2],
                         const int64_t padding[2], const int64_t dilation[2], double value) {
     return build(b, &make_windows2d, x, kernel, stride, padding, dilation, value);
 }
 
-static const maker make_fold_windows2d = {TN_OP_FOLD_WINDOWS2D, "t22222"};
+static const maker make_fold_windows2d = {TN_OP_FOLD_WINDOWS2D, 0, "t22222"};
 tn_node *tn_b_fold_windows2d(tn_build *b, tn_node *y, const int64_t kernel[2], const int64_t stride[2],
                              const int64_t padding[2], const int64_t dilation[2], const int64_t size[2]) {
     return build(b, &make_fold_windows2d, y, kernel, stride, padding, dilation, size);
 }
 
-static const maker make_sum = {TN_OP_SUM, "tle"};
+static const maker make_sum = {TN_OP_SUM, 0, "tle"};
 tn_tensor *(tn_sum)(const tn_tensor *x, const int64_t *dims, int dim_count, bool keepdim) {
     return record(&make_sum, x, dims, dim_count, keepdim);
 }
@@ -1589,7 +1586,7 @@ tn_node *tn_b_sum(tn_build *b, tn_node *x, const int64_t *dims, int dim_count, b
     return build(b, &make_sum, x, dims, dim_count, keepdim);
 }
 
-static const maker make_prod = {TN_OP_PROD, "tle"};
+static const maker make_prod = {TN_OP_PROD, 0, "tle"};
 tn_tensor *(tn_prod)(const tn_tensor *x, const int64_t *dims, int dim_count, bool keepdim) {
     return record(&make_prod, x, dims, dim_count, keepdim);
 }
@@ -1597,7 +1594,7 @@ tn_node *tn_b_prod(tn_build *b, tn_node *x, const int64_t *dims, int dim_count, 
     return build(b, &make_prod, x, dims, dim_count, keepdim);
 }
 
-static const maker make_amax = {TN_OP_AMAX, "tle"};
+static const maker make_amax = {TN_OP_AMAX, 0, "tle"};
 tn_tensor *(tn_amax)(const tn_tensor *x, const int64_t *dims, int dim_count, bool keepdim) {
     return record(&make_amax, x, dims, dim_count, keepdim);
 }
@@ -1605,7 +1602,7 @@ tn_node *tn_b_amax(tn_build *b, tn_node *x, const int64_t *dims, int dim_count, 
     return build(b, &make_amax, x, dims, dim_count, keepdim);
 }
 
-static const maker make_amin = {TN_OP_AMIN, "tle"};
+static const maker make_amin = {TN_OP_AMIN, 0, "tle"};
 tn_tensor *(tn_amin)(const tn_tensor *x, const int64_t *dims, int dim_count, bool keepdim) {
     return record(&make_amin, x, dims, dim_count, keepdim);
 }
@@ -1613,7 +1610,7 @@ tn_node *tn_b_amin(tn_build *b, tn_node *x, const int64_t *dims, int dim_count, 
     return build(b, &make_amin, x, dims, dim_count, keepdim);
 }
 
-static const maker make_argmax = {TN_OP_ARGMAX, "tle"};
+static const maker make_argmax = {TN_OP_ARGMAX, 0, "tle"};
 tn_tensor *(tn_argmax)(const tn_tensor *x, const int64_t *dims, int dim_count, bool keepdim) {
     return record(&make_argmax, x, dims, dim_count, keepdim);
 }
@@ -1621,7 +1618,7 @@ tn_node *tn_b_argmax(tn_build *b, tn_node *x, const int64_t *dims, int dim_count
     return build(b, &make_argmax, x, dims, dim_count, keepdim);
 }
 
-static const maker make_argmin = {TN_OP_ARGMIN, "tle"};
+static const maker make_argmin = {TN_OP_ARGMIN, 0, "tle"};
 tn_tensor *(tn_argmin)(const tn_tensor *x, const int64_t *dims, int dim_count, bool keepdim) {
     return record(&make_argmin, x, dims, dim_count, keepdim);
 }
@@ -1629,15 +1626,15 @@ tn_node *tn_b_argmin(tn_build *b, tn_node *x, const int64_t *dims, int dim_count
     return build(b, &make_argmin, x, dims, dim_count, keepdim);
 }
 
-static const maker make_cumsum = {TN_OP_CUMSUM, "ti"};
+static const maker make_cumsum = {TN_OP_CUMSUM, 0, "ti"};
 tn_tensor *(tn_cumsum)(const tn_tensor *x, int64_t dim) { return record(&make_cumsum, x, dim); }
 tn_node *tn_b_cumsum(tn_build *b, tn_node *x, int64_t dim) { return build(b, &make_cumsum, x, dim); }
 
-static const maker make_cumprod = {TN_OP_CUMPROD, "ti"};
+static const maker make_cumprod = {TN_OP_CUMPROD, 0, "ti"};
 tn_tensor *(tn_cumprod)(const tn_tensor *x, int64_t dim) { return record(&make_cumprod, x, dim); }
 tn_node *tn_b_cumprod(tn_build *b, tn_node *x, int64_t dim) { return build(b, &make_cumprod, x, dim); }
 
-static const maker make_mean = {TN_OP_MEAN, "tle"};
+static const maker make_mean = {TN_OP_MEAN, 0, "tle"};
 tn_tensor *(tn_mean)(const tn_tensor *x, const int64_t *dims, int dim_count, bool keepdim) {
     return record(&make_mean, x, dims, dim_count, keepdim);
 }
@@ -1645,7 +1642,7 @@ tn_node *tn_b_mean(tn_build *b, tn_node *x, const int64_t *dims, int dim_count, 
     return build(b, &make_mean, x, dims, dim_count, keepdim);
 }
 
-static const maker make_var = {TN_OP_VAR, "tlie"};
+static const maker make_var = {TN_OP_VAR, 0, "tlie"};
 tn_tensor *(tn_var)(const tn_tensor *x, const int64_t *dims, int dim_count, int64_t correction, bool keepdim) {
     return record(&make_var, x, dims, dim_count, correction, keepdim);
 }
@@ -1653,7 +1650,7 @@ tn_node *tn_b_var(tn_build *b, tn_node *x, const int64_t *dims, int dim_count, i
     return build(b, &make_var, x, dims, dim_count, correction, keepdim);
 }
 
-static const maker make_std = {TN_OP_STD, "tlie"};
+static const maker make_std = {TN_OP_STD, 0, "tlie"};
 tn_tensor *(tn_std)(const tn_tensor *x, const int64_t *dims, int dim_count, int64_t correction, bool keepdim) {
     return record(&make_std, x, dims, dim_count, correction, keepdim);
 }
@@ -1661,7 +1658,7 @@ tn_node *tn_b_std(tn_build *b, tn_node *x, const int64_t *dims, int dim_count, i
     return build(b, &make_std, x, dims, dim_count, correction, keepdim);
 }
 
-static const maker make_norm = {TN_OP_NORM, "tfle"};
+static const maker make_norm = {TN_OP_NORM, 0, "tfle"};
 tn_tensor *(tn_norm)(const tn_tensor *x, double p, const int64_t *dims, int dim_count, bool keepdim) {
     return record(&make_norm, x, p, dims, dim_count, keepdim);
 }
@@ -1669,7 +1666,7 @@ tn_node *tn_b_norm(tn_build *b, tn_node *x, double p, const int64_t *dims, int d
     return build(b, &make_norm, x, p, dims, dim_count, keepdim);
 }
 
-static const maker make_logsumexp = {TN_OP_LOGSUMEXP, "tle"};
+static const maker make_logsumexp = {TN_OP_LOGSUMEXP, 0, "tle"};
 tn_tensor *(tn_logsumexp)(const tn_tensor *x, const int64_t *dims, int dim_count, bool keepdim) {
     return record(&make_logsumexp, x, dims, dim_count, keepdim);
 }
@@ -1677,7 +1674,7 @@ tn_node *tn_b_logsumexp(tn_build *b, tn_node *x, const int64_t *dims, int dim_co
     return build(b, &make_logsumexp, x, dims, dim_count, keepdim);
 }
 
-static const maker make_any = {TN_OP_ANY, "tle"};
+static const maker make_any = {TN_OP_ANY, 0, "tle"};
 tn_tensor *(tn_any)(const tn_tensor *x, const int64_t *dims, int dim_count, bool keepdim) {
     return record(&make_any, x, dims, dim_count, keepdim);
 }
@@ -1685,7 +1682,7 @@ tn_node *tn_b_any(tn_build *b, tn_node *x, const int64_t *dims, int dim_count, b
     return build(b, &make_any, x, dims, dim_count, keepdim);
 }
 
-static const maker make_all = {TN_OP_ALL, "tle"};
+static const maker make_all = {TN_OP_ALL, 0, "tle"};
 tn_tensor *(tn_all)(const tn_tensor *x, const int64_t *dims, int dim_count, bool keepdim) {
     return record(&make_all, x, dims, dim_count, keepdim);
 }
@@ -1693,7 +1690,7 @@ tn_node *tn_b_all(tn_build *b, tn_node *x, const int64_t *dims, int dim_count, b
     return build(b, &make_all, x, dims, dim_count, keepdim);
 }
 
-static const maker make_count_nonzero = {TN_OP_COUNT_NONZERO, "tle"};
+static const maker make_count_nonzero = {TN_OP_COUNT_NONZERO, 0, "tle"};
 tn_tensor *(tn_count_nonzero)(const tn_tensor *x, const int64_t *dims, int dim_count, bool keepdim) {
     return record(&make_count_nonzero, x, dims, dim_count, keepdim);
 }
@@ -1701,11 +1698,11 @@ tn_node *tn_b_count_nonzero(tn_build *b, tn_node *x, const int64_t *dims, int di
     return build(b, &make_count_nonzero, x, dims, dim_count, keepdim);
 }
 
-static const maker make_max = {TN_OP_MAX, "tie"};
+static const maker make_max = {TN_OP_MAX, 0, "tie"};
 tn_tensor *(tn_max)(const tn_tensor *x, int64_t dim, bool keepdim) { return record(&make_max, x, dim, keepdim); }
 tn_node *tn_b_max(tn_build *b, tn_node *x, int64_t dim, bool keepdim) { return build(b, &make_max, x, dim, keepdim); }
 
-static const maker make_min = {TN_OP_MIN, "tie"};
+static const maker make_min = {TN_OP_MIN, 0, "tie"};
 tn_tensor *(tn_min)(const tn_tensor *x, int64_t dim, bool keepdim) { return record(&make_min, x, dim, keepdim); }
 tn_node *tn_b_min(tn_build *b, tn_node *x, int64_t dim, bool keepdim) { return build(b, &make_min, x, dim, keepdim); }
 
@@ -1732,7 +1729,7 @@ tn_node *tn_b_dot(tn_build *b, tn_node *x, tn_node *y) { return build_2(b, x, y,
 tn_tensor *(tn_outer)(const tn_tensor *x, const tn_tensor *y) { return record_2(x, y, TN_OP_OUTER); }
 tn_node *tn_b_outer(tn_build *b, tn_node *x, tn_node *y) { return build_2(b, x, y, TN_OP_OUTER); }
 
-static const maker make_linear = {TN_OP_LINEAR, "tt?"};
+static const maker make_linear = {TN_OP_LINEAR, 0, "tt?"};
 tn_tensor *(tn_linear)(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias) {
     return record(&make_linear, x, weight, bias);
 }
@@ -1740,7 +1737,7 @@ tn_node *tn_b_linear(tn_build *b, tn_node *x, tn_node *weight, tn_node *bias) {
     return build(b, &make_linear, x, weight, bias);
 }
 
-static const maker make_addmm = {TN_OP_ADDMM, "tttff"};
+static const maker make_addmm = {TN_OP_ADDMM, 0, "tttff"};
 tn_tensor *(tn_addmm)(const tn_tensor *input, const tn_tensor *x, const tn_tensor *y, double beta, double alpha) {
     return record(&make_addmm, input, x, y, beta, alpha);
 }
@@ -1748,7 +1745,7 @@ tn_node *tn_b_addmm(tn_build *b, tn_node *input, tn_node *x, tn_node *y, double 
     return build(b, &make_addmm, input, x, y, beta, alpha);
 }
 
-static const maker make_baddbmm = {TN_OP_BADDBMM, "tttff"};
+static const maker make_baddbmm = {TN_OP_BADDBMM, 0, "tttff"};
 tn_tensor *(tn_baddbmm)(const tn_tensor *input, const tn_tensor *x, const tn_tensor *y, double beta, double alpha) {
     return record(&make_baddbmm, input, x, y, beta, alpha);
 }
@@ -1756,7 +1753,7 @@ tn_node *tn_b_baddbmm(tn_build *b, tn_node *input, tn_node *x, tn_node *y, doubl
     return build(b, &make_baddbmm, input, x, y, beta, alpha);
 }
 
-static const maker make_gemm = {TN_OP_GEMM, "tt?ffee"};
+static const maker make_gemm = {TN_OP_GEMM, 0, "tt?ffee"};
 tn_tensor *(tn_gemm)(const tn_tensor *x, const tn_tensor *y, const tn_tensor *addend, double alpha, double beta,
                      bool trans_x, bool trans_y) {
     return record(&make_gemm, x, y, addend, alpha, beta, trans_x, trans_y);
@@ -1766,7 +1763,7 @@ tn_node *tn_b_gemm(tn_build *b, tn_node *x, tn_node *y, tn_node *addend, double 
     return build(b, &make_gemm, x, y, addend, alpha, beta, trans_x, trans_y);
 }
 
-static const maker make_gemv = {TN_OP_GEMV, "tt?ffe"};
+static const maker make_gemv = {TN_OP_GEMV, 0, "tt?ffe"};
 tn_tensor *(tn_gemv)(const tn_tensor *matrix, const tn_tensor *x, const tn_tensor *addend, double alpha, double beta,
                      bool trans) {
     return record(&make_gemv, matrix, x, addend, alpha, beta, trans);
@@ -1778,7 +1775,7 @@ tn_node *tn_b_gemv(tn_build *b, tn_node *matrix, tn_node *x, tn_node *addend, do
 tn_tensor *(tn_trace)(const tn_tensor *x) { return record_1(x, TN_OP_TRACE); }
 tn_node *tn_b_trace(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_TRACE); }
 
-static const maker make_cosine_similarity = {TN_OP_COSINE_SIMILARITY, "ttiofc"};
+static const maker make_cosine_similarity = {TN_OP_COSINE_SIMILARITY, (uint16_t)TN_OPTIONS_SIZE(tn_cosine_similarity_options, eps), "ttiofd"};
 tn_tensor *(tn_cosine_similarity)(const tn_tensor *x, const tn_tensor *y, int64_t dim,
                                   const tn_cosine_similarity_options *o) {
     return record(&make_cosine_similarity, x, y, dim, (const void *)o);
@@ -1816,7 +1813,7 @@ tn_node *tn_b_linalg_cholesky(tn_build *b, tn_node *x) { return build_1(b, x, TN
 tn_tensor *(tn_linalg_solve)(const tn_tensor *A, const tn_tensor *B) { return record_2(A, B, TN_OP_LINALG_SOLVE); }
 tn_node *tn_b_linalg_solve(tn_build *b, tn_node *A, tn_node *B) { return build_2(b, A, B, TN_OP_LINALG_SOLVE); }
 
-static const maker make_linalg_solve_triangular = {TN_OP_LINALG_SOLVE_TRIANGULAR, "tte"};
+static const maker make_linalg_solve_triangular = {TN_OP_LINALG_SOLVE_TRIANGULAR, 0, "tte"};
 tn_tensor *(tn_linalg_solve_triangular)(const tn_tensor *A, const tn_tensor *B, bool upper) {
     return record(&make_linalg_solve_triangular, A, B, upper);
 }
@@ -1843,7 +1840,7 @@ tn_node *tn_b_relu(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_RELU); 
 tn_tensor *(tn_relu6)(const tn_tensor *x) { return record_1(x, TN_OP_RELU6); }
 tn_node *tn_b_relu6(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_RELU6); }
 
-static const maker make_hardtanh = {TN_OP_HARDTANH, "tff"};
+static const maker make_hardtanh = {TN_OP_HARDTANH, 0, "tff"};
 tn_tensor *(tn_hardtanh)(const tn_tensor *x, double min_val, double max_val) {
     return record(&make_hardtanh, x, min_val, max_val);
 }
@@ -1857,7 +1854,7 @@ tn_node *tn_b_hardsigmoid(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_
 tn_tensor *(tn_hardswish)(const tn_tensor *x) { return record_1(x, TN_OP_HARDSWISH); }
 tn_node *tn_b_hardswish(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_HARDSWISH); }
 
-static const maker make_leaky_relu = {TN_OP_LEAKY_RELU, "tf"};
+static const maker make_leaky_relu = {TN_OP_LEAKY_RELU, 0, "tf"};
 tn_tensor *(tn_leaky_relu)(const tn_tensor *x, double negative_slope) {
     return record(&make_leaky_relu, x, negative_slope);
 }
@@ -1868,7 +1865,7 @@ tn_node *tn_b_leaky_relu(tn_build *b, tn_node *x, double negative_slope) {
 tn_tensor *(tn_prelu)(const tn_tensor *x, const tn_tensor *weight) { return record_2(x, weight, TN_OP_PRELU); }
 tn_node *tn_b_prelu(tn_build *b, tn_node *x, tn_node *weight) { return build_2(b, x, weight, TN_OP_PRELU); }
 
-static const maker make_elu = {TN_OP_ELU, "tf"};
+static const maker make_elu = {TN_OP_ELU, 0, "tf"};
 tn_tensor *(tn_elu)(const tn_tensor *x, double alpha) { return record(&make_elu, x, alpha); }
 tn_node *tn_b_elu(tn_build *b, tn_node *x, double alpha) { return build(b, &make_elu, x, alpha); }
 
@@ -1882,7 +1879,7 @@ tn_node *tn_b_sigmoid(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_SIGM
 tn_tensor *(tn_silu)(const tn_tensor *x) { return record_1(x, TN_OP_SILU); }
 tn_node *tn_b_silu(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_SILU); }
 
-static const maker make_softplus = {TN_OP_SOFTPLUS, "tofeff"};
+static const maker make_softplus = {TN_OP_SOFTPLUS, (uint16_t)TN_OPTIONS_SIZE(tn_softplus_options, threshold), "tofffg"};
 tn_tensor *(tn_softplus)(const tn_tensor *x, const tn_softplus_options *o) {
     return record(&make_softplus, x, (const void *)o);
 }
@@ -1896,38 +1893,38 @@ tn_node *tn_b_mish(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_MISH); 
 tn_tensor *(tn_logsigmoid)(const tn_tensor *x) { return record_1(x, TN_OP_LOGSIGMOID); }
 tn_node *tn_b_logsigmoid(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_LOGSIGMOID); }
 
-static const maker make_gelu = {TN_OP_GELU, "toeb"};
+static const maker make_gelu = {TN_OP_GELU, (uint16_t)TN_OPTIONS_SIZE(tn_gelu_options, approximate), "toec"};
 tn_tensor *(tn_gelu)(const tn_tensor *x, const tn_gelu_options *o) { return record(&make_gelu, x, (const void *)o); }
 tn_node *tn_b_gelu(tn_build *b, tn_node *x, const tn_gelu_options *o) {
     return build(b, &make_gelu, x, (const void *)o);
 }
 
-static const maker make_glu = {TN_OP_GLU, "ti"};
+static const maker make_glu = {TN_OP_GLU, 0, "ti"};
 tn_tensor *(tn_glu)(const tn_tensor *x, int64_t dim) { return record(&make_glu, x, dim); }
 tn_node *tn_b_glu(tn_build *b, tn_node *x, int64_t dim) { return build(b, &make_glu, x, dim); }
 
 tn_tensor *(tn_swiglu)(const tn_tensor *gate, const tn_tensor *up) { return record_2(gate, up, TN_OP_SWIGLU); }
 tn_node *tn_b_swiglu(tn_build *b, tn_node *gate, tn_node *up) { return build_2(b, gate, up, TN_OP_SWIGLU); }
 
-static const maker make_softmax = {TN_OP_SOFTMAX, "ti"};
+static const maker make_softmax = {TN_OP_SOFTMAX, 0, "ti"};
 tn_tensor *(tn_softmax)(const tn_tensor *x, int64_t dim) { return record(&make_softmax, x, dim); }
 tn_node *tn_b_softmax(tn_build *b, tn_node *x, int64_t dim) { return build(b, &make_softmax, x, dim); }
 
-static const maker make_log_softmax = {TN_OP_LOG_SOFTMAX, "ti"};
+static const maker make_log_softmax = {TN_OP_LOG_SOFTMAX, 0, "ti"};
 tn_tensor *(tn_log_softmax)(const tn_tensor *x, int64_t dim) { return record(&make_log_softmax, x, dim); }
 tn_node *tn_b_log_softmax(tn_build *b, tn_node *x, int64_t dim) { return build(b, &make_log_softmax, x, dim); }
 
-static const maker make_standardize = {TN_OP_STANDARDIZE, "tlf"};
+static const maker make_standardize = {TN_OP_STANDARDIZE, 0, "tlf"};
 tn_node *tn_b_standardize(tn_build *b, tn_node *x, const int64_t *dims, int dim_count, double eps) {
     return build(b, &make_standardize, x, dims, dim_count, eps);
 }
 
-static const maker make_rms_scale = {TN_OP_RMS_SCALE, "tlf"};
+static const maker make_rms_scale = {TN_OP_RMS_SCALE, 0, "tlf"};
 tn_node *tn_b_rms_scale(tn_build *b, tn_node *x, const int64_t *dims, int dim_count, double eps) {
     return build(b, &make_rms_scale, x, dims, dim_count, eps);
 }
 
-static const maker make_layer_norm = {TN_OP_LAYER_NORM, "tl??ofd"};
+static const maker make_layer_norm = {TN_OP_LAYER_NORM, (uint16_t)TN_OPTIONS_SIZE(tn_layer_norm_options, eps), "tl??ofe"};
 tn_tensor *(tn_layer_norm)(const tn_tensor *x, const int64_t *normalized_shape, int normalized_shape_count,
                            const tn_tensor *weight, const tn_tensor *bias, const tn_layer_norm_options *o) {
     return record(&make_layer_norm, x, normalized_shape, normalized_shape_count, weight, bias, (const void *)o);
@@ -1937,7 +1934,7 @@ tn_node *tn_b_layer_norm(tn_build *b, tn_node *x, const int64_t *normalized_shap
     return build(b, &make_layer_norm, x, normalized_shape, normalized_shape_count, weight, bias, (const void *)o);
 }
 
-static const maker make_rms_norm = {TN_OP_RMS_NORM, "tl?ofb"};
+static const maker make_rms_norm = {TN_OP_RMS_NORM, (uint16_t)TN_OPTIONS_SIZE(tn_rms_norm_options, eps), "tl?ofa"};
 tn_tensor *(tn_rms_norm)(const tn_tensor *x, const int64_t *normalized_shape, int normalized_shape_count,
                          const tn_tensor *weight, const tn_rms_norm_options *o) {
     return record(&make_rms_norm, x, normalized_shape, normalized_shape_count, weight, (const void *)o);
@@ -1947,7 +1944,7 @@ tn_node *tn_b_rms_norm(tn_build *b, tn_node *x, const int64_t *normalized_shape,
     return build(b, &make_rms_norm, x, normalized_shape, normalized_shape_count, weight, (const void *)o);
 }
 
-static const maker make_group_norm = {TN_OP_GROUP_NORM, "ti??ofd"};
+static const maker make_group_norm = {TN_OP_GROUP_NORM, (uint16_t)TN_OPTIONS_SIZE(tn_group_norm_options, eps), "ti??ofe"};
 tn_tensor *(tn_group_norm)(const tn_tensor *x, int64_t num_groups, const tn_tensor *weight, const tn_tensor *bias,
                            const tn_group_norm_options *o) {
     return record(&make_group_norm, x, num_groups, weight, bias, (const void *)o);
@@ -1957,7 +1954,7 @@ tn_node *tn_b_group_norm(tn_build *b, tn_node *x, int64_t num_groups, tn_node *w
     return build(b, &make_group_norm, x, num_groups, weight, bias, (const void *)o);
 }
 
-static const maker make_instance_norm = {TN_OP_INSTANCE_NORM, "t??ofd"};
+static const maker make_instance_norm = {TN_OP_INSTANCE_NORM, (uint16_t)TN_OPTIONS_SIZE(tn_instance_norm_options, eps), "t??ofe"};
 tn_tensor *(tn_instance_norm)(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias,
                               const tn_instance_norm_options *o) {
     return record(&make_instance_norm, x, weight, bias, (const void *)o);
@@ -1967,7 +1964,7 @@ tn_node *tn_b_instance_norm(tn_build *b, tn_node *x, tn_node *weight, tn_node *b
     return build(b, &make_instance_norm, x, weight, bias, (const void *)o);
 }
 
-static const maker make_batch_norm = {TN_OP_BATCH_NORM, "t????eofd"};
+static const maker make_batch_norm = {TN_OP_BATCH_NORM, (uint16_t)TN_OPTIONS_SIZE(tn_batch_norm_options, eps), "t????eofe"};
 tn_tensor *(tn_batch_norm)(const tn_tensor *x, const tn_tensor *running_mean, const tn_tensor *running_var,
                            const tn_tensor *weight, const tn_tensor *bias, bool training,
                            const tn_batch_norm_options *o) {
@@ -1978,7 +1975,7 @@ tn_node *tn_b_batch_norm(tn_build *b, tn_node *x, tn_node *running_mean, tn_node
     return build(b, &make_batch_norm, x, running_mean, running_var, weight, bias, training, (const void *)o);
 }
 
-static const maker make_batch_normalize = {TN_OP_BATCH_NORMALIZE, "t??f"};
+static const maker make_batch_normalize = {TN_OP_BATCH_NORMALIZE, 0, "t??f"};
 tn_node *tn_b_batch_normalize(tn_build *b, tn_node *x, tn_node *weight, tn_node *bias, double eps) {
     return build(b, &make_batch_normalize, x, weight, bias, eps);
 }
@@ -1989,7 +1986,7 @@ tn_node *tn_b_batch_mean(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_B
 tn_tensor *(tn_batch_var)(const tn_tensor *x) { return record_1(x, TN_OP_BATCH_VAR); }
 tn_node *tn_b_batch_var(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_BATCH_VAR); }
 
-static const maker make_conv1d = {TN_OP_CONV1D, "tt?oieibieie"};
+static const maker make_conv1d = {TN_OP_CONV1D, (uint16_t)TN_OPTIONS_SIZE(tn_conv1d_options, groups), "tt?oificifif"};
 tn_tensor *(tn_conv1d)(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias, const tn_conv1d_options *o) {
     return record(&make_conv1d, x, weight, bias, (const void *)o);
 }
@@ -1997,7 +1994,7 @@ tn_node *tn_b_conv1d(tn_build *b, tn_node *x, tn_node *weight, tn_node *bias, co
     return build(b, &make_conv1d, x, weight, bias, (const void *)o);
 }
 
-static const maker make_conv2d = {TN_OP_CONV2D, "tt?o2e2b2eie"};
+static const maker make_conv2d = {TN_OP_CONV2D, (uint16_t)TN_OPTIONS_SIZE(tn_conv2d_options, groups), "tt?o2f2c2fif"};
 tn_tensor *(tn_conv2d)(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias, const tn_conv2d_options *o) {
     return record(&make_conv2d, x, weight, bias, (const void *)o);
 }
@@ -2005,13 +2002,13 @@ tn_node *tn_b_conv2d(tn_build *b, tn_node *x, tn_node *weight, tn_node *bias, co
     return build(b, &make_conv2d, x, weight, bias, (const void *)o);
 }
 
-static const maker make_correlate2d = {TN_OP_CORRELATE2D, "tt2222i"};
+static const maker make_correlate2d = {TN_OP_CORRELATE2D, 0, "tt2222i"};
 tn_node *tn_b_correlate2d(tn_build *b, tn_node *x, tn_node *weight, const int64_t places[2], const int64_t stride[2],
                           const int64_t before[2], const int64_t dilation[2], int64_t groups) {
     return build(b, &make_correlate2d, x, weight, places, stride, before, dilation, groups);
 }
 
-static const maker make_int_conv2d = {TN_OP_INT_CONV2D, "tto2e4b2eieib"};
+static const maker make_int_conv2d = {TN_OP_INT_CONV2D, (uint16_t)TN_OPTIONS_SIZE(tn_int_conv2d_options, outside), "tto2f4c2fific"};
 tn_tensor *(tn_int_conv2d)(const tn_tensor *x, const tn_tensor *weight, const tn_int_conv2d_options *o) {
     return record(&make_int_conv2d, x, weight, (const void *)o);
 }
@@ -2019,19 +2016,19 @@ tn_node *tn_b_int_conv2d(tn_build *b, tn_node *x, tn_node *weight, const tn_int_
     return build(b, &make_int_conv2d, x, weight, (const void *)o);
 }
 
-static const maker make_spread2d = {TN_OP_SPREAD2D, "tt2222i"};
+static const maker make_spread2d = {TN_OP_SPREAD2D, 0, "tt2222i"};
 tn_node *tn_b_spread2d(tn_build *b, tn_node *y, tn_node *weight, const int64_t size[2], const int64_t stride[2],
                        const int64_t padding[2], const int64_t dilation[2], int64_t groups) {
     return build(b, &make_spread2d, y, weight, size, stride, padding, dilation, groups);
 }
 
-static const maker make_conv2d_weight = {TN_OP_CONV2D_WEIGHT, "tt2222i"};
+static const maker make_conv2d_weight = {TN_OP_CONV2D_WEIGHT, 0, "tt2222i"};
 tn_node *tn_b_conv2d_weight(tn_build *b, tn_node *x, tn_node *y, const int64_t kernel[2], const int64_t stride[2],
                             const int64_t padding[2], const int64_t dilation[2], int64_t groups) {
     return build(b, &make_conv2d_weight, x, y, kernel, stride, padding, dilation, groups);
 }
 
-static const maker make_conv_transpose2d = {TN_OP_CONV_TRANSPOSE2D, "tt?o2e2b2bie2e"};
+static const maker make_conv_transpose2d = {TN_OP_CONV_TRANSPOSE2D, (uint16_t)TN_OPTIONS_SIZE(tn_conv_transpose2d_options, dilation), "tt?o2f2c2cif2f"};
 tn_tensor *(tn_conv_transpose2d)(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias,
                                  const tn_conv_transpose2d_options *o) {
     return record(&make_conv_transpose2d, x, weight, bias, (const void *)o);
@@ -2041,7 +2038,7 @@ tn_node *tn_b_conv_transpose2d(tn_build *b, tn_node *x, tn_node *weight, tn_node
     return build(b, &make_conv_transpose2d, x, weight, bias, (const void *)o);
 }
 
-static const maker make_max_pool2d = {TN_OP_MAX_POOL2D, "t2o2b2b2ebb"};
+static const maker make_max_pool2d = {TN_OP_MAX_POOL2D, (uint16_t)TN_OPTIONS_SIZE(tn_max_pool2d_options, ceil_mode), "t2o2c2c2fbc"};
 tn_tensor *(tn_max_pool2d)(const tn_tensor *x, const int64_t kernel_size[2], const tn_max_pool2d_options *o) {
     return record(&make_max_pool2d, x, kernel_size, (const void *)o);
 }
@@ -2049,7 +2046,7 @@ tn_node *tn_b_max_pool2d(tn_build *b, tn_node *x, const int64_t kernel_size[2], 
     return build(b, &make_max_pool2d, x, kernel_size, (const void *)o);
 }
 
-static const maker make_avg_pool2d = {TN_OP_AVG_POOL2D, "t2o2b2bbbbbib"};
+static const maker make_avg_pool2d = {TN_OP_AVG_POOL2D, (uint16_t)TN_OPTIONS_SIZE(tn_avg_pool2d_options, divisor_override), "t2o2c2cbcbfic"};
 tn_tensor *(tn_avg_pool2d)(const tn_tensor *x, const int64_t kernel_size[2], const tn_avg_pool2d_options *o) {
     return record(&make_avg_pool2d, x, kernel_size, (const void *)o);
 }
@@ -2057,7 +2054,7 @@ tn_node *tn_b_avg_pool2d(tn_build *b, tn_node *x, const int64_t kernel_size[2], 
     return build(b, &make_avg_pool2d, x, kernel_size, (const void *)o);
 }
 
-static const maker make_adaptive_avg_pool2d = {TN_OP_ADAPTIVE_AVG_POOL2D, "t2"};
+static const maker make_adaptive_avg_pool2d = {TN_OP_ADAPTIVE_AVG_POOL2D, 0, "t2"};
 tn_tensor *(tn_adaptive_avg_pool2d)(const tn_tensor *x, const int64_t output_size[2]) {
     return record(&make_adaptive_avg_pool2d, x, output_size);
 }
@@ -2072,12 +2069,12 @@ tn_node *tn_b_embedding(tn_build *b, tn_node *index, tn_node *weight) {
     return build_2(b, index, weight, TN_OP_EMBEDDING);
 }
 
-static const maker make_rope_rows = {TN_OP_ROPE_ROWS, "ttte"};
+static const maker make_rope_rows = {TN_OP_ROPE_ROWS, 0, "ttte"};
 tn_node *tn_b_rope_rows(tn_build *b, tn_node *x, tn_node *cos, tn_node *sin, bool interleaved) {
     return build(b, &make_rope_rows, x, cos, sin, interleaved);
 }
 
-static const maker make_rope = {TN_OP_ROPE, "tttobb"};
+static const maker make_rope = {TN_OP_ROPE, (uint16_t)TN_OPTIONS_SIZE(tn_rope_options, interleaved), "tttobc"};
 tn_tensor *(tn_rope)(const tn_tensor *x, const tn_tensor *cos, const tn_tensor *sin, const tn_rope_options *o) {
     return record(&make_rope, x, cos, sin, (const void *)o);
 }
@@ -2085,19 +2082,19 @@ tn_node *tn_b_rope(tn_build *b, tn_node *x, tn_node *cos, tn_node *sin, const tn
     return build(b, &make_rope, x, cos, sin, (const void *)o);
 }
 
-static const maker make_attention_dense = {TN_OP_ATTENTION_DENSE, "ttt?efee"};
+static const maker make_attention_dense = {TN_OP_ATTENTION_DENSE, 0, "ttt?efee"};
 tn_node *tn_b_attention_dense(tn_build *b, tn_node *q, tn_node *k, tn_node *v, tn_node *mask, bool is_causal,
                               double scale, bool blind, bool hides) {
     return build(b, &make_attention_dense, q, k, v, mask, is_causal, scale, blind, hides);
 }
 
-static const maker make_attention_dense_gradient = {TN_OP_ATTENTION_DENSE_GRADIENT, "ttt?ttefee"};
+static const maker make_attention_dense_gradient = {TN_OP_ATTENTION_DENSE_GRADIENT, 0, "ttt?ttefee"};
 tn_node *tn_b_attention_dense_gradient(tn_build *b, tn_node *q, tn_node *k, tn_node *v, tn_node *mask, tn_node *out,
                                        tn_node *dout, bool is_causal, double scale, bool blind, bool hides) {
     return build(b, &make_attention_dense_gradient, q, k, v, mask, out, dout, is_causal, scale, blind, hides);
 }
 
-static const maker make_scaled_dot_product_attention = {TN_OP_SCALED_DOT_PRODUCT_ATTENTION, "ttt?obbfb"};
+static const maker make_scaled_dot_product_attention = {TN_OP_SCALED_DOT_PRODUCT_ATTENTION, (uint16_t)TN_OPTIONS_SIZE(tn_scaled_dot_product_attention_options, scale), "ttt?obcfa"};
 tn_tensor *(tn_scaled_dot_product_attention)(const tn_tensor *q, const tn_tensor *k, const tn_tensor *v,
                                              const tn_tensor *mask, const tn_scaled_dot_product_attention_options *o) {
     return record(&make_scaled_dot_product_attention, q, k, v, mask, (const void *)o);
@@ -2107,7 +2104,7 @@ tn_node *tn_b_scaled_dot_product_attention(tn_build *b, tn_node *q, tn_node *k, 
     return build(b, &make_scaled_dot_product_attention, q, k, v, mask, (const void *)o);
 }
 
-static const maker make_dequantize = {TN_OP_DEQUANTIZE, "te"};
+static const maker make_dequantize = {TN_OP_DEQUANTIZE, 0, "te"};
 tn_tensor *(tn_dequantize)(const tn_tensor *x, tn_dtype dtype) { return record(&make_dequantize, x, dtype); }
 tn_node *tn_b_dequantize(tn_build *b, tn_node *x, tn_dtype dtype) { return build(b, &make_dequantize, x, dtype); }
 
@@ -2117,7 +2114,7 @@ tn_node *tn_b_linear_quantized(tn_build *b, tn_node *x, tn_node *weight) {
 
 tn_node *tn_b_linear_half(tn_build *b, tn_node *x, tn_node *weight) { return build_2(b, x, weight, TN_OP_LINEAR_HALF); }
 
-static const maker make_linear_experts = {TN_OP_LINEAR_EXPERTS, "ttt"};
+static const maker make_linear_experts = {TN_OP_LINEAR_EXPERTS, 0, "ttt"};
 tn_tensor *(tn_linear_experts)(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *chosen) {
     return record(&make_linear_experts, x, weight, chosen);
 }
@@ -2125,12 +2122,12 @@ tn_node *tn_b_linear_experts(tn_build *b, tn_node *x, tn_node *weight, tn_node *
     return build(b, &make_linear_experts, x, weight, chosen);
 }
 
-static const maker make_linear_experts_rows = {TN_OP_LINEAR_EXPERTS_ROWS, "ttt"};
+static const maker make_linear_experts_rows = {TN_OP_LINEAR_EXPERTS_ROWS, 0, "ttt"};
 tn_node *tn_b_linear_experts_rows(tn_build *b, tn_node *x, tn_node *weight, tn_node *chosen) {
     return build(b, &make_linear_experts_rows, x, weight, chosen);
 }
 
-static const maker make_cache_append = {TN_OP_CACHE_APPEND, "tttt"};
+static const maker make_cache_append = {TN_OP_CACHE_APPEND, 0, "tttt"};
 tn_tensor *(tn_cache_append)(const tn_tensor *cache, const tn_tensor *x, const tn_tensor *position,
                              const tn_tensor *pages) {
     return record(&make_cache_append, cache, x, position, pages);
@@ -2142,12 +2139,12 @@ tn_node *tn_b_cache_append(tn_build *b, tn_node *cache, tn_node *x, tn_node *pos
     return build(b, &make_cache_append, cache, x, position, pages);
 }
 
-static const maker make_cache_append_rows = {TN_OP_CACHE_APPEND_ROWS, "tttt"};
+static const maker make_cache_append_rows = {TN_OP_CACHE_APPEND_ROWS, 0, "tttt"};
 tn_node *tn_b_cache_append_rows(tn_build *b, tn_node *cache, tn_node *x, tn_node *position, tn_node *pages) {
     return build(b, &make_cache_append_rows, cache, x, position, pages);
 }
 
-static const maker make_cached_attention = {TN_OP_CACHED_ATTENTION, "tttttttofbibfb"};
+static const maker make_cached_attention = {TN_OP_CACHED_ATTENTION, (uint16_t)TN_OPTIONS_SIZE(tn_cached_attention_options, softcap), "tttttttofaicfc"};
 tn_tensor *(tn_cached_attention)(const tn_tensor *q, const tn_tensor *k, const tn_tensor *v, const tn_tensor *k_cache,
                                  const tn_tensor *v_cache, const tn_tensor *position, const tn_tensor *pages,
                                  const tn_cached_attention_options *o) {
@@ -2158,46 +2155,46 @@ tn_node *tn_b_cached_attention(tn_build *b, tn_node *q, tn_node *k, tn_node *v, 
     return build(b, &make_cached_attention, q, k, v, k_cache, v_cache, position, pages, (const void *)o);
 }
 
-static const maker make_cached_attention_rows = {TN_OP_CACHED_ATTENTION_ROWS, "tttttttfif"};
+static const maker make_cached_attention_rows = {TN_OP_CACHED_ATTENTION_ROWS, 0, "tttttttfif"};
 tn_node *tn_b_cached_attention_rows(tn_build *b, tn_node *q, tn_node *k, tn_node *v, tn_node *k_cache,
                                     tn_node *v_cache, tn_node *position, tn_node *pages, double scale, int64_t window,
                                     double softcap) {
     return build(b, &make_cached_attention_rows, q, k, v, k_cache, v_cache, position, pages, scale, window, softcap);
 }
 
-static const maker make_random_bits = {TN_OP_RANDOM_BITS, "ttil"};
+static const maker make_random_bits = {TN_OP_RANDOM_BITS, 0, "ttil"};
 tn_node *tn_b_random_bits(tn_build *b, tn_node *key, tn_node *counter, int64_t skip, const int64_t *shape, int rank) {
     return build(b, &make_random_bits, key, counter, skip, shape, rank);
 }
 
-static const maker make_random_uniform = {TN_OP_RANDOM_UNIFORM, "ttil"};
+static const maker make_random_uniform = {TN_OP_RANDOM_UNIFORM, 0, "ttil"};
 tn_node *tn_b_random_uniform(tn_build *b, tn_node *key, tn_node *counter, int64_t skip, const int64_t *shape,
                              int rank) {
     return build(b, &make_random_uniform, key, counter, skip, shape, rank);
 }
 
-static const maker make_random_normal = {TN_OP_RANDOM_NORMAL, "ttl"};
+static const maker make_random_normal = {TN_OP_RANDOM_NORMAL, 0, "ttl"};
 tn_node *tn_b_random_normal(tn_build *b, tn_node *key, tn_node *counter, const int64_t *shape, int rank) {
     return build(b, &make_random_normal, key, counter, shape, rank);
 }
 
-static const maker make_random_integers = {TN_OP_RANDOM_INTEGERS, "ttiil"};
+static const maker make_random_integers = {TN_OP_RANDOM_INTEGERS, 0, "ttiil"};
 tn_node *tn_b_random_integers(tn_build *b, tn_node *key, tn_node *counter, int64_t low, int64_t high,
                               const int64_t *shape, int rank) {
     return build(b, &make_random_integers, key, counter, low, high, shape, rank);
 }
 
-static const maker make_bernoulli_by = {TN_OP_BERNOULLI_BY, "ttt"};
+static const maker make_bernoulli_by = {TN_OP_BERNOULLI_BY, 0, "ttt"};
 tn_node *tn_b_bernoulli_by(tn_build *b, tn_node *p, tn_node *key, tn_node *counter) {
     return build(b, &make_bernoulli_by, p, key, counter);
 }
 
-static const maker make_dropout_by = {TN_OP_DROPOUT_BY, "tttf"};
+static const maker make_dropout_by = {TN_OP_DROPOUT_BY, 0, "tttf"};
 tn_node *tn_b_dropout_by(tn_build *b, tn_node *x, tn_node *key, tn_node *counter, double p) {
     return build(b, &make_dropout_by, x, key, counter, p);
 }
 
-static const maker make_mse_loss = {TN_OP_MSE_LOSS, "tte"};
+static const maker make_mse_loss = {TN_OP_MSE_LOSS, 0, "tte"};
 tn_tensor *(tn_mse_loss)(const tn_tensor *x, const tn_tensor *target, tn_reduction reduction) {
     return record(&make_mse_loss, x, target, reduction);
 }
@@ -2205,7 +2202,7 @@ tn_node *tn_b_mse_loss(tn_build *b, tn_node *x, tn_node *target, tn_reduction re
     return build(b, &make_mse_loss, x, target, reduction);
 }
 
-static const maker make_l1_loss = {TN_OP_L1_LOSS, "tte"};
+static const maker make_l1_loss = {TN_OP_L1_LOSS, 0, "tte"};
 tn_tensor *(tn_l1_loss)(const tn_tensor *x, const tn_tensor *target, tn_reduction reduction) {
     return record(&make_l1_loss, x, target, reduction);
 }
@@ -2213,7 +2210,7 @@ tn_node *tn_b_l1_loss(tn_build *b, tn_node *x, tn_node *target, tn_reduction red
     return build(b, &make_l1_loss, x, target, reduction);
 }
 
-static const maker make_smooth_l1_loss = {TN_OP_SMOOTH_L1_LOSS, "tteofe"};
+static const maker make_smooth_l1_loss = {TN_OP_SMOOTH_L1_LOSS, (uint16_t)TN_OPTIONS_SIZE(tn_smooth_l1_loss_options, beta), "tteoff"};
 tn_tensor *(tn_smooth_l1_loss)(const tn_tensor *x, const tn_tensor *target, tn_reduction reduction,
                                const tn_smooth_l1_loss_options *o) {
     return record(&make_smooth_l1_loss, x, target, reduction, (const void *)o);
@@ -2223,7 +2220,7 @@ tn_node *tn_b_smooth_l1_loss(tn_build *b, tn_node *x, tn_node *target, tn_reduct
     return build(b, &make_smooth_l1_loss, x, target, reduction, (const void *)o);
 }
 
-static const maker make_huber_loss = {TN_OP_HUBER_LOSS, "tteofe"};
+static const maker make_huber_loss = {TN_OP_HUBER_LOSS, (uint16_t)TN_OPTIONS_SIZE(tn_huber_loss_options, delta), "tteoff"};
 tn_tensor *(tn_huber_loss)(const tn_tensor *x, const tn_tensor *target, tn_reduction reduction,
                            const tn_huber_loss_options *o) {
     return record(&make_huber_loss, x, target, reduction, (const void *)o);
@@ -2233,7 +2230,7 @@ tn_node *tn_b_huber_loss(tn_build *b, tn_node *x, tn_node *target, tn_reduction 
     return build(b, &make_huber_loss, x, target, reduction, (const void *)o);
 }
 
-static const maker make_kl_div = {TN_OP_KL_DIV, "tteobb"};
+static const maker make_kl_div = {TN_OP_KL_DIV, (uint16_t)TN_OPTIONS_SIZE(tn_kl_div_options, log_target), "tteobc"};
 tn_tensor *(tn_kl_div)(const tn_tensor *x, const tn_tensor *target, tn_reduction reduction,
                        const tn_kl_div_options *o) {
     return record(&make_kl_div, x, target, reduction, (const void *)o);
@@ -2242,7 +2239,7 @@ tn_node *tn_b_kl_div(tn_build *b, tn_node *x, tn_node *target, tn_reduction redu
     return build(b, &make_kl_div, x, target, reduction, (const void *)o);
 }
 
-static const maker make_binary_cross_entropy = {TN_OP_BINARY_CROSS_ENTROPY, "tt?e"};
+static const maker make_binary_cross_entropy = {TN_OP_BINARY_CROSS_ENTROPY, 0, "tt?e"};
 tn_tensor *(tn_binary_cross_entropy)(const tn_tensor *x, const tn_tensor *target, const tn_tensor *weight,
                                      tn_reduction reduction) {
     return record(&make_binary_cross_entropy, x, target, weight, reduction);
@@ -2251,7 +2248,7 @@ tn_node *tn_b_binary_cross_entropy(tn_build *b, tn_node *x, tn_node *target, tn_
     return build(b, &make_binary_cross_entropy, x, target, weight, reduction);
 }
 
-static const maker make_binary_cross_entropy_with_logits = {TN_OP_BINARY_CROSS_ENTROPY_WITH_LOGITS, "tt??e"};
+static const maker make_binary_cross_entropy_with_logits = {TN_OP_BINARY_CROSS_ENTROPY_WITH_LOGITS, 0, "tt??e"};
 tn_tensor *(tn_binary_cross_entropy_with_logits)(const tn_tensor *x, const tn_tensor *target, const tn_tensor *weight,
                                                  const tn_tensor *pos_weight, tn_reduction reduction) {
     return record(&make_binary_cross_entropy_with_logits, x, target, weight, pos_weight, reduction);
@@ -2261,7 +2258,7 @@ tn_node *tn_b_binary_cross_entropy_with_logits(tn_build *b, tn_node *x, tn_node 
     return build(b, &make_binary_cross_entropy_with_logits, x, target, weight, pos_weight, reduction);
 }
 
-static const maker make_nll_loss = {TN_OP_NLL_LOSS, "tt?oebiabb"};
+static const maker make_nll_loss = {TN_OP_NLL_LOSS, (uint16_t)TN_OPTIONS_SIZE(tn_nll_loss_options, ignore_index), "tt?oecib"};
 tn_tensor *(tn_nll_loss)(const tn_tensor *x, const tn_tensor *target, const tn_tensor *weight,
                          const tn_nll_loss_options *o) {
     return record(&make_nll_loss, x, target, weight, (const void *)o);
@@ -2270,7 +2267,7 @@ tn_node *tn_b_nll_loss(tn_build *b, tn_node *x, tn_node *target, tn_node *weight
     return build(b, &make_nll_loss, x, target, weight, (const void *)o);
 }
 
-static const maker make_cross_entropy = {TN_OP_CROSS_ENTROPY, "tt?oebiabbfb"};
+static const maker make_cross_entropy = {TN_OP_CROSS_ENTROPY, (uint16_t)TN_OPTIONS_SIZE(tn_cross_entropy_options, label_smoothing), "tt?oecibfc"};
 tn_tensor *(tn_cross_entropy)(const tn_tensor *x, const tn_tensor *target, const tn_tensor *weight,
                               const tn_cross_entropy_options *o) {
     return record(&make_cross_entropy, x, target, weight, (const void *)o);

@@ -198,9 +198,9 @@ static tn_node *counted(tn_build *b, const tn_node *n, const tn_window *w, int a
 /* x divided by the number of elements in its window. */
 static tn_node *divided(tn_build *b, const tn_node *n, const tn_window *w, tn_node *x) {
     int64_t divisor = n->i[TN_AVG_POOL2D_DIVISOR_OVERRIDE];
-    bool varies = n->i[TN_AVG_POOL2D_CEIL_MODE] || n->i[TN_AVG_POOL2D_COUNT_EXCLUDE_PAD];
+    bool varies = n->i[TN_AVG_POOL2D_CEIL_MODE] || !n->i[TN_AVG_POOL2D_COUNT_INCLUDE_PAD];
     if (divisor || !varies) return tn_b_scale(b, x, 1.0 / (double)(divisor ? divisor : w->kernel[0] * w->kernel[1]));
-    bool padding_counts = !n->i[TN_AVG_POOL2D_COUNT_EXCLUDE_PAD];
+    bool padding_counts = n->i[TN_AVG_POOL2D_COUNT_INCLUDE_PAD];
     tn_node *rows = tn_b_unsqueeze(b, counted(b, n, w, 0, padding_counts), 1);
     return tn_b_div(b, x, tn_b_mul(b, rows, counted(b, n, w, 1, padding_counts)));
 }
@@ -217,19 +217,18 @@ static tn_status grad_avg_pool2d(tn_build *b, const tn_node *n, tn_node *dy, tn_
     return b->status;
 }
 
-/* avg_pool2d(x, kernel_size, stride, padding, ceil_mode, count_exclude_pad, divisor_override): the mean of each window
+/* avg_pool2d(x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override): the mean of each window
  * of x [batch, channels, height, width] (or without the batch); stride 0 means the kernel's size. Zeros of the padding
- * count unless count_exclude_pad (PyTorch's count_include_pad turned round);
- * divisor_override, if not 0, divides instead. */
+ * count if count_include_pad; divisor_override, if not 0, divides instead. */
 const tn_op_impl tn_impl_avg_pool2d = {
     .infer = infer_avg_pool2d,
     .compose = compose_avg_pool2d,
     .grad = grad_avg_pool2d,
     .cases = "tol=1e-5 atol=1e-5; [2,2,4,5] kernel_size=(2,2); "
              "[1,2,5,4] kernel_size=(3,2) stride=(2,1) padding=(1,1); "
-             "[1,2,5,4] kernel_size=(3,2) stride=(2,1) padding=(1,1) count_exclude_pad=true; "
+             "[1,2,5,4] kernel_size=(3,2) stride=(2,1) padding=(1,1) count_include_pad=false; "
              "[1,1,6,7] kernel_size=(3,3) stride=(2,2) padding=(1,0) ceil_mode=true; "
-             "[1,1,6,6] kernel_size=(3,3) stride=(2,3) padding=(1,1) ceil_mode=true count_exclude_pad=true; "
+             "[1,1,6,6] kernel_size=(3,3) stride=(2,3) padding=(1,1) ceil_mode=true count_include_pad=false; "
              "[2,5,5] kernel_size=(2,2) stride=(2,2) divisor_override=3; "
              "error=half [1,1,4,4] kernel_size=(2,2) padding=(2,0); "
              "error=negative [1,1,4,4] kernel_size=(2,2) divisor_override=-1"};

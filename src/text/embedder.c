@@ -146,11 +146,12 @@ tn_status tn_embedder_open(const char *folder, const tn_embedder_options *option
     if (!out) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_embedder_open: out is NULL");
     *out = NULL;
     if (!folder) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_embedder_open: the folder is NULL");
+    tn_embedder_options o = TN_EMBEDDER_DEFAULTS;
+    TRY(tn_options_read(&o, options, "tn_embedder_open", "tn_embedder_options o = TN_EMBEDDER_DEFAULTS"));
     tn_embedder *e = tn_txt_zalloc(1, sizeof *e);
     if (!e) return TN_ERR_MEMORY;
-    e->device =
-        options && options->struct_size >= sizeof *options && options->device ? options->device : tn_current_device();
-    tn_status status = e->device ? open_embedder(e, folder, options) : TN_ERR_MEMORY;
+    e->device = o.device ? o.device : tn_current_device();
+    tn_status status = e->device ? open_embedder(e, folder, &o) : TN_ERR_MEMORY;
     if (status != TN_OK) {
         tn_embedder_close(e);
         return status;

@@ -137,12 +137,10 @@ static tn_status read_sizes(const hf_folder *f, encoder_config *c) {
 }
 
 static tn_status check_options(const tn_embedder_options *o) {
-    if (o && o->struct_size < sizeof *o)
-        return tn_backend_fail(TN_ERR_ARGUMENT, "tn_embedder_options: set struct_size to sizeof(tn_embedder_options)");
-    if (o && ((unsigned)o->pooling > TN_POOLING_MAX || (unsigned)o->norm > TN_EMBED_NORM_UNIT))
-        return tn_backend_fail(TN_ERR_ARGUMENT, "tn_embedder_options: %d is no pooling, or %d no norm", (int)o->pooling,
-                               (int)o->norm);
-    return TN_OK;
+    if ((unsigned)o->pooling <= TN_POOLING_MAX && (unsigned)o->norm <= TN_EMBED_NORM_UNIT) return TN_OK;
+    return tn_backend_fail(TN_ERR_ARGUMENT,
+                           "embedder: pooling is %d and norm %d; they must be a tn_pooling and a tn_embed_norm",
+                           (int)o->pooling, (int)o->norm);
 }
 
 /* ---- weights ----------------------------------------------------------------------------------------------------- */

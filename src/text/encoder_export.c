@@ -81,11 +81,12 @@ tn_status tn_encoder_write_onnx(const encoder_config *c, const encoder_weights *
                                .apart = true};
             tn_tensor *y = tn_encoder_record(c, w, &b);
             const tn_named_tensor inputs[] = {{"input_ids", ids}, {"attention_mask", mask}};
-            tn_onnx_export_options o = {.struct_size = sizeof o,
-                                        .name = c->family->model_type,
-                                        .dims = {"batch", "tokens"},
-                                        .weights = n.list,
-                                        .weight_count = n.count};
+            tn_onnx_export_options o = TN_ONNX_EXPORT_DEFAULTS;
+            o.name = c->family->model_type;
+            o.dims[0] = "batch";
+            o.dims[1] = "tokens";
+            o.weights = n.list;
+            o.weight_count = n.count;
             status = tn_onnx_export(path, inputs, 2, &(tn_named_tensor){"embedding", y}, 1, &o);
             tn_free(y);
         }

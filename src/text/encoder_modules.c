@@ -217,8 +217,8 @@ tn_status tn_encoder_modules(const hf_folder *f, const tn_embedder_options *o, e
     c->width = c->hidden;
     TRY(read_modules(f, c, &m));
     c->norm = m.normalizes ? TN_EMBED_NORM_UNIT : TN_EMBED_NORM_NONE;
-    if (!o || o->pooling == TN_POOLING_DEFAULT) TRY(read_pooling(f, m.pooling, c));
-    if (o && o->pooling != TN_POOLING_DEFAULT) c->pooling = o->pooling;
-    if (o && o->norm != TN_EMBED_NORM_DEFAULT) c->norm = o->norm;
+    if (o->pooling == TN_POOLING_DEFAULT) TRY(read_pooling(f, m.pooling, c));
+    if (o->pooling != TN_POOLING_DEFAULT) c->pooling = o->pooling;
+    if (o->norm != TN_EMBED_NORM_DEFAULT) c->norm = o->norm;
     return read_longest(f, c);
 }

@@ -10,7 +10,8 @@
 static tn_tensor *linear(const tn_tensor *x, const encoder_linear *l) { return tn_linear(x, l->weight, l->bias); }
 
 static tn_tensor *norm(const encoder_config *c, const tn_tensor *x, const encoder_linear *l) {
-    tn_layer_norm_options o = {.struct_size = sizeof o, .eps = c->eps};
+    tn_layer_norm_options o = TN_LAYER_NORM_DEFAULTS;
+    o.eps = c->eps;
     return tn_layer_norm(x, TN_DIMS(c->hidden), l->weight, l->bias, &o);
 }
 

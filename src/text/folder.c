@@ -182,7 +182,9 @@ tn_status tn_hf_refuse(const hf_folder *f, const char *key) {
 static tn_tensor *gelu_exact(const tn_tensor *x) { return tn_gelu(x, NULL); }
 
 static tn_tensor *gelu_tanh(const tn_tensor *x) {
-    return tn_gelu(x, &(tn_gelu_options){.struct_size = sizeof(tn_gelu_options), .approximate = TN_APPROXIMATE_TANH});
+    tn_gelu_options o = TN_GELU_DEFAULTS;
+    o.approximate = TN_APPROXIMATE_TANH;
+    return tn_gelu(x, &o);
 }
 
 static tn_tensor *relu(const tn_tensor *x) { return tn_relu(x); }

@@ -224,6 +224,14 @@ static tn_status too_large(const tn_llm *m, const tn_llm_facts *f, int64_t room)
                            fix);
 }
 
+static tn_status read_options(const tn_llm_options *given, const char *function, tn_llm_options *o) {
+    *o = (tn_llm_options)TN_LLM_DEFAULTS;
+    TRY(tn_options_read(o, given, function, "tn_llm_options o = TN_LLM_DEFAULTS"));
+    if (o->memory >= 0) return TN_OK;
+    return tn_backend_fail(TN_ERR_ARGUMENT, "%s: memory is %" PRId64 " bytes; 0 means all that is free", function,
+                           o->memory);
+}
+
 /* shared: the weights are in memory already. */
 static tn_status check_memory(const tn_llm *m, const tn_llm_options *o, bool shared) {
     tn_llm_facts facts = {.struct_size = sizeof facts};
@@ -234,7 +242,7 @@ static tn_status check_memory(const tn_llm *m, const tn_llm_options *o, bool sha
         facts.total_bytes -= facts.weights_bytes + facts.runtime_bytes;
         facts.weights_bytes = facts.runtime_bytes = 0;
     }
-    int64_t room = o && o->memory > 0 ? o->memory : info.free_memory;
+    int64_t room = o->memory > 0 ? o->memory : info.free_memory;
     return room > 0 && facts.total_bytes > room ? too_large(m, &facts, room) : TN_OK;
 }
 
@@ -307,11 +315,12 @@ static tn_status open_model(tn_llm *m, const char *path, const tn_llm_options *o
 tn_status tn_llm_open(const char *path, const tn_llm_options *options, tn_llm **out) {
     if (!out) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_open: out is NULL");
     *out = NULL;
+    tn_llm_options o;
+    TRY(read_options(options, "tn_llm_open", &o));
     tn_llm *m = tn_txt_zalloc(1, sizeof *m);
     if (!m) return TN_ERR_MEMORY;
-    m->device =
-        options && options->struct_size >= sizeof *options && options->device ? options->device : tn_current_device();
-    tn_status status = m->device ? open_model(m, path, options) : TN_ERR_MEMORY;
+    m->device = o.device ? o.device : tn_current_device();
+    tn_status status = m->device ? open_model(m, path, &o) : TN_ERR_MEMORY;
     if (status != TN_OK) {
         tn_llm_close(m);
         return status;
@@ -320,16 +329,18 @@ tn_status tn_llm_open(const char *path, const tn_llm_options *options, tn_llm **
     return TN_OK;
 }
 
-static tn_status join_conversation(tn_llm *m, const tn_llm *with, const tn_llm_options *options) {
+/* o: NULL for those of `with`. */
+static tn_status join_conversation(tn_llm *m, const tn_llm *with, const tn_llm_options *o) {
+    const tn_llm_options usual = TN_LLM_DEFAULTS;
     m->device = with->device;
     m->file = with->file;
     m->file->users++;
     m->config = with->config;
-    if (options && options->device && options->device != m->device)
+    if (o && o->device && o->device != m->device)
         return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_new_conversation: the weights are on another device; open the "
                                                 "model there (tn_llm_open)");
-    if (options) TRY(tn_llm_configure(&m->file->source, options, &m->config));
-    TRY(check_memory(m, options, true));
+    if (o) TRY(tn_llm_configure(&m->file->source, o, &m->config));
+    TRY(check_memory(m, o ? o : &usual, true));
     tn_device *before = enter(m);
     return leave(m, before, set_up(m, with));
 }
@@ -338,9 +349,11 @@ tn_status tn_llm_new_conversation(const tn_llm *with, const tn_llm_options *opti
     if (!out) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_new_conversation: out is NULL");
     *out = NULL;
     if (!with) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_new_conversation: the model is NULL");
+    tn_llm_options o;
+    TRY(read_options(options, "tn_llm_new_conversation", &o));
     tn_llm *m = tn_txt_zalloc(1, sizeof *m);
     if (!m) return TN_ERR_MEMORY;
-    tn_status status = join_conversation(m, with, options);
+    tn_status status = join_conversation(m, with, options ? &o : NULL);
     if (status != TN_OK) {
         tn_llm_close(m);
         return status;
@@ -406,13 +419,12 @@ tn_status tn_llm_rewind(tn_llm *m, int64_t position) {
 }
 
 tn_status tn_llm_export_onnx(tn_llm *m, const char *path, const tn_llm_export_onnx_options *options) {
+    tn_llm_export_onnx_options o = TN_LLM_EXPORT_ONNX_DEFAULTS;
+    TRY(tn_options_read(&o, options, "tn_llm_export_onnx",
+                        "tn_llm_export_onnx_options o = TN_LLM_EXPORT_ONNX_DEFAULTS"));
     if (!m || !path) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_export_onnx: the model or the path is NULL");
-    if (options && options->struct_size < sizeof *options)
-        return tn_backend_fail(TN_ERR_ARGUMENT,
-                               "tn_llm_export_onnx: set struct_size to sizeof(tn_llm_export_onnx_options)");
     tn_device *before = enter(m);
-    bool cache = !options || !options->no_cache;
-    return leave(m, before, tn_llm_write_onnx(&m->file->source, &m->config, &m->weights, path, cache));
+    return leave(m, before, tn_llm_write_onnx(&m->file->source, &m->config, &m->weights, path, o.cache));
 }
 
 /* ---- pieces of a prompt ------------------------------------------------------------------------------------------ */

@@ -528,29 +528,25 @@ int64_t tn_llm_window(const llm_config *c, int64_t layer) {
 
 /* ---- the configuration ------------------------------------------------------------------------------------------- */
 
-static tn_status take_options(const llm_source *s, const tn_llm_options *o, llm_config *c) {
+static tn_status take_options(const llm_source *s, const tn_llm_options *options, llm_config *c) {
     static const tn_dtype caches[] = {
         [TN_LLM_CACHE_F16] = TN_F16, [TN_LLM_CACHE_BF16] = TN_BF16, [TN_LLM_CACHE_F32] = TN_F32};
-    c->cache = TN_F16;
-    c->context = c->trained_context < LLM_DEFAULT_CONTEXT ? c->trained_context : LLM_DEFAULT_CONTEXT;
-    if (o) {
-        if (o->struct_size < sizeof *o)
-            return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_options: set struct_size to sizeof(tn_llm_options)");
-        if (o->context < 0 || o->context > c->trained_context)
-            return tn_backend_fail(TN_ERR_ARGUMENT,
-                                   "a context of %" PRId64 " tokens; '%s' was trained for 1 to %" PRId64, o->context,
-                                   tn_llm_source_path(s), c->trained_context);
-        if ((unsigned)o->cache > TN_LLM_CACHE_F32)
-            return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_options: %d is no type of cache", (int)o->cache);
-        if (o->context > 0) c->context = o->context;
-        c->cache = caches[o->cache];
-    }
+    tn_llm_options o = TN_LLM_DEFAULTS;
+    TRY(tn_options_read(&o, options, "language model", "tn_llm_options o = TN_LLM_DEFAULTS"));
+    if (o.context < 0 || o.context > c->trained_context)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "a context of %" PRId64 " tokens; '%s' was trained for 1 to %" PRId64,
+                               o.context, tn_llm_source_path(s), c->trained_context);
+    if ((unsigned)o.cache > TN_LLM_CACHE_F32)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "language model: cache is %d; it must be a tn_llm_cache", (int)o.cache);
+    int64_t usual = c->trained_context < LLM_DEFAULT_CONTEXT ? c->trained_context : LLM_DEFAULT_CONTEXT;
+    c->context = o.context ? o.context : usual;
+    c->cache = caches[o.cache];
     c->pages = (c->context + LLM_PAGE - 1) / LLM_PAGE;
     return TN_OK;
 }
 
 tn_status tn_llm_configure(llm_source *s, const tn_llm_options *options, llm_config *out) {
-    *out = (llm_config){.size = {[SIZE_ONE] = 1}};
+    *out = (llm_config){.size = {[SIZE_ONE] = 1}, .scale = TN_AUTO};
     TRY(s->gguf ? tn_llm_read_gguf(s->gguf, out) : tn_llm_read_folder(&s->folder, out));
     TRY(check_tensors(s, out));
     TRY(take_options(s, options, out));
@@ -559,18 +555,18 @@ tn_status tn_llm_configure(llm_source *s, const tn_llm_options *options, llm_con
 }
 
 static tn_status estimate(const llm_config *c, tn_memory_estimate *out) {
-    tn_model_sizes sizes = {.struct_size = sizeof sizes,
-                            .hidden = c->size[SIZE_HIDDEN],
-                            .intermediate = c->size[SIZE_INTERMEDIATE],
-                            .layers = c->layers,
-                            .vocabulary = c->size[SIZE_VOCABULARY],
-                            .heads = c->heads,
-                            .kv_heads = c->kv_heads,
-                            .head_dim = c->size[SIZE_HEAD],
-                            .sequence = c->context,
-                            .bytes_per_cache = (double)tn_dtype_size(c->cache),
-                            .weights_bytes = c->weights_bytes,
-                            .tied_embeddings = c->tied};
+    tn_model_sizes sizes = TN_MODEL_SIZES_DEFAULTS;
+    sizes.hidden = c->size[SIZE_HIDDEN];
+    sizes.intermediate = c->size[SIZE_INTERMEDIATE];
+    sizes.layers = c->layers;
+    sizes.vocabulary = c->size[SIZE_VOCABULARY];
+    sizes.heads = c->heads;
+    sizes.kv_heads = c->kv_heads;
+    sizes.head_dim = c->size[SIZE_HEAD];
+    sizes.sequence = c->context;
+    sizes.bytes_per_cache = (double)tn_dtype_size(c->cache);
+    sizes.weights_bytes = c->weights_bytes;
+    sizes.tied_embeddings = c->tied;
     *out = (tn_memory_estimate){.struct_size = sizeof *out};
     return tn_estimate_inference_memory(&sizes, out);
 }

@@ -141,13 +141,13 @@ static tn_status save_network(network *n, const llm_config *c, const llm_weights
     n->out[n->out_count++] = (tn_named_tensor){"logits", whole};
     for (int64_t i = 0; cache && i < A_LAYER * c->layers; i++)
         n->out[n->out_count++] = (tn_named_tensor){layer_name(n, "present", i), n->present[i]};
-    tn_onnx_export_options o = {.struct_size = sizeof o,
-                                .name = c->family->architecture,
-                                .dims = {[SYMBOL_PAST] = "past_sequence_length",
-                                         [SYMBOL_TOKENS] = "sequence_length",
-                                         [SYMBOL_ALL] = "past_sequence_length + sequence_length"},
-                                .weights = weights->list,
-                                .weight_count = weights->count};
+    tn_onnx_export_options o = TN_ONNX_EXPORT_DEFAULTS;
+    o.name = c->family->architecture;
+    o.dims[SYMBOL_PAST] = "past_sequence_length";
+    o.dims[SYMBOL_TOKENS] = "sequence_length";
+    o.dims[SYMBOL_ALL] = "past_sequence_length + sequence_length";
+    o.weights = weights->list;
+    o.weight_count = weights->count;
     tn_status status = tn_onnx_export(path, n->in, n->in_count, n->out, n->out_count, &o);
     tn_free(logits);
     return status;

@@ -172,7 +172,7 @@ typedef struct llm_config {
     int64_t size[SIZE_COUNT];
     double eps;
     double attention_cap, final_cap; /* 0: none */
-    double scale;                    /* of scores; 0: 1 / √ of a head's width */
+    double scale;                    /* of scores; TN_AUTO: 1 / √ of a head's width */
     llm_rope rope, local_rope;
     bool norms_from_one; /* the file has the weights of norms less 1 */
     bool two_ropes;      /* layers with a window have local_rope */

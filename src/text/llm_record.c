@@ -22,8 +22,10 @@ static rotation make_rotation(const llm_rope *rope, const tn_tensor *frequencies
 }
 
 static tn_tensor *norm(const llm_config *c, const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias) {
-    tn_rms_norm_options rms = {.struct_size = sizeof rms, .eps = c->eps};
-    tn_layer_norm_options layer = {.struct_size = sizeof layer, .eps = c->eps};
+    tn_rms_norm_options rms = TN_RMS_NORM_DEFAULTS;
+    rms.eps = c->eps;
+    tn_layer_norm_options layer = TN_LAYER_NORM_DEFAULTS;
+    layer.eps = c->eps;
     if (c->norms_from_one) weight = tn_add_scalar(weight, 1);
     return c->family->layer_norm ? tn_layer_norm(x, TN_DIMS(tn_size(x, -1)), weight, bias, &layer)
                                  : tn_rms_norm(x, TN_DIMS(tn_size(x, -1)), weight, &rms);
@@ -44,7 +46,8 @@ static tn_tensor *heads(const llm_config *c, const tn_tensor *x, const tn_tensor
     tn_tensor *h = tn_reshape(x, TN_DIMS(tn_size(x, 0), tn_size(x, 1) / c->size[SIZE_HEAD], c->size[SIZE_HEAD]));
     h = norm_if(c, h, weight);
     if (!turn || !turn->cosine) return h;
-    tn_rope_options o = {.struct_size = sizeof o, .interleaved = c->interleaved_rope};
+    tn_rope_options o = TN_ROPE_DEFAULTS;
+    o.interleaved = c->interleaved_rope;
     return tn_rope(h, turn->cosine, turn->sine, &o);
 }
 
@@ -75,7 +78,7 @@ static tn_tensor *by_head(const tn_tensor *x) { return tn_unsqueeze(tn_transpose
 static tn_tensor *attend_bent(const llm_config *c, const tn_tensor *seen, const tn_tensor *q, const tn_tensor *k,
                               const tn_tensor *v) {
     int64_t n = tn_size(q, 0), width = c->size[SIZE_HEAD];
-    double scale = c->scale > 0 ? c->scale : 1 / sqrt((double)width);
+    double scale = c->scale != TN_AUTO ? c->scale : 1 / sqrt((double)width);
     tn_tensor *groups = tn_reshape(tn_transpose(q, 0, 1), TN_DIMS(c->kv_heads, c->heads / c->kv_heads, n, width));
     tn_tensor *keys = tn_permute(k, TN_DIMS(1, 0, 3, 2)), *values = tn_transpose(v, 0, 1);
     tn_tensor *scores = bend(tn_mul_scalar(tn_matmul(groups, keys), scale), c->attention_cap);
@@ -92,7 +95,8 @@ static tn_tensor *behind_past(const llm_inputs *in, int64_t layer, int which, co
 
 /* The sequence is these tokens alone, or what is older is an input. */
 static tn_tensor *attend_alone(const llm_config *c, const llm_inputs *in, int64_t layer, tn_tensor *const qkv[3]) {
-    tn_scaled_dot_product_attention_options o = {.struct_size = sizeof o, .scale = c->scale};
+    tn_scaled_dot_product_attention_options o = TN_SCALED_DOT_PRODUCT_ATTENTION_DEFAULTS;
+    o.scale = c->scale;
     const tn_tensor *q = qkv[0], *seen = tn_llm_window(c, layer) ? in->near : in->seen;
     tn_tensor *k = behind_past(in, layer, 0, qkv[1]), *v = behind_past(in, layer, 1, qkv[2]);
     tn_tensor *mixed = c->attention_cap > 0 ? attend_bent(c, seen, q, k, v)
@@ -102,8 +106,10 @@ static tn_tensor *attend_alone(const llm_config *c, const llm_inputs *in, int64_
 
 static tn_tensor *attend_cached(const llm_config *c, const llm_weights *w, const llm_layer *l, const llm_inputs *in,
                                 int64_t window, tn_tensor *const qkv[3]) {
-    tn_cached_attention_options o = {
-        .struct_size = sizeof o, .scale = c->scale, .window = window, .softcap = c->attention_cap};
+    tn_cached_attention_options o = TN_CACHED_ATTENTION_DEFAULTS;
+    o.scale = c->scale;
+    o.window = window;
+    o.softcap = c->attention_cap;
     tn_tensor *mixed = tn_cached_attention(qkv[0], qkv[1], qkv[2], l->k_cache, l->v_cache, in->position, w->pages, &o);
     tn_cache_append_(l->k_cache, qkv[1], in->position, w->pages);
     tn_cache_append_(l->v_cache, qkv[2], in->position, w->pages);

@@ -305,9 +305,10 @@ static tn_status gather_merges(gathered *g, const tn_json *merges) {
 /* ---- added tokens ------------------------------------------------------------------------------------------------ */
 
 static tn_vocabulary vocabulary_of(const gathered *g, int32_t count) {
-    tn_vocabulary v = {.struct_size = sizeof v, .count = count, .tokens = g->tokens, .types = g->types};
-    for (int i = 0; i < TN_SPECIAL_COUNT; i++)
-        v.special[i] = -1;
+    tn_vocabulary v = TN_VOCABULARY_DEFAULTS;
+    v.count = count;
+    v.tokens = g->tokens;
+    v.types = g->types;
     return v;
 }
 

@@ -308,22 +308,23 @@ static tn_status encode_plainly(const tn_tokenizer *t, tn_text_slice text, unsig
 }
 
 tn_status tn_tokenizer_encode_pair(const tn_tokenizer *t, tn_text_slice first, tn_text_slice second,
-                                   const tn_pair_options *o, tn_encoding *out) {
-    if (!t || !out || (!first.data && first.size > 0) || (o && o->struct_size < sizeof *o))
-        return tn_backend_fail(TN_ERR_ARGUMENT, "tokenizer: an argument is NULL, or struct_size is not set");
+                                   const tn_pair_options *options, tn_encoding *out) {
+    tn_pair_options o = TN_PAIR_DEFAULTS;
+    TRY(tn_options_read(&o, options, "tokenizer", "tn_pair_options o = TN_PAIR_DEFAULTS"));
+    if (!t || !out || (!first.data && first.size > 0))
+        return tn_backend_fail(TN_ERR_ARGUMENT, "tokenizer: an argument is NULL");
     if (second.data && !t->hf)
         return tn_backend_fail(TN_ERR_UNSUPPORTED, "tokenizer: pairs are of encoders, which have a tokenizer.json");
     if (first.size > INT32_MAX / 3 || second.size > INT32_MAX / 3)
         return tn_backend_fail(TN_ERR_ARGUMENT, "tokenizer: texts of %zu and %zu bytes; %d are possible", first.size,
                                second.size, (int)(INT32_MAX / 3));
-    const unsigned flags = o ? o->flags : TN_ENCODE_ENDS;
-    const int64_t most = o ? o->max_tokens : 0;
     const tn_text_slice given[2] = {first, {second.data, second.data ? second.size : 0}};
     const size_t before = out->ids.count;
     tn_hf plain = {.single = {.items = &(tn_hf_item){.id = -1}, .count = 1}}; /* of a vocabulary without templates */
     tn_ids texts[2] = {0};
-    tn_status status = t->hf ? encode_texts(t, given, flags, texts) : encode_plainly(t, first, flags, &texts[0]);
-    if (status == TN_OK) status = assemble(t->hf ? t->hf : &plain, texts, second.data != NULL, flags, most, out);
+    tn_status status = t->hf ? encode_texts(t, given, o.flags, texts) : encode_plainly(t, first, o.flags, &texts[0]);
+    if (status == TN_OK)
+        status = assemble(t->hf ? t->hf : &plain, texts, second.data != NULL, o.flags, o.max_tokens, out);
     if (status != TN_OK) out->ids.count = out->types.count = out->mask.count = before;
     tn_ids_free(&texts[0]);
     tn_ids_free(&texts[1]);

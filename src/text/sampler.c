@@ -8,7 +8,7 @@
 
 #include "text/common.h"
 
-enum { USUAL_WINDOW = 64, LONGEST_WINDOW = 1 << 20 };
+enum { LONGEST_WINDOW = 1 << 20 };
 
 typedef struct candidate {
     double weight; /* probability relative to the likeliest token's */
@@ -38,9 +38,8 @@ static tn_status check(const tn_sampler_options *o) {
     if (o->top_k < 0) return refuse("top_k", o->top_k, "0 or more");
     if (!(o->top_p >= 0 && o->top_p <= 1)) return refuse("top_p", o->top_p, "in 0 to 1");
     if (!(o->min_p >= 0 && o->min_p <= 1)) return refuse("min_p", o->min_p, "in 0 to 1");
-    bool as_float = o->repeat_penalty >= (double)FLT_MIN && o->repeat_penalty <= (double)FLT_MAX;
-    if (o->repeat_penalty != 0 && !as_float)
-        return refuse("repeat_penalty", o->repeat_penalty, "0 or a positive number that single precision holds");
+    if (!(o->repeat_penalty >= (double)FLT_MIN && o->repeat_penalty <= (double)FLT_MAX))
+        return refuse("repeat_penalty", o->repeat_penalty, "a positive number that single precision holds");
     if (o->repeat_window < 0 || o->repeat_window > LONGEST_WINDOW)
         return refuse("repeat_window", o->repeat_window, "in 0 to 1048576");
     return TN_OK;
@@ -49,13 +48,9 @@ static tn_status check(const tn_sampler_options *o) {
 tn_status tn_sampler_new(const tn_sampler_options *options, tn_sampler **out) {
     if (!out) return tn_backend_fail(TN_ERR_ARGUMENT, "sampler: out is NULL");
     *out = NULL;
-    tn_sampler_options o = {.struct_size = sizeof o};
-    if (options && options->struct_size < sizeof o)
-        return tn_backend_fail(TN_ERR_ARGUMENT, "sampler: set the options' struct_size");
-    if (options) o = *options;
+    tn_sampler_options o = TN_SAMPLER_DEFAULTS;
+    TRY(tn_options_read(&o, options, "sampler", "tn_sampler_options o = TN_SAMPLER_DEFAULTS"));
     TRY(check(&o));
-    if (o.repeat_penalty == 0) o.repeat_penalty = 1;
-    if (o.repeat_window == 0) o.repeat_window = USUAL_WINDOW;
     tn_sampler *s = tn_txt_zalloc(1, sizeof *s);
     if (!s) return TN_ERR_MEMORY;
     s->o = o;
@@ -78,6 +73,7 @@ void tn_sampler_free(tn_sampler *s) {
 
 void tn_sampler_accept(tn_sampler *s, int32_t id) {
     size_t window = (size_t)s->o.repeat_window;
+    if (window == 0) return;
     s->recent[s->recent_next] = id;
     s->recent_next = (s->recent_next + 1) % window;
     if (s->recent_count < window) s->recent_count++;
@@ -283,7 +279,7 @@ tn_status tn_sampler_pick(tn_sampler *s, const float *logits, int32_t count, int
     TRY(gather(s, logits, count, &n));
     candidate *c = s->candidates;
     weigh(c, n, greatest, s->o.temperature);
-    if (s->o.top_p > 0 && s->o.top_p < 1) n = take_top(c, n, s->o.top_p);
+    if (s->o.top_p < 1) n = take_top(c, n, s->o.top_p);
     if (s->o.min_p > 0) n = take_min(c, n, s->o.min_p);
     *id = draw(s, n);
     return TN_OK;

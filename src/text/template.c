@@ -39,17 +39,21 @@ void tn_template_free(tn_template *t) {
 
 /* ---- rendering --------------------------------------------------------------------------------------------------- */
 
-static tn_status begin(jj_run *r, const tn_template *t, const tn_template_options *o, tn_bytes *out) {
+static tn_status begin(jj_run *r, const tn_template *t, const tn_template_options *options, tn_bytes *out) {
     if (!t || !out) return tn_backend_fail(TN_ERR_ARGUMENT, "chat template: an argument is NULL");
-    if (o && o->struct_size < sizeof *o)
-        return tn_backend_fail(TN_ERR_ARGUMENT, "chat template: set the options' struct_size");
+    tn_template_options o = TN_TEMPLATE_DEFAULTS;
+    TRY(tn_options_read(&o, options, "chat template", "tn_template_options o = TN_TEMPLATE_DEFAULTS"));
+    if (o.max_steps < 1 || o.max_memory < 1)
+        return tn_backend_fail(TN_ERR_ARGUMENT,
+                               "chat template: max_steps is %lld and max_memory %lld; both must be positive",
+                               (long long)o.max_steps, (long long)o.max_memory);
     *r = (jj_run){
         .out = out,
         .max_written = USUAL_TEXT,
-        .steps_left = o && o->max_steps > 0 ? o->max_steps : USUAL_STEPS,
-        .now = o && o->now != 0 ? o->now : (int64_t)time(NULL),
+        .steps_left = o.max_steps,
+        .now = o.now != TN_TEMPLATE_NOW ? o.now : (int64_t)time(NULL),
     };
-    r->arena.limit = o && o->max_memory > 0 ? (size_t)o->max_memory : USUAL_MEMORY;
+    r->arena.limit = (size_t)o.max_memory;
     r->scope = r->globals = tn_jj_alloc(&r->arena, 1, sizeof *r->scope);
     return r->scope ? TN_OK : TN_ERR_MEMORY;
 }
@@ -131,13 +135,17 @@ static tn_status put_conversation(jj_run *r, const tn_chat *c) {
     return c->variables ? take_variables(r, c->variables, strlen(c->variables)) : TN_OK;
 }
 
-tn_status tn_template_chat(const tn_template *t, const tn_chat *c, const tn_template_options *o, tn_bytes *out) {
-    if (!c || c->struct_size < sizeof *c || c->count < 0 || (c->count > 0 && !c->messages))
-        return tn_backend_fail(TN_ERR_ARGUMENT, "chat template: set the conversation's struct_size and messages");
+tn_status tn_template_chat(const tn_template *t, const tn_chat *chat, const tn_template_options *o, tn_bytes *out) {
+    tn_chat c = TN_CHAT_DEFAULTS;
+    if (!chat) return tn_backend_fail(TN_ERR_ARGUMENT, "chat template: the conversation is NULL");
+    TRY(tn_options_read(&c, chat, "chat template", "tn_chat c = TN_CHAT_DEFAULTS"));
+    if (c.count < 0 || (c.count > 0 && !c.messages))
+        return tn_backend_fail(TN_ERR_ARGUMENT, "chat template: %d messages, %s", c.count,
+                               c.messages ? "which cannot be" : "and the list is NULL");
     jj_run r = {0};
     size_t before = out ? out->size : 0;
     tn_status status = begin(&r, t, o, out);
-    if (status == TN_OK) status = put_conversation(&r, c);
+    if (status == TN_OK) status = put_conversation(&r, &c);
     if (status == TN_OK) status = tn_jj_render(&r, t->body);
     return end(&r, status, before, out);
 }

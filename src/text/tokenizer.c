@@ -34,19 +34,21 @@ static tn_status fill(tn_tokenizer *t, const tn_vocabulary *v) {
     return t->rule_name && (t->chat_template || !v->chat_template) ? TN_OK : TN_ERR_MEMORY;
 }
 
-tn_status tn_tokenizer_new(const tn_vocabulary *v, tn_tokenizer **out) {
+tn_status tn_tokenizer_new(const tn_vocabulary *vocabulary, tn_tokenizer **out) {
     if (!out) return tn_backend_fail(TN_ERR_ARGUMENT, "tokenizer: out is NULL");
     *out = NULL;
-    if (!v || v->struct_size < sizeof *v || !v->model)
-        return tn_backend_fail(TN_ERR_ARGUMENT, "tokenizer: set the vocabulary's struct_size and model");
-    bool by_score = !strcmp(v->model, "llama");
-    if (!by_score && strcmp(v->model, "gpt2") != 0)
+    tn_vocabulary v = TN_VOCABULARY_DEFAULTS;
+    TRY(tn_options_read(&v, vocabulary, "tokenizer", "tn_vocabulary v = TN_VOCABULARY_DEFAULTS"));
+    if (!v.model)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "tokenizer: the vocabulary has no model: \"gpt2\" or \"llama\"");
+    bool by_score = !strcmp(v.model, "llama");
+    if (!by_score && strcmp(v.model, "gpt2") != 0)
         return tn_backend_fail(TN_ERR_UNSUPPORTED, "tokenizer: the model \"%.64s\" is not known; known are gpt2, llama",
-                               v->model);
+                               v.model);
     tn_tokenizer *t = tn_txt_zalloc(1, sizeof *t);
     if (!t) return TN_ERR_MEMORY;
     t->by_score = by_score;
-    tn_status status = fill(t, v);
+    tn_status status = fill(t, &v);
     if (status != TN_OK) {
         tn_tokenizer_free(t);
         return status;

@@ -142,7 +142,7 @@ tn_status tn_tokenizer_from_gguf(const tn_gguf *file, tn_tokenizer **out) {
     if (!out) return tn_backend_fail(TN_ERR_ARGUMENT, "tokenizer: out is NULL");
     *out = NULL;
     if (!file) return tn_backend_fail(TN_ERR_ARGUMENT, "tokenizer: the file is NULL");
-    gathered g = {.v = {.struct_size = sizeof g.v}};
+    gathered g = {.v = TN_VOCABULARY_DEFAULTS};
     tn_status status = gather(file, &g);
     if (status == TN_OK) {
         g.v.model = g.model;

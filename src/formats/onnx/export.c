@@ -717,9 +717,8 @@ static void export_end(onnx_export *x) {
 tn_status tn_onnx_export(const char *path, const tn_named_tensor *inputs, int input_count,
                          const tn_named_tensor *outputs, int output_count, const tn_onnx_export_options *options) {
     static const char *const symbol_names[TN_SYMBOLS] = {"dim0", "dim1", "dim2", "dim3"};
-    tn_onnx_export_options o = options ? *options : (tn_onnx_export_options){.struct_size = sizeof o};
-    if (o.struct_size < sizeof o)
-        return tn_fail(TN_ERR_ARGUMENT, "tn_onnx_export: set struct_size to sizeof(tn_onnx_export_options)");
+    tn_onnx_export_options o = TN_ONNX_EXPORT_DEFAULTS;
+    TRY(tn_options_read(&o, options, "tn_onnx_export", "tn_onnx_export_options o = TN_ONNX_EXPORT_DEFAULTS"));
     TRY(tn_need(path, "tn_onnx_export: the path"));
     TRY(check_named(inputs, input_count, "inputs"));
     TRY(check_named(outputs, output_count, "outputs"));

@@ -697,7 +697,7 @@ static const char *write_pool(onnx_export *x, const tn_node *n, const onnx_write
     if (n->op == TN_OP_MAX_POOL2D)
         onnx_attr_ints(x, "dilations", n->i + TN_MAX_POOL2D_DILATION, 2);
     else
-        onnx_attr_int(x, "count_include_pad", !n->i[TN_AVG_POOL2D_COUNT_EXCLUDE_PAD]);
+        onnx_attr_int(x, "count_include_pad", n->i[TN_AVG_POOL2D_COUNT_INCLUDE_PAD]);
     return onnx_emit1(x, w->onnx, in(x, n, 0));
 }
 

@@ -30,7 +30,7 @@ static tn_onnx *model_new(void) {
 static tn_status set_folder(tn_onnx *m, const char *path, const tn_onnx_options *o) {
     tn_str folder = {0};
     const char *slash = path ? strrchr(path, '/') : NULL;
-    if (o && o->folder)
+    if (o->folder)
         tn_str_add(&folder, "%s", o->folder);
     else if (slash)
         tn_str_addn(&folder, path, slash == path ? 1 : (size_t)(slash - path));
@@ -40,10 +40,9 @@ static tn_status set_folder(tn_onnx *m, const char *path, const tn_onnx_options 
     return folder.failed ? TN_ERR_MEMORY : TN_OK;
 }
 
-static tn_status check_options(const tn_onnx_options *o) {
-    if (!o) return TN_OK;
-    if (o->struct_size < sizeof *o)
-        return tn_fail(TN_ERR_ARGUMENT, "tn_onnx_open: set struct_size to sizeof(tn_onnx_options)");
+static tn_status read_options(const tn_onnx_options *given, tn_onnx_options *o) {
+    *o = (tn_onnx_options)TN_ONNX_DEFAULTS;
+    TRY(tn_options_read(o, given, "tn_onnx_open", "tn_onnx_options o = TN_ONNX_DEFAULTS"));
     if (o->report) *o->report = NULL;
     return TN_OK;
 }
@@ -52,9 +51,9 @@ static tn_status check_options(const tn_onnx_options *o) {
 static tn_status finish(tn_onnx *m, onnx_text message, const char *path, const tn_onnx_options *o, tn_onnx **out) {
     tn_status status = set_folder(m, path, o);
     if (status == TN_OK) status = onnx_model_read(m, message);
-    m->is_inert = o && o->weights_alone;
+    m->is_inert = o->weights_alone;
     if (status == TN_OK) status = onnx_model_list_weights(m);
-    if (status == TN_OK && !m->is_inert) status = onnx_model_resolve(m, o ? o->report : NULL);
+    if (status == TN_OK && !m->is_inert) status = onnx_model_resolve(m, o->report);
     if (status == TN_OK) {
         *out = m;
         return TN_OK;
@@ -67,7 +66,8 @@ tn_status tn_onnx_open(const char *path, const tn_onnx_options *options, tn_onnx
     TRY(tn_need(out, "tn_onnx_open: out"));
     *out = NULL;
     TRY(tn_need(path, "tn_onnx_open: the path"));
-    TRY(check_options(options));
+    tn_onnx_options o;
+    TRY(read_options(options, &o));
     tn_onnx *m = model_new();
     if (!m) return TN_ERR_MEMORY;
     tn_status status = onnx_file_open(path, &m->source.file);
@@ -76,14 +76,15 @@ tn_status tn_onnx_open(const char *path, const tn_onnx_options *options, tn_onnx
         return status;
     }
     onnx_text message = {(const char *)m->source.file->bytes, m->source.file->size};
-    return finish(m, message, path, options, out);
+    return finish(m, message, path, &o, out);
 }
 
 tn_status tn_onnx_open_memory(const void *bytes, size_t size, const tn_onnx_options *options, tn_onnx **out) {
     TRY(tn_need(out, "tn_onnx_open_memory: out"));
     *out = NULL;
     TRY(tn_need(bytes, "tn_onnx_open_memory: the bytes"));
-    TRY(check_options(options));
+    tn_onnx_options o;
+    TRY(read_options(options, &o));
     tn_onnx *m = model_new();
     if (m) m->copy = tn_mem_alloc(size);
     if (!m || !m->copy) {
@@ -91,7 +92,7 @@ tn_status tn_onnx_open_memory(const void *bytes, size_t size, const tn_onnx_opti
         return TN_ERR_MEMORY;
     }
     if (size) memcpy(m->copy, bytes, size);
-    return finish(m, (onnx_text){m->copy, size}, NULL, options, out);
+    return finish(m, (onnx_text){m->copy, size}, NULL, &o, out);
 }
 
 /* ---- what a model says of itself --------------------------------------------------------------------------------- */

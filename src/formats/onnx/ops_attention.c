@@ -134,12 +134,14 @@ static tn_status written_out(onnx_call *c, const heads *h, tn_tensor **y) {
 
 bool onnx_attends_plainly(const onnx_call *c, const onnx_heads *h) {
     bool bent = onnx_wants(c, 3) || onnx_float(c, "softcap", 0) != 0 || onnx_find(c, "softmax_precision");
-    return !bent && !h->sink && h->scale != 0;
+    return !bent && !h->sink;
 }
 
 tn_status onnx_attend(onnx_call *c, const onnx_heads *h, bool causal, tn_tensor **y) {
     if (!onnx_attends_plainly(c, h)) return written_out(c, h, y);
-    tn_scaled_dot_product_attention_options o = {.is_causal = causal, .scale = h->scale};
+    tn_scaled_dot_product_attention_options o = TN_SCALED_DOT_PRODUCT_ATTENTION_DEFAULTS;
+    o.is_causal = causal;
+    o.scale = h->scale;
     *y = tn_scaled_dot_product_attention(h->q, h->k, h->v, h->bias ? additive(h) : h->seen, &o);
     return TN_OK;
 }

@@ -19,7 +19,7 @@ static tn_status run_gelu(onnx_call *c) {
     if (onnx_has(c, 1)) x = tn_add(x, onnx_in(c, 1));
     if (c->row->with == QUICK_GELU)
         return onnx_put(c, 0, tn_mul(x, tn_sigmoid(tn_mul_scalar(x, onnx_float(c, "alpha", 1.702)))));
-    tn_gelu_options o = {.struct_size = sizeof o};
+    tn_gelu_options o = TN_GELU_DEFAULTS;
     o.approximate = c->row->with == GELU_TANH ? TN_APPROXIMATE_TANH : TN_APPROXIMATE_NONE;
     return onnx_put(c, 0, tn_gelu(x, &o));
 }
@@ -134,8 +134,10 @@ static tn_tensor *normalized(const onnx_call *c, const tn_tensor *x, const tn_te
                              bool simple, double otherwise) {
     int64_t width = tn_size(x, -1);
     double eps = onnx_float(c, "epsilon", otherwise);
-    tn_rms_norm_options rms = {.struct_size = sizeof rms, .eps = eps};
-    tn_layer_norm_options layer = {.struct_size = sizeof layer, .eps = eps};
+    tn_rms_norm_options rms = TN_RMS_NORM_DEFAULTS;
+    rms.eps = eps;
+    tn_layer_norm_options layer = TN_LAYER_NORM_DEFAULTS;
+    layer.eps = eps;
     return simple ? tn_rms_norm(x, &width, 1, weight, &rms) : tn_layer_norm(x, &width, 1, weight, bias, &layer);
 }
 

@@ -120,7 +120,8 @@ static tn_status activation(onnx_call *c) {
 
 static tn_status gelu(onnx_call *c) {
     bool tanh_form = onnx_is(onnx_string(c, "approximate", "none"), "tanh");
-    tn_gelu_options o = {.approximate = tanh_form ? TN_APPROXIMATE_TANH : TN_APPROXIMATE_NONE};
+    tn_gelu_options o = TN_GELU_DEFAULTS;
+    o.approximate = tanh_form ? TN_APPROXIMATE_TANH : TN_APPROXIMATE_NONE;
     return onnx_put(c, 0, tn_gelu(onnx_in(c, 0), &o));
 }
 
@@ -227,7 +228,8 @@ static tn_status batch_norm(onnx_call *c) {
 }
 
 static tn_status instance_norm(onnx_call *c) {
-    tn_instance_norm_options o = {.eps = onnx_float(c, "epsilon", 1e-5f)};
+    tn_instance_norm_options o = TN_INSTANCE_NORM_DEFAULTS;
+    o.eps = onnx_float(c, "epsilon", 1e-5f);
     return onnx_put(c, 0, tn_instance_norm(onnx_in(c, 0), onnx_in(c, 1), onnx_in(c, 2), &o));
 }
 
@@ -240,7 +242,8 @@ static tn_tensor *of_channels(const tn_tensor *t, int64_t groups, int64_t channe
 static tn_status group_norm(onnx_call *c) {
     const tn_tensor *x = onnx_in(c, 0), *scale = onnx_in(c, 1), *bias = onnx_in(c, 2);
     int64_t groups = onnx_int(c, "num_groups", 1), channels = tn_size(x, 1);
-    tn_group_norm_options o = {.eps = onnx_float(c, "epsilon", 1e-5f)};
+    tn_group_norm_options o = TN_GROUP_NORM_DEFAULTS;
+    o.eps = onnx_float(c, "epsilon", 1e-5f);
     if (groups < 1 || channels % groups)
         return onnx_refuse(c, "%lld groups of %lld channels", (long long)groups, (long long)channels);
     if (c->row->since < 21) {
@@ -272,7 +275,8 @@ static tn_status layer_norm(onnx_call *c) {
     TRY(tn_status_of(x));
     TRY(onnx_axis(c, onnx_int(c, "axis", -1), rank, &axis));
     const int64_t *shape = tn_shape(x) + axis;
-    tn_layer_norm_options o = {.eps = eps};
+    tn_layer_norm_options o = TN_LAYER_NORM_DEFAULTS;
+    o.eps = eps;
     bool whole = has_shape(scale, shape, rank - axis) && (!bias || has_shape(bias, shape, rank - axis));
     tn_tensor *y = tn_layer_norm(x, shape, rank - axis, whole ? scale : NULL, whole ? bias : NULL, &o);
     if (!whole) y = bias ? tn_add(tn_mul(y, scale), bias) : tn_mul(y, scale);
@@ -285,7 +289,8 @@ static tn_status rms_norm(onnx_call *c) {
     int axis, rank = tn_rank(x);
     TRY(tn_status_of(x));
     TRY(onnx_axis(c, onnx_int(c, "axis", -1), rank, &axis));
-    tn_rms_norm_options o = {.eps = onnx_float(c, "epsilon", 1e-5f)};
+    tn_rms_norm_options o = TN_RMS_NORM_DEFAULTS;
+    o.eps = onnx_float(c, "epsilon", 1e-5f);
     bool whole = has_shape(scale, tn_shape(x) + axis, rank - axis) && tn_dtype_of(scale) == tn_dtype_of(x);
     tn_tensor *y = tn_rms_norm(x, tn_shape(x) + axis, rank - axis, whole ? scale : NULL, &o);
     return onnx_put(c, 0, whole ? y : tn_cast(tn_mul(y, scale), tn_dtype_of(scale)));
@@ -412,7 +417,8 @@ static tn_status multinomial(onnx_call *c) {
 static tn_status put_nll(onnx_call *c, const tn_tensor *x) {
     onnx_text reduction = onnx_string(c, "reduction", "mean");
     int64_t ignored = onnx_int(c, "ignore_index", -100);
-    tn_nll_loss_options o = {.ignore_index = ignored, .ignore_zero = ignored == 0, .reduction = TN_REDUCTION_MEAN};
+    tn_nll_loss_options o = TN_NLL_LOSS_DEFAULTS;
+    o.ignore_index = ignored;
     if (onnx_is(reduction, "sum")) o.reduction = TN_REDUCTION_SUM;
     if (onnx_is(reduction, "none")) o.reduction = TN_REDUCTION_NONE;
     return onnx_put(c, 0, tn_nll_loss(x, onnx_as(onnx_in(c, 1), TN_I64), onnx_has(c, 2) ? onnx_in(c, 2) : NULL, &o));

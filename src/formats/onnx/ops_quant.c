@@ -400,7 +400,8 @@ static bool takes_bytes(const tn_tensor *x, const tn_tensor *weight, const onnx_
 static tn_tensor *convolve_as_bytes(const onnx_call *c, int x_in, int w_in, int64_t zero, const onnx_window *w,
                                     int64_t groups) {
     const tn_tensor *x = onnx_in(c, x_in), *weight = onnx_in(c, w_in);
-    tn_int_conv2d_options o = {.stride = {1, 1}, .dilation = {1, 1}, .groups = groups};
+    tn_int_conv2d_options o = TN_INT_CONV2D_DEFAULTS;
+    o.groups = groups;
     if (tn_dtype_of(weight) == TN_U8) weight = onnx_derived(c, w_in, ONNX_SIGNED, with_sign);
     if (tn_dtype_of(x) == TN_I8) {
         x = tn_cast(tn_add_scalar(tn_cast(x, TN_I32), MOVE), TN_U8);

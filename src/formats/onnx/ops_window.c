@@ -122,7 +122,8 @@ static tn_tensor *as_image(const tn_tensor *x, int axes) { return axes == 1 ? tn
 static tn_tensor *convolve_plane(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias,
                                  const onnx_window *w, int64_t groups) {
     static const int64_t last_but_one = 2;
-    tn_conv2d_options o = {.stride = {1, 1}, .dilation = {1, 1}, .groups = groups};
+    tn_conv2d_options o = TN_CONV2D_DEFAULTS;
+    o.groups = groups;
     int first = 2 - w->axes;
     bool even = true;
     for (int a = 0; a < w->axes; a++)
@@ -235,7 +236,8 @@ static tn_tensor *spread_volume(const tn_tensor *x, const tn_tensor *weight, con
 static tn_tensor *spread_plane(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias, const onnx_window *w,
                                const int64_t *extra, int64_t groups) {
     static const int64_t last_but_one = 2;
-    tn_conv_transpose2d_options o = {.stride = {1, 1}, .dilation = {1, 1}, .groups = groups};
+    tn_conv_transpose2d_options o = TN_CONV_TRANSPOSE2D_DEFAULTS;
+    o.groups = groups;
     int first = 2 - w->axes;
     bool even = true;
     for (int a = 0; a < w->axes; a++)
@@ -382,7 +384,7 @@ static double least_of(tn_dtype t) {
 /* By the kernel for planes, which pads on both sides alike; other images get their padding before. */
 static tn_tensor *greatest_seen(const tn_tensor *x, const onnx_window *w, const int64_t *places) {
     static const int64_t last_but_one = 2;
-    tn_max_pool2d_options o = {.stride = {1, 1}, .dilation = {1, 1}};
+    tn_max_pool2d_options o = TN_MAX_POOL2D_DEFAULTS;
     int64_t kernel[2] = {1, 1}, after[ONNX_MAX_AXES];
     bool even = true;
     for (int a = 0; a < w->axes; a++) {
