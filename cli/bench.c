@@ -412,6 +412,7 @@ static int run_bench(int argc, char **argv) {
     tn_device *device = cli_open_device(&b.common, &status);
     if (!device) return status;
     if (b.common.json) {
+        cli_json_hold(&b.json);
         cli_json_object(&b.json, NULL);
         cli_json_array(&b.json, "rows");
     }
@@ -421,6 +422,7 @@ static int run_bench(int argc, char **argv) {
         cli_json_int(&b.json, "peak_bytes", cli_peak_bytes());
         if (code != CLI_OK) cli_json_error(&b.json);
         cli_json_end(&b.json, '}');
+        cli_json_release(&b.json);
     }
     tn_device_close(device);
     return code;

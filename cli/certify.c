@@ -113,8 +113,8 @@ static int certify_on(certify_run *r, tn_device *device) {
     tn_certify_counts counts = {.struct_size = sizeof counts};
     tn_device_info info = {.struct_size = sizeof info};
     if (tn_device_get_info(device, &info) != TN_OK) return cli_failed();
-    r->json.out = stdout;
     if (r->common.json) {
+        cli_json_hold(&r->json);
         cli_json_object(&r->json, NULL);
         cli_json_string(&r->json, "device", info.id);
     }
@@ -131,6 +131,7 @@ static int certify_on(certify_run *r, tn_device *device) {
         cli_json_int(&r->json, "skipped", counts.skipped);
         if (code != CLI_OK) cli_json_error(&r->json);
         cli_json_end(&r->json, '}');
+        cli_json_release(&r->json);
     }
     if (status != TN_OK) return status == TN_ERR_ARGUMENT ? CLI_USAGE : code; /* a name that no operation has */
     if (!r->common.json) put_counts(r, &info, &counts);

@@ -151,9 +151,16 @@ struct cli_json {
     FILE *out;
     int depth;
     bool used[32]; /* a level has items already */
+    char *held;    /* text that is not written yet */
+    size_t held_size;
 };
 
-extern bool cli_json_begun; /* an object was begun on standard output */
+extern bool cli_json_begun; /* an object was begun on standard output; signals wait for its end */
+
+/* For an object that grows while work goes on: it is kept in memory and written by release, so that a signal before
+ * leaves no half object on standard output. */
+void cli_json_hold(cli_json *j);
+void cli_json_release(cli_json *j);
 
 void cli_json_object(cli_json *j, const char *key);
 void cli_json_array(cli_json *j, const char *key);

@@ -57,11 +57,30 @@ static void begin_value(cli_json *j, const char *key) {
 bool cli_json_begun;
 
 static void open_level(cli_json *j, const char *key, char opening) {
-    cli_json_begun |= j->out == stdout;
+    if (j->out == stdout && !cli_json_begun) {
+        cli_json_begun = true;
+        cli_stop_begin(); /* half an object is of no use: a signal lets it be finished */
+    }
     begin_value(j, key);
     fputc(opening, j->out);
     if (j->depth < DEEPEST) j->depth++;
     j->used[j->depth] = false;
+}
+
+void cli_json_hold(cli_json *j) {
+    j->out = open_memstream(&j->held, &j->held_size);
+    if (!j->out) j->out = stdout;
+}
+
+void cli_json_release(cli_json *j) {
+    if (j->out == stdout) return;
+    fclose(j->out);
+    j->out = stdout;
+    cli_json_begun = true;
+    cli_stop_begin();
+    fwrite(j->held, 1, j->held_size, stdout);
+    free(j->held);
+    j->held = NULL;
 }
 
 void cli_json_object(cli_json *j, const char *key) { open_level(j, key, '{'); }

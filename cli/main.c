@@ -101,7 +101,7 @@ static int run_help(const char *name) {
 /* What was written has to have arrived: a full disk or a closed pipe is a failure like another. */
 static int finish(int status, bool json) {
     cli_failure_end(json, status);
-    if (fflush(stdout) == 0 && !ferror(stdout)) return status;
+    if (fflush(stdout) == 0 && !ferror(stdout)) return cli_stopped() && status == CLI_OK ? cli_stop_status() : status;
     perror("trunnion: writing to standard output");
     return status ? status : CLI_FAILED;
 }

@@ -25,6 +25,7 @@ int cli_wrong_usage(const cli_command *c, const char *format, ...) {
 }
 
 int cli_failed(void) { return CLI_FAILED; }
+void cli_stop_begin(void) {}
 
 int cli_fail(tn_status status, const char *format, ...) {
     (void)status;

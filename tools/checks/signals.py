@@ -132,6 +132,19 @@ def start(program, arguments, cache):
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=restore_signals)
 
 
+def wait_for_handler(process):
+    """Until main has begun, a signal ends any process in the system's way."""
+    for _ in range(2000):
+        try:
+            status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
+        except OSError:
+            return
+        caught = re.search(r"SigCgt:\s*([0-9a-f]+)", status)
+        if process.poll() is not None or (caught and int(caught[1], 16) >> (signal.SIGTERM - 1) & 1):
+            return
+        time.sleep(0.001)
+
+
 def faults_of(process, number, out, err, left, whole, name, written):
     """What is wrong after a run that was stopped."""
     expected = 128 + number
@@ -161,6 +174,7 @@ def stop_once(program, line, name, read, whole, seconds, moment, number):
         written, cache = pathlib.Path(folder, "out"), pathlib.Path(folder, "cache")
         written.mkdir()
         process = start(program, words(line, read, written), cache)
+        wait_for_handler(process)
         time.sleep(moment * min(seconds, LATEST))
         process.send_signal(number)
         try:
