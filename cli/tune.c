@@ -30,6 +30,8 @@ const cli_command cli_tune = {
         "  --json                tuned (new entries), speedup (their mean), entries[{key, way, seconds, rule_seconds,\n"
         "                        date}] (all)\n"
         "\n"
+        "An entry holds for a class of sizes and is named after the largest: 1000x64x300 is shown as 1024x64x320.\n"
+        "\n"
         "Without names some usual sizes. What the record knows is not measured again. It is tune.json in the cache\n"
         "folder, or the file that TRUNNION_TUNE_CACHE names; delete it to begin anew. TRUNNION_TUNE=1 measures at the\n"
         "first use in any command, TRUNNION_TUNE=0 lets rules choose. Results keep their bits; with --library auto\n"
