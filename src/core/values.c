@@ -55,7 +55,7 @@ int tn_value_of(const tn_graph_plan *g, const tn_node *n) {
 static bool is_composed(const tn_node *n) {
     if (n->op == TN_OP_NONE || tn_node_computed(n)) return false;
     const tn_op_row *row = tn_op(n->op);
-    if (n->expansion) return true; /* the key has it, not n's inputs */
+    if (n->expansion && row->kind == TN_KERNEL) return true; /* differentiated in f32 (expand.h) */
     if (row->kind == TN_COMPOSED && (row->impl->class_ != TN_NATIVE || tn_is_widened(n))) return true;
     if (!row->impl->compose) return false;
     /* devices that are processors: not where it means to sort, which takes long there */
