@@ -381,6 +381,34 @@ static void random_numbers_cannot_be_set_in_a_capture(void **state) {
     assert_null(g);
 }
 
+/* A moving average that is not state would stay what the capture made of it; as state it moves. */
+static void writes_in_place_need_state(void **state) {
+    (void)state;
+    float numbers[3];
+    for (int is_state = 0; is_state < 2; is_state++) {
+        TN_SCOPE;
+        tn_tensor *x = tn_ones(TN_DIMS(3), TN_F32), *mean = tn_zeros(TN_DIMS(3), TN_F32);
+        tn_graph *g = NULL;
+        assert_ok(tn_eval((tn_tensor *[]){x, mean}, 2));
+        if (is_state) assert_ok(tn_make_state(mean));
+        assert_ok(tn_capture_begin());
+        tn_tensor *own = tn_from_data((float[]){1, 2, 3}, TN_DIMS(3), TN_F32);
+        tn_add_(own, x); /* made inside: fine */
+        tn_lerp_(mean, own, tn_scalar(0.5));
+        tn_status s = tn_capture_end(&x, 1, &own, 1, &g);
+        if (!is_state) {
+            assert_int_equal(s, TN_ERR_STATE);
+            assert_text_has(tn_error(), "lerp_ wrote in place");
+            continue;
+        }
+        assert_ok(s);
+        assert_ok(tn_graph_launch(g, &x, &own));
+        assert_ok(tn_read(mean, numbers, sizeof numbers));
+        assert_true(numbers[0] == 1.5F && numbers[2] == 3);
+        tn_graph_free(g);
+    }
+}
+
 static void gradients_from_before_a_capture_are_refused(void **state) {
     (void)state;
     run r = run_new(SGD, INFINITY);
@@ -442,6 +470,7 @@ int main(void) {
         cmocka_unit_test(checkpoints_of_captured_runs_go_on_as_recorded_ones),
         cmocka_unit_test(values_cannot_be_read_while_they_are_captured),
         cmocka_unit_test(random_numbers_cannot_be_set_in_a_capture),
+        cmocka_unit_test(writes_in_place_need_state),
         cmocka_unit_test(gradients_from_before_a_capture_are_refused),
         cmocka_unit_test(a_dial_of_an_optimizer_is_its_own),
     };

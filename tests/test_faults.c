@@ -338,11 +338,10 @@ static void results_of_a_graph_are_all_or_none(void **state) {
         assert_ok(tn_make_state(s[i]));
     }
     assert_ok(tn_capture_begin());
-    for (int i = 0; i < 2; i++)
-        {
-            TN_SCOPE;
-            (void)tn_add_(s[i], tn_scalar(1));
-        }
+    for (int i = 0; i < 2; i++) {
+        TN_SCOPE;
+        (void)tn_add_(s[i], tn_scalar(1));
+    }
     assert_ok(tn_capture_end(NULL, 0, s, 2, &g));
     for (int at = 1; at <= 4; at++) {
         int64_t before = tn_memory_get_stats().live_buffers;
@@ -363,6 +362,77 @@ static void results_of_a_graph_are_all_or_none(void **state) {
     for (int i = 0; i < 2; i++)
         tn_free(s[i]);
     end(d);
+}
+
+static int64_t steps_counted;
+
+static tn_status count_step(void *ctx, double *dials) {
+    (void)ctx;
+    dials[0] = (double)++steps_counted;
+    return TN_OK;
+}
+
+static void uncount_step(void *ctx) {
+    (void)ctx;
+    steps_counted--;
+}
+
+/* A capture that adds 1 to two states and counts it; one launch, in which a call fails. */
+static void launch_with_fault(wrap_call kind, int at, int *failed, int *kept) {
+    tn_device *d;
+    tn_graph *g;
+    tn_tensor *s[2], *out[2] = {NULL, NULL};
+    wrap_reset();
+    assert_ok(open_wrapped(&d));
+    assert_ok(tn_set_current_device(d));
+    for (int i = 0; i < 2; i++) {
+        s[i] = tn_zeros(TN_DIMS(8 + i), TN_F32);
+        assert_ok(tn_make_state(s[i]));
+    }
+    assert_ok(tn_capture_begin());
+    {
+        TN_SCOPE;
+        tn_capture_hook hook = {.struct_size = sizeof hook, .advance = count_step, .undo = uncount_step};
+        tn_tensor *dial = tn_dial(1);
+        assert_ok(tn_capture_add_hook(&hook, &dial, 1));
+        for (int i = 0; i < 2; i++)
+            (void)tn_add_(s[i], tn_scalar(1));
+    }
+    steps_counted = 1;
+    assert_ok(tn_capture_end(NULL, 0, s, 2, &g));
+    wrap_now.fail_kind = kind;
+    wrap_now.fail_with = TN_ERR_DEVICE;
+    wrap_now.fail_at = at;
+    tn_status launched = tn_graph_launch(g, NULL, out);
+    wrap_now.fail_at = 0;
+    *failed += launched != TN_OK;
+    for (int i = 0; i < 2; i++) {
+        float now[9];
+        tn_status read = tn_read(s[i], now, (size_t)(8 + i) * sizeof *now);
+        if (read != TN_OK) assert_int_not_equal(launched, TN_OK); /* known to be lost, and said so */
+        if (read == TN_OK && (int64_t)now[0] != steps_counted)
+            fail_msg("call %d of kind %d fails: state %d is %g, %d steps are counted", at, (int)kind, i, (double)now[0],
+                     (int)steps_counted);
+        *kept += launched != TN_OK && read == TN_OK;
+    }
+    for (int i = 0; i < 2; i++) {
+        tn_free(out[i]);
+        tn_free(s[i]);
+    }
+    tn_graph_free(g);
+    end(d);
+}
+
+/* Whatever fails: what a hook has counted is what the states have gone through, or they say that they are lost. */
+static void a_launch_counts_what_was_done(void **state) {
+    (void)state;
+    int failed = 0, kept = 0;
+    for (int at = 1; at <= 4; at++) {
+        launch_with_fault(WRAP_COPY, at, &failed, &kept);
+        launch_with_fault(WRAP_LAUNCH, at, &failed, &kept);
+    }
+    if (failed < 3 || kept < 2) fail_msg("%d launches failed, %d states were there after it", failed, kept);
+    wrap_reset();
 }
 
 static void opencl_keeps_its_promises_with_small_limits(void **state) {
@@ -390,6 +460,7 @@ int main(void) {
         TEST(each_call_may_run_out_of_memory),
         TEST(the_device_may_be_lost_at_each_call),
         TEST(results_of_a_graph_are_all_or_none),
+        TEST(a_launch_counts_what_was_done),
         cmocka_unit_test_setup_teardown(opencl_keeps_its_promises_with_small_limits, use_opencl, remove_scratch),
         cmocka_unit_test_setup_teardown(calls_of_opencl_may_fail, use_opencl, remove_scratch),
     };

@@ -191,11 +191,11 @@ TN_API tn_status tn_swap(tn_tensor *a, tn_tensor *b);
  * A launch leaves behind what recording the same again would: it reads and writes state as it is then, draws the next
  * random numbers, replaces the gradients that the capture collected, and counts writes (tn_write_count). A training
  * step may be part of it (tn_minimize, tn_optimizer_step: their tn_eval of no tensors waits for the end): each launch
- * is a step with the learning rate and the step count of that time, bit for bit. Constants keep their values; tensors
- * that are written in place and neither state nor made in the capture keep what tn_capture_end computed.
- * Errors: TN_ERR_STATE for a capture or a launch inside a capture, for reading a value that it records, and at its end
- * for what a launch could not repeat (random numbers set inside, gradients from before); TN_ERR_ARGUMENT for an output
- * that was not recorded in it. */
+ * is a step with the learning rate and the step count of that time, bit for bit. Constants, and data that the capture
+ * made, keep their values.
+ * Errors: TN_ERR_STATE for a capture or a launch inside a capture, for reading a value that it records, and at its
+ * end for what a launch could not repeat (random numbers set inside, gradients from before, in-place writes to
+ * tensors from before that are not state); TN_ERR_ARGUMENT for an output that was not recorded in it. */
 typedef struct tn_graph tn_graph;
 TN_API tn_status tn_capture_begin(void);
 TN_API tn_status tn_capture_end(tn_tensor *const *inputs, int input_count, tn_tensor *const *outputs, int output_count,

@@ -49,6 +49,7 @@ tn_status tn_capture_begin(void) {
     tn_plan_cache *c = tn_plans_of(r);
     if (!c || !(c->capture = tn_captured_host_new(r))) return TN_ERR_MEMORY;
     r->capturing = true;
+    r->captured_write = NULL;
     return TN_OK;
 }
 
@@ -283,18 +284,25 @@ static tn_status hand_out(const tn_graph *g, tn_buffer *const *results, tn_tenso
     return TN_OK;
 }
 
-/* Everything that can fail for want of memory comes before the run: a launch that is refused has changed nothing. */
-static tn_status launch(tn_plan_cache *c, tn_graph *g, tn_tensor **outputs) {
-    if (!g->device) return TN_OK; /* nothing was recorded */
+/* Everything that can fail for want of memory comes before the run: a launch that is refused has changed nothing.
+ * *ran: the device has done it, even if handing out results fails. */
+static tn_status launch(tn_plan_cache *c, tn_graph *g, tn_tensor **outputs, bool *ran) {
+    *ran = !g->device; /* nothing was recorded */
+    if (*ran) return TN_OK;
     TRY(reserve_copies(g));
     TRY(tn_plan_reserve(c, g->plan, g->bound));
     tn_status s = tn_plan_submit(c, g->plan, g->bound, g->dials);
     bool torn = s != TN_OK && g->plan->torn;
+    *ran = s == TN_OK;
     if (s == TN_OK || torn) mark_written(g);
-    if (torn)
+    if (torn) {
         s = tn_fail_prefix(s, "the device failed while states were written, whose values are lost: load them anew");
-    if (s == TN_OK) s = hand_out(g, c->outputs, outputs);
-    if (s == TN_OK) tn_captured_host_collect(g->host, c->outputs);
+        tn_captured_host_lose(g->host, s);
+    }
+    if (*ran) {
+        tn_captured_host_collect(g->host, c->outputs);
+        s = hand_out(g, c->outputs, outputs);
+    }
     tn_plan_release_outputs(c, g->plan, g->plan->output_count);
     c->launches += (int64_t)g->plan->command_count;
     return s;
@@ -315,8 +323,9 @@ tn_status tn_graph_launch(tn_graph *g, tn_tensor *const *inputs, tn_tensor **out
         TRY(bind_input(g, i, inputs[i]));
     TRY(tn_captured_host_advance(g->host, g->dials, g->dial_is_float));
     advance_random(r, g);
-    tn_status s = launch(c, g, outputs);
-    if (s != TN_OK) tn_captured_host_undo(g->host);
+    bool ran;
+    tn_status s = launch(c, g, outputs, &ran);
+    if (!ran) tn_captured_host_undo(g->host);
     release_copies(g);
     return s;
 }

@@ -57,6 +57,7 @@ tn_status tn_captured_host_bind(tn_captured_host *h, const tn_recorder *r, const
 tn_status tn_captured_host_advance(tn_captured_host *h, kir_dial *dials, const bool *is_float);
 void tn_captured_host_undo(tn_captured_host *h);
 void tn_captured_host_wrote(tn_captured_host *h);
+void tn_captured_host_lose(tn_captured_host *h, tn_status why); /* the states, after wrote: reading them fails */
 void tn_captured_host_collect(tn_captured_host *h, tn_buffer *const *results);
 /* Whether a hook sets this dial. */
 bool tn_captured_host_sets(const tn_captured_host *h, int dial);

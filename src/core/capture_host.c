@@ -157,6 +157,12 @@ tn_status tn_captured_host_bind(tn_captured_host *h, const tn_recorder *r, const
         return tn_fail(TN_ERR_STATE, "tn_capture_end: the random numbers were set inside the capture (tn_manual_seed, "
                                      "tn_set_random_state), which a launch does not repeat; set them before "
                                      "tn_capture_begin or before a launch");
+    if (r->captured_write)
+        return tn_fail(
+            TN_ERR_STATE,
+            "tn_capture_end: %s_ wrote in place to a tensor from before the capture, which launches would not "
+            "write; make it state first (tn_make_state)",
+            r->captured_write);
     h->random_used = r->random_offset - h->random_start;
     for (size_t i = 0; i < h->hook_count; i++)
         bind_hook(&h->hooks[i], b);
@@ -238,6 +244,11 @@ void tn_captured_host_wrote(tn_captured_host *h) {
         tn_storage_moved(h->states[i].storage, h->states[i].next);
         h->states[i].next = NULL;
     }
+}
+
+void tn_captured_host_lose(tn_captured_host *h, tn_status why) {
+    for (size_t i = 0; i < h->state_count; i++)
+        tn_storage_lost(h->states[i].storage, tn_node_error(why, tn_error()));
 }
 
 void tn_captured_host_collect(tn_captured_host *h, tn_buffer *const *results) {

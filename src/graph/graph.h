@@ -45,7 +45,8 @@ enum {
     TN_NODE_VIEW = 4,    /* elements lie in root's buffer */
     TN_NODE_ERROR = 8,   /* inert: error text instead of a value */
     TN_NODE_STALE = 16,  /* was a state's value; the state has been written since */
-    TN_NODE_WRAPPED = 32 /* a number (tn_scalar): does not raise another operand's dtype within its category */
+    TN_NODE_WRAPPED = 32, /* a number (tn_scalar): does not raise another operand's dtype within its category */
+    TN_NODE_CAPTURED = 128 /* data that was made inside a capture */
 };
 
 /* Where a leaf's gradient is collected; shared by the storage and its leaf nodes. */
@@ -347,6 +348,7 @@ typedef struct tn_recorder {
     tn_storage *written; /* states whose value is pending */
     bool no_grad;
     bool capturing;
+    const char *captured_write; /* an op that wrote, in a capture, to a tensor from before that is no state; or NULL */
     const char *file; /* caller's line, from tn_at */
     int line;
     /* the function that the caller knows, where it stands for other ops: reshape for view; or NULL */

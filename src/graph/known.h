@@ -39,5 +39,6 @@ void tn_storage_restore(tn_storage *s); /* a state's pending write is given up: 
 /* A state was written at its home without being recorded (a launch). next: its node from now on, whose reference is
  * taken over, the old one being marked as overwritten; NULL: only handles hold the old one, and it stays. */
 void tn_storage_moved(tn_storage *s, tn_node *next);
+void tn_storage_lost(tn_storage *s, tn_node *error); /* its value is not known; the reference is taken over */
 
 #endif

@@ -425,6 +425,8 @@ tn_node *tn_node_data(tn_buffer *buffer, const int64_t *shape, int rank, tn_dtyp
     memset(n->symbol, 0, sizeof n->symbol);
     n->buffer = tn_buffer_retain(buffer);
     n->device = buffer->device;
+    const tn_recorder *r = tn_recorder_here();
+    if (r && r->capturing) n->flags |= TN_NODE_CAPTURED;
     return n;
 }
 

@@ -546,6 +546,12 @@ void tn_storage_moved(tn_storage *s, tn_node *next) {
     s->value = pin(tn_node_retain(next));
 }
 
+void tn_storage_lost(tn_storage *s, tn_node *error) {
+    s->version++;
+    tn_node_unpin(s->value);
+    s->value = pin(error);
+}
+
 static void storage_set(tn_recorder *r, tn_storage *s, tn_node *whole) {
     mark_as_leaf(s, whole);
     tn_node_unpin(s->value);
@@ -651,6 +657,8 @@ static tn_tensor *write_node(tn_tensor *dst, tn_node *value, bool fresh, const c
     tn_node *whole = written_value(dst, s, value, fresh);
     r->called = NULL;
     if (whole->flags & TN_NODE_ERROR) return refuse(whole);
+    bool earlier = tn_node_computed(s->value) && !(s->value->flags & TN_NODE_CAPTURED);
+    if (r->capturing && !s->state && earlier) r->captured_write = what;
     storage_set(r, s, whole);
     tn_tensor_node(dst); /* lets go of the old value, which nobody needs to store now */
     return dst;
