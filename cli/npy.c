@@ -104,7 +104,21 @@ typedef struct npy_header {
     int64_t shape[TN_MAX_RANK];
     int rank;
     bool columns, big; /* the first index runs fastest; the first byte is the highest */
+    char text;         /* 'U': code points of 4 bytes, 'S': bytes; 0: numbers */
+    size_t width;      /* of a text, in these */
 } npy_header;
+
+/* '<U12' and '|S5'. */
+static bool read_text_type(const char *header, npy_header *h) {
+    const char *at = value_of(header, "'descr'");
+    char *end;
+    if (!at || at[0] != '\'' || !at[1] || !strchr("<|>", at[1]) || (at[2] != 'U' && at[2] != 'S')) return false;
+    unsigned long long width = strtoull(at + 3, &end, 10);
+    h->big = at[1] == '>';
+    h->text = at[2];
+    h->width = (size_t)width;
+    return end > at + 3 && *end == '\'' && width <= 1 << 28;
+}
 
 static tn_status read_header(const unsigned char *text, size_t length, const char *what, npy_header *h) {
     char *header = calloc(length + 1, 1);
@@ -113,11 +127,14 @@ static tn_status read_header(const unsigned char *text, size_t length, const cha
     memcpy(header, text, length);
     const char *order = value_of(header, "'fortran_order'");
     h->columns = order && strncmp(order, "True", 4) == 0;
-    bool good = order && (h->columns || strncmp(order, "False", 5) == 0) && read_type(header, &h->dtype, &h->big) &&
+    bool good = order && (h->columns || strncmp(order, "False", 5) == 0) &&
+                (read_type(header, &h->dtype, &h->big) || read_text_type(header, h)) &&
                 read_shape(header, h->shape, &h->rank);
     free(header);
     if (good) return TN_OK;
-    return tn_backend_fail(TN_ERR_UNSUPPORTED, "%s: only numbers are read, of NumPy's types, in at most %d dimensions",
+    return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                           "%s: only numbers and texts of NumPy's types are read, in at most %d "
+                           "dimensions",
                            what, TN_MAX_RANK);
 }
 
@@ -161,22 +178,103 @@ static tn_status make_tensor(const unsigned char *numbers, size_t bytes, const n
     return status;
 }
 
-tn_status npy_decode(const unsigned char *bytes, size_t size, const char *what, tn_tensor **out) {
-    npy_header h;
-    *out = NULL;
+/* The header, and where the elements begin. */
+static tn_status open_file(const unsigned char *bytes, size_t size, const char *what, npy_header *h, size_t *data) {
     if (size < PREFIX || memcmp(bytes, "\x93NUMPY", 6) != 0)
         return tn_backend_fail(TN_ERR_FORMAT, "%s is no NumPy file", what);
     size_t begin = bytes[6] == 1 ? PREFIX : PREFIX + 2, length = bytes[8] | (size_t)bytes[9] << 8;
     if (bytes[6] > 1 && size >= begin) length |= (size_t)bytes[10] << 16 | (size_t)bytes[11] << 24;
     if (size < begin || length > size - begin || length > 1 << 16)
         return tn_backend_fail(TN_ERR_FORMAT, "%s is cut short in its header", what);
-    tn_status status = read_header(bytes + begin, length, what, &h);
+    *data = begin + length;
+    return read_header(bytes + begin, length, what, h);
+}
+
+static tn_status check_length(const char *what, size_t need, size_t there) {
+    if (need <= there) return TN_OK;
+    return tn_backend_fail(TN_ERR_FORMAT, "%s has %zu bytes of elements where its shape asks for %zu", what, there,
+                           need);
+}
+
+tn_status npy_decode(const unsigned char *bytes, size_t size, const char *what, tn_tensor **out) {
+    npy_header h;
+    size_t data;
+    *out = NULL;
+    tn_status status = open_file(bytes, size, what, &h, &data);
     if (status != TN_OK) return status;
-    size_t need = bytes_of(h.shape, h.rank, h.dtype), there = size - begin - length;
-    if (need > there)
-        return tn_backend_fail(TN_ERR_FORMAT, "%s has %zu bytes of numbers where its shape asks for %zu", what, there,
-                               need);
-    return make_tensor(bytes + begin + length, need, &h, out);
+    if (h.text) return tn_backend_fail(TN_ERR_UNSUPPORTED, "%s holds texts where numbers are needed", what);
+    size_t need = bytes_of(h.shape, h.rank, h.dtype);
+    status = check_length(what, need, size - data);
+    return status == TN_OK ? make_tensor(bytes + data, need, &h, out) : status;
+}
+
+/* ---- texts ------------------------------------------------------------------------------------------------------- */
+
+bool npy_is_text(const unsigned char *bytes, size_t size) {
+    npy_header h;
+    size_t data;
+    return open_file(bytes, size, "", &h, &data) == TN_OK && h.text;
+}
+
+static size_t put_utf8(uint32_t c, char *to) {
+    if (c < 0x80) return to[0] = (char)c, 1;
+    size_t more = c < 0x800 ? 1 : c < 0x10000 ? 2 : 3;
+    static const uint8_t lead[] = {0, 0xc0, 0xe0, 0xf0};
+    to[0] = (char)(lead[more] | c >> (6 * more));
+    for (size_t k = 1; k <= more; k++)
+        to[k] = (char)(0x80 | (c >> (6 * (more - k)) & 0x3f));
+    return more + 1;
+}
+
+/* One element: zeros behind its end belong to the array. NULL: no memory, or no code point. */
+static char *text_of(const unsigned char *at, const npy_header *h) {
+    size_t each = h->text == 'U' ? 4 : 1, width = h->width, used = 0;
+    while (width > 0 && memcmp(at + (width - 1) * each, "\0\0\0", each) == 0)
+        width--;
+    char *text = malloc(width * each + 1);
+    for (size_t i = 0; text && i < width; i++) {
+        const unsigned char *c = at + i * each;
+        uint32_t code = each == 1 ? *c
+                        : h->big  ? (uint32_t)c[0] << 24 | (uint32_t)c[1] << 16 | (uint32_t)c[2] << 8 | c[3]
+                                  : (uint32_t)c[3] << 24 | (uint32_t)c[2] << 16 | (uint32_t)c[1] << 8 | c[0];
+        if (each == 4 && code > 0x10ffff) return free(text), NULL;
+        used += each == 1 ? (size_t)(text[used] = (char)code, 1) : put_utf8(code, text + used);
+    }
+    if (text) text[used] = 0;
+    return text;
+}
+
+tn_status npy_decode_texts(const unsigned char *bytes, size_t size, const char *what, npy_texts *out) {
+    npy_header h;
+    size_t data;
+    *out = (npy_texts){0};
+    tn_status status = open_file(bytes, size, what, &h, &data);
+    if (status != TN_OK) return status;
+    if (!h.text) return tn_backend_fail(TN_ERR_ARGUMENT, "%s holds numbers where texts are needed", what);
+    size_t each = h.width * (h.text == 'U' ? 4 : 1), count = bytes_of(h.shape, h.rank, TN_U8);
+    if (h.columns && h.rank > 1)
+        return tn_backend_fail(TN_ERR_UNSUPPORTED, "%s: texts by columns; save np.ascontiguousarray(x)", what);
+    if (count > INT32_MAX || (each && count > SIZE_MAX / each))
+        return tn_backend_fail(TN_ERR_FORMAT, "%s claims more texts than can be", what);
+    status = check_length(what, each * count, size - data);
+    if (status != TN_OK) return status;
+    out->rank = h.rank;
+    memcpy(out->shape, h.shape, sizeof h.shape);
+    out->list = calloc(count + 1, sizeof *out->list);
+    for (; out->list && out->count < (int64_t)count; out->count++) {
+        out->list[out->count] = text_of(bytes + data + (size_t)out->count * each, &h);
+        if (!out->list[out->count]) break;
+    }
+    if (out->list && out->count == (int64_t)count) return TN_OK;
+    npy_texts_free(out);
+    return tn_backend_fail(TN_ERR_FORMAT, "%s: a text is no Unicode, or there is no memory for it", what);
+}
+
+void npy_texts_free(npy_texts *t) {
+    for (int64_t i = 0; t->list && i < t->count; i++)
+        free(t->list[i]);
+    free(t->list);
+    *t = (npy_texts){0};
 }
 
 /* ---- .npz -------------------------------------------------------------------------------------------------------- */

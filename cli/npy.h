@@ -12,6 +12,16 @@ tn_status npy_load(const char *path, unsigned char **bytes, size_t *size);
 /* The tensor in the bytes of an .npy file; `what` names it in messages. */
 tn_status npy_decode(const unsigned char *bytes, size_t size, const char *what, tn_tensor **out);
 
+/* An array of texts (NumPy's U and S types): freed with npy_texts_free. */
+typedef struct npy_texts {
+    char **list; /* `count`, UTF-8, each ended by a zero */
+    int64_t count, shape[TN_MAX_RANK];
+    int rank;
+} npy_texts;
+bool npy_is_text(const unsigned char *bytes, size_t size);
+tn_status npy_decode_texts(const unsigned char *bytes, size_t size, const char *what, npy_texts *out);
+void npy_texts_free(npy_texts *t);
+
 /* A member of an .npz file: its name without ".npy", and its bytes. */
 typedef struct npz_member {
     char name[256];

@@ -44,8 +44,8 @@ const cli_command cli_run = {
     .name = "run",
     .summary = "run an ONNX network",
     .usage = "run MODEL.onnx [-i NAME=FILE.npy]… [-o DIR] [--random] [--repeat N]",
-    .help = "  -i, --input NAME=FILE  a NumPy file (.npy) or a picture (JPEG, PNG, PNM, BMP) for an\n"
-            "                         input; FILE.npz alone: its members by name\n"
+    .help = "  -i, --input NAME=FILE  a NumPy file (.npy, numbers or strings) or a picture (JPEG, PNG,\n"
+            "                         PNM, BMP) for an input; FILE.npz alone: its members by name\n"
             "      --size HxW         scale pictures to this size where the input's is open\n"
             "      --resize HOW       if sizes differ: stretch (default), crop or fit\n"
             "      --scale X          multiply pixels, 0 to 255, by X (default 1/255; for\n"
@@ -200,16 +200,32 @@ static tn_status no_such_input(const char *name) {
     return tn_backend_fail(TN_ERR_ARGUMENT, "the model has no input '%s'; -v lists what it has", name);
 }
 
-static tn_status give(work *w, const char *name, tn_tensor *t) {
+/* v, which is taken over, as the input of this name. */
+static tn_status give_value(work *w, const char *name, tn_onnx_value *v) {
+    if (!v) return tn_error_code();
     for (int i = 0; i < tn_onnx_input_count(w->model); i++) {
         if (strcmp(input_info(w, i).name, name) != 0) continue;
         tn_onnx_value_free(w->in[i]);
-        w->in[i] = tn_onnx_value_tensor(t);
-        tn_free(t);
-        return w->in[i] ? TN_OK : TN_ERR_MEMORY;
+        w->in[i] = v;
+        return TN_OK;
     }
-    tn_free(t);
+    tn_onnx_value_free(v);
     return no_such_input(name);
+}
+
+static tn_status give(work *w, const char *name, tn_tensor *t) {
+    tn_onnx_value *v = tn_onnx_value_tensor(t);
+    tn_free(t);
+    return give_value(w, name, v);
+}
+
+static tn_status give_texts(work *w, const char *name, const unsigned char *bytes, size_t size, const char *what) {
+    npy_texts t;
+    tn_status status = npy_decode_texts(bytes, size, what, &t);
+    if (status != TN_OK) return status;
+    tn_onnx_value *v = tn_onnx_value_strings((const char *const *)t.list, NULL, t.shape, t.rank);
+    npy_texts_free(&t);
+    return give_value(w, name, v);
 }
 
 static tn_status give_members(work *w, const char *path, const unsigned char *bytes, size_t size) {
@@ -217,8 +233,13 @@ static tn_status give_members(work *w, const char *path, const unsigned char *by
     size_t at = 0;
     while (npz_next(bytes, size, &at, &m)) {
         tn_tensor *t;
-        tn_status status = npz_decode(&m, &t);
-        if (status == TN_OK) status = give(w, m.name, t);
+        tn_status status;
+        if (!m.packed && npy_is_text(m.bytes, m.size)) {
+            status = give_texts(w, m.name, m.bytes, m.size, m.name);
+        } else {
+            status = npz_decode(&m, &t);
+            if (status == TN_OK) status = give(w, m.name, t);
+        }
         if (status != TN_OK) return status;
     }
     if (npz_is_end(bytes, size, at)) return TN_OK;
@@ -252,6 +273,8 @@ static tn_status give_file(work *w, const named *n) {
     const char *name = *n->name || tn_onnx_input_count(w->model) == 0 ? n->name : input_info(w, 0).name;
     if (npz_is(bytes, size)) {
         status = give_members(w, n->text, bytes, size);
+    } else if (npy_is_text(bytes, size)) {
+        status = give_texts(w, name, bytes, size, n->text);
     } else {
         status = image_is(bytes, size) ? decode_picture(w, name, bytes, size, n->text, &t)
                                        : npy_decode(bytes, size, n->text, &t);

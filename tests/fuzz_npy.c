@@ -39,6 +39,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
             tn_status status = npz_decode(&m, &t);
             look_at(status, t);
         }
+    } else if (npy_is_text(data, size)) {
+        npy_texts texts;
+        tn_status status = npy_decode_texts(data, size, "the input", &texts);
+        require((status == TN_OK) == (texts.list != NULL) && (texts.list || *tn_error() != '\0'));
+        npy_texts_free(&texts);
     } else {
         tn_status status = npy_decode(data, size, "the input", &t);
         look_at(status, t);

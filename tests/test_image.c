@@ -162,6 +162,35 @@ static void numbers_come_in_any_order(void **state) {
     }
 }
 
+/* In UTF-8, without what fills them up; every cut of the file is refused. */
+static void texts_come_as_they_were_saved(void **state) {
+    (void)state;
+    static const char *const want[] = {"a",
+                                       "Gr\xc3\xbc\xc3\x9f"
+                                       "e",
+                                       "\xe6\x97\xa5\xe6\x9c\xac", ""};
+    size_t size;
+    unsigned char *bytes = corpus("texts.npy", &size);
+    npy_texts t;
+    tn_tensor *numbers = NULL;
+    assert_true(npy_is_text(bytes, size));
+    assert_ok(npy_decode_texts(bytes, size, "texts.npy", &t));
+    assert_true(t.count == 4 && t.rank == 2 && t.shape[0] == 2 && t.shape[1] == 2);
+    for (int i = 0; i < 4; i++)
+        assert_string_equal(t.list[i], want[i]);
+    npy_texts_free(&t);
+    assert_int_equal(npy_decode(bytes, size, "texts.npy", &numbers), TN_ERR_UNSUPPORTED);
+    for (size_t cut = 0; cut < size; cut++)
+        assert_int_not_equal(npy_decode_texts(bytes, cut, "texts.npy", &t), TN_OK);
+    memset(bytes + size - 4, 0xff, 4);
+    assert_int_equal(npy_decode_texts(bytes, size, "texts.npy", &t), TN_ERR_FORMAT);
+    free(bytes);
+    bytes = corpus("row.npy", &size);
+    assert_false(npy_is_text(bytes, size));
+    assert_int_equal(npy_decode_texts(bytes, size, "row.npy", &t), TN_ERR_ARGUMENT);
+    free(bytes);
+}
+
 static void archives_have_their_members(void **state) {
     (void)state;
     static const char *const names[] = {"plain.npz", "packed.npz"};
@@ -176,11 +205,10 @@ static void archives_have_their_members(void **state) {
             if (m.packed && status == TN_ERR_UNSUPPORTED) continue; /* a build without zlib */
             assert_ok(status);
             assert_string_equal(m.name, count ? "b" : "a");
-            if (count == 1)
-                {
-                    TN_SCOPE;
-                    assert_float_equal(tn_item(tn_select(t, 0, tn_size(t, 0) - 1)), m.packed ? 39 : 3, 0);
-                }
+            if (count == 1) {
+                TN_SCOPE;
+                assert_float_equal(tn_item(tn_select(t, 0, tn_size(t, 0) - 1)), m.packed ? 39 : 3, 0);
+            }
             tn_free(t);
             bytes[(size_t)(m.bytes - bytes) + (m.packed ? m.size / 2 : m.size - 1)] ^= 1;
             assert_int_equal(npz_decode(&m, &t), TN_ERR_FORMAT);
@@ -199,6 +227,7 @@ int main(void) {
         cmocka_unit_test(endless_pictures_are_refused),
         cmocka_unit_test(pictures_become_inputs),
         cmocka_unit_test(numbers_come_in_any_order),
+        cmocka_unit_test(texts_come_as_they_were_saved),
         cmocka_unit_test(archives_have_their_members),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
