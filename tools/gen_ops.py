@@ -287,6 +287,10 @@ PUBLIC_HEAD = f"""/* ops.h — the operations. {BY}
  * if it fails, it leaves the argument as it was and returns an error tensor (tensor.h, "in place").
  *
  * Lists are pointer and length: tn_sum(x, TN_DIMS(0, 2), false), tn_zeros(TN_DIMS(3, 4), TN_F32); TN_ALL means all dims.
+ * Indices: if the host has them when an op is recorded (made from data, or evaluated before; up to 65 536 of them), one that
+ * leads outside is an error. Indices that are computed later or lie on a device are not waited for: one that leads outside
+ * yields NaN (0 for integers), or is left out where it says where to put something.
+ *
  * What stands behind `*` in PyTorch is a struct, started from its initialiser (status.h); NULL means all defaults:
  *     tn_conv2d_options o = TN_CONV2D_DEFAULTS;
  *     o.padding[0] = o.padding[1] = 1;
@@ -555,9 +559,19 @@ static tn_status check_there(const char *name, const void *const *in, int n_in, 
 
 /* ---- recording --------------------------------------------------------------------------------------------------- */
 
+/* The new tensor t, if no index of it leads outside. */
+static tn_tensor *checked(tn_tensor *t) {{
+    tn_status s = tn_check_indices(tn_tensor_node(t));
+    if (s == TN_OK) return t;
+    tn_free(tn_tensor_unscoped(t));
+    return failed(s);
+}}
+
 static tn_tensor *record_few(int op, const tn_tensor *const *in, int n_in, unsigned optional) {{
     tn_status s = check_there(tn_op(op)->name, (const void *const *)in, n_in, optional);
-    return s == TN_OK ? tn_record(op, in, n_in, NULL) : failed(s);
+    if (s != TN_OK) return failed(s);
+    tn_tensor *t = tn_record(op, in, n_in, NULL);
+    return op == TN_OP_EMBEDDING ? checked(t) : t; /* the only one here that takes indices */
 }}
 
 static tn_tensor *record_1(const tn_tensor *x, int op) {{ return record_few(op, &x, 1, 0); }}
@@ -599,7 +613,7 @@ static tn_tensor *record(const maker *m, ...) {{
     if (s == TN_OK) s = check_there(name_of(m), c.in, c.n_in, c.optional);
     if (s != TN_OK) return failed(s);
     if (m->op < 0) return record_view(&views[-1 - m->op], &c);
-    return tn_record(m->op, (const tn_tensor *const *)c.in, c.n_in, &c.attrs);
+    return checked(tn_record(m->op, (const tn_tensor *const *)c.in, c.n_in, &c.attrs));
 }}
 
 /* The target is the first of the tensors. */

@@ -335,6 +335,8 @@ tn_tensor *tn_record_inplace(tn_tensor *dst, int op, const tn_tensor *const *in,
 /* What an in-place op returns when it fails with this thread's error: the thread's own error handle. The failure counts
  * as unreported until tn_refusal_report or tn_status_of of that handle. */
 tn_tensor *tn_refuse_write(tn_status status);
+/* Supplied by ops/: TN_ERR_ARGUMENT if an index of the new node n leads outside, as far as the host has the indices. */
+tn_status tn_check_indices(const tn_node *n);
 tn_status tn_refusal_report(void); /* the failure that nobody has looked at, once; TN_OK if there is none */
 
 /* ---- the recorder (node.c), one a thread ------------------------------------------------------------------------- */

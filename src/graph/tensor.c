@@ -678,7 +678,8 @@ tn_tensor *tn_record_inplace(tn_tensor *dst, int op, const tn_tensor *const *in,
         nodes[i] = in[i] ? tn_tensor_node(in[i]) : NULL;
     tn_node *n = tn_node_make(op, nodes, n_in < TN_MAX_INPUTS ? n_in : TN_MAX_INPUTS, attrs);
     bool freed = n == &freed_node && tn_tensor_is_live(dst); /* an operand, not the target */
-    dst = freed ? tn_refuse_write(input_was_freed(op, in, n_in)) : write_node(dst, n, true, tn_op(op)->name);
+    tn_status s = freed ? input_was_freed(op, in, n_in) : tn_check_indices(n);
+    dst = s != TN_OK ? tn_refuse_write(s) : write_node(dst, n, true, tn_op(op)->name);
     tn_node_release(n);
     return dst;
 }
