@@ -525,6 +525,62 @@ static void a_time_of_zero_is_1970(void **state) {
     tn_template_free(t);
 }
 
+/* ---- values without a meaning ------------------------------------------------------------------------------------ */
+
+static void refused(tn_tensor *t, const char *words) {
+    assert_int_equal(tn_status_of(t), TN_ERR_ARGUMENT);
+    if (!strstr(tn_error(), words)) fail_msg("\"%s\" has no \"%s\"", tn_error(), words);
+}
+
+static void values_without_a_meaning_are_refused(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *x = MATRIX, *zero = tn_zeros_like(x);
+    tn_huber_loss_options huber = TN_HUBER_LOSS_DEFAULTS;
+    tn_smooth_l1_loss_options smooth = TN_SMOOTH_L1_LOSS_DEFAULTS;
+    tn_cross_entropy_options classes_of = TN_CROSS_ENTROPY_DEFAULTS;
+    tn_layer_norm_options layer = TN_LAYER_NORM_DEFAULTS;
+    tn_rms_norm_options rms = TN_RMS_NORM_DEFAULTS;
+    tn_group_norm_options group = TN_GROUP_NORM_DEFAULTS;
+    tn_cosine_similarity_options cosine = TN_COSINE_SIMILARITY_DEFAULTS;
+    huber.delta = -1;
+    smooth.beta = -0.5;
+    classes_of.label_smoothing = 1.5;
+    layer.eps = -1e-5;
+    rms.eps = NAN;
+    group.eps = cosine.eps = -1;
+    refused(tn_huber_loss(x, zero, MEAN, &huber), "delta is -1");
+    refused(tn_smooth_l1_loss(x, zero, MEAN, &smooth), "beta is -0.5");
+    refused(tn_cross_entropy(x, classes(), NULL, &classes_of), "label_smoothing is 1.5");
+    refused(tn_layer_norm(x, TN_DIMS(4), NULL, NULL, &layer), "eps is -1e-05");
+    refused(tn_rms_norm(x, TN_DIMS(4), NULL, &rms), "eps is nan");
+    refused(tn_group_norm(x, 2, NULL, NULL, &group), "eps is -1");
+    refused(tn_cosine_similarity(x, x, 1, &cosine), "eps is -1");
+    refused(tn_hardtanh(x, 1, -1), "min_val is 1 and max_val -1");
+    refused(tn_uniform(3, -1, TN_DIMS(2)), "low is 3 and high -1");
+    refused(tn_uniform(0, NAN, TN_DIMS(2)), "high nan");
+    refused(tn_normal(0, -1, TN_DIMS(2)), "std is -1");
+    refused(tn_dropout(x, 1.5, false), "p is 1.5");
+    refused(tn_dropout(x, NAN, true), "p is nan");
+}
+
+static void a_wrong_learning_rate_is_refused_and_changes_nothing(void **state) {
+    (void)state;
+    const double wrong[] = {NAN, -1, INFINITY};
+    tn_module *root = small_module();
+    tn_optimizer *o;
+    assert_ok(tn_optimizer_sgd(root, NULL, &o));
+    for (size_t i = 0; i < TN_COUNT(wrong); i++) {
+        assert_int_equal(tn_optimizer_set_lr(o, wrong[i]), TN_ERR_ARGUMENT);
+        assert_text_has(tn_error(), "lr is ");
+        assert_true(tn_optimizer_lr(o) == 1e-3);
+    }
+    assert_ok(tn_optimizer_set_lr(o, 0));
+    assert_true(tn_optimizer_lr(o) == 0);
+    tn_optimizer_free(o);
+    tn_module_free(root);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_was_not_started_from_the_initialiser_is_refused),
@@ -539,6 +595,8 @@ int main(void) {
         cmocka_unit_test(optimizers_take_zeros),
         cmocka_unit_test(a_momentum_of_zero_keeps_the_running_statistics),
         cmocka_unit_test(a_time_of_zero_is_1970),
+        cmocka_unit_test(values_without_a_meaning_are_refused),
+        cmocka_unit_test(a_wrong_learning_rate_is_refused_and_changes_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -572,8 +572,11 @@ tn_status tn_nn_step(tn_optimizer *o, tn_tensor *(*gradient)(void *ctx, const tn
 /* ---- facts ------------------------------------------------------------------------------------------------------- */
 
 double tn_optimizer_lr(const tn_optimizer *o) { return o ? o->lr : 0; }
-void tn_optimizer_set_lr(tn_optimizer *o, double lr) {
-    if (o) o->lr = lr;
+tn_status tn_optimizer_set_lr(tn_optimizer *o, double lr) {
+    tn_status status = tn_nn_need(o, "tn_optimizer_set_lr: the optimizer");
+    if (status == TN_OK) status = check_value("lr", lr, 0, INFINITY);
+    if (status == TN_OK) o->lr = lr;
+    return status;
 }
 int tn_optimizer_count(const tn_optimizer *o) { return o ? o->count : 0; }
 

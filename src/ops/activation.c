@@ -62,6 +62,14 @@ static tn_node *compose_hardtanh(tn_build *b, const tn_node *n) {
     return clamped(b, n->in[0], n->f[TN_HARDTANH_MIN_VAL], n->f[TN_HARDTANH_MAX_VAL]);
 }
 
+static tn_status infer_hardtanh(tn_infer *c) {
+    double low = c->attrs->f[TN_HARDTANH_MIN_VAL], high = c->attrs->f[TN_HARDTANH_MAX_VAL];
+    if (!(low <= high))
+        return tn_fail(TN_ERR_ARGUMENT, "hardtanh: min_val is %g and max_val %g; min_val must not be greater", low,
+                       high);
+    return tn_infer_float(c);
+}
+
 static tn_status grad_hardtanh(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     grads[0] = inside(b, n->in[0], n->f[TN_HARDTANH_MIN_VAL], n->f[TN_HARDTANH_MAX_VAL], dy);
     return b->status;
@@ -70,10 +78,11 @@ static tn_status grad_hardtanh(tn_build *b, const tn_node *n, tn_node *dy, tn_no
 /* hardtanh(x, min_val, max_val): min(max(x, min_val), max_val); usually -1 and 1. */
 const tn_op_impl tn_impl_hardtanh = {
     .keeps_half = true,
-    .infer = tn_infer_float,
+    .infer = infer_hardtanh,
     .compose = compose_hardtanh,
     .grad = grad_hardtanh,
-    .cases = "types=f32,f64; [3,5]@-4..4~0.1 min_val=-1 max_val=2; error=floating [3]:i64 min_val=-1 max_val=1"};
+    .cases = "types=f32,f64; [3,5]@-4..4~0.1 min_val=-1 max_val=2; error=floating [3]:i64 min_val=-1 max_val=1; "
+             "error=min_val [3] min_val=1 max_val=-1"};
 
 static tn_node *compose_hardsigmoid(tn_build *b, const tn_node *n) {
     return tn_b_scale(b, clamped(b, tn_b_offset(b, n->in[0], 3.0), 0.0, 6.0), 1.0 / 6.0);

@@ -203,6 +203,13 @@ tn_status tn_need_contiguous(const tn_infer *c, int input) {
     return tn_fail(TN_ERR_SHAPE, "%s: input %d must be contiguous", c->row->name, input + 1);
 }
 
+tn_status tn_need_range(const tn_infer *c, const char *what, double v, double least, double most) {
+    if (v >= least && v <= most) return TN_OK;
+    if (most == INFINITY)
+        return tn_fail(TN_ERR_ARGUMENT, "%s: %s is %g; it must be at least %g", c->row->name, what, v, least);
+    return tn_fail(TN_ERR_ARGUMENT, "%s: %s is %g; it must be between %g and %g", c->row->name, what, v, least, most);
+}
+
 bool tn_rows_follow(const tn_node *x) {
     int64_t offset, stride[TN_MAX_RANK];
     tn_node_layout(x, &offset, stride);

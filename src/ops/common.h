@@ -71,6 +71,8 @@ int64_t tn_place(const tn_node *n, const int64_t *at);
 tn_status tn_infer_bits(tn_infer *c); /* broadcast; TN_ERR_DTYPE unless integer or bool */
 tn_status tn_need_integer(const tn_infer *c, int input);
 tn_status tn_need_contiguous(const tn_infer *c, int input);
+/* A number among the attributes is in [least, most] (and not NaN); `what` is the argument's name. */
+tn_status tn_need_range(const tn_infer *c, const char *what, double v, double least, double most);
 bool tn_rows_follow(const tn_node *x);                /* a matrix: in order, without gaps, wherever it begins */
 tn_status tn_need_rows(const tn_infer *c, int input); /* a matrix whose rows follow each other without a gap */
 /* Rank and shape from a list of attributes, or c->shape checked as it is (symbols stay then); refuses negative extents

@@ -603,6 +603,7 @@ const tn_op_impl tn_impl_trace = {
     .cases = "types=f32,f64,i32 tol=4e-6 atol=4e-6; [3,5]; [4,2]; [1,1]; [0,3]; error=dimensions [3]"};
 
 static tn_status infer_cosine_similarity(tn_infer *c) {
+    TRY(tn_need_range(c, "eps", c->attrs->f[TN_COSINE_SIMILARITY_EPS], 0, INFINITY));
     TRY(tn_infer_broadcast(c));
     if (!tn_dtype_is_float(c->dtype)) return tn_fail(TN_ERR_DTYPE, "cosine_similarity: needs floating tensors");
     int64_t *dim = &c->attrs->i[TN_COSINE_SIMILARITY_DIM];

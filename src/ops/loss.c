@@ -83,28 +83,42 @@ static tn_node *rounded_distance(tn_build *b, const tn_node *n, double width) {
 }
 
 static tn_node *compose_smooth_l1_loss(tn_build *b, const tn_node *n) {
-    return reduced(b, rounded_distance(b, n, n->f[TN_SMOOTH_L1_LOSS_BETA]), n->i[0]);
+    double beta = n->f[TN_SMOOTH_L1_LOSS_BETA];
+    if (beta == 0.0) return compose_l1_loss(b, n); /* the parabola has no width: its gradient at 0 would be NaN */
+    return reduced(b, rounded_distance(b, n, beta), n->i[0]);
+}
+
+static tn_status infer_smooth_l1_loss(tn_infer *c) {
+    TRY(tn_need_range(c, "beta", c->attrs->f[TN_SMOOTH_L1_LOSS_BETA], 0, INFINITY));
+    return infer_distance(c);
 }
 
 /* smooth_l1_loss(x, target, reduction, beta): d²/(2·beta) where |d| < beta, else |d| - beta/2, with d = x - target.
  * Source: Girshick 2015. */
 const tn_op_impl tn_impl_smooth_l1_loss = {
     .promote = true,
-    .infer = infer_distance,
+    .infer = infer_smooth_l1_loss,
     .compose = compose_smooth_l1_loss,
     .cases = "tol=4e-6 atol=1e-6; [3,4] [3,4] reduction=mean; [3,4] [3,4] reduction=sum beta=0.3; "
-             "[3,4] [4] reduction=none beta=2"};
+             "[3,4] [4] reduction=none beta=2; [3,4] [3,4] reduction=sum beta=0; "
+             "error=beta [3] [3] reduction=mean beta=-1"};
 
 static tn_node *compose_huber_loss(tn_build *b, const tn_node *n) {
     double delta = n->f[TN_HUBER_LOSS_DELTA];
     return reduced(b, tn_b_scale(b, rounded_distance(b, n, delta), delta), n->i[0]);
 }
 
+static tn_status infer_huber_loss(tn_infer *c) {
+    double delta = c->attrs->f[TN_HUBER_LOSS_DELTA];
+    if (!(delta > 0.0)) return tn_fail(TN_ERR_ARGUMENT, "huber_loss: delta is %g; it must be positive", delta);
+    return infer_distance(c);
+}
+
 /* huber_loss(x, target, reduction, delta): d²/2 where |d| < delta, else delta·(|d| - delta/2), with d = x - target.
  * Source: Huber 1964. */
 const tn_op_impl tn_impl_huber_loss = {
     .promote = true,
-    .infer = infer_distance,
+    .infer = infer_huber_loss,
     .compose = compose_huber_loss,
     .cases = "tol=4e-6 atol=1e-6; [3,4] [3,4] reduction=mean; [3,4] [3,4] reduction=sum delta=0.3; "
              "[3,4] [4] reduction=none delta=2; error= types=f16,bf16 tol=1ulp atol=0; [9]@-90..90 [9] reduction=mean "
@@ -374,12 +388,17 @@ static tn_status grad_cross_entropy(tn_build *b, const tn_node *n, tn_node *dy, 
     return b->status;
 }
 
+static tn_status infer_cross_entropy(tn_infer *c) {
+    TRY(tn_need_range(c, "label_smoothing", c->attrs->f[TN_CROSS_ENTROPY_LABEL_SMOOTHING], 0, 1));
+    return infer_classes(c);
+}
+
 /* cross_entropy(x, target, weight, reduction, ignore_index, label_smoothing): -weight[target] ·
  * log_softmax(x)[target] of logits x [batch, classes, ...] and class numbers target [batch, ...]. Samples whose target
  * is ignore_index do not count; the mean divides by the sum of the weights; label_smoothing
  * mixes in the uniform distribution. Source: Szegedy et al. 2015 for smoothing. */
 const tn_op_impl tn_impl_cross_entropy = {
-    .infer = infer_classes,
+    .infer = infer_cross_entropy,
     .compose = compose_cross_entropy,
     .grad = grad_cross_entropy,
     .cases = "tol=1e-5 atol=2e-6; [3,4] [3]:i64@0..3 -; [3,4] [3]:i64@0..3 [4]@0.5..2 reduction=sum grad=off; "

@@ -170,6 +170,16 @@ static tn_status infer_last_dims(tn_infer *c) {
     return tn_infer_same(c);
 }
 
+static tn_status infer_layer_norm(tn_infer *c) {
+    TRY(tn_need_range(c, "eps", c->attrs->f[0], 0, INFINITY));
+    return infer_last_dims(c);
+}
+
+static tn_status infer_rms_norm(tn_infer *c) {
+    if (c->attrs->f[0] != TN_AUTO) TRY(tn_need_range(c, "eps", c->attrs->f[0], 0, INFINITY));
+    return infer_last_dims(c);
+}
+
 /* The numbers of the last n->i[0] dimensions. */
 static int last_dims(const tn_node *n, int64_t *dims) {
     int count = (int)n->i[0];
@@ -189,7 +199,7 @@ static tn_node *compose_layer_norm(tn_build *b, const tn_node *n) {
  * over the last dimensions, which are normalized_shape; weight and bias have that shape or are
  * NULL. Source: Ba et al. 2016. */
 const tn_op_impl tn_impl_layer_norm = {
-    .infer = infer_last_dims,
+    .infer = infer_layer_norm,
     .compose = compose_layer_norm,
     .cases = "tol=2e-5 atol=2e-5; [3,6] [6] [6] normalized_shape=(6); "
              "[2,3,4] - - normalized_shape=(3,4) eps=0.1; [2,3,4] [4] - normalized_shape=(4); "
@@ -209,7 +219,7 @@ static tn_node *compose_rms_norm(tn_build *b, const tn_node *n) {
  * which are normalized_shape; eps TN_AUTO means the machine epsilon of the computation. Source: Zhang and Sennrich
  * 2019. */
 const tn_op_impl tn_impl_rms_norm = {
-    .infer = infer_last_dims,
+    .infer = infer_rms_norm,
     .compose = compose_rms_norm,
     .cases = "tol=1e-5 atol=1e-5; [3,6] [6] normalized_shape=(6); [2,3,4] - normalized_shape=(3,4) eps=0.01; "
              "error=weight [3,6] [3] normalized_shape=(6)"};
@@ -217,6 +227,7 @@ const tn_op_impl tn_impl_rms_norm = {
 /* ---- over groups of channels: group_norm, instance_norm ---------------------------------------------------------- */
 
 static tn_status check_channels(const tn_infer *c, int first) {
+    TRY(tn_need_range(c, "eps", c->attrs->f[0], 0, INFINITY));
     const tn_node *x = c->in[0];
     char want[48];
     if (x->rank < 2) return wrong_shape(c, "the input", x, "[batch, channels, ...]");

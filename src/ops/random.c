@@ -309,6 +309,10 @@ tn_tensor *(tn_rand)(const int64_t *shape, int rank) {
 
 /* uniform(low, high, shape): f32, uniform in [low, high). */
 tn_tensor *(tn_uniform)(double low, double high, const int64_t *shape, int rank) {
+    if (!(low <= high) || !isfinite(high - low))
+        return tn_tensor_error(tn_fail(TN_ERR_ARGUMENT,
+                                       "uniform: low is %g and high %g; low must not be greater, the range finite", low,
+                                       high));
     return moved((tn_rand)(shape, rank), high - low, low);
 }
 
@@ -319,6 +323,8 @@ tn_tensor *(tn_randn)(const int64_t *shape, int rank) {
 
 /* normal(mean, std, shape): f32, normally distributed. */
 tn_tensor *(tn_normal)(double mean, double std, const int64_t *shape, int rank) {
+    if (!(std >= 0.0))
+        return tn_tensor_error(tn_fail(TN_ERR_ARGUMENT, "normal: std is %g; it must be at least 0", std));
     return moved((tn_randn)(shape, rank), std, mean);
 }
 
@@ -345,6 +351,8 @@ tn_tensor *(tn_bernoulli)(const tn_tensor *p) {
  * itself. The mask is not kept for the backward pass but drawn again. Source: Srivastava et al. 2014. */
 tn_tensor *(tn_dropout)(const tn_tensor *x, double p, bool training) {
     if (!x) return tn_tensor_error(tn_fail(TN_ERR_ARGUMENT, "dropout: the tensor is NULL"));
+    if (!(p >= 0.0 && p <= 1.0))
+        return tn_tensor_error(tn_fail(TN_ERR_ARGUMENT, "dropout: p is %g; it must be between 0 and 1", p));
     tn_attrs a = {.n_f = 1, .f = {p}};
     if (training && p != 0.0) return record_on(TN_OP_DROPOUT_BY, x, &a);
     return (tn_view_as)(x, x);
