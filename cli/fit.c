@@ -168,8 +168,15 @@ static bool take_size(tn_model_sizes *s, const char *text, size_t length) {
 static bool take_name(tn_model_sizes *s, const char *text, size_t length) {
     for (int i = 0; i < KNOWN; i++)
         if (strlen(known[i].name) == length && !strncasecmp(known[i].name, text, length)) {
-            *s = known[i].sizes;
-            s->struct_size = sizeof *s;
+            const tn_model_sizes *k = &known[i].sizes; /* other fields keep their defaults */
+            s->hidden = k->hidden;
+            s->intermediate = k->intermediate;
+            s->layers = k->layers;
+            s->vocabulary = k->vocabulary;
+            s->heads = k->heads;
+            s->kv_heads = k->kv_heads;
+            s->sequence = k->sequence;
+            s->tied_embeddings = k->tied_embeddings;
             return true;
         }
     return false;
