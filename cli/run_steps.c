@@ -227,7 +227,7 @@ static tn_status lengthen(const run_steps *s, const int64_t *tokens, tn_onnx_val
     if (status == TN_OK && s->mask >= 0) status = append(in, s->mask, tn_ones(TN_DIMS(s->batch, 1), TN_I64), true);
     if (status == TN_OK && s->places >= 0) {
         const tn_tensor *old = tn_onnx_value_get(in[s->places]);
-        tn_tensor *next = tn_add_scalar(tn_narrow(old, 1, tn_size(old, 1) - 1, 1), 1);
+        tn_tensor *next = tn_add(tn_narrow(old, 1, tn_size(old, 1) - 1, 1), tn_scalar_int(1));
         status = append(in, s->places, next, !s->cached);
     }
     return status;

@@ -15,7 +15,7 @@ USE(index_select, (tn_index_select)(x, 0, i))
 USE(index_add, (tn_index_add)(x, 0, i, src))
 USE(scatter, (tn_scatter)(x, 0, i, src))
 USE(scatter_add, (tn_scatter_add)(x, 0, i, src))
-USE(scatter_reduce, (tn_scatter_reduce)(x, 0, i, src, TN_REDUCE_AMAX))
+USE(scatter_reduce, (tn_scatter_reduce)(x, 0, i, src, TN_REDUCE_AMAX, true))
 USE(take_along_dim, (tn_take_along_dim)(x, 0, i))
 USE(embedding, (tn_embedding)(i, weight))
 USE(nll_loss, (tn_nll_loss)(tn_ones(TN_DIMS(4, 3), TN_F32), i, NULL, NULL))
@@ -82,7 +82,7 @@ static void an_index_outside_is_refused_by_every_op(void **state) {
 static void indices_that_the_host_has_are_found(void **state) {
     (void)state;
     TN_SCOPE;
-    tn_tensor *i = tn_from_data((int32_t[]){0, 1, 9, 2}, TN_DIMS(4), TN_I32), *sum = tn_add_scalar(i, 1);
+    tn_tensor *i = tn_from_data((int32_t[]){0, 1, 9, 2}, TN_DIMS(4), TN_I32), *sum = tn_add(i, tn_scalar_int(1));
     assert_int_equal(tn_status_of(tn_index_select(x, 0, tn_cast(i, TN_I64))), TN_ERR_ARGUMENT);
     assert_int_equal(tn_status_of(tn_index_select(x, 0, tn_slice(i, 0, 0, 3, 2))), TN_ERR_ARGUMENT);
     tn_tensor *inside = tn_index_select(x, 0, tn_slice(i, 0, 1, 4, 2));
@@ -111,7 +111,7 @@ static void ignored_classes_and_negative_places_are_inside(void **state) {
 static void an_index_that_is_computed_later_yields_nan(void **state) {
     (void)state;
     TN_SCOPE;
-    tn_tensor *y = tn_gather(x, 0, tn_add_scalar(indices(2), 1));
+    tn_tensor *y = tn_gather(x, 0, tn_add(indices(2), tn_scalar_int(1)));
     assert_true(isnan(tn_item(tn_select(y, 0, 3))));
     assert_true(tn_item(tn_select(y, 0, 0)) == 1);
 }

@@ -153,8 +153,8 @@ static void a_recording_without_reads_is_bounded(void **state) {
     assert_ok(tn_make_state(total));
     for (int n = 1; n <= 5000; n++) {
         TN_SCOPE;
-        tn_tensor *before = tn_mul_scalar(sum, 2);
-        tn_add_scalar_(tn_slice(sum, 0, 0, 2, 1), 1);
+        tn_tensor *before = tn_mul(sum, tn_scalar_int(2));
+        tn_add_(tn_slice(sum, 0, 0, 2, 1), tn_scalar_int(1));
         tn_add_(total, tn_sub(before, sum));
     }
     int64_t got[3];
@@ -418,7 +418,7 @@ static void a_view_outlives_the_scope_it_was_made_in(void **state) {
         TN_SCOPE;
         tn_tensor *turned = tn_t(tn_view(x, (int64_t[]){2, 2}, 2));
         kept = tn_keep(tn_flatten(turned, 0, 1));
-        tn_linalg_svd(turned, NULL, &s, NULL);
+        tn_linalg_svd(turned, false, NULL, &s, NULL);
         s = tn_keep(s);
     }
     ASSERT_READS(kept, 1, 3, 2, 4);

@@ -101,7 +101,7 @@ static void compare_all(const char *library) {
 
 enum { MOST_FACTORS = 3 };
 
-static int by_svd(tn_tensor *x, tn_tensor **out) { return tn_linalg_svd(x, &out[0], &out[1], &out[2]), 3; }
+static int by_svd(tn_tensor *x, tn_tensor **out) { return tn_linalg_svd(x, false, &out[0], &out[1], &out[2]), 3; }
 static int by_qr(tn_tensor *x, tn_tensor **out) { return tn_linalg_qr(x, &out[0], &out[1]), 2; }
 static int by_eigh(tn_tensor *x, tn_tensor **out) { return tn_linalg_eigh(x, &out[0], &out[1]), 2; }
 static int by_slogdet(tn_tensor *x, tn_tensor **out) { return tn_linalg_slogdet(x, &out[0], &out[1]), 2; }

@@ -91,7 +91,7 @@ static void singular_vectors_diagonalize(void **state) {
             TN_SCOPE;
             int64_t m = sizes[i][0], n = sizes[i][1], k = tn_min64(m, n);
             tn_tensor *x = random_matrix(2, m, n), *u, *s, *vh;
-            tn_linalg_svd(x, &u, &s, &vh);
+            tn_linalg_svd(x, false, &u, &s, &vh);
             near("U·diag(S)·Vᵀ", tn_matmul(tn_mul(u, tn_unsqueeze(s, -2)), vh), x, 2000 * UNIT);
             orthonormal("U", u, k);
             orthonormal("V", turned(vh), k);
@@ -100,17 +100,32 @@ static void singular_vectors_diagonalize(void **state) {
         }
 }
 
+static void full_matrices_are_completed(void **state) {
+    (void)state;
+    for (size_t i = 0; i < TN_COUNT(sizes); i++) {
+        TN_SCOPE;
+        int64_t m = sizes[i][0], n = sizes[i][1], k = tn_min64(m, n);
+        tn_tensor *x = random_matrix(2, m, n), *u, *s, *vh, *thin, *flat;
+        tn_linalg_svd(x, true, &u, &s, &vh);
+        tn_linalg_svd(x, false, &thin, NULL, &flat);
+        orthonormal("U", u, m);
+        orthonormal("V", turned(vh), n);
+        near("U begins as the thin one", tn_narrow(u, -1, 0, k), thin, 200 * UNIT);
+        near("V begins as the thin one", tn_narrow(vh, -2, 0, k), flat, 200 * UNIT);
+    }
+}
+
 /* Rank 2: the factors are orthonormal all the same. */
 static void low_rank_has_whole_factors(void **state) {
     (void)state;
     TN_SCOPE;
     tn_tensor *x = tn_matmul(random_matrix(1, 9, 2), random_matrix(1, 2, 6)), *u, *s, *vh, *w, *v;
-    tn_linalg_svd(x, &u, &s, &vh);
+    tn_linalg_svd(x, false, &u, &s, &vh);
     near("U·diag(S)·Vᵀ", tn_matmul(tn_mul(u, tn_unsqueeze(s, -2)), vh), x, 500 * UNIT);
     orthonormal("U", u, 6);
     orthonormal("V", turned(vh), 6);
     tn_tensor *none = tn_zeros((int64_t[]){1, 4, 4}, 3, TN_F64);
-    tn_linalg_svd(none, &u, &s, &vh);
+    tn_linalg_svd(none, false, &u, &s, &vh);
     orthonormal("U of nothing", u, 4);
     near("S of nothing", s, tn_zeros((int64_t[]){1, 4}, 2, TN_F64), 0);
     tn_linalg_eigh(tn_eye(5, 5, TN_F64), &w, &v);
@@ -144,7 +159,7 @@ static void undefined_is_nan_in_its_matrix(void **state) {
             tn_tensor *x = tn_from_data(numbers, (int64_t[]){2, 3, 3}, 3, TN_F64), *q, *r, *w, *v, *u, *s, *vh;
             tn_linalg_qr(x, &q, &r);
             tn_linalg_eigh(x, &w, &v);
-            tn_linalg_svd(x, &u, &s, &vh);
+            tn_linalg_svd(x, false, &u, &s, &vh);
             tn_tensor *all[] = {q, r, w, v, u, s, vh, tn_linalg_cholesky(x)};
             for (size_t k = 0; k < TN_COUNT(all); k++) {
                 double out[18];
@@ -188,7 +203,7 @@ static void wrong_arguments_yield_error_tensors(void **state) {
     tn_linalg_qr(v, &q, &r);
     assert_int_equal(tn_status_of(q), TN_ERR_SHAPE);
     assert_int_equal(tn_status_of(r), TN_ERR_SHAPE);
-    tn_linalg_svd(NULL, NULL, &s, NULL);
+    tn_linalg_svd(NULL, false, NULL, &s, NULL);
     assert_int_equal(tn_status_of(s), TN_ERR_ARGUMENT);
     tn_tensor *half = tn_cast(tn_ones((int64_t[]){3, 3}, 2, TN_F32), TN_BF16);
     assert_int_equal(tn_status_of(tn_linalg_inv(half)), TN_ERR_DTYPE);
@@ -214,6 +229,7 @@ static void errors_name_the_function_and_the_shapes(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(qr_gives_the_matrix_back),     cmocka_unit_test(eigenvectors_diagonalize),
+        cmocka_unit_test(full_matrices_are_completed),
         cmocka_unit_test(singular_vectors_diagonalize), cmocka_unit_test(low_rank_has_whole_factors),
         cmocka_unit_test(systems_are_solved),           cmocka_unit_test(undefined_is_nan_in_its_matrix),
         cmocka_unit_test(threads_change_no_bit),        cmocka_unit_test(wrong_arguments_yield_error_tensors),

@@ -73,7 +73,7 @@ static void ops_refuse(void **state) {
     CALLS(tn_linalg_eigh(NULL, &out[0], &out[1]))
     REFUSES(out[0])
     REFUSES(out[1])
-    CALLS(tn_linalg_svd(NULL, &out[0], &out[1], &third))
+    CALLS(tn_linalg_svd(NULL, false, &out[0], &out[1], &third))
     REFUSES(out[0])
     REFUSES(out[1])
     REFUSES(third)

@@ -460,13 +460,19 @@ static void integers_and_numbers_promote_as_in_pytorch(void **state) {
     assert_int_equal(tn_dtype_of(tn_add(f, d)), TN_F32); /* without dims it counts only by category */
     assert_int_equal(tn_dtype_of(tn_add(i, d)), TN_F64);
     assert_int_equal(tn_dtype_of(tn_div(i, l)), TN_F32);
-    assert_int_equal(tn_dtype_of(tn_add_scalar(i, 2)), TN_I32);
+    assert_int_equal(tn_dtype_of(tn_add_scalar(i, 2)), TN_F32); /* a double is a Python float, whatever its value */
+    assert_int_equal(tn_dtype_of(tn_add(i, tn_scalar_int(2))), TN_I32);
+    assert_int_equal(tn_dtype_of(tn_add(u, tn_scalar_int(2))), TN_U8);
+    assert_int_equal(tn_dtype_of(tn_add(h, tn_scalar_int(2))), TN_F16);
+    assert_int_equal(tn_dtype_of(tn_add(tn_cast(i, TN_BOOL), tn_scalar_int(2))), TN_I64);
     assert_int_equal(tn_dtype_of(tn_add_scalar(i, 2.5)), TN_F32);
     assert_int_equal(tn_dtype_of(tn_mul_scalar(h, 2.5)), TN_F16);
     assert_int_equal(tn_dtype_of(tn_sum(i, TN_ALL, false)), TN_I64);
     assert_int_equal(tn_dtype_of(tn_sum(h, TN_ALL, false)), TN_F16);
     assert_int_equal(tn_dtype_of(tn_add(d, tn_scalar(1))), TN_F64);
-    EXPECT(tn_floor_divide_scalar(tn_sub_scalar(i, 2), 2), -1, -1, 0);
+    EXPECT(tn_floor_divide(tn_sub(i, tn_scalar_int(2)), tn_scalar_int(2)), -1, -1, 0);
+    tn_tensor *large = tn_sub(tn_scalar_int(INT64_MAX), tn_scalar_int(INT64_MAX - 3)); /* more than a double holds */
+    EXPECT(large, 3);
     EXPECT(tn_add(d, tn_scalar(0.1)), 0.1); /* not by way of f32 */
 }
 

@@ -56,6 +56,7 @@ static tn_tensor *cached(const tn_cached_attention_options *o) {
     X(int_conv2d, INT_CONV2D, tn_int_conv2d(BYTES(1, 2, 6, 6), tn_cast(BYTES(2, 2, 3, 3), TN_I8), o))           \
     X(conv_transpose2d, CONV_TRANSPOSE2D, tn_conv_transpose2d(IMAGE, FILTER, NULL, o))                          \
     X(max_pool2d, MAX_POOL2D, tn_max_pool2d(IMAGE, KERNEL, o))                                                  \
+    X(max_pool2d_indices, MAX_POOL2D_INDICES, tn_max_pool2d_indices(IMAGE, KERNEL, o))                          \
     X(avg_pool2d, AVG_POOL2D, tn_avg_pool2d(IMAGE, KERNEL, o))                                                  \
     X(rope, ROPE, tn_rope(MATRIX, tn_cos(ramp(TN_DIMS(3, 2))), tn_sin(ramp(TN_DIMS(3, 2))), o))                 \
     X(scaled_dot_product_attention, SCALED_DOT_PRODUCT_ATTENTION,                                               \

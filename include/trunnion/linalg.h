@@ -28,9 +28,10 @@ TN_API void tn_linalg_qr(const tn_tensor *x, tn_tensor **q, tn_tensor **r);
  * to its library). The gradient is symmetric. */
 TN_API void tn_linalg_eigh(const tn_tensor *x, tn_tensor **values, tn_tensor **vectors);
 
-/* x = U·diag(S)·Vᵀ: *u [..., m, k], *s [..., k] descending, *vh [..., k, n], k = min(m, n) (PyTorch's full_matrices
- * False). In each column of U the element of the greatest size is positive. */
-TN_API void tn_linalg_svd(const tn_tensor *x, tn_tensor **u, tn_tensor **s, tn_tensor **vh);
+/* x = U·diag(S)·Vᵀ: *u [..., m, k], *s [..., k] descending, *vh [..., k, n], k = min(m, n). In each of these columns
+ * of U the element of the greatest size is positive. full_matrices: *u [..., m, m] and *vh [..., n, n] are completed
+ * to orthogonal matrices; their further columns and rows are any such basis, as in PyTorch. */
+TN_API void tn_linalg_svd(const tn_tensor *x, bool full_matrices, tn_tensor **u, tn_tensor **s, tn_tensor **vh);
 
 /* Square x [..., n, n]: *sign [...] is 1, -1 or 0, *logabsdet [...] the logarithm of the determinant's size, which is
  * -infinity for a singular matrix. */

@@ -204,7 +204,7 @@ TN_API tn_tensor *tn_atan2(const tn_tensor *y, const tn_tensor *x);
 
 /* ---- math -------------------------------------------------------------------------------------------------------- */
 
-/* x · x. */
+/* x · x; of bools in i64. */
 TN_API tn_tensor *tn_square(const tn_tensor *x);
 TN_API tn_tensor *tn_square_(tn_tensor *x);
 
@@ -257,7 +257,7 @@ TN_API tn_tensor *tn_acosh(const tn_tensor *x);
 /* log((1 + x) / (1 − x)) / 2, accurate near 0. */
 TN_API tn_tensor *tn_atanh(const tn_tensor *x);
 
-/* −1, 0 or 1; NaN stays NaN. */
+/* −1, 0 or 1; 0 of NaN; a bool stays as it is. */
 TN_API tn_tensor *tn_sign(const tn_tensor *x);
 
 /* x − trunc(x), with the sign of x. */
@@ -402,7 +402,8 @@ TN_API tn_tensor *tn_fill_(tn_tensor *x, double value);
 TN_API tn_tensor *tn_zero(const tn_tensor *x);
 TN_API tn_tensor *tn_zero_(tn_tensor *x);
 
-/* `steps` numbers at equal distances from start to end, both included. */
+/* `steps` numbers at equal distances from start to end, both included. Of an integer dtype the ends and the numbers
+ * lose their fraction. */
 TN_API tn_tensor *tn_linspace(double start, double end, int64_t steps, tn_dtype dtype);
 
 /* a matrix with ones on the diagonal and zeros elsewhere. */
@@ -533,7 +534,7 @@ TN_API tn_tensor *tn_index_select(const tn_tensor *x, int64_t dim, const tn_tens
 TN_API tn_tensor *tn_index_add(const tn_tensor *x, int64_t dim, const tn_tensor *index, const tn_tensor *src);
 TN_API tn_tensor *tn_index_add_(tn_tensor *x, int64_t dim, const tn_tensor *index, const tn_tensor *src);
 
-/* Gather, with all but dim broadcast between x and index. */
+/* Gather, with all but dim broadcast between x and index; a negative index counts from the end. */
 TN_API tn_tensor *tn_take_along_dim(const tn_tensor *x, int64_t dim, const tn_tensor *index);
 
 /* x with src[…, j, …] put at […, index[…, j, …], …]; of several for one place the last one stays, indices outside
@@ -541,14 +542,15 @@ TN_API tn_tensor *tn_take_along_dim(const tn_tensor *x, int64_t dim, const tn_te
 TN_API tn_tensor *tn_scatter(const tn_tensor *x, int64_t dim, const tn_tensor *index, const tn_tensor *src);
 TN_API tn_tensor *tn_scatter_(tn_tensor *x, int64_t dim, const tn_tensor *index, const tn_tensor *src);
 
-/* x with src[…, j, …] added at […, index[…, j, …], …]; indices outside are left out. */
+/* x with src[…, j, …] added at […, index[…, j, …], …]; bools: or. Indices outside are left out. */
 TN_API tn_tensor *tn_scatter_add(const tn_tensor *x, int64_t dim, const tn_tensor *index, const tn_tensor *src);
 TN_API tn_tensor *tn_scatter_add_(tn_tensor *x, int64_t dim, const tn_tensor *index, const tn_tensor *src);
 
-/* x with src[…, j, …] added to, multiplied with, or compared with what is at […, index[…, j, …], …]; indices outside
- * are left out. */
+/* x with src[…, j, …] added to, multiplied with, or compared with what is at […, index[…, j, …], …]; with
+ * include_self false, what x holds there does not count. Bools: sum and amax are or, prod and amin are and. Indices
+ * outside are left out. */
 TN_API tn_tensor *tn_scatter_reduce(const tn_tensor *x, int64_t dim, const tn_tensor *index, const tn_tensor *src,
-                                    tn_reduce reduce);
+                                    tn_reduce reduce, bool include_self);
 
 /* The places along dim of x's elements in ascending (or descending) order; equal ones stay in order, NaN is the
  * greatest. */
@@ -588,8 +590,7 @@ TN_API tn_tensor *tn_argmin(const tn_tensor *x, const int64_t *dims, int dim_cou
 /* The running sum along dim. Integers and bools sum to i64. */
 TN_API tn_tensor *tn_cumsum(const tn_tensor *x, int64_t dim);
 
-/* The running product along dim. Integers and bools multiply to i64. The gradient where x is 0 is that of a division
- * by 0. */
+/* The running product along dim. Integers and bools multiply to i64. */
 TN_API tn_tensor *tn_cumprod(const tn_tensor *x, int64_t dim);
 
 /* The mean over dims (TN_ALL: all). Floating point only: an integer mean is not whole. */
@@ -719,7 +720,7 @@ TN_API tn_tensor *tn_relu_(tn_tensor *x);
 /* min(max(x, 0), 6). */
 TN_API tn_tensor *tn_relu6(const tn_tensor *x);
 
-/* min(max(x, min_val), max_val); usually -1 and 1. */
+/* min(max(x, min_val), max_val); usually -1 and 1. For integers the bounds lose their fraction. */
 TN_API tn_tensor *tn_hardtanh(const tn_tensor *x, double min_val, double max_val);
 
 /* relu6(x + 3) / 6. */
@@ -860,7 +861,7 @@ TN_API tn_tensor *tn_conv1d(const tn_tensor *x, const tn_tensor *weight, const t
                             const tn_conv1d_options *o);
 
 /* cross-correlation of x [batch, channels, height, width] (or without the batch) with weight [out, channels /
- * groups, kernel height, kernel width]; bias [out] or NULL. */
+ * groups, kernel height, kernel width]; bias [out] or NULL. Integers wrap as their type does. */
 typedef struct tn_conv2d_options {
     size_t struct_size;
     int64_t stride[2];   /* default 1 */
@@ -915,6 +916,20 @@ typedef struct tn_max_pool2d_options {
 } tn_max_pool2d_options;
 #define TN_MAX_POOL2D_DEFAULTS {TN_OPTIONS_SIZE(tn_max_pool2d_options, ceil_mode), {0, 0}, {0, 0}, {1, 1}, false}
 TN_API tn_tensor *tn_max_pool2d(const tn_tensor *x, const int64_t kernel_size[2], const tn_max_pool2d_options *o);
+
+/* Where the results of max_pool2d lie, the first of equals: row · width + column of each channel's image, as i64
+ * (PyTorch's return_indices). */
+typedef struct tn_max_pool2d_indices_options {
+    size_t struct_size;
+    int64_t stride[2];   /* default 0 */
+    int64_t padding[2];  /* default 0 */
+    int64_t dilation[2]; /* default 1 */
+    bool ceil_mode;      /* default false */
+} tn_max_pool2d_indices_options;
+#define TN_MAX_POOL2D_INDICES_DEFAULTS \
+    {TN_OPTIONS_SIZE(tn_max_pool2d_indices_options, ceil_mode), {0, 0}, {0, 0}, {1, 1}, false}
+TN_API tn_tensor *tn_max_pool2d_indices(const tn_tensor *x, const int64_t kernel_size[2],
+                                        const tn_max_pool2d_indices_options *o);
 
 /* The mean of each window of x [batch, channels, height, width] (or without the batch); stride 0 means the kernel's
  * size. Zeros of the padding count if count_include_pad; divisor_override, if not 0, divides instead. */
@@ -1094,7 +1109,8 @@ TN_API tn_tensor *tn_nll_loss(const tn_tensor *x, const tn_tensor *target, const
 
 /* -weight[target] · log_softmax(x)[target] of logits x [batch, classes, ...] and class numbers target [batch, ...].
  * Samples whose target is ignore_index do not count; the mean divides by the sum of the weights; label_smoothing
- * mixes in the uniform distribution. Source: Szegedy et al. 2015 for smoothing. */
+ * mixes in the uniform distribution. A target in x's shape and dtype holds probabilities: -Σ weight · target ·
+ * log_softmax(x) over the classes, of which the mean is over all samples. Source: Szegedy et al. 2015 for smoothing. */
 typedef struct tn_cross_entropy_options {
     size_t struct_size;
     tn_reduction reduction; /* default TN_REDUCTION_MEAN */
@@ -1280,6 +1296,7 @@ TN_API tn_tensor *tn_cross_entropy(const tn_tensor *x, const tn_tensor *target, 
 #define tn_matmul(...) (tn_at(__FILE__, __LINE__), tn_matmul(__VA_ARGS__))
 #define tn_max(...) (tn_at(__FILE__, __LINE__), tn_max(__VA_ARGS__))
 #define tn_max_pool2d(...) (tn_at(__FILE__, __LINE__), tn_max_pool2d(__VA_ARGS__))
+#define tn_max_pool2d_indices(...) (tn_at(__FILE__, __LINE__), tn_max_pool2d_indices(__VA_ARGS__))
 #define tn_maximum(...) (tn_at(__FILE__, __LINE__), tn_maximum(__VA_ARGS__))
 #define tn_maximum_scalar(...) (tn_at(__FILE__, __LINE__), tn_maximum_scalar(__VA_ARGS__))
 #define tn_mean(...) (tn_at(__FILE__, __LINE__), tn_mean(__VA_ARGS__))

@@ -43,8 +43,11 @@ TN_API tn_tensor *tn_from_data(const void *data, const int64_t *shape, int rank,
 TN_API tn_tensor *tn_from_ptr(void *data, const int64_t *shape, int rank, tn_dtype dtype, void (*release)(void *ctx),
                               void *ctx);
 
-/* A rank-0 tensor that does not raise the other operand's dtype within its category, as a Python number in PyTorch. */
+/* A rank-0 tensor that does not raise the other operand's dtype within its category, as a Python number in PyTorch:
+ * tn_scalar is a Python float (f32 beside an integer tensor), tn_scalar_int a Python int (an integer tensor keeps its
+ * dtype, a bool tensor becomes i64). */
 TN_API tn_tensor *tn_scalar(double value);
+TN_API tn_tensor *tn_scalar_int(int64_t value);
 
 /* A rank-0 f32 tensor whose value may differ at each run without a new plan: learning rates, temperatures, counters. */
 TN_API tn_tensor *tn_dial(double value);
@@ -156,8 +159,7 @@ TN_API tn_tensor *tn_keep(tn_tensor *t); /* returns t; outside any scope it does
 
 /* Declares a variable `type`, made by begin() and given to end(&variable) where its block ends. */
 #define TN_CLEANUP_(type, end, begin, line) TN_CLEANUP_AT_(type, end, begin, line)
-#define TN_CLEANUP_AT_(type, end, begin, line) \
-    type type##_##line __attribute__((cleanup(end), unused)) = begin()
+#define TN_CLEANUP_AT_(type, end, begin, line) type type##_##line __attribute__((cleanup(end), unused)) = begin()
 
 /* ---- in place ---------------------------------------------------------------------------------------------------- */
 
@@ -317,6 +319,7 @@ TN_API tn_status tn_profile_at(const tn_profile *p, int64_t i, tn_profile_row *r
 #define tn_make_state(...) (tn_at(__FILE__, __LINE__), tn_make_state(__VA_ARGS__))
 #define tn_zero_states(...) (tn_at(__FILE__, __LINE__), tn_zero_states(__VA_ARGS__))
 #define tn_scalar(...) (tn_at(__FILE__, __LINE__), tn_scalar(__VA_ARGS__))
+#define tn_scalar_int(...) (tn_at(__FILE__, __LINE__), tn_scalar_int(__VA_ARGS__))
 #define tn_to_device(...) (tn_at(__FILE__, __LINE__), tn_to_device(__VA_ARGS__))
 #define tn_symbolic(...) (tn_at(__FILE__, __LINE__), tn_symbolic(__VA_ARGS__))
 #endif

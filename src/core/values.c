@@ -61,6 +61,7 @@ static bool is_composed(const tn_node *n) {
     /* devices that are processors: not where it means to sort, which takes long there */
     bool software = n->device->info.software && n->op == TN_OP_SCATTER_SUM;
     if (row->impl->class_ == TN_REDUCTION) return n->device->is_cpu || software;
+    if (row->impl->class_ == TN_SCANNING) return n->rank == 0; /* a kernel scans along a dim */
     if (row->impl->class_ != TN_NATIVE) return false;
     return n->device->is_cpu ? !tn_native_takes(n) : !tn_template_takes_node(n);
 }

@@ -122,7 +122,7 @@ static tn_status mark_dims(const tn_infer *c, int rank, bool reduced[TN_MAX_RANK
     for (int64_t k = 0; k < count; k++) {
         int64_t dim;
         TRY(tn_infer_dim(c, c->attrs->i[1 + k], rank, &dim));
-        if (rank > 0 && reduced[dim])
+        if (reduced[dim] && count > 1)
             return tn_fail(TN_ERR_SHAPE, "%s: dim %lld is named twice", c->row->name, (long long)dim);
         reduced[dim] = true;
     }

@@ -773,6 +773,21 @@ tn_tensor *tn_from_ptr(void *data, const int64_t *shape, int rank, tn_dtype dtyp
 
 tn_tensor *tn_scalar(double value) { return tn_tensor_new(tn_node_number(value)); }
 
+tn_tensor *tn_scalar_int(int64_t value) {
+    enum { EXACT_BITS = 53 }; /* a number node holds a double; a larger value is data */
+    tn_node *n = NULL;
+    if (value >= -(INT64_C(1) << EXACT_BITS) && value <= INT64_C(1) << EXACT_BITS) {
+        tn_attrs a = {.n_i = 2, .n_f = 1, .i = {0, TN_I64}, .f = {(double)value}};
+        n = tn_node_make(TN_OP_FULL, NULL, 0, &a);
+        if (!(n->flags & TN_NODE_ERROR)) n->flags |= TN_NODE_WRAPPED;
+        return tn_tensor_new(n);
+    }
+    tn_tensor *t = (tn_from_data)(&value, NULL, 0, TN_I64);
+    n = tn_tensor_node(t);
+    if (!(n->flags & TN_NODE_ERROR)) n->flags |= TN_NODE_WRAPPED;
+    return t;
+}
+
 static tn_tensor *dial(int kind, int64_t i, double f) {
     tn_attrs a = {.n_i = 3, .n_f = 1, .i = {kind, i, 0}, .f = {f}};
     return tn_tensor_new(tn_node_make(TN_OP_DIAL, NULL, 0, &a));

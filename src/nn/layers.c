@@ -155,7 +155,7 @@ static void move_statistics(const norm *s, const tn_tensor *x) {
     tn_tensor *var_part = tn_scalar(s->momentum * unbias);
     tn_add_(tn_mul_(s->running_mean, keep), tn_mul(tn_batch_mean(x), mean_part));
     tn_add_(tn_mul_(s->running_var, keep), tn_mul(tn_batch_var(x), var_part));
-    tn_add_scalar_(s->batches, 1);
+    tn_add_(s->batches, tn_scalar_int(1));
 }
 
 static tn_tensor *batch_norm2d_forward(tn_module *m, const tn_tensor *x) {

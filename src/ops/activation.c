@@ -5,6 +5,8 @@
  * Gradients use the result instead of recomputing it where the formula allows it. */
 #include <math.h>
 
+#include <math.h>
+
 #include "ops/common.h"
 
 /* ---- small words ------------------------------------------------------------------------------------------------- */
@@ -27,6 +29,9 @@ static tn_node *inside(tn_build *b, tn_node *x, double low, double high, tn_node
     tn_node *in = tn_b_bitwise_and(b, tn_b_lt(b, tn_b_const(b, low, x), x), less(b, x, high));
     return tn_b_where(b, in, dy, zero(b, dy));
 }
+
+/* Bounds of an integer tensor lose their fraction, as in PyTorch. */
+static double bound_for(const tn_node *x, double v) { return tn_dtype_is_float((tn_dtype)x->dtype) ? v : trunc(v); }
 
 /* ---- relu and its kin -------------------------------------------------------------------------------------------- */
 
@@ -53,13 +58,14 @@ static tn_status grad_relu6(tn_build *b, const tn_node *n, tn_node *dy, tn_node 
 
 /* relu6(x): min(max(x, 0), 6). */
 const tn_op_impl tn_impl_relu6 = {.keeps_half = true,
-                                  .infer = tn_infer_float,
+                                  .infer = tn_infer_not_bool,
                                   .compose = compose_relu6,
                                   .grad = grad_relu6,
-                                  .cases = "types=f32,f64; [3,5]@-4..9~0.1; [2,0]; error=floating [3]:i64"};
+                                  .cases = "types=f32,f64,i32,i64; [3,5]@-4..9~0.1; [2,0]; error=number [3]:bool"};
 
 static tn_node *compose_hardtanh(tn_build *b, const tn_node *n) {
-    return clamped(b, n->in[0], n->f[TN_HARDTANH_MIN_VAL], n->f[TN_HARDTANH_MAX_VAL]);
+    tn_node *x = n->in[0];
+    return clamped(b, x, bound_for(x, n->f[TN_HARDTANH_MIN_VAL]), bound_for(x, n->f[TN_HARDTANH_MAX_VAL]));
 }
 
 static tn_status infer_hardtanh(tn_infer *c) {
@@ -67,7 +73,7 @@ static tn_status infer_hardtanh(tn_infer *c) {
     if (!(low <= high))
         return tn_fail(TN_ERR_ARGUMENT, "hardtanh: min_val is %g and max_val %g; min_val must not be greater", low,
                        high);
-    return tn_infer_float(c);
+    return tn_infer_not_bool(c);
 }
 
 static tn_status grad_hardtanh(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
@@ -75,14 +81,15 @@ static tn_status grad_hardtanh(tn_build *b, const tn_node *n, tn_node *dy, tn_no
     return b->status;
 }
 
-/* hardtanh(x, min_val, max_val): min(max(x, min_val), max_val); usually -1 and 1. */
+/* hardtanh(x, min_val, max_val): min(max(x, min_val), max_val); usually -1 and 1. For integers the bounds lose their
+ * fraction. */
 const tn_op_impl tn_impl_hardtanh = {
     .keeps_half = true,
     .infer = infer_hardtanh,
     .compose = compose_hardtanh,
     .grad = grad_hardtanh,
-    .cases = "types=f32,f64; [3,5]@-4..4~0.1 min_val=-1 max_val=2; error=floating [3]:i64 min_val=-1 max_val=1; "
-             "error=min_val [3] min_val=1 max_val=-1"};
+    .cases = "types=f32,f64; [3,5]@-4..4~0.1 min_val=-1 max_val=2; types=i32,i64; [9]@-4..4 min_val=-1.5 max_val=2.5; "
+             "error=number [3]:bool min_val=-1 max_val=1; error=min_val [3]:f32 min_val=1 max_val=-1"};
 
 static tn_node *compose_hardsigmoid(tn_build *b, const tn_node *n) {
     return tn_b_scale(b, clamped(b, tn_b_offset(b, n->in[0], 3.0), 0.0, 6.0), 1.0 / 6.0);
@@ -388,6 +395,7 @@ static tn_status infer_glu(tn_infer *c) {
     TRY(tn_need_float(c, 0));
     TRY(tn_infer_dim(c, *dim, x->rank, dim));
     TRY(tn_infer_same(c));
+    if (x->rank == 0) return tn_fail(TN_ERR_SHAPE, "glu: the tensor has no dimensions, so it cannot be halved");
     if (x->shape[*dim] % 2)
         return tn_fail(TN_ERR_SHAPE, "glu: extent %lld of dimension %lld of %s cannot be halved",
                        (long long)x->shape[*dim], (long long)*dim, tn_shape_text(x, text, sizeof text));
@@ -407,7 +415,7 @@ const tn_op_impl tn_impl_glu = {
     .infer = infer_glu,
     .compose = compose_glu,
     .cases = "tol=4e-6 atol=2e-6; [3,4] dim=1; [4,3] dim=-2; [0,4] dim=1; error=halved [3] dim=0; "
-             "error=range [4] dim=1"};
+             "error=dimensions [] dim=0; error=range [4] dim=1"};
 
 static tn_node *compose_swiglu(tn_build *b, const tn_node *n) { return tn_b_mul(b, tn_b_silu(b, n->in[0]), n->in[1]); }
 

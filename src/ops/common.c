@@ -96,6 +96,8 @@ tn_node *tn_b_sum_to(tn_build *b, tn_node *dy, const tn_node *like) {
     return tn_b_view(b, dy, like->shape, like->rank);
 }
 
+tn_node *tn_b_line(tn_build *b, tn_node *x) { return x && x->rank == 0 ? tn_b_view(b, x, (int64_t[]){1}, 1) : x; }
+
 tn_node *tn_b_whole(tn_build *b, tn_node *x) { return !x || tn_node_contiguous(x) ? x : tn_b_contiguous(b, x); }
 
 tn_node *tn_b_laid_out(tn_build *b, tn_node *x) { return x && !tn_node_contiguous(x) ? tn_b_contiguous(b, x) : x; }
@@ -226,6 +228,23 @@ tn_status tn_need_rows(const tn_infer *c, int input) {
     return tn_fail(TN_ERR_SHAPE,
                    "%s: the rows of input %d, %s of %s, do not follow each other: take rows without a step",
                    c->row->name, input + 1, tn_shape_text(x, text, sizeof text), tn_dtype_name((tn_dtype)x->dtype));
+}
+
+tn_status tn_infer_scattered(const tn_infer *c, const tn_node *index, const tn_node *src, int64_t dim,
+                             const int64_t *shape, int64_t rank) {
+    char a[96], b[96];
+    int64_t line = rank ? rank : 1;
+    bool fits = tn_line_rank(index) == line && tn_line_rank(src) == line;
+    for (int d = 0; fits && d < line; d++) {
+        int64_t extent = tn_line_extent(index, d);
+        fits = extent <= tn_line_extent(src, d) && (d == dim || extent <= (rank ? shape[d] : 1));
+    }
+    if (fits || tn_node_numel(index) == 0) return TN_OK;
+    return tn_fail(
+        TN_ERR_SHAPE,
+        "%s: index %s and source %s do not fit the target: ranks must be equal, and no extent of index may be "
+        "greater than the source's or (except along dim %lld) the target's",
+        c->row->name, tn_shape_text(index, a, sizeof a), tn_shape_text(src, b, sizeof b), (long long)dim);
 }
 
 tn_status tn_infer_bits(tn_infer *c) {

@@ -75,6 +75,14 @@ tn_status tn_need_contiguous(const tn_infer *c, int input);
 tn_status tn_need_range(const tn_infer *c, const char *what, double v, double least, double most);
 bool tn_rows_follow(const tn_node *x);                /* a matrix: in order, without gaps, wherever it begins */
 tn_status tn_need_rows(const tn_infer *c, int input); /* a matrix whose rows follow each other without a gap */
+/* A tensor without dimensions counts as a vector of one element where an op works along a dim, as in PyTorch. */
+static inline int tn_line_rank(const tn_node *x) { return x->rank ? x->rank : 1; }
+static inline int64_t tn_line_extent(const tn_node *x, int64_t dim) { return x->rank ? x->shape[dim] : 1; }
+tn_node *tn_b_line(tn_build *b, tn_node *x); /* x, or [1] if it has no dimensions */
+/* Whether index [..., along dim] and src fit a target: equal ranks; no extent of index greater than the source's, nor
+ * (but along dim) than the target's. An empty index fits any. */
+tn_status tn_infer_scattered(const tn_infer *c, const tn_node *index, const tn_node *src, int64_t dim,
+                             const int64_t *shape, int64_t rank);
 /* Rank and shape from a list of attributes, or c->shape checked as it is (symbols stay then); refuses negative extents
  * and products that overflow. */
 tn_status tn_infer_shape(tn_infer *c, const int64_t *shape, int64_t rank);

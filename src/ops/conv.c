@@ -24,6 +24,20 @@ static tn_status check_same_dtype(const tn_infer *c) {
     return TN_OK;
 }
 
+/* The public convolutions take integers too. */
+static tn_status check_numbers(const tn_infer *c) {
+    tn_dtype t = (tn_dtype)c->in[0]->dtype;
+    if (tn_dtype_is_float(t)) return check_same_dtype(c);
+    for (int i = 0; i < c->n_in; i++) {
+        if (!c->in[i]) continue;
+        if (t == TN_BOOL) return tn_refuse_dtype(c, i, "floating point or an integer type");
+        if (c->in[i]->dtype != t)
+            return tn_fail(TN_ERR_DTYPE, "%s: dtypes %s and %s differ; cast one of them", c->row->name,
+                           tn_dtype_name(t), tn_dtype_name((tn_dtype)c->in[i]->dtype));
+    }
+    return TN_OK;
+}
+
 static tn_status check_bias(const tn_infer *c, int64_t channels) {
     const tn_node *bias = c->in[2];
     char text[96];
@@ -74,7 +88,7 @@ static tn_status infer_conv(tn_infer *c, int axes) {
     const tn_node *x = c->in[0], *weight = c->in[1];
     char text[96];
     int64_t size[2];
-    TRY(check_same_dtype(c));
+    TRY(check_numbers(c));
     TRY(tn_images_check(c, axes));
     if (weight->rank != axes + 2)
         return tn_fail(TN_ERR_SHAPE, "%s: the weight must have %d dimensions, it is %s", c->row->name, axes + 2,
@@ -534,12 +548,47 @@ const tn_op_impl tn_impl_spread2d = {
              "[1,2,2,2] [2,2,2,2] size=(5,5) stride=(2,2) padding=(0,0) dilation=(2,2) groups=1; "
              "error=fit [1,2,3,3] [3,2,2,2] size=(2,2) stride=(1,1) padding=(0,0) dilation=(1,1) groups=1"};
 
+/* ---- of integers ------------------------------------------------------------------------------------------------- */
+
+/* Sums of whole numbers, modulo the type's range: a product of matrices with the windows written out. */
+static tn_node *correlate_whole(tn_build *b, tn_node *x, tn_node *weight, const tn_window *w, int64_t groups,
+                                const int64_t *places) {
+    const int64_t *k = weight->shape;
+    tn_node *seen = tn_b_seen(b, x, w, places, 0);
+    if (!seen) return NULL;
+    int64_t depth = k[1] * k[2] * k[3], n = x->shape[0];
+    tn_node *columns = tn_b_reshape(b, seen, (int64_t[]){n, groups, depth, places[0] * places[1]}, 4);
+    tn_node *rows = tn_b_reshape(b, weight, (int64_t[]){1, groups, k[0] / groups, depth}, 4);
+    return tn_b_reshape(b, tn_b_matmul(b, rows, columns), (int64_t[]){n, k[0], places[0], places[1]}, 4);
+}
+
+/* The way back: what each pixel of x adds to each tap, folded onto images of `size`. */
+static tn_node *spread_whole(tn_build *b, tn_node *x, tn_node *weight, const tn_window *w, int64_t groups,
+                             const int64_t *size) {
+    const int64_t *k = weight->shape, none[2] = {0, 0};
+    if (!x) return NULL;
+    int64_t n = x->shape[0], of_group = k[0] / groups, depth = k[1] * k[2] * k[3], whole[2], pads[4];
+    tn_node *rows = tn_b_reshape(b, weight, (int64_t[]){1, groups, of_group, depth}, 4);
+    tn_node *columns = tn_b_reshape(b, x, (int64_t[]){n, groups, of_group, x->shape[2] * x->shape[3]}, 4);
+    tn_node *each = tn_b_matmul(b, tn_b_transpose(b, rows, -2, -1), columns);
+    each = tn_b_reshape(b, each, (int64_t[]){n, groups * k[1], k[2], k[3], x->shape[2], x->shape[3]}, 6);
+    for (int a = 0; a < 2; a++) {
+        whole[a] = (x->shape[2 + a] - 1) * w->stride[a] + tn_window_reach(w, a);
+        pads[2 * (1 - a)] = -w->padding[a];
+        pads[2 * (1 - a) + 1] = size[a] + w->padding[a] - whole[a];
+    }
+    tn_node *image = tn_b_fold_windows2d(b, each, w->kernel, w->stride, none, w->dilation, whole);
+    return tn_b_padded(b, image, pads, 0);
+}
+
 /* ---- conv2d, conv1d ---------------------------------------------------------------------------------------------- */
 
 static tn_node *compose_conv2d(tn_build *b, const tn_node *n) {
     tn_node *weight = n->in[1];
     tn_window w = conv_window(n->i, weight, 2);
-    tn_node *y = correlate(b, tn_b_images(b, n->in[0], 2), weight, &w, conv_groups(n->i, 2), n->shape + n->rank - 2);
+    tn_node *x = tn_b_images(b, n->in[0], 2);
+    bool whole = !tn_dtype_is_float((tn_dtype)n->dtype);
+    tn_node *y = (whole ? correlate_whole : correlate)(b, x, weight, &w, conv_groups(n->i, 2), n->shape + n->rank - 2);
     return add_bias(b, n->rank == 4 ? y : tn_b_view(b, y, n->shape, n->rank), n->in[2]);
 }
 
@@ -565,7 +614,8 @@ static tn_status grad_conv2d(tn_build *b, const tn_node *n, tn_node *dy, tn_node
 }
 
 /* conv2d(x, weight, bias, stride, padding, dilation, groups): cross-correlation of x [batch, channels, height, width]
- * (or without the batch) with weight [out, channels / groups, kernel height, kernel width]; bias [out] or NULL. */
+ * (or without the batch) with weight [out, channels / groups, kernel height, kernel width]; bias [out] or NULL.
+ * Integers wrap as their type does. */
 const tn_op_impl tn_impl_conv2d = {
     .keeps_half = true,
     .infer = infer_conv2d,
@@ -577,6 +627,8 @@ const tn_op_impl tn_impl_conv2d = {
              "[2,3,3,4] [2,3,1,1] [2]; [1,3,5,4] [2,3,1,1] - stride=(2,2); [2,4,4] [3,2,2,2] [3]; "
              "[1,3,6,5] [3,1,5,5] - padding=(2,2) groups=3; [1,2,5,7] [2,1,3,3] - stride=(2,2) groups=2; "
              "[0,2,4,4] [3,2,2,2] -; types=f16 tol=2ulp atol=1ulp; [1,3,4,5] [3,1,3,3] - padding=(1,1) groups=3; "
+             "types=i64,i32; [2,4,5,6]@-9..9 [2,2,3,2]@-9..9 [2]@-9..9 stride=(2,1) padding=(1,1) groups=2; "
+             "[3,4,4]@-9..9 [2,3,2,2]@-9..9 - dilation=(2,1); error=integer [1,1,3,3]:bool [1,1,2,2]:bool -; "
              "types=f32,f64 tol=1e-5 atol=1e-5; error=fit [1,1,2,2] [1,1,3,3] -; error=bias [1,1,3,3] [2,1,2,2] [3]; "
              "error=groups [1,4,3,3] [3,2,2,2] - groups=2; "
              "error=groups [1,1,3,3] [2,4,2,2] - groups=4611686018427387904; error=without [3,3] [2,3,2,2] -"};
@@ -603,6 +655,7 @@ const tn_op_impl tn_impl_conv1d = {
     .infer = infer_conv1d,
     .compose = compose_conv1d,
     .cases = "tol=1e-5 atol=1e-5; [2,3,7] [2,3,3] [2] stride=2 padding=1; [4,6] [4,2,2] - dilation=2 groups=2; "
+             "types=i64; [2,3,7]@-9..9 [2,3,3]@-9..9 [2]@-9..9 stride=2 padding=1; types=f32; "
              "error=fit [1,1,2] [1,1,3] -; error=groups [1,3,5] [2,2,2] -; error=dimensions [1,3,5] [2,3] -"};
 
 /* ---- conv2d_weight ----------------------------------------------------------------------------------------------- */
@@ -747,7 +800,7 @@ static tn_status infer_conv_transpose2d(tn_infer *c) {
     const int64_t *i = c->attrs->i, *extra = i + TN_CONV_TRANSPOSE2D_OUTPUT_PADDING;
     int64_t groups = i[TN_CONV_TRANSPOSE2D_GROUPS], size[2];
     char xt[96], wt[96];
-    TRY(check_same_dtype(c));
+    TRY(check_numbers(c));
     TRY(tn_images_check(c, 2));
     bool fits = weight->rank == 4 && weight->shape[0] == x->shape[tn_images_channel_dim(x, 2)];
     if (!fits || !groups_spread(weight, groups))
@@ -773,7 +826,9 @@ static tn_node *compose_conv_transpose2d(tn_build *b, const tn_node *n) {
     tn_node *weight = n->in[1];
     tn_window w = transposed_window(n->i, weight);
     int64_t groups = n->i[TN_CONV_TRANSPOSE2D_GROUPS];
-    tn_node *y = spread(b, tn_b_images(b, n->in[0], 2), weight, &w, groups, n->shape + n->rank - 2);
+    bool whole = !tn_dtype_is_float((tn_dtype)n->dtype);
+    tn_node *y =
+        (whole ? spread_whole : spread)(b, tn_b_images(b, n->in[0], 2), weight, &w, groups, n->shape + n->rank - 2);
     return add_bias(b, n->rank == 4 ? y : tn_b_reshape(b, y, n->shape, n->rank), n->in[2]);
 }
 
@@ -796,9 +851,12 @@ const tn_op_impl tn_impl_conv_transpose2d = {
     .infer = infer_conv_transpose2d,
     .compose = compose_conv_transpose2d,
     .grad = grad_conv_transpose2d,
-    .cases = "tol=1e-5 atol=1e-5; [2,2,3,2] [2,3,2,2] [3]; "
-             "[1,2,2,3] [2,2,3,3] [2] stride=(2,2) padding=(1,1) output_padding=(1,1); "
-             "[1,4,2,2] [4,1,2,3] - stride=(2,3) groups=2 dilation=(2,1); "
-             "[1,1,2,2] [1,2,2,2] [2] padding=(1,1) output_padding=(1,1) dilation=(2,2); [2,3,2] [2,1,2,2] -; "
-             "error=output_padding [1,1,2,2] [1,1,2,2] - output_padding=(1,0); error=weight [1,2,2,2] [3,1,2,2] -; "
-             "error=groups [1,0,2,2] [0,4,2,2] - groups=4611686018427387904"};
+    .cases =
+        "tol=1e-5 atol=1e-5; [2,2,3,2] [2,3,2,2] [3]; "
+        "[1,2,2,3] [2,2,3,3] [2] stride=(2,2) padding=(1,1) output_padding=(1,1); "
+        "[1,4,2,2] [4,1,2,3] - stride=(2,3) groups=2 dilation=(2,1); "
+        "[1,1,2,2] [1,2,2,2] [2] padding=(1,1) output_padding=(1,1) dilation=(2,2); [2,3,2] [2,1,2,2] -; "
+        "types=i64,i32; [1,2,2,3]@-9..9 [2,2,3,3]@-9..9 [2]@-9..9 stride=(2,2) padding=(1,1) output_padding=(1,1); "
+        "[1,4,2,2]@-9..9 [4,1,2,3]@-9..9 - stride=(2,3) groups=2 dilation=(2,1); types=f32,f64; "
+        "error=output_padding [1,1,2,2] [1,1,2,2] - output_padding=(1,0); error=weight [1,2,2,2] [3,1,2,2] -; "
+        "error=groups [1,0,2,2] [0,4,2,2] - groups=4611686018427387904"};

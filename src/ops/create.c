@@ -72,18 +72,25 @@ const tn_op_impl tn_impl_zero = {.keeps_half = true,
 
 /* ---- sequences and patterns -------------------------------------------------------------------------------------- */
 
-/* linspace(start, end, steps, dtype): `steps` numbers at equal distances from start to end, both included. */
+/* linspace(start, end, steps, dtype): `steps` numbers at equal distances from start to end, both included. Of an
+ * integer dtype the ends and the numbers lose their fraction. */
 static tn_status infer_linspace(tn_infer *c) {
     int64_t steps = c->attrs->i[TN_LINSPACE_STEPS];
-    c->dtype = (tn_dtype)c->attrs->i[TN_LINSPACE_DTYPE];
-    if (!tn_dtype_is_float(c->dtype))
-        return tn_fail(TN_ERR_DTYPE, "linspace: %s is no float type", tn_dtype_name(c->dtype));
+    int64_t dtype = c->attrs->i[TN_LINSPACE_DTYPE];
+    if (dtype < 0 || dtype >= TN_PLAIN_DTYPES || dtype == TN_BOOL)
+        return tn_fail(TN_ERR_DTYPE, "linspace: dtype %s: it must be a float or integer type",
+                       tn_dtype_name((tn_dtype)dtype));
+    c->dtype = (tn_dtype)dtype;
     return tn_infer_shape(c, &steps, 1);
 }
 /* From both ends towards the middle, so that both are exact. */
 static tn_node *compose_linspace(tn_build *b, const tn_node *n) {
     double start = n->f[TN_LINSPACE_START], end = n->f[TN_LINSPACE_END];
     int64_t steps = n->shape[0];
+    if (!tn_dtype_is_float((tn_dtype)n->dtype)) { /* whole ends; what lies between is cut off to whole numbers */
+        tn_node *exact = tn_b_linspace(b, trunc(start), trunc(end), steps, TN_F64);
+        return tn_b_cast(b, exact, (tn_dtype)n->dtype);
+    }
     double step = steps > 1 ? (end - start) / (double)(steps - 1) : 0;
     tn_node *i = tn_b_arange(b, 0, (double)steps, 1, tn_dtype_is_half(n->dtype) ? TN_F32 : (tn_dtype)n->dtype);
     tn_node *rising = tn_b_offset(b, tn_b_scale(b, i, step), start);
@@ -98,7 +105,9 @@ const tn_op_impl tn_impl_linspace = {
     .compose = compose_linspace,
     .cases =
         "start=0 end=1 steps=5 dtype=f32; start=-3 end=3 steps=7 dtype=f64 tol=1e-12; start=2 end=9 steps=1 dtype=f32;"
-        "start=0 end=1 steps=0 dtype=f32; start=0.1 end=0.7 steps=11 dtype=f32 tol=1e-6; error=negative start=0 end=1 "
+        "start=0 end=1 steps=0 dtype=f32; start=0.1 end=0.7 steps=11 dtype=f32 tol=1e-6; start=-3.7 end=9.2 steps=7 "
+        "dtype=i64; start=0 end=5 steps=11 dtype=i32; error=integer start=0 end=1 steps=3 dtype=bool; error=negative "
+        "start=0 end=1 "
         "steps=-1 dtype=f32"};
 
 /* row − column of an [n, m] pattern, as i64: [n, 1] − [m]. */
@@ -309,6 +318,8 @@ static tn_status infer_roll(tn_infer *c) {
     int64_t *shifts = c->attrs->i, *dims = shifts + 1 + shifts[0];
     if (shifts[0] != dims[0])
         return tn_fail(TN_ERR_ARGUMENT, "roll: %lld shifts for %lld dims", (long long)shifts[0], (long long)dims[0]);
+    if (c->in[0]->rank == 0 && dims[0] > 0)
+        return tn_fail(TN_ERR_SHAPE, "roll: dim %lld is named, but the tensor has no dimensions", (long long)dims[1]);
     for (int64_t k = 0; k < dims[0]; k++)
         TRY(tn_infer_dim(c, dims[1 + k], c->in[0]->rank, &dims[1 + k]));
     return tn_infer_same(c);
@@ -329,6 +340,7 @@ static tn_node *compose_roll(tn_build *b, const tn_node *n) {
 const tn_op_impl tn_impl_roll = {.keeps_half = true,
                                  .infer = infer_roll,
                                  .compose = compose_roll,
-                                 .cases = "types=f32,f64,i32; [5] shifts=(2) dims=(0); [2,3] shifts=(-1,1) "
-                                          "dims=(0,-1); [4] shifts=(4) dims=(0); [0] shifts=(1) dims=(0);"
-                                          "error=shifts [4] shifts=(1,2) dims=(0)"};
+                                 .cases =
+                                     "types=f32,f64,i32; [5] shifts=(2) dims=(0); [2,3] shifts=(-1,1) "
+                                     "dims=(0,-1); [4] shifts=(4) dims=(0); [0] shifts=(1) dims=(0);"
+                                     "error=shifts [4] shifts=(1,2) dims=(0); error=dimensions [] shifts=(0) dims=(0)"};

@@ -521,6 +521,7 @@ static kir_val lower_heaviside(tn_lower *lw, const tn_node *n, const kir_aff *at
     kir_builder *kb = lw->kb;
     kir_val x = tn_lower_in(lw, n, 0, at), at_zero = tn_lower_in(lw, n, 1, at);
     kir_type t = kir_val_type(kb, x);
+    if (n->dtype == TN_BOOL) return kir_binary(kb, KIR_OR, x, at_zero);
     kir_val zero = kir_const(kb, t, 0), step = kir_cast(kb, t, kir_binary(kb, KIR_LT, zero, x));
     return kir_select(kb, kir_binary(kb, KIR_EQ, x, zero), at_zero, step);
 }
@@ -529,11 +530,11 @@ static void reference_heaviside(const tn_reference *r) { walk_binary(r, define_h
 const tn_op_impl tn_impl_heaviside = {
     .class_ = TN_ELEMENTWISE,
     .promote = true,
-    .infer = tn_infer_not_bool,
+    .infer = tn_infer_broadcast,
     .grad = tn_grad_none,
     .lower = lower_heaviside,
     .reference = reference_heaviside,
-    .cases = "types=f32,f64,i32; [9]@-1..1 [9]; [2,3] [3]; [4,1]@-1..1 [1,5]; [0,3] [3]; error=broadcast [2] [3]",
+    .cases = "types=f32,f64,i32,bool; [9]@-1..1 [9]; [2,3] [3]; [4,1]@-1..1 [1,5]; [0,3] [3]; error=broadcast [2] [3]",
     .flops = 2};
 
 /* remainder(x, y): x − y · floor_divide(x, y), with the sign of y (Python's %). Integers: x % 0 is 0. */
@@ -755,8 +756,8 @@ static tn_status infer_arange(tn_infer *c) {
     int64_t dtype = c->attrs->i[TN_ARANGE_DTYPE];
     if (dtype < 0 || dtype >= TN_PLAIN_DTYPES || dtype == TN_BOOL)
         return tn_fail(TN_ERR_DTYPE, "arange: %s is no number type", tn_dtype_name((tn_dtype)dtype));
-    double length = ceil((f[TN_ARANGE_END] - f[TN_ARANGE_START]) / f[TN_ARANGE_STEP]);
-    if (!(length >= 0 && length < 0x1p53))
+    double steps = (f[TN_ARANGE_END] - f[TN_ARANGE_START]) / f[TN_ARANGE_STEP], length = ceil(steps);
+    if (!(steps >= 0 && length < 0x1p53))
         return tn_fail(TN_ERR_ARGUMENT, "arange: from %g to %g in steps of %g never ends there: turn the step's sign",
                        f[TN_ARANGE_START], f[TN_ARANGE_END], f[TN_ARANGE_STEP]);
     c->dtype = (tn_dtype)dtype;
@@ -795,7 +796,7 @@ const tn_op_impl tn_impl_arange = {
     .cases = "start=0 end=7 step=1 dtype=i64; start=5 end=-5 step=-3 dtype=i32; start=0 end=1 step=0.25 dtype=f32;"
              "start=0.1 end=2 step=0.3 dtype=f64; start=0.1 end=2 step=0.3 dtype=f32 tol=1e-6; start=3 end=3 step=1 "
              "dtype=f32;"
-             "error=never start=0 end=1 step=-1 dtype=f32",
+             "error=never start=0 end=1 step=-1 dtype=f32; error=never start=5 end=3 step=9 dtype=i64",
     .flops = 1};
 
 /* dial(kind, value, count, number): a scalar whose value may differ at each run without a new plan. kind 0: f32

@@ -367,8 +367,7 @@ static tn_status broadcast_batch(const tn_infer *c, const tn_node *a, const tn_n
         int at_a = d - (*rank - count_a), at_b = d - (*rank - count_b);
         int64_t x = at_a >= 0 ? a->shape[at_a] : 1, y = at_b >= 0 ? b->shape[at_b] : 1;
         shape[d] = x == 1 ? y : x;
-        if (x != y && x != 1 && y != 1)
-            return c ? no_fit(c, "the batches do not broadcast") : TN_ERR_SHAPE;
+        if (x != y && x != 1 && y != 1) return c ? no_fit(c, "the batches do not broadcast") : TN_ERR_SHAPE;
     }
     return TN_OK;
 }
@@ -820,11 +819,40 @@ void(tn_linalg_eigh)(const tn_tensor *x, tn_tensor **values, tn_tensor **vectors
     tn_free(tn_tensor_unscoped(p.all));
 }
 
-void(tn_linalg_svd)(const tn_tensor *x, tn_tensor **u, tn_tensor **s, tn_tensor **vh) {
+/* Replaces *q [..., m, k], whose k columns are orthonormal, by a square matrix that begins with them: Q of [q,
+ * identity], whose R has a positive diagonal, so that q itself comes first. */
+static void complete_basis(tn_tensor **q, int64_t m) {
+    tn_tensor *given = *q, *whole = NULL;
+    int rank = tn_rank(given);
+    if (rank < 2 || tn_size(given, -1) == m) return;
+    int64_t shape[TN_MAX_RANK];
+    memcpy(shape, tn_shape(given), (size_t)rank * sizeof *shape);
+    shape[rank - 1] = m;
+    tn_tensor *one = (tn_eye)(m, m, tn_dtype_of(given)), *ones = (tn_expand)(one, shape, rank);
+    tn_tensor *both = (tn_cat)((tn_tensor *[]){given, ones}, 2, -1);
+    (tn_linalg_qr)(both, &whole, NULL);
+    tn_tensor *used[] = {both, ones, one, given};
+    for (size_t i = 0; i < TN_COUNT(used); i++)
+        tn_free(tn_tensor_unscoped(used[i]));
+    *q = whole;
+}
+
+static void complete_rows(tn_tensor **vh, int64_t n) {
+    if (tn_rank(*vh) < 2 || tn_size(*vh, -2) == n) return;
+    tn_tensor *v = (tn_transpose)(*vh, -2, -1);
+    tn_free(tn_tensor_unscoped(*vh));
+    complete_basis(&v, n);
+    *vh = (tn_transpose)(v, -2, -1);
+    tn_free(tn_tensor_unscoped(v));
+}
+
+void(tn_linalg_svd)(const tn_tensor *x, bool full_matrices, tn_tensor **u, tn_tensor **s, tn_tensor **vh) {
     packed p = pack("linalg_svd", TN_OP_LINALG_SVD_PACKED, false, x);
     take(&p, 0, p.m, p.k, u);
     take(&p, p.m * p.k, p.k, -1, s);
     take(&p, (p.m + 1) * p.k, p.k, p.n, vh);
+    if (full_matrices && u) complete_basis(u, p.m);
+    if (full_matrices && vh) complete_rows(vh, p.n);
     tn_free(tn_tensor_unscoped(p.all));
 }
 

@@ -14,10 +14,11 @@ static double outside_reference(tn_dtype t) { return tn_dtype_is_float(t) ? __bu
 static kir_val load_gathered(tn_lower *lw, const tn_node *n, const kir_aff *at, int64_t dim, kir_val index) {
     const tn_node *x = n->in[0];
     kir_aff in[TN_MAX_RANK];
-    memcpy(in, at, (size_t)n->rank * sizeof *in);
+    for (int d = 0; d < TN_MAX_RANK; d++)
+        in[d] = d < n->rank ? at[d] : kir_aff_const(0);
     index = kir_cast(lw->kb, KIR_I64, index);
     in[dim] = tn_aff_value(index);
-    kir_val inside = place_in_range(lw->kb, index, x->shape[dim]);
+    kir_val inside = place_in_range(lw->kb, index, tn_line_extent(x, dim));
     kir_val v = tn_lower_at_masked(lw, x, in, inside);
     return kir_select(lw->kb, inside, v, outside_value(lw, (tn_dtype)n->dtype));
 }
@@ -31,21 +32,29 @@ static tn_status infer_gather(tn_infer *c) {
     TRY(tn_need_integer(c, 1));
     TRY(tn_infer_dim(c, c->attrs->i[TN_GATHER_DIM], x->rank, &dim));
     c->attrs->i[TN_GATHER_DIM] = dim;
-    bool fits = x->rank == index->rank && x->rank > 0;
-    for (int d = 0; fits && d < x->rank; d++)
-        fits = d == dim || index->shape[d] <= x->shape[d];
-    if (!fits)
+    bool fits = tn_line_rank(x) == tn_line_rank(index);
+    for (int d = 0; fits && d < tn_line_rank(x); d++)
+        fits = d == dim || tn_line_extent(index, d) <= tn_line_extent(x, d);
+    if (!fits && tn_node_numel(index))
         return tn_fail(TN_ERR_SHAPE,
                        "gather: index %s does not fit to %s: ranks must be equal, extents but that of dim %lld ≤",
                        tn_shape_text(index, b, sizeof b), tn_shape_text(x, a, sizeof a), (long long)dim);
-    c->rank = x->rank;
+    c->rank = index->rank;
     c->dtype = (tn_dtype)x->dtype;
     memcpy(c->shape, index->shape, sizeof c->shape);
     memcpy(c->symbol, index->symbol, sizeof c->symbol);
     return TN_OK;
 }
 static tn_status grad_gather(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    grads[0] = tn_b_scatter_sum(b, n->in[1], dy, n->i[TN_GATHER_DIM], n->in[0]->shape, n->in[0]->rank);
+    const tn_node *x = n->in[0];
+    int64_t one = 1;
+    if (tn_node_numel(n) == 0) { /* an empty index may have any rank */
+        grads[0] = tn_b_expand(b, tn_b_const(b, 0, n), x->shape, x->rank);
+        return b->status;
+    }
+    tn_node *sum = tn_b_scatter_sum(b, tn_b_line(b, n->in[1]), tn_b_line(b, dy), n->i[TN_GATHER_DIM],
+                                    x->rank ? x->shape : &one, tn_line_rank(x));
+    grads[0] = x->rank ? sum : tn_b_view(b, sum, NULL, 0);
     return b->status;
 }
 static kir_val lower_gather(tn_lower *lw, const tn_node *n, const kir_aff *at) {
@@ -57,7 +66,7 @@ static void reference_gather(const tn_reference *r) {
     for (tn_walk w = tn_walk_begin(n); w.place < w.count; tn_walk_next(&w)) {
         memcpy(from, w.at, sizeof from);
         from[dim] = (int64_t)r->in[1][w.place];
-        bool inside = from[dim] >= 0 && from[dim] < n->in[0]->shape[dim];
+        bool inside = from[dim] >= 0 && from[dim] < tn_line_extent(n->in[0], dim);
         r->out[w.place] = inside ? r->in[0][tn_place(n->in[0], from)] : outside_reference((tn_dtype)n->dtype);
     }
 }
@@ -67,9 +76,11 @@ const tn_op_impl tn_impl_gather = {
     .grad = grad_gather,
     .lower = lower_gather,
     .reference = reference_gather,
-    .cases = "types=f32,f64,i32; [4,5] [2,5]:i64@0..3 dim=0; [4,5] [4,7]:i32@0..4 dim=-1; [5] [0]:i64@0..0 dim=0;"
-             "[3,4,2] [2,6,1]:i64@0..3 dim=1; [4] [6]:i64@-2..6 dim=0 grad=off; error=fit [4,5] [2]:i64@0..1 dim=0;"
-             "error=integer [4] [4]:f32 dim=0"};
+    .cases =
+        "types=f32,f64,i32; [4,5] [2,5]:i64@0..3 dim=0; [4,5] [4,7]:i32@0..4 dim=-1; [5] [0]:i64@0..0 dim=0;"
+        "[3,4,2] [2,6,1]:i64@0..3 dim=1; [4] [6]:i64@-2..6 dim=0 grad=off; [] []:i64@0..0 dim=0; "
+        "[] [3]:i64@0..0 dim=-1; [4] []:i64@0..3 dim=0; [] [4]:i64@-1..1 dim=0 grad=off; [5] [2,0]:i64@0..0 dim=0; "
+        "error=fit [4,5] [2]:i64@0..1 dim=0; error=integer [4] [4]:f32 dim=0"};
 
 /* index_select(x, dim, index): the slices of x along dim that index (rank 1 or 0) names, in its order. An index outside
  * yields NaN (0 for integers). */
@@ -78,12 +89,16 @@ static tn_status infer_index_select(tn_infer *c) {
     int64_t dim;
     char a[96];
     TRY(tn_need_integer(c, 1));
-    if (index->rank > 1 || x->rank == 0)
-        return tn_fail(TN_ERR_SHAPE, "index_select: index has shape %s; it must have rank 1, and x a dimension",
+    if (index->rank > 1)
+        return tn_fail(TN_ERR_SHAPE, "index_select: index has shape %s; it must have rank 1",
                        tn_shape_text(index, a, sizeof a));
     TRY(tn_infer_dim(c, c->attrs->i[TN_INDEX_SELECT_DIM], x->rank, &dim));
     c->attrs->i[TN_INDEX_SELECT_DIM] = dim;
     TRY(tn_infer_same(c));
+    if (x->rank == 0 && tn_node_numel(index) != 1)
+        return tn_fail(TN_ERR_SHAPE, "index_select: x has no dimensions, so index must have one element; it is %s",
+                       tn_shape_text(index, a, sizeof a));
+    if (x->rank == 0) return TN_OK;
     c->shape[dim] = tn_node_numel(index);
     c->symbol[dim] = index->rank ? index->symbol[0] : 0;
     return tn_infer_shape(c, c->shape, c->rank);
@@ -95,15 +110,16 @@ static tn_status grad_index_select(tn_build *b, const tn_node *n, tn_node *dy, t
 }
 static kir_val lower_index_select(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     int64_t dim = n->i[TN_INDEX_SELECT_DIM];
-    return load_gathered(lw, n, at, dim, tn_lower_at(lw, n->in[1], &at[dim]));
+    kir_aff first = kir_aff_const(0);
+    return load_gathered(lw, n, at, dim, tn_lower_at(lw, n->in[1], n->rank ? &at[dim] : &first));
 }
 static void reference_index_select(const tn_reference *r) {
     const tn_node *n = r->node;
     int64_t dim = n->i[TN_INDEX_SELECT_DIM], from[TN_MAX_RANK];
     for (tn_walk w = tn_walk_begin(n); w.place < w.count; tn_walk_next(&w)) {
         memcpy(from, w.at, sizeof from);
-        from[dim] = (int64_t)r->in[1][w.at[dim]];
-        bool inside = from[dim] >= 0 && from[dim] < n->in[0]->shape[dim];
+        from[dim] = (int64_t)r->in[1][n->rank ? w.at[dim] : 0];
+        bool inside = from[dim] >= 0 && from[dim] < tn_line_extent(n->in[0], dim);
         r->out[w.place] = inside ? r->in[0][tn_place(n->in[0], from)] : outside_reference((tn_dtype)n->dtype);
     }
 }
@@ -114,7 +130,8 @@ const tn_op_impl tn_impl_index_select = {
     .lower = lower_index_select,
     .reference = reference_index_select,
     .cases = "types=f32,f64,i32; [4,5] [3]:i64@0..3 dim=0; [4,5] [7]:i32@0..4 dim=1; [4] []:i64@0..3 dim=0;"
-             "[3,2] [0]:i64@0..0 dim=0; [4] [6]:i64@-2..6 dim=0 grad=off; error=rank [4,5] [2,2]:i64@0..1 dim=0"};
+             "[3,2] [0]:i64@0..0 dim=0; [4] [6]:i64@-2..6 dim=0 grad=off; [] [1]:i64@0..0 dim=0; "
+             "[] []:i64@0..0 dim=-1; error=element [] [2]:i64@0..0 dim=0; error=rank [4,5] [2,2]:i64@0..1 dim=0"};
 
 /* scatter_sum(index, src, dim, shape): zeros of `shape`, to which src[…, j, …] is added at […, index[…, j, …], …]; what
  * an index puts outside is left out. One owner an element: it looks through all of dim, in ascending order. */
@@ -122,19 +139,14 @@ static tn_status infer_scatter_sum(tn_infer *c) {
     const tn_node *index = c->in[0], *src = c->in[1];
     int64_t dim, rank = c->attrs->i[1];
     const int64_t *shape = c->attrs->i + 2;
-    char a[96], b[96];
     if (c->in[1]->dtype == TN_BOOL) return tn_fail(TN_ERR_DTYPE, "%s: not for bool: cast it", c->row->name);
     TRY(tn_need_integer(c, 0));
     TRY(tn_infer_dim(c, c->attrs->i[0], (int)rank, &dim));
     c->attrs->i[0] = dim;
-    bool fits = rank > 0 && index->rank == rank && src->rank == rank;
-    for (int d = 0; fits && d < rank; d++)
-        fits = index->shape[d] <= src->shape[d] && (d == dim || index->shape[d] <= shape[d]);
-    if (!fits)
-        return tn_fail(TN_ERR_SHAPE,
-                       "scatter: index %s and source %s do not fit to the target: equal ranks, and no extent of "
-                       "index greater than the source's, nor (but along dim) than the target's",
-                       tn_shape_text(index, a, sizeof a), tn_shape_text(src, b, sizeof b));
+    if (rank == 0 || index->rank != rank || src->rank != rank)
+        return tn_fail(TN_ERR_SHAPE, "%s: index and source do not fit a target of rank %lld", c->row->name,
+                       (long long)rank);
+    TRY(tn_infer_scattered(c, index, src, dim, shape, rank));
     c->dtype = (tn_dtype)src->dtype;
     return tn_infer_shape(c, shape, rank);
 }
@@ -280,8 +292,25 @@ static kir_val lower_scatter_reduced(tn_lower *lw, const tn_node *n, const kir_a
     kir_val v = tn_lower_at_masked(lw, n->in[1], in, hit);
     return kir_select(lw->kb, hit, v, neutral_of(lw->kb, n));
 }
+static tn_node *scattered(tn_build *b, const tn_node *n, tn_node *src, bool multiply) {
+    return multiply ? tn_b_scatter_prod(b, n->in[0], src, n->i[0], n->shape, n->rank)
+                    : tn_b_scatter_sum(b, n->in[0], src, n->i[0], n->shape, n->rank);
+}
+/* The product of all others that go to the same place. Others are the place's product without zeros, divided by the
+ * own factor; with one zero among them they are that zero (of which a gradient can be taken again), with more they are
+ * 0. */
 static tn_status grad_scatter_prod(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    grads[1] = tn_b_div(b, back_to_source(b, n, tn_b_mul(b, dy, tn_b_self(n))), n->in[1]);
+    tn_node *src = n->in[1], *zero = tn_b_const(b, 0, src), *one = tn_b_const(b, 1, src);
+    tn_node *is_zero = tn_b_eq(b, src, zero), *factor = tn_b_where(b, is_zero, one, src);
+    tn_node *zeros = scattered(b, n, tn_b_cast(b, is_zero, TN_I64), false);
+    tn_node *no_zero = tn_b_eq(b, zeros, zeros ? tn_b_const(b, 0, zeros) : NULL);
+    tn_node *one_zero = tn_b_eq(b, zeros, zeros ? tn_b_const(b, 1, zeros) : NULL);
+    tn_node *product = scattered(b, n, factor, true);
+    tn_node *the_zero = scattered(b, n, tn_b_where(b, is_zero, src, zero), false);
+    tn_node *beside_zero = tn_b_mul(b, product, tn_b_where(b, no_zero, one, tn_b_where(b, one_zero, the_zero, zero)));
+    tn_node *of_zero = back_to_source(b, n, tn_b_mul(b, dy, tn_b_where(b, one_zero, product, zero)));
+    tn_node *of_other = tn_b_div(b, back_to_source(b, n, tn_b_mul(b, dy, beside_zero)), factor);
+    grads[1] = tn_b_where(b, is_zero, of_zero, of_other);
     return b->status;
 }
 /* Equal ones share the gradient. */
@@ -313,14 +342,14 @@ static void reference_scatter_reduced(const tn_reference *r) {
             *own = v;
     }
 }
-#define SCATTER_REDUCED(kind, grad_)                                                                               \
-    .class_ = TN_REDUCTION, .reduce = kind, .infer = infer_scatter_sum, .grad = grad_,                             \
-    .lower = lower_scatter_reduced, .loops = loops_scatter_sum, .reference = reference_scatter_reduced, .flops = 1, \
-    .cases = "types=f32,f64,i32 tol=4ulp; [9,2]:i64@0..3 [9,2] dim=0 shape=(4,2) grad=off; [2,7]:i32@0..4 [3,8] "   \
+#define SCATTER_REDUCED(kind, grad_)                                                                                   \
+    .class_ = TN_REDUCTION, .reduce = kind, .infer = infer_scatter_sum, .grad = grad_, .lower = lower_scatter_reduced, \
+    .loops = loops_scatter_sum, .reference = reference_scatter_reduced, .flops = 1,                                    \
+    .cases = "types=f32,f64,i32 tol=4ulp; [9,2]:i64@0..3 [9,2] dim=0 shape=(4,2) grad=off; [2,7]:i32@0..4 [3,8] "      \
              "dim=1 shape=(3,5) grad=off; error=bool [2]:i64@0..1 [2]:bool dim=0 shape=(2)"
 
-/* scatter_prod(index, src, dim, shape): ones of `shape`, multiplied by src[…, j, …] at […, index[…, j, …], …]. The
- * gradient where src is 0 is that of a division by 0. */
+/* scatter_prod(index, src, dim, shape): ones of `shape`, multiplied by src[…, j, …] at […, index[…, j, …], …].
+ * The gradient is right beside zeros too. */
 const tn_op_impl tn_impl_scatter_prod = {SCATTER_REDUCED(KIR_PROD, grad_scatter_prod)};
 
 /* scatter_amax(index, src, dim, shape): for each place of `shape` the greatest src[…, j, …] that index leads there; −∞,

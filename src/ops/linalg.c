@@ -608,6 +608,7 @@ static tn_status infer_cosine_similarity(tn_infer *c) {
     if (!tn_dtype_is_float(c->dtype)) return tn_fail(TN_ERR_DTYPE, "cosine_similarity: needs floating tensors");
     int64_t *dim = &c->attrs->i[TN_COSINE_SIMILARITY_DIM];
     TRY(tn_infer_dim(c, *dim, c->rank, dim));
+    if (c->rank == 0) return TN_OK;
     for (int d = (int)*dim; d + 1 < c->rank; d++) {
         c->shape[d] = c->shape[d + 1];
         c->symbol[d] = c->symbol[d + 1];
@@ -638,7 +639,9 @@ const tn_op_impl tn_impl_cosine_similarity = {
     .promote = true,
     .infer = infer_cosine_similarity,
     .compose = compose_cosine_similarity,
-    .cases = "tol=8e-6 atol=4e-6; [3,5]@0.5..2 [3,5]@-2..-0.5 dim=1 eps=1e-8; "
-             "[3,5]@0.5..2 [5]@0.5..2 dim=-1 eps=1e-6; [3,5]@0.5..2 [3,1]@0.5..2 dim=0 eps=1e-6; "
-             "error=range [3] [3] dim=1 eps=1e-8; error= types=f16,bf16 tol=1ulp atol=0; [3,40]@100..300 "
-             "[3,40]@100..300 dim=1 eps=1e-8"};
+    .cases =
+        "tol=8e-6 atol=4e-6; [3,5]@0.5..2 [3,5]@-2..-0.5 dim=1 eps=1e-8; "
+        "[3,5]@0.5..2 [5]@0.5..2 dim=-1 eps=1e-6; [3,5]@0.5..2 [3,1]@0.5..2 dim=0 eps=1e-6; "
+        "[]@0.5..2 []@-2..-0.5 dim=0 eps=1e-8; []@0.5..2 []@0.5..2 dim=-1 eps=1e-8; error=range [] [] dim=1 eps=1e-8; "
+        "error=range [3] [3] dim=1 eps=1e-8; error= types=f16,bf16 tol=1ulp atol=0; [3,40]@100..300 "
+        "[3,40]@100..300 dim=1 eps=1e-8"};

@@ -222,6 +222,27 @@ _Static_assert((int)CLASS_REDUCTION == (int)TN_NLL_LOSS_REDUCTION &&
 
 static int class_dim(const tn_node *x) { return x->rank > 1 ? 1 : 0; }
 
+/* A target of probabilities has x's shape and a float dtype. */
+static bool of_probabilities(const tn_node *target) { return tn_dtype_is_float((tn_dtype)target->dtype); }
+
+static tn_status check_probabilities(const tn_infer *c) {
+    const tn_node *x = c->in[0], *t = c->in[1];
+    char xt[96], tt[96];
+    bool fits = x->rank >= 1 && t->rank == x->rank;
+    for (int d = 0; fits && d < x->rank; d++)
+        fits = t->shape[d] == x->shape[d];
+    if (!fits)
+        return tn_fail(
+            TN_ERR_SHAPE,
+            "%s: input %s and target %s do not fit: a target of probabilities (%s) has the input's shape; class "
+            "numbers must have an integer dtype",
+            c->row->name, tn_shape_text(x, xt, sizeof xt), tn_shape_text(t, tt, sizeof tt),
+            tn_dtype_name((tn_dtype)t->dtype));
+    if (t->dtype == x->dtype) return TN_OK;
+    return tn_fail(TN_ERR_DTYPE, "%s: the input is %s and the target's probabilities %s; cast one of them",
+                   c->row->name, tn_dtype_name((tn_dtype)x->dtype), tn_dtype_name((tn_dtype)t->dtype));
+}
+
 static tn_status check_target(const tn_infer *c) {
     const tn_node *x = c->in[0], *t = c->in[1];
     char xt[96], tt[96];
@@ -264,6 +285,24 @@ static tn_status infer_classes(tn_infer *c) {
     for (int d = 0; d < t->rank; d++) {
         c->shape[d] = t->shape[d];
         c->symbol[d] = t->symbol[d];
+    }
+    return TN_OK;
+}
+
+static tn_status infer_cross_entropy(tn_infer *c) {
+    const tn_node *x = c->in[0];
+    TRY(tn_need_range(c, "label_smoothing", c->attrs->f[TN_CROSS_ENTROPY_LABEL_SMOOTHING], 0, 1));
+    if (!of_probabilities(c->in[1])) return infer_classes(c);
+    TRY(check_reduction(c, c->attrs->i[CLASS_REDUCTION]));
+    TRY(tn_need_float(c, 0));
+    TRY(check_probabilities(c));
+    TRY(check_class_weight(c));
+    TRY(tn_infer_same(c));
+    c->rank = 0;
+    for (int d = 0; c->attrs->i[CLASS_REDUCTION] == TN_REDUCTION_NONE && d < x->rank; d++) {
+        if (d == class_dim(x)) continue;
+        c->shape[c->rank] = x->shape[d];
+        c->symbol[c->rank++] = x->symbol[d];
     }
     return TN_OK;
 }
@@ -343,7 +382,53 @@ static tn_node *smooth_loss(tn_build *b, const tn_node *n, tn_node *log_p, const
     return tn_b_where(b, k->valid, tn_b_neg(b, tn_b_sum(b, all, &dim, 1, false)), k->zero);
 }
 
+/* -Σ weight · target · log_softmax(x) over the classes; the mean is over the samples, whatever their weights. */
+static tn_node *probability_loss(tn_build *b, const tn_node *n) {
+    tn_node *x = n->in[0], *target = n->in[1];
+    int64_t dim = class_dim(x), classes = x->shape[dim], samples = 1;
+    class_terms k = {.dim = (int)dim};
+    double smoothing = n->f[TN_CROSS_ENTROPY_LABEL_SMOOTHING];
+    for (int d = 0; d < x->rank; d++)
+        if (d != dim) samples *= x->shape[d];
+    if (smoothing != 0.0) target = tn_b_offset(b, tn_b_scale(b, target, 1.0 - smoothing), smoothing / (double)classes);
+    if (n->in[2]) target = tn_b_mul(b, target, weight_along(b, n, &k));
+    tn_node *each = tn_b_sum(b, tn_b_mul(b, target, tn_b_log_softmax(b, x, dim)), &dim, 1, false);
+    tn_node *loss = tn_b_neg(b, each);
+    if (n->i[CLASS_REDUCTION] == TN_REDUCTION_NONE) return loss;
+    tn_node *sum = tn_b_sum(b, loss, TN_ALL, false);
+    if (n->i[CLASS_REDUCTION] == TN_REDUCTION_SUM) return sum;
+    return tn_b_div(b, sum, sum ? tn_b_const(b, (double)samples, sum) : NULL);
+}
+
+/* (softmax · Σ q - q) times the factor of the reduction, q the weighted target; a target's gradient is -log_softmax.
+ * Both follow from the composition, whose gradient is written out here because a composed op with `grad` has only
+ * that. */
+static tn_status grad_probability_loss(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    tn_node *x = n->in[0], *target = n->in[1];
+    int64_t dim = class_dim(x), samples = 1;
+    class_terms k = {.dim = (int)dim};
+    double smoothing = n->f[TN_CROSS_ENTROPY_LABEL_SMOOTHING];
+    for (int d = 0; d < x->rank; d++)
+        if (d != dim) samples *= x->shape[d];
+    int64_t reduction = n->i[CLASS_REDUCTION];
+    if (reduction == TN_REDUCTION_NONE) dy = tn_b_unsqueeze(b, dy, dim);
+    if (reduction == TN_REDUCTION_MEAN && dy) dy = tn_b_div(b, dy, tn_b_const(b, (double)samples, dy));
+    tn_node *weight = n->in[2] ? weight_along(b, n, &k) : NULL;
+    tn_node *log_p = tn_b_log_softmax(b, x, dim);
+    if (tn_needs_grad(n, 0)) {
+        tn_node *q = target;
+        if (smoothing != 0.0) q = tn_b_offset(b, tn_b_scale(b, q, 1.0 - smoothing), smoothing / (double)x->shape[dim]);
+        q = weighted(b, q, weight);
+        tn_node *total = tn_b_sum(b, q, &dim, 1, true);
+        grads[0] = tn_b_mul(b, dy, tn_b_sub(b, tn_b_mul(b, tn_b_exp(b, log_p), total), q));
+    }
+    if (tn_needs_grad(n, 1))
+        grads[1] = tn_b_neg(b, tn_b_mul(b, dy, tn_b_scale(b, weighted(b, log_p, weight), 1.0 - smoothing)));
+    return b->status;
+}
+
 static tn_node *compose_cross_entropy(tn_build *b, const tn_node *n) {
+    if (of_probabilities(n->in[1])) return probability_loss(b, n);
     class_terms k = terms_of(b, n);
     double smoothing = n->f[TN_CROSS_ENTROPY_LABEL_SMOOTHING], classes = (double)n->in[0]->shape[k.dim];
     tn_node *log_p = tn_b_log_softmax(b, n->in[0], k.dim);
@@ -375,6 +460,7 @@ static tn_node *smooth_gradient(tn_build *b, const tn_node *n, tn_node *p, tn_no
 
 /* factor · (softmax - onehot), with the factor of the reduction. */
 static tn_status grad_cross_entropy(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    if (of_probabilities(n->in[1])) return grad_probability_loss(b, n, dy, grads);
     tn_node *x = n->in[0];
     class_terms k = terms_of(b, n);
     double smoothing = n->f[TN_CROSS_ENTROPY_LABEL_SMOOTHING];
@@ -388,15 +474,11 @@ static tn_status grad_cross_entropy(tn_build *b, const tn_node *n, tn_node *dy, 
     return b->status;
 }
 
-static tn_status infer_cross_entropy(tn_infer *c) {
-    TRY(tn_need_range(c, "label_smoothing", c->attrs->f[TN_CROSS_ENTROPY_LABEL_SMOOTHING], 0, 1));
-    return infer_classes(c);
-}
-
 /* cross_entropy(x, target, weight, reduction, ignore_index, label_smoothing): -weight[target] ·
  * log_softmax(x)[target] of logits x [batch, classes, ...] and class numbers target [batch, ...]. Samples whose target
- * is ignore_index do not count; the mean divides by the sum of the weights; label_smoothing
- * mixes in the uniform distribution. Source: Szegedy et al. 2015 for smoothing. */
+ * is ignore_index do not count; the mean divides by the sum of the weights; label_smoothing mixes in the uniform
+ * distribution. A target in x's shape and dtype holds probabilities: -Σ weight · target · log_softmax(x) over the
+ * classes, of which the mean is over all samples. Source: Szegedy et al. 2015 for smoothing. */
 const tn_op_impl tn_impl_cross_entropy = {
     .infer = infer_cross_entropy,
     .compose = compose_cross_entropy,
@@ -405,5 +487,7 @@ const tn_op_impl tn_impl_cross_entropy = {
              "[2,4,3] [2,3]:i64@0..3 - reduction=none; [3,4] [3]:i64@0..3 - ignore_index=0 reduction=sum; "
              "[4] []:i64@0..3 -; [3,4] [3]:i64@0..3 - label_smoothing=0.1; "
              "[2,4,3] [2,3]:i64@0..3 [4]@0.5..2 label_smoothing=0.2 reduction=none grad=off; "
-             "[3,4]@-80..80 [3]:i64@0..3 - atol=4e-5; error=class [3,4] [3]:f32 -; "
+             "[3,4]@-80..80 [3]:i64@0..3 - atol=4e-5; [3,4] [3,4]@0..1 -; [2,4,3] [2,4,3]@0..1 - reduction=none; "
+             "[4] [4]@0..1 - reduction=sum; [3,4] [3,4]@0..1 [4]@0.5..2 label_smoothing=0.2 grad=off; "
+             "error=class [3,4] [3]:f32 -; error=probabilities [3,4]:f32 [3,4]:f64 -; "
              "error=fit [3,4] [4]:i64@0..3 -; error=weight [3,4] [3]:i64@0..3 [3]"};

@@ -38,10 +38,15 @@ static void map_one(const tn_reference *r, one_operand *f) {
 
 /* ---- powers and roots -------------------------------------------------------------------------------------------- */
 
-/* square(x): x · x. */
-static tn_node *compose_square(tn_build *b, const tn_node *n) { return square(b, n->in[0]); }
+/* square(x): x · x; of bools in i64. */
+static tn_status infer_square(tn_infer *c) {
+    TRY(tn_infer_same(c));
+    if (c->dtype == TN_BOOL) c->dtype = TN_I64;
+    return TN_OK;
+}
+static tn_node *compose_square(tn_build *b, const tn_node *n) { return square(b, tn_b_cast_like(b, n->in[0], n)); }
 const tn_op_impl tn_impl_square = {
-    .infer = tn_infer_not_bool, .compose = compose_square, .cases = "types=f32,f64,i32; [2,3]; [0,3]; []"};
+    .infer = infer_square, .compose = compose_square, .cases = "types=f32,f64,i32,bool; [2,3]; [0,3]; []"};
 
 /* rsqrt(x): 1 / sqrt(x). */
 static tn_node *compose_rsqrt(tn_build *b, const tn_node *n) {
@@ -378,19 +383,19 @@ const tn_op_impl tn_impl_atanh = {
 
 /* ---- parts of numbers -------------------------------------------------------------------------------------------- */
 
-/* sign(x): −1, 0 or 1; NaN stays NaN. */
+/* sign(x): −1, 0 or 1; 0 of NaN; a bool stays as it is. */
 static tn_node *compose_sign(tn_build *b, const tn_node *n) {
+    if (n->dtype == TN_BOOL) return tn_b_contiguous(b, n->in[0]);
     tn_node *x = n->in[0], *zero = const_like(b, 0, x);
     tn_node *up = tn_b_cast(b, tn_b_lt(b, zero, x), (tn_dtype)x->dtype);
     tn_node *down = tn_b_cast(b, tn_b_lt(b, x, zero), (tn_dtype)x->dtype);
-    tn_node *s = tn_b_sub(b, up, down);
-    return is_float(x) ? tn_b_where(b, tn_b_eq(b, x, x), s, x) : s;
+    return tn_b_sub(b, up, down);
 }
 const tn_op_impl tn_impl_sign = {.keeps_half = true,
-                                 .infer = tn_infer_not_bool,
+                                 .infer = tn_infer_same,
                                  .compose = compose_sign,
                                  .grad = tn_grad_none,
-                                 .cases = "types=f32,f64,i32; [2,3]; [0,3]; []"};
+                                 .cases = "types=f32,f64,i32,bool; [2,3]; [0,3]; []"};
 
 /* frac(x): x − trunc(x), with the sign of x. */
 static tn_node *compose_frac(tn_build *b, const tn_node *n) { return tn_b_sub(b, n->in[0], tn_b_trunc(b, n->in[0])); }
@@ -594,23 +599,22 @@ const tn_op_impl tn_impl_logical_xor = LOGICAL(compose_logical_xor);
 
 /* ---- with a number ----------------------------------------------------------------------------------------------- */
 
-/* A whole number leaves an integer tensor's dtype alone, any other makes it f32; a bool becomes i64 or f32: what a
- * Python number does in PyTorch. */
-static tn_dtype dtype_with(const tn_node *x, double v) {
+/* A C double is a Python float: an integer or bool tensor becomes f32, whatever the number's value. tn_scalar_int is
+ * the number that leaves an integer tensor's dtype alone. */
+static tn_dtype dtype_with(const tn_node *x) {
+    return tn_dtype_is_float((tn_dtype)x->dtype) ? (tn_dtype)x->dtype : TN_F32;
+}
+static tn_status infer_with_number(tn_infer *c) {
+    TRY(tn_infer_same(c));
+    c->dtype = dtype_with(c->in[0]);
+    return TN_OK;
+}
+/* A comparison is bool in any case, so it may be made where it is exact: whole numbers among integers. */
+static tn_dtype dtype_compared(const tn_node *x, double v) {
     tn_dtype t = (tn_dtype)x->dtype;
     if (tn_dtype_is_float(t)) return t;
     if (v != floor(v) || isinf(v)) return TN_F32;
     return t == TN_BOOL ? TN_I64 : t;
-}
-static tn_status infer_with_number(tn_infer *c) {
-    TRY(tn_infer_same(c));
-    c->dtype = dtype_with(c->in[0], c->attrs->f[0]);
-    return TN_OK;
-}
-static tn_status infer_float_with_number(tn_infer *c) {
-    TRY(infer_with_number(c));
-    if (!tn_dtype_is_float(c->dtype)) c->dtype = TN_F32;
-    return TN_OK;
 }
 static tn_status infer_compare_number(tn_infer *c) {
     TRY(tn_infer_same(c));
@@ -621,7 +625,8 @@ static tn_status infer_compare_number(tn_infer *c) {
 typedef tn_node *two_operands(tn_build *b, tn_node *x, tn_node *y);
 
 static tn_node *join_number(tn_build *b, const tn_node *n, two_operands *op, bool number_first) {
-    tn_node *x = tn_b_cast(b, n->in[0], dtype_with(n->in[0], n->f[0]));
+    tn_dtype t = n->dtype == TN_BOOL ? dtype_compared(n->in[0], n->f[0]) : dtype_with(n->in[0]);
+    tn_node *x = tn_b_cast(b, n->in[0], t);
     if (!x) return NULL;
     tn_node *v = const_like(b, n->f[0], x);
     return number_first ? op(b, v, x) : op(b, x, v);
@@ -631,8 +636,9 @@ static tn_node *join_number(tn_build *b, const tn_node *n, two_operands *op, boo
     static tn_node *compose_##name(tn_build *b, const tn_node *n) { return join_number(b, n, op, number_first); } \
     const tn_op_impl tn_impl_##name = {.infer = infer_, .compose = compose_##name, .cases = cases_}
 
-#define NUMBERS \
-    "types=f32,f64; [2,3] other=1.5; [] other=-2; types=i32; [2,3] other=3; [3] other=0.5; types=bool; [3] other=2"
+#define NUMBERS                                                                                                  \
+    "types=f32,f64; [2,3] other=1.5; [] other=-2; types=i32,i64; [2,3] other=3; [3] other=0.5; types=bool; [3] " \
+    "other=2"
 
 /* add_scalar(x, other): x + other. */
 WITH_NUMBER(add_scalar, tn_b_add, false, infer_with_number, NUMBERS);
@@ -643,9 +649,9 @@ WITH_NUMBER(rsub_scalar, tn_b_sub, true, infer_with_number, NUMBERS);
 /* mul_scalar(x, other): x · other. */
 WITH_NUMBER(mul_scalar, tn_b_mul, false, infer_with_number, NUMBERS);
 /* div_scalar(x, other): x / other, always floating point. */
-WITH_NUMBER(div_scalar, tn_b_div, false, infer_float_with_number, NUMBERS);
+WITH_NUMBER(div_scalar, tn_b_div, false, infer_with_number, NUMBERS);
 /* rdiv_scalar(x, other): other / x, always floating point. */
-WITH_NUMBER(rdiv_scalar, tn_b_div, true, infer_float_with_number,
+WITH_NUMBER(rdiv_scalar, tn_b_div, true, infer_with_number,
             "types=f32,f64,i32; [2,3]@1..5 other=1.5; []@2..3 other=-2");
 /* floor_divide_scalar(x, other): the greatest whole number ≤ x / other. */
 WITH_NUMBER(floor_divide_scalar, tn_b_floor_divide, false, infer_with_number, NUMBERS);

@@ -267,6 +267,14 @@ static tn_status infer_group_norm(tn_infer *c) {
     if (groups < 1 || c->in[0]->shape[1] % groups)
         return tn_fail(TN_ERR_SHAPE, "group_norm: %lld channels cannot be split into %lld groups",
                        (long long)c->in[0]->shape[1], (long long)groups);
+    int64_t values = c->in[0]->shape[1] / groups;
+    for (int d = 2; d < c->in[0]->rank; d++)
+        values *= c->in[0]->shape[d];
+    if (values == 0 && c->in[0]->shape[0] > 0) {
+        char text[96];
+        return tn_fail(TN_ERR_SHAPE, "group_norm: the groups of %s have no values to standardise",
+                       tn_shape_text(c->in[0], text, sizeof text));
+    }
     return tn_infer_same(c);
 }
 
@@ -280,6 +288,7 @@ const tn_op_impl tn_impl_group_norm = {
     .infer = infer_group_norm,
     .compose = compose_group_norm,
     .cases = "tol=2e-5 atol=2e-5; [2,4,3] [4] [4] num_groups=2; [2,6,2,2] - - num_groups=3 eps=0.1; "
+             "[0,4,3] - - num_groups=2; error=values [1,0,2] - - num_groups=1; error=values [1,2,0] - - num_groups=1; "
              "error=split [2,4,3] - - num_groups=3; error=channels [4] - - num_groups=1; "
              "error=weight [2,4,3] [3] - num_groups=2"};
 

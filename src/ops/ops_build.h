@@ -71,7 +71,7 @@ enum { TN_SCATTER_AMIN_DIM = 0, TN_SCATTER_AMIN_SHAPE = 1 };
 enum { TN_SCATTER_LAST_DIM = 0, TN_SCATTER_LAST_SHAPE = 1 };
 enum { TN_SCATTER_DIM = 0 };
 enum { TN_SCATTER_ADD_DIM = 0 };
-enum { TN_SCATTER_REDUCE_DIM = 0, TN_SCATTER_REDUCE_REDUCE = 1 };
+enum { TN_SCATTER_REDUCE_DIM = 0, TN_SCATTER_REDUCE_REDUCE = 1, TN_SCATTER_REDUCE_INCLUDE_SELF = 2 };
 enum { TN_ARGSORT_LAST_DESCENDING = 0 };
 enum { TN_ARGSORT_DIM = 0, TN_ARGSORT_DESCENDING = 1 };
 enum { TN_SORT_DIM = 0, TN_SORT_DESCENDING = 1 };
@@ -136,6 +136,8 @@ enum { TN_CONV_TRANSPOSE2D_STRIDE = 0, TN_CONV_TRANSPOSE2D_PADDING = 2, TN_CONV_
        TN_CONV_TRANSPOSE2D_GROUPS = 6, TN_CONV_TRANSPOSE2D_DILATION = 7 };
 enum { TN_MAX_POOL2D_KERNEL_SIZE = 0, TN_MAX_POOL2D_STRIDE = 2, TN_MAX_POOL2D_PADDING = 4, TN_MAX_POOL2D_DILATION = 6,
        TN_MAX_POOL2D_CEIL_MODE = 8 };
+enum { TN_MAX_POOL2D_INDICES_KERNEL_SIZE = 0, TN_MAX_POOL2D_INDICES_STRIDE = 2, TN_MAX_POOL2D_INDICES_PADDING = 4,
+       TN_MAX_POOL2D_INDICES_DILATION = 6, TN_MAX_POOL2D_INDICES_CEIL_MODE = 8 };
 enum { TN_AVG_POOL2D_KERNEL_SIZE = 0, TN_AVG_POOL2D_STRIDE = 2, TN_AVG_POOL2D_PADDING = 4, TN_AVG_POOL2D_CEIL_MODE = 6,
        TN_AVG_POOL2D_COUNT_INCLUDE_PAD = 7, TN_AVG_POOL2D_DIVISOR_OVERRIDE = 8 };
 enum { TN_ADAPTIVE_AVG_POOL2D_OUTPUT_SIZE = 0 };
@@ -314,7 +316,8 @@ tn_node *tn_b_scatter_amin(tn_build *b, tn_node *index, tn_node *src, int64_t di
 tn_node *tn_b_scatter_last(tn_build *b, tn_node *index, int64_t dim, const int64_t *shape, int rank);
 tn_node *tn_b_scatter(tn_build *b, tn_node *x, int64_t dim, tn_node *index, tn_node *src);
 tn_node *tn_b_scatter_add(tn_build *b, tn_node *x, int64_t dim, tn_node *index, tn_node *src);
-tn_node *tn_b_scatter_reduce(tn_build *b, tn_node *x, int64_t dim, tn_node *index, tn_node *src, tn_reduce reduce);
+tn_node *tn_b_scatter_reduce(tn_build *b, tn_node *x, int64_t dim, tn_node *index, tn_node *src, tn_reduce reduce,
+                             bool include_self);
 tn_node *tn_b_argsort_last(tn_build *b, tn_node *x, bool descending);
 tn_node *tn_b_argsort(tn_build *b, tn_node *x, int64_t dim, bool descending);
 tn_node *tn_b_sort(tn_build *b, tn_node *x, int64_t dim, bool descending);
@@ -421,6 +424,8 @@ tn_node *tn_b_conv2d_weight(tn_build *b, tn_node *x, tn_node *y, const int64_t k
 tn_node *tn_b_conv_transpose2d(tn_build *b, tn_node *x, tn_node *weight, tn_node *bias,
                                const tn_conv_transpose2d_options *o);
 tn_node *tn_b_max_pool2d(tn_build *b, tn_node *x, const int64_t kernel_size[2], const tn_max_pool2d_options *o);
+tn_node *tn_b_max_pool2d_indices(tn_build *b, tn_node *x, const int64_t kernel_size[2],
+                                 const tn_max_pool2d_indices_options *o);
 tn_node *tn_b_avg_pool2d(tn_build *b, tn_node *x, const int64_t kernel_size[2], const tn_avg_pool2d_options *o);
 tn_node *tn_b_adaptive_avg_pool2d(tn_build *b, tn_node *x, const int64_t output_size[2]);
 tn_node *tn_b_embedding(tn_build *b, tn_node *index, tn_node *weight);

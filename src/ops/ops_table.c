@@ -319,14 +319,14 @@ extern const tn_op_impl tn_impl_neg, tn_impl_abs, tn_impl_floor, tn_impl_ceil, t
     tn_impl_standardize, tn_impl_rms_scale, tn_impl_layer_norm, tn_impl_rms_norm, tn_impl_group_norm,
     tn_impl_instance_norm, tn_impl_batch_norm, tn_impl_batch_normalize, tn_impl_batch_mean, tn_impl_batch_var,
     tn_impl_conv1d, tn_impl_conv2d, tn_impl_correlate2d, tn_impl_int_conv2d, tn_impl_spread2d, tn_impl_conv2d_weight,
-    tn_impl_conv_transpose2d, tn_impl_max_pool2d, tn_impl_avg_pool2d, tn_impl_adaptive_avg_pool2d, tn_impl_embedding,
-    tn_impl_rope_rows, tn_impl_rope, tn_impl_attention_dense, tn_impl_attention_dense_gradient,
-    tn_impl_scaled_dot_product_attention, tn_impl_dequantize, tn_impl_linear_quantized, tn_impl_linear_half,
-    tn_impl_linear_experts, tn_impl_linear_experts_rows, tn_impl_cache_append, tn_impl_cache_append_rows,
-    tn_impl_cached_attention, tn_impl_cached_attention_rows, tn_impl_random_bits, tn_impl_random_uniform,
-    tn_impl_random_normal, tn_impl_random_integers, tn_impl_bernoulli_by, tn_impl_dropout_by, tn_impl_mse_loss,
-    tn_impl_l1_loss, tn_impl_smooth_l1_loss, tn_impl_huber_loss, tn_impl_kl_div, tn_impl_binary_cross_entropy,
-    tn_impl_binary_cross_entropy_with_logits, tn_impl_nll_loss, tn_impl_cross_entropy;
+    tn_impl_conv_transpose2d, tn_impl_max_pool2d, tn_impl_max_pool2d_indices, tn_impl_avg_pool2d,
+    tn_impl_adaptive_avg_pool2d, tn_impl_embedding, tn_impl_rope_rows, tn_impl_rope, tn_impl_attention_dense,
+    tn_impl_attention_dense_gradient, tn_impl_scaled_dot_product_attention, tn_impl_dequantize,
+    tn_impl_linear_quantized, tn_impl_linear_half, tn_impl_linear_experts, tn_impl_linear_experts_rows,
+    tn_impl_cache_append, tn_impl_cache_append_rows, tn_impl_cached_attention, tn_impl_cached_attention_rows,
+    tn_impl_random_bits, tn_impl_random_uniform, tn_impl_random_normal, tn_impl_random_integers, tn_impl_bernoulli_by,
+    tn_impl_dropout_by, tn_impl_mse_loss, tn_impl_l1_loss, tn_impl_smooth_l1_loss, tn_impl_huber_loss, tn_impl_kl_div,
+    tn_impl_binary_cross_entropy, tn_impl_binary_cross_entropy_with_logits, tn_impl_nll_loss, tn_impl_cross_entropy;
 
 const tn_op_row tn_op_rows[] = {
     [TN_OP_NEG] = {"neg", TN_KERNEL, "(Tensor x)", "Neg", &tn_impl_neg},
@@ -510,7 +510,7 @@ const tn_op_row tn_op_rows[] = {
         "(Tensor x, int dim, Tensor index, Tensor src)",
         "ScatterElements", &tn_impl_scatter_add},
     [TN_OP_SCATTER_REDUCE] = {"scatter_reduce", TN_COMPOSED,
-        "(Tensor x, int dim, Tensor index, Tensor src, {sum|prod|amax|amin} reduce)",
+        "(Tensor x, int dim, Tensor index, Tensor src, {sum|prod|amax|amin} reduce, bool include_self)",
         "ScatterElements", &tn_impl_scatter_reduce},
     [TN_OP_ARGSORT_LAST] = {"argsort_last", TN_KERNEL, "(Tensor x, bool descending)", "", &tn_impl_argsort_last},
     [TN_OP_ARGSORT] = {"argsort", TN_COMPOSED, "(Tensor x, int dim, bool descending)", "", &tn_impl_argsort},
@@ -671,6 +671,9 @@ const tn_op_row tn_op_rows[] = {
     [TN_OP_MAX_POOL2D] = {"max_pool2d", TN_COMPOSED,
         "(Tensor x, int[2] kernel_size, *, int[2] stride=0, int[2] padding=0, int[2] dilation=1, bool ceil_mode=false)",
         "MaxPool", &tn_impl_max_pool2d},
+    [TN_OP_MAX_POOL2D_INDICES] = {"max_pool2d_indices", TN_COMPOSED,
+        "(Tensor x, int[2] kernel_size, *, int[2] stride=0, int[2] padding=0, int[2] dilation=1, bool ceil_mode=false)",
+        "", &tn_impl_max_pool2d_indices},
     [TN_OP_AVG_POOL2D] = {"avg_pool2d", TN_COMPOSED,
         "(Tensor x, int[2] kernel_size, *, int[2] stride=0, int[2] padding=0, bool ceil_mode=false, bool count_include_pad=true, int divisor_override=0)",
         "AveragePool", &tn_impl_avg_pool2d},
@@ -1524,13 +1527,14 @@ tn_node *tn_b_scatter_add(tn_build *b, tn_node *x, int64_t dim, tn_node *index, 
     return build(b, &make_scatter_add, x, dim, index, src);
 }
 
-static const maker make_scatter_reduce = {TN_OP_SCATTER_REDUCE, 0, "titte"};
+static const maker make_scatter_reduce = {TN_OP_SCATTER_REDUCE, 0, "tittee"};
 tn_tensor *(tn_scatter_reduce)(const tn_tensor *x, int64_t dim, const tn_tensor *index, const tn_tensor *src,
-                               tn_reduce reduce) {
-    return record(&make_scatter_reduce, x, dim, index, src, reduce);
+                               tn_reduce reduce, bool include_self) {
+    return record(&make_scatter_reduce, x, dim, index, src, reduce, include_self);
 }
-tn_node *tn_b_scatter_reduce(tn_build *b, tn_node *x, int64_t dim, tn_node *index, tn_node *src, tn_reduce reduce) {
-    return build(b, &make_scatter_reduce, x, dim, index, src, reduce);
+tn_node *tn_b_scatter_reduce(tn_build *b, tn_node *x, int64_t dim, tn_node *index, tn_node *src, tn_reduce reduce,
+                             bool include_self) {
+    return build(b, &make_scatter_reduce, x, dim, index, src, reduce, include_self);
 }
 
 static const maker make_argsort_last = {TN_OP_ARGSORT_LAST, 0, "te"};
@@ -2054,6 +2058,16 @@ tn_tensor *(tn_max_pool2d)(const tn_tensor *x, const int64_t kernel_size[2], con
 }
 tn_node *tn_b_max_pool2d(tn_build *b, tn_node *x, const int64_t kernel_size[2], const tn_max_pool2d_options *o) {
     return build(b, &make_max_pool2d, x, kernel_size, (const void *)o);
+}
+
+static const maker make_max_pool2d_indices = {TN_OP_MAX_POOL2D_INDICES, (uint16_t)TN_OPTIONS_SIZE(tn_max_pool2d_indices_options, ceil_mode), "t2o2c2c2fbc"};
+tn_tensor *(tn_max_pool2d_indices)(const tn_tensor *x, const int64_t kernel_size[2],
+                                   const tn_max_pool2d_indices_options *o) {
+    return record(&make_max_pool2d_indices, x, kernel_size, (const void *)o);
+}
+tn_node *tn_b_max_pool2d_indices(tn_build *b, tn_node *x, const int64_t kernel_size[2],
+                                 const tn_max_pool2d_indices_options *o) {
+    return build(b, &make_max_pool2d_indices, x, kernel_size, (const void *)o);
 }
 
 static const maker make_avg_pool2d = {TN_OP_AVG_POOL2D, (uint16_t)TN_OPTIONS_SIZE(tn_avg_pool2d_options, divisor_override), "t2o2c2cbcbfic"};

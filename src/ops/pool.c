@@ -29,7 +29,7 @@ static tn_window pool_window(const int64_t *i, const int64_t *dilation) {
 static tn_status infer_pool(tn_infer *c, const tn_window *w, bool ceil_mode) {
     const tn_node *x = c->in[0];
     int64_t size[2];
-    TRY(tn_need_float(c, 0));
+    if (x->dtype == TN_BOOL) return tn_refuse_dtype(c, 0, "floating point or an integer type");
     TRY(tn_images_check(c, 2));
     TRY(tn_window_check(c, w, 0));
     for (int a = 0; a < 2; a++) {
@@ -142,17 +142,28 @@ static tn_status infer_max_pool2d(tn_infer *c) {
     return infer_pool(c, &w, c->attrs->i[TN_MAX_POOL2D_CEIL_MODE]);
 }
 
+/* Less than or equal to every number of the type: what the padding holds. */
+static double least_of(tn_dtype t) {
+    int bits = (int)(8 * tn_dtype_size(t));
+    if (tn_dtype_is_float(t)) return -INFINITY;
+    return t == TN_U8 || t == TN_U16 || t == TN_U32 || t == TN_U64 ? 0 : -ldexp(1, bits - 1);
+}
+
+/* What the windows of max_pool2d see: [n, c, kernel, kernel, places, places]. */
+static tn_node *seen_for_max(tn_build *b, const tn_node *n, const tn_window *w) {
+    return tn_b_seen(b, tn_b_images(b, n->in[0], 2), w, places_of(n), least_of((tn_dtype)n->in[0]->dtype));
+}
+
 static tn_node *compose_max_pool2d(tn_build *b, const tn_node *n) {
     tn_window w = max_window(n->i);
-    tn_node *seen = tn_b_seen(b, tn_b_images(b, n->in[0], 2), &w, places_of(n), -INFINITY);
+    tn_node *seen = seen_for_max(b, n, &w);
     return tn_b_view(b, tn_b_amax(b, seen, taps_dims, 2, false), n->shape, n->rank);
 }
 
 /* The first greatest element of each window takes its whole gradient. */
 static tn_status grad_max_pool2d(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_window w = max_window(n->i);
-    tn_node *seen = tn_b_seen(b, tn_b_images(b, n->in[0], 2), &w, places_of(n), -INFINITY);
-    tn_node *index = tn_b_argmax(b, seen, taps_dims, 2, false);
+    tn_node *index = tn_b_argmax(b, seen_for_max(b, n, &w), taps_dims, 2, false);
     grads[0] = index ? back(b, n, tn_b_images(b, dy, 2), index, &w) : NULL;
     return b->status;
 }
@@ -171,14 +182,49 @@ const tn_op_impl tn_impl_max_pool2d = {
              "[1,2,5,5] kernel_size=(2,2) stride=(2,2) ceil_mode=true; "
              "[1,1,6,7] kernel_size=(3,3) stride=(3,2) padding=(1,1) ceil_mode=true; "
              "[2,4,4] kernel_size=(2,2) stride=(1,1); error=half [1,1,4,4] kernel_size=(2,2) padding=(2,0); "
-             "error=fit [1,1,2,2] kernel_size=(3,3); error=floating [1,1,2,2]:i64 kernel_size=(1,1)"};
+             "types=i64,u8; [1,2,5,6]@-9..9 kernel_size=(3,2) stride=(2,1) padding=(1,1); types=f32,f64; "
+             "error=fit [1,1,2,2] kernel_size=(3,3); error=floating [1,1,2,2]:bool kernel_size=(1,1)"};
+
+static tn_status infer_max_pool2d_indices(tn_infer *c) {
+    TRY(infer_max_pool2d(c));
+    c->dtype = TN_I64;
+    return TN_OK;
+}
+
+/* Place of tap `number` of each window along an axis, in the image: the window's first place and dilation steps on. */
+static tn_node *tap_place(tn_build *b, const tn_node *n, const tn_window *w, int axis, tn_node *number) {
+    int64_t count = places_of(n)[axis], pad = w->padding[axis], step = w->stride[axis];
+    int64_t shape[2] = {count, 1};
+    tn_node *first = steps(b, -pad, count, step, shape, axis ? 1 : 2);
+    return tn_b_add(b, tn_b_mul(b, number, number ? tn_b_const(b, (double)w->dilation[axis], number) : NULL), first);
+}
+
+static tn_node *compose_max_pool2d_indices(tn_build *b, const tn_node *n) {
+    tn_window w = max_window(n->i);
+    const tn_node *x = n->in[0];
+    tn_node *tap = tn_b_argmax(b, seen_for_max(b, n, &w), taps_dims, 2, false);
+    tn_node *across = tap ? tn_b_const(b, (double)w.kernel[1], tap) : NULL;
+    tn_node *row = tap_place(b, n, &w, 0, tn_b_floor_divide(b, tap, across));
+    tn_node *column = tap_place(b, n, &w, 1, tn_b_remainder(b, tap, across));
+    tn_node *width = row ? tn_b_const(b, (double)x->shape[x->rank - 1], row) : NULL;
+    return tn_b_view(b, tn_b_add(b, tn_b_mul(b, row, width), column), n->shape, n->rank);
+}
+
+/* max_pool2d_indices(x, kernel_size, stride, padding, dilation, ceil_mode): where the results of max_pool2d lie, the
+ * first of equals: row · width + column of each channel's image, as i64 (PyTorch's return_indices). */
+const tn_op_impl tn_impl_max_pool2d_indices = {
+    .infer = infer_max_pool2d_indices,
+    .compose = compose_max_pool2d_indices,
+    .grad = tn_grad_none,
+    .cases = "types=f32,f64,i64; [2,2,4,5] kernel_size=(2,2); "
+             "[1,2,5,6] kernel_size=(3,2) stride=(2,1) padding=(1,1); "
+             "[1,1,6,6] kernel_size=(2,2) stride=(2,2) dilation=(2,3); [2,5,5] kernel_size=(2,2) ceil_mode=true; "
+             "error=fit [1,1,2,2] kernel_size=(3,3)"};
 
 /* ---- avg_pool2d -------------------------------------------------------------------------------------------------- */
 
 static tn_status infer_avg_pool2d(tn_infer *c) {
     tn_window w = pool_window(c->attrs->i, NULL);
-    if (c->attrs->i[TN_AVG_POOL2D_DIVISOR_OVERRIDE] < 0)
-        return tn_fail(TN_ERR_ARGUMENT, "avg_pool2d: divisor_override must not be negative");
     return infer_pool(c, &w, c->attrs->i[TN_AVG_POOL2D_CEIL_MODE]);
 }
 
@@ -192,23 +238,30 @@ static tn_node *counted(tn_build *b, const tn_node *n, const tn_window *w, int a
     if (!end) return NULL;
     end = tn_b_minimum(b, end, tn_b_const(b, (double)(padding_counts ? size + pad : size), end));
     if (!padding_counts) first = tn_b_maximum(b, first, tn_b_const(b, 0.0, first));
-    return tn_b_cast(b, tn_b_sub(b, end, first), (tn_dtype)n->dtype);
+    tn_dtype t = (tn_dtype)n->dtype;
+    return tn_b_cast(b, tn_b_sub(b, end, first), tn_dtype_is_float(t) ? t : TN_I64);
 }
 
 /* x divided by the number of elements in its window. */
 static tn_node *divided(tn_build *b, const tn_node *n, const tn_window *w, tn_node *x) {
     int64_t divisor = n->i[TN_AVG_POOL2D_DIVISOR_OVERRIDE];
     bool varies = n->i[TN_AVG_POOL2D_CEIL_MODE] || !n->i[TN_AVG_POOL2D_COUNT_INCLUDE_PAD];
-    if (divisor || !varies) return tn_b_scale(b, x, 1.0 / (double)(divisor ? divisor : w->kernel[0] * w->kernel[1]));
+    bool whole = !tn_dtype_is_float((tn_dtype)n->dtype);
+    if (divisor || !varies) {
+        double by = (double)(divisor ? divisor : w->kernel[0] * w->kernel[1]);
+        return whole ? tn_b_div_trunc(b, x, x ? tn_b_const(b, by, x) : NULL) : tn_b_scale(b, x, 1.0 / by);
+    }
     bool padding_counts = n->i[TN_AVG_POOL2D_COUNT_INCLUDE_PAD];
     tn_node *rows = tn_b_unsqueeze(b, counted(b, n, w, 0, padding_counts), 1);
-    return tn_b_div(b, x, tn_b_mul(b, rows, counted(b, n, w, 1, padding_counts)));
+    tn_node *count = tn_b_mul(b, rows, counted(b, n, w, 1, padding_counts));
+    return whole ? tn_b_div_trunc(b, x, count) : tn_b_div(b, x, count);
 }
 
 static tn_node *compose_avg_pool2d(tn_build *b, const tn_node *n) {
     tn_window w = pool_window(n->i, NULL);
     tn_node *seen = tn_b_seen(b, tn_b_images(b, n->in[0], 2), &w, places_of(n), 0.0);
-    return divided(b, n, &w, tn_b_view(b, tn_b_sum(b, seen, taps_dims, 2, false), n->shape, n->rank));
+    tn_node *sum = tn_b_sum(b, seen, taps_dims, 2, false); /* of integers in i64 */
+    return tn_b_cast_like(b, divided(b, n, &w, tn_b_view(b, sum, n->shape, n->rank)), n);
 }
 
 static tn_status grad_avg_pool2d(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
@@ -230,8 +283,10 @@ const tn_op_impl tn_impl_avg_pool2d = {
              "[1,1,6,7] kernel_size=(3,3) stride=(2,2) padding=(1,0) ceil_mode=true; "
              "[1,1,6,6] kernel_size=(3,3) stride=(2,3) padding=(1,1) ceil_mode=true count_include_pad=false; "
              "[2,5,5] kernel_size=(2,2) stride=(2,2) divisor_override=3; "
-             "error=half [1,1,4,4] kernel_size=(2,2) padding=(2,0); "
-             "error=negative [1,1,4,4] kernel_size=(2,2) divisor_override=-1"};
+             "[2,5,5] kernel_size=(2,2) divisor_override=-3; types=i64,i32; [1,2,5,4]@-9..9 kernel_size=(3,2) "
+             "stride=(2,1) padding=(1,1); [1,1,6,6]@-9..9 kernel_size=(3,3) stride=(2,3) padding=(1,1) ceil_mode=true "
+             "count_include_pad=false; [2,5,5]@-9..9 kernel_size=(2,2) divisor_override=3; types=f32,f64; "
+             "error=half [1,1,4,4] kernel_size=(2,2) padding=(2,0); error=floating [1,1,4,4]:bool kernel_size=(2,2)"};
 
 /* ---- adaptive_avg_pool2d ----------------------------------------------------------------------------------------- */
 

@@ -256,9 +256,14 @@ const tn_op_impl tn_impl_argmin = {.class_ = TN_REDUCTION,
 static tn_status infer_running(tn_infer *c) {
     TRY(tn_infer_same(c));
     TRY(tn_infer_dim(c, c->attrs->i[0], c->rank, &c->attrs->i[0]));
-    if (c->rank == 0) return tn_fail(TN_ERR_SHAPE, "%s: the tensor has no dimension", c->row->name);
     if (!tn_dtype_is_float(c->dtype)) c->dtype = TN_I64;
     return TN_OK;
+}
+/* One number is its own running sum and product. */
+static tn_node *compose_running(tn_build *b, const tn_node *n) {
+    tn_node *x = n->in[0];
+    if (n->rank > 0) return tn_b_self(n);
+    return x->dtype == n->dtype ? tn_b_contiguous(b, x) : tn_b_cast(b, x, (tn_dtype)n->dtype);
 }
 static kir_val lower_running(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     return kir_cast(lw->kb, kir_type_of((tn_dtype)n->dtype), tn_lower_in(lw, n, 0, at));
@@ -270,7 +275,7 @@ static void run_along(const tn_reference *r, bool multiply) {
         stride *= n->shape[d];
     for (tn_walk w = tn_walk_begin(n); w.place < w.count; tn_walk_next(&w)) {
         double v = r->in[0][w.place];
-        double before = w.at[dim] > 0 ? r->out[w.place - stride] : multiply ? 1 : 0;
+        double before = n->rank && w.at[dim] > 0 ? r->out[w.place - stride] : multiply ? 1 : 0;
         r->out[w.place] = multiply ? before * v : before + v;
     }
 }
@@ -283,19 +288,20 @@ static tn_node *sum_from_end(tn_build *b, tn_node *v, int64_t dim) {
     return tn_b_slice(b, tn_b_cumsum(b, turned, dim), dim, INT64_MAX, INT64_MIN, -1);
 }
 
-#define RUNNING                                                                                                    \
-    "[5] dim=0; [2,3] dim=0; [2,3] dim=-1; [3,0] dim=0; [2,3,4] dim=1; error=range [2] dim=1; error=dimension [] " \
-    "dim=0"
+#define RUNNING                                                                                              \
+    "[5] dim=0; [2,3] dim=0; [2,3] dim=-1; [3,0] dim=0; [2,3,4] dim=1; error=range [2] dim=1; [] dim=0; [] " \
+    "dim=-1; error=range [] dim=1"
 
 /* cumsum(x, dim): the running sum along dim. Integers and bools sum to i64. */
 static tn_status grad_cumsum(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    grads[0] = sum_from_end(b, dy, n->i[0]);
+    grads[0] = n->rank ? sum_from_end(b, dy, n->i[0]) : dy;
     return b->status;
 }
 const tn_op_impl tn_impl_cumsum = {.class_ = TN_SCANNING,
                                    .keeps_half = true,
                                    .reduce = KIR_SUM,
                                    .infer = infer_running,
+                                   .compose = compose_running,
                                    .grad = grad_cumsum,
                                    .lower = lower_running,
                                    .reference = reference_cumsum,
@@ -303,16 +309,33 @@ const tn_op_impl tn_impl_cumsum = {.class_ = TN_SCANNING,
                                             "; [300] dim=0 grad=off atol=1e-4",
                                    .flops = 1};
 
-/* cumprod(x, dim): the running product along dim. Integers and bools multiply to i64. The gradient where x is 0 is that
- * of a division by 0. */
+/* cumprod(x, dim): the running product along dim. Integers and bools multiply to i64.
+ *
+ * Gradient: dx[k] = Σ dy[i] · Π x[j] over i ≥ k, j ≤ i, j ≠ k. With the first zero of each row replaced by 1, p are
+ * the running products: up to that zero (at k) the sums of dy·p are its gradient; elsewhere a product behind the zero
+ * is p times that zero (of which a gradient can be taken again), and division by x[k] leaves it out. A further zero
+ * makes p 0. */
 static tn_status grad_cumprod(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    tn_node *sums = sum_from_end(b, tn_b_mul(b, dy, tn_b_self(n)), n->i[0]);
-    grads[0] = tn_b_div(b, sums, n->in[0]);
+    tn_node *x = n->in[0], *zero = tn_b_const(b, 0, x), *one = tn_b_const(b, 1, x);
+    int64_t dim = n->i[0];
+    grads[0] = dy;
+    if (n->rank == 0) return b->status;
+    tn_node *is_zero = tn_b_eq(b, x, zero), *count = tn_b_cumsum(b, is_zero, dim);
+    tn_node *first = count ? tn_b_bitwise_and(b, is_zero, tn_b_eq(b, count, tn_b_const(b, 1, count))) : NULL;
+    tn_node *before = count ? tn_b_eq(b, count, tn_b_const(b, 0, count)) : NULL;
+    tn_node *the_zero = tn_b_sum(b, tn_b_where(b, first, x, zero), &dim, 1, true);
+    tn_node *filled = tn_b_where(b, first, one, x);
+    tn_node *weighted = tn_b_mul(b, dy, tn_b_cumprod(b, filled, dim));
+    tn_node *of_zero = sum_from_end(b, weighted, dim);
+    tn_node *others = sum_from_end(b, tn_b_mul(b, weighted, tn_b_where(b, before, one, the_zero)), dim);
+    tn_node *divisor = tn_b_where(b, is_zero, one, x);
+    grads[0] = tn_b_where(b, first, of_zero, tn_b_div(b, others, divisor));
     return b->status;
 }
 const tn_op_impl tn_impl_cumprod = {.class_ = TN_SCANNING,
                                     .reduce = KIR_PROD,
                                     .infer = infer_running,
+                                    .compose = compose_running,
                                     .grad = grad_cumprod,
                                     .lower = lower_running,
                                     .reference = reference_cumprod,
@@ -458,11 +481,13 @@ static tn_status grad_logsumexp(tn_build *b, const tn_node *n, tn_node *dy, tn_n
     return b->status;
 }
 const tn_op_impl tn_impl_logsumexp = {
+    .to_float = true,
     .infer = infer_float_reduce,
     .compose = compose_logsumexp,
     .grad = grad_logsumexp,
     .cases = "types=f32,f64 tol=1e-5 atol=1e-6; " REDUCTIONS
-             "; [3]@500..600 dims=() keepdim=false grad=off; [0] dims=() keepdim=false grad=off"};
+             "; [3]@500..600 dims=() keepdim=false grad=off; [0] dims=() keepdim=false grad=off;"
+             "types=i32,i64,bool; [2,3]@0..1 dims=(1) keepdim=false; [] dims=(0) keepdim=true"};
 
 /* ---- composed: truth over dims ----------------------------------------------------------------------------------- */
 

@@ -76,7 +76,7 @@ tn_status tn_encoder_write_onnx(const encoder_config *c, const encoder_weights *
         if (status == TN_OK) {
             tn_tensor *ids = open_input(some), *mask = open_input(some);
             encoder_batch b = {.ids = ids,
-                               .places = tn_sub_scalar(tn_cumsum(tn_ones_like(ids), 1), 1),
+                               .places = tn_sub(tn_cumsum(tn_ones_like(ids), 1), tn_scalar_int(1)),
                                .seen = tn_cast(mask, TN_F32),
                                .apart = true};
             tn_tensor *y = tn_encoder_record(c, w, &b);

@@ -45,7 +45,7 @@ static tn_status name_weights(const llm_source *s, const llm_config *c, const ll
 }
 
 /* 0, 1, 2 … for as many as x has. */
-static tn_tensor *count_places(const tn_tensor *x) { return tn_sub_scalar(tn_cumsum(tn_ones_like(x), 0), 1); }
+static tn_tensor *count_places(const tn_tensor *x) { return tn_sub(tn_cumsum(tn_ones_like(x), 0), tn_scalar_int(1)); }
 
 static tn_tensor *count_of(const tn_tensor *x) { return tn_sum(tn_ones_like(x), NULL, 0, false); }
 

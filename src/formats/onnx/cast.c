@@ -56,8 +56,8 @@ static tn_tensor *to_power(const tn_tensor *x, bool saturate, onnx_rounding mode
     tn_tensor *up = tn_gt_scalar(rest, mode == ONNX_ROUND_UP ? 0 : ONE / 2);
     if (mode == ONNX_ROUND_NEAREST) /* a tie goes up, but from 2^-127, which lies in the middle of f32's last step */
         up = tn_logical_or(up, tn_logical_and(tn_eq_scalar(rest, ONE / 2), tn_gt_scalar(whole, 0)));
-    if (mode != ONNX_ROUND_DOWN) whole = tn_where(up, tn_add_scalar(whole, ONE), whole);
-    if (saturate) whole = tn_minimum_scalar(whole, 0x1p31 - 2.0 * ONE);
+    if (mode != ONNX_ROUND_DOWN) whole = tn_where(up, tn_add(whole, tn_scalar_int(ONE)), whole);
+    if (saturate) whole = tn_minimum(whole, onnx_number(0x1p31 - 2.0 * ONE, whole));
     tn_tensor *r = tn_view_dtype(whole, TN_F32), *none = onnx_number(NAN, r);
     r = tn_where(tn_eq_scalar(whole, 0), onnx_number(0x1p-127, r), r);
     r = tn_where(tn_isinf(r), none, r);
@@ -71,7 +71,7 @@ static tn_tensor *to_bits(const tn_tensor *x, onnx_type to) {
     double bits = onnx_types[to].bits, top = ldexp(1, (int)bits - 1);
     tn_tensor *v = tn_cast(x, TN_I32);
     v = tn_bitwise_and(v, onnx_number(2 * top - 1, v));
-    if (to == ONNX_INT4 || to == ONNX_INT2) v = tn_sub_scalar(tn_bitwise_xor(v, onnx_number(top, v)), top);
+    if (to == ONNX_INT4 || to == ONNX_INT2) v = tn_sub(tn_bitwise_xor(v, onnx_number(top, v)), onnx_number(top, v));
     return tn_cast(v, onnx_types[to].dtype);
 }
 

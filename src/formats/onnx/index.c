@@ -11,7 +11,7 @@
 
 static tn_tensor *from_front(const tn_tensor *index, int64_t size) {
     tn_tensor *i = tn_cast(index, TN_I64);
-    return tn_where(tn_lt_scalar(i, 0), tn_add_scalar(i, (double)size), i);
+    return tn_where(tn_lt_scalar(i, 0), tn_add(i, tn_scalar_int(size)), i);
 }
 
 /* 0, 1, 2 … along a dimension of tensors of this rank. */
@@ -76,7 +76,7 @@ static tn_tensor *tuple_places(const tn_tensor *index, const tn_tensor *x, int f
     tn_tensor *place = NULL;
     for (int k = 0; k < width; k++) {
         int64_t step = product_of(tn_shape(x), from + k + 1, from + width);
-        tn_tensor *part = tn_mul_scalar(from_front(tn_select(index, -1, k), tn_size(x, from + k)), (double)step);
+        tn_tensor *part = tn_mul(from_front(tn_select(index, -1, k), tn_size(x, from + k)), tn_scalar_int(step));
         place = place ? tn_add(place, part) : part;
     }
     return place;
@@ -106,7 +106,7 @@ static tn_status gather_nd(onnx_call *c) {
     tn_tensor *place = tuple_places(index, x, b, width);
     if (b > 0 && batches > 0) {
         place = tn_reshape(place, (int64_t[]){batches, tn_numel(place) / batches}, 2);
-        place = tn_add(place, tn_mul_scalar(counted_along(batches, 0, 2), (double)places));
+        place = tn_add(place, tn_mul(counted_along(batches, 0, 2), tn_scalar_int(places)));
     }
     place = tn_reshape(place, (int64_t[]){tn_numel(place)}, 1);
     tn_tensor *y = tn_index_select(tn_reshape(x, (int64_t[]){batches * places, rows}, 2), 0, place);
@@ -145,7 +145,7 @@ static tn_status scatter_elements(onnx_call *c) {
     TRY(onnx_axis(c, onnx_int(c, "axis", 0), tn_rank(x), &axis));
     tn_tensor *place = from_front(index, tn_size(x, axis));
     tn_tensor *y = reduce < 0 ? tn_scatter(x, axis, place, updates)
-                              : tn_scatter_reduce(x, axis, place, updates, (tn_reduce)reduce);
+                              : tn_scatter_reduce(x, axis, place, updates, (tn_reduce)reduce, true);
     return onnx_put_like(c, 0, y, 0);
 }
 tn_status onnx_scatter_elements(onnx_call *c) { return onnx_moved(c, scatter_elements); }
@@ -156,7 +156,7 @@ static tn_tensor *placed_rows(const tn_tensor *x, const tn_tensor *place, const 
     if (count == 0 || places == 0) return tn_contiguous(x);
     tn_tensor *none = tn_full((int64_t[]){places}, 1, -1, TN_I64);
     tn_tensor *last = tn_scatter(none, 0, place, tn_arange(0, (double)count, 1, TN_I64));
-    tn_tensor *rows = tn_index_select(updates, 0, tn_maximum_scalar(last, 0));
+    tn_tensor *rows = tn_index_select(updates, 0, tn_maximum(last, tn_scalar_int(0)));
     return tn_where(tn_unsqueeze(tn_ge_scalar(last, 0), 1), rows, x);
 }
 
@@ -182,7 +182,7 @@ static tn_status scatter_nd(onnx_call *c) {
         y = tn_index_add(data, 0, place, source);
     else
         y = tn_scatter_reduce(data, 0, tn_expand(tn_unsqueeze(place, 1), (int64_t[]){count, rows}, 2), source,
-                              (tn_reduce)reduce);
+                              (tn_reduce)reduce, true);
     return onnx_put_like(c, 0, tn_reshape(y, tn_shape(x), tn_rank(x)), 0);
 }
 tn_status onnx_scatter_nd(onnx_call *c) { return onnx_moved(c, scatter_nd); }
@@ -203,7 +203,7 @@ tn_status onnx_tensor_scatter(onnx_call *c) {
         place = tn_add(place, tn_reshape(tn_cast(onnx_in(c, 2), TN_I64), shape, rank));
     }
     if (onnx_is(onnx_string(c, "mode", "linear"), "circular") && tn_size(cache, axis) > 0)
-        place = tn_remainder_scalar(place, (double)tn_size(cache, axis));
+        place = tn_remainder(place, tn_scalar_int(tn_size(cache, axis)));
     place = tn_expand(place, tn_shape(update), rank);
     return onnx_put_like(c, 0, tn_scatter(cache, axis, place, update), 0);
 }
@@ -238,7 +238,7 @@ static tn_status reverse_sequence(onnx_call *c) {
         shape[d] = d == batch ? tn_numel(lengths) : 1;
     tn_tensor *length = tn_reshape(tn_cast(lengths, TN_I64), shape, rank);
     tn_tensor *number = counted_along(tn_size(x, time), time, rank);
-    tn_tensor *turned = tn_sub_scalar(tn_sub(length, number), 1);
+    tn_tensor *turned = tn_sub(tn_sub(length, number), tn_scalar_int(1));
     tn_tensor *place = tn_where(tn_lt(number, length), turned, number);
     return onnx_put_like(c, 0, tn_take_along_dim(x, time, place), 0);
 }

@@ -39,10 +39,10 @@ static tn_tensor *both_hold(tn_tensor *a, tn_tensor *b) { return a && b ? tn_log
 static tn_tensor *distance(const onnx_call *c, int64_t queries, int64_t keys) {
     tn_tensor *i = tn_reshape(tn_arange(0, (double)queries, 1, TN_I64), (int64_t[]){queries, 1}, 2);
     tn_tensor *ahead = tn_sub(tn_arange(0, (double)keys, 1, TN_I64), i);
-    if (onnx_has(c, 4)) return tn_sub_scalar(ahead, (double)tn_size(onnx_in(c, 4), 2));
+    if (onnx_has(c, 4)) return tn_sub(ahead, tn_scalar_int(tn_size(onnx_in(c, 4), 2)));
     if (!onnx_has(c, 6)) return ahead;
     const tn_tensor *valid = onnx_in(c, 6);
-    tn_tensor *offset = tn_sub_scalar(tn_reshape(valid, (int64_t[]){tn_numel(valid), 1, 1, 1}, 4), (double)queries);
+    tn_tensor *offset = tn_sub(tn_reshape(valid, (int64_t[]){tn_numel(valid), 1, 1, 1}, 4), tn_scalar_int(queries));
     return tn_sub(ahead, offset);
 }
 

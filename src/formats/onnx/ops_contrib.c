@@ -45,8 +45,8 @@ static tn_tensor *unpacked(const tn_tensor *x, int64_t bits) {
     int count = (int)(8 / bits);
     double mask = (double)((1 << bits) - 1), place = 1;
     for (int k = 0; k < count; k++, place *= 1 << bits) {
-        tn_tensor *moved = tn_floor_divide_scalar(wide, place);
-        parts[k] = tn_remainder_scalar(moved, mask + 1);
+        tn_tensor *moved = tn_floor_divide(wide, tn_scalar_int((int64_t)place));
+        parts[k] = tn_remainder(moved, tn_scalar_int((int64_t)mask + 1));
     }
     tn_tensor *stacked = count == 1 ? tn_unsqueeze(wide, -1) : tn_stack(parts, count, -1);
     return tn_cast(tn_flatten(stacked, -2, -1), TN_F32);
@@ -202,7 +202,7 @@ static tn_tensor *causal(int64_t queries, int64_t keys) {
 }
 
 /* Numbers 0 … n − 1 as [n]. */
-static tn_tensor *counting(int64_t n) { return tn_cumsum(tn_sub_scalar(tn_ones(&n, 1, TN_I32), 0), 0); }
+static tn_tensor *counting(int64_t n) { return tn_cumsum(tn_sub(tn_ones(&n, 1, TN_I32), tn_scalar_int(0)), 0); }
 
 /* Which keys count, as bool that meets [batch, heads, queries, keys], out of what input i says: lengths [batch], or 0
  * and 1 as [batch, keys] or [batch, queries, keys]. */

@@ -57,7 +57,7 @@ static tn_status take_lengths(onnx_call *c, grouped *g) {
                        (long long)g->total, (long long)g->now, (long long)given);
     if (batch == 1 || g->past == 0 || !onnx_has(c, 5)) return TN_OK;
     tn_tensor *lengths = tn_reshape(tn_cast(onnx_in(c, 5), TN_I32), (int64_t[]){batch, 1}, 2);
-    g->before = tn_add_scalar(lengths, (double)(1 - g->now));
+    g->before = tn_add(lengths, tn_scalar_int(1 - g->now));
     return tn_status_of(g->before);
 }
 
@@ -87,7 +87,7 @@ static const tn_tensor *continued(const grouped *g, const tn_tensor *given, cons
     if (!g->before) return all;
     tn_tensor *ahead = tn_sub(counted(0, g->total), g->before); /* [batch, total]; below 0: of before */
     tn_tensor *fresh =
-        tn_minimum(tn_add_scalar(ahead, (double)g->past), tn_full(NULL, 0, (double)(g->total - 1), TN_I32));
+        tn_minimum(tn_add(ahead, tn_scalar_int(g->past)), tn_full(NULL, 0, (double)(g->total - 1), TN_I32));
     tn_tensor *place = tn_where(tn_lt_scalar(ahead, 0), counted(0, g->total), fresh);
     int64_t shape[] = {tn_size(x, 0), 1, g->total, 1};
     tn_tensor *moved = tn_take_along_dim(all, 2, tn_cast(tn_reshape(place, shape, 4), TN_I64));
@@ -106,7 +106,7 @@ static tn_tensor *seen_from(const grouped *g, int64_t window) {
     tn_tensor *own = tn_reshape(counted(g->before ? 0 : g->past, g->now), (int64_t[]){g->now, 1}, 2);
     if (g->before) own = tn_add(own, tn_reshape(g->before, (int64_t[]){-1, 1, 1, 1}, 4));
     tn_tensor *key = counted(0, g->total), *seen = tn_le(key, own);
-    return window > 0 ? tn_logical_and(seen, tn_gt(key, tn_sub_scalar(own, (double)window))) : seen;
+    return window > 0 ? tn_logical_and(seen, tn_gt(key, tn_sub(own, tn_scalar_int(window)))) : seen;
 }
 
 static tn_status refuse_others(const onnx_call *c) {

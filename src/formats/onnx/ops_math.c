@@ -188,7 +188,7 @@ static tn_status arg_extreme(onnx_call *c) {
     int64_t size = tn_size(x, axis), dims[] = {axis};
     if (last) x = tn_slice(x, axis, INT64_MAX, INT64_MIN, -1);
     tn_tensor *place = c->row->with ? tn_argmin(x, dims, 1, keep) : tn_argmax(x, dims, 1, keep);
-    return onnx_put(c, 0, last ? tn_rsub_scalar(place, (double)(size - 1)) : place);
+    return onnx_put(c, 0, last ? tn_sub(tn_scalar_int(size - 1), place) : place);
 }
 
 /* with = 1: products. */

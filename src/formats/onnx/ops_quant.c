@@ -134,7 +134,7 @@ enum {
 
 /* Bytes as i8: those of u8 less MOVE. */
 static tn_tensor *with_sign(const tn_tensor *x) {
-    return tn_dtype_of(x) == TN_I8 ? tn_detach(x) : tn_cast(tn_sub_scalar(tn_cast(x, TN_I32), MOVE), TN_I8);
+    return tn_dtype_of(x) == TN_I8 ? tn_detach(x) : tn_cast(tn_sub(tn_cast(x, TN_I32), tn_scalar_int(MOVE)), TN_I8);
 }
 
 /* Of a matrix [k, n], or of each of several, [m, k, n]. */
@@ -152,7 +152,7 @@ static tn_tensor *filter_sums(const tn_tensor *x) { return tn_t(line_sums(tn_fla
 static const tn_tensor *moved_zero(const tn_tensor *zero, const tn_tensor *bytes, tn_dtype wanted) {
     double by = tn_dtype_of(bytes) == wanted ? 0 : wanted == TN_U8 ? MOVE : -MOVE;
     const tn_tensor *wide = zero ? tn_cast(zero, TN_I32) : by != 0 ? tn_full(NULL, 0, 0, TN_I32) : NULL;
-    return by != 0 ? tn_add_scalar(wide, by) : wide;
+    return by != 0 ? tn_add(wide, tn_scalar_int((int64_t)by)) : wide;
 }
 
 /* The second operand of a product of bytes: [k, n], i8; the sums of its columns, [1, n], where they are asked for. */
@@ -171,11 +171,11 @@ static byte_matrix matrix_of(const onnx_call *c, int b_in, const tn_tensor *b, c
 static tn_tensor *product_of_bytes(const tn_tensor *a, const tn_tensor *za, const byte_matrix *b) {
     const tn_tensor *zb = b->zero;
     za = moved_zero(za, a, TN_U8);
-    if (tn_dtype_of(a) == TN_I8) a = tn_cast(tn_add_scalar(tn_cast(a, TN_I32), MOVE), TN_U8);
+    if (tn_dtype_of(a) == TN_I8) a = tn_cast(tn_add(tn_cast(a, TN_I32), tn_scalar_int(MOVE)), TN_U8);
     tn_tensor *y = tn_int_mm(a, b->bytes);
     if (za) y = tn_sub(y, tn_mul(za, b->sums));
     if (zb) y = tn_sub(y, tn_mul(line_sums(a, 1), zb));
-    if (za && zb) y = tn_add(y, tn_mul_scalar(tn_mul(za, zb), (double)tn_size(a, 1)));
+    if (za && zb) y = tn_add(y, tn_mul(tn_mul(za, zb), tn_scalar_int(tn_size(a, 1))));
     return y;
 }
 

@@ -69,7 +69,7 @@ static taps taps_of(const tn_tensor *at, int64_t size, int64_t pitch, onnx_inter
             t.weight[i] = t.weight[i] ? tn_mul(t.weight[i], mask) : mask;
         }
         place = brought_inside(place, size, outside, align);
-        t.place[i] = tn_mul_scalar(tn_cast(tn_clamp(place, 0, (double)(size - 1)), TN_I64), (double)pitch);
+        t.place[i] = tn_mul(tn_cast(tn_clamp(place, 0, (double)(size - 1)), TN_I64), tn_scalar_int(pitch));
     }
     return t;
 }

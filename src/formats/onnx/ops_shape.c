@@ -335,7 +335,7 @@ static tn_status eye_like(onnx_call *c) {
         return onnx_refuse(c, "a matrix like rank %d, of type %lld", tn_rank(x), (long long)type);
     tn_tensor *row = tn_arange(0, (double)tn_size(x, 0), 1, TN_I64);
     tn_tensor *column = tn_arange(0, (double)tn_size(x, -1), 1, TN_I64);
-    row = tn_add_scalar(tn_unsqueeze(row, 1), (double)onnx_int(c, "k", 0));
+    row = tn_add(tn_unsqueeze(row, 1), tn_scalar_int(onnx_int(c, "k", 0)));
     tn_tensor *y = tn_cast(tn_eq(row, column), onnx_types[type].dtype);
     return onnx_put_typed(c, 0, y, (onnx_type)type);
 }

@@ -344,7 +344,7 @@ static tn_tensor *offsets(int axes, const int64_t *counts, const int64_t *steps,
     tn_tensor *sum = NULL;
     for (int a = 0; a < axes; a++) {
         tn_tensor *along = tn_arange(0, (double)counts[a], 1, TN_I64);
-        along = tn_add_scalar(tn_mul_scalar(along, (double)(steps[a] * pitch[a])), (double)(-first[a] * pitch[a]));
+        along = tn_add(tn_mul(along, tn_scalar_int(steps[a] * pitch[a])), tn_scalar_int(-first[a] * pitch[a]));
         for (int d = 0; d < axes; d++)
             shape[d] = d == a ? counts[a] : 1;
         along = tn_reshape(along, shape, axes);
@@ -371,7 +371,7 @@ static tn_tensor *greatest_places(const tn_tensor *x, const tn_tensor *seen, con
     tn_tensor *in_window =
         tn_reshape(tn_index_select(taps, 0, tn_reshape(tap, &numel, 1)), tn_shape(tap), tn_rank(tap));
     tn_tensor *first = tn_arange(0, (double)(planes[0] * planes[1]), 1, TN_I64);
-    first = tn_reshape(tn_mul_scalar(first, (double)plane), planes, 2 + axes);
+    first = tn_reshape(tn_mul(first, tn_scalar_int(plane)), planes, 2 + axes);
     return tn_add(tn_add(first, offsets(axes, places, w->stride, w->before, pitch)), in_window);
 }
 

@@ -1,0 +1,213 @@
+/* test_semantics.c — results that must be PyTorch's where they are easy to get wrong: tensors without dimensions,
+ * bools and integers, NaN, zeros in products. The suite opinfo sweeps them; here each class has one test. */
+#include <math.h>
+
+#include "test_support.h"
+#include "trunnion/trunnion.h"
+
+enum { MOST = 64 };
+
+/* Shape, dtype and values; NaN equals NaN. */
+static void expect_tensor(tn_tensor *t, tn_dtype dtype, int rank, const double *want, int64_t count, int line) {
+    double got[MOST] = {0};
+    assert_ok(tn_status_of(t));
+    if (tn_dtype_of(t) != dtype || tn_rank(t) != rank || tn_numel(t) != count)
+        fail_msg("line %d: %s of rank %d with %lld elements, it should be %s of rank %d with %lld", line,
+                 tn_dtype_name(tn_dtype_of(t)), tn_rank(t), (long long)tn_numel(t), tn_dtype_name(dtype), rank,
+                 (long long)count);
+    tn_tensor *wide = tn_cast(t, TN_F64);
+    assert_ok(tn_read(wide, got, (size_t)count * sizeof *got));
+    for (int64_t i = 0; i < count; i++)
+        if (got[i] != want[i] && (got[i] == got[i] || want[i] == want[i]))
+            fail_msg("line %d: element %lld is %g, it should be %g", line, (long long)i, got[i], want[i]);
+}
+#define EXPECT(t, dtype, rank, ...)                        \
+    expect_tensor(t, dtype, rank, (double[]){__VA_ARGS__}, \
+                  (int64_t)(sizeof((double[]){__VA_ARGS__}) / sizeof(double)), __LINE__)
+#define REFUSED(t) assert_int_not_equal(tn_status_of(t), TN_OK)
+
+static tn_tensor *number(double v, tn_dtype t) { return tn_full(NULL, 0, v, t); }
+static tn_tensor *floats(const float *v, int64_t count) { return tn_from_data(v, &count, 1, TN_F32); }
+#define FLOATS(...) floats((float[]){__VA_ARGS__}, (int64_t)(sizeof((float[]){__VA_ARGS__}) / sizeof(float)))
+static tn_tensor *bools(const uint8_t *v, int64_t count) { return tn_from_data(v, &count, 1, TN_BOOL); }
+#define BOOLS(...) bools((uint8_t[]){__VA_ARGS__}, (int64_t)sizeof((uint8_t[]){__VA_ARGS__}))
+static tn_tensor *places(const int64_t *v, int64_t count) { return tn_from_data(v, &count, 1, TN_I64); }
+#define PLACES(...) places((int64_t[]){__VA_ARGS__}, (int64_t)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)))
+
+static void a_number_has_dim_0_and_minus_1(void **state) {
+    (void)state;
+    for (int64_t dim = -1; dim <= 0; dim++) {
+        TN_SCOPE;
+        tn_tensor *x = number(3, TN_F32), *y = number(5, TN_F32), *first = number(0, TN_I64), *one = PLACES(0);
+        EXPECT(tn_cumsum(x, dim), TN_F32, 0, 3);
+        EXPECT(tn_cumprod(number(3, TN_I32), dim), TN_I64, 0, 3);
+        EXPECT(tn_topk(x, 1, dim, true), TN_F32, 0, 3);
+        EXPECT(tn_topk_indices(x, 1, dim, true), TN_I64, 0, 0);
+        EXPECT(tn_gather(x, dim, first), TN_F32, 0, 3);
+        EXPECT(tn_gather(x, dim, PLACES(0, 0)), TN_F32, 1, 3, 3);
+        EXPECT(tn_index_select(x, dim, one), TN_F32, 0, 3);
+        EXPECT(tn_take_along_dim(x, dim, first), TN_F32, 0, 3);
+        EXPECT(tn_index_add(x, dim, one, y), TN_F32, 0, 8);
+        EXPECT(tn_scatter(x, dim, first, y), TN_F32, 0, 5);
+        EXPECT(tn_scatter_add(x, dim, one, FLOATS(5)), TN_F32, 0, 8);
+    }
+}
+
+/* On 80365cb the rank became 255, and the message quoted the heap. */
+static void a_dim_cannot_be_taken_from_a_number(void **state) {
+    (void)state;
+    TN_SCOPE;
+    EXPECT(tn_cosine_similarity(number(2, TN_F32), number(-3, TN_F32), 0, NULL), TN_F32, 0, -1);
+    EXPECT(tn_cosine_similarity(number(2, TN_F32), number(3, TN_F32), -1, NULL), TN_F32, 0, 1);
+    EXPECT(tn_max(number(2, TN_F32), 0, false), TN_F32, 0, 2);
+    EXPECT(tn_argmax(number(2, TN_F32), TN_DIMS(-1), false), TN_I64, 0, 0);
+    EXPECT(tn_sum(number(2, TN_F32), TN_DIMS(0), false), TN_F32, 0, 2);
+    EXPECT(tn_softmax(number(2, TN_F32), 0), TN_F32, 0, 1);
+    REFUSED(tn_select(number(2, TN_F32), 0, 0));
+    REFUSED(tn_glu(number(2, TN_F32), 0));
+    REFUSED(tn_roll(number(2, TN_F32), TN_DIMS(1), TN_DIMS(0)));
+    tn_tensor *out[2];
+    int count = tn_split(number(2, TN_F32), TN_DIMS(1), 0, out);
+    for (int i = 0; i < count; i++)
+        REFUSED(out[i]);
+}
+
+static void gradients_of_numbers_go_through_dim_0(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *x = tn_contiguous(number(3, TN_F32)), *grad = NULL;
+    assert_ok(tn_eval(&x, 1));
+    assert_ok(tn_set_requires_grad(x, true));
+    tn_tensor *y =
+        tn_add(tn_cumprod(x, 0), tn_add(tn_gather(x, 0, number(0, TN_I64)), tn_index_select(x, 0, PLACES(0))));
+    assert_ok(tn_gradients(&y, 1, NULL, &x, 1, false, &grad));
+    EXPECT(grad, TN_F32, 0, 3);
+}
+
+static void bools_are_scattered_and_have_signs(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *x = BOOLS(0, 1, 0), *src = BOOLS(1, 1, 0), *at = PLACES(0, 0, 1);
+    EXPECT(tn_scatter(x, 0, at, src), TN_BOOL, 1, 1, 0, 0);
+    EXPECT(tn_scatter_add(x, 0, at, src), TN_BOOL, 1, 1, 1, 0);
+    EXPECT(tn_index_add(x, 0, at, src), TN_BOOL, 1, 1, 1, 0);
+    EXPECT(tn_sign(x), TN_BOOL, 1, 0, 1, 0);
+    EXPECT(tn_square(x), TN_I64, 1, 0, 1, 0);
+    EXPECT(tn_heaviside(x, BOOLS(1, 0, 0)), TN_BOOL, 1, 1, 1, 0);
+    EXPECT(tn_logsumexp(BOOLS(0), TN_DIMS(0), false), TN_F32, 0, 0);
+}
+
+static void integers_go_where_pytorch_takes_them(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *x = tn_arange(-2, 8, 1, TN_I64), *image = tn_reshape(tn_arange(0, 9, 1, TN_I64), TN_DIMS(1, 1, 3, 3));
+    EXPECT(tn_relu6(x), TN_I64, 1, 0, 0, 0, 1, 2, 3, 4, 5, 6, 6);
+    EXPECT(tn_hardtanh(x, -1.5, 2.5), TN_I64, 1, -1, -1, 0, 1, 2, 2, 2, 2, 2, 2);
+    EXPECT(tn_linspace(-3.7, 9.2, 5, TN_I64), TN_I64, 1, -3, 0, 3, 6, 9);
+    EXPECT(tn_logsumexp(tn_zeros(TN_DIMS(1), TN_I64), TN_DIMS(0), false), TN_F32, 0, 0);
+    EXPECT(tn_conv2d(image, tn_ones(TN_DIMS(1, 1, 2, 2), TN_I64), NULL, NULL), TN_I64, 4, 8, 12, 20, 24);
+    EXPECT(tn_conv_transpose2d(tn_ones(TN_DIMS(1, 1, 1, 1), TN_I64), image, NULL, NULL), TN_I64, 4, 0, 1, 2, 3, 4, 5, 6,
+           7, 8);
+    EXPECT(tn_max_pool2d(tn_sub(image, tn_full(NULL, 0, 20, TN_I64)), (int64_t[]){2, 2}, NULL), TN_I64, 4, -16);
+    EXPECT(tn_avg_pool2d(image, (int64_t[]){2, 2}, NULL), TN_I64, 4, 2);
+    /* more than f64 counts: 2^60 + 1 */
+    tn_tensor *large = tn_from_data((int64_t[]){INT64_C(1152921504606846977)}, TN_DIMS(1, 1, 1, 1), TN_I64);
+    int64_t got = 0;
+    assert_ok(tn_read(tn_conv2d(large, tn_ones(TN_DIMS(1, 1, 1, 1), TN_I64), NULL, NULL), &got, sizeof got));
+    assert_true(got == INT64_C(1152921504606846977));
+}
+
+static void a_number_beside_integers_is_a_float_whatever_its_value(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *x = tn_arange(0, 3, 1, TN_I64);
+    EXPECT(tn_mul_scalar(x, 1), TN_F32, 1, 0, 1, 2);
+    EXPECT(tn_mul_scalar(x, 0.5), TN_F32, 1, 0, 0.5, 1);
+    EXPECT(tn_add_scalar(tn_cast(x, TN_BOOL), 1), TN_F32, 1, 1, 2, 2);
+    EXPECT(tn_pow_scalar(x, 2), TN_F32, 1, 0, 1, 4);
+    EXPECT(tn_eq_scalar(x, 2), TN_BOOL, 1, 0, 0, 1);
+}
+
+static void nan_has_no_sign(void **state) {
+    (void)state;
+    TN_SCOPE;
+    EXPECT(tn_sign(FLOATS(NAN, -2, 0, 3, INFINITY)), TN_F32, 1, 0, -1, 0, 1, 1);
+}
+
+static void negative_indices_are_taken_along_a_dim(void **state) {
+    (void)state;
+    TN_SCOPE;
+    EXPECT(tn_take_along_dim(FLOATS(1, 2, 3), 0, PLACES(-1, 0, -3)), TN_F32, 1, 3, 1, 1);
+}
+
+static void an_empty_index_has_any_rank(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *none = tn_zeros(TN_DIMS(2, 0), TN_I64), *x = FLOATS(1, 2, 3);
+    tn_tensor *y = tn_gather(x, 0, none);
+    assert_int_equal(tn_rank(y), 2);
+    assert_int_equal(tn_size(y, 1), 0);
+    EXPECT(tn_scatter(x, 0, none, FLOATS(9)), TN_F32, 1, 1, 2, 3);
+    EXPECT(tn_scatter_add(x, 0, none, FLOATS(9)), TN_F32, 1, 1, 2, 3);
+}
+
+/* d/dx Σ w·y, by tn_gradients. */
+static tn_tensor *gradient_of(tn_tensor *y, tn_tensor *x) {
+    tn_tensor *sum = tn_sum(y, TN_ALL, false), *grad = NULL;
+    assert_ok(tn_gradients(&sum, 1, NULL, &x, 1, true, &grad));
+    return grad;
+}
+
+static void products_have_gradients_beside_zeros(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *x = FLOATS(2, 0, 3, 5), *two = FLOATS(2, 0, 3, 0), *w = FLOATS(1, 10, 100, 1000);
+    tn_tensor *leaves[] = {x, two};
+    for (int i = 0; i < 2; i++)
+        assert_ok(tn_set_requires_grad(leaves[i], true));
+    tn_tensor *g = gradient_of(tn_mul(tn_cumprod(x, 0), w), x);
+    EXPECT(g, TN_F32, 1, 1, 2 * 10 + 6 * 100 + 30 * 1000, 0, 0);
+    EXPECT(gradient_of(tn_mul(tn_cumprod(two, 0), w), two), TN_F32, 1, 1, 2 * 10 + 6 * 100, 0, 0);
+    /* again: the gradient at 0 is 20 + 600 + 30 000, that of its factors x[0], x[2] and x[3] */
+    EXPECT(gradient_of(tn_mul(g, FLOATS(0, 1, 0, 0)), x), TN_F32, 1, (20 + 600 + 30000) / 2.0, 0, (600 + 30000) / 3.0,
+           30000 / 5.0);
+    EXPECT(gradient_of(tn_mul(gradient_of(tn_mul(tn_cumprod(x, 0), w), x), FLOATS(0, 0, 1, 0)), x), TN_F32, 1, 0,
+           2 * 100 + 10 * 1000, 0, 0);
+}
+
+static void probabilities_are_targets(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *x = tn_zeros(TN_DIMS(2, 4), TN_F32);
+    tn_tensor *target = tn_from_data((float[]){0.5F, 0.5F, 0, 0, 0, 0, 0, 1}, TN_DIMS(2, 4), TN_F32);
+    double loss = tn_item(tn_cross_entropy(x, target, NULL, NULL));
+    assert_true(fabs(loss - log(4)) < 1e-6);
+    REFUSED(tn_cross_entropy(x, tn_zeros(TN_DIMS(2, 3), TN_F32), NULL, NULL));
+}
+
+static void what_pytorch_refuses_is_refused(void **state) {
+    (void)state;
+    TN_SCOPE;
+    REFUSED(tn_arange(5, 3, 9, TN_I64));
+    REFUSED(tn_group_norm(tn_zeros(TN_DIMS(1, 2, 0), TN_F32), 1, NULL, NULL, NULL));
+    REFUSED(tn_group_norm(tn_zeros(TN_DIMS(1, 0, 2), TN_F32), 1, NULL, NULL, NULL));
+    REFUSED(tn_linspace(0, 1, 3, TN_BOOL));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_number_has_dim_0_and_minus_1),
+        cmocka_unit_test(a_dim_cannot_be_taken_from_a_number),
+        cmocka_unit_test(gradients_of_numbers_go_through_dim_0),
+        cmocka_unit_test(bools_are_scattered_and_have_signs),
+        cmocka_unit_test(integers_go_where_pytorch_takes_them),
+        cmocka_unit_test(a_number_beside_integers_is_a_float_whatever_its_value),
+        cmocka_unit_test(nan_has_no_sign),
+        cmocka_unit_test(negative_indices_are_taken_along_a_dim),
+        cmocka_unit_test(an_empty_index_has_any_rank),
+        cmocka_unit_test(products_have_gradients_beside_zeros),
+        cmocka_unit_test(probabilities_are_targets),
+        cmocka_unit_test(what_pytorch_refuses_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
