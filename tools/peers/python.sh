@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# python.sh — makes a Python that has the peers of bench/compare.py, and prints its path.
+# python.sh [PACKAGE…] — makes a Python that has the peers of bench/compare.py, and prints its path.
+#
+# Each PACKAGE is installed too if it is missing: the suite opinfo needs expecttest beside PyTorch.
 #
 # PyTorch, OpenBLAS and oneDNN come from PyPI by name, into a virtual environment in .deps/peers, which git ignores
 # (TRUNNION_PEERS names another folder): once, half a gigabyte to fetch and two on disk. Peers to run, nothing of them is
@@ -21,4 +23,8 @@ if [ ! -x "$venv/bin/python" ]; then
         "$venv/bin/python" -m pip install -q "$package" >&2 || say "$package could not be fetched; its rows will say so"
     done
 fi
+for package in "$@"; do
+    "$venv/bin/python" -m pip show -q "$package" >/dev/null 2>&1 && continue
+    "$venv/bin/python" -m pip install -q "$package" >&2 || say "$package could not be fetched"
+done
 echo "$venv/bin/python"

@@ -1,0 +1,139 @@
+"""opinfo.py BUILD [--only NAME…] [--samples N] [--dtypes f32,…] [--verbose] — the library against PyTorch's OpInfo database.
+
+Each entry of torch.testing's op_db that has a counterpart (tools/opinfo/counterparts.py) is called with the database's own
+samples in f32, f64, i64, bool, f16 and bf16, forward, backward and in place, and with its error inputs; PyTorch on the
+processor says what is right. An entry passes if all of its samples do. An entry that cannot agree stands in EXCEPTIONS with
+the reason, and then at least one sample of it must differ: a reason that is no longer true fails.
+
+PyTorch comes from PyPI, into the virtual environment of tools/peers/python.sh. Every entry runs in a process of its own, so
+a crash is one entry's failure.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+MOST_EXCEPTIONS = 10
+SECONDS_AN_ENTRY = 300
+EXCEPTIONS = {
+    "nn_functional_hardsigmoid": "PyTorch's gradient in f64 is computed with 1/6 in f32, off by 3e-8; ours is exact",
+}
+
+
+def in_peers_python():
+    """Runs this file with the Python that has PyTorch, unless this is that one."""
+    try:
+        import expecttest  # noqa: F401
+        import torch  # noqa: F401
+        return
+    except ImportError:
+        if os.environ.get("TRUNNION_OPINFO"):
+            sys.exit("skipped: no PyTorch or no expecttest: PyPI cannot be reached\n0 passed, 0 failed, 1 skipped")
+    python = subprocess.run([str(ROOT / "tools/peers/python.sh"), "expecttest"], stdout=subprocess.PIPE, text=True)
+    if python.returncode:
+        sys.exit("skipped: no PyTorch: PyPI cannot be reached\n0 passed, 0 failed, 1 skipped")
+    os.environ["TRUNNION_OPINFO"] = "1"
+    path = python.stdout.split()[-1]
+    os.execv(path, [path, *sys.argv])
+
+
+def in_a_process(work):
+    """work() → JSON, in a forked process. Returns (what it gave or None, how the process ended)."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        code = 1
+        try:
+            with os.fdopen(writing, "w") as out:
+                json.dump(work(), out)
+            code = 0
+        except BaseException as e:  # the parent must learn of it
+            print(f"{type(e).__name__}: {e}", file=sys.stderr, flush=True)
+            if "--verbose" in sys.argv:
+                import traceback
+                traceback.print_exc()
+        os._exit(code)
+    os.close(writing)
+    with os.fdopen(reading) as given:
+        text = given.read()
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    return (json.loads(text) if code == 0 else None), code
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("build")
+    parser.add_argument("--only", nargs="+", default=[], help="entries by name, as nn_functional_relu")
+    parser.add_argument("--samples", type=int, default=40, help="at most so many samples a dtype")
+    parser.add_argument("--dtypes", default="", help="for instance f32,i64")
+    parser.add_argument("--verbose", action="store_true", help="every failure, and what was left out")
+    parser.add_argument("--list", action="store_true", help="names of the entries that have a counterpart")
+    args = parser.parse_args()
+    in_peers_python()
+
+    os.environ.setdefault("TRUNNION_THREADS", "1")
+    import signal
+
+    import torch
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    sys.path.insert(0, str(ROOT / "tools"))
+    from opinfo import compare, counterparts, library
+
+    torch.set_num_threads(1)
+    short = {"f32": torch.float32, "f64": torch.float64, "i64": torch.int64, "bool": torch.bool, "f16": torch.float16,
+             "bf16": torch.bfloat16}
+    dtypes = [short[d] for d in args.dtypes.split(",")] if args.dtypes else compare.DTYPES_TESTED
+    entries = {op.formatted_name: op for op in op_db}
+    unknown = sorted(set(counterparts.TABLE) - set(entries))
+    if unknown:
+        print(f"counterparts that this PyTorch's database does not have: {', '.join(unknown)}")
+    names = [name for name in entries if name in counterparts.TABLE and (not args.only or name in args.only)]
+    if args.list:
+        print("\n".join(names))
+    assert len(EXCEPTIONS) <= MOST_EXCEPTIONS
+
+    def work(name):
+        signal.alarm(SECONDS_AN_ENTRY)
+        L = library.Library(args.build)
+        e = compare.run_entry(L, entries[name], args.samples, dtypes)
+        return {"passed": e.passed, "left_out": e.left_out, "failures": e.failures}
+
+    passed = failed = samples = left_out = 0
+    start = time.monotonic()
+    for name in names:
+        result, code = in_a_process(lambda: work(name))
+        if result is None:
+            result = {"passed": 0, "left_out": {}, "failures": [f"the process ended with {code}"]}
+        samples += result["passed"] + len(result["failures"])
+        left_out += sum(result["left_out"].values())
+        bad = bool(result["failures"])
+        excepted = name in EXCEPTIONS
+        if bad == excepted and (bad or result["passed"]):
+            passed += 1
+        else:
+            failed += 1
+            why = result["failures"] or ["no sample was compared" if not excepted else "it agrees: take it off EXCEPTIONS"]
+            print(f"FAIL  {name}: {len(result['failures'])} of {result['passed'] + len(result['failures'])}", flush=True)
+            for line in why if args.verbose else why[:4]:
+                print(f"      {line}")
+        if args.verbose and result["left_out"]:
+            print(f"      {name}: left out: {result['left_out']}")
+    for name, reason in EXCEPTIONS.items():
+        print(f"exception: {name}: {reason}")
+    print(f"{len(names)} entries of {len(entries)}, {samples} samples compared, {left_out} left out, "
+          f"{time.monotonic() - start:.0f} s, PyTorch {torch.__version__}")
+    print("ran on: pytorch")
+    print(f"{passed} passed, {failed} failed, 0 skipped")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
