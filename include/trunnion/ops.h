@@ -651,9 +651,10 @@ TN_API tn_tensor *tn_dot(const tn_tensor *x, const tn_tensor *y);
 /* x[i]·y[j] of two vectors. */
 TN_API tn_tensor *tn_outer(const tn_tensor *x, const tn_tensor *y);
 
-/* x·weightᵀ + bias; x [..., in], weight [out, in], bias [out] or NULL. A weight that is quantised in blocks is
- * multiplied as it is, with x rounded to eight bits a block of 32 elements: x and bias are f32, so is the result,
- * and its gradient goes to x and bias alone. So is a weight in f16 or bf16 beside f32, without any rounding. */
+/* x·weightᵀ + bias; x [..., in], weight [out, in], bias [out] or NULL; or weight [in], bias [] or NULL. A weight
+ * that is quantised in blocks is multiplied as it is, with x rounded to eight bits a block of 32 elements: x and
+ * bias are f32, so is the result, and its gradient goes to x and bias alone. So is a weight in f16 or bf16 beside
+ * f32, without any rounding. */
 TN_API tn_tensor *tn_linear(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias);
 
 /* beta·input + alpha·(x·y) of two matrices; input broadcasts to the product. */

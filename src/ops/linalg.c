@@ -366,9 +366,27 @@ static tn_status check_stored(const tn_infer *c) {
     return TN_OK;
 }
 
+/* A weight [in] is one row: the result has no features. */
+static tn_status infer_linear_row(tn_infer *c) {
+    const tn_node *x = c->in[0], *w = c->in[1], *bias = c->in[2];
+    char text[96];
+    if (x->rank < 1 || x->shape[x->rank - 1] != w->shape[0])
+        return shapes_do_not_fit(c, "the input's last dimension must equal the weight's [in]");
+    if (bias && bias->rank != 0)
+        return tn_fail(TN_ERR_SHAPE, "linear: the bias of a weight [in] must have no dimensions, it is %s",
+                       tn_shape_text(bias, text, sizeof text));
+    c->dtype = (tn_dtype)x->dtype;
+    c->rank = x->rank - 1;
+    for (int d = 0; d < c->rank; d++)
+        copy_dim(c, d, x, d);
+    return TN_OK;
+}
+
 static tn_status infer_linear(tn_infer *c) {
     const tn_node *x = c->in[0], *w = c->in[1], *bias = c->in[2];
-    TRY(weight_is_stored(x, w) ? check_stored(c) : check_same_dtype(c));
+    bool stored = weight_is_stored(x, w);
+    TRY(stored ? check_stored(c) : check_same_dtype(c));
+    if (!stored && w->rank == 1) return infer_linear_row(c);
     TRY(check_rank(c, 1, 2, "the weight"));
     if (weight_is_quantized(w)) TRY(tn_need_rows(c, 1));
     if (x->rank < 1 || x->shape[x->rank - 1] != w->shape[1])
@@ -404,6 +422,10 @@ static tn_node *compose_linear_stored(tn_build *b, const tn_node *n) {
 
 static tn_node *compose_linear(tn_build *b, const tn_node *n) {
     if (weight_is_stored(n->in[0], n->in[1])) return compose_linear_stored(b, n);
+    if (n->in[1]->rank == 1) {
+        tn_node *row = tn_b_matmul(b, n->in[0], n->in[1]);
+        return n->in[2] ? tn_b_add(b, row, n->in[2]) : row;
+    }
     tn_node *x = n->in[0], *product = tn_b_matmul_batched(b, as_matrix(b, x, false), transposed(b, n->in[1]));
     if (x->rank == 1) product = tn_b_view(b, product, n->shape, n->rank);
     return n->in[2] ? tn_b_add(b, product, n->in[2]) : product;
@@ -411,6 +433,13 @@ static tn_node *compose_linear(tn_build *b, const tn_node *n) {
 
 static tn_status grad_linear(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *x = n->in[0], *w = n->in[1], *bias = n->in[2];
+    if (w->rank == 1) {
+        tn_node *each = tn_b_unsqueeze(b, dy, -1);
+        if (tn_needs_grad(n, 0)) grads[0] = tn_b_mul(b, each, w);
+        if (tn_needs_grad(n, 1)) grads[1] = tn_b_sum_to(b, tn_b_mul(b, each, x), w);
+        if (tn_needs_grad(n, 2)) grads[2] = tn_b_sum_to(b, dy, bias);
+        return b->status;
+    }
     tn_node *dy2 = as_matrix(b, dy, false), *x2 = as_matrix(b, x, false);
     if (!dy2 || !x2) return b->status;
     if (x->flags & TN_NODE_GRAD) {
@@ -428,10 +457,10 @@ static tn_status grad_linear(tn_build *b, const tn_node *n, tn_node *dy, tn_node
     return b->status;
 }
 
-/* linear(x, weight, bias): x·weightᵀ + bias; x [..., in], weight [out, in], bias [out] or NULL. A weight that is
- * quantised in blocks is multiplied as it is, with x rounded to eight bits a block of 32 elements: x and bias are f32,
- * so is the result, and its gradient goes to x and bias alone. So is a weight in f16 or bf16
- * beside f32, without any rounding. */
+/* linear(x, weight, bias): x·weightᵀ + bias; x [..., in], weight [out, in], bias [out] or NULL; or weight [in], bias
+ * [] or NULL. A weight that is quantised in blocks is multiplied as it is, with x rounded to eight bits a block of 32
+ * elements: x and bias are f32, so is the result, and its gradient goes to x and bias alone. So is a weight in f16 or
+ * bf16 beside f32, without any rounding. */
 const tn_op_impl tn_impl_linear = {
     .keeps_half = true,
     .quantized = 2,
@@ -439,6 +468,7 @@ const tn_op_impl tn_impl_linear = {
     .compose = compose_linear,
     .grad = grad_linear,
     .cases = "tol=4e-6 atol=4e-6; [3,4] [5,4] [5]; [2,3,4] [2,4] -; [4] [3,4] [3]; [0,4] [3,4] [3]; "
+             "[3,4] [4] -; [2,3,4] [4] []; [4] [4] -; error=weight [3,4] [3] -; error=bias [3,4] [4] [1]; "
              "error=weight [3,4] [4,3] -; error=bias [3,4] [2,4] [3]; error=dtypes [3,4]:f32 [2,4]:f64 -; "
              "error= types=f32 atol=2e-5; [3,64] [5,64]:q4_1 [5]; [2,2,32] [3,32]:q8_0 -; [256] [2,256]:q6_k [2]; "
              "[3,6] [5,6]:f16 [5]; [6] [2,6]:bf16 -; error=f32 [2,32]:f64 [3,32]:q4_0 -; error=bias [2,32] [3,32]:q4_0 "

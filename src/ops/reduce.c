@@ -368,8 +368,6 @@ const tn_op_impl tn_impl_mean = {.infer = infer_float_reduce,
  * of elements less `correction` as divisor: 1 for a sample's, 0 for a population's. */
 static tn_status infer_var(tn_infer *c) {
     int64_t count = c->attrs->i[0];
-    if (c->attrs->i[1 + count] < 0)
-        return tn_fail(TN_ERR_ARGUMENT, "%s: a correction of %lld", c->row->name, (long long)c->attrs->i[1 + count]);
     if (!tn_dtype_is_float((tn_dtype)c->in[0]->dtype)) return infer_float_reduce(c);
     /* The shared rule wants keepdim behind the dims. */
     tn_attrs *given = c->attrs, plain = *given;
@@ -399,7 +397,7 @@ static tn_node *compose_var(tn_build *b, const tn_node *n) {
     "types=f32,f64 tol=1e-5 atol=1e-6; [2,3] dims=() correction=1 keepdim=false; [2,3] dims=(0) correction=0 " \
     "keepdim=true;"                                                                                            \
     "[2,3,4] dims=(0,-1) correction=1 keepdim=false; [3,200] dims=(1) correction=1 keepdim=true;"              \
-    "[4] dims=() correction=0 keepdim=false; error=correction [2] dims=() correction=-1 keepdim=false"
+    "[4] dims=() correction=0 keepdim=false; [4] dims=() correction=-1 keepdim=false"
 const tn_op_impl tn_impl_var = {.infer = infer_var, .compose = compose_var, .cases = DEVIATIONS};
 
 /* std(x, dims, correction, keepdim): the square root of var. */

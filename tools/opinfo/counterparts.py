@@ -109,6 +109,8 @@ TABLE["float_power"] = lambda L, x, y: L.pow(cast(L, tensors(L, x), torch.float6
 def summed(function, turned):
     def call(L, x, y, alpha=1):
         x, y = tensors(L, x), tensors(L, y)
+        if isinstance(alpha, bool):
+            return getattr(L, function)(x, y if alpha else L.zeros_like(y))
         if turned:
             x, y = y, x
             return getattr(L, function)(x, y if alpha == 1 else L.mul(y, L.number(alpha)))
@@ -652,8 +654,8 @@ def embedding(L, weight, index, padding_idx=None, max_norm=None, norm_type=2.0, 
 # ---- reductions --------------------------------------------------------------------------------------------------------
 
 for NAME in ("sum", "prod"):
-    TABLE[NAME] = lambda L, x, dim=None, keepdim=False, dtype=None, f=NAME: (
-        getattr(L, f)(cast(L, x, dtype), dims_of(dim), keepdim))
+    TABLE[NAME] = lambda L, x, dim=None, keepdim=False, dtype=None, f=NAME: cast(
+        L, getattr(L, f)(cast(L, x, dtype), dims_of(dim), keepdim), dtype)
 for NAME in ("amax", "amin", "any", "all"):
     TABLE[NAME] = lambda L, x, dim=None, keepdim=False, f=NAME: getattr(L, f)(x, dims_of(dim), keepdim)
 for NAME in ("argmax", "argmin"):
