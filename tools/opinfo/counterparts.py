@@ -1031,7 +1031,7 @@ def avg_pool2d(L, x, kernel_size, stride=None, padding=0, ceil_mode=False, count
     need(divisor_override != 0, "a divisor")
     if divisor_override is not None:
         options["divisor_override"] = divisor_override
-    return L.avg_pool2d(x, pair(kernel_size), count_exclude_pad=not count_include_pad, **options)
+    return L.avg_pool2d(x, pair(kernel_size), count_include_pad=count_include_pad, **options)
 
 
 @layer("avg_pool1d")

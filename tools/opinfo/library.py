@@ -6,6 +6,7 @@ signature. A failed call raises Refused with the library's message.
 
 import ctypes
 import pathlib
+import re
 import sys
 
 import torch
@@ -19,6 +20,9 @@ DTYPES = {torch.float32: 0, torch.float64: 1, torch.int32: 2, torch.int64: 3, to
           torch.bfloat16: 8, torch.int8: 9, torch.uint8: 10, torch.int16: 11}
 TORCH_DTYPES = {number: dtype for dtype, number in DTYPES.items()}
 HANDLE = ctypes.c_void_p
+# A struct of options that was started from its defaults carries this mark (status.h).
+OPTIONS_MARK = int(re.search(r"TN_OPTIONS_MARK \(\(size_t\)(0x[0-9A-F]+)\)",
+                             (ROOT / "include/trunnion/status.h").read_text()).group(1), 16)
 PLAIN = {"double": ctypes.c_double, "bool": ctypes.c_bool, "int64_t": ctypes.c_int64}
 # Functions that are written by hand, with their results: name → number of tensors they write.
 FACTORIZATIONS = {"linalg_qr": 2, "linalg_eigh": 2, "linalg_svd": 3, "linalg_slogdet": 2}
@@ -148,13 +152,15 @@ class Library:
 
     def _options(self, op, given):
         struct = self.structs[op.name]()
-        struct.struct_size = ctypes.sizeof(struct)
+        last = getattr(type(struct), op.options[-1].name)
+        struct.struct_size = OPTIONS_MARK | (last.offset + last.size)
         for p in op.options:
             value = given.pop(p.name, None)
             if value is None:
                 value = {"true": True, "false": False}.get(p.default, p.default if p.choices else None)
             if value is None:
-                value = float(p.default) if p.is_float else int(p.default)
+                number = "-inf" if p.default == "auto" else p.default
+                value = float(number) if p.is_float else int(number)
             if p.is_array:
                 items = value if isinstance(value, (list, tuple)) else [value]
                 items = list(items) * (int(p.fixed) if len(items) == 1 else 1)
