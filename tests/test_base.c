@@ -488,6 +488,37 @@ static void save_survives_kill_at_any_moment(void **state) {
     assert_int_equal(count_temporaries(), 0);
 }
 
+static void discard_and_end(int number) {
+    tn_discard_saves();
+    _exit(128 + number);
+}
+
+/* A child that makes temporary files all the time, so that most signals come while one is made. */
+static pid_t start_beginner(const char *path) {
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child > 0) return child;
+    signal(SIGTERM, discard_and_end);
+    for (tn_save *s; tn_save_begin(path, &s) == TN_OK;)
+        tn_save_abandon(s);
+    _exit(1);
+}
+
+static void discarded_saves_leave_nothing_at_any_moment(void **state) {
+    (void)state;
+    const char *path = test_scratch("discarded");
+    for (useconds_t i = 0; i < 200; i++) {
+        pid_t child = start_beginner(path);
+        usleep(2000 + i * 37 % 2000);
+        assert_int_equal(kill(child, SIGTERM), 0);
+        int status;
+        assert_int_equal(waitpid(child, &status, 0), child);
+        if (WIFSIGNALED(status)) continue; /* before it had a handler */
+        assert_int_equal(WEXITSTATUS(status), 128 + SIGTERM);
+        assert_int_equal(count_temporaries(), 0);
+    }
+}
+
 static void saves_of_one_file_do_not_mix(void **state) {
     (void)state;
     const char *path = test_scratch("shared");
@@ -828,6 +859,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(full_disk_is_reported_and_leaves_the_old_file),
         cmocka_unit_test(save_is_clean_when_any_allocation_fails),
         cmocka_unit_test(save_survives_kill_at_any_moment),
+        cmocka_unit_test(discarded_saves_leave_nothing_at_any_moment),
         cmocka_unit_test(saves_of_one_file_do_not_mix),
         cmocka_unit_test(folders_are_made_with_their_parents),
         cmocka_unit_test(cache_folder_follows_the_environment),

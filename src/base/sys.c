@@ -10,6 +10,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -245,27 +246,43 @@ static struct {
     char name[PATH_MAX];
 } listed[LISTED_SAVES];
 
-/* Returns the entry, -1 if the file is not listed. */
-static int list_save(const char *name) {
-    for (int i = 0; i < LISTED_SAVES && strlen(name) < PATH_MAX; i++) {
+/* Takes an entry before a file is made; -1: there is none. Until it is settled tn_discard_saves waits for it. */
+static int hold_entry(void) {
+    for (int i = 0; i < LISTED_SAVES; i++) {
         int expected = ENTRY_FREE;
-        if (!atomic_compare_exchange_strong(&listed[i].state, &expected, ENTRY_CHANGING)) continue;
-        strcpy(listed[i].name, name);
-        listed[i].owner = getpid();
-        atomic_store(&listed[i].state, ENTRY_LISTED);
-        return i;
+        if (atomic_compare_exchange_strong(&listed[i].state, &expected, ENTRY_CHANGING)) return i;
     }
     return -1;
+}
+
+/* Lists the file that was made, or with NULL gives the entry back. Returns the entry, -1 if no file is listed. */
+static int settle_entry(int entry, const char *name) {
+    if (entry < 0) return -1;
+    bool made = name != NULL && strlen(name) < PATH_MAX;
+    if (made) strcpy(listed[entry].name, name);
+    listed[entry].owner = getpid();
+    atomic_store(&listed[entry].state, made ? ENTRY_LISTED : ENTRY_FREE);
+    return made ? entry : -1;
 }
 
 static void unlist_save(int entry) {
     if (entry >= 0) atomic_store(&listed[entry].state, ENTRY_FREE);
 }
 
+/* A thread that makes a file lets no signal in until the file is listed, so whoever waits here is another one. A forked
+ * child may have the copy of an entry that nobody settles: hence the limit. */
+static void wait_for_entry(int entry) {
+    const struct timespec pause = {.tv_nsec = 1000 * 1000};
+    for (int tries = 0; tries < 100 && atomic_load(&listed[entry].state) == ENTRY_CHANGING; tries++)
+        nanosleep(&pause, NULL);
+}
+
 void tn_discard_saves(void) {
     int error = errno;
-    for (int i = 0; i < LISTED_SAVES; i++)
+    for (int i = 0; i < LISTED_SAVES; i++) {
+        wait_for_entry(i);
         if (atomic_load(&listed[i].state) == ENTRY_LISTED && listed[i].owner == getpid()) unlink(listed[i].name);
+    }
     errno = error;
 }
 
@@ -339,16 +356,30 @@ static int create_locked(const char *path) {
     return -1;
 }
 
+/* Creates, locks and lists `name`; -1 with errno set. A signal whose handler discards the saves finds no file, or one
+ * that is listed. */
+static int create_listed(tn_save *s, const char *name) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int entry = hold_entry();
+    int fd = create_locked(name);
+    if (fd < 0 && errno == EEXIST && remove_orphan(name)) fd = create_locked(name);
+    int error = errno;
+    s->entry = settle_entry(entry, fd >= 0 ? name : NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    errno = error;
+    return fd;
+}
+
 static tn_status open_temporary(tn_save *s) {
     for (int slot = 0; slot < SAVE_SLOTS; slot++) {
         char *name = temporary_name(s->target, slot);
         if (name == NULL) return TN_ERR_MEMORY;
-        int fd = create_locked(name);
-        if (fd < 0 && errno == EEXIST && remove_orphan(name)) fd = create_locked(name);
+        int fd = create_listed(s, name);
         if (fd >= 0) {
             s->fd = fd;
             s->temporary = name;
-            s->entry = list_save(name);
             return TN_OK;
         }
         tn_status status = TN_OK;
