@@ -36,9 +36,9 @@ typedef struct tn_certify_counts {
 typedef struct tn_certify_options {
     size_t struct_size;
     const char *only; /* names of operations between commas, "exact" too; default NULL: all */
-    int64_t every;    /* one case of so many, though at least one an operation; default 1: all */
-    uint64_t seed;    /* of the values, and of which cases a sample takes; default 0 */
-    void (*found)(void *ctx, const tn_certify_op *op, int done, int total); /* default NULL: nobody is told */
+    int64_t every;    /* run one case in `every`, at least one per operation; default 1: all */
+    uint64_t seed;    /* of the input values, and of the choice of cases; default 0 */
+    void (*found)(void *ctx, const tn_certify_op *op, int done, int total); /* after each operation; default NULL */
     void *ctx;
 } tn_certify_options;
 #define TN_CERTIFY_DEFAULTS \

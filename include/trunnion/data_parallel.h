@@ -52,14 +52,15 @@ typedef enum tn_data_split {
 
 typedef struct tn_data_parallel_options {
     size_t struct_size;
-    /* Of a batch, 1 to 256; part i goes to device i modulo their number. More parts than devices need less memory, as
-     * a device computes its parts one after the other. Default 0: as many as devices. */
+    /* Number of parts of a batch, 1 to 256; part i runs on device i modulo the number of devices. More parts than
+     * devices need less memory, because a device computes its parts one after the other. Default 0: one per device. */
     int parts;
     tn_data_split split;  /* default TN_SPLIT_EVEN */
-    const double *shares; /* TN_SPLIT_SHARES: one number a part, greater than 0; copied; default NULL */
-    bool sum; /* losses are sums over rows, not means: they are added instead of averaged by rows; default false */
-    /* When a device fails: TN_FALLBACK_WARN goes on with the others and says so on standard error, TN_FALLBACK_SILENT
-     * says nothing, TN_FALLBACK_STRICT fails the call, and nothing has changed. Default TN_FALLBACK_WARN. */
+    const double *shares; /* for TN_SPLIT_SHARES: one number per part, greater than 0; copied; default NULL */
+    bool sum; /* losses are sums over rows, so they are added; default false: means, which are averaged by rows */
+    /* If a device fails: TN_FALLBACK_WARN continues on the others and prints a line on standard error,
+     * TN_FALLBACK_SILENT prints nothing, TN_FALLBACK_STRICT fails the call and changes nothing. Default
+     * TN_FALLBACK_WARN. */
     tn_fallback fallback;
 } tn_data_parallel_options;
 #define TN_DATA_PARALLEL_DEFAULTS \

@@ -82,12 +82,12 @@ typedef enum tn_fallback {
 typedef struct tn_device_options {
     size_t struct_size;
     tn_fallback fallback;          /* default TN_FALLBACK_WARN */
-    int64_t minimum_memory;        /* bytes that must be free; a device with less is passed over; default 0 */
+    int64_t minimum_memory;        /* bytes that must be free; devices with less are skipped; default 0 */
     int threads;                   /* cpu: threads to use; default 0: all that affinity and quota allow */
     int simd;                      /* cpu: 0 best, 1 baseline, 2 AVX2, 3 AVX-512 at most; default 0 */
     size_t pool_initial, pool_max; /* bytes of device memory taken at open, default 0; at most, default 0: no limit */
-    size_t pool_growth;  /* bytes of a piece that blocks up to its size are cut out of; default 0: a piece a block */
-    const char *library; /* as tn_set_library; default NULL: as it is */
+    size_t pool_growth;  /* bytes of a slab, which blocks up to that size share; default 0: a slab per block */
+    const char *library; /* as tn_set_library; default NULL: unchanged */
 } tn_device_options;
 #define TN_DEVICE_DEFAULTS \
     { TN_OPTIONS_SIZE(tn_device_options, library), TN_FALLBACK_WARN, 0, 0, 0, 0, 0, 0, NULL }

@@ -9,8 +9,8 @@
  *   tn_embedder_run(e, ids, lengths, count, vectors); // vectors [count, width]
  *   tn_embedder_close(e);
  *
- * Threads: an open embedder may be used by several threads at once. Plans belong to the thread that made them, so each
- * thread's first run with a length is slower. */
+ * Threads: several threads may use an open embedder at once. Plans belong to the thread that made them, so each
+ * thread's first run with a new length is slower. Close it when no thread uses it. */
 #ifndef TRUNNION_EMBED_H
 #define TRUNNION_EMBED_H
 
@@ -57,11 +57,10 @@ typedef struct tn_embedder_facts {
     tn_embed_norm norm;
 } tn_embedder_facts;
 
-/* Opens the encoder in a folder: config.json and its weights as safetensors or pytorch_model.bin (model.h), and what
- * sentence-transformers puts beside them (modules.json with its pooling, dense layers and norm,
- * sentence_bert_config.json) where it is there. The options replace pooling and norm alone; dense layers are computed
- * always. Weights in half
- * precision are computed with in f32. options may be NULL. *out: closed with tn_embedder_close.
+/* Opens the encoder in a folder: config.json, weights as safetensors or pytorch_model.bin (model.h), and the files of
+ * sentence-transformers if they exist: modules.json (pooling, dense layers, norm) and sentence_bert_config.json. The
+ * options replace pooling and norm; dense layers are always computed. Weights in half precision are computed in f32.
+ * options may be NULL. *out: closed with tn_embedder_close.
  * Errors: those of tn_json_open and tn_safetensors_open; TN_ERR_UNSUPPORTED for a model_type or a feature that is not
  * known here, naming it; TN_ERR_FORMAT naming the key or tensor that is missing or does not fit. */
 TN_API tn_status tn_embedder_open(const char *folder, const tn_embedder_options *options, tn_embedder **out);

@@ -15,9 +15,9 @@
  *
  * Further sequences over the same weights: tn_llm_new_conversation.
  *
- * Threads: a tn_llm is used by one thread at a time, whichever. Conversations of one model, and other models, may be
- * used by several threads at once, each thread its own: nothing that one does changes the tokens of another. Plans for
- * prompts belong to the thread that made them, so a conversation is fastest where it stays. */
+ * Threads: one thread at a time may use a tn_llm, and it need not be the same one. Several threads at once may use
+ * different tn_llms, also conversations over the same weights; none changes the results of another. Plans for prompts
+ * belong to the thread that made them, so a conversation is fastest if it stays on one thread. */
 #ifndef TRUNNION_LLM_H
 #define TRUNNION_LLM_H
 
@@ -81,11 +81,12 @@ TN_API tn_status tn_llm_inspect_path(const char *path, const tn_llm_options *opt
 TN_API tn_status tn_llm_open(const char *path, const tn_llm_options *options, tn_llm **out);
 TN_API void tn_llm_close(tn_llm *m); /* NULL is fine */
 
-/* Another sequence over the weights of `with`: *out begins empty and is used as a model that tn_llm_open opened, and
- * closed in any order. It costs its cache and buffers for one piece of a prompt; the weights, packed ones too, are in
- * memory once. options: its context, cache type and memory limit; NULL: those of `with`. Logits have the same bits as
- * those of a model of its own. May be called while another thread uses `with`.
- * Errors: as tn_llm_open's for options and memory; TN_ERR_ARGUMENT for another device. */
+/* Opens another sequence over the weights of `with`. *out is an empty sequence, used and closed (tn_llm_close, in any
+ * order) like a model from tn_llm_open; its logits have the same bits as those of a separately opened model. It
+ * allocates its own cache and the buffers for one chunk of a prompt, and shares the weights, packed ones included.
+ * options: its context, cache type and memory limit; NULL: those of `with`.
+ * Errors: as tn_llm_open's for options and memory; TN_ERR_ARGUMENT for another device.
+ * Threads: may be called while another thread uses `with`. */
 TN_API tn_status tn_llm_new_conversation(const tn_llm *with, const tn_llm_options *options, tn_llm **out);
 
 /* Packs the weights and makes the plans now, which the first calls would do otherwise: after it they are as fast as all

@@ -16,8 +16,8 @@
  *     ...
  *     tn_tensor *logits = tn_forward(out, tn_relu(tn_forward(hidden, x)));
  *
- * Threads: a module, or a policy, may be used by one thread at a time, and in evaluation mode by several at once, as
- * long as none of them writes its variables. Each thread evaluates what it recorded. */
+ * Threads: one thread at a time may use a module or a policy. In evaluation mode several threads may, as long as none
+ * writes its variables; each thread must itself evaluate what it recorded. */
 #ifndef TRUNNION_NN_H
 #define TRUNNION_NN_H
 
@@ -59,7 +59,8 @@ TN_API tn_status tn_module_status(const tn_module *m);
 TN_API tn_status tn_module_fail(tn_module *m, tn_status status);
 
 /* Adds a variable with this initial value, which is evaluated; the caller keeps its handle, the module retains its own.
- * A variable of another module, or of this one, ties the two: one storage under two names, trained and counted once.
+ * If `initial` is a variable of a module already, the two names are tied: they share one storage, which is trained and
+ * counted once.
  * Returns the variable, borrowed, or NULL on failure (noted on the root). parameter: trained, collects gradients. */
 TN_API tn_tensor *tn_module_add_parameter(tn_module *m, const char *name, tn_tensor *initial);
 TN_API tn_tensor *tn_module_add_buffer(tn_module *m, const char *name, tn_tensor *initial);
@@ -79,13 +80,13 @@ typedef struct tn_variable {
  * NULL if there are none. A tensor that was added under two names (tied weights) is listed under both: PyTorch's
  * state_dict. */
 TN_API tn_status tn_module_variables(const tn_module *m, tn_variable **items, int *count);
-/* The parameters below m, each storage once, under its first name: PyTorch's parameters(). What changes or counts
- * parameters (optimisers, gradient norms, moving averages of weights) must use this list, or it treats tied weights
- * twice. Freed in the same way. */
+/* The parameters below m, each storage once, under its first name: PyTorch's parameters(). Code that changes or counts
+ * parameters (optimisers, gradient norms, moving averages of weights) must use this list; with tn_module_variables it
+ * would process tied weights twice. *items: freed with tn_variables_free; NULL if there are none. */
 TN_API tn_status tn_module_parameters(const tn_module *m, tn_variable **items, int *count);
 TN_API void tn_variables_free(tn_variable *items);
 
-/* Number of elements of all parameters below m; tied parameters count once. -1 if memory is out. */
+/* Number of elements of all parameters below m; tied parameters count once. -1 if out of memory. */
 TN_API int64_t tn_module_parameter_count(const tn_module *m);
 
 /* Training mode (the mode at the start) or evaluation mode, for m and all below: dropout

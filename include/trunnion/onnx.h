@@ -11,9 +11,10 @@
  *   tn_onnx_run(m, &in, &out);            // as many as the model has, in its order
  *   tn_read(tn_onnx_value_get(out), numbers, sizeof numbers);
  *
- * Threads: an open model may be run by several threads at once, each with inputs that it made or evaluated itself, and
- * gives each what it gives one. The first two runs with inputs of new shapes, and all runs of models that read values
- * on the way, go one after the other; others go side by side over the same weights. Close it when no thread uses it. */
+ * Threads: several threads may run an open model at once, each with inputs that it made or evaluated itself; results
+ * are those of a single thread. Runs share the weights and proceed in parallel, except the first two runs with new
+ * input shapes and all runs of a model that reads values while it runs: those wait for each other. Close the model when
+ * no thread uses it. */
 #ifndef TRUNNION_ONNX_H
 #define TRUNNION_ONNX_H
 

@@ -1,13 +1,14 @@
 /* optim.h — optimisers: what a step does with the gradients, and how the learning rate moves.
  *
- * A step is recorded behind forward and backward and runs with them as one plan; the learning rate and the step count
- * are runtime scalars, so every step finds the plan of the one before. Updates are element-wise work in place on
- * state; those of one form share a launch: a step with ready gradients takes two launches for 12 variables of rank 1
- * and 2, and with tn_minimize an update can be the end of the kernel that makes its gradient. A step is all or
- * nothing: an error among the gradients, or a run that fails, changes neither variables nor counts. (Host memory that
- * runs out while the step is recorded is the exception: the failure says so, and the model has to be loaded anew.)
- * Inf and NaN are values, not errors: see tn_grad_is_finite. A step may be captured (tn_capture_begin): each launch
- * is then a step, with the learning rate and the step count of that time. Definitions are PyTorch's (torch.optim).
+ * A step is recorded after forward and backward and runs with them as one plan. The learning rate and the step count
+ * are runtime scalars, so every step reuses the plan of the previous one. Updates are element-wise and in place;
+ * updates of equal structure share a launch, so a step over 12 variables of rank 1 and 2 whose gradients are computed
+ * takes two launches. With tn_minimize an update can be fused into the kernel that computes its gradient.
+ *
+ * A step is all or nothing: if a gradient is an error, or the run fails, neither variables nor counts change. (The one
+ * exception: if host memory runs out while the step is recorded, the error says so, and the model must be loaded
+ * again.) Inf and NaN are values, not errors: see tn_grad_is_finite. A step can be captured (tn_capture_begin): each
+ * launch is then one step with the current learning rate and step count. Definitions are PyTorch's (torch.optim).
  *
  *     tn_optimizer *adam;
  *     if (tn_optimizer_adam(net, NULL, &adam) != TN_OK) ...
@@ -80,10 +81,10 @@ TN_API tn_status tn_minimize(tn_optimizer *o, const tn_tensor *loss);
  * min(1, max_norm / (norm + 1e-6)). *total_norm (NULL: not wanted): a new handle on the norm before. */
 TN_API tn_status tn_clip_grad_norm(tn_module *m, double max_norm, tn_tensor **total_norm);
 
-/* Whether all gradients that tn_backward collected for the parameters below m are finite: a new handle on one bool, not
- * yet computed (tn_item: 1 or 0); true if there are none. An error tensor on failure. An Inf or NaN in a gradient makes
- * the variable NaN for ever, and Adam's moments with it; clipping does not help, because the norm is then no number
- * either. Where that may happen (half precision, exploding losses), look before the step and leave it out:
+/* Whether all gradients that tn_backward collected for the parameters below m are finite. Returns a new handle on one
+ * bool, not yet computed (tn_item: 1 or 0); true if there are no gradients; an error tensor on failure. A step with an
+ * Inf or NaN gradient makes the variable, and Adam's moments, NaN permanently; clipping does not help, because the norm
+ * is then NaN too. Where that may happen (half precision, exploding losses), check before the step and skip it:
  *
  *     tn_optimizer_zero_grad(o);
  *     if (tn_backward(loss) != TN_OK) ...

@@ -41,8 +41,8 @@ enum { TN_REASON_BYTES = 512 };
  * A struct that was not started so ({0}, or struct_size set by hand) fails with TN_ERR_ARGUMENT, and the text shows the
  * initialiser. struct_size also tells the library which fields the program was compiled with: structs grow at their
  * end, and fields that an older program lacks have their defaults. Options of a newer program than the library are
- * refused. (Structs that a function fills in, such as tn_device_info, have no initialiser: set struct_size to their
- * sizeof.) */
+ * refused. (Structs that a function fills in, such as tn_device_info, and tables of functions, such as
+ * tn_capture_hook, have no initialiser: set struct_size to their sizeof.) */
 
 /* The value of struct_size, for initialisers: a mark, and the number of bytes up to the end of the last field. */
 #define TN_OPTIONS_MARK ((size_t)0x544E0000)
@@ -74,18 +74,20 @@ TN_API const char *tn_error(void);
 /* The status of that failure; TN_OK if there was none. */
 TN_API tn_status tn_error_code(void);
 
-/* For functions that take options: copies the fields that `given` has (NULL: none) to `to`, which was started from its
- * initialiser. function and initialiser are for the error text: "sgd", "tn_sgd_options o = TN_SGD_DEFAULTS".
- * Errors: TN_ERR_ARGUMENT for a struct that was not started from its initialiser, or is newer than `to`; for NULL. */
+/* For functions that take options: copies the fields of `given` to `to`, which must have been started from its
+ * initialiser. Fields that `given` lacks keep their values in `to`; given NULL has none. function and initialiser are
+ * for the error text: "sgd", "tn_sgd_options o = TN_SGD_DEFAULTS".
+ * Errors: TN_ERR_ARGUMENT if `given` was not started from its initialiser, or is newer than `to`; if another argument
+ * is NULL. */
 TN_API tn_status tn_options_read(void *to, const void *given, const char *function, const char *initialiser);
 
 /* A short name of a status: "out of memory" for TN_ERR_MEMORY. Never NULL. */
 TN_API const char *tn_status_name(tn_status s);
 
-/* Removes the temporary files of all saves (checkpoints, safetensors, GGUF, ONNX …) that are under way in this process,
- * so that a program which a signal ends leaves none behind. Call it from the signal handler and end the process there
- * (_exit): a save that went on would fail. Async-signal-safe. Finds up to 32 saves at a time; what else is left, the
- * next save of the same file removes. */
+/* Removes the temporary files of all saves in progress in this process (checkpoints, safetensors, GGUF, ONNX …), for
+ * signal handlers that end the process: call it, then _exit, because a save that continued would fail.
+ * Async-signal-safe. It knows 32 saves at a time; the next save to the same path removes the temporary file of any
+ * other. */
 TN_API void tn_discard_saves(void);
 
 /* The library's version, "0.1.0". */

@@ -53,10 +53,10 @@ TN_API tn_tensor *tn_scalar_int(int64_t value);
 TN_API tn_tensor *tn_dial(double value);
 TN_API tn_tensor *tn_dial_int(int64_t value); /* the same as i64 */
 
-/* Sets the seed of this thread's random numbers, which begin anew: the same calls then yield the same numbers, on every
- * device. A thread that sets none gets its seed when it first draws: the first such thread of the process 0, each
- * further one a number of its own that depends only on how many drew before it. If several threads race to be first,
- * seed each of them to get the same numbers in every run. */
+/* Sets the seed of the calling thread's random numbers and restarts their sequence: the same calls then return the same
+ * numbers, on every device. A thread that sets no seed gets one at its first draw: the first such thread of the process
+ * gets 0, each later one a seed that depends only on how many threads drew before it. If several threads race for the
+ * first draw, seed each of them to get the same numbers in every run. */
 TN_API void tn_manual_seed(uint64_t seed);
 
 /* Declares that extent `dim` of an input varies between runs: plans are then shared by all its values.
@@ -127,20 +127,21 @@ TN_API tn_status tn_peek(const tn_tensor *t, const void **out);
 /* The value of a one-element tensor as double. On error *out stays as it was. */
 TN_API tn_status tn_read_item(const tn_tensor *t, double *out);
 
-/* The same as a result; NaN on error. If the value itself is NaN, tn_error() is "" afterwards; after an error it has
- * the cause. */
+/* As tn_read_item, but returns the value; NaN on error. To tell a NaN value from an error, look at tn_error(): it is ""
+ * after a NaN value and holds the cause after an error. */
 TN_API double tn_item(const tn_tensor *t);
 
 /* ---- lifetime ---------------------------------------------------------------------------------------------------- */
 
-/* A tn_tensor * is a name, not an address: it counts which use of its memory it means. A function that is given a
- * tensor that was freed fails (TN_ERR_ARGUMENT, an error tensor, or the neutral value that NULL has) and says so. */
+/* A tn_tensor * is a handle with a generation number, not an address. A function that is given a freed tensor reads no
+ * memory of it: it fails with TN_ERR_ARGUMENT, or returns an error tensor, or what it returns for NULL, and tn_error()
+ * says that the tensor was freed. */
 TN_API tn_tensor *tn_retain(tn_tensor *t); /* one more handle; returns t */
-/* NULL is fine. Of a tensor that was freed already: nothing but tn_error() and a line in the log. */
+/* Releases one handle; NULL is fine. If the tensor was freed before, this only sets tn_error() and logs a line. */
 TN_API void tn_free(tn_tensor *t);
 
-/* TN_SCOPE; — a declaration: handles made from here to the end of the enclosing block are freed there, also when
- * break, continue, return or goto leaves the block. Do not free such a handle yourself (a retained one is yours).
+/* TN_SCOPE; — a declaration: handles that this thread makes from here to the end of the enclosing block are freed
+ * there, also when break, continue, return or goto leaves the block. Do not free such a handle yourself (a retained one is yours).
  * tn_keep moves a handle to the enclosing scope, or to the caller. Needs gcc's attribute cleanup (gcc, clang).
  *
  *     for (int i = 0; i < steps; i++) {
@@ -164,15 +165,14 @@ TN_API tn_tensor *tn_keep(tn_tensor *t); /* returns t; outside any scope it does
 /* ---- in place ---------------------------------------------------------------------------------------------------- */
 
 /* Writes src (broadcast and cast to fit) into dst, seen by all views of its storage. Returns dst with the same handle
- * count, so calls chain. tn_add_, tn_mul_ … in ops.h are this with the operation's result, which must have a dtype that
- * dst's can hold as in PyTorch: no floating point result in an integer tensor, nothing but bool in a bool tensor.
+ * count, so calls chain. tn_add_, tn_mul_ … in ops.h write the operation's result in the same way. As in PyTorch, dst's
+ * dtype must be able to hold the result's: no floating point result in an integer tensor, only bool in a bool tensor.
  *
  * Failure: dst keeps its value, its gradients and its write count, and the call returns an error tensor that belongs to
- * the calling thread (tn_free leaves it alone; the thread's next failed in-place operation replaces its error). A
- * caller who ignores it is told all the same: unless tn_status_of was asked about it, the thread's next tn_eval,
- * tn_read, tn_peek, tn_item or tn_capture_end fails with that error, once, and does nothing else. Until it is told, all
- * in-place operations of the thread fail with it, as code behind an exception does not run: a later write might need
- * the one that failed.
+ * the calling thread (tn_free ignores it; the thread's next failed in-place operation replaces its error). An ignored
+ * failure is reported later: unless tn_status_of was called on the error tensor, the thread's next tn_eval, tn_read,
+ * tn_peek, tn_item or tn_capture_end fails once with that error and does nothing else. Until then all in-place
+ * operations of the thread fail with it too, because they may depend on the write that failed.
  * If dst is an error tensor itself, it is returned.
  * Refused: a dst whose elements share memory (an expanded view); a leaf that requires gradients while gradients are on
  * (TN_ERR_STATE); a result that does not fit dst's shape (TN_ERR_SHAPE) or dtype (TN_ERR_DTYPE). */
@@ -190,14 +190,15 @@ TN_API tn_status tn_swap(tn_tensor *a, tn_tensor *b);
  * end computes what was recorded, as tn_eval would, and keeps its plan; each launch runs it again with new values for
  * the inputs (same shapes and dtypes, contiguous) and hands out new output handles.
  *
- * A launch leaves behind what recording the same again would: it reads and writes state as it is then, draws the next
- * random numbers, replaces the gradients that the capture collected, and counts writes (tn_write_count). A training
- * step may be part of it (tn_minimize, tn_optimizer_step: their tn_eval of no tensors waits for the end): each launch
- * is a step with the learning rate and the step count of that time, bit for bit. Constants, and data that the capture
- * made, keep their values.
- * Errors: TN_ERR_STATE for a capture or a launch inside a capture, for reading a value that it records, and at its
- * end for what a launch could not repeat (random numbers set inside, gradients from before, in-place writes to
- * tensors from before that are not state); TN_ERR_ARGUMENT for an output that was not recorded in it. */
+ * A launch has the effects of recording the same calls again: it reads and writes the current values of state, draws
+ * the next random numbers, replaces the gradients that the capture collected, and counts writes (tn_write_count). A
+ * training step can be captured (tn_minimize, tn_optimizer_step: their tn_eval of no tensors is deferred to
+ * tn_capture_end): each launch is one step with the current learning rate and step count, with the same bits.
+ * Constants, and tensors made from data inside the capture, keep their values.
+ * Errors: TN_ERR_STATE for a capture or a launch inside a capture, for reading a value that is being captured, and at
+ * tn_capture_end for what a launch could not repeat (tn_manual_seed or tn_set_random_state inside it, gradients from
+ * before it, in-place writes to earlier tensors that are not state); TN_ERR_ARGUMENT for an output that was not
+ * recorded in the capture. */
 typedef struct tn_graph tn_graph;
 TN_API tn_status tn_capture_begin(void);
 TN_API tn_status tn_capture_end(tn_tensor *const *inputs, int input_count, tn_tensor *const *outputs, int output_count,
@@ -206,26 +207,27 @@ TN_API tn_status tn_graph_launch(tn_graph *g, tn_tensor *const *inputs, tn_tenso
 /* The same as tn_eval_async is to tn_eval: outputs can be used at once, and reading one waits. */
 TN_API tn_status tn_graph_launch_async(tn_graph *g, tn_tensor *const *inputs, tn_tensor **outputs, tn_queue *queue,
                                        tn_event *event);
-/* Sets a dial for all launches to come: dials are numbered in the order in which they were recorded. TN_ERR_ARGUMENT
- * for a dial that a hook sets. */
+/* Sets a dial (a runtime scalar, see tn_dial) for all following launches. Dials are numbered in the order in which they
+ * were recorded. Errors: TN_ERR_ARGUMENT for a number without a dial, and for a dial that a hook sets. */
 TN_API tn_status tn_graph_set_dial(tn_graph *g, int dial, double value);
 
-/* For authors of optimisers and of whatever else keeps numbers on the host that change with each step: what a launch
- * does in place of recording the step. */
+/* For authors of optimisers, and of other code with numbers on the host that change at each step (a step count, a
+ * learning rate): a launch calls the hook instead of recording the step. */
 typedef struct tn_capture_hook {
-    size_t struct_size;
-    /* Before each launch: writes the values of the hook's dials and moves the host's numbers on, as recording would. A
-     * failure refuses the launch. */
+    size_t struct_size; /* sizeof(tn_capture_hook) */
+    /* Called before each launch: writes values[i] for dial i of the hook and advances the host's numbers as recording
+     * would. If it fails, the launch fails with its status. */
     tn_status (*advance)(void *ctx, double *values);
-    void (*undo)(void *ctx);    /* takes the last advance, or the recording itself, back: it failed. May be NULL */
-    void (*release)(void *ctx); /* the graph is gone, or the capture failed. May be NULL */
+    /* Reverts the last advance because the launch failed, or the recording because the capture failed. May be NULL. */
+    void (*undo)(void *ctx);
+    void (*release)(void *ctx); /* called once, when the graph is freed or the capture failed. May be NULL */
     void *ctx;
 } tn_capture_hook;
 /* Whether this thread is between tn_capture_begin and tn_capture_end. */
 TN_API bool tn_capturing(void);
-/* Adds a hook for `count` dials (tn_dial, tn_dial_int) of the capture under way. Hooks advance in the order in which
- * they were added. If this fails, ctx stays the caller's. Errors: TN_ERR_STATE outside a capture; TN_ERR_ARGUMENT for a
- * tensor that is no dial. */
+/* Adds a hook for `count` dials (tn_dial, tn_dial_int) to this thread's capture. *hook is copied; its ctx belongs to the
+ * capture until release is called, or to the caller if this function fails. Hooks advance in the order in which they
+ * were added. Errors: TN_ERR_STATE outside a capture; TN_ERR_ARGUMENT for a tensor that is not a dial. */
 TN_API tn_status tn_capture_add_hook(const tn_capture_hook *hook, tn_tensor *const *dials, int count);
 TN_API void tn_graph_free(tn_graph *g); /* NULL is fine */
 

@@ -146,8 +146,8 @@ TN_API void tn_encoding_free(tn_encoding *e); /* leaves it empty; NULL is fine *
 typedef struct tn_pair_options {
     size_t struct_size;
     unsigned flags;     /* TN_ENCODE_…; default TN_ENCODE_ENDS */
-    int64_t max_tokens; /* with begin and end tokens: the longer text gives away until both fit; default 0: no limit but
-                           what TN_ENCODE_TRUNCATE says */
+    int64_t max_tokens; /* begin and end tokens included: the longer text is cut until both fit; default 0: no limit
+                           except that of TN_ENCODE_TRUNCATE */
 } tn_pair_options;
 #define TN_PAIR_DEFAULTS \
     { TN_OPTIONS_SIZE(tn_pair_options, max_tokens), TN_ENCODE_ENDS, 0 }
@@ -254,7 +254,7 @@ TN_API tn_status tn_template_chat(const tn_template *t, const tn_chat *chat, con
 
 /* ---- sampler ----------------------------------------------------------------------------------------------------- */
 
-/* How the next token is chosen from a model's logits. By default the greatest logit, always.
+/* How the next token is chosen from a model's logits. By default the token with the greatest logit.
  *
  * The steps, in this order: the repetition penalty changes logits; temperature divides them; top_k, top_p and min_p
  * each leave the likelier tokens; one of what is left is drawn with its probability. This is Hugging Face's order.
@@ -262,11 +262,11 @@ TN_API tn_status tn_template_chat(const tn_template *t, const tn_chat *chat, con
  * more of them there, above 1 fewer. Both agree at temperature 1.) */
 typedef struct tn_sampler_options {
     size_t struct_size;
-    double temperature; /* default 0: the first of the greatest logits, and nothing is drawn */
-    int32_t top_k;      /* the k likeliest; default 0: all */
-    /* the fewest that together are this likely (Holtzman et al. 2020), in [0, 1]; 0: the likeliest; default 1: all */
-    double top_p;
-    double min_p; /* those at least this fraction as likely as the likeliest (Nguyen et al. 2024); default 0: all */
+    double temperature; /* default 0: the first of the greatest logits, nothing is drawn */
+    int32_t top_k;      /* keep the k most probable tokens; default 0: all */
+    double top_p; /* keep the smallest set of most probable tokens whose probabilities add up to this, in [0, 1] (nucleus
+                     sampling, Holtzman et al. 2020); 0: the most probable one; default 1: all */
+    double min_p; /* keep tokens at least this fraction as probable as the best (Nguyen et al. 2024); default 0: all */
     double repeat_penalty; /* positive logits of recent tokens are divided by it, others multiplied (Keskar et al.
                               2019); default 1: as they are */
     int32_t repeat_window; /* how many recent tokens count; default 64 */
