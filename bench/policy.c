@@ -196,11 +196,10 @@ static double time_replay(int64_t n, int64_t calls) {
     forward(&x, out);
     check(tn_capture_end(&x.observations, 1, out, 2, &graph));
     double start = bench_now();
-    for (int64_t i = 0; i < calls; i++)
-        {
-            TN_SCOPE;
-            check(tn_graph_launch(graph, &x.observations, got));
-        }
+    for (int64_t i = 0; i < calls; i++) {
+        TN_SCOPE;
+        check(tn_graph_launch(graph, &x.observations, got));
+    }
     seconds = (bench_now() - start) / (double)calls;
     tn_graph_free(graph);
     return seconds;

@@ -67,12 +67,12 @@ static tn_status save_result(const bench_work *w, const bench_parts *p, const tn
     tn_status s = make_list(&l, p->result_count + 2 * count + 1);
     if (s == TN_OK) {
         TN_SCOPE;
-            add_numbered(&l, p->results, p->result_count, "result");
-            for (int i = 0; i < count; i++)
-                add(&l, v[i].tensor, "model", v[i].name);
-            for (int i = 0; i < count; i++)
-                add(&l, tn_grad(v[i].tensor), "gradient", v[i].name);
-            s = save(folder, w->name, "result", &l);
+        add_numbered(&l, p->results, p->result_count, "result");
+        for (int i = 0; i < count; i++)
+            add(&l, v[i].tensor, "model", v[i].name);
+        for (int i = 0; i < count; i++)
+            add(&l, tn_grad(v[i].tensor), "gradient", v[i].name);
+        s = save(folder, w->name, "result", &l);
     }
     free_list(&l);
     return s;

@@ -102,10 +102,8 @@ static tn_status begin_gemm_bf16(bench_work *w, void **self) { return begin_gemm
 
 static tn_status run_gemm(void *self) {
     holder *h = self;
-    tn_status s = TN_OK;
     TN_SCOPE;
-    s = finish(h, tn_matmul(h->t[0], h->t[1]));
-    return s;
+    return finish(h, tn_matmul(h->t[0], h->t[1]));
 }
 
 /* ---- element by element ------------------------------------------------------------------------------------------ */
@@ -121,10 +119,8 @@ static tn_status begin_pair(bench_work *w, void **self) {
 
 static tn_status run_add(void *self) {
     holder *h = self;
-    tn_status s = TN_OK;
     TN_SCOPE;
-    s = finish(h, tn_add(h->t[0], h->t[1]));
-    return s;
+    return finish(h, tn_add(h->t[0], h->t[1]));
 }
 
 /* Fifteen operations in a row, each freed when the next one is recorded: what recording and finding a plan cost. */
@@ -189,10 +185,8 @@ static tn_status run_conv(void *self) {
     holder *h = self;
     tn_conv2d_options o = TN_CONV2D_DEFAULTS;
     o.padding[0] = o.padding[1] = 1;
-    tn_status s = TN_OK;
     TN_SCOPE;
-    s = finish(h, tn_conv2d(h->t[0], h->t[1], NULL, &o));
-    return s;
+    return finish(h, tn_conv2d(h->t[0], h->t[1], NULL, &o));
 }
 
 /* A work under fast numerics, whatever the other works are under. */
@@ -245,12 +239,11 @@ static tn_status begin_policy(bench_work *w, void **self) {
 
 static tn_status run_policy_forward(void *self) {
     holder *h = self;
-    tn_status s = TN_OK;
     TN_SCOPE;
     TN_NO_GRAD;
     tn_tensor *out[2];
     tn_policy_forward(h->policy, h->t[0], NULL, &out[0], &out[1], NULL);
-    s = tn_eval(out, 2);
+    tn_status s = tn_eval(out, 2);
     keep_result(h, out[0]);
     keep_result(h, out[1]);
     return s;
@@ -259,13 +252,12 @@ static tn_status run_policy_forward(void *self) {
 static tn_status run_policy_train(void *self) {
     holder *h = self;
     tn_tensor *const *batch = &h->t[h->turn++ % h->batches * BATCH_PARTS];
-    tn_status s = TN_OK;
     TN_SCOPE;
     tn_tensor *logits, *value;
     tn_policy_forward(h->policy, batch[0], NULL, &logits, &value, NULL);
     tn_tensor *loss =
         tn_add(tn_cross_entropy(logits, batch[1], NULL, NULL), tn_mse_loss(value, batch[2], TN_REDUCTION_MEAN));
-    s = tn_minimize(h->optimizer, loss);
+    tn_status s = tn_minimize(h->optimizer, loss);
     keep_result(h, loss);
     return s;
 }
@@ -306,11 +298,9 @@ static tn_tensor *through_blocks(const holder *h) {
 
 static tn_status run_transformer_forward(void *self) {
     holder *h = self;
-    tn_status s = TN_OK;
     TN_SCOPE;
     TN_NO_GRAD;
-    s = finish(h, through_blocks(h));
-    return s;
+    return finish(h, through_blocks(h));
 }
 
 static tn_status run_transformer_train(void *self) {
@@ -379,18 +369,15 @@ static tn_status begin_cnn(bench_work *w, void **self) {
 
 static tn_status run_cnn(void *self) {
     holder *h = self;
-    tn_status s = TN_OK;
+    TN_SCOPE;
     if (h->training) {
-        TN_SCOPE;
         tn_tensor *loss = tn_cross_entropy(tn_forward(h->block[0], h->t[0]), h->t[1], NULL, NULL);
-        s = tn_minimize(h->optimizer, loss);
+        tn_status s = tn_minimize(h->optimizer, loss);
         keep_result(h, loss);
         return s;
     }
-    TN_SCOPE;
     TN_NO_GRAD;
-    s = finish(h, tn_forward(h->block[0], h->t[0]));
-    return s;
+    return finish(h, tn_forward(h->block[0], h->t[0]));
 }
 
 static tn_status run_cnn_fast(void *self) { return run_fast(run_cnn, self); }

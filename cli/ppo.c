@@ -169,13 +169,12 @@ tn_status ppo_new(tn_policy *policy, const ppo_environments *environments, const
 static tn_status ask(ppo *p, const float *observations, tn_tensor *const *state, float *logits, float *values,
                      tn_tensor **new_state) {
     int64_t n = p->n;
-    tn_status status = TN_OK;
     TN_SCOPE;
     TN_NO_GRAD;
     tn_tensor *x = tn_from_data(observations, (int64_t[]){n, p->environments.observations}, 2, TN_F32);
     tn_tensor *out[2 + TN_MAX_POLICY_STATE];
     tn_policy_forward(p->policy, x, state, &out[0], &out[1], out + 2);
-    status = tn_eval(out, 2 + p->state_count);
+    tn_status status = tn_eval(out, 2 + p->state_count);
     if (status == TN_OK) status = tn_read(out[0], logits, (size_t)(n * p->environments.actions) * sizeof *logits);
     if (status == TN_OK) status = tn_read(out[1], values, (size_t)n * sizeof *values);
     for (int i = 0; status == TN_OK && new_state && i < p->state_count; i++)

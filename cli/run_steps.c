@@ -200,11 +200,9 @@ static tn_status choose(const run_steps *s, const tn_onnx_value *logits, int64_t
     if (!t || tn_rank(t) != 3 || tn_size(t, 0) != s->batch || tn_size(t, 1) < 1)
         return tn_backend_fail(TN_ERR_SHAPE, "--steps: 'logits' is not [%lld texts, tokens, vocabulary]",
                                (long long)s->batch);
-    tn_status status = TN_OK;
     TN_SCOPE;
     tn_tensor *best = tn_argmax(tn_select(t, 1, tn_size(t, 1) - 1), TN_DIMS(1), false);
-    status = tn_read(tn_cast(best, TN_I64), tokens, (size_t)s->batch * sizeof *tokens);
-    return status;
+    return tn_read(tn_cast(best, TN_I64), tokens, (size_t)s->batch * sizeof *tokens);
 }
 
 /* Behind what input i holds along dim 1: a column, or (whole = false) the column alone. */
@@ -220,10 +218,9 @@ static tn_status append(tn_onnx_value **in, int i, const tn_tensor *column, bool
 }
 
 static tn_status lengthen(const run_steps *s, const int64_t *tokens, tn_onnx_value **in) {
-    tn_status status = TN_OK;
     TN_SCOPE;
     tn_tensor *chosen = tn_from_data(tokens, TN_DIMS(s->batch, 1), TN_I64);
-    status = append(in, s->ids, chosen, !s->cached);
+    tn_status status = append(in, s->ids, chosen, !s->cached);
     if (status == TN_OK && s->mask >= 0) status = append(in, s->mask, tn_ones(TN_DIMS(s->batch, 1), TN_I64), true);
     if (status == TN_OK && s->places >= 0) {
         const tn_tensor *old = tn_onnx_value_get(in[s->places]);

@@ -255,13 +255,11 @@ static int64_t draw(const float *logits, int count, uint64_t *state) {
 
 /* The logits behind the first `length` numbers of a context. */
 static tn_status next_logits(const chars *c, const int64_t *context, int64_t length, float *logits) {
-    tn_status status = TN_OK;
     TN_SCOPE;
     TN_NO_GRAD;
     tn_tensor *all = logits_of(c, context, 1);
     tn_tensor *row = tn_slice(all, 0, length - 1, length, 1);
-    status = tn_read(row, logits, (size_t)c->vocabulary * sizeof *logits);
-    return status;
+    return tn_read(row, logits, (size_t)c->vocabulary * sizeof *logits);
 }
 
 /* How the network would go on with a beginning, as far as its characters occur in the text. It makes bytes: those that

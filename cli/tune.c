@@ -49,10 +49,9 @@ const cli_command cli_tune = {
 /* ---- works ------------------------------------------------------------------------------------------------------- */
 
 static tn_status tune_product(const int64_t size[3]) {
-    tn_status s = TN_OK;
     TN_SCOPE;
     tn_tensor *a = tn_rand(TN_DIMS(size[0], size[2])), *b = tn_rand(TN_DIMS(size[2], size[1]));
-    s = tn_eval((tn_tensor *[]){a, b}, 2);
+    tn_status s = tn_eval((tn_tensor *[]){a, b}, 2);
     tn_tensor *kept = tn_matmul(a, b), *fresh = tn_matmul(a, tn_mul_scalar(b, 2));
     if (s == TN_OK) s = tn_eval(&kept, 1);
     if (s == TN_OK) s = tn_eval(&fresh, 1);

@@ -48,11 +48,10 @@ int main(int argc, char **argv) {
         tn_queue_new(device, &sums) != TN_OK || tn_event_new(true, &begin) != TN_OK ||
         tn_event_new(true, &end) != TN_OK)
         failed();
-    else
-        {
-            TN_SCOPE;
-            result = compute(products, sums, begin, end);
-        }
+    else {
+        TN_SCOPE;
+        result = compute(products, sums, begin, end);
+    }
 
     tn_pool_stats pool = {.struct_size = sizeof pool};
     if (tn_device_get_pool_stats(device, &pool) == TN_OK)

@@ -35,15 +35,14 @@ int main(void) {
     if (tn_optimizer_adam(model, &options, &adam) != TN_OK) return failed();
 
     double last = NAN;
-    for (int step = 0; step < STEPS; step++)
-        {
-            TN_SCOPE;
-            tn_tensor *inputs = tn_from_data(x, (int64_t[]){POINTS, 1}, 2, TN_F32);
-            tn_tensor *targets = tn_from_data(y, (int64_t[]){POINTS, 1}, 2, TN_F32);
-            tn_tensor *loss = tn_mse_loss(tn_forward(line, inputs), targets, TN_REDUCTION_MEAN);
-            if (tn_minimize(adam, loss) != TN_OK) return failed(); /* backward and step, one plan */
-            last = tn_item(loss);
-        }
+    for (int step = 0; step < STEPS; step++) {
+        TN_SCOPE;
+        tn_tensor *inputs = tn_from_data(x, (int64_t[]){POINTS, 1}, 2, TN_F32);
+        tn_tensor *targets = tn_from_data(y, (int64_t[]){POINTS, 1}, 2, TN_F32);
+        tn_tensor *loss = tn_mse_loss(tn_forward(line, inputs), targets, TN_REDUCTION_MEAN);
+        if (tn_minimize(adam, loss) != TN_OK) return failed(); /* backward and step, one plan */
+        last = tn_item(loss);
+    }
     double weight = tn_item(tn_module_variable(model, "line.weight")),
            bias = tn_item(tn_module_variable(model, "line.bias"));
     printf("y = %.2f x %+.2f, loss %.5f\n", weight, bias, last);

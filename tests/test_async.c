@@ -265,13 +265,12 @@ static void train(tn_queue *q, float losses[STEPS]) {
     tn_optimizer *optimizer = NULL;
     assert_ok(tn_optimizer_adamw(root, &adam, &optimizer));
     assert_ok(tn_set_current_queue(q));
-    for (int step = 0; step < STEPS; step++)
-        {
-            TN_SCOPE;
-            tn_tensor *loss = loss_of(net, step);
-            assert_ok(tn_minimize(optimizer, loss));
-            kept[step] = tn_keep(loss);
-        }
+    for (int step = 0; step < STEPS; step++) {
+        TN_SCOPE;
+        tn_tensor *loss = loss_of(net, step);
+        assert_ok(tn_minimize(optimizer, loss));
+        kept[step] = tn_keep(loss);
+    }
     for (int step = 0; step < STEPS; step++) {
         losses[step] = (float)tn_item(kept[step]);
         tn_free(kept[step]);

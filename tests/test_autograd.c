@@ -313,13 +313,12 @@ static void a_wrong_loss_is_refused_with_the_reason(void **state) {
 
 /* One step of a small network, as far as its gradients. */
 static tn_status network_gradients(tn_tensor *w1, tn_tensor *w2) {
-    tn_status s = TN_OK;
     TN_SCOPE;
     tn_tensor *x = tn_from_data((float[]){1, 2, 3, -1, -2, 0.5f}, TN_DIMS(2, 3), TN_F32);
     tn_tensor *target = tn_from_data((int64_t[]){0, 1}, TN_DIMS(2), TN_I64);
     tn_tensor *hidden = tn_layer_norm(tn_relu(tn_linear(x, w1, NULL)), TN_DIMS(4), NULL, NULL, NULL);
     tn_tensor *loss = tn_cross_entropy(tn_linear(hidden, w2, NULL), target, NULL, NULL);
-    s = tn_backward(loss);
+    tn_status s = tn_backward(loss);
     return s;
 }
 

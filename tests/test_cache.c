@@ -129,14 +129,13 @@ static void launched_tokens_are_those_of_the_prompt(void **state) {
     tn_graph *graph = capture_token(&l, got);
     tn_runtime_stats before = {.struct_size = sizeof before}, after = before;
     assert_ok(tn_get_runtime_stats(&before));
-    for (int64_t t = 1; t < TOKENS; t++)
-        {
-            TN_SCOPE;
-            tn_tensor *id = tn_from_data((int64_t[]){id_of(t)}, TN_DIMS(1), TN_I64), *y = NULL;
-            assert_ok(tn_graph_set_dial(graph, 0, (double)t));
-            assert_ok(tn_graph_launch(graph, &id, &y));
-            assert_ok(tn_read(y, got + t * HIDDEN, HIDDEN * sizeof *got));
-        }
+    for (int64_t t = 1; t < TOKENS; t++) {
+        TN_SCOPE;
+        tn_tensor *id = tn_from_data((int64_t[]){id_of(t)}, TN_DIMS(1), TN_I64), *y = NULL;
+        assert_ok(tn_graph_set_dial(graph, 0, (double)t));
+        assert_ok(tn_graph_launch(graph, &id, &y));
+        assert_ok(tn_read(y, got + t * HIDDEN, HIDDEN * sizeof *got));
+    }
     assert_ok(tn_get_runtime_stats(&after));
     assert_int_equal(after.plans_made, before.plans_made);
     assert_same_bits(got, whole, TOKENS * HIDDEN);

@@ -226,31 +226,30 @@ static void what_is_joined_is_what_is_not(void **state) {
     static uint8_t joined[MOST], apart[MOST];
     bool kernel = bytes_are_multiplied();
     for (int n = 0; n < 8; n++)
-        for (int threads = 1; threads <= 2; threads++)
-            {
-                TN_SCOPE;
-                tn_int_conv2d_options o = TN_INT_CONV2D_DEFAULTS;
-                o.padding[0] = 1;
-                o.padding[1] = 1;
-                o.padding[2] = n % 2;
-                o.padding[3] = 1;
-                o.outside = 31 * n;
-                o.stride[0] = o.stride[1] = 1 + n / 4;
-                o.groups = 1 + n % 3 / 2;
-                assert_ok(tn_threads_set(threads));
-                tn_tensor *x = tensor_of_bytes(TN_DIMS(2, 40, 19, 15 + n), TN_U8);
-                tn_tensor *w = tensor_of_bytes(TN_DIMS(64, 40 / o.groups, 3, 3), TN_I8);
-                tn_tensor *add = tn_cast(tensor_of_bytes(TN_DIMS(64, 1, 1), TN_I8), TN_I32);
-                assert_ok(tn_eval(&add, 1));
-                finish(x, w, add, &o, false, joined);
-                char *text = tn_explain_last();
-                assert_true(!kernel || (text && strstr(text, "int_conv2d+")));
-                tn_text_free(text);
-                finish(x, w, add, &o, true, apart);
-                tn_tensor *y = tn_int_conv2d(x, w, &o);
-                assert_true(tn_numel(y) <= MOST);
-                assert_memory_equal(joined, apart, (size_t)tn_numel(y));
-            }
+        for (int threads = 1; threads <= 2; threads++) {
+            TN_SCOPE;
+            tn_int_conv2d_options o = TN_INT_CONV2D_DEFAULTS;
+            o.padding[0] = 1;
+            o.padding[1] = 1;
+            o.padding[2] = n % 2;
+            o.padding[3] = 1;
+            o.outside = 31 * n;
+            o.stride[0] = o.stride[1] = 1 + n / 4;
+            o.groups = 1 + n % 3 / 2;
+            assert_ok(tn_threads_set(threads));
+            tn_tensor *x = tensor_of_bytes(TN_DIMS(2, 40, 19, 15 + n), TN_U8);
+            tn_tensor *w = tensor_of_bytes(TN_DIMS(64, 40 / o.groups, 3, 3), TN_I8);
+            tn_tensor *add = tn_cast(tensor_of_bytes(TN_DIMS(64, 1, 1), TN_I8), TN_I32);
+            assert_ok(tn_eval(&add, 1));
+            finish(x, w, add, &o, false, joined);
+            char *text = tn_explain_last();
+            assert_true(!kernel || (text && strstr(text, "int_conv2d+")));
+            tn_text_free(text);
+            finish(x, w, add, &o, true, apart);
+            tn_tensor *y = tn_int_conv2d(x, w, &o);
+            assert_true(tn_numel(y) <= MOST);
+            assert_memory_equal(joined, apart, (size_t)tn_numel(y));
+        }
 }
 
 int main(void) {

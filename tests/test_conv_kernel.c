@@ -908,20 +908,19 @@ static void what_lies_down_is_stored_as_it_is(void **state) {
     (void)state;
     static const struct { int64_t images, rows; } cases[] = {{2, 64}, {40, 420}};
     static float seen[40 * 32 * 420 * 5], apart[TN_COUNT(seen)];
-    for (size_t i = 0; i < TN_COUNT(cases); i++)
-        {
-            TN_SCOPE;
-            tn_conv2d_options o[2] = {TN_CONV2D_DEFAULTS, TN_CONV2D_DEFAULTS};
-            o[0].padding[0] = o[1].padding[0] = 1;
-            o[1].padding[1] = 2;
-            const int64_t filters = 64;
-            tn_tensor *t[] = {random_tensor(TN_DIMS(cases[i].images, 1, cases[i].rows, 1)),
-                              random_tensor(TN_DIMS(filters, 1, 3, 1)), random_tensor(&filters, 1),
-                              random_tensor(TN_DIMS(filters / 2, filters, 3, 1))};
-            assert_int_equal(one_behind_another(t, o, BIASED, true, apart), COPIED);
-            assert_int_equal(one_behind_another(t, o, BIASED, false, seen), COPIED);
-            assert_memory_equal(seen, apart, sizeof seen);
-        }
+    for (size_t i = 0; i < TN_COUNT(cases); i++) {
+        TN_SCOPE;
+        tn_conv2d_options o[2] = {TN_CONV2D_DEFAULTS, TN_CONV2D_DEFAULTS};
+        o[0].padding[0] = o[1].padding[0] = 1;
+        o[1].padding[1] = 2;
+        const int64_t filters = 64;
+        tn_tensor *t[] = {random_tensor(TN_DIMS(cases[i].images, 1, cases[i].rows, 1)),
+                          random_tensor(TN_DIMS(filters, 1, 3, 1)), random_tensor(&filters, 1),
+                          random_tensor(TN_DIMS(filters / 2, filters, 3, 1))};
+        assert_int_equal(one_behind_another(t, o, BIASED, true, apart), COPIED);
+        assert_int_equal(one_behind_another(t, o, BIASED, false, seen), COPIED);
+        assert_memory_equal(seen, apart, sizeof seen);
+    }
 }
 
 /* Windows of one tap over many places are a product where these follow each other, and a convolution like others where

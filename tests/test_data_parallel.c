@@ -210,13 +210,12 @@ static void one_part_is_tn_minimize(void **state) {
     model m;
     model_new(&m, cpu, false);
     tn_part all = {sizeof all, 0, 1, 0, ROWS, ROWS, cpu};
-    for (int s = 0; s < STEPS; s++)
-        {
-            TN_SCOPE;
-            tn_tensor *loss = loss_of(&m, &all);
-            assert_ok(tn_minimize(m.adam, loss));
-            usual.loss[s] = tn_item(loss);
-        }
+    for (int s = 0; s < STEPS; s++) {
+        TN_SCOPE;
+        tn_tensor *loss = loss_of(&m, &all);
+        assert_ok(tn_minimize(m.adam, loss));
+        usual.loss[s] = tn_item(loss);
+    }
     read_model(&m, &usual);
     model_free(&m);
     assert_same(&usual, &by_parts, "one part");
@@ -277,19 +276,18 @@ static void inference_is_split_without_a_trace(void **state) {
     model_new(&m, cpu, false);
     tn_module_train(m.root, false);
     assert_ok(tn_data_parallel_new(m.root, team, 3, NULL, &p));
-    for (int round = 0; round < 2; round++)
-        {
-            TN_SCOPE;
-            assert_ok(tn_read(logits_of(&m, &all), whole, sizeof whole));
-            tn_tensor *y = tn_data_parallel_forward(p, ROWS, logits_of, &m);
-            assert_int_equal(tn_size(y, 0), ROWS);
-            assert_ptr_equal(tn_device_of(y), cpu);
-            assert_ok(tn_read(y, parts, sizeof parts));
-            assert_memory_equal(whole, parts, sizeof whole);
-            /* the copies follow what is written at home */
-            TN_NO_GRAD;
-            tn_mul_(tn_module_variable(m.root, "net.0.weight"), tn_scalar(2));
-        }
+    for (int round = 0; round < 2; round++) {
+        TN_SCOPE;
+        assert_ok(tn_read(logits_of(&m, &all), whole, sizeof whole));
+        tn_tensor *y = tn_data_parallel_forward(p, ROWS, logits_of, &m);
+        assert_int_equal(tn_size(y, 0), ROWS);
+        assert_ptr_equal(tn_device_of(y), cpu);
+        assert_ok(tn_read(y, parts, sizeof parts));
+        assert_memory_equal(whole, parts, sizeof whole);
+        /* the copies follow what is written at home */
+        TN_NO_GRAD;
+        tn_mul_(tn_module_variable(m.root, "net.0.weight"), tn_scalar(2));
+    }
     tn_data_parallel_free(p);
     model_free(&m);
 }

@@ -714,7 +714,6 @@ static tn_status training_start(training *t) {
 }
 
 static tn_status training_step(training *t) {
-    tn_status s = TN_OK;
     TN_SCOPE;
     float x[ROWS * FEATURES], y[ROWS];
     for (int i = 0; i < ROWS * FEATURES; i++)
@@ -725,7 +724,7 @@ static tn_status training_step(training *t) {
     tn_tensor *wanted = tn_from_data(y, (int64_t[]){ROWS}, 1, TN_F32);
     tn_tensor *hidden = tn_relu(tn_add(tn_mul(inputs, t->weight), t->bias));
     tn_tensor *got = tn_sum(tn_mul(hidden, t->out), (int64_t[]){1}, 1, false);
-    s = tn_minimize(t->adam, tn_mse_loss(got, wanted, TN_REDUCTION_MEAN));
+    tn_status s = tn_minimize(t->adam, tn_mse_loss(got, wanted, TN_REDUCTION_MEAN));
     return s;
 }
 

@@ -89,21 +89,20 @@ static void train_on(tn_device *device, const char *save, float loss[STEPS]) {
     adam.max_grad_norm = 1;
     tn_optimizer *optimizer = NULL;
     assert_ok(tn_optimizer_adamw(root, &adam, &optimizer));
-    for (int step = 0; step < STEPS; step++)
-        {
-            TN_SCOPE;
-            float data[ROWS * FEATURES];
-            int64_t labels[ROWS];
-            for (int i = 0; i < ROWS * FEATURES; i++)
-                data[i] = (float)((i * 37 + step) % 23) / 23 - 0.5F;
-            for (int i = 0; i < ROWS; i++)
-                data[i * FEATURES + (labels[i] = i % CLASSES)] += 2;
-            tn_tensor *x = tn_from_data(data, (int64_t[]){ROWS, FEATURES}, 2, TN_F32);
-            tn_tensor *y = tn_from_data(labels, (int64_t[]){ROWS}, 1, TN_I64);
-            tn_tensor *out = tn_cross_entropy(tn_forward(net, x), y, NULL, NULL);
-            assert_ok(tn_minimize(optimizer, out));
-            loss[step] = (float)tn_item(out);
-        }
+    for (int step = 0; step < STEPS; step++) {
+        TN_SCOPE;
+        float data[ROWS * FEATURES];
+        int64_t labels[ROWS];
+        for (int i = 0; i < ROWS * FEATURES; i++)
+            data[i] = (float)((i * 37 + step) % 23) / 23 - 0.5F;
+        for (int i = 0; i < ROWS; i++)
+            data[i * FEATURES + (labels[i] = i % CLASSES)] += 2;
+        tn_tensor *x = tn_from_data(data, (int64_t[]){ROWS, FEATURES}, 2, TN_F32);
+        tn_tensor *y = tn_from_data(labels, (int64_t[]){ROWS}, 1, TN_I64);
+        tn_tensor *out = tn_cross_entropy(tn_forward(net, x), y, NULL, NULL);
+        assert_ok(tn_minimize(optimizer, out));
+        loss[step] = (float)tn_item(out);
+    }
     tn_checkpoint c = TN_CHECKPOINT_DEFAULTS;
     c.model = root;
     c.optimizer = optimizer;

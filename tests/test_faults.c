@@ -184,12 +184,11 @@ static tn_status update(model *m) {
 
 /* Forward, backward, two states written; the loss read. */
 static tn_status train(model *m, float *loss_value) {
-    tn_status s = TN_OK;
     TN_SCOPE;
     tn_tensor *x = numbers((int64_t[]){5, ROWS}, 2, 0.5);
     tn_tensor *y = tn_softmax(tn_matmul(x, m->weight), -1);
     tn_tensor *loss = tn_sum(tn_mul(y, numbers((int64_t[]){COLUMNS}, 1, 1.0)), TN_ALL, false);
-    s = tn_backward(loss);
+    tn_status s = tn_backward(loss);
     if (s == TN_OK) s = update(m);
     if (s == TN_OK) s = tn_read(loss, loss_value, sizeof *loss_value);
     if (s == TN_OK) s = tn_status_of(m->weight);

@@ -195,13 +195,12 @@ static void layers_compute_what_pytorch_computes(void **state) {
     const fixture *f = *state;
     static const char *const names[] = {"linear",    "conv2d",    "batch_norm2d", "layer_norm",
                                         "embedding", "attention", "encoder",      "encoder_first"};
-    for (size_t i = 0; i < TN_COUNT(names); i++)
-        {
-            TN_SCOPE;
-            tn_tensor *x = input(f, names[i]), *y = tn_forward(tn_module_child(f->root, names[i]), x);
-            assert_equals_file(f, y, "output", names[i]);
-            if (strcmp(names[i], "embedding") != 0) assert_gradient(f, x, y, names[i]);
-        }
+    for (size_t i = 0; i < TN_COUNT(names); i++) {
+        TN_SCOPE;
+        tn_tensor *x = input(f, names[i]), *y = tn_forward(tn_module_child(f->root, names[i]), x);
+        assert_equals_file(f, y, "output", names[i]);
+        if (strcmp(names[i], "embedding") != 0) assert_gradient(f, x, y, names[i]);
+    }
 }
 
 static void lstm_cell_computes_what_pytorchs_computes(void **state) {
@@ -292,17 +291,16 @@ static void default_weights_are_pytorchs(void **state) {
 static void orthogonal_matrices_are_orthogonal(void **state) {
     (void)state;
     static const int64_t shapes[][2] = {{5, 12}, {12, 5}, {7, 7}, {1, 3}};
-    for (size_t k = 0; k < TN_COUNT(shapes); k++)
-        {
-            TN_SCOPE;
-            int64_t rows = shapes[k][0], columns = shapes[k][1], small = rows < columns ? rows : columns;
-            tn_tensor *w = tn_init_orthogonal(rows, columns, 2), *t = tn_t(w);
-            tn_tensor *product = rows <= columns ? tn_matmul(w, t) : tn_matmul(t, w);
-            float got[7 * 7];
-            assert_ok(tn_read(product, got, (size_t)(small * small) * sizeof *got));
-            for (int64_t i = 0; i < small * small; i++)
-                assert_near(got[i], i % (small + 1) == 0 ? 4 : 0, 1e-5);
-        }
+    for (size_t k = 0; k < TN_COUNT(shapes); k++) {
+        TN_SCOPE;
+        int64_t rows = shapes[k][0], columns = shapes[k][1], small = rows < columns ? rows : columns;
+        tn_tensor *w = tn_init_orthogonal(rows, columns, 2), *t = tn_t(w);
+        tn_tensor *product = rows <= columns ? tn_matmul(w, t) : tn_matmul(t, w);
+        float got[7 * 7];
+        assert_ok(tn_read(product, got, (size_t)(small * small) * sizeof *got));
+        for (int64_t i = 0; i < small * small; i++)
+            assert_near(got[i], i % (small + 1) == 0 ? 4 : 0, 1e-5);
+    }
 }
 
 static void equal_seeds_give_equal_weights(void **state) {

@@ -564,15 +564,14 @@ static void open_parts_are_joined_at_all_their_extents(void **state) {
     float ones[15], threes[15], got[15];
     for (int i = 0; i < 15; i++)
         ones[i] = 1, threes[i] = 3;
-    for (int64_t rows = 0; rows <= 5; rows++)
-        {
-            TN_SCOPE;
-            tn_tensor *x = tn_symbolic(tn_from_data(ones, TN_DIMS(rows, 3), TN_F32), 0, 1);
-            tn_tensor *y = tn_symbolic(tn_from_data(threes, TN_DIMS(5 - rows, 3), TN_F32), 0, 2);
-            assert_ok(tn_read(tn_neg(tn_cat((tn_tensor *[]){x, y}, 2, 0)), got, sizeof got));
-            for (int i = 0; i < 15; i++)
-                assert_float_equal(got[i], i < 3 * rows ? -1 : -3, 0);
-        }
+    for (int64_t rows = 0; rows <= 5; rows++) {
+        TN_SCOPE;
+        tn_tensor *x = tn_symbolic(tn_from_data(ones, TN_DIMS(rows, 3), TN_F32), 0, 1);
+        tn_tensor *y = tn_symbolic(tn_from_data(threes, TN_DIMS(5 - rows, 3), TN_F32), 0, 2);
+        assert_ok(tn_read(tn_neg(tn_cat((tn_tensor *[]){x, y}, 2, 0)), got, sizeof got));
+        for (int i = 0; i < 15; i++)
+            assert_float_equal(got[i], i < 3 * rows ? -1 : -3, 0);
+    }
 }
 
 /* ---- all --------------------------------------------------------------------------------------------------------- */

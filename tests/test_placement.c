@@ -224,15 +224,14 @@ static void train(tn_device *device, tn_dtype dtype, double loss[STEPS], const c
     adam.lr = 0.05;
     tn_optimizer *optimizer = NULL;
     assert_ok(tn_optimizer_adam(root, &adam, &optimizer));
-    for (int step = 0; step < STEPS; step++)
-        {
-            TN_SCOPE;
-            tn_tensor *x = tn_cast(tn_randn((int64_t[]){ROWS, WIDTH}, 2), dtype);
-            tn_tensor *y = tn_tanh(tn_add(tn_matmul(x, w), b));
-            tn_tensor *l = tn_mean(tn_square(tn_sub(y, tn_mul(x, tn_scalar(0.5)))), NULL, 0, false);
-            assert_ok(tn_minimize(optimizer, l));
-            loss[step] = tn_item(l);
-        }
+    for (int step = 0; step < STEPS; step++) {
+        TN_SCOPE;
+        tn_tensor *x = tn_cast(tn_randn((int64_t[]){ROWS, WIDTH}, 2), dtype);
+        tn_tensor *y = tn_tanh(tn_add(tn_matmul(x, w), b));
+        tn_tensor *l = tn_mean(tn_square(tn_sub(y, tn_mul(x, tn_scalar(0.5)))), NULL, 0, false);
+        assert_ok(tn_minimize(optimizer, l));
+        loss[step] = tn_item(l);
+    }
     tn_checkpoint c = TN_CHECKPOINT_DEFAULTS;
     c.model = root;
     c.optimizer = optimizer;

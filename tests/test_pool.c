@@ -225,14 +225,13 @@ static void tensors_work_in_pieces(void **state) {
         TN_SCOPE;
         tn_tensor *s = tn_zeros((int64_t[]){64, 64}, 2, TN_F32);
         assert_ok(tn_make_state(s));
-        for (int i = 0; i < 20; i++)
-            {
-                TN_SCOPE;
-                tn_tensor *x = tn_full((int64_t[]){64, 64}, 2, i, TN_F32);
-                (void)tn_add_(s, tn_mul(x, x));
-                assert_ok(tn_eval(NULL, 0));
-                if (i % 5 == 0) assert_ok(tn_device_defragment(d, NULL));
-            }
+        for (int i = 0; i < 20; i++) {
+            TN_SCOPE;
+            tn_tensor *x = tn_full((int64_t[]){64, 64}, 2, i, TN_F32);
+            (void)tn_add_(s, tn_mul(x, x));
+            assert_ok(tn_eval(NULL, 0));
+            if (i % 5 == 0) assert_ok(tn_device_defragment(d, NULL));
+        }
         assert_float_equal(tn_item(tn_mean(s, NULL, 0, false)), 2470, 1e-3);
     }
     assert_ok(tn_set_current_device(NULL));

@@ -245,24 +245,22 @@ static void *on_a_device_each(void *number) {
         wrong += tn_queue_new(d, &q[i]) != TN_OK;
     tn_tensor *w = input_of(3), *sum = tn_zeros((int64_t[]){SIDE, SIDE}, 2, TN_F32);
     wrong += tn_make_state(sum) != TN_OK;
-    for (int i = 0; i < ROUNDS; i++)
-        {
-            TN_SCOPE;
-            tn_tensor *y = tn_matmul(input_of(i), w);
-            wrong += tn_eval_async(&y, 1, q[i % 2], NULL) != TN_OK;
-            tn_tensor *moved = tn_to_device(y, devices[((intptr_t)number + 1) % MOST_DEVICES]);
-            wrong += tn_eval(&moved, 1) != TN_OK;
-            (void)tn_add_(sum, y);
-            wrong += tn_eval_async(&sum, 1, q[(i + 1) % 2], NULL) != TN_OK;
-        }
+    for (int i = 0; i < ROUNDS; i++) {
+        TN_SCOPE;
+        tn_tensor *y = tn_matmul(input_of(i), w);
+        wrong += tn_eval_async(&y, 1, q[i % 2], NULL) != TN_OK;
+        tn_tensor *moved = tn_to_device(y, devices[((intptr_t)number + 1) % MOST_DEVICES]);
+        wrong += tn_eval(&moved, 1) != TN_OK;
+        (void)tn_add_(sum, y);
+        wrong += tn_eval_async(&sum, 1, q[(i + 1) % 2], NULL) != TN_OK;
+    }
     float got[SIDE * SIDE], x[SIDE * SIDE];
     wrong += tn_read(sum, got, sizeof got) != TN_OK;
     tn_tensor *again = tn_zeros((int64_t[]){SIDE, SIDE}, 2, TN_F32);
-    for (int i = 0; i < ROUNDS; i++)
-        {
-            TN_SCOPE;
-            (void) tn_add_(again, tn_matmul(input_of(i), w));
-        }
+    for (int i = 0; i < ROUNDS; i++) {
+        TN_SCOPE;
+        (void) tn_add_(again, tn_matmul(input_of(i), w));
+    }
     wrong += tn_read(again, x, sizeof x) != TN_OK;
     wrong += memcmp(got, x, sizeof x) != 0;
     tn_free(w);

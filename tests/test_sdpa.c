@@ -331,15 +331,14 @@ static void gradients_are_those_of_the_composition(void **state) {
     };
     (void)state;
     for (size_t i = 0; i < TN_COUNT(calls); i++)
-        for (int again = 0; again < 2; again++)
-            {
-                TN_SCOPE;
-                tn_tensor *narrow[INPUTS], *wide[INPUTS];
-                run_call(&calls[i], TN_F32, again, narrow);
-                run_call(&calls[i], TN_F64, again, wide);
-                for (int k = 0; k < INPUTS; k++)
-                    are_close(narrow[k], wide[k]);
-            }
+        for (int again = 0; again < 2; again++) {
+            TN_SCOPE;
+            tn_tensor *narrow[INPUTS], *wide[INPUTS];
+            run_call(&calls[i], TN_F32, again, narrow);
+            run_call(&calls[i], TN_F64, again, wide);
+            for (int k = 0; k < INPUTS; k++)
+                are_close(narrow[k], wide[k]);
+        }
 }
 
 /* ---- written by hand --------------------------------------------------------------------------------------------- */
@@ -400,11 +399,10 @@ static void check_way(way how) {
 
 static void attention_written_by_hand_is_recognised(void **state) {
     (void)state;
-    for (way how = PLAIN; how < WAYS; how++)
-        {
-            TN_SCOPE;
-            check_way(how);
-        }
+    for (way how = PLAIN; how < WAYS; how++) {
+        TN_SCOPE;
+        check_way(how);
+    }
 }
 
 /* What scales and masks may do to the product of q and k: nothing is left of it, or it is spread by the mask. */

@@ -46,17 +46,16 @@ static void trial_free(trial *t) {
 
 /* Steps `from` … `to` − 1; a step's data follows from its number, noise from the thread's random numbers. */
 static void trial_run(trial *t, int64_t from, int64_t to) {
-    for (int64_t step = from; step < to; step++)
-        {
-            TN_SCOPE;
-            int64_t labels[ROWS];
-            for (int i = 0; i < ROWS; i++)
-                labels[i] = (i + step) % 3;
-            tn_tensor *x = tn_randn((int64_t[]){ROWS, 1, SIDE, SIDE}, 4);
-            tn_tensor *y = tn_from_data(labels, (int64_t[]){ROWS}, 1, TN_I64);
-            tn_optimizer_set_lr(t->optimizer, 0.01 / (double)(1 + step));
-            assert_ok(tn_minimize(t->optimizer, tn_cross_entropy(tn_forward(t->net, x), y, NULL, NULL)));
-        }
+    for (int64_t step = from; step < to; step++) {
+        TN_SCOPE;
+        int64_t labels[ROWS];
+        for (int i = 0; i < ROWS; i++)
+            labels[i] = (i + step) % 3;
+        tn_tensor *x = tn_randn((int64_t[]){ROWS, 1, SIDE, SIDE}, 4);
+        tn_tensor *y = tn_from_data(labels, (int64_t[]){ROWS}, 1, TN_I64);
+        tn_optimizer_set_lr(t->optimizer, 0.01 / (double)(1 + step));
+        assert_ok(tn_minimize(t->optimizer, tn_cross_entropy(tn_forward(t->net, x), y, NULL, NULL)));
+    }
 }
 
 static tn_checkpoint trial_checkpoint(const trial *t) {
@@ -237,15 +236,14 @@ static void exclusive_or_is_learned(void **state) {
     adam.lr = 0.05;
     assert_ok(tn_optimizer_adam(root, &adam, &o));
     double last = INFINITY;
-    for (int step = 0; step < 200; step++)
-        {
-            TN_SCOPE;
-            tn_tensor *x = tn_from_data(inputs, (int64_t[]){4, 2}, 2, TN_F32);
-            tn_tensor *y = tn_from_data(outputs, (int64_t[]){4, 1}, 2, TN_F32);
-            tn_tensor *loss = tn_mse_loss(tn_forward(net, x), y, TN_REDUCTION_MEAN);
-            assert_ok(tn_minimize(o, loss));
-            last = tn_item(loss);
-        }
+    for (int step = 0; step < 200; step++) {
+        TN_SCOPE;
+        tn_tensor *x = tn_from_data(inputs, (int64_t[]){4, 2}, 2, TN_F32);
+        tn_tensor *y = tn_from_data(outputs, (int64_t[]){4, 1}, 2, TN_F32);
+        tn_tensor *loss = tn_mse_loss(tn_forward(net, x), y, TN_REDUCTION_MEAN);
+        assert_ok(tn_minimize(o, loss));
+        last = tn_item(loss);
+    }
     if (!(last < 1e-3)) fail_msg("the loss is still %g", last);
     tn_optimizer_free(o);
     tn_module_free(root);
@@ -279,13 +277,12 @@ static void an_lstm_learns_to_remember(void **state) {
     adam.lr = 0.02;
     assert_ok(tn_optimizer_adam(root, &adam, &o));
     double mean = 1;
-    for (int64_t step = 0; step < 400; step++)
-        {
-            TN_SCOPE;
-            tn_tensor *loss = memory_loss(cell, head, step);
-            assert_ok(tn_minimize(o, loss));
-            mean += 0.05 * (tn_item(loss) - mean);
-        }
+    for (int64_t step = 0; step < 400; step++) {
+        TN_SCOPE;
+        tn_tensor *loss = memory_loss(cell, head, step);
+        assert_ok(tn_minimize(o, loss));
+        mean += 0.05 * (tn_item(loss) - mean);
+    }
     if (!(mean < 0.2)) fail_msg("the loss is still %g (0.69 is guessing)", mean);
     tn_optimizer_free(o);
     tn_module_free(root);

@@ -284,15 +284,14 @@ static void run_steps(float *out, int64_t count) {
     TN_SCOPE;
     tn_tensor *w = made(2, (int64_t[]){SIZE, SIZE}, TN_F32), *bias = made(1, (int64_t[]){SIZE}, TN_F32);
     tn_tensor *x = made(2, (int64_t[]){SIZE, SIZE}, TN_F32), *y = NULL;
-    for (int i = 0; i < RUNS; i++)
-        {
-            TN_SCOPE;
-            tn_copy_(w, tn_mul_scalar(tn_tanh(w), 0.2));
-            y = step(w, x, bias);
-            tn_tensor *both[] = {y, w};
-            assert_ok(tn_eval(both, 2));
-            assert_ok(tn_read(i % 2 ? w : y, out, (size_t)count * sizeof *out));
-        }
+    for (int i = 0; i < RUNS; i++) {
+        TN_SCOPE;
+        tn_copy_(w, tn_mul_scalar(tn_tanh(w), 0.2));
+        y = step(w, x, bias);
+        tn_tensor *both[] = {y, w};
+        assert_ok(tn_eval(both, 2));
+        assert_ok(tn_read(i % 2 ? w : y, out, (size_t)count * sizeof *out));
+    }
 }
 
 static void run_by_all(void) {

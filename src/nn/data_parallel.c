@@ -277,9 +277,8 @@ static tn_status give(const call *c, const work *w) {
 }
 
 static tn_status record(const call *c, work *w) {
-    tn_status status = TN_OK;
     TN_SCOPE;
-    status = choose_stand_ins(c->p, w->by);
+    tn_status status = choose_stand_ins(c->p, w->by);
     if (status == TN_OK) {
         swap_all(c->p);
         w->result = tn_retain(c->function(c->ctx, &w->part));

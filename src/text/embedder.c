@@ -46,19 +46,17 @@ static tn_status keep(tn_tensor *t, tn_tensor **out) {
 }
 
 static tn_status take_pair(const tn_embedder *e, int64_t layer, int part, encoder_linear *out) {
-    tn_status status = TN_OK;
     TN_SCOPE;
-    status = keep(load_part(e, layer, part, ".weight"), &out->weight);
+    tn_status status = keep(load_part(e, layer, part, ".weight"), &out->weight);
     if (status == TN_OK) status = keep(load_part(e, layer, part, ".bias"), &out->bias);
     return status;
 }
 
 static tn_status take_joined(const tn_embedder *e, int64_t layer, const char *ending, tn_tensor **out) {
-    tn_status status = TN_OK;
     TN_SCOPE;
     tn_tensor *parts[] = {load_part(e, layer, PART_Q, ending), load_part(e, layer, PART_K, ending),
                           load_part(e, layer, PART_V, ending)};
-    status = keep(tn_cat(parts, 3, 0), out);
+    tn_status status = keep(tn_cat(parts, 3, 0), out);
     return status;
 }
 
