@@ -282,16 +282,17 @@ def public_prototypes(op):
 
 PUBLIC_HEAD = f"""/* ops.h — the operations. {BY}
  *
- * Names, arguments and semantics are PyTorch's; what an operation is stands above it. All return a new handle, never NULL:
- * a failure is an error tensor (tensor.h). tn_xxx_ writes its result into its first argument and returns that same handle;
- * if it fails, it leaves the argument as it was and returns an error tensor (tensor.h, "in place").
+ * Names, arguments and semantics are PyTorch's. All functions return a new handle, never NULL; a failure is an error
+ * tensor (tensor.h). tn_xxx_ writes its result into its first argument and returns that same handle; if it fails, it
+ * leaves the argument as it was and returns an error tensor (tensor.h, "in place").
  *
  * Lists are pointer and length: tn_sum(x, TN_DIMS(0, 2), false), tn_zeros(TN_DIMS(3, 4), TN_F32); TN_ALL means all dims.
- * Indices: if the host has them when an op is recorded (made from data, or evaluated before; up to 65 536 of them), one that
- * leads outside is an error. Indices that are computed later or lie on a device are not waited for: one that leads outside
- * yields NaN (0 for integers), or is left out where it says where to put something.
+ * Indices: an index out of range is an error if the host has the indices when the op is recorded (made from data, or
+ * evaluated before; up to 65 536 of them). Indices that are computed later or lie on a device are not checked: one that is
+ * out of range reads NaN (0 for integers), and writes nothing in scatter-like ops.
  *
- * What stands behind `*` in PyTorch is a struct, started from its initialiser (status.h); NULL means all defaults:
+ * PyTorch's keyword-only arguments are the fields of a struct, started from its initialiser (status.h); NULL means all
+ * defaults:
  *     tn_conv2d_options o = TN_CONV2D_DEFAULTS;
  *     o.padding[0] = o.padding[1] = 1;
  *     tn_tensor *y = tn_conv2d(x, w, NULL, &o); */

@@ -353,9 +353,9 @@ static tn_node *compose_attention(tn_build *b, const tn_node *n) {
 
 /* scaled_dot_product_attention(q, k, v, mask, is_causal, scale): softmax(scale · q kᵀ + mask) v; q [..., heads,
  * queries, features], k and v [..., kv_heads, keys, features], heads a multiple of kv_heads (grouped queries). mask,
- * NULL or broadcastable to [..., heads, queries, keys], is added, or if bool lets see where true; is_causal lets query
- * i see keys
- * 0 … i; scale TN_AUTO means 1/sqrt(features). Source: Vaswani et al. 2017, eq. 1. */
+ * NULL or broadcastable to [..., heads, queries, keys], is added before the softmax; a bool mask keeps the keys where
+ * it is true. With is_causal query i attends to keys 0 … i only. scale TN_AUTO means 1/sqrt(features). Source: Vaswani
+ * et al. 2017, eq. 1. */
 const tn_op_impl tn_impl_scaled_dot_product_attention = {
     .keeps_half = true,
     .infer = infer_attention,

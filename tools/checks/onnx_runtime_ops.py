@@ -1,8 +1,8 @@
 """onnx_runtime_ops.py BUILD — operators that the onnx package has no cases of, beside ONNX Runtime: its own
 (com.microsoft), those of ai.onnx.ml that take maps, and products of bytes with constants, of which it has few.
 
-Each case is a model of one node, or a graph of onnx_runtime_graphs.py, with inputs out of a fixed seed. ONNX Runtime computes what `trunnion onnx-test` has to
-yield. Where operands are constants of the model, it runs several times, with other inputs: what is made of constants
+Each case is a model of one node, or a graph of onnx_runtime_graphs.py, with inputs out of a fixed seed. ONNX Runtime
+computes what `trunnion onnx-test` has to yield. Where operands are constants of the model, it runs several times, with other inputs: what is made of constants
 once must be theirs, and a replay must not take an input for one. Where bytes come out, ONNX Runtime rounds some
 operators by tables or by other orders of the same product, so a byte may be one off; scales are powers of two, so that
 most of them are not. Needs the packages onnx, onnxruntime and numpy.
