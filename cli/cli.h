@@ -39,13 +39,12 @@ int cli_failed(void);
 /* The same with another text. */
 int cli_fail(tn_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Keeps a failure that was printed already for the JSON object; the first one counts. advice: what to do; NULL: what
- * stands behind the only semicolon, if there is one. */
+/* Stores a failure that was already printed, for the JSON object; only the first call counts. advice: what to do; NULL:
+ * the part of `text` after its semicolon, if it has exactly one. */
 void cli_note_failure(const char *code, const char *text, const char *advice);
 typedef struct cli_json cli_json;
 void cli_json_error(cli_json *j); /* the member `error`, of the failure that was reported */
-/* At the end of the command: with --json prints {"error": …} for a status that is not CLI_OK, if no JSON was
- * written. */
+/* At the end of the command: with --json prints {"error": …} if the status is not CLI_OK and no JSON was written. */
 void cli_failure_end(bool json, int status);
 
 /* ---- signals (signals.c) ----------------------------------------------------------------------------------------- */
@@ -78,7 +77,7 @@ typedef struct cli_output {
 
 /* Failures are the library's last error. After begin succeeded: commit or abandon, once. */
 tn_status cli_output_begin(cli_output *o, const char *path);
-tn_status cli_output_commit(cli_output *o); /* removes the temporary file where it fails */
+tn_status cli_output_commit(cli_output *o); /* removes the temporary file if it fails */
 void cli_output_abandon(cli_output *o);
 
 /* ---- common options (options.c) ---------------------------------------------------------------------------------- */
@@ -155,10 +154,10 @@ struct cli_json {
     size_t held_size;
 };
 
-extern bool cli_json_begun; /* an object was begun on standard output; signals wait for its end */
+extern bool cli_json_begun; /* an object was begun on standard output; from then on signals do not end the process */
 
-/* For an object that grows while work goes on: it is kept in memory and written by release, so that a signal before
- * leaves no half object on standard output. */
+/* For an object that is written while the work runs: hold keeps it in memory and release writes it, so that a signal in
+ * between leaves no half object on standard output. */
 void cli_json_hold(cli_json *j);
 void cli_json_release(cli_json *j);
 
@@ -183,8 +182,9 @@ double cli_now(void);
 /* Where a file lies in the library's cache folder; tools/digits.py and tools/smollm2.py put theirs there. false: no
  * such folder is known. */
 bool cli_cache_path(const char *name, char *out, size_t size);
-/* A model that was given by its name only, without a folder, may stand in the cache folder (models/NAME): *path is then
- * that, in `room`. False after a message if it is in neither place. */
+/* Looks for a model that was given by its file's name: if *path has no slash and does not exist here, models/NAME in
+ * the cache folder is taken, and *path points to that path in `room`. Returns false, after a message, if neither
+ * exists. */
 bool cli_find_model(const char **path, char room[CLI_PATH]);
 bool cli_is_folder(const char *path); /* as Hugging Face has models in */
 /* The most memory that this process has had resident so far, in bytes; 0 where the system does not say. */

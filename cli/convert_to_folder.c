@@ -86,7 +86,7 @@ static tn_status write_file(folder_writer *f, const char *name, void (*put)(fold
     cli_json_end(&f->j, '}');
     if (!f->no_memory) return cli_output_commit(&out);
     cli_output_abandon(&out);
-    return tn_backend_fail(TN_ERR_MEMORY, "no memory for what '%s' is to hold", path);
+    return tn_backend_fail(TN_ERR_MEMORY, "out of memory while writing '%s'", path);
 }
 
 /* ---- kinds of tokenizers ----------------------------------------------------------------------------------------- */

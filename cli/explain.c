@@ -62,6 +62,6 @@ static int run(int argc, char **argv) {
     if (network && (w.prompt || w.tokens || w.context))
         return cli_wrong_usage(&cli_explain, "--prompt, --tokens and --context are for language models");
     if (!network && w.dims.count)
-        return cli_wrong_usage(&cli_explain, "--dim is for ONNX networks, and %s ends otherwise", path);
+        return cli_wrong_usage(&cli_explain, "--dim requires an ONNX network, and '%s' does not end in .onnx", path);
     return network ? explain_network(&o, &w, path) : explain_language(&o, &w, path);
 }

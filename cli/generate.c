@@ -391,7 +391,7 @@ static void tell_cut(const work *w) {
     if (w->full)
         cli_print(stderr, "trunnion: the context of %" PRId64 " tokens is full; %s\n", w->facts.context,
                   w->facts.context < w->facts.trained_context ? "--context N makes it longer"
-                                                              : "the model was trained for no more");
+                                                              : "the model was trained for no longer one");
     else if (w->asked->limited && strcmp(w->stopped, "length") == 0)
         cli_print(stderr, "trunnion: cut after %d tokens, the default limit; -n N sets another one\n", DEFAULT_TOKENS);
     else if (cli_stopped())

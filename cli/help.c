@@ -1,14 +1,14 @@
 /* help.c — help pages, at most 80 columns wide.
  *
- * A subcommand's help is written in lines: options with their description behind two blanks, further lines of it
- * indented as far, paragraphs, examples. Here lines are joined and broken anew, so that no page has to count columns.
- * Examples stay as they are: they are copied to a shell. */
+ * A subcommand's help string has options (two blanks separate the description; its further lines are indented),
+ * paragraphs and examples. fold() joins the lines of an option or a paragraph and wraps them, so help strings need not
+ * count columns. Examples stay as they are, because users copy them to a shell. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "cli.h"
 
-enum { WIDTH = 80, CONTINUATION = 16 /* a line indented so far goes on with the one above */, USAGE_INDENT = 4 };
+enum { WIDTH = 80, CONTINUATION = 16 /* a line with this indentation continues the one above */, USAGE_INDENT = 4 };
 
 /* One paragraph or option: its words, and where its lines but the first begin. */
 typedef struct block {

@@ -133,7 +133,7 @@ static tn_status read_header(const unsigned char *text, size_t length, const cha
     free(header);
     if (good) return TN_OK;
     return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                           "%s: only numbers and texts of NumPy's types are read, in at most %d "
+                           "%s: only NumPy's numbers and strings (U, S) are supported, in at most %d "
                            "dimensions",
                            what, TN_MAX_RANK);
 }
@@ -192,8 +192,7 @@ static tn_status open_file(const unsigned char *bytes, size_t size, const char *
 
 static tn_status check_length(const char *what, size_t need, size_t there) {
     if (need <= there) return TN_OK;
-    return tn_backend_fail(TN_ERR_FORMAT, "%s has %zu bytes of elements where its shape asks for %zu", what, there,
-                           need);
+    return tn_backend_fail(TN_ERR_FORMAT, "%s has %zu bytes of elements, but its shape needs %zu", what, there, need);
 }
 
 tn_status npy_decode(const unsigned char *bytes, size_t size, const char *what, tn_tensor **out) {
@@ -202,7 +201,7 @@ tn_status npy_decode(const unsigned char *bytes, size_t size, const char *what, 
     *out = NULL;
     tn_status status = open_file(bytes, size, what, &h, &data);
     if (status != TN_OK) return status;
-    if (h.text) return tn_backend_fail(TN_ERR_UNSUPPORTED, "%s holds texts where numbers are needed", what);
+    if (h.text) return tn_backend_fail(TN_ERR_UNSUPPORTED, "%s holds strings; numbers are needed", what);
     size_t need = bytes_of(h.shape, h.rank, h.dtype);
     status = check_length(what, need, size - data);
     return status == TN_OK ? make_tensor(bytes + data, need, &h, out) : status;
@@ -250,12 +249,13 @@ tn_status npy_decode_texts(const unsigned char *bytes, size_t size, const char *
     *out = (npy_texts){0};
     tn_status status = open_file(bytes, size, what, &h, &data);
     if (status != TN_OK) return status;
-    if (!h.text) return tn_backend_fail(TN_ERR_ARGUMENT, "%s holds numbers where texts are needed", what);
+    if (!h.text) return tn_backend_fail(TN_ERR_ARGUMENT, "%s holds numbers; strings are needed", what);
     size_t each = h.width * (h.text == 'U' ? 4 : 1), count = bytes_of(h.shape, h.rank, TN_U8);
     if (h.columns && h.rank > 1)
-        return tn_backend_fail(TN_ERR_UNSUPPORTED, "%s: texts by columns; save np.ascontiguousarray(x)", what);
+        return tn_backend_fail(TN_ERR_UNSUPPORTED, "%s: strings in column-major order; save np.ascontiguousarray(x)",
+                               what);
     if (count > INT32_MAX || (each && count > SIZE_MAX / each))
-        return tn_backend_fail(TN_ERR_FORMAT, "%s claims more texts than can be", what);
+        return tn_backend_fail(TN_ERR_FORMAT, "%s claims more strings than can be stored", what);
     status = check_length(what, each * count, size - data);
     if (status != TN_OK) return status;
     out->rank = h.rank;
@@ -267,7 +267,7 @@ tn_status npy_decode_texts(const unsigned char *bytes, size_t size, const char *
     }
     if (out->list && out->count == (int64_t)count) return TN_OK;
     npy_texts_free(out);
-    return tn_backend_fail(TN_ERR_FORMAT, "%s: a text is no Unicode, or there is no memory for it", what);
+    return tn_backend_fail(TN_ERR_FORMAT, "%s: a string is not valid Unicode, or memory ran out", what);
 }
 
 void npy_texts_free(npy_texts *t) {

@@ -229,7 +229,8 @@ static int run_some(tests *t, size_t *next) {
     close(ends[0]);
     bool ended = child > 0 && waitpid(child, &state, 0) == child;
     cli_child_end();
-    if (!ended) return cli_fail(TN_ERR_INTERNAL, "no process could be made, or its end was lost: %s", strerror(errno));
+    if (!ended)
+        return cli_fail(TN_ERR_INTERNAL, "the test process could not be started or waited for: %s", strerror(errno));
     if (!t->device[0]) cli_note_failure("unavailable", "the device could not be opened", "see: trunnion devices");
     if (!t->device[0]) return WIFEXITED(state) && WEXITSTATUS(state) ? WEXITSTATUS(state) : CLI_FAILED;
     if (*next == t->count) return CLI_OK;

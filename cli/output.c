@@ -1,7 +1,7 @@
 /* output.c — files that appear whole or not at all: a temporary file beside the target, renamed at the end.
  *
- * What was there under the name stays until then. A signal removes the temporary file (signals.c). Targets that are not
- * regular files (/dev/stdout, a pipe) are written directly. */
+ * A file that exists stays as it is until the rename. A signal removes the temporary file (signals.c). Targets that are
+ * not regular files (/dev/stdout, a pipe) are written directly. */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>

@@ -1,7 +1,7 @@
-/* run_output.c — what came out of an ONNX network: shown as numbers, ranked by class, written as NumPy files.
+/* run_output.c — the outputs of an ONNX network: shown as numbers, ranked by class, written as NumPy files.
  *
- * Small outputs are shown whole, larger ones as a summary. Names are a model file's, so a stranger's: they never choose
- * the folder. */
+ * Small outputs are shown whole, larger ones as a summary. Output names come from the model file and are not trusted:
+ * they never choose the folder. */
 #define TN_NO_CALLER_LINES 1 /* errors name nodes; a line of this file would tell nothing */
 #include "run_output.h"
 
@@ -138,7 +138,8 @@ tn_status run_top_check(const run_top *t, const tn_onnx *m, tn_onnx_value **out)
         if (n) classes = n;
     }
     if (!t->count) return TN_OK;
-    if (!classes) return tn_backend_fail(TN_ERR_ARGUMENT, "--top: no output has classes, which are real numbers");
+    if (!classes)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "--top: no output has floating-point values, one for each class");
     return tn_backend_fail(TN_ERR_ARGUMENT, "--labels: '%s' has %lld lines, and the output has %lld classes", t->path,
                            (long long)t->label_count, (long long)classes);
 }

@@ -225,7 +225,7 @@ static void a_dense_layer_that_does_not_fit_is_refused(void **state) {
     (void)state;
     static const struct {
         const char *config, *reason;
-    } rows[] = {{"{\"in_features\":7,\"out_features\":3}", "of 7 to 3 numbers, where vectors have 8"},
+    } rows[] = {{"{\"in_features\":7,\"out_features\":3}", "from 7 to 3 features does not fit vectors of 8"},
                 {"{\"in_features\":8,\"out_features\":4}", "it must have 2, [4, 8]"},
                 {"{\"in_features\":8,\"out_features\":3,\"bias\":false}", "2 tensors"},
                 {"{\"in_features\":8,\"out_features\":3,\"activation_function\":\"my.Sine\"}", "'my.Sine'"},

@@ -141,8 +141,9 @@ TN_API tn_tensor *tn_retain(tn_tensor *t); /* one more handle; returns t */
 TN_API void tn_free(tn_tensor *t);
 
 /* TN_SCOPE; — a declaration: handles that this thread makes from here to the end of the enclosing block are freed
- * there, also when break, continue, return or goto leaves the block. Do not free such a handle yourself (a retained one is yours).
- * tn_keep moves a handle to the enclosing scope, or to the caller. Needs gcc's attribute cleanup (gcc, clang).
+ * there, also when break, continue, return or goto leaves the block. Do not free such a handle yourself (a retained one
+ * is yours). tn_keep moves a handle to the enclosing scope, or to the caller. Needs gcc's attribute cleanup (gcc,
+ * clang).
  *
  *     for (int i = 0; i < steps; i++) {
  *         TN_SCOPE;
@@ -225,9 +226,9 @@ typedef struct tn_capture_hook {
 } tn_capture_hook;
 /* Whether this thread is between tn_capture_begin and tn_capture_end. */
 TN_API bool tn_capturing(void);
-/* Adds a hook for `count` dials (tn_dial, tn_dial_int) to this thread's capture. *hook is copied; its ctx belongs to the
- * capture until release is called, or to the caller if this function fails. Hooks advance in the order in which they
- * were added. Errors: TN_ERR_STATE outside a capture; TN_ERR_ARGUMENT for a tensor that is not a dial. */
+/* Adds a hook for `count` dials (tn_dial, tn_dial_int) to this thread's capture. *hook is copied; its ctx belongs to
+ * the capture until release is called, or to the caller if this function fails. Hooks advance in the order in which
+ * they were added. Errors: TN_ERR_STATE outside a capture; TN_ERR_ARGUMENT for a tensor that is not a dial. */
 TN_API tn_status tn_capture_add_hook(const tn_capture_hook *hook, tn_tensor *const *dials, int count);
 TN_API void tn_graph_free(tn_graph *g); /* NULL is fine */
 

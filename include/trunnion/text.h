@@ -120,9 +120,9 @@ TN_API tn_status tn_tokenizer_open(const char *path, tn_tokenizer **out);
 TN_API void tn_tokenizer_free(tn_tokenizer *t); /* NULL is fine */
 
 enum {
-    TN_ENCODE_SPECIAL = 1, /* control tokens that are spelled out in the text become tokens: for prompts made by a
+    TN_ENCODE_SPECIAL = 1,  /* control tokens that are spelled out in the text become tokens: for prompts made by a
                               template, never for words of a stranger */
-    TN_ENCODE_ENDS = 2,    /* put the begin and end tokens around it that the model was trained with */
+    TN_ENCODE_ENDS = 2,     /* put the begin and end tokens around it that the model was trained with */
     TN_ENCODE_TRUNCATE = 4, /* tn_tokenizer_encode_pair: cut off what the file says is too much */
     TN_ENCODE_PAD = 8       /* tn_tokenizer_encode_pair: fill up as the file says */
 };
@@ -264,8 +264,9 @@ typedef struct tn_sampler_options {
     size_t struct_size;
     double temperature; /* default 0: the first of the greatest logits, nothing is drawn */
     int32_t top_k;      /* keep the k most probable tokens; default 0: all */
-    double top_p; /* keep the smallest set of most probable tokens whose probabilities add up to this, in [0, 1] (nucleus
-                     sampling, Holtzman et al. 2020); 0: the most probable one; default 1: all */
+    /* nucleus sampling (Holtzman et al. 2020): keep the smallest set of most probable tokens whose probabilities add up
+     * to this, in [0, 1]; 0: the most probable one; default 1: all */
+    double top_p;
     double min_p; /* keep tokens at least this fraction as probable as the best (Nguyen et al. 2024); default 0: all */
     double repeat_penalty; /* positive logits of recent tokens are divided by it, others multiplied (Keskar et al.
                               2019); default 1: as they are */

@@ -1,7 +1,8 @@
-/* options.c — reading the structs of options that callers hand in: the one place that decides which are accepted.
+/* options.c — reads the options structs of callers; the only place that decides which are accepted.
  *
- * A struct that was started from its TN_…_DEFAULTS carries a mark in struct_size (status.h). Without the mark the
- * fields that the caller did not set would be zeros instead of defaults, so it is refused, with the line to write. */
+ * A struct that was started from its TN_…_DEFAULTS carries a mark in struct_size (status.h). Without the mark, fields
+ * that the caller did not set may be zeros instead of defaults, so the struct is refused; the error shows the line to
+ * write. */
 #include "base/options.h"
 
 #include <string.h>

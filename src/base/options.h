@@ -1,4 +1,4 @@
-/* options.h — what tn_options_read (status.h) is made of, for code that reads the fields of a struct itself. */
+/* options.h — the steps of tn_options_read (status.h), for code that reads the fields of an options struct itself. */
 #ifndef TN_OPTIONS_H
 #define TN_OPTIONS_H
 
@@ -19,10 +19,11 @@ static inline size_t tn_options_covers(const void *given, size_t known) {
     return started && bytes >= sizeof size && bytes <= known ? bytes : 0;
 }
 
-/* The error for a struct of which covers() is 0. */
+/* Sets and returns the error for a struct for which tn_options_covers is 0. */
 tn_status tn_options_refuse(const void *given, size_t known, const char *function, const char *initialiser);
 
-/* Copies the fields back that `given`, which tn_options_read accepted, has: for structs that are also results. */
+/* For structs that are also results: copies the fields of `from` back into `given`, as far as `given` has them.
+ * tn_options_read must have accepted `given`. */
 void tn_options_write(void *given, const void *from);
 
 #endif

@@ -1,7 +1,7 @@
 /* arena.c — best-fit offsets in a plan's memory.
  *
- * An unrolled network has thousands of blocks in use at once. So free gaps stand in a treap by size and offset, and
- * each position has the list of blocks that end there: taking and releasing cost log(blocks). */
+ * An unrolled network has thousands of blocks in use at once. Free gaps are therefore kept in a treap ordered by size
+ * and offset, and each position has a list of the blocks that end there, so taking and releasing cost O(log blocks). */
 #include "core/arena.h"
 
 #include <string.h>
@@ -59,7 +59,7 @@ static void set_gap(tn_arena *a, int block, int64_t gap) {
     a->gaps = merge(a, merge(a, left, block), right);
 }
 
-/* The block behind the smallest gap of at least `bytes`, of equal ones the first; -1: none. */
+/* The block after the smallest gap of at least `bytes`, the first of equal ones; -1: none. */
 static int best_gap(const tn_arena *a, int64_t bytes) {
     int best = -1;
     for (int tree = a->gaps; tree >= 0;) {
@@ -167,7 +167,7 @@ void tn_arena_end(tn_arena *a) {
 tn_status tn_arena_take(tn_arena *a, int64_t bytes, int last, int value, int64_t *offset) {
     int block;
     TRY(new_block(a, &block));
-    a->random = a->random * 1664525u + 1013904223u; /* any sequence without order will do: Numerical Recipes' */
+    a->random = a->random * 1664525u + 1013904223u; /* priorities; a generator of Numerical Recipes */
     bytes = (tn_max64(bytes, 1) + ALIGN - 1) / ALIGN * ALIGN;
     *at(a, block) = (tn_arena_block){.bytes = bytes, .priority = a->random >> 8};
     link_block(a, block, best_gap(a, bytes));

@@ -29,17 +29,17 @@ typedef struct tn_arena {
     int64_t high; /* bytes that the arena needs */
 } tn_arena;
 
-/* For groups at positions 0 … positions - 1 and so many values. Freed with tn_arena_end, also after a failure. */
+/* For groups at positions 0 … positions - 1, and `values` values. Call tn_arena_end also after a failure. */
 tn_status tn_arena_begin(tn_arena *a, int positions, size_t values);
 void tn_arena_end(tn_arena *a);
 /* Room for `value` (-1: for nobody to find) until the group at position `last` has run, in the smallest gap that fits.
  */
 tn_status tn_arena_take(tn_arena *a, int64_t bytes, int last, int value, int64_t *offset);
-/* Blocks whose last group stands before `position` are free from now on. */
+/* Releases the blocks whose last group comes before `position`. */
 void tn_arena_release_before(tn_arena *a, int position);
 /* The block in which a value lies, or NULL. */
 const tn_arena_block *tn_arena_find(const tn_arena *a, int value);
-/* `to` lies from now on where `from` lay, until `last`. */
+/* Gives the block of value `from` to value `to`, which needs it until `last` (in-place results). */
 void tn_arena_pass_on(tn_arena *a, int from, int to, int last);
 
 #endif

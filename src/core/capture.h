@@ -1,8 +1,8 @@
 /* capture.h — what a launch of a captured graph changes on the host, besides values on the device.
  *
- * Recording a training step moves more than tensors: an optimiser counts it, gradients are collected, states count
- * their writes, random numbers are used up. A launch records nothing, so the graph does all this itself; a launch then
- * leaves the same behind as recording the same again. */
+ * Recording a training step changes more than tensors: the optimiser's step count, collected gradients, counts of
+ * writes to states, the position in the random numbers. A launch records nothing, so the graph makes these changes
+ * itself; afterwards everything is as if the step had been recorded again. */
 #ifndef TN_CORE_CAPTURE_H
 #define TN_CORE_CAPTURE_H
 
@@ -44,7 +44,7 @@ typedef struct tn_captured_host {
     tn_status failed;                   /* memory ran out where no status could be returned */
 } tn_captured_host;
 
-tn_captured_host *tn_captured_host_new(const tn_recorder *r); /* NULL when memory is out */
+tn_captured_host *tn_captured_host_new(const tn_recorder *r); /* NULL if out of memory */
 void tn_captured_host_free(tn_captured_host *h);
 /* Notes a use of a gradient, before it happens. */
 typedef enum tn_gradient_use { TN_GRADIENT_READ, TN_GRADIENT_ADDED, TN_GRADIENT_CLEARED } tn_gradient_use;
@@ -52,8 +52,8 @@ tn_status tn_captured_gradient_note(tn_captured_host *h, tn_grad_slot *slot, tn_
 /* The end of the capture: finds everything in the binding; refuses what a launch could not repeat. */
 tn_status tn_captured_host_bind(tn_captured_host *h, const tn_recorder *r, const tn_binding *b);
 
-/* A launch. advance: everything that can fail, and the hooks' dials. Then undo, if the launch fails; wrote, as soon as
- * states were written; collect, with the plan's results, where it succeeds. */
+/* A launch calls advance first: it does everything that can fail, and sets the hooks' dials. Then undo if the launch
+ * fails; wrote, as soon as states were written; collect, with the plan's results, if it succeeds. */
 tn_status tn_captured_host_advance(tn_captured_host *h, kir_dial *dials, const bool *is_float);
 void tn_captured_host_undo(tn_captured_host *h);
 void tn_captured_host_wrote(tn_captured_host *h);

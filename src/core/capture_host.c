@@ -1,6 +1,6 @@
 /* capture_host.c — the host's side of a captured recording: hooks, gradients, states, random numbers (capture.h).
  *
- * Everything that can fail comes before the launch; what follows a launch only hands over what was made before. */
+ * Everything that can fail is done before the launch. After it, only what was prepared is put in place. */
 #include <string.h>
 
 #include "core/capture.h"
@@ -115,7 +115,7 @@ static void bind_hook(captured_hook *c, const tn_binding *b) {
         for (size_t k = 0; k < b->dial_count; k++)
             if (b->dial_nodes[k] == c->nodes[i]) c->dials[i] = (int)k;
     }
-    forget_nodes(c); /* held, they would look as if somebody needed them */
+    forget_nodes(c); /* a retained node would look like one that somebody needs */
 }
 
 static tn_status bind_gradient(captured_gradient *c, const tn_binding *b) {
@@ -187,8 +187,8 @@ static tn_status check_gradient(const captured_gradient *c) {
                    "clear it before each launch (tn_optimizer_zero_grad), or inside the capture");
 }
 
-/* Old values that others hold (views, the history of an earlier loss) are marked as overwritten, and the state needs a
- * new node. As a rule only handles hold it, and the node stays. */
+/* If others than handles hold the old value (views, the history of an earlier loss), it is marked as overwritten and
+ * the state needs a new node. Usually only handles hold it, and the node stays. */
 static tn_status prepare_state(captured_state *c) {
     enum { RESIDENT = 1 };
     tn_storage *s = c->storage;

@@ -361,12 +361,12 @@ static tn_status evaluate_all(tn_recorder *r, tn_plan_cache *c, tn_node *const *
     return s;
 }
 
-/* What is captured runs at the end of the capture, all at once: until then only earlier values are there. */
+/* Captured work runs at tn_capture_end; until then only values that were computed before can be read. */
 static tn_status flush_captured(tn_node *const *targets, int count) {
     for (int i = 0; i < count; i++)
         if (!tn_node_computed(targets[i]))
-            return tn_fail(TN_ERR_STATE, "a value is needed that this thread captures: it is computed at "
-                                         "tn_capture_end, and can be read after that");
+            return tn_fail(TN_ERR_STATE, "cannot read a value inside the capture that records it; read it after "
+                                         "tn_capture_end, which computes it");
     return TN_OK;
 }
 

@@ -103,7 +103,7 @@ static bool kernel_of_its_own(tn_op_class c) {
 
 static void want_memory(tn_graph_plan *g, int value) { g->values[g->values[value].root].wants_memory = true; }
 
-/* A joined tensor in another shape: which part an index falls into would be computed for each element. */
+/* A reshaped concatenation: a fused reader would compute for each element which part its index falls into. */
 static bool reshapes_joined(const tn_graph_plan *g, const tn_value *u, const tn_value *in) {
     return g->binding->device->is_cpu && u->node->op == TN_OP_VIEW && in->node->op == TN_OP_CAT_FEW &&
            tn_value_numel(in) >= MANY_ELEMENTS;
@@ -193,7 +193,7 @@ static tn_status group_add(tn_graph_plan *g, int group, int value) {
 
 /* Does `from` read, directly or not, a result of one of `targets` (other than itself)? */
 static bool reads_any(tn_graph_plan *g, int from, const int *targets, int count) {
-    if (count == 0 || (count == 1 && targets[0] == from)) return false; /* mostly so: no search through all groups */
+    if (count == 0 || (count == 1 && targets[0] == from)) return false; /* usual: no search of all groups */
     g->stamp++;
     int *stack = g->order, top = 0; /* order is not made yet: its room serves as the stack */
     stack[top++] = from;
@@ -327,8 +327,8 @@ static void take_lead(tn_graph_plan *g, int group, int value) {
 
 /* ---- buffers ----------------------------------------------------------------------------------------------------- */
 
-/* Will the value be read from memory? Some inlined ones turn out to be stored when their turn comes: those count as
- * what they are made of, so that the count is never too low. */
+/* Will the value be read from memory? Some values that are inlined now are stored later; they are counted as their
+ * operands, so that the count is never too low. */
 static bool is_operand(const tn_value *root) {
     return !root->row || root->wants_memory || root->output >= 0 || kernel_of_its_own(tn_value_class(root));
 }
@@ -353,7 +353,7 @@ static int count_member(tn_graph_plan *g, int value, int most) {
     return !met + count_buffers(g, value, most);
 }
 
-/* Do the group's members and one more find room in a kernel's buffers? */
+/* Does a kernel have enough buffers for the group and one more value? */
 static bool buffers_suffice(tn_graph_plan *g, int group, int value) {
     const tn_group *to = &g->groups[group];
     int most = tn_most_buffers(g);

@@ -126,8 +126,9 @@ static bool feeds_kernel(const tn_graph_plan *g, const tn_value *v, int depth) {
     return false;
 }
 
-/* Is it in memory before it is joined, whoever joins it? What one pass computes beside other things is not, so that it
- * is better computed where it is joined; the epilogue of a product or convolution is, and what a kernel reads. */
+/* Is the value stored in memory even if the concatenation does not ask for it? True for the epilogue of a product or a
+ * convolution and for operands of kernels; false for element-wise values, which are better computed in the
+ * concatenation. */
 static bool is_stored_anyway(const tn_graph_plan *g, int value) {
     enum { EPILOGUE = 4 }; /* steps */
     int steps = 0;
@@ -142,8 +143,8 @@ static bool is_stored_anyway(const tn_graph_plan *g, int value) {
     return value >= 0 && steps == 0;
 }
 
-/* A program evaluates every part of a joined value at each element and selects one. So parts are made first and copied
- * if they are in memory anyway, if of several parts most are, or if a few elements of each take turns. */
+/* A fused concatenation evaluates every part at each element and selects one. So parts are stored first and copied if
+ * all are in memory anyway, if most of several parts are, or if the parts alternate every few elements. */
 static bool is_copied(const tn_graph_plan *g, const tn_value *v) {
     enum { FEW = 16, SEVERAL = 3 };
     const tn_node *n = v->node;

@@ -573,18 +573,19 @@ static tn_status make_commands(tn_graph_plan *g, tn_plan *p, size_t copies) {
 
 /* ---- making ------------------------------------------------------------------------------------------------------ */
 
-/* A group could not be lowered. The first one with too many buffers makes fusing count them; else one value less joins
- * its group. */
+/* A group could not be lowered. If it needs too many buffers, fusing counts buffers from now on (once per plan); else
+ * the value that it refused gets a group of its own. */
 static tn_status refuse_join(tn_graph_plan *g) {
     tn_value *v = &g->values[g->forbid];
     if (g->crowded && !g->counts_buffers) return TN_OK;
     if (v->alone)
-        return tn_fail(TN_ERR_INTERNAL, "%s cannot be lowered even on its own", v->row ? v->row->name : "data");
+        return tn_fail(TN_ERR_INTERNAL, "%s cannot be lowered, not even in a group of its own",
+                       v->row ? v->row->name : "data");
     v->alone = true;
     return TN_OK;
 }
 
-/* Lowers all groups, so that one round finds what each of them refuses: rounds do not grow with the groups. */
+/* Lowers all groups even if one refuses a value, so that the number of rounds does not grow with the groups. */
 static tn_status lower_groups(tn_graph_plan *g, bool *refused) {
     bool crowded = false;
     for (size_t i = 0; i < g->group_count; i++) {

@@ -1,7 +1,7 @@
-/* encoder_modules.c — what sentence-transformers puts beside an encoder: modules.json, and a folder for each module.
+/* encoder_modules.c — the modules of a sentence-transformers folder: modules.json, and a folder for each module.
  *
- * A text goes through all modules in their order: the encoder, pooling, dense layers, normalising. modules.json is read
- * whatever the caller chooses himself, as a layer that is left out would make other vectors. */
+ * A text passes through all modules in order: encoder, pooling, dense layers, normalisation. modules.json is read even
+ * if the caller chooses pooling and norm, because the vectors would be different without the dense layers. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -82,8 +82,8 @@ static tn_status refuse_variants(const hf_folder *f, const encoder_dense *d, con
         const char *end = tn_json_string(tn_json_get(config, ends[i]), "sentence_embedding");
         if (strcmp(end, "sentence_embedding") != 0)
             return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                                   "'%s/%s/config.json': '%s' is '%s'; a dense layer of the text's vector is computed "
-                                   "here, 'sentence_embedding'",
+                                   "'%s/%s/config.json': '%s' is '%s'; dense layers are supported for "
+                                   "'sentence_embedding' only",
                                    f->path, d->path, ends[i], tn_txt_shown(end, strlen(end)).text);
     }
     if (!tn_json_bool(tn_json_get(config, "use_residual"), false)) return TN_OK;
@@ -104,8 +104,8 @@ static tn_status take_dense(const hf_folder *f, const tn_json *config, encoder_c
                                f->path, d->path, tn_txt_shown(class, strlen(class)).text);
     if (d->in != c->width || d->out < 1 || d->out > HF_MOST_WIDTH)
         return tn_backend_fail(TN_ERR_FORMAT,
-                               "'%s/%s/config.json': a dense layer of %" PRId64 " to %" PRId64
-                               " numbers, where vectors have %" PRId64,
+                               "'%s/%s/config.json': a dense layer from %" PRId64 " to %" PRId64
+                               " features does not fit vectors of %" PRId64,
                                f->path, d->path, d->in, d->out, c->width);
     c->width = d->out;
     return refuse_variants(f, d, config);
@@ -181,11 +181,12 @@ static tn_status take_module(const hf_folder *f, const tn_json *module, size_t i
             "and Normalize are computed here",
             f->path, i, tn_txt_shown(name, strlen(name)).text);
     if (!tn_hf_plain_name(path) || strlen(path) >= sizeof m->pooling)
-        return tn_backend_fail(TN_ERR_FORMAT, "'%s/modules.json': the path of module %zu, '%s', is no folder beside it",
-                               f->path, i, tn_txt_shown(path, strlen(path)).text);
+        return tn_backend_fail(TN_ERR_FORMAT,
+                               "'%s/modules.json': the path of module %zu, '%s', is not a folder next to it", f->path,
+                               i, tn_txt_shown(path, strlen(path)).text);
     if (m->normalizes)
-        return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s/modules.json': module %zu, %s, stands behind Normalize",
-                               f->path, i, name);
+        return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                               "'%s/modules.json': module %zu, %s, after Normalize is not supported", f->path, i, name);
     if (dense) return add_dense(f, path, c);
     snprintf(m->pooling, sizeof m->pooling, "%s", path);
     return TN_OK;

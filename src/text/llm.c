@@ -430,7 +430,7 @@ tn_status tn_llm_export_onnx(tn_llm *m, const char *path, const tn_llm_export_on
 /* ---- pieces of a prompt ------------------------------------------------------------------------------------------ */
 
 static tn_status too_long(const tn_llm *m, int64_t count) {
-    char fix[160] = "the model was trained for no more: shorten the text";
+    char fix[160] = "the model was trained for no longer context: shorten the text";
     if (m->config.context < m->config.trained_context)
         snprintf(fix, sizeof fix, "set a longer context in tn_llm_options (--context of the command), at most %" PRId64,
                  m->config.trained_context);

@@ -70,8 +70,8 @@ tn_status tn_llm_source_rows(const llm_source *s, const char *name, const int64_
     TRY(tn_llm_source_find(s, name, &t));
     if (!t.data)
         return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                               "'%s': tensor '%s' does not lie row by row in its file; save it again "
-                               "with .contiguous()",
+                               "'%s': tensor '%s' is not contiguous in its file; save it again with "
+                               ".contiguous()",
                                s->folder.path, name);
     size_t bytes = (size_t)t.shape[1] * tn_dtype_size(t.dtype);
     for (int64_t i = 0; i < count; i++)

@@ -1,7 +1,7 @@
-/* weights.c — the weights of a folder: safetensors, or the pickles that torch.save wrote before there were any.
+/* weights.c — the weights of a Hugging Face folder: safetensors, or pytorch_model.bin (a pickle of torch.save).
  *
- * A folder has one file or an index of several ("shards"). Safetensors are preferred; a folder that has both has the
- * same numbers in both. Pickled tensors are described as safetensors are, so that nobody else sees a difference. */
+ * A folder has one file or an index of several ("shards"). If it has both formats, safetensors are read; the values are
+ * the same. Pickled tensors are described by tn_safetensors_info too, so callers need not distinguish them. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -55,7 +55,8 @@ static tn_status open_file(hf_weights *w, const char *folder, const char *name) 
     return status;
 }
 
-/* The list of all tensors. A name that two shards have would be one or the other by chance. */
+/* The list of all tensors, sorted by name. A name in two shards is an error, because which one counts is not
+ * defined. */
 static tn_status list_tensors(hf_weights *w, const char *folder) {
     for (int64_t i = 0; i < w->file_count; i++)
         w->count += tn_pickle_count(w->files[i]);

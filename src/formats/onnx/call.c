@@ -275,12 +275,13 @@ void onnx_prepared_free(tn_onnx *m) {
     }
 }
 
-/* Threads that prepare the same node at the same time leave several; the first found counts. */
+/* If several threads prepare the same node at the same time, several entries stay in the list; the first one found is
+ * used. */
 tn_status onnx_prepare(const onnx_call *c, tn_status (*make)(const onnx_call *c, void **data), void (*drop)(void *data),
                        const void **out) {
     tn_onnx *m = c->run->model;
     onnx_prepared *p = atomic_load(&m->prepared);
-    bool own = c->run->frame->function == NULL; /* else attributes may be another call's next time */
+    bool own = c->run->frame->function == NULL; /* in a function, attributes may differ between calls */
     while (p && own && p->node != c->node)
         p = p->next;
     if (p && own) return *out = p->data, TN_OK;

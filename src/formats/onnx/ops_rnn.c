@@ -262,7 +262,8 @@ static tn_status check_bytes(const onnx_call *c, int directions) {
         if ((t != TN_I8 && t != TN_U8) || tn_dtype_of(zero) != t || tn_rank(bytes) != 3)
             return onnx_refuse(c, "input %d must be three-dimensional, of bytes, with zero points of the same type", i);
         if (tn_size(bytes, 0) != directions || tn_size(scale, 0) != directions || tn_size(zero, 0) != directions)
-            return onnx_refuse(c, "input %d and its scales and zero points are not for %d directions", i, directions);
+            return onnx_refuse(c, "input %d, its scales and its zero points must have first dimension %d (directions)",
+                               i, directions);
     }
     return TN_OK;
 }

@@ -1,8 +1,8 @@
 /* order.c — the order in which the nodes of a graph can run.
  *
- * ONNX wants nodes sorted; some writers (the float16 converter) append them where they please. Each node is put behind
- * those that make what it, or a subgraph of its, reads. Nodes in a right order stay in it. Everything is read from the
- * file's bytes, before any node has slots. */
+ * ONNX requires nodes in topological order, but some writers (the float16 converter) append nodes at the end. This is a
+ * stable topological sort: each node follows the nodes that produce its inputs, including those that its subgraphs
+ * read. It works on the file's bytes, before any node has slots. */
 #include <string.h>
 
 #include "formats/onnx/model.h"

@@ -1,7 +1,7 @@
 /* suppress.c — ONNX: NonMaxSuppression.
  *
- * Corners and areas are computed once a box. Threads share the classes of all images. The candidates of a class are a
- * heap of scores, so that only those that are looked at are sorted; each is compared with the boxes kept so far, eight
+ * Corners and areas are computed once per box. Threads share the (image, class) pairs. The candidates of a class are a
+ * heap by score, so that only those that are looked at are sorted; each is compared with the boxes kept so far, eight
  * at a time. */
 #include <math.h>
 #include <stdatomic.h>
@@ -208,7 +208,8 @@ static tn_status read_suppression(const onnx_call *c, suppression *s) {
     TRY(tn_status_of(scores));
     if (tn_rank(boxes) != 3 || tn_rank(scores) != 3 || tn_size(boxes, 2) != 4 ||
         tn_size(boxes, 0) != tn_size(scores, 0) || tn_size(boxes, 1) != tn_size(scores, 2))
-        return onnx_refuse(c, "boxes and scores do not fit each other");
+        return onnx_refuse(c, "boxes must be [batch, boxes, 4] and scores [batch, classes, boxes] of the same batch "
+                              "and boxes");
     s->batches = tn_size(scores, 0);
     s->classes = tn_size(scores, 1);
     s->boxes = tn_size(scores, 2);
