@@ -51,53 +51,50 @@ static const int64_t sizes[][2] = {{60, 60}, {75, 30}, {30, 75}, {40, 1}, {1, 40
 
 static void qr_gives_the_matrix_back(void **state) {
     (void)state;
-    for (size_t i = 0; i < TN_COUNT(sizes); i++)
-        {
-            TN_SCOPE;
-            int64_t m = sizes[i][0], n = sizes[i][1], k = tn_min64(m, n);
-            tn_tensor *x = random_matrix(2, m, n), *q, *r;
-            tn_linalg_qr(x, &q, &r);
-            near("Q·R", tn_matmul(q, r), x, 1000 * UNIT);
-            orthonormal("Q", q, k);
-            near("R is upper", tn_triu(r, 0), r, 0);
-            double *numbers = malloc((size_t)(2 * k * n) * sizeof *numbers);
-            read_all(r, numbers, (size_t)(2 * k * n));
-            for (int64_t d = 0; d < k; d++)
-                assert_true(numbers[d * n + d] >= 0);
-            free(numbers);
-        }
+    for (size_t i = 0; i < TN_COUNT(sizes); i++) {
+        TN_SCOPE;
+        int64_t m = sizes[i][0], n = sizes[i][1], k = tn_min64(m, n);
+        tn_tensor *x = random_matrix(2, m, n), *q, *r;
+        tn_linalg_qr(x, &q, &r);
+        near("Q·R", tn_matmul(q, r), x, 1000 * UNIT);
+        orthonormal("Q", q, k);
+        near("R is upper", tn_triu(r, 0), r, 0);
+        double *numbers = malloc((size_t)(2 * k * n) * sizeof *numbers);
+        read_all(r, numbers, (size_t)(2 * k * n));
+        for (int64_t d = 0; d < k; d++)
+            assert_true(numbers[d * n + d] >= 0);
+        free(numbers);
+    }
 }
 
 static void eigenvectors_diagonalize(void **state) {
     (void)state;
     static const int64_t extents[] = {80, 3, 2, 1};
-    for (size_t i = 0; i < TN_COUNT(extents); i++)
-        {
-            TN_SCOPE;
-            int64_t n = extents[i];
-            tn_tensor *half = random_matrix(2, n, n), *x = tn_add(half, turned(half)), *w, *v;
-            tn_linalg_eigh(x, &w, &v);
-            near("V·diag(w)·Vᵀ", tn_matmul(tn_mul(v, tn_unsqueeze(w, -2)), turned(v)), x, 4000 * UNIT);
-            orthonormal("V", v, n);
-            near("ascending", tn_sort(w, -1, false), w, 0);
-            near("alone", tn_linalg_eigvalsh(x), w, 0);
-        }
+    for (size_t i = 0; i < TN_COUNT(extents); i++) {
+        TN_SCOPE;
+        int64_t n = extents[i];
+        tn_tensor *half = random_matrix(2, n, n), *x = tn_add(half, turned(half)), *w, *v;
+        tn_linalg_eigh(x, &w, &v);
+        near("V·diag(w)·Vᵀ", tn_matmul(tn_mul(v, tn_unsqueeze(w, -2)), turned(v)), x, 4000 * UNIT);
+        orthonormal("V", v, n);
+        near("ascending", tn_sort(w, -1, false), w, 0);
+        near("alone", tn_linalg_eigvalsh(x), w, 0);
+    }
 }
 
 static void singular_vectors_diagonalize(void **state) {
     (void)state;
-    for (size_t i = 0; i < TN_COUNT(sizes); i++)
-        {
-            TN_SCOPE;
-            int64_t m = sizes[i][0], n = sizes[i][1], k = tn_min64(m, n);
-            tn_tensor *x = random_matrix(2, m, n), *u, *s, *vh;
-            tn_linalg_svd(x, false, &u, &s, &vh);
-            near("U·diag(S)·Vᵀ", tn_matmul(tn_mul(u, tn_unsqueeze(s, -2)), vh), x, 2000 * UNIT);
-            orthonormal("U", u, k);
-            orthonormal("V", turned(vh), k);
-            near("descending", tn_sort(s, -1, true), s, 0);
-            near("alone", tn_linalg_svdvals(x), s, 0);
-        }
+    for (size_t i = 0; i < TN_COUNT(sizes); i++) {
+        TN_SCOPE;
+        int64_t m = sizes[i][0], n = sizes[i][1], k = tn_min64(m, n);
+        tn_tensor *x = random_matrix(2, m, n), *u, *s, *vh;
+        tn_linalg_svd(x, false, &u, &s, &vh);
+        near("U·diag(S)·Vᵀ", tn_matmul(tn_mul(u, tn_unsqueeze(s, -2)), vh), x, 2000 * UNIT);
+        orthonormal("U", u, k);
+        orthonormal("V", turned(vh), k);
+        near("descending", tn_sort(s, -1, true), s, 0);
+        near("alone", tn_linalg_svdvals(x), s, 0);
+    }
 }
 
 static void full_matrices_are_completed(void **state) {
@@ -151,24 +148,23 @@ static void systems_are_solved(void **state) {
 static void undefined_is_nan_in_its_matrix(void **state) {
     (void)state;
     static const double bad[] = {NAN, INFINITY, -INFINITY};
-    for (int i = 0; i < 3; i++)
-        {
-            TN_SCOPE;
-            double numbers[2][3][3] = {{{2, 1, 0}, {1, 3, 1}, {0, 1, 4}}, {{2, 1, 0}, {1, 3, 1}, {0, 1, 4}}};
-            numbers[0][1][0] = bad[i];
-            tn_tensor *x = tn_from_data(numbers, (int64_t[]){2, 3, 3}, 3, TN_F64), *q, *r, *w, *v, *u, *s, *vh;
-            tn_linalg_qr(x, &q, &r);
-            tn_linalg_eigh(x, &w, &v);
-            tn_linalg_svd(x, false, &u, &s, &vh);
-            tn_tensor *all[] = {q, r, w, v, u, s, vh, tn_linalg_cholesky(x)};
-            for (size_t k = 0; k < TN_COUNT(all); k++) {
-                double out[18];
-                size_t count = all[k] == w || all[k] == s ? 6 : 18;
-                read_all(all[k], out, count);
-                for (size_t at = 0; at < count; at++)
-                    assert_true(at < count / 2 ? isnan(out[at]) || all[k] == all[7] : isfinite(out[at]));
-            }
+    for (int i = 0; i < 3; i++) {
+        TN_SCOPE;
+        double numbers[2][3][3] = {{{2, 1, 0}, {1, 3, 1}, {0, 1, 4}}, {{2, 1, 0}, {1, 3, 1}, {0, 1, 4}}};
+        numbers[0][1][0] = bad[i];
+        tn_tensor *x = tn_from_data(numbers, (int64_t[]){2, 3, 3}, 3, TN_F64), *q, *r, *w, *v, *u, *s, *vh;
+        tn_linalg_qr(x, &q, &r);
+        tn_linalg_eigh(x, &w, &v);
+        tn_linalg_svd(x, false, &u, &s, &vh);
+        tn_tensor *all[] = {q, r, w, v, u, s, vh, tn_linalg_cholesky(x)};
+        for (size_t k = 0; k < TN_COUNT(all); k++) {
+            double out[18];
+            size_t count = all[k] == w || all[k] == s ? 6 : 18;
+            read_all(all[k], out, count);
+            for (size_t at = 0; at < count; at++)
+                assert_true(at < count / 2 ? isnan(out[at]) || all[k] == all[7] : isfinite(out[at]));
         }
+    }
     TN_SCOPE;
     double flat[4] = {1, 2, 2, 4}, out[4];
     tn_tensor *x = tn_from_data(flat, (int64_t[]){2, 2}, 2, TN_F64), *sign, *size;
