@@ -63,7 +63,7 @@ static tn_tensor *indices(int64_t last) { return tn_from_data((int64_t[]){0, 2, 
 
 static void an_index_outside_is_refused_by_every_op(void **state) {
     (void)state;
-    static const int64_t outside[] = {3, 7, INT64_MAX, -4, INT64_MIN + 1};
+    static const int64_t outside[] = {3, 7, INT64_MAX, -4, INT64_MIN};
     for (size_t i = 0; i < TN_COUNT(rows); i++) {
         for (size_t k = 0; k < TN_COUNT(outside); k++) {
             TN_SCOPE;

@@ -28,17 +28,17 @@ static const rule rules[TN_OP_COUNT] = {
     [TN_OP_CROSS_ENTROPY] = {CLASSES, 1},
 };
 
-/* low ≤ index < high, or index = ignored. */
+/* low ≤ index < high, or index = ignored, if one is. */
 typedef struct range {
-    int64_t low, high, ignored;
+    int64_t low, high, ignored, ignores; /* no bool: ranges are compared by their bytes */
 } range;
 
 static range range_of(const tn_node *n, counts counted) {
     const tn_node *x = n->in[counted == ROWS ? 1 : 0];
     int64_t dim = counted == ROWS ? 0 : counted == CLASSES ? x->rank > 1 : n->i[0];
     int64_t size = x->rank ? x->shape[dim] : 1;
-    range r = {.low = counted == FROM_END_TOO ? -size : 0, .high = size, .ignored = INT64_MIN};
-    if (counted == CLASSES) r.ignored = n->i[TN_CROSS_ENTROPY_IGNORE_INDEX];
+    range r = {.low = counted == FROM_END_TOO ? -size : 0, .high = size, .ignores = counted == CLASSES};
+    if (r.ignores) r.ignored = n->i[TN_CROSS_ENTROPY_IGNORE_INDEX];
     return r;
 }
 
@@ -57,7 +57,9 @@ static int64_t integer_at(tn_dtype t, const char *base, int64_t i) {
     }
 }
 
-static inline bool outside(int64_t v, const range *r) { return (v < r->low || v >= r->high) && v != r->ignored; }
+static inline bool outside(int64_t v, const range *r) {
+    return (v < r->low || v >= r->high) && (v != r->ignored || !r->ignores);
+}
 
 #define ANY_OUTSIDE(name, type)                                         \
     static bool name(const void *base, int64_t count, const range *r) { \
