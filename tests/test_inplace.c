@@ -272,6 +272,26 @@ static void each_way_to_a_value_tells_of_an_ignored_failure(void **state) {
     assert_ok(tn_eval(NULL, 0));
 }
 
+/* A launch writes states, so it must not run behind a write that failed either. */
+static void a_launch_does_nothing_behind_an_ignored_failure(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *x = tn_zeros(NULL, 0, TN_F32), *one = tn_contiguous(tn_ones(NULL, 0, TN_F32)), *sum, *launched = NULL;
+    assert_ok(tn_make_state(x));
+    assert_ok(tn_eval(&one, 1));
+    tn_graph *g = NULL;
+    assert_ok(tn_capture_begin());
+    sum = tn_add_(x, one);
+    assert_ok(tn_capture_end(&one, 1, NULL, 0, &g));
+    assert_ptr_equal(sum, x);
+    tn_add_(x, tn_zeros(TN_DIMS(7), TN_F32));
+    assert_int_equal(tn_graph_launch(g, &one, &launched), TN_ERR_SHAPE);
+    assert_true(tn_item(x) == 1);
+    assert_ok(tn_graph_launch(g, &one, &launched));
+    assert_true(tn_item(x) == 2);
+    tn_graph_free(g);
+}
+
 /* The reproducer of the examination: scaling a weight without TN_NO_GRAD cost the weight. */
 static void a_module_outlives_a_refused_write_to_its_parameter(void **state) {
     (void)state;
@@ -310,6 +330,7 @@ int main(void) {
         cmocka_unit_test(nothing_is_written_behind_an_ignored_failure),
         cmocka_unit_test(chains_stop_at_the_first_failure),
         cmocka_unit_test(each_way_to_a_value_tells_of_an_ignored_failure),
+        cmocka_unit_test(a_launch_does_nothing_behind_an_ignored_failure),
         cmocka_unit_test_setup_teardown(a_module_outlives_a_refused_write_to_its_parameter, make_scratch,
                                         remove_scratch),
     };

@@ -172,8 +172,8 @@ TN_API tn_tensor *tn_keep(tn_tensor *t); /* returns t; outside any scope it does
  * Failure: dst keeps its value, its gradients and its write count, and the call returns an error tensor that belongs to
  * the calling thread (tn_free ignores it; the thread's next failed in-place operation replaces its error). An ignored
  * failure is reported later: unless tn_status_of was called on the error tensor, the thread's next tn_eval, tn_read,
- * tn_peek, tn_item or tn_capture_end fails once with that error and does nothing else. Until then all in-place
- * operations of the thread fail with it too, because they may depend on the write that failed.
+ * tn_peek, tn_item, tn_capture_end or tn_graph_launch fails once with that error and does nothing else. Until then all
+ * in-place operations of the thread fail with it too, because they may depend on the write that failed.
  * If dst is an error tensor itself, it is returned.
  * Refused: a dst whose elements share memory (an expanded view); a leaf that requires gradients while gradients are on
  * (TN_ERR_STATE); a result that does not fit dst's shape (TN_ERR_SHAPE) or dtype (TN_ERR_DTYPE). */

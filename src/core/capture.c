@@ -318,6 +318,7 @@ tn_status tn_graph_launch(tn_graph *g, tn_tensor *const *inputs, tn_tensor **out
     if (r->capturing)
         return tn_fail(TN_ERR_STATE, "tn_graph_launch: this thread captures, and a launch cannot be captured; launch "
                                      "after tn_capture_end");
+    TRY(tn_refusal_report());
     TRY(tn_flush(r, NULL, 0)); /* pending writes to states come first */
     for (int i = 0; i < g->input_count; i++)
         TRY(bind_input(g, i, inputs[i]));
