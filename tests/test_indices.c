@@ -1,4 +1,4 @@
-/* test_indices.c — indices that lead outside are refused where the host has them, by every op that takes indices. */
+/* test_indices.c — indices out of range are refused by every op that takes indices, if the host has them. */
 #include "test_support.h"
 
 #include <math.h>

@@ -260,6 +260,7 @@ static void slices_are_taken_by_their_numbers(void **state) {
         assert_ok(tn_eval(&x, 1));
         tn_tensor *index =
             small ? tn_from_data(narrow, TN_DIMS(COUNT), TN_I32) : tn_from_data(wide, TN_DIMS(COUNT), TN_I64);
+        index = tn_neg(tn_neg(index)); /* computed by the plan: numbers that the host has would be refused */
         tn_tensor *y = tn_cast(tn_index_select(x, dim, index), TN_F32);
         assert_ok(tn_read(y, got, (size_t)tn_numel(y) * sizeof *got));
         char *text = tn_explain_last();

@@ -293,9 +293,9 @@ typedef struct tn_storage {
 } tn_storage;
 
 /* What a `tn_tensor *` leads to. The pointer that callers hold is the handle's address with its generation in the low
- * bits. Freeing a handle starts its next generation, and the memory of handles is used for handles only, so a pointer
- * that outlived its handle is recognised by one comparison: a tn_tensor * is never dereferenced without it. A pointer
- * is taken for a live one again only after its memory was used for 63 further handles. */
+ * bits. Freeing a handle starts its next generation, and the memory of handles is used for handles only, so one
+ * comparison recognises a pointer to a freed handle; a tn_tensor * is never dereferenced without it. A stale pointer
+ * looks live again only after 63 further handles have used the same memory. */
 enum { TN_GENERATIONS = 64 /* handles lie at multiples of this */ };
 typedef struct tn_handle {
     _Atomic int32_t refs;
@@ -332,12 +332,12 @@ void tn_handles_drop(void);   /* frees all spare handles: pointers to them are n
 /* What generated op functions call. inputs may hold NULL for optional ones. */
 tn_tensor *tn_record(int op, const tn_tensor *const *in, int n_in, const tn_attrs *attrs);
 tn_tensor *tn_record_inplace(tn_tensor *dst, int op, const tn_tensor *const *in, int n_in, const tn_attrs *attrs);
-/* What an in-place op returns when it fails with this thread's error: the thread's own error handle. The failure counts
- * as unreported until tn_refusal_report or tn_status_of of that handle. */
+/* What a failed in-place op returns: the thread's own error handle, with the thread's last error. The failure counts as
+ * unreported until tn_refusal_report, or tn_status_of of that handle. */
 tn_tensor *tn_refuse_write(tn_status status);
 /* Supplied by ops/: TN_ERR_ARGUMENT if an index of the new node n leads outside, as far as the host has the indices. */
 tn_status tn_check_indices(const tn_node *n);
-tn_status tn_refusal_report(void); /* the failure that nobody has looked at, once; TN_OK if there is none */
+tn_status tn_refusal_report(void); /* the unreported failure, once; TN_OK if there is none */
 
 /* ---- the recorder (node.c), one a thread ------------------------------------------------------------------------- */
 

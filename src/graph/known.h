@@ -26,9 +26,9 @@ void tn_strides_contiguous(const int64_t *shape, int rank, int64_t *stride);
 void tn_grad_slot_release(tn_grad_slot *s);
 void tn_grad_slot_close(tn_grad_slot *s); /* the same by the leaf's storage, whose gradient goes with it */
 size_t tn_recorder_limit(const tn_recorder *r);
-/* Between the two a gradient is recorded, which an unasked flush does not cut: half of it would make results of all
- * that the other half needs. A long one raises the limit, for the step that follows. begin returns what end takes;
- * count: the recorder's at begin. */
+/* Between the two a gradient is recorded. No automatic flush happens in between, because half a gradient would turn all
+ * that the other half needs into results. A long gradient raises the limit for the following step. begin returns the
+ * `before` of end; count: the recorder's at begin. */
 bool tn_recorder_begin_gradient(tn_recorder *r);
 void tn_recorder_end_gradient(tn_recorder *r, bool before, size_t count);
 /* after a flush: gives back the references to leaves that it has in hand */
@@ -36,8 +36,8 @@ void tn_recorder_settle(void);
 void tn_recorder_drop(void); /* frees all that this thread's recorder holds (thread exit, leak tests) */
 void tn_storage_release(tn_storage *s);
 void tn_storage_restore(tn_storage *s); /* a state's pending write is given up: its value is what lies at home */
-/* A state was written at its home without being recorded (a launch). next: its node from now on, whose reference is
- * taken over, the old one being marked as overwritten; NULL: only handles hold the old one, and it stays. */
+/* A launch wrote a state in place, without recording. next: the state's new node, whose reference is taken over; the
+ * old one is marked as overwritten. NULL: only handles hold the old node, and it stays. */
 void tn_storage_moved(tn_storage *s, tn_node *next);
 void tn_storage_lost(tn_storage *s, tn_node *error); /* its value is not known; the reference is taken over */
 

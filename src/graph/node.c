@@ -462,8 +462,8 @@ static bool flush_shortens(const tn_recorder *r) {
     return 2 * stays < r->count;
 }
 
-/* A recording that nobody reads must not grow for ever. Every flush sets the limit anew, so equal steps are cut at
- * equal places and find their plans again. */
+/* A recording that nobody reads must not grow without bound. Every flush resets the limit, so equal steps are cut at
+ * equal places and reuse their plans. */
 static tn_status recorder_bound(tn_recorder *r) {
     if (r->capturing || r->planning || r->differentiating || r->count < tn_recorder_limit(r)) return TN_OK;
     if (flush_shortens(r)) return tn_flush(r, NULL, 0);

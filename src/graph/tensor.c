@@ -114,7 +114,7 @@ static tn_node null_node = {.refs = 1 << 30,
                             .op = TN_OP_NONE,
                             .status = TN_ERR_ARGUMENT,
                             .error = (char[]){"the tensor is NULL: it was never made"}};
-/* What stands for a tensor whose handle was freed. */
+/* The node of every tensor that was freed. */
 static tn_node freed_node = {.refs = 1 << 30,
                              .handles = 1,
                              .flags = TN_NODE_ERROR,
@@ -137,8 +137,8 @@ tn_status tn_need_tensor(const tn_tensor *t, const char *what) {
     return tn_fail(TN_ERR_ARGUMENT, "%s was freed before this call (by tn_free, or at the end of its scope)", what);
 }
 
-/* Freed handles wait for reuse, those of this thread first. Their memory goes back to the system only in leak tests:
- * the generation in it tells what is said above about pointers. */
+/* Freed handles are reused, those of this thread first. Their memory is returned to the system only in leak tests,
+ * because the generation in it identifies stale pointers (graph.h). */
 enum { FREE_HANDLES_MAX = 4096 };
 static _Thread_local tn_handle *free_handles; /* chained through base */
 static _Thread_local int free_handle_count;
@@ -189,8 +189,8 @@ static inline void handle_recycle(tn_handle *t) {
     free_handle_count++;
 }
 
-/* What failed in-place operations of this thread return, so that a caller who ignores it leaks nothing. It belongs to
- * the thread: tn_free leaves it alone. */
+/* Failed in-place operations of this thread return this handle. The thread owns it and tn_free ignores it, so a caller
+ * that ignores the result leaks nothing. */
 static _Thread_local struct refusal {
     tn_handle *handle;
     bool unreported;
@@ -294,7 +294,7 @@ static void handle_free(tn_handle *t) {
     }
 }
 
-/* Nobody may look at tn_error() behind a function without a result, so a second tn_free is logged as well. */
+/* Few callers look at tn_error() after a function that returns nothing, so a second tn_free is also logged. */
 static __attribute__((noinline)) void freed_twice(const tn_tensor *t) {
     (void)tn_need_tensor(t, "tn_free: the tensor");
     tn_log_line(TN_LOG_NOTICE, "%s; nothing is done", tn_error());

@@ -1,9 +1,9 @@
-/* indices.c — indices that lead outside, told when an op is recorded.
+/* indices.c — errors for indices out of range, reported when an op is recorded.
  *
- * A kernel cannot fail: an index that leads outside yields NaN or is left out. But mostly the host has the indices when
- * the op is recorded: they were made from data, or computed and read before. Then they are compared with the range, at
- * about a nanosecond each, and only once as long as they do not change. Indices that are still to be computed, or lie
- * on a device, are not waited for. */
+ * A kernel cannot fail: an index out of range reads NaN or is skipped. But usually the host has the indices when the op
+ * is recorded, because they were made from data or computed before. Then they are compared with the range: about a
+ * nanosecond each, and only once while they do not change. Indices that are not computed yet, or lie on a device, are
+ * not waited for. */
 #include <string.h>
 
 #include "graph/known.h"

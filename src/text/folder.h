@@ -34,12 +34,12 @@ tn_status tn_hf_json(const hf_folder *f, const char *name, tn_json_doc **out);
 tn_status tn_hf_weights_open(const char *folder, hf_weights **out);
 void tn_hf_weights_close(hf_weights *w); /* NULL is fine */
 int64_t tn_hf_weights_count(const hf_weights *w);
-/* Facts as of safetensors; data is NULL where a pickled tensor does not lie row by row. */
+/* Facts as for safetensors; data is NULL if a pickled tensor is not contiguous. */
 tn_status tn_hf_weights_at(const hf_weights *w, int64_t i, tn_safetensors_info *info);
 bool tn_hf_weights_find(const hf_weights *w, const char *name, tn_safetensors_info *info);
 tn_tensor *tn_hf_weights_tensor(const hf_weights *w, const char *name);
 
-/* Whether a name out of a file is that of a file beside it: no way leads out of the folder. */
+/* Whether a name read from a file is a plain file name, so that it cannot lead out of the folder. */
 bool tn_hf_plain_name(const char *name);
 
 /* ---- what they hold ---------------------------------------------------------------------------------------------- */
@@ -50,7 +50,7 @@ void tn_hf_find_prefix(hf_folder *f, const char *prefix, const char *probe);
 /* A weight by its name, with the prefix or without. Norms that TensorFlow's names call gamma and beta are found as
  * weight and bias. */
 bool tn_hf_find(const hf_folder *f, const char *name, tn_safetensors_info *info);
-/* ".weight" and ".bias", and the older names of a norm's. */
+/* Whether a name ends in ".weight" or ".bias", or in ".gamma" or ".beta" (TensorFlow's names for norms). */
 bool tn_hf_is_parameter(const char *ending);
 /* The name without the prefix. */
 const char *tn_hf_strip(const hf_folder *f, const char *name);

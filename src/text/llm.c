@@ -1,6 +1,6 @@
 /* llm.c — a model and its one sequence: opening, the cache, prompts in pieces, single tokens by a captured plan.
  *
- * Conversations of one model share the open file and the handles of the weights; all else is each one's own.
+ * Conversations of one model share the open file and the weights; each has its own cache, plans and buffers.
  * Weights are borrowed from the mapped file. A prompt is computed in pieces of at most LLM_CHUNK tokens whose number is
  * a symbolic extent, so one plan serves them all. A token is a launch of a captured graph: nothing is recorded, nothing
  * is looked up; its position is a dial, its row of the embedding an input. */

@@ -1,4 +1,4 @@
-"""command_faults.py BUILD — what an outside user found wrong with the command, and the class behind each finding.
+"""command_faults.py BUILD — regressions of the command: one check per class of fault that users reported.
 
 Failures with --json are an object; options without effect are refused; messages end with the cause and name no file
 that an installation lacks; weights of subgraphs are converted; names in a model choose no folder; values are shown.

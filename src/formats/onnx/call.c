@@ -257,7 +257,7 @@ tn_status onnx_read_float(const onnx_call *c, int i, double otherwise, double *o
     return TN_OK;
 }
 
-/* ---- what a node needs at every run ------------------------------------------------------------------------------ */
+/* ---- what a node computes once per model ------------------------------------------------------------------------- */
 
 struct onnx_prepared {
     onnx_prepared *next;

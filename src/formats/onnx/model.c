@@ -103,8 +103,7 @@ static char *terminated(onnx_arena *a, onnx_text t) {
     return copy;
 }
 
-/* The content of field `number` of a message, the last where there are several; absent: NULL. */
-static tn_status find_field(onnx_text message, uint32_t number, onnx_field *out) {
+tn_status onnx_find_field(onnx_text message, uint32_t number, onnx_field *out) {
     onnx_wire w = onnx_wire_of(message);
     onnx_field f;
     tn_status status;
@@ -116,8 +115,8 @@ static tn_status find_field(onnx_text message, uint32_t number, onnx_field *out)
 
 static tn_status read_dim(onnx_arena *a, onnx_text message, onnx_declared *t, int d) {
     onnx_field value, param;
-    TRY(find_field(message, 1, &value));
-    TRY(find_field(message, 2, &param));
+    TRY(onnx_find_field(message, 1, &value));
+    TRY(onnx_find_field(message, 2, &param));
     t->shape[d] = -1;
     if (value.number && value.kind == ONNX_WIRE_VARINT && (int64_t)value.bits >= 0) t->shape[d] = (int64_t)value.bits;
     if (param.bytes.size == 0) return TN_OK;
@@ -145,8 +144,8 @@ static tn_status read_type(onnx_arena *a, onnx_text message, int depth, onnx_dec
 
 static tn_status read_tensor_type(onnx_arena *a, onnx_text message, onnx_declared *t) {
     onnx_field type, shape;
-    TRY(find_field(message, 1, &type));
-    TRY(find_field(message, 2, &shape));
+    TRY(onnx_find_field(message, 1, &type));
+    TRY(onnx_find_field(message, 2, &shape));
     t->type = type.bits < ONNX_TYPE_COUNT ? (onnx_type)type.bits : ONNX_UNDEFINED;
     t->kind = t->type == ONNX_STRING ? ONNX_STRINGS : ONNX_TENSOR;
     return shape.bytes.at ? read_declared_shape(a, shape.bytes, t) : TN_OK;
@@ -163,7 +162,7 @@ static tn_status read_compound_type(onnx_arena *a, const onnx_field *f, int dept
         if (compound_types[i].field != f->number) continue;
         onnx_field inside;
         onnx_declared *of;
-        TRY(find_field(f->bytes, compound_types[i].inside, &inside));
+        TRY(onnx_find_field(f->bytes, compound_types[i].inside, &inside));
         TRY(read_type(a, inside.bytes, depth + 1, &of));
         t->kind = compound_types[i].kind;
         t->of = of;
@@ -396,8 +395,8 @@ static tn_status read_port(reader *r, const graph_fields *k, onnx_text message, 
     if (!k->is_function) {
         onnx_field of_name, of_type;
         onnx_declared *type = NULL;
-        TRY(find_field(message, 1, &of_name));
-        TRY(find_field(message, 2, &of_type));
+        TRY(onnx_find_field(message, 1, &of_name));
+        TRY(onnx_find_field(message, 2, &of_type));
         if (of_type.bytes.at) TRY(read_type(&r->m->arena, of_type.bytes, 0, &type));
         *name = of_name.bytes;
         p->type = type;
@@ -591,8 +590,8 @@ static tn_status read_imports(tn_onnx *m, onnx_text message, uint32_t field, onn
     w = onnx_wire_of(message);
     while (onnx_wire_next(&w, &f, &status)) {
         if (f.number != field) continue;
-        TRY(find_field(f.bytes, 1, &domain));
-        TRY(find_field(f.bytes, 2, &version));
+        TRY(onnx_find_field(f.bytes, 1, &domain));
+        TRY(onnx_find_field(f.bytes, 2, &version));
         (*out)[(*count)++] = (onnx_import){.domain = domain.bytes, .version = (int64_t)version.bits};
     }
     return status;

@@ -51,13 +51,15 @@ typedef struct onnx_field {
 onnx_wire onnx_wire_of(onnx_text message);
 /* The next field; false at the end, and after a failure, which *status then is. */
 bool onnx_wire_next(onnx_wire *w, onnx_field *f, tn_status *status);
+/* The content of field `number` of a message, the last if it occurs several times; all zero if it is absent. */
+tn_status onnx_find_field(onnx_text message, uint32_t number, onnx_field *out);
 /* How often fields 0 … most occur, with the items of packed varints where `packed` has the field's bit. */
 tn_status onnx_wire_count(onnx_text message, int64_t *counts, int most);
 /* Calls take(ctx, field) for each field until one fails. */
 tn_status onnx_wire_each(onnx_text message, tn_status (*take)(void *ctx, const onnx_field *f), void *ctx);
 
-/* order[k]: which of `count` NodeProto messages is to be read as number k, so that each comes behind those whose
- * outputs it reads. TN_ERR_FORMAT names the nodes of a cycle. (order.c) */
+/* order[k]: the index of the NodeProto message to read as number k, so that each node follows those whose outputs it
+ * reads. TN_ERR_FORMAT names the nodes of a cycle. (order.c) */
 tn_status onnx_order_nodes(const onnx_text *messages, int32_t count, int32_t *order);
 
 float onnx_wire_float(const onnx_field *f);
@@ -153,11 +155,11 @@ typedef struct onnx_function {
 } onnx_function;
 
 typedef struct onnx_replay onnx_replay;
-typedef struct onnx_prepared onnx_prepared; /* what a node needs at every run: call.c */
+typedef struct onnx_prepared onnx_prepared; /* what a node computes once per model: call.c */
 
 /* A weight of the model or of a graph inside it. */
 typedef struct onnx_weight {
-    const char *name, *own, *path; /* as handed out; in its graph; with the way there */
+    const char *name, *own, *path; /* as returned; in its graph; with its path */
     onnx_value *value;
 } onnx_weight;
 

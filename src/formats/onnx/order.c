@@ -98,12 +98,9 @@ static tn_status note_read(ordering *o, const inner *in, onnx_text name) {
 
 /* The text in field `number` of a message. */
 static tn_status text_in(onnx_text message, uint32_t number, onnx_text *out) {
-    onnx_wire w = onnx_wire_of(message);
     onnx_field f;
-    tn_status status;
-    *out = (onnx_text){0};
-    while (onnx_wire_next(&w, &f, &status))
-        if (f.number == number) *out = f.bytes;
+    tn_status status = onnx_find_field(message, number, &f);
+    *out = f.bytes;
     return status;
 }
 

@@ -5,8 +5,8 @@
  * has read what depends on them (a branch on the sample rate), their numbers are part of what runs are told apart by.
  * Whatever else is read, by a row or inside an operation, leaves the model to be recorded at each run.
  *
- * Several threads may run one model. All that a run changes in it is done under the model's lock; a launch needs a
- * graph for itself and nothing else, so it runs without the lock, and threads that meet capture a graph each. */
+ * Several threads may run one model. All changes to the model are made under its lock. A launch needs only a graph that
+ * no other thread launches, so it runs without the lock; threads that run at the same time capture one graph each. */
 #include <pthread.h>
 #include <string.h>
 

@@ -182,7 +182,7 @@ static bool as_step(const tree_node *n, step *out) {
     return true;
 }
 
-/* The splits below each root at most; a node that is met again on its own path goes in a circle. state of each node:
+/* The splits below each root at most; a node that is met again on its own path closes a cycle. state of each node:
  * -1 not met, -2 on the path, else its depth. path: a node each. */
 static tn_status measure_trees(const onnx_call *c, forest *f, int32_t *state, int32_t *path) {
     for (int64_t i = 0; i < f->node_count; i++)
@@ -195,7 +195,7 @@ static tn_status measure_trees(const onnx_call *c, forest *f, int32_t *state, in
             const int64_t next[] = {f->nodes[at].yes, f->nodes[at].no};
             state[at] = -2;
             int open = state[next[0]] < 0 ? 0 : state[next[1]] < 0 ? 1 : 2;
-            if (open < 2 && state[next[open]] == -2) return wrong(c, "a tree goes in a circle");
+            if (open < 2 && state[next[open]] == -2) return wrong(c, "a tree contains a cycle");
             if (open < 2) {
                 path[depth++] = (int32_t)next[open];
                 continue;
@@ -237,9 +237,9 @@ static tn_status finish(const onnx_call *c, forest *f) {
         if (n->mode > LEAF) return wrong(c, "a node's mode is not known");
         if (n->mode == LEAF) continue;
         if (n->yes < 0 || n->no < 0 || n->yes >= f->node_count || n->no >= f->node_count)
-            return wrong(c, "a node's follower is missing");
+            return wrong(c, "a node's child is missing");
         if (n->feature < 0 || n->feature > INT32_MAX - 1)
-            return wrong(c, "a node asks for a feature that is not there");
+            return wrong(c, "a node reads a feature that the input does not have");
         f->features = tn_max64(f->features, n->feature + 1);
     }
     for (int64_t i = 0; i < f->root_count; i++)
@@ -317,7 +317,7 @@ static tn_status plant(const onnx_call *c, const newer *w, forest *f) {
     for (int64_t i = 0; i < n; i++) {
         int64_t limit[2] = {yes_leaf[i] ? leaves : n, no_leaf[i] ? leaves : n};
         if (yes[i] < 0 || yes[i] >= limit[0] || no[i] < 0 || no[i] >= limit[1])
-            return wrong(c, "a node's follower is missing");
+            return wrong(c, "a node's child is missing");
         bool mode_known = w->modes[i] >= 0 && w->modes[i] <= MEMBER;
         f->nodes[i] = (tree_node){.split = w->splits[i],
                                   .mode = mode_known ? (uint8_t)w->modes[i] : UINT8_MAX,
@@ -504,7 +504,7 @@ static tn_status run_forest(onnx_call *c, const forest *f, const onnx_rows *x, b
     enum { WORTH = 1 << 14 }; /* steps that pay for another thread */
     scoring s = {.f = f, .x = x, .t = t, .classes = classes};
     int64_t steps = TOGETHER;
-    if (f->features > x->width) return wrong(c, "a node asks for a feature that is not there");
+    if (f->features > x->width) return wrong(c, "a node reads a feature that the input does not have");
     for (int64_t i = 0; i < f->root_count; i++)
         steps += TOGETHER * (int64_t)f->depths[i];
     s.best = tn_mem_zalloc((size_t)x->count, sizeof *s.best);
