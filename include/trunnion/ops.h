@@ -403,8 +403,8 @@ TN_API tn_tensor *tn_fill_(tn_tensor *x, double value);
 TN_API tn_tensor *tn_zero(const tn_tensor *x);
 TN_API tn_tensor *tn_zero_(tn_tensor *x);
 
-/* `steps` numbers at equal distances from start to end, both included. Of an integer dtype the ends and the numbers
- * lose their fraction. */
+/* `steps` evenly spaced numbers from start to end, both included. For an integer dtype start, end and the numbers
+ * are truncated. */
 TN_API tn_tensor *tn_linspace(double start, double end, int64_t steps, tn_dtype dtype);
 
 /* a matrix with ones on the diagonal and zeros elsewhere. */
@@ -535,7 +535,7 @@ TN_API tn_tensor *tn_index_select(const tn_tensor *x, int64_t dim, const tn_tens
 TN_API tn_tensor *tn_index_add(const tn_tensor *x, int64_t dim, const tn_tensor *index, const tn_tensor *src);
 TN_API tn_tensor *tn_index_add_(tn_tensor *x, int64_t dim, const tn_tensor *index, const tn_tensor *src);
 
-/* Gather, with all but dim broadcast between x and index; a negative index counts from the end. */
+/* Gather after broadcasting x and index against each other in all dims but dim; negative indices count from the end. */
 TN_API tn_tensor *tn_take_along_dim(const tn_tensor *x, int64_t dim, const tn_tensor *index);
 
 /* x with src[…, j, …] put at […, index[…, j, …], …]; of several for one place the last one stays, indices outside
@@ -547,9 +547,9 @@ TN_API tn_tensor *tn_scatter_(tn_tensor *x, int64_t dim, const tn_tensor *index,
 TN_API tn_tensor *tn_scatter_add(const tn_tensor *x, int64_t dim, const tn_tensor *index, const tn_tensor *src);
 TN_API tn_tensor *tn_scatter_add_(tn_tensor *x, int64_t dim, const tn_tensor *index, const tn_tensor *src);
 
-/* x with src[…, j, …] added to, multiplied with, or compared with what is at […, index[…, j, …], …]; with
- * include_self false, what x holds there does not count. Bools: sum and amax are or, prod and amin are and. Indices
- * outside are left out. */
+/* x in which element […, index[…, j, …], …] is combined with src[…, j, …]: sum, prod, amax or amin. With
+ * include_self false the element's own value is not included. For bools sum and amax are or, prod and amin are and.
+ * Indices out of range are skipped. */
 TN_API tn_tensor *tn_scatter_reduce(const tn_tensor *x, int64_t dim, const tn_tensor *index, const tn_tensor *src,
                                     tn_reduce reduce, bool include_self);
 
@@ -919,8 +919,8 @@ typedef struct tn_max_pool2d_options {
 #define TN_MAX_POOL2D_DEFAULTS {TN_OPTIONS_SIZE(tn_max_pool2d_options, ceil_mode), {0, 0}, {0, 0}, {1, 1}, false}
 TN_API tn_tensor *tn_max_pool2d(const tn_tensor *x, const int64_t kernel_size[2], const tn_max_pool2d_options *o);
 
-/* Where the results of max_pool2d lie, the first of equals: row · width + column of each channel's image, as i64
- * (PyTorch's return_indices). */
+/* The index of each maximum of max_pool2d in its channel's image, row · width + column in i64; of equal ones the
+ * first. PyTorch's return_indices. */
 typedef struct tn_max_pool2d_indices_options {
     size_t struct_size;
     int64_t stride[2];   /* default 0 */
@@ -1111,8 +1111,9 @@ TN_API tn_tensor *tn_nll_loss(const tn_tensor *x, const tn_tensor *target, const
 
 /* -weight[target] · log_softmax(x)[target] of logits x [batch, classes, ...] and class numbers target [batch, ...].
  * Samples whose target is ignore_index do not count; the mean divides by the sum of the weights; label_smoothing
- * mixes in the uniform distribution. A target in x's shape and dtype holds probabilities: -Σ weight · target ·
- * log_softmax(x) over the classes, of which the mean is over all samples. Source: Szegedy et al. 2015 for smoothing. */
+ * mixes in the uniform distribution. A target of x's shape and dtype holds probabilities: the loss of a sample is
+ * then -Σ weight · target · log_softmax(x) over the classes, and the mean divides by the number of samples. Source:
+ * Szegedy et al. 2015 for smoothing. */
 typedef struct tn_cross_entropy_options {
     size_t struct_size;
     tn_reduction reduction; /* default TN_REDUCTION_MEAN */

@@ -94,7 +94,8 @@ TN_API tn_status tn_clip_grad_norm(tn_module *m, double max_norm, tn_tensor **to
 TN_API tn_tensor *tn_grad_is_finite(const tn_module *m);
 
 TN_API double tn_optimizer_lr(const tn_optimizer *o);
-/* Of the following steps. Errors: TN_ERR_ARGUMENT for NaN, infinity or less than 0; the rate stays as it was. */
+/* Sets the learning rate of the following steps. Errors: TN_ERR_ARGUMENT for NaN, infinity or a negative rate; the rate
+ * then stays unchanged. */
 TN_API tn_status tn_optimizer_set_lr(tn_optimizer *o, double lr);
 
 /* The optimiser's memory as variables ("exp_avg.hidden.weight", "momentum_buffer.hidden.weight"), for checkpoints;

@@ -72,8 +72,8 @@ const tn_op_impl tn_impl_zero = {.keeps_half = true,
 
 /* ---- sequences and patterns -------------------------------------------------------------------------------------- */
 
-/* linspace(start, end, steps, dtype): `steps` numbers at equal distances from start to end, both included. Of an
- * integer dtype the ends and the numbers lose their fraction. */
+/* linspace(start, end, steps, dtype): `steps` evenly spaced numbers from start to end, both included. For an
+ * integer dtype start, end and the numbers are truncated. */
 static tn_status infer_linspace(tn_infer *c) {
     int64_t steps = c->attrs->i[TN_LINSPACE_STEPS];
     int64_t dtype = c->attrs->i[TN_LINSPACE_DTYPE];

@@ -55,8 +55,8 @@ const tn_op_impl tn_impl_index_add = {
              "types=bool; [4,3] [9]:i64@0..3 [9,3] dim=0; [] [1]:i64@0..0 [] dim=0; types=f32; "
              "error=fit [4,3] [9]:i64@0..3 [8,3] dim=0"};
 
-/* take_along_dim(x, dim, index): gather, with all but dim broadcast between x and index; a negative index counts from
- * the end. */
+/* take_along_dim(x, dim, index): gather after broadcasting x and index against each other in all dims but dim; negative
+ * indices count from the end. */
 static tn_status infer_take_along_dim(tn_infer *c) {
     const tn_node *x = c->in[0], *index = c->in[1];
     int64_t dim;
@@ -140,9 +140,9 @@ const tn_op_impl tn_impl_scatter_add = {
         "types=bool; [4,2] [9,2]:i64@0..3 [9,2] dim=0; []@0..1 []:i64@0..0 [] dim=0; types=f32; "
         "error=fit [2,2] [2]:i64@0..1 [2,2] dim=0"};
 
-/* scatter_reduce(x, dim, index, src, reduce, include_self): x with src[…, j, …] added to, multiplied with, or compared
- * with what is at […, index[…, j, …], …]; with include_self false, what x holds there does not count. Bools: sum and
- * amax are or, prod and amin are and. Indices outside are left out. */
+/* scatter_reduce(x, dim, index, src, reduce, include_self): x in which element […, index[…, j, …], …] is combined
+ * with src[…, j, …]: sum, prod, amax or amin. With include_self false the element's own value is not included. For
+ * bools sum and amax are or, prod and amin are and. Indices out of range are skipped. */
 static tn_node *reduce_scattered(tn_build *b, tn_node *x, int64_t dim, tn_node *index, tn_node *src, const tn_node *n) {
     tn_reduce kind = (tn_reduce)n->i[TN_SCATTER_REDUCE_REDUCE];
     bool include_self = n->i[TN_SCATTER_REDUCE_INCLUDE_SELF] != 0;

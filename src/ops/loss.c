@@ -477,8 +477,9 @@ static tn_status grad_cross_entropy(tn_build *b, const tn_node *n, tn_node *dy, 
 /* cross_entropy(x, target, weight, reduction, ignore_index, label_smoothing): -weight[target] ·
  * log_softmax(x)[target] of logits x [batch, classes, ...] and class numbers target [batch, ...]. Samples whose target
  * is ignore_index do not count; the mean divides by the sum of the weights; label_smoothing mixes in the uniform
- * distribution. A target in x's shape and dtype holds probabilities: -Σ weight · target · log_softmax(x) over the
- * classes, of which the mean is over all samples. Source: Szegedy et al. 2015 for smoothing. */
+ * distribution. A target of x's shape and dtype holds probabilities: the loss of a sample is then -Σ weight · target ·
+ * log_softmax(x) over the classes, and the mean divides by the number of samples. Source: Szegedy et al. 2015 for
+ * smoothing. */
 const tn_op_impl tn_impl_cross_entropy = {
     .infer = infer_cross_entropy,
     .compose = compose_cross_entropy,

@@ -210,8 +210,9 @@ static tn_node *compose_max_pool2d_indices(tn_build *b, const tn_node *n) {
     return tn_b_view(b, tn_b_add(b, tn_b_mul(b, row, width), column), n->shape, n->rank);
 }
 
-/* max_pool2d_indices(x, kernel_size, stride, padding, dilation, ceil_mode): where the results of max_pool2d lie, the
- * first of equals: row · width + column of each channel's image, as i64 (PyTorch's return_indices). */
+/* max_pool2d_indices(x, kernel_size, stride, padding, dilation, ceil_mode): the index of each
+ * maximum of max_pool2d in its channel's image, row · width + column in i64; of equal ones the first. PyTorch's
+ * return_indices. */
 const tn_op_impl tn_impl_max_pool2d_indices = {
     .infer = infer_max_pool2d_indices,
     .compose = compose_max_pool2d_indices,
