@@ -107,6 +107,34 @@ static void ignored_classes_and_negative_places_are_inside(void **state) {
     assert_ok(tn_status_of(tn_take_along_dim(x, 0, indices(-3))));
 }
 
+/* Long lists are compared in blocks of vectors: every place of them counts, and what is ignored hides nothing. */
+static void one_index_outside_is_found_at_every_place(void **state) {
+    (void)state;
+    enum { COUNT = 77, CLASSES = 3 };
+    static const int64_t outside[] = {CLASSES, -1, INT32_MAX, INT32_MIN};
+    int64_t wide[COUNT];
+    int32_t narrow[COUNT];
+    for (int i = 0; i < COUNT; i++)
+        narrow[i] = (int32_t)(wide[i] = i % 5 ? i % CLASSES : -100);
+    TN_SCOPE;
+    tn_tensor *logits = tn_ones(TN_DIMS(COUNT, CLASSES), TN_F32);
+    for (int i = 0; i < COUNT; i++) {
+        TN_SCOPE;
+        int64_t inside = wide[i];
+        assert_ok(tn_status_of((tn_cross_entropy)(logits, tn_from_data(wide, TN_DIMS(COUNT), TN_I64), NULL, NULL)));
+        assert_ok(tn_status_of((tn_cross_entropy)(logits, tn_from_data(narrow, TN_DIMS(COUNT), TN_I32), NULL, NULL)));
+        for (size_t k = 0; k < TN_COUNT(outside); k++) {
+            narrow[i] = (int32_t)(wide[i] = outside[k]);
+            tn_tensor *both[] = {tn_from_data(wide, TN_DIMS(COUNT), TN_I64),
+                                 tn_from_data(narrow, TN_DIMS(COUNT), TN_I32)};
+            for (int b = 0; b < 2; b++)
+                if (tn_status_of((tn_cross_entropy)(logits, both[b], NULL, NULL)) != TN_ERR_ARGUMENT)
+                    fail_msg("class %lld at place %d is taken", (long long)outside[k], i);
+        }
+        narrow[i] = (int32_t)(wide[i] = inside);
+    }
+}
+
 /* Nobody waits for what is still to be computed: there it is as ops.h says. */
 static void an_index_that_is_computed_later_yields_nan(void **state) {
     (void)state;
@@ -121,6 +149,7 @@ int main(void) {
         cmocka_unit_test(an_index_outside_is_refused_by_every_op),
         cmocka_unit_test(indices_that_the_host_has_are_found),
         cmocka_unit_test(ignored_classes_and_negative_places_are_inside),
+        cmocka_unit_test(one_index_outside_is_found_at_every_place),
         cmocka_unit_test(an_index_that_is_computed_later_yields_nan),
     };
     return cmocka_run_group_tests(tests, make_operands, free_operands);

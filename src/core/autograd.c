@@ -113,7 +113,8 @@ static bool reads_stale(const tn_node *n) {
 static bool through_expansion(const tn_node *n) {
     const tn_op_row *row = tn_op(n->op);
     if (!row->impl->grad) return row->kind == TN_COMPOSED;
-    return row->impl->grad != tn_grad_none && tn_is_widened(n) && !reads_stale(n);
+    bool half = tn_dtype_is_half(n->dtype);
+    return half && row->impl->grad != tn_grad_none && tn_is_widened(n) && !reads_stale(n);
 }
 
 /* The next node below n that requires gradients, NULL when there is none left. */
@@ -281,17 +282,17 @@ static void swap_slots(tape *t, tn_tensor **handles) {
 }
 
 /* A capture has to know what it does to gradients: each launch does the same. */
-static tn_status note_gradient(tn_grad_slot *slot, tn_gradient_use use) {
-    tn_recorder *r = tn_recorder_here();
+static inline tn_status note_gradient(tn_recorder *r, tn_grad_slot *slot, tn_gradient_use use) {
     return r && r->capturing ? tn_captured_gradient_note(tn_plans_of(r)->capture, slot, use) : TN_OK;
 }
 
 static tn_status make_handles(tape *t, tn_tensor **handles) {
+    tn_recorder *r = tn_recorder_here();
     for (size_t i = 0; i < t->count; i++) {
         const tape_entry *e = &t->entries[i];
         if (!e->grad || !(e->node->flags & TN_NODE_LEAF) || !e->node->slot || e->node->slot->closed) continue;
         const tn_tensor *before = e->node->slot->grad;
-        TRY(note_gradient(e->node->slot, TN_GRADIENT_ADDED));
+        TRY(note_gradient(r, e->node->slot, TN_GRADIENT_ADDED));
         tn_node *g = before ? tn_b_add(&t->build, tn_tensor_node(before), e->grad) : own_memory(t, e->grad);
         TRY(t->build.status);
         handles[i] = slot_handle(g);
@@ -365,7 +366,7 @@ bool tn_requires_grad(const tn_tensor *t) { return t && (tn_tensor_node(t)->flag
 /* The handle shares the storage of the collected gradient, so that clipping it in place is seen by the optimiser. */
 tn_tensor *tn_grad(const tn_tensor *leaf) {
     tn_grad_slot *slot = leaf ? tn_tensor_node(leaf)->slot : NULL;
-    tn_status noted = slot ? note_gradient(slot, TN_GRADIENT_READ) : TN_OK;
+    tn_status noted = slot ? note_gradient(tn_recorder_here(), slot, TN_GRADIENT_READ) : TN_OK;
     if (noted != TN_OK) return tn_tensor_error(noted);
     if (!slot || !slot->grad) return NULL;
     tn_storage *s = tn_tensor_storage(slot->grad);
@@ -382,7 +383,7 @@ tn_tensor *tn_grad(const tn_tensor *leaf) {
 void tn_zero_grad(tn_tensor *leaf) {
     tn_grad_slot *slot = leaf ? tn_tensor_node(leaf)->slot : NULL;
     if (!slot) return;
-    (void)note_gradient(slot, TN_GRADIENT_CLEARED); /* a failure is kept for tn_capture_end */
+    (void)note_gradient(tn_recorder_here(), slot, TN_GRADIENT_CLEARED); /* a failure is kept for tn_capture_end */
     tn_free(slot->grad);
     slot->grad = NULL;
 }

@@ -219,8 +219,10 @@ tn_status tn_capture_end(tn_tensor *const *inputs, int input_count, tn_tensor *c
 static tn_status bind_input(tn_graph *g, int i, tn_tensor *t) {
     const graph_input *in = &g->inputs[i];
     tn_node *n = tn_tensor_node(t);
-    if (!tn_node_computed(n)) TRY(tn_eval(&t, 1));
-    n = tn_tensor_node(t);
+    if (!tn_node_computed(n)) {
+        TRY(tn_eval(&t, 1));
+        n = tn_tensor_node(t);
+    }
     bool same = n->buffer && n->dtype == in->dtype && n->rank == in->rank &&
                 memcmp(n->shape, in->shape, (size_t)n->rank * sizeof *n->shape) == 0;
     if (!same) {
@@ -250,7 +252,7 @@ static void advance_random(tn_recorder *r, tn_graph *g) {
 static void mark_written(tn_graph *g) {
     for (int i = 0; i < g->plan->output_count; i++)
         if (g->plan->output_home[i] >= 0) g->bound[g->plan->output_home[i]]->version++;
-    tn_captured_host_wrote(g->host);
+    if (g->host->state_count) tn_captured_host_wrote(g->host);
 }
 
 static bool is_state(const tn_graph *g, const graph_output *o) { return g->plan->output_home[o->output] >= 0; }
@@ -300,7 +302,7 @@ static tn_status launch(tn_plan_cache *c, tn_graph *g, tn_tensor **outputs, bool
         tn_captured_host_lose(g->host, s);
     }
     if (*ran) {
-        tn_captured_host_collect(g->host, c->outputs);
+        if (g->host->gradient_count) tn_captured_host_collect(g->host, c->outputs);
         s = hand_out(g, c->outputs, outputs);
     }
     tn_plan_release_outputs(c, g->plan, g->plan->output_count);
@@ -322,7 +324,9 @@ tn_status tn_graph_launch(tn_graph *g, tn_tensor *const *inputs, tn_tensor **out
     TRY(tn_flush(r, NULL, 0)); /* pending writes to states come first */
     for (int i = 0; i < g->input_count; i++)
         TRY(bind_input(g, i, inputs[i]));
-    TRY(tn_captured_host_advance(g->host, g->dials, g->dial_is_float));
+    const tn_captured_host *h = g->host;
+    if (h->hook_count | h->gradient_count | h->state_count)
+        TRY(tn_captured_host_advance(g->host, g->dials, g->dial_is_float));
     advance_random(r, g);
     bool ran;
     tn_status s = launch(c, g, outputs, &ran);

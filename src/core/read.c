@@ -17,7 +17,7 @@ tn_status tn_eval(tn_tensor *const *tensors, int count) {
     if (!r) return TN_ERR_MEMORY;
     TRY(tn_refusal_report());
     for (int i = 0; i < count; i++)
-        if (tensors[i]) TRY(tn_need_tensor(tensors[i], "tn_eval: a tensor"));
+        if (tensors[i] && !tn_tensor_is_live(tensors[i])) return tn_need_tensor(tensors[i], "tn_eval: a tensor");
     if (r->capturing && count <= 0) return TN_OK; /* a step of training asks for it: it is part of what is captured */
     tn_node **nodes = tn_mem_alloc((size_t)(count > 0 ? count : 0) * sizeof *nodes);
     if (!nodes) return TN_ERR_MEMORY;

@@ -40,12 +40,12 @@ static inline bool tn_dtype_is_half(int dtype) { return dtype == TN_F16 || dtype
 /* ---- nodes ------------------------------------------------------------------------------------------------------- */
 
 enum {
-    TN_NODE_GRAD = 1,    /* requires gradients */
-    TN_NODE_LEAF = 2,    /* gradients stop here and are collected in `slot` */
-    TN_NODE_VIEW = 4,    /* elements lie in root's buffer */
-    TN_NODE_ERROR = 8,   /* inert: error text instead of a value */
-    TN_NODE_STALE = 16,  /* was a state's value; the state has been written since */
-    TN_NODE_WRAPPED = 32, /* a number (tn_scalar): does not raise another operand's dtype within its category */
+    TN_NODE_GRAD = 1,      /* requires gradients */
+    TN_NODE_LEAF = 2,      /* gradients stop here and are collected in `slot` */
+    TN_NODE_VIEW = 4,      /* elements lie in root's buffer */
+    TN_NODE_ERROR = 8,     /* inert: error text instead of a value */
+    TN_NODE_STALE = 16,    /* was a state's value; the state has been written since */
+    TN_NODE_WRAPPED = 32,  /* a number (tn_scalar): does not raise another operand's dtype within its category */
     TN_NODE_CAPTURED = 128 /* data that was made inside a capture */
 };
 
@@ -310,10 +310,14 @@ static inline tn_handle *tn_handle_of(const tn_tensor *t) {
     return (tn_handle *)((uintptr_t)t & ~(uintptr_t)(TN_GENERATIONS - 1));
 }
 static inline bool tn_tensor_is_live(const tn_tensor *t) { /* t is not NULL */
-    return tn_handle_of(t)->generation == ((uintptr_t)t & (TN_GENERATIONS - 1));
+    const tn_handle *h = tn_handle_of(t);
+    return (uintptr_t)h + h->generation == (uintptr_t)t;
 }
 /* TN_OK for a live tensor; else TN_ERR_ARGUMENT: "what is NULL", or "what was freed before this call". */
-tn_status tn_need_tensor(const tn_tensor *t, const char *what);
+tn_status tn_tensor_missing(const tn_tensor *t, const char *what);
+static inline tn_status tn_need_tensor(const tn_tensor *t, const char *what) {
+    return t && tn_tensor_is_live(t) ? TN_OK : tn_tensor_missing(t, what);
+}
 
 enum { TN_MAX_VIEW_CHAIN = 64 }; /* views of views of views: what a write has to make anew at most */
 
@@ -327,15 +331,21 @@ tn_tensor *tn_tensor_unscoped(tn_tensor *t); /* takes t out of all scopes (what 
 tn_node *tn_tensor_node(const tn_tensor *t);
 tn_tensor *tn_tensor_error(tn_status status); /* an error tensor with this thread's error text and the caller's line */
 tn_storage *tn_tensor_storage(const tn_tensor *t); /* made when there is none yet; NULL when memory is out */
-void tn_handles_retire(void); /* thread exit: other threads may use its spare handles */
-void tn_handles_drop(void);   /* frees all spare handles: pointers to them are not recognised any more (leak tests) */
+void tn_handles_retire(void);                      /* thread exit: other threads may use its spare handles */
+void tn_handles_drop(void); /* frees all spare handles: pointers to them are not recognised any more (leak tests) */
 /* What generated op functions call. inputs may hold NULL for optional ones. */
 tn_tensor *tn_record(int op, const tn_tensor *const *in, int n_in, const tn_attrs *attrs);
 tn_tensor *tn_record_inplace(tn_tensor *dst, int op, const tn_tensor *const *in, int n_in, const tn_attrs *attrs);
 /* What a failed in-place op returns: the thread's own error handle, with the thread's last error. The failure counts as
  * unreported until tn_refusal_report, or tn_status_of of that handle. */
 tn_tensor *tn_refuse_write(tn_status status);
-/* Supplied by ops/: TN_ERR_ARGUMENT if an index of the new node n leads outside, as far as the host has the indices. */
+/* Supplied by ops/: where an op has its indices and what they count (ops/indices.c); counts is 0 for ops without. */
+typedef struct tn_index_rule {
+    uint8_t counts, input;
+} tn_index_rule;
+extern const tn_index_rule tn_index_rules[];
+static inline bool tn_takes_indices(int op) { return tn_index_rules[op].counts != 0; }
+/* TN_ERR_ARGUMENT if an index of the new node n leads outside, as far as the host has the indices. */
 tn_status tn_check_indices(const tn_node *n);
 tn_status tn_refusal_report(void); /* the unreported failure, once; TN_OK if there is none */
 
@@ -351,7 +361,7 @@ typedef struct tn_recorder {
     bool no_grad;
     bool capturing;
     const char *captured_write; /* an op that wrote, in a capture, to a tensor from before that is no state; or NULL */
-    const char *file; /* caller's line, from tn_at */
+    const char *file;           /* caller's line, from tn_at */
     int line;
     /* the function that the caller knows, where it stands for other ops: reshape for view; or NULL */
     const char *called;

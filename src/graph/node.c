@@ -465,7 +465,8 @@ static bool flush_shortens(const tn_recorder *r) {
 /* A recording that nobody reads must not grow without bound. Every flush resets the limit, so equal steps are cut at
  * equal places and reuse their plans. */
 static tn_status recorder_bound(tn_recorder *r) {
-    if (r->capturing || r->planning || r->differentiating || r->count < tn_recorder_limit(r)) return TN_OK;
+    if (r->count < TN_MAX_PENDING || r->count < r->limit) return TN_OK;
+    if (r->capturing || r->planning || r->differentiating) return TN_OK;
     if (flush_shortens(r)) return tn_flush(r, NULL, 0);
     r->limit = 2 * r->count;
     return TN_OK;
@@ -727,12 +728,17 @@ static tn_status check_plain(const tn_op_row *row, tn_node *const *in, int n_in)
     return TN_OK;
 }
 
-static bool needs_casts(const tn_op_row *row, tn_node *const *in, int n_in, const input_facts *f, tn_dtype *to) {
-    if (!f->two_dtypes && !(row->impl->to_float && !tn_dtype_is_float((tn_dtype)f->dtype))) return false;
+static __attribute__((noinline)) bool differs_from_promoted(const tn_op_row *row, tn_node *const *in, int n_in,
+                                                            tn_dtype *to) {
     if (!promoted_dtype(row, in, n_in, to)) return false;
     for (int i = row->impl->promote_from; i < n_in; i++)
         if (in[i] && in[i]->dtype != *to) return true;
     return false;
+}
+
+static inline bool needs_casts(const tn_op_row *row, tn_node *const *in, int n_in, const input_facts *f, tn_dtype *to) {
+    bool may = f->two_dtypes || (row->impl->to_float && !tn_dtype_is_float((tn_dtype)f->dtype));
+    return may && differs_from_promoted(row, in, n_in, to);
 }
 
 /* The op on inputs cast to one dtype. where() and masked ops keep their BOOL condition: promotion starts behind it. */
@@ -795,7 +801,8 @@ static tn_node *make_on_one_device(int op, tn_node *const *given, int n_in, cons
 
 /* A list longer than a node holds: the op on pieces of TN_MAX_INPUTS tensors, whose results cat joins along the same
  * dim (again in pieces where they are many). All are cast first, as the dtype of a piece is not that of the list. */
-static tn_node *make_in_pieces(int op, tn_node *const *in, int n_in, const tn_attrs *attrs, const input_facts *f) {
+static __attribute__((noinline)) tn_node *make_in_pieces(int op, tn_node *const *in, int n_in, const tn_attrs *attrs,
+                                                         const input_facts *f) {
     const tn_op_row *row = tn_op(op);
     if (op != TN_OP_CAT && op != TN_OP_STACK)
         return tn_node_failed(

@@ -66,7 +66,8 @@ void tn_scope_end(tn_scope *scope) {
     }
     if (scopes.depth > 0) return;
     tn_mem_free(scopes.items);
-    scopes = (scope_stack){0};
+    scopes.items = NULL; /* not the whole stack: start[] is 2 KiB, and unused at depth 0 */
+    scopes.capacity = 0;
 }
 
 static void scope_swap(size_t a, size_t b) {
@@ -131,9 +132,8 @@ static inline tn_tensor *named(tn_handle *h) { return (tn_tensor *)((uintptr_t)h
 
 static tn_tensor *no_memory(void) { return named(&no_memory_handle); }
 
-tn_status tn_need_tensor(const tn_tensor *t, const char *what) {
+tn_status tn_tensor_missing(const tn_tensor *t, const char *what) {
     TRY(tn_need(t, what));
-    if (tn_tensor_is_live(t)) return TN_OK;
     return tn_fail(TN_ERR_ARGUMENT, "%s was freed before this call (by tn_free, or at the end of its scope)", what);
 }
 
@@ -171,7 +171,7 @@ static inline tn_handle *handle_alloc(void) {
     return t;
 }
 
-static void handle_spare(tn_handle *t) {
+static __attribute__((noinline)) void handle_spare(tn_handle *t) {
     pthread_mutex_lock(&spare_handles.lock);
     t->base = spare_handles.first;
     spare_handles.first = t;
@@ -278,7 +278,7 @@ void tn_storage_restore(tn_storage *s) {
 
 /* Freeing a view frees its hold on its base, which may be a view again: a loop, so that
  * long chains are no deep stack. */
-static void handle_free(tn_handle *t) {
+static inline __attribute__((always_inline)) void release_chain(tn_handle *t) {
     while (t && t->slot != NOT_FREED) {
         /* A sole owner needs no locked instruction: nobody else can be counting. */
         if (atomic_load_explicit(&t->refs, memory_order_acquire) != 1 &&
@@ -294,6 +294,8 @@ static void handle_free(tn_handle *t) {
     }
 }
 
+static void handle_free(tn_handle *t) { release_chain(t); }
+
 /* Few callers look at tn_error() after a function that returns nothing, so a second tn_free is also logged. */
 static __attribute__((noinline)) void freed_twice(const tn_tensor *t) {
     (void)tn_need_tensor(t, "tn_free: the tensor");
@@ -302,10 +304,11 @@ static __attribute__((noinline)) void freed_twice(const tn_tensor *t) {
 
 void tn_free(tn_tensor *t) {
     if (!t) return;
-    if (tn_tensor_is_live(t))
-        handle_free(tn_handle_of(t));
-    else
+    if (!tn_tensor_is_live(t)) {
         freed_twice(t);
+        return;
+    }
+    release_chain(tn_handle_of(t));
 }
 
 /* ---- storages ---------------------------------------------------------------------------------------------------- */
@@ -429,13 +432,8 @@ static tn_tensor *record_many(int op, const tn_tensor *const *in, int n_in, cons
     return n == &freed_node ? tn_tensor_error(input_was_freed(op, in, n_in)) : tn_tensor_new(n);
 }
 
-tn_tensor *tn_record(int op, const tn_tensor *const *in, int n_in, const tn_attrs *attrs) {
-    tn_node *nodes[TN_MAX_INPUTS];
-    if (n_in > TN_MAX_INPUTS) return record_many(op, in, n_in, attrs);
-    for (int i = 0; i < n_in; i++)
-        nodes[i] = in[i] ? node_of(in[i]) : NULL;
-    tn_node *n = tn_node_make(op, nodes, n_in, attrs);
-    if (n == &freed_node) return tn_tensor_error(input_was_freed(op, in, n_in));
+/* The handle of the new node n, a view into in[0] or an error. */
+static tn_tensor *view_handle(int op, const tn_tensor *const *in, tn_node *n) {
     tn_tensor *t = tn_tensor_new(n);
     if (!(n->flags & TN_NODE_VIEW) || t == no_memory()) return t;
     tn_handle *base = tn_handle_of(in[0]);
@@ -444,6 +442,16 @@ tn_tensor *tn_record(int op, const tn_tensor *const *in, int n_in, const tn_attr
     tn_fail(TN_ERR_UNSUPPORTED, "%s: a view of a view, %d deep: make it contiguous first", tn_op(op)->name,
             TN_MAX_VIEW_CHAIN);
     return tn_tensor_error(TN_ERR_UNSUPPORTED);
+}
+
+tn_tensor *tn_record(int op, const tn_tensor *const *in, int n_in, const tn_attrs *attrs) {
+    tn_node *nodes[TN_MAX_INPUTS];
+    if (n_in > TN_MAX_INPUTS) return record_many(op, in, n_in, attrs);
+    for (int i = 0; i < n_in; i++)
+        nodes[i] = in[i] ? node_of(in[i]) : NULL;
+    tn_node *n = tn_node_make(op, nodes, n_in, attrs);
+    if (!(n->flags & (TN_NODE_VIEW | TN_NODE_ERROR))) return tn_tensor_new(n);
+    return n == &freed_node ? tn_tensor_error(input_was_freed(op, in, n_in)) : view_handle(op, in, n);
 }
 
 tn_tensor *tn_tensor_error(tn_status status) { return tn_tensor_new(tn_node_failed(status)); }
@@ -514,13 +522,19 @@ static tn_node *cast_to(tn_node *value, const tn_node *like) {
     return tn_node_cast(value, (tn_dtype)like->dtype);
 }
 
-/* value as dst's whole storage would read; the caller's reference. fresh: nobody else holds `value`. */
-static tn_node *written_value(const tn_tensor *dst, const tn_storage *s, tn_node *value, bool fresh) {
-    tn_node *place = tn_tensor_node(dst);
-    tn_node *cast = cast_to(value, place);
-    tn_node *fitted = expand_to(cast, place);
-    fresh = fresh && fitted == value;
+static tn_node *fit_to(tn_node *value, const tn_node *like) {
+    tn_node *cast = cast_to(value, like);
+    tn_node *fitted = expand_to(cast, like);
     tn_node_release(cast);
+    return fitted;
+}
+
+/* value as the whole storage of dst, whose node is `place`, would read; the caller's reference. fresh: nobody else
+ * holds `value`; fits: it has place's dtype and shape. */
+static tn_node *written_value(const tn_tensor *dst, const tn_node *place, const tn_storage *s, tn_node *value,
+                              bool fresh, bool fits) {
+    tn_node *fitted = fits ? tn_node_retain(value) : fit_to(value, place);
+    fresh = fresh && fitted == value;
     tn_node *whole = tn_handle_of(dst)->base ? assign_view(s->value, place, fitted) : own_value(fitted, fresh);
     tn_node_release(fitted);
     return whole;
@@ -592,15 +606,14 @@ tn_status tn_refusal_report(void) {
     return tn_fail(n->status, "%s", n->error);
 }
 
-static tn_status check_writable(const tn_tensor *dst, const tn_recorder *r, const char *what) {
-    const tn_node *n = tn_tensor_node(dst);
+/* n: the value of a handle with storage s. */
+static tn_status check_writable(const tn_node *n, const tn_storage *s, const tn_recorder *r, const char *what) {
     if ((n->flags & TN_NODE_VIEW) && overlaps(n))
         return tn_fail(TN_ERR_ARGUMENT,
                        "%s_: in-place write to a tensor whose elements share memory (an expanded view): copy it with "
                        "tn_contiguous first",
                        what);
-    const tn_storage *s = atomic_load_explicit(&tn_handle_of(dst)->storage, memory_order_acquire);
-    bool leaf = (s && s->slot) || (n->flags & TN_NODE_LEAF);
+    bool leaf = s->slot || (n->flags & TN_NODE_LEAF);
     if (leaf && !r->no_grad)
         return tn_fail(TN_ERR_STATE,
                        "%s_: in-place write to a leaf that requires gradients: wrap the write in TN_NO_GRAD", what);
@@ -638,6 +651,10 @@ static __attribute__((noinline)) tn_tensor *target_was_freed(const char *what) {
     return tn_refuse_write(s);
 }
 
+static bool same_form(const tn_node *a, const tn_node *b) {
+    return a->dtype == b->dtype && a->rank == b->rank && !memcmp(a->shape, b->shape, a->rank * sizeof *a->shape);
+}
+
 /* Writes value to dst by the function `what`_. Nothing of dst changes before all that can fail has succeeded. fresh:
  * the value is an op's result, which nobody else holds; else it is what tn_copy_ was given, which is converted. */
 static tn_tensor *write_node(tn_tensor *dst, tn_node *value, bool fresh, const char *what) {
@@ -649,12 +666,13 @@ static tn_tensor *write_node(tn_tensor *dst, tn_node *value, bool fresh, const c
     tn_recorder *r = tn_recorder_here();
     tn_storage *s = tn_tensor_storage(dst);
     if (!r || !s) return refuse(tn_node_error(TN_ERR_MEMORY, "out of host memory while recording a write"));
-    tn_status ok = check_writable(dst, r, what);
-    if (ok == TN_OK && fresh) ok = check_dtype(now, value, what);
-    if (ok == TN_OK) ok = check_shape(now, value, what);
+    tn_status ok = check_writable(now, s, r, what);
+    bool fits = same_form(now, value);
+    if (ok == TN_OK && fresh && !fits) ok = check_dtype(now, value, what);
+    if (ok == TN_OK && !fits) ok = check_shape(now, value, what);
     if (ok != TN_OK) return tn_refuse_write(ok);
     r->called = what;
-    tn_node *whole = written_value(dst, s, value, fresh);
+    tn_node *whole = written_value(dst, now, s, value, fresh, fits);
     r->called = NULL;
     if (whole->flags & TN_NODE_ERROR) return refuse(whole);
     bool earlier = tn_node_computed(s->value) && !(s->value->flags & TN_NODE_CAPTURED);
@@ -678,7 +696,7 @@ tn_tensor *tn_record_inplace(tn_tensor *dst, int op, const tn_tensor *const *in,
         nodes[i] = in[i] ? tn_tensor_node(in[i]) : NULL;
     tn_node *n = tn_node_make(op, nodes, n_in < TN_MAX_INPUTS ? n_in : TN_MAX_INPUTS, attrs);
     bool freed = n == &freed_node && tn_tensor_is_live(dst); /* an operand, not the target */
-    tn_status s = freed ? input_was_freed(op, in, n_in) : tn_check_indices(n);
+    tn_status s = freed ? input_was_freed(op, in, n_in) : tn_takes_indices(op) ? tn_check_indices(n) : TN_OK;
     dst = s != TN_OK ? tn_refuse_write(s) : write_node(dst, n, true, tn_op(op)->name);
     tn_node_release(n);
     return dst;

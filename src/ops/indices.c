@@ -9,13 +9,9 @@
 #include "graph/known.h"
 #include "ops/ops_build.h"
 
-/* Where an op has its indices and what they count. */
 typedef enum counts { NO_INDICES, ALONG_DIM, FROM_END_TOO, ROWS, CLASSES } counts;
-typedef struct rule {
-    uint8_t counts, input;
-} rule;
 
-static const rule rules[TN_OP_COUNT] = {
+const tn_index_rule tn_index_rules[TN_OP_COUNT] = {
     [TN_OP_GATHER] = {ALONG_DIM, 1},
     [TN_OP_INDEX_SELECT] = {ALONG_DIM, 1},
     [TN_OP_INDEX_ADD] = {ALONG_DIM, 1},
@@ -61,16 +57,36 @@ static inline bool outside(int64_t v, const range *r) {
     return (v < r->low || v >= r->high) && (v != r->ignored || !r->ignores);
 }
 
-#define ANY_OUTSIDE(name, type)                                         \
-    static bool name(const void *base, int64_t count, const range *r) { \
-        const type *v = base;                                           \
-        bool any = false;                                               \
-        for (int64_t i = 0; i < count; i++)                             \
-            any |= outside(v[i], r);                                    \
-        return any;                                                     \
+/* If low is 0, an index v is outside where v or high - 1 - v is negative. The sign bits of a block of vectors are ORed;
+ * if one is set, each index of the block is compared, because it may be the ignored one. */
+enum { VECTOR = 16 /* bytes */ };
+#define ANY_OUTSIDE(name, type, bits, most)                                                         \
+    static bool name(const void *base, int64_t count, const range *r) {                             \
+        typedef bits vector __attribute__((vector_size(VECTOR), aligned(sizeof(bits)), may_alias)); \
+        enum { LANES = VECTOR / sizeof(bits), BLOCK = 8 * LANES };                                  \
+        const type *v = base;                                                                       \
+        const bits last = (bits)(r->high - 1 < most ? r->high - 1 : most);                          \
+        int64_t i = 0;                                                                              \
+        for (; r->low == 0 && i + BLOCK <= count; i += BLOCK) {                                     \
+            const vector *x = (const vector *)(const void *)(v + i);                                \
+            vector any = {0};                                                                       \
+            for (int k = 0; k < BLOCK / LANES; k += 4) {                                            \
+                vector first = x[k] | (last - x[k]) | x[k + 1] | (last - x[k + 1]);                 \
+                any |= first | x[k + 2] | (last - x[k + 2]) | x[k + 3] | (last - x[k + 3]);         \
+            }                                                                                       \
+            bits signs = 0;                                                                         \
+            for (int k = 0; k < LANES; k++)                                                         \
+                signs |= any[k];                                                                    \
+            if (!(signs >> (8 * sizeof(bits) - 1))) continue;                                       \
+            for (int k = 0; k < BLOCK; k++)                                                         \
+                if (outside(v[i + k], r)) return true;                                              \
+        }                                                                                           \
+        for (; i < count; i++)                                                                      \
+            if (outside(v[i], r)) return true;                                                      \
+        return false;                                                                               \
     }
-ANY_OUTSIDE(any_of_i64, int64_t)
-ANY_OUTSIDE(any_of_i32, int32_t)
+ANY_OUTSIDE(any_of_i64, int64_t, uint64_t, INT64_MAX)
+ANY_OUTSIDE(any_of_i32, int32_t, uint32_t, INT32_MAX)
 
 /* The first index outside, as a number of its tensor's elements, or -1. */
 static int64_t first_outside(const tn_node *x, const char *base, const range *r, int64_t *value) {
@@ -136,7 +152,7 @@ static bool host_has(const tn_node *x) {
 }
 
 tn_status tn_check_indices(const tn_node *n) {
-    rule own = n->op < TN_OP_COUNT ? rules[n->op] : (rule){0};
+    tn_index_rule own = n->op < TN_OP_COUNT ? tn_index_rules[n->op] : (tn_index_rule){0};
     if (own.counts == NO_INDICES || n->n_in <= own.input) return TN_OK; /* an error, or computed meanwhile */
     const tn_node *x = uncast(n->in[own.input]);
     if (!host_has(x)) return TN_OK;

@@ -193,7 +193,7 @@ static tn_tensor *record_few(int op, const tn_tensor *const *in, int n_in, unsig
     tn_status s = check_there(tn_op(op)->name, (const void *const *)in, n_in, optional);
     if (s != TN_OK) return failed(s);
     tn_tensor *t = tn_record(op, in, n_in, NULL);
-    return op == TN_OP_EMBEDDING ? checked(t) : t; /* the only one here that takes indices */
+    return tn_takes_indices(op) ? checked(t) : t;
 }
 
 static tn_tensor *record_1(const tn_tensor *x, int op) { return record_few(op, &x, 1, 0); }
@@ -235,7 +235,8 @@ static tn_tensor *record(const maker *m, ...) {
     if (s == TN_OK) s = check_there(name_of(m), c.in, c.n_in, c.optional);
     if (s != TN_OK) return failed(s);
     if (m->op < 0) return record_view(&views[-1 - m->op], &c);
-    return checked(tn_record(m->op, (const tn_tensor *const *)c.in, c.n_in, &c.attrs));
+    tn_tensor *t = tn_record(m->op, (const tn_tensor *const *)c.in, c.n_in, &c.attrs);
+    return tn_takes_indices(m->op) ? checked(t) : t;
 }
 
 /* The target is the first of the tensors. */
