@@ -190,7 +190,10 @@ static int make_data(maker *k, const int64_t *shape, int rank, tn_dtype dtype, c
     return marked;
 }
 
+/* Indices from 0 to limit - 1; nothing (-1) if there are none, or if a symbolic extent may be smaller in another run:
+ * indices outside are refused. */
 static int index_data(maker *k, const int64_t *shape, int rank, int64_t limit) {
+    if (limit == 0 || k->form == PROGRAM_SYMBOLIC) return -1;
     return make_data(k, shape, rank, chance(k, 75) ? TN_I64 : TN_I32, CONTENT_INDEX, limit);
 }
 

@@ -64,7 +64,7 @@ static void put_float(tn_dtype t, char *at, double v) {
 static int64_t integer_of(const step *s, uint64_t r) {
     int64_t limit = data_word(s, 1);
     switch ((content)data_word(s, 0)) {
-    case CONTENT_INDEX: return r % 37 == 0 ? -1 : (int64_t)(r / 37 % (uint64_t)(limit > 0 ? limit : 1));
+    case CONTENT_INDEX: return (int64_t)(r / 37 % (uint64_t)(limit > 0 ? limit : 1)); /* others are refused */
     case CONTENT_WIDE: return (int64_t)r;
     default: return (int64_t)(r % 19) - 9;
     }
