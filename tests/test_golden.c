@@ -117,7 +117,7 @@ static tn_attrs attributes_of(const tn_json *row) {
     for (size_t k = 0; k < tn_json_length(i); k++)
         a.i[a.n_i++] = tn_json_int(tn_json_at(i, k), 0);
     for (size_t k = 0; k < tn_json_length(f); k++)
-        a.f[a.n_f++] = tn_json_number(tn_json_at(f, k), 0.0);
+        a.f[a.n_f++] = number_of(tn_json_at(f, k));
     return a;
 }
 

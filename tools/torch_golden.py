@@ -18,6 +18,7 @@ OUT = pathlib.Path(__file__).resolve().parent.parent / "tests" / "golden" / "ops
 CASES = []
 MEAN, SUM, NONE = 0, 1, 2
 REDUCTIONS = ["mean", "sum", "none"]
+AUTO = "-inf"  # TN_AUTO
 
 torch.manual_seed(1)
 torch.set_default_dtype(torch.float64)
@@ -201,7 +202,7 @@ def pools():
 
     def mean(x, k, s, p, ceil=0, exclude=0, divisor=0):
         case("avg_pool2d", [x], lambda x: F.avg_pool2d(x, tuple(k), tuple(s) if any(s) else None, tuple(p), bool(ceil), not exclude,
-                                                       divisor or None), i=k + s + p + [ceil, exclude, divisor])
+                                                       divisor or None), i=k + s + p + [ceil, 1 - exclude, divisor])
     mean(values(2, 2, 4, 5), [2, 2], [0, 0], [0, 0])
     mean(values(1, 2, 5, 4), [3, 2], [2, 1], [1, 1])
     mean(values(1, 2, 5, 4), [3, 2], [2, 1], [1, 1], exclude=1)
@@ -226,19 +227,19 @@ def turned(x, cos, sin, interleaved):
 def attention():
     attend = F.scaled_dot_product_attention
     case("scaled_dot_product_attention", [values(2, 2, 3, 4), values(2, 2, 5, 4), values(2, 2, 5, 3), None],
-         lambda q, k, v, m: attend(q, k, v), i=[0], f=[0.0])
+         lambda q, k, v, m: attend(q, k, v), i=[0], f=[AUTO])
     case("scaled_dot_product_attention", [values(1, 2, 4, 3), values(1, 2, 4, 3), values(1, 2, 4, 3), None],
-         lambda q, k, v, m: attend(q, k, v, is_causal=True), i=[1], f=[0.0])
+         lambda q, k, v, m: attend(q, k, v, is_causal=True), i=[1], f=[AUTO])
     case("scaled_dot_product_attention", [values(3, 2), values(4, 2), values(4, 2), values(3, 4)],
          lambda q, k, v, m: attend(q, k, v, m, scale=0.3), i=[0], f=[0.3])
     case("scaled_dot_product_attention", [values(2, 4, 3, 2), values(2, 2, 4, 2), values(2, 2, 4, 2), None],
-         lambda q, k, v, m: attend(q, k, v, enable_gqa=True), i=[0], f=[0.0])
+         lambda q, k, v, m: attend(q, k, v, enable_gqa=True), i=[0], f=[AUTO])
     case("scaled_dot_product_attention", [values(1, 4, 2, 2), values(1, 2, 3, 2), values(1, 2, 3, 2), values(1, 4, 2, 3)],
-         lambda q, k, v, m: attend(q, k, v, m, enable_gqa=True), i=[0], f=[0.0])
+         lambda q, k, v, m: attend(q, k, v, m, enable_gqa=True), i=[0], f=[AUTO])
     see = torch.rand(2, 1, 3, 4) < 0.6
     see[0, 0, 1] = False
     case("scaled_dot_product_attention", [values(2, 2, 3, 2), values(2, 2, 4, 2), values(2, 2, 4, 2), see],
-         lambda q, k, v, m: attend(q, k, v, m), i=[0], f=[0.0])
+         lambda q, k, v, m: attend(q, k, v, m), i=[0], f=[AUTO])
 
 
 def readers():
@@ -289,8 +290,7 @@ def binary():
 
 def classifiers():
     def both(x, t, weight=None, reduction=MEAN, ignore=-100, smoothing=None):
-        name, zero = REDUCTIONS[reduction], int(ignore == 0)
-        i = [reduction, ignore if ignore else -100, zero]
+        name, i = REDUCTIONS[reduction], [reduction, ignore]
         if smoothing is None:
             case("nll_loss", [x, t, weight], lambda x, t, w: F.nll_loss(x, t, w, reduction=name, ignore_index=ignore), i=i, constant=[2])
         case("cross_entropy", [x, t, weight],
