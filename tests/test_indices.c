@@ -45,9 +45,10 @@ static const struct row {
 
 static int make_operands(void **state) {
     (void)state;
-    x = tn_contiguous(tn_arange(0, 3, 1, TN_F32)); /* indices 0 … 2 */
-    src = tn_contiguous(tn_ones(TN_DIMS(4), TN_F32));
-    weight = tn_contiguous(tn_ones(TN_DIMS(3, 2), TN_F32));
+    TN_SCOPE;
+    x = tn_keep(tn_contiguous(tn_arange(0, 3, 1, TN_F32))); /* indices 0 … 2 */
+    src = tn_keep(tn_contiguous(tn_ones(TN_DIMS(4), TN_F32)));
+    weight = tn_keep(tn_contiguous(tn_ones(TN_DIMS(3, 2), TN_F32)));
     return tn_eval((tn_tensor *[]){x, src, weight}, 3) != TN_OK;
 }
 

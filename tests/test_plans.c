@@ -13,7 +13,7 @@ static tn_runtime_stats stats_now(void) {
 
 static tn_tensor *evaluated(tn_tensor *t) {
     assert_ok(tn_eval(&t, 1));
-    return t;
+    return tn_keep(t);
 }
 
 /* ---- long recordings --------------------------------------------------------------------------------------------- */
@@ -25,6 +25,7 @@ typedef struct lstm {
 } lstm;
 
 static lstm lstm_new(int steps) {
+    TN_SCOPE;
     lstm m = {.w = evaluated(tn_mul_scalar(tn_randn(TN_DIMS(FEATURES, 4 * HIDDEN)), 0.1)),
               .u = evaluated(tn_mul_scalar(tn_randn(TN_DIMS(HIDDEN, 4 * HIDDEN)), 0.1)),
               .b = evaluated(tn_zeros(TN_DIMS(4 * HIDDEN), TN_F32)),

@@ -82,7 +82,7 @@ static void sgd_update(const tn_optimizer *o, trained *v, tn_tensor *const *dial
 
 /* ---- Adam, AdamW ------------------------------------------------------------------------------------------------- */
 
-enum { ADAM_SIZE, ADAM_EPS, ADAMW_KEPT, ADAM_DIALS };
+enum { ADAM_SIZE, ADAM_EPS, ADAM_DIALS, ADAMW_KEPT = ADAM_DIALS, ADAMW_DIALS };
 enum { ADAM_DECAY, ADAM_NEW, ADAM_BETA2, ADAM_CONSTANTS };
 
 /* The definition's fraction, numerator and denominator times c = sqrt(1 − beta2^t):
@@ -91,6 +91,10 @@ static void adam_dials(const tn_optimizer *o, int64_t step, double *values) {
     double c = sqrt(1 - pow(o->beta2, (double)step));
     values[ADAM_SIZE] = o->lr * c / (1 - pow(o->beta1, (double)step));
     values[ADAM_EPS] = o->eps * c;
+}
+
+static void adamw_dials(const tn_optimizer *o, int64_t step, double *values) {
+    adam_dials(o, step, values);
     values[ADAMW_KEPT] = 1 - o->lr * o->weight_decay;
 }
 
@@ -129,7 +133,7 @@ static const method sgd = {.name = "sgd",
 static const method adam = {.name = "adam",
                             .slot_names = {"exp_avg", "exp_avg_sq"},
                             .slot_count = 2,
-                            .dial_count = ADAMW_KEPT,
+                            .dial_count = ADAM_DIALS,
                             .constant_count = ADAM_CONSTANTS,
                             .dials = adam_dials,
                             .constants = adam_constants,
@@ -137,9 +141,9 @@ static const method adam = {.name = "adam",
 static const method adamw = {.name = "adamw",
                              .slot_names = {"exp_avg", "exp_avg_sq"},
                              .slot_count = 2,
-                             .dial_count = ADAM_DIALS,
+                             .dial_count = ADAMW_DIALS,
                              .constant_count = ADAM_CONSTANTS,
-                             .dials = adam_dials,
+                             .dials = adamw_dials,
                              .constants = adam_constants,
                              .update = adamw_update};
 
