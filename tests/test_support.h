@@ -72,10 +72,22 @@ static inline int remove_scratch(void **state) {
     return nftw(scratch_folder, remove_one, 16, FTW_DEPTH | FTW_PHYS);
 }
 
-/* Valid until the eighth call from now. */
+static pid_t scratch_owner;
+
+static inline void remove_scratch_at_exit(void) {
+    if (getpid() == scratch_owner) (void)remove_scratch(NULL);
+}
+
+/* Valid until the eighth call from now. A program without the fixture above gets a folder at its first call, which goes
+ * when the program ends. */
 static inline const char *test_scratch(const char *name) {
     static char paths[8][512];
     static int next;
+    if (scratch_folder[0] == 0) {
+        assert_int_equal(make_scratch(NULL), 0);
+        scratch_owner = getpid();
+        assert_int_equal(atexit(remove_scratch_at_exit), 0);
+    }
     char *path = paths[next++ % 8];
     snprintf(path, sizeof paths[0], "%s/%s", scratch_folder, name);
     return path;
