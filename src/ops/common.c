@@ -1,6 +1,7 @@
 /* common.c — what the files of ops/ share: see common.h. */
 #include "ops/common.h"
 
+#include <math.h>
 #include <string.h>
 
 /* ---- view functions ---------------------------------------------------------------------------------------------- */
@@ -203,6 +204,11 @@ tn_status tn_need_integer(const tn_infer *c, int input) {
 tn_status tn_need_contiguous(const tn_infer *c, int input) {
     if (tn_node_contiguous(c->in[input])) return TN_OK;
     return tn_fail(TN_ERR_SHAPE, "%s: input %d must be contiguous", c->row->name, input + 1);
+}
+
+tn_status tn_need_finite(const tn_infer *c, const char *what, double v) {
+    if (isfinite(v)) return TN_OK;
+    return tn_fail(TN_ERR_ARGUMENT, "%s: %s is %g; it must be finite", c->row->name, what, v);
 }
 
 tn_status tn_need_range(const tn_infer *c, const char *what, double v, double least, double most) {

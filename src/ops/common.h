@@ -73,6 +73,7 @@ tn_status tn_need_integer(const tn_infer *c, int input);
 tn_status tn_need_contiguous(const tn_infer *c, int input);
 /* A number among the attributes is in [least, most] (and not NaN); `what` is the argument's name. */
 tn_status tn_need_range(const tn_infer *c, const char *what, double v, double least, double most);
+tn_status tn_need_finite(const tn_infer *c, const char *what, double v); /* neither NaN nor infinite */
 bool tn_rows_follow(const tn_node *x);                /* a matrix: in order, without gaps, wherever it begins */
 tn_status tn_need_rows(const tn_infer *c, int input); /* a matrix whose rows follow each other without a gap */
 /* A tensor without dimensions counts as a vector of one element where an op works along a dim, as in PyTorch. */

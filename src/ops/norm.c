@@ -171,12 +171,12 @@ static tn_status infer_last_dims(tn_infer *c) {
 }
 
 static tn_status infer_layer_norm(tn_infer *c) {
-    TRY(tn_need_range(c, "eps", c->attrs->f[0], 0, INFINITY));
+    TRY(tn_need_finite(c, "eps", c->attrs->f[0]));
     return infer_last_dims(c);
 }
 
 static tn_status infer_rms_norm(tn_infer *c) {
-    if (c->attrs->f[0] != TN_AUTO) TRY(tn_need_range(c, "eps", c->attrs->f[0], 0, INFINITY));
+    if (c->attrs->f[0] != TN_AUTO) TRY(tn_need_finite(c, "eps", c->attrs->f[0]));
     return infer_last_dims(c);
 }
 
@@ -227,7 +227,7 @@ const tn_op_impl tn_impl_rms_norm = {
 /* ---- over groups of channels: group_norm, instance_norm ---------------------------------------------------------- */
 
 static tn_status check_channels(const tn_infer *c, int first) {
-    TRY(tn_need_range(c, "eps", c->attrs->f[0], 0, INFINITY));
+    TRY(tn_need_finite(c, "eps", c->attrs->f[0]));
     const tn_node *x = c->in[0];
     char want[48];
     if (x->rank < 2) return wrong_shape(c, "the input", x, "[batch, channels, ...]");
