@@ -1,6 +1,8 @@
 /* test_plans.c — what a plan costs to make, when one is found again, and what becomes of it. */
 #include "test_support.h"
 
+#include <pthread.h>
+
 #include "core/core.h"
 #include "trunnion/autograd.h"
 #include "trunnion/ops.h"
@@ -128,10 +130,215 @@ static void planning_is_linear_in_nodes(void **state) {
         fail_msg("planning took %lld looks for 200 steps, %lld for 800", (long long)work[0], (long long)work[1]);
 }
 
+/* ---- what varies ------------------------------------------------------------------------------------------------- */
+
+enum { ROWS = 4, COLUMNS = 24, VALUES = 1000 };
+
+/* 0 … 7 are values that constants are folded by; then ordinary ones. */
+static double number(int k) {
+    static const double special[] = {0.0, -0.0, 1.0, 2.0, 0.5, -1.0, 1e-30, 3.0};
+    return k < (int)TN_COUNT(special) ? special[k] : 0.01 * k;
+}
+
+typedef tn_tensor *expression(const tn_tensor *x, int k);
+
+static tn_tensor *by_narrow(const tn_tensor *x, int k) { return tn_narrow(x, 0, k % VALUES * ROWS, ROWS); }
+static tn_tensor *by_select(const tn_tensor *x, int k) { return tn_mul(tn_select(x, 0, k), tn_select(x, 0, 2 * k)); }
+static tn_tensor *by_columns(const tn_tensor *x, int k) {
+    return tn_neg(tn_slice(tn_slice(x, 0, k, k + ROWS, 1), 1, k % 7, k % 7 + 9, 2));
+}
+static tn_tensor *of_view(const tn_tensor *x, int k) {
+    tn_tensor *rows = tn_narrow(x, 0, k * 3, ROWS), *flat = tn_reshape(rows, TN_DIMS(COLUMNS, ROWS));
+    return tn_softmax(tn_transpose(flat, 0, 1), 1);
+}
+static tn_tensor *first_rows(const tn_tensor *x) { return tn_narrow(x, 0, 0, ROWS); }
+static tn_tensor *by_product(const tn_tensor *x, int k) {
+    return tn_matmul(tn_narrow(x, 0, k, ROWS), tn_transpose(tn_narrow(x, 0, 2 * k, 16), 0, 1));
+}
+static tn_tensor *by_mul(const tn_tensor *x, int k) { return tn_mul_scalar(first_rows(x), number(k)); }
+static tn_tensor *by_add(const tn_tensor *x, int k) { return tn_add_scalar(first_rows(x), number(k)); }
+static tn_tensor *by_div(const tn_tensor *x, int k) { return tn_div_scalar(first_rows(x), number(k)); }
+static tn_tensor *by_scalar(const tn_tensor *x, int k) { return tn_sub(first_rows(x), tn_scalar(number(k))); }
+static tn_tensor *by_clamp(const tn_tensor *x, int k) { return tn_clamp(first_rows(x), -number(k), 2 * number(k)); }
+static tn_tensor *by_pow(const tn_tensor *x, int k) { return tn_pow_scalar(tn_abs(first_rows(x)), number(k)); }
+static tn_tensor *by_elu(const tn_tensor *x, int k) { return tn_elu(first_rows(x), number(k)); }
+static tn_tensor *by_full(const tn_tensor *x, int k) {
+    (void)x;
+    return tn_full(TN_DIMS(ROWS, COLUMNS), number(k), TN_F32);
+}
+static tn_tensor *by_f64(const tn_tensor *x, int k) { return tn_mul_scalar(tn_cast(first_rows(x), TN_F64), 0.1 * k); }
+static tn_tensor *by_half(const tn_tensor *x, int k) {
+    return tn_mul_scalar(tn_cast(first_rows(x), TN_F16), number(k));
+}
+static tn_tensor *by_i64(const tn_tensor *x, int k) {
+    return tn_add_scalar(tn_cast(tn_mul_scalar(first_rows(x), 100), TN_I64), (double)k);
+}
+static tn_tensor *by_uniform(const tn_tensor *x, int k) {
+    (void)x;
+    tn_manual_seed(7);
+    return tn_uniform(-number(k), 1 + number(k), TN_DIMS(ROWS, COLUMNS));
+}
+static tn_tensor *by_dropout(const tn_tensor *x, int k) {
+    tn_manual_seed(7);
+    return tn_dropout(first_rows(x), (k % 100) / 128.0, true);
+}
+
+static const struct {
+    const char *name;
+    expression *make;
+    int most_plans; /* values by which a composition is another one make a plan of their own */
+} varying[] = {{"narrow", by_narrow, 4},   {"select", by_select, 4},  {"columns", by_columns, 18}, {"view", of_view, 6},
+               {"product", by_product, 6}, {"mul", by_mul, 4},        {"add", by_add, 4},          {"div", by_div, 4},
+               {"scalar", by_scalar, 4},   {"clamp", by_clamp, 4},    {"pow", by_pow, 10},         {"elu", by_elu, 6},
+               {"full", by_full, 4},       {"f64", by_f64, 4},        {"half", by_half, 4},        {"i64", by_i64, 4},
+               {"uniform", by_uniform, 4}, {"dropout", by_dropout, 6}};
+
+static tn_tensor *data_rows(void) { return evaluated(tn_randn(TN_DIMS(VALUES * ROWS, COLUMNS))); }
+
+/* The bytes of the expression for `k`. */
+static size_t bytes_of(expression *make, const tn_tensor *x, int k, char *bytes, size_t room) {
+    tn_scope scope = tn_scope_begin();
+    tn_tensor *y = tn_contiguous(make(x, k));
+    size_t size = (size_t)tn_numel(y) * tn_dtype_size(tn_dtype_of(y));
+    assert_true(size <= room);
+    assert_ok(tn_read(y, bytes, size));
+    tn_scope_end(&scope);
+    return size;
+}
+
+/* A thread has plans and lines of its own: here every expression is met for the first time, so all is constant. */
+typedef struct constant {
+    expression *make;
+    const tn_tensor *x;
+    int k;
+    char bytes[2048];
+    size_t size;
+} constant;
+
+static void *compute_constant(void *ctx) {
+    constant *c = ctx;
+    c->size = bytes_of(c->make, c->x, c->k, c->bytes, sizeof c->bytes);
+    return NULL;
+}
+
+static void assert_as_constant(int which, const tn_tensor *x, int k, const char *bytes, size_t size) {
+    constant c = {.make = varying[which].make, .x = x, .k = k};
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, compute_constant, &c), 0);
+    pthread_join(thread, NULL);
+    assert_int_equal(c.size, size);
+    if (memcmp(c.bytes, bytes, size) != 0)
+        fail_msg("%s: other bits than a constant's at step %d", varying[which].name, k);
+}
+
+static void what_varies_makes_few_plans_and_a_constants_bits(void **state) {
+    (void)state;
+    tn_tensor *x = data_rows();
+    for (int which = 0; which < (int)TN_COUNT(varying); which++) {
+        tn_runtime_stats before = stats_now();
+        for (int k = 0; k < 500; k++) {
+            char bytes[2048];
+            size_t size = bytes_of(varying[which].make, x, k, bytes, sizeof bytes);
+            if (k < 12 || k % 61 == 0) assert_as_constant(which, x, k, bytes, size);
+        }
+        int64_t made = stats_now().plans_made - before.plans_made;
+        if (made > varying[which].most_plans) fail_msg("%s: %lld plans", varying[which].name, (long long)made);
+    }
+    tn_free(x);
+}
+
+/* d/dx of clamp(v · x, −1, 1) · rows: v and the rows differ at each step. */
+static void what_varies_has_the_right_gradient(void **state) {
+    (void)state;
+    tn_tensor *data = data_rows(), *x = evaluated(tn_randn(TN_DIMS(ROWS, COLUMNS)));
+    float values[ROWS * COLUMNS], rows[ROWS * COLUMNS], grad[ROWS * COLUMNS];
+    assert_ok(tn_read(x, values, sizeof values));
+    assert_ok(tn_set_requires_grad(x, true));
+    tn_runtime_stats before = stats_now();
+    for (int k = 0; k < 200; k++) {
+        tn_scope scope = tn_scope_begin();
+        float v = 0.25f + 0.01f * (float)k;
+        tn_tensor *part = tn_narrow(data, 0, k * ROWS, ROWS);
+        tn_tensor *y = tn_mul(tn_clamp(tn_mul_scalar(x, (double)v), -1 - (double)v, 1), part);
+        assert_ok(tn_backward(tn_sum(y, TN_ALL, false)));
+        assert_ok(tn_read(tn_grad(x), grad, sizeof grad));
+        assert_ok(tn_read(part, rows, sizeof rows));
+        tn_zero_grad(x);
+        for (int i = 0; i < ROWS * COLUMNS; i++) {
+            float at = v * values[i], want = at >= -1 - v && at <= 1 ? rows[i] * v : 0;
+            if (grad[i] != want) fail_msg("step %d, [%d]: %g, should be %g", k, i, (double)grad[i], (double)want);
+        }
+        tn_scope_end(&scope);
+    }
+    assert_true(stats_now().plans_made - before.plans_made <= 8);
+    tn_free(x);
+    tn_free(data);
+}
+
+/* A state that is written is read as it was before, also by a view whose place varies. */
+static void a_view_that_varies_sees_writes_in_order(void **state) {
+    (void)state;
+    tn_tensor *x = tn_zeros(TN_DIMS(64), TN_F32);
+    assert_ok(tn_make_state(x));
+    for (int k = 0; k < 60; k++) {
+        tn_scope scope = tn_scope_begin();
+        tn_tensor *before = tn_mul_scalar(tn_narrow(x, 0, k, 4), 1);
+        tn_add_(x, tn_scalar(1));
+        tn_tensor *after = tn_mul_scalar(tn_narrow(x, 0, k, 4), 1);
+        float was[4], is[4];
+        assert_ok(tn_read(after, is, sizeof is));
+        assert_ok(tn_read(before, was, sizeof was));
+        for (int i = 0; i < 4; i++) {
+            assert_float_equal(was[i], k, 0);
+            assert_float_equal(is[i], k + 1, 0);
+        }
+        tn_scope_end(&scope);
+    }
+    tn_free(x);
+}
+
+/* More of them than a kernel has room for: some are read from memory. */
+static void many_numbers_vary_in_one_kernel(void **state) {
+    (void)state;
+    tn_tensor *x = evaluated(tn_ones(TN_DIMS(5), TN_F32));
+    for (int k = 0; k < 20; k++) {
+        tn_scope scope = tn_scope_begin();
+        tn_tensor *y = tn_mul_scalar(x, 1);
+        double want = 1;
+        for (int i = 0; i < 40; i++) {
+            y = tn_add_scalar(y, (double)(i + k));
+            want += i + k;
+        }
+        assert_true(tn_item(tn_select(y, 0, 0)) == want);
+        tn_scope_end(&scope);
+    }
+    tn_free(x);
+}
+
+static void explain_names_what_varies(void **state) {
+    (void)state;
+    tn_tensor *x = evaluated(tn_ones(TN_DIMS(5), TN_F32));
+    for (int k = 0; k < 4; k++) {
+        tn_tensor *y = tn_mul_scalar(x, 1.25 + k);
+        assert_true(tn_item(tn_sum(y, TN_ALL, false)) == 5 * (1.25 + k));
+        tn_free(y);
+    }
+    char *text = tn_explain_last();
+    assert_text_has(text, "runtime scalars: ");
+    assert_text_has(text, "test_plans.c");
+    tn_text_free(text);
+    tn_free(x);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_long_step_is_planned_once),
         cmocka_unit_test(planning_is_linear_in_nodes),
+        cmocka_unit_test(what_varies_makes_few_plans_and_a_constants_bits),
+        cmocka_unit_test(what_varies_has_the_right_gradient),
+        cmocka_unit_test(a_view_that_varies_sees_writes_in_order),
+        cmocka_unit_test(many_numbers_vary_in_one_kernel),
+        cmocka_unit_test(explain_names_what_varies),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

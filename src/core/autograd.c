@@ -209,7 +209,11 @@ enum { FEW_INPUTS = 8 };
 
 static tn_status spread(tape *t, const tn_node *n, tn_node *dy, tn_node **grads) {
     size_t first = t->build.count;
-    TRY(tn_op(n->op)->impl->grad(&t->build, n, dy, grads));
+    tn_recorder *r = tn_recorder_here();
+    r->varying = (n->flags & TN_NODE_VARIES) && !(n->flags & TN_NODE_VIEW);
+    tn_status s = tn_op(n->op)->impl->grad(&t->build, n, dy, grads);
+    r->varying = false;
+    TRY(s);
     TRY(t->build.status);
     TRY(check_stale(t, first, n));
     for (int i = 0; i < n->n_in; i++) {

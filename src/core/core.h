@@ -1,6 +1,7 @@
 /* core.h — from a recording to a run: what the passes of core/ hand to each other.
  *
  *   key.c      what must be computed, and the key of the recording
+ *   vary.c     numbers and offsets that differ from run to run
  *   flush.c    plan cache, running, and what a run leaves behind
  *   map.c      pointers → small numbers
  *   values.c   nodes → values: composed ops expanded, equal values shared
@@ -58,6 +59,16 @@ typedef struct tn_postponed {
     char *why;
 } tn_postponed;
 
+/* A slot that is bound some bytes behind the beginning of its buffer. */
+typedef struct tn_shift {
+    int32_t slot;
+    int64_t bytes;
+} tn_shift;
+
+/* Of a node that an evaluation needs; the low bits of an input's word in the key when it is a leaf, which is described
+ * behind that word where it is met first; and the words before the first node. */
+enum { TN_MARK_NEEDED = 1, TN_KEY_LEAF = 2, TN_KEY_HEAD = 5 };
+
 /* Everything about one recording that a plan does not know: nodes in order, buffers, dial values. */
 typedef struct tn_binding {
     tn_recorder *recorder;
@@ -67,8 +78,11 @@ typedef struct tn_binding {
     size_t output_count, output_capacity;
     tn_buffer **buffers; /* slots */
     size_t buffer_count, buffer_capacity;
-    const tn_node **dial_nodes;
+    tn_shift *shifts; /* by slot */
+    size_t shift_count, shift_capacity;
+    const tn_node **dial_nodes; /* dials, and numbers that vary */
     size_t dial_count, dial_capacity;
+    bool varies; /* set before it is made: what may vary does; not in captured graphs, whose dials the caller counts */
     uint64_t *key;
     size_t key_count, key_capacity;
     tn_numerics numerics; /* as the key has them: other threads may change them meanwhile */
@@ -351,6 +365,8 @@ typedef struct tn_plan {
     size_t size_count;
     tn_device *device;
     int bound_count, output_count; /* slots: bound buffers, outputs, the arena, the host's part */
+    tn_shift *shifts;              /* of bound buffers, at the last run */
+    size_t shift_count, varying_numbers;
     int64_t *output_bytes;
     int *output_home; /* slot of the state's memory, or -1: a new buffer */
     size_t arena_bytes, host_bytes;
@@ -402,6 +418,8 @@ tn_status tn_plan_run(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *out
 /* The same in two steps, for a queue's thread: what is bound is worked out when the run is given; slots: addresses of
  * all, in order; forms: tn_native_form's, one a native; dials: the plan's own. */
 size_t tn_plan_slots(const tn_plan *p);
+/* Where a bound slot begins; slots are asked for in order, *shift is 0 at the first. */
+void *tn_plan_address(const tn_plan *p, tn_buffer *const *bound, int slot, size_t *shift);
 tn_status tn_plan_execute(tn_plan *p, void *const *slots, void *const *forms, const kir_dial *dials);
 void tn_plan_await(tn_plan *p);                                   /* until no thread of a queue runs it */
 void tn_node_describe(const tn_node *n, char *text, size_t size); /* its line, op, shape and dtype, for messages */
@@ -474,11 +492,19 @@ void tn_native_free(tn_native *n);
 /* ---- running (key.c, flush.c) ------------------------------------------------------------------------------------ */
 
 /* Finds what must be computed and writes the key: equal keys mean equal plans. */
+static inline bool tn_number_varies(const tn_binding *b, const tn_node *n) {
+    return (n->flags & TN_NODE_VARIES) && !(n->flags & TN_NODE_VIEW) && b->varies;
+}
 tn_status tn_binding_make(tn_binding *b, tn_recorder *r, const tn_node *const *targets, int count);
 void tn_binding_free(tn_binding *b);
+bool tn_attributes_are_extents(int op); /* … and not in the key */
+/* No plan was found: which lines are to blame? What can vary there does so from now on; of others one warning tells
+ * (vary.c). */
+typedef struct tn_plan_cache tn_plan_cache;
+void tn_vary_learn(const tn_plan_cache *c, const tn_binding *b);
 
 enum { TN_MAX_PLANS = 256, TN_REFUSED_NONE = -1, TN_REFUSED_ARENA = -2 };
-typedef struct tn_plan_cache {
+struct tn_plan_cache {
     tn_plan *plans[TN_MAX_PLANS];
     uint64_t hashes[TN_MAX_PLANS];
     int count;
@@ -495,7 +521,7 @@ typedef struct tn_plan_cache {
     struct tn_captured_host *capture; /* of the capture under way (capture.h), or NULL */
     int64_t made, hits, misses, resized, launches;
     double plan_seconds, run_seconds;
-} tn_plan_cache;
+};
 tn_plan_cache *tn_plans_of(tn_recorder *r); /* NULL when memory is out */
 tn_status tn_plan_find(tn_plan_cache *c, const tn_binding *b, tn_plan **out);
 /* Room for the plan's intermediates and results, before anything runs; outputs that are no state are new buffers. */

@@ -1,5 +1,5 @@
 /* expand.h — what autograd shares with the planner, and its helpers: a composed op's composition, made once and kept
- * with the node; gradients of parts (join.c).
+ * with the node (tn_expand_node, graph.h); gradients of parts (join.c).
  *
  * Half precision: a composition of f16 or bf16 would round after every step, and its range would end at 65504 in the
  * middle of a formula. So op(x) is expanded to cast(op(cast(x, f32)), f16): every step is f32, and the gradient is that
@@ -15,11 +15,6 @@
 bool tn_is_widened(const tn_node *n);
 /* The composition that computes n: a node of n's shape and dtype, borrowed from the build. */
 tn_node *tn_compose(tn_build *b, const tn_node *n);
-
-/* Makes n->expansion for a node that has none yet and is composed or widened. The planner computes
- * n with it and autograd differentiates through it, so it requires gradients exactly when n does, whatever the thread's
- * gradient mode is now. */
-tn_status tn_expand_node(tn_node *n);
 
 /* x + y, where both are neighbouring parts of one tensor with zeros around them: without adding. NULL when they are not
  * (or on a failure of the build). */

@@ -73,6 +73,21 @@ static void put_command(tn_str *out, size_t number, const tn_command *c) {
     tn_str_add(out, "%s\n", c->commit ? "  [commit]" : "");
 }
 
+/* What comes with each run, and the lines of which this was learned. */
+static void put_varying(tn_str *out, const tn_recorder *r, const tn_plan *p) {
+    if (p->varying_numbers + p->shift_count == 0) return;
+    tn_str_add(out, "runtime scalars: %zu numbers and %zu offsets come with each run, since they differed:",
+               p->varying_numbers, p->shift_count);
+    const char *before = " ";
+    for (size_t i = 0; i < r->site_count; i++) {
+        const tn_site *s = &r->sites[i];
+        if (!s->varies) continue;
+        tn_str_add(out, "%s%s:%d %s", before, s->file ? s->file : "?", s->line, tn_op(s->op)->name);
+        before = ", ";
+    }
+    tn_str_add(out, "\n");
+}
+
 char *tn_explain_last(void) {
     tn_recorder *r = tn_recorder_here();
     tn_plan_cache *c = r ? tn_plans_of(r) : NULL;
@@ -89,6 +104,7 @@ char *tn_explain_last(void) {
     tn_str_add(&out, "arena %zu bytes; run %lld times; plans: %lld made, %lld hits, %lld misses, %lld re-sized\n",
                p->arena_bytes, (long long)p->runs, (long long)c->made, (long long)c->hits, (long long)c->misses,
                (long long)c->resized);
+    put_varying(&out, r, p);
     for (size_t i = 0; i < p->placed_count; i++)
         tn_str_add(&out, "host: %s: %s %s\n", p->placed[i].where, p->device->info.id, p->placed[i].reason);
     for (size_t i = 0; i < p->command_count; i++)

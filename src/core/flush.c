@@ -69,6 +69,7 @@ static tn_plan *take_hit(tn_plan_cache *c, int at) {
 }
 
 tn_status tn_plan_find(tn_plan_cache *c, const tn_binding *b, tn_plan **out) {
+    *out = NULL;
     int at = guessed_place(c, b);
     uint64_t hash = at >= 0 ? c->hashes[at] : tn_hash64(b->key, b->key_count * sizeof *b->key, 0);
     if (at < 0) at = place_of(c, b, hash);
@@ -79,7 +80,13 @@ tn_status tn_plan_find(tn_plan_cache *c, const tn_binding *b, tn_plan **out) {
     /* Same structure at other sizes: planned anew in its place; its kernels are found by structure. */
     double start = tn_now();
     tn_plan *p = NULL;
+    if (at < 0) tn_vary_learn(c, b);
+    b->recorder->fixed = false;
     TRY(tn_plan_make(b, &p));
+    if (b->recorder->fixed) { /* the key does not have a number that the plan knows */
+        tn_plan_free(p);
+        return TN_OK;
+    }
     p->hash = hash;
     if (at >= 0) {
         c->resized++;
@@ -217,9 +224,12 @@ static void give_buffers(tn_plan_cache *c, const tn_binding *b) {
 
 /* ---- one run ----------------------------------------------------------------------------------------------------- */
 
+/* A dial's value, or that of a number that varies. */
 kir_dial tn_dial_value_of(const tn_node *dial) {
     kir_dial d;
-    if (dial->i[0] == TN_DIAL_FLOAT)
+    if (dial->op != TN_OP_DIAL && !tn_dtype_is_float((tn_dtype)dial->dtype))
+        d.i = (int64_t)dial->f[0];
+    else if (dial->op != TN_OP_DIAL || dial->i[0] == TN_DIAL_FLOAT)
         d.f = dial->f[0];
     else
         d.i = dial->i[1];
@@ -230,6 +240,7 @@ static tn_status run(tn_plan_cache *c, tn_plan *p, const tn_binding *b) {
     TRY(tn_mem_grow(&c->dials, &c->dial_capacity, b->dial_count, sizeof *c->dials));
     for (size_t i = 0; i < b->dial_count; i++)
         c->dials[i] = tn_dial_value_of(b->dial_nodes[i]);
+    if (b->shift_count) memcpy(p->shifts, b->shifts, b->shift_count * sizeof *b->shifts);
     TRY(tn_plan_reserve(c, p, b->buffers));
     tn_status s = tn_plan_submit(c, p, b->buffers, c->dials);
     if (s == TN_OK) return TN_OK;
@@ -327,15 +338,27 @@ static void settle_postponed(tn_recorder *r, tn_binding *b, bool lost) {
 
 /* ---- flush ------------------------------------------------------------------------------------------------------- */
 
+/* The binding and its plan, NULL when there is nothing to compute. A plan that must know a number which was to vary is
+ * not made: the number is a constant then, and the key is written anew. */
+static tn_status bind_plan(tn_recorder *r, tn_plan_cache *c, tn_node *const *targets, int count, tn_plan **p) {
+    tn_binding *b = &c->binding;
+    b->varies = true;
+    do {
+        TRY(tn_binding_make(b, r, (const tn_node *const *)targets, count));
+        if (b->output_count == 0) return TN_OK;
+        tn_status planned = tn_plan_find(c, b, p);
+        if (planned != TN_OK && planned != TN_ERR_MEMORY) give_up(r, b, planned, false);
+        TRY(planned);
+    } while (!*p);
+    return TN_OK;
+}
+
 static tn_status evaluate(tn_recorder *r, tn_plan_cache *c, tn_node *const *targets, int count) {
     tn_binding *b = &c->binding;
     tn_plan *p = NULL;
     c->refused = TN_REFUSED_NONE;
-    TRY(tn_binding_make(b, r, (const tn_node *const *)targets, count));
-    if (b->output_count > 0) {
-        tn_status planned = tn_plan_find(c, b, &p);
-        if (planned != TN_OK && planned != TN_ERR_MEMORY) give_up(r, b, planned, false);
-        TRY(planned);
+    TRY(bind_plan(r, c, targets, count, &p));
+    if (p) {
         tn_status s = run(c, p, b);
         if (s != TN_OK && p->torn) {
             s = tn_fail_prefix(s, "the device failed while states were written, whose values are lost: load them anew");

@@ -2,15 +2,16 @@
  *
  * The key spells the needed nodes out: op, dtype, extents, attributes, inputs by number, leaves by slot and layout. Two
  * recordings with equal keys are computed by the same plan; comparing keys word by word is the verification, so a hit
- * can never be a false one. Dials leave their values out, symbolic extents stand as their symbol. */
+ * can never be a false one. Dials and what varies (vary.c) leave their values out, symbolic extents stand as their
+ * symbol. */
 #include <string.h>
 
 #include "core/core.h"
 #include "hal/tune.h"
 #include "kern/blas.h"
 
-enum { NEEDED = 1, OUTPUT = 2 };
-enum { INPUT_NONE = 0, INPUT_NODE = 1, INPUT_LEAF = 2 };
+enum { NEEDED = TN_MARK_NEEDED, OUTPUT = 2 };
+enum { INPUT_NONE = 0, INPUT_NODE = 1, INPUT_LEAF = TN_KEY_LEAF };
 
 /* ---- what is needed ---------------------------------------------------------------------------------------------- */
 
@@ -53,9 +54,25 @@ static tn_status list_outputs(tn_binding *b) {
     return TN_OK;
 }
 
+/* Does the value begin at another place of its root's memory at each run? Then it is bound as memory of its own, from
+ * there on. A view of a state that this evaluation writes is not: who writes it must see who reads it. */
+static bool is_bound_apart(const tn_binding *b, const tn_node *n) {
+    if (!b->varies || !(n->flags & TN_NODE_VIEW) || !n->root->buffer || !b->device->is_cpu) return false;
+    if (tn_dtype_block((tn_dtype)n->dtype) != 1 || tn_node_numel(n) == 0) return false;
+    for (int d = 0; d < n->rank; d++)
+        if (n->layout[1 + d] < 0) return false;
+    for (const tn_storage *s = b->recorder->written; s; s = s->next_written)
+        if (s->home == n->root->buffer) return false;
+    return true;
+}
+
+static inline bool bound_apart(const tn_binding *b, const tn_node *n) {
+    return (n->flags & TN_NODE_VARIES) && is_bound_apart(b, n);
+}
+
 /* Marks a node; one behind `at` in the list, where the sweep has been already, is put on the stack besides. */
 static inline tn_status need(tn_binding *b, const tn_node *n, int32_t at, size_t *top) {
-    if (!n || n->recorder != b->recorder || (b->marks[n->index] & NEEDED)) return TN_OK;
+    if (!n || n->recorder != b->recorder || (b->marks[n->index] & NEEDED) || bound_apart(b, n)) return TN_OK;
     b->marks[n->index] |= NEEDED;
     if (n->index < at) return TN_OK;
     TRY(tn_mem_reserve(&b->work, &b->work_capacity, *top + 1, sizeof *b->work));
@@ -136,6 +153,20 @@ static tn_status slot_of(tn_binding *b, tn_buffer *buffer, int32_t *slot) {
     return tn_map_put(&b->buffer_slots, buffer, *slot);
 }
 
+/* The slot of a value that is bound apart. *left: elements from where it is bound to the first one; binding at multiples
+ * of ALIGN bytes leaves alignment a part of the plan. */
+static tn_status slot_apart(tn_binding *b, const tn_node *n, int32_t *slot, int64_t *left) {
+    enum { ALIGN = 64 };
+    int64_t element = (int64_t)tn_dtype_size((tn_dtype)n->dtype), bytes = n->layout[0] * element;
+    *left = bytes % ALIGN / element;
+    TRY(tn_mem_reserve(&b->buffers, &b->buffer_capacity, b->buffer_count + 1, sizeof *b->buffers));
+    TRY(tn_mem_reserve(&b->shifts, &b->shift_capacity, b->shift_count + 1, sizeof *b->shifts));
+    *slot = (int32_t)b->buffer_count;
+    b->buffers[b->buffer_count++] = n->root->buffer;
+    b->shifts[b->shift_count++] = (tn_shift){.slot = *slot, .bytes = bytes - bytes % ALIGN};
+    return tn_map_put(&b->buffer_slots, n, *slot);
+}
+
 static tn_status check_leaf(const tn_node *n) {
     const tn_node *root = root_of(n);
     if (n->flags & TN_NODE_ERROR) return tn_fail(n->status, "%s", n->error);
@@ -155,14 +186,18 @@ enum { INPUT_WORDS = 4 + 2 * TN_MAX_RANK };
 
 static tn_status describe_leaf(tn_binding *b, uint64_t **at, const tn_node *n, int32_t id) {
     int32_t slot = -1;
+    int64_t first = n->flags & TN_NODE_VIEW ? n->layout[0] : 0;
     TRY(check_leaf(n));
-    TRY(slot_of(b, root_of(n)->buffer, &slot));
+    bool apart = bound_apart(b, n);
+    TRY(apart ? slot_apart(b, n, &slot, &first) : slot_of(b, root_of(n)->buffer, &slot));
     TRY(tn_map_put(&b->leaf_ids, n, id));
     put(at, (uint64_t)slot | (uint64_t)n->dtype << 32 | (uint64_t)n->rank << 40 |
-                (uint64_t)(n->flags & TN_NODE_VIEW) << 48);
+                (uint64_t)(n->flags & TN_NODE_VIEW) << 48 | (uint64_t)apart << 56);
     TRY(put_extents(b, at, n));
-    for (int d = 0; d <= n->rank && (n->flags & TN_NODE_VIEW); d++)
-        put(at, (uint64_t)n->layout[d]);
+    if (!(n->flags & TN_NODE_VIEW)) return TN_OK;
+    put(at, (uint64_t)first);
+    for (int d = 0; d < n->rank; d++)
+        put(at, (uint64_t)n->layout[1 + d]);
     return TN_OK;
 }
 
@@ -175,20 +210,26 @@ static tn_status put_leaf(tn_binding *b, uint64_t **at, const tn_node *n) {
     return id < 0 ? describe_leaf(b, at, n, fresh) : TN_OK;
 }
 
-static tn_status put_dial(tn_binding *b, uint64_t **at, const tn_node *n) {
-    put(at, (uint64_t)n->i[0]);
+static tn_status note_dial(tn_binding *b, const tn_node *n) {
     TRY(tn_mem_reserve(&b->dial_nodes, &b->dial_capacity, b->dial_count + 1, sizeof *b->dial_nodes));
     b->dial_nodes[b->dial_count++] = n;
     return TN_OK;
 }
 
+static tn_status put_dial(tn_binding *b, uint64_t **at, const tn_node *n) {
+    put(at, (uint64_t)n->i[0]);
+    return note_dial(b, n);
+}
+
 /* Extents stand in the key already, by symbol where they may vary: not again as attributes. */
-static bool attributes_are_extents(int op) { return op == TN_OP_VIEW || op == TN_OP_EXPAND; }
+bool tn_attributes_are_extents(int op) { return op == TN_OP_VIEW || op == TN_OP_EXPAND; }
 
 static tn_status put_attributes(tn_binding *b, uint64_t **at, const tn_node *n) {
     if (n->op == TN_OP_DIAL) return put_dial(b, at, n);
-    for (int k = 0; k < n->n_i && !attributes_are_extents(n->op); k++)
+    for (int k = 0; k < n->n_i && !tn_attributes_are_extents(n->op); k++)
         put(at, (uint64_t)n->i[k]);
+    if (tn_number_varies(b, n))
+        return n->expansion ? TN_OK : note_dial(b, n); /* a composed one's are its expansion's */
     for (int k = 0; k < n->n_f; k++) {
         uint64_t bits = 0;
         memcpy(&bits, &n->f[k], sizeof bits);
@@ -200,7 +241,7 @@ static tn_status put_attributes(tn_binding *b, uint64_t **at, const tn_node *n) 
 static inline tn_status put_input(tn_binding *b, uint64_t **at, const tn_node *in) {
     if (!in)
         put(at, INPUT_NONE);
-    else if (in->recorder == b->recorder)
+    else if (in->recorder == b->recorder && !bound_apart(b, in))
         put(at, (uint64_t)b->numbers[in->index] << 2 | INPUT_NODE);
     else if (in == b->last_leaf)
         put(at, (uint64_t)b->last_leaf_id << 2 | INPUT_LEAF);
@@ -210,11 +251,12 @@ static inline tn_status put_input(tn_binding *b, uint64_t **at, const tn_node *i
 }
 
 static inline tn_status put_node(tn_binding *b, const tn_node *n) {
-    uint64_t mark = b->marks[n->index] & OUTPUT ? 1 : 0, expanded = n->expansion ? 1 : 0;
+    uint64_t mark = b->marks[n->index] & OUTPUT ? 1 : 0, expanded = n->expansion ? 1 : 0,
+             varies = tn_number_varies(b, n);
     TRY(room(b, 1 + TN_MAX_RANK + (size_t)n->n_i + n->n_f + (size_t)(n->n_in + 1) * INPUT_WORDS));
     uint64_t *at = b->key + b->key_count;
     put(&at, n->op | (uint64_t)n->dtype << 16 | (uint64_t)n->rank << 24 | (uint64_t)n->n_in << 32 | mark << 40 |
-                 expanded << 41);
+                 expanded << 41 | varies << 42);
     TRY(put_extents(b, &at, n));
     if (n->n_i + n->n_f) TRY(put_attributes(b, &at, n));
     if (n->expansion) TRY(put_input(b, &at, n->expansion));
@@ -245,6 +287,7 @@ static void reset(tn_binding *b, tn_recorder *r) {
     b->recorder = r;
     b->device = NULL;
     b->elsewhere = false;
+    b->shift_count = 0;
     b->output_count = b->buffer_count = b->dial_count = b->key_count = b->size_count = 0;
     b->last_leaf = NULL;
     tn_map_clear(&b->buffer_slots);
@@ -282,6 +325,7 @@ void tn_binding_free(tn_binding *b) {
     tn_mem_free(b->postponed);
     tn_mem_free(b->buffers);
     tn_mem_free(b->dial_nodes);
+    tn_mem_free(b->shifts);
     tn_mem_free(b->key);
     tn_mem_free(b->sizes);
     tn_mem_free(b->marks);

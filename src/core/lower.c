@@ -249,13 +249,19 @@ static int dial_at(tn_group *group, int dial) {
     return group->dial_count++;
 }
 
+static kir_val give_up(tn_lower *lw, tn_lowering *w, int value) {
+    if (w->g->forbid < 0) w->g->forbid = value;
+    return kir_const(lw->kb, kir_type_of((tn_dtype)w->g->values[value].node->dtype), 0.0);
+}
+
 static kir_val pull_dial(tn_lower *lw, tn_lowering *w, const tn_value *v) {
-    kir_type t = kir_type_of((tn_dtype)v->node->dtype);
+    tn_dtype dtype = (tn_dtype)v->node->dtype;
+    kir_type t = kir_type_of(dtype);
     int d = dial_at(w->group, v->dial);
-    if (d >= 0) return kir_dial_value(lw->kb, t, d);
-    w->status =
-        tn_fail(TN_ERR_UNSUPPORTED, "a kernel with more than %d dials: evaluate some of its inputs first", MOST_DIALS);
-    return kir_const(lw->kb, t, 0.0);
+    if (d < 0) return give_up(lw, w, (int)(v - w->g->values)); /* too many: this one is read from memory */
+    if (tn_dtype_is_float(dtype)) return tn_lower_narrow(lw->kb, dtype, kir_dial_value(lw->kb, t, d));
+    kir_val whole = kir_dial_value(lw->kb, KIR_I64, d);
+    return tn_lower_narrow(lw->kb, dtype, t == KIR_I64 ? whole : kir_cast(lw->kb, t, whole));
 }
 
 /* Numbers that programs are made simpler by, or that only stand for themselves. NaN is none: a compiler that folds it
@@ -277,6 +283,7 @@ static bool comes_with_launch(const tn_lowering *w, const tn_node *n) {
 /* The number as a dial, KIR_NONE: it stays in the structure. */
 static kir_val pull_number(tn_lower *lw, tn_lowering *w, int value) {
     const tn_node *n = w->g->values[value].node;
+    if (w->g->values[value].dial >= 0) return pull_dial(lw, w, &w->g->values[value]);
     int d = comes_with_launch(w, n) ? dial_at(w->group, tn_dial_of_number(value)) : -1;
     if (d < 0) return KIR_NONE;
     tn_dtype t = (tn_dtype)n->dtype;
@@ -298,11 +305,6 @@ static bool at_own_place(const tn_lowering *w, const tn_node *n, const kir_aff *
     if (shaped(n, w->space_node) && is_index(n, at, w->space)) return true;
     const tn_node *lead = w->g->values[w->group->lead].node;
     return w->group->kind == TN_GROUP_ROWS && shaped(n, lead) && is_index(n, at, w->row);
-}
-
-static kir_val give_up(tn_lower *lw, tn_lowering *w, int value) {
-    if (w->g->forbid < 0) w->g->forbid = value;
-    return kir_const(lw->kb, kir_type_of((tn_dtype)w->g->values[value].node->dtype), 0.0);
 }
 
 static kir_val compute(tn_lower *lw, tn_lowering *w, int value, const kir_aff *at) {
@@ -339,7 +341,7 @@ static kir_val value_at(tn_lower *lw, tn_lowering *w, int value, const kir_aff *
     const tn_value *v = &w->g->values[value];
     *loaded = true;
     if (w->status != TN_OK || w->g->forbid >= 0) return kir_const(lw->kb, kir_type_of((tn_dtype)v->node->dtype), 0.0);
-    if (v->dial >= 0) return pull_dial(lw, w, v);
+    if (v->dial >= 0 && (!v->stored || v->group == w->group_id)) return pull_dial(lw, w, v);
     bool member = v->group == w->group_id && value != w->building;
     if (!member && is_read(w, value)) return load_from(lw, w, v, at);
     *loaded = false;

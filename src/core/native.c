@@ -44,8 +44,15 @@ static bool writes_slot(const tn_graph_plan *g, int slot) {
     return false;
 }
 
+/* What lies elsewhere at the next run would be packed each time. */
+static bool shifts(const tn_graph_plan *g, int slot) {
+    for (size_t i = 0; i < g->binding->shift_count; i++)
+        if (g->binding->shifts[i].slot == slot) return true;
+    return false;
+}
+
 bool tn_native_may_form(const tn_graph_plan *g, int slot) {
-    return slot >= 0 && g->binding->device->is_cpu && !writes_slot(g, slot);
+    return slot >= 0 && !shifts(g, slot) && g->binding->device->is_cpu && !writes_slot(g, slot);
 }
 
 tn_status tn_native_join(tn_native *n, const tn_group *group, tn_joint *joint) {

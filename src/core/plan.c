@@ -639,13 +639,17 @@ static tn_status prepare_groups(tn_graph_plan *g) {
 static tn_status copy_key(tn_plan *p, const tn_binding *b) {
     p->key = tn_plan_own(p, b->key_count * sizeof *p->key);
     p->sizes = tn_plan_own(p, b->size_count * sizeof *p->sizes);
+    p->shifts = tn_plan_own(p, b->shift_count * sizeof *p->shifts);
     p->output_bytes = tn_plan_own(p, b->output_count * sizeof *p->output_bytes);
     p->output_home = tn_plan_own(p, b->output_count * sizeof *p->output_home);
-    if (!p->key || !p->sizes || !p->output_bytes || !p->output_home) return TN_ERR_MEMORY;
+    if (!p->key || !p->sizes || !p->shifts || !p->output_bytes || !p->output_home) return TN_ERR_MEMORY;
     if (b->key_count) memcpy(p->key, b->key, b->key_count * sizeof *p->key);
     if (b->size_count) memcpy(p->sizes, b->sizes, b->size_count * sizeof *p->sizes);
     p->key_count = b->key_count;
     p->size_count = b->size_count;
+    p->shift_count = b->shift_count;
+    for (size_t i = 0; i < b->dial_count; i++)
+        p->varying_numbers += b->dial_nodes[i]->op != TN_OP_DIAL;
     p->bound_count = (int)b->buffer_count;
     p->output_count = (int)b->output_count;
     for (size_t i = 0; i < b->output_count; i++) {
@@ -750,11 +754,17 @@ static void bind_slot(tn_plan *p, size_t slot, void *address) {
         p->pointers[p->patches[i].pointer] = (char *)address + p->patches[i].offset;
 }
 
+void *tn_plan_address(const tn_plan *p, tn_buffer *const *bound, int slot, size_t *shift) {
+    char *address = bound[slot]->address;
+    bool shifted = *shift < p->shift_count && p->shifts[*shift].slot == slot;
+    return shifted ? address + p->shifts[(*shift)++].bytes : address;
+}
+
 static void bind(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *outputs, const tn_buffer *memory,
                  const tn_buffer *host, const kir_dial *dials) {
-    size_t slot = 0;
+    size_t slot = 0, shift = 0;
     for (int i = 0; i < p->bound_count; i++)
-        bind_slot(p, slot++, bound[i]->address);
+        bind_slot(p, slot++, tn_plan_address(p, bound, i, &shift));
     for (int i = 0; i < p->output_count; i++)
         bind_slot(p, slot++, outputs[i]->address);
     bind_slot(p, slot++, memory ? memory->address : NULL);

@@ -83,8 +83,9 @@ static run_task *task_new(tn_plan *p) {
 static tn_status note_binding(run_task *r, const tn_plan_cache *c, tn_buffer *const *bound, const kir_dial *dials) {
     const tn_plan *p = r->plan;
     void **slot = r->slots;
+    size_t shift = 0;
     for (int i = 0; i < p->bound_count; i++)
-        *slot++ = bound[i]->address;
+        *slot++ = tn_plan_address(p, bound, i, &shift);
     for (int i = 0; i < p->output_count; i++)
         *slot++ = c->outputs[i]->address;
     *slot++ = p->arena_bytes ? c->arena->address : NULL;

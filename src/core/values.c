@@ -133,20 +133,36 @@ static tn_status value_add(tn_graph_plan *g, const tn_node *n, int *id) {
     return tn_map_put(&g->value_of, n, *id);
 }
 
+/* The slot of a value that is bound apart, or that a composition looks at as a view of one; -1: it is neither.
+ * *shifted: elements of its root before what is bound. */
+static int32_t slot_apart(const tn_binding *b, const tn_node *n, int64_t *shifted) {
+    const int both = TN_NODE_VIEW | TN_NODE_VARIES;
+    int32_t slot = -1;
+    for (; slot < 0 && (n->flags & both) == both; n = n->n_in ? n->in[0] : n->root)
+        slot = tn_map_find(&b->buffer_slots, n);
+    for (size_t i = 0; slot >= 0 && i < b->shift_count; i++)
+        if (b->shifts[i].slot == slot) *shifted = b->shifts[i].bytes / (int64_t)tn_dtype_size((tn_dtype)n->dtype);
+    return slot;
+}
+
 /* Bound memory: one value for the buffer's root, further ones for views into it. */
 static tn_status leaf_value(tn_graph_plan *g, const tn_node *n, int *id) {
     const tn_node *root = n->flags & TN_NODE_VIEW ? n->root : n;
-    int32_t slot = tn_map_find(&g->binding->buffer_slots, root->buffer);
+    int64_t shifted = 0;
+    int32_t slot = slot_apart(g->binding, n, &shifted);
+    if (slot < 0) slot = tn_map_find(&g->binding->buffer_slots, root->buffer);
     if (slot < 0) return tn_fail(TN_ERR_INTERNAL, "a leaf's buffer was not bound");
     TRY(value_add(g, n, id));
     tn_value *v = &g->values[*id];
     v->slot = slot;
     tn_node_layout(n, &v->offset, v->stride);
+    v->offset -= shifted;
     return TN_OK;
 }
 
 static bool same_value(const tn_value *a, const tn_node *n, const int *in, int n_in) {
     const tn_node *m = a->node;
+    if ((m->flags | n->flags) & TN_NODE_VARIES) return false; /* at another run they may differ */
     if (!a->row || m->op != n->op || m->dtype != n->dtype || m->rank != n->rank || m->n_i != n->n_i || m->n_f != n->n_f)
         return false;
     if (a->n_in != n_in || (n_in && memcmp(a->in, in, (size_t)n_in * sizeof *in) != 0)) return false;

@@ -46,6 +46,7 @@ enum {
     TN_NODE_ERROR = 8,     /* inert: error text instead of a value */
     TN_NODE_STALE = 16,    /* was a state's value; the state has been written since */
     TN_NODE_WRAPPED = 32,  /* a number (tn_scalar): does not raise another operand's dtype within its category */
+    TN_NODE_VARIES = 64,   /* its numbers, or a view's offset, come with each run instead of being part of the plan */
     TN_NODE_CAPTURED = 128 /* data that was made inside a capture */
 };
 
@@ -186,6 +187,7 @@ static inline bool tn_is_outer_product(const tn_node *n) {
 typedef struct tn_op_impl {
     tn_op_class class_;
     bool promote;         /* inputs are cast to their common dtype first (PyTorch's rules) */
+    bool varies;          /* its float may come with each run: a number (core/vary.c) */
     bool to_float;        /* integer inputs are cast to f32 (exp, div …) */
     uint8_t promote_from; /* first input that promotion touches: 1 for where(condition, x, y) */
     /* bit i: input i may be quantised in blocks (tn_dtype_is_quantized) */
@@ -354,6 +356,17 @@ tn_status tn_refusal_report(void); /* the unreported failure, once; TN_OK if the
 enum { TN_MAX_PENDING = 4096 }; /* nodes recorded before they are flushed unasked */
 enum { TN_MOST_HELD = 64 };     /* devices on which one thread has something recorded */
 
+/* An operation at a line of the caller's, and what its attributes have done to plans so far. */
+typedef struct tn_site {
+    const char *file;
+    int32_t line;
+    uint16_t op;
+    bool varies; /* its numbers, or its offset, come with each run */
+    bool stays;  /* … never, for a kernel is chosen by them */
+    bool warned;
+    int misses; /* of plans, for which it alone was to blame and could not vary */
+} tn_site;
+
 typedef struct tn_recorder {
     tn_node **pending; /* topological order; NULL where a node died */
     size_t count, capacity;
@@ -371,7 +384,12 @@ typedef struct tn_recorder {
     bool seeded;                  /* seed is set: by the caller, or at the first draw */
     size_t limit;                 /* pending nodes at which the next unasked flush happens; at least TN_MAX_PENDING */
     bool planning;                /* nodes made now belong to the planner */
-    bool differentiating;         /* a gradient is being recorded: no unasked flush in its middle */
+    tn_site *sites;               /* operations of the caller that plans were missed for */
+    size_t site_count, site_capacity;
+    bool watches;         /* some of them vary */
+    bool varying;         /* numbers recorded now belong to an operation that varies */
+    bool fixed;           /* the planner met a varying number whose value it must know: no longer one */
+    bool differentiating; /* a gradient is being recorded: no unasked flush in its middle */
     /* open while something is pending that was recorded there, also when it has no buffers */
     tn_device *held[TN_MOST_HELD];
     int held_count;
@@ -380,9 +398,15 @@ typedef struct tn_recorder {
 } tn_recorder;
 tn_recorder *tn_recorder_here(void); /* NULL only when memory is out */
 tn_recorder *tn_random_here(void);   /* the same with its seed set (ops/random.c) */
+/* A composition depends on this number's value: it may not vary, now and at its line from now on. */
+void tn_node_fix(tn_node *n);
 
 /* Supplied by core/: gives buffers to the nodes of `targets`, to every pending node
  * with live handles, and to states. */
 tn_status tn_flush(tn_recorder *r, tn_node *const *targets, int count);
+/* Supplied by core/ too. Makes n->expansion for a composed node that has none yet. The planner computes n with it and
+ * autograd differentiates through it, so it requires gradients exactly when n does, whatever the mode is now. Nodes of
+ * f16 and bf16 that are computed in f32 have one too. */
+tn_status tn_expand_node(tn_node *n);
 
 #endif

@@ -33,6 +33,8 @@ bool tn_recorder_begin_gradient(tn_recorder *r);
 void tn_recorder_end_gradient(tn_recorder *r, bool before, size_t count);
 /* after a flush: gives back the references to leaves that it has in hand */
 void tn_recorder_settle(void);
+bool tn_node_can_vary(const tn_node *n);                     /* may what it is made with come with each run? */
+tn_site *tn_recorder_site(tn_recorder *r, const tn_node *n); /* NULL: none is noted */
 void tn_recorder_drop(void); /* frees all that this thread's recorder holds (thread exit, leak tests) */
 void tn_storage_release(tn_storage *s);
 void tn_storage_restore(tn_storage *s); /* a state's pending write is given up: its value is what lies at home */

@@ -79,6 +79,7 @@ void tn_recorder_drop(void) {
     }
     settle_loans(t);
     tn_mem_free(r->pending);
+    tn_mem_free(r->sites);
     if (r->plans_free) r->plans_free(r->plans);
     let_devices_go(r);
     free_list_clear(t);
@@ -593,6 +594,55 @@ static void copy_attributes(tn_attrs *own, const tn_attrs *given) {
     if (own->n_f) memcpy(own->f, given->f, own->n_f * sizeof *own->f);
 }
 
+/* ---- numbers and offsets that vary ------------------------------------------------------------------------------- */
+
+bool tn_node_can_vary(const tn_node *n) {
+    const tn_op_row *row = tn_op(n->op);
+    if (n->flags & TN_NODE_VIEW) return true;
+    if (row->impl->varies) return n->dtype != TN_BOOL;
+    return row->kind == TN_COMPOSED && row->impl->class_ != TN_NATIVE && n->n_f > 0;
+}
+
+tn_site *tn_recorder_site(tn_recorder *r, const tn_node *n) {
+    for (size_t i = 0; i < r->site_count; i++) {
+        tn_site *s = &r->sites[i];
+        if (s->line == n->line && s->op == n->op && s->file == n->file) return s;
+    }
+    return NULL;
+}
+
+void tn_node_fix(tn_node *n) {
+    tn_recorder *r = tn_recorder_here();
+    if (!(n->flags & TN_NODE_VARIES) || !r) return;
+    n->flags &= (uint8_t)~TN_NODE_VARIES;
+    r->fixed = true;
+    for (size_t i = 0; i < r->site_count; i++) {
+        tn_site *s = &r->sites[i];
+        if (s->line != n->line || s->file != n->file) continue;
+        s->stays = true;
+        s->varies = false;
+    }
+}
+
+/* A view of a view that varies does so too, also one that the planner makes. */
+static __attribute__((noinline)) void note_varying(tn_recorder *r, tn_node *n) {
+    bool view = n->flags & TN_NODE_VIEW;
+    if (view) n->flags |= n->in[0]->flags & TN_NODE_VARIES;
+    if (r->planning || r->capturing || !tn_node_can_vary(n)) return;
+    const tn_site *s = tn_recorder_site(r, n);
+    if ((r->varying && !view) || (s && s->varies)) n->flags |= TN_NODE_VARIES;
+}
+
+/* A composed operation that varies is expanded at once: its composition's numbers are what comes with a run. */
+static __attribute__((noinline)) tn_status expand_varying(tn_recorder *r, tn_node *n) {
+    if (tn_op(n->op)->kind != TN_COMPOSED) return TN_OK;
+    bool before = r->varying;
+    r->varying = true;
+    tn_status s = tn_expand_node(n);
+    r->varying = before;
+    return s;
+}
+
 /* What every new node gets, and its place in the list; n is the caller's no more when this fails. */
 static inline tn_status node_finish(tn_recorder *r, tn_node *n, const tn_op_row *row, const input_facts *f) {
     tn_status s = TN_OK;
@@ -605,6 +655,7 @@ static inline tn_status node_finish(tn_recorder *r, tn_node *n, const tn_op_row 
     }
     if ((f->flags & TN_NODE_GRAD) && !r->no_grad && differentiable(row) && tn_dtype_is_float((tn_dtype)n->dtype))
         n->flags |= TN_NODE_GRAD;
+    if (r->watches) note_varying(r, n);
     if (s == TN_OK) s = recorder_append(r, n);
     if (s != TN_OK) tn_node_release(n);
     return s;
@@ -850,7 +901,8 @@ tn_node *tn_node_make(int op, tn_node *const *in, int n_in, const tn_attrs *attr
     else
         s = node_try(r, op, in, n_in, attrs, &f, &n);
     if (s != TN_OK) return op_failed(r, row, s);
-    s = recorder_bound(r);
+    if (n->flags & TN_NODE_VARIES) s = expand_varying(r, n);
+    if (s == TN_OK) s = recorder_bound(r);
     if (s == TN_OK) return n;
     tn_node_release(n);
     return op_failed(r, row, s);

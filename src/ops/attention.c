@@ -381,7 +381,11 @@ typedef struct scores {
     double scale;
 } scores;
 
-static bool is_number(const tn_node *n) { return n->op == TN_OP_FULL && n->rank == 0; }
+static bool is_number(tn_node *n) {
+    if (n->op != TN_OP_FULL || n->rank != 0) return false;
+    tn_node_fix(n);
+    return true;
+}
 
 static bool is_product(const tn_node *n) {
     return n->op == TN_OP_MATMUL || n->op == TN_OP_BMM || n->op == TN_OP_MM || n->op == TN_OP_MATMUL_BATCHED;

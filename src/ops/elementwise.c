@@ -744,6 +744,7 @@ static void reference_full(const tn_reference *r) {
 }
 const tn_op_impl tn_impl_full = {
     .class_ = TN_ELEMENTWISE,
+    .varies = true,
     .infer = infer_full,
     .lower = lower_full,
     .reference = reference_full,
