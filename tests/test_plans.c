@@ -28,11 +28,15 @@ typedef struct lstm {
 
 static lstm lstm_new(int steps) {
     TN_SCOPE;
-    lstm m = {.w = evaluated(tn_mul_scalar(tn_randn(TN_DIMS(FEATURES, 4 * HIDDEN)), 0.1)),
-              .u = evaluated(tn_mul_scalar(tn_randn(TN_DIMS(HIDDEN, 4 * HIDDEN)), 0.1)),
-              .b = evaluated(tn_zeros(TN_DIMS(4 * HIDDEN), TN_F32)),
-              .x = evaluated(tn_randn(TN_DIMS(steps, BATCH, FEATURES))),
-              .zero = evaluated(tn_zeros(TN_DIMS(BATCH, HIDDEN), TN_F32))};
+    lstm m = {.w = tn_mul_scalar(tn_randn(TN_DIMS(FEATURES, 4 * HIDDEN)), 0.1),
+              .u = tn_mul_scalar(tn_randn(TN_DIMS(HIDDEN, 4 * HIDDEN)), 0.1),
+              .b = tn_zeros(TN_DIMS(4 * HIDDEN), TN_F32),
+              .x = tn_randn(TN_DIMS(steps, BATCH, FEATURES)),
+              .zero = tn_zeros(TN_DIMS(BATCH, HIDDEN), TN_F32)};
+    tn_tensor *all[] = {m.w, m.u, m.b, m.x, m.zero};
+    assert_ok(tn_eval(all, 5));
+    for (int i = 0; i < 5; i++)
+        tn_keep(all[i]);
     assert_ok(tn_set_requires_grad(m.w, true));
     assert_ok(tn_set_requires_grad(m.u, true));
     assert_ok(tn_set_requires_grad(m.b, true));
@@ -315,6 +319,109 @@ static void many_numbers_vary_in_one_kernel(void **state) {
     tn_free(x);
 }
 
+/* ---- what cannot vary -------------------------------------------------------------------------------------------- */
+
+/* What `run` writes to standard error. */
+static char *errors_of(void (*run)(void)) {
+    const char *path = test_scratch("errors");
+    int kept = dup(STDERR_FILENO);
+    fflush(stderr);
+    assert_non_null(freopen(path, "w", stderr));
+    run();
+    fflush(stderr);
+    dup2(kept, STDERR_FILENO);
+    close(kept);
+    char *text = NULL;
+    size_t size;
+    assert_ok(tn_file_read(path, &text, &size, 1 << 16));
+    return text;
+}
+
+static int count_of(const char *text, const char *part) {
+    int count = 0;
+    for (; (text = strstr(text, part)); text += strlen(part))
+        count++;
+    return count;
+}
+
+static void move_and_grow(void) {
+    tn_tensor *x = evaluated(tn_ones(TN_DIMS(40, 40), TN_F32));
+    for (int k = 1; k < 40; k++) {
+        tn_scope scope = tn_scope_begin();
+        assert_true(tn_item(tn_sum(tn_roll(x, TN_DIMS(k), TN_DIMS(0)), TN_ALL, false)) == 1600);
+        tn_tensor *part = tn_contiguous(tn_narrow(x, 0, 0, k));
+        assert_ok(tn_eval(&part, 1));
+        assert_true(tn_item(tn_sum(part, TN_ALL, false)) == 40.0 * k);
+        tn_scope_end(&scope);
+    }
+    tn_free(x);
+}
+
+static void a_line_that_misses_again_and_again_is_named_once(void **state) {
+    (void)state;
+    tn_clear_plans();
+    char *text = errors_of(move_and_grow);
+    assert_int_equal(count_of(text, "the integers it is given differ"), 1);
+    assert_int_equal(count_of(text, ": roll [40, 40] f32: 8 evaluations could not reuse a plan"), 1);
+    assert_true(count_of(text, "its shape differs") >= 1);
+    assert_int_equal(count_of(text, "\n"), count_of(text, "test_plans.c:"));
+    tn_mem_free(text);
+    text = errors_of(move_and_grow);
+    assert_string_equal(text, "");
+    tn_mem_free(text);
+}
+
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
+
+static void use_plans(int steps) {
+    lstm m = lstm_new(steps);
+    lstm_step(&m, steps);
+    lstm_step(&m, steps);
+    lstm_free(&m);
+    for (int n = 1; n < 100; n++) {
+        tn_scope scope = tn_scope_begin();
+        assert_true(tn_item(tn_sum(tn_ones(TN_DIMS(n, 3), TN_F32), TN_ALL, false)) == 3.0 * n);
+        tn_scope_end(&scope);
+    }
+}
+
+/* Devices keep a few kernels that no plan uses: the same ones after the same evaluations. */
+static void cleared_plans_leave_no_memory(void **state) {
+    (void)state;
+    tn_mem_stats cleared[3];
+    int64_t of_tensors[3];
+    for (int round = 0; round < 3; round++) {
+        use_plans(40);
+        tn_mem_stats with_plans = tn_mem_get_stats();
+        tn_clear_plans();
+        cleared[round] = tn_mem_get_stats();
+        of_tensors[round] = stats_now().live_bytes;
+        assert_true(with_plans.live_bytes - cleared[round].live_bytes > 1 << 20);
+    }
+    assert_int_equal(cleared[2].live_bytes, cleared[1].live_bytes);
+    assert_int_equal(cleared[2].live_blocks, cleared[1].live_blocks);
+    assert_int_equal(of_tensors[2], of_tensors[1]);
+}
+
+static void plans_are_bounded_in_bytes(void **state) {
+    (void)state;
+    tn_plan_cache *c = tn_plans_of(tn_recorder_here());
+    tn_clear_plans();
+    for (int steps = 600; steps < 616; steps++) {
+        lstm m = lstm_new(steps);
+        lstm_step(&m, steps);
+        lstm_free(&m);
+        size_t bytes = 0;
+        for (int i = 0; i < c->count; i++)
+            bytes += c->plans[i]->bytes;
+        assert_int_equal(bytes, c->bytes);
+        assert_true(bytes <= TN_MAX_PLAN_BYTES);
+    }
+    assert_true(c->bytes > TN_MAX_PLAN_BYTES / 2);
+    tn_clear_plans();
+    assert_int_equal(c->bytes, 0);
+}
+
 static void explain_names_what_varies(void **state) {
     (void)state;
     tn_tensor *x = evaluated(tn_ones(TN_DIMS(5), TN_F32));
@@ -339,6 +446,9 @@ int main(void) {
         cmocka_unit_test(a_view_that_varies_sees_writes_in_order),
         cmocka_unit_test(many_numbers_vary_in_one_kernel),
         cmocka_unit_test(explain_names_what_varies),
+        cmocka_unit_test(a_line_that_misses_again_and_again_is_named_once),
+        cmocka_unit_test(cleared_plans_leave_no_memory),
+        cmocka_unit_test(plans_are_bounded_in_bytes),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
 }

@@ -256,6 +256,11 @@ typedef struct tn_runtime_stats {
 } tn_runtime_stats;
 TN_API tn_status tn_get_runtime_stats(tn_runtime_stats *stats);
 TN_API void tn_reset_runtime_stats(void); /* also the peak */
+/* Frees this thread's plans, their working memory and what recording keeps for reuse; the next evaluations make their
+ * plans anew. Values, state and captured graphs stay. A thread keeps at most 256 plans and 64 MiB of them; beyond that
+ * it frees those unused for longest. Waits for runs that are under way in queues. Threads: each has plans of its own.
+ * PyTorch's torch.compiler.reset. */
+TN_API void tn_clear_plans(void);
 
 /* Who computed this thread's last evaluation. What its device lacks the host computes: a type, a kernel, a size. The
  * first time a line on standard error says so (tn_fallback: TN_FALLBACK_STRICT makes it an error at the operation's

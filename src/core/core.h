@@ -392,8 +392,11 @@ typedef struct tn_plan {
     tn_mark mark; /* its last run by a queue's thread, which uses its pointers and dials */
     uint64_t last_used;
     int followed_by; /* place in the cache of the plan that was asked for after this one */
+    size_t bytes;    /* of host memory that it takes, kernels apart: these are shared */
     void **owned;    /* blocks freed with the plan */
     size_t owned_count, owned_capacity;
+    char *spare; /* of the last of them: what small blocks are cut from */
+    size_t spare_bytes;
     tn_native **natives;
     size_t native_count;
     int threads; /* that memory was measured out for: a run uses no more, however many there are by then */
@@ -488,6 +491,7 @@ void tn_native_cost(const tn_native *n, tn_cost *cost);
 /* The library that computes it in place of a kernel of ours, or how measurements say that it is done best; NULL. */
 const char *tn_native_by(const tn_native *n);
 void tn_native_free(tn_native *n);
+size_t tn_native_bytes(void);
 
 /* ---- running (key.c, flush.c) ------------------------------------------------------------------------------------ */
 
@@ -503,11 +507,21 @@ bool tn_attributes_are_extents(int op); /* … and not in the key */
 typedef struct tn_plan_cache tn_plan_cache;
 void tn_vary_learn(const tn_plan_cache *c, const tn_binding *b);
 
-enum { TN_MAX_PLANS = 256, TN_REFUSED_NONE = -1, TN_REFUSED_ARENA = -2 };
+/* TN_MAX_PLAN_BYTES: of one thread's plans, the one in use apart. An unrolled network of 50 000 nodes takes 20 MiB. */
+enum {
+    TN_MAX_PLANS = 256,
+    TN_MAX_PLAN_BYTES = 64 << 20,
+    TN_NEWEST_PLANS = 16,
+    TN_REFUSED_NONE = -1,
+    TN_REFUSED_ARENA = -2
+};
 struct tn_plan_cache {
     tn_plan *plans[TN_MAX_PLANS];
     uint64_t hashes[TN_MAX_PLANS];
     int count;
+    size_t bytes; /* of all */
+    tn_plan *newest[TN_NEWEST_PLANS]; /* made of late, in a ring: what a key that is not found is compared with */
+    size_t newest_at;
     uint64_t clock;
     tn_plan *last;
     tn_binding binding; /* reused, so that a hit allocates nothing */

@@ -9,18 +9,46 @@
 
 /* ---- the cache --------------------------------------------------------------------------------------------------- */
 
-static void plans_free(void *plans) {
-    tn_plan_cache *c = plans;
-    if (!c) return;
-    for (int i = 0; i < c->count; i++)
-        tn_plan_free(c->plans[i]);
-    tn_captured_host_free(c->capture);
+/* The last plan takes the place of one that goes. */
+static void drop_plan(tn_plan_cache *c, int at) {
+    tn_plan *p = c->plans[at];
+    if (c->last == p) c->last = NULL;
+    for (int i = 0; i < TN_NEWEST_PLANS; i++)
+        if (c->newest[i] == p) c->newest[i] = NULL;
+    c->bytes -= p->bytes;
+    tn_plan_free(p);
+    c->count--;
+    c->plans[at] = c->plans[c->count];
+    c->hashes[at] = c->hashes[c->count];
+}
+
+static void clear(tn_plan_cache *c) {
+    while (c->count > 0)
+        drop_plan(c, c->count - 1);
     tn_binding_free(&c->binding);
     tn_buffer_release(c->arena);
     tn_buffer_release(c->staged);
+    c->arena = c->staged = NULL;
     tn_mem_free(c->outputs);
     tn_mem_free(c->dials);
+    c->outputs = NULL;
+    c->dials = NULL;
+    c->output_capacity = c->dial_capacity = 0;
+}
+
+static void plans_free(void *plans) {
+    tn_plan_cache *c = plans;
+    if (!c) return;
+    clear(c);
+    tn_captured_host_free(c->capture);
     tn_mem_free(c);
+}
+
+void tn_clear_plans(void) {
+    tn_recorder *r = tn_recorder_here();
+    if (!r) return;
+    if (r->plans) clear(r->plans);
+    tn_recorder_trim();
 }
 
 tn_plan_cache *tn_plans_of(tn_recorder *r) {
@@ -44,15 +72,14 @@ static int place_of(const tn_plan_cache *c, const tn_binding *b, uint64_t hash) 
     return -1;
 }
 
-/* The place of a new plan: the end, or that of the plan unused for longest. */
-static int free_place(tn_plan_cache *c) {
-    if (c->count < TN_MAX_PLANS) return c->count++;
-    int oldest = 0;
-    for (int i = 1; i < c->count; i++)
-        if (c->plans[i]->last_used < c->plans[oldest]->last_used) oldest = i;
-    if (c->last == c->plans[oldest]) c->last = NULL;
-    tn_plan_free(c->plans[oldest]);
-    return oldest;
+/* Makes room for a plan: those unused for longest go. */
+static void make_room(tn_plan_cache *c, const tn_plan *p) {
+    while (c->count > 0 && (c->count == TN_MAX_PLANS || c->bytes + p->bytes > TN_MAX_PLAN_BYTES)) {
+        int oldest = 0;
+        for (int i = 1; i < c->count; i++)
+            if (c->plans[i]->last_used < c->plans[oldest]->last_used) oldest = i;
+        drop_plan(c, oldest);
+    }
 }
 
 /* Loops ask for the same plans in the same order: the one that came after the last plan before is looked at first. */
@@ -90,12 +117,14 @@ tn_status tn_plan_find(tn_plan_cache *c, const tn_binding *b, tn_plan **out) {
     p->hash = hash;
     if (at >= 0) {
         c->resized++;
-        if (c->last == c->plans[at]) c->last = NULL;
-        tn_plan_free(c->plans[at]);
+        drop_plan(c, at);
     } else {
         c->misses++;
-        at = free_place(c);
     }
+    make_room(c, p);
+    at = c->count++;
+    c->bytes += p->bytes;
+    c->newest[c->newest_at++ % TN_NEWEST_PLANS] = p;
     c->made++;
     c->plans[at] = p;
     c->hashes[at] = hash;
@@ -340,7 +369,7 @@ static void settle_postponed(tn_recorder *r, tn_binding *b, bool lost) {
 
 /* The binding and its plan, NULL when there is nothing to compute. A plan that must know a number which was to vary is
  * not made: the number is a constant then, and the key is written anew. */
-static tn_status bind_plan(tn_recorder *r, tn_plan_cache *c, tn_node *const *targets, int count, tn_plan **p) {
+static inline tn_status bind_plan(tn_recorder *r, tn_plan_cache *c, tn_node *const *targets, int count, tn_plan **p) {
     tn_binding *b = &c->binding;
     b->varies = true;
     do {

@@ -484,7 +484,8 @@ static tn_status visit(tn_graph_plan *g, int value) {
     tn_value *v = &g->values[value];
     v->group = -1;
     v->stored = false;
-    bool in_launch = v->dial >= 0 && v->output < 0 && !v->wants_memory && !v->alone; /* comes with each launch: needs no memory */
+    /* It comes with each launch, and needs no memory. */
+    bool in_launch = v->dial >= 0 && v->output < 0 && !v->wants_memory && !v->alone;
     if (!v->row || in_launch) return TN_OK;
     TRY(collect_pulls(g, v));
     if (tn_value_class(v) == TN_VIEW_OP) return TN_OK;

@@ -153,8 +153,8 @@ static tn_status slot_of(tn_binding *b, tn_buffer *buffer, int32_t *slot) {
     return tn_map_put(&b->buffer_slots, buffer, *slot);
 }
 
-/* The slot of a value that is bound apart. *left: elements from where it is bound to the first one; binding at multiples
- * of ALIGN bytes leaves alignment a part of the plan. */
+/* The slot of a value that is bound apart. *left: elements from where it is bound to the first one. It is bound at a
+ * multiple of ALIGN bytes, so its alignment stays a part of the plan. */
 static tn_status slot_apart(tn_binding *b, const tn_node *n, int32_t *slot, int64_t *left) {
     enum { ALIGN = 64 };
     int64_t element = (int64_t)tn_dtype_size((tn_dtype)n->dtype), bytes = n->layout[0] * element;

@@ -377,6 +377,8 @@ void tn_native_cost(const tn_native *n, tn_cost *cost) {
 
 const char *tn_native_by(const tn_native *n) { return n->by; }
 
+size_t tn_native_bytes(void) { return sizeof(tn_native); }
+
 void tn_native_free(tn_native *n) {
     if (!n) return;
     kir_vm_free(n->vm);

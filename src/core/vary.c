@@ -1,20 +1,20 @@
 /* vary.c — numbers and offsets that differ from run to run: learned from missed plans.
  *
  * Attributes are part of a plan's key, so a scale or a slice that moves on with each step would make a plan each. When
- * no plan is found, the key is compared with those of the plans used last. If nothing differs but numbers that may come
- * with a run, or offsets of views into memory that exists, the lines that recorded them are noted, and what is recorded
- * there from now on leaves them out of the key: a number becomes a runtime scalar, a view is bound as memory of its own.
- * The bits are those of the constant. If a line misses again and again for something else, one warning says so. */
+ * no plan is found, the key is compared with those of the plans made last. If only numbers differ that may come with a
+ * run, or offsets of views into memory, the lines that recorded them are noted. What is recorded there from now on
+ * leaves them out of the key: a number becomes a runtime scalar, a view is bound as memory of its own. The bits are
+ * those of the constant. If a line misses again and again for another reason, one warning says so. */
 #include <stdio.h>
 #include <string.h>
 
 #include "core/core.h"
 
 enum {
-    RECENT = 16,        /* evaluations after which a plan is not compared any more */
-    MOST_SITES = 64,    /* lines that are noted */
-    WARN_AFTER = 8,     /* misses of one line */
-    MOST_DIFFERENT = 64 /* words: keys that differ in more are of other programs */
+    MOST_SITES = 64,     /* lines that are noted, */
+    MOST_AT_ONCE = 12,   /* … and by one miss: the next one notes others */
+    WARN_AFTER = 8,      /* misses of one line, */
+    WARN_OF_SHAPES = 32, /* … or so many for shapes: data has some, and each makes its plan once */
 };
 
 typedef enum cause { NUMBERS, ARGUMENTS, SHAPE, CAUSES } cause;
@@ -32,7 +32,7 @@ typedef struct difference {
     const uint64_t *old;
     size_t at;      /* the word that is looked at */
     uint64_t fresh; /* leaves described so far */
-    const tn_node *varying[MOST_SITES];
+    const tn_node *varying[MOST_AT_ONCE];
     int varying_count;
     const tn_node *blamed; /* the first that cannot vary */
     cause why;
@@ -61,9 +61,9 @@ static void blame(difference *d, const tn_node *n, cause why) {
 /* Something of n differs that may vary, if it does not do so already. */
 static void vary(difference *d, const tn_node *n, cause why) {
     const tn_site *s = tn_recorder_site(d->b->recorder, n);
-    if ((n->flags & TN_NODE_VARIES) || (s && s->stays) || d->varying_count == MOST_SITES)
+    if ((n->flags & TN_NODE_VARIES) || (s && s->stays))
         blame(d, n, why);
-    else
+    else if (d->varying_count < MOST_AT_ONCE)
         d->varying[d->varying_count++] = n;
 }
 
@@ -115,34 +115,34 @@ static void compare_node(difference *d, const tn_node *n) {
 static void compare(difference *d) {
     const tn_recorder *r = d->b->recorder;
     d->other = any_differs(d, TN_KEY_HEAD);
-    for (size_t i = 0; i < r->count && !d->other; i++)
+    for (size_t i = 0; i < r->count && !d->other && !d->blamed; i++)
         if (d->b->marks[i] & TN_MARK_NEEDED) compare_node(d, r->pending[i]);
-    while (d->at < d->b->key_count && !d->other)
+    while (d->at < d->b->key_count && !d->other && !d->blamed)
         d->other = differs(d);
 }
 
 /* ---- what is learned --------------------------------------------------------------------------------------------- */
 
-static size_t count_different(const tn_plan *p, const tn_binding *b, size_t most) {
-    size_t count = 0;
-    for (size_t i = 0; i < b->key_count && count < most; i++)
-        count += p->key[i] != b->key[i];
-    return count;
-}
-
-/* Of the plans used of late, the one whose key differs least; NULL: none is of this length. */
-static const tn_plan *nearest(const tn_plan_cache *c, const tn_binding *b) {
-    const tn_plan *best = NULL;
-    size_t least = MOST_DIFFERENT;
-    for (int i = 0; i < c->count; i++) {
-        const tn_plan *p = c->plans[i];
-        if (p->key_count != b->key_count || p->last_used + RECENT < c->clock) continue;
-        size_t count = count_different(p, b, least);
-        if (count >= least) continue;
-        best = p;
-        least = count;
+/* Compares the key with those of the newest plans until one differs in what may vary alone; else *d is of one that
+ * differs in more. false: all are other programs'. */
+static bool find_difference(const tn_plan_cache *c, const tn_binding *b, difference *d) {
+    bool found = false;
+    for (int i = 0; i < TN_NEWEST_PLANS; i++) {
+        const tn_plan *p = c->newest[i];
+        if (!p || p->key_count != b->key_count) continue;
+        difference with;
+        with.b = b;
+        with.old = p->key;
+        with.at = with.fresh = 0;
+        with.varying_count = 0;
+        with.blamed = NULL;
+        compare(&with);
+        if (with.other || (found && with.blamed)) continue;
+        found = true;
+        *d = with;
+        if (!d->blamed) return true;
     }
-    return best;
+    return found;
 }
 
 static tn_site *site_for(tn_recorder *r, const tn_node *n) {
@@ -154,24 +154,19 @@ static tn_site *site_for(tn_recorder *r, const tn_node *n) {
     return s;
 }
 
-static void warn(const tn_plan_cache *c, const tn_site *s, const tn_node *n, cause why) {
+static void warn(const tn_site *s, const tn_node *n, cause why) {
     char text[160];
     tn_node_describe(n, text, sizeof text);
-    tn_log_line(
-        TN_LOG_NOTICE,
-        "%s: %d evaluations could not reuse a plan, because %s from one to the next. Making one took %.2g ms on "
-        "average. To avoid this, %s",
-        text, s->misses, causes[why].what, 1e3 * c->plan_seconds / (double)(c->made ? c->made : 1),
-        causes[why].instead);
+    tn_log_line(TN_LOG_NOTICE,
+                "%s: %d evaluations could not reuse a plan, because %s from one to the next, and each made its own. To "
+                "avoid this, %s",
+                text, s->misses, causes[why].what, causes[why].instead);
 }
 
 void tn_vary_learn(const tn_plan_cache *c, const tn_binding *b) {
-    const tn_plan *p = nearest(c, b);
     tn_recorder *r = b->recorder;
-    if (!p || !b->varies) return;
-    difference d = {.b = b, .old = p->key};
-    compare(&d);
-    if (d.other) return;
+    difference d;
+    if (!b->varies || !find_difference(c, b, &d)) return;
     for (int i = 0; i < d.varying_count && !d.blamed; i++) {
         tn_site *s = site_for(r, d.varying[i]);
         if (!s) continue;
@@ -179,7 +174,7 @@ void tn_vary_learn(const tn_plan_cache *c, const tn_binding *b) {
         r->watches = true;
     }
     tn_site *s = d.blamed ? site_for(r, d.blamed) : NULL;
-    if (!s || ++s->misses < WARN_AFTER || s->warned) return;
+    if (!s || !s->file || ++s->misses < (d.why == SHAPE ? WARN_OF_SHAPES : WARN_AFTER) || s->warned) return;
     s->warned = true;
-    warn(c, s, d.blamed, d.why);
+    warn(s, d.blamed, d.why);
 }

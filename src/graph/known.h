@@ -35,6 +35,7 @@ void tn_recorder_end_gradient(tn_recorder *r, bool before, size_t count);
 void tn_recorder_settle(void);
 bool tn_node_can_vary(const tn_node *n);                     /* may what it is made with come with each run? */
 tn_site *tn_recorder_site(tn_recorder *r, const tn_node *n); /* NULL: none is noted */
+void tn_recorder_trim(void); /* frees what it keeps for reuse, and forgets what it learned of the caller's lines */
 void tn_recorder_drop(void); /* frees all that this thread's recorder holds (thread exit, leak tests) */
 void tn_storage_release(tn_storage *s);
 void tn_storage_restore(tn_storage *s); /* a state's pending write is given up: its value is what lies at home */

@@ -94,6 +94,22 @@ static void at_thread_exit(void *state) {
     tn_handles_retire();
 }
 
+void tn_recorder_trim(void) {
+    thread_state *t = here;
+    if (!t) return;
+    tn_recorder *r = &t->recorder;
+    free_list_clear(t);
+    tn_handles_drop();
+    tn_mem_free(r->sites);
+    r->sites = NULL;
+    r->site_count = r->site_capacity = 0;
+    r->watches = false;
+    if (r->count > 0) return;
+    tn_mem_free(r->pending);
+    r->pending = NULL;
+    r->capacity = 0;
+}
+
 static void make_exit_key(void) { pthread_key_create(&exit_key, at_thread_exit); }
 
 static __attribute__((noinline)) thread_state *thread_begin(void) {
@@ -655,7 +671,7 @@ static inline tn_status node_finish(tn_recorder *r, tn_node *n, const tn_op_row 
     }
     if ((f->flags & TN_NODE_GRAD) && !r->no_grad && differentiable(row) && tn_dtype_is_float((tn_dtype)n->dtype))
         n->flags |= TN_NODE_GRAD;
-    if (r->watches) note_varying(r, n);
+    if (__builtin_expect(r->watches, false)) note_varying(r, n);
     if (s == TN_OK) s = recorder_append(r, n);
     if (s != TN_OK) tn_node_release(n);
     return s;
@@ -901,7 +917,7 @@ tn_node *tn_node_make(int op, tn_node *const *in, int n_in, const tn_attrs *attr
     else
         s = node_try(r, op, in, n_in, attrs, &f, &n);
     if (s != TN_OK) return op_failed(r, row, s);
-    if (n->flags & TN_NODE_VARIES) s = expand_varying(r, n);
+    if (__builtin_expect(n->flags & TN_NODE_VARIES, 0)) s = expand_varying(r, n);
     if (s == TN_OK) s = recorder_bound(r);
     if (s == TN_OK) return n;
     tn_node_release(n);
