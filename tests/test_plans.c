@@ -180,7 +180,7 @@ static tn_tensor *by_i64(const tn_tensor *x, int k) {
 static tn_tensor *by_uniform(const tn_tensor *x, int k) {
     (void)x;
     tn_manual_seed(7);
-    return tn_uniform(-number(k), 1 + number(k), TN_DIMS(ROWS, COLUMNS));
+    return tn_uniform(number(k), 2 + number(k), TN_DIMS(ROWS, COLUMNS));
 }
 static tn_tensor *by_dropout(const tn_tensor *x, int k) {
     tn_manual_seed(7);
