@@ -196,6 +196,29 @@ static void record_pieces(trial *t) {
     output(t, "shown", tn_where(tn_gt_scalar(x, 0), tn_log2(tn_exp2(x)), tn_trunc(tn_mul_scalar(x, 7))));
 }
 
+/* One line, one number and one place of `x`: what differs there from call to call comes with the run. */
+static tn_tensor *moved(const tn_tensor *x, int k) {
+    tn_tensor *rows = tn_narrow(x, 0, k, 3), *column = tn_select(rows, 1, k % 4);
+    tn_tensor *kept = tn_clamp(tn_mul_scalar(rows, 0.5 + 0.25 * k), -1 - 0.125 * k, 2);
+    return tn_add(tn_elu(kept, 0.1 * (k + 1)), tn_unsqueeze(tn_add_scalar(column, k), 1));
+}
+
+/* Lines of which it was learned that they vary: the model has the values of this recording, as constants. */
+static void record_varying(trial *t) {
+    enum { CALLS = 12 };
+    tn_tensor *x = input(t, "x", NUMBERS(CALLS + 3, 4));
+    tn_runtime_stats before = {.struct_size = sizeof before}, after = {.struct_size = sizeof after};
+    assert_ok(tn_get_runtime_stats(&before));
+    for (int k = 0; k < CALLS; k++) {
+        tn_tensor *y = moved(x, k);
+        assert_ok(tn_eval(&y, 1));
+    }
+    assert_ok(tn_get_runtime_stats(&after));
+    assert_true(after.plans_made - before.plans_made < CALLS); /* else nothing varies here */
+    output(t, "moved", moved(x, 5));
+    output(t, "product", tn_matmul(moved(x, 7), tn_transpose(moved(x, 2), 0, 1)));
+}
+
 /* Operators that lack a type: these are cast before and behind them. All numbers are small whole ones. */
 static void record_narrow_types(trial *t) {
     tn_tensor *x = input(t, "x", tn_round(tn_mul_scalar(NUMBERS(1, 2, 5, 4), 8)));
@@ -387,6 +410,7 @@ TRIAL(transformer)
 TRIAL(llama)
 TRIAL(step)
 TRIAL(pieces)
+TRIAL(varying)
 TRIAL(narrow_types)
 
 int main(void) {
@@ -401,6 +425,7 @@ int main(void) {
         cmocka_unit_test(llama_is_exported),
         cmocka_unit_test(step_is_exported),
         cmocka_unit_test(pieces_is_exported),
+        cmocka_unit_test(varying_is_exported),
         cmocka_unit_test(narrow_types_is_exported),
         cmocka_unit_test(what_cannot_be_exported_is_named),
         cmocka_unit_test(failing_allocations_leave_no_file),
