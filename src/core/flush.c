@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/capture.h"
+#include "kir/eval.h"
 
 /* ---- the cache --------------------------------------------------------------------------------------------------- */
 
@@ -253,11 +254,19 @@ static void give_buffers(tn_plan_cache *c, const tn_binding *b) {
 
 /* ---- one run ----------------------------------------------------------------------------------------------------- */
 
+/* Converted as the constant would be (kir_const): to the nearest number that the type has, NaN to 0. */
+static int64_t to_whole(kir_type t, double number) {
+    const kir_ins cast = {.op = KIR_CAST, .type = (uint8_t)t, .a = KIR_NONE, .b = KIR_NONE, .c = KIR_NONE};
+    kir_value v = {.f64 = number};
+    (void)kir_eval(&cast, KIR_F64, (kir_value[3]){v}, &v);
+    return kir_const_ins(t, v).imm.i;
+}
+
 /* A dial's value, or that of a number that varies. */
 kir_dial tn_dial_value_of(const tn_node *dial) {
     kir_dial d;
     if (dial->op != TN_OP_DIAL && !tn_dtype_is_float((tn_dtype)dial->dtype))
-        d.i = (int64_t)dial->f[0];
+        d.i = to_whole(kir_type_of((tn_dtype)dial->dtype), dial->f[0]);
     else if (dial->op != TN_OP_DIAL || dial->i[0] == TN_DIAL_FLOAT)
         d.f = dial->f[0];
     else
