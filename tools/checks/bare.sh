@@ -37,7 +37,11 @@ if [ -z "${TRUNNION_BARE_INSIDE:-}" ]; then
     rm -rf "$work"
     TRUNNION_BARE_INSIDE=1 exec unshare -m --propagation private "$0" "$@"
 fi
-trap 'umount -R "$work/root" 2>/dev/null; rm -rf --one-file-system "$work"' EXIT
+leave() {
+    umount -R "$work/root/proc" "$work/root/sys" "$work/root/dev" 2>/dev/null
+    rm -rf --one-file-system "$work/root"
+}
+trap 'leave; rm -rf --one-file-system "$work"' EXIT
 
 # ---- the bare machine ------------------------------------------------------------------------------------------------
 
@@ -62,8 +66,7 @@ make_base() {
 
 # fresh_machine — $work/root: a copy of the base with /proc, /dev and a clone of HEAD in /srv/trunnion.
 fresh_machine() {
-    umount -R "$work/root" 2>/dev/null
-    rm -rf --one-file-system "$work/root"
+    leave
     cp -a "$base/root" "$work/root"
     chroot "$work/root" useradd -d /srv user
     git clone -q --no-hardlinks "$project" "$work/root/srv/trunnion"
@@ -77,7 +80,7 @@ fresh_machine() {
 
 # inside USER COMMAND — runs it in the clone, with no more of our environment than proxies, certificates and pip's words.
 inside() {
-    local user=$1 kept=() home=/root
+    local user=$1 kept=() home=/root name value
     [ "$user" = root ] || home=/srv
     while IFS='=' read -r name value; do
         kept+=("$name=$value")
