@@ -5,9 +5,10 @@
 # needs; clones HEAD there; and runs, each time from a new copy:
 #   demo-check   make demo, then make check, as root
 #   check-demo   make check, then make demo, as root
-#   user         make demo as a user without root and with nothing installed: the build says what it leaves out, and
-#                works; make check must name the packages that are missing. Then root installs them (tools/setup.sh
-#                check), and the same user's same folder must pass make check.
+#   user         a user without root. Without pip make demo must name the packages that are missing. With pip (package
+#                python3-venv) it gets CMake from there and works, and says which parts are left out; make check must
+#                name what is missing. Then root installs that (tools/setup.sh check), and the same user's same folder
+#                must pass make check.
 # The first order runs all of `make check`; the others run the suites of `brief`, which build and test in every folder.
 # Needs root, mounts and debootstrap; where one is missing it says so and counts as skipped. How long each step took is
 # printed. The machine's own package sources, certificates and proxies are used inside, too.
@@ -116,7 +117,9 @@ check-demo() {
     step "$1" root 0 "make check ONLY='$brief'" && step "$1" root 0 "make demo"
 }
 user() {
-    step "$1" user 0 "make demo" "goes on without them" &&
+    step "$1" user 2 "make demo" "apt-get install python3-venv" &&
+        step "$1" root 0 "apt-get update -q && apt-get install -q -y --no-install-recommends python3-venv" &&
+        step "$1" user 0 "make demo" "goes on without them" &&
         step "$1" user 2 "make check ONLY=setup" "apt-get install libcmocka-dev" &&
         step "$1" root 0 "tools/setup.sh check" && inside root "chown -R user:user .deps" &&
         step "$1" user 0 "make check ONLY='$brief'"
