@@ -15,7 +15,9 @@
 set -u
 cd "$(dirname "$0")/../.."
 project=$PWD
+# TRUNNION_BARE_ONLY="SUITE…" names other suites for all orders.
 brief="setup source generated build digits model unit doubles blas vulkan webgpu oclgrind examples"
+brief=${TRUNNION_BARE_ONLY:-$brief}
 base=${TRUNNION_BARE_BASE:-${XDG_CACHE_HOME:-$HOME/.cache}/trunnion/bare-$(. /etc/os-release && echo "${VERSION_CODENAME:-unknown}")}
 work=$(mktemp -d)
 passed=0 failed=0
@@ -104,6 +106,7 @@ step() {
     failed=$((failed + 1))
     say "FAIL  $name: $command ($((SECONDS - start)) s): exit $code, expected $wanted${words:+ and \"$words\"}"
     grep -E '^(FAIL|ok  |none) ' "$log" | sed 's/^/      | /'
+    grep -hE '^  failed: |[1-9][0-9]* failed' "$work"/root/srv/trunnion/build/check/*.log 2>/dev/null | sed 's/^/      | /'
     tail -n 40 "$log" | sed 's/^/      | /'
     return 1
 }
