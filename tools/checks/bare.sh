@@ -106,7 +106,7 @@ step() {
     failed=$((failed + 1))
     say "FAIL  $name: $command ($((SECONDS - start)) s): exit $code, expected $wanted${words:+ and \"$words\"}"
     grep -E '^(FAIL|ok  |none) ' "$log" | sed 's/^/      | /'
-    grep -hE '^  failed: |[1-9][0-9]* failed' "$work"/root/srv/trunnion/build/check/*.log 2>/dev/null | sed 's/^/      | /'
+    grep -hE '^  failed: |[1-9][0-9]* failed' "$work/root/srv/trunnion"/build/check/*.log 2>/dev/null | sed 's/^/      | /'
     tail -n 40 "$log" | sed 's/^/      | /'
     return 1
 }
