@@ -133,7 +133,7 @@ static void a_training_has_the_bits_of_the_cpu(void **state) {
 
 /* ---- numbers ----------------------------------------------------------------------------------------------------- */
 
-enum { WIDE = 40, NUMBERS = 10 };
+enum { WIDE = 40, NUMBERS = 10, LEARNED = 3 };
 
 /* One step of a training in which a number stands everywhere that it can: the loss, and what the step left of x. */
 static void step_with(tn_device *device, double v, tn_dtype dtype, float out[WIDE + 1]) {
@@ -153,6 +153,7 @@ static void step_with(tn_device *device, double v, tn_dtype dtype, float out[WID
     out[WIDE] = (float)tn_item(loss);
 }
 
+/* The first runs teach which numbers vary (core/vary.c); a number that becomes a runtime scalar may load one kernel more. */
 static void other_numbers_are_the_same_kernels(void **state) {
     (void)state;
     static const tn_dtype dtypes[] = {TN_F32, TN_F64, TN_BF16};
@@ -163,7 +164,7 @@ static void other_numbers_are_the_same_kernels(void **state) {
             step_with(cpu, 0.3 + 0.17 * i, dtypes[t], here);
             step_with(far, 0.3 + 0.17 * i, dtypes[t], there);
             assert_memory_equal(here, there, sizeof here);
-            if (i == 0) loaded = far_counts_now.loads;
+            if (i == LEARNED) loaded = far_counts_now.loads;
         }
         assert_int_equal(far_counts_now.loads, loaded);
     }
