@@ -447,9 +447,9 @@ static void explain_names_what_varies(void **state) {
     (void)state;
     tn_tensor *x = evaluated(tn_ones(TN_DIMS(5), TN_F32));
     for (int k = 0; k < 4; k++) {
+        TN_SCOPE;
         tn_tensor *y = tn_mul_scalar(x, 1.25 + k);
         assert_true(tn_item(tn_sum(y, TN_ALL, false)) == 5 * (1.25 + k));
-        tn_free(y);
     }
     char *text = tn_explain_last();
     assert_text_has(text, "runtime scalars: ");
