@@ -229,7 +229,7 @@ def check_refusals(suite, folder):
             (["logits", "-m", suite.model, "-p", "", "-o", os.path.join(folder, "x.npy")], b"", "no tokens"),
             (["logits", "-m", copy, "-p", "x", "-o", copy], b"", "is the model itself"),
             (["generate", "-m", suite.model, "-p", "-"], b"a b " * 4200, "shorten the text"),
-            (["generate", "-m", suite.model, "-p", "-", "--chat"], b"a\0b", "a byte of value zero"),
+            (["generate", "-m", suite.model, "-p", "-", "--chat"], b"a\0b", "a NUL byte"),
             (["explain", str(suite.model), "--prompt", str(1 << 30), "--tokens", str(1 << 30)], b"", "--context N"),
             (["generate", "-m", broken, "-p", "x"], b"", "broken.gguf"), (["fit", broken], b"", "broken.gguf"),
             (["explain", os.path.join(folder, "absent.gguf")], b"", "absent.gguf")]
