@@ -10,13 +10,9 @@ others, is put into its source.
 What a language has to itself stands in src/kir/texts as its own text: comments are left out, and a file that is
 included is put in.
 
-Texts are packed, which leaves two fifths of them in the library: a byte from 128 on stands for two others, the most
-frequent pair of all that was left when it was chosen. A comment shows each text as it will be.
-
 --check compares instead of writing, and fails if the file differs.
 """
 
-import collections
 import pathlib
 import re
 import sys
@@ -32,7 +28,6 @@ OUT = ROOT / "src/kir/render_prelude.h"
 TEXT_FILES = {"kir_matrix_cuda": "matrix.cu", "kir_wide_cuda": "wide.cu", "kir_matrix_hip": "matrix.hip",
               "kir_matrix_msl": "matrix.metal", "kir_fused_wgsl": "fused.wgsl"}
 
-FIRST_CODE = 128  # all letters of the texts are below
 JOINT = "\x01"  # stands for ## while parameters are replaced: no letter of any name
 FLOATS, INTS = ["f32", "f64"], ["i32", "i64", "u32", "u64"]
 ROOTS = [f"kir_{op}_{t}" for op in ("exp", "log", "sin", "cos", "tanh", "erf") for t in FLOATS]
@@ -199,72 +194,26 @@ def ordered(found):
     return done
 
 
-def most_frequent(texts):
-    """The pair of neighbours that occurs most often, and how often (three equal ones are one pair)."""
-    counts = collections.Counter()
-    for text in texts:
-        at = 0
-        while at + 1 < len(text):
-            counts[text[at], text[at + 1]] += 1
-            at += 2 if text[at:at + 3] == [text[at]] * 3 else 1
-    return max(counts.items(), key=lambda entry: (entry[1], entry[0]))
-
-
-def replaced(text, pair, code):
-    new, at = [], 0
-    while at < len(text):
-        found = tuple(text[at:at + 2]) == pair
-        new.append(code if found else text[at])
-        at += 2 if found else 1
-    return new
-
-
-def packed(texts):
-    """The texts as bytes, with the pairs that those from FIRST_CODE on stand for."""
-    texts, pairs = [list(text.encode("ascii")) for text in texts], []
-    for code in range(FIRST_CODE, 256):
-        pair, count = most_frequent(texts)
-        if count < 4:
-            break
-        pairs.append(pair)
-        texts = [replaced(text, pair, code) for text in texts]
-    return texts, pairs
-
-
-def pairs_in_c(name, pairs):
-    letters = ", ".join(f"{{{a},_{b}}}" for a, b in pairs)  # one is not cut at the end of a line
-    letters = textwrap.fill(letters, 120, initial_indent="    ", subsequent_indent="    ").replace("_", " ")
-    return f"static const unsigned char {name}[{len(pairs)}][2] = {{\n{letters}}};\n\n"
-
-
 def text_of(name):
     text = re.sub(r"/\*.*?\*/\n?", "", (TEXTS / name).read_text(encoding="utf-8"), flags=re.DOTALL)
     return re.sub(r'#include "([^"]*)"\n', lambda match: text_of(match.group(1)), text)
 
 
 def own_texts():
-    """Each text of a file in C, behind the pairs of all of them."""
-    codes, pairs = packed([text_of(file) for file in TEXT_FILES.values()])
-    body = pairs_in_c("TEXT_PAIRS", pairs)
-    for (name, file), code in zip(TEXT_FILES.items(), codes):
-        body += f"/* texts/{file} */\nconst char {name}[] =\n     {as_c_string(code)};\n"
-    return body
-
-
-def as_letter(byte):
-    if byte >= FIRST_CODE:
-        return f"\\{byte:03o}"
-    return {"\n": "\\n", '"': '\\"', "\\": "\\\\"}.get(chr(byte), chr(byte))
+    """Each text of a file as a string of C."""
+    return "".join(f"/* texts/{file} */\nconst char {name}[] =\n{as_c_string(text_of(file))};\n"
+                   for name, file in TEXT_FILES.items())
 
 
 def as_c_string(text):
-    """Lines of at most 110 columns; none begins within an escape."""
-    lines = [""]
-    for letter in map(as_letter, text):
-        if len(lines[-1]) + len(letter) > 110:
-            lines.append("")
-        lines[-1] += letter
-    return "\n     ".join(f'"{line}"' for line in lines)
+    """A literal for each line of the text; lines that are too long for C's are cut at a space."""
+    out = []
+    for line in text.splitlines():
+        pieces = textwrap.wrap(line, 96, initial_indent="", drop_whitespace=False, break_on_hyphens=False,
+                               replace_whitespace=False, expand_tabs=False)
+        out += pieces[:-1] + [(pieces or [""])[-1] + "\n"]
+    escapes = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+    return "\n".join(f'     "{piece.translate(escapes)}"' for piece in out)
 
 
 def generate():
@@ -272,26 +221,20 @@ def generate():
     names = ordered(found)
     number = {name: i + 1 for i, name in enumerate(TABLE_NAMES + names)}
     assert len(number) < 256
-    texts = [transcribe(found[name]) for name in names]
-    codes, pairs = packed(texts)
     rows = []
-    for name, text, code in zip(names, texts, codes):
-        assert "/*" not in text and "*/" not in text
+    for name in names:
+        text = transcribe(found[name])
         needs = [number[n] for n in calls_of(found[name], TABLE_NAMES + names) if n != name]
         double = "true" if "$f64" in text or "_f64(" in text else "false"
         needed = "".join(f"\\{n:03o}" for n in needs)
-        rows.append(f"    /*\n{text}    */\n")
-        rows.append(f'    {{"{name}", "{needed}", {double},\n     {as_c_string(code)}}},\n')
+        rows.append(f'    {{"{name}", "{needed}", {double},\n{as_c_string(text)}}},\n')
     head = f"""/* render_prelude.h — the functions of kir_math.h as text. Generated by tools/gen_prelude.py; do not edit.
  *
  * $words are spelled by the dialect. `needs`: the numbers of the rows that this one calls, counted from 1; the first
- * {len(TABLE_NAMES)} numbers are tables, which the renderer prints itself. `text` is packed: a byte from PRELUDE_CODES on stands for the
- * two letters, or such bytes again, of its row in PRELUDE_PAIRS; above each row stands what comes of it. So are other
- * languages' own texts, with TEXT_PAIRS. */
+ * {len(TABLE_NAMES)} numbers are tables, which the renderer prints itself. Below them stand the languages' own texts. */
 """
     enum = "enum {\n" + "".join(f"    PRELUDE_{n[4:].upper()} = {number[n]},\n" for n in TABLE_NAMES)
-    enum += f"    PRELUDE_TABLES = {len(TABLE_NAMES)},\n    PRELUDE_ROWS = {len(names)},\n"
-    enum += f"    PRELUDE_CODES = {FIRST_CODE}\n}};\n"
+    enum += f"    PRELUDE_TABLES = {len(TABLE_NAMES)},\n    PRELUDE_ROWS = {len(names)}\n}};\n"
     struct = """
 typedef struct prelude_row {
     const char *name, *needs;
@@ -300,8 +243,7 @@ typedef struct prelude_row {
 } prelude_row;
 
 """
-    body = pairs_in_c("PRELUDE_PAIRS", pairs)
-    body += "static const prelude_row PRELUDE[PRELUDE_ROWS] = {\n" + "".join(rows) + "};\n\n" + own_texts()
+    body = "static const prelude_row PRELUDE[PRELUDE_ROWS] = {\n" + "".join(rows) + "};\n\n" + own_texts()
     return head + enum + struct + body
 
 

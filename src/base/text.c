@@ -52,7 +52,7 @@ static void set_error(tn_status code, const char *text) {
     last_error.code = code;
 }
 
-tn_status tn_fail(tn_status code, const char *format, ...) {
+tn_status (tn_fail)(tn_status code, const char *format, ...) {
     char text[ERROR_TEXT_SIZE + 8]; /* longer than the slot, so that set_error sees where a sequence is cut */
     va_list args;
     va_start(args, format);

@@ -53,27 +53,6 @@ static void put_erf_table(render *r) {
     kir_render_words(r, "};\n");
 }
 
-/* Puts what a byte of a packed text stands for. */
-static void unpack(tn_str *to, const unsigned char (*pairs)[2], unsigned char code) {
-    if (code < PRELUDE_CODES) {
-        tn_str_addn(to, (const char *)&code, 1);
-        return;
-    }
-    unpack(to, pairs, pairs[code - PRELUDE_CODES][0]);
-    unpack(to, pairs, pairs[code - PRELUDE_CODES][1]);
-}
-
-static void put_packed(render *r, const unsigned char (*pairs)[2], const char *packed) {
-    tn_str text = {0};
-    for (; *packed; packed++)
-        unpack(&text, pairs, (unsigned char)*packed);
-    kir_render_words(r, tn_str_text(&text));
-    r->text->failed |= text.failed;
-    tn_str_free(&text);
-}
-
-void kir_render_packed(render *r, const char *packed) { put_packed(r, TEXT_PAIRS, packed); }
-
 /* A function of the prelude, or the device's own in its place where it can be had. */
 static void put_function(render *r, const prelude_row *row) {
     const kir_dialect *d = r->t->dialect;
@@ -82,7 +61,7 @@ static void put_function(render *r, const prelude_row *row) {
                       : strcmp(row->name, "kir_to_f16") == 0   ? d->to_half
                                                                : NULL;
     if (own) kir_render_put(r, "#ifdef %s\n%s#else\n", d->halves_if, own);
-    put_packed(r, PRELUDE_PAIRS, row->text);
+    kir_render_words(r, row->text);
     if (own) kir_render_words(r, "#endif\n");
 }
 
@@ -308,8 +287,8 @@ static tn_status put_source(const kir_program *const *programs, int count, const
     if (t->f64) kir_render_words(&r, t->dialect->head_f64);
     if (most_lanes(programs, count) > 0) {
         kir_render_put(&r, "#define MAT_LANES %d\n", t->lanes);
-        kir_render_packed(&r, t->dialect->matrices);
-        if (most_lanes(programs, count) == KIR_WIDE) kir_render_packed(&r, t->dialect->wide);
+        kir_render_words(&r, t->dialect->matrices);
+        if (most_lanes(programs, count) == KIR_WIDE) kir_render_words(&r, t->dialect->wide);
     }
     if (!t->dialect->legal) put_prelude(&r);
     tn_str_addn(&out[0].text, tn_str_text(&kernels), kernels.length);

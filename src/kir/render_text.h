@@ -76,7 +76,7 @@ struct kir_dialect {
     int64_t most_declared;
     const char *brought, *local_brought;
     bool by_address_always; /* the words never come by value */
-    const char *matrices;   /* the functions for matrices and packets, packed (texts/); NULL: there are none */
+    const char *matrices;   /* the functions for matrices and packets, a text of texts/; NULL: there are none */
     const char *wide;       /* … for wide ones, behind them */
     bool short_f32;         /* … and whether `matrices` has fragments of f32 (tf32) */
     unsigned legal;         /* what programs must be rid of first (legal.h); they then need no prelude */
@@ -108,8 +108,6 @@ typedef struct render {
 /* Adds the text made from the format, words spelled. */
 void kir_render_put(render *r, const char *format, ...) TN_PRINTF(2, 3);
 void kir_render_words(render *r, const char *text);
-/* The same of a packed text of src/kir/texts. */
-void kir_render_packed(render *r, const char *packed);
 /* Begins a line. */
 void kir_render_indent(render *r);
 /* A statement of its own line. */

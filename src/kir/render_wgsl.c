@@ -148,7 +148,7 @@ static void open_kernel(render *r) {
     if (rounds_once)
         kir_render_words(r, "fn fused(a: f32, b: f32, c: f32) -> f32 { return fma(a, b, c); }\n");
     else
-        kir_render_packed(r, kir_fused_wgsl);
+        kir_render_words(r, kir_fused_wgsl);
     put_keeper(r);
     put_memory(r);
     kir_render_words(r, "var<workgroup> same: i32;\n"

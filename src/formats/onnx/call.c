@@ -28,7 +28,7 @@ static tn_status at_node(const onnx_call *c, tn_status status) {
                           n->type.at ? n->type.at : "");
 }
 
-tn_status onnx_refuse(const onnx_call *c, const char *format, ...) {
+tn_status (onnx_refuse)(const onnx_call *c, const char *format, ...) {
     char text[512];
     va_list args;
     va_start(args, format);

@@ -237,6 +237,7 @@ tn_status onnx_put_fixed(onnx_call *c, int k, tn_tensor *t);
 void onnx_varies(onnx_call *c);
 /* Says that this node cannot be computed, and why: TN_ERR_UNSUPPORTED with the node's name and operator before it. */
 tn_status onnx_refuse(const onnx_call *c, const char *format, ...) TN_PRINTF(2, 3);
+#define onnx_refuse(...) tn_never_ok(onnx_refuse(__VA_ARGS__))
 
 /* Input i, a constant, stands as `t` from now on, in this run and all later ones. t, made of constants alone, is not
  * taken over. Nothing happens where another node reads that constant too, or where t is large. */
