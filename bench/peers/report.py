@@ -174,18 +174,18 @@ def profiles(data):
 
 # ---- the short table of README.md --------------------------------------------------------------------------------------
 
-FAMILIES = (("products of f32 matrices, 256 to 2048", "gemm-f32-"), ("product of bf16 matrices, 1024", "gemm-bf16-"),
-            ("matrix by vector, 4096", "gemv-"), ("an operation on few elements", "add-"),
-            ("chain of five on 16 M elements", "chain5-"), ("convolution 3×3", "conv3x3-"),
-            ("the same under fast numerics", "conv3x3-64-56-fast"),
-            ("small policy network, forward", "policy-forward-"), ("the same, training step", "policy-train-"),
+FAMILIES = (("matrix products, f32, 256 to 2048", "gemm-f32-"), ("matrix product, bf16, 1024", "gemm-bf16-"),
+            ("matrix-vector product, 4096", "gemv-"), ("one operation on few elements", "add-"),
+            ("five element-wise operations on 16 M elements", "chain5-"), ("convolution 3×3", "conv3x3-"),
+            ("convolution 3×3, `--numerics fast`", "conv3x3-64-56-fast"),
+            ("small policy network, forward", "policy-forward-"), ("small policy network, training step", "policy-train-"),
             ("four transformer blocks, forward", "transformer-forward-"),
-            ("the same, forward and backward", "transformer-train-"),
-            ("convolutional network, forward", "cnn-forward-"), ("the same, training step", "cnn-train-"),
-            ("forward under fast numerics", "cnn-forward-32-fast"),
-            ("training step under fast numerics", "cnn-train-32-fast"),
-            ("language model, prompt of 512 tokens", "llm-prompt-"), ("the same, a token after another", "llm-generate-"),
-            ("peak memory of training (smaller is better)", "peak-memory-"))
+            ("four transformer blocks, forward and backward", "transformer-train-"),
+            ("convolutional network, forward", "cnn-forward-"), ("convolutional network, training step", "cnn-train-"),
+            ("convolutional network, forward, `--numerics fast`", "cnn-forward-32-fast"),
+            ("convolutional network, training step, `--numerics fast`", "cnn-train-32-fast"),
+            ("language model, prompt of 512 tokens", "llm-prompt-"), ("language model, generation", "llm-generate-"),
+            ("peak memory of training, relative to the other library", "peak-memory-"))
 BEGIN, END = "<!-- what bench/compare.py --record found -->", "<!-- end of it -->"
 
 
@@ -202,7 +202,7 @@ def family_of(name):
 def summary(data):
     """Lines: a family of rows, its ratios, the peers that are strongest somewhere in it."""
     known = gather(data)
-    lines = ["| work | times as fast | as |", "| --- | ---: | --- |"]
+    lines = ["| work | speed ratio | strongest library |", "| --- | ---: | --- |"]
     for title, prefix in FAMILIES:
         rows = [f for f in known if family_of(f.row.name) == prefix and f.ratio]
         if not rows:
@@ -217,7 +217,7 @@ def write_readme(data, options, today):
     path = ROOT / "README.md"
     before, rest = path.read_text().split(BEGIN)
     after = rest.split(END)[1]
-    head = f"On {processor()}, {options.threads} threads, {today}; every row, those that are behind first:"
+    head = f"On {processor()}, {options.threads} threads, {today}; all rows:"
     link = f"[docs/measured/cpu-{today}.md](docs/measured/cpu-{today}.md)."
     path.write_text(before + "\n".join([BEGIN, head, link, "", *summary(data), END]) + after)
 
