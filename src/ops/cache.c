@@ -200,11 +200,11 @@ static double scale_of(const tn_node *n) {
 }
 
 static tn_node *compose_cached_attention(tn_build *b, const tn_node *n) {
-    return tn_b_cached_attention_rows(
-        b, rows_of(b, n->in[ATTEND_Q]), rows_of(b, n->in[ATTEND_K]), rows_of(b, n->in[ATTEND_V]),
-        pages_laid_out(b, n->in[ATTEND_K_CACHE]), pages_laid_out(b, n->in[ATTEND_V_CACHE]), n->in[ATTEND_POSITION],
-        tn_b_laid_out(b, n->in[ATTEND_PAGES]), scale_of(n), n->i[TN_CACHED_ATTENTION_WINDOW],
-        n->f[TN_CACHED_ATTENTION_SOFTCAP]);
+    return tn_b_cached_attention_rows(b, rows_of(b, n->in[ATTEND_Q]), rows_of(b, n->in[ATTEND_K]),
+                                      rows_of(b, n->in[ATTEND_V]), pages_laid_out(b, n->in[ATTEND_K_CACHE]),
+                                      pages_laid_out(b, n->in[ATTEND_V_CACHE]), n->in[ATTEND_POSITION],
+                                      tn_b_laid_out(b, n->in[ATTEND_PAGES]), scale_of(n),
+                                      n->i[TN_CACHED_ATTENTION_WINDOW], n->f[TN_CACHED_ATTENTION_SOFTCAP]);
 }
 
 /* ---- where there is no kernel ------------------------------------------------------------------------------------ */
@@ -215,6 +215,11 @@ static tn_node *below(tn_build *b, tn_node *x, double bound) { return tn_b_lt(b,
 
 static tn_node *in_range(tn_build *b, tn_node *x, double bound) {
     return tn_b_logical_and(b, tn_b_le(b, i64(b, 0), x), below(b, x, bound));
+}
+
+/* What lies outside is not used, but other engines that run this as a model refuse an index out of range. */
+static tn_node *clamped(tn_build *b, tn_node *index, double count) {
+    return tn_b_minimum(b, tn_b_maximum(b, index, i64(b, 0)), i64(b, count - 1));
 }
 
 /* Places of `pages` that name a page of the cache, and −1 for the others. */
@@ -231,17 +236,17 @@ static tn_node *tokens_by_place(tn_build *b, tn_node *cache, tn_node *fresh, tn_
     tn_node *none = tn_b_full(b, NULL, 0, 0, TN_F32);
     tn_node *since = tn_b_reshape(b, tn_b_sub(b, place, position), (int64_t[]){place->shape[0], 1, 1}, 3);
     tn_node *rounded = tn_b_cast(b, tn_b_cast(b, fresh, (tn_dtype)cache->dtype), TN_F32);
-    tn_node *taken = tn_b_index_select(b, rounded, 0, tn_b_sub(b, place, position));
+    tn_node *taken = tn_b_index_select(b, rounded, 0, clamped(b, tn_b_sub(b, place, position), (double)tokens));
     tn_node *all = tn_b_where(b, in_range(b, since, (double)tokens), taken, none);
     if (old_places == 0 || cache->shape[0] == 0) return tn_b_permute(b, all, (int64_t[]){1, 0, 2}, 3);
     tn_node *number = tn_b_floor_divide(b, place, i64(b, TN_PAGE_TOKENS));
-    tn_node *page = tn_b_index_select(b, valid_pages(b, cache, pages), 0, number);
+    tn_node *page = tn_b_index_select(b, valid_pages(b, cache, pages), 0, clamped(b, number, (double)pages->shape[0]));
     tn_node *inside = tn_b_logical_and(b, below(b, place, (double)old_places), tn_b_le(b, i64(b, 0), page));
     tn_node *row = tn_b_sub(b, place, tn_b_mul(b, tn_b_sub(b, number, page), i64(b, TN_PAGE_TOKENS)));
     int64_t flat = cache->shape[0] * TN_PAGE_TOKENS;
     tn_node *rows =
         tn_b_reshape(b, tn_b_permute(b, cache, (int64_t[]){0, 2, 1, 3}, 4), (int64_t[]){flat, heads, width}, 3);
-    tn_node *old = tn_b_cast(b, tn_b_index_select(b, rows, 0, row), TN_F32);
+    tn_node *old = tn_b_cast(b, tn_b_index_select(b, rows, 0, clamped(b, row, (double)flat)), TN_F32);
     int64_t column[3] = {place->shape[0], 1, 1};
     old = tn_b_where(b, tn_b_reshape(b, inside, column, 3), old, none);
     all = tn_b_where(b, tn_b_lt(b, since, i64(b, 0)), old, all);
@@ -275,8 +280,8 @@ static tn_node *compose_cached_attention_rows(tn_build *b, const tn_node *n) {
     scores = tn_b_scale(b, scores, (double)(float)n->f[TN_CACHED_ATTENTION_ROWS_SCALE]);
     float cap = (float)n->f[TN_CACHED_ATTENTION_ROWS_SOFTCAP];
     if (cap > 0)
-        scores = tn_b_scale(b, tn_b_tanh(b, tn_b_div(b, scores, tn_b_full(b, NULL, 0, (double)cap, TN_F32))),
-                            (double)cap);
+        scores =
+            tn_b_scale(b, tn_b_tanh(b, tn_b_div(b, scores, tn_b_full(b, NULL, 0, (double)cap, TN_F32))), (double)cap);
     tn_node *seen = visible_places(b, n, place, position), *least = tn_b_full(b, NULL, 0, -INFINITY, TN_F32);
     tn_node *counted = tn_b_where(b, tn_b_logical_and(b, seen, tn_b_eq(b, scores, scores)), scores, least);
     tn_node *most = tn_b_amax(b, counted, (int64_t[]){3}, 1, true), *none = tn_b_full(b, NULL, 0, 0, TN_F32);

@@ -21,8 +21,7 @@ bool onnx_is(onnx_text t, const char *text) {
 static int shown(onnx_text t) { return (int)tn_min64((int64_t)t.size, 120); }
 
 /* "node 'conv_1' (Conv)" before the failure's text. */
-static tn_status at_node(const onnx_call *c, tn_status status) {
-    const onnx_node *n = c->node;
+tn_status onnx_at_node(const onnx_node *n, tn_status status) {
     if (n->name.size == 0) return tn_fail_prefix(status, "a node %.*s", shown(n->type), n->type.at ? n->type.at : "");
     return tn_fail_prefix(status, "node '%.*s' (%.*s)", shown(n->name), n->name.at, shown(n->type),
                           n->type.at ? n->type.at : "");
@@ -35,7 +34,7 @@ tn_status (onnx_refuse)(const onnx_call *c, const char *format, ...) {
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
     tn_fail(TN_ERR_UNSUPPORTED, "%s", text);
-    return at_node(c, TN_ERR_UNSUPPORTED);
+    return onnx_at_node(c->node, TN_ERR_UNSUPPORTED);
 }
 
 /* ---- inputs ------------------------------------------------------------------------------------------------------ */
@@ -86,8 +85,12 @@ static const onnx_attribute *follow_references(const onnx_frame *f, const onnx_a
     return a;
 }
 
+const onnx_attribute *onnx_follow(const onnx_call *c, const onnx_attribute *a) {
+    return follow_references(c->run->frame, a);
+}
+
 const onnx_attribute *onnx_find(const onnx_call *c, const char *name) {
-    return follow_references(c->run->frame, onnx_node_attribute(c->node, name));
+    return onnx_follow(c, onnx_node_attribute(c->node, name));
 }
 
 int64_t onnx_int(const onnx_call *c, const char *name, int64_t otherwise) {
@@ -238,13 +241,17 @@ tn_status onnx_read_f32(const onnx_call *c, int i, float **out) {
     return TN_OK;
 }
 
+static tn_status check_single(const onnx_call *c, int i, int64_t count) {
+    return count || !onnx_has(c, i) ? TN_OK : onnx_refuse(c, "input %d has no elements where one is needed", i);
+}
+
 tn_status onnx_read_int(const onnx_call *c, int i, int64_t otherwise, int64_t *out) {
     int64_t *list, count;
     *out = otherwise;
     TRY(onnx_read_ints(c, i, &list, &count, 1));
     if (count == 1) *out = list[0];
     tn_mem_free(list);
-    return TN_OK;
+    return check_single(c, i, count);
 }
 
 tn_status onnx_read_float(const onnx_call *c, int i, double otherwise, double *out) {
@@ -254,7 +261,7 @@ tn_status onnx_read_float(const onnx_call *c, int i, double otherwise, double *o
     TRY(onnx_read_floats(c, i, &list, &count, 1));
     if (count == 1) *out = list[0];
     tn_mem_free(list);
-    return TN_OK;
+    return check_single(c, i, count);
 }
 
 /* ---- what a node computes once per model ------------------------------------------------------------------------- */
@@ -302,7 +309,7 @@ tn_status onnx_prepare(const onnx_call *c, tn_status (*make)(const onnx_call *c,
 void onnx_varies(onnx_call *c) { c->fixed = ONNX_VARIES; }
 
 tn_status onnx_put_level(onnx_call *c, int k, onnx_value *v, uint8_t level) {
-    if (!v) return at_node(c, tn_error_code());
+    if (!v) return onnx_at_node(c->node, tn_error_code());
     if (!onnx_wants(c, k) || c->out[k]) {
         onnx_value_release(v);
         return TN_OK;
@@ -317,7 +324,7 @@ static tn_status put_tensor(onnx_call *c, int k, tn_tensor *t, onnx_type type, u
     tn_status status = t ? tn_status_of(t) : tn_fail(TN_ERR_INTERNAL, "no result");
     if (status != TN_OK) {
         tn_free(t);
-        return at_node(c, status);
+        return onnx_at_node(c->node, status);
     }
     return onnx_put_level(c, k, onnx_value_tensor(t, type), level);
 }

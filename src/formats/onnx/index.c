@@ -14,6 +14,24 @@ static tn_tensor *from_front(const tn_tensor *index, int64_t size) {
     return tn_where(tn_lt_scalar(i, 0), tn_add(i, tn_scalar_int(size)), i);
 }
 
+/* Constant indices are known before anything is computed: one outside its dimension is an error. Input i holds tuples
+ * of `width` indices for dims from, from + 1 … of x; width 0: single indices for dim `from`. */
+static tn_status check_constant(const onnx_call *c, int i, const tn_tensor *x, int from, int width) {
+    int64_t *list, count;
+    if (!onnx_has(c, i) || c->in[i]->fixed != ONNX_CONSTANT) return TN_OK;
+    TRY(onnx_read_ints(c, i, &list, &count, INT64_MAX));
+    tn_status status = TN_OK;
+    for (int64_t k = 0; k < count && status == TN_OK; k++) {
+        int dim = from + (int)(width ? k % width : 0);
+        int64_t size = tn_rank(x) ? tn_size(x, dim) : 1;
+        if (list[k] < -size || list[k] >= size)
+            status = onnx_refuse(c, "index %lld (element %lld of input %d) is outside dimension %d of extent %lld",
+                                 (long long)list[k], (long long)k, i, dim, (long long)size);
+    }
+    tn_mem_free(list);
+    return status;
+}
+
 /* 0, 1, 2 … along a dimension of tensors of this rank. */
 static tn_tensor *counted_along(int64_t size, int dim, int rank) {
     int64_t shape[TN_MAX_RANK];
@@ -55,6 +73,7 @@ static tn_status gather(onnx_call *c) {
     for (int d = axis + 1; d < tn_rank(x); d++)
         shape[rank++] = tn_size(x, d);
     if (c->in[1]->fixed != ONNX_VARIES && tn_numel(index) == 1) return take_one(c, x, axis, shape, rank);
+    TRY(check_constant(c, 1, x, axis, 0));
     tn_tensor *flat = tn_reshape(from_front(index, tn_size(x, axis)), (int64_t[]){tn_numel(index)}, 1);
     return onnx_put_like(c, 0, tn_reshape(tn_index_select(x, axis, flat), shape, rank), 0);
 }
@@ -66,6 +85,7 @@ static tn_status gather_elements(onnx_call *c) {
     TRY(onnx_need(c, 0, &x));
     TRY(onnx_need(c, 1, &index));
     TRY(onnx_axis(c, onnx_int(c, "axis", 0), tn_rank(x), &axis));
+    TRY(check_constant(c, 1, x, axis, 0));
     return onnx_put_like(c, 0, tn_gather(x, axis, from_front(index, tn_size(x, axis))), 0);
 }
 tn_status onnx_gather_elements(onnx_call *c) { return onnx_moved(c, gather_elements); }
@@ -97,6 +117,7 @@ static tn_status gather_nd(onnx_call *c) {
     TRY(onnx_need(c, 1, &index));
     TRY(check_tuples(c, x, index, (int)tn_max64(tn_min64(batch, TN_MAX_RANK), -1)));
     int b = (int)batch, width = (int)tn_size(index, -1), rank = tn_rank(index) - 1;
+    TRY(check_constant(c, 1, x, b, width));
     memcpy(shape, tn_shape(index), (size_t)rank * sizeof *shape);
     for (int d = b + width; d < tn_rank(x); d++)
         shape[rank++] = tn_size(x, d);
@@ -143,6 +164,7 @@ static tn_status scatter_elements(onnx_call *c) {
     TRY(onnx_need(c, 2, &updates));
     TRY(reduction_of(c, &reduce));
     TRY(onnx_axis(c, onnx_int(c, "axis", 0), tn_rank(x), &axis));
+    TRY(check_constant(c, 1, x, axis, 0));
     tn_tensor *place = from_front(index, tn_size(x, axis));
     tn_tensor *y = reduce < 0 ? tn_scatter(x, axis, place, updates)
                               : tn_scatter_reduce(x, axis, place, updates, (tn_reduce)reduce, true);
@@ -169,6 +191,7 @@ static tn_status scatter_nd(onnx_call *c) {
     TRY(reduction_of(c, &reduce));
     TRY(check_tuples(c, x, index, 0));
     int width = (int)tn_size(index, -1);
+    TRY(check_constant(c, 1, x, 0, width));
     int64_t places = product_of(tn_shape(x), 0, width), rows = product_of(tn_shape(x), width, tn_rank(x));
     tn_tensor *place = tuple_places(index, x, 0, width);
     int64_t count = tn_numel(place);

@@ -5,7 +5,7 @@
 #include <limits.h>
 #include <string.h>
 
-#include "formats/onnx/model.h"
+#include "formats/onnx/attributes.h"
 
 bool onnx_text_equal(onnx_text a, onnx_text b) {
     return a.size == b.size && (a.size == 0 || memcmp(a.at, b.at, a.size) == 0);
@@ -216,12 +216,11 @@ enum {
     A_INTS = 8,
     A_STRINGS = 9,
     A_GRAPHS = 11,
+    A_TYPE_PROTO = 14,
     A_KIND = 20,
     A_REFERENCE = 21,
     A_SPARSE = 22
 };
-enum { KIND_FLOAT = 1, KIND_INT, KIND_STRING, KIND_TENSOR, KIND_GRAPH, KIND_FLOATS, KIND_INTS, KIND_STRINGS };
-enum { KIND_GRAPHS = 10 };
 
 typedef struct attribute_lists {
     onnx_numbers ints, floats;
@@ -235,13 +234,35 @@ static tn_status read_attribute_tensor(reader *r, const onnx_field *f, onnx_attr
     return keep_value(r->m, v);
 }
 
+/* How protobuf writes a field; lists of numbers may be written in two ways. */
+static bool is_written_right(const onnx_field *f) {
+    switch (f->number) {
+    case A_NAME:
+    case A_S:
+    case A_T:
+    case A_G:
+    case A_STRINGS:
+    case A_GRAPHS:
+    case A_TYPE_PROTO:
+    case A_REFERENCE:
+    case A_SPARSE: return f->kind == ONNX_WIRE_BYTES;
+    case A_I:
+    case A_KIND: return f->kind == ONNX_WIRE_VARINT;
+    case A_F: return f->kind == ONNX_WIRE_32;
+    default: return true;
+    }
+}
+
 static tn_status take_attribute_field(reader *r, const onnx_field *f, onnx_attribute *a, attribute_lists *l) {
+    if (!is_written_right(f))
+        return tn_fail(TN_ERR_FORMAT, "field %u of attribute '%.*s' is of another kind than ONNX has it",
+                       (unsigned)f->number, shown(a->name), a->name.size ? a->name.at : "");
     switch (f->number) {
     case A_NAME: a->name = f->bytes; return TN_OK;
     case A_F: a->f = onnx_wire_float(f); return TN_OK;
     case A_I: a->i = (int64_t)f->bits; return TN_OK;
     case A_S: a->s = f->bytes; return TN_OK;
-    case A_KIND: a->kind = (int)(f->bits & 0xff); return TN_OK;
+    case A_KIND: a->kind = f->bits <= ONNX_KIND_TYPES ? (int)f->bits : -1; return TN_OK;
     case A_REFERENCE: a->reference = f->bytes; return TN_OK;
     case A_T:
     case A_SPARSE: return read_attribute_tensor(r, f, a);
@@ -256,35 +277,45 @@ static tn_status take_attribute_field(reader *r, const onnx_field *f, onnx_attri
 
 /* Lists of the attribute's own kind alone: `count` tells how long they are. */
 static tn_status keep_lists(reader *r, onnx_attribute *a, const attribute_lists *l) {
-    if (l->ints.count && a->kind == KIND_INTS) {
+    if (l->ints.count && a->kind == ONNX_KIND_INTS) {
         int64_t *ints = onnx_take(&r->m->arena, l->ints.count, sizeof *ints);
         if (!ints) return tn_error_code();
         memcpy(ints, l->ints.at, l->ints.count * sizeof *ints);
         a->ints = ints;
     }
-    if (l->floats.count && a->kind == KIND_FLOATS) {
+    if (l->floats.count && a->kind == ONNX_KIND_FLOATS) {
         float *floats = onnx_take(&r->m->arena, l->floats.count, sizeof *floats);
         if (!floats) return tn_error_code();
         for (size_t i = 0; i < l->floats.count; i++)
             floats[i] = onnx_wire_float(&(onnx_field){.bits = l->floats.at[i]});
         a->floats = floats;
     }
-    const size_t counts[] = {[KIND_FLOATS] = l->floats.count, [KIND_INTS] = l->ints.count, [KIND_STRINGS] = l->strings};
-    bool listed = a->kind >= KIND_FLOATS && a->kind <= KIND_STRINGS;
+    const size_t counts[] = {
+        [ONNX_KIND_FLOATS] = l->floats.count, [ONNX_KIND_INTS] = l->ints.count, [ONNX_KIND_STRINGS] = l->strings};
+    bool listed = a->kind >= ONNX_KIND_FLOATS && a->kind <= ONNX_KIND_STRINGS;
     a->count = listed ? counts[a->kind] : l->graphs;
-    if (a->kind != KIND_STRINGS) a->strings = NULL;
-    if ((a->kind != KIND_GRAPH && a->kind != KIND_GRAPHS) || !a->count) a->graphs = NULL;
+    if (a->kind != ONNX_KIND_STRINGS) a->strings = NULL;
+    if ((a->kind != ONNX_KIND_GRAPH && a->kind != ONNX_KIND_GRAPHS) || !a->count) a->graphs = NULL;
     return TN_OK;
 }
 
-/* Files of the format's first years do not tell the kind. */
-static int kind_of_content(const onnx_attribute *a, const int64_t *counts) {
-    static const uint8_t of_field[][2] = {{A_F, KIND_FLOAT},   {A_I, KIND_INT},          {A_S, KIND_STRING},
-                                          {A_T, KIND_TENSOR},  {A_G, KIND_GRAPH},        {A_FLOATS, KIND_FLOATS},
-                                          {A_INTS, KIND_INTS}, {A_STRINGS, KIND_STRINGS}};
-    for (size_t i = 0; i < TN_COUNT(of_field) && !a->kind; i++)
-        if (counts[of_field[i][0]]) return of_field[i][1];
-    return a->kind;
+/* The kind that the content has: files of the format's first years do not tell it. Another one than they tell, or
+ * several, make the attribute invalid. */
+static tn_status take_kind(onnx_attribute *a, const int64_t *counts) {
+    static const uint8_t of_field[][2] = {
+        {A_F, ONNX_KIND_FLOAT},       {A_I, ONNX_KIND_INT},           {A_S, ONNX_KIND_STRING},
+        {A_T, ONNX_KIND_TENSOR},      {A_G, ONNX_KIND_GRAPH},         {A_FLOATS, ONNX_KIND_FLOATS},
+        {A_INTS, ONNX_KIND_INTS},     {A_STRINGS, ONNX_KIND_STRINGS}, {A_GRAPHS, ONNX_KIND_GRAPHS},
+        {A_SPARSE, ONNX_KIND_SPARSE}, {A_TYPE_PROTO, ONNX_KIND_TYPE}};
+    for (size_t i = 0; i < TN_COUNT(of_field); i++) {
+        int kind = of_field[i][1];
+        if (!counts[of_field[i][0]]) continue;
+        if (!a->kind) a->kind = kind;
+        if (a->kind != kind)
+            return tn_fail(TN_ERR_FORMAT, "attribute '%.*s' says that it is of kind %d, but holds a value of kind %d",
+                           shown(a->name), a->name.size ? a->name.at : "", a->kind, kind);
+    }
+    return TN_OK;
 }
 
 static tn_status read_attribute(reader *r, onnx_text message, onnx_attribute *a) {
@@ -300,7 +331,7 @@ static tn_status read_attribute(reader *r, onnx_text message, onnx_attribute *a)
     while (taken == TN_OK && onnx_wire_next(&w, &f, &status))
         taken = take_attribute_field(r, &f, a, &l);
     if (taken == TN_OK) taken = status;
-    a->kind = kind_of_content(a, counts);
+    if (taken == TN_OK) taken = take_kind(a, counts);
     if (taken == TN_OK) taken = keep_lists(r, a, &l);
     tn_mem_free(l.ints.at);
     tn_mem_free(l.floats.at);
@@ -340,7 +371,10 @@ static tn_status read_node_lists(reader *r, onnx_text message, onnx_node *n, int
     tn_status status;
     while (onnx_wire_next(&w, &f, &status)) {
         if (f.number == N_IN) TRY(use_input(r, n, f.bytes, &in[n->in_count++]));
-        if (f.number == N_ATTRIBUTE) TRY(read_attribute(r, f.bytes, &attributes[n->attribute_count++]));
+        if (f.number != N_ATTRIBUTE) continue;
+        onnx_attribute *a = &attributes[n->attribute_count++];
+        TRY(read_attribute(r, f.bytes, a));
+        n->refers = n->refers || a->reference.size > 0;
     }
     TRY(status);
     w = onnx_wire_of(message); /* outputs last: a subgraph does not see them */
@@ -693,6 +727,7 @@ static tn_status resolve_graph(resolving *r, onnx_graph *g, int depth) {
         n->calls = f;
         if (!f) n->row = onnx_find_row(n->domain, n->type, n->opset);
         if (!f && !n->row) TRY(note_missing(r, n));
+        if (n->row) TRY(onnx_check_attributes(n));
         for (int k = 0; k < n->attribute_count; k++)
             for (size_t j = 0; n->attributes[k].graphs && j < n->attributes[k].count; j++)
                 TRY(resolve_graph(r, n->attributes[k].graphs[j], depth + 1));

@@ -178,7 +178,7 @@ struct tn_onnx {
     onnx_value **values; /* all that graphs and attributes own */
     size_t value_count, value_capacity;
     int64_t kept;                    /* bytes of what onnx_keep has put into graphs */
-    pthread_mutex_t lock;     /* of all that runs change: what follows from constants, replays */
+    pthread_mutex_t lock;            /* of all that runs change: what follows from constants, replays */
     onnx_replay *replays;            /* replay.c */
     onnx_prepared *_Atomic prepared; /* call.c */
     bool is_inert;                   /* operators were not looked up */
@@ -188,6 +188,10 @@ tn_status onnx_model_list_weights(tn_onnx *m); /* weights.c: fills m->weights */
 /* Finds each node's row or function; TN_ERR_UNSUPPORTED with all that has none, also in *report (may be NULL). */
 tn_status onnx_model_resolve(tn_onnx *m, char **report);
 const onnx_attribute *onnx_node_attribute(const onnx_node *n, const char *name);
+/* The attribute that a, one of the node's, stands for; NULL: the calling node and the function have none. (call.c) */
+const onnx_attribute *onnx_follow(const onnx_call *c, const onnx_attribute *a);
+/* Puts the node's name and operator before the error. (call.c) */
+tn_status onnx_at_node(const onnx_node *n, tn_status status);
 
 /* ---- registry.c -------------------------------------------------------------------------------------------------- */
 

@@ -128,6 +128,13 @@ tn_status onnx_roi_align(onnx_call *c);
 tn_status onnx_max_roi_pool(onnx_call *c);
 tn_status onnx_non_max_suppression(onnx_call *c); /* suppress.c */
 
+/* ---- scales and zero points (ops_quant.c) ------------------------------------------------------------------------ */
+
+/* A zero point, if there is one, has the type of input `of`. */
+tn_status onnx_check_zero(const onnx_call *c, int zero, int of);
+/* Constant scales are finite; those that numbers are divided by are not 0. */
+tn_status onnx_check_scale(const onnx_call *c, int scale, bool divides);
+
 /* ---- products of bytes (ops_dressed.c) --------------------------------------------------------------------------- */
 
 /* Which inputs of a node hold what; zero points and the bias may be left out. */

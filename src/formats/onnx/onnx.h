@@ -71,9 +71,27 @@ extern const onnx_type_row onnx_types[ONNX_TYPE_COUNT];
 typedef struct onnx_graph onnx_graph;
 typedef struct tn_onnx_value onnx_value;
 
+/* AttributeProto.AttributeType; 0: not told */
+typedef enum onnx_attribute_kind {
+    ONNX_KIND_FLOAT = 1,
+    ONNX_KIND_INT,
+    ONNX_KIND_STRING,
+    ONNX_KIND_TENSOR,
+    ONNX_KIND_GRAPH,
+    ONNX_KIND_FLOATS,
+    ONNX_KIND_INTS,
+    ONNX_KIND_STRINGS,
+    ONNX_KIND_TENSORS,
+    ONNX_KIND_GRAPHS,
+    ONNX_KIND_SPARSE,
+    ONNX_KIND_SPARSES,
+    ONNX_KIND_TYPE,
+    ONNX_KIND_TYPES
+} onnx_attribute_kind;
+
 typedef struct onnx_attribute {
     onnx_text name, reference; /* reference: of the calling node's attribute, in a model function's body */
-    int kind;                  /* AttributeProto.AttributeType */
+    int kind;                  /* onnx_attribute_kind, or what the file says instead */
     int64_t i;
     float f;
     onnx_text s;
@@ -93,6 +111,7 @@ typedef struct onnx_node {
     const struct onnx_function *calls; /* the model's own function; NULL */
     const onnx_attribute *attributes;
     int attribute_count;
+    bool refers;             /* an attribute stands for one of the calling node's */
     const int32_t *in, *out; /* slots of the graph; -1: left out */
     int in_count, out_count;
     int opset; /* of the node's domain, as the model imports it */

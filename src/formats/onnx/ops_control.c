@@ -51,10 +51,19 @@ static tn_status subgraph(const onnx_call *c, const char *name, const onnx_graph
 
 static uint8_t least(uint8_t a, uint8_t b) { return a < b ? a : b; }
 
+/* Input i, if it is there, has the type that the standard asks for. */
+static tn_status check_type(const onnx_call *c, int i, onnx_type type) {
+    onnx_type own = onnx_in_type(c, i);
+    if (!onnx_has(c, i) || (c->in[i]->kind == ONNX_TENSOR && own == type)) return TN_OK;
+    return onnx_refuse(c, "input %d must be a tensor of %s, not %s", i, onnx_types[type].name,
+                       c->in[i]->kind == ONNX_TENSOR ? onnx_types[own].name : "of another kind");
+}
+
 static tn_status run_if(onnx_call *c) {
     int64_t condition = 0;
     const onnx_graph *g = NULL;
     if (!onnx_has(c, 0)) return onnx_refuse(c, "its condition is left out");
+    TRY(check_type(c, 0, ONNX_BOOL));
     TRY(onnx_read_int(c, 0, 0, &condition));
     TRY(subgraph(c, condition ? "then_branch" : "else_branch", &g));
     if (g->output_count < c->out_count) return onnx_refuse(c, "its branch has %d outputs", g->output_count);
@@ -112,10 +121,13 @@ static tn_status looping_begin(looping *l, onnx_call *c, int first, int skipped,
     l->carried = carried;
     TRY(subgraph(c, "body", &l->body));
     l->gathered = l->body->output_count - skipped - carried;
-    if (l->gathered < 0 || carried < 0 || l->body->input_count < first + carried ||
-        c->out_count > carried + l->gathered)
-        return onnx_refuse(c, "its body has %d inputs and %d outputs, which do not fit it", l->body->input_count,
-                           l->body->output_count);
+    if (l->gathered < 0 || l->body->input_count < first + carried || c->out_count > carried + l->gathered)
+        return onnx_refuse(
+            c,
+            "its body has %d inputs and %d outputs; it needs %d inputs, and for %d carried values and %d "
+            "outputs of the node at least %d outputs",
+            l->body->input_count, l->body->output_count, first + carried, carried, c->out_count,
+            skipped + (int)tn_max64(carried, c->out_count));
     l->in = tn_mem_zalloc((size_t)l->body->input_count, sizeof(onnx_value *));
     l->out = tn_mem_zalloc((size_t)l->body->output_count, sizeof(onnx_value *));
     l->lists = tn_mem_zalloc((size_t)l->gathered, sizeof *l->lists);
@@ -221,6 +233,9 @@ static onnx_value *number_value(tn_tensor *t, onnx_type type, uint8_t level) {
 /* The condition that the body's first output is. */
 static tn_status read_condition(onnx_call *c, onnx_value *v, int64_t *out) {
     onnx_value *const in[] = {v};
+    if (v->kind != ONNX_TENSOR || v->type != ONNX_BOOL)
+        return onnx_refuse(c, "the condition that its body returns must be a tensor of BOOL, not %s",
+                           v->kind == ONNX_TENSOR ? onnx_types[v->type].name : "of another kind");
     onnx_call reading = *c;
     reading.in = in;
     reading.in_count = 1;
@@ -248,9 +263,14 @@ static tn_status run_steps(looping *l, int64_t most, int64_t condition, uint8_t 
 
 static tn_status loop(looping *l, onnx_call *c) {
     int64_t most = INT64_MAX, condition = 1;
-    TRY(looping_begin(l, c, 2, 1, c->in_count - 2));
+    TRY(looping_begin(l, c, 2, 1, (int)tn_max64(c->in_count - 2, 0)));
+    TRY(check_type(c, 0, ONNX_INT64));
+    TRY(check_type(c, 1, ONNX_BOOL));
     TRY(onnx_read_int(c, 0, INT64_MAX, &most));
     TRY(onnx_read_int(c, 1, 1, &condition));
+    if (!onnx_has(c, 1) && most > ONNX_MAX_STEPS)
+        return onnx_refuse(c, "its trip count is %lld and it has no condition; a run takes at most %lld steps",
+                           (long long)most, (long long)ONNX_MAX_STEPS);
     uint8_t level = ONNX_EXTENTS;
     if (onnx_has(c, 0)) level = least(level, c->in[0]->fixed);
     if (onnx_has(c, 1)) level = least(level, c->in[1]->fixed);

@@ -123,6 +123,7 @@ static tn_status put_quantized(onnx_call *c, tn_tensor *y, int i, int operand, b
     dressed d = {.c = c};
     onnx_type type = onnx_in_type(c, onnx_has(c, i + 1) ? i + 1 : operand);
     TRY(need(c, i, 1));
+    TRY(onnx_check_scale(c, i, true));
     const tn_tensor *scale = onnx_in(c, i), *zero = onnx_has(c, i + 1) ? onnx_in(c, i + 1) : NULL;
     bool one = tn_numel(scale) == 1 && (!zero || tn_numel(zero) == 1) && tn_dtype_of(scale) == TN_F32;
     if (multiply && one && (type == ONNX_UINT8 || type == ONNX_INT8) && has_reciprocal(c, i)) {
@@ -205,6 +206,15 @@ static tn_status run_gemm_of_bytes(onnx_call *c) {
     tn_tensor *y;
     if (!onnx_wants(c, 0)) return TN_OK;
     TRY(need(c, A, C));
+    TRY(onnx_check_zero(c, A_ZERO, A));
+    TRY(onnx_check_zero(c, B_ZERO, B));
+    TRY(onnx_check_scale(c, A_SCALE, false));
+    TRY(onnx_check_scale(c, B_SCALE, false));
+    if (onnx_has(c, Y_ZERO) && !onnx_has(c, Y_SCALE))
+        return onnx_refuse(c, "a zero point of the result without a scale");
+    if (onnx_has(c, Y_ZERO)) TRY(onnx_check_zero(c, Y_ZERO, A));
+    if (onnx_has(c, C) && onnx_in_type(c, C) != ONNX_INT32)
+        return onnx_refuse(c, "input %d must be INT32, not %s", C, onnx_types[onnx_in_type(c, C)].name);
     if (onnx_int(c, "transA", 0))
         TRY(give_tensor(&d, tn_t(onnx_in(c, A))));
     else
@@ -251,14 +261,15 @@ static tn_status run_dynamic_product(onnx_call *c) {
 /* Attribute `activation` with its numbers: a list, or one by one. */
 static tn_status activated(const onnx_call *c, tn_tensor **y) {
     onnx_text name = onnx_string(c, "activation", "");
-    const onnx_attribute *list = onnx_find_list(c, "activation_params", ONNX_LIST_FLOATS);
+    const onnx_attribute *list = onnx_find_list(c, "activation_params", ONNX_KIND_FLOATS);
     const onnx_activation *known = onnx_activation_named(name);
     bool clips = onnx_is(name, "Clip");
     if (name.size == 0) return TN_OK;
     if (!known && !clips) return onnx_refuse(c, "the activation '%.*s'", name.size < 40 ? (int)name.size : 40, name.at);
     double v[2] = {known ? known->alpha : -INFINITY, known ? known->beta : INFINITY};
+    bool gamma = known && known->beta_name && strcmp(known->beta_name, "gamma") == 0; /* Selu's second number */
     v[0] = onnx_float(c, "activation_alpha", v[0]);
-    v[1] = onnx_float(c, "activation_beta", v[1]);
+    v[1] = onnx_float(c, gamma ? "activation_gamma" : "activation_beta", v[1]);
     for (size_t i = 0; list && i < list->count && i < 2; i++)
         v[i] = (double)list->floats[i];
     *y = clips ? tn_clamp(*y, v[0], v[1]) : known->of(*y, v[0], v[1]);

@@ -153,8 +153,8 @@ int64_t onnx_largest(const double *row, int64_t n) {
 }
 
 int64_t onnx_label_count(const onnx_call *c, const char *ints_name) {
-    const onnx_attribute *texts = onnx_find_list(c, "classlabels_strings", ONNX_LIST_TEXTS),
-                         *ints = onnx_find_list(c, ints_name, ONNX_LIST_INTS);
+    const onnx_attribute *texts = onnx_find_list(c, "classlabels_strings", ONNX_KIND_STRINGS),
+                         *ints = onnx_find_list(c, ints_name, ONNX_KIND_INTS);
     return texts && texts->count ? (int64_t)texts->count : ints ? (int64_t)ints->count : 0;
 }
 
@@ -173,8 +173,8 @@ static tn_status put_texts(onnx_call *c, int k, const onnx_text *texts, size_t t
 }
 
 tn_status onnx_put_labels(onnx_call *c, int k, const char *ints_name, const int64_t *places, int64_t count) {
-    const onnx_attribute *texts = onnx_find_list(c, "classlabels_strings", ONNX_LIST_TEXTS),
-                         *ints = onnx_find_list(c, ints_name, ONNX_LIST_INTS);
+    const onnx_attribute *texts = onnx_find_list(c, "classlabels_strings", ONNX_KIND_STRINGS),
+                         *ints = onnx_find_list(c, ints_name, ONNX_KIND_INTS);
     if (texts && texts->count)
         return put_texts(c, k, texts->strings, texts->count, (onnx_text){"", 0}, places, &count, 1);
     int64_t *labels = tn_mem_zalloc((size_t)count, sizeof *labels);
@@ -403,7 +403,7 @@ static void sort_labels(labels *l) {
 }
 
 /* Lists of other kinds have an empty list of texts. */
-static bool is_texts(const onnx_attribute *a) { return a && a->kind == ONNX_LIST_TEXTS; }
+static bool is_texts(const onnx_attribute *a) { return a && a->kind == ONNX_KIND_STRINGS; }
 
 /* Keys out of an attribute: texts, ints, floats or a tensor; NULL: 0, 1, 2 … up to `count`. */
 static tn_status labels_of(const onnx_call *c, const onnx_attribute *a, int64_t count, labels *out) {
@@ -553,12 +553,12 @@ static tn_status map_names(onnx_call *c, const onnx_attribute *names, const onnx
 }
 
 static tn_status run_first_label_encoder(onnx_call *c) {
-    return map_names(c, onnx_find_list(c, "classes_strings", ONNX_LIST_TEXTS), NULL);
+    return map_names(c, onnx_find_list(c, "classes_strings", ONNX_KIND_STRINGS), NULL);
 }
 
 static tn_status run_category_mapper(onnx_call *c) {
-    return map_names(c, onnx_find_list(c, "cats_strings", ONNX_LIST_TEXTS),
-                     onnx_find_list(c, "cats_int64s", ONNX_LIST_INTS));
+    return map_names(c, onnx_find_list(c, "cats_strings", ONNX_KIND_STRINGS),
+                     onnx_find_list(c, "cats_int64s", ONNX_KIND_INTS));
 }
 
 static tn_status put_one_hot(onnx_call *c, const places *p, int64_t classes) {
@@ -615,8 +615,8 @@ static onnx_value *map_of_row(onnx_value *keys, const double *row, int64_t n) {
 }
 
 static onnx_value *keys_of(const onnx_call *c) {
-    const onnx_attribute *texts = onnx_find_list(c, "classlabels_strings", ONNX_LIST_TEXTS),
-                         *ints = onnx_find_list(c, "classlabels_int64s", ONNX_LIST_INTS);
+    const onnx_attribute *texts = onnx_find_list(c, "classlabels_strings", ONNX_KIND_STRINGS),
+                         *ints = onnx_find_list(c, "classlabels_int64s", ONNX_KIND_INTS);
     const onnx_attribute *a = texts && texts->count ? texts : ints;
     int64_t count = a ? (int64_t)a->count : 0;
     if (a == texts && a) return onnx_value_strings(a->strings, &count, 1);

@@ -60,11 +60,44 @@ tn_tensor *onnx_rounded(const onnx_call *c, const tn_tensor *x, const tn_tensor 
     return onnx_cast_to(x, to, onnx_int(c, "saturate", 1) != 0, ONNX_ROUND_UP);
 }
 
+static bool quantises_to(onnx_type t) {
+    static const onnx_type floats[] = {ONNX_FLOAT8E4M3FN, ONNX_FLOAT8E4M3FNUZ, ONNX_FLOAT8E5M2, ONNX_FLOAT8E5M2FNUZ,
+                                       ONNX_FLOAT4E2M1,   ONNX_FLOAT6E2M3,     ONNX_FLOAT6E3M2};
+    bool found = false;
+    for (size_t k = 0; k < TN_COUNT(floats); k++)
+        found = found || floats[k] == t;
+    for (size_t k = 0; k < TN_COUNT(integer_ranges); k++)
+        found = found || integer_ranges[k].type == t;
+    return found;
+}
+
+tn_status onnx_check_zero(const onnx_call *c, int zero, int of) {
+    if (!onnx_has(c, zero) || onnx_in_type(c, zero) == onnx_in_type(c, of)) return TN_OK;
+    return onnx_refuse(c, "input %d is %s, its zero point %s", of, onnx_types[onnx_in_type(c, of)].name,
+                       onnx_types[onnx_in_type(c, zero)].name);
+}
+
+tn_status onnx_check_scale(const onnx_call *c, int scale, bool divides) {
+    double *list;
+    int64_t count;
+    tn_status status = TN_OK;
+    if (!onnx_has(c, scale) || c->in[scale]->fixed != ONNX_CONSTANT) return TN_OK;
+    TRY(onnx_read_floats(c, scale, &list, &count, INT64_MAX));
+    for (int64_t i = 0; i < count && status == TN_OK; i++)
+        if (!isfinite(list[i]) || (divides && list[i] == 0))
+            status = onnx_refuse(c, "scale %lld (input %d) is %g; it must be finite%s", (long long)i, scale, list[i],
+                                 divides ? " and not 0" : "");
+    tn_mem_free(list);
+    return status;
+}
+
 static tn_status quantize(onnx_call *c) {
     const tn_tensor *x = onnx_in(c, 0), *scale = onnx_in(c, 1), *zero = NULL;
     onnx_type to = onnx_has(c, 2) ? onnx_in_type(c, 2) : onnx_type_attribute(c, "output_dtype", ONNX_UINT8);
     tn_dtype precision = onnx_types[onnx_type_attribute(c, "precision", onnx_type_of(tn_dtype_of(scale)))].dtype;
     if (precision == TN_I32) precision = TN_F32;
+    if (!quantises_to(to)) return onnx_refuse(c, "%s, which nothing is quantised to", onnx_types[to].name);
+    TRY(onnx_check_scale(c, 1, true));
     TRY(spread_over(c, scale, x, &scale));
     if (onnx_has(c, 2)) TRY(spread_over(c, onnx_in(c, 2), x, &zero));
     tn_tensor *ratio = tn_div(onnx_as(x, precision), onnx_as(scale, precision));
@@ -78,6 +111,10 @@ static tn_status dequantize(onnx_call *c) {
     onnx_type to = onnx_type_attribute(c, "output_dtype", onnx_in_type(c, 1));
     if (to == ONNX_FLOAT8E8M0) to = ONNX_FLOAT;
     tn_dtype own = onnx_types[to].dtype;
+    if (!quantises_to(onnx_in_type(c, 0)) && onnx_in_type(c, 0) != ONNX_INT32)
+        return onnx_refuse(c, "its input is %s, which is no quantised type", onnx_types[onnx_in_type(c, 0)].name);
+    TRY(onnx_check_scale(c, 1, false));
+    TRY(onnx_check_zero(c, 2, 0));
     if (onnx_has(c, 2)) {
         TRY(spread_over(c, onnx_in(c, 2), x, &zero));
         tn_dtype wide = is_integer(tn_dtype_of(x)) ? TN_I32 : TN_F32;
@@ -233,7 +270,11 @@ static tn_tensor *product(const onnx_call *c, int a_in, int b_in, int a_zero, in
     return rank == 2 ? y : tn_reshape(y, shape, rank);
 }
 
-static tn_status matmul_integer(onnx_call *c) { return onnx_put(c, 0, product(c, 0, 1, 2, 3)); }
+static tn_status matmul_integer(onnx_call *c) {
+    TRY(onnx_check_zero(c, 2, 0));
+    TRY(onnx_check_zero(c, 3, 1));
+    return onnx_put(c, 0, product(c, 0, 1, 2, 3));
+}
 
 /* The inputs of QLinearConv and QLinearMatMul that are not bytes, or say what these are in the result. */
 enum { A_SCALE = 1, B_SCALE = 4, Y_SCALE = 6, Y_ZERO = 7 };
@@ -263,10 +304,16 @@ static tn_status put_quantized(onnx_call *c, tn_tensor *sums, const tn_tensor *a
             tn_div(tn_mul(tn_cast(a_scale, TN_F32), tn_cast(b_scale, TN_F32)), tn_cast(onnx_in(c, Y_SCALE), TN_F32));
     tn_tensor *y = tn_mul(tn_cast(sums, TN_F32), ratio);
     onnx_type type = onnx_in_type(c, Y_ZERO);
+    if (!quantises_to(type)) return onnx_refuse(c, "%s, which nothing is quantised to", onnx_types[type].name);
+    TRY(onnx_check_scale(c, A_SCALE, false));
+    TRY(onnx_check_scale(c, B_SCALE, false));
+    TRY(onnx_check_scale(c, Y_SCALE, true));
     return onnx_put_typed(c, 0, onnx_rounded(c, y, onnx_in(c, Y_ZERO), type), type);
 }
 
 static tn_status matmul_linear(onnx_call *c) {
+    TRY(onnx_check_zero(c, 2, 0));
+    TRY(onnx_check_zero(c, 5, 3));
     tn_tensor *sums = product(c, 0, 3, 2, 5);
     return put_quantized(c, sums, of_lines(onnx_in(c, A_SCALE), true), of_lines(onnx_in(c, B_SCALE), false));
 }

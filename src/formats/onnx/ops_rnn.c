@@ -165,6 +165,9 @@ static tn_status read_functions(const net *n, course *k, int directions) {
                          *betas = onnx_find(n->c, "activation_beta");
     int each = n->gates == 4 ? 3 : n->gates == 3 ? 2 : 1;
     size_t alpha = 0, beta = 0;
+    if (names && names->count && names->count != (size_t)(each * directions))
+        return onnx_refuse(n->c, "%zu activations where %d are needed: %d for each of %d directions", names->count,
+                           each * directions, each, directions);
     for (int i = 0; i < each * directions; i++) {
         const char *name = usual[n->gates][i % each];
         bool given = names && names->strings && (size_t)i < names->count;
@@ -229,7 +232,50 @@ static void prepare(const net *n, course *k, int d, const tn_tensor *x) {
     if (n->gates == 4 && onnx_has(c, 7)) k->peephole = tn_select(onnx_in(c, 7), 0, d);
 }
 
-static tn_status read_net(net *n, const tn_tensor *x) {
+/* Input i, if it is there, is [a, b, c], or [a, b] for c = −1, or [a] for b = −1. */
+static tn_status check_shape(const onnx_call *call, int i, int64_t a, int64_t b, int64_t c) {
+    const tn_tensor *t = onnx_in(call, i);
+    const int64_t want[] = {a, b, c};
+    int rank = 1 + (b >= 0) + (c >= 0);
+    if (!t) return TN_OK;
+    TRY(tn_status_of(t));
+    bool fits = tn_rank(t) == rank;
+    for (int d = 0; d < rank && fits; d++)
+        fits = tn_size(t, d) == want[d];
+    tn_str given = {0}, wanted = {0};
+    for (int d = 0; d < tn_rank(t); d++)
+        tn_str_add(&given, "%s%lld", d ? ", " : "", (long long)tn_size(t, d));
+    for (int d = 0; d < rank; d++)
+        tn_str_add(&wanted, "%s%lld", d ? ", " : "", (long long)want[d]);
+    tn_status status = fits ? TN_OK
+                            : onnx_refuse(call,
+                                          "input %d is [%s], but directions, hidden size and the other inputs ask "
+                                          "for [%s]",
+                                          i, tn_str_text(&given), tn_str_text(&wanted));
+    tn_str_free(&given);
+    tn_str_free(&wanted);
+    return status;
+}
+
+/* What the node says of directions and the hidden size, and what its inputs say, is the same. */
+static tn_status check_extents(const net *n, const tn_tensor *x, int directions) {
+    const onnx_call *c = n->c;
+    int64_t h = n->hidden, wide = n->gates * h, in = tn_size(x, 2), told = onnx_int(c, "hidden_size", h);
+    int64_t lead = n->batch_first ? n->batch : directions, next = n->batch_first ? directions : n->batch;
+    if (told != h)
+        return onnx_refuse(c, "hidden_size is %lld, but input 2 has a hidden size of %lld", (long long)told,
+                           (long long)h);
+    TRY(check_shape(c, 1, directions, n->of_bytes ? in : wide, n->of_bytes ? wide : in));
+    TRY(check_shape(c, 2, directions, n->of_bytes ? h : wide, n->of_bytes ? wide : h));
+    TRY(check_shape(c, 3, directions, 2 * wide, -1));
+    TRY(check_shape(c, 4, n->batch, -1, -1));
+    TRY(check_shape(c, 5, lead, next, h));
+    if (n->gates != 4) return TN_OK;
+    TRY(check_shape(c, 6, lead, next, h));
+    return check_shape(c, 7, directions, 3 * h, -1);
+}
+
+static tn_status read_net(net *n, const tn_tensor *x, int directions) {
     const tn_tensor *r = onnx_in(n->c, 2);
     TRY(tn_status_of(x));
     TRY(tn_status_of(r));
@@ -240,6 +286,7 @@ static tn_status read_net(net *n, const tn_tensor *x) {
     n->clip = onnx_float(n->c, "clip", 0);
     n->linear_before_reset = n->gates == 3 && onnx_int(n->c, "linear_before_reset", 0) != 0;
     n->input_forget = onnx_int(n->c, "input_forget", 0) != 0;
+    TRY(check_extents(n, x, directions));
     if (n->steps > STEPS_MOST) return onnx_refuse(n->c, "%lld steps", (long long)n->steps);
     if (onnx_has(n->c, 4)) n->lengths = tn_unsqueeze(onnx_as(onnx_in(n->c, 4), TN_I64), 1);
     return TN_OK;
@@ -264,6 +311,12 @@ static tn_status check_bytes(const onnx_call *c, int directions) {
         if (tn_size(bytes, 0) != directions || tn_size(scale, 0) != directions || tn_size(zero, 0) != directions)
             return onnx_refuse(c, "input %d, its scales and its zero points must have first dimension %d (directions)",
                                i, directions);
+        for (int k = 0; k < 2; k++) {
+            int64_t count = tn_numel(k ? zero : scale), columns = tn_size(bytes, 2);
+            if (count != directions && count != directions * columns)
+                return onnx_refuse(c, "input %d has %lld numbers; it takes one, or %lld, for each of %d directions",
+                                   6 + 2 * i + k, (long long)count, (long long)columns, directions);
+        }
     }
     return TN_OK;
 }
@@ -280,7 +333,7 @@ tn_status onnx_recurrent(onnx_call *c) {
     course k[2] = {0};
     tn_tensor *y[2], *h[2], *cell[2];
     if (of_bytes) TRY(check_bytes(c, directions));
-    TRY(read_net(&n, x));
+    TRY(read_net(&n, x, directions));
     TRY(read_functions(&n, k, directions));
     bool together = directions == 2 && n.steps >= TOGETHER && !n.lengths && !of_bytes && same_functions(k);
     for (int d = 0; d < directions; d++)

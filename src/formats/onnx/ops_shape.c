@@ -112,6 +112,8 @@ static tn_status transpose(onnx_call *c) {
     int count;
     TRY(onnx_need(c, 0, &x));
     TRY(onnx_axes(c, -1, "perm", tn_rank(x), order, &count));
+    if (count < 0 && tn_rank(x) > 0 && onnx_find(c, "perm"))
+        return onnx_refuse(c, "perm is empty, but its input has %d dimensions", tn_rank(x));
     for (int d = 0; count < 0 && d < tn_rank(x); d++)
         order[d] = tn_rank(x) - 1 - d;
     return onnx_put_like(c, 0, tn_permute(x, order, count < 0 ? tn_rank(x) : count), 0);
@@ -175,15 +177,21 @@ static tn_status split(onnx_call *c) {
     int64_t parts = read ? many : sizes ? listed : onnx_int(c, "num_outputs", c->out_count);
     int64_t part = parts > 0 ? tn_ceil_div(extent, parts) : 0;
     tn_status status = TN_OK;
+    if (parts != c->out_count)
+        status =
+            onnx_refuse(c, "it has %d outputs, but is to be split into %lld parts", c->out_count, (long long)parts);
     for (int k = 0; k < c->out_count && status == TN_OK; k++) {
-        int64_t length = sizes && k < parts ? sizes[k] : tn_max64(tn_min64(part, extent - from), 0);
-        if (length < 0 || length > extent - from || k >= parts)
+        int64_t length = sizes ? sizes[k] : tn_max64(tn_min64(part, extent - from), 0);
+        if (length < 0 || length > extent - from)
             status = onnx_refuse(c, "output %d: %lld of the %lld elements left", k, (long long)length,
                                  (long long)(extent - from));
         else
             status = onnx_put_like(c, k, tn_narrow(x, axis, from, length), 0);
         from += length;
     }
+    if (status == TN_OK && from != extent)
+        status = onnx_refuse(c, "its outputs have %lld of %lld elements along axis %d", (long long)from,
+                             (long long)extent, axis);
     tn_mem_free(read);
     return status;
 }

@@ -271,7 +271,7 @@ static tn_status is_word(const onnx_attribute *words, onnx_text t, bool fold, bo
 
 static tn_status normalize(const onnx_call *c, const onnx_value *v, maker *m) {
     onnx_text change = onnx_string(c, "case_change_action", "NONE");
-    const onnx_attribute *words = onnx_find_list(c, "stopwords", ONNX_LIST_TEXTS);
+    const onnx_attribute *words = onnx_find_list(c, "stopwords", ONNX_KIND_STRINGS);
     bool lower = onnx_is(change, "LOWER"), upper = onnx_is(change, "UPPER");
     bool fold = !onnx_int(c, "is_case_sensitive", 0);
     for (int64_t i = 0; i < v->count; i++) {
@@ -339,8 +339,8 @@ static int64_t word_number(const vectors *v, const onnx_text *word) {
 }
 
 static tn_status number_pool(const onnx_call *c, vectors *v) {
-    const onnx_attribute *texts = onnx_find_list(c, "pool_strings", ONNX_LIST_TEXTS),
-                         *ints = onnx_find_list(c, "pool_int64s", ONNX_LIST_INTS);
+    const onnx_attribute *texts = onnx_find_list(c, "pool_strings", ONNX_KIND_STRINGS),
+                         *ints = onnx_find_list(c, "pool_int64s", ONNX_KIND_INTS);
     const onnx_attribute *pool = texts ? texts : ints;
     if (!pool) return tn_fail(TN_ERR_FORMAT, "TfIdfVectorizer: there is no pool");
     v->pool_count = (int64_t)pool->count;
@@ -366,8 +366,14 @@ static tn_status number_pool(const onnx_call *c, vectors *v) {
 static tn_status gather_grams(const onnx_call *c, vectors *v) {
     int lengths = 0, places = 0;
     const int64_t *begins = onnx_ints(c, "ngram_counts", &lengths), *place = onnx_ints(c, "ngram_indexes", &places);
-    const onnx_attribute *weights = onnx_find_list(c, "weights", ONNX_LIST_FLOATS);
-    bool weighted = !onnx_is(onnx_string(c, "mode", "TF"), "TF") && weights && weights->count == (size_t)places;
+    const onnx_attribute *weights = onnx_find_list(c, "weights", ONNX_KIND_FLOATS);
+    bool weighted = weights && weights->count && !onnx_is(onnx_string(c, "mode", "TF"), "TF");
+    int64_t least = onnx_int(c, "min_gram_length", 1), most = onnx_int(c, "max_gram_length", 1);
+    if (weighted && weights->count != (size_t)places)
+        return tn_fail(TN_ERR_FORMAT, "TfIdfVectorizer: %zu weights for %d n-grams", weights->count, places);
+    if (least > most || most > lengths)
+        return tn_fail(TN_ERR_FORMAT, "TfIdfVectorizer: n-grams of %lld to %lld words, but ngram_counts has %d lengths",
+                       (long long)least, (long long)most, lengths);
     v->grams = tn_mem_zalloc((size_t)places, sizeof *v->grams);
     if (!v->grams) return tn_error_code();
     for (int n = 1; n <= lengths; n++) {
@@ -382,6 +388,9 @@ static tn_status gather_grams(const onnx_call *c, vectors *v) {
             v->width = tn_max64(v->width, place[i] + 1);
         }
     }
+    if (v->gram_count != places)
+        return tn_fail(TN_ERR_FORMAT, "TfIdfVectorizer: %d ngram_indexes for %lld n-grams", places,
+                       (long long)v->gram_count);
     if (v->gram_count) qsort(v->grams, (size_t)v->gram_count, sizeof *v->grams, by_gram);
     return TN_OK;
 }
@@ -442,7 +451,7 @@ static tn_status run_vectorize(onnx_call *c) {
     const onnx_value *in = onnx_has(c, 0) ? c->in[0] : NULL;
     if (!in) return tn_fail(TN_ERR_FORMAT, "TfIdfVectorizer: there is no input");
     bool texts = in->kind == ONNX_STRINGS;
-    if (texts != (onnx_find_list(c, "pool_strings", ONNX_LIST_TEXTS) != NULL))
+    if (texts != (onnx_find_list(c, "pool_strings", ONNX_KIND_STRINGS) != NULL))
         return tn_fail(TN_ERR_FORMAT, "TfIdfVectorizer: the input is not what the pool is of");
     const tn_tensor *x = texts ? NULL : onnx_in(c, 0);
     if (x) TRY(tn_status_of(x));

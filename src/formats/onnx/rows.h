@@ -24,8 +24,7 @@ tn_status onnx_list(const onnx_call *c, int i, const char *name, int64_t out[2 *
 /* Output k with the type of input i, which the operator does not change; t may be that input. */
 tn_status onnx_put_like(onnx_call *c, int k, const tn_tensor *t, int i);
 
-/* An attribute that is a list of this kind, as AttributeProto numbers them; NULL where the node has none or another. */
-enum { ONNX_LIST_FLOATS = 6, ONNX_LIST_INTS, ONNX_LIST_TEXTS };
+/* An attribute that is a list of this kind (ONNX_KIND_FLOATS …); NULL where the node has none or another. */
 static inline const onnx_attribute *onnx_find_list(const onnx_call *c, const char *name, int kind) {
     const onnx_attribute *a = onnx_find(c, name);
     return a && a->kind == kind ? a : NULL;

@@ -4,7 +4,7 @@
  * them. Nodes of constants alone leave their outputs with the graph and are not met again. */
 #include <string.h>
 
-#include "formats/onnx/model.h"
+#include "formats/onnx/attributes.h"
 #include "trunnion/autograd.h"
 
 /* ---- frames ------------------------------------------------------------------------------------------------------ */
@@ -181,6 +181,7 @@ static tn_status call_row(onnx_run *r, onnx_frame *f, int node, onnx_value **lis
         lists[i] = n->in[i] < 0 ? NULL : f->slots[n->in[i]];
     c.fixed = level_of_inputs(f, &c);
     if (!n->calls && !n->row) return onnx_refuse(&c, "Trunnion does not have this operator");
+    if (n->row && n->refers) TRY(onnx_check_references(&c));
     tn_status status = TN_OK;
     {
         TN_SCOPE;

@@ -431,7 +431,7 @@ static tn_status gather(const onnx_call *c, const char *prefix, older *w, forest
     TRY(onnx_numbers_of(c, name, &w->weights, &w->weight_count));
     TRY(onnx_numbers_of(c, "base_values", &f->base, &f->base_count));
     int64_t n = w->split_count;
-    w->modes = onnx_find_list(c, "nodes_modes", ONNX_LIST_TEXTS);
+    w->modes = onnx_find_list(c, "nodes_modes", ONNX_KIND_STRINGS);
     if (!w->modes || (int64_t)w->modes->count != n) return wrong(c, "nodes_modes is missing");
     TRY(list(c, "nodes_treeids", n, true, &w->tree));
     TRY(list(c, "nodes_nodeids", n, true, &w->id));
