@@ -77,8 +77,8 @@ def read_list():
 
 
 def plain(reason):
-    """A reason on one line, without the model's path."""
-    return " ".join(re.sub(r"'[^']*model\.onnx': ", "", reason).split()) or "-"
+    """A reason on one line, without the model's path and the line of the command that recorded the operation."""
+    return " ".join(re.sub(r"'[^']*model\.onnx': |^\S+\.c:\d+: ", "", reason).split()) or "-"
 
 
 def record(device, outcome):
@@ -117,10 +117,10 @@ def compare(device, outcome):
 # ---- the page --------------------------------------------------------------------------------------------------------
 
 KINDS = [
-    (r"random|bernoulli|dropout|multinomial", "the result is random: no two implementations draw the same numbers"),
-    (r"dft_inverse", "what is expected is rounding noise where the result is 0: 2e-7, past the absolute tolerance"),
-    (r"_fp16", "one unit of f16 beside what is expected: a value between two operations is rounded at another place"),
-    (r"image_decoder", "an image has to be decoded (ImageDecoder): JPEG 2000, TIFF and WebP are not read"),
+    (r"random|bernoulli|dropout|multinomial", "random result: implementations draw different numbers"),
+    (r"dft_inverse", "the expected value is rounding noise, 2e-7, where the result is 0; the absolute tolerance is 1e-7"),
+    (r"_fp16", "differs by one ulp of f16: an intermediate is rounded elsewhere"),
+    (r"image_decoder", "ImageDecoder: JPEG 2000, TIFF and WebP are not supported"),
 ]
 
 
@@ -143,11 +143,11 @@ def write_page(runs):
 
     date = datetime.date.today().isoformat()
     page = ROOT / "docs" / "measured" / f"onnx-{date}.md"
-    lines = [f"# The onnx package's node cases, {date}", "",
-             f"Written by `tools/checks/onnx_nodes.py BUILD --page`: the {len(runs[0]['cases'])} node cases of onnx {onnx.__version__},",
-             "tolerances 1e-3 relative and 1e-7 absolute, types and shapes equal. On OpenCL with `--strict`: no operation is",
-             "left to the processor. (Texts, sequences and the classical models of ai.onnx.ml are the host's work on every",
-             "device.)", "", "| device | passed | failed | skipped |", "|---|---|---|---|"]
+    lines = [f"# Node tests of the onnx package, {date}", "",
+             f"Written by `tools/checks/onnx_nodes.py BUILD --page`: the {len(runs[0]['cases'])} node tests of onnx {onnx.__version__},",
+             "with tolerances of 1e-3 (relative) and 1e-7 (absolute); dtypes and shapes must be equal. OpenCL runs with `--strict`:",
+             "the host computes no operation, except strings, sequences and the classical models of ai.onnx.ml, which run on the",
+             "host for every device.", "", "| device | passed | failed | skipped |", "|---|---|---|---|"]
     for outcome in runs:
         lines.append(f"| {outcome['device']} | {outcome['passed']} | {outcome['failed']} | {outcome['skipped']} |")
     for outcome in runs:
@@ -155,7 +155,7 @@ def write_page(runs):
         for case in outcome["cases"]:
             if case["result"] != "passed":
                 groups[explained(case)].append(case)
-        lines += ["", f"## What does not pass on {outcome['device']}", "", "| reason | cases |", "|---|---|"]
+        lines += ["", f"## Cases that do not pass on {outcome['device']}", "", "| reason | cases |", "|---|---|"]
         for words, cases in sorted(groups.items(), key=lambda g: (-len(g[1]), g[0])):
             names = ", ".join(c["name"].removeprefix("test_") for c in cases)
             lines.append(f"| {words.replace('|', '/')} | {len(cases)}: {names} |")
