@@ -175,6 +175,54 @@ static void products_have_gradients_beside_zeros(void **state) {
            2 * 100 + 10 * 1000, 0, 0);
 }
 
+/* PyTorch: each of the equal elements, the target's own among them, gets as much. */
+static void equal_extremes_share_the_gradient(void **state) {
+    (void)state;
+    static const tn_reduce kinds[] = {TN_REDUCE_AMAX, TN_REDUCE_AMIN};
+    for (int k = 0; k < 2; k++) {
+        TN_SCOPE;
+        tn_tensor *x = FLOATS(5, 1, 7), *src = FLOATS(5, 5, 1, 7, 7, 5), *at = PLACES(0, 0, 1, 2, 2, 0);
+        tn_tensor *leaves[] = {x, src}, *grads[2];
+        for (int i = 0; i < 2; i++)
+            assert_ok(tn_set_requires_grad(leaves[i], true));
+        tn_tensor *y = tn_mul(tn_scatter_reduce(x, 0, at, src, kinds[k], true), FLOATS(12, 8, 6));
+        tn_tensor *sum = tn_sum(y, TN_ALL, false);
+        assert_ok(tn_gradients(&sum, 1, NULL, leaves, 2, false, grads));
+        EXPECT(grads[0], TN_F32, 1, 3, 4, 2);
+        EXPECT(grads[1], TN_F32, 1, 3, 3, 4, 2, 2, 3);
+        sum = tn_sum(tn_mul(tn_scatter_reduce(x, 0, at, src, kinds[k], false), FLOATS(12, 8, 6)), TN_ALL, false);
+        assert_ok(tn_gradients(&sum, 1, NULL, leaves, 2, false, grads));
+        EXPECT(grads[0], TN_F32, 1, 0, 0, 0);
+        EXPECT(grads[1], TN_F32, 1, 4, 4, 8, 3, 3, 4);
+    }
+}
+
+static void second_gradients_of_cumprod_hold_beside_zeros(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *x = FLOATS(0, 2, 0, 3, 0), *w = FLOATS(1, 10, 100, 1000, 10000);
+    assert_ok(tn_set_requires_grad(x, true));
+    tn_tensor *y = tn_mul(tn_cumprod(x, 0), w);
+    /* d²/dx[0]dx[2] = 2·100 + 2·3·1000; d²/dx[0]dx[1] = 10; of others a zero is left */
+    static const double hessian[5][5] = {
+        {0, 10, 6200, 0, 0}, {10, 0, 0, 0, 0}, {6200, 0, 0, 0, 0}, {0, 0, 0, 0, 0}, {0, 0, 0, 0, 0}};
+    for (int row = 0; row < 5; row++) {
+        float direction[5] = {0};
+        direction[row] = 1;
+        tn_tensor *g = gradient_of(y, x);
+        const double *h = hessian[row];
+        EXPECT(g, TN_F32, 1, 1 + 20, 0, 0, 0, 0);
+        EXPECT(gradient_of(tn_mul(g, tn_from_data(direction, TN_DIMS(5), TN_F32)), x), TN_F32, 1, h[0], h[1], h[2], h[3],
+               h[4]);
+    }
+    tn_tensor *third = FLOATS(0, 0, 0, 5);
+    assert_ok(tn_set_requires_grad(third, true));
+    tn_tensor *g = gradient_of(tn_cumprod(third, 0), third);
+    for (int i = 0; i < 2; i++)
+        g = gradient_of(tn_select(g, 0, i), third);
+    EXPECT(g, TN_F32, 1, 0, 0, 1 + 5, 0); /* d³/dx[0]dx[1]dx[2] */
+}
+
 static void probabilities_are_targets(void **state) {
     (void)state;
     TN_SCOPE;
@@ -206,6 +254,8 @@ int main(void) {
         cmocka_unit_test(negative_indices_are_taken_along_a_dim),
         cmocka_unit_test(an_empty_index_has_any_rank),
         cmocka_unit_test(products_have_gradients_beside_zeros),
+        cmocka_unit_test(equal_extremes_share_the_gradient),
+        cmocka_unit_test(second_gradients_of_cumprod_hold_beside_zeros),
         cmocka_unit_test(probabilities_are_targets),
         cmocka_unit_test(what_pytorch_refuses_is_refused),
     };

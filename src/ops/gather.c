@@ -360,6 +360,39 @@ const tn_op_impl tn_impl_scatter_amax = {SCATTER_REDUCED(KIR_RMAX, grad_scatter_
  * the greatest number of the type, where there is none. */
 const tn_op_impl tn_impl_scatter_amin = {SCATTER_REDUCED(KIR_RMIN, grad_scatter_extreme)};
 
+/* scatter_extreme(index, src, x, dim, greatest): the greatest, or least, of each element of x and all src[…, j, …] that
+ * index leads there. Equal ones share the gradient, as in PyTorch: x's element counts as one of them. */
+static tn_status infer_scatter_extreme(tn_infer *c) {
+    const tn_node *x = c->in[2];
+    int64_t *dim = &c->attrs->i[0];
+    TRY(tn_infer_dim(c, *dim, x->rank, dim));
+    TRY(tn_infer_scattered(c, c->in[0], c->in[1], *dim, x->shape, x->rank));
+    c->dtype = (tn_dtype)x->dtype;
+    return tn_infer_shape(c, x->shape, x->rank);
+}
+static tn_node *compose_scatter_extreme(tn_build *b, const tn_node *n) {
+    tn_node *index = n->in[0], *src = n->in[1], *x = n->in[2];
+    int64_t dim = n->i[0];
+    if (n->i[1]) return tn_b_maximum(b, x, tn_b_scatter_amax(b, index, src, dim, n->shape, n->rank));
+    return tn_b_minimum(b, x, tn_b_scatter_amin(b, index, src, dim, n->shape, n->rank));
+}
+static tn_status grad_scatter_with_own(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    tn_node *y = tn_b_self(n);
+    tn_node *own = tn_b_cast(b, tn_b_eq(b, n->in[2], y), (tn_dtype)n->dtype);
+    tn_node *reached = tn_b_cast(b, tn_b_eq(b, n->in[1], back_to_source(b, n, y)), (tn_dtype)n->dtype);
+    tn_node *many = tn_b_add(b, own, tn_b_scatter_sum(b, n->in[0], reached, n->i[0], n->shape, n->rank));
+    tn_node *share = tn_b_div(b, dy, many);
+    if (tn_needs_grad(n, 1)) grads[1] = tn_b_mul(b, reached, back_to_source(b, n, share));
+    if (tn_needs_grad(n, 2)) grads[2] = tn_b_mul(b, own, share);
+    return b->status;
+}
+const tn_op_impl tn_impl_scatter_extreme = {
+    .infer = infer_scatter_extreme,
+    .compose = compose_scatter_extreme,
+    .grad = grad_scatter_with_own,
+    .cases = "types=f32,f64,i32; [9,2]:i64@0..3 [9,2] [4,2] dim=0 greatest=true; "
+             "[2,7]:i32@0..4 [3,8] [3,5] dim=1 greatest=false; error=fit [2]:i64@0..1 [2,2] [2] dim=0 greatest=true"};
+
 /* scatter_last(index, dim, shape): for each element of `shape` the greatest j with index[…, j, …] leading to it, −1
  * where there is none. */
 static tn_status infer_scatter_last(tn_infer *c) {

@@ -150,6 +150,8 @@ static tn_node *reduce_scattered(tn_build *b, tn_node *x, int64_t dim, tn_node *
     if (n->dtype == TN_BOOL)
         return reduce_bools(b, x, dim, index, src, kind == TN_REDUCE_PROD || kind == TN_REDUCE_AMIN, include_self);
     const int64_t *shape = x->shape;
+    if (include_self && (kind == TN_REDUCE_AMAX || kind == TN_REDUCE_AMIN))
+        return tn_b_scatter_extreme(b, index, src, x, dim, kind == TN_REDUCE_AMAX);
     tn_node *made = kind == TN_REDUCE_PROD   ? tn_b_scatter_prod(b, index, src, dim, shape, x->rank)
                     : kind == TN_REDUCE_AMAX ? tn_b_scatter_amax(b, index, src, dim, shape, x->rank)
                     : kind == TN_REDUCE_AMIN ? tn_b_scatter_amin(b, index, src, dim, shape, x->rank)
@@ -158,12 +160,7 @@ static tn_node *reduce_scattered(tn_build *b, tn_node *x, int64_t dim, tn_node *
         tn_node *last = tn_b_scatter_last(b, index, dim, shape, x->rank);
         return tn_b_where(b, tn_b_le(b, last ? tn_b_const(b, 0, last) : NULL, last), made, x);
     }
-    switch (kind) {
-    case TN_REDUCE_PROD: return tn_b_mul(b, x, made);
-    case TN_REDUCE_AMAX: return tn_b_maximum(b, x, made);
-    case TN_REDUCE_AMIN: return tn_b_minimum(b, x, made);
-    default: return tn_b_add(b, x, made);
-    }
+    return kind == TN_REDUCE_PROD ? tn_b_mul(b, x, made) : tn_b_add(b, x, made);
 }
 static tn_node *compose_scatter_reduce(tn_build *b, const tn_node *n) { return scatter_lines(b, n, reduce_scattered); }
 const tn_op_impl tn_impl_scatter_reduce = {

@@ -68,6 +68,7 @@ enum { TN_TAKE_ALONG_DIM_DIM = 0 };
 enum { TN_SCATTER_PROD_DIM = 0, TN_SCATTER_PROD_SHAPE = 1 };
 enum { TN_SCATTER_AMAX_DIM = 0, TN_SCATTER_AMAX_SHAPE = 1 };
 enum { TN_SCATTER_AMIN_DIM = 0, TN_SCATTER_AMIN_SHAPE = 1 };
+enum { TN_SCATTER_EXTREME_DIM = 0, TN_SCATTER_EXTREME_GREATEST = 1 };
 enum { TN_SCATTER_LAST_DIM = 0, TN_SCATTER_LAST_SHAPE = 1 };
 enum { TN_SCATTER_DIM = 0 };
 enum { TN_SCATTER_ADD_DIM = 0 };
@@ -313,6 +314,7 @@ tn_node *tn_b_take_along_dim(tn_build *b, tn_node *x, int64_t dim, tn_node *inde
 tn_node *tn_b_scatter_prod(tn_build *b, tn_node *index, tn_node *src, int64_t dim, const int64_t *shape, int rank);
 tn_node *tn_b_scatter_amax(tn_build *b, tn_node *index, tn_node *src, int64_t dim, const int64_t *shape, int rank);
 tn_node *tn_b_scatter_amin(tn_build *b, tn_node *index, tn_node *src, int64_t dim, const int64_t *shape, int rank);
+tn_node *tn_b_scatter_extreme(tn_build *b, tn_node *index, tn_node *src, tn_node *x, int64_t dim, bool greatest);
 tn_node *tn_b_scatter_last(tn_build *b, tn_node *index, int64_t dim, const int64_t *shape, int rank);
 tn_node *tn_b_scatter(tn_build *b, tn_node *x, int64_t dim, tn_node *index, tn_node *src);
 tn_node *tn_b_scatter_add(tn_build *b, tn_node *x, int64_t dim, tn_node *index, tn_node *src);

@@ -313,13 +313,42 @@ const tn_op_impl tn_impl_cumsum = {.class_ = TN_SCANNING,
  *
  * Gradient: dx[k] = Σ dy[i] · Π x[j] over i ≥ k, j ≤ i, j ≠ k. With the first zero of each row replaced by 1, p are
  * the running products: up to that zero (at k) the sums of dy·p are its gradient; elsewhere a product behind the zero
- * is p times that zero (of which a gradient can be taken again), and division by x[k] leaves it out. A further zero
- * makes p 0. */
+ * is p times that zero, and division by x[k] leaves it out. A further zero makes p 0.
+ *
+ * With two zeros the gradient's own gradient does not follow from these formulas. Where it will be asked for, dx[k] is
+ * Π x[j] over j < k times q[k], with q[k] = dy[k] + x[k + 1]·q[k + 1]: a chain of maps that are joined in pairs, so that
+ * there are log n steps and no division. */
+static tn_node *along(tn_build *b, tn_node *x, int64_t dim, int64_t from, int64_t to) {
+    return tn_b_slice(b, x, dim, from, to, 1);
+}
+static tn_node *cumprod_gradient_again(tn_build *b, tn_node *x, tn_node *dy, int64_t dim) {
+    int64_t n = x->shape[dim];
+    if (n < 2) return dy;
+    tn_node *q = dy, *factor = along(b, x, dim, 1, n); /* q[k] + factor[k]·q[k + step] */
+    for (int64_t step = 1; step < n; step *= 2) {
+        tn_node *reached = tn_b_mul(b, factor, along(b, q, dim, step, n));
+        tn_node *first = tn_b_add(b, along(b, q, dim, 0, n - step), reached);
+        q = tn_b_cat(b, (tn_node *[]){first, along(b, q, dim, n - step, n)}, 2, dim);
+        if (2 * step < n)
+            factor = tn_b_mul(b, along(b, factor, dim, 0, n - 2 * step), along(b, factor, dim, step, n - step));
+    }
+    tn_node *before = tn_b_cumprod(b, along(b, x, dim, 0, n - 1), dim);
+    tn_node *rest = tn_b_mul(b, before, along(b, q, dim, 1, n));
+    return tn_b_cat(b, (tn_node *[]){along(b, q, dim, 0, 1), rest}, 2, dim);
+}
 static tn_status grad_cumprod(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *x = n->in[0], *zero = tn_b_const(b, 0, x), *one = tn_b_const(b, 1, x);
     int64_t dim = n->i[0];
     grads[0] = dy;
-    if (n->rank == 0) return b->status;
+    if (n->rank == 0 || tn_node_numel(n) == 0) return b->status;
+    tn_node *divisible = tn_b_mul(b, x, one); /* recorded for a gradient if and only if one may be asked for */
+    if (divisible && divisible->flags & TN_NODE_GRAD) {
+        if (n->symbol[dim])
+            return tn_fail(TN_ERR_UNSUPPORTED, "cumprod: dim %lld has a symbolic extent; its gradient has no gradient",
+                           (long long)dim);
+        grads[0] = cumprod_gradient_again(b, x, dy, dim);
+        return b->status;
+    }
     tn_node *is_zero = tn_b_eq(b, x, zero), *count = tn_b_cumsum(b, is_zero, dim);
     tn_node *first = count ? tn_b_bitwise_and(b, is_zero, tn_b_eq(b, count, tn_b_const(b, 1, count))) : NULL;
     tn_node *before = count ? tn_b_eq(b, count, tn_b_const(b, 0, count)) : NULL;
