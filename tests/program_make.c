@@ -190,12 +190,6 @@ static int make_data(maker *k, const int64_t *shape, int rank, tn_dtype dtype, c
     return marked;
 }
 
-/* Indices from 0 to limit - 1; nothing (-1) if there are none, or if a symbolic extent may be smaller in another run:
- * indices outside are refused. */
-static int index_data(maker *k, const int64_t *shape, int rank, int64_t limit) {
-    if (limit == 0 || k->form == PROGRAM_SYMBOLIC) return -1;
-    return make_data(k, shape, rank, chance(k, 75) ? TN_I64 : TN_I32, CONTENT_INDEX, limit);
-}
 
 static content content_for(maker *k, tn_dtype dtype) {
     if (k->form == PROGRAM_GRADIENT) return CONTENT_DISTINCT; /* equal values would be kinks of max */
@@ -260,6 +254,25 @@ static int unary(maker *k, step_kind kind, int x) {
     step s = new_step(kind);
     add_in(&s, x);
     return take_new(k, &s);
+}
+
+/* Indices from 0 to limit - 1; nothing (-1) if there are none. Indices outside are refused if the host knows them. A
+ * symbolic extent, once sliced, may be smaller in another variant, so symbolic programs compute their indices. */
+static int index_data(maker *k, const int64_t *shape, int rank, int64_t limit) {
+    if (limit == 0) return -1;
+    int index = make_data(k, shape, rank, chance(k, 75) ? TN_I64 : TN_I32, CONTENT_INDEX, limit);
+    for (int n = 0; n < 2 && index >= 0 && k->form == PROGRAM_SYMBOLIC; n++) {
+        int computed = unary(k, STEP_bitwise_not, index);
+        take_free(k, index);
+        index = computed;
+    }
+    return index;
+}
+
+/* No later step may read, and so compute, what lies outside. */
+static int with_index(maker *k, int result, int index) {
+    if (k->form == PROGRAM_SYMBOLIC) take_free(k, index);
+    return result;
 }
 
 static int binary(maker *k, step_kind kind, int x, int y) {
@@ -368,6 +381,7 @@ static void chain(maker *k) {
         if (kind == STEP_slice && y >= 0) y = unary(k, STEP_contiguous, y);
         x = kind == STEP_cumsum && y >= 0 ? unary(k, STEP_tanh, y) : y;
     }
+    if (order >= 0) with_index(k, x, order);
 }
 
 /* exp(x - max) / sum, its parts freed as one would. */
@@ -575,7 +589,7 @@ static int some_gather(maker *k) {
     add_in(&s, x);
     add_in(&s, index);
     add_int(&s, dim);
-    return take_new(k, &s);
+    return with_index(k, take_new(k, &s), index);
 }
 
 static int some_rows(maker *k) {
@@ -590,14 +604,14 @@ static int some_rows(maker *k) {
     add_in(&s, index);
     add_int(&s, dim);
     int rows = take_new(k, &s);
-    if (rows < 0 || chance(k, 50) || at(k, x)->dtype == TN_F16) return rows;
+    if (rows < 0 || chance(k, 50) || at(k, x)->dtype == TN_F16) return with_index(k, rows, index);
     /* … and added back where they came from. (The order of sums of f16 is not promised.) */
     step add = new_step(STEP_index_add);
     add_in(&add, x);
     add_in(&add, index);
     add_in(&add, rows);
     add_int(&add, dim);
-    return take_new(k, &add);
+    return with_index(k, take_new(k, &add), index);
 }
 
 static int some_copy(maker *k) {

@@ -128,6 +128,21 @@ static void programs_are_long_and_full_of_views_and_writes(void **state) {
     assert_true(typical[3] >= 2);
 }
 
+static void symbolic_programs_look_up_by_index(void **state) {
+    (void)state;
+    int looked_up[STEP_KIND_COUNT] = {0};
+    program *p = malloc(sizeof *p);
+    for (int n = 0; n < COUNTED; n++) {
+        program_make(p, (uint64_t)n + 1, PROGRAM_SYMBOLIC, NULL, 0);
+        for (int k = 0; k < p->count; k++)
+            looked_up[p->steps[k].kind]++;
+    }
+    free(p);
+    int gathers = looked_up[STEP_gather], selects = looked_up[STEP_index_select], adds = looked_up[STEP_index_add];
+    print_message("%d programs: %d gather, %d index_select, %d index_add\n", COUNTED, gathers, selects, adds);
+    assert_true(gathers >= COUNTED / 10 && selects >= COUNTED / 10 && adds >= COUNTED / 20);
+}
+
 /* A plan that was kept is found again by keys alone, so running a program a second time plans nothing; with symbolic
  * extents most plans are found at another size. */
 static void symbolic_programs_mostly_keep_their_plans(void **state) {
@@ -196,6 +211,7 @@ int main(void) {
         cmocka_unit_test(programs_equal_the_oracle_whatever_is_kept),
         cmocka_unit_test(captured_programs_equal_the_oracle_at_each_launch),
         cmocka_unit_test(programs_of_symbolic_extents_equal_the_oracle_at_each_size),
+        cmocka_unit_test(symbolic_programs_look_up_by_index),
         cmocka_unit_test(symbolic_programs_mostly_keep_their_plans),
         cmocka_unit_test(programs_have_the_same_bits_on_one_two_and_three_threads),
         cmocka_unit_test(programs_equal_the_oracle_on_memory_that_is_not_the_hosts),
