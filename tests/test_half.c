@@ -497,6 +497,81 @@ static void values_that_a_step_in_half_loses_are_right(void **state) {
     free(even);
 }
 
+/* Factors of ones and a sum that lies between two halves: `bias` brings it to one of them. Rounded before that too, it
+ * would be `bias` too small. */
+typedef struct between {
+    tn_dtype type;
+    double most, bias;
+} between;
+
+static const between sums[] = {{TN_F16, 2048, 1}, {TN_BF16, 256, 1}};
+
+/* [rows, k] or [batch, channels, …] whose products with ones sum to most + 1. */
+static tn_tensor *summands(const between *c, const int64_t *shape, int rank, int64_t k) {
+    tn_tensor *rest = tn_zeros(TN_DIMS(k - 2), c->type);
+    tn_tensor *both[] = {tn_full(TN_DIMS(1), c->most, c->type), tn_ones(TN_DIMS(1), c->type), rest};
+    int64_t all[TN_MAX_RANK];
+    memcpy(all, shape, (size_t)rank * sizeof *all);
+    for (int d = 2; d < rank; d++)
+        all[d] = 1;
+    tn_tensor *line = tn_cat(both, 3, 0);
+    return tn_contiguous(tn_expand(rank > 1 ? tn_reshape(line, (int64_t[]){1, k, 1, 1}, rank) : line, shape, rank));
+}
+
+static void expect_all(tn_tensor *y, const between *c, const char *what) {
+    assert_ok(tn_status_of(y));
+    assert_int_equal(tn_dtype_of(y), c->type);
+    double *v = trial_doubles(y), want = c->most + 1 + c->bias;
+    for (int64_t i = 0; i < tn_numel(y); i++)
+        if (v[i] != want) fail_msg("%s, %s: [%lld] is %g, not %g", what, tn_dtype_name(c->type), (long long)i, v[i], want);
+    free(v);
+}
+
+static void check_biased(const between *c, int64_t rows, int64_t k, int64_t columns) {
+    TN_SCOPE;
+    tn_tensor *x = tn_expand(tn_unsqueeze(summands(c, &k, 1, k), 0), TN_DIMS(rows, k));
+    tn_tensor *w = tn_ones(TN_DIMS(columns, k), c->type), *turned = tn_t(w), *one = tn_ones(TN_DIMS(k), c->type);
+    tn_tensor *bias = tn_full(TN_DIMS(columns), c->bias, c->type), *number = tn_full(NULL, 0, c->bias, c->type);
+    expect_all(tn_linear(x, w, bias), c, "linear");
+    expect_all(tn_linear(tn_select(x, 0, 0), w, bias), c, "linear of a vector");
+    expect_all(tn_linear(x, one, number), c, "linear with a weight [in]");
+    expect_all(tn_addmm(bias, x, turned, 1, 1), c, "addmm");
+    expect_all(tn_gemm(x, turned, bias, 1, 1, false, false), c, "gemm");
+    expect_all(tn_gemv(x, one, number, 1, 1, false), c, "gemv");
+    tn_tensor *batch = tn_expand(tn_unsqueeze(x, 0), TN_DIMS(2, rows, k));
+    tn_tensor *weights = tn_expand(tn_unsqueeze(turned, 0), TN_DIMS(2, k, columns));
+    expect_all(tn_baddbmm(bias, batch, weights, 1, 1), c, "baddbmm");
+}
+
+static void check_biased_windows(const between *c, int64_t channels, int64_t out, int64_t side) {
+    TN_SCOPE;
+    tn_tensor *images = summands(c, TN_DIMS(2, channels, side, side), channels);
+    tn_tensor *bias = tn_full(TN_DIMS(out), c->bias, c->type);
+    tn_tensor *w = tn_ones(TN_DIMS(out, channels, 1, 1), c->type), *back = tn_ones(TN_DIMS(channels, out, 1, 1), c->type);
+    expect_all(tn_conv2d(images, w, bias, NULL), c, "conv2d");
+    expect_all(tn_conv2d(tn_select(images, 0, 0), w, bias, NULL), c, "conv2d without a batch");
+    expect_all(tn_conv_transpose2d(images, back, bias, NULL), c, "conv_transpose2d");
+    tn_tensor *line = tn_select(images, 2, 0);
+    expect_all(tn_conv1d(line, tn_squeeze(w, TN_DIMS(3)), bias, NULL), c, "conv1d");
+    /* one channel a group: of the window's two taps, most and 1 */
+    tn_tensor *pair = tn_cat((tn_tensor *[]){tn_full(TN_DIMS(1), c->most, c->type), tn_ones(TN_DIMS(1), c->type)}, 2, 0);
+    tn_tensor *taps = tn_expand(tn_view(pair, TN_DIMS(1, 1, 1, 2)), TN_DIMS(out, 1, 1, 2));
+    tn_conv2d_options o = TN_CONV2D_DEFAULTS;
+    o.groups = out;
+    expect_all(tn_conv2d(tn_ones(TN_DIMS(1, out, side, side), c->type), taps, bias, &o), c, "depthwise conv2d");
+}
+
+static void a_bias_is_added_before_the_sum_is_rounded(void **state) {
+    (void)state;
+    for (size_t i = 0; i < TN_COUNT(sums); i++) {
+        check_biased(&sums[i], 1, 2, 1);
+        check_biased(&sums[i], 3, 5, 4);
+        check_biased(&sums[i], 70, 33, 65);
+        check_biased_windows(&sums[i], 2, 3, 4);
+        check_biased_windows(&sums[i], 20, 17, 12);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(unary_ops_of_f16_are_right_to_an_ulp_for_all_values),
@@ -508,6 +583,7 @@ int main(void) {
         cmocka_unit_test(every_case_of_a_composed_op_holds_in_half_precision),
         cmocka_unit_test(products_of_halves_stay_products_of_halves),
         cmocka_unit_test(values_that_a_step_in_half_loses_are_right),
+        cmocka_unit_test(a_bias_is_added_before_the_sum_is_rounded),
     };
     return cmocka_run_group_tests_name("half", tests, NULL, NULL);
 }

@@ -236,6 +236,7 @@ typedef struct tn_native_row {
 
 static const tn_native_row natives[] = {
     {"matmul_batched", tn_make_matmul, RESULT_FRESH, NULL, NULL, NULL},
+    {"matmul_wide", tn_make_matmul, RESULT_FRESH, NULL, NULL, NULL},
     {"int_mm", tn_make_matmul, RESULT_FRESH, NULL, NULL, NULL},
     {"linear_quantized", tn_make_linear_stored, RESULT_FRESH, NULL, NULL, NULL},
     {"linear_half", tn_make_linear_stored, RESULT_FRESH, NULL, NULL, NULL},

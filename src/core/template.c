@@ -117,8 +117,7 @@ static tn_gemm_shape product_shape(const tn_node *n, template *t) {
     tn_gemm_shape s = {.m = n->shape[n->rank - 2], .n = n->shape[n->rank - 1], .k = a->shape[a->rank - 1]};
     s.type = kir_type_of((tn_dtype)n->dtype);
     s.local_dtype = local_dtype(s.type);
-    bool halves = tn_dtype_is_half(n->dtype);
-    if (halves && n->in[0]->dtype == n->dtype && n->in[1]->dtype == n->dtype) s.half = (tn_dtype)n->dtype;
+    if (tn_dtype_is_half(a->dtype) && n->in[1]->dtype == a->dtype) s.half = (tn_dtype)a->dtype;
     for (int d = 0; d < n->rank - 2; d++) {
         if (n->shape[d] == 1) continue;
         if (t) t->batch_dim[s.batch_axes] = d;
@@ -618,6 +617,7 @@ static const struct {
     bool joins; /* though no product, what follows may join it */
 } templates[] = {
     {TN_OP_MATMUL_BATCHED, takes_product, make_product, false},
+    {TN_OP_MATMUL_WIDE, takes_product, make_product, false},
     {TN_OP_LINEAR_HALF, takes_product, make_product, false},
     {TN_OP_CORRELATE2D, takes_correlation, make_correlation, true},
     {TN_OP_CONV2D_WEIGHT, takes_filter_gradient, make_filter_gradient, true},

@@ -178,7 +178,7 @@ static void measure(void *ctx, void *out) {
     g->c.joint = (tn_joint){0};
     g->a.data = memory_for(&g->a, g->batch, g->m, g->k, q->dtype);
     g->b.data = memory_for(&g->b, g->batch, g->k, g->n, q->dtype);
-    g->c.data = memory_for(&g->c, g->batch, g->m, g->n, q->dtype);
+    g->c.data = memory_for(&g->c, g->batch, g->m, g->n, g->wide ? TN_F32 : q->dtype);
     if (q->kept) g->packed_b = tn_mem_alloc(tn_gemm_packed_bytes(g->n, g->k, q->dtype));
     g->packed_valid = &q->packed;
     list_candidates(&c, q);

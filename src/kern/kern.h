@@ -80,6 +80,7 @@ typedef struct tn_gemm_args {
     void *workspace; /* tn_gemm_workspace bytes, 64-byte aligned: part of the plan's arena, never allocated here */
     tn_gemm_way way;
     tn_dtype a_dtype, b_dtype; /* of products in i32: TN_I8 or TN_U8 */
+    bool wide;                 /* of f16 and bf16: C is f32, and nothing is rounded */
 } tn_gemm_args;
 
 /* Of products in i32, TN_I8: where quads are taken (TN_I32: where they are not). */
@@ -96,7 +97,7 @@ size_t tn_gemm_workspace(const tn_gemm_args *args, tn_dtype dtype, int threads);
  * for any thread count, any split, any instruction set. f16, bf16: the same of the widened operands, in f32, and
  * rounded once. But a processor that multiplies pairs of bf16 faster than that does so: then k runs in pairs, in chains
  * twice as long, as the processor rounds them (subnormal numbers are zero), for the same bits on one machine. i32:
- * exact, modulo 2³². `dtype` is C's. */
+ * exact, modulo 2³². `dtype` is C's, or A's and B's if C is `wide`. */
 void tn_gemm_run(const tn_gemm_args *args, tn_dtype dtype);
 void tn_gemm_f32(const tn_gemm_args *args);
 

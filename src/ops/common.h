@@ -29,6 +29,7 @@ tn_status tn_view_dim(const tn_view_steps *s, int64_t dim, int rank, int64_t *ou
 tn_node *tn_b_const(tn_build *b, double v, const tn_node *like);
 tn_node *tn_b_scale(tn_build *b, tn_node *x, double v);  /* x · v */
 tn_node *tn_b_offset(tn_build *b, tn_node *x, double v); /* x + v */
+tn_node *tn_b_as_f32(tn_build *b, tn_node *x);           /* f16 and bf16 widened, others as they are */
 /* Sum and mean over dims (ascending), which are kept with extent 1; where other dims lie between them, over the last
  * ones first. */
 tn_node *tn_b_sum_apart(tn_build *b, tn_node *x, const int64_t *dims, int count);

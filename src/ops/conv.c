@@ -188,9 +188,42 @@ static tn_node *weigh_channels(tn_build *b, tn_node *x, tn_node *weight, const t
     return tn_b_sum(b, tn_b_stack(b, pass, (int)passes, 0), (int64_t[]){0}, 1, false);
 }
 
-/* The convolution: x [n, channels, h, w] → [n, out, places]. */
+/* The window of filters [.., .., kernel, kernel]; of each number two. */
+static tn_window filter_taps(const tn_node *weight, const int64_t *stride, const int64_t *before,
+                             const int64_t *dilation) {
+    tn_window w;
+    for (int a = 0; a < 2; a++) {
+        w.kernel[a] = weight->shape[2 + a];
+        w.stride[a] = stride[a];
+        w.padding[a] = before[a];
+        w.dilation[a] = dilation[a];
+    }
+    return w;
+}
+
+/* Σ over k of x·y: of halves in f32 if the sums are to be `wide`. */
+static tn_node *product(tn_build *b, tn_node *x, tn_node *y, bool wide) {
+    return wide ? tn_b_matmul_wide(b, x, y) : tn_b_matmul_batched(b, x, y);
+}
+
+/* The convolution by its definition: a product of the filters with what windows see. Of `w` the kernel is not read. */
+static tn_node *correlate_seen(tn_build *b, tn_node *x, tn_node *weight, const tn_window *w, int64_t groups,
+                               const int64_t *places, bool wide) {
+    if (!x || !weight) return NULL;
+    tn_window window = filter_taps(weight, w->stride, w->padding, w->dilation);
+    if (depthwise(weight, groups)) {
+        tn_node *y = weigh_channels(b, tn_b_as_f32(b, x), tn_b_as_f32(b, weight), &window, places); /* sums are f32 */
+        return wide ? y : tn_b_cast_like(b, y, x);
+    }
+    tn_node *seen = tn_b_seen(b, x, &window, places, 0.0);
+    tn_node *y = product(b, filters(b, weight, groups), columns(b, seen, groups), wide);
+    return tn_b_view(b, y, (int64_t[]){x->shape[0], weight->shape[0], places[0], places[1]}, 4);
+}
+
+/* The convolution: x [n, channels, h, w] → [n, out, places], in x's dtype or, for halves, `wide`: in f32. */
 static tn_node *correlate(tn_build *b, tn_node *x, tn_node *weight, const tn_window *w, int64_t groups,
-                          const int64_t *places) {
+                          const int64_t *places, bool wide) {
+    if (wide) return correlate_seen(b, x, weight, w, groups, places, true);
     return tn_b_correlate2d(b, x, weight, places, w->stride, w->padding, w->dilation, groups);
 }
 
@@ -216,22 +249,25 @@ static tn_node *turned_filters(tn_build *b, tn_node *weight, int64_t groups) {
 }
 
 static tn_node *spread_phase(tn_build *b, tn_node *y, tn_node *weight, const tn_window *w, int64_t groups,
-                             const tn_phase *p) {
+                             const tn_phase *p, bool wide) {
     int64_t shape[4] = {y->shape[0], weight->shape[1] * groups, p->pixels[0], p->pixels[1]};
-    if (tn_phase_is_empty(p)) return tn_b_expand(b, tn_b_const(b, 0.0, y), shape, 4);
+    if (tn_phase_is_empty(p)) {
+        tn_node *zero = tn_b_const(b, 0.0, y);
+        return tn_b_expand(b, wide ? tn_b_as_f32(b, zero) : zero, shape, 4);
+    }
     tn_node *taps = turned_filters(b, phase_taps(b, weight, w, p), groups);
     tn_window over = {.stride = {1, 1}, .padding = {p->pads[2], p->pads[0]}};
     memcpy(over.dilation, p->spacing, sizeof over.dilation);
-    return correlate(b, y, taps, &over, groups, p->pixels);
+    return correlate(b, y, taps, &over, groups, p->pixels, wide);
 }
 
 static tn_node *spread_in_phases(tn_build *b, tn_node *y, tn_node *weight, const tn_window *w, int64_t groups,
-                                 const int64_t *size) {
+                                 const int64_t *size, bool wide) {
     tn_node *parts[TN_MAX_PHASES * TN_MAX_PHASES];
     for (int64_t k = 0; k < w->stride[0] * w->stride[1]; k++) {
         int64_t number[2] = {k / w->stride[1], k % w->stride[1]};
         tn_phase p = tn_phase_of(w, number, size, y->shape + 2);
-        parts[k] = spread_phase(b, y, weight, w, groups, &p);
+        parts[k] = spread_phase(b, y, weight, w, groups, &p, wide);
     }
     return tn_b_join_phases(b, parts, w, size);
 }
@@ -239,10 +275,9 @@ static tn_node *spread_in_phases(tn_build *b, tn_node *y, tn_node *weight, const
 /* What each pixel of y contributes to its window, summed. A stride and a dilation: the uncut image is made and then
  * cut, as fold_windows2d wants exactly the places that an image has. */
 static tn_node *spread_and_fold(tn_build *b, tn_node *y, tn_node *weight, const tn_window *w, int64_t groups,
-                                const int64_t *size) {
+                                const int64_t *size, bool wide) {
     const int64_t *s = weight->shape, none[2] = {0, 0};
-    tn_node *product =
-        tn_b_matmul_batched(b, tn_b_transpose(b, filters(b, weight, groups), -2, -1), pixels(b, y, groups));
+    tn_node *each = product(b, tn_b_transpose(b, filters(b, weight, groups), -2, -1), pixels(b, y, groups), wide);
     int64_t shape[6] = {y->shape[0], s[1] * groups, s[2], s[3], y->shape[2], y->shape[3]}, whole[2], pads[4];
     for (int a = 0; a < 2; a++) {
         whole[a] = (y->shape[2 + a] - 1) * w->stride[a] + tn_window_reach(w, a);
@@ -250,13 +285,20 @@ static tn_node *spread_and_fold(tn_build *b, tn_node *y, tn_node *weight, const 
         pads[2 * (1 - a) + 1] = size[a] + w->padding[a] - whole[a];
     }
     tn_node *all =
-        tn_b_fold_windows2d(b, tn_b_view(b, product, shape, 6), w->kernel, w->stride, none, w->dilation, whole);
+        tn_b_fold_windows2d(b, tn_b_view(b, each, shape, 6), w->kernel, w->stride, none, w->dilation, whole);
     return tn_b_pad(b, all, pads, 4, 0.0);
 }
 
-/* The transposed convolution: y [n, groups · in, places] → images of `size`. */
+static tn_node *spread_seen(tn_build *b, tn_node *y, tn_node *weight, const tn_window *w, int64_t groups,
+                            const int64_t *size, bool wide) {
+    if (!y || !weight) return NULL;
+    return (tn_window_has_phases(w) ? spread_in_phases : spread_and_fold)(b, y, weight, w, groups, size, wide);
+}
+
+/* The transposed convolution: y [n, groups · in, places] → images of `size`, in y's dtype or `wide`. */
 static tn_node *spread(tn_build *b, tn_node *y, tn_node *weight, const tn_window *w, int64_t groups,
-                       const int64_t *size) {
+                       const int64_t *size, bool wide) {
+    if (wide) return spread_seen(b, y, weight, w, groups, size, true);
     return tn_b_spread2d(b, y, weight, size, w->stride, w->padding, w->dilation, groups);
 }
 
@@ -282,8 +324,15 @@ static tn_node *collect(tn_build *b, tn_node *x, tn_node *y, const tn_window *w,
     return tn_b_view(b, tn_b_matmul_batched(b, places_last(b, pixels(b, y, groups)), taps), like->shape, 4);
 }
 
-static tn_node *add_bias(tn_build *b, tn_node *y, tn_node *bias) {
-    return bias ? tn_b_add(b, y, tn_b_reshape(b, bias, (int64_t[]){bias->shape[0], 1, 1}, 3)) : y;
+/* To sums of halves the bias is added before they are rounded. */
+static bool wants_wide(const tn_node *n) { return n->in[2] && tn_dtype_is_half(n->dtype); }
+
+/* n's result, of the sums y. */
+static tn_node *add_bias(tn_build *b, const tn_node *n, tn_node *y) {
+    tn_node *bias = n->in[2];
+    if (!bias) return y;
+    tn_node *channels = tn_b_reshape(b, tn_b_as_f32(b, bias), (int64_t[]){bias->shape[0], 1, 1}, 3);
+    return tn_b_cast_like(b, tn_b_add(b, y, channels), bias);
 }
 
 static tn_node *bias_gradient(tn_build *b, const tn_node *n, tn_node *dy) {
@@ -295,19 +344,6 @@ static tn_node *bias_gradient(tn_build *b, const tn_node *n, tn_node *dy) {
 }
 
 /* ---- correlate2d ------------------------------------------------------------------------------------------------- */
-
-/* The window of filters [.., .., kernel, kernel]; of each number two. */
-static tn_window filter_taps(const tn_node *weight, const int64_t *stride, const int64_t *before,
-                             const int64_t *dilation) {
-    tn_window w;
-    for (int a = 0; a < 2; a++) {
-        w.kernel[a] = weight->shape[2 + a];
-        w.stride[a] = stride[a];
-        w.padding[a] = before[a];
-        w.dilation[a] = dilation[a];
-    }
-    return w;
-}
 
 static tn_status check_filters(const tn_infer *c, int64_t groups) {
     const tn_node *x = c->in[0], *weight = c->in[1];
@@ -332,17 +368,7 @@ static tn_status infer_correlate2d(tn_infer *c) {
 static tn_node *compose_correlate2d(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0], *weight = n->in[1];
     tn_window w = filter_window(n->i, weight);
-    int64_t groups = n->i[TN_CORRELATE2D_GROUPS];
-    if (depthwise(weight, groups)) {
-        bool half = tn_dtype_is_half(n->dtype); /* sums are f32 */
-        if (!half) return weigh_channels(b, x, weight, &w, n->shape + 2);
-        tn_node *y = weigh_channels(b, tn_b_cast(b, x, TN_F32), tn_b_cast(b, weight, TN_F32), &w, n->shape + 2);
-        return tn_b_cast(b, y, (tn_dtype)n->dtype);
-    }
-    tn_node *seen = tn_b_seen(b, x, &w, n->shape + 2, 0.0);
-    if (!seen) return NULL;
-    tn_node *y = tn_b_matmul_batched(b, filters(b, weight, groups), columns(b, seen, groups));
-    return tn_b_view(b, y, n->shape, 4);
+    return correlate_seen(b, x, weight, &w, n->i[TN_CORRELATE2D_GROUPS], n->shape + 2, false);
 }
 
 /* Where tap `tap` of the window at (`y`, `x`) lies in an image of `size`, row by row; -1 outside. */
@@ -502,9 +528,7 @@ static tn_status infer_spread2d(tn_infer *c) {
 static tn_node *compose_spread2d(tn_build *b, const tn_node *n) {
     tn_node *y = n->in[0], *weight = n->in[1];
     tn_window w = spread_window(n->i, weight);
-    int64_t groups = n->i[TN_SPREAD2D_GROUPS];
-    return tn_window_has_phases(&w) ? spread_in_phases(b, y, weight, &w, groups, n->shape + 2)
-                                    : spread_and_fold(b, y, weight, &w, groups, n->shape + 2);
+    return spread_seen(b, y, weight, &w, n->i[TN_SPREAD2D_GROUPS], n->shape + 2, false);
 }
 
 /* One result `y` of channel `channel` to all planes of its group that its window covers. */
@@ -584,12 +608,13 @@ static tn_node *spread_whole(tn_build *b, tn_node *x, tn_node *weight, const tn_
 /* ---- conv2d, conv1d ---------------------------------------------------------------------------------------------- */
 
 static tn_node *compose_conv2d(tn_build *b, const tn_node *n) {
-    tn_node *weight = n->in[1];
+    tn_node *weight = n->in[1], *x = tn_b_images(b, n->in[0], 2);
     tn_window w = conv_window(n->i, weight, 2);
-    tn_node *x = tn_b_images(b, n->in[0], 2);
+    const int64_t *places = n->shape + n->rank - 2, groups = conv_groups(n->i, 2);
     bool whole = !tn_dtype_is_float((tn_dtype)n->dtype);
-    tn_node *y = (whole ? correlate_whole : correlate)(b, x, weight, &w, conv_groups(n->i, 2), n->shape + n->rank - 2);
-    return add_bias(b, n->rank == 4 ? y : tn_b_view(b, y, n->shape, n->rank), n->in[2]);
+    tn_node *y = whole ? correlate_whole(b, x, weight, &w, groups, places)
+                       : correlate(b, x, weight, &w, groups, places, wants_wide(n));
+    return add_bias(b, n, n->rank == 4 ? y : tn_b_view(b, y, n->shape, n->rank));
 }
 
 static tn_status grad_conv2d(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
@@ -753,7 +778,8 @@ static tn_status grad_conv2d_weight(tn_build *b, const tn_node *n, tn_node *dy, 
     tn_conv2d_options o = conv_options(&w, n->i[TN_CONV2D_WEIGHT_GROUPS]);
     if (tn_needs_grad(n, 0))
         grads[0] =
-            tn_b_view(b, spread(b, tn_b_images(b, y, 2), dy, &w, o.groups, x->shape + x->rank - 2), x->shape, x->rank);
+            tn_b_view(b, spread(b, tn_b_images(b, y, 2), dy, &w, o.groups, x->shape + x->rank - 2, false), x->shape,
+                      x->rank);
     if (tn_needs_grad(n, 1)) grads[1] = first_places(b, tn_b_conv2d(b, x, dy, NULL, &o), y);
     return b->status;
 }
@@ -823,13 +849,13 @@ static tn_status infer_conv_transpose2d(tn_infer *c) {
 }
 
 static tn_node *compose_conv_transpose2d(tn_build *b, const tn_node *n) {
-    tn_node *weight = n->in[1];
+    tn_node *weight = n->in[1], *x = tn_b_images(b, n->in[0], 2);
     tn_window w = transposed_window(n->i, weight);
-    int64_t groups = n->i[TN_CONV_TRANSPOSE2D_GROUPS];
+    const int64_t *size = n->shape + n->rank - 2, groups = n->i[TN_CONV_TRANSPOSE2D_GROUPS];
     bool whole = !tn_dtype_is_float((tn_dtype)n->dtype);
-    tn_node *y =
-        (whole ? spread_whole : spread)(b, tn_b_images(b, n->in[0], 2), weight, &w, groups, n->shape + n->rank - 2);
-    return add_bias(b, n->rank == 4 ? y : tn_b_reshape(b, y, n->shape, n->rank), n->in[2]);
+    tn_node *y = whole ? spread_whole(b, x, weight, &w, groups, size)
+                       : spread(b, x, weight, &w, groups, size, wants_wide(n));
+    return add_bias(b, n, n->rank == 4 ? y : tn_b_reshape(b, y, n->shape, n->rank));
 }
 
 static tn_status grad_conv_transpose2d(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {

@@ -217,6 +217,40 @@ const tn_op_impl tn_impl_matmul_batched = {
              "error=two [3] [3,2]",
 };
 
+/* ---- sums that are not rounded yet ------------------------------------------------------------------------------- */
+
+static tn_status infer_matmul_wide(tn_infer *c) {
+    for (int i = 0; i < 2; i++)
+        if (!tn_dtype_is_half(c->in[i]->dtype)) return tn_refuse_dtype(c, i, "f16 or bf16");
+    TRY(infer_matmul_batched(c));
+    c->dtype = TN_F32;
+    return TN_OK;
+}
+
+/* The gradient is f32 and need not fit a half: these products are of f32, and rounded once. */
+static tn_status grad_matmul_wide(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    tn_node *x = tn_b_cast(b, n->in[0], TN_F32), *y = tn_b_cast(b, n->in[1], TN_F32);
+    if (!x || !y) return b->status;
+    if (tn_needs_grad(n, 0)) grads[0] = tn_b_cast_like(b, left_gradient(b, x, y, dy), n->in[0]);
+    if (tn_needs_grad(n, 1)) grads[1] = tn_b_cast_like(b, right_gradient(b, x, y, dy), n->in[1]);
+    return b->status;
+}
+
+/* matmul_wide(x, y): matmul_batched of f16 or bf16 with its sums in f32: for what is added before they are rounded. */
+const tn_op_impl tn_impl_matmul_wide = {
+    .class_ = TN_MATMUL,
+    .reduce = KIR_CHAIN,
+    .infer = infer_matmul_wide,
+    .grad = grad_matmul_wide,
+    .lower = lower_matmul_batched,
+    .loops = loops_matmul_batched,
+    .reference = reference_matmul_batched,
+    .flops = 2,
+    .cases = "types=f16,bf16 tol=4e-6 atol=4e-6; [3,4] [4,5]; [2,3,4] [4,2]; [3,1,2,4] [2,4,3]; [2,3] [5,3,2]; "
+             "[1,1] [1,1]; [2,0] [0,3]; [0,3] [3,2]; [40,300] [300,33]; error=f16 [2,2]:f32 [2,2]; "
+             "error=dtypes [2,2]:f16 [2,2]:bf16; error=last [2,3] [4,2]; error=two [3] [3,2]",
+};
+
 /* ---- the everyday names ------------------------------------------------------------------------------------------ */
 
 static tn_node *as_matrix(tn_build *b, tn_node *x, bool column) {
@@ -420,15 +454,21 @@ static tn_node *compose_linear_stored(tn_build *b, const tn_node *n) {
     return n->in[2] ? tn_b_add(b, product, n->in[2]) : product;
 }
 
+/* x·y, in f32 for halves to which something `is_added`: their sum is rounded once. */
+static tn_node *unrounded(tn_build *b, tn_node *x, tn_node *y, bool is_added) {
+    if (!x || !y) return NULL;
+    bool wide = is_added && tn_dtype_is_half(x->dtype);
+    return wide ? tn_b_matmul_wide(b, x, y) : tn_b_matmul_batched(b, x, y);
+}
+
 static tn_node *compose_linear(tn_build *b, const tn_node *n) {
     if (weight_is_stored(n->in[0], n->in[1])) return compose_linear_stored(b, n);
-    if (n->in[1]->rank == 1) {
-        tn_node *row = tn_b_matmul(b, n->in[0], n->in[1]);
-        return n->in[2] ? tn_b_add(b, row, n->in[2]) : row;
-    }
-    tn_node *x = n->in[0], *product = tn_b_matmul_batched(b, as_matrix(b, x, false), transposed(b, n->in[1]));
-    if (x->rank == 1) product = tn_b_view(b, product, n->shape, n->rank);
-    return n->in[2] ? tn_b_add(b, product, n->in[2]) : product;
+    tn_node *x = n->in[0], *w = n->in[1];
+    tn_node *columns = w->rank == 1 ? as_matrix(b, w, true) : transposed(b, w);
+    tn_node *product = unrounded(b, as_matrix(b, x, false), columns, n->in[2] != NULL);
+    if (x->rank == 1 || w->rank == 1) product = tn_b_view(b, product, n->shape, n->rank);
+    if (!n->in[2]) return product;
+    return tn_b_cast_like(b, tn_b_add(b, product, tn_b_as_f32(b, n->in[2])), x);
 }
 
 static tn_status grad_linear(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
@@ -478,18 +518,16 @@ const tn_op_impl tn_impl_linear = {
 
 static tn_node *scaled(tn_build *b, tn_node *x, double factor) { return factor == 1.0 ? x : tn_b_scale(b, x, factor); }
 
-static tn_node *as_f32(tn_build *b, tn_node *x) {
-    return x && tn_dtype_is_half(x->dtype) ? tn_b_cast(b, x, TN_F32) : x;
-}
-
-/* beta·addend + alpha·product; as in PyTorch, an addend with factor 0 is not even read (its NaNs do not count). A
- * product of halves keeps its kernel; what follows it is f32, rounded once. */
-static tn_node *combine(tn_build *b, tn_node *product, double alpha, tn_node *addend, double beta) {
+/* n's result, beta·addend + alpha·x·y; as in PyTorch, an addend with factor 0 is not even read (its NaNs do not
+ * count). Halves are rounded once. */
+static tn_node *combine(tn_build *b, const tn_node *n, tn_node *x, tn_node *y, double alpha, tn_node *addend,
+                        double beta) {
     bool adds = addend && beta != 0.0;
-    if (!product || (!adds && alpha == 1.0)) return product;
-    tn_node *y = scaled(b, as_f32(b, product), alpha);
-    if (adds) y = tn_b_add(b, y, scaled(b, as_f32(b, addend), beta));
-    return tn_b_cast_like(b, y, product);
+    tn_node *product = unrounded(b, x, y, adds || alpha != 1.0);
+    if (product && product->rank != n->rank) product = tn_b_view(b, product, n->shape, n->rank);
+    product = scaled(b, product, alpha);
+    if (adds) product = tn_b_add(b, product, scaled(b, tn_b_as_f32(b, addend), beta));
+    return tn_b_cast_like(b, product, n->in[0]);
 }
 
 static tn_status check_addend(const tn_infer *c, const tn_node *addend) {
@@ -523,8 +561,7 @@ static tn_status infer_addmm(tn_infer *c) { return infer_added(c, infer_mm); }
 static tn_status infer_baddbmm(tn_infer *c) { return infer_added(c, infer_bmm); }
 
 static tn_node *compose_addmm(tn_build *b, const tn_node *n) {
-    tn_node *product = tn_b_matmul_batched(b, n->in[1], n->in[2]);
-    return combine(b, product, n->f[TN_ADDMM_ALPHA], n->in[0], n->f[TN_ADDMM_BETA]);
+    return combine(b, n, n->in[1], n->in[2], n->f[TN_ADDMM_ALPHA], n->in[0], n->f[TN_ADDMM_BETA]);
 }
 
 /* addmm(input, x, y, beta, alpha): beta·input + alpha·(x·y) of two matrices; input broadcasts to the product. */
@@ -563,7 +600,7 @@ static tn_status infer_gemm(tn_infer *c) {
 static tn_node *compose_gemm(tn_build *b, const tn_node *n) {
     tn_node *x = n->i[TN_GEMM_TRANS_X] ? transposed(b, n->in[0]) : n->in[0];
     tn_node *y = n->i[TN_GEMM_TRANS_Y] ? transposed(b, n->in[1]) : n->in[1];
-    return combine(b, tn_b_matmul_batched(b, x, y), n->f[TN_GEMM_ALPHA], n->in[2], n->f[TN_GEMM_BETA]);
+    return combine(b, n, x, y, n->f[TN_GEMM_ALPHA], n->in[2], n->f[TN_GEMM_BETA]);
 }
 
 /* gemm(x, y, addend, alpha, beta, trans_x, trans_y): alpha·op(x)·op(y) + beta·addend, where op transposes when asked;
@@ -593,8 +630,7 @@ static tn_status infer_gemv(tn_infer *c) {
 
 static tn_node *compose_gemv(tn_build *b, const tn_node *n) {
     tn_node *a = n->i[TN_GEMV_TRANS] ? transposed(b, n->in[0]) : n->in[0];
-    tn_node *product = tn_b_view(b, tn_b_matmul_batched(b, a, as_matrix(b, n->in[1], true)), n->shape, 1);
-    return combine(b, product, n->f[TN_GEMV_ALPHA], n->in[2], n->f[TN_GEMV_BETA]);
+    return combine(b, n, a, as_matrix(b, n->in[1], true), n->f[TN_GEMV_ALPHA], n->in[2], n->f[TN_GEMV_BETA]);
 }
 
 /* gemv(matrix, x, addend, alpha, beta, trans): alpha·op(matrix)·x + beta·addend, where op transposes when asked; addend

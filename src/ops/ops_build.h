@@ -350,6 +350,7 @@ tn_node *tn_b_count_nonzero(tn_build *b, tn_node *x, const int64_t *dims, int di
 tn_node *tn_b_max(tn_build *b, tn_node *x, int64_t dim, bool keepdim);
 tn_node *tn_b_min(tn_build *b, tn_node *x, int64_t dim, bool keepdim);
 tn_node *tn_b_matmul_batched(tn_build *b, tn_node *x, tn_node *y);
+tn_node *tn_b_matmul_wide(tn_build *b, tn_node *x, tn_node *y);
 tn_node *tn_b_matmul(tn_build *b, tn_node *x, tn_node *y);
 tn_node *tn_b_mm(tn_build *b, tn_node *x, tn_node *y);
 tn_node *tn_b_int_mm(tn_build *b, tn_node *x, tn_node *y);

@@ -308,8 +308,8 @@ extern const tn_op_impl tn_impl_neg, tn_impl_abs, tn_impl_floor, tn_impl_ceil, t
     tn_impl_topk, tn_impl_topk_indices, tn_impl_assign_view, tn_impl_windows2d, tn_impl_fold_windows2d, tn_impl_sum,
     tn_impl_prod, tn_impl_amax, tn_impl_amin, tn_impl_argmax, tn_impl_argmin, tn_impl_cumsum, tn_impl_cumprod,
     tn_impl_mean, tn_impl_var, tn_impl_std, tn_impl_norm, tn_impl_logsumexp, tn_impl_any, tn_impl_all,
-    tn_impl_count_nonzero, tn_impl_max, tn_impl_min, tn_impl_matmul_batched, tn_impl_matmul, tn_impl_mm,
-    tn_impl_int_mm, tn_impl_bmm, tn_impl_mv, tn_impl_dot, tn_impl_outer, tn_impl_linear, tn_impl_addmm,
+    tn_impl_count_nonzero, tn_impl_max, tn_impl_min, tn_impl_matmul_batched, tn_impl_matmul_wide, tn_impl_matmul,
+    tn_impl_mm, tn_impl_int_mm, tn_impl_bmm, tn_impl_mv, tn_impl_dot, tn_impl_outer, tn_impl_linear, tn_impl_addmm,
     tn_impl_baddbmm, tn_impl_gemm, tn_impl_gemv, tn_impl_trace, tn_impl_cosine_similarity,
     tn_impl_linalg_cholesky_lower, tn_impl_linalg_solve_systems, tn_impl_linalg_solve_lower,
     tn_impl_linalg_solve_upper, tn_impl_linalg_determinants, tn_impl_linalg_qr_packed, tn_impl_linalg_eigh_packed,
@@ -558,6 +558,7 @@ const tn_op_row tn_op_rows[] = {
     [TN_OP_MAX] = {"max", TN_COMPOSED, "(Tensor x, int dim, bool keepdim)", "ReduceMax", &tn_impl_max},
     [TN_OP_MIN] = {"min", TN_COMPOSED, "(Tensor x, int dim, bool keepdim)", "ReduceMin", &tn_impl_min},
     [TN_OP_MATMUL_BATCHED] = {"matmul_batched", TN_KERNEL, "(Tensor x, Tensor y)", "", &tn_impl_matmul_batched},
+    [TN_OP_MATMUL_WIDE] = {"matmul_wide", TN_KERNEL, "(Tensor x, Tensor y)", "", &tn_impl_matmul_wide},
     [TN_OP_MATMUL] = {"matmul", TN_COMPOSED, "(Tensor x, Tensor y)", "MatMul", &tn_impl_matmul},
     [TN_OP_MM] = {"mm", TN_COMPOSED, "(Tensor x, Tensor y)", "", &tn_impl_mm},
     [TN_OP_INT_MM] = {"int_mm", TN_KERNEL, "(Tensor x, Tensor y)", "MatMulInteger", &tn_impl_int_mm},
@@ -1731,6 +1732,8 @@ tn_tensor *(tn_min)(const tn_tensor *x, int64_t dim, bool keepdim) { return reco
 tn_node *tn_b_min(tn_build *b, tn_node *x, int64_t dim, bool keepdim) { return build(b, &make_min, x, dim, keepdim); }
 
 tn_node *tn_b_matmul_batched(tn_build *b, tn_node *x, tn_node *y) { return build_2(b, x, y, TN_OP_MATMUL_BATCHED); }
+
+tn_node *tn_b_matmul_wide(tn_build *b, tn_node *x, tn_node *y) { return build_2(b, x, y, TN_OP_MATMUL_WIDE); }
 
 tn_tensor *(tn_matmul)(const tn_tensor *x, const tn_tensor *y) { return record_2(x, y, TN_OP_MATMUL); }
 tn_node *tn_b_matmul(tn_build *b, tn_node *x, tn_node *y) { return build_2(b, x, y, TN_OP_MATMUL); }

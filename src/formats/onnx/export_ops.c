@@ -465,6 +465,12 @@ static const char *write_linear(onnx_export *x, const tn_node *n, const onnx_wri
     return onnx_emit2(x, "MatMul", in(x, n, 0), onnx_emit1(x, "Transpose", weight));
 }
 
+/* A product of halves whose sums are not rounded. */
+static const char *write_wide_product(onnx_export *x, const tn_node *n, const onnx_writer *w) {
+    const char *left = onnx_write_cast(x, in(x, n, 0), TN_F32);
+    return onnx_emit2(x, w->onnx, left, onnx_write_cast(x, in(x, n, 1), TN_F32));
+}
+
 /* Where the elements of a list would stand, sorted. */
 static const char *write_order(onnx_export *x, const char *list) {
     const char *names[] = {list, onnx_emit1(x, "Shape", list)};
@@ -785,6 +791,7 @@ static const onnx_writer writers[] = {
     {TN_OP_ARGMIN, "ArgMin", write_arg_of_dim, NULL, NULL, 0},
     {TN_OP_CUMSUM, NULL, write_cumsum, NULL, NULL, 0},
     {TN_OP_MATMUL_BATCHED, "MatMul", onnx_write_plain, NULL, NULL, 0},
+    {TN_OP_MATMUL_WIDE, "MatMul", write_wide_product, NULL, NULL, 0},
     {TN_OP_LINEAR_QUANTIZED, NULL, write_linear, NULL, NULL, 0},
     {TN_OP_LINEAR_HALF, NULL, write_linear, NULL, NULL, 0},
     {TN_OP_LINEAR_EXPERTS_ROWS, NULL, write_experts, has_experts, NULL, 0},

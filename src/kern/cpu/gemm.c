@@ -426,7 +426,7 @@ static result_block result_at(const gemm *g, int64_t size, const int64_t *batch,
 
 static void copy_out(const gemm *g, const part *p, const int64_t *batch, box at, const real *block) {
     const tn_matrix *matrix = &g->args.c;
-    if (is_half(g->dtype)) {
+    if (is_half(g->dtype) && !g->args.wide) {
         result_block r = result_at(g, sizeof(uint16_t), batch, at, block);
         g->with->round(&r, g->dtype == TN_BF16);
         return;

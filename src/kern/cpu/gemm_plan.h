@@ -71,7 +71,7 @@ typedef struct layout {
 typedef struct gemm {
     const tile_set *with;
     tn_gemm_args args; /* simplified: see simplify() */
-    tn_dtype dtype;    /* of A, B and C in memory */
+    tn_dtype dtype;    /* of A, B and, unless it is wide, C in memory */
     layout a_layout, b_layout;
     int rest;      /* words: so many elements has the last step of k, where they are fewer */
     bool whole;    /* C is i32, sums are floats */
