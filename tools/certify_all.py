@@ -219,9 +219,9 @@ def page(device, who):
     what, _, _, word = DEVICES[device.name]
     sums = {key: sum(found[key] for found in rows.values()) for key in COUNTS}
     commits = list(dict.fromkeys(found["commit"] for found in sorted(rows.values(), key=lambda f: f["commit"])))
-    lines = [f"# {what}: every operation beside its definition, {datetime.date.today()}", "",
+    lines = [f"# {what}: every operation compared with its definition, {datetime.date.today()}", "",
              f"Written by `tools/certify_all.py BUILD --page {device.name}`: `trunnion certify --strict`, all cases, on "
-             f"{who} — a {word} — on {processor()}, {os.cpu_count()} threads, the machine busy with other work; builds of "
+             f"{who} — a {word} — on {processor()}, {os.cpu_count()} threads, while other work ran on the machine; builds of "
              f"{', '.join(commits)}. Each case is computed on the device and compared with the operation's definition in "
              "double precision.", "",
              "| operations | forward passed | failed | backward passed | failed | skipped | seconds |",
@@ -233,13 +233,13 @@ def page(device, who):
         lines += ["Not run: " + ", ".join(missing) + ".", ""]
     faults = {name: fault for name, found in rows.items() if (fault := device.fault(name, found))}
     if faults:
-        lines += ["## What failed", ""] + [f"- `{name}`: {fault}" for name, fault in faults.items()] + [""]
+        lines += ["## Failures", ""] + [f"- `{name}`: {fault}" for name, fault in faults.items()] + [""]
     skips = collections.defaultdict(list)
     for name, found in rows.items():
         if found["skipped"] and "has no f64" in found["why"]:
-            skips["f64, which the device lacks"].append((found["skipped"], ""))
+            skips["the device has no f64"].append((found["skipped"], ""))
         elif found["skipped"]:
-            kind = "has no kernel" in found["why"] and "left to the processor, where the kernels are"
+            kind = "has no kernel" in found["why"] and "left to the CPU, which has the kernels"
             skips[kind or reason(found)].append((found["skipped"], name))
     for why, cases in skips.items():
         names = ", ".join(name for _, name in cases if name)
@@ -248,7 +248,7 @@ def page(device, who):
     slow = sorted(rows, key=lambda name: -rows[name]["seconds"])[:12]
     if device.name in NOTES:
         lines += [NOTES[device.name], ""]
-    lines += ["The longest: " + ", ".join(f"{name} {rows[name]['seconds']:.0f} s" for name in slow) + "."]
+    lines += ["Longest: " + ", ".join(f"{name} {rows[name]['seconds']:.0f} s" for name in slow) + "."]
     path = ROOT / "docs" / "measured" / f"certify-{device.name}-{datetime.date.today()}.md"
     wrapped = [line if line.startswith(("|", "#", "-")) else textwrap.fill(line, 120, break_on_hyphens=False)
                for line in lines]

@@ -801,10 +801,10 @@ def write_docs(ops):
     public = [op for op in ops if not op.internal]
     out = [f"<!-- {BY} -->", "# Operations", "",
            f"{len(public)} operations, with PyTorch's names, arguments and semantics. In C, `name(x, dim)` is `tn_name(x, dim)`; "
-           "what stands behind `*` is a struct `tn_name_options`; `name_` writes into its first argument. "
-           "How to add one: [new-op.md](new-op.md).", ""]
+           "arguments after `*` are fields of `tn_name_options`; `name_` writes into its first argument. "
+           "To add an operation: [new-op.md](new-op.md).", ""]
     for file, members in groups(public):
-        out += [f"## {file.removesuffix('.c')}", "", "| operation | what it is | kind | ONNX |", "|---|---|---|---|"]
+        out += [f"## {file.removesuffix('.c')}", "", "| operation | definition | kind | ONNX |", "|---|---|---|---|"]
         for op in members:
             signature = op.signature.replace("|", "\\|")
             inplace = f"<br>`{op.name}_`" if op.inplace else ""

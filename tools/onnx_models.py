@@ -264,10 +264,10 @@ def write_page(rows, device, kinds):
 
     date = datetime.date.today().isoformat()
     page = ROOT / "docs" / "measured" / f"onnx-networks-{date}.md"
-    lines = [f"# Real networks beside ONNX Runtime {onnxruntime.__version__}, {date}", "",
+    lines = [f"# Real networks compared with ONNX Runtime {onnxruntime.__version__}, {date}", "",
              f"Written by `tools/onnx_models.py BUILD --page`, on {device} with {len(os.sched_getaffinity(0))} processors. Difference:",
-             "the largest of an output, as a part of its largest number. Times: the better of the rounds' medians, taken in",
-             "turns; other work ran on the machine, so that they are only as good as their order of size.", "",
+             "the largest one of an output, relative to its largest value. Times: the best median of the rounds, in turns. Other",
+             "work ran on the machine, so only their order of magnitude is reliable.", "",
              "| network | package | difference | ONNX Runtime, ms |" +
              "".join(f" {'Trunnion' if kind == 'exact' else kind}, ms | speed |" for kind in kinds),
              "|---|---|---|---|" + "---|---|" * len(kinds)]

@@ -140,11 +140,11 @@ def short_of_target(data):
 
 def bound(figures):
     """What the target needs, in words."""
-    words = [f"It is to take {figures.row.limit:.0%} of the limit."] if figures.row.limit else []
+    words = [f"Its target is {figures.row.limit:.0%} of the limit."] if figures.row.limit else []
     if figures.needed and figures.needed > FAR_FROM_LIMIT:
         words.append(f"{figures.row.ratio:g} times as fast as the strongest peer is {figures.needed:.0%} of the limit" +
-                     (": no program reaches it here." if figures.needed > 1 else "."))
-    return " ".join(words) or "Arithmetic and memory leave room: what it takes is between and in small commands."
+                     (": no program can reach it here." if figures.needed > 1 else "."))
+    return " ".join(words) or "Neither arithmetic nor memory limits it: the time goes to small commands and between them."
 
 
 def commands(run):
@@ -238,16 +238,16 @@ def record(data, options, lines):
     today = datetime.date.today().isoformat()
     versions = ", ".join(f"{name} {version}".strip() for name, version in data["versions"].items())
     rounds = max(len(sides["here"]) for sides in data["rows"].values())
-    text = [f"# The processor beside other libraries, {today}", "",
+    text = [f"# CPU compared with other libraries, {today}", "",
             f"`bench/compare.py` at {data['commit']} on {processor()}, {options.threads} threads; {versions}.", "",
-            "Seconds of one run: medians of up to twenty samples, and of "
-            f"up to {rounds} rounds, each of new processes; sides by turns.",
-            "Ratio: the strongest peer's time by ours (memory and size: its bytes by ours); \"of the best\": that of the",
-            "shortest samples, which other work on the machine disturbs least. Rows that are behind come first, then those",
+            "Time of one run: the median of up to twenty samples, and of "
+            f"up to {rounds} rounds with new processes; sides take turns.",
+            "Ratio: the strongest library's time divided by ours (memory and size: bytes). \"of the best\": the ratio of the",
+            "shortest samples, which other work on the machine disturbs least. Rows that lose come first, then those",
             "that miss their target. [bench/README.md](../../bench/README.md) says how it is measured.", "",
-            f"![ratios](cpu-{today}.svg)", "", *lines, "", "## What stands in the way", "",
-            "Of each row that misses its target, what its commands take by `trunnion bench ROW --profile`, in a run of its",
-            "own: share of the time, seconds of one, how often, the part of the limit of arithmetic, and what it moves.",
+            f"![ratios](cpu-{today}.svg)", "", *lines, "", "## Rows that miss their target", "",
+            "The commands of each such row by `trunnion bench ROW --profile`, in a run of its own: share of the time, time of",
+            "one, count, part of the arithmetic limit, and bytes moved per second.",
             *profiles(data), ""]
     (folder / f"cpu-{today}.md").write_text("\n".join(text))
     (folder / f"cpu-{today}.svg").write_text(plot(sorted(gather(data), key=Figures.order), today))

@@ -35,8 +35,8 @@ def main():
     processor = re.search(r"model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text())
     words = (f"Written by `tools/checks/record.py BUILD`: the last run of each suite of `make check-all`, on "
              f"{processor[1] if processor else 'an unknown processor'}, {os.cpu_count()} threads. A commit with + had "
-             "changes that were not committed; the load is that of the machine when the suite ended, and seconds beside a "
-             "load above the number of threads say nothing of a quiet one.")
+             "uncommitted changes. Load: of the machine, when the suite ended; with a load above the number of threads, "
+             "the seconds do not hold for a quiet machine.")
     lines = [f"# The slow suites, {datetime.date.today()}", "", textwrap.fill(words, 120), "",
              "| suite | | " + " | ".join(FIELDS[1:]) + " |", "|---" * (len(FIELDS) + 1) + "|"]
     lines += [row(runs[name]) for name in suites if name in runs]
