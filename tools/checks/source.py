@@ -5,7 +5,7 @@ names the machine it was written on: no absolute home or work folders. C that RE
 which is compiled and run. Every public function that takes a pointer is called with NULL in tests/test_null.c. The
 texts that tools/seed_bugs.py breaks stand in the sources. A line of C that was written by hand has at most 120
 characters (`make format` sees to code, the writer to comments). Relative links in Markdown files lead to files and headings
-that exist, and to the newest record of a kind; README.md has at most 150 lines.
+that exist, and to the newest record of a kind; tests and suites that documents name exist; README.md has at most 150 lines.
 """
 
 import pathlib
@@ -117,6 +117,19 @@ def dead_links(path):
             yield f"{where}: the link {match.group(1)} leads to no heading of {to.name}"
 
 
+def dead_tests(path):
+    """Tests, fuzzers and benchmarks that a page names and that do not exist; suites likewise in the table of status.md."""
+    text = path.read_text(encoding="utf-8")
+    programs = {p.stem for p in files(["tests"], {".c"})} | {f"bench_{p.stem}" for p in files(["bench"], {".c"})}
+    for name in sorted(set(re.findall(r"`((?:test|fuzz|bench)_[a-z]\w*)`", text)) - programs):
+        yield f"{path.relative_to(ROOT)}: {name} is no program of tests/ or bench/"
+    if path.name == "status.md":
+        suites = set(re.findall(r"^([\w-]+) +\|", (ROOT / "tools" / "check.sh").read_text(encoding="utf-8"), re.MULTILINE))
+        column = " ".join(row.split("|")[4] for row in text.splitlines() if row.count("|") == 7)
+        for name in sorted(set(re.findall(r"`([\w-]+)`", column)) - suites - programs):
+            yield f"{path.relative_to(ROOT)}: {name} is no suite of tools/check.sh"
+
+
 def markdown():
     return sorted(ROOT.glob("*.md")) + files(["docs", "bench", "examples"], {".md"})
 
@@ -133,6 +146,7 @@ def main():
         found += long_lines(path, path.read_text(encoding="utf-8"))
     found += unproven((ROOT / "README.md").read_text(encoding="utf-8"))
     found += [fault for path in markdown() for fault in dead_links(path)]
+    found += [fault for path in markdown() if path.parent.name != "measured" for fault in dead_tests(path)]
     lines = len((ROOT / "README.md").read_text(encoding="utf-8").splitlines())
     if lines > README_LINES:
         found.append(f"README.md has {lines} lines, at most {README_LINES}")
