@@ -3,7 +3,7 @@
 
 #include <pthread.h>
 
-#include "core/core.h"
+#include "core/native.h"
 #include "trunnion/autograd.h"
 #include "trunnion/ops.h"
 
@@ -392,6 +392,68 @@ static void a_line_that_misses_again_and_again_is_named_once(void **state) {
     tn_mem_free(text);
 }
 
+/* ---- new shapes -------------------------------------------------------------------------------------------------- */
+
+enum { MOST_KERNELS = 16 };
+
+/* The kernels of the plan that ran last, in order; a product's is that of the program that joins it, or NULL. */
+static int kernels_of_last(const tn_kernel **out) {
+    const tn_plan *p = tn_plans_of(tn_recorder_here())->last;
+    assert_true(p->command_count <= MOST_KERNELS);
+    for (size_t i = 0; i < p->command_count; i++)
+        out[i] = p->commands[i].native ? p->commands[i].native->kernel : p->commands[i].kernel;
+    return (int)p->command_count;
+}
+
+/* A layer, its activation and the mean of its squares, forward and backward, on a batch of this size; returns how many
+ * allocations the library made. */
+static int64_t step_on_batch(int64_t batch, tn_tensor *weight, tn_tensor *bias, const tn_kernel **kernels, int *count) {
+    tn_scope scope = tn_scope_begin();
+    tn_tensor *x = tn_ones(TN_DIMS(batch, FEATURES), TN_F32);
+    assert_ok(tn_eval(&x, 1));
+    int64_t before = tn_mem_get_stats().calls;
+    tn_tensor *h = tn_relu(tn_linear(x, weight, bias));
+    tn_tensor *loss = tn_mean(tn_mul(h, h), TN_ALL, false);
+    assert_ok(tn_backward(loss));
+    tn_tensor *wanted[] = {loss, tn_grad(weight), tn_grad(bias)};
+    assert_ok(tn_eval(wanted, 3));
+    int64_t calls = tn_mem_get_stats().calls - before;
+    *count = kernels_of_last(kernels);
+    assert_float_equal(tn_item(loss), 25, 1e-4); /* (4 · 1 + 1)² */
+    float gradient;
+    assert_ok(tn_read(tn_narrow(wanted[2], 0, 0, 1), &gradient, sizeof gradient));
+    assert_float_equal(gradient, 2 * 5.0 / HIDDEN, 1e-5);
+    tn_scope_end(&scope);
+    tn_zero_grad(weight);
+    tn_zero_grad(bias);
+    return calls;
+}
+
+/* What differs with the batch, 1 / elements among it, comes with the launch. */
+static void a_new_batch_compiles_nothing_and_allocates_little(void **state) {
+    (void)state;
+#if defined(__SANITIZE_ADDRESS__)
+    enum { MOST_CALLS = 1000 }; /* base/scratch.c makes an allocation of each piece */
+#else
+    enum { MOST_CALLS = 64 };
+#endif
+    enum { SEEN = 7, FIRST = 11, BATCHES = 20 };
+    TN_SCOPE;
+    tn_tensor *weight = tn_ones(TN_DIMS(HIDDEN, FEATURES), TN_F32), *bias = tn_ones(TN_DIMS(HIDDEN), TN_F32);
+    assert_ok(tn_set_requires_grad(weight, true));
+    assert_ok(tn_set_requires_grad(bias, true));
+    const tn_kernel *seen[MOST_KERNELS], *kernels[MOST_KERNELS];
+    int seen_count, count;
+    step_on_batch(SEEN, weight, bias, seen, &seen_count);
+    for (int64_t batch = FIRST; batch < FIRST + BATCHES; batch++) {
+        int64_t calls = step_on_batch(batch, weight, bias, kernels, &count);
+        assert_int_equal(count, seen_count);
+        for (int i = 0; i < count; i++)
+            assert_ptr_equal(kernels[i], seen[i]);
+        if (calls > MOST_CALLS) fail_msg("batch %d: %d allocations, at most %d", (int)batch, (int)calls, MOST_CALLS);
+    }
+}
+
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
 static void use_plans(int steps) {
@@ -468,6 +530,7 @@ int main(void) {
         cmocka_unit_test(many_numbers_vary_in_one_kernel),
         cmocka_unit_test(explain_names_what_varies),
         cmocka_unit_test(a_line_that_misses_again_and_again_is_named_once),
+        cmocka_unit_test(a_new_batch_compiles_nothing_and_allocates_little),
         cmocka_unit_test(cleared_plans_leave_no_memory),
         cmocka_unit_test(plans_are_bounded_in_bytes),
     };

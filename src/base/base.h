@@ -64,6 +64,11 @@ void tn_str_addn(tn_str *s, const char *bytes, size_t n);
 const char *tn_str_text(const tn_str *s); /* "" when empty */
 void tn_str_free(tn_str *s);
 
+/* Append to a text of which `used` of `size` bytes are taken (used < size). What does not fit is cut off. Return how many
+ * bytes are taken then, without the NUL. Ten times faster than snprintf, for labels that every plan has. */
+size_t tn_text_put(char *text, size_t size, size_t used, const char *words);
+size_t tn_text_put_number(char *text, size_t size, size_t used, int64_t number);
+
 /* 64-bit content hash; equal on every machine. Not for adversaries. */
 uint64_t tn_hash64(const void *bytes, size_t n, uint64_t seed);
 
@@ -96,6 +101,19 @@ typedef struct tn_mem_stats {
     int64_t live_blocks, live_bytes, peak_bytes, calls; /* calls counts allocations, for the hook above */
 } tn_mem_stats;
 tn_mem_stats tn_mem_get_stats(void);
+
+/* ---- memory of one pass (scratch.c) ------------------------------------------------------------------------------ */
+
+/* {0} is an empty one. */
+typedef struct tn_scratch {
+    struct tn_scratch_block *last;
+    char *next;
+    size_t left;
+} tn_scratch;
+void *tn_scratch_take(tn_scratch *s, size_t bytes); /* 16-byte aligned, not zeroed; NULL with an error set */
+/* As tn_mem_grow; the items that were there before stay where they are until all is freed. */
+tn_status tn_scratch_grow(tn_scratch *s, void *items_pointer, size_t *capacity, size_t need, size_t item_size);
+void tn_scratch_free(tn_scratch *s);
 
 /* true on overflow; *out undefined then. */
 bool tn_mul_overflow(int64_t a, int64_t b, int64_t *out);

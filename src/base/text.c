@@ -125,6 +125,27 @@ void tn_log_line(tn_log_level level, const char *format, ...) {
     fprintf(stderr, "trunnion: %s\n", line); /* one call a line, so that lines of several threads do not mix */
 }
 
+/* ---- texts of a fixed size --------------------------------------------------------------------------------------- */
+
+size_t tn_text_put(char *text, size_t size, size_t used, const char *words) {
+    while (*words && used + 1 < size)
+        text[used++] = *words++;
+    text[used] = '\0';
+    return used;
+}
+
+size_t tn_text_put_number(char *text, size_t size, size_t used, int64_t number) {
+    char digits[24], *at = digits + sizeof digits - 1;
+    uint64_t left = number < 0 ? 0 - (uint64_t)number : (uint64_t)number;
+    *at = '\0';
+    do {
+        *--at = (char)('0' + left % 10);
+        left /= 10;
+    } while (left > 0);
+    if (number < 0) *--at = '-';
+    return tn_text_put(text, size, used, at);
+}
+
 /* ---- growing strings --------------------------------------------------------------------------------------------- */
 
 /* Makes room for `more` bytes and the NUL. After the first failure nothing is added any more: a text with a gap in the

@@ -212,6 +212,7 @@ typedef struct tn_graph_plan {
     const tn_binding *binding;
     tn_recorder *recorder;
     size_t pending_before; /* nodes behind it in the recorder belong to the planner */
+    tn_scratch scratch;    /* what the arrays below, and those of values and groups, are cut from */
     tn_value *values;
     size_t value_count, value_capacity;
     tn_pointer_map value_of;     /* node → value */
@@ -225,6 +226,8 @@ typedef struct tn_graph_plan {
     tn_group *groups;
     size_t group_count, group_capacity;
     int *order; /* groups in order of execution */
+    int *users; /* of all values */
+    struct tn_memo *memo; /* lower.h */
     uint32_t stamp;
     int64_t work;        /* values and groups that fusing has looked at, each round and search counted */
     bool copying;        /* contiguous makes a copy even of what is in order: an output of its own */

@@ -73,17 +73,23 @@ static bool view_maps(const tn_value *v) {
     return true;
 }
 
+/* All in one array, which is as large in a later round. */
 static tn_status find_users(tn_graph_plan *g) {
+    size_t all = 0;
     for (size_t i = 0; i < g->value_count; i++)
         g->values[i].user_count = 0;
     for (size_t i = 0; i < g->value_count; i++)
         for (int k = 0; k < g->values[i].n_in; k++)
             if (g->values[i].in[k] >= 0) g->values[g->values[i].in[k]].user_count++;
+    for (size_t i = 0; i < g->value_count; i++)
+        all += (size_t)g->values[i].user_count;
+    if (!g->users) g->users = tn_scratch_take(&g->scratch, all * sizeof *g->users);
+    if (!g->users) return TN_ERR_MEMORY;
+    int *next = g->users;
     for (size_t i = 0; i < g->value_count; i++) {
         tn_value *v = &g->values[i];
-        tn_mem_free(v->users);
-        v->users = tn_mem_alloc((size_t)v->user_count * sizeof *v->users);
-        if (!v->users) return TN_ERR_MEMORY;
+        v->users = next;
+        next += v->user_count;
         v->user_count = 0;
     }
     for (size_t i = 0; i < g->value_count; i++)
@@ -176,8 +182,15 @@ bool tn_group_writes_state(const tn_graph_plan *g, const tn_group *group) {
     return false;
 }
 
+/* For one item more. */
+static inline tn_status room_for(tn_graph_plan *g, void *items_pointer, size_t *capacity, size_t count, size_t size) {
+    enum { FIRST = 8 };
+    if (count < *capacity) return TN_OK;
+    return tn_scratch_grow(&g->scratch, items_pointer, capacity, count < FIRST ? FIRST : count + 1, size);
+}
+
 static tn_status group_new(tn_graph_plan *g, tn_group_kind kind, int lead, int *out) {
-    TRY(tn_mem_grow(&g->groups, &g->group_capacity, g->group_count + 1, sizeof *g->groups));
+    TRY(room_for(g, &g->groups, &g->group_capacity, g->group_count, sizeof *g->groups));
     *out = (int)g->group_count++;
     g->groups[*out] = (tn_group){.kind = kind, .lead = lead, .pool = -1, .block_buffer = -1};
     return TN_OK;
@@ -185,7 +198,7 @@ static tn_status group_new(tn_graph_plan *g, tn_group_kind kind, int lead, int *
 
 static tn_status group_add(tn_graph_plan *g, int group, int value) {
     tn_group *to = &g->groups[group];
-    TRY(tn_mem_grow(&to->members, &to->member_capacity, to->member_count + 1, sizeof *to->members));
+    TRY(room_for(g, &to->members, &to->member_capacity, to->member_count, sizeof *to->members));
     to->members[to->member_count++] = value;
     g->values[value].group = group;
     return TN_OK;
@@ -435,10 +448,10 @@ static tn_status place_value(tn_graph_plan *g, int value) {
 
 /* ---- the pass ---------------------------------------------------------------------------------------------------- */
 
-static tn_status pull_add(tn_value *v, int group) {
+static tn_status pull_add(tn_graph_plan *g, tn_value *v, int group) {
     for (int k = 0; k < v->pull_count; k++)
         if (v->pulls[k] == group) return TN_OK;
-    TRY(tn_mem_grow(&v->pulls, &v->pull_capacity, (size_t)v->pull_count + 1, sizeof *v->pulls));
+    TRY(room_for(g, &v->pulls, &v->pull_capacity, (size_t)v->pull_count, sizeof *v->pulls));
     v->pulls[v->pull_count++] = group;
     return TN_OK;
 }
@@ -448,9 +461,9 @@ static tn_status collect_pulls(tn_graph_plan *g, tn_value *v) {
     v->pull_count = 0;
     for (int k = 0; k < v->user_count; k++) {
         const tn_value *u = &g->values[v->users[k]];
-        if (u->group >= 0) TRY(pull_add(v, u->group));
+        if (u->group >= 0) TRY(pull_add(g, v, u->group));
         for (int j = 0; u->group < 0 && j < u->pull_count; j++)
-            TRY(pull_add(v, u->pulls[j]));
+            TRY(pull_add(g, v, u->pulls[j]));
     }
     return TN_OK;
 }
@@ -459,7 +472,7 @@ static tn_status add_dependencies(tn_graph_plan *g, const tn_value *v) {
     for (int k = 0; k < v->pull_count; k++) {
         tn_group *reader = &g->groups[v->pulls[k]];
         if (v->pulls[k] == v->group) continue;
-        TRY(tn_mem_grow(&reader->deps, &reader->dep_capacity, reader->dep_count + 1, sizeof *reader->deps));
+        TRY(room_for(g, &reader->deps, &reader->dep_capacity, reader->dep_count, sizeof *reader->deps));
         reader->deps[reader->dep_count++] = v->group;
     }
     return TN_OK;
@@ -507,7 +520,7 @@ static void sort_members(tn_group *group) {
 }
 
 tn_status tn_fuse(tn_graph_plan *g) {
-    if (!g->order) g->order = tn_mem_alloc((g->value_count + 1) * sizeof *g->order);
+    if (!g->order) g->order = tn_scratch_take(&g->scratch, (g->value_count + 1) * sizeof *g->order);
     if (!g->order) return TN_ERR_MEMORY;
     TRY(find_users(g));
     tn_parts_choose(g);

@@ -12,7 +12,7 @@
 tn_status tn_group_find_reads(tn_graph_plan *g, tn_group *group) {
     int operands[TN_NATIVE_POINTERS];
     int count = tn_group_is_native(group) ? tn_native_operands(g, group, operands) : 0;
-    group->reads = tn_mem_alloc((size_t)(group->buffer_count + count + 1) * sizeof *group->reads);
+    group->reads = tn_scratch_take(&g->scratch, (size_t)(group->buffer_count + count) * sizeof *group->reads);
     if (!group->reads) return TN_ERR_MEMORY;
     int own = (int)(group - g->groups);
     for (int b = 0; b < group->buffer_count; b++) {
@@ -224,13 +224,18 @@ static tn_status lay_out_group(tn_graph_plan *g, tn_arena *a, tn_arena *h, int p
     return lay_out_host(g, h, group, position);
 }
 
+static bool computes_on_host(const tn_graph_plan *g) {
+    for (size_t i = 0; i < g->group_count; i++)
+        if (g->groups[i].host) return true;
+    return false;
+}
+
 tn_status tn_lay_out(tn_graph_plan *g, size_t *arena_bytes, size_t *host_bytes, size_t *copies) {
-    tn_arena a, h;
+    tn_arena a = {0}, h = {0};
     place_leaves(g);
     tn_parts_leave_host(g);
     tn_status s = tn_arena_begin(&a, (int)g->group_count, g->value_count);
-    tn_status host = tn_arena_begin(&h, (int)g->group_count, g->value_count);
-    if (s == TN_OK) s = host;
+    if (s == TN_OK && computes_on_host(g)) s = tn_arena_begin(&h, (int)g->group_count, g->value_count);
     for (size_t i = 0; i < g->group_count && s == TN_OK; i++)
         s = lay_out_group(g, &a, &h, (int)i, copies);
     *arena_bytes = (size_t)a.high;

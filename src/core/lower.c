@@ -5,6 +5,7 @@
  * nothing. A member of the group answers with what was computed for it — if it is asked for where it is stored; else it
  * cannot share this kernel, and the group is given up with `forbid` naming it. */
 #include <math.h>
+#include <stddef.h>
 #include <string.h>
 
 #include "core/lower.h"
@@ -23,54 +24,63 @@ kir_aff tn_aff_value(kir_val v) {
     return a;
 }
 
+static kir_val add_dyn(tn_lower *lw, kir_val a, kir_val b) {
+    if (a == KIR_NONE || b == KIR_NONE) return a == KIR_NONE ? b : a;
+    return kir_binary(lw->kb, KIR_ADD, a, b);
+}
+
+static kir_val scale_dyn(tn_lower *lw, kir_val dyn, int64_t k) {
+    if (dyn == KIR_NONE || k == 1) return dyn;
+    kir_aff size = kir_aff_const(k);
+    kir_val by = lw->sized ? kir_index(lw->kb, &size) : kir_const_i(lw->kb, KIR_I64, k);
+    return k == 0 ? KIR_NONE : kir_binary(lw->kb, KIR_MUL, dyn, by);
+}
+
 kir_aff tn_aff_add(tn_lower *lw, const kir_aff *a, const kir_aff *b) {
     kir_aff r = *a;
     r.c += b->c;
-    for (int x = 0; x < KIR_MAX_AXES; x++)
+    for (int x = 0, axes = kir_axes(lw->kb); x < axes; x++)
         r.s[x] += b->s[x];
-    if (a->dyn == KIR_NONE) r.dyn = b->dyn;
-    if (a->dyn != KIR_NONE && b->dyn != KIR_NONE) r.dyn = kir_binary(lw->kb, KIR_ADD, a->dyn, b->dyn);
+    r.dyn = add_dyn(lw, a->dyn, b->dyn);
     return r;
 }
 
 kir_aff tn_aff_scale(tn_lower *lw, const kir_aff *a, int64_t k) {
     kir_aff r = *a;
     r.c *= k;
-    for (int x = 0; x < KIR_MAX_AXES; x++)
+    for (int x = 0, axes = kir_axes(lw->kb); x < axes; x++)
         r.s[x] *= k;
-    if (a->dyn == KIR_NONE || k == 1) return r;
-    kir_aff size = kir_aff_const(k);
-    kir_val by = lw->sized ? kir_index(lw->kb, &size) : kir_const_i(lw->kb, KIR_I64, k);
-    r.dyn = k == 0 ? KIR_NONE : kir_binary(lw->kb, KIR_MUL, a->dyn, by);
+    r.dyn = scale_dyn(lw, a->dyn, k);
     return r;
 }
 
 /* ---- memo -------------------------------------------------------------------------------------------------------- */
 
-static uint64_t index_hash(const kir_aff *at, int rank) {
+static uint64_t index_hash(const tn_lower *lw, const kir_aff *at, int rank) {
     uint64_t h = (uint64_t)rank;
-    for (int d = 0; d < rank; d++) {
+    for (int d = 0, axes = kir_axes(lw->kb); d < rank; d++) {
         h = (h ^ (uint64_t)at[d].c) * 0x9E3779B97F4A7C15u;
-        for (int x = 0; x < KIR_MAX_AXES; x++)
+        for (int x = 0; x < axes; x++)
             h = (h ^ (uint64_t)at[d].s[x] ^ (h >> 29)) * 0x9E3779B97F4A7C15u;
         h = (h ^ (uint64_t)(at[d].dyn + 1)) * 0x9E3779B97F4A7C15u;
     }
     return h;
 }
 
-static bool memo_matches(const tn_memo_entry *e, int value, kir_val mask, uint64_t hash, const kir_aff *at, int rank) {
+static bool memo_matches(const tn_lowering *w, const tn_memo_entry *e, int value, kir_val mask, uint64_t hash,
+                         const kir_aff *at, int rank) {
     if (e->value != value || e->mask != mask || e->hash != hash) return false;
     for (int d = 0; d < rank; d++)
-        if (!same_index(&e->at[d], &at[d])) return false;
+        if (!same_index(&w->memo->at[e->at + (size_t)d], &at[d])) return false;
     return true;
 }
 
 static bool memo_find(const tn_lowering *w, int value, kir_val mask, uint64_t hash, const kir_aff *at, int rank,
                       kir_val *out) {
-    for (size_t i = w->memo_count; i-- > 0;) {
-        const tn_memo_entry *e = &w->memo[i];
+    for (size_t i = w->memo->count; i-- > 0;) {
+        const tn_memo_entry *e = &w->memo->entries[i];
         if (e->region != 0 && e->region != w->region) continue;
-        if (!memo_matches(e, value, mask, hash, at, rank)) continue;
+        if (!memo_matches(w, e, value, mask, hash, at, rank)) continue;
         *out = e->result;
         return true;
     }
@@ -79,14 +89,21 @@ static bool memo_find(const tn_lowering *w, int value, kir_val mask, uint64_t ha
 
 static void memo_add(tn_lowering *w, int value, kir_val mask, uint64_t hash, const kir_aff *at, int rank,
                      kir_val result) {
-    tn_status s = tn_mem_grow(&w->memo, &w->memo_capacity, w->memo_count + 1, sizeof *w->memo);
+    enum { FIRST = 16 };
+    tn_memo *m = w->memo;
+    tn_scratch *scratch = &w->g->scratch;
+    size_t from = m->at_count, to = from + (size_t)rank;
+    size_t room = m->count < FIRST ? FIRST : m->count + 1, wide = to < 2 * FIRST ? 2 * FIRST : to;
+    tn_status s = TN_OK;
+    if (m->count == m->capacity) s = tn_scratch_grow(scratch, &m->entries, &m->capacity, room, sizeof *m->entries);
+    if (s == TN_OK && to > m->at_capacity) s = tn_scratch_grow(scratch, &m->at, &m->at_capacity, wide, sizeof *m->at);
     if (s != TN_OK) {
         w->status = s;
         return;
     }
-    tn_memo_entry *e = &w->memo[w->memo_count++];
-    *e = (tn_memo_entry){.value = value, .region = w->region, .hash = hash, .mask = mask, .result = result};
-    memcpy(e->at, at, (size_t)rank * sizeof *at);
+    m->entries[m->count++] = (tn_memo_entry){value, w->region, hash, mask, result, from};
+    if (rank > 0) memcpy(m->at + from, at, (size_t)rank * sizeof *at);
+    m->at_count = to;
 }
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
@@ -144,9 +161,11 @@ static int buffer_of(tn_lowering *w, kir_builder *kb, int root) {
 
 static kir_aff place_index(tn_lower *lw, const kir_aff *at, int rank, int64_t offset, const int64_t *stride) {
     kir_aff sum = kir_aff_const(offset);
-    for (int d = 0; d < rank; d++) {
-        kir_aff scaled = tn_aff_scale(lw, &at[d], stride[d]);
-        sum = tn_aff_add(lw, &sum, &scaled);
+    for (int d = 0, axes = kir_axes(lw->kb); d < rank; d++) {
+        sum.c += at[d].c * stride[d];
+        for (int x = 0; x < axes; x++)
+            sum.s[x] += at[d].s[x] * stride[d];
+        sum.dyn = add_dyn(lw, sum.dyn, scale_dyn(lw, at[d].dyn, stride[d]));
     }
     return sum;
 }
@@ -179,9 +198,10 @@ static bool pointwise(const tn_lowering *w) {
     return w->group->kind == TN_GROUP_MAP || w->group->kind == TN_GROUP_MATMUL;
 }
 
-static bool at_store_place(tn_lower *lw, const tn_lowering *w, const kir_aff *index) {
-    kir_aff store = store_place(lw, w);
-    return same_index(index, &store);
+static bool at_store_place(tn_lower *lw, tn_lowering *w, const kir_aff *index) {
+    if (!w->stores_known) w->stores_at = store_place(lw, w);
+    w->stores_known = true;
+    return same_index(index, &w->stores_at);
 }
 
 bool tn_lowering_has_packets(const tn_lowering *w, int value, int dim) {
@@ -271,13 +291,14 @@ static bool is_structural(double v) {
     return isinf(v) || size == 0.0 || size == 0.5 || size == 1.0 || size == 2.0;
 }
 
-/* Is this a number that a device's kernel gets with the launch? In the structure it would be a kernel of its own, and
- * compiling one takes a device a tenth of a second; the cpu takes some microseconds, and folds it. What is made of
- * numbers alone is computed here and now. */
+/* Is this a number that a kernel gets with the launch? As part of the structure it would make a kernel of its own, and
+ * compiling one takes a device a tenth of a second. The CPU takes some microseconds, and folds numbers, except divisors:
+ * these are often a number of elements, which differs with each shape. What else is made of numbers alone is computed
+ * here and now. */
 static bool comes_with_launch(const tn_lowering *w, const tn_node *n) {
     tn_dtype t = (tn_dtype)n->dtype;
-    return n->op == TN_OP_FULL && !w->g->binding->device->is_cpu && !w->folding && tn_dtype_is_float(t) &&
-           !is_structural(n->f[TN_FULL_VALUE]);
+    return n->op == TN_OP_FULL && (w->dividing || !w->g->binding->device->is_cpu) && !w->folding &&
+           tn_dtype_is_float(t) && !is_structural(n->f[TN_FULL_VALUE]);
 }
 
 /* The number as a dial, KIR_NONE: it stays in the structure. */
@@ -309,7 +330,7 @@ static bool at_own_place(const tn_lowering *w, const tn_node *n, const kir_aff *
 
 static kir_val compute(tn_lower *lw, tn_lowering *w, int value, const kir_aff *at) {
     const tn_value *v = &w->g->values[value];
-    uint64_t hash = index_hash(at, v->node->rank);
+    uint64_t hash = index_hash(lw, at, v->node->rank);
     kir_val r = pull_number(lw, w, value);
     if (r != KIR_NONE || memo_find(w, value, lw->mask, hash, at, v->node->rank, &r)) return r;
     r = v->row->impl->lower(lw, v->node, at);
@@ -324,7 +345,7 @@ static kir_val pull_member(tn_lower *lw, tn_lowering *w, int value, const kir_af
     if (w->group->kind == TN_GROUP_MATMUL && value == w->group->lead) return load_block(lw, w);
     if (tn_value_class(v) != TN_REDUCTION) return compute(lw, w, value, at);
     /* A reduction's result was noted when its loop was made; asked for too early, it cannot be shared. */
-    uint64_t hash = index_hash(w->row, v->node->rank);
+    uint64_t hash = index_hash(lw, w->row, v->node->rank);
     kir_val r = KIR_NONE;
     if (memo_find(w, value, KIR_NONE, hash, w->row, v->node->rank, &r)) return r;
     return give_up(lw, w, value);
@@ -375,17 +396,29 @@ static bool of_numbers_alone(const tn_node *n) {
     return true;
 }
 
+/* May its users read one element of it at several places? */
+static bool is_spread(const tn_node *n) {
+    for (int d = 0; d < n->rank; d++)
+        if (n->shape[d] == 1) return true;
+    return false;
+}
+
 kir_val tn_lower_in(tn_lower *lw, const tn_node *n, int i, const kir_aff *at) {
     tn_lowering *w = lw->group;
     const tn_node *in = n->in[i];
     kir_aff index[TN_MAX_RANK];
-    int skip = n->rank - in->rank;
-    for (int d = 0; d < in->rank; d++)
-        index[d] = in->shape[d] == 1 ? kir_aff_const(0) : at[skip + d];
-    bool before = w->folding;
-    w->folding = of_numbers_alone(n);
-    kir_val r = tn_lower_at(lw, in, index);
-    w->folding = before;
+    const kir_aff *at_in = at + (n->rank - in->rank);
+    if (is_spread(in)) {
+        for (int d = 0; d < in->rank; d++)
+            index[d] = in->shape[d] == 1 ? kir_aff_const(0) : at_in[d];
+        at_in = index;
+    }
+    bool folding = w->folding, dividing = w->dividing;
+    w->folding = of_numbers_alone(n) && !(n->op == TN_OP_DIV && w->g->binding->device->is_cpu);
+    w->dividing = n->op == TN_OP_DIV && i == 1;
+    kir_val r = tn_lower_at(lw, in, at_in);
+    w->folding = folding;
+    w->dividing = dividing;
     return r;
 }
 
@@ -567,6 +600,7 @@ static void store_member(tn_lower *lw, tn_lowering *w, int value, const kir_aff 
  * the lead's kernel pools is the last member, and not the program's. */
 static void emit_map(tn_lower *lw, tn_lowering *w) {
     size_t count = w->group->member_count - (w->group->pool >= 0);
+    w->stores_known = false;
     for (size_t i = 0; i < count; i++)
         pull(lw, w, w->group->members[i], w->space);
     for (size_t i = 0; i < count; i++)
@@ -590,7 +624,7 @@ static void emit_scan(tn_lower *lw, tn_lowering *w) {
     w->building = value;
     kir_val r = kir_scan(lw->kb, (kir_reduce)v->row->impl->reduce, v->row->impl->lower(lw, v->node, w->space));
     w->building = -1;
-    memo_add(w, value, KIR_NONE, index_hash(w->space, v->node->rank), w->space, v->node->rank, r);
+    memo_add(w, value, KIR_NONE, index_hash(lw, w->space, v->node->rank), w->space, v->node->rank, r);
     store_member(lw, w, value, w->space);
     loop_end(lw, w);
 }
@@ -669,7 +703,7 @@ static void emit_pass(tn_lower *lw, tn_lowering *w, int phase) {
         const tn_value *v = &w->g->values[value];
         int rank = v->node->rank;
         if (!is_reduction(w, value) || phase_of(w, value) != phase) continue;
-        memo_add(w, value, KIR_NONE, index_hash(w->row, rank), w->row, rank, into_zeros(lw, v, reduced[i]));
+        memo_add(w, value, KIR_NONE, index_hash(lw, w->row, rank), w->row, rank, into_zeros(lw, v, reduced[i]));
     }
     /* Results a row, as soon as they are complete, so that later passes find them computed. */
     for (size_t i = 0; i < group->member_count; i++) {
@@ -702,14 +736,26 @@ static tn_status emit(tn_lowering *w, kir_builder *kb) {
 
 /* ---- for templates ----------------------------------------------------------------------------------------------- */
 
-tn_lowering tn_lowering_begin(tn_graph_plan *g, int group) {
-    return (tn_lowering){.g = g,
-                         .group = &g->groups[group],
-                         .group_id = group,
-                         .building = -1,
-                         .space_node = g->values[g->groups[group].lead].node,
-                         .edge = KIR_NONE,
-                         .lead_value = KIR_NONE};
+tn_status tn_lowering_begin(tn_lowering *w, tn_graph_plan *g, int group) {
+    const tn_node *lead = g->values[g->groups[group].lead].node;
+    int rank = lead->n_in > 0 && lead->in[0] && lead->in[0]->rank > lead->rank ? lead->in[0]->rank : lead->rank;
+    memset(w, 0, offsetof(tn_lowering, space));
+    for (int d = 0; d < rank; d++)
+        w->space[d] = w->row[d] = w->loop[d] = (kir_aff){0};
+    w->g = g;
+    w->group = &g->groups[group];
+    w->group_id = group;
+    w->building = -1;
+    w->space_node = lead;
+    w->edge = w->lead_value = KIR_NONE;
+    if (!g->memo) {
+        g->memo = tn_scratch_take(&g->scratch, sizeof *g->memo);
+        if (!g->memo) return TN_ERR_MEMORY;
+        *g->memo = (tn_memo){0};
+    }
+    w->memo = g->memo;
+    w->memo->count = w->memo->at_count = 0;
+    return TN_OK;
 }
 
 kir_val tn_lowering_value(tn_lower *lw, int value, const kir_aff *at, kir_val mask) {
@@ -749,7 +795,8 @@ tn_status tn_lower_group(tn_graph_plan *g, int group_id) {
         g->forbid = group->pool; /* no convolution came */
         return TN_OK;
     }
-    tn_lowering w = tn_lowering_begin(g, group_id);
+    tn_lowering w;
+    TRY(tn_lowering_begin(&w, g, group_id));
     int64_t extents[KIR_MAX_AXES] = {0};
     int n_par = 0, n_loop = 0;
     kir_builder *kb = NULL;
@@ -758,12 +805,12 @@ tn_status tn_lower_group(tn_graph_plan *g, int group_id) {
     TRY(make_space(&w, extents, &n_par, &n_loop));
     TRY(kir_begin(n_par, n_loop, extents, &kb));
     tn_status s = emit(&w, kb);
-    tn_mem_free(w.memo);
     if (s != TN_OK || g->forbid >= 0) {
         kir_abandon(kb);
         return s;
     }
-    TRY(kir_finish(kb, &group->program, &group->sizes));
+    bool by_vm = g->binding->device->is_cpu;
+    TRY((by_vm ? kir_finish_unverified : kir_finish)(kb, &group->program, &group->sizes));
     const tn_value *lead = &g->values[group->lead];
     if (tn_native_joins(lead) && !tn_native_joint_fits(lead, group)) g->forbid = group->lead;
     return TN_OK;

@@ -12,28 +12,39 @@ typedef struct tn_memo_entry {
     int region; /* 0: outside loops; else the loop in which it was computed */
     uint64_t hash;
     kir_val mask, result;
-    kir_aff at[TN_MAX_RANK];
+    size_t at; /* the first of its index */
 } tn_memo_entry;
+
+/* What was computed in the group that is being lowered; its arrays serve all groups of a plan. */
+typedef struct tn_memo {
+    tn_memo_entry *entries;
+    size_t count, capacity;
+    kir_aff *at; /* their indices */
+    size_t at_count, at_capacity;
+} tn_memo;
 
 typedef struct tn_lowering {
     tn_graph_plan *g;
     tn_group *group;
     int group_id, region, loops_made;
-    kir_aff space[TN_MAX_RANK]; /* index of the full space */
-    kir_aff row[TN_MAX_RANK];   /* ROWS: index of the lead's result */
-    kir_aff loop[TN_MAX_RANK];  /* ROWS with a loop space of its own */
     int loop_rank, first_loop_axis, loop_axes;
     const tn_node *space_node;
     int building;       /* the member whose value is being made, so that it is not asked of itself */
     kir_val edge;       /* templates: where there is an element of the result at all; KIR_NONE: everywhere */
     kir_val lead_value; /* templates: the lead's element at `space`, or KIR_NONE */
     bool folding;       /* what is made of numbers alone is being computed: they are constants there */
-    tn_memo_entry *memo;
-    size_t memo_count, memo_capacity;
+    bool stores_known;  /* stores_at is the place of what is computed at `space` */
+    bool dividing;      /* what is asked for is a divisor */
+    tn_memo *memo;
     tn_status status;
+    kir_aff stores_at;
+    /* zero at first as far as the lead's rank or its operand's goes: they are large */
+    kir_aff space[TN_MAX_RANK]; /* index of the full space */
+    kir_aff row[TN_MAX_RANK];   /* ROWS: index of the lead's result */
+    kir_aff loop[TN_MAX_RANK];  /* ROWS with a loop space of its own */
 } tn_lowering;
 
-tn_lowering tn_lowering_begin(tn_graph_plan *g, int group); /* memo is to be freed */
+tn_status tn_lowering_begin(tn_lowering *w, tn_graph_plan *g, int group);
 /* The value at an index of its own, loaded where `mask` holds. lw->group is a tn_lowering. */
 kir_val tn_lowering_value(tn_lower *lw, int value, const kir_aff *at, kir_val mask);
 /* Whether packets of 16-bit elements can be loaded along `dim` (kir.h, FETCH): it lies in memory, along this dim

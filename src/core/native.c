@@ -57,7 +57,10 @@ bool tn_native_may_form(const tn_graph_plan *g, int slot) {
 
 tn_status tn_native_join(tn_native *n, const tn_group *group, tn_joint *joint) {
     if (!group->program) return TN_OK;
-    TRY(kir_vm_compile(group->program, &n->vm));
+    tn_device *host = tn_host_device();
+    if (!host) return tn_error_code();
+    TRY(tn_kernel_get(host, group->program, &n->kernel));
+    TRY(kir_vm_share(tn_kernel_vm(n->kernel), &n->vm));
     size_t bytes = kir_sizes_count(group->program) * sizeof(int64_t);
     n->sizes = tn_mem_alloc(bytes);
     if (!n->sizes) return TN_ERR_MEMORY;
@@ -226,7 +229,7 @@ static bool takes_take(const tn_node *n) {
 typedef enum result_kind { RESULT_FRESH, RESULT_UPDATED, RESULT_APPENDED } result_kind;
 
 typedef struct tn_native_row {
-    const char *name; /* of the op */
+    uint16_t op;
     tn_native_maker *make;
     result_kind result;
     void (*cost)(const tn_native *n, tn_cost *cost); /* NULL: what the op's shapes say */
@@ -235,56 +238,57 @@ typedef struct tn_native_row {
 } tn_native_row;
 
 static const tn_native_row natives[] = {
-    {"matmul_batched", tn_make_matmul, RESULT_FRESH, NULL, NULL, NULL},
-    {"matmul_wide", tn_make_matmul, RESULT_FRESH, NULL, NULL, NULL},
-    {"int_mm", tn_make_matmul, RESULT_FRESH, NULL, NULL, NULL},
-    {"linear_quantized", tn_make_linear_stored, RESULT_FRESH, NULL, NULL, NULL},
-    {"linear_half", tn_make_linear_stored, RESULT_FRESH, NULL, NULL, NULL},
-    {"linear_experts_rows", tn_make_experts, RESULT_FRESH, tn_cost_of_experts, NULL, NULL},
-    {"argsort_last", make_argsort, RESULT_FRESH, NULL, NULL, NULL},
-    {"index_add_rows", make_index_add, RESULT_UPDATED, NULL, NULL, NULL},
-    {"cat_few", make_cat, RESULT_FRESH, NULL, takes_cat, NULL},
-    {"contiguous", make_cat, RESULT_FRESH, NULL, takes_copy, NULL},
-    {"index_select", make_take, RESULT_FRESH, NULL, takes_take, NULL},
-    {"rope_rows", tn_make_rope, RESULT_FRESH, NULL, NULL, NULL},
-    {"cache_append_rows", tn_make_cache_append, RESULT_APPENDED, tn_cost_of_cache_append, NULL, NULL},
-    {"attention_dense", tn_make_sdpa, RESULT_FRESH, tn_cost_of_sdpa, NULL, NULL},
-    {"attention_dense_gradient", tn_make_sdpa_gradient, RESULT_FRESH, tn_cost_of_sdpa_gradient, NULL, NULL},
-    {"cached_attention_rows", tn_make_cached_attention, RESULT_FRESH, tn_cost_of_cached_attention, NULL, NULL},
-    {"correlate2d", tn_make_correlate2d, RESULT_FRESH, tn_cost_of_conv, tn_takes_correlate2d, &tn_correlate2d_joint},
-    {"int_conv2d", tn_make_int_conv2d, RESULT_FRESH, tn_cost_of_conv, tn_takes_int_conv2d, &tn_correlate2d_joint},
-    {"max_pool2d", tn_make_max_pool2d, RESULT_FRESH, tn_cost_of_conv, tn_takes_max_pool2d, &tn_max_pool2d_joint},
-    {"spread2d", tn_make_spread2d, RESULT_FRESH, tn_cost_of_conv, tn_takes_spread2d, NULL},
-    {"conv2d_weight", tn_make_conv2d_weight, RESULT_FRESH, tn_cost_of_conv, tn_takes_conv2d_weight, NULL},
-    {"linalg_cholesky_lower", tn_make_linalg, RESULT_FRESH, NULL, NULL, NULL},
-    {"linalg_solve_systems", tn_make_linalg, RESULT_FRESH, NULL, NULL, NULL},
-    {"linalg_solve_lower", tn_make_linalg, RESULT_FRESH, NULL, NULL, NULL},
-    {"linalg_solve_upper", tn_make_linalg, RESULT_FRESH, NULL, NULL, NULL},
-    {"linalg_determinants", tn_make_linalg, RESULT_FRESH, NULL, NULL, NULL},
-    {"linalg_qr_packed", tn_make_linalg, RESULT_FRESH, NULL, NULL, NULL},
-    {"linalg_eigh_packed", tn_make_linalg, RESULT_FRESH, NULL, NULL, NULL},
-    {"linalg_svd_packed", tn_make_linalg, RESULT_FRESH, NULL, NULL, NULL},
+    {TN_OP_MATMUL_BATCHED, tn_make_matmul, RESULT_FRESH, NULL, NULL, NULL},
+    {TN_OP_MATMUL_WIDE, tn_make_matmul, RESULT_FRESH, NULL, NULL, NULL},
+    {TN_OP_INT_MM, tn_make_matmul, RESULT_FRESH, NULL, NULL, NULL},
+    {TN_OP_LINEAR_QUANTIZED, tn_make_linear_stored, RESULT_FRESH, NULL, NULL, NULL},
+    {TN_OP_LINEAR_HALF, tn_make_linear_stored, RESULT_FRESH, NULL, NULL, NULL},
+    {TN_OP_LINEAR_EXPERTS_ROWS, tn_make_experts, RESULT_FRESH, tn_cost_of_experts, NULL, NULL},
+    {TN_OP_ARGSORT_LAST, make_argsort, RESULT_FRESH, NULL, NULL, NULL},
+    {TN_OP_INDEX_ADD_ROWS, make_index_add, RESULT_UPDATED, NULL, NULL, NULL},
+    {TN_OP_CAT_FEW, make_cat, RESULT_FRESH, NULL, takes_cat, NULL},
+    {TN_OP_CONTIGUOUS, make_cat, RESULT_FRESH, NULL, takes_copy, NULL},
+    {TN_OP_INDEX_SELECT, make_take, RESULT_FRESH, NULL, takes_take, NULL},
+    {TN_OP_ROPE_ROWS, tn_make_rope, RESULT_FRESH, NULL, NULL, NULL},
+    {TN_OP_CACHE_APPEND_ROWS, tn_make_cache_append, RESULT_APPENDED, tn_cost_of_cache_append, NULL, NULL},
+    {TN_OP_ATTENTION_DENSE, tn_make_sdpa, RESULT_FRESH, tn_cost_of_sdpa, NULL, NULL},
+    {TN_OP_ATTENTION_DENSE_GRADIENT, tn_make_sdpa_gradient, RESULT_FRESH, tn_cost_of_sdpa_gradient, NULL, NULL},
+    {TN_OP_CACHED_ATTENTION_ROWS, tn_make_cached_attention, RESULT_FRESH, tn_cost_of_cached_attention, NULL, NULL},
+    {TN_OP_CORRELATE2D, tn_make_correlate2d, RESULT_FRESH, tn_cost_of_conv, tn_takes_correlate2d,
+     &tn_correlate2d_joint},
+    {TN_OP_INT_CONV2D, tn_make_int_conv2d, RESULT_FRESH, tn_cost_of_conv, tn_takes_int_conv2d, &tn_correlate2d_joint},
+    {TN_OP_MAX_POOL2D, tn_make_max_pool2d, RESULT_FRESH, tn_cost_of_conv, tn_takes_max_pool2d, &tn_max_pool2d_joint},
+    {TN_OP_SPREAD2D, tn_make_spread2d, RESULT_FRESH, tn_cost_of_conv, tn_takes_spread2d, NULL},
+    {TN_OP_CONV2D_WEIGHT, tn_make_conv2d_weight, RESULT_FRESH, tn_cost_of_conv, tn_takes_conv2d_weight, NULL},
+    {TN_OP_LINALG_CHOLESKY_LOWER, tn_make_linalg, RESULT_FRESH, NULL, NULL, NULL},
+    {TN_OP_LINALG_SOLVE_SYSTEMS, tn_make_linalg, RESULT_FRESH, NULL, NULL, NULL},
+    {TN_OP_LINALG_SOLVE_LOWER, tn_make_linalg, RESULT_FRESH, NULL, NULL, NULL},
+    {TN_OP_LINALG_SOLVE_UPPER, tn_make_linalg, RESULT_FRESH, NULL, NULL, NULL},
+    {TN_OP_LINALG_DETERMINANTS, tn_make_linalg, RESULT_FRESH, NULL, NULL, NULL},
+    {TN_OP_LINALG_QR_PACKED, tn_make_linalg, RESULT_FRESH, NULL, NULL, NULL},
+    {TN_OP_LINALG_EIGH_PACKED, tn_make_linalg, RESULT_FRESH, NULL, NULL, NULL},
+    {TN_OP_LINALG_SVD_PACKED, tn_make_linalg, RESULT_FRESH, NULL, NULL, NULL},
 };
 
-static const tn_native_row *row_named(const char *name) {
+static const tn_native_row *row_of(const tn_node *n) {
     for (size_t i = 0; i < TN_COUNT(natives); i++)
-        if (strcmp(natives[i].name, name) == 0) return &natives[i];
+        if (natives[i].op == n->op) return &natives[i];
     return NULL;
 }
 
 bool tn_native_takes(const tn_node *n) {
-    const tn_native_row *row = row_named(tn_op(n->op)->name);
+    const tn_native_row *row = row_of(n);
     return row && (!row->takes || row->takes(n));
 }
 
 bool tn_native_joins(const tn_value *v) {
     if (!v->row || v->host_only || !v->node->device->is_cpu) return false;
-    const tn_native_row *row = row_named(v->row->name);
+    const tn_native_row *row = row_of(v->node);
     return row && row->joint && row->takes(v->node) && row->joint->pays(v->node);
 }
 
 bool tn_native_joint_fits(const tn_value *lead, const tn_group *group) {
-    return row_named(lead->row->name)->joint->fit(lead->node, group);
+    return row_of(lead->node)->joint->fit(lead->node, group);
 }
 
 bool tn_native_pools(const tn_value *lead, const tn_value *pool) {
@@ -293,7 +297,7 @@ bool tn_native_pools(const tn_value *lead, const tn_value *pool) {
 }
 
 static result_kind result_of(const tn_value *v) {
-    const tn_native_row *row = row_named(v->row->name);
+    const tn_native_row *row = row_of(v->node);
     return row ? row->result : RESULT_FRESH;
 }
 
@@ -311,7 +315,7 @@ bool tn_native_appends(const tn_graph_plan *g, const tn_group *group, int slot) 
 
 tn_status tn_native_make(const tn_graph_plan *g, const tn_group *group, tn_native **out, size_t *workspace) {
     const tn_value *v = &g->values[group->lead];
-    const tn_native_row *row = row_named(v->row->name);
+    const tn_native_row *row = row_of(v->node);
     if (!row) return tn_fail(TN_ERR_UNSUPPORTED, "%s: no native kernel; evaluate it on the cpu", v->row->name);
     tn_native *n = tn_mem_zalloc(1, sizeof *n);
     if (!n) return TN_ERR_MEMORY;
@@ -383,6 +387,7 @@ size_t tn_native_bytes(void) { return sizeof(tn_native); }
 void tn_native_free(tn_native *n) {
     if (!n) return;
     kir_vm_free(n->vm);
+    tn_kernel_release(n->kernel);
     tn_mem_free(n->sizes);
     tn_mem_free(n->own);
     tn_mem_free(n);

@@ -20,7 +20,8 @@ struct tn_native {
     tn_dtype dtype;     /* the result's */
     size_t result_from; /* bytes of the first operand that the result begins as, unless it lies there */
     /* the store joint */
-    kir_vm *vm;
+    tn_kernel *kernel; /* of the program, compiled once a structure */
+    kir_vm *vm;        /* the same, with caches of its own */
     int64_t *sizes;
     tn_joint *joint;  /* the kernel's, in its arguments; NULL: none */
     tn_ending ending; /* the same, where it is one */

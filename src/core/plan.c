@@ -11,7 +11,6 @@
 #include "ops/ops_build.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* ---- order ------------------------------------------------------------------------------------------------------- */
@@ -55,7 +54,7 @@ static void order_visit(tn_graph_plan *g, order_walk *w, int root) {
 
 static tn_status topological_order(tn_graph_plan *g) {
     int count = (int)g->group_count;
-    int *room = tn_mem_alloc((size_t)(3 * count + 1) * sizeof *room);
+    int *room = tn_scratch_take(&g->scratch, (size_t)(3 * count) * sizeof *room);
     if (!room) return TN_ERR_MEMORY;
     int *by_member = room;
     order_walk w = {.stack = room + count, .next = room + 2 * count};
@@ -65,7 +64,6 @@ static tn_status topological_order(tn_graph_plan *g) {
     g->stamp++;
     for (int i = 0; i < count; i++)
         order_visit(g, &w, by_member[i]);
-    tn_mem_free(room);
     return TN_OK;
 }
 
@@ -186,13 +184,12 @@ static void order_commits(tn_graph_plan *g, int *room) {
 }
 
 static tn_status commit_last(tn_graph_plan *g) {
-    int *room = tn_mem_alloc((3 * g->group_count + 1) * sizeof *room);
+    int *room = tn_scratch_take(&g->scratch, 3 * g->group_count * sizeof *room);
     if (!room) return TN_ERR_MEMORY;
     mark_commits(g);
     number_groups(g);
     order_commits(g, room);
     number_groups(g);
-    tn_mem_free(room);
     return TN_OK;
 }
 static int arena_slot(const tn_plan *p) { return p->bound_count + p->output_count; }
@@ -203,9 +200,15 @@ static int host_slot(const tn_plan *p) { return arena_slot(p) + 1; }
 /* "train.c:12: matmul [64, 128] f32", for messages. */
 void tn_node_describe(const tn_node *n, char *text, size_t size) {
     char shape[96], line[64] = "";
-    if (n->file) snprintf(line, sizeof line, "%s:%d: ", n->file, n->line);
-    snprintf(text, size, "%s%s %s %s", line, n->op == TN_OP_NONE ? "data" : tn_op(n->op)->name,
-             tn_shape_text(n, shape, sizeof shape), tn_dtype_name((tn_dtype)n->dtype));
+    size_t used = n->file ? tn_text_put(line, sizeof line, 0, n->file) : 0;
+    if (n->file) used = tn_text_put(line, sizeof line, used, ":");
+    if (n->file) used = tn_text_put_number(line, sizeof line, used, n->line);
+    if (n->file) tn_text_put(line, sizeof line, used, ": ");
+    const char *const words[] = {line, n->op == TN_OP_NONE ? "data" : tn_op(n->op)->name, " ",
+                                 tn_shape_text(n, shape, sizeof shape), " ", tn_dtype_name((tn_dtype)n->dtype)};
+    used = 0;
+    for (size_t i = 0; i < TN_COUNT(words); i++)
+        used = tn_text_put(text, size, used, words[i]);
 }
 
 static void describe_largest(const tn_graph_plan *g, tn_plan *p) {
@@ -226,7 +229,7 @@ void *tn_plan_own(tn_plan *p, size_t bytes) {
     if (rounded > p->spare_bytes) {
         size_t taken = rounded > TOGETHER / 2 ? rounded : TOGETHER;
         if (tn_mem_grow(&p->owned, &p->owned_capacity, p->owned_count + 1, sizeof *p->owned) != TN_OK) return NULL;
-        char *block = tn_mem_zalloc(1, taken);
+        char *block = taken == TOGETHER ? tn_mem_alloc(taken) : tn_mem_zalloc(1, taken);
         if (!block) return NULL;
         p->owned[p->owned_count++] = block;
         p->bytes += taken;
@@ -237,6 +240,7 @@ void *tn_plan_own(tn_plan *p, size_t bytes) {
     char *block = p->spare;
     p->spare += rounded;
     p->spare_bytes -= rounded;
+    memset(block, 0, rounded);
     return block;
 }
 
@@ -266,19 +270,18 @@ static void patch_operand(tn_plan *p, void **at, const tn_graph_plan *g, const t
 
 static void add_label(const tn_graph_plan *g, const tn_group *group, char *label, size_t size) {
     size_t n = 0;
-    label[0] = 0;
-    for (size_t i = 0; i < group->member_count && n + 1 < size; i++) {
-        int w = snprintf(label + n, size - n, "%s%s", i ? "+" : "", g->values[group->members[i]].row->name);
-        n += w > 0 ? (size_t)w : 0;
+    for (size_t i = 0; i < group->member_count; i++) {
+        if (i > 0) n = tn_text_put(label, size, n, "+");
+        n = tn_text_put(label, size, n, g->values[group->members[i]].row->name);
     }
-    if (n + 1 >= size) return;
     char shape[80];
-    snprintf(label + n, size - n, " %s", tn_shape_text(g->values[group->lead].node, shape, sizeof shape));
+    n = tn_text_put(label, size, n, " ");
+    tn_text_put(label, size, n, tn_shape_text(g->values[group->lead].node, shape, sizeof shape));
 }
 
 static void add_by(tn_command *c, const char *words, const char *by) {
-    size_t used = strlen(c->label);
-    snprintf(c->label + used, sizeof c->label - used, "%s%s", words, by);
+    size_t used = tn_text_put(c->label, sizeof c->label, strlen(c->label), words);
+    tn_text_put(c->label, sizeof c->label, used, by);
 }
 
 static bool ranges_meet(const tn_value *a, const tn_value *b) {
@@ -546,22 +549,21 @@ static tn_status make_room(command_maker *m, size_t copies) {
     return TN_OK;
 }
 
-static int by_slot(const void *a, const void *b) {
-    const tn_patch *x = a, *y = b;
-    return x->slot < y->slot ? -1 : x->slot > y->slot;
-}
-
-/* By slots, of which few have another address from one run to the next. */
-static tn_status sort_patches(tn_plan *p) {
-    size_t slots = tn_plan_slots(p), i = 0;
-    p->patches_of = tn_plan_own(p, (slots + 1) * sizeof *p->patches_of);
-    if (!p->patches_of) return TN_ERR_MEMORY;
-    qsort(p->patches, p->patch_count, sizeof *p->patches, by_slot);
-    for (size_t slot = 0; slot <= slots; slot++) {
-        while (i < p->patch_count && (size_t)p->patches[i].slot < slot)
-            i++;
-        p->patches_of[slot] = i;
+/* By slots, of which few have another address from one run to the next: counted, then put in their places. */
+static tn_status sort_patches(tn_graph_plan *g, tn_plan *p) {
+    size_t slots = tn_plan_slots(p), bytes = p->patch_count * sizeof *p->patches;
+    size_t *of = p->patches_of = tn_plan_own(p, (slots + 1) * sizeof *of);
+    tn_patch *made = tn_scratch_take(&g->scratch, bytes);
+    if (!of || !made) return TN_ERR_MEMORY;
+    memcpy(made, p->patches, bytes);
+    for (size_t i = 0; i < p->patch_count; i++)
+        of[made[i].slot]++;
+    for (size_t slot = 0, before = 0; slot <= slots; slot++) { /* where each ends */
+        before += of[slot];
+        of[slot] = before;
     }
+    for (size_t i = p->patch_count; i-- > 0;)
+        p->patches[--of[made[i].slot]] = made[i];
     return TN_OK;
 }
 
@@ -583,7 +585,7 @@ static tn_status make_commands(tn_graph_plan *g, tn_plan *p, size_t copies) {
     }
     p->dial_count = (size_t)(m.next_dial - p->dials); /* none of groups without elements */
     add_copies(&m);
-    return sort_patches(p);
+    return sort_patches(g, p);
 }
 
 /* ---- making ------------------------------------------------------------------------------------------------------ */

@@ -659,13 +659,13 @@ static void leave_out(tn_graph_plan *g, const tn_group *group) {
 
 tn_status tn_template_lower(tn_graph_plan *g, int group_id) {
     tn_group *group = &g->groups[group_id];
-    template t = {.w = tn_lowering_begin(g, group_id), .lead = &g->values[group->lead]};
+    template t = {.lead = &g->values[group->lead]};
+    TRY(tn_lowering_begin(&t.w, g, group_id));
     tn_template_program made = {0};
     t.lw = (tn_lower){.mask = KIR_NONE, .group = &t.w};
     group->buffer_count = group->dial_count = 0;
     group->block_buffer = -1;
     tn_status s = templates[template_of(t.lead->node)].make(&t, &made);
-    tn_mem_free(t.w.memo);
     if (t.w.status != TN_OK) s = t.w.status;
     if (s == TN_OK && g->forbid < 0) {
         group->program = made.program;

@@ -25,6 +25,7 @@ tn_op_class tn_value_class(const tn_value *v) {
     if (!v->row) return TN_LEAF_VALUE;
     tn_op_class c = v->row->impl->class_;
     uint16_t op = v->node->op;
+    if (c == TN_ELEMENTWISE && op != TN_OP_CONTIGUOUS) return c;
     bool moves = (op == TN_OP_CAT_FEW && v->copied) || op == TN_OP_CONTIGUOUS || op == TN_OP_INDEX_SELECT;
     if (moves && v->node->device->is_cpu && tn_native_takes(v->node)) return TN_NATIVE;
     if (c == TN_MATMUL && !v->vendor && tn_is_outer_product(v->node)) return TN_MOVEMENT;
@@ -95,7 +96,8 @@ static tn_status expand(tn_graph_plan *g, const tn_node *n, tn_node **out) {
     if (e == n) return TN_OK;
     if (!e) return tn_fail(TN_ERR_INTERNAL, "%s: its composition yields nothing", tn_op(n->op)->name);
     TRY(check_expansion(n, e));
-    TRY(tn_mem_grow(&g->expansions, &g->expansion_capacity, g->expansion_count + 1, sizeof *g->expansions));
+    TRY(tn_scratch_grow(&g->scratch, &g->expansions, &g->expansion_capacity, g->expansion_count + 1,
+                        sizeof *g->expansions));
     g->expansions[g->expansion_count] = e;
     TRY(tn_map_put(&g->expansion_of, n, (int32_t)g->expansion_count));
     g->expansion_count++;
@@ -123,8 +125,17 @@ static tn_status resolve(tn_graph_plan *g, const tn_node *n, const tn_node **out
 
 /* ---- values ------------------------------------------------------------------------------------------------------ */
 
+/* As many as the recording has nodes at first: its needed nodes, their leaves, and what compositions add. */
+static tn_status grow_values(tn_graph_plan *g) {
+    enum { A_FEW = 8, MANY = 64 };
+    size_t nodes = g->pending_before < MANY ? g->pending_before : MANY;
+    size_t more = g->value_count > 0 ? g->value_count : nodes;
+    return tn_scratch_grow(&g->scratch, &g->values, &g->value_capacity, g->value_count + more + A_FEW,
+                           sizeof *g->values);
+}
+
 static tn_status value_add(tn_graph_plan *g, const tn_node *n, int *id) {
-    TRY(tn_mem_grow(&g->values, &g->value_capacity, g->value_count + 1, sizeof *g->values));
+    if (g->value_count == g->value_capacity) TRY(grow_values(g));
     *id = (int)g->value_count;
     tn_value *v = &g->values[g->value_count++];
     *v = (tn_value){
@@ -180,8 +191,10 @@ static int find_equal(const tn_graph_plan *g, const tn_node *n, const int *in, i
         (size_t)n->index < g->pending_before)
         return -1;
     size_t from = g->value_count > WINDOW ? g->value_count - WINDOW : 0;
+    const tn_op_row *row = tn_op(n->op);
     for (size_t i = g->value_count; i-- > from;) {
         const tn_value *v = &g->values[i];
+        if (v->row != row || v->n_in != n_in || (n_in > 0 && v->in[0] != in[0])) continue;
         if (v->output < 0 && v->dial < 0 && same_value(v, n, in, n_in)) return (int)i;
     }
     return -1;
@@ -213,14 +226,10 @@ static tn_status computed_value(tn_graph_plan *g, const tn_node *n, const int *i
         *id = equal;
         return tn_map_put(&g->value_of, n, equal);
     }
-    int *own = tn_mem_alloc((size_t)n_in * sizeof *own);
+    int *own = tn_scratch_take(&g->scratch, (size_t)n_in * sizeof *own);
     if (!own) return TN_ERR_MEMORY;
     if (n_in) memcpy(own, in, (size_t)n_in * sizeof *own);
-    tn_status s = value_add(g, n, id);
-    if (s != TN_OK) {
-        tn_mem_free(own);
-        return s;
-    }
+    TRY(value_add(g, n, id));
     tn_value *v = &g->values[*id];
     v->row = tn_op(n->op);
     v->in = own;
@@ -241,8 +250,10 @@ typedef struct walk_stack {
     size_t count, capacity;
 } walk_stack;
 
-static tn_status push(walk_stack *s, const tn_node *n) {
-    TRY(tn_mem_grow(&s->nodes, &s->capacity, s->count + 1, sizeof *s->nodes));
+static tn_status push(tn_graph_plan *g, walk_stack *s, const tn_node *n) {
+    enum { FIRST = 32 };
+    size_t need = s->count < FIRST ? FIRST : s->count + 1;
+    if (s->count == s->capacity) TRY(tn_scratch_grow(&g->scratch, &s->nodes, &s->capacity, need, sizeof *s->nodes));
     s->nodes[s->count++] = n;
     return TN_OK;
 }
@@ -258,7 +269,7 @@ static tn_status inputs_of(tn_graph_plan *g, walk_stack *stack, const tn_node *n
         in[i] = tn_map_find(&g->value_of, source);
         if (in[i] >= 0) continue;
         *ready = false;
-        TRY(push(stack, source));
+        TRY(push(g, stack, source));
     }
     return TN_OK;
 }
@@ -284,7 +295,7 @@ static tn_status visit(tn_graph_plan *g, walk_stack *stack) {
 static tn_status walk_from(tn_graph_plan *g, walk_stack *stack, const tn_node *n, int *id) {
     const tn_node *source = NULL;
     TRY(resolve(g, n, &source));
-    TRY(push(stack, source));
+    TRY(push(g, stack, source));
     while (stack->count > 0)
         TRY(visit(g, stack));
     *id = tn_map_find(&g->value_of, source);
@@ -328,14 +339,10 @@ tn_status tn_values_make(tn_graph_plan *g) {
         if (s == TN_OK) s = own_memory(g, &stack, &g->binding->outputs[i], &id);
         if (s == TN_OK) g->values[id].output = (int)i;
     }
-    tn_mem_free(stack.nodes);
     return s == TN_OK ? mark_dials(g) : s;
 }
 
 void tn_group_free(tn_group *group) {
-    tn_mem_free(group->members);
-    tn_mem_free(group->deps);
-    tn_mem_free(group->reads);
     tn_native_free(group->native);
     tn_kernel_release(group->kernel);
     kir_free(group->program);
@@ -344,20 +351,13 @@ void tn_group_free(tn_group *group) {
 }
 
 void tn_graph_plan_free(tn_graph_plan *g) {
-    for (size_t i = 0; i < g->value_count; i++) {
-        tn_mem_free(g->values[i].in);
-        tn_mem_free(g->values[i].users);
-        tn_mem_free(g->values[i].pulls);
+    for (size_t i = 0; i < g->value_count; i++)
         tn_vendor_free(g->values[i].vendor);
-    }
     for (size_t i = 0; i < g->group_count; i++)
         tn_group_free(&g->groups[i]);
-    tn_mem_free(g->values);
-    tn_mem_free(g->groups);
-    tn_mem_free(g->order);
-    tn_mem_free(g->expansions);
     tn_map_free(&g->value_of);
     tn_map_free(&g->expansion_of);
     tn_vendor_forget(g);
     tn_build_end(&g->build);
+    tn_scratch_free(&g->scratch);
 }

@@ -31,16 +31,19 @@ typedef struct difference {
     const tn_binding *b;
     const uint64_t *old;
     size_t at;      /* the word that is looked at */
+    size_t last;    /* the last one that differed */
     uint64_t fresh; /* leaves described so far */
     const tn_node *varying[MOST_AT_ONCE];
     int varying_count;
     const tn_node *blamed; /* the first that cannot vary */
     cause why;
+    size_t blamed_at; /* a word of it that differs */
     bool other; /* another program: nothing to learn */
 } difference;
 
 static bool differs(difference *d) {
     bool is = d->old[d->at] != d->b->key[d->at];
+    if (is) d->last = d->at;
     d->at++;
     return is;
 }
@@ -52,17 +55,18 @@ static bool any_differs(difference *d, int words) {
     return any;
 }
 
-static void blame(difference *d, const tn_node *n, cause why) {
+static void blame(difference *d, const tn_node *n, cause why, size_t at) {
     if (d->blamed) return;
     d->blamed = n;
     d->why = why;
+    d->blamed_at = at;
 }
 
 /* Something of n differs that may vary, if it does not do so already. */
-static void vary(difference *d, const tn_node *n, cause why) {
+static void vary(difference *d, const tn_node *n, cause why, size_t at) {
     const tn_site *s = tn_recorder_site(d->b->recorder, n);
     if ((n->flags & TN_NODE_VARIES) || (s && s->stays))
-        blame(d, n, why);
+        blame(d, n, why, at);
     else if (d->varying_count < MOST_AT_ONCE)
         d->varying[d->varying_count++] = n;
 }
@@ -72,10 +76,10 @@ static void vary(difference *d, const tn_node *n, cause why) {
 static void compare_leaf(difference *d, const tn_node *n) {
     bool apart = d->b->key[d->at] >> 56 & 1;
     d->other |= differs(d);
-    if (any_differs(d, n->rank)) blame(d, n, SHAPE);
+    if (any_differs(d, n->rank)) blame(d, n, SHAPE, d->last);
     if (!(n->flags & TN_NODE_VIEW)) return;
-    if (differs(d) && !apart) vary(d, n, ARGUMENTS); /* bound apart: a few plans, one an alignment */
-    if (any_differs(d, n->rank)) blame(d, n, SHAPE);
+    if (differs(d) && !apart) vary(d, n, ARGUMENTS, d->last); /* bound apart: a few plans, one an alignment */
+    if (any_differs(d, n->rank)) blame(d, n, SHAPE, d->last);
 }
 
 static void compare_input(difference *d, const tn_node *in) {
@@ -92,21 +96,22 @@ static void compare_attributes(difference *d, const tn_node *n) {
         return;
     }
     bool moved = any_differs(d, tn_attributes_are_extents(n->op) ? 0 : n->n_i);
+    size_t moved_at = d->last;
     bool numbers = any_differs(d, tn_number_varies(d->b, n) ? 0 : n->n_f);
     bool view_of_memory = (n->flags & TN_NODE_VIEW) && n->root->buffer && d->b->device->is_cpu;
     if (moved && view_of_memory)
-        vary(d, n, ARGUMENTS);
+        vary(d, n, ARGUMENTS, moved_at);
     else if (moved)
-        blame(d, n, ARGUMENTS);
+        blame(d, n, ARGUMENTS, moved_at);
     if (numbers && tn_node_can_vary(n))
-        vary(d, n, NUMBERS);
+        vary(d, n, NUMBERS, d->last);
     else if (numbers)
-        blame(d, n, NUMBERS);
+        blame(d, n, NUMBERS, d->last);
 }
 
 static void compare_node(difference *d, const tn_node *n) {
     d->other |= differs(d);
-    if (any_differs(d, n->rank)) blame(d, n, SHAPE);
+    if (any_differs(d, n->rank)) blame(d, n, SHAPE, d->last);
     compare_attributes(d, n);
     for (int k = 0; k < (n->expansion ? 1 : n->n_in) && !d->other; k++)
         compare_input(d, n->expansion ? n->expansion : n->in[k]);
@@ -130,10 +135,11 @@ static bool find_difference(const tn_plan_cache *c, const tn_binding *b, differe
     for (int i = 0; i < TN_NEWEST_PLANS; i++) {
         const tn_plan *p = c->newest[i];
         if (!p || p->key_count != b->key_count) continue;
+        if (found && p->key[d->blamed_at] != b->key[d->blamed_at]) continue; /* it is to blame here too */
         difference with;
         with.b = b;
         with.old = p->key;
-        with.at = with.fresh = 0;
+        with.at = with.last = with.fresh = 0;
         with.varying_count = 0;
         with.blamed = NULL;
         compare(&with);

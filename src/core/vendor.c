@@ -92,7 +92,7 @@ static bool conv_of(const tn_node *n, tn_vendor_conv *c, const char **why) {
 
 static tn_status add_answer(tn_graph_plan *g, const tn_vendor_library *l, const tn_node *n, tn_vendor_way way) {
     tn_vendor_conv c = {.way = way};
-    TRY(tn_mem_grow(&g->answers, &g->answer_capacity, g->answer_count + 1, sizeof *g->answers));
+    TRY(tn_scratch_grow(&g->scratch, &g->answers, &g->answer_capacity, g->answer_count + 1, sizeof *g->answers));
     tn_vendor_answer *answer = &g->answers[g->answer_count];
     *answer = (tn_vendor_answer){.node = n};
     TRY(tn_map_put(&g->answer_of, n, (int32_t)g->answer_count));
@@ -130,7 +130,6 @@ static void give_answers(tn_graph_plan *g) {
 void tn_vendor_forget(tn_graph_plan *g) {
     for (size_t i = 0; i < g->answer_count; i++)
         tn_vendor_free(g->answers[i].call);
-    tn_mem_free(g->answers);
     tn_map_free(&g->answer_of);
 }
 

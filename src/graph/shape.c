@@ -4,14 +4,15 @@
  * explains: the op, the shapes as they are, and what would fit. */
 #include "graph/graph.h"
 
-#include <stdio.h>
 #include <string.h>
 
 const char *tn_shape_text(const tn_node *n, char *text, size_t size) {
-    size_t used = (size_t)snprintf(text, size, "[");
-    for (int d = 0; d < n->rank && used < size; d++)
-        used += (size_t)snprintf(text + used, size - used, d ? ", %lld" : "%lld", (long long)n->shape[d]);
-    if (used < size) snprintf(text + used, size - used, "]");
+    size_t used = tn_text_put(text, size, 0, "[");
+    for (int d = 0; d < n->rank; d++) {
+        if (d > 0) used = tn_text_put(text, size, used, ", ");
+        used = tn_text_put_number(text, size, used, n->shape[d]);
+    }
+    tn_text_put(text, size, used, "]");
     return text;
 }
 

@@ -134,6 +134,7 @@ void tn_memory_trim(tn_device *d); /* gives kept blocks, and pieces of which not
 typedef struct tn_kernel tn_kernel;
 tn_status tn_kernel_get(tn_device *d, const kir_program *p, tn_kernel **out);
 void tn_kernel_release(tn_kernel *k); /* NULL is fine */
+const kir_vm *tn_kernel_vm(const tn_kernel *k); /* of a device whose code is KIR */
 tn_status tn_kernel_launch(tn_device *d, tn_kernel *k, const tn_launch *launches, int64_t count);
 tn_status tn_kernel_prepare(tn_device *d, tn_kernel *k, const tn_launch *launches, int64_t count);
 

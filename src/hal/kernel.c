@@ -370,6 +370,8 @@ tn_status tn_kernel_get(tn_device *d, const kir_program *p, tn_kernel **out) {
     return s;
 }
 
+const kir_vm *tn_kernel_vm(const tn_kernel *k) { return k->modules[WIDE].handle; }
+
 /* The caller holds the lock. Returns a kernel to be freed, or NULL; *ended: the table goes too. */
 static tn_kernel *kernel_leave(kernel_table *t, tn_kernel *k, bool *ended) {
     if (--k->users > 0) return NULL;

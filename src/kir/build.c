@@ -9,7 +9,13 @@
 
 #include <string.h>
 
-enum { BUCKETS = 256 };
+enum {
+    BUCKETS = 256,
+    FIRST_INS = 64, /* of a builder's first block: most programs have fewer */
+    FIRST_ACCESS = 16,
+    FIRST_AFFINE = 64,
+    ON_STACK = 512 /* instructions and accesses whose notes kir_finish keeps on the stack */
+};
 
 /* What the builder knows of an instruction: the region (number of its LOOP, -1 at the top) it was appended in, the
  * epoch of what it reads (see epoch_of), and the next instruction in its bucket. */
@@ -36,9 +42,44 @@ struct kir_builder {
     int16_t local_stores[KIR_MAX_BUFFERS];
     int16_t buckets[BUCKETS];
     const kir_program *like; /* whose accesses these are, by number; NULL: they are numbered by their first use */
+    bool unverified;         /* kir_finish leaves verifying to whoever compiles it */
     tn_status status;        /* the first failure */
     char error[200];
 };
+
+/* A builder, and what its arrays are until they grow. */
+typedef struct first_block {
+    kir_builder b;
+    kir_ins ins[FIRST_INS];
+    note notes[FIRST_INS];
+    kir_access access[FIRST_ACCESS];
+    int64_t affine[FIRST_AFFINE];
+} first_block;
+
+/* Whether an array has left the first block. */
+static bool has_grown(const kir_builder *b, const void *items) {
+    const char *first = (const char *)b, *at = items;
+    return at < first || at >= first + sizeof(first_block);
+}
+
+static void *copied(const void *items, size_t bytes) {
+    void *copy = tn_mem_alloc(bytes);
+    if (copy) memcpy(copy, items, bytes);
+    return copy;
+}
+
+/* As tn_mem_grow; an array that is in the first block leaves it. */
+static tn_status grow(const kir_builder *b, void *items_pointer, size_t *room, size_t need, size_t item_size) {
+    if (need <= *room) return TN_OK;
+    void *items;
+    memcpy(&items, items_pointer, sizeof items);
+    if (!has_grown(b, items)) {
+        items = copied(items, *room * item_size);
+        if (!items) return TN_ERR_MEMORY;
+        memcpy(items_pointer, &items, sizeof items);
+    }
+    return tn_mem_grow(items_pointer, room, need, item_size);
+}
 
 static int axes_of(const kir_builder *b) { return b->n_par + b->n_loop; }
 
@@ -69,8 +110,17 @@ tn_status kir_begin(int n_par, int n_loop, const int64_t *extents, kir_builder *
         if (extents[i] < 0)
             return tn_fail(TN_ERR_ARGUMENT, "kernel builder: axis %d has %lld points", i, (long long)extents[i]);
     }
-    kir_builder *b = tn_mem_zalloc(1, sizeof *b);
-    if (!b) return TN_ERR_MEMORY;
+    first_block *block = tn_mem_alloc(sizeof *block);
+    if (!block) return TN_ERR_MEMORY;
+    kir_builder *b = &block->b;
+    memset(b, 0, sizeof *b);
+    b->ins = block->ins;
+    b->notes = block->notes;
+    b->access = block->access;
+    b->affine = block->affine;
+    b->ins_room = b->note_room = FIRST_INS;
+    b->access_room = FIRST_ACCESS;
+    b->affine_room = FIRST_AFFINE;
     b->n_par = n_par;
     b->n_loop = n_loop;
     for (int i = 0; i < n_par + n_loop; i++)
@@ -86,7 +136,7 @@ tn_status kir_begin_like(const kir_program *p, kir_builder **out) {
         extents[p->n_par - p->n_items + k] = p->item[k];
     TRY(kir_begin(p->n_par, p->n_loop, extents, out));
     kir_builder *b = *out;
-    tn_status status = tn_mem_grow(&b->access, &b->access_room, (size_t)p->n_access + 1, sizeof *b->access);
+    tn_status status = grow(b, &b->access, &b->access_room, (size_t)p->n_access + 1, sizeof *b->access);
     if (status != TN_OK) {
         kir_abandon(b);
         *out = NULL;
@@ -108,10 +158,10 @@ tn_status kir_begin_like(const kir_program *p, kir_builder **out) {
 
 void kir_abandon(kir_builder *b) {
     if (!b) return;
-    tn_mem_free(b->ins);
-    tn_mem_free(b->notes);
-    tn_mem_free(b->access);
-    tn_mem_free(b->affine);
+    if (has_grown(b, b->ins)) tn_mem_free(b->ins);
+    if (has_grown(b, b->notes)) tn_mem_free(b->notes);
+    if (has_grown(b, b->access)) tn_mem_free(b->access);
+    if (has_grown(b, b->affine)) tn_mem_free(b->affine);
     tn_mem_free(b);
 }
 
@@ -229,8 +279,8 @@ static kir_val append(kir_builder *b, const kir_ins *in) {
     if (b->n_ins == (b->like ? KIR_MAX_LEGAL_INS : KIR_MAX_INS))
         return wrong(b, (kir_op)in->op, "the program has too many instructions");
     size_t need = (size_t)b->n_ins + 1;
-    tn_status status = tn_mem_grow(&b->ins, &b->ins_room, need, sizeof *b->ins);
-    if (status == TN_OK) status = tn_mem_grow(&b->notes, &b->note_room, need, sizeof *b->notes);
+    tn_status status = grow(b, &b->ins, &b->ins_room, need, sizeof *b->ins);
+    if (status == TN_OK) status = grow(b, &b->notes, &b->note_room, need, sizeof *b->notes);
     if (status != TN_OK) return fail(b, status);
     b->ins[b->n_ins] = *in;
     b->notes[b->n_ins] = (note){region_of(b), epoch_of(b, in), b->buckets[bucket]};
@@ -253,6 +303,8 @@ static kir_val append_checked(kir_builder *b, const kir_ins *in) {
     const char *error = kir_type_error(in, types, b->like && b->like->words);
     return error ? wrong(b, (kir_op)in->op, error) : append(b, in);
 }
+
+int kir_axes(const kir_builder *b) { return axes_of(b); }
 
 kir_type kir_val_type(const kir_builder *b, kir_val v) {
     return v >= 0 && v < b->n_ins ? (kir_type)b->ins[v].type : KIR_F32;
@@ -426,8 +478,8 @@ static bool same_affine(const kir_builder *b, const int64_t *mine, const kir_aff
 static int new_access(kir_builder *b, int buffer, const kir_aff *index) {
     size_t width = (size_t)(axes_of(b) + 1), need = (size_t)b->n_access + 1;
     if (b->n_access == KIR_MAX_INS) return wrong(b, KIR_LOAD, "the program has too many accesses");
-    tn_status status = tn_mem_grow(&b->access, &b->access_room, need, sizeof *b->access);
-    if (status == TN_OK) status = tn_mem_grow(&b->affine, &b->affine_room, need * width, sizeof *b->affine);
+    tn_status status = grow(b, &b->access, &b->access_room, need, sizeof *b->access);
+    if (status == TN_OK) status = grow(b, &b->affine, &b->affine_room, need * width, sizeof *b->affine);
     if (status != TN_OK) return fail(b, status);
     b->access[b->n_access] = (kir_access){.buffer = (int16_t)buffer, .dyn = index->dyn};
     int64_t *affine = affine_of(b, b->n_access);
@@ -730,10 +782,11 @@ static int mark_backwards(const kir_builder *b, bool *live) {
     return count;
 }
 
-/* A GET may stand before the SET that it makes live (in a loop), hence until nothing changes. */
+/* A GET may stand before the SET that it makes live (in a loop), hence until nothing changes. Only group programs and
+ * those with variables need a second look. */
 static void mark_live(const kir_builder *b, bool *live) {
     int before = -1, now = mark_backwards(b, live);
-    while (now != before) {
+    while (now != before && (b->sets > 0 || b->n_items > 0)) {
         before = now;
         now = mark_backwards(b, live);
     }
@@ -831,9 +884,11 @@ void kir_set_windows(kir_program *p, const uint8_t *windows, int buffers) {
     p->hash = hash_structure(p);
 }
 
-/* Room for a program as large as the builder's; map: instructions, then accesses. */
-static tn_status make_room(const kir_builder *b, kir_program *p, int64_t **sizes, bool **live, kir_val **map) {
-    size_t axes = (size_t)axes_of(b), n = (size_t)b->n_ins, accesses = (size_t)b->n_access;
+/* A program with room for all that the builder has, in one block: instructions follow the program, accesses these. */
+static kir_program *program_for(const kir_builder *b) {
+    size_t ins = (size_t)b->n_ins * sizeof(kir_ins), access = (size_t)b->n_access * sizeof(kir_access);
+    kir_program *p = tn_mem_alloc(sizeof *p + ins + access);
+    if (!p) return NULL;
     *p = (kir_program){.n_par = (uint8_t)b->n_par, .n_loop = (uint8_t)b->n_loop};
     p->n_buffers = (int16_t)b->n_buffers;
     p->n_dials = (int16_t)b->n_dials;
@@ -844,44 +899,57 @@ static tn_status make_room(const kir_builder *b, kir_program *p, int64_t **sizes
     p->words = b->like && b->like->words;
     for (int k = 0; k < b->n_items; k++)
         p->item[k] = (uint16_t)b->extents[b->n_par - b->n_items + k];
-    p->ins = tn_mem_zalloc(n + 1, sizeof *p->ins);
-    p->access = tn_mem_zalloc(accesses + 1, sizeof *p->access);
-    *sizes = tn_mem_zalloc(axes + accesses * (axes + 1) + 1, sizeof **sizes);
-    *live = tn_mem_zalloc(n + 1, sizeof **live);
-    *map = tn_mem_zalloc(n + accesses + 1, sizeof **map);
-    return p->ins && p->access && *sizes && *live && *map ? TN_OK : TN_ERR_MEMORY;
+    p->ins = (kir_ins *)(p + 1);
+    p->access = (kir_access *)((char *)p->ins + ins);
+    return p;
+}
+_Static_assert(sizeof(kir_program) % _Alignof(kir_ins) == 0, "instructions follow the program in one block");
+_Static_assert(sizeof(kir_ins) % _Alignof(kir_access) == 0, "accesses follow the instructions");
+
+/* notes: zeros; for each instruction and access a number, then for each instruction whether it is live. */
+static tn_status finish_into(const kir_builder *b, kir_program *p, int64_t *sizes, kir_val *notes) {
+    bool *live = (bool *)(notes + b->n_ins + b->n_access);
+    mark_live(b, live);
+    memcpy(sizes, b->extents, (size_t)axes_of(b) * sizeof *sizes);
+    copy_live(b, live, notes, p, sizes);
+    p->hash = hash_structure(p);
+    return b->unverified ? TN_OK : kir_verify(p);
 }
 
-static tn_status finish_into(const kir_builder *b, kir_program *p, int64_t **sizes) {
-    bool *live = NULL;
-    kir_val *map = NULL;
-    tn_status status = make_room(b, p, sizes, &live, &map);
-    if (status == TN_OK) {
-        mark_live(b, live);
-        memcpy(*sizes, b->extents, (size_t)axes_of(b) * sizeof **sizes);
-        copy_live(b, live, map, p, *sizes);
-        p->hash = hash_structure(p);
-        status = kir_verify(p);
+static tn_status finish(const kir_builder *b, kir_program *p, int64_t *sizes) {
+    size_t numbers = (size_t)(b->n_ins + b->n_access), bytes = numbers * sizeof(kir_val) + (size_t)b->n_ins;
+    if (numbers <= ON_STACK) {
+        kir_val notes[ON_STACK + ON_STACK / sizeof(kir_val)];
+        memset(notes, 0, bytes);
+        return finish_into(b, p, sizes, notes);
     }
-    tn_mem_free(live);
-    tn_mem_free(map);
+    kir_val *notes = tn_mem_zalloc(1, bytes);
+    tn_status status = notes ? finish_into(b, p, sizes, notes) : TN_ERR_MEMORY;
+    tn_mem_free(notes);
     return status;
 }
 
 tn_status kir_finish(kir_builder *b, kir_program **program, int64_t **sizes) {
+    size_t axes = (size_t)axes_of(b), accesses = (size_t)b->n_access;
     *program = NULL;
     *sizes = NULL;
     if (b->status == TN_OK && b->depth > 0) wrong(b, KIR_LOOP, "a loop without an end");
     tn_status status = b->status == TN_OK ? TN_OK : tn_fail(b->status, "%s", b->error);
-    kir_program *p = status == TN_OK ? tn_mem_zalloc(1, sizeof *p) : NULL;
-    if (status == TN_OK) status = p ? finish_into(b, p, sizes) : TN_ERR_MEMORY;
-    kir_abandon(b);
-    if (status != TN_OK) {
-        kir_free(p);
-        tn_mem_free(*sizes);
-        *sizes = NULL;
-        return status;
+    if (status == TN_OK) {
+        *program = program_for(b);
+        *sizes = tn_mem_zalloc(axes + accesses * (axes + 1) + 1, sizeof **sizes);
+        status = *program && *sizes ? finish(b, *program, *sizes) : TN_ERR_MEMORY;
     }
-    *program = p;
-    return TN_OK;
+    kir_abandon(b);
+    if (status == TN_OK) return TN_OK;
+    kir_free(*program);
+    tn_mem_free(*sizes);
+    *program = NULL;
+    *sizes = NULL;
+    return status;
+}
+
+tn_status kir_finish_unverified(kir_builder *b, kir_program **program, int64_t **sizes) {
+    b->unverified = true;
+    return kir_finish(b, program, sizes);
 }

@@ -141,6 +141,8 @@ const char *kir_type_error(const kir_ins *in, const kir_type types[3], bool word
 
 /* ---- verification ------------------------------------------------------------------------------------------------ */
 
+enum { ON_STACK = 512 }; /* instructions whose scopes the verifier keeps on the stack */
+
 /* Where a value lives: `home` is the innermost loop around its use-sites' region (a LOOP's instruction number, -1 at
  * the top), `hidden` the loop that must have ended (REDUCE), -1 when there is none. */
 typedef struct scope {
@@ -433,7 +435,13 @@ tn_status kir_verify(const kir_program *p) {
     if (!p) return tn_fail(TN_ERR_ARGUMENT, "kernel program: none given");
     TRY(check_counts(p));
     verifier v = {.p = p};
-    v.scopes = tn_mem_zalloc((size_t)p->n_ins + 1, sizeof *v.scopes);
+    if (p->n_ins <= ON_STACK) {
+        scope scopes[ON_STACK];
+        memset(scopes, 0, (size_t)p->n_ins * sizeof *scopes);
+        v.scopes = scopes;
+        return verify_instructions(&v);
+    }
+    v.scopes = tn_mem_zalloc((size_t)p->n_ins, sizeof *v.scopes);
     if (!v.scopes) return TN_ERR_MEMORY;
     tn_status status = verify_instructions(&v);
     tn_mem_free(v.scopes);
@@ -478,12 +486,7 @@ bool kir_equal(const kir_program *a, const kir_program *b) {
     return same_buffers(a, b);
 }
 
-void kir_free(kir_program *p) {
-    if (!p) return;
-    tn_mem_free(p->ins);
-    tn_mem_free(p->access);
-    tn_mem_free(p);
-}
+void kir_free(kir_program *p) { tn_mem_free(p); }
 
 /* ---- printing ---------------------------------------------------------------------------------------------------- */
 

@@ -319,6 +319,7 @@ void kir_wide_store(kir_builder *b, int buffer, const kir_aff *index, int line, 
 void kir_wide_commit(kir_builder *b);
 void kir_wide_wait(kir_builder *b, int under_way);
 kir_type kir_val_type(const kir_builder *b, kir_val v);
+int kir_axes(const kir_builder *b); /* parallel and loop axes; the others of an index count for nothing */
 /* For rewriting: a builder of a program with the axes, buffers, dials and accesses of p, which must stay until then;
  * kir_finish leaves accesses as they are numbered, and sizes that mean nothing. kir_append takes any instruction,
  * its operands already of this builder, `dyn` likewise for its access. What yields nothing yields KIR_NONE. */
@@ -327,6 +328,9 @@ kir_val kir_append(kir_builder *b, const kir_ins *in, kir_val dyn);
 void kir_abandon(kir_builder *b);
 /* Dead code removed, verified; the sizes of this launch come beside the program (kir_sizes_count of them). Frees b. */
 tn_status kir_finish(kir_builder *b, kir_program **program, int64_t **sizes);
+/* The same for a caller that gives the program only to kir_vm_compile, which verifies it. Most structures are compiled
+ * already, so most programs need no verifying. */
+tn_status kir_finish_unverified(kir_builder *b, kir_program **program, int64_t **sizes);
 /* A program for a device that binds so many windows for each of the first buffers. */
 void kir_set_windows(kir_program *p, const uint8_t *windows, int buffers);
 
@@ -350,6 +354,9 @@ tn_status kir_interpret(const kir_program *p, const kir_launch *launch);
 enum { KIR_TILE = 4096 };
 typedef struct kir_vm kir_vm;
 tn_status kir_vm_compile(const kir_program *p, kir_vm **out); /* keeps nothing of p */
+/* One more of a program that is compiled, which must stay until it is freed: it has caches of its own, for launches of
+ * other sizes and memory. */
+tn_status kir_vm_share(const kir_vm *of, kir_vm **out);
 void kir_vm_free(kir_vm *vm);
 
 /* Makes all later runs use the routines of this instruction set; false when processor or build lack it. For tests. */

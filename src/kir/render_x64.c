@@ -416,7 +416,6 @@ tn_status kir_code_prepare(kir_vm *vm, const kir_program *p) {
 void kir_code_release(kir_vm *vm) {
     for (int i = 0; i < KIR_BINDS; i++)
         free_code(atomic_load_explicit(&vm->codes[i], memory_order_relaxed));
-    tn_mem_free(vm->source);
 }
 
 /* ---- choosing it ------------------------------------------------------------------------------------------------- */

@@ -107,6 +107,7 @@ typedef struct kir_code kir_code;
 typedef struct kir_recipe kir_recipe;
 
 struct kir_vm {
+    bool shared; /* all but the caches, which stand last, is another's */
     int n_par, n_loop, n_access, n_values, n_states, n_constants, n_dials;
     bool has_loop, in_blocks; /* in_blocks: all reductions are such that blocks may be computed apart */
     int loop_first, loop_count;
@@ -121,8 +122,8 @@ struct kir_vm {
     double point_cost, loop_cost; /* nanoseconds a parallel point outside loops, a loop point */
     size_t thread_bytes;          /* memory of one frame */
     int64_t points_tile;          /* without loops: points of a tile whose values stay in first-level cache */
+    kir_program *source;          /* a copy of the program, if it may get machine code; else NULL */
     _Atomic(kir_bind *) binds[KIR_BINDS];
-    kir_program *source; /* a copy of the program, if it may get machine code; else NULL */
     _Atomic(kir_code *) codes[KIR_BINDS];
     _Atomic(int) launches; /* that could have used code while there was none */
     _Atomic(kir_recipe *) recipes[KIR_RECIPES];

@@ -3,6 +3,7 @@
 #include "kir/rules.h"
 #include "kir/vm.h"
 
+#include <stddef.h>
 #include <string.h>
 
 /* Rough nanoseconds an element of one operation takes on one core; only the decision to use threads depends on them. */
@@ -151,12 +152,7 @@ static tn_status compile(const kir_program *p, kir_vm *vm) {
     return kir_code_prepare(vm, p);
 }
 
-void kir_vm_free(kir_vm *vm) {
-    if (!vm) return;
-    kir_code_release(vm);
-    kir_recipes_free(vm);
-    for (int i = 0; i < KIR_BINDS; i++)
-        tn_mem_free(atomic_load_explicit(&vm->binds[i], memory_order_relaxed));
+static void compiled_free(kir_vm *vm) {
     kir_schedule_free(&vm->parts);
     kir_schedule_free(&vm->whole);
     tn_mem_free(vm->buffer_of);
@@ -165,7 +161,25 @@ void kir_vm_free(kir_vm *vm) {
     tn_mem_free(vm->constant_of);
     tn_mem_free(vm->constant_values);
     tn_mem_free(vm->state_width);
+    tn_mem_free(vm->source);
+}
+
+void kir_vm_free(kir_vm *vm) {
+    if (!vm) return;
+    kir_code_release(vm);
+    kir_recipes_free(vm);
+    for (int i = 0; i < KIR_BINDS; i++)
+        tn_mem_free(atomic_load_explicit(&vm->binds[i], memory_order_relaxed));
+    if (!vm->shared) compiled_free(vm);
     tn_mem_free(vm);
+}
+
+tn_status kir_vm_share(const kir_vm *of, kir_vm **out) {
+    *out = tn_mem_zalloc(1, sizeof **out);
+    if (!*out) return TN_ERR_MEMORY;
+    memcpy(*out, of, offsetof(kir_vm, binds));
+    (*out)->shared = true;
+    return TN_OK;
 }
 
 tn_status kir_vm_compile(const kir_program *p, kir_vm **out) {
