@@ -523,7 +523,8 @@ static void expect_all(tn_tensor *y, const between *c, const char *what) {
     assert_int_equal(tn_dtype_of(y), c->type);
     double *v = trial_doubles(y), want = c->most + 1 + c->bias;
     for (int64_t i = 0; i < tn_numel(y); i++)
-        if (v[i] != want) fail_msg("%s, %s: [%lld] is %g, not %g", what, tn_dtype_name(c->type), (long long)i, v[i], want);
+        if (v[i] != want)
+            fail_msg("%s, %s: [%lld] is %g, not %g", what, tn_dtype_name(c->type), (long long)i, v[i], want);
     free(v);
 }
 
@@ -547,15 +548,16 @@ static void check_biased_windows(const between *c, int64_t channels, int64_t out
     TN_SCOPE;
     tn_tensor *images = summands(c, TN_DIMS(2, channels, side, side), channels);
     tn_tensor *bias = tn_full(TN_DIMS(out), c->bias, c->type);
-    tn_tensor *w = tn_ones(TN_DIMS(out, channels, 1, 1), c->type), *back = tn_ones(TN_DIMS(channels, out, 1, 1), c->type);
+    tn_tensor *w = tn_ones(TN_DIMS(out, channels, 1, 1), c->type);
+    tn_tensor *back = tn_ones(TN_DIMS(channels, out, 1, 1), c->type);
     expect_all(tn_conv2d(images, w, bias, NULL), c, "conv2d");
     expect_all(tn_conv2d(tn_select(images, 0, 0), w, bias, NULL), c, "conv2d without a batch");
     expect_all(tn_conv_transpose2d(images, back, bias, NULL), c, "conv_transpose2d");
     tn_tensor *line = tn_select(images, 2, 0);
     expect_all(tn_conv1d(line, tn_squeeze(w, TN_DIMS(3)), bias, NULL), c, "conv1d");
     /* one channel a group: of the window's two taps, most and 1 */
-    tn_tensor *pair = tn_cat((tn_tensor *[]){tn_full(TN_DIMS(1), c->most, c->type), tn_ones(TN_DIMS(1), c->type)}, 2, 0);
-    tn_tensor *taps = tn_expand(tn_view(pair, TN_DIMS(1, 1, 1, 2)), TN_DIMS(out, 1, 1, 2));
+    tn_tensor *pair[] = {tn_full(TN_DIMS(1), c->most, c->type), tn_ones(TN_DIMS(1), c->type)};
+    tn_tensor *taps = tn_expand(tn_view(tn_cat(pair, 2, 0), TN_DIMS(1, 1, 1, 2)), TN_DIMS(out, 1, 1, 2));
     tn_conv2d_options o = TN_CONV2D_DEFAULTS;
     o.groups = out;
     expect_all(tn_conv2d(tn_ones(TN_DIMS(1, out, side, side), c->type), taps, bias, &o), c, "depthwise conv2d");
