@@ -304,16 +304,38 @@ static tn_status infer_adaptive_avg_pool2d(tn_infer *c) {
     return TN_OK;
 }
 
-/* [out, in]: row i averages the inputs from ⌊i·in/out⌋ to ⌈(i + 1)·in/out⌉. */
-static tn_node *averaging_matrix(tn_build *b, int64_t in, int64_t out, const tn_node *like) {
+/* Part i of an extent, of `out` parts: from ⌊i·in/out⌋ to ⌈(i + 1)·in/out⌉. All as columns [out, 1]. */
+typedef struct parts {
+    tn_node *first, *length;
+    int64_t longest;
+} parts;
+
+static parts parts_of(tn_build *b, int64_t in, int64_t out) {
     tn_node *i = tn_b_view(b, tn_b_arange(b, 0.0, (double)out, 1.0, TN_I64), (int64_t[]){out, 1}, 2);
-    tn_node *place = tn_b_arange(b, 0.0, (double)in, 1.0, TN_I64);
-    tn_node *first = tn_b_floor_divide(b, tn_b_scale(b, i, (double)in), tn_b_const(b, (double)out, i));
+    parts p = {.longest = 0};
+    p.first = tn_b_floor_divide(b, tn_b_scale(b, i, (double)in), tn_b_const(b, (double)out, i));
     tn_node *end = tn_b_floor_divide(b, tn_b_offset(b, tn_b_scale(b, i, (double)in), (double)(in + out - 1)),
                                      tn_b_const(b, (double)out, i));
-    tn_node *inside = tn_b_bitwise_and(b, tn_b_le(b, first, place), tn_b_lt(b, place, end));
-    tn_dtype t = (tn_dtype)like->dtype;
-    return tn_b_div(b, tn_b_cast(b, inside, t), tn_b_cast(b, tn_b_sub(b, end, first), t));
+    p.length = tn_b_sub(b, end, p.first);
+    for (int64_t k = 0; k < out; k++)
+        p.longest = tn_max64(p.longest, tn_ceil_div((k + 1) * in, out) - k * in / out);
+    return p;
+}
+
+/* x with dim cut into its parts, [out, longest] in its place: behind a part's end is 0. No part sees a NaN or an
+ * infinity of another. */
+static tn_node *cut_into_parts(tn_build *b, tn_node *x, int dim, const parts *p, int64_t out) {
+    if (!x || !p->first) return NULL;
+    int64_t shape[TN_MAX_RANK], there[TN_MAX_RANK], last = x->shape[dim] - 1, count = out * p->longest;
+    tn_node *step = tn_b_arange(b, 0.0, (double)p->longest, 1.0, TN_I64);
+    tn_node *place = tn_b_minimum(b, tn_b_add(b, p->first, step), tn_b_const(b, (double)last, p->first));
+    tn_node *taken = tn_b_index_select(b, x, dim, tn_b_reshape(b, place, &count, 1));
+    for (int d = 0; d <= x->rank; d++) {
+        shape[d] = d < dim ? x->shape[d] : d == dim ? out : d == dim + 1 ? p->longest : x->shape[d - 1];
+        there[d] = d == dim || d == dim + 1 ? shape[d] : 1;
+    }
+    tn_node *inside = tn_b_reshape(b, tn_b_lt(b, step, p->length), there, x->rank + 1);
+    return tn_b_where(b, inside, tn_b_reshape(b, taken, shape, x->rank + 1), tn_b_const(b, 0, x));
 }
 
 static tn_node *compose_adaptive_avg_pool2d(tn_build *b, const tn_node *n) {
@@ -325,9 +347,11 @@ static tn_node *compose_adaptive_avg_pool2d(tn_build *b, const tn_node *n) {
         tn_node *tiles = tn_b_reshape(b, x, (int64_t[]){x->shape[0], x->shape[1], oh, h / oh, ow, w / ow}, 6);
         return tn_b_view(b, tn_b_mean(b, tiles, (int64_t[]){3, 5}, 2, false), n->shape, n->rank);
     }
-    tn_node *across = tn_b_matmul_batched(b, x, tn_b_transpose(b, averaging_matrix(b, w, ow, n), -2, -1));
-    tn_node *y = tn_b_matmul_batched(b, averaging_matrix(b, h, oh, n), across);
-    return n->rank == 4 ? y : tn_b_view(b, y, n->shape, n->rank);
+    parts down = parts_of(b, h, oh), across = parts_of(b, w, ow);
+    tn_node *cut = cut_into_parts(b, cut_into_parts(b, x, 2, &down, oh), 4, &across, ow);
+    tn_node *sum = tn_b_sum(b, cut, (int64_t[]){3, 5}, 2, false);
+    tn_node *count = tn_b_mul(b, down.length, tn_b_view(b, across.length, (int64_t[]){1, ow}, 2));
+    return tn_b_view(b, tn_b_div(b, sum, tn_b_cast_like(b, count, x)), n->shape, n->rank);
 }
 
 /* adaptive_avg_pool2d(x, output_size): the mean of each of height × width equal (or overlapping by one) parts of x
