@@ -212,8 +212,8 @@ static void second_gradients_of_cumprod_hold_beside_zeros(void **state) {
         tn_tensor *g = gradient_of(y, x);
         const double *h = hessian[row];
         EXPECT(g, TN_F32, 1, 1 + 20, 0, 0, 0, 0);
-        EXPECT(gradient_of(tn_mul(g, tn_from_data(direction, TN_DIMS(5), TN_F32)), x), TN_F32, 1, h[0], h[1], h[2], h[3],
-               h[4]);
+        tn_tensor *again = gradient_of(tn_mul(g, tn_from_data(direction, TN_DIMS(5), TN_F32)), x);
+        EXPECT(again, TN_F32, 1, h[0], h[1], h[2], h[3], h[4]);
     }
     tn_tensor *third = FLOATS(0, 0, 0, 5);
     assert_ok(tn_set_requires_grad(third, true));
@@ -221,6 +221,51 @@ static void second_gradients_of_cumprod_hold_beside_zeros(void **state) {
     for (int i = 0; i < 2; i++)
         g = gradient_of(tn_select(g, 0, i), third);
     EXPECT(g, TN_F32, 1, 0, 0, 1 + 5, 0); /* d³/dx[0]dx[1]dx[2] */
+}
+
+/* A product of numbers with two zeros changes with both of them at once. */
+static void second_gradients_of_prod_hold_beside_zeros(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *x = tn_from_data((float[]){0, 2, 0, 3, 5, 0}, TN_DIMS(2, 3), TN_F32);
+    assert_ok(tn_set_requires_grad(x, true));
+    tn_tensor *w = tn_from_data((float[]){1, 10, 100}, TN_DIMS(3), TN_F32);
+    tn_tensor *g = gradient_of(tn_prod(x, TN_DIMS(1), false), x);
+    EXPECT(g, TN_F32, 2, 0, 0, 0, 0, 0, 15);
+    EXPECT(gradient_of(tn_mul(g, w), x), TN_F32, 2, 200, 0, 2, 500, 300, 35);
+    g = gradient_of(tn_prod(tn_reshape(x, TN_DIMS(3, 2)), TN_DIMS(0), true), x);
+    EXPECT(g, TN_F32, 2, 0, 0, 0, 0, 0, 6);
+    EXPECT(gradient_of(tn_mul(g, w), x), TN_F32, 2, 500, 300, 5, 200, 0, 32);
+}
+
+/* Where a root is taken of 0, or something is divided by it, the gradient is 0 as in PyTorch, and so is its own. */
+static void gradients_are_finite_where_a_size_is_zero(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *x = tn_full(TN_DIMS(2, 3), 0, TN_F32);
+    tn_tensor *y = tn_from_data((float[]){1, 2, 2, 0, 0, 0}, TN_DIMS(2, 3), TN_F32);
+    tn_tensor *three = FLOATS(0, 4, 0);
+    tn_tensor *leaves[] = {x, y, three};
+    assert_ok(tn_eval(leaves, 3));
+    for (int i = 0; i < 3; i++)
+        assert_ok(tn_set_requires_grad(leaves[i], true));
+    EXPECT(gradient_of(tn_std(x, TN_DIMS(1), 1, false), x), TN_F32, 2, 0, 0, 0, 0, 0, 0);
+    EXPECT(gradient_of(gradient_of(tn_std(x, TN_DIMS(1), 1, false), x), x), TN_F32, 2, 0, 0, 0, 0, 0, 0);
+    EXPECT(gradient_of(tn_cosine_similarity(x, y, 1, NULL), y), TN_F32, 2, 0, 0, 0, 0, 0, 0);
+    static const double p[] = {2, 0.5, -1};
+    for (size_t k = 0; k < TN_COUNT(p); k++) {
+        EXPECT(gradient_of(tn_norm(three, p[k], TN_ALL, false), three), TN_F32, 1, 0, p[k] < 0 ? 0 : 1, 0);
+        EXPECT(gradient_of(gradient_of(tn_norm(x, p[k], TN_ALL, false), x), x), TN_F32, 2, 0, 0, 0, 0, 0, 0);
+    }
+    EXPECT(gradient_of(gradient_of(tn_atan2(x, x), x), x), TN_F32, 2, 0, 0, 0, 0, 0, 0);
+}
+
+/* Only the parts that hold it. */
+static void a_nan_reaches_no_other_part_of_an_adaptive_pool(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *x = tn_from_data((float[]){1, 2, NAN, 4, 5, 6, INFINITY, 8, 9, 10}, TN_DIMS(1, 1, 2, 5), TN_F32);
+    EXPECT(tn_adaptive_avg_pool2d(x, (int64_t[]){2, 3}), TN_F32, 4, 1.5, NAN, 4.5, INFINITY, INFINITY, 9.5);
 }
 
 static void probabilities_are_targets(void **state) {
@@ -256,6 +301,9 @@ int main(void) {
         cmocka_unit_test(products_have_gradients_beside_zeros),
         cmocka_unit_test(equal_extremes_share_the_gradient),
         cmocka_unit_test(second_gradients_of_cumprod_hold_beside_zeros),
+        cmocka_unit_test(second_gradients_of_prod_hold_beside_zeros),
+        cmocka_unit_test(gradients_are_finite_where_a_size_is_zero),
+        cmocka_unit_test(a_nan_reaches_no_other_part_of_an_adaptive_pool),
         cmocka_unit_test(probabilities_are_targets),
         cmocka_unit_test(what_pytorch_refuses_is_refused),
     };

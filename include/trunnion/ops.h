@@ -601,7 +601,7 @@ TN_API tn_tensor *tn_mean(const tn_tensor *x, const int64_t *dims, int dim_count
  * divisor: 1 for a sample's, 0 for a population's. */
 TN_API tn_tensor *tn_var(const tn_tensor *x, const int64_t *dims, int dim_count, int64_t correction, bool keepdim);
 
-/* The square root of var. */
+/* The square root of var. The gradient of equal elements is 0. */
 TN_API tn_tensor *tn_std(const tn_tensor *x, const int64_t *dims, int dim_count, int64_t correction, bool keepdim);
 
 /* (Σ |x|^p)^(1/p) over dims (TN_ALL: all); p INFINITY or −INFINITY: the greatest or least |x|, 0: how many are not

@@ -684,7 +684,7 @@ static tn_status infer_cosine_similarity(tn_infer *c) {
 }
 
 static tn_node *clamped_norm(tn_build *b, tn_node *x, const int64_t *dim, double eps) {
-    tn_node *norm = tn_b_sqrt(b, tn_b_sum(b, tn_b_mul(b, x, x), dim, 1, false));
+    tn_node *norm = tn_b_norm(b, x, 2, dim, 1, false);
     return tn_b_maximum(b, norm, tn_b_const(b, eps, norm));
 }
 

@@ -94,6 +94,12 @@ static void step_argmin(double *result, double v, int64_t number, double *extrem
     *extreme = v;
 }
 
+/* Is what is built of x recorded, because gradients of the gradient may be asked for? */
+static bool differentiated_again(tn_build *b, tn_node *x) {
+    tn_node *made = tn_b_mul(b, x, tn_b_const(b, 1, x));
+    return made && made->flags & TN_NODE_GRAD;
+}
+
 /* Whole sums of integers and bools are i64, as in PyTorch. */
 static tn_status infer_sum(tn_infer *c) {
     TRY(tn_infer_reduce(c));
@@ -142,11 +148,51 @@ const tn_op_impl tn_impl_sum = {.class_ = TN_REDUCTION,
                                          ";" EMPTY_REDUCTIONS "; types=f16,bf16 tol=1ulp; [2,3] dims=(1) keepdim=false",
                                 .flops = 1};
 
-/* prod(x, dims, keepdim): the product over dims (TN_ALL: all). Integers and bools multiply to i64. */
+/* Running products along the last dim of rows, each without the last factor of its own. */
+static tn_node *products_before(tn_build *b, tn_node *rows) {
+    if (!rows) return NULL;
+    int64_t count = rows->shape[0], length = rows->shape[1];
+    tn_node *first = tn_b_expand(b, tn_b_const(b, 1, rows), (int64_t[]){count, 1}, 2);
+    if (length == 1) return first;
+    return tn_b_cat(b, (tn_node *[]){first, tn_b_cumprod(b, tn_b_slice(b, rows, 1, 0, length - 1, 1), 1)}, 2, 1);
+}
+static tn_node *backwards(tn_build *b, tn_node *rows) { return tn_b_slice(b, rows, 1, INT64_MAX, INT64_MIN, -1); }
+
+/* For each element of x, the product of those that n multiplies it with: of those before it and those behind. */
+static tn_node *product_of_others(tn_build *b, const tn_node *n, tn_node *x) {
+    int64_t order[TN_MAX_RANK], back[TN_MAX_RANK], shape[TN_MAX_RANK], length = 1;
+    int kept = 0, rank = x->rank;
+    bool reduced[TN_MAX_RANK] = {false};
+    for (int64_t k = 0; k < dims_count(n); k++)
+        reduced[dims_of(n)[k]] = true;
+    for (int pass = 0; pass < 2; pass++)
+        for (int d = 0; d < rank; d++)
+            if ((dims_count(n) == 0 || reduced[d]) == (pass == 1)) order[kept++] = d;
+    for (int d = 0; d < rank; d++) {
+        back[order[d]] = d;
+        shape[d] = x->shape[order[d]];
+        if (dims_count(n) == 0 || reduced[order[d]]) length *= shape[d];
+    }
+    tn_node *turned = tn_b_permute(b, x, order, rank);
+    tn_node *rows = tn_b_reshape(b, turned, (int64_t[]){tn_node_numel(x) / length, length}, 2);
+    tn_node *others = tn_b_mul(b, products_before(b, rows), backwards(b, products_before(b, backwards(b, rows))));
+    return tn_b_permute(b, tn_b_reshape(b, others, shape, rank), back, rank);
+}
+
+/* prod(x, dims, keepdim): the product over dims (TN_ALL: all). Integers and bools multiply to i64.
+ *
+ * Gradient: the product of the others is y / x where x is not 0; where it is, the others' product, for a single zero.
+ * Of these the gradient does not follow if there are two zeros: where it will be asked for, nothing is divided. */
 static tn_status grad_prod(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    /* The product of the others is y / x where x is not 0; where it is, the others' product, for a single zero. */
     tn_node *x = n->in[0], *y = with_dims(b, n, tn_b_self(n)), *d = with_dims(b, n, dy);
     tn_node *none = tn_b_const(b, 0, x), *one = tn_b_const(b, 1, x);
+    if (tn_node_numel(x) > 0 && differentiated_again(b, x)) {
+        for (int k = 0; k < x->rank; k++)
+            if (x->symbol[k])
+                return tn_fail(TN_ERR_UNSUPPORTED, "prod: dim %d is symbolic, so its gradient has no gradient", k);
+        grads[0] = tn_b_mul(b, d, product_of_others(b, n, x));
+        return b->status;
+    }
     tn_node *zero = tn_b_eq(b, x, none);
     tn_node *filled = tn_b_where(b, zero, one, x);
     tn_node *others = tn_b_prod(b, filled, dims_of(n), (int)dims_count(n), true);
@@ -315,9 +361,9 @@ const tn_op_impl tn_impl_cumsum = {.class_ = TN_SCANNING,
  * the running products: up to that zero (at k) the sums of dy·p are its gradient; elsewhere a product behind the zero
  * is p times that zero, and division by x[k] leaves it out. A further zero makes p 0.
  *
- * With two zeros the gradient's own gradient does not follow from these formulas. Where it will be asked for, dx[k] is
- * Π x[j] over j < k times q[k], with q[k] = dy[k] + x[k + 1]·q[k + 1]: a chain of maps that are joined in pairs, so that
- * there are log n steps and no division. */
+ * With two zeros the gradient's own gradient does not follow from this. Where it will be asked for, dx[k] is
+ * Π x[j] over j < k times q[k], with q[k] = dy[k] + x[k + 1]·q[k + 1]: a chain of maps that are joined in pairs, in
+ * log n steps and without a division. */
 static tn_node *along(tn_build *b, tn_node *x, int64_t dim, int64_t from, int64_t to) {
     return tn_b_slice(b, x, dim, from, to, 1);
 }
@@ -341,10 +387,9 @@ static tn_status grad_cumprod(tn_build *b, const tn_node *n, tn_node *dy, tn_nod
     int64_t dim = n->i[0];
     grads[0] = dy;
     if (n->rank == 0 || tn_node_numel(n) == 0) return b->status;
-    tn_node *divisible = tn_b_mul(b, x, one); /* recorded for a gradient if and only if one may be asked for */
-    if (divisible && divisible->flags & TN_NODE_GRAD) {
+    if (differentiated_again(b, x)) {
         if (n->symbol[dim])
-            return tn_fail(TN_ERR_UNSUPPORTED, "cumprod: dim %lld has a symbolic extent; its gradient has no gradient",
+            return tn_fail(TN_ERR_UNSUPPORTED, "cumprod: dim %lld is symbolic, so its gradient has no gradient",
                            (long long)dim);
         grads[0] = cumprod_gradient_again(b, x, dy, dim);
         return b->status;
@@ -429,12 +474,15 @@ static tn_node *compose_var(tn_build *b, const tn_node *n) {
     "[4] dims=() correction=0 keepdim=false; [4] dims=() correction=-1 keepdim=false"
 const tn_op_impl tn_impl_var = {.infer = infer_var, .compose = compose_var, .cases = DEVIATIONS};
 
-/* std(x, dims, correction, keepdim): the square root of var. */
+/* std(x, dims, correction, keepdim): the square root of var. The gradient of equal elements is 0. */
 static tn_node *compose_std(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0];
     if (!x) return NULL;
     tn_node *v = tn_b_var(b, x, dims_of(n), (int)dims_count(n), n->i[1 + dims_count(n)], keeps_dims(n));
-    return tn_b_sqrt(b, v);
+    tn_node *none = v ? tn_b_const(b, 0, v) : NULL, *is_none = tn_b_eq(b, v, none);
+    /* of the square root of 0 the gradient is infinite, and times 0 NaN: it is not taken */
+    tn_node *root = tn_b_sqrt(b, tn_b_where(b, is_none, v ? tn_b_const(b, 1, v) : NULL, v));
+    return tn_b_where(b, is_none, none, root);
 }
 const tn_op_impl tn_impl_std = {.infer = infer_var, .compose = compose_std, .cases = DEVIATIONS};
 
@@ -462,7 +510,8 @@ static tn_node *compose_norm(tn_build *b, const tn_node *n) {
         v = tn_b_pow_scalar(b, tn_b_sum(b, tn_b_pow_scalar(b, tn_b_abs(b, x), p), dims, count, keep), 1 / p);
     return v;
 }
-/* d/dx = x · |x|^(p−2) / y^(p−1); where y is 0, nothing. The extremes share among those that reach them. */
+/* d/dx = x · |x|^(p−2) / y^(p−1); where x or y is 0, nothing, and nothing is divided by 0, so that the gradient of this
+ * is finite too. The extremes share among those that reach them. */
 static tn_status grad_norm(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     double p = n->f[TN_NORM_P];
     tn_node *x = n->in[0], *y = with_dims(b, n, tn_b_self(n)), *d = with_dims(b, n, dy), *none = tn_b_const(b, 0, x);
@@ -474,9 +523,13 @@ static tn_status grad_norm(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
         tn_node *share = tn_b_div(b, d, tn_b_sum(b, reached, dims_of(n), (int)dims_count(n), true));
         grads[0] = tn_b_mul(b, tn_b_mul(b, reached, tn_b_sign(b, x)), share);
     } else {
-        tn_node *ratio = tn_b_div(b, x, y);
-        if (p != 2) ratio = tn_b_mul(b, tn_b_sign(b, x), tn_b_pow_scalar(b, tn_b_abs(b, ratio), p - 1));
-        grads[0] = tn_b_where(b, tn_b_eq(b, y, none), none, tn_b_mul(b, d, ratio));
+        tn_node *one = tn_b_const(b, 1, x), *is_none = tn_b_eq(b, y, none);
+        tn_node *ratio = tn_b_div(b, x, tn_b_where(b, is_none, one, y));
+        if (p != 2) {
+            tn_node *size = tn_b_where(b, tn_b_eq(b, x, none), one, tn_b_abs(b, ratio));
+            ratio = tn_b_mul(b, tn_b_sign(b, x), tn_b_pow_scalar(b, size, p - 1));
+        }
+        grads[0] = tn_b_where(b, is_none, none, tn_b_mul(b, d, ratio));
     }
     return b->status;
 }

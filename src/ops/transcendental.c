@@ -364,7 +364,8 @@ static kir_val lower_atan2(tn_lower *lw, const tn_node *n, const kir_aff *at) {
 static tn_status grad_atan2(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *y = n->in[0], *x = n->in[1], *none = tn_b_const(b, 0, n);
     tn_node *square = tn_b_add(b, tn_b_mul(b, x, x), tn_b_mul(b, y, y));
-    tn_node *share = tn_b_where(b, tn_b_eq(b, square, none), none, tn_b_div(b, dy, square));
+    tn_node *is_none = tn_b_eq(b, square, none), *divisor = tn_b_where(b, is_none, tn_b_const(b, 1, n), square);
+    tn_node *share = tn_b_where(b, is_none, none, tn_b_div(b, dy, divisor));
     if (tn_needs_grad(n, 0)) grads[0] = tn_b_sum_to(b, tn_b_mul(b, share, x), y);
     if (tn_needs_grad(n, 1)) grads[1] = tn_b_sum_to(b, tn_b_neg(b, tn_b_mul(b, share, y)), x);
     return b->status;
