@@ -268,6 +268,19 @@ static void a_nan_reaches_no_other_part_of_an_adaptive_pool(void **state) {
     EXPECT(tn_adaptive_avg_pool2d(x, (int64_t[]){2, 3}), TN_F32, 4, 1.5, NAN, 4.5, INFINITY, INFINITY, 9.5);
 }
 
+static void indices_of_a_pool_of_minus_infinity_lie_inside(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_max_pool2d_indices_options o = TN_MAX_POOL2D_INDICES_DEFAULTS;
+    o.padding[0] = o.padding[1] = 1;
+    o.stride[0] = o.stride[1] = 2;
+    tn_tensor *x = tn_full(TN_DIMS(1, 2, 2), -INFINITY, TN_F32);
+    EXPECT(tn_max_pool2d_indices(x, (int64_t[]){2, 2}, &o), TN_I64, 3, 0, 1, 2, 3);
+    o.dilation[0] = o.dilation[1] = 2;
+    x = tn_full(TN_DIMS(1, 3, 3), -INFINITY, TN_F32);
+    EXPECT(tn_max_pool2d_indices(x, (int64_t[]){2, 2}, &o), TN_I64, 3, 4, 4, 4, 4);
+}
+
 static void probabilities_are_targets(void **state) {
     (void)state;
     TN_SCOPE;
@@ -304,6 +317,7 @@ int main(void) {
         cmocka_unit_test(second_gradients_of_prod_hold_beside_zeros),
         cmocka_unit_test(gradients_are_finite_where_a_size_is_zero),
         cmocka_unit_test(a_nan_reaches_no_other_part_of_an_adaptive_pool),
+        cmocka_unit_test(indices_of_a_pool_of_minus_infinity_lie_inside),
         cmocka_unit_test(probabilities_are_targets),
         cmocka_unit_test(what_pytorch_refuses_is_refused),
     };

@@ -199,6 +199,14 @@ static tn_node *tap_place(tn_build *b, const tn_node *n, const tn_window *w, int
     return tn_b_add(b, tn_b_mul(b, number, number ? tn_b_const(b, (double)w->dilation[axis], number) : NULL), first);
 }
 
+/* A window without a number above −∞, which padding is, has its first tap as the greatest. If that lies before the
+ * image, this is the window's first place inside. */
+static tn_node *first_inside(tn_build *b, tn_node *place, int64_t dilation) {
+    if (!place) return NULL;
+    tn_node *first = tn_b_remainder(b, place, tn_b_const(b, (double)dilation, place));
+    return tn_b_where(b, tn_b_lt(b, place, tn_b_const(b, 0, place)), first, place);
+}
+
 static tn_node *compose_max_pool2d_indices(tn_build *b, const tn_node *n) {
     tn_window w = max_window(n->i);
     const tn_node *x = n->in[0];
@@ -206,6 +214,8 @@ static tn_node *compose_max_pool2d_indices(tn_build *b, const tn_node *n) {
     tn_node *across = tap ? tn_b_const(b, (double)w.kernel[1], tap) : NULL;
     tn_node *row = tap_place(b, n, &w, 0, tn_b_floor_divide(b, tap, across));
     tn_node *column = tap_place(b, n, &w, 1, tn_b_remainder(b, tap, across));
+    row = first_inside(b, row, w.dilation[0]);
+    column = first_inside(b, column, w.dilation[1]);
     tn_node *width = row ? tn_b_const(b, (double)x->shape[x->rank - 1], row) : NULL;
     return tn_b_view(b, tn_b_add(b, tn_b_mul(b, row, width), column), n->shape, n->rank);
 }
