@@ -105,16 +105,19 @@ def main():
         signal.alarm(SECONDS_AN_ENTRY)
         L = library.Library(args.build)
         e = compare.run_entry(L, entries[name], args.samples, dtypes)
-        return {"passed": e.passed, "left_out": e.left_out, "failures": e.failures}
+        return {"passed": e.passed, "by_kind": e.by_kind, "left_out": e.left_out, "failures": e.failures}
 
     passed = failed = samples = left_out = 0
+    by_kind = {kind: 0 for kind in compare.KINDS}
     start = time.monotonic()
     for name in names:
         result, code = in_a_process(lambda: work(name))
         if result is None:
-            result = {"passed": 0, "left_out": {}, "failures": [f"the process ended with {code}"]}
+            result = {"passed": 0, "by_kind": {}, "left_out": {}, "failures": [f"the process ended with {code}"]}
         samples += result["passed"] + len(result["failures"])
         left_out += sum(result["left_out"].values())
+        for kind, count in result["by_kind"].items():
+            by_kind[kind] += count
         bad = bool(result["failures"])
         excepted = name in EXCEPTIONS
         if bad == excepted and (bad or result["passed"]):
@@ -131,6 +134,7 @@ def main():
         print(f"exception: {name}: {reason}")
     print(f"{len(names)} entries of {len(entries)}, {samples} samples compared, {left_out} left out, "
           f"{time.monotonic() - start:.0f} s, PyTorch {torch.__version__}")
+    print("samples that passed: " + ", ".join(f"{kind} {count}" for kind, count in by_kind.items()))
     print("ran on: pytorch")
     print(f"{passed} passed, {failed} failed, 0 skipped")
     sys.exit(1 if failed else 0)

@@ -18,6 +18,7 @@ DTYPES_TESTED = (torch.float32, torch.float64, torch.int64, torch.bool, torch.fl
 # Results: units in the last place of the result, and of the greatest input for sums and products.
 ULPS = {torch.float32: 16, torch.float64: 16, torch.float16: 2, torch.bfloat16: 2}
 INPUT_ULPS = {torch.float32: 4, torch.float64: 4, torch.float16: 0.5, torch.bfloat16: 0.5}
+KINDS = ("forward", "backward", "in place", "error input")
 GRADIENT_SLACK = 16  # of f64, where nothing more precise tells how much a gradient magnifies
 SLACK = 8  # times PyTorch's own error: two right orders of summation differ by as much
 
@@ -156,11 +157,13 @@ class Entry:
         self.elementwise = type(op).__name__ in ("UnaryUfuncInfo", "BinaryUfuncInfo")
         self.shape_only = op.formatted_name in SHAPE_ONLY
         self.passed, self.left_out, self.failures = 0, {}, []
+        self.by_kind = {kind: 0 for kind in KINDS}  # samples that passed
 
     def judge(self, what, sample, run):
         try:
             run()
             self.passed += 1
+            self.by_kind[next((kind for kind in KINDS if what.endswith(kind)), "forward")] += 1
         except NotOffered as e:
             self.left_out[str(e)] = self.left_out.get(str(e), 0) + 1
         except (Refused, Different) as e:
