@@ -281,6 +281,15 @@ static void indices_of_a_pool_of_minus_infinity_lie_inside(void **state) {
     EXPECT(tn_max_pool2d_indices(x, (int64_t[]){2, 2}, &o), TN_I64, 3, 4, 4, 4, 4);
 }
 
+static void losses_have_a_gradient_at_infinity(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *x = FLOATS(INFINITY, -INFINITY, 3, 0.5F), *none = FLOATS(0, 0, 0, 0);
+    assert_ok(tn_set_requires_grad(x, true));
+    EXPECT(gradient_of(tn_huber_loss(x, none, TN_REDUCTION_SUM, NULL), x), TN_F32, 1, 1, -1, 1, 0.5);
+    EXPECT(gradient_of(tn_smooth_l1_loss(x, none, TN_REDUCTION_SUM, NULL), x), TN_F32, 1, 1, -1, 1, 0.5);
+}
+
 static void probabilities_are_targets(void **state) {
     (void)state;
     TN_SCOPE;
@@ -318,6 +327,7 @@ int main(void) {
         cmocka_unit_test(gradients_are_finite_where_a_size_is_zero),
         cmocka_unit_test(a_nan_reaches_no_other_part_of_an_adaptive_pool),
         cmocka_unit_test(indices_of_a_pool_of_minus_infinity_lie_inside),
+        cmocka_unit_test(losses_have_a_gradient_at_infinity),
         cmocka_unit_test(probabilities_are_targets),
         cmocka_unit_test(what_pytorch_refuses_is_refused),
     };

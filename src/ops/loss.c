@@ -75,11 +75,13 @@ const tn_op_impl tn_impl_l1_loss = {
 
 static tn_node *below(tn_build *b, tn_node *x, double v) { return tn_b_lt(b, x, tn_b_const(b, v, x)); }
 
-/* d² / (2 width) where |d| < width, else |d| - width / 2: a parabola that goes over into a line. */
+/* d² / (2 width) where |d| < width, else |d| - width / 2: a parabola that goes over into a line. The parabola is not
+ * taken of an infinite d, whose gradient, infinity times 0, would be NaN. */
 static tn_node *rounded_distance(tn_build *b, const tn_node *n, double width) {
-    tn_node *d = difference(b, n), *size = tn_b_abs(b, d);
-    tn_node *parabola = tn_b_scale(b, tn_b_mul(b, d, d), 0.5 / width);
-    return tn_b_where(b, below(b, size, width), parabola, tn_b_offset(b, size, -0.5 * width));
+    tn_node *d = difference(b, n), *size = tn_b_abs(b, d), *is_near = below(b, size, width);
+    tn_node *near = tn_b_where(b, is_near, d, d ? tn_b_const(b, 0, d) : NULL);
+    tn_node *parabola = tn_b_scale(b, tn_b_mul(b, near, near), 0.5 / width);
+    return tn_b_where(b, is_near, parabola, tn_b_offset(b, size, -0.5 * width));
 }
 
 static tn_node *compose_smooth_l1_loss(tn_build *b, const tn_node *n) {
