@@ -4,6 +4,7 @@
 
 #include "../cli/conform.h"
 #include "far_driver.h"
+#include "drivers/drivers.h"
 #include "hal/code.h"
 #include "kir_random.h"
 #include "trunnion/trunnion.h"

@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include "drivers/drivers.h"
 #include "drivers/null.h"
 #include "hal/hal.h"
 

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <math.h>
 
+#include "drivers/drivers.h"
 #include "drivers/null.h"
 #include "mock_driver.h"
 

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "hal/hal.h"
+#include "drivers/drivers.h"
 
 /* A launch passes from hal to the VM as it is. */
 _Static_assert(sizeof(tn_launch) == sizeof(kir_launch), "tn_launch and kir_launch have one layout");

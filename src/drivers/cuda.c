@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "drivers/cuda.h"
-#include "hal/hal.h"
+#include "drivers/drivers.h"
 
 #if TRUNNION_WITH_CUDA || TRUNNION_WITH_ROCM
 

@@ -18,7 +18,7 @@
 #include <string.h>
 
 #include "drivers/probe_metal.h"
-#include "hal/hal.h"
+#include "drivers/drivers.h"
 #include "hal/loss.h"
 #include "hal/room.h"
 #include "hal/span.h"

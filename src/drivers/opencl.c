@@ -13,7 +13,7 @@
 
 #include "drivers/opencl.h"
 #include "drivers/probe.h"
-#include "hal/hal.h"
+#include "drivers/drivers.h"
 #include "hal/loss.h"
 #include "hal/room.h"
 #include "hal/span.h"

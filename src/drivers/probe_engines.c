@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "drivers/probe.h"
-#include "hal/hal.h"
+#include "drivers/drivers.h"
 
 #if TRUNNION_WITH_ONNXRUNTIME || TRUNNION_WITH_TORCH
 

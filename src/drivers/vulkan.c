@@ -11,6 +11,7 @@
  * Memory has handles: hal/span.h makes addresses of them. Kernels and launches are vulkan_launch.c's. */
 #include <string.h>
 
+#include "drivers/drivers.h"
 #include "drivers/vulkan_device.h"
 #include "hal/clock.h"
 

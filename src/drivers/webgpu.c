@@ -14,6 +14,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "drivers/drivers.h"
 #include "drivers/webgpu_device.h"
 #include "hal/limits.h"
 

@@ -14,27 +14,8 @@
 
 /* ---- the table --------------------------------------------------------------------------------------------------- */
 
-/* In order of preference: name, title, driver (drivers/), whether this build has it. */
-#define BACKENDS(X)                                                                           \
-    X("cuda", "NVIDIA CUDA", tn_driver_cuda, TRUNNION_WITH_CUDA)                              \
-    X("rocm", "AMD ROCm", tn_driver_rocm, TRUNNION_WITH_ROCM)                                 \
-    X("metal", "Apple Metal", tn_driver_metal, TRUNNION_WITH_METAL)                           \
-    X("vulkan", "Vulkan", tn_driver_vulkan, TRUNNION_WITH_VULKAN)                             \
-    X("opencl", "OpenCL", tn_driver_opencl, TRUNNION_WITH_OPENCL)                             \
-    X("webgpu", "WebGPU", tn_driver_webgpu, TRUNNION_WITH_WEBGPU)                             \
-    X("cpu", "CPU", tn_driver_cpu, 1)                                                         \
-    X("engine:onnxruntime", "ONNX Runtime", tn_driver_onnxruntime, TRUNNION_WITH_ONNXRUNTIME) \
-    X("engine:torch", "LibTorch", tn_driver_torch, TRUNNION_WITH_TORCH)
-
-static tn_backend table[TN_MOST_BACKENDS] = {
-#define X(n, t, d, built) {.name = n, .title = t, .driver = (built) ? &(d) : NULL},
-    BACKENDS(X)
-#undef X
-};
-static int table_count =
-#define X(n, t, d, built) +1
-    BACKENDS(X);
-#undef X
+static tn_backend table[TN_MOST_BACKENDS];
+static int table_count;
 
 static pthread_mutex_t registry = PTHREAD_MUTEX_INITIALIZER; /* the table, the findings, the open devices */
 
@@ -118,7 +99,7 @@ static tn_status check_room(const char *name) {
 static tn_status table_insert(const tn_backend *b) {
     TRY(check_room(b->name));
     int at = table_count++;
-    for (; at > 0 && table[at].driver != &tn_driver_cpu; at--)
+    for (; at > 0 && !table[at].is_cpu; at--)
         table[at] = table[at - 1];
     table[at] = *b;
     return TN_OK;
@@ -134,19 +115,25 @@ tn_status tn_backend_insert_refused(const tn_refusal *r) {
     return table_insert(&(tn_backend){.name = r->name, .title = r->path, .refused = r});
 }
 
-/* What is there only on request: the driver for authors of drivers (drivers/null.c), and files that the environment
- * names. */
-static void add_wanted(void) {
+static bool is_wanted(const tn_backend_row *row) {
+    const char *value = row->wanted_by ? tn_env(row->wanted_by) : "1";
+    return value && !strcmp(value, "1");
+}
+
+/* The library's own drivers, then those in files that the environment names. */
+static void fill_table(void) {
     static bool done;
     if (done) return;
     done = true;
-    const char *wanted = tn_env("TRUNNION_NULL");
-    if (wanted && !strcmp(wanted, "1")) (void)tn_backend_insert(&tn_driver_null);
+    for (const tn_backend_row *row = tn_backend_rows; row->name && table_count < TN_MOST_BACKENDS; row++)
+        if (is_wanted(row))
+            table[table_count++] =
+                (tn_backend){.name = row->name, .title = row->title, .driver = row->driver, .is_cpu = row->is_cpu};
     tn_plugins_add();
 }
 
 tn_backend *tn_backends(int *count) {
-    add_wanted();
+    fill_table();
     *count = table_count;
     return table;
 }
@@ -155,7 +142,7 @@ tn_status tn_backend_register(const tn_driver *driver) {
     if (registry_depth > 0) /* the table is being gone through */
         return tn_fail(TN_ERR_STATE, "tn_backend_register: called by a driver while drivers are loaded or asked");
     tn_registry_lock();
-    add_wanted();
+    fill_table();
     tn_status s = tn_backend_insert(driver);
     tn_registry_unlock();
     return s;
@@ -224,7 +211,7 @@ static tn_status device_get(const tn_backend *b, const tn_device_info *info, con
     if (!d) return TN_ERR_MEMORY;
     d->driver = b->driver;
     d->info = *info;
-    d->is_cpu = b->driver == &tn_driver_cpu;
+    d->is_cpu = b->is_cpu;
     d->fallback = o->fallback;
     static uint64_t serial; /* guarded by the registry's lock */
     d->serial = ++serial;
@@ -327,8 +314,7 @@ static bool has_memory(search *s, const tn_device *d) {
 static tn_status try_device(search *s, const tn_backend *b, const tn_device_info *info) {
     tn_device *d = NULL;
     tn_status status = device_get(b, info, s->options, &d);
-    if (status == TN_ERR_MEMORY && b->driver == &tn_driver_cpu)
-        return status; /* the host's memory: nothing can go on */
+    if (status == TN_ERR_MEMORY && b->is_cpu) return status; /* the host's memory: nothing can go on */
     if (status != TN_OK) {
         size_t name = strlen(info->id);
         const char *why = tn_error(); /* the step has the device's name already */
@@ -506,7 +492,7 @@ tn_status tn_device_open(const char *preference, const tn_device_options *option
     tn_selection log = {.struct_size = sizeof log};
     search s = {.options = &o, .log = &log};
     tn_registry_lock();
-    add_wanted();
+    fill_table();
     tn_status status = choose(&s, preference ? preference : "auto");
     tn_registry_unlock();
     if (selection) {

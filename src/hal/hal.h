@@ -186,35 +186,15 @@ void tn_device_end(tn_device *d); /* frees all of a device that nobody uses any 
 /* Bytes in words, "1.5 GiB"; out has room for 24. Returns out. */
 const char *tn_bytes_text(char *out, int64_t bytes);
 
-/* Which backends this build has; CMake says 0 for what is left out. */
-#ifndef TRUNNION_WITH_CUDA
-#define TRUNNION_WITH_CUDA 1
-#endif
-#ifndef TRUNNION_WITH_ROCM
-#define TRUNNION_WITH_ROCM 1
-#endif
-#ifndef TRUNNION_WITH_METAL
-#define TRUNNION_WITH_METAL 1
-#endif
-#ifndef TRUNNION_WITH_VULKAN
-#define TRUNNION_WITH_VULKAN 1
-#endif
-#ifndef TRUNNION_WITH_OPENCL
-#define TRUNNION_WITH_OPENCL 1
-#endif
-#ifndef TRUNNION_WITH_WEBGPU
-#define TRUNNION_WITH_WEBGPU 1
-#endif
-#ifndef TRUNNION_WITH_ONNXRUNTIME
-#define TRUNNION_WITH_ONNXRUNTIME 1
-#endif
-#ifndef TRUNNION_WITH_TORCH
-#define TRUNNION_WITH_TORCH 1
-#endif
+/* ---- supplied by drivers/ ---------------------------------------------------------------------------------------- */
 
-/* The drivers, one file each in drivers/. */
-extern const tn_driver tn_driver_cuda, tn_driver_rocm, tn_driver_metal, tn_driver_vulkan, tn_driver_opencl,
-    tn_driver_webgpu;
-extern const tn_driver tn_driver_cpu, tn_driver_onnxruntime, tn_driver_torch, tn_driver_null;
+/* The backends in order of preference (drivers/drivers.c), ended by a row without a name. */
+typedef struct tn_backend_row {
+    const char *name, *title;
+    const tn_driver *driver; /* NULL: left out at build time */
+    bool is_cpu;
+    const char *wanted_by; /* listed only if this variable of the environment is "1"; NULL: always */
+} tn_backend_row;
+extern const tn_backend_row tn_backend_rows[];
 
 #endif

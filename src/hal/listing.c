@@ -124,7 +124,7 @@ static void say_no_driver(const tn_backend *b, tn_findings *f) {
 
 /* Numbers the devices and adds what a driver need not know. */
 static void complete(const tn_backend *b, tn_findings *f) {
-    bool usable = tn_backend_usable(b), single = b->driver == &tn_driver_cpu || tn_backend_by_name(b);
+    bool usable = tn_backend_usable(b), single = b->is_cpu || tn_backend_by_name(b);
     for (int i = 0; i < f->count; i++) {
         tn_device_info *d = &f->devices[i];
         d->struct_size = sizeof *d;

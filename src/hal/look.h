@@ -23,6 +23,7 @@ typedef struct tn_refusal {
 typedef struct tn_backend {
     const char *name, *title;
     const tn_driver *driver;   /* NULL: left out at build time */
+    bool is_cpu;
     tn_findings *found;        /* listing.c: the last look; NULL before it */
     uint64_t key;              /* listing.c: what the last look depended on; 0: it is not to be relied on */
     double looked;             /* listing.c: when a probe last answered, as tn_now; 0: not in this process */
