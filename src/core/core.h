@@ -502,6 +502,8 @@ size_t tn_native_bytes(void);
 static inline bool tn_number_varies(const tn_binding *b, const tn_node *n) {
     return (n->flags & TN_NODE_VARIES) && !(n->flags & TN_NODE_VIEW) && b->varies;
 }
+/* tn_engine's flush: computes what is pending. */
+tn_status tn_flush(tn_recorder *r, tn_node *const *targets, int count);
 tn_status tn_binding_make(tn_binding *b, tn_recorder *r, const tn_node *const *targets, int count);
 void tn_binding_free(tn_binding *b);
 bool tn_attributes_are_extents(int op); /* … and not in the key */

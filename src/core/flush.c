@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/capture.h"
+#include "core/expand.h"
 #include "kir/eval.h"
 
 /* ---- the cache --------------------------------------------------------------------------------------------------- */
@@ -447,3 +448,5 @@ tn_status tn_flush(tn_recorder *r, tn_node *const *targets, int count) {
     tn_recorder_settle();
     return s;
 }
+
+const tn_engine tn_graph_engine = {.flush = tn_flush, .expand = tn_expand_node};

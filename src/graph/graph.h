@@ -401,12 +401,14 @@ tn_recorder *tn_random_here(void);   /* the same with its seed set (ops/random.c
 /* A composition depends on this number's value: it may not vary, now and at its line from now on. */
 void tn_node_fix(tn_node *n);
 
-/* Supplied by core/: gives buffers to the nodes of `targets`, to every pending node
- * with live handles, and to states. */
-tn_status tn_flush(tn_recorder *r, tn_node *const *targets, int count);
-/* Supplied by core/ too. Makes n->expansion for a composed node that has none yet. The planner computes n with it and
- * autograd differentiates through it, so it requires gradients exactly when n does, whatever the mode is now. Nodes of
- * f16 and bf16 that are computed in f32 have one too. */
-tn_status tn_expand_node(tn_node *n);
+/* ---- supplied by core/ ------------------------------------------------------------------------------------------- */
+
+/* What the recorder needs of the layers above it. A program that links graph/ without core/ defines its own. */
+typedef struct tn_engine {
+    /* Gives buffers to the nodes of `targets`, to every pending node with live handles, and to states. */
+    tn_status (*flush)(tn_recorder *r, tn_node *const *targets, int count);
+    tn_status (*expand)(tn_node *n); /* makes n->expansion (core/expand.h) */
+} tn_engine;
+extern const tn_engine tn_graph_engine;
 
 #endif
