@@ -64,8 +64,8 @@ void tn_str_addn(tn_str *s, const char *bytes, size_t n);
 const char *tn_str_text(const tn_str *s); /* "" when empty */
 void tn_str_free(tn_str *s);
 
-/* Append to a text of which `used` of `size` bytes are taken (used < size). What does not fit is cut off. Return how many
- * bytes are taken then, without the NUL. Ten times faster than snprintf, for labels that every plan has. */
+/* Append to a text of which `used` of `size` bytes are taken (used < size). What does not fit is cut off. Return how
+ * many bytes are taken then, without the NUL. Ten times faster than snprintf, for labels that every plan has. */
 size_t tn_text_put(char *text, size_t size, size_t used, const char *words);
 size_t tn_text_put_number(char *text, size_t size, size_t used, int64_t number);
 

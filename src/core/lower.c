@@ -18,42 +18,6 @@ static bool same_index(const kir_aff *a, const kir_aff *b) {
     return a->c == b->c && a->dyn == b->dyn && memcmp(a->s, b->s, sizeof a->s) == 0;
 }
 
-kir_aff tn_aff_value(kir_val v) {
-    kir_aff a = kir_aff_const(0);
-    a.dyn = v;
-    return a;
-}
-
-static kir_val add_dyn(tn_lower *lw, kir_val a, kir_val b) {
-    if (a == KIR_NONE || b == KIR_NONE) return a == KIR_NONE ? b : a;
-    return kir_binary(lw->kb, KIR_ADD, a, b);
-}
-
-static kir_val scale_dyn(tn_lower *lw, kir_val dyn, int64_t k) {
-    if (dyn == KIR_NONE || k == 1) return dyn;
-    kir_aff size = kir_aff_const(k);
-    kir_val by = lw->sized ? kir_index(lw->kb, &size) : kir_const_i(lw->kb, KIR_I64, k);
-    return k == 0 ? KIR_NONE : kir_binary(lw->kb, KIR_MUL, dyn, by);
-}
-
-kir_aff tn_aff_add(tn_lower *lw, const kir_aff *a, const kir_aff *b) {
-    kir_aff r = *a;
-    r.c += b->c;
-    for (int x = 0, axes = kir_axes(lw->kb); x < axes; x++)
-        r.s[x] += b->s[x];
-    r.dyn = add_dyn(lw, a->dyn, b->dyn);
-    return r;
-}
-
-kir_aff tn_aff_scale(tn_lower *lw, const kir_aff *a, int64_t k) {
-    kir_aff r = *a;
-    r.c *= k;
-    for (int x = 0, axes = kir_axes(lw->kb); x < axes; x++)
-        r.s[x] *= k;
-    r.dyn = scale_dyn(lw, a->dyn, k);
-    return r;
-}
-
 /* ---- memo -------------------------------------------------------------------------------------------------------- */
 
 static uint64_t index_hash(const tn_lower *lw, const kir_aff *at, int rank) {
@@ -165,7 +129,7 @@ static kir_aff place_index(tn_lower *lw, const kir_aff *at, int rank, int64_t of
         sum.c += at[d].c * stride[d];
         for (int x = 0; x < axes; x++)
             sum.s[x] += at[d].s[x] * stride[d];
-        sum.dyn = add_dyn(lw, sum.dyn, scale_dyn(lw, at[d].dyn, stride[d]));
+        sum.dyn = tn_dyn_add(lw, sum.dyn, tn_dyn_scale(lw, at[d].dyn, stride[d]));
     }
     return sum;
 }
@@ -292,8 +256,8 @@ static bool is_structural(double v) {
 }
 
 /* Is this a number that a kernel gets with the launch? As part of the structure it would make a kernel of its own, and
- * compiling one takes a device a tenth of a second. The CPU takes some microseconds, and folds numbers, except divisors:
- * these are often a number of elements, which differs with each shape. What else is made of numbers alone is computed
+ * compiling one takes a device a tenth of a second. The CPU takes some microseconds, and folds numbers except divisors,
+ * which are often a number of elements and differ with each shape. What else is made of numbers alone is computed
  * here and now. */
 static bool comes_with_launch(const tn_lowering *w, const tn_node *n) {
     tn_dtype t = (tn_dtype)n->dtype;
@@ -382,7 +346,7 @@ static kir_val pull(tn_lower *lw, tn_lowering *w, int value, const kir_aff *at) 
     return loaded || moved ? r : tn_lower_narrow(lw->kb, (tn_dtype)v->node->dtype, r);
 }
 
-kir_val tn_lower_at(tn_lower *lw, const tn_node *node, const kir_aff *at) {
+static kir_val lower_at(tn_lower *lw, const tn_node *node, const kir_aff *at) {
     tn_lowering *w = lw->group;
     int value = tn_value_of(w->g, node);
     if (value >= 0) return pull(lw, w, value, at);
@@ -403,7 +367,7 @@ static bool is_spread(const tn_node *n) {
     return false;
 }
 
-kir_val tn_lower_in(tn_lower *lw, const tn_node *n, int i, const kir_aff *at) {
+static kir_val lower_in(tn_lower *lw, const tn_node *n, int i, const kir_aff *at) {
     tn_lowering *w = lw->group;
     const tn_node *in = n->in[i];
     kir_aff index[TN_MAX_RANK];
@@ -416,21 +380,13 @@ kir_val tn_lower_in(tn_lower *lw, const tn_node *n, int i, const kir_aff *at) {
     bool folding = w->folding, dividing = w->dividing;
     w->folding = of_numbers_alone(n) && !(n->op == TN_OP_DIV && w->g->binding->device->is_cpu);
     w->dividing = n->op == TN_OP_DIV && i == 1;
-    kir_val r = tn_lower_at(lw, in, at_in);
+    kir_val r = lower_at(lw, in, at_in);
     w->folding = folding;
     w->dividing = dividing;
     return r;
 }
 
-kir_val tn_lower_at_masked(tn_lower *lw, const tn_node *node, const kir_aff *at, kir_val mask) {
-    kir_val before = lw->mask;
-    lw->mask = before == KIR_NONE ? mask : kir_binary(lw->kb, KIR_AND, before, mask);
-    kir_val r = tn_lower_at(lw, node, at);
-    lw->mask = before;
-    return r;
-}
-
-tn_quant tn_lower_quant_at(tn_lower *lw, const tn_node *node, const kir_aff *at, int by) {
+static tn_quant lower_quant_at(tn_lower *lw, const tn_node *node, const kir_aff *at, int by) {
     tn_lowering *w = lw->group;
     int value = tn_value_of(w->g, node);
     const tn_value *v = value >= 0 ? &w->g->values[value] : NULL;
@@ -444,34 +400,7 @@ tn_quant tn_lower_quant_at(tn_lower *lw, const tn_node *node, const kir_aff *at,
     return tn_lower_block_parts(&blocks, &index, by);
 }
 
-/* ---- reductions over dims: what their rows share ----------------------------------------------------------------- */
-
-static bool is_reduced(const tn_node *r, int d) {
-    for (int64_t k = 0; k < r->i[0]; k++)
-        if (r->i[1 + k] == d) return true;
-    return r->i[0] == 0;
-}
-
-int tn_loops_over_dims(const tn_node *n, int64_t extent[TN_MAX_RANK]) {
-    const tn_node *in = n->in[0];
-    int count = 0;
-    for (int d = 0; d < in->rank; d++)
-        if (is_reduced(n, d)) extent[count++] = in->shape[d];
-    return count;
-}
-
-kir_val tn_lower_reduced(tn_lower *lw, const tn_node *n, const kir_aff *at) {
-    const tn_node *in = n->in[0];
-    bool keepdim = n->rank == in->rank;
-    kir_aff index[TN_MAX_RANK];
-    int out = 0, loop = n->rank;
-    for (int d = 0; d < in->rank; d++) {
-        bool reduced = is_reduced(n, d);
-        index[d] = reduced ? at[loop++] : at[out];
-        if (!reduced || keepdim) out++;
-    }
-    return tn_lower_at(lw, in, index);
-}
+const tn_lower_calls tn_lowering_calls = {.at = lower_at, .in = lower_in, .quant_at = lower_quant_at};
 
 /* ---- spaces ------------------------------------------------------------------------------------------------------ */
 
@@ -503,14 +432,14 @@ static tn_status dims_space(tn_lowering *w, const tn_node *r, int64_t *extents, 
     int out = 0;
     *n_par = *n_loop = 0;
     for (int d = 0; d < in->rank; d++) {
-        if (is_reduced(r, d)) continue;
+        if (tn_is_reduced(r, d)) continue;
         w->space[d] = kir_aff_const(0);
         if (in->shape[d] == 1) continue;
         extents[*n_par] = in->shape[d];
         w->space[d] = tn_along((*n_par)++, 1);
     }
     for (int d = 0; d < in->rank; d++) {
-        if (!is_reduced(r, d)) {
+        if (!tn_is_reduced(r, d)) {
             w->row[out++] = w->space[d];
             continue;
         }
@@ -725,7 +654,7 @@ static void emit_rows(tn_lower *lw, tn_lowering *w) {
 }
 
 static tn_status emit(tn_lowering *w, kir_builder *kb) {
-    tn_lower lw = {.kb = kb, .mask = KIR_NONE, .group = w};
+    tn_lower lw = {.kb = kb, .calls = &tn_lowering_calls, .mask = KIR_NONE, .group = w};
     switch (w->group->kind) {
     case TN_GROUP_ROWS: emit_rows(&lw, w); break;
     case TN_GROUP_SCAN: emit_scan(&lw, w); break;

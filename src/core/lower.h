@@ -44,6 +44,8 @@ typedef struct tn_lowering {
     kir_aff loop[TN_MAX_RANK];  /* ROWS with a loop space of its own */
 } tn_lowering;
 
+extern const tn_lower_calls tn_lowering_calls; /* what the ops' lower functions call */
+
 tn_status tn_lowering_begin(tn_lowering *w, tn_graph_plan *g, int group);
 /* The value at an index of its own, loaded where `mask` holds. lw->group is a tn_lowering. */
 kir_val tn_lowering_value(tn_lower *lw, int value, const kir_aff *at, kir_val mask);

@@ -662,7 +662,7 @@ tn_status tn_template_lower(tn_graph_plan *g, int group_id) {
     template t = {.lead = &g->values[group->lead]};
     TRY(tn_lowering_begin(&t.w, g, group_id));
     tn_template_program made = {0};
-    t.lw = (tn_lower){.mask = KIR_NONE, .group = &t.w};
+    t.lw = (tn_lower){.calls = &tn_lowering_calls, .mask = KIR_NONE, .group = &t.w};
     group->buffer_count = group->dial_count = 0;
     group->block_buffer = -1;
     tn_status s = templates[template_of(t.lead->node)].make(&t, &made);

@@ -220,33 +220,56 @@ extern const tn_op_row tn_op_rows[]; /* by tn_op_id */
 static inline const tn_op_row *tn_op(int id) { return &tn_op_rows[id]; }
 int tn_op_count(void);
 
-/* ---- lowering (core/lower.c supplies these to the ops) ----------------------------------------------------------- */
+/* ---- lowering: what an op's `lower` gets and calls --------------------------------------------------------------- */
+
+/* A weight that is quantised in blocks, in its parts: u a whole number (I32), s and t f32; its value is s·u + t. t is
+ * KIR_NONE in formats without a minimum. */
+typedef struct tn_quant {
+    kir_val u, s, t;
+} tn_quant;
+
+/* The planner's side of lowering (core/lower.c). */
+typedef struct tn_lower_calls {
+    kir_val (*at)(tn_lower *lw, const tn_node *node, const kir_aff *at);
+    kir_val (*in)(tn_lower *lw, const tn_node *n, int i, const kir_aff *at);
+    tn_quant (*quant_at)(tn_lower *lw, const tn_node *node, const kir_aff *at, int by);
+} tn_lower_calls;
 
 struct tn_lower {
     kir_builder *kb;
+    const tn_lower_calls *calls;
     kir_val mask; /* loads emitted now happen only where this holds; KIR_NONE: everywhere */
     void *group;  /* core's */
     bool sized;   /* a computed index is scaled by a number of the launch, not of the structure */
 };
-/* The value of n's input i at the place that corresponds, under broadcasting, to index `at` of n. */
-kir_val tn_lower_in(tn_lower *lw, const tn_node *n, int i, const kir_aff *at);
+
 /* The value of `node` at an index of its own (rank entries). */
-kir_val tn_lower_at(tn_lower *lw, const tn_node *node, const kir_aff *at);
-/* The same with loads masked by `mask` as well (which masks need is movement's knowledge: padding, gathering). */
-kir_val tn_lower_at_masked(tn_lower *lw, const tn_node *node, const kir_aff *at, kir_val mask);
-/* Element `first` + `by` of a weight that is quantised in blocks, in its parts: u a whole number (I32), s and t f32;
- * its value is s·u + t. t is KIR_NONE in formats without a minimum. `at` leads to `first`, of which sixteen or more
- * follow in one block; 0 <= by. */
-typedef struct tn_quant {
-    kir_val u, s, t;
-} tn_quant;
-tn_quant tn_lower_quant_at(tn_lower *lw, const tn_node *node, const kir_aff *at, int by);
-/* For reductions over the dims attribute: loops(), and lower() = the input's value where result and loop index lead. */
-int tn_loops_over_dims(const tn_node *n, int64_t extent[TN_MAX_RANK]);
-kir_val tn_lower_reduced(tn_lower *lw, const tn_node *n, const kir_aff *at);
+static inline kir_val tn_lower_at(tn_lower *lw, const tn_node *node, const kir_aff *at) {
+    return lw->calls->at(lw, node, at);
+}
+/* The value of n's input i at the index that corresponds, under broadcasting, to index `at` of n. */
+static inline kir_val tn_lower_in(tn_lower *lw, const tn_node *n, int i, const kir_aff *at) {
+    return lw->calls->in(lw, n, i, at);
+}
+/* Element `first` + `by` of a quantised weight. `at` leads to `first`, of which sixteen or more follow in one block;
+ * 0 <= by. */
+static inline tn_quant tn_lower_quant_at(tn_lower *lw, const tn_node *node, const kir_aff *at, int by) {
+    return lw->calls->quant_at(lw, node, at, by);
+}
+
+/* Index arithmetic (lowering.c); of whole indices, and of their computed parts, which may be KIR_NONE. */
+kir_val tn_dyn_add(tn_lower *lw, kir_val a, kir_val b);
+kir_val tn_dyn_scale(tn_lower *lw, kir_val dyn, int64_t k);
 kir_aff tn_aff_add(tn_lower *lw, const kir_aff *a, const kir_aff *b);
 kir_aff tn_aff_scale(tn_lower *lw, const kir_aff *a, int64_t k);
 kir_aff tn_aff_value(kir_val v); /* the I64 value v as an index */
+/* As tn_lower_at, with loads masked by `mask` as well (padding and gathering know which masks they need). */
+kir_val tn_lower_at_masked(tn_lower *lw, const tn_node *node, const kir_aff *at, kir_val mask);
+/* For reductions over the dims attribute: whether dim d of the input is one of them; loops(); and lower() = the input's
+ * value at the result's and loops' index. */
+bool tn_is_reduced(const tn_node *r, int d);
+int tn_loops_over_dims(const tn_node *n, int64_t extent[TN_MAX_RANK]);
+kir_val tn_lower_reduced(tn_lower *lw, const tn_node *n, const kir_aff *at);
 
 /* ---- shape rules that ops share (shape.c) ------------------------------------------------------------------------ */
 

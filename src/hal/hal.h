@@ -180,6 +180,7 @@ bool tn_pool_close(tn_device *d); /* false while buffers live: the last release 
 void tn_pool_free(tn_device *d);
 tn_status tn_kernels_open(tn_device *d);
 void tn_kernels_close(tn_device *d);
+void tn_kernels_drop(tn_device *d); /* frees kernels that no plan uses (leak tests) */
 void tn_lists_close(tn_device *d);
 void tn_device_end(tn_device *d); /* frees all of a device that nobody uses any more */
 

@@ -388,6 +388,18 @@ static tn_kernel *kernel_leave(kernel_table *t, tn_kernel *k, bool *ended) {
     return last;
 }
 
+void tn_kernels_drop(tn_device *d) {
+    kernel_table *t = d->kernels;
+    pthread_mutex_lock(&t->lock);
+    while (t->oldest) {
+        tn_kernel *k = t->oldest;
+        idle_take_out(t, k);
+        table_unlink(t, k);
+        kernel_free(d, k);
+    }
+    pthread_mutex_unlock(&t->lock);
+}
+
 void tn_kernel_release(tn_kernel *k) {
     if (!k) return;
     kernel_table *t = k->table;
