@@ -7,6 +7,7 @@
 #include <math.h>
 
 #include "double/gpu_api.h"
+#include "drivers/drivers.h"
 #include "hal/hal.h"
 #include "kir_cases.h"
 #include "kir_device.h"

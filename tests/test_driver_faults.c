@@ -8,6 +8,7 @@
 #include <sched.h>
 
 #include "device_support.h"
+#include "drivers/drivers.h"
 #include "hal/code.h"
 #include "trunnion/trunnion.h"
 

@@ -6,6 +6,7 @@
 #include "test_support.h"
 
 #include "../cli/conform.h"
+#include "drivers/drivers.h"
 #include "far_driver.h"
 #include "graph/known.h"
 #include "hal/code.h"

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "../cli/conform.h"
+#include "drivers/drivers.h"
 #include "drivers/metal.h"
 #include "hal/hal.h"
 #include "test_support.h"

@@ -3,6 +3,7 @@
  * The kernels here are written by hand, with the parameters that a rendered kernel has. */
 #include <math.h>
 #include "axpy.h"
+#include "drivers/drivers.h"
 #include "hal/hal.h"
 #include "hal/span.h"
 #include "test_support.h"

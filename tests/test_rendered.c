@@ -8,6 +8,7 @@
 #include <dirent.h>
 #include <pthread.h>
 
+#include "drivers/drivers.h"
 #include "far_driver.h"
 #include "graph/known.h"
 #include "hal/code.h"

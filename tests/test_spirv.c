@@ -5,6 +5,7 @@
  * Vulkan device, where it rounds as IEEE 754 has it. */
 #include "test_support.h"
 
+#include "drivers/drivers.h"
 #include "hal/code.h"
 #include "kir/render.h"
 #include "kir_cases.h"

@@ -6,6 +6,7 @@
 #include "test_support.h"
 
 #include "../cli/conform.h"
+#include "drivers/drivers.h"
 #include "hal/code.h"
 #include "trunnion/trunnion.h"
 

@@ -4,6 +4,7 @@
  * The kernels here are written by hand, as kernels are rendered, but without a head (kir/wgsl.h), for the driver puts
  * its own there. */
 #include "axpy.h"
+#include "drivers/drivers.h"
 #include "drivers/webgpu_device.h"
 #include "test_support.h"
 

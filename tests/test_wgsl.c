@@ -4,6 +4,7 @@
  * What a program needs more bindings for than the device has is left out; texts are kept by test_render.c. */
 #include "test_support.h"
 
+#include "drivers/drivers.h"
 #include "hal/hal.h"
 #include "kir_cases.h"
 #include "kir_device.h"
