@@ -6,6 +6,7 @@
 #include <math.h>
 #include <pthread.h>
 
+#include "graph/graph.h"
 #include "trunnion/autograd.h"
 #include "trunnion/linalg.h"
 #include "trunnion/ops.h"
@@ -146,15 +147,29 @@ static void a_tensor_that_another_thread_freed_is_recognised(void **state) {
     }
 }
 
-/* The generations of one handle's memory repeat after 64. */
-static void sixty_three_tensors_later_it_is_still_recognised(void **state) {
+/* The generations of one handle's memory repeat after 64, but the memory waits for that of 16384 others. */
+static void a_million_tensors_later_it_is_still_recognised(void **state) {
     (void)state;
+    enum { TENSORS = TN_GENERATIONS * TN_RETIRED_HANDLES, MOST_BYTES = 2 << 20 };
     tn_tensor *x = freed();
-    for (int i = 0; i < 63; i++) {
-        assert_int_equal(tn_status_of(x), TN_ERR_ARGUMENT);
-        tn_free(tn_full(NULL, 0, i, TN_F32));
+    int64_t before = tn_mem_get_stats().live_bytes;
+    for (int i = 0; i < TENSORS; i++) {
+        if (tn_tensor_is_live(x)) fail_msg("taken for another tensor after %d", i);
+        tn_free(tn_full(NULL, 0, 1, TN_F32));
     }
     assert_int_equal(tn_status_of(x), TN_ERR_ARGUMENT);
+    int64_t after = tn_mem_get_stats().live_bytes;
+    if (after > before + MOST_BYTES) fail_msg("%lld bytes more are in use", (long long)(after - before));
+}
+
+static void a_pointer_of_every_generation_lies_in_its_handle(void **state) {
+    (void)state;
+    for (int i = 0; i < 2 * TN_GENERATIONS; i++) {
+        tn_tensor *x = tn_ones(TN_DIMS(1), TN_F32);
+        const char *begin = (const char *)tn_handle_of(x), *at = (const char *)x;
+        assert_true(at >= begin && at < begin + sizeof(tn_handle));
+        tn_free(x);
+    }
 }
 
 int main(void) {
@@ -165,7 +180,8 @@ int main(void) {
         cmocka_unit_test(a_tensor_of_an_ended_scope_is_recognised),
         cmocka_unit_test(a_view_outlives_its_base),
         cmocka_unit_test(a_tensor_that_another_thread_freed_is_recognised),
-        cmocka_unit_test(sixty_three_tensors_later_it_is_still_recognised),
+        cmocka_unit_test(a_million_tensors_later_it_is_still_recognised),
+        cmocka_unit_test(a_pointer_of_every_generation_lies_in_its_handle),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -135,7 +135,7 @@ TN_API double tn_item(const tn_tensor *t);
 
 /* A tn_tensor * is a handle with a generation number, not an address. A function that is given a freed tensor fails
  * with TN_ERR_ARGUMENT, or returns an error tensor, or what it returns for NULL, and tn_error() says that the tensor
- * was freed. (A pointer is mistaken for a newer tensor only after 63 others have used its handle.) */
+ * was freed. (A pointer is mistaken for a newer tensor only after about 2^20 others, at least 2^14.) */
 TN_API tn_tensor *tn_retain(tn_tensor *t); /* one more handle; returns t */
 /* Releases one handle; NULL is fine. If the tensor was freed before, this only sets tn_error() and logs a line. */
 TN_API void tn_free(tn_tensor *t);

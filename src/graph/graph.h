@@ -319,14 +319,15 @@ typedef struct tn_storage {
 
 /* What a `tn_tensor *` leads to. The pointer that callers hold is the handle's address with its generation in the low
  * bits. Freeing a handle starts its next generation, and the memory of handles is used for handles only, so one
- * comparison recognises a pointer to a freed handle; a tn_tensor * is never dereferenced without it. A stale pointer
- * looks live again only after 63 further handles have used the same memory. */
-enum { TN_GENERATIONS = 64 /* handles lie at multiples of this */ };
+ * comparison recognises a pointer to a freed handle; a tn_tensor * is never dereferenced without it. Memory whose
+ * generations are used up waits until TN_RETIRED_HANDLES others have used up theirs. So a stale pointer looks live again
+ * after at least TN_RETIRED_HANDLES further handles: as a rule TN_GENERATIONS times as many (2^20). */
+enum { TN_GENERATIONS = 64, TN_RETIRED_HANDLES = 16384 /* 1 MiB of them */ };
 typedef struct tn_handle {
-    _Atomic int32_t refs;
-    uint32_t generation;           /* 0 … 63; with TN_GENERATIONS added while the handle is free */
-    tn_node *node;                 /* value at `version` of the storage */
-    _Atomic(tn_storage *) storage; /* NULL until somebody views or writes it */
+    _Alignas(TN_GENERATIONS) _Atomic int32_t refs; /* and so as large: all its pointers lead into its own memory */
+    uint32_t generation;                           /* 0 … 63; with TN_GENERATIONS added while the handle is free */
+    tn_node *node;                                 /* value at `version` of the storage */
+    _Atomic(tn_storage *) storage;                 /* NULL until somebody views or writes it */
     uint32_t version;
     int32_t slot;           /* place among its thread's scoped handles, -1 outside */
     struct tn_handle *base; /* a view's parent handle (retained); its op and attributes are node's */

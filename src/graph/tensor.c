@@ -124,8 +124,7 @@ static tn_node freed_node = {.refs = 1 << 30,
                              .status = TN_ERR_ARGUMENT,
                              .error = (char[]){"the tensor was freed before this call (by tn_free, or at the end of "
                                                "its scope)"}};
-static _Alignas(TN_GENERATIONS) tn_handle no_memory_handle = {
-    .refs = 1 << 30, .node = &no_memory_node, .slot = NOT_FREED};
+static tn_handle no_memory_handle = {.refs = 1 << 30, .node = &no_memory_node, .slot = NOT_FREED};
 
 /* The pointer that callers hold. */
 static inline tn_tensor *named(tn_handle *h) { return (tn_tensor *)((uintptr_t)h | h->generation); }
@@ -137,20 +136,34 @@ tn_status tn_tensor_missing(const tn_tensor *t, const char *what) {
     return tn_fail(TN_ERR_ARGUMENT, "%s was freed before this call (by tn_free, or at the end of its scope)", what);
 }
 
-/* Freed handles are reused, those of this thread first. Their memory is returned to the system only in leak tests,
- * because the generation in it identifies stale pointers (graph.h). */
+/* Freed handles are reused, the latest of this thread first. Their memory is returned to the system only in leak tests,
+ * because the generation in it identifies stale pointers (graph.h). After its last generation a handle waits in line. */
 enum { FREE_HANDLES_MAX = 4096 };
 static _Thread_local tn_handle *free_handles; /* chained through base */
 static _Thread_local int free_handle_count;
 static struct {
     pthread_mutex_t lock;
     tn_handle *first;
+    tn_handle *retired, *newest; /* the line of those without a generation left, the oldest first */
+    int retired_count;
 } spare_handles = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* From the front of the line, if it is long enough. The caller holds the lock. */
+static tn_handle *handle_return(void) {
+    tn_handle *t = spare_handles.retired;
+    if (spare_handles.retired_count <= TN_RETIRED_HANDLES) return NULL;
+    spare_handles.retired = t->base;
+    spare_handles.retired_count--;
+    return t;
+}
 
 static __attribute__((noinline)) tn_handle *handle_make(void) {
     pthread_mutex_lock(&spare_handles.lock);
     tn_handle *t = spare_handles.first;
-    if (t) spare_handles.first = t->base;
+    if (t)
+        spare_handles.first = t->base;
+    else
+        t = handle_return();
     pthread_mutex_unlock(&spare_handles.lock);
     if (t) return t;
     t = tn_mem_alloc(sizeof *t);
@@ -178,8 +191,24 @@ static __attribute__((noinline)) void handle_spare(tn_handle *t) {
     pthread_mutex_unlock(&spare_handles.lock);
 }
 
+static __attribute__((noinline)) void handle_retire(tn_handle *t) {
+    t->base = NULL;
+    pthread_mutex_lock(&spare_handles.lock);
+    if (spare_handles.retired)
+        spare_handles.newest->base = t;
+    else
+        spare_handles.retired = t;
+    spare_handles.newest = t;
+    spare_handles.retired_count++;
+    pthread_mutex_unlock(&spare_handles.lock);
+}
+
 static inline void handle_recycle(tn_handle *t) {
     t->generation = TN_GENERATIONS + (t->generation + 1) % TN_GENERATIONS;
+    if (t->generation == TN_GENERATIONS) {
+        handle_retire(t);
+        return;
+    }
     if (free_handle_count >= FREE_HANDLES_MAX) {
         handle_spare(t);
         return;
@@ -216,14 +245,21 @@ void tn_handles_retire(void) {
     free_handle_count = 0;
 }
 
+static void handles_free(tn_handle *first) {
+    while (first) {
+        tn_handle *next = first->base;
+        tn_mem_free(first);
+        first = next;
+    }
+}
+
 void tn_handles_drop(void) {
     tn_handles_retire();
     pthread_mutex_lock(&spare_handles.lock);
-    while (spare_handles.first) {
-        tn_handle *next = spare_handles.first->base;
-        tn_mem_free(spare_handles.first);
-        spare_handles.first = next;
-    }
+    handles_free(spare_handles.first);
+    handles_free(spare_handles.retired);
+    spare_handles.first = spare_handles.retired = spare_handles.newest = NULL;
+    spare_handles.retired_count = 0;
     pthread_mutex_unlock(&spare_handles.lock);
 }
 
