@@ -190,7 +190,6 @@ static int make_data(maker *k, const int64_t *shape, int rank, tn_dtype dtype, c
     return marked;
 }
 
-
 static content content_for(maker *k, tn_dtype dtype) {
     if (k->form == PROGRAM_GRADIENT) return CONTENT_DISTINCT; /* equal values would be kinks of max */
     if (k->wild && chance(k, 50)) return tn_dtype_is_float(dtype) ? CONTENT_WILD : CONTENT_WIDE;
@@ -256,8 +255,8 @@ static int unary(maker *k, step_kind kind, int x) {
     return take_new(k, &s);
 }
 
-/* Indices from 0 to limit - 1; nothing (-1) if there are none. Indices outside are refused if the host knows them. A
- * symbolic extent, once sliced, may be smaller in another variant, so symbolic programs compute their indices. */
+/* Indices from 0 to limit - 1; nothing (-1) if there are none: indices outside are refused. Symbolic programs compute
+ * theirs. */
 static int index_data(maker *k, const int64_t *shape, int rank, int64_t limit) {
     if (limit == 0) return -1;
     int index = make_data(k, shape, rank, chance(k, 75) ? TN_I64 : TN_I32, CONTENT_INDEX, limit);
@@ -269,10 +268,10 @@ static int index_data(maker *k, const int64_t *shape, int rank, int64_t limit) {
     return index;
 }
 
-/* No later step may read, and so compute, what lies outside. */
-static int with_index(maker *k, int result, int index) {
-    if (k->form == PROGRAM_SYMBOLIC) take_free(k, index);
-    return result;
+/* As far as an index may go in both variants. */
+static int64_t least_extent(const maker *k, int x, int dim) {
+    int64_t first = k->m[0]->reg[x]->shape[dim], second = k->m[1]->reg[x]->shape[dim];
+    return first < second ? first : second;
 }
 
 static int binary(maker *k, step_kind kind, int x, int y) {
@@ -366,7 +365,7 @@ static void chain(maker *k) {
     int x = pick(k, float_with_dims);
     if (x < 0) return;
     int64_t count = at(k, x)->shape[0];
-    int order = kind == STEP_index_select ? index_data(k, &count, 1, count) : -1;
+    int order = kind == STEP_index_select ? index_data(k, &count, 1, least_extent(k, x, 0)) : -1;
     if (kind == STEP_index_select && order < 0) return;
     for (int n = 2 + below(k, 3); n > 0 && x >= 0; n--) {
         step s = new_step(kind);
@@ -381,7 +380,6 @@ static void chain(maker *k) {
         if (kind == STEP_slice && y >= 0) y = unary(k, STEP_contiguous, y);
         x = kind == STEP_cumsum && y >= 0 ? unary(k, STEP_tanh, y) : y;
     }
-    if (order >= 0) with_index(k, x, order);
 }
 
 /* exp(x - max) / sum, its parts freed as one would. */
@@ -584,12 +582,12 @@ static int some_gather(maker *k) {
     memcpy(shape, of->shape, sizeof shape);
     shape[dim] = 1 + below(k, 5);
     step s = new_step(STEP_gather);
-    int index = index_data(k, shape, of->rank, of->shape[dim]);
+    int index = index_data(k, shape, of->rank, least_extent(k, x, dim));
     if (index < 0) return -1;
     add_in(&s, x);
     add_in(&s, index);
     add_int(&s, dim);
-    return with_index(k, take_new(k, &s), index);
+    return take_new(k, &s);
 }
 
 static int some_rows(maker *k) {
@@ -597,21 +595,21 @@ static int some_rows(maker *k) {
     if (x < 0) return -1;
     int dim = below(k, at(k, x)->rank);
     int64_t count = 1 + below(k, 5);
-    int index = index_data(k, &count, 1, at(k, x)->shape[dim]);
+    int index = index_data(k, &count, 1, least_extent(k, x, dim));
     if (index < 0) return -1;
     step s = new_step(STEP_index_select);
     add_in(&s, x);
     add_in(&s, index);
     add_int(&s, dim);
     int rows = take_new(k, &s);
-    if (rows < 0 || chance(k, 50) || at(k, x)->dtype == TN_F16) return with_index(k, rows, index);
+    if (rows < 0 || chance(k, 50) || at(k, x)->dtype == TN_F16) return rows;
     /* … and added back where they came from. (The order of sums of f16 is not promised.) */
     step add = new_step(STEP_index_add);
     add_in(&add, x);
     add_in(&add, index);
     add_in(&add, rows);
     add_int(&add, dim);
-    return with_index(k, take_new(k, &add), index);
+    return take_new(k, &add);
 }
 
 static int some_copy(maker *k) {

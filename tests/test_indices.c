@@ -1,9 +1,14 @@
-/* test_indices.c — indices out of range are refused by every op that takes indices, if the host has them. */
+/* test_indices.c — indices out of range are refused by every op that takes indices: when it is recorded if the host has
+ * them then, else when they are computed or given to a captured graph. */
 #include "test_support.h"
 
 #include <math.h>
+#include <stdlib.h>
 
+#include "graph/graph.h"
+#include "trunnion/autograd.h"
 #include "trunnion/ops.h"
+#include "trunnion/device.h"
 
 static tn_tensor *x, *src, *weight;
 
@@ -18,6 +23,7 @@ USE(scatter_add, (tn_scatter_add)(x, 0, i, src))
 USE(scatter_reduce, (tn_scatter_reduce)(x, 0, i, src, TN_REDUCE_AMAX, true))
 USE(take_along_dim, (tn_take_along_dim)(x, 0, i))
 USE(embedding, (tn_embedding)(i, weight))
+USE(one_hot, (tn_one_hot)(i, 3, TN_F32))
 USE(nll_loss, (tn_nll_loss)(tn_ones(TN_DIMS(4, 3), TN_F32), i, NULL, NULL))
 USE(cross_entropy, (tn_cross_entropy)(tn_ones(TN_DIMS(4, 3), TN_F32), i, NULL, NULL))
 USE(scatter_in_place, (tn_scatter_)(tn_contiguous(x), 0, i, src))
@@ -36,6 +42,7 @@ static const struct row {
     {"scatter_reduce", use_scatter_reduce},
     {"take_along_dim", use_take_along_dim},
     {"embedding", use_embedding},
+    {"one_hot", use_one_hot},
     {"nll_loss", use_nll_loss},
     {"cross_entropy", use_cross_entropy},
     {"scatter", use_scatter_in_place},
@@ -136,13 +143,243 @@ static void one_index_outside_is_found_at_every_place(void **state) {
     }
 }
 
-/* Nobody waits for what is still to be computed: there it is as ops.h says. */
-static void an_index_that_is_computed_later_yields_nan(void **state) {
+/* ---- indices that are computed after the op was recorded --------------------------------------------------------- */
+
+static tn_tensor *computed(int64_t last) {
+    return tn_add(indices(last - 1), tn_from_data((int64_t[]){0, 0, 0, 1}, TN_DIMS(4), TN_I64));
+}
+
+static void assert_refused(tn_status s, const char *op) {
+    if (s != TN_ERR_ARGUMENT) fail_msg("%s: %s", op, tn_status_name(s));
+    assert_text_has(tn_error(), "test_indices.c:");
+    assert_text_has(tn_error(), op);
+    assert_text_has(tn_error(), "element 3 of [4], is out of bounds");
+}
+
+static void a_computed_index_outside_fails_the_evaluation(void **state) {
+    (void)state;
+    static const int64_t outside[] = {3, 7, INT64_MAX, -4, INT64_MIN + 1};
+    for (size_t i = 0; i < TN_COUNT(rows); i++) {
+        for (size_t k = 0; k < TN_COUNT(outside); k++) {
+            TN_SCOPE;
+            tn_tensor *y = rows[i].with(computed(outside[k]));
+            assert_ok(tn_status_of(y));
+            assert_refused(tn_eval(&y, 1), rows[i].name);
+            assert_refused(tn_status_of(y), rows[i].name); /* and it stays an error */
+        }
+        TN_SCOPE;
+        tn_tensor *y = rows[i].with(computed(2));
+        assert_ok(tn_eval(&y, 1));
+    }
+}
+
+/* Compositions reshape and cast their indices: they look at what a view is a view of. */
+static tn_tensor *a_column(int64_t last) {
+    return tn_select(tn_stack((tn_tensor *[]){computed(last), computed(1)}, 2, 1), 1, 0);
+}
+static tn_tensor *a_shape(int64_t last) {
+    return tn_reshape(tn_reshape(computed(last), TN_DIMS(2, 2)), TN_DIMS(4));
+}
+static tn_tensor *a_cast(int64_t last) { return tn_cast(computed(last), TN_I32); }
+static tn_tensor *a_sum(int64_t last) {
+    return tn_add(a_cast(last - 1), tn_from_data((int32_t[]){0, 0, 0, 1}, TN_DIMS(4), TN_I32));
+}
+
+static void indices_that_are_a_view_or_a_cast_are_compared(void **state) {
+    (void)state;
+    tn_tensor *(*const made[])(int64_t) = {a_column, a_shape, a_cast, a_sum};
+    for (size_t i = 0; i < TN_COUNT(rows) * TN_COUNT(made); i++) {
+        for (int wrong = 0; wrong < 2; wrong++) {
+            TN_SCOPE;
+            const struct row *row = &rows[i / TN_COUNT(made)];
+            size_t k = i % TN_COUNT(made);
+            tn_tensor *y = row->with(made[k](wrong ? 3 : 2));
+            tn_status s = tn_eval(&y, 1);
+            if (s != (wrong ? TN_ERR_ARGUMENT : TN_OK)) fail_msg("%s, index %zu: %s", row->name, k, tn_error());
+            if (wrong) assert_text_has(tn_error(), "index 3, element 3 of [4], is out of bounds");
+        }
+    }
+}
+
+/* The plan is made with indices inside: it is found again, and looks again. */
+static void a_plan_that_is_found_again_compares_again(void **state) {
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        TN_SCOPE;
+        tn_tensor *y = tn_gather(x, 0, computed(2));
+        assert_ok(tn_eval(&y, 1));
+    }
+    TN_SCOPE;
+    tn_tensor *y = tn_gather(x, 0, computed(3));
+    assert_refused(tn_eval(&y, 1), "gather");
+}
+
+static void a_state_keeps_its_value(void **state) {
     (void)state;
     TN_SCOPE;
-    tn_tensor *y = tn_gather(x, 0, tn_add(indices(2), tn_scalar_int(1)));
-    assert_true(isnan(tn_item(tn_select(y, 0, 3))));
-    assert_true(tn_item(tn_select(y, 0, 0)) == 1);
+    tn_tensor *memory = tn_zeros(TN_DIMS(3), TN_F32), *at = tn_from_data((int64_t[]){1}, TN_DIMS(1), TN_I64);
+    assert_ok(tn_make_state(memory));
+    assert_ok(tn_make_state(at));
+    for (int i = 0; i < 3; i++) { /* both in the commit section: the index is a state's new value */
+        tn_add_(at, tn_full(TN_DIMS(1), 1, TN_I64));
+        tn_scatter_(memory, 0, at, tn_full(TN_DIMS(1), 5, TN_F32));
+        tn_status s = tn_eval(NULL, 0);
+        if (i == 0) assert_ok(s);
+        if (i > 0) assert_int_equal(s, TN_ERR_ARGUMENT);
+        assert_true(tn_item(at) == 2);
+        assert_true(tn_item(tn_sum(memory, TN_ALL, false)) == 5);
+    }
+}
+
+static void gradients_compare_too(void **state) {
+    (void)state;
+    for (int freed = 0; freed < 2; freed++) {
+        TN_SCOPE;
+        tn_tensor *logits = tn_ones(TN_DIMS(4, 3), TN_F32), *table = tn_ones(TN_DIMS(3), TN_F32);
+        assert_ok(tn_set_requires_grad(logits, true));
+        assert_ok(tn_set_requires_grad(table, true));
+        tn_tensor *loss = (tn_cross_entropy)(logits, computed(3), NULL, NULL);
+        tn_tensor *sum = tn_sum(tn_gather(table, 0, computed(3)), TN_ALL, false);
+        assert_ok(tn_backward(loss));
+        assert_ok(tn_backward(sum));
+        if (freed) tn_free(loss);
+        if (freed) tn_free(sum);
+        assert_int_equal(tn_eval(NULL, 0), TN_ERR_ARGUMENT);
+        assert_int_equal(tn_status_of(tn_grad(logits)), TN_ERR_ARGUMENT);
+        assert_int_equal(tn_status_of(tn_grad(table)), TN_ERR_ARGUMENT);
+    }
+}
+
+static void many_indices_are_compared_by_the_plan(void **state) {
+    (void)state;
+    enum { MANY = 300000 };
+    int64_t *many = calloc(MANY, sizeof *many);
+    assert_non_null(many);
+    for (int wrong = 0; wrong < 2; wrong++) {
+        TN_SCOPE;
+        many[MANY - 2] = wrong ? 3 : 2;
+        tn_tensor *y = tn_gather(x, 0, tn_from_data(many, TN_DIMS(MANY), TN_I64));
+        assert_ok(tn_status_of(y));
+        assert_int_equal(tn_eval(&y, 1), wrong ? TN_ERR_ARGUMENT : TN_OK);
+        if (wrong) assert_text_has(tn_error(), "gather: index 3, element 299998 of [300000]");
+    }
+    free(many);
+}
+
+/* ---- captured graphs --------------------------------------------------------------------------------------------- */
+
+static void a_launch_with_an_index_outside_changes_nothing(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_graph *g = NULL;
+    tn_tensor *count = tn_zeros(TN_DIMS(3), TN_F32), *index = indices(2), *out = NULL;
+    assert_ok(tn_make_state(count));
+    assert_ok(tn_capture_begin());
+    tn_index_add_(count, 0, index, src);
+    tn_tensor *y = tn_mul(index, index);
+    assert_ok(tn_capture_end(&index, 1, &y, 1, &g));
+    for (int i = 0; i < 3; i++) {
+        tn_tensor *wrong = indices(3), *right = indices(1);
+        assert_refused(tn_graph_launch(g, &wrong, &out), "index_add");
+        assert_ok(tn_graph_launch(g, &right, &out));
+        assert_true(tn_item(tn_select(out, 0, 3)) == 1);
+        tn_free(out);
+        assert_true(tn_item(tn_sum(count, TN_ALL, false)) == 4 * (i + 2));
+    }
+    tn_graph_free(g);
+}
+
+/* Its owner may write to borrowed memory between launches. */
+static void borrowed_indices_are_compared_at_each_launch(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_graph *g = NULL;
+    _Alignas(64) int64_t own[4] = {0, 1, 2, 0};
+    tn_tensor *index = tn_from_ptr(own, TN_DIMS(4), TN_I64, NULL, NULL), *out = NULL;
+    assert_ok(tn_capture_begin());
+    tn_tensor *y = tn_gather(x, 0, index);
+    assert_ok(tn_capture_end(&index, 1, &y, 1, &g));
+    assert_ok(tn_graph_launch(g, &index, &out));
+    tn_free(out);
+    own[3] = 4;
+    assert_refused(tn_graph_launch(g, &index, &out), "gather");
+    tn_graph_free(g);
+}
+
+/* ---- what the range is ------------------------------------------------------------------------------------------- */
+
+static void only_casts_that_keep_the_values_are_looked_through(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *wide = tn_from_data((int64_t[]){(INT64_C(1) << 32) + 1}, TN_DIMS(1), TN_I64);
+    tn_tensor *narrow = tn_index_select(x, 0, tn_cast(wide, TN_I32)); /* 1 */
+    assert_true(tn_item(narrow) == 1);
+    tn_tensor *bytes = tn_from_data((uint8_t[]){255}, TN_DIMS(1), TN_U8), *y;
+    y = tn_take_along_dim(x, 0, tn_cast(tn_cast(bytes, TN_I8), TN_I64)); /* -1 */
+    assert_true(tn_item(y) == 2);
+    tn_tensor *negative = tn_from_data((int8_t[]){-1}, TN_DIMS(1), TN_I8);
+    y = tn_gather(x, 0, tn_cast(tn_cast(negative, TN_U8), TN_I64)); /* 255 */
+    assert_int_equal(tn_eval(&y, 1), TN_ERR_ARGUMENT);
+    assert_text_has(tn_error(), "index 255");
+}
+
+static void what_is_made_inside_its_range_needs_no_look(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *noise = tn_rand(TN_DIMS(5, 3)), *row = tn_select(noise, 0, 0);
+    tn_tensor *made[] = {tn_argmax(noise, TN_DIMS(1), false),        tn_argsort(row, 0, true),
+                         tn_randint(0, 3, TN_DIMS(4)),               tn_arange(0, 3, 1, TN_I64),
+                         tn_clamp(tn_full(TN_DIMS(4), 9, TN_I64), 0, 2)};
+    for (size_t i = 0; i < TN_COUNT(made); i++) {
+        tn_tensor *y = tn_gather(x, 0, made[i]);
+        assert_null(tn_tensor_node(made[i])->checks);
+        assert_ok(tn_eval(&y, 1));
+    }
+    tn_tensor *outside[] = {tn_argmax(tn_rand(TN_DIMS(5, 4)), TN_DIMS(1), false),
+                            tn_arange(0, 3.5, 1, TN_I64), tn_arange(1, 4, 1, TN_I64), tn_arange(-1, 2, 1, TN_I64),
+                            tn_clamp(tn_full(TN_DIMS(4), 9, TN_I64), 0, 3)};
+    for (size_t i = 0; i < TN_COUNT(outside); i++) {
+        tn_tensor *y = tn_gather(x, 0, outside[i]);
+        assert_ok(tn_status_of(y));
+        assert_non_null(tn_tensor_node(outside[i])->checks);
+    }
+}
+
+static void an_empty_dimension_is_named(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *empty = tn_zeros(TN_DIMS(0), TN_F32);
+    assert_int_equal(tn_status_of(tn_gather(empty, 0, indices(0))), TN_ERR_ARGUMENT);
+    assert_text_has(tn_error(), "the dimension is empty");
+}
+
+static void one_hot_refuses_what_is_no_class(void **state) {
+    (void)state;
+    TN_SCOPE;
+    assert_int_equal(tn_status_of(tn_one_hot(indices(3), 3, TN_F32)), TN_ERR_ARGUMENT);
+    assert_text_has(tn_error(), "one_hot: index 3");
+    assert_int_equal(tn_status_of(tn_one_hot(indices(-1), 3, TN_F32)), TN_ERR_ARGUMENT);
+    tn_tensor *y = tn_one_hot(computed(3), 3, TN_F32);
+    assert_refused(tn_eval(&y, 1), "one_hot");
+    assert_true(tn_item(tn_sum(tn_one_hot(computed(2), 3, TN_F32), TN_ALL, false)) == 4);
+}
+
+/* ---- queues ------------------------------------------------------------------------------------------------------ */
+
+static void a_queue_reports_an_index_outside(void **state) {
+    (void)state;
+    tn_queue *q = NULL;
+    assert_ok(tn_queue_new(tn_current_device(), &q));
+    {
+        TN_SCOPE;
+        tn_tensor *wrong = tn_gather(x, 0, computed(3)), *host = tn_gather(x, 0, indices(2));
+        assert_ok(tn_eval_async(&wrong, 1, q, NULL));
+        assert_int_equal(tn_queue_synchronize(q), TN_ERR_ARGUMENT);
+        assert_text_has(tn_error(), "gather: index 3");
+        assert_true(tn_read(wrong, (float[4]){0}, 16) != TN_OK);
+        assert_ok(tn_eval(&host, 1));
+    }
+    tn_queue_free(q);
 }
 
 int main(void) {
@@ -151,7 +388,19 @@ int main(void) {
         cmocka_unit_test(indices_that_the_host_has_are_found),
         cmocka_unit_test(ignored_classes_and_negative_places_are_inside),
         cmocka_unit_test(one_index_outside_is_found_at_every_place),
-        cmocka_unit_test(an_index_that_is_computed_later_yields_nan),
+        cmocka_unit_test(a_computed_index_outside_fails_the_evaluation),
+        cmocka_unit_test(indices_that_are_a_view_or_a_cast_are_compared),
+        cmocka_unit_test(a_plan_that_is_found_again_compares_again),
+        cmocka_unit_test(a_state_keeps_its_value),
+        cmocka_unit_test(gradients_compare_too),
+        cmocka_unit_test(many_indices_are_compared_by_the_plan),
+        cmocka_unit_test(a_launch_with_an_index_outside_changes_nothing),
+        cmocka_unit_test(borrowed_indices_are_compared_at_each_launch),
+        cmocka_unit_test(only_casts_that_keep_the_values_are_looked_through),
+        cmocka_unit_test(what_is_made_inside_its_range_needs_no_look),
+        cmocka_unit_test(an_empty_dimension_is_named),
+        cmocka_unit_test(one_hot_refuses_what_is_no_class),
+        cmocka_unit_test(a_queue_reports_an_index_outside),
     };
     return cmocka_run_group_tests(tests, make_operands, free_operands);
 }

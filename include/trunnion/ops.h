@@ -5,9 +5,17 @@
  * leaves the argument as it was and returns an error tensor (tensor.h, "in place").
  *
  * Lists are pointer and length: tn_sum(x, TN_DIMS(0, 2), false), tn_zeros(TN_DIMS(3, 4), TN_F32); TN_ALL means all dims.
- * Indices: an index out of range is an error if the host has the indices when the op is recorded (made from data, or
- * evaluated before; up to 65 536 of them). Indices that are computed later or lie on a device are not checked: one that is
- * out of range reads NaN (0 for integers), and writes nothing in scatter-like ops.
+ * Indices: an index out of range is TN_ERR_ARGUMENT, with the op, the index, its place, the range and the caller's line
+ * (if a plan is used again: the line of its first use).
+ *   - If the host has the indices when the op is recorded (made from data, or evaluated before; up to 65 536 of them),
+ *     the op itself fails.
+ *   - If they are computed later on the CPU, or are more, the evaluation fails that would compute them (tn_eval, tn_read …),
+ *     also if nothing needs the op's result any more. All results of that evaluation become error tensors with the same
+ *     cause, and states keep their values. In the order of a queue that is a thread, tn_queue_synchronize reports it.
+ *   - Inputs of a captured graph are compared at each tn_graph_launch, which fails and changes nothing.
+ *   - On other devices indices are not compared: one that is out of range reads NaN (0 for integers), writes nothing in
+ *     scatter-like ops, and is a row of zeros for one_hot. With TRUNNION_CHECK_INDICES=1 in the environment they are
+ *     fetched and compared there too, which waits for the device at each op: for finding errors.
  *
  * PyTorch's keyword-only arguments are the fields of a struct, started from its initialiser (status.h); NULL means all
  * defaults:
@@ -416,7 +424,8 @@ TN_API tn_tensor *tn_tril(const tn_tensor *x, int64_t diagonal);
 /* Matrices with what lies below the given diagonal set to 0 (0 the main one, 1 the one above). */
 TN_API tn_tensor *tn_triu(const tn_tensor *x, int64_t diagonal);
 
-/* 1 at the place that index names, 0 elsewhere, along a new last dimension of `classes`. */
+/* 1 at the place that index names, 0 elsewhere, along a new last dimension of `classes`. An index outside [0,
+ * classes) is an error (see "Indices" above). */
 TN_API tn_tensor *tn_one_hot(const tn_tensor *index, int64_t classes, tn_dtype dtype);
 
 /* Tensors of one shape along a new dimension at dim. */
@@ -521,25 +530,25 @@ TN_API int tn_chunk(const tn_tensor *x, int64_t chunks, int64_t dim, tn_tensor *
 
 /* ---- gather ------------------------------------------------------------------------------------------------------ */
 
-/* out[…, i, …] = x[…, index[…, i, …], …]; the result has index's shape. An index outside [0, size) yields NaN (0 for
- * integers). */
+/* out[…, i, …] = x[…, index[…, i, …], …]; the result has index's shape. An index outside [0, size) is an error (see
+ * "Indices" above). */
 TN_API tn_tensor *tn_gather(const tn_tensor *x, int64_t dim, const tn_tensor *index);
 
-/* The slices of x along dim that index (rank 1 or 0) names, in its order. An index outside yields NaN (0 for
- * integers). */
+/* The slices of x along dim that index (rank 1 or 0) names, in its order. An index outside is an error (see
+ * "Indices" above). */
 TN_API tn_tensor *tn_index_select(const tn_tensor *x, int64_t dim, const tn_tensor *index);
 
 /* ---- indexing ---------------------------------------------------------------------------------------------------- */
 
-/* x with slice i of src along dim added to slice index[i]; indices outside are left out. */
+/* x with slice i of src along dim added to slice index[i]; an index outside is an error. */
 TN_API tn_tensor *tn_index_add(const tn_tensor *x, int64_t dim, const tn_tensor *index, const tn_tensor *src);
 TN_API tn_tensor *tn_index_add_(tn_tensor *x, int64_t dim, const tn_tensor *index, const tn_tensor *src);
 
 /* Gather after broadcasting x and index against each other in all dims but dim; negative indices count from the end. */
 TN_API tn_tensor *tn_take_along_dim(const tn_tensor *x, int64_t dim, const tn_tensor *index);
 
-/* x with src[…, j, …] put at […, index[…, j, …], …]; of several for one place the last one stays, indices outside
- * are left out. */
+/* x with src[…, j, …] put at […, index[…, j, …], …]; of several for one place the last one stays. An index outside
+ * is an error. */
 TN_API tn_tensor *tn_scatter(const tn_tensor *x, int64_t dim, const tn_tensor *index, const tn_tensor *src);
 TN_API tn_tensor *tn_scatter_(tn_tensor *x, int64_t dim, const tn_tensor *index, const tn_tensor *src);
 
@@ -549,7 +558,7 @@ TN_API tn_tensor *tn_scatter_add_(tn_tensor *x, int64_t dim, const tn_tensor *in
 
 /* x in which element […, index[…, j, …], …] is combined with src[…, j, …]: sum, prod, amax or amin. With
  * include_self false the element's own value is not included. For bools sum and amax are or, prod and amin are and.
- * Indices out of range are skipped. */
+ * An index outside is an error. */
 TN_API tn_tensor *tn_scatter_reduce(const tn_tensor *x, int64_t dim, const tn_tensor *index, const tn_tensor *src,
                                     tn_reduce reduce, bool include_self);
 

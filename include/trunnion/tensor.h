@@ -103,7 +103,9 @@ TN_API tn_status tn_status_of(const tn_tensor *t);
 /* Computes everything this thread has recorded: the given tensors, all held handles, all state. Passing what you will
  * read next saves runs. count may be 0. Returns the first given error tensor's cause, if any. A held tensor that is not
  * given and for which there is no memory is left out, and tried again when it is needed (too late if states were
- * written: then it is an error tensor); a given one fails the call, with its operation, shape and line. */
+ * written: then it is an error tensor); a given one fails the call, with its operation, shape and line.
+ * An index out of range fails it, too (TN_ERR_ARGUMENT; "Indices" in ops.h): what was to be computed becomes error
+ * tensors, states keep their values. */
 TN_API tn_status tn_eval(tn_tensor *const *tensors, int count);
 
 /* As tn_eval, in the order of `queue` (device.h; NULL: this thread's current one), and returns when the work has been

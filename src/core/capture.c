@@ -295,6 +295,7 @@ static tn_status launch(tn_plan_cache *c, tn_graph *g, tn_tensor **outputs, bool
     TRY(reserve_copies(g));
     TRY(tn_plan_reserve(c, g->plan, g->bound));
     tn_status s = tn_plan_submit(c, g->plan, g->bound, g->dials);
+    if (s == TN_ERR_ARGUMENT) s = tn_check_name_line(g->plan, s);
     bool torn = s != TN_OK && g->plan->torn;
     *ran = s == TN_OK;
     if (s == TN_OK || torn) mark_written(g);

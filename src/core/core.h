@@ -10,6 +10,7 @@
  *   template.c the same for products and native ops on devices with workgroups
  *   vendor.c   which products and convolutions the library of the device's vendor computes
  *   place.c    which groups the plan's device computes, which the host, and why
+ *   check.c    indices compared with their range while a plan runs
  *   parts.c    parts of joined tensors, made where these have them
  *   layout.c   where values lie
  *   chain.c    products of one left operand, in one launch
@@ -177,6 +178,7 @@ typedef struct tn_group {
     int next_append; /* the next of those that wait for the same group, -1: none */
     bool templated;  /* its product or native op is a program with workgroups after all */
     bool updates;    /* … which writes some elements of its first operand's memory, if the result lies there */
+    bool checked;    /* it makes indices that have a range: it runs before anything commits */
     bool chained;    /* it is computed in the launch of the one before it, together with that */
     bool by_rows;    /* … or behind it; row by row */
     const char
@@ -208,6 +210,12 @@ typedef struct tn_vendor_answer {
     const char *why;
 } tn_vendor_answer;
 
+/* A node whose elements are indices with a range (graph.h), and the value whose memory has them. */
+typedef struct tn_checked_value {
+    const tn_node *node;
+    int value;
+} tn_checked_value;
+
 typedef struct tn_graph_plan {
     const tn_binding *binding;
     tn_recorder *recorder;
@@ -219,6 +227,9 @@ typedef struct tn_graph_plan {
     tn_pointer_map expansion_of; /* composed node → index in expansions */
     tn_node **expansions;
     size_t expansion_count, expansion_capacity;
+    tn_pointer_map checked_nodes; /* node → index in checked */
+    tn_checked_value *checked;
+    size_t checked_count, checked_capacity;
     tn_pointer_map answer_of; /* convolution → index in answers */
     tn_vendor_answer *answers;
     size_t answer_count, answer_capacity;
@@ -402,6 +413,9 @@ typedef struct tn_plan {
     size_t spare_bytes;
     tn_native **natives;
     size_t native_count;
+    struct tn_plan_check *checks; /* by the command that they stand before */
+    size_t check_count, leaf_check_count; /* those of bound memory are first */
+    const struct tn_plan_check *failed;   /* the check that ended the last run, or NULL */
     int threads; /* that memory was measured out for: a run uses no more, however many there are by then */
 } tn_plan;
 
@@ -430,6 +444,23 @@ tn_status tn_plan_execute(tn_plan *p, void *const *slots, void *const *forms, co
 void tn_plan_await(tn_plan *p);                                   /* until no thread of a queue runs it */
 void tn_node_describe(const tn_node *n, char *text, size_t size); /* its line, op, shape and dtype, for messages */
 void *tn_plan_own(tn_plan *p, size_t bytes); /* zeroed memory that lives as long as the plan; NULL on failure */
+
+/* ---- indices (check.c) ------------------------------------------------------------------------------------------- */
+
+tn_status tn_note_checked(tn_graph_plan *g, const tn_node *n); /* a node with checks that the plan needs */
+tn_status tn_find_checked(tn_graph_plan *g);                   /* their values; all values are there */
+void tn_want_checked(tn_graph_plan *g);                        /* they are to lie in memory */
+void tn_mark_checked(tn_graph_plan *g);                        /* … and their groups do not commit */
+size_t tn_count_checks(const tn_graph_plan *g);
+tn_status tn_make_checks(const tn_graph_plan *g, tn_plan *p); /* room for them */
+/* Adds the checks of the values that `group` makes, before the next command; group -1: of those in bound memory.
+ * *pointer: the next of the plan's. */
+tn_status tn_add_checks(const tn_graph_plan *g, tn_plan *p, int group, void ***pointer);
+/* TN_ERR_ARGUMENT with the first index outside its range, and p->failed. bound: NULL if not known. */
+tn_status tn_check_leaves(tn_plan *p, tn_buffer *const *bound);
+tn_status tn_check_before(tn_plan *p, size_t command, size_t *next); /* those that stand before the command */
+/* Puts the line of the op in front of the error of a run that a check has ended. */
+tn_status tn_check_name_line(const tn_plan *p, tn_status s);
 
 /* ---- who computes what (place.c) --------------------------------------------------------------------------------- */
 

@@ -65,6 +65,7 @@ static bool same_key(const tn_plan *p, const tn_binding *b) {
 }
 
 static bool same_sizes(const tn_plan *p, const tn_binding *b) {
+    if (p->size_count != b->size_count) return false;
     return b->size_count == 0 || memcmp(p->sizes, b->sizes, b->size_count * sizeof *b->sizes) == 0;
 }
 
@@ -299,10 +300,10 @@ static tn_status results_fail(const tn_binding *b, tn_status status) {
     return TN_OK;
 }
 
-/* What cannot be planned would fail again at every read: its results become errors that say why, and states keep the
- * values they have. Out of memory is another matter: the same may succeed later. When the device has failed while
- * states were written, what these hold is not known, and they become errors too: neither is it read as if it were
- * right, nor is a step that was half done repeated. */
+/* What cannot be planned, or has an index out of range, would fail again at every read: its results become errors that
+ * say why, and states keep the values they have. Out of memory is another matter: the same may succeed later. When the
+ * device has failed while states were written, what these hold is not known, and they become errors too: neither is it
+ * read as if it were right, nor is a step that was half done repeated. */
 static void give_up(tn_recorder *r, const tn_binding *b, tn_status status, bool torn) {
     if (results_fail(b, status) != TN_OK) return;
     tn_storage *next;
@@ -402,6 +403,11 @@ static tn_status evaluate(tn_recorder *r, tn_plan_cache *c, tn_node *const *targ
         if (s != TN_OK && p->torn) {
             s = tn_fail_prefix(s, "the device failed while states were written, whose values are lost: load them anew");
             give_up(r, b, s, true);
+            return s;
+        }
+        if (s == TN_ERR_ARGUMENT && p->failed) {
+            s = tn_check_name_line(p, s);
+            give_up(r, b, s, false);
             return s;
         }
         if (s != TN_OK) return name_refused(c, p, s);

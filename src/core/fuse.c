@@ -137,6 +137,7 @@ static void input_needs(tn_graph_plan *g, const tn_value *u, int x) {
 static void weigh(tn_graph_plan *g) {
     for (size_t i = 0; i < g->value_count; i++)
         g->values[i].wants_memory = g->values[i].joined >= 0;
+    if (g->checked_count) tn_want_checked(g);
     for (size_t i = 0; i < g->value_count; i++) {
         tn_value *v = &g->values[i];
         tn_op_class c = tn_value_class(v);

@@ -124,6 +124,12 @@ static inline bool has_symbols(const tn_node *n) {
     return false;
 }
 
+static tn_status put_size(tn_binding *b, int64_t size) {
+    TRY(tn_mem_reserve(&b->sizes, &b->size_capacity, b->size_count + 1, sizeof *b->sizes));
+    b->sizes[b->size_count++] = size;
+    return TN_OK;
+}
+
 static tn_status put_symbols(tn_binding *b, uint64_t **at, const tn_node *n) {
     for (int d = 0; d < n->rank; d++) {
         if (!n->symbol[d]) {
@@ -131,8 +137,26 @@ static tn_status put_symbols(tn_binding *b, uint64_t **at, const tn_node *n) {
             continue;
         }
         put(at, UINT64_MAX - n->symbol[d]);
-        TRY(tn_mem_reserve(&b->sizes, &b->size_capacity, b->size_count + 1, sizeof *b->sizes));
-        b->sizes[b->size_count++] = n->shape[d];
+        TRY(put_size(b, n->shape[d]));
+    }
+    return TN_OK;
+}
+
+static uint64_t checks_of(const tn_node *n) {
+    enum { MOST = 127 };
+    uint64_t count = 0;
+    for (const tn_index_check *c = n->checks; c && count < MOST; c = c->next)
+        count++;
+    return count;
+}
+
+/* Ranges of indices go with the sizes, because a symbolic extent may bound them. */
+static tn_status put_checks(tn_binding *b, const tn_node *n) {
+    for (const tn_index_check *c = n->checks; c; c = c->next) {
+        TRY(put_size(b, c->range.low));
+        TRY(put_size(b, c->range.high));
+        TRY(put_size(b, c->range.ignores ? c->range.ignored : INT64_MIN));
+        TRY(put_size(b, c->op));
     }
     return TN_OK;
 }
@@ -192,7 +216,8 @@ static tn_status describe_leaf(tn_binding *b, uint64_t **at, const tn_node *n, i
     TRY(apart ? slot_apart(b, n, &slot, &first) : slot_of(b, root_of(n)->buffer, &slot));
     TRY(tn_map_put(&b->leaf_ids, n, id));
     put(at, (uint64_t)slot | (uint64_t)n->dtype << 32 | (uint64_t)n->rank << 40 |
-                (uint64_t)(n->flags & TN_NODE_VIEW) << 48 | (uint64_t)apart << 56);
+                (uint64_t)(n->flags & TN_NODE_VIEW) << 48 | (uint64_t)apart << 56 | checks_of(n) << 57);
+    TRY(put_checks(b, n));
     TRY(put_extents(b, at, n));
     if (!(n->flags & TN_NODE_VIEW)) return TN_OK;
     put(at, (uint64_t)first);
@@ -252,11 +277,12 @@ static inline tn_status put_input(tn_binding *b, uint64_t **at, const tn_node *i
 
 static inline tn_status put_node(tn_binding *b, const tn_node *n) {
     uint64_t mark = b->marks[n->index] & OUTPUT ? 1 : 0, expanded = n->expansion ? 1 : 0,
-             varies = tn_number_varies(b, n);
+             varies = tn_number_varies(b, n), checked = checks_of(n);
     TRY(room(b, 1 + TN_MAX_RANK + (size_t)n->n_i + n->n_f + (size_t)(n->n_in + 1) * INPUT_WORDS));
     uint64_t *at = b->key + b->key_count;
     put(&at, n->op | (uint64_t)n->dtype << 16 | (uint64_t)n->rank << 24 | (uint64_t)n->n_in << 32 | mark << 40 |
-                 expanded << 41 | varies << 42);
+                 expanded << 41 | varies << 42 | checked << 43);
+    if (checked) TRY(put_checks(b, n));
     TRY(put_extents(b, &at, n));
     if (n->n_i + n->n_f) TRY(put_attributes(b, &at, n));
     if (n->expansion) TRY(put_input(b, &at, n->expansion));

@@ -115,7 +115,7 @@ static tn_status place_in_arena(tn_graph_plan *g, tn_arena *a, const tn_group *g
 
 /* Does the device's memory need this value of a group? Results do; between groups of the host a value stays there. */
 static bool needed_there(const tn_graph_plan *g, const tn_group *maker, const tn_value *v) {
-    if (!maker->host || v->output >= 0) return true;
+    if (!maker->host || maker->checked || v->output >= 0) return true;
     for (int k = 0; k < v->pull_count; k++)
         if (!g->groups[v->pulls[k]].host) return true;
     return false;

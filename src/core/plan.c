@@ -105,7 +105,7 @@ static void mark_commits(tn_graph_plan *g) {
         g->groups[i].commit = true;
     for (int i = count; i-- > 0;) {
         tn_group *group = &g->groups[g->order[i]];
-        if (!tn_group_writes_state(g, group)) group->commit = false;
+        if (!tn_group_writes_state(g, group) || group->checked) group->commit = false;
         for (size_t k = 0; k < group->dep_count && !group->commit; k++)
             g->groups[group->deps[k]].commit = false;
     }
@@ -186,6 +186,7 @@ static void order_commits(tn_graph_plan *g, int *room) {
 static tn_status commit_last(tn_graph_plan *g) {
     int *room = tn_scratch_take(&g->scratch, 3 * g->group_count * sizeof *room);
     if (!room) return TN_ERR_MEMORY;
+    tn_mark_checked(g);
     mark_commits(g);
     number_groups(g);
     order_commits(g, room);
@@ -531,7 +532,7 @@ static tn_status make_room(command_maker *m, size_t copies) {
         if (group->host) copies += (size_t)group->read_count + group->member_count;
         if (group->updates) copies++;
     }
-    pointers += 2 * copies;
+    pointers += 2 * copies + tn_count_checks(m->g);
     p->pointer_count = pointers;
     p->commands = tn_plan_own(p, (groups + copies) * sizeof *p->commands);
     p->pointers = tn_plan_own(p, pointers * sizeof *p->pointers);
@@ -546,7 +547,7 @@ static tn_status make_room(command_maker *m, size_t copies) {
         return TN_ERR_MEMORY;
     m->next_pointer = p->pointers;
     m->next_dial = p->dials;
-    return TN_OK;
+    return tn_make_checks(m->g, p);
 }
 
 /* By slots, of which few have another address from one run to the next: counted, then put in their places. */
@@ -570,8 +571,10 @@ static tn_status sort_patches(tn_graph_plan *g, tn_plan *p) {
 static tn_status make_commands(tn_graph_plan *g, tn_plan *p, size_t copies) {
     command_maker m = {.p = p, .g = g};
     TRY(make_room(&m, copies));
+    TRY(tn_add_checks(g, p, -1, &m.next_pointer));
     for (size_t i = 0; i < g->group_count; i++) {
         tn_group *group = &g->groups[g->order[i]];
+        if (i > 0) TRY(tn_add_checks(g, p, g->order[i - 1], &m.next_pointer));
         if (computes_nothing(g, group)) continue;
         if (group->host) add_fetches(&m, group);
         if (group->updates) add_update_copy(&m, group);
@@ -583,6 +586,7 @@ static tn_status make_commands(tn_graph_plan *g, tn_plan *p, size_t copies) {
             TRY(add_kernel(&m, (int)i));
         if (group->host) add_sends(&m, group);
     }
+    if (g->group_count) TRY(tn_add_checks(g, p, g->order[g->group_count - 1], &m.next_pointer));
     p->dial_count = (size_t)(m.next_dial - p->dials); /* none of groups without elements */
     add_copies(&m);
     return sort_patches(g, p);
@@ -864,9 +868,11 @@ static void gather_all(const tn_plan *p) {
 static tn_status run_commands(tn_plan *p) {
     tn_profile *profile = tn_profile_here();
     bool committing = false;
+    size_t check = p->leaf_check_count;
     p->torn = false;
     for (size_t i = 0, n; i < p->command_count; i += n) {
         const tn_command *c = &p->commands[i];
+        if (check < p->check_count) TRY(tn_check_before(p, i, &check));
         if (c->commit && !committing) TRY(prepare_commits(p, i));
         committing |= c->commit;
         p->torn = committing;
@@ -877,7 +883,7 @@ static tn_status run_commands(tn_plan *p) {
             TRY(c->list ? tn_list_run(c->list) : run_command(p, c));
     }
     p->torn = false;
-    return TN_OK;
+    return check < p->check_count ? tn_check_before(p, p->command_count, &check) : TN_OK;
 }
 
 /* A clock costs as much as a small kernel: of plans that take little time every sixteenth run is timed, for those
@@ -894,7 +900,10 @@ tn_status tn_plan_run(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *out
     for (size_t i = 0; i < p->native_count; i++)
         TRY(tn_native_prepare(p->natives[i], bound));
     bind(p, bound, outputs, memory, host, dials);
-    if (p->runs == GATHER_AFTER && !p->device->is_cpu) gather_all(p);
+    p->torn = false;
+    p->failed = NULL;
+    if (p->leaf_check_count) TRY(tn_check_leaves(p, bound));
+    if (p->runs == GATHER_AFTER && !p->device->is_cpu && p->check_count == p->leaf_check_count) gather_all(p);
     bool timed = is_timed(p);
     double begun = timed ? tn_now() : 0;
     int limit = tn_threads_limit(p->threads);
@@ -917,8 +926,13 @@ tn_status tn_plan_execute(tn_plan *p, void *const *slots, void *const *forms, co
         bind_slot(p, i, slots[i]);
     if (p->dial_count) memcpy(p->dials, dials, p->dial_count * sizeof *dials);
     int limit = tn_threads_limit(p->threads);
-    tn_status status = run_commands(p);
+    p->torn = false;
+    p->failed = NULL;
+    tn_status status = p->leaf_check_count ? tn_check_leaves(p, NULL) : TN_OK;
+    if (status == TN_OK) status = run_commands(p);
     tn_threads_limit(limit);
     p->runs++;
+    status = tn_check_name_line(p, status);
+    p->failed = NULL; /* the caller does not wait for it */
     return status;
 }

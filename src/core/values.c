@@ -8,6 +8,7 @@
 #include "core/core.h"
 #include "core/expand.h"
 #include "hal/vendor.h"
+#include "ops/indices.h"
 
 /* ---- facts ------------------------------------------------------------------------------------------------------- */
 
@@ -105,12 +106,21 @@ static tn_status expand(tn_graph_plan *g, const tn_node *n, tn_node **out) {
     return TN_OK;
 }
 
+/* A composition may look past the node that has the checks, to what that is a view of. */
+static tn_status note_indices(tn_graph_plan *g, const tn_node *n) {
+    if (n->checks) TRY(tn_note_checked(g, n));
+    if (n->op >= TN_OP_COUNT || !tn_takes_indices(n->op) || n->n_in <= tn_index_rules[n->op].input) return TN_OK;
+    const tn_node *index = n->in[tn_index_rules[n->op].input];
+    return index && index->checks ? tn_note_checked(g, index) : TN_OK;
+}
+
 /* Follows compositions to the node that is really computed. */
 static tn_status resolve(tn_graph_plan *g, const tn_node *n, const tn_node **out) {
     enum { MAX_NESTING = 64 };
     for (int depth = 0;; depth++) {
         tn_node *e = NULL;
         bool taken = false;
+        TRY(note_indices(g, n));
         TRY(tn_vendor_ask(g, n, &taken));
         if (taken || !is_composed(n)) break;
         if (depth == MAX_NESTING)
@@ -330,6 +340,15 @@ static tn_status own_memory(tn_graph_plan *g, walk_stack *stack, const tn_output
     return s;
 }
 
+static tn_status make_checked(tn_graph_plan *g, walk_stack *stack) {
+    for (size_t i = 0; i < g->checked_count; i++) { /* a walk may find more */
+        const tn_node *n = g->checked[i].node;
+        int id = -1;
+        if (tn_value_of(g, tn_index_source(n)) < 0 && tn_value_of(g, n) < 0) TRY(walk_from(g, stack, n, &id));
+    }
+    return tn_find_checked(g);
+}
+
 tn_status tn_values_make(tn_graph_plan *g) {
     walk_stack stack = {0};
     tn_status s = TN_OK;
@@ -339,7 +358,8 @@ tn_status tn_values_make(tn_graph_plan *g) {
         if (s == TN_OK) s = own_memory(g, &stack, &g->binding->outputs[i], &id);
         if (s == TN_OK) g->values[id].output = (int)i;
     }
-    return s == TN_OK ? mark_dials(g) : s;
+    if (s == TN_OK) s = mark_dials(g);
+    return s == TN_OK ? make_checked(g, &stack) : s;
 }
 
 void tn_group_free(tn_group *group) {
@@ -355,6 +375,7 @@ void tn_graph_plan_free(tn_graph_plan *g) {
         tn_vendor_free(g->values[i].vendor);
     for (size_t i = 0; i < g->group_count; i++)
         tn_group_free(&g->groups[i]);
+    tn_map_free(&g->checked_nodes);
     tn_map_free(&g->value_of);
     tn_map_free(&g->expansion_of);
     tn_vendor_forget(g);

@@ -60,6 +60,21 @@ typedef struct tn_grad_slot {
 /* An extent that is the sum of several with symbols: 16 and a bit for each of the symbols 0 … 3. */
 enum { TN_SYMBOLS = 4, TN_SYMBOL_SUM = 1 << TN_SYMBOLS };
 
+/* The range of indices: low <= v < high, or v is `ignored` if `ignores`. */
+typedef struct tn_index_range {
+    int64_t low, high, ignored, ignores; /* no bool: ranges are compared by their bytes */
+} tn_index_range;
+
+/* An op takes the node's elements as indices. A plan that computes or reads the node on the host compares them with the
+ * range (core/check.c). */
+typedef struct tn_index_check {
+    tn_index_range range;
+    uint16_t op;
+    int32_t line; /* where the op was recorded */
+    const char *file;
+    struct tn_index_check *next; /* of the same node */
+} tn_index_check;
+
 /* What is asked for most stands first: an offset below 128 is one byte of an instruction, a further one four. */
 struct tn_node {
     _Atomic int32_t refs;    /* everybody: handles, consumers, recorder, storages */
@@ -80,6 +95,7 @@ struct tn_node {
     uint8_t symbol[TN_MAX_RANK]; /* 0, 1 + the symbol of this extent, or a sum (TN_SYMBOLS) */
     tn_node *expansion;          /* a composed op's composition, once made */
     tn_grad_slot *slot;          /* leaves */
+    tn_index_check *checks; /* what ops that take it as indices demand; NULL: nothing, or it is known to be right */
     const char *file;
     tn_node *in_small[4];
     char *error; /* error nodes */
@@ -371,8 +387,9 @@ typedef struct tn_index_rule {
 } tn_index_rule;
 extern const tn_index_rule tn_index_rules[];
 static inline bool tn_takes_indices(int op) { return tn_index_rules[op].counts != 0; }
-/* TN_ERR_ARGUMENT if an index of the new node n leads outside, as far as the host has the indices. */
-tn_status tn_check_indices(const tn_node *n);
+/* TN_ERR_ARGUMENT if an index of the new node n leads outside and the host has the indices. If they are computed later,
+ * or may be others at a launch, their node gets a check. */
+tn_status tn_check_indices(tn_node *n);
 tn_status tn_refusal_report(void); /* the unreported failure, once; TN_OK if there is none */
 
 /* ---- the recorder (node.c), one a thread ------------------------------------------------------------------------- */

@@ -11,6 +11,7 @@ enum { TN_OP_NONE = UINT16_MAX }; /* op of data and error nodes */
 tn_node *tn_node_number(double v);              /* a rank-0 f32 that does not raise dtypes; the caller's reference */
 tn_node *tn_node_cast(tn_node *x, tn_dtype to); /* a number keeps all its digits; the caller's reference */
 bool tn_node_computed(const tn_node *n);        /* its root has a buffer */
+void tn_node_exchange_input(tn_node *n, int input, tn_node *by); /* retains `by` */
 void tn_node_forget_inputs(tn_node *n);         /* a computed node without gradient needs its history no more */
 /* A reference has gone, and so many are left: is it needed yet? listed: the node was pending before. */
 void tn_node_look_after(tn_node *n, int32_t left, bool listed);

@@ -164,6 +164,7 @@ static inline tn_node *node_new(void) {
     n->recorder = NULL;
     n->expansion = n->root = NULL;
     n->slot = NULL;
+    n->checks = NULL;
     n->layout = NULL;
     n->i = b->tail;
     n->f = NULL;
@@ -299,6 +300,14 @@ static inline void drop_input(tn_node *n) {
         settle_loan(l);
 }
 
+static inline void free_checks(tn_node *n) {
+    while (n->checks) {
+        tn_index_check *c = n->checks;
+        n->checks = c->next;
+        tn_mem_free(c);
+    }
+}
+
 static void node_destroy(tn_node *n) {
     for (int i = 0; i < n->n_in; i++)
         drop_input(n->in[i]);
@@ -307,6 +316,7 @@ static void node_destroy(tn_node *n) {
     if (n->buffer) tn_buffer_release(n->buffer);
     if (n->slot) tn_grad_slot_release(n->slot);
     if (n->error) tn_mem_free(n->error);
+    free_checks(n);
     node_recycle(n);
 }
 
@@ -330,6 +340,13 @@ void tn_node_end(tn_node *n) {
 void tn_node_look_after(tn_node *n, int32_t left, bool listed) {
     look_after(n, left, listed);
     if (doomed) end_doomed();
+}
+
+void tn_node_exchange_input(tn_node *n, int input, tn_node *by) {
+    tn_node_retain(by);
+    drop_input(n->in[input]);
+    n->in[input] = by;
+    end_doomed();
 }
 
 void tn_node_forget_inputs(tn_node *n) {

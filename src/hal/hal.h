@@ -73,6 +73,7 @@ tn_status tn_buffer_new_for_host(tn_device *d, size_t bytes, tn_buffer **out); /
 /* *out is made of memory that the caller owns; release(ctx) (may be NULL) is called when the last count is gone. */
 tn_status tn_buffer_borrow(tn_device *d, void *address, size_t bytes, void (*release)(void *), void *ctx,
                            tn_buffer **out);
+bool tn_buffer_is_borrowed(const tn_buffer *b); /* its owner may write to it at any time, without a new version */
 static inline tn_buffer *tn_buffer_retain(tn_buffer *b) {
     if (b) atomic_fetch_add_explicit(&b->refs, 1, memory_order_relaxed);
     return b;

@@ -310,6 +310,8 @@ tn_status tn_buffer_new_for_host(tn_device *d, size_t bytes, tn_buffer **out) {
     return buffer_take(d, bytes, true, out);
 }
 
+bool tn_buffer_is_borrowed(const tn_buffer *b) { return b->size_class == CLASSES; }
+
 tn_status tn_buffer_borrow(tn_device *d, void *address, size_t bytes, void (*release)(void *), void *ctx,
                            tn_buffer **out) {
     *out = NULL;

@@ -158,7 +158,8 @@ const tn_op_impl tn_impl_triu = {
     .keeps_half = true, .infer = infer_triangle, .compose = compose_triu, .cases = TRIANGLES};
 
 /* one_hot(index, classes, dtype): 1 at the place that index names, 0 elsewhere, along a
- * new last dimension of `classes`. */
+ * new last dimension of `classes`. An index outside [0, classes) is an error
+ * (see "Indices" above). */
 static tn_status infer_one_hot(tn_infer *c) {
     const tn_node *x = c->in[0];
     TRY(tn_need_integer(c, 0));
@@ -177,7 +178,7 @@ static tn_node *compose_one_hot(tn_build *b, const tn_node *n) {
 const tn_op_impl tn_impl_one_hot = {
     .infer = infer_one_hot,
     .compose = compose_one_hot,
-    .cases = "types=i64,i32; [4]@0..4 classes=5 dtype=f32; [2,3]@-1..3 classes=3 dtype=i64; []@0..1 classes=2 "
+    .cases = "types=i64,i32; [4]@0..4 classes=5 dtype=f32; [2,3]@0..2 classes=3 dtype=i64; []@0..1 classes=2 "
              "dtype=f32; types=f32; error=integer [2] classes=2 dtype=f32"};
 
 /* ---- repeated, joined, turned ------------------------------------------------------------------------------------ */

@@ -24,7 +24,7 @@ static kir_val load_gathered(tn_lower *lw, const tn_node *n, const kir_aff *at, 
 }
 
 /* gather(x, dim, index): out[…, i, …] = x[…, index[…, i, …], …]; the result has index's shape. An index outside [0,
- * size) yields NaN (0 for integers). */
+ * size) is an error (see "Indices" above). */
 static tn_status infer_gather(tn_infer *c) {
     const tn_node *x = c->in[0], *index = c->in[1];
     int64_t dim;
@@ -83,7 +83,7 @@ const tn_op_impl tn_impl_gather = {
         "error=fit [4,5] [2]:i64@0..1 dim=0; error=integer [4] [4]:f32 dim=0"};
 
 /* index_select(x, dim, index): the slices of x along dim that index (rank 1 or 0) names, in its order. An index outside
- * yields NaN (0 for integers). */
+ * is an error (see "Indices" above). */
 static tn_status infer_index_select(tn_infer *c) {
     const tn_node *x = c->in[0], *index = c->in[1];
     int64_t dim;
@@ -542,6 +542,6 @@ const tn_op_impl tn_impl_index_add_rows = {.class_ = TN_NATIVE,
                                            .loops = loops_index_add_rows,
                                            .reference = reference_index_add_rows,
                                            .cases = "types=f32,f64 tol=4ulp atol=1e-6; [4,3] [9]:i64@0..3 [9,3]; [5] "
-                                                    "[3]:i64@-1..6 [3]; [2,2,3] [0]:i64@0..0 [0,2,3];"
+                                                    "[3]:i64@-2..6 [3]; [2,2,3] [0]:i64@0..0 [0,2,3];"
                                                     "error=fit [4,3] [9]:i64@0..3 [8,3]",
                                            .flops = 1};

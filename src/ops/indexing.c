@@ -3,7 +3,7 @@
 #include "ops/common.h"
 
 /* index_add(x, dim, index, src): x with slice i of src along dim added to slice index[i];
- * indices outside are left out. */
+ * an index outside is an error. */
 static tn_status infer_index_add(tn_infer *c) {
     const tn_node *x = c->in[0], *index = c->in[1], *src = c->in[2];
     int64_t dim;
@@ -142,7 +142,7 @@ const tn_op_impl tn_impl_scatter_add = {
 
 /* scatter_reduce(x, dim, index, src, reduce, include_self): x in which element […, index[…, j, …], …] is combined
  * with src[…, j, …]: sum, prod, amax or amin. With include_self false the element's own value is not included. For
- * bools sum and amax are or, prod and amin are and. Indices out of range are skipped. */
+ * bools sum and amax are or, prod and amin are and. An index outside is an error. */
 static tn_node *reduce_scattered(tn_build *b, tn_node *x, int64_t dim, tn_node *index, tn_node *src, const tn_node *n) {
     tn_reduce kind = (tn_reduce)n->i[TN_SCATTER_REDUCE_REDUCE];
     bool include_self = n->i[TN_SCATTER_REDUCE_INCLUDE_SELF] != 0;
@@ -183,7 +183,7 @@ const tn_op_impl tn_impl_scatter_reduce = {
              "[2,2] dim=0 reduce=sum include_self=true"};
 
 /* scatter(x, dim, index, src): x with src[…, j, …] put at […, index[…, j, …], …]; of several for one place the last one
- * stays, indices outside are left out. */
+ * stays. An index outside is an error. */
 static tn_node *put_scattered(tn_build *b, tn_node *x, int64_t dim, tn_node *index, tn_node *src, const tn_node *n) {
     int64_t pads[2 * TN_MAX_RANK];
     int rank = tn_line_rank(n);
