@@ -10,7 +10,7 @@
  *   template.c the same for products and native ops on devices with workgroups
  *   vendor.c   which products and convolutions the library of the device's vendor computes
  *   place.c    which groups the plan's device computes, which the host, and why
- *   check.c    indices compared with their range while a plan runs
+ *   index_check.c  indices compared with their range while a plan runs
  *   parts.c    parts of joined tensors, made where these have them
  *   layout.c   where values lie
  *   chain.c    products of one left operand, in one launch
@@ -445,7 +445,7 @@ void tn_plan_await(tn_plan *p);                                   /* until no th
 void tn_node_describe(const tn_node *n, char *text, size_t size); /* its line, op, shape and dtype, for messages */
 void *tn_plan_own(tn_plan *p, size_t bytes); /* zeroed memory that lives as long as the plan; NULL on failure */
 
-/* ---- indices (check.c) ------------------------------------------------------------------------------------------- */
+/* ---- indices (index_check.c) -------------------------------------------------------------------------------------- */
 
 tn_status tn_note_checked(tn_graph_plan *g, const tn_node *n); /* a node with checks that the plan needs */
 tn_status tn_find_checked(tn_graph_plan *g);                   /* their values; all values are there */

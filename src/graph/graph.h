@@ -66,7 +66,7 @@ typedef struct tn_index_range {
 } tn_index_range;
 
 /* An op takes the node's elements as indices. A plan that computes or reads the node on the host compares them with the
- * range (core/check.c). */
+ * range (core/index_check.c). */
 typedef struct tn_index_check {
     tn_index_range range;
     uint16_t op;

@@ -3,7 +3,7 @@
  * Usually the host has the indices when an op is recorded, because they were made from data or computed before. Then
  * they are compared with the range here: about a nanosecond each, and only once while they do not change. Indices that
  * are computed later, or that may be others at each launch of a captured graph, get a check instead: a plan compares
- * them when it computes or reads them (core/check.c), before it writes any state. Nothing is done for indices whose
+ * them when it computes or reads them (core/index_check.c), before it writes any state. Nothing is done for indices whose
  * range follows from how they are made (argmax, clamp), nor for those on another device, which the host would have to
  * wait for, unless TRUNNION_CHECK_INDICES asks for it. */
 #include <math.h>

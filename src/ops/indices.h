@@ -1,5 +1,5 @@
 /* indices.h — comparing indices with their range, when an op is recorded (indices.c) and when a plan runs
- * (core/check.c). */
+ * (core/index_check.c). */
 #ifndef TN_INDICES_H
 #define TN_INDICES_H
 

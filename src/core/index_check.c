@@ -1,4 +1,4 @@
-/* check.c — indices that are compared with their range while a plan runs.
+/* index_check.c — indices that are compared with their range while a plan runs.
  *
  * A kernel cannot fail, so an index out of range reads NaN there or is skipped. The host looks at the indices instead:
  * right after the command that computes them, or before the first command if they are data. They lie in memory for
