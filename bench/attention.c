@@ -38,17 +38,17 @@ static float *make_numbers(int64_t count) {
     return x;
 }
 
-static void fill_cache(const tn_cache *cache, const shape *s, int64_t tokens, const float *numbers) {
+static void fill_cache(const tn_kv_cache *cache, const shape *s, int64_t tokens, const float *numbers) {
     int64_t width = s->kv_heads * s->head_dim;
     for (int64_t t = 0; t < tokens; t++) {
-        tn_cache_write(&(tn_cache_write_args){.cache = *cache,
-                                              .n = 1,
-                                              .kv_heads = s->kv_heads,
-                                              .head_dim = s->head_dim,
-                                              .position = t,
-                                              .x = numbers + t % 64 * 100,
-                                              .x_token_stride = width,
-                                              .x_head_stride = s->head_dim});
+        tn_kv_cache_write(&(tn_kv_cache_write_args){.cache = *cache,
+                                                    .n = 1,
+                                                    .kv_heads = s->kv_heads,
+                                                    .head_dim = s->head_dim,
+                                                    .position = t,
+                                                    .x = numbers + t % 64 * 100,
+                                                    .x_token_stride = width,
+                                                    .x_head_stride = s->head_dim});
     }
 }
 
@@ -63,9 +63,9 @@ static bool make_problem(problem *p, const shape *s, tn_dtype dtype, int64_t pos
     p->caches = tn_mem_alloc(bytes * 2 * (size_t)p->layers);
     if (!p->numbers || !p->out || !p->again || !p->caches) return false;
     for (int layer = 0; layer < p->layers; layer++) {
-        tn_cache cache = {.dtype = dtype, .n_pages = pages, .page_stride = stride, .page_count = pages};
+        tn_kv_cache cache = {.dtype = dtype, .n_pages = pages, .page_stride = stride, .page_count = pages};
         cache.data = (char *)p->caches + (size_t)(2 * layer) * bytes;
-        tn_cache values = cache;
+        tn_kv_cache values = cache;
         values.data = (char *)cache.data + bytes;
         fill_cache(&cache, s, position, p->numbers);
         fill_cache(&values, s, position, p->numbers + 1);

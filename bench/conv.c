@@ -21,7 +21,7 @@ static const float FAST_OFF = 9 * 8 * 6 * 1e-5f; /* a channel's, of at most so m
 
 typedef struct shape {
     const char *name;
-    int64_t images, channels, filters, size[2], kernel, stride; /* rows and columns; kernel: of a side */
+    int64_t batch, channels, out_channels, size[2], kernel, stride; /* rows and columns; kernel: of a side */
 } shape;
 
 static const shape shapes[] = {
@@ -65,27 +65,27 @@ static float *make_numbers(int64_t count, int64_t period) {
 static bool make_problem(problem *p, const shape *s, bool fast, int threads) {
     int64_t taps = s->kernel * s->kernel, rows = s->size[0], columns = s->size[1];
     int64_t places[2] = {(rows - 1) / s->stride + 1, (columns - 1) / s->stride + 1};
-    p->x = make_numbers(s->images * s->channels * rows * columns, 17);
-    p->weight = make_numbers(s->filters * s->channels * taps, 13);
-    p->out = make_numbers(s->images * s->filters * places[0] * places[1], 7);
-    p->args = (tn_conv_args){.images = s->images,
+    p->x = make_numbers(s->batch * s->channels * rows * columns, 17);
+    p->weight = make_numbers(s->out_channels * s->channels * taps, 13);
+    p->out = make_numbers(s->batch * s->out_channels * places[0] * places[1], 7);
+    p->args = (tn_conv_args){.batch = s->batch,
                              .groups = 1,
                              .channels = s->channels,
-                             .filters = s->filters,
+                             .out_channels = s->out_channels,
                              .size = {rows, columns},
                              .kernel = {s->kernel, s->kernel},
-                             .places = {places[0], places[1]},
+                             .out_size = {places[0], places[1]},
                              .stride = {s->stride, s->stride},
-                             .before = {s->kernel / 2, s->kernel / 2},
+                             .pad_before = {s->kernel / 2, s->kernel / 2},
                              .dilation = {1, 1},
                              .x = p->x,
                              .x_stride = {s->channels * rows * columns, rows * columns, columns, 1},
                              .weight = p->weight,
-                             .weight_group = s->filters * s->channels * taps,
+                             .weight_group = s->out_channels * s->channels * taps,
                              .weight_stride = {s->channels * taps, taps, s->kernel, 1},
                              .out = p->out};
     p->args.winograd = fast;
-    p->args.turned = !fast && tn_conv_turns(&p->args);
+    p->args.nhwc = !fast && tn_conv_prefers_nhwc(&p->args);
     p->packed = tn_mem_alloc(tn_conv_packed_bytes(&p->args));
     p->args.workspace = tn_mem_alloc(tn_conv_workspace(&p->args, threads));
     if (!p->x || !p->weight || !p->out || !p->packed || !p->args.workspace) return false;
@@ -106,8 +106,8 @@ static float sum_of(const tn_conv_args *a, int64_t image, int64_t filter, int64_
     float sum = 0;
     for (int64_t c = 0; c < a->channels; c++)
         for (int64_t k = 0; k < a->kernel[0] * a->kernel[1]; k++) {
-            int64_t i = row * a->stride[0] - a->before[0] + k / a->kernel[1];
-            int64_t j = column * a->stride[1] - a->before[1] + k % a->kernel[1];
+            int64_t i = row * a->stride[0] - a->pad_before[0] + k / a->kernel[1];
+            int64_t j = column * a->stride[1] - a->pad_before[1] + k % a->kernel[1];
             if (i < 0 || i >= a->size[0] || j < 0 || j >= a->size[1]) continue;
             sum += a->x[image * a->x_stride[0] + c * a->x_stride[1] + i * a->x_stride[2] + j] *
                    a->weight[filter * a->weight_stride[0] + c * a->weight_stride[1] + k];
@@ -116,10 +116,11 @@ static float sum_of(const tn_conv_args *a, int64_t image, int64_t filter, int64_
 }
 
 static bool is_right(const tn_conv_args *a) {
-    int64_t down = a->places[0], across = a->places[1];
+    int64_t down = a->out_size[0], across = a->out_size[1];
     for (int64_t probe = 0; probe < 200; probe++) {
-        int64_t q = probe * 5 % a->images, f = probe * 37 % a->filters, i = probe * 7 % down, j = probe * 91 % across;
-        float off = a->out[((q * a->filters + f) * down + i) * across + j] - sum_of(a, q, f, i, j);
+        int64_t q = probe * 5 % a->batch, f = probe * 37 % a->out_channels, i = probe * 7 % down,
+                j = probe * 91 % across;
+        float off = a->out[((q * a->out_channels + f) * down + i) * across + j] - sum_of(a, q, f, i, j);
         if (!(fabsf(off) <= (a->winograd ? FAST_OFF * (float)a->channels : 0))) return false;
     }
     return true;
@@ -139,8 +140,8 @@ static bool bench(const shape *s, bool fast, int threads, double limit) {
     if (right) {
         times t = measure(run, &p.args, SAMPLE_SECONDS);
         double taps = (double)(s->channels * s->kernel * s->kernel),
-               places = (double)(p.args.places[0] * p.args.places[1]);
-        double done = 2e-9 * (double)(s->images * s->filters) * places * taps;
+               places = (double)(p.args.out_size[0] * p.args.out_size[1]);
+        double done = 2e-9 * (double)(s->batch * s->out_channels) * places * taps;
         printf("%-18s%6s", s->name, !fast ? "" : tn_conv_winograd_pays(&p.args, true) ? "fast" : "slow");
         print_rate(t, done, limit);
     } else {

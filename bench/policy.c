@@ -224,8 +224,8 @@ static double time_training(int64_t n, int64_t calls, double *host) {
     return seconds / (double)calls;
 }
 
-/* The same steps, recorded once: launches with other batches. Adam's dials (rate, corrections) stay where the recorded
- * step had them, which changes no cost. */
+/* The same steps, recorded once: launches with other batches. Adam's runtime scalars (rate, corrections) stay where the
+ * recorded step had them, which changes no cost. */
 static double time_replayed_training(int64_t n, int64_t calls, double *host) {
     double seconds = 0;
     tn_runtime_stats before = {.struct_size = sizeof before}, after = {.struct_size = sizeof after};

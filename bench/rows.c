@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "hal/code.h"
+#include "hal/kernel_code.h"
 
 enum { SAMPLES = 15, MOST = 1 << 22 };
 
@@ -93,10 +93,10 @@ typedef struct bench {
 } bench;
 
 /* Seconds of one launch, waited for. */
-static double run(const bench *w, tn_kernel *k, const int64_t *sizes, tn_rows_policy policy, bool *good) {
+static double run(const bench *w, tn_kernel *k, const int64_t *sizes, tn_row_split_policy policy, bool *good) {
     void *const buffers[] = {(void *)w->in->address, (void *)w->out->address};
     tn_launch launch = {sizes, buffers, NULL};
-    tn_rows_set(policy);
+    tn_row_split_set(policy);
     double begin = tn_now();
     *good = *good && !failed(tn_kernel_launch(w->device, k, &launch, 1), "launch");
     *good = *good && !failed(tn_device_synchronize(w->device), "wait");
@@ -105,9 +105,9 @@ static double run(const bench *w, tn_kernel *k, const int64_t *sizes, tn_rows_po
 
 static bool same_answer(const bench *w, tn_kernel *k, const int64_t *sizes, size_t bytes) {
     bool good = true;
-    for (int policy = TN_ROWS_ALWAYS; policy <= TN_ROWS_NEVER && good; policy++) {
-        run(w, k, sizes, (tn_rows_policy)policy, &good);
-        good = good && !failed(tn_buffer_read(w->out, 0, policy == TN_ROWS_ALWAYS ? w->y : w->z, bytes), "read");
+    for (int policy = TN_ROW_SPLIT_ALWAYS; policy <= TN_ROW_SPLIT_NEVER && good; policy++) {
+        run(w, k, sizes, (tn_row_split_policy)policy, &good);
+        good = good && !failed(tn_buffer_read(w->out, 0, policy == TN_ROW_SPLIT_ALWAYS ? w->y : w->z, bytes), "read");
     }
     if (good && memcmp(w->y, w->z, bytes) == 0) return true;
     fprintf(stderr, "the two kernels differ\n");
@@ -137,14 +137,14 @@ static int run_case(const bench *w, const bench_case *c) {
     double best[3] = {1e9, 1e9, 1e9};
     for (int i = 0; i < SAMPLES && good; i++) {
         for (int policy = 0; policy < 3; policy++) {
-            double t = run(w, k, sizes, (tn_rows_policy)policy, &good);
+            double t = run(w, k, sizes, (tn_row_split_policy)policy, &good);
             best[policy] = t < best[policy] ? t : best[policy];
         }
     }
     if (good) {
-        printf("%-20s %10.1f %10.1f %10.1f   %-10s %10.1f\n", c->name, best[TN_ROWS_NEVER] * 1e6,
-               best[TN_ROWS_ALWAYS] * 1e6, best[TN_ROWS_AUTO] * 1e6,
-               best[TN_ROWS_NEVER] < best[TN_ROWS_ALWAYS] ? "item" : "workgroup", on_vm(w, p, sizes) * 1e6);
+        printf("%-20s %10.1f %10.1f %10.1f   %-10s %10.1f\n", c->name, best[TN_ROW_SPLIT_NEVER] * 1e6,
+               best[TN_ROW_SPLIT_ALWAYS] * 1e6, best[TN_ROW_SPLIT_AUTO] * 1e6,
+               best[TN_ROW_SPLIT_NEVER] < best[TN_ROW_SPLIT_ALWAYS] ? "item" : "workgroup", on_vm(w, p, sizes) * 1e6);
     }
     tn_kernel_release(k);
     kir_free(p);

@@ -154,7 +154,7 @@ static double prompt_seconds(int64_t n) {
         int64_t ids[PAGES * PAGE];
         for (int64_t i = 0; i < n; i++)
             ids[i] = i * 97 % VOCABULARY;
-        check(tn_read(forward(tn_from_data(ids, TN_DIMS(n), TN_I64), tn_dial_int(0)), logits, sizeof logits));
+        check(tn_read(forward(tn_from_data(ids, TN_DIMS(n), TN_I64), tn_runtime_scalar_int(0)), logits, sizeof logits));
     }
     return bench_now() - start;
 }
@@ -164,7 +164,7 @@ static tn_graph *capture(void) {
     TN_SCOPE;
     tn_tensor *id = tn_from_data((int64_t[]){1}, TN_DIMS(1), TN_I64);
     check(tn_capture_begin());
-    tn_tensor *y = forward(id, tn_dial_int(0));
+    tn_tensor *y = forward(id, tn_runtime_scalar_int(0));
     check(tn_capture_end(&id, 1, &y, 1, &graph));
     return graph;
 }
@@ -174,7 +174,7 @@ static double token_seconds(tn_graph *graph, int64_t position) {
     {
         TN_SCOPE;
         tn_tensor *id = tn_from_data((int64_t[]){position * 31 % VOCABULARY}, TN_DIMS(1), TN_I64), *y = NULL;
-        check(tn_graph_set_dial(graph, 0, (double)position));
+        check(tn_graph_set_runtime_scalar(graph, 0, (double)position));
         check(tn_graph_launch(graph, &id, &y));
         check(tn_read(y, logits, sizeof logits));
     }

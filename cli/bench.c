@@ -136,7 +136,7 @@ static void show_profile(bench *b, const tn_profile *profile) {
     if (b->common.json) cli_json_end(&b->json, ']');
 }
 
-static void show(bench *b, const bench_row *r) {
+static void show_bench(bench *b, const bench_row *r) {
     if (b->common.json) {
         cli_json_object(&b->json, NULL);
         cli_json_string(&b->json, "work", r->work);
@@ -231,7 +231,7 @@ static int run_work(bench *b, const bench_work *work) {
     if (s == TN_OK && b->profile) s = profile_work(&w, self, &row);
     w.end(self);
     if (s == TN_OK) row.fraction = fraction_of_limit(b, &w, row.value);
-    if (s == TN_OK) show(b, &row);
+    if (s == TN_OK) show_bench(b, &row);
     tn_profile_free(row.profile);
     return s == TN_OK ? CLI_OK : cli_failed();
 }
@@ -279,19 +279,19 @@ static int run_start(bench *b, const char *name) {
     for (int i = 0; i < STARTS; i++)
         if (!run_self(arguments, output, sizeof output, &samples[i])) return cannot(name);
     bench_row row = {name, "s", bench_median(samples, STARTS), NAN, samples[0], STARTS, NULL};
-    show(b, &row);
+    show_bench(b, &row);
     return CLI_OK;
 }
 
 static int run_size(bench *b, const char *name) {
     struct stat s;
     if (stat("/proc/self/exe", &s) != 0) return cannot(name);
-    show(b, &(bench_row){name, "bytes", (double)s.st_size, NAN, 0, 1, NULL});
+    show_bench(b, &(bench_row){name, "bytes", (double)s.st_size, NAN, 0, 1, NULL});
     return CLI_OK;
 }
 
 static int run_quiet(bench *b, const char *name) {
-    show(b, &(bench_row){name, "fraction", bench_quiet(tn_get_num_threads()), NAN, 0, 1, NULL});
+    show_bench(b, &(bench_row){name, "fraction", bench_quiet(tn_get_num_threads()), NAN, 0, 1, NULL});
     return CLI_OK;
 }
 
@@ -320,7 +320,7 @@ static int run_peak(bench *b, const char *name) {
     if (!run_self(arguments, output, sizeof output, &seconds)) return cannot(name);
     const char *at = strstr(output, PEAK_KEY);
     if (!at) return cannot(name);
-    show(b, &(bench_row){name, "bytes", strtod(at + sizeof PEAK_KEY - 1, NULL), NAN, 0, 1, NULL});
+    show_bench(b, &(bench_row){name, "bytes", strtod(at + sizeof PEAK_KEY - 1, NULL), NAN, 0, 1, NULL});
     return CLI_OK;
 }
 
@@ -381,7 +381,7 @@ static int run_everything(bench *b) {
     return code;
 }
 
-static int run_all(bench *b, int count, char **names) {
+static int run_all_bench(bench *b, int count, char **names) {
     int code = CLI_OK;
     for (int i = 0; i < count && code == CLI_OK; i++)
         code = run_named(b, names[i]);
@@ -416,7 +416,7 @@ static int run_bench(int argc, char **argv) {
         cli_json_object(&b.json, NULL);
         cli_json_array(&b.json, "rows");
     }
-    int code = run_all(&b, argc - at, argv + at);
+    int code = run_all_bench(&b, argc - at, argv + at);
     if (b.common.json) {
         cli_json_end(&b.json, ']');
         cli_json_int(&b.json, "peak_bytes", cli_peak_bytes());

@@ -242,7 +242,7 @@ static void *work_along(void *arg) {
 }
 
 /* Runs a probe on this many threads, all of them new ones, so that the caller stays where it is. false: it cannot. */
-static bool measure(crew *c, int threads) {
+static bool measure_limit(crew *c, int threads) {
     pthread_t thread[MOST_THREADS];
     member members[MOST_THREADS];
     if (threads < 1 || threads > MOST_THREADS) return false;
@@ -265,12 +265,12 @@ static bool measure(crew *c, int threads) {
 
 double bench_fma_limit(int threads) {
     crew c = {.probe = choose_probe(), .rounds = REPEATS, .probes = 1, .best = 1e9};
-    return measure(&c, threads) ? c.work * threads / c.best : 0;
+    return measure_limit(&c, threads) ? c.work * threads / c.best : 0;
 }
 
 double bench_dot_limit(int threads) {
     crew c = {.probe = choose_dot(), .rounds = REPEATS, .probes = 1, .best = 1e9};
-    return measure(&c, threads) ? c.work * threads / c.best : 0;
+    return measure_limit(&c, threads) ? c.work * threads / c.best : 0;
 }
 
 double bench_read_limit(int threads, double bytes) {
@@ -280,7 +280,7 @@ double bench_read_limit(int threads, double bytes) {
     read_bytes = (size_t)(most > LEAST_READ ? most : LEAST_READ) / (size_t)threads & ~(size_t)(STEP_BYTES - 1);
     for (int i = 0; i < 2; i++) {
         crew c = {.probe = readers[i], .rounds = READ_REPEATS, .probes = 1, .best = 1e9, .reads = true};
-        if (measure(&c, threads) && c.work * threads / c.best > limit) limit = c.work * threads / c.best;
+        if (measure_limit(&c, threads) && c.work * threads / c.best > limit) limit = c.work * threads / c.best;
     }
     return limit;
 }
@@ -288,7 +288,7 @@ double bench_read_limit(int threads, double bytes) {
 double bench_quiet(int threads) {
     crew alone = {.probe = choose_probe(), .rounds = REPEATS, .probes = 1, .best = 1e9};
     crew all = {.probe = alone.probe, .rounds = QUIET_ROUNDS, .probes = QUIET_PROBES, .best = 1e9};
-    if (!measure(&alone, 1) || !measure(&all, threads)) return 0;
+    if (!measure_limit(&alone, 1) || !measure_limit(&all, threads)) return 0;
     return all.work * all.rounds / all.all / (alone.work / alone.best);
 }
 

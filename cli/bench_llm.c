@@ -56,7 +56,7 @@ static tn_status begin_llm(bench_work *w, void **self) {
     return TN_OK;
 }
 
-static tn_status run_prompt(void *self) {
+static tn_status run_prompt_bench_llm(void *self) {
     speaker *s = self;
     const float *logits;
     tn_status status = tn_llm_rewind(s->model, 0);
@@ -154,7 +154,7 @@ static bench_parts embed_parts(const void *self) {
     }
 
 const bench_work bench_llm_works[] = {
-    {.name = "llm-prompt-512", .size = {512}, .begin = begin_llm, .run = run_prompt, .end = end_llm},
+    {.name = "llm-prompt-512", .size = {512}, .begin = begin_llm, .run = run_prompt_bench_llm, .end = end_llm},
     {.name = "llm-generate-128", .size = {128}, .begin = begin_llm, .run = run_generate, .end = end_llm, .bytes = 1},
     EMBED("minilm-1", 1),
     EMBED("minilm-32", 32),

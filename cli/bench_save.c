@@ -24,7 +24,7 @@ static void free_list(list *l) {
     free(l->names);
 }
 
-static void add(list *l, const tn_tensor *t, const char *kind, const char *name) {
+static void add_saved(list *l, const tn_tensor *t, const char *kind, const char *name) {
     if (!t || l->count == l->room) return;
     snprintf(l->names[l->count], NAME_BYTES, "%s.%s", kind, name);
     l->items[l->count] = (tn_named_tensor){l->names[l->count], t};
@@ -35,11 +35,11 @@ static void add_numbered(list *l, tn_tensor *const *t, int count, const char *ki
     for (int i = 0; i < count; i++) {
         char number[16];
         snprintf(number, sizeof number, "%d", i);
-        add(l, t[i], kind, number);
+        add_saved(l, t[i], kind, number);
     }
 }
 
-static tn_status save(const char *folder, const char *work, const char *when, const list *l) {
+static tn_status save_saved(const char *folder, const char *work, const char *when, const list *l) {
     char path[4096];
     int n = snprintf(path, sizeof path, "%s/%s.%s.safetensors", folder, work, when);
     if (n >= (int)sizeof path)
@@ -54,8 +54,8 @@ static tn_status save_start(const bench_work *w, const bench_parts *p, const tn_
     if (s == TN_OK) {
         add_numbered(&l, p->inputs, p->input_count, "input");
         for (int i = 0; i < count; i++)
-            add(&l, v[i].tensor, "model", v[i].name);
-        s = save(folder, w->name, "start", &l);
+            add_saved(&l, v[i].tensor, "model", v[i].name);
+        s = save_saved(folder, w->name, "start", &l);
     }
     free_list(&l);
     return s;
@@ -69,10 +69,10 @@ static tn_status save_result(const bench_work *w, const bench_parts *p, const tn
         TN_SCOPE;
         add_numbered(&l, p->results, p->result_count, "result");
         for (int i = 0; i < count; i++)
-            add(&l, v[i].tensor, "model", v[i].name);
+            add_saved(&l, v[i].tensor, "model", v[i].name);
         for (int i = 0; i < count; i++)
-            add(&l, tn_grad(v[i].tensor), "gradient", v[i].name);
-        s = save(folder, w->name, "result", &l);
+            add_saved(&l, tn_grad(v[i].tensor), "gradient", v[i].name);
+        s = save_saved(folder, w->name, "result", &l);
     }
     free_list(&l);
     return s;

@@ -63,7 +63,7 @@ static bench_parts parts_of(const void *self) {
     return (bench_parts){h->t, h->result, h->inputs, h->results, module};
 }
 
-static tn_status out_of_memory(void) { return tn_backend_fail(TN_ERR_MEMORY, "out of memory"); }
+static tn_status bench_work_out_of_memory(void) { return tn_backend_fail(TN_ERR_MEMORY, "out of memory"); }
 
 /* Numbers from -1 to 1, in memory. */
 static tn_tensor *numbers(const int64_t *shape, int rank, tn_dtype dtype) {
@@ -80,7 +80,7 @@ static tn_tensor *matrix(int64_t rows, int64_t columns, tn_dtype dtype) {
     return numbers((int64_t[]){rows, columns}, 2, dtype);
 }
 
-static tn_status finish(holder *h, tn_tensor *y) {
+static tn_status finish_bench_work(holder *h, tn_tensor *y) {
     tn_status s = tn_eval(&y, 1);
     keep_result(h, y);
     return s;
@@ -90,7 +90,7 @@ static tn_status finish(holder *h, tn_tensor *y) {
 
 static tn_status begin_gemm_as(bench_work *w, void **self, tn_dtype dtype) {
     holder *h = new_holder(self);
-    if (!h) return out_of_memory();
+    if (!h) return bench_work_out_of_memory();
     h->t[0] = matrix(w->size[0], w->size[0], dtype);
     h->t[1] = matrix(w->size[0], w->size[1], dtype);
     h->inputs = 2;
@@ -103,14 +103,14 @@ static tn_status begin_gemm_bf16(bench_work *w, void **self) { return begin_gemm
 static tn_status run_gemm(void *self) {
     holder *h = self;
     TN_SCOPE;
-    return finish(h, tn_matmul(h->t[0], h->t[1]));
+    return finish_bench_work(h, tn_matmul(h->t[0], h->t[1]));
 }
 
 /* ---- element by element ------------------------------------------------------------------------------------------ */
 
 static tn_status begin_pair(bench_work *w, void **self) {
     holder *h = new_holder(self);
-    if (!h) return out_of_memory();
+    if (!h) return bench_work_out_of_memory();
     h->t[0] = numbers(w->size, 1, TN_F32);
     h->t[1] = numbers(w->size, 1, TN_F32);
     h->inputs = 2;
@@ -120,7 +120,7 @@ static tn_status begin_pair(bench_work *w, void **self) {
 static tn_status run_add(void *self) {
     holder *h = self;
     TN_SCOPE;
-    return finish(h, tn_add(h->t[0], h->t[1]));
+    return finish_bench_work(h, tn_add(h->t[0], h->t[1]));
 }
 
 /* Fifteen operations in a row, each freed when the next one is recorded: what recording and finding a plan cost. */
@@ -132,7 +132,7 @@ static tn_status run_record(void *self) {
         tn_free(y);
         y = z;
     }
-    tn_status s = finish(h, y);
+    tn_status s = finish_bench_work(h, y);
     tn_free(y);
     return s;
 }
@@ -165,7 +165,7 @@ static tn_status run_chain(void *self) {
         TN_SCOPE;
         y = tn_keep(tn_relu(tn_mul(tn_tanh(tn_add_scalar(tn_mul(h->t[0], h->t[1]), 1)), h->t[0])));
     }
-    tn_status s = finish(h, y);
+    tn_status s = finish_bench_work(h, y);
     tn_free(y);
     return s;
 }
@@ -174,7 +174,7 @@ static tn_status run_chain(void *self) {
 
 static tn_status begin_conv(bench_work *w, void **self) {
     holder *h = new_holder(self);
-    if (!h) return out_of_memory();
+    if (!h) return bench_work_out_of_memory();
     h->t[0] = numbers((int64_t[]){1, w->size[0], w->size[1], w->size[1]}, 4, TN_F32);
     h->t[1] = numbers((int64_t[]){w->size[0], w->size[0], 3, 3}, 4, TN_F32);
     h->inputs = 2;
@@ -186,7 +186,7 @@ static tn_status run_conv(void *self) {
     tn_conv2d_options o = TN_CONV2D_DEFAULTS;
     o.padding[0] = o.padding[1] = 1;
     TN_SCOPE;
-    return finish(h, tn_conv2d(h->t[0], h->t[1], NULL, &o));
+    return finish_bench_work(h, tn_conv2d(h->t[0], h->t[1], NULL, &o));
 }
 
 /* A work under fast numerics, whatever the other works are under. */
@@ -225,7 +225,7 @@ static tn_status begin_policy(bench_work *w, void **self) {
     o.hidden = hidden;
     o.hidden_count = 2;
     holder *h = new_holder(self);
-    if (!h) return out_of_memory();
+    if (!h) return bench_work_out_of_memory();
     h->batches = w->size[0] < MOST_ROWS / BATCHES ? BATCHES : (int)(MOST_ROWS / w->size[0]);
     h->inputs = h->batches * BATCH_PARTS;
     for (int i = 0; i < h->inputs; i += BATCH_PARTS) {
@@ -270,7 +270,7 @@ static tn_status begin_transformer(bench_work *w, void **self) {
     tn_nn_encoder_options o = TN_NN_ENCODER_DEFAULTS;
     o.feedforward = FEEDFORWARD;
     holder *h = new_holder(self);
-    if (!h) return out_of_memory();
+    if (!h) return bench_work_out_of_memory();
     h->t[0] = numbers((int64_t[]){w->size[0], w->size[1], FEATURES}, 3, TN_F32);
     h->inputs = 1;
     h->module = tn_module_root();
@@ -300,7 +300,7 @@ static tn_status run_transformer_forward(void *self) {
     holder *h = self;
     TN_SCOPE;
     TN_NO_GRAD;
-    return finish(h, through_blocks(h));
+    return finish_bench_work(h, through_blocks(h));
 }
 
 static tn_status run_transformer_train(void *self) {
@@ -350,7 +350,7 @@ static tn_status begin_cnn(bench_work *w, void **self) {
     tn_sgd_options sgd = TN_SGD_DEFAULTS;
     sgd.lr = 1e-2;
     holder *h = new_holder(self);
-    if (!h) return out_of_memory();
+    if (!h) return bench_work_out_of_memory();
     h->t[0] = numbers((int64_t[]){IMAGES, 3, SIDE, SIDE}, 4, TN_F32);
     h->t[1] = class_numbers(IMAGES, CLASSES);
     h->inputs = 2;
@@ -377,7 +377,7 @@ static tn_status run_cnn(void *self) {
         return s;
     }
     TN_NO_GRAD;
-    return finish(h, tn_forward(h->block[0], h->t[0]));
+    return finish_bench_work(h, tn_forward(h->block[0], h->t[0]));
 }
 
 static tn_status run_cnn_fast(void *self) { return run_fast(run_cnn, self); }

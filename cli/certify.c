@@ -61,7 +61,7 @@ static bool take_option(void *ctx, int val, const char *arg) {
     return *arg != 0;
 }
 
-static void put_json(cli_json *j, const tn_certify_op *op) {
+static void put_json_certify(cli_json *j, const tn_certify_op *op) {
     cli_json_object(j, op->name);
     cli_json_int(j, "forward_passed", op->forward_passed);
     cli_json_int(j, "forward_failed", op->forward_failed);
@@ -79,7 +79,7 @@ static void on_found(void *ctx, const tn_certify_op *op, int done, int total) {
     cli_progress_update(&r->progress, done, op->name);
     if (op->skipped && !failed && !r->why[0]) snprintf(r->why, sizeof r->why, "%s: %s", op->name, op->why);
     if (r->common.json) {
-        put_json(&r->json, op);
+        put_json_certify(&r->json, op);
     } else if (failed || (op->skipped && r->common.verbose)) {
         cli_print(stdout, "%s %-24s %s\n", failed ? "✗" : "–", op->name, op->why);
     } else if (r->common.verbose) {

@@ -150,7 +150,7 @@ struct cli_json {
     FILE *out;
     int depth;
     bool used[32]; /* a level has items already */
-    char *held;    /* text that is not written yet */
+    char *pending; /* text that is not written yet */
     size_t held_size;
 };
 

@@ -282,7 +282,7 @@ typedef struct worker {
     const char *wrong;
 } worker;
 
-static const char *work(const worker *w) {
+static const char *work_conform(const worker *w) {
     enum { BYTES = 3001 };
     conform *c = w->c;
     unsigned char data[BYTES], back[BYTES];
@@ -303,7 +303,7 @@ static const char *work(const worker *w) {
 
 static void *work_entry(void *ctx) {
     worker *w = ctx;
-    w->wrong = work(w);
+    w->wrong = work_conform(w);
     return NULL;
 }
 
@@ -325,7 +325,7 @@ static void several_threads_use_it_at_once(conform *c) {
 
 /* ---- code -------------------------------------------------------------------------------------------------------- */
 
-static bool is_text(tn_code_form form) { return form != TN_CODE_KIR && form != TN_CODE_SPIRV; }
+static bool is_text(tn_code_format form) { return form != TN_CODE_KIR && form != TN_CODE_SPIRV; }
 
 static void wrong_code_is_refused_with_words(conform *c) {
     static const char nonsense[] = "this is no kernel {{{ at all;\n";
@@ -335,7 +335,7 @@ static void wrong_code_is_refused_with_words(conform *c) {
         return;
     }
     bool written[1] = {true};
-    tn_code code = {.form = c->caps.code,
+    tn_code code = {.format = c->caps.code,
                     .data = given ? c->options.wrong : nonsense,
                     .size = given ? c->options.wrong_size : sizeof nonsense - 1,
                     .entry = "kernel_entry",

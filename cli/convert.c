@@ -15,7 +15,7 @@
 
 enum { OPT_QUANTIZE = 256, OPT_LIKE, OPT_VERIFY, OPT_TEXT, OPT_CONTEXT, OPT_IMPORTANCE, OPT_NO_CACHE };
 
-static int run(int argc, char **argv);
+static int run_convert(int argc, char **argv);
 
 const cli_command cli_convert = {
     .name = "convert",
@@ -54,10 +54,10 @@ const cli_command cli_convert = {
         "  trunnion convert model.gguf folder/ --quantize BF16\n"
         "  trunnion convert weights.pt weights.safetensors --verify\n",
     .accepts = CLI_JSON | CLI_THREADS | CLI_DEVICE | CLI_VERBOSE,
-    .run = run,
+    .run = run_convert,
 };
 
-static bool take(void *ctx, int val, const char *arg) {
+static bool take_convert_option(void *ctx, int val, const char *arg) {
     convert_wishes *w = ctx;
     switch (val) {
     case OPT_QUANTIZE: w->quantize = arg; return *arg != 0;
@@ -72,7 +72,7 @@ static bool take(void *ctx, int val, const char *arg) {
 
 /* ---- the command ------------------------------------------------------------------------------------------------- */
 
-static int64_t size_of(const char *path) {
+static int64_t convert_size_of(const char *path) {
     struct stat s;
     return stat(path, &s) == 0 ? (int64_t)s.st_size : 0;
 }
@@ -154,14 +154,14 @@ static tn_status convert(const convert_wishes *w, convert_kind to, const convert
         if (quantised && w->to != TN_DTYPE_COUNT && tn_dtype_block(convert_type_for(w, &t, true, &same)) > 1)
             r->requantized += !same;
     }
-    if (to != CONVERT_FOLDER) r->bytes = size_of(w->out);
+    if (to != CONVERT_FOLDER) r->bytes = convert_size_of(w->out);
     r->seconds = cli_now() - begun;
     if (status == TN_OK && w->verify) status = ways[to].verify(&in, w, r);
     convert_close(&in);
     return status;
 }
 
-static int run(int argc, char **argv) {
+static int run_convert(int argc, char **argv) {
     static const struct option own[] = {
         {"quantize", required_argument, NULL, OPT_QUANTIZE}, {"like", required_argument, NULL, OPT_LIKE},
         {"verify", no_argument, NULL, OPT_VERIFY},           {"text", required_argument, NULL, OPT_TEXT},
@@ -171,7 +171,7 @@ static int run(int argc, char **argv) {
     convert_wishes w = {.to = TN_DTYPE_COUNT};
     char names[160];
     cli_options o;
-    int status, first = cli_parse(&cli_convert, argc, argv, &o, own, "", take, &w, &status);
+    int status, first = cli_parse(&cli_convert, argc, argv, &o, own, "", take_convert_option, &w, &status);
     if (first < 0) return status;
     if (argc - first != 2) return cli_wrong_usage(&cli_convert, "it takes two files: IN and OUT");
     w.in = argv[first];

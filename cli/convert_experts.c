@@ -23,7 +23,7 @@ typedef struct place {
     int64_t layer, kind, expert;
 } place;
 
-static place place_of(const convert_folder *f, int64_t i) {
+static place expert_place_of(const convert_folder *f, int64_t i) {
     int64_t each = f->back ? f->experts : 1;
     return (place){i / each / KINDS, i / each % KINDS, i % each};
 }
@@ -115,7 +115,7 @@ static tn_status part_at(const convert_file *f, place p, convert_tensor *t) {
 }
 
 tn_status convert_experts_at(const convert_file *f, int64_t i, char **name, convert_tensor *t) {
-    place p = place_of(f->folder, i);
+    place p = expert_place_of(f->folder, i);
     char made[CONVERT_NAME];
     tn_status status = f->folder->back ? part_at(f, p, t) : joined_at(f, p, t);
     if (status != TN_OK) return status;
@@ -129,8 +129,8 @@ tn_status convert_experts_at(const convert_file *f, int64_t i, char **name, conv
     return TN_OK;
 }
 
-static tn_tensor *join(const convert_file *f, const convert_tensor *t) {
-    place p = place_of(f->folder, t->expert);
+static tn_tensor *join_expert(const convert_file *f, const convert_tensor *t) {
+    place p = expert_place_of(f->folder, t->expert);
     tn_safetensors_info one;
     char *all = malloc((size_t)t->bytes + 1);
     tn_status status = all ? TN_OK : tn_backend_fail(TN_ERR_MEMORY, "no memory for '%s'", t->name);
@@ -148,9 +148,9 @@ static tn_tensor *join(const convert_file *f, const convert_tensor *t) {
 }
 
 tn_tensor *convert_experts_tensor(const convert_file *f, const convert_tensor *t) {
-    if (!f->folder->back) return join(f, t);
+    if (!f->folder->back) return join_expert(f, t);
     tn_tensor *all = tn_gguf_tensor(f->gguf, t->source);
-    tn_tensor *part = tn_select(all, 0, place_of(f->folder, t->expert).expert);
+    tn_tensor *part = tn_select(all, 0, expert_place_of(f->folder, t->expert).expert);
     tn_free(all);
     return part;
 }

@@ -39,7 +39,7 @@ static bool is_weight(const char *name) {
 
 static tn_status open_onnx(convert_file *f) {
     tn_onnx_options o = TN_ONNX_DEFAULTS;
-    o.weights_alone = true;
+    o.weights_only = true;
     tn_status status = tn_onnx_open(f->path, &o, &f->onnx);
     int count = tn_onnx_weight_count(f->onnx);
     if (status == TN_OK && !(f->weights = malloc((size_t)count * sizeof *f->weights + 1)))
@@ -92,8 +92,8 @@ void convert_close(convert_file *f) {
     *f = (convert_file){0};
 }
 
-static void take(convert_tensor *t, const char *name, const char *type, tn_dtype dtype, int rank,
-                 const int64_t *shape) {
+static void take_source_option(convert_tensor *t, const char *name, const char *type, tn_dtype dtype, int rank,
+                               const int64_t *shape) {
     *t = (convert_tensor){.name = name, .source = name, .type = type, .dtype = dtype, .rank = rank, .numel = 1};
     for (int d = 0; d < rank; d++)
         t->numel *= t->shape[d] = shape[d];
@@ -102,7 +102,7 @@ static void take(convert_tensor *t, const char *name, const char *type, tn_dtype
 /* A table of rope, which the folder says in config.json. */
 static tn_status table_at(const convert_folder *f, int64_t i, convert_tensor *t) {
     tn_tensor *x = f->tables[i];
-    take(t, f->table_names[i], "F32", TN_F32, 1, tn_shape(x));
+    take_source_option(t, f->table_names[i], "F32", TN_F32, 1, tn_shape(x));
     t->bytes = (int64_t)tn_dtype_bytes(TN_F32, t->numel);
     t->value = x;
     return TN_OK;
@@ -114,12 +114,12 @@ static tn_status source_at(const convert_file *f, int64_t i, convert_tensor *t) 
     if (f->safetensors) {
         tn_safetensors_info s = {.struct_size = sizeof s};
         if ((status = tn_safetensors_at(f->safetensors, (int)i, &s)) != TN_OK) return status;
-        take(t, s.name, s.dtype_name, s.dtype, s.rank, s.shape);
+        take_source_option(t, s.name, s.dtype_name, s.dtype, s.rank, s.shape);
         t->bytes = s.bytes;
     } else if (f->gguf) {
         tn_gguf_info g = {.struct_size = sizeof g};
         if ((status = tn_gguf_at(f->gguf, i, &g)) != TN_OK) return status;
-        take(t, g.name, g.dtype_name, g.dtype, g.rank, g.shape);
+        take_source_option(t, g.name, g.dtype_name, g.dtype, g.rank, g.shape);
         t->bytes = g.bytes;
         t->data = g.data;
     } else if (f->onnx) {
@@ -127,13 +127,13 @@ static tn_status source_at(const convert_file *f, int64_t i, convert_tensor *t) 
         const tn_onnx_value *v = tn_onnx_weight_at(f->onnx, (int)i, &name);
         tn_tensor *x = tn_onnx_value_get(v);
         if (!x) return TN_ERR_ARGUMENT;
-        take(t, name, tn_onnx_value_type(v), tn_dtype_of(x), tn_rank(x), tn_shape(x));
+        take_source_option(t, name, tn_onnx_value_type(v), tn_dtype_of(x), tn_rank(x), tn_shape(x));
         t->bytes = (int64_t)tn_dtype_bytes(t->dtype, t->numel);
         t->value = x;
     } else {
         tn_pickle_info p = {.struct_size = sizeof p};
         if ((status = tn_pickle_at(f->pickle, i, &p)) != TN_OK) return status;
-        take(t, p.name, p.dtype_name, p.dtype, p.rank, p.shape);
+        take_source_option(t, p.name, p.dtype_name, p.dtype, p.rank, p.shape);
         t->bytes = (int64_t)tn_dtype_bytes(p.dtype, t->numel);
     }
     return status;

@@ -195,7 +195,7 @@ static bool is_norm(const name_row *n) {
     return length >= sizeof ending - 1 && strcmp(n->hf + length - (sizeof ending - 1), ending) == 0;
 }
 
-static int64_t rows_of(const convert_folder *f, const name_row *n) {
+static int64_t folder_rows_of(const convert_folder *f, const name_row *n) {
     if (f->family->norms_from_one && is_norm(n)) return f->back ? CONVERT_LESS_ONE : CONVERT_PLUS_ONE;
     if (n->rows == TRANSPOSED) return CONVERT_TRANSPOSED;
     return !f->turned ? 0 : n->rows == HEADS ? f->heads : n->rows == KV_HEADS ? f->kv_heads : 0;
@@ -221,7 +221,7 @@ static tn_status map_name(const convert_folder *f, const char *name, char *out, 
         if (strcmp(n->hf, rest) != 0 || (i < family->top) != (layer < 0)) continue;
         if (layer < 0) snprintf(out, CONVERT_NAME, "%s", n->gguf);
         if (layer >= 0) snprintf(out, CONVERT_NAME, "blk.%ld.%s", layer, n->gguf);
-        *heads = rows_of(f, n);
+        *heads = folder_rows_of(f, n);
         return TN_OK;
     }
     return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': the tensor '%.100s' is none that %s models have in GGUF files",
@@ -248,7 +248,7 @@ static tn_status map_back(const convert_folder *f, const char *name, char *out, 
         if (strcmp(n->gguf, rest) != 0 || (i < family->top) != (layer < 0)) continue;
         if (layer < 0) snprintf(out, CONVERT_NAME, "%s%s", family->prefix, n->hf);
         if (layer >= 0) snprintf(out, CONVERT_NAME, "%s%s%ld.%s", family->prefix, family->layer, layer, n->hf);
-        int64_t rows = rows_of(f, n);
+        int64_t rows = folder_rows_of(f, n);
         *heads = rows >= CONVERT_NO_HEADS ? rows : -rows;
         return TN_OK;
     }
@@ -297,7 +297,7 @@ tn_tensor *convert_turn(const tn_tensor *blocks, int64_t heads) {
     return joined;
 }
 
-static const char *key_of(const convert_folder *f, const char *what, char *out) {
+static const char *folder_key_of(const convert_folder *f, const char *what, char *out) {
     snprintf(out, KEY_SIZE, "%s.%s", f->architecture, what);
     return out;
 }
@@ -314,7 +314,7 @@ tn_status convert_folder_json(const convert_folder *f, const char *name, bool ne
     return tn_json_open(path, out);
 }
 
-static int64_t number_of(const convert_folder *f, const char *key, int64_t fallback) {
+static int64_t folder_number_of(const convert_folder *f, const char *key, int64_t fallback) {
     return tn_json_int(tn_json_get(tn_json_root(f->config), key), fallback);
 }
 
@@ -364,7 +364,7 @@ static const char *known_types(bool gguf, char *out, size_t size) {
 }
 
 static int64_t experts_of(const convert_folder *f) {
-    return number_of(f, "num_experts", number_of(f, "num_local_experts", 0));
+    return folder_number_of(f, "num_experts", folder_number_of(f, "num_local_experts", 0));
 }
 
 /* GGUF has no word for how the chosen experts are weighed, nor for layers without a mixture. */
@@ -372,9 +372,11 @@ static tn_status open_mixture(convert_folder *f) {
     const tn_json *root = tn_json_root(f->config);
     bool own = strcmp(f->architecture, "llama") != 0, whole = f->family->mixture == WHOLE_WEIGHTS;
     bool told = own ? tn_json_bool(tn_json_get(root, "norm_topk_prob"), false) : whole;
-    bool all = tn_json_length(tn_json_get(root, "mlp_only_layers")) == 0 && number_of(f, "decoder_sparse_step", 1) == 1;
+    bool all =
+        tn_json_length(tn_json_get(root, "mlp_only_layers")) == 0 && folder_number_of(f, "decoder_sparse_step", 1) == 1;
     if (f->family->mixture == NO_MIXTURE) return TN_OK;
-    if (told == whole && all) return convert_experts_open(f, experts_of(f), number_of(f, "num_hidden_layers", 0));
+    if (told == whole && all)
+        return convert_experts_open(f, experts_of(f), folder_number_of(f, "num_hidden_layers", 0));
     return tn_backend_fail(TN_ERR_UNSUPPORTED,
                            "'%s/config.json': 'norm_topk_prob', 'mlp_only_layers' or 'decoder_sparse_step' is what %s "
                            "GGUF files have no word for",
@@ -405,8 +407,8 @@ tn_status convert_folder_open(const char *path, int64_t tensors, convert_folder 
                                known_types(false, known, sizeof known));
     f->architecture = f->family->architecture;
     f->base = f->family->base > 0 ? f->family->base : 10000;
-    f->heads = number_of(f, f->family->heads, 0);
-    f->kv_heads = number_of(f, "num_key_value_heads", f->heads);
+    f->heads = folder_number_of(f, f->family->heads, 0);
+    f->kv_heads = folder_number_of(f, "num_key_value_heads", f->heads);
     f->turned = strcmp(f->architecture, "llama") == 0;
     status = open_mixture(f);
     if (status == TN_OK) status = take_names(f);
@@ -423,8 +425,8 @@ static tn_status open_mixture_of(convert_folder *f, const tn_gguf *file) {
     char key[KEY_SIZE];
     int64_t experts = 0, layers = 0;
     tn_status status = TN_OK;
-    if (tn_gguf_get(file, key_of(f, "expert_count", key))) status = tn_gguf_get_int(file, key, &experts);
-    if (status == TN_OK && experts > 0) status = tn_gguf_get_int(file, key_of(f, "block_count", key), &layers);
+    if (tn_gguf_get(file, folder_key_of(f, "expert_count", key))) status = tn_gguf_get_int(file, key, &experts);
+    if (status == TN_OK && experts > 0) status = tn_gguf_get_int(file, folder_key_of(f, "block_count", key), &layers);
     for (int i = 0; i < FAMILIES && experts > 0; i++)
         if (families[i].mixture != NO_MIXTURE && strcmp(families[i].architecture, f->architecture) == 0)
             f->family = &families[i];
@@ -452,9 +454,9 @@ tn_status convert_folder_from(const tn_gguf *file, int64_t tensors, convert_fold
                                f->path, (int)length, word, known_types(true, known, sizeof known));
     f->architecture = f->family->architecture;
     f->turned = strcmp(f->architecture, "llama") == 0;
-    status = tn_gguf_get_int(file, key_of(f, "attention.head_count", key), &f->heads);
+    status = tn_gguf_get_int(file, folder_key_of(f, "attention.head_count", key), &f->heads);
     f->kv_heads = f->heads;
-    if (tn_gguf_get(file, key_of(f, "attention.head_count_kv", key)) && status == TN_OK)
+    if (tn_gguf_get(file, folder_key_of(f, "attention.head_count_kv", key)) && status == TN_OK)
         status = tn_gguf_get_int(file, key, &f->kv_heads);
     if (status == TN_OK) status = open_mixture_of(f, file);
     if (status == TN_OK) status = take_names(f);
@@ -487,7 +489,7 @@ const char *convert_folder_type(const convert_folder *f, bool window) {
 /* In how many layers does a query see the last tokens alone? */
 static int64_t layers_with_window(const convert_folder *f, int64_t layers) {
     const tn_json *root = tn_json_root(f->config), *types = tn_json_get(root, "layer_types");
-    int64_t count = 0, from = f->family->window ? 0 : number_of(f, "max_window_layers", 0);
+    int64_t count = 0, from = f->family->window ? 0 : folder_number_of(f, "max_window_layers", 0);
     if (tn_json_kind_of(types) != TN_JSON_ARRAY) return from < layers ? layers - from : 0;
     for (size_t i = 0; i < tn_json_length(types); i++)
         count += strcmp(tn_json_string(tn_json_at(types, i), ""), "sliding_attention") == 0;
@@ -499,11 +501,12 @@ static tn_status put_window(const convert_folder *f, tn_gguf_writer *w) {
     char key[KEY_SIZE];
     const tn_json *root = tn_json_root(f->config), *given = tn_json_get(root, "sliding_window");
     bool used = tn_json_bool(tn_json_get(root, "use_sliding_window"), f->family->window > 0);
-    int64_t layers = number_of(f, "num_hidden_layers", 0), window = tn_json_int(given, f->family->window);
+    int64_t layers = folder_number_of(f, "num_hidden_layers", 0), window = tn_json_int(given, f->family->window);
     if (!used || !f->family->turns || (given && tn_json_kind_of(given) == TN_JSON_NULL)) return TN_OK;
     int64_t count = layers_with_window(f, layers);
-    if (count == 0 || window < 1 || window >= number_of(f, "max_position_embeddings", 0)) return TN_OK;
-    if (count == layers) return tn_gguf_put_int(w, key_of(f, "attention.sliding_window", key), TN_GGUF_U32, window);
+    if (count == 0 || window < 1 || window >= folder_number_of(f, "max_position_embeddings", 0)) return TN_OK;
+    if (count == layers)
+        return tn_gguf_put_int(w, folder_key_of(f, "attention.sliding_window", key), TN_GGUF_U32, window);
     return tn_backend_fail(
         TN_ERR_UNSUPPORTED,
         "'%s/config.json': %lld of %lld layers have a window of %lld tokens; GGUF files of this kind "
@@ -514,21 +517,21 @@ static tn_status put_window(const convert_folder *f, tn_gguf_writer *w) {
 static tn_status put_sizes(const convert_folder *f, tn_gguf_writer *w) {
     char key[KEY_SIZE];
     for (const convert_size *s = f->family->sizes; s->hf; s++) {
-        int64_t v = number_of(f, s->hf, -1);
+        int64_t v = folder_number_of(f, s->hf, -1);
         if (strcmp(s->gguf, "expert_count") == 0 && f->experts > 0) v = f->experts;
         if (v < 0 && !s->needed) continue;
         if (v < 0) return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json' has no number '%s'", f->path, s->hf);
-        tn_status status = tn_gguf_put_int(w, key_of(f, s->gguf, key), TN_GGUF_U32, v);
+        tn_status status = tn_gguf_put_int(w, folder_key_of(f, s->gguf, key), TN_GGUF_U32, v);
         if (status != TN_OK) return status;
     }
     if (!f->family->turns) { /* GPT-2, whose n_inner may be absent or null */
-        int64_t inner = number_of(f, "n_inner", 4 * number_of(f, "n_embd", 0));
-        return tn_gguf_put_int(w, key_of(f, "feed_forward_length", key), TN_GGUF_U32, inner);
+        int64_t inner = folder_number_of(f, "n_inner", 4 * folder_number_of(f, "n_embd", 0));
+        return tn_gguf_put_int(w, folder_key_of(f, "feed_forward_length", key), TN_GGUF_U32, inner);
     }
-    int64_t head = number_of(f, "head_dim", number_of(f, "hidden_size", 0) / f->heads);
-    tn_status status = tn_gguf_put_int(w, key_of(f, "rope.dimension_count", key), TN_GGUF_U32, head);
+    int64_t head = folder_number_of(f, "head_dim", folder_number_of(f, "hidden_size", 0) / f->heads);
+    tn_status status = tn_gguf_put_int(w, folder_key_of(f, "rope.dimension_count", key), TN_GGUF_U32, head);
     if (status != TN_OK) return status;
-    return tn_gguf_put_int(w, key_of(f, "attention.head_count_kv", key), TN_GGUF_U32, f->kv_heads);
+    return tn_gguf_put_int(w, folder_key_of(f, "attention.head_count_kv", key), TN_GGUF_U32, f->kv_heads);
 }
 
 /* ---- all of it --------------------------------------------------------------------------------------------------- */
@@ -540,7 +543,7 @@ tn_status convert_folder_metadata(const convert_folder *f, tn_gguf_writer *w) {
     if (status == TN_OK) status = put_sizes(f, w);
     if (status == TN_OK && f->family->turns) status = convert_rope_put(f, w);
     if (status == TN_OK) status = convert_is_gemma(f->architecture) ? convert_gemma_put(f, w) : put_window(f, w);
-    if (status == TN_OK) status = tn_gguf_put_float(w, key_of(f, f->family->gguf_eps, key), TN_GGUF_F32, small);
+    if (status == TN_OK) status = tn_gguf_put_float(w, folder_key_of(f, f->family->gguf_eps, key), TN_GGUF_F32, small);
     if (status == TN_OK) status = convert_tokenizer(f, w);
     return status == TN_OK ? convert_is_computed(f->path) : status; /* what has no word above would be lost */
 }

@@ -21,15 +21,15 @@ typedef struct gemma {
 
 static const gemma gemmas[] = {{"gemma2", 2, 46, 50, 30, 0}, {"gemma3", 6, 62, 0, 0, 1e4}};
 
-static const gemma *find(const char *architecture) {
+static const gemma *find_gemma(const char *architecture) {
     for (size_t i = 0; i < sizeof gemmas / sizeof *gemmas; i++)
         if (strcmp(gemmas[i].architecture, architecture) == 0) return &gemmas[i];
     return NULL;
 }
 
-bool convert_is_gemma(const char *architecture) { return find(architecture) != NULL; }
+bool convert_is_gemma(const char *architecture) { return find_gemma(architecture) != NULL; }
 
-static const char *key_of(const char *architecture, const char *what, char out[KEY]) {
+static const char *gemma_key_of(const char *architecture, const char *what, char out[KEY]) {
     snprintf(out, KEY, "%s.%s", architecture, what);
     return out;
 }
@@ -78,9 +78,10 @@ static tn_status put_windows(const convert_folder *f, const gemma *g, int64_t la
                                f->path);
     if (pattern == 0) return no_word(f, "layer_types");
     tn_status status =
-        tn_gguf_put_int(w, key_of(f->architecture, "attention.sliding_window", key), TN_GGUF_U32, window);
+        tn_gguf_put_int(w, gemma_key_of(f->architecture, "attention.sliding_window", key), TN_GGUF_U32, window);
     if (status != TN_OK || pattern == g->pattern) return status;
-    return tn_gguf_put_int(w, key_of(f->architecture, "attention.sliding_window_pattern", key), TN_GGUF_U32, pattern);
+    return tn_gguf_put_int(w, gemma_key_of(f->architecture, "attention.sliding_window_pattern", key), TN_GGUF_U32,
+                           pattern);
 }
 
 static tn_status put_caps(const convert_folder *f, const gemma *g, tn_gguf_writer *w) {
@@ -97,7 +98,7 @@ static tn_status put_caps(const convert_folder *f, const gemma *g, tn_gguf_write
         double cap = is_null(v) ? 0 : tn_json_number(v, caps[i].usual);
         if (cap > 0 ? !caps[i].may_have : !caps[i].may_lack) return no_word(f, caps[i].hf);
         if (cap == 0) continue;
-        tn_status status = tn_gguf_put_float(w, key_of(f->architecture, caps[i].gguf, key), TN_GGUF_F32, cap);
+        tn_status status = tn_gguf_put_float(w, gemma_key_of(f->architecture, caps[i].gguf, key), TN_GGUF_F32, cap);
         if (status != TN_OK) return status;
     }
     return TN_OK;
@@ -112,7 +113,7 @@ static tn_status put_local_rope(const convert_folder *f, const gemma *g, tn_gguf
         return no_word(f, "rope_parameters");
     bool told = g->local_base > 0 || tn_json_kind_of(own) == TN_JSON_OBJECT; /* else all layers have the same */
     if (!told || base == g->local_base) return TN_OK;
-    return tn_gguf_put_float(w, key_of(f->architecture, "rope.freq_base_swa", key), TN_GGUF_F32, base);
+    return tn_gguf_put_float(w, gemma_key_of(f->architecture, "rope.freq_base_swa", key), TN_GGUF_F32, base);
 }
 
 /* What scores are divided by the root of. */
@@ -121,7 +122,7 @@ static double divisor_of(const gemma *g, int64_t layers, int64_t hidden, int64_t
 }
 
 tn_status convert_gemma_put(const convert_folder *f, tn_gguf_writer *w) {
-    const gemma *g = find(f->architecture);
+    const gemma *g = find_gemma(f->architecture);
     int64_t layers = tn_json_int(member(f, "num_hidden_layers"), 0), hidden = tn_json_int(member(f, "hidden_size"), 0);
     int64_t head = tn_json_int(member(f, "head_dim"), f->heads > 0 ? hidden / f->heads : 0);
     double scale = tn_json_number(member(f, "query_pre_attn_scalar"), 256);
@@ -139,26 +140,27 @@ tn_status convert_gemma_put(const convert_folder *f, tn_gguf_writer *w) {
 static double real_of(const tn_gguf *file, const char *architecture, const char *what, double otherwise) {
     char key[KEY];
     double v;
-    const tn_gguf_value *value = tn_gguf_get(file, key_of(architecture, what, key));
+    const tn_gguf_value *value = tn_gguf_get(file, gemma_key_of(architecture, what, key));
     return value && tn_gguf_float(value, 0, &v) == TN_OK ? v : otherwise;
 }
 
 static int64_t whole_of(const tn_gguf *file, const char *architecture, const char *what, int64_t otherwise) {
     char key[KEY];
     int64_t v;
-    const tn_gguf_value *value = tn_gguf_get(file, key_of(architecture, what, key));
+    const tn_gguf_value *value = tn_gguf_get(file, gemma_key_of(architecture, what, key));
     return value && tn_gguf_int(value, 0, &v) == TN_OK ? v : otherwise;
 }
 
 bool convert_gemma_is_known(const tn_gguf *file, const char *architecture) {
-    const gemma *g = find(architecture);
+    const gemma *g = find_gemma(architecture);
     double base = real_of(file, architecture, "rope.freq_base", 1e4);
     return !g || g->local_base > 0 || real_of(file, architecture, "rope.freq_base_swa", base) == base;
 }
 
 static void put_types(const tn_gguf *file, const gemma *g, int64_t layers, cli_json *j) {
     char key[KEY];
-    const tn_gguf_value *told = tn_gguf_get(file, key_of(g->architecture, "attention.sliding_window_pattern", key));
+    const tn_gguf_value *told =
+        tn_gguf_get(file, gemma_key_of(g->architecture, "attention.sliding_window_pattern", key));
     bool each = told && tn_gguf_type_of(told) == TN_GGUF_ARRAY;
     int64_t pattern = each ? 0 : whole_of(file, g->architecture, "attention.sliding_window_pattern", g->pattern);
     cli_json_array(j, "layer_types");
@@ -178,7 +180,7 @@ static void put_cap(cli_json *j, const char *key, double cap) {
 }
 
 void convert_gemma_back(const tn_gguf *file, const char *architecture, int64_t heads, cli_json *j) {
-    const gemma *g = find(architecture);
+    const gemma *g = find_gemma(architecture);
     int64_t layers = whole_of(file, architecture, "block_count", 0);
     int64_t hidden = whole_of(file, architecture, "embedding_length", 0);
     int64_t head = whole_of(file, architecture, "attention.key_length", heads > 0 ? hidden / heads : 0);

@@ -8,7 +8,7 @@
 #include "trunnion/backend.h"
 #include "trunnion/llm.h"
 
-static tn_status keep(void *ctx, const char *name, const float *squares, int64_t columns) {
+static tn_status keep_importance(void *ctx, const char *name, const float *squares, int64_t columns) {
     convert_importance *i = ctx;
     if (i->count == i->room) {
         int64_t room = 2 * i->room + 64;
@@ -38,7 +38,7 @@ bool convert_find_importance(const cli_options *o, const char *model, const char
     *out = (convert_importance){0};
     bool good = cli_language_open(&l, o, model, &options, true) && cli_read_file(text, &read) == TN_OK &&
                 tn_tokenizer_encode(l.tokenizer, read.data, read.size, TN_ENCODE_ENDS, &ids) == TN_OK &&
-                tn_llm_importance(l.model, ids.data, (int64_t)ids.count, keep, out) == TN_OK;
+                tn_llm_importance(l.model, ids.data, (int64_t)ids.count, keep_importance, out) == TN_OK;
     tn_bytes_free(&read);
     tn_ids_free(&ids);
     cli_language_close(&l);

@@ -69,7 +69,7 @@ static double base_of(const convert_folder *f) {
     return real_of(rope_of(f), "rope_theta", real_of(tn_json_root(f->config), "rope_theta", f->base));
 }
 
-static const char *type_of(const convert_folder *f) {
+static const char *rope_type_of(const convert_folder *f) {
     const tn_json *o = rope_of(f);
     const char *type = tn_json_string(tn_json_get(o, "rope_type"), tn_json_string(tn_json_get(o, "type"), "default"));
     return strcmp(type, "su") == 0 ? "longrope" : type; /* its old name */
@@ -112,7 +112,7 @@ static tn_status add_list(convert_folder *f, int which, const char *key, float *
 }
 
 tn_status convert_rope_open(convert_folder *f) {
-    const char *type = type_of(f);
+    const char *type = rope_type_of(f);
     const tn_json *o = rope_of(f);
     int64_t half = half_of(f);
     bool llama3 = strcmp(type, "llama3") == 0, two = strcmp(type, "longrope") == 0;
@@ -137,19 +137,19 @@ tn_status convert_rope_open(convert_folder *f) {
     return status;
 }
 
-static const char *key_of(const char *architecture, const char *what, char out[KEY]) {
+static const char *rope_key_of(const char *architecture, const char *what, char out[KEY]) {
     snprintf(out, KEY, "%s.rope.%s", architecture, what);
     return out;
 }
 
 static tn_status put_real(const convert_folder *f, tn_gguf_writer *w, const char *what, double v) {
     char key[KEY];
-    return tn_gguf_put_float(w, key_of(f->architecture, what, key), TN_GGUF_F32, v);
+    return tn_gguf_put_float(w, rope_key_of(f->architecture, what, key), TN_GGUF_F32, v);
 }
 
 static tn_status put_trained(const convert_folder *f, tn_gguf_writer *w) {
     char key[KEY];
-    return tn_gguf_put_int(w, key_of(f->architecture, "scaling.original_context_length", key), TN_GGUF_U32,
+    return tn_gguf_put_int(w, rope_key_of(f->architecture, "scaling.original_context_length", key), TN_GGUF_U32,
                            trained_of(f));
 }
 
@@ -195,12 +195,13 @@ static const struct {
 
 tn_status convert_rope_put(const convert_folder *f, tn_gguf_writer *w) {
     char key[KEY];
-    const char *type = type_of(f);
+    const char *type = rope_type_of(f);
     tn_status status = put_real(f, w, "freq_base", base_of(f));
     for (size_t i = 0; i < sizeof ways / sizeof *ways && status == TN_OK; i++) {
         if (strcmp(ways[i].type, type) != 0) continue;
         if (ways[i].named)
-            status = tn_gguf_put_string(w, key_of(f->architecture, "scaling.type", key), type, (int64_t)strlen(type));
+            status =
+                tn_gguf_put_string(w, rope_key_of(f->architecture, "scaling.type", key), type, (int64_t)strlen(type));
         return status == TN_OK && ways[i].put ? ways[i].put(f, w) : status;
     }
     if (status != TN_OK) return status;
@@ -219,14 +220,14 @@ typedef struct rope_back {
 static double key_real(const rope_back *b, const char *what, double otherwise) {
     char key[KEY];
     double v;
-    const tn_gguf_value *value = tn_gguf_get(b->file, key_of(b->architecture, what, key));
+    const tn_gguf_value *value = tn_gguf_get(b->file, rope_key_of(b->architecture, what, key));
     return value && tn_gguf_float(value, 0, &v) == TN_OK ? v : otherwise;
 }
 
 static int64_t key_whole(const rope_back *b, const char *what, int64_t otherwise) {
     char key[KEY];
     int64_t v;
-    const tn_gguf_value *value = tn_gguf_get(b->file, key_of(b->architecture, what, key));
+    const tn_gguf_value *value = tn_gguf_get(b->file, rope_key_of(b->architecture, what, key));
     return value && tn_gguf_int(value, 0, &v) == TN_OK ? v : otherwise;
 }
 
@@ -234,14 +235,14 @@ static bool type_is(const rope_back *b, const char *word) {
     char key[KEY];
     const char *text;
     int64_t length;
-    const tn_gguf_value *value = tn_gguf_get(b->file, key_of(b->architecture, "scaling.type", key));
+    const tn_gguf_value *value = tn_gguf_get(b->file, rope_key_of(b->architecture, "scaling.type", key));
     return value && tn_gguf_string(value, 0, &text, &length) == TN_OK && (size_t)length == strlen(word) &&
            memcmp(text, word, (size_t)length) == 0;
 }
 
 static bool has_key(const rope_back *b, const char *what) {
     char key[KEY];
-    return tn_gguf_get(b->file, key_of(b->architecture, what, key)) != NULL;
+    return tn_gguf_get(b->file, rope_key_of(b->architecture, what, key)) != NULL;
 }
 
 /* Files of before scaling had types have a factor alone. */

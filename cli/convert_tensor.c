@@ -51,7 +51,7 @@ const char *convert_type_names(char *out, size_t size) {
     return out;
 }
 
-static bool fits(tn_dtype dtype, const convert_tensor *t) {
+static bool converted_fits(tn_dtype dtype, const convert_tensor *t) {
     return t->rank > 0 && t->shape[t->rank - 1] % tn_dtype_block(dtype) == 0;
 }
 
@@ -65,7 +65,7 @@ tn_dtype convert_type_for(const convert_wishes *w, const convert_tensor *t, bool
     tn_dtype to = t->dtype;
     if (w->to != TN_DTYPE_COUNT && t->rank >= 2 && !places && (blocks || is_plain_float(t->dtype))) {
         to = w->to;
-        while (!fits(to, t))
+        while (!converted_fits(to, t))
             to = targets[find_target(to)].instead;
     } else if (blocks && !to_gguf) {
         to = TN_F32;

@@ -26,15 +26,15 @@ typedef struct folder_writer {
 
 /* ---- metadata ---------------------------------------------------------------------------------------------------- */
 
-static const char *key_of(const folder_writer *f, const char *what, char out[KEY]) {
+static const char *to_folder_key_of(const folder_writer *f, const char *what, char out[KEY]) {
     snprintf(out, KEY, "%s.%s", f->architecture, what);
     return out;
 }
 
-static double number_of(const folder_writer *f, const char *what, double otherwise) {
+static double to_folder_number_of(const folder_writer *f, const char *what, double otherwise) {
     char key[KEY];
     double v;
-    const tn_gguf_value *value = tn_gguf_get(f->file, key_of(f, what, key));
+    const tn_gguf_value *value = tn_gguf_get(f->file, to_folder_key_of(f, what, key));
     return value && tn_gguf_float(value, 0, &v) == TN_OK ? v : otherwise;
 }
 
@@ -44,9 +44,9 @@ static int64_t whole_of(const tn_gguf *file, const char *key, int64_t otherwise)
     return value && tn_gguf_int(value, 0, &v) == TN_OK ? v : otherwise;
 }
 
-static int64_t count_of(const folder_writer *f, const char *what, int64_t otherwise) {
+static int64_t to_folder_count_of(const folder_writer *f, const char *what, int64_t otherwise) {
     char key[KEY];
-    return whole_of(f->file, key_of(f, what, key), otherwise);
+    return whole_of(f->file, to_folder_key_of(f, what, key), otherwise);
 }
 
 static bool truth_of(const tn_gguf *file, const char *key, bool otherwise) {
@@ -56,7 +56,7 @@ static bool truth_of(const tn_gguf *file, const char *key, bool otherwise) {
 }
 
 /* Free it; NULL where there is none. */
-static char *text_of(const tn_gguf *file, const char *key) {
+static char *to_folder_text_of(const tn_gguf *file, const char *key) {
     const char *text;
     int64_t length;
     const tn_gguf_value *value = tn_gguf_get(file, key);
@@ -110,7 +110,7 @@ static const struct {
 enum { RULES = sizeof rules / sizeof *rules };
 
 static int rule_of(const tn_gguf *file) {
-    char *pre = text_of(file, "tokenizer.ggml.pre");
+    char *pre = to_folder_text_of(file, "tokenizer.ggml.pre");
     int found = -1;
     for (int i = 0; i < RULES && pre; i++)
         if (strcmp(rules[i].pre, pre) == 0) found = i;
@@ -119,7 +119,7 @@ static int rule_of(const tn_gguf *file) {
 }
 
 static bool is_model(const tn_gguf *file, const char *name) {
-    char *model = text_of(file, "tokenizer.ggml.model");
+    char *model = to_folder_text_of(file, "tokenizer.ggml.model");
     bool same = model && strcmp(model, name) == 0;
     free(model);
     return same;
@@ -179,7 +179,7 @@ static int64_t size_of_tensor(const folder_writer *f, const char *hf, int64_t ot
 static void put_sizes(folder_writer *f) {
     const char *written = "";
     for (const convert_size *s = convert_folder_sizes(f->in->folder); s->hf; s++) {
-        int64_t v = size_of_tensor(f, s->hf, count_of(f, s->gguf, -1));
+        int64_t v = size_of_tensor(f, s->hf, to_folder_count_of(f, s->gguf, -1));
         if (v < 0 || strcmp(written, s->hf) == 0) continue;
         cli_json_int(&f->j, s->hf, v);
         written = s->hf;
@@ -187,22 +187,22 @@ static void put_sizes(folder_writer *f) {
 }
 
 static void put_gpt2(folder_writer *f) {
-    cli_json_int(&f->j, "n_inner", count_of(f, "feed_forward_length", 0));
-    cli_json_number(&f->j, "layer_norm_epsilon", number_of(f, "attention.layer_norm_epsilon", 1e-5));
+    cli_json_int(&f->j, "n_inner", to_folder_count_of(f, "feed_forward_length", 0));
+    cli_json_number(&f->j, "layer_norm_epsilon", to_folder_number_of(f, "attention.layer_norm_epsilon", 1e-5));
     cli_json_string(&f->j, "activation_function", "gelu_new");
 }
 
 static void put_llama_like(folder_writer *f, const char *type, int64_t window) {
     cli_json_int(&f->j, "num_key_value_heads", f->in->folder->kv_heads);
-    cli_json_number(&f->j, "rms_norm_eps", number_of(f, "attention.layer_norm_rms_epsilon", 1e-6));
-    convert_rope_back(f->file, f->architecture, count_of(f, "context_length", 0), &f->j);
+    cli_json_number(&f->j, "rms_norm_eps", to_folder_number_of(f, "attention.layer_norm_rms_epsilon", 1e-6));
+    convert_rope_back(f->file, f->architecture, to_folder_count_of(f, "context_length", 0), &f->j);
     bool gemma = strncmp(type, "gemma", 5) == 0, newer = convert_is_gemma(f->architecture);
     cli_json_string(&f->j, newer ? "hidden_activation" : "hidden_act", gemma ? "gelu_pytorch_tanh" : "silu");
     if (convert_is_gemma(f->architecture)) {
         convert_gemma_back(f->file, f->architecture, f->in->folder->heads, &f->j);
         return;
     }
-    int64_t trained = count_of(f, "rope.scaling.original_context_length", 0);
+    int64_t trained = to_folder_count_of(f, "rope.scaling.original_context_length", 0);
     if (trained > 0) cli_json_int(&f->j, "original_max_position_embeddings", trained); /* Phi-3's place for it */
     if (window > 0) {
         cli_json_bool(&f->j, "use_sliding_window", true);
@@ -220,7 +220,7 @@ static void put_llama_like(folder_writer *f, const char *type, int64_t window) {
 }
 
 static void put_config(folder_writer *f) {
-    int64_t window = count_of(f, "attention.sliding_window", 0);
+    int64_t window = to_folder_count_of(f, "attention.sliding_window", 0);
     const char *type = convert_folder_type(f->in->folder, window > 0);
     put_type(f, type);
     put_sizes(f);
@@ -244,7 +244,7 @@ static void put_generation(folder_writer *f) {
 static void put_tokenizer_config(folder_writer *f) {
     static const char *const names[][2] = {
         {"bos_token", "bos"}, {"eos_token", "eos"}, {"unk_token", "unknown"}, {"pad_token", "padding"}};
-    char *template = text_of(f->file, "tokenizer.chat_template");
+    char *template = to_folder_text_of(f->file, "tokenizer.chat_template");
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (special(f, names[i][1]) >= 0) cli_json_string(&f->j, names[i][0], f->tokens[special(f, names[i][1])]);
     cli_json_bool(&f->j, "add_bos_token", adds_bos(f));
@@ -375,7 +375,7 @@ static void put_ends(folder_writer *f, bool add_bos) {
     cli_json_end(j, '}');
 }
 
-static int64_t type_of(const folder_writer *f, int64_t id) {
+static int64_t to_folder_type_of(const folder_writer *f, int64_t id) {
     int64_t type;
     const tn_gguf_value *types = tn_gguf_get(f->file, "tokenizer.ggml.token_type");
     return types && tn_gguf_int(types, id, &type) == TN_OK ? type : NORMAL;
@@ -385,7 +385,7 @@ static void put_added(folder_writer *f) {
     cli_json *j = &f->j;
     cli_json_array(j, "added_tokens");
     for (int64_t i = 0; i < f->count; i++) {
-        int64_t type = type_of(f, i);
+        int64_t type = to_folder_type_of(f, i);
         if (type != CONTROL && type != USER_DEFINED && type != UNKNOWN) continue;
         cli_json_object(j, NULL);
         cli_json_int(j, "id", i);
@@ -424,7 +424,7 @@ static size_t list_cuts(const folder_writer *f, int64_t id, char **sorted, merge
     double score = 0;
     char *text = f->tokens[id], left[256];
     size_t length = strlen(text), found = 0;
-    if (type_of(f, id) != NORMAL || length >= sizeof left) return 0;
+    if (to_folder_type_of(f, id) != NORMAL || length >= sizeof left) return 0;
     (void)tn_gguf_float(tn_gguf_get(f->file, "tokenizer.ggml.scores"), id, &score);
     for (size_t cut = 1; cut < length; cut++) {
         if (((unsigned char)text[cut] & 0xC0) == 0x80) continue; /* inside a character */
@@ -486,7 +486,7 @@ static void put_model(folder_writer *f, bool sentence, bool whole_first) {
     cli_json_bool(j, "ignore_merges", whole_first);
     cli_json_object(j, "vocab");
     for (int64_t i = 0; i < f->count; i++)
-        if (type_of(f, i) != UNUSED) cli_json_int(j, f->tokens[i], i);
+        if (to_folder_type_of(f, i) != UNUSED) cli_json_int(j, f->tokens[i], i);
     cli_json_end(j, '}');
     cli_json_array(j, "merges");
     (sentence ? put_scored_merges : put_ranked_merges)(f);
@@ -532,7 +532,7 @@ static tn_status read_tokens(folder_writer *f) {
     return TN_OK;
 }
 
-static tn_status refuse(const folder_writer *f) {
+static tn_status refuse_to_folder(const folder_writer *f) {
     if (!convert_rope_is_known(f->file, f->architecture))
         return tn_backend_fail(TN_ERR_UNSUPPORTED,
                                "'%s': its scaling of rope is not written to folders; linear, yarn without keys of its "
@@ -545,7 +545,8 @@ static tn_status refuse(const folder_writer *f) {
                                tn_gguf_path(f->file), f->architecture);
     if (is_model(f->file, "llama") || (is_model(f->file, "gpt2") && rule_of(f->file) >= 0))
         return convert_is_computed(tn_gguf_path(f->file));
-    char *model = text_of(f->file, "tokenizer.ggml.model"), *pre = text_of(f->file, "tokenizer.ggml.pre");
+    char *model = to_folder_text_of(f->file, "tokenizer.ggml.model"),
+         *pre = to_folder_text_of(f->file, "tokenizer.ggml.pre");
     tn_status status = tn_backend_fail(TN_ERR_UNSUPPORTED,
                                        "'%s': its tokenizer (%s, %s) is not written to folders; SentencePiece's BPE "
                                        "is, and byte-level BPE with the rules "
@@ -556,7 +557,7 @@ static tn_status refuse(const folder_writer *f) {
     return status;
 }
 
-static tn_status write_all(folder_writer *f, const convert_wishes *w, convert_report *r) {
+static tn_status write_all_to_folder(folder_writer *f, const convert_wishes *w, convert_report *r) {
     static const struct {
         const char *name;
         void (*put)(folder_writer *f);
@@ -582,8 +583,8 @@ static tn_status write_all(folder_writer *f, const convert_wishes *w, convert_re
 tn_status convert_to_folder(const convert_file *in, const convert_wishes *w, convert_report *r) {
     folder_writer f = {.in = in, .file = in->gguf, .architecture = in->folder->architecture, .folder = w->out};
     tn_status status = read_tokens(&f);
-    if (status == TN_OK) status = refuse(&f);
-    if (status == TN_OK) status = write_all(&f, w, r);
+    if (status == TN_OK) status = refuse_to_folder(&f);
+    if (status == TN_OK) status = write_all_to_folder(&f, w, r);
     for (int64_t i = 0; i < f.count && f.tokens; i++)
         free(f.tokens[i]);
     free(f.tokens);

@@ -123,7 +123,7 @@ static void gathered_free(gathered *g) {
 }
 
 /* A text or a number of GGUF metadata as text; NULL for arrays, which safetensors has no place for. */
-static char *text_of(const tn_gguf_value *v) {
+static char *written_text_of(const tn_gguf_value *v) {
     const char *text;
     int64_t length, whole;
     double real;
@@ -158,7 +158,7 @@ static tn_status gather_metadata(const convert_file *in, gathered *g) {
     for (int64_t i = 0; i < most; i++) {
         const char *key = in->gguf ? tn_gguf_key(in->gguf, i) : tn_safetensors_metadata_key(in->safetensors, (int)i);
         add_text(g, key,
-                 in->gguf ? text_of(tn_gguf_get(in->gguf, key))
+                 in->gguf ? written_text_of(tn_gguf_get(in->gguf, key))
                           : strdup(tn_safetensors_metadata(in->safetensors, key)));
     }
     return TN_OK;

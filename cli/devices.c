@@ -4,7 +4,7 @@
 
 enum { OPT_FRESH = 256, OPT_REASONS };
 
-static int run(int argc, char **argv);
+static int run_devices(int argc, char **argv);
 
 const cli_command cli_devices = {
     .name = "devices",
@@ -24,7 +24,7 @@ const cli_command cli_devices = {
         "  trunnion devices --fresh -v         after installing a driver\n"
         "  trunnion devices --json | python3 -m json.tool\n",
     .accepts = CLI_JSON | CLI_VERBOSE,
-    .run = run,
+    .run = run_devices,
 };
 
 static void put_device(cli_json *j, const tn_device_info *d) {
@@ -122,14 +122,14 @@ typedef struct wishes {
     bool fresh, reasons;
 } wishes;
 
-static bool take(void *ctx, int val, const char *arg) {
+static bool take_devices_option(void *ctx, int val, const char *arg) {
     wishes *w = ctx;
     (void)arg;
     *(val == OPT_FRESH ? &w->fresh : &w->reasons) = true;
     return true;
 }
 
-static int run(int argc, char **argv) {
+static int run_devices(int argc, char **argv) {
     static const struct option own[] = {
         {"fresh", no_argument, NULL, OPT_FRESH},
         {"reasons", no_argument, NULL, OPT_REASONS},
@@ -137,7 +137,7 @@ static int run(int argc, char **argv) {
     };
     cli_options o;
     wishes w = {0};
-    int status, at = cli_parse(&cli_devices, argc, argv, &o, own, "", take, &w, &status);
+    int status, at = cli_parse(&cli_devices, argc, argv, &o, own, "", take_devices_option, &w, &status);
     if (at < 0) return status;
     if (at < argc) return cli_wrong_usage(&cli_devices, "\"%s\" is not expected here", argv[at]);
     if (w.reasons) {

@@ -13,7 +13,7 @@
 
 enum { OPT_POOLING = 256, OPT_NORMALIZE, OPT_NO_NORMALIZE, OPT_IDS };
 
-static int run(int argc, char **argv);
+static int run_embed(int argc, char **argv);
 
 const cli_command cli_embed = {
     .name = "embed",
@@ -32,7 +32,7 @@ const cli_command cli_embed = {
             "  trunnion embed -m all-MiniLM-L6-v2 'How are you?' 'Is it raining?' --json\n"
             "  trunnion embed -m all-MiniLM-L6-v2 -f lines.txt > vectors.txt\n",
     .accepts = CLI_JSON | CLI_DEVICE | CLI_THREADS | CLI_VERBOSE,
-    .run = run,
+    .run = run_embed,
 };
 
 typedef struct wishes {
@@ -66,7 +66,7 @@ static bool take_pooling(const char *name, tn_pooling *out) {
     return *out != TN_POOLING_DEFAULT;
 }
 
-static bool take(void *ctx, int val, const char *arg) {
+static bool take_embed_option(void *ctx, int val, const char *arg) {
     wishes *w = ctx;
     switch (val) {
     case 'm': w->model = arg; return *arg != 0;
@@ -140,7 +140,7 @@ static tn_status read_texts(work *w, int count, char **texts) {
 
 /* ---- the work ---------------------------------------------------------------------------------------------------- */
 
-static void put_json(const work *w) {
+static void put_json_embed(const work *w) {
     cli_json j = {.out = stdout};
     cli_json_object(&j, NULL);
     cli_json_array(&j, "embeddings");
@@ -182,7 +182,7 @@ static tn_status embed(work *w, int count, char **texts) {
     return tn_embedder_run(w->embedder, b->ids.data, b->lengths, b->count, b->out);
 }
 
-static void finish(work *w) {
+static void finish_embed(work *w) {
     tn_embedder_close(w->embedder);
     tn_tokenizer_free(w->tokenizer);
     tn_ids_free(&w->texts.ids);
@@ -192,7 +192,7 @@ static void finish(work *w) {
     tn_device_close(w->device);
 }
 
-static int run(int argc, char **argv) {
+static int run_embed(int argc, char **argv) {
     static const struct option own[] = {
         {"model", required_argument, NULL, 'm'},
         {"file", required_argument, NULL, 'f'},
@@ -204,7 +204,7 @@ static int run(int argc, char **argv) {
     };
     wishes r = {.options = TN_EMBEDDER_DEFAULTS};
     cli_options o;
-    int code = CLI_OK, first = cli_parse(&cli_embed, argc, argv, &o, own, "m:f:", take, &r, &code);
+    int code = CLI_OK, first = cli_parse(&cli_embed, argc, argv, &o, own, "m:f:", take_embed_option, &r, &code);
     if (first < 0) return code;
     if (!r.model) return cli_wrong_usage(&cli_embed, "which model? Give its folder with -m");
     if (first == argc && !r.file) return cli_wrong_usage(&cli_embed, "which texts? Give them in quotes, or with -f");
@@ -215,11 +215,11 @@ static int run(int argc, char **argv) {
     w.device = cli_choose_device(&o, &w.selection, &code);
     if (!w.device) return code;
     tn_status status = embed(&w, argc - first, argv + first);
-    if (status == TN_OK) (o.json ? put_json : put_lines)(&w);
+    if (status == TN_OK) (o.json ? put_json_embed : put_lines)(&w);
     if (w.cut > 0)
         cli_print(stderr, "trunnion: %lld texts were longer than %lld tokens and were cut\n", (long long)w.cut,
                   (long long)w.facts.longest);
     code = status == TN_OK ? CLI_OK : cli_failed();
-    finish(&w);
+    finish_embed(&w);
     return code;
 }

@@ -6,7 +6,7 @@
 
 enum { OPT_PROMPT = 256, OPT_TOKENS, OPT_CONTEXT, OPT_DIM };
 
-static int run(int argc, char **argv);
+static int run_explain(int argc, char **argv);
 
 const cli_command cli_explain = {
     .name = "explain",
@@ -31,17 +31,17 @@ const cli_command cli_explain = {
         "  trunnion explain model.gguf --prompt 512 --tokens 1 -v\n"
         "  trunnion explain model.onnx\n",
     .accepts = CLI_JSON | CLI_DEVICE | CLI_THREADS | CLI_SEED | CLI_VERBOSE,
-    .run = run,
+    .run = run_explain,
 };
 
-static bool take(void *ctx, int val, const char *arg) {
+static bool take_explain_option(void *ctx, int val, const char *arg) {
     explain_wishes *w = ctx;
     if (val == OPT_DIM) return onnx_take_dim(&w->dims, arg);
     int64_t *at = val == OPT_PROMPT ? &w->prompt : val == OPT_TOKENS ? &w->tokens : &w->context;
     return cli_parse_int(arg, 1, INT64_C(1) << 30, at);
 }
 
-static int run(int argc, char **argv) {
+static int run_explain(int argc, char **argv) {
     static const struct option own[] = {
         {"prompt", required_argument, NULL, OPT_PROMPT},
         {"tokens", required_argument, NULL, OPT_TOKENS},
@@ -51,7 +51,7 @@ static int run(int argc, char **argv) {
     };
     explain_wishes w = {0};
     cli_options o;
-    int status, first = cli_parse(&cli_explain, argc, argv, &o, own, NULL, take, &w, &status);
+    int status, first = cli_parse(&cli_explain, argc, argv, &o, own, NULL, take_explain_option, &w, &status);
     if (first < 0) return status;
     if (argc - first != 1)
         return cli_wrong_usage(&cli_explain, "which model? Give one GGUF or ONNX file, or a model's folder");

@@ -21,7 +21,7 @@ static void make_ids(int32_t *ids, int64_t count, int64_t vocabulary) {
         ids[i] = (int32_t)(i * 7919 % vocabulary);
 }
 
-static tn_status run_prompt(void *ctx) {
+static tn_status run_prompt_language(void *ctx) {
     const language_work *w = ctx;
     const float *logits;
     tn_status status = tn_llm_rewind(w->model, 0);
@@ -49,7 +49,7 @@ static tn_status run_model(language_work *w, const tn_llm_facts *f, explain_phas
     make_ids(w->ids, w->prompt + w->tokens, f->vocabulary);
     phases[0] = (explain_phase){.name = "prompt", .unit = "token", .count = w->prompt};
     phases[1] = (explain_phase){.name = "token", .unit = "token", .count = w->tokens};
-    tn_status status = explain_measure(&phases[0], run_prompt, w);
+    tn_status status = explain_measure(&phases[0], run_prompt_language, w);
     if (status == TN_OK) status = explain_measure(&phases[1], run_tokens, w);
     free(w->ids);
     return status;
@@ -68,7 +68,7 @@ typedef struct report {
     explain_phase phases[2];
 } report;
 
-static void put_json(const report *r) {
+static void put_json_language(const report *r) {
     cli_json j = {.out = stdout};
     cli_json_object(&j, NULL);
     cli_json_string(&j, "device", r->device.id);
@@ -87,7 +87,7 @@ static void put_json(const report *r) {
     cli_json_end(&j, '}');
 }
 
-static void put_text(const report *r, bool verbose) {
+static void put_text_language(const report *r, bool verbose) {
     const tn_llm_facts *f = &r->facts;
     const tn_memory_estimate *m = &r->predicted;
     printf("%s, %s: %lld layers, %.4g million weights in %s; %s on %s\n", f->name, f->architecture,
@@ -124,8 +124,8 @@ int explain_language(const cli_options *o, const explain_wishes *w, const char *
     options.context = w->context;
     bool opened = cli_language_open(&l, o, path, &options, false);
     bool good = opened && explain(&l, w, &r) == TN_OK;
-    if (good && o->json) put_json(&r);
-    if (good && !o->json) put_text(&r, o->verbose);
+    if (good && o->json) put_json_language(&r);
+    if (good && !o->json) put_text_language(&r, o->verbose);
     int code = !opened ? l.code : good ? CLI_OK : cli_failed();
     for (int i = 0; i < 2; i++)
         explain_phase_free(&r.phases[i]);

@@ -64,7 +64,7 @@ static tn_status explain(network *n, explain_wishes *w, uint64_t seed, const cha
     return status == TN_OK ? explain_find_speeds(&n->speeds) : status;
 }
 
-static void put_text(const network *n, const char *path, bool verbose) {
+static void put_text_network(const network *n, const char *path, bool verbose) {
     cli_print(stdout, "%s: %s on %s; %.1f MB at the peak\n", path,
               tn_device_host_count(n->device) ? "most runs" : "everything runs", n->info.id,
               1e-6 * (double)n->peak_bytes);
@@ -73,7 +73,7 @@ static void put_text(const network *n, const char *path, bool verbose) {
     explain_put_phase(&n->phase, &n->speeds, verbose);
 }
 
-static void put_json(const network *n) {
+static void put_json_network(const network *n) {
     cli_json j = {.out = stdout};
     cli_json_object(&j, NULL);
     cli_json_string(&j, "device", n->info.id);
@@ -95,8 +95,8 @@ int explain_network(const cli_options *o, explain_wishes *w, const char *path) {
     tn_manual_seed(o->seed);
     code = explain(&n, w, o->seed, path) == TN_OK ? CLI_OK : cli_failed();
     if (code != CLI_OK && n.ran) onnx_tell_guess(&w->dims);
-    if (code == CLI_OK && o->json) put_json(&n);
-    if (code == CLI_OK && !o->json) put_text(&n, path, o->verbose);
+    if (code == CLI_OK && o->json) put_json_network(&n);
+    if (code == CLI_OK && !o->json) put_text_network(&n, path, o->verbose);
     explain_phase_free(&n.phase);
     free_values(n.in, n.model ? tn_onnx_input_count(n.model) : 0);
     free_values(n.out, n.model ? tn_onnx_output_count(n.model) : 0);

@@ -13,7 +13,7 @@
 
 enum { OPT_CONFIG = 256, OPT_CONTEXT, OPT_WEIGHTS, OPT_CACHE, OPT_TRAIN, OPT_BATCH };
 
-static int run(int argc, char **argv);
+static int run_fit(int argc, char **argv);
 
 static const struct option options[] = {{"config", required_argument, NULL, OPT_CONFIG},
                                         {"context", required_argument, NULL, OPT_CONTEXT},
@@ -51,7 +51,7 @@ const cli_command cli_fit = {
         "  trunnion fit --config mistral-7b,layers=40 --weights q4_K\n"
         "  trunnion fit --config smollm2-135m --train --batch 8 --context 512\n",
     .accepts = CLI_JSON,
-    .run = run,
+    .run = run_fit,
 };
 
 /* ---- what is asked ----------------------------------------------------------------------------------------------- */
@@ -122,7 +122,7 @@ static bool find_dtype(const char *name, tn_dtype *out) {
     return false;
 }
 
-static bool take(void *ctx, int val, const char *arg) {
+static bool take_fit_option(void *ctx, int val, const char *arg) {
     request *r = ctx;
     switch (val) {
     case OPT_CONFIG: r->config = arg; return *arg != 0;
@@ -193,14 +193,14 @@ static int parse_config(const char *text, tn_model_sizes *s) {
     return CLI_OK;
 }
 
-static double bytes_of(tn_dtype t) { return (double)tn_dtype_size(t) / (double)tn_dtype_block(t); }
+static double fit_bytes_of(tn_dtype t) { return (double)tn_dtype_size(t) / (double)tn_dtype_block(t); }
 
 /* The sizes that were asked for, with everything filled in; CLI_OK or the exit status after a message. */
 static int find_sizes(const request *r, const char *path, tn_model_sizes *s) {
     int status = !path ? parse_config(r->config, s) : tn_read_model_sizes(path, s) == TN_OK ? CLI_OK : cli_failed();
     if (status != CLI_OK) return status;
-    if (!path) s->bytes_per_weight = bytes_of(r->weights);
-    s->bytes_per_cache = bytes_of(r->cache);
+    if (!path) s->bytes_per_weight = fit_bytes_of(r->weights);
+    s->bytes_per_cache = fit_bytes_of(r->cache);
     if (r->context)
         s->sequence = r->context;
     else if (!s->sequence || s->sequence > LONGEST_DEFAULT)
@@ -260,7 +260,7 @@ static advice find_advice(const request *r, const tn_model_sizes *s, int64_t roo
     for (size_t i = 0; i < sizeof smaller / sizeof smaller[0]; i++) {
         tn_model_sizes probe = *s;
         tn_memory_estimate e;
-        probe.bytes_per_weight = bytes_of(smaller[i]);
+        probe.bytes_per_weight = fit_bytes_of(smaller[i]);
         probe.weights_bytes = 0;
         bool is_smaller = probe.bytes_per_weight < now;
         if (is_smaller && s->weights_bytes > 0)
@@ -330,8 +330,8 @@ static void put_devices(const tn_device_list *list, const request *r, const tn_m
     }
 }
 
-static void put_json(const tn_device_list *list, const request *r, const tn_model_sizes *s,
-                     const tn_memory_estimate *e) {
+static void put_json_fit(const tn_device_list *list, const request *r, const tn_model_sizes *s,
+                         const tn_memory_estimate *e) {
     cli_json j = {.out = stdout};
     cli_json_object(&j, NULL);
     cli_json_int(&j, "total_bytes", e->total_bytes);
@@ -367,10 +367,10 @@ static void put_json(const tn_device_list *list, const request *r, const tn_mode
     cli_json_end(&j, '}');
 }
 
-static int run(int argc, char **argv) {
+static int run_fit(int argc, char **argv) {
     request r = {.weights = TN_F32, .cache = TN_F16};
     cli_options o;
-    int status, first = cli_parse(&cli_fit, argc, argv, &o, options, NULL, take, &r, &status);
+    int status, first = cli_parse(&cli_fit, argc, argv, &o, options, NULL, take_fit_option, &r, &status);
     if (first < 0) return status;
     const char *path = first < argc ? argv[first] : NULL;
     if (argc - first > 1) return cli_wrong_usage(&cli_fit, "one model at a time");
@@ -393,7 +393,7 @@ static int run(int argc, char **argv) {
     tn_device_list *list;
     if (tn_device_list_new(false, &list) != TN_OK) return cli_failed();
     if (o.json) {
-        put_json(list, &r, &sizes, &e);
+        put_json_fit(list, &r, &sizes, &e);
     } else {
         put_parts(&sizes, &e, r.train);
         put_devices(list, &r, &sizes, &e);

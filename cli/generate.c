@@ -31,7 +31,7 @@ enum {
 };
 enum { DEFAULT_TOKENS = 128, NOT_GIVEN = -1 };
 
-static int run(int argc, char **argv);
+static int run_generate(int argc, char **argv);
 
 const cli_command cli_generate = {
     .name = "generate",
@@ -71,7 +71,7 @@ const cli_command cli_generate = {
             "  trunnion generate -m model.gguf -p 'Once upon a time' -n 200 --seed 7\n"
             "  trunnion generate -m model.gguf -p 'The capital of France is' --greedy --json\n",
     .accepts = CLI_ALL,
-    .run = run,
+    .run = run_generate,
 };
 
 static const struct option options[] = {
@@ -133,7 +133,7 @@ static bool take_real(const char *text, double least, double most, double *out) 
     return true;
 }
 
-static bool take(void *ctx, int val, const char *arg) {
+static bool take_generate_option(void *ctx, int val, const char *arg) {
     request *r = ctx;
     tn_sampler_options *s = &r->sampling;
     int64_t n = 0;
@@ -166,8 +166,8 @@ static bool take(void *ctx, int val, const char *arg) {
 /* ---- the prompt -------------------------------------------------------------------------------------------------- */
 
 static tn_status render_chat(const work *w, const char *source, const char *said, tn_bytes *out) {
-    tn_template *template = NULL;
-    tn_status status = tn_template_new(source, strlen(source), &template);
+    tn_chat_template *template = NULL;
+    tn_status status = tn_chat_template_new(source, strlen(source), &template);
     if (status != TN_OK) return status;
     const char *system = w->asked->system;
     tn_chat_message messages[2] = {{"system", system}, {"user", said}};
@@ -176,8 +176,8 @@ static tn_status render_chat(const work *w, const char *source, const char *said
     chat.count = system ? 2 : 1;
     chat.add_generation_prompt = true;
     chat.tokenizer = w->tokenizer;
-    status = tn_template_chat(template, &chat, NULL, out);
-    tn_template_free(template);
+    status = tn_chat_template_apply(template, &chat, NULL, out);
+    tn_chat_template_free(template);
     return status;
 }
 
@@ -260,7 +260,7 @@ static tn_status open_tokenizer(work *w, const tn_llm_facts *facts) {
     return status == TN_OK ? check_vocabulary(w, facts) : status;
 }
 
-static tn_status load(work *w) {
+static tn_status load_generate(work *w) {
     double start = cli_now();
     cli_return_memory();
     tn_llm_facts facts = {.struct_size = sizeof facts};
@@ -284,7 +284,7 @@ static tn_status load(work *w) {
 /* ---- generating -------------------------------------------------------------------------------------------------- */
 
 /* Writes what can be written by now. */
-static void show(work *w) {
+static void show_generate(work *w) {
     if (w->asked->common.json) return;
     cli_show_compiling(false); /* its line would take what stands on this one away */
     fwrite(w->text.data + w->shown, 1, w->text.size - w->shown, stdout);
@@ -307,12 +307,12 @@ static tn_status add_token(work *w, int32_t id) {
     tn_status status = tn_ids_append(&w->ids, id);
     if (status == TN_OK && w->tokenizer) status = tn_tokenizer_stream(w->tokenizer, &w->stream, id, 0, &w->text);
     if (status == TN_OK && !w->tokenizer) status = add_number(w, id);
-    if (status == TN_OK && w->text.size > w->shown) show(w);
+    if (status == TN_OK && w->text.size > w->shown) show_generate(w);
     tn_sampler_accept(w->sampler, id);
     return status;
 }
 
-static tn_status run_prompt(work *w, const float **logits) {
+static tn_status run_prompt_generate(work *w, const float **logits) {
     double start = cli_now();
     for (size_t i = 0; i < w->prompt.count; i++)
         tn_sampler_accept(w->sampler, w->prompt.data[i]);
@@ -346,11 +346,11 @@ static tn_status run_tokens(work *w, const float *logits) {
 
 static tn_status generate(work *w) {
     const float *logits = NULL;
-    tn_status status = run_prompt(w, &logits);
+    tn_status status = run_prompt_generate(w, &logits);
     cli_stop_begin(); /* from here on there is a text to keep */
     if (status == TN_OK) status = run_tokens(w, logits);
     if (status == TN_OK) status = tn_tokenizer_stream_end(&w->stream, &w->text);
-    if (status == TN_OK) show(w);
+    if (status == TN_OK) show_generate(w);
     cli_stop_end();
     return status;
 }
@@ -398,7 +398,7 @@ static void tell_cut(const work *w) {
         cli_print(stderr, "trunnion: stopped by %s after %zu tokens\n", cli_stop_signal(), w->ids.count);
 }
 
-static void put_json(const work *w) {
+static void put_json_generate(const work *w) {
     cli_json j = {.out = stdout};
     cli_json_object(&j, NULL);
     cli_json_text(&j, "text", w->text.data, w->text.size);
@@ -419,7 +419,7 @@ static void put_json(const work *w) {
 
 /* ---- the work ---------------------------------------------------------------------------------------------------- */
 
-static void finish(work *w) {
+static void finish_generate(work *w) {
     tn_llm_close(w->model);
     tn_sampler_free(w->sampler);
     tn_tokenizer_free(w->tokenizer);
@@ -435,13 +435,13 @@ static int work_on(const request *r) {
     int result = CLI_OK;
     w.device = cli_choose_device(&r->common, &w.selection, &result);
     if (!w.device) return result;
-    tn_status status = load(&w);
+    tn_status status = load_generate(&w);
     if (status == TN_OK) status = generate(&w);
-    if (status == TN_OK) (r->common.json ? put_json : tell)(&w);
+    if (status == TN_OK) (r->common.json ? put_json_generate : tell)(&w);
     if (status == TN_OK) tell_cut(&w);
     if (cli_stopped()) result = cli_stop_status();
     if (status != TN_OK) result = cli_failed();
-    finish(&w);
+    finish_generate(&w);
     return result;
 }
 
@@ -454,13 +454,14 @@ static uint64_t random_seed(void) {
     return (uint32_t)(t.tv_nsec ^ t.tv_sec);
 }
 
-static int run(int argc, char **argv) {
+static int run_generate(int argc, char **argv) {
     request r = {.tokens = NOT_GIVEN, .sampling = TN_SAMPLER_DEFAULTS};
     r.sampling.temperature = 0.8;
     r.sampling.top_k = 40;
     r.sampling.top_p = 0.95;
     r.sampling.min_p = 0.05;
-    int status, at = cli_parse(&cli_generate, argc, argv, &r.common, options, "m:p:n:", take, &r, &status);
+    int status,
+        at = cli_parse(&cli_generate, argc, argv, &r.common, options, "m:p:n:", take_generate_option, &r, &status);
     if (at < 0) return status;
     if (at < argc) return cli_wrong_usage(&cli_generate, "\"%s\": the text goes behind -p, in quotes", argv[at]);
     if (!r.model) return cli_wrong_usage(&cli_generate, "which model? Give its GGUF file or folder with -m");

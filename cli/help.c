@@ -18,12 +18,12 @@ typedef struct block {
     int indent;
 } block;
 
-static void begin(block *b, int indent) {
+static void begin_help(block *b, int indent) {
     *b = (block){.indent = indent};
     b->into = open_memstream(&b->text, &b->size);
 }
 
-static int columns_of(const char *text, size_t size) {
+static int help_columns_of(const char *text, size_t size) {
     int n = 0;
     for (size_t i = 0; i < size; i++)
         n += ((unsigned char)text[i] & 0xC0) != 0x80;
@@ -31,13 +31,13 @@ static int columns_of(const char *text, size_t size) {
 }
 
 /* Breaks between words. The blanks of the first line up to its description stay. */
-static void end(block *b, FILE *to) {
+static void end_help(block *b, FILE *to) {
     if (!b->into) return;
     fclose(b->into);
     int column = 0;
     for (const char *at = b->text; at && *at;) {
         size_t blanks = strspn(at, " "), word = strcspn(at + blanks, " ");
-        int wide = columns_of(at + blanks, word);
+        int wide = help_columns_of(at + blanks, word);
         if (column > 0 && column + (int)blanks + wide > WIDTH) {
             fprintf(to, "\n%*s", b->indent, "");
             column = b->indent;
@@ -60,7 +60,7 @@ static int description_of(const char *line, size_t size) {
     while (at + 1 < size && !(line[at] == ' ' && line[at + 1] == ' '))
         at++;
     size_t gap = at < size ? strspn(line + at, " ") : 0;
-    return at + gap < size && gap >= 2 ? columns_of(line, at + gap) : USAGE_INDENT;
+    return at + gap < size && gap >= 2 ? help_columns_of(line, at + gap) : USAGE_INDENT;
 }
 
 /* Does the line go on with what `b` has? */
@@ -71,7 +71,7 @@ static bool continues(const block *b, const char *line, size_t indent) {
     return indent >= CONTINUATION || (indent == 0 && b->indent == 0 && !heading);
 }
 
-static void fold(const char *text, FILE *to) {
+static void fold_help(const char *text, FILE *to) {
     block b = {0};
     bool verbatim = false;
     for (const char *line = text; *line;) {
@@ -82,18 +82,18 @@ static void fold(const char *text, FILE *to) {
         if (size > 0 && !verbatim && continues(&b, line, indent)) {
             fprintf(b.into, " %.*s", (int)(size - indent), line + indent);
         } else {
-            end(&b, to);
+            end_help(&b, to);
             if (verbatim || size == 0) {
                 fprintf(to, "%.*s\n", (int)size, line);
             } else {
                 bool usage = strncmp(line, "usage: ", 7) == 0;
-                begin(&b, usage ? USAGE_INDENT : indent ? description_of(line, size) : 0);
+                begin_help(&b, usage ? USAGE_INDENT : indent ? description_of(line, size) : 0);
                 if (b.into) fprintf(b.into, "%.*s", (int)size, line);
             }
         }
         line = next;
     }
-    end(&b, to);
+    end_help(&b, to);
 }
 
 void cli_put_help(const char *text, FILE *to) {
@@ -101,7 +101,7 @@ void cli_put_help(const char *text, FILE *to) {
     size_t size = 0;
     FILE *f = open_memstream(&folded, &size);
     if (!f) return;
-    fold(text, f);
+    fold_help(text, f);
     fclose(f);
     cli_put(to, folded);
     free(folded);

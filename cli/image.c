@@ -101,7 +101,7 @@ static tn_status decode_pnm(const unsigned char *bytes, size_t size, const char 
 
 enum { BMP_HEADER = 14, BMP_INFO = 40 };
 
-static uint32_t word(const unsigned char *at) {
+static uint32_t image_word(const unsigned char *at) {
     return at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24;
 }
 
@@ -109,11 +109,11 @@ static uint32_t word(const unsigned char *at) {
 static tn_status decode_bmp(const unsigned char *bytes, size_t size, const char *what, image *out) {
     if (size < BMP_HEADER + BMP_INFO) return damaged(what, "BMP");
     const unsigned char *info = bytes + BMP_HEADER;
-    size_t begin = word(bytes + 10), table = BMP_HEADER + (size_t)word(info);
-    int64_t width = (int32_t)word(info + 4), height = (int32_t)word(info + 8);
-    uint32_t bits = info[14] | (uint32_t)info[15] << 8, packed = word(info + 16), colours = word(info + 32);
+    size_t begin = image_word(bytes + 10), table = BMP_HEADER + (size_t)image_word(info);
+    int64_t width = (int32_t)image_word(info + 4), height = (int32_t)image_word(info + 8);
+    uint32_t bits = info[14] | (uint32_t)info[15] << 8, packed = image_word(info + 16), colours = image_word(info + 32);
     bool down = height < 0;
-    if (packed != 0 || (bits != 8 && bits != 24 && bits != 32) || word(info) < BMP_INFO)
+    if (packed != 0 || (bits != 8 && bits != 24 && bits != 32) || image_word(info) < BMP_INFO)
         return tn_backend_fail(TN_ERR_UNSUPPORTED, "%s: BMP pictures are read that have 8, 24 or 32 bits, unpacked",
                                what);
     tn_status status = take_room(out, down ? -height : height, width, what);
@@ -245,16 +245,16 @@ static const struct {
 };
 enum { KINDS = sizeof kinds / sizeof *kinds };
 
-static int kind_of(const unsigned char *bytes, size_t size) {
+static int image_kind_of(const unsigned char *bytes, size_t size) {
     for (int i = 0; i < KINDS; i++)
         if (size >= kinds[i].size && memcmp(bytes, kinds[i].begin, kinds[i].size) == 0) return i;
     return -1;
 }
 
-bool image_is(const unsigned char *bytes, size_t size) { return kind_of(bytes, size) >= 0; }
+bool image_is(const unsigned char *bytes, size_t size) { return image_kind_of(bytes, size) >= 0; }
 
 tn_status image_decode(const unsigned char *bytes, size_t size, const char *what, image *out) {
-    int kind = kind_of(bytes, size);
+    int kind = image_kind_of(bytes, size);
     *out = (image){0};
     if (kind < 0)
         return tn_backend_fail(TN_ERR_UNSUPPORTED, "%s is no picture that is read: JPEG, PNG, PNM and BMP are", what);

@@ -100,7 +100,7 @@ static void put_in_middle(const plane *from, const plane *to) {
         }
 }
 
-static int64_t scaled(int64_t n, double by) {
+static int64_t image_input_scaled(int64_t n, double by) {
     double v = fmax(round((double)n * by), 1);
     return v < 1e9 ? (int64_t)v : 1000000000; /* more than a picture has in any case */
 }
@@ -111,7 +111,7 @@ static tn_status to_extents(const image *p, image_resize way, int64_t height, in
     plane middle;
     if (way == IMAGE_STRETCH) return scale(p, height, width, out);
     *out = (plane){0};
-    tn_status status = scale(p, scaled(p->height, by), scaled(p->width, by), &middle);
+    tn_status status = scale(p, image_input_scaled(p->height, by), image_input_scaled(p->width, by), &middle);
     if (status == TN_OK) status = make_plane(height, width, out);
     if (status == TN_OK) put_in_middle(&middle, out);
     free(middle.at);
@@ -142,7 +142,7 @@ static float channel_of(const float *rgb, const places *at, const image_options 
     return rgb[o->bgr ? 2 - c : c];
 }
 
-static void fill(const plane *p, const image_options *o, const places *at, double scale, float *out) {
+static void fill_image_input(const plane *p, const image_options *o, const places *at, double scale, float *out) {
     for (int64_t i = 0; i < p->height * p->width; i++)
         for (int c = 0; c < at->count; c++) {
             double v = (double)channel_of(p->at + 3 * i, at, o, c) * scale - o->mean[c];
@@ -175,7 +175,7 @@ tn_status image_tensor(const image *picture, const image_options *o, const int64
     if (status == TN_OK && !numbers) status = tn_backend_fail(TN_ERR_MEMORY, "no memory for a picture");
     if (status == TN_OK) {
         bool whole = !tn_dtype_is_float(dtype);
-        fill(&p, o, &at, o->scale != 0 ? o->scale : whole ? 1 : 1.0 / 255, numbers);
+        fill_image_input(&p, o, &at, o->scale != 0 ? o->scale : whole ? 1 : 1.0 / 255, numbers);
         tn_tensor *made = tn_from_data(numbers, full, rank, TN_F32), *round = whole ? tn_round(made) : tn_retain(made);
         *out = tn_cast(round, dtype);
         tn_free(made);

@@ -19,7 +19,7 @@ static int utf8_length(const unsigned char *p) {
 }
 
 /* text[size] is 0, so that a character which is cut off is none. */
-static void put_text(FILE *out, const char *text, size_t size) {
+static void put_text_json(FILE *out, const char *text, size_t size) {
     const unsigned char *p = (const unsigned char *)text, *end = p + size;
     fputc('"', out);
     while (p < end) {
@@ -50,7 +50,7 @@ static void begin_value(cli_json *j, const char *key) {
     if (j->used[j->depth]) fputs(", ", j->out);
     j->used[j->depth] = true;
     if (!key) return;
-    put_text(j->out, key, strlen(key));
+    put_text_json(j->out, key, strlen(key));
     fputs(": ", j->out);
 }
 
@@ -68,7 +68,7 @@ static void open_level(cli_json *j, const char *key, char opening) {
 }
 
 void cli_json_hold(cli_json *j) {
-    j->out = open_memstream(&j->held, &j->held_size);
+    j->out = open_memstream(&j->pending, &j->held_size);
     if (!j->out) j->out = stdout;
 }
 
@@ -78,9 +78,9 @@ void cli_json_release(cli_json *j) {
     j->out = stdout;
     cli_json_begun = true;
     cli_stop_begin();
-    fwrite(j->held, 1, j->held_size, stdout);
-    free(j->held);
-    j->held = NULL;
+    fwrite(j->pending, 1, j->held_size, stdout);
+    free(j->pending);
+    j->pending = NULL;
 }
 
 void cli_json_object(cli_json *j, const char *key) { open_level(j, key, '{'); }
@@ -95,14 +95,14 @@ void cli_json_end(cli_json *j, char closing) {
 void cli_json_string(cli_json *j, const char *key, const char *v) {
     begin_value(j, key);
     if (v)
-        put_text(j->out, v, strlen(v));
+        put_text_json(j->out, v, strlen(v));
     else
         fputs("null", j->out);
 }
 
 void cli_json_text(cli_json *j, const char *key, const char *v, size_t size) {
     begin_value(j, key);
-    put_text(j->out, v ? v : "", v ? size : 0);
+    put_text_json(j->out, v ? v : "", v ? size : 0);
 }
 
 void cli_json_number(cli_json *j, const char *key, double v) {

@@ -14,7 +14,7 @@
 
 enum { OPT_NO_SPECIAL = 256, OPT_IDS, OPT_CACHE, PIECE = 64 /* tokens whose logits are held at once */ };
 
-static int run(int argc, char **argv);
+static int run_logits(int argc, char **argv);
 
 const cli_command cli_logits = {
     .name = "logits",
@@ -34,7 +34,7 @@ const cli_command cli_logits = {
             "  trunnion logits -m model.gguf -p 'The capital of France is' -o logits.npy\n"
             "  trunnion logits -m model.gguf -p - -o logits.npy < text.txt\n",
     .accepts = CLI_JSON | CLI_DEVICE | CLI_THREADS | CLI_VERBOSE,
-    .run = run,
+    .run = run_logits,
 };
 
 typedef struct wishes {
@@ -43,7 +43,7 @@ typedef struct wishes {
     bool no_special;
 } wishes;
 
-static bool take(void *ctx, int val, const char *arg) {
+static bool take_logits_option(void *ctx, int val, const char *arg) {
     wishes *w = ctx;
     switch (val) {
     case 'm': w->model = arg; return *arg != 0;
@@ -126,7 +126,7 @@ static tn_status write_file(tn_llm *m, const tn_ids *ids, int64_t vocabulary, co
 
 /* ---- the work ---------------------------------------------------------------------------------------------------- */
 
-static void put(const cli_language *l, const tn_ids *ids, int64_t vocabulary, const char *path, bool json) {
+static void put_logits(const cli_language *l, const tn_ids *ids, int64_t vocabulary, const char *path, bool json) {
     tn_device_info device = {.struct_size = sizeof device};
     (void)tn_device_get_info(l->device, &device);
     if (!json) {
@@ -147,7 +147,7 @@ static void put(const cli_language *l, const tn_ids *ids, int64_t vocabulary, co
 }
 
 /* The prompt says how long the context must be, and to read it takes the tokenizer, which is in the model's file. */
-static tn_status make_room(cli_language *l, const wishes *w, int64_t tokens, int64_t context) {
+static tn_status make_room_logits(cli_language *l, const wishes *w, int64_t tokens, int64_t context) {
     if (tokens <= context) return TN_OK;
     tn_llm_options o = TN_LLM_DEFAULTS;
     o.context = tokens;
@@ -156,21 +156,21 @@ static tn_status make_room(cli_language *l, const wishes *w, int64_t tokens, int
     return tn_llm_open(w->model, &o, &l->model);
 }
 
-static tn_status work(cli_language *l, const wishes *w, bool json) {
+static tn_status work_logits(cli_language *l, const wishes *w, bool json) {
     tn_llm_facts facts = {.struct_size = sizeof facts};
     tn_ids ids = {0};
     if (is_the_model(w->output, w->model))
         return tn_backend_fail(TN_ERR_ARGUMENT, "'%s' is the model itself; give -o another name", w->output);
     tn_status status = tn_llm_get_facts(l->model, &facts);
     if (status == TN_OK) status = read_ids(l->tokenizer, w, &ids);
-    if (status == TN_OK) status = make_room(l, w, (int64_t)ids.count, facts.context);
+    if (status == TN_OK) status = make_room_logits(l, w, (int64_t)ids.count, facts.context);
     if (status == TN_OK) status = write_file(l->model, &ids, facts.vocabulary, w->output);
-    if (status == TN_OK) put(l, &ids, facts.vocabulary, w->output, json);
+    if (status == TN_OK) put_logits(l, &ids, facts.vocabulary, w->output, json);
     tn_ids_free(&ids);
     return status;
 }
 
-static int run(int argc, char **argv) {
+static int run_logits(int argc, char **argv) {
     static const struct option own[] = {
         {"model", required_argument, NULL, 'm'},
         {"prompt", required_argument, NULL, 'p'},
@@ -182,7 +182,7 @@ static int run(int argc, char **argv) {
     };
     wishes w = {0};
     cli_options o;
-    int status, first = cli_parse(&cli_logits, argc, argv, &o, own, "m:p:o:", take, &w, &status);
+    int status, first = cli_parse(&cli_logits, argc, argv, &o, own, "m:p:o:", take_logits_option, &w, &status);
     if (first < 0) return status;
     if (!w.model) return cli_wrong_usage(&cli_logits, "which model? Give its GGUF file or folder with -m");
     if (!w.prompt == !w.ids) return cli_wrong_usage(&cli_logits, "which prompt? Give it with -p, or its --ids");
@@ -197,7 +197,7 @@ static int run(int argc, char **argv) {
     tn_llm_options options = TN_LLM_DEFAULTS;
     options.cache = w.cache;
     bool opened = cli_language_open(&l, &o, w.model, &options, !w.ids);
-    bool good = opened && work(&l, &w, o.json) == TN_OK;
+    bool good = opened && work_logits(&l, &w, o.json) == TN_OK;
     int code = !opened ? l.code : good ? CLI_OK : cli_failed();
     cli_language_close(&l);
     return code;

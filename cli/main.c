@@ -99,7 +99,7 @@ static int run_help(const char *name) {
 }
 
 /* What was written has to have arrived: a full disk or a closed pipe is a failure like another. */
-static int finish(int status, bool json) {
+static int finish_command(int status, bool json) {
     cli_failure_end(json, status);
     if (fflush(stdout) == 0 && !ferror(stdout)) return cli_stopped() && status == CLI_OK ? cli_stop_status() : status;
     perror("trunnion: writing to standard output");
@@ -123,13 +123,13 @@ int main(int argc, char **argv) {
     }
     if (!strcmp(name, "--version") || !strcmp(name, "version")) {
         printf("trunnion %s\n", tn_version());
-        return finish(CLI_OK, false);
+        return finish_command(CLI_OK, false);
     }
     if (!strcmp(name, "help") || !strcmp(name, "--help") || !strcmp(name, "-h"))
-        return finish(run_help(argc > 2 ? argv[2] : NULL), false);
+        return finish_command(run_help(argc > 2 ? argv[2] : NULL), false);
     const cli_command *c = find_command(name);
     if (!c) return unknown_command(name);
     bool json = asks_for_json(c, argc - 2, argv + 2);
     if (json) cli_signals_json();
-    return finish(c->run(argc - 1, argv + 1), json);
+    return finish_command(c->run(argc - 1, argv + 1), json);
 }

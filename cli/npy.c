@@ -90,7 +90,7 @@ static bool read_shape(const char *header, int64_t shape[TN_MAX_RANK], int *rank
 }
 
 /* Bytes of the elements, or SIZE_MAX. */
-static size_t bytes_of(const int64_t *shape, int rank, tn_dtype dtype) {
+static size_t npy_bytes_of(const int64_t *shape, int rank, tn_dtype dtype) {
     size_t bytes = tn_dtype_size(dtype);
     for (int d = 0; d < rank; d++) {
         if (shape[d] && bytes > SIZE_MAX / 2 / (size_t)shape[d]) return SIZE_MAX;
@@ -139,7 +139,7 @@ static tn_status read_header(const unsigned char *text, size_t length, const cha
 }
 
 /* Numbers whose first index runs fastest are those of the tensor with its dimensions turned around. */
-static tn_tensor *turned(const void *numbers, const npy_header *h) {
+static tn_tensor *npy_turned(const void *numbers, const npy_header *h) {
     int64_t shape[TN_MAX_RANK], order[TN_MAX_RANK];
     for (int d = 0; d < h->rank; d++) {
         shape[d] = h->shape[h->rank - 1 - d];
@@ -169,7 +169,7 @@ static tn_status make_tensor(const unsigned char *numbers, size_t bytes, const n
         swap_bytes(swapped, bytes, tn_dtype_size(h->dtype));
         numbers = swapped;
     }
-    *out = h->columns ? turned(numbers, h) : tn_from_data(numbers, h->shape, h->rank, h->dtype);
+    *out = h->columns ? npy_turned(numbers, h) : tn_from_data(numbers, h->shape, h->rank, h->dtype);
     tn_status status = tn_eval(out, 1);
     free(swapped);
     if (status == TN_OK) return TN_OK;
@@ -202,7 +202,7 @@ tn_status npy_decode(const unsigned char *bytes, size_t size, const char *what, 
     tn_status status = open_file(bytes, size, what, &h, &data);
     if (status != TN_OK) return status;
     if (h.text) return tn_backend_fail(TN_ERR_UNSUPPORTED, "%s holds strings; numbers are needed", what);
-    size_t need = bytes_of(h.shape, h.rank, h.dtype);
+    size_t need = npy_bytes_of(h.shape, h.rank, h.dtype);
     status = check_length(what, need, size - data);
     return status == TN_OK ? make_tensor(bytes + data, need, &h, out) : status;
 }
@@ -226,7 +226,7 @@ static size_t put_utf8(uint32_t c, char *to) {
 }
 
 /* One element: zeros behind its end belong to the array. NULL: no memory, or no code point. */
-static char *text_of(const unsigned char *at, const npy_header *h) {
+static char *npy_text_of(const unsigned char *at, const npy_header *h) {
     size_t each = h->text == 'U' ? 4 : 1, width = h->width, used = 0;
     while (width > 0 && memcmp(at + (width - 1) * each, "\0\0\0", each) == 0)
         width--;
@@ -250,7 +250,7 @@ tn_status npy_decode_texts(const unsigned char *bytes, size_t size, const char *
     tn_status status = open_file(bytes, size, what, &h, &data);
     if (status != TN_OK) return status;
     if (!h.text) return tn_backend_fail(TN_ERR_ARGUMENT, "%s holds numbers; strings are needed", what);
-    size_t each = h.width * (h.text == 'U' ? 4 : 1), count = bytes_of(h.shape, h.rank, TN_U8);
+    size_t each = h.width * (h.text == 'U' ? 4 : 1), count = npy_bytes_of(h.shape, h.rank, TN_U8);
     if (h.columns && h.rank > 1)
         return tn_backend_fail(TN_ERR_UNSUPPORTED, "%s: strings in column-major order; save np.ascontiguousarray(x)",
                                what);
@@ -262,7 +262,7 @@ tn_status npy_decode_texts(const unsigned char *bytes, size_t size, const char *
     memcpy(out->shape, h.shape, sizeof h.shape);
     out->list = calloc(count + 1, sizeof *out->list);
     for (; out->list && out->count < (int64_t)count; out->count++) {
-        out->list[out->count] = text_of(bytes + data + (size_t)out->count * each, &h);
+        out->list[out->count] = npy_text_of(bytes + data + (size_t)out->count * each, &h);
         if (!out->list[out->count]) break;
     }
     if (out->list && out->count == (int64_t)count) return TN_OK;
@@ -281,7 +281,7 @@ void npy_texts_free(npy_texts *t) {
 
 enum { ZIP_HEADER = 30 }; /* of a member: signature, …, method at 8, CRC at 14, sizes at 18, 22, lengths at 26, 28 */
 
-static size_t number(const unsigned char *at, int bytes) {
+static size_t npy_number(const unsigned char *at, int bytes) {
     size_t v = 0;
     for (int i = bytes; i-- > 0;)
         v = v << 8 | at[i];
@@ -293,13 +293,13 @@ bool npz_is(const unsigned char *bytes, size_t size) { return size >= 4 && memcm
 /* Sizes of a member, unpacked and as it lies there, which np.savez writes into the extra field of 64-bit sizes. */
 static bool member_sizes(const unsigned char *header, const unsigned char *extra, size_t extra_length,
                          npz_member *out) {
-    out->size = number(header + 18, 4);
-    out->whole = number(header + 22, 4);
+    out->size = npy_number(header + 18, 4);
+    out->whole = npy_number(header + 22, 4);
     if (out->size != UINT32_MAX) return true;
-    for (size_t at = 0; at + 4 <= extra_length; at += 4 + number(extra + at + 2, 2)) {
-        if (number(extra + at, 2) != 1 || at + 20 > extra_length) continue;
-        out->whole = number(extra + at + 4, 8);
-        out->size = number(extra + at + 12, 8);
+    for (size_t at = 0; at + 4 <= extra_length; at += 4 + npy_number(extra + at + 2, 2)) {
+        if (npy_number(extra + at, 2) != 1 || at + 20 > extra_length) continue;
+        out->whole = npy_number(extra + at + 4, 8);
+        out->size = npy_number(extra + at + 12, 8);
         return true;
     }
     return false;
@@ -308,15 +308,16 @@ static bool member_sizes(const unsigned char *header, const unsigned char *extra
 bool npz_next(const unsigned char *bytes, size_t size, size_t *at, npz_member *out) {
     if (*at > size || size - *at < ZIP_HEADER || memcmp(bytes + *at, "PK\3\4", 4) != 0) return false;
     const unsigned char *header = bytes + *at;
-    size_t name = number(header + 26, 2), extra = number(header + 28, 2), begin = *at + ZIP_HEADER + name + extra;
+    size_t name = npy_number(header + 26, 2), extra = npy_number(header + 28, 2),
+           begin = *at + ZIP_HEADER + name + extra;
     if (begin > size || !member_sizes(header, header + ZIP_HEADER + name, extra, out)) return false;
     if (out->size > size - begin || name >= sizeof out->name) return false;
     memcpy(out->name, header + ZIP_HEADER, name);
     out->name[name] = 0;
     if (name > 4 && strcmp(out->name + name - 4, ".npy") == 0) out->name[name - 4] = 0;
     out->bytes = bytes + begin;
-    out->packed = number(header + 8, 2) != 0;
-    out->crc = (uint32_t)number(header + 14, 4);
+    out->packed = npy_number(header + 8, 2) != 0;
+    out->crc = (uint32_t)npy_number(header + 14, 4);
     *at = begin + out->size;
     return true;
 }

@@ -52,7 +52,7 @@ static double brain(uint16_t h) {
 }
 
 #define ELEMENT(type) (((const type *)data)[i])
-static double number(const void *data, tn_dtype t, int64_t i) {
+static double case_number(const void *data, tn_dtype t, int64_t i) {
     switch (t) {
     case TN_F32: return ELEMENT(float);
     case TN_F64: return ELEMENT(double);
@@ -70,7 +70,7 @@ static double number(const void *data, tn_dtype t, int64_t i) {
 }
 #undef ELEMENT
 
-static bool fits(const verdict *v, double got, double want) {
+static bool case_fits(const verdict *v, double got, double want) {
     if (isnan(want) || isnan(got)) return isnan(want) && isnan(got);
     if (isinf(want) || isinf(got)) return want == got;
     return fabs(got - want) <= v->tolerance.absolute + v->tolerance.relative * fabs(want);
@@ -80,11 +80,11 @@ static bool fits(const verdict *v, double got, double want) {
 static bool numbers_fit(verdict *v, const void *got, const void *want, tn_dtype t, int64_t count, bool complex) {
     int64_t wrong = 0, first = -1;
     for (int64_t i = 0; i < count; i += 1 + complex) {
-        double a = number(got, t, i), b = number(want, t, i);
-        bool fit = fits(v, a, b);
+        double a = case_number(got, t, i), b = case_number(want, t, i);
+        bool fit = case_fits(v, a, b);
         if (complex) {
-            double c = number(got, t, i + 1), d = number(want, t, i + 1);
-            fit = fits(v, a, b) && fits(v, c, d);
+            double c = case_number(got, t, i + 1), d = case_number(want, t, i + 1);
+            fit = case_fits(v, a, b) && case_fits(v, c, d);
             if (!fit && isfinite(a + b + c + d))
                 fit = hypot(a - b, c - d) <= v->tolerance.absolute + v->tolerance.relative * hypot(b, d);
         }
@@ -93,7 +93,7 @@ static bool numbers_fit(verdict *v, const void *got, const void *want, tn_dtype 
     }
     if (!wrong) return true;
     return differs(v, "%lld of %lld numbers differ, the first at %lld: %.9g instead of %.9g", (long long)wrong,
-                   (long long)count, (long long)first, number(got, t, first), number(want, t, first));
+                   (long long)count, (long long)first, case_number(got, t, first), case_number(want, t, first));
 }
 
 static bool shapes_fit(verdict *v, const int64_t *got, int got_rank, const int64_t *want, int want_rank) {
@@ -250,7 +250,7 @@ static onnx_result run_in_room(data_set *s, tn_onnx *model, verdict *v, tn_onnx_
 /* ---- a case ------------------------------------------------------------------------------------------------------ */
 
 /* The number behind "key": in a short text of JSON; `otherwise` where there is none. */
-static double number_of(const char *text, const char *key, double otherwise) {
+static double case_number_of(const char *text, const char *key, double otherwise) {
     const char *at = strstr(text, key);
     at = at ? strchr(at, ':') : NULL;
     return at ? strtod(at + 1, NULL) : otherwise;
@@ -264,8 +264,8 @@ static onnx_tolerance tolerance_of(const char *folder, onnx_tolerance asked) {
         text[fread(text, 1, sizeof text - 1, f)] = 0;
         fclose(f);
     }
-    if (asked.absolute < 0) asked.absolute = number_of(text, "\"atol\"", 1e-7);
-    if (asked.relative < 0) asked.relative = number_of(text, "\"rtol\"", 1e-3);
+    if (asked.absolute < 0) asked.absolute = case_number_of(text, "\"atol\"", 1e-7);
+    if (asked.relative < 0) asked.relative = case_number_of(text, "\"rtol\"", 1e-3);
     return asked;
 }
 

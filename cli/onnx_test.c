@@ -20,7 +20,7 @@
 enum { OPT_ATOL = 256, OPT_RTOL, OPT_FILTER, OPT_SECONDS };
 enum { PATH = 4096, WHY = 600, DEEPEST = 3 /* folders in folders */ };
 
-static int run(int argc, char **argv);
+static int run_onnx_test(int argc, char **argv);
 
 const cli_command cli_onnx_test = {
     .name = "onnx-test",
@@ -40,7 +40,7 @@ const cli_command cli_onnx_test = {
             "  trunnion onnx-test cases/test_add\n"
             "  trunnion onnx-test cases --filter conv --device opencl --strict\n",
     .accepts = CLI_JSON | CLI_DEVICE | CLI_THREADS | CLI_VERBOSE,
-    .run = run,
+    .run = run_onnx_test,
 };
 
 typedef struct test_case {
@@ -68,7 +68,7 @@ static bool parse_tolerance(const char *text, double *out) {
     return end != text && !*end && *out >= 0;
 }
 
-static bool take(void *ctx, int val, const char *arg) {
+static bool take_onnx_test_option(void *ctx, int val, const char *arg) {
     tests *t = ctx;
     switch (val) {
     case OPT_ATOL: return parse_tolerance(arg, &t->tolerance.absolute);
@@ -80,7 +80,7 @@ static bool take(void *ctx, int val, const char *arg) {
 
 /* ---- finding the cases ------------------------------------------------------------------------------------------- */
 
-static const char *name_of(const char *folder) {
+static const char *onnx_test_name_of(const char *folder) {
     const char *slash = strrchr(folder, '/');
     return slash ? slash + 1 : folder;
 }
@@ -95,7 +95,7 @@ static bool is_kind(const char *path, mode_t kind) {
 }
 
 static bool add_case(tests *t, const char *folder) {
-    if (t->filter && !strstr(name_of(folder), t->filter)) return true;
+    if (t->filter && !strstr(onnx_test_name_of(folder), t->filter)) return true;
     if (t->count == t->room) {
         size_t room = t->room ? 2 * t->room : 64;
         test_case *more = realloc(t->cases, room * sizeof *more);
@@ -139,7 +139,7 @@ static void tell(int pipe, int result, const char *text) {
     if (write(pipe, room, size) != (ssize_t)size) _exit(CLI_FAILED); /* at most PIPE_BUF bytes: whole or not at all */
 }
 
-static void work(const tests *t, size_t from, int pipe) {
+static void work_onnx_test(const tests *t, size_t from, int pipe) {
     int code = CLI_FAILED;
     tn_device_info info = {.struct_size = sizeof info};
     tn_device *device = cli_open_device(&t->options, &code);
@@ -175,13 +175,13 @@ static bool comes(int pipe, int64_t seconds) {
     return n > 0;
 }
 
-static void note(tests *t, size_t i, int result, const char *why) {
+static void note_onnx_test(tests *t, size_t i, int result, const char *why) {
     test_case *c = &t->cases[i];
     c->result = result >= 0 && result < ONNX_RESULTS ? (onnx_result)result : ONNX_FAILED;
     c->why = strdup(why);
     t->of[c->result]++;
     if (t->options.json || (c->result == ONNX_PASSED && !t->options.verbose)) return;
-    printf("%-7s %s%s%s\n", result_names[c->result], name_of(c->folder), *why ? ": " : "", why);
+    printf("%-7s %s%s%s\n", result_names[c->result], onnx_test_name_of(c->folder), *why ? ": " : "", why);
     fflush(stdout);
 }
 
@@ -203,7 +203,7 @@ static size_t listen_to(tests *t, size_t next, int pipe, pid_t child, bool *late
         if (r.result == ONNX_RESULTS)
             snprintf(t->device, sizeof t->device, "%.*s", (int)sizeof t->device - 1, text);
         else
-            note(t, next++, r.result, text);
+            note_onnx_test(t, next++, r.result, text);
         cli_progress_update(&p, (int64_t)next, "");
     }
     cli_progress_end(&p);
@@ -220,7 +220,7 @@ static int run_some(tests *t, size_t *next) {
     pid_t child = fork();
     if (child == 0) {
         close(ends[0]);
-        work(t, *next, ends[1]);
+        work_onnx_test(t, *next, ends[1]);
     }
     close(ends[1]);
     if (child > 0) cli_child_begin(child);
@@ -240,11 +240,11 @@ static int run_some(tests *t, size_t *next) {
         snprintf(why, sizeof why, "it crashed: %s", strsignal(WTERMSIG(state)));
     else
         snprintf(why, sizeof why, "its process ended with %d", WEXITSTATUS(state));
-    note(t, (*next)++, ONNX_FAILED, why);
+    note_onnx_test(t, (*next)++, ONNX_FAILED, why);
     return CLI_OK;
 }
 
-static void put_json(const tests *t) {
+static void put_json_onnx_test(const tests *t) {
     cli_json j = {.out = stdout};
     cli_json_object(&j, NULL);
     for (int k = 0; k < ONNX_RESULTS; k++)
@@ -253,7 +253,7 @@ static void put_json(const tests *t) {
     cli_json_array(&j, "cases");
     for (size_t i = 0; i < t->count; i++) {
         cli_json_object(&j, NULL);
-        cli_json_string(&j, "name", name_of(t->cases[i].folder));
+        cli_json_string(&j, "name", onnx_test_name_of(t->cases[i].folder));
         cli_json_string(&j, "result", result_names[t->cases[i].result]);
         cli_json_string(&j, "why", t->cases[i].why);
         cli_json_end(&j, '}');
@@ -262,14 +262,14 @@ static void put_json(const tests *t) {
     cli_json_end(&j, '}');
 }
 
-static int run_all(tests *t) {
+static int run_all_onnx_test(tests *t) {
     int code = CLI_OK;
     qsort(t->cases, t->count, sizeof *t->cases, by_folder);
     for (size_t next = 0; next < t->count && code == CLI_OK;)
         code = run_some(t, &next);
     if (code != CLI_OK) return code;
     if (t->options.json)
-        put_json(t);
+        put_json_onnx_test(t);
     else
         printf("%lld passed, %lld failed, %lld skipped\n", (long long)t->of[ONNX_PASSED], (long long)t->of[ONNX_FAILED],
                (long long)t->of[ONNX_SKIPPED]);
@@ -284,7 +284,7 @@ static void free_cases(tests *t) {
     free(t->cases);
 }
 
-static int run(int argc, char **argv) {
+static int run_onnx_test(int argc, char **argv) {
     static const struct option own[] = {
         {"atol", required_argument, NULL, OPT_ATOL},
         {"rtol", required_argument, NULL, OPT_RTOL},
@@ -294,7 +294,7 @@ static int run(int argc, char **argv) {
     };
     tests t = {.tolerance = {-1, -1}, .seconds = 60};
     tn_onnx_set_image_decoder(image_decode_for_onnx);
-    int status, first = cli_parse(&cli_onnx_test, argc, argv, &t.options, own, "", take, &t, &status);
+    int status, first = cli_parse(&cli_onnx_test, argc, argv, &t.options, own, "", take_onnx_test_option, &t, &status);
     if (first < 0) return status;
     if (first == argc) return cli_wrong_usage(&cli_onnx_test, "which cases? Give their folder");
     bool good = true;
@@ -313,7 +313,7 @@ static int run(int argc, char **argv) {
     if (good && t.count == 0)
         code = cli_fail(TN_ERR_ARGUMENT, "no case's name contains \"%s\"", t.filter);
     else if (good)
-        code = run_all(&t);
+        code = run_all_onnx_test(&t);
     else
         code = cli_fail(TN_ERR_MEMORY, "no memory for the list of cases");
     free_cases(&t);

@@ -128,7 +128,7 @@ static bool take_common(cli_options *o, int val, const char *arg) {
 }
 
 /* The options that this command knows, its own ones first, ended by a row of zeros. */
-static void gather(const cli_command *c, const struct option *own, struct option *all) {
+static void gather_options(const cli_command *c, const struct option *own, struct option *all) {
     int n = 0;
     for (; own && own->name && n < MOST_OWN; own++)
         all[n++] = *own;
@@ -137,7 +137,7 @@ static void gather(const cli_command *c, const struct option *own, struct option
     all[n] = (struct option){0};
 }
 
-static const char *name_of(const struct option *all, int val) {
+static const char *options_name_of(const struct option *all, int val) {
     while (all->name && all->val != val)
         all++;
     return all->name ? all->name : "?";
@@ -161,7 +161,7 @@ static void say_unknown(const cli_command *c, const struct option *all, int val,
     if (val == ':')
         (void)cli_wrong_usage(c, "%s needs a value", word);
     else if (optopt >= 256)
-        (void)cli_wrong_usage(c, "--%s takes no value", name_of(all, optopt));
+        (void)cli_wrong_usage(c, "--%s takes no value", options_name_of(all, optopt));
     else if (optopt)
         (void)cli_wrong_usage(c, "there is no option -%c", optopt);
     else
@@ -172,7 +172,7 @@ int cli_parse(const cli_command *c, int argc, char **argv, cli_options *o, const
               bool (*take)(void *ctx, int val, const char *arg), void *ctx, int *status) {
     struct option all[MOST_OWN + COMMON + 1];
     char letters[64];
-    gather(c, own, all);
+    gather_options(c, own, all);
     snprintf(letters, sizeof letters, ":%s%s", c->accepts & CLI_VERBOSE ? "v" : "", shorts ? shorts : "");
     *o = (cli_options){.device = "auto"};
     *status = CLI_USAGE;
@@ -191,7 +191,7 @@ int cli_parse(const cli_command *c, int argc, char **argv, cli_options *o, const
         }
         bool is_common = val >= FIRST_COMMON || (val == 'v' && c->accepts & CLI_VERBOSE);
         if (is_common ? take_common(o, val, optarg) : take(ctx, val, optarg)) continue;
-        say_wrong(c, name_of(all, val), optarg ? optarg : "");
+        say_wrong(c, options_name_of(all, val), optarg ? optarg : "");
         return -1;
     }
 }

@@ -13,7 +13,7 @@
 
 enum { OPT_CONTEXT = 256, PIECE = 64 /* tokens whose logits are held at once */ };
 
-static int run(int argc, char **argv);
+static int run_perplexity(int argc, char **argv);
 
 const cli_command cli_perplexity = {
     .name = "perplexity",
@@ -33,7 +33,7 @@ const cli_command cli_perplexity = {
             "  trunnion perplexity -m model.gguf -f text.txt\n"
             "  head -c 20000 text.txt | trunnion perplexity -m model.gguf -f - --json\n",
     .accepts = CLI_JSON | CLI_DEVICE | CLI_THREADS | CLI_VERBOSE,
-    .run = run,
+    .run = run_perplexity,
 };
 
 typedef struct wishes {
@@ -41,7 +41,7 @@ typedef struct wishes {
     int64_t context;
 } wishes;
 
-static bool take(void *ctx, int val, const char *arg) {
+static bool take_perplexity_option(void *ctx, int val, const char *arg) {
     wishes *w = ctx;
     switch (val) {
     case 'm': w->model = arg; return *arg != 0;
@@ -106,7 +106,8 @@ static tn_status read_ids(const tn_tokenizer *t, const char *file, tn_ids *ids) 
     return status;
 }
 
-static void put(const cli_language *l, const tn_ids *ids, const rating *r, int64_t context, double seconds, bool json) {
+static void put_perplexity(const cli_language *l, const tn_ids *ids, const rating *r, int64_t context, double seconds,
+                           bool json) {
     tn_device_info device = {.struct_size = sizeof device};
     (void)tn_device_get_info(l->device, &device);
     double perplexity = exp(r->loss / (double)r->predicted), rate = (double)r->predicted / seconds;
@@ -137,7 +138,7 @@ static int64_t window_of(const char *model, int64_t asked) {
     return shorter ? f.trained_context : USUAL;
 }
 
-static int run(int argc, char **argv) {
+static int run_perplexity(int argc, char **argv) {
     static const struct option own[] = {
         {"model", required_argument, NULL, 'm'},
         {"file", required_argument, NULL, 'f'},
@@ -146,7 +147,7 @@ static int run(int argc, char **argv) {
     };
     wishes w = {0};
     cli_options o;
-    int status, first = cli_parse(&cli_perplexity, argc, argv, &o, own, "m:f:", take, &w, &status);
+    int status, first = cli_parse(&cli_perplexity, argc, argv, &o, own, "m:f:", take_perplexity_option, &w, &status);
     if (first < 0) return status;
     if (!w.model) return cli_wrong_usage(&cli_perplexity, "which model? Give its GGUF file or folder with -m");
     if (!w.file) return cli_wrong_usage(&cli_perplexity, "which text? Give its file with -f");
@@ -166,7 +167,7 @@ static int run(int argc, char **argv) {
         l.code = cli_failed();
         good = false;
     }
-    if (good) put(&l, &ids, &r, w.context, cli_now() - begun, o.json);
+    if (good) put_perplexity(&l, &ids, &r, w.context, cli_now() - begun, o.json);
     tn_ids_free(&ids);
     cli_language_close(&l);
     return l.code;

@@ -38,21 +38,21 @@ static bool range_of(const double *y, int n, double *low, double *high) {
     return *low <= *high;
 }
 
-static int row_of(const canvas *c, double v, double low, double high) {
+static int plot_row_of(const canvas *c, double v, double low, double high) {
     double part = high > low ? (v - low) / (high - low) : 0.5;
     return (int)lround((1 - part) * (c->high - 1));
 }
 
 /* Draws column by column; a column that holds no value of its own takes the one that came before. */
-static void draw(canvas *c, const double *y, int n, double low, double high) {
+static void draw_plot(canvas *c, const double *y, int n, double low, double high) {
     int before = -1; /* row where the last column ended */
     for (int x = 0; x < c->wide; x++) {
         int begin = (int)((int64_t)x * n / c->wide), end = (int)((int64_t)(x + 1) * n / c->wide);
         if (end == begin) end = begin + 1;
         double least, most;
         if (!range_of(y + begin, end - begin, &least, &most)) continue;
-        int top = row_of(c, most, low, high), bottom = row_of(c, least, low, high), last = top;
-        if (isfinite(y[end - 1])) last = row_of(c, y[end - 1], low, high);
+        int top = plot_row_of(c, most, low, high), bottom = plot_row_of(c, least, low, high), last = top;
+        if (isfinite(y[end - 1])) last = plot_row_of(c, y[end - 1], low, high);
         if (before >= 0 && before < top) top = before + 1 < top ? before + 1 : top; /* join to the neighbour */
         if (before > bottom) bottom = before - 1 > bottom ? before - 1 : bottom;
         for (int r = top; r <= bottom; r++)
@@ -96,7 +96,7 @@ void cli_plot(FILE *to, const char *title, const char *x_label, const double *y,
     c.rows = rows < 2 ? 2 : rows > MOST_ROWS ? MOST_ROWS : rows;
     c.wide = c.columns * (c.braille ? 2 : 1);
     c.high = c.rows * (c.braille ? 4 : 1);
-    draw(&c, y, n, low, high);
+    draw_plot(&c, y, n, low, high);
     fprintf(to, "%s\n", title);
     put_rows(to, &c, low, high);
     fprintf(to, "%*s%s%s\n", LABEL_COLUMNS, "", c.braille ? "└ " : "+ ", x_label);

@@ -121,7 +121,7 @@ void ppo_free(ppo *p) {
     free(p);
 }
 
-static tn_status begin(ppo *p) {
+static tn_status begin_ppo(ppo *p) {
     tn_status status = allocate(p);
     if (status != TN_OK) return status;
     for (int64_t i = 0; i < p->n; i++)
@@ -155,7 +155,7 @@ tn_status ppo_new(tn_policy *policy, const ppo_environments *environments, const
     p->n = environments->count;
     p->steps = settings->horizon;
     p->state_count = tn_policy_state_count(policy);
-    tn_status status = begin(p);
+    tn_status status = begin_ppo(p);
     if (status == TN_OK)
         *out = p;
     else
@@ -166,8 +166,8 @@ tn_status ppo_new(tn_policy *policy, const ppo_environments *environments, const
 /* ---- acting ------------------------------------------------------------------------------------------------------ */
 
 /* The policy's logits and values for observations of all environments; new_state: NULL, or where new handles go. */
-static tn_status ask(ppo *p, const float *observations, tn_tensor *const *state, float *logits, float *values,
-                     tn_tensor **new_state) {
+static tn_status ask_ppo(ppo *p, const float *observations, tn_tensor *const *state, float *logits, float *values,
+                         tn_tensor **new_state) {
     int64_t n = p->n;
     TN_SCOPE;
     TN_NO_GRAD;
@@ -183,7 +183,7 @@ static tn_status ask(ppo *p, const float *observations, tn_tensor *const *state,
 }
 
 /* Draws an action by the probabilities that the logits stand for; *log_probability: of that action. */
-static int32_t draw(ppo *p, const float *logits, float *log_probability) {
+static int32_t draw_ppo(ppo *p, const float *logits, float *log_probability) {
     int64_t actions = p->environments.actions;
     double most = logits[0], sum = 0, u = random_uniform(&p->random), reached = 0;
     for (int64_t a = 1; a < actions; a++)
@@ -235,7 +235,7 @@ static tn_status add_value_behind_cut(ppo *p, int64_t t) {
     for (int64_t i = 0; i < p->n; i++)
         any |= p->cut[i];
     if (!any) return TN_OK;
-    tn_status status = ask(p, p->last, p->state, p->logits, p->row, NULL);
+    tn_status status = ask_ppo(p, p->last, p->state, p->logits, p->row, NULL);
     for (int64_t i = 0; status == TN_OK && i < p->n; i++)
         if (p->cut[i]) p->rewards[t * p->n + i] += (float)p->settings.discount * p->row[i];
     return status;
@@ -246,14 +246,14 @@ static tn_status collect_step(ppo *p, int64_t t) {
     float *observations = p->observations + at * p->environments.observations;
     tn_tensor *after[TN_MAX_POLICY_STATE];
     p->environments.observe(p->environments.self, observations);
-    tn_status status = ask(p, observations, p->state, p->logits, p->values + at, after);
+    tn_status status = ask_ppo(p, observations, p->state, p->logits, p->values + at, after);
     if (status != TN_OK) return status;
     free_state(p, p->state);
     for (int i = 0; i < p->state_count; i++)
         p->state[i] = after[i];
     for (int64_t i = 0; i < n; i++) {
         p->starts[at + i] = p->started[i] ? 1.0F : 0.0F;
-        p->actions[at + i] = draw(p, p->logits + i * p->environments.actions, &p->log_probabilities[at + i]);
+        p->actions[at + i] = draw_ppo(p, p->logits + i * p->environments.actions, &p->log_probabilities[at + i]);
     }
     p->environments.step(p->environments.self, p->actions + at, p->rewards + at, p->ended + at, p->cut, p->last);
     memcpy(p->started, p->ended + at, (size_t)n * sizeof *p->started);
@@ -293,7 +293,7 @@ static tn_status collect(ppo *p) {
     }
     if (status != TN_OK) return status;
     p->environments.observe(p->environments.self, p->last);
-    status = ask(p, p->last, p->state, p->logits, p->row, NULL);
+    status = ask_ppo(p, p->last, p->state, p->logits, p->row, NULL);
     if (status == TN_OK) estimate_advantages(p, p->row);
     return status;
 }
@@ -326,14 +326,15 @@ static tn_tensor *column(const float *data, int64_t n) { return tn_from_data(dat
 
 static tn_tensor *mean_of_all(const tn_tensor *x) { return tn_mean(x, NULL, 0, false); }
 
-/* The objective of a minibatch of n items; logits [n, actions], values [n, 1]. clip may differ every time: a dial. */
+/* The objective of a minibatch of n items; logits [n, actions], values [n, 1]. clip may differ every time: a runtime
+ * scalar. */
 static tn_tensor *objective(ppo *p, const tn_tensor *logits, const tn_tensor *values, int64_t n, double clip) {
     const ppo_settings *s = &p->settings;
     tn_tensor *actions = tn_from_data(p->batch_actions, (int64_t[]){n, 1}, 2, TN_I64);
     tn_tensor *advantages = column(p->batch_advantages, n);
     tn_tensor *all = tn_log_softmax(logits, 1);
     tn_tensor *ratio = tn_exp(tn_sub(tn_gather(all, 1, actions), column(p->batch_old, n)));
-    tn_tensor *near = tn_minimum(tn_maximum(ratio, tn_dial(1 - clip)), tn_dial(1 + clip));
+    tn_tensor *near = tn_minimum(tn_maximum(ratio, tn_runtime_scalar(1 - clip)), tn_runtime_scalar(1 + clip));
     tn_tensor *gain = mean_of_all(tn_minimum(tn_mul(ratio, advantages), tn_mul(near, advantages)));
     tn_tensor *error = tn_sub(values, column(p->batch_returns, n));
     tn_tensor *loss = tn_sub(tn_mul(mean_of_all(tn_mul(error, error)), tn_scalar(s->value_weight)), gain);

@@ -48,7 +48,7 @@ static void left_text(char *out, size_t size, double seconds) {
 }
 
 /* Cuts UTF-8 text to so many characters. */
-static void cut(char *text, int columns) {
+static void cut_progress(char *text, int columns) {
     for (char *c = text; *c; c++) {
         if (((unsigned char)*c & 0xC0) == 0x80) continue;
         if (columns-- == 0) {
@@ -58,7 +58,7 @@ static void cut(char *text, int columns) {
     }
 }
 
-static int columns_of(const char *text) {
+static int progress_columns_of(const char *text) {
     int n = 0;
     for (; *text; text++)
         n += ((unsigned char)*text & 0xC0) != 0x80;
@@ -76,17 +76,17 @@ static void line_text(char *line, size_t size, const cli_progress *p, const char
     if (p->rate > 0) left_text(left, sizeof left, (double)(p->total - done) / p->rate);
     snprintf(rest, sizeof rest, "%lld/%lld  %s  %.3g %s/s  %s", done, (long long)p->total, text, p->rate, p->unit,
              left);
-    int room = width - columns_of(p->what) - columns_of(rest) - 2;
+    int room = width - progress_columns_of(p->what) - progress_columns_of(rest) - 2;
     if (room > BAR_COLUMNS) room = BAR_COLUMNS;
     if (room >= LEAST_BAR_COLUMNS) bar_text(bar, sizeof bar, (double)done / (double)p->total, room);
     snprintf(line, size, "%s %s%s%s", p->what, bar, bar[0] ? " " : "", rest);
 }
 
-static void show(const cli_progress *p, const char *text) {
+static void show_progress(const cli_progress *p, const char *text) {
     char line[LINE_BYTES];
     int width = cli_columns(stderr) - 1;
     line_text(line, sizeof line, p, text, width);
-    cut(line, width);
+    cut_progress(line, width);
     fprintf(stderr, "\r%s\033[K", line);
     fflush(stderr);
 }
@@ -100,7 +100,7 @@ void cli_progress_update(cli_progress *p, int64_t done, const char *text) {
     p->rate = p->rate > 0 ? p->rate + SMOOTHING * (rate - p->rate) : rate;
     p->shown = t;
     p->shown_done = done;
-    show(p, text);
+    show_progress(p, text);
 }
 
 void cli_progress_end(cli_progress *p) {

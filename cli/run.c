@@ -38,7 +38,7 @@ enum {
     WARM = 3
 };
 
-static int run(int argc, char **argv);
+static int run_network(int argc, char **argv);
 
 const cli_command cli_run = {
     .name = "run",
@@ -80,7 +80,7 @@ const cli_command cli_run = {
             "  trunnion run recurrent.onnx -i x=frame.npy --steps 100 --feed hn=h --feed cn=c\n"
             "  trunnion run model.onnx -i input=photo.jpg --mean 0.48,0.45,0.4 --std 0.22\n",
     .accepts = CLI_ALL,
-    .run = run,
+    .run = run_network,
 };
 
 typedef struct named {
@@ -107,7 +107,7 @@ typedef struct work {
 } work;
 
 /* "NAME=TEXT" in two; without '=' the name is empty. Names have '=' seldom, files more often: the first one counts. */
-static bool split(char *arg, named *list, int *count) {
+static bool split_network(char *arg, named *list, int *count) {
     if (*count == MOST || !*arg) return false;
     char *equals = strchr(arg, '=');
     if (equals) *equals = 0;
@@ -162,13 +162,13 @@ static bool none_is_zero(const double *numbers, int count) {
     return true;
 }
 
-static bool take(void *ctx, int val, const char *arg) {
+static bool take_network_option(void *ctx, int val, const char *arg) {
     work *w = ctx;
     char *own = (char *)(uintptr_t)arg; /* of argv, which is ours */
     w->for_pictures |= val == OPT_RESIZE || val == OPT_SCALE || val == OPT_MEAN || val == OPT_STD || val == OPT_BGR;
     w->for_pictures |= val == OPT_SIZE;
     switch (val) {
-    case 'i': return split(own, w->inputs, &w->input_count);
+    case 'i': return split_network(own, w->inputs, &w->input_count);
     case 'o': w->output = arg; return *arg != 0;
     case OPT_DIM: return onnx_take_dim(&w->dims, arg);
     case OPT_RANDOM: return w->random = true;
@@ -213,7 +213,7 @@ static tn_status give_value(work *w, const char *name, tn_onnx_value *v) {
     return no_such_input(name);
 }
 
-static tn_status give(work *w, const char *name, tn_tensor *t) {
+static tn_status give_network(work *w, const char *name, tn_tensor *t) {
     tn_onnx_value *v = tn_onnx_value_tensor(t);
     tn_free(t);
     return give_value(w, name, v);
@@ -238,7 +238,7 @@ static tn_status give_members(work *w, const char *path, const unsigned char *by
             status = give_texts(w, m.name, m.bytes, m.size, m.name);
         } else {
             status = npz_decode(&m, &t);
-            if (status == TN_OK) status = give(w, m.name, t);
+            if (status == TN_OK) status = give_network(w, m.name, t);
         }
         if (status != TN_OK) return status;
     }
@@ -279,7 +279,7 @@ static tn_status give_file(work *w, const named *n) {
         status = image_is(bytes, size) ? decode_picture(w, name, bytes, size, n->text, &t)
                                        : npy_decode(bytes, size, n->text, &t);
         w->has_picture |= image_is(bytes, size);
-        if (status == TN_OK) status = give(w, name, t);
+        if (status == TN_OK) status = give_network(w, name, t);
     }
     free(bytes);
     return status;
@@ -322,7 +322,7 @@ static void free_outputs(work *w) {
     }
 }
 
-static int compare(const void *a, const void *b) {
+static int compare_network(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
@@ -347,7 +347,7 @@ static tn_status run_many(work *w, int64_t warm, int64_t count) {
     }
     if (status == TN_OK && w->steps.count) w->first = seconds[0];
     if (status == TN_OK && count > warm) {
-        qsort(seconds + warm, (size_t)(count - warm), sizeof *seconds, compare);
+        qsort(seconds + warm, (size_t)(count - warm), sizeof *seconds, compare_network);
         w->median = seconds[warm + (count - warm) / 2];
     }
     free(seconds);
@@ -363,7 +363,7 @@ static tn_status run_profiled(work *w) {
     return status;
 }
 
-static tn_status run_all(work *w) {
+static tn_status run_all_network(work *w) {
     w->ran = true;
     w->median = NAN;
     tn_status status = w->steps.count ? run_many(w, 1, w->steps.count) : run_once(w, &w->first);
@@ -407,7 +407,7 @@ static tn_status write_trace(const work *w) {
     return cli_output_commit(&file);
 }
 
-static void put_text(const work *w, const tn_placement *p) {
+static void put_text_network(const work *w, const tn_placement *p) {
     for (int k = 0; k < tn_onnx_output_count(w->model); k++) {
         tn_onnx_info info = {.struct_size = sizeof info};
         (void)tn_onnx_output_at(w->model, k, &info);
@@ -439,7 +439,7 @@ static void put_profile(const work *w, cli_json *j) {
     cli_json_end(j, ']');
 }
 
-static void put_json(const work *w, const tn_placement *p, const tn_selection *s, const tn_device *device) {
+static void put_json_network(const work *w, const tn_placement *p, const tn_selection *s, const tn_device *device) {
     cli_json j = {.out = stdout};
     cli_json_object(&j, NULL);
     cli_json_object(&j, "outputs");
@@ -503,7 +503,7 @@ static int do_work(work *w, const char *path) {
     if (status == TN_OK) status = run_top_open(&w->top);
     if (status == TN_OK && w->options.verbose) list_values(w);
     if (status == TN_OK) status = make_inputs(w);
-    if (status == TN_OK) status = run_all(w);
+    if (status == TN_OK) status = run_all_network(w);
     if (status == TN_OK) status = tn_get_placement(&p);
     if (status == TN_OK) status = run_top_check(&w->top, w->model, w->out);
     if (status == TN_OK && w->output) status = run_output_write(w->model, w->out, w->output);
@@ -514,13 +514,13 @@ static int do_work(work *w, const char *path) {
         return code;
     }
     if (w->options.json)
-        put_json(w, &p, &s, device);
+        put_json_network(w, &p, &s, device);
     else
-        put_text(w, &p);
+        put_text_network(w, &p);
     return CLI_OK;
 }
 
-static int run(int argc, char **argv) {
+static int run_network(int argc, char **argv) {
     static const struct option own[] = {
         {"input", required_argument, NULL, 'i'},         {"output", required_argument, NULL, 'o'},
         {"random", no_argument, NULL, OPT_RANDOM},       {"repeat", required_argument, NULL, OPT_REPEAT},
@@ -534,7 +534,7 @@ static int run(int argc, char **argv) {
     };
     work w = {0};
     tn_onnx_set_image_decoder(image_decode_for_onnx);
-    int status, first = cli_parse(&cli_run, argc, argv, &w.options, own, "i:o:", take, &w, &status);
+    int status, first = cli_parse(&cli_run, argc, argv, &w.options, own, "i:o:", take_network_option, &w, &status);
     if (first < 0) return status;
     if (first == argc) return cli_wrong_usage(&cli_run, "which model? Give its ONNX file");
     if (first + 1 < argc) return cli_wrong_usage(&cli_run, "\"%s\" belongs to no option", argv[first + 1]);

@@ -191,7 +191,7 @@ static bool is_ranked(const run_top *top, const tn_onnx_value *v) {
 
 /* ---- showing ----------------------------------------------------------------------------------------------------- */
 
-static void describe(const tn_onnx_value *v, char *text, size_t size) {
+static void describe_output(const tn_onnx_value *v, char *text, size_t size) {
     int64_t shape[TN_MAX_RANK];
     int rank = tn_onnx_value_shape(v, shape), n = 0;
     if (rank < 0) {
@@ -229,7 +229,7 @@ static void print_summary(const numbers *n) {
 void run_output_text(const char *name, const tn_onnx_value *v, const run_top *top) {
     char text[256];
     numbers n;
-    describe(v, text, sizeof text);
+    describe_output(v, text, sizeof text);
     printf("%s: %s\n", name, text);
     if (!read_numbers(v, &n)) return;
     if (is_ranked(top, v))
@@ -288,7 +288,7 @@ static void safe_name(const char *name, char *out, size_t size) {
         if (*c == '/' || *c == '\\' || (c == out && *c == '.') || iscntrl((unsigned char)*c)) *c = '_';
 }
 
-static const char *name_of(const tn_onnx *m, int k) {
+static const char *output_name_of(const tn_onnx *m, int k) {
     tn_onnx_info info = {.struct_size = sizeof info};
     return tn_onnx_output_at(m, k, &info) == TN_OK ? info.name : "";
 }
@@ -296,9 +296,9 @@ static const char *name_of(const tn_onnx *m, int k) {
 void run_output_file(const tn_onnx *m, int k, char *out, size_t size) {
     char name[NAME_BYTES], other[NAME_BYTES];
     int before = 0;
-    safe_name(name_of(m, k), name, sizeof name);
+    safe_name(output_name_of(m, k), name, sizeof name);
     for (int i = 0; i < k; i++) {
-        safe_name(name_of(m, i), other, sizeof other);
+        safe_name(output_name_of(m, i), other, sizeof other);
         before += strcmp(name, other) == 0;
     }
     if (before)

@@ -34,7 +34,7 @@ bool steps_take_pair(run_steps *s, char *arg) {
 }
 
 /* Does `name` fit the pattern? Then *rest is what its * stands for, of *length bytes. */
-static bool fits(const char *pattern, const char *name, const char **rest, size_t *length) {
+static bool step_pair_fits(const char *pattern, const char *name, const char **rest, size_t *length) {
     const char *star = strchr(pattern, '*');
     if (!star) {
         *length = 0;
@@ -51,7 +51,8 @@ static bool fits(const char *pattern, const char *name, const char **rest, size_
 static bool names_pair(const steps_pair *p, const char *output, const char *input) {
     const char *a = "", *b = "";
     size_t n, m;
-    return fits(p->from, output, &a, &n) && fits(p->to, input, &b, &m) && n == m && memcmp(a, b, n) == 0;
+    return step_pair_fits(p->from, output, &a, &n) && step_pair_fits(p->to, input, &b, &m) && n == m &&
+           memcmp(a, b, n) == 0;
 }
 
 static tn_onnx_info info_of(const tn_onnx *m, int i, bool output) {
@@ -60,7 +61,7 @@ static tn_onnx_info info_of(const tn_onnx *m, int i, bool output) {
     return info;
 }
 
-static int find(const tn_onnx *m, const char *name, bool output) {
+static int find_step_pair(const tn_onnx *m, const char *name, bool output) {
     int count = output ? tn_onnx_output_count(m) : tn_onnx_input_count(m);
     for (int i = 0; i < count; i++)
         if (strcmp(info_of(m, i, output).name, name) == 0) return i;
@@ -101,9 +102,9 @@ tn_status steps_begin(run_steps *s, const tn_onnx *m) {
     if (!s->fed) return tn_backend_fail(TN_ERR_MEMORY, "no memory for the names of outputs");
     for (int k = 0; k < tn_onnx_output_count(m); k++)
         s->cached |= (s->fed[k] = paired_input(s, m, info_of(m, k, true).name)) >= 0;
-    s->ids = find(m, "input_ids", false), s->logits = find(m, "logits", true);
-    s->mask = find(m, "attention_mask", false), s->places = find(m, "position_ids", false);
-    s->branch = find(m, "use_cache_branch", false);
+    s->ids = find_step_pair(m, "input_ids", false), s->logits = find_step_pair(m, "logits", true);
+    s->mask = find_step_pair(m, "attention_mask", false), s->places = find_step_pair(m, "position_ids", false);
+    s->branch = find_step_pair(m, "use_cache_branch", false);
     tn_status status = check_pairs(s, m);
     if (status != TN_OK || s->cached || (s->ids >= 0 && s->logits >= 0)) return status;
     return tn_backend_fail(TN_ERR_ARGUMENT, "--steps: no output of this model is known to be an input of its next "
@@ -113,7 +114,7 @@ tn_status steps_begin(run_steps *s, const tn_onnx *m) {
 /* ---- what the first run begins with ------------------------------------------------------------------------------ */
 
 /* The value takes t over. */
-static tn_status put(tn_onnx_value **in, tn_tensor *t) {
+static tn_status put_step_pair(tn_onnx_value **in, tn_tensor *t) {
     tn_status status = tn_eval(&t, 1);
     tn_onnx_value *v = status == TN_OK ? tn_onnx_value_tensor(t) : NULL;
     tn_free(t);
@@ -123,7 +124,7 @@ static tn_status put(tn_onnx_value **in, tn_tensor *t) {
     return TN_OK;
 }
 
-static tn_dtype dtype_of(const tn_onnx *m, int i) {
+static tn_dtype step_pair_dtype_of(const tn_onnx *m, int i) {
     tn_dtype t = info_of(m, i, false).dtype;
     return t == TN_DTYPE_COUNT ? TN_F32 : t;
 }
@@ -139,9 +140,9 @@ static tn_status put_row(const run_steps *s, const tn_onnx *m, tn_onnx_value **i
         tn_tensor *row = first == ONES ? tn_ones(TN_DIMS(count), TN_I64)
                                        : tn_arange((double)first, (double)(first + count), 1, TN_I64);
         tn_tensor *all = tn_expand(tn_unsqueeze(row, 0), TN_DIMS(s->batch, count));
-        t = tn_retain(tn_contiguous(tn_cast(all, dtype_of(m, i))));
+        t = tn_retain(tn_contiguous(tn_cast(all, step_pair_dtype_of(m, i))));
     }
-    return put(&in[i], t);
+    return put_step_pair(&in[i], t);
 }
 
 static bool begins(const char *name, const char *with) { return name && strncmp(name, with, strlen(with)) == 0; }
@@ -158,7 +159,7 @@ static tn_status put_empty(const run_steps *s, const tn_onnx *m, tn_onnx_value *
         bool of_batch = d == 0 || begins(info.dims[d], "batch");
         shape[d] = info.shape[d] >= 0 ? info.shape[d] : extent(ctx, &info, d, of_batch ? s->batch : 0);
     }
-    return put(&in[i], tn_zeros(shape, info.rank, dtype_of(m, i)));
+    return put_step_pair(&in[i], tn_zeros(shape, info.rank, step_pair_dtype_of(m, i)));
 }
 
 /* How many tokens the caches hold: of the first one, which is [batch, heads, positions, features] in all exports. */
@@ -186,7 +187,7 @@ tn_status steps_make_inputs(run_steps *s, const tn_onnx *m, tn_onnx_value **in,
     if (s->mask >= 0 && !in[s->mask]) status = put_row(s, m, in, s->mask, ONES, past + count);
     if (status == TN_OK && s->places >= 0 && !in[s->places]) status = put_row(s, m, in, s->places, past, count);
     if (status == TN_OK && s->branch >= 0 && !in[s->branch])
-        status = put(&in[s->branch], tn_zeros(TN_DIMS(1), dtype_of(m, s->branch)));
+        status = put_step_pair(&in[s->branch], tn_zeros(TN_DIMS(1), step_pair_dtype_of(m, s->branch)));
     if (status == TN_OK && s->batch > 0 && (uint64_t)s->count < SIZE_MAX / 8 / (size_t)s->batch)
         s->tokens = calloc((size_t)(s->count * s->batch), sizeof *s->tokens);
     return status == TN_OK && !s->tokens ? tn_backend_fail(TN_ERR_MEMORY, "no memory for tokens") : status;
@@ -195,7 +196,7 @@ tn_status steps_make_inputs(run_steps *s, const tn_onnx *m, tn_onnx_value **in,
 /* ---- from one run to the next ------------------------------------------------------------------------------------ */
 
 /* The likeliest token behind each text. */
-static tn_status choose(const run_steps *s, const tn_onnx_value *logits, int64_t *tokens) {
+static tn_status choose_step_pair(const run_steps *s, const tn_onnx_value *logits, int64_t *tokens) {
     const tn_tensor *t = tn_onnx_value_get(logits);
     if (!t || tn_rank(t) != 3 || tn_size(t, 0) != s->batch || tn_size(t, 1) < 1)
         return tn_backend_fail(TN_ERR_SHAPE, "--steps: 'logits' is not [%lld texts, tokens, vocabulary]",
@@ -206,7 +207,7 @@ static tn_status choose(const run_steps *s, const tn_onnx_value *logits, int64_t
 }
 
 /* Behind what input i holds along dim 1: a column, or (whole = false) the column alone. */
-static tn_status append(tn_onnx_value **in, int i, const tn_tensor *column, bool whole) {
+static tn_status append_step_pair(tn_onnx_value **in, int i, const tn_tensor *column, bool whole) {
     const tn_tensor *old = tn_onnx_value_get(in[i]);
     tn_tensor *t = NULL;
     {
@@ -214,28 +215,30 @@ static tn_status append(tn_onnx_value **in, int i, const tn_tensor *column, bool
         tn_tensor *own = tn_cast(column, tn_dtype_of(old));
         t = tn_retain(tn_contiguous(whole ? tn_cat((tn_tensor *[]){tn_detach(old), own}, 2, 1) : own));
     }
-    return put(&in[i], t);
+    return put_step_pair(&in[i], t);
 }
 
 static tn_status lengthen(const run_steps *s, const int64_t *tokens, tn_onnx_value **in) {
     TN_SCOPE;
     tn_tensor *chosen = tn_from_data(tokens, TN_DIMS(s->batch, 1), TN_I64);
-    tn_status status = append(in, s->ids, chosen, !s->cached);
-    if (status == TN_OK && s->mask >= 0) status = append(in, s->mask, tn_ones(TN_DIMS(s->batch, 1), TN_I64), true);
+    tn_status status = append_step_pair(in, s->ids, chosen, !s->cached);
+    if (status == TN_OK && s->mask >= 0)
+        status = append_step_pair(in, s->mask, tn_ones(TN_DIMS(s->batch, 1), TN_I64), true);
     if (status == TN_OK && s->places >= 0) {
         const tn_tensor *old = tn_onnx_value_get(in[s->places]);
         tn_tensor *next = tn_add(tn_narrow(old, 1, tn_size(old, 1) - 1, 1), tn_scalar_int(1));
-        status = append(in, s->places, next, !s->cached);
+        status = append_step_pair(in, s->places, next, !s->cached);
     }
     return status;
 }
 
 tn_status steps_advance(run_steps *s, int64_t i, const tn_onnx *m, tn_onnx_value **in, tn_onnx_value **out) {
     int64_t *tokens = s->tokens ? s->tokens + i * s->batch : NULL;
-    tn_status status = tokens ? choose(s, out[s->logits], tokens) : TN_OK;
+    tn_status status = tokens ? choose_step_pair(s, out[s->logits], tokens) : TN_OK;
     if (status != TN_OK || i + 1 == s->count) return status;
     if (tokens) status = lengthen(s, tokens, in);
-    if (status == TN_OK && s->branch >= 0) status = put(&in[s->branch], tn_ones(TN_DIMS(1), dtype_of(m, s->branch)));
+    if (status == TN_OK && s->branch >= 0)
+        status = put_step_pair(&in[s->branch], tn_ones(TN_DIMS(1), step_pair_dtype_of(m, s->branch)));
     for (int k = 0; k < tn_onnx_output_count(m); k++) {
         if (status == TN_OK && s->fed[k] >= 0) {
             tn_onnx_value_free(in[s->fed[k]]);

@@ -43,7 +43,7 @@ static void say(int to, const char *text) {
     (void)n; /* the process ends, whether anybody reads this or not */
 }
 
-static const char *name_of(int number) {
+static const char *signal_name_of(int number) {
     return number == SIGINT ? "SIGINT" : number == SIGTERM ? "SIGTERM" : "SIGHUP";
 }
 
@@ -54,11 +54,11 @@ static void end_process(int number) {
             if (atomic_load(&files[i].used) == 2) unlink(files[i].name);
         if (child > 0) kill((pid_t)child, SIGKILL);
         say(STDERR_FILENO, "\ntrunnion: stopped by ");
-        say(STDERR_FILENO, name_of(number));
+        say(STDERR_FILENO, signal_name_of(number));
         say(STDERR_FILENO, "\n");
         if (json && !cli_json_begun) {
             say(STDOUT_FILENO, "{\"error\": {\"code\": \"cancelled\", \"message\": \"stopped by ");
-            say(STDOUT_FILENO, name_of(number));
+            say(STDOUT_FILENO, signal_name_of(number));
             say(STDOUT_FILENO, "\", \"fix\": null}}\n");
         }
     }
@@ -100,7 +100,7 @@ bool cli_stopped(void) { return received != 0; }
 
 int cli_stop_status(void) { return SIGNAL_STATUS + (int)received; }
 
-const char *cli_stop_signal(void) { return name_of((int)received); }
+const char *cli_stop_signal(void) { return signal_name_of((int)received); }
 
 void cli_child_begin(int pid) { child = pid; }
 

@@ -11,7 +11,7 @@
 
 enum { OPT_DECODE = 256, OPT_NO_SPECIAL, OPT_NO_ENDS };
 
-static int run(int argc, char **argv);
+static int run_tokenize(int argc, char **argv);
 
 const cli_command cli_tokenize = {
     .name = "tokenize",
@@ -30,7 +30,7 @@ const cli_command cli_tokenize = {
         "  trunnion tokenize -m model.gguf --decode 19556,28,905\n"
         "  echo 'a long text' | trunnion tokenize -m model.gguf - --json\n",
     .accepts = CLI_JSON,
-    .run = run,
+    .run = run_tokenize,
 };
 
 typedef struct wishes {
@@ -38,7 +38,7 @@ typedef struct wishes {
     bool no_special, no_ends;
 } wishes;
 
-static bool take(void *ctx, int val, const char *arg) {
+static bool take_tokenize_option(void *ctx, int val, const char *arg) {
     wishes *w = ctx;
     switch (val) {
     case 'm': w->model = arg; break;
@@ -101,7 +101,7 @@ static bool put_tokens(const tn_tokenizer *t, const tn_ids *ids, bool json) {
     return good;
 }
 
-static void put_text(const tn_bytes *text, bool json) {
+static void put_text_tokenize(const tn_bytes *text, bool json) {
     if (!json) {
         fwrite(text->data, 1, text->size, stdout);
         putchar('\n');
@@ -120,14 +120,14 @@ static bool decode(const tn_tokenizer *t, const wishes *w, bool json) {
     tn_bytes given = {0}, text = {0};
     bool good = cli_take_text(w->decode, &given) == TN_OK && cli_read_ids(given.data, &ids) == TN_OK &&
                 tn_tokenizer_decode(t, ids.data, ids.count, w->no_special ? 0 : TN_DECODE_SPECIAL, &text) == TN_OK;
-    if (good) put_text(&text, json);
+    if (good) put_text_tokenize(&text, json);
     tn_ids_free(&ids);
     tn_bytes_free(&given);
     tn_bytes_free(&text);
     return good;
 }
 
-static bool encode(const tn_tokenizer *t, const wishes *w, const char *argument, bool json) {
+static bool encode_tokenize(const tn_tokenizer *t, const wishes *w, const char *argument, bool json) {
     tn_ids ids = {0};
     tn_bytes text = {0};
     unsigned flags = (w->no_special ? 0u : TN_ENCODE_SPECIAL) | (w->no_ends ? 0u : TN_ENCODE_ENDS);
@@ -138,7 +138,7 @@ static bool encode(const tn_tokenizer *t, const wishes *w, const char *argument,
     return good;
 }
 
-static int run(int argc, char **argv) {
+static int run_tokenize(int argc, char **argv) {
     static const struct option own[] = {
         {"model", required_argument, NULL, 'm'},
         {"decode", required_argument, NULL, OPT_DECODE},
@@ -148,7 +148,7 @@ static int run(int argc, char **argv) {
     };
     cli_options o;
     wishes w = {0};
-    int status, at = cli_parse(&cli_tokenize, argc, argv, &o, own, "m:", take, &w, &status);
+    int status, at = cli_parse(&cli_tokenize, argc, argv, &o, own, "m:", take_tokenize_option, &w, &status);
     if (at < 0) return status;
     if (!w.model) return cli_wrong_usage(&cli_tokenize, "which model? Give its GGUF file or folder with -m");
     if (w.decode && at < argc) return cli_wrong_usage(&cli_tokenize, "either TEXT or --decode");
@@ -161,7 +161,7 @@ static int run(int argc, char **argv) {
     if (!cli_find_model(&w.model, found)) return CLI_FAILED;
     tn_tokenizer *t;
     if (tn_tokenizer_open(w.model, &t) != TN_OK) return cli_failed();
-    bool good = w.decode ? decode(t, &w, o.json) : encode(t, &w, argv[at], o.json);
+    bool good = w.decode ? decode(t, &w, o.json) : encode_tokenize(t, &w, argv[at], o.json);
     tn_tokenizer_free(t);
     return good ? CLI_OK : cli_failed();
 }

@@ -142,7 +142,7 @@ typedef struct run {
     tn_selection selection; /* how the device was chosen */
 } run;
 
-static void describe(run *r) {
+static void describe_training(run *r) {
     char own[128];
     r->task->describe(r->self, own, sizeof own);
     snprintf(r->description, sizeof r->description, "{\"task\": \"%s\", %s, \"seed\": %llu}", r->task->name, own,
@@ -157,7 +157,7 @@ static tn_checkpoint checkpoint_of(const run *r) {
     return c;
 }
 
-static tn_status save(const run *r) {
+static tn_status save_training(const run *r) {
     tn_status status = r->task->before_save(r->self);
     if (status != TN_OK) return status;
     tn_checkpoint c = checkpoint_of(r);
@@ -228,7 +228,7 @@ static tn_status train_on(run *r, cli_progress *progress) {
         r->step += made;
         note_loss(r, loss);
         if (!log_step(r)) return tn_backend_fail(TN_ERR_IO, "writing '%s' failed: is the disk full?", r->options->log);
-        if (time_to_save(r, before) && (status = save(r)) != TN_OK) return status;
+        if (time_to_save(r, before) && (status = save_training(r)) != TN_OK) return status;
         char words[96], text[128];
         r->task->status_text(r->self, words, sizeof words);
         snprintf(text, sizeof text, "loss %.3g  %s", r->loss, words);
@@ -239,7 +239,7 @@ static tn_status train_on(run *r, cli_progress *progress) {
 
 /* ---- the result -------------------------------------------------------------------------------------------------- */
 
-static void put_json(const run *r, double rate, double metric, const char *id, const tn_device *device) {
+static void put_json_training(const run *r, double rate, double metric, const char *id, const tn_device *device) {
     cli_json j = {.out = stdout};
     cli_json_object(&j, NULL);
     cli_json_string(&j, "task", r->task->name);
@@ -257,7 +257,7 @@ static void put_json(const run *r, double rate, double metric, const char *id, c
     cli_json_end(&j, '}');
 }
 
-static void put_text(const run *r, double rate, double metric, const char *device) {
+static void put_text_training(const run *r, double rate, double metric, const char *device) {
     if (r->points > 1)
         cli_plot(stdout, r->task->shown ? r->task->shown : "loss", r->task->unit, r->curve, r->points, PLOT_ROWS);
     printf("%s on %s: %lld %s", r->task->name, device, (long long)r->step, r->task->unit);
@@ -269,19 +269,19 @@ static void put_text(const run *r, double rate, double metric, const char *devic
 }
 
 /* The metric takes as long as many steps, so a run that was stopped does without. */
-static int finish(run *r, double rate, tn_device *device) {
+static int finish_training(run *r, double rate, tn_device *device) {
     tn_device_info info = {.struct_size = sizeof info};
     double metric = NAN;
-    if (r->options->save && save(r) != TN_OK) return cli_failed();
+    if (r->options->save && save_training(r) != TN_OK) return cli_failed();
     cli_stop_end(); /* what a signal could lose is saved */
     if (r->log && fflush(r->log) != 0)
         return cli_fail(TN_ERR_IO, "writing the log '%s': %s", r->options->log, strerror(errno));
     if (tn_device_get_info(device, &info) != TN_OK) return cli_failed();
     if (!cli_stopped() && r->task->measure(r->self, &metric) != TN_OK) return cli_failed();
     if (r->options->common.json)
-        put_json(r, rate, metric, info.id, device);
+        put_json_training(r, rate, metric, info.id, device);
     else
-        put_text(r, rate, metric, info.id);
+        put_text_training(r, rate, metric, info.id);
     if (cli_stopped()) return cli_stop_status();
     if (!r->options->common.json && r->task->show && r->task->show(r->self, stdout) != TN_OK) return cli_failed();
     return CLI_OK;
@@ -290,7 +290,7 @@ static int finish(run *r, double rate, tn_device *device) {
 static int execute(run *r, tn_device *device) {
     tn_manual_seed(r->options->common.seed);
     if (r->task->begin(r->options, &r->self) != TN_OK) return cli_failed();
-    describe(r);
+    describe_training(r);
     int code = resume(r);
     if (code != CLI_OK) return code;
     if (r->step >= r->last && r->options->resume)
@@ -310,7 +310,7 @@ static int execute(run *r, tn_device *device) {
     if (cli_stopped())
         fprintf(stderr, "trunnion train: stopped by %s after %lld steps%s\n", cli_stop_signal(), (long long)r->step,
                 r->options->save ? "; saving" : "");
-    return finish(r, rate, device);
+    return finish_training(r, rate, device);
 }
 
 /* Nobody should learn at the end of a run that it cannot be saved. */
@@ -334,7 +334,7 @@ static bool can_save(const char *path) {
 }
 
 /* Opens what the run needs beside the task: curve and log. */
-static int prepare(run *r) {
+static int prepare_training(run *r) {
     r->curve = malloc(PLOT_POINTS * sizeof *r->curve);
     if (!r->curve) return cli_fail(TN_ERR_MEMORY, "out of memory");
     if (r->options->save && !can_save(r->options->save)) return CLI_FAILED;
@@ -350,7 +350,7 @@ static int run_task(train_options *o, const train_task *task) {
     o->team = &team;
     r.last = o->steps >= 0 ? o->steps : task->steps;
     int code = train_open(o, &team, &r.selection);
-    if (code == CLI_OK) code = prepare(&r);
+    if (code == CLI_OK) code = prepare_training(&r);
     if (code == CLI_OK) code = execute(&r, team.devices[0]);
     task->end(r.self);
     if (r.log && fclose(r.log) != 0 && code == CLI_OK) code = CLI_FAILED;

@@ -41,7 +41,7 @@ typedef struct chars {
 
 /* ---- the text ---------------------------------------------------------------------------------------------------- */
 
-static tn_status read_file(const char *path, char **text, size_t *length) {
+static tn_status read_file_chars(const char *path, char **text, size_t *length) {
     FILE *f = fopen(path, "rb");
     if (!f) return tn_backend_fail(TN_ERR_IO, "'%s': %s", path, strerror(errno));
     char *data = malloc((size_t)MOST_TEXT + 1);
@@ -83,7 +83,7 @@ static void number_bytes(chars *c) {
 static tn_status load_text(const char *given, chars *c) {
     char *text = NULL;
     size_t length = 0;
-    tn_status status = given ? read_file(given, &text, &length) : own_help(&text, &length);
+    tn_status status = given ? read_file_chars(given, &text, &length) : own_help(&text, &length);
     c->text = (unsigned char *)text;
     c->length = (int64_t)length;
     if (status != TN_OK) return status;
@@ -109,7 +109,7 @@ static tn_tensor *causal_mask(void) {
     return tn_from_data(mask, (int64_t[]){CONTEXT, CONTEXT}, 2, TN_F32);
 }
 
-static tn_status build(chars *c) {
+static tn_status build_chars(chars *c) {
     tn_nn_encoder_options block = TN_NN_ENCODER_DEFAULTS;
     block.norm_first = true;
     tn_adam_options adam = TN_ADAM_DEFAULTS;
@@ -162,7 +162,7 @@ static tn_status chars_begin(const train_options *o, void **self) {
     if (!c) return tn_backend_fail(TN_ERR_MEMORY, "out of memory");
     c->seed = o->common.seed;
     tn_status status = load_text(o->data, c);
-    if (status == TN_OK) status = build(c);
+    if (status == TN_OK) status = build_chars(c);
     return status == TN_OK ? train_share(o, c->root, &c->all) : status;
 }
 
@@ -241,7 +241,7 @@ static tn_status chars_measure(void *self, double *metric) {
 }
 
 /* The number drawn from the probabilities of `logits`. */
-static int64_t draw(const float *logits, int count, uint64_t *state) {
+static int64_t draw_chars(const float *logits, int count, uint64_t *state) {
     double most = -INFINITY, sum = 0, p[BYTES];
     for (int i = 0; i < count; i++)
         most = fmax(most, (double)logits[i]);
@@ -282,7 +282,7 @@ static tn_status chars_show(void *self, FILE *to) {
         tn_status status = next_logits(c, context, length, logits);
         if (status != TN_OK) return status;
         if (length == CONTEXT) memmove(context, context + 1, (size_t)--length * sizeof *context);
-        context[length] = draw(logits, c->vocabulary, &state);
+        context[length] = draw_chars(logits, c->vocabulary, &state);
         text[written++] = (char)c->byte_of[context[length++]];
     }
     text[written] = 0;

@@ -144,7 +144,7 @@ static void build_cnn(tn_module *net) {
     tn_nn_linear(net, "7", 64, CLASSES, true);
 }
 
-static tn_status build(digits *d) {
+static tn_status build_digits(digits *d) {
     d->root = tn_module_root();
     d->net = tn_nn_sequential(d->root, "net");
     if (d->images)
@@ -184,7 +184,7 @@ static tn_status digits_begin(const train_options *o, void **self) {
     if (status != TN_OK) return status;
     d->order = malloc((size_t)d->train.count * sizeof *d->order);
     if (!d->order) return tn_backend_fail(TN_ERR_MEMORY, "out of memory");
-    status = build(d);
+    status = build_digits(d);
     return status == TN_OK ? train_share(o, d->root, &d->all) : status;
 }
 

@@ -100,7 +100,7 @@ enum { SECONDS = 600, PERIOD = 20000 /* microseconds between two looks */ };
 static const char HERE[] = "TRUNNION_TUNE_HERE"; /* set for the process that measures */
 
 /* Waits for it; false when it had to be ended, or how it ended is not to be had. */
-static bool wait_for(pid_t pid, int *status) {
+static bool wait_for_tune(pid_t pid, int *status) {
     double end = cli_now() + SECONDS;
     pid_t ended;
     while ((ended = waitpid(pid, status, WNOHANG)) == 0) {
@@ -149,7 +149,7 @@ static int tune_apart(const char *name, const cli_options *o) {
         return cli_fail(TN_ERR_INTERNAL, "no process could be made: %s", strerror(failure));
     }
     cli_child_begin(pid);
-    bool ended = wait_for(pid, &status);
+    bool ended = wait_for_tune(pid, &status);
     cli_child_end();
     if (ended && WIFEXITED(status)) return WEXITSTATUS(status);
     fprintf(stderr, "trunnion tune: %s on %s %s; the rules choose what it was at\n", name, o->device,
@@ -189,7 +189,7 @@ static void show_json(int first) {
     cli_json_end(&j, '}');
 }
 
-static void show(int first) {
+static void show_tune(int first) {
     tn_tuned e = {.struct_size = sizeof e};
     for (int i = first; tn_tuned_at(i, &e) == TN_OK; i++) {
         if (e.seconds == 0) {
@@ -239,7 +239,7 @@ static int run_tune(int argc, char **argv) {
         int before = tn_tuned_count(), done = tune_all(&o, argv + first, argc - first);
         if (done == CLI_OK && tn_set_tuning(TN_TUNING_USE) != TN_OK) done = cli_failed(); /* reads the record anew */
         if (done == CLI_OK && o.json) show_json(before);
-        if (done == CLI_OK && !o.json) show(before);
+        if (done == CLI_OK && !o.json) show_tune(before);
         return done;
     }
     if (strcmp(o.device, "auto") == 0) o.device = "cpu";
@@ -250,7 +250,7 @@ static int run_tune(int argc, char **argv) {
     if (tn_set_tuning(TN_TUNING_FIRST_USE) != TN_OK) code = cli_failed();
     if (code == CLI_OK) code = tune_all(NULL, argv + first, argc - first);
     if (code == CLI_OK && o.json) show_json(before);
-    if (code == CLI_OK && !o.json) show(before);
+    if (code == CLI_OK && !o.json) show_tune(before);
     tn_device_close(device);
     return code;
 }

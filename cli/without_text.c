@@ -7,7 +7,7 @@
 #include "explain.h"
 #include "trunnion/backend.h"
 
-static int refuse(int argc, char **argv) {
+static int refuse_without_text(int argc, char **argv) {
     (void)argc;
     return cli_fail(TN_ERR_UNSUPPORTED, "%s needs the library trunnion-text: %s", argv[0], TN_TEXT_MISSING);
 }
@@ -19,7 +19,7 @@ static int refuse(int argc, char **argv) {
         .usage = #command,                                                  \
         .help = "",                                                         \
         .accepts = CLI_JSON,                                                \
-        .run = refuse,                                                      \
+        .run = refuse_without_text,                                         \
     }
 
 const bench_work bench_llm_works[] = {{0}};

@@ -20,7 +20,7 @@ typedef struct async_event {
 
 typedef struct async_module {
     void *far;
-    size_t sizes, dials;
+    size_t sizes, scalars;
     int buffers;
 } async_module;
 
@@ -43,7 +43,7 @@ typedef struct async_queue {
     pthread_cond_t moved;
     step *first, **end;
     uint64_t given, done;
-    bool held, stop;
+    bool pending, stop;
 } async_queue;
 
 typedef struct async_device {
@@ -119,7 +119,7 @@ static void *queue_main(void *argument) {
     async_queue *q = argument;
     pthread_mutex_lock(&q->lock);
     for (;;) {
-        while ((!q->first || q->held) && !q->stop)
+        while ((!q->first || q->pending) && !q->stop)
             pthread_cond_wait(&q->moved, &q->lock);
         step *s = q->first;
         if (q->stop && !s) break;
@@ -179,7 +179,7 @@ static tn_status outcome(async_device *d) {
 void async_hold(void *queue, bool held) {
     async_queue *q = queue_at(queue);
     pthread_mutex_lock(&q->lock);
-    q->held = held;
+    q->pending = held;
     pthread_cond_broadcast(&q->moved);
     pthread_mutex_unlock(&q->lock);
 }
@@ -219,7 +219,7 @@ static tn_status async_load(void *device, const tn_code *code, void **module) {
     const kir_program *p = code->data;
     async_module *m = tn_mem_zalloc(1, sizeof *m);
     if (!m) return TN_ERR_MEMORY;
-    *m = (async_module){.sizes = kir_sizes_count(p), .dials = (size_t)p->n_dials, .buffers = p->n_buffers};
+    *m = (async_module){.sizes = kir_sizes_count(p), .scalars = (size_t)p->n_scalars, .buffers = p->n_buffers};
     tn_status s = far_driver.load(device_at(device)->far, code, &m->far);
     if (s != TN_OK) tn_mem_free(m);
     *module = m;
@@ -236,15 +236,15 @@ static void async_unload(void *device, void *module) {
 /* ---- work -------------------------------------------------------------------------------------------------------- */
 
 static tn_status give_launch(async_queue *q, const async_module *m, const tn_launch *l) {
-    size_t sizes = m->sizes * sizeof(int64_t), buffers = (size_t)m->buffers * sizeof(void *), dials = m->dials * 8;
-    step *s = tn_mem_zalloc(1, sizeof *s + sizes + buffers + dials);
+    size_t sizes = m->sizes * sizeof(int64_t), buffers = (size_t)m->buffers * sizeof(void *), scalars = m->scalars * 8;
+    step *s = tn_mem_zalloc(1, sizeof *s + sizes + buffers + scalars);
     if (!s) return TN_ERR_MEMORY;
     char *at = (char *)(s + 1);
     *s = (step){.kind = STEP_LAUNCH, .module = m->far};
     s->launch = (tn_launch){(int64_t *)(void *)at, (void **)(void *)(at + sizes), at + sizes + buffers};
     if (sizes) memcpy(at, l->sizes, sizes);
     if (buffers) memcpy(at + sizes, l->buffers, buffers);
-    if (dials) memcpy(at + sizes + buffers, l->dials, dials);
+    if (scalars) memcpy(at + sizes + buffers, l->scalars, scalars);
     (void)give(q, s);
     return TN_OK;
 }

@@ -16,8 +16,8 @@ typedef struct axpy_params {
     int64_t base[3];
 } axpy_params;
 
-static inline tn_code axpy_of(tn_code_form form, const char *text, const bool *written) {
-    return (tn_code){.form = form,
+static inline tn_code axpy_of(tn_code_format form, const char *text, const bool *written) {
+    return (tn_code){.format = form,
                      .data = text,
                      .size = strlen(text),
                      .entry = "axpy",

@@ -215,7 +215,7 @@ static tn_status launch_one(far_device *d, const far_module *m, const tn_launch 
             return tn_backend_fail(TN_ERR_INTERNAL, "far device: buffer %d of a launch lies in no allocation", b);
         buffers[b] = near_of(l->buffers[b]);
     }
-    kir_launch k = {.sizes = l->sizes, .buffers = buffers, .dials = l->dials};
+    kir_launch k = {.sizes = l->sizes, .buffers = buffers, .scalars = l->scalars};
     return m->vm ? kir_vm_run(m->vm, &k, 1) : kir_interpret(&m->program, &k);
 }
 

@@ -28,7 +28,7 @@ static char *exact_copy(const void *data, size_t size) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    tn_template_options limits = TN_TEMPLATE_DEFAULTS;
+    tn_chat_template_options limits = TN_CHAT_TEMPLATE_DEFAULTS;
     limits.now = 1;
     limits.max_steps = 20000;
     limits.max_memory = 4 << 20;
@@ -37,22 +37,22 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     int64_t before = tn_txt_live_blocks();
     char *source = exact_copy(data, length), *json = end ? exact_copy(end + 1, size - length - 1) : NULL;
     tn_bytes out = {0};
-    tn_template *t = NULL;
+    tn_chat_template *t = NULL;
     if (!source || (end && !json)) {
         free(source);
         free(json);
         return 0;
     }
-    tn_status status = tn_template_new(source, length, &t);
+    tn_status status = tn_chat_template_new(source, length, &t);
     free(source);
     if (status == TN_OK)
-        status = json ? tn_template_render(t, json, size - length - 1, &limits, &out)
-                      : tn_template_render(t, conversation, sizeof conversation - 1, &limits, &out);
+        status = json ? tn_chat_template_render(t, json, size - length - 1, &limits, &out)
+                      : tn_chat_template_render(t, conversation, sizeof conversation - 1, &limits, &out);
     if (status != TN_OK) {
         require(status == TN_ERR_FORMAT || status == TN_ERR_ARGUMENT || status == TN_ERR_MEMORY);
         require(strncmp(tn_error(), "chat template", 13) == 0 && out.size == 0);
     }
-    tn_template_free(t);
+    tn_chat_template_free(t);
     tn_bytes_free(&out);
     free(json);
     require(tn_txt_live_blocks() == before);

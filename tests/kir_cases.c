@@ -109,7 +109,7 @@ static void make_operations(kir_random *t, kir_type type) {
     put_bitcasts(t, sinks, type, x);
 }
 
-/* Constants that are hard to write down, dials, indices. */
+/* Constants that are hard to write down, runtime scalars, indices. */
 static void make_literals(kir_random *t, kir_type type) {
     static const double hard[] = {0.0, -0.0, 1e-45, -3.4028234e38, INFINITY, -INFINITY, NAN, 0.1, -123456789.0, 1e300};
     static const int64_t whole[] = {INT64_MIN, INT64_MAX, INT32_MIN, INT32_MAX, -1, 0, 7};
@@ -119,8 +119,8 @@ static void make_literals(kir_random *t, kir_type type) {
         put(t, &s, kir_const(t->b, type, hard[i]));
     for (size_t i = 0; i < TN_COUNT(whole); i++)
         put(t, &s, kir_const_i(t->b, type, whole[i]));
-    for (int dial = 0; dial < KIR_RANDOM_DIALS; dial++)
-        put(t, &s, kir_dial_value(t->b, type, dial));
+    for (int scalar = 0; scalar < KIR_RANDOM_RUNTIME_SCALARS; scalar++)
+        put(t, &s, kir_scalar_value(t->b, type, scalar));
     kir_aff index = along(0, -3, 40);
     put(t, &s, kir_cast(t->b, type, kir_index(t->b, &index)));
 }
@@ -327,10 +327,10 @@ const int kir_case_count = (int)TN_COUNT(kir_cases);
 
 void kir_case_make(kir_random *t, const kir_case *c) {
     *t = (kir_random){.n_par = 0};
-    static const double dials[KIR_RANDOM_DIALS] = {0.1, -1e-40, 3.5e38, -7.0};
-    for (int i = 0; i < KIR_RANDOM_DIALS; i++) {
-        t->dials[i].f = dials[i];
-        if (!kir_is_float(c->type)) t->dials[i].i = 0x123456789abcdef * (i + 1) - i * 5;
+    static const double scalars[KIR_RANDOM_RUNTIME_SCALARS] = {0.1, -1e-40, 3.5e38, -7.0};
+    for (int i = 0; i < KIR_RANDOM_RUNTIME_SCALARS; i++) {
+        t->scalars[i].f = scalars[i];
+        if (!kir_is_float(c->type)) t->scalars[i].i = 0x123456789abcdef * (i + 1) - i * 5;
     }
     c->make(t, c->type);
     assert_ok(kir_finish(t->b, &t->program, &t->sizes));

@@ -1,7 +1,7 @@
 /* kir_device.c — see kir_device.h. */
 #include "kir_device.h"
 
-#include "hal/code.h"
+#include "hal/kernel_code.h"
 #include "test_support.h"
 
 void kir_device_open(const tn_driver *driver, const kir_dialect *dialect, kir_device *out) {
@@ -58,14 +58,14 @@ static size_t front_of(const kir_random *t, char *memory) {
     return (size_t)(63 - least) / 64 * 64;
 }
 
-/* The sizes, dials and bases. The block lies `front` bytes behind where memory begins; element 0 may lie outside of
- * it, so only the kernel may go there. */
+/* The sizes, runtime scalars and bases. The block lies `front` bytes behind where memory begins; element 0 may lie
+ * outside of it, so only the kernel may go there. */
 static int64_t *make_params(const kir_random *t, const kir_rendering *k, char *memory, size_t front, void **buffers) {
     int64_t *params = calloc(1, k->params_bytes + 8);
     assert_non_null(params);
     size_t count = kir_sizes_count(t->program);
     memcpy(params, t->sizes, count * 8);
-    memcpy(params + count, t->dials, (size_t)t->program->n_dials * 8);
+    memcpy(params + count, t->scalars, (size_t)t->program->n_scalars * 8);
     kir_random_buffers(t, memory + front, buffers);
     int n = 0;
     for (int i = 0; i < t->n_areas; i++) {
@@ -81,7 +81,7 @@ static bool run(const kir_device *d, const kir_random *t, const kir_rendering *k
     char *want = kir_random_memory(t, seed), *got = kir_random_memory(t, seed), *memory;
     void *buffers[KIR_MAX_BUFFERS], *module = load(d, t->program, k);
     kir_random_buffers(t, want, buffers);
-    assert_ok(kir_interpret(t->program, &(kir_launch){t->sizes, buffers, t->dials}));
+    assert_ok(kir_interpret(t->program, &(kir_launch){t->sizes, buffers, t->scalars}));
     size_t front = front_of(t, got);
     memory = alloc(d, front + t->bytes + 64);
     assert_ok(d->driver->copy(d->handle, memory + front, got, t->bytes, 0));

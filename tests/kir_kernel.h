@@ -48,8 +48,8 @@ static inline void store_first(kernel *k, int buffer, kir_val v) {
 
 typedef enum engine { INTERPRETER, TILE_VM, ENGINES } engine;
 
-static inline void run_on(engine e, const kernel *k, void *const *buffers, const kir_dial *dials) {
-    kir_launch launch = {k->sizes, buffers, dials};
+static inline void run_on(engine e, const kernel *k, void *const *buffers, const kir_scalar *scalars) {
+    kir_launch launch = {k->sizes, buffers, scalars};
     if (e == INTERPRETER) {
         assert_ok(kir_interpret(k->p, &launch));
         return;

@@ -70,13 +70,13 @@ static kir_val need(kir_random *t, kir_type type) {
     kir_val v = pick(t, type);
     if (v != KIR_NONE) return v;
     if (t->options.simple) {
-        if (type != KIR_BOOL && one_in(4)) return kir_dial_value(t->b, type, (int)below(KIR_RANDOM_DIALS));
+        if (type != KIR_BOOL && one_in(4)) return kir_scalar_value(t->b, type, (int)below(KIR_RANDOM_RUNTIME_SCALARS));
         kir_val number = pick(t, KIR_F32);
         if (type == KIR_BOOL && number != KIR_NONE) return kir_cast(t->b, KIR_BOOL, number);
         return kir_const(t->b, type, (double)below(7) - 2.5);
     }
     if (t->n_values > 0 && !one_in(3)) return kir_cast(t->b, type, t->values[below(t->n_values)]);
-    return one_in(4) ? kir_dial_value(t->b, type, (int)below(KIR_RANDOM_DIALS))
+    return one_in(4) ? kir_scalar_value(t->b, type, (int)below(KIR_RANDOM_RUNTIME_SCALARS))
                      : kir_const(t->b, type, (double)below(7) - 2.5);
 }
 
@@ -541,7 +541,7 @@ static kir_val random_end(kir_random *t) {
     for (int k = 0; k < t->n_par - t->n_items; k++)
         end.s[k] = below(3) - 1;
     kir_val turns = kir_index(t->b, &end);
-    return one_in(4) ? kir_binary(t->b, KIR_SHR, kir_dial_value(t->b, KIR_I64, 0), turns) : turns;
+    return one_in(4) ? kir_binary(t->b, KIR_SHR, kir_scalar_value(t->b, KIR_I64, 0), turns) : turns;
 }
 
 /* Where a loop uses what is shared, a barrier at its begin parts its turns, and one behind it the last of them. */
@@ -606,8 +606,8 @@ void kir_random_make(kir_random *t, uint64_t seed, const kir_random_options *opt
         random_axes(t);
     assert_ok(kir_begin(t->n_par, t->n_loop, t->extent, &t->b));
     if (options->group) kir_group(t->b, t->n_items);
-    for (int i = 0; i < KIR_RANDOM_DIALS; i++)
-        t->dials[i] = (kir_dial){.i = below(1000)};
+    for (int i = 0; i < KIR_RANDOM_RUNTIME_SCALARS; i++)
+        t->scalars[i] = (kir_scalar){.i = below(1000)};
     if (options->group)
         make_group(t);
     else

@@ -10,7 +10,7 @@
 
 #include "kir/kir.h"
 
-enum { KIR_RANDOM_DIALS = 4, KIR_RANDOM_VALUES = 256, KIR_RANDOM_VARS = 8, KIR_RANDOM_SHARED = 4 };
+enum { KIR_RANDOM_RUNTIME_SCALARS = 4, KIR_RANDOM_VALUES = 256, KIR_RANDOM_VARS = 8, KIR_RANDOM_SHARED = 4 };
 
 typedef struct kir_random_options {
     bool long_loop;      /* few points, one loop of tens of thousands of elements, mostly in reductions */
@@ -43,7 +43,7 @@ typedef struct kir_random_shared {
 typedef struct kir_random {
     kir_program *program;
     int64_t *sizes;
-    kir_dial dials[KIR_RANDOM_DIALS];
+    kir_scalar scalars[KIR_RANDOM_RUNTIME_SCALARS];
     int n_par, n_loop, n_items; /* of the parallel axes, the last n_items are items */
     int64_t extent[KIR_MAX_AXES];
     kir_random_area areas[KIR_MAX_BUFFERS]; /* one a buffer */

@@ -53,7 +53,7 @@ static void mock_free(void *device, void *address) {
 
 static tn_status mock_load(void *device, const tn_code *code, void **module) {
     (void)device;
-    if (!code->data || code->form != TN_CODE_KIR) return tn_backend_fail(TN_ERR_INTERNAL, "mock: no program");
+    if (!code->data || code->format != TN_CODE_KIR) return tn_backend_fail(TN_ERR_INTERNAL, "mock: no program");
     *module = &mock.loads;
     mock.loads++;
     return TN_OK;

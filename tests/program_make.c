@@ -1,8 +1,9 @@
 /* program_make.c — random programs.
  *
- * The oracle runs along in two variants (other values, other dials, other symbolic extents), so a step is taken only
- * when both can do it and when its values stay of a size that hides nothing. What is in memory decides what comes next:
- * views of views are preferred, then writes through them, with operands that often look into the same memory. */
+ * The oracle runs along in two variants (other values, other runtime scalars, other symbolic extents), so a step is
+ * taken only when both can do it and when its values stay of a size that hides nothing. What is in memory decides what
+ * comes next: views of views are preferred, then writes through them, with operands that often look into the same
+ * memory. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,7 +17,7 @@ typedef struct maker {
     int next, keep_below;                /* registers below are not freed: other threads', a capture's inputs */
     int64_t most;                        /* elements of a tensor */
     bool wild;
-    program_form form;
+    program_form format;
 } maker;
 
 enum { SYMBOLIC_EXTENT = 5 }; /* as it is in the first variant */
@@ -54,7 +55,7 @@ static bool smooth(const step *s, const oracle *x) {
 }
 
 static bool tame(const maker *k, const machine *m, const step *s) {
-    bool gradient = k->form == PROGRAM_GRADIENT;
+    bool gradient = k->format == PROGRAM_GRADIENT;
     if (gradient && !smooth(s, m->pending)) return false;
     if (!m->pending) return true;
     if (oracle_numel(m->pending) > k->most) return false;
@@ -101,15 +102,15 @@ static int take_new(maker *k, step *s) {
     return k->next++;
 }
 
-static bool is_dial(const maker *k, int r) {
+static bool is_runtime_scalar(const maker *k, int r) {
     for (int n = k->p->count - 1; n >= 0; n--)
-        if (k->p->steps[n].to == r) return k->p->steps[n].kind == STEP_dial;
+        if (k->p->steps[n].to == r) return k->p->steps[n].kind == STEP_runtime_scalar;
     return false;
 }
 
-/* A captured dial is named by its number among those that take part: none of them goes. */
+/* A captured runtime scalar is named by its number among those that take part: none of them goes. */
 static bool may_be_freed(const maker *k, int r) {
-    return r >= k->keep_below && !(k->form == PROGRAM_CAPTURE && is_dial(k, r));
+    return r >= k->keep_below && !(k->format == PROGRAM_CAPTURE && is_runtime_scalar(k, r));
 }
 
 static void take_free(maker *k, int r) {
@@ -144,7 +145,7 @@ static bool has_elements(const maker *k, int r) { return oracle_numel(at(k, r)) 
 static tn_dtype random_dtype(maker *k) {
     static const tn_dtype often[] = {TN_F32, TN_F32, TN_F32, TN_F32, TN_F32, TN_F32,  TN_F32, TN_F32, TN_F32,
                                      TN_F32, TN_I64, TN_I64, TN_I32, TN_I32, TN_BOOL, TN_U8,  TN_F64, TN_F16};
-    if (k->form == PROGRAM_GRADIENT) return TN_F64;
+    if (k->format == PROGRAM_GRADIENT) return TN_F64;
     return often[below(k, (int)(sizeof often / sizeof *often))];
 }
 
@@ -173,7 +174,7 @@ static int random_shape(maker *k, int64_t *shape) {
 static int make_data(maker *k, const int64_t *shape, int rank, tn_dtype dtype, content what, int64_t limit) {
     step s = new_step(STEP_data);
     int symbolic =
-        k->form == PROGRAM_SYMBOLIC && what != CONTENT_INDEX && rank > 0 && shape[0] == SYMBOLIC_EXTENT ? 0 : -1;
+        k->format == PROGRAM_SYMBOLIC && what != CONTENT_INDEX && rank > 0 && shape[0] == SYMBOLIC_EXTENT ? 0 : -1;
     s.dtype = dtype;
     add_list(&s, shape, rank);
     add_int(&s, (int64_t)what);
@@ -191,7 +192,7 @@ static int make_data(maker *k, const int64_t *shape, int rank, tn_dtype dtype, c
 }
 
 static content content_for(maker *k, tn_dtype dtype) {
-    if (k->form == PROGRAM_GRADIENT) return CONTENT_DISTINCT; /* equal values would be kinks of max */
+    if (k->format == PROGRAM_GRADIENT) return CONTENT_DISTINCT; /* equal values would be kinks of max */
     if (k->wild && chance(k, 50)) return tn_dtype_is_float(dtype) ? CONTENT_WILD : CONTENT_WIDE;
     return CONTENT_PLAIN;
 }
@@ -200,19 +201,19 @@ static int make_any(maker *k) {
     int64_t shape[TN_MAX_RANK];
     int rank = random_shape(k, shape);
     tn_dtype dtype = random_dtype(k);
-    if (k->form == PROGRAM_SYMBOLIC && rank > 0) shape[0] = SYMBOLIC_EXTENT;
+    if (k->format == PROGRAM_SYMBOLIC && rank > 0) shape[0] = SYMBOLIC_EXTENT;
     return make_data(k, shape, rank, dtype, content_for(k, dtype), 0);
 }
 
 /* Data of the same shape as x, so that they can meet. */
 static int make_like(maker *k, int x) {
     return make_data(k, at(k, x)->shape, at(k, x)->rank, random_dtype(k),
-                     k->form == PROGRAM_GRADIENT ? CONTENT_DISTINCT : CONTENT_PLAIN, 0);
+                     k->format == PROGRAM_GRADIENT ? CONTENT_DISTINCT : CONTENT_PLAIN, 0);
 }
 
 static int make_number(maker *k) {
     static const double values[] = {2.0, 0.5, -1.5, 3.0, 0.1, 1.0, -0.0, 7.0};
-    step s = new_step(chance(k, 30) ? STEP_dial : STEP_number);
+    step s = new_step(chance(k, 30) ? STEP_runtime_scalar : STEP_number);
     s.f = values[below(k, 8)];
     return take_new(k, &s);
 }
@@ -260,7 +261,7 @@ static int unary(maker *k, step_kind kind, int x) {
 static int index_data(maker *k, const int64_t *shape, int rank, int64_t limit) {
     if (limit == 0) return -1;
     int index = make_data(k, shape, rank, chance(k, 75) ? TN_I64 : TN_I32, CONTENT_INDEX, limit);
-    for (int n = 0; n < 2 && index >= 0 && k->form == PROGRAM_SYMBOLIC; n++) {
+    for (int n = 0; n < 2 && index >= 0 && k->format == PROGRAM_SYMBOLIC; n++) {
         int computed = unary(k, STEP_bitwise_not, index);
         take_free(k, index);
         index = computed;
@@ -643,7 +644,7 @@ static void some_write(maker *k) {
                                       STEP_sub_,  STEP_mul_,  STEP_neg_,  STEP_tanh_};
     step s = new_step(kinds[below(k, 9)]);
     int x = pick(k, chance(k, 70) ? is_view : has_elements);
-    if (x < 0 || (k->form == PROGRAM_CAPTURE && is_dial(k, x))) return;
+    if (x < 0 || (k->format == PROGRAM_CAPTURE && is_runtime_scalar(k, x))) return;
     add_in(&s, x);
     if (s.kind != STEP_neg_ && s.kind != STEP_tanh_) {
         int y = source_for(k, x);
@@ -683,7 +684,7 @@ static void make_state(maker *k, int r) {
 
 static void some_state(maker *k) {
     int r = pick(k, is_no_bool);
-    if (r < 0 || (k->form == PROGRAM_SYMBOLIC && has_dims(k, r))) return;
+    if (r < 0 || (k->format == PROGRAM_SYMBOLIC && has_dims(k, r))) return;
     make_state(k, r);
 }
 
@@ -769,7 +770,7 @@ static void one_move(maker *k, bool reads) {
         normalise(k);
     else if (what < 41)
         some_product(k);
-    else if (what < 44 && k->form != PROGRAM_GRADIENT)
+    else if (what < 44 && k->format != PROGRAM_GRADIENT)
         weigh(k, reads);
     else if (what < 58)
         some_view(k);
@@ -804,14 +805,14 @@ static void repeat(maker *k, int from) {
 static void prologue(maker *k) {
     for (int n = 2 + below(k, 3); n > 0; n--) {
         int r = make_any(k);
-        if (r < 0 || k->form == PROGRAM_GRADIENT || !chance(k, 40) || !is_no_bool(k, r) ||
-            (k->form == PROGRAM_SYMBOLIC && has_dims(k, r)))
+        if (r < 0 || k->format == PROGRAM_GRADIENT || !chance(k, 40) || !is_no_bool(k, r) ||
+            (k->format == PROGRAM_SYMBOLIC && has_dims(k, r)))
             continue;
         int twin = chance(k, 50) ? make_like(k, r) : -1; /* of the same shape, so that they can meet */
         make_state(k, r);
         if (twin >= 0 && is_no_bool(k, twin)) make_state(k, twin);
     }
-    if (k->form == PROGRAM_GRADIENT) {
+    if (k->format == PROGRAM_GRADIENT) {
         k->p->leaves = k->p->count;
         machine_freeze(k->m[0]);
         machine_freeze(k->m[1]);
@@ -856,7 +857,7 @@ static void seed_machines(maker *k, oracle *const *shared, int shared_count) {
 void program_make(program *p, uint64_t seed, program_form form, oracle *const *shared, int shared_count) {
     maker k = {.p = p,
                .random = seed * 0xD1342543DE82EF95u + 1,
-               .form = form,
+               .format = form,
                .keep_below = shared_count,
                .next = shared_count};
     memset(p, 0, sizeof *p);

@@ -336,7 +336,7 @@ static void launch_eagerly(capture *c, int variant) {
     c->m->variant = 0; /* data that the body makes was captured with it */
     for (int n = c->p->body; n < c->p->body_end; n++) {
         const step *s = &c->p->steps[n];
-        c->m->variant = s->kind == STEP_dial ? variant : 0;
+        c->m->variant = s->kind == STEP_runtime_scalar ? variant : 0;
         if (c->t->ran[n]) machine_step(c->m, s);
     }
 }
@@ -380,12 +380,12 @@ static bool check_states(capture *c) {
     return ok;
 }
 
-static bool set_dials(capture *c, int variant) {
+static bool set_runtime_scalars(capture *c, int variant) {
     int number = 0;
     for (int n = c->p->body; n < c->p->body_end; n++) {
         const step *s = &c->p->steps[n];
-        if (s->kind != STEP_dial || !c->t->ran[n]) continue;
-        if (tn_graph_set_dial(c->graph, number++, s->f + 0.375 * variant) != TN_OK)
+        if (s->kind != STEP_runtime_scalar || !c->t->ran[n]) continue;
+        if (tn_graph_set_runtime_scalar(c->graph, number++, s->f + 0.375 * variant) != TN_OK)
             return fail_here(c->z, n, "set_dial");
     }
     return true;
@@ -399,7 +399,7 @@ static bool launch(capture *c, int variant) {
         const step *s = &c->p->steps[n];
         if (s->kind == STEP_data && c->input[s->to]) c->new_inputs[k++] = step_lazy(s, NULL, variant);
     }
-    bool ok = set_dials(c, variant);
+    bool ok = set_runtime_scalars(c, variant);
     if (ok && tn_graph_launch(c->graph, c->new_inputs, c->results) != TN_OK) {
         snprintf(c->z->why, c->z->size, "%s: %s", what, tn_error());
         ok = false;

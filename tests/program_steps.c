@@ -112,8 +112,8 @@ static tn_tensor *lazy_data(const step *s, tn_tensor *const *in, int variant) {
     return t;
 }
 
-/* A number is part of a plan's key; a dial's value is not, so it may differ between variants. */
-static double dial_value(const step *s, int variant) { return s->f + 0.375 * variant; }
+/* A number is part of a plan's key; a runtime scalar's value is not, so it may differ between variants. */
+static double runtime_scalar_value(const step *s, int variant) { return s->f + 0.375 * variant; }
 
 static oracle *eager_number(const step *s, oracle *const *in, int variant) {
     (void)in, (void)variant;
@@ -123,13 +123,13 @@ static tn_tensor *lazy_number(const step *s, tn_tensor *const *in, int variant) 
     (void)in, (void)variant;
     return tn_scalar(s->f);
 }
-static oracle *eager_dial(const step *s, oracle *const *in, int variant) {
+static oracle *eager_runtime_scalar(const step *s, oracle *const *in, int variant) {
     (void)in;
-    return oracle_full(NULL, 0, dial_value(s, variant), TN_F32);
+    return oracle_full(NULL, 0, runtime_scalar_value(s, variant), TN_F32);
 }
-static tn_tensor *lazy_dial(const step *s, tn_tensor *const *in, int variant) {
+static tn_tensor *lazy_runtime_scalar(const step *s, tn_tensor *const *in, int variant) {
     (void)in;
-    return tn_dial(dial_value(s, variant));
+    return tn_runtime_scalar(runtime_scalar_value(s, variant));
 }
 static oracle *eager_full(const step *s, oracle *const *in, int variant) {
     (void)in, (void)variant;

@@ -25,7 +25,7 @@ typedef enum step_class {
 #define STEP_KINDS(X)                                                                                                  \
     X(data, MAKES, "*shape content limit symbolic", "d")                                                               \
     X(number, MAKES, "", "f")                                                                                          \
-    X(dial, MAKES, "", "f")                                                                                            \
+    X(runtime_scalar, MAKES, "", "f")                                                                                  \
     X(full, MAKES, "*shape", "fd")                                                                                     \
     X(neg, VALUES, "", "") X(abs, VALUES, "", "") X(sqrt, VALUES, "", "") X(exp, VALUES, "", "")                       \
     X(tanh, VALUES, "", "") X(floor, VALUES, "", "") X(bitwise_not, VALUES, "", "")                                    \

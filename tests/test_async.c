@@ -83,9 +83,9 @@ static void close_gate(gate *g, tn_queue *q) {
     pthread_mutex_init(&g->closed, NULL);
     pthread_mutex_lock(&g->closed);
     g->task.run = stand_at_gate;
-    tn_order o;
-    tn_order_begin(&o, q->device, q);
-    tn_order_hand(&o, &g->task);
+    tn_submission o;
+    tn_submission_begin(&o, q->device, q);
+    tn_submission_enqueue(&o, &g->task);
 }
 
 static void open_gate(gate *g, tn_queue *q) {

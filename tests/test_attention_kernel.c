@@ -11,7 +11,7 @@
 #include "kern/cpu/cpu.h"
 #include "kir/kir_math.h"
 
-enum { PAGE = TN_PAGE_TOKENS, LANES = 16, MAX_THREADS = 3, MARKS = 8 };
+enum { PAGE = TN_PAGE_TOKENS, LANES = 16, MAX_THREADS = 3, MAX_POINTS = 8 };
 
 static const float MARK = 12345.0f;
 
@@ -92,29 +92,29 @@ static void free_sequence(sequence *s) {
     tn_mem_free(s->v_data);
 }
 
-static tn_cache cache_of(const sequence *s, bool keys) {
-    return (tn_cache){.data = keys ? s->k_data : s->v_data,
-                      .dtype = keys ? s->k_dtype : s->v_dtype,
-                      .n_pages = s->n_pages,
-                      .page_stride = s->page_stride,
-                      .pages = s->pages,
-                      .page_count = s->page_count};
+static tn_kv_cache cache_of(const sequence *s, bool keys) {
+    return (tn_kv_cache){.data = keys ? s->k_data : s->v_data,
+                         .dtype = keys ? s->k_dtype : s->v_dtype,
+                         .n_pages = s->n_pages,
+                         .page_stride = s->page_stride,
+                         .pages = s->pages,
+                         .page_count = s->page_count};
 }
 
 static void append(const sequence *s, int64_t position, int64_t n) {
     int64_t width = s->kv_heads * s->head_dim;
-    tn_cache_write_args a = {.n = n,
-                             .kv_heads = s->kv_heads,
-                             .head_dim = s->head_dim,
-                             .position = position,
-                             .x_token_stride = width,
-                             .x_head_stride = s->head_dim};
+    tn_kv_cache_write_args a = {.n = n,
+                                .kv_heads = s->kv_heads,
+                                .head_dim = s->head_dim,
+                                .position = position,
+                                .x_token_stride = width,
+                                .x_head_stride = s->head_dim};
     a.cache = cache_of(s, true);
     a.x = s->k + position * width;
-    tn_cache_write(&a);
+    tn_kv_cache_write(&a);
     a.cache = cache_of(s, false);
     a.x = s->v + position * width;
-    tn_cache_write(&a);
+    tn_kv_cache_write(&a);
 }
 
 /* Tokens [position, position + n) as queries; out [n, heads, head_dim]. */
@@ -252,7 +252,7 @@ static void assert_same(const sequence *s, const float *got, const float *wanted
 static void check_call(const sequence *s, int64_t position, int64_t n) {
     int64_t count = n * s->heads * s->head_dim;
     float *wanted = define_all(s, position, n);
-    float *memory = tn_mem_alloc((size_t)(count + 2 * MARKS) * sizeof *memory);
+    float *memory = tn_mem_alloc((size_t)(count + 2 * MAX_POINTS) * sizeof *memory);
     assert_non_null(memory);
     for (tn_isa isa = TN_ISA_BASE; isa < TN_ISA_COUNT; isa++) {
         if (!tn_gemm_use(isa)) continue;
@@ -260,12 +260,12 @@ static void check_call(const sequence *s, int64_t position, int64_t n) {
             char how[96];
             snprintf(how, sizeof how, "%s, %d threads, n %lld at %lld", tn_isa_name(isa), threads, (long long)n,
                      (long long)position);
-            for (int64_t i = 0; i < count + 2 * MARKS; i++)
+            for (int64_t i = 0; i < count + 2 * MAX_POINTS; i++)
                 memory[i] = MARK;
-            attend(s, position, n, threads, memory + MARKS);
-            assert_same(s, memory + MARKS, wanted, count, how);
-            for (int i = 0; i < MARKS; i++)
-                assert_true(memory[i] == MARK && memory[MARKS + count + i] == MARK);
+            attend(s, position, n, threads, memory + MAX_POINTS);
+            assert_same(s, memory + MAX_POINTS, wanted, count, how);
+            for (int i = 0; i < MAX_POINTS; i++)
+                assert_true(memory[i] == MARK && memory[MAX_POINTS + count + i] == MARK);
         }
     }
     assert_true(tn_gemm_use(tn_cpu().isa));
@@ -489,12 +489,12 @@ static void pages_that_do_not_exist_are_neither_read_nor_written(void **unused) 
     assert_non_null(out);
     static const int64_t positions[] = {INT64_MIN, -1, INT64_MAX, INT64_MAX - 3};
     for (size_t i = 0; i < TN_COUNT(positions); i++) {
-        tn_cache_write_args a = {.cache = cache_of(&s, true), .n = 3, .kv_heads = 2, .head_dim = 16};
+        tn_kv_cache_write_args a = {.cache = cache_of(&s, true), .n = 3, .kv_heads = 2, .head_dim = 16};
         a.position = positions[i];
         a.x = s.k;
         a.x_token_stride = row;
         a.x_head_stride = 16;
-        tn_cache_write(&a); /* the sanitizer sees a write */
+        tn_kv_cache_write(&a); /* the sanitizer sees a write */
     }
     tn_mem_free(out);
     s.pages = NULL;
@@ -538,7 +538,7 @@ static void nothing_to_do_is_fine(void **unused) {
     tn_attention_args a = {.n = 0, .heads = 3, .kv_heads = 3, .head_dim = 64};
     assert_true(tn_attention_workspace(&a, 2) > 0);
     tn_attention(&a);
-    tn_cache_write(&(tn_cache_write_args){.n = 0, .kv_heads = 1, .head_dim = 8});
+    tn_kv_cache_write(&(tn_kv_cache_write_args){.n = 0, .kv_heads = 1, .head_dim = 8});
 }
 
 int main(void) {

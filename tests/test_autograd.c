@@ -6,7 +6,7 @@
 #include <math.h>
 
 #include "graph/graph.h"
-#include "graph/known.h"
+#include "graph/node_internal.h"
 #include "trunnion/autograd.h"
 #include "trunnion/ops.h"
 

@@ -5,7 +5,7 @@
  * compute by themselves is checked by their cases (test_ops) and the kernels' tests. */
 #include "test_support.h"
 
-#include "graph/known.h"
+#include "graph/node_internal.h"
 #include "hal/hal.h"
 #include "ops/cases.h"
 #include "trunnion/ops.h"
@@ -72,7 +72,7 @@ static void run_piece(const layer *l, int64_t first, int64_t n, float *out) {
     for (int64_t i = 0; i < n; i++)
         ids[i] = id_of(first + i);
     tn_tensor *list = tn_symbolic(tn_from_data(ids, TN_DIMS(n), TN_I64), 0, 0);
-    assert_ok(tn_read(forward(l, list, tn_dial_int(first)), out, (size_t)(n * HIDDEN) * sizeof *out));
+    assert_ok(tn_read(forward(l, list, tn_runtime_scalar_int(first)), out, (size_t)(n * HIDDEN) * sizeof *out));
 }
 
 static const int64_t in_order[PAGES] = {0, 1, 2, 3, 4}, shuffled[PAGES] = {3, 0, 4, 2, 1};
@@ -116,7 +116,7 @@ static tn_graph *capture_token(const layer *l, float *first) {
     TN_SCOPE;
     tn_tensor *id = tn_from_data((int64_t[]){id_of(0)}, TN_DIMS(1), TN_I64);
     assert_ok(tn_capture_begin());
-    tn_tensor *y = forward(l, id, tn_dial_int(0));
+    tn_tensor *y = forward(l, id, tn_runtime_scalar_int(0));
     assert_ok(tn_capture_end(&id, 1, &y, 1, &graph));
     assert_ok(tn_read(y, first, HIDDEN * sizeof *first));
     return graph;
@@ -132,7 +132,7 @@ static void launched_tokens_are_those_of_the_prompt(void **state) {
     for (int64_t t = 1; t < TOKENS; t++) {
         TN_SCOPE;
         tn_tensor *id = tn_from_data((int64_t[]){id_of(t)}, TN_DIMS(1), TN_I64), *y = NULL;
-        assert_ok(tn_graph_set_dial(graph, 0, (double)t));
+        assert_ok(tn_graph_set_runtime_scalar(graph, 0, (double)t));
         assert_ok(tn_graph_launch(graph, &id, &y));
         assert_ok(tn_read(y, got + t * HIDDEN, HIDDEN * sizeof *got));
     }
@@ -158,7 +158,7 @@ static void an_append_waits_for_what_it_is_made_of(void **state) {
             tn_tensor *x = tn_embedding(tn_from_data(ids, TN_DIMS(N), TN_I64), l.embedding);
             tn_tensor *k = tn_linear(tn_linear(tn_linear(x, l.q, NULL), l.o, NULL), l.k, NULL);
             if (pieces) assert_ok(tn_eval(&k, 1));
-            tn_cache_append_(l.keys, tn_reshape(k, TN_DIMS(N, KV_HEADS, WIDTH)), tn_dial_int(0), l.pages);
+            tn_cache_append_(l.keys, tn_reshape(k, TN_DIMS(N, KV_HEADS, WIDTH)), tn_runtime_scalar_int(0), l.pages);
             assert_ok(tn_eval(NULL, 0));
             assert_ok(tn_read(l.keys, pieces ? want : is, sizeof is));
         }
@@ -190,7 +190,7 @@ static void without_state_the_old_value_stays(void **state) {
     tn_tensor *cache = tn_contiguous(tn_zeros(TN_DIMS(2, 1, PAGE, 2), TN_F32));
     tn_tensor *x = tn_from_data((float[]){1, 2, 3, 4}, TN_DIMS(2, 1, 2), TN_F32),
               *pages = tn_from_data((int64_t[]){1, 0}, TN_DIMS(2), TN_I64);
-    tn_tensor *written = tn_cache_append(cache, x, tn_dial_int(63), pages);
+    tn_tensor *written = tn_cache_append(cache, x, tn_runtime_scalar_int(63), pages);
     assert_true(tn_item(tn_sum(cache, TN_ALL, false)) == 0);
     assert_true(tn_item(tn_sum(written, TN_ALL, false)) == 10);
     float row[2];
@@ -206,8 +206,8 @@ static void reading_follows_the_order_of_recording(void **state) {
               *values = tn_contiguous(tn_zeros(TN_DIMS(1, 1, PAGE, 2), TN_F32));
     assert_ok(tn_make_state(keys));
     assert_ok(tn_make_state(values));
-    tn_tensor *pages = tn_from_data((int64_t[]){0}, TN_DIMS(1), TN_I64), *zero = tn_dial_int(0),
-              *one = tn_dial_int(1);
+    tn_tensor *pages = tn_from_data((int64_t[]){0}, TN_DIMS(1), TN_I64), *zero = tn_runtime_scalar_int(0),
+              *one = tn_runtime_scalar_int(1);
     tn_tensor *old = tn_from_data((float[]){8, 8}, TN_DIMS(1, 1, 2), TN_F32),
               *now = tn_from_data((float[]){0, 0}, TN_DIMS(1, 1, 2), TN_F32);
     tn_tensor *before = tn_cached_attention(now, now, now, keys, values, one, pages, NULL);

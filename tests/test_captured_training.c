@@ -438,22 +438,23 @@ static void gradients_from_before_a_capture_are_refused(void **state) {
     run_free(&r);
 }
 
-static void a_dial_of_an_optimizer_is_its_own(void **state) {
+static void a_runtime_scalar_of_an_optimizer_is_its_own(void **state) {
     (void)state;
     run r = run_new(SGD, INFINITY);
     (void)run_step(&r, 0, true, record_minimize);
     int refused = 0;
-    for (int dial = 0; dial < 8; dial++)
-        if (tn_graph_set_dial(r.graph, dial, 0) == TN_ERR_ARGUMENT && strstr(tn_error(), "tn_optimizer_set_lr"))
+    for (int scalar = 0; scalar < 8; scalar++)
+        if (tn_graph_set_runtime_scalar(r.graph, scalar, 0) == TN_ERR_ARGUMENT &&
+            strstr(tn_error(), "tn_optimizer_set_lr"))
             refused++;
     assert_int_equal(refused, 1);
     run_free(&r);
     TN_SCOPE;
-    tn_tensor *dial = tn_dial(1);
+    tn_tensor *scalar = tn_runtime_scalar(1);
     tn_capture_hook hook = {.struct_size = sizeof hook};
     assert_false(tn_capturing());
     assert_int_equal(tn_capture_add_hook(NULL, NULL, 0), TN_ERR_ARGUMENT);
-    assert_int_equal(tn_capture_add_hook(&hook, &dial, 1), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_capture_add_hook(&hook, &scalar, 1), TN_ERR_ARGUMENT);
 }
 
 int main(void) {
@@ -472,7 +473,7 @@ int main(void) {
         cmocka_unit_test(random_numbers_cannot_be_set_in_a_capture),
         cmocka_unit_test(writes_in_place_need_state),
         cmocka_unit_test(gradients_from_before_a_capture_are_refused),
-        cmocka_unit_test(a_dial_of_an_optimizer_is_its_own),
+        cmocka_unit_test(a_runtime_scalar_of_an_optimizer_is_its_own),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
 }

@@ -343,7 +343,7 @@ static void progress_bar_fills(void **state) {
     assert_int_equal(strspn(text, " "), BAR_COLUMNS);
     char line[] = "gr\xC3\xBC\xC3\x9F"
                   "e";
-    cut(line, 4);
+    cut_progress(line, 4);
     assert_string_equal(line, "gr\xC3\xBC\xC3\x9F");
 }
 

@@ -3,9 +3,9 @@
 #include "test_support.h"
 
 #include "../cli/conform.h"
-#include "far_driver.h"
 #include "drivers/drivers.h"
-#include "hal/code.h"
+#include "far_driver.h"
+#include "hal/kernel_code.h"
 #include "kir_random.h"
 #include "trunnion/trunnion.h"
 
@@ -86,7 +86,7 @@ static size_t margin_of(const kir_program *p, void *const *first, const char *ho
 
 /* One block of memory that all buffers of a launch lie in; `first` says where in it each begins. */
 static void run_on(tn_device *d, const kir_program *p, const int64_t *sizes, void *const *first, const char *host,
-                   const kir_dial *dials, char *memory, size_t bytes) {
+                   const kir_scalar *scalars, char *memory, size_t bytes) {
     tn_kernel *k;
     tn_buffer *b;
     void *buffers[KIR_MAX_BUFFERS] = {NULL};
@@ -96,7 +96,7 @@ static void run_on(tn_device *d, const kir_program *p, const int64_t *sizes, voi
     assert_ok(tn_buffer_write(b, margin, memory, bytes));
     for (int i = 0; i < p->n_buffers; i++)
         if (!tn_is_local(p, i)) buffers[i] = (char *)b->address + margin + ((const char *)first[i] - host);
-    tn_launch launch = {sizes, buffers, dials};
+    tn_launch launch = {sizes, buffers, scalars};
     assert_ok(tn_kernel_prepare(d, k, &launch, 1));
     assert_ok(tn_kernel_launch(d, k, &launch, 1));
     assert_ok(tn_buffer_read(b, margin, memory, bytes));
@@ -106,7 +106,7 @@ static void run_on(tn_device *d, const kir_program *p, const int64_t *sizes, voi
 
 static bool lacks(tn_device *d, const kir_program *p, const int64_t *sizes, int *refused) {
     tn_kernel_answer a;
-    if (tn_kernel_can(d, p, sizes, &a)) {
+    if (tn_kernel_supported(d, p, sizes, &a)) {
         /* the tile VM leaves some programs to native kernels, and says so when it is given one */
         tn_kernel *k = NULL;
         tn_status s = d->is_cpu ? tn_kernel_get(d, p, &k) : TN_OK;
@@ -126,8 +126,8 @@ static void compare_random(tn_device *d, uint64_t seed, const kir_random_options
         char *want = kir_random_memory(&t, seed), *got = kir_random_memory(&t, seed);
         void *buffers[KIR_MAX_BUFFERS];
         kir_random_buffers(&t, want, buffers);
-        run_on(d, t.program, t.sizes, buffers, want, t.dials, got, t.bytes);
-        assert_ok(kir_interpret(t.program, &(kir_launch){t.sizes, buffers, t.dials}));
+        run_on(d, t.program, t.sizes, buffers, want, t.scalars, got, t.bytes);
+        assert_ok(kir_interpret(t.program, &(kir_launch){t.sizes, buffers, t.scalars}));
         if (!kir_random_same(&t, want, got, d->info.id)) {
             kir_random_print(&t, seed);
             fail_msg("%s: seed %llu", d->info.id, (unsigned long long)seed);
@@ -164,7 +164,7 @@ static void random_kernels_have_the_interpreters_bits(void **state) {
 /* Whether the device's own compiler may end the process. PoCL 3.1 (LLVM 15) takes barriers behind a workgroup's early
  * return for conditional ones; where loops that reduce nothing stand on both sides of a barrier, its check of what it
  * makes of them may then fail: "Incoming edges to non-entry block!". It compiles the same kernels without that return,
- * which is for workgroups that are too many. Software shares rows nowhere but here (tn_rows_pay). */
+ * which is for workgroups that are too many. Software shares rows nowhere but here (tn_row_split_pays). */
 static bool may_end_its_compiler(const tn_device *d, uint64_t seed, const kir_random_options *o) {
     int loops = 0;
     bool reduces = false;
@@ -188,7 +188,7 @@ static void shared_rows_have_the_interpreters_bits(void **state) {
         tn_device *d = open_one(i);
         if (d && d->caps.code != TN_CODE_KIR) {
             int ran = 0, refused = 0, left = 0;
-            tn_rows_set(TN_ROWS_ALWAYS);
+            tn_row_split_set(TN_ROW_SPLIT_ALWAYS);
             for (int n = 0; n < count; n++) {
                 uint64_t seed = 2000 + (uint64_t)n;
                 kir_random_options o = {.no_chains = true, .no_f64 = !d->caps.f64, .long_loop = n % 6 == 3};
@@ -198,7 +198,7 @@ static void shared_rows_have_the_interpreters_bits(void **state) {
                 else
                     compare_random(d, seed, &o, &ran, &refused);
             }
-            tn_rows_set(TN_ROWS_AUTO);
+            tn_row_split_set(TN_ROW_SPLIT_AUTO);
             printf("ran on: %s: %d random kernels with shared rows\n", d->info.id, ran);
             if (left) printf("skipped: %s: %d kernels that may end its compiler\n", d->info.id, left);
             assert_true(ran > refused);

@@ -8,11 +8,11 @@
 #include "test_support.h"
 
 #include "kern/conv.h"
-#include "kern/cpu/conv_lines.h"
+#include "kern/cpu/conv_vec.h"
 #include "kern/cpu/cpu.h"
 #include "trunnion/ops.h"
 
-enum { MARKS = 64, CASES = 90, MAX_THREADS = 3, MARK = 12345 };
+enum { MAX_POINTS = 64, CASES = 90, MAX_THREADS = 3, MARK = 12345 };
 
 static uint64_t random_state = 20;
 
@@ -61,15 +61,15 @@ typedef struct problem {
     bytes x, weight;
 } problem;
 
-static int32_t place_of(const problem *p, int64_t image, int64_t o, int64_t u, int64_t v) {
+static int32_t pixel_of(const problem *p, int64_t image, int64_t o, int64_t u, int64_t v) {
     const tn_conv_args *a = &p->a;
     uint32_t sum = 0;
     for (int64_t k = 0; k < a->channels * a->kernel[0] * a->kernel[1]; k++) {
         int64_t j = k % a->kernel[1], i = k / a->kernel[1] % a->kernel[0], c = k / a->kernel[1] / a->kernel[0];
-        int64_t row = u * a->stride[0] + i * a->dilation[0] - a->before[0];
-        int64_t column = v * a->stride[1] + j * a->dilation[1] - a->before[1];
+        int64_t row = u * a->stride[0] + i * a->dilation[0] - a->pad_before[0];
+        int64_t column = v * a->stride[1] + j * a->dilation[1] - a->pad_before[1];
         bool inside = row >= 0 && row < a->size[0] && column >= 0 && column < a->size[1];
-        int64_t channel = o / a->filters * a->channels + c;
+        int64_t channel = o / a->out_channels * a->channels + c;
         int32_t seen = inside ? *at(&p->x, image, channel, row, column) : p->outside;
         sum += (uint32_t)(seen * (int8_t)*at(&p->weight, o, c, i, j));
     }
@@ -78,32 +78,32 @@ static int32_t place_of(const problem *p, int64_t image, int64_t o, int64_t u, i
 
 static void define(const problem *p, int32_t *out) {
     const tn_conv_args *a = &p->a;
-    int64_t all = a->groups * a->filters, plane = a->places[0] * a->places[1];
-    for (int64_t n = 0; n < a->images * all * plane; n++)
-        out[n] = place_of(p, n / plane / all, n / plane % all, n % plane / a->places[1], n % a->places[1]);
+    int64_t all = a->groups * a->out_channels, plane = a->out_size[0] * a->out_size[1];
+    for (int64_t n = 0; n < a->batch * all * plane; n++)
+        out[n] = pixel_of(p, n / plane / all, n / plane % all, n % plane / a->out_size[1], n % a->out_size[1]);
 }
 
 static void run_once(const problem *p, int threads, const void *packed, const int32_t *want, int64_t count) {
     tn_conv_args a = p->a;
     size_t room = tn_conv_bytes_workspace(&a, threads);
-    int32_t *out = tn_mem_alloc((size_t)(count + 2 * MARKS) * sizeof *out);
+    int32_t *out = tn_mem_alloc((size_t)(count + 2 * MAX_POINTS) * sizeof *out);
     a.workspace = tn_mem_alloc(room);
     assert_true(out && a.workspace);
-    for (int64_t i = 0; i < count + 2 * MARKS; i++)
+    for (int64_t i = 0; i < count + 2 * MAX_POINTS; i++)
         out[i] = MARK;
     memset(a.workspace, 0xff, room);
     a.packed = packed;
-    a.out = (float *)(void *)(out + MARKS);
+    a.out = (float *)(void *)(out + MAX_POINTS);
     tn_conv_bytes(&a, p->outside);
-    for (int64_t i = 0; i < count + 2 * MARKS; i++) {
-        int32_t wanted = i < MARKS || i >= MARKS + count ? MARK : want[i - MARKS];
+    for (int64_t i = 0; i < count + 2 * MAX_POINTS; i++) {
+        int32_t wanted = i < MAX_POINTS || i >= MAX_POINTS + count ? MARK : want[i - MAX_POINTS];
         if (out[i] == wanted) continue;
         fail_msg(
             "%lld images, %lld groups of %lld channels and %lld filters, %lld×%lld seen by %lld×%lld at %lld×%lld: "
             "element %lld is %d, not %d",
-            (long long)a.images, (long long)a.groups, (long long)a.channels, (long long)a.filters, (long long)a.size[0],
-            (long long)a.size[1], (long long)a.kernel[0], (long long)a.kernel[1], (long long)a.places[0],
-            (long long)a.places[1], (long long)i - MARKS, out[i], wanted);
+            (long long)a.batch, (long long)a.groups, (long long)a.channels, (long long)a.out_channels,
+            (long long)a.size[0], (long long)a.size[1], (long long)a.kernel[0], (long long)a.kernel[1],
+            (long long)a.out_size[0], (long long)a.out_size[1], (long long)i - MAX_POINTS, out[i], wanted);
     }
     tn_mem_free(a.workspace);
     tn_mem_free(out);
@@ -113,7 +113,7 @@ static void run_once(const problem *p, int threads, const void *packed, const in
 static int check_everywhere(problem *p) {
     tn_conv_args *a = &p->a;
     int kernels = 0;
-    int64_t count = a->images * a->groups * a->filters * a->places[0] * a->places[1];
+    int64_t count = a->batch * a->groups * a->out_channels * a->out_size[0] * a->out_size[1];
     int32_t *want = tn_mem_alloc((size_t)count * sizeof *want);
     assert_non_null(want);
     define(p, want);
@@ -135,13 +135,13 @@ static int check_everywhere(problem *p) {
 
 static int check_problem(problem *p, bool plain) {
     tn_conv_args *a = &p->a;
-    p->x = random_bytes((int64_t[]){a->images, a->groups * a->channels, a->size[0], a->size[1]}, plain);
-    p->weight = random_bytes((int64_t[]){a->groups * a->filters, a->channels, a->kernel[0], a->kernel[1]}, plain);
+    p->x = random_bytes((int64_t[]){a->batch, a->groups * a->channels, a->size[0], a->size[1]}, plain);
+    p->weight = random_bytes((int64_t[]){a->groups * a->out_channels, a->channels, a->kernel[0], a->kernel[1]}, plain);
     a->x = (const float *)(const void *)at(&p->x, 0, 0, 0, 0);
     a->weight = (const float *)(const void *)at(&p->weight, 0, 0, 0, 0);
     memcpy(a->x_stride, p->x.stride, sizeof a->x_stride);
     memcpy(a->weight_stride, p->weight.stride, sizeof a->weight_stride);
-    a->weight_group = a->filters * a->weight_stride[0];
+    a->weight_group = a->out_channels * a->weight_stride[0];
     int kernels = check_everywhere(p);
     tn_mem_free(p->x.memory);
     tn_mem_free(p->weight.memory);
@@ -162,17 +162,17 @@ static void random_windows_have_the_sums_of_their_definition(void **state) {
     for (int n = 0; n < CASES; n++) {
         problem p = {.outside = (uint8_t)random_below(256)};
         tn_conv_args *a = &p.a;
-        *a = (tn_conv_args){.images = random_from(1, 3), .groups = random_below(4) ? 1 : 2};
+        *a = (tn_conv_args){.batch = random_from(1, 3), .groups = random_below(4) ? 1 : 2};
         a->channels = random_from(1, 70);
-        a->filters = random_below(2) ? random_from(16, 32) : random_from(33, 80);
+        a->out_channels = random_below(2) ? random_from(16, 32) : random_from(33, 80);
         for (int d = 0; d < 2; d++) {
             a->kernel[d] = random_from(1, 3);
             a->stride[d] = random_from(1, 2);
             a->dilation[d] = random_from(1, 2);
-            a->before[d] = random_from(0, 2);
-            a->places[d] = random_from(d ? 4 : 1, 23);
-            int64_t reach = (a->places[d] - 1) * a->stride[d] + (a->kernel[d] - 1) * a->dilation[d] + 1;
-            a->size[d] = tn_max64(reach - a->before[d] - random_below(3) + random_below(4), 1);
+            a->pad_before[d] = random_from(0, 2);
+            a->out_size[d] = random_from(d ? 4 : 1, 23);
+            int64_t reach = (a->out_size[d] - 1) * a->stride[d] + (a->kernel[d] - 1) * a->dilation[d] + 1;
+            a->size[d] = tn_max64(reach - a->pad_before[d] - random_below(3) + random_below(4), 1);
         }
         kernels += check_problem(&p, n % 3 == 0);
     }
@@ -186,11 +186,11 @@ static void deep_windows_have_the_sums_of_their_definition(void **state) {
     int kernels = 0;
     for (int n = 0; n < 3; n++) {
         problem p = {.outside = 255};
-        p.a = (tn_conv_args){.images = 1, .groups = 1, .channels = 300 + 129 * n, .filters = 32, .size = {5, 9}};
+        p.a = (tn_conv_args){.batch = 1, .groups = 1, .channels = 300 + 129 * n, .out_channels = 32, .size = {5, 9}};
         for (int d = 0; d < 2; d++) {
             p.a.kernel[d] = 3;
-            p.a.stride[d] = p.a.dilation[d] = p.a.before[d] = 1;
-            p.a.places[d] = p.a.size[d];
+            p.a.stride[d] = p.a.dilation[d] = p.a.pad_before[d] = 1;
+            p.a.out_size[d] = p.a.size[d];
         }
         kernels += check_problem(&p, true);
     }

@@ -11,11 +11,11 @@
 #include <math.h>
 
 #include "kern/conv.h"
-#include "kern/cpu/conv_beside.h"
+#include "kern/cpu/conv_batch_rows.h"
 #include "kern/cpu/cpu.h"
 #include "trunnion/ops.h"
 
-enum { MARKS = 64, CASES = 60, MAX_THREADS = 3 };
+enum { MAX_POINTS = 64, CASES = 60, MAX_THREADS = 3 };
 
 static const float MARK = 12345.0f;
 
@@ -86,24 +86,24 @@ typedef struct problem {
     array x, y, weight;
 } problem;
 
-/* What tap (i, j) of the window at place (u, v) sees. */
+/* What tap (i, j) of the window at output pixel (u, v) sees. */
 static float seen_at(const problem *p, int64_t image, int64_t channel, int64_t u, int64_t v, int64_t i, int64_t j) {
     const tn_conv_args *a = &p->a;
-    int64_t row = u * a->stride[0] + i * a->dilation[0] - a->before[0];
-    int64_t column = v * a->stride[1] + j * a->dilation[1] - a->before[1];
+    int64_t row = u * a->stride[0] + i * a->dilation[0] - a->pad_before[0];
+    int64_t column = v * a->stride[1] + j * a->dilation[1] - a->pad_before[1];
     if (row < 0 || row >= a->size[0] || column < 0 || column >= a->size[1]) return 0;
     return at(&p->x, image, channel, row, column);
 }
 
 static void define_result(const problem *p, float *out) {
     const tn_conv_args *a = &p->a;
-    int64_t all = a->groups * a->filters, plane = a->places[0] * a->places[1];
-    for (int64_t n = 0; n < a->images * all * plane; n++) {
-        int64_t image = n / plane / all, o = n / plane % all, u = n % plane / a->places[1], v = n % a->places[1];
+    int64_t all = a->groups * a->out_channels, plane = a->out_size[0] * a->out_size[1];
+    for (int64_t n = 0; n < a->batch * all * plane; n++) {
+        int64_t image = n / plane / all, o = n / plane % all, u = n % plane / a->out_size[1], v = n % a->out_size[1];
         chain c = {0};
         for (int64_t k = 0; k < a->channels * a->kernel[0] * a->kernel[1]; k++) {
             int64_t j = k % a->kernel[1], i = k / a->kernel[1] % a->kernel[0], ch = k / a->kernel[1] / a->kernel[0];
-            chain_step(&c, seen_at(p, image, o / a->filters * a->channels + ch, u, v, i, j),
+            chain_step(&c, seen_at(p, image, o / a->out_channels * a->channels + ch, u, v, i, j),
                        at(&p->weight, o, ch, i, j));
         }
         out[n] = chain_end(&c);
@@ -111,13 +111,13 @@ static void define_result(const problem *p, float *out) {
 }
 
 static float result_at(const problem *p, int64_t image, int64_t channel, int64_t u, int64_t v) {
-    bool inside = u >= 0 && u < p->a.places[0] && v >= 0 && v < p->a.places[1];
+    bool inside = u >= 0 && u < p->a.out_size[0] && v >= 0 && v < p->a.out_size[1];
     return inside ? at(&p->y, image, channel, u, v) : 0;
 }
 
 /* The taps of an axis that meet a pixel: from the last to the first, every stride-th; -1: none. */
 static int64_t last_tap(const tn_conv_args *a, int axis, int64_t pixel) {
-    int64_t first = (pixel + a->before[axis]) % a->stride[axis];
+    int64_t first = (pixel + a->pad_before[axis]) % a->stride[axis];
     if (first >= a->kernel[axis]) return -1;
     return first + (a->kernel[axis] - 1 - first) / a->stride[axis] * a->stride[axis];
 }
@@ -125,12 +125,12 @@ static int64_t last_tap(const tn_conv_args *a, int axis, int64_t pixel) {
 static float spread_pixel(const problem *p, int64_t image, int64_t group, int64_t channel, int64_t y, int64_t x) {
     const tn_conv_args *a = &p->a;
     chain c = {0};
-    for (int64_t o = group * a->filters; o < (group + 1) * a->filters; o++) {
+    for (int64_t o = group * a->out_channels; o < (group + 1) * a->out_channels; o++) {
         for (int64_t i = last_tap(a, 0, y); i >= 0; i -= a->stride[0]) {
             for (int64_t j = last_tap(a, 1, x); j >= 0; j -= a->stride[1]) {
-                int64_t u = (y + a->before[0] - i * a->dilation[0]) / a->stride[0];
-                int64_t v = (x + a->before[1] - j * a->dilation[1]) / a->stride[1];
-                bool whole = y + a->before[0] >= i * a->dilation[0] && x + a->before[1] >= j * a->dilation[1];
+                int64_t u = (y + a->pad_before[0] - i * a->dilation[0]) / a->stride[0];
+                int64_t v = (x + a->pad_before[1] - j * a->dilation[1]) / a->stride[1];
+                bool whole = y + a->pad_before[0] >= i * a->dilation[0] && x + a->pad_before[1] >= j * a->dilation[1];
                 chain_step(&c, whole ? result_at(p, image, o, u, v) : 0, at(&p->weight, o, channel, i, j));
             }
         }
@@ -141,7 +141,7 @@ static float spread_pixel(const problem *p, int64_t image, int64_t group, int64_
 static void define_spread(const problem *p, float *out) {
     const tn_conv_args *a = &p->a;
     int64_t plane = a->size[0] * a->size[1], all = a->groups * a->channels;
-    for (int64_t n = 0; n < a->images * all * plane; n++) {
+    for (int64_t n = 0; n < a->batch * all * plane; n++) {
         int64_t channel = n / plane % all, y = n % plane / a->size[1];
         out[n] = spread_pixel(p, n / plane / all, channel / a->channels, channel % a->channels, y, n % a->size[1]);
     }
@@ -149,13 +149,13 @@ static void define_spread(const problem *p, float *out) {
 
 static void define_gradient(const problem *p, float *out) {
     const tn_conv_args *a = &p->a;
-    int64_t taps = a->kernel[0] * a->kernel[1], plane = a->places[0] * a->places[1];
-    for (int64_t n = 0; n < a->groups * a->filters * a->channels * taps; n++) {
+    int64_t taps = a->kernel[0] * a->kernel[1], plane = a->out_size[0] * a->out_size[1];
+    for (int64_t n = 0; n < a->groups * a->out_channels * a->channels * taps; n++) {
         int64_t o = n / taps / a->channels, ch = n / taps % a->channels, i = n % taps / a->kernel[1];
         chain c = {0};
-        for (int64_t q = 0; q < a->images * plane; q++) {
-            int64_t u = q % plane / a->places[1], v = q % a->places[1];
-            float seen = seen_at(p, q / plane, o / a->filters * a->channels + ch, u, v, i, n % a->kernel[1]);
+        for (int64_t q = 0; q < a->batch * plane; q++) {
+            int64_t u = q % plane / a->out_size[1], v = q % a->out_size[1];
+            float seen = seen_at(p, q / plane, o / a->out_channels * a->channels + ch, u, v, i, n % a->kernel[1]);
             chain_step(&c, seen, at(&p->y, q / plane, o, u, v));
         }
         out[n] = chain_end(&c);
@@ -173,7 +173,7 @@ static float add_in_lanes(const float *x, int64_t count) {
     return lane[0];
 }
 
-static float each_place(const problem *p, int64_t image, int64_t channel, int64_t u, int64_t v) {
+static float depthwise_pixel(const problem *p, int64_t image, int64_t channel, int64_t u, int64_t v) {
     enum { MOST = 144 };
     const tn_conv_args *a = &p->a;
     float part[MOST];
@@ -191,12 +191,12 @@ static float each_place(const problem *p, int64_t image, int64_t channel, int64_
     return a->pass > 0 && count == 1 ? part[0] : add_in_lanes(part, count);
 }
 
-static void define_each(const problem *p, float *out) {
+static void define_depthwise(const problem *p, float *out) {
     const tn_conv_args *a = &p->a;
-    int64_t plane = a->places[0] * a->places[1];
-    for (int64_t n = 0; n < a->images * a->groups * plane; n++)
-        out[n] =
-            each_place(p, n / plane / a->groups, n / plane % a->groups, n % plane / a->places[1], n % a->places[1]);
+    int64_t plane = a->out_size[0] * a->out_size[1];
+    for (int64_t n = 0; n < a->batch * a->groups * plane; n++)
+        out[n] = depthwise_pixel(p, n / plane / a->groups, n / plane % a->groups, n % plane / a->out_size[1],
+                                 n % a->out_size[1]);
 }
 
 /* ---- the kernels ------------------------------------------------------------------------------------------------- */
@@ -207,14 +207,14 @@ static void assert_same(const problem *p, const float *want, const float *got, i
         const tn_conv_args *a = &p->a;
         fail_msg("%s of %lld images, %lld groups of %lld channels and %lld filters, %lld×%lld seen by %lld×%lld at "
                  "%lld×%lld: element %lld is %.9g, not %.9g",
-                 what, (long long)a->images, (long long)a->groups, (long long)a->channels, (long long)a->filters,
+                 what, (long long)a->batch, (long long)a->groups, (long long)a->channels, (long long)a->out_channels,
                  (long long)a->size[0], (long long)a->size[1], (long long)a->kernel[0], (long long)a->kernel[1],
-                 (long long)a->places[0], (long long)a->places[1], (long long)i, (double)got[i], (double)want[i]);
+                 (long long)a->out_size[0], (long long)a->out_size[1], (long long)i, (double)got[i], (double)want[i]);
     }
 }
 
 static void assert_marks(const float *from) {
-    for (int i = 0; i < MARKS; i++)
+    for (int i = 0; i < MAX_POINTS; i++)
         assert_true(from[i] == MARK);
 }
 
@@ -223,24 +223,24 @@ typedef void kernel(const tn_conv_args *args);
 static void run_once(const problem *p, kernel *run, size_t bytes, int64_t count, const void *packed, const float *want,
                      const char *what) {
     tn_conv_args args = p->a;
-    float *out = tn_mem_alloc((size_t)(count + 2 * MARKS) * sizeof *out);
+    float *out = tn_mem_alloc((size_t)(count + 2 * MAX_POINTS) * sizeof *out);
     args.workspace = tn_mem_alloc(bytes);
     assert_true(out && args.workspace);
-    for (int64_t i = 0; i < count + 2 * MARKS; i++)
+    for (int64_t i = 0; i < count + 2 * MAX_POINTS; i++)
         out[i] = MARK;
     memset(args.workspace, 0xff, bytes);
     args.packed = packed;
-    args.out = out + MARKS;
+    args.out = out + MAX_POINTS;
     run(&args);
     assert_same(p, want, args.out, count, what);
     assert_marks(out);
-    assert_marks(out + MARKS + count);
+    assert_marks(out + MAX_POINTS + count);
     tn_mem_free(args.workspace);
     tn_mem_free(out);
 }
 
 /* Filters that are packed before, or at the run. */
-static void check_filters(problem *p, int threads, int64_t results, const float *y) {
+static void check_out_channels(problem *p, int threads, int64_t results, const float *y) {
     tn_conv_args *a = &p->a;
     void *packed = tn_mem_alloc(tn_conv_packed_bytes(a));
     assert_non_null(packed);
@@ -253,34 +253,34 @@ static int64_t turned; /* times that filters were columns */
 static int64_t edged;  /* … and images had zeros around them */
 
 /* Images that windows reach over, with zeros in memory where they do. */
-static void check_edge_read(const problem *p, int threads, int64_t results, const float *y) {
+static void check_border_read(const problem *p, int threads, int64_t results, const float *y) {
     problem q = *p;
     tn_conv_args *a = &q.a;
-    tn_conv_edge edge;
+    tn_conv_border edge;
     int64_t first, channels = a->groups * a->channels;
-    if (!tn_conv_wants_edge(a, &edge)) return;
+    if (!tn_conv_wants_border(a, &edge)) return;
     edged++;
-    float *memory = tn_mem_zalloc((size_t)tn_conv_edged(&edge, a->images * channels, &first), sizeof *memory);
+    float *memory = tn_mem_zalloc((size_t)tn_conv_padded_elements(&edge, a->batch * channels, &first), sizeof *memory);
     assert_non_null(memory);
-    for (int64_t i = 0; i < a->images * channels; i++)
+    for (int64_t i = 0; i < a->batch * channels; i++)
         for (int64_t j = 0; j < a->size[0]; j++)
             for (int64_t k = 0; k < a->size[1]; k++)
                 memory[first + i * edge.plane + j * edge.row + k] = at(&p->x, i / channels, i % channels, j, k);
     a->x = memory + first;
     memcpy(a->x_stride, (int64_t[]){channels * edge.plane, edge.plane, edge.row, 1}, sizeof a->x_stride);
-    a->edged = true;
-    check_filters(&q, threads, results, y);
+    a->x_padded = true;
+    check_out_channels(&q, threads, results, y);
     tn_mem_free(memory);
 }
 
 /* Results that are left so: every element around them is a zero. */
-static void check_edge_left(const problem *p, int threads, const float *y) {
+static void check_border_left(const problem *p, int threads, const float *y) {
     tn_conv_args a = p->a;
-    int64_t first, planes = a.images * a.groups * a.filters, down = a.places[0], across = a.places[1];
-    a.edge = (tn_conv_edge){.above = 2, .row = across + 3};
-    a.edge.plane = (down + 3) * a.edge.row + 5;
-    if (!tn_conv_leaves_edge(&a)) return;
-    int64_t count = tn_conv_edged(&a.edge, planes, &first), begin = first - 2 * a.edge.row - 3;
+    int64_t first, planes = a.batch * a.groups * a.out_channels, down = a.out_size[0], across = a.out_size[1];
+    a.border = (tn_conv_border){.above = 2, .row = across + 3};
+    a.border.plane = (down + 3) * a.border.row + 5;
+    if (!tn_conv_writes_border(&a)) return;
+    int64_t count = tn_conv_padded_elements(&a.border, planes, &first), begin = first - 2 * a.border.row - 3;
     float *memory = tn_mem_alloc((size_t)count * sizeof *memory);
     a.workspace = tn_mem_alloc(tn_conv_workspace(&a, threads));
     assert_true(memory && a.workspace);
@@ -288,10 +288,12 @@ static void check_edge_left(const problem *p, int threads, const float *y) {
         memory[i] = MARK;
     a.out = memory + first;
     tn_conv(&a);
-    for (int64_t i = 0; i < count - 2 * a.edge.row; i++) {
-        int64_t plane = i < first ? 0 : (i - first) / a.edge.plane, in = i - first - plane * a.edge.plane;
-        bool is_result = in >= 0 && in / a.edge.row < down && in % a.edge.row < across;
-        float want = i < begin ? MARK : is_result ? y[(plane * down + in / a.edge.row) * across + in % a.edge.row] : 0;
+    for (int64_t i = 0; i < count - 2 * a.border.row; i++) {
+        int64_t plane = i < first ? 0 : (i - first) / a.border.plane, in = i - first - plane * a.border.plane;
+        bool is_result = in >= 0 && in / a.border.row < down && in % a.border.row < across;
+        float want = i < begin   ? MARK
+                     : is_result ? y[(plane * down + in / a.border.row) * across + in % a.border.row]
+                                 : 0;
         if (memory[i] != want) fail_msg("element %lld is %g, not %g", (long long)i, (double)memory[i], (double)want);
     }
     tn_mem_free(memory);
@@ -300,12 +302,12 @@ static void check_edge_left(const problem *p, int threads, const float *y) {
 
 static void check_everywhere(problem *p) {
     tn_conv_args *a = &p->a;
-    int64_t results = a->images * a->groups * a->filters * a->places[0] * a->places[1];
-    int64_t weights = a->groups * a->filters * a->channels * a->kernel[0] * a->kernel[1];
-    int64_t pixels = a->images * a->groups * a->channels * a->size[0] * a->size[1];
+    int64_t results = a->batch * a->groups * a->out_channels * a->out_size[0] * a->out_size[1];
+    int64_t weights = a->groups * a->out_channels * a->channels * a->kernel[0] * a->kernel[1];
+    int64_t pixels = a->batch * a->groups * a->channels * a->size[0] * a->size[1];
     float *y = tn_mem_alloc((size_t)results * sizeof *y), *dw = tn_mem_alloc((size_t)weights * sizeof *dw);
     float *dx = tn_mem_alloc((size_t)pixels * sizeof *dx);
-    bool spreads = tn_conv_spread_fits(a);
+    bool spreads = tn_conv_dgrad_fits(a);
     assert_true(y && dw && dx && tn_conv_fits(a));
     if (spreads) define_spread(p, dx);
     define_result(p, y);
@@ -314,17 +316,17 @@ static void check_everywhere(problem *p) {
         if (!tn_gemm_use((tn_isa)isa)) continue;
         for (int threads = 1; threads <= MAX_THREADS; threads++) {
             assert_ok(tn_threads_set(threads));
-            check_filters(p, threads, results, y);
-            a->turned = tn_conv_turns(a);
-            turned += a->turned;
-            if (a->turned) {
-                check_filters(p, threads, results, y);
-                check_edge_read(p, threads, results, y);
-                check_edge_left(p, threads, y);
+            check_out_channels(p, threads, results, y);
+            a->nhwc = tn_conv_prefers_nhwc(a);
+            turned += a->nhwc;
+            if (a->nhwc) {
+                check_out_channels(p, threads, results, y);
+                check_border_read(p, threads, results, y);
+                check_border_left(p, threads, y);
             }
-            a->turned = false;
-            if (spreads) run_once(p, tn_conv_spread, tn_conv_spread_workspace(a, threads), pixels, NULL, dx, "spread");
-            run_once(p, tn_conv_weight, tn_conv_weight_workspace(a, threads), weights, NULL, dw, "gradient");
+            a->nhwc = false;
+            if (spreads) run_once(p, tn_conv_dgrad, tn_conv_dgrad_workspace(a, threads), pixels, NULL, dx, "spread");
+            run_once(p, tn_conv_wgrad, tn_conv_wgrad_workspace(a, threads), weights, NULL, dw, "gradient");
         }
     }
     tn_mem_free(y);
@@ -334,16 +336,16 @@ static void check_everywhere(problem *p) {
 
 static void make_arrays(problem *p, bool plain) {
     tn_conv_args *a = &p->a;
-    p->x = random_array((int64_t[]){a->images, a->groups * a->channels, a->size[0], a->size[1]}, plain);
-    p->y = random_array((int64_t[]){a->images, a->groups * a->filters, a->places[0], a->places[1]}, plain);
-    p->weight = random_array((int64_t[]){a->groups * a->filters, a->channels, a->kernel[0], a->kernel[1]}, plain);
+    p->x = random_array((int64_t[]){a->batch, a->groups * a->channels, a->size[0], a->size[1]}, plain);
+    p->y = random_array((int64_t[]){a->batch, a->groups * a->out_channels, a->out_size[0], a->out_size[1]}, plain);
+    p->weight = random_array((int64_t[]){a->groups * a->out_channels, a->channels, a->kernel[0], a->kernel[1]}, plain);
     a->x = p->x.memory + p->x.first;
     a->y = p->y.memory + p->y.first;
     a->weight = p->weight.memory + p->weight.first;
     memcpy(a->x_stride, p->x.stride, sizeof a->x_stride);
     memcpy(a->y_stride, p->y.stride, sizeof a->y_stride);
     memcpy(a->weight_stride, p->weight.stride, sizeof a->weight_stride);
-    a->weight_group = a->filters * a->weight_stride[0];
+    a->weight_group = a->out_channels * a->weight_stride[0];
 }
 
 static void free_arrays(problem *p) {
@@ -358,12 +360,12 @@ static void check_problem(problem *p, bool plain) {
     free_arrays(p);
 }
 
-/* Images as they come from elsewhere: the channels of a place side by side. */
+/* Images as they come from elsewhere: the channels of an output pixel side by side. */
 static void channels_side_by_side_have_the_bits_of_the_definition(void **state) {
     (void)state;
     static const tn_conv_args sizes[] = {
-        {.images = 1, .channels = 130, .filters = 32, .size = {1, 47}, .kernel = {1, 1}, .places = {1, 47}},
-        {.images = 3, .channels = 17, .filters = 64, .size = {7, 9}, .kernel = {3, 3}, .places = {7, 9}},
+        {.batch = 1, .channels = 130, .out_channels = 32, .size = {1, 47}, .kernel = {1, 1}, .out_size = {1, 47}},
+        {.batch = 3, .channels = 17, .out_channels = 64, .size = {7, 9}, .kernel = {3, 3}, .out_size = {7, 9}},
     };
     random_state = 4;
     turned = 0;
@@ -373,7 +375,7 @@ static void channels_side_by_side_have_the_bits_of_the_definition(void **state) 
         a->groups = 1;
         for (int d = 0; d < 2; d++) {
             a->stride[d] = a->dilation[d] = 1;
-            a->before[d] = a->kernel[d] / 2;
+            a->pad_before[d] = a->kernel[d] / 2;
         }
         make_arrays(&p, true);
         p.x.stride[1] = 1;
@@ -386,46 +388,47 @@ static void channels_side_by_side_have_the_bits_of_the_definition(void **state) 
     assert_true(turned > 0);
 }
 
-/* Any places will do: what lies beyond the image is zero. */
+/* Any output pixels will do: what lies beyond the image is zero. */
 static void random_windows_have_the_bits_of_their_definition(void **state) {
     (void)state;
     random_state = 1;
     for (int i = 0; i < CASES; i++) {
         problem p = {0};
         tn_conv_args *a = &p.a;
-        a->images = random_from(1, 3);
+        a->batch = random_from(1, 3);
         a->groups = random_below(4) ? 1 : random_from(2, 3);
         a->channels = random_from(1, 5);
-        a->filters = random_from(1, random_below(4) ? 9 : 40);
+        a->out_channels = random_from(1, random_below(4) ? 9 : 40);
         for (int d = 0; d < 2; d++) {
             a->size[d] = random_from(1, 12);
             a->kernel[d] = random_from(1, 4);
-            a->places[d] = random_from(1, 11);
+            a->out_size[d] = random_from(1, 11);
             a->stride[d] = random_below(2) ? 1 : random_from(2, 3);
             a->dilation[d] = random_below(3) ? 1 : random_from(2, 3);
-            a->before[d] = random_from(-2, 4);
+            a->pad_before[d] = random_from(-2, 4);
         }
         check_problem(&p, random_below(2) == 0);
     }
 }
 
-/* Several chunks of taps and of places, blocks over many images, long rows, more filters than pass over a block. */
+/* Several chunks of taps and of output pixels, blocks over many images, long rows, more filters than pass over a block.
+ * */
 static void large_windows_have_the_bits_of_their_definition(void **state) {
     (void)state;
     static const tn_conv_args sizes[] = {
-        {.images = 1, .channels = 33, .filters = 30, .size = {9, 19}, .kernel = {3, 3}, .places = {9, 19}},
-        {.images = 9, .channels = 4, .filters = 17, .size = {6, 7}, .kernel = {3, 3}, .places = {6, 7}},
-        {.images = 70, .channels = 2, .filters = 3, .size = {2, 2}, .kernel = {2, 2}, .places = {2, 2}},
-        {.images = 1, .channels = 1, .filters = 2, .size = {3, 1100}, .kernel = {1, 5}, .places = {3, 1100}},
-        {.images = 1, .channels = 1, .filters = 2, .size = {1, 700}, .kernel = {1, 3}, .places = {1, 700}},
-        {.images = 1, .channels = 1, .filters = 530, .size = {3, 3}, .kernel = {2, 3}, .places = {2, 3}},
-        {.images = 1, .channels = 140, .filters = 1, .size = {5, 5}, .kernel = {2, 2}, .places = {4, 4}},
-        {.images = 3, .channels = 32, .filters = 61, .size = {7, 29}, .kernel = {3, 3}, .places = {7, 29}},
-        {.images = 17, .channels = 11, .filters = 32, .size = {5, 13}, .kernel = {3, 2}, .places = {5, 13}},
-        {.images = 2, .channels = 70, .filters = 64, .size = {9, 12}, .kernel = {1, 1}, .places = {9, 12}},
-        {.images = 1, .channels = 8, .filters = 32, .size = {90, 190}, .kernel = {3, 3}, .places = {90, 190}},
-        {.images = 2, .channels = 7, .filters = 200, .size = {31, 25}, .kernel = {3, 3}, .places = {31, 25}},
-        {.images = 1, .channels = 530, .filters = 29, .size = {9, 28}, .kernel = {1, 3}, .places = {9, 26}},
+        {.batch = 1, .channels = 33, .out_channels = 30, .size = {9, 19}, .kernel = {3, 3}, .out_size = {9, 19}},
+        {.batch = 9, .channels = 4, .out_channels = 17, .size = {6, 7}, .kernel = {3, 3}, .out_size = {6, 7}},
+        {.batch = 70, .channels = 2, .out_channels = 3, .size = {2, 2}, .kernel = {2, 2}, .out_size = {2, 2}},
+        {.batch = 1, .channels = 1, .out_channels = 2, .size = {3, 1100}, .kernel = {1, 5}, .out_size = {3, 1100}},
+        {.batch = 1, .channels = 1, .out_channels = 2, .size = {1, 700}, .kernel = {1, 3}, .out_size = {1, 700}},
+        {.batch = 1, .channels = 1, .out_channels = 530, .size = {3, 3}, .kernel = {2, 3}, .out_size = {2, 3}},
+        {.batch = 1, .channels = 140, .out_channels = 1, .size = {5, 5}, .kernel = {2, 2}, .out_size = {4, 4}},
+        {.batch = 3, .channels = 32, .out_channels = 61, .size = {7, 29}, .kernel = {3, 3}, .out_size = {7, 29}},
+        {.batch = 17, .channels = 11, .out_channels = 32, .size = {5, 13}, .kernel = {3, 2}, .out_size = {5, 13}},
+        {.batch = 2, .channels = 70, .out_channels = 64, .size = {9, 12}, .kernel = {1, 1}, .out_size = {9, 12}},
+        {.batch = 1, .channels = 8, .out_channels = 32, .size = {90, 190}, .kernel = {3, 3}, .out_size = {90, 190}},
+        {.batch = 2, .channels = 7, .out_channels = 200, .size = {31, 25}, .kernel = {3, 3}, .out_size = {31, 25}},
+        {.batch = 1, .channels = 530, .out_channels = 29, .size = {9, 28}, .kernel = {1, 3}, .out_size = {9, 26}},
     };
     random_state = 2;
     turned = edged = 0;
@@ -436,25 +439,25 @@ static void large_windows_have_the_bits_of_their_definition(void **state) {
             for (int d = 0; d < 2; d++) {
                 p.a.stride[d] = stride;
                 p.a.dilation[d] = 1;
-                p.a.before[d] = p.a.kernel[d] / 2;
-                p.a.places[d] = (p.a.places[d] + stride - 1) / stride;
+                p.a.pad_before[d] = p.a.kernel[d] / 2;
+                p.a.out_size[d] = (p.a.out_size[d] + stride - 1) / stride;
             }
             check_problem(&p, true);
             for (int d = 0; d < 2; d++)
-                p.a.size[d] += 2 * p.a.before[d];
-            p.a.before[0] = p.a.before[1] = 0; /* windows that never leave the image */
+                p.a.size[d] += 2 * p.a.pad_before[d];
+            p.a.pad_before[0] = p.a.pad_before[1] = 0; /* windows that never leave the image */
             check_problem(&p, true);
         }
     }
     assert_true(turned > 0 && edged > 0);
 }
 
-/* Threads share their places: of one group, of several, and more than there is room for sums apart. */
+/* Threads share their output pixels: of one group, of several, and more than there is room for sums apart. */
 static void the_gradient_of_few_taps_has_the_bits_of_the_definition(void **state) {
     (void)state;
     static const tn_conv_args sizes[] = {
-        {.images = 9, .groups = 1, .channels = 7, .filters = 200, .size = {15, 15}, .kernel = {3, 3}},
-        {.images = 7, .groups = 5, .channels = 3, .filters = 9, .size = {19, 23}, .kernel = {3, 2}},
+        {.batch = 9, .groups = 1, .channels = 7, .out_channels = 200, .size = {15, 15}, .kernel = {3, 3}},
+        {.batch = 7, .groups = 5, .channels = 3, .out_channels = 9, .size = {19, 23}, .kernel = {3, 2}},
     };
     random_state = 12;
     for (size_t i = 0; i < TN_COUNT(sizes); i++) {
@@ -462,18 +465,18 @@ static void the_gradient_of_few_taps_has_the_bits_of_the_definition(void **state
         tn_conv_args *a = &p.a;
         for (int d = 0; d < 2; d++) {
             a->stride[d] = a->dilation[d] = 1;
-            a->before[d] = a->kernel[d] / 2;
-            a->places[d] = a->size[d];
+            a->pad_before[d] = a->kernel[d] / 2;
+            a->out_size[d] = a->size[d];
         }
         make_arrays(&p, true);
-        const int64_t weights = a->groups * a->filters * a->channels * a->kernel[0] * a->kernel[1];
+        const int64_t weights = a->groups * a->out_channels * a->channels * a->kernel[0] * a->kernel[1];
         float *dw = tn_mem_alloc((size_t)weights * sizeof *dw);
         assert_non_null(dw);
         define_gradient(&p, dw);
         for (int isa = TN_ISA_BASE; isa < TN_ISA_COUNT; isa++) {
             for (int threads = 1; tn_gemm_use((tn_isa)isa) && threads <= MAX_THREADS; threads++) {
                 assert_ok(tn_threads_set(threads));
-                run_once(&p, tn_conv_weight, tn_conv_weight_workspace(a, threads), weights, NULL, dw, "gradient");
+                run_once(&p, tn_conv_wgrad, tn_conv_wgrad_workspace(a, threads), weights, NULL, dw, "gradient");
             }
         }
         tn_mem_free(dw);
@@ -483,37 +486,49 @@ static void the_gradient_of_few_taps_has_the_bits_of_the_definition(void **state
 
 /* Images that are the rows of the product: in one block and several, in memory in any order, more panels than threads,
  * windows that see nothing of their image. */
-static void images_of_few_places_have_the_bits_of_the_definition(void **state) {
+static void images_of_few_pixels_have_the_bits_of_the_definition(void **state) {
     (void)state;
     static const int64_t filters[] = {32, 61, 64, 258};
     int64_t beside = 0;
     random_state = 11;
     for (int i = 0; i < CASES / 2; i++) {
-        problem p = {.a = {.images = random_from(4, i % 8 ? 20 : 60), .groups = 1}};
+        problem p = {.a = {.batch = random_from(4, i % 8 ? 20 : 60), .groups = 1}};
         tn_conv_args *a = &p.a;
-        a->filters = filters[random_below(i % 8 ? 3 : 4)];
+        a->out_channels = filters[random_below(i % 8 ? 3 : 4)];
         for (int d = 0; d < 2; d++) {
             a->size[d] = random_from(1, 6);
             a->kernel[d] = random_from(1, 3);
-            a->places[d] = random_from(1, 4);
+            a->out_size[d] = random_from(1, 4);
             a->stride[d] = random_from(1, 3);
             a->dilation[d] = random_from(1, 2);
-            a->before[d] = random_from(-1, 2);
+            a->pad_before[d] = random_from(-1, 2);
         }
         a->channels = random_from(64, 300) / (a->kernel[0] * a->kernel[1]) + 1;
-        beside += tn_conv_beside_fits(a);
+        beside += tn_conv_batch_rows_fits(a);
         check_problem(&p, i % 3 == 0);
     }
     assert_true(beside > CASES / 4);
 }
 
-/* The way back of a stride to many channels: phases that share a block, in the slab or in y as it lies. */
+/* The way back of a stride to many channels: phases that share a block, in the input tile or in y as it lies. */
 static void pixels_of_several_phases_have_the_bits_of_the_definition(void **state) {
     (void)state;
     static const tn_conv_args sizes[] = {
-        {.images = 3, .groups = 1, .channels = 32, .filters = 65, .size = {4, 18}, .kernel = {3, 3}, .before = {1, 1}},
-        {.images = 1, .groups = 2, .channels = 61, .filters = 9, .size = {6, 10}, .kernel = {5, 4}, .before = {2, 1}},
-        {.images = 2, .groups = 1, .channels = 32, .filters = 70, .size = {4, 8}, .kernel = {2, 2}},
+        {.batch = 3,
+         .groups = 1,
+         .channels = 32,
+         .out_channels = 65,
+         .size = {4, 18},
+         .kernel = {3, 3},
+         .pad_before = {1, 1}},
+        {.batch = 1,
+         .groups = 2,
+         .channels = 61,
+         .out_channels = 9,
+         .size = {6, 10},
+         .kernel = {5, 4},
+         .pad_before = {2, 1}},
+        {.batch = 2, .groups = 1, .channels = 32, .out_channels = 70, .size = {4, 8}, .kernel = {2, 2}},
     };
     static const int64_t strides[][2] = {{2, 2}, {1, 2}, {2, 1}};
     random_state = 9;
@@ -523,7 +538,7 @@ static void pixels_of_several_phases_have_the_bits_of_the_definition(void **stat
             for (int d = 0; d < 2; d++) {
                 p.a.stride[d] = strides[k][d];
                 p.a.dilation[d] = 1;
-                p.a.places[d] = (p.a.size[d] + 2 * p.a.before[d] - p.a.kernel[d]) / p.a.stride[d] + 1;
+                p.a.out_size[d] = (p.a.size[d] + 2 * p.a.pad_before[d] - p.a.kernel[d]) / p.a.stride[d] + 1;
             }
             check_problem(&p, true);
         }
@@ -531,35 +546,35 @@ static void pixels_of_several_phases_have_the_bits_of_the_definition(void **stat
 
 static void windows_that_reach_too_far_have_no_kernel(void **state) {
     (void)state;
-    tn_conv_args a = {.images = 1, .groups = 1, .channels = 1, .filters = 1};
+    tn_conv_args a = {.batch = 1, .groups = 1, .channels = 1, .out_channels = 1};
     for (int d = 0; d < 2; d++)
-        a.size[d] = a.places[d] = a.kernel[d] = a.stride[d] = a.dilation[d] = 3;
+        a.size[d] = a.out_size[d] = a.kernel[d] = a.stride[d] = a.dilation[d] = 3;
     assert_true(tn_conv_fits(&a));
     a.dilation[0] = a.dilation[1] = INT32_MAX;
     assert_false(tn_conv_fits(&a));
     a.dilation[0] = a.dilation[1] = 1 << 20;
     assert_false(tn_conv_fits(&a));
-    assert_false(tn_conv_spread_fits(&a));
+    assert_false(tn_conv_dgrad_fits(&a));
     a.dilation[0] = a.dilation[1] = 1;
-    assert_true(tn_conv_spread_fits(&a));
-    a.stride[0] = a.places[0] = INT32_MAX;
+    assert_true(tn_conv_dgrad_fits(&a));
+    a.stride[0] = a.out_size[0] = INT32_MAX;
     assert_false(tn_conv_fits(&a));
-    a.places[0] = 0;
+    a.out_size[0] = 0;
     assert_false(tn_conv_fits(&a));
 }
 
-static void check_each(problem *p, bool plain) {
+static void check_depthwise(problem *p, bool plain) {
     const tn_conv_args *a = &p->a;
-    int64_t count = a->images * a->groups * a->places[0] * a->places[1];
+    int64_t count = a->batch * a->groups * a->out_size[0] * a->out_size[1];
     float *want = tn_mem_alloc((size_t)count * sizeof *want);
-    assert_true(want && tn_conv_each_fits(a));
+    assert_true(want && tn_conv_depthwise_fits(a));
     make_arrays(p, plain);
-    define_each(p, want);
+    define_depthwise(p, want);
     for (int isa = TN_ISA_BASE; isa < TN_ISA_COUNT; isa++) {
         if (!tn_gemm_use((tn_isa)isa)) continue;
         for (int threads = 1; threads <= MAX_THREADS; threads++) {
             assert_ok(tn_threads_set(threads));
-            run_once(p, tn_conv_each, tn_conv_each_workspace(a, threads), count, NULL, want, "each channel");
+            run_once(p, tn_conv_depthwise, tn_conv_depthwise_workspace(a, threads), count, NULL, want, "each channel");
         }
     }
     tn_mem_free(want);
@@ -571,34 +586,34 @@ static void check_each(problem *p, bool plain) {
 static void one_filter_a_channel_has_the_bits_of_its_definition(void **state) {
     (void)state;
     static const tn_conv_args large[] = {
-        {.images = 1, .groups = 12, .size = {3, 300}, .kernel = {5, 5}, .places = {3, 300}, .pass = 9},
-        {.images = 1, .groups = 1, .size = {90, 90}, .kernel = {3, 3}, .places = {90, 90}},
-        {.images = 2, .groups = 2, .size = {1, 9000}, .kernel = {1, 70}, .places = {1, 9000}},
-        {.images = 1, .groups = 3, .size = {20, 20}, .kernel = {12, 12}, .places = {9, 9}},
+        {.batch = 1, .groups = 12, .size = {3, 300}, .kernel = {5, 5}, .out_size = {3, 300}, .pass = 9},
+        {.batch = 1, .groups = 1, .size = {90, 90}, .kernel = {3, 3}, .out_size = {90, 90}},
+        {.batch = 2, .groups = 2, .size = {1, 9000}, .kernel = {1, 70}, .out_size = {1, 9000}},
+        {.batch = 1, .groups = 3, .size = {20, 20}, .kernel = {12, 12}, .out_size = {9, 9}},
     };
     random_state = 3;
     for (int i = 0; i < CASES; i++) {
-        problem p = {.a = {.images = random_from(1, 3), .groups = random_from(1, 5), .channels = 1, .filters = 1}};
+        problem p = {.a = {.batch = random_from(1, 3), .groups = random_from(1, 5), .channels = 1, .out_channels = 1}};
         tn_conv_args *a = &p.a;
         a->pass = random_below(2) ? 9 : 0;
         for (int d = 0; d < 2; d++) {
             a->size[d] = random_from(1, 12);
             a->kernel[d] = random_from(1, 6);
-            a->places[d] = random_from(1, d ? 150 : 11);
+            a->out_size[d] = random_from(1, d ? 150 : 11);
             a->stride[d] = random_below(2) ? 1 : random_from(2, 3);
             a->dilation[d] = random_below(3) ? 1 : random_from(2, 3);
-            a->before[d] = random_from(-2, 4);
+            a->pad_before[d] = random_from(-2, 4);
         }
-        check_each(&p, random_below(2) == 0);
+        check_depthwise(&p, random_below(2) == 0);
     }
     for (size_t i = 0; i < TN_COUNT(large); i++) {
         problem p = {.a = large[i]};
-        p.a.channels = p.a.filters = 1;
+        p.a.channels = p.a.out_channels = 1;
         for (int d = 0; d < 2; d++) {
             p.a.stride[d] = p.a.dilation[d] = 1;
-            p.a.before[d] = p.a.kernel[d] / 2;
+            p.a.pad_before[d] = p.a.kernel[d] / 2;
         }
-        check_each(&p, true);
+        check_depthwise(&p, true);
     }
 }
 
@@ -613,12 +628,12 @@ static tn_tensor *random_tensor(const int64_t *shape, int rank) {
     return tn_from_data(numbers, shape, rank, TN_F32);
 }
 
-/* Filters that lie in memory become the columns of a product where places are few; filters that the same plan computes
- * go to the kernel above. */
-static void few_places_have_the_bits_of_the_kernel(void **state) {
+/* Filters that lie in memory become the columns of a product where output pixels are few; filters that the same plan
+ * computes go to the kernel above. */
+static void few_pixels_have_the_bits_of_the_kernel(void **state) {
     (void)state;
     static const struct {
-        int64_t images, channels, filters, size[2], kernel[2];
+        int64_t batch, channels, out_channels, size[2], kernel[2];
         tn_conv2d_options o;
     } cases[] = {
         {1, 3, 9, {1, 9}, {1, 3}, {.stride = {1, 2}, .padding = {0, 1}}},
@@ -629,10 +644,9 @@ static void few_places_have_the_bits_of_the_kernel(void **state) {
     };
     for (size_t i = 0; i < TN_COUNT(cases); i++) {
         TN_SCOPE;
-        tn_tensor *x =
-            random_tensor(TN_DIMS(cases[i].images, cases[i].channels, cases[i].size[0], cases[i].size[1]));
+        tn_tensor *x = random_tensor(TN_DIMS(cases[i].batch, cases[i].channels, cases[i].size[0], cases[i].size[1]));
         tn_tensor *w =
-            random_tensor(TN_DIMS(cases[i].filters, cases[i].channels, cases[i].kernel[0], cases[i].kernel[1]));
+            random_tensor(TN_DIMS(cases[i].out_channels, cases[i].channels, cases[i].kernel[0], cases[i].kernel[1]));
         tn_conv2d_options o = conv2d_of_row(&cases[i].o);
         tn_tensor *few = tn_conv2d(x, w, NULL, &o),
                   *usual = tn_conv2d(x, tn_contiguous(tn_flip(w, TN_DIMS(0))), NULL, &o);
@@ -647,7 +661,7 @@ static void few_places_have_the_bits_of_the_kernel(void **state) {
 }
 
 /* relu(conv2d(x, w, bias)) + r, the convolution evaluated first (apart) or joined by what follows. `r` may be one that
- * has no even distance between places: then it must not be joined, and the result is the same. */
+ * has no even distance between output pixels: then it must not be joined, and the result is the same. */
 static void finish(const tn_tensor *x, const tn_tensor *w, const tn_tensor *bias, const tn_tensor *r,
                    const tn_conv2d_options *o, bool apart, float *out) {
     TN_SCOPE;
@@ -660,7 +674,7 @@ static void finish(const tn_tensor *x, const tn_tensor *w, const tn_tensor *bias
 static void what_is_joined_has_the_bits_of_what_is_not(void **state) {
     (void)state;
     static const struct {
-        int64_t images, channels, filters, size[2], kernel[2];
+        int64_t batch, channels, out_channels, size[2], kernel[2];
         tn_conv2d_options o;
     } cases[] = {
         {2, 3, 9, {31, 29}, {3, 3}, {.stride = {1, 1}, .padding = {1, 1}, .groups = 1}},
@@ -689,7 +703,7 @@ static void what_is_joined_has_the_bits_of_what_is_not(void **state) {
                 assert_ok(tn_threads_set(threads));
                 TN_SCOPE;
                 tn_conv2d_options o = conv2d_of_row(&cases[i].o);
-                int64_t images = cases[i].images, filters = cases[i].filters;
+                int64_t images = cases[i].batch, filters = cases[i].out_channels;
                 const int64_t *size = cases[i].size, *taps = cases[i].kernel, channels = cases[i].channels;
                 tn_tensor *x = random_tensor(TN_DIMS(images, channels, size[0], size[1]));
                 tn_tensor *w = random_tensor(TN_DIMS(filters, channels / o.groups, taps[0], taps[1]));
@@ -701,7 +715,7 @@ static void what_is_joined_has_the_bits_of_what_is_not(void **state) {
                 finish(x, w, bias, r, &o, false, joined);
                 char *text = tn_explain_last();
                 bool even = !tilted || tn_shape(y)[3] == 1;
-                assert_true(even == (text && strstr(text, "correlate2d+")));
+                assert_true(even == (text && strstr(text, "conv2d_forward+")));
                 tn_text_free(text);
                 finish(x, w, bias, r, &o, true, apart);
                 assert_memory_equal(joined, apart, (size_t)tn_numel(y) * sizeof *apart);
@@ -732,7 +746,7 @@ static bool pool_last(const tn_tensor *x, const tn_tensor *w, const tn_tensor *b
 static void pooling_joins_a_convolution_with_the_same_bits(void **state) {
     (void)state;
     static const struct {
-        int64_t images, channels, filters, size[2], window[2];
+        int64_t batch, channels, out_channels, size[2], window[2];
         tn_max_pool2d_options p;
         bool joins;
         int64_t stride; /* the convolution's */
@@ -750,7 +764,7 @@ static void pooling_joins_a_convolution_with_the_same_bits(void **state) {
         {1, 8, 64, {9, 12}, {3, 3}, {.stride = {2, 2}}, false, 1},
         {1, 8, 64, {9, 12}, {2, 2}, {.stride = {1, 1}}, false, 1},
         {1, 1, 9, {4, 600}, {2, 2}, {.stride = {2, 2}}, false, 1}, /* rows are cut */
-        {1, 8, 256, {2, 4}, {2, 2}, {.stride = {2, 2}}, true, 1},  /* a handful of places */
+        {1, 8, 256, {2, 4}, {2, 2}, {.stride = {2, 2}}, true, 1},  /* a handful of output pixels */
         {2, 3, 9, {31, 124}, {2, 2}, {.stride = {2, 2}}, true, 2},
     };
     enum { MOST = 1 << 16 };
@@ -765,9 +779,9 @@ static void pooling_joins_a_convolution_with_the_same_bits(void **state) {
                 o.padding[0] = o.padding[1] = 1;
                 o.stride[0] = o.stride[1] = cases[i].stride;
                 tn_max_pool2d_options p = max_pool2d_of_row(&cases[i].p);
-                int64_t filters = cases[i].filters, channels = cases[i].channels;
+                int64_t filters = cases[i].out_channels, channels = cases[i].channels;
                 int64_t rows = cases[i].size[0] + 2 * isa; /* plans of another instruction set do not come back */
-                tn_tensor *x = random_tensor(TN_DIMS(cases[i].images, channels, rows, cases[i].size[1]));
+                tn_tensor *x = random_tensor(TN_DIMS(cases[i].batch, channels, rows, cases[i].size[1]));
                 tn_tensor *w = random_tensor(TN_DIMS(filters, channels, 3, 3)), *bias = random_tensor(&filters, 1);
                 tn_tensor *y = tn_max_pool2d(tn_conv2d(x, w, NULL, &o), cases[i].window, &p);
                 size_t bytes = (size_t)tn_numel(y) * sizeof *apart;
@@ -784,7 +798,7 @@ static void pooling_joins_a_convolution_with_the_same_bits(void **state) {
 /* A convolution, what joins it, and a convolution of that: the result between them is evaluated first, or only the
  * second sees it. Where is it read then? */
 typedef enum between { PLAIN, BIASED, POOLED, ADDED } between;
-typedef enum seen_there { COPIED, IN_PLACE, MADE } seen_there;
+typedef enum seen_there { COPIED, IN_PIXEL, MADE } seen_there;
 
 static seen_there one_behind_another(tn_tensor *const *t, const tn_conv2d_options *o, between how, bool apart,
                                      float *out) {
@@ -800,14 +814,14 @@ static seen_there one_behind_another(tn_tensor *const *t, const tn_conv2d_option
         tn_free(steps[i]);
     assert_ok(tn_read(z, out, (size_t)tn_numel(z) * sizeof *out));
     char *text = tn_explain_last();
-    if (text && strstr(text, "in place")) there = IN_PLACE;
-    if (text && strstr(text, " > correlate2d")) there = MADE;
+    if (text && strstr(text, "in place")) there = IN_PIXEL;
+    if (text && strstr(text, " > conv2d_forward")) there = MADE;
     tn_text_free(text);
     return there;
 }
 
 typedef struct two_convolutions {
-    int64_t images, channels, filters, size[2], kernel[2];
+    int64_t batch, channels, out_channels, size[2], kernel[2];
     tn_conv2d_options o;
     between how;
     seen_there there; /* by AVX-512's lanes; fewer make blocks of other sizes */
@@ -823,11 +837,11 @@ static void compare_with_what_was_stored(const two_convolutions *c, const char *
     o[0].padding[0] = o[0].padding[1] = 1;
     o[0].stride[0] = o[0].stride[1] = c->stride;
     int64_t rows = c->size[0] + 2 * isa; /* plans of another instruction set do not come back */
-    int64_t seen_channels = c->filters / o[1].groups, filters = tn_min64(c->filters, 32);
-    tn_tensor *t[] = {random_tensor(TN_DIMS(c->images, c->channels, rows, c->size[1])),
-                      random_tensor(TN_DIMS(c->filters, c->channels, 3, 3)), random_tensor(&c->filters, 1),
-                      random_tensor(TN_DIMS(c->how == ADDED || o[1].groups > 1 ? c->filters : filters, seen_channels,
-                                            c->kernel[0], c->kernel[1]))};
+    int64_t seen_channels = c->out_channels / o[1].groups, filters = tn_min64(c->out_channels, 32);
+    tn_tensor *t[] = {random_tensor(TN_DIMS(c->batch, c->channels, rows, c->size[1])),
+                      random_tensor(TN_DIMS(c->out_channels, c->channels, 3, 3)), random_tensor(&c->out_channels, 1),
+                      random_tensor(TN_DIMS(c->how == ADDED || o[1].groups > 1 ? c->out_channels : filters,
+                                            seen_channels, c->kernel[0], c->kernel[1]))};
     tn_tensor *y = tn_conv2d(tn_conv2d(t[0], t[1], NULL, &o[0]), t[3], NULL, &o[1]);
     assert_true(tn_numel(y) <= MOST); /* at least as many as the results */
     memset(seen, 0, sizeof seen);
@@ -857,20 +871,20 @@ static void compare_all_with_what_was_stored(const two_convolutions *c, size_t c
 static void what_one_convolution_reads_has_zeros_around_it(void **state) {
     (void)state;
     static const two_convolutions cases[] = {
-        {2, 16, 32, {11, 31}, {3, 3}, {.padding = {1, 1}}, BIASED, IN_PLACE, 1},
-        {1, 16, 32, {9, 160}, {3, 3}, {.padding = {1, 1}}, BIASED, IN_PLACE, 1},
-        {1, 1, 32, {40, 161}, {3, 3}, {.padding = {1, 1}}, BIASED, IN_PLACE, 1}, /* few taps: blocks begin in rows … */
-        {1, 1, 32, {40, 126}, {3, 3}, {.padding = {1, 1}}, BIASED, IN_PLACE, 1}, /* … or with one */
-        {1, 1, 32, {43, 126}, {3, 3}, {.padding = {1, 1}}, POOLED, IN_PLACE, 1},
-        {1, 9, 32, {21, 63}, {3, 3}, {.padding = {1, 1}}, POOLED, IN_PLACE, 1},
-        {3, 16, 32, {11, 19}, {3, 3}, {.padding = {1, 1}}, PLAIN, IN_PLACE, 1},
-        {1, 16, 64, {13, 32}, {5, 3}, {.padding = {2, 1}, .stride = {2, 1}}, BIASED, IN_PLACE, 1},
-        {1, 16, 64, {13, 32}, {3, 5}, {.padding = {0, 2}, .groups = 2}, BIASED, IN_PLACE, 1},
+        {2, 16, 32, {11, 31}, {3, 3}, {.padding = {1, 1}}, BIASED, IN_PIXEL, 1},
+        {1, 16, 32, {9, 160}, {3, 3}, {.padding = {1, 1}}, BIASED, IN_PIXEL, 1},
+        {1, 1, 32, {40, 161}, {3, 3}, {.padding = {1, 1}}, BIASED, IN_PIXEL, 1}, /* few taps: blocks begin in rows … */
+        {1, 1, 32, {40, 126}, {3, 3}, {.padding = {1, 1}}, BIASED, IN_PIXEL, 1}, /* … or with one */
+        {1, 1, 32, {43, 126}, {3, 3}, {.padding = {1, 1}}, POOLED, IN_PIXEL, 1},
+        {1, 9, 32, {21, 63}, {3, 3}, {.padding = {1, 1}}, POOLED, IN_PIXEL, 1},
+        {3, 16, 32, {11, 19}, {3, 3}, {.padding = {1, 1}}, PLAIN, IN_PIXEL, 1},
+        {1, 16, 64, {13, 32}, {5, 3}, {.padding = {2, 1}, .stride = {2, 1}}, BIASED, IN_PIXEL, 1},
+        {1, 16, 64, {13, 32}, {3, 5}, {.padding = {0, 2}, .groups = 2}, BIASED, IN_PIXEL, 1},
         {1, 16, 32, {16, 34}, {3, 3}, {.padding = {1, 1}, .stride = {1, 2}}, BIASED, COPIED, 1}, /* sorted */
         {1, 16, 32, {16, 20}, {3, 3}, {.padding = {1, 1}}, BIASED, COPIED, 1},                   /* vectors half full */
         {1, 16, 32, {16, 32}, {3, 3}, {.padding = {1, 1}}, ADDED, COPIED, 1},                    /* two readers */
         {1, 16, 32, {16, 32}, {3, 3}, {.padding = {0, 0}}, BIASED, COPIED, 1},                   /* nothing around it */
-        {1, 3, 32, {22, 124}, {3, 3}, {.padding = {1, 1}}, BIASED, IN_PLACE, 2},                 /* closed up */
+        {1, 3, 32, {22, 124}, {3, 3}, {.padding = {1, 1}}, BIASED, IN_PIXEL, 2},                 /* closed up */
     };
     compare_all_with_what_was_stored(cases, TN_COUNT(cases), false);
 }
@@ -880,7 +894,7 @@ static void what_is_cheap_is_made_where_it_is_read(void **state) {
     (void)state;
     static const two_convolutions cases[] = {
         {1, 1, 64, {104, 161}, {3, 3}, {.padding = {1, 1}}, BIASED, MADE, 1},
-        {1, 1, 64, {520, 32}, {3, 3}, {.padding = {1, 1}}, BIASED, MADE, 1}, /* the slab's end is met */
+        {1, 1, 64, {520, 32}, {3, 3}, {.padding = {1, 1}}, BIASED, MADE, 1}, /* the input tile's end is met */
         {1, 3, 64, {131, 126}, {3, 3}, {.padding = {0, 0}}, BIASED, MADE, 1},
         {2, 3, 48, {119, 93}, {3, 3}, {.padding = {1, 1}}, BIASED, MADE, 1},
         {3, 3, 48, {157, 47}, {3, 3}, {.padding = {1, 1}}, BIASED, MADE, 1},
@@ -892,12 +906,12 @@ static void what_is_cheap_is_made_where_it_is_read(void **state) {
         {1, 1, 64, {262, 251}, {3, 3}, {.padding = {1, 1}}, BIASED, MADE, 2},
         {1, 3, 64, {206, 80}, {1, 5}, {.padding = {0, 0}}, BIASED, MADE, 1},      /* no row is seen twice … */
         {1, 3, 64, {206, 80}, {2, 3}, {.stride = {3, 1}}, BIASED, MADE, 1},       /* … and some never */
-        {1, 3, 64, {80, 80}, {3, 3}, {.padding = {1, 1}}, BIASED, IN_PLACE, 1},   /* stays in a cache */
-        {1, 8, 64, {104, 161}, {3, 3}, {.padding = {1, 1}}, BIASED, IN_PLACE, 1}, /* many taps */
-        {1, 1, 64, {264, 126}, {3, 3}, {.padding = {1, 1}}, POOLED, IN_PLACE, 1},
+        {1, 3, 64, {80, 80}, {3, 3}, {.padding = {1, 1}}, BIASED, IN_PIXEL, 1},   /* stays in a cache */
+        {1, 8, 64, {104, 161}, {3, 3}, {.padding = {1, 1}}, BIASED, IN_PIXEL, 1}, /* many taps */
+        {1, 1, 64, {264, 126}, {3, 3}, {.padding = {1, 1}}, POOLED, IN_PIXEL, 1},
         {1, 3, 64, {104, 161}, {3, 3}, {.padding = {1, 1}}, PLAIN, COPIED, 1},
         {1, 3, 64, {104, 161}, {3, 3}, {.padding = {1, 1}}, ADDED, COPIED, 1},
-        {1, 3, 64, {104, 161}, {3, 3}, {.padding = {1, 1}, .groups = 2}, BIASED, IN_PLACE, 1},
+        {1, 3, 64, {104, 161}, {3, 3}, {.padding = {1, 1}, .groups = 2}, BIASED, IN_PIXEL, 1},
     };
     compare_all_with_what_was_stored(cases, TN_COUNT(cases), true);
 }
@@ -906,7 +920,7 @@ static void what_is_cheap_is_made_where_it_is_read(void **state) {
  * them: it reads them as they are stored, also where they would be better made (the second case). */
 static void what_lies_down_is_stored_as_it_is(void **state) {
     (void)state;
-    static const struct { int64_t images, rows; } cases[] = {{2, 64}, {40, 420}};
+    static const struct { int64_t batch, rows; } cases[] = {{2, 64}, {40, 420}};
     static float seen[40 * 32 * 420 * 5], apart[TN_COUNT(seen)];
     for (size_t i = 0; i < TN_COUNT(cases); i++) {
         TN_SCOPE;
@@ -914,7 +928,7 @@ static void what_lies_down_is_stored_as_it_is(void **state) {
         o[0].padding[0] = o[1].padding[0] = 1;
         o[1].padding[1] = 2;
         const int64_t filters = 64;
-        tn_tensor *t[] = {random_tensor(TN_DIMS(cases[i].images, 1, cases[i].rows, 1)),
+        tn_tensor *t[] = {random_tensor(TN_DIMS(cases[i].batch, 1, cases[i].rows, 1)),
                           random_tensor(TN_DIMS(filters, 1, 3, 1)), random_tensor(&filters, 1),
                           random_tensor(TN_DIMS(filters / 2, filters, 3, 1))};
         assert_int_equal(one_behind_another(t, o, BIASED, true, apart), COPIED);
@@ -923,8 +937,8 @@ static void what_lies_down_is_stored_as_it_is(void **state) {
     }
 }
 
-/* Windows of one tap over many places are a product where these follow each other, and a convolution like others where
- * they do not. */
+/* Windows of one tap over many output pixels are a product where these follow each other, and a convolution like others
+ * where they do not. */
 static void one_tap_has_the_bits_of_a_product(void **state) {
     (void)state;
     enum { FILTERS = 80, CHANNELS = 3, IMAGES = 2, ROWS = 32, COLUMNS = 34, MOST = IMAGES * FILTERS * ROWS * COLUMNS };
@@ -938,7 +952,7 @@ static void one_tap_has_the_bits_of_a_product(void **state) {
         tn_tensor *y = tn_relu(tn_conv2d(x, w, bias, &o));
         assert_ok(tn_eval(&y, 1));
         char *text = tn_explain_last();
-        assert_true(text && strstr(text, "correlate2d+"));
+        assert_true(text && strstr(text, "conv2d_forward+"));
         tn_text_free(text);
         tn_tensor *product = tn_matmul(tn_reshape(w, TN_DIMS(FILTERS, CHANNELS)),
                                        tn_reshape(tn_contiguous(x), TN_DIMS(IMAGES, CHANNELS, -1)));
@@ -1070,7 +1084,7 @@ static void the_greatest_of_a_window_has_the_bits_of_a_reduction(void **state) {
 }
 
 /* Where a result is no number is promised, and not which: so numbers are compared by their bits, and others as such. */
-static void what_is_no_number_stands_at_the_same_places(void **state) {
+static void what_is_no_number_stands_at_the_same_pixels(void **state) {
     (void)state;
     enum { FILTERS = 40, PLACES = 2 * FILTERS * 9 * 9 };
     static float got[PLACES], want[PLACES];
@@ -1136,7 +1150,7 @@ static tn_tensor *hardly_peculiar_images(int64_t channels, const int64_t *size) 
     return tn_from_data(x, TN_DIMS(2, channels, size[0], size[1]), TN_F32);
 }
 
-static void what_ends_while_it_is_turned_has_the_bits_of_its_steps(void **state) {
+static void what_ends_while_it_is_nhwc_has_the_bits_of_its_steps(void **state) {
     (void)state;
     static const int ways[] = {OWN,
                                ADDED_BIAS,
@@ -1173,9 +1187,9 @@ static void what_ends_while_it_is_turned_has_the_bits_of_its_steps(void **state)
         }
 }
 
-/* Few places are the rows of a product whose columns are filters: the joint's ending was read where channels were
- * rows. As many places as a tile has rows, and as many results as are worth a joint. */
-static void what_ends_few_places_has_the_bits_of_its_steps(void **state) {
+/* Few output pixels are the rows of a product whose columns are filters: the epilogue's fused epilogue was read where
+ * channels were rows. As many output pixels as a tile has rows, and as many results as are worth an epilogue. */
+static void what_ends_few_pixels_has_the_bits_of_its_steps(void **state) {
     (void)state;
     enum { PLACES = 8, FILTERS = 290 };
     static const int ways[] = {CUT, ADDED_BIAS, ADDED_BIAS | CUT, OWN | CUT};
@@ -1201,10 +1215,10 @@ int main(void) {
         cmocka_unit_test(channels_side_by_side_have_the_bits_of_the_definition),
         cmocka_unit_test(large_windows_have_the_bits_of_their_definition),
         cmocka_unit_test(the_gradient_of_few_taps_has_the_bits_of_the_definition),
-        cmocka_unit_test(images_of_few_places_have_the_bits_of_the_definition),
+        cmocka_unit_test(images_of_few_pixels_have_the_bits_of_the_definition),
         cmocka_unit_test(pixels_of_several_phases_have_the_bits_of_the_definition),
         cmocka_unit_test(windows_that_reach_too_far_have_no_kernel),
-        cmocka_unit_test(few_places_have_the_bits_of_the_kernel),
+        cmocka_unit_test(few_pixels_have_the_bits_of_the_kernel),
         cmocka_unit_test(what_is_joined_has_the_bits_of_what_is_not),
         cmocka_unit_test(pooling_joins_a_convolution_with_the_same_bits),
         cmocka_unit_test(what_one_convolution_reads_has_zeros_around_it),
@@ -1214,9 +1228,9 @@ int main(void) {
         cmocka_unit_test(one_filter_a_channel_has_the_bits_of_its_composition),
         cmocka_unit_test(one_tap_has_the_bits_of_a_product),
         cmocka_unit_test(the_greatest_of_a_window_has_the_bits_of_a_reduction),
-        cmocka_unit_test(what_is_no_number_stands_at_the_same_places),
-        cmocka_unit_test(what_ends_while_it_is_turned_has_the_bits_of_its_steps),
-        cmocka_unit_test(what_ends_few_places_has_the_bits_of_its_steps),
+        cmocka_unit_test(what_is_no_number_stands_at_the_same_pixels),
+        cmocka_unit_test(what_ends_while_it_is_nhwc_has_the_bits_of_its_steps),
+        cmocka_unit_test(what_ends_few_pixels_has_the_bits_of_its_steps),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

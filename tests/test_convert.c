@@ -115,7 +115,7 @@ static void weights_come_out_of_onnx_files(void **state) {
     tn_safetensors_close(file);
     assert_memory_equal(x, back, sizeof x);
     tn_onnx_options alone = TN_ONNX_DEFAULTS;
-    alone.weights_alone = true;
+    alone.weights_only = true;
     tn_onnx *m = NULL;
     tn_onnx_value *none = NULL;
     assert_ok(tn_onnx_open(test_scratch("net.onnx"), &alone, &m));

@@ -10,7 +10,7 @@
 #include <signal.h>
 #include <sys/wait.h>
 
-#include "hal/look.h"
+#include "hal/discovery.h"
 
 /* ---- helpers ---------------------------------------------------------------------------------------------------- */
 
@@ -171,7 +171,7 @@ static void find_one(tn_probe *out) { out->count = 1; }
 static void answer_is_heard_however_late(void **state) {
     (void)state;
     const tn_driver quick = {.struct_size = sizeof quick, .name = "quick", .title = "Quick", .probe = find_one};
-    static tn_findings found;
+    static tn_probe_result found;
     tn_child c;
     tn_child_start(&quick, &c);
     struct pollfd answer = {.fd = c.fd, .events = POLLIN};

@@ -2,7 +2,7 @@
  * reductions over random strides, run whole and in parts by the interpreter; and the check of a launch's arguments. */
 #include "test_support.h"
 
-#include "hal/code.h"
+#include "hal/kernel_code.h"
 
 enum { MOST = 4096 }; /* elements of a buffer */
 
@@ -120,8 +120,8 @@ static void parts_compute_what_the_whole_does(void **state) {
         device d = {.p = s.p, .alignment = (int64_t)1 << (2 + draw(4)), .memory = {in, parts}};
         d.most = d.alignment + 8 + draw(600);
         tn_launch launch = {s.sizes, buffers, NULL};
-        tn_status look = tn_launch_divide(s.p, &launch, d.most, d.alignment, room, NULL, NULL);
-        tn_status done = tn_launch_divide(s.p, &launch, d.most, d.alignment, room, run_part, &d);
+        tn_status look = tn_launch_split(s.p, &launch, d.most, d.alignment, room, NULL, NULL);
+        tn_status done = tn_launch_split(s.p, &launch, d.most, d.alignment, room, run_part, &d);
         divided += d.parts > 1;
         if (done == TN_OK) {
             assert_ok(look);
@@ -157,7 +157,7 @@ static void what_cannot_be_divided_to_the_end_is_not_begun(void **state) {
     void *buffers[2] = {memory[0], memory[1]};
     device d = {.p = p, .alignment = 4, .most = LENGTH, .memory = {memory[0], memory[1]}};
     tn_launch launch = {sizes, buffers, NULL};
-    assert_int_equal(tn_launch_divide(p, &launch, d.most, d.alignment, room, run_part, &d), TN_ERR_UNSUPPORTED);
+    assert_int_equal(tn_launch_split(p, &launch, d.most, d.alignment, room, run_part, &d), TN_ERR_UNSUPPORTED);
     assert_int_equal(d.parts, 0);
     kir_free(p);
     tn_mem_free(sizes);
@@ -171,7 +171,7 @@ static void a_launch_that_fits_is_left_alone(void **state) {
     void *buffers[2] = {memory[0], memory[1]};
     device d = {.p = s.p, .alignment = 4, .most = INT64_MAX, .memory = {memory[0], memory[1]}};
     tn_launch launch = {s.sizes, buffers, NULL};
-    assert_ok(tn_launch_divide(s.p, &launch, d.most, d.alignment, room, run_part, &d));
+    assert_ok(tn_launch_split(s.p, &launch, d.most, d.alignment, room, run_part, &d));
     assert_int_equal(d.parts, 1);
     sample_free(&s);
 }

@@ -9,7 +9,7 @@
 
 #include "device_support.h"
 #include "drivers/drivers.h"
-#include "hal/code.h"
+#include "hal/kernel_code.h"
 #include "trunnion/trunnion.h"
 
 #if defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__
@@ -391,7 +391,7 @@ static void tell_failures_apart(void) {
     }
 }
 
-static void lack_of_memory_and_loss_are_told_apart(void **state) {
+static void lack_of_memory_is_not_device_lost(void **state) {
     (void)state;
     for_each_driver(tell_failures_apart);
 }
@@ -421,7 +421,7 @@ static void lose_it(void) {
     driver->close(device);
 }
 
-static void loss_is_remembered(void **state) {
+static void device_lost_is_remembered(void **state) {
     (void)state;
     for_each_driver(lose_it);
 }
@@ -442,7 +442,7 @@ static void launch_with_many_parameters(void) {
     faults.arm(NULL, 0, 0, 0);
     assert_ok(now->driver->open(0, &options, &device));
     assert_ok(now->driver->caps(device, &caps));
-    tn_code code = {.form = caps.code,
+    tn_code code = {.format = caps.code,
                     .data = TEXT,
                     .size = sizeof TEXT - 1,
                     .entry = "put",
@@ -871,7 +871,7 @@ static void train_without_forms(void) {
     faults.arm(NULL, 0, 0, 0);
 }
 
-static void lists_without_a_form_run_as_before(void **state) {
+static void command_lists_need_no_driver_list(void **state) {
     (void)state;
     for_each_driver(train_without_forms);
 }
@@ -884,15 +884,15 @@ static void training_survives_or_says_why(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_call_may_fail),
-        cmocka_unit_test(lack_of_memory_and_loss_are_told_apart),
-        cmocka_unit_test(loss_is_remembered),
+        cmocka_unit_test(lack_of_memory_is_not_device_lost),
+        cmocka_unit_test(device_lost_is_remembered),
         cmocka_unit_test(parameters_take_turns),
         cmocka_unit_test(devices_are_opened_beside_work),
         cmocka_unit_test(the_callers_choice_stays),
         cmocka_unit_test(cards_that_do_not_see_each_other_are_told),
         cmocka_unit_test(old_devices_and_short_clocks),
         cmocka_unit_test(lists_are_run_where_memory_is),
-        cmocka_unit_test(lists_without_a_form_run_as_before),
+        cmocka_unit_test(command_lists_need_no_driver_list),
         cmocka_unit_test(training_survives_or_says_why),
     };
     return cmocka_run_group_tests(tests, open_faults, remove_scratch);

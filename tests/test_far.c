@@ -153,7 +153,8 @@ static void step_with(tn_device *device, double v, tn_dtype dtype, float out[WID
     out[WIDE] = (float)tn_item(loss);
 }
 
-/* The first runs teach which numbers vary (core/vary.c); one that becomes a runtime scalar may load one kernel more. */
+/* The first runs teach which numbers vary (core/varying.c); one that becomes a runtime scalar may load one kernel more.
+ * */
 static void other_numbers_are_the_same_kernels(void **state) {
     (void)state;
     static const tn_dtype dtypes[] = {TN_F32, TN_F64, TN_BF16};
@@ -170,7 +171,7 @@ static void other_numbers_are_the_same_kernels(void **state) {
     }
 }
 
-/* More numbers in one kernel than it takes as dials, and some that stay in it. */
+/* More numbers in one kernel than it takes as runtime scalars, and some that stay in it. */
 static void a_kernel_of_many_numbers(void **state) {
     (void)state;
     float data[3] = {1, -2, 0.75F}, got[2][3];

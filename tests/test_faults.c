@@ -8,8 +8,8 @@
 #include "../cli/conform.h"
 #include "drivers/drivers.h"
 #include "far_driver.h"
-#include "graph/known.h"
-#include "hal/code.h"
+#include "graph/node_internal.h"
+#include "hal/kernel_code.h"
 #include "kir_random.h"
 #include "trunnion/trunnion.h"
 #include "wrap_driver.h"
@@ -91,7 +91,7 @@ static bool random_kernel(tn_device *d, uint64_t seed, int *divided) {
     kir_random t;
     kir_random_options o = {.most_buffers = 12};
     kir_random_make(&t, seed, &o);
-    bool can = tn_kernel_can(d, t.program, t.sizes, NULL);
+    bool can = tn_kernel_supported(d, t.program, t.sizes, NULL);
     if (can) {
         enum { MARGIN = 1 << 20 }; /* element 0 of a buffer may lie outside: its accesses begin further on */
         char *want = kir_random_memory(&t, seed), *got = kir_random_memory(&t, seed);
@@ -105,10 +105,10 @@ static bool random_kernel(tn_device *d, uint64_t seed, int *divided) {
             there[i] = (char *)b->address + MARGIN + ((char *)buffers[i] - want);
         assert_ok(tn_kernel_get(d, t.program, &k));
         int64_t before = wrap_get_counts().of[WRAP_LAUNCH];
-        assert_ok(tn_kernel_launch(d, k, &(tn_launch){t.sizes, there, t.dials}, 1));
+        assert_ok(tn_kernel_launch(d, k, &(tn_launch){t.sizes, there, t.scalars}, 1));
         *divided += wrap_get_counts().of[WRAP_LAUNCH] - before > 1;
         assert_ok(tn_buffer_read(b, MARGIN, got, t.bytes));
-        assert_ok(kir_interpret(t.program, &(kir_launch){t.sizes, buffers, t.dials}));
+        assert_ok(kir_interpret(t.program, &(kir_launch){t.sizes, buffers, t.scalars}));
         if (!kir_random_same(&t, want, got, "shrunk")) fail_msg("seed %llu", (unsigned long long)seed);
         tn_kernel_release(k);
         tn_buffer_release(b);
@@ -179,7 +179,7 @@ static tn_status update(model *m) {
     tn_tensor *turned = tn_mul(m->momentum, tn_scalar(0.5));
     if (!g) g = tn_full(NULL, 0, 0.0, TN_F32);
     tn_copy_(m->momentum, tn_add(turned, g));
-    s = tn_status_of(tn_sub_(m->weight, tn_mul(m->momentum, tn_dial(0.125))));
+    s = tn_status_of(tn_sub_(m->weight, tn_mul(m->momentum, tn_runtime_scalar(0.125))));
     return s;
 }
 
@@ -366,9 +366,9 @@ static void results_of_a_graph_are_all_or_none(void **state) {
 
 static int64_t steps_counted;
 
-static tn_status count_step(void *ctx, double *dials) {
+static tn_status count_step(void *ctx, double *scalars) {
     (void)ctx;
-    dials[0] = (double)++steps_counted;
+    scalars[0] = (double)++steps_counted;
     return TN_OK;
 }
 
@@ -393,8 +393,8 @@ static void launch_with_fault(wrap_call kind, int at, int *failed, int *kept) {
     {
         TN_SCOPE;
         tn_capture_hook hook = {.struct_size = sizeof hook, .advance = count_step, .undo = uncount_step};
-        tn_tensor *dial = tn_dial(1);
-        assert_ok(tn_capture_add_hook(&hook, &dial, 1));
+        tn_tensor *scalar = tn_runtime_scalar(1);
+        assert_ok(tn_capture_add_hook(&hook, &scalar, 1));
         for (int i = 0; i < 2; i++)
             (void)tn_add_(s[i], tn_scalar(1));
     }

@@ -132,9 +132,10 @@ static tn_matrix matrix_of(const array *x) {
     return m;
 }
 
-/* ---- joints ------------------------------------------------------------------------------------------------------ */
+/* ---- fused programs
+ * ------------------------------------------------------------------------------------------------------ */
 
-/* A program at a joint with what its launch needs. Loads yield x · 0.75 + 0.5; stores take max(x + bias[column], 0). */
+/* A fused program with what its launch needs. Loads yield x · 0.75 + 0.5; stores take max(x + bias[column], 0). */
 typedef struct bound_program {
     kir_vm *vm;
     int64_t *sizes;
@@ -201,10 +202,10 @@ static void free_program(bound_program *p) {
     *p = (bound_program){0};
 }
 
-static tn_joint joint_of(bound_program *p, int buffers) {
-    tn_joint joint = {.vm = p->vm, .block_buffer = 1, .buffer_count = buffers};
-    joint.launch = (kir_launch){.sizes = p->sizes, .buffers = p->buffers};
-    return joint;
+static tn_fused_program epilogue_of(bound_program *p, int buffers) {
+    tn_fused_program program = {.vm = p->vm, .block_buffer = 1, .buffer_count = buffers};
+    program.launch = (kir_launch){.sizes = p->sizes, .buffers = p->buffers};
+    return program;
 }
 
 /* ---- a product, and its definition ------------------------------------------------------------------------------- */
@@ -213,7 +214,7 @@ typedef struct product {
     tn_dtype dtype;
     int64_t batch[TN_GEMM_BATCH_AXES], m, n, k;
     array a, b, c, expected;
-    bool load_a, load_b, store_c; /* joints */
+    bool load_a, load_b, store_c; /* fused programs */
     bool whole;                   /* operands are small integers */
     float *bias;                  /* of store_c, one a column */
 } product;
@@ -346,21 +347,21 @@ static void call(const product *p, const tn_gemm_args *args, array *c, const cha
     compare(p, c, how);
 }
 
-typedef struct joints {
+typedef struct callbacks {
     bound_program a, b, c;
-} joints;
+} callbacks;
 
-static void make_joints(const product *p, const array *c, joints *j, tn_gemm_args *args) {
-    *j = (joints){0};
+static void make_epilogues(const product *p, const array *c, callbacks *j, tn_gemm_args *args) {
+    *j = (callbacks){0};
     if (p->load_a) make_load(&p->a, &j->a);
     if (p->load_b) make_load(&p->b, &j->b);
     if (p->store_c) make_store(c, p->bias, &j->c);
-    if (p->load_a) args->a = (tn_matrix){.joint = joint_of(&j->a, 2)};
-    if (p->load_b) args->b = (tn_matrix){.joint = joint_of(&j->b, 2)};
-    if (p->store_c) args->c = (tn_matrix){.joint = joint_of(&j->c, 3)};
+    if (p->load_a) args->a = (tn_matrix){.fused = epilogue_of(&j->a, 2)};
+    if (p->load_b) args->b = (tn_matrix){.fused = epilogue_of(&j->b, 2)};
+    if (p->store_c) args->c = (tn_matrix){.fused = epilogue_of(&j->c, 3)};
 }
 
-static void free_joints(joints *j) {
+static void free_epilogues(callbacks *j) {
     free_program(&j->a);
     free_program(&j->b);
     free_program(&j->c);
@@ -377,8 +378,8 @@ static void check_product(const product *p) {
     args.a = matrix_of(&p->a);
     args.b = matrix_of(&p->b);
     args.c = matrix_of(&c);
-    joints j;
-    make_joints(p, &c, &j, &args);
+    callbacks j;
+    make_epilogues(p, &c, &j, &args);
     if (random_below(2)) /* a way that was asked for: no other bits */
         args.way = (tn_gemm_way){(uint8_t)random_below(3), (uint8_t)random_below(4), (uint8_t)random_below(3)};
     args.workspace = dirty_memory(tn_gemm_workspace(&args, p->dtype, tn_threads()));
@@ -397,7 +398,7 @@ static void check_product(const product *p) {
         }
         tn_mem_free(args.packed_b);
     }
-    free_joints(&j);
+    free_epilogues(&j);
     tn_mem_free(args.workspace);
     tn_mem_free(c.memory);
 }
@@ -459,7 +460,7 @@ static void products_have_the_bits_of_their_definition(void **state) {
     }
 }
 
-static void joints_load_and_store_every_element_once(void **state) {
+static void fused_programs_see_every_element_once(void **state) {
     (void)state;
     random_state = 4;
     for (int i = 0; i < CASES / 2; i++) {
@@ -496,21 +497,22 @@ static void large_products_have_the_bits_of_their_definition(void **state) {
     }
 }
 
-/* Few sums of many steps: threads share the steps. More chains than wait at once, a last one that is short; with a
- * joint, and with sums that are copied out. */
+/* Few sums of many steps: threads share the steps. More chains than wait at once, a last one that is short; with an
+ * epilogue
+ * , and with sums that are copied out. */
 static void shared_steps_have_the_bits_of_their_definition(void **state) {
     (void)state;
     static const struct {
         tn_dtype dtype;
         int64_t m, n, k;
-        bool joint;
+        bool program;
     } cases[] = {{TN_F32, 128, 116, 4400, false}, {TN_F32, 33, 17, 4196, true},  {TN_F32, 8, 128, 4096, true},
                  {TN_F64, 10, 20, 5000, false},   {TN_BF16, 9, 33, 7000, false}, {TN_F32, 1, 128, 4096, false}};
     random_state = 5;
     for (size_t i = 0; i < TN_COUNT(cases); i++) {
         product p = {.dtype = cases[i].dtype, .batch = {1, 1, 1, 1}, .m = cases[i].m, .n = cases[i].n, .k = cases[i].k};
         p.whole = is_half(p.dtype);
-        p.store_c = cases[i].joint;
+        p.store_c = cases[i].program;
         make_product(&p);
         check_everywhere(&p);
         free_product(&p);
@@ -619,25 +621,25 @@ static void check_links(void) {
     float *x = random_floats(LINK_ROWS * LINK_WIDTH), *wanted[LINKS];
     random_links(&l, x);
     run_links_apart(&l, wanted);
-    tn_gemm_chain chain = {.count = l.count, .plan = tn_mem_zalloc(1, tn_gemm_chain_bytes())};
+    tn_gemm_row_fused chain = {.count = l.count, .plan = tn_mem_zalloc(1, tn_gemm_row_fused_bytes())};
     bool taken = true;
     for (int i = 0; i < l.count; i++) {
         chain.step[i] = &l.step[i];
-        taken = taken && tn_gemm_chain_takes(&l.step[i]);
+        taken = taken && tn_gemm_row_fused_takes(&l.step[i]);
     }
     if (taken) {
-        chain.workspace = dirty_memory(tn_gemm_chain_workspace(&chain, tn_threads()));
-        tn_gemm_chain_run(&chain);
+        chain.workspace = dirty_memory(tn_gemm_row_fused_workspace(&chain, tn_threads()));
+        tn_gemm_row_fused_run(&chain);
         compare_links(&l, wanted, "planned");
-        tn_gemm_chain_run(&chain);
+        tn_gemm_row_fused_run(&chain);
         compare_links(&l, wanted, "planned before");
         tn_mem_free(chain.workspace);
         for (int i = 0; i < l.count; i++)
             tn_mem_free(wanted[i]);
-        chain.workspace = dirty_memory(tn_gemm_chain_workspace(&chain, tn_threads()));
+        chain.workspace = dirty_memory(tn_gemm_row_fused_workspace(&chain, tn_threads()));
         x[0] += 1;
         run_links_apart(&l, wanted);
-        tn_gemm_chain_run(&chain);
+        tn_gemm_row_fused_run(&chain);
         compare_links(&l, wanted, "with memory elsewhere");
         tn_mem_free(chain.workspace);
     }
@@ -648,7 +650,7 @@ static void check_links(void) {
     free_links(&l);
 }
 
-static void products_by_rows_have_the_bits_of_each_by_itself(void **state) {
+static void row_fused_products_have_the_same_bits(void **state) {
     (void)state;
     random_state = 17;
     for (int i = 0; i < CASES; i++) {
@@ -676,11 +678,11 @@ static void empty_products_are_zero_or_nothing(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(products_have_the_bits_of_their_definition),
-        cmocka_unit_test(joints_load_and_store_every_element_once),
+        cmocka_unit_test(fused_programs_see_every_element_once),
         cmocka_unit_test(large_products_have_the_bits_of_their_definition),
         cmocka_unit_test(shared_steps_have_the_bits_of_their_definition),
         cmocka_unit_test(rows_of_a_lie_where_tiles_copy_them_to),
-        cmocka_unit_test(products_by_rows_have_the_bits_of_each_by_itself),
+        cmocka_unit_test(row_fused_products_have_the_same_bits),
         cmocka_unit_test(empty_products_are_zero_or_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -10,7 +10,7 @@
 
 #include "core/expand.h"
 #include "core/reference.h"
-#include "graph/known.h"
+#include "graph/node_internal.h"
 #include "kir/kir_math.h"
 #include "ops/cases.h"
 #include "trunnion/autograd.h"
@@ -428,7 +428,7 @@ static int products_of_half(tn_node *n, visited *v) {
     assert_true(v->count < MOST_NODES);
     v->node[v->count++] = n;
     const tn_op_row *row = tn_op(n->op);
-    bool product = row->impl->class_ == TN_MATMUL || n->op == TN_OP_CORRELATE2D || n->op == TN_OP_SPREAD2D;
+    bool product = row->impl->class_ == TN_MATMUL || n->op == TN_OP_CONV2D_FORWARD || n->op == TN_OP_CONV2D_DGRAD;
     if (product) assert_true(tn_dtype_is_half(n->in[0]->dtype) && tn_dtype_is_half(n->in[1]->dtype));
     if (row->kind == TN_COMPOSED) {
         assert_ok(tn_expand_node(n));

@@ -6,7 +6,7 @@
 #include <fcntl.h>
 #include <time.h>
 
-#include "hal/code.h"
+#include "hal/kernel_code.h"
 
 static const tn_driver driver = {.struct_size = sizeof driver, .name = "test"};
 
@@ -18,7 +18,7 @@ static tn_device device_of(const char *name, const char *version) {
 }
 
 static tn_code code_of(const char *text) {
-    return (tn_code){.form = TN_CODE_OPENCL_C, .data = text, .size = strlen(text), .entry = "k1", .options = "-O2"};
+    return (tn_code){.format = TN_CODE_OPENCL_C, .data = text, .size = strlen(text), .entry = "k1", .options = "-O2"};
 }
 
 /* A cache folder of this test's own. */
@@ -30,14 +30,14 @@ static int own_cache(void **state) {
 static int drop_cache(void **state) {
     (void)chmod(test_scratch("cache"), 0700);
     (void)chmod(test_scratch("cache/kernels"), 0700);
-    tn_cache_set_limit((int64_t)256 << 20);
+    tn_kernel_cache_set_limit((int64_t)256 << 20);
     return remove_scratch(state);
 }
 
 static bool finds(const tn_device *d, const tn_code *code, const char *expected) {
     void *data = NULL;
     size_t size = 0;
-    if (!tn_cache_find(d, code, &data, &size)) return false;
+    if (!tn_kernel_cache_find(d, code, &data, &size)) return false;
     bool same = size == strlen(expected) && !memcmp(data, expected, size);
     tn_mem_free(data);
     if (!same) fail_msg("found %zu bytes that are not \"%s\"", size, expected);
@@ -45,7 +45,7 @@ static bool finds(const tn_device *d, const tn_code *code, const char *expected)
 }
 
 static void keep(const tn_device *d, const tn_code *code, const char *data) {
-    tn_cache_keep(d, code, data, strlen(data));
+    tn_kernel_cache_put(d, code, data, strlen(data));
 }
 
 /* The path of the n-th entry of the folder, in no order; NULL when there are fewer. Valid until the next call. */
@@ -79,7 +79,7 @@ static void what_was_kept_is_found(void **state) {
     assert_true(finds(&d, &code, "binary one"));
     keep(&d, &code, "binary two"); /* a later one replaces it */
     assert_true(finds(&d, &code, "binary two"));
-    tn_cache_drop(&d, &code);
+    tn_kernel_cache_drop(&d, &code);
     assert_false(finds(&d, &code, ""));
 }
 
@@ -89,7 +89,7 @@ static void every_part_of_the_key_counts(void **state) {
     tn_code code = code_of("kernel one"), text = code_of("kernel two"), entry = code, options = code, form = code;
     entry.entry = "k2";
     options.options = "-O1";
-    form.form = TN_CODE_CUDA_C;
+    form.format = TN_CODE_CUDA_C;
     keep(&d, &code, "binary");
     assert_false(finds(&newer, &code, ""));
     assert_false(finds(&other, &code, ""));
@@ -195,14 +195,14 @@ static void the_oldest_go_when_there_is_no_room(void **state) {
     tn_device d = device_of("chip", "1.0");
     char text[32], *data = calloc(1, BYTES);
     assert_non_null(data);
-    tn_cache_set_limit(16 * BYTES);
+    tn_kernel_cache_set_limit(16 * BYTES);
     for (int i = 0; i < ENTRIES; i++) {
         snprintf(text, sizeof text, "kernel %02d", i);
         tn_code code = code_of(text), first = code_of("kernel 00");
         void *found;
         size_t size;
-        tn_cache_keep(&d, &code, data, BYTES);
-        if (i) assert_true(tn_cache_find(&d, &first, &found, &size)); /* used all the time: it stays */
+        tn_kernel_cache_put(&d, &code, data, BYTES);
+        if (i) assert_true(tn_kernel_cache_find(&d, &first, &found, &size)); /* used all the time: it stays */
         if (i) tn_mem_free(found);
         usleep(2000); /* of the clock that files are stamped with */
     }
@@ -212,14 +212,14 @@ static void the_oldest_go_when_there_is_no_room(void **state) {
     tn_code oldest = code_of("kernel 01"), newest = code_of("kernel 23");
     void *found;
     size_t size;
-    assert_false(tn_cache_find(&d, &oldest, &found, &size));
-    assert_true(tn_cache_find(&d, &newest, &found, &size));
+    assert_false(tn_kernel_cache_find(&d, &oldest, &found, &size));
+    assert_true(tn_kernel_cache_find(&d, &newest, &found, &size));
     tn_mem_free(found);
     char large[17] = {0}; /* one that would fill it alone is not kept */
-    tn_cache_set_limit(16);
+    tn_kernel_cache_set_limit(16);
     tn_code huge = code_of("huge");
-    tn_cache_keep(&d, &huge, large, sizeof large);
-    assert_false(tn_cache_find(&d, &huge, &found, &size));
+    tn_kernel_cache_put(&d, &huge, large, sizeof large);
+    assert_false(tn_kernel_cache_find(&d, &huge, &found, &size));
 }
 
 /* Makes a file that is `age` seconds old; false when it is not there. */
@@ -265,12 +265,12 @@ static int busy_process(int number) {
         memset(data, 'a' + i % 5, sizeof data);
         void *found;
         size_t size;
-        if (tn_cache_find(&d, &code, &found, &size)) {
+        if (tn_kernel_cache_find(&d, &code, &found, &size)) {
             wrong += size != sizeof data || memcmp(found, data, size) != 0;
             tn_mem_free(found);
         }
-        if ((i + number) % 3 == 0) tn_cache_keep(&d, &code, data, sizeof data);
-        if ((i + number) % 17 == 0) tn_cache_drop(&d, &code);
+        if ((i + number) % 3 == 0) tn_kernel_cache_put(&d, &code, data, sizeof data);
+        if ((i + number) % 17 == 0) tn_kernel_cache_drop(&d, &code);
     }
     return wrong;
 }
@@ -278,7 +278,7 @@ static int busy_process(int number) {
 static void processes_do_not_disturb_each_other(void **state) {
     (void)state;
     enum { PROCESSES = 3 };
-    tn_cache_set_limit(4 * 3500); /* fewer than there are: they remove each other's too */
+    tn_kernel_cache_set_limit(4 * 3500); /* fewer than there are: they remove each other's too */
     pid_t children[PROCESSES];
     for (int i = 0; i < PROCESSES; i++) {
         children[i] = fork();

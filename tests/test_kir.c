@@ -361,25 +361,25 @@ static void masked_accesses_touch_nothing(void **state) {
     release(&k);
 }
 
-static void dials_are_read_at_each_launch(void **state) {
+static void runtime_scalars_are_read_at_each_launch(void **state) {
     (void)state;
     const int64_t extents[] = {3};
     kernel k = begin(1, 0, extents);
     kir_buffer(k.b, TN_F32);
     kir_buffer(k.b, TN_I64);
     kir_buffer(k.b, TN_BOOL);
-    store_axis(&k, 0, 0, kir_dial_value(k.b, KIR_F32, 0));
-    store_axis(&k, 1, 0, kir_dial_value(k.b, KIR_I64, 1));
-    store_axis(&k, 2, 0, kir_dial_value(k.b, KIR_BOOL, 2));
+    store_axis(&k, 0, 0, kir_scalar_value(k.b, KIR_F32, 0));
+    store_axis(&k, 1, 0, kir_scalar_value(k.b, KIR_I64, 1));
+    store_axis(&k, 2, 0, kir_scalar_value(k.b, KIR_BOOL, 2));
     finish(&k);
-    assert_int_equal(k.p->n_dials, 3);
+    assert_int_equal(k.p->n_scalars, 3);
     for (engine e = INTERPRETER; e < ENGINES; e++) {
         float f[3];
         int64_t i[3];
         uint8_t b[3];
         for (int64_t step = 1; step < 3; step++) {
-            const kir_dial dials[] = {{.f = 0.1 * (double)step}, {.i = INT64_MIN + step}, {.i = 4}};
-            run_on(e, &k, (void *const[]){f, i, b}, dials);
+            const kir_scalar scalars[] = {{.f = 0.1 * (double)step}, {.i = INT64_MIN + step}, {.i = 4}};
+            run_on(e, &k, (void *const[]){f, i, b}, scalars);
             assert_true(f[2] == (float)(0.1 * (double)step) && i[2] == INT64_MIN + step && b[2] == 1);
         }
     }
@@ -591,7 +591,7 @@ int main(void) {
         cmocka_unit_test(roundings_and_fma_and_choice),
         cmocka_unit_test(narrow_buffers_convert_on_the_way),
         cmocka_unit_test(masked_accesses_touch_nothing),
-        cmocka_unit_test(dials_are_read_at_each_launch),
+        cmocka_unit_test(runtime_scalars_are_read_at_each_launch),
         cmocka_unit_test(float_sums_keep_their_order),
         cmocka_unit_test(reductions_of_nothing_yield_their_identity),
         cmocka_unit_test(arg_reductions_find_the_first_extreme_and_nan_first_of_all),

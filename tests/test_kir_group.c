@@ -633,7 +633,7 @@ static int missed_barriers(const kir_random *t, uint64_t seed, int *barriers) {
     void *buffers[KIR_MAX_BUFFERS];
     char *memory = kir_random_memory(t, seed);
     kir_random_buffers(t, memory, buffers);
-    kir_launch launch = {t->sizes, buffers, t->dials};
+    kir_launch launch = {t->sizes, buffers, t->scalars};
     tn_status status = kir_interpret(t->program, &launch);
     if (status != TN_OK) kir_random_print(t, seed);
     assert_ok(status);

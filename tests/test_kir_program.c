@@ -147,7 +147,7 @@ static kernel small_program(void) {
     gathered.dyn = kir_load(k.b, 1, &index, KIR_NONE);
     kir_val x = kir_load(k.b, 0, &gathered, KIR_NONE);
     kir_val positive = kir_binary(k.b, KIR_LT, kir_const(k.b, KIR_F32, 0), x);
-    kir_val y = kir_select(k.b, positive, kir_unary(k.b, KIR_SQRT, x), kir_dial_value(k.b, KIR_F32, 0));
+    kir_val y = kir_select(k.b, positive, kir_unary(k.b, KIR_SQRT, x), kir_scalar_value(k.b, KIR_F32, 0));
     kir_val sum = kir_reduce_value(k.b, KIR_SUM, y, KIR_NONE);
     kir_end(k.b);
     kir_aff out = along(0);
@@ -193,7 +193,7 @@ static void verifier_names_what_is_wrong(void **state) {
     WITH(KIR_LT, in->b = KIR_NONE, "not an earlier instruction");
     WITH(KIR_LOAD, in->imm.i = 77, "no such access");
     WITH(KIR_LOAD, in->type = KIR_F64, "computes in");
-    WITH(KIR_DIAL, in->imm.i = 5, "no such dial");
+    WITH(KIR_SCALAR, in->imm.i = 5, "no such runtime scalar");
     WITH(KIR_CONST, in->imm.f = 0.1, "outside its type");
     WITH(KIR_LOOP, in->imm.i = 0 | 1 << 8, "loop axes");
     WITH(KIR_LOOP, in->imm.i = 1 | 9 << 8, "loop axes");

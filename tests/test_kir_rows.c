@@ -30,9 +30,10 @@ static int64_t *scheduled_sizes(const kir_rows *r, const int64_t *plain) {
     return sizes;
 }
 
-static tn_status run_scheduled(const kir_rows *r, const int64_t *plain, void *const *buffers, const kir_dial *dials) {
+static tn_status run_scheduled(const kir_rows *r, const int64_t *plain, void *const *buffers,
+                               const kir_scalar *scalars) {
     int64_t *sizes = scheduled_sizes(r, plain);
-    tn_status status = kir_interpret(r->program, &(kir_launch){sizes, buffers, dials});
+    tn_status status = kir_interpret(r->program, &(kir_launch){sizes, buffers, scalars});
     free(sizes);
     return status;
 }
@@ -240,9 +241,9 @@ static bool run_case(uint64_t seed, bool long_loop) {
         char *want = kir_random_memory(&t, seed), *got = kir_random_memory(&t, seed);
         void *buffers[KIR_MAX_BUFFERS] = {NULL};
         kir_random_buffers(&t, want, buffers);
-        assert_ok(kir_interpret(t.program, &(kir_launch){sizes, buffers, t.dials}));
+        assert_ok(kir_interpret(t.program, &(kir_launch){sizes, buffers, t.scalars}));
         kir_random_buffers(&t, got, buffers);
-        status = run_scheduled(rows, sizes, buffers, t.dials);
+        status = run_scheduled(rows, sizes, buffers, t.scalars);
         if (status != TN_OK) print_error("%s\n", tn_error());
         good = status == TN_OK && kir_random_same(&t, want, got, "a row by a workgroup");
         free(want);

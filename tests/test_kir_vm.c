@@ -105,7 +105,7 @@ static void runner_open(runner *r, const kir_random *t, const kir_vm *vm, uint64
         r->got[i] = calloc(1, t->bytes + 64);
         assert_true(r->want[i] && r->got[i]);
         r->sizes[i] = i == 0 ? t->sizes : kir_random_smaller(t);
-        r->launches[i] = (kir_launch){r->sizes[i], r->buffers[i], t->dials};
+        r->launches[i] = (kir_launch){r->sizes[i], r->buffers[i], t->scalars};
         memcpy(r->want[i], r->start, t->bytes);
         kir_random_buffers(t, r->want[i], r->buffers[i]);
         assert_ok(kir_interpret(t->program, &r->launches[i]));
@@ -400,7 +400,7 @@ static void sums_of_products_match_the_interpreter(void **state) {
 
 enum { SHORT = 300, ARRAYS = 4 };
 
-/* 0 ← 1·dial + 2, then 3 ← 1 − dial: what is stored first must not reach the second when 0 is 1. */
+/* 0 ← 1·runtime scalar + 2, then 3 ← 1 − runtime scalar: what is stored first must not reach the second when 0 is 1. */
 static kir_vm *short_program(int64_t **sizes, kir_program **p) {
     int64_t extent[2] = {3, SHORT / 3};
     kir_builder *b = NULL;
@@ -410,17 +410,17 @@ static kir_vm *short_program(int64_t **sizes, kir_program **p) {
     rows.s[1] = line.s[1] = 1;
     for (int i = 0; i < ARRAYS; i++)
         kir_buffer(b, TN_F32);
-    kir_val x = kir_load(b, 1, &rows, KIR_NONE), dial = kir_dial_value(b, KIR_F32, 0);
-    kir_val y = kir_binary(b, KIR_ADD, kir_binary(b, KIR_MUL, x, dial), kir_load(b, 2, &line, KIR_NONE));
+    kir_val x = kir_load(b, 1, &rows, KIR_NONE), scalar = kir_scalar_value(b, KIR_F32, 0);
+    kir_val y = kir_binary(b, KIR_ADD, kir_binary(b, KIR_MUL, x, scalar), kir_load(b, 2, &line, KIR_NONE));
     kir_store(b, 0, &rows, y, KIR_NONE);
-    kir_store(b, 3, &rows, kir_binary(b, KIR_SUB, x, dial), KIR_NONE);
+    kir_store(b, 3, &rows, kir_binary(b, KIR_SUB, x, scalar), KIR_NONE);
     kir_vm *vm = NULL;
     assert_ok(kir_finish(b, p, sizes));
     assert_ok(kir_vm_compile(*p, &vm));
     return vm;
 }
 
-/* Again and again the same sizes, with other memory, other dials, and at times in place. */
+/* Again and again the same sizes, with other memory, other runtime scalars, and at times in place. */
 static void short_launches_again_and_again(bool code) {
     static float start[ARRAYS][SHORT], want[ARRAYS][SHORT], got[2][ARRAYS][SHORT];
     int64_t *sizes;
@@ -433,11 +433,11 @@ static void short_launches_again_and_again(bool code) {
     for (int turn = 0; turn < 12; turn++) {
         float(*mine)[SHORT] = got[turn / 2 % 2];
         int first = turn % 3 == 2 ? 1 : 0;
-        kir_dial dial = {.f = turn};
+        kir_scalar scalar = {.f = turn};
         memcpy(want, start, sizeof want);
         memcpy(mine, start, sizeof want);
-        kir_launch expected = {sizes, (void *[]){want[first], want[1], want[2], want[3]}, &dial};
-        kir_launch launch = {sizes, (void *[]){mine[first], mine[1], mine[2], mine[3]}, &dial};
+        kir_launch expected = {sizes, (void *[]){want[first], want[1], want[2], want[3]}, &scalar};
+        kir_launch launch = {sizes, (void *[]){mine[first], mine[1], mine[2], mine[3]}, &scalar};
         assert_ok(kir_interpret(p, &expected));
         assert_ok(kir_vm_run(vm, &launch, 1));
         assert_memory_equal(mine, want, sizeof want);

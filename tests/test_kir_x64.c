@@ -503,7 +503,8 @@ static void code_is_made_when_it_pays(void **state) {
     discard(&made);
 }
 
-/* x[i][j], y[i] → as many functions of their product with a dial as are asked for, in a row of d of their own. */
+/* x[i][j], y[i] → as many functions of their product with a runtime scalar as are asked for, in a row of d of their
+ * own. */
 static program of_rows(int64_t rows, int64_t columns, int functions) {
     kir_builder *b = NULL;
     kir_aff index = kir_aff_const(0), row = along(0);
@@ -514,7 +515,7 @@ static program of_rows(int64_t rows, int64_t columns, int functions) {
     kir_buffer(b, TN_F32);
     kir_buffer(b, TN_F32);
     kir_val v = kir_binary(b, KIR_MUL, kir_load(b, 1, &index, KIR_NONE), kir_load(b, 2, &row, KIR_NONE));
-    v = kir_binary(b, KIR_SUB, v, kir_dial_value(b, KIR_F32, 0));
+    v = kir_binary(b, KIR_SUB, v, kir_scalar_value(b, KIR_F32, 0));
     for (int i = 0; i < functions; i++)
         v = kir_unary(b, i % 2 ? KIR_TANH : KIR_EXP, v);
     kir_store(b, 0, &index, v, KIR_NONE);
@@ -524,14 +525,14 @@ static program of_rows(int64_t rows, int64_t columns, int functions) {
 enum { MOST_ROWS = 300, MOST_COLUMNS = 48, MOST = MOST_ROWS * MOST_COLUMNS };
 static float row_x[MOST], row_y[MOST_ROWS], row_d[MOST], row_want[MOST];
 
-static kir_launch launch_of_rows(const program *made, void **buffers, const kir_dial *dial) {
+static kir_launch launch_of_rows(const program *made, void **buffers, const kir_scalar *scalar) {
     for (int i = 0; i < MOST; i++)
         row_x[i] = (float)(i % 97) / 50 - 1;
     for (int i = 0; i < MOST_ROWS; i++)
         row_y[i] = (float)(i % 13) / 13;
     buffers[1] = row_x;
     buffers[2] = row_y;
-    kir_launch launch = {made->sizes, buffers, dial};
+    kir_launch launch = {made->sizes, buffers, scalar};
     buffers[0] = row_want;
     assert_ok(kir_interpret(made->p, &launch));
     buffers[0] = row_d;
@@ -543,10 +544,10 @@ static void short_rows_once(void) {
     for (int64_t columns = 2; columns < 12; columns++) {
         for (int functions = 0; functions < 6; functions += 5) { /* none cost little */
             void *buffers[3];
-            kir_dial dial = {.f = 0.25};
+            kir_scalar scalar = {.f = 0.25};
             program made = of_rows(MOST_ROWS, columns, functions);
             int64_t before = kir_code_made();
-            kir_launch launch = launch_of_rows(&made, buffers, &dial);
+            kir_launch launch = launch_of_rows(&made, buffers, &scalar);
             for (int i = 0; i < 2; i++)
                 assert_ok(kir_vm_run(made.vm, &launch, 1));
             if (has_code()) assert_int_equal(kir_code_made() - before, functions > 0);
@@ -593,15 +594,15 @@ static void short_runs_of_short_rows_are_code(void **state) {
     with_each_isa(short_runs_once);
 }
 
-/* Boxes of a launch: the third of its kind follows a recipe, wherever it begins and whatever the dial is. */
+/* Boxes of a launch: the third of its kind follows a recipe, wherever it begins and whatever the runtime scalar is. */
 static void boxes_once(void) {
     enum { HIGH = 20, WIDE = 12 };
     program made = of_rows(MOST_ROWS, MOST_COLUMNS, 2);
     void *scratch = aligned_alloc(64, (kir_vm_scratch(made.vm) + 63) / 64 * 64), *buffers[3];
     assert_non_null(scratch);
     for (int turn = 0; turn < 2; turn++) {
-        kir_dial dial = {.f = turn ? 0.5 : -0.5};
-        kir_launch launch = launch_of_rows(&made, buffers, &dial);
+        kir_scalar scalar = {.f = turn ? 0.5 : -0.5};
+        kir_launch launch = launch_of_rows(&made, buffers, &scalar);
         for (int64_t i = 0; i < MOST_ROWS; i += HIGH) {
             for (int64_t j = 0; j < MOST_COLUMNS; j += WIDE) {
                 memset(scratch, 0x5a, kir_vm_scratch(made.vm)); /* others use it between two boxes */

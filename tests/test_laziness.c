@@ -279,10 +279,10 @@ static void a_state_has_one_memory(void **state) {
     tn_free(t);
 }
 
-static void a_kept_dial_has_its_value(void **state) {
+static void a_kept_runtime_scalar_has_its_value(void **state) {
     (void)state;
     TN_SCOPE;
-    tn_tensor *d = tn_dial(2.5), *wide = tn_expand(d, TN_DIMS(1, 3));
+    tn_tensor *d = tn_runtime_scalar(2.5), *wide = tn_expand(d, TN_DIMS(1, 3));
     tn_tensor *product = tn_matmul(wide, tn_full(TN_DIMS(3, 1), 2.0, TN_F32));
     assert_true(tn_item(product) == 15.0);
     ASSERT_READS(d, 2.5f);
@@ -501,7 +501,7 @@ int main(void) {
         cmocka_unit_test(a_launch_may_come_when_there_are_more_threads),
         cmocka_unit_test(what_a_launch_hands_out_keeps_its_value),
         cmocka_unit_test(a_state_has_one_memory),
-        cmocka_unit_test(a_kept_dial_has_its_value),
+        cmocka_unit_test(a_kept_runtime_scalar_has_its_value),
         cmocka_unit_test(reads_check_what_they_are_given),
         cmocka_unit_test(a_refused_write_spoils_nothing),
         cmocka_unit_test(views_of_a_refused_target_keep_their_place),

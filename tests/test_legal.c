@@ -28,11 +28,11 @@ static bool forbidden(const kir_program *p, int i, unsigned what) {
     const kir_ins *in = &p->ins[i];
     kir_type t = in->a == KIR_NONE ? (kir_type)in->type : (kir_type)p->ins[in->a].type;
     if (what & KIR_LEGAL_I64) {
-        what |= KIR_LEGAL_MATHS | KIR_LEGAL_DIALS;
+        what |= KIR_LEGAL_MATHS | KIR_LEGAL_SCALARS;
         if (in->type == KIR_I64 || in->type == KIR_U64) return true;
-        if (in->op == KIR_DIAL && in->type == KIR_BOOL) return true;
+        if (in->op == KIR_SCALAR && in->type == KIR_BOOL) return true;
     }
-    if (what & KIR_LEGAL_DIALS && in->op == KIR_DIAL && in->type == KIR_F32) return true;
+    if (what & KIR_LEGAL_SCALARS && in->op == KIR_SCALAR && in->type == KIR_F32) return true;
     if (!(what & KIR_LEGAL_MATHS)) return false;
     switch (in->op) {
     case KIR_EXP:
@@ -58,7 +58,7 @@ static void check_content(const kir_program *p, const kir_program *made_of, unsi
     assert_int_equal(kir_sizes_count(p), kir_sizes_count(made_of));
     assert_int_equal(p->n_access, made_of->n_access);
     assert_int_equal(p->n_buffers, made_of->n_buffers);
-    assert_int_equal(p->n_dials, made_of->n_dials);
+    assert_int_equal(p->n_scalars, made_of->n_scalars);
     for (int i = 0; i < p->n_buffers; i++) {
         int dtype = made_of->buffer_dtype[i];
         bool bits = (dtype == TN_F16 && what & KIR_LEGAL_HALVES) || (dtype == TN_BF16 && what & KIR_LEGAL_BRAINS);
@@ -135,9 +135,9 @@ static bool runs_alike(const kir_random *t, const kir_program *p, const int64_t 
     char *want = kir_random_memory(t, seed), *got = kir_random_memory(t, seed);
     void *buffers[KIR_MAX_BUFFERS];
     kir_random_buffers(t, want, buffers);
-    assert_ok(kir_interpret(t->program, &(kir_launch){sizes, buffers, t->dials}));
+    assert_ok(kir_interpret(t->program, &(kir_launch){sizes, buffers, t->scalars}));
     kir_random_buffers(t, got, buffers);
-    assert_ok(kir_interpret(p, &(kir_launch){sizes, buffers, t->dials}));
+    assert_ok(kir_interpret(p, &(kir_launch){sizes, buffers, t->scalars}));
     bool good = kir_random_same(t, want, got, "simplified");
     free(want);
     free(got);
@@ -175,8 +175,8 @@ static bool check(const kir_random *t, uint64_t seed, unsigned what, const char 
 }
 
 enum {
-    ALL = KIR_LEGAL_MATHS | KIR_LEGAL_I64 | KIR_LEGAL_HALVES | KIR_LEGAL_DIALS | KIR_LEGAL_BRAINS,
-    WITH_I64 = KIR_LEGAL_MATHS | KIR_LEGAL_HALVES | KIR_LEGAL_DIALS | KIR_LEGAL_BRAINS
+    ALL = KIR_LEGAL_MATHS | KIR_LEGAL_I64 | KIR_LEGAL_HALVES | KIR_LEGAL_SCALARS | KIR_LEGAL_BRAINS,
+    WITH_I64 = KIR_LEGAL_MATHS | KIR_LEGAL_HALVES | KIR_LEGAL_SCALARS | KIR_LEGAL_BRAINS
 };
 static const unsigned WHATS[] = {ALL, WITH_I64, KIR_LEGAL_I64, KIR_LEGAL_MATHS, KIR_LEGAL_HALVES, KIR_LEGAL_BRAINS, 0};
 

@@ -441,7 +441,7 @@ static tn_status work(session *s, const char *source, int pad, int32_t *out) {
     TRY(metal->queue_new(s->device, &s->queue));
     TRY(metal->event_new(s->device, true, &s->event));
     TRY(metal->alloc(s->device, 4096, &s->address));
-    tn_code code = {.form = TN_CODE_MSL,
+    tn_code code = {.format = TN_CODE_MSL,
                     .data = source,
                     .size = strlen(source),
                     .entry = "twice",
@@ -637,7 +637,7 @@ static void a_lost_device_says_what_happened_first(void **state) {
         "#include <metal_stdlib>\nusing namespace metal;\n"
         "[[kernel]] void far(device uchar *a [[buffer(0)]], constant long *p [[buffer(1)]]) {\n"
         "    ((device int *)(a + p[0]))[1 << 22] = 1;\n}\n";
-    tn_code code = {.form = TN_CODE_MSL,
+    tn_code code = {.format = TN_CODE_MSL,
                     .data = source,
                     .size = sizeof source - 1,
                     .entry = "far",
@@ -674,7 +674,7 @@ static void addresses_and_limits_are_checked(void **state) {
     void *much = NULL;
     assert_int_equal(metal->alloc(device, (size_t)256 << 20, &much), TN_ERR_MEMORY);
     assert_int_equal(metal->alloc(device, SIZE_MAX, &much), TN_ERR_MEMORY);
-    tn_code code = {.form = TN_CODE_MSL, .data = "", .size = 0, .entry = "k", .buffer_count = MOST_BUFFERS};
+    tn_code code = {.format = TN_CODE_MSL, .data = "", .size = 0, .entry = "k", .buffer_count = MOST_BUFFERS};
     assert_int_equal(metal->load(device, &code, &much), TN_ERR_UNSUPPORTED);
     assert_text_has(tn_error(), "30 is the most");
     metal->free(device, address);

@@ -225,7 +225,7 @@ static void graphs_refuse(void **state) {
     FAILS(tn_graph_launch_async(NULL, &x, &out, NULL, NULL))
     FAILS(tn_graph_launch_async(graph, NULL, &out, NULL, NULL))
     FAILS(tn_graph_launch_async(graph, &x, NULL, NULL, NULL))
-    FAILS(tn_graph_set_dial(NULL, 0, 1))
+    FAILS(tn_graph_set_runtime_scalar(NULL, 0, 1))
     CALLS(tn_graph_free(NULL))
     tn_graph_free(graph);
     tn_free(x);

@@ -1,13 +1,13 @@
 /* test_opencl.c — the OpenCL driver alone, on every OpenCL device of this machine: memory, kernels, launches, errors.
  *
  * The kernels here are written by hand, with the parameters that a rendered kernel has. */
-#include <math.h>
 #include "axpy.h"
 #include "drivers/drivers.h"
+#include "hal/address_range.h"
 #include "hal/hal.h"
-#include "hal/span.h"
 #include "test_support.h"
 #include "trunnion/ops.h"
+#include <math.h>
 
 static const tn_driver *cl = &tn_driver_opencl;
 static void *device; /* opencl:0 */
@@ -77,51 +77,51 @@ static void memory_is_counted_and_bounded(void **state) {
 static void spans_hold_their_order(void **state) {
     (void)state;
     enum { MANY = 2000 };
-    tn_spans spans;
-    tn_spans_open(&spans);
+    tn_address_ranges spans;
+    tn_address_ranges_open(&spans);
     static char *at[MANY];
     static char handles[MANY];
     size_t offset = 0, bytes = 0;
     for (int i = 0; i < MANY; i++)
-        assert_ok(tn_span_add(&spans, &handles[i], (size_t)(i * 37 % 9000), (void **)&at[i]));
+        assert_ok(tn_address_range_add(&spans, &handles[i], (size_t)(i * 37 % 9000), (void **)&at[i]));
     for (int i = 0; i < MANY; i += 3)
-        assert_ptr_equal(tn_span_remove(&spans, at[i], &bytes), &handles[i]);
+        assert_ptr_equal(tn_address_range_remove(&spans, at[i], &bytes), &handles[i]);
     for (int i = 0; i < MANY; i++) {
         size_t length = (size_t)(i * 37 % 9000), middle = length / 2;
         assert_int_equal((uintptr_t)at[i] % 4096, 0);
-        void *found = tn_span_find(&spans, at[i] + middle, length - middle, &offset);
+        void *found = tn_address_range_find(&spans, at[i] + middle, length - middle, &offset);
         if (i % 3 == 0) {
             assert_null(found);
             continue;
         }
         assert_ptr_equal(found, &handles[i]);
         assert_int_equal(offset, middle);
-        if (length) assert_null(tn_span_find(&spans, at[i], length + 1, &offset));
-        assert_null(tn_span_find(&spans, at[i] - 1, 0, &offset));
-        assert_null(tn_span_remove(&spans, at[i] + 1, &bytes));
+        if (length) assert_null(tn_address_range_find(&spans, at[i], length + 1, &offset));
+        assert_null(tn_address_range_find(&spans, at[i] - 1, 0, &offset));
+        assert_null(tn_address_range_remove(&spans, at[i] + 1, &bytes));
     }
-    tn_spans_close(&spans);
+    tn_address_ranges_close(&spans);
 }
 
 /* When all numbers were given out once, gaps are used again, and no range touches another. */
 static void spans_come_round(void **state) {
     (void)state;
-    tn_spans spans;
-    tn_spans_open(&spans);
+    tn_address_ranges spans;
+    tn_address_ranges_open(&spans);
     char handles[4], *at[4], *again = NULL;
     size_t offset, bytes;
     for (int i = 0; i < 4; i++)
-        assert_ok(tn_span_add(&spans, &handles[i], 10000, (void **)&at[i]));
+        assert_ok(tn_address_range_add(&spans, &handles[i], 10000, (void **)&at[i]));
     spans.next = UINTPTR_MAX;
-    assert_ptr_equal(tn_span_remove(&spans, at[1], &bytes), &handles[1]);
+    assert_ptr_equal(tn_address_range_remove(&spans, at[1], &bytes), &handles[1]);
     assert_int_equal(bytes, 10000);
-    assert_ok(tn_span_add(&spans, &handles[1], 20000, (void **)&again));
+    assert_ok(tn_address_range_add(&spans, &handles[1], 20000, (void **)&again));
     assert_true(again > at[3]);
-    assert_ok(tn_span_add(&spans, &handles[1], 9000, (void **)&again));
+    assert_ok(tn_address_range_add(&spans, &handles[1], 9000, (void **)&again));
     assert_ptr_equal(again, at[1]);
-    assert_ptr_equal(tn_span_find(&spans, at[2], 10000, &offset), &handles[2]);
-    assert_int_equal(tn_span_add(&spans, &handles[1], SIZE_MAX / 2, (void **)&again), TN_ERR_MEMORY);
-    tn_spans_close(&spans);
+    assert_ptr_equal(tn_address_range_find(&spans, at[2], 10000, &offset), &handles[2]);
+    assert_int_equal(tn_address_range_add(&spans, &handles[1], SIZE_MAX / 2, (void **)&again), TN_ERR_MEMORY);
+    tn_address_ranges_close(&spans);
 }
 
 /* ---- kernels ----------------------------------------------------------------------------------------------------- */
@@ -218,7 +218,7 @@ static void large_parameters_come_in_a_buffer(void **state) {
                                "    *(__global long *)(out + p[400]) = all;\n"
                                "}\n";
     enum { WORDS = 401 };
-    tn_code code = {.form = TN_CODE_OPENCL_C,
+    tn_code code = {.format = TN_CODE_OPENCL_C,
                     .data = TEXT,
                     .size = sizeof TEXT - 1,
                     .entry = "sum",
@@ -446,7 +446,7 @@ static void a_rounded_nan_is_stored(void **state) {
 static int run_wrong(const struct fault *f) {
     static const int zeros[64];
     const tn_device_options options = TN_DEVICE_DEFAULTS;
-    tn_code code = {.form = TN_CODE_OPENCL_C,
+    tn_code code = {.format = TN_CODE_OPENCL_C,
                     .data = f->text,
                     .size = strlen(f->text),
                     .entry = "wrong",

@@ -10,7 +10,7 @@
 #include <math.h>
 
 #include "core/reference.h"
-#include "graph/known.h"
+#include "graph/node_internal.h"
 #include "ops/cases.h"
 #include "ops/ops_build.h"
 #include "trunnion/autograd.h"

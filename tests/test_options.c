@@ -168,13 +168,13 @@ static tn_status try_pair(const void *o) {
     return tn_tokenizer_encode_pair(NULL, (tn_text_slice){"a", 1}, (tn_text_slice){0}, o, &out);
 }
 
-static tn_status render(const tn_chat *chat, const tn_template_options *o) {
-    tn_template *t;
+static tn_status render(const tn_chat *chat, const tn_chat_template_options *o) {
+    tn_chat_template *t;
     tn_bytes out = {0};
-    assert_ok(tn_template_new("x", 1, &t));
-    tn_status s = chat ? tn_template_chat(t, chat, o, &out) : tn_template_render(t, NULL, 0, o, &out);
+    assert_ok(tn_chat_template_new("x", 1, &t));
+    tn_status s = chat ? tn_chat_template_apply(t, chat, o, &out) : tn_chat_template_render(t, NULL, 0, o, &out);
     tn_bytes_free(&out);
-    tn_template_free(t);
+    tn_chat_template_free(t);
     return s;
 }
 static tn_status try_template(const void *o) { return render(NULL, o); }
@@ -226,29 +226,29 @@ static tn_status try_certify(const void *o) {
 }
 
 /* X(initialiser, type, attempt) */
-#define OTHERS(X)                                                            \
-    X(SGD, tn_sgd_options, try_sgd)                                          \
-    X(ADAM, tn_adam_options, try_adam)                                       \
-    X(ADAMW, tn_adam_options, try_adamw)                                     \
-    X(SCHEDULE, tn_schedule, try_schedule)                                   \
-    X(NN_CONV2D, tn_nn_conv2d_options, try_nn_conv2d)                        \
-    X(NN_NORM, tn_nn_norm_options, try_nn_norm)                              \
-    X(NN_ENCODER, tn_nn_encoder_options, try_nn_encoder)                     \
-    X(POLICY, tn_policy_options, try_policy)                                 \
-    X(DEVICE, tn_device_options, try_device)                                 \
-    X(LLM, tn_llm_options, try_llm)                                          \
-    X(LLM_EXPORT_ONNX, tn_llm_export_onnx_options, try_llm_export_onnx)      \
-    X(EMBEDDER, tn_embedder_options, try_embedder)                           \
-    X(VOCABULARY, tn_vocabulary, try_vocabulary)                             \
-    X(PAIR, tn_pair_options, try_pair)                                       \
-    X(TEMPLATE, tn_template_options, try_template)                           \
-    X(CHAT, tn_chat, try_chat)                                               \
-    X(SAMPLER, tn_sampler_options, try_sampler)                              \
-    X(ONNX, tn_onnx_options, try_onnx)                                       \
-    X(ONNX_EXPORT, tn_onnx_export_options, try_onnx_export)                  \
-    X(CHECKPOINT, tn_checkpoint, try_checkpoint)                             \
-    X(MODEL_SIZES, tn_model_sizes, try_model_sizes)                          \
-    X(DATA_PARALLEL, tn_data_parallel_options, try_data_parallel)            \
+#define OTHERS(X)                                                       \
+    X(SGD, tn_sgd_options, try_sgd)                                     \
+    X(ADAM, tn_adam_options, try_adam)                                  \
+    X(ADAMW, tn_adam_options, try_adamw)                                \
+    X(SCHEDULE, tn_schedule, try_schedule)                              \
+    X(NN_CONV2D, tn_nn_conv2d_options, try_nn_conv2d)                   \
+    X(NN_NORM, tn_nn_norm_options, try_nn_norm)                         \
+    X(NN_ENCODER, tn_nn_encoder_options, try_nn_encoder)                \
+    X(POLICY, tn_policy_options, try_policy)                            \
+    X(DEVICE, tn_device_options, try_device)                            \
+    X(LLM, tn_llm_options, try_llm)                                     \
+    X(LLM_EXPORT_ONNX, tn_llm_export_onnx_options, try_llm_export_onnx) \
+    X(EMBEDDER, tn_embedder_options, try_embedder)                      \
+    X(VOCABULARY, tn_vocabulary, try_vocabulary)                        \
+    X(PAIR, tn_pair_options, try_pair)                                  \
+    X(CHAT_TEMPLATE, tn_chat_template_options, try_template)            \
+    X(CHAT, tn_chat, try_chat)                                          \
+    X(SAMPLER, tn_sampler_options, try_sampler)                         \
+    X(ONNX, tn_onnx_options, try_onnx)                                  \
+    X(ONNX_EXPORT, tn_onnx_export_options, try_onnx_export)             \
+    X(CHECKPOINT, tn_checkpoint, try_checkpoint)                        \
+    X(MODEL_SIZES, tn_model_sizes, try_model_sizes)                     \
+    X(DATA_PARALLEL, tn_data_parallel_options, try_data_parallel)       \
     X(CERTIFY, tn_certify_options, try_certify)
 
 #define OTHER_DEFAULTS(NAME, type, call) static const type NAME##_defaults = TN_##NAME##_DEFAULTS;
@@ -511,19 +511,19 @@ static void a_momentum_of_zero_keeps_the_running_statistics(void **state) {
 static void a_time_of_zero_is_1970(void **state) {
     (void)state;
     static const char source[] = "{{ strftime_now('%Y') }}";
-    tn_template_options o = TN_TEMPLATE_DEFAULTS;
-    tn_template *t;
+    tn_chat_template_options o = TN_CHAT_TEMPLATE_DEFAULTS;
+    tn_chat_template *t;
     tn_bytes out = {0};
     o.now = 43200; /* noon, the same year in every time zone */
-    assert_ok(tn_template_new(source, sizeof source - 1, &t));
-    assert_ok(tn_template_render(t, NULL, 0, &o, &out));
+    assert_ok(tn_chat_template_new(source, sizeof source - 1, &t));
+    assert_ok(tn_chat_template_render(t, NULL, 0, &o, &out));
     assert_string_equal(out.data, "1970");
     out.size = 0;
     o.now = 0;
-    assert_ok(tn_template_render(t, NULL, 0, &o, &out));
+    assert_ok(tn_chat_template_render(t, NULL, 0, &o, &out));
     assert_true(!strcmp(out.data, "1970") || !strcmp(out.data, "1969"));
     tn_bytes_free(&out);
-    tn_template_free(t);
+    tn_chat_template_free(t);
 }
 
 /* ---- values without a meaning ------------------------------------------------------------------------------------ */

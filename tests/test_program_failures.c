@@ -10,7 +10,7 @@
 
 #include "core/core.h"
 #include "far_driver.h"
-#include "graph/known.h"
+#include "graph/node_internal.h"
 #include "hal/hal.h"
 #include "programs.h"
 #include "trunnion/autograd.h"
@@ -102,7 +102,7 @@ static tn_status update(model *m) {
     tn_tensor *turned = tn_mul(m->momentum, tn_scalar(0.5));
     if (!g) g = tn_full(NULL, 0, 0.0, TN_F32);
     tn_copy_(m->momentum, tn_add(turned, g));
-    tn_sub_(m->weight, tn_mul(m->momentum, tn_dial(0.125)));
+    tn_sub_(m->weight, tn_mul(m->momentum, tn_runtime_scalar(0.125)));
     s = tn_status_of(tn_mul_(tn_slice(m->weight, 0, 1, INT64_MAX, 2), tn_scalar(0.5)));
     return s;
 }

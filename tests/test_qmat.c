@@ -180,7 +180,7 @@ typedef struct product {
     int64_t m, n, k, x_stride, c_rows, c_cols; /* strides of C */
     float *x;
     uint8_t *blocks;
-    float *bias;                /* NULL: no joint … */
+    float *bias;                /* NULL: no epilogue … */
     const struct product *with; /* … unless this one's elements are added */
     float *expected;
     int64_t c_size;
@@ -243,7 +243,7 @@ static float stored(float x, float bias) { return x + bias > 0 ? x + bias : 0; }
 
 static int64_t place_in_c(const product *p, int64_t i, int64_t j) { return i * p->c_rows + j * p->c_cols; }
 
-static void make_product(product *p, bool wild, bool joint) {
+static void make_product(product *p, bool wild, bool program) {
     const format *f = p->f;
     int64_t count = p->n * (p->k / f->elements);
     p->blocks = allocate((size_t)(count * f->bytes + 1));
@@ -258,7 +258,7 @@ static void make_product(product *p, bool wild, bool joint) {
     if (!by_columns && random_below(8) == 0) p->c_rows *= 2, p->c_cols = 2;
     p->c_size = p->m * p->c_rows + p->n * p->c_cols + 1;
     p->expected = allocate((size_t)p->c_size * sizeof *p->expected);
-    if (joint) {
+    if (program) {
         p->bias = allocate((size_t)(p->n + 1) * sizeof *p->bias);
         for (int64_t i = 0; i < p->n; i++)
             p->bias[i] = random_real();
@@ -285,7 +285,7 @@ static void free_product(product *p) {
     tn_mem_free(p->expected);
 }
 
-/* ---- a store joint: max(y + bias[column], 0), or + an element of another product --------------------------------- */
+/* ---- an epilogue: max(y + bias[column], 0), or + an element of another product --------------------------------- */
 
 enum { AXES = TN_GEMM_BATCH_AXES + 2, ROW = TN_GEMM_BATCH_AXES, COL = ROW + 1 };
 
@@ -350,7 +350,7 @@ typedef struct call {
     bound_program store;
 } call;
 
-/* with: the C of the product that this one's joint reads, or NULL. */
+/* with: the C of the product that this one's epilogue reads, or NULL. */
 static void open_call(const product *p, float *with, call *out) {
     float *c = out->c = allocate((size_t)p->c_size * sizeof *c);
     for (int64_t i = 0; i < p->c_size; i++)
@@ -365,8 +365,8 @@ static void open_call(const product *p, float *with, call *out) {
     out->store = (bound_program){0};
     if (!p->bias && !with) return;
     make_store(p, c, with, &out->store);
-    out->args.c = (tn_matrix){.joint = {.vm = out->store.vm, .block_buffer = 1, .buffer_count = 3}};
-    out->args.c.joint.launch = (kir_launch){.sizes = out->store.sizes, .buffers = out->store.buffers};
+    out->args.c = (tn_matrix){.fused = {.vm = out->store.vm, .block_buffer = 1, .buffer_count = 3}};
+    out->args.c.fused.launch = (kir_launch){.sizes = out->store.sizes, .buffers = out->store.buffers};
 }
 
 static void close_call(call *p) {
@@ -395,7 +395,7 @@ static void check_product(const product *p, const variant *v) {
     int16_t cuts[MAX_THREADS];
     random_cuts(cuts);
     open_call(p, NULL, &one);
-    one.args.cuts = cuts;
+    one.args.column_cuts = cuts;
     launch(&one.args, tn_qmat_workspace(&one.args, tn_threads()));
     compare(p, one.c, v);
     close_call(&one);
@@ -403,7 +403,7 @@ static void check_product(const product *p, const variant *v) {
 
 /* The same for products of one x in one launch; what comes later is one of them again. */
 static void check_chain(const product *p, int count, const variant *v) {
-    call each[TN_QMAT_CHAIN];
+    call each[TN_QMAT_MOST_SIBLINGS];
     size_t bytes = 0, own;
     for (int i = 0; i < count; i++) {
         open_call(&p[i], p[i].with ? each[p[i].with - p].c : NULL, &each[i]);
@@ -413,7 +413,7 @@ static void check_chain(const product *p, int count, const variant *v) {
     }
     int16_t cuts[MAX_THREADS];
     random_cuts(cuts);
-    each[0].args.cuts = cuts;
+    each[0].args.column_cuts = cuts;
     each[0].args.later = &each[count / 2].args;
     launch(&each[0].args, bytes);
     for (int i = 0; i < count; i++)
@@ -432,9 +432,9 @@ static void check_everywhere(const product *p) {
     }
 }
 
-static void check_size(const format *f, int64_t m, int64_t n, int64_t k, bool wild, bool joint) {
+static void check_size(const format *f, int64_t m, int64_t n, int64_t k, bool wild, bool program) {
     product p = {.f = f, .m = m, .n = n, .k = k};
-    make_product(&p, wild, joint);
+    make_product(&p, wild, program);
     compute_expected(&p);
     check_everywhere(&p);
     free_product(&p);
@@ -505,10 +505,10 @@ static void free_chain(product *p, int count) {
         free_product(&p[i]);
 }
 
-/* Products of m rows with one x: the last one's joint reads what the first one wrote, if as many columns have it. */
+/* Products of m rows with one x: the last one's epilogue reads what the first one wrote, if as many columns have it. */
 static void check_chain_size(const format *f, int64_t m, int64_t k, int count, bool alike) {
     enum { WIDE = 200 }; /* columns: threads share them */
-    product p[TN_QMAT_CHAIN];
+    product p[TN_QMAT_MOST_SIBLINGS];
     for (int i = 0; i < count; i++) {
         bool first = alike && (i == 0 || i == count - 1);
         p[i] = (product){.f = f, .m = m, .k = k, .n = first ? WIDE : random_columns()};
@@ -547,8 +547,8 @@ static void shares_of_any_size_have_the_same_bits(void **state) {
     (void)state;
     random_state = 11;
     for (size_t i = 0; i < TN_COUNT(formats); i++) {
-        for (int joint = 0; joint < 2; joint++)
-            check_size(&formats[i], 1, 1100, 512, false, joint);
+        for (int program = 0; program < 2; program++)
+            check_size(&formats[i], 1, 1100, 512, false, program);
         check_chain_size(&formats[i], 1, 2048, 3, i % 2);
     }
 }

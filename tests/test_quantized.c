@@ -8,7 +8,7 @@
 #include <math.h>
 #include <pthread.h>
 
-#include "graph/known.h"
+#include "graph/node_internal.h"
 #include "hal/hal.h"
 #include "kern/kern.h"
 #include "ops/cases.h"
@@ -244,7 +244,7 @@ static void what_several_kernels_need_is_decoded_once(void **state) {
     tn_free(w);
 }
 
-/* Products of one operand are one launch, also where the last one's joint reads another: the bits of single ones. */
+/* Products of one operand are one launch, also where the last one's epilogue reads another: the bits of single ones. */
 static void products_of_one_operand_are_one_launch(void **state) {
     (void)state;
     static const struct {

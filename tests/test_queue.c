@@ -76,10 +76,10 @@ static void close_gate(gate *g, tn_queue *q, tn_buffer *written) {
         return;
     }
     g->task.run = stand_at_gate;
-    tn_order o;
-    tn_order_begin(&o, q->device, q);
-    if (written) tn_order_use(&o, written, true, false);
-    tn_order_hand(&o, &g->task);
+    tn_submission o;
+    tn_submission_begin(&o, q->device, q);
+    if (written) tn_submission_use(&o, written, true, false);
+    tn_submission_enqueue(&o, &g->task);
 }
 
 static void open_gate(gate *g, tn_queue *q) {
@@ -368,11 +368,11 @@ static void after_a_failure_nothing_is_computed_from_it_on(tn_device *d) {
     close_gate(&g, q, x);
     copy_on(q, y, x);     /* behind it in its queue */
     copy_on(other, z, x); /* of what it should have made, elsewhere */
-    tn_order o;           /* a state: it is as it was */
+    tn_submission o;      /* a state: it is as it was */
     tn_task nothing = {.run = NULL};
-    tn_order_begin(&o, d, q);
-    tn_order_use(&o, kept, true, true);
-    tn_order_hand(&o, &nothing);
+    tn_submission_begin(&o, d, q);
+    tn_submission_use(&o, kept, true, true);
+    tn_submission_enqueue(&o, &nothing);
     g.failing = true;
     open_gate(&g, q);
     int value;
@@ -580,11 +580,11 @@ static void a_queue_keeps_its_device_open(void **state) {
 
 static void queues_end_somewhere(void **state) {
     (void)state;
-    tn_queue *q[TN_LINES];
+    tn_queue *q[TN_TIMELINES];
     int count = 0;
-    while (count < TN_LINES && tn_queue_new(devices[0], &q[count]) == TN_OK)
+    while (count < TN_TIMELINES && tn_queue_new(devices[0], &q[count]) == TN_OK)
         count++;
-    assert_true(count < TN_LINES);
+    assert_true(count < TN_TIMELINES);
     assert_null(q[count]);
     assert_int_equal(tn_error_code(), TN_ERR_MEMORY);
     while (count > 0)
@@ -613,19 +613,19 @@ static void giving_waits_for_no_other_queue(void **state) {
     static gate gates[QUEUES];
     static tn_task last;
     tn_queue *q[QUEUES], *end = queue_of(devices[0]);
-    tn_mark marks[QUEUES];
-    tn_order o;
+    tn_timeline_point marks[QUEUES];
+    tn_submission o;
     for (int i = 0; i < QUEUES; i++) {
         q[i] = queue_of(devices[0]);
         close_gate(&gates[i], q[i], NULL);
-        marks[i] = tn_mark_at(q[i]->line, tn_line_given(q[i]->line));
+        marks[i] = tn_timeline_point_at(q[i]->timeline, tn_timeline_submitted(q[i]->timeline));
     }
     released = 0;
     last = (tn_task){.run = count_run};
-    tn_order_begin(&o, devices[0], end);
+    tn_submission_begin(&o, devices[0], end);
     for (int i = 0; i < QUEUES; i++)
-        tn_order_after(&o, marks[i]);
-    tn_order_hand(&o, &last);
+        tn_submission_wait_for(&o, marks[i]);
+    tn_submission_enqueue(&o, &last);
     tn_event *e = event_behind(end);
     for (int i = 0; i < QUEUES; i++) {
         assert_false(reached(e));

@@ -132,13 +132,13 @@ static void copies_at_random_keep_their_order(void **state) {
 
 /* ---- waiting for the same work ----------------------------------------------------------------------------------- */
 
-static tn_mark last_work;
+static tn_timeline_point last_work;
 static atomic_int at_the_mark;
 
 static void *wait_for_last_work(void *number) {
     (void)number;
     at_the_mark++;
-    wrong += tn_mark_wait(last_work) != TN_OK;
+    wrong += tn_timeline_point_wait(last_work) != TN_OK;
     return NULL;
 }
 
@@ -166,7 +166,7 @@ static void threads_wait_for_the_same_work(void **state) {
         tn_set_current_queue(q);
         assert_ok(tn_buffer_copy(to, from, sizeof(int)));
         tn_set_current_queue(NULL);
-        last_work = tn_mark_at(q->line, tn_line_given(q->line));
+        last_work = tn_timeline_point_at(q->timeline, tn_timeline_submitted(q->timeline));
         at_the_mark = 0;
         alarm(60);
         assert_int_equal(pthread_create(&other, NULL, let_go_when_all_wait, q->handle), 0);

@@ -50,7 +50,7 @@ static void assert_near(double is, double want, double deviation) {
 static void bits_are_those_of_philox(void **state) {
     (void)state;
     TN_SCOPE;
-    tn_tensor *zero = tn_dial_int(0);
+    tn_tensor *zero = tn_runtime_scalar_int(0);
     tn_attrs a = {.n_i = 2}; /* skip 0, rank 0 */
     tn_tensor *bits = tn_record(TN_OP_RANDOM_BITS, (const tn_tensor *const[]){zero, zero}, 2, &a);
     uint32_t got = 0;

@@ -51,14 +51,14 @@ static void *compile(const char *text) {
 
 /* ---- running ----------------------------------------------------------------------------------------------------- */
 
-/* Sizes, dials and bases as a kernel takes them. The buffers' addresses are told apart from their bases, to see that
- * the bases are added. */
+/* Sizes, runtime scalars and bases as a kernel takes them. The buffers' addresses are told apart from their bases, to
+ * see that the bases are added. */
 static int64_t *make_params(const kir_random *t, const int64_t *sizes, const kir_rendering *k, void **buffers) {
     int64_t *params = calloc(1, k->params_bytes + 8);
     assert_non_null(params);
     size_t count = kir_sizes_count(t->program);
     memcpy(params, sizes, count * 8);
-    memcpy(params + count, t->dials, (size_t)t->program->n_dials * 8);
+    memcpy(params + count, t->scalars, (size_t)t->program->n_scalars * 8);
     for (int i = 0; i < k->buffer_count; i++) {
         params[k->bases_at / 8 + (size_t)i] = 64 * (i % 3);
         buffers[i] = (char *)buffers[i] - 64 * (i % 3);
@@ -71,7 +71,7 @@ static bool run_kernel(const kir_random *t, const kir_rendering *k, kernel_fn *f
     char *want = kir_random_memory(t, seed), *got = kir_random_memory(t, seed);
     void *buffers[KIR_MAX_BUFFERS];
     kir_random_buffers(t, want, buffers);
-    assert_ok(kir_interpret(t->program, &(kir_launch){sizes, buffers, t->dials}));
+    assert_ok(kir_interpret(t->program, &(kir_launch){sizes, buffers, t->scalars}));
     kir_random_buffers(t, got, buffers);
     int64_t *params = make_params(t, sizes, k, buffers);
     uint32_t groups[3];

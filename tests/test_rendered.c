@@ -10,8 +10,8 @@
 
 #include "drivers/drivers.h"
 #include "far_driver.h"
-#include "graph/known.h"
-#include "hal/code.h"
+#include "graph/node_internal.h"
+#include "hal/kernel_code.h"
 #include "trunnion/trunnion.h"
 #include "wrap_driver.h"
 
@@ -70,7 +70,7 @@ static void close_wrapped(tn_device *d) {
     assert_int_equal(c.devices + c.blocks + c.modules, 0);
 }
 
-/* y[i] = x[i] · dial + i · step, over n points. */
+/* y[i] = x[i] · runtime scalar + i · step, over n points. */
 typedef struct scale {
     kir_program *p;
     int64_t *sizes;
@@ -83,7 +83,7 @@ static scale scale_new(int64_t n, double step) {
     int in = kir_buffer(b, TN_F32), out = kir_buffer(b, TN_F32);
     kir_aff at = kir_aff_const(0);
     at.s[0] = 1;
-    kir_val x = kir_binary(b, KIR_MUL, kir_load(b, in, &at, KIR_NONE), kir_dial_value(b, KIR_F32, 0));
+    kir_val x = kir_binary(b, KIR_MUL, kir_load(b, in, &at, KIR_NONE), kir_scalar_value(b, KIR_F32, 0));
     kir_val i = kir_binary(b, KIR_MUL, kir_cast(b, KIR_F32, kir_index(b, &at)), kir_const(b, KIR_F32, step));
     kir_store(b, out, &at, kir_binary(b, KIR_ADD, x, i), KIR_NONE);
     assert_ok(kir_finish(b, &s.p, &s.sizes));
@@ -95,8 +95,8 @@ static void scale_free(scale *s) {
     tn_mem_free(s->sizes);
 }
 
-static float scaled(float x, double dial, int64_t i, double step) {
-    float a = x * (float)dial, b = (float)i * (float)step;
+static float scaled(float x, double scalar, int64_t i, double step) {
+    float a = x * (float)scalar, b = (float)i * (float)step;
     return a + b;
 }
 
@@ -113,19 +113,19 @@ static tn_buffer *numbers_on(tn_device *d, int64_t n, float first) {
 }
 
 /* Runs it over x = first, first + 1, … and compares. */
-static void run_scale(tn_device *d, const scale *s, int64_t n, double step, float first, double dial) {
+static void run_scale(tn_device *d, const scale *s, int64_t n, double step, float first, double scalar) {
     tn_kernel *k;
     tn_buffer *x = numbers_on(d, n, first), *y = numbers_on(d, n, -1);
     float *got = malloc((size_t)n * sizeof *got);
     assert_non_null(got);
-    kir_dial dials[1] = {{.f = dial}};
-    tn_launch launch = {s->sizes, (void *[]){x->address, y->address}, dials};
+    kir_scalar scalars[1] = {{.f = scalar}};
+    tn_launch launch = {s->sizes, (void *[]){x->address, y->address}, scalars};
     assert_ok(tn_kernel_get(d, s->p, &k));
     assert_ok(tn_kernel_prepare(d, k, &launch, 1));
     assert_ok(tn_kernel_launch(d, k, &launch, 1));
     assert_ok(tn_buffer_read(y, 0, got, (size_t)n * sizeof *got));
     for (int64_t i = 0; i < n; i++)
-        if (got[i] != scaled(first + (float)(i % 97), dial, i, step))
+        if (got[i] != scaled(first + (float)(i % 97), scalar, i, step))
             fail_msg("point %lld of %lld is %g", (long long)i, (long long)n, (double)got[i]);
     free(got);
     tn_kernel_release(k);
@@ -209,12 +209,12 @@ static void what_the_compiler_refuses_is_remembered_with_words(void **state) {
     tn_kernel_answer a;
     tn_kernel *k;
     tn_device *d = open_wrapped();
-    assert_true(tn_kernel_can(d, s.p, s.sizes, &a));
+    assert_true(tn_kernel_supported(d, s.p, s.sizes, &a));
     wrap_now = (wrap_nature){.fail_kind = WRAP_LOAD, .fail_at = 1, .fail_with = TN_ERR_UNSUPPORTED};
     assert_int_equal(tn_kernel_get(d, s.p, &k), TN_ERR_UNSUPPORTED);
     assert_text_has(tn_error(), tn_kernel_name(s.p, name));
     assert_text_has(tn_error(), "LOAD fails");
-    assert_false(tn_kernel_can(d, s.p, s.sizes, &a));
+    assert_false(tn_kernel_supported(d, s.p, s.sizes, &a));
     assert_string_equal(a.code, "refused_by_compiler");
     int64_t loads = wrap_get_counts().of[WRAP_LOAD];
     assert_int_equal(tn_kernel_get(d, s.p, &k), TN_ERR_UNSUPPORTED); /* nobody is asked again */
@@ -223,7 +223,7 @@ static void what_the_compiler_refuses_is_remembered_with_words(void **state) {
     wrap_now = (wrap_nature){.fail_kind = WRAP_LOAD, .fail_at = 1, .fail_with = TN_ERR_DEVICE};
     scale third = scale_new(8, 3);
     assert_int_equal(tn_kernel_get(d, third.p, &k), TN_ERR_DEVICE); /* that may pass */
-    assert_true(tn_kernel_can(d, third.p, third.sizes, &a));
+    assert_true(tn_kernel_supported(d, third.p, third.sizes, &a));
     run_scale(d, &third, 8, 3, 1, 1);
     close_wrapped(d);
     scale_free(&s);
@@ -238,7 +238,7 @@ static void what_failed_a_comparison_is_left_out(void **state) {
     tn_kernel_answer a;
     tn_device *d = open_wrapped();
     assert_ok(tn_certify_list_add(d, tn_kernel_name(s.p, name), "wrong by 3"));
-    assert_false(tn_kernel_can(d, s.p, s.sizes, &a));
+    assert_false(tn_kernel_supported(d, s.p, s.sizes, &a));
     assert_string_equal(a.code, "not_certified");
     assert_text_has(a.why, "wrong by 3");
     close_wrapped(d);
@@ -268,7 +268,7 @@ static void loops_that_are_too_long_are_left_out(void **state) {
     for (int64_t most = 1000; most <= 4000; most *= 4) {
         wrap_now = (wrap_nature){.max_loop = most};
         tn_device *d = open_wrapped();
-        assert_int_equal(tn_kernel_can(d, s.p, s.sizes, &a), most == 4000);
+        assert_int_equal(tn_kernel_supported(d, s.p, s.sizes, &a), most == 4000);
         assert_string_equal(a.code, most == 4000 ? "" : "loop_too_long");
         close_wrapped(d);
     }
@@ -281,14 +281,14 @@ static void limits_are_named(void **state) {
     scale s = scale_new(8, 1);
     wrap_now = (wrap_nature){.max_bindings = 1};
     tn_device *d = open_wrapped();
-    assert_false(tn_kernel_can(d, s.p, s.sizes, &a));
+    assert_false(tn_kernel_supported(d, s.p, s.sizes, &a));
     assert_string_equal(a.code, "too_many_bindings");
     assert_string_equal(a.why, "binds 1 buffers at most, this kernel has 2");
     close_wrapped(d);
     wrap_now = (wrap_nature){.max_buffer = 2};
     d = open_wrapped();
-    assert_true(tn_kernel_can(d, s.p, NULL, &a)); /* some sizes fit */
-    assert_false(tn_kernel_can(d, s.p, s.sizes, &a));
+    assert_true(tn_kernel_supported(d, s.p, NULL, &a)); /* some sizes fit */
+    assert_false(tn_kernel_supported(d, s.p, s.sizes, &a));
     assert_string_equal(a.code, "buffer_too_large");
     close_wrapped(d);
     scale_free(&s);
@@ -312,25 +312,25 @@ static void what_is_read_anywhere_is_within_reach(void **state) {
     assert_ok(kir_finish(b, &p, &sizes));
     wrap_now = (wrap_nature){.max_buffer = 1 << 16};
     tn_device *d = open_wrapped();
-    assert_true(tn_kernel_can(d, p, sizes, &a));
-    assert_true(tn_kernel_reaches(d, p, X, 1 << 12, false, &a));
-    assert_false(tn_kernel_reaches(d, p, X, 1 << 17, false, &a));
+    assert_true(tn_kernel_supported(d, p, sizes, &a));
+    assert_true(tn_kernel_addresses(d, p, X, 1 << 12, false, &a));
+    assert_false(tn_kernel_addresses(d, p, X, 1 << 17, false, &a));
     assert_string_equal(a.code, "buffer_too_large");
     assert_string_equal(a.why, "binds 65536 bytes at once, this kernel reads anywhere in 131072");
-    assert_true(tn_kernel_reaches(d, p, Y, 1 << 17, false, &a));
+    assert_true(tn_kernel_addresses(d, p, Y, 1 << 17, false, &a));
     d->caps.joins = true;
     d->caps.max_bindings = 9; /* three to a buffer */
-    assert_true(tn_kernel_reaches(d, p, X, 1 << 17, false, &a));
+    assert_true(tn_kernel_addresses(d, p, X, 1 << 17, false, &a));
     d->caps.joins = false;
     d->caps.code = TN_CODE_SPIRV;
-    assert_false(tn_kernel_reaches(d, p, X, 1 << 17, false, &a));
+    assert_false(tn_kernel_addresses(d, p, X, 1 << 17, false, &a));
     d->caps.features |= TN_SPIRV_WINDOWS;
-    assert_true(tn_kernel_reaches(d, p, X, 1 << 17, false, &a));
+    assert_true(tn_kernel_addresses(d, p, X, 1 << 17, false, &a));
     assert_int_equal(p->windows[X], 3);                           /* the first may begin an alignment before */
-    assert_false(tn_kernel_reaches(d, p, X, 1 << 20, false, &a)); /* 17 and two others are more than nine */
-    assert_true(tn_kernel_reaches(d, p, Y, 1 << 17, true, &a));
+    assert_false(tn_kernel_addresses(d, p, X, 1 << 20, false, &a)); /* 17 and two others are more than nine */
+    assert_true(tn_kernel_addresses(d, p, Y, 1 << 17, true, &a));
     assert_int_equal(p->windows[X] + p->windows[Y], 4);
-    assert_true(tn_kernel_reaches(d, p, N, 64, true, &a));
+    assert_true(tn_kernel_addresses(d, p, N, 64, true, &a));
     assert_int_equal(p->windows[N], 1);
     close_wrapped(d);
     kir_free(p);
@@ -402,7 +402,8 @@ static void indices_of_both_widths(void **state) {
     }
 }
 
-/* More launches in a call than fit into one of the driver's, each with dials of its own; one without any point. */
+/* More launches in a call than fit into one of the driver's, each with runtime scalars of its own; one without any
+ * point. */
 static void many_launches_in_one_call(void **state) {
     (void)state;
     if (!driver) skip();
@@ -410,15 +411,15 @@ static void many_launches_in_one_call(void **state) {
     scale s = scale_new(EACH, 0.5);
     tn_device *d = open_wrapped();
     tn_buffer *x = numbers_on(d, LAUNCHES * EACH, 1), *y = numbers_on(d, LAUNCHES * EACH, -1);
-    static kir_dial dials[LAUNCHES];
+    static kir_scalar scalars[LAUNCHES];
     static void *buffers[LAUNCHES][2];
     static tn_launch launches[LAUNCHES];
     int64_t *none = tn_mem_zalloc(kir_sizes_count(s.p), sizeof *none);
     for (int i = 0; i < LAUNCHES; i++) {
-        dials[i].f = i;
+        scalars[i].f = i;
         buffers[i][0] = (char *)x->address + (size_t)i * EACH * 4;
         buffers[i][1] = (char *)y->address + (size_t)i * EACH * 4;
-        launches[i] = (tn_launch){i == 77 ? none : s.sizes, buffers[i], &dials[i]};
+        launches[i] = (tn_launch){i == 77 ? none : s.sizes, buffers[i], &scalars[i]};
     }
     tn_kernel *k;
     float got[LAUNCHES * EACH];
@@ -443,17 +444,18 @@ static void many_launches_in_one_call(void **state) {
 }
 
 /* What a list's three kernels should have made of x: the first two write y, the third adds to it. */
-static void check_list(tn_buffer *x, tn_buffer *y, double dial) {
+static void check_list(tn_buffer *x, tn_buffer *y, double scalar) {
     float in[POINTS], got[POINTS];
     assert_ok(tn_buffer_read(x, 0, in, sizeof in));
     assert_ok(tn_buffer_read(y, 0, got, sizeof got));
     for (int64_t i = 0; i < POINTS; i++) {
-        float want = scaled(scaled(scaled(in[i], dial, i, 0.5), dial, i, 0.5), dial, i, 2);
+        float want = scaled(scaled(scaled(in[i], scalar, i, 0.5), scalar, i, 0.5), scalar, i, 2);
         if (got[i] != want) fail_msg("point %lld is %g, not %g", (long long)i, (double)got[i], (double)want);
     }
 }
 
-/* y = x scaled, y = y scaled, y = y scaled by another kernel: in order, with other buffers and dials at each run. */
+/* y = x scaled, y = y scaled, y = y scaled by another kernel: in order, with other buffers and runtime scalars at each
+ * run. */
 static void lists_run_again_with_other_buffers(void **state) {
     (void)state;
     if (!driver) skip();
@@ -471,25 +473,25 @@ static void lists_run_again_with_other_buffers(void **state) {
         tn_kernel *a, *b;
         assert_ok(tn_kernel_get(d, s.p, &a));
         assert_ok(tn_kernel_get(d, other.p, &b));
-        kir_dial dials[1];
+        kir_scalar scalars[1];
         void *first[2] = {x[0]->address, y[0]->address}, *again[2] = {y[0]->address, y[0]->address};
-        tn_launch launches[3] = {{s.sizes, first, dials}, {s.sizes, again, dials}, {other.sizes, again, dials}};
-        tn_list *l;
-        assert_ok(tn_list_new(d, &l));
-        assert_ok(tn_list_add(l, a, &launches[0], 1));
-        assert_ok(tn_list_add(l, a, &launches[1], 1));
-        assert_ok(tn_list_add(l, b, &launches[2], 1));
+        tn_launch launches[3] = {{s.sizes, first, scalars}, {s.sizes, again, scalars}, {other.sizes, again, scalars}};
+        tn_command_list *l;
+        assert_ok(tn_command_list_new(d, &l));
+        assert_ok(tn_command_list_add(l, a, &launches[0], 1));
+        assert_ok(tn_command_list_add(l, a, &launches[1], 1));
+        assert_ok(tn_command_list_add(l, b, &launches[2], 1));
         for (int run = 0; run < 4; run++) {
             first[0] = x[run % 2]->address;
             first[1] = again[0] = again[1] = y[run % 2]->address;
-            dials[0].f = run + 1;
+            scalars[0].f = run + 1;
             int64_t calls = wrap_get_counts().of[WRAP_DISPATCH_LIST];
-            assert_ok(tn_list_run(l));
+            assert_ok(tn_command_list_run(l));
             bool listed = d->caps.code != TN_CODE_KIR && d->driver->dispatch_list;
             assert_int_equal(wrap_get_counts().of[WRAP_DISPATCH_LIST], calls + listed);
             check_list(x[run % 2], y[run % 2], run + 1);
         }
-        tn_list_free(l);
+        tn_command_list_free(l);
         tn_kernel_release(a);
         tn_kernel_release(b);
         for (int i = 0; i < 2; i++) {
@@ -509,18 +511,18 @@ static tn_status all_of_it(const scale *s) {
     tn_device *d = NULL;
     tn_kernel *k = NULL;
     tn_buffer *b = NULL;
-    tn_list *l = NULL;
-    kir_dial dials[1] = {{.f = 2}};
+    tn_command_list *l = NULL;
+    kir_scalar scalars[1] = {{.f = 2}};
     TRY(tn_device_open(driver->name, &o, NULL, &d));
     tn_status status = tn_kernel_get(d, s->p, &k);
     if (status == TN_OK) status = tn_buffer_new(d, POINTS * sizeof(float), &b);
-    tn_launch launch = {s->sizes, (void *[]){b ? b->address : NULL, b ? b->address : NULL}, dials};
+    tn_launch launch = {s->sizes, (void *[]){b ? b->address : NULL, b ? b->address : NULL}, scalars};
     if (status == TN_OK) status = tn_kernel_prepare(d, k, &launch, 1);
     if (status == TN_OK) status = tn_kernel_launch(d, k, &launch, 1);
-    if (status == TN_OK) status = tn_list_new(d, &l);
-    if (status == TN_OK) status = tn_list_add(l, k, &launch, 1);
-    if (status == TN_OK) status = tn_list_run(l);
-    tn_list_free(l);
+    if (status == TN_OK) status = tn_command_list_new(d, &l);
+    if (status == TN_OK) status = tn_command_list_add(l, k, &launch, 1);
+    if (status == TN_OK) status = tn_command_list_run(l);
+    tn_command_list_free(l);
     tn_kernel_release(k);
     tn_buffer_release(b);
     tn_device_close(d);
@@ -613,7 +615,7 @@ static void *launch_again_and_again(void *ctx) {
         tn_kernel *k;
         tn_buffer *x, *y;
         float v[POINTS], got[POINTS];
-        kir_dial dials[1] = {{.f = w->number + round}};
+        kir_scalar scalars[1] = {{.f = w->number + round}};
         for (int i = 0; i < POINTS; i++)
             v[i] = (float)(i + w->number);
         if (tn_kernel_get(w->device, w->s->p, &k) || tn_buffer_new(w->device, sizeof v, &x) ||
@@ -621,11 +623,11 @@ static void *launch_again_and_again(void *ctx) {
             w->wrong++;
             break;
         }
-        tn_launch launch = {w->s->sizes, (void *[]){x->address, y->address}, dials};
+        tn_launch launch = {w->s->sizes, (void *[]){x->address, y->address}, scalars};
         w->wrong += tn_buffer_write(x, 0, v, sizeof v) || tn_kernel_launch(w->device, k, &launch, 1) ||
                     tn_buffer_read(y, 0, got, sizeof got);
         for (int i = 0; i < POINTS; i++)
-            w->wrong += got[i] != scaled(v[i], dials[0].f, i, 0.5);
+            w->wrong += got[i] != scaled(v[i], scalars[0].f, i, 0.5);
         tn_buffer_release(x);
         tn_buffer_release(y);
         tn_kernel_release(k);

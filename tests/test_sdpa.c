@@ -8,7 +8,7 @@
 #include "kir/kir_math.h"
 #include "trunnion/trunnion.h"
 
-enum { CHUNK = TN_PAGE_TOKENS, LANES = 16, MARKS = 5 };
+enum { CHUNK = TN_PAGE_TOKENS, LANES = 16, MAX_POINTS = 5 };
 
 typedef struct shape {
     int64_t batch, heads, kv_heads, queries, keys, features, value_features;
@@ -34,7 +34,7 @@ static float random_real(void) {
 /* [batch, heads, rows, columns], with room between rows; turned: [batch, heads, columns, rows]. */
 static tn_sdpa_tensor make(int64_t batch, int64_t heads, int64_t rows, int64_t columns, bool turned) {
     int64_t row = turned ? 1 : columns + 3, column = turned ? rows + 1 : 1;
-    int64_t head = turned ? columns * column : rows * row, n = batch * heads * head + MARKS;
+    int64_t head = turned ? columns * column : rows * row, n = batch * heads * head + MAX_POINTS;
     tn_sdpa_tensor t = {calloc((size_t)n, sizeof(float)), heads * head, head, row, column};
     assert_non_null(t.data);
     for (int64_t i = 0; i < n; i++)

@@ -6,7 +6,7 @@
 #include "test_support.h"
 
 #include "drivers/drivers.h"
-#include "hal/code.h"
+#include "hal/kernel_code.h"
 #include "kir/render.h"
 #include "kir_cases.h"
 #include "kir_device.h"

@@ -17,7 +17,7 @@ static const char json[] =
 
 typedef struct shared {
     const tn_tokenizer *tokenizer;
-    const tn_template *template;
+    const tn_chat_template *template;
     const tn_ids *ids;
 } shared;
 
@@ -61,7 +61,7 @@ static void *use(void *argument) {
         ids.count = out.size = 0;
         good = tn_tokenizer_encode(s->tokenizer, text, sizeof text - 1, 0, &ids) == TN_OK &&
                ids.count == s->ids->count && !memcmp(ids.data, s->ids->data, ids.count * sizeof *ids.data) &&
-               tn_template_render(s->template, json, sizeof json - 1, NULL, &out) == TN_OK &&
+               tn_chat_template_render(s->template, json, sizeof json - 1, NULL, &out) == TN_OK &&
                !strcmp(out.data, "[USER: hi][X: yo]");
     }
     tn_ids_free(&ids);
@@ -72,10 +72,10 @@ static void *use(void *argument) {
 static void several_threads_get_what_one_gets(void **state) {
     (void)state;
     tn_tokenizer *tokenizer = byte_tokenizer();
-    tn_template *template;
+    tn_chat_template *template;
     tn_ids ids = {0};
     pthread_t threads[THREADS];
-    assert_ok(tn_template_new(source, sizeof source - 1, &template));
+    assert_ok(tn_chat_template_new(source, sizeof source - 1, &template));
     assert_ok(tn_tokenizer_encode(tokenizer, text, sizeof text - 1, 0, &ids));
     shared s = {tokenizer, template, &ids};
     for (int i = 0; i < THREADS; i++)
@@ -86,7 +86,7 @@ static void several_threads_get_what_one_gets(void **state) {
         assert_null(failed);
     }
     tn_ids_free(&ids);
-    tn_template_free(template);
+    tn_chat_template_free(template);
     tn_tokenizer_free(tokenizer);
 }
 

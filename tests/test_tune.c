@@ -5,8 +5,8 @@
 
 #include "core/tuner.h"
 #include "far_driver.h"
-#include "hal/tune.h"
-#include "kern/templates.h"
+#include "hal/tune_cache.h"
+#include "kern/workgroup_kernels.h"
 #include "trunnion/ops.h"
 #include "trunnion/tensor.h"
 #include "trunnion/tune.h"
@@ -262,7 +262,7 @@ static void do_part(void **state) {
 
 /* ---- the tests --------------------------------------------------------------------------------------------------- */
 
-static void a_record_changes_what_runs(void **state) {
+static void a_tune_cache_entry_changes_what_runs(void **state) {
     (void)state;
     char here[160];
     machine(here);
@@ -290,7 +290,7 @@ static void records_of_others_are_ignored(void **state) {
     assert_int_equal(run_apart("ignored"), 0);
 }
 
-static void a_full_record_makes_room(void **state) {
+static void a_full_tune_cache_evicts(void **state) {
     (void)state;
     char here[160];
     machine(here);
@@ -350,9 +350,12 @@ static int prepare(void **state) {
 int main(int argc, char **argv) {
     const struct CMUnitTest one[] = {cmocka_unit_test(do_part)};
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_record_changes_what_runs), cmocka_unit_test(records_of_others_are_ignored),
-        cmocka_unit_test(a_full_record_makes_room),   cmocka_unit_test(libraries_take_part_when_asked_for),
-        cmocka_unit_test(first_use_measures),         cmocka_unit_test(tiles_of_devices_are_tuned),
+        cmocka_unit_test(a_tune_cache_entry_changes_what_runs),
+        cmocka_unit_test(records_of_others_are_ignored),
+        cmocka_unit_test(a_full_tune_cache_evicts),
+        cmocka_unit_test(libraries_take_part_when_asked_for),
+        cmocka_unit_test(first_use_measures),
+        cmocka_unit_test(tiles_of_devices_are_tuned),
     };
     part_asked = argc > 1 ? argv[1] : NULL;
     return argc > 1 ? cmocka_run_group_tests(one, prepare, NULL) : cmocka_run_group_tests(tests, prepare, NULL);

@@ -7,7 +7,7 @@
 
 #include "../cli/conform.h"
 #include "drivers/drivers.h"
-#include "hal/code.h"
+#include "hal/kernel_code.h"
 #include "trunnion/trunnion.h"
 
 #if TRUNNION_WITH_VULKAN
@@ -264,7 +264,7 @@ static void pinned_memory_is_copied_beside_the_caller(void **state) {
 static void what_is_no_kernel_is_refused_with_words(void **state) {
     NEEDS_DEVICE;
     uint32_t words[8] = {0x03022307, 1};
-    tn_code code = {.form = TN_CODE_SPIRV, .data = words, .size = sizeof words, .entry = "none", .buffer_count = 1};
+    tn_code code = {.format = TN_CODE_SPIRV, .data = words, .size = sizeof words, .entry = "none", .buffer_count = 1};
     void *module = NULL;
     assert_int_equal(tn_driver_vulkan.load(device->handle, &code, &module), TN_ERR_UNSUPPORTED);
     assert_text_has(tn_error(), "no SPIR-V");
@@ -272,7 +272,7 @@ static void what_is_no_kernel_is_refused_with_words(void **state) {
     code.params_bytes = (size_t)1 << 20;
     assert_int_equal(tn_driver_vulkan.load(device->handle, &code, &module), TN_ERR_UNSUPPORTED);
     assert_text_has(tn_error(), "bytes of parameters");
-    code = (tn_code){.form = TN_CODE_SPIRV, .data = words, .size = sizeof words, .entry = "none", .buffer_count = 1};
+    code = (tn_code){.format = TN_CODE_SPIRV, .data = words, .size = sizeof words, .entry = "none", .buffer_count = 1};
     words[0] = 0x07230203;
     code.windows = (const uint8_t[]){64};
     assert_int_equal(tn_driver_vulkan.load(device->handle, &code, &module), TN_ERR_UNSUPPORTED);

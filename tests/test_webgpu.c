@@ -149,7 +149,7 @@ static void packed_elements_share_words(void **state) {
     enum { BYTES = 777 };
     static const bool written[] = {false, true};
     static const tn_dtype elements[] = {TN_U8, TN_U8};
-    tn_code code = {.form = TN_CODE_WGSL,
+    tn_code code = {.format = TN_CODE_WGSL,
                     .data = TEXT,
                     .size = sizeof TEXT - 1,
                     .entry = "invert",

@@ -14,7 +14,7 @@
 #include "trunnion/autograd.h"
 #include "trunnion/ops.h"
 
-enum { OUT = 4, IN = 6, TAPS = 3, LINE_OUT = 2, LINE_TAPS = 5, MARKS = 64, MAX_THREADS = 3 };
+enum { OUT = 4, IN = 6, TAPS = 3, LINE_OUT = 2, LINE_TAPS = 5, MAX_POINTS = 64, MAX_THREADS = 3 };
 
 static const float MARK = 12345.0f;
 
@@ -90,14 +90,15 @@ typedef struct problem {
 
 static double seen_at(const problem *p, int64_t image, int64_t channel, int64_t row, int64_t column) {
     const tn_conv_args *a = &p->a;
-    row -= a->before[0];
-    column -= a->before[1];
+    row -= a->pad_before[0];
+    column -= a->pad_before[1];
     if (row < 0 || row >= a->size[0] || column < 0 || column >= a->size[1]) return 0;
     return (double)
         a->x[image * a->x_stride[0] + channel * a->x_stride[1] + row * a->x_stride[2] + column * a->x_stride[3]];
 }
 
-/* Adds one channel to a tile of results that begins at place (u, v), whose rows are as far apart as the taps'. */
+/* Adds one channel to a tile of results that begins at output pixel (u, v), whose rows are as far apart as the taps'.
+ * */
 static void add_channel(problem *p, int64_t image, int64_t filter, int64_t channel, int64_t u, int64_t v, double *sums,
                         double *sizes) {
     const tn_conv_args *a = &p->a;
@@ -126,14 +127,16 @@ static void define_tile(problem *p, int64_t image, int64_t filter, int64_t u, in
     magnitudes(back[0], OUT, IN, sizes, big);
     for (int k = 0; k < OUT * OUT; k++) {
         int64_t row = u + k / OUT * a->dilation[0], column = v + k % OUT;
-        if (row >= a->places[0] || column >= a->places[1]) continue;
-        int64_t n = ((image * a->filters + filter) * a->places[0] + row) * a->places[1] + column;
+        if (row >= a->out_size[0] || column >= a->out_size[1]) continue;
+        int64_t n = ((image * a->out_channels + filter) * a->out_size[0] + row) * a->out_size[1] + column;
         p->want[n] = sums[k];
         p->bound[n] = big[k] * rounding * 1.01 + 1e-30; /* terms of higher order */
     }
 }
 
-static int64_t results_of(const tn_conv_args *a) { return a->images * a->filters * a->places[0] * a->places[1]; }
+static int64_t results_of(const tn_conv_args *a) {
+    return a->batch * a->out_channels * a->out_size[0] * a->out_size[1];
+}
 
 static double magnitude(const double *row, const double *x, int count) {
     double sum = 0;
@@ -142,7 +145,7 @@ static double magnitude(const double *row, const double *x, int count) {
     return sum;
 }
 
-/* Two results of five taps in a row, from place (u, v) on. */
+/* Two results of five taps in a row, from output pixel (u, v) on. */
 static void define_line(problem *p, int64_t image, int64_t filter, int64_t u, int64_t v) {
     const tn_conv_args *a = &p->a;
     const double rounding = ldexp(1, -24) * (double)(a->channels + 16);
@@ -157,8 +160,8 @@ static void define_line(problem *p, int64_t image, int64_t filter, int64_t u, in
         for (int k = 0; k < IN; k++)
             sizes[k] += magnitude(forth[k], d, IN) * magnitude(line_taps[k], g, LINE_TAPS);
     }
-    for (int64_t k = 0; k < tn_min64(LINE_OUT, a->places[1] - v); k++) {
-        int64_t n = ((image * a->filters + filter) * a->places[0] + u) * a->places[1] + v + k;
+    for (int64_t k = 0; k < tn_min64(LINE_OUT, a->out_size[1] - v); k++) {
+        int64_t n = ((image * a->out_channels + filter) * a->out_size[0] + u) * a->out_size[1] + v + k;
         p->want[n] = sums[k];
         p->bound[n] = magnitude(line_back[k], sizes, IN) * rounding * 1.01 + 1e-30;
     }
@@ -168,16 +171,17 @@ static bool is_line(const tn_conv_args *a) { return a->kernel[1] == LINE_TAPS; }
 
 static void define(problem *p) {
     const tn_conv_args *a = &p->a;
-    const int64_t pairs = tn_ceil_div(a->places[1], LINE_OUT), all = a->images * a->filters * a->places[0];
+    const int64_t pairs = tn_ceil_div(a->out_size[1], LINE_OUT), all = a->batch * a->out_channels * a->out_size[0];
     for (int64_t n = 0; is_line(a) && n < all * pairs; n++) {
-        int64_t plane = n / pairs / a->places[0];
-        define_line(p, plane / a->filters, plane % a->filters, n / pairs % a->places[0], n % pairs * LINE_OUT);
+        int64_t plane = n / pairs / a->out_size[0];
+        define_line(p, plane / a->out_channels, plane % a->out_channels, n / pairs % a->out_size[0],
+                    n % pairs * LINE_OUT);
     }
     if (is_line(a)) return;
-    for (int64_t n = 0; n < a->images * a->filters; n++)
-        for (int64_t t = 0, apart = a->dilation[0]; t < tn_ceil_div(a->places[0], OUT * apart) * apart; t++)
-            for (int64_t v = 0; v < a->places[1]; v += OUT)
-                define_tile(p, n / a->filters, n % a->filters, t / apart * apart * OUT + t % apart, v);
+    for (int64_t n = 0; n < a->batch * a->out_channels; n++)
+        for (int64_t t = 0, apart = a->dilation[0]; t < tn_ceil_div(a->out_size[0], OUT * apart) * apart; t++)
+            for (int64_t v = 0; v < a->out_size[1]; v += OUT)
+                define_tile(p, n / a->out_channels, n % a->out_channels, t / apart * apart * OUT + t % apart, v);
 }
 
 /* ---- the kernel -------------------------------------------------------------------------------------------------- */
@@ -193,9 +197,9 @@ static void compute(const problem *p, int threads, bool packed_before, float *ou
     tn_conv_args a = p->a;
     int64_t count = results_of(&a);
     assert_ok(tn_threads_set(threads));
-    for (int64_t i = 0; i < count + 2 * MARKS; i++)
+    for (int64_t i = 0; i < count + 2 * MAX_POINTS; i++)
         out[i] = MARK;
-    a.out = out + MARKS;
+    a.out = out + MAX_POINTS;
     size_t bytes = tn_conv_workspace(&a, threads);
     a.workspace = memory_of((int64_t)bytes, 1);
     memset(a.workspace, 0xff, bytes);
@@ -203,8 +207,8 @@ static void compute(const problem *p, int threads, bool packed_before, float *ou
     tn_conv_pack(&a, packed);
     if (packed_before) a.packed = packed;
     tn_conv(&a);
-    for (int i = 0; i < MARKS; i++)
-        assert_true(out[i] == MARK && out[MARKS + count + i] == MARK);
+    for (int i = 0; i < MAX_POINTS; i++)
+        assert_true(out[i] == MARK && out[MAX_POINTS + count + i] == MARK);
     tn_mem_free(packed);
     tn_mem_free(a.workspace);
 }
@@ -216,9 +220,10 @@ static void assert_near(const problem *p, const float *got) {
         if (off <= p->bound[i]) continue;
         fail_msg("%lld images, %lld channels, %lld filters, %lld×%lld from (%lld, %lld) to %lld×%lld: result %lld is "
                  "%.9g, not %.9g; off by %.3g times the bound",
-                 (long long)a->images, (long long)a->channels, (long long)a->filters, (long long)a->size[0],
-                 (long long)a->size[1], (long long)-a->before[0], (long long)-a->before[1], (long long)a->places[0],
-                 (long long)a->places[1], (long long)i, (double)got[i], p->want[i], off / p->bound[i]);
+                 (long long)a->batch, (long long)a->channels, (long long)a->out_channels, (long long)a->size[0],
+                 (long long)a->size[1], (long long)-a->pad_before[0], (long long)-a->pad_before[1],
+                 (long long)a->out_size[0], (long long)a->out_size[1], (long long)i, (double)got[i], p->want[i],
+                 off / p->bound[i]);
     }
 }
 
@@ -236,12 +241,12 @@ static void assert_near_in_the_mean(const problem *p, const float *got) {
 
 /* Processors without fma compute as under exact numerics. */
 static void need_it(void) {
-    const tn_conv_args a = {.images = 1,
+    const tn_conv_args a = {.batch = 1,
                             .groups = 1,
                             .channels = 1,
-                            .filters = 1,
+                            .out_channels = 1,
                             .size = {4, 4},
-                            .places = {2, 2},
+                            .out_size = {2, 2},
                             .kernel = {3, 3},
                             .stride = {1, 1},
                             .dilation = {1, 1}};
@@ -251,11 +256,11 @@ static void need_it(void) {
 }
 
 /* The filters as those of the way back: the other way around, their channels first. */
-static float *turned_filters(const tn_conv_args *a) {
-    float *turned = memory_of(a->filters * a->channels * 9, sizeof *turned);
-    for (int64_t n = 0; n < a->filters * a->channels; n++)
+static float *nhwc_out_channels(const tn_conv_args *a) {
+    float *turned = memory_of(a->out_channels * a->channels * 9, sizeof *turned);
+    for (int64_t n = 0; n < a->out_channels * a->channels; n++)
         for (int64_t k = 0; k < 9; k++)
-            turned[(n % a->channels * a->filters + n / a->channels) * 9 + 8 - k] = a->weight[n * 9 + k];
+            turned[(n % a->channels * a->out_channels + n / a->channels) * 9 + 8 - k] = a->weight[n * 9 + k];
     return turned;
 }
 
@@ -263,26 +268,26 @@ static float *turned_filters(const tn_conv_args *a) {
 static void spread_has_the_same_bits(const problem *p, int threads, const float *want) {
     const tn_conv_args *a = &p->a;
     if (is_line(a)) return;
-    tn_conv_args way = {.images = a->images, .groups = 1, .channels = a->filters, .filters = a->channels};
+    tn_conv_args way = {.batch = a->batch, .groups = 1, .channels = a->out_channels, .out_channels = a->channels};
     int64_t count = results_of(a);
     for (int d = 0; d < 2; d++) {
-        way.size[d] = a->places[d];
-        way.places[d] = a->size[d];
+        way.size[d] = a->out_size[d];
+        way.out_size[d] = a->size[d];
         way.kernel[d] = TAPS;
         way.stride[d] = 1;
         way.dilation[d] = a->dilation[d];
-        way.before[d] = a->dilation[d] * (TAPS - 1) - a->before[d];
-        if (way.before[d] < 0) return;
+        way.pad_before[d] = a->dilation[d] * (TAPS - 1) - a->pad_before[d];
+        if (way.pad_before[d] < 0) return;
     }
-    float *turned = turned_filters(a), *out = memory_of(count, sizeof *out);
+    float *turned = nhwc_out_channels(a), *out = memory_of(count, sizeof *out);
     way.y = a->x;
     memcpy(way.y_stride, a->x_stride, sizeof way.y_stride);
     way.weight = turned;
-    memcpy(way.weight_stride, (int64_t[]){a->filters * 9, 9, 3, 1}, sizeof way.weight_stride);
+    memcpy(way.weight_stride, (int64_t[]){a->out_channels * 9, 9, 3, 1}, sizeof way.weight_stride);
     way.winograd = true;
     way.out = out;
-    way.workspace = memory_of((int64_t)tn_conv_spread_workspace(&way, threads), 1);
-    tn_conv_spread(&way);
+    way.workspace = memory_of((int64_t)tn_conv_dgrad_workspace(&way, threads), 1);
+    tn_conv_dgrad(&way);
     if (memcmp(out, want, (size_t)count * sizeof *out) != 0)
         fail_msg("%d threads: the way back has other bits", threads);
     tn_mem_free(way.workspace);
@@ -292,7 +297,7 @@ static void spread_has_the_same_bits(const problem *p, int threads, const float 
 
 /* Every processor and number of threads: the first result is near the definition, all others have its bits. */
 static void check_everywhere(problem *p) {
-    const size_t bytes = (size_t)(results_of(&p->a) + 2 * MARKS) * sizeof(float);
+    const size_t bytes = (size_t)(results_of(&p->a) + 2 * MAX_POINTS) * sizeof(float);
     float *first = memory_of((int64_t)bytes, 1), *out = memory_of((int64_t)bytes, 1);
     bool one = false;
     define(p);
@@ -300,19 +305,19 @@ static void check_everywhere(problem *p) {
         if (!tn_gemm_use((tn_isa)isa) || !tn_conv_winograd_fits(&p->a)) continue;
         for (int threads = 1; threads <= MAX_THREADS; threads++) {
             compute(p, threads, threads == 2, one ? out : first);
-            if (!one) assert_near(p, first + MARKS);
-            if (!one) assert_near_in_the_mean(p, first + MARKS);
+            if (!one) assert_near(p, first + MAX_POINTS);
+            if (!one) assert_near_in_the_mean(p, first + MAX_POINTS);
             if (one && memcmp(out, first, bytes) != 0) fail_msg("isa %d, %d threads: other bits", isa, threads);
             one = true;
-            spread_has_the_same_bits(p, threads, first + MARKS);
+            spread_has_the_same_bits(p, threads, first + MAX_POINTS);
         }
     }
     tn_mem_free(out);
     tn_mem_free(first);
 }
 
-/* Images by channels or by places, rows with something between them. */
-static void check(const tn_conv_args *sizes, bool by_places, int64_t between) {
+/* Images by channels or by output pixels, rows with something between them. */
+static void check(const tn_conv_args *sizes, bool by_pixels, int64_t between) {
     problem p = {.a = *sizes};
     tn_conv_args *a = &p.a;
     int64_t row = a->size[1] + between, plane = a->size[0] * row;
@@ -326,11 +331,11 @@ static void check(const tn_conv_args *sizes, bool by_places, int64_t between) {
     const int64_t taps = a->kernel[0] * a->kernel[1];
     assert_true(tn_conv_winograd_fits(a));
     memcpy(a->x_stride, (int64_t[]){a->channels * plane, plane, row, 1}, sizeof a->x_stride);
-    if (by_places)
+    if (by_pixels)
         memcpy(a->x_stride, (int64_t[]){a->channels * plane, 1, row * a->channels, a->channels}, sizeof a->x_stride);
     memcpy(a->weight_stride, (int64_t[]){a->channels * taps, taps, a->kernel[1], 1}, sizeof a->weight_stride);
-    int64_t pixels = a->images * a->channels * plane - between * a->x_stride[3];
-    int64_t weights = a->filters * a->channels * taps;
+    int64_t pixels = a->batch * a->channels * plane - between * a->x_stride[3];
+    int64_t weights = a->out_channels * a->channels * taps;
     a->x = p.x = memory_of(pixels, sizeof *p.x);
     a->weight = p.weight = memory_of(weights, sizeof *p.weight);
     for (int64_t i = 0; i < pixels; i++)
@@ -348,7 +353,7 @@ static void check(const tn_conv_args *sizes, bool by_places, int64_t between) {
 
 /* ---- the gradient of filters ------------------------------------------------------------------------------------- */
 
-/* Adds what one tile of results, which begins at place (u, v), and what it has seen give to nine gradients. */
+/* Adds what one tile of results, which begins at output pixel (u, v), and what it has seen give to nine gradients. */
 static void add_gradient(const problem *p, const float *y, int64_t image, int64_t channel, int64_t u, int64_t v,
                          double *sums, double *sizes) {
     const tn_conv_args *a = &p->a;
@@ -357,7 +362,7 @@ static void add_gradient(const problem *p, const float *y, int64_t image, int64_
         d[k] = seen_at(p, image, channel, u + k / IN, v + k % IN);
     for (int k = 0; k < OUT * OUT; k++) {
         int64_t row = u + k / OUT, column = v + k % OUT;
-        bool there = row < a->places[0] && column < a->places[1];
+        bool there = row < a->out_size[0] && column < a->out_size[1];
         r[k] = there ? (double)y[row * a->y_stride[2] + column * a->y_stride[3]] : 0;
     }
     for (int k = 0; k < OUT * OUT * TAPS * TAPS; k++) {
@@ -376,10 +381,10 @@ static void define_gradient(const problem *p, int64_t n, double *want, double *b
     double sizes[IN * IN] = {0}, big[TAPS * TAPS];
     int64_t tiles = 0;
     memset(want, 0, TAPS * TAPS * sizeof *want);
-    for (int64_t image = 0; image < a->images; image++) {
+    for (int64_t image = 0; image < a->batch; image++) {
         const float *y = a->y + image * a->y_stride[0] + n / a->channels * a->y_stride[1];
-        for (int64_t u = 0; u < a->places[0]; u += OUT)
-            for (int64_t v = 0; v < a->places[1]; v += OUT, tiles++)
+        for (int64_t u = 0; u < a->out_size[0]; u += OUT)
+            for (int64_t v = 0; v < a->out_size[1]; v += OUT, tiles++)
                 add_gradient(p, y, image, n % a->channels, u, v, want, sizes);
     }
     magnitudes(taps_back[0], TAPS, IN, sizes, big);
@@ -390,7 +395,7 @@ static void define_gradient(const problem *p, int64_t n, double *want, double *b
 static void assert_gradients_near(const problem *p, const float *got) {
     const tn_conv_args *a = &p->a;
     double off = 0, size = 0;
-    for (int64_t n = 0; n < a->filters * a->channels; n++) {
+    for (int64_t n = 0; n < a->out_channels * a->channels; n++) {
         double want[TAPS * TAPS], bound[TAPS * TAPS];
         define_gradient(p, n, want, bound);
         for (int k = 0; k < TAPS * TAPS; k++) {
@@ -400,36 +405,36 @@ static void assert_gradients_near(const problem *p, const float *got) {
             if (by <= bound[k]) continue;
             fail_msg("%lld images, %lld channels, %lld filters, %lld×%lld to %lld×%lld: gradient %lld, %d is %.9g, not "
                      "%.9g; off by %.3g times the bound",
-                     (long long)a->images, (long long)a->channels, (long long)a->filters, (long long)a->size[0],
-                     (long long)a->size[1], (long long)a->places[0], (long long)a->places[1], (long long)n, k,
+                     (long long)a->batch, (long long)a->channels, (long long)a->out_channels, (long long)a->size[0],
+                     (long long)a->size[1], (long long)a->out_size[0], (long long)a->out_size[1], (long long)n, k,
                      (double)got[n * 9 + k], want[k], by / bound[k]);
         }
     }
-    const bool many = a->filters * a->channels > 400; /* few may see next to nothing of an image */
+    const bool many = a->out_channels * a->channels > 400; /* few may see next to nothing of an image */
     if (many && sqrt(off / size) > 3e-6) fail_msg("off by %.3g in the mean", sqrt(off / size));
 }
 
 static void compute_gradients(const problem *p, int threads, float *out) {
     tn_conv_args a = p->a;
-    int64_t count = a.filters * a.channels * 9;
+    int64_t count = a.out_channels * a.channels * 9;
     assert_ok(tn_threads_set(threads));
-    for (int64_t i = 0; i < count + 2 * MARKS; i++)
+    for (int64_t i = 0; i < count + 2 * MAX_POINTS; i++)
         out[i] = MARK;
-    a.out = out + MARKS;
-    size_t bytes = tn_conv_weight_workspace(&a, threads);
+    a.out = out + MAX_POINTS;
+    size_t bytes = tn_conv_wgrad_workspace(&a, threads);
     a.workspace = memory_of((int64_t)bytes, 1);
     memset(a.workspace, 0xff, bytes);
-    tn_conv_weight(&a);
-    for (int i = 0; i < MARKS; i++)
-        assert_true(out[i] == MARK && out[MARKS + count + i] == MARK);
+    tn_conv_wgrad(&a);
+    for (int i = 0; i < MAX_POINTS; i++)
+        assert_true(out[i] == MARK && out[MAX_POINTS + count + i] == MARK);
     tn_mem_free(a.workspace);
 }
 
-/* Images and results by channels or by places. */
-static float *random_images(int64_t images, int64_t channels, const int64_t *size, bool by_places, int64_t *stride) {
+/* Images and results by channels or by output pixels. */
+static float *random_images(int64_t images, int64_t channels, const int64_t *size, bool by_pixels, int64_t *stride) {
     int64_t plane = size[0] * size[1];
     memcpy(stride, (int64_t[]){channels * plane, plane, size[1], 1}, 4 * sizeof *stride);
-    if (by_places) memcpy(stride, (int64_t[]){channels * plane, 1, size[1] * channels, channels}, 4 * sizeof *stride);
+    if (by_pixels) memcpy(stride, (int64_t[]){channels * plane, 1, size[1] * channels, channels}, 4 * sizeof *stride);
     float *x = memory_of(images * channels * plane, sizeof *x);
     for (int64_t i = 0; i < images * channels * plane; i++)
         x[i] = random_number();
@@ -445,18 +450,18 @@ static void check_gradients(const tn_conv_args *sizes, int way) {
         a->kernel[d] = TAPS;
         a->stride[d] = a->dilation[d] = 1;
     }
-    assert_true(tn_conv_weight_winograd_fits(a));
-    a->x = p.x = random_images(a->images, a->channels, a->size, way % 3 == 1, a->x_stride);
-    float *y = random_images(a->images, a->filters, a->places, way % 3 == 2, a->y_stride);
+    assert_true(tn_conv_wgrad_winograd_fits(a));
+    a->x = p.x = random_images(a->batch, a->channels, a->size, way % 3 == 1, a->x_stride);
+    float *y = random_images(a->batch, a->out_channels, a->out_size, way % 3 == 2, a->y_stride);
     a->y = y;
-    const size_t bytes = (size_t)(a->filters * a->channels * 9 + 2 * MARKS) * sizeof(float);
+    const size_t bytes = (size_t)(a->out_channels * a->channels * 9 + 2 * MAX_POINTS) * sizeof(float);
     float *first = memory_of((int64_t)bytes, 1), *out = memory_of((int64_t)bytes, 1);
     bool one = false;
     for (int isa = TN_ISA_BASE; isa < TN_ISA_COUNT; isa++) {
-        if (!tn_gemm_use((tn_isa)isa) || !tn_conv_weight_winograd_fits(a)) continue;
+        if (!tn_gemm_use((tn_isa)isa) || !tn_conv_wgrad_winograd_fits(a)) continue;
         for (int threads = 1; threads <= MAX_THREADS; threads++) {
             compute_gradients(&p, threads, one ? out : first);
-            if (!one) assert_gradients_near(&p, first + MARKS);
+            if (!one) assert_gradients_near(&p, first + MAX_POINTS);
             if (one && memcmp(out, first, bytes) != 0) fail_msg("isa %d, %d threads: other gradients", isa, threads);
             one = true;
         }
@@ -467,23 +472,29 @@ static void check_gradients(const tn_conv_args *sizes, int way) {
     tn_mem_free(y);
 }
 
-/* Any places, as above; and several blocks of whole images, of rows of tiles and of one, with rests of all. */
+/* Any output pixels, as above; and several blocks of whole images, of rows of tiles and of one, with rests of all. */
 static void gradients_are_within_the_bound(void **state) {
     (void)state;
     need_it();
     static const tn_conv_args sizes[] = {
-        {.images = 9, .channels = 65, .filters = 70, .size = {12, 12}, .places = {12, 12}, .before = {1, 1}},
-        {.images = 2, .channels = 33, .filters = 31, .size = {57, 29}, .places = {57, 29}, .before = {1, 1}},
-        {.images = 1, .channels = 2, .filters = 3, .size = {9, 900}, .places = {9, 900}, .before = {1, 1}},
-        {.images = 40, .channels = 16, .filters = 17, .size = {8, 10}, .places = {6, 8}, .before = {0, 0}},
-        {.images = 1, .channels = 150, .filters = 15, .size = {13, 130}, .places = {13, 130}, .before = {1, 1}},
+        {.batch = 9, .channels = 65, .out_channels = 70, .size = {12, 12}, .out_size = {12, 12}, .pad_before = {1, 1}},
+        {.batch = 2, .channels = 33, .out_channels = 31, .size = {57, 29}, .out_size = {57, 29}, .pad_before = {1, 1}},
+        {.batch = 1, .channels = 2, .out_channels = 3, .size = {9, 900}, .out_size = {9, 900}, .pad_before = {1, 1}},
+        {.batch = 40, .channels = 16, .out_channels = 17, .size = {8, 10}, .out_size = {6, 8}, .pad_before = {0, 0}},
+        {.batch = 1,
+         .channels = 150,
+         .out_channels = 15,
+         .size = {13, 130},
+         .out_size = {13, 130},
+         .pad_before = {1, 1}},
     };
     for (int i = 0; i < 40; i++) {
-        tn_conv_args a = {.images = random_from(1, 3), .channels = random_from(1, 20), .filters = random_from(1, 20)};
+        tn_conv_args a = {
+            .batch = random_from(1, 3), .channels = random_from(1, 20), .out_channels = random_from(1, 20)};
         for (int d = 0; d < 2; d++) {
             a.size[d] = random_from(1, 14);
-            a.places[d] = random_from(1, 15);
-            a.before[d] = random_from(-2, 4);
+            a.out_size[d] = random_from(1, 15);
+            a.pad_before[d] = random_from(-2, 4);
         }
         check_gradients(&a, i);
     }
@@ -493,16 +504,17 @@ static void gradients_are_within_the_bound(void **state) {
 
 /* ---- where it is taken ------------------------------------------------------------------------------------------- */
 
-/* Any places will do: what lies beyond the image is zero. */
+/* Any output pixels will do: what lies beyond the image is zero. */
 static void random_sizes_are_within_the_bound(void **state) {
     (void)state;
     need_it();
     for (int i = 0; i < 40; i++) {
-        tn_conv_args a = {.images = random_from(1, 3), .channels = random_from(1, 9), .filters = random_from(1, 20)};
+        tn_conv_args a = {
+            .batch = random_from(1, 3), .channels = random_from(1, 9), .out_channels = random_from(1, 20)};
         for (int d = 0; d < 2; d++) {
             a.size[d] = random_from(1, 14);
-            a.places[d] = random_from(1, 15);
-            a.before[d] = random_from(-2, 4);
+            a.out_size[d] = random_from(1, 15);
+            a.pad_before[d] = random_from(-2, 4);
         }
         a.dilation[0] = random_from(-2, 4); /* below 1: 1 */
         check(&a, i % 3 == 0, i % 4);
@@ -515,12 +527,17 @@ static void large_sizes_are_within_the_bound(void **state) {
     (void)state;
     need_it();
     static const tn_conv_args sizes[] = {
-        {.images = 1, .channels = 2, .filters = 3, .size = {5, 1100}, .places = {5, 1100}, .before = {1, 1}},
-        {.images = 2, .channels = 20, .filters = 31, .size = {57, 29}, .places = {57, 29}, .before = {1, 1}},
-        {.images = 23, .channels = 3, .filters = 17, .size = {7, 8}, .places = {7, 8}, .before = {1, 1}},
-        {.images = 2, .channels = 5, .filters = 61, .size = {9, 10}, .places = {7, 8}, .before = {0, 0}},
-        {.images = 1, .channels = 150, .filters = 15, .size = {13, 130}, .places = {13, 130}, .before = {1, 1}},
-        {.images = 1, .channels = 1, .filters = 1, .size = {300, 3}, .places = {300, 3}, .before = {1, 1}},
+        {.batch = 1, .channels = 2, .out_channels = 3, .size = {5, 1100}, .out_size = {5, 1100}, .pad_before = {1, 1}},
+        {.batch = 2, .channels = 20, .out_channels = 31, .size = {57, 29}, .out_size = {57, 29}, .pad_before = {1, 1}},
+        {.batch = 23, .channels = 3, .out_channels = 17, .size = {7, 8}, .out_size = {7, 8}, .pad_before = {1, 1}},
+        {.batch = 2, .channels = 5, .out_channels = 61, .size = {9, 10}, .out_size = {7, 8}, .pad_before = {0, 0}},
+        {.batch = 1,
+         .channels = 150,
+         .out_channels = 15,
+         .size = {13, 130},
+         .out_size = {13, 130},
+         .pad_before = {1, 1}},
+        {.batch = 1, .channels = 1, .out_channels = 1, .size = {300, 3}, .out_size = {300, 3}, .pad_before = {1, 1}},
     };
     for (size_t i = 0; i < 2 * TN_COUNT(sizes); i++) {
         tn_conv_args a = sizes[i / 2];
@@ -534,17 +551,18 @@ static void rows_of_five_taps_are_within_the_bound(void **state) {
     (void)state;
     need_it();
     static const tn_conv_args sizes[] = {
-        {.images = 1, .channels = 70, .filters = 45, .size = {1, 400}, .places = {1, 396}, .before = {0, 0}},
-        {.images = 2, .channels = 3, .filters = 29, .size = {2, 1001}, .places = {3, 1001}, .before = {1, 2}},
-        {.images = 1, .channels = 90, .filters = 200, .size = {1, 30}, .places = {1, 30}, .before = {0, 2}},
-        {.images = 1, .channels = 1700, .filters = 5, .size = {1, 150}, .places = {1, 150}, .before = {0, 2}},
+        {.batch = 1, .channels = 70, .out_channels = 45, .size = {1, 400}, .out_size = {1, 396}, .pad_before = {0, 0}},
+        {.batch = 2, .channels = 3, .out_channels = 29, .size = {2, 1001}, .out_size = {3, 1001}, .pad_before = {1, 2}},
+        {.batch = 1, .channels = 90, .out_channels = 200, .size = {1, 30}, .out_size = {1, 30}, .pad_before = {0, 2}},
+        {.batch = 1, .channels = 1700, .out_channels = 5, .size = {1, 150}, .out_size = {1, 150}, .pad_before = {0, 2}},
     };
     for (int i = 0; i < 20 + (int)TN_COUNT(sizes); i++) {
-        tn_conv_args a = {.images = random_from(1, 3), .channels = random_from(1, 9), .filters = random_from(1, 40)};
+        tn_conv_args a = {
+            .batch = random_from(1, 3), .channels = random_from(1, 9), .out_channels = random_from(1, 40)};
         for (int d = 0; d < 2; d++) {
             a.size[d] = random_from(1, d ? 90 : 4);
-            a.places[d] = random_from(1, d ? 90 : 4);
-            a.before[d] = random_from(-2, 4);
+            a.out_size[d] = random_from(1, d ? 90 : 4);
+            a.pad_before[d] = random_from(-2, 4);
         }
         if (i >= 20) a = sizes[i - 20];
         a.kernel[0] = 1;
@@ -556,15 +574,15 @@ static void rows_of_five_taps_are_within_the_bound(void **state) {
 static void other_windows_do_not_fit(void **state) {
     (void)state;
     need_it();
-    const tn_conv_args plain = {.images = 1,
+    const tn_conv_args plain = {.batch = 1,
                                 .groups = 1,
                                 .channels = 64,
-                                .filters = 64,
+                                .out_channels = 64,
                                 .size = {56, 56},
-                                .places = {56, 56},
+                                .out_size = {56, 56},
                                 .kernel = {3, 3},
                                 .stride = {1, 1},
-                                .before = {1, 1},
+                                .pad_before = {1, 1},
                                 .dilation = {1, 1}};
     assert_true(tn_conv_winograd_fits(&plain) && tn_conv_winograd_pays(&plain, false));
     for (int d = 0; d < 2; d++) {
@@ -578,7 +596,7 @@ static void other_windows_do_not_fit(void **state) {
         a.dilation[d] = d ? 2 : 5;
         assert_false(tn_conv_winograd_fits(&a));
         a = plain;
-        a.places[d] = 0;
+        a.out_size[d] = 0;
         assert_false(tn_conv_winograd_fits(&a));
     }
     tn_conv_args a = plain;
@@ -588,23 +606,23 @@ static void other_windows_do_not_fit(void **state) {
     a.channels = 1; /* little to gain, and the transforms cost as much */
     assert_false(tn_conv_winograd_pays(&a, true));
     a = plain;
-    a.channels = a.filters = 512; /* filters would be read from afar for a few tiles */
-    a.size[0] = a.size[1] = a.places[0] = a.places[1] = 14;
+    a.channels = a.out_channels = 512; /* filters would be read from afar for a few tiles */
+    a.size[0] = a.size[1] = a.out_size[0] = a.out_size[1] = 14;
     assert_true(tn_conv_winograd_fits(&a) && !tn_conv_winograd_pays(&a, true));
-    assert_true(tn_conv_weight_winograd_pays(&plain));
+    assert_true(tn_conv_wgrad_winograd_pays(&plain));
     a = plain;
     a.channels = 3;
-    assert_true(tn_conv_weight_winograd_fits(&a) && !tn_conv_weight_winograd_pays(&a));
+    assert_true(tn_conv_wgrad_winograd_fits(&a) && !tn_conv_wgrad_winograd_pays(&a));
     a = plain;
     a.dilation[0] = 2;
-    assert_false(tn_conv_weight_winograd_fits(&a));
+    assert_false(tn_conv_wgrad_winograd_fits(&a));
     a = plain;
     a.kernel[0] = 1;
     a.kernel[1] = LINE_TAPS;
-    assert_true(tn_conv_winograd_fits(&a) && !tn_conv_weight_winograd_fits(&a));
+    assert_true(tn_conv_winograd_fits(&a) && !tn_conv_wgrad_winograd_fits(&a));
     a = plain;
     a.channels = INT64_C(1) << 62;
-    assert_false(tn_conv_weight_winograd_fits(&a));
+    assert_false(tn_conv_wgrad_winograd_fits(&a));
 }
 
 /* ---- in plans ---------------------------------------------------------------------------------------------------- */
@@ -679,7 +697,7 @@ static layer layer_of(int64_t filters, int64_t images, int64_t rows, int64_t col
                    random_tensor(TN_DIMS(images, filters, rows, columns)), 1};
 }
 
-/* Rows of several, one and a part of a block for the joint; whole images; an image with a rest of a tile. */
+/* Rows of several, one and a part of a block for the epilogue; whole images; an image with a rest of a tile. */
 static void what_is_joined_has_the_bits_of_what_is_not(void **state) {
     (void)state;
     need_it();
@@ -693,10 +711,10 @@ static void what_is_joined_has_the_bits_of_what_is_not(void **state) {
         l.apart = apart;
         tn_tensor *joined = joined_of(&l);
         assert_ok(tn_eval(&joined, 1));
-        assert_true(last_plan_says("correlate2d+") && last_plan_says(" by winograd"));
+        assert_true(last_plan_says("conv2d_forward+") && last_plan_says(" by winograd"));
         tn_tensor *y = conv_of(&l);
         assert_ok(tn_eval(&y, 1));
-        assert_true(last_plan_says("correlate2d") && last_plan_says(" by winograd"));
+        assert_true(last_plan_says("conv2d_forward") && last_plan_says(" by winograd"));
         same_bits(joined, after(&l, y));
     }
     assert_ok(tn_set_numerics(TN_NUMERICS_EXACT));
@@ -718,7 +736,7 @@ static void what_is_pooled_has_the_bits_of_what_is_not(void **state) {
         tn_tensor *last = joined_of(&l), *pooled = tn_max_pool2d(last, window, NULL);
         tn_free(last);
         assert_ok(tn_eval(&pooled, 1));
-        assert_true(last_plan_says("correlate2d+") && last_plan_says(" by winograd"));
+        assert_true(last_plan_says("conv2d_forward+") && last_plan_says(" by winograd"));
         assert_true(last_plan_says("+max_pool2d"));
         tn_tensor *y = joined_of(&l);
         assert_ok(tn_eval(&y, 1));
@@ -738,7 +756,7 @@ static tn_tensor *row_of(const layer *l, bool apart) {
     tn_free(sum);
     tn_free(above);
     assert_ok(tn_eval(&all, 1));
-    assert_true(apart || (last_plan_says("correlate2d+") && last_plan_says(" by winograd")));
+    assert_true(apart || (last_plan_says("conv2d_forward+") && last_plan_says(" by winograd")));
     return all;
 }
 
@@ -822,7 +840,7 @@ static void gradients_under_fast_numerics_are_near_exact_ones(void **state) {
         gradient[fast][1] = tn_grad(w);
         assert_ok(tn_eval(gradient[fast], 2));
         char *text = tn_explain_last();
-        const char *of_x = strstr(text, "spread2d"), *of_w = strstr(text, "conv2d_weight");
+        const char *of_x = strstr(text, "conv2d_dgrad"), *of_w = strstr(text, "conv2d_wgrad");
         assert_true(of_x && of_w);
         for (int i = 0; i < 2; i++) {
             const char *line = i ? of_w : of_x, *by = strstr(line, " by winograd"), *end = strchr(line, '\n');
@@ -877,8 +895,8 @@ static void a_plan_is_what_its_key_says(void **state) {
     assert_ok(tn_set_numerics(TN_NUMERICS_EXACT));
 }
 
-/* Such filters are transformed anew each time, which does not pay for few places. */
-static void filters_that_are_computed_have_the_bits_of_others(void **state) {
+/* Such filters are transformed anew each time, which does not pay for few output pixels. */
+static void out_channels_that_are_computed_have_the_bits_of_others(void **state) {
     (void)state;
     need_it();
     assert_ok(tn_set_numerics(TN_NUMERICS_FAST));
@@ -932,7 +950,7 @@ int main(void) {
         cmocka_unit_test(exact_numerics_keep_their_bits),
         cmocka_unit_test(gradients_under_fast_numerics_are_near_exact_ones),
         cmocka_unit_test(a_plan_is_what_its_key_says),
-        cmocka_unit_test(filters_that_are_computed_have_the_bits_of_others),
+        cmocka_unit_test(out_channels_that_are_computed_have_the_bits_of_others),
         cmocka_unit_test(environment_decides_where_nobody_has),
     };
     return cmocka_run_group_tests(tests, make_matrices, NULL);

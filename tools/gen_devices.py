@@ -1,4 +1,4 @@
-"""gen_devices.py [--check] — writes the table of reason codes in docs/devices.md from src/hal/reasons.def.
+"""gen_devices.py [--check] — writes the table of reason codes in docs/devices.md from src/hal/reason_codes.def.
 
 --check compares instead of writing, says what differs, and fails if something does.
 """
@@ -8,9 +8,9 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-SOURCE = ROOT / "src/hal/reasons.def"
+SOURCE = ROOT / "src/hal/reason_codes.def"
 PAGE = ROOT / "docs/devices.md"
-BEGIN = "<!-- made by tools/gen_devices.py from src/hal/reasons.def -->\n"
+BEGIN = "<!-- made by tools/gen_devices.py from src/hal/reason_codes.def -->\n"
 END = "<!-- end of the made part -->\n"
 
 TEXT = r'((?:"[^"]*"\s*)+)'  # one or several string literals, which C joins

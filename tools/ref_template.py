@@ -108,11 +108,11 @@ class Ours:
     def render(self, template, variables):
         source, values = template.encode(), json.dumps(variables).encode()
         handle, out, options = ctypes.c_void_p(), Bytes(), Options(0x544E0000 | ctypes.sizeof(Options), NOW, 20_000_000, 256 << 20)
-        if self.text.tn_template_new(source, ctypes.c_size_t(len(source)), ctypes.byref(handle)):
+        if self.text.tn_chat_template_new(source, ctypes.c_size_t(len(source)), ctypes.byref(handle)):
             return {"error": self.core.tn_error().decode(errors="replace")}
-        status = self.text.tn_template_render(handle, values, ctypes.c_size_t(len(values)), ctypes.byref(options),
+        status = self.text.tn_chat_template_render(handle, values, ctypes.c_size_t(len(values)), ctypes.byref(options),
                                               ctypes.byref(out))
-        self.text.tn_template_free(handle)
+        self.text.tn_chat_template_free(handle)
         result = {"error": self.core.tn_error().decode(errors="replace")}
         if status == 0:
             result = {"text": ctypes.string_at(out.data, out.size).decode()}

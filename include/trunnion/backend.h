@@ -18,7 +18,7 @@ extern "C" {
 enum { TN_BACKEND_ABI = 1 };
 
 /* What a driver's load() takes. */
-typedef enum tn_code_form {
+typedef enum tn_code_format {
     TN_CODE_KIR = 1, /* the kernel program itself, for in-tree drivers that run it (cpu) */
     TN_CODE_OPENCL_C,
     TN_CODE_CUDA_C,
@@ -28,14 +28,14 @@ typedef enum tn_code_form {
     TN_CODE_SPIRV,
     TN_CODE_PTX, /* no renderer writes it: a driver that asks for it gets no kernels (no_renderer) */
     TN_CODE_C    /* plain C: one function that computes a range of workgroups */
-} tn_code_form;
+} tn_code_format;
 
 /* One kernel. The parameters of a rendered one are, in this order: a global buffer for each of buffer_count, then one
- * struct of params_bytes by value (8-byte words: sizes, dials, bases); with params_in_buffer the struct's address in a
- * constant buffer instead; of TN_CODE_SPIRV and TN_CODE_WGSL always so: binding i of set (group) 0 is buffer i, and
- * binding buffer_count is the struct. All fields from buffer_count on are zero for TN_CODE_KIR. */
+ * struct of params_bytes by value (8-byte words: sizes, runtime scalars, bases); with params_in_buffer the struct's
+ * address in a constant buffer instead; of TN_CODE_SPIRV and TN_CODE_WGSL always so: binding i of set (group) 0 is
+ * buffer i, and binding buffer_count is the struct. All fields from buffer_count on are zero for TN_CODE_KIR. */
 typedef struct tn_code {
-    tn_code_form form;
+    tn_code_format format;
     const void *data; /* text or words; for TN_CODE_KIR a kir_program */
     size_t size;
     const char *entry;   /* kernel name */
@@ -115,7 +115,7 @@ enum {
 
 typedef struct tn_caps {
     size_t struct_size;
-    tn_code_form code;     /* what load() wants */
+    tn_code_format code;   /* what load() wants */
     bool f64, i64, f16;    /* native types */
     int64_t max_buffer;    /* bytes in one binding */
     int64_t max_group;     /* threads a workgroup */
@@ -135,11 +135,12 @@ typedef struct tn_caps {
     int64_t processors; /* that run workgroups side by side; 0: unknown */
 } tn_caps;
 
-/* One kernel launch: sizes (extents, offsets, strides; 64-bit), buffers (device addresses), dials (8 bytes each). */
+/* One kernel launch: sizes (extents, offsets, strides; 64-bit), buffers (device addresses), runtime scalars (8 bytes
+ * each). */
 typedef struct tn_launch {
     const int64_t *sizes;
     void *const *buffers;
-    const void *dials;
+    const void *scalars;
 } tn_launch;
 
 /* One launch of a rendered kernel: workgroups, buffer_count device addresses, params_bytes of parameters. */

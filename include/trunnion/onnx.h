@@ -80,10 +80,10 @@ typedef struct tn_onnx_options {
     /* where files of external data lie; default NULL: beside the model, for models in memory nowhere */
     const char *folder;
     char **report;      /* receives the missing operators, freed with tn_text_free, or NULL if none is; default NULL */
-    bool weights_alone; /* operators are not looked up: weights can be read, the model cannot run; default false */
+    bool weights_only;  /* operators are not looked up: weights can be read, the model cannot run; default false */
 } tn_onnx_options;
 #define TN_ONNX_DEFAULTS \
-    { TN_OPTIONS_SIZE(tn_onnx_options, weights_alone), NULL, NULL, false }
+    { TN_OPTIONS_SIZE(tn_onnx_options, weights_only), NULL, NULL, false }
 
 /* Opens a model. options may be NULL. Weights are put on the current device, which runs must find the same. Opsets 7
  * and newer, as far as the operators go. *out: closed with tn_onnx_close. The file must not shrink meanwhile.
@@ -158,8 +158,8 @@ typedef struct tn_onnx_export_options {
  * an extent that was declared by tn_symbolic is a named one of the model, one of several that are joined (tn_cat)
  * their sum, "past + tokens"; others are what they were. Other tensors with a value become initialisers, weights in
  * blocks as f32. States that were written become an input, whose default is the value before, and an output NAME_out:
- * what a step has to be given at its next run. Dials are inputs _dial_0 … with a default, too. Names have 1 to 200
- * bytes, the first not _ (names that are made up begin so).
+ * what a step has to be given at its next run. Runtime scalars are inputs _dial_0 … with a default, too. Names have 1
+ * to 200 bytes, the first not _ (names that are made up begin so).
  * options may be NULL. Errors: TN_ERR_ARGUMENT for names; TN_ERR_UNSUPPORTED for what ONNX has no operator for
  * (random numbers, caches of keys and values, factorizations), naming it with its line; TN_ERR_STATE for an output that
  * was evaluated already; TN_ERR_IO. Indices that lead outside of a tensor are left out here and may be refused

@@ -1009,9 +1009,9 @@ TN_API tn_tensor *tn_linear_experts(const tn_tensor *x, const tn_tensor *weight,
 
 /* The cache [pages, kv_heads, 64, head_dim] (f32, f16 or bf16) with the tokens x [n, kv_heads, head_dim] (f32,
  * rounded) at logical places position, position + 1, …: place t is row t % 64 of page pages[t / 64]. position: one
- * i64 (tn_dial_int), pages: a list of i64. What has no page is not written; where a page stands twice in the list,
- * any of the tokens that belong into a row may be there. In place on a state (tn_cache_append_), only these rows are
- * touched; what reads the cache's old value should be recorded before. */
+ * i64 (tn_runtime_scalar_int), pages: a list of i64. What has no page is not written; where a page stands twice in
+ * the list, any of the tokens that belong into a row may be there. In place on a state (tn_cache_append_), only
+ * these rows are touched; what reads the cache's old value should be recorded before. */
 TN_API tn_tensor *tn_cache_append(const tn_tensor *cache, const tn_tensor *x, const tn_tensor *position,
                                   const tn_tensor *pages);
 TN_API tn_tensor *tn_cache_append_(tn_tensor *cache, const tn_tensor *x, const tn_tensor *position,

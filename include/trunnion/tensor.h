@@ -50,8 +50,8 @@ TN_API tn_tensor *tn_scalar(double value);
 TN_API tn_tensor *tn_scalar_int(int64_t value);
 
 /* A rank-0 f32 tensor whose value may differ at each run without a new plan: learning rates, temperatures, counters. */
-TN_API tn_tensor *tn_dial(double value);
-TN_API tn_tensor *tn_dial_int(int64_t value); /* the same as i64 */
+TN_API tn_tensor *tn_runtime_scalar(double value);
+TN_API tn_tensor *tn_runtime_scalar_int(int64_t value); /* the same as i64 */
 
 /* Sets the seed of the calling thread's random numbers and restarts their sequence: the same calls then return the same
  * numbers, on every device. A thread that sets no seed gets one at its first draw: the first such thread of the process
@@ -210,16 +210,17 @@ TN_API tn_status tn_graph_launch(tn_graph *g, tn_tensor *const *inputs, tn_tenso
 /* The same as tn_eval_async is to tn_eval: outputs can be used at once, and reading one waits. */
 TN_API tn_status tn_graph_launch_async(tn_graph *g, tn_tensor *const *inputs, tn_tensor **outputs, tn_queue *queue,
                                        tn_event *event);
-/* Sets a dial (a runtime scalar, see tn_dial) for all following launches. Dials are numbered in the order in which they
- * were recorded. Errors: TN_ERR_ARGUMENT for a number without a dial, and for a dial that a hook sets. */
-TN_API tn_status tn_graph_set_dial(tn_graph *g, int dial, double value);
+/* Sets a runtime scalar (see tn_runtime_scalar) for all following launches. Runtime scalars are numbered in the order
+ * in which they were recorded. Errors: TN_ERR_ARGUMENT for a number without a runtime scalar, and for a runtime scalar
+ * that a hook sets. */
+TN_API tn_status tn_graph_set_runtime_scalar(tn_graph *g, int scalar, double value);
 
 /* For authors of optimisers, and of other code with numbers on the host that change at each step (a step count, a
  * learning rate): a launch calls the hook instead of recording the step. */
 typedef struct tn_capture_hook {
     size_t struct_size; /* sizeof(tn_capture_hook) */
-    /* Called before each launch: writes values[i] for dial i of the hook and advances the host's numbers as recording
-     * would. If it fails, the launch fails with its status. */
+    /* Called before each launch: writes values[i] for runtime scalar i of the hook and advances the host's numbers as
+     * recording would. If it fails, the launch fails with its status. */
     tn_status (*advance)(void *ctx, double *values);
     /* Reverts the last advance because the launch failed, or the recording because the capture failed. May be NULL. */
     void (*undo)(void *ctx);
@@ -228,10 +229,11 @@ typedef struct tn_capture_hook {
 } tn_capture_hook;
 /* Whether this thread is between tn_capture_begin and tn_capture_end. */
 TN_API bool tn_capturing(void);
-/* Adds a hook for `count` dials (tn_dial, tn_dial_int) to this thread's capture. *hook is copied; its ctx belongs to
- * the capture until release is called, or to the caller if this function fails. Hooks advance in the order in which
- * they were added. Errors: TN_ERR_STATE outside a capture; TN_ERR_ARGUMENT for a tensor that is not a dial. */
-TN_API tn_status tn_capture_add_hook(const tn_capture_hook *hook, tn_tensor *const *dials, int count);
+/* Adds a hook for `count` runtime scalars (tn_runtime_scalar, tn_runtime_scalar_int) to this thread's capture. *hook is
+ * copied; its ctx belongs to the capture until release is called, or to the caller if this function fails. Hooks
+ * advance in the order in which they were added. Errors: TN_ERR_STATE outside a capture; TN_ERR_ARGUMENT for a tensor
+ * that is not a runtime scalar. */
+TN_API tn_status tn_capture_add_hook(const tn_capture_hook *hook, tn_tensor *const *scalars, int count);
 TN_API void tn_graph_free(tn_graph *g); /* NULL is fine */
 
 /* ---- random numbers ---------------------------------------------------------------------------------------------- */
@@ -321,8 +323,8 @@ TN_API tn_status tn_profile_at(const tn_profile *p, int64_t i, tn_profile_row *r
  * defines TN_NO_CALLER_LINES and does likewise for its functions. */
 #ifndef TN_NO_CALLER_LINES
 #define tn_copy_(...) (tn_at(__FILE__, __LINE__), tn_copy_(__VA_ARGS__))
-#define tn_dial(...) (tn_at(__FILE__, __LINE__), tn_dial(__VA_ARGS__))
-#define tn_dial_int(...) (tn_at(__FILE__, __LINE__), tn_dial_int(__VA_ARGS__))
+#define tn_runtime_scalar(...) (tn_at(__FILE__, __LINE__), tn_runtime_scalar(__VA_ARGS__))
+#define tn_runtime_scalar_int(...) (tn_at(__FILE__, __LINE__), tn_runtime_scalar_int(__VA_ARGS__))
 #define tn_failed(...) (tn_at(__FILE__, __LINE__), tn_failed(__VA_ARGS__))
 #define tn_from_data(...) (tn_at(__FILE__, __LINE__), tn_from_data(__VA_ARGS__))
 #define tn_from_ptr(...) (tn_at(__FILE__, __LINE__), tn_from_ptr(__VA_ARGS__))

@@ -169,8 +169,8 @@ TN_API tn_status tn_tokenizer_decode(const tn_tokenizer *t, const int32_t *ids, 
 /* A decoder for a text that comes token by token: bytes that begin a character wait until the rest is there.
  * Begins as {0}; holds no memory. */
 typedef struct tn_text_stream {
-    uint8_t held[4];
-    int held_count;
+    uint8_t pending[4];
+    int pending_count;
     bool begun; /* something came before: decoders part words by a space, or take one away from the first */
 } tn_text_stream;
 
@@ -208,28 +208,29 @@ TN_API const char *tn_tokenizer_chat_template(const tn_tokenizer *t);
  * tests, Python's methods of strings, lists and dicts, namespace, range, raise_exception, strftime_now. Blocks trim
  * their line as transformers does (trim_blocks, lstrip_blocks). What is not known is refused when the template is made.
  * A template cannot reach anything but its variables, and is stopped when it takes too many steps, memory or text. */
-typedef struct tn_template tn_template;
+typedef struct tn_chat_template tn_chat_template;
 
-/* Compiles a template; the source is not kept. *out: freed with tn_template_free.
+/* Compiles a template; the source is not kept. *out: freed with tn_chat_template_free.
  * Errors: TN_ERR_FORMAT naming line and column, TN_ERR_MEMORY. */
-TN_API tn_status tn_template_new(const char *source, size_t size, tn_template **out);
-TN_API void tn_template_free(tn_template *t); /* NULL is fine */
+TN_API tn_status tn_chat_template_new(const char *source, size_t size, tn_chat_template **out);
+TN_API void tn_chat_template_free(tn_chat_template *t); /* NULL is fine */
 
-typedef struct tn_template_options {
+typedef struct tn_chat_template_options {
     size_t struct_size;
-    int64_t now;        /* what strftime_now shows, in seconds since 1970; default TN_TEMPLATE_NOW: the time it is */
+    /* what strftime_now shows, in seconds since 1970; default TN_CHAT_TEMPLATE_NOW: the time it is */
+    int64_t now;
     int64_t max_steps;  /* default 20 million, a second or two */
     int64_t max_memory; /* bytes for values; default 256 MiB */
-} tn_template_options;
-#define TN_TEMPLATE_NOW INT64_MIN
-#define TN_TEMPLATE_DEFAULTS \
-    { TN_OPTIONS_SIZE(tn_template_options, max_memory), TN_TEMPLATE_NOW, 20000000, (int64_t)256 << 20 }
+} tn_chat_template_options;
+#define TN_CHAT_TEMPLATE_NOW INT64_MIN
+#define TN_CHAT_TEMPLATE_DEFAULTS \
+    { TN_OPTIONS_SIZE(tn_chat_template_options, max_memory), TN_CHAT_TEMPLATE_NOW, 20000000, (int64_t)256 << 20 }
 
 /* Appends what the template makes of the variables in a JSON object (`size` bytes; NULL for none). options may be NULL.
  * Errors: TN_ERR_FORMAT naming line and column of what cannot be computed; TN_ERR_ARGUMENT with the template's own
  * words where it raises an exception; TN_ERR_MEMORY. */
-TN_API tn_status tn_template_render(const tn_template *t, const char *json, size_t size,
-                                    const tn_template_options *options, tn_bytes *out);
+TN_API tn_status tn_chat_template_render(const tn_chat_template *t, const char *json, size_t size,
+                                         const tn_chat_template_options *options, tn_bytes *out);
 
 typedef struct tn_chat_message {
     const char *role; /* "system", "user", "assistant", … */
@@ -249,8 +250,8 @@ typedef struct tn_chat {
 
 /* The same for a conversation. Encode the result with TN_ENCODE_SPECIAL and without TN_ENCODE_ENDS: templates write the
  * begin token themselves. (Words of a conversation that look like control tokens become control tokens.) */
-TN_API tn_status tn_template_chat(const tn_template *t, const tn_chat *chat, const tn_template_options *options,
-                                  tn_bytes *out);
+TN_API tn_status tn_chat_template_apply(const tn_chat_template *t, const tn_chat *chat,
+                                        const tn_chat_template_options *options, tn_bytes *out);
 
 /* ---- sampler ----------------------------------------------------------------------------------------------------- */
 

@@ -130,7 +130,7 @@ static tn_status malformed(size_t offset, const char *what) {
 /* The next byte, or 0 at the end: a NUL in the text is refused like any other byte that does not belong there. */
 static char peek(const reader *r) { return r->at < r->length ? r->text[r->at] : '\0'; }
 
-static bool take(reader *r, char c) {
+static bool take_json(reader *r, char c) {
     if (peek(r) != c || r->at >= r->length) return false;
     r->at++;
     return true;
@@ -144,7 +144,7 @@ static void skip_space(reader *r) {
     }
 }
 
-static tn_status push(reader *r, const tn_json *value) {
+static tn_status push_json(reader *r, const tn_json *value) {
     value_list *w = &r->waiting;
     if (w->count + r->done.count >= MAX_VALUES) return malformed(r->at, "more than 4194304 values");
     TRY(tn_mem_grow(&w->items, &w->capacity, w->count + 1, sizeof *w->items));
@@ -175,7 +175,7 @@ static tn_status read_unicode_escape(reader *r, uint32_t *out) {
     r->at += 4;
     *out = high;
     if (high < 0xD800 || high > 0xDFFF) return TN_OK;
-    bool has_low = high <= 0xDBFF && take(r, '\\') && take(r, 'u') && hex4(r, r->at, &low);
+    bool has_low = high <= 0xDBFF && take_json(r, '\\') && take_json(r, 'u') && hex4(r, r->at, &low);
     if (!has_low || low < 0xDC00 || low > 0xDFFF) return malformed(r->at, "half of a surrogate pair stands alone");
     r->at += 4;
     *out = 0x10000 + ((high - 0xD800) << 10) + (low - 0xDC00);
@@ -224,10 +224,10 @@ static tn_status read_plain(reader *r) {
 static tn_status read_string(reader *r, const char **string, size_t *length) {
     size_t start = r->at;
     size_t first = r->strings_used;
-    if (!take(r, '"')) return malformed(r->at, "a string in double quotes is expected");
-    while (!take(r, '"')) {
+    if (!take_json(r, '"')) return malformed(r->at, "a string in double quotes is expected");
+    while (!take_json(r, '"')) {
         if (r->at >= r->length) return malformed(start, "this string does not end");
-        TRY(take(r, '\\') ? read_escape(r) : read_plain(r));
+        TRY(take_json(r, '\\') ? read_escape(r) : read_plain(r));
     }
     *string = r->strings + first;
     *length = r->strings_used - first;
@@ -238,7 +238,7 @@ static tn_status read_string(reader *r, const char **string, size_t *length) {
 static tn_status read_string_value(reader *r) {
     tn_json value = {.kind = TN_JSON_STRING};
     TRY(read_string(r, &value.string, &value.length));
-    return push(r, &value);
+    return push_json(r, &value);
 }
 
 static size_t skip_digits(reader *r) {
@@ -251,17 +251,17 @@ static size_t skip_digits(reader *r) {
 /* Moves over a number as the standard's grammar has it; *whole when it has neither fraction nor exponent. */
 static tn_status scan_number(reader *r, bool *whole) {
     *whole = true;
-    take(r, '-');
-    bool zero = take(r, '0');
+    take_json(r, '-');
+    bool zero = take_json(r, '0');
     if (!zero && skip_digits(r) == 0) return malformed(r->at, "a digit is expected");
     if (zero && peek(r) >= '0' && peek(r) <= '9') return malformed(r->at, "a number must not begin with 0");
-    if (take(r, '.')) {
+    if (take_json(r, '.')) {
         *whole = false;
         if (skip_digits(r) == 0) return malformed(r->at, "a digit is expected after the point");
     }
-    if (take(r, 'e') || take(r, 'E')) {
+    if (take_json(r, 'e') || take_json(r, 'E')) {
         *whole = false;
-        if (!take(r, '+')) take(r, '-');
+        if (!take_json(r, '+')) take_json(r, '-');
         if (skip_digits(r) == 0) return malformed(r->at, "a digit is expected in the exponent");
     }
     return TN_OK;
@@ -292,7 +292,7 @@ static tn_status read_number(reader *r) {
     bool convert = value.is_int && value.integer != 0; /* strtod knows -0, and takes longer */
     value.number = convert ? (double)value.integer : strtod(digits, NULL);
     if (!isfinite(value.number)) return malformed(start, "this number is beyond the range of a double");
-    return push(r, &value);
+    return push_json(r, &value);
 }
 
 static tn_status read_word(reader *r) {
@@ -308,7 +308,7 @@ static tn_status read_word(reader *r) {
         size_t n = strlen(words[i].word);
         if (r->length - r->at < n || memcmp(r->text + r->at, words[i].word, n) != 0) continue;
         r->at += n;
-        return push(r, &words[i].value);
+        return push_json(r, &words[i].value);
     }
     return malformed(r->at, r->at < r->length ? "a value is expected" : "the text ends where a value is expected");
 }
@@ -326,19 +326,19 @@ static tn_status close_container(reader *r, tn_json_kind kind, size_t mark) {
     }
     done->count += n;
     r->waiting.count = mark;
-    return push(r, &value);
+    return push_json(r, &value);
 }
 
 static tn_status read_array(reader *r) {
     size_t mark = r->waiting.count;
     r->at++;
     skip_space(r);
-    if (take(r, ']')) return close_container(r, TN_JSON_ARRAY, mark);
+    if (take_json(r, ']')) return close_container(r, TN_JSON_ARRAY, mark);
     for (;;) {
         TRY(read_value(r));
         skip_space(r);
-        if (take(r, ']')) return close_container(r, TN_JSON_ARRAY, mark);
-        if (!take(r, ',')) return malformed(r->at, "',' or ']' is expected");
+        if (take_json(r, ']')) return close_container(r, TN_JSON_ARRAY, mark);
+        if (!take_json(r, ',')) return malformed(r->at, "',' or ']' is expected");
     }
 }
 
@@ -348,7 +348,7 @@ static tn_status read_member(reader *r) {
     skip_space(r);
     TRY(read_string(r, &key, &length));
     skip_space(r);
-    if (!take(r, ':')) return malformed(r->at, "':' is expected");
+    if (!take_json(r, ':')) return malformed(r->at, "':' is expected");
     TRY(read_value(r));
     tn_json *value = &r->waiting.items[r->waiting.count - 1];
     value->key = key;
@@ -360,12 +360,12 @@ static tn_status read_object(reader *r) {
     size_t mark = r->waiting.count;
     r->at++;
     skip_space(r);
-    if (take(r, '}')) return close_container(r, TN_JSON_OBJECT, mark);
+    if (take_json(r, '}')) return close_container(r, TN_JSON_OBJECT, mark);
     for (;;) {
         TRY(read_member(r));
         skip_space(r);
-        if (take(r, '}')) return close_container(r, TN_JSON_OBJECT, mark);
-        if (!take(r, ',')) return malformed(r->at, "',' or '}' is expected");
+        if (take_json(r, '}')) return close_container(r, TN_JSON_OBJECT, mark);
+        if (!take_json(r, ',')) return malformed(r->at, "',' or '}' is expected");
     }
 }
 

@@ -112,7 +112,7 @@ static int take_free(cpu_set_t *unused) {
 }
 
 /* Workers that stand well stay; those in somebody's way move to what is left over. */
-static void spread(int workers, int caller_cpu) {
+static void spread_pin(int workers, int caller_cpu) {
     cpu_set_t unused = pins.mask;
     bool stays[TN_MOST_THREADS] = {false};
     if (caller_cpu >= 0 && caller_cpu < CPU_SETSIZE) CPU_CLR((size_t)caller_cpu, &unused);
@@ -147,7 +147,7 @@ void tn_pin_arrange(int workers) {
     if (caller_cpu == NOWHERE)
         untie(workers);
     else
-        spread(workers, caller_cpu);
+        spread_pin(workers, caller_cpu);
 }
 
 static double processor_time(void) {

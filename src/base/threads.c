@@ -171,7 +171,7 @@ static double spin_seconds(void) { return tn_threads() <= usable_threads() ? SPI
 /* ---- workers ----------------------------------------------------------------------------------------------------- */
 
 /* All that is left of a part, or of a shared one a piece. */
-static bool take(worker_slot *from, int64_t *begin, int64_t *end) {
+static bool take_task(worker_slot *from, int64_t *begin, int64_t *end) {
     int64_t at = atomic_load_explicit(&from->next, memory_order_relaxed), size;
     do {
         size = from->end - at;
@@ -189,7 +189,7 @@ static void run_part(worker_slot *slot) {
     int others = pool.piece ? pool.parts : 1;
     for (int i = 0; i < others; i++) {
         worker_slot *from = i ? &pool_slots[(slot->index + i) % pool.parts] : slot;
-        while (take(from, &begin, &end))
+        while (take_task(from, &begin, &end))
             slot->body(slot->ctx, begin, end, slot->index);
     }
 }
@@ -309,7 +309,7 @@ static void start_workers(int wanted) {
 
 /* ---- fork and join ----------------------------------------------------------------------------------------------- */
 
-static void hand_out(worker_slot *slot) {
+static void hand_out_task(worker_slot *slot) {
     uint64_t ticket = atomic_load_explicit(&slot->ticket, memory_order_relaxed) + 1;
     atomic_store(&slot->ticket, ticket);
     wake_sleeper(&slot->asleep, &slot->lock, &slot->wake);
@@ -352,7 +352,7 @@ static void run_on_pool(int64_t n, int64_t grain, int64_t grains, int threads, t
         slot->end = part_begin(grains, grain, n, i + 1, parts);
     }
     for (int i = 1; i < parts; i++)
-        hand_out(&pool_slots[i]);
+        hand_out_task(&pool_slots[i]);
     inside_body = true;
     if (shared)
         run_part_as_worker(&pool_slots[0]); /* pieces go to whoever comes: all with the same rounding */

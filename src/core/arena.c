@@ -17,26 +17,26 @@ static bool is_less(const tn_arena_block *b, int64_t gap, int64_t offset) {
 }
 
 /* Those below (gap, offset) go left. */
-static void split(tn_arena *a, int tree, int64_t gap, int64_t offset, int *left, int *right) {
+static void split_arena(tn_arena *a, int tree, int64_t gap, int64_t offset, int *left, int *right) {
     if (tree < 0) {
         *left = *right = -1;
     } else if (is_less(at(a, tree), gap, offset)) {
         *left = tree;
-        split(a, at(a, tree)->right, gap, offset, &at(a, tree)->right, right);
+        split_arena(a, at(a, tree)->right, gap, offset, &at(a, tree)->right, right);
     } else {
         *right = tree;
-        split(a, at(a, tree)->left, gap, offset, left, &at(a, tree)->left);
+        split_arena(a, at(a, tree)->left, gap, offset, left, &at(a, tree)->left);
     }
 }
 
-static int merge(tn_arena *a, int left, int right) {
+static int merge_arena(tn_arena *a, int left, int right) {
     if (left < 0) return right;
     if (right < 0) return left;
     if (at(a, left)->priority > at(a, right)->priority) {
-        at(a, left)->right = merge(a, at(a, left)->right, right);
+        at(a, left)->right = merge_arena(a, at(a, left)->right, right);
         return left;
     }
-    at(a, right)->left = merge(a, left, at(a, right)->left);
+    at(a, right)->left = merge_arena(a, left, at(a, right)->left);
     return right;
 }
 
@@ -44,9 +44,9 @@ static void forget_gap(tn_arena *a, int block) {
     const tn_arena_block *b = at(a, block);
     int left, own, right;
     if (b->gap == 0) return;
-    split(a, a->gaps, b->gap, b->offset, &left, &right);
-    split(a, right, b->gap, b->offset + 1, &own, &right);
-    a->gaps = merge(a, left, right);
+    split_arena(a, a->gaps, b->gap, b->offset, &left, &right);
+    split_arena(a, right, b->gap, b->offset + 1, &own, &right);
+    a->gaps = merge_arena(a, left, right);
 }
 
 static void set_gap(tn_arena *a, int block, int64_t gap) {
@@ -55,8 +55,8 @@ static void set_gap(tn_arena *a, int block, int64_t gap) {
     b->gap = gap;
     b->left = b->right = -1;
     if (gap == 0) return;
-    split(a, a->gaps, gap, b->offset, &left, &right);
-    a->gaps = merge(a, merge(a, left, block), right);
+    split_arena(a, a->gaps, gap, b->offset, &left, &right);
+    a->gaps = merge_arena(a, merge_arena(a, left, block), right);
 }
 
 /* The block after the smallest gap of at least `bytes`, the first of equal ones; -1: none. */

@@ -12,7 +12,7 @@
 
 #include "core/capture.h"
 #include "core/expand.h"
-#include "graph/known.h"
+#include "graph/node_internal.h"
 #include "ops/common.h"
 
 /* ---- the tape of one call ---------------------------------------------------------------------------------------- */
@@ -36,7 +36,7 @@ typedef struct tape {
     bool leaves_needed; /* tn_backward: every leaf is asked for */
 } tape;
 
-static const void *key_of(const tn_node *n) {
+static const void *gradient_key_of(const tn_node *n) {
     return (n->flags & TN_NODE_LEAF) && n->slot ? (const void *)n->slot : (const void *)n;
 }
 
@@ -44,14 +44,14 @@ static const void *key_of(const tn_node *n) {
 static size_t table_place(const tape *t, const void *key) {
     size_t mask = t->table_size - 1;
     size_t at = (size_t)(((uintptr_t)key >> 4) * UINT64_C(0x9E3779B97F4A7C15) >> 20) & mask;
-    while (t->table[at] && key_of(t->entries[t->table[at] - 1].node) != key)
+    while (t->table[at] && gradient_key_of(t->entries[t->table[at] - 1].node) != key)
         at = (at + 1) & mask;
     return at;
 }
 
 static tape_entry *tape_find(const tape *t, const tn_node *n) {
     if (!t->table_size) return NULL;
-    int32_t found = t->table[table_place(t, key_of(n))];
+    int32_t found = t->table[table_place(t, gradient_key_of(n))];
     return found ? &t->entries[found - 1] : NULL;
 }
 
@@ -63,14 +63,14 @@ static tn_status table_double(tape *t) {
     t->table = table;
     t->table_size = size;
     for (size_t i = 0; i < t->count; i++)
-        t->table[table_place(t, key_of(t->entries[i].node))] = (int32_t)i + 1;
+        t->table[table_place(t, gradient_key_of(t->entries[i].node))] = (int32_t)i + 1;
     return TN_OK;
 }
 
 /* The number of n's entry, made when there is none yet. */
 static tn_status tape_enter(tape *t, tn_node *n, int32_t *entry) {
     if ((t->count + 1) * 2 > t->table_size) TRY(table_double(t));
-    size_t place = table_place(t, key_of(n));
+    size_t place = table_place(t, gradient_key_of(n));
     if (t->table[place]) {
         *entry = t->table[place] - 1;
         return TN_OK;
@@ -137,7 +137,7 @@ static tn_status next_child(tape_entry *e, tn_node **child) {
 }
 
 /* All children of entry `here` are in t->order: it follows, and its user needs what it needs. */
-static tn_status finish(tape *t, int32_t here) {
+static tn_status finish_gradient(tape *t, int32_t here) {
     t->depth--;
     if (t->depth) t->entries[t->stack[t->depth - 1]].needed |= t->entries[here].needed;
     TRY(tn_mem_grow(&t->order, &t->order_capacity, t->order_count + 1, sizeof *t->order));
@@ -146,7 +146,7 @@ static tn_status finish(tape *t, int32_t here) {
 }
 
 /* Everything from n downwards, into t->order. */
-static tn_status walk(tape *t, tn_node *n) {
+static tn_status walk_gradient(tape *t, tn_node *n) {
     int32_t entry;
     TRY(tape_enter(t, n, &entry));
     if (!t->entries[entry].visited) TRY(tape_push(t, entry));
@@ -155,7 +155,7 @@ static tn_status walk(tape *t, tn_node *n) {
         tn_node *child;
         TRY(next_child(&t->entries[here], &child));
         if (!child) {
-            TRY(finish(t, here));
+            TRY(finish_gradient(t, here));
             continue;
         }
         TRY(tape_enter(t, child, &entry));
@@ -181,7 +181,7 @@ static tn_status check_gradient(const tn_node *n, int i, const tn_node *g) {
 }
 
 static tn_status add_gradient(tape *t, tape_entry *e, tn_node *g) {
-    tn_node *joined = e->grad ? tn_join_parts(&t->build, e->grad, g) : g;
+    tn_node *joined = e->grad ? tn_join_slice_gradients(&t->build, e->grad, g) : g;
     TRY(t->build.status);
     e->grad = joined ? joined : tn_b_add(&t->build, e->grad, g);
     return t->build.status;
@@ -207,7 +207,7 @@ static tn_status check_stale(const tape *t, size_t first, const tn_node *n) {
 
 enum { FEW_INPUTS = 8 };
 
-static tn_status spread(tape *t, const tn_node *n, tn_node *dy, tn_node **grads) {
+static tn_status spread_gradient(tape *t, const tn_node *n, tn_node *dy, tn_node **grads) {
     size_t first = t->build.count;
     tn_recorder *r = tn_recorder_here();
     r->varying = (n->flags & TN_NODE_VARIES) && !(n->flags & TN_NODE_VIEW);
@@ -236,10 +236,10 @@ static tn_status step_back(tape *t, const tape_entry *e) {
     }
     if (!tn_op(n->op)->impl->grad) return TN_OK;
     tn_node *few[FEW_INPUTS] = {NULL};
-    if (n->n_in <= FEW_INPUTS) return spread(t, n, e->grad, few);
+    if (n->n_in <= FEW_INPUTS) return spread_gradient(t, n, e->grad, few);
     tn_node **grads = tn_mem_zalloc(n->n_in, sizeof *grads);
     if (!grads) return TN_ERR_MEMORY;
-    tn_status s = spread(t, n, e->grad, grads);
+    tn_status s = spread_gradient(t, n, e->grad, grads);
     tn_mem_free(grads);
     return s;
 }
@@ -396,7 +396,7 @@ void tn_zero_grad(tn_tensor *leaf) {
 
 static tn_status backward_on(tape *t, const tn_tensor *loss) {
     tn_node *n = tn_tensor_node(loss);
-    TRY(walk(t, n));
+    TRY(walk_gradient(t, n));
     TRY(seed(t, n, NULL));
     TRY(go_back(t));
     return collect_leaves(t);
@@ -494,7 +494,7 @@ static tn_status enter_inputs(tape *t, const request *q) {
 static tn_status gradients_on(tape *t, const request *q, tn_tensor **grads) {
     TRY(enter_inputs(t, q));
     for (int i = 0; i < q->output_count; i++)
-        TRY(walk(t, tn_tensor_node(q->outputs[i])));
+        TRY(walk_gradient(t, tn_tensor_node(q->outputs[i])));
     for (int i = 0; i < q->output_count; i++) {
         const tn_tensor *g = grad_output(q, i);
         TRY(seed(t, tn_tensor_node(q->outputs[i]), g ? tn_tensor_node(g) : NULL));

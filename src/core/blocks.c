@@ -16,14 +16,20 @@ typedef struct element {
     kir_val mask;
 } element;
 
-static kir_val whole(const element *e, int64_t v) { return kir_const_i(e->kb, KIR_I32, v); }
-static kir_val both(const element *e, kir_val v, int64_t mask) { return kir_binary(e->kb, KIR_AND, v, whole(e, mask)); }
-static kir_val shr(const element *e, kir_val v, int64_t by) { return kir_binary(e->kb, KIR_SHR, v, whole(e, by)); }
-static kir_val shl(const element *e, kir_val v, int64_t by) { return kir_binary(e->kb, KIR_SHL, v, whole(e, by)); }
+static kir_val int_constant(const element *e, int64_t v) { return kir_const_i(e->kb, KIR_I32, v); }
+static kir_val block_both(const element *e, kir_val v, int64_t mask) {
+    return kir_binary(e->kb, KIR_AND, v, int_constant(e, mask));
+}
+static kir_val shr(const element *e, kir_val v, int64_t by) {
+    return kir_binary(e->kb, KIR_SHR, v, int_constant(e, by));
+}
+static kir_val shl(const element *e, kir_val v, int64_t by) {
+    return kir_binary(e->kb, KIR_SHL, v, int_constant(e, by));
+}
 static kir_val plus(const element *e, kir_val a, kir_val b) { return kir_binary(e->kb, KIR_ADD, a, b); }
 static kir_val shift_by(const element *e, kir_val v, kir_val by) { return kir_binary(e->kb, KIR_SHR, v, by); }
 static kir_val times(const element *e, kir_val a, kir_val b) { return kir_binary(e->kb, KIR_MUL, a, b); }
-static kir_val number(const element *e, kir_val v) { return kir_cast(e->kb, KIR_F32, v); }
+static kir_val block_number(const element *e, kir_val v) { return kir_cast(e->kb, KIR_F32, v); }
 
 /* The byte at `offset` + `place` of the block. */
 static kir_val byte_at(const element *e, int64_t offset, kir_val place) {
@@ -46,24 +52,24 @@ static tn_quant decoded(kir_val s, kir_val u, kir_val t) { return (tn_quant){.u 
 
 /* Four bits: those of elements 0 … 15 in the low halves of 16 bytes, of 16 … 31 in the high ones. */
 static kir_val nibble_32(const element *e, int64_t offset) {
-    kir_val byte = byte_at(e, offset, both(e, e->at, 15));
-    return both(e, shift_by(e, byte, shl(e, shr(e, e->at, 4), 2)), 15);
+    kir_val byte = byte_at(e, offset, block_both(e, e->at, 15));
+    return block_both(e, shift_by(e, byte, shl(e, shr(e, e->at, 4), 2)), 15);
 }
 
 static kir_val fifth_bit_32(const element *e, int64_t offset) {
     kir_val byte = byte_at(e, offset, shr(e, e->at, 3));
-    return shl(e, both(e, shift_by(e, byte, both(e, e->at, 7)), 1), 4);
+    return shl(e, block_both(e, shift_by(e, byte, block_both(e, e->at, 7)), 1), 4);
 }
 
 static tn_quant decode_q4_0(const element *e) {
-    return decoded(half_at(e, 0), plus(e, nibble_32(e, 2), whole(e, -8)), KIR_NONE);
+    return decoded(half_at(e, 0), plus(e, nibble_32(e, 2), int_constant(e, -8)), KIR_NONE);
 }
 
 static tn_quant decode_q4_1(const element *e) { return decoded(half_at(e, 0), nibble_32(e, 4), half_at(e, 2)); }
 
 static tn_quant decode_q5_0(const element *e) {
     kir_val u = kir_binary(e->kb, KIR_OR, nibble_32(e, 6), fifth_bit_32(e, 2));
-    return decoded(half_at(e, 0), plus(e, u, whole(e, -16)), KIR_NONE);
+    return decoded(half_at(e, 0), plus(e, u, int_constant(e, -16)), KIR_NONE);
 }
 
 static tn_quant decode_q5_1(const element *e) {
@@ -87,17 +93,17 @@ static tn_quant decode_q8_x(const element *e) {
 
 /* Two bits: bytes hold elements l, l + 32, l + 64 and l + 96 of each half of the block. */
 static kir_val pair_bits(const element *e, int64_t offset) {
-    kir_val place = kir_binary(e->kb, KIR_OR, shl(e, shr(e, e->at, 7), 5), both(e, e->at, 31));
-    kir_val by = shl(e, both(e, shr(e, e->at, 5), 3), 1);
-    return both(e, shift_by(e, byte_at(e, offset, place), by), 3);
+    kir_val place = kir_binary(e->kb, KIR_OR, shl(e, shr(e, e->at, 7), 5), block_both(e, e->at, 31));
+    kir_val by = shl(e, block_both(e, shr(e, e->at, 5), 3), 1);
+    return block_both(e, shift_by(e, byte_at(e, offset, place), by), 3);
 }
 
 static kir_val negative(const element *e, kir_val v) { return kir_unary(e->kb, KIR_NEG, v); }
 
 static tn_quant decode_q2_k(const element *e) {
     kir_val part = byte_at(e, 0, shr(e, e->at, 4)); /* scale and minimum of 16 elements */
-    kir_val s = times(e, half_at(e, 80), number(e, both(e, part, 15)));
-    kir_val t = negative(e, times(e, half_at(e, 82), number(e, shr(e, part, 4))));
+    kir_val s = times(e, half_at(e, 80), block_number(e, block_both(e, part, 15)));
+    kir_val t = negative(e, times(e, half_at(e, 82), block_number(e, shr(e, part, 4))));
     return decoded(s, pair_bits(e, 16), t);
 }
 
@@ -105,53 +111,53 @@ static tn_quant decode_q2_k(const element *e) {
  * i, i + 4, i + 8, i + 12 four. */
 static tn_quant decode_q3_k(const element *e) {
     kir_val part = shr(e, e->at, 4);
-    kir_val low = both(e, shift_by(e, byte_at(e, 96, both(e, part, 7)), shl(e, shr(e, part, 3), 2)), 15);
-    kir_val high = both(e, shift_by(e, byte_at(e, 104, both(e, part, 3)), shl(e, shr(e, part, 2), 1)), 3);
-    kir_val scale = plus(e, kir_binary(e->kb, KIR_OR, low, shl(e, high, 4)), whole(e, -32));
-    kir_val top = both(e, shift_by(e, byte_at(e, 0, both(e, e->at, 31)), shr(e, e->at, 5)), 1);
-    kir_val u = plus(e, kir_binary(e->kb, KIR_OR, pair_bits(e, 32), shl(e, top, 2)), whole(e, -4));
-    return decoded(times(e, half_at(e, 108), number(e, scale)), u, KIR_NONE);
+    kir_val low = block_both(e, shift_by(e, byte_at(e, 96, block_both(e, part, 7)), shl(e, shr(e, part, 3), 2)), 15);
+    kir_val high = block_both(e, shift_by(e, byte_at(e, 104, block_both(e, part, 3)), shl(e, shr(e, part, 2), 1)), 3);
+    kir_val scale = plus(e, kir_binary(e->kb, KIR_OR, low, shl(e, high, 4)), int_constant(e, -32));
+    kir_val top = block_both(e, shift_by(e, byte_at(e, 0, block_both(e, e->at, 31)), shr(e, e->at, 5)), 1);
+    kir_val u = plus(e, kir_binary(e->kb, KIR_OR, pair_bits(e, 32), shl(e, top, 2)), int_constant(e, -4));
+    return decoded(times(e, half_at(e, 108), block_number(e, scale)), u, KIR_NONE);
 }
 
 /* Scale and minimum of the eight parts, six bits each: parts 0 … 3 in the low six of bytes 0 … 3 and 4 … 7; parts 4 … 7
  * have their low four bits in bytes 8 … 11 and their high two above those of parts 0 … 3. */
 static void scale_and_minimum(const element *e, kir_val *scale, kir_val *minimum) {
-    kir_val part = shr(e, e->at, 5), quarter = both(e, part, 3);
-    kir_val first = kir_binary(e->kb, KIR_LT, part, whole(e, 4));
+    kir_val part = shr(e, e->at, 5), quarter = block_both(e, part, 3);
+    kir_val first = kir_binary(e->kb, KIR_LT, part, int_constant(e, 4));
     kir_val a = byte_at(e, 4, quarter), b = byte_at(e, 8, quarter), c = byte_at(e, 12, quarter);
-    kir_val late_scale = kir_binary(e->kb, KIR_OR, both(e, c, 15), shl(e, shr(e, a, 6), 4));
+    kir_val late_scale = kir_binary(e->kb, KIR_OR, block_both(e, c, 15), shl(e, shr(e, a, 6), 4));
     kir_val late_minimum = kir_binary(e->kb, KIR_OR, shr(e, c, 4), shl(e, shr(e, b, 6), 4));
-    *scale = kir_select(e->kb, first, both(e, a, 63), late_scale);
-    *minimum = kir_select(e->kb, first, both(e, b, 63), late_minimum);
+    *scale = kir_select(e->kb, first, block_both(e, a, 63), late_scale);
+    *minimum = kir_select(e->kb, first, block_both(e, b, 63), late_minimum);
 }
 
 /* Four bits: bytes hold elements l and l + 32 of each quarter of the block. */
 static kir_val nibble_256(const element *e, int64_t offset) {
-    kir_val place = kir_binary(e->kb, KIR_OR, shl(e, shr(e, e->at, 6), 5), both(e, e->at, 31));
-    return both(e, shift_by(e, byte_at(e, offset, place), shl(e, both(e, shr(e, e->at, 5), 1), 2)), 15);
+    kir_val place = kir_binary(e->kb, KIR_OR, shl(e, shr(e, e->at, 6), 5), block_both(e, e->at, 31));
+    return block_both(e, shift_by(e, byte_at(e, offset, place), shl(e, block_both(e, shr(e, e->at, 5), 1), 2)), 15);
 }
 
 static tn_quant decode_with_minimum(const element *e, kir_val u) {
     kir_val scale = KIR_NONE, minimum = KIR_NONE;
     scale_and_minimum(e, &scale, &minimum);
-    kir_val t = negative(e, times(e, half_at(e, 2), number(e, minimum)));
-    return decoded(times(e, half_at(e, 0), number(e, scale)), u, t);
+    kir_val t = negative(e, times(e, half_at(e, 2), block_number(e, minimum)));
+    return decoded(times(e, half_at(e, 0), block_number(e, scale)), u, t);
 }
 
 static tn_quant decode_q4_k(const element *e) { return decode_with_minimum(e, nibble_256(e, 16)); }
 
 static tn_quant decode_q5_k(const element *e) {
-    kir_val top = both(e, shift_by(e, byte_at(e, 16, both(e, e->at, 31)), shr(e, e->at, 5)), 1);
+    kir_val top = block_both(e, shift_by(e, byte_at(e, 16, block_both(e, e->at, 31)), shr(e, e->at, 5)), 1);
     return decode_with_minimum(e, kir_binary(e->kb, KIR_OR, nibble_256(e, 48), shl(e, top, 4)));
 }
 
 /* Low four bits: bytes hold elements l and l + 64 of each half of the block. */
 static tn_quant decode_q6_k(const element *e) {
-    kir_val place = kir_binary(e->kb, KIR_OR, shl(e, shr(e, e->at, 7), 6), both(e, e->at, 63));
-    kir_val low = both(e, shift_by(e, byte_at(e, 0, place), shl(e, both(e, shr(e, e->at, 6), 1), 2)), 15);
-    kir_val u = plus(e, kir_binary(e->kb, KIR_OR, low, shl(e, pair_bits(e, 128), 4)), whole(e, -32));
+    kir_val place = kir_binary(e->kb, KIR_OR, shl(e, shr(e, e->at, 7), 6), block_both(e, e->at, 63));
+    kir_val low = block_both(e, shift_by(e, byte_at(e, 0, place), shl(e, block_both(e, shr(e, e->at, 6), 1), 2)), 15);
+    kir_val u = plus(e, kir_binary(e->kb, KIR_OR, low, shl(e, pair_bits(e, 128), 4)), int_constant(e, -32));
     kir_val scale = signed_byte(e, byte_at(e, 192, shr(e, e->at, 4)));
-    return decoded(times(e, half_at(e, 208), number(e, scale)), u, KIR_NONE);
+    return decoded(times(e, half_at(e, 208), block_number(e, scale)), u, KIR_NONE);
 }
 
 /* ---- the table --------------------------------------------------------------------------------------------------- */
@@ -175,7 +181,7 @@ tn_quant tn_lower_block_parts(const tn_blocks *b, const kir_aff *index, int by) 
     e.byte0 = kir_binary(kb, KIR_MUL, which, kir_const_i(kb, KIR_I64, size));
     e.half0 = kir_binary(kb, KIR_MUL, which,
                          kir_const_i(kb, KIR_I64, size / (int64_t)tn_dtype_size(tn_block_factor(b->dtype))));
-    e.at = plus(&e, kir_cast(kb, KIR_I32, within), whole(&e, by));
+    e.at = plus(&e, kir_cast(kb, KIR_I32, within), int_constant(&e, by));
     return decoders[b->dtype](&e);
 }
 

@@ -20,10 +20,10 @@ typedef struct graph_output {
 } graph_output;
 
 /* A runtime scalar of the plan. */
-typedef struct graph_dial {
-    int64_t kind;       /* TN_DIAL_… */
+typedef struct graph_runtime_scalar {
+    int64_t kind;       /* TN_RUNTIME_SCALAR_… */
     uint64_t random_at; /* a random counter: how many numbers the recording drew before */
-} graph_dial;
+} graph_runtime_scalar;
 
 struct tn_graph {
     tn_plan *plan;
@@ -34,10 +34,10 @@ struct tn_graph {
     graph_input *inputs;
     graph_output *outputs;
     int input_count, output_count;
-    kir_dial *dials;
-    graph_dial *dial_of;
-    bool *dial_is_float;
-    size_t dial_count;
+    kir_scalar *scalars;
+    graph_runtime_scalar *scalar_of;
+    bool *scalar_is_float;
+    size_t scalar_count;
 };
 
 tn_status tn_capture_begin(void) {
@@ -59,13 +59,13 @@ void tn_graph_free(tn_graph *g) {
         tn_buffer_release(g->bound[i]);
     tn_plan_free(g->plan);
     tn_captured_host_free(g->host);
-    if (g->device) tn_device_let_go(g->device);
+    if (g->device) tn_device_release(g->device);
     tn_mem_free(g->bound);
     tn_mem_free(g->inputs);
     tn_mem_free(g->outputs);
-    tn_mem_free(g->dials);
-    tn_mem_free(g->dial_of);
-    tn_mem_free(g->dial_is_float);
+    tn_mem_free(g->scalars);
+    tn_mem_free(g->scalar_of);
+    tn_mem_free(g->scalar_is_float);
     tn_mem_free(g);
 }
 
@@ -114,22 +114,22 @@ static tn_status note_output(graph_output *out, const tn_binding *b, const tn_te
         number);
 }
 
-static tn_status note_dials(tn_graph *g, const tn_binding *b) {
-    g->dial_count = b->dial_count;
-    g->dials = tn_mem_zalloc(b->dial_count, sizeof *g->dials);
-    g->dial_of = tn_mem_zalloc(b->dial_count, sizeof *g->dial_of);
-    g->dial_is_float = tn_mem_zalloc(b->dial_count, sizeof *g->dial_is_float);
-    if (!g->dials || !g->dial_of || !g->dial_is_float) return TN_ERR_MEMORY;
-    for (size_t i = 0; i < b->dial_count; i++) {
-        const tn_node *d = b->dial_nodes[i];
-        g->dials[i] = tn_dial_value_of(d);
-        g->dial_is_float[i] = d->i[0] == TN_DIAL_FLOAT;
-        g->dial_of[i] = (graph_dial){d->i[0], (uint64_t)d->i[1] - g->host->random_start};
+static tn_status note_runtime_scalars(tn_graph *g, const tn_binding *b) {
+    g->scalar_count = b->scalar_count;
+    g->scalars = tn_mem_zalloc(b->scalar_count, sizeof *g->scalars);
+    g->scalar_of = tn_mem_zalloc(b->scalar_count, sizeof *g->scalar_of);
+    g->scalar_is_float = tn_mem_zalloc(b->scalar_count, sizeof *g->scalar_is_float);
+    if (!g->scalars || !g->scalar_of || !g->scalar_is_float) return TN_ERR_MEMORY;
+    for (size_t i = 0; i < b->scalar_count; i++) {
+        const tn_node *d = b->scalar_nodes[i];
+        g->scalars[i] = tn_runtime_scalar_value_of(d);
+        g->scalar_is_float[i] = d->i[0] == TN_SCALAR_FLOAT;
+        g->scalar_of[i] = (graph_runtime_scalar){d->i[0], (uint64_t)d->i[1] - g->host->random_start};
     }
     return TN_OK;
 }
 
-static tn_status note(tn_graph *g, const tn_binding *b, tn_tensor *const *inputs, tn_tensor *const *outputs) {
+static tn_status note_capture(tn_graph *g, const tn_binding *b, tn_tensor *const *inputs, tn_tensor *const *outputs) {
     g->inputs = tn_mem_zalloc((size_t)g->input_count, sizeof *g->inputs);
     g->outputs = tn_mem_zalloc((size_t)g->output_count, sizeof *g->outputs);
     g->bound = tn_mem_zalloc(b->buffer_count, sizeof *g->bound);
@@ -141,7 +141,7 @@ static tn_status note(tn_graph *g, const tn_binding *b, tn_tensor *const *inputs
         TRY(note_input(&g->inputs[i], b, inputs[i], i));
     for (int i = 0; i < g->output_count; i++)
         TRY(note_output(&g->outputs[i], b, outputs[i], i));
-    return note_dials(g, b);
+    return note_runtime_scalars(g, b);
 }
 
 /* A plan is one device's: what would be written on another is not left out without a word. */
@@ -154,7 +154,7 @@ static tn_status check_states(const tn_recorder *r, const tn_binding *b) {
     return TN_OK;
 }
 
-static tn_status make(tn_recorder *r, tn_graph *g, tn_tensor *const *inputs, tn_tensor *const *outputs) {
+static tn_status make_capture(tn_recorder *r, tn_graph *g, tn_tensor *const *inputs, tn_tensor *const *outputs) {
     tn_plan_cache *c = tn_plans_of(r);
     if (!c) return TN_ERR_MEMORY;
     const tn_node **targets = tn_mem_alloc((size_t)g->output_count * sizeof *targets);
@@ -167,18 +167,18 @@ static tn_status make(tn_recorder *r, tn_graph *g, tn_tensor *const *inputs, tn_
     c->binding.varies = false;
     if (s == TN_OK) s = tn_binding_make(&c->binding, r, targets, g->output_count);
     tn_mem_free(targets);
-    if (s == TN_OK) s = note(g, &c->binding, inputs, outputs);
+    if (s == TN_OK) s = note_capture(g, &c->binding, inputs, outputs);
     if (s == TN_OK) s = check_states(r, &c->binding);
     if (s == TN_OK) s = tn_captured_host_bind(g->host, r, &c->binding);
     if (s != TN_OK || !c->binding.device) return s;
-    tn_device_hold(c->binding.device);
+    tn_device_retain(c->binding.device);
     g->device = c->binding.device;
     return tn_plan_make(&c->binding, &g->plan);
 }
 
 /* What was recorded stays recorded if this fails before it was computed: the next evaluation does that. */
-static tn_status end(tn_recorder *r, tn_graph *g, tn_tensor *const *inputs, tn_tensor *const *outputs) {
-    TRY(make(r, g, inputs, outputs));
+static tn_status end_capture(tn_recorder *r, tn_graph *g, tn_tensor *const *inputs, tn_tensor *const *outputs) {
+    TRY(make_capture(r, g, inputs, outputs));
     tn_status s = tn_eval(outputs, g->output_count);
     if (s != TN_OK) tn_captured_host_undo(g->host);
     return s;
@@ -208,7 +208,7 @@ tn_status tn_capture_end(tn_tensor *const *inputs, int input_count, tn_tensor *c
         return s == TN_OK ? TN_ERR_MEMORY : s;
     }
     *g = (tn_graph){.host = host, .input_count = input_count, .output_count = output_count};
-    s = end(r, g, inputs, outputs);
+    s = end_capture(r, g, inputs, outputs);
     if (s != TN_OK) {
         tn_graph_free(g);
         return s;
@@ -241,11 +241,11 @@ static tn_status bind_input(tn_graph *g, int i, tn_tensor *t) {
 
 /* Takes as many random numbers as the recording did, from where the thread's stand. */
 static void advance_random(tn_recorder *r, tn_graph *g) {
-    for (size_t i = 0; i < g->dial_count; i++) {
-        if (g->dial_of[i].kind == TN_DIAL_RANDOM)
-            g->dials[i].i = (int64_t)(r->random_offset + g->dial_of[i].random_at);
-        else if (g->dial_of[i].kind == TN_DIAL_SEED)
-            g->dials[i].i = (int64_t)tn_random_here()->seed;
+    for (size_t i = 0; i < g->scalar_count; i++) {
+        if (g->scalar_of[i].kind == TN_SCALAR_RANDOM)
+            g->scalars[i].i = (int64_t)(r->random_offset + g->scalar_of[i].random_at);
+        else if (g->scalar_of[i].kind == TN_SCALAR_SEED)
+            g->scalars[i].i = (int64_t)tn_random_here()->seed;
     }
     r->random_offset += g->host->random_used;
 }
@@ -273,7 +273,7 @@ static tn_status reserve_copies(tn_graph *g) {
     return TN_OK;
 }
 
-static tn_status hand_out(const tn_graph *g, tn_buffer *const *results, tn_tensor **outputs) {
+static tn_status hand_out_capture(const tn_graph *g, tn_buffer *const *results, tn_tensor **outputs) {
     for (int i = 0; i < g->output_count; i++) { /* all copies before the first handle: none is lost in a failure */
         const graph_output *o = &g->outputs[i];
         tn_buffer *b = results[o->output];
@@ -289,23 +289,23 @@ static tn_status hand_out(const tn_graph *g, tn_buffer *const *results, tn_tenso
 
 /* Everything that can fail for want of memory comes before the run: a launch that is refused has changed nothing.
  * *ran: the device has done it, even if handing out results fails. */
-static tn_status launch(tn_plan_cache *c, tn_graph *g, tn_tensor **outputs, bool *ran) {
+static tn_status launch_capture(tn_plan_cache *c, tn_graph *g, tn_tensor **outputs, bool *ran) {
     *ran = !g->device; /* nothing was recorded */
     if (*ran) return TN_OK;
     TRY(reserve_copies(g));
     TRY(tn_plan_reserve(c, g->plan, g->bound));
-    tn_status s = tn_plan_submit(c, g->plan, g->bound, g->dials);
+    tn_status s = tn_plan_submit(c, g->plan, g->bound, g->scalars);
     if (s == TN_ERR_ARGUMENT) s = tn_check_name_line(g->plan, s);
-    bool torn = s != TN_OK && g->plan->torn;
+    bool partially_committed = s != TN_OK && g->plan->partially_committed;
     *ran = s == TN_OK;
-    if (s == TN_OK || torn) mark_written(g);
-    if (torn) {
+    if (s == TN_OK || partially_committed) mark_written(g);
+    if (partially_committed) {
         s = tn_fail_prefix(s, "the device failed while states were written, whose values are lost: load them anew");
         tn_captured_host_lose(g->host, s);
     }
     if (*ran) {
         if (g->host->gradient_count) tn_captured_host_collect(g->host, c->outputs);
-        s = hand_out(g, c->outputs, outputs);
+        s = hand_out_capture(g, c->outputs, outputs);
     }
     tn_plan_release_outputs(c, g->plan, g->plan->output_count);
     c->launches += (int64_t)g->plan->command_count;
@@ -328,28 +328,29 @@ tn_status tn_graph_launch(tn_graph *g, tn_tensor *const *inputs, tn_tensor **out
         TRY(bind_input(g, i, inputs[i]));
     const tn_captured_host *h = g->host;
     if (h->hook_count | h->gradient_count | h->state_count)
-        TRY(tn_captured_host_advance(g->host, g->dials, g->dial_is_float));
+        TRY(tn_captured_host_advance(g->host, g->scalars, g->scalar_is_float));
     advance_random(r, g);
     bool ran;
-    tn_status s = launch(c, g, outputs, &ran);
+    tn_status s = launch_capture(c, g, outputs, &ran);
     if (!ran) tn_captured_host_undo(g->host);
     release_copies(g);
     return s;
 }
 
-tn_status tn_graph_set_dial(tn_graph *g, int dial, double value) {
-    TRY(tn_need(g, "tn_graph_set_dial: the graph"));
-    if (dial < 0 || (size_t)dial >= g->dial_count)
-        return tn_fail(TN_ERR_ARGUMENT, "tn_graph_set_dial: dial %d; the graph has %zu", dial, g->dial_count);
-    if (tn_captured_host_sets(g->host, dial))
-        return tn_fail(
-            TN_ERR_ARGUMENT,
-            "tn_graph_set_dial: dial %d is set anew at each launch by what recorded it, as an optimizer sets "
-            "its learning rate (tn_optimizer_set_lr)",
-            dial);
-    if (g->dial_is_float[dial])
-        g->dials[dial].f = value;
+tn_status tn_graph_set_runtime_scalar(tn_graph *g, int scalar, double value) {
+    TRY(tn_need(g, "tn_graph_set_runtime_scalar: the graph"));
+    if (scalar < 0 || (size_t)scalar >= g->scalar_count)
+        return tn_fail(TN_ERR_ARGUMENT, "tn_graph_set_runtime_scalar: runtime scalar %d; the graph has %zu", scalar,
+                       g->scalar_count);
+    if (tn_captured_host_sets(g->host, scalar))
+        return tn_fail(TN_ERR_ARGUMENT,
+                       "tn_graph_set_runtime_scalar: runtime scalar %d is set anew at each launch by what recorded it, "
+                       "as an optimizer sets "
+                       "its learning rate (tn_optimizer_set_lr)",
+                       scalar);
+    if (g->scalar_is_float[scalar])
+        g->scalars[scalar].f = value;
     else
-        g->dials[dial].i = (int64_t)value;
+        g->scalars[scalar].i = (int64_t)value;
     return TN_OK;
 }

@@ -8,11 +8,11 @@
 
 #include "core/core.h"
 
-/* One registered hook; `nodes` until the capture ends, `dials` from then on. */
+/* One registered hook; `nodes` until the capture ends, `runtime scalars` from then on. */
 typedef struct captured_hook {
     tn_capture_hook hook;
     tn_node **nodes; /* retained */
-    int *dials;      /* of the graph; -1: the recording does not use it */
+    int *scalars;    /* of the graph; -1: the recording does not use it */
     double *values;
     int count;
 } captured_hook;
@@ -52,14 +52,14 @@ tn_status tn_captured_gradient_note(tn_captured_host *h, tn_grad_slot *slot, tn_
 /* The end of the capture: finds everything in the binding; refuses what a launch could not repeat. */
 tn_status tn_captured_host_bind(tn_captured_host *h, const tn_recorder *r, const tn_binding *b);
 
-/* A launch calls advance first: it does everything that can fail, and sets the hooks' dials. Then undo if the launch
- * fails; wrote, as soon as states were written; collect, with the plan's results, if it succeeds. */
-tn_status tn_captured_host_advance(tn_captured_host *h, kir_dial *dials, const bool *is_float);
+/* A launch calls advance first: it does everything that can fail, and sets the hooks' runtime scalars. Then undo if the
+ * launch fails; wrote, as soon as states were written; collect, with the plan's results, if it succeeds. */
+tn_status tn_captured_host_advance(tn_captured_host *h, kir_scalar *scalars, const bool *is_float);
 void tn_captured_host_undo(tn_captured_host *h);
 void tn_captured_host_wrote(tn_captured_host *h);
 void tn_captured_host_lose(tn_captured_host *h, tn_status why); /* the states, after wrote: reading them fails */
 void tn_captured_host_collect(tn_captured_host *h, tn_buffer *const *results);
-/* Whether a hook sets this dial. */
-bool tn_captured_host_sets(const tn_captured_host *h, int dial);
+/* Whether a hook sets this runtime scalar. */
+bool tn_captured_host_sets(const tn_captured_host *h, int scalar);
 
 #endif

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "core/capture.h"
-#include "graph/known.h"
+#include "graph/node_internal.h"
 
 tn_captured_host *tn_captured_host_new(const tn_recorder *r) {
     tn_captured_host *h = tn_mem_zalloc(1, sizeof *h);
@@ -33,7 +33,7 @@ void tn_captured_host_free(tn_captured_host *h) {
     for (size_t i = h->hook_count; i-- > 0;) {
         captured_hook *c = &h->hooks[i];
         forget_nodes(c);
-        tn_mem_free(c->dials);
+        tn_mem_free(c->scalars);
         tn_mem_free(c->values);
         if (c->hook.release) c->hook.release(c->hook.ctx);
     }
@@ -57,41 +57,42 @@ bool tn_capturing(void) {
     return r && r->capturing;
 }
 
-static tn_status add_hook(tn_captured_host *h, const tn_capture_hook *hook, tn_tensor *const *dials, int count) {
+static tn_status add_hook(tn_captured_host *h, const tn_capture_hook *hook, tn_tensor *const *scalars, int count) {
     TRY(tn_mem_grow(&h->hooks, &h->hook_capacity, h->hook_count + 1, sizeof *h->hooks));
     captured_hook c = {.hook = *hook, .count = count};
     c.nodes = tn_mem_zalloc((size_t)count, sizeof(tn_node *));
-    c.dials = tn_mem_zalloc((size_t)count, sizeof *c.dials);
+    c.scalars = tn_mem_zalloc((size_t)count, sizeof *c.scalars);
     c.values = tn_mem_zalloc((size_t)count, sizeof *c.values);
-    if (!c.nodes || !c.dials || !c.values) {
+    if (!c.nodes || !c.scalars || !c.values) {
         tn_mem_free(c.nodes);
-        tn_mem_free(c.dials);
+        tn_mem_free(c.scalars);
         tn_mem_free(c.values);
         return TN_ERR_MEMORY;
     }
     for (int i = 0; i < count; i++)
-        c.nodes[i] = tn_node_retain(tn_tensor_node(dials[i]));
+        c.nodes[i] = tn_node_retain(tn_tensor_node(scalars[i]));
     h->hooks[h->hook_count++] = c;
     return TN_OK;
 }
 
-tn_status tn_capture_add_hook(const tn_capture_hook *hook, tn_tensor *const *dials, int count) {
+tn_status tn_capture_add_hook(const tn_capture_hook *hook, tn_tensor *const *scalars, int count) {
     tn_recorder *r = tn_recorder_here();
     if (!r) return TN_ERR_MEMORY;
     TRY(tn_need(hook, "tn_capture_add_hook: the hook"));
-    if (hook->struct_size < sizeof *hook || !hook->advance || count < 0 || (count && !dials))
-        return tn_fail(TN_ERR_ARGUMENT,
-                       "tn_capture_add_hook: struct_size is not set, advance is NULL, or %d dials without a list",
-                       count);
+    if (hook->struct_size < sizeof *hook || !hook->advance || count < 0 || (count && !scalars))
+        return tn_fail(
+            TN_ERR_ARGUMENT,
+            "tn_capture_add_hook: struct_size is not set, advance is NULL, or %d runtime scalars without a list",
+            count);
     if (!r->capturing)
         return tn_fail(TN_ERR_STATE, "tn_capture_add_hook: this thread does not capture (tn_capture_begin)");
     for (int i = 0; i < count; i++) {
-        const tn_node *n = tn_tensor_node(dials[i]);
+        const tn_node *n = tn_tensor_node(scalars[i]);
         if (n->flags & TN_NODE_ERROR) return tn_fail(n->status, "%s", n->error);
-        if (n->op != TN_OP_DIAL || n->i[0] == TN_DIAL_RANDOM || n->i[0] == TN_DIAL_SEED)
-            return tn_fail(TN_ERR_ARGUMENT, "tn_capture_add_hook: tensor %d was not made by tn_dial", i);
+        if (n->op != TN_OP_RUNTIME_SCALAR || n->i[0] == TN_SCALAR_RANDOM || n->i[0] == TN_SCALAR_SEED)
+            return tn_fail(TN_ERR_ARGUMENT, "tn_capture_add_hook: tensor %d was not made by tn_runtime_scalar", i);
     }
-    return add_hook(tn_plans_of(r)->capture, hook, dials, count);
+    return add_hook(tn_plans_of(r)->capture, hook, scalars, count);
 }
 
 tn_status tn_captured_gradient_note(tn_captured_host *h, tn_grad_slot *slot, tn_gradient_use use) {
@@ -111,9 +112,9 @@ tn_status tn_captured_gradient_note(tn_captured_host *h, tn_grad_slot *slot, tn_
 
 static void bind_hook(captured_hook *c, const tn_binding *b) {
     for (int i = 0; i < c->count; i++) {
-        c->dials[i] = -1;
-        for (size_t k = 0; k < b->dial_count; k++)
-            if (b->dial_nodes[k] == c->nodes[i]) c->dials[i] = (int)k;
+        c->scalars[i] = -1;
+        for (size_t k = 0; k < b->scalar_count; k++)
+            if (b->scalar_nodes[k] == c->nodes[i]) c->scalars[i] = (int)k;
     }
     forget_nodes(c); /* a retained node would look like one that somebody needs */
 }
@@ -171,10 +172,10 @@ tn_status tn_captured_host_bind(tn_captured_host *h, const tn_recorder *r, const
     return bind_states(h, r);
 }
 
-bool tn_captured_host_sets(const tn_captured_host *h, int dial) {
+bool tn_captured_host_sets(const tn_captured_host *h, int scalar) {
     for (size_t i = 0; i < h->hook_count; i++)
         for (int k = 0; k < h->hooks[i].count; k++)
-            if (h->hooks[i].dials[k] == dial) return true;
+            if (h->hooks[i].scalars[k] == scalar) return true;
     return false;
 }
 
@@ -199,7 +200,7 @@ static tn_status prepare_state(captured_state *c) {
     return c->next->flags & TN_NODE_ERROR ? c->next->status : TN_OK;
 }
 
-static tn_status prepare(tn_captured_host *h) {
+static tn_status prepare_captured(tn_captured_host *h) {
     for (size_t i = 0; i < h->gradient_count; i++)
         TRY(check_gradient(&h->gradients[i]));
     for (size_t i = 0; i < h->state_count; i++)
@@ -212,22 +213,22 @@ static void undo_hooks(tn_captured_host *h, size_t count) {
         if (h->hooks[i].hook.undo) h->hooks[i].hook.undo(h->hooks[i].hook.ctx);
 }
 
-static tn_status advance_hook(captured_hook *c, kir_dial *dials, const bool *is_float) {
+static tn_status advance_hook(captured_hook *c, kir_scalar *scalars, const bool *is_float) {
     TRY(c->hook.advance(c->hook.ctx, c->values));
     for (int i = 0; i < c->count; i++) {
-        if (c->dials[i] < 0) continue;
-        if (is_float[c->dials[i]])
-            dials[c->dials[i]].f = c->values[i];
+        if (c->scalars[i] < 0) continue;
+        if (is_float[c->scalars[i]])
+            scalars[c->scalars[i]].f = c->values[i];
         else
-            dials[c->dials[i]].i = (int64_t)c->values[i];
+            scalars[c->scalars[i]].i = (int64_t)c->values[i];
     }
     return TN_OK;
 }
 
-tn_status tn_captured_host_advance(tn_captured_host *h, kir_dial *dials, const bool *is_float) {
-    tn_status s = prepare(h);
+tn_status tn_captured_host_advance(tn_captured_host *h, kir_scalar *scalars, const bool *is_float) {
+    tn_status s = prepare_captured(h);
     for (size_t i = 0; i < h->hook_count && s == TN_OK; i++) {
-        s = advance_hook(&h->hooks[i], dials, is_float);
+        s = advance_hook(&h->hooks[i], scalars, is_float);
         if (s != TN_OK) undo_hooks(h, i);
     }
     if (s != TN_OK) forget_next(h);

@@ -1,27 +1,27 @@
 /* core.h — from a recording to a run: what the passes of core/ hand to each other.
  *
- *   key.c      what must be computed, and the key of the recording
- *   vary.c     numbers and offsets that differ from run to run
+ *   plan_key.c      what must be computed, and the key of the recording
+ *   varying.c     numbers and offsets that differ from run to run
  *   flush.c    plan cache, running, and what a run leaves behind
- *   map.c      pointers → small numbers
+ *   pointer_map.c      pointers → small numbers
  *   values.c   nodes → values: composed ops expanded, equal values shared
- *   fuse.c     values → groups: what becomes one kernel; again.c: what is computed in several
+ *   fuse.c     values → groups: what becomes one kernel; rematerialize.c: what is computed in several
  *   lower.c    a group → a KIR program; blocks.c: what an element of quantised weights is
- *   template.c the same for products and native ops on devices with workgroups
- *   vendor.c   which products and convolutions the library of the device's vendor computes
- *   place.c    which groups the plan's device computes, which the host, and why
+ *   workgroup_lower.c the same for products and native ops on devices with workgroups
+ *   vendor_select.c   which products and convolutions the library of the device's vendor computes
+ *   placement.c    which groups the plan's device computes, which the host, and why
  *   index_check.c  indices compared with their range while a plan runs
- *   parts.c    parts of joined tensors, made where these have them
+ *   in_place_concat.c    parts of joined tensors, made where these have them
  *   layout.c   where values lie
- *   chain.c    products of one left operand, in one launch
- *   by_rows.c  products of which each needs rows of those before, in one launch
+ *   sibling_fusion.c    products of one left operand, in one launch
+ *   row_fused_gemm.c  products of which each needs rows of those before, in one launch
  *   plan.c     groups → commands: order, the commit section; running them
- *   join.c     gradients of a tensor's parts, put side by side
+ *   slice_gradients.c     gradients of a tensor's parts, put side by side
  *   native.c   commands of kern/: products (native_product.c), attention (native_attention.c), convolutions
  *              (native_conv.c), factorizations (native_linalg.c), argsort, index_add
  *   tuner.c    the ways of a product, timed
- *   read.c     values back to the host      capture.c  explicit replay      explain.c  what a plan does, in words
- *   submit.c   runs in the order of queues    move.c  tensors from device to device
+ *   host_read.c     values back to the host      capture.c  explicit replay      explain.c  what a plan does, in words
+ *   submit.c   runs in the order of queues    to_device.c  tensors from device to device
  *   profile.c  what commands should cost and do cost
  *
  * A plan knows no node: it speaks of slots (bound buffers, outputs, the arena) and is run with whatever is bound. */
@@ -30,11 +30,12 @@
 
 #include "base/base.h"
 #include "graph/graph.h"
-#include "graph/known.h"
+#include "graph/node_internal.h"
 #include "hal/hal.h"
 #include "kern/kern.h"
 
-/* ---- a pointer table: node or buffer → small number (map.c) ------------------------------------------------------ */
+/* ---- a pointer table: node or buffer → small number (pointer_map.c)
+ * ------------------------------------------------------ */
 
 typedef struct tn_pointer_map {
     const void **keys;
@@ -70,7 +71,7 @@ typedef struct tn_shift {
  * behind that word where it is met first; and the words before the first node. */
 enum { TN_MARK_NEEDED = 1, TN_KEY_LEAF = 2, TN_KEY_HEAD = 5 };
 
-/* Everything about one recording that a plan does not know: nodes in order, buffers, dial values. */
+/* Everything about one recording that a plan does not know: nodes in order, buffers, runtime scalar values. */
 typedef struct tn_binding {
     tn_recorder *recorder;
     tn_device *device;
@@ -81,9 +82,10 @@ typedef struct tn_binding {
     size_t buffer_count, buffer_capacity;
     tn_shift *shifts; /* by slot */
     size_t shift_count, shift_capacity;
-    const tn_node **dial_nodes; /* dials, and numbers that vary */
-    size_t dial_count, dial_capacity;
-    bool varies; /* set before it is made: what may vary does; not in captured graphs, whose dials the caller counts */
+    const tn_node **scalar_nodes; /* runtime scalars, and numbers that vary */
+    size_t scalar_count, scalar_capacity;
+    /* set before it is made: what may vary does; not in captured graphs, whose runtime scalars the caller counts */
+    bool varies;
     uint64_t *key;
     size_t key_count, key_capacity;
     tn_numerics numerics; /* as the key has them: other threads may change them meanwhile */
@@ -112,7 +114,7 @@ typedef struct tn_value {
     int64_t offset, stride[TN_MAX_RANK]; /* views and leaves: place in root's memory, in elements */
     int slot;                            /* leaves: bound buffer */
     int output;                          /* index among the plan's outputs, or -1 */
-    int dial;                            /* dials: index among the binding's dials, or -1 */
+    int scalar;                          /* runtime scalars: index among the binding's runtime scalars, or -1 */
     /* fuse.c */
     bool stored;  /* gets memory */
     bool copied;  /* a cat_few: its parts are made first and copied */
@@ -127,32 +129,34 @@ typedef struct tn_value {
     uint32_t counted;  /* stamp of the last count of a group's buffers that met it */
     int *users;
     int user_count;
-    bool plain;           /* template.c: none of its templates can be made of what joins it */
+    bool plain;           /* workgroup_lower.c: none of its workgroup kernels can be made of what joins it */
     uint32_t phase_stamp; /* lower.c: phase is known for the group being lowered */
     int phase;
     /* plan.c */
     int place; /* slot of its memory once planned (bound, output or arena), -1: none */
     int64_t byte_offset, bytes;
-    int64_t room, room_before; /* edges.c: its bytes with what is around it, and those before it; 0: no more */
+    /* padded_results.c: its bytes with what is around it, and those before it; 0: no more */
+    int64_t padded_bytes, padded_before;
     int64_t byte_first; /* leaves: of the byte that is first, from the beginning of what is bound; `bytes` follow */
-    bool host_only;     /* place.c: the device refused what it would be there; as a native group the host computes it */
-    const tn_kernel_answer *refusal; /* place.c: why it refused; NULL: it did not, or nobody knows any more */
+    /* placement.c: the device refused what it would be there; as a native group the host computes it */
+    bool host_only;
+    const tn_kernel_answer *refusal; /* placement.c: why it refused; NULL: it did not, or nobody knows any more */
     int host_from;                   /* position of the first group of the host that makes or reads it; -1: none does */
     int64_t host_offset;             /* in the host's part of the plan's memory */
     bool fetched;                    /* a command that copies it there has been made */
-    /* parts.c */
-    int joined; /* its memory is a part of that of this value, from byte joined_at on; -1: it has its own */
-    int64_t joined_at;
-    /* vendor.c */
+    /* in_place_concat.c */
+    int concat_into; /* its memory is a part of that of this value, from byte joined_at on; -1: it has its own */
+    int64_t concat_at;
+    /* vendor_select.c */
     struct tn_vendor_call *vendor; /* a library computes it on the device, alone; NULL: our kernels do */
     const char *vendor_why;        /* … though a library was asked for; NULL: none was */
 } tn_value;
 
 enum { TN_BLOCK = -3 };
-/* A number's place among a group's dials: those of the binding are ≥ 0. */
-enum { TN_GROUP_DIALS = 32 };
-static inline int tn_dial_of_number(int value) { return -1 - value; }
-static inline int tn_number_of_dial(int dial) { return -1 - dial; }
+/* A number's place among a group's runtime scalars: those of the binding are ≥ 0. */
+enum { TN_GROUP_SCALARS = 32 };
+static inline int tn_scalar_of_number(int value) { return -1 - value; }
+static inline int tn_number_of_scalar(int scalar) { return -1 - scalar; }
 
 typedef struct tn_native tn_native;
 typedef enum tn_group_kind {
@@ -176,33 +180,34 @@ typedef struct tn_group {
     bool commit;     /* makes a state's new value, and only such groups read its results: runs last */
     bool appends;    /* would commit, but appends to a state: runs as soon as nobody needs the state as it was */
     int next_append; /* the next of those that wait for the same group, -1: none */
-    bool templated;  /* its product or native op is a program with workgroups after all */
+    bool workgroup;  /* its product or native op is a program with workgroups after all */
     bool updates;    /* … which writes some elements of its first operand's memory, if the result lies there */
     bool checked;    /* it makes indices that have a range: it runs before anything commits */
-    bool chained;    /* it is computed in the launch of the one before it, together with that */
-    bool by_rows;    /* … or behind it; row by row */
+    bool sibling;    /* it is computed in the launch of the one before it, together with that */
+    bool row_fused;  /* … or behind it; row by row */
     const char
-        *host; /* place.c: a word for why the host computes it and not the plan's device; NULL: the device does */
+        *host; /* placement.c: a word for why the host computes it and not the plan's device; NULL: the device does */
     /* lower.c */
     kir_program *program;
     int64_t *sizes;
     int buffer_values
-        [KIR_MAX_BUFFERS]; /* value behind each buffer of the program; TN_BLOCK: the joint's, a workgroup's */
+        [KIR_MAX_BUFFERS]; /* value behind each buffer of the program; TN_BLOCK: the epilogue's, a workgroup's */
     uint8_t buffer_dtypes[KIR_MAX_BUFFERS];  /* what its elements are there: blocks are read as bytes and as f16 */
     bool buffer_same_place[KIR_MAX_BUFFERS]; /* every load of it is where the results are stored: may be overwritten */
     int buffer_count, block_buffer;
-    int dials[TN_GROUP_DIALS]; /* in the order of the program's: the binding's, or of the number that is a value's */
-    int dial_count;
+    /* in the order of the program's: the binding's, or of the number that is a value's */
+    int scalars[TN_GROUP_SCALARS];
+    int scalar_count;
     /* plan.c */
     int *reads; /* roots of what it reads */
     int read_count;
     size_t workspace; /* bytes of the arena it needs while it runs, at workspace_offset */
     int64_t workspace_offset;
     tn_native *native;
-    tn_kernel *kernel; /* of the program; place.c loads it early to see whether the device takes it */
+    tn_kernel *kernel; /* of the program; placement.c loads it early to see whether the device takes it */
 } tn_group;
 
-/* What a vendor's library said to a convolution (vendor.c). */
+/* What a vendor's library said to a convolution (vendor_select.c). */
 typedef struct tn_vendor_answer {
     const tn_node *node;
     bool taken;
@@ -259,16 +264,17 @@ bool tn_value_dense(const tn_value *v); /* its elements lie in order, one behind
 /* Asks a library that was chosen for the plan's kind of device for a convolution; nodes of other ops are not taken. */
 tn_status tn_vendor_ask(tn_graph_plan *g, const tn_node *n, bool *taken);
 void tn_vendor_forget(tn_graph_plan *g);
-/* Asks it for each product, and hands over what it said to convolutions (vendor.c). */
+/* Asks it for each product, and hands over what it said to convolutions (vendor_select.c). */
 tn_status tn_vendor_choose(tn_graph_plan *g);
 tn_status tn_fuse(tn_graph_plan *g);
-/* Is this element-wise value, which several groups need, computed in each of them rather than stored (again.c)? */
-bool tn_is_made_again(const tn_graph_plan *g, const tn_value *v);
+/* Is this element-wise value, which several groups need, computed in each of them rather than stored (rematerialize.c)?
+ * */
+bool tn_is_rematerialized(const tn_graph_plan *g, const tn_value *v);
 /* Does the group compute a value that another one stores, since it reads all that this is made of anyway? */
-bool tn_group_makes_again(const tn_graph_plan *g, int group, int value);
+bool tn_group_rematerializes(const tn_graph_plan *g, int group, int value);
 /* A kernel of kern/cpu computes it, or a vendor's library on the device: it reads operands that lie in memory. */
 static inline bool tn_group_is_native(const tn_group *group) {
-    return (group->kind == TN_GROUP_MATMUL || group->kind == TN_GROUP_NATIVE) && !group->templated;
+    return (group->kind == TN_GROUP_MATMUL || group->kind == TN_GROUP_NATIVE) && !group->workgroup;
 }
 /* Does the group pool this value of its, which then lies in the kernel's block alone? */
 static inline bool tn_group_pools(const tn_graph_plan *g, const tn_group *group, int value) {
@@ -279,11 +285,11 @@ bool tn_group_writes_state(const tn_graph_plan *g, const tn_group *group); /* so
 /* Builds the program of a group. TN_OK with g->forbid ≥ 0: this value cannot be joined, fuse again. */
 tn_status tn_lower_group(tn_graph_plan *g, int group);
 int tn_most_buffers(const tn_graph_plan *g); /* of one kernel on the plan's device */
-/* Is this product or native op a program of workgroups on its device (template.c)? */
-bool tn_template_takes(const tn_value *v);
-bool tn_template_takes_node(const tn_node *n);            /* the same before it is a value */
-bool tn_template_joins(const tn_value *v);                /* it is one that element-wise values behind it may join */
-tn_status tn_template_lower(tn_graph_plan *g, int group); /* builds it; g->forbid as above */
+/* Is this product or native op a program of workgroups on its device (workgroup_lower.c)? */
+bool tn_workgroup_takes(const tn_value *v);
+bool tn_workgroup_takes_node(const tn_node *n);            /* the same before it is a value */
+bool tn_workgroup_fuses(const tn_value *v);                /* it is one that element-wise values behind it may join */
+tn_status tn_workgroup_lower(tn_graph_plan *g, int group); /* builds it; g->forbid as above */
 /* Where an element of memory in blocks is looked up: `bytes` and `halves` are buffers of u8 and of its factors
  * (tn_block_factor) over it, and `mask` says where it is there. */
 typedef struct tn_blocks {
@@ -297,26 +303,28 @@ tn_dtype tn_block_factor(tn_dtype dtype); /* f16, but f32 in TN_Q8_X */
 tn_quant tn_lower_block_parts(const tn_blocks *b, const kir_aff *index, int by);
 kir_val tn_lower_block_element(const tn_blocks *b, const kir_aff *index); /* s·u + t in f32, rounded once */
 
-/* ---- parts (parts.c) --------------------------------------------------------------------------------------------- */
+/* ---- parts (in_place_concat.c)
+ * --------------------------------------------------------------------------------------------- */
 
-void tn_parts_choose(tn_graph_plan *g);                     /* sets `joined` of all values, whose users are known */
-void tn_parts_leave_host(tn_graph_plan *g);                 /* … of groups that the host computes: not after all */
-bool tn_parts_all_there(const tn_graph_plan *g, int value); /* it is joined of parts that lie in its memory */
+void tn_concat_choose(tn_graph_plan *g);                       /* sets `joined` of all values, whose users are known */
+void tn_concat_leave_host(tn_graph_plan *g);                   /* … of groups that the host computes: not after all */
+bool tn_concat_is_in_place(const tn_graph_plan *g, int value); /* it is joined of parts that lie in its memory */
 int tn_last_reader(const tn_graph_plan *g, int value);      /* position of the last group that needs its memory */
 
 /* Bytes of results that a group leaves in memory; and how many products in one launch may, none of which is freed
- * before all are there (by_rows.c). */
+ * before all are there (row_fused_gemm.c). */
 enum { TN_MOST_MADE = 16 << 20 };
 int64_t tn_group_makes(const tn_graph_plan *g, const tn_group *group);
 /* The group at position `from` is computed at `to`, before those that stood there. */
 void tn_group_move_up(tn_graph_plan *g, int from, int to);
-/* Products of one left operand, and in which order, become one launch (chain.c). Natives are there, places are not. */
-void tn_chain_products(tn_graph_plan *g);
-/* And products that need of each other's results their own rows alone (by_rows.c). */
-tn_status tn_products_by_rows(tn_graph_plan *g);
-/* Results that one convolution reads get zeros around them, or are made where it reads them (edges.c). Natives are
- * there, places are not. */
-void tn_leave_edges(tn_graph_plan *g);
+/* Products of one left operand, and in which order, become one launch (sibling_fusion.c). Natives are there, places are
+ * not. */
+void tn_fuse_siblings(tn_graph_plan *g);
+/* And products that need of each other's results their own rows alone (row_fused_gemm.c). */
+tn_status tn_fuse_gemm_rows(tn_graph_plan *g);
+/* Results that one convolution reads get zeros around them, or are made where it reads them (padded_results.c). Natives
+ * are there, places are not. */
+void tn_pad_conv_results(tn_graph_plan *g);
 
 /* ---- memory (layout.c) ------------------------------------------------------------------------------------------- */
 
@@ -324,7 +332,7 @@ tn_status tn_group_find_reads(tn_graph_plan *g, tn_group *group);
 bool tn_group_reads_slot(const tn_graph_plan *g, const tn_group *group, int slot);
 /* Places for all values. copies: new values of states that could not be made in their homes. */
 tn_status tn_lay_out(tn_graph_plan *g, size_t *arena_bytes, size_t *host_bytes, size_t *copies);
-void tn_span_of_leaf(tn_value *v); /* byte_first and bytes of one that has a slot */
+void tn_leaf_byte_range(tn_value *v); /* byte_first and bytes of one that has a slot */
 
 /* ---- plans (plan.c) ---------------------------------------------------------------------------------------------- */
 
@@ -360,12 +368,12 @@ typedef struct tn_command {
     struct tn_vendor_call *vendor; /* VENDOR */
     tn_device *device;             /* KERNEL: where; the plan's, or the cpu */
     void **pointers; /* NATIVE, VENDOR; COPY, FETCH, SEND (to, from): operands, inside the plan's pointers */
-    kir_dial *dials; /* NATIVE: its joint's */
+    kir_scalar *scalars; /* NATIVE: its epilogue's */
     size_t bytes;    /* COPY, FETCH, SEND */
     bool commit;
-    tn_list *list;        /* KERNEL: this and the next listed - 1 commands gathered, NULL: not (yet) */
+    tn_command_list *list; /* KERNEL: this and the next listed - 1 commands gathered, NULL: not (yet) */
     int32_t listed;       /* commands in it */
-    bool by_rows;         /* NATIVE: it and those in its launch */
+    bool row_fused;       /* NATIVE: it and those in its launch */
     bool host;            /* KERNEL, NATIVE: the host computes it for another device */
     char label[TN_LABEL]; /* for explain: the ops joined in it, the shape it runs over */
     tn_cost cost;         /* of all its launches */
@@ -394,16 +402,17 @@ typedef struct tn_plan {
     tn_patch *patches; /* by slots … */
     size_t patch_count;
     size_t *patches_of; /* … where those of each begin, and all of them end */
-    kir_dial *dials;
-    int *dial_source; /* binding dial behind each; -1: a number, which stands in dials */
-    size_t dial_count;
+    kir_scalar *scalars;
+    int *scalar_source; /* binding runtime scalar behind each; -1: a number, which stands in runtime scalars */
+    size_t scalar_count;
     void **addresses;                            /* of the slots, at the last run */
     int64_t runs, values_planned, planning_work; /* planning_work: tn_graph_plan's */
     int64_t untimed_runs;                        /* since one was timed */
-    bool torn;                                   /* the last run failed when it had begun to write states */
+    /* the last run failed when it had begun to write states */
+    bool partially_committed;
     double last_seconds;                         /* what that one took */
     char largest[160];                           /* of the values in the arena: line, op, shape */
-    tn_mark mark; /* its last run by a queue's thread, which uses its pointers and dials */
+    tn_timeline_point point; /* its last run by a queue's thread, which uses its pointers and runtime scalars */
     uint64_t last_used;
     int followed_by; /* place in the cache of the plan that was asked for after this one */
     size_t bytes;    /* of host memory that it takes, kernels apart: these are shared */
@@ -434,18 +443,18 @@ void tn_plan_free(tn_plan *p);
 /* Runs on `arena` (arena_bytes at least). outputs[i] are the buffers of the outputs: the states' homes, or new ones.
  * What the commands took is added to *seconds, now or with a later run. */
 tn_status tn_plan_run(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *outputs, tn_buffer *arena, tn_buffer *host,
-                      const kir_dial *dials, double *seconds);
+                      const kir_scalar *scalars, double *seconds);
 /* The same in two steps, for a queue's thread: what is bound is worked out when the run is given; slots: addresses of
- * all, in order; forms: tn_native_form's, one a native; dials: the plan's own. */
+ * all, in order; forms: tn_native_packed_weight's, one a native; runtime scalars: the plan's own. */
 size_t tn_plan_slots(const tn_plan *p);
 /* Where a bound slot begins; slots are asked for in order, *shift is 0 at the first. */
 void *tn_plan_address(const tn_plan *p, tn_buffer *const *bound, int slot, size_t *shift);
-tn_status tn_plan_execute(tn_plan *p, void *const *slots, void *const *forms, const kir_dial *dials);
+tn_status tn_plan_execute(tn_plan *p, void *const *slots, void *const *packed_weights, const kir_scalar *scalars);
 void tn_plan_await(tn_plan *p);                                   /* until no thread of a queue runs it */
 void tn_node_describe(const tn_node *n, char *text, size_t size); /* its line, op, shape and dtype, for messages */
 void *tn_plan_own(tn_plan *p, size_t bytes); /* zeroed memory that lives as long as the plan; NULL on failure */
 
-/* ---- indices (index_check.c) -------------------------------------------------------------------------------------- */
+/* ---- indices (index_check.c) ------------------------------------------------------------------------------------- */
 
 tn_status tn_note_checked(tn_graph_plan *g, const tn_node *n); /* a node with checks that the plan needs */
 tn_status tn_find_checked(tn_graph_plan *g);                   /* their values; all values are there */
@@ -462,11 +471,12 @@ tn_status tn_check_before(tn_plan *p, size_t command, size_t *next); /* those th
 /* Puts the line of the op in front of the error of a run that a check has ended. */
 tn_status tn_check_name_line(const tn_plan *p, tn_status s);
 
-/* ---- who computes what (place.c) --------------------------------------------------------------------------------- */
+/* ---- who computes what (placement.c)
+ * --------------------------------------------------------------------------------- */
 
 /* An operation that the host computes. */
 typedef struct tn_placed {
-    const char *op, *code;        /* code: a word of the table in place.c */
+    const char *op, *code;        /* code: a word of the table in placement.c */
     char reason[TN_REASON_BYTES]; /* what follows the device's name: "has no f64" */
     char where[160];              /* line, op, shape and dtype */
 } tn_placed;
@@ -495,15 +505,15 @@ tn_status tn_device_try_exact(tn_device *d, uint64_t seed, bool *exact, char *wh
 /* ---- native kernels (native.c) ----------------------------------------------------------------------------------- */
 
 /* The values whose memory a native group reads and writes, in the order of its pointers: operands, then the workspace,
- * then the buffers of its joint. A negative entry: -1 none, TN_WORKSPACE. */
+ * then the buffers of its epilogue. A negative entry: -1 none, TN_WORKSPACE. */
 enum { TN_WORKSPACE = -2, TN_NATIVE_POINTERS = TN_CAT_PARTS + 2 };
 /* Has the processor a kernel for it? What has none is its composition there too. */
 bool tn_native_takes(const tn_node *n);
 bool tn_native_joins(const tn_value *v); /* is no product, and element-wise values behind its kernel may join it */
 /* Can `lead`, which may be joined, do this pooling of what joins it? */
 bool tn_native_pools(const tn_value *lead, const tn_value *pool);
-/* Makes the joint's sizes, which know the lead's dims, those that its kernel runs. false: an index does not fit. */
-bool tn_native_joint_fits(const tn_value *lead, const tn_group *group);
+/* Makes the epilogue's sizes, which know the lead's dims, those that its kernel runs. false: an index does not fit. */
+bool tn_native_epilogue_fits(const tn_value *lead, const tn_group *group);
 int tn_native_operands(const tn_graph_plan *g, const tn_group *group, int values[TN_NATIVE_POINTERS]);
 size_t tn_native_byte_offset(const tn_value *v); /* of its first element in its root's memory */
 /* Does this group write over its first operand, touching only what it owns, while it
@@ -515,11 +525,11 @@ tn_status tn_native_make(const tn_graph_plan *g, const tn_group *group, tn_nativ
 /* before the first launch: takes what memory it needs */
 tn_status tn_native_prepare(tn_native *n, tn_buffer *const *bound);
 /* The same in two steps: the form it wants, NULL when it wants none; and making it known. */
-tn_status tn_native_form(tn_native *n, tn_buffer *const *bound, void **form);
-void tn_native_take_form(tn_native *n, void *form);
-void tn_native_run(tn_native *n, void *const *pointers, const kir_dial *dials);
+tn_status tn_native_packed_weight(tn_native *n, tn_buffer *const *bound, void **form);
+void tn_native_set_packed(tn_native *n, void *form);
+void tn_native_run(tn_native *n, void *const *pointers, const kir_scalar *scalars);
 /* What a product is run with that is in the launch of another one. */
-void tn_native_run_along(tn_native *n, void *const *pointers, const kir_dial *dials);
+void tn_native_run_sibling(tn_native *n, void *const *pointers, const kir_scalar *scalars);
 /* corrects it by what the last run met: how many keys there were */
 void tn_native_cost(const tn_native *n, tn_cost *cost);
 /* The library that computes it in place of a kernel of ours, or how measurements say that it is done best; NULL. */
@@ -527,7 +537,8 @@ const char *tn_native_by(const tn_native *n);
 void tn_native_free(tn_native *n);
 size_t tn_native_bytes(void);
 
-/* ---- running (key.c, flush.c) ------------------------------------------------------------------------------------ */
+/* ---- running (plan_key.c, flush.c)
+ * ------------------------------------------------------------------------------------ */
 
 /* Finds what must be computed and writes the key: equal keys mean equal plans. */
 static inline bool tn_number_varies(const tn_binding *b, const tn_node *n) {
@@ -539,7 +550,7 @@ tn_status tn_binding_make(tn_binding *b, tn_recorder *r, const tn_node *const *t
 void tn_binding_free(tn_binding *b);
 bool tn_attributes_are_extents(int op); /* … and not in the key */
 /* No plan was found: which lines are to blame? What can vary there does so from now on; of others one warning tells
- * (vary.c). */
+ * (varying.c). */
 typedef struct tn_plan_cache tn_plan_cache;
 void tn_vary_learn(const tn_plan_cache *c, const tn_binding *b);
 
@@ -566,8 +577,8 @@ struct tn_plan_cache {
     tn_buffer **outputs;
     size_t output_capacity;
     int refused; /* what there was no memory for in the last run: an output, or TN_REFUSED_… */
-    kir_dial *dials;
-    size_t dial_capacity;
+    kir_scalar *scalars;
+    size_t scalar_capacity;
     struct tn_captured_host *capture; /* of the capture under way (capture.h), or NULL */
     int64_t made, hits, misses, resized, launches;
     double plan_seconds, run_seconds;
@@ -577,8 +588,8 @@ tn_status tn_plan_find(tn_plan_cache *c, const tn_binding *b, tn_plan **out);
 /* Room for the plan's intermediates and results, before anything runs; outputs that are no state are new buffers. */
 tn_status tn_plan_reserve(tn_plan_cache *c, const tn_plan *p, tn_buffer *const *bound);
 void tn_plan_release_outputs(tn_plan_cache *c, const tn_plan *p, int count);
-kir_dial tn_dial_value_of(const tn_node *dial);
+kir_scalar tn_runtime_scalar_value_of(const tn_node *scalar);
 /* Runs it on this thread's queue (submit.c), on what tn_plan_reserve took. */
-tn_status tn_plan_submit(tn_plan_cache *c, tn_plan *p, tn_buffer *const *bound, const kir_dial *dials);
+tn_status tn_plan_submit(tn_plan_cache *c, tn_plan *p, tn_buffer *const *bound, const kir_scalar *scalars);
 
 #endif

@@ -20,7 +20,7 @@ static const struct {
     {"addition", 2, KIR_ADD}, {"multiplication", 2, KIR_MUL},   {"exp", 1, KIR_EXP},
 };
 
-static kir_val result_of(kir_builder *b, size_t asked, const kir_val *x) {
+static kir_val exact_result_of(kir_builder *b, size_t asked, const kir_val *x) {
     if (ASKED[asked].operands == 3) return kir_fma(b, x[0], x[1], x[2]);
     kir_op op = ASKED[asked].op;
     return ASKED[asked].operands == 1 ? kir_unary(b, op, x[0]) : kir_binary(b, op, x[0], x[1]);
@@ -41,7 +41,7 @@ static tn_status make_program(kir_program **p, int64_t **sizes) {
     }
     for (size_t k = 0; k < TN_COUNT(ASKED); k++) {
         at.c = (int64_t)k * VALUES;
-        kir_store(b, out, &at, result_of(b, k, x), KIR_NONE);
+        kir_store(b, out, &at, exact_result_of(b, k, x), KIR_NONE);
     }
     return kir_finish(b, p, sizes);
 }
@@ -66,24 +66,25 @@ static void make_values(uint64_t seed, uint32_t *values) {
 
 static bool is_nan(uint32_t bits) { return (bits & 0x7FFFFFFF) > 0x7F800000; }
 
-static float number_of(uint32_t bits) {
+static float exact_number_of(uint32_t bits) {
     float f;
     memcpy(&f, &bits, sizeof f);
     return f;
 }
 
-static bool compare(const uint32_t *values, const uint32_t *got, const uint32_t *want, char *why, size_t size) {
+static bool compare_exact(const uint32_t *values, const uint32_t *got, const uint32_t *want, char *why, size_t size) {
     for (size_t i = 0; i < TN_COUNT(ASKED) * VALUES; i++) {
         if (got[i] == want[i] || (is_nan(got[i]) && is_nan(want[i]))) continue;
         const uint32_t *x = values + i % VALUES;
         char of[96];
-        int n = snprintf(of, sizeof of, "%.9g", (double)number_of(x[0]));
+        int n = snprintf(of, sizeof of, "%.9g", (double)exact_number_of(x[0]));
         for (int k = 1; k < ASKED[i / VALUES].operands; k++)
-            n += snprintf(of + n, sizeof of - (size_t)n, ", %.9g", (double)number_of(x[k * VALUES]));
+            n += snprintf(of + n, sizeof of - (size_t)n, ", %.9g", (double)exact_number_of(x[k * VALUES]));
         snprintf(why, size,
                  "%s of %s is %.9g (%08x), it should be %.9g (%08x): the driver promises bits that it does "
                  "not keep (caps.exact)",
-                 ASKED[i / VALUES].name, of, (double)number_of(got[i]), got[i], (double)number_of(want[i]), want[i]);
+                 ASKED[i / VALUES].name, of, (double)exact_number_of(got[i]), got[i], (double)exact_number_of(want[i]),
+                 want[i]);
         return false;
     }
     return true;
@@ -117,7 +118,7 @@ tn_status tn_device_try_exact(tn_device *d, uint64_t seed, bool *exact, char *wh
         s = kir_interpret(p, &(kir_launch){.sizes = sizes, .buffers = (void *[]){values, want}});
     }
     if (s == TN_OK) s = run_there(d, p, sizes, values, memory, got);
-    *exact = s == TN_OK && compare(values, got, want, why, size);
+    *exact = s == TN_OK && compare_exact(values, got, want, why, size);
     tn_buffer_release(memory[0]);
     tn_buffer_release(memory[1]);
     tn_mem_free(values);

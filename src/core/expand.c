@@ -34,7 +34,7 @@ tn_node *tn_compose(tn_build *b, const tn_node *n) {
     return tn_is_widened(n) ? widened(b, n) : tn_op(n->op)->impl->compose(b, n);
 }
 
-static tn_status check_expansion(const tn_node *n, const tn_node *root) {
+static tn_status check_composition_shape(const tn_node *n, const tn_node *root) {
     bool same_shape = root->rank == n->rank && !memcmp(root->shape, n->shape, n->rank * sizeof *n->shape);
     if (same_shape && root->dtype == n->dtype) return TN_OK;
     char is[96], want[96];
@@ -48,7 +48,7 @@ static tn_status expand_with(tn_build *b, tn_node *n) {
     TRY(b->status);
     if (!root)
         return tn_fail(TN_ERR_INTERNAL, "%s: its composition yields nothing: a defect in the op", tn_op(n->op)->name);
-    TRY(check_expansion(n, root));
+    TRY(check_composition_shape(n, root));
     n->expansion = tn_node_retain(root);
     return TN_OK;
 }

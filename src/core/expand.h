@@ -1,5 +1,5 @@
 /* expand.h — what autograd shares with the planner, and its helpers: a composed op's composition, made once and kept
- * with the node (tn_expand_node); gradients of parts (join.c).
+ * with the node (tn_expand_node); gradients of parts (slice_gradients.c).
  *
  * Half precision: a composition of f16 or bf16 would round after every step, and its range would end at 65504 in the
  * middle of a formula. So op(x) is expanded to cast(op(cast(x, f32)), f16): every step is f32, and the gradient is that
@@ -22,6 +22,6 @@ tn_node *tn_compose(tn_build *b, const tn_node *n);
 
 /* x + y, where both are neighbouring parts of one tensor with zeros around them: without adding. NULL when they are not
  * (or on a failure of the build). */
-tn_node *tn_join_parts(tn_build *b, tn_node *x, tn_node *y);
+tn_node *tn_join_slice_gradients(tn_build *b, tn_node *x, tn_node *y);
 
 #endif

@@ -20,7 +20,7 @@ static const tn_plan *last_plan(void) {
     return c ? c->last : NULL;
 }
 
-static int64_t bytes_of(const tn_plan *p, tn_command_kind kind) {
+static int64_t explain_bytes_of(const tn_plan *p, tn_command_kind kind) {
     int64_t bytes = 0;
     for (size_t i = 0; i < p->command_count; i++)
         if (p->commands[i].kind == kind) bytes += (int64_t)p->commands[i].bytes;
@@ -37,8 +37,8 @@ tn_status tn_get_placement(tn_placement *out) {
         snprintf(full.device, sizeof full.device, "%s", p->device->info.id);
         full.on_device = p->operations - (int64_t)p->placed_count;
         full.on_host = (int64_t)p->placed_count;
-        full.to_host = bytes_of(p, TN_CMD_FETCH);
-        full.from_host = bytes_of(p, TN_CMD_SEND);
+        full.to_host = explain_bytes_of(p, TN_CMD_FETCH);
+        full.from_host = explain_bytes_of(p, TN_CMD_SEND);
     }
     memcpy(out, &full, out->struct_size < sizeof full ? out->struct_size : sizeof full);
     return TN_OK;
@@ -69,7 +69,7 @@ static void put_command(tn_str *out, size_t number, const tn_command *c) {
     tn_str_add(out, "%4zu  %-7s %s", number, tn_command_kind_name(c), c->label);
     if (c->kind == TN_CMD_KERNEL && c->launch_count > 1)
         tn_str_add(out, "  (and %lld like it, one launch)", (long long)(c->launch_count - 1));
-    if (c->by_rows) tn_str_add(out, "  (by rows: a thread takes its own through all, while its cache has them)");
+    if (c->row_fused) tn_str_add(out, "  (by rows: a thread takes its own through all, while its cache has them)");
     tn_str_add(out, "%s\n", c->commit ? "  [commit]" : "");
 }
 

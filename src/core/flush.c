@@ -32,10 +32,10 @@ static void clear(tn_plan_cache *c) {
     tn_buffer_release(c->staged);
     c->arena = c->staged = NULL;
     tn_mem_free(c->outputs);
-    tn_mem_free(c->dials);
+    tn_mem_free(c->scalars);
     c->outputs = NULL;
-    c->dials = NULL;
-    c->output_capacity = c->dial_capacity = 0;
+    c->scalars = NULL;
+    c->output_capacity = c->scalar_capacity = 0;
 }
 
 static void plans_free(void *plans) {
@@ -69,14 +69,14 @@ static bool same_sizes(const tn_plan *p, const tn_binding *b) {
     return b->size_count == 0 || memcmp(p->sizes, b->sizes, b->size_count * sizeof *b->sizes) == 0;
 }
 
-static int place_of(const tn_plan_cache *c, const tn_binding *b, uint64_t hash) {
+static int flush_place_of(const tn_plan_cache *c, const tn_binding *b, uint64_t hash) {
     for (int i = 0; i < c->count; i++)
         if (c->hashes[i] == hash && same_key(c->plans[i], b)) return i;
     return -1;
 }
 
 /* Makes room for a plan: those unused for longest go. */
-static void make_room(tn_plan_cache *c, const tn_plan *p) {
+static void make_room_flush(tn_plan_cache *c, const tn_plan *p) {
     while (c->count > 0 && (c->count == TN_MAX_PLANS || c->bytes + p->bytes > TN_MAX_PLAN_BYTES)) {
         int oldest = 0;
         for (int i = 1; i < c->count; i++)
@@ -102,7 +102,7 @@ tn_status tn_plan_find(tn_plan_cache *c, const tn_binding *b, tn_plan **out) {
     *out = NULL;
     int at = guessed_place(c, b);
     uint64_t hash = at >= 0 ? c->hashes[at] : tn_hash64(b->key, b->key_count * sizeof *b->key, 0);
-    if (at < 0) at = place_of(c, b, hash);
+    if (at < 0) at = flush_place_of(c, b, hash);
     if (at >= 0 && same_sizes(c->plans[at], b)) {
         *out = take_hit(c, at);
         return TN_OK;
@@ -124,7 +124,7 @@ tn_status tn_plan_find(tn_plan_cache *c, const tn_binding *b, tn_plan **out) {
     } else {
         c->misses++;
     }
-    make_room(c, p);
+    make_room_flush(c, p);
     at = c->count++;
     c->bytes += p->bytes;
     c->newest[c->newest_at++ % TN_NEWEST_PLANS] = p;
@@ -159,7 +159,7 @@ void tn_plan_release_outputs(tn_plan_cache *c, const tn_plan *p, int count) {
         tn_buffer_release(c->outputs[i]);
 }
 
-static tn_status refuse(tn_plan_cache *c, int what, tn_status s) {
+static tn_status refuse_flush(tn_plan_cache *c, int what, tn_status s) {
     if (s == TN_ERR_MEMORY) c->refused = what;
     return s;
 }
@@ -167,7 +167,7 @@ static tn_status refuse(tn_plan_cache *c, int what, tn_status s) {
 tn_status tn_plan_reserve(tn_plan_cache *c, const tn_plan *p, tn_buffer *const *bound) {
     c->refused = TN_REFUSED_NONE;
     TRY(tn_mem_grow(&c->outputs, &c->output_capacity, (size_t)p->output_count, sizeof *c->outputs));
-    TRY(refuse(c, TN_REFUSED_ARENA, reserve_arena(c, p)));
+    TRY(refuse_flush(c, TN_REFUSED_ARENA, reserve_arena(c, p)));
     for (int i = 0; i < p->output_count; i++) {
         if (p->output_home[i] >= 0) {
             c->outputs[i] = tn_buffer_retain(bound[p->output_home[i]]);
@@ -176,7 +176,7 @@ tn_status tn_plan_reserve(tn_plan_cache *c, const tn_plan *p, tn_buffer *const *
         tn_status s = tn_buffer_new(p->device, (size_t)p->output_bytes[i], &c->outputs[i]);
         if (s == TN_OK) continue;
         tn_plan_release_outputs(c, p, i);
-        return refuse(c, i, s);
+        return refuse_flush(c, i, s);
     }
     return TN_OK;
 }
@@ -264,25 +264,25 @@ static int64_t to_whole(kir_type t, double number) {
     return kir_const_ins(t, v).imm.i;
 }
 
-/* A dial's value, or that of a number that varies. */
-kir_dial tn_dial_value_of(const tn_node *dial) {
-    kir_dial d;
-    if (dial->op != TN_OP_DIAL && !tn_dtype_is_float((tn_dtype)dial->dtype))
-        d.i = to_whole(kir_type_of((tn_dtype)dial->dtype), dial->f[0]);
-    else if (dial->op != TN_OP_DIAL || dial->i[0] == TN_DIAL_FLOAT)
-        d.f = dial->f[0];
+/* A runtime scalar's value, or that of a number that varies. */
+kir_scalar tn_runtime_scalar_value_of(const tn_node *scalar) {
+    kir_scalar d;
+    if (scalar->op != TN_OP_RUNTIME_SCALAR && !tn_dtype_is_float((tn_dtype)scalar->dtype))
+        d.i = to_whole(kir_type_of((tn_dtype)scalar->dtype), scalar->f[0]);
+    else if (scalar->op != TN_OP_RUNTIME_SCALAR || scalar->i[0] == TN_SCALAR_FLOAT)
+        d.f = scalar->f[0];
     else
-        d.i = dial->i[1];
+        d.i = scalar->i[1];
     return d;
 }
 
-static tn_status run(tn_plan_cache *c, tn_plan *p, const tn_binding *b) {
-    TRY(tn_mem_grow(&c->dials, &c->dial_capacity, b->dial_count, sizeof *c->dials));
-    for (size_t i = 0; i < b->dial_count; i++)
-        c->dials[i] = tn_dial_value_of(b->dial_nodes[i]);
+static tn_status run_plan(tn_plan_cache *c, tn_plan *p, const tn_binding *b) {
+    TRY(tn_mem_grow(&c->scalars, &c->scalar_capacity, b->scalar_count, sizeof *c->scalars));
+    for (size_t i = 0; i < b->scalar_count; i++)
+        c->scalars[i] = tn_runtime_scalar_value_of(b->scalar_nodes[i]);
     if (b->shift_count) memcpy(p->shifts, b->shifts, b->shift_count * sizeof *b->shifts);
     TRY(tn_plan_reserve(c, p, b->buffers));
-    tn_status s = tn_plan_submit(c, p, b->buffers, c->dials);
+    tn_status s = tn_plan_submit(c, p, b->buffers, c->scalars);
     if (s == TN_OK) return TN_OK;
     tn_plan_release_outputs(c, p, p->output_count);
     return s;
@@ -304,13 +304,13 @@ static tn_status results_fail(const tn_binding *b, tn_status status) {
  * say why, and states keep the values they have. Out of memory is another matter: the same may succeed later. When the
  * device has failed while states were written, what these hold is not known, and they become errors too: neither is it
  * read as if it were right, nor is a step that was half done repeated. */
-static void give_up(tn_recorder *r, const tn_binding *b, tn_status status, bool torn) {
+static void give_up(tn_recorder *r, const tn_binding *b, tn_status status, bool partially_committed) {
     if (results_fail(b, status) != TN_OK) return;
     tn_storage *next;
     for (tn_storage *s = take_written(r, b->device); s; s = next) {
         next = s->next_written;
         s->next_written = NULL;
-        if (!torn || !(s->value->flags & TN_NODE_ERROR)) tn_storage_restore(s);
+        if (!partially_committed || !(s->value->flags & TN_NODE_ERROR)) tn_storage_restore(s);
         tn_storage_release(s);
     }
     prune(r);
@@ -393,14 +393,14 @@ static inline tn_status bind_plan(tn_recorder *r, tn_plan_cache *c, tn_node *con
     return TN_OK;
 }
 
-static tn_status evaluate(tn_recorder *r, tn_plan_cache *c, tn_node *const *targets, int count) {
+static tn_status evaluate_targets(tn_recorder *r, tn_plan_cache *c, tn_node *const *targets, int count) {
     tn_binding *b = &c->binding;
     tn_plan *p = NULL;
     c->refused = TN_REFUSED_NONE;
     TRY(bind_plan(r, c, targets, count, &p));
     if (p) {
-        tn_status s = run(c, p, b);
-        if (s != TN_OK && p->torn) {
+        tn_status s = run_plan(c, p, b);
+        if (s != TN_OK && p->partially_committed) {
             s = tn_fail_prefix(s, "the device failed while states were written, whose values are lost: load them anew");
             give_up(r, b, s, true);
             return s;
@@ -424,7 +424,7 @@ static tn_status evaluate(tn_recorder *r, tn_plan_cache *c, tn_node *const *targ
 static tn_status evaluate_all(tn_recorder *r, tn_plan_cache *c, tn_node *const *targets, int count) {
     tn_status s;
     do
-        s = evaluate(r, c, targets, count);
+        s = evaluate_targets(r, c, targets, count);
     while (s == TN_OK && c->binding.elsewhere);
     return s;
 }
@@ -442,7 +442,7 @@ tn_status tn_flush(tn_recorder *r, tn_node *const *targets, int count) {
     if (r->capturing) return flush_captured(targets, count);
     tn_plan_cache *c = r->count > 0 ? tn_plans_of(r) : NULL;
     if (!c) {
-        tn_recorder_settle();
+        tn_recorder_merge_counts();
         return r->count > 0 ? TN_ERR_MEMORY : TN_OK;
     }
     bool writes = r->written != NULL;
@@ -451,7 +451,7 @@ tn_status tn_flush(tn_recorder *r, tn_node *const *targets, int count) {
         s = evaluate_all(r, c, targets, count);
     if (c->binding.postponed_count) settle_postponed(r, &c->binding, writes && s == TN_OK);
     r->limit = 2 * r->count;
-    tn_recorder_settle();
+    tn_recorder_merge_counts();
     return s;
 }
 

@@ -3,7 +3,7 @@
  * One rule a line:
  *   - An element-wise, movement or generated value is computed inside whoever needs it (inlined), unless it is an
  *     output, is needed by several groups and dear, or some user can only read it from memory. Dear is what takes
- *     longer to make again than to read; of large values, what takes more of memory (again.c).
+ *     longer to make again than to read; of large values, what takes more of memory (rematerialize.c).
  *   - A value that must be stored joins a group that needs it and runs over the same space: further results of one
  *     pass.
  *   - A reduction joins the group that runs over its rows or over its input: softmax and norms are one kernel. But none
@@ -11,9 +11,10 @@
  *     needed before. Reductions over the same rows of the same values are one pass, even where nobody needs both.
  *   - On the CPU a reduction of columns stands alone and reads memory: what it reads is made faster by itself, or
  *     joins the product before it, and columns are then reduced as fast as memory goes (kir/vm_columns.c).
- *   - A product takes the element-wise group behind it as its store joint, and so does a convolution. One that a
+ *   - A product takes the element-wise group behind it as its epilogue, and so does a convolution. One that a
  *     vendor's library computes stands alone.
- *   - Pooling is the last step of the convolution before it where that has a joint and nobody else needs its result.
+ *   - Pooling is the last step of the convolution before it where that has an epilogue and nobody else needs its
+ *   result.
  *   - Everything else is a group of its own.
  * Users are visited before what they use, so the needs of a value are known when its turn comes. Joins are tried on
  * shape alone; lowering finds out when an index does not fit, names the value, and fusing starts again with it left
@@ -122,11 +123,12 @@ static void input_needs(tn_graph_plan *g, const tn_value *u, int x) {
     bool dear = in->loads > 0 && in->weight > MOVED_WEIGHT;
     bool spread = in->weight > SPREAD_WEIGHT && tn_value_numel(u) > 4 * tn_value_numel(in) && c != TN_REDUCTION;
     if (root->slot >= 0) return;
-    if (c == TN_MATMUL && !u->vendor && tn_template_takes(u)) { /* it has a joint, which elements pass a few times */
+    /* it has an epilogue, which elements pass a few times */
+    if (c == TN_MATMUL && !u->vendor && tn_workgroup_takes(u)) {
         if (dear) want_memory(g, x);
         return;
     }
-    if (c == TN_NATIVE && !u->vendor && in->dial >= 0 && tn_template_takes(u)) return; /* comes with the launch */
+    if (c == TN_NATIVE && !u->vendor && in->scalar >= 0 && tn_workgroup_takes(u)) return; /* comes with the launch */
     if (c == TN_MATMUL || c == TN_NATIVE || (c == TN_VIEW_OP && (!view_maps(u) || reshapes_joined(g, u, in))) ||
         (c == TN_MOVEMENT && dear) || spread)
         want_memory(g, x);
@@ -134,9 +136,9 @@ static void input_needs(tn_graph_plan *g, const tn_value *u, int x) {
     if (of_columns(g, u) && in->loads > 0 && in->weight > 1) want_memory(g, x);
 }
 
-static void weigh(tn_graph_plan *g) {
+static void weigh_fusion(tn_graph_plan *g) {
     for (size_t i = 0; i < g->value_count; i++)
-        g->values[i].wants_memory = g->values[i].joined >= 0;
+        g->values[i].wants_memory = g->values[i].concat_into >= 0;
     if (g->checked_count) tn_want_checked(g);
     for (size_t i = 0; i < g->value_count; i++) {
         tn_value *v = &g->values[i];
@@ -144,7 +146,7 @@ static void weigh(tn_graph_plan *g) {
         v->loads = 1;
         v->weight = 1;
         if (!v->row || kernel_of_its_own(c)) {
-            if (v->row && v->dial < 0)
+            if (v->row && v->scalar < 0)
                 for (int k = 0; k < v->n_in; k++)
                     if (v->in[k] >= 0) input_needs(g, v, v->in[k]);
             continue;
@@ -243,21 +245,21 @@ static bool rows_fit(const tn_value *r, const tn_node *space) {
     return rows >= FEW_ROWS || all <= 4 * (int64_t)KIR_BLOCK;
 }
 
-/* A product, or a template or kernel that hands over finished elements as products do. */
-static bool has_joint(const tn_value *v) {
+/* A product, or a workgroup kernel or kernel that hands over finished elements as products do. */
+static bool has_epilogue(const tn_value *v) {
     tn_op_class c = tn_value_class(v);
-    return c == TN_MATMUL || (c == TN_NATIVE && (tn_template_joins(v) || tn_native_joins(v)));
+    return c == TN_MATMUL || (c == TN_NATIVE && (tn_workgroup_fuses(v) || tn_native_joins(v)));
 }
 
-/* Many rows of a few columns: a joint goes through them row by row, a kernel behind the product in one run. */
+/* Many rows of a few columns: an epilogue goes through them row by row, a kernel behind the product in one run. */
 static bool rows_are_short(const tn_node *n) {
     enum { FEW_COLUMNS = 16 };
     return n->rank >= 2 && n->dtype == TN_F32 && n->shape[n->rank - 1] < FEW_COLUMNS &&
            n->shape[n->rank - 2] >= FEW_COLUMNS;
 }
 
-static bool joint_fits(const tn_value *v, const tn_node *space) {
-    if (tn_template_takes(v) || tn_native_joins(v)) return same_shape(space, v->node) && tn_value_numel(v) > 0;
+static bool epilogue_fits(const tn_value *v, const tn_node *space) {
+    if (tn_workgroup_takes(v) || tn_native_joins(v)) return same_shape(space, v->node) && tn_value_numel(v) > 0;
     bool joins = tn_dtype_is_float((tn_dtype)v->node->dtype) && v->node->dtype != TN_F64;
     return joins && v->node->rank >= 2 && v->node->rank <= TN_GEMM_BATCH_AXES + 2 && same_shape(space, v->node) &&
            tn_value_numel(v) > 0;
@@ -278,8 +280,8 @@ static bool adds_bias(const tn_graph_plan *g, const tn_group *to, const tn_value
     return (bias->stride[last] == 1 || n->shape[last] == 1) && (last == 0 || bias->stride[0] == 0);
 }
 
-static bool joint_pays(const tn_graph_plan *g, const tn_group *to, const tn_value *v) {
-    return !rows_are_short(v->node) || tn_template_takes(v) || tn_native_joins(v) || adds_bias(g, to, v);
+static bool epilogue_pays(const tn_graph_plan *g, const tn_group *to, const tn_value *v) {
+    return !rows_are_short(v->node) || tn_workgroup_takes(v) || tn_native_joins(v) || adds_bias(g, to, v);
 }
 
 /* The convolution whose results v is made of, element by element; NULL: there is none, or too far away. */
@@ -291,7 +293,7 @@ static const tn_value *convolution_behind(const tn_graph_plan *g, const tn_value
         for (int k = 0; k < v->n_in; k++) {
             const tn_value *in = v->in[k] >= 0 ? &g->values[v->in[k]] : NULL;
             if (!in || !in->row || !same_shape(in->node, v->node)) continue;
-            if (tn_native_joins(in) && joint_fits(in, v->node)) return in;
+            if (tn_native_joins(in) && epilogue_fits(in, v->node)) return in;
             next = next ? next : in;
         }
         v = next;
@@ -317,7 +319,7 @@ static bool space_fits(const tn_graph_plan *g, const tn_group *to, const tn_valu
         if (to->kind == TN_GROUP_MAP) return rows_fit(v, lead->node) && !tn_group_writes_state(g, to);
         return to->kind == TN_GROUP_ROWS && same_rows(g, v, to->lead);
     }
-    if (has_joint(v)) return to->kind == TN_GROUP_MAP && joint_fits(v, lead->node) && joint_pays(g, to, v);
+    if (has_epilogue(v)) return to->kind == TN_GROUP_MAP && epilogue_fits(v, lead->node) && epilogue_pays(g, to, v);
     if (c != TN_ELEMENTWISE && c != TN_MOVEMENT) return false;
     if (pools(g, to, v)) return true;
     if (to->kind == TN_GROUP_MATMUL && v < lead) return false; /* it may be an operand, which must be there before */
@@ -326,7 +328,7 @@ static bool space_fits(const tn_graph_plan *g, const tn_group *to, const tn_valu
 }
 
 static void take_lead(tn_graph_plan *g, int group, int value) {
-    bool reduces = tn_value_class(&g->values[value]) == TN_REDUCTION, joins = has_joint(&g->values[value]);
+    bool reduces = tn_value_class(&g->values[value]) == TN_REDUCTION, joins = has_epilogue(&g->values[value]);
     tn_group *to = &g->groups[group];
     if (to->kind == TN_GROUP_NATIVE) { /* it pools */
         to->kind = TN_GROUP_MAP;
@@ -354,7 +356,7 @@ static int count_buffers(tn_graph_plan *g, int value, int most) {
     for (int k = 0; k < v->n_in && count <= most; k++) {
         if (v->in[k] < 0) continue;
         tn_value *root = &g->values[g->values[v->in[k]].root], *in = is_operand(root) ? root : &g->values[v->in[k]];
-        if (in->counted == g->stamp || in->dial >= 0) continue;
+        if (in->counted == g->stamp || in->scalar >= 0) continue;
         in->counted = g->stamp;
         count += in == root && is_operand(root) ? 1 : count_buffers(g, v->in[k], most - count);
     }
@@ -490,16 +492,16 @@ static bool must_store(const tn_graph_plan *g, const tn_value *v) {
     if (v->output >= 0 || v->wants_memory || v->alone) return true;
     if (kernel_of_its_own(tn_value_class(v))) return true;
     bool dear = v->loads > 0 && (v->weight > CHEAP_WEIGHT || is_decoded(g, v));
-    return (v->pull_count > 1 && dear && !tn_is_made_again(g, v)) || v->pull_count > MAX_PULLS;
+    return (v->pull_count > 1 && dear && !tn_is_rematerialized(g, v)) || v->pull_count > MAX_PULLS;
 }
 
 /* Views are never stored: who needs one reads its root's memory, or computes through it. */
-static tn_status visit(tn_graph_plan *g, int value) {
+static tn_status visit_group_value(tn_graph_plan *g, int value) {
     tn_value *v = &g->values[value];
     v->group = -1;
     v->stored = false;
     /* It comes with each launch, and needs no memory. */
-    bool in_launch = v->dial >= 0 && v->output < 0 && !v->wants_memory && !v->alone;
+    bool in_launch = v->scalar >= 0 && v->output < 0 && !v->wants_memory && !v->alone;
     if (!v->row || in_launch) return TN_OK;
     TRY(collect_pulls(g, v));
     if (tn_value_class(v) == TN_VIEW_OP) return TN_OK;
@@ -524,14 +526,14 @@ tn_status tn_fuse(tn_graph_plan *g) {
     if (!g->order) g->order = tn_scratch_take(&g->scratch, (g->value_count + 1) * sizeof *g->order);
     if (!g->order) return TN_ERR_MEMORY;
     TRY(find_users(g));
-    tn_parts_choose(g);
-    weigh(g);
+    tn_concat_choose(g);
+    weigh_fusion(g);
     for (size_t i = 0; i < g->group_count; i++)
         tn_group_free(&g->groups[i]);
     g->group_count = 0;
     g->work += (int64_t)g->value_count;
     for (size_t i = g->value_count; i-- > 0;)
-        TRY(visit(g, (int)i));
+        TRY(visit_group_value(g, (int)i));
     for (size_t i = 0; i < g->group_count; i++)
         sort_members(&g->groups[i]);
     return TN_OK;

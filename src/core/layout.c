@@ -35,7 +35,7 @@ bool tn_group_reads_slot(const tn_graph_plan *g, const tn_group *group, int slot
  * place, or if it is made for it. */
 static bool same_place_only(const tn_graph_plan *g, const tn_group *group, int slot, size_t element) {
     if (group->host) return true; /* what it reads has been copied before */
-    if (group->kind == TN_GROUP_NATIVE && !group->templated) return tn_native_updates(g, group, slot);
+    if (group->kind == TN_GROUP_NATIVE && !group->workgroup) return tn_native_updates(g, group, slot);
     if (group->kind == TN_GROUP_ROWS || group->kind == TN_GROUP_SCAN) return false;
     const tn_value *lead = &g->values[group->lead];
     for (int k = 0; k < lead->n_in && group->kind == TN_GROUP_MATMUL; k++)
@@ -73,8 +73,8 @@ static bool is_factor(const tn_graph_plan *g, const tn_group *group, int value) 
 /* Does the group read a part of this value by its own name? Then not only where it reads the whole. */
 static bool reads_part(const tn_graph_plan *g, const tn_group *group, int value) {
     for (int b = 0; b < group->buffer_count; b++)
-        for (int x = group->buffer_values[b]; x >= 0 && g->values[x].joined >= 0;) {
-            x = g->values[x].joined;
+        for (int x = group->buffer_values[b]; x >= 0 && g->values[x].concat_into >= 0;) {
+            x = g->values[x].concat_into;
             if (x == value) return true;
         }
     return false;
@@ -83,7 +83,7 @@ static bool reads_part(const tn_graph_plan *g, const tn_group *group, int value)
 /* An operand that dies here and whose elements are read only where v's are written; -1: none. */
 static int value_to_replace(const tn_graph_plan *g, const tn_arena *a, const tn_group *group, const tn_value *v) {
     if (group->kind != TN_GROUP_MAP && group->kind != TN_GROUP_MATMUL) return -1;
-    if (group->by_rows) return -1;                /* others of its launch may read all of it later */
+    if (group->row_fused) return -1;              /* others of its launch may read all of it later */
     if (group != &g->groups[v->group]) return -1; /* it makes a part of it, elsewhere */
     for (int b = 0; b < group->buffer_count; b++) {
         int x = group->buffer_values[b];
@@ -103,7 +103,7 @@ static tn_status place_in_arena(tn_graph_plan *g, tn_arena *a, const tn_group *g
     int replaced = value_to_replace(g, a, group, v);
     if (replaced < 0) {
         TRY(tn_arena_take(a, v->bytes, last, value, &v->byte_offset));
-        v->byte_offset += v->room_before;
+        v->byte_offset += v->padded_before;
         return TN_OK;
     }
     v->byte_offset = tn_arena_find(a, replaced)->offset;
@@ -162,19 +162,19 @@ static tn_status place_value(tn_graph_plan *g, tn_arena *a, const tn_group *grou
 
 /* Where the joined tensor has it. What is made first of all that lies there takes the room. */
 static tn_status place_part(tn_graph_plan *g, tn_arena *a, const tn_group *group, tn_value *v, size_t *copies) {
-    tn_value *joined = &g->values[v->joined];
-    TRY(place_value(g, a, group, v->joined, copies));
+    tn_value *joined = &g->values[v->concat_into];
+    TRY(place_value(g, a, group, v->concat_into, copies));
     v->place = joined->place;
-    v->byte_offset = joined->byte_offset + v->joined_at;
+    v->byte_offset = joined->byte_offset + v->concat_at;
     return TN_OK;
 }
 
 /* copies: states whose new value had to be made beside their home. */
 static tn_status place_value(tn_graph_plan *g, tn_arena *a, const tn_group *group, int value, size_t *copies) {
     tn_value *v = &g->values[value];
-    v->bytes = v->room > 0 ? v->room : (int64_t)tn_node_bytes(v->node);
+    v->bytes = v->padded_bytes > 0 ? v->padded_bytes : (int64_t)tn_node_bytes(v->node);
     if (v->place >= 0 || !v->stored || !needed_there(g, group, v)) return TN_OK;
-    if (v->joined >= 0) return place_part(g, a, group, v, copies);
+    if (v->concat_into >= 0) return place_part(g, a, group, v, copies);
     int home = v->output >= 0 ? g->binding->outputs[v->output].home : -1;
     if (v->output >= 0 && home < 0) {
         v->place = (int)g->binding->buffer_count + v->output;
@@ -189,7 +189,7 @@ static tn_status place_value(tn_graph_plan *g, tn_arena *a, const tn_group *grou
 }
 
 /* Data may be a view of what is bound: the bytes from its first element in memory to its last. */
-void tn_span_of_leaf(tn_value *v) {
+void tn_leaf_byte_range(tn_value *v) {
     tn_dtype dtype = (tn_dtype)v->node->dtype;
     int64_t first = v->offset, last = v->offset, block = tn_dtype_block(dtype);
     v->byte_first = v->bytes = 0;
@@ -209,13 +209,13 @@ static void place_leaves(tn_graph_plan *g) {
         v->host_from = -1;
         if (v->slot < 0) continue;
         v->place = v->slot;
-        tn_span_of_leaf(v);
+        tn_leaf_byte_range(v);
     }
 }
 
 static tn_status lay_out_group(tn_graph_plan *g, tn_arena *a, tn_arena *h, int position, size_t *copies) {
     tn_group *group = &g->groups[g->order[position]];
-    if (!group->chained)
+    if (!group->sibling)
         tn_arena_release_before(a, position); /* else what those before it in the chain need is in use */
     for (size_t k = 0; k < group->member_count; k++)
         TRY(place_value(g, a, group, group->members[k], copies));
@@ -233,7 +233,7 @@ static bool computes_on_host(const tn_graph_plan *g) {
 tn_status tn_lay_out(tn_graph_plan *g, size_t *arena_bytes, size_t *host_bytes, size_t *copies) {
     tn_arena a = {0}, h = {0};
     place_leaves(g);
-    tn_parts_leave_host(g);
+    tn_concat_leave_host(g);
     tn_status s = tn_arena_begin(&a, (int)g->group_count, g->value_count);
     if (s == TN_OK && computes_on_host(g)) s = tn_arena_begin(&h, (int)g->group_count, g->value_count);
     for (size_t i = 0; i < g->group_count && s == TN_OK; i++)

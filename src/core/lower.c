@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "core/lower.h"
-#include "kern/templates.h"
+#include "kern/workgroup_kernels.h"
 #include "ops/common.h"
 
 /* ---- index arithmetic -------------------------------------------------------------------------------------------- */
@@ -81,7 +81,7 @@ static int part_to_leave(const tn_lowering *w) {
     int most = -1;
     for (int k = 0; k < lead->n_in; k++) {
         int root = lead->in[k] >= 0 ? w->g->values[lead->in[k]].root : -1;
-        if (root < 0 || tn_value_in_memory(w->g, root) || w->g->values[root].dial >= 0) continue;
+        if (root < 0 || tn_value_in_memory(w->g, root) || w->g->values[root].scalar >= 0) continue;
         if (most < 0 || w->g->values[root].loads > w->g->values[most].loads) most = root;
     }
     return most;
@@ -142,23 +142,23 @@ static kir_aff store_place(tn_lower *lw, const tn_lowering *w) {
 }
 
 /* Where what is loaded now exists: as movements say, and within the tile's edge. */
-static kir_val mask_of(const tn_lower *lw, const tn_lowering *w) {
+static kir_val lowering_mask_of(const tn_lower *lw, const tn_lowering *w) {
     if (w->edge == KIR_NONE || lw->mask == w->edge) return lw->mask;
     return lw->mask == KIR_NONE ? w->edge : kir_binary(lw->kb, KIR_AND, lw->mask, w->edge);
 }
 
 /* A weight that is quantised in blocks: a block's bytes are looked up, wherever they lie. */
 static tn_blocks blocks_of(const tn_lower *lw, tn_lowering *w, const tn_value *v) {
-    tn_blocks b = {.kb = lw->kb, .dtype = (tn_dtype)v->node->dtype, .mask = mask_of(lw, w)};
+    tn_blocks b = {.kb = lw->kb, .dtype = (tn_dtype)v->node->dtype, .mask = lowering_mask_of(lw, w)};
     b.bytes = buffer_seen_as(w, lw->kb, v->root, TN_U8);
     b.halves = buffer_seen_as(w, lw->kb, v->root, tn_block_factor(b.dtype));
     w->group->buffer_same_place[b.bytes] = w->group->buffer_same_place[b.halves] = false;
     return b;
 }
 
-/* Is there a place now at which results are stored? A template's operands are loaded all over. */
+/* Is there a place now at which results are stored? A workgroup kernel's operands are loaded all over. */
 static bool pointwise(const tn_lowering *w) {
-    if (w->group->templated) return w->group->kind == TN_GROUP_MATMUL && w->lead_value != KIR_NONE;
+    if (w->group->workgroup) return w->group->kind == TN_GROUP_MATMUL && w->lead_value != KIR_NONE;
     return w->group->kind == TN_GROUP_MAP || w->group->kind == TN_GROUP_MATMUL;
 }
 
@@ -170,7 +170,7 @@ static bool at_store_place(tn_lower *lw, tn_lowering *w, const kir_aff *index) {
 
 bool tn_lowering_has_packets(const tn_lowering *w, int value, int dim) {
     const tn_value *v = &w->g->values[value], *root = &w->g->values[v->root];
-    if (v->dial >= 0 || v->group == w->group_id || root->group == w->group_id || !tn_value_in_memory(w->g, value))
+    if (v->scalar >= 0 || v->group == w->group_id || root->group == w->group_id || !tn_value_in_memory(w->g, value))
         return false;
     if (v->stride[dim] != 1 || v->offset % KIR_LINE_UNIT != 0) return false;
     for (int d = 0; d < v->node->rank; d++) {
@@ -197,7 +197,7 @@ static kir_val load_from(tn_lower *lw, tn_lowering *w, const tn_value *v, const 
     }
     int b = buffer_of(w, lw->kb, v->root);
     if (!pointwise(w) || !at_store_place(lw, w, &index)) w->group->buffer_same_place[b] = false;
-    return kir_load(lw->kb, b, &index, mask_of(lw, w));
+    return kir_load(lw->kb, b, &index, lowering_mask_of(lw, w));
 }
 
 static kir_aff block_place(void) {
@@ -207,7 +207,7 @@ static kir_aff block_place(void) {
     return index;
 }
 
-/* The accumulated block of a product, at the joint: whole numbers, or f32 before that is rounded to its dtype. */
+/* The accumulated block of a product, at the epilogue: whole numbers, or f32 before that is rounded to its dtype. */
 static kir_val load_block(tn_lower *lw, tn_lowering *w) {
     tn_group *group = w->group;
     bool whole = w->g->values[group->lead].node->dtype == TN_I32;
@@ -218,19 +218,19 @@ static kir_val load_block(tn_lower *lw, tn_lowering *w) {
 
 /* ---- pulling ----------------------------------------------------------------------------------------------------- */
 
-/* How many dials of a kind there may be: those of the recording, and numbers. */
-enum { MOST_DIALS = TN_GROUP_DIALS / 2 };
+/* How many runtime scalars of a kind there may be: those of the recording, and numbers. */
+enum { MOST_SCALARS = TN_GROUP_SCALARS / 2 };
 
-/* The program's number of a dial, which it gets with its first use; -1: there are too many of its kind. */
-static int dial_at(tn_group *group, int dial) {
+/* The program's number of a runtime scalar, which it gets with its first use; -1: there are too many of its kind. */
+static int runtime_scalar_at(tn_group *group, int scalar) {
     int alike = 0;
-    for (int d = 0; d < group->dial_count; d++) {
-        if (group->dials[d] == dial) return d;
-        alike += (group->dials[d] < 0) == (dial < 0);
+    for (int d = 0; d < group->scalar_count; d++) {
+        if (group->scalars[d] == scalar) return d;
+        alike += (group->scalars[d] < 0) == (scalar < 0);
     }
-    if (alike == MOST_DIALS) return -1;
-    group->dials[group->dial_count] = dial;
-    return group->dial_count++;
+    if (alike == MOST_SCALARS) return -1;
+    group->scalars[group->scalar_count] = scalar;
+    return group->scalar_count++;
 }
 
 static kir_val give_up(tn_lower *lw, tn_lowering *w, int value) {
@@ -238,13 +238,13 @@ static kir_val give_up(tn_lower *lw, tn_lowering *w, int value) {
     return kir_const(lw->kb, kir_type_of((tn_dtype)w->g->values[value].node->dtype), 0.0);
 }
 
-static kir_val pull_dial(tn_lower *lw, tn_lowering *w, const tn_value *v) {
+static kir_val pull_runtime_scalar(tn_lower *lw, tn_lowering *w, const tn_value *v) {
     tn_dtype dtype = (tn_dtype)v->node->dtype;
     kir_type t = kir_type_of(dtype);
-    int d = dial_at(w->group, v->dial);
+    int d = runtime_scalar_at(w->group, v->scalar);
     if (d < 0) return give_up(lw, w, (int)(v - w->g->values)); /* too many: this one is read from memory */
-    if (tn_dtype_is_float(dtype)) return tn_lower_narrow(lw->kb, dtype, kir_dial_value(lw->kb, t, d));
-    kir_val whole = kir_dial_value(lw->kb, KIR_I64, d);
+    if (tn_dtype_is_float(dtype)) return tn_lower_narrow(lw->kb, dtype, kir_scalar_value(lw->kb, t, d));
+    kir_val whole = kir_scalar_value(lw->kb, KIR_I64, d);
     return tn_lower_narrow(lw->kb, dtype, t == KIR_I64 ? whole : kir_cast(lw->kb, t, whole));
 }
 
@@ -265,14 +265,14 @@ static bool comes_with_launch(const tn_lowering *w, const tn_node *n) {
            tn_dtype_is_float(t) && !is_structural(n->f[TN_FULL_VALUE]);
 }
 
-/* The number as a dial, KIR_NONE: it stays in the structure. */
+/* The number as a runtime scalar, KIR_NONE: it stays in the structure. */
 static kir_val pull_number(tn_lower *lw, tn_lowering *w, int value) {
     const tn_node *n = w->g->values[value].node;
-    if (w->g->values[value].dial >= 0) return pull_dial(lw, w, &w->g->values[value]);
-    int d = comes_with_launch(w, n) ? dial_at(w->group, tn_dial_of_number(value)) : -1;
+    if (w->g->values[value].scalar >= 0) return pull_runtime_scalar(lw, w, &w->g->values[value]);
+    int d = comes_with_launch(w, n) ? runtime_scalar_at(w->group, tn_scalar_of_number(value)) : -1;
     if (d < 0) return KIR_NONE;
     tn_dtype t = (tn_dtype)n->dtype;
-    return tn_lower_narrow(lw->kb, t, kir_dial_value(lw->kb, kir_type_of(t), d));
+    return tn_lower_narrow(lw->kb, t, kir_scalar_value(lw->kb, kir_type_of(t), d));
 }
 
 static bool is_index(const tn_node *n, const kir_aff *at, const kir_aff *want) {
@@ -319,14 +319,14 @@ static kir_val pull_member(tn_lower *lw, tn_lowering *w, int value, const kir_af
 static bool is_read(const tn_lowering *w, int value) {
     const tn_value *v = &w->g->values[value], *root = &w->g->values[v->root];
     if (root->slot >= 0) return true;
-    return root->stored && root->group != w->group_id && !tn_group_makes_again(w->g, w->group_id, value);
+    return root->stored && root->group != w->group_id && !tn_group_rematerializes(w->g, w->group_id, value);
 }
 
 static kir_val value_at(tn_lower *lw, tn_lowering *w, int value, const kir_aff *at, bool *loaded) {
     const tn_value *v = &w->g->values[value];
     *loaded = true;
     if (w->status != TN_OK || w->g->forbid >= 0) return kir_const(lw->kb, kir_type_of((tn_dtype)v->node->dtype), 0.0);
-    if (v->dial >= 0 && (!v->stored || v->group == w->group_id)) return pull_dial(lw, w, v);
+    if (v->scalar >= 0 && (!v->stored || v->group == w->group_id)) return pull_runtime_scalar(lw, w, v);
     bool member = v->group == w->group_id && value != w->building;
     if (!member && is_read(w, value)) return load_from(lw, w, v, at);
     *loaded = false;
@@ -564,7 +564,7 @@ static int phase_of(tn_lowering *w, int value) {
     tn_value *v = &w->g->values[value];
     bool here = v->group == w->group_id;
     if (v->phase_stamp == w->g->stamp) return v->phase;
-    if (!v->row || v->dial >= 0 || (!here && is_read(w, value))) return 0;
+    if (!v->row || v->scalar >= 0 || (!here && is_read(w, value))) return 0;
     int phase = 0;
     for (int k = 0; k < v->n_in; k++) {
         int p = v->in[k] >= 0 ? phase_of(w, v->in[k]) : 0;
@@ -663,7 +663,8 @@ static tn_status emit(tn_lowering *w, kir_builder *kb) {
     return w->status;
 }
 
-/* ---- for templates ----------------------------------------------------------------------------------------------- */
+/* ---- for workgroup kernels
+ * ----------------------------------------------------------------------------------------------- */
 
 tn_status tn_lowering_begin(tn_lowering *w, tn_graph_plan *g, int group) {
     const tn_node *lead = g->values[g->groups[group].lead].node;
@@ -715,9 +716,9 @@ void tn_lowering_results(tn_lower *lw, const kir_aff *at, kir_val value, kir_val
 tn_status tn_lower_group(tn_graph_plan *g, int group_id) {
     tn_group *group = &g->groups[group_id];
     bool by_kernel = group->kind == TN_GROUP_NATIVE || group->kind == TN_GROUP_MATMUL;
-    group->templated = by_kernel && !g->values[group->lead].vendor && tn_template_takes(&g->values[group->lead]);
+    group->workgroup = by_kernel && !g->values[group->lead].vendor && tn_workgroup_takes(&g->values[group->lead]);
     group->updates = false;
-    if (group->templated) return tn_template_lower(g, group_id);
+    if (group->workgroup) return tn_workgroup_lower(g, group_id);
     if (group->kind == TN_GROUP_NATIVE || (group->kind == TN_GROUP_MATMUL && group->member_count == 1)) return TN_OK;
     if (group->pool >= 0 && !(group->kind == TN_GROUP_MATMUL && tn_native_joins(&g->values[group->lead]) &&
                               tn_native_pools(&g->values[group->lead], &g->values[group->pool]))) {
@@ -729,7 +730,7 @@ tn_status tn_lower_group(tn_graph_plan *g, int group_id) {
     int64_t extents[KIR_MAX_AXES] = {0};
     int n_par = 0, n_loop = 0;
     kir_builder *kb = NULL;
-    group->buffer_count = group->dial_count = 0;
+    group->buffer_count = group->scalar_count = 0;
     group->block_buffer = -1;
     TRY(make_space(&w, extents, &n_par, &n_loop));
     TRY(kir_begin(n_par, n_loop, extents, &kb));
@@ -741,6 +742,6 @@ tn_status tn_lower_group(tn_graph_plan *g, int group_id) {
     bool by_vm = g->binding->device->is_cpu;
     TRY((by_vm ? kir_finish_unverified : kir_finish)(kb, &group->program, &group->sizes));
     const tn_value *lead = &g->values[group->lead];
-    if (tn_native_joins(lead) && !tn_native_joint_fits(lead, group)) g->forbid = group->lead;
+    if (tn_native_joins(lead) && !tn_native_epilogue_fits(lead, group)) g->forbid = group->lead;
     return TN_OK;
 }

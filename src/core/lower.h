@@ -1,7 +1,7 @@
-/* lower.h — lowering in progress: what lower.c shares with template.c.
+/* lower.h — lowering in progress: what lower.c shares with workgroup_lower.c.
  *
- * A template makes a program of workgroups and asks, where it loads an operand or has a finished element, for what the
- * group's values are there. */
+ * A workgroup kernel makes a program of workgroups and asks, where it loads an operand or has a finished element, for
+ * what the group's values are there. */
 #ifndef TN_LOWER_H
 #define TN_LOWER_H
 
@@ -30,8 +30,8 @@ typedef struct tn_lowering {
     int loop_rank, first_loop_axis, loop_axes;
     const tn_node *space_node;
     int building;       /* the member whose value is being made, so that it is not asked of itself */
-    kir_val edge;       /* templates: where there is an element of the result at all; KIR_NONE: everywhere */
-    kir_val lead_value; /* templates: the lead's element at `space`, or KIR_NONE */
+    kir_val edge;       /* workgroup kernels: where there is an element of the result at all; KIR_NONE: everywhere */
+    kir_val lead_value; /* workgroup kernels: the lead's element at `space`, or KIR_NONE */
     bool folding;       /* what is made of numbers alone is being computed: they are constants there */
     bool stores_known;  /* stores_at is the place of what is computed at `space` */
     bool dividing;      /* what is asked for is a divisor */

@@ -1,7 +1,7 @@
 /* native.c — groups that a kernel of kern/ computes: the table of kernels, and what they have in common.
  *
- * Everything that does not change between runs is worked out once: strides, workspace, the compiled joint, the weight
- * in the form that the kernel reads. The kinds are in native_product.c, native_conv.c, native_attention.c and
+ * Everything that does not change between runs is worked out once: strides, workspace, the compiled epilogue, the
+ * weight in the form that the kernel reads. The kinds are in native_product.c, native_conv.c, native_attention.c and
  * native_linalg.c; argsort, index_add, cat_few and index_select are short and here. */
 #include "core/native.h"
 
@@ -51,11 +51,11 @@ static bool shifts(const tn_graph_plan *g, int slot) {
     return false;
 }
 
-bool tn_native_may_form(const tn_graph_plan *g, int slot) {
+bool tn_native_may_pack(const tn_graph_plan *g, int slot) {
     return slot >= 0 && !shifts(g, slot) && g->binding->device->is_cpu && !writes_slot(g, slot);
 }
 
-tn_status tn_native_join(tn_native *n, const tn_group *group, tn_joint *joint) {
+tn_status tn_native_join(tn_native *n, const tn_group *group, tn_fused_program *program) {
     if (!group->program) return TN_OK;
     tn_device *host = tn_host_device();
     if (!host) return tn_error_code();
@@ -65,18 +65,18 @@ tn_status tn_native_join(tn_native *n, const tn_group *group, tn_joint *joint) {
     n->sizes = tn_mem_alloc(bytes);
     if (!n->sizes) return TN_ERR_MEMORY;
     memcpy(n->sizes, group->sizes, bytes);
-    *joint = (tn_joint){.vm = n->vm,
-                        .launch = {.sizes = n->sizes},
-                        .block_buffer = group->block_buffer,
-                        .buffer_count = group->buffer_count};
-    n->joint = joint;
+    *program = (tn_fused_program){.vm = n->vm,
+                                  .launch = {.sizes = n->sizes},
+                                  .block_buffer = group->block_buffer,
+                                  .buffer_count = group->buffer_count};
+    n->epilogue = program;
     return TN_OK;
 }
 
-tn_status tn_native_join_product(tn_native *n, const tn_group *group, tn_joint *joint) {
-    TRY(tn_native_join(n, group, joint));
-    if (n->joint && tn_ending_read(group->program, n->sizes, group->block_buffer, &n->ending))
-        joint->ending = &n->ending;
+tn_status tn_native_join_product(tn_native *n, const tn_group *group, tn_fused_program *program) {
+    TRY(tn_native_join(n, group, program));
+    if (n->epilogue && tn_fused_epilogue_read(group->program, n->sizes, group->block_buffer, &n->epilogue_ops))
+        program->epilogue_ops = &n->epilogue_ops;
     return TN_OK;
 }
 
@@ -234,7 +234,7 @@ typedef struct tn_native_row {
     result_kind result;
     void (*cost)(const tn_native *n, tn_cost *cost); /* NULL: what the op's shapes say */
     bool (*takes)(const tn_node *n);                 /* NULL: all there is; others are composed */
-    const tn_native_joint *joint;                    /* NULL: none, or a product's */
+    const tn_native_epilogue *epilogue;              /* NULL: none, or a product's */
 } tn_native_row;
 
 static const tn_native_row natives[] = {
@@ -254,12 +254,12 @@ static const tn_native_row natives[] = {
     {TN_OP_ATTENTION_DENSE, tn_make_sdpa, RESULT_FRESH, tn_cost_of_sdpa, NULL, NULL},
     {TN_OP_ATTENTION_DENSE_GRADIENT, tn_make_sdpa_gradient, RESULT_FRESH, tn_cost_of_sdpa_gradient, NULL, NULL},
     {TN_OP_CACHED_ATTENTION_ROWS, tn_make_cached_attention, RESULT_FRESH, tn_cost_of_cached_attention, NULL, NULL},
-    {TN_OP_CORRELATE2D, tn_make_correlate2d, RESULT_FRESH, tn_cost_of_conv, tn_takes_correlate2d,
-     &tn_correlate2d_joint},
-    {TN_OP_INT_CONV2D, tn_make_int_conv2d, RESULT_FRESH, tn_cost_of_conv, tn_takes_int_conv2d, &tn_correlate2d_joint},
-    {TN_OP_MAX_POOL2D, tn_make_max_pool2d, RESULT_FRESH, tn_cost_of_conv, tn_takes_max_pool2d, &tn_max_pool2d_joint},
-    {TN_OP_SPREAD2D, tn_make_spread2d, RESULT_FRESH, tn_cost_of_conv, tn_takes_spread2d, NULL},
-    {TN_OP_CONV2D_WEIGHT, tn_make_conv2d_weight, RESULT_FRESH, tn_cost_of_conv, tn_takes_conv2d_weight, NULL},
+    {TN_OP_CONV2D_FORWARD, tn_make_conv2d_forward, RESULT_FRESH, tn_cost_of_conv, tn_takes_conv2d_forward,
+     &tn_conv2d_epilogue},
+    {TN_OP_INT_CONV2D, tn_make_int_conv2d, RESULT_FRESH, tn_cost_of_conv, tn_takes_int_conv2d, &tn_conv2d_epilogue},
+    {TN_OP_MAX_POOL2D, tn_make_max_pool2d, RESULT_FRESH, tn_cost_of_conv, tn_takes_max_pool2d, &tn_max_pool2d_epilogue},
+    {TN_OP_CONV2D_DGRAD, tn_make_conv2d_dgrad, RESULT_FRESH, tn_cost_of_conv, tn_takes_conv2d_dgrad, NULL},
+    {TN_OP_CONV2D_WGRAD, tn_make_conv2d_wgrad, RESULT_FRESH, tn_cost_of_conv, tn_takes_conv2d_wgrad, NULL},
     {TN_OP_LINALG_CHOLESKY_LOWER, tn_make_linalg, RESULT_FRESH, NULL, NULL, NULL},
     {TN_OP_LINALG_SOLVE_SYSTEMS, tn_make_linalg, RESULT_FRESH, NULL, NULL, NULL},
     {TN_OP_LINALG_SOLVE_LOWER, tn_make_linalg, RESULT_FRESH, NULL, NULL, NULL},
@@ -284,11 +284,11 @@ bool tn_native_takes(const tn_node *n) {
 bool tn_native_joins(const tn_value *v) {
     if (!v->row || v->host_only || !v->node->device->is_cpu) return false;
     const tn_native_row *row = row_of(v->node);
-    return row && row->joint && row->takes(v->node) && row->joint->pays(v->node);
+    return row && row->epilogue && row->takes(v->node) && row->epilogue->pays(v->node);
 }
 
-bool tn_native_joint_fits(const tn_value *lead, const tn_group *group) {
-    return row_of(lead->node)->joint->fit(lead->node, group);
+bool tn_native_epilogue_fits(const tn_value *lead, const tn_group *group) {
+    return row_of(lead->node)->epilogue->fit(lead->node, group);
 }
 
 bool tn_native_pools(const tn_value *lead, const tn_value *pool) {
@@ -296,21 +296,21 @@ bool tn_native_pools(const tn_value *lead, const tn_value *pool) {
     return here && tn_conv_joins_pool(lead->node, pool->node);
 }
 
-static result_kind result_of(const tn_value *v) {
+static result_kind native_result_of(const tn_value *v) {
     const tn_native_row *row = row_of(v->node);
     return row ? row->result : RESULT_FRESH;
 }
 
 bool tn_native_updates(const tn_graph_plan *g, const tn_group *group, int slot) {
     const tn_value *v = &g->values[group->lead];
-    if (result_of(v) == RESULT_FRESH) return false;
+    if (native_result_of(v) == RESULT_FRESH) return false;
     for (int k = 1; k < v->n_in; k++)
         if (v->in[k] >= 0 && g->values[g->values[v->in[k]].root].slot == slot) return false;
     return g->values[v->in[0]].offset == 0;
 }
 
 bool tn_native_appends(const tn_graph_plan *g, const tn_group *group, int slot) {
-    return result_of(&g->values[group->lead]) == RESULT_APPENDED && tn_native_updates(g, group, slot);
+    return native_result_of(&g->values[group->lead]) == RESULT_APPENDED && tn_native_updates(g, group, slot);
 }
 
 tn_status tn_native_make(const tn_graph_plan *g, const tn_group *group, tn_native **out, size_t *workspace) {
@@ -322,52 +322,52 @@ tn_status tn_native_make(const tn_graph_plan *g, const tn_group *group, tn_nativ
     *out = n;
     n->row = row;
     n->dtype = (tn_dtype)v->node->dtype;
-    n->form_slot = -1;
+    n->packed_slot = -1;
     return row->make(g, group, n, workspace);
 }
 
-/* Forms are looked for where another buffer is bound or it was written, and now and then, so that forms.c gives pages
- * of a file back: a model has hundreds of weights, none of which is in a cache between two tokens. */
-static tn_status find_form(tn_native *n, tn_buffer *const *bound) {
+/* Forms are looked for where another buffer is bound or it was written, and now and then, so that packed_weight.c gives
+ * pages of a file back: a model has hundreds of weights, none of which is in a cache between two tokens. */
+static tn_status find_packed(tn_native *n, tn_buffer *const *bound) {
     enum { BETWEEN = 64 };
-    tn_buffer *b = bound[n->form_slot];
-    if (b == n->form_of && b->version == n->form_version && ++n->form_uses % BETWEEN != 0) return TN_OK;
-    n->form_of = NULL;
-    TRY(tn_buffer_form(b, &n->form, &n->form_found));
-    n->form_of = b;
-    n->form_version = b->version;
+    tn_buffer *b = bound[n->packed_slot];
+    if (b == n->packed_of && b->version == n->packed_version && ++n->packed_uses % BETWEEN != 0) return TN_OK;
+    n->packed_of = NULL;
+    TRY(tn_buffer_packed_weight(b, &n->packed, &n->packed_found));
+    n->packed_of = b;
+    n->packed_version = b->version;
     return TN_OK;
 }
 
 tn_status tn_native_prepare(tn_native *n, tn_buffer *const *bound) {
-    if (n->form_slot < 0) return TN_OK;
-    TRY(find_form(n, bound));
-    tn_native_take_form(n, n->form_found);
+    if (n->packed_slot < 0) return TN_OK;
+    TRY(find_packed(n, bound));
+    tn_native_set_packed(n, n->packed_found);
     return TN_OK;
 }
 
-tn_status tn_native_form(tn_native *n, tn_buffer *const *bound, void **form) {
-    *form = NULL;
-    if (n->form_slot < 0) return TN_OK;
-    TRY(find_form(n, bound));
-    *form = n->form_found;
+tn_status tn_native_packed_weight(tn_native *n, tn_buffer *const *bound, void **weight_form) {
+    *weight_form = NULL;
+    if (n->packed_slot < 0) return TN_OK;
+    TRY(find_packed(n, bound));
+    *weight_form = n->packed_found;
     return TN_OK;
 }
 
-void tn_native_take_form(tn_native *n, void *form) {
-    if (n->form_slot >= 0 && *n->formed != form) *n->formed = form;
+void tn_native_set_packed(tn_native *n, void *weight_form) {
+    if (n->packed_slot >= 0 && *n->packed_target != weight_form) *n->packed_target = weight_form;
 }
 
-static void bind_joint(tn_native *n, void *const *pointers, const kir_dial *dials) {
-    if (!n->joint) return;
-    n->joint->launch.buffers = pointers + TN_PRODUCT_POINTERS;
-    n->joint->launch.dials = dials;
+static void bind_epilogue(tn_native *n, void *const *pointers, const kir_scalar *scalars) {
+    if (!n->epilogue) return;
+    n->epilogue->launch.buffers = pointers + TN_PRODUCT_POINTERS;
+    n->epilogue->launch.scalars = scalars;
 }
 
-void tn_native_run(tn_native *n, void *const *pointers, const kir_dial *dials) {
-    bind_joint(n, pointers, dials);
+void tn_native_run(tn_native *n, void *const *pointers, const kir_scalar *scalars) {
+    bind_epilogue(n, pointers, scalars);
     for (tn_native *c = n->next; c; c = c->next)
-        bind_joint(c, c->pointers, c->dials);
+        bind_epilogue(c, c->pointers, c->scalars);
     if (n->result_from > 0 && pointers[0] != pointers[1]) memcpy(pointers[0], pointers[1], n->result_from);
     n->run(n, pointers);
 }

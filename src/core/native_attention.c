@@ -3,11 +3,11 @@
 
 /* ---- keys and values in pages ------------------------------------------------------------------------------------ */
 
-static tn_cache cache_of(const tn_value *cache, const tn_value *pages) {
-    return (tn_cache){.dtype = (tn_dtype)cache->node->dtype,
-                      .n_pages = cache->node->shape[0],
-                      .page_stride = cache->stride[0],
-                      .page_count = tn_value_numel(pages)};
+static tn_kv_cache cache_of(const tn_value *cache, const tn_value *pages) {
+    return (tn_kv_cache){.dtype = (tn_dtype)cache->node->dtype,
+                         .n_pages = cache->node->shape[0],
+                         .page_stride = cache->stride[0],
+                         .page_count = tn_value_numel(pages)};
 }
 
 static void run_cache_append(tn_native *n, void *const *pointers) {
@@ -15,7 +15,7 @@ static void run_cache_append(tn_native *n, void *const *pointers) {
     n->append.x = pointers[2];
     n->append.position = *(const int64_t *)pointers[3];
     n->append.cache.pages = pointers[4];
-    tn_cache_write(&n->append);
+    tn_kv_cache_write(&n->append);
 }
 
 /* cache_append_rows(cache, x, position, pages) */
@@ -24,19 +24,19 @@ tn_status tn_make_cache_append(const tn_graph_plan *g, const tn_group *group, tn
     const tn_value *pages = &g->values[v->in[3]];
     n->run = run_cache_append;
     n->result_from = tn_node_bytes(cache->node);
-    n->append = (tn_cache_write_args){.cache = cache_of(cache, pages),
-                                      .n = x->node->shape[0],
-                                      .kv_heads = x->node->shape[1],
-                                      .head_dim = x->node->shape[2],
-                                      .x_token_stride = x->stride[0],
-                                      .x_head_stride = x->stride[1]};
+    n->append = (tn_kv_cache_write_args){.cache = cache_of(cache, pages),
+                                         .n = x->node->shape[0],
+                                         .kv_heads = x->node->shape[1],
+                                         .head_dim = x->node->shape[2],
+                                         .x_token_stride = x->stride[0],
+                                         .x_head_stride = x->stride[1]};
     *workspace = 0;
     return TN_OK;
 }
 
 /* The state stays where it is. */
 void tn_cost_of_cache_append(const tn_native *n, tn_cost *cost) {
-    const tn_cache_write_args *a = &n->append;
+    const tn_kv_cache_write_args *a = &n->append;
     int64_t element = (int64_t)(tn_dtype_size(a->cache.dtype) + sizeof(float));
     cost->bytes = a->n * a->kv_heads * a->head_dim * element;
 }

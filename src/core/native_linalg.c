@@ -22,7 +22,7 @@ static const struct {
     {TN_OP_LINALG_EIGH_PACKED, TN_LINALG_EIGH},         {TN_OP_LINALG_SVD_PACKED, TN_LINALG_SVD},
 };
 
-static tn_linalg_kind kind_of(int op) {
+static tn_linalg_kind linalg_kind_of(int op) {
     size_t i = 0;
     while (kinds[i].op != op)
         i++;
@@ -43,7 +43,7 @@ tn_status tn_make_linalg(const tn_graph_plan *g, const tn_group *group, tn_nativ
     const tn_value *v = &g->values[group->lead], *a = &g->values[v->in[0]];
     const tn_node *x = a->node, *b = v->n_in > 1 ? g->values[v->in[1]].node : NULL;
     n->run = run_linalg;
-    n->linalg = (tn_linalg_args){.kind = kind_of(v->node->op),
+    n->linalg = (tn_linalg_args){.kind = linalg_kind_of(v->node->op),
                                  .dtype = n->dtype,
                                  .batch = 1,
                                  .m = x->shape[x->rank - 2],

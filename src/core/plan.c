@@ -4,8 +4,9 @@
  * rest in one arena laid out by when each value is last read. New values of states are written last: what runs before
  * can be run again, here or elsewhere.
  *
- * A plan of a device that lacks something has groups which the host computes (place.c): what they read is fetched into
- * the host's part of the memory, once a run, and what the device or the caller needs of their results is sent back. */
+ * A plan of a device that lacks something has groups which the host computes (placement.c): what they read is fetched
+ * into the host's part of the memory, once a run, and what the device or the caller needs of their results is sent
+ * back. */
 #include "core/core.h"
 #include "hal/vendor.h"
 #include "ops/ops_build.h"
@@ -90,8 +91,8 @@ static void gather_equal(tn_graph_plan *g, int *groups, int count) {
     for (int i = 1; i < count; i++)
         for (int j = i; j > 0; j--) {
             const tn_group *before = &g->groups[groups[j - 1]], *after = &g->groups[groups[j]];
-            bool chained = before->seen == g->stamp, free = after->seen != g->stamp;
-            if (!free || (!chained && structure_of(before) <= structure_of(after))) break;
+            bool sibling = before->seen == g->stamp, free = after->seen != g->stamp;
+            if (!free || (!sibling && structure_of(before) <= structure_of(after))) break;
             int swap = groups[j];
             groups[j] = groups[j - 1];
             groups[j - 1] = swap;
@@ -321,16 +322,16 @@ typedef struct command_maker {
     size_t launch_count;
     int batch_first; /* position of the last command's first launch; groups without elements may lie between */
     void **next_pointer;
-    kir_dial *next_dial;
+    kir_scalar *next_scalar;
 } command_maker;
 
-static kir_dial *take_dials(command_maker *m, const tn_group *group) {
-    kir_dial *first = m->next_dial;
-    for (int d = 0; d < group->dial_count; d++) {
-        int dial = group->dials[d];
-        m->p->dial_source[m->next_dial - m->p->dials] = dial < 0 ? -1 : dial;
-        if (dial < 0) m->next_dial->f = m->g->values[tn_number_of_dial(dial)].node->f[TN_FULL_VALUE];
-        m->next_dial++;
+static kir_scalar *take_runtime_scalars(command_maker *m, const tn_group *group) {
+    kir_scalar *first = m->next_scalar;
+    for (int d = 0; d < group->scalar_count; d++) {
+        int scalar = group->scalars[d];
+        m->p->scalar_source[m->next_scalar - m->p->scalars] = scalar < 0 ? -1 : scalar;
+        if (scalar < 0) m->next_scalar->f = m->g->values[tn_number_of_scalar(scalar)].node->f[TN_FULL_VALUE];
+        m->next_scalar++;
     }
     return first;
 }
@@ -365,7 +366,8 @@ static tn_status add_kernel(command_maker *m, int position) {
     }
     memcpy(sizes, group->sizes, bytes);
     tn_launch *launch = &m->launches[m->launch_count++];
-    *launch = (tn_launch){.sizes = sizes, .buffers = take_program_pointers(m, group), .dials = take_dials(m, group)};
+    *launch = (tn_launch){
+        .sizes = sizes, .buffers = take_program_pointers(m, group), .scalars = take_runtime_scalars(m, group)};
     tn_command *last = m->p->command_count ? &m->p->commands[m->p->command_count - 1] : NULL;
     if (joins_batch(m->g, last, kernel, m->batch_first, position)) {
         tn_cost more = tn_group_cost(m->g, group);
@@ -428,28 +430,28 @@ static void add_along(command_maker *m, const tn_group *group) {
     tn_command *c = &m->p->commands[m->p->command_count - 1];
     void **pointers = take_operands(m, group);
     take_program_pointers(m, group);
-    tn_native_run_along(group->native, pointers, take_dials(m, group));
+    tn_native_run_sibling(group->native, pointers, take_runtime_scalars(m, group));
     tn_cost more = tn_group_cost(m->g, group);
     c->cost.bytes += more.bytes;
     c->cost.flops += more.flops;
     char label[TN_LABEL];
     add_label(m->g, group, label, sizeof label);
-    add_by(c, group->by_rows ? " > " : " & ", label);
+    add_by(c, group->row_fused ? " > " : " & ", label);
 }
 
 static void add_alone(command_maker *m, const tn_group *group) {
     tn_command *c = add_call(m, group);
     c->kind = TN_CMD_NATIVE;
     c->native = group->native;
-    c->by_rows = group->by_rows;
+    c->row_fused = group->row_fused;
     take_program_pointers(m, group);
-    c->dials = take_dials(m, group);
+    c->scalars = take_runtime_scalars(m, group);
     const char *by = tn_native_by(group->native);
     if (by) add_by(c, " by ", by);
 }
 
 static void add_native(command_maker *m, tn_group *group) {
-    if (group->chained)
+    if (group->sibling)
         add_along(m, group);
     else
         add_alone(m, group);
@@ -516,19 +518,19 @@ static void add_update_copy(command_maker *m, const tn_group *group) {
 }
 
 static bool computes_nothing(const tn_graph_plan *g, const tn_group *group) {
-    if (tn_parts_all_there(g, group->lead)) return true;
+    if (tn_concat_is_in_place(g, group->lead)) return true;
     for (size_t i = 0; i < group->member_count; i++)
         if (tn_value_numel(&g->values[group->members[i]]) > 0) return false;
     return true;
 }
 
-static tn_status make_room(command_maker *m, size_t copies) {
+static tn_status make_room_plan(command_maker *m, size_t copies) {
     tn_plan *p = m->p;
-    size_t groups = m->g->group_count, pointers = 0, dials = 0;
+    size_t groups = m->g->group_count, pointers = 0, scalars = 0;
     for (size_t i = 0; i < groups; i++) {
         const tn_group *group = &m->g->groups[i];
         pointers += (size_t)group->buffer_count + TN_NATIVE_POINTERS;
-        dials += (size_t)group->dial_count;
+        scalars += (size_t)group->scalar_count;
         if (group->host) copies += (size_t)group->read_count + group->member_count;
         if (group->updates) copies++;
     }
@@ -537,16 +539,16 @@ static tn_status make_room(command_maker *m, size_t copies) {
     p->commands = tn_plan_own(p, (groups + copies) * sizeof *p->commands);
     p->pointers = tn_plan_own(p, pointers * sizeof *p->pointers);
     p->patches = tn_plan_own(p, pointers * sizeof *p->patches);
-    p->dials = tn_plan_own(p, dials * sizeof *p->dials);
-    p->dial_source = tn_plan_own(p, dials * sizeof *p->dial_source);
+    p->scalars = tn_plan_own(p, scalars * sizeof *p->scalars);
+    p->scalar_source = tn_plan_own(p, scalars * sizeof *p->scalar_source);
     p->natives = tn_plan_own(p, groups * sizeof *p->natives);
     p->addresses = tn_plan_own(p, (size_t)(host_slot(p) + 1) * sizeof *p->addresses);
     m->launches = tn_plan_own(p, groups * sizeof *m->launches);
-    if (!p->commands || !p->pointers || !p->patches || !p->dials || !p->dial_source || !p->natives || !p->addresses ||
-        !m->launches)
+    if (!p->commands || !p->pointers || !p->patches || !p->scalars || !p->scalar_source || !p->natives ||
+        !p->addresses || !m->launches)
         return TN_ERR_MEMORY;
     m->next_pointer = p->pointers;
-    m->next_dial = p->dials;
+    m->next_scalar = p->scalars;
     return tn_make_checks(m->g, p);
 }
 
@@ -570,7 +572,7 @@ static tn_status sort_patches(tn_graph_plan *g, tn_plan *p) {
 
 static tn_status make_commands(tn_graph_plan *g, tn_plan *p, size_t copies) {
     command_maker m = {.p = p, .g = g};
-    TRY(make_room(&m, copies));
+    TRY(make_room_plan(&m, copies));
     TRY(tn_add_checks(g, p, -1, &m.next_pointer));
     for (size_t i = 0; i < g->group_count; i++) {
         tn_group *group = &g->groups[g->order[i]];
@@ -587,7 +589,7 @@ static tn_status make_commands(tn_graph_plan *g, tn_plan *p, size_t copies) {
         if (group->host) add_sends(&m, group);
     }
     if (g->group_count) TRY(tn_add_checks(g, p, g->order[g->group_count - 1], &m.next_pointer));
-    p->dial_count = (size_t)(m.next_dial - p->dials); /* none of groups without elements */
+    p->scalar_count = (size_t)(m.next_scalar - p->scalars); /* none of groups without elements */
     add_copies(&m);
     return sort_patches(g, p);
 }
@@ -669,8 +671,8 @@ static tn_status copy_key(tn_plan *p, const tn_binding *b) {
     p->key_count = b->key_count;
     p->size_count = b->size_count;
     p->shift_count = b->shift_count;
-    for (size_t i = 0; i < b->dial_count; i++)
-        p->varying_numbers += b->dial_nodes[i]->op != TN_OP_DIAL;
+    for (size_t i = 0; i < b->scalar_count; i++)
+        p->varying_numbers += b->scalar_nodes[i]->op != TN_OP_RUNTIME_SCALAR;
     p->bound_count = (int)b->buffer_count;
     p->output_count = (int)b->output_count;
     for (size_t i = 0; i < b->output_count; i++) {
@@ -689,9 +691,9 @@ static tn_status plan_steps(tn_graph_plan *g, tn_plan *p) {
     TRY(topological_order(g));
     TRY(prepare_groups(g));
     TRY(commit_last(g));
-    tn_chain_products(g);
-    TRY(tn_products_by_rows(g));
-    tn_leave_edges(g);
+    tn_fuse_siblings(g);
+    TRY(tn_fuse_gemm_rows(g));
+    tn_pad_conv_results(g);
     TRY(tn_lay_out(g, &p->arena_bytes, &p->host_bytes, &copies));
     describe_largest(g, p);
     p->values_planned = (int64_t)g->value_count;
@@ -753,7 +755,7 @@ void tn_plan_free(tn_plan *p) {
     for (size_t i = 0; i < p->native_count; i++)
         tn_native_free(p->natives[i]);
     for (size_t i = 0; i < p->command_count; i++) {
-        tn_list_free(p->commands[i].list);
+        tn_command_list_free(p->commands[i].list);
         tn_kernel_release(p->commands[i].kernel);
         tn_vendor_free(p->commands[i].vendor);
     }
@@ -782,7 +784,7 @@ void *tn_plan_address(const tn_plan *p, tn_buffer *const *bound, int slot, size_
 }
 
 static void bind(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *outputs, const tn_buffer *memory,
-                 const tn_buffer *host, const kir_dial *dials) {
+                 const tn_buffer *host, const kir_scalar *scalars) {
     size_t slot = 0, shift = 0;
     for (int i = 0; i < p->bound_count; i++)
         bind_slot(p, slot++, p->shift_count ? tn_plan_address(p, bound, i, &shift) : bound[i]->address);
@@ -790,17 +792,18 @@ static void bind(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *outputs,
         bind_slot(p, slot++, outputs[i]->address);
     bind_slot(p, slot++, memory ? memory->address : NULL);
     bind_slot(p, slot, host ? host->address : NULL);
-    for (size_t i = 0; i < p->dial_count; i++)
-        if (p->dial_source[i] >= 0) p->dials[i] = dials[p->dial_source[i]];
+    for (size_t i = 0; i < p->scalar_count; i++)
+        if (p->scalar_source[i] >= 0) p->scalars[i] = scalars[p->scalar_source[i]];
 }
 
 static tn_status copy(const tn_plan *p, const tn_command *c, int kind) {
-    return c->bytes ? p->device->driver->copy(tn_lane(p->device), c->pointers[0], c->pointers[1], c->bytes, kind)
-                    : TN_OK;
+    return c->bytes
+               ? p->device->driver->copy(tn_stream_handle(p->device), c->pointers[0], c->pointers[1], c->bytes, kind)
+               : TN_OK;
 }
 
 static tn_status run_native(const tn_command *c) {
-    tn_native_run(c->native, c->pointers, c->dials);
+    tn_native_run(c->native, c->pointers, c->scalars);
     return TN_OK;
 }
 
@@ -820,7 +823,7 @@ static tn_status run_command(tn_plan *p, const tn_command *c) {
 static tn_status run_timed(tn_profile *profile, tn_plan *p, const tn_command *c) {
     double begun = tn_now();
     TRY(run_command(p, c));
-    if (!p->device->is_cpu) TRY(p->device->driver->sync(tn_lane(p->device)));
+    if (!p->device->is_cpu) TRY(p->device->driver->sync(tn_stream_handle(p->device)));
     tn_profile_add(profile, c, tn_now() - begun);
     return TN_OK;
 }
@@ -836,14 +839,14 @@ static tn_status prepare_commits(const tn_plan *p, size_t first) {
 }
 
 /* Gathers the commands from `begin` on; without memory for it they stay as they are. */
-static void gather(const tn_plan *p, size_t begin, size_t end) {
-    tn_list *list = NULL;
+static void gather_plan(const tn_plan *p, size_t begin, size_t end) {
+    tn_command_list *list = NULL;
     if (p->commands[begin].list) return; /* of a run that failed */
-    tn_status s = tn_list_new(p->device, &list);
+    tn_status s = tn_command_list_new(p->device, &list);
     for (size_t i = begin; i < end && s == TN_OK; i++)
-        s = tn_list_add(list, p->commands[i].kernel, p->commands[i].launches, p->commands[i].launch_count);
+        s = tn_command_list_add(list, p->commands[i].kernel, p->commands[i].launches, p->commands[i].launch_count);
     if (s != TN_OK) {
-        tn_list_free(list);
+        tn_command_list_free(list);
         return;
     }
     p->commands[begin].list = list;
@@ -860,29 +863,29 @@ static void gather_all(const tn_plan *p) {
         while (end < p->command_count && p->commands[end].kind == TN_CMD_KERNEL &&
                p->commands[end].device == p->device && p->commands[end].commit == p->commands[i].commit)
             end++;
-        if (end - i >= FEWEST) gather(p, i, end);
+        if (end - i >= FEWEST) gather_plan(p, i, end);
     }
 }
 
-/* p->torn: it fails at a time when states are partly written. */
+/* p->partially_committed: it fails at a time when states are partly written. */
 static tn_status run_commands(tn_plan *p) {
     tn_profile *profile = tn_profile_here();
     bool committing = false;
     size_t check = p->leaf_check_count;
-    p->torn = false;
+    p->partially_committed = false;
     for (size_t i = 0, n; i < p->command_count; i += n) {
         const tn_command *c = &p->commands[i];
         if (check < p->check_count) TRY(tn_check_before(p, i, &check));
         if (c->commit && !committing) TRY(prepare_commits(p, i));
         committing |= c->commit;
-        p->torn = committing;
+        p->partially_committed = committing;
         n = c->list && !profile ? (size_t)c->listed : 1;
         if (profile)
             TRY(run_timed(profile, p, c));
         else
-            TRY(c->list ? tn_list_run(c->list) : run_command(p, c));
+            TRY(c->list ? tn_command_list_run(c->list) : run_command(p, c));
     }
-    p->torn = false;
+    p->partially_committed = false;
     return check < p->check_count ? tn_check_before(p, p->command_count, &check) : TN_OK;
 }
 
@@ -895,12 +898,12 @@ static bool is_timed(const tn_plan *p) {
 }
 
 tn_status tn_plan_run(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *outputs, tn_buffer *memory,
-                      tn_buffer *host, const kir_dial *dials, double *seconds) {
+                      tn_buffer *host, const kir_scalar *scalars, double *seconds) {
     enum { GATHER_AFTER = 2 }; /* runs */
     for (size_t i = 0; i < p->native_count; i++)
         TRY(tn_native_prepare(p->natives[i], bound));
-    bind(p, bound, outputs, memory, host, dials);
-    p->torn = false;
+    bind(p, bound, outputs, memory, host, scalars);
+    p->partially_committed = false;
     p->failed = NULL;
     if (p->leaf_check_count) TRY(tn_check_leaves(p, bound));
     if (p->runs == GATHER_AFTER && !p->device->is_cpu && p->check_count == p->leaf_check_count) gather_all(p);
@@ -919,14 +922,14 @@ tn_status tn_plan_run(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *out
     return TN_OK;
 }
 
-tn_status tn_plan_execute(tn_plan *p, void *const *slots, void *const *forms, const kir_dial *dials) {
+tn_status tn_plan_execute(tn_plan *p, void *const *slots, void *const *packed_weights, const kir_scalar *scalars) {
     for (size_t i = 0; i < p->native_count; i++)
-        tn_native_take_form(p->natives[i], forms[i]);
+        tn_native_set_packed(p->natives[i], packed_weights[i]);
     for (size_t i = 0; i < tn_plan_slots(p); i++)
         bind_slot(p, i, slots[i]);
-    if (p->dial_count) memcpy(p->dials, dials, p->dial_count * sizeof *dials);
+    if (p->scalar_count) memcpy(p->scalars, scalars, p->scalar_count * sizeof *scalars);
     int limit = tn_threads_limit(p->threads);
-    p->torn = false;
+    p->partially_committed = false;
     p->failed = NULL;
     tn_status status = p->leaf_check_count ? tn_check_leaves(p, NULL) : TN_OK;
     if (status == TN_OK) status = run_commands(p);

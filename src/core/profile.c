@@ -22,7 +22,7 @@ static _Thread_local tn_profile *active;
 
 /* ---- cost -------------------------------------------------------------------------------------------------------- */
 
-static int64_t bytes_of(const tn_value *v, int64_t elements) {
+static int64_t profile_bytes_of(const tn_value *v, int64_t elements) {
     return (int64_t)tn_dtype_bytes((tn_dtype)v->node->dtype, elements);
 }
 
@@ -40,7 +40,7 @@ static int64_t places_of(const tn_graph_plan *g, const tn_group *group) {
 
 /* At one place one element is read, so that of a table that rows are looked up in no more than these rows count. */
 static int64_t bytes_read(const tn_graph_plan *g, const tn_group *group, const tn_value *operand) {
-    return bytes_of(operand, tn_min64(tn_value_numel(operand), places_of(g, group)));
+    return profile_bytes_of(operand, tn_min64(tn_value_numel(operand), places_of(g, group)));
 }
 
 static bool is_product(const tn_graph_plan *g, const tn_group *group, int value) {
@@ -49,9 +49,9 @@ static bool is_product(const tn_graph_plan *g, const tn_group *group, int value)
 
 /* How many products are summed up in each element of a convolution or of its filters' gradient; else 0. */
 static double convolved(const tn_node *n) {
-    if (n->op != TN_OP_CORRELATE2D && n->op != TN_OP_CONV2D_WEIGHT) return 0;
+    if (n->op != TN_OP_CONV2D_FORWARD && n->op != TN_OP_CONV2D_WGRAD) return 0;
     const tn_node *other = n->in[1];
-    int64_t apart = other->shape[n->op == TN_OP_CORRELATE2D ? 0 : other->rank - 3];
+    int64_t apart = other->shape[n->op == TN_OP_CONV2D_FORWARD ? 0 : other->rank - 3];
     return apart ? (double)tn_node_numel(other) / (double)apart : 0;
 }
 
@@ -68,7 +68,7 @@ tn_cost tn_group_cost(const tn_graph_plan *g, const tn_group *group) {
     tn_cost cost = {0};
     for (size_t i = 0; i < group->member_count; i++) {
         const tn_value *v = &g->values[group->members[i]];
-        if (v->stored) cost.bytes += bytes_of(v, tn_value_numel(v));
+        if (v->stored) cost.bytes += profile_bytes_of(v, tn_value_numel(v));
         cost.flops += flops_of(g, group, group->members[i]) * (double)tn_value_numel(v);
     }
     for (int i = 0; i < group->read_count; i++) {
@@ -80,7 +80,7 @@ tn_cost tn_group_cost(const tn_graph_plan *g, const tn_group *group) {
 
 /* ---- the rows ---------------------------------------------------------------------------------------------------- */
 
-static profile_row *row_of(tn_profile *p, const char *kind, const char *label) {
+static profile_row *profile_row_of(tn_profile *p, const char *kind, const char *label) {
     for (int64_t i = 0; i < p->count; i++)
         if (p->rows[i].kind == kind && !strcmp(p->rows[i].label, label)) return &p->rows[i];
     if (p->count == p->capacity) {
@@ -99,7 +99,7 @@ static profile_row *row_of(tn_profile *p, const char *kind, const char *label) {
 tn_profile *tn_profile_here(void) { return active; }
 
 void tn_profile_add(tn_profile *p, const tn_command *c, double seconds) {
-    profile_row *row = row_of(p, tn_command_kind_name(c), c->label);
+    profile_row *row = profile_row_of(p, tn_command_kind_name(c), c->label);
     if (!row) return; /* memory is out: a profile with less in it harms nobody */
     tn_cost cost = c->cost;
     if (c->native) tn_native_cost(c->native, &cost);

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "core/expand.h"
-#include "graph/known.h"
+#include "graph/node_internal.h"
 #include "kern/kern.h"
 
 /* ---- from memory ------------------------------------------------------------------------------------------------- */
@@ -89,13 +89,13 @@ static tn_status read_buffer(const tn_node *n, double *out) {
 
 /* ---- known values ------------------------------------------------------------------------------------------------ */
 
-static double *find(const tn_reference_values *v, const tn_node *n) {
+static double *find_reference(const tn_reference_values *v, const tn_node *n) {
     for (size_t i = v->count; i-- > 0;)
         if (v->entries[i].node == n) return v->entries[i].values;
     return NULL;
 }
 
-static tn_status add(tn_reference_values *v, const tn_node *n, double **values) {
+static tn_status add_reference(tn_reference_values *v, const tn_node *n, double **values) {
     *values = tn_mem_alloc((size_t)tn_node_numel(n) * sizeof **values);
     if (!*values) return TN_ERR_MEMORY;
     tn_status s = tn_mem_grow(&v->entries, &v->capacity, v->count + 1, sizeof *v->entries);
@@ -109,8 +109,8 @@ static tn_status add(tn_reference_values *v, const tn_node *n, double **values) 
 }
 
 tn_status tn_reference_set(tn_reference_values *v, const tn_node *n, const double *values) {
-    double *own = find(v, n);
-    if (!own) TRY(add(v, n, &own));
+    double *own = find_reference(v, n);
+    if (!own) TRY(add_reference(v, n, &own));
     memcpy(own, values, (size_t)tn_node_numel(n) * sizeof *own);
     return TN_OK;
 }
@@ -129,7 +129,7 @@ typedef struct waiting {
     size_t count, capacity;
 } waiting;
 
-static tn_status wait_for(waiting *w, tn_node *n) {
+static tn_status wait_for_reference(waiting *w, tn_node *n) {
     TRY(tn_mem_grow(&w->nodes, &w->capacity, w->count + 1, sizeof *w->nodes));
     w->nodes[w->count++] = n;
     return TN_OK;
@@ -140,11 +140,11 @@ static bool only_in_memory(const tn_node *n) {
     return n->op == TN_OP_NONE || (n->n_in == 0 && !n->expansion && tn_node_computed(n));
 }
 
-static tn_status apply(tn_reference_values *v, const tn_node *n, double *out) {
+static tn_status apply_reference(tn_reference_values *v, const tn_node *n, double *out) {
     enum { MOST = 64 }; /* inputs that a node can have */
     const double *in[MOST] = {NULL};
     for (int i = 0; i < n->n_in && i < MOST; i++)
-        if (n->in[i]) in[i] = find(v, n->in[i]);
+        if (n->in[i]) in[i] = find_reference(v, n->in[i]);
     tn_reference r = {.node = n, .in = in, .out = out};
     tn_op(n->op)->impl->reference(&r);
     return TN_OK;
@@ -155,20 +155,20 @@ static tn_status wait_for_needs(tn_reference_values *v, waiting *w, tn_node *n, 
     *ready = true;
     if (composed) {
         TRY(tn_expand_node(n));
-        *ready = find(v, n->expansion) != NULL;
-        return *ready ? TN_OK : wait_for(w, n->expansion);
+        *ready = find_reference(v, n->expansion) != NULL;
+        return *ready ? TN_OK : wait_for_reference(w, n->expansion);
     }
     for (int i = 0; i < n->n_in; i++) {
-        if (!n->in[i] || find(v, n->in[i])) continue;
+        if (!n->in[i] || find_reference(v, n->in[i])) continue;
         *ready = false;
-        TRY(wait_for(w, n->in[i]));
+        TRY(wait_for_reference(w, n->in[i]));
     }
     return TN_OK;
 }
 
 static tn_status step(tn_reference_values *v, waiting *w) {
     tn_node *n = w->nodes[w->count - 1];
-    double *out = find(v, n);
+    double *out = find_reference(v, n);
     bool in_memory = only_in_memory(n), ready = true;
     if (out) {
         w->count--;
@@ -180,20 +180,20 @@ static tn_status step(tn_reference_values *v, waiting *w) {
         return tn_fail(TN_ERR_UNSUPPORTED, "%s has no reference", tn_op(n->op)->name);
     if (!in_memory) TRY(wait_for_needs(v, w, n, composed, &ready));
     if (!ready) return TN_OK;
-    TRY(add(v, n, &out));
+    TRY(add_reference(v, n, &out));
     w->count--;
     if (in_memory) return read_buffer(n, out);
-    if (!composed) return apply(v, n, out);
-    memcpy(out, find(v, n->expansion), (size_t)tn_node_numel(n) * sizeof *out);
+    if (!composed) return apply_reference(v, n, out);
+    memcpy(out, find_reference(v, n->expansion), (size_t)tn_node_numel(n) * sizeof *out);
     return TN_OK;
 }
 
 tn_status tn_reference_of(tn_reference_values *v, tn_node *n, const double **out) {
     waiting w = {0};
-    tn_status s = wait_for(&w, n);
+    tn_status s = wait_for_reference(&w, n);
     while (s == TN_OK && w.count > 0)
         s = step(v, &w);
     tn_mem_free(w.nodes);
-    *out = s == TN_OK ? find(v, n) : NULL;
+    *out = s == TN_OK ? find_reference(v, n) : NULL;
     return s;
 }

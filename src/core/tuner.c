@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "hal/hal.h"
-#include "hal/tune.h"
+#include "hal/tune_cache.h"
 
 enum { MOST_WAYS = 24, SECONDS = 20, MOST_BYTES = 1 << 30 };
 static const double LEAST_FLOPS = 1e5, GAIN = 0.97, SAMPLE_SECONDS = 1e-2;
@@ -58,7 +58,7 @@ int64_t tn_tune_bucket(int64_t n) {
 
 /* By rows, by columns, or in a way that is not tuned. */
 static char layout_of(const tn_matrix *x) {
-    if (x->joint.vm || x->row_stride < 0 || x->col_stride < 0) return 0;
+    if (x->fused.vm || x->row_stride < 0 || x->col_stride < 0) return 0;
     for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++)
         if (x->batch_stride[axis] < 0) return 0;
     return x->col_stride == 1 ? 'r' : x->row_stride == 1 ? 'c' : 0;
@@ -71,13 +71,13 @@ static int64_t batches_of(const tn_gemm_args *g) {
     return batches;
 }
 
-static bool write_key(const tn_gemm_args *g, tn_dtype dtype, bool kept, bool libraries, char *key, size_t size) {
+static bool write_key_tuner(const tn_gemm_args *g, tn_dtype dtype, bool kept, bool libraries, char *key, size_t size) {
     char a = layout_of(&g->a), b = layout_of(&g->b);
     double flops = 2.0 * (double)g->m * (double)g->n * (double)g->k * (double)batches_of(g);
     if (!a || !b || flops < LEAST_FLOPS) return false;
     snprintf(key, size, "matmul %s %c%c %lldx%lldx%lldx%lld%s%s %d threads %s", tn_dtype_name(dtype), a, b,
              (long long)tn_tune_bucket(batches_of(g)), (long long)tn_tune_bucket(g->m), (long long)tn_tune_bucket(g->n),
-             (long long)tn_tune_bucket(g->k), kept ? " B kept" : "", g->c.joint.vm ? " joined" : "", tn_threads(),
+             (long long)tn_tune_bucket(g->k), kept ? " B kept" : "", g->c.fused.vm ? " joined" : "", tn_threads(),
              libraries ? "library" : "exact");
     return true;
 }
@@ -115,7 +115,7 @@ typedef struct candidates {
     size_t workspace;
 } candidates;
 
-static void add(candidates *c, const question *q, const tn_way *way) {
+static void add_tuner(candidates *c, const question *q, const tn_way *way) {
     tn_gemm_args args = q->args;
     args.way = way->own;
     if (c->count == MOST_WAYS || (way->library && !tn_blas_takes(way->library, &args, q->dtype))) return;
@@ -127,12 +127,13 @@ static void add(candidates *c, const question *q, const tn_way *way) {
 
 static void list_candidates(candidates *c, const question *q) {
     for (size_t i = 0; i < OWN; i++)
-        if (!q->kept || !own_ways[i].packs_b) add(c, q, &(tn_way){.own = own_ways[i].way, .name = own_ways[i].name});
+        if (!q->kept || !own_ways[i].packs_b)
+            add_tuner(c, q, &(tn_way){.own = own_ways[i].way, .name = own_ways[i].name});
     for (int i = 0; q->libraries && i < tn_blas_count(); i++) {
         tn_blas_facts facts;
         tn_way way;
-        tn_blas_look(i, &facts);
-        if (facts.why.code == TN_REASON_NONE && find_way(facts.name, true, &way)) add(c, q, &way);
+        tn_blas_probe(i, &facts);
+        if (facts.why.code == TN_REASON_NONE && find_way(facts.name, true, &way)) add_tuner(c, q, &way);
     }
 }
 
@@ -171,11 +172,11 @@ static void time_all(const question *q, candidates *c, answer *a) {
     a->count = c->count;
 }
 
-static void measure(void *ctx, void *out) {
+static void measure_tuner(void *ctx, void *out) {
     question *q = ctx;
     tn_gemm_args *g = &q->args;
     candidates c = {.count = 0};
-    g->c.joint = (tn_joint){0};
+    g->c.fused = (tn_fused_program){0};
     g->a.data = memory_for(&g->a, g->batch, g->m, g->k, q->dtype);
     g->b.data = memory_for(&g->b, g->batch, g->k, g->n, q->dtype);
     g->c.data = memory_for(&g->c, g->batch, g->m, g->n, g->wide ? TN_F32 : q->dtype);
@@ -194,7 +195,7 @@ static void tune(const tn_gemm_args *args, tn_dtype dtype, bool kept, bool libra
     answer a = {.count = 0};
     const char *why = "";
     int best = 0;
-    bool told = tn_child_run(measure, &q, &a, sizeof a, SECONDS, &why) && a.count > 0 && a.count <= MOST_WAYS;
+    bool told = tn_child_run(measure_tuner, &q, &a, sizeof a, SECONDS, &why) && a.count > 0 && a.count <= MOST_WAYS;
     if (!told)
         tn_log_line(TN_LOG_NOTICE, "tuning of %s: %s; the rules choose", key,
                     why[0] ? why : "it is too large to be tried in every way");
@@ -210,7 +211,7 @@ bool tn_tune_product(const tn_gemm_args *args, tn_dtype dtype, bool kept, bool l
     char key[sizeof((tn_tuned *)NULL)->key];
     tn_tuned e;
     tn_tuning mode = tn_tuning_mode();
-    if (mode == TN_TUNING_OFF || !write_key(args, dtype, kept, libraries, key, sizeof key)) return false;
+    if (mode == TN_TUNING_OFF || !write_key_tuner(args, dtype, kept, libraries, key, sizeof key)) return false;
     if (!tn_tune_find(key, &e)) {
         if (mode != TN_TUNING_FIRST_USE) return false;
         tune(args, dtype, kept, libraries, key, &e);

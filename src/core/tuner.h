@@ -4,7 +4,7 @@
 
 #include "kern/blas.h"
 #include "kern/kern.h"
-#include "kern/templates.h"
+#include "kern/workgroup_kernels.h"
 
 /* A way that was measured: one of our own (library NULL), or a library's. */
 typedef struct tn_way {
@@ -17,7 +17,7 @@ typedef struct tn_way {
  * will be kept. `libraries`: they may take part. false: by rule. */
 bool tn_tune_product(const tn_gemm_args *args, tn_dtype dtype, bool kept, bool libraries, tn_way *out);
 
-/* The tile of a template for this product on a device (tuner_device.c), for tn_gemm_shape; 0: by rule. With
+/* The tile of a workgroup kernel for this product on a device (tuner_device.c), for tn_gemm_shape; 0: by rule. With
  * TN_TUNING_FIRST_USE it is measured if the record does not know it. */
 struct tn_device;
 int tn_tune_tile(struct tn_device *d, const tn_gemm_shape *s, const tn_group_limits *limits);

@@ -1,17 +1,17 @@
 /* tuner_device.c — the tiles of products on devices are timed, and the fastest is written down.
  *
- * Tiles of a template yield the same bits; which is the fastest depends on the device's memory, registers and compiler.
- * Each is made into a kernel that multiplies plain matrices of the product's sizes, and timed from the host over as
- * many launches as take a few milliseconds. That happens in this process, for what a driver has begun cannot be forked:
- * an entry is written down as "by rule" first, so that a device which hangs or dies is not asked the same again.
- * `trunnion tune --device` measures in a process of its own. */
+ * Tiles of a workgroup kernel yield the same bits; which is the fastest depends on the device's memory, registers and
+ * compiler. Each is made into a kernel that multiplies plain matrices of the product's sizes, and timed from the host
+ * over as many launches as take a few milliseconds. That happens in this process, for what a driver has begun cannot be
+ * forked: an entry is written down as "by rule" first, so that a device which hangs or dies is not asked the same
+ * again. `trunnion tune --device` measures in a process of its own. */
 #include "core/tuner.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#include "hal/code.h"
-#include "hal/tune.h"
+#include "hal/kernel_code.h"
+#include "hal/tune_cache.h"
 
 enum { MOST_TILES = 16, ROUNDS = 5, MOST_LAUNCHES = 64, MOST_ELEMENTS = 1 << 28 };
 static const char BY_RULE[] = "by rule";
@@ -27,7 +27,7 @@ static int64_t batches_of(const tn_gemm_shape *s) {
 }
 
 /* Device, driver and their versions stand for themselves by a hash. */
-static bool write_key(const tn_device *d, const tn_gemm_shape *s, char *key, size_t size) {
+static bool write_key_device_tuner(const tn_device *d, const tn_gemm_shape *s, char *key, size_t size) {
     double flops = 2.0 * (double)s->m * (double)s->n * (double)s->k * (double)batches_of(s);
     if (s->type != KIR_F32 || flops < LEAST_FLOPS) return false;
     uint64_t who =
@@ -39,7 +39,8 @@ static bool write_key(const tn_device *d, const tn_gemm_shape *s, char *key, siz
     return true;
 }
 
-/* ---- plain matrices at the joints -------------------------------------------------------------------------------- */
+/* ---- plain matrices at the fused programs
+ * -------------------------------------------------------------------------------- */
 
 typedef struct plain {
     const tn_gemm_shape *s;
@@ -97,7 +98,7 @@ static void store_plain(void *context, const kir_aff *batch, const kir_aff *row,
 
 typedef struct candidate {
     int tile;
-    tn_template_program made;
+    tn_workgroup_program made;
     tn_kernel *kernel;
     double seconds;
 } candidate;
@@ -138,13 +139,13 @@ static void free_candidate(candidate *c) {
 static void add_candidate(trial *t, const tn_gemm_shape *shape, int tile, const tn_group_limits *limits) {
     tn_gemm_shape s = *shape;
     plain p = {.s = shape};
-    tn_product_joints joints = {
+    tn_product_callbacks callbacks = {
         .context = &p, .begin = begin_plain, .load_a = load_plain_a, .load_b = load_plain_b, .store = store_plain};
     candidate c = {.tile = tile};
     s.tile = tile;
     if (t->count == MOST_TILES || !tn_gemm_tile_fits(tile, &s, limits)) return;
-    bool can = tn_gemm_template(&s, limits, &joints, &c.made) == TN_OK &&
-               tn_kernel_can(t->device, c.made.program, c.made.sizes, NULL) &&
+    bool can = tn_gemm_workgroup(&s, limits, &callbacks, &c.made) == TN_OK &&
+               tn_kernel_supported(t->device, c.made.program, c.made.sizes, NULL) &&
                tn_kernel_get(t->device, c.made.program, &c.kernel) == TN_OK;
     if (can)
         t->each[t->count++] = c;
@@ -155,7 +156,7 @@ static void add_candidate(trial *t, const tn_gemm_shape *shape, int tile, const 
 /* Seconds a launch; negative: it failed. */
 static double time_launches(trial *t, const candidate *c, int count) {
     void *buffers[KIR_MAX_BUFFERS] = {t->memory[0]->address, t->memory[1]->address, t->memory[2]->address};
-    tn_launch launch = {.sizes = c->made.sizes, .buffers = buffers, .dials = buffers};
+    tn_launch launch = {.sizes = c->made.sizes, .buffers = buffers, .scalars = buffers};
     float seen;
     if (tn_buffer_read(t->memory[2], 0, &seen, sizeof seen) != TN_OK) return -1; /* what came before is over */
     double begun = tn_now();
@@ -182,7 +183,7 @@ static bool time_all(trial *t) {
 }
 
 /* Memory comes first: of a product whose matrices fit into it, every place is a number that a kernel can hold. */
-static void measure(tn_device *d, const tn_gemm_shape *s, const tn_group_limits *limits, tn_tuned *e) {
+static void measure_device_tuner(tn_device *d, const tn_gemm_shape *s, const tn_group_limits *limits, tn_tuned *e) {
     trial t = {.device = d};
     int rule = tn_gemm_tile_by_rule(s, limits), best = 0;
     char name[TN_TILE_NAME];
@@ -217,13 +218,13 @@ int tn_tune_tile(tn_device *d, const tn_gemm_shape *s, const tn_group_limits *li
     tn_tuned e = {.seconds = 0};
     tn_tuning mode = tn_tuning_mode();
     char key[sizeof e.key];
-    if (mode == TN_TUNING_OFF || !write_key(d, s, key, sizeof key)) return 0;
+    if (mode == TN_TUNING_OFF || !write_key_device_tuner(d, s, key, sizeof key)) return 0;
     if (!tn_tune_find(key, &e)) {
         if (mode != TN_TUNING_FIRST_USE) return 0;
         snprintf(e.key, sizeof e.key, "%s", key);
         snprintf(e.way, sizeof e.way, "%s", BY_RULE);
         tn_tune_put(&e);
-        measure(d, s, limits, &e);
+        measure_device_tuner(d, s, limits, &e);
         tn_tune_put(&e);
     }
     return tile_named(e.way);

@@ -17,7 +17,7 @@ int64_t tn_value_numel(const tn_value *v) { return tn_node_numel(v->node); }
 /* A product without a kernel (its dtype, its device, too many batch axes) is the reduction that defines it. */
 static bool has_kernel(const tn_value *v) {
     const tn_node *n = v->node;
-    if (!n->device->is_cpu && !v->host_only) return tn_template_takes(v);
+    if (!n->device->is_cpu && !v->host_only) return tn_workgroup_takes(v);
     return v->row->impl->class_ == TN_NATIVE ||
            ((tn_dtype_is_float((tn_dtype)n->dtype) || n->op == TN_OP_INT_MM) && n->rank <= TN_GEMM_BATCH_AXES + 2);
 }
@@ -65,7 +65,7 @@ static bool is_composed(const tn_node *n) {
     if (row->impl->class_ == TN_REDUCTION) return n->device->is_cpu || software;
     if (row->impl->class_ == TN_SCANNING) return n->rank == 0; /* a kernel scans along a dim */
     if (row->impl->class_ != TN_NATIVE) return false;
-    return n->device->is_cpu ? !tn_native_takes(n) : !tn_template_takes_node(n);
+    return n->device->is_cpu ? !tn_native_takes(n) : !tn_workgroup_takes_node(n);
 }
 
 /* A composition may end in a view that is not laid out as its users assume: then it is copied. */
@@ -74,7 +74,7 @@ static tn_node *as_whole(tn_graph_plan *g, tn_node *n) {
     return tn_b_op(&g->build, TN_OP_CONTIGUOUS, &n, 1, NULL);
 }
 
-static tn_status check_expansion(const tn_node *n, const tn_node *e) {
+static tn_status check_planned_expansion(const tn_node *n, const tn_node *e) {
     bool same = e->dtype == n->dtype && e->rank == n->rank &&
                 memcmp(e->shape, n->shape, (size_t)n->rank * sizeof *n->shape) == 0;
     if (same) return TN_OK;
@@ -96,7 +96,7 @@ static tn_status expand(tn_graph_plan *g, const tn_node *n, tn_node **out) {
     *out = e;
     if (e == n) return TN_OK;
     if (!e) return tn_fail(TN_ERR_INTERNAL, "%s: its composition yields nothing", tn_op(n->op)->name);
-    TRY(check_expansion(n, e));
+    TRY(check_planned_expansion(n, e));
     TRY(tn_scratch_grow(&g->scratch, &g->expansions, &g->expansion_capacity, g->expansion_count + 1,
                         sizeof *g->expansions));
     g->expansions[g->expansion_count] = e;
@@ -149,7 +149,7 @@ static tn_status value_add(tn_graph_plan *g, const tn_node *n, int *id) {
     *id = (int)g->value_count;
     tn_value *v = &g->values[g->value_count++];
     *v = (tn_value){
-        .node = n, .root = *id, .slot = -1, .output = -1, .dial = -1, .group = -1, .place = -1, .joined = -1};
+        .node = n, .root = *id, .slot = -1, .output = -1, .scalar = -1, .group = -1, .place = -1, .concat_into = -1};
     tn_strides_contiguous(n->shape, n->rank, v->stride);
     return tn_map_put(&g->value_of, n, *id);
 }
@@ -205,7 +205,7 @@ static int find_equal(const tn_graph_plan *g, const tn_node *n, const int *in, i
     for (size_t i = g->value_count; i-- > from;) {
         const tn_value *v = &g->values[i];
         if (v->row != row || v->n_in != n_in || (n_in > 0 && v->in[0] != in[0])) continue;
-        if (v->output < 0 && v->dial < 0 && same_value(v, n, in, n_in)) return (int)i;
+        if (v->output < 0 && v->scalar < 0 && same_value(v, n, in, n_in)) return (int)i;
     }
     return -1;
 }
@@ -219,19 +219,19 @@ bool tn_value_dense(const tn_value *v) {
 }
 
 /* Are v's elements all those of a value that is computed here, in order? */
-static bool whole(const tn_graph_plan *g, const tn_value *v) {
+static bool value_whole(const tn_graph_plan *g, const tn_value *v) {
     const tn_value *root = &g->values[v->root];
-    if (!root->row || root->dial >= 0 || tn_value_class(root) == TN_LEAF_VALUE) return false;
+    if (!root->row || root->scalar >= 0 || tn_value_class(root) == TN_LEAF_VALUE) return false;
     return v->offset == 0 && tn_value_numel(v) == tn_value_numel(root) && tn_value_dense(v);
 }
 
 static tn_status computed_value(tn_graph_plan *g, const tn_node *n, const int *in, int n_in, int *id) {
     bool same = n->op == TN_OP_CONTIGUOUS || (n->op == TN_OP_CAST && n->dtype == n->in[0]->dtype);
-    if (same && !g->copying && whole(g, &g->values[in[0]])) {
+    if (same && !g->copying && value_whole(g, &g->values[in[0]])) {
         *id = in[0]; /* in order already, and of this type */
         return tn_map_put(&g->value_of, n, *id);
     }
-    int equal = n->op == TN_OP_DIAL ? -1 : find_equal(g, n, in, n_in);
+    int equal = n->op == TN_OP_RUNTIME_SCALAR ? -1 : find_equal(g, n, in, n_in);
     if (equal >= 0) {
         *id = equal;
         return tn_map_put(&g->value_of, n, equal);
@@ -260,7 +260,7 @@ typedef struct walk_stack {
     size_t count, capacity;
 } walk_stack;
 
-static tn_status push(tn_graph_plan *g, walk_stack *s, const tn_node *n) {
+static tn_status push_value(tn_graph_plan *g, walk_stack *s, const tn_node *n) {
     enum { FIRST = 32 };
     size_t need = s->count < FIRST ? FIRST : s->count + 1;
     if (s->count == s->capacity) TRY(tn_scratch_grow(&g->scratch, &s->nodes, &s->capacity, need, sizeof *s->nodes));
@@ -279,12 +279,12 @@ static tn_status inputs_of(tn_graph_plan *g, walk_stack *stack, const tn_node *n
         in[i] = tn_map_find(&g->value_of, source);
         if (in[i] >= 0) continue;
         *ready = false;
-        TRY(push(g, stack, source));
+        TRY(push_value(g, stack, source));
     }
     return TN_OK;
 }
 
-static tn_status visit(tn_graph_plan *g, walk_stack *stack) {
+static tn_status visit_node(tn_graph_plan *g, walk_stack *stack) {
     const tn_node *n = stack->nodes[stack->count - 1];
     int in[TN_MAX_INPUTS], id = -1;
     if (tn_map_find(&g->value_of, n) >= 0) {
@@ -305,17 +305,17 @@ static tn_status visit(tn_graph_plan *g, walk_stack *stack) {
 static tn_status walk_from(tn_graph_plan *g, walk_stack *stack, const tn_node *n, int *id) {
     const tn_node *source = NULL;
     TRY(resolve(g, n, &source));
-    TRY(push(g, stack, source));
+    TRY(push_value(g, stack, source));
     while (stack->count > 0)
-        TRY(visit(g, stack));
+        TRY(visit_node(g, stack));
     *id = tn_map_find(&g->value_of, source);
     return TN_OK;
 }
 
-static tn_status mark_dials(tn_graph_plan *g) {
-    for (size_t i = 0; i < g->binding->dial_count; i++) {
-        int32_t id = tn_map_find(&g->value_of, g->binding->dial_nodes[i]);
-        if (id >= 0) g->values[id].dial = (int)i;
+static tn_status mark_runtime_scalars(tn_graph_plan *g) {
+    for (size_t i = 0; i < g->binding->scalar_count; i++) {
+        int32_t id = tn_map_find(&g->value_of, g->binding->scalar_nodes[i]);
+        if (id >= 0) g->values[id].scalar = (int)i;
     }
     return TN_OK;
 }
@@ -325,7 +325,7 @@ static tn_status mark_dials(tn_graph_plan *g) {
  * alias: the output is that value. */
 static tn_status own_memory(tn_graph_plan *g, walk_stack *stack, const tn_output *output, int *id) {
     const tn_value *v = &g->values[*id];
-    if (v->root != *id && output->home < 0 && g->values[v->root].output < 0 && whole(g, v)) {
+    if (v->root != *id && output->home < 0 && g->values[v->root].output < 0 && value_whole(g, v)) {
         *id = v->root;
         return TN_OK;
     }
@@ -358,7 +358,7 @@ tn_status tn_values_make(tn_graph_plan *g) {
         if (s == TN_OK) s = own_memory(g, &stack, &g->binding->outputs[i], &id);
         if (s == TN_OK) g->values[id].output = (int)i;
     }
-    if (s == TN_OK) s = mark_dials(g);
+    if (s == TN_OK) s = mark_runtime_scalars(g);
     return s == TN_OK ? make_checked(g, &stack) : s;
 }
 

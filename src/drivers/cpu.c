@@ -12,7 +12,8 @@ _Static_assert(sizeof(tn_launch) == sizeof(kir_launch), "tn_launch and kir_launc
 _Static_assert(offsetof(tn_launch, sizes) == offsetof(kir_launch, sizes), "tn_launch and kir_launch have one layout");
 _Static_assert(offsetof(tn_launch, buffers) == offsetof(kir_launch, buffers),
                "tn_launch and kir_launch have one layout");
-_Static_assert(offsetof(tn_launch, dials) == offsetof(kir_launch, dials), "tn_launch and kir_launch have one layout");
+_Static_assert(offsetof(tn_launch, scalars) == offsetof(kir_launch, scalars),
+               "tn_launch and kir_launch have one layout");
 
 static int the_processor; /* the handle of every open: there is one processor and it has no state of its own */
 

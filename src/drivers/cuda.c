@@ -47,7 +47,7 @@ typedef struct gpu_device {
     int device;
     void *context; /* CUDA's */
     int compiler_version[2];
-    tn_loss loss;
+    tn_device_lost lost_state;
     pthread_mutex_t lock; /* guards origins */
     origin *origins;      /* the latest first */
 } gpu_device;
@@ -55,14 +55,14 @@ typedef struct gpu_device {
 static gpu_device *device_of(void *handle) { return ((gpu_queue *)handle)->device; }
 
 /* TN_OK, or the failure of a call with these values. */
-#define check(d, code, call, ...) tn_call_check(&(d)->loss, (d)->vendor->errors, code, call, __VA_ARGS__)
+#define check(d, code, call, ...) tn_call_check(&(d)->lost_state, (d)->vendor->errors, code, call, __VA_ARGS__)
 
 /* The status of d's call `field`; what follows are its values for an error's text. */
 #define CALL(d, field, arguments, ...) \
     check(d, (d)->gpu->field arguments, (d)->vendor->work.symbols[CALL_##field].name, __VA_ARGS__)
 
 /* Makes this thread's calls go to the device. If that succeeds, put_back has to follow. */
-static int choose(const gpu_device *d, int *before) {
+static int choose_cuda(const gpu_device *d, int *before) {
     const gpu_calls *gpu = d->gpu;
     if (!d->vendor->hip) return gpu->context_push(d->context);
     int error = gpu->device_get(before);
@@ -78,12 +78,13 @@ static void put_back(const gpu_device *d, int before) {
 }
 
 /* Whether the device can still be talked to; then what was chosen before comes back by leave. */
-static tn_status enter(gpu_device *d, int *before) {
-    TRY(tn_loss_check(&d->loss));
-    return check(d, choose(d, before), d->vendor->hip ? "hipSetDevice" : "cuCtxPushCurrent", "device %d", d->device);
+static tn_status enter_cuda(gpu_device *d, int *before) {
+    TRY(tn_device_lost_check(&d->lost_state));
+    return check(d, choose_cuda(d, before), d->vendor->hip ? "hipSetDevice" : "cuCtxPushCurrent", "device %d",
+                 d->device);
 }
 
-static tn_status leave(const gpu_device *d, int before, tn_status s) {
+static tn_status leave_cuda(const gpu_device *d, int before, tn_status s) {
     put_back(d, before);
     return s;
 }
@@ -114,11 +115,11 @@ static tn_status find_device(gpu_device *d, int index) {
     if (error == SUCCESS) error = d->gpu->count(&count);
     TRY(check(d, error, d->vendor->hip ? "hipGetDeviceCount" : "cuDeviceGetCount", "%s", ""));
     if (index < 0 || index >= count)
-        return tn_fail(TN_ERR_UNAVAILABLE, "%s does not exist; there are %d devices", d->loss.id, count);
+        return tn_fail(TN_ERR_UNAVAILABLE, "%s does not exist; there are %d devices", d->lost_state.id, count);
     return check(d, d->gpu->get(&d->device, index), d->vendor->hip ? "hipDeviceGet" : "cuDeviceGet", "%d", index);
 }
 
-static int64_t ask(const gpu_device *d, int attribute, int64_t unknown) {
+static int64_t ask_cuda(const gpu_device *d, int attribute, int64_t unknown) {
     int value = 0;
     return d->gpu->attribute(&value, attribute, d->device) == SUCCESS && value > 0 ? value : unknown;
 }
@@ -140,7 +141,7 @@ static void queue_end(gpu_device *d, gpu_queue *q) {
 static tn_status device_start(gpu_device *d) {
     if (d->vendor->compiler->version(&d->compiler_version[0], &d->compiler_version[1]))
         d->compiler_version[0] = d->compiler_version[1] = 0;
-    int arch = (int)(10 * ask(d, CUDA_MAJOR, 0) + ask(d, CUDA_MINOR, 0));
+    int arch = (int)(10 * ask_cuda(d, CUDA_MAJOR, 0) + ask_cuda(d, CUDA_MINOR, 0));
     if (d->vendor->hip)
         tn_gpu_gfx_name(d->gpu, d->device, d->arch, sizeof d->arch);
     else
@@ -153,14 +154,14 @@ static tn_status device_open(gpu_device *d, int index) {
     TRY(find_device(d, index));
     if (!d->vendor->hip)
         TRY(check(d, d->gpu->context_retain(&d->context, d->device), "cuDevicePrimaryCtxRetain", "device %d", index));
-    TRY(enter(d, &before));
-    return leave(d, before, device_start(d));
+    TRY(enter_cuda(d, &before));
+    return leave_cuda(d, before, device_start(d));
 }
 
 /* Also for a device that did not open all the way. */
 static void gpu_close(void *device) {
     gpu_device *d = device_of(device);
-    int before = 0, chosen = d->context || d->vendor->hip ? choose(d, &before) : SUCCESS + 1;
+    int before = 0, chosen = d->context || d->vendor->hip ? choose_cuda(d, &before) : SUCCESS + 1;
     for (origin *o = d->origins, *earlier; o; o = earlier) {
         earlier = o->before;
         (void)d->gpu->event_free(o->event);
@@ -170,7 +171,7 @@ static void gpu_close(void *device) {
     if (chosen == SUCCESS) put_back(d, before);
     if (d->context) (void)d->gpu->context_release(d->device);
     pthread_mutex_destroy(&d->lock);
-    tn_loss_close(&d->loss);
+    tn_device_lost_close(&d->lost_state);
     tn_mem_free(d);
 }
 
@@ -185,7 +186,7 @@ static tn_status open_device(const gpu_vendor *v, int index, void **device) {
     if (!d) return TN_ERR_MEMORY;
     d->vendor = v;
     d->gpu = v->gpu;
-    tn_loss_open(&d->loss, v->name, index);
+    tn_device_lost_open(&d->lost_state, v->name, index);
     pthread_mutex_init(&d->lock, NULL);
     pthread_mutex_init(&d->queue.lock, NULL);
     d->queue.device = d;
@@ -201,19 +202,19 @@ static tn_status gpu_caps(void *device, tn_caps *out) {
     TRY(CALL(d, memory, (&rest, &all), "%s", ""));
     *out = (tn_caps){
         .struct_size = sizeof *out,
-        .code = d->vendor->form,
+        .code = d->vendor->format,
         .f64 = true,
         .f16 = true,
         .i64 = true,
         .max_buffer = (int64_t)all,
-        .max_group = ask(d, a->max_items, 1024),
-        .shared_memory = ask(d, a->shared_memory, TN_CUDA_DECLARED),
+        .max_group = ask_cuda(d, a->max_items, 1024),
+        .shared_memory = ask_cuda(d, a->shared_memory, TN_CUDA_DECLARED),
         .alignment = 64, /* offsets are added in the kernel, so this is taste */
-        .max_groups_x = tn_min64(ask(d, a->max_groups_x, 65535), d->vendor->max_groups_x),
-        .subgroup = ask(d, a->warp, 0),
+        .max_groups_x = tn_min64(ask_cuda(d, a->max_groups_x, 65535), d->vendor->max_groups_x),
+        .subgroup = ask_cuda(d, a->warp, 0),
         .exact = true, /* by the compiler's options */
         .matrix = d->vendor->matrix(d->arch),
-        .processors = ask(d, a->processors, 0),
+        .processors = ask_cuda(d, a->processors, 0),
     };
     snprintf(out->version, sizeof out->version, "%d, %s %d.%d, %.40s", version, d->vendor->compiler_title,
              d->compiler_version[0], d->compiler_version[1], d->arch);
@@ -257,7 +258,7 @@ static tn_status gpu_copy_peer(void *device, void *dst, void *other, const void 
     int error = d->vendor->hip ? d->gpu->from_device(dst, d->device, src, o->device, bytes, d->queue.stream)
                                : d->gpu->from_context(dst, d->context, src, o->context, bytes, d->queue.stream);
     return check(d, error, d->vendor->hip ? "hipMemcpyPeerAsync" : "cuMemcpyPeerAsync", "%zu bytes from %s", bytes,
-                 o->loss.id);
+                 o->lost_state.id);
 }
 
 static tn_status gpu_fill(void *queue, void *dst, uint8_t value, size_t bytes) {
@@ -299,7 +300,7 @@ typedef struct gpu_module {
     void *module, *function;
     char name[48];
     int buffer_count;
-    unsigned group[3], brought; /* bytes of workgroup memory that launches bring */
+    unsigned group[3], dynamic_shared; /* bytes of workgroup memory that launches bring */
     size_t params_bytes;
     bool params_in_buffer;
     image image;
@@ -349,7 +350,7 @@ static tn_status take_image(gpu_device *d, void *program, bool ptx, image *out) 
     size_t size = 0;
     int error = ptx ? c->ptx_size(program, &size) : c->code_size(program, &size);
     if (error != SUCCESS || !size)
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s compiles, and gives no code (%d)", d->loss.id,
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s compiles, and gives no code (%d)", d->lost_state.id,
                        d->vendor->compiler_title, error);
     out->size = size + sizeof(uint64_t);
     out->bytes = tn_mem_alloc(out->size);
@@ -359,16 +360,16 @@ static tn_status take_image(gpu_device *d, void *program, bool ptx, image *out) 
     memcpy(out->bytes + size, &hash, sizeof hash);
     return error == SUCCESS ? TN_OK
                             : tn_fail(TN_ERR_UNSUPPORTED, "%s: %s compiles, and does not give its code (%d)",
-                                      d->loss.id, d->vendor->compiler_title, error);
+                                      d->lost_state.id, d->vendor->compiler_title, error);
 }
 
-static tn_status refuse(const gpu_device *d, void *program, int error, const gpu_module *m) {
+static tn_status refuse_cuda(const gpu_device *d, void *program, int error, const gpu_module *m) {
     char log[640];
     compiler_log(d->vendor->compiler, program, log, sizeof log);
     tn_status status = error == COMPILER_REFUSES || error == COMPILER_BAD_OPTION ? TN_ERR_UNSUPPORTED
                        : error == 1                                              ? TN_ERR_MEMORY
                                                                                  : TN_ERR_DEVICE;
-    return tn_fail(status, "%s: %s does not compile with %s %d.%d for %s (%d): %s", d->loss.id, m->name,
+    return tn_fail(status, "%s: %s does not compile with %s %d.%d for %s (%d): %s", d->lost_state.id, m->name,
                    d->vendor->compiler_title, d->compiler_version[0], d->compiler_version[1], d->arch, error, log);
 }
 
@@ -381,10 +382,10 @@ static tn_status compile_program(gpu_device *d, void *program, const tn_code *co
         snprintf(arch, sizeof arch, "compute_%d", older);
         error = run_compiler(d, program, arch, code->options);
     }
-    return error == SUCCESS ? take_image(d, program, older != 0, &m->image) : refuse(d, program, error, m);
+    return error == SUCCESS ? take_image(d, program, older != 0, &m->image) : refuse_cuda(d, program, error, m);
 }
 
-static tn_status compile(gpu_device *d, const tn_code *code, gpu_module *m) {
+static tn_status compile_cuda(gpu_device *d, const tn_code *code, gpu_module *m) {
     const compiler_calls *c = d->vendor->compiler;
     void *program = NULL;
     char *text = tn_mem_alloc(code->size + 1);
@@ -395,7 +396,7 @@ static tn_status compile(gpu_device *d, const tn_code *code, gpu_module *m) {
     tn_status s = error == SUCCESS
                       ? compile_program(d, program, code, m)
                       : tn_fail(error == 1 ? TN_ERR_MEMORY : TN_ERR_DEVICE, "%s: %s takes no source of %zu bytes (%d)",
-                                d->loss.id, d->vendor->compiler_title, code->size, error);
+                                d->lost_state.id, d->vendor->compiler_title, code->size, error);
     if (program) (void)c->destroy(&program);
     tn_mem_free(text);
     return s;
@@ -430,10 +431,10 @@ static tn_status load_image(gpu_device *d, gpu_module *m) {
     return CALL(d, module_load, (&m->module, m->image.bytes), "%s, %zu bytes", m->name, m->image.size);
 }
 
-static tn_status allow_brought(gpu_device *d, const gpu_module *m) {
-    if (!m->brought) return TN_OK;
-    return check(d, d->gpu->function_set(m->function, FUNCTION_MAX_BROUGHT, (int)m->brought), "cuFuncSetAttribute",
-                 "%s, %u bytes of workgroup memory", m->name, m->brought);
+static tn_status allow_dynamic_shared(gpu_device *d, const gpu_module *m) {
+    if (!m->dynamic_shared) return TN_OK;
+    return check(d, d->gpu->function_set(m->function, FUNCTION_MAX_DYNAMIC_SHARED, (int)m->dynamic_shared),
+                 "cuFuncSetAttribute", "%s, %u bytes of workgroup memory", m->name, m->dynamic_shared);
 }
 
 /* Registers can leave less room for items than the device has. */
@@ -443,7 +444,7 @@ static tn_status check_group(gpu_device *d, const gpu_module *m) {
     TRY(CALL(d, function_ask, (&most, FUNCTION_MAX_ITEMS, m->function), "%s", m->name));
     if ((unsigned)most >= wanted) return TN_OK;
     return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s takes workgroups of %u items, and the device runs %d at most of it",
-                   d->loss.id, m->name, wanted, most);
+                   d->lost_state.id, m->name, wanted, most);
 }
 
 static tn_status module_start(gpu_device *d, const tn_code *code, gpu_module *m) {
@@ -454,18 +455,18 @@ static tn_status module_start(gpu_device *d, const tn_code *code, gpu_module *m)
         m->module = NULL;
     }
     if (!m->module) {
-        TRY(compile(d, code, m));
+        TRY(compile_cuda(d, code, m));
         TRY(load_image(d, m));
     }
     TRY(CALL(d, module_get, (&m->function, m->module, code->entry), "%s", code->entry));
-    TRY(allow_brought(d, m));
+    TRY(allow_dynamic_shared(d, m));
     return check_group(d, m);
 }
 
 static tn_status gpu_load(void *device, const tn_code *code, void **module) {
     gpu_device *d = device_of(device);
     if (code->buffer_count > MOST_BUFFERS || code->params_bytes > MOST_PARAMETERS)
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s takes %d buffers and %zu bytes of parameters", d->loss.id,
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s takes %d buffers and %zu bytes of parameters", d->lost_state.id,
                        code->entry, code->buffer_count, code->params_bytes);
     gpu_module *m = tn_mem_zalloc(1, sizeof *m);
     if (!m) return TN_ERR_MEMORY;
@@ -473,7 +474,7 @@ static tn_status gpu_load(void *device, const tn_code *code, void **module) {
     m->buffer_count = code->buffer_count;
     m->params_bytes = code->params_bytes;
     m->params_in_buffer = code->params_in_buffer && code->params_bytes;
-    if (!d->vendor->hip && code->local_bytes > TN_CUDA_DECLARED) m->brought = (unsigned)code->local_bytes;
+    if (!d->vendor->hip && code->local_bytes > TN_CUDA_DECLARED) m->dynamic_shared = (unsigned)code->local_bytes;
     for (int i = 0; i < 3; i++)
         m->group[i] = code->group[i] ? code->group[i] : 1;
     return tn_hand_out(module_start(d, code, m), m, gpu_unload, d, module);
@@ -493,7 +494,7 @@ static tn_status gpu_binary(void *device, void *module, void **data, size_t *siz
 static size_t params_room(const gpu_module *m) { return (m->params_bytes + 63) & ~(size_t)63; }
 
 /* Room for so many bytes of parameters. The caller holds the lock. */
-static tn_status make_room(gpu_queue *q, size_t bytes) {
+static tn_status make_room_cuda(gpu_queue *q, size_t bytes) {
     gpu_device *d = q->device;
     void *room = NULL, *host = NULL;
     if (q->taken + bytes > MOST_PARAMETERS) {
@@ -510,7 +511,7 @@ static tn_status make_room(gpu_queue *q, size_t bytes) {
 
 /* Puts a launch's parameters on the device. The caller holds the lock. */
 static tn_status put_params(gpu_queue *q, const gpu_module *m, const void *params, void **address) {
-    TRY(make_room(q, params_room(m)));
+    TRY(make_room_cuda(q, params_room(m)));
     *address = q->room + q->taken;
     memcpy(q->host_room + q->taken, params, m->params_bytes);
     TRY(CALL(q->device, to_device, (*address, q->host_room + q->taken, m->params_bytes, q->stream),
@@ -526,7 +527,7 @@ static tn_status launch(gpu_queue *q, const gpu_module *m, const tn_dispatch *l,
     arguments[m->buffer_count] = (void *)(uintptr_t)params;
     return CALL(q->device, launch,
                 (m->function, l->groups[0], l->groups[1], l->groups[2], m->group[0], m->group[1], m->group[2],
-                 m->brought, q->stream, arguments, NULL),
+                 m->dynamic_shared, q->stream, arguments, NULL),
                 "%s, %u x %u x %u workgroups of %u x %u x %u items", m->name, l->groups[0], l->groups[1], l->groups[2],
                 m->group[0], m->group[1], m->group[2]);
 }
@@ -597,7 +598,7 @@ static const void *node_params(const gpu_device *d, const gpu_module *m, const u
                                node_room *room) {
     for (int i = 0; i <= m->buffer_count; i++)
         room->arguments[i] = values + (size_t)i * sizeof(void *);
-    room->cuda = (cuda_node){.function = m->function, .local_bytes = m->brought, .values = room->arguments};
+    room->cuda = (cuda_node){.function = m->function, .local_bytes = m->dynamic_shared, .values = room->arguments};
     room->hip = (hip_node){.function = m->function, .values = room->arguments};
     for (int i = 0; i < 3; i++) {
         room->cuda.groups[i] = room->hip.groups[i] = groups[i];
@@ -656,7 +657,7 @@ static tn_status gpu_list_make(void *device, const tn_list_item *items, int64_t 
     }
     if (!has_graphs(d) || in_memory > MOST_PARAMETERS)
         return tn_fail(TN_ERR_UNSUPPORTED, "%s: no graph of %lld kernels with %zu bytes of parameters in memory",
-                       d->loss.id, (long long)count, in_memory);
+                       d->lost_state.id, (long long)count, in_memory);
     gpu_list *l = tn_mem_zalloc(1, sizeof *l + (size_t)count * sizeof *l->nodes);
     if (!l) return TN_ERR_MEMORY;
     l->in_memory = in_memory;
@@ -679,7 +680,7 @@ static tn_status set_node(gpu_queue *q, gpu_list *l, gpu_node *n, const gpu_modu
 }
 
 static tn_status run_graph(gpu_queue *q, gpu_list *l, const tn_list_item *items, int64_t count) {
-    if (l->in_memory) TRY(make_room(q, l->in_memory)); /* none of this run's parameters overwrites another */
+    if (l->in_memory) TRY(make_room_cuda(q, l->in_memory)); /* none of this run's parameters overwrites another */
     for (int64_t i = 0; i < count; i++)
         if (l->nodes[i].node) TRY(set_node(q, l, &l->nodes[i], items[i].module, &items[i].dispatch));
     return CALL(q->device, graph_run, (l->made, q->stream), "%lld kernels", (long long)count);
@@ -700,7 +701,7 @@ static tn_status gpu_prepare(void *queue, void *module, const tn_launch *launche
     (void)count;
     if (!m->params_in_buffer) return TN_OK;
     pthread_mutex_lock(&q->lock);
-    tn_status s = make_room(q, 0);
+    tn_status s = make_room_cuda(q, 0);
     pthread_mutex_unlock(&q->lock);
     return s;
 }
@@ -839,7 +840,7 @@ static tn_status gpu_event_time(void *device, void *event, double *seconds) {
     const gpu_event *e = event;
     double begin = 0, behind = 0;
     if (!e->recorded || !e->timed)
-        return tn_fail(TN_ERR_STATE, "%s: the time of an event that %s", d->loss.id,
+        return tn_fail(TN_ERR_STATE, "%s: the time of an event that %s", d->lost_state.id,
                        e->timed ? "was never recorded" : "was not made to have one");
     TRY(seconds_of(d, e->origin, &begin));
     TRY(seconds_between(d, e->origin->event, e->event, &behind));
@@ -883,19 +884,19 @@ static tn_status gpu_lend(void *queue, tn_lent_work *work, void *ctx) {
 /* Those that give something back do so whether the device can be chosen or not. */
 #define GIVING_BACK(X) X(free) X(unload) X(queue_free) X(event_free) X(host_free) X(list_free)
 
-#define X(function, parameters, arguments)                             \
-    static tn_status enter_##function parameters {                     \
-        int before = 0;                                                \
-        TRY(enter(device_of(on), &before));                            \
-        return leave(device_of(on), before, gpu_##function arguments); \
+#define X(function, parameters, arguments)                                  \
+    static tn_status enter_##function parameters {                          \
+        int before = 0;                                                     \
+        TRY(enter_cuda(device_of(on), &before));                            \
+        return leave_cuda(device_of(on), before, gpu_##function arguments); \
     }
 FUNCTIONS(X)
 #undef X
-#define X(function)                                              \
-    static void enter_##function(void *on, void *what) {         \
-        int before = 0, chosen = choose(device_of(on), &before); \
-        gpu_##function(on, what);                                \
-        if (chosen == SUCCESS) put_back(device_of(on), before);  \
+#define X(function)                                                   \
+    static void enter_##function(void *on, void *what) {              \
+        int before = 0, chosen = choose_cuda(device_of(on), &before); \
+        gpu_##function(on, what);                                     \
+        if (chosen == SUCCESS) put_back(device_of(on), before);       \
     }
 GIVING_BACK(X)
 #undef X

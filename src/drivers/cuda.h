@@ -7,7 +7,7 @@
 #define TN_DRIVERS_CUDA_H
 
 #include "drivers/probe.h"
-#include "hal/loss.h"
+#include "hal/device_lost.h"
 
 /* X(field, CUDA's name, HIP's name, parameters): what looking for devices takes. */
 #define PROBE_CALLS(X)                                                                        \
@@ -148,9 +148,9 @@ enum {
     EVENT_UNTIMED = 2,
     HOST_PORTABLE = 1,
     FUNCTION_MAX_ITEMS = 0,
-    FUNCTION_MAX_BROUGHT = 8, /* CUDA: workgroup memory that launches bring */
-    COMPILER_BAD_OPTION = 5,  /* NVRTC_ERROR_INVALID_OPTION */
-    COMPILER_REFUSES = 6      /* NVRTC_ERROR_COMPILATION, HIPRTC_ERROR_COMPILATION */
+    FUNCTION_MAX_DYNAMIC_SHARED = 8, /* CUDA: workgroup memory that launches bring */
+    COMPILER_BAD_OPTION = 5,         /* NVRTC_ERROR_INVALID_OPTION */
+    COMPILER_REFUSES = 6             /* NVRTC_ERROR_COMPILATION, HIPRTC_ERROR_COMPILATION */
 };
 
 /* Attributes of devices. */
@@ -179,7 +179,7 @@ typedef struct gpu_vendor {
     const char *node_fix;               /* when it is not there at all */
     void (*details)(tn_device_info *d, int device);
     gpu_attributes attributes;
-    tn_code_form form;
+    tn_code_format format;
     int64_t max_groups_x;                 /* more than the attribute says is never asked for */
     uint32_t (*matrix)(const char *arch); /* TN_MATRIX_… of an architecture */
     const char *arch_option, *compiler_title;

@@ -5,9 +5,10 @@
  * is a short list, from whose front that which has ended is taken, and looked at for errors. Copies and fills within
  * the device are dispatches too (MOVES below), for then no encoder ends for their sake, and any byte may be copied.
  *
- * Memory has handles: hal/span.h makes addresses of them. Every binding has the offset 0, and a launch adds its own to
- * the kernel's bases, so no rule about offsets matters. With unified memory (Apple's own machines) the host reads and
- * writes a buffer where it is, once the queue has come to rest; with a card's memory through a buffer that both see.
+ * Memory has handles: hal/address_range.h makes addresses of them. Every binding has the offset 0, and a launch adds
+ * its own to the kernel's bases, so no rule about offsets matters. With unified memory (Apple's own machines) the host
+ * reads and writes a buffer where it is, once the queue has come to rest; with a card's memory through a buffer that
+ * both see.
  *
  * Each function that sends messages does so inside a pool of its own; what is kept is retained, and what was made is
  * released. A command buffer keeps what it uses. A device whose work failed is lost: each later call says what happened
@@ -17,11 +18,11 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "drivers/probe_metal.h"
 #include "drivers/drivers.h"
-#include "hal/loss.h"
-#include "hal/room.h"
-#include "hal/span.h"
+#include "drivers/probe_metal.h"
+#include "hal/address_range.h"
+#include "hal/device_lost.h"
+#include "hal/memory_budget.h"
 
 #if TRUNNION_WITH_METAL
 
@@ -39,7 +40,7 @@ typedef struct mtl_queue {
     object queue;
     pthread_mutex_t lock; /* guards all below: encoders are no thread's but one's */
     object buffer, encoder;
-    int held; /* dispatches in `buffer` */
+    int queued; /* dispatches in `buffer` */
     object sent[IN_FLIGHT];
     int sent_count;
 } mtl_queue;
@@ -60,12 +61,12 @@ typedef struct signal {
 
 typedef struct mtl_device {
     mtl_queue queue; /* first: the device's handle is this queue's */
-    tn_loss loss;
+    tn_device_lost lost_state;
     object device, options;
-    tn_room room;
+    tn_memory_budget budget;
     bool unified;
     mtl_module *move_words, *move_bytes;
-    tn_spans spans;
+    tn_address_ranges ranges;
     pthread_mutex_t lock; /* guards what follows */
     signal *signals; /* of command buffers that are not known to have ended, in the order in which they were sent */
     size_t signal_count, signal_room;
@@ -105,10 +106,10 @@ static tn_status outcome(mtl_device *d, object buffer) {
         name = rows[i].name;
         advice = rows[i].advice;
     }
-    tn_loss_note(&d->loss, "a command buffer failed: %s", name);
+    tn_device_lost_note(&d->lost_state, "a command buffer failed: %s", name);
     return tn_fail(TN_ERR_LOST,
                    "%s: a command buffer failed: %s (MTLCommandBufferError %lld: %s): the device is lost; %s",
-                   d->loss.id, name, (long long)code, words, advice);
+                   d->lost_state.id, name, (long long)code, words, advice);
 }
 
 static void drop_signal(const signal *s) {
@@ -160,28 +161,28 @@ static tn_status add_signal(mtl_device *d, object buffer, object event, uint64_t
 
 /* Waits until a command buffer has ended. What failed elsewhere meanwhile may be what this one ought to have begun
  * with. */
-static tn_status finish(mtl_device *d, object buffer) {
+static tn_status finish_metal(mtl_device *d, object buffer) {
     pthread_mutex_lock(&d->lock);
     bool crossed = d->crossed;
     pthread_mutex_unlock(&d->lock);
     if (crossed) tend_signals(d, true);
     ASK(wait, buffer);
     TRY(outcome(d, buffer));
-    return tn_loss_check(&d->loss);
+    return tn_device_lost_check(&d->lost_state);
 }
 
 /* Metal made nothing, and does not say why. */
 static tn_status nothing(const mtl_device *d, const char *message) {
-    return tn_fail(TN_ERR_DEVICE, "%s: %s gives nothing; %s", d->loss.id, message, TN_ADVICE_ANEW);
+    return tn_fail(TN_ERR_DEVICE, "%s: %s gives nothing; %s", d->lost_state.id, message, TN_ADVICE_ANEW);
 }
 
 /* Around whatever is done to a queue. */
-static void *enter(mtl_queue *q) {
+static void *enter_metal(mtl_queue *q) {
     pthread_mutex_lock(&q->lock);
     return tn_objc.pool_push();
 }
 
-static tn_status leave(mtl_queue *q, void *pool, tn_status s) {
+static tn_status leave_metal(mtl_queue *q, void *pool, tn_status s) {
     tn_objc.pool_pop(pool);
     pthread_mutex_unlock(&q->lock);
     return s;
@@ -193,7 +194,7 @@ static tn_status leave(mtl_queue *q, void *pool, tn_status s) {
 static tn_status finish_sent(mtl_queue *q, int count) {
     tn_status first = TN_OK;
     for (int i = 0; i < count; i++) {
-        tn_status s = finish(q->device, q->sent[i]);
+        tn_status s = finish_metal(q->device, q->sent[i]);
         if (first == TN_OK) first = s;
         metal_release(q->sent[i]);
     }
@@ -231,7 +232,7 @@ static tn_status commit(mtl_queue *q) {
     ASK(commit, q->buffer);
     q->sent[q->sent_count++] = q->buffer;
     q->buffer = NULL;
-    q->held = 0;
+    q->queued = 0;
     return s;
 }
 
@@ -251,22 +252,22 @@ static tn_status set_params(mtl_queue *q, const mtl_module *m, const void *words
     object buffer = SEND(new_buffer_of, q->device->device, words, m->params_bytes, STORAGE_SHARED);
     if (!buffer)
         return tn_fail(TN_ERR_MEMORY, "%s: %s: %zu bytes of parameters: newBufferWithBytes gives nothing; %s",
-                       q->device->loss.id, m->name, m->params_bytes, TN_ADVICE_SMALLER);
+                       q->device->lost_state.id, m->name, m->params_bytes, TN_ADVICE_SMALLER);
     SEND(set_buffer, q->encoder, buffer, 0, at);
     metal_release(buffer);
     return TN_OK;
 }
 
 /* One dispatch of these buffers, with finished parameters. */
-static tn_status encode(mtl_queue *q, const mtl_module *m, const uint32_t groups[3], const object *buffers,
-                        const void *words) {
+static tn_status encode_metal(mtl_queue *q, const mtl_module *m, const uint32_t groups[3], const object *buffers,
+                              const void *words) {
     TRY(need_encoder(q));
     SEND(set_pipeline, q->encoder, m->pipeline);
     for (int i = 0; i < m->buffer_count; i++)
         SEND(set_buffer, q->encoder, buffers[i], 0, (uint64_t)i);
     TRY(set_params(q, m, words));
     SEND(dispatch, q->encoder, ((metal_size){groups[0], groups[1], groups[2]}), m->group);
-    return ++q->held < BATCH ? TN_OK : commit(q);
+    return ++q->queued < BATCH ? TN_OK : commit(q);
 }
 
 /* ---- moving bytes within the device ------------------------------------------------------------------------------ */
@@ -299,7 +300,7 @@ static tn_status move(mtl_queue *q, object to, size_t to_at, object from, size_t
         n = count - at < PIECE ? count - at : PIECE;
         int64_t words[MOVE_WORDS] = {(int64_t)n, fill, (int64_t)(from_at + at * size), (int64_t)(to_at + at * size)};
         uint32_t groups[3] = {(uint32_t)((n + MOVE_GROUP - 1) / MOVE_GROUP), 1, 1};
-        TRY(encode(q, wide ? q->device->move_words : q->device->move_bytes, groups, buffers, words));
+        TRY(encode_metal(q, wide ? q->device->move_words : q->device->move_bytes, groups, buffers, words));
     }
     return TN_OK;
 }
@@ -314,12 +315,12 @@ static object new_text(const char *text, size_t size) {
 static tn_status new_library(mtl_device *d, const char *name, const char *text, size_t size, object *library) {
     char words[640];
     object error = NULL, source = new_text(text, size);
-    if (!source) return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s is no text", d->loss.id, name);
+    if (!source) return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s is no text", d->lost_state.id, name);
     *library = SEND(new_library, d->device, source, d->options, &error);
     metal_release(source);
     if (*library) return TN_OK; /* an error beside it holds warnings */
     error_words(error, words, sizeof words);
-    return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s does not compile: %s", d->loss.id, name, words);
+    return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s does not compile: %s", d->lost_state.id, name, words);
 }
 
 static tn_status new_pipeline(mtl_device *d, const char *name, object library, object *pipeline) {
@@ -327,12 +328,13 @@ static tn_status new_pipeline(mtl_device *d, const char *name, object library, o
     object error = NULL, entry = new_text(name, strlen(name));
     object function = entry ? SEND(new_function, library, entry) : NULL;
     metal_release(entry);
-    if (!function) return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s: newFunctionWithName gives nothing", d->loss.id, name);
+    if (!function)
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s: newFunctionWithName gives nothing", d->lost_state.id, name);
     *pipeline = SEND(new_pipeline, d->device, function, &error);
     metal_release(function);
     if (*pipeline) return TN_OK;
     error_words(error, words, sizeof words);
-    return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s becomes no pipeline: %s", d->loss.id, name, words);
+    return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s becomes no pipeline: %s", d->lost_state.id, name, words);
 }
 
 /* Registers can leave less room for items than the device has. */
@@ -340,13 +342,13 @@ static tn_status check_group(const mtl_device *d, const mtl_module *m) {
     uint64_t most = ASK(max_group, m->pipeline), wanted = m->group.width * m->group.height * m->group.depth;
     if (wanted <= most) return TN_OK;
     return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s takes workgroups of %llu items, and the device runs %llu at most of it",
-                   d->loss.id, m->name, (unsigned long long)wanted, (unsigned long long)most);
+                   d->lost_state.id, m->name, (unsigned long long)wanted, (unsigned long long)most);
 }
 
 static tn_status module_start(mtl_device *d, const tn_code *code, mtl_module *m) {
     object library = NULL;
     if (code->buffer_count >= MOST_BUFFERS)
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s binds %d buffers, %d is the most", d->loss.id, m->name,
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s binds %d buffers, %d is the most", d->lost_state.id, m->name,
                        code->buffer_count, MOST_BUFFERS - 1);
     TRY(new_library(d, m->name, code->data, code->size, &library));
     tn_status s = new_pipeline(d, code->entry, library, &m->pipeline);
@@ -363,7 +365,7 @@ static void metal_unload(void *device, void *module) {
 
 static tn_status metal_load(void *device, const tn_code *code, void **module) {
     mtl_device *d = device_of(device);
-    TRY(tn_loss_check(&d->loss));
+    TRY(tn_device_lost_check(&d->lost_state));
     mtl_module *m = tn_mem_zalloc(1, sizeof *m);
     if (!m) return TN_ERR_MEMORY;
     snprintf(m->name, sizeof m->name, "%s", code->entry);
@@ -411,7 +413,7 @@ static tn_status start_options(mtl_device *d) {
 }
 
 static tn_status load_move(mtl_device *d, const char *entry, mtl_module **out) {
-    tn_code code = {.form = TN_CODE_MSL, .data = MOVES, .size = sizeof MOVES - 1, .entry = entry, .buffer_count = 2};
+    tn_code code = {.format = TN_CODE_MSL, .data = MOVES, .size = sizeof MOVES - 1, .entry = entry, .buffer_count = 2};
     void *module = NULL;
     code.group[0] = MOVE_GROUP;
     code.params_bytes = MOVE_WORDS * sizeof(int64_t);
@@ -423,7 +425,7 @@ static tn_status load_move(mtl_device *d, const char *entry, mtl_module **out) {
 static tn_status device_start(mtl_device *d) {
     TRY(queue_start(d, &d->queue));
     TRY(start_options(d));
-    d->room.total = (int64_t)ASK(working_set, d->device);
+    d->budget.total = (int64_t)ASK(working_set, d->device);
     d->unified = ASK(unified, d->device);
     TRY(load_move(d, "move_words", &d->move_words));
     return load_move(d, "move_bytes", &d->move_bytes);
@@ -442,9 +444,9 @@ static void metal_close(void *device) {
     metal_release(d->options);
     metal_release(d->device);
     tn_objc.pool_pop(pool);
-    tn_spans_close(&d->spans);
+    tn_address_ranges_close(&d->ranges);
     pthread_mutex_destroy(&d->lock);
-    tn_loss_close(&d->loss);
+    tn_device_lost_close(&d->lost_state);
     tn_mem_free(d);
 }
 
@@ -458,9 +460,9 @@ static tn_status metal_open(int index, const tn_device_options *options, void **
         return TN_ERR_MEMORY;
     }
     d->device = found;
-    tn_loss_open(&d->loss, "metal", index);
+    tn_device_lost_open(&d->lost_state, "metal", index);
     pthread_mutex_init(&d->lock, NULL);
-    tn_spans_open(&d->spans);
+    tn_address_ranges_open(&d->ranges);
     void *pool = tn_objc.pool_push();
     tn_status s = device_start(d);
     tn_objc.pool_pop(pool);
@@ -504,8 +506,8 @@ static tn_status metal_caps(void *device, tn_caps *out) {
 
 static tn_status metal_memory(void *device, int64_t *total, int64_t *unused) {
     mtl_device *d = device_of(device);
-    *total = d->room.total;
-    *unused = tn_max64(0, d->room.total - (int64_t)ASK(allocated, d->device));
+    *total = d->budget.total;
+    *unused = tn_max64(0, d->budget.total - (int64_t)ASK(allocated, d->device));
     return TN_OK;
 }
 
@@ -514,34 +516,34 @@ static tn_status metal_memory(void *device, int64_t *total, int64_t *unused) {
 /* Metal gives more than it recommends, and then pages; what goes beyond is refused here. */
 static tn_status metal_alloc(void *device, size_t bytes, void **address) {
     mtl_device *d = device_of(device);
-    TRY(tn_loss_check(&d->loss));
+    TRY(tn_device_lost_check(&d->lost_state));
     size_t size = bytes ? bytes : 1;
-    TRY(tn_room_take(&d->room, d->loss.id, size));
+    TRY(tn_memory_budget_take(&d->budget, d->lost_state.id, size));
     uint64_t storage = d->unified ? STORAGE_SHARED : STORAGE_PRIVATE;
     object buffer = SEND(new_buffer, d->device, (uint64_t)size, storage);
-    tn_status s = buffer ? tn_span_add(&d->spans, buffer, size, address)
-                         : tn_fail(TN_ERR_MEMORY, "%s: %zu bytes: newBufferWithLength gives nothing; %s", d->loss.id,
-                                   bytes, TN_ADVICE_SMALLER);
+    tn_status s = buffer ? tn_address_range_add(&d->ranges, buffer, size, address)
+                         : tn_fail(TN_ERR_MEMORY, "%s: %zu bytes: newBufferWithLength gives nothing; %s",
+                                   d->lost_state.id, bytes, TN_ADVICE_SMALLER);
     if (s == TN_OK) return TN_OK;
     if (buffer) metal_release(buffer);
-    tn_room_give(&d->room, (int64_t)size);
+    tn_memory_budget_give(&d->budget, (int64_t)size);
     return s;
 }
 
 static void metal_free(void *device, void *address) {
     mtl_device *d = device_of(device);
     size_t bytes = 0;
-    object buffer = tn_span_remove(&d->spans, address, &bytes);
+    object buffer = tn_address_range_remove(&d->ranges, address, &bytes);
     if (!buffer) return;
     metal_release(buffer); /* what is under way keeps it */
-    tn_room_give(&d->room, (int64_t)bytes);
+    tn_memory_budget_give(&d->budget, (int64_t)bytes);
 }
 
 /* The handle and offset of `bytes` bytes at a device address. */
-static tn_status locate(mtl_device *d, const void *address, size_t bytes, const char *role, object *buffer,
-                        size_t *at) {
+static tn_status locate_metal(mtl_device *d, const void *address, size_t bytes, const char *role, object *buffer,
+                              size_t *at) {
     void *found;
-    tn_status s = tn_span_locate(&d->spans, d->loss.id, role, address, bytes, &found, at);
+    tn_status s = tn_address_range_locate(&d->ranges, d->lost_state.id, role, address, bytes, &found, at);
     *buffer = found;
     return s;
 }
@@ -549,7 +551,7 @@ static tn_status locate(mtl_device *d, const void *address, size_t bytes, const 
 static tn_status copy_within(mtl_queue *q, object to, size_t to_at, const void *src, size_t bytes) {
     object from;
     size_t from_at;
-    TRY(locate(q->device, src, bytes, "copying", &from, &from_at));
+    TRY(locate_metal(q->device, src, bytes, "copying", &from, &from_at));
     return move(q, to, to_at, from, from_at, bytes, -1);
 }
 
@@ -558,9 +560,9 @@ static tn_status copy_staged(mtl_queue *q, object buffer, size_t at, char *host,
     static const size_t PIECE = (size_t)8 << 20;
     object stage = SEND(new_buffer, q->device->device, bytes < PIECE ? bytes : PIECE, STORAGE_SHARED);
     void *seen = stage ? ASK(contents, stage) : NULL;
-    tn_status s =
-        seen ? TN_OK
-             : tn_fail(TN_ERR_MEMORY, "%s: no shared memory to copy through; " TN_ADVICE_SMALLER, q->device->loss.id);
+    tn_status s = seen ? TN_OK
+                       : tn_fail(TN_ERR_MEMORY, "%s: no shared memory to copy through; " TN_ADVICE_SMALLER,
+                                 q->device->lost_state.id);
     for (size_t done = 0, n; done < bytes && s == TN_OK; done += n) {
         n = bytes - done < PIECE ? bytes - done : PIECE;
         if (!to_host) memcpy(seen, host + done, n);
@@ -594,25 +596,25 @@ static tn_status metal_copy(void *queue, void *dst, const void *src, size_t byte
     mtl_queue *q = queue;
     object buffer;
     size_t at;
-    TRY(tn_loss_check(&q->device->loss));
+    TRY(tn_device_lost_check(&q->device->lost_state));
     if (!bytes) return TN_OK;
-    TRY(locate(q->device, kind == 1 ? src : dst, bytes, "copying", &buffer, &at));
-    void *pool = enter(q);
+    TRY(locate_metal(q->device, kind == 1 ? src : dst, bytes, "copying", &buffer, &at));
+    void *pool = enter_metal(q);
     tn_status s = kind == 2   ? copy_within(q, buffer, at, src, bytes)
                   : kind == 1 ? copy_host(q, buffer, at, dst, bytes, true)
                               : copy_host(q, buffer, at, (char *)(uintptr_t)src, bytes, false);
-    return leave(q, pool, s);
+    return leave_metal(q, pool, s);
 }
 
 static tn_status metal_fill(void *queue, void *dst, uint8_t value, size_t bytes) {
     mtl_queue *q = queue;
     object buffer;
     size_t at;
-    TRY(tn_loss_check(&q->device->loss));
+    TRY(tn_device_lost_check(&q->device->lost_state));
     if (!bytes) return TN_OK;
-    TRY(locate(q->device, dst, bytes, "filling", &buffer, &at));
-    void *pool = enter(q);
-    return leave(q, pool, move(q, buffer, at, buffer, at, bytes, value));
+    TRY(locate_metal(q->device, dst, bytes, "filling", &buffer, &at));
+    void *pool = enter_metal(q);
+    return leave_metal(q, pool, move(q, buffer, at, buffer, at, bytes, value));
 }
 
 /* ---- mapping ----------------------------------------------------------------------------------------------------- */
@@ -623,17 +625,18 @@ static tn_status metal_map(void *device, void *address, size_t bytes, bool read,
     object buffer;
     size_t at;
     (void)read;
-    TRY(tn_loss_check(&q->device->loss));
-    TRY(locate(q->device, address, bytes, "mapping", &buffer, &at));
-    if (!q->device->unified) return tn_fail(TN_ERR_UNSUPPORTED, "%s: the host does not see it", q->device->loss.id);
-    void *pool = enter(q);
-    return leave(q, pool, map_here(q, buffer, at, host));
+    TRY(tn_device_lost_check(&q->device->lost_state));
+    TRY(locate_metal(q->device, address, bytes, "mapping", &buffer, &at));
+    if (!q->device->unified)
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: the host does not see it", q->device->lost_state.id);
+    void *pool = enter_metal(q);
+    return leave_metal(q, pool, map_here(q, buffer, at, host));
 }
 
 static tn_status metal_unmap(void *device, void *address, void *host) {
     (void)address;
     (void)host;
-    return tn_loss_check(&device_of(device)->loss);
+    return tn_device_lost_check(&device_of(device)->lost_state);
 }
 
 /* ---- launches ---------------------------------------------------------------------------------------------------- */
@@ -645,10 +648,10 @@ static tn_status dispatch_words(mtl_queue *q, const mtl_module *m, const tn_disp
     for (int i = 0; i < m->buffer_count; i++) {
         size_t at = 0;
         buffers[i] = NULL;
-        if (l->buffers[i]) TRY(locate(q->device, l->buffers[i], 0, m->name, &buffers[i], &at));
+        if (l->buffers[i]) TRY(locate_metal(q->device, l->buffers[i], 0, m->name, &buffers[i], &at));
         words[m->bases_at / sizeof *words + (size_t)i] += at;
     }
-    return encode(q, m, l->groups, buffers, words);
+    return encode_metal(q, m, l->groups, buffers, words);
 }
 
 static tn_status dispatch_one(mtl_queue *q, const mtl_module *m, const tn_dispatch *l) {
@@ -664,18 +667,18 @@ static tn_status dispatch_one(mtl_queue *q, const mtl_module *m, const tn_dispat
 
 static tn_status metal_dispatch(void *queue, void *module, const tn_dispatch *dispatches, int64_t count) {
     mtl_queue *q = queue;
-    tn_status s = tn_loss_check(&q->device->loss);
-    void *pool = enter(q);
+    tn_status s = tn_device_lost_check(&q->device->lost_state);
+    void *pool = enter_metal(q);
     for (int64_t i = 0; i < count && s == TN_OK; i++)
         s = dispatch_one(q, module, &dispatches[i]);
-    return leave(q, pool, s);
+    return leave_metal(q, pool, s);
 }
 
 static tn_status metal_sync(void *queue) {
     mtl_queue *q = queue;
-    TRY(tn_loss_check(&q->device->loss));
-    void *pool = enter(q);
-    return leave(q, pool, settle(q));
+    TRY(tn_device_lost_check(&q->device->lost_state));
+    void *pool = enter_metal(q);
+    return leave_metal(q, pool, settle(q));
 }
 
 /* ---- queues and events ------------------------------------------------------------------------------------------- */
@@ -688,7 +691,7 @@ static void metal_queue_free(void *device, void *queue) {
 
 static tn_status metal_queue_new(void *device, void **queue) {
     mtl_device *d = device_of(device);
-    TRY(tn_loss_check(&d->loss));
+    TRY(tn_device_lost_check(&d->lost_state));
     mtl_queue *q = tn_mem_zalloc(1, sizeof *q);
     if (!q) return TN_ERR_MEMORY;
     return tn_hand_out(queue_start(d, q), q, metal_queue_free, d, queue);
@@ -696,29 +699,29 @@ static tn_status metal_queue_new(void *device, void **queue) {
 
 /* The command buffer that a mark ends, by which the host waits, and a shared event with the value that it then has, by
  * which other queues wait. Values grow within a queue; another queue's mark needs another event. */
-typedef struct mtl_mark {
+typedef struct mtl_point {
     object buffer; /* NULL before the first mark, which counts as passed */
     object event;
     uint64_t value;
     const mtl_queue *queue;
-} mtl_mark;
+} mtl_point;
 
 static tn_status metal_event_new(void *device, bool timed, void **event) {
     (void)device;
     (void)timed; /* every command buffer notes its times */
-    *event = tn_mem_zalloc(1, sizeof(mtl_mark));
+    *event = tn_mem_zalloc(1, sizeof(mtl_point));
     return *event ? TN_OK : TN_ERR_MEMORY;
 }
 
 static void metal_event_free(void *device, void *event) {
     (void)device;
-    mtl_mark *m = event;
+    mtl_point *m = event;
     metal_release(m->buffer);
     metal_release(m->event);
     tn_mem_free(m);
 }
 
-static tn_status need_event(const mtl_queue *q, mtl_mark *m) {
+static tn_status need_event(const mtl_queue *q, mtl_point *m) {
     if (m->event && m->queue == q) return TN_OK;
     metal_release(m->event);
     m->queue = q;
@@ -727,7 +730,7 @@ static tn_status need_event(const mtl_queue *q, mtl_mark *m) {
     return m->event ? TN_OK : nothing(q->device, "newSharedEvent");
 }
 
-static tn_status record(mtl_queue *q, mtl_mark *m) {
+static tn_status record_metal(mtl_queue *q, mtl_point *m) {
     TRY(need_event(q, m));
     TRY(need_buffer(q));
     end_encoder(q);
@@ -738,7 +741,7 @@ static tn_status record(mtl_queue *q, mtl_mark *m) {
     return add_signal(q->device, m->buffer, m->event, m->value);
 }
 
-static tn_status wait_for(mtl_queue *q, const mtl_mark *m) {
+static tn_status wait_for(mtl_queue *q, const mtl_point *m) {
     if (!m->buffer || m->queue == q) return TN_OK;
     TRY(need_buffer(q));
     end_encoder(q);
@@ -751,22 +754,22 @@ static tn_status wait_for(mtl_queue *q, const mtl_mark *m) {
 
 static tn_status metal_event_record(void *queue, void *event) {
     mtl_queue *q = queue;
-    TRY(tn_loss_check(&q->device->loss));
-    void *pool = enter(q);
-    return leave(q, pool, record(q, event));
+    TRY(tn_device_lost_check(&q->device->lost_state));
+    void *pool = enter_metal(q);
+    return leave_metal(q, pool, record_metal(q, event));
 }
 
 static tn_status metal_event_wait(void *queue, void *event) {
     mtl_queue *q = queue;
-    TRY(tn_loss_check(&q->device->loss));
-    void *pool = enter(q);
-    return leave(q, pool, wait_for(q, event));
+    TRY(tn_device_lost_check(&q->device->lost_state));
+    void *pool = enter_metal(q);
+    return leave_metal(q, pool, wait_for(q, event));
 }
 
 static tn_status metal_event_query(void *device, void *event, bool *passed) {
     mtl_device *d = device_of(device);
-    const mtl_mark *m = event;
-    TRY(tn_loss_check(&d->loss));
+    const mtl_point *m = event;
+    TRY(tn_device_lost_check(&d->lost_state));
     void *pool = tn_objc.pool_push();
     tend_signals(d, false);
     *passed = !m->buffer || ASK(status, m->buffer) >= STATUS_COMPLETED;
@@ -777,33 +780,36 @@ static tn_status metal_event_query(void *device, void *event, bool *passed) {
 
 static tn_status metal_event_sync(void *device, void *event) {
     mtl_device *d = device_of(device);
-    const mtl_mark *m = event;
-    TRY(tn_loss_check(&d->loss));
+    const mtl_point *m = event;
+    TRY(tn_device_lost_check(&d->lost_state));
     if (!m->buffer) return TN_OK;
     void *pool = tn_objc.pool_push();
-    tn_status s = finish(d, m->buffer);
+    tn_status s = finish_metal(d, m->buffer);
     tn_objc.pool_pop(pool);
     return s;
 }
 
 static tn_status metal_event_time(void *device, void *event, double *seconds) {
-    const mtl_mark *m = event;
+    const mtl_point *m = event;
     if (!m->buffer)
-        return tn_fail(TN_ERR_STATE, "%s: the time of an event that was never recorded", device_of(device)->loss.id);
+        return tn_fail(TN_ERR_STATE, "%s: the time of an event that was never recorded",
+                       device_of(device)->lost_state.id);
     *seconds = ASK(end_time, m->buffer);
     return TN_OK;
 }
 
-static void *find_at(const tn_lent *l, const void *at, size_t n, size_t *to) { return tn_span_find(l->own, at, n, to); }
+static void *find_at(const tn_lent *l, const void *at, size_t n, size_t *to) {
+    return tn_address_range_find(l->own, at, n, to);
+}
 
 static tn_status metal_lend(void *queue, tn_lent_work *work, void *ctx) {
     mtl_queue *q = queue;
-    void *pool = enter(q);
+    void *pool = enter_metal(q);
     end_encoder(q);
     tn_status s = need_buffer(q);
-    const tn_lent lent = {sizeof lent, q->buffer, q->device->device, find_at, &q->device->spans};
+    const tn_lent lent = {sizeof lent, q->buffer, q->device->device, find_at, &q->device->ranges};
     if (s == TN_OK) s = work(ctx, &lent);
-    return leave(q, pool, s == TN_OK && ++q->held >= BATCH ? commit(q) : s);
+    return leave_metal(q, pool, s == TN_OK && ++q->queued >= BATCH ? commit(q) : s);
 }
 
 /* ---- the driver -------------------------------------------------------------------------------------------------- */

@@ -234,7 +234,8 @@ static void null_unload(void *device, void *module) {
 }
 
 /* Starts `count` launches of one kernel, behind all that was given to the device before; the launches do not depend on
- * each other. Copy what you need of sizes and dials: they may be gone after the call. It need not wait for the end. */
+ * each other. Copy what you need of sizes and runtime scalars: they may be gone after the call. It need not wait for
+ * the end. */
 static tn_status null_launch(void *device, void *module, const tn_launch *launches, int64_t count) {
     null_device *d = device;
     const null_module *m = module;
@@ -248,7 +249,7 @@ static tn_status null_launch(void *device, void *module, const tn_launch *launch
     return s;
 }
 
-/* A driver of a text form has no launch but dispatch: the kernel is rendered, sizes and dials stand packed in
+/* A driver of a text form has no launch but dispatch: the kernel is rendered, sizes and runtime scalars stand packed in
  * dispatch->params, and what is left is to bind the buffers and the struct and to start groups[0..2] workgroups:
  *
  *     static tn_status mychip_dispatch(void *device, void *module, const tn_dispatch *dispatches, int64_t count);

@@ -3,20 +3,20 @@
  * The baseline is OpenCL 1.2; all above it is asked for, and what a device does not know fails and is left out. Own
  * declarations of the calls: handles are pointers, enumerations 32-bit, bit fields 64-bit.
  *
- * Memory has handles: hal/span.h makes addresses of them, and a launch adds the offset within its handle to the
- * kernel's bases. All calls may come from several threads but clSetKernelArg, which a lock of the module guards until
- * its launch stands in the queue. A device that is lost stays lost: each later call says what happened first. */
+ * Memory has handles: hal/address_range.h makes addresses of them, and a launch adds the offset within its handle to
+ * the kernel's bases. All calls may come from several threads but clSetKernelArg, which a lock of the module guards
+ * until its launch stands in the queue. A device that is lost stays lost: each later call says what happened first. */
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "drivers/drivers.h"
 #include "drivers/opencl.h"
 #include "drivers/probe.h"
-#include "drivers/drivers.h"
-#include "hal/loss.h"
-#include "hal/room.h"
-#include "hal/span.h"
+#include "hal/address_range.h"
+#include "hal/device_lost.h"
+#include "hal/memory_budget.h"
 
 #if TRUNNION_WITH_OPENCL
 
@@ -62,14 +62,14 @@ static bool load_library(bool anew, tn_reason *why) {
 /* ---- finding devices --------------------------------------------------------------------------------------------- */
 
 /* Whether the device answers the query with exactly `size` bytes; else *value is not to be relied on. */
-static bool ask(void *device, uint32_t what, void *value, size_t size) {
+static bool ask_opencl(void *device, uint32_t what, void *value, size_t size) {
     size_t got = 0;
     return cl.GetDeviceInfo(device, what, size, value, &got) == SUCCESS && got == size;
 }
 
 static int64_t ask_int(void *device, uint32_t what, size_t size, int64_t unknown) {
     uint64_t value = 0; /* all devices in question are little-endian */
-    return ask(device, what, &value, size) && value <= INT64_MAX ? (int64_t)value : unknown;
+    return ask_opencl(device, what, &value, size) && value <= INT64_MAX ? (int64_t)value : unknown;
 }
 
 static void ask_text(void *device, uint32_t what, char *out, size_t size) {
@@ -112,12 +112,12 @@ static int list_devices(found *list, uint32_t *platform_count, int32_t *error) {
 static void ask_place(void *device, tn_device_info *d) {
     uint32_t khr[4], bus, slot, domain = 0;
     unsigned char uuid[16];
-    if (ask(device, DEVICE_UUID, uuid, sizeof uuid)) tn_probe_uuid(d->uuid, uuid);
-    if (ask(device, DEVICE_PCI_BUS_INFO, khr, sizeof khr)) {
+    if (ask_opencl(device, DEVICE_UUID, uuid, sizeof uuid)) tn_probe_uuid(d->uuid, uuid);
+    if (ask_opencl(device, DEVICE_PCI_BUS_INFO, khr, sizeof khr)) {
         tn_probe_pci_numbers(d->pci, khr[0], khr[1], khr[2], khr[3]);
-    } else if (ask(device, DEVICE_PCI_BUS_NV, &bus, sizeof bus) &&
-               ask(device, DEVICE_PCI_SLOT_NV, &slot, sizeof slot)) {
-        (void)ask(device, DEVICE_PCI_DOMAIN_NV, &domain, sizeof domain);
+    } else if (ask_opencl(device, DEVICE_PCI_BUS_NV, &bus, sizeof bus) &&
+               ask_opencl(device, DEVICE_PCI_SLOT_NV, &slot, sizeof slot)) {
+        (void)ask_opencl(device, DEVICE_PCI_DOMAIN_NV, &domain, sizeof domain);
         tn_probe_pci_numbers(d->pci, domain, bus, slot >> 3, slot);
     }
 }
@@ -136,7 +136,7 @@ static bool is_software(const found *f) {
     return (ask_int(f->device, DEVICE_TYPE, 8, 0) & TYPE_CPU) || strstr(f->platform, "Oclgrind");
 }
 
-static void describe(tn_probe *out, const found *f) {
+static void describe_opencl(tn_probe *out, const found *f) {
     tn_device_info *d = tn_probe_device(out);
     if (!d) return;
     ask_text(f->device, DEVICE_NAME, d->name, sizeof d->name);
@@ -159,7 +159,7 @@ static void opencl_probe(tn_probe *out) {
     }
     int count = list_devices(list, &platforms, &error);
     for (int i = 0; i < count; i++)
-        describe(out, &list[i]);
+        describe_opencl(out, &list[i]);
     if (out->count || tn_probe_render_denied(out)) return;
     if (error == NO_PLATFORM || (error == SUCCESS && platforms == 0))
         tn_probe_reason(out, TN_REASON_NO_DEVICE, NO_DRIVER_FIX,
@@ -230,18 +230,18 @@ typedef struct cl_queue {
 
 typedef struct cl_device {
     cl_queue queue; /* first: the device's handle is this queue's */
-    tn_loss loss;
+    tn_device_lost lost_state;
     void *device, *context;
-    tn_room room;
+    tn_memory_budget budget;
     bool software, correctly_rounded;
-    tn_spans spans, pinned; /* memory of the device; of the host, as it was given to callers */
+    tn_address_ranges ranges, pinned; /* memory of the device; of the host, as it was given to callers */
 } cl_device;
 
 /* TN_OK, or the failure of a call with these values. */
 #define check(d, code, waiting, call, ...) \
-    tn_call_check(&(d)->loss, (waiting) ? &of_work : &of_call, code, call, __VA_ARGS__)
+    tn_call_check(&(d)->lost_state, (waiting) ? &of_work : &of_call, code, call, __VA_ARGS__)
 
-static tn_status alive(cl_device *d) { return tn_loss_check(&d->loss); }
+static tn_status alive(cl_device *d) { return tn_device_lost_check(&d->lost_state); }
 
 enum { FLUSH_EVERY = 16 }; /* launches that a driver may hold back */
 
@@ -287,11 +287,12 @@ static tn_status check_device(const cl_device *d) {
     ask_text(d->device, DEVICE_VERSION, version, sizeof version);
     if (sscanf(version, "OpenCL %d.%d", &major, &minor) != 2 || major * 10 + minor < 12)
         return tn_fail(TN_ERR_UNSUPPORTED, "%s: \"%s\", and 1.2 is the least that Trunnion can use; update the driver",
-                       d->loss.id, version);
+                       d->lost_state.id, version);
     if (!ask_int(d->device, DEVICE_COMPILER_AVAILABLE, 4, 0))
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: the driver has no compiler (CL_DEVICE_COMPILER_AVAILABLE)", d->loss.id);
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: the driver has no compiler (CL_DEVICE_COMPILER_AVAILABLE)",
+                       d->lost_state.id);
     if (!ask_int(d->device, DEVICE_ENDIAN_LITTLE, 4, 0))
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: a big-endian device (CL_DEVICE_ENDIAN_LITTLE)", d->loss.id);
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: a big-endian device (CL_DEVICE_ENDIAN_LITTLE)", d->lost_state.id);
     return TN_OK;
 }
 
@@ -307,11 +308,11 @@ static tn_status device_start(cl_device *d) {
     void *platform = NULL;
     int32_t error = SUCCESS;
     TRY(check_device(d));
-    bool known = ask(d->device, DEVICE_PLATFORM, &platform, sizeof platform);
+    bool known = ask_opencl(d->device, DEVICE_PLATFORM, &platform, sizeof platform);
     const intptr_t properties[] = {CONTEXT_PLATFORM, (intptr_t)platform, 0};
     d->context = cl.CreateContext(known ? properties : NULL, 1, &d->device, NULL, NULL, &error);
     TRY(check(d, error, SENDS, "clCreateContext", "1 device"));
-    d->room.total = ask_int(d->device, DEVICE_GLOBAL_MEM_SIZE, 8, 0);
+    d->budget.total = ask_int(d->device, DEVICE_GLOBAL_MEM_SIZE, 8, 0);
     d->correctly_rounded = ask_int(d->device, DEVICE_SINGLE_FP_CONFIG, 8, 0) & FP_CORRECTLY_ROUNDED;
     return queue_start(d, &d->queue);
 }
@@ -324,9 +325,9 @@ static void opencl_close(void *device) {
         (void)cl.ReleaseCommandQueue(d->queue.queue);
     }
     if (d->context) (void)cl.ReleaseContext(d->context);
-    tn_spans_close(&d->spans);
-    tn_spans_close(&d->pinned);
-    tn_loss_close(&d->loss);
+    tn_address_ranges_close(&d->ranges);
+    tn_address_ranges_close(&d->pinned);
+    tn_device_lost_close(&d->lost_state);
     tn_mem_free(d);
 }
 
@@ -338,9 +339,9 @@ static tn_status opencl_open(int index, const tn_device_options *options, void *
     if (!d) return TN_ERR_MEMORY;
     d->device = f.device;
     d->software = is_software(&f);
-    tn_loss_open(&d->loss, "opencl", index);
-    tn_spans_open(&d->spans);
-    tn_spans_open(&d->pinned);
+    tn_device_lost_open(&d->lost_state, "opencl", index);
+    tn_address_ranges_open(&d->ranges);
+    tn_address_ranges_open(&d->pinned);
     return tn_hand_out_device(device_start(d), d, opencl_close, device);
 }
 
@@ -368,7 +369,7 @@ static int64_t subgroup_of(const cl_device *d) {
 static int64_t group_of(const cl_device *d) {
     size_t most[3] = {0};
     int64_t group = ask_int(d->device, DEVICE_MAX_WORK_GROUP_SIZE, sizeof(size_t), 1);
-    if (ask(d->device, DEVICE_MAX_WORK_ITEM_SIZES, most, sizeof most)) group = tn_min64(group, (int64_t)most[0]);
+    if (ask_opencl(d->device, DEVICE_MAX_WORK_ITEM_SIZES, most, sizeof most)) group = tn_min64(group, (int64_t)most[0]);
     return group;
 }
 
@@ -414,35 +415,36 @@ static tn_status opencl_alloc(void *device, size_t bytes, void **address) {
     int32_t error = SUCCESS;
     size_t size = bytes ? bytes : 1;
     TRY(alive(d));
-    TRY(tn_room_take(&d->room, d->loss.id, size));
+    TRY(tn_memory_budget_take(&d->budget, d->lost_state.id, size));
     void *memory = cl.CreateBuffer(d->context, MEM_READ_WRITE, size, NULL, &error);
     tn_status s = check(d, error, SENDS, "clCreateBuffer", "%zu bytes", bytes);
-    if (s == TN_OK) s = tn_span_add(&d->spans, memory, size, address);
+    if (s == TN_OK) s = tn_address_range_add(&d->ranges, memory, size, address);
     if (s == TN_OK) return TN_OK;
     if (memory && error == SUCCESS) (void)cl.ReleaseMemObject(memory);
-    tn_room_give(&d->room, (int64_t)size);
+    tn_memory_budget_give(&d->budget, (int64_t)size);
     return s;
 }
 
 static void opencl_free(void *device, void *address) {
     cl_device *d = ((cl_queue *)device)->device;
     size_t bytes = 0;
-    void *memory = tn_span_remove(&d->spans, address, &bytes);
+    void *memory = tn_address_range_remove(&d->ranges, address, &bytes);
     if (!memory) return;
     (void)cl.ReleaseMemObject(memory);
-    tn_room_give(&d->room, (int64_t)bytes);
+    tn_memory_budget_give(&d->budget, (int64_t)bytes);
 }
 
 /* The handle and offset of `bytes` bytes at a device address. */
-static tn_status locate(cl_device *d, const void *address, size_t bytes, const char *role, void **memory, size_t *at) {
-    return tn_span_locate(&d->spans, d->loss.id, role, address, bytes, memory, at);
+static tn_status locate_opencl(cl_device *d, const void *address, size_t bytes, const char *role, void **memory,
+                               size_t *at) {
+    return tn_address_range_locate(&d->ranges, d->lost_state.id, role, address, bytes, memory, at);
 }
 
 static tn_status copy_within(cl_queue *q, void *to, size_t to_at, const void *src, size_t bytes) {
     cl_device *d = q->device;
     void *from;
     size_t from_at;
-    TRY(locate(d, src, bytes, "copying", &from, &from_at));
+    TRY(locate_opencl(d, src, bytes, "copying", &from, &from_at));
     int32_t error = cl.EnqueueCopyBuffer(q->queue, from, to, from_at, to_at, bytes, 0, NULL, NULL);
     return check(d, error, SENDS, "clEnqueueCopyBuffer", "%zu bytes from byte %zu to byte %zu", bytes, from_at, to_at);
 }
@@ -454,7 +456,7 @@ static tn_status transfer(cl_queue *q, void *dst, const void *src, size_t bytes,
     size_t at;
     TRY(alive(d));
     if (!bytes) return TN_OK;
-    TRY(locate(d, kind == 1 ? src : dst, bytes, "copying", &memory, &at));
+    TRY(locate_opencl(d, kind == 1 ? src : dst, bytes, "copying", &memory, &at));
     if (kind == 2) return copy_within(q, memory, at, src, bytes);
     if (kind == 1)
         return check(d, cl.EnqueueReadBuffer(q->queue, memory, blocking, at, bytes, dst, 0, NULL, NULL), blocking,
@@ -479,7 +481,7 @@ static tn_status opencl_fill(void *queue, void *dst, uint8_t value, size_t bytes
     size_t at;
     TRY(alive(d));
     if (!bytes) return TN_OK;
-    TRY(locate(d, dst, bytes, "filling", &memory, &at));
+    TRY(locate_opencl(d, dst, bytes, "filling", &memory, &at));
     return check(d, cl.EnqueueFillBuffer(q->queue, memory, &value, 1, at, bytes, 0, NULL, NULL), SENDS,
                  "clEnqueueFillBuffer", "%zu bytes from byte %zu", bytes, at);
 }
@@ -504,7 +506,7 @@ static tn_status opencl_map(void *device, void *address, size_t bytes, bool read
     void *memory;
     size_t at;
     TRY(alive(d));
-    TRY(locate(d, address, bytes, "mapping", &memory, &at));
+    TRY(locate_opencl(d, address, bytes, "mapping", &memory, &at));
     return map_handle(d, memory, at, bytes, read ? MAP_READ_WRITE : MAP_OVERWRITE, host);
 }
 
@@ -512,7 +514,7 @@ static tn_status opencl_unmap(void *device, void *address, void *host) {
     cl_device *d = ((cl_queue *)device)->device;
     void *memory;
     size_t at;
-    TRY(locate(d, address, 0, "unmapping", &memory, &at));
+    TRY(locate_opencl(d, address, 0, "unmapping", &memory, &at));
     return unmap_handle(d, memory, host);
 }
 
@@ -525,7 +527,7 @@ static tn_status opencl_host_alloc(void *device, size_t bytes, void **host) {
     void *memory = cl.CreateBuffer(d->context, MEM_READ_WRITE | MEM_ALLOC_HOST_PTR, size, NULL, &error), *view = NULL;
     TRY(check(d, error, SENDS, "clCreateBuffer", "%zu bytes of the host's memory", bytes));
     tn_status s = map_handle(d, memory, 0, size, MAP_READ_WRITE, &view);
-    if (s == TN_OK) s = tn_span_add_host(&d->pinned, memory, size, view);
+    if (s == TN_OK) s = tn_address_range_add_host(&d->pinned, memory, size, view);
     if (s == TN_OK) {
         *host = view;
         return TN_OK;
@@ -538,7 +540,7 @@ static tn_status opencl_host_alloc(void *device, size_t bytes, void **host) {
 static void opencl_host_free(void *device, void *host) {
     cl_device *d = ((cl_queue *)device)->device;
     size_t bytes;
-    void *memory = tn_span_remove(&d->pinned, host, &bytes);
+    void *memory = tn_address_range_remove(&d->pinned, host, &bytes);
     if (!memory) return;
     (void)unmap_handle(d, memory, host);
     (void)cl.ReleaseMemObject(memory);
@@ -547,9 +549,10 @@ static void opencl_host_free(void *device, void *host) {
 static tn_status opencl_memory(void *device, int64_t *total, int64_t *unused) {
     cl_device *d = ((cl_queue *)device)->device;
     size_t amd[2] = {0}; /* KiB: in all, and the largest piece */
-    *total = d->room.total;
-    *unused = tn_room_left(&d->room, false);
-    if (ask(d->device, DEVICE_FREE_MEMORY_AMD, amd, sizeof amd)) *unused = tn_min64(*unused, (int64_t)amd[0] << 10);
+    *total = d->budget.total;
+    *unused = tn_memory_budget_left(&d->budget, false);
+    if (ask_opencl(d->device, DEVICE_FREE_MEMORY_AMD, amd, sizeof amd))
+        *unused = tn_min64(*unused, (int64_t)amd[0] << 10);
     if (d->software) *unused = tn_min64(*unused, tn_host_memory_now().unused);
     return TN_OK;
 }
@@ -594,7 +597,7 @@ static void build_log(const cl_device *d, void *program, char *out, size_t size)
     tn_mem_free(log);
 }
 
-static tn_status build(cl_device *d, const cl_module *m, const char *more) {
+static tn_status build_opencl(cl_device *d, const cl_module *m, const char *more) {
     char options[256], log[640];
     snprintf(options, sizeof options, "%s%s%s%s", LANGUAGE, d->correctly_rounded ? ROUNDED : "", more[0] ? " " : "",
              more);
@@ -612,7 +615,7 @@ static bool program_from_binary(cl_device *d, const tn_code *code, cl_module *m)
     if (!bytes || !code->binary_size) return false;
     void *program = cl.CreateProgramWithBinary(d->context, 1, &d->device, &code->binary_size, &bytes, &status, &error);
     m->program = error == SUCCESS ? program : NULL;
-    if (m->program && status == SUCCESS && build(d, m, code->options ? code->options : "") == TN_OK) return true;
+    if (m->program && status == SUCCESS && build_opencl(d, m, code->options ? code->options : "") == TN_OK) return true;
     if (m->program) (void)cl.ReleaseProgram(m->program);
     m->program = NULL;
     return false;
@@ -624,7 +627,7 @@ static tn_status program_from_source(cl_device *d, const tn_code *code, cl_modul
     void *program = cl.CreateProgramWithSource(d->context, 1, &text, &code->size, &error);
     TRY(check(d, error, SENDS, "clCreateProgramWithSource", "%s, %zu bytes", m->name, code->size));
     m->program = program;
-    return build(d, m, code->options ? code->options : "");
+    return build_opencl(d, m, code->options ? code->options : "");
 }
 
 /* Registers can leave less room for items than the device has. */
@@ -633,7 +636,7 @@ static tn_status check_group(cl_device *d, const cl_module *m) {
     int32_t error = cl.GetKernelWorkGroupInfo(m->kernel, d->device, KERNEL_WORK_GROUP_SIZE, sizeof most, &most, NULL);
     if (error != SUCCESS || wanted <= most) return TN_OK;
     return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s takes workgroups of %zu items, and the device runs %zu at most of it",
-                   d->loss.id, m->name, wanted, most);
+                   d->lost_state.id, m->name, wanted, most);
 }
 
 static tn_status module_start(cl_device *d, const tn_code *code, cl_module *m) {
@@ -665,7 +668,8 @@ static tn_status fetch_binary(cl_device *d, cl_module *m) {
     size_t size = 0;
     TRY(check(d, cl.GetProgramInfo(m->program, PROGRAM_BINARY_SIZES, sizeof size, &size, NULL), SENDS,
               "clGetProgramInfo", "CL_PROGRAM_BINARY_SIZES of %s", m->name));
-    if (!size) return tn_fail(TN_ERR_UNSUPPORTED, "%s: the driver does not give compiled programs away", d->loss.id);
+    if (!size)
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: the driver does not give compiled programs away", d->lost_state.id);
     void *bytes = tn_mem_alloc(size);
     if (!bytes) return TN_ERR_MEMORY;
     tn_status s = check(d, cl.GetProgramInfo(m->program, PROGRAM_BINARIES, sizeof bytes, &bytes, NULL), SENDS,
@@ -699,7 +703,7 @@ static tn_status bind_buffers(cl_device *d, cl_module *m, const tn_dispatch *l) 
     for (int i = 0; i < m->buffer_count; i++) {
         void *memory = NULL;
         size_t at = 0;
-        if (l->buffers[i]) TRY(locate(d, l->buffers[i], 0, m->name, &memory, &at));
+        if (l->buffers[i]) TRY(locate_opencl(d, l->buffers[i], 0, m->name, &memory, &at));
         TRY(check(d, cl.SetKernelArg(m->kernel, (uint32_t)i, sizeof memory, &memory), SENDS, "clSetKernelArg",
                   "%s, buffer %d", m->name, i));
         bases[i] += at;
@@ -787,20 +791,20 @@ static tn_status opencl_queue_new(void *device, void **queue) {
 }
 
 /* The latest marker; NULL before the first, which counts as passed. */
-typedef struct cl_mark {
+typedef struct cl_point {
     void *event;
-} cl_mark;
+} cl_point;
 
 static tn_status opencl_event_new(void *device, bool timed, void **event) {
     (void)device;
     (void)timed; /* every queue that can notes times */
-    *event = tn_mem_zalloc(1, sizeof(cl_mark));
+    *event = tn_mem_zalloc(1, sizeof(cl_point));
     return *event ? TN_OK : TN_ERR_MEMORY;
 }
 
 static void opencl_event_free(void *device, void *event) {
     (void)device;
-    cl_mark *m = event;
+    cl_point *m = event;
     if (m->event) (void)cl.ReleaseEvent(m->event);
     tn_mem_free(m);
 }
@@ -808,7 +812,7 @@ static void opencl_event_free(void *device, void *event) {
 /* Flushed at once: another queue may wait for it. */
 static tn_status opencl_event_record(void *queue, void *event) {
     cl_queue *q = queue;
-    cl_mark *m = event;
+    cl_point *m = event;
     void *made = NULL;
     TRY(alive(q->device));
     TRY(check(q->device, cl.EnqueueMarkerWithWaitList(q->queue, 0, NULL, &made), SENDS, "clEnqueueMarkerWithWaitList",
@@ -820,7 +824,7 @@ static tn_status opencl_event_record(void *queue, void *event) {
 
 static tn_status opencl_event_wait(void *queue, void *event) {
     cl_queue *q = queue;
-    const cl_mark *m = event;
+    const cl_point *m = event;
     TRY(alive(q->device));
     if (!m->event) return TN_OK;
     return check(q->device, cl.EnqueueBarrierWithWaitList(q->queue, 1, &m->event, NULL), SENDS,
@@ -828,7 +832,7 @@ static tn_status opencl_event_wait(void *queue, void *event) {
 }
 
 /* What became of the work up to the mark: 0 done, below 0 an error, else under way. */
-static tn_status mark_status(cl_device *d, const cl_mark *m, int32_t *status) {
+static tn_status point_status(cl_device *d, const cl_point *m, int32_t *status) {
     TRY(check(d, cl.GetEventInfo(m->event, EVENT_STATUS, sizeof *status, status, NULL), SENDS, "clGetEventInfo",
               "CL_EVENT_COMMAND_EXECUTION_STATUS"));
     return check(d, *status < 0 ? *status : SUCCESS, WAITS, "the work before an event", "%s", "");
@@ -836,30 +840,30 @@ static tn_status mark_status(cl_device *d, const cl_mark *m, int32_t *status) {
 
 static tn_status opencl_event_query(void *device, void *event, bool *passed) {
     cl_device *d = ((cl_queue *)device)->device;
-    const cl_mark *m = event;
+    const cl_point *m = event;
     int32_t status = SUCCESS;
     TRY(alive(d));
-    if (m->event) TRY(mark_status(d, m, &status));
+    if (m->event) TRY(point_status(d, m, &status));
     *passed = status == SUCCESS;
     return TN_OK;
 }
 
 static tn_status opencl_event_sync(void *device, void *event) {
     cl_device *d = ((cl_queue *)device)->device;
-    const cl_mark *m = event;
+    const cl_point *m = event;
     int32_t status;
     TRY(alive(d));
     if (!m->event) return TN_OK;
     int32_t error = cl.WaitForEvents(1, &m->event);
-    if (error != SUCCESS) TRY(mark_status(d, m, &status)); /* knows more than that some event failed */
+    if (error != SUCCESS) TRY(point_status(d, m, &status)); /* knows more than that some event failed */
     return check(d, error, WAITS, "clWaitForEvents", "1 event");
 }
 
 static tn_status opencl_event_time(void *device, void *event, double *seconds) {
     cl_device *d = ((cl_queue *)device)->device;
-    const cl_mark *m = event;
+    const cl_point *m = event;
     uint64_t nanoseconds = 0;
-    if (!m->event) return tn_fail(TN_ERR_STATE, "%s: the time of an event that was never recorded", d->loss.id);
+    if (!m->event) return tn_fail(TN_ERR_STATE, "%s: the time of an event that was never recorded", d->lost_state.id);
     TRY(check(d, cl.GetEventProfilingInfo(m->event, PROFILING_END, sizeof nanoseconds, &nanoseconds, NULL), SENDS,
               "clGetEventProfilingInfo", "CL_PROFILING_COMMAND_END"));
     *seconds = (double)nanoseconds * 1e-9;

@@ -78,7 +78,7 @@ static void explain(tn_probe *out, const gpu_vendor *v, int error) {
 }
 
 /* A device that does not answer is listed without facts: those behind it keep their numbers. */
-static void describe(tn_probe *out, const gpu_vendor *v, int ordinal) {
+static void describe_cuda(tn_probe *out, const gpu_vendor *v, int ordinal) {
     int device, integrated = 0;
     size_t total = 0;
     char pci[32] = "";
@@ -115,7 +115,7 @@ static void probe(tn_probe *out, const gpu_vendor *v) {
         return;
     }
     for (int n = 0; n < count; n++)
-        describe(out, v, n);
+        describe_cuda(out, v, n);
     if (out->count)
         need_compiler(out, v);
     else if (!tn_probe_denied(out, v->node))
@@ -236,7 +236,7 @@ const gpu_vendor tn_gpu_cuda = {
     .node_fix = LOAD_NVIDIA,
     .details = cuda_details,
     .attributes = CUDA_ATTRIBUTES,
-    .form = TN_CODE_CUDA_C,
+    .format = TN_CODE_CUDA_C,
     .max_groups_x = INT32_MAX,
     .matrix = cuda_matrix,
     .arch_option = "--gpu-architecture=",
@@ -365,7 +365,7 @@ const gpu_vendor tn_gpu_rocm = {
     .node_fix = LOAD_AMD,
     .details = rocm_details,
     .attributes = HIP_ATTRIBUTES,
-    .form = TN_CODE_HIP_C,
+    .format = TN_CODE_HIP_C,
     .max_groups_x = (1 << 21) - 1, /* HIP counts items, in 32 bits, and workgroups have 1024 at most */
     .matrix = rocm_matrix,
     .arch_option = "--offload-arch=",

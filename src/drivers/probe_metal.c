@@ -70,7 +70,7 @@ static int list_devices(object list[MOST_DEVICES]) {
     return list[0] != NULL;
 }
 
-static void describe(tn_probe *out, object device) {
+static void describe_metal(tn_probe *out, object device) {
     tn_device_info *d = tn_probe_device(out);
     if (!d) return;
     snprintf(d->name, sizeof d->name, "%s", metal_text(ASK(name, device), "Metal device"));
@@ -96,7 +96,7 @@ void tn_metal_probe(tn_probe *out) {
     void *pool = tn_objc.pool_push(); /* names live until it is popped */
     int count = list_devices(list);
     for (int i = 0; i < count; i++) {
-        describe(out, list[i]);
+        describe_metal(out, list[i]);
         metal_release(list[i]);
     }
     tn_objc.pool_pop(pool);

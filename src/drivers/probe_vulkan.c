@@ -10,8 +10,8 @@
 
 #include "drivers/probe.h"
 #include "drivers/vulkan.h"
+#include "hal/device_lost.h"
 #include "hal/hal.h"
-#include "hal/loss.h"
 
 #if TRUNNION_WITH_VULKAN
 
@@ -183,7 +183,7 @@ static void fill_identity(void *place, tn_device_info *d) {
     if (knows_pci) tn_probe_pci_numbers(d->pci, pci.domain, pci.bus, pci.device, pci.function);
 }
 
-static void describe(tn_probe *out, void *place) {
+static void describe_vulkan(tn_probe *out, void *place) {
     tn_device_info *d = tn_probe_device(out);
     if (!d) return;
     vk_properties p = {0};
@@ -209,7 +209,7 @@ void tn_vulkan_probe(tn_probe *out) {
     }
     int too_old, count = list_devices(list, &too_old, &error);
     for (int i = 0; i < count; i++)
-        describe(out, list[i]);
+        describe_vulkan(out, list[i]);
     if (out->count || tn_probe_render_denied(out)) return;
     if (too_old)
         tn_probe_reason(out, TN_REASON_TOO_OLD, "update the driver",

@@ -80,7 +80,7 @@ void tn_wg_words(char *out, size_t size, wgpu_text t) {
     *to = 0;
 }
 
-static void describe(tn_probe *out, void *adapter) {
+static void describe_webgpu(tn_probe *out, void *adapter) {
     wgpu_adapter_info info = {0};
     if (tn_wg_gpu.AdapterGetInfo(adapter, &info) != STATUS_SUCCESS) return;
     tn_device_info *d = tn_probe_device(out);
@@ -114,7 +114,7 @@ void tn_wg_probe(tn_probe *out) {
     void *instance = tn_wg_gpu.CreateInstance(NULL), *adapters[MOST];
     size_t found = 0, count = instance ? list_adapters(instance, adapters, &found) : 0;
     for (size_t i = 0; i < count; i++) {
-        describe(out, adapters[i]);
+        describe_webgpu(out, adapters[i]);
         tn_wg_gpu.AdapterRelease(adapters[i]);
     }
     if (instance) tn_wg_gpu.InstanceRelease(instance);

@@ -8,7 +8,7 @@
  * a number (hal/stream.h), and a fence; an event is the number of the submission that holds all before it. Objects are
  * used from several threads, which Vulkan leaves to its callers: one lock guards the stream.
  *
- * Memory has handles: hal/span.h makes addresses of them. Kernels and launches are vulkan_launch.c's. */
+ * Memory has handles: hal/address_range.h makes addresses of them. Kernels and launches are vulkan_launch.c's. */
 #include <string.h>
 
 #include "drivers/drivers.h"
@@ -47,10 +47,11 @@ static tn_status block_fill(vk_device *d, vk_block *b, uint32_t must, uint32_t l
     tn_vk.GetBufferMemoryRequirements(d->device, b->buffer, &needs);
     int type = memory_type(d, needs.types, must, like);
     if (type < 0)
-        return tn_fail(TN_ERR_DEVICE, "%s: no memory of kind %x for buffers; %s", d->loss.id, must, TN_ADVICE_UPDATE);
+        return tn_fail(TN_ERR_DEVICE, "%s: no memory of kind %x for buffers; %s", d->lost_state.id, must,
+                       TN_ADVICE_UPDATE);
     if (needs.size > d->memory.heaps[d->memory.types[type].heap].size)
-        return tn_fail(TN_ERR_MEMORY, "%s: %zu bytes are more than there are in all of memory type %d; %s", d->loss.id,
-                       b->bytes, type, TN_ADVICE_SMALLER);
+        return tn_fail(TN_ERR_MEMORY, "%s: %zu bytes are more than there are in all of memory type %d; %s",
+                       d->lost_state.id, b->bytes, type, TN_ADVICE_SMALLER);
     const vk_allocate_info allocate = {.kind = KIND_ALLOCATE, .size = needs.size, .type = (uint32_t)type};
     TRY(check(d, tn_vk.AllocateMemory(d->device, &allocate, NULL, &b->memory), "vkAllocateMemory",
               "%llu bytes of memory type %d", (unsigned long long)needs.size, type));
@@ -67,8 +68,8 @@ static tn_status block_fill(vk_device *d, vk_block *b, uint32_t must, uint32_t l
 /* A block in memory that has all flags of `must`; the host sees it if it must, or likes to and can do so quickly. */
 static tn_status block_make(vk_device *d, vk_block *b, size_t bytes, uint32_t must, uint32_t like) {
     if (bytes > SIZE_MAX / 2 || (int64_t)bytes > d->has.largest)
-        return tn_fail(TN_ERR_MEMORY, "%s: %zu bytes at once, and the driver gives %lld at most; %s", d->loss.id, bytes,
-                       (long long)d->has.largest, TN_ADVICE_SMALLER);
+        return tn_fail(TN_ERR_MEMORY, "%s: %zu bytes at once, and the driver gives %lld at most; %s", d->lost_state.id,
+                       bytes, (long long)d->has.largest, TN_ADVICE_SMALLER);
     static atomic_ullong serial;
     *b = (vk_block){.bytes = (bytes + !bytes + VK_GRAIN - 1) / VK_GRAIN * VK_GRAIN, .serial = ++serial};
     tn_status s = block_fill(d, b, must, like);
@@ -92,7 +93,7 @@ static tn_status block_new(vk_device *d, size_t bytes, uint32_t must, uint32_t l
 tn_status tn_vulkan_locate(vk_device *d, const void *address, size_t bytes, const char *role, vk_block **b,
                            size_t *at) {
     void *found;
-    tn_status s = tn_span_locate(&d->spans, d->loss.id, role, address, bytes, &found, at);
+    tn_status s = tn_address_range_locate(&d->ranges, d->lost_state.id, role, address, bytes, &found, at);
     *b = found;
     return s;
 }
@@ -122,7 +123,7 @@ tn_status tn_vulkan_submit_with(vk_device *d, void *more) {
         return TN_OK;
     }
     tn_status status = check(d, error, call, "%d dispatches", s->dispatches);
-    return tn_loss_of_work(&d->loss, status, call);
+    return tn_device_lost_with_work(&d->lost_state, status, call);
 }
 
 static tn_status stream_submit(void *device) { return tn_vulkan_submit_with(device, NULL); }
@@ -223,8 +224,8 @@ static tn_status device_start(vk_device *d) {
     (void)tn_vulkan_family(d->place, &family, &d->time_bits);
     tn_vulkan_ask(d->place, &d->has);
     if (d->has.caps.alignment > SLOT_ROOM / 8)
-        return tn_fail(TN_ERR_DEVICE, "%s: buffers aligned to %lld bytes, Vulkan allows 256 at most; %s", d->loss.id,
-                       (long long)d->has.caps.alignment, TN_ADVICE_UPDATE);
+        return tn_fail(TN_ERR_DEVICE, "%s: buffers aligned to %lld bytes, Vulkan allows 256 at most; %s",
+                       d->lost_state.id, (long long)d->has.caps.alignment, TN_ADVICE_UPDATE);
     d->software = d->has.properties.device_type == TYPE_CPU;
     d->unified =
         (d->software || d->has.properties.device_type == TYPE_INTEGRATED) && !tn_env("TRUNNION_VULKAN_STAGING");
@@ -250,10 +251,10 @@ static void vulkan_close(void *device) {
     if (d->pool) tn_vk.DestroyCommandPool(d->device, d->pool, NULL);
     if (d->device) block_free(d, &d->staging);
     if (d->device) tn_vk.DestroyDevice(d->device, NULL);
-    tn_spans_close(&d->spans);
-    tn_spans_close(&d->pinned);
+    tn_address_ranges_close(&d->ranges);
+    tn_address_ranges_close(&d->pinned);
     tn_stream_close(&d->stream);
-    tn_loss_close(&d->loss);
+    tn_device_lost_close(&d->lost_state);
     pthread_mutex_destroy(&d->staging_lock);
     tn_mem_free(d);
 }
@@ -265,11 +266,11 @@ static tn_status vulkan_open(int index, const tn_device_options *options, void *
     vk_device *d = tn_mem_zalloc(1, sizeof *d);
     if (!d) return TN_ERR_MEMORY;
     d->place = found;
-    tn_loss_open(&d->loss, "vulkan", index);
-    tn_stream_open(&d->stream, &stream_calls, d, &d->loss);
+    tn_device_lost_open(&d->lost_state, "vulkan", index);
+    tn_stream_open(&d->stream, &stream_calls, d, &d->lost_state);
     pthread_mutex_init(&d->staging_lock, NULL);
-    tn_spans_open(&d->spans);
-    tn_spans_open(&d->pinned);
+    tn_address_ranges_open(&d->ranges);
+    tn_address_ranges_open(&d->pinned);
     return tn_hand_out_device(device_start(d), d, vulkan_close, device);
 }
 
@@ -281,7 +282,7 @@ static tn_status vulkan_caps(void *device, tn_caps *out) {
 static tn_status vulkan_memory(void *device, int64_t *total, int64_t *unused) {
     vk_device *d = device;
     tn_vulkan_memory(d->place, d->has.knows_budget, total, unused);
-    if (!d->has.knows_budget) *unused = tn_room_left(&d->room, false);
+    if (!d->has.knows_budget) *unused = tn_memory_budget_left(&d->room, false);
     if (d->software) *unused = tn_min64(*unused, tn_host_memory_now().unused);
     return TN_OK;
 }
@@ -292,26 +293,26 @@ static tn_status vulkan_alloc(void *device, size_t bytes, void **address) {
     vk_device *d = device;
     vk_block *b;
     TRY(alive(d));
-    TRY(tn_room_take(&d->room, d->loss.id, bytes));
+    TRY(tn_memory_budget_take(&d->room, d->lost_state.id, bytes));
     tn_status s = block_new(d, bytes, MEMORY_LOCAL, d->unified ? HOST_READS : 0, &b);
     if (s == TN_OK) {
-        tn_room_give(&d->room, (int64_t)bytes - (int64_t)b->bytes); /* it takes more than was asked for */
+        tn_memory_budget_give(&d->room, (int64_t)bytes - (int64_t)b->bytes); /* it takes more than was asked for */
         bytes = b->bytes;
-        s = tn_span_add(&d->spans, b, bytes, address);
+        s = tn_address_range_add(&d->ranges, b, bytes, address);
         if (s != TN_OK) block_drop(d, b);
     }
-    if (s != TN_OK) tn_room_give(&d->room, (int64_t)bytes);
+    if (s != TN_OK) tn_memory_budget_give(&d->room, (int64_t)bytes);
     return s;
 }
 
 static void vulkan_free(void *device, void *address) {
     vk_device *d = device;
     size_t bytes = 0;
-    vk_block *b = tn_span_remove(&d->spans, address, &bytes);
+    vk_block *b = tn_address_range_remove(&d->ranges, address, &bytes);
     if (!b) return;
-    tn_stream_settle(&d->stream, b->last);
+    tn_stream_wait_unused(&d->stream, b->last);
     block_drop(d, b);
-    tn_room_give(&d->room, (int64_t)bytes);
+    tn_memory_budget_give(&d->room, (int64_t)bytes);
 }
 
 /* Records a copy between blocks. The lock is held. */
@@ -397,8 +398,8 @@ static tn_status copy_blocks(vk_device *d, void *dst, const void *src, size_t by
     vk_block *to = NULL, *from = NULL;
     TRY(tn_vulkan_locate(d, kind == 1 ? src : dst, bytes, "copying", kind == 1 ? &from : &to,
                          kind == 1 ? &from_at : &at));
-    if (kind == 0) from = tn_span_find(&d->pinned, src, bytes, &from_at);
-    if (kind == 1) to = tn_span_find(&d->pinned, dst, bytes, &at);
+    if (kind == 0) from = tn_address_range_find(&d->pinned, src, bytes, &from_at);
+    if (kind == 1) to = tn_address_range_find(&d->pinned, dst, bytes, &at);
     if (kind == 2) TRY(tn_vulkan_locate(d, src, bytes, "copying", &from, &from_at));
     *done = to && from;
     if (!*done) return TN_OK;
@@ -434,7 +435,7 @@ static tn_status vulkan_host_alloc(void *device, size_t bytes, void **host) {
     TRY(alive(d));
     TRY(block_new(d, bytes, HOST_SEES, MEMORY_CACHED, &b));
     *host = b->host;
-    tn_status s = tn_span_add_host(&d->pinned, b, b->bytes, b->host);
+    tn_status s = tn_address_range_add_host(&d->pinned, b, b->bytes, b->host);
     if (s != TN_OK) block_drop(d, b);
     return s;
 }
@@ -442,9 +443,9 @@ static tn_status vulkan_host_alloc(void *device, size_t bytes, void **host) {
 static void vulkan_host_free(void *device, void *host) {
     vk_device *d = device;
     size_t bytes;
-    vk_block *b = tn_span_remove(&d->pinned, host, &bytes);
+    vk_block *b = tn_address_range_remove(&d->pinned, host, &bytes);
     if (!b) return;
-    tn_stream_settle(&d->stream, b->last);
+    tn_stream_wait_unused(&d->stream, b->last);
     block_drop(d, b);
 }
 
@@ -484,7 +485,7 @@ static tn_status vulkan_map(void *device, void *address, size_t bytes, bool read
     (void)read;
     TRY(alive(d));
     TRY(tn_vulkan_locate(d, address, bytes, "mapping", &b, &at));
-    if (!b->host) return tn_fail(TN_ERR_UNSUPPORTED, "%s: the host does not see it", d->loss.id);
+    if (!b->host) return tn_fail(TN_ERR_UNSUPPORTED, "%s: the host does not see it", d->lost_state.id);
     TRY(vulkan_sync(d));
     *host = b->host + at;
     return TN_OK;
@@ -506,7 +507,7 @@ typedef struct event {
 static void vulkan_event_free(void *device, void *made) {
     vk_device *d = device;
     event *e = made;
-    if (e->times) tn_stream_settle(&d->stream, e->number);
+    if (e->times) tn_stream_wait_unused(&d->stream, e->number);
     if (e->times) tn_vk.DestroyQueryPool(d->device, e->times, NULL);
     tn_mem_free(e);
 }
@@ -561,7 +562,8 @@ static tn_status vulkan_event_time(void *device, void *recorded, double *seconds
     vk_device *d = device;
     const event *e = recorded;
     uint64_t ticks = 0;
-    if (!e->number || !e->times) return tn_fail(TN_ERR_STATE, "%s: the time of an event that has none", d->loss.id);
+    if (!e->number || !e->times)
+        return tn_fail(TN_ERR_STATE, "%s: the time of an event that has none", d->lost_state.id);
     TRY(check(d,
               tn_vk.GetQueryPoolResults(d->device, e->times, 0, 1, sizeof ticks, &ticks, sizeof ticks,
                                         QUERY_64 | QUERY_WAITS),

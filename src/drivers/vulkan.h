@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 #include "drivers/probe.h"
-#include "hal/loss.h"
+#include "hal/device_lost.h"
 
 /* X(name here, name in Vulkan, value): what a structure is, at its head. */
 #define VK_KINDS(X)                                                                                                 \

@@ -6,9 +6,9 @@
 #include <pthread.h>
 
 #include "drivers/vulkan.h"
+#include "hal/address_range.h"
 #include "hal/hal.h"
-#include "hal/room.h"
-#include "hal/span.h"
+#include "hal/memory_budget.h"
 #include "hal/stream.h"
 
 /* A piece of memory and the buffer over it. */
@@ -32,14 +32,14 @@ typedef struct vk_slot {
 enum { SLOT_ROOM = 128 << 10, SLOT_DISPATCHES = 128, SLOT_BINDINGS = 16 * SLOT_DISPATCHES };
 
 typedef struct vk_device {
-    tn_loss loss;                 /* first: hal/stream.h */
+    tn_device_lost lost_state;    /* first: hal/stream.h */
     void *place, *device, *queue; /* the physical device, what was made of it, its queue */
     vk_abilities has;
     vk_memory memory;
     bool software, unified;
     uint32_t time_bits; /* of a time that mean something; 0: there are no times */
-    tn_room room;
-    tn_spans spans, pinned; /* memory of the device; of the host, as it was given to callers */
+    tn_memory_budget room;
+    tn_address_ranges ranges, pinned; /* memory of the device; of the host, as it was given to callers */
     pthread_mutex_t staging_lock;
     vk_block staging; /* through which the host sees memory that it does not; made when it is first needed */
     tn_stream stream; /* its lock guards all that follows */
@@ -50,10 +50,10 @@ typedef struct vk_device {
 } vk_device;
 
 /* Whether the device can still be talked to. */
-static inline tn_status alive(vk_device *d) { return tn_loss_check(&d->loss); }
+static inline tn_status alive(vk_device *d) { return tn_device_lost_check(&d->lost_state); }
 
 /* TN_OK, or the failure of a call with these values. */
-#define check(d, code, call, ...) tn_call_check(&(d)->loss, &tn_vulkan_errors, code, call, __VA_ARGS__)
+#define check(d, code, call, ...) tn_call_check(&(d)->lost_state, &tn_vulkan_errors, code, call, __VA_ARGS__)
 
 /* The block and offset of `bytes` bytes at a device address. */
 tn_status tn_vulkan_locate(vk_device *d, const void *address, size_t bytes, const char *role, vk_block **b, size_t *at);

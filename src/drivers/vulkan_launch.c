@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "drivers/vulkan_device.h"
-#include "hal/limits.h"
+#include "hal/launch_limits.h"
 
 #if TRUNNION_WITH_VULKAN
 
@@ -29,7 +29,7 @@ typedef struct vk_module {
 void tn_vulkan_unload(void *device, void *module) {
     vk_device *d = device;
     vk_module *m = module;
-    tn_stream_settle(&d->stream, m->last);
+    tn_stream_wait_unused(&d->stream, m->last);
     if (m->pipeline) tn_vk.DestroyPipeline(d->device, m->pipeline, NULL);
     if (m->cache) tn_vk.DestroyPipelineCache(d->device, m->cache, NULL);
     if (m->layout) tn_vk.DestroyPipelineLayout(d->device, m->layout, NULL);
@@ -81,11 +81,11 @@ static tn_status make_pipeline(vk_device *d, const tn_code *code, vk_module *m) 
 static tn_status check_code(const vk_device *d, const tn_code *code) {
     static const tn_code_limits most = {.buffers = VK_MOST_BINDINGS - 1, .params_bytes = SLOT_ROOM / 2};
     uint32_t first = 0;
-    TRY(tn_code_check(d->loss.id, code, &most));
+    TRY(tn_code_check(d->lost_state.id, code, &most));
     if (code->size >= 20) memcpy(&first, code->data, sizeof first);
     if (first == 0x07230203 && code->size % 4 == 0) return TN_OK;
-    return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s: %zu bytes that begin with %08x are no SPIR-V", d->loss.id, code->entry,
-                   code->size, first);
+    return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s: %zu bytes that begin with %08x are no SPIR-V", d->lost_state.id,
+                   code->entry, code->size, first);
 }
 
 static tn_status count_bindings(const vk_device *d, const tn_code *code, vk_module *m) {
@@ -96,7 +96,7 @@ static tn_status count_bindings(const vk_device *d, const tn_code *code, vk_modu
         m->binding_count += m->windows[i];
     }
     if (m->binding_count < VK_MOST_BINDINGS) return TN_OK;
-    return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s has %d bindings, and %d are the most", d->loss.id, m->name,
+    return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s has %d bindings, and %d are the most", d->lost_state.id, m->name,
                    m->binding_count, VK_MOST_BINDINGS - 1);
 }
 
@@ -125,7 +125,7 @@ tn_status tn_vulkan_binary(void *device, void *module, void **data, size_t *size
     TRY(alive(d));
     TRY(check(d, tn_vk.GetPipelineCacheData(d->device, m->cache, size, NULL), "vkGetPipelineCacheData", "%s", m->name));
     if (*size <= CACHE_HEADER)
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: the driver does not give compiled kernels away", d->loss.id);
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: the driver does not give compiled kernels away", d->lost_state.id);
     tn_mem_free(m->binary);
     *data = m->binary = tn_mem_alloc(*size);
     if (!m->binary) return TN_ERR_MEMORY;
@@ -257,7 +257,7 @@ void tn_vulkan_list_free(void *device, void *list) {
     vk_device *d = device;
     vk_list *l = list;
     for (int i = 0; i < COPIES; i++)
-        tn_stream_settle(&d->stream, l->copies[i].number);
+        tn_stream_wait_unused(&d->stream, l->copies[i].number);
     pthread_mutex_lock(&d->stream.lock);
     for (int i = 0; i < COPIES; i++)
         tn_vulkan_slot_end(d, &l->copies[i].slot);
@@ -288,7 +288,7 @@ tn_status tn_vulkan_list_make(void *device, const tn_list_item *items, int64_t c
         places += (size_t)m->binding_count + 1;
     }
     if (room > MOST_LIST_ROOM)
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: a list with %zu bytes of parameters", d->loss.id, room);
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: a list with %zu bytes of parameters", d->lost_state.id, room);
     vk_list *l = tn_mem_zalloc(1, sizeof *l);
     if (!l) return TN_ERR_MEMORY;
     l->place_count = places;

@@ -16,7 +16,7 @@
 
 #include "drivers/drivers.h"
 #include "drivers/webgpu_device.h"
-#include "hal/limits.h"
+#include "hal/launch_limits.h"
 
 #if TRUNNION_WITH_WEBGPU
 
@@ -41,15 +41,15 @@ static void on_lost(void *const *device, uint32_t reason, wgpu_text message, voi
     char words[160];
     if (reason == LOST_DESTROYED || reason == LOST_CANCELLED) return;
     tn_wg_words(words, sizeof words, message);
-    tn_loss_note(&d->loss, "%s", words);
+    tn_device_lost_note(&d->lost_state, "%s", words);
 }
 
 /* TN_OK, or the failure of a call by the type of error that it left. */
 static tn_status check_type(wg_device *d, uint32_t type, const char *words, const char *call, const char *values) {
-    TRY(tn_loss_check(&d->loss));
+    TRY(tn_device_lost_check(&d->lost_state));
     if (type <= ERROR_NONE) return TN_OK;
     bool memory = type == ERROR_MEMORY;
-    return tn_fail(memory ? TN_ERR_MEMORY : TN_ERR_DEVICE, "%s: %s(%s): %s; %s", d->loss.id, call, values,
+    return tn_fail(memory ? TN_ERR_MEMORY : TN_ERR_DEVICE, "%s: %s(%s): %s; %s", d->lost_state.id, call, values,
                    words[0] ? words : "no words of the library", memory ? TN_ADVICE_SMALLER : TN_ADVICE_UPDATE);
 }
 
@@ -96,10 +96,10 @@ static wgpu_callback callback_of(wg_device *d, void (*call)(void)) {
 
 /* Lets the library run until the callback has come. It is the device's `wait` that callbacks write to, and one that has
  * not come means a lost device, which never waits again. */
-static void wait_for(wg_device *d) {
+static void wait_for_webgpu(wg_device *d) {
     enum { PATIENCE = 10000 };
     static const struct timespec pause = {.tv_nsec = 100000};
-    for (int idle = 0; !atomic_load(&d->wait.done) && !tn_is_lost(&d->loss); idle++) {
+    for (int idle = 0; !atomic_load(&d->wait.done) && !tn_is_lost(&d->lost_state); idle++) {
         if (d->device && tn_wg_gpu.DevicePoll) (void)tn_wg_gpu.DevicePoll(d->device, true, NULL);
         tn_wg_gpu.InstanceProcessEvents(d->instance);
         if (idle > 100) nanosleep(&pause, NULL);
@@ -128,7 +128,7 @@ static tn_status scopes_close(wg_device *d, const void *made, const char *call, 
     va_end(args);
     for (size_t i = 0; i < TN_COUNT(scopes); i++) {
         (void)tn_wg_gpu.DevicePopErrorScope(d->device, callback_of(d, (void (*)(void))on_scope));
-        wait_for(d);
+        wait_for_webgpu(d);
         bool bad = d->wait.status == STATUS_SUCCESS && d->wait.type > ERROR_NONE;
         if (!bad || type > ERROR_NONE) continue;
         type = d->wait.type;
@@ -193,14 +193,14 @@ static tn_status flush(wg_device *d) {
     if (commands) tn_wg_gpu.CommandBufferRelease(commands);
     d->params_used = d->uploaded = 0;
     d->encoded = 0;
-    return s == TN_OK ? s : tn_loss_of_work(&d->loss, s, call);
+    return s == TN_OK ? s : tn_device_lost_with_work(&d->lost_state, s, call);
 }
 
 /* The allocation of `bytes` bytes at a device address, and where in it they begin. */
-static tn_status locate(wg_device *d, const void *address, size_t bytes, const char *role, wg_memory **memory,
-                        size_t *at) {
+static tn_status locate_webgpu(wg_device *d, const void *address, size_t bytes, const char *role, wg_memory **memory,
+                               size_t *at) {
     void *found;
-    tn_status s = tn_span_locate(&d->spans, d->loss.id, role, address, bytes, &found, at);
+    tn_status s = tn_address_range_locate(&d->ranges, d->lost_state.id, role, address, bytes, &found, at);
     *memory = found;
     return s;
 }
@@ -259,7 +259,7 @@ static tn_status layout_for(wg_device *d, const char *kinds, wg_layout **out) {
 }
 
 /* Whatever is wrong with the text, the compiler's words say it. */
-static tn_status compile(wg_device *d, const wg_module *m, const char *text, size_t size, void **shader) {
+static tn_status compile_webgpu(wg_device *d, const wg_module *m, const char *text, size_t size, void **shader) {
     const wgpu_wgsl source = {.type = CHAIN_WGSL, .code = {text, size}};
     const wgpu_labelled descriptor = {.next = &source};
     scopes_open(d);
@@ -293,7 +293,7 @@ static tn_status variant_start(wg_device *d, const wg_module *m, wg_variant *v) 
     kir_wgsl_put_head(&text, &head, kinds);
     tn_str_add(&text, "%s", m->body);
     tn_status s = text.failed ? TN_ERR_MEMORY : layout_for(d, kinds, &v->layout);
-    if (s == TN_OK) s = compile(d, m, tn_str_text(&text), text.length, &v->shader);
+    if (s == TN_OK) s = compile_webgpu(d, m, tn_str_text(&text), text.length, &v->shader);
     tn_str_free(&text);
     return s;
 }
@@ -366,7 +366,7 @@ static tn_status check_limits(const wg_device *d, const tn_code *code) {
                                  .buffers = (uint32_t)d->bind.most,
                                  .local_bytes = l->group_storage,
                                  .params_bytes = l->uniform_binding < PARAMS_BYTES ? l->uniform_binding : PARAMS_BYTES};
-    return tn_code_check(d->loss.id, code, &most);
+    return tn_code_check(d->lost_state.id, code, &most);
 }
 
 static tn_status module_start(wg_device *d, const tn_code *code, wg_module *m) {
@@ -385,7 +385,7 @@ static tn_status module_start(wg_device *d, const tn_code *code, wg_module *m) {
     TRY(variant_for(d, m, &apart, &v));
     return kir_wgsl_has_entry(m->body, m->name)
                ? TN_OK
-               : tn_fail(TN_ERR_UNSUPPORTED, "%s: %s has no such function", d->loss.id, m->name);
+               : tn_fail(TN_ERR_UNSUPPORTED, "%s: %s has no such function", d->lost_state.id, m->name);
 }
 
 static tn_status module_new(wg_device *d, const tn_code *code, void **out) {
@@ -415,7 +415,7 @@ static void groups_forget(wg_device *d, const wg_memory *m) {
     }
 }
 
-static tn_status group_start(wg_device *d, wg_group *g, const tn_binding *bindings) {
+static tn_status group_start(wg_device *d, wg_group *g, const tn_bind_entry *bindings) {
     wgpu_bind_group_entry entries[SLOTS] = {{0}};
     for (size_t i = 0; i < g->count; i++)
         entries[i] = (wgpu_bind_group_entry){.binding = (uint32_t)i,
@@ -429,7 +429,7 @@ static tn_status group_start(wg_device *d, wg_group *g, const tn_binding *bindin
 }
 
 /* The bind group of this layout and memory, one of those kept or new in the place of an older one. */
-static tn_status group_for(wg_device *d, const wg_layout *layout, const tn_binding *bindings, void **out) {
+static tn_status group_for(wg_device *d, const wg_layout *layout, const tn_bind_entry *bindings, void **out) {
     wg_group key = {.layout = layout, .count = strlen(layout->kinds)};
     for (size_t i = 0; i < key.count; i++) {
         key.at[i].number = ((const wg_memory *)bindings[i].memory)->number;
@@ -459,7 +459,7 @@ static tn_status choose_bindings(wg_device *d, const wg_module *m, const tn_disp
         const void *address = l->buffers[i] ? l->buffers[i] : d->scratch; /* NULL: it is not touched */
         wg_memory *memory;
         size_t at;
-        TRY(locate(d, address, 0, m->name, &memory, &at));
+        TRY(locate_webgpu(d, address, 0, m->name, &memory, &at));
         b->buffers[i] = (tn_bound){memory, memory->bytes, at};
     }
     tn_bindings_choose(b, m->buffer_count, &d->bind);
@@ -476,16 +476,16 @@ static void put_params(wg_device *d, const wg_module *m, const tn_dispatch *disp
     d->params_used += (m->params_bytes + d->step - 1) / d->step * d->step;
 }
 
-static tn_status encode(wg_device *d, wg_module *m, const tn_dispatch *l) {
+static tn_status encode_webgpu(wg_device *d, wg_module *m, const tn_dispatch *l) {
     tn_bindings what = {.from = {0}};
-    tn_binding bindings[SLOTS];
+    tn_bind_entry bindings[SLOTS];
     wg_variant *v;
     void *group;
     if (!l->groups[0] || !l->groups[1] || !l->groups[2]) return TN_OK;
-    TRY(tn_groups_check(d->loss.id, m->name, l, d->limits.groups));
+    TRY(tn_groups_check(d->lost_state.id, m->name, l, d->limits.groups));
     TRY(choose_bindings(d, m, l, &what));
     int n = tn_bindings_list(&what, &d->bind, bindings);
-    bindings[n] = (tn_binding){&d->params, 0, (m->params_bytes + 15) / 16 * 16};
+    bindings[n] = (tn_bind_entry){&d->params, 0, (m->params_bytes + 15) / 16 * 16};
     TRY(variant_for(d, m, &what.sharing, &v));
     TRY(pipeline_need(d, m, v));
     TRY(group_for(d, v->layout, bindings, &group));
@@ -519,16 +519,16 @@ static tn_status memory_make(wg_device *d, uint64_t size, uint64_t usage, wg_mem
 static tn_status webgpu_alloc(void *device, size_t bytes, void **address) {
     wg_device *d = device;
     size_t size = bytes < WORD ? WORD : bytes > SIZE_MAX - WORD ? bytes : (bytes + WORD - 1) / WORD * WORD;
-    TRY(tn_loss_check(&d->loss));
-    TRY(tn_room_take(&d->room, d->loss.id, size));
+    TRY(tn_device_lost_check(&d->lost_state));
+    TRY(tn_memory_budget_take(&d->room, d->lost_state.id, size));
     wg_memory *m = tn_mem_zalloc(1, sizeof *m);
     pthread_mutex_lock(&d->lock);
     tn_status s = m ? memory_make(d, size, USE_STORAGE | USE_COPY_FROM | USE_COPY_TO, m) : TN_ERR_MEMORY;
-    if (s == TN_OK) s = tn_span_add(&d->spans, m, bytes, address);
+    if (s == TN_OK) s = tn_address_range_add(&d->ranges, m, bytes, address);
     if (s != TN_OK && m && m->buffer) tn_wg_gpu.BufferRelease(m->buffer);
     pthread_mutex_unlock(&d->lock);
     if (s == TN_OK) return TN_OK;
-    tn_room_give(&d->room, (int64_t)size);
+    tn_memory_budget_give(&d->room, (int64_t)size);
     tn_mem_free(m);
     return s;
 }
@@ -537,11 +537,11 @@ static void webgpu_free(void *device, void *address) {
     wg_device *d = device;
     size_t bytes;
     pthread_mutex_lock(&d->lock);
-    wg_memory *m = tn_span_remove(&d->spans, address, &bytes);
+    wg_memory *m = tn_address_range_remove(&d->ranges, address, &bytes);
     if (m) {
         groups_forget(d, m);
         tn_wg_gpu.BufferRelease(m->buffer);
-        tn_room_give(&d->room, (int64_t)m->bytes);
+        tn_memory_budget_give(&d->room, (int64_t)m->bytes);
         tn_mem_free(m);
     }
     pthread_mutex_unlock(&d->lock);
@@ -550,7 +550,7 @@ static void webgpu_free(void *device, void *address) {
 static tn_status webgpu_memory(void *device, int64_t *total, int64_t *unused) {
     wg_device *d = device;
     *total = d->room.total; /* 0 where nobody says how much there is */
-    *unused = tn_room_left(&d->room, d->software);
+    *unused = tn_memory_budget_left(&d->room, d->software);
     return TN_OK;
 }
 
@@ -587,14 +587,14 @@ static tn_status write_words(void *device, void *memory, size_t at, const char *
 
 static tn_status patch_words(void *device, const tn_dispatch *l) {
     wg_device *d = device;
-    return encode(d, d->patch, l);
+    return encode_webgpu(d, d->patch, l);
 }
 
 static const tn_word_calls word_calls = {copy_words, write_words, patch_words};
 
 static tn_status map_staging(wg_device *d, size_t bytes, const void **view) {
     (void)tn_wg_gpu.BufferMapAsync(d->staging.buffer, MAP_READ, 0, bytes, callback_of(d, (void (*)(void))on_status));
-    wait_for(d);
+    wait_for_webgpu(d);
     TRY(check_told(d, "wgpuBufferMapAsync"));
     uint32_t type = d->wait.status == STATUS_SUCCESS ? ERROR_NONE : ERROR_INTERNAL;
     TRY(check_type(d, type, d->wait.text, "wgpuBufferMapAsync", ""));
@@ -625,29 +625,29 @@ static tn_status read_from(wg_device *d, void *dst, wg_memory *from, size_t at, 
 static tn_status read_at(wg_device *d, void *dst, const void *src, size_t bytes) {
     wg_memory *from;
     size_t at;
-    TRY(locate(d, src, bytes, "copying", &from, &at));
+    TRY(locate_webgpu(d, src, bytes, "copying", &from, &at));
     return read_from(d, dst, from, at, bytes);
 }
 
 static tn_status webgpu_copy(void *device, void *dst, const void *src, size_t bytes, int kind) {
     wg_device *d = device;
-    if (!bytes) return tn_loss_check(&d->loss);
+    if (!bytes) return tn_device_lost_check(&d->lost_state);
     pthread_mutex_lock(&d->lock);
-    tn_status s = tn_loss_check(&d->loss);
+    tn_status s = tn_device_lost_check(&d->lost_state);
     if (s == TN_OK)
-        s = kind == 2   ? tn_words_copy(&d->words, dst, src, bytes)
+        s = kind == 2   ? tn_word_copy(&d->words, dst, src, bytes)
             : kind == 1 ? read_at(d, dst, src, bytes)
-                        : tn_words_write(&d->words, dst, src, bytes);
+                        : tn_word_write(&d->words, dst, src, bytes);
     pthread_mutex_unlock(&d->lock);
     return s;
 }
 
-static tn_status fill(wg_device *d, void *dst, uint8_t value, size_t bytes) {
+static tn_status fill_webgpu(wg_device *d, void *dst, uint8_t value, size_t bytes) {
     wg_memory *to;
     size_t at;
-    TRY(tn_loss_check(&d->loss));
-    TRY(locate(d, dst, bytes, "filling", &to, &at));
-    if (value || (at | bytes) % WORD) return tn_words_fill(&d->words, dst, value, bytes);
+    TRY(tn_device_lost_check(&d->lost_state));
+    TRY(locate_webgpu(d, dst, bytes, "filling", &to, &at));
+    if (value || (at | bytes) % WORD) return tn_word_fill(&d->words, dst, value, bytes);
     TRY(encoder_begin(d));
     pass_end(d);
     tn_wg_gpu.CommandEncoderClearBuffer(d->encoder, to->buffer, at, bytes);
@@ -656,9 +656,9 @@ static tn_status fill(wg_device *d, void *dst, uint8_t value, size_t bytes) {
 
 static tn_status webgpu_fill(void *device, void *dst, uint8_t value, size_t bytes) {
     wg_device *d = device;
-    if (!bytes) return tn_loss_check(&d->loss);
+    if (!bytes) return tn_device_lost_check(&d->lost_state);
     pthread_mutex_lock(&d->lock);
-    tn_status s = fill(d, dst, value, bytes);
+    tn_status s = fill_webgpu(d, dst, value, bytes);
     pthread_mutex_unlock(&d->lock);
     return s;
 }
@@ -667,7 +667,7 @@ static tn_status webgpu_sync(void *device) {
     wg_device *d = device;
     char ignored[WORD];
     pthread_mutex_lock(&d->lock);
-    tn_status s = tn_loss_check(&d->loss);
+    tn_status s = tn_device_lost_check(&d->lost_state);
     if (s == TN_OK) s = read_at(d, ignored, d->scratch, WORD);
     pthread_mutex_unlock(&d->lock);
     return s;
@@ -677,7 +677,7 @@ static tn_status webgpu_sync(void *device) {
 
 static tn_status webgpu_load(void *device, const tn_code *code, void **module) {
     wg_device *d = device;
-    TRY(tn_loss_check(&d->loss));
+    TRY(tn_device_lost_check(&d->lost_state));
     pthread_mutex_lock(&d->lock);
     tn_status s = module_new(d, code, module);
     pthread_mutex_unlock(&d->lock);
@@ -694,9 +694,9 @@ static void webgpu_unload(void *device, void *module) {
 static tn_status webgpu_dispatch_list(void *device, const tn_list_item *items, int64_t count) {
     wg_device *d = device;
     pthread_mutex_lock(&d->lock);
-    tn_status s = tn_loss_check(&d->loss);
+    tn_status s = tn_device_lost_check(&d->lost_state);
     for (int64_t i = 0; i < count && s == TN_OK; i++)
-        s = encode(d, items[i].module, &items[i].dispatch);
+        s = encode_webgpu(d, items[i].module, &items[i].dispatch);
     pthread_mutex_unlock(&d->lock);
     return s;
 }
@@ -704,24 +704,24 @@ static tn_status webgpu_dispatch_list(void *device, const tn_list_item *items, i
 static tn_status webgpu_dispatch(void *device, void *module, const tn_dispatch *dispatches, int64_t count) {
     wg_device *d = device;
     pthread_mutex_lock(&d->lock);
-    tn_status s = tn_loss_check(&d->loss);
+    tn_status s = tn_device_lost_check(&d->lost_state);
     for (int64_t i = 0; i < count && s == TN_OK; i++)
-        s = encode(d, module, &dispatches[i]);
+        s = encode_webgpu(d, module, &dispatches[i]);
     pthread_mutex_unlock(&d->lock);
     return s;
 }
 
 /* ---- what nobody says -------------------------------------------------------------------------------------------- */
 
-static tn_status ask(wg_device *d) {
+static tn_status ask_webgpu(wg_device *d) {
     const tn_code code = {
-        .form = TN_CODE_WGSL, .data = kir_wgsl_ask, .size = strlen(kir_wgsl_ask), .entry = "ask", .buffer_count = 1};
+        .format = TN_CODE_WGSL, .data = kir_wgsl_ask, .size = strlen(kir_wgsl_ask), .entry = "ask", .buffer_count = 1};
     const tn_dispatch l = {.groups = {1, 1, 1}, .buffers = &d->scratch};
     uint32_t said[KIR_WGSL_ASKED] = {0};
     void *m;
     TRY(module_new(d, &code, &m));
-    tn_status s = tn_words_write(&d->words, d->scratch, (const unsigned char *)kir_wgsl_asked, sizeof said);
-    if (s == TN_OK) s = encode(d, m, &l);
+    tn_status s = tn_word_write(&d->words, d->scratch, (const unsigned char *)kir_wgsl_asked, sizeof said);
+    if (s == TN_OK) s = encode_webgpu(d, m, &l);
     if (s == TN_OK) s = read_at(d, said, d->scratch, sizeof said);
     module_free(d, m);
     d->can = kir_wgsl_judge(said);
@@ -735,7 +735,7 @@ static tn_status request_device(wg_device *d, void *adapter) {
     wgpu_adapter_info info = {0};
     if (tn_wg_gpu.AdapterGetLimits(adapter, &d->limits) != STATUS_SUCCESS || !d->limits.groups ||
         tn_wg_gpu.AdapterGetInfo(adapter, &info) != STATUS_SUCCESS)
-        return tn_fail(TN_ERR_DEVICE, "%s: wgpu-native does not say what the adapter is; %s", d->loss.id,
+        return tn_fail(TN_ERR_DEVICE, "%s: wgpu-native does not say what the adapter is; %s", d->lost_state.id,
                        TN_ADVICE_UPDATE);
     char name[64], driver[64];
     tn_wg_text(name, sizeof name, info.device);
@@ -752,7 +752,7 @@ static tn_status request_device(wg_device *d, void *adapter) {
         .error = {.call = on_error, .a = d},
     };
     (void)tn_wg_gpu.AdapterRequestDevice(adapter, &descriptor, callback_of(d, (void (*)(void))on_device));
-    wait_for(d);
+    wait_for_webgpu(d);
     d->device = d->wait.object;
     if (d->device) d->queue = tn_wg_gpu.DeviceGetQueue(d->device);
     return d->queue ? TN_OK : check_type(d, ERROR_INTERNAL, d->wait.text, "wgpuAdapterRequestDevice", name);
@@ -776,14 +776,14 @@ static tn_status check_adapter(const wg_device *d, uint64_t unit) {
             return tn_fail(TN_ERR_UNSUPPORTED,
                            "%s: the adapter's %s is %llu, and %llu is the least that can be worked with; use another "
                            "device (see: trunnion devices)",
-                           d->loss.id, needs[i].limit, (unsigned long long)needs[i].has,
+                           d->lost_state.id, needs[i].limit, (unsigned long long)needs[i].has,
                            (unsigned long long)needs[i].least);
     return TN_OK;
 }
 
 static tn_status device_start(wg_device *d, int index) {
     void *adapter;
-    const tn_code code = {.form = TN_CODE_WGSL,
+    const tn_code code = {.format = TN_CODE_WGSL,
                           .data = kir_wgsl_patch,
                           .size = strlen(kir_wgsl_patch),
                           .entry = "patch_words",
@@ -794,7 +794,7 @@ static tn_status device_start(wg_device *d, int index) {
                           .written = (const bool[]){true, false}};
     d->instance = tn_wg_gpu.CreateInstance(NULL);
     if (!d->instance)
-        return tn_fail(TN_ERR_DEVICE, "%s: wgpu-native gives no instance; %s", d->loss.id, TN_ADVICE_UPDATE);
+        return tn_fail(TN_ERR_DEVICE, "%s: wgpu-native gives no instance; %s", d->lost_state.id, TN_ADVICE_UPDATE);
     TRY(tn_wg_find(d->instance, index, &adapter));
     tn_status s = request_device(d, adapter);
     tn_wg_gpu.AdapterRelease(adapter);
@@ -812,16 +812,17 @@ static tn_status device_start(wg_device *d, int index) {
     d->room.largest =
         (int64_t)(d->limits.buffer < INT32_MAX ? d->limits.buffer : INT32_MAX) / WORD * WORD; /* 31 bits */
     TRY(webgpu_alloc(d, SCRATCH_BYTES, &d->scratch));
-    d->words = (tn_words){.calls = &word_calls,
-                          .device = d,
-                          .id = d->loss.id,
-                          .spans = &d->spans,
-                          .scratch = d->scratch,
-                          .scratch_bytes = d->bind.window < SCRATCH_BYTES ? (size_t)d->bind.window : SCRATCH_BYTES,
-                          .reach = (size_t)(d->bind.window - d->bind.unit) / WORD * WORD,
-                          .groups = d->limits.groups};
+    d->words =
+        (tn_word_copier){.calls = &word_calls,
+                         .device = d,
+                         .id = d->lost_state.id,
+                         .ranges = &d->ranges,
+                         .scratch = d->scratch,
+                         .scratch_bytes = d->bind.window < SCRATCH_BYTES ? (size_t)d->bind.window : SCRATCH_BYTES,
+                         .reach = (size_t)(d->bind.window - d->bind.unit) / WORD * WORD,
+                         .groups = d->limits.groups};
     TRY(module_new(d, &code, &d->patch));
-    return ask(d);
+    return ask_webgpu(d);
 }
 
 /* Also for a device that did not open all the way. The instance goes last: what is released before may call back. */
@@ -845,10 +846,10 @@ static void webgpu_close(void *device) {
     if (d->device) tn_wg_gpu.DeviceRelease(d->device);
     if (d->instance) tn_wg_gpu.InstanceRelease(d->instance);
     tn_mem_free(d->params_host);
-    tn_spans_close(&d->spans);
+    tn_address_ranges_close(&d->ranges);
     pthread_mutex_destroy(&d->lock);
     pthread_mutex_destroy(&d->told);
-    tn_loss_close(&d->loss);
+    tn_device_lost_close(&d->lost_state);
     tn_mem_free(d);
 }
 
@@ -858,10 +859,10 @@ static tn_status webgpu_open(int index, const tn_device_options *options, void *
     if (!tn_wg_load(false, &why)) return tn_fail(TN_ERR_UNAVAILABLE, "%s; %s", why.text, why.fix);
     wg_device *d = tn_mem_zalloc(1, sizeof *d);
     if (!d) return TN_ERR_MEMORY;
-    tn_loss_open(&d->loss, "webgpu", index);
+    tn_device_lost_open(&d->lost_state, "webgpu", index);
     pthread_mutex_init(&d->lock, NULL);
     pthread_mutex_init(&d->told, NULL);
-    tn_spans_open(&d->spans);
+    tn_address_ranges_open(&d->ranges);
     return tn_hand_out_device(device_start(d, index), d, webgpu_close, device);
 }
 

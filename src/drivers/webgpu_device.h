@@ -5,12 +5,12 @@
 #include <pthread.h>
 
 #include "drivers/probe_webgpu.h"
+#include "hal/address_range.h"
 #include "hal/binding.h"
+#include "hal/device_lost.h"
 #include "hal/hal.h"
-#include "hal/loss.h"
-#include "hal/room.h"
-#include "hal/span.h"
-#include "hal/words.h"
+#include "hal/memory_budget.h"
+#include "hal/word_copy.h"
 #include "kir/wgsl.h"
 
 enum {
@@ -39,7 +39,7 @@ typedef struct outcome {
 } outcome;
 
 typedef struct wg_device {
-    tn_loss loss;
+    tn_device_lost lost_state;
     char version[96];
     void *instance, *device, *queue;
     wgpu_limits limits;
@@ -47,9 +47,9 @@ typedef struct wg_device {
     tn_bind_limits bind;
     bool software;
     kir_wgsl_answer can;
-    tn_words words;
-    tn_room room;
-    tn_spans spans;
+    tn_word_copier words;
+    tn_memory_budget room;
+    tn_address_ranges ranges;
     pthread_mutex_t lock; /* of all calls; guards all below but what is told */
     void *encoder, *pass; /* NULL: nothing is being encoded */
     int encoded;          /* launches in the encoder */

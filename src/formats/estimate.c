@@ -96,7 +96,7 @@ static double inference_activations(const tn_model_sizes *s) {
     return tokens * (F32_BYTES * (widest + head_dim(s)) + operand) + F32_BYTES * (double)s->vocabulary;
 }
 
-static tn_status put(const parts *p, tn_memory_estimate *out) {
+static tn_status put_estimate(const parts *p, tn_memory_estimate *out) {
     double total = p->weights + p->cache + p->activations + p->gradients + p->optimizer + p->runtime;
     if (total >= 0x1p63 || p->parameters >= 0x1p63)
         return tn_fail(TN_ERR_ARGUMENT, "memory estimate: the model would need more than 2^63 bytes");
@@ -112,7 +112,7 @@ static tn_status put(const parts *p, tn_memory_estimate *out) {
     return TN_OK;
 }
 
-static tn_status read_sizes(const tn_model_sizes *given, const char *function, tn_model_sizes *s) {
+static tn_status read_sizes_estimate(const tn_model_sizes *given, const char *function, tn_model_sizes *s) {
     *s = (tn_model_sizes)TN_MODEL_SIZES_DEFAULTS;
     return tn_options_read(s, given, function, "tn_model_sizes s = TN_MODEL_SIZES_DEFAULTS");
 }
@@ -120,7 +120,7 @@ static tn_status read_sizes(const tn_model_sizes *given, const char *function, t
 static tn_status read_arguments(const tn_model_sizes *given, const tn_memory_estimate *out, tn_model_sizes *s) {
     if (!given || !out || out->struct_size < sizeof *out)
         return tn_fail(TN_ERR_ARGUMENT, "memory estimate: an argument is NULL or out->struct_size is not set");
-    TRY(read_sizes(given, "memory estimate", s));
+    TRY(read_sizes_estimate(given, "memory estimate", s));
     return check_sizes(s);
 }
 
@@ -132,7 +132,7 @@ tn_status tn_estimate_inference_memory(const tn_model_sizes *given, tn_memory_es
     double rows = ceil((double)sizes->sequence / CACHE_PAGE) * CACHE_PAGE;
     p.cache = ceil(2 * (double)sizes->layers * rows * kv_width(sizes) * sizes->bytes_per_cache);
     p.activations = ceil(inference_activations(sizes));
-    return put(&p, out);
+    return put_estimate(&p, out);
 }
 
 tn_status tn_estimate_training_memory(const tn_model_sizes *given, int64_t batch, int states, tn_memory_estimate *out) {
@@ -150,7 +150,7 @@ tn_status tn_estimate_training_memory(const tn_model_sizes *given, int64_t batch
                    SAVED_KV * kv_width(sizes);
     double token = (double)sizes->layers * saved + SAVED_LOGITS * (double)sizes->vocabulary;
     p.activations = F32_BYTES * token * (double)batch * (double)sizes->sequence;
-    return put(&p, out);
+    return put_estimate(&p, out);
 }
 
 /* ---- GGUF -------------------------------------------------------------------------------------------------------- */
@@ -182,7 +182,7 @@ static tn_status get_weights(const tn_gguf *file, tn_model_sizes *out) {
 tn_status tn_gguf_model_sizes(const tn_gguf *file, tn_model_sizes *out) {
     tn_model_sizes s = TN_MODEL_SIZES_DEFAULTS;
     if (!file || !out) return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_model_sizes: an argument is NULL");
-    TRY(read_sizes(out, "tn_gguf_model_sizes", &s));
+    TRY(read_sizes_estimate(out, "tn_gguf_model_sizes", &s));
     s = (tn_model_sizes)TN_MODEL_SIZES_DEFAULTS;
     const char *text;
     int64_t length;
@@ -275,7 +275,7 @@ static bool is_folder(const char *path) {
 tn_status tn_read_model_sizes(const char *path, tn_model_sizes *out) {
     tn_model_sizes s;
     if (!path || !out) return tn_fail(TN_ERR_ARGUMENT, "tn_read_model_sizes: an argument is NULL");
-    TRY(read_sizes(out, "tn_read_model_sizes", &s));
+    TRY(read_sizes_estimate(out, "tn_read_model_sizes", &s));
     tn_gguf *file = NULL;
     tn_status status = TN_OK;
     if (!is_folder(path)) {

@@ -129,7 +129,7 @@ typedef struct cursor {
     size_t size, at;
 } cursor;
 
-static tn_status take(cursor *c, size_t n, const char *what, const uint8_t **out) {
+static tn_status take_gguf(cursor *c, size_t n, const char *what, const uint8_t **out) {
     if (n > c->size - c->at)
         return tn_fail(TN_ERR_FORMAT, "byte %zu: %s needs %zu bytes, and the file ends after %zu", c->at, what, n,
                        c->size - c->at);
@@ -147,14 +147,14 @@ static uint64_t little_endian(const uint8_t *bytes, size_t n) {
 
 static tn_status take_u32(cursor *c, const char *what, uint32_t *out) {
     const uint8_t *bytes;
-    TRY(take(c, 4, what, &bytes));
+    TRY(take_gguf(c, 4, what, &bytes));
     *out = (uint32_t)little_endian(bytes, 4);
     return TN_OK;
 }
 
 static tn_status take_u64(cursor *c, const char *what, uint64_t *out) {
     const uint8_t *bytes;
-    TRY(take(c, 8, what, &bytes));
+    TRY(take_gguf(c, 8, what, &bytes));
     *out = little_endian(bytes, 8);
     return TN_OK;
 }
@@ -176,7 +176,7 @@ static tn_status take_count(cursor *c, const char *what, size_t each, size_t mos
 
 static tn_status take_text(cursor *c, const char *what, const uint8_t **text, size_t *length) {
     TRY(take_count(c, what, 1, SIZE_MAX, length));
-    return take(c, *length, what, text);
+    return take_gguf(c, *length, what, text);
 }
 
 /* A key or a tensor's name is copied, so that it can be shown and compared as text:
@@ -236,7 +236,7 @@ static tn_status skip_items(cursor *c, tn_gguf_type type, size_t count, int dept
     }
     const uint8_t *bytes;
     size_t at = c->at;
-    TRY(take(c, count * type_rows[type].size, "a value", &bytes));
+    TRY(take_gguf(c, count * type_rows[type].size, "a value", &bytes));
     return type == TN_GGUF_BOOL ? check_bools(bytes, count, at) : TN_OK;
 }
 
@@ -495,7 +495,7 @@ static void file_release(void *file) {
 static tn_status read_head(cursor *c, size_t *tensors, size_t *pairs) {
     const uint8_t *magic;
     uint32_t version;
-    TRY(take(c, 4, "a GGUF file's mark", &magic));
+    TRY(take_gguf(c, 4, "a GGUF file's mark", &magic));
     if (memcmp(magic, "GGUF", 4) != 0)
         return tn_fail(TN_ERR_FORMAT, "byte 0: the file does not begin with \"GGUF\": it is no GGUF file");
     TRY(take_u32(c, "the version", &version));
@@ -508,7 +508,7 @@ static tn_status read_head(cursor *c, size_t *tensors, size_t *pairs) {
     return take_count(c, "the number of keys", MIN_PAIR, MAX_KEYS, pairs);
 }
 
-static tn_status read_file(tn_gguf *f) {
+static tn_status read_file_gguf(tn_gguf *f) {
     cursor c = {.bytes = f->map.data, .size = f->map.size};
     size_t tensors = 0, pairs = 0;
     int64_t alignment;
@@ -525,7 +525,7 @@ static tn_status open_file(tn_gguf *f, const char *path) {
     f->path = tn_mem_strdup(path);
     if (!f->path) return TN_ERR_MEMORY;
     TRY(tn_map_open(path, &f->map));
-    tn_status status = read_file(f);
+    tn_status status = read_file_gguf(f);
     return status == TN_OK ? TN_OK : tn_fail_prefix(status, "'%s'", path);
 }
 
@@ -775,7 +775,7 @@ static const entry *find_entry(const tn_gguf *f, const char *name) {
     return found ? *found : NULL;
 }
 
-static tn_status describe(const entry *e, tn_gguf_info *info) {
+static tn_status describe_gguf(const entry *e, tn_gguf_info *info) {
     if (!info || info->struct_size < sizeof *info)
         return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_info: NULL, or its struct_size is not sizeof(tn_gguf_info)");
     info->name = e->name;
@@ -795,14 +795,14 @@ tn_status tn_gguf_at(const tn_gguf *file, int64_t i, tn_gguf_info *info) {
     if (i < 0 || i >= tn_gguf_count(file))
         return tn_fail(TN_ERR_ARGUMENT, "tensor %lld of a GGUF file that holds %lld", (long long)i,
                        (long long)tn_gguf_count(file));
-    return describe(file->in_order[i], info);
+    return describe_gguf(file->in_order[i], info);
 }
 
 tn_status tn_gguf_find(const tn_gguf *file, const char *name, tn_gguf_info *info) {
     if (!file || !name) return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_find: the file or the name is NULL");
     const entry *e = find_entry(file, name);
     if (!e) return tn_fail(TN_ERR_FORMAT, "'%s' has no tensor '%.100s'", file->path, name);
-    return describe(e, info);
+    return describe_gguf(e, info);
 }
 
 /* ---- blocks that are decoded ------------------------------------------------------------------------------------- */

@@ -302,7 +302,7 @@ void tn_gguf_abandon(tn_gguf_writer *w) {
     tn_mem_free(w);
 }
 
-static tn_status finish(tn_gguf_writer *w) {
+static tn_status finish_gguf(tn_gguf_writer *w) {
     TRY(tn_gguf_write(w, NULL, 0));
     if (w->current < w->item_count)
         return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_commit: '%.100s' lacks %lld bytes", w->items[w->current].name,
@@ -314,14 +314,14 @@ static tn_status finish(tn_gguf_writer *w) {
 
 tn_status tn_gguf_commit(tn_gguf_writer *w) {
     TRY(tn_need(w, "tn_gguf_commit: the writer"));
-    tn_status status = finish(w);
+    tn_status status = finish_gguf(w);
     tn_gguf_abandon(w);
     return status;
 }
 
 /* ---- all at once ------------------------------------------------------------------------------------------------- */
 
-static tn_status evaluate(const tn_named_tensor *tensors, int count) {
+static tn_status evaluate_tensors(const tn_named_tensor *tensors, int count) {
     tn_tensor **all = tn_mem_zalloc((size_t)count, sizeof *all);
     if (!all) return TN_ERR_MEMORY;
     tn_status status = TN_OK;
@@ -352,8 +352,8 @@ static tn_status write_tensor(tn_gguf_writer *w, const tn_tensor *t) {
     return status;
 }
 
-static tn_status fill(tn_gguf_writer *w, const tn_named_tensor *tensors, int count, const tn_metadata *metadata,
-                      int metadata_count) {
+static tn_status fill_gguf(tn_gguf_writer *w, const tn_named_tensor *tensors, int count, const tn_metadata *metadata,
+                           int metadata_count) {
     for (int i = 0; i < metadata_count; i++) {
         TRY(tn_need(metadata, "tn_gguf_save: the metadata"));
         TRY(tn_need(metadata[i].value, "tn_gguf_save: a value"));
@@ -370,9 +370,9 @@ tn_status tn_gguf_save(const char *path, const tn_named_tensor *tensors, int cou
                        int metadata_count) {
     tn_gguf_writer *w;
     if (count < 0 || (count > 0 && !tensors)) return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_save: %d tensors", count);
-    TRY(evaluate(tensors, count));
+    TRY(evaluate_tensors(tensors, count));
     TRY(tn_gguf_create(path, 0, &w));
-    tn_status status = fill(w, tensors, count, metadata, metadata_count);
+    tn_status status = fill_gguf(w, tensors, count, metadata, metadata_count);
     if (status == TN_OK) return tn_gguf_commit(w);
     tn_gguf_abandon(w);
     return status;

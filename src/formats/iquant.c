@@ -18,9 +18,9 @@ static const int8_t numbers_3_s[8] = {1, 3, 5, 7, 9, 11, 13, 15};
 static const int8_t numbers_4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 static const int8_t numbers_fp4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12}; /* e2m1, doubled */
 
-static uint32_t word(const uint8_t *p) { return (uint32_t)(p[0] | p[1] << 8); }
-static uint32_t long_word(const uint8_t *p) { return word(p) | word(p + 2) << 16; }
-static float half(const uint8_t *p) { return kir_from_f16((uint16_t)word(p)); }
+static uint32_t iquant_word(const uint8_t *p) { return (uint32_t)(p[0] | p[1] << 8); }
+static uint32_t long_word(const uint8_t *p) { return iquant_word(p) | iquant_word(p + 2) << 16; }
+static float half(const uint8_t *p) { return kir_from_f16((uint16_t)iquant_word(p)); }
 
 static int8_t *group_at(tn_block_q8_x *out, int group) { return out[group / 4].u + group % 4 * GROUP; }
 
@@ -34,7 +34,7 @@ static uint32_t even_signs(uint32_t seven) {
     return seven | (odd & 1) << 7;
 }
 
-static void negate(int8_t *u, uint32_t signs) {
+static void negate_iquant(int8_t *u, uint32_t signs) {
     for (int i = 0; i < GROUP; i++)
         if (signs >> i & 1) u[i] = (int8_t)-u[i];
 }
@@ -42,7 +42,7 @@ static void negate(int8_t *u, uint32_t signs) {
 static void put_2(int8_t *u, uint32_t entry, uint32_t signs) {
     for (int i = 0; i < GROUP; i++)
         u[i] = numbers_2[entry >> (2 * i) & 3];
-    negate(u, signs);
+    negate_iquant(u, signs);
 }
 
 static void put_3(int8_t *u, const int8_t *numbers, uint32_t first, uint32_t second, uint32_t signs) {
@@ -50,7 +50,7 @@ static void put_3(int8_t *u, const int8_t *numbers, uint32_t first, uint32_t sec
         u[i] = numbers[first >> (4 * i) & 7];
         u[GROUP / 2 + i] = numbers[second >> (4 * i) & 7];
     }
-    negate(u, signs);
+    negate_iquant(u, signs);
 }
 
 /* Four bits each: weights 0 … count-1 in the low halves of the bytes, the rest in the high ones. */
@@ -82,7 +82,7 @@ static void set_scales_2(tn_block_q8_x *out, float d, const uint8_t *scales) {
 void tn_decode_iq2_xs(const uint8_t *b, tn_block_q8_x *out) {
     set_scales_2(out, half(b), b + 66);
     for (int i = 0; i < GROUPS; i++) {
-        uint32_t code = word(b + 2 + 2 * i);
+        uint32_t code = iquant_word(b + 2 + 2 * i);
         put_2(group_at(out, i), grid_iq2_xs[code & 511], even_signs(code >> 9));
     }
 }
@@ -129,7 +129,7 @@ static void put_1(int8_t *u, uint32_t code, bool less) {
 
 void tn_decode_iq1_s(const uint8_t *b, tn_block_q8_x *out) {
     for (int i = 0; i < GROUPS; i++) {
-        uint32_t high = word(b + 34 + i / 4 * 2);
+        uint32_t high = iquant_word(b + 34 + i / 4 * 2);
         set_scale(&out[i / 4], half(b) * (float)(2 * (high >> 12 & 7) + 1) * 0.125f);
         put_1(group_at(out, i), b[2 + i] | (high >> (3 * (i % 4)) & 7) << 8, high >> 15);
     }
@@ -140,9 +140,9 @@ void tn_decode_iq1_m(const uint8_t *b, tn_block_q8_x *out) {
     const uint8_t *high = b + 32, *scales = b + 48;
     uint32_t d = 0;
     for (int i = 0; i < 4; i++)
-        d |= word(scales + 2 * i) >> 12 << (4 * i);
+        d |= iquant_word(scales + 2 * i) >> 12 << (4 * i);
     for (int i = 0; i < 16; i++) {
-        uint32_t scale = word(scales + i / 4 * 2) >> (3 * (i % 4)) & 7;
+        uint32_t scale = iquant_word(scales + i / 4 * 2) >> (3 * (i % 4)) & 7;
         out[i / 2].s[i % 2] = kir_from_f16((uint16_t)d) * (float)(2 * scale + 1) * 0.125f;
     }
     for (int i = 0; i < GROUPS; i++) {
@@ -160,7 +160,7 @@ void tn_decode_iq4_nl(const uint8_t *b, tn_block_q8_x *out) {
 
 void tn_decode_iq4_xs(const uint8_t *b, tn_block_q8_x *out) {
     for (int i = 0; i < 8; i++) {
-        int scale = (b[4 + i / 2] >> (4 * (i % 2)) & 15) | (int)(word(b + 2) >> (2 * i) & 3) << 4;
+        int scale = (b[4 + i / 2] >> (4 * (i % 2)) & 15) | (int)(iquant_word(b + 2) >> (2 * i) & 3) << 4;
         set_scale(&out[i], half(b) * (float)(scale - 32));
         put_4(out[i].u, numbers_4, b + 8 + 16 * i, 16);
     }

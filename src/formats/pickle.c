@@ -54,7 +54,7 @@ static tn_status fault(const machine *m, const char *what) {
     return tn_fail(TN_ERR_FORMAT, "byte %zu: %s", m->base + m->at, what);
 }
 
-static tn_status take(machine *m, size_t n, const uint8_t **out) {
+static tn_status take_pickle(machine *m, size_t n, const uint8_t **out) {
     if (n > m->size - m->at) return fault(m, "the pickle ends within an instruction");
     *out = m->bytes + m->at;
     m->at += n;
@@ -63,7 +63,7 @@ static tn_status take(machine *m, size_t n, const uint8_t **out) {
 
 static tn_status take_number(machine *m, int bytes, uint64_t *out) {
     const uint8_t *p;
-    TRY(take(m, (size_t)bytes, &p));
+    TRY(take_pickle(m, (size_t)bytes, &p));
     *out = 0;
     for (int i = bytes; i > 0; i--)
         *out = *out << 8 | p[i - 1];
@@ -82,7 +82,7 @@ static tn_status take_line(machine *m, const char **text, size_t *length) {
 
 /* ---- nodes ------------------------------------------------------------------------------------------------------- */
 
-static tn_status push(machine *m, uint32_t node) {
+static tn_status push_pickle(machine *m, uint32_t node) {
     TRY(tn_mem_reserve(&m->stack, &m->stack_capacity, m->depth + 1, sizeof *m->stack));
     m->stack[m->depth++] = node;
     return TN_OK;
@@ -93,7 +93,7 @@ static tn_status push_new(machine *m, tn_pickle_node node) {
     if (v->node_count >= MAX_NODES) return fault(m, "too many values");
     TRY(tn_mem_reserve(&v->nodes, &v->node_capacity, v->node_count + 1, sizeof *v->nodes));
     v->nodes[v->node_count] = node;
-    return push(m, (uint32_t)v->node_count++);
+    return push_pickle(m, (uint32_t)v->node_count++);
 }
 
 static tn_status push_kind(machine *m, tn_pickle_kind kind, int64_t number) {
@@ -114,7 +114,7 @@ static tn_status top(const machine *m, tn_pickle_node **out) {
     return TN_OK;
 }
 
-static tn_status append(machine *m, uint32_t to, uint32_t node) {
+static tn_status append_pickle(machine *m, uint32_t to, uint32_t node) {
     tn_pickle_values *v = m->v;
     if (v->cell_count >= 4 * (size_t)MAX_NODES) return fault(m, "too many values");
     TRY(tn_mem_reserve(&v->cells, &v->cell_capacity, v->cell_count + 2, sizeof *v->cells));
@@ -129,14 +129,14 @@ static tn_status append(machine *m, uint32_t to, uint32_t node) {
 }
 
 /* A new container of what lies on the stack from `begin` on. */
-static tn_status gather(machine *m, tn_pickle_kind kind, size_t begin) {
+static tn_status gather_pickle(machine *m, tn_pickle_kind kind, size_t begin) {
     size_t end = m->depth;
     TRY(push_kind(m, kind, 0));
     uint32_t made = m->stack[end];
     for (size_t i = begin; i < end; i++)
-        TRY(append(m, made, m->stack[i]));
+        TRY(append_pickle(m, made, m->stack[i]));
     m->depth = begin;
-    return push(m, made);
+    return push_pickle(m, made);
 }
 
 static tn_status pop_mark(machine *m, size_t *begin) {
@@ -154,7 +154,7 @@ static tn_status extend(machine *m, size_t begin, bool dict) {
     if (kind != (dict ? TN_PICKLE_DICT : TN_PICKLE_LIST) || (dict && (m->depth - begin) % 2 != 0))
         return fault(m, "items for what is no such container");
     for (size_t i = begin; i < m->depth; i++)
-        TRY(append(m, to, m->stack[i]));
+        TRY(append_pickle(m, to, m->stack[i]));
     m->depth = begin;
     return TN_OK;
 }
@@ -194,7 +194,7 @@ static tn_status make_nothing(machine *m, const arguments *a, int row) {
 static tn_status make_first(machine *m, const arguments *a, int row) {
     (void)row;
     if (a->count < 1) return fault(m, "a call without its argument");
-    return push(m, (uint32_t)(a->at[0] - m->v->nodes));
+    return push_pickle(m, (uint32_t)(a->at[0] - m->v->nodes));
 }
 
 static tn_status read_extents(const machine *m, const tn_pickle_node *n, int *rank, int64_t *out) {
@@ -363,7 +363,7 @@ static tn_status do_long(machine *m, int size) {
     const uint8_t *p;
     TRY(take_number(m, size, &n));
     if (n > m->size) return fault(m, "the pickle ends within a number");
-    TRY(take(m, (size_t)n, &p));
+    TRY(take_pickle(m, (size_t)n, &p));
     if (n > 8) return push_kind(m, TN_PICKLE_NONE, 0);
     for (size_t i = (size_t)n; i > 0; i--)
         v = v << 8 | p[i - 1];
@@ -385,7 +385,7 @@ static tn_status do_string(machine *m, int size) {
     const uint8_t *p;
     TRY(take_number(m, size, &n));
     if (n > m->size) return fault(m, "the pickle ends within a text");
-    TRY(take(m, (size_t)n, &p));
+    TRY(take_pickle(m, (size_t)n, &p));
     return push_new(m, (tn_pickle_node){.kind = TN_PICKLE_STRING, .number = (int64_t)n, .text = (const char *)p});
 }
 
@@ -395,13 +395,13 @@ static tn_status do_gather(machine *m, int kind) {
     size_t begin;
     TRY(pop_mark(m, &begin));
     if (kind == TN_PICKLE_DICT && (m->depth - begin) % 2 != 0) return fault(m, "a key without a value");
-    return gather(m, (tn_pickle_kind)kind, begin);
+    return gather_pickle(m, (tn_pickle_kind)kind, begin);
 }
 
 static tn_status do_tuple(machine *m, int count) {
     size_t floor = m->mark_count > 0 ? m->marks[m->mark_count - 1] : 0;
     if (m->depth - floor < (size_t)count) return fault(m, "the stack is empty");
-    return gather(m, TN_PICKLE_TUPLE, m->depth - (size_t)count);
+    return gather_pickle(m, TN_PICKLE_TUPLE, m->depth - (size_t)count);
 }
 
 static tn_status do_append(machine *m, int count) {
@@ -454,7 +454,7 @@ static tn_status do_storage(machine *m, int size) {
     return push_storage(m);
 }
 
-static tn_status put(machine *m, uint64_t place) {
+static tn_status put_pickle(machine *m, uint64_t place) {
     if (m->depth == 0) return fault(m, "the stack is empty");
     if (place > m->size || place >= MAX_NODES) return fault(m, "a place beyond all that the pickle can have kept");
     size_t before = m->memo_count;
@@ -471,19 +471,19 @@ static tn_status put(machine *m, uint64_t place) {
 static tn_status do_put(machine *m, int size) {
     uint64_t place;
     TRY(take_number(m, size, &place));
-    return put(m, place);
+    return put_pickle(m, place);
 }
 
 static tn_status do_memoize(machine *m, int size) {
     (void)size;
-    return put(m, m->memo_count);
+    return put_pickle(m, m->memo_count);
 }
 
 static tn_status do_get(machine *m, int size) {
     uint64_t place;
     TRY(take_number(m, size, &place));
     if (place >= m->memo_count || m->memo[place] == NO_NODE) return fault(m, "a value that was not kept");
-    return push(m, m->memo[place]);
+    return push_pickle(m, m->memo[place]);
 }
 
 typedef struct instruction {
@@ -549,10 +549,10 @@ static const instruction *find_instruction(uint8_t code) {
     return NULL;
 }
 
-static tn_status run(machine *m) {
+static tn_status run_pickle(machine *m) {
     while (!m->stopped) {
         const uint8_t *code;
-        TRY(take(m, 1, &code));
+        TRY(take_pickle(m, 1, &code));
         const instruction *i = find_instruction(*code);
         if (!i)
             return tn_fail(TN_ERR_UNSUPPORTED, "byte %zu: the pickle instruction 0x%02x, which PyTorch does not write",
@@ -570,7 +570,7 @@ tn_status tn_pickle_read(const uint8_t *bytes, size_t size, size_t base, tn_pick
     m->size = size;
     m->base = base;
     m->v = out;
-    tn_status status = run(m);
+    tn_status status = run_pickle(m);
     *used = m->at;
     tn_mem_free(m->stack);
     tn_mem_free(m->memo);

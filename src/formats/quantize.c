@@ -103,7 +103,7 @@ static inline float code_of(const run *r, float v) {
 }
 
 /* The codes of a run for s and m. */
-static void encode(const run *r, float s, float m, float *q) {
+static void encode_blocks(const run *r, float s, float m, float *q) {
     float by = inverse(s);
     for (int i = 0; i < r->n; i++)
         q[i] = code_of(r, (r->x[i] - m) * by);
@@ -209,11 +209,11 @@ static void quantize_small(const tn_qformat *f, const float *x, const float *imp
     run of = run_of(x, importance, RUN, to), *r = &of;
     fit b = f->has_minimum ? fit_affine(r, MINIMUM_ANY) : fit_signed(r);
     b.s = half_factor(b.s);
-    encode(r, b.s, b.m, q);
+    encode_blocks(r, b.s, b.m, q);
     if (f->has_minimum) { /* the rounded factor may want another minimum */
         sums t = sums_of(r, q);
         b.m = half((float)((r->sum - (double)b.s * t.q) / r->weights));
-        encode(r, b.s, b.m, q);
+        encode_blocks(r, b.s, b.m, q);
     }
     out->d = kir_to_f16(b.s);
     out->minimum = kir_to_f16(b.m);
@@ -278,7 +278,7 @@ static void choose_codes(const super *b, int j, attempt *a) {
         a->scale[j] = s;
         a->min[j] = m;
     }
-    encode(&b->run[j], factor, t, a->q + j * b->length);
+    encode_blocks(&b->run[j], factor, t, a->q + j * b->length);
     a->error += best;
 }
 

@@ -411,7 +411,7 @@ void tn_safetensors_close(tn_safetensors *file) { file_release(file); }
 
 /* ---- looking ----------------------------------------------------------------------------------------------------- */
 
-static tn_status describe(const entry *e, tn_safetensors_info *info) {
+static tn_status describe_safetensors(const entry *e, tn_safetensors_info *info) {
     TRY(tn_need(info, "tn_safetensors_info: info"));
     if (info->struct_size < sizeof *info)
         return tn_fail(TN_ERR_ARGUMENT, "tn_safetensors_info: set struct_size to sizeof(tn_safetensors_info)");
@@ -431,7 +431,7 @@ tn_status tn_safetensors_at(const tn_safetensors *file, int i, tn_safetensors_in
     TRY(tn_need(file, "tn_safetensors_at: the file"));
     if (i < 0 || (size_t)i >= file->count)
         return tn_fail(TN_ERR_ARGUMENT, "tensor %d of a file that holds %zu", i, file->count);
-    return describe(&file->entries[i], info);
+    return describe_safetensors(&file->entries[i], info);
 }
 
 tn_status tn_safetensors_find(const tn_safetensors *file, const char *name, tn_safetensors_info *info) {
@@ -439,7 +439,7 @@ tn_status tn_safetensors_find(const tn_safetensors *file, const char *name, tn_s
     TRY(tn_need(name, "tn_safetensors_find: the name"));
     const entry *e = find_entry(file, name);
     if (!e) return tn_fail(TN_ERR_ARGUMENT, "there is no tensor '%s' in the file", name);
-    return describe(e, info);
+    return describe_safetensors(e, info);
 }
 
 const char *tn_safetensors_metadata(const tn_safetensors *file, const char *key) {
@@ -501,7 +501,7 @@ static tn_status check_distinct(const tn_named_tensor *tensors, int count) {
 }
 
 /* Checks what is to be written and computes it, all in one run. */
-static tn_status prepare(const tn_named_tensor *tensors, int count) {
+static tn_status prepare_safetensors(const tn_named_tensor *tensors, int count) {
     if (count < 0 || (count > 0 && !tensors)) return tn_fail(TN_ERR_ARGUMENT, "safetensors: %d tensors to save", count);
     tn_tensor **all = tn_mem_zalloc((size_t)count, sizeof *all);
     if (!all) return TN_ERR_MEMORY;
@@ -593,7 +593,8 @@ static tn_status write_tensor(tn_save *s, const tn_tensor *t) {
     return status;
 }
 
-static tn_status write_all(tn_save *s, const tn_str *header, const tn_named_tensor *const *order, int count) {
+static tn_status write_all_safetensors(tn_save *s, const tn_str *header, const tn_named_tensor *const *order,
+                                       int count) {
     uint8_t length[LENGTH_BYTES];
     for (int i = 0; i < LENGTH_BYTES; i++)
         length[i] = (uint8_t)((uint64_t)header->length >> (8 * i));
@@ -607,7 +608,7 @@ static tn_status write_all(tn_save *s, const tn_str *header, const tn_named_tens
 static tn_status save_ordered(const char *path, const tn_named_tensor *const *order, int count, const tn_str *header) {
     tn_save *s = NULL;
     TRY(tn_save_begin(path, &s));
-    tn_status status = write_all(s, header, order, count);
+    tn_status status = write_all_safetensors(s, header, order, count);
     if (status == TN_OK) return tn_save_commit(s);
     tn_save_abandon(s);
     return status;
@@ -620,7 +621,7 @@ tn_status tn_safetensors_save(const char *path, const tn_named_tensor *tensors, 
         if (!metadata || !metadata[i].key || !metadata[i].value)
             return tn_fail(TN_ERR_ARGUMENT, "tn_safetensors_save: metadata entry %d is NULL, or its key or value is",
                            i);
-    TRY(prepare(tensors, count));
+    TRY(prepare_safetensors(tensors, count));
     const tn_named_tensor **order = tn_mem_zalloc((size_t)count, sizeof *order);
     if (!order) return TN_ERR_MEMORY;
     for (int i = 0; i < count; i++)

@@ -231,7 +231,7 @@ static tn_status add_entry(tn_pickle *f, const tn_str *name, int64_t tensor) {
 }
 
 /* Cuts the name back to `length` characters. */
-static void cut(tn_str *name, size_t length) {
+static void cut_torch_file(tn_str *name, size_t length) {
     name->length = length;
     if (name->text) name->text[length] = 0;
 }
@@ -266,7 +266,7 @@ static tn_status flatten(tn_pickle *f, uint32_t node, tn_str *name, int depth) {
         add_step(name, key, i);
         if (name->failed) return tn_fail(TN_ERR_MEMORY, "out of memory for a tensor's name");
         TRY(flatten(f, v->cells[c].node, name, depth + 1));
-        cut(name, length);
+        cut_torch_file(name, length);
     }
     return TN_OK;
 }
@@ -308,7 +308,7 @@ static void file_release(void *file) {
     tn_mem_free(f);
 }
 
-static tn_status read_file(tn_pickle *f) {
+static tn_status read_file_torch_file(tn_pickle *f) {
     const uint8_t *b = f->map.data;
     if (f->map.size >= 2 && memcmp(b, "PK", 2) == 0) {
         TRY(read_archive(f));
@@ -328,7 +328,7 @@ tn_status tn_pickle_open(const char *path, tn_pickle **out) {
     if (!f) return TN_ERR_MEMORY;
     atomic_init(&f->refs, 1);
     tn_status status = tn_map_open(path, &f->map);
-    if (status == TN_OK && (status = read_file(f)) != TN_OK) tn_fail_prefix(status, "'%s'", path);
+    if (status == TN_OK && (status = read_file_torch_file(f)) != TN_OK) tn_fail_prefix(status, "'%s'", path);
     if (status != TN_OK) {
         file_release(f);
         return status;
@@ -343,7 +343,7 @@ void tn_pickle_close(tn_pickle *file) { file_release(file); }
 
 int64_t tn_pickle_count(const tn_pickle *file) { return file ? (int64_t)file->count : 0; }
 
-static tn_status describe(const entry *e, tn_pickle_info *info) {
+static tn_status describe_torch_file(const entry *e, tn_pickle_info *info) {
     if (!info || info->struct_size < sizeof *info)
         return tn_fail(TN_ERR_ARGUMENT, "tn_pickle_info: NULL, or its struct_size is not sizeof(tn_pickle_info)");
     info->name = e->name;
@@ -360,7 +360,7 @@ tn_status tn_pickle_at(const tn_pickle *file, int64_t i, tn_pickle_info *info) {
     if (i < 0 || i >= tn_pickle_count(file))
         return tn_fail(TN_ERR_ARGUMENT, "tensor %lld of a file that holds %lld", (long long)i,
                        (long long)tn_pickle_count(file));
-    return describe(&file->entries[i], info);
+    return describe_torch_file(&file->entries[i], info);
 }
 
 static const entry *find_entry(const tn_pickle *f, const char *name) {
@@ -374,7 +374,7 @@ tn_status tn_pickle_find(const tn_pickle *file, const char *name, tn_pickle_info
     TRY(tn_need(name, "tn_pickle_find: the name"));
     const entry *e = find_entry(file, name);
     if (!e) return tn_fail(TN_ERR_FORMAT, "there is no tensor '%.100s' in the file", name);
-    return describe(e, info);
+    return describe_torch_file(e, info);
 }
 
 static bool is_contiguous(const tn_pickle_place *t) {

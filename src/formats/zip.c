@@ -85,7 +85,7 @@ static tn_status read_extra(const uint8_t *p, size_t n, row *r, size_t at) {
     return TN_OK;
 }
 
-static tn_status locate(const archive *a, const row *r, tn_zip_entry *e) {
+static tn_status locate_zip(const archive *a, const row *r, tn_zip_entry *e) {
     const uint8_t *head;
     TRY(record_at(a, r->place, HEAD_BYTES, 0x04034b50, &head));
     uint64_t begin = r->place + HEAD_BYTES + little(head + 26, 2) + little(head + 28, 2);
@@ -111,10 +111,10 @@ static tn_status read_row(const archive *a, uint64_t *at, tn_zip_entry *e) {
     row r = {.size = little(p + 24, 4), .stored = little(p + 20, 4), .place = little(p + 42, 4)};
     TRY(read_extra(p + ROW_BYTES + name, extra, &r, (size_t)*at));
     *at += ROW_BYTES + name + extra + comment;
-    return locate(a, &r, e);
+    return locate_zip(a, &r, e);
 }
 
-static int compare(const void *a, const void *b) {
+static int compare_zip(const void *a, const void *b) {
     const tn_zip_entry *x = a, *y = b;
     size_t n = x->name_length < y->name_length ? x->name_length : y->name_length;
     int order = n ? memcmp(x->name, y->name, n) : 0;
@@ -124,9 +124,9 @@ static int compare(const void *a, const void *b) {
 static tn_status read_rows(const archive *a, uint64_t at, tn_zip *z) {
     for (size_t i = 0; i < z->count; i++)
         TRY(read_row(a, &at, &z->entries[i]));
-    qsort(z->entries, z->count, sizeof *z->entries, compare);
+    qsort(z->entries, z->count, sizeof *z->entries, compare_zip);
     for (size_t i = 1; i < z->count; i++)
-        if (compare(&z->entries[i - 1], &z->entries[i]) == 0)
+        if (compare_zip(&z->entries[i - 1], &z->entries[i]) == 0)
             return tn_fail(TN_ERR_FORMAT, "byte %zu: two entries are called '%.*s'",
                            (size_t)((const uint8_t *)z->entries[i].name - a->bytes), (int)z->entries[i].name_length,
                            z->entries[i].name);
@@ -155,5 +155,5 @@ void tn_zip_close(tn_zip *z) {
 
 const tn_zip_entry *tn_zip_find(const tn_zip *z, const char *name, size_t length) {
     const tn_zip_entry wanted = {.name = name, .name_length = length};
-    return bsearch(&wanted, z->entries, z->count, sizeof wanted, compare);
+    return bsearch(&wanted, z->entries, z->count, sizeof wanted, compare_zip);
 }

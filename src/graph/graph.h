@@ -28,7 +28,7 @@ enum { TN_MAX_ATTR_INTS = 28, TN_MAX_ATTR_FLOATS = 4 };
 
 /* An op's arguments that are not tensors, in the order of its signature: integers, booleans and dtypes take one int
  * each, a list takes its length and then its items; floats go to f. All are part of the plan's key. Scalars that change
- * at each step are tensors made by tn_dial instead. */
+ * at each step are tensors made by tn_runtime_scalar instead. */
 typedef struct tn_attrs {
     uint8_t n_i, n_f;
     int64_t i[TN_MAX_ATTR_INTS];
@@ -154,7 +154,7 @@ typedef enum tn_op_kind { TN_KERNEL, TN_COMPOSED, TN_HOST, TN_CONTROL } tn_op_ki
 
 /* How a kernel op's result relates to its inputs: what the planner needs to know about it. */
 typedef enum tn_op_class {
-    TN_LEAF_VALUE,  /* no computation: data, dial */
+    TN_LEAF_VALUE,  /* no computation: data, runtime scalar */
     TN_ELEMENTWISE, /* lower() at an index needs the inputs at the same (broadcast) index */
     TN_VIEW_OP,     /* no computation: infer() sets root and layout; lower() maps the index */
     TN_MOVEMENT,    /* lower() needs inputs at other indices: pad, gather, unfold … */
@@ -203,7 +203,7 @@ static inline bool tn_is_outer_product(const tn_node *n) {
 typedef struct tn_op_impl {
     tn_op_class class_;
     bool promote;         /* inputs are cast to their common dtype first (PyTorch's rules) */
-    bool varies;          /* its float may come with each run: a number (core/vary.c) */
+    bool varies;          /* its float may come with each run: a number (core/varying.c) */
     bool to_float;        /* integer inputs are cast to f32 (exp, div …) */
     uint8_t promote_from; /* first input that promotion touches: 1 for where(condition, x, y) */
     /* bit i: input i may be quantised in blocks (tn_dtype_is_quantized) */
@@ -336,8 +336,8 @@ typedef struct tn_storage {
 /* What a `tn_tensor *` leads to. The pointer that callers hold is the handle's address with its generation in the low
  * bits. Freeing a handle starts its next generation, and the memory of handles is used for handles only, so one
  * comparison recognises a pointer to a freed handle; a tn_tensor * is never dereferenced without it. Memory whose
- * generations are used up waits until TN_RETIRED_HANDLES others have used up theirs. So a stale pointer looks live again
- * after at least TN_RETIRED_HANDLES further handles: as a rule TN_GENERATIONS times as many (2^20). */
+ * generations are used up waits until TN_RETIRED_HANDLES others have used up theirs. A stale pointer looks live again
+ * after at least TN_RETIRED_HANDLES further handles, as a rule after TN_GENERATIONS times as many (2^20). */
 enum { TN_GENERATIONS = 64, TN_RETIRED_HANDLES = 16384 /* 1 MiB of them */ };
 typedef struct tn_handle {
     _Alignas(TN_GENERATIONS) _Atomic int32_t refs; /* and so as large: all its pointers lead into its own memory */
@@ -363,9 +363,9 @@ static inline tn_status tn_need_tensor(const tn_tensor *t, const char *what) {
 
 enum { TN_MAX_VIEW_CHAIN = 64 }; /* views of views of views: what a write has to make anew at most */
 
-/* First attribute of a dial: what its value is. Launches of a captured graph set the seed and the random counters anew:
- * each uses up i[2] numbers. */
-enum { TN_DIAL_FLOAT = 0, TN_DIAL_INT = 1, TN_DIAL_RANDOM = 2, TN_DIAL_SEED = 3 };
+/* First attribute of a runtime scalar: what its value is. Launches of a captured graph set the seed and the random
+ * counters anew: each uses up i[2] numbers. */
+enum { TN_SCALAR_FLOAT = 0, TN_SCALAR_INT = 1, TN_SCALAR_RANDOM = 2, TN_SCALAR_SEED = 3 };
 
 tn_tensor *tn_tensor_new(tn_node *n); /* takes the reference; never NULL (a shared out-of-memory tensor instead) */
 tn_tensor *tn_tensor_unscoped(tn_tensor *t); /* takes t out of all scopes (what the library keeps itself); returns t */
@@ -381,7 +381,8 @@ tn_tensor *tn_record_inplace(tn_tensor *dst, int op, const tn_tensor *const *in,
 /* What a failed in-place op returns: the thread's own error handle, with the thread's last error. The failure counts as
  * unreported until tn_refusal_report, or tn_status_of of that handle. */
 tn_tensor *tn_refuse_write(tn_status status);
-/* Supplied by ops/: where an op has its indices and what they count (ops/indices.c); counts is 0 for ops without. */
+/* Supplied by ops/: where an op has its indices and what they count (ops/index_check.c); counts is 0 for ops without.
+ * */
 typedef struct tn_index_rule {
     uint8_t counts, input;
 } tn_index_rule;
@@ -395,7 +396,7 @@ tn_status tn_refusal_report(void); /* the unreported failure, once; TN_OK if the
 /* ---- the recorder (node.c), one a thread ------------------------------------------------------------------------- */
 
 enum { TN_MAX_PENDING = 4096 }; /* nodes recorded before they are flushed unasked */
-enum { TN_MOST_HELD = 64 };     /* devices on which one thread has something recorded */
+enum { TN_MOST_RETAINED = 64 }; /* devices on which one thread has something recorded */
 
 /* An operation at a line of the caller's, and what its attributes have done to plans so far. */
 typedef struct tn_site {
@@ -432,8 +433,8 @@ typedef struct tn_recorder {
     bool fixed;           /* the planner met a varying number whose value it must know: no longer one */
     bool differentiating; /* a gradient is being recorded: no unasked flush in its middle */
     /* open while something is pending that was recorded there, also when it has no buffers */
-    tn_device *held[TN_MOST_HELD];
-    int held_count;
+    tn_device *retained[TN_MOST_RETAINED];
+    int retained_count;
     void *plans; /* core's, freed with plans_free */
     void (*plans_free)(void *plans);
 } tn_recorder;

@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "graph/known.h"
+#include "graph/node_internal.h"
 
 /* ---- the thread's recorder and free list ------------------------------------------------------------------------- */
 
@@ -23,17 +23,17 @@ typedef struct node_block {
 } node_block;
 
 /* References to a leaf that this thread has in hand: see "lifetime". */
-typedef struct loan {
+typedef struct biased_count {
     tn_node *node;
     int32_t count;
-} loan;
+} biased_count;
 
-enum { LOANS = 32 };
+enum { BIASED_COUNTS = 32 };
 
 typedef struct thread_state {
     tn_recorder recorder;
-    loan loans[LOANS];
-    uint32_t lent;    /* bit i: loans[i] is in use */
+    biased_count biased_counts[BIASED_COUNTS];
+    uint32_t biased_used; /* bit i: loans[i] is in use */
     node_block *free; /* chained through node.in */
     int free_count;
 } thread_state;
@@ -51,11 +51,11 @@ static void free_list_clear(thread_state *t) {
     t->free_count = 0;
 }
 
-static void settle_loans(thread_state *t);
+static void merge_biased_counts(thread_state *t);
 
-static void let_devices_go(tn_recorder *r) {
-    while (r->held_count > 0)
-        tn_device_let_go(r->held[--r->held_count]);
+static void release_devices(tn_recorder *r) {
+    while (r->retained_count > 0)
+        tn_device_release(r->retained[--r->retained_count]);
 }
 
 void tn_recorder_drop(void) {
@@ -77,11 +77,11 @@ void tn_recorder_drop(void) {
         s->in_written = false;
         tn_storage_release(s);
     }
-    settle_loans(t);
+    merge_biased_counts(t);
     tn_mem_free(r->pending);
     tn_mem_free(r->sites);
     if (r->plans_free) r->plans_free(r->plans);
-    let_devices_go(r);
+    release_devices(r);
     free_list_clear(t);
     here = NULL;
     pthread_setspecific(exit_key, NULL);
@@ -203,24 +203,24 @@ void tn_grad_slot_close(tn_grad_slot *s) {
 }
 
 /* Nodes whose last reference went wait here, so that a long chain is freed by a loop. Chained through n->expansion. */
-static _Thread_local tn_node *doomed;
+static _Thread_local tn_node *deferred_free;
 static _Thread_local bool releasing;
 
-static void doom(tn_node *n);
+static void defer_free(tn_node *n);
 
 /* A leaf may be used by several threads, so its count takes locked instructions, and a recording counts the same few
  * leaves over and over. So references are borrowed many at a time, and what comes back is kept, until the next flush
  * has ended or no other reference is left: loans[i].count of the node's references are this thread's to hand out. */
-enum { LOAN = 64 };
+enum { BIASED_BATCH = 64 };
 
-static inline loan *loan_of(thread_state *t, const tn_node *n) {
-    return &t->loans[((uintptr_t)n >> 6) * (size_t)0x9E3779B97F4A7C15u >> 59];
+static inline biased_count *biased_count_of(thread_state *t, const tn_node *n) {
+    return &t->biased_counts[((uintptr_t)n >> 6) * (size_t)0x9E3779B97F4A7C15u >> 59];
 }
 
-static __attribute__((noinline)) void settle_loan(loan *l) {
+static __attribute__((noinline)) void merge_biased_count(biased_count *l) {
     tn_node *n = l->node;
     int32_t count = l->count;
-    *l = (loan){NULL, 0};
+    *l = (biased_count){NULL, 0};
     if (n && count && tn_node_count(n, &n->refs, -count) == count) tn_node_end(n);
 }
 
@@ -240,12 +240,12 @@ static bool leave_list(tn_node *n) {
 
 /* After a reference has gone and few are left, or a leaf's: whether it was the last that counts. A leaf of which others
  * hold the rest may be gone by now: it is not touched unless this thread's loan is that rest. */
-static __attribute__((noinline)) void look_after(tn_node *n, int32_t left, bool listed) {
+static __attribute__((noinline)) void after_release(tn_node *n, int32_t left, bool listed) {
     if (left == 0 || (left == 1 && listed && leave_list(n))) {
-        doom(n);
-    } else if (!listed && here && here->lent) {
-        loan *l = loan_of(here, n);
-        if (l->node == n && l->count == left) settle_loan(l);
+        defer_free(n);
+    } else if (!listed && here && here->biased_used) {
+        biased_count *l = biased_count_of(here, n);
+        if (l->node == n && l->count == left) merge_biased_count(l);
     }
 }
 
@@ -253,33 +253,33 @@ static inline void drop_reference(tn_node *n) {
     if (!n) return;
     bool listed = n->recorder != NULL;
     int32_t left = tn_node_count(n, &n->refs, -1) - 1;
-    if (left < 2 || !listed) look_after(n, left, listed);
+    if (left < 2 || !listed) after_release(n, left, listed);
 }
 
-static void doom(tn_node *n) {
+static void defer_free(tn_node *n) {
     drop_reference(n->expansion);
-    n->expansion = doomed;
-    doomed = n;
+    n->expansion = deferred_free;
+    deferred_free = n;
 }
 
-static void settle_loans(thread_state *t) {
-    while (t->lent) {
-        int i = __builtin_ctz(t->lent);
-        t->lent &= t->lent - 1;
-        settle_loan(&t->loans[i]);
+static void merge_biased_counts(thread_state *t) {
+    while (t->biased_used) {
+        int i = __builtin_ctz(t->biased_used);
+        t->biased_used &= t->biased_used - 1;
+        merge_biased_count(&t->biased_counts[i]);
     }
 }
 
-void tn_recorder_settle(void) {
-    if (here && here->lent) settle_loans(here);
-    if (here && here->recorder.count == 0) let_devices_go(&here->recorder);
+void tn_recorder_merge_counts(void) {
+    if (here && here->biased_used) merge_biased_counts(here);
+    if (here && here->recorder.count == 0) release_devices(&here->recorder);
 }
 
-static __attribute__((noinline)) void borrow(thread_state *t, loan *l, tn_node *n) {
-    if (l->node != n) settle_loan(l);
-    tn_node_count(n, &n->refs, LOAN);
-    *l = (loan){n, LOAN};
-    t->lent |= 1u << (l - t->loans);
+static __attribute__((noinline)) void refill_biased_count(thread_state *t, biased_count *l, tn_node *n) {
+    if (l->node != n) merge_biased_count(l);
+    tn_node_count(n, &n->refs, BIASED_BATCH);
+    *l = (biased_count){n, BIASED_BATCH};
+    t->biased_used |= 1u << (l - t->biased_counts);
 }
 
 static inline void retain_input(thread_state *t, tn_node *n) {
@@ -287,17 +287,17 @@ static inline void retain_input(thread_state *t, tn_node *n) {
         tn_node_retain(n);
         return;
     }
-    loan *l = loan_of(t, n);
-    if (l->node != n || l->count == 0) borrow(t, l, n);
+    biased_count *l = biased_count_of(t, n);
+    if (l->node != n || l->count == 0) refill_biased_count(t, l, n);
     l->count--;
 }
 
 static inline void drop_input(tn_node *n) {
-    loan *l = n && !n->recorder && here ? loan_of(here, n) : NULL;
+    biased_count *l = n && !n->recorder && here ? biased_count_of(here, n) : NULL;
     if (!l || l->node != n)
         drop_reference(n);
     else if (++l->count == atomic_load_explicit(&n->refs, memory_order_acquire))
-        settle_loan(l);
+        merge_biased_count(l);
 }
 
 static inline void free_checks(tn_node *n) {
@@ -320,12 +320,12 @@ static void node_destroy(tn_node *n) {
     node_recycle(n);
 }
 
-static void end_doomed(void) {
+static void free_deferred(void) {
     if (releasing) return;
     releasing = true;
-    while (doomed) {
-        tn_node *next = doomed;
-        doomed = next->expansion;
+    while (deferred_free) {
+        tn_node *next = deferred_free;
+        deferred_free = next->expansion;
         next->expansion = NULL;
         node_destroy(next);
     }
@@ -333,20 +333,20 @@ static void end_doomed(void) {
 }
 
 void tn_node_end(tn_node *n) {
-    doom(n);
-    end_doomed();
+    defer_free(n);
+    free_deferred();
 }
 
-void tn_node_look_after(tn_node *n, int32_t left, bool listed) {
-    look_after(n, left, listed);
-    if (doomed) end_doomed();
+void tn_node_after_release(tn_node *n, int32_t left, bool listed) {
+    after_release(n, left, listed);
+    if (deferred_free) free_deferred();
 }
 
 void tn_node_exchange_input(tn_node *n, int input, tn_node *by) {
     tn_node_retain(by);
     drop_input(n->in[input]);
     n->in[input] = by;
-    end_doomed();
+    free_deferred();
 }
 
 void tn_node_forget_inputs(tn_node *n) {
@@ -465,14 +465,14 @@ tn_node *tn_node_data(tn_buffer *buffer, const int64_t *shape, int rank, tn_dtyp
 }
 
 /* What is recorded without inputs is alone in naming its device, which has to stay until that is computed. */
-static tn_status hold_device(tn_recorder *r, tn_device *d) {
-    for (int i = 0; i < r->held_count; i++)
-        if (r->held[i] == d) return TN_OK;
-    if (r->held_count == (int)TN_COUNT(r->held))
+static tn_status retain_device(tn_recorder *r, tn_device *d) {
+    for (int i = 0; i < r->retained_count; i++)
+        if (r->retained[i] == d) return TN_OK;
+    if (r->retained_count == (int)TN_COUNT(r->retained))
         return tn_fail(TN_ERR_STATE, "work is recorded on %d devices and not evaluated; evaluate it first (tn_eval)",
-                       r->held_count);
-    tn_device_hold(d);
-    r->held[r->held_count++] = d;
+                       r->retained_count);
+    tn_device_retain(d);
+    r->retained[r->retained_count++] = d;
     return TN_OK;
 }
 
@@ -684,7 +684,7 @@ static inline tn_status node_finish(tn_recorder *r, tn_node *n, const tn_op_row 
     n->line = r->line;
     if (!n->device) {
         n->device = tn_current_device();
-        s = n->device ? hold_device(r, n->device) : tn_error_code();
+        s = n->device ? retain_device(r, n->device) : tn_error_code();
     }
     if ((f->flags & TN_NODE_GRAD) && !r->no_grad && differentiable(row) && tn_dtype_is_float((tn_dtype)n->dtype))
         n->flags |= TN_NODE_GRAD;
@@ -735,7 +735,7 @@ static inline bool broadcasts(const tn_op_row *row, const input_facts *f) {
 }
 
 /* The commonest case: shape and dtype are those of the first input, as of all others but numbers. */
-static inline bool is_plain(const tn_op_row *row, tn_node *const *in, int n_in, const input_facts *f) {
+static inline bool node_is_plain(const tn_op_row *row, tn_node *const *in, int n_in, const input_facts *f) {
     return f->device && !f->two_dtypes && !f->two_devices && in[0] && broadcasts(row, f) && tn_all_alike(in, n_in);
 }
 
@@ -846,9 +846,10 @@ static tn_status node_promoted(tn_recorder *r, int op, tn_node *const *given, in
     return s;
 }
 
-/* A number or a dial belongs to no device until it is used: it was noted for the one that was current then. */
+/* A number or a runtime scalar belongs to no device until it is used: it was noted for the one that was current then.
+ * */
 static bool goes_anywhere(const tn_node *x) {
-    return x && x->rank == 0 && x->n_in == 0 && (x->op == TN_OP_FULL || x->op == TN_OP_DIAL);
+    return x && x->rank == 0 && x->n_in == 0 && (x->op == TN_OP_FULL || x->op == TN_OP_RUNTIME_SCALAR);
 }
 
 /* The same number for another device. */
@@ -929,7 +930,7 @@ tn_node *tn_node_make(int op, tn_node *const *in, int n_in, const tn_attrs *attr
     if (s != TN_OK) return op_failed(r, row, s);
     if (needs_casts(row, in, n_in, &f, &to))
         s = node_promoted(r, op, in, n_in, attrs, to, &n);
-    else if (is_plain(row, in, n_in, &f))
+    else if (node_is_plain(row, in, n_in, &f))
         s = node_plain(r, op, in, n_in, attrs, &f, &n);
     else
         s = node_try(r, op, in, n_in, attrs, &f, &n);

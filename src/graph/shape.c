@@ -187,7 +187,7 @@ static tn_dtype join_floats(tn_dtype a, tn_dtype b) {
     return TN_F32; /* f16 and bf16 */
 }
 
-static tn_dtype join(tn_dtype a, tn_dtype b) {
+static tn_dtype join_shape(tn_dtype a, tn_dtype b) {
     category ca = category_of(a), cb = category_of(b);
     if (ca != cb) return ca > cb ? a : b;
     if (ca == CATEGORY_FLOAT) return join_floats(a, b);
@@ -203,7 +203,7 @@ static int weight(const tn_node *n) {
 tn_dtype tn_promote_with(tn_dtype so_far, const tn_node *first, const tn_node *next) {
     tn_dtype t = (tn_dtype)next->dtype;
     int a = weight(first), b = weight(next);
-    if (a == b) return join(so_far, t);
+    if (a == b) return join_shape(so_far, t);
     tn_dtype heavy = a > b ? so_far : t;
     tn_dtype light = a > b ? t : so_far;
     return category_of(heavy) >= category_of(light) ? heavy : light;

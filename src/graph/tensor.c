@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "graph/known.h"
+#include "graph/node_internal.h"
 #include "trunnion/autograd.h"
 
 /* ---- scopes ------------------------------------------------------------------------------------------------------ */
@@ -137,7 +137,7 @@ tn_status tn_tensor_missing(const tn_tensor *t, const char *what) {
 }
 
 /* Freed handles are reused, the latest of this thread first. Their memory is returned to the system only in leak tests,
- * because the generation in it identifies stale pointers (graph.h). After its last generation a handle waits in line. */
+ * because the generation in it identifies stale pointers (graph.h). After its last generation a handle waits. */
 enum { FREE_HANDLES_MAX = 4096 };
 static _Thread_local tn_handle *free_handles; /* chained through base */
 static _Thread_local int free_handle_count;
@@ -615,7 +615,7 @@ static void storage_set(tn_recorder *r, tn_storage *s, tn_node *whole) {
 }
 
 /* Takes the reference. A failure that nobody has looked at yet stays the one that is told. */
-static tn_tensor *refuse(tn_node *error) {
+static tn_tensor *refuse_tensor(tn_node *error) {
     tn_handle *t = refusal.handle;
     if (refusal.unreported) {
         tn_node_release(error);
@@ -633,7 +633,7 @@ static tn_tensor *refuse(tn_node *error) {
     return refused();
 }
 
-tn_tensor *tn_refuse_write(tn_status status) { return refuse(tn_node_failed(status)); }
+tn_tensor *tn_refuse_write(tn_status status) { return refuse_tensor(tn_node_failed(status)); }
 
 tn_status tn_refusal_report(void) {
     if (!refusal.unreported) return TN_OK;
@@ -698,10 +698,10 @@ static tn_tensor *write_node(tn_tensor *dst, tn_node *value, bool fresh, const c
     tn_node *now = tn_tensor_node(dst);
     if (now == &freed_node) return target_was_freed(what);
     if (now->flags & TN_NODE_ERROR) return dst;
-    if (value->flags & TN_NODE_ERROR) return refuse(tn_node_retain(value));
+    if (value->flags & TN_NODE_ERROR) return refuse_tensor(tn_node_retain(value));
     tn_recorder *r = tn_recorder_here();
     tn_storage *s = tn_tensor_storage(dst);
-    if (!r || !s) return refuse(tn_node_error(TN_ERR_MEMORY, "out of host memory while recording a write"));
+    if (!r || !s) return refuse_tensor(tn_node_error(TN_ERR_MEMORY, "out of host memory while recording a write"));
     tn_status ok = check_writable(now, s, r, what);
     bool fits = same_form(now, value);
     if (ok == TN_OK && fresh && !fits) ok = check_dtype(now, value, what);
@@ -710,7 +710,7 @@ static tn_tensor *write_node(tn_tensor *dst, tn_node *value, bool fresh, const c
     r->called = what;
     tn_node *whole = written_value(dst, now, s, value, fresh, fits);
     r->called = NULL;
-    if (whole->flags & TN_NODE_ERROR) return refuse(whole);
+    if (whole->flags & TN_NODE_ERROR) return refuse_tensor(whole);
     bool earlier = tn_node_computed(s->value) && !(s->value->flags & TN_NODE_CAPTURED);
     if (r->capturing && !s->state && earlier) r->captured_write = what;
     storage_set(r, s, whole);
@@ -842,13 +842,13 @@ tn_tensor *tn_scalar_int(int64_t value) {
     return t;
 }
 
-static tn_tensor *dial(int kind, int64_t i, double f) {
+static tn_tensor *scalar(int kind, int64_t i, double f) {
     tn_attrs a = {.n_i = 3, .n_f = 1, .i = {kind, i, 0}, .f = {f}};
-    return tn_tensor_new(tn_node_make(TN_OP_DIAL, NULL, 0, &a));
+    return tn_tensor_new(tn_node_make(TN_OP_RUNTIME_SCALAR, NULL, 0, &a));
 }
 
-tn_tensor *tn_dial(double value) { return dial(TN_DIAL_FLOAT, 0, value); }
-tn_tensor *tn_dial_int(int64_t value) { return dial(TN_DIAL_INT, value, 0.0); }
+tn_tensor *tn_runtime_scalar(double value) { return scalar(TN_SCALAR_FLOAT, 0, value); }
+tn_tensor *tn_runtime_scalar_int(int64_t value) { return scalar(TN_SCALAR_INT, value, 0.0); }
 
 tn_tensor *tn_symbolic(const tn_tensor *t, int64_t dim, int symbol) {
     tn_status s = tn_need_tensor(t, "tn_symbolic: the tensor");

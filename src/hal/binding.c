@@ -24,7 +24,7 @@ static uint64_t bindings_for_all(const tn_bindings *b, int buffers, const tn_bin
 }
 
 /* Where the bindings of a buffer may begin. */
-static uint64_t place_of(const tn_bound *b, const tn_bind_limits *l) {
+static uint64_t binding_place_of(const tn_bound *b, const tn_bind_limits *l) {
     uint64_t at = b->at < b->bytes ? b->at : b->bytes - 1;
     return at / l->unit * l->unit;
 }
@@ -35,9 +35,9 @@ static void fill_slot(tn_bindings *b, int buffers, const tn_bind_limits *l, int 
     const tn_bound *first = &b->buffers[i];
     uint64_t reach = each * l->window;
     bool large = (first->bytes - 1) / l->window + 1 > each;
-    uint64_t from = large ? place_of(first, l) : 0, end = large ? from + reach : first->bytes;
+    uint64_t from = large ? binding_place_of(first, l) : 0, end = large ? from + reach : first->bytes;
     for (int k = i; large && k < buffers;) {
-        uint64_t at = place_of(&b->buffers[k], l);
+        uint64_t at = binding_place_of(&b->buffers[k], l);
         bool meets = b->buffers[k].memory == first->memory && at < end && at + reach > from;
         if (!meets || (at >= from && at + reach <= end)) {
             k++;
@@ -48,7 +48,7 @@ static void fill_slot(tn_bindings *b, int buffers, const tn_bind_limits *l, int 
         k = i; /* what did not meet it before may now */
     }
     for (int k = i; k < buffers; k++) {
-        uint64_t at = place_of(&b->buffers[k], l);
+        uint64_t at = binding_place_of(&b->buffers[k], l);
         if (b->buffers[k].memory == first->memory && (!large || (at >= from && at < end)))
             b->sharing.slot_of[k] = (uint8_t)slot;
     }
@@ -72,12 +72,12 @@ void tn_bindings_choose(tn_bindings *b, int buffers, const tn_bind_limits *l) {
     }
 }
 
-int tn_bindings_list(const tn_bindings *b, const tn_bind_limits *l, tn_binding *out) {
+int tn_bindings_list(const tn_bindings *b, const tn_bind_limits *l, tn_bind_entry *out) {
     int n = 0;
     for (int slot = 0; slot < b->sharing.slots; slot++)
         for (int k = 0; k < b->sharing.windows[slot]; k++) {
             uint64_t from = b->from[slot] + (uint64_t)k * l->window, rest = b->end[slot] - from;
-            out[n++] = (tn_binding){b->buffers[b->first[slot]].memory, from, rest < l->window ? rest : l->window};
+            out[n++] = (tn_bind_entry){b->buffers[b->first[slot]].memory, from, rest < l->window ? rest : l->window};
         }
     return n;
 }

@@ -43,12 +43,12 @@ tn_sharing tn_sharing_apart(int buffers);
 void tn_bindings_choose(tn_bindings *b, int buffers, const tn_bind_limits *l);
 
 /* What is bound at one place. */
-typedef struct tn_binding {
+typedef struct tn_bind_entry {
     void *memory;
     uint64_t from, bytes;
-} tn_binding;
+} tn_bind_entry;
 
 /* All of them, in the order of slots; how many there are. */
-int tn_bindings_list(const tn_bindings *b, const tn_bind_limits *l, tn_binding *out);
+int tn_bindings_list(const tn_bindings *b, const tn_bind_limits *l, tn_bind_entry *out);
 
 #endif

@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "hal/code.h"
+#include "hal/kernel_code.h"
 
 enum { PATH_ROOM = 4096, MOST_BYTES = 1 << 20 };
 
@@ -100,7 +100,7 @@ bool tn_certify_list_has(const tn_device *d, const char *name, char *why, size_t
     return found;
 }
 
-static tn_status append(const char *path, const tn_str *line) {
+static tn_status append_certify_list(const char *path, const tn_str *line) {
     int fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (fd < 0) return tn_fail(TN_ERR_IO, "cannot open '%s': %s", path, strerror(errno));
     ssize_t done = write(fd, line->text, line->length);
@@ -124,7 +124,7 @@ static tn_status add_line(const tn_str *begin, const char *reason) {
     tn_status s = line.failed ? TN_ERR_MEMORY : TN_OK;
     if (s == TN_OK && n + line.length > MOST_BYTES)
         s = tn_fail(TN_ERR_IO, "'%s' would be larger than %d bytes; remove it", path, (int)MOST_BYTES);
-    if (s == TN_OK) s = append(path, &line);
+    if (s == TN_OK) s = append_certify_list(path, &line);
     tn_str_free(&line);
     return s;
 }

@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "hal/look.h"
+#include "hal/discovery.h"
 #include "hal/queue.h"
 #include "hal/vendor.h"
 
@@ -172,7 +172,7 @@ static tn_device *open_devices; /* guarded by the registry's lock */
 
 void tn_device_end(tn_device *d) {
     tn_device_order_end(d);
-    tn_lists_close(d);
+    tn_command_lists_close(d);
     tn_vendors_close(d);
     if (d->kernels) tn_kernels_close(d);
     tn_pool_free(d);
@@ -274,7 +274,7 @@ typedef struct search {
     char largest[32];
 } search;
 
-static void note(search *s, const char *id, const char *code, const char *reason, const char *fix) {
+static void note_device(search *s, const char *id, const char *code, const char *reason, const char *fix) {
     if (s->log->step_count == (int)TN_COUNT(s->log->steps)) return;
     tn_selection_step *step = &s->log->steps[s->log->step_count++];
     snprintf(step->id, sizeof step->id, "%s", id);
@@ -284,7 +284,7 @@ static void note(search *s, const char *id, const char *code, const char *reason
 }
 
 static void note_code(search *s, const char *id, tn_reason_code code, const char *reason, const char *fix) {
-    note(s, id, tn_reason_code_name(code), reason, fix);
+    note_device(s, id, tn_reason_code_name(code), reason, fix);
 }
 
 static bool noted(const search *s, const char *id) {
@@ -337,10 +337,10 @@ enum { ANY = -1 };
 
 /* Tries a backend's devices: the one of this index, or all; of the wanted kind alone unless software is ANY. */
 static tn_status try_backend(search *s, tn_backend *b, int index, int software) {
-    TRY(tn_look(b, 1, false));
-    const tn_findings *f = b->found;
+    TRY(tn_discover(b, 1, false));
+    const tn_probe_result *f = b->found;
     if (!f->count || !tn_backend_usable(b)) {
-        if (!noted(s, b->name)) note(s, b->name, f->code, f->reason, f->fix);
+        if (!noted(s, b->name)) note_device(s, b->name, f->code, f->reason, f->fix);
         return TN_OK;
     }
     bool seen = false;
@@ -408,7 +408,7 @@ static bool same_words(const tn_selection_step *a, const tn_selection_step *b) {
     return !strcmp(a->reason, b->reason) && !strcmp(a->fix, b->fix);
 }
 
-static void append(char *text, size_t size, const char *first, const char *second, const char *third) {
+static void append_device(char *text, size_t size, const char *first, const char *second, const char *third) {
     size_t n = strlen(text);
     snprintf(text + n, size - n, "%s%s%s", first, second, third);
 }
@@ -433,11 +433,11 @@ static void gather_reasons(const tn_selection *log, char *out, size_t size) {
         for (int k = 0; k < i; k++)
             told = told || same_words(&log->steps[k], step);
         if (told) continue;
-        append(out, size, out[0] ? "; " : "", step->id, "");
+        append_device(out, size, out[0] ? "; " : "", step->id, "");
         for (int k = i + 1; k < log->step_count; k++)
-            if (same_words(&log->steps[k], step)) append(out, size, ", ", log->steps[k].id, "");
-        append(out, size, ": ", step->reason, "");
-        if (step->fix[0]) append(out, size, " — ", step->fix, "");
+            if (same_words(&log->steps[k], step)) append_device(out, size, ", ", log->steps[k].id, "");
+        append_device(out, size, ": ", step->reason, "");
+        if (step->fix[0]) append_device(out, size, " — ", step->fix, "");
     }
 }
 
@@ -452,7 +452,7 @@ static tn_status nothing_fits(const search *s, const char *preference) {
                    tn_bytes_text(wanted, s->options->minimum_memory), tn_bytes_text(most, s->most), s->largest, why);
 }
 
-static tn_status choose(search *s, const char *preference) {
+static tn_status choose_device(search *s, const char *preference) {
     if (!strcmp(preference, "auto")) {
         TRY(try_auto(s));
         return s->found ? TN_OK : nothing_fits(s, preference);
@@ -471,7 +471,7 @@ static tn_status choose(search *s, const char *preference) {
     return TN_OK;
 }
 
-static tn_status read_options(const tn_device_options *given, tn_device_options *out) {
+static tn_status read_options_device(const tn_device_options *given, tn_device_options *out) {
     *out = (tn_device_options)TN_DEVICE_DEFAULTS;
     TRY(tn_options_read(out, given, "tn_device_open", "tn_device_options o = TN_DEVICE_DEFAULTS"));
     if (out->threads < 0 || out->minimum_memory < 0 || out->simd < 0 || out->simd > 3)
@@ -487,13 +487,13 @@ tn_status tn_device_open(const char *preference, const tn_device_options *option
     if (selection && selection->struct_size < sizeof(size_t))
         return tn_fail(TN_ERR_ARGUMENT, "tn_device_open: selection->struct_size is not set");
     tn_device_options o;
-    TRY(read_options(options, &o));
+    TRY(read_options_device(options, &o));
 
     tn_selection log = {.struct_size = sizeof log};
     search s = {.options = &o, .log = &log};
     tn_registry_lock();
     fill_table();
-    tn_status status = choose(&s, preference ? preference : "auto");
+    tn_status status = choose_device(&s, preference ? preference : "auto");
     tn_registry_unlock();
     if (selection) {
         if (selection->struct_size < sizeof log) log.struct_size = selection->struct_size;

@@ -1,7 +1,7 @@
 /* event.c — the events of device.h: a place in a queue's order, and when it was reached.
  *
- * The place is a mark. When it was reached is told by an event of the interface, or, where a thread or the caller does
- * the work, by the host's clock. */
+ * The place is a timeline point. When it was reached is told by an event of the interface, or, where a thread or the
+ * caller does the work, by the host's clock. */
 #include "hal/queue.h"
 
 /* When a queue's thread came by; shared by the event and the task that writes it. */
@@ -12,10 +12,10 @@ typedef struct stamp {
 
 struct tn_event {
     bool timed, recorded;
-    tn_mark mark;      /* 0: it was reached at once */
+    tn_timeline_point point; /* 0: it was reached at once */
     stamp *stamp;      /* by the host's clock; or NULL */
     tn_device *device; /* of `timer`, kept alive by `hold` */
-    tn_buffer *hold;
+    tn_buffer *keep_alive;
     void *timer; /* the driver's event, of a timed one */
     bool by_device;
 };
@@ -37,9 +37,9 @@ static void drop_timer(tn_event *e) {
         (void)e->device->driver->event_sync(e->device->handle, e->timer); /* also of a record that was forgotten */
         e->device->driver->event_free(e->device->handle, e->timer);
     }
-    tn_buffer_release(e->hold);
+    tn_buffer_release(e->keep_alive);
     e->timer = NULL;
-    e->hold = NULL;
+    e->keep_alive = NULL;
     e->device = NULL;
 }
 
@@ -81,17 +81,17 @@ static tn_status record_in_thread(tn_event *e, tn_queue *q) {
     if (!t) return TN_ERR_MEMORY;
     *t = (stamp_task){.task = {.run = put_stamp, .drop = drop_stamp}, .stamp = e->stamp};
     atomic_fetch_add(&e->stamp->refs, 1);
-    tn_order o;
-    tn_order_begin(&o, q->device, q);
-    e->mark = tn_order_mark(&o);
-    tn_order_hand(&o, &t->task);
+    tn_submission o;
+    tn_submission_begin(&o, q->device, q);
+    e->point = tn_submission_point(&o);
+    tn_submission_enqueue(&o, &t->task);
     return TN_OK;
 }
 
 static tn_status have_timer(tn_event *e, tn_device *d) {
     if (!e->timed || e->device == d) return TN_OK;
     drop_timer(e);
-    TRY(tn_buffer_borrow(d, NULL, 0, NULL, NULL, &e->hold));
+    TRY(tn_buffer_borrow(d, NULL, 0, NULL, NULL, &e->keep_alive));
     e->device = d;
     tn_status s = d->driver->event_new(d->handle, true, &e->timer);
     if (s != TN_OK) drop_timer(e);
@@ -100,12 +100,12 @@ static tn_status have_timer(tn_event *e, tn_device *d) {
 
 static tn_status record_on_device(tn_event *e, tn_queue *q) {
     TRY(have_timer(e, q->device));
-    tn_order o;
-    tn_order_begin(&o, q->device, q);
-    e->mark = tn_order_mark(&o);
+    tn_submission o;
+    tn_submission_begin(&o, q->device, q);
+    e->point = tn_submission_point(&o);
     e->by_device = true;
-    TRY(tn_order_go(&o));
-    return tn_order_end(&o, e->timer ? q->device->driver->event_record(q->handle, e->timer) : TN_OK);
+    TRY(tn_submission_start(&o));
+    return tn_submission_end(&o, e->timer ? q->device->driver->event_record(q->handle, e->timer) : TN_OK);
 }
 
 /* The queue that NULL means; NULL where the current device's work has ended when calls return. */
@@ -129,7 +129,7 @@ tn_status tn_event_record(tn_event *e, tn_queue *q) {
         TRY(record_on_device(e, q));
     } else {
         TRY(new_stamp(e));
-        e->mark = 0;
+        e->point = 0;
         atomic_store(&e->stamp->seconds, tn_now());
     }
     e->recorded = true;
@@ -141,17 +141,17 @@ tn_status tn_event_record(tn_event *e, tn_queue *q) {
 tn_status tn_event_query(const tn_event *e, bool *passed) {
     TRY(tn_need(e, "tn_event_query: the event"));
     TRY(tn_need(passed, "tn_event_query: passed"));
-    *passed = tn_mark_passed(e->mark);
-    return *passed ? tn_mark_wait(e->mark) : TN_OK;
+    *passed = tn_timeline_point_reached(e->point);
+    return *passed ? tn_timeline_point_wait(e->point) : TN_OK;
 }
 
 tn_status tn_event_synchronize(const tn_event *e) {
     TRY(tn_need(e, "tn_event_synchronize: the event"));
-    return tn_mark_wait(e->mark);
+    return tn_timeline_point_wait(e->point);
 }
 
 static tn_status time_of(const tn_event *e, double *seconds) {
-    TRY(tn_mark_wait(e->mark));
+    TRY(tn_timeline_point_wait(e->point));
     if (!e->by_device) {
         *seconds = atomic_load(&e->stamp->seconds);
         return TN_OK;
@@ -185,14 +185,14 @@ tn_status tn_queue_wait(tn_queue *q, const tn_event *e) {
     TRY(tn_need(e, "tn_queue_wait: the event"));
     tn_task *t = tn_queue_has_thread(q) ? tn_mem_zalloc(1, sizeof *t) : NULL;
     if (tn_queue_has_thread(q) && !t) return TN_ERR_MEMORY;
-    tn_order o;
-    tn_order_begin(&o, q->device, q);
-    tn_order_after(&o, e->mark);
+    tn_submission o;
+    tn_submission_begin(&o, q->device, q);
+    tn_submission_wait_for(&o, e->point);
     if (t) {
         t->drop = free_task;
-        tn_order_hand(&o, t);
+        tn_submission_enqueue(&o, t);
         return TN_OK;
     }
-    TRY(tn_order_go(&o));
-    return tn_order_end(&o, TN_OK);
+    TRY(tn_submission_start(&o));
+    return tn_submission_end(&o, TN_OK);
 }

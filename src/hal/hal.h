@@ -1,11 +1,11 @@
 /* hal.h — what the layers above see of a device: open devices, buffers, kernels, launches.
  *
- * device.c holds the driver table, selection and the open devices; listing.c looks at backends (child.c: in a process
- * of their own; record.c: the record on disk). memory.c keeps and counts buffers (pieces.c cuts them out of larger
- * pieces), forms.c is about what is made of them.
- * kernel.c keeps what drivers load, once a structure: module.c renders and compiles it, cache.c keeps it on disk,
- * range.c checks launches and divides them, can.c says what a device can run. queue.h is about order between queues.
- * Nothing here knows an operation. */
+ * device.c holds the driver table, selection and the open devices; discovery.c looks at backends (child_process.c: in a
+ * process of their own; discovery_cache.c: the record on disk). memory.c keeps and counts buffers (slab_pool.c cuts
+ * them out of larger pieces), packed_weight.c is about what is made of them.
+ * kernel.c keeps what drivers load, once a structure: module.c renders and compiles it, kernel_cache.c keeps it on
+ * disk, launch_split.c checks launches and divides them, kernel_support.c says what a device can run. queue.h is about
+ * order between queues. Nothing here knows an operation. */
 #ifndef TN_HAL_H
 #define TN_HAL_H
 
@@ -24,20 +24,21 @@ struct tn_device {
     bool says_exact;                /* caps.exact by the driver's word; certification may have found otherwise */
     bool is_cpu;                    /* native kernels of kern/cpu may run on its buffers */
     tn_fallback fallback;           /* may the host compute what it cannot? */
-    struct tn_host_rows *host_rows; /* host_use.c: what it did compute; NULL: nothing */
+    struct tn_host_rows *host_rows; /* host_fallback.c: what it did compute; NULL: nothing */
     void *kernels;                  /* kernel.c's table, by structure */
     void *pool;                     /* memory.c's kept blocks and counts */
-    struct tn_list *lists;          /* list.c's: those that the driver has a form of */
+    struct tn_command_list *lists;  /* command_list.c's: those that the driver has a form of */
     struct tn_vendors *vendors;     /* vendor.c's: libraries that were started here */
-    _Atomic bool ordered;           /* it has had further queues: buffers bear marks (queue.h) */
-    tn_queue *own;                  /* its own queue as one with a line; NULL where calls have ended when they return */
+    _Atomic bool ordered;           /* it has had further queues: buffers bear timeline points (queue.h) */
+    /* its own queue as one with a timeline; NULL where calls have ended when they return */
+    tn_queue *own;
     tn_device *next;                /* device.c's list of open devices */
 };
 
 /* Notes that a plan leaves an operation to the host. true: for the first time with this reason, so people are told. */
 bool tn_device_note_host(tn_device *d, const char *op, const char *code, const char *reason);
 /* Runs body(ctx, out) in a process of its own, for as long as `seconds`, and fetches what it left in the `bytes` of
- * `out`. false: it crashed, ended or took too long, which *why says; out is then undefined. (child.c) */
+ * `out`. false: it crashed, ended or took too long, which *why says; out is then undefined. (child_process.c) */
 bool tn_child_run(void (*body)(void *ctx, void *out), void *ctx, void *out, size_t bytes, int seconds,
                   const char **why);
 /* The library for matrix products in use, NULL: none. Without a call of tn_set_library, TRUNNION_LIBRARY decides. */
@@ -46,13 +47,14 @@ const struct tn_blas *tn_library_chosen(void);
 uint32_t tn_vendors_chosen(void);
 tn_device *tn_chosen_device(void); /* what this thread has set as its current device; NULL: the default */
 
-typedef uint64_t tn_mark; /* a place in the order of a queue's work: queue.h */
+typedef uint64_t tn_timeline_point; /* a place in the order of a queue's work: queue.h */
 
 /* A piece of device memory, shared by count. Its address can be offset: address + n is a device address as well. */
 typedef struct tn_buffer {
     _Atomic int32_t refs;
     uint16_t size_class; /* memory.c: which list of kept blocks it belongs to */
-    struct tn_cut *cut;  /* memory.c: its place in a larger piece of memory; NULL: the driver's own block */
+    /* memory.c: its place in a larger piece of memory; NULL: the driver's own block */
+    struct tn_slab_block *slab_block;
     tn_device *device;
     void *address; /* device address; on a host-visible device a pointer */
     size_t bytes;
@@ -61,9 +63,10 @@ typedef struct tn_buffer {
     void (*release)(void *ctx); /* borrowed memory: called instead of freeing */
     void *release_ctx;
     struct tn_buffer *next;                /* memory.c: list of kept blocks, or of blocks handed out by address */
-    _Atomic(struct tn_form_entry *) forms; /* forms.c: what was made of its content */
+    _Atomic(struct tn_packed_entry *) packed_weights; /* packed_weight.c: what was made of its content */
     void *given;                           /* memory.c: the aligned address that tn_device_alloc handed out */
-    tn_mark marks[4];                      /* queue.h: of the last write and of reads since; they stay with the block */
+    /* queue.h: of the last write and of reads since; they stay with the block */
+    tn_timeline_point points[4];
 } tn_buffer;
 
 /* 64-byte aligned; freed blocks are kept for reuse. What used the block before may still be under way on the device:
@@ -80,8 +83,8 @@ static inline tn_buffer *tn_buffer_retain(tn_buffer *b) {
 }
 void tn_buffer_release(tn_buffer *b); /* NULL is fine */
 /* A closed device ends when its last buffer and its last hold have gone. */
-void tn_device_hold(tn_device *d);
-void tn_device_let_go(tn_device *d);
+void tn_device_retain(tn_device *d);
+void tn_device_release(tn_device *d);
 tn_status tn_buffer_write(tn_buffer *b, size_t offset, const void *host, size_t bytes);
 tn_status tn_buffer_read(const tn_buffer *b, size_t offset, void *host, size_t bytes); /* waits for work before it */
 /* The first `bytes` bytes of one buffer of a device to another, in the order of this thread's queue. */
@@ -89,37 +92,38 @@ tn_status tn_buffer_copy(tn_buffer *to, tn_buffer *from, size_t bytes);
 tn_status tn_buffer_move(tn_buffer *to, const tn_buffer *from, size_t bytes); /* the same between devices, at once */
 /* The caller waits until queues are through with writing b and, before it is to be `written`, with reading it. Yields
  * the failure of the work that should have made what is there. */
-extern _Atomic bool tn_queues_made; /* some device has had further queues; until then no buffer bears a mark */
+/* some device has had further queues; until then no buffer bears a timeline point */
+extern _Atomic bool tn_queues_made;
 static inline bool tn_queues_exist(void) { return atomic_load_explicit(&tn_queues_made, memory_order_acquire); }
-tn_status tn_buffer_await_marks(const tn_buffer *b, bool write);
+tn_status tn_buffer_await_points(const tn_buffer *b, bool write);
 static inline tn_status tn_buffer_await(const tn_buffer *b, bool write) {
-    return tn_queues_exist() ? tn_buffer_await_marks(b, write) : TN_OK;
+    return tn_queues_exist() ? tn_buffer_await_points(b, write) : TN_OK;
 }
 /* The failure of the work that should have made what is there, if it is known already. */
 tn_status tn_buffer_check(const tn_buffer *b);
 /* Can a block be used anew without a wait, by this thread's queue or by the host? */
-bool tn_buffer_suits(tn_buffer *b, bool for_host);
+bool tn_buffer_is_reusable(tn_buffer *b, bool for_host);
 /* The driver's handle that this thread's calls go to: the device's, or that of a queue of it. */
-void *tn_lane_of(const tn_device *d);
-static inline void *tn_lane(const tn_device *d) {
-    return atomic_load_explicit(&d->ordered, memory_order_relaxed) ? tn_lane_of(d) : d->handle;
+void *tn_stream_handle_of(const tn_device *d);
+static inline void *tn_stream_handle(const tn_device *d) {
+    return atomic_load_explicit(&d->ordered, memory_order_relaxed) ? tn_stream_handle_of(d) : d->handle;
 }
 
 /* A form of a buffer's content that a kernel likes better: weights packed for a product. It is made when it is first
  * asked for, by whichever thread that is, and shared by all plans and threads of the process; it goes with the buffer,
  * and is made anew in its place when the buffer was written since. Its memory counts as a buffer of the device. */
-enum { TN_FORM_WORDS = 8 };
-typedef struct tn_form {
-    void (*make)(const struct tn_form *form, const void *from, void *to);
+enum { TN_PACKED_WORDS = 8 };
+typedef struct tn_packed_weight {
+    void (*make)(const struct tn_packed_weight *format, const void *from, void *to);
     size_t bytes;                /* of the result */
-    int64_t word[TN_FORM_WORDS]; /* what make needs to know, and with it the form's name */
+    int64_t word[TN_PACKED_WORDS]; /* what make needs to know, and with it the form's name */
     /* nobody is expected to read the content itself often: its pages may go, if a file has them */
     bool replaces;
-} tn_form;
+} tn_packed_weight;
 /* *out: the form's address, valid as long as b. Host-visible devices. Whoever asks often keeps it while b has the same
  * version, and asks now and then: pages of the content that came back then go again. */
-tn_status tn_buffer_form(tn_buffer *b, const tn_form *form, void **out);
-void tn_buffer_drop_forms(tn_buffer *b); /* memory.c calls it when a buffer ends */
+tn_status tn_buffer_packed_weight(tn_buffer *b, const tn_packed_weight *packed, void **out);
+void tn_buffer_drop_packed(tn_buffer *b); /* memory.c calls it when a buffer ends */
 
 /* Bytes of tensors and plans alive on all devices, and the most there ever were. Borrowed memory counts as a buffer of
  * no bytes. */
@@ -139,14 +143,16 @@ const kir_vm *tn_kernel_vm(const tn_kernel *k); /* of a device whose code is KIR
 tn_status tn_kernel_launch(tn_device *d, tn_kernel *k, const tn_launch *launches, int64_t count);
 tn_status tn_kernel_prepare(tn_device *d, tn_kernel *k, const tn_launch *launches, int64_t count);
 
-/* Launches of several kernels behind each other, gathered to be run again and again (list.c). What follows from the
- * sizes is settled by tn_list_add; the addresses and dials that the launches point to are read at each run. Kernels and
- * launches must outlive the list; one thread at a time uses it. */
-typedef struct tn_list tn_list;
-tn_status tn_list_new(tn_device *d, tn_list **out);
-void tn_list_free(tn_list *l);                                                             /* NULL is fine */
-tn_status tn_list_add(tn_list *l, tn_kernel *k, const tn_launch *launches, int64_t count); /* before the first run */
-tn_status tn_list_run(tn_list *l);
+/* Launches of several kernels behind each other, gathered to be run again and again (command_list.c). What follows from
+ * the sizes is settled by tn_command_list_add; the addresses and runtime scalars that the launches point to are read at
+ * each run. Kernels and launches must outlive the list; one thread at a time uses it. */
+typedef struct tn_command_list tn_command_list;
+tn_status tn_command_list_new(tn_device *d, tn_command_list **out);
+/* NULL is fine */
+void tn_command_list_free(tn_command_list *l);
+/* before the first run */
+tn_status tn_command_list_add(tn_command_list *l, tn_kernel *k, const tn_launch *launches, int64_t count);
+tn_status tn_command_list_run(tn_command_list *l);
 
 /* Why a device cannot run a kernel: `code` for programs, and the rest of a sentence that begins with the device ("has
  * no f64", "binds 8 buffers at most, this kernel has 11"). */
@@ -157,14 +163,14 @@ typedef struct tn_kernel_answer {
 /* Whether the device can run the program with these sizes (NULL: with some); if not, *answer (may be NULL) says why:
  *   no_f64, no_i64, no_renderer, too_many_bindings, buffer_too_large, loop_too_long, local_memory, group_too_large,
  *   not_certified (it failed a comparison here before), refused_by_compiler (in this process). */
-bool tn_kernel_can(tn_device *d, const kir_program *p, const int64_t *sizes, tn_kernel_answer *answer);
+bool tn_kernel_supported(tn_device *d, const kir_program *p, const int64_t *sizes, tn_kernel_answer *answer);
 /* Whether no part of the launch would bind a buffer from behind its end, as masked accesses may have it. bytes: of each
  * buffer. No: buffer_too_large. */
-bool tn_kernel_stays(tn_device *d, const kir_program *p, const int64_t *sizes, const int64_t *bytes,
-                     tn_kernel_answer *answer);
+bool tn_kernel_in_bounds(tn_device *d, const kir_program *p, const int64_t *sizes, const int64_t *bytes,
+                         tn_kernel_answer *answer);
 /* Whether it reaches all of a buffer's bytes if it has to: where the program reads at places that it computes, and with
  * `all`. On some devices the program is then another one, which binds the buffer in windows. No: buffer_too_large. */
-bool tn_kernel_reaches(tn_device *d, kir_program *p, int buffer, int64_t bytes, bool all, tn_kernel_answer *answer);
+bool tn_kernel_addresses(tn_device *d, kir_program *p, int buffer, int64_t bytes, bool all, tn_kernel_answer *answer);
 
 /* The list of what this device's driver version is known to compute wrongly (certify_list.c): `name` is an operation's
  * or tn_kernel_name's. Adding fails when there is no cache folder to keep it in. */
@@ -182,7 +188,7 @@ void tn_pool_free(tn_device *d);
 tn_status tn_kernels_open(tn_device *d);
 void tn_kernels_close(tn_device *d);
 void tn_kernels_drop(tn_device *d); /* frees kernels that no plan uses (leak tests) */
-void tn_lists_close(tn_device *d);
+void tn_command_lists_close(tn_device *d);
 void tn_device_end(tn_device *d); /* frees all of a device that nobody uses any more */
 
 /* Bytes in words, "1.5 GiB"; out has room for 24. Returns out. */

@@ -10,13 +10,13 @@
  *
  * Rendered kernels come with indices of 32 bits and of 64: which one a launch needs follows from its sizes, and the
  * other one is compiled when it is first needed. So is the kernel of a program with loops whose workgroups share rows,
- * where that pays (rows.c); it belongs to the plain one and computes the same bits. What a device's compiler refused is
- * remembered as long as the device is open: placement asks before it plans (tn_kernel_can). */
+ * where that pays (row_split.c); it belongs to the plain one and computes the same bits. What a device's compiler
+ * refused is remembered as long as the device is open: placement asks before it plans (tn_kernel_supported). */
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "hal/code.h"
+#include "hal/kernel_code.h"
 
 typedef struct kernel_table kernel_table;
 
@@ -237,7 +237,7 @@ static tn_status take_room(tn_kernel *k, int width) {
 static tn_status make_schedule(tn_device *d, tn_kernel *k) {
     tn_status s = kir_schedule_rows(k->program, &k->schedule);
     if (s != TN_OK) return s == TN_ERR_UNSUPPORTED ? TN_OK : s;
-    if (!tn_kernel_can(d, k->schedule->program, NULL, NULL)) {
+    if (!tn_kernel_supported(d, k->schedule->program, NULL, NULL)) {
         kir_rows_free(k->schedule);
         k->schedule = NULL;
         return TN_OK;
@@ -411,14 +411,14 @@ void tn_kernel_release(tn_kernel *k) {
     if (ended) table_free(t);
 }
 
-static int width_of(const tn_device *d, const tn_kernel *k, const int64_t *sizes) {
+static int kernel_width_of(const tn_device *d, const tn_kernel *k, const int64_t *sizes) {
     return usual_width(d) == NARROW && tn_launch_is_narrow(k->program, sizes) ? NARROW : WIDE;
 }
 
 /* The kernel for this launch: k, or the one whose workgroups share rows, *launch then being that of it. Whatever that
  * one cannot be had for, k remains. */
 static tn_kernel *kernel_for(tn_device *d, tn_kernel *k, tn_launch *launch) {
-    if (!k->schedule || !tn_rows_pay(d, k->program, k->schedule, launch->sizes)) return k;
+    if (!k->schedule || !tn_row_split_pays(d, k->program, k->schedule, launch->sizes)) return k;
     if (!k->rows) {
         tn_status s = kernel_load(d, k->schedule->program, &k->rows);
         if (s == TN_OK || s == TN_ERR_MEMORY) return k->rows ? kernel_for(d, k, launch) : k;
@@ -427,9 +427,9 @@ static tn_kernel *kernel_for(tn_device *d, tn_kernel *k, tn_launch *launch) {
         return k;
     }
     kir_schedule_sizes(k->schedule, launch->sizes, k->row_sizes);
-    tn_launch rows = {k->row_sizes, launch->buffers, launch->dials};
-    if (tn_launch_divide(k->rows->program, &rows, tn_reach(d, k->rows->program), d->caps.alignment, k->rows->sizes,
-                         NULL, NULL) != TN_OK)
+    tn_launch rows = {k->row_sizes, launch->buffers, launch->scalars};
+    if (tn_launch_split(k->rows->program, &rows, tn_reach(d, k->rows->program), d->caps.alignment, k->rows->sizes, NULL,
+                        NULL) != TN_OK)
         return k;
     *launch = rows;
     return k->rows;
@@ -437,7 +437,7 @@ static tn_kernel *kernel_for(tn_device *d, tn_kernel *k, tn_launch *launch) {
 
 static tn_status launch_one(tn_runner *r, tn_kernel *k, const tn_launch *launch) {
     tn_device *d = r->device;
-    int width = width_of(d, k, launch->sizes);
+    int width = kernel_width_of(d, k, launch->sizes);
     if (r->m != &k->modules[width]) {
         TRY(tn_runner_flush(r));
         TRY(need_width(d, k, width));
@@ -445,7 +445,7 @@ static tn_status launch_one(tn_runner *r, tn_kernel *k, const tn_launch *launch)
         r->m = &k->modules[width];
         r->room = k->room;
     }
-    return tn_launch_divide(k->program, launch, tn_reach(d, k->program), d->caps.alignment, k->sizes, tn_runner_add, r);
+    return tn_launch_split(k->program, launch, tn_reach(d, k->program), d->caps.alignment, k->sizes, tn_runner_add, r);
 }
 
 /* The caller holds k->running. */
@@ -462,14 +462,14 @@ static tn_status launch_all(tn_device *d, tn_kernel *k, const tn_launch *launche
 tn_status tn_kernel_launch(tn_device *d, tn_kernel *k, const tn_launch *launches, int64_t count) {
     if (!d->is_cpu) TRY(tn_launch_check(k->program, launches, count));
     if (d->caps.code == TN_CODE_KIR && tn_reach(d, k->program) == INT64_MAX)
-        return d->driver->launch(tn_lane(d), k->modules[WIDE].handle, launches, count);
+        return d->driver->launch(tn_stream_handle(d), k->modules[WIDE].handle, launches, count);
     pthread_mutex_lock(&k->running);
     tn_status s = launch_all(d, k, launches, count);
     pthread_mutex_unlock(&k->running);
     return s;
 }
 
-tn_status tn_kernel_list(tn_device *d, tn_kernel *k, const tn_launch *launches, int64_t count, tn_list *list) {
+tn_status tn_kernel_list(tn_device *d, tn_kernel *k, const tn_launch *launches, int64_t count, tn_command_list *list) {
     tn_runner r = {.device = d, .list = list};
     tn_status s = tn_launch_check(k->program, launches, count);
     pthread_mutex_lock(&k->running);
@@ -488,9 +488,9 @@ static tn_status prepare_widths(tn_device *d, tn_kernel *k, const tn_launch *lau
     for (int64_t i = 0; i < count; i++) {
         tn_launch launch = launches[i];
         tn_kernel *fit = kernel_for(d, k, &launch);
-        TRY(need_width(d, fit, width_of(d, fit, launch.sizes)));
-        TRY(tn_launch_divide(fit->program, &launch, tn_reach(d, fit->program), d->caps.alignment, fit->sizes, NULL,
-                             NULL));
+        TRY(need_width(d, fit, kernel_width_of(d, fit, launch.sizes)));
+        TRY(tn_launch_split(fit->program, &launch, tn_reach(d, fit->program), d->caps.alignment, fit->sizes, NULL,
+                            NULL));
     }
     return TN_OK;
 }
@@ -504,5 +504,5 @@ tn_status tn_kernel_prepare(tn_device *d, tn_kernel *k, const tn_launch *launche
         TRY(s);
     }
     if (d->caps.code != TN_CODE_KIR || !d->driver->prepare) return TN_OK;
-    return d->driver->prepare(tn_lane(d), k->modules[WIDE].handle, launches, count);
+    return d->driver->prepare(tn_stream_handle(d), k->modules[WIDE].handle, launches, count);
 }

@@ -40,7 +40,7 @@ tn_status tn_library_at(int i, tn_library_info *out) {
     int row = i - tn_blas_count();
     (void)tn_library_chosen();
     if (row < 0)
-        tn_blas_look(i, &facts);
+        tn_blas_probe(i, &facts);
     else
         look(row, &facts);
     tn_library_info full = {
@@ -72,7 +72,7 @@ static void try_apart(const char *asked) {
         char name[24];
         const char *why = "";
         if (!tn_blas_untried(i, asked)) continue;
-        tn_blas_look(i, &facts);
+        tn_blas_probe(i, &facts);
         if (!facts.path[0]) continue;
         snprintf(name, sizeof name, "%s", facts.name);
         if (!tn_child_run(try_row, name, &works, sizeof works, SECONDS, &why))
@@ -124,7 +124,7 @@ static tn_status read_names(choice *c, const char *names) {
 }
 
 /* The caller holds the lock. */
-static tn_status choose(const char *names) {
+static tn_status choose_library(const char *names) {
     choice c = {.vendors = 0};
     if (names) TRY(read_names(&c, names));
     bool any = strcmp(c.cpu, "auto") == 0;
@@ -138,7 +138,7 @@ static tn_status choose(const char *names) {
 
 tn_status tn_set_library(const char *name) {
     pthread_mutex_lock(&lock);
-    tn_status s = choose(name);
+    tn_status s = choose_library(name);
     if (s == TN_OK) atomic_store(&decided, true);
     pthread_mutex_unlock(&lock);
     return s;
@@ -147,7 +147,7 @@ tn_status tn_set_library(const char *name) {
 static void heed_environment(void) {
     const char *name = tn_env("TRUNNION_LIBRARY");
     pthread_mutex_lock(&lock);
-    if (!atomic_load(&decided) && name && choose(name) != TN_OK)
+    if (!atomic_load(&decided) && name && choose_library(name) != TN_OK)
         tn_log_line(TN_LOG_NOTICE, "TRUNNION_LIBRARY: %s; our own kernels compute", tn_error());
     atomic_store(&decided, true);
     pthread_mutex_unlock(&lock);

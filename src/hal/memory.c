@@ -6,16 +6,16 @@
  *
  * Kept memory is bounded, given back by tn_memory_trim, and given back before an allocation is allowed to fail.
  *
- * A pool that was opened with a size to begin with, or one to grow by, cuts its blocks out of larger pieces (pieces.c):
- * by best fit, once no kept block will do. Before it grows, blocks that are kept go back to their pieces, where they
- * join. */
+ * A pool that was opened with a size to begin with, or one to grow by, cuts its blocks out of larger pieces
+ * (slab_pool.c): by best fit, once no kept block will do. Before it grows, blocks that are kept go back to their
+ * pieces, where they join. */
 #include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "hal/hal.h"
-#include "hal/pieces.h"
+#include "hal/slab_pool.h"
 
 enum {
     UNIT = 64,        /* smallest class, and the alignment of every class */
@@ -39,7 +39,7 @@ typedef struct pool {
     tn_buffer *given[GIVEN_SLOTS];
     int64_t in_use_bytes, in_use_peak; /* of blocks, whole classes */
     int64_t asked, hits;               /* buffers asked for, and those that a kept block was right for */
-    tn_pieces *pieces;                 /* NULL: every block is the driver's own */
+    tn_slab_pool *pieces;              /* NULL: every block is the driver's own */
     size_t growth;                     /* bytes of a piece; 0: only what was taken at open is cut */
 } pool;
 
@@ -125,7 +125,7 @@ static void say_use(const tn_device *d, char *text, size_t size) {
         (void)snprintf(text + n, size - (size_t)n, ", at most %s may be taken", tn_bytes_text(most, s.limit));
 }
 
-static tn_status out_of_memory(tn_device *d, size_t bytes) {
+static tn_status pool_out_of_memory(tn_device *d, size_t bytes) {
     char want[24], total[24], left[24], use[240];
     int64_t all = d->info.total_memory, unused = d->info.free_memory;
     if (d->driver->memory) (void)d->driver->memory(d->handle, &all, &unused);
@@ -178,8 +178,9 @@ static void driver_free(tn_device *d, void *address, size_t bytes) {
 static void block_free(tn_device *d, tn_buffer *b) {
     pool *p = d->pool;
     (void)tn_buffer_await(b, true);
-    if (b->cut) {
-        tn_pieces_give(p->pieces, b->cut); /* whoever has it next comes behind in the order of the device */
+    if (b->slab_block) {
+        /* whoever has it next comes behind in the order of the device */
+        tn_slab_pool_release(p->pieces, b->slab_block);
     } else {
         (void)d->driver->sync(d->handle); /* work under way may still use it */
         driver_free(d, b->address, class_bytes(b->size_class));
@@ -191,7 +192,7 @@ static tn_status piece_add(tn_device *d, size_t bytes, bool stays) {
     pool *p = d->pool;
     void *address;
     TRY(driver_alloc(d, bytes, &address));
-    tn_status s = tn_pieces_add(p->pieces, address, bytes, stays);
+    tn_status s = tn_slab_pool_add(p->pieces, address, bytes, stays);
     if (s != TN_OK) driver_free(d, address, bytes);
     return s;
 }
@@ -199,18 +200,18 @@ static tn_status piece_add(tn_device *d, size_t bytes, bool stays) {
 static void kept_release(tn_device *d, bool cut);
 
 /* Room in a piece; *cut stays NULL when there is none and none is to be had. */
-static void cut_block(tn_device *d, size_t bytes, tn_cut **cut, void **address) {
+static void cut_block(tn_device *d, size_t bytes, tn_slab_block **cut, void **address) {
     pool *p = d->pool;
-    *cut = tn_pieces_take(p->pieces, bytes, address);
+    *cut = tn_slab_pool_alloc(p->pieces, bytes, address);
     if (*cut) return;
     kept_release(d, true);
-    *cut = tn_pieces_take(p->pieces, bytes, address);
+    *cut = tn_slab_pool_alloc(p->pieces, bytes, address);
     if (*cut || bytes > p->growth || piece_add(d, p->growth, false) != TN_OK) return;
-    *cut = tn_pieces_take(p->pieces, bytes, address);
+    *cut = tn_slab_pool_alloc(p->pieces, bytes, address);
 }
 
 /* A block of class c from a piece or the driver; kept blocks are given back before this fails. */
-static tn_status block_alloc(tn_device *d, int c, tn_cut **cut, void **address) {
+static tn_status block_alloc(tn_device *d, int c, tn_slab_block **cut, void **address) {
     pool *p = d->pool;
     size_t bytes = class_bytes(c);
     *cut = NULL;
@@ -220,13 +221,13 @@ static tn_status block_alloc(tn_device *d, int c, tn_cut **cut, void **address) 
     if (s != TN_ERR_MEMORY) return s;
     tn_memory_trim(d);
     s = driver_alloc(d, bytes, address);
-    return s == TN_ERR_MEMORY ? out_of_memory(d, bytes) : s;
+    return s == TN_ERR_MEMORY ? pool_out_of_memory(d, bytes) : s;
 }
 
 static tn_status buffer_make(tn_device *d, int c, size_t bytes, tn_buffer **out) {
     tn_buffer *b = tn_mem_zalloc(1, sizeof *b);
     if (!b) return TN_ERR_MEMORY;
-    tn_status s = block_alloc(d, c, &b->cut, &b->address);
+    tn_status s = block_alloc(d, c, &b->slab_block, &b->address);
     if (s != TN_OK) {
         tn_mem_free(b);
         return s;
@@ -285,7 +286,7 @@ static tn_buffer *kept_pop_for(tn_device *d, int c, size_t bytes, bool for_host)
         count++;
     heap_unlock();
     for (int i = 0; i < count && !b; i++)
-        if (tn_buffer_suits(looked_at[i], for_host)) b = looked_at[i];
+        if (tn_buffer_is_reusable(looked_at[i], for_host)) b = looked_at[i];
     heap_lock();
     while (count-- > 0)
         if (looked_at[count] != b) kept_push(d->pool, looked_at[count]);
@@ -297,7 +298,7 @@ static tn_buffer *kept_pop_for(tn_device *d, int c, size_t bytes, bool for_host)
 static tn_status buffer_take(tn_device *d, size_t bytes, bool for_host, tn_buffer **out) {
     *out = NULL;
     int c = class_of(bytes);
-    if (c < 0) return out_of_memory(d, bytes);
+    if (c < 0) return pool_out_of_memory(d, bytes);
     tn_buffer *b = tn_queues_exist() ? kept_pop_for(d, c, bytes, for_host) : kept_pop(d->pool, c, bytes);
     if (!b) return buffer_make(d, c, bytes, out);
     *out = b;
@@ -340,13 +341,13 @@ static bool count_out(pool *p, const tn_buffer *b) {
     return p->closing && p->live_buffers + p->holds == 0;
 }
 
-void tn_device_hold(tn_device *d) {
+void tn_device_retain(tn_device *d) {
     heap_lock();
     ((pool *)d->pool)->holds++;
     heap_unlock();
 }
 
-void tn_device_let_go(tn_device *d) {
+void tn_device_release(tn_device *d) {
     pool *p = d->pool;
     heap_lock();
     bool last = --p->holds == 0 && p->closing && p->live_buffers == 0;
@@ -355,12 +356,12 @@ void tn_device_let_go(tn_device *d) {
 }
 
 /* Keeps a buffer's block for later if there is room for it, and counts the buffer out then. */
-static bool keep(pool *p, tn_buffer *b) {
+static bool keep_pool(pool *p, tn_buffer *b) {
     bool borrowed = b->size_class == CLASSES;
     int64_t size = block_bytes(b);
     heap_lock();
     stats.live_bytes -= borrowed ? 0 : (int64_t)b->bytes;
-    bool kept = !borrowed && !p->closing && (b->cut || p->kept_bytes + size <= p->keep_limit);
+    bool kept = !borrowed && !p->closing && (b->slab_block || p->kept_bytes + size <= p->keep_limit);
     if (kept) {
         kept_push(p, b);
         (void)count_out(p, b);
@@ -376,10 +377,10 @@ void tn_buffer_release(tn_buffer *b) {
         atomic_fetch_sub_explicit(&b->refs, 1, memory_order_acq_rel) != 1)
         return;
     tn_device *d = b->device;
-    if (b->release || atomic_load_explicit(&b->forms, memory_order_relaxed)) (void)tn_buffer_await(b, true);
-    tn_buffer_drop_forms(b);
+    if (b->release || atomic_load_explicit(&b->packed_weights, memory_order_relaxed)) (void)tn_buffer_await(b, true);
+    tn_buffer_drop_packed(b);
     if (b->release) b->release(b->release_ctx);
-    if (keep(d->pool, b)) return;
+    if (keep_pool(d->pool, b)) return;
     tn_buffer gone = {.size_class = b->size_class};
     if (b->size_class == CLASSES)
         tn_mem_free(b);
@@ -413,7 +414,7 @@ static tn_buffer *kept_take(pool *p, bool cut) {
         tn_buffer **link = &p->kept[c];
         while (*link) {
             tn_buffer *b = *link;
-            if ((b->cut != NULL) != cut) {
+            if ((b->slab_block != NULL) != cut) {
                 link = &b->next;
                 continue;
             }
@@ -442,7 +443,7 @@ static void give_pieces(tn_device *d, bool all) {
     size_t bytes;
     if (!p->pieces) return;
     kept_release(d, true);
-    while (tn_pieces_take_whole(p->pieces, all, &address, &bytes)) {
+    while (tn_slab_pool_take_empty(p->pieces, all, &address, &bytes)) {
         (void)d->driver->sync(d->handle);
         driver_free(d, address, bytes);
     }
@@ -459,11 +460,11 @@ static tn_status pieces_open(tn_device *d, const tn_device_options *o) {
     pool *p = d->pool;
     if (!o->pool_initial && !o->pool_growth) return TN_OK;
     p->growth = o->pool_growth;
-    p->pieces = tn_pieces_new((size_t)tn_max64(d->caps.alignment, UNIT));
+    p->pieces = tn_slab_pool_new((size_t)tn_max64(d->caps.alignment, UNIT));
     if (!p->pieces) return TN_ERR_MEMORY;
     if (!o->pool_initial) return TN_OK;
     tn_status s = piece_add(d, o->pool_initial, true);
-    return s == TN_ERR_MEMORY ? out_of_memory(d, o->pool_initial) : s;
+    return s == TN_ERR_MEMORY ? pool_out_of_memory(d, o->pool_initial) : s;
 }
 
 tn_status tn_pool_open(tn_device *d, const tn_device_options *o) {
@@ -492,7 +493,7 @@ void tn_pool_free(tn_device *d) {
     if (!p) return;
     kept_release(d, false);
     give_pieces(d, true);
-    tn_pieces_free(p->pieces);
+    tn_slab_pool_free(p->pieces);
     tn_mem_free(p);
     d->pool = NULL;
 }
@@ -502,7 +503,7 @@ tn_status tn_device_get_pool_stats(const tn_device *d, tn_pool_stats *out) {
     if (out->struct_size < sizeof(size_t))
         return tn_fail(TN_ERR_ARGUMENT, "tn_device_get_pool_stats: stats->struct_size is not set");
     const pool *p = d->pool;
-    tn_pieces_facts f = p->pieces ? tn_pieces_look(p->pieces) : (tn_pieces_facts){0};
+    tn_slab_pool_facts f = p->pieces ? tn_slab_pool_stats(p->pieces) : (tn_slab_pool_facts){0};
     heap_lock();
     tn_pool_stats s = {.struct_size = out->struct_size,
                        .in_use_bytes = p->in_use_bytes,
@@ -568,7 +569,7 @@ tn_status tn_device_alloc(tn_device *d, size_t size, size_t alignment, void **ou
         return tn_fail(TN_ERR_ARGUMENT, "tn_device_alloc: alignment %zu is no power of two up to %d", alignment,
                        MAX_ALIGNMENT);
     size_t slack = alignment > UNIT ? alignment - UNIT : 0;
-    if (size > SIZE_MAX - slack) return out_of_memory(d, size);
+    if (size > SIZE_MAX - slack) return pool_out_of_memory(d, size);
     tn_buffer *b;
     TRY(tn_buffer_new_for_host(d, size + slack, &b));
     (void)tn_buffer_await(b, true);

@@ -2,13 +2,13 @@
  *
  * A driver of KIR gets the program and the launches as they are. For all others the program is rendered in their
  * language, compiled or taken from the disk cache, and a launch becomes a dispatch: a number of workgroups, the global
- * buffers, and one struct of parameters (sizes, dials, a base a buffer), of 8-byte words as kir/render.h lays them out.
- * Dispatches are gathered in the caller's room, so that a launch takes no memory. */
+ * buffers, and one struct of parameters (sizes, runtime scalars, a base a buffer), of 8-byte words as kir/render.h lays
+ * them out. Dispatches are gathered in the caller's room, so that a launch takes no memory. */
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "hal/code.h"
+#include "hal/kernel_code.h"
 
 enum {
     GROUP = 64,         /* items of a workgroup of a plain program, where the device allows as many */
@@ -18,9 +18,9 @@ enum {
 };
 
 /* The languages that programs are rendered in. */
-static const kir_dialect *dialect_of(tn_code_form form) {
+static const kir_dialect *dialect_of(tn_code_format form) {
     static const struct {
-        tn_code_form form;
+        tn_code_format format;
         const kir_dialect *dialect;
     } known[] = {{TN_CODE_OPENCL_C, &kir_dialect_opencl},
                  {TN_CODE_MSL, &kir_dialect_msl},
@@ -30,13 +30,13 @@ static const kir_dialect *dialect_of(tn_code_form form) {
                  {TN_CODE_SPIRV, &kir_dialect_spirv},
                  {TN_CODE_C, &kir_dialect_c}};
     for (size_t i = 0; i < TN_COUNT(known); i++)
-        if (known[i].form == form) return known[i].dialect;
+        if (known[i].format == form) return known[i].dialect;
     return NULL;
 }
 
-bool tn_form_is_rendered(tn_code_form form) { return dialect_of(form) != NULL; }
+bool tn_code_is_rendered(tn_code_format form) { return dialect_of(form) != NULL; }
 
-bool tn_form_has_words(tn_code_form form) {
+bool tn_code_has_words(tn_code_format form) {
     const kir_dialect *d = dialect_of(form);
     return d && kir_dialect_has_words(d);
 }
@@ -53,7 +53,7 @@ static tn_status load_cached(tn_device *d, tn_code *code, void **handle) {
     void *data;
     size_t size;
     bool keeps = d->driver->binary != NULL;
-    if (keeps && tn_cache_find(d, code, &data, &size)) {
+    if (keeps && tn_kernel_cache_find(d, code, &data, &size)) {
         code->binary = data;
         code->binary_size = size;
         tn_status s = d->driver->load(d->handle, code, handle);
@@ -61,10 +61,10 @@ static tn_status load_cached(tn_device *d, tn_code *code, void **handle) {
         code->binary_size = 0;
         tn_mem_free(data);
         if (s == TN_OK || s == TN_ERR_MEMORY || s == TN_ERR_LOST) return s;
-        tn_cache_drop(d, code);
+        tn_kernel_cache_drop(d, code);
     }
     TRY(d->driver->load(d->handle, code, handle));
-    if (keeps && d->driver->binary(d->handle, *handle, &data, &size) == TN_OK) tn_cache_keep(d, code, data, size);
+    if (keeps && d->driver->binary(d->handle, *handle, &data, &size) == TN_OK) tn_kernel_cache_put(d, code, data, size);
     return TN_OK;
 }
 
@@ -76,7 +76,7 @@ void tn_code_of_rendering(const tn_caps *c, const kir_program *p, const kir_rend
         out->windows[n] = p->windows[b] ? p->windows[b] : 1;
         out->elements[n++] = (tn_dtype)p->buffer_dtype[b];
     }
-    out->code = (tn_code){.form = c->code,
+    out->code = (tn_code){.format = c->code,
                           .data = tn_str_text(&r->text),
                           .size = r->text.length,
                           .entry = r->entry,
@@ -129,7 +129,7 @@ static tn_status load_rendered(tn_device *d, const kir_program *p, bool narrow, 
 }
 
 static tn_status load_as_is(tn_device *d, const kir_program *p, tn_loaded *out) {
-    tn_code code = {.form = TN_CODE_KIR, .data = p, .size = sizeof *p, .entry = "kernel", .options = ""};
+    tn_code code = {.format = TN_CODE_KIR, .data = p, .size = sizeof *p, .entry = "kernel", .options = ""};
     return d->driver->load(d->handle, &code, &out->handle);
 }
 
@@ -156,7 +156,7 @@ static listener listener_now(void) {
     return l;
 }
 
-static tn_status load(tn_device *d, const kir_program *p, bool narrow, tn_loaded *out) {
+static tn_status load_module(tn_device *d, const kir_program *p, bool narrow, tn_loaded *out) {
     if (d->is_cpu) return load_as_is(d, p, out);
     listener l = listener_now();
     int64_t number = atomic_fetch_add(&loads, 1) + 1;
@@ -169,7 +169,7 @@ static tn_status load(tn_device *d, const kir_program *p, bool narrow, tn_loaded
 tn_status tn_code_load(tn_device *d, const kir_program *p, bool narrow, tn_loaded *out) {
     char name[TN_KERNEL_NAME];
     *out = (tn_loaded){0};
-    tn_status s = load(d, p, narrow, out);
+    tn_status s = load_module(d, p, narrow, out);
     if (s != TN_OK) out->handle = NULL;
     return s == TN_OK || s == TN_ERR_MEMORY || d->is_cpu
                ? s
@@ -184,53 +184,54 @@ void tn_code_unload(tn_device *d, tn_loaded *m) {
 /* ---- running ----------------------------------------------------------------------------------------------------- */
 
 /* The room of a runner: dispatches, their buffers, their parameters, and the sizes of one part. */
-static int most_held(const tn_loaded *m) {
+static int most_queued(const tn_loaded *m) {
     size_t n = m->params_bytes ? HELD_BYTES / m->params_bytes : MOST_HELD;
     return n < 1 ? 1 : n < MOST_HELD ? (int)n : MOST_HELD;
 }
 
-static size_t buffers_at(const tn_loaded *m) { return (size_t)most_held(m) * sizeof(tn_dispatch); }
+static size_t buffers_at(const tn_loaded *m) { return (size_t)most_queued(m) * sizeof(tn_dispatch); }
 static size_t params_at(const kir_program *p, const tn_loaded *m) {
-    return buffers_at(m) + (size_t)most_held(m) * (size_t)p->n_buffers * sizeof(void *);
+    return buffers_at(m) + (size_t)most_queued(m) * (size_t)p->n_buffers * sizeof(void *);
 }
 
 size_t tn_code_room(const kir_program *p, const tn_loaded *m) {
-    return params_at(p, m) + (size_t)most_held(m) * m->params_bytes;
+    return params_at(p, m) + (size_t)most_queued(m) * m->params_bytes;
 }
 
 tn_status tn_runner_flush(tn_runner *r) {
-    int n = r->held;
-    r->held = 0;
+    int n = r->queued;
+    r->queued = 0;
     if (!n) return TN_OK;
-    return r->device->driver->dispatch(tn_lane(r->device), r->m->handle, (const tn_dispatch *)r->room, n);
+    return r->device->driver->dispatch(tn_stream_handle(r->device), r->m->handle, (const tn_dispatch *)r->room, n);
 }
 
-/* Sizes, dials and bases of nothing behind each other. */
+/* Sizes, runtime scalars and bases of nothing behind each other. */
 void tn_params_fill(const kir_program *p, const tn_launch *l, size_t bytes, char *out) {
-    size_t sizes = kir_sizes_count(p) * WORD, dials = (size_t)p->n_dials * WORD;
+    size_t sizes = kir_sizes_count(p) * WORD, scalars = (size_t)p->n_scalars * WORD;
     memcpy(out, l->sizes, sizes);
-    if (dials) memcpy(out + sizes, l->dials, dials);
-    memset(out + sizes + dials, 0, bytes - sizes - dials);
+    if (scalars) memcpy(out + sizes, l->scalars, scalars);
+    memset(out + sizes + scalars, 0, bytes - sizes - scalars);
 }
 
 tn_status tn_runner_add(void *runner, const tn_launch *part) {
     tn_runner *r = runner;
     const kir_program *p = r->p;
     const tn_loaded *m = r->m;
-    if (r->device->caps.code == TN_CODE_KIR) return r->device->driver->launch(tn_lane(r->device), m->handle, part, 1);
+    if (r->device->caps.code == TN_CODE_KIR)
+        return r->device->driver->launch(tn_stream_handle(r->device), m->handle, part, 1);
     int64_t most = r->device->caps.max_groups_x;
     tn_dispatch d = {{0}, NULL, NULL};
     kir_count_groups(p, part->sizes, &m->target, most > 0 ? (uint64_t)most : INT32_MAX, d.groups);
     if (!d.groups[0]) return TN_OK;
-    if (r->list) return tn_list_take(r->list, p, m, r->source, part, d.groups);
-    void **buffers = (void **)(r->room + buffers_at(m)) + (size_t)r->held * (size_t)p->n_buffers;
-    char *params = r->room + params_at(p, m) + (size_t)r->held * m->params_bytes;
+    if (r->list) return tn_command_list_take(r->list, p, m, r->source, part, d.groups);
+    void **buffers = (void **)(r->room + buffers_at(m)) + (size_t)r->queued * (size_t)p->n_buffers;
+    char *params = r->room + params_at(p, m) + (size_t)r->queued * m->params_bytes;
     int n = 0;
     for (int b = 0; b < p->n_buffers; b++)
         if (!tn_is_local(p, b)) buffers[n++] = part->buffers[b];
     tn_params_fill(p, part, m->params_bytes, params);
     d.buffers = buffers;
     d.params = params;
-    memcpy(r->room + (size_t)r->held * sizeof d, &d, sizeof d);
-    return ++r->held == most_held(m) ? tn_runner_flush(r) : TN_OK;
+    memcpy(r->room + (size_t)r->queued * sizeof d, &d, sizeof d);
+    return ++r->queued == most_queued(m) ? tn_runner_flush(r) : TN_OK;
 }

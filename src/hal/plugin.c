@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "hal/look.h"
+#include "hal/discovery.h"
 
 enum { SEPARATOR = ':' };
 

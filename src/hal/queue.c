@@ -19,147 +19,153 @@ _Atomic bool tn_queues_made;
 
 static pthread_mutex_t order_lock = PTHREAD_MUTEX_INITIALIZER;
 static _Thread_local tn_queue *current;
-static _Thread_local tn_device *lane_device; /* whose calls go to `lane` */
-static _Thread_local void *lane;
+static _Thread_local tn_device *stream_device; /* whose calls go to `lane` */
+static _Thread_local void *stream_handle;
 
-void *tn_lane_of(const tn_device *d) { return lane_device == d ? lane : d->handle; }
+void *tn_stream_handle_of(const tn_device *d) { return stream_device == d ? stream_handle : d->handle; }
 
-/* ---- marks of buffers -------------------------------------------------------------------------------------------- */
+/* ---- timeline points of buffers
+ * -------------------------------------------------------------------------------------------- */
 
-enum { WRITE = 0, FIRST_READ = 1, MARKS = TN_COUNT(((tn_buffer *)0)->marks), NUMBER_BITS = 48 };
+enum { WRITE = 0, FIRST_READ = 1, MAX_POINTS = TN_COUNT(((tn_buffer *)0)->points), NUMBER_BITS = 48 };
 
-static int line_of(tn_mark m) { return (int)((m & ~TN_MARK_KEPT) >> NUMBER_BITS); }
-static uint64_t number_of(tn_mark m) { return m & (((uint64_t)1 << NUMBER_BITS) - 1); }
+static int timeline_of(tn_timeline_point m) { return (int)((m & ~TN_TIMELINE_POINT_KEPT) >> NUMBER_BITS); }
+static uint64_t queue_number_of(tn_timeline_point m) { return m & (((uint64_t)1 << NUMBER_BITS) - 1); }
 
-bool tn_buffer_suits(tn_buffer *b, bool for_host) {
+bool tn_buffer_is_reusable(tn_buffer *b, bool for_host) {
     const tn_queue *q = for_host ? NULL : tn_queue_for(b->device);
     bool idle = true, suits = true;
     pthread_mutex_lock(&order_lock);
-    for (size_t i = 0; i < MARKS && suits; i++) {
-        if (tn_mark_passed(b->marks[i])) continue;
+    for (size_t i = 0; i < MAX_POINTS && suits; i++) {
+        if (tn_timeline_point_reached(b->points[i])) continue;
         idle = false;
-        suits = q && line_of(b->marks[i]) == q->line;
+        suits = q && timeline_of(b->points[i]) == q->timeline;
     }
-    if (idle) memset(b->marks, 0, sizeof b->marks); /* also of what failed: the content is another's now */
+    if (idle) memset(b->points, 0, sizeof b->points); /* also of what failed: the content is another's now */
     pthread_mutex_unlock(&order_lock);
     return suits;
 }
 
 tn_status tn_buffer_check(const tn_buffer *b) {
     pthread_mutex_lock(&order_lock);
-    tn_mark made = b->marks[WRITE];
+    tn_timeline_point made = b->points[WRITE];
     pthread_mutex_unlock(&order_lock);
-    return made && tn_line_has_failed(line_of(made)) && tn_mark_passed(made) ? tn_mark_wait(made) : TN_OK;
+    return made && tn_timeline_has_failed(timeline_of(made)) && tn_timeline_point_reached(made)
+               ? tn_timeline_point_wait(made)
+               : TN_OK;
 }
 
-tn_status tn_buffer_await_marks(const tn_buffer *b, bool write) {
-    tn_mark marks[MARKS];
+tn_status tn_buffer_await_points(const tn_buffer *b, bool write) {
+    tn_timeline_point points[MAX_POINTS];
     pthread_mutex_lock(&order_lock);
-    memcpy(marks, b->marks, sizeof marks);
+    memcpy(points, b->points, sizeof points);
     pthread_mutex_unlock(&order_lock);
-    tn_status s = tn_mark_wait(marks[WRITE]);
+    tn_status s = tn_timeline_point_wait(points[WRITE]);
     if (!write) return s;
-    for (size_t i = FIRST_READ; i < MARKS; i++)
-        (void)tn_mark_wait(marks[i]);
+    for (size_t i = FIRST_READ; i < MAX_POINTS; i++)
+        (void)tn_timeline_point_wait(points[i]);
     return TN_OK; /* what is overwritten need not have succeeded */
 }
 
 /* ---- giving work ------------------------------------------------------------------------------------------------- */
 
-void tn_order_begin(tn_order *o, tn_device *d, tn_queue *q) {
-    memset(o, 0, offsetof(tn_order, waits));
+void tn_submission_begin(tn_submission *o, tn_device *d, tn_queue *q) {
+    memset(o, 0, offsetof(tn_submission, waits));
     o->device = d;
     o->queue = q;
-    if (q) pthread_mutex_lock(&q->giving);
+    if (q) pthread_mutex_lock(&q->submit_lock);
     pthread_mutex_lock(&order_lock);
-    if (q) o->number = tn_line_next(q->line);
+    if (q) o->number = tn_timeline_advance(q->timeline);
 }
 
-tn_mark tn_order_mark(const tn_order *o) { return o->queue ? tn_mark_at(o->queue->line, o->number) : 0; }
+tn_timeline_point tn_submission_point(const tn_submission *o) {
+    return o->queue ? tn_timeline_point_at(o->queue->timeline, o->number) : 0;
+}
 
-/* A wait for each line is enough: for the last of what stands there. */
-static tn_wait *wait_on(tn_order *o, int line) {
+/* A wait for each timeline is enough: for the last of what stands there. */
+static tn_wait *wait_on(tn_submission *o, int timeline) {
     for (int i = 0; i < o->wait_count; i++)
-        if (o->waits[i].line == line) return &o->waits[i];
-    o->waits[o->wait_count] = (tn_wait){.line = line};
+        if (o->waits[i].timeline == timeline) return &o->waits[i];
+    o->waits[o->wait_count] = (tn_wait){.timeline = timeline};
     return &o->waits[o->wait_count++];
 }
 
-static void add_wait(tn_order *o, tn_mark m, bool needed) {
+static void add_wait(tn_submission *o, tn_timeline_point m, bool needed) {
     if (!m) return;
-    uint64_t number = number_of(m);
-    int line = line_of(m);
-    needed = needed && !(m & TN_MARK_KEPT);
-    bool behind = o->queue && line == o->queue->line;
-    bool settled = behind || tn_mark_passed(m); /* what fails on one's own line leaves one out too */
-    if (settled && !(needed && tn_line_has_failed(line))) return;
-    tn_wait *w = wait_on(o, line);
+    uint64_t number = queue_number_of(m);
+    int timeline = timeline_of(m);
+    needed = needed && !(m & TN_TIMELINE_POINT_KEPT);
+    bool behind = o->queue && timeline == o->queue->timeline;
+    bool settled = behind || tn_timeline_point_reached(m); /* what fails on one's own timeline leaves one out too */
+    if (settled && !(needed && tn_timeline_has_failed(timeline))) return;
+    tn_wait *w = wait_on(o, timeline);
     if (number > w->last && !behind) w->last = number;
     if (!needed) return;
     if (!w->need_first || number < w->need_first) w->need_first = number;
     if (number > w->need_last) w->need_last = number;
 }
 
-void tn_order_after(tn_order *o, tn_mark m) { add_wait(o, m, false); }
+void tn_submission_wait_for(tn_submission *o, tn_timeline_point m) { add_wait(o, m, false); }
 
-/* The place for a read's mark: of the same line, or of what has passed; else work that the reader waits for from now
- * on, so that his mark says enough. */
-static tn_mark *read_place(tn_order *o, tn_buffer *b) {
-    for (size_t i = FIRST_READ; i < MARKS; i++)
-        if (!b->marks[i] || line_of(b->marks[i]) == o->queue->line || tn_mark_passed(b->marks[i])) return &b->marks[i];
-    add_wait(o, b->marks[FIRST_READ], false);
-    return &b->marks[FIRST_READ];
+/* The place for a read's timeline point: of the same timeline, or of what has passed; else work that the reader waits
+ * for from now on, so that his timeline point says enough. */
+static tn_timeline_point *read_place(tn_submission *o, tn_buffer *b) {
+    for (size_t i = FIRST_READ; i < MAX_POINTS; i++)
+        if (!b->points[i] || timeline_of(b->points[i]) == o->queue->timeline || tn_timeline_point_reached(b->points[i]))
+            return &b->points[i];
+    add_wait(o, b->points[FIRST_READ], false);
+    return &b->points[FIRST_READ];
 }
 
-void tn_order_use(tn_order *o, tn_buffer *b, bool written, bool kept) {
-    add_wait(o, b->marks[WRITE], !written || kept);
-    for (size_t i = FIRST_READ; i < MARKS && written; i++)
-        add_wait(o, b->marks[i], false);
-    tn_mark mine = tn_order_mark(o);
-    if (!mine && written) memset(b->marks, 0, sizeof b->marks); /* waited for before it begins */
+void tn_submission_use(tn_submission *o, tn_buffer *b, bool written, bool kept) {
+    add_wait(o, b->points[WRITE], !written || kept);
+    for (size_t i = FIRST_READ; i < MAX_POINTS && written; i++)
+        add_wait(o, b->points[i], false);
+    tn_timeline_point mine = tn_submission_point(o);
+    if (!mine && written) memset(b->points, 0, sizeof b->points); /* waited for before it begins */
     if (!mine) return;
     if (!written) {
         *read_place(o, b) = mine;
         return;
     }
-    memset(b->marks, 0, sizeof b->marks);
-    b->marks[WRITE] = mine | (kept ? TN_MARK_KEPT : 0);
+    memset(b->points, 0, sizeof b->points);
+    b->points[WRITE] = mine | (kept ? TN_TIMELINE_POINT_KEPT : 0);
 }
 
-/* Can the device of queue q wait for what the line's queue does? */
+/* Can the device of queue q wait for what the timeline's queue does? */
 static bool waits_on_device(const tn_queue *q, const tn_wait *w) {
-    return q && q->handle && tn_line_is_of(w->line, q->device, true);
+    return q && q->handle && tn_timeline_is_of(w->timeline, q->device, true);
 }
 
-static tn_status wait_for(const tn_order *o, const tn_wait *w) {
-    if (waits_on_device(o->queue, w)) return tn_line_wait_on_device(o->queue, w);
+static tn_status wait_for_queue(const tn_submission *o, const tn_wait *w) {
+    if (waits_on_device(o->queue, w)) return tn_timeline_wait_on_device(o->queue, w);
     return tn_wait_here(w);
 }
 
-tn_status tn_order_go(tn_order *o) {
+tn_status tn_submission_start(tn_submission *o) {
     pthread_mutex_unlock(&order_lock);
-    tn_status s = o->queue ? tn_line_failure(o->queue->line, false) : TN_OK;
+    tn_status s = o->queue ? tn_timeline_failure(o->queue->timeline, false) : TN_OK;
     for (int i = 0; i < o->wait_count; i++) {
-        tn_status waited = wait_for(o, &o->waits[i]);
+        tn_status waited = wait_for_queue(o, &o->waits[i]);
         if (s == TN_OK) s = waited;
     }
-    o->lane_before = lane;
-    o->lane_device_before = lane_device;
-    lane_device = o->device;
-    lane = o->queue ? o->queue->handle : o->device->handle;
-    return s == TN_OK ? TN_OK : tn_order_end(o, s);
+    o->stream_handle_before = stream_handle;
+    o->stream_device_before = stream_device;
+    stream_device = o->device;
+    stream_handle = o->queue ? o->queue->handle : o->device->handle;
+    return s == TN_OK ? TN_OK : tn_submission_end(o, s);
 }
 
-tn_status tn_order_end(tn_order *o, tn_status status) {
-    lane = o->lane_before;
-    lane_device = o->lane_device_before;
+tn_status tn_submission_end(tn_submission *o, tn_status status) {
+    stream_handle = o->stream_handle_before;
+    stream_device = o->stream_device_before;
     if (!o->queue) return status;
-    tn_status recorded = tn_line_record(o->queue->line, o->number);
-    pthread_mutex_unlock(&o->queue->giving);
+    tn_status recorded = tn_timeline_record(o->queue->timeline, o->number);
+    pthread_mutex_unlock(&o->queue->submit_lock);
     return status != TN_OK ? status : recorded;
 }
 
-void tn_order_hand(tn_order *o, tn_task *t) {
+void tn_submission_enqueue(tn_submission *o, tn_task *t) {
     tn_queue *q = o->queue;
     pthread_mutex_unlock(&order_lock);
     t->next = NULL;
@@ -174,13 +180,13 @@ void tn_order_hand(tn_order *o, tn_task *t) {
     q->waiting++;
     pthread_cond_signal(&q->work);
     pthread_mutex_unlock(&q->lock);
-    pthread_mutex_unlock(&q->giving);
+    pthread_mutex_unlock(&q->submit_lock);
 }
 
 /* ---- a queue's thread -------------------------------------------------------------------------------------------- */
 
 static tn_status do_task(const tn_queue *q, tn_task *t) {
-    tn_status s = tn_line_failure(q->line, false);
+    tn_status s = tn_timeline_failure(q->timeline, false);
     for (int i = 0; i < t->wait_count; i++) {
         tn_status waited = tn_wait_here(&t->waits[i]);
         if (s == TN_OK) s = waited;
@@ -212,9 +218,9 @@ static void *queue_main(void *argument) {
     for (tn_task *t = next_task(q); t; t = next_task(q)) {
         tn_status s = do_task(q, t);
         uint64_t number = t->number;
-        bool torn = t->torn;
+        bool partially_committed = t->partially_committed;
         if (t->drop) t->drop(t);
-        tn_line_pass(q->line, number, s, torn);
+        tn_timeline_complete(q->timeline, number, s, partially_committed);
     }
     return NULL;
 }
@@ -262,14 +268,14 @@ static tn_status make_ring(tn_queue *q) {
 
 static void queue_free(tn_queue *q) {
     tn_device *d = q->device;
-    if (q->line) tn_line_leave(q->line);
+    if (q->timeline) tn_timeline_release(q->timeline);
     free_ring(q);
     if (q->handle && q->handle != d->handle) d->driver->queue_free(d->handle, q->handle);
-    pthread_mutex_destroy(&q->giving);
+    pthread_mutex_destroy(&q->submit_lock);
     pthread_mutex_destroy(&q->lock);
     pthread_cond_destroy(&q->work);
     pthread_cond_destroy(&q->room);
-    tn_buffer_release(q->hold);
+    tn_buffer_release(q->keep_alive);
     tn_mem_free(q);
 }
 
@@ -279,8 +285,8 @@ static tn_status queue_start(tn_queue *q, void *handle) {
     q->handle = handle;
     if (!handle && tn_device_has_events(d)) TRY(d->driver->queue_new(d->handle, &q->handle));
     if (q->handle) TRY(make_ring(q));
-    q->line = tn_line_take(q); /* from here on others see it */
-    if (!q->line) return tn_fail(TN_ERR_MEMORY, "%s: there are %d queues already", d->info.id, TN_LINES - 1);
+    q->timeline = tn_timeline_acquire(q); /* from here on others see it */
+    if (!q->timeline) return tn_fail(TN_ERR_MEMORY, "%s: there are %d queues already", d->info.id, TN_TIMELINES - 1);
     return q->handle ? TN_OK : start_thread(q);
 }
 
@@ -289,11 +295,11 @@ static tn_status queue_make(tn_device *d, void *handle, tn_queue **out) {
     if (!q) return TN_ERR_MEMORY;
     q->device = d;
     q->end = &q->first;
-    pthread_mutex_init(&q->giving, NULL);
+    pthread_mutex_init(&q->submit_lock, NULL);
     pthread_mutex_init(&q->lock, NULL);
     pthread_cond_init(&q->work, NULL);
     pthread_cond_init(&q->room, NULL);
-    tn_status s = handle ? TN_OK : tn_buffer_borrow(d, NULL, 0, NULL, NULL, &q->hold);
+    tn_status s = handle ? TN_OK : tn_buffer_borrow(d, NULL, 0, NULL, NULL, &q->keep_alive);
     if (s == TN_OK) s = queue_start(q, handle);
     if (s != TN_OK) {
         queue_free(q);
@@ -303,7 +309,7 @@ static tn_status queue_make(tn_device *d, void *handle, tn_queue **out) {
     return TN_OK;
 }
 
-/* What was given before bears no marks: it must have ended. */
+/* What was given before bears no timeline points: it must have ended. */
 tn_status tn_device_order(tn_device *d) {
     static pthread_mutex_t once = PTHREAD_MUTEX_INITIALIZER;
     if (atomic_load_explicit(&d->ordered, memory_order_acquire)) return TN_OK;
@@ -319,7 +325,7 @@ tn_status tn_device_order(tn_device *d) {
 
 void tn_device_order_end(tn_device *d) {
     if (!d->own) return;
-    (void)tn_mark_wait(tn_mark_at(d->own->line, tn_line_given(d->own->line)));
+    (void)tn_timeline_point_wait(tn_timeline_point_at(d->own->timeline, tn_timeline_submitted(d->own->timeline)));
     queue_free(d->own);
     d->own = NULL;
 }
@@ -335,7 +341,9 @@ tn_status tn_queue_new(tn_device *device, tn_queue **out) {
 }
 
 /* All that it was given, with or without success. */
-static void drain(const tn_queue *q) { (void)tn_mark_wait(tn_mark_at(q->line, tn_line_given(q->line))); }
+static void drain(const tn_queue *q) {
+    (void)tn_timeline_point_wait(tn_timeline_point_at(q->timeline, tn_timeline_submitted(q->timeline)));
+}
 
 void tn_queue_free(tn_queue *q) {
     if (!q) return;
@@ -348,7 +356,7 @@ void tn_queue_free(tn_queue *q) {
 tn_status tn_queue_synchronize(tn_queue *q) {
     TRY(tn_need(q, "tn_queue_synchronize: the queue"));
     drain(q);
-    TRY(tn_line_failure(q->line, true));
+    TRY(tn_timeline_failure(q->timeline, true));
     return q->handle ? q->device->driver->sync(q->handle) : TN_OK;
 }
 
@@ -370,11 +378,11 @@ tn_queue *tn_queue_for(const tn_device *d) {
 tn_status tn_device_synchronize(tn_device *d) {
     if (!d) return tn_fail(TN_ERR_ARGUMENT, "tn_device_synchronize: device is NULL");
     tn_status s = TN_OK;
-    for (int i = 1; i < TN_LINES && atomic_load(&d->ordered); i++) {
-        if (!tn_line_is_of(i, d, false)) continue;
-        (void)tn_mark_wait(tn_mark_at(i, tn_line_given(i)));
-        bool own_line = d->own && i == d->own->line; /* of which nobody else could be told: it goes on from now */
-        if (s == TN_OK) s = tn_line_failure(i, own_line);
+    for (int i = 1; i < TN_TIMELINES && atomic_load(&d->ordered); i++) {
+        if (!tn_timeline_is_of(i, d, false)) continue;
+        (void)tn_timeline_point_wait(tn_timeline_point_at(i, tn_timeline_submitted(i)));
+        bool own_line = d->own && i == d->own->timeline; /* of which nobody else could be told: it goes on from now */
+        if (s == TN_OK) s = tn_timeline_failure(i, own_line);
     }
     tn_status own = d->driver->sync(d->handle);
     return s != TN_OK ? s : own;

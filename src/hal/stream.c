@@ -1,8 +1,8 @@
 /* stream.c — see stream.h. */
 #include "hal/stream.h"
 
-void tn_stream_open(tn_stream *s, const tn_stream_calls *calls, void *device, tn_loss *loss) {
-    *s = (tn_stream){.calls = calls, .device = device, .loss = loss};
+void tn_stream_open(tn_stream *s, const tn_stream_calls *calls, void *device, tn_device_lost *lost_state) {
+    *s = (tn_stream){.calls = calls, .device = device, .lost_state = lost_state};
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->left, NULL);
 }
@@ -21,7 +21,7 @@ tn_status tn_stream_submit(tn_stream *s) { return s->recording ? s->calls->submi
 
 tn_status tn_stream_await(tn_stream *s, uint64_t number) {
     int slot = tn_stream_slot(number);
-    TRY(tn_loss_check(s->loss));
+    TRY(tn_device_lost_check(s->lost_state));
     if (number <= s->done) return TN_OK;
     s->slots[slot].waiters++;
     pthread_mutex_unlock(&s->lock);
@@ -34,7 +34,7 @@ tn_status tn_stream_await(tn_stream *s, uint64_t number) {
 }
 
 tn_status tn_stream_finish(tn_stream *s) {
-    TRY(tn_loss_check(s->loss));
+    TRY(tn_device_lost_check(s->lost_state));
     TRY(tn_stream_submit(s));
     return tn_stream_await(s, s->submitted);
 }
@@ -55,7 +55,7 @@ bool tn_stream_is_idle(tn_stream *s) {
 tn_status tn_stream_record(tn_stream *s, size_t bytes, int bindings, int *out) {
     for (;;) {
         int slot = *out = tn_stream_slot(s->submitted + 1);
-        TRY(tn_loss_check(s->loss));
+        TRY(tn_device_lost_check(s->lost_state));
         if (s->recording && s->calls->has_room(s->device, slot, bytes, bindings)) return TN_OK;
         if (s->recording)
             TRY(tn_stream_submit(s));
@@ -70,18 +70,18 @@ tn_status tn_stream_record(tn_stream *s, size_t bytes, int bindings, int *out) {
     }
 }
 
-void tn_stream_settle(tn_stream *s, uint64_t last) {
+void tn_stream_wait_unused(tn_stream *s, uint64_t last) {
     pthread_mutex_lock(&s->lock);
     if (last > s->done) {
-        if (!tn_is_lost(s->loss) && last > s->submitted) (void)tn_stream_submit(s);
-        if (tn_is_lost(s->loss) || tn_stream_await(s, last) != TN_OK) s->calls->idle(s->device);
+        if (!tn_is_lost(s->lost_state) && last > s->submitted) (void)tn_stream_submit(s);
+        if (tn_is_lost(s->lost_state) || tn_stream_await(s, last) != TN_OK) s->calls->idle(s->device);
     }
     pthread_mutex_unlock(&s->lock);
 }
 
 tn_status tn_stream_queue_new(void *device, void **queue) {
     *queue = device;
-    return tn_loss_check(device);
+    return tn_device_lost_check(device);
 }
 
 void tn_stream_queue_free(void *device, void *queue) {
@@ -91,5 +91,5 @@ void tn_stream_queue_free(void *device, void *queue) {
 
 tn_status tn_stream_event_wait(void *queue, void *event) {
     (void)event;
-    return tn_loss_check(queue);
+    return tn_device_lost_check(queue);
 }

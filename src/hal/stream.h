@@ -9,7 +9,7 @@
 
 #include <pthread.h>
 
-#include "hal/loss.h"
+#include "hal/device_lost.h"
 
 enum { TN_STREAM_SLOTS = 8 };
 
@@ -26,7 +26,7 @@ typedef struct tn_stream_calls {
 typedef struct tn_stream {
     const tn_stream_calls *calls;
     void *device;
-    tn_loss *loss;
+    tn_device_lost *lost_state;
     pthread_mutex_t lock;
     pthread_cond_t left;      /* a waiter has left its slot */
     uint64_t submitted, done; /* numbers of the last submission, and of the last that is known to have ended */
@@ -37,7 +37,7 @@ typedef struct tn_stream {
     } slots[TN_STREAM_SLOTS];
 } tn_stream;
 
-void tn_stream_open(tn_stream *s, const tn_stream_calls *calls, void *device, tn_loss *loss);
+void tn_stream_open(tn_stream *s, const tn_stream_calls *calls, void *device, tn_device_lost *lost_state);
 void tn_stream_close(tn_stream *s);
 static inline int tn_stream_slot(uint64_t number) { return (int)(number % TN_STREAM_SLOTS); }
 
@@ -57,12 +57,12 @@ bool tn_stream_is_idle(tn_stream *s); /* the same of all */
 /* ---- the caller does not hold it --------------------------------------------------------------------------------- */
 
 /* The stream is through with what the submission of this number used: a handle of it may go. */
-void tn_stream_settle(tn_stream *s, uint64_t last);
+void tn_stream_wait_unused(tn_stream *s, uint64_t last);
 
 /* ---- a driver's functions ---------------------------------------------------------------------------------------- */
 
-/* Of a device that begins with its tn_loss, and does all in one stream: each queue is the device, and what a queue is
- * given lies behind all events anyway. */
+/* Of a device that begins with its tn_device_lost, and does all in one stream: each queue is the device, and what a
+ * queue is given lies behind all events anyway. */
 tn_status tn_stream_queue_new(void *device, void **queue);
 void tn_stream_queue_free(void *device, void *queue);
 tn_status tn_stream_event_wait(void *queue, void *event);

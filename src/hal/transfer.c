@@ -1,8 +1,8 @@
 /* transfer.c — copies between host and devices, at once and beside the caller; memory of the host that devices reach.
  *
- * Tensors' buffers are copied in the order of the calling thread's queue and wait for what their marks name. Memory by
- * hand bears no marks: a copy that ends before it returns waits for all queues of its devices, one that does not is the
- * caller's to order, by queue and event. */
+ * Tensors' buffers are copied in the order of the calling thread's queue and wait for what their timeline points name.
+ * Memory by hand bears no timeline points: a copy that ends before it returns waits for all queues of its devices, one
+ * that does not is the caller's to order, by queue and event. */
 #include <string.h>
 
 #include "hal/queue.h"
@@ -31,16 +31,16 @@ tn_status tn_buffer_write(tn_buffer *b, size_t offset, const void *host, size_t 
     tn_device *d = b->device;
     b->version++;
     if (!is_ordered(d)) return d->driver->copy(d->handle, (char *)b->address + offset, host, bytes, 0);
-    tn_order o;
-    tn_order_begin(&o, d, queue_at_once(d));
-    tn_order_use(&o, b, true, false);
-    TRY(tn_order_go(&o));
-    return tn_order_end(&o, d->driver->copy(tn_lane(d), (char *)b->address + offset, host, bytes, 0));
+    tn_submission o;
+    tn_submission_begin(&o, d, queue_at_once(d));
+    tn_submission_use(&o, b, true, false);
+    TRY(tn_submission_start(&o));
+    return tn_submission_end(&o, d->driver->copy(tn_stream_handle(d), (char *)b->address + offset, host, bytes, 0));
 }
 
 static tn_status copy_out(const tn_device *d, void *host, const char *address, size_t bytes) {
-    TRY(d->driver->copy(tn_lane(d), host, address, bytes, 1));
-    return d->driver->sync(tn_lane(d));
+    TRY(d->driver->copy(tn_stream_handle(d), host, address, bytes, 1));
+    return d->driver->sync(tn_stream_handle(d));
 }
 
 tn_status tn_buffer_read(const tn_buffer *b, size_t offset, void *host, size_t bytes) {
@@ -50,10 +50,10 @@ tn_status tn_buffer_read(const tn_buffer *b, size_t offset, void *host, size_t b
     const char *from = (const char *)b->address + offset;
     if (!is_ordered(d)) return copy_out(d, host, from, bytes);
     TRY(tn_buffer_await(b, false));
-    tn_order o;
-    tn_order_begin(&o, d, queue_at_once(d));
-    TRY(tn_order_go(&o));
-    return tn_order_end(&o, copy_out(d, host, from, bytes));
+    tn_submission o;
+    tn_submission_begin(&o, d, queue_at_once(d));
+    TRY(tn_submission_start(&o));
+    return tn_submission_end(&o, copy_out(d, host, from, bytes));
 }
 
 /* ---- copies by a queue's thread ---------------------------------------------------------------------------------- */
@@ -88,16 +88,16 @@ tn_status tn_buffer_copy(tn_buffer *to, tn_buffer *from, size_t bytes) {
     tn_queue *q = tn_queue_for(d);
     copy_task *c = tn_queue_has_thread(q) ? copy_task_new(d, to->address, d, from->address, bytes) : NULL;
     if (tn_queue_has_thread(q) && !c) return TN_ERR_MEMORY;
-    tn_order o;
-    tn_order_begin(&o, d, q);
-    tn_order_use(&o, from, false, false);
-    tn_order_use(&o, to, true, false);
+    tn_submission o;
+    tn_submission_begin(&o, d, q);
+    tn_submission_use(&o, from, false, false);
+    tn_submission_use(&o, to, true, false);
     if (c) {
-        tn_order_hand(&o, &c->task);
+        tn_submission_enqueue(&o, &c->task);
         return TN_OK;
     }
-    TRY(tn_order_go(&o));
-    return tn_order_end(&o, d->driver->copy(tn_lane(d), to->address, from->address, bytes, 2));
+    TRY(tn_submission_start(&o));
+    return tn_submission_end(&o, d->driver->copy(tn_stream_handle(d), to->address, from->address, bytes, 2));
 }
 
 /* ---- copies by hand ---------------------------------------------------------------------------------------------- */
@@ -184,17 +184,18 @@ static int kind_on(const tn_device *d, const tn_device *dst_device, const tn_dev
 
 static tn_status copy_on_queue(tn_queue *q, int kind, void *dst, const void *src, size_t len) {
     const tn_driver *driver = q->device->driver;
-    tn_order o;
-    tn_order_begin(&o, q->device, q);
-    TRY(tn_order_go(&o));
-    return tn_order_end(&o, (driver->copy_async ? driver->copy_async : driver->copy)(q->handle, dst, src, len, kind));
+    tn_submission o;
+    tn_submission_begin(&o, q->device, q);
+    TRY(tn_submission_start(&o));
+    return tn_submission_end(&o,
+                             (driver->copy_async ? driver->copy_async : driver->copy)(q->handle, dst, src, len, kind));
 }
 
 static tn_status copy_in_thread(tn_queue *q, copy_task *c) {
     if (!c) return TN_ERR_MEMORY;
-    tn_order o;
-    tn_order_begin(&o, q->device, q);
-    tn_order_hand(&o, &c->task);
+    tn_submission o;
+    tn_submission_begin(&o, q->device, q);
+    tn_submission_enqueue(&o, &c->task);
     return TN_OK;
 }
 
@@ -225,7 +226,7 @@ tn_status tn_device_copy_async(tn_device *dst_device, void *dst, tn_device *src_
 typedef struct host_piece {
     struct host_piece *next;
     tn_device *device;
-    tn_buffer *hold; /* keeps a closed device alive */
+    tn_buffer *keep_alive; /* keeps a closed device alive */
     void *host;      /* what the caller knows */
     void *block;     /* of the process, to be freed; NULL: the driver's */
     void *address;   /* of a mapping: what it shows */
@@ -240,7 +241,7 @@ static tn_status piece_new(tn_device *d, size_t bytes, host_piece **out) {
     if (!p) return TN_ERR_MEMORY;
     p->device = d;
     p->bytes = bytes;
-    tn_status s = tn_buffer_borrow(d, NULL, 0, NULL, NULL, &p->hold);
+    tn_status s = tn_buffer_borrow(d, NULL, 0, NULL, NULL, &p->keep_alive);
     if (s != TN_OK)
         tn_mem_free(p);
     else
@@ -250,7 +251,7 @@ static tn_status piece_new(tn_device *d, size_t bytes, host_piece **out) {
 
 static void piece_free(host_piece *p) {
     tn_mem_free(p->block);
-    tn_buffer_release(p->hold);
+    tn_buffer_release(p->keep_alive);
     tn_mem_free(p);
 }
 

@@ -35,10 +35,10 @@ static tn_status start(void *ctx, const tn_lent *lent) {
     return v->library->open(lent, &v->handle);
 }
 
-static tn_status begin(tn_device *d, struct tn_vendors *v) {
+static tn_status begin_vendor(tn_device *d, struct tn_vendors *v) {
     tn_reason why;
     if (!tn_library_open(&v->library->spec, &why)) return tn_fail(TN_ERR_UNAVAILABLE, "%s (%s)", why.text, why.fix);
-    return d->driver->lend(tn_lane(d), start, v);
+    return d->driver->lend(tn_stream_handle(d), start, v);
 }
 
 /* tn_error, behind the device's name unless it begins with that. */
@@ -50,11 +50,11 @@ static const char *with_name(const tn_device *d, char *out, size_t size) {
 }
 
 /* The entry stays, with or without a handle: what did not start is not tried again. But for a lack of memory. */
-static tn_status add(tn_device *d, const tn_vendor_library *l, struct tn_vendors **out) {
+static tn_status add_vendor(tn_device *d, const tn_vendor_library *l, struct tn_vendors **out) {
     struct tn_vendors *v = tn_mem_zalloc(1, sizeof *v);
     if (!v) return TN_ERR_MEMORY;
     v->library = l;
-    tn_status s = begin(d, v);
+    tn_status s = begin_vendor(d, v);
     if (s == TN_ERR_MEMORY || s == TN_ERR_LOST) {
         tn_mem_free(v);
         return s;
@@ -68,22 +68,22 @@ static tn_status add(tn_device *d, const tn_vendor_library *l, struct tn_vendors
     return TN_OK;
 }
 
-static struct tn_vendors *find(const tn_device *d, const tn_vendor_library *l) {
+static struct tn_vendors *find_vendor(const tn_device *d, const tn_vendor_library *l) {
     struct tn_vendors *v = d->vendors;
     while (v && v->library != l)
         v = v->next;
     return v;
 }
 
-static tn_status need(tn_device *d, const tn_vendor_library *l, struct tn_vendors **out) {
+static tn_status need_vendor(tn_device *d, const tn_vendor_library *l, struct tn_vendors **out) {
     pthread_mutex_lock(&lists);
-    *out = find(d, l);
-    tn_status s = *out ? TN_OK : add(d, l, out);
+    *out = find_vendor(d, l);
+    tn_status s = *out ? TN_OK : add_vendor(d, l, out);
     pthread_mutex_unlock(&lists);
     return s;
 }
 
-static tn_status end(void *ctx, const tn_lent *lent) {
+static tn_status end_vendor(void *ctx, const tn_lent *lent) {
     struct tn_vendors *v = ctx;
     v->library->close(lent, v->handle);
     return TN_OK;
@@ -93,8 +93,9 @@ void tn_vendors_close(tn_device *d) {
     while (d->vendors) {
         struct tn_vendors *v = d->vendors;
         d->vendors = v->next;
-        tn_status s = v->handle ? d->driver->lend(d->handle, end, v) : TN_OK;
-        if (s != TN_OK && s != TN_ERR_LOST) (void)d->driver->lend(d->handle, end, v); /* what failed may have passed */
+        tn_status s = v->handle ? d->driver->lend(d->handle, end_vendor, v) : TN_OK;
+        /* what failed may have passed */
+        if (s != TN_OK && s != TN_ERR_LOST) (void)d->driver->lend(d->handle, end_vendor, v);
         pthread_mutex_destroy(&v->lock);
         tn_mem_free(v);
     }
@@ -109,18 +110,18 @@ typedef struct question {
     tn_vendor_call *call;
 } question;
 
-static tn_status ask(void *ctx, const tn_lent *lent) {
+static tn_status ask_vendor(void *ctx, const tn_lent *lent) {
     const question *q = ctx;
     tn_vendor_call *c = q->call;
     if (q->conv) return c->library->make_conv(q->handle, lent, q->conv, &c->state, &c->workspace);
     return c->library->make(q->handle, lent, q->product, &c->state, &c->workspace);
 }
 
-static tn_status make(tn_device *d, struct tn_vendors *v, question *q) {
+static tn_status make_vendor(tn_device *d, struct tn_vendors *v, question *q) {
     q->handle = v->handle;
     q->call->library = v->library;
     pthread_mutex_lock(&v->lock);
-    tn_status s = d->driver->lend(tn_lane(d), ask, q);
+    tn_status s = d->driver->lend(tn_stream_handle(d), ask_vendor, q);
     pthread_mutex_unlock(&v->lock);
     return s;
 }
@@ -134,11 +135,11 @@ void tn_vendor_free(tn_vendor_call *c) {
 tn_status tn_vendor_make(tn_device *d, const tn_vendor_library *l, const tn_vendor_product *p,
                          const tn_vendor_conv *conv, tn_vendor_call **out, const char **why) {
     struct tn_vendors *v;
-    TRY(need(d, l, &v));
+    TRY(need_vendor(d, l, &v));
     *why = v->handle ? "has no way for it" : "does not start here";
     tn_vendor_call *c = v->handle ? tn_mem_zalloc(1, sizeof *c) : NULL;
     if (!c) return v->handle ? TN_ERR_MEMORY : TN_OK;
-    tn_status s = make(d, v, &(question){.product = p, .conv = conv, .call = c});
+    tn_status s = make_vendor(d, v, &(question){.product = p, .conv = conv, .call = c});
     if (s == TN_OK)
         *out = c;
     else
@@ -152,17 +153,17 @@ typedef struct running {
     void *const *pointers;
 } running;
 
-static tn_status work(void *ctx, const tn_lent *lent) {
+static tn_status work_vendor(void *ctx, const tn_lent *lent) {
     const running *r = ctx;
     return r->call->library->run(r->handle, lent, r->call->state, r->pointers);
 }
 
 tn_status tn_vendor_run(tn_device *d, const tn_vendor_call *c, void *const *pointers) {
     struct tn_vendors *v;
-    TRY(need(d, c->library, &v));
+    TRY(need_vendor(d, c->library, &v));
     running r = {.handle = v->handle, .call = c, .pointers = pointers};
     pthread_mutex_lock(&v->lock);
-    tn_status s = d->driver->lend(tn_lane(d), work, &r);
+    tn_status s = d->driver->lend(tn_stream_handle(d), work_vendor, &r);
     pthread_mutex_unlock(&v->lock);
     if (s == TN_OK || s == TN_ERR_LOST) return s;
     char text[400];

@@ -4,7 +4,7 @@
  * chunk's softmax is made alone and merged into what the chunks before it yielded, in the order of the definition, so
  * the bits are those of the native kernel. A workgroup goes through the chunks that its query sees, whose number comes
  * from the position: time follows the sequence, not the list of its pages. */
-#include "kern/templates.h"
+#include "kern/workgroup_kernels.h"
 
 #include <math.h>
 
@@ -15,14 +15,14 @@ enum { Q, K, V, K_CACHE, V_CACHE, POSITION, PAGES }; /* operands */
 
 static int features_of(const tn_attention_shape *s) { return (int)((s->width + ITEMS - 1) / ITEMS); }
 
-bool tn_attention_template_fits(const tn_attention_shape *s, const tn_group_limits *limits) {
+bool tn_attention_workgroup_fits(const tn_attention_shape *s, const tn_group_limits *limits) {
     int64_t bytes = (int64_t)sizeof(float) * (2 * ITEMS + MOST_FEATURES);
     return s->width <= MOST_FEATURES && limits->items >= ITEMS && limits->local_bytes >= bytes;
 }
 
 typedef struct maker {
     const tn_attention_shape *s;
-    const tn_operand_joints *joints;
+    const tn_operand_callbacks *callbacks;
     kir_builder *kb;
     int q, score, weight;               /* workgroup memory */
     kir_val position, first, last;      /* of the sequence so far; the keys that the query sees */
@@ -34,18 +34,18 @@ typedef struct maker {
 
 enum { TOKEN, KV_HEAD, GROUP, ITEM, PARALLEL, CHUNK = PARALLEL, FEATURE, KEY, AXES };
 
-static kir_val whole(const maker *m, int64_t v) { return kir_const_i(m->kb, KIR_I64, v); }
+static kir_val paged_whole(const maker *m, int64_t v) { return kir_const_i(m->kb, KIR_I64, v); }
 static kir_val size(const maker *m, int64_t v) {
     kir_aff a = kir_aff_const(v);
     return kir_index(m->kb, &a);
 }
 static kir_val real(const maker *m, double v) { return kir_const(m->kb, KIR_F32, v); }
-static kir_val less(const maker *m, kir_val a, kir_val b) { return kir_binary(m->kb, KIR_LT, a, b); }
+static kir_val paged_less(const maker *m, kir_val a, kir_val b) { return kir_binary(m->kb, KIR_LT, a, b); }
 static kir_val up_to(const maker *m, kir_val a, kir_val b) { return kir_binary(m->kb, KIR_LE, a, b); }
-static kir_val both(const maker *m, kir_val a, kir_val b) { return kir_binary(m->kb, KIR_AND, a, b); }
+static kir_val paged_both(const maker *m, kir_val a, kir_val b) { return kir_binary(m->kb, KIR_AND, a, b); }
 static kir_val times(const maker *m, kir_val a, kir_val b) { return kir_binary(m->kb, KIR_MUL, a, b); }
 static kir_val minus(const maker *m, kir_val a, kir_val b) { return kir_binary(m->kb, KIR_SUB, a, b); }
-static kir_val negate(const maker *m, kir_val a) { return kir_unary(m->kb, KIR_NEG, a); }
+static kir_val negate_paged(const maker *m, kir_val a) { return kir_unary(m->kb, KIR_NEG, a); }
 static kir_val exponential(const maker *m, kir_val a) { return kir_unary(m->kb, KIR_EXP, a); }
 
 static kir_aff head(const maker *m) {
@@ -64,7 +64,7 @@ static kir_aff own_feature(int r) {
 static kir_val is_feature(const maker *m, int r) {
     kir_aff left = own_feature(r);
     left.c -= m->s->width;
-    return less(m, kir_index(m->kb, &left), whole(m, 0));
+    return paged_less(m, kir_index(m->kb, &left), paged_whole(m, 0));
 }
 
 /* ---- keys and values --------------------------------------------------------------------------------------------- */
@@ -72,16 +72,17 @@ static kir_val is_feature(const maker *m, int r) {
 /* The chunk's number, times `by`. */
 static kir_aff chunk_number(const maker *m, int64_t by) {
     kir_aff a = tn_along(CHUNK, by);
-    if (m->first_chunk != KIR_NONE) a.dyn = by == 1 ? m->first_chunk : times(m, m->first_chunk, whole(m, by));
+    if (m->first_chunk != KIR_NONE) a.dyn = by == 1 ? m->first_chunk : times(m, m->first_chunk, paged_whole(m, by));
     return a;
 }
 
 static void find_page(maker *m) {
     kir_aff chunk = chunk_number(m, 1);
-    kir_val listed = less(m, kir_index(m->kb, &chunk), size(m, m->s->page_count));
-    m->page = m->joints->load(m->joints->context, PAGES, &chunk, listed);
-    kir_val exists = both(m, up_to(m, whole(m, 0), m->page), less(m, m->page, size(m, m->s->n_pages)));
-    m->has_page = both(m, listed, exists);
+    kir_val listed = paged_less(m, kir_index(m->kb, &chunk), size(m, m->s->page_count));
+    m->page = m->callbacks->load(m->callbacks->context, PAGES, &chunk, listed);
+    kir_val exists =
+        paged_both(m, up_to(m, paged_whole(m, 0), m->page), paged_less(m, m->page, size(m, m->s->n_pages)));
+    m->has_page = paged_both(m, listed, exists);
 }
 
 /* A token of the chunk: its number in the chunk, and where it comes from. */
@@ -96,25 +97,26 @@ static token token_at(const maker *m, const kir_aff *row) {
     place.s[CHUNK] += ITEMS;
     place.dyn = chunk.dyn;
     kir_val number = kir_index(m->kb, &place);
-    t.visible = both(m, up_to(m, m->first, number), up_to(m, number, m->last));
-    t.old = both(m, both(m, t.visible, less(m, number, m->position)), m->has_page);
-    t.fresh = both(m, t.visible, less(m, m->position, kir_binary(m->kb, KIR_ADD, number, whole(m, 1))));
+    t.visible = paged_both(m, up_to(m, m->first, number), up_to(m, number, m->last));
+    t.old = paged_both(m, paged_both(m, t.visible, paged_less(m, number, m->position)), m->has_page);
+    t.fresh =
+        paged_both(m, t.visible, paged_less(m, m->position, kir_binary(m->kb, KIR_ADD, number, paged_whole(m, 1))));
     return t;
 }
 
 /* A feature of its key or value (`fresh`: K or V): 0 where there is none. */
 static kir_val feature_of(const maker *m, const token *t, int fresh, const kir_aff *feature, kir_val there) {
     int cache = fresh == K ? K_CACHE : V_CACHE;
-    kir_val old = there == KIR_NONE ? t->old : both(m, t->old, there);
-    kir_val new = there == KIR_NONE ? t->fresh : both(m, t->fresh, there);
+    kir_val old = there == KIR_NONE ? t->old : paged_both(m, t->old, there);
+    kir_val new = there == KIR_NONE ? t->fresh : paged_both(m, t->fresh, there);
     kir_aff in_cache[4] = {kir_aff_const(0), tn_along(KV_HEAD, 1), t->row, *feature};
     kir_aff in_new[3] = {t->row, tn_along(KV_HEAD, 1), *feature};
     kir_aff chunk = chunk_number(m, ITEMS);
     in_cache[0].dyn = m->page;
     in_new[0].s[CHUNK] += ITEMS;
-    in_new[0].dyn = chunk.dyn == KIR_NONE ? negate(m, m->position) : minus(m, chunk.dyn, m->position);
-    kir_val a = m->joints->load(m->joints->context, cache, in_cache, old);
-    kir_val b = m->joints->load(m->joints->context, fresh, in_new, new);
+    in_new[0].dyn = chunk.dyn == KIR_NONE ? negate_paged(m, m->position) : minus(m, chunk.dyn, m->position);
+    kir_val a = m->callbacks->load(m->callbacks->context, cache, in_cache, old);
+    kir_val b = m->callbacks->load(m->callbacks->context, fresh, in_new, new);
     return kir_select(m->kb, old, a, b); /* what is not loaded is 0 */
 }
 
@@ -179,7 +181,7 @@ static kir_val or_zero(const maker *m, kir_val most) {
 }
 
 /* Merges a chunk's M, L and O into those so far. */
-static void merge(const maker *m, kir_val most, kir_val total, const kir_val *sum) {
+static void merge_paged(const maker *m, kir_val most, kir_val total, const kir_val *sum) {
     kir_builder *kb = m->kb;
     kir_val before = kir_get(kb, m->most), greater = kir_binary(kb, KIR_MAX, before, most), base = or_zero(m, greater);
     kir_val a = exponential(m, minus(m, before, base)), b = exponential(m, minus(m, most, base));
@@ -198,7 +200,7 @@ static void do_chunk(maker *m) {
     find_page(m);
     token t = token_at(m, &item);
     kir_val score = score_of(m, &t), sum[MOST_FEATURES / ITEMS];
-    kir_val counts = both(m, t.visible, kir_binary(kb, KIR_EQ, score, score));
+    kir_val counts = paged_both(m, t.visible, kir_binary(kb, KIR_EQ, score, score));
     kir_store(kb, m->score, &item, kir_select(kb, counts, score, real(m, -INFINITY)), KIR_NONE);
     kir_barrier(kb);
     kir_val most = greatest(m);
@@ -207,45 +209,45 @@ static void do_chunk(maker *m) {
     kir_barrier(kb);
     kir_val total = sum_of_weights(m);
     sum_values(m, sum);
-    merge(m, most, total, sum);
+    merge_paged(m, most, total, sum);
 }
 
 /* ---- the program ------------------------------------------------------------------------------------------------- */
 
-static kir_val chunk_of(const maker *m, kir_val key) { return kir_binary(m->kb, KIR_SHR, key, whole(m, SHIFT)); }
+static kir_val chunk_of(const maker *m, kir_val key) { return kir_binary(m->kb, KIR_SHR, key, paged_whole(m, SHIFT)); }
 
 /* How many chunks the query sees. */
 static kir_val chunks(const maker *m) {
-    kir_val end = kir_binary(m->kb, KIR_ADD, chunk_of(m, m->last), whole(m, 1));
+    kir_val end = kir_binary(m->kb, KIR_ADD, chunk_of(m, m->last), paged_whole(m, 1));
     return m->first_chunk == KIR_NONE ? end : minus(m, end, m->first_chunk);
 }
 
-static void begin(maker *m) {
+static void begin_paged(maker *m) {
     kir_builder *kb = m->kb;
     kir_aff number = tn_along(TOKEN, 1);
-    kir_val position = m->joints->load(m->joints->context, POSITION, NULL, KIR_NONE);
-    position = kir_binary(kb, KIR_MAX, position, whole(m, 0));
+    kir_val position = m->callbacks->load(m->callbacks->context, POSITION, NULL, KIR_NONE);
+    position = kir_binary(kb, KIR_MAX, position, paged_whole(m, 0));
     m->position = kir_binary(kb, KIR_MIN, position, size(m, m->s->page_count * TN_PAGE_TOKENS));
     m->last = kir_binary(kb, KIR_ADD, m->position, kir_index(kb, &number));
-    kir_val since = kir_binary(kb, KIR_ADD, minus(m, m->last, size(m, m->s->window)), whole(m, 1));
-    m->first = m->s->window ? kir_binary(kb, KIR_MAX, since, whole(m, 0)) : whole(m, 0);
+    kir_val since = kir_binary(kb, KIR_ADD, minus(m, m->last, size(m, m->s->window)), paged_whole(m, 1));
+    m->first = m->s->window ? kir_binary(kb, KIR_MAX, since, paged_whole(m, 0)) : paged_whole(m, 0);
     m->first_chunk = m->s->window ? chunk_of(m, m->first) : KIR_NONE;
     m->most = kir_var(kb, real(m, -INFINITY));
     m->total = kir_var(kb, real(m, 0));
     for (int r = 0; r < features_of(m->s); r++) {
         kir_aff at[3] = {tn_along(TOKEN, 1), head(m), own_feature(r)}, to = own_feature(r);
         m->sum[r] = kir_var(kb, real(m, 0));
-        kir_store(kb, m->q, &to, m->joints->load(m->joints->context, Q, at, is_feature(m, r)), KIR_NONE);
+        kir_store(kb, m->q, &to, m->callbacks->load(m->callbacks->context, Q, at, is_feature(m, r)), KIR_NONE);
     }
     kir_barrier(kb);
 }
 
-static void append(maker *m) {
-    m->joints->begin(m->joints->context, m->kb);
+static void append_paged(maker *m) {
+    m->callbacks->begin(m->callbacks->context, m->kb);
     m->q = kir_local(m->kb, TN_F32, features_of(m->s) * ITEMS);
     m->score = kir_local(m->kb, TN_F32, ITEMS);
     m->weight = kir_local(m->kb, TN_F32, ITEMS);
-    begin(m);
+    begin_paged(m);
     kir_loop_until(m->kb, CHUNK, chunks(m));
     do_chunk(m);
     kir_end(m->kb);
@@ -253,13 +255,13 @@ static void append(maker *m) {
     for (int r = 0; r < features_of(m->s); r++) {
         kir_aff at[3] = {tn_along(TOKEN, 1), head(m), own_feature(r)};
         kir_val v = kir_binary(m->kb, KIR_DIV, kir_get(m->kb, m->sum[r]), total);
-        m->joints->store(m->joints->context, at, v, is_feature(m, r));
+        m->callbacks->store(m->callbacks->context, at, v, is_feature(m, r));
     }
 }
 
-tn_status tn_attention_template(const tn_attention_shape *s, const tn_operand_joints *joints,
-                                tn_template_program *out) {
-    maker m = {.s = s, .joints = joints};
+tn_status tn_attention_workgroup(const tn_attention_shape *s, const tn_operand_callbacks *callbacks,
+                                 tn_workgroup_program *out) {
+    maker m = {.s = s, .callbacks = callbacks};
     int64_t extents[AXES] = {[TOKEN] = s->n,
                              [KV_HEAD] = s->kv_heads,
                              [GROUP] = s->kv_heads ? s->heads / s->kv_heads : 0,
@@ -269,6 +271,6 @@ tn_status tn_attention_template(const tn_attention_shape *s, const tn_operand_jo
                              [KEY] = ITEMS};
     TRY(kir_begin(PARALLEL, AXES - PARALLEL, extents, &m.kb));
     kir_group(m.kb, 1);
-    append(&m);
+    append_paged(&m);
     return kir_finish(m.kb, &out->program, &out->sizes);
 }

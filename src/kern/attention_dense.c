@@ -5,7 +5,7 @@
  * The greatest score of a row has to be known before its weights, so there are two passes through the chunks, and the
  * first one leaves values alone: it costs less than keeping scores would, nothing of the size queries × keys is ever in
  * memory, and the code of both is one. */
-#include "kern/templates.h"
+#include "kern/workgroup_kernels.h"
 
 #include <math.h>
 
@@ -32,7 +32,7 @@ enum { BATCH, KV_HEAD, GROUP, BLOCK, SLICE, ROW, ITEM, PARALLEL, PASS = PARALLEL
 
 typedef struct maker {
     const tn_dense_shape *s;
-    const tn_operand_joints *joints;
+    const tn_operand_callbacks *callbacks;
     kir_builder *kb;
     int columns;                   /* features of the result that an item has */
     int q, kv, weight, row_value;  /* workgroup memory; of rows: the greatest score, behind these the sum of weights */
@@ -47,19 +47,19 @@ static int64_t local_elements(int columns) {
 }
 
 /* 0: too little memory. */
-static int columns_of(const tn_dense_shape *s, const tn_group_limits *limits) {
+static int dense_columns_of(const tn_dense_shape *s, const tn_group_limits *limits) {
     int64_t fours = sizeof(float), wanted = (s->value_width + ACROSS - 1) / ACROSS;
     if (wanted > OWN && local_elements(MOST_COLUMNS) * fours <= limits->local_bytes) return MOST_COLUMNS;
     return local_elements(OWN) * fours <= limits->local_bytes ? (int)tn_min64(wanted, OWN) : 0;
 }
 
-bool tn_dense_template_fits(const tn_dense_shape *s, const tn_group_limits *limits) {
-    return s->width <= KIR_KSUM && limits->items >= DOWN * ACROSS && columns_of(s, limits) > 0;
+bool tn_dense_workgroup_fits(const tn_dense_shape *s, const tn_group_limits *limits) {
+    return s->width <= KIR_KSUM && limits->items >= DOWN * ACROSS && dense_columns_of(s, limits) > 0;
 }
 
 static kir_val real(const maker *m, double v) { return kir_const(m->kb, KIR_F32, v); }
-static kir_val whole(const maker *m, int64_t v) { return kir_const_i(m->kb, KIR_I64, v); }
-static kir_val both(const maker *m, kir_val a, kir_val b) { return kir_binary(m->kb, KIR_AND, a, b); }
+static kir_val dense_whole(const maker *m, int64_t v) { return kir_const_i(m->kb, KIR_I64, v); }
+static kir_val dense_both(const maker *m, kir_val a, kir_val b) { return kir_binary(m->kb, KIR_AND, a, b); }
 static kir_val minus(const maker *m, kir_val a, kir_val b) { return kir_binary(m->kb, KIR_SUB, a, b); }
 static kir_val load_local(const maker *m, int buffer, const kir_aff *at) {
     return kir_load(m->kb, buffer, at, KIR_NONE);
@@ -112,20 +112,22 @@ static void fill_scores(const maker *m) {
     kir_loop(m->kb, FOUR, 1);
     kir_val there = tn_inside(m->kb, &feature, m->s->width);
     kir_aff at[4] = {tn_along(BATCH, 1), head(m, false), query, feature};
-    kir_val v = m->joints->load(m->joints->context, Q, at, both(m, there, tn_inside(m->kb, &query, m->s->queries)));
+    kir_val v =
+        m->callbacks->load(m->callbacks->context, Q, at, dense_both(m, there, tn_inside(m->kb, &query, m->s->queries)));
     kir_store(m->kb, m->q, &to_q, kir_select(m->kb, there, v, real(m, -0.0)), KIR_NONE);
     for (int half = 0; half < 2; half++) {
         kir_aff row = further(key, (int64_t)half * ROWS), to = further(to_k, (int64_t)half * ROWS);
         kir_aff from[4] = {at[0], head(m, true), row, feature};
-        v = m->joints->load(m->joints->context, K, from, both(m, there, tn_inside(m->kb, &row, m->s->keys)));
+        v = m->callbacks->load(m->callbacks->context, K, from,
+                               dense_both(m, there, tn_inside(m->kb, &row, m->s->keys)));
         kir_store(m->kb, m->kv, &to, v, KIR_NONE);
     }
     kir_end(m->kb);
 }
 
 /* sum[i, j] += x[row i of the item] · y[its column j], for a panel: lines of x begin at `x_at`, those of y at 0. */
-static void multiply(const maker *m, int x, kir_aff x_at, int x_line, int y, int y_line, int columns,
-                     const kir_val *sum) {
+static void multiply_dense(const maker *m, int x, kir_aff x_at, int x_line, int y, int y_line, int columns,
+                           const kir_val *sum) {
     kir_val now[OWN * MOST_COLUMNS], b[MOST_COLUMNS];
     x_at.s[ROW] = OWN;
     x_at.s[FOUR] = (int64_t)UNROLLED * x_line;
@@ -157,14 +159,14 @@ static kir_val score_of(const maker *m, int i, kir_val product) {
     kir_val seen = tn_inside(kb, &key, m->s->keys), s = kir_binary(kb, KIR_MUL, product, real(m, (double)m->s->scale));
     if (m->s->masked) {
         kir_aff at[4] = {tn_along(BATCH, 1), head(m, false), query, key};
-        kir_val there = both(m, seen, tn_inside(kb, &query, m->s->queries));
-        kir_val x = m->joints->load(m->joints->context, MASK, at, there);
+        kir_val there = dense_both(m, seen, tn_inside(kb, &query, m->s->queries));
+        kir_val x = m->callbacks->load(m->callbacks->context, MASK, at, there);
         s = !m->s->hides ? kir_binary(kb, KIR_ADD, s, x) : kir_select(kb, kir_binary(kb, KIR_EQ, x, real(m, 0)), s, x);
     }
     if (m->s->causal) {
         beyond.s[BLOCK] = -ROWS;
         beyond.s[ROW] = -OWN;
-        seen = both(m, seen, kir_binary(kb, KIR_LE, kir_index(kb, &beyond), whole(m, 0)));
+        seen = dense_both(m, seen, kir_binary(kb, KIR_LE, kir_index(kb, &beyond), dense_whole(m, 0)));
     }
     return kir_select(kb, seen, s, real(m, -INFINITY));
 }
@@ -177,7 +179,7 @@ static void make_products(const maker *m) {
     kir_loop(m->kb, PANEL, 1);
     fill_scores(m);
     kir_barrier(m->kb);
-    multiply(m, m->q, kir_aff_const(0), Q_LINE, m->kv, K_LINE, OWN, product);
+    multiply_dense(m, m->q, kir_aff_const(0), Q_LINE, m->kv, K_LINE, OWN, product);
     kir_barrier(m->kb);
     kir_end(m->kb);
     for (int e = 0; e < OWN * OWN; e++) {
@@ -193,8 +195,8 @@ static void begin_chunks(const maker *m) {
         kir_loop(m->kb, CHUNK, 1);
         return;
     }
-    kir_val pair = kir_binary(m->kb, KIR_SHR, kir_index(m->kb, &block), whole(m, KEYS == 2 * ROWS));
-    kir_loop_until(m->kb, CHUNK, kir_binary(m->kb, KIR_ADD, pair, whole(m, 1)));
+    kir_val pair = kir_binary(m->kb, KIR_SHR, kir_index(m->kb, &block), dense_whole(m, KEYS == 2 * ROWS));
+    kir_loop_until(m->kb, CHUNK, kir_binary(m->kb, KIR_ADD, pair, dense_whole(m, 1)));
 }
 
 /* ---- over lanes -------------------------------------------------------------------------------------------------- */
@@ -204,7 +206,7 @@ static kir_val greater(const maker *m, kir_val a, kir_val b) {
     return kir_select(m->kb, kir_binary(m->kb, KIR_LT, a, b), b, a);
 }
 
-static kir_val fold(const maker *m, bool sum, kir_val *lane) {
+static kir_val fold_dense(const maker *m, bool sum, kir_val *lane) {
     for (int half = ACROSS / 2; half > 0; half /= 2)
         for (int t = 0; t < half; t++)
             lane[t] = sum ? kir_binary(m->kb, KIR_ADD, lane[t], lane[t + half]) : greater(m, lane[t], lane[t + half]);
@@ -222,14 +224,14 @@ static void fold_rows(const maker *m, bool sum, const kir_val *own) {
         kir_store(kb, m->weight, &to, kir_get(kb, own[i]), KIR_NONE);
     }
     kir_barrier(kb);
-    kir_val number = kir_index(kb, &item), which = both(m, number, whole(m, OWN - 1));
-    from.dyn = kir_binary(kb, KIR_MUL, which, whole(m, LANE_LINE));
+    kir_val number = kir_index(kb, &item), which = dense_both(m, number, dense_whole(m, OWN - 1));
+    from.dyn = kir_binary(kb, KIR_MUL, which, dense_whole(m, LANE_LINE));
     for (int t = 0; t < ACROSS; t++) {
         kir_aff at = further(from, t);
         lane[t] = load_local(m, m->weight, &at);
     }
     row.s[ROW] = OWN;
-    kir_store(kb, m->row_value, &row, fold(m, sum, lane), kir_binary(kb, KIR_LT, number, whole(m, OWN)));
+    kir_store(kb, m->row_value, &row, fold_dense(m, sum, lane), kir_binary(kb, KIR_LT, number, dense_whole(m, OWN)));
     kir_barrier(kb);
 }
 
@@ -243,7 +245,7 @@ static kir_val row_value(const maker *m, bool sum, int i) {
 
 /* `second`: whether the greatest scores are known, in the second pass; what becomes of the first one's weights is
  * nothing. */
-static void weigh(const maker *m, kir_val second) {
+static void weigh_dense(const maker *m, kir_val second) {
     kir_builder *kb = m->kb;
     make_products(m);
     kir_loop(kb, FOUR, 1);
@@ -272,7 +274,8 @@ static void fill_values(const maker *m, int slice) {
         kir_aff c = further(column, right), k = further(key, down), place = further(to, down * slice + right);
         kir_aff at[4] = {tn_along(BATCH, 1), head(m, true), k, c};
         kir_val there = tn_inside(m->kb, &k, m->s->keys);
-        kir_val v = m->joints->load(m->joints->context, V, at, both(m, there, tn_inside(m->kb, &c, m->s->value_width)));
+        kir_val v = m->callbacks->load(m->callbacks->context, V, at,
+                                       dense_both(m, there, tn_inside(m->kb, &c, m->s->value_width)));
         kir_store(m->kb, m->kv, &place, kir_select(m->kb, there, v, real(m, -0.0)), KIR_NONE);
     }
     kir_end(m->kb);
@@ -283,10 +286,10 @@ static void sum_values(const maker *m, const kir_val *sum, kir_val second) {
     int own = OWN * m->columns, slice = slice_of(m->columns);
     for (int e = 0; e < own; e++)
         chain[e] = kir_var(m->kb, real(m, 0));
-    kir_loop_until(m->kb, QUARTER, kir_select(m->kb, second, whole(m, KEYS / DEPTH), whole(m, 0)));
+    kir_loop_until(m->kb, QUARTER, kir_select(m->kb, second, dense_whole(m, KEYS / DEPTH), dense_whole(m, 0)));
     fill_values(m, slice);
     kir_barrier(m->kb);
-    multiply(m, m->weight, tn_along(QUARTER, DEPTH * Q_LINE), Q_LINE, m->kv, slice, m->columns, chain);
+    multiply_dense(m, m->weight, tn_along(QUARTER, DEPTH * Q_LINE), Q_LINE, m->kv, slice, m->columns, chain);
     kir_barrier(m->kb);
     kir_end(m->kb);
     for (int e = 0; e < own; e++) {
@@ -321,17 +324,18 @@ static void store_results(const maker *m, const kir_val *sum) {
             from.s[ROW] = BROAD;
             from.s[FOUR] = DOWN * BROAD;
             kir_aff at[4] = {tn_along(BATCH, 1), head(m, false), row, column};
-            kir_val there = both(m, tn_inside(kb, &row, m->s->queries), tn_inside(kb, &column, m->s->value_width));
-            m->joints->store(m->joints->context, at, load_local(m, m->weight, &from), there);
+            kir_val there =
+                dense_both(m, tn_inside(kb, &row, m->s->queries), tn_inside(kb, &column, m->s->value_width));
+            m->callbacks->store(m->callbacks->context, at, load_local(m, m->weight, &from), there);
         }
         kir_end(kb);
         kir_barrier(kb);
     }
 }
 
-static void append(maker *m) {
+static void append_dense(maker *m) {
     kir_val sum[OWN * MOST_COLUMNS];
-    m->joints->begin(m->joints->context, m->kb);
+    m->callbacks->begin(m->callbacks->context, m->kb);
     m->q = kir_local(m->kb, TN_F32, DEPTH * Q_LINE);
     m->kv = kir_local(m->kb, TN_F32, DEPTH * tn_max64(K_LINE, slice_of(m->columns)));
     m->weight = kir_local(m->kb, TN_F32, KEYS * Q_LINE);
@@ -344,10 +348,10 @@ static void append(maker *m) {
         sum[e] = kir_var(m->kb, real(m, -0.0)); /* a first chain stands alone */
     kir_loop(m->kb, PASS, 1);
     kir_aff pass = tn_along(PASS, 1);
-    kir_val second = kir_binary(m->kb, KIR_EQ, kir_index(m->kb, &pass), whole(m, 1));
+    kir_val second = kir_binary(m->kb, KIR_EQ, kir_index(m->kb, &pass), dense_whole(m, 1));
     fold_rows(m, false, m->most);
     begin_chunks(m);
-    weigh(m, second);
+    weigh_dense(m, second);
     kir_barrier(m->kb);
     sum_values(m, sum, second);
     kir_end(m->kb);
@@ -357,9 +361,9 @@ static void append(maker *m) {
 
 static int64_t pieces(int64_t n, int64_t of) { return (n + of - 1) / of; }
 
-tn_status tn_dense_template(const tn_dense_shape *s, const tn_group_limits *limits, const tn_operand_joints *joints,
-                            tn_template_program *out) {
-    maker m = {.s = s, .joints = joints, .columns = columns_of(s, limits)};
+tn_status tn_dense_workgroup(const tn_dense_shape *s, const tn_group_limits *limits,
+                             const tn_operand_callbacks *callbacks, tn_workgroup_program *out) {
+    maker m = {.s = s, .callbacks = callbacks, .columns = dense_columns_of(s, limits)};
     int64_t extents[AXES] = {[BATCH] = s->batch,
                              [KV_HEAD] = s->kv_heads,
                              [GROUP] = s->kv_heads ? s->heads / s->kv_heads : 0,
@@ -374,6 +378,6 @@ tn_status tn_dense_template(const tn_dense_shape *s, const tn_group_limits *limi
                              [QUARTER] = KEYS / DEPTH};
     TRY(kir_begin(PARALLEL, AXES - PARALLEL, extents, &m.kb));
     kir_group(m.kb, 2);
-    append(&m);
+    append_dense(&m);
     return kir_finish(m.kb, &out->program, &out->sizes);
 }

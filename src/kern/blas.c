@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kern/cpu/port.h"
+#include "kern/cpu/fused_program.h"
 #include "kern/vendor.h"
 
 /* ---- the table --------------------------------------------------------------------------------------------------- */
@@ -135,9 +135,10 @@ static void stay_single(const tn_blas *b) {
         ((void (*)(int))b->single)(1);
 }
 
-#define CBLAS_ARGUMENTS(integer, real)                                                                                 \
-    ROW_MAJOR, p->a.turned ? TRANSPOSED : AS_IT_IS, p->b.turned ? TRANSPOSED : AS_IT_IS, (integer)p->m, (integer)p->n, \
-        (integer)p->k, 1, p->a_data, (integer)p->a.ld, p->b_data, (integer)p->b.ld, 0, (real *)p->c, (integer)p->ldc
+#define CBLAS_ARGUMENTS(integer, real)                                                                              \
+    ROW_MAJOR, p->a.transposed ? TRANSPOSED : AS_IT_IS, p->b.transposed ? TRANSPOSED : AS_IT_IS, (integer)p->m,     \
+        (integer)p->n, (integer)p->k, 1, p->a_data, (integer)p->a.ld, p->b_data, (integer)p->b.ld, 0, (real *)p->c, \
+        (integer)p->ldc
 
 /* For a library that says that it could not, as without memory. */
 static void multiply_plainly(const piece *p) {
@@ -147,18 +148,18 @@ static void multiply_plainly(const piece *p) {
         for (int64_t j = 0; j < p->n; j++) {
             double sum = 0;
             for (int64_t k = 0; k < p->k; k++)
-                sum += (double)a[p->a.turned ? k * p->a.ld + i : i * p->a.ld + k] *
-                       (double)b[p->b.turned ? j * p->b.ld + k : k * p->b.ld + j];
+                sum += (double)a[p->a.transposed ? k * p->a.ld + i : i * p->a.ld + k] *
+                       (double)b[p->b.transposed ? j * p->b.ld + k : k * p->b.ld + j];
             c[i * p->ldc + j] = (float)sum;
         }
 }
 
 static bool multiply_by_dnnl(const tn_blas *b, const piece *p) {
-    return b->dnnl(p->a.turned ? 'T' : 'N', p->b.turned ? 'T' : 'N', p->m, p->n, p->k, 1, p->a_data, p->a.ld, p->b_data,
-                   p->b.ld, 0, p->c, p->ldc) == 0;
+    return b->dnnl(p->a.transposed ? 'T' : 'N', p->b.transposed ? 'T' : 'N', p->m, p->n, p->k, 1, p->a_data, p->a.ld,
+                   p->b_data, p->b.ld, 0, p->c, p->ldc) == 0;
 }
 
-static void multiply(const tn_blas *b, const piece *p) {
+static void multiply_blas(const tn_blas *b, const piece *p) {
     if (b->entry->each_thread) stay_single(b);
     if (p->f64 && b->wide)
         ((cblas_dgemm_i64 *)b->dgemm)(CBLAS_ARGUMENTS(int64_t, double));
@@ -209,7 +210,7 @@ static void restore_environment(saved *keep) {
 }
 
 /* A function under any of its names; *wide: the name says 64-bit integers. */
-static void *find(void *handle, const char *name, bool *wide) {
+static void *find_blas(void *handle, const char *name, bool *wide) {
     static const char *const prefixes[] = {"", "scipy_"}, *const suffixes[] = {"", "64_", "_64"};
     for (size_t p = 0; p < TN_COUNT(prefixes); p++)
         for (size_t s = 0; s < TN_COUNT(suffixes); s++) {
@@ -225,7 +226,7 @@ static void *find(void *handle, const char *name, bool *wide) {
 
 /* Integers of 64 bits under the plain names (a build of one's own, MKL_INTERFACE_LAYER=ILP64)? Of this many elements,
  * 32 bits say three and 64 bits a negative number, for which the place is 0. */
-static bool is_wide(void *handle) {
+static bool blas_is_wide(void *handle) {
     static const float x[] = {1, 2, 3};
     cblas_isamax_i64 *largest = (cblas_isamax_i64 *)dlsym(handle, "cblas_isamax");
     return largest && (uint32_t)largest(INT64_MIN + 3, x, 1) == 0;
@@ -233,9 +234,9 @@ static bool is_wide(void *handle) {
 
 static void bind_functions(tn_blas *b, void *handle) {
     b->dnnl = (dnnl_sgemm_function *)dlsym(handle, "dnnl_sgemm");
-    b->sgemm = find(handle, "cblas_sgemm", &b->wide);
-    b->dgemm = find(handle, "cblas_dgemm", NULL);
-    b->single = find(handle, b->entry->single, NULL);
+    b->sgemm = find_blas(handle, "cblas_sgemm", &b->wide);
+    b->dgemm = find_blas(handle, "cblas_dgemm", NULL);
+    b->single = find_blas(handle, b->entry->single, NULL);
     if (!b->sgemm && !b->dnnl)
         tn_reason_set(&b->why, TN_REASON_SYMBOL_MISSING, b->entry->library.fix,
                       "%s: the function cblas_sgemm is missing", b->entry->library.title);
@@ -243,8 +244,8 @@ static void bind_functions(tn_blas *b, void *handle) {
 
 /* OpenBLAS tells how it was built. One for a single thread may be without locks, and several threads call it here. */
 static void ask_openblas(tn_blas *b, void *handle) {
-    char *(*config)(void) = (char *(*)(void))find(handle, "openblas_get_config", NULL);
-    int (*parallel)(void) = (int (*)(void))find(handle, "openblas_get_parallel", NULL);
+    char *(*config)(void) = (char *(*)(void))find_blas(handle, "openblas_get_config", NULL);
+    int (*parallel)(void) = (int (*)(void))find_blas(handle, "openblas_get_parallel", NULL);
     const char *text = config ? config() : "";
     snprintf(b->description, sizeof b->description, "%s", text);
     if (strstr(text, "USE64BITINT")) b->wide = true;
@@ -269,7 +270,7 @@ static bool answers_right(const tn_blas *b, bool f64) {
     p.b_data = f64 ? (void *)numbers[1] : (void *)single[1];
     p.a = (tn_side){LD, false};
     p.b = (tn_side){LD, true};
-    multiply(b, &p);
+    multiply_blas(b, &p);
     for (int i = 0; i < M; i++)
         for (int j = 0; j < N; j++) {
             double sum = 0;
@@ -287,7 +288,7 @@ static void check_answers(tn_blas *b) {
                       "%s: multiplies two small matrices wrongly", b->entry->library.title);
 }
 
-static void load(tn_blas *b) {
+static void load_blas(tn_blas *b) {
     saved keep[MOST_SETTINGS] = {0};
     b->tried = true;
     tn_library_locate(&b->entry->library, b->path, sizeof b->path);
@@ -297,7 +298,7 @@ static void load(tn_blas *b) {
     if (b->why.code == TN_REASON_NONE) {
         stay_single(b);
         if (strcmp(b->entry->name, "openblas") == 0) ask_openblas(b, handle);
-        if (b->sgemm && !b->dnnl && !b->wide) b->wide = is_wide(handle);
+        if (b->sgemm && !b->dnnl && !b->wide) b->wide = blas_is_wide(handle);
     }
     restore_environment(keep);
     if (b->why.code == TN_REASON_NONE) check_answers(b);
@@ -309,7 +310,8 @@ static const char AUTO[] = "auto";
 
 static bool usable(tn_blas *b, const entry *r) {
     b->entry = r;
-    if (!b->tried || b->why.code == TN_REASON_LIBRARY_NOT_FOUND) load(b); /* it may have been installed meanwhile */
+    /* it may have been installed meanwhile */
+    if (!b->tried || b->why.code == TN_REASON_LIBRARY_NOT_FOUND) load_blas(b);
     return b->why.code == TN_REASON_NONE;
 }
 
@@ -325,7 +327,7 @@ static tn_status unknown(const char *name) {
     return s;
 }
 
-static tn_status choose(const char *name, const tn_blas **out) {
+static tn_status choose_blas(const char *name, const tn_blas **out) {
     bool any = strcmp(name, AUTO) == 0, known = any;
     const tn_blas *last = NULL;
     for (int i = 0; i < ROWS; i++) {
@@ -346,7 +348,7 @@ tn_status tn_blas_choose(const char *name) {
     const tn_blas *found = NULL;
     bool none = !name || strcmp(name, "none") == 0;
     pthread_mutex_lock(&lock);
-    tn_status s = none ? TN_OK : choose(name, &found);
+    tn_status s = none ? TN_OK : choose_blas(name, &found);
     if (s == TN_OK) {
         atomic_store(&open_choice, found && strcmp(name, AUTO) == 0);
         atomic_store(&chosen, found);
@@ -363,14 +365,14 @@ const tn_blas *tn_blas_by_name(const char *name) {
     const tn_blas *found = NULL;
     if (strcmp(name, AUTO) == 0) return NULL;
     pthread_mutex_lock(&lock);
-    tn_status s = choose(name, &found);
+    tn_status s = choose_blas(name, &found);
     pthread_mutex_unlock(&lock);
     return s == TN_OK ? found : NULL;
 }
 
 const char *tn_blas_name(const tn_blas *b) { return b ? b->entry->name : "none"; }
 
-void *tn_blas_function(const tn_blas *b, const char *name) { return find(b->handle, name, NULL); }
+void *tn_blas_function(const tn_blas *b, const char *name) { return find_blas(b->handle, name, NULL); }
 
 bool tn_blas_is_wide(const tn_blas *b) { return b->wide; }
 
@@ -396,7 +398,7 @@ void tn_blas_refuse(int i, tn_reason_code code, const char *why) {
     pthread_mutex_unlock(&lock);
 }
 
-void tn_blas_look(int i, tn_blas_facts *out) {
+void tn_blas_probe(int i, tn_blas_facts *out) {
     const tn_blas *b = &opened[i], *now = tn_blas_chosen();
     *out = (tn_blas_facts){.name = table[i].name, .title = table[i].library.title, .chosen = b == now};
     pthread_mutex_lock(&lock);
@@ -414,13 +416,13 @@ void tn_blas_look(int i, tn_blas_facts *out) {
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
 enum {
-    BLOCK_ROWS = 256,                /* rows that are finished before the store joint runs on them … */
+    BLOCK_ROWS = 256,                /* rows that are finished before the epilogue runs on them … */
     BLOCK_COLUMNS = TN_GEMM_BLOCK_LD /* … and columns */
 };
 static const double PART_FLOPS = 5e5; /* less is not worth another thread */
 
 bool tn_matrix_has_side(const tn_matrix *x, int64_t rows, int64_t cols) {
-    if (x->joint.vm) return false;
+    if (x->fused.vm) return false;
     if (x->col_stride == 1 || cols == 1) return rows == 1 || x->row_stride >= cols;
     return (x->row_stride == 1 || rows == 1) && (cols == 1 || x->col_stride >= rows);
 }
@@ -428,18 +430,18 @@ bool tn_matrix_has_side(const tn_matrix *x, int64_t rows, int64_t cols) {
 tn_side tn_matrix_side(const tn_matrix *x, int64_t rows, int64_t cols) {
     bool by_rows = x->col_stride == 1 || cols == 1;
     int64_t ld = by_rows ? (rows == 1 ? cols : x->row_stride) : (cols == 1 ? rows : x->col_stride);
-    return (tn_side){.ld = tn_max64(ld, by_rows ? cols : rows), .turned = !by_rows};
+    return (tn_side){.ld = tn_max64(ld, by_rows ? cols : rows), .transposed = !by_rows};
 }
 
-static bool fits(int64_t extent) { return extent > 0 && extent <= INT32_MAX; }
+static bool blas_fits(int64_t extent) { return extent > 0 && extent <= INT32_MAX; }
 
 bool tn_blas_takes(const tn_blas *b, const tn_gemm_args *g, tn_dtype dtype) {
     if (dtype != TN_F32 && (dtype != TN_F64 || !b->dgemm)) return false;
-    if (!fits(g->m) || !fits(g->n) || !fits(g->k)) return false;
+    if (!blas_fits(g->m) || !blas_fits(g->n) || !blas_fits(g->k)) return false;
     if (!tn_matrix_has_side(&g->a, g->m, g->k) || !tn_matrix_has_side(&g->b, g->k, g->n)) return false;
     if (tn_matrix_side(&g->a, g->m, g->k).ld > INT32_MAX || tn_matrix_side(&g->b, g->k, g->n).ld > INT32_MAX)
         return false;
-    if (g->c.joint.vm) return dtype == TN_F32;
+    if (g->c.fused.vm) return dtype == TN_F32;
     return (g->c.col_stride == 1 || g->n == 1) && (g->m == 1 || g->c.row_stride >= g->n) &&
            g->c.row_stride <= INT32_MAX;
 }
@@ -453,11 +455,11 @@ typedef struct product {
 } product;
 
 static size_t block_bytes(const tn_gemm_args *g) {
-    return g->c.joint.vm ? (size_t)tn_min64(g->m, BLOCK_ROWS) * BLOCK_COLUMNS * sizeof(float) : 0;
+    return g->c.fused.vm ? (size_t)tn_min64(g->m, BLOCK_ROWS) * BLOCK_COLUMNS * sizeof(float) : 0;
 }
 
 size_t tn_blas_workspace(const tn_gemm_args *g, int threads) {
-    return (block_bytes(g) + port_scratch(&g->c.joint, 0)) * (size_t)threads;
+    return (block_bytes(g) + fused_call_scratch(&g->c.fused, 0)) * (size_t)threads;
 }
 
 static const char *element(const void *data, int64_t at, const product *p) {
@@ -471,15 +473,15 @@ static int64_t batch_offset(const tn_matrix *x, const int64_t *batch) {
     return at;
 }
 
-/* Rows and columns of one product in C's own memory, or block by block through the joint. */
-static void run_box(const product *p, const int64_t *batch, box at, port *joint, void *block) {
+/* Rows and columns of one product in C's own memory, or block by block through the epilogue. */
+static void run_box(const product *p, const int64_t *batch, box at, fused_call *program, void *block) {
     const tn_gemm_args *g = p->args;
     piece q = {.m = at.rows, .n = at.cols, .k = g->k, .f64 = p->f64};
     q.a = tn_matrix_side(&g->a, g->m, g->k);
     q.b = tn_matrix_side(&g->b, g->k, g->n);
     q.a_data = element(g->a.data, batch_offset(&g->a, batch) + at.row * (g->m == 1 ? 0 : g->a.row_stride), p);
     q.b_data = element(g->b.data, batch_offset(&g->b, batch) + at.col * (g->n == 1 ? 0 : g->b.col_stride), p);
-    if (joint->vm) {
+    if (program->vm) {
         q.c = block;
         q.ldc = BLOCK_COLUMNS;
     } else {
@@ -487,38 +489,38 @@ static void run_box(const product *p, const int64_t *batch, box at, port *joint,
         q.c = (void *)(uintptr_t)element(g->c.data, batch_offset(&g->c, batch) + at.row * row_stride + at.col, p);
         q.ldc = tn_max64(row_stride, g->n);
     }
-    multiply(p->blas, &q);
-    if (joint->vm) port_run(joint, batch, at, block);
+    multiply_blas(p->blas, &q);
+    if (program->vm) fused_call_run(program, batch, at, block);
 }
 
-static void run_strip(const product *p, const int64_t *batch, int64_t strip, port *joint, void *block) {
+static void run_strip(const product *p, const int64_t *batch, int64_t strip, fused_call *program, void *block) {
     const tn_gemm_args *g = p->args;
     int64_t length = p->by_rows ? g->m : g->n, unit = 16;
     int64_t step = tn_ceil_div(tn_ceil_div(length, p->strips), unit) * unit;
     int64_t begin = tn_min64(strip * step, length), end = tn_min64(begin + step, length);
     int64_t row0 = p->by_rows ? begin : 0, row1 = p->by_rows ? end : g->m;
     int64_t col0 = p->by_rows ? 0 : begin, col1 = p->by_rows ? g->n : end;
-    int64_t rows = joint->vm ? BLOCK_ROWS : tn_max64(row1 - row0, 1);
-    int64_t cols = joint->vm ? BLOCK_COLUMNS : tn_max64(col1 - col0, 1);
+    int64_t rows = program->vm ? BLOCK_ROWS : tn_max64(row1 - row0, 1);
+    int64_t cols = program->vm ? BLOCK_COLUMNS : tn_max64(col1 - col0, 1);
     for (int64_t col = col0; col < col1; col += cols)
         for (int64_t row = row0; row < row1; row += rows) {
             box at = {row, tn_min64(rows, row1 - row), col, tn_min64(cols, col1 - col)};
-            run_box(p, batch, at, joint, block);
+            run_box(p, batch, at, program, block);
         }
 }
 
 static void run_part(void *ctx, int64_t begin, int64_t end, int worker) {
     const product *p = ctx;
     char *memory = (char *)p->args->workspace + (size_t)worker * p->part_bytes;
-    port joint = {0};
-    port_open(&joint, &p->args->c.joint, memory + p->block_bytes);
+    fused_call program = {0};
+    fused_call_open(&program, &p->args->c.fused, memory + p->block_bytes);
     for (int64_t i = begin; i < end; i++) {
         int64_t batch[TN_GEMM_BATCH_AXES], rest = i / p->strips;
         for (int axis = TN_GEMM_BATCH_AXES - 1; axis >= 0; axis--) {
             batch[axis] = rest % p->args->batch[axis];
             rest /= p->args->batch[axis];
         }
-        run_strip(p, batch, i % p->strips, &joint, memory);
+        run_strip(p, batch, i % p->strips, &program, memory);
     }
 }
 
@@ -527,7 +529,7 @@ void tn_blas_gemm(const tn_blas *b, const tn_gemm_args *g, tn_dtype dtype) {
     for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++)
         batches *= g->batch[axis];
     product p = {.blas = b, .args = g, .by_rows = g->m >= g->n, .f64 = dtype == TN_F64, .block_bytes = block_bytes(g)};
-    p.part_bytes = p.block_bytes + port_scratch(&g->c.joint, 0);
+    p.part_bytes = p.block_bytes + fused_call_scratch(&g->c.fused, 0);
     double flops = (double)g->m * (double)g->n * (double)g->k;
     p.strips = batches >= tn_threads() ? 1 : tn_min64(tn_threads(), 1 + (int64_t)(flops / PART_FLOPS));
     int64_t grain = tn_max64(1, (int64_t)(PART_FLOPS * (double)p.strips / (flops + 1)));

@@ -2,8 +2,9 @@
  *
  * A library is used only when somebody asks for one by name: its sums run in an order of its own, so its results are
  * of the class `library` (close to ours, not the same bits). Nothing is loaded before that. A library computes on one
- * thread; the pool of threads (base/threads.c) cuts the product, so there are never two pools side by side, and a
- * store joint runs on each part's blocks while they are in cache. */
+ * thread; the pool of threads (base/threads.c) cuts the product, so there are never two pools side by side, and an
+ * epilogue
+ *  runs on each part's blocks while they are in cache. */
 #ifndef TN_KERN_BLAS_H
 #define TN_KERN_BLAS_H
 
@@ -13,7 +14,7 @@
  * such a matrix. */
 typedef struct tn_side {
     int64_t ld;
-    bool turned;
+    bool transposed;
 } tn_side;
 /* Is it one, contiguous along rows or columns with a distance that libraries accept? Then which. */
 bool tn_matrix_has_side(const tn_matrix *x, int64_t rows, int64_t cols);
@@ -31,7 +32,7 @@ typedef struct tn_blas_facts {
 } tn_blas_facts;
 
 int tn_blas_count(void);
-void tn_blas_look(int i, tn_blas_facts *out); /* 0 <= i < tn_blas_count() */
+void tn_blas_probe(int i, tn_blas_facts *out); /* 0 <= i < tn_blas_count() */
 
 /* From now on new plans compute products with this library: a name of the table, "auto" (the first that works, or what
  * tuning found to be the fastest: core/tuner.c), NULL or "none" (our own kernels). Loads it and compares its answer on

@@ -143,7 +143,7 @@ static int64_t index_at(const tn_take_args *a, int64_t i) {
 }
 
 /* Where slices begin whose places along the dims before `dim` are those of row `n`. */
-static const uint32_t *row_of(const tn_take_args *a, int64_t n) {
+static const uint32_t *cat_row_of(const tn_take_args *a, int64_t n) {
     const uint32_t *from = a->data;
     for (int d = a->dim; d-- > 0; n /= a->shape[d])
         from += n % a->shape[d] * a->stride[d];
@@ -175,7 +175,7 @@ static void take_slices(void *ctx, int64_t begin, int64_t end, int worker) {
     for (int d = a->rank - 1; d > a->dim; size *= a->shape[d--])
         add_axis(&l, a->shape[d], size, a->stride[d]);
     for (int64_t n = begin, i = begin % count; n < end; i = 0) {
-        const uint32_t *from = row_of(a, n / count);
+        const uint32_t *from = cat_row_of(a, n / count);
         int64_t stop = tn_min64(count, i + end - n);
         if (size == 1) {
             take_elements(a, a->out + n, from, i, stop);

@@ -35,7 +35,7 @@ typedef struct cublaslt_answer {
     X(wish_new, "cublasLtMatmulPreferenceCreate", (void **wish))                                                      \
     X(wish_free, "cublasLtMatmulPreferenceDestroy", (void *wish))                                                     \
     X(wish_set, "cublasLtMatmulPreferenceSetAttribute", (void *wish, int what, const void *value, size_t bytes))      \
-    X(choose, "cublasLtMatmulAlgoGetHeuristic",                                                                       \
+    X(choose_cublaslt, "cublasLtMatmulAlgoGetHeuristic",                                                              \
       (void *handle, void *product, void *a, void *b, void *c, void *d, void *wish, int most,                         \
        cublaslt_answer *answers, int *count))                                                                         \
     X(multiply, "cublasLtMatmul",                                                                                     \
@@ -111,7 +111,7 @@ static void lt_free(void *call) {
     tn_mem_free(c);
 }
 
-static int type_of(tn_dtype dtype) {
+static int cublaslt_type_of(tn_dtype dtype) {
     return dtype == TN_F64 ? CUDA_R_64F : dtype == TN_F16 ? CUDA_R_16F : dtype == TN_BF16 ? CUDA_R_16BF : CUDA_R_32F;
 }
 
@@ -119,22 +119,23 @@ static int type_of(tn_dtype dtype) {
 static tn_status add_matrix(lt_call *c, int s, int64_t rows, int64_t columns) {
     const tn_vendor_side *side = &c->p.side[s];
     int32_t batch = (int32_t)c->p.batch;
-    uint64_t long_side = (uint64_t)(side->turned ? rows : columns), lines = (uint64_t)(side->turned ? columns : rows);
-    TRY(CALL(matrix_new, (&c->matrix[s], type_of(c->p.dtype), long_side, lines, side->ld)));
+    uint64_t long_side = (uint64_t)(side->transposed ? rows : columns),
+             lines = (uint64_t)(side->transposed ? columns : rows);
+    TRY(CALL(matrix_new, (&c->matrix[s], cublaslt_type_of(c->p.dtype), long_side, lines, side->ld)));
     if (batch == 1) return TN_OK;
     TRY(CALL(matrix_set, (c->matrix[s], CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch, sizeof batch)));
     return CALL(matrix_set, (c->matrix[s], CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &side->batch_stride,
                              sizeof side->batch_stride));
 }
 
-static tn_status describe(lt_call *c) {
+static tn_status describe_cublaslt(lt_call *c) {
     bool wide = c->p.dtype == TN_F64;
     const int turned = CUBLAS_OP_T;
     TRY(CALL(product_new,
              (&c->product, wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F, wide ? CUDA_R_64F : CUDA_R_32F)));
-    if (c->p.side[TN_VENDOR_B].turned)
+    if (c->p.side[TN_VENDOR_B].transposed)
         TRY(CALL(product_set, (c->product, CUBLASLT_MATMUL_DESC_TRANSA, &turned, sizeof turned)));
-    if (c->p.side[TN_VENDOR_A].turned)
+    if (c->p.side[TN_VENDOR_A].transposed)
         TRY(CALL(product_set, (c->product, CUBLASLT_MATMUL_DESC_TRANSB, &turned, sizeof turned)));
     TRY(add_matrix(c, TN_VENDOR_A, c->p.m, c->p.k));
     TRY(add_matrix(c, TN_VENDOR_B, c->p.k, c->p.n));
@@ -154,13 +155,13 @@ static tn_status fill_wish(const lt_call *c, void *wish) {
     return TN_OK;
 }
 
-static tn_status choose(lt_call *c, void *handle, void *wish) {
+static tn_status choose_cublaslt(lt_call *c, void *handle, void *wish) {
     cublaslt_answer answer;
     int count = 0;
     void *const *m = c->matrix;
     TRY(fill_wish(c, wish));
-    TRY(CALL(choose, (handle, c->product, m[TN_VENDOR_B], m[TN_VENDOR_A], m[TN_VENDOR_C], m[TN_VENDOR_C], wish, 1,
-                      &answer, &count)));
+    TRY(CALL(choose_cublaslt, (handle, c->product, m[TN_VENDOR_B], m[TN_VENDOR_A], m[TN_VENDOR_C], m[TN_VENDOR_C], wish,
+                               1, &answer, &count)));
     if (count < 1 || answer.state != 0)
         return tn_fail(TN_ERR_UNSUPPORTED, "%s: has no algorithm for it", tn_vendor_cublaslt.spec.title);
     c->algorithm = answer.algorithm;
@@ -176,9 +177,9 @@ static tn_status lt_make(void *handle, const tn_lent *lent, const tn_vendor_prod
     if (!c) return TN_ERR_MEMORY;
     *call = c;
     c->p = *p;
-    TRY(describe(c));
+    TRY(describe_cublaslt(c));
     TRY(CALL(wish_new, (&wish)));
-    tn_status s = choose(c, handle, wish);
+    tn_status s = choose_cublaslt(c, handle, wish);
     (void)calls.wish_free(wish);
     *workspace = c->workspace;
     return s;

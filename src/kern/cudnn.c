@@ -51,14 +51,14 @@ typedef struct cudnn_answer {
     X(measure_filters, "cudnnGetConvolutionBackwardFilterWorkspaceSize",                                             \
       (void *handle, void *a, void *b, void *conv, void *out, int algorithm, size_t *bytes))                         \
     X(compute, "cudnnConvolutionForward",                                                                            \
-      (void *handle, const void *alpha, void *a_form, const void *a, void *b_form, const void *b, void *conv,        \
-       int algorithm, void *workspace, size_t bytes, const void *beta, void *out_form, void *out))                   \
+      (void *handle, const void *alpha, void *a_desc, const void *a, void *b_desc, const void *b, void *conv,        \
+       int algorithm, void *workspace, size_t bytes, const void *beta, void *out_desc, void *out))                   \
     X(compute_images, "cudnnConvolutionBackwardData",                                                                \
-      (void *handle, const void *alpha, void *a_form, const void *a, void *b_form, const void *b, void *conv,        \
-       int algorithm, void *workspace, size_t bytes, const void *beta, void *out_form, void *out))                   \
+      (void *handle, const void *alpha, void *a_desc, const void *a, void *b_desc, const void *b, void *conv,        \
+       int algorithm, void *workspace, size_t bytes, const void *beta, void *out_desc, void *out))                   \
     X(compute_filters, "cudnnConvolutionBackwardFilter",                                                             \
-      (void *handle, const void *alpha, void *a_form, const void *a, void *b_form, const void *b, void *conv,        \
-       int algorithm, void *workspace, size_t bytes, const void *beta, void *out_form, void *out))
+      (void *handle, const void *alpha, void *a_desc, const void *a, void *b_desc, const void *b, void *conv,        \
+       int algorithm, void *workspace, size_t bytes, const void *beta, void *out_desc, void *out))
 
 enum { /* as NVIDIA numbers them */
        CUDNN_TENSOR_NCHW = 0,
@@ -110,10 +110,10 @@ TN_VENDOR_CALLS(CALLS);
 #define CHECK(number, code) tn_vendor_check(&tn_vendor_cudnn, errors, code, symbols[number].name)
 #define CALL(field, arguments) CHECK(CALL_##field, calls.field arguments)
 /* Of a way. */
-#define CALL_FOR(way, field, arguments)                                                  \
-    CHECK(CALL_##field + (int)(way), ((way) == TN_VENDOR_RESULTS  ? calls.field          \
-                                      : (way) == TN_VENDOR_IMAGES ? calls.field##_images \
-                                                                  : calls.field##_filters) arguments)
+#define CALL_FOR(way, field, arguments)                                                 \
+    CHECK(CALL_##field + (int)(way), ((way) == TN_VENDOR_RESULTS ? calls.field          \
+                                      : (way) == TN_VENDOR_INPUT ? calls.field##_images \
+                                                                 : calls.field##_filters) arguments)
 
 static tn_status dnn_open(const tn_lent *lent, void **handle) {
     (void)lent;
@@ -129,8 +129,9 @@ static void dnn_close(const tn_lent *lent, void *handle) {
 
 typedef struct dnn_call {
     tn_vendor_way way;
-    void *images, *results, *filters, *conv;
-    void *form[TN_VENDOR_SIDES]; /* some of them: the result's, then those of what is read, as the library wants them */
+    void *input, *results, *weight, *conv;
+    /* some of them: the result's, then those of what is read, as the library wants them */
+    void *format[TN_VENDOR_SIDES];
     int swapped;                 /* it wants these the other way round than we have them */
     int algorithm, type;
     size_t workspace;
@@ -138,9 +139,9 @@ typedef struct dnn_call {
 
 static void dnn_free(void *call) {
     dnn_call *c = call;
-    if (c->images) (void)calls.tensor_free(c->images);
+    if (c->input) (void)calls.tensor_free(c->input);
     if (c->results) (void)calls.tensor_free(c->results);
-    if (c->filters) (void)calls.filter_free(c->filters);
+    if (c->weight) (void)calls.filter_free(c->weight);
     if (c->conv) (void)calls.conv_free(c->conv);
     tn_mem_free(c);
 }
@@ -150,13 +151,13 @@ static tn_status add_tensor(dnn_call *c, void **tensor, const int *n) {
     return CALL(tensor_set, (*tensor, CUDNN_TENSOR_NCHW, c->type, n[0], n[1], n[2], n[3]));
 }
 
-static tn_status describe(dnn_call *c, const tn_vendor_conv *v) {
-    const int *f = v->filters, *pad = v->padding, *stride = v->stride, *dilation = v->dilation;
+static tn_status describe_cudnn(dnn_call *c, const tn_vendor_conv *v) {
+    const int *f = v->weight, *pad = v->padding, *stride = v->stride, *dilation = v->dilation;
     c->type = v->dtype == TN_F16 ? CUDNN_DATA_HALF : v->dtype == TN_BF16 ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_FLOAT;
-    TRY(add_tensor(c, &c->images, v->images));
+    TRY(add_tensor(c, &c->input, v->input));
     TRY(add_tensor(c, &c->results, v->results));
-    TRY(CALL(filter_new, (&c->filters)));
-    TRY(CALL(filter_set, (c->filters, c->type, CUDNN_TENSOR_NCHW, f[0], f[1], f[2], f[3])));
+    TRY(CALL(filter_new, (&c->weight)));
+    TRY(CALL(filter_set, (c->weight, c->type, CUDNN_TENSOR_NCHW, f[0], f[1], f[2], f[3])));
     TRY(CALL(conv_new, (&c->conv)));
     TRY(CALL(conv_set, (c->conv, pad[0], pad[1], stride[0], stride[1], dilation[0], dilation[1],
                         CUDNN_CROSS_CORRELATION, CUDNN_DATA_FLOAT)));
@@ -166,14 +167,14 @@ static tn_status describe(dnn_call *c, const tn_vendor_conv *v) {
 
 /* Our pointers of the gradient of images are results, filters; the library's filters, results. */
 static void order(dnn_call *c) {
-    void *const forms[][TN_VENDOR_SIDES] = {
-        [TN_VENDOR_RESULTS] = {c->results, c->images, c->filters},
-        [TN_VENDOR_IMAGES] = {c->images, c->filters, c->results},
-        [TN_VENDOR_FILTERS] = {c->filters, c->images, c->results},
+    void *const descriptors[][TN_VENDOR_SIDES] = {
+        [TN_VENDOR_RESULTS] = {c->results, c->input, c->weight},
+        [TN_VENDOR_INPUT] = {c->input, c->weight, c->results},
+        [TN_VENDOR_WEIGHT] = {c->weight, c->input, c->results},
     };
     for (int i = 0; i < TN_VENDOR_SIDES; i++)
-        c->form[i] = forms[c->way][i];
-    c->swapped = c->way == TN_VENDOR_IMAGES;
+        c->format[i] = descriptors[c->way][i];
+    c->swapped = c->way == TN_VENDOR_INPUT;
 }
 
 static bool adds_products(const dnn_call *c, const cudnn_answer *a) {
@@ -182,8 +183,8 @@ static bool adds_products(const dnn_call *c, const cudnn_answer *a) {
         return false;
     switch (c->way) {
     case TN_VENDOR_RESULTS: return a->algorithm <= CUDNN_CONVOLUTION_FWD_ALGO_DIRECT;
-    case TN_VENDOR_IMAGES: return a->algorithm <= CUDNN_CONVOLUTION_BWD_DATA_ALGO_1;
-    case TN_VENDOR_FILTERS: break;
+    case TN_VENDOR_INPUT: return a->algorithm <= CUDNN_CONVOLUTION_BWD_DATA_ALGO_1;
+    case TN_VENDOR_WEIGHT: break;
     }
     return a->algorithm <= CUDNN_CONVOLUTION_BWD_FILTER_ALGO_1 || a->algorithm == CUDNN_CONVOLUTION_BWD_FILTER_ALGO_3;
 }
@@ -193,8 +194,9 @@ static tn_status choose(dnn_call *c, void *handle) {
     cudnn_answer answers[MOST];
     const cudnn_answer *best = NULL;
     int count = 0;
-    void **form = c->form;
-    TRY(CALL_FOR(c->way, choose, (handle, form[1], form[2], c->conv, form[0], MOST, &count, answers)));
+    void **descriptor = c->format;
+    TRY(CALL_FOR(c->way, choose,
+                 (handle, descriptor[1], descriptor[2], c->conv, descriptor[0], MOST, &count, answers)));
     for (int i = 0; i < count; i++) {
         bool same_bits = answers[i].same_bits == CUDNN_DETERMINISTIC;
         if (!adds_products(c, &answers[i]) || (best && (best->same_bits == CUDNN_DETERMINISTIC || !same_bits)))
@@ -204,7 +206,8 @@ static tn_status choose(dnn_call *c, void *handle) {
     if (!best) return tn_fail(TN_ERR_UNSUPPORTED, "%s: has no algorithm for it", tn_vendor_cudnn.spec.title);
     c->algorithm = best->algorithm;
     TRY(CALL(conv_math, (c->conv, best->math)));
-    return CALL_FOR(c->way, measure, (handle, form[1], form[2], c->conv, form[0], c->algorithm, &c->workspace));
+    return CALL_FOR(c->way, measure,
+                    (handle, descriptor[1], descriptor[2], c->conv, descriptor[0], c->algorithm, &c->workspace));
 }
 
 static tn_status dnn_make(void *handle, const tn_lent *lent, const tn_vendor_conv *v, void **call, size_t *workspace) {
@@ -213,7 +216,7 @@ static tn_status dnn_make(void *handle, const tn_lent *lent, const tn_vendor_con
     if (!c) return TN_ERR_MEMORY;
     *call = c;
     c->way = v->way;
-    TRY(describe(c, v));
+    TRY(describe_cudnn(c, v));
     order(c);
     TRY(choose(c, handle));
     *workspace = c->workspace;
@@ -223,11 +226,12 @@ static tn_status dnn_make(void *handle, const tn_lent *lent, const tn_vendor_con
 static tn_status dnn_run(void *handle, const tn_lent *lent, const void *call, void *const *pointers) {
     static const float one = 1, zero = 0;
     const dnn_call *c = call;
-    void *const *form = c->form;
+    void *const *descriptor = c->format;
     TRY(CALL(set_stream, (handle, lent->stream)));
     return CALL_FOR(c->way, compute,
-                    (handle, &one, form[1], pointers[1 + c->swapped], form[2], pointers[2 - c->swapped], c->conv,
-                     c->algorithm, pointers[TN_VENDOR_WORKSPACE], c->workspace, &zero, form[0], pointers[0]));
+                    (handle, &one, descriptor[1], pointers[1 + c->swapped], descriptor[2], pointers[2 - c->swapped],
+                     c->conv, c->algorithm, pointers[TN_VENDOR_WORKSPACE], c->workspace, &zero, descriptor[0],
+                     pointers[0]));
 }
 
 const tn_vendor_library tn_vendor_cudnn = {

@@ -29,7 +29,7 @@ typedef struct experts {
     int64_t cuts, columns;   /* of a single token: pieces of a product and their columns */
 } experts;
 
-static bool is_plain(const tn_experts_args *a) { return a->dtype == TN_F32; }
+static bool experts_is_plain(const tn_experts_args *a) { return a->dtype == TN_F32; }
 
 static size_t area(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
@@ -56,7 +56,7 @@ static tn_qmat_args stored_product(const tn_experts_args *a, int64_t m, int64_t 
 
 static size_t product_space(const tn_experts_args *a, int64_t most, int64_t n, int threads) {
     size_t bytes = 0;
-    if (!is_plain(a)) {
+    if (!experts_is_plain(a)) {
         tn_qmat_args q = stored_product(a, most, n);
         return area(tn_qmat_workspace(&q, threads));
     }
@@ -69,11 +69,11 @@ static size_t product_space(const tn_experts_args *a, int64_t most, int64_t n, i
 }
 
 /* m rows times columns [first, first + n) of an expert. */
-static void multiply(const experts *e, int64_t expert, int64_t m, int64_t first, int64_t n, const float *x, float *y,
-                     void *space) {
+static void multiply_experts(const experts *e, int64_t expert, int64_t m, int64_t first, int64_t n, const float *x,
+                             float *y, void *space) {
     const tn_experts_args *a = e->args;
     const char *weight = (const char *)a->weight + (size_t)expert * e->weight_bytes;
-    if (is_plain(a)) {
+    if (experts_is_plain(a)) {
         tn_gemm_args g = plain_product(a, m, n);
         g.a.data = (void *)(uintptr_t)x;
         g.b.data = (void *)(uintptr_t)(weight + (size_t)(first * a->in) * sizeof *x);
@@ -111,8 +111,8 @@ static void multiply_pieces(void *ctx, int64_t begin, int64_t end, int worker) {
         float *y = a->result + row * a->out;
         if (n <= 0) continue;
         if (exists(a, a->chosen[row]))
-            multiply(e, a->chosen[row], 1, first, n, row_of_x(a, row), y,
-                     e->product_space + (size_t)worker * e->product_bytes);
+            multiply_experts(e, a->chosen[row], 1, first, n, row_of_x(a, row), y,
+                             e->product_space + (size_t)worker * e->product_bytes);
         else
             fill_nan(y + first, n);
     }
@@ -135,7 +135,7 @@ static void sort_rows(experts *e) {
     e->begin[0] = 0;
 }
 
-static void gather(void *ctx, int64_t begin, int64_t end, int worker) {
+static void gather_experts(void *ctx, int64_t begin, int64_t end, int worker) {
     const experts *e = ctx;
     (void)worker;
     for (int64_t i = begin; i < end; i++)
@@ -154,8 +154,8 @@ static void multiply_sorted(experts *e, int64_t expert) {
     int64_t end = e->begin[expert + 1];
     for (e->at = e->begin[expert]; e->at < end; e->at += e->count) {
         e->count = tn_min64(e->piece, end - e->at);
-        tn_parallel(e->count, COPY_ROWS, gather, e);
-        multiply(e, expert, e->count, 0, e->args->out, e->from, e->to, e->product_space);
+        tn_parallel(e->count, COPY_ROWS, gather_experts, e);
+        multiply_experts(e, expert, e->count, 0, e->args->out, e->from, e->to, e->product_space);
         tn_parallel(e->count, COPY_ROWS, scatter, e);
     }
 }
@@ -163,16 +163,16 @@ static void multiply_sorted(experts *e, int64_t expert) {
 /* ---- the whole --------------------------------------------------------------------------------------------------- */
 
 /* Lays out the workspace; with base NULL it is only counted. */
-static size_t plan(experts *e, const tn_experts_args *a, int threads, char *base) {
+static size_t plan_experts(experts *e, const tn_experts_args *a, int threads, char *base) {
     size_t used = 0;
-    *e = (experts){.args = a, .rows = a->tokens * a->choices, .piece = is_plain(a) ? PIECE_F32 : PIECE};
+    *e = (experts){.args = a, .rows = a->tokens * a->choices, .piece = experts_is_plain(a) ? PIECE_F32 : PIECE};
     e->weight_bytes = tn_experts_weight_bytes(a->out, a->in, a->dtype);
     if (a->tokens == 1) {
         int64_t cuts = tn_ceil_div(2 * threads, tn_max64(a->choices, 1));
         e->columns = tn_ceil_div(tn_ceil_div(a->out, cuts), COLUMN_UNIT) * COLUMN_UNIT;
         e->cuts = tn_ceil_div(a->out, tn_max64(e->columns, 1));
         /* pieces run on one thread each, but products of floats lay out their room for all of them */
-        e->product_bytes = product_space(a, 1, tn_min64(e->columns, a->out), is_plain(a) ? threads : 1);
+        e->product_bytes = product_space(a, 1, tn_min64(e->columns, a->out), experts_is_plain(a) ? threads : 1);
         e->product_space = base;
         return (size_t)tn_max64(threads, 1) * e->product_bytes;
     }
@@ -194,17 +194,17 @@ static size_t plan(experts *e, const tn_experts_args *a, int threads, char *base
     return used;
 }
 
-static bool is_empty(const tn_experts_args *a) { return a->tokens <= 0 || a->choices <= 0 || a->out <= 0; }
+static bool experts_is_empty(const tn_experts_args *a) { return a->tokens <= 0 || a->choices <= 0 || a->out <= 0; }
 
 size_t tn_experts_workspace(const tn_experts_args *args, int threads) {
     experts e;
-    return is_empty(args) ? 64 : plan(&e, args, threads, NULL) + 64;
+    return experts_is_empty(args) ? 64 : plan_experts(&e, args, threads, NULL) + 64;
 }
 
 void tn_experts(const tn_experts_args *args) {
     experts e;
-    if (is_empty(args)) return;
-    plan(&e, args, args->threads, args->workspace);
+    if (experts_is_empty(args)) return;
+    plan_experts(&e, args, args->threads, args->workspace);
     if (args->tokens == 1) {
         tn_parallel(e.rows * e.cuts, 1, multiply_pieces, &e);
         return;

@@ -88,7 +88,7 @@ static tn_matrix transposed(tn_matrix x) {
 }
 
 /* c[m, n] = a[m, k] · b[k, n] */
-static tn_status multiply(tn_matrix a, tn_matrix b, tn_matrix c, int64_t m, int64_t k, int64_t n) {
+static tn_status multiply_immediate(tn_matrix a, tn_matrix b, tn_matrix c, int64_t m, int64_t k, int64_t n) {
     tn_gemm_args args = {.batch = {1, 1, 1, 1}, .m = m, .n = n, .k = k, .a = a, .b = b, .c = c};
     team t = team_begin();
     args.workspace = tn_mem_alloc(tn_gemm_workspace(&args, TN_F32, t.threads));
@@ -101,7 +101,7 @@ static tn_status multiply(tn_matrix a, tn_matrix b, tn_matrix c, int64_t m, int6
 
 /* out[rows] = w · x */
 static tn_status multiply_vector(const operand *w, const operand *x, const operand *out) {
-    return multiply(matrix_of(w), transposed(matrix_of(x)), transposed(matrix_of(out)), w->rows, w->cols, 1);
+    return multiply_immediate(matrix_of(w), transposed(matrix_of(x)), transposed(matrix_of(out)), w->rows, w->cols, 1);
 }
 
 tn_status tn_kernel_matmul_vec_into(const float *w, int64_t row_stride, int64_t rows, int64_t cols, const float *x,
@@ -134,14 +134,14 @@ void tn_kernel_free(float *result) { tn_mem_free(result); }
 tn_status tn_kernel_matmul(const float *a, const float *b, int64_t m, int64_t k, int64_t n, float *out) {
     operand o[] = {{"a", a, m, k, k}, {"b", b, k, n, n}, {"out", out, m, n, n}};
     TRY(check_operands("tn_kernel_matmul", o, 3));
-    return multiply(matrix_of(&o[0]), matrix_of(&o[1]), matrix_of(&o[2]), m, k, n);
+    return multiply_immediate(matrix_of(&o[0]), matrix_of(&o[1]), matrix_of(&o[2]), m, k, n);
 }
 
 tn_status tn_kernel_weighted_sum_rows(const float *weights, const float *matrix, int64_t row_stride, int64_t n,
                                       int64_t d, float *out) {
     operand o[] = {{"weights", weights, 1, n, n}, {"matrix", matrix, n, d, row_stride}, {"out", out, 1, d, d}};
     TRY(check_operands("tn_kernel_weighted_sum_rows", o, 3));
-    return multiply(matrix_of(&o[0]), matrix_of(&o[1]), matrix_of(&o[2]), 1, n, d);
+    return multiply_immediate(matrix_of(&o[0]), matrix_of(&o[1]), matrix_of(&o[2]), 1, n, d);
 }
 
 tn_status tn_kernel_attention_scores(const float *query, const float *keys, int64_t row_stride, int64_t n, int64_t d,
@@ -314,7 +314,7 @@ static tn_status build_softmax(kir_builder **b) {
     return TN_OK;
 }
 
-/* Buffers: x, weight, out. Axes: one point, element. Accesses: x, weight, out. Dials: n, eps. */
+/* Buffers: x, weight, out. Axes: one point, element. Accesses: x, weight, out. Runtime scalars: n, eps. */
 static tn_status build_rmsnorm(kir_builder **b) {
     TRY(kir_begin(1, 1, (int64_t[]){1, 1}, b));
     int from = kir_buffer(*b, TN_F32), weight = kir_buffer(*b, TN_F32), to = kir_buffer(*b, TN_F32);
@@ -323,8 +323,8 @@ static tn_status build_rmsnorm(kir_builder **b) {
     kir_val x = kir_load(*b, from, &at, KIR_NONE);
     kir_val sum = kir_reduce_value(*b, KIR_SUM, kir_binary(*b, KIR_MUL, x, x), KIR_NONE);
     kir_end(*b);
-    kir_val mean = kir_binary(*b, KIR_DIV, sum, kir_dial_value(*b, KIR_F32, 0));
-    kir_val root = kir_unary(*b, KIR_SQRT, kir_binary(*b, KIR_ADD, mean, kir_dial_value(*b, KIR_F32, 1)));
+    kir_val mean = kir_binary(*b, KIR_DIV, sum, kir_scalar_value(*b, KIR_F32, 0));
+    kir_val root = kir_unary(*b, KIR_SQRT, kir_binary(*b, KIR_ADD, mean, kir_scalar_value(*b, KIR_F32, 1)));
     kir_val factor = kir_binary(*b, KIR_DIV, kir_const(*b, KIR_F32, 1), root);
     kir_loop(*b, 1, 1);
     kir_val y = kir_binary(*b, KIR_MUL, kir_load(*b, from, &at, KIR_NONE), factor);
@@ -379,10 +379,10 @@ static tn_status program_of(kernel k, kir_vm **out) {
     return status;
 }
 
-static tn_status run(kernel k, const int64_t *sizes, void *const *buffers, const kir_dial *dials) {
+static tn_status run_immediate(kernel k, const int64_t *sizes, void *const *buffers, const kir_scalar *scalars) {
     kir_vm *vm = NULL;
     TRY(program_of(k, &vm));
-    return kir_vm_run(vm, &(kir_launch){.sizes = sizes, .buffers = buffers, .dials = dials}, 1);
+    return kir_vm_run(vm, &(kir_launch){.sizes = sizes, .buffers = buffers, .scalars = scalars}, 1);
 }
 
 /* ---- rows -------------------------------------------------------------------------------------------------------- */
@@ -394,7 +394,7 @@ tn_status tn_kernel_silu(const float *x, int64_t n, float *out) {
     TRY(check_operands("tn_kernel_silu", o, x == out ? 1 : 2));
     if (n == 0) return TN_OK;
     const int64_t sizes[] = {n, 0, 1, 0, 1};
-    return run(SILU, sizes, (void *[]){(void *)(uintptr_t)x, out}, NULL);
+    return run_immediate(SILU, sizes, (void *[]){(void *)(uintptr_t)x, out}, NULL);
 }
 
 static tn_status softmax(const char *function, float *x, int64_t n, int64_t stride) {
@@ -407,7 +407,7 @@ static tn_status softmax(const char *function, float *x, int64_t n, int64_t stri
                        (long long)n, (long long)stride);
     }
     const int64_t sizes[] = {1, n, 0, 0, stride, 0, 0, stride};
-    return run(SOFTMAX, sizes, (void *[]){x, x}, NULL);
+    return run_immediate(SOFTMAX, sizes, (void *[]){x, x}, NULL);
 }
 
 tn_status tn_kernel_softmax(float *x, int64_t n) { return softmax("tn_kernel_softmax", x, n, 1); }
@@ -423,8 +423,8 @@ tn_status tn_kernel_rmsnorm(float *x, const float *weight, int64_t n, float eps)
     if (!(eps >= 0)) return tn_fail(TN_ERR_ARGUMENT, "%s: eps is %g, it must not be negative", function, (double)eps);
     if (n == 0) return TN_OK;
     const int64_t sizes[] = {1, n, 0, 0, 1, 0, 0, 1, 0, 0, 1};
-    const kir_dial dials[] = {{.f = (double)n}, {.f = (double)eps}};
-    return run(RMSNORM, sizes, (void *[]){x, (void *)(uintptr_t)weight, x}, dials);
+    const kir_scalar scalars[] = {{.f = (double)n}, {.f = (double)eps}};
+    return run_immediate(RMSNORM, sizes, (void *[]){x, (void *)(uintptr_t)weight, x}, scalars);
 }
 
 tn_status tn_kernel_apply_rope(float *x, int64_t rows, int64_t features, const float *cos, const float *sin,
@@ -439,5 +439,5 @@ tn_status tn_kernel_apply_rope(float *x, int64_t rows, int64_t features, const f
     if (rows == 0 || half == 0) return TN_OK;
     int64_t step = interleaved ? 2 : 1, apart = interleaved ? 1 : half;
     const int64_t sizes[] = {rows, half, 0, features, step, 0, 0, 1, apart, features, step, 0, 0, 1};
-    return run(ROPE, sizes, (void *[]){x, (void *)(uintptr_t)cos, (void *)(uintptr_t)sin}, NULL);
+    return run_immediate(ROPE, sizes, (void *[]){x, (void *)(uintptr_t)cos, (void *)(uintptr_t)sin}, NULL);
 }

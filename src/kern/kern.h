@@ -1,6 +1,6 @@
 /* kern.h — kernels with a shape of their own, where register blocking, packing or order decide.
  *
- * A native kernel has three joints: `load` (a tile program that yields an operand's elements), the kernel itself, and
+ * A native kernel has three stages: `load` (a tile program that yields an operand's elements), the kernel itself, and
  * `store` (a tile program over a block of finished elements still in cache). It knows no activation and no other op.
  * Each computes what its KIR form defines, to the bit (design: numerics, KIR_KSUM). Sources in cpu/ are compiled once
  * per instruction set; cpu/select.c picks the table at start. */
@@ -12,41 +12,41 @@
 
 enum { TN_GEMM_BATCH_AXES = 4 };
 
-/* A program at a joint. Its parallel axes are all TN_GEMM_BATCH_AXES batch axes (extent 1 where unused), then the
- * operand's two axes: (m, k), (k, n) or (m, n). What a joint of B yields may differ from batch to batch, whatever the
- * batch strides say, unless packed_b is given. The kernel evaluates boxes of it (kir_vm_run_box).
+/* A fused program. Its parallel axes are all TN_GEMM_BATCH_AXES batch axes (extent 1 where unused), then the
+ * operand's two axes: (m, k), (k, n) or (m, n). What a prologue of B yields may differ from batch to batch, whatever
+ * the batch strides say, unless packed_b is given. The kernel evaluates boxes of it (kir_vm_run_box).
  * `launch.buffers[block_buffer]` is replaced by the kernel: it is where a load program stores its f32 results, or a
  * store program reads the finished f32 block. The access to that buffer must have stride 0 in the batch axes,
  * TN_GEMM_BLOCK_LD in the row axis and 1 in the column axis, and offset 0. */
 enum { TN_GEMM_BLOCK_LD = 512 };
 
 /* Where a program reads or writes element (row, column): buffer, or -1 for none, and elements from its beginning. */
-typedef struct tn_ending_place {
+typedef struct tn_epilogue_access {
     int buffer;
     int64_t first, row, column;
-} tn_ending_place;
+} tn_epilogue_access;
 
 /* What a store program does where it does no more than this, so that a product may do it to sums in registers. With
  * x the finished sum: to[row, column] = y = x + add[column], or x + fma(times[row], add[column], zero); but +0 where
  * `cuts` and gate[row, column] ≤ 0, or y ≤ 0 without a gate. */
-typedef struct tn_ending {
-    tn_ending_place to, add, times, gate;
+typedef struct tn_fused_epilogue {
+    tn_epilogue_access to, add, times, gate;
     float zero;
-    bool cuts;
-} tn_ending;
+    bool relu;
+} tn_fused_epilogue;
 
-typedef struct tn_joint {
-    const kir_vm *vm; /* NULL: no joint, plain memory */
+typedef struct tn_fused_program {
+    const kir_vm *vm; /* NULL: no epilogue, plain memory */
     kir_launch launch;
     int block_buffer, buffer_count;
-    const tn_ending *ending; /* what a store program does, or NULL: it says so itself */
-} tn_joint;
+    const tn_fused_epilogue *epilogue_ops; /* what a store program does, or NULL: it says so itself */
+} tn_fused_program;
 
-/* Reads it off a program with a joint's axes (ending.c). false: that is another program. */
-bool tn_ending_read(const kir_program *p, const int64_t *sizes, int block_buffer, tn_ending *out);
+/* Reads it off a program with an epilogue's axes (fused_epilogue.c). false: that is another program. */
+bool tn_fused_epilogue_read(const kir_program *p, const int64_t *sizes, int block_buffer, tn_fused_epilogue *out);
 /* The same of a convolution's, with a channel's number for that of a column, and neither times nor gate: `to` says the
  * buffer alone. */
-bool tn_ending_read_channels(const kir_program *p, const int64_t *sizes, int block_buffer, tn_ending *out);
+bool tn_epilogue_read_channels(const kir_program *p, const int64_t *sizes, int block_buffer, tn_fused_epilogue *out);
 
 /* One operand in memory: element (batch…, row, col) at data + Σ batch·batch_stride +
  * row·row_stride + col·col_stride. */
@@ -54,7 +54,7 @@ typedef struct tn_matrix {
     void *data;
     int64_t batch_stride[TN_GEMM_BATCH_AXES]; /* 0 where broadcast */
     int64_t row_stride, col_stride;
-    tn_joint joint; /* used instead of data when joint.vm is set */
+    tn_fused_program fused; /* used instead of data when fused.vm is set */
 } tn_matrix;
 
 /* How a product is to be computed where there is a choice; every way yields the same bits, and one that is not possible
@@ -66,14 +66,15 @@ typedef struct tn_gemm_way {
 } tn_gemm_way;
 enum { TN_GEMM_BY_RULE, TN_GEMM_PACKED, TN_GEMM_IN_PLACE, TN_GEMM_AT_USE };
 
-/* C[batch, m, n] = A[batch, m, k] · B[batch, k, n], all three f32, f64, f16 or bf16; or C i32, A and B i8 or u8. Load
- * joints are for f32 alone; a store joint reads f32, and takes the place of rounding to C's dtype; i32 has none. */
+/* C[batch, m, n] = A[batch, m, k] · B[batch, k, n], all three f32, f64, f16 or bf16; or C i32, A and B i8 or u8.
+ * Prologues
+ *  are for f32 alone; an epilogue reads f32, and takes the place of rounding to C's dtype; i32 has none. */
 typedef struct tn_gemm_args {
     int64_t batch[TN_GEMM_BATCH_AXES]; /* extents, 1 where unused */
     int64_t m, n, k;
     tn_matrix a, b, c;
     /* A packed copy of B that may be kept between calls: space of tn_gemm_packed_bytes, filled when *packed_valid is
-     * false and then set to true; from then on neither B's data nor its joint is read. NULL: packed anew each time.
+     * false and then set to true; from then on neither B's data nor its prologue is read. NULL: packed anew each time.
      * Only for one B for all batches. */
     void *packed_b;
     bool *packed_valid;
@@ -87,11 +88,11 @@ typedef struct tn_gemm_args {
 size_t tn_gemm_packed_bytes(int64_t n, int64_t k, tn_dtype dtype);
 /* A product in i32: u8 by i8, on a processor that multiplies and adds four at a time, four times as fast as floats. */
 bool tn_gemm_takes_quads(const tn_gemm_args *args);
-/* Fills args->packed_b from B, which has no joint: what a product with *packed_valid false would do first. Reads n, k,
- * b, batch and the dtypes; the rest may be anything that is valid. */
+/* Fills args->packed_b from B, which has no prologue: what a product with *packed_valid false would do first. Reads n,
+ * k, b, batch and the dtypes; the rest may be anything that is valid. */
 void tn_gemm_pack(const tn_gemm_args *args, tn_dtype dtype);
-/* `threads`: tn_threads() when the product will run, or more. Reads sizes, strides, joints and way of args, no data;
- * enough with and without packed_b. */
+/* `threads`: tn_threads() when the product will run, or more. Reads sizes, strides, fused programs and way of args, no
+ * data; enough with and without packed_b. */
 size_t tn_gemm_workspace(const tn_gemm_args *args, tn_dtype dtype, int threads);
 /* Cannot fail: all memory is given. f32, f64: chains of KIR_KSUM fused multiply-adds from +0, added in order; same bits
  * for any thread count, any split, any instruction set. f16, bf16: the same of the widened operands, in f32, and
@@ -102,19 +103,20 @@ void tn_gemm_run(const tn_gemm_args *args, tn_dtype dtype);
 void tn_gemm_f32(const tn_gemm_args *args);
 
 /* Products of f32, to be done one after the other, of which row r reads nothing of the others' results but their rows
- * r: as A, or in its joint. So they can be done row by row: what a thread needs, it has just made. All have as many
+ * r: as A, or in its epilogue. So they can be done row by row: what a thread needs, it has just made. All have as many
  * rows. The same bits as tn_gemm_run gives one after the other. */
-enum { TN_CHAIN_MOST = 8 };
-typedef struct tn_gemm_chain {
-    const tn_gemm_args *step[TN_CHAIN_MOST];
+enum { TN_ROW_FUSED_MOST = 8 };
+typedef struct tn_gemm_row_fused {
+    const tn_gemm_args *step[TN_ROW_FUSED_MOST];
     int count;
-    void *workspace; /* tn_gemm_chain_workspace bytes, 64-byte aligned; the steps' own is not used */
-    void *plan;      /* tn_gemm_chain_bytes, zero before the first run of these steps, then left as they are */
-} tn_gemm_chain;
-bool tn_gemm_chain_takes(const tn_gemm_args *args); /* by sizes, strides, joints and way, with and without data */
-size_t tn_gemm_chain_bytes(void);
-size_t tn_gemm_chain_workspace(const tn_gemm_chain *chain, int threads);
-void tn_gemm_chain_run(const tn_gemm_chain *chain);
+    void *workspace; /* tn_gemm_row_fused_workspace bytes, 64-byte aligned; the steps' own is not used */
+    void *plan;      /* tn_gemm_row_fused_bytes, zero before the first run of these steps, then left as they are */
+} tn_gemm_row_fused;
+/* by sizes, strides, fused programs and way, with and without data */
+bool tn_gemm_row_fused_takes(const tn_gemm_args *args);
+size_t tn_gemm_row_fused_bytes(void);
+size_t tn_gemm_row_fused_workspace(const tn_gemm_row_fused *chain, int threads);
+void tn_gemm_row_fused_run(const tn_gemm_row_fused *chain);
 
 /* ---- products with weights as files store them ---------------------------------------------------------------------
  *
@@ -149,24 +151,25 @@ typedef struct tn_qmat_args {
     const float *x; /* element (row, i) at x + row·x_stride + i */
     int64_t x_stride;
     const void *packed;
-    tn_matrix c;     /* f32; its store joint is as in tn_gemm_f32, all batch axes of extent 1 */
+    tn_matrix c;     /* f32; its epilogue is as in tn_gemm_f32, all batch axes of extent 1 */
     void *workspace; /* tn_qmat_workspace bytes, 64-byte aligned; of a chain the first one's */
     /* A further product of the same x (m, k, dtype, x and its stride are equal), or NULL. A chain is one launch, and x
-     * is rounded once. Where n is equal too, the same thread computes the same places of one after the other, so that a
-     * joint may read there what those before it in the chain wrote. */
+     * is rounded once. Where n is equal too, the same thread computes the same places of one after the other, so that
+     * an epilogue
+     *  may read there what those before it in the chain wrote. */
     const struct tn_qmat_args *next;
     /* The product that comes after this chain, or NULL: its weights are asked for where there is one row. Reads sizes
      * and dtype, and `packed`, at which nothing need be any more. */
     const struct tn_qmat_args *later;
     /* tn_threads() numbers, 0 at first, or NULL: how far threads' shares of the columns begin from where even ones do,
      * which runs of one row learn; of a chain the first one's. */
-    int16_t *cuts;
+    int16_t *column_cuts;
 } tn_qmat_args;
-enum { TN_QMAT_CHAIN = 4 }; /* products of one, at most */
+enum { TN_QMAT_MOST_SIBLINGS = 4 }; /* products of one, at most */
 
-/* `threads`: tn_threads() when the product will run, or more. Reads sizes, dtype and joint of args, no data. Does not
- * shrink as m grows: what is enough for m is enough for fewer rows. Of a single product; the most of those of a chain
- * is enough for it. */
+/* `threads`: tn_threads() when the product will run, or more. Reads sizes, dtype and epilogue of args, no data. Does
+ * not shrink as m grows: what is enough for m is enough for fewer rows. Of a single product; the most of those of a
+ * chain is enough for it. */
 size_t tn_qmat_workspace(const tn_qmat_args *args, int threads);
 /* Cannot fail: all memory is given. */
 void tn_qmat(const tn_qmat_args *args);
@@ -263,24 +266,24 @@ enum { TN_PAGE_TOKENS = 64 }; /* tokens of a page of a cache, keys of a chunk of
 
 /* Keys or values of all tokens so far: data [n_pages, kv_heads, TN_PAGE_TOKENS, head_dim], contiguous within a page.
  * Token t lies in row t % TN_PAGE_TOKENS of page pages[t / TN_PAGE_TOKENS]. */
-typedef struct tn_cache {
+typedef struct tn_kv_cache {
     void *data;
     tn_dtype dtype;       /* TN_F32, TN_F16 or TN_BF16 */
     int64_t n_pages;      /* pages in data; a number in `pages` outside [0, n_pages) names no page */
     int64_t page_stride;  /* elements from page to page, at least kv_heads · TN_PAGE_TOKENS · head_dim */
     const int64_t *pages; /* [page_count]; NULL: page i is i */
     int64_t page_count;   /* pages of this sequence; with pages NULL at most n_pages of them exist */
-} tn_cache;
+} tn_kv_cache;
 
 /* Rounds x (f32, nearest even) to the cache's dtype and writes token i to logical place position + i. What has no page
  * is not written; nothing else can go wrong. */
-typedef struct tn_cache_write_args {
-    tn_cache cache;
+typedef struct tn_kv_cache_write_args {
+    tn_kv_cache cache;
     int64_t n, kv_heads, head_dim, position;
     const float *x;                        /* [n, kv_heads, head_dim], the last axis contiguous */
     int64_t x_token_stride, x_head_stride; /* elements */
-} tn_cache_write_args;
-void tn_cache_write(const tn_cache_write_args *args);
+} tn_kv_cache_write_args;
+void tn_kv_cache_write(const tn_kv_cache_write_args *args);
 
 /* Causal attention of n new tokens, which follow `position` tokens of the cache. Query i sees the logical keys
  * (position + i - window, position + i], all up to position + i if window is 0: keys below `position` come from the
@@ -313,7 +316,7 @@ typedef struct tn_attention_args {
     int64_t v_token_stride, v_head_stride;
     float *out; /* [n, heads, head_dim]; must not overlap q, k or v */
     int64_t out_token_stride, out_head_stride;
-    tn_cache k_cache, v_cache; /* with the same page_count */
+    tn_kv_cache k_cache, v_cache; /* with the same page_count */
     void *workspace;           /* tn_attention_workspace bytes, 64-byte aligned */
 } tn_attention_args;
 

@@ -50,7 +50,7 @@ static int32_t told(int64_t info) { return (int32_t)info; }
 static int64_t asked(double answer) { return (int64_t)ceil(answer * (1 + 0x1p-50)); }
 
 /* to [n, m] = from [m, n] turned. */
-static void turn(const double *from, int64_t m, int64_t n, double *to) {
+static void transpose(const double *from, int64_t m, int64_t n, double *to) {
     for (int64_t i = 0; i < m; i++)
         for (int64_t j = 0; j < n; j++)
             to[j * m + i] = from[i * n + j];
@@ -84,9 +84,9 @@ static bool solve(const tn_lapack *l, const tn_linalg_matrix *x) {
     double *columns = x->work + n;
     l->dgetrf(&n, &n, x->a, &n, x->work, &info);
     if (told(info) < 0) return false; /* above: singular, which divides by 0 */
-    turn(x->b, n, x->k, columns);
+    transpose(x->b, n, x->k, columns);
     l->dgetrs("T", &n, &x->k, x->a, &n, x->work, columns, &n, &info, 1);
-    turn(columns, x->k, n, x->out);
+    transpose(columns, x->k, n, x->out);
     return told(info) == 0;
 }
 
@@ -122,7 +122,7 @@ static bool qr(const tn_lapack *l, const tn_linalg_matrix *x) {
     int64_t m = x->m, n = x->n, k = tn_min64(m, n), info = 0, left = work_of_qr(l, m, n, 0) - m * n - k;
     double *a = x->work, *tau = a + m * n, *work = tau + k, *q = x->out, *r = q + m * k;
     if (tn_linalg_is_lost(x, false, (m + n) * k)) return true;
-    turn(x->a, m, n, a);
+    transpose(x->a, m, n, a);
     l->dgeqrf(&m, &n, a, &m, tau, work, &left, &info);
     if (told(info) != 0) return false;
     for (int64_t i = 0; i < k; i++) {

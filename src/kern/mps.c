@@ -34,7 +34,7 @@ static const tn_symbol symbols[] = {
     X(retain, "retain", object, (object, selector))                                                               \
     X(release, "release", void, (object, selector))                                                               \
     X(alloc, "alloc", object, (object, selector))                                                                 \
-    X(describe, "matrixDescriptorWithRows:columns:matrices:rowBytes:matrixBytes:dataType:", object,               \
+    X(describe_mps, "matrixDescriptorWithRows:columns:matrices:rowBytes:matrixBytes:dataType:", object,           \
       (object, selector, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint32_t))                             \
     X(init_matrix, "initWithBuffer:offset:descriptor:", object, (object, selector, object, uint64_t, object))     \
     X(init_product,                                                                                               \
@@ -102,27 +102,27 @@ static void mps_free(void *call) {
 /* As it lies in memory: of a turned one, its transpose. */
 static tn_status add_matrix(mps_call *c, const tn_vendor_product *p, int s, int64_t rows, int64_t columns) {
     const tn_vendor_side *side = &p->side[s];
-    int64_t lines = side->turned ? columns : rows, length = side->turned ? rows : columns;
+    int64_t lines = side->transposed ? columns : rows, length = side->transposed ? rows : columns;
     if (side->ld != length || (p->batch > 1 && side->batch_stride != lines * length))
         return tn_fail(TN_ERR_UNSUPPORTED, "%s: its matrices lie behind each other", tn_vendor_mps.spec.title);
     uint64_t row = (uint64_t)length * sizeof(float), all = (uint64_t)lines * row, count = (uint64_t)p->batch;
     c->descriptor[s] = SEND(retain,
-                            SEND(describe, mps.class_named("MPSMatrixDescriptor"), SELECTOR(describe), (uint64_t)lines,
-                                 (uint64_t)length, count, row, all, (uint32_t)MPS_FLOAT_32),
+                            SEND(describe_mps, mps.class_named("MPSMatrixDescriptor"), SELECTOR(describe_mps),
+                                 (uint64_t)lines, (uint64_t)length, count, row, all, (uint32_t)MPS_FLOAT_32),
                             SELECTOR(retain));
     c->bytes[s] = (size_t)(all * count);
     return c->descriptor[s] ? TN_OK : failed("matrixDescriptorWithRows");
 }
 
-static tn_status describe(mps_call *c, object device, const tn_vendor_product *p) {
+static tn_status describe_mps(mps_call *c, object device, const tn_vendor_product *p) {
     if (p->dtype != TN_F32 || p->outer > 1)
         return tn_fail(TN_ERR_UNSUPPORTED, "%s: products of f32, in one batch", tn_vendor_mps.spec.title);
     TRY(add_matrix(c, p, TN_VENDOR_A, p->m, p->k));
     TRY(add_matrix(c, p, TN_VENDOR_B, p->k, p->n));
     TRY(add_matrix(c, p, TN_VENDOR_C, p->m, p->n));
     c->product = SEND(alloc, mps.class_named("MPSMatrixMultiplication"), SELECTOR(alloc));
-    c->product = SEND(init_product, c->product, SELECTOR(init_product), device, p->side[TN_VENDOR_A].turned,
-                      p->side[TN_VENDOR_B].turned, (uint64_t)p->m, (uint64_t)p->n, (uint64_t)p->k, 1.0, 0.0);
+    c->product = SEND(init_product, c->product, SELECTOR(init_product), device, p->side[TN_VENDOR_A].transposed,
+                      p->side[TN_VENDOR_B].transposed, (uint64_t)p->m, (uint64_t)p->n, (uint64_t)p->k, 1.0, 0.0);
     return c->product ? TN_OK : failed("MPSMatrixMultiplication");
 }
 
@@ -133,7 +133,7 @@ static tn_status mps_make(void *handle, const tn_lent *lent, const tn_vendor_pro
     if (!c) return TN_ERR_MEMORY;
     *call = c;
     *workspace = 0;
-    return describe(c, handle, p);
+    return describe_mps(c, handle, p);
 }
 
 static tn_status mps_run(void *handle, const tn_lent *lent, const void *call, void *const *pointers) {

@@ -3,7 +3,7 @@
  * A workgroup of 64 items computes 64 columns of some rows, block of 32 after block. Together the items take the
  * weights' bits apart into small integers, and round x to eight bits; then each multiplies for its own column, in
  * integers, and adds what the block yields to its sums in the order that kern.h defines. */
-#include "kern/templates.h"
+#include "kern/workgroup_kernels.h"
 
 #include <math.h>
 
@@ -21,13 +21,13 @@ static int64_t local_bytes(const tn_qmat_shape *s) {
     return rows * BLOCK * 4 + rows * BLOCK + rows * 4 + COLUMNS * ROW + 2 * s->parts * COLUMNS * 4;
 }
 
-bool tn_qmat_template_fits(const tn_qmat_shape *s, const tn_group_limits *limits) {
+bool tn_qmat_workgroup_fits(const tn_qmat_shape *s, const tn_group_limits *limits) {
     return limits->items >= COLUMNS && limits->local_bytes >= local_bytes(s);
 }
 
 typedef struct maker {
     const tn_qmat_shape *s;
-    const tn_qmat_joints *joints;
+    const tn_qmat_callbacks *callbacks;
     kir_builder *kb;
     int rows;
     int down, across, item_row, item, blocks, passes; /* axes */
@@ -36,7 +36,7 @@ typedef struct maker {
     kir_val sum[MOST_ROWS]; /* variables */
 } maker;
 
-static kir_val number(const maker *m, double v) { return kir_const(m->kb, KIR_F32, v); }
+static kir_val qmat_number(const maker *m, double v) { return kir_const(m->kb, KIR_F32, v); }
 
 /* ---- filling ----------------------------------------------------------------------------------------------------- */
 
@@ -56,7 +56,7 @@ static void fill_x(const maker *m) {
             k.s[m->blocks] = BLOCK;
             to.s[m->item_row] = BLOCK;
             to.c += r * BLOCK;
-            kir_val v = m->joints->load_x(m->joints->context, &row, &k, tn_inside(m->kb, &row, m->s->m));
+            kir_val v = m->callbacks->load_x(m->callbacks->context, &row, &k, tn_inside(m->kb, &row, m->s->m));
             kir_store(m->kb, m->x, &to, v, KIR_NONE);
         }
 }
@@ -72,7 +72,7 @@ static void fill_u(const maker *m) {
         to.s[m->passes] = IY * ROW;
         to.s[m->item_row] = ROW;
         kir_val mask = tn_inside(m->kb, &column, m->s->n);
-        kir_store(m->kb, m->u, &to, m->joints->load_weight(m->joints->context, &column, &k, mask).u, KIR_NONE);
+        kir_store(m->kb, m->u, &to, m->callbacks->load_weight(m->callbacks->context, &column, &k, mask).u, KIR_NONE);
     }
     kir_end(m->kb);
 }
@@ -90,7 +90,8 @@ static void fill_scales(maker *m) {
         column.s[m->across] = COLUMNS;
         k.c = part * IX;
         to.c = part * COLUMNS;
-        tn_weight_parts w = m->joints->load_weight(m->joints->context, &column, &k, tn_inside(m->kb, &column, m->s->n));
+        tn_weight_parts w =
+            m->callbacks->load_weight(m->callbacks->context, &column, &k, tn_inside(m->kb, &column, m->s->n));
         kir_store(m->kb, m->scale, &to, w.s, KIR_NONE);
         m->has_minimum = w.t != KIR_NONE;
         if (m->has_minimum) kir_store(m->kb, m->minimum, &to, w.t, KIR_NONE);
@@ -100,7 +101,7 @@ static void fill_scales(maker *m) {
 /* ---- rounding ---------------------------------------------------------------------------------------------------- */
 
 static kir_val greatest(const maker *m, int r) {
-    kir_val most = number(m, 0);
+    kir_val most = qmat_number(m, 0);
     for (int k = 0; k < BLOCK; k++) {
         kir_aff at = tn_along(m->item_row, BLOCK);
         at.c = r * BLOCK + k;
@@ -112,12 +113,13 @@ static kir_val greatest(const maker *m, int r) {
 /* A NaN or an infinity casts to 0 or is multiplied by 0: q is 0 then, and the step NaN. */
 static void round_row(const maker *m, int r) {
     kir_builder *kb = m->kb;
-    kir_val most = greatest(m, r), finite = kir_binary(kb, KIR_LT, most, number(m, INFINITY));
-    kir_val tiny = kir_binary(kb, KIR_LT, most, number(m, 0x1p-100)), zero = number(m, 0), full = number(m, 127);
+    kir_val most = greatest(m, r), finite = kir_binary(kb, KIR_LT, most, qmat_number(m, INFINITY));
+    kir_val tiny = kir_binary(kb, KIR_LT, most, qmat_number(m, 0x1p-100)), zero = qmat_number(m, 0),
+            full = qmat_number(m, 127);
     kir_val none = kir_select(kb, finite, tiny, kir_const_i(kb, KIR_BOOL, 1));
     kir_val inverse = kir_select(kb, none, zero, kir_binary(kb, KIR_DIV, full, most));
     kir_val step = kir_select(kb, tiny, zero, kir_binary(kb, KIR_DIV, most, full));
-    step = kir_select(kb, finite, step, number(m, NAN));
+    step = kir_select(kb, finite, step, qmat_number(m, NAN));
     for (int run = 0; run < RUNS; run++) {
         kir_aff at = in_block(m, run, 1);
         at.s[m->item_row] = BLOCK;
@@ -177,13 +179,13 @@ static void store_rows(const maker *m) {
         row.c = i;
         column.s[m->across] = COLUMNS;
         kir_val mask = kir_binary(m->kb, KIR_AND, tn_inside(m->kb, &row, m->s->m), tn_inside(m->kb, &column, m->s->n));
-        m->joints->store(m->joints->context, &row, &column, kir_get(m->kb, m->sum[i]), mask);
+        m->callbacks->store(m->callbacks->context, &row, &column, kir_get(m->kb, m->sum[i]), mask);
     }
 }
 
-static void append(maker *m) {
+static void append_qmat(maker *m) {
     int64_t rows = rounded_rows(m->rows);
-    m->joints->begin(m->joints->context, m->kb);
+    m->callbacks->begin(m->callbacks->context, m->kb);
     m->x = kir_local(m->kb, TN_F32, rows * BLOCK);
     m->q = kir_local(m->kb, TN_I8, rows * BLOCK);
     m->step = kir_local(m->kb, TN_F32, rows);
@@ -191,7 +193,7 @@ static void append(maker *m) {
     m->scale = kir_local(m->kb, TN_F32, m->s->parts * COLUMNS);
     m->minimum = kir_local(m->kb, TN_F32, m->s->parts * COLUMNS);
     for (int i = 0; i < m->rows; i++)
-        m->sum[i] = kir_var(m->kb, number(m, 0));
+        m->sum[i] = kir_var(m->kb, qmat_number(m, 0));
     kir_loop(m->kb, m->blocks, 1);
     fill_x(m);
     fill_u(m);
@@ -207,9 +209,10 @@ static void append(maker *m) {
     store_rows(m);
 }
 
-tn_status tn_qmat_template(const tn_qmat_shape *s, const tn_qmat_joints *joints, tn_template_program *out) {
+tn_status tn_qmat_workgroup(const tn_qmat_shape *s, const tn_qmat_callbacks *callbacks, tn_workgroup_program *out) {
     enum { DOWN, ACROSS, ITEM_ROW, ITEM, PARALLEL, BLOCKS = PARALLEL, PASSES, AXES };
-    maker m = {.s = s, .joints = joints, .rows = rows_for(s->m), .down = DOWN, .across = ACROSS, .blocks = BLOCKS};
+    maker m = {
+        .s = s, .callbacks = callbacks, .rows = rows_for(s->m), .down = DOWN, .across = ACROSS, .blocks = BLOCKS};
     m.item_row = ITEM_ROW;
     m.item = ITEM;
     m.passes = PASSES;
@@ -221,6 +224,6 @@ tn_status tn_qmat_template(const tn_qmat_shape *s, const tn_qmat_joints *joints,
                              [PASSES] = COLUMNS / IY};
     TRY(kir_begin(PARALLEL, AXES - PARALLEL, extents, &m.kb));
     kir_group(m.kb, 2);
-    append(&m);
+    append_qmat(&m);
     return kir_finish(m.kb, &out->program, &out->sizes);
 }

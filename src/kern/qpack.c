@@ -22,7 +22,7 @@ typedef struct place {
     int row;
 } place;
 
-static uint32_t word(const uint8_t *u, int chunk) {
+static uint32_t qpack_word(const uint8_t *u, int chunk) {
     uint32_t w;
     memcpy(&w, u + 4 * chunk, sizeof w);
     return w;
@@ -34,7 +34,7 @@ static void put_word(uint8_t *line, int row, uint32_t w) { memcpy(line + 4 * row
 
 static void put_nibbles(const uint8_t *u, uint8_t *to, int row) {
     for (int c = 0; c < 4; c++)
-        put_word(to + 64 * c, row, (word(u, c) & 0x0f0f0f0fu) | (word(u, c + 4) & 0x0f0f0f0fu) << 4);
+        put_word(to + 64 * c, row, (qpack_word(u, c) & 0x0f0f0f0fu) | (qpack_word(u, c + 4) & 0x0f0f0f0fu) << 4);
 }
 
 /* Two bits of each weight, from bit `shift` on. */
@@ -42,7 +42,7 @@ static void put_pairs(const uint8_t *u, int shift, uint8_t *to, int row) {
     for (int p = 0; p < 2; p++) {
         uint32_t w = 0;
         for (int t = 0; t < 4; t++)
-            w |= (word(u, 4 * p + t) >> shift & 0x03030303u) << (2 * t);
+            w |= (qpack_word(u, 4 * p + t) >> shift & 0x03030303u) << (2 * t);
         put_word(to + 64 * p, row, w);
     }
 }
@@ -50,13 +50,13 @@ static void put_pairs(const uint8_t *u, int shift, uint8_t *to, int row) {
 static void put_bits(const uint8_t *u, int shift, uint8_t *to, int row) {
     uint32_t w = 0;
     for (int c = 0; c < CHUNKS; c++)
-        w |= (word(u, c) >> shift & 0x01010101u) << c;
+        w |= (qpack_word(u, c) >> shift & 0x01010101u) << c;
     put_word(to, row, w);
 }
 
 static void put_bytes(const uint8_t *u, uint8_t *to, int row) {
     for (int c = 0; c < CHUNKS; c++)
-        put_word(to + 64 * c, row, word(u, c));
+        put_word(to + 64 * c, row, qpack_word(u, c));
 }
 
 static void put_weights(tn_qbits bits, const uint8_t *u, const place *at) {
@@ -84,8 +84,8 @@ static void put_scales(const tn_qformat *f, const tn_qunpacked *x, const place *
     int row = at->row;
     bool has_minimum = f->has_minimum;
     if (f->scales == TN_QSCALES_F32) {
-        put_word(to, row, word(x->scale, 0));
-        put_word(to + 64, row, word(x->scale, 1));
+        put_word(to, row, qpack_word(x->scale, 0));
+        put_word(to + 64, row, qpack_word(x->scale, 1));
         return;
     }
     put_f16(to, row, x->d);

@@ -76,25 +76,25 @@ typedef struct rocblas_call {
     size_t workspace;
 } rocblas_call;
 
-static int type_of(tn_dtype dtype) {
+static int rocblas_type_of(tn_dtype dtype) {
     return dtype == TN_F64    ? rocblas_datatype_f64_r
            : dtype == TN_F16  ? rocblas_datatype_f16_r
            : dtype == TN_BF16 ? rocblas_datatype_bf16_r
                               : rocblas_datatype_f32_r;
 }
 
-static int turn_of(const tn_vendor_side *side) {
-    return side->turned ? rocblas_operation_transpose : rocblas_operation_none;
+static int transpose_of(const tn_vendor_side *side) {
+    return side->transposed ? rocblas_operation_transpose : rocblas_operation_none;
 }
 
 static int multiply(void *handle, const tn_vendor_product *p, void *const *at) {
     const void *zero = tn_vendor_zero(p->dtype), *one = tn_vendor_one(p->dtype);
     const tn_vendor_side *a = &p->side[TN_VENDOR_A], *b = &p->side[TN_VENDOR_B], *c = &p->side[TN_VENDOR_C];
-    int type = type_of(p->dtype), sums = p->dtype == TN_F64 ? rocblas_datatype_f64_r : rocblas_datatype_f32_r;
-    return calls.multiply(handle, turn_of(b), turn_of(a), (int)p->n, (int)p->m, (int)p->k, one, at[TN_VENDOR_B], type,
-                          (int)b->ld, b->batch_stride, at[TN_VENDOR_A], type, (int)a->ld, a->batch_stride, zero,
-                          at[TN_VENDOR_C], type, (int)c->ld, c->batch_stride, at[TN_VENDOR_C], type, (int)c->ld,
-                          c->batch_stride, (int)p->batch, sums, rocblas_gemm_algo_standard, 0, 0);
+    int type = rocblas_type_of(p->dtype), sums = p->dtype == TN_F64 ? rocblas_datatype_f64_r : rocblas_datatype_f32_r;
+    return calls.multiply(handle, transpose_of(b), transpose_of(a), (int)p->n, (int)p->m, (int)p->k, one,
+                          at[TN_VENDOR_B], type, (int)b->ld, b->batch_stride, at[TN_VENDOR_A], type, (int)a->ld,
+                          a->batch_stride, zero, at[TN_VENDOR_C], type, (int)c->ld, c->batch_stride, at[TN_VENDOR_C],
+                          type, (int)c->ld, c->batch_stride, (int)p->batch, sums, rocblas_gemm_algo_standard, 0, 0);
 }
 
 /* Between begin and end a product is not computed, and says what it would want. */

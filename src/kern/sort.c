@@ -46,7 +46,7 @@ static uint64_t bits_at(const char *data, int64_t i, size_t size) {
     return (uint8_t)*from;
 }
 
-static uint64_t key_of(uint64_t bits, const key_rule *rule, uint64_t sign) {
+static uint64_t sort_key_of(uint64_t bits, const key_rule *rule, uint64_t sign) {
     if (rule->kind == KEY_UNSIGNED) return bits;
     if (rule->kind == KEY_SIGNED) return bits ^ sign;
     uint64_t magnitude = bits & (sign - 1);
@@ -62,7 +62,7 @@ static void make_keys(const tn_argsort_args *x, int64_t row, uint64_t *keys) {
     uint64_t sign = (uint64_t)1 << (8 * size - 1), all = sign | (sign - 1);
     uint64_t turned = x->descending ? all : 0;
     for (int64_t i = 0; i < x->length; i++)
-        keys[i] = key_of(bits_at(data, i, size), rule, sign) ^ turned;
+        keys[i] = sort_key_of(bits_at(data, i, size), rule, sign) ^ turned;
 }
 
 /* ---- sorting ----------------------------------------------------------------------------------------------------- */

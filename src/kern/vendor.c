@@ -27,7 +27,7 @@ int tn_vendor_row(const char *name) {
     return -1;
 }
 
-static const tn_vendor_error *find(const tn_vendor_error *errors, int code) {
+static const tn_vendor_error *find_vendor(const tn_vendor_error *errors, int code) {
     while (errors->name && errors->code != code)
         errors++;
     return errors;
@@ -35,8 +35,8 @@ static const tn_vendor_error *find(const tn_vendor_error *errors, int code) {
 
 tn_status tn_vendor_check(const tn_vendor_library *l, const tn_vendor_error *errors, int code, const char *call) {
     if (code == 0) return TN_OK;
-    const tn_vendor_error *e = find(errors, code);
-    if (!e->name && code > 1000) e = find(errors, code - code % 1000);
+    const tn_vendor_error *e = find_vendor(errors, code);
+    if (!e->name && code > 1000) e = find_vendor(errors, code - code % 1000);
     const char *name = e->name ? e->name : "an unknown error";
     return tn_fail(e->name ? e->status : TN_ERR_DEVICE, "%s: %s: %s (%d)", l->spec.title, call, name, code);
 }
@@ -69,19 +69,19 @@ static int gather_axes(const tn_gemm_args *g, axis *out) {
 /* Products with one B are one product, of all rows, where rows of A and C go on from one to the next. */
 static bool are_rows(const tn_vendor_product *p, const axis *a) {
     const tn_vendor_side *rows = p->side;
-    return a->stride[TN_VENDOR_B] == 0 && !rows[TN_VENDOR_A].turned &&
+    return a->stride[TN_VENDOR_B] == 0 && !rows[TN_VENDOR_A].transposed &&
            a->stride[TN_VENDOR_A] == p->m * rows[TN_VENDOR_A].ld &&
            a->stride[TN_VENDOR_C] == p->m * rows[TN_VENDOR_C].ld;
 }
 
-static bool fits(int64_t n) { return n > 0 && n <= INT32_MAX; }
+static bool vendor_fits(int64_t n) { return n > 0 && n <= INT32_MAX; }
 
 static bool take_side(const tn_matrix *x, int64_t rows, int64_t columns, tn_vendor_side *out) {
     if (!tn_matrix_has_side(x, rows, columns)) return false;
     tn_side s = tn_matrix_side(x, rows, columns);
     out->ld = s.ld;
-    out->turned = s.turned;
-    return fits(s.ld);
+    out->transposed = s.transposed;
+    return vendor_fits(s.ld);
 }
 
 static void put_axis(tn_vendor_product *p, const axis *a, bool outer) {
@@ -106,16 +106,17 @@ bool tn_vendor_product_of(const tn_gemm_args *g, tn_dtype dtype, const int64_t a
     *why = "has no product of its dtypes";
     if (!tn_dtype_is_float(dtype) || g->a_dtype != dtype || g->b_dtype != dtype) return false;
     *why = "takes operands with contiguous rows or columns, of fewer than 2^31 each";
-    if (!fits(g->m) || !fits(g->n) || !fits(g->k)) return false;
+    if (!vendor_fits(g->m) || !vendor_fits(g->n) || !vendor_fits(g->k)) return false;
     if (!take_side(&g->a, g->m, g->k, &p.side[TN_VENDOR_A]) || !take_side(&g->b, g->k, g->n, &p.side[TN_VENDOR_B]) ||
-        !take_side(&g->c, g->m, g->n, &p.side[TN_VENDOR_C]) || p.side[TN_VENDOR_C].turned)
+        !take_side(&g->c, g->m, g->n, &p.side[TN_VENDOR_C]) || p.side[TN_VENDOR_C].transposed)
         return false;
-    while (count > 0 && are_rows(&p, &axes[count - 1]) && fits(p.m * axes[count - 1].extent))
+    while (count > 0 && are_rows(&p, &axes[count - 1]) && vendor_fits(p.m * axes[count - 1].extent))
         p.m *= axes[--count].extent;
     *why = "takes one batch, and this product has several that do not lie behind each other";
     if (count > MOST_AXES || (count == MOST_AXES && axes[0].extent > MOST_CALLS)) return false;
     for (int i = 0; i < count; i++) {
-        if (!fits(axes[i].extent) || axes[i].stride[TN_VENDOR_A] < 0 || axes[i].stride[TN_VENDOR_B] < 0) return false;
+        if (!vendor_fits(axes[i].extent) || axes[i].stride[TN_VENDOR_A] < 0 || axes[i].stride[TN_VENDOR_B] < 0)
+            return false;
         put_axis(&p, &axes[i], i + 1 < count);
     }
     for (int s = 0; s < TN_VENDOR_SIDES; s++) {

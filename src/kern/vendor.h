@@ -13,7 +13,7 @@
 /* A matrix, or `batch` of them (× `outer`); distances in elements. Rows are contiguous, or with `turned` columns. */
 typedef struct tn_vendor_side {
     int64_t ld, batch_stride, outer_stride;
-    bool turned;
+    bool transposed;
     int64_t alignment; /* bytes that its address is a multiple of */
 } tn_vendor_side;
 
@@ -49,8 +49,8 @@ void tn_vendor_step(const tn_vendor_product *p, void *at[TN_VENDOR_SIDES]);
  * made, then images before results, results before filters, images before filters. */
 typedef enum tn_vendor_way {
     TN_VENDOR_RESULTS,
-    TN_VENDOR_IMAGES,
-    TN_VENDOR_FILTERS,
+    TN_VENDOR_INPUT,
+    TN_VENDOR_WEIGHT,
 } tn_vendor_way;
 
 /* Images [n, channels, size], filters [out, channels / groups, kernel], results [n, out, places], each of which lies
@@ -58,7 +58,7 @@ typedef enum tn_vendor_way {
 typedef struct tn_vendor_conv {
     tn_dtype dtype;
     tn_vendor_way way;
-    int images[4], filters[4], results[4];
+    int input[4], weight[4], results[4];
     int padding[2], stride[2], dilation[2], groups;
 } tn_vendor_conv;
 

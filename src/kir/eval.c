@@ -72,7 +72,7 @@ static eval_fn *const CASTS[KIR_TYPE_COUNT][KIR_TYPE_COUNT] = {
 #undef X
 };
 
-static eval_fn *find(const kir_ins *in, kir_type operand) {
+static eval_fn *find_eval(const kir_ins *in, kir_type operand) {
     switch (in->op) {
     case KIR_ROUND: return ROUNDINGS[in->imm.i][operand];
     case KIR_CAST: return CASTS[operand][in->type];
@@ -85,7 +85,7 @@ static eval_fn *find(const kir_ins *in, kir_type operand) {
 
 bool kir_eval(const kir_ins *in, kir_type operand, const kir_value values[3], kir_value *out) {
     if ((unsigned)operand >= KIR_TYPE_COUNT) return false;
-    eval_fn *fn = find(in, operand);
+    eval_fn *fn = find_eval(in, operand);
     if (!fn) return false;
     kir_value result = {.u64 = 0};
     fn(&result, values);

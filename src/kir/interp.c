@@ -271,7 +271,7 @@ static void run_scan(interp *m, int i, const kir_ins *in) {
     m->values[i] = s->lanes[0];
 }
 
-static kir_value result_of(state *s, const kir_ins *in) {
+static kir_value interp_result_of(state *s, const kir_ins *in) {
     kir_type t = (kir_type)in->type;
     switch (in->kind) {
     case KIR_CHAIN:
@@ -538,11 +538,11 @@ static void run_moving(interp *m, int i) {
 
 /* ---- running ----------------------------------------------------------------------------------------------------- */
 
-static kir_value dial_of(const interp *m, const kir_ins *in) {
-    kir_dial dial = m->launch->dials[in->imm.i];
-    if (in->type == KIR_F32) return (kir_value){.f32 = (float)dial.f};
-    if (in->type == KIR_F64) return (kir_value){.f64 = dial.f};
-    int64_t bits = m->p->words && in->kind ? dial.i >> 32 : dial.i;
+static kir_value scalar_of(const interp *m, const kir_ins *in) {
+    kir_scalar scalar = m->launch->scalars[in->imm.i];
+    if (in->type == KIR_F32) return (kir_value){.f32 = (float)scalar.f};
+    if (in->type == KIR_F64) return (kir_value){.f64 = scalar.f};
+    int64_t bits = m->p->words && in->kind ? scalar.i >> 32 : scalar.i;
     kir_ins as_const = {.op = KIR_CONST, .type = in->type, .imm.i = bits};
     return kir_const_value(&as_const);
 }
@@ -561,7 +561,7 @@ static void run_one(interp *m, int i) {
     const kir_ins *in = &m->p->ins[i];
     switch (in->op) {
     case KIR_CONST: m->values[i] = kir_const_value(in); break;
-    case KIR_DIAL: m->values[i] = dial_of(m, in); break;
+    case KIR_SCALAR: m->values[i] = scalar_of(m, in); break;
     case KIR_INDEX: m->values[i] = index_value(m, element_of(m, in)); break;
     case KIR_LOAD: run_load(m, i, in); break;
     case KIR_STORE: run_store(m, i, in); break;
@@ -575,7 +575,7 @@ static void run_one(interp *m, int i) {
 }
 
 /* One instruction, by all items. */
-static void run_all(interp *m, int i) {
+static void run_all_interp(interp *m, int i) {
     if (m->p->ins[i].op == KIR_BARRIER) {
         kir_shadow_barrier(m->shadow);
         return;
@@ -632,7 +632,7 @@ static void for_own_states(interp *m, int loop, int end, void (*fn)(interp *m, i
 static void begin_state(interp *m, int i) { state_clear(&m->states[m->state_of[i]], &m->p->ins[i]); }
 
 static void end_state(interp *m, int i) {
-    if (m->p->ins[i].op == KIR_REDUCE) m->values[i] = result_of(&m->states[m->state_of[i]], &m->p->ins[i]);
+    if (m->p->ins[i].op == KIR_REDUCE) m->values[i] = interp_result_of(&m->states[m->state_of[i]], &m->p->ins[i]);
 }
 
 /* The loop's axis ends at a number of points, to which all items must come. */
@@ -665,7 +665,7 @@ static void run_loop(interp *m, int loop, int end) {
 static void run_range(interp *m, int begin, int end) {
     for (int i = begin; i < end && m->status == TN_OK; i++) {
         if (m->p->ins[i].op != KIR_LOOP) {
-            run_all(m, i);
+            run_all_interp(m, i);
             continue;
         }
         int loop_end = end_of(m->p, i);

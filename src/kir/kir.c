@@ -31,7 +31,7 @@ static const op_row OPS[KIR_OP_COUNT] = {
 };
 
 static const int RESULTS[KIR_OP_COUNT] = {
-    [KIR_CONST] = ANY,       [KIR_DIAL] = ANY,       [KIR_INDEX] = 1 << KIR_I64,
+    [KIR_CONST] = ANY,       [KIR_SCALAR] = ANY,     [KIR_INDEX] = 1 << KIR_I64,
     [KIR_NEG] = NUMBERS,     [KIR_ABS] = NUMBERS,    [KIR_ROUND] = FLOATS,
     [KIR_SQRT] = FLOATS,     [KIR_EXP] = FLOATS,     [KIR_LOG] = FLOATS,
     [KIR_SIN] = FLOATS,      [KIR_COS] = FLOATS,     [KIR_TANH] = FLOATS,
@@ -212,11 +212,11 @@ static bool is_half(tn_dtype t) { return t == TN_F16 || t == TN_BF16; }
 
 static bool is_late(const kir_ins *in) { return in->op == KIR_PUT && in->kind; }
 
-static bool is_wide(const kir_program *p) { return p->n_items > 0 && p->item[p->n_items - 1] == KIR_WIDE; }
+static bool kir_is_wide(const kir_program *p) { return p->n_items > 0 && p->item[p->n_items - 1] == KIR_WIDE; }
 
 /* Lines that do not lie in one another; of the factors of wide matrices none does. */
 static bool lines_are_apart(const kir_program *p, const kir_ins *in) {
-    if (!is_wide(p)) return kir_line(in) >= KIR_EDGE;
+    if (!kir_is_wide(p)) return kir_line(in) >= KIR_EDGE;
     return in->op == KIR_FRAGMENT || kir_wide_line(in) >= KIR_EDGE;
 }
 
@@ -226,7 +226,7 @@ static tn_status check_matrix_access(const verifier *v, const kir_ins *in, const
     tn_dtype t = (tn_dtype)p->buffer_dtype[access->buffer];
     bool local = p->local[access->buffer] > 0, lines = in->op == KIR_FRAGMENT || in->op == KIR_MATRIX_STORE;
     if (local == (in->op == KIR_FETCH)) return invalid(v, "a buffer in the wrong memory");
-    bool f32 = in->op == KIR_MATRIX_STORE || (in->op == KIR_FRAGMENT && !is_wide(p) && t == TN_F32);
+    bool f32 = in->op == KIR_MATRIX_STORE || (in->op == KIR_FRAGMENT && !kir_is_wide(p) && t == TN_F32);
     if (f32 ? t != TN_F32 : !is_half(t)) return invalid(v, "a buffer of the wrong dtype");
     if (lines && !lines_are_apart(p, in)) return invalid(v, "lines that lie in one another");
     if (lines && access->fixed[p->n_par] != 0) return invalid(v, "a place that differs within a subgroup");
@@ -302,13 +302,13 @@ static tn_status close_loop(verifier *v) {
     return TN_OK;
 }
 
-static tn_status check_dial(const verifier *v, const kir_ins *in) {
-    if (in->imm.i < 0 || in->imm.i >= v->p->n_dials) return invalid(v, "no such dial");
-    return v->p->words && in->kind > 1 ? invalid(v, "no such word of a dial") : TN_OK;
+static tn_status check_runtime_scalar(const verifier *v, const kir_ins *in) {
+    if (in->imm.i < 0 || in->imm.i >= v->p->n_scalars) return invalid(v, "no such runtime scalar");
+    return v->p->words && in->kind > 1 ? invalid(v, "no such word of a runtime scalar") : TN_OK;
 }
 
 static tn_status check_matrix(const verifier *v, const kir_ins *in) {
-    bool wide = is_wide(v->p), some = in->kind > 0 && in->kind * KIR_EDGE <= KIR_WIDE_COLUMNS;
+    bool wide = kir_is_wide(v->p), some = in->kind > 0 && in->kind * KIR_EDGE <= KIR_WIDE_COLUMNS;
     if (wide == some && wide == (in->kind > 0)) return TN_OK;
     return invalid(v, "a number of columns that its items do not share");
 }
@@ -328,14 +328,14 @@ static tn_status check_place(verifier *v, const kir_ins *in) {
     case KIR_LOOP: return open_loop(v, in);
     case KIR_END: return close_loop(v);
     case KIR_CONST: return constant_fits(in) ? TN_OK : invalid(v, "a constant outside its type");
-    case KIR_DIAL: return check_dial(v, in);
+    case KIR_SCALAR: return check_runtime_scalar(v, in);
     case KIR_ROUND: return in->imm.i >= 0 && in->imm.i <= KIR_NEAREST_EVEN ? TN_OK : invalid(v, "no such rounding");
     case KIR_REDUCE:
     case KIR_SCAN: return check_own_loop(v);
     case KIR_BARRIER: return v->p->n_items > 0 ? TN_OK : invalid(v, "in a program without workgroups");
     case KIR_MATRIX: return check_matrix(v, in);
     case KIR_MMA: return check_mma(v, in);
-    case KIR_COMMIT: return in->kind && !is_wide(v->p) ? invalid(v, "without wide matrices") : TN_OK;
+    case KIR_COMMIT: return in->kind && !kir_is_wide(v->p) ? invalid(v, "without wide matrices") : TN_OK;
     case KIR_WAIT: return in->imm.i >= 0 && in->imm.i <= 7 ? TN_OK : invalid(v, "a number of batches outside 0 … 7");
     default: return kir_has_access((kir_op)in->op) ? check_access(v, in) : TN_OK;
     }
@@ -409,8 +409,8 @@ tn_status kir_check_sizes(const kir_program *p, const int64_t *sizes) {
 static tn_status check_counts(const kir_program *p) {
     bool sane = p->n_par + p->n_loop <= KIR_MAX_AXES && p->n_ins >= 0 && p->n_ins <= KIR_MAX_LEGAL_INS &&
                 p->n_access >= 0 && p->n_access <= KIR_MAX_INS && p->n_sized >= 0 && p->n_sized <= p->n_access &&
-                p->n_buffers >= 0 && p->n_buffers <= KIR_MAX_BUFFERS && p->n_dials >= 0 && (p->ins || p->n_ins == 0) &&
-                (p->access || p->n_access == 0);
+                p->n_buffers >= 0 && p->n_buffers <= KIR_MAX_BUFFERS && p->n_scalars >= 0 &&
+                (p->ins || p->n_ins == 0) && (p->access || p->n_access == 0);
     if (!sane) return tn_fail(TN_ERR_ARGUMENT, "kernel program: a count is outside its limits");
     for (int i = 0; i < p->n_buffers; i++) {
         if (p->buffer_dtype[i] >= TN_PLAIN_DTYPES) {
@@ -461,7 +461,7 @@ static bool same_access(const kir_access *a, const kir_access *b) {
 
 static bool same_counts(const kir_program *a, const kir_program *b) {
     return a->n_par == b->n_par && a->n_loop == b->n_loop && a->n_ins == b->n_ins && a->n_access == b->n_access &&
-           a->n_sized == b->n_sized && a->n_buffers == b->n_buffers && a->n_dials == b->n_dials &&
+           a->n_sized == b->n_sized && a->n_buffers == b->n_buffers && a->n_scalars == b->n_scalars &&
            a->n_items == b->n_items && a->words == b->words && memcmp(a->item, b->item, sizeof a->item) == 0;
 }
 
@@ -513,7 +513,7 @@ static void print_access(const kir_program *p, const int64_t *sizes, int access,
 }
 
 static void print_lines(const kir_program *p, const kir_ins *in, tn_str *out) {
-    if (!is_wide(p))
+    if (!kir_is_wide(p))
         tn_str_add(out, " in lines of %d", kir_line(in));
     else if (in->op == KIR_FRAGMENT)
         tn_str_add(out, " in packets %d apart", kir_pitch(in));
@@ -529,7 +529,7 @@ static void print_details(const kir_program *p, const int64_t *sizes, const kir_
         else
             tn_str_add(out, " %lld", (long long)in->imm.i);
         break;
-    case KIR_DIAL: tn_str_add(out, " dial %lld", (long long)in->imm.i); break;
+    case KIR_SCALAR: tn_str_add(out, " dial %lld", (long long)in->imm.i); break;
     case KIR_ROUND: tn_str_add(out, " %s", ROUND_NAMES[in->imm.i & 3]); break;
     case KIR_WAIT: tn_str_add(out, " for all but %lld%s", (long long)in->imm.i, in->kind ? " of MMAs" : ""); break;
     case KIR_LOOP: tn_str_add(out, " over %d axes from x%d", kir_loop_count(in), kir_loop_first(in)); break;

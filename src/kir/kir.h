@@ -65,7 +65,7 @@
  * A program of *words* (legal.h makes them) has no value of type I64 or U64, for machines without such integers. What
  * is I64 elsewhere is I32 in it: INDEX, a computed index, the operand of LOOP, the result of ARGMAX and ARGMIN; its
  * launches have indices that fit. Buffers of i64 and u64 lie in memory as ever, but a LOAD or STORE takes a word of an
- * element, as U32, and a DIAL one word of its 8 bytes: the low one if `kind` is 0, the high one if it is 1. */
+ * element, as U32, and a SCALAR one word of its 8 bytes: the low one if `kind` is 0, the high one if it is 1. */
 #ifndef KIR_H
 #define KIR_H
 
@@ -95,9 +95,9 @@ typedef enum kir_type { KIR_F32, KIR_F64, KIR_I32, KIR_I64, KIR_U32, KIR_U64, KI
 
 /* name, operands, what the operands' types must be: S same as result, B bool, I I64, * any, - none */
 #define KIR_OPS(X)                                                                                          \
-    X(CONST, 0, "") /* imm */                                                                               \
-    X(DIAL, 0, "")  /* dials[imm.i]: a scalar that may change at each launch */                             \
-    X(INDEX, 0, "") /* I64: the affine value of access imm.i (its buffer is -1) */                          \
+    X(CONST, 0, "")  /* imm */                                                                              \
+    X(SCALAR, 0, "") /* runtime scalars[imm.i]: a scalar that may change at each launch */                  \
+    X(INDEX, 0, "")  /* I64: the affine value of access imm.i (its buffer is -1) */                         \
     X(NEG, 1, "S")                                                                                          \
     X(ABS, 1, "S")                                                                                          \
     X(ROUND, 1, "S") /* imm.i: a kir_round */                                                               \
@@ -186,7 +186,7 @@ typedef struct kir_ins {
     kir_val a, b, c;
     union {
         double f;  /* CONST of a float type */
-        int64_t i; /* CONST of another type; round mode, access, dial or loop range */
+        int64_t i; /* CONST of another type; round mode, access, runtime scalar or loop range */
     } imm;
 } kir_ins;
 
@@ -201,7 +201,7 @@ typedef struct kir_access {
 typedef struct kir_program {
     /* parallel axes are 0 … n_par-1, loop axes follow; the last axis of each group is innermost */
     uint8_t n_par, n_loop;
-    int16_t n_ins, n_access, n_buffers, n_dials;
+    int16_t n_ins, n_access, n_buffers, n_scalars;
     int16_t n_sized; /* accesses that live in the sizes: those of global buffers and of INDEX, which come first */
     kir_ins *ins;
     kir_access *access;
@@ -228,10 +228,10 @@ static inline const int64_t *kir_sizes_access(const kir_program *p, const int64_
     return access < p->n_sized ? sizes + axes + (size_t)access * (axes + 1) : p->access[access].fixed;
 }
 
-typedef union kir_dial {
-    double f;  /* read by float DIALs */
+typedef union kir_scalar {
+    double f;  /* read by float SCALARs */
     int64_t i; /* read by all others */
-} kir_dial;
+} kir_scalar;
 
 /* Items of a workgroup (1 where there are none), bytes of its memory. */
 static inline int kir_items(const kir_program *p) {
@@ -250,7 +250,7 @@ bool kir_shortens(const kir_program *p);
 typedef struct kir_launch {
     const int64_t *sizes;
     void *const *buffers;
-    const kir_dial *dials;
+    const kir_scalar *scalars;
 } kir_launch;
 
 const char *kir_op_name(kir_op op);
@@ -281,7 +281,7 @@ int kir_buffer(kir_builder *b, tn_dtype dtype);                  /* declares the
 int kir_local(kir_builder *b, tn_dtype dtype, int64_t elements); /* one in workgroup memory */
 kir_val kir_const(kir_builder *b, kir_type t, double v);         /* converted as CAST does */
 kir_val kir_const_i(kir_builder *b, kir_type t, int64_t v);      /* exact for 64-bit integers */
-kir_val kir_dial_value(kir_builder *b, kir_type t, int dial);
+kir_val kir_scalar_value(kir_builder *b, kir_type t, int scalar);
 kir_val kir_index(kir_builder *b, const kir_aff *index); /* its value as I64 */
 kir_val kir_unary(kir_builder *b, kir_op op, kir_val a);
 kir_val kir_rounding(kir_builder *b, kir_round mode, kir_val a);
@@ -320,9 +320,10 @@ void kir_wide_commit(kir_builder *b);
 void kir_wide_wait(kir_builder *b, int under_way);
 kir_type kir_val_type(const kir_builder *b, kir_val v);
 int kir_axes(const kir_builder *b); /* parallel and loop axes; the others of an index count for nothing */
-/* For rewriting: a builder of a program with the axes, buffers, dials and accesses of p, which must stay until then;
- * kir_finish leaves accesses as they are numbered, and sizes that mean nothing. kir_append takes any instruction,
- * its operands already of this builder, `dyn` likewise for its access. What yields nothing yields KIR_NONE. */
+/* For rewriting: a builder of a program with the axes, buffers, runtime scalars and accesses of p, which must stay
+ * until then; kir_finish leaves accesses as they are numbered, and sizes that mean nothing. kir_append takes any
+ * instruction, its operands already of this builder, `dyn` likewise for its access. What yields nothing yields
+ * KIR_NONE. */
 tn_status kir_begin_like(const kir_program *p, kir_builder **out);
 kir_val kir_append(kir_builder *b, const kir_ins *in, kir_val dyn);
 void kir_abandon(kir_builder *b);
@@ -372,8 +373,8 @@ tn_status kir_vm_run(const kir_vm *vm, const kir_launch *launches, int64_t count
 /* Takes the memory that kir_vm_run of these launches needs on this thread: that run then cannot fail. */
 tn_status kir_vm_reserve(const kir_vm *vm, const kir_launch *launches, int64_t count);
 
-/* The joint of native kernels: evaluates the points lo ≤ axis < hi of the parallel axes on the calling thread. Programs
- * without loops only. Scratch: kir_vm_scratch(vm) bytes, 64-byte aligned, one a thread. */
+/* The epilogue of native kernels: evaluates the points lo ≤ axis < hi of the parallel axes on the calling thread.
+ * Programs without loops only. Scratch: kir_vm_scratch(vm) bytes, 64-byte aligned, one a thread. */
 size_t kir_vm_scratch(const kir_vm *vm);
 void kir_vm_run_box(const kir_vm *vm, const kir_launch *launch, const int64_t *lo, const int64_t *hi, void *scratch);
 

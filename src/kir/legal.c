@@ -139,7 +139,7 @@ static kir_val rewrite_half(legaliser *l, kir_ins in, kir_val dyn, tn_dtype dtyp
     return kir_legal_run(l->b, dtype == TN_F16 ? LEGAL_FROM_F16 : LEGAL_FROM_BF16, &bits, NULL);
 }
 
-static kir_val rewrite_dial(legaliser *l, kir_ins in) {
+static kir_val rewrite_runtime_scalar(legaliser *l, kir_ins in) {
     in.type = KIR_U64;
     kir_val bits = kir_append(l->b, &in, KIR_NONE);
     return kir_legal_run(l->b, LEGAL_NARROW_BITS, &bits, NULL);
@@ -162,7 +162,7 @@ static kir_val rewrite(legaliser *l, const kir_ins *old) {
     in.b = renamed(l, in.b);
     in.c = renamed(l, in.c);
     if (is_half(l, old, &dtype)) return rewrite_half(l, in, dyn, dtype);
-    if (in.op == KIR_DIAL && in.type == KIR_F32 && l->what & KIR_LEGAL_DIALS) return rewrite_dial(l, in);
+    if (in.op == KIR_SCALAR && in.type == KIR_F32 && l->what & KIR_LEGAL_SCALARS) return rewrite_runtime_scalar(l, in);
     int function = l->what & KIR_LEGAL_MATHS && !is_for_words(l, &in) ? function_of(&in, operand) : -1;
     if (function < 0) return kir_append(l->b, &in, dyn);
     return kir_legal_run(l->b, function, (const kir_val[2]){in.a, in.b}, NULL);
@@ -199,8 +199,8 @@ static tn_status simplify(const kir_program *p, unsigned what, kir_program **out
 
 tn_status kir_legalise(const kir_program *p, unsigned what, kir_program **out) {
     *out = NULL;
-    if (p->words) what &= ~(unsigned)(KIR_LEGAL_I64 | KIR_LEGAL_DIALS);
-    if (what & KIR_LEGAL_I64) what |= KIR_LEGAL_MATHS | KIR_LEGAL_DIALS;
+    if (p->words) what &= ~(unsigned)(KIR_LEGAL_I64 | KIR_LEGAL_SCALARS);
+    if (what & KIR_LEGAL_I64) what |= KIR_LEGAL_MATHS | KIR_LEGAL_SCALARS;
     kir_program *simple = NULL;
     tn_status status = simplify(p, what, &simple);
     if (status == TN_OK && what & KIR_LEGAL_I64) {

@@ -1,9 +1,9 @@
 /* legal.h — programs made simpler, with the same meaning and bits, for languages that lack functions and types.
  *
- * A rewritten program has the axes, sizes, dials, buffers and accesses of the one it was made of, so a launch of one is
- * a launch of the other; only instructions differ, and with KIR_LEGAL_HALVES and KIR_LEGAL_BRAINS the dtypes that
- * buffers are declared with. The interpreter runs it like any other. Its steps are those of kir_math.h (legal_table.h
- * is generated from it): there is one definition of each function. */
+ * A rewritten program has the axes, sizes, runtime scalars, buffers and accesses of the one it was made of, so a launch
+ * of one is a launch of the other; only instructions differ, and with KIR_LEGAL_HALVES and KIR_LEGAL_BRAINS the dtypes
+ * that buffers are declared with. The interpreter runs it like any other. Its steps are those of kir_math.h
+ * (legal_table.h is generated from it): there is one definition of each function. */
 #ifndef KIR_LEGAL_H
 #define KIR_LEGAL_H
 
@@ -24,8 +24,8 @@ enum {
     KIR_LEGAL_I64 = 2,
     /* Buffers of f16 become buffers of u16, local ones too; conversions are arithmetic. The same for bf16 below. */
     KIR_LEGAL_HALVES = 4,
-    /* An f32 DIAL becomes the U64 DIAL of its bits and arithmetic: for devices without f64. */
-    KIR_LEGAL_DIALS = 8,
+    /* An f32 SCALAR becomes the U64 SCALAR of its bits and arithmetic: for devices without f64. */
+    KIR_LEGAL_SCALARS = 8,
     KIR_LEGAL_BRAINS = 16,
 };
 

@@ -27,14 +27,14 @@ typedef struct words {
     bool refused;
 } words;
 
-static bool is_wide(kir_type t) { return t == KIR_I64 || t == KIR_U64; }
+static bool words_is_wide(kir_type t) { return t == KIR_I64 || t == KIR_U64; }
 static bool fits_i32(const pair *x) { return x->least >= INT32_MIN && x->most <= INT32_MAX; }
 static bool fits_u32(const pair *x) { return x->least >= 0 && x->most <= UINT32_MAX; }
 
-static kir_val word(words *w, uint32_t x) { return kir_const_i(w->b, KIR_U32, x); }
+static kir_val words_word(words *w, uint32_t x) { return kir_const_i(w->b, KIR_U32, x); }
 static kir_val as_i32(words *w, kir_val low) { return kir_bitcast(w->b, KIR_I32, low); }
 static kir_val as_u32(words *w, kir_val x) { return kir_bitcast(w->b, KIR_U32, x); }
-static kir_val run(words *w, int function, kir_val x, kir_val y) {
+static kir_val run_words(words *w, int function, kir_val x, kir_val y) {
     return kir_legal_run(w->b, function, (const kir_val[2]){x, y}, NULL);
 }
 
@@ -46,12 +46,12 @@ static pair bounded(kir_val low, kir_val high, int64_t least, int64_t most) {
 static pair any(kir_val low, kir_val high) { return bounded(low, high, INT64_MIN, INT64_MAX); }
 static pair single(kir_val v) { return bounded(v, KIR_NONE, INT64_MIN, INT64_MAX); }
 
-static pair constant(words *w, int64_t x) {
-    return bounded(word(w, (uint32_t)x), word(w, (uint32_t)((uint64_t)x >> 32)), x, x);
+static pair words_constant(words *w, int64_t x) {
+    return bounded(words_word(w, (uint32_t)x), words_word(w, (uint32_t)((uint64_t)x >> 32)), x, x);
 }
 
 static kir_val high_of(words *w, const pair *x) {
-    if (fits_u32(x)) return word(w, 0);
+    if (fits_u32(x)) return words_word(w, 0);
     if (!fits_i32(x)) return x->high;
     return as_u32(w, kir_binary(w->b, KIR_SHR, as_i32(w, x->low), kir_const_i(w->b, KIR_I32, 31)));
 }
@@ -67,7 +67,7 @@ static kir_val run_test(words *w, int function, const pair *x, const pair *y) {
     return kir_legal_run(w->b, function, (const kir_val[4]){x->low, high_of(w, x), y->low, high_of(w, y)}, NULL);
 }
 
-static pair choose(words *w, kir_val cond, const pair *x, const pair *y) {
+static pair choose_words(words *w, kir_val cond, const pair *x, const pair *y) {
     pair r = bounded(kir_select(w->b, cond, x->low, y->low), KIR_NONE, tn_min64(x->least, y->least),
                      tn_max64(x->most, y->most));
     if (!fits_i32(&r) && !fits_u32(&r)) r.high = kir_select(w->b, cond, high_of(w, x), high_of(w, y));
@@ -76,7 +76,7 @@ static pair choose(words *w, kir_val cond, const pair *x, const pair *y) {
 
 /* ---- bounds ------------------------------------------------------------------------------------------------------ */
 
-static void widen(pair *r, int64_t x) {
+static void widen_words(pair *r, int64_t x) {
     r->least = tn_min64(r->least, x);
     r->most = tn_max64(r->most, x);
 }
@@ -98,7 +98,7 @@ static void bound_arithmetic(kir_op op, const pair *x, const pair *y, pair *r) {
             return;
         }
         if (i == 0) r->least = r->most = v;
-        widen(r, v);
+        widen_words(r, v);
     }
 }
 
@@ -136,16 +136,16 @@ static bool is_signed(kir_type t, const pair *x, const pair *y) {
     return t == KIR_I64 || (x->least >= 0 && y->least >= 0);
 }
 
-static kir_val less(words *w, kir_type t, const pair *x, const pair *y) {
+static kir_val words_less(words *w, kir_type t, const pair *x, const pair *y) {
     if (is_signed(t, x, y) && fits_i32(x) && fits_i32(y))
         return kir_binary(w->b, KIR_LT, as_i32(w, x->low), as_i32(w, y->low));
     if (fits_u32(x) && fits_u32(y)) return kir_binary(w->b, KIR_LT, x->low, y->low);
     return run_test(w, t == KIR_I64 ? LEGAL_WORDS_LT_I : LEGAL_WORDS_LT_U, x, y);
 }
 
-static kir_val compare(words *w, kir_op op, kir_type t, const pair *x, const pair *y) {
-    if (op == KIR_LT) return less(w, t, x, y);
-    if (op == KIR_LE) return kir_binary(w->b, KIR_XOR, less(w, t, y, x), kir_const(w->b, KIR_BOOL, 1));
+static kir_val compare_words(words *w, kir_op op, kir_type t, const pair *x, const pair *y) {
+    if (op == KIR_LT) return words_less(w, t, x, y);
+    if (op == KIR_LE) return kir_binary(w->b, KIR_XOR, words_less(w, t, y, x), kir_const(w->b, KIR_BOOL, 1));
     if ((fits_i32(x) && fits_i32(y)) || (fits_u32(x) && fits_u32(y))) return kir_binary(w->b, KIR_EQ, x->low, y->low);
     return run_test(w, LEGAL_WORDS_EQ, x, y);
 }
@@ -181,7 +181,7 @@ static kir_val is_negative(words *w, const pair *x) {
 
 /* x / y in 64 bits, 0 for a divisor of 0. */
 static pair quotient(words *w, kir_type t, const pair *x, const pair *y) {
-    pair zero = constant(w, 0), a = *x, b = *y;
+    pair zero = words_constant(w, 0), a = *x, b = *y;
     bool plain = is_signed(t, x, y) && t == KIR_I64 && (x->least < 0 || y->least < 0);
     if (plain) {
         a = opposite_if(w, is_negative(w, x), x);
@@ -189,25 +189,25 @@ static pair quotient(words *w, kir_type t, const pair *x, const pair *y) {
     }
     pair q = run_pair(w, LEGAL_WORDS_DIV_U, &a, &b);
     if (plain) q = opposite_if(w, kir_binary(w->b, KIR_XOR, is_negative(w, x), is_negative(w, y)), &q);
-    return y->least > 0 || y->most < 0 ? q : choose(w, compare(w, KIR_EQ, t, y, &zero), &zero, &q);
+    return y->least > 0 || y->most < 0 ? q : choose_words(w, compare_words(w, KIR_EQ, t, y, &zero), &zero, &q);
 }
 
 static pair remainder_of(words *w, kir_type t, const pair *x, const pair *y) {
-    pair zero = constant(w, 0), q = quotient(w, t, x, y);
+    pair zero = words_constant(w, 0), q = quotient(w, t, x, y);
     pair product = run_pair(w, LEGAL_WORDS_MUL, &q, y), rest = run_pair(w, LEGAL_WORDS_SUB, x, &product);
-    return y->least > 0 || y->most < 0 ? rest : choose(w, compare(w, KIR_EQ, t, y, &zero), &zero, &rest);
+    return y->least > 0 || y->most < 0 ? rest : choose_words(w, compare_words(w, KIR_EQ, t, y, &zero), &zero, &rest);
 }
 
-static pair divide(words *w, kir_op op, kir_type t, const pair *x, const pair *y) {
+static pair divide_words(words *w, kir_op op, kir_type t, const pair *x, const pair *y) {
     bool may_overflow = op == KIR_DIV && x->least == INT32_MIN && y->least <= -1 && y->most >= -1;
     pair r = any(KIR_NONE, KIR_NONE);
     if (is_signed(t, x, y)) bound_division(op, x, y, &r);
     if (is_signed(t, x, y) && fits_i32(x) && fits_i32(y) && !may_overflow) {
-        kir_val low = run(w, op == KIR_DIV ? LEGAL_DIV_I32 : LEGAL_MOD_I32, as_i32(w, x->low), as_i32(w, y->low));
+        kir_val low = run_words(w, op == KIR_DIV ? LEGAL_DIV_I32 : LEGAL_MOD_I32, as_i32(w, x->low), as_i32(w, y->low));
         return bounded(as_u32(w, low), KIR_NONE, tn_max64(r.least, INT32_MIN), tn_min64(r.most, INT32_MAX));
     }
     if (fits_u32(x) && fits_u32(y))
-        return bounded(run(w, op == KIR_DIV ? LEGAL_DIV_U32 : LEGAL_MOD_U32, x->low, y->low), KIR_NONE, r.least,
+        return bounded(run_words(w, op == KIR_DIV ? LEGAL_DIV_U32 : LEGAL_MOD_U32, x->low, y->low), KIR_NONE, r.least,
                        r.most);
     pair whole = (op == KIR_DIV ? quotient : remainder_of)(w, t, x, y);
     return bounded(whole.low, whole.high, r.least, r.most);
@@ -233,9 +233,9 @@ static pair shift_right(words *w, kir_type t, const pair *x, const pair *y) {
         r.most = by > 0 ? (int64_t)(UINT64_MAX >> by) : INT64_MAX;
     }
     if (fits_i32(x) && is_signed(t, x, x)) {
-        r.low = as_u32(w, run(w, LEGAL_SHR_I32, as_i32(w, x->low), as_i32(w, y->low)));
+        r.low = as_u32(w, run_words(w, LEGAL_SHR_I32, as_i32(w, x->low), as_i32(w, y->low)));
     } else if (fits_u32(x)) {
-        r.low = run(w, LEGAL_SHR_U32, x->low, y->low);
+        r.low = run_words(w, LEGAL_SHR_U32, x->low, y->low);
     } else {
         int function = t == KIR_I64 ? LEGAL_WORDS_SHR_I : LEGAL_WORDS_SHR_U;
         r.low = kir_legal_run(w->b, function, (const kir_val[3]){x->low, high_of(w, x), y->low}, &r.high);
@@ -243,8 +243,8 @@ static pair shift_right(words *w, kir_type t, const pair *x, const pair *y) {
     return r;
 }
 
-static pair extreme(words *w, kir_op op, kir_type t, const pair *x, const pair *y) {
-    return choose(w, op == KIR_MAX ? less(w, t, y, x) : less(w, t, x, y), x, y);
+static pair words_extreme(words *w, kir_op op, kir_type t, const pair *x, const pair *y) {
+    return choose_words(w, op == KIR_MAX ? words_less(w, t, y, x) : words_less(w, t, x, y), x, y);
 }
 
 static pair binary(words *w, kir_op op, kir_type t, const pair *x, const pair *y) {
@@ -253,9 +253,9 @@ static pair binary(words *w, kir_op op, kir_type t, const pair *x, const pair *y
     case KIR_SUB:
     case KIR_MUL: return arithmetic(w, op, x, y);
     case KIR_DIV:
-    case KIR_MOD: return divide(w, op, t, x, y);
+    case KIR_MOD: return divide_words(w, op, t, x, y);
     case KIR_MIN:
-    case KIR_MAX: return extreme(w, op, t, x, y);
+    case KIR_MAX: return words_extreme(w, op, t, x, y);
     case KIR_SHL: return shift_left(w, x, y);
     case KIR_SHR: return shift_right(w, t, x, y);
     default: return bitwise(w, op, x, y);
@@ -264,9 +264,9 @@ static pair binary(words *w, kir_op op, kir_type t, const pair *x, const pair *y
 
 /* ---- conversions ------------------------------------------------------------------------------------------------- */
 
-static pair refuse(words *w) {
+static pair refuse_words(words *w) {
     w->refused = true;
-    return constant(w, 0);
+    return words_constant(w, 0);
 }
 
 static pair from_narrow(words *w, kir_type to, kir_type from, kir_val x) {
@@ -279,7 +279,7 @@ static pair from_narrow(words *w, kir_type to, kir_type from, kir_val x) {
         r = any(KIR_NONE, KIR_NONE);
         r.low = kir_legal_run(w->b, to == KIR_I64 ? LEGAL_WORDS_FROM_I : LEGAL_WORDS_FROM_U, &x, &r.high);
         return r;
-    default: return refuse(w);
+    default: return refuse_words(w);
     }
 }
 
@@ -287,10 +287,10 @@ static kir_val to_float(words *w, kir_type to, kir_type from, const pair *x) {
     if (fits_i32(x) && is_signed(from, x, x)) return kir_cast(w->b, to, as_i32(w, x->low));
     if (fits_u32(x)) return kir_cast(w->b, to, x->low);
     if (to == KIR_F64) {
-        refuse(w);
+        refuse_words(w);
         return kir_const(w->b, KIR_F64, 0);
     }
-    return run(w, from == KIR_I64 ? LEGAL_WORDS_TO_I : LEGAL_WORDS_TO_U, x->low, high_of(w, x));
+    return run_words(w, from == KIR_I64 ? LEGAL_WORDS_TO_I : LEGAL_WORDS_TO_U, x->low, high_of(w, x));
 }
 
 static kir_val to_narrow(words *w, kir_type to, kir_type from, const pair *x) {
@@ -305,9 +305,9 @@ static kir_val to_narrow(words *w, kir_type to, kir_type from, const pair *x) {
 /* CAST and BITCAST from or to 64 bits. */
 static pair convert(words *w, const kir_ins *in, kir_type from, const pair *x) {
     kir_type to = (kir_type)in->type;
-    if (is_wide(to) && is_wide(from)) return *x;
-    if (in->op == KIR_BITCAST) return refuse(w);
-    return is_wide(to) ? from_narrow(w, to, from, x->low) : single(to_narrow(w, to, from, x));
+    if (words_is_wide(to) && words_is_wide(from)) return *x;
+    if (in->op == KIR_BITCAST) return refuse_words(w);
+    return words_is_wide(to) ? from_narrow(w, to, from, x->low) : single(to_narrow(w, to, from, x));
 }
 
 /* ---- reductions and scans ---------------------------------------------------------------------------------------- */
@@ -317,7 +317,7 @@ static bool is_arg(const kir_ins *in) {
 }
 
 static bool is_reduced_wide(const words *w, const kir_ins *in) {
-    return (in->op == KIR_REDUCE || in->op == KIR_SCAN) && is_wide((kir_type)w->p->ins[in->a].type);
+    return (in->op == KIR_REDUCE || in->op == KIR_SCAN) && words_is_wide((kir_type)w->p->ins[in->a].type);
 }
 
 /* Calls `fn` for the reductions and scans that belong to this loop and not to one inside it. */
@@ -333,7 +333,7 @@ static void each_own_state(words *w, int loop, int end, void (*fn)(words *w, int
 static void begin_state(words *w, int i) {
     const kir_ins *in = &w->p->ins[i];
     int64_t x = kir_identity((kir_reduce)in->kind, (kir_type)w->p->ins[in->a].type).i64;
-    pair zero = constant(w, is_arg(in) || in->kind == KIR_CHAIN ? 0 : x);
+    pair zero = words_constant(w, is_arg(in) || in->kind == KIR_CHAIN ? 0 : x);
     pair *s = &w->map[i];
     *s = any(kir_var(w->b, zero.low), kir_var(w->b, zero.high));
     if (!is_arg(in)) return;
@@ -354,9 +354,9 @@ static void feed_extreme(words *w, const kir_ins *in, const pair *vars, const pa
     kir_type t = (kir_type)w->p->ins[in->a].type;
     pair best = get_pair(w, vars);
     kir_val count = kir_get(w->b, vars->count), index = kir_get(w->b, vars->index);
-    kir_val beyond = in->kind == KIR_ARGMAX ? less(w, t, &best, x) : less(w, t, x, &best);
+    kir_val beyond = in->kind == KIR_ARGMAX ? words_less(w, t, &best, x) : words_less(w, t, x, &best);
     beyond = kir_binary(w->b, KIR_OR, beyond, kir_binary(w->b, KIR_EQ, count, kir_const(w->b, KIR_I32, 0)));
-    best = choose(w, beyond, x, &best);
+    best = choose_words(w, beyond, x, &best);
     set_pair(w, vars, &best);
     kir_set(w->b, vars->index, kir_select(w->b, beyond, count, index));
     kir_set(w->b, vars->count, kir_binary(w->b, KIR_ADD, count, kir_const(w->b, KIR_I32, 1)));
@@ -428,7 +428,7 @@ static kir_val dyn_of(const words *w, const kir_ins *in) {
     return dyn == KIR_NONE ? KIR_NONE : w->map[dyn].index;
 }
 
-/* LOAD, STORE and DIAL take a word at a time, GET and SET a variable. */
+/* LOAD, STORE and SCALAR take a word at a time, GET and SET a variable. */
 static pair each_word(words *w, const kir_ins *old) {
     pair r = any(KIR_NONE, KIR_NONE);
     for (int k = 0; k < 2; k++) {
@@ -445,17 +445,17 @@ static pair rewrite_wide(words *w, const kir_ins *old, kir_type operand) {
     const pair *x = old->a != KIR_NONE ? &w->map[old->a] : NULL, *y = old->b != KIR_NONE ? &w->map[old->b] : NULL;
     pair zero;
     switch (old->op) {
-    case KIR_CONST: return constant(w, old->imm.i);
+    case KIR_CONST: return words_constant(w, old->imm.i);
     case KIR_LOAD:
     case KIR_STORE:
-    case KIR_DIAL: return each_word(w, old);
+    case KIR_SCALAR: return each_word(w, old);
     case KIR_CAST:
     case KIR_BITCAST: return convert(w, old, operand, x);
-    case KIR_NEG: zero = constant(w, 0); return arithmetic(w, KIR_SUB, &zero, x);
+    case KIR_NEG: zero = words_constant(w, 0); return arithmetic(w, KIR_SUB, &zero, x);
     case KIR_EQ:
     case KIR_LT:
-    case KIR_LE: return single(compare(w, (kir_op)old->op, operand, x, y));
-    case KIR_SELECT: return choose(w, x->low, y, &w->map[old->c]);
+    case KIR_LE: return single(compare_words(w, (kir_op)old->op, operand, x, y));
+    case KIR_SELECT: return choose_words(w, x->low, y, &w->map[old->c]);
     case KIR_VAR: return any(kir_var(w->b, x->low), kir_var(w->b, high_of(w, x)));
     case KIR_GET: return get_pair(w, x);
     case KIR_SET: set_pair(w, x, y); return single(KIR_NONE);
@@ -473,9 +473,9 @@ static void open_loop(words *w, int i, const kir_ins *old) {
 }
 
 static pair rewrite_narrow(words *w, const kir_ins *old) {
-    if (old->op == KIR_DIAL && old->type == KIR_BOOL) {
-        pair dial = each_word(w, old);
-        return single(to_narrow(w, KIR_BOOL, KIR_U64, &dial));
+    if (old->op == KIR_SCALAR && old->type == KIR_BOOL) {
+        pair scalar = each_word(w, old);
+        return single(to_narrow(w, KIR_BOOL, KIR_U64, &scalar));
     }
     kir_ins in = renamed_ins(w, old);
     if (is_arg(&in)) in.type = KIR_I32;
@@ -494,7 +494,7 @@ static pair rewrite_index(words *w, const kir_ins *old) {
 static void rewrite(words *w, int i) {
     const kir_ins *old = &w->p->ins[i];
     kir_type operand = old->a != KIR_NONE ? (kir_type)w->p->ins[old->a].type : (kir_type)old->type;
-    bool wide = is_wide((kir_type)old->type) || is_wide(operand);
+    bool wide = words_is_wide((kir_type)old->type) || words_is_wide(operand);
     if (old->op == KIR_LOOP) {
         open_loop(w, i, old);
     } else if (old->op == KIR_END) {

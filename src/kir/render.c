@@ -83,7 +83,7 @@ static bool has_type(const kir_program *p, kir_type a, kir_type b) {
     return false;
 }
 
-static tn_status refuse(const kir_program *p, const kir_target *t, const char *why) {
+static tn_status refuse_render(const kir_program *p, const kir_target *t, const char *why) {
     return tn_fail(TN_ERR_UNSUPPORTED, "kernel %016llx in %s: %s", (unsigned long long)p->hash, t->dialect->name, why);
 }
 
@@ -92,18 +92,18 @@ static tn_status check_target(const kir_program *p, const kir_target *t) {
         return tn_fail(TN_ERR_ARGUMENT, "rendering: workgroups of %d items, should be 1 to %d", t->group_size,
                        KIR_MAX_ITEMS);
     int lanes = kir_lanes(p);
-    if (lanes > 0 && !t->dialect->matrices) return refuse(p, t, "it has matrices, the language has none");
+    if (lanes > 0 && !t->dialect->matrices) return refuse_render(p, t, "it has matrices, the language has none");
     if (lanes == KIR_WIDE && !(t->wide && t->dialect->wide))
-        return refuse(p, t, "it has wide matrices, the device has none");
+        return refuse_render(p, t, "it has wide matrices, the device has none");
     if (lanes > 0 && kir_shortens(p) && !t->dialect->short_f32)
-        return refuse(p, t, "it has matrices of shortened 32-bit floats, the language has none");
+        return refuse_render(p, t, "it has matrices of shortened 32-bit floats, the language has none");
     if (lanes > 0 && lanes != KIR_WIDE && lanes != t->lanes)
-        return refuse(p, t, "it has matrices of other subgroups than the device");
-    if (p->n_items > 0 && !t->dialect->groups) return refuse(p, t, "it has workgroups, the language has none");
+        return refuse_render(p, t, "it has matrices of other subgroups than the device");
+    if (p->n_items > 0 && !t->dialect->groups) return refuse_render(p, t, "it has workgroups, the language has none");
     if (!t->f64 && has_type(p, KIR_F64, KIR_F64))
-        return refuse(p, t, "it computes with 64-bit floats, the device has none");
+        return refuse_render(p, t, "it computes with 64-bit floats, the device has none");
     if (!t->dialect->words[WORD_i64] && !t->dialect->write && !t->index32)
-        return refuse(p, t, "this launch has indices beyond 32 bits, the language has none");
+        return refuse_render(p, t, "this launch has indices beyond 32 bits, the language has none");
     return TN_OK;
 }
 
@@ -113,7 +113,7 @@ bool kir_dialect_has_words(const kir_dialect *d) { return (d->legal & KIR_LEGAL_
 
 static int lead_axes(const kir_program *p) { return p->n_par - p->n_items; }
 
-static bool is_brought(const kir_target *t, int64_t local_bytes) {
+static bool is_dynamic_shared(const kir_target *t, int64_t local_bytes) {
     return t->dialect->most_declared && local_bytes > t->dialect->most_declared;
 }
 
@@ -122,15 +122,15 @@ static int local_room(const kir_program *p, int buffer) {
     return (p->local[buffer] * (int)tn_dtype_size((tn_dtype)p->buffer_dtype[buffer]) + 15) & ~15;
 }
 
-static void describe(const kir_program *p, const kir_target *t, kir_rendering *out) {
+static void describe_render(const kir_program *p, const kir_target *t, kir_rendering *out) {
     int64_t apart = 0;
     *out = (kir_rendering){.local_bytes = kir_local_bytes(p), .lanes = kir_lanes(p)};
     for (int i = 0; i < p->n_buffers; i++) {
         out->buffer_count += p->local[i] == 0;
         apart += local_room(p, i);
     }
-    if (is_brought(t, apart)) out->local_bytes = apart;
-    out->bases_at = (kir_sizes_count(p) + (size_t)p->n_dials) * 8;
+    if (is_dynamic_shared(t, apart)) out->local_bytes = apart;
+    out->bases_at = (kir_sizes_count(p) + (size_t)p->n_scalars) * 8;
     out->params_bytes = out->bases_at + (size_t)out->buffer_count * 8;
     size_t most = t->dialect->most_by_value ? (size_t)t->dialect->most_by_value : 1000;
     out->params_in_buffer = t->dialect->by_address_always || out->params_bytes + (size_t)out->buffer_count * 8 > most;
@@ -213,9 +213,9 @@ static void open_kernel(render *r) {
     each_buffer(r, false, d->buffer);
     kir_render_words(r, r->kernel->params_in_buffer ? d->by_address : d->by_value);
     each_buffer(r, false, d->bind);
-    bool brought = is_brought(r->t, r->kernel->local_bytes);
-    if (brought) kir_render_words(r, d->brought);
-    each_buffer(r, true, brought ? d->local_brought : d->local);
+    bool dynamic_shared = is_dynamic_shared(r->t, r->kernel->local_bytes);
+    if (dynamic_shared) kir_render_words(r, d->dynamic_shared);
+    each_buffer(r, true, dynamic_shared ? d->local_dynamic_shared : d->local);
 }
 
 static void put_kernel(render *r) {
@@ -256,7 +256,7 @@ static tn_status put_legal_kernel(render *r, const kir_program *p) {
     r->p = legal;
     if (!whole) put_kernel(r);
     kir_free(legal);
-    return whole ? refuse(p, r->t, "it computes with 64-bit integers, the language has none") : TN_OK;
+    return whole ? refuse_render(p, r->t, "it computes with 64-bit integers, the language has none") : TN_OK;
 }
 
 /* Of all kernels: 0, those of a subgroup of the device, KIR_WIDE. */
@@ -296,7 +296,7 @@ static tn_status put_source(const kir_program *const *programs, int count, const
     tn_str_free(&kernels);
     TRY(status);
     const char *user = t->f64 ? NULL : double_user(needed);
-    if (user) return refuse(programs[0], t, user);
+    if (user) return refuse_render(programs[0], t, user);
     return failed ? TN_ERR_MEMORY : TN_OK;
 }
 
@@ -306,7 +306,7 @@ tn_status kir_render_all(const kir_program *const *programs, int count, const ki
         TRY(check_target(programs[i], t));
     }
     for (int i = 0; i < count; i++)
-        describe(programs[i], t, &out[i]);
+        describe_render(programs[i], t, &out[i]);
     bool needed[NEEDED] = {false};
     tn_status status =
         t->dialect->write ? t->dialect->write(programs, count, t, out) : put_source(programs, count, t, needed, out);

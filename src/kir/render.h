@@ -7,8 +7,8 @@
  * structure and the target alone: it is the same in every process.
  *
  * A kernel's parameters are one buffer for each global buffer, in order, and a block of 8-byte words: the sizes
- * (kir_sizes_count), the dials as they are, and for each global buffer a base, in bytes, that is added to its address.
- * One item computes one point of a plain program; a group program's workgroup is the kernel's. */
+ * (kir_sizes_count), the runtime scalars as they are, and for each global buffer a base, in bytes, that is added to its
+ * address. One item computes one point of a plain program; a group program's workgroup is the kernel's. */
 #ifndef KIR_RENDER_H
 #define KIR_RENDER_H
 

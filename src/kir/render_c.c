@@ -413,7 +413,7 @@ void kir_render_index(render *r, const kir_ins *in) {
     kir_render_put(r, ") + %s(%s))", UNSIGNED_WORDS[t], kir_render_operand(r, dyn).text);
 }
 
-static tn_dtype dtype_of(const render *r, const kir_ins *in) {
+static tn_dtype c_dtype_of(const render *r, const kir_ins *in) {
     return (tn_dtype)r->p->buffer_dtype[r->p->access[in->imm.i].buffer];
 }
 
@@ -426,7 +426,7 @@ static void put_element(render *r, const kir_ins *in) {
 /* `get3(at3 + index`, for languages that reach elements so. */
 static void put_call(render *r, const kir_ins *in, const char *function) {
     int buffer = r->p->access[in->imm.i].buffer;
-    bool pairs = tn_dtype_size(dtype_of(r, in)) == 8; /* kind: which half */
+    bool pairs = tn_dtype_size(c_dtype_of(r, in)) == 8; /* kind: which half */
     kir_render_put(r, pairs ? "%s%d((" : "%s%d(", function, buffer);
     if (r->p->local[buffer] == 0) kir_render_put(r, "at%d + ", buffer);
     kir_render_index(r, in);
@@ -449,7 +449,7 @@ static const conversion CONVERSIONS[TN_PLAIN_DTYPES] = {
 };
 
 static void put_converted(render *r, const kir_ins *in) {
-    const conversion *c = &CONVERSIONS[dtype_of(r, in)];
+    const conversion *c = &CONVERSIONS[c_dtype_of(r, in)];
     if (c->needs_load) kir_render_need(r, c->needs_load);
     kir_render_words(r, c->load ? c->load : "");
     put_element(r, in);
@@ -482,7 +482,7 @@ static void put_load(render *r, int i) {
 
 static void put_store(render *r, int i) {
     const kir_ins *in = &r->p->ins[i];
-    const conversion *c = &CONVERSIONS[dtype_of(r, in)];
+    const conversion *c = &CONVERSIONS[c_dtype_of(r, in)];
     render_name value = kir_render_operand(r, in->a);
     if (in->b != KIR_NONE) kir_render_put(r, "if (%s) { ", kir_render_operand(r, in->b).text);
     if (r->t->dialect->open_kernel) {
@@ -534,7 +534,7 @@ static void put_pure(render *r, int i) {
 }
 
 /* One half of it, where words have 32 bits; a truth value is in both. */
-static void put_half_dial(render *r, const kir_ins *in, size_t at) {
+static void put_half_runtime_scalar(render *r, const kir_ins *in, size_t at) {
     bool truth = in->type == KIR_BOOL;
     r->n = (int)at;
     r->half = in->kind;
@@ -547,12 +547,12 @@ static void put_half_dial(render *r, const kir_ins *in, size_t at) {
     kir_render_words(r, truth ? ") != 0u;\n" : ");\n");
 }
 
-static void put_dial(render *r, int i) {
+static void put_runtime_scalar(render *r, int i) {
     const kir_ins *in = &r->p->ins[i];
     size_t at = kir_sizes_count(r->p) + (size_t)in->imm.i;
     kir_render_put(r, "$let %s v%d = ", TYPE_WORDS[in->type], i);
     if (r->t->dialect->open_kernel) {
-        put_half_dial(r, in, at);
+        put_half_runtime_scalar(r, in, at);
         return;
     }
     if (in->type == KIR_F32 && !r->t->f64) kir_render_need(r, "kir_narrow_bits");
@@ -574,7 +574,7 @@ static void put_instruction(render *r, int i) {
     if (in->op == KIR_CONST) return;
     kir_render_indent(r);
     switch (in->op) {
-    case KIR_DIAL: put_dial(r, i); break;
+    case KIR_SCALAR: put_runtime_scalar(r, i); break;
     case KIR_INDEX:
         kir_render_put(r, "$let %s v%d = ", TYPE_WORDS[in->type], i);
         kir_render_index(r, in);

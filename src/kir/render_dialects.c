@@ -247,10 +247,10 @@ const kir_dialect kir_dialect_c = {
 const kir_dialect kir_dialect_cuda = {
     .name = "CUDA C",
     .most_declared = TN_CUDA_DECLARED,
-    .brought = "#ifdef __CUDA_ARCH__\n"
-               "    extern __shared__ __attribute__((aligned(16))) unsigned char workgroup_memory[];\n"
-               "#endif\n",
-    .local_brought = "    $type *const b$n = ($type *)(workgroup_memory + $base);\n",
+    .dynamic_shared = "#ifdef __CUDA_ARCH__\n"
+                      "    extern __shared__ __attribute__((aligned(16))) unsigned char workgroup_memory[];\n"
+                      "#endif\n",
+    .local_dynamic_shared = "    $type *const b$n = ($type *)(workgroup_memory + $base);\n",
     .matrices = kir_matrix_cuda,
     .wide = kir_wide_cuda,
     .short_f32 = true,

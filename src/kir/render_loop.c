@@ -22,7 +22,7 @@ static state_form form_of(const render *r, const kir_ins *in) {
     return in->kind == KIR_CHAIN ? CHAIN : LANES;
 }
 
-static render_name identity(const kir_ins *in, kir_type t) {
+static render_name c_loop_identity(const kir_ins *in, kir_type t) {
     kir_ins constant = kir_const_ins(t, kir_identity((kir_reduce)in->kind, t));
     return kir_render_literal(t, &constant);
 }
@@ -76,7 +76,7 @@ static void fill_lanes(render *r, int i, const char *with) {
 static void begin_state(render *r, int i) {
     const kir_ins *in = &r->p->ins[i];
     kir_type t = (kir_type)r->p->ins[in->a].type;
-    render_name zero = identity(in, t);
+    render_name zero = c_loop_identity(in, t);
     kir_ins none = {.op = KIR_CONST};
     const char *type = kir_render_type(t);
     switch (form_of(r, in)) {
@@ -125,7 +125,7 @@ static void fold_own_block(render *r, int i) {
     kir_render_line(r, "if (o%d > 0 && (o%d & %d) == 0) {\n", r->loop, r->loop, KIR_BLOCK - 1);
     r->depth++;
     fold_lanes(r, i, first);
-    fill_lanes(r, i, identity(in, (kir_type)in->type).text);
+    fill_lanes(r, i, c_loop_identity(in, (kir_type)in->type).text);
     close_brace(r);
 }
 
@@ -151,7 +151,7 @@ static void put_product(render *r, int i, const char *acc) {
 }
 
 static void feed_chain(render *r, int i) {
-    render_name zero = identity(&r->p->ins[i], (kir_type)r->p->ins[i].type);
+    render_name zero = c_loop_identity(&r->p->ins[i], (kir_type)r->p->ins[i].type);
     char acc[24];
     snprintf(acc, sizeof acc, "s%d", i);
     kir_render_line(r, "if (c%d > 0 && (c%d & %d) == 0) {\n", r->loop, r->loop, KIR_KSUM - 1);
@@ -224,7 +224,7 @@ static void end_state(render *r, int i) {
     const kir_ins *in = &r->p->ins[i];
     if (in->op == KIR_SCAN) return;
     char first[32];
-    render_name zero = identity(in, (kir_type)in->type);
+    render_name zero = c_loop_identity(in, (kir_type)in->type);
     const char *type = kir_render_type((kir_type)in->type);
     switch (form_of(r, in)) {
     case ONE: kir_render_line(r, "$let %s v%d = s%d;\n", type, i, i); return;

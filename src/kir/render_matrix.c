@@ -19,7 +19,7 @@ static void put_pointer(render *r, const kir_ins *in) {
     kir_render_put(r, ")");
 }
 
-static render_name mask_of(const render *r, kir_val mask) {
+static render_name matrix_mask_of(const render *r, kir_val mask) {
     render_name always = {"true"};
     return mask == KIR_NONE ? always : kir_render_operand(r, mask);
 }
@@ -87,7 +87,7 @@ static void put_wide_wait(render *r, int i, const kir_ins *in) {
 static void put_packet(render *r, int i, const kir_ins *in) {
     kir_render_put(r, "const mat_packet v%d = mat_fetch(", i);
     put_pointer(r, in);
-    kir_render_put(r, ", %s);\n", mask_of(r, in->a).text);
+    kir_render_put(r, ", %s);\n", matrix_mask_of(r, in->a).text);
 }
 
 static void put_put(render *r, const kir_ins *in) {
@@ -99,7 +99,7 @@ static void put_put(render *r, const kir_ins *in) {
         put_pointer(r, packet);
     else
         kir_render_put(r, "v%d", in->a);
-    if (in->kind) kir_render_put(r, ", %s", mask_of(r, packet->a).text);
+    if (in->kind) kir_render_put(r, ", %s", matrix_mask_of(r, packet->a).text);
     kir_render_put(r, ");\n");
 }
 

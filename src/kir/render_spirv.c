@@ -36,8 +36,8 @@ void kir_spv_put(spv *e, spv_section to, uint32_t op, const uint32_t *operands, 
 }
 
 /* Operands, a text in whole words with its ending zero, operands. */
-static void put_text(spv *e, uint32_t op, const uint32_t *before, size_t n, const char *text, const uint32_t *after,
-                     size_t m) {
+static void put_text_spirv(spv *e, uint32_t op, const uint32_t *before, size_t n, const char *text,
+                           const uint32_t *after, size_t m) {
     size_t length = strlen(text) / 4 + 1;
     uint32_t *words = room(e, SPV_HEAD, 1 + n + length + m);
     if (!words) return;
@@ -261,21 +261,21 @@ static void put_extensions(spv *e) {
     bool any = false;
     for (size_t i = 0; i < TN_COUNT(FEATURES); i++)
         if (e->uses & FEATURES[i].feature && FEATURES[i].extension)
-            put_text(e, OpExtension, NULL, 0, FEATURES[i].extension, NULL, 0);
+            put_text_spirv(e, OpExtension, NULL, 0, FEATURES[i].extension, NULL, 0);
     for (size_t i = 0; i < 3 * TN_COUNT(CONTROLS); i++)
         any |= controls(e, i / 3, (int)(i % 3));
-    if (any) put_text(e, OpExtension, NULL, 0, "SPV_KHR_float_controls", NULL, 0);
-    if (e->shared_access) put_text(e, OpExtension, NULL, 0, "SPV_KHR_vulkan_memory_model", NULL, 0);
-    if (e->shared_access) put_text(e, OpExtension, NULL, 0, "SPV_KHR_cooperative_matrix", NULL, 0);
-    if (e->library) put_text(e, OpExtInstImport, &e->library, 1, "GLSL.std.450", NULL, 0);
+    if (any) put_text_spirv(e, OpExtension, NULL, 0, "SPV_KHR_float_controls", NULL, 0);
+    if (e->shared_access) put_text_spirv(e, OpExtension, NULL, 0, "SPV_KHR_vulkan_memory_model", NULL, 0);
+    if (e->shared_access) put_text_spirv(e, OpExtension, NULL, 0, "SPV_KHR_cooperative_matrix", NULL, 0);
+    if (e->library) put_text_spirv(e, OpExtInstImport, &e->library, 1, "GLSL.std.450", NULL, 0);
 }
 
 static void put_entry(spv *e, uint32_t function) {
     enum { Logical = 0, GLSL450 = 1, Vulkan = 3, GLCompute = 5, LocalSize = 17 };
     const uint32_t *group = e->kernel->group;
     kir_spv_put(e, SPV_HEAD, OpMemoryModel, (uint32_t[]){Logical, e->shared_access ? Vulkan : GLSL450}, 2);
-    put_text(e, OpEntryPoint, (uint32_t[]){GLCompute, function}, 2, e->kernel->entry, e->inputs,
-             (size_t)e->input_count);
+    put_text_spirv(e, OpEntryPoint, (uint32_t[]){GLCompute, function}, 2, e->kernel->entry, e->inputs,
+                   (size_t)e->input_count);
     kir_spv_put(e, SPV_HEAD, OpExecutionMode, (uint32_t[]){function, LocalSize, group[0], group[1], group[2]}, 5);
     for (size_t i = 0; i < 3 * TN_COUNT(CONTROLS); i++) {
         uint32_t width = (uint32_t)(i % 3);
@@ -307,7 +307,7 @@ static void put_module(spv *e) {
     if (header) e->sections[SPV_HEAD].words[3] = e->next_id;
 }
 
-static tn_status join(spv *e, kir_rendering *out) {
+static tn_status join_spirv(spv *e, kir_rendering *out) {
     if (e->failed) return TN_ERR_MEMORY;
     if (e->refused)
         return tn_fail(TN_ERR_UNSUPPORTED, "kernel %016llx in %s: it needs %s", (unsigned long long)e->p->hash,
@@ -339,7 +339,7 @@ static tn_status write_legal(const kir_program *p, const kir_target *t, kir_rend
     e.windows = rows(&e, KIR_MAX_BUFFERS * (UINT8_MAX + 1), sizeof *e.windows);
     if (!e.failed) put_module(&e);
     out->local_bytes = e.local_bytes;
-    tn_status s = join(&e, out);
+    tn_status s = join_spirv(&e, out);
     for (int i = 0; i < SPV_SECTIONS; i++)
         tn_mem_free(e.sections[i].words);
     void *all[] = {e.value, e.states, e.place, e.loaded, e.low, e.windows};
@@ -365,7 +365,7 @@ static tn_status write_words(const kir_program *const *programs, int count, cons
                        "has no such integers",
                        (unsigned long long)programs[0]->hash);
     if (!has_halves(t)) what |= KIR_LEGAL_HALVES;
-    if (!t->f64) what |= KIR_LEGAL_DIALS;
+    if (!t->f64) what |= KIR_LEGAL_SCALARS;
     TRY(kir_legalise(programs[0], what, &legal));
     tn_status s = write_legal(legal, t, out);
     kir_free(legal);

@@ -360,14 +360,14 @@ void kir_spv_kernel(spv *e) {
 /* ---- indices ----------------------------------------------------------------------------------------------------- */
 
 /* The offset (number 0) of an access, or its stride along axis number - 1; 0 when it is known to be 0. */
-static uint32_t number_of(spv *e, int access, int number, spv_type type) {
+static uint32_t spirv_number_of(spv *e, int access, int number, spv_type type) {
     size_t axes = (size_t)(e->p->n_par + e->p->n_loop);
     if (access < e->p->n_sized) return index_word(e, axes + (size_t)access * (axes + 1) + (size_t)number, type);
     int64_t fixed = e->p->access[access].fixed[number];
     return fixed ? kir_spv_const(e, type, type == SPV_U32 ? (uint32_t)fixed : (uint64_t)fixed) : 0;
 }
 
-static uint32_t add(spv *e, spv_type type, uint32_t a, uint32_t b) {
+static uint32_t add_spirv(spv *e, spv_type type, uint32_t a, uint32_t b) {
     return !a ? b : !b ? a : kir_spv_op(e, OpIAdd, type, a, b, 0);
 }
 
@@ -375,9 +375,9 @@ static uint32_t add(spv *e, spv_type type, uint32_t a, uint32_t b) {
 static uint32_t add_axes(spv *e, int access, uint32_t axes, spv_type type, uint32_t sum) {
     const uint32_t *x = type == SPV_U32 ? e->x32 : e->x;
     for (int axis = 0; axes >> axis; axis++) {
-        uint32_t stride = axes >> axis & 1 ? number_of(e, access, 1 + axis, type) : 0;
+        uint32_t stride = axes >> axis & 1 ? spirv_number_of(e, access, 1 + axis, type) : 0;
         bool is_one = access >= e->p->n_sized && stride && e->p->access[access].fixed[1 + axis] == 1;
-        if (stride) sum = add(e, type, sum, is_one ? x[axis] : kir_spv_op(e, OpIMul, type, x[axis], stride, 0));
+        if (stride) sum = add_spirv(e, type, sum, is_one ? x[axis] : kir_spv_op(e, OpIMul, type, x[axis], stride, 0));
     }
     return sum;
 }
@@ -389,7 +389,7 @@ static uint32_t affine(spv *e, int access, spv_type type) {
     if (!e->place[access]) {
         spv_section was = move_to(e, SPV_FIXED);
         uint32_t base = buffer >= 0 && e->p->local[buffer] == 0 ? base_of(e, buffer) : 0;
-        uint32_t sum = add(e, type, base, number_of(e, access, 0, type));
+        uint32_t sum = add_spirv(e, type, base, spirv_number_of(e, access, 0, type));
         sum = add_axes(e, access, outside, type, sum);
         e->place[access] = sum ? sum : kir_spv_const(e, type, 0);
         e->at = was;
@@ -397,13 +397,14 @@ static uint32_t affine(spv *e, int access, spv_type type) {
     return add_axes(e, access, e->axes_open & ~outside, type, e->place[access]);
 }
 
-static spv_type type_of(const spv *e, kir_val v) { return kir_spv_type_of((kir_type)e->p->ins[v].type); }
+static spv_type spirv_type_of(const spv *e, kir_val v) { return kir_spv_type_of((kir_type)e->p->ins[v].type); }
 
 uint32_t kir_spv_address(spv *e, const kir_ins *in) {
     kir_val dyn = e->p->access[in->imm.i].dyn;
     uint32_t index = affine(e, (int)in->imm.i, SPV_U32);
     if (dyn == KIR_NONE) return index;
-    return add(e, SPV_U32, index, kir_spv_resize(e, kir_spv_value(e, dyn), type_of(e, dyn), SPV_U32, false));
+    return add_spirv(e, SPV_U32, index,
+                     kir_spv_resize(e, kir_spv_value(e, dyn), spirv_type_of(e, dyn), SPV_U32, false));
 }
 
 static void put_index(spv *e, int i) {
@@ -411,7 +412,7 @@ static void put_index(spv *e, int i) {
     spv_type type = kir_spv_type_of((kir_type)in->type);
     kir_val dyn = e->p->access[in->imm.i].dyn;
     uint32_t v = kir_spv_resize(e, affine(e, (int)in->imm.i, e->ix), e->ix, type, true);
-    e->value[i] = dyn == KIR_NONE ? v : add(e, type, v, kir_spv_value(e, dyn));
+    e->value[i] = dyn == KIR_NONE ? v : add_spirv(e, type, v, kir_spv_value(e, dyn));
 }
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
@@ -422,7 +423,7 @@ typedef struct location {
     uint32_t index, shift;
 } location;
 
-static location locate(spv *e, const kir_ins *in) {
+static location locate_spirv(spv *e, const kir_ins *in) {
     int buffer = e->p->access[in->imm.i].buffer;
     if (e->memory[buffer] == SPV_UVEC4 && !e->refused) e->refused = (int)(in - e->p->ins) + 1;
     uint32_t index = kir_spv_address(e, in), shift = 0;
@@ -501,7 +502,7 @@ static uint32_t load_element(spv *e, const kir_ins *in) {
     int buffer = e->p->access[in->imm.i].buffer;
     const element *m = element_of(e, buffer);
     spv_type type = e->memory[buffer];
-    location at = locate(e, in);
+    location at = locate_spirv(e, in);
     uint32_t v = load_memory(e, buffer, at.index);
     if (m->bits < 32 && type == SPV_U32) {
         uint32_t shift = at.shift ? at.shift : kir_spv_u32(e, 0);
@@ -549,9 +550,9 @@ static void store_memory(spv *e, int buffer, uint32_t pointer, uint32_t shift, u
 
 static void store_element(spv *e, const kir_ins *in) {
     int buffer = e->p->access[in->imm.i].buffer;
-    spv_type from = type_of(e, in->a);
+    spv_type from = spirv_type_of(e, in->a);
     uint32_t v = kir_spv_value(e, in->a);
-    location at = locate(e, in);
+    location at = locate_spirv(e, in);
     if (is_brain(e, buffer)) {
         v = narrow_brain(e, v);
         from = SPV_U32;
@@ -653,7 +654,7 @@ uint32_t kir_spv_operation(spv *e, const kir_ins *in, kir_type operand, const ui
 }
 
 /* The greater or lesser one: a NaN, or a where both are equal, as kir.h has it. */
-static uint32_t extreme(spv *e, bool most, kir_type t, uint32_t a, uint32_t b) {
+static uint32_t spirv_extreme(spv *e, bool most, kir_type t, uint32_t a, uint32_t b) {
     static const uint16_t beyond[2][CLASS_COUNT] = {{OpFOrdLessThan, OpSLessThan, OpULessThan, OpLogicalAnd},
                                                     {OpFOrdGreaterThan, OpSGreaterThan, OpUGreaterThan, OpLogicalOr}};
     uint32_t better = kir_spv_op(e, beyond[most][CLASSES[t]], SPV_BOOL, a, b, 0);
@@ -666,7 +667,7 @@ static uint32_t extreme(spv *e, bool most, kir_type t, uint32_t a, uint32_t b) {
 }
 
 uint32_t kir_spv_combine(spv *e, kir_reduce kind, kir_type t, uint32_t a, uint32_t b) {
-    if (kind == KIR_RMAX || kind == KIR_RMIN) return extreme(e, kind == KIR_RMAX, t, a, b);
+    if (kind == KIR_RMAX || kind == KIR_RMIN) return spirv_extreme(e, kind == KIR_RMAX, t, a, b);
     kir_ins in = {.op = kind == KIR_PROD ? KIR_MUL : KIR_ADD, .type = (uint8_t)t};
     return kir_spv_operation(e, &in, t, (uint32_t[3]){a, b, 0});
 }
@@ -689,7 +690,7 @@ static void put_pure(spv *e, int i) {
 
 static void put_const(spv *e, int i) { e->value[i] = kir_spv_literal(e, &e->p->ins[i]); }
 
-static void put_dial(spv *e, int i) {
+static void put_runtime_scalar(spv *e, int i) {
     const kir_ins *in = &e->p->ins[i];
     size_t word = kir_sizes_count(e->p) + (size_t)in->imm.i;
     spv_section was = move_to(e, SPV_EARLY);
@@ -737,9 +738,9 @@ static void put_of_group(spv *e, int i) {
 
 void kir_spv_range(spv *e, int begin, int end) {
     static void (*const writers[KIR_OP_COUNT])(spv * e, int i) = {
-        [KIR_CONST] = put_const, [KIR_DIAL] = put_dial,       [KIR_INDEX] = put_index,   [KIR_LOAD] = put_load,
-        [KIR_STORE] = put_store, [KIR_REDUCE] = kir_spv_feed, [KIR_SCAN] = kir_spv_feed, [KIR_VAR] = put_var,
-        [KIR_GET] = put_get,     [KIR_BARRIER] = put_barrier, [KIR_SET] = put_set,
+        [KIR_CONST] = put_const, [KIR_SCALAR] = put_runtime_scalar, [KIR_INDEX] = put_index,   [KIR_LOAD] = put_load,
+        [KIR_STORE] = put_store, [KIR_REDUCE] = kir_spv_feed,       [KIR_SCAN] = kir_spv_feed, [KIR_VAR] = put_var,
+        [KIR_GET] = put_get,     [KIR_BARRIER] = put_barrier,       [KIR_SET] = put_set,
     };
     for (int i = begin; i < end; i++) {
         uint8_t op = e->p->ins[i].op;

@@ -44,20 +44,22 @@ static unsigned each_own_state(spv *e, int loop, int end, void (*fn)(spv *e, int
 
 /* ---- states ------------------------------------------------------------------------------------------------------ */
 
-static uint32_t identity(spv *e, const kir_ins *in) {
+static uint32_t spirv_loop_identity(spv *e, const kir_ins *in) {
     kir_type t = fed_type(e, in);
     kir_ins constant = kir_const_ins(t, kir_identity((kir_reduce)in->kind, t));
     return kir_spv_literal(e, &constant);
 }
 
-static uint32_t load(spv *e, spv_type type, uint32_t variable) { return kir_spv_op(e, OpLoad, type, variable, 0, 0); }
-static void store(spv *e, uint32_t variable, uint32_t v) { kir_spv_do(e, OpStore, variable, v, 0); }
+static uint32_t load_spirv_loop(spv *e, spv_type type, uint32_t variable) {
+    return kir_spv_op(e, OpLoad, type, variable, 0, 0);
+}
+static void store_spirv_loop(spv *e, uint32_t variable, uint32_t v) { kir_spv_do(e, OpStore, variable, v, 0); }
 
 static void clear_lanes(spv *e, const kir_ins *in, uint32_t lanes) {
     spv_type type = kir_spv_type_of((kir_type)in->type);
-    uint32_t zero = identity(e, in);
+    uint32_t zero = spirv_loop_identity(e, in);
     spv_count f = kir_spv_for(e, SPV_U32, kir_spv_u32(e, KIR_LANES));
-    store(e, kir_spv_element(e, type, lanes, f.i), zero);
+    store_spirv_loop(e, kir_spv_element(e, type, lanes, f.i), zero);
     kir_spv_end_for(e, &f, 1);
 }
 
@@ -66,23 +68,23 @@ static void begin_state(spv *e, int i) {
     spv_state *s = &e->states[i];
     state_form form = form_of(e, in);
     spv_type type = kir_spv_type_of(fed_type(e, in));
-    uint32_t zero = identity(e, in);
+    uint32_t zero = spirv_loop_identity(e, in);
     s->value = kir_spv_variable(e, type, form == LANES ? KIR_LANES : 1);
     if (form == LANES)
         clear_lanes(e, in, s->value);
     else
-        store(e, s->value, zero);
+        store_spirv_loop(e, s->value, zero);
     if (form == ONE) return;
     spv_type total = form == EXTREME ? e->ix : type;
     s->total = kir_spv_variable(e, total, 1);
-    store(e, s->total, form == EXTREME ? kir_spv_const(e, total, 0) : zero);
+    store_spirv_loop(e, s->total, form == EXTREME ? kir_spv_const(e, total, 0) : zero);
 }
 
 /* total = v behind what is there; v alone where `first` holds. */
 static void add_part(spv *e, const kir_ins *in, uint32_t total, uint32_t first, uint32_t v) {
     spv_type type = kir_spv_type_of((kir_type)in->type);
-    uint32_t more = kir_spv_combine(e, (kir_reduce)in->kind, (kir_type)in->type, load(e, type, total), v);
-    store(e, total, kir_spv_op(e, OpSelect, type, first, v, more));
+    uint32_t more = kir_spv_combine(e, (kir_reduce)in->kind, (kir_type)in->type, load_spirv_loop(e, type, total), v);
+    store_spirv_loop(e, total, kir_spv_op(e, OpSelect, type, first, v, more));
 }
 
 /* Whether point `counter` is one of the first `length`. */
@@ -91,7 +93,7 @@ static uint32_t is_first(spv *e, uint32_t counter, uint32_t length) {
 }
 
 /* Whether what ends before point `next` is a whole part of this length, or the last one. */
-static uint32_t is_whole(spv *e, uint32_t next, uint32_t length) {
+static uint32_t spirv_loop_is_whole(spv *e, uint32_t next, uint32_t length) {
     uint32_t mask = kir_spv_const(e, e->ix, length - 1), zero = kir_spv_const(e, e->ix, 0);
     uint32_t inside = kir_spv_op(e, OpBitwiseAnd, e->ix, next, mask, 0);
     uint32_t full = kir_spv_op(e, OpIEqual, SPV_BOOL, inside, zero, 0);
@@ -111,11 +113,11 @@ static void fold_lanes(spv *e, int i) {
     spv_count lane = kir_spv_for(e, SPV_U32, half);
     uint32_t low = kir_spv_element(e, type, lanes, lane.i);
     uint32_t high = kir_spv_element(e, type, lanes, kir_spv_op(e, OpIAdd, SPV_U32, lane.i, half, 0));
-    uint32_t a = load(e, type, low), b = load(e, type, high);
-    store(e, low, kir_spv_combine(e, (kir_reduce)in->kind, t, a, b));
+    uint32_t a = load_spirv_loop(e, type, low), b = load_spirv_loop(e, type, high);
+    store_spirv_loop(e, low, kir_spv_combine(e, (kir_reduce)in->kind, t, a, b));
     kir_spv_end_for(e, &lane, 1);
     kir_spv_end_for(e, &halving, 1);
-    uint32_t block = load(e, type, kir_spv_element(e, type, lanes, kir_spv_u32(e, 0)));
+    uint32_t block = load_spirv_loop(e, type, kir_spv_element(e, type, lanes, kir_spv_u32(e, 0)));
     add_part(e, in, e->states[i].total, is_first(e, e->counter, KIR_BLOCK), block);
     clear_lanes(e, in, lanes);
 }
@@ -129,8 +131,8 @@ static uint32_t next_point(spv *e) { return kir_spv_op(e, OpIAdd, e->ix, e->coun
 static void feed_lanes(spv *e, int i) {
     const kir_ins *in = &e->p->ins[i];
     spv_type type = kir_spv_type_of((kir_type)in->type);
-    uint32_t at = kir_spv_element(e, type, e->states[i].value, e->lane), was = load(e, type, at);
-    store(e, at, kir_spv_combine(e, (kir_reduce)in->kind, (kir_type)in->type, was, kir_spv_value(e, in->a)));
+    uint32_t at = kir_spv_element(e, type, e->states[i].value, e->lane), was = load_spirv_loop(e, type, at);
+    store_spirv_loop(e, at, kir_spv_combine(e, (kir_reduce)in->kind, (kir_type)in->type, was, kir_spv_value(e, in->a)));
 }
 
 static void feed_chain(spv *e, int i) {
@@ -138,13 +140,13 @@ static void feed_chain(spv *e, int i) {
     const spv_state *s = &e->states[i];
     kir_ins fma = {.op = KIR_FMA, .type = in->type};
     spv_type type = kir_spv_type_of((kir_type)in->type);
-    uint32_t zero = identity(e, in), was = load(e, type, s->value);
+    uint32_t zero = spirv_loop_identity(e, in), was = load_spirv_loop(e, type, s->value);
     uint32_t v[3] = {kir_spv_value(e, in->a), kir_spv_value(e, in->b), was};
     uint32_t sum = kir_spv_operation(e, &fma, (kir_type)in->type, v);
-    store(e, s->value, sum);
-    uint32_t merge = kir_spv_if(e, is_whole(e, next_point(e), KIR_KSUM));
+    store_spirv_loop(e, s->value, sum);
+    uint32_t merge = kir_spv_if(e, spirv_loop_is_whole(e, next_point(e), KIR_KSUM));
     add_part(e, in, s->total, is_first(e, e->counter, KIR_KSUM), sum);
-    store(e, s->value, zero);
+    store_spirv_loop(e, s->value, zero);
     kir_spv_end_if(e, merge);
 }
 
@@ -157,7 +159,7 @@ static void feed_extreme(spv *e, int i) {
     kir_type t = fed_type(e, in);
     spv_type type = kir_spv_type_of(t);
     bool most = in->kind == KIR_ARGMAX, is_signed = t == KIR_I32 || t == KIR_I64;
-    uint32_t x = kir_spv_value(e, in->a), best = load(e, type, s->value), better;
+    uint32_t x = kir_spv_value(e, in->a), best = load_spirv_loop(e, type, s->value), better;
     if (t == KIR_BOOL) {
         better = kir_spv_op(e, OpLogicalNotEqual, SPV_BOOL, x, best, 0);
         better = kir_spv_op(e, OpLogicalAnd, SPV_BOOL, better, most ? x : best, 0);
@@ -169,8 +171,9 @@ static void feed_extreme(spv *e, int i) {
         better = kir_spv_op(e, OpLogicalAnd, SPV_BOOL, better, number, 0);
     }
     better = kir_spv_op(e, OpLogicalOr, SPV_BOOL, better, is_first(e, e->counter, 1), 0);
-    store(e, s->value, kir_spv_op(e, OpSelect, type, better, x, best));
-    store(e, s->total, kir_spv_op(e, OpSelect, e->ix, better, e->counter, load(e, e->ix, s->total)));
+    store_spirv_loop(e, s->value, kir_spv_op(e, OpSelect, type, better, x, best));
+    store_spirv_loop(e, s->total,
+                     kir_spv_op(e, OpSelect, e->ix, better, e->counter, load_spirv_loop(e, e->ix, s->total)));
 }
 
 static void feed_one(spv *e, int i) {
@@ -178,9 +181,9 @@ static void feed_one(spv *e, int i) {
     kir_type t = (kir_type)in->type;
     uint32_t variable = e->states[i].value, x = kir_spv_value(e, in->a);
     if (in->kind == KIR_CHAIN) x = kir_spv_op(e, OpIMul, kir_spv_type_of(t), x, kir_spv_value(e, in->b), 0);
-    uint32_t sum = kir_spv_combine(e, (kir_reduce)in->kind, t, load(e, kir_spv_type_of(t), variable), x);
+    uint32_t sum = kir_spv_combine(e, (kir_reduce)in->kind, t, load_spirv_loop(e, kir_spv_type_of(t), variable), x);
     if (!sum && !e->refused) e->refused = i + 1;
-    store(e, variable, sum);
+    store_spirv_loop(e, variable, sum);
     if (in->op == KIR_SCAN) e->value[i] = sum;
 }
 
@@ -195,7 +198,7 @@ static void end_state(spv *e, int i) {
     if (in->op == KIR_SCAN) return;
     state_form form = form_of(e, in);
     spv_type type = kir_spv_type_of((kir_type)in->type), held = form == EXTREME ? e->ix : type;
-    uint32_t v = load(e, held, form == ONE ? e->states[i].value : e->states[i].total);
+    uint32_t v = load_spirv_loop(e, held, form == ONE ? e->states[i].value : e->states[i].total);
     e->value[i] = kir_spv_resize(e, v, held, type, false);
 }
 
@@ -260,7 +263,7 @@ static void close_axes(spv *e, const open_loop *open) {
 static void open_blocks(spv *e, open_loop *open) {
     uint32_t lanes = kir_spv_const(e, e->ix, KIR_LANES), zero = kir_spv_const(e, e->ix, 0);
     for (int k = 0; k < open->count && open->count > 1; k++)
-        store(e, open->at[k] = kir_spv_variable(e, e->ix, 1), zero);
+        store_spirv_loop(e, open->at[k] = kir_spv_variable(e, e->ix, 1), zero);
     open->axes[0] = kir_spv_for(e, e->ix, e->points);
     uint32_t rest = kir_spv_op(e, OpISub, e->ix, e->points, open->axes[0].i, 0);
     uint32_t fewer = kir_spv_op(e, OpULessThan, SPV_BOOL, rest, lanes, 0);
@@ -268,7 +271,7 @@ static void open_blocks(spv *e, open_loop *open) {
     e->lane = kir_spv_resize(e, open->axes[1].i, e->ix, SPV_U32, false);
     e->counter = kir_spv_op(e, OpIAdd, e->ix, open->axes[0].i, open->axes[1].i, 0);
     for (int k = 0; k < open->count; k++)
-        set_coordinate(e, open->first + k, open->count == 1 ? e->counter : load(e, e->ix, open->at[k]));
+        set_coordinate(e, open->first + k, open->count == 1 ? e->counter : load_spirv_loop(e, e->ix, open->at[k]));
 }
 
 /* The next point's coordinates: the last one goes on, and where it has come to its end, the one before it. */
@@ -277,7 +280,7 @@ static void advance(spv *e, const open_loop *open) {
     for (int k = open->count; k-- > 0;) {
         uint32_t axis = (uint32_t)(open->first + k), x = kir_spv_op(e, OpIAdd, e->ix, e->x[axis], step, 0);
         uint32_t over = kir_spv_op(e, OpIEqual, SPV_BOOL, x, e->n[axis], 0);
-        store(e, open->at[k], kir_spv_op(e, OpSelect, e->ix, over, zero, x));
+        store_spirv_loop(e, open->at[k], kir_spv_op(e, OpSelect, e->ix, over, zero, x));
         step = kir_spv_op(e, OpSelect, e->ix, over, one, zero);
     }
 }
@@ -287,7 +290,7 @@ static void close_blocks(spv *e, int end, const open_loop *open) {
     kir_spv_end_for(e, &open->axes[1], 1);
     e->counter = open->axes[0].i;
     uint32_t next = kir_spv_op(e, OpIAdd, e->ix, e->counter, kir_spv_const(e, e->ix, KIR_LANES), 0);
-    uint32_t merge = kir_spv_if(e, is_whole(e, next, KIR_BLOCK));
+    uint32_t merge = kir_spv_if(e, spirv_loop_is_whole(e, next, KIR_BLOCK));
     each_own_state(e, e->loop, end, fold_own_lanes);
     kir_spv_end_if(e, merge);
     kir_spv_end_for(e, &open->axes[0], KIR_LANES);

@@ -42,7 +42,7 @@ static grid grid_of(spv *e, int use, tn_dtype dtype) {
 
 static grid sums_grid(spv *e) { return grid_of(e, USE_SUM, TN_F32); }
 
-static tn_dtype dtype_of(const spv *e, const kir_ins *in) {
+static tn_dtype spirv_dtype_of(const spv *e, const kir_ins *in) {
     return (tn_dtype)e->p->buffer_dtype[e->p->access[in->imm.i].buffer];
 }
 
@@ -103,7 +103,7 @@ static void put_matrix(spv *e, int i) {
 static void put_fragment(spv *e, int i) {
     const kir_ins *in = &e->p->ins[i];
     bool is_b = in->kind & KIR_FACTOR_B, along_k = in->kind & KIR_ALONG_K, turned = is_b == along_k;
-    grid g = grid_of(e, is_b ? USE_B : USE_A, dtype_of(e, in));
+    grid g = grid_of(e, is_b ? USE_B : USE_A, spirv_dtype_of(e, in));
     lines l = lines_of(e, in);
     uint32_t layout = kir_spv_u32(e, turned ? COLUMN_MAJOR : ROW_MAJOR);
     e->value[i] = ids(e, g.down * g.across);
@@ -115,7 +115,7 @@ static void put_fragment(spv *e, int i) {
 }
 
 /* A piece of the sums: what one step of k after the other adds to it. */
-static uint32_t multiply(spv *e, const kir_ins *in, const grid *sums, int i, int j, uint32_t sum) {
+static uint32_t multiply_spirv(spv *e, const kir_ins *in, const grid *sums, int i, int j, uint32_t sum) {
     int steps = KIR_EDGE / edge(e, TN_SPIRV_MATRIX_K8);
     for (int k = 0; k < steps; k++) {
         uint32_t a = e->value[in->b] + (uint32_t)(i * steps + k);
@@ -132,7 +132,7 @@ static void put_mma(spv *e, int i) {
     grid g = sums_grid(e);
     for (int k = 0; k < g.down * g.across; k++) {
         uint32_t variable = e->value[in->a] + (uint32_t)k, was = load_piece(e, &g, variable);
-        kir_spv_do(e, OpStore, variable, multiply(e, in, &g, k / g.across, k % g.across, was), 0);
+        kir_spv_do(e, OpStore, variable, multiply_spirv(e, in, &g, k / g.across, k % g.across, was), 0);
     }
 }
 

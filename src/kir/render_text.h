@@ -74,7 +74,7 @@ struct kir_dialect {
     /* Beyond `most_declared` bytes (0: never) that memory is not declared but brought: what names it, and b$n at byte
      * $base of it. */
     int64_t most_declared;
-    const char *brought, *local_brought;
+    const char *dynamic_shared, *local_dynamic_shared;
     bool by_address_always; /* the words never come by value */
     const char *matrices;   /* the functions for matrices and packets, a text of texts/; NULL: there are none */
     const char *wide;       /* … for wide ones, behind them */

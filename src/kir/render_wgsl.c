@@ -205,5 +205,5 @@ const kir_dialect kir_dialect_wgsl = {
     .truth = "(bitcast<u32>(#0) & 0x7fffffffu) != 0u",
     .word = "p[$pair].$part",
     .array = "var s$n: array<$type, $size>;\n",
-    .legal = KIR_LEGAL_MATHS | KIR_LEGAL_I64 | KIR_LEGAL_HALVES | KIR_LEGAL_DIALS | KIR_LEGAL_BRAINS,
+    .legal = KIR_LEGAL_MATHS | KIR_LEGAL_I64 | KIR_LEGAL_HALVES | KIR_LEGAL_SCALARS | KIR_LEGAL_BRAINS,
 };

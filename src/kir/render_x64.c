@@ -603,7 +603,7 @@ static void set_access(const kir_frame *f, x64_args *args, int access, const int
 
 /* `at`: of the first row along the outer axes. */
 static void set_args(const kir_frame *f, x64_args *args, const int64_t *at, int64_t rows, int64_t column) {
-    args->dials = f->dials;
+    args->scalars = f->scalars;
     args->n = tn_min64(f->inner_step, f->inner_space.total - column);
     args->rows = rows;
     for (int i = 0; i < f->vm->n_access; i++)

@@ -187,12 +187,12 @@ static void order(maker *m, bool loads, bool stores) {
     if (!m->in_loop && ((m->stores && (loads || stores)) || (m->loads && stores))) barrier(m);
 }
 
-static void note(maker *m, bool loads, bool stores) {
+static void note_sched(maker *m, bool loads, bool stores) {
     m->loads = m->loads || loads;
     m->stores = m->stores || stores;
 }
 
-static kir_val both(maker *m, kir_val mask, kir_val other) {
+static kir_val sched_both(maker *m, kir_val mask, kir_val other) {
     return mask == KIR_NONE ? other : kir_binary(m->b, KIR_AND, mask, other);
 }
 
@@ -216,20 +216,20 @@ static kir_aff index_of(maker *m, int access) {
     return index;
 }
 
-static kir_val load(maker *m, const kir_ins *in) {
+static kir_val load_sched(maker *m, const kir_ins *in) {
     order(m, true, false);
-    note(m, true, false);
+    note_sched(m, true, false);
     kir_aff index = index_of(m, (int)in->imm.i);
     kir_val mask = mapped(m, in->a);
-    return kir_load(m->b, m->p->access[in->imm.i].buffer, &index, m->in_loop ? both(m, mask, m->inside) : mask);
+    return kir_load(m->b, m->p->access[in->imm.i].buffer, &index, m->in_loop ? sched_both(m, mask, m->inside) : mask);
 }
 
-static void store(maker *m, const kir_ins *in) {
+static void store_sched(maker *m, const kir_ins *in) {
     order(m, false, true);
-    note(m, false, true);
+    note_sched(m, false, true);
     kir_aff index = index_of(m, (int)in->imm.i);
     kir_val once = m->in_loop ? m->inside : kir_binary(m->b, KIR_EQ, m->item, kir_const_i(m->b, KIR_I64, 0));
-    kir_store(m->b, m->p->access[in->imm.i].buffer, &index, mapped(m, in->a), both(m, mapped(m, in->b), once));
+    kir_store(m->b, m->p->access[in->imm.i].buffer, &index, mapped(m, in->a), sched_both(m, mapped(m, in->b), once));
 }
 
 /* ---- reductions -------------------------------------------------------------------------------------------------- */
@@ -244,13 +244,15 @@ static kir_val combine(maker *m, const reduced *r, kir_val acc, kir_val x) {
     return kir_binary(m->b, ops[r->kind], acc, x);
 }
 
-static kir_val negate(maker *m, kir_val v) { return kir_binary(m->b, KIR_XOR, v, kir_const_i(m->b, KIR_BOOL, 1)); }
+static kir_val negate_sched(maker *m, kir_val v) {
+    return kir_binary(m->b, KIR_XOR, v, kir_const_i(m->b, KIR_BOOL, 1));
+}
 
 /* kir_beats as a program: strictly beyond it, or the first NaN. */
 static kir_val beats(maker *m, const reduced *r, kir_val x, kir_val best) {
     kir_val beyond = r->kind == KIR_ARGMAX ? kir_binary(m->b, KIR_LT, best, x) : kir_binary(m->b, KIR_LT, x, best);
     if (!kir_is_float(r->type)) return beyond;
-    kir_val is_nan = negate(m, kir_binary(m->b, KIR_EQ, x, x));
+    kir_val is_nan = negate_sched(m, kir_binary(m->b, KIR_EQ, x, x));
     return kir_binary(m->b, KIR_AND, kir_binary(m->b, KIR_EQ, best, best), kir_binary(m->b, KIR_OR, beyond, is_nan));
 }
 
@@ -258,18 +260,18 @@ static kir_val is_none(maker *m, kir_val index) {
     return kir_binary(m->b, KIR_LT, index, kir_const_i(m->b, KIR_I64, 0));
 }
 
-static extreme choose(maker *m, kir_val second, extreme a, extreme b) {
+static extreme choose_sched(maker *m, kir_val second, extreme a, extreme b) {
     return (extreme){kir_select(m->b, second, b.value, a.value), kir_select(m->b, second, b.index, a.index)};
 }
 
 /* Of two, the one that comes first in the plain order: the more extreme one, then the lower index. */
 static extreme better(maker *m, const reduced *r, extreme a, extreme b) {
     if (!is_arg(r->kind)) return (extreme){combine(m, r, a.value, b.value), KIR_NONE};
-    kir_val tie = negate(m, beats(m, r, a.value, b.value));
+    kir_val tie = negate_sched(m, beats(m, r, a.value, b.value));
     kir_val lower = kir_binary(m->b, KIR_AND, tie, kir_binary(m->b, KIR_LT, b.index, a.index));
     kir_val wins = kir_binary(m->b, KIR_OR, beats(m, r, b.value, a.value), lower);
     wins = kir_binary(m->b, KIR_OR, wins, is_none(m, a.index));
-    return choose(m, kir_binary(m->b, KIR_AND, wins, negate(m, is_none(m, b.index))), a, b);
+    return choose_sched(m, kir_binary(m->b, KIR_AND, wins, negate_sched(m, is_none(m, b.index))), a, b);
 }
 
 static void feed(maker *m, int ins, kir_val x) {
@@ -283,12 +285,12 @@ static void feed(maker *m, int ins, kir_val x) {
     }
     extreme best = {lane, kir_get(m->b, r->index)}, now = {x, m->flat};
     kir_val wins = kir_binary(m->b, KIR_OR, beats(m, r, x, best.value), is_none(m, best.index));
-    extreme chosen = choose(m, kir_binary(m->b, KIR_AND, m->inside, wins), best, now);
+    extreme chosen = choose_sched(m, kir_binary(m->b, KIR_AND, m->inside, wins), best, now);
     kir_set(m->b, r->lane, chosen.value);
     kir_set(m->b, r->index, chosen.index);
 }
 
-static void put(maker *m, const reduced *r, int at, extreme x, kir_val mask) {
+static void put_sched(maker *m, const reduced *r, int at, extreme x, kir_val mask) {
     kir_aff index = in_slot(m, r->slot, at, true);
     kir_store(m->b, m->local[r->type], &index, x.value, mask);
     if (!is_arg(r->kind)) return;
@@ -296,7 +298,7 @@ static void put(maker *m, const reduced *r, int at, extreme x, kir_val mask) {
     kir_store(m->b, m->local[KIR_I64], &index, x.index, mask);
 }
 
-static extreme take(maker *m, const reduced *r, int at, bool of_item, kir_val mask) {
+static extreme take_sched(maker *m, const reduced *r, int at, bool of_item, kir_val mask) {
     kir_aff index = in_slot(m, r->slot, at, of_item);
     extreme x = {kir_load(m->b, m->local[r->type], &index, mask), KIR_NONE};
     if (!is_arg(r->kind)) return x;
@@ -309,7 +311,7 @@ static extreme take(maker *m, const reduced *r, int at, bool of_item, kir_val ma
 static extreme fold_ways(maker *m, const reduced *r, int at, int stride, bool of_item, kir_val mask) {
     extreme x[WAYS];
     for (int i = 0; i < WAYS; i++)
-        x[i] = take(m, r, at + i * stride, of_item, mask);
+        x[i] = take_sched(m, r, at + i * stride, of_item, mask);
     for (int half = WAYS / 2; half > 0; half /= 2) {
         for (int i = 0; i < half; i++)
             x[i] = better(m, r, x[i], x[i + half]);
@@ -318,20 +320,20 @@ static extreme fold_ways(maker *m, const reduced *r, int at, int stride, bool of
 }
 
 /* The lanes of these reductions (those with an index, or the others) become one value each, the same in all items. */
-static void fold(maker *m, bool args, extreme *out) {
+static void fold_sched(maker *m, bool args, extreme *out) {
     bool any = false;
     for (int i = 0; i < m->n_reduced; i++) {
         reduced *r = &m->reduced[i];
         if (is_arg(r->kind) != args) continue;
         any = true;
-        put(m, r, 0, (extreme){kir_get(m->b, r->lane), args ? kir_get(m->b, r->index) : KIR_NONE}, KIR_NONE);
+        put_sched(m, r, 0, (extreme){kir_get(m->b, r->lane), args ? kir_get(m->b, r->index) : KIR_NONE}, KIR_NONE);
     }
     if (!any) return;
     barrier(m);
     kir_val folds = kir_binary(m->b, KIR_LT, m->item, kir_const_i(m->b, KIR_I64, WAYS));
     for (int i = 0; i < m->n_reduced; i++) {
         reduced *r = &m->reduced[i];
-        if (is_arg(r->kind) == args) put(m, r, KIR_LANES, fold_ways(m, r, 0, WAYS, true, folds), folds);
+        if (is_arg(r->kind) == args) put_sched(m, r, KIR_LANES, fold_ways(m, r, 0, WAYS, true, folds), folds);
     }
     barrier(m);
     for (int i = 0; i < m->n_reduced; i++) {
@@ -340,7 +342,7 @@ static void fold(maker *m, bool args, extreme *out) {
     }
 }
 
-static kir_val identity(maker *m, const reduced *r) {
+static kir_val sched_identity(maker *m, const reduced *r) {
     kir_ins in = kir_const_ins(r->type, kir_identity(r->kind, r->type));
     return kir_is_float(r->type) ? kir_const(m->b, r->type, in.imm.f) : kir_const_i(m->b, r->type, in.imm.i);
 }
@@ -348,7 +350,7 @@ static kir_val identity(maker *m, const reduced *r) {
 /* ---- loops ------------------------------------------------------------------------------------------------------- */
 
 /* The reductions of the loop that begins here, and what it does to global memory. */
-static void look_ahead(maker *m, int loop, bool *loads, bool *stores) {
+static void look_ahead_sched(maker *m, int loop, bool *loads, bool *stores) {
     int used[KIR_TYPE_COUNT] = {0};
     m->n_reduced = 0;
     for (int i = loop + 1; m->p->ins[i].op != KIR_END; i++) {
@@ -369,10 +371,10 @@ static void begin_totals(maker *m) {
     for (int i = 0; i < m->n_reduced; i++) {
         reduced *r = &m->reduced[i];
         if (!is_arg(r->kind)) {
-            r->total = kir_var(m->b, identity(m, r));
+            r->total = kir_var(m->b, sched_identity(m, r));
             continue;
         }
-        r->lane = kir_var(m->b, identity(m, r));
+        r->lane = kir_var(m->b, sched_identity(m, r));
         r->index = kir_var(m->b, kir_const_i(m->b, KIR_I64, -1));
     }
 }
@@ -392,16 +394,16 @@ static void begin_coordinates(maker *m) {
 
 static void begin_loop(maker *m, int i) {
     bool loads = false, stores = false;
-    look_ahead(m, i, &loads, &stores);
+    look_ahead_sched(m, i, &loads, &stores);
     order(m, loads, stores);
     m->loads_before = m->loads;
     m->stores_before = m->stores;
-    note(m, loads, stores);
+    note_sched(m, loads, stores);
     begin_totals(m);
     kir_loop(m->b, m->rows->n_par + 1, 1);
     for (int k = 0; k < m->n_reduced; k++) {
         reduced *r = &m->reduced[k];
-        if (!is_arg(r->kind)) r->lane = kir_var(m->b, identity(m, r));
+        if (!is_arg(r->kind)) r->lane = kir_var(m->b, sched_identity(m, r));
     }
     kir_loop(m->b, m->rows->n_par + 2, 1);
     m->in_loop = true;
@@ -411,7 +413,7 @@ static void begin_loop(maker *m, int i) {
 /* The first block stands alone. */
 static void end_block(maker *m) {
     extreme parts[MOST_REDUCED];
-    fold(m, false, parts);
+    fold_sched(m, false, parts);
     kir_val block = number_by_rule(m, (kir_size_rule){.kind = RULE_FIXED, .block = 1});
     kir_val is_first = kir_binary(m->b, KIR_EQ, block, kir_const_i(m->b, KIR_I64, 0));
     for (int i = 0; i < m->n_reduced; i++) {
@@ -428,8 +430,8 @@ static void end_loop(maker *m) {
     m->in_loop = false;
     end_block(m);
     kir_end(m->b);
-    note(m, m->loads_before, m->stores_before); /* a loop over nothing has met no barrier */
-    fold(m, true, found);
+    note_sched(m, m->loads_before, m->stores_before); /* a loop over nothing has met no barrier */
+    fold_sched(m, true, found);
     for (int i = 0; i < m->n_reduced; i++) {
         const reduced *r = &m->reduced[i];
         kir_val none = kir_const_i(m->b, KIR_I64, 0);
@@ -449,7 +451,7 @@ static kir_val pure(maker *m, const kir_ins *in) {
     kir_val a = mapped(m, in->a), b = mapped(m, in->b), c = mapped(m, in->c);
     switch (in->op) {
     case KIR_CONST: return kir_is_float(t) ? kir_const(m->b, t, in->imm.f) : kir_const_i(m->b, t, in->imm.i);
-    case KIR_DIAL: return kir_dial_value(m->b, t, (int)in->imm.i);
+    case KIR_SCALAR: return kir_scalar_value(m->b, t, (int)in->imm.i);
     case KIR_ROUND: return kir_rounding(m->b, (kir_round)in->imm.i, a);
     case KIR_CAST: return kir_cast(m->b, t, a);
     case KIR_BITCAST: return kir_bitcast(m->b, t, a);
@@ -466,8 +468,8 @@ static void make_one(maker *m, int i) {
     case KIR_LOOP: begin_loop(m, i); break;
     case KIR_END: end_loop(m); break;
     case KIR_REDUCE: feed(m, i, mapped(m, in->a)); break;
-    case KIR_STORE: store(m, in); break;
-    case KIR_LOAD: m->map[i] = load(m, in); break;
+    case KIR_STORE: store_sched(m, in); break;
+    case KIR_LOAD: m->map[i] = load_sched(m, in); break;
     case KIR_INDEX: m->map[i] = index_value(m, in); break;
     default: m->map[i] = pure(m, in);
     }
@@ -492,7 +494,7 @@ static tn_status keep_rules(maker *m, const int64_t *numbers) {
     return TN_OK;
 }
 
-static tn_status make(maker *m) {
+static tn_status make_sched(maker *m) {
     int64_t extents[KIR_MAX_AXES] = {0}, *numbers = NULL;
     int n_par = m->rows->n_par;
     TRY(check(m));
@@ -525,7 +527,7 @@ tn_status kir_schedule_rows(const kir_program *p, kir_rows **out) {
         *rows = (kir_rows){.n_par = p->n_par, .n_loop = p->n_loop};
         m->p = p;
         m->rows = rows;
-        status = make(m);
+        status = make_sched(m);
         tn_mem_free(m->map);
         tn_mem_free(m->rules);
     }

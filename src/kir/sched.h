@@ -17,7 +17,7 @@ typedef struct kir_size_rule {
 } kir_size_rule;
 
 typedef struct kir_rows {
-    kir_program *program;                /* the plain one's buffers and dials, then local buffers */
+    kir_program *program;                /* the plain one's buffers and runtime scalars, then local buffers */
     kir_size_rule *rules;                /* one for each access that lives in its sizes */
     uint8_t n_par, n_loop, first, count; /* of the plain program: axes, the range of its loops */
 } kir_rows;

@@ -108,14 +108,14 @@ typedef struct kir_recipe kir_recipe;
 
 struct kir_vm {
     bool shared; /* all but the caches, which stand last, is another's */
-    int n_par, n_loop, n_access, n_values, n_states, n_constants, n_dials;
+    int n_par, n_loop, n_access, n_values, n_states, n_constants, n_scalars;
     bool has_loop, in_blocks; /* in_blocks: all reductions are such that blocks may be computed apart */
     int loop_first, loop_count;
     int16_t *buffer_of;        /* by access; INDEX has -1 */
     struct kir_view *views;    /* by access; origins are the launch's */
     int first_store;           /* its access; the parallel axes are put in the order of its strides; -1: no store */
     kir_schedule parts, whole; /* loops in chunks; whole rows in one tile (programs with loops) */
-    kir_ins *constants;        /* CONSTs, then DIALs */
+    kir_ins *constants;        /* CONSTs, then SCALARs */
     int16_t *constant_of;      /* the number of each one's value */
     kir_value *constant_values;
     uint8_t *state_width;         /* by state: bytes an element */
@@ -207,7 +207,7 @@ typedef struct kir_frame {
     char *slots;
     char *stage[KIR_STAGES];
     kir_state *states;
-    kir_value *dials;
+    kir_value *scalars;
     uint8_t *pattern;
     kir_bind own;         /* when the program's table of binds is full */
     const kir_code *code; /* not NULL: units are run by machine code */
@@ -230,8 +230,8 @@ void kir_vm_worth_a_thread(double nanoseconds);
 size_t kir_frame_carve(kir_frame *f, const kir_vm *vm, void *memory);
 /* Makes the frame ready for a launch, or for the box lo ≤ axis < hi of its parallel axes. */
 void kir_frame_launch(kir_frame *f, const kir_launch *launch, const int64_t *lo, const int64_t *hi);
-/* The values of a launch's dials, as the program's types have them. */
-void kir_dials_set(const kir_vm *vm, const kir_dial *dials, kir_value *out);
+/* The values of a launch's runtime scalars, as the program's types have them. */
+void kir_scalars_set(const kir_vm *vm, const kir_scalar *scalars, kir_value *out);
 /* The size of equal pieces, none above `most`, whole vectors each, that `total` is cut into. */
 int64_t kir_piece_of(int64_t total, int64_t most);
 

@@ -13,7 +13,7 @@ typedef struct binder {
     kir_bind *out;
 } binder;
 
-static int kind_of(const binder *m, int v) { return v == KIR_NONE ? 0 : m->out->kinds[v]; }
+static int bind_kind_of(const binder *m, int v) { return v == KIR_NONE ? 0 : m->out->kinds[v]; }
 
 static int directions(const binder *m) { return m->pattern[3]; }
 
@@ -28,7 +28,7 @@ static int access_kind(const binder *m, const kir_step *s) {
 }
 
 static int result_kind(const binder *m, const kir_step *s) {
-    int kind = kind_of(m, s->a) | kind_of(m, s->b) | kind_of(m, s->c) | kind_of(m, s->dyn);
+    int kind = bind_kind_of(m, s->a) | bind_kind_of(m, s->b) | bind_kind_of(m, s->c) | bind_kind_of(m, s->dyn);
     if (s->op == KIR_LOAD || s->op == KIR_INDEX) return kind | access_kind(m, s);
     if (s->op == KIR_STORE || s->op == KIR_SCAN) return region_kind(m, s);
     if (s->op == KIR_REDUCE) return directions(m) & (m->f->layout == KIR_ALONG ? KIR_OUTER : KIR_INNER);
@@ -39,7 +39,7 @@ static int result_kind(const binder *m, const kir_step *s) {
 static kir_act plan_call(const binder *m, int kind, const int16_t *values, int n) {
     bool mixed = false;
     for (int k = 0; k < n; k++) {
-        int own = kind_of(m, values[k]);
+        int own = bind_kind_of(m, values[k]);
         mixed |= own != 0 && own != kind;
     }
     if (!mixed) return KIR_DO_CALL;
@@ -48,8 +48,8 @@ static kir_act plan_call(const binder *m, int kind, const int16_t *values, int n
 
 /* Is the operand one element for the routine? */
 static bool is_single(const binder *m, kir_act act, int kind, int v) {
-    if (act == KIR_DO_ROWS) return !(kind_of(m, v) & KIR_INNER);
-    return act == KIR_DO_CALL && kind != 0 && kind_of(m, v) == 0;
+    if (act == KIR_DO_ROWS) return !(bind_kind_of(m, v) & KIR_INNER);
+    return act == KIR_DO_CALL && kind != 0 && bind_kind_of(m, v) == 0;
 }
 
 static kir_fn *find_binary(const binder *m, const kir_step *s, const bool *single) {
@@ -190,8 +190,8 @@ static bool join_choice(const binder *m, const kir_step *x, const kir_step *y, k
 
 /* A sum of products over whole rows of the tile. */
 static bool join_sum(const binder *m, const kir_step *x, kir_bound *b) {
-    bool along = m->f->layout == KIR_ALONG && m->f->whole && kind_of(m, x->a) & kind_of(m, x->b) & KIR_INNER;
-    if (!along || kind_of(m, x->a) != directions(m) || kind_of(m, x->b) != directions(m)) return false;
+    bool along = m->f->layout == KIR_ALONG && m->f->whole && bind_kind_of(m, x->a) & bind_kind_of(m, x->b) & KIR_INNER;
+    if (!along || bind_kind_of(m, x->a) != directions(m) || bind_kind_of(m, x->b) != directions(m)) return false;
     b->a = x->a;
     b->b = x->b;
     b->fn = m->f->simd->rows_of_products;
@@ -204,7 +204,7 @@ static void try_join(const binder *m, int i) {
     const kir_step *x = &m->s->steps[i], *y = x + 1;
     kir_bound joined = m->out->bound[i + 1];
     bool sums = y->op == KIR_REDUCE;
-    if (!sums && (kind_of(m, x->d) != joined.kind || joined.kind == 0)) return;
+    if (!sums && (bind_kind_of(m, x->d) != joined.kind || joined.kind == 0)) return;
     bool done = sums                  ? join_sum(m, x, &joined)
                 : x->type == KIR_BOOL ? join_choice(m, x, y, &joined)
                                       : join_arithmetic(m, x, y, &joined);

@@ -97,7 +97,7 @@ static void fold_lanes(const strip *s, int64_t used) {
     }
 }
 
-static char *place_of(const kir_frame *f, int at, int64_t column) {
+static char *columns_place_of(const kir_frame *f, int at, int64_t column) {
     const kir_view *view = &f->views[f->schedule->steps[at].access];
     return view->origin + (strides_of(f, at)[0] + column) * view->size;
 }
@@ -109,12 +109,12 @@ void kir_run_columns(const kir_frame *f, int64_t unit) {
     int64_t column = unit * f->inner_step, rows = f->outer_space.total;
     size_t width = kir_type_size((kir_type)reduce->operand);
     strip s = {.combine = f->simd->binary[KIR_VV][combines[reduce->kind]][reduce->operand],
-               .x = place_of(f, AT_LOAD, column),
+               .x = columns_place_of(f, AT_LOAD, column),
                .columns = tn_min64(f->inner_step, f->inner_space.total - column),
                .lanes = f->states[reduce->state].lanes};
     s.row = f->outer_space.n > 0 ? strides_of(f, AT_LOAD)[1] * (int64_t)width : 0;
     s.line = (size_t)s.columns * width;
-    char *out = place_of(f, AT_STORE, column);
+    char *out = columns_place_of(f, AT_STORE, column);
     for (int64_t first = 0; first < rows; first += KIR_BLOCK) {
         int64_t n = tn_min64(KIR_BLOCK, rows - first), used = tn_min64(n, KIR_LANES);
         clear_lanes(f, &s, used);

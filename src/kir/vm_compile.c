@@ -85,14 +85,14 @@ static tn_status note_states(kir_vm *vm) {
     return TN_OK;
 }
 
-/* Constants come first, then dials, whose values each launch fills in. */
+/* Constants come first, then runtime scalars, whose values each launch fills in. */
 static tn_status note_constants(const kir_program *p, kir_vm *vm) {
     size_t room = (size_t)p->n_ins + 1;
     vm->constants = tn_mem_zalloc(room, sizeof *vm->constants);
     vm->constant_of = tn_mem_zalloc(room, sizeof *vm->constant_of);
     vm->constant_values = tn_mem_zalloc(room, sizeof *vm->constant_values);
     if (!vm->constants || !vm->constant_of || !vm->constant_values) return TN_ERR_MEMORY;
-    const kir_op kinds[2] = {KIR_CONST, KIR_DIAL};
+    const kir_op kinds[2] = {KIR_CONST, KIR_SCALAR};
     int n = 0;
     for (int k = 0; k < 2; k++) {
         for (int i = 0; i < p->n_ins; i++) {
@@ -103,7 +103,7 @@ static tn_status note_constants(const kir_program *p, kir_vm *vm) {
         }
         if (k == 0) vm->n_constants = n;
     }
-    vm->n_dials = n - vm->n_constants;
+    vm->n_scalars = n - vm->n_constants;
     return TN_OK;
 }
 
@@ -134,7 +134,7 @@ static int64_t points_tile(const kir_vm *vm) {
     return tn_max64(LEAST, tn_min64(MOST, (int64_t)(CACHE / bytes) / WHOLE * WHOLE));
 }
 
-static tn_status compile(const kir_program *p, kir_vm *vm) {
+static tn_status compile_vm(const kir_program *p, kir_vm *vm) {
     TRY(kir_verify(p));
     TRY(check_plain(p));
     TRY(check_loops(p, vm));
@@ -186,7 +186,7 @@ tn_status kir_vm_compile(const kir_program *p, kir_vm **out) {
     *out = NULL;
     kir_vm *vm = tn_mem_zalloc(1, sizeof *vm);
     if (!vm) return TN_ERR_MEMORY;
-    tn_status status = compile(p, vm);
+    tn_status status = compile_vm(p, vm);
     if (status != TN_OK) {
         kir_vm_free(vm);
         return status;

@@ -30,7 +30,7 @@ size_t kir_frame_carve(kir_frame *f, const kir_vm *vm, void *memory) {
     f->flags = carve(&at, steps);
     f->ranges = carve(&at, steps * sizeof *f->ranges);
     f->strides = carve(&at, accesses * (KIR_MAX_AXES + 1) * sizeof *f->strides);
-    f->dials = carve(&at, (size_t)vm->n_dials * sizeof *f->dials);
+    f->scalars = carve(&at, (size_t)vm->n_scalars * sizeof *f->scalars);
     f->views = carve(&at, accesses * sizeof *f->views);
     f->places = carve(&at, values * sizeof *f->places);
     f->memory = carve(&at, accesses * sizeof *f->memory);
@@ -340,8 +340,8 @@ static void set_values(kir_frame *f) {
         f->at[v] = f->slots + f->schedule->slots[v];
     for (int i = 0; i < f->vm->n_constants; i++)
         f->at[f->vm->constant_of[i]] = (char *)&f->vm->constant_values[i];
-    for (int i = 0; i < f->vm->n_dials; i++)
-        f->at[f->vm->constant_of[f->vm->n_constants + i]] = (char *)&f->dials[i];
+    for (int i = 0; i < f->vm->n_scalars; i++)
+        f->at[f->vm->constant_of[f->vm->n_constants + i]] = (char *)&f->scalars[i];
 }
 
 static void set_views(kir_frame *f) {
@@ -351,19 +351,19 @@ static void set_views(kir_frame *f) {
     }
 }
 
-void kir_dials_set(const kir_vm *vm, const kir_dial *dials, kir_value *out) {
-    for (int i = 0; i < vm->n_dials; i++) {
+void kir_scalars_set(const kir_vm *vm, const kir_scalar *scalars, kir_value *out) {
+    for (int i = 0; i < vm->n_scalars; i++) {
         kir_ins in = vm->constants[vm->n_constants + i];
-        kir_dial dial = dials[in.imm.i];
+        kir_scalar scalar = scalars[in.imm.i];
         if (kir_is_float((kir_type)in.type))
-            in.imm.f = dial.f;
+            in.imm.f = scalar.f;
         else
-            in.imm.i = dial.i;
+            in.imm.i = scalar.i;
         out[i] = kir_const_value(&in);
     }
 }
 
-static void set_dials(kir_frame *f) { kir_dials_set(f->vm, f->launch->dials, f->dials); }
+static void set_runtime_scalars(kir_frame *f) { kir_scalars_set(f->vm, f->launch->scalars, f->scalars); }
 
 static void set_plan(kir_frame *f, const axes *par, const axes *loop, const int64_t *lo) {
     f->layout = choose_layout(f, par, loop);
@@ -404,7 +404,7 @@ void kir_frame_launch(kir_frame *f, const kir_launch *launch, const int64_t *lo,
     f->straight = f->columns = false;
     set_views(f);
     if (f->vm->source && kir_code_choose(f)) {
-        set_dials(f);
+        set_runtime_scalars(f);
         return;
     }
     f->schedule = f->whole ? &f->vm->whole : &f->vm->parts;
@@ -415,7 +415,7 @@ void kir_frame_launch(kir_frame *f, const kir_launch *launch, const int64_t *lo,
         set_values(f);
     }
     set_flags(f);
-    set_dials(f);
+    set_runtime_scalars(f);
     kir_straighten(f);
     f->columns = kir_columns_choose(f);
 }

@@ -3,15 +3,15 @@
  * A launch of a few thousand points is over in less time than it takes to merge axes, choose a layout and look up a
  * bind. So the first of its kind leaves a recipe behind: where each access begins in its buffer, and either the machine
  * code or the list of calls that did the work. The next launch with equal sizes only adds the addresses of its buffers.
- * A box of a launch, as kernels evaluate them at their joints, leaves one too where it is code: it serves all boxes of
- * these extents, wherever they begin.
+ * A box of a launch, as kernels evaluate them at their fused programs, leaves one too where it is code: it serves all
+ * boxes of these extents, wherever they begin.
  * Recipes never change once they are seen by others; there are a few per program, for those sizes that came first. */
 #include "kir/vm.h"
 #include "kir/x64.h"
 
 #include <string.h>
 
-enum { MOST_PLACES = 48, MOST_DIALS = 16, MOST_POINTS = 8192 };
+enum { MOST_PLACES = 48, MOST_SCALARS = 16, MOST_POINTS = 8192 };
 
 typedef struct call {
     kir_fn *fn;
@@ -38,7 +38,7 @@ struct kir_recipe {
     call *calls;
     guard *guards;
     int n_places, n_calls, n_guards;
-    size_t dials_at; /* in a thread's memory */
+    size_t scalars_at; /* in a thread's memory */
     bool uses_memory;
 };
 
@@ -74,7 +74,7 @@ static void run_code(const kir_recipe *r, const kir_vm *vm, const kir_launch *la
     x64_args args; /* of which the program's accesses are set */
     args.n = r->n;
     args.rows = r->rows;
-    args.dials = memory ? (const kir_value *)(const void *)(memory + r->dials_at) : NULL;
+    args.scalars = memory ? (const kir_value *)(const void *)(memory + r->scalars_at) : NULL;
     for (int i = 0; i < r->n_places; i++) {
         const kir_place *p = &r->places[i];
         args.at[i] = (int64_t)address_of(p, launch, memory);
@@ -125,7 +125,7 @@ static inline bool same_extents(const int64_t *a, const int64_t *b, int n) {
     return k == n;
 }
 
-static const kir_recipe *find(const kir_vm *vm, const kir_launch *launch, const int64_t *extent, bool of_boxes) {
+static const kir_recipe *find_recipe(const kir_vm *vm, const kir_launch *launch, const int64_t *extent, bool of_boxes) {
     int choices = atomic_load_explicit(&kir_vm_choices, memory_order_relaxed);
     for (int i = 0; i < KIR_RECIPES; i++) {
         const kir_recipe *r = atomic_load_explicit(&vm->recipes[i], memory_order_acquire);
@@ -138,14 +138,14 @@ static const kir_recipe *find(const kir_vm *vm, const kir_launch *launch, const 
 }
 
 bool kir_recipe_run(const kir_vm *vm, const kir_launch *launch) {
-    const kir_recipe *r = find(vm, launch, launch->sizes, false);
+    const kir_recipe *r = find_recipe(vm, launch, launch->sizes, false);
     if (!r || (!r->code && r->cost > kir_vm_worth() && tn_threads() > 1)) return false;
     char *memory = r->uses_memory ? kir_vm_memory(vm) : NULL;
     if (r->uses_memory && !memory) return false;
     for (int i = 0; i < r->n_guards; i++) {
         if (overlap(launch, &r->guards[i])) return false;
     }
-    if (vm->n_dials > 0) kir_dials_set(vm, launch->dials, (kir_value *)(void *)(memory + r->dials_at));
+    if (vm->n_scalars > 0) kir_scalars_set(vm, launch->scalars, (kir_value *)(void *)(memory + r->scalars_at));
     if (r->code)
         run_code(r, vm, launch, NULL, memory);
     else
@@ -158,9 +158,9 @@ bool kir_recipe_run_box(const kir_vm *vm, const kir_launch *launch, const int64_
     int64_t extent[KIR_MAX_AXES];
     for (int axis = 0; axis < vm->n_par; axis++)
         extent[axis] = hi[axis] - lo[axis];
-    const kir_recipe *r = find(vm, launch, extent, true);
+    const kir_recipe *r = find_recipe(vm, launch, extent, true);
     if (!r) return false;
-    if (vm->n_dials > 0) kir_dials_set(vm, launch->dials, (kir_value *)(void *)(memory + r->dials_at));
+    if (vm->n_scalars > 0) kir_scalars_set(vm, launch->scalars, (kir_value *)(void *)(memory + r->scalars_at));
     run_code(r, vm, launch, lo, memory);
     return true;
 }
@@ -191,7 +191,7 @@ static void note_code(kir_recipe *r, const kir_frame *f, const char *memory) {
 }
 
 /* The number of a place that a call names; places are shared. */
-static uint8_t number_of(kir_recipe *r, const kir_frame *f, const kir_place *p, const char *memory) {
+static uint8_t recipe_number_of(kir_recipe *r, const kir_frame *f, const kir_place *p, const char *memory) {
     kir_place place = relative(p, f->launch, memory);
     int i = 0;
     for (; i < r->n_places; i++) {
@@ -213,7 +213,7 @@ static void note_calls(kir_recipe *r, const kir_frame *f, const char *memory) {
         call *to = &r->calls[r->n_calls++];
         *to = (call){.fn = from->fn, .single = from->single, .choice = from->choice};
         for (int k = 0; k < 5; k++)
-            to->at[k] = number_of(r, f, from->at[k], memory);
+            to->at[k] = recipe_number_of(r, f, from->at[k], memory);
     }
     for (int i = 0; i < f->schedule->n_conflicts; i++) {
         const kir_conflict *c = &f->schedule->conflicts[i];
@@ -238,7 +238,7 @@ static kir_recipe *new_recipe(const kir_frame *f) {
     if (!block) return NULL;
     kir_recipe *r = (kir_recipe *)(void *)block;
     *r = (kir_recipe){.choices = atomic_load(&kir_vm_choices), .cost = f->cost, .n_key = (int)sizes};
-    r->uses_memory = f->vm->n_dials > 0 || (!f->code && f->uses_slots);
+    r->uses_memory = f->vm->n_scalars > 0 || (!f->code && f->uses_slots);
     r->key = (int64_t *)(void *)(block + sizeof *r);
     r->steps = (int64_t *)(void *)(block + sizeof *r + key);
     r->places = (kir_place *)(void *)(block + sizeof *r + key + steps);
@@ -252,7 +252,7 @@ static kir_recipe *new_recipe(const kir_frame *f) {
 /* The list of calls is worth keeping where there will be no code instead. */
 static bool suits(const kir_frame *f) {
     const kir_vm *vm = f->vm;
-    if (vm->n_par + vm->n_loop == 0 || vm->n_dials > MOST_DIALS) return false;
+    if (vm->n_par + vm->n_loop == 0 || vm->n_scalars > MOST_SCALARS) return false;
     if (f->outer_space.n > 1 || f->units == 0 || f->outer_space.total * f->inner_space.total > MOST_POINTS)
         return false;
     if (f->code) return f->units == 1;
@@ -266,7 +266,7 @@ static bool is_wanted(kir_vm *vm) {
     return kir_recipes_kept(vm) < KIR_RECIPES && atomic_fetch_add_explicit(&vm->repeats, 1, memory_order_relaxed) > 0;
 }
 
-static void keep(kir_vm *vm, kir_recipe *r) {
+static void keep_recipe(kir_vm *vm, kir_recipe *r) {
     kir_recipe *nobody = NULL;
     int free = kir_recipes_kept(vm);
     bool kept = r->n_places <= MOST_PLACES && free < KIR_RECIPES &&
@@ -280,12 +280,12 @@ void kir_recipe_note(const kir_frame *f) {
     const char *memory = kir_vm_memory(vm);
     kir_recipe *r = memory ? new_recipe(f) : NULL;
     if (!r) return;
-    r->dials_at = (size_t)((const char *)f->dials - memory);
+    r->scalars_at = (size_t)((const char *)f->scalars - memory);
     if (f->code)
         note_code(r, f, memory);
     else
         note_calls(r, f, memory);
-    keep(vm, r);
+    keep_recipe(vm, r);
 }
 
 void kir_recipe_note_box(const kir_frame *f, const int64_t *lo, const int64_t *hi, const char *memory) {
@@ -294,7 +294,7 @@ void kir_recipe_note_box(const kir_frame *f, const int64_t *lo, const int64_t *h
     kir_recipe *r = new_recipe(f);
     if (!r) return;
     r->of_boxes = true;
-    r->dials_at = (size_t)((const char *)f->dials - memory);
+    r->scalars_at = (size_t)((const char *)f->scalars - memory);
     for (int axis = 0; axis < vm->n_par; axis++)
         r->key[axis] = hi[axis] - lo[axis];
     note_code(r, f, memory);
@@ -304,7 +304,7 @@ void kir_recipe_note_box(const kir_frame *f, const int64_t *lo, const int64_t *h
             steps[axis] = affine_of(vm, f->sizes, i)[1 + axis] * (vm->buffer_of[i] >= 0 ? vm->views[i].size : 1);
         r->places[i].at = (char *)((uintptr_t)r->places[i].at - (uintptr_t)distance_to(steps, vm->n_par, lo));
     }
-    keep(vm, r);
+    keep_recipe(vm, r);
 }
 
 int kir_recipes_kept(const kir_vm *vm) {

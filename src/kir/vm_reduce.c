@@ -32,15 +32,15 @@ static int64_t loop_total(const kir_frame *f) {
     return f->layout == KIR_ACROSS ? f->outer_space.total : f->inner_space.total;
 }
 
-static size_t width_of(const kir_step *s) { return kir_type_size((kir_type)s->operand); }
+static size_t reduce_width_of(const kir_step *s) { return kir_type_size((kir_type)s->operand); }
 
 static kir_fn *combiner(const kir_frame *f, const kir_step *s, kir_reduce kind) {
     return f->simd->binary[KIR_VV][COMBINES[kind]][s->operand];
 }
 
-static void fill(const kir_frame *f, char *d, const kir_step *s, kir_value x, int64_t n) {
+static void fill_reduce(const kir_frame *f, char *d, const kir_step *s, kir_value x, int64_t n) {
     kir_block block = {.d = d, .s = &x, .d_inner = 1, .outer = 1, .inner = n};
-    f->simd->copy[kir_log2(width_of(s))](&block);
+    f->simd->copy[kir_log2(reduce_width_of(s))](&block);
 }
 
 /* ---- begin, feed, end -------------------------------------------------------------------------------------------- */
@@ -52,7 +52,7 @@ static int64_t lanes_used(const kir_frame *f) {
 
 static void clear_lanes(const kir_frame *f, const kir_step *s, kir_state *state) {
     kir_value identity = kir_identity((kir_reduce)s->kind, (kir_type)s->operand);
-    fill(f, state->lanes, s, identity, lanes_used(f) * columns(f));
+    fill_reduce(f, state->lanes, s, identity, lanes_used(f) * columns(f));
 }
 
 static void begin_state(const kir_frame *f, const kir_step *s, kir_state *state) {
@@ -65,14 +65,14 @@ static void begin_state(const kir_frame *f, const kir_step *s, kir_state *state)
         for (int64_t i = 0; i < columns(f); i++)
             ((int64_t *)(void *)state->total)[i] = none;
     } else if (s->kind == KIR_CHAIN && s->op == KIR_REDUCE) {
-        fill(f, state->lanes, s, kir_identity(KIR_SUM, (kir_type)s->operand), columns(f));
+        fill_reduce(f, state->lanes, s, kir_identity(KIR_SUM, (kir_type)s->operand), columns(f));
     } else {
-        fill(f, state->total, s, identity_of(s), columns(f));
+        fill_reduce(f, state->total, s, identity_of(s), columns(f));
     }
 }
 
 /* What the lanes hold becomes a block's result, in `out`. */
-static void fold(const kir_frame *f, const kir_step *s, const kir_state *state, char *out) {
+static void fold_reduce(const kir_frame *f, const kir_step *s, const kir_state *state, char *out) {
     if (f->layout != KIR_ACROSS) {
         f->simd->fold[s->kind][s->operand](out, state->lanes, NULL, NULL, KIR_LANES);
         return;
@@ -81,15 +81,15 @@ static void fold(const kir_frame *f, const kir_step *s, const kir_state *state, 
     for (int64_t half = KIR_LANES / 2; half > 0; half /= 2) {
         int64_t pairs = tn_min64(half, used - half);
         if (pairs <= 0) continue;
-        char *upper = state->lanes + (size_t)(half * line) * width_of(s);
+        char *upper = state->lanes + (size_t)(half * line) * reduce_width_of(s);
         combiner(f, s, (kir_reduce)s->kind)(state->lanes, state->lanes, upper, NULL, pairs * line);
     }
-    memcpy(out, state->lanes, (size_t)line * width_of(s));
+    memcpy(out, state->lanes, (size_t)line * reduce_width_of(s));
 }
 
 static void end_block(const kir_frame *f, const kir_step *s, kir_state *state) {
     char *block = state->has_total ? f->stage[1] : state->total;
-    fold(f, s, state, block);
+    fold_reduce(f, s, state, block);
     if (state->has_total) {
         combiner(f, s, (kir_reduce)s->kind)(state->total, state->total, block, NULL, columns(f));
     }
@@ -106,7 +106,7 @@ static void feed_lanes(const kir_frame *f, const kir_step *s, kir_state *state, 
         f->simd->lanes[s->kind][s->operand](state->lanes, x, &lane, NULL, n);
         return;
     }
-    size_t line = (size_t)columns(f) * width_of(s);
+    size_t line = (size_t)columns(f) * reduce_width_of(s);
     while (n > 0) {
         int64_t step = tn_min64(n, KIR_LANES - lane);
         char *at = state->lanes + (size_t)lane * line;
@@ -124,7 +124,7 @@ static void feed_arg(const kir_frame *f, const kir_step *s, kir_state *state, co
         f->simd->arg[which][s->operand](state->total, x, state->lanes, &at, loop_count(f));
         return;
     }
-    size_t line = (size_t)columns(f) * width_of(s);
+    size_t line = (size_t)columns(f) * reduce_width_of(s);
     for (int64_t r = 0; r < loop_count(f); r++, at++) {
         f->simd->arg_columns[which][s->operand](state->total, x + (size_t)r * line, state->lanes, &at, columns(f));
     }
@@ -142,7 +142,7 @@ static void multiply_add(const kir_frame *f, const kir_step *s, char *sum, const
 
 /* The open chain joins the sum of those before it; the first one stands alone. */
 static void close_chain(const kir_frame *f, const kir_step *s, kir_state *state) {
-    size_t line = (size_t)columns(f) * width_of(s);
+    size_t line = (size_t)columns(f) * reduce_width_of(s);
     if (state->has_total)
         combiner(f, s, KIR_SUM)(state->total, state->total, state->lanes, NULL, columns(f));
     else
@@ -155,7 +155,7 @@ static void feed_chain(const kir_frame *f, const kir_step *s, kir_state *state, 
     if (f->layout != KIR_ACROSS) {
         /* the routine wants the open chain and the total side by side */
         char pair[2 * sizeof(kir_value)];
-        size_t width = width_of(s);
+        size_t width = reduce_width_of(s);
         memcpy(pair, state->lanes, width);
         memcpy(pair + width, state->total, width);
         f->simd->chain[s->operand](pair, a, b, &at, loop_count(f));
@@ -164,11 +164,11 @@ static void feed_chain(const kir_frame *f, const kir_step *s, kir_state *state, 
         state->has_total = at + loop_count(f) > KIR_KSUM;
         return;
     }
-    size_t line = (size_t)columns(f) * width_of(s);
+    size_t line = (size_t)columns(f) * reduce_width_of(s);
     for (int64_t r = 0; r < loop_count(f); r++, at++) {
         if (at > 0 && at % KIR_KSUM == 0) {
             close_chain(f, s, state);
-            fill(f, state->lanes, s, kir_identity(KIR_SUM, (kir_type)s->operand), columns(f));
+            fill_reduce(f, state->lanes, s, kir_identity(KIR_SUM, (kir_type)s->operand), columns(f));
         }
         multiply_add(f, s, state->lanes, a + (size_t)r * line, b + (size_t)r * line);
     }
@@ -181,7 +181,7 @@ static void feed_running(const kir_frame *f, const kir_step *s, kir_state *state
         f->simd->scan[kind][s->operand](d, x, state->total, NULL, loop_count(f));
         return;
     }
-    size_t line = (size_t)columns(f) * width_of(s);
+    size_t line = (size_t)columns(f) * reduce_width_of(s);
     const char *before = state->total;
     for (int64_t r = 0; r < loop_count(f); r++) {
         char *at = d + (size_t)r * line;
@@ -205,7 +205,7 @@ static void feed(const kir_frame *f, const kir_step *s, kir_state *state, const 
 
 /* The result line goes to `out`. */
 static void end_state(const kir_frame *f, const kir_step *s, kir_state *state, char *out) {
-    size_t width = is_arg(s->kind) ? sizeof(int64_t) : width_of(s);
+    size_t width = is_arg(s->kind) ? sizeof(int64_t) : reduce_width_of(s);
     if (state->count == 0) {
         bool has_identity = uses_lanes(s) || s->kind == KIR_SEQ;
         kir_value nothing = has_identity ? identity_of(s) : (kir_value){.u64 = 0};
@@ -230,7 +230,7 @@ static void reduce_rows(const kir_frame *f, const kir_step *s, const char *a, co
         return;
     }
     kir_state *state = &f->states[s->state];
-    size_t row = (size_t)length * width_of(s), width = is_arg(s->kind) ? sizeof(int64_t) : width_of(s);
+    size_t row = (size_t)length * reduce_width_of(s), width = is_arg(s->kind) ? sizeof(int64_t) : reduce_width_of(s);
     for (int64_t r = 0; r < rows; r++) {
         begin_state(f, s, state);
         feed(f, s, state, a + (size_t)r * row, b ? b + (size_t)r * row : NULL);
@@ -240,7 +240,7 @@ static void reduce_rows(const kir_frame *f, const kir_step *s, const char *a, co
 
 static void scan_rows(const kir_frame *f, const kir_step *s, const char *x, char *d) {
     kir_state *state = &f->states[s->state];
-    size_t row = (size_t)f->inner.count * width_of(s);
+    size_t row = (size_t)f->inner.count * reduce_width_of(s);
     for (int64_t r = 0; r < f->outer.count; r++) {
         begin_state(f, s, state);
         feed_running(f, s, state, x + (size_t)r * row, d + (size_t)r * row);
@@ -309,9 +309,9 @@ size_t kir_part_bytes(void) { return 2 * sizeof(kir_value) * KIR_COLUMNS; }
 /* A part is a line of values, then for ARG* a line of numbers. */
 void kir_part_save(kir_frame *f, const kir_step *s, char *part) {
     kir_state *state = &f->states[s->state];
-    size_t line = (size_t)columns(f) * width_of(s);
+    size_t line = (size_t)columns(f) * reduce_width_of(s);
     if (!is_arg(s->kind)) {
-        fold(f, s, state, part);
+        fold_reduce(f, s, state, part);
         return;
     }
     memcpy(part, state->lanes, line);
@@ -319,7 +319,7 @@ void kir_part_save(kir_frame *f, const kir_step *s, char *part) {
 }
 
 static void add_arg_part(const kir_frame *f, const kir_step *s, kir_state *state, const char *part, int64_t first) {
-    size_t width = width_of(s);
+    size_t width = reduce_width_of(s);
     int64_t *best = (int64_t *)(void *)state->total;
     const int64_t *index = (const int64_t *)(const void *)(part + kir_part_bytes() / 2);
     for (int64_t i = 0; i < columns(f); i++) {
@@ -340,13 +340,13 @@ void kir_part_add(kir_frame *f, const kir_step *s, const char *part, int64_t fir
     else if (state->has_total)
         combiner(f, s, (kir_reduce)s->kind)(state->total, state->total, part, NULL, columns(f));
     else
-        memcpy(state->total, part, (size_t)columns(f) * width_of(s));
+        memcpy(state->total, part, (size_t)columns(f) * reduce_width_of(s));
     state->has_total = true;
     state->count = first + 1;
 }
 
 /* After the last part: the results are the totals. */
 void kir_parts_end(kir_frame *f, const kir_step *s) {
-    size_t width = is_arg(s->kind) ? sizeof(int64_t) : width_of(s);
+    size_t width = is_arg(s->kind) ? sizeof(int64_t) : reduce_width_of(s);
     memcpy(f->at[s->d], f->states[s->state].total, (size_t)columns(f) * width);
 }

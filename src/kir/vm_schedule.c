@@ -28,11 +28,11 @@ typedef struct maker {
 } maker;
 
 /* Elements that need no conversion. */
-static bool is_plain(tn_dtype dtype) { return dtype <= TN_BOOL; }
+static bool schedule_is_plain(tn_dtype dtype) { return dtype <= TN_BOOL; }
 
 static kir_step *step_at(const maker *m, int position) { return &m->out->steps[position]; }
 
-static tn_dtype dtype_of(const maker *m, const kir_step *s) {
+static tn_dtype schedule_dtype_of(const maker *m, const kir_step *s) {
     return (tn_dtype)m->p->buffer_dtype[m->p->access[s->access].buffer];
 }
 
@@ -54,7 +54,7 @@ static kir_step step_of(const maker *m, int i, bool in_loop) {
         s.access = (int16_t)in->imm.i;
         s.dyn = mapped(m, m->p->access[in->imm.i].dyn);
     }
-    if (in->op == KIR_LOAD || in->op == KIR_STORE) s.converts = !is_plain(dtype_of(m, &s));
+    if (in->op == KIR_LOAD || in->op == KIR_STORE) s.converts = !schedule_is_plain(schedule_dtype_of(m, &s));
     return s;
 }
 
@@ -66,7 +66,7 @@ static bool same_step(const maker *m, const kir_step *x, int y) {
            x->b == mapped(m, in->b) && x->c == mapped(m, in->c) && imm == in->imm.i;
 }
 
-static bool is_constant(kir_op op) { return op == KIR_CONST || op == KIR_DIAL; }
+static bool is_constant(kir_op op) { return op == KIR_CONST || op == KIR_SCALAR; }
 
 /* May the value of instruction `old`, computed earlier, stand for that of `s`? Constants always; others when the tile
  * still holds them: what a loop reads depends on being in the loop, and on the stores since. */
@@ -188,7 +188,7 @@ static tn_status reorder(maker *m, const bool *is_second) {
     return TN_OK;
 }
 
-static tn_status join(maker *m) {
+static tn_status join_schedule(maker *m) {
     count_uses(m);
     bool *is_second = tn_mem_zalloc((size_t)m->out->n_steps + 1, sizeof *is_second);
     if (!is_second) return TN_ERR_MEMORY;
@@ -221,7 +221,7 @@ static void note_use(maker *m, int16_t v, int position, int loop) {
     if (position > m->last[v]) m->last[v] = (int16_t)position;
 }
 
-static void measure(maker *m) {
+static void measure_schedule(maker *m) {
     int16_t values[4];
     int loop = -1;
     for (int v = 0; v < m->n; v++) {
@@ -258,14 +258,15 @@ static int32_t take_slot(pool *slots, int width) {
     return at;
 }
 
-static int width_of(const maker *m, int16_t v) { return kir_log2(kir_type_size((kir_type)m->p->ins[v].type)); }
+static int schedule_width_of(const maker *m, int16_t v) { return kir_log2(kir_type_size((kir_type)m->p->ins[v].type)); }
 
 /* Can the step write over its operand? One operand of the same width is read in step with the writing. */
 static bool overwrites(const maker *m, const kir_step *s, int position) {
     if (s->b != KIR_NONE || s->a == KIR_NONE || s->op < KIR_NEG || s->op > KIR_CAST || s->op == KIR_BITCAST)
         return false;
     int16_t a = m->root[s->a];
-    return m->out->slots[a] >= 0 && m->last[a] == position && m->def[a] >= 0 && width_of(m, a) == width_of(m, s->d);
+    return m->out->slots[a] >= 0 && m->last[a] == position && m->def[a] >= 0 &&
+           schedule_width_of(m, a) == schedule_width_of(m, s->d);
 }
 
 static void place_all(maker *m, pool *slots, int16_t *ends) {
@@ -277,18 +278,18 @@ static void place_all(maker *m, pool *slots, int16_t *ends) {
         if (over) {
             m->out->slots[s->d] = m->out->slots[m->root[s->a]];
         } else if (s->d != KIR_NONE && s->op != KIR_BITCAST) {
-            m->out->slots[s->d] = take_slot(slots, width_of(m, s->d));
+            m->out->slots[s->d] = take_slot(slots, schedule_width_of(m, s->d));
         }
         /* ends: values by their last position, chained through m->next */
         for (int16_t v = ends[i]; v >= 0; v = m->next[v]) {
             if (over && v == m->root[s->a]) continue;
-            int width = width_of(m, v);
+            int width = schedule_width_of(m, v);
             if (m->out->slots[v] >= 0) slots->free[width][slots->count[width]++] = m->out->slots[v];
         }
     }
 }
 
-static tn_status place(maker *m) {
+static tn_status place_schedule(maker *m) {
     pool slots = {.bytes = 0};
     size_t n = (size_t)m->n + 1;
     tn_status status = TN_OK;
@@ -367,7 +368,8 @@ static bool lending_hurts(const maker *m, int load, int store) {
     const kir_step *l = step_at(m, load), *s = step_at(m, store);
     int last = m->last[l->d];
     if (load < store && store < last) return true;
-    return load < earliest(m, store) && earliest(m, store) == last && width_of(m, l->d) != width_of(m, s->a);
+    return load < earliest(m, store) && earliest(m, store) == last &&
+           schedule_width_of(m, l->d) != schedule_width_of(m, s->a);
 }
 
 static tn_status find_conflicts(maker *m) {
@@ -387,16 +389,16 @@ static tn_status find_conflicts(maker *m) {
 
 /* ---- all together ------------------------------------------------------------------------------------------------ */
 
-static tn_status make(maker *m, bool *in_loop) {
+static tn_status make_schedule(maker *m, bool *in_loop) {
     emit(m, in_loop);
-    TRY(join(m));
+    TRY(join_schedule(m));
     link_loops(m);
-    measure(m);
+    measure_schedule(m);
     for (int i = 0, region = 0; i < m->out->n_steps; i++) {
         region += step_at(m, i)->op == KIR_LOOP || step_at(m, i)->op == KIR_END;
         m->region[i] = (int16_t)region;
     }
-    TRY(place(m));
+    TRY(place_schedule(m));
     find_direct(m);
     return find_conflicts(m);
 }
@@ -422,7 +424,7 @@ tn_status kir_schedule_make(const kir_program *p, bool whole, kir_schedule *out)
             *parts[k] = tables + k * n;
         memset(m.buckets, 0xff, sizeof m.buckets);
         memset(m.def, 0xff, n * sizeof *m.def);
-        status = make(&m, in_loop);
+        status = make_schedule(&m, in_loop);
     }
     tn_mem_free(tables);
     tn_mem_free(in_loop);

@@ -37,7 +37,7 @@ static bool launch_is_straight(const kir_frame *f) {
 
 /* ---- the list ---------------------------------------------------------------------------------------------------- */
 
-static void place(kir_place *p, int base, char *at, int64_t row, int64_t column) {
+static void place_straight(kir_place *p, int base, char *at, int64_t row, int64_t column) {
     p->base = (int16_t)base;
     p->at = at;
     p->row = row;
@@ -48,13 +48,13 @@ static const kir_place *place_memory(kir_frame *f, int access) {
     const int64_t *s = f->strides + (size_t)access * (size_t)f->stride_width;
     const kir_view *view = &f->views[access];
     int64_t row = f->outer_space.n > 0 ? s[1] * view->size : 0;
-    place(&f->memory[access], f->vm->buffer_of[access], view->origin + s[0] * view->size, row,
-          s[f->stride_width - 1] * view->size);
+    place_straight(&f->memory[access], f->vm->buffer_of[access], view->origin + s[0] * view->size, row,
+                   s[f->stride_width - 1] * view->size);
     return &f->memory[access];
 }
 
 static void place_in_slot(kir_frame *f, int v) {
-    place(&f->places[v], KIR_BASE_THREAD, f->slots + f->schedule->slots[v], 0, 0);
+    place_straight(&f->places[v], KIR_BASE_THREAD, f->slots + f->schedule->slots[v], 0, 0);
     f->uses_slots = true;
 }
 
@@ -105,9 +105,9 @@ static void add_call(kir_frame *f, const kir_bound *b) {
 static void make_list(kir_frame *f) {
     f->n_calls = 0;
     f->uses_slots = false;
-    for (int i = 0; i < f->vm->n_constants + f->vm->n_dials; i++) {
+    for (int i = 0; i < f->vm->n_constants + f->vm->n_scalars; i++) {
         int v = f->vm->constant_of[i];
-        place(&f->places[v], i < f->vm->n_constants ? KIR_BASE_NONE : KIR_BASE_THREAD, f->at[v], 0, 0);
+        place_straight(&f->places[v], i < f->vm->n_constants ? KIR_BASE_NONE : KIR_BASE_THREAD, f->at[v], 0, 0);
     }
     for (int i = 0; i < f->schedule->n_steps; i++) {
         const kir_bound *b = &f->bind->bound[i];

@@ -29,7 +29,7 @@ enum {
  * row to row, step: from element to element, both in bytes (INDEX: in ones). */
 typedef struct x64_args {
     int64_t n, rows;
-    const kir_value *dials;
+    const kir_value *scalars;
     int64_t at[X64_MOST_ACCESS], row_step[X64_MOST_ACCESS], step[X64_MOST_ACCESS];
 } x64_args;
 typedef void x64_fn(x64_args *args);
@@ -46,7 +46,7 @@ typedef enum x64_what {
     X64_LOAD,    /* op brings elements of `size` bytes into lanes; a: mask or none */
     X64_STORE,   /* a: value, as `op` takes it to memory; b: mask or none */
     X64_INDEX,
-    X64_DIAL,
+    X64_SCALAR,
     X64_REDUCE /* a joins the partial results of reduction `access` */
 } x64_what;
 

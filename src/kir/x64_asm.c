@@ -23,7 +23,7 @@ static void byte(x64_asm *a, unsigned value) {
     a->bytes[a->n++] = (uint8_t)value;
 }
 
-static void word(x64_asm *a, uint32_t value) {
+static void x64_word(x64_asm *a, uint32_t value) {
     for (int k = 0; k < 4; k++)
         byte(a, value >> 8 * k & 0xff);
 }
@@ -55,7 +55,7 @@ static void operands(x64_asm *a, int reg, const x64_rm *m, int behind) {
     if (m->pool >= 0) {
         byte(a, middle | 5);
         add_fixup(a, m->pool, behind);
-        word(a, 0);
+        x64_word(a, 0);
         return;
     }
     bool far = m->disp != 0 || (m->base & 7) == X64_RBP, sib = m->index >= 0 || (m->base & 7) == X64_RSP;
@@ -64,7 +64,7 @@ static void operands(x64_asm *a, int reg, const x64_rm *m, int behind) {
         unsigned index = m->index >= 0 ? (unsigned)(m->index & 7) : 4;
         byte(a, (unsigned)m->shift << 6 | index << 3 | (unsigned)(m->base & 7));
     }
-    if (far) word(a, (uint32_t)m->disp);
+    if (far) x64_word(a, (uint32_t)m->disp);
 }
 
 static unsigned high(int reg, int bit) { return reg >= 0 ? (unsigned)reg >> bit & 1 : 0; }
@@ -142,7 +142,7 @@ void kir_x64_address(x64_asm *a, int reg, x64_rm of) { scalar(a, true, "\x8D", 1
 
 void kir_x64_set(x64_asm *a, int reg, int32_t value) {
     scalar(a, true, "\xC7", 1, 0, x64_reg(reg), 4);
-    word(a, (uint32_t)value);
+    x64_word(a, (uint32_t)value);
 }
 
 void kir_x64_move(x64_asm *a, int to, int from) { scalar(a, true, "\x8B", 1, to, x64_reg(from), 0); }
@@ -153,12 +153,12 @@ void kir_x64_compare(x64_asm *a, int x, int y) { scalar(a, true, "\x3B", 1, x, x
 
 void kir_x64_add_imm(x64_asm *a, int to, int32_t value) {
     scalar(a, true, "\x81", 1, 0, x64_reg(to), 4);
-    word(a, (uint32_t)value);
+    x64_word(a, (uint32_t)value);
 }
 
 void kir_x64_compare_imm(x64_asm *a, int x, int32_t value) {
     scalar(a, true, "\x81", 1, 7, x64_reg(x), 4);
-    word(a, (uint32_t)value);
+    x64_word(a, (uint32_t)value);
 }
 
 void kir_x64_lowest_bits(x64_asm *a, int to, int from, int count) {
@@ -180,14 +180,14 @@ void kir_x64_move_if(x64_asm *a, x64_condition c, int to, int from) {
 
 size_t kir_x64_jump(x64_asm *a) {
     byte(a, 0xE9);
-    word(a, 0);
+    x64_word(a, 0);
     return a->n;
 }
 
 size_t kir_x64_jump_if(x64_asm *a, x64_condition c) {
     byte(a, 0x0F);
     byte(a, 0x80U | c);
-    word(a, 0);
+    x64_word(a, 0);
     return a->n;
 }
 
@@ -203,7 +203,7 @@ void kir_x64_jump_back_if(x64_asm *a, x64_condition c, size_t to) { patch(a, kir
 
 void kir_x64_jump_back(x64_asm *a, size_t to) {
     byte(a, 0xE9);
-    word(a, 0);
+    x64_word(a, 0);
     patch(a, a->n, to);
 }
 

@@ -229,9 +229,9 @@ static void do_fuse(x64_emitter *e, const x64_step *s, int i) {
     finish_operands(e, s, i);
 }
 
-static void do_dial(x64_emitter *e, const x64_step *s, int i) {
+static void do_runtime_scalar(x64_emitter *e, const x64_step *s, int i) {
     int d = take_result(e, s, i);
-    kir_x64_load(e->a, X64_RAX, x64_at(X64_ARGS, (int32_t)offsetof(x64_args, dials)));
+    kir_x64_load(e->a, X64_RAX, x64_at(X64_ARGS, (int32_t)offsetof(x64_args, scalars)));
     kir_x64_op3(e, s->wide ? X64_BCAST8 : X64_BCAST4, s->bytes, d, 0,
                 x64_at(X64_RAX, s->access * (int32_t)sizeof(kir_value)));
 }
@@ -337,7 +337,7 @@ static void do_in_f32(x64_emitter *e, const x64_step *s, int d) {
 }
 
 /* Half of a value, as f64. */
-static void widen(x64_emitter *e, int to, int v, int half) {
+static void widen_x64(x64_emitter *e, int to, int v, int half) {
     x64_rm from = kir_x64_place(e, v);
     if (from.memory && from.pool < 0) from.disp += half * 32;
     if (!from.memory && half) {
@@ -362,11 +362,11 @@ static void op_f64(x64_emitter *e, int op, int d, int first, int second, int rou
  * that of the one rounded up is right. */
 static void do_half(x64_emitter *e, const x64_step *s, int half, int d) {
     int x = e->scratch[0], y = e->scratch[1], lower = e->scratch[2];
-    if (s->a >= 0) widen(e, x, s->a, half);
-    widen(e, y, s->b, half);
+    if (s->a >= 0) widen_x64(e, x, s->a, half);
+    widen_x64(e, y, s->b, half);
     op_f64(e, s->what == X64_FUSE ? X64_MULF : s->op, x, s->a >= 0 ? x : 0, y, 0);
     if (s->what == X64_FUSE) {
-        widen(e, y, s->c, half);
+        widen_x64(e, y, s->c, half);
         op_f64(e, X64_ADDF, lower, x, y, X64_DOWNWARD);
         op_f64(e, X64_ADDF, x, x, y, X64_UPWARD);
         op_f64(e, X64_CMPF, X64_FREE_MASK + half, x, lower, 0);
@@ -407,9 +407,9 @@ static void do_with_care(x64_emitter *e, const x64_step *s, int i) {
 
 typedef void do_fn(x64_emitter *e, const x64_step *s, int i);
 static do_fn *const DO[] = {
-    [X64_COMPUTE] = do_compute, [X64_COMPARE] = do_compute, [X64_FUSE] = do_fuse,     [X64_CHOOSE] = do_choose,
-    [X64_LOGIC] = do_logic,     [X64_EXTRACT] = do_extract, [X64_LOAD] = do_load,     [X64_STORE] = do_store,
-    [X64_INDEX] = do_index,     [X64_DIAL] = do_dial,       [X64_REDUCE] = do_reduce,
+    [X64_COMPUTE] = do_compute, [X64_COMPARE] = do_compute,       [X64_FUSE] = do_fuse,     [X64_CHOOSE] = do_choose,
+    [X64_LOGIC] = do_logic,     [X64_EXTRACT] = do_extract,       [X64_LOAD] = do_load,     [X64_STORE] = do_store,
+    [X64_INDEX] = do_index,     [X64_SCALAR] = do_runtime_scalar, [X64_REDUCE] = do_reduce,
 };
 
 /* ---- reductions -------------------------------------------------------------------------------------------------- */

@@ -32,7 +32,7 @@ static int new_value(x64_build *b, int width, bool mask) {
     return b->n_values++;
 }
 
-static int constant(x64_build *b, const void *element, int width) {
+static int x64_constant(x64_build *b, const void *element, int width) {
     int number = kir_x64_constant(b->a, element, width);
     if (number >= X64_MOST_CONSTANTS) kir_x64_refuse(b, "too many constants");
     if (b->refusal) return 0;
@@ -46,9 +46,9 @@ static int constant(x64_build *b, const void *element, int width) {
     return v;
 }
 
-int kir_x64_f32(x64_build *b, float x) { return constant(b, &x, 4); }
-int kir_x64_u32(x64_build *b, uint32_t x) { return constant(b, &x, 4); }
-static int u64(x64_build *b, uint64_t x) { return constant(b, &x, 8); }
+int kir_x64_f32(x64_build *b, float x) { return x64_constant(b, &x, 4); }
+int kir_x64_u32(x64_build *b, uint32_t x) { return x64_constant(b, &x, 4); }
+static int u64(x64_build *b, uint64_t x) { return x64_constant(b, &x, 8); }
 
 int kir_x64_take_slot(x64_build *b) {
     if (b->n_slots == X64_MOST_SLOTS) {
@@ -80,7 +80,7 @@ static x64_step *add_step(x64_build *b, x64_step step) {
     return &s->steps[s->n++];
 }
 
-static int width_of(const x64_build *b, int v) { return b->refusal ? 4 : b->values[v].width; }
+static int x64_width_of(const x64_build *b, int v) { return b->refusal ? 4 : b->values[v].width; }
 
 static x64_step plain(const x64_build *b, x64_what what, x64_op op, int width) {
     return (x64_step){.what = (uint8_t)what,
@@ -106,38 +106,40 @@ static int compute(x64_build *b, x64_op op, int x, int y, int imm, int width, in
     return d;
 }
 
-int kir_x64_unary(x64_build *b, x64_op op, int x) { return compute(b, op, -1, x, -1, width_of(b, x), width_of(b, x)); }
+int kir_x64_unary(x64_build *b, x64_op op, int x) {
+    return compute(b, op, -1, x, -1, x64_width_of(b, x), x64_width_of(b, x));
+}
 int kir_x64_binary(x64_build *b, x64_op op, int x, int y) {
-    return compute(b, op, x, y, -1, width_of(b, y), width_of(b, y));
+    return compute(b, op, x, y, -1, x64_width_of(b, y), x64_width_of(b, y));
 }
 int kir_x64_with_imm(x64_build *b, x64_op op, int x, int imm) {
-    return compute(b, op, -1, x, imm, width_of(b, x), width_of(b, x));
+    return compute(b, op, -1, x, imm, x64_width_of(b, x), x64_width_of(b, x));
 }
 
 int kir_x64_fma(x64_build *b, int x, int y, int z) {
-    x64_step s = plain(b, X64_FUSE, X64_FMA213, width_of(b, z));
+    x64_step s = plain(b, X64_FUSE, X64_FMA213, x64_width_of(b, z));
     s.a = (int16_t)x;
     s.b = (int16_t)y;
     s.c = (int16_t)z;
-    int d = new_value(b, width_of(b, z), false);
+    int d = new_value(b, x64_width_of(b, z), false);
     s.d = (int16_t)d;
     add_step(b, s);
     return d;
 }
 
 int kir_x64_choose(x64_build *b, int mask, int yes, int no) {
-    x64_step s = plain(b, X64_CHOOSE, b->evex ? X64_BLENDM : X64_BLENDV, width_of(b, yes));
+    x64_step s = plain(b, X64_CHOOSE, b->evex ? X64_BLENDM : X64_BLENDV, x64_width_of(b, yes));
     s.a = (int16_t)no;
     s.b = (int16_t)yes;
     s.c = (int16_t)mask;
-    int d = new_value(b, width_of(b, yes), false);
+    int d = new_value(b, x64_width_of(b, yes), false);
     s.d = (int16_t)d;
     add_step(b, s);
     return d;
 }
 
-static int compare(x64_build *b, x64_op op, int imm, int x, int y) {
-    x64_step s = plain(b, X64_COMPARE, op, width_of(b, y));
+static int compare_x64(x64_build *b, x64_op op, int imm, int x, int y) {
+    x64_step s = plain(b, X64_COMPARE, op, x64_width_of(b, y));
     s.a = (int16_t)x;
     s.b = (int16_t)y;
     s.imm = (int16_t)imm;
@@ -147,7 +149,7 @@ static int compare(x64_build *b, x64_op op, int imm, int x, int y) {
     return d;
 }
 
-int kir_x64_compare_f(x64_build *b, int predicate, int x, int y) { return compare(b, X64_CMPF, predicate, x, y); }
+int kir_x64_compare_f(x64_build *b, int predicate, int x, int y) { return compare_x64(b, X64_CMPF, predicate, x, y); }
 
 /* ---- masks ------------------------------------------------------------------------------------------------------- */
 
@@ -188,13 +190,13 @@ static bool is_unsigned(kir_type t) { return t == KIR_U32 || t == KIR_U64; }
 
 static int compare_integers(x64_build *b, kir_op op, kir_type t, int x, int y) {
     int predicate = op == KIR_EQ ? X64_EQUAL : op == KIR_LT ? X64_LESS : X64_LESS_EQUAL;
-    if (b->evex) return compare(b, is_unsigned(t) ? X64_CMPU : X64_CMPI, predicate, x, y);
-    if (op == KIR_EQ) return compare(b, X64_CMPEQ, -1, x, y);
+    if (b->evex) return compare_x64(b, is_unsigned(t) ? X64_CMPU : X64_CMPI, predicate, x, y);
+    if (op == KIR_EQ) return compare_x64(b, X64_CMPEQ, -1, x, y);
     if (is_unsigned(t)) {
         x = flip_sign(b, x);
         y = flip_sign(b, y);
     }
-    return op == KIR_LT ? compare(b, X64_CMPGT, -1, y, x) : not_mask(b, compare(b, X64_CMPGT, -1, x, y));
+    return op == KIR_LT ? compare_x64(b, X64_CMPGT, -1, y, x) : not_mask(b, compare_x64(b, X64_CMPGT, -1, x, y));
 }
 
 static int compare_masks(x64_build *b, kir_op op, int x, int y) {
@@ -204,10 +206,10 @@ static int compare_masks(x64_build *b, kir_op op, int x, int y) {
 
 /* Lanes that are not 0. */
 static int not_zero(x64_build *b, kir_type t, int x) {
-    int zero = width_of(b, x) == 8 ? u64(b, 0) : kir_x64_u32(b, 0);
+    int zero = x64_width_of(b, x) == 8 ? u64(b, 0) : kir_x64_u32(b, 0);
     if (kir_is_float(t)) return kir_x64_compare_f(b, X64_NOT_EQUAL, x, zero);
-    if (b->evex) return compare(b, X64_CMPI, X64_NOT_EQUAL, x, zero);
-    return not_mask(b, compare(b, X64_CMPEQ, -1, x, zero));
+    if (b->evex) return compare_x64(b, X64_CMPI, X64_NOT_EQUAL, x, zero);
+    return not_mask(b, compare_x64(b, X64_CMPEQ, -1, x, zero));
 }
 
 /* ---- operations -------------------------------------------------------------------------------------------------- */
@@ -238,7 +240,7 @@ static const kir_ins *ins_of(const x64_build *b, kir_val v) { return &b->p->ins[
 /* MAX(x, y) = (x > y || x != x) ? x : y, while the instruction yields its second operand unless the first is greater.
  * With the operands swapped that is x for a NaN, and for a tie, which matters for zeros alone; and adding +0 makes +0
  * of either zero. So a y that is a constant and no NaN takes one instruction, +0 two. */
-static int extreme(x64_build *b, const kir_ins *in, int x, int y) {
+static int x64_extreme(x64_build *b, const kir_ins *in, int x, int y) {
     x64_op op = in->op == KIR_MAX ? X64_MAXF : X64_MINF;
     const kir_ins *bound = ins_of(b, in->b);
     bool known = bound->op == KIR_CONST && bound->imm.f == bound->imm.f;
@@ -256,7 +258,7 @@ static int sign_bits(x64_build *b, int width, bool others) {
 
 static int round_to(x64_build *b, kir_round mode, int x) {
     static const uint8_t modes[] = {[KIR_FLOOR] = 1, [KIR_CEIL] = 2, [KIR_TRUNC] = 3, [KIR_NEAREST_EVEN] = 0};
-    return kir_x64_with_imm(b, width_of(b, x) == 8 ? X64_ROUNDPD : X64_ROUNDPS, x, 8 | modes[mode]);
+    return kir_x64_with_imm(b, x64_width_of(b, x) == 8 ? X64_ROUNDPD : X64_ROUNDPS, x, 8 | modes[mode]);
 }
 
 typedef int function_fn(x64_build *b, int x);
@@ -268,13 +270,13 @@ static function_fn *const FUNCTIONS[KIR_OP_COUNT] = {
 };
 
 static int lower_float(x64_build *b, const kir_ins *in, int x, int y) {
-    int width = width_of(b, x);
+    int width = x64_width_of(b, x);
     switch (in->op) {
     case KIR_NEG: return kir_x64_binary(b, X64_XOR, x, sign_bits(b, width, false));
     case KIR_ABS: return kir_x64_binary(b, X64_AND, x, sign_bits(b, width, true));
     case KIR_ROUND: return round_to(b, (kir_round)in->imm.i, x);
     case KIR_MAX:
-    case KIR_MIN: return extreme(b, in, x, y);
+    case KIR_MIN: return x64_extreme(b, in, x, y);
     case KIR_SQRT: return kir_x64_unary(b, X64_SQRTF, x);
     default: break;
     }
@@ -283,7 +285,7 @@ static int lower_float(x64_build *b, const kir_ins *in, int x, int y) {
 }
 
 static int lower_integer(x64_build *b, const kir_ins *in, int x, int y) {
-    bool wide = width_of(b, x) == 8, whole = is_unsigned((kir_type)in->type);
+    bool wide = x64_width_of(b, x) == 8, whole = is_unsigned((kir_type)in->type);
     if (in->op == KIR_NEG)
         return kir_x64_binary(b, wide ? X64_SUBQ : X64_SUBI, wide ? u64(b, 0) : kir_x64_u32(b, 0), x);
     if (in->op == KIR_ABS && whole) return x;
@@ -334,7 +336,7 @@ static int cast_mask(x64_build *b, kir_type to, int mask) {
         one.imm.i = 1;
     kir_value value = kir_const_value(&one);
     int width = (int)kir_type_size(to);
-    return kir_x64_choose(b, mask, constant(b, &value, width), width == 8 ? u64(b, 0) : kir_x64_u32(b, 0));
+    return kir_x64_choose(b, mask, x64_constant(b, &value, width), width == 8 ? u64(b, 0) : kir_x64_u32(b, 0));
 }
 
 static bool can_cast(kir_type from, kir_type to, bool evex) {
@@ -358,7 +360,7 @@ static int lower_cast(x64_build *b, kir_type from, kir_type to, int x) {
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-static tn_dtype dtype_of(const x64_build *b, const kir_ins *in) {
+static tn_dtype x64_dtype_of(const x64_build *b, const kir_ins *in) {
     return (tn_dtype)b->p->buffer_dtype[b->p->access[in->imm.i].buffer];
 }
 
@@ -375,7 +377,7 @@ static const transfer TRANSFERS[TN_PLAIN_DTYPES] = {
 };
 
 static int lower_load(x64_build *b, const kir_ins *in) {
-    tn_dtype dtype = dtype_of(b, in);
+    tn_dtype dtype = x64_dtype_of(b, in);
     int size = (int)tn_dtype_size(dtype), width = size == 8 ? 8 : 4;
     x64_step s = plain(b, X64_LOAD, (x64_op)TRANSFERS[dtype].load, width);
     s.a = in->a == KIR_NONE ? -1 : b->value_of[in->a];
@@ -402,7 +404,7 @@ static int pack(x64_build *b, int x, int size) {
 }
 
 static void lower_store(x64_build *b, const kir_ins *in) {
-    tn_dtype dtype = dtype_of(b, in);
+    tn_dtype dtype = x64_dtype_of(b, in);
     int size = (int)tn_dtype_size(dtype), width = size == 8 ? 8 : 4;
     int value = b->value_of[in->a];
     if (dtype == TN_BOOL) value = kir_x64_choose(b, value, kir_x64_u32(b, 1), kir_x64_u32(b, 0));
@@ -436,8 +438,8 @@ static int lower_index(x64_build *b, const kir_ins *in) {
     return d;
 }
 
-static int lower_dial(x64_build *b, const kir_ins *in, int number) {
-    x64_step s = plain(b, X64_DIAL, X64_BCAST4, (int)kir_type_size((kir_type)in->type));
+static int lower_runtime_scalar(x64_build *b, const kir_ins *in, int number) {
+    x64_step s = plain(b, X64_SCALAR, X64_BCAST4, (int)kir_type_size((kir_type)in->type));
     s.access = (int16_t)number;
     int d = new_value(b, (int)kir_type_size((kir_type)in->type), false);
     s.d = (int16_t)d;
@@ -451,7 +453,7 @@ static int lower_const(x64_build *b, const kir_ins *in) {
         return kir_x64_compare_f(b, in->imm.i ? X64_EQUAL : X64_NOT_EQUAL, zero, zero);
     }
     kir_value value = kir_const_value(in);
-    return constant(b, &value, (int)kir_type_size((kir_type)in->type));
+    return x64_constant(b, &value, (int)kir_type_size((kir_type)in->type));
 }
 
 /* ---- reductions -------------------------------------------------------------------------------------------------- */
@@ -462,7 +464,7 @@ static int lower_reduce(x64_build *b, const kir_ins *in) {
     if (b->refusal) return 0;
     int width = (int)kir_type_size((kir_type)in->type), d = new_value(b, width, false);
     kir_value identity = kir_identity((kir_reduce)in->kind, (kir_type)in->type);
-    int start = constant(b, &identity, width);
+    int start = x64_constant(b, &identity, width);
     if (b->refusal) return 0;
     b->values[d].segment = -2;
     b->values[d].slot = (int16_t)kir_x64_take_slot(b);
@@ -507,7 +509,7 @@ static void lower_ins(x64_build *b, int i) {
     const kir_ins *in = &b->p->ins[i];
     int v = 0;
     switch (in->op) {
-    case KIR_DIAL: return; /* done before all others */
+    case KIR_SCALAR: return; /* done before all others */
     case KIR_CONST: v = lower_const(b, in); break;
     case KIR_LOAD: v = lower_load(b, in); break;
     case KIR_INDEX: v = lower_index(b, in); break;
@@ -523,9 +525,9 @@ static void lower_ins(x64_build *b, int i) {
     b->value_of[i] = (int16_t)v;
 }
 
-static void lower_dials(x64_build *b) {
+static void lower_runtime_scalars(x64_build *b) {
     for (int i = 0, n = 0; i < b->p->n_ins; i++) {
-        if (b->p->ins[i].op == KIR_DIAL) b->value_of[i] = (int16_t)lower_dial(b, &b->p->ins[i], n++);
+        if (b->p->ins[i].op == KIR_SCALAR) b->value_of[i] = (int16_t)lower_runtime_scalar(b, &b->p->ins[i], n++);
     }
 }
 
@@ -544,7 +546,7 @@ static void mark_uniform(const x64_build *b, bool *uniform) {
 }
 
 static bool is_pure(kir_op op) {
-    return kir_yields(op) && op != KIR_LOAD && op != KIR_INDEX && op != KIR_REDUCE && op != KIR_DIAL;
+    return kir_yields(op) && op != KIR_LOAD && op != KIR_INDEX && op != KIR_REDUCE && op != KIR_SCALAR;
 }
 
 /* Marks what a loop's body computes from row values alone (and loads of one element, while nothing has been stored): it
@@ -561,7 +563,7 @@ static void mark_invariant(const x64_build *b, bool *invariant, bool *once) {
             fixed &= invariant[kir_operand(in, k)];
         if (op == KIR_LOAD) fixed = !stored && in->a == KIR_NONE && b->classes[in->imm.i] == X64_SAME;
         once[i] = inside && fixed;
-        invariant[i] = !inside || fixed || op == KIR_DIAL || op == KIR_REDUCE;
+        invariant[i] = !inside || fixed || op == KIR_SCALAR || op == KIR_REDUCE;
     }
 }
 
@@ -592,7 +594,7 @@ void kir_x64_lower(x64_build *b) {
         kir_x64_lack_memory(b);
         return;
     }
-    lower_dials(b);
+    lower_runtime_scalars(b);
     if (b->layout == KIR_POINTS)
         lower_points(b, uniform);
     else
@@ -610,7 +612,7 @@ static const char *refusal_of_operation(const kir_ins *in, kir_type t, bool evex
     bool function = far || in->op == KIR_EXP || in->op == KIR_LOG || in->op == KIR_TANH || in->op == KIR_ERF;
     if (far || (function && t != KIR_F32)) return "function";
     if (in->op == KIR_MOD || (in->op == KIR_DIV && !kir_is_float(t))) return "integer division";
-    if (in->op == KIR_DIAL && in->type == KIR_BOOL) return "boolean dial";
+    if (in->op == KIR_SCALAR && in->type == KIR_BOOL) return "boolean runtime scalar";
     return NULL;
 }
 

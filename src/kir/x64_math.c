@@ -9,7 +9,7 @@
 
 static int f(x64_build *b, float x) { return kir_x64_f32(b, x); }
 
-static int add(x64_build *b, int x, int y) { return kir_x64_binary(b, X64_ADDF, x, y); }
+static int add_x64(x64_build *b, int x, int y) { return kir_x64_binary(b, X64_ADDF, x, y); }
 static int sub(x64_build *b, int x, int y) { return kir_x64_binary(b, X64_SUBF, x, y); }
 static int mul(x64_build *b, int x, int y) { return kir_x64_binary(b, X64_MULF, x, y); }
 
@@ -30,8 +30,8 @@ static int reduce_ln2(x64_build *b, int x, int *r) {
     return n;
 }
 
-static int whole(x64_build *b, int n) {
-    return kir_x64_binary(b, X64_SUBI, add(b, n, f(b, MAGIC)), kir_x64_u32(b, 0x4b400000U));
+static int x64_whole(x64_build *b, int n) {
+    return kir_x64_binary(b, X64_SUBI, add_x64(b, n, f(b, MAGIC)), kir_x64_u32(b, 0x4b400000U));
 }
 
 static int power_of_two(x64_build *b, int n) {
@@ -41,7 +41,7 @@ static int power_of_two(x64_build *b, int n) {
 static int exp_core(x64_build *b, int r) {
     static const float c[] = {0x1.6a2352p-10f, 0x1.123a6ap-7f, 0x1.5558f4p-5f, 0x1.55549p-3f, 0x1.fffffcp-2f};
     int p = polynomial(b, r, c, TN_COUNT(c));
-    return add(b, kir_x64_fma(b, p, mul(b, r, r), r), f(b, 1.0f));
+    return add_x64(b, kir_x64_fma(b, p, mul(b, r, r), r), f(b, 1.0f));
 }
 
 int kir_x64_exp(x64_build *b, int x) {
@@ -49,7 +49,7 @@ int kir_x64_exp(x64_build *b, int x) {
     c = kir_x64_binary(b, X64_MAXF, f(b, -104.0f), c);
     int n = reduce_ln2(b, c, &r), core = exp_core(b, r);
     if (b->evex) return kir_x64_binary(b, X64_SCALEF, core, n);
-    int all = whole(b, n), half = kir_x64_with_imm(b, X64_SRA, all, 1);
+    int all = x64_whole(b, n), half = kir_x64_with_imm(b, X64_SRA, all, 1);
     int rest = kir_x64_binary(b, X64_SUBI, all, half);
     return mul(b, mul(b, core, power_of_two(b, half)), power_of_two(b, rest));
 }
@@ -67,7 +67,7 @@ int kir_x64_log(x64_build *b, int x) {
     int p = polynomial(b, g, c, TN_COUNT(c));
     int tail = mul(b, mul(b, g, g), kir_x64_fma(b, p, g, f(b, -0.5f)));
     tail = kir_x64_fma(b, n, f(b, -0x1.05c61p-29f), tail);
-    int y = kir_x64_fma(b, n, f(b, 0x1.62e43p-1f), add(b, g, tail));
+    int y = kir_x64_fma(b, n, f(b, 0x1.62e43p-1f), add_x64(b, g, tail));
     y = kir_x64_choose(b, kir_x64_compare_f(b, X64_EQUAL, x, f(b, INFINITY)), x, y);
     y = kir_x64_choose(b, kir_x64_compare_f(b, X64_LESS, x, f(b, 0.0f)), f(b, NAN), y);
     y = kir_x64_choose(b, kir_x64_compare_f(b, X64_EQUAL, x, f(b, 0.0f)), f(b, -INFINITY), y);
@@ -87,10 +87,10 @@ int kir_x64_tanh(x64_build *b, int x) {
     int a = magnitude(b, x), s = mul(b, x, x), r;
     int small = kir_x64_fma(b, mul(b, x, s), polynomial(b, s, c, TN_COUNT(c)), x);
     /* a > 10 ? 20 : a + a; a NaN stays */
-    int t = kir_x64_binary(b, X64_MINF, f(b, 20.0f), add(b, a, a));
+    int t = kir_x64_binary(b, X64_MINF, f(b, 20.0f), add_x64(b, a, a));
     int n = reduce_ln2(b, t, &r), core = exp_core(b, r);
-    int power = b->evex ? kir_x64_binary(b, X64_SCALEF, core, n) : mul(b, core, power_of_two(b, whole(b, n)));
-    int large = sub(b, f(b, 1.0f), kir_x64_binary(b, X64_DIVF, f(b, 2.0f), add(b, power, f(b, 1.0f))));
+    int power = b->evex ? kir_x64_binary(b, X64_SCALEF, core, n) : mul(b, core, power_of_two(b, x64_whole(b, n)));
+    int large = sub(b, f(b, 1.0f), kir_x64_binary(b, X64_DIVF, f(b, 2.0f), add_x64(b, power, f(b, 1.0f))));
     return with_sign(b, kir_x64_choose(b, kir_x64_compare_f(b, X64_LESS, a, f(b, 0.56f)), small, large), x);
 }
 

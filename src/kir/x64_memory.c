@@ -51,7 +51,7 @@ static void mask_to_bits(x64_emitter *e, int mask) {
 }
 
 /* Moves the elements of the lanes that exist, and that the mask lets through, between memory and the scratch slot. */
-static void walk(x64_emitter *e, const x64_step *s, int mask, bool load) {
+static void walk_x64(x64_emitter *e, const x64_step *s, int mask, bool load) {
     x64_rm lane = x64_indexed(X64_RSP, X64_RCX, shift_of(s->size), X64_SCRATCH_SLOT * 64), element = x64_at(X64_RDX, 0);
     if (mask >= 0) mask_to_bits(e, mask);
     begin_walk(e, s);
@@ -79,7 +79,7 @@ static void walk(x64_emitter *e, const x64_step *s, int mask, bool load) {
  * prefetching ends at every page. Shorter ones reach their next lines by themselves. */
 enum { LONG_BODY = 20, AHEAD_BYTES = 2048, LINE = 64 };
 
-static void look_ahead(x64_emitter *e, const x64_step *s) {
+static void look_ahead_x64(x64_emitter *e, const x64_step *s) {
     int at = e->copy * e->b->lanes * s->size;
     if (e->mode != X64_WHOLE || e->s->n < LONG_BODY || class_at(e, s) != X64_NEXT || at % LINE != 0) return;
     x64_rm line = kir_x64_row_at(e, s);
@@ -103,13 +103,13 @@ static void load_walking(x64_emitter *e, const x64_step *s, int d) {
         kir_x64_op3(e, X64_XOR, kir_x64_vector_bytes(e->b), e->scratch[0], e->scratch[0], x64_reg(e->scratch[0]));
         kir_x64_op3(e, X64_STOREU, kir_x64_vector_bytes(e->b), e->scratch[0], 0, kir_x64_slot(X64_SCRATCH_SLOT));
     }
-    walk(e, s, s->a, true);
+    walk_x64(e, s, s->a, true);
     x64_vec convert = transfer(s, d, kir_x64_slot(X64_SCRATCH_SLOT));
     kir_x64_emit(e->a, &convert);
 }
 
 /* The mask of a vector, in a register: of the step, of the lanes that exist, or both; -1: none. */
-static int mask_of(x64_emitter *e, int mask) {
+static int x64_mask_of(x64_emitter *e, int mask) {
     int free = e->b->evex ? X64_FREE_MASK : e->scratch[1], tail = e->b->evex ? X64_TAIL_MASK : e->tail;
     int own = mask >= 0 ? kir_x64_in_register(e, mask, free) : -1;
     if (e->mode != X64_TAIL) return own;
@@ -124,7 +124,7 @@ static bool passes_caches(const x64_emitter *e, const x64_step *s) {
 
 /* Moves whole vectors, or under a mask some lanes; without AVX-512 only elements of 4 bytes can be so. */
 static void move_vector(x64_emitter *e, const x64_step *s, int reg, int mask, bool load) {
-    int of = mask_of(e, mask);
+    int of = x64_mask_of(e, mask);
     x64_vec v = transfer(s, reg, kir_x64_row_at(e, s));
     if (of >= 0 && e->b->evex) {
         v.mask = of;
@@ -144,7 +144,7 @@ static bool moves_at_once(const x64_emitter *e, const x64_step *s, int mask) {
 }
 
 void kir_x64_emit_load(x64_emitter *e, const x64_step *s, int d) {
-    look_ahead(e, s);
+    look_ahead_x64(e, s);
     if (class_at(e, s) == X64_SAME && s->a < 0) {
         load_same(e, s, d);
         return;
@@ -164,7 +164,7 @@ static void store_one(x64_emitter *e, const x64_step *s) {
 }
 
 void kir_x64_emit_store(x64_emitter *e, const x64_step *s) {
-    if (!passes_caches(e, s)) look_ahead(e, s);
+    if (!passes_caches(e, s)) look_ahead_x64(e, s);
     int value = kir_x64_in_register(e, s->a, e->scratch[0]);
     if (e->mode != X64_ROW && moves_at_once(e, s, s->b)) {
         move_vector(e, s, value, s->b, false);
@@ -175,7 +175,7 @@ void kir_x64_emit_store(x64_emitter *e, const x64_step *s) {
     if (e->mode == X64_ROW)
         store_one(e, s);
     else
-        walk(e, s, s->b, false);
+        walk_x64(e, s, s->b, false);
 }
 
 /* ---- indices ----------------------------------------------------------------------------------------------------- */

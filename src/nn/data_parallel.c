@@ -70,7 +70,9 @@ typedef struct call {
     int next; /* variable that is likely asked for next */
 } call;
 
-static tn_status out_of_memory(void) { return tn_backend_fail(TN_ERR_MEMORY, "data parallel: out of memory"); }
+static tn_status data_parallel_out_of_memory(void) {
+    return tn_backend_fail(TN_ERR_MEMORY, "data parallel: out of memory");
+}
 
 static const char *id_of(const tn_device *device, tn_device_info *info) {
     info->struct_size = sizeof *info;
@@ -109,7 +111,7 @@ static tn_status add_member(tn_data_parallel *p, tn_device *device, bool alone) 
     if (device != p->home) {
         m->copies = calloc((size_t)p->count + 1, sizeof *m->copies);
         m->copied = calloc((size_t)p->count + 1, sizeof *m->copied);
-        if (!m->copies || !m->copied) return out_of_memory();
+        if (!m->copies || !m->copied) return data_parallel_out_of_memory();
     }
     return alone ? TN_OK : tn_queue_new(device, &m->queue);
 }
@@ -132,7 +134,7 @@ static tn_status take_shares(tn_data_parallel *p, const double *shares) {
     double sum = 0;
     if (!shares) return tn_nn_need(NULL, "tn_data_parallel_new: options->shares");
     p->shares = malloc((size_t)p->parts * sizeof *p->shares);
-    if (!p->shares) return out_of_memory();
+    if (!p->shares) return data_parallel_out_of_memory();
     for (int i = 0; i < p->parts; i++) {
         if (!(shares[i] > 0) || !isfinite(shares[i]))
             return tn_backend_fail(TN_ERR_ARGUMENT, "data parallel: share %d is %g; it must be greater than 0", i,
@@ -157,15 +159,15 @@ static tn_status take_options(tn_data_parallel *p, const tn_data_parallel_option
     return o.split == TN_SPLIT_SHARES ? take_shares(p, o.shares) : TN_OK;
 }
 
-static tn_status build(tn_data_parallel *p, tn_module *m, tn_device *const *devices, int count,
-                       const tn_data_parallel_options *options) {
+static tn_status build_data_parallel(tn_data_parallel *p, tn_module *m, tn_device *const *devices, int count,
+                                     const tn_data_parallel_options *options) {
     tn_status status = take_options(p, options, count);
     if (status == TN_OK) status = take_module(p, m, devices[0]);
     if (status != TN_OK) return status;
     p->stand_ins = calloc((size_t)p->count + 1, sizeof *p->stand_ins);
     p->members = calloc((size_t)count, sizeof *p->members);
     p->ran = calloc((size_t)p->parts * ((size_t)p->count + 1), sizeof *p->ran);
-    if (!p->stand_ins || !p->members || !p->ran) return out_of_memory();
+    if (!p->stand_ins || !p->members || !p->ran) return data_parallel_out_of_memory();
     for (int i = 0; i < count && status == TN_OK; i++)
         status = add_member(p, devices[i], count == 1);
     return status;
@@ -181,7 +183,7 @@ tn_status tn_data_parallel_new(tn_module *m, tn_device *const *devices, int coun
     for (int i = 0; i < count; i++)
         if (!devices[i]) return tn_nn_need(NULL, "tn_data_parallel_new: a device");
     tn_data_parallel *p = calloc(1, sizeof *p);
-    tn_status status = p ? build(p, m, devices, count, options) : out_of_memory();
+    tn_status status = p ? build_data_parallel(p, m, devices, count, options) : data_parallel_out_of_memory();
     if (status == TN_OK)
         *out = p;
     else
@@ -264,9 +266,9 @@ static void note_buffers(const call *c, work *w) {
             w->values[i] = tn_retain(c->p->stand_ins[i]);
 }
 
-static tn_status give(const call *c, const work *w) {
+static tn_status give_data_parallel(const call *c, const work *w) {
     tn_tensor **targets = malloc(((size_t)c->p->count + 1) * sizeof *targets);
-    if (!targets) return out_of_memory();
+    if (!targets) return data_parallel_out_of_memory();
     int n = 0;
     targets[n++] = w->result;
     for (int i = 0; i < c->p->count; i++)
@@ -276,7 +278,7 @@ static tn_status give(const call *c, const work *w) {
     return status;
 }
 
-static tn_status record(const call *c, work *w) {
+static tn_status record_data_parallel(const call *c, work *w) {
     TN_SCOPE;
     tn_status status = choose_stand_ins(c->p, w->by);
     if (status == TN_OK) {
@@ -287,7 +289,7 @@ static tn_status record(const call *c, work *w) {
     }
     if (status == TN_OK && c->train) status = record_gradients(c, w);
     if (status == TN_OK) note_buffers(c, w);
-    if (status == TN_OK) status = give(c, w);
+    if (status == TN_OK) status = give_data_parallel(c, w);
     return status;
 }
 
@@ -306,7 +308,7 @@ static tn_status compute(const call *c, work *w) {
     if (status == TN_OK) status = tn_set_current_device(w->by->device);
     if (status == TN_OK) {
         tn_set_random_state(w->random);
-        status = record(c, w);
+        status = record_data_parallel(c, w);
     }
     (void)tn_set_current_device(before);
     if (status != TN_OK) forget(c, w);
@@ -400,16 +402,16 @@ static tn_status fetch_anyhow(const call *c, work *w) {
 /* ---- a batch ----------------------------------------------------------------------------------------------------- */
 
 /* Where part i begins. */
-static int64_t row_of(const tn_data_parallel *p, int64_t rows, int i) {
+static int64_t data_parallel_row_of(const tn_data_parallel *p, int64_t rows, int i) {
     if (i == 0 || i == p->parts) return i ? rows : 0;
     if (!p->shares) return rows / p->parts * i + rows % p->parts * i / p->parts;
     return (int64_t)llround((double)rows * (p->shares[i - 1] / p->shares[p->parts - 1]));
 }
 
-static void cut(call *c, int64_t rows) {
+static void cut_data_parallel(call *c, int64_t rows) {
     tn_data_parallel *p = c->p;
     for (int i = 0; i < p->parts; i++) {
-        int64_t first = row_of(p, rows, i), count = row_of(p, rows, i + 1) - first;
+        int64_t first = data_parallel_row_of(p, rows, i), count = data_parallel_row_of(p, rows, i + 1) - first;
         if (count <= 0) continue;
         work *w = &c->works[c->count];
         *w = (work){.by = &p->members[i % p->member_count], .values = p->ran + (size_t)c->count * (size_t)p->count};
@@ -440,7 +442,7 @@ static tn_status add_up(const call *c, const work *w) {
 
 static tn_status compute_all(call *c, int64_t rows) {
     tn_status status = TN_OK;
-    cut(c, rows);
+    cut_data_parallel(c, rows);
     for (int i = 0; i < c->count && status == TN_OK; i++) {
         c->works[i].random = tn_get_random_state();
         status = compute_anywhere(c, &c->works[i]);
@@ -456,7 +458,7 @@ static tn_status call_begin(call *c, const char *what, int64_t rows) {
     if (!c->p || !c->function) return tn_nn_need(NULL, what);
     if (rows < 1) return tn_backend_fail(TN_ERR_ARGUMENT, "data parallel: a batch of %lld rows", (long long)rows);
     c->works = malloc((size_t)c->p->parts * sizeof *c->works);
-    return c->works ? TN_OK : out_of_memory();
+    return c->works ? TN_OK : data_parallel_out_of_memory();
 }
 
 static void call_end(const call *c) {

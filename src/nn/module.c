@@ -215,7 +215,7 @@ tn_tensor *tn_module_add_buffer(tn_module *m, const char *name, tn_tensor *initi
 }
 
 /* Walks down all parts of a dotted path but the last, which *last receives. */
-static const tn_module *walk(const tn_module *m, const char *path, const char **last) {
+static const tn_module *walk_module(const tn_module *m, const char *path, const char **last) {
     for (const char *dot = strchr(path, '.'); m && dot; dot = strchr(path, '.')) {
         m = find_child(m, path, (size_t)(dot - path));
         path = dot + 1;
@@ -226,14 +226,14 @@ static const tn_module *walk(const tn_module *m, const char *path, const char **
 
 tn_tensor *tn_module_variable(const tn_module *m, const char *path) {
     const char *last;
-    m = walk(m, path ? path : "", &last);
+    m = walk_module(m, path ? path : "", &last);
     const variable *v = m ? find_variable(m, last) : NULL;
     return v ? v->tensor : NULL;
 }
 
 tn_module *tn_module_child(const tn_module *m, const char *path) {
     const char *last;
-    m = walk(m, path ? path : "", &last);
+    m = walk_module(m, path ? path : "", &last);
     return m ? find_child(m, last, strlen(last)) : NULL;
 }
 

@@ -1,8 +1,8 @@
 /* optim.c — SGD, Adam and AdamW, gradient clipping, learning-rate schedules.
  *
  * A step records element-wise writes to state and then runs everything at once. What changes from step to step
- * (learning rate, bias corrections) are dials, shared by all variables, so every step is the same plan. Nothing is
- * recorded before every gradient has been seen to be sound: a write of an error would spoil its variable. */
+ * (learning rate, bias corrections) are runtime scalars, shared by all variables, so every step is the same plan.
+ * Nothing is recorded before every gradient has been seen to be sound: a write of an error would spoil its variable. */
 #include <math.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -27,14 +27,14 @@ typedef struct trained {
 } trained;
 
 /* A method: what it remembers a variable, the numbers that all variables share in a step, and what it records a
- * variable. Dials differ from step to step and must not be part of the plan; constants are part of it. */
+ * variable. Runtime scalars differ from step to step and must not be part of the plan; constants are part of it. */
 typedef struct method {
     const char *name;
     const char *slot_names[MAX_SLOTS];
-    int slot_count, dial_count, constant_count;
-    void (*dials)(const tn_optimizer *o, int64_t step, double *values);
+    int slot_count, scalar_count, constant_count;
+    void (*scalars)(const tn_optimizer *o, int64_t step, double *values);
     void (*constants)(const tn_optimizer *o, double *values);
-    void (*update)(const tn_optimizer *o, trained *v, tn_tensor *const *dials, tn_tensor *const *constants);
+    void (*update)(const tn_optimizer *o, trained *v, tn_tensor *const *scalars, tn_tensor *const *constants);
 } method;
 
 struct tn_optimizer {
@@ -56,10 +56,10 @@ static tn_tensor *decayed(const tn_optimizer *o, const trained *v, const tn_tens
 
 /* ---- SGD --------------------------------------------------------------------------------------------------------- */
 
-enum { SGD_RATE, SGD_NEW, SGD_DIALS }; /* learning rate; what of the gradient enters the momentum */
+enum { SGD_RATE, SGD_NEW, SGD_RUNTIME_SCALARS }; /* learning rate; what of the gradient enters the momentum */
 enum { SGD_DECAY, SGD_MOMENTUM, SGD_CONSTANTS };
 
-static void sgd_dials(const tn_optimizer *o, int64_t step, double *values) {
+static void sgd_runtime_scalars(const tn_optimizer *o, int64_t step, double *values) {
     values[SGD_RATE] = o->lr;
     values[SGD_NEW] = step == 1 ? 1 : 1 - o->dampening; /* all of it the first time */
 }
@@ -69,32 +69,32 @@ static void sgd_constants(const tn_optimizer *o, double *values) {
     values[SGD_MOMENTUM] = o->momentum;
 }
 
-static void sgd_update(const tn_optimizer *o, trained *v, tn_tensor *const *dials, tn_tensor *const *constants) {
+static void sgd_update(const tn_optimizer *o, trained *v, tn_tensor *const *scalars, tn_tensor *const *constants) {
     tn_tensor *g = decayed(o, v, constants[SGD_DECAY]);
     if (o->momentum != 0) {
         tn_tensor *buffer = v->slots[0];
         tn_mul_(buffer, constants[SGD_MOMENTUM]);
-        tn_add_(buffer, o->dampening != 0 ? tn_mul(g, dials[SGD_NEW]) : g);
+        tn_add_(buffer, o->dampening != 0 ? tn_mul(g, scalars[SGD_NEW]) : g);
         g = o->nesterov ? tn_add(g, tn_mul(buffer, constants[SGD_MOMENTUM])) : buffer;
     }
-    tn_sub_(v->value, tn_mul(g, dials[SGD_RATE]));
+    tn_sub_(v->value, tn_mul(g, scalars[SGD_RATE]));
 }
 
 /* ---- Adam, AdamW ------------------------------------------------------------------------------------------------- */
 
-enum { ADAM_SIZE, ADAM_EPS, ADAM_DIALS, ADAMW_KEPT = ADAM_DIALS, ADAMW_DIALS };
+enum { ADAM_SIZE, ADAM_EPS, ADAM_RUNTIME_SCALARS, ADAMW_KEPT = ADAM_RUNTIME_SCALARS, ADAMW_RUNTIME_SCALARS };
 enum { ADAM_DECAY, ADAM_NEW, ADAM_BETA2, ADAM_CONSTANTS };
 
 /* The definition's fraction, numerator and denominator times c = sqrt(1 − beta2^t):
  * lr·c / (1 − beta1^t) · m / (sqrt(v) + eps·c) has one multiplication less an element. */
-static void adam_dials(const tn_optimizer *o, int64_t step, double *values) {
+static void adam_runtime_scalars(const tn_optimizer *o, int64_t step, double *values) {
     double c = sqrt(1 - pow(o->beta2, (double)step));
     values[ADAM_SIZE] = o->lr * c / (1 - pow(o->beta1, (double)step));
     values[ADAM_EPS] = o->eps * c;
 }
 
-static void adamw_dials(const tn_optimizer *o, int64_t step, double *values) {
-    adam_dials(o, step, values);
+static void adamw_runtime_scalars(const tn_optimizer *o, int64_t step, double *values) {
+    adam_runtime_scalars(o, step, values);
     values[ADAMW_KEPT] = 1 - o->lr * o->weight_decay;
 }
 
@@ -104,46 +104,46 @@ static void adam_constants(const tn_optimizer *o, double *values) {
     values[ADAM_BETA2] = o->beta2;
 }
 
-static void adam_move(const tn_optimizer *o, trained *v, tn_tensor *g, tn_tensor *const *dials,
+static void adam_move(const tn_optimizer *o, trained *v, tn_tensor *g, tn_tensor *const *scalars,
                       tn_tensor *const *constants) {
     tn_tensor *mean = v->slots[0], *square = v->slots[1];
     tn_lerp_(mean, g, constants[ADAM_NEW]);
     tn_addcmul_(tn_mul_(square, constants[ADAM_BETA2]), g, g, 1 - o->beta2);
-    tn_tensor *root = tn_add(tn_sqrt(square), dials[ADAM_EPS]);
-    tn_sub_(v->value, tn_div(tn_mul(mean, dials[ADAM_SIZE]), root));
+    tn_tensor *root = tn_add(tn_sqrt(square), scalars[ADAM_EPS]);
+    tn_sub_(v->value, tn_div(tn_mul(mean, scalars[ADAM_SIZE]), root));
 }
 
-static void adam_update(const tn_optimizer *o, trained *v, tn_tensor *const *dials, tn_tensor *const *constants) {
-    adam_move(o, v, decayed(o, v, constants[ADAM_DECAY]), dials, constants);
+static void adam_update(const tn_optimizer *o, trained *v, tn_tensor *const *scalars, tn_tensor *const *constants) {
+    adam_move(o, v, decayed(o, v, constants[ADAM_DECAY]), scalars, constants);
 }
 
-static void adamw_update(const tn_optimizer *o, trained *v, tn_tensor *const *dials, tn_tensor *const *constants) {
-    if (o->weight_decay != 0) tn_mul_(v->value, dials[ADAMW_KEPT]);
-    adam_move(o, v, v->gradient, dials, constants);
+static void adamw_update(const tn_optimizer *o, trained *v, tn_tensor *const *scalars, tn_tensor *const *constants) {
+    if (o->weight_decay != 0) tn_mul_(v->value, scalars[ADAMW_KEPT]);
+    adam_move(o, v, v->gradient, scalars, constants);
 }
 
 static const method sgd = {.name = "sgd",
                            .slot_names = {"momentum_buffer"},
                            .slot_count = 1,
-                           .dial_count = SGD_DIALS,
+                           .scalar_count = SGD_RUNTIME_SCALARS,
                            .constant_count = SGD_CONSTANTS,
-                           .dials = sgd_dials,
+                           .scalars = sgd_runtime_scalars,
                            .constants = sgd_constants,
                            .update = sgd_update};
 static const method adam = {.name = "adam",
                             .slot_names = {"exp_avg", "exp_avg_sq"},
                             .slot_count = 2,
-                            .dial_count = ADAM_DIALS,
+                            .scalar_count = ADAM_RUNTIME_SCALARS,
                             .constant_count = ADAM_CONSTANTS,
-                            .dials = adam_dials,
+                            .scalars = adam_runtime_scalars,
                             .constants = adam_constants,
                             .update = adam_update};
 static const method adamw = {.name = "adamw",
                              .slot_names = {"exp_avg", "exp_avg_sq"},
                              .slot_count = 2,
-                             .dial_count = ADAMW_DIALS,
+                             .scalar_count = ADAMW_RUNTIME_SCALARS,
                              .constant_count = ADAM_CONSTANTS,
-                             .dials = adamw_dials,
+                             .scalars = adamw_runtime_scalars,
                              .constants = adam_constants,
                              .update = adamw_update};
 
@@ -161,12 +161,12 @@ void tn_optimizer_free(tn_optimizer *o) {
     free(o);
 }
 
-static tn_status out_of_memory(void) { return tn_backend_fail(TN_ERR_MEMORY, "optimizer: out of memory"); }
+static tn_status optim_out_of_memory(void) { return tn_backend_fail(TN_ERR_MEMORY, "optimizer: out of memory"); }
 
 static tn_status add_variable(tn_optimizer *o, const tn_variable *variable) {
     trained *v = &o->items[o->count];
     v->name = strdup(variable->name);
-    if (!v->name) return out_of_memory();
+    if (!v->name) return optim_out_of_memory();
     v->value = tn_retain(variable->tensor);
     o->count++;
     for (int k = 0; k < o->slot_count; k++) {
@@ -184,7 +184,7 @@ static tn_status add_variable(tn_optimizer *o, const tn_variable *variable) {
 
 static tn_status add_variables(tn_optimizer *o, const tn_variable *variables, int count) {
     o->items = calloc((size_t)count + 1, sizeof *o->items);
-    if (!o->items) return out_of_memory();
+    if (!o->items) return optim_out_of_memory();
     tn_status status = TN_OK;
     for (int i = 0; i < count && status == TN_OK; i++)
         if (tn_requires_grad(variables[i].tensor)) status = add_variable(o, &variables[i]);
@@ -201,7 +201,7 @@ static tn_status check_value(const char *what, double value, double low, double 
 }
 
 /* Takes the settings in `model`, adds the variables below m. */
-static tn_status make(tn_module *m, const tn_optimizer *model, tn_optimizer **out) {
+static tn_status make_optim(tn_module *m, const tn_optimizer *model, tn_optimizer **out) {
     *out = NULL;
     tn_status status = tn_module_status(m);
     if (status == TN_OK) status = check_value("lr", model->lr, 0, INFINITY);
@@ -221,7 +221,7 @@ static tn_status make(tn_module *m, const tn_optimizer *model, tn_optimizer **ou
         atomic_init(&o->refs, 1);
         status = add_variables(o, variables, count);
     } else if (status == TN_OK) {
-        status = out_of_memory();
+        status = optim_out_of_memory();
     }
     tn_variables_free(variables);
     if (status == TN_OK)
@@ -249,7 +249,7 @@ tn_status tn_optimizer_sgd(tn_module *m, const tn_sgd_options *options, tn_optim
                           .weight_decay = o.weight_decay,
                           .nesterov = o.nesterov,
                           .max_grad_norm = o.max_grad_norm};
-    return make(m, &model, out);
+    return make_optim(m, &model, out);
 }
 
 /* o: the defaults; the caller's options go over them. */
@@ -271,7 +271,7 @@ static tn_status make_adam(const method *how, tn_module *m, tn_adam_options o, c
     status = check_value("beta1", model.beta1, 0, 1);
     if (status == TN_OK) status = check_value("beta2", model.beta2, 0, 1);
     if (status == TN_OK) status = check_value("eps", model.eps, 0, INFINITY);
-    return status == TN_OK ? make(m, &model, out) : status;
+    return status == TN_OK ? make_optim(m, &model, out) : status;
 }
 
 tn_status tn_optimizer_adam(tn_module *m, const tn_adam_options *options, tn_optimizer **out) {
@@ -409,13 +409,14 @@ static tn_status clip_collected(tn_optimizer *o) {
     return tn_status_of(factor);
 }
 
-/* A step within a capture: which variables it moves, and with which dials. Variables with one step count share a set of
- * dials; launches give each set the values that the learning rate and the step count then have. */
+/* A step within a capture: which variables it moves, and with which runtime scalars. Variables with one step count
+ * share a set of runtime scalars; launches give each set the values that the learning rate and the step count then
+ * have. */
 typedef struct captured_step {
     tn_optimizer *o; /* retained */
-    int *set;        /* of each variable's dials; -1: the step leaves the variable alone */
+    int *set;        /* of each variable's runtime scalars; -1: the step leaves the variable alone */
     int set_count;
-    tn_tensor **dials; /* of all sets; gone when the step has been recorded */
+    tn_tensor **scalars; /* of all sets; gone when the step has been recorded */
 } captured_step;
 
 static void captured_free(void *ctx) {
@@ -423,18 +424,18 @@ static void captured_free(void *ctx) {
     if (!c) return;
     tn_optimizer_free(c->o);
     free(c->set);
-    free(c->dials);
+    free(c->scalars);
     free(c);
 }
 
 static tn_status captured_new(tn_optimizer *o, captured_step **out) {
     captured_step *c = *out = calloc(1, sizeof *c);
-    if (!c) return out_of_memory();
+    if (!c) return optim_out_of_memory();
     atomic_fetch_add(&o->refs, 1);
     c->o = o;
     c->set = malloc((size_t)o->count * sizeof *c->set);
-    c->dials = calloc((size_t)o->count * MAX_NUMBERS, sizeof *c->dials);
-    if (!c->set || !c->dials) return out_of_memory();
+    c->scalars = calloc((size_t)o->count * MAX_NUMBERS, sizeof *c->scalars);
+    if (!c->set || !c->scalars) return optim_out_of_memory();
     for (int i = 0; i < o->count; i++)
         c->set[i] = -1;
     return TN_OK;
@@ -457,7 +458,7 @@ static tn_status captured_advance(void *ctx, double *values) {
         if (c->set[i] != last) {
             steps = o->items[i].steps;
             last = c->set[i];
-            o->method->dials(o, steps + 1, values + last * o->method->dial_count);
+            o->method->scalars(o, steps + 1, values + last * o->method->scalar_count);
         }
         if (o->items[i].steps != steps)
             return tn_backend_fail(TN_ERR_STATE,
@@ -476,28 +477,29 @@ static tn_status captured_add(captured_step *c) {
                                   .undo = captured_undo,
                                   .release = captured_free,
                                   .ctx = c};
-    tn_status status = tn_capture_add_hook(&hook, c->dials, c->set_count * c->o->method->dial_count);
-    free(c->dials);
-    c->dials = NULL;
+    tn_status status = tn_capture_add_hook(&hook, c->scalars, c->set_count * c->o->method->scalar_count);
+    free(c->scalars);
+    c->scalars = NULL;
     return status;
 }
 
-/* Makes the dials of a step, which variables with the same count share, and notes them for a capture. */
-static void make_dials(const tn_optimizer *o, int64_t step, tn_tensor **dials, captured_step *c) {
+/* Makes the runtime scalars of a step, which variables with the same count share, and notes them for a capture. */
+static void make_runtime_scalars(const tn_optimizer *o, int64_t step, tn_tensor **scalars, captured_step *c) {
     double values[MAX_NUMBERS];
-    o->method->dials(o, step, values);
-    for (int k = 0; k < o->method->dial_count; k++) {
-        dials[k] = tn_dial(values[k]);
-        if (c) c->dials[c->set_count * o->method->dial_count + k] = dials[k];
+    o->method->scalars(o, step, values);
+    for (int k = 0; k < o->method->scalar_count; k++) {
+        scalars[k] = tn_runtime_scalar(values[k]);
+        if (c) c->scalars[c->set_count * o->method->scalar_count + k] = scalars[k];
     }
     if (c) c->set_count++;
 }
 
-/* Variables that joined later count their own steps, and so have dials of their own; as a rule all share one pair. */
+/* Variables that joined later count their own steps, and so have runtime scalars of their own; as a rule all share one
+ * pair. */
 static tn_status record_updates(tn_optimizer *o, captured_step *captured) {
     const method *m = o->method;
     double values[MAX_NUMBERS];
-    tn_tensor *dials[MAX_NUMBERS] = {NULL}, *constants[MAX_NUMBERS];
+    tn_tensor *scalars[MAX_NUMBERS] = {NULL}, *constants[MAX_NUMBERS];
     m->constants(o, values);
     for (int k = 0; k < m->constant_count; k++)
         constants[k] = tn_scalar(values[k]);
@@ -507,10 +509,10 @@ static tn_status record_updates(tn_optimizer *o, captured_step *captured) {
         if (!v->gradient) continue;
         if (v->steps + 1 != step) {
             step = v->steps + 1;
-            make_dials(o, step, dials, captured);
+            make_runtime_scalars(o, step, scalars, captured);
         }
         if (captured) captured->set[i] = captured->set_count - 1;
-        m->update(o, v, dials, constants);
+        m->update(o, v, scalars, constants);
         /* Only memory can run out here, and then the variable is spoiled: that must not pass for a step. */
         tn_status status = tn_status_of(v->value);
         for (int k = 0; k < o->slot_count && status == TN_OK; k++)
@@ -609,7 +611,7 @@ tn_status tn_optimizer_variables(const tn_optimizer *o, tn_variable **items, int
             text_size += strlen(o->method->slot_names[k]) + strlen(o->items[i].name) + 2;
     if (total == 0) return TN_OK;
     tn_variable *block = malloc((size_t)total * sizeof *block + text_size);
-    if (!block) return out_of_memory();
+    if (!block) return optim_out_of_memory();
     char *text = (char *)(block + total);
     for (int k = 0, n = 0; k < o->slot_count; k++)
         for (int i = 0; i < o->count; i++) {

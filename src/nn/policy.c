@@ -110,7 +110,7 @@ typedef struct network {
 static const int64_t default_hidden[] = {64, 64};
 
 /* The caller's options; functions and lists that may be NULL are filled in. */
-static tn_status read_options(const tn_policy_options *given, tn_policy_options *o) {
+static tn_status read_options_policy(const tn_policy_options *given, tn_policy_options *o) {
     *o = (tn_policy_options)TN_POLICY_DEFAULTS;
     tn_status status = tn_options_read(o, given, "policy", "tn_policy_options o = TN_POLICY_DEFAULTS");
     if (status != TN_OK) return status;
@@ -171,7 +171,7 @@ static void set_cell(tn_module *cell, int64_t in, int64_t width) {
     tn_nn_write(cell, "bias_hh", tn_cat((tn_tensor *[]){zero, zero, zero, zero}, 4, 0));
 }
 
-static void build(tn_module *root, const tn_policy_options *s, bool recurrent, network *n) {
+static void build_policy(tn_module *root, const tn_policy_options *s, bool recurrent, network *n) {
     n->observations = s->observations;
     int64_t width, own_width = 0;
     n->hidden = make_hidden(root, "hidden", s, &width);
@@ -191,7 +191,7 @@ static tn_status make_policy(const tn_policy_options *options, const tn_policy_t
     if (status != TN_OK) return status;
     *out = NULL;
     tn_policy_options s;
-    status = read_options(options, &s);
+    status = read_options_policy(options, &s);
     if (status != TN_OK) return status;
     tn_module *root = tn_module_root();
     network *n = calloc(1, sizeof *n);
@@ -200,7 +200,7 @@ static tn_status make_policy(const tn_policy_options *options, const tn_policy_t
         free(n);
         return tn_backend_fail(TN_ERR_MEMORY, "policy: out of memory");
     }
-    build(root, &s, type->state_count > 0, n);
+    build_policy(root, &s, type->state_count > 0, n);
     status = tn_eval(NULL, 0); /* the initial values written above */
     if (status != TN_OK) tn_module_fail(root, status);
     return tn_policy_new(type, root, n, out);

@@ -140,7 +140,7 @@ static tn_tensor *drop(const encoder *s, tn_module *dropout, tn_tensor *x) {
     return s->p > 0 ? tn_forward(dropout, x) : x;
 }
 
-static tn_tensor *attend(const encoder *s, const tn_tensor *x, const tn_tensor *mask) {
+static tn_tensor *attend_transformer(const encoder *s, const tn_tensor *x, const tn_tensor *mask) {
     return drop(s, s->dropout1, tn_multihead_attention_forward(s->attention, x, x, x, mask));
 }
 
@@ -155,10 +155,10 @@ tn_tensor *tn_transformer_encoder_layer_forward(tn_module *m, const tn_tensor *x
     tn_tensor *result = NULL;
     TN_SCOPE;
     if (s->norm_first) {
-        tn_tensor *y = tn_add(x, attend(s, tn_forward(s->norm1, x), mask));
+        tn_tensor *y = tn_add(x, attend_transformer(s, tn_forward(s->norm1, x), mask));
         result = tn_add(y, feed_forward(s, tn_forward(s->norm2, y)));
     } else {
-        tn_tensor *y = tn_forward(s->norm1, tn_add(x, attend(s, x, mask)));
+        tn_tensor *y = tn_forward(s->norm1, tn_add(x, attend_transformer(s, x, mask)));
         result = tn_forward(s->norm2, tn_add(y, feed_forward(s, y)));
     }
     tn_keep(result);

@@ -14,7 +14,7 @@
 static tn_node *zero(tn_build *b, const tn_node *like) { return tn_b_const(b, 0.0, like); }
 static tn_node *at_least(tn_build *b, tn_node *x, double v) { return tn_b_maximum(b, x, tn_b_const(b, v, x)); }
 static tn_node *at_most(tn_build *b, tn_node *x, double v) { return tn_b_minimum(b, x, tn_b_const(b, v, x)); }
-static tn_node *less(tn_build *b, tn_node *x, double v) { return tn_b_lt(b, x, tn_b_const(b, v, x)); }
+static tn_node *activation_less(tn_build *b, tn_node *x, double v) { return tn_b_lt(b, x, tn_b_const(b, v, x)); }
 static tn_node *less_equal(tn_build *b, tn_node *x, double v) { return tn_b_le(b, x, tn_b_const(b, v, x)); }
 static tn_node *positive(tn_build *b, tn_node *x) { return tn_b_lt(b, zero(b, x), x); }
 static tn_node *clamped(tn_build *b, tn_node *x, double low, double high) {
@@ -26,7 +26,7 @@ static tn_node *rest(tn_build *b, tn_node *x) { return tn_b_sub(b, tn_b_const(b,
 
 /* dy where low < x < high, else 0. */
 static tn_node *inside(tn_build *b, tn_node *x, double low, double high, tn_node *dy) {
-    tn_node *in = tn_b_bitwise_and(b, tn_b_lt(b, tn_b_const(b, low, x), x), less(b, x, high));
+    tn_node *in = tn_b_bitwise_and(b, tn_b_lt(b, tn_b_const(b, low, x), x), activation_less(b, x, high));
     return tn_b_where(b, in, dy, zero(b, dy));
 }
 
@@ -114,7 +114,7 @@ static tn_node *compose_hardswish(tn_build *b, const tn_node *n) {
 static tn_status grad_hardswish(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *x = n->in[0];
     tn_node *slope = tn_b_offset(b, tn_b_scale(b, x, 1.0 / 3.0), 0.5);
-    tn_node *middle = tn_b_where(b, less(b, x, 3.0), tn_b_mul(b, dy, slope), dy);
+    tn_node *middle = tn_b_where(b, activation_less(b, x, 3.0), tn_b_mul(b, dy, slope), dy);
     grads[0] = tn_b_where(b, less_equal(b, x, -3.0), zero(b, dy), middle);
     return b->status;
 }

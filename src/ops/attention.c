@@ -7,7 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "graph/known.h"
+#include "graph/node_internal.h"
 #include "kern/kern.h"
 #include "ops/common.h"
 
@@ -243,7 +243,7 @@ static tn_node *of_group(tn_build *b, const operands *o, tn_node *x) {
 }
 
 /* The gradients by products. */
-static void spread(tn_build *b, const tn_node *n, operands o, tn_node *out, tn_node *dout, tn_node *part[3]) {
+static void spread_attention(tn_build *b, const tn_node *n, operands o, tn_node *out, tn_node *dout, tn_node *part[3]) {
     const int64_t last = -1;
     make_groups(b, &o);
     if (o.group) {
@@ -262,7 +262,7 @@ static void spread(tn_build *b, const tn_node *n, operands o, tn_node *out, tn_n
 
 static tn_node *compose_attention_dense_gradient(tn_build *b, const tn_node *n) {
     tn_node *part[3] = {NULL};
-    spread(b, n, dense_operands(b, n), n->in[OUT], n->in[DOUT], part);
+    spread_attention(b, n, dense_operands(b, n), n->in[OUT], n->in[DOUT], part);
     return join_parts(b, n, part);
 }
 
@@ -270,7 +270,7 @@ static tn_status grad_attention_dense(tn_build *b, const tn_node *n, tn_node *dy
     operands o = dense_operands(b, n);
     tn_node *out = tn_b_self(n);
     if (!n->device->is_cpu) {
-        spread(b, n, o, out, dy, grads);
+        spread_attention(b, n, o, out, dy, grads);
         return b->status;
     }
     tn_node *all = tn_b_attention_dense_gradient(b, o.q, o.k, o.v, o.mask, out, dy, o.causal, o.scale, o.blind,

@@ -7,32 +7,32 @@
 
 #include "ops/common.h"
 
-static kir_val number(kir_builder *kb, kir_type t, int64_t v) { return kir_const_i(kb, t, v); }
+static kir_val bits_number(kir_builder *kb, kir_type t, int64_t v) { return kir_const_i(kb, t, v); }
 
 /* The 16 bits of an f16 whose value v is, as U32. Below 2^-14 it counts in steps of 2^-24. */
 static kir_val bits_of_f16(kir_builder *kb, kir_val v) {
     kir_val bits = kir_bitcast(kb, KIR_U32, v), size = kir_unary(kb, KIR_ABS, v);
-    kir_val sign =
-        kir_binary(kb, KIR_AND, kir_binary(kb, KIR_SHR, bits, number(kb, KIR_U32, 16)), number(kb, KIR_U32, 0x8000));
-    kir_val exponent = kir_binary(kb, KIR_SUB, kir_bitcast(kb, KIR_U32, size), number(kb, KIR_U32, 112 << 23));
-    kir_val normal = kir_binary(kb, KIR_SHR, exponent, number(kb, KIR_U32, 13));
+    kir_val sign = kir_binary(kb, KIR_AND, kir_binary(kb, KIR_SHR, bits, bits_number(kb, KIR_U32, 16)),
+                              bits_number(kb, KIR_U32, 0x8000));
+    kir_val exponent = kir_binary(kb, KIR_SUB, kir_bitcast(kb, KIR_U32, size), bits_number(kb, KIR_U32, 112 << 23));
+    kir_val normal = kir_binary(kb, KIR_SHR, exponent, bits_number(kb, KIR_U32, 13));
     kir_val small = kir_cast(kb, KIR_U32, kir_binary(kb, KIR_MUL, size, kir_const(kb, KIR_F32, 0x1p24)));
     kir_val r = kir_select(kb, kir_binary(kb, KIR_LT, size, kir_const(kb, KIR_F32, 0x1p-14)), small, normal);
     kir_val infinite = kir_binary(kb, KIR_EQ, size, kir_const(kb, KIR_F32, INFINITY));
-    r = kir_select(kb, infinite, number(kb, KIR_U32, 0x7C00), r);
-    r = kir_select(kb, kir_binary(kb, KIR_EQ, v, v), r, number(kb, KIR_U32, 0x7E00));
+    r = kir_select(kb, infinite, bits_number(kb, KIR_U32, 0x7C00), r);
+    r = kir_select(kb, kir_binary(kb, KIR_EQ, v, v), r, bits_number(kb, KIR_U32, 0x7E00));
     return kir_binary(kb, KIR_OR, sign, r);
 }
 static kir_val f16_of_bits(kir_builder *kb, kir_val bits) {
-    kir_val rest = kir_binary(kb, KIR_AND, bits, number(kb, KIR_U32, 0x7FFF));
-    kir_val sign =
-        kir_binary(kb, KIR_SHL, kir_binary(kb, KIR_AND, bits, number(kb, KIR_U32, 0x8000)), number(kb, KIR_U32, 16));
-    kir_val wide = kir_binary(kb, KIR_SHL, rest, number(kb, KIR_U32, 13));
-    kir_val normal = kir_bitcast(kb, KIR_F32, kir_binary(kb, KIR_ADD, wide, number(kb, KIR_U32, 112 << 23)));
-    kir_val special = kir_bitcast(kb, KIR_F32, kir_binary(kb, KIR_OR, wide, number(kb, KIR_U32, 0x7F800000)));
+    kir_val rest = kir_binary(kb, KIR_AND, bits, bits_number(kb, KIR_U32, 0x7FFF));
+    kir_val sign = kir_binary(kb, KIR_SHL, kir_binary(kb, KIR_AND, bits, bits_number(kb, KIR_U32, 0x8000)),
+                              bits_number(kb, KIR_U32, 16));
+    kir_val wide = kir_binary(kb, KIR_SHL, rest, bits_number(kb, KIR_U32, 13));
+    kir_val normal = kir_bitcast(kb, KIR_F32, kir_binary(kb, KIR_ADD, wide, bits_number(kb, KIR_U32, 112 << 23)));
+    kir_val special = kir_bitcast(kb, KIR_F32, kir_binary(kb, KIR_OR, wide, bits_number(kb, KIR_U32, 0x7F800000)));
     kir_val small = kir_binary(kb, KIR_MUL, kir_cast(kb, KIR_F32, rest), kir_const(kb, KIR_F32, 0x1p-24));
-    kir_val r = kir_select(kb, kir_binary(kb, KIR_LT, rest, number(kb, KIR_U32, 0x400)), small, normal);
-    r = kir_select(kb, kir_binary(kb, KIR_LT, rest, number(kb, KIR_U32, 0x7C00)), r, special);
+    kir_val r = kir_select(kb, kir_binary(kb, KIR_LT, rest, bits_number(kb, KIR_U32, 0x400)), small, normal);
+    r = kir_select(kb, kir_binary(kb, KIR_LT, rest, bits_number(kb, KIR_U32, 0x7C00)), r, special);
     return kir_bitcast(kb, KIR_F32, kir_binary(kb, KIR_OR, sign, kir_bitcast(kb, KIR_U32, r)));
 }
 
@@ -54,11 +54,11 @@ static kir_val lower_view_dtype(tn_lower *lw, const tn_node *n, const kir_aff *a
     if (from == to) return v;
     if (tn_dtype_size(to) >= 4) return kir_bitcast(kb, kir_type_of(to), v);
     if (from == TN_F16) v = bits_of_f16(kb, v);
-    if (from == TN_BF16) v = kir_binary(kb, KIR_SHR, kir_bitcast(kb, KIR_U32, v), number(kb, KIR_U32, 16));
+    if (from == TN_BF16) v = kir_binary(kb, KIR_SHR, kir_bitcast(kb, KIR_U32, v), bits_number(kb, KIR_U32, 16));
     if (!tn_dtype_is_float(to)) return tn_lower_narrow(kb, to, kir_cast(kb, kir_type_of(to), v));
     v = kir_cast(kb, KIR_U32, v);
     if (to == TN_F16) return f16_of_bits(kb, v);
-    return kir_bitcast(kb, KIR_F32, kir_binary(kb, KIR_SHL, v, number(kb, KIR_U32, 16)));
+    return kir_bitcast(kb, KIR_F32, kir_binary(kb, KIR_SHL, v, bits_number(kb, KIR_U32, 16)));
 }
 /* An f16's bits from its value, and back, by arithmetic. */
 static double f16_bits(double v) {

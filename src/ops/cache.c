@@ -54,9 +54,10 @@ static tn_status check_place(const tn_infer *c, int position, int pages) {
     const tn_node *p = c->in[position], *table = c->in[pages];
     char a[96], b[96];
     if (p->dtype != TN_I64 || table->dtype != TN_I64)
-        return tn_fail(TN_ERR_DTYPE,
-                       "%s: position and pages must be i64, they are %s and %s (tn_dial_int makes a position)",
-                       c->row->name, tn_dtype_name((tn_dtype)p->dtype), tn_dtype_name((tn_dtype)table->dtype));
+        return tn_fail(
+            TN_ERR_DTYPE,
+            "%s: position and pages must be i64, they are %s and %s (tn_runtime_scalar_int makes a position)",
+            c->row->name, tn_dtype_name((tn_dtype)p->dtype), tn_dtype_name((tn_dtype)table->dtype));
     if (p->rank == 0 && table->rank == 1) return TN_OK;
     return tn_fail(TN_ERR_SHAPE, "%s: position must be one number and pages a list, they are %s and %s", c->row->name,
                    tn_shape_text(p, a, sizeof a), tn_shape_text(table, b, sizeof b));
@@ -78,7 +79,7 @@ static tn_status need_laid_out(const tn_infer *c, int input, int first) {
     return tn_fail(TN_ERR_SHAPE, "%s: input %d must be contiguous", c->row->name, input + 1);
 }
 
-static tn_node *rows_of(tn_build *b, tn_node *x) {
+static tn_node *cache_rows_of(tn_build *b, tn_node *x) {
     return x && !laid_out_from(x, x->rank - 1) ? tn_b_contiguous(b, x) : x;
 }
 
@@ -110,7 +111,7 @@ static tn_status infer_cache_append_rows(tn_infer *c) {
 
 static tn_node *compose_cache_append(tn_build *b, const tn_node *n) {
     tn_node *cache = tn_b_laid_out(b, n->in[APPEND_CACHE]), *pages = tn_b_laid_out(b, n->in[APPEND_PAGES]);
-    return tn_b_cache_append_rows(b, cache, rows_of(b, n->in[APPEND_X]), n->in[APPEND_POSITION], pages);
+    return tn_b_cache_append_rows(b, cache, cache_rows_of(b, n->in[APPEND_X]), n->in[APPEND_POSITION], pages);
 }
 
 static void reference_cache_append(const tn_reference *r) {
@@ -127,8 +128,8 @@ static void reference_cache_append(const tn_reference *r) {
 
 /* cache_append(cache, x, position, pages): the cache [pages, kv_heads, 64, head_dim] (f32, f16 or bf16) with the tokens
  * x [n, kv_heads, head_dim] (f32, rounded) at logical places position, position + 1, …: place t is row t % 64 of page
- * pages[t / 64]. position: one i64 (tn_dial_int), pages: a list of i64. What has no page is not written; where a page
- * stands twice in the list, any of the tokens that belong into a row may be there. In place on a state
+ * pages[t / 64]. position: one i64 (tn_runtime_scalar_int), pages: a list of i64. What has no page is not written;
+ * where a page stands twice in the list, any of the tokens that belong into a row may be there. In place on a state
  * (tn_cache_append_), only these rows are touched; what reads the cache's old value should be recorded before. */
 const tn_op_impl tn_impl_cache_append = {
     .keeps_half = true,
@@ -200,8 +201,8 @@ static double scale_of(const tn_node *n) {
 }
 
 static tn_node *compose_cached_attention(tn_build *b, const tn_node *n) {
-    return tn_b_cached_attention_rows(b, rows_of(b, n->in[ATTEND_Q]), rows_of(b, n->in[ATTEND_K]),
-                                      rows_of(b, n->in[ATTEND_V]), pages_laid_out(b, n->in[ATTEND_K_CACHE]),
+    return tn_b_cached_attention_rows(b, cache_rows_of(b, n->in[ATTEND_Q]), cache_rows_of(b, n->in[ATTEND_K]),
+                                      cache_rows_of(b, n->in[ATTEND_V]), pages_laid_out(b, n->in[ATTEND_K_CACHE]),
                                       pages_laid_out(b, n->in[ATTEND_V_CACHE]), n->in[ATTEND_POSITION],
                                       tn_b_laid_out(b, n->in[ATTEND_PAGES]), scale_of(n),
                                       n->i[TN_CACHED_ATTENTION_WINDOW], n->f[TN_CACHED_ATTENTION_SOFTCAP]);
@@ -326,7 +327,7 @@ static double score_of(const attention *a, int64_t query, int64_t head, int64_t 
     return cap > 0 ? cap * tanh(score / cap) : score;
 }
 
-static void attend(const attention *a, int64_t query, int64_t head) {
+static void attend_cache(const attention *a, int64_t query, int64_t head) {
     int64_t window = a->r->node->i[TN_CACHED_ATTENTION_WINDOW], last = a->position + query;
     int64_t first = window > 0 && last + 1 > window ? last + 1 - window : 0;
     double most = -INFINITY, sum = 0, *out = a->r->out + (query * a->heads + head) * a->width;
@@ -356,7 +357,7 @@ static void reference_cached_attention(const tn_reference *r) {
     a.position = tn_min64(tn_max64((int64_t)r->in[ATTEND_POSITION][0], 0), most);
     for (int64_t i = 0; i < q->shape[0]; i++)
         for (int64_t h = 0; h < a.heads; h++)
-            attend(&a, i, h);
+            attend_cache(&a, i, h);
 }
 
 /* cached_attention(q, k, v, k_cache, v_cache, position, pages, scale, window, softcap): causal attention of n new

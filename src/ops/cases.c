@@ -19,7 +19,7 @@ typedef struct text_span {
     int length;
 } text_span;
 
-static tn_status refuse(const tn_case_reader *r, text_span w, const char *why) {
+static tn_status refuse_case(const tn_case_reader *r, text_span w, const char *why) {
     return tn_fail(TN_ERR_FORMAT, "cases of %s: '%.*s': %s", tn_op(r->op)->name, w.length, w.text, why);
 }
 
@@ -50,7 +50,7 @@ static bool split_at(text_span w, char mark, text_span *before, text_span *behin
 }
 
 /* Numbers, `inf`, `min` and `max` (of i64), `auto` (TN_AUTO), `true`, `false`, dtype names. */
-static bool number_of(text_span w, double *f, int64_t *i) {
+static bool case_number_of(text_span w, double *f, int64_t *i) {
     static const struct {
         const char *name;
         double f;
@@ -83,7 +83,7 @@ static bool number_of(text_span w, double *f, int64_t *i) {
     return *stop == 0;
 }
 
-static bool dtype_of(text_span w, tn_dtype *out) {
+static bool case_dtype_of(text_span w, tn_dtype *out) {
     for (int t = 0; t < TN_DTYPE_COUNT; t++) {
         if (!is_text(w, tn_dtype_name((tn_dtype)t))) continue;
         *out = (tn_dtype)t;
@@ -108,30 +108,31 @@ static tn_status read_domain(const tn_case_reader *r, text_span w, tn_case_input
     int64_t unused;
     if (split_at(w, '+', &w, &rest)) {
         rest.length--;
-        if (rest.text[rest.length] != 'I' || !number_of(rest, &in->diagonal, &unused))
-            return refuse(r, w, "no multiple of I behind '+'");
+        if (rest.text[rest.length] != 'I' || !case_number_of(rest, &in->diagonal, &unused))
+            return refuse_case(r, w, "no multiple of I behind '+'");
         range = w;
     }
-    if (split_at(w, '~', &range, &rest) && !number_of(rest, &in->away, &unused))
-        return refuse(r, w, "no number behind '~'");
+    if (split_at(w, '~', &range, &rest) && !case_number_of(rest, &in->away, &unused))
+        return refuse_case(r, w, "no number behind '~'");
     const char *dots = strstr(range.text, "..");
-    if (!dots || dots >= range.text + range.length) return refuse(r, w, "a domain is low..high");
+    if (!dots || dots >= range.text + range.length) return refuse_case(r, w, "a domain is low..high");
     low = (text_span){range.text, (int)(dots - range.text)};
     high = (text_span){dots + 2, range.length - low.length - 2};
-    if (!number_of(low, &in->low, &unused) || !number_of(high, &in->high, &unused))
-        return refuse(r, w, "a domain is low..high");
+    if (!case_number_of(low, &in->low, &unused) || !case_number_of(high, &in->high, &unused))
+        return refuse_case(r, w, "a domain is low..high");
     return TN_OK;
 }
 
 static tn_status read_shape(const tn_case_reader *r, text_span w, tn_case_input *in) {
     text_span rest = {w.text + 1, w.length - 2}, item;
-    if (w.length < 2 || w.text[w.length - 1] != ']') return refuse(r, w, "no ']' at the end of the shape");
+    if (w.length < 2 || w.text[w.length - 1] != ']') return refuse_case(r, w, "no ']' at the end of the shape");
     in->rank = 0;
     while (rest.length > 0) {
         text_span behind = {rest.text + rest.length, 0};
         double f;
         if (!split_at(rest, ',', &item, &behind)) item = rest;
-        if (in->rank == TN_MAX_RANK || !number_of(item, &f, &in->shape[in->rank])) return refuse(r, w, "no shape");
+        if (in->rank == TN_MAX_RANK || !case_number_of(item, &f, &in->shape[in->rank]))
+            return refuse_case(r, w, "no shape");
         in->rank++;
         rest = behind;
     }
@@ -139,7 +140,7 @@ static tn_status read_shape(const tn_case_reader *r, text_span w, tn_case_input 
 }
 
 static tn_status read_input(const tn_case_reader *r, text_span w, tn_case *c) {
-    if (c->n_in == TN_CASE_INPUTS) return refuse(r, w, "too many inputs");
+    if (c->n_in == TN_CASE_INPUTS) return refuse_case(r, w, "too many inputs");
     tn_case_input *in = &c->in[c->n_in++];
     *in = (tn_case_input){.dtype = c->type};
     if (is_text(w, "-")) {
@@ -148,7 +149,8 @@ static tn_status read_input(const tn_case_reader *r, text_span w, tn_case *c) {
     }
     text_span left = w, domain = {0}, type = {0};
     bool has_domain = split_at(left, '@', &left, &domain);
-    if (split_at(left, ':', &left, &type) && !dtype_of(type, &in->dtype)) return refuse(r, w, "no dtype behind ':'");
+    if (split_at(left, ':', &left, &type) && !case_dtype_of(type, &in->dtype))
+        return refuse_case(r, w, "no dtype behind ':'");
     TRY(read_shape(r, left, in));
     default_domain(in);
     return has_domain ? read_domain(r, domain, in) : TN_OK;
@@ -221,7 +223,7 @@ static bool choice_of(text_span choices, text_span w, int64_t *i) {
 static bool put_one(tn_case *c, const argument *a, text_span w) {
     double f = 0;
     int64_t i = 0;
-    if (a->choices.length ? !choice_of(a->choices, w, &i) : !number_of(w, &f, &i)) return false;
+    if (a->choices.length ? !choice_of(a->choices, w, &i) : !case_number_of(w, &f, &i)) return false;
     if (a->kind == ARGUMENT_FLOAT) {
         if (c->attrs.n_f == TN_MAX_ATTR_FLOATS) return false;
         c->attrs.f[c->attrs.n_f++] = f;
@@ -271,8 +273,8 @@ static tn_status read_arguments(const tn_case_reader *r, const char *begin, cons
     text_span value;
     c->attrs.n_i = c->attrs.n_f = 0;
     while (next_argument(&at, &a)) {
-        if (!find_value(begin, end, &a, &value)) return refuse(r, a.name, "an argument that this case leaves out");
-        if (!put_value(c, &a, value)) return refuse(r, value, "not a value of this argument");
+        if (!find_value(begin, end, &a, &value)) return refuse_case(r, a.name, "an argument that this case leaves out");
+        if (!put_value(c, &a, value)) return refuse_case(r, value, "not a value of this argument");
     }
     return TN_OK;
 }
@@ -292,7 +294,7 @@ static tn_status set_tolerance(const tn_case_reader *r, text_span value, double 
     int64_t i;
     bool in_ulps = value.length > 3 && memcmp(value.text + value.length - 3, "ulp", 3) == 0;
     text_span number = {value.text, value.length - (in_ulps ? 3 : 0)};
-    if (!number_of(number, &f, &i)) return refuse(r, value, "no tolerance: a number, or a number of ulp");
+    if (!case_number_of(number, &f, &i)) return refuse_case(r, value, "no tolerance: a number, or a number of ulp");
     *plain = in_ulps ? 0 : f;
     *ulps = in_ulps ? f : 0;
     return TN_OK;
@@ -303,8 +305,8 @@ static tn_status set_types(tn_case_reader *r, text_span value) {
     while (value.length > 0) {
         text_span item, behind = {0};
         if (!split_at(value, ',', &item, &behind)) item = value;
-        if (r->type_count == TN_PLAIN_DTYPES || !dtype_of(item, &r->types[r->type_count]))
-            return refuse(r, item, "no dtype");
+        if (r->type_count == TN_PLAIN_DTYPES || !case_dtype_of(item, &r->types[r->type_count]))
+            return refuse_case(r, item, "no dtype");
         r->type_count++;
         value = behind;
     }
@@ -328,7 +330,7 @@ static tn_status set(tn_case_reader *r, tn_case *c, text_span name, text_span va
         c->error[value.length] = 0;
         return TN_OK;
     }
-    return refuse(r, name, "neither an argument of the op nor a setting");
+    return refuse_case(r, name, "neither an argument of the op nor a setting");
 }
 
 /* ---- segments ---------------------------------------------------------------------------------------------------- */
@@ -354,7 +356,7 @@ static tn_status read_words(tn_case_reader *r, const char *begin, const char *en
         if (w.text[0] == '[' || is_text(w, "-")) {
             TRY(read_input(r, w, c));
         } else if (!split_at(w, '=', &name, &value)) {
-            return refuse(r, w, "a word is an input or name=value");
+            return refuse_case(r, w, "a word is an input or name=value");
         } else if (!is_argument(r->op, name)) {
             TRY(set(r, c, name, value));
         }
@@ -436,7 +438,7 @@ static double fit(const tn_case_input *in, double v) {
     return in->dtype == TN_F16 ? (double)kir_from_f16(kir_to_f16((float)rounded)) : rounded; /* small ones have fewer */
 }
 
-static int64_t count_of(const tn_case_input *in) {
+static int64_t case_count_of(const tn_case_input *in) {
     int64_t count = 1;
     for (int d = 0; d < in->rank; d++)
         count *= in->shape[d];
@@ -460,7 +462,7 @@ static void put_half(uint8_t *at, double v) {
 }
 
 void tn_case_blocks(const tn_case_input *in, uint64_t seed, void *out) {
-    size_t size = tn_dtype_size(in->dtype), bytes = tn_dtype_bytes(in->dtype, count_of(in));
+    size_t size = tn_dtype_size(in->dtype), bytes = tn_dtype_bytes(in->dtype, case_count_of(in));
     uint8_t *at = out;
     for (size_t i = 0; i < bytes; i++)
         at[i] = (uint8_t)(uniform(seed, i) * 256);
@@ -479,7 +481,7 @@ void tn_case_blocks(const tn_case_input *in, uint64_t seed, void *out) {
 
 static void block_values(const tn_case_input *in, uint64_t seed, double *out) {
     enum { MOST = 256 };
-    int64_t block = tn_dtype_block(in->dtype), count = count_of(in);
+    int64_t block = tn_dtype_block(in->dtype), count = case_count_of(in);
     uint8_t *blocks = tn_mem_alloc(tn_dtype_bytes(in->dtype, count));
     float values[MOST];
     if (blocks) tn_case_blocks(in, seed, blocks);
@@ -492,7 +494,7 @@ static void block_values(const tn_case_input *in, uint64_t seed, double *out) {
 }
 
 void tn_case_values(const tn_case_input *in, uint64_t seed, double *out) {
-    int64_t count = count_of(in);
+    int64_t count = case_count_of(in);
     if (tn_dtype_is_quantized(in->dtype)) {
         block_values(in, seed, out);
         return;
@@ -515,7 +517,7 @@ void tn_case_values(const tn_case_input *in, uint64_t seed, double *out) {
         out[i] = fit(in, out[i] + (i % columns == i / columns % rows ? in->diagonal : 0));
 }
 
-static void store(tn_dtype t, double v, void *to, int64_t i) {
+static void store_case(tn_dtype t, double v, void *to, int64_t i) {
     switch (t) {
     case TN_F32: ((float *)to)[i] = (float)v; break;
     case TN_F64: ((double *)to)[i] = v; break;
@@ -534,7 +536,7 @@ static void store(tn_dtype t, double v, void *to, int64_t i) {
 
 void tn_case_store(tn_dtype dtype, const double *values, int64_t count, void *out) {
     for (int64_t i = 0; i < count; i++)
-        store(dtype, values[i], out, i);
+        store_case(dtype, values[i], out, i);
 }
 
 /* The distance of neighbouring numbers at v. */

@@ -190,7 +190,7 @@ void tn_walk_next(tn_walk *w) {
     }
 }
 
-int64_t tn_place(const tn_node *n, const int64_t *at) {
+int64_t tn_element_offset(const tn_node *n, const int64_t *at) {
     int64_t place = 0;
     for (int d = 0; d < n->rank; d++)
         place = place * n->shape[d] + at[d];

@@ -65,7 +65,7 @@ typedef struct tn_walk {
 tn_walk tn_walk_begin(const tn_node *n); /* while (w.place < w.count) { …; tn_walk_next(&w); } */
 void tn_walk_next(tn_walk *w);
 /* Place of index at[] in a contiguous tensor of n's shape. */
-int64_t tn_place(const tn_node *n, const int64_t *at);
+int64_t tn_element_offset(const tn_node *n, const int64_t *at);
 
 /* ---- shape rules ------------------------------------------------------------------------------------------------- */
 

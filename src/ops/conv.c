@@ -4,9 +4,10 @@
  * transposed convolution and a third op, the product over all places that yields the weight's; each of the three has
  * the other two as its gradients, so they can be differentiated for ever.
  *
- * All of them come down to three primitives. correlate2d is the product of filters with windows: a convolution is one.
- * spread2d, the way back, is one for each of its phases. conv2d_weight is the product over all places. Where there is a
- * kernel for them no window is ever made; elsewhere they are what their compositions say, to the same bits. */
+ * All of them come down to three primitives. conv2d_forward is the product of filters with windows: a convolution is
+ * one. conv2d_dgrad, the way back, is one for each of its phases. conv2d_wgrad is the product over all places. Where
+ * there is a kernel for them no window is ever made; elsewhere they are what their compositions say, to the same bits.
+ * */
 #include <string.h>
 
 #include "ops/window.h"
@@ -75,7 +76,7 @@ static bool groups_spread(const tn_node *weight, int64_t groups) {
 
 static tn_status check_conv_channels(const tn_infer *c, int axes) {
     const tn_node *x = c->in[0], *w = c->in[1];
-    int64_t groups = conv_groups(c->attrs->i, axes), channels = x->shape[tn_images_channel_dim(x, axes)];
+    int64_t groups = conv_groups(c->attrs->i, axes), channels = x->shape[tn_nchw_channel_dim(x, axes)];
     char xt[96], wt[96];
     if (groups_fit(channels, w, groups)) return TN_OK;
     return tn_fail(TN_ERR_SHAPE,
@@ -89,7 +90,7 @@ static tn_status infer_conv(tn_infer *c, int axes) {
     char text[96];
     int64_t size[2];
     TRY(check_numbers(c));
-    TRY(tn_images_check(c, axes));
+    TRY(tn_nchw_check(c, axes));
     if (weight->rank != axes + 2)
         return tn_fail(TN_ERR_SHAPE, "%s: the weight must have %d dimensions, it is %s", c->row->name, axes + 2,
                        tn_shape_text(weight, text, sizeof text));
@@ -99,10 +100,10 @@ static tn_status infer_conv(tn_infer *c, int axes) {
     TRY(tn_window_check(c, &w, 2 - axes));
     for (int a = 0; a < axes; a++) {
         int64_t extent = x->shape[x->rank - axes + a];
-        size[a] = tn_window_places(&w, 2 - axes + a, extent, false);
+        size[a] = tn_window_out_size(&w, 2 - axes + a, extent, false);
         if (size[a] < 0) return tn_window_too_large(c, &w, 2 - axes + a, extent);
     }
-    tn_images_infer(c, axes, weight->shape[0], size);
+    tn_nchw_infer(c, axes, weight->shape[0], size);
     return TN_OK;
 }
 
@@ -141,7 +142,7 @@ static tn_node *filters(tn_build *b, tn_node *weight, int64_t groups) {
 }
 
 /* Σ over taps of what is seen times the filter of each channel [channels, 1, taps, taps]. */
-static tn_node *weigh_seen(tn_build *b, tn_node *seen, tn_node *weight) {
+static tn_node *weigh_im2col(tn_build *b, tn_node *seen, tn_node *weight) {
     if (!seen || !weight) return NULL;
     const int64_t *s = weight->shape;
     tn_node *filter = tn_b_reshape(b, weight, (int64_t[]){s[0], s[2], s[3], 1, 1}, 5);
@@ -149,7 +150,7 @@ static tn_node *weigh_seen(tn_build *b, tn_node *seen, tn_node *weight) {
 }
 
 /* What one tap sees of an image as far as the window reaches. */
-static tn_node *tap_seen(tn_build *b, tn_node *image, const tn_window *w, const int64_t *places, const int64_t *tap) {
+static tn_node *tap_im2col(tn_build *b, tn_node *image, const tn_window *w, const int64_t *places, const int64_t *tap) {
     for (int a = 0; a < 2; a++) {
         int64_t from = tap[a] * w->dilation[a], to = from + (places[a] - 1) * w->stride[a] + 1;
         image = tn_b_slice(b, image, 2 + a, from, to, w->stride[a]);
@@ -170,7 +171,7 @@ static tn_node *weigh_channels(tn_build *b, tn_node *x, tn_node *weight, const t
     tn_node *pass[PASSES];
     if (!x || !weight) return NULL;
     if (tn_depthwise_pass(w->kernel, w->stride) == 0 || places[0] < 1 || places[1] < 1)
-        return weigh_seen(b, tn_b_seen(b, x, w, places, 0.0), weight);
+        return weigh_im2col(b, tn_b_im2col(b, x, w, places, 0.0), weight);
     for (int a = 0; a < 2; a++) {
         int64_t end = (places[a] - 1) * w->stride[a] + tn_window_reach(w, a);
         pads[2 * (1 - a)] = w->padding[a];
@@ -180,7 +181,7 @@ static tn_node *weigh_channels(tn_build *b, tn_node *x, tn_node *weight, const t
     tn_node *filter = tn_b_reshape(b, weight, (int64_t[]){weight->shape[0], taps, 1, 1}, 4);
     for (int64_t t = 0; t < taps; t++) {
         tn_node **sum = &pass[t / AT_ONCE];
-        tn_node *seen = tap_seen(b, image, w, places, (int64_t[]){t / w->kernel[1], t % w->kernel[1]});
+        tn_node *seen = tap_im2col(b, image, w, places, (int64_t[]){t / w->kernel[1], t % w->kernel[1]});
         tn_node *part = tn_b_mul(b, seen, tn_b_select(b, filter, 1, t));
         *sum = t % AT_ONCE ? tn_b_add(b, *sum, part) : part;
     }
@@ -207,15 +208,15 @@ static tn_node *product(tn_build *b, tn_node *x, tn_node *y, bool wide) {
 }
 
 /* The convolution by its definition: a product of the filters with what windows see. Of `w` the kernel is not read. */
-static tn_node *correlate_seen(tn_build *b, tn_node *x, tn_node *weight, const tn_window *w, int64_t groups,
-                               const int64_t *places, bool wide) {
+static tn_node *correlate_im2col(tn_build *b, tn_node *x, tn_node *weight, const tn_window *w, int64_t groups,
+                                 const int64_t *places, bool wide) {
     if (!x || !weight) return NULL;
     tn_window window = filter_taps(weight, w->stride, w->padding, w->dilation);
     if (depthwise(weight, groups)) {
         tn_node *y = weigh_channels(b, tn_b_as_f32(b, x), tn_b_as_f32(b, weight), &window, places); /* sums are f32 */
         return wide ? y : tn_b_cast_like(b, y, x);
     }
-    tn_node *seen = tn_b_seen(b, x, &window, places, 0.0);
+    tn_node *seen = tn_b_im2col(b, x, &window, places, 0.0);
     tn_node *y = product(b, filters(b, weight, groups), columns(b, seen, groups), wide);
     return tn_b_view(b, y, (int64_t[]){x->shape[0], weight->shape[0], places[0], places[1]}, 4);
 }
@@ -223,8 +224,8 @@ static tn_node *correlate_seen(tn_build *b, tn_node *x, tn_node *weight, const t
 /* The convolution: x [n, channels, h, w] → [n, out, places], in x's dtype or, for halves, `wide`: in f32. */
 static tn_node *correlate(tn_build *b, tn_node *x, tn_node *weight, const tn_window *w, int64_t groups,
                           const int64_t *places, bool wide) {
-    if (wide) return correlate_seen(b, x, weight, w, groups, places, true);
-    return tn_b_correlate2d(b, x, weight, places, w->stride, w->padding, w->dilation, groups);
+    if (wide) return correlate_im2col(b, x, weight, w, groups, places, true);
+    return tn_b_conv2d_forward(b, x, weight, places, w->stride, w->padding, w->dilation, groups);
 }
 
 /* The taps of a phase, from the last to the first. */
@@ -273,7 +274,7 @@ static tn_node *spread_in_phases(tn_build *b, tn_node *y, tn_node *weight, const
 }
 
 /* What each pixel of y contributes to its window, summed. A stride and a dilation: the uncut image is made and then
- * cut, as fold_windows2d wants exactly the places that an image has. */
+ * cut, as fold2d wants exactly the places that an image has. */
 static tn_node *spread_and_fold(tn_build *b, tn_node *y, tn_node *weight, const tn_window *w, int64_t groups,
                                 const int64_t *size, bool wide) {
     const int64_t *s = weight->shape, none[2] = {0, 0};
@@ -284,26 +285,25 @@ static tn_node *spread_and_fold(tn_build *b, tn_node *y, tn_node *weight, const 
         pads[2 * (1 - a)] = -w->padding[a];
         pads[2 * (1 - a) + 1] = size[a] + w->padding[a] - whole[a];
     }
-    tn_node *all =
-        tn_b_fold_windows2d(b, tn_b_view(b, each, shape, 6), w->kernel, w->stride, none, w->dilation, whole);
+    tn_node *all = tn_b_fold2d(b, tn_b_view(b, each, shape, 6), w->kernel, w->stride, none, w->dilation, whole);
     return tn_b_pad(b, all, pads, 4, 0.0);
 }
 
-static tn_node *spread_seen(tn_build *b, tn_node *y, tn_node *weight, const tn_window *w, int64_t groups,
-                            const int64_t *size, bool wide) {
+static tn_node *spread_im2col(tn_build *b, tn_node *y, tn_node *weight, const tn_window *w, int64_t groups,
+                              const int64_t *size, bool wide) {
     if (!y || !weight) return NULL;
     return (tn_window_has_phases(w) ? spread_in_phases : spread_and_fold)(b, y, weight, w, groups, size, wide);
 }
 
 /* The transposed convolution: y [n, groups · in, places] → images of `size`, in y's dtype or `wide`. */
-static tn_node *spread(tn_build *b, tn_node *y, tn_node *weight, const tn_window *w, int64_t groups,
-                       const int64_t *size, bool wide) {
-    if (wide) return spread_seen(b, y, weight, w, groups, size, true);
-    return tn_b_spread2d(b, y, weight, size, w->stride, w->padding, w->dilation, groups);
+static tn_node *spread_conv(tn_build *b, tn_node *y, tn_node *weight, const tn_window *w, int64_t groups,
+                            const int64_t *size, bool wide) {
+    if (wide) return spread_im2col(b, y, weight, w, groups, size, true);
+    return tn_b_conv2d_dgrad(b, y, weight, size, w->stride, w->padding, w->dilation, groups);
 }
 
 /* Matrices [n, (groups,) rows, places] as [(groups,) rows, n · places]: one chain through the places of all images. */
-static tn_node *places_last(tn_build *b, tn_node *m) {
+static tn_node *pixels_last(tn_build *b, tn_node *m) {
     if (!m) return NULL;
     const int64_t *s = m->shape;
     if (m->rank == 3)
@@ -315,13 +315,13 @@ static tn_node *places_last(tn_build *b, tn_node *m) {
 /* The product over all places: x [n, channels, h, w] and y [n, out, places] → [out, channels / groups, kernel]. */
 static tn_node *collect(tn_build *b, tn_node *x, tn_node *y, const tn_window *w, int64_t groups, const tn_node *like) {
     if (!x || !y) return NULL;
-    tn_node *seen = tn_b_seen(b, x, w, y->shape + 2, 0.0);
+    tn_node *seen = tn_b_im2col(b, x, w, y->shape + 2, 0.0);
     if (depthwise(like, groups)) {
         tn_node *each = tn_b_reshape(b, y, (int64_t[]){y->shape[0], groups, 1, 1, y->shape[2], y->shape[3]}, 6);
         return tn_b_view(b, tn_b_sum(b, tn_b_mul(b, seen, each), (int64_t[]){0, 4, 5}, 3, false), like->shape, 4);
     }
-    tn_node *taps = tn_b_transpose(b, places_last(b, columns(b, seen, groups)), -2, -1);
-    return tn_b_view(b, tn_b_matmul_batched(b, places_last(b, pixels(b, y, groups)), taps), like->shape, 4);
+    tn_node *taps = tn_b_transpose(b, pixels_last(b, columns(b, seen, groups)), -2, -1);
+    return tn_b_view(b, tn_b_matmul_batched(b, pixels_last(b, pixels(b, y, groups)), taps), like->shape, 4);
 }
 
 /* To sums of halves the bias is added before they are rounded. */
@@ -336,14 +336,15 @@ static tn_node *add_bias(tn_build *b, const tn_node *n, tn_node *y) {
 }
 
 static tn_node *bias_gradient(tn_build *b, const tn_node *n, tn_node *dy) {
-    int channels = tn_images_channel_dim(n, 2), count = 0;
+    int channels = tn_nchw_channel_dim(n, 2), count = 0;
     int64_t dims[3];
     for (int d = 0; d < n->rank; d++)
         if (d != channels) dims[count++] = d;
     return tn_b_sum(b, dy, dims, count, false);
 }
 
-/* ---- correlate2d ------------------------------------------------------------------------------------------------- */
+/* ---- conv2d_forward -------------------------------------------------------------------------------------------------
+ * */
 
 static tn_status check_filters(const tn_infer *c, int64_t groups) {
     const tn_node *x = c->in[0], *weight = c->in[1];
@@ -355,24 +356,25 @@ static tn_status check_filters(const tn_infer *c, int64_t groups) {
 
 /* Before the first element of an axis: rows and columns that are zero, or if negative are left out. */
 static tn_window filter_window(const int64_t *i, const tn_node *weight) {
-    return filter_taps(weight, i + TN_CORRELATE2D_STRIDE, i + TN_CORRELATE2D_BEFORE, i + TN_CORRELATE2D_DILATION);
+    return filter_taps(weight, i + TN_CONV2D_FORWARD_STRIDE, i + TN_CONV2D_FORWARD_PAD_BEFORE,
+                       i + TN_CONV2D_FORWARD_DILATION);
 }
 
-static tn_status infer_correlate2d(tn_infer *c) {
+static tn_status infer_conv2d_forward(tn_infer *c) {
     TRY(check_same_dtype(c));
-    TRY(check_filters(c, c->attrs->i[TN_CORRELATE2D_GROUPS]));
-    tn_images_infer(c, 2, c->in[1]->shape[0], c->attrs->i + TN_CORRELATE2D_PLACES);
+    TRY(check_filters(c, c->attrs->i[TN_CONV2D_FORWARD_GROUPS]));
+    tn_nchw_infer(c, 2, c->in[1]->shape[0], c->attrs->i + TN_CONV2D_FORWARD_OUT_SIZE);
     return TN_OK;
 }
 
-static tn_node *compose_correlate2d(tn_build *b, const tn_node *n) {
+static tn_node *compose_conv2d_forward(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0], *weight = n->in[1];
     tn_window w = filter_window(n->i, weight);
-    return correlate_seen(b, x, weight, &w, n->i[TN_CORRELATE2D_GROUPS], n->shape + 2, false);
+    return correlate_im2col(b, x, weight, &w, n->i[TN_CONV2D_FORWARD_GROUPS], n->shape + 2, false);
 }
 
 /* Where tap `tap` of the window at (`y`, `x`) lies in an image of `size`, row by row; -1 outside. */
-static int64_t tap_place(const tn_window *w, const int64_t *size, int64_t y, int64_t x, int64_t tap) {
+static int64_t tap_pixel(const tn_window *w, const int64_t *size, int64_t y, int64_t x, int64_t tap) {
     int64_t row = y * w->stride[0] + tap / w->kernel[1] * w->dilation[0] - w->padding[0];
     int64_t column = x * w->stride[1] + tap % w->kernel[1] * w->dilation[1] - w->padding[1];
     bool inside = row >= 0 && row < size[0] && column >= 0 && column < size[1];
@@ -380,13 +382,13 @@ static int64_t tap_place(const tn_window *w, const int64_t *size, int64_t y, int
 }
 
 /* A definition of its own: one place of one filter. `x`: the first of the group's `channels` planes. */
-static double correlate_place(const double *x, const int64_t *size, const double *filter, int64_t channels,
-                              const tn_window *w, int64_t place_y, int64_t place_x, double outside) {
+static double correlate_pixel(const double *x, const int64_t *size, const double *filter, int64_t channels,
+                              const tn_window *w, int64_t pixel_y, int64_t pixel_x, double outside) {
     int64_t taps = w->kernel[0] * w->kernel[1], plane = size[0] * size[1];
     double sum = 0;
     for (int64_t c = 0; c < channels; c++) {
         for (int64_t t = 0; t < taps; t++) {
-            int64_t at = tap_place(w, size, place_y, place_x, t);
+            int64_t at = tap_pixel(w, size, pixel_y, pixel_x, t);
             sum += (at >= 0 ? x[c * plane + at] : outside) * filter[c * taps + t];
         }
     }
@@ -401,33 +403,33 @@ static void define_correlation(const tn_reference *r, const tn_window *w, int64_
         int64_t o = i / places % out, image = i / places / out, place = i % places;
         const double *planes = r->in[0] + (image * x->shape[1] + o / of_group * channels) * plane;
         const double *filter = r->in[1] + o * channels * w->kernel[0] * w->kernel[1];
-        r->out[i] = correlate_place(planes, x->shape + 2, filter, channels, w, place / n->shape[3], place % n->shape[3],
+        r->out[i] = correlate_pixel(planes, x->shape + 2, filter, channels, w, place / n->shape[3], place % n->shape[3],
                                     outside);
     }
 }
 
-static void reference_correlate2d(const tn_reference *r) {
+static void reference_conv2d_forward(const tn_reference *r) {
     tn_window w = filter_window(r->node->i, r->node->in[1]);
-    define_correlation(r, &w, r->node->i[TN_CORRELATE2D_GROUPS], 0);
+    define_correlation(r, &w, r->node->i[TN_CONV2D_FORWARD_GROUPS], 0);
 }
 
-/* correlate2d(x, weight, places, stride, before, dilation, groups): filters [out, channels / groups, kernel, kernel]
+/* conv2d_forward(x, weight, places, stride, before, dilation, groups): filters [out, channels / groups, kernel, kernel]
  * over the windows of images [n, channels, h, w] at places[0] × places[1]: the window of place (u, v) begins at
  * (u, v) · stride − before, and what lies outside of the image is zero. */
-const tn_op_impl tn_impl_correlate2d = {
+const tn_op_impl tn_impl_conv2d_forward = {
     .class_ = TN_NATIVE,
-    .infer = infer_correlate2d,
-    .compose = compose_correlate2d,
-    .reference = reference_correlate2d,
+    .infer = infer_conv2d_forward,
+    .compose = compose_conv2d_forward,
+    .reference = reference_conv2d_forward,
     .cases = "grad=off tol=1e-5 atol=1e-5; "
-             "[2,2,4,5] [3,2,3,2] places=(2,4) stride=(1,1) before=(0,0) dilation=(1,1) groups=1; "
-             "[2,3,5,6] [4,3,3,3] places=(3,3) stride=(2,2) before=(1,1) dilation=(1,1) groups=1; "
-             "[1,2,6,5] [2,2,2,2] places=(5,3) stride=(1,1) before=(-1,2) dilation=(1,3) groups=1; "
-             "[2,4,3,4] [6,2,2,3] places=(4,4) stride=(1,1) before=(1,1) dilation=(1,1) groups=2; "
-             "[2,3,4,4] [3,1,3,3] places=(4,4) stride=(1,1) before=(1,1) dilation=(1,1) groups=3; "
-             "[1,20,9,9] [17,20,3,3] places=(9,9) stride=(1,1) before=(1,1) dilation=(1,1) groups=1; "
-             "[0,2,3,3] [2,2,2,2] places=(2,2) stride=(1,1) before=(0,0) dilation=(1,1) groups=1; "
-             "error=fit [1,2,3,3] [2,3,2,2] places=(2,2) stride=(1,1) before=(0,0) dilation=(1,1) groups=1"};
+             "[2,2,4,5] [3,2,3,2] out_size=(2,4) stride=(1,1) pad_before=(0,0) dilation=(1,1) groups=1; "
+             "[2,3,5,6] [4,3,3,3] out_size=(3,3) stride=(2,2) pad_before=(1,1) dilation=(1,1) groups=1; "
+             "[1,2,6,5] [2,2,2,2] out_size=(5,3) stride=(1,1) pad_before=(-1,2) dilation=(1,3) groups=1; "
+             "[2,4,3,4] [6,2,2,3] out_size=(4,4) stride=(1,1) pad_before=(1,1) dilation=(1,1) groups=2; "
+             "[2,3,4,4] [3,1,3,3] out_size=(4,4) stride=(1,1) pad_before=(1,1) dilation=(1,1) groups=3; "
+             "[1,20,9,9] [17,20,3,3] out_size=(9,9) stride=(1,1) pad_before=(1,1) dilation=(1,1) groups=1; "
+             "[0,2,3,3] [2,2,2,2] out_size=(2,2) stride=(1,1) pad_before=(0,0) dilation=(1,1) groups=1; "
+             "error=fit [1,2,3,3] [2,3,2,2] out_size=(2,2) stride=(1,1) pad_before=(0,0) dilation=(1,1) groups=1"};
 
 /* ---- int_conv2d -------------------------------------------------------------------------------------------------- */
 
@@ -468,7 +470,7 @@ static tn_status infer_int_conv2d(tn_infer *c) {
                 (long long)tn_window_reach(&w, a), (long long)size, (long long)pads[a], (long long)pads[2 + a]);
         places[a] = room / w.stride[a] + 1;
     }
-    tn_images_infer(c, 2, weight->shape[0], places);
+    tn_nchw_infer(c, 2, weight->shape[0], places);
     c->dtype = TN_I32;
     return TN_OK;
 }
@@ -477,7 +479,7 @@ static tn_node *compose_int_conv2d(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0], *weight = n->in[1];
     tn_window w = byte_window(n->i, weight);
     int64_t groups = n->i[TN_INT_CONV2D_GROUPS];
-    tn_node *seen = tn_b_seen(b, x, &w, n->shape + 2, (double)n->i[TN_INT_CONV2D_OUTSIDE]);
+    tn_node *seen = tn_b_im2col(b, x, &w, n->shape + 2, (double)n->i[TN_INT_CONV2D_OUTSIDE]);
     tn_node *wide = tn_b_cast(b, weight, TN_I32), *rows = columns(b, tn_b_cast(b, seen, TN_I32), groups);
     return wide ? tn_b_view(b, tn_b_matmul_batched(b, filters(b, wide, groups), rows), n->shape, 4) : NULL;
 }
@@ -507,28 +509,29 @@ const tn_op_impl tn_impl_int_conv2d = {
              "error=above [1,1,3,3] [1,1,2,2] padding=(1,0,9223372036854775807,0); "
              "error=outside [1,1,3,3]:u8 [1,1,2,2] outside=256; error=outside [1,1,3,3]:i8 [1,1,2,2] outside=-129"};
 
-/* ---- spread2d ---------------------------------------------------------------------------------------------------- */
+/* ---- conv2d_dgrad
+ * ---------------------------------------------------------------------------------------------------- */
 
 static tn_window spread_window(const int64_t *i, const tn_node *weight) {
-    return filter_taps(weight, i + TN_SPREAD2D_STRIDE, i + TN_SPREAD2D_PADDING, i + TN_SPREAD2D_DILATION);
+    return filter_taps(weight, i + TN_CONV2D_DGRAD_STRIDE, i + TN_CONV2D_DGRAD_PADDING, i + TN_CONV2D_DGRAD_DILATION);
 }
 
-static tn_status infer_spread2d(tn_infer *c) {
+static tn_status infer_conv2d_dgrad(tn_infer *c) {
     const tn_node *y = c->in[0], *weight = c->in[1];
-    int64_t groups = c->attrs->i[TN_SPREAD2D_GROUPS];
+    int64_t groups = c->attrs->i[TN_CONV2D_DGRAD_GROUPS];
     char yt[96], wt[96];
     TRY(check_same_dtype(c));
     if (y->rank != 4 || weight->rank != 4 || y->shape[1] != weight->shape[0] || !groups_spread(weight, groups))
-        return tn_fail(TN_ERR_SHAPE, "spread2d: results %s, filters %s and %lld groups do not fit",
+        return tn_fail(TN_ERR_SHAPE, "conv2d_dgrad: results %s, filters %s and %lld groups do not fit",
                        tn_shape_text(y, yt, sizeof yt), tn_shape_text(weight, wt, sizeof wt), (long long)groups);
-    tn_images_infer(c, 2, weight->shape[1] * groups, c->attrs->i + TN_SPREAD2D_SIZE);
+    tn_nchw_infer(c, 2, weight->shape[1] * groups, c->attrs->i + TN_CONV2D_DGRAD_SIZE);
     return TN_OK;
 }
 
-static tn_node *compose_spread2d(tn_build *b, const tn_node *n) {
+static tn_node *compose_conv2d_dgrad(tn_build *b, const tn_node *n) {
     tn_node *y = n->in[0], *weight = n->in[1];
     tn_window w = spread_window(n->i, weight);
-    return spread_seen(b, y, weight, &w, n->i[TN_SPREAD2D_GROUPS], n->shape + 2, false);
+    return spread_im2col(b, y, weight, &w, n->i[TN_CONV2D_DGRAD_GROUPS], n->shape + 2, false);
 }
 
 /* One result `y` of channel `channel` to all planes of its group that its window covers. */
@@ -537,15 +540,15 @@ static void spread_result(const tn_reference *r, const tn_window *w, int64_t cha
     const tn_node *n = r->node, *weight = n->in[1];
     int64_t taps = w->kernel[0] * w->kernel[1], across = n->in[0]->shape[3], plane = n->shape[2] * n->shape[3];
     for (int64_t i = 0; i < weight->shape[1] * taps; i++) {
-        int64_t at = tap_place(w, n->shape + 2, place / across, place % across, i % taps);
+        int64_t at = tap_pixel(w, n->shape + 2, place / across, place % across, i % taps);
         if (at >= 0) planes[i / taps * plane + at] += y * r->in[1][channel * weight->shape[1] * taps + i];
     }
 }
 
-static void reference_spread2d(const tn_reference *r) {
+static void reference_conv2d_dgrad(const tn_reference *r) {
     const tn_node *n = r->node, *y = n->in[0];
     tn_window w = spread_window(n->i, n->in[1]);
-    int64_t places = y->shape[2] * y->shape[3], of_group = y->shape[1] / n->i[TN_SPREAD2D_GROUPS];
+    int64_t places = y->shape[2] * y->shape[3], of_group = y->shape[1] / n->i[TN_CONV2D_DGRAD_GROUPS];
     int64_t plane = n->shape[2] * n->shape[3];
     for (int64_t i = 0; i < tn_node_numel(n); i++)
         r->out[i] = 0;
@@ -556,13 +559,13 @@ static void reference_spread2d(const tn_reference *r) {
     }
 }
 
-/* spread2d(y, weight, size, stride, padding, dilation, groups): the adjoint of correlate2d: results y [n, groups · in,
- * places] times filters [groups · in, out, kernel, kernel], to images of `size`. */
-const tn_op_impl tn_impl_spread2d = {
+/* conv2d_dgrad(y, weight, size, stride, padding, dilation, groups): the adjoint of conv2d_forward: results y [n, groups
+ * · in, places] times filters [groups · in, out, kernel, kernel], to images of `size`. */
+const tn_op_impl tn_impl_conv2d_dgrad = {
     .class_ = TN_NATIVE,
-    .infer = infer_spread2d,
-    .compose = compose_spread2d,
-    .reference = reference_spread2d,
+    .infer = infer_conv2d_dgrad,
+    .compose = compose_conv2d_dgrad,
+    .reference = reference_conv2d_dgrad,
     .cases = "grad=off tol=1e-5 atol=1e-5; "
              "[2,3,2,4] [3,2,3,2] size=(4,5) stride=(1,1) padding=(0,0) dilation=(1,1) groups=1; "
              "[2,4,3,4] [4,3,3,3] size=(5,8) stride=(2,2) padding=(1,1) dilation=(1,1) groups=1; "
@@ -578,7 +581,7 @@ const tn_op_impl tn_impl_spread2d = {
 static tn_node *correlate_whole(tn_build *b, tn_node *x, tn_node *weight, const tn_window *w, int64_t groups,
                                 const int64_t *places) {
     const int64_t *k = weight->shape;
-    tn_node *seen = tn_b_seen(b, x, w, places, 0);
+    tn_node *seen = tn_b_im2col(b, x, w, places, 0);
     if (!seen) return NULL;
     int64_t depth = k[1] * k[2] * k[3], n = x->shape[0];
     tn_node *columns = tn_b_reshape(b, seen, (int64_t[]){n, groups, depth, places[0] * places[1]}, 4);
@@ -601,14 +604,14 @@ static tn_node *spread_whole(tn_build *b, tn_node *x, tn_node *weight, const tn_
         pads[2 * (1 - a)] = -w->padding[a];
         pads[2 * (1 - a) + 1] = size[a] + w->padding[a] - whole[a];
     }
-    tn_node *image = tn_b_fold_windows2d(b, each, w->kernel, w->stride, none, w->dilation, whole);
+    tn_node *image = tn_b_fold2d(b, each, w->kernel, w->stride, none, w->dilation, whole);
     return tn_b_padded(b, image, pads, 0);
 }
 
 /* ---- conv2d, conv1d ---------------------------------------------------------------------------------------------- */
 
 static tn_node *compose_conv2d(tn_build *b, const tn_node *n) {
-    tn_node *weight = n->in[1], *x = tn_b_images(b, n->in[0], 2);
+    tn_node *weight = n->in[1], *x = tn_b_as_nchw(b, n->in[0], 2);
     tn_window w = conv_window(n->i, weight, 2);
     const int64_t *places = n->shape + n->rank - 2, groups = conv_groups(n->i, 2);
     bool whole = !tn_dtype_is_float((tn_dtype)n->dtype);
@@ -633,7 +636,7 @@ static tn_status grad_conv2d(tn_build *b, const tn_node *n, tn_node *dy, tn_node
         }
         grads[0] = tn_b_conv_transpose2d(b, dy, weight, NULL, &o);
     }
-    if (tn_needs_grad(n, 1)) grads[1] = tn_b_conv2d_weight(b, x, dy, w.kernel, w.stride, w.padding, w.dilation, groups);
+    if (tn_needs_grad(n, 1)) grads[1] = tn_b_conv2d_wgrad(b, x, dy, w.kernel, w.stride, w.padding, w.dilation, groups);
     if (tn_needs_grad(n, 2)) grads[2] = bias_gradient(b, n, dy);
     return b->status;
 }
@@ -683,34 +686,34 @@ const tn_op_impl tn_impl_conv1d = {
              "types=i64; [2,3,7]@-9..9 [2,3,3]@-9..9 [2]@-9..9 stride=2 padding=1; types=f32; "
              "error=fit [1,1,2] [1,1,3] -; error=groups [1,3,5] [2,2,2] -; error=dimensions [1,3,5] [2,3] -"};
 
-/* ---- conv2d_weight ----------------------------------------------------------------------------------------------- */
+/* ---- conv2d_wgrad ----------------------------------------------------------------------------------------------- */
 
 static tn_window weight_window(const int64_t *i) {
     tn_window w;
     for (int a = 0; a < 2; a++) {
-        w.kernel[a] = i[TN_CONV2D_WEIGHT_KERNEL + a];
-        w.stride[a] = i[TN_CONV2D_WEIGHT_STRIDE + a];
-        w.padding[a] = i[TN_CONV2D_WEIGHT_PADDING + a];
-        w.dilation[a] = i[TN_CONV2D_WEIGHT_DILATION + a];
+        w.kernel[a] = i[TN_CONV2D_WGRAD_KERNEL + a];
+        w.stride[a] = i[TN_CONV2D_WGRAD_STRIDE + a];
+        w.padding[a] = i[TN_CONV2D_WGRAD_PADDING + a];
+        w.dilation[a] = i[TN_CONV2D_WGRAD_DILATION + a];
     }
     return w;
 }
 
-static tn_status infer_conv2d_weight(tn_infer *c) {
+static tn_status infer_conv2d_wgrad(tn_infer *c) {
     const tn_node *x = c->in[0], *y = c->in[1];
     char xt[96], yt[96];
-    int64_t groups = c->attrs->i[TN_CONV2D_WEIGHT_GROUPS];
+    int64_t groups = c->attrs->i[TN_CONV2D_WGRAD_GROUPS];
     tn_window w = weight_window(c->attrs->i);
     TRY(check_same_dtype(c));
-    TRY(tn_images_check(c, 2));
+    TRY(tn_nchw_check(c, 2));
     TRY(tn_window_check(c, &w, 0));
-    int at = tn_images_channel_dim(x, 2);
+    int at = tn_nchw_channel_dim(x, 2);
     bool fits = y->rank == x->rank && groups >= 1 && x->shape[at] % groups == 0 && y->shape[at] % groups == 0;
     fits = fits && (at == 0 || x->shape[0] == y->shape[0]);
     for (int a = 0; fits && a < 2; a++)
-        fits = y->shape[y->rank - 2 + a] <= tn_window_places(&w, a, x->shape[x->rank - 2 + a], false);
+        fits = y->shape[y->rank - 2 + a] <= tn_window_out_size(&w, a, x->shape[x->rank - 2 + a], false);
     if (!fits)
-        return tn_fail(TN_ERR_SHAPE, "conv2d_weight: images %s and results %s do not fit",
+        return tn_fail(TN_ERR_SHAPE, "conv2d_wgrad: images %s and results %s do not fit",
                        tn_shape_text(x, xt, sizeof xt), tn_shape_text(y, yt, sizeof yt));
     c->dtype = (tn_dtype)x->dtype;
     c->rank = 4;
@@ -719,13 +722,13 @@ static tn_status infer_conv2d_weight(tn_infer *c) {
     return TN_OK;
 }
 
-static tn_node *compose_conv2d_weight(tn_build *b, const tn_node *n) {
+static tn_node *compose_conv2d_wgrad(tn_build *b, const tn_node *n) {
     tn_window w = weight_window(n->i);
     tn_node *x = n->in[0], *y = n->in[1];
-    int64_t groups = n->i[TN_CONV2D_WEIGHT_GROUPS];
+    int64_t groups = n->i[TN_CONV2D_WGRAD_GROUPS];
     if (x->rank == 4) return collect(b, x, y, &w, groups, n);
-    x = tn_b_images(b, x, 2);
-    return tn_b_conv2d_weight(b, x, tn_b_images(b, y, 2), w.kernel, w.stride, w.padding, w.dilation, groups);
+    x = tn_b_as_nchw(b, x, 2);
+    return tn_b_conv2d_wgrad(b, x, tn_b_as_nchw(b, y, 2), w.kernel, w.stride, w.padding, w.dilation, groups);
 }
 
 /* What the results of one channel of one image add to its filter, [channels, kernel, kernel]. */
@@ -734,18 +737,18 @@ static void collect_image(const double *x, const int64_t *size, const double *y,
     int64_t taps = w->kernel[0] * w->kernel[1];
     for (int64_t i = 0; i < channels * taps; i++) {
         for (int64_t p = 0; p < places[0] * places[1]; p++) {
-            int64_t at = tap_place(w, size, p / places[1], p % places[1], i % taps);
+            int64_t at = tap_pixel(w, size, p / places[1], p % places[1], i % taps);
             if (at >= 0) filter[i] += x[i / taps * size[0] * size[1] + at] * y[p];
         }
     }
 }
 
-static void reference_conv2d_weight(const tn_reference *r) {
+static void reference_conv2d_wgrad(const tn_reference *r) {
     const tn_node *n = r->node, *x = n->in[0], *y = n->in[1];
     tn_window w = weight_window(n->i);
     const int64_t *size = x->shape + x->rank - 2, *places = y->shape + y->rank - 2;
     int64_t images = x->rank == 4 ? x->shape[0] : 1, out = n->shape[0], channels = n->shape[1];
-    int64_t of_group = out / n->i[TN_CONV2D_WEIGHT_GROUPS], all = x->shape[x->rank - 3];
+    int64_t of_group = out / n->i[TN_CONV2D_WGRAD_GROUPS], all = x->shape[x->rank - 3];
     for (int64_t i = 0; i < tn_node_numel(n); i++)
         r->out[i] = 0;
     for (int64_t k = 0; k < images * out; k++) {
@@ -757,7 +760,7 @@ static void reference_conv2d_weight(const tn_reference *r) {
 }
 
 /* Of a transposed convolution the window may have more places than y has pixels: those are left out. */
-static tn_node *first_places(tn_build *b, tn_node *y, const tn_node *like) {
+static tn_node *first_pixels(tn_build *b, tn_node *y, const tn_node *like) {
     for (int d = like->rank - 2; y && d < like->rank; d++)
         if (y->shape[d] > like->shape[d]) y = tn_b_slice(b, y, d, 0, like->shape[d], 1);
     return y;
@@ -772,26 +775,25 @@ static tn_conv2d_options conv_options(const tn_window *w, int64_t groups) {
     return o;
 }
 
-static tn_status grad_conv2d_weight(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+static tn_status grad_conv2d_wgrad(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *x = n->in[0], *y = n->in[1];
     tn_window w = weight_window(n->i);
-    tn_conv2d_options o = conv_options(&w, n->i[TN_CONV2D_WEIGHT_GROUPS]);
+    tn_conv2d_options o = conv_options(&w, n->i[TN_CONV2D_WGRAD_GROUPS]);
     if (tn_needs_grad(n, 0))
-        grads[0] =
-            tn_b_view(b, spread(b, tn_b_images(b, y, 2), dy, &w, o.groups, x->shape + x->rank - 2, false), x->shape,
-                      x->rank);
-    if (tn_needs_grad(n, 1)) grads[1] = first_places(b, tn_b_conv2d(b, x, dy, NULL, &o), y);
+        grads[0] = tn_b_view(b, spread_conv(b, tn_b_as_nchw(b, y, 2), dy, &w, o.groups, x->shape + x->rank - 2, false),
+                             x->shape, x->rank);
+    if (tn_needs_grad(n, 1)) grads[1] = first_pixels(b, tn_b_conv2d(b, x, dy, NULL, &o), y);
     return b->status;
 }
 
-/* conv2d_weight(x, y, kernel, stride, padding, dilation, groups): the gradient of a convolution's weight: images x
+/* conv2d_wgrad(x, y, kernel, stride, padding, dilation, groups): the gradient of a convolution's weight: images x
  * times results y, over all places of the window. */
-const tn_op_impl tn_impl_conv2d_weight = {
+const tn_op_impl tn_impl_conv2d_wgrad = {
     .class_ = TN_NATIVE,
-    .infer = infer_conv2d_weight,
-    .compose = compose_conv2d_weight,
-    .reference = reference_conv2d_weight,
-    .grad = grad_conv2d_weight,
+    .infer = infer_conv2d_wgrad,
+    .compose = compose_conv2d_wgrad,
+    .reference = reference_conv2d_wgrad,
+    .grad = grad_conv2d_wgrad,
     .cases = "tol=1e-5 atol=1e-5; "
              "[2,2,4,5] [2,3,2,4] kernel=(3,2) stride=(1,1) padding=(0,0) dilation=(1,1) groups=1; "
              "[1,2,5,4] [1,3,3,2] kernel=(3,3) stride=(2,2) padding=(1,1) dilation=(1,1) groups=1; "
@@ -827,8 +829,8 @@ static tn_status infer_conv_transpose2d(tn_infer *c) {
     int64_t groups = i[TN_CONV_TRANSPOSE2D_GROUPS], size[2];
     char xt[96], wt[96];
     TRY(check_numbers(c));
-    TRY(tn_images_check(c, 2));
-    bool fits = weight->rank == 4 && weight->shape[0] == x->shape[tn_images_channel_dim(x, 2)];
+    TRY(tn_nchw_check(c, 2));
+    bool fits = weight->rank == 4 && weight->shape[0] == x->shape[tn_nchw_channel_dim(x, 2)];
     if (!fits || !groups_spread(weight, groups))
         return tn_fail(TN_ERR_SHAPE,
                        "conv_transpose2d: input %s, weight %s and %lld groups do not fit: the weight is [in channels, "
@@ -844,17 +846,17 @@ static tn_status infer_conv_transpose2d(tn_infer *c) {
             return tn_fail(TN_ERR_SHAPE, "conv_transpose2d: the result's extent %d would be %lld", a,
                            (long long)size[a]);
     }
-    tn_images_infer(c, 2, weight->shape[1] * groups, size);
+    tn_nchw_infer(c, 2, weight->shape[1] * groups, size);
     return TN_OK;
 }
 
 static tn_node *compose_conv_transpose2d(tn_build *b, const tn_node *n) {
-    tn_node *weight = n->in[1], *x = tn_b_images(b, n->in[0], 2);
+    tn_node *weight = n->in[1], *x = tn_b_as_nchw(b, n->in[0], 2);
     tn_window w = transposed_window(n->i, weight);
     const int64_t *size = n->shape + n->rank - 2, groups = n->i[TN_CONV_TRANSPOSE2D_GROUPS];
     bool whole = !tn_dtype_is_float((tn_dtype)n->dtype);
     tn_node *y = whole ? spread_whole(b, x, weight, &w, groups, size)
-                       : spread(b, x, weight, &w, groups, size, wants_wide(n));
+                       : spread_conv(b, x, weight, &w, groups, size, wants_wide(n));
     return add_bias(b, n, n->rank == 4 ? y : tn_b_reshape(b, y, n->shape, n->rank));
 }
 
@@ -863,8 +865,8 @@ static tn_status grad_conv_transpose2d(tn_build *b, const tn_node *n, tn_node *d
     tn_window w = transposed_window(n->i, weight);
     int64_t groups = n->i[TN_CONV_TRANSPOSE2D_GROUPS];
     tn_conv2d_options o = conv_options(&w, groups);
-    if (tn_needs_grad(n, 0)) grads[0] = first_places(b, tn_b_conv2d(b, dy, weight, NULL, &o), x);
-    if (tn_needs_grad(n, 1)) grads[1] = tn_b_conv2d_weight(b, dy, x, w.kernel, w.stride, w.padding, w.dilation, groups);
+    if (tn_needs_grad(n, 0)) grads[0] = first_pixels(b, tn_b_conv2d(b, dy, weight, NULL, &o), x);
+    if (tn_needs_grad(n, 1)) grads[1] = tn_b_conv2d_wgrad(b, dy, x, w.kernel, w.stride, w.padding, w.dilation, groups);
     if (tn_needs_grad(n, 2)) grads[2] = bias_gradient(b, n, dy);
     return b->status;
 }

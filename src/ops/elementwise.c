@@ -14,12 +14,22 @@ static const uint8_t unary_instruction[TN_OP_COUNT] = {
     [TN_OP_SIN] = KIR_SIN, [TN_OP_COS] = KIR_COS, [TN_OP_TANH] = KIR_TANH, [TN_OP_ERF] = KIR_ERF,
 };
 
-static double negate(double x) { return -x; }
+static double negate_elementwise(double x) { return -x; }
 
 static double (*const unary_definition[TN_OP_COUNT])(double) = {
-    [TN_OP_NEG] = negate, [TN_OP_ABS] = fabs,    [TN_OP_SQRT] = sqrt,  [TN_OP_EXP] = exp, [TN_OP_LOG] = log,
-    [TN_OP_SIN] = sin,    [TN_OP_COS] = cos,     [TN_OP_TANH] = tanh,  [TN_OP_ERF] = erf, [TN_OP_FLOOR] = floor,
-    [TN_OP_CEIL] = ceil,  [TN_OP_TRUNC] = trunc, [TN_OP_ROUND] = rint,
+    [TN_OP_NEG] = negate_elementwise,
+    [TN_OP_ABS] = fabs,
+    [TN_OP_SQRT] = sqrt,
+    [TN_OP_EXP] = exp,
+    [TN_OP_LOG] = log,
+    [TN_OP_SIN] = sin,
+    [TN_OP_COS] = cos,
+    [TN_OP_TANH] = tanh,
+    [TN_OP_ERF] = erf,
+    [TN_OP_FLOOR] = floor,
+    [TN_OP_CEIL] = ceil,
+    [TN_OP_TRUNC] = trunc,
+    [TN_OP_ROUND] = rint,
 };
 
 static kir_val lower_unary(tn_lower *lw, const tn_node *n, const kir_aff *at) {
@@ -800,15 +810,17 @@ const tn_op_impl tn_impl_arange = {
              "error=never start=0 end=1 step=-1 dtype=f32; error=never start=5 end=3 step=9 dtype=i64",
     .flops = 1};
 
-/* dial(kind, value, count, number): a scalar whose value may differ at each run without a new plan. kind 0: f32
- * `number`; 1: i64 `value`; 2: i64, a counter of random numbers that moves on by `count` at each run. */
-static tn_status infer_dial(tn_infer *c) {
-    c->dtype = c->attrs->i[TN_DIAL_KIND] == 0 ? TN_F32 : TN_I64;
+/* runtime_scalar(kind, value, count, number): a scalar whose value may differ at each run without a new plan. kind 0:
+ * f32 `number`; 1: i64 `value`; 2: i64, a counter of random numbers that moves on by `count` at each run. */
+static tn_status infer_runtime_scalar(tn_infer *c) {
+    c->dtype = c->attrs->i[TN_RUNTIME_SCALAR_KIND] == 0 ? TN_F32 : TN_I64;
     c->rank = 0;
     return TN_OK;
 }
-static void reference_dial(const tn_reference *r) {
+static void reference_runtime_scalar(const tn_reference *r) {
     const tn_node *n = r->node;
-    r->out[0] = n->i[TN_DIAL_KIND] == 0 ? n->f[TN_DIAL_NUMBER] : (double)n->i[TN_DIAL_VALUE];
+    r->out[0] =
+        n->i[TN_RUNTIME_SCALAR_KIND] == 0 ? n->f[TN_RUNTIME_SCALAR_NUMBER] : (double)n->i[TN_RUNTIME_SCALAR_VALUE];
 }
-const tn_op_impl tn_impl_dial = {.class_ = TN_LEAF_VALUE, .infer = infer_dial, .reference = reference_dial};
+const tn_op_impl tn_impl_runtime_scalar = {
+    .class_ = TN_LEAF_VALUE, .infer = infer_runtime_scalar, .reference = reference_runtime_scalar};

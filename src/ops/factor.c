@@ -16,16 +16,16 @@
 
 /* ---- shapes ------------------------------------------------------------------------------------------------------ */
 
-static int64_t rows_of(const tn_node *x) { return x->shape[x->rank - 2]; }
-static int64_t columns_of(const tn_node *x) { return x->shape[x->rank - 1]; }
-static int64_t shorter(const tn_node *x) { return tn_min64(rows_of(x), columns_of(x)); }
+static int64_t factor_rows_of(const tn_node *x) { return x->shape[x->rank - 2]; }
+static int64_t factor_columns_of(const tn_node *x) { return x->shape[x->rank - 1]; }
+static int64_t shorter(const tn_node *x) { return tn_min64(factor_rows_of(x), factor_columns_of(x)); }
 
 static tn_status check_matrix(const char *name, const tn_node *x, bool square) {
     char text[96];
     if (x->dtype != TN_F32 && x->dtype != TN_F64)
         return tn_fail(TN_ERR_DTYPE, "%s: for f32 and f64, not for %s; cast it (tn_cast)", name,
                        tn_dtype_name((tn_dtype)x->dtype));
-    if (x->rank >= 2 && (!square || rows_of(x) == columns_of(x))) return TN_OK;
+    if (x->rank >= 2 && (!square || factor_rows_of(x) == factor_columns_of(x))) return TN_OK;
     return tn_fail(TN_ERR_SHAPE, "%s: needs %s, or a batch of such, not %s", name,
                    square ? "a square matrix" : "a matrix", tn_shape_text(x, text, sizeof text));
 }
@@ -47,7 +47,8 @@ static tn_status batch_and(tn_infer *c, const int64_t *tail, int count) {
 static tn_status infer_packed(tn_infer *c, tn_linalg_kind kind, bool square) {
     TRY(check_matrix(c->row->name, c->in[0], square));
     TRY(tn_need_contiguous(c, 0));
-    return batch_and(c, (int64_t[]){tn_linalg_result(kind, rows_of(c->in[0]), columns_of(c->in[0]), 0)}, 1);
+    return batch_and(c, (int64_t[]){tn_linalg_result(kind, factor_rows_of(c->in[0]), factor_columns_of(c->in[0]), 0)},
+                     1);
 }
 
 static tn_status infer_square(tn_infer *c) {
@@ -57,17 +58,17 @@ static tn_status infer_square(tn_infer *c) {
 
 /* ---- graphs ------------------------------------------------------------------------------------------------------ */
 
-static tn_node *turned(tn_build *b, tn_node *x) { return x ? tn_b_transpose(b, x, -2, -1) : NULL; }
+static tn_node *factor_turned(tn_build *b, tn_node *x) { return x ? tn_b_transpose(b, x, -2, -1) : NULL; }
 static tn_node *times(tn_build *b, tn_node *x, tn_node *y) { return x && y ? tn_b_matmul_batched(b, x, y) : NULL; }
-static tn_node *left_times(tn_build *b, tn_node *x, tn_node *y) { return times(b, turned(b, x), y); }  /* xᵀ·y */
-static tn_node *times_right(tn_build *b, tn_node *x, tn_node *y) { return times(b, x, turned(b, y)); } /* x·yᵀ */
+static tn_node *left_times(tn_build *b, tn_node *x, tn_node *y) { return times(b, factor_turned(b, x), y); } /* xᵀ·y */
+static tn_node *times_right(tn_build *b, tn_node *x, tn_node *y) { return times(b, x, factor_turned(b, y)); } /* x·yᵀ */
 static tn_node *systems(tn_build *b, tn_node *a, tn_node *rhs) {
     return tn_b_linalg_solve_systems(b, tn_b_whole(b, a), tn_b_whole(b, rhs));
 }
 
-static tn_node *identity(tn_build *b, const tn_node *like) {
+static tn_node *factor_identity(tn_build *b, const tn_node *like) {
     if (b->status != TN_OK || !like) return NULL;
-    tn_node *one = tn_b_eye(b, columns_of(like), columns_of(like), (tn_dtype)like->dtype);
+    tn_node *one = tn_b_eye(b, factor_columns_of(like), factor_columns_of(like), (tn_dtype)like->dtype);
     if (one) one->device = like->device;
     return one;
 }
@@ -75,11 +76,11 @@ static tn_node *identity(tn_build *b, const tn_node *like) {
 /* [batch…, n] as the diagonal of matrices. */
 static tn_node *diagonal_of(tn_build *b, tn_node *x) {
     tn_node *row = x ? tn_b_unsqueeze(b, x, -2) : NULL;
-    return row ? tn_b_mul(b, row, identity(b, row)) : NULL;
+    return row ? tn_b_mul(b, row, factor_identity(b, row)) : NULL;
 }
 
 static tn_node *symmetric(tn_build *b, tn_node *x) {
-    return tn_b_scale(b, x ? tn_b_add(b, x, turned(b, x)) : NULL, 0.5);
+    return tn_b_scale(b, x ? tn_b_add(b, x, factor_turned(b, x)) : NULL, 0.5);
 }
 
 /* Elements [start, start + rows·columns) of the last dimension as a matrix. */
@@ -97,7 +98,7 @@ typedef struct batch {
 
 static batch batch_of(const tn_reference *r) {
     const tn_node *x = r->node->in[0];
-    batch b = {.x = x, .count = 1, .m = rows_of(x), .n = columns_of(x)};
+    batch b = {.x = x, .count = 1, .m = factor_rows_of(x), .n = factor_columns_of(x)};
     for (int d = 0; d < x->rank - 2; d++)
         b.count *= x->shape[d];
     return b;
@@ -149,7 +150,7 @@ static bool above(int64_t i, int64_t j) { return i <= j; }
 
 static void reference_systems(const tn_reference *r, in_triangle *read) {
     batch b = batch_of(r);
-    int64_t n = b.n, k = columns_of(r->node->in[1]), width = n + k;
+    int64_t n = b.n, k = factor_columns_of(r->node->in[1]), width = n + k;
     double *a = room(n * width), *column = room(n);
     for (int64_t at = 0; at < b.count && a && column; at++) {
         for (int64_t i = 0; i < n; i++) {
@@ -229,12 +230,12 @@ static void reference_cholesky_lower(const tn_reference *r) {
 
 /* L⁻ᵀ·Φ(Lᵀ·dL)·L⁻¹, as a symmetric matrix; Φ is the lower triangle with half the diagonal. */
 static tn_node *cholesky_back(tn_build *b, tn_node *l, tn_node *dy) {
-    tn_node *inner = left_times(b, l, dy), *one = identity(b, l);
+    tn_node *inner = left_times(b, l, dy), *one = factor_identity(b, l);
     if (!inner || !one) return NULL;
     tn_node *phi = tn_b_sub(b, tn_b_tril(b, inner, 0), tn_b_scale(b, tn_b_mul(b, inner, one), 0.5));
-    tn_node *upper = tn_b_whole(b, turned(b, l));
+    tn_node *upper = tn_b_whole(b, factor_turned(b, l));
     tn_node *half = tn_b_linalg_solve_upper(b, upper, tn_b_whole(b, phi));            /* L⁻ᵀ·Φ */
-    tn_node *all = tn_b_linalg_solve_upper(b, upper, tn_b_whole(b, turned(b, half))); /* L⁻ᵀ·(L⁻ᵀ·Φ)ᵀ */
+    tn_node *all = tn_b_linalg_solve_upper(b, upper, tn_b_whole(b, factor_turned(b, half))); /* L⁻ᵀ·(L⁻ᵀ·Φ)ᵀ */
     return symmetric(b, all);
 }
 
@@ -279,7 +280,7 @@ static tn_status no_fit(const tn_infer *c, const char *needs) {
 
 static tn_status check_sides(const tn_infer *c) {
     const tn_node *a = c->in[0], *b = c->in[1];
-    bool fit = b->rank >= 2 && rows_of(b) == columns_of(a) && b->dtype == a->dtype;
+    bool fit = b->rank >= 2 && factor_rows_of(b) == factor_columns_of(a) && b->dtype == a->dtype;
     return fit ? TN_OK : no_fit(c, "B must be [..., n, k] of A's dtype, with as many rows as A [..., n, n]");
 }
 
@@ -291,11 +292,11 @@ static tn_status infer_systems(tn_infer *c) {
     TRY(tn_need_contiguous(c, 1));
     bool same = a->rank == b->rank && !memcmp(a->shape, b->shape, (size_t)(a->rank - 2) * sizeof *a->shape);
     if (!same) return no_fit(c, "the batches differ");
-    return batch_and(c, (int64_t[]){rows_of(b), columns_of(b)}, 2);
+    return batch_and(c, (int64_t[]){factor_rows_of(b), factor_columns_of(b)}, 2);
 }
 
 static tn_status grad_systems(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    tn_node *db = systems(b, turned(b, n->in[0]), dy);
+    tn_node *db = systems(b, factor_turned(b, n->in[0]), dy);
     if (tn_needs_grad(n, 1)) grads[1] = db;
     if (tn_needs_grad(n, 0) && db) grads[0] = tn_b_neg(b, times_right(b, db, tn_b_self(n)));
     return b->status;
@@ -315,7 +316,7 @@ const tn_op_impl tn_impl_linalg_solve_systems = {
     .flops = 10};
 
 static tn_status grad_triangle(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads, bool upper) {
-    tn_node *flipped = tn_b_whole(b, turned(b, n->in[0])), *side = tn_b_whole(b, dy);
+    tn_node *flipped = tn_b_whole(b, factor_turned(b, n->in[0])), *side = tn_b_whole(b, dy);
     tn_node *db = upper ? tn_b_linalg_solve_lower(b, flipped, side) : tn_b_linalg_solve_upper(b, flipped, side);
     if (tn_needs_grad(n, 1)) grads[1] = db;
     if (!tn_needs_grad(n, 0) || !db) return b->status;
@@ -376,7 +377,7 @@ static tn_status infer_sides(tn_infer *c, bool vector) {
     const tn_node *a = c->in[0], *b = c->in[1];
     TRY(check_matrix(c->row->name, c->in[0], true));
     if (vector) {
-        if (b->shape[b->rank - 1] != columns_of(a) || b->dtype != a->dtype)
+        if (b->shape[b->rank - 1] != factor_columns_of(a) || b->dtype != a->dtype)
             return no_fit(c, "a vector must have A's dtype and as many elements as A has rows");
     } else {
         TRY(check_sides(c));
@@ -384,8 +385,8 @@ static tn_status infer_sides(tn_infer *c, bool vector) {
     int64_t shape[TN_MAX_RANK];
     int rank;
     TRY(broadcast_batch(c, a, b, vector ? 1 : 2, shape, &rank));
-    shape[rank++] = columns_of(a);
-    if (!vector) shape[rank++] = columns_of(b);
+    shape[rank++] = factor_columns_of(a);
+    if (!vector) shape[rank++] = factor_columns_of(b);
     c->dtype = (tn_dtype)a->dtype;
     return tn_infer_shape(c, shape, rank);
 }
@@ -399,8 +400,8 @@ static tn_node *over_batch(tn_build *b, tn_node *x, const int64_t *outer, int ra
     int64_t shape[TN_MAX_RANK];
     if (!x) return NULL;
     memcpy(shape, outer, (size_t)rank * sizeof *shape);
-    shape[rank] = rows_of(x);
-    shape[rank + 1] = columns_of(x);
+    shape[rank] = factor_rows_of(x);
+    shape[rank + 1] = factor_columns_of(x);
     return tn_b_whole(b, tn_b_expand(b, x, shape, rank + 2));
 }
 
@@ -444,7 +445,7 @@ const tn_op_impl tn_impl_linalg_solve_triangular = {
              "error=fit [3,3] [2,1] upper=true"};
 
 static tn_node *compose_inv(tn_build *b, const tn_node *n) {
-    tn_node *x = tn_b_whole(b, n->in[0]), *one = identity(b, n);
+    tn_node *x = tn_b_whole(b, n->in[0]), *one = factor_identity(b, n);
     if (!x || !one) return NULL;
     return tn_b_linalg_solve_systems(b, x, tn_b_whole(b, tn_b_expand(b, one, n->shape, n->rank)));
 }
@@ -481,7 +482,7 @@ static tn_status grad_determinants(tn_build *b, const tn_node *n, tn_node *dy, t
     tn_node *inverse = tn_b_linalg_inv(b, n->in[0]);
     tn_node *by_value = tn_b_mul(b, tn_b_narrow(b, dy, -1, 0, 1), tn_b_narrow(b, tn_b_self(n), -1, 0, 1));
     tn_node *factor = tn_b_add(b, by_value, tn_b_narrow(b, dy, -1, 2, 1));
-    if (factor && inverse) grads[0] = tn_b_mul(b, tn_b_unsqueeze(b, factor, -1), turned(b, inverse));
+    if (factor && inverse) grads[0] = tn_b_mul(b, tn_b_unsqueeze(b, factor, -1), factor_turned(b, inverse));
     return b->status;
 }
 
@@ -553,15 +554,15 @@ static tn_node *qr_back(tn_build *b, tn_node *q, tn_node *r, tn_node *dq, tn_nod
     tn_node *m = tn_b_sub(b, times_right(b, r, dr), left_times(b, dq, q));
     if (!m) return NULL;
     tn_node *low = tn_b_tril(b, m, -1);
-    tn_node *even = tn_b_add(b, tn_b_tril(b, m, 0), turned(b, low));
+    tn_node *even = tn_b_add(b, tn_b_tril(b, m, 0), factor_turned(b, low));
     tn_node *all = tn_b_add(b, dq, times(b, q, even));
-    tn_node *x = tn_b_linalg_solve_upper(b, tn_b_whole(b, r), tn_b_whole(b, turned(b, all))); /* R⁻¹·allᵀ */
-    return turned(b, x);
+    tn_node *x = tn_b_linalg_solve_upper(b, tn_b_whole(b, r), tn_b_whole(b, factor_turned(b, all))); /* R⁻¹·allᵀ */
+    return factor_turned(b, x);
 }
 
 static tn_status grad_qr_packed(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     const tn_node *x = n->in[0];
-    int64_t m = rows_of(x), columns = columns_of(x), k = shorter(x);
+    int64_t m = factor_rows_of(x), columns = factor_columns_of(x), k = shorter(x);
     if (!tn_needs_grad(n, 0)) return b->status;
     tn_node *q = matrix_at(b, tn_b_self(n), 0, m, k), *r = matrix_at(b, tn_b_self(n), m * k, k, columns);
     tn_node *dq = matrix_at(b, dy, 0, m, k), *dr = matrix_at(b, dy, m * k, k, columns);
@@ -618,7 +619,7 @@ static void reference_eigh_packed(const tn_reference *r) {
 static tn_node *inverse_gaps(tn_build *b, tn_node *v) {
     tn_node *one = diagonal_of(b, v);
     if (!one) return NULL;
-    one = identity(b, one);
+    one = factor_identity(b, one);
     tn_node *gap = tn_b_sub(b, tn_b_unsqueeze(b, v, -2), tn_b_unsqueeze(b, v, -1));
     tn_node *off = tn_b_rsub_scalar(b, one, 1);
     return gap && off ? tn_b_div(b, off, tn_b_add(b, gap, one)) : NULL;
@@ -654,12 +655,12 @@ const tn_op_impl tn_impl_linalg_eigh_packed = {
 
 static tn_status infer_eigvalsh(tn_infer *c) {
     TRY(check_matrix(c->row->name, c->in[0], true));
-    return batch_and(c, (int64_t[]){columns_of(c->in[0])}, 1);
+    return batch_and(c, (int64_t[]){factor_columns_of(c->in[0])}, 1);
 }
 
 static tn_node *compose_eigvalsh(tn_build *b, const tn_node *n) {
     tn_node *all = tn_b_linalg_eigh_packed(b, tn_b_whole(b, n->in[0]));
-    return all ? tn_b_narrow(b, all, -1, 0, columns_of(n->in[0])) : NULL;
+    return all ? tn_b_narrow(b, all, -1, 0, factor_columns_of(n->in[0])) : NULL;
 }
 
 /* linalg_eigvalsh(x): the eigenvalues of symmetric matrices [..., n, n], ascending: [..., n]. The lower triangle is
@@ -708,18 +709,18 @@ static tn_node *outside(tn_build *b, tn_node *p, tn_node *dx) {
 /* U·(A·S + S·B + diag(dS))·Vᵀ + (1 - U·Uᵀ)·dU·S⁻¹·Vᵀ + U·S⁻¹·dVᵀ·(1 - V·Vᵀ), with A = F∘(Uᵀ·dU - dUᵀ·U),
  * B = F∘(Vᵀ·dV - dVᵀ·V), F of the squares' gaps. */
 static tn_node *svd_back(tn_build *b, const tn_node *x, tn_node *packed, tn_node *dy) {
-    int64_t m = rows_of(x), n = columns_of(x), k = shorter(x);
+    int64_t m = factor_rows_of(x), n = factor_columns_of(x), k = shorter(x);
     tn_node *u = matrix_at(b, packed, 0, m, k), *du = matrix_at(b, dy, 0, m, k);
     tn_node *s = tn_b_narrow(b, packed, -1, m * k, k), *ds = tn_b_narrow(b, dy, -1, m * k, k);
-    tn_node *v = turned(b, matrix_at(b, packed, (m + 1) * k, k, n)),
-            *dv = turned(b, matrix_at(b, dy, (m + 1) * k, k, n));
+    tn_node *v = factor_turned(b, matrix_at(b, packed, (m + 1) * k, k, n)),
+            *dv = factor_turned(b, matrix_at(b, dy, (m + 1) * k, k, n));
     if (b->status != TN_OK) return NULL;
     tn_node *gaps = inverse_gaps(b, tn_b_square(b, s));
     tn_node *in_u = left_times(b, u, du), *in_v = left_times(b, v, dv);
     if (!gaps || !in_u || !in_v) return NULL;
     tn_node *by_row = tn_b_unsqueeze(b, s, -1), *by_column = tn_b_unsqueeze(b, s, -2);
-    tn_node *from_u = tn_b_mul(b, tn_b_mul(b, gaps, tn_b_sub(b, in_u, turned(b, in_u))), by_column);
-    tn_node *from_v = tn_b_mul(b, tn_b_mul(b, gaps, tn_b_sub(b, in_v, turned(b, in_v))), by_row);
+    tn_node *from_u = tn_b_mul(b, tn_b_mul(b, gaps, tn_b_sub(b, in_u, factor_turned(b, in_u))), by_column);
+    tn_node *from_v = tn_b_mul(b, tn_b_mul(b, gaps, tn_b_sub(b, in_v, factor_turned(b, in_v))), by_row);
     tn_node *inner = tn_b_add(b, tn_b_add(b, from_u, from_v), diagonal_of(b, ds));
     tn_node *dx = times_right(b, times(b, u, inner), v);
     tn_node *inverse = tn_b_reciprocal(b, by_column);
@@ -751,7 +752,7 @@ static tn_status infer_svdvals(tn_infer *c) {
 static tn_node *compose_svdvals(tn_build *b, const tn_node *n) {
     const tn_node *x = n->in[0];
     tn_node *all = tn_b_linalg_svd_packed(b, tn_b_whole(b, n->in[0]));
-    return all ? tn_b_narrow(b, all, -1, rows_of(x) * shorter(x), shorter(x)) : NULL;
+    return all ? tn_b_narrow(b, all, -1, factor_rows_of(x) * shorter(x), shorter(x)) : NULL;
 }
 
 /* linalg_svdvals(x): the singular values of matrices [..., m, n], descending: [..., min(m, n)]. */
@@ -785,14 +786,14 @@ static packed pack(const char *name, int op, bool square, const tn_tensor *x) {
     tn_free(laid);
     tn_free(cast);
     if (tn_status_of(p.all) != TN_OK) return p;
-    p.m = rows_of(n);
-    p.n = columns_of(n);
+    p.m = factor_rows_of(n);
+    p.n = factor_columns_of(n);
     p.k = shorter(n);
     return p;
 }
 
 /* A matrix (or with columns < 0 a vector) of the packed results; an error tensor if they are one. */
-static void take(const packed *p, int64_t start, int64_t rows, int64_t columns, tn_tensor **out) {
+static void take_factor(const packed *p, int64_t start, int64_t rows, int64_t columns, tn_tensor **out) {
     if (!out) return;
     if (tn_status_of(p->all) != TN_OK) {
         *out = (tn_contiguous)(p->all);
@@ -807,15 +808,15 @@ static void take(const packed *p, int64_t start, int64_t rows, int64_t columns, 
 
 void(tn_linalg_qr)(const tn_tensor *x, tn_tensor **q, tn_tensor **r) {
     packed p = pack("linalg_qr", TN_OP_LINALG_QR_PACKED, false, x);
-    take(&p, 0, p.m, p.k, q);
-    take(&p, p.m * p.k, p.k, p.n, r);
+    take_factor(&p, 0, p.m, p.k, q);
+    take_factor(&p, p.m * p.k, p.k, p.n, r);
     tn_free(tn_tensor_unscoped(p.all));
 }
 
 void(tn_linalg_eigh)(const tn_tensor *x, tn_tensor **values, tn_tensor **vectors) {
     packed p = pack("linalg_eigh", TN_OP_LINALG_EIGH_PACKED, true, x);
-    take(&p, 0, p.n, -1, values);
-    take(&p, p.n, p.n, p.n, vectors);
+    take_factor(&p, 0, p.n, -1, values);
+    take_factor(&p, p.n, p.n, p.n, vectors);
     tn_free(tn_tensor_unscoped(p.all));
 }
 
@@ -848,9 +849,9 @@ static void complete_rows(tn_tensor **vh, int64_t n) {
 
 void(tn_linalg_svd)(const tn_tensor *x, bool full_matrices, tn_tensor **u, tn_tensor **s, tn_tensor **vh) {
     packed p = pack("linalg_svd", TN_OP_LINALG_SVD_PACKED, false, x);
-    take(&p, 0, p.m, p.k, u);
-    take(&p, p.m * p.k, p.k, -1, s);
-    take(&p, (p.m + 1) * p.k, p.k, p.n, vh);
+    take_factor(&p, 0, p.m, p.k, u);
+    take_factor(&p, p.m * p.k, p.k, -1, s);
+    take_factor(&p, (p.m + 1) * p.k, p.k, p.n, vh);
     if (full_matrices && u) complete_basis(u, p.m);
     if (full_matrices && vh) complete_rows(vh, p.n);
     tn_free(tn_tensor_unscoped(p.all));

@@ -2,11 +2,11 @@
 #include <math.h>
 #include <string.h>
 
-#include "ops/places.h"
+#include "ops/element_index.h"
 
 /* What stands where an index leads outside: NaN, so that it is seen; 0 for types without one. */
 static kir_val outside_value(tn_lower *lw, tn_dtype t) {
-    if (!tn_dtype_is_float(t)) return place_zero(lw, t);
+    if (!tn_dtype_is_float(t)) return index_zero(lw, t);
     return kir_const(lw->kb, kir_type_of(t), __builtin_nan(""));
 }
 static double outside_reference(tn_dtype t) { return tn_dtype_is_float(t) ? __builtin_nan("") : 0; }
@@ -18,7 +18,7 @@ static kir_val load_gathered(tn_lower *lw, const tn_node *n, const kir_aff *at, 
         in[d] = d < n->rank ? at[d] : kir_aff_const(0);
     index = kir_cast(lw->kb, KIR_I64, index);
     in[dim] = tn_aff_value(index);
-    kir_val inside = place_in_range(lw->kb, index, tn_line_extent(x, dim));
+    kir_val inside = index_in_range(lw->kb, index, tn_line_extent(x, dim));
     kir_val v = tn_lower_at_masked(lw, x, in, inside);
     return kir_select(lw->kb, inside, v, outside_value(lw, (tn_dtype)n->dtype));
 }
@@ -67,7 +67,7 @@ static void reference_gather(const tn_reference *r) {
         memcpy(from, w.at, sizeof from);
         from[dim] = (int64_t)r->in[1][w.place];
         bool inside = from[dim] >= 0 && from[dim] < tn_line_extent(n->in[0], dim);
-        r->out[w.place] = inside ? r->in[0][tn_place(n->in[0], from)] : outside_reference((tn_dtype)n->dtype);
+        r->out[w.place] = inside ? r->in[0][tn_element_offset(n->in[0], from)] : outside_reference((tn_dtype)n->dtype);
     }
 }
 const tn_op_impl tn_impl_gather = {
@@ -120,7 +120,7 @@ static void reference_index_select(const tn_reference *r) {
         memcpy(from, w.at, sizeof from);
         from[dim] = (int64_t)r->in[1][n->rank ? w.at[dim] : 0];
         bool inside = from[dim] >= 0 && from[dim] < tn_line_extent(n->in[0], dim);
-        r->out[w.place] = inside ? r->in[0][tn_place(n->in[0], from)] : outside_reference((tn_dtype)n->dtype);
+        r->out[w.place] = inside ? r->in[0][tn_element_offset(n->in[0], from)] : outside_reference((tn_dtype)n->dtype);
     }
 }
 const tn_op_impl tn_impl_index_select = {
@@ -184,17 +184,17 @@ static kir_val scatter_hits(tn_lower *lw, const tn_node *n, const kir_aff *at, k
     for (int d = 0; d < n->rank; d++) {
         in[d] = d == dim ? at[n->rank] : at[d];
         if (d != dim && index->shape[d] < n->shape[d])
-            there = place_both(kb, there, place_below(kb, &in[d], -index->shape[d]));
+            there = mask_both(kb, there, index_below(kb, &in[d], -index->shape[d]));
     }
     kir_val place = there == KIR_NONE ? tn_lower_at(lw, index, in) : tn_lower_at_masked(lw, index, in, there);
     kir_val hit = kir_binary(kb, KIR_EQ, kir_cast(kb, KIR_I64, place), kir_index(kb, &at[dim]));
-    return place_both(kb, there, hit);
+    return mask_both(kb, there, hit);
 }
 static kir_val lower_scatter_sum(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     kir_aff in[TN_MAX_RANK];
     kir_val hit = scatter_hits(lw, n, at, in);
     kir_val v = tn_lower_at_masked(lw, n->in[1], in, hit);
-    return kir_select(lw->kb, hit, v, place_zero(lw, (tn_dtype)n->dtype));
+    return kir_select(lw->kb, hit, v, index_zero(lw, (tn_dtype)n->dtype));
 }
 /* 0, 1, 2 … along a dim of a tensor of this rank, the other dims being 1. */
 static tn_node *numbers_along(tn_build *b, int64_t count, int dim, int rank) {
@@ -209,7 +209,7 @@ static tn_node *flat_places(tn_build *b, const tn_node *n) {
     tn_node *index = tn_b_cast(b, n->in[0], TN_I64), *place = NULL;
     int64_t dim = n->i[0], stride[TN_MAX_RANK], count = tn_node_numel(n->in[0]);
     if (!index) return NULL;
-    place_strides(n->shape, n->rank, stride);
+    index_strides(n->shape, n->rank, stride);
     tn_node *last = tn_b_const(b, (double)(n->shape[dim] - 1), index), *none = tn_b_const(b, -1, index);
     tn_node *inside = tn_b_logical_and(b, tn_b_le(b, tn_b_const(b, 0, index), index), tn_b_le(b, index, last));
     place = tn_b_mul(b, index, tn_b_const(b, (double)stride[dim], index));
@@ -256,7 +256,8 @@ static void reference_scatter_sum(const tn_reference *r) {
     for (tn_walk w = tn_walk_begin(&like); w.place < w.count; tn_walk_next(&w)) {
         memcpy(to, w.at, sizeof to);
         to[dim] = (int64_t)r->in[0][w.place];
-        if (to[dim] >= 0 && to[dim] < n->shape[dim]) r->out[tn_place(n, to)] += r->in[1][tn_place(n->in[1], w.at)];
+        if (to[dim] >= 0 && to[dim] < n->shape[dim])
+            r->out[tn_element_offset(n, to)] += r->in[1][tn_element_offset(n->in[1], w.at)];
     }
 }
 const tn_op_impl tn_impl_scatter_sum = {.class_ = TN_REDUCTION,
@@ -335,7 +336,7 @@ static void reference_scatter_reduced(const tn_reference *r) {
         memcpy(to, w.at, sizeof to);
         to[n->i[0]] = (int64_t)r->in[0][w.place];
         if (to[n->i[0]] < 0 || to[n->i[0]] >= n->shape[n->i[0]]) continue;
-        double v = r->in[1][tn_place(n->in[1], w.at)], *own = &r->out[tn_place(n, to)];
+        double v = r->in[1][tn_element_offset(n->in[1], w.at)], *own = &r->out[tn_element_offset(n, to)];
         if (op == TN_OP_SCATTER_PROD)
             *own *= v;
         else if (v != v || (op == TN_OP_SCATTER_AMAX ? v > *own : v < *own))
@@ -450,7 +451,7 @@ static void reference_scatter_last(const tn_reference *r) {
         memcpy(to, w.at, sizeof to);
         to[dim] = (int64_t)r->in[0][w.place];
         if (to[dim] < 0 || to[dim] >= n->shape[dim]) continue;
-        double *last = &r->out[tn_place(n, to)];
+        double *last = &r->out[tn_element_offset(n, to)];
         if ((double)w.at[dim] > *last) *last = (double)w.at[dim];
     }
 }
@@ -510,10 +511,10 @@ static int loops_index_add_rows(const tn_node *n, int64_t extent[TN_MAX_RANK]) {
 }
 static kir_val lower_index_add_rows(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     kir_builder *kb = lw->kb;
-    kir_aff from[TN_MAX_RANK], row = place_shifted(&at[n->rank], -1);
+    kir_aff from[TN_MAX_RANK], row = index_shifted(&at[n->rank], -1);
     memcpy(from, at, (size_t)n->rank * sizeof *from);
     from[0] = row;
-    kir_val source = place_not_negative(kb, &row), first = place_below(kb, &at[n->rank], -1);
+    kir_val source = index_not_negative(kb, &row), first = index_below(kb, &at[n->rank], -1);
     kir_val place = tn_lower_at_masked(lw, n->in[1], &row, source);
     kir_val hit = kir_binary(kb, KIR_AND, source, kir_binary(kb, KIR_EQ, place, kir_index(kb, &at[0])));
     kir_val added = tn_lower_at_masked(lw, n->in[2], from, hit);

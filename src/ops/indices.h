@@ -1,4 +1,4 @@
-/* indices.h — comparing indices with their range, when an op is recorded (indices.c) and when a plan runs
+/* indices.h — comparing indices with their range, when an op is recorded (index_check.c) and when a plan runs
  * (core/index_check.c). */
 #ifndef TN_INDICES_H
 #define TN_INDICES_H

@@ -157,13 +157,13 @@ static int64_t batch_count(const tn_node *x) {
 }
 
 /* [batch…, m, n] as the matrix [batch · m, n]. */
-static tn_node *rows_of(tn_build *b, tn_node *x) {
+static tn_node *linalg_rows_of(tn_build *b, tn_node *x) {
     int64_t columns = x->shape[x->rank - 1];
     return tn_b_reshape(b, x, (int64_t[]){batch_count(x) * x->shape[x->rank - 2], columns}, 2);
 }
 
 /* [batch…, m, n] as the matrix [m, batch · n]: a copy, unless the planner joins it to the product. */
-static tn_node *columns_of(tn_build *b, tn_node *x) {
+static tn_node *linalg_columns_of(tn_build *b, tn_node *x) {
     int64_t dims[TN_MAX_RANK], rows = x->shape[x->rank - 2];
     dims[0] = x->rank - 2;
     for (int d = 0; d < x->rank - 2; d++)
@@ -182,7 +182,7 @@ static bool folding_left_pays(const tn_node *x, const tn_node *y, const tn_node 
 static tn_node *left_gradient(tn_build *b, const tn_node *x, tn_node *y, tn_node *dy) {
     bool shared = batch_count(x) == 1 && batch_count(dy) > 1 && same_batch(y, dy);
     if (!shared || !folding_left_pays(x, y, dy)) return tn_b_sum_to(b, tn_b_matmul_batched(b, dy, transposed(b, y)), x);
-    tn_node *g = tn_b_matmul_batched(b, columns_of(b, dy), transposed(b, columns_of(b, y)));
+    tn_node *g = tn_b_matmul_batched(b, linalg_columns_of(b, dy), transposed(b, linalg_columns_of(b, y)));
     return tn_b_view(b, g, x->shape, x->rank);
 }
 
@@ -190,7 +190,7 @@ static tn_node *left_gradient(tn_build *b, const tn_node *x, tn_node *y, tn_node
 static tn_node *right_gradient(tn_build *b, tn_node *x, const tn_node *y, tn_node *dy) {
     bool shared = batch_count(y) == 1 && batch_count(dy) > 1 && same_batch(x, dy);
     if (!shared) return tn_b_sum_to(b, tn_b_matmul_batched(b, transposed(b, x), dy), y);
-    tn_node *g = tn_b_matmul_batched(b, transposed(b, rows_of(b, x)), rows_of(b, dy));
+    tn_node *g = tn_b_matmul_batched(b, transposed(b, linalg_rows_of(b, x)), linalg_rows_of(b, dy));
     return tn_b_view(b, g, y->shape, y->rank);
 }
 
@@ -440,7 +440,7 @@ static tn_status infer_linear(tn_infer *c) {
 
 static tn_node *compose_linear_stored(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0], *rows = as_matrix(b, x, false);
-    if (rows && rows->rank > 2) rows = rows_of(b, rows);
+    if (rows && rows->rank > 2) rows = linalg_rows_of(b, rows);
     int64_t offset, stride[TN_MAX_RANK];
     if (!rows) return NULL;
     tn_node_layout(rows, &offset, stride);
@@ -488,8 +488,8 @@ static tn_status grad_linear(tn_build *b, const tn_node *n, tn_node *dy, tn_node
     }
     if (w->flags & TN_NODE_GRAD) {
         if (x->rank > 2) {
-            dy2 = rows_of(b, dy2);
-            x2 = rows_of(b, x2);
+            dy2 = linalg_rows_of(b, dy2);
+            x2 = linalg_rows_of(b, x2);
         }
         grads[1] = tn_b_cast_like(b, tn_b_matmul_batched(b, transposed(b, dy2), x2), w);
     }
@@ -516,7 +516,9 @@ const tn_op_impl tn_impl_linear = {
 
 /* ---- products with factors --------------------------------------------------------------------------------------- */
 
-static tn_node *scaled(tn_build *b, tn_node *x, double factor) { return factor == 1.0 ? x : tn_b_scale(b, x, factor); }
+static tn_node *linalg_scaled(tn_build *b, tn_node *x, double factor) {
+    return factor == 1.0 ? x : tn_b_scale(b, x, factor);
+}
 
 /* n's result, beta·addend + alpha·x·y; as in PyTorch, an addend with factor 0 is not even read (its NaNs do not
  * count). Halves are rounded once. */
@@ -525,8 +527,8 @@ static tn_node *combine(tn_build *b, const tn_node *n, tn_node *x, tn_node *y, d
     bool adds = addend && beta != 0.0;
     tn_node *product = unrounded(b, x, y, adds || alpha != 1.0);
     if (product && product->rank != n->rank) product = tn_b_view(b, product, n->shape, n->rank);
-    product = scaled(b, product, alpha);
-    if (adds) product = tn_b_add(b, product, scaled(b, tn_b_as_f32(b, addend), beta));
+    product = linalg_scaled(b, product, alpha);
+    if (adds) product = tn_b_add(b, product, linalg_scaled(b, tn_b_as_f32(b, addend), beta));
     return tn_b_cast_like(b, product, n->in[0]);
 }
 

@@ -12,7 +12,7 @@ static tn_node *reduced(tn_build *b, tn_node *loss, int64_t reduction) {
 }
 
 /* dy of the reduced loss as a factor of each element's gradient; count: elements that were averaged. */
-static tn_node *spread(tn_build *b, tn_node *dy, int64_t reduction, int64_t count) {
+static tn_node *spread_loss(tn_build *b, tn_node *dy, int64_t reduction, int64_t count) {
     return reduction == TN_REDUCTION_MEAN ? tn_b_scale(b, dy, 1.0 / (double)count) : dy;
 }
 
@@ -44,7 +44,7 @@ static tn_node *compose_mse_loss(tn_build *b, const tn_node *n) {
 static tn_status grad_mse_loss(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *d = difference(b, n);
     if (!d) return b->status;
-    tn_node *g = tn_b_mul(b, tn_b_scale(b, spread(b, dy, n->i[0], tn_node_numel(d)), 2.0), d);
+    tn_node *g = tn_b_mul(b, tn_b_scale(b, spread_loss(b, dy, n->i[0], tn_node_numel(d)), 2.0), d);
     if (tn_needs_grad(n, 0)) grads[0] = tn_b_sum_to(b, g, n->in[0]);
     if (tn_needs_grad(n, 1)) grads[1] = tn_b_sum_to(b, tn_b_neg(b, g), n->in[1]);
     return b->status;
@@ -169,7 +169,7 @@ static int64_t broadcast_count(tn_build *b, const tn_node *n) {
 
 static tn_status grad_binary_cross_entropy(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *x = n->in[0], *t = n->in[1];
-    tn_node *g = weighted(b, spread(b, dy, n->i[0], broadcast_count(b, n)), n->in[2]);
+    tn_node *g = weighted(b, spread_loss(b, dy, n->i[0], broadcast_count(b, n)), n->in[2]);
     if (tn_needs_grad(n, 0)) {
         tn_node *spreads = tn_b_mul(b, one_minus(b, x), x);
         tn_node *slope = tn_b_div(b, tn_b_sub(b, x, t), tn_b_maximum(b, spreads, tn_b_const(b, 1e-12, x)));

@@ -27,7 +27,7 @@ static tn_node *with_sign_of(tn_build *b, tn_node *x, tn_node *v) {
     return tn_b_where(b, tn_b_eq(b, x, zero), x, turned);
 }
 
-static bool is_float(const tn_node *n) { return tn_dtype_is_float((tn_dtype)n->dtype); }
+static bool math_is_float(const tn_node *n) { return tn_dtype_is_float((tn_dtype)n->dtype); }
 
 typedef double one_operand(double x);
 
@@ -414,7 +414,7 @@ const tn_op_impl tn_impl_isnan = {
 /* isinf(x): true where x is +∞ or −∞. */
 static tn_node *compose_isinf(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0];
-    if (!is_float(x)) return tn_b_isnan(b, x);
+    if (!math_is_float(x)) return tn_b_isnan(b, x);
     return tn_b_eq(b, tn_b_abs(b, x), const_like(b, INFINITY, x));
 }
 const tn_op_impl tn_impl_isinf = {
@@ -423,7 +423,7 @@ const tn_op_impl tn_impl_isinf = {
 /* isfinite(x): true where x is neither NaN nor infinite. */
 static tn_node *compose_isfinite(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0];
-    if (!is_float(x)) return tn_b_eq(b, x, x);
+    if (!math_is_float(x)) return tn_b_eq(b, x, x);
     return tn_b_lt(b, tn_b_abs(b, x), const_like(b, INFINITY, x));
 }
 const tn_op_impl tn_impl_isfinite = {
@@ -442,7 +442,7 @@ static double largest_of(tn_dtype t) {
  * stands for the largest number of the dtype and its negative. */
 static tn_node *compose_nan_to_num(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0];
-    if (!is_float(x)) return tn_b_contiguous(b, x);
+    if (!math_is_float(x)) return tn_b_contiguous(b, x);
     double high = n->f[TN_NAN_TO_NUM_POSINF], low = n->f[TN_NAN_TO_NUM_NEGINF],
            largest = largest_of((tn_dtype)x->dtype);
     tn_node *high_value = const_like(b, isinf(high) ? largest : high, x);
@@ -691,7 +691,7 @@ static tn_node *compose_pow_scalar(tn_build *b, const tn_node *n) {
     if (e == 3) return tn_b_mul(b, square(b, x), x);
     if (e == 0.5) return tn_b_sqrt(b, x);
     if (e == -0.5) return tn_b_rsqrt(b, x);
-    if (e == -1 && is_float(x)) return tn_b_reciprocal(b, x);
+    if (e == -1 && math_is_float(x)) return tn_b_reciprocal(b, x);
     return tn_b_pow(b, x, const_like(b, e, x));
 }
 const tn_op_impl tn_impl_pow_scalar = {

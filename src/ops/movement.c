@@ -6,7 +6,7 @@
  * such an index can lie outside. */
 #include <string.h>
 
-#include "ops/places.h"
+#include "ops/element_index.h"
 
 /* ---- view -------------------------------------------------------------------------------------------------------- */
 
@@ -37,7 +37,7 @@ static tn_status resolve_shape(const tn_infer *c, int64_t *shape, int64_t rank) 
  * shape without crossing its border. */
 static bool view_strides(const tn_node *x, const int64_t *have, const int64_t *shape, int rank, int64_t *stride) {
     if (tn_node_numel(x) == 0) {
-        place_strides(shape, rank, stride);
+        index_strides(shape, rank, stride);
         return true;
     }
     int to = rank - 1;
@@ -109,9 +109,9 @@ static kir_val lower_view(tn_lower *lw, const tn_node *n, const kir_aff *at) {
                 b *= n->shape[j++];
         }
         int64_t stride[TN_MAX_RANK];
-        place_strides(n->shape + j0, j - j0, stride);
-        kir_aff flat = place_flat(lw, at + j0, stride, j - j0, 0);
-        place_unflatten(lw, &flat, x->shape + i0, i - i0, in + i0);
+        index_strides(n->shape + j0, j - j0, stride);
+        kir_aff flat = index_flat(lw, at + j0, stride, j - j0, 0);
+        index_unflatten(lw, &flat, x->shape + i0, i - i0, in + i0);
     }
     return tn_lower_at(lw, x, in);
 }
@@ -169,7 +169,7 @@ static void reference_permute(const tn_reference *r) {
     for (tn_walk w = tn_walk_begin(r->node); w.place < w.count; tn_walk_next(&w)) {
         for (int d = 0; d < r->node->rank; d++)
             from[r->node->i[1 + d]] = w.at[d];
-        r->out[w.place] = r->in[0][tn_place(r->node->in[0], from)];
+        r->out[w.place] = r->in[0][tn_element_offset(r->node->in[0], from)];
     }
 }
 const tn_op_impl tn_impl_permute = {
@@ -275,7 +275,7 @@ static tn_status grad_slice(tn_build *b, const tn_node *n, tn_node *dy, tn_node 
         return b->status;
     }
     int64_t stride[TN_MAX_RANK];
-    place_strides(x->shape, x->rank, stride);
+    index_strides(x->shape, x->rank, stride);
     int64_t offset = start * stride[dim];
     stride[dim] *= step;
     tn_node *zeros = tn_b_expand(b, tn_b_const(b, 0, dy), x->shape, x->rank);
@@ -296,7 +296,7 @@ static void reference_slice(const tn_reference *r) {
     for (tn_walk w = tn_walk_begin(n); w.place < w.count; tn_walk_next(&w)) {
         memcpy(from, w.at, sizeof from);
         from[dim] = n->i[TN_SLICE_START] + w.at[dim] * n->i[TN_SLICE_STEP];
-        r->out[w.place] = r->in[0][tn_place(n->in[0], from)];
+        r->out[w.place] = r->in[0][tn_element_offset(n->in[0], from)];
     }
 }
 const tn_op_impl tn_impl_slice = {
@@ -358,8 +358,8 @@ static tn_status grad_as_strided(tn_build *b, const tn_node *n, tn_node *dy, tn_
 static kir_val lower_as_strided(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     const tn_node *x = n->in[0];
     const int64_t *strides = n->i + 2 + n->rank;
-    kir_aff in[TN_MAX_RANK], flat = place_flat(lw, at, strides, n->rank, strides[n->rank]);
-    place_unflatten(lw, &flat, x->shape, x->rank, in);
+    kir_aff in[TN_MAX_RANK], flat = index_flat(lw, at, strides, n->rank, strides[n->rank]);
+    index_unflatten(lw, &flat, x->shape, x->rank, in);
     return tn_lower_at(lw, x, in);
 }
 static void reference_as_strided(const tn_reference *r) {
@@ -481,14 +481,14 @@ static kir_val lower_cat_few(tn_lower *lw, const tn_node *n, const kir_aff *at) 
         if (x->rank != n->rank || x->shape[dim] == 0) continue;
         kir_aff in[TN_MAX_RANK];
         memcpy(in, at, (size_t)n->rank * sizeof *in);
-        in[dim] = place_shifted(&at[dim], -start);
-        kir_val here = place_both(lw->kb, start > 0 ? place_not_negative(lw->kb, &in[dim]) : KIR_NONE,
-                                  place_below(lw->kb, &in[dim], -x->shape[dim]));
+        in[dim] = index_shifted(&at[dim], -start);
+        kir_val here = mask_both(lw->kb, start > 0 ? index_not_negative(lw->kb, &in[dim]) : KIR_NONE,
+                                 index_below(lw->kb, &in[dim], -x->shape[dim]));
         kir_val v = tn_lower_at_masked(lw, x, in, here);
         result = result == KIR_NONE ? v : kir_select(lw->kb, here, v, result);
         start += x->shape[dim];
     }
-    return result == KIR_NONE ? place_zero(lw, (tn_dtype)n->dtype) : result;
+    return result == KIR_NONE ? index_zero(lw, (tn_dtype)n->dtype) : result;
 }
 static void reference_cat_few(const tn_reference *r) {
     const tn_node *n = r->node;
@@ -501,7 +501,7 @@ static void reference_cat_few(const tn_reference *r) {
             if (!is_nothing(n->in[i])) from[dim] -= n->in[i]->shape[dim];
             i++;
         }
-        r->out[w.place] = r->in[i][tn_place(n->in[i], from)];
+        r->out[w.place] = r->in[i][tn_element_offset(n->in[i], from)];
     }
 }
 const tn_op_impl tn_impl_cat_few = {.class_ = TN_MOVEMENT,
@@ -578,9 +578,9 @@ static kir_val lower_pad(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     for (int d = 0; d < n->rank; d++) {
         int64_t before, after;
         pads_of(n->i, n->rank, d, &before, &after);
-        in[d] = place_shifted(&at[d], -before);
-        if (before > 0) inside = place_both(lw->kb, inside, place_not_negative(lw->kb, &in[d]));
-        if (after > 0) inside = place_both(lw->kb, inside, place_below(lw->kb, &in[d], -n->in[0]->shape[d]));
+        in[d] = index_shifted(&at[d], -before);
+        if (before > 0) inside = mask_both(lw->kb, inside, index_not_negative(lw->kb, &in[d]));
+        if (after > 0) inside = mask_both(lw->kb, inside, index_below(lw->kb, &in[d], -n->in[0]->shape[d]));
     }
     if (inside == KIR_NONE) return tn_lower_at(lw, n->in[0], in);
     kir_val v = tn_lower_at_masked(lw, n->in[0], in, inside);
@@ -598,7 +598,7 @@ static void reference_pad(const tn_reference *r) {
             from[d] = w.at[d] - before;
             inside &= from[d] >= 0 && from[d] < n->in[0]->shape[d];
         }
-        r->out[w.place] = inside ? r->in[0][tn_place(n->in[0], from)] : n->f[TN_PAD_VALUE];
+        r->out[w.place] = inside ? r->in[0][tn_element_offset(n->in[0], from)] : n->f[TN_PAD_VALUE];
     }
 }
 /* The comparisons with the edges cost: a window that slides over a padded image had better find it made. */
@@ -688,7 +688,7 @@ static tn_status grad_assign_view(tn_build *b, const tn_node *n, tn_node *dy, tn
 /* Undoes the strides from the greatest on: each quotient is a coordinate, and the last rest must be 0. */
 static kir_val invert_places(tn_lower *lw, const kir_aff *flat, const view_places *p, kir_aff *in) {
     kir_builder *kb = lw->kb;
-    kir_aff from = place_shifted(flat, -p->first);
+    kir_aff from = index_shifted(flat, -p->first);
     kir_val rest = kir_index(kb, &from);
     kir_val hit = kir_binary(kb, KIR_LE, kir_const_i(kb, KIR_I64, 0), rest);
     for (int k = 0; k < p->rank; k++) {
@@ -732,15 +732,15 @@ static kir_val invert_box(tn_lower *lw, const tn_node *base, const kir_aff *at, 
         if (base->shape[d] == 1) continue;
         int k = which[d];
         int64_t count = k < 0 ? 1 : p->size[k], step = k < 0 ? 1 : p->step[k] / stride;
-        kir_aff from = place_shifted(&at[d], -start[d]);
-        if (start[d] > 0) hit = place_both(kb, hit, place_not_negative(kb, &from));
+        kir_aff from = index_shifted(&at[d], -start[d]);
+        if (start[d] > 0) hit = mask_both(kb, hit, index_not_negative(kb, &from));
         if (start[d] + (count - 1) * step + 1 < base->shape[d])
-            hit = place_both(kb, hit, place_below(kb, &from, -((count - 1) * step + 1)));
+            hit = mask_both(kb, hit, index_below(kb, &from, -((count - 1) * step + 1)));
         if (k < 0) continue;
         if (step > 1) {
             kir_val size = kir_const_i(kb, KIR_I64, step), q = kir_index(kb, &from);
-            hit = place_both(kb, hit,
-                             kir_binary(kb, KIR_EQ, kir_binary(kb, KIR_MOD, q, size), kir_const_i(kb, KIR_I64, 0)));
+            hit = mask_both(kb, hit,
+                            kir_binary(kb, KIR_EQ, kir_binary(kb, KIR_MOD, q, size), kir_const_i(kb, KIR_I64, 0)));
             from = tn_aff_value(kir_binary(kb, KIR_DIV, q, size));
         }
         if (p->backwards[k]) {
@@ -765,8 +765,8 @@ static kir_val lower_assign_view(tn_lower *lw, const tn_node *n, const kir_aff *
     if (box_of(base, &p, start, which)) {
         hit = invert_box(lw, base, at, &p, start, which, in);
     } else {
-        place_strides(base->shape, base->rank, stride);
-        kir_aff flat = place_flat(lw, at, stride, base->rank, 0);
+        index_strides(base->shape, base->rank, stride);
+        kir_aff flat = index_flat(lw, at, stride, base->rank, 0);
         hit = invert_places(lw, &flat, &p, in);
     }
     if (hit == KIR_NONE) return tn_lower_at(lw, value, in);

@@ -108,8 +108,8 @@ static kir_val lower_rope_rows(tn_lower *lw, const tn_node *n, const kir_aff *at
     kir_val cosine = tn_lower_at_masked(lw, n->in[1], table, turning),
             sine = tn_lower_at_masked(lw, n->in[2], table, turning);
     sine = kir_select(kb, first, kir_unary(kb, KIR_NEG, sine), sine);
-    kir_val turned = kir_binary(kb, KIR_ADD, kir_binary(kb, KIR_MUL, x, cosine), kir_binary(kb, KIR_MUL, y, sine));
-    return kir_select(kb, turning, turned, x);
+    kir_val rotated = kir_binary(kb, KIR_ADD, kir_binary(kb, KIR_MUL, x, cosine), kir_binary(kb, KIR_MUL, y, sine));
+    return kir_select(kb, turning, rotated, x);
 }
 
 static void reference_rope_rows(const tn_reference *r) {
@@ -126,8 +126,8 @@ static void reference_rope_rows(const tn_reference *r) {
         for (int d = 0; d < angles->rank - 1; d++)
             table[d] = angles->shape[d] == 1 ? 0 : w.at[n->rank - angles->rank + d];
         table[angles->rank - 1] = neighbours ? j / 2 : j % half;
-        int64_t angle = tn_place(angles, table);
-        double across = r->in[0][tn_place(n, from)] * r->in[2][angle];
+        int64_t angle = tn_element_offset(angles, table);
+        double across = r->in[0][tn_element_offset(n, from)] * r->in[2][angle];
         r->out[w.place] = r->in[0][w.place] * r->in[1][angle] + (first ? -across : across);
     }
 }
@@ -173,7 +173,7 @@ static tn_node *as_pairs(tn_build *b, const tn_node *n, tn_node *x) {
 
 /* Turns each pair of x by the angle; back: by its opposite. A pair (x, y) becomes (x, y)·cos + (y, x)·(-sin, sin): one
  * expression for both, so that a kernel reads and writes all features in their order. */
-static tn_node *turn(tn_build *b, const tn_node *n, tn_node *x, bool back) {
+static tn_node *rotate(tn_build *b, const tn_node *n, tn_node *x, bool back) {
     bool interleaved = n->i[TN_ROPE_INTERLEAVED];
     int64_t half = n->in[1]->shape[n->in[1]->rank - 1], all = n->shape[n->rank - 1], last = n->rank - 1;
     int64_t pair = interleaved ? n->rank : n->rank - 1, beside = interleaved ? -1 : -2;
@@ -183,26 +183,26 @@ static tn_node *turn(tn_build *b, const tn_node *n, tn_node *x, bool back) {
     tn_node *sign = tn_b_arange(b, back ? 1 : -1, back ? -3 : 3, back ? -2 : 2, (tn_dtype)n->dtype);
     tn_node *signs = interleaved ? sign : tn_b_unsqueeze(b, sign, -1);
     tn_node *cosine = tn_b_unsqueeze(b, n->in[1], beside), *sine = tn_b_unsqueeze(b, n->in[2], beside);
-    tn_node *turned = tn_b_add(b, tn_b_mul(b, pairs, cosine), tn_b_mul(b, swapped, tn_b_mul(b, sine, signs)));
-    if (!rest) return tn_b_view(b, turned, n->shape, n->rank);
+    tn_node *rotated = tn_b_add(b, tn_b_mul(b, pairs, cosine), tn_b_mul(b, swapped, tn_b_mul(b, sine, signs)));
+    if (!rest) return tn_b_view(b, rotated, n->shape, n->rank);
     int64_t shape[TN_MAX_RANK];
     memcpy(shape, n->shape, (size_t)n->rank * sizeof *shape);
     shape[last] = 2 * half;
-    return tn_b_cat(b, (tn_node *[]){tn_b_view(b, turned, shape, n->rank), rest}, 2, last);
+    return tn_b_cat(b, (tn_node *[]){tn_b_view(b, rotated, shape, n->rank), rest}, 2, last);
 }
 
 /* In f32 there is a kernel for it. */
-static tn_node *turned(tn_build *b, const tn_node *n, tn_node *x, bool back) {
-    if (n->dtype != TN_F32 || n->rank - 1 > TN_ROPE_AXES) return turn(b, n, x, back);
+static tn_node *rotated(tn_build *b, const tn_node *n, tn_node *x, bool back) {
+    if (n->dtype != TN_F32 || n->rank - 1 > TN_ROPE_AXES) return rotate(b, n, x, back);
     tn_node *sine = back ? tn_b_neg(b, n->in[2]) : n->in[2];
     return tn_b_rope_rows(b, tn_b_laid_out(b, x), tn_b_laid_out(b, n->in[1]), tn_b_laid_out(b, sine),
                           n->i[TN_ROPE_INTERLEAVED]);
 }
 
-static tn_node *compose_rope(tn_build *b, const tn_node *n) { return turned(b, n, n->in[0], false); }
+static tn_node *compose_rope(tn_build *b, const tn_node *n) { return rotated(b, n, n->in[0], false); }
 
 static tn_status grad_rope(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    if (tn_needs_grad(n, 0)) grads[0] = turned(b, n, dy, true);
+    if (tn_needs_grad(n, 0)) grads[0] = rotated(b, n, dy, true);
     if (!tn_needs_grad(n, 1) && !tn_needs_grad(n, 2)) return b->status;
     rope_parts x = split_pairs(b, n, n->in[0]), g = split_pairs(b, n, dy);
     tn_node *along = tn_b_add(b, tn_b_mul(b, g.first, x.first), tn_b_mul(b, g.second, x.second));

@@ -14,7 +14,8 @@ enum { TN_CAST_DTYPE = 0 };
 enum { TN_VIEW_DTYPE_DTYPE = 0 };
 enum { TN_FULL_SHAPE = 0, TN_FULL_VALUE = 0 };
 enum { TN_ARANGE_START = 0, TN_ARANGE_END = 1, TN_ARANGE_STEP = 2, TN_ARANGE_DTYPE = 0 };
-enum { TN_DIAL_KIND = 0, TN_DIAL_VALUE = 1, TN_DIAL_COUNT = 2, TN_DIAL_NUMBER = 0 };
+enum { TN_RUNTIME_SCALAR_KIND = 0, TN_RUNTIME_SCALAR_VALUE = 1, TN_RUNTIME_SCALAR_COUNT = 2,
+       TN_RUNTIME_SCALAR_NUMBER = 0 };
 enum { TN_NAN_TO_NUM_NAN = 0, TN_NAN_TO_NUM_POSINF = 1, TN_NAN_TO_NUM_NEGINF = 2 };
 enum { TN_CLAMP_MIN = 0, TN_CLAMP_MAX = 1 };
 enum { TN_ADDCMUL_VALUE = 0 };
@@ -79,10 +80,9 @@ enum { TN_SORT_DIM = 0, TN_SORT_DESCENDING = 1 };
 enum { TN_TOPK_K = 0, TN_TOPK_DIM = 1, TN_TOPK_LARGEST = 2 };
 enum { TN_TOPK_INDICES_K = 0, TN_TOPK_INDICES_DIM = 1, TN_TOPK_INDICES_LARGEST = 2 };
 enum { TN_ASSIGN_VIEW_OFFSET = 0, TN_ASSIGN_VIEW_STRIDES = 1 };
-enum { TN_WINDOWS2D_KERNEL = 0, TN_WINDOWS2D_STRIDE = 2, TN_WINDOWS2D_PADDING = 4, TN_WINDOWS2D_DILATION = 6,
-       TN_WINDOWS2D_VALUE = 0 };
-enum { TN_FOLD_WINDOWS2D_KERNEL = 0, TN_FOLD_WINDOWS2D_STRIDE = 2, TN_FOLD_WINDOWS2D_PADDING = 4,
-       TN_FOLD_WINDOWS2D_DILATION = 6, TN_FOLD_WINDOWS2D_SIZE = 8 };
+enum { TN_UNFOLD2D_KERNEL = 0, TN_UNFOLD2D_STRIDE = 2, TN_UNFOLD2D_PADDING = 4, TN_UNFOLD2D_DILATION = 6,
+       TN_UNFOLD2D_VALUE = 0 };
+enum { TN_FOLD2D_KERNEL = 0, TN_FOLD2D_STRIDE = 2, TN_FOLD2D_PADDING = 4, TN_FOLD2D_DILATION = 6, TN_FOLD2D_SIZE = 8 };
 enum { TN_SUM_DIMS = 0 };
 enum { TN_PROD_DIMS = 0 };
 enum { TN_AMAX_DIMS = 0 };
@@ -125,14 +125,14 @@ enum { TN_BATCH_NORM_TRAINING = 0, TN_BATCH_NORM_EPS = 0 };
 enum { TN_BATCH_NORMALIZE_EPS = 0 };
 enum { TN_CONV1D_STRIDE = 0, TN_CONV1D_PADDING = 1, TN_CONV1D_DILATION = 2, TN_CONV1D_GROUPS = 3 };
 enum { TN_CONV2D_STRIDE = 0, TN_CONV2D_PADDING = 2, TN_CONV2D_DILATION = 4, TN_CONV2D_GROUPS = 6 };
-enum { TN_CORRELATE2D_PLACES = 0, TN_CORRELATE2D_STRIDE = 2, TN_CORRELATE2D_BEFORE = 4, TN_CORRELATE2D_DILATION = 6,
-       TN_CORRELATE2D_GROUPS = 8 };
+enum { TN_CONV2D_FORWARD_OUT_SIZE = 0, TN_CONV2D_FORWARD_STRIDE = 2, TN_CONV2D_FORWARD_PAD_BEFORE = 4,
+       TN_CONV2D_FORWARD_DILATION = 6, TN_CONV2D_FORWARD_GROUPS = 8 };
 enum { TN_INT_CONV2D_STRIDE = 0, TN_INT_CONV2D_PADDING = 2, TN_INT_CONV2D_DILATION = 6, TN_INT_CONV2D_GROUPS = 8,
        TN_INT_CONV2D_OUTSIDE = 9 };
-enum { TN_SPREAD2D_SIZE = 0, TN_SPREAD2D_STRIDE = 2, TN_SPREAD2D_PADDING = 4, TN_SPREAD2D_DILATION = 6,
-       TN_SPREAD2D_GROUPS = 8 };
-enum { TN_CONV2D_WEIGHT_KERNEL = 0, TN_CONV2D_WEIGHT_STRIDE = 2, TN_CONV2D_WEIGHT_PADDING = 4,
-       TN_CONV2D_WEIGHT_DILATION = 6, TN_CONV2D_WEIGHT_GROUPS = 8 };
+enum { TN_CONV2D_DGRAD_SIZE = 0, TN_CONV2D_DGRAD_STRIDE = 2, TN_CONV2D_DGRAD_PADDING = 4, TN_CONV2D_DGRAD_DILATION = 6,
+       TN_CONV2D_DGRAD_GROUPS = 8 };
+enum { TN_CONV2D_WGRAD_KERNEL = 0, TN_CONV2D_WGRAD_STRIDE = 2, TN_CONV2D_WGRAD_PADDING = 4,
+       TN_CONV2D_WGRAD_DILATION = 6, TN_CONV2D_WGRAD_GROUPS = 8 };
 enum { TN_CONV_TRANSPOSE2D_STRIDE = 0, TN_CONV_TRANSPOSE2D_PADDING = 2, TN_CONV_TRANSPOSE2D_OUTPUT_PADDING = 4,
        TN_CONV_TRANSPOSE2D_GROUPS = 6, TN_CONV_TRANSPOSE2D_DILATION = 7 };
 enum { TN_MAX_POOL2D_KERNEL_SIZE = 0, TN_MAX_POOL2D_STRIDE = 2, TN_MAX_POOL2D_PADDING = 4, TN_MAX_POOL2D_DILATION = 6,
@@ -205,7 +205,7 @@ tn_node *tn_b_bitwise_right_shift(tn_build *b, tn_node *x, tn_node *y);
 tn_node *tn_b_where(tn_build *b, tn_node *condition, tn_node *x, tn_node *y);
 tn_node *tn_b_full(tn_build *b, const int64_t *shape, int rank, double value, tn_dtype dtype);
 tn_node *tn_b_arange(tn_build *b, double start, double end, double step, tn_dtype dtype);
-tn_node *tn_b_dial(tn_build *b, int64_t kind, int64_t value, int64_t count, double number);
+tn_node *tn_b_runtime_scalar(tn_build *b, int64_t kind, int64_t value, int64_t count, double number);
 tn_node *tn_b_exp2(tn_build *b, tn_node *x);
 tn_node *tn_b_log2(tn_build *b, tn_node *x);
 tn_node *tn_b_log10(tn_build *b, tn_node *x);
@@ -327,10 +327,10 @@ tn_node *tn_b_topk(tn_build *b, tn_node *x, int64_t k, int64_t dim, bool largest
 tn_node *tn_b_topk_indices(tn_build *b, tn_node *x, int64_t k, int64_t dim, bool largest);
 tn_node *tn_b_assign_view(tn_build *b, tn_node *base, tn_node *value, int64_t offset, const int64_t *strides,
                           int strid_count);
-tn_node *tn_b_windows2d(tn_build *b, tn_node *x, const int64_t kernel[2], const int64_t stride[2],
-                        const int64_t padding[2], const int64_t dilation[2], double value);
-tn_node *tn_b_fold_windows2d(tn_build *b, tn_node *y, const int64_t kernel[2], const int64_t stride[2],
-                             const int64_t padding[2], const int64_t dilation[2], const int64_t size[2]);
+tn_node *tn_b_unfold2d(tn_build *b, tn_node *x, const int64_t kernel[2], const int64_t stride[2],
+                       const int64_t padding[2], const int64_t dilation[2], double value);
+tn_node *tn_b_fold2d(tn_build *b, tn_node *y, const int64_t kernel[2], const int64_t stride[2],
+                     const int64_t padding[2], const int64_t dilation[2], const int64_t size[2]);
 tn_node *tn_b_sum(tn_build *b, tn_node *x, const int64_t *dims, int dim_count, bool keepdim);
 tn_node *tn_b_prod(tn_build *b, tn_node *x, const int64_t *dims, int dim_count, bool keepdim);
 tn_node *tn_b_amax(tn_build *b, tn_node *x, const int64_t *dims, int dim_count, bool keepdim);
@@ -417,13 +417,14 @@ tn_node *tn_b_batch_mean(tn_build *b, tn_node *x);
 tn_node *tn_b_batch_var(tn_build *b, tn_node *x);
 tn_node *tn_b_conv1d(tn_build *b, tn_node *x, tn_node *weight, tn_node *bias, const tn_conv1d_options *o);
 tn_node *tn_b_conv2d(tn_build *b, tn_node *x, tn_node *weight, tn_node *bias, const tn_conv2d_options *o);
-tn_node *tn_b_correlate2d(tn_build *b, tn_node *x, tn_node *weight, const int64_t places[2], const int64_t stride[2],
-                          const int64_t before[2], const int64_t dilation[2], int64_t groups);
+tn_node *tn_b_conv2d_forward(tn_build *b, tn_node *x, tn_node *weight, const int64_t out_size[2],
+                             const int64_t stride[2], const int64_t pad_before[2], const int64_t dilation[2],
+                             int64_t groups);
 tn_node *tn_b_int_conv2d(tn_build *b, tn_node *x, tn_node *weight, const tn_int_conv2d_options *o);
-tn_node *tn_b_spread2d(tn_build *b, tn_node *y, tn_node *weight, const int64_t size[2], const int64_t stride[2],
-                       const int64_t padding[2], const int64_t dilation[2], int64_t groups);
-tn_node *tn_b_conv2d_weight(tn_build *b, tn_node *x, tn_node *y, const int64_t kernel[2], const int64_t stride[2],
-                            const int64_t padding[2], const int64_t dilation[2], int64_t groups);
+tn_node *tn_b_conv2d_dgrad(tn_build *b, tn_node *y, tn_node *weight, const int64_t size[2], const int64_t stride[2],
+                           const int64_t padding[2], const int64_t dilation[2], int64_t groups);
+tn_node *tn_b_conv2d_wgrad(tn_build *b, tn_node *x, tn_node *y, const int64_t kernel[2], const int64_t stride[2],
+                           const int64_t padding[2], const int64_t dilation[2], int64_t groups);
 tn_node *tn_b_conv_transpose2d(tn_build *b, tn_node *x, tn_node *weight, tn_node *bias,
                                const tn_conv_transpose2d_options *o);
 tn_node *tn_b_max_pool2d(tn_build *b, tn_node *x, const int64_t kernel_size[2], const tn_max_pool2d_options *o);

@@ -288,24 +288,25 @@ extern const tn_op_impl tn_impl_neg, tn_impl_abs, tn_impl_floor, tn_impl_ceil, t
     tn_impl_cast, tn_impl_view_dtype, tn_impl_add, tn_impl_sub, tn_impl_mul, tn_impl_div, tn_impl_floor_divide,
     tn_impl_div_trunc, tn_impl_remainder, tn_impl_fmod, tn_impl_heaviside, tn_impl_maximum, tn_impl_minimum,
     tn_impl_eq, tn_impl_lt, tn_impl_le, tn_impl_bitwise_and, tn_impl_bitwise_or, tn_impl_bitwise_xor,
-    tn_impl_bitwise_left_shift, tn_impl_bitwise_right_shift, tn_impl_where, tn_impl_full, tn_impl_arange, tn_impl_dial,
-    tn_impl_exp2, tn_impl_log2, tn_impl_log10, tn_impl_pow, tn_impl_atan, tn_impl_atan2, tn_impl_square, tn_impl_rsqrt,
-    tn_impl_reciprocal, tn_impl_hypot, tn_impl_log1p, tn_impl_expm1, tn_impl_xlogy, tn_impl_logaddexp, tn_impl_tan,
-    tn_impl_sinh, tn_impl_cosh, tn_impl_asin, tn_impl_acos, tn_impl_asinh, tn_impl_acosh, tn_impl_atanh, tn_impl_sign,
-    tn_impl_frac, tn_impl_isnan, tn_impl_isinf, tn_impl_isfinite, tn_impl_nan_to_num, tn_impl_clamp, tn_impl_lerp,
-    tn_impl_addcmul, tn_impl_addcdiv, tn_impl_masked_fill, tn_impl_ne, tn_impl_gt, tn_impl_ge, tn_impl_logical_not,
-    tn_impl_logical_and, tn_impl_logical_or, tn_impl_logical_xor, tn_impl_add_scalar, tn_impl_sub_scalar,
-    tn_impl_rsub_scalar, tn_impl_mul_scalar, tn_impl_div_scalar, tn_impl_rdiv_scalar, tn_impl_floor_divide_scalar,
-    tn_impl_remainder_scalar, tn_impl_fmod_scalar, tn_impl_maximum_scalar, tn_impl_minimum_scalar, tn_impl_pow_scalar,
-    tn_impl_eq_scalar, tn_impl_ne_scalar, tn_impl_lt_scalar, tn_impl_le_scalar, tn_impl_gt_scalar, tn_impl_ge_scalar,
-    tn_impl_zeros, tn_impl_ones, tn_impl_zeros_like, tn_impl_ones_like, tn_impl_full_like, tn_impl_fill, tn_impl_zero,
-    tn_impl_linspace, tn_impl_eye, tn_impl_tril, tn_impl_triu, tn_impl_one_hot, tn_impl_stack, tn_impl_repeat,
-    tn_impl_tile, tn_impl_flip, tn_impl_roll, tn_impl_view, tn_impl_permute, tn_impl_expand, tn_impl_slice,
-    tn_impl_as_strided, tn_impl_detach, tn_impl_contiguous, tn_impl_cat_few, tn_impl_cat, tn_impl_pad, tn_impl_gather,
+    tn_impl_bitwise_left_shift, tn_impl_bitwise_right_shift, tn_impl_where, tn_impl_full, tn_impl_arange,
+    tn_impl_runtime_scalar, tn_impl_exp2, tn_impl_log2, tn_impl_log10, tn_impl_pow, tn_impl_atan, tn_impl_atan2,
+    tn_impl_square, tn_impl_rsqrt, tn_impl_reciprocal, tn_impl_hypot, tn_impl_log1p, tn_impl_expm1, tn_impl_xlogy,
+    tn_impl_logaddexp, tn_impl_tan, tn_impl_sinh, tn_impl_cosh, tn_impl_asin, tn_impl_acos, tn_impl_asinh,
+    tn_impl_acosh, tn_impl_atanh, tn_impl_sign, tn_impl_frac, tn_impl_isnan, tn_impl_isinf, tn_impl_isfinite,
+    tn_impl_nan_to_num, tn_impl_clamp, tn_impl_lerp, tn_impl_addcmul, tn_impl_addcdiv, tn_impl_masked_fill, tn_impl_ne,
+    tn_impl_gt, tn_impl_ge, tn_impl_logical_not, tn_impl_logical_and, tn_impl_logical_or, tn_impl_logical_xor,
+    tn_impl_add_scalar, tn_impl_sub_scalar, tn_impl_rsub_scalar, tn_impl_mul_scalar, tn_impl_div_scalar,
+    tn_impl_rdiv_scalar, tn_impl_floor_divide_scalar, tn_impl_remainder_scalar, tn_impl_fmod_scalar,
+    tn_impl_maximum_scalar, tn_impl_minimum_scalar, tn_impl_pow_scalar, tn_impl_eq_scalar, tn_impl_ne_scalar,
+    tn_impl_lt_scalar, tn_impl_le_scalar, tn_impl_gt_scalar, tn_impl_ge_scalar, tn_impl_zeros, tn_impl_ones,
+    tn_impl_zeros_like, tn_impl_ones_like, tn_impl_full_like, tn_impl_fill, tn_impl_zero, tn_impl_linspace,
+    tn_impl_eye, tn_impl_tril, tn_impl_triu, tn_impl_one_hot, tn_impl_stack, tn_impl_repeat, tn_impl_tile,
+    tn_impl_flip, tn_impl_roll, tn_impl_view, tn_impl_permute, tn_impl_expand, tn_impl_slice, tn_impl_as_strided,
+    tn_impl_detach, tn_impl_contiguous, tn_impl_cat_few, tn_impl_cat, tn_impl_pad, tn_impl_gather,
     tn_impl_index_select, tn_impl_scatter_sum, tn_impl_index_add_rows, tn_impl_index_add, tn_impl_take_along_dim,
     tn_impl_scatter_prod, tn_impl_scatter_amax, tn_impl_scatter_amin, tn_impl_scatter_extreme, tn_impl_scatter_last,
     tn_impl_scatter, tn_impl_scatter_add, tn_impl_scatter_reduce, tn_impl_argsort_last, tn_impl_argsort, tn_impl_sort,
-    tn_impl_topk, tn_impl_topk_indices, tn_impl_assign_view, tn_impl_windows2d, tn_impl_fold_windows2d, tn_impl_sum,
+    tn_impl_topk, tn_impl_topk_indices, tn_impl_assign_view, tn_impl_unfold2d, tn_impl_fold2d, tn_impl_sum,
     tn_impl_prod, tn_impl_amax, tn_impl_amin, tn_impl_argmax, tn_impl_argmin, tn_impl_cumsum, tn_impl_cumprod,
     tn_impl_mean, tn_impl_var, tn_impl_std, tn_impl_norm, tn_impl_logsumexp, tn_impl_any, tn_impl_all,
     tn_impl_count_nonzero, tn_impl_max, tn_impl_min, tn_impl_matmul_batched, tn_impl_matmul_wide, tn_impl_matmul,
@@ -320,7 +321,7 @@ extern const tn_op_impl tn_impl_neg, tn_impl_abs, tn_impl_floor, tn_impl_ceil, t
     tn_impl_gelu, tn_impl_glu, tn_impl_swiglu, tn_impl_softmax, tn_impl_log_softmax, tn_impl_standardize,
     tn_impl_rms_scale, tn_impl_layer_norm, tn_impl_rms_norm, tn_impl_group_norm, tn_impl_instance_norm,
     tn_impl_batch_norm, tn_impl_batch_normalize, tn_impl_batch_mean, tn_impl_batch_var, tn_impl_conv1d, tn_impl_conv2d,
-    tn_impl_correlate2d, tn_impl_int_conv2d, tn_impl_spread2d, tn_impl_conv2d_weight, tn_impl_conv_transpose2d,
+    tn_impl_conv2d_forward, tn_impl_int_conv2d, tn_impl_conv2d_dgrad, tn_impl_conv2d_wgrad, tn_impl_conv_transpose2d,
     tn_impl_max_pool2d, tn_impl_max_pool2d_indices, tn_impl_avg_pool2d, tn_impl_adaptive_avg_pool2d, tn_impl_embedding,
     tn_impl_rope_rows, tn_impl_rope, tn_impl_attention_dense, tn_impl_attention_dense_gradient,
     tn_impl_scaled_dot_product_attention, tn_impl_dequantize, tn_impl_linear_quantized, tn_impl_linear_half,
@@ -375,7 +376,9 @@ const tn_op_row tn_op_rows[] = {
     [TN_OP_ARANGE] = {"arange", TN_KERNEL,
         "(float start, float end, float step, dtype dtype)",
         "Range", &tn_impl_arange},
-    [TN_OP_DIAL] = {"dial", TN_KERNEL, "(int kind, int value, int count, float number)", "", &tn_impl_dial},
+    [TN_OP_RUNTIME_SCALAR] = {"runtime_scalar", TN_KERNEL,
+        "(int kind, int value, int count, float number)",
+        "", &tn_impl_runtime_scalar},
     [TN_OP_EXP2] = {"exp2", TN_KERNEL, "(Tensor x)", "", &tn_impl_exp2},
     [TN_OP_LOG2] = {"log2", TN_KERNEL, "(Tensor x)", "", &tn_impl_log2},
     [TN_OP_LOG10] = {"log10", TN_KERNEL, "(Tensor x)", "", &tn_impl_log10},
@@ -527,12 +530,12 @@ const tn_op_row tn_op_rows[] = {
     [TN_OP_ASSIGN_VIEW] = {"assign_view", TN_KERNEL,
         "(Tensor base, Tensor value, int offset, int[] strides)",
         "", &tn_impl_assign_view},
-    [TN_OP_WINDOWS2D] = {"windows2d", TN_KERNEL,
+    [TN_OP_UNFOLD2D] = {"unfold2d", TN_KERNEL,
         "(Tensor x, int[2] kernel, int[2] stride, int[2] padding, int[2] dilation, float value)",
-        "", &tn_impl_windows2d},
-    [TN_OP_FOLD_WINDOWS2D] = {"fold_windows2d", TN_KERNEL,
+        "", &tn_impl_unfold2d},
+    [TN_OP_FOLD2D] = {"fold2d", TN_KERNEL,
         "(Tensor y, int[2] kernel, int[2] stride, int[2] padding, int[2] dilation, int[2] size)",
-        "", &tn_impl_fold_windows2d},
+        "", &tn_impl_fold2d},
     [TN_OP_SUM] = {"sum", TN_KERNEL, "(Tensor x, int[] dims, bool keepdim)", "ReduceSum", &tn_impl_sum},
     [TN_OP_PROD] = {"prod", TN_KERNEL, "(Tensor x, int[] dims, bool keepdim)", "ReduceProd", &tn_impl_prod},
     [TN_OP_AMAX] = {"amax", TN_KERNEL, "(Tensor x, int[] dims, bool keepdim)", "ReduceMax", &tn_impl_amax},
@@ -659,18 +662,18 @@ const tn_op_row tn_op_rows[] = {
     [TN_OP_CONV2D] = {"conv2d", TN_COMPOSED,
         "(Tensor x, Tensor weight, Tensor? bias, *, int[2] stride=1, int[2] padding=0, int[2] dilation=1, int groups=1)",
         "Conv", &tn_impl_conv2d},
-    [TN_OP_CORRELATE2D] = {"correlate2d", TN_KERNEL,
-        "(Tensor x, Tensor weight, int[2] places, int[2] stride, int[2] before, int[2] dilation, int groups)",
-        "", &tn_impl_correlate2d},
+    [TN_OP_CONV2D_FORWARD] = {"conv2d_forward", TN_KERNEL,
+        "(Tensor x, Tensor weight, int[2] out_size, int[2] stride, int[2] pad_before, int[2] dilation, int groups)",
+        "", &tn_impl_conv2d_forward},
     [TN_OP_INT_CONV2D] = {"int_conv2d", TN_KERNEL,
         "(Tensor x, Tensor weight, *, int[2] stride=1, int[4] padding=0, int[2] dilation=1, int groups=1, int outside=0)",
         "", &tn_impl_int_conv2d},
-    [TN_OP_SPREAD2D] = {"spread2d", TN_KERNEL,
+    [TN_OP_CONV2D_DGRAD] = {"conv2d_dgrad", TN_KERNEL,
         "(Tensor y, Tensor weight, int[2] size, int[2] stride, int[2] padding, int[2] dilation, int groups)",
-        "", &tn_impl_spread2d},
-    [TN_OP_CONV2D_WEIGHT] = {"conv2d_weight", TN_KERNEL,
+        "", &tn_impl_conv2d_dgrad},
+    [TN_OP_CONV2D_WGRAD] = {"conv2d_wgrad", TN_KERNEL,
         "(Tensor x, Tensor y, int[2] kernel, int[2] stride, int[2] padding, int[2] dilation, int groups)",
-        "", &tn_impl_conv2d_weight},
+        "", &tn_impl_conv2d_wgrad},
     [TN_OP_CONV_TRANSPOSE2D] = {"conv_transpose2d", TN_COMPOSED,
         "(Tensor x, Tensor weight, Tensor? bias, *, int[2] stride=1, int[2] padding=0, int[2] output_padding=0, int groups=1, int[2] dilation=1)",
         "ConvTranspose", &tn_impl_conv_transpose2d},
@@ -940,9 +943,9 @@ tn_node *tn_b_arange(tn_build *b, double start, double end, double step, tn_dtyp
     return build(b, &make_arange, start, end, step, dtype);
 }
 
-static const maker make_dial = {TN_OP_DIAL, 0, "iiif"};
-tn_node *tn_b_dial(tn_build *b, int64_t kind, int64_t value, int64_t count, double number) {
-    return build(b, &make_dial, kind, value, count, number);
+static const maker make_runtime_scalar = {TN_OP_RUNTIME_SCALAR, 0, "iiif"};
+tn_node *tn_b_runtime_scalar(tn_build *b, int64_t kind, int64_t value, int64_t count, double number) {
+    return build(b, &make_runtime_scalar, kind, value, count, number);
 }
 
 tn_tensor *(tn_exp2)(const tn_tensor *x) { return record_1(x, TN_OP_EXP2); }
@@ -1591,16 +1594,16 @@ tn_node *tn_b_assign_view(tn_build *b, tn_node *base, tn_node *value, int64_t of
     return build(b, &make_assign_view, base, value, offset, strides, strid_count);
 }
 
-static const maker make_windows2d = {TN_OP_WINDOWS2D, 0, "t2222f"};
-tn_node *tn_b_windows2d(tn_build *b, tn_node *x, const int64_t kernel[2], const int64_t stride[2],
-                        const int64_t padding[2], const int64_t dilation[2], double value) {
-    return build(b, &make_windows2d, x, kernel, stride, padding, dilation, value);
+static const maker make_unfold2d = {TN_OP_UNFOLD2D, 0, "t2222f"};
+tn_node *tn_b_unfold2d(tn_build *b, tn_node *x, const int64_t kernel[2], const int64_t stride[2],
+                       const int64_t padding[2], const int64_t dilation[2], double value) {
+    return build(b, &make_unfold2d, x, kernel, stride, padding, dilation, value);
 }
 
-static const maker make_fold_windows2d = {TN_OP_FOLD_WINDOWS2D, 0, "t22222"};
-tn_node *tn_b_fold_windows2d(tn_build *b, tn_node *y, const int64_t kernel[2], const int64_t stride[2],
-                             const int64_t padding[2], const int64_t dilation[2], const int64_t size[2]) {
-    return build(b, &make_fold_windows2d, y, kernel, stride, padding, dilation, size);
+static const maker make_fold2d = {TN_OP_FOLD2D, 0, "t22222"};
+tn_node *tn_b_fold2d(tn_build *b, tn_node *y, const int64_t kernel[2], const int64_t stride[2],
+                     const int64_t padding[2], const int64_t dilation[2], const int64_t size[2]) {
+    return build(b, &make_fold2d, y, kernel, stride, padding, dilation, size);
 }
 
 static const maker make_sum = {TN_OP_SUM, 0, "tle"};
@@ -2029,10 +2032,11 @@ tn_node *tn_b_conv2d(tn_build *b, tn_node *x, tn_node *weight, tn_node *bias, co
     return build(b, &make_conv2d, x, weight, bias, (const void *)o);
 }
 
-static const maker make_correlate2d = {TN_OP_CORRELATE2D, 0, "tt2222i"};
-tn_node *tn_b_correlate2d(tn_build *b, tn_node *x, tn_node *weight, const int64_t places[2], const int64_t stride[2],
-                          const int64_t before[2], const int64_t dilation[2], int64_t groups) {
-    return build(b, &make_correlate2d, x, weight, places, stride, before, dilation, groups);
+static const maker make_conv2d_forward = {TN_OP_CONV2D_FORWARD, 0, "tt2222i"};
+tn_node *tn_b_conv2d_forward(tn_build *b, tn_node *x, tn_node *weight, const int64_t out_size[2],
+                             const int64_t stride[2], const int64_t pad_before[2], const int64_t dilation[2],
+                             int64_t groups) {
+    return build(b, &make_conv2d_forward, x, weight, out_size, stride, pad_before, dilation, groups);
 }
 
 static const maker make_int_conv2d = {TN_OP_INT_CONV2D, (uint16_t)TN_OPTIONS_SIZE(tn_int_conv2d_options, outside), "tto2f4c2fific"};
@@ -2043,16 +2047,16 @@ tn_node *tn_b_int_conv2d(tn_build *b, tn_node *x, tn_node *weight, const tn_int_
     return build(b, &make_int_conv2d, x, weight, (const void *)o);
 }
 
-static const maker make_spread2d = {TN_OP_SPREAD2D, 0, "tt2222i"};
-tn_node *tn_b_spread2d(tn_build *b, tn_node *y, tn_node *weight, const int64_t size[2], const int64_t stride[2],
-                       const int64_t padding[2], const int64_t dilation[2], int64_t groups) {
-    return build(b, &make_spread2d, y, weight, size, stride, padding, dilation, groups);
+static const maker make_conv2d_dgrad = {TN_OP_CONV2D_DGRAD, 0, "tt2222i"};
+tn_node *tn_b_conv2d_dgrad(tn_build *b, tn_node *y, tn_node *weight, const int64_t size[2], const int64_t stride[2],
+                           const int64_t padding[2], const int64_t dilation[2], int64_t groups) {
+    return build(b, &make_conv2d_dgrad, y, weight, size, stride, padding, dilation, groups);
 }
 
-static const maker make_conv2d_weight = {TN_OP_CONV2D_WEIGHT, 0, "tt2222i"};
-tn_node *tn_b_conv2d_weight(tn_build *b, tn_node *x, tn_node *y, const int64_t kernel[2], const int64_t stride[2],
-                            const int64_t padding[2], const int64_t dilation[2], int64_t groups) {
-    return build(b, &make_conv2d_weight, x, y, kernel, stride, padding, dilation, groups);
+static const maker make_conv2d_wgrad = {TN_OP_CONV2D_WGRAD, 0, "tt2222i"};
+tn_node *tn_b_conv2d_wgrad(tn_build *b, tn_node *x, tn_node *y, const int64_t kernel[2], const int64_t stride[2],
+                           const int64_t padding[2], const int64_t dilation[2], int64_t groups) {
+    return build(b, &make_conv2d_wgrad, x, y, kernel, stride, padding, dilation, groups);
 }
 
 static const maker make_conv_transpose2d = {TN_OP_CONV_TRANSPOSE2D, (uint16_t)TN_OPTIONS_SIZE(tn_conv_transpose2d_options, dilation), "tt?o2f2c2cif2f"};

@@ -30,21 +30,21 @@ static tn_status infer_pool(tn_infer *c, const tn_window *w, bool ceil_mode) {
     const tn_node *x = c->in[0];
     int64_t size[2];
     if (x->dtype == TN_BOOL) return tn_refuse_dtype(c, 0, "floating point or an integer type");
-    TRY(tn_images_check(c, 2));
+    TRY(tn_nchw_check(c, 2));
     TRY(tn_window_check(c, w, 0));
     for (int a = 0; a < 2; a++) {
         int64_t extent = x->shape[x->rank - 2 + a];
         if (w->padding[a] > w->kernel[a] / 2)
             return tn_fail(TN_ERR_ARGUMENT, "%s: padding %lld is more than half of the kernel, %lld", c->row->name,
                            (long long)w->padding[a], (long long)w->kernel[a]);
-        size[a] = tn_window_places(w, a, extent, ceil_mode);
+        size[a] = tn_window_out_size(w, a, extent, ceil_mode);
         if (size[a] < 0) return tn_window_too_large(c, w, a, extent);
     }
-    tn_images_infer(c, 2, x->shape[tn_images_channel_dim(x, 2)], size);
+    tn_nchw_infer(c, 2, x->shape[tn_nchw_channel_dim(x, 2)], size);
     return TN_OK;
 }
 
-static const int64_t *places_of(const tn_node *n) { return n->shape + n->rank - 2; }
+static const int64_t *pixels_of(const tn_node *n) { return n->shape + n->rank - 2; }
 
 static const int64_t taps_dims[2] = {2, 3}; /* of what a window sees: [n, c, kernel, kernel, places, places] */
 
@@ -87,7 +87,7 @@ static tn_node *back_in_phase(tn_build *b, tn_node *g, tn_node *index, const tn_
     if (tn_phase_is_empty(p)) return tn_b_expand(b, tn_b_const(b, 0.0, g), shape, 4);
     for (int a = 0; a < 2; a++)
         last[a] = p->first[a] + w->stride[a] * (p->taps[a] - 1);
-    tn_node *seen = tn_b_phase_seen(b, g, p, 0.0), *from = index ? tn_b_phase_seen(b, index, p, -1.0) : NULL;
+    tn_node *seen = tn_b_im2col_phase(b, g, p, 0.0), *from = index ? tn_b_im2col_phase(b, index, p, -1.0) : NULL;
     tn_node *number =
         tap_numbers(b, w, steps(b, last[0], p->taps[0], -w->stride[0], (int64_t[]){p->taps[0], 1, 1, 1}, 4),
                     steps(b, last[1], p->taps[1], -w->stride[1], (int64_t[]){p->taps[1], 1, 1}, 3));
@@ -104,7 +104,7 @@ static tn_node *back_in_phases(tn_build *b, tn_node *g, tn_node *index, const tn
     return tn_b_join_phases(b, parts, w, size);
 }
 
-/* Any window: what each tap has of each result, folded; fold_windows2d wants exactly the places that an image has. */
+/* Any window: what each tap has of each result, folded; fold2d wants exactly the places that an image has. */
 static tn_node *back_by_folding(tn_build *b, tn_node *g, tn_node *index, const tn_window *w, const int64_t *size) {
     const int64_t *s = g->shape, *k = w->kernel, none[2] = {0, 0};
     int64_t one[6] = {s[0], s[1], 1, 1, s[2], s[3]}, all[6] = {s[0], s[1], k[0], k[1], s[2], s[3]}, whole[2], pads[4];
@@ -116,7 +116,7 @@ static tn_node *back_by_folding(tn_build *b, tn_node *g, tn_node *index, const t
         pads[2 * (1 - a)] = -w->padding[a];
         pads[2 * (1 - a) + 1] = size[a] + w->padding[a] - whole[a];
     }
-    tn_node *image = tn_b_fold_windows2d(b, tn_b_expand(b, each, all, 6), k, w->stride, none, w->dilation, whole);
+    tn_node *image = tn_b_fold2d(b, tn_b_expand(b, each, all, 6), k, w->stride, none, w->dilation, whole);
     return tn_b_padded(b, image, pads, 0.0);
 }
 
@@ -150,21 +150,21 @@ static double least_of(tn_dtype t) {
 }
 
 /* What the windows of max_pool2d see: [n, c, kernel, kernel, places, places]. */
-static tn_node *seen_for_max(tn_build *b, const tn_node *n, const tn_window *w) {
-    return tn_b_seen(b, tn_b_images(b, n->in[0], 2), w, places_of(n), least_of((tn_dtype)n->in[0]->dtype));
+static tn_node *im2col_for_max(tn_build *b, const tn_node *n, const tn_window *w) {
+    return tn_b_im2col(b, tn_b_as_nchw(b, n->in[0], 2), w, pixels_of(n), least_of((tn_dtype)n->in[0]->dtype));
 }
 
 static tn_node *compose_max_pool2d(tn_build *b, const tn_node *n) {
     tn_window w = max_window(n->i);
-    tn_node *seen = seen_for_max(b, n, &w);
+    tn_node *seen = im2col_for_max(b, n, &w);
     return tn_b_view(b, tn_b_amax(b, seen, taps_dims, 2, false), n->shape, n->rank);
 }
 
 /* The first greatest element of each window takes its whole gradient. */
 static tn_status grad_max_pool2d(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_window w = max_window(n->i);
-    tn_node *index = tn_b_argmax(b, seen_for_max(b, n, &w), taps_dims, 2, false);
-    grads[0] = index ? back(b, n, tn_b_images(b, dy, 2), index, &w) : NULL;
+    tn_node *index = tn_b_argmax(b, im2col_for_max(b, n, &w), taps_dims, 2, false);
+    grads[0] = index ? back(b, n, tn_b_as_nchw(b, dy, 2), index, &w) : NULL;
     return b->status;
 }
 
@@ -192,8 +192,8 @@ static tn_status infer_max_pool2d_indices(tn_infer *c) {
 }
 
 /* Place of tap `number` of each window along an axis, in the image: the window's first place and dilation steps on. */
-static tn_node *tap_place(tn_build *b, const tn_node *n, const tn_window *w, int axis, tn_node *number) {
-    int64_t count = places_of(n)[axis], pad = w->padding[axis], step = w->stride[axis];
+static tn_node *tap_pixel(tn_build *b, const tn_node *n, const tn_window *w, int axis, tn_node *number) {
+    int64_t count = pixels_of(n)[axis], pad = w->padding[axis], step = w->stride[axis];
     int64_t shape[2] = {count, 1};
     tn_node *first = steps(b, -pad, count, step, shape, axis ? 1 : 2);
     return tn_b_add(b, tn_b_mul(b, number, number ? tn_b_const(b, (double)w->dilation[axis], number) : NULL), first);
@@ -210,10 +210,10 @@ static tn_node *first_inside(tn_build *b, tn_node *place, int64_t dilation) {
 static tn_node *compose_max_pool2d_indices(tn_build *b, const tn_node *n) {
     tn_window w = max_window(n->i);
     const tn_node *x = n->in[0];
-    tn_node *tap = tn_b_argmax(b, seen_for_max(b, n, &w), taps_dims, 2, false);
+    tn_node *tap = tn_b_argmax(b, im2col_for_max(b, n, &w), taps_dims, 2, false);
     tn_node *across = tap ? tn_b_const(b, (double)w.kernel[1], tap) : NULL;
-    tn_node *row = tap_place(b, n, &w, 0, tn_b_floor_divide(b, tap, across));
-    tn_node *column = tap_place(b, n, &w, 1, tn_b_remainder(b, tap, across));
+    tn_node *row = tap_pixel(b, n, &w, 0, tn_b_floor_divide(b, tap, across));
+    tn_node *column = tap_pixel(b, n, &w, 1, tn_b_remainder(b, tap, across));
     row = first_inside(b, row, w.dilation[0]);
     column = first_inside(b, column, w.dilation[1]);
     tn_node *width = row ? tn_b_const(b, (double)x->shape[x->rank - 1], row) : NULL;
@@ -240,7 +240,7 @@ static tn_status infer_avg_pool2d(tn_infer *c) {
 }
 
 /* Elements of each window along an axis that count: those inside the image, or inside image and padding. */
-static tn_node *counted(tn_build *b, const tn_node *n, const tn_window *w, int axis, bool padding_counts) {
+static tn_node *pool_counted(tn_build *b, const tn_node *n, const tn_window *w, int axis, bool padding_counts) {
     int64_t size = n->in[0]->shape[n->rank - 2 + axis], pad = w->padding[axis];
     double count = (double)n->shape[n->rank - 2 + axis];
     tn_node *first =
@@ -263,21 +263,21 @@ static tn_node *divided(tn_build *b, const tn_node *n, const tn_window *w, tn_no
         return whole ? tn_b_div_trunc(b, x, x ? tn_b_const(b, by, x) : NULL) : tn_b_scale(b, x, 1.0 / by);
     }
     bool padding_counts = n->i[TN_AVG_POOL2D_COUNT_INCLUDE_PAD];
-    tn_node *rows = tn_b_unsqueeze(b, counted(b, n, w, 0, padding_counts), 1);
-    tn_node *count = tn_b_mul(b, rows, counted(b, n, w, 1, padding_counts));
+    tn_node *rows = tn_b_unsqueeze(b, pool_counted(b, n, w, 0, padding_counts), 1);
+    tn_node *count = tn_b_mul(b, rows, pool_counted(b, n, w, 1, padding_counts));
     return whole ? tn_b_div_trunc(b, x, count) : tn_b_div(b, x, count);
 }
 
 static tn_node *compose_avg_pool2d(tn_build *b, const tn_node *n) {
     tn_window w = pool_window(n->i, NULL);
-    tn_node *seen = tn_b_seen(b, tn_b_images(b, n->in[0], 2), &w, places_of(n), 0.0);
+    tn_node *seen = tn_b_im2col(b, tn_b_as_nchw(b, n->in[0], 2), &w, pixels_of(n), 0.0);
     tn_node *sum = tn_b_sum(b, seen, taps_dims, 2, false); /* of integers in i64 */
     return tn_b_cast_like(b, divided(b, n, &w, tn_b_view(b, sum, n->shape, n->rank)), n);
 }
 
 static tn_status grad_avg_pool2d(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_window w = pool_window(n->i, NULL);
-    grads[0] = back(b, n, tn_b_images(b, divided(b, n, &w, dy), 2), NULL, &w);
+    grads[0] = back(b, n, tn_b_as_nchw(b, divided(b, n, &w, dy), 2), NULL, &w);
     return b->status;
 }
 
@@ -305,12 +305,12 @@ static tn_status infer_adaptive_avg_pool2d(tn_infer *c) {
     const tn_node *x = c->in[0];
     const int64_t *size = c->attrs->i;
     TRY(tn_need_float(c, 0));
-    TRY(tn_images_check(c, 2));
+    TRY(tn_nchw_check(c, 2));
     if (size[0] < 1 || size[1] < 1)
         return tn_fail(TN_ERR_ARGUMENT, "adaptive_avg_pool2d: output_size must be at least 1 × 1");
     if (x->shape[x->rank - 1] < 1 || x->shape[x->rank - 2] < 1)
         return tn_fail(TN_ERR_SHAPE, "adaptive_avg_pool2d: the image is empty");
-    tn_images_infer(c, 2, x->shape[tn_images_channel_dim(x, 2)], size);
+    tn_nchw_infer(c, 2, x->shape[tn_nchw_channel_dim(x, 2)], size);
     return TN_OK;
 }
 
@@ -350,7 +350,7 @@ static tn_node *cut_into_parts(tn_build *b, tn_node *x, int dim, const parts *p,
 
 static tn_node *compose_adaptive_avg_pool2d(tn_build *b, const tn_node *n) {
     const tn_node *given = n->in[0];
-    tn_node *x = tn_b_images(b, n->in[0], 2);
+    tn_node *x = tn_b_as_nchw(b, n->in[0], 2);
     int64_t h = given->shape[given->rank - 2], w = given->shape[given->rank - 1], oh = n->i[0], ow = n->i[1];
     if (!x) return NULL;
     if (h % oh == 0 && w % ow == 0) {

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "kern/qformat.h"
-#include "ops/places.h"
+#include "ops/element_index.h"
 
 /* ---- dequantize -------------------------------------------------------------------------------------------------- */
 
@@ -306,7 +306,7 @@ static int loops_linear_experts(const tn_node *n, int64_t extent[TN_MAX_RANK]) {
 static kir_val lower_linear_experts(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     const tn_node *x = n->in[EXPERTS_X], *w = n->in[EXPERTS_WEIGHT];
     kir_builder *kb = lw->kb;
-    kir_val expert = tn_lower_at(lw, n->in[EXPERTS_CHOSEN], at), valid = place_in_range(kb, expert, w->shape[0]);
+    kir_val expert = tn_lower_at(lw, n->in[EXPERTS_CHOSEN], at), valid = index_in_range(kb, expert, w->shape[0]);
     expert = kir_select(kb, valid, expert, kir_const_i(kb, KIR_I64, 0));
     kir_aff xi[3] = {at[0], at[1]}, wi[3] = {tn_aff_value(expert), at[2], at[3]};
     if (tn_dtype_is_quantized((tn_dtype)w->dtype)) return lower_blocks(lw, n, xi, wi, &at[3], valid);

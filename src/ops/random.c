@@ -1,10 +1,10 @@
 /* random.c — random numbers that are a function of (seed, counter): Philox-4x32-10, Salmon et al. 2011.
  *
  * One primitive yields 32 random bits an element: Philox keyed with the seed, at a counter that begins at the
- * recorder's next free number. Seed and counter are dials, so new numbers make no new plan, a captured graph moves on
- * by as many as it used at every launch, and whatever a backward pass needs again (a dropout mask) is computed again
- * instead of kept. The same numbers come from every device and any number of threads. The public functions take a run
- * of counters and record. */
+ * recorder's next free number. Seed and counter are runtime scalars, so new numbers make no new plan, a captured graph
+ * moves on by as many as it used at every launch, and whatever a backward pass needs again (a dropout mask) is computed
+ * again instead of kept. The same numbers come from every device and any number of threads. The public functions take a
+ * run of counters and record. */
 #include <math.h>
 
 #include "kir/kir_math.h"
@@ -225,12 +225,12 @@ tn_random_state tn_get_random_state(void) {
     return r ? (tn_random_state){r->seed, r->random_offset} : (tn_random_state){0};
 }
 
-static tn_tensor *dial(int64_t kind, int64_t value, int64_t count) {
+static tn_tensor *scalar(int64_t kind, int64_t value, int64_t count) {
     tn_attrs a = {.n_i = 3, .n_f = 1};
-    a.i[TN_DIAL_KIND] = kind;
-    a.i[TN_DIAL_VALUE] = value;
-    a.i[TN_DIAL_COUNT] = count;
-    return tn_record(TN_OP_DIAL, NULL, 0, &a);
+    a.i[TN_RUNTIME_SCALAR_KIND] = kind;
+    a.i[TN_RUNTIME_SCALAR_VALUE] = value;
+    a.i[TN_RUNTIME_SCALAR_COUNT] = count;
+    return tn_record(TN_OP_RUNTIME_SCALAR, NULL, 0, &a);
 }
 
 /* Seed and a run of `count` counters that nobody else gets. */
@@ -242,8 +242,8 @@ static draw draw_numbers(int64_t count) {
     tn_recorder *r = tn_random_here();
     draw d = {0};
     if (!r) return d;
-    d.key = dial(TN_DIAL_SEED, (int64_t)r->seed, 0);
-    d.counter = dial(TN_DIAL_RANDOM, (int64_t)r->random_offset, count);
+    d.key = scalar(TN_SCALAR_SEED, (int64_t)r->seed, 0);
+    d.counter = scalar(TN_SCALAR_RANDOM, (int64_t)r->random_offset, count);
     r->random_offset += (uint64_t)count;
     return d;
 }

@@ -39,7 +39,7 @@ static int64_t reduced_count(const tn_node *n) {
  * place's elements in row-major order. */
 typedef void fold_step(double *result, double v, int64_t number, double *extreme);
 
-static void fold(const tn_reference *r, double first, fold_step *step) {
+static void fold_reduced(const tn_reference *r, double first, fold_step *step) {
     const tn_node *n = r->node, *x = n->in[0];
     int64_t size = tn_node_numel(n), to_stride[TN_MAX_RANK] = {0}, number_stride[TN_MAX_RANK] = {0}, s = 1, t = 1;
     for (int d = x->rank - 1; d >= 0; d--) {
@@ -125,7 +125,7 @@ static tn_status grad_sum(tn_build *b, const tn_node *n, tn_node *dy, tn_node **
     grads[0] = tn_b_expand(b, with_dims(b, n, dy), n->in[0]->shape, n->in[0]->rank);
     return b->status;
 }
-static void reference_sum(const tn_reference *r) { fold(r, 0, step_sum); }
+static void reference_sum(const tn_reference *r) { fold_reduced(r, 0, step_sum); }
 
 /* Sums of one element each, as over a batch of one: +0 and that, computed where they are needed. */
 static tn_node *compose_sum(tn_build *b, const tn_node *n) {
@@ -201,7 +201,7 @@ static tn_status grad_prod(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
     grads[0] = tn_b_mul(b, d, tn_b_where(b, zero, single, tn_b_div(b, y, filled)));
     return b->status;
 }
-static void reference_prod(const tn_reference *r) { fold(r, 1, step_prod); }
+static void reference_prod(const tn_reference *r) { fold_reduced(r, 1, step_prod); }
 const tn_op_impl tn_impl_prod = {
     .class_ = TN_REDUCTION,
     .reduce = KIR_PROD,
@@ -237,8 +237,8 @@ static tn_status grad_extreme(tn_build *b, const tn_node *n, tn_node *dy, tn_nod
     grads[0] = tn_b_mul(b, reached, tn_b_div(b, with_dims(b, n, dy), many));
     return b->status;
 }
-static void reference_amax(const tn_reference *r) { fold(r, -INFINITY, step_max); }
-static void reference_amin(const tn_reference *r) { fold(r, INFINITY, step_min); }
+static void reference_amax(const tn_reference *r) { fold_reduced(r, -INFINITY, step_max); }
+static void reference_amin(const tn_reference *r) { fold_reduced(r, INFINITY, step_min); }
 
 #define EXTREMES \
     "types=f32,f64,i32,i64; " REDUCTIONS "; [0,3] dims=(1) keepdim=false; error=element [0,3] dims=(0) keepdim=false"
@@ -272,8 +272,8 @@ static tn_status infer_arg(tn_infer *c) {
     c->dtype = TN_I64;
     return TN_OK;
 }
-static void reference_argmax(const tn_reference *r) { fold(r, 0, step_argmax); }
-static void reference_argmin(const tn_reference *r) { fold(r, 0, step_argmin); }
+static void reference_argmax(const tn_reference *r) { fold_reduced(r, 0, step_argmax); }
+static void reference_argmin(const tn_reference *r) { fold_reduced(r, 0, step_argmin); }
 
 /* argmax(x, dims, keepdim): where the greatest element lies along dims, the first of equals; over several dims (TN_ALL:
  * all) counted in row-major order. A NaN is the greatest. */

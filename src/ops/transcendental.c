@@ -37,26 +37,26 @@ static const float_layout *layout_of(const kir_builder *kb, kir_val v) {
     return kir_val_type(kb, v) == KIR_F64 ? &double_layout : &single_layout;
 }
 
-static kir_val number(kir_builder *kb, kir_val like, double v) { return kir_const(kb, kir_val_type(kb, like), v); }
-static kir_val add(kir_builder *kb, kir_val a, kir_val b) { return kir_binary(kb, KIR_ADD, a, b); }
+static kir_val pair_number(kir_builder *kb, kir_val like, double v) { return kir_const(kb, kir_val_type(kb, like), v); }
+static kir_val add_pair(kir_builder *kb, kir_val a, kir_val b) { return kir_binary(kb, KIR_ADD, a, b); }
 static kir_val sub(kir_builder *kb, kir_val a, kir_val b) { return kir_binary(kb, KIR_SUB, a, b); }
 static kir_val mul(kir_builder *kb, kir_val a, kir_val b) { return kir_binary(kb, KIR_MUL, a, b); }
-static kir_val divide(kir_builder *kb, kir_val a, kir_val b) { return kir_binary(kb, KIR_DIV, a, b); }
+static kir_val divide_pair(kir_builder *kb, kir_val a, kir_val b) { return kir_binary(kb, KIR_DIV, a, b); }
 static kir_val neg(kir_builder *kb, kir_val a) { return kir_unary(kb, KIR_NEG, a); }
 static kir_val equal(kir_builder *kb, kir_val a, kir_val b) { return kir_binary(kb, KIR_EQ, a, b); }
-static kir_val less(kir_builder *kb, kir_val a, kir_val b) { return kir_binary(kb, KIR_LT, a, b); }
+static kir_val pair_less(kir_builder *kb, kir_val a, kir_val b) { return kir_binary(kb, KIR_LT, a, b); }
 static kir_val and (kir_builder * kb, kir_val a, kir_val b) { return kir_binary(kb, KIR_AND, a, b); }
 
 /* The constant v as hi + lo in the type of `like`. */
 static pair pair_of(kir_builder *kb, kir_val like, long double v) {
     bool is_double = kir_val_type(kb, like) == KIR_F64;
     double hi = is_double ? (double)v : (double)(float)v;
-    return (pair){number(kb, like, hi), number(kb, like, (double)(v - (long double)hi))};
+    return (pair){pair_number(kb, like, hi), pair_number(kb, like, (double)(v - (long double)hi))};
 }
 
 static kir_val sign_bit(kir_builder *kb, kir_val v) {
     const float_layout *f = layout_of(kb, v);
-    return less(kb, kir_bitcast(kb, f->bits, v), kir_const_i(kb, f->bits, 0));
+    return pair_less(kb, kir_bitcast(kb, f->bits, v), kir_const_i(kb, f->bits, 0));
 }
 
 /* v · 2^n for a whole n, |n| ≤ far: in two steps, each of which has a pattern. */
@@ -66,29 +66,29 @@ static kir_val scale_by_power(kir_builder *kb, kir_val v, kir_val n) {
     kir_val half = kir_binary(kb, KIR_SHR, whole, kir_const_i(kb, f->bits, 1));
     kir_val rest = sub(kb, whole, half);
     kir_val bias = kir_const_i(kb, f->bits, f->bias), shift = kir_const_i(kb, f->bits, f->mantissa);
-    kir_val a = kir_bitcast(kb, f->type, kir_binary(kb, KIR_SHL, add(kb, half, bias), shift));
-    kir_val b = kir_bitcast(kb, f->type, kir_binary(kb, KIR_SHL, add(kb, rest, bias), shift));
+    kir_val a = kir_bitcast(kb, f->type, kir_binary(kb, KIR_SHL, add_pair(kb, half, bias), shift));
+    kir_val b = kir_bitcast(kb, f->type, kir_binary(kb, KIR_SHL, add_pair(kb, rest, bias), shift));
     return mul(kb, mul(kb, v, a), b);
 }
 
 /* 2^(z.hi + z.lo) */
 static kir_val power_of_two(kir_builder *kb, pair z) {
     const float_layout *f = layout_of(kb, z.hi);
-    kir_val far = number(kb, z.hi, f->far);
+    kir_val far = pair_number(kb, z.hi, f->far);
     kir_val bounded = kir_binary(kb, KIR_MIN, kir_binary(kb, KIR_MAX, z.hi, neg(kb, far)), far);
     kir_val n = kir_rounding(kb, KIR_NEAREST_EVEN, bounded);
     kir_val is_near = equal(kb, bounded, z.hi);
-    kir_val rest = add(kb, sub(kb, bounded, n), kir_select(kb, is_near, z.lo, number(kb, z.hi, 0)));
-    kir_val v = kir_unary(kb, KIR_EXP, mul(kb, rest, number(kb, z.hi, M_LN2)));
+    kir_val rest = add_pair(kb, sub(kb, bounded, n), kir_select(kb, is_near, z.lo, pair_number(kb, z.hi, 0)));
+    kir_val v = kir_unary(kb, KIR_EXP, mul(kb, rest, pair_number(kb, z.hi, M_LN2)));
     return scale_by_power(kb, v, n);
 }
 
 /* Σ z^k / (2k + 1) for 1 ≤ k ≤ terms, with alternating signs when `turning`. */
 static kir_val odd_series(kir_builder *kb, kir_val z, int terms, bool turning) {
-    kir_val sum = number(kb, z, 0);
+    kir_val sum = pair_number(kb, z, 0);
     for (int k = terms; k >= 1; k--) {
         double c = 1.0 / (2 * k + 1);
-        kir_val v = number(kb, z, turning && k % 2 ? -c : c);
+        kir_val v = pair_number(kb, z, turning && k % 2 ? -c : c);
         sum = k == terms ? v : kir_fma(kb, sum, z, v);
     }
     return mul(kb, sum, z);
@@ -96,42 +96,42 @@ static kir_val odd_series(kir_builder *kb, kir_val z, int terms, bool turning) {
 
 /* s = (m − 1)/(m + 1) to twice the precision: the rest of the division is exact. */
 static pair ratio_of(kir_builder *kb, kir_val m) {
-    kir_val one = number(kb, m, 1);
-    kir_val above = sub(kb, m, one), below = add(kb, m, one);
+    kir_val one = pair_number(kb, m, 1);
+    kir_val above = sub(kb, m, one), below = add_pair(kb, m, one);
     kir_val lost = sub(kb, m, sub(kb, below, one));
-    kir_val hi = divide(kb, above, below);
+    kir_val hi = divide_pair(kb, above, below);
     kir_val rest = kir_fma(kb, neg(kb, hi), below, above);
     rest = kir_fma(kb, neg(kb, hi), lost, rest);
-    return (pair){hi, divide(kb, rest, below)};
+    return (pair){hi, divide_pair(kb, rest, below)};
 }
 
 /* log2 of a positive finite x. */
 static pair log2_pair(kir_builder *kb, kir_val x) {
     const float_layout *f = layout_of(kb, x);
-    kir_val tiny = less(kb, x, number(kb, x, f->least));
-    kir_val grown = kir_select(kb, tiny, mul(kb, x, number(kb, x, ldexp(1, f->mantissa + 2))), x);
+    kir_val tiny = pair_less(kb, x, pair_number(kb, x, f->least));
+    kir_val grown = kir_select(kb, tiny, mul(kb, x, pair_number(kb, x, ldexp(1, f->mantissa + 2))), x);
     kir_val pattern = kir_bitcast(kb, f->bits, grown), shift = kir_const_i(kb, f->bits, f->mantissa);
     kir_val e = kir_binary(kb, KIR_SHR, sub(kb, pattern, kir_const_i(kb, f->bits, f->root_half)), shift);
     kir_val m = kir_bitcast(kb, f->type, sub(kb, pattern, kir_binary(kb, KIR_SHL, e, shift)));
     kir_val exponent = kir_cast(kb, f->type, e);
-    exponent = kir_select(kb, tiny, sub(kb, exponent, number(kb, x, f->mantissa + 2)), exponent);
+    exponent = kir_select(kb, tiny, sub(kb, exponent, pair_number(kb, x, f->mantissa + 2)), exponent);
     pair s = ratio_of(kb, m), c = pair_of(kb, x, 2.8853900817779268147198493620037842L); /* 2 / ln 2 */
     kir_val series = odd_series(kb, mul(kb, s.hi, s.hi), f->log_terms, false);
-    kir_val small = add(kb, s.lo, mul(kb, s.hi, series));
+    kir_val small = add_pair(kb, s.lo, mul(kb, s.hi, series));
     kir_val hi = mul(kb, c.hi, s.hi);
     kir_val lo = kir_fma(kb, c.hi, s.hi, neg(kb, hi));
-    lo = add(kb, lo, kir_fma(kb, c.lo, s.hi, mul(kb, c.hi, small)));
-    kir_val sum = add(kb, exponent, hi);
-    lo = add(kb, sub(kb, hi, sub(kb, sum, exponent)), lo);
-    kir_val top = add(kb, sum, lo);
-    return (pair){top, add(kb, sub(kb, sum, top), lo)};
+    lo = add_pair(kb, lo, kir_fma(kb, c.lo, s.hi, mul(kb, c.hi, small)));
+    kir_val sum = add_pair(kb, exponent, hi);
+    lo = add_pair(kb, sub(kb, hi, sub(kb, sum, exponent)), lo);
+    kir_val top = add_pair(kb, sum, lo);
+    return (pair){top, add_pair(kb, sub(kb, sum, top), lo)};
 }
 
 /* (a.hi + a.lo) · (b.hi + b.lo) */
 static pair pair_times(kir_builder *kb, pair a, pair b) {
     kir_val hi = mul(kb, a.hi, b.hi);
     kir_val lo = kir_fma(kb, a.hi, b.hi, neg(kb, hi));
-    return (pair){hi, add(kb, lo, kir_fma(kb, a.hi, b.lo, mul(kb, a.lo, b.hi)))};
+    return (pair){hi, add_pair(kb, lo, kir_fma(kb, a.hi, b.lo, mul(kb, a.lo, b.hi)))};
 }
 
 /* ---- exp2, log2, log10 ------------------------------------------------------------------------------------------- */
@@ -146,7 +146,7 @@ static void map_one(const tn_reference *r, one_operand *f) {
 /* exp2(x): 2 to the power of x; exact for whole x. */
 static kir_val lower_exp2(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     kir_val x = tn_lower_in(lw, n, 0, at);
-    return power_of_two(lw->kb, (pair){x, number(lw->kb, x, 0)});
+    return power_of_two(lw->kb, (pair){x, pair_number(lw->kb, x, 0)});
 }
 static tn_status grad_exp2(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     grads[0] = tn_b_scale(b, tn_b_mul(b, dy, tn_b_self(n)), M_LN2);
@@ -164,9 +164,9 @@ const tn_op_impl tn_impl_exp2 = {.class_ = TN_ELEMENTWISE,
 
 /* log2 x for all x: the pair, and what holds at the edges. */
 static kir_val log_edges(kir_builder *kb, kir_val x, kir_val v) {
-    kir_val zero = number(kb, x, 0), infinite = number(kb, x, INFINITY);
-    v = kir_select(kb, less(kb, x, infinite), v, x); /* +∞ and NaN stay */
-    v = kir_select(kb, less(kb, x, zero), number(kb, x, NAN), v);
+    kir_val zero = pair_number(kb, x, 0), infinite = pair_number(kb, x, INFINITY);
+    v = kir_select(kb, pair_less(kb, x, infinite), v, x); /* +∞ and NaN stay */
+    v = kir_select(kb, pair_less(kb, x, zero), pair_number(kb, x, NAN), v);
     return kir_select(kb, equal(kb, x, zero), neg(kb, infinite), v);
 }
 
@@ -196,7 +196,7 @@ static kir_val lower_log10(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     kir_builder *kb = lw->kb;
     kir_val x = tn_lower_in(lw, n, 0, at);
     pair v = pair_times(kb, log2_pair(kb, x), pair_of(kb, x, 0.30102999566398119521373889472449302677L)); /* log10 2 */
-    return log_edges(kb, x, add(kb, v.hi, v.lo));
+    return log_edges(kb, x, add_pair(kb, v.hi, v.lo));
 }
 static tn_status grad_log10(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     grads[0] = tn_b_div(b, dy, tn_b_scale(b, n->in[0], M_LN10));
@@ -229,30 +229,30 @@ static kir_val pow_integers(kir_builder *kb, kir_val x, kir_val y) {
     kir_val odd = equal(kb, and(kb, y, one), one), minus_one = kir_const_i(kb, t, -1);
     kir_val inverse = kir_select(kb, equal(kb, x, minus_one), kir_select(kb, odd, minus_one, one), zero);
     inverse = kir_select(kb, equal(kb, x, one), one, inverse);
-    return kir_select(kb, less(kb, y, zero), inverse, result);
+    return kir_select(kb, pair_less(kb, y, zero), inverse, result);
 }
 
 /* |x|^y where |x| is neither 0 nor infinite. */
 static kir_val pow_plain(kir_builder *kb, kir_val size, kir_val y) {
-    kir_val most = number(kb, y, layout_of(kb, y)->huge_power);
+    kir_val most = pair_number(kb, y, layout_of(kb, y)->huge_power);
     kir_val bounded = kir_binary(kb, KIR_MIN, kir_binary(kb, KIR_MAX, y, neg(kb, most)), most);
-    return power_of_two(kb, pair_times(kb, log2_pair(kb, size), (pair){bounded, number(kb, y, 0)}));
+    return power_of_two(kb, pair_times(kb, log2_pair(kb, size), (pair){bounded, pair_number(kb, y, 0)}));
 }
 
 static kir_val pow_floats(kir_builder *kb, kir_val x, kir_val y) {
-    kir_val zero = number(kb, x, 0), one = number(kb, x, 1), infinite = number(kb, x, INFINITY),
-            nan = number(kb, x, NAN);
+    kir_val zero = pair_number(kb, x, 0), one = pair_number(kb, x, 1), infinite = pair_number(kb, x, INFINITY),
+            nan = pair_number(kb, x, NAN);
     kir_val size = kir_unary(kb, KIR_ABS, x);
-    kir_val falls = less(kb, y, zero);
+    kir_val falls = pair_less(kb, y, zero);
     kir_val v = pow_plain(kb, size, y);
     v = kir_select(kb, equal(kb, size, zero), kir_select(kb, falls, infinite, zero), v);
     v = kir_select(kb, equal(kb, size, infinite), kir_select(kb, falls, zero, infinite), v);
-    kir_val half = mul(kb, y, number(kb, y, 0.5));
+    kir_val half = mul(kb, y, pair_number(kb, y, 0.5));
     kir_val whole = equal(kb, kir_rounding(kb, KIR_TRUNC, y), y);
     kir_val even = equal(kb, kir_rounding(kb, KIR_TRUNC, half), half);
     kir_val odd = kir_select(kb, even, kir_const_i(kb, KIR_BOOL, 0), whole);
     v = kir_select(kb, and(kb, odd, sign_bit(kb, x)), neg(kb, v), v);
-    kir_val minus = and(kb, less(kb, x, zero), less(kb, neg(kb, infinite), x));
+    kir_val minus = and(kb, pair_less(kb, x, zero), pair_less(kb, neg(kb, infinite), x));
     v = kir_select(kb, and(kb, minus, kir_select(kb, whole, kir_const_i(kb, KIR_BOOL, 0), minus)), nan, v);
     v = kir_select(kb, equal(kb, x, x), v, x);
     v = kir_select(kb, equal(kb, y, y), v, y);
@@ -311,35 +311,35 @@ const tn_op_impl tn_impl_pow = {
 /* atan of 0 ≤ t ≤ 1 */
 static kir_val atan_unit(kir_builder *kb, kir_val t) {
     const float_layout *f = layout_of(kb, t);
-    kir_val one = number(kb, t, 1), zero = number(kb, t, 0);
-    kir_val far = less(kb, number(kb, t, 0.41421356237309503), t); /* tan(π/8) */
-    kir_val q = kir_select(kb, far, divide(kb, sub(kb, t, one), add(kb, t, one)), t);
+    kir_val one = pair_number(kb, t, 1), zero = pair_number(kb, t, 0);
+    kir_val far = pair_less(kb, pair_number(kb, t, 0.41421356237309503), t); /* tan(π/8) */
+    kir_val q = kir_select(kb, far, divide_pair(kb, sub(kb, t, one), add_pair(kb, t, one)), t);
     pair quarter = pair_of(kb, t, 0.785398163397448309615660845819875721L); /* π/4 */
     kir_val series = mul(kb, q, odd_series(kb, mul(kb, q, q), f->atan_terms, true));
-    kir_val lo = add(kb, series, kir_select(kb, far, quarter.lo, zero));
-    return add(kb, kir_select(kb, far, quarter.hi, zero), add(kb, q, lo));
+    kir_val lo = add_pair(kb, series, kir_select(kb, far, quarter.lo, zero));
+    return add_pair(kb, kir_select(kb, far, quarter.hi, zero), add_pair(kb, q, lo));
 }
 
 static kir_val angle(kir_builder *kb, kir_val y, kir_val x) {
     kir_val v = kir_unary(kb, KIR_ABS, y), h = kir_unary(kb, KIR_ABS, x);
     kir_val least = kir_binary(kb, KIR_MIN, v, h), most = kir_binary(kb, KIR_MAX, v, h);
-    kir_val t = divide(kb, least, most);
-    t = kir_select(kb, equal(kb, most, number(kb, x, 0)), most, t);
-    t = kir_select(kb, equal(kb, least, number(kb, x, INFINITY)), number(kb, x, 1), t);
+    kir_val t = divide_pair(kb, least, most);
+    t = kir_select(kb, equal(kb, most, pair_number(kb, x, 0)), most, t);
+    t = kir_select(kb, equal(kb, least, pair_number(kb, x, INFINITY)), pair_number(kb, x, 1), t);
     kir_val a = atan_unit(kb, t);
     pair half = pair_of(kb, x, 1.57079632679489661923132169163975144L),
          whole = pair_of(kb, x, 3.14159265358979323846264338327950288L);
-    a = kir_select(kb, less(kb, h, v), sub(kb, half.hi, sub(kb, a, half.lo)), a);
+    a = kir_select(kb, pair_less(kb, h, v), sub(kb, half.hi, sub(kb, a, half.lo)), a);
     a = kir_select(kb, sign_bit(kb, x), sub(kb, whole.hi, sub(kb, a, whole.lo)), a);
     a = kir_select(kb, sign_bit(kb, y), neg(kb, a), a);
-    kir_val sum = add(kb, x, y), numbers = and(kb, equal(kb, x, x), equal(kb, y, y));
+    kir_val sum = add_pair(kb, x, y), numbers = and(kb, equal(kb, x, x), equal(kb, y, y));
     return kir_select(kb, numbers, a, sum);
 }
 
 /* atan(x): the angle in [−π/2, π/2] whose tangent is x. */
 static kir_val lower_atan(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     kir_val x = tn_lower_in(lw, n, 0, at);
-    return angle(lw->kb, x, number(lw->kb, x, 1));
+    return angle(lw->kb, x, pair_number(lw->kb, x, 1));
 }
 static tn_status grad_atan(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     grads[0] = tn_b_div(b, dy, tn_b_offset(b, tn_b_mul(b, n->in[0], n->in[0]), 1));

@@ -127,7 +127,7 @@ tn_status tn_view_broadcast_to(const tn_node *const *in, const tn_attrs *args, t
 
 /* ---- order of dimensions ----------------------------------------------------------------------------------------- */
 
-static void identity(int64_t *dims, int rank) {
+static void view_identity(int64_t *dims, int rank) {
     for (int d = 0; d < rank; d++)
         dims[d] = d;
 }
@@ -137,7 +137,7 @@ tn_status tn_view_transpose(const tn_node *const *in, const tn_attrs *args, tn_v
     int64_t a, b, dims[TN_MAX_RANK];
     TRY(tn_view_dim(steps, args->i[0], in[0]->rank, &a));
     TRY(tn_view_dim(steps, args->i[1], in[0]->rank, &b));
-    identity(dims, in[0]->rank);
+    view_identity(dims, in[0]->rank);
     if (in[0]->rank > 0) {
         dims[a] = b;
         dims[b] = a;

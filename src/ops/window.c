@@ -5,7 +5,7 @@
 
 int64_t tn_window_reach(const tn_window *w, int axis) { return w->dilation[axis] * (w->kernel[axis] - 1) + 1; }
 
-int64_t tn_window_places(const tn_window *w, int axis, int64_t size, bool ceil_mode) {
+int64_t tn_window_out_size(const tn_window *w, int axis, int64_t size, bool ceil_mode) {
     int64_t room = size + 2 * w->padding[axis] - tn_window_reach(w, axis), stride = w->stride[axis];
     if (room < 0) return -1;
     int64_t count = (ceil_mode ? room + stride - 1 : room) / stride + 1;
@@ -33,7 +33,7 @@ tn_status tn_window_too_large(const tn_infer *c, const tn_window *w, int axis, i
 
 /* ---- images ------------------------------------------------------------------------------------------------------ */
 
-tn_status tn_images_check(const tn_infer *c, int axes) {
+tn_status tn_nchw_check(const tn_infer *c, int axes) {
     const tn_node *x = c->in[0];
     char text[96];
     if (x->rank == axes + 1 || x->rank == axes + 2) return TN_OK;
@@ -41,16 +41,16 @@ tn_status tn_images_check(const tn_infer *c, int axes) {
                    c->row->name, axes == 2 ? "height, width" : "length", tn_shape_text(x, text, sizeof text));
 }
 
-int tn_images_channel_dim(const tn_node *x, int axes) { return x->rank - axes - 1; }
+int tn_nchw_channel_dim(const tn_node *x, int axes) { return x->rank - axes - 1; }
 
 static void set_dim(tn_infer *c, int dim, int64_t extent, int symbol) {
     c->shape[dim] = extent;
     c->symbol[dim] = (uint8_t)symbol;
 }
 
-void tn_images_infer(tn_infer *c, int axes, int64_t channels, const int64_t *size) {
+void tn_nchw_infer(tn_infer *c, int axes, int64_t channels, const int64_t *size) {
     const tn_node *x = c->in[0];
-    int at = tn_images_channel_dim(x, axes);
+    int at = tn_nchw_channel_dim(x, axes);
     c->dtype = (tn_dtype)x->dtype;
     c->rank = x->rank;
     if (at) set_dim(c, 0, x->shape[0], x->symbol[0]);
@@ -59,9 +59,9 @@ void tn_images_infer(tn_infer *c, int axes, int64_t channels, const int64_t *siz
         set_dim(c, at + 1 + a, size[a], 0);
 }
 
-tn_node *tn_b_images(tn_build *b, tn_node *x, int axes) {
+tn_node *tn_b_as_nchw(tn_build *b, tn_node *x, int axes) {
     if (!x || (x->rank == 4 && axes == 2)) return x;
-    int at = tn_images_channel_dim(x, axes);
+    int at = tn_nchw_channel_dim(x, axes);
     int64_t shape[4] = {at ? x->shape[0] : 1, x->shape[at], axes == 2 ? x->shape[at + 1] : 1, x->shape[x->rank - 1]};
     return tn_b_reshape(b, x, shape, 4);
 }
@@ -86,7 +86,7 @@ static tn_node *one_tap(tn_build *b, tn_node *x, const int64_t *stride) {
     return x ? tn_b_reshape(b, x, (int64_t[]){x->shape[0], x->shape[1], 1, 1, x->shape[2], x->shape[3]}, 6) : NULL;
 }
 
-tn_node *tn_b_seen(tn_build *b, tn_node *x, const tn_window *w, const int64_t *places, double value) {
+tn_node *tn_b_im2col(tn_build *b, tn_node *x, const tn_window *w, const int64_t *places, double value) {
     int64_t pads[4];
     if (!x) return NULL;
     for (int a = 0; a < 2; a++) {
@@ -98,7 +98,7 @@ tn_node *tn_b_seen(tn_build *b, tn_node *x, const tn_window *w, const int64_t *p
     }
     x = tn_b_padded(b, x, pads, value);
     if (w->kernel[0] == 1 && w->kernel[1] == 1) return one_tap(b, x, w->stride);
-    return tn_b_windows2d(b, x, w->kernel, w->stride, none, w->dilation, value);
+    return tn_b_unfold2d(b, x, w->kernel, w->stride, none, w->dilation, value);
 }
 
 /* ---- the way back ------------------------------------------------------------------------------------------------ */
@@ -126,10 +126,10 @@ tn_phase tn_phase_of(const tn_window *w, const int64_t *number, const int64_t *s
     return p;
 }
 
-tn_node *tn_b_phase_seen(tn_build *b, tn_node *y, const tn_phase *p, double value) {
+tn_node *tn_b_im2col_phase(tn_build *b, tn_node *y, const tn_phase *p, double value) {
     y = tn_b_padded(b, y, p->pads, value);
     if (p->taps[0] == 1 && p->taps[1] == 1) return one_tap(b, y, ones);
-    return tn_b_windows2d(b, y, p->taps, ones, none, p->spacing, value);
+    return tn_b_unfold2d(b, y, p->taps, ones, none, p->spacing, value);
 }
 
 /* Several parts as one, their elements alternating along dim. */

@@ -15,20 +15,20 @@ typedef struct tn_window {
 
 int64_t tn_window_reach(const tn_window *w, int axis);
 /* Places of the window along an axis, -1 when it does not fit. Rounding up, the last one must still begin inside. */
-int64_t tn_window_places(const tn_window *w, int axis, int64_t size, bool ceil_mode);
+int64_t tn_window_out_size(const tn_window *w, int axis, int64_t size, bool ceil_mode);
 tn_status tn_window_check(const tn_infer *c, const tn_window *w, int first_axis);
 tn_status tn_window_too_large(const tn_infer *c, const tn_window *w, int axis, int64_t size);
 
 /* Images come as [batch, channels, size…] with `axes` sizes, or without the batch. */
-tn_status tn_images_check(const tn_infer *c, int axes);
-int tn_images_channel_dim(const tn_node *x, int axes);
-void tn_images_infer(tn_infer *c, int axes, int64_t channels,
-                     const int64_t *size);               /* the batch, if any, is the input's */
-tn_node *tn_b_images(tn_build *b, tn_node *x, int axes); /* as [n, c, h, w], whatever it was */
+tn_status tn_nchw_check(const tn_infer *c, int axes);
+int tn_nchw_channel_dim(const tn_node *x, int axes);
+void tn_nchw_infer(tn_infer *c, int axes, int64_t channels,
+                   const int64_t *size);                  /* the batch, if any, is the input's */
+tn_node *tn_b_as_nchw(tn_build *b, tn_node *x, int axes); /* as [n, c, h, w], whatever it was */
 
 /* What the window sees of x [n, c, h, w] at places[0] × places[1]: [n, c, kernel, kernel,
  * places, places]; `value` outside. */
-tn_node *tn_b_seen(tn_build *b, tn_node *x, const tn_window *w, const int64_t *places, double value);
+tn_node *tn_b_im2col(tn_build *b, tn_node *x, const tn_window *w, const int64_t *places, double value);
 
 /* tn_b_pad of an image; what is only cut off is a view. */
 tn_node *tn_b_padded(tn_build *b, tn_node *x, const int64_t pads[4], double value);
@@ -51,7 +51,7 @@ tn_phase tn_phase_of(const tn_window *w, const int64_t *number, const int64_t *s
 /* Has the phase pixels that nothing reaches? */
 static inline bool tn_phase_is_empty(const tn_phase *p) { return p->taps[0] == 0 || p->taps[1] == 0; }
 /* Results [n, c, places, places] under the phase's window: [n, c, taps, taps, pixels, pixels]. Taps run downwards. */
-tn_node *tn_b_phase_seen(tn_build *b, tn_node *y, const tn_phase *p, double value);
+tn_node *tn_b_im2col_phase(tn_build *b, tn_node *y, const tn_phase *p, double value);
 /* Taps that the composition of one filter a channel adds up before it adds these sums; 0: the products themselves are
  * the elements of one reduction. */
 int64_t tn_depthwise_pass(const int64_t kernel[2], const int64_t stride[2]);

@@ -1,5 +1,5 @@
 /* bpe.c — byte-level BPE: a word's bytes become letters, and neighbours are merged, the merge of the lowest rank first
- * and of equal ones the leftmost. Also the heap of candidates that sentence.c shares.
+ * and of equal ones the leftmost. Also the heap of candidates that sentencepiece.c shares.
  *
  * A candidate holds its rank and the left symbol. It is stale when the two symbols are no longer those that the merge
  * of that rank joins; a merge found by a stale candidate that fits again is one that is due anyway. */
@@ -53,7 +53,7 @@ static tn_status consider(tn_txt_work *w, uint32_t left) {
 }
 
 /* The symbol takes in its right neighbour and becomes `id`. */
-static void join(tn_txt_symbol *symbols, uint32_t left, int32_t id) {
+static void join_bpe(tn_txt_symbol *symbols, uint32_t left, int32_t id) {
     tn_txt_symbol *s = &symbols[left];
     uint32_t right = s->next;
     s->id = id;
@@ -69,7 +69,7 @@ static tn_status merge_all(tn_txt_work *w) {
         const tn_txt_merge *m = &w->tokenizer->merges[key >> 32];
         tn_txt_symbol *s = &w->symbols[left];
         if (s->id != m->left || s->next == TN_TXT_NONE || w->symbols[s->next].id != m->right) continue;
-        join(w->symbols, left, m->result);
+        join_bpe(w->symbols, left, m->result);
         TRY(consider(w, s->prev));
         TRY(consider(w, left));
     }

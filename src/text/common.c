@@ -17,33 +17,33 @@ static bool told_to_fail(void) {
 }
 
 /* count · size as a request for malloc, at least 1; SIZE_MAX, which no malloc can serve, when it overflows. */
-static size_t bytes_of(size_t count, size_t size) {
+static size_t text_bytes_of(size_t count, size_t size) {
     if (size != 0 && count > (SIZE_MAX >> 1) / size) return SIZE_MAX;
     return count * size > 0 ? count * size : 1;
 }
 
-static tn_status out_of_memory(size_t count, size_t size) {
+static tn_status text_out_of_memory(size_t count, size_t size) {
     return tn_backend_fail(TN_ERR_MEMORY, "out of host memory: %zu times %zu bytes could not be allocated", count,
                            size);
 }
 
-static void *counted(void *p, size_t count, size_t size) {
+static void *text_counted(void *p, size_t count, size_t size) {
     if (p) {
         atomic_fetch_add_explicit(&live_blocks, 1, memory_order_relaxed);
     } else {
-        out_of_memory(count, size);
+        text_out_of_memory(count, size);
     }
     return p;
 }
 
 void *tn_txt_alloc(size_t count, size_t size) {
-    size_t bytes = bytes_of(count, size);
-    return counted(told_to_fail() || bytes == SIZE_MAX ? NULL : malloc(bytes), count, size);
+    size_t bytes = text_bytes_of(count, size);
+    return text_counted(told_to_fail() || bytes == SIZE_MAX ? NULL : malloc(bytes), count, size);
 }
 
 void *tn_txt_zalloc(size_t count, size_t size) {
-    size_t bytes = bytes_of(count, size);
-    return counted(told_to_fail() || bytes == SIZE_MAX ? NULL : calloc(1, bytes), count, size);
+    size_t bytes = text_bytes_of(count, size);
+    return text_counted(told_to_fail() || bytes == SIZE_MAX ? NULL : calloc(1, bytes), count, size);
 }
 
 void tn_txt_free(void *p) {
@@ -57,9 +57,9 @@ tn_status tn_txt_grow(void *items, size_t *capacity, size_t need, size_t size) {
     size_t wanted = *capacity < SIZE_MAX / 2 ? *capacity * 2 : SIZE_MAX;
     if (wanted < need) wanted = need;
     if (wanted < 16) wanted = 16;
-    size_t bytes = bytes_of(wanted, size);
+    size_t bytes = text_bytes_of(wanted, size);
     void *grown = told_to_fail() || bytes == SIZE_MAX ? NULL : realloc(old, bytes);
-    if (!grown) return out_of_memory(wanted, size);
+    if (!grown) return text_out_of_memory(wanted, size);
     if (!old) atomic_fetch_add_explicit(&live_blocks, 1, memory_order_relaxed);
     memcpy(items, &grown, sizeof grown);
     *capacity = wanted;
@@ -73,7 +73,7 @@ int64_t tn_txt_live_blocks(void) { return atomic_load(&live_blocks); }
 /* ---- buffers ----------------------------------------------------------------------------------------------------- */
 
 tn_status tn_bytes_append(tn_bytes *b, const void *data, size_t size) {
-    if (size >= SIZE_MAX / 2 - b->size) return out_of_memory(size, 1);
+    if (size >= SIZE_MAX / 2 - b->size) return text_out_of_memory(size, 1);
     TRY(tn_txt_reserve(&b->data, &b->capacity, b->size + size + 1, 1));
     if (size > 0) memcpy(b->data + b->size, data, size);
     b->size += size;

@@ -14,7 +14,7 @@ static tn_text_slice text_at(const tn_hf_texts *texts, size_t i) {
     return (tn_text_slice){texts->text.data + begin, texts->ends[i] - begin};
 }
 
-static tn_status add(tn_hf_texts *texts, const char *text, size_t size) {
+static tn_status add_decoder(tn_hf_texts *texts, const char *text, size_t size) {
     return tn_bytes_append(&texts->text, text, size);
 }
 
@@ -45,11 +45,11 @@ static tn_status add_replaced(tn_hf_texts *out, tn_text_slice text, tn_text_slic
             at++;
             continue;
         }
-        TRY(add(out, text.data + start, at - start));
-        TRY(add(out, by.data, by.size));
+        TRY(add_decoder(out, text.data + start, at - start));
+        TRY(add_decoder(out, by.data, by.size));
         start = at += part.size;
     }
-    return add(out, text.data + start, text.size - start);
+    return add_decoder(out, text.data + start, text.size - start);
 }
 
 static tn_text_slice slice(const tn_bytes *b) { return (tn_text_slice){b->data ? b->data : "", b->size}; }
@@ -70,12 +70,12 @@ static tn_status decode_byte_level(const tn_hf_step *s, const tn_hf_texts *in, t
     for (size_t i = 0; i < in->count; i++) {
         tn_text_slice text = text_at(in, i);
         bool letters = all_letters(text);
-        if (!letters) TRY(add(out, text.data, text.size));
+        if (!letters) TRY(add_decoder(out, text.data, text.size));
         for (size_t at = 0; letters && at < text.size;) {
             uint32_t c;
             at += tn_hf_char(text.data + at, text.size - at, &c);
             char byte = (char)tn_txt_byte_of_letter(c);
-            TRY(add(out, &byte, 1));
+            TRY(add_decoder(out, &byte, 1));
         }
     }
     return end_text(out);
@@ -87,7 +87,7 @@ static tn_status add_cleaned(tn_hf_texts *out, tn_text_slice text) {
                                            {" ' ", "'"},  {" n't", "n't"}, {" 'm", "'m"},  {" do not", " don't"},
                                            {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"}};
     tn_hf_texts now = {0}, next = {0};
-    tn_status status = add(&now, text.data, text.size);
+    tn_status status = add_decoder(&now, text.data, text.size);
     for (size_t i = 0; i < sizeof rules / sizeof *rules && status == TN_OK; i++) {
         next.text.size = 0;
         status = add_replaced(&next, slice(&now.text), (tn_text_slice){rules[i][0], strlen(rules[i][0])},
@@ -96,7 +96,7 @@ static tn_status add_cleaned(tn_hf_texts *out, tn_text_slice text) {
         now = next;
         next = swap;
     }
-    if (status == TN_OK) status = add(out, now.text.data, now.text.size);
+    if (status == TN_OK) status = add_decoder(out, now.text.data, now.text.size);
     free_texts(&now);
     free_texts(&next);
     return status;
@@ -117,7 +117,8 @@ static tn_status decode_word_piece(const tn_hf_step *s, const tn_hf_texts *in, t
         word.size = 0;
         status = tn_bytes_append(&word, " ", later && !continues ? 1 : 0);
         if (status == TN_OK) status = tn_bytes_append(&word, text.data + cut, text.size - cut);
-        if (status == TN_OK) status = s->on[0] ? add_cleaned(out, slice(&word)) : add(out, word.data, word.size);
+        if (status == TN_OK)
+            status = s->on[0] ? add_cleaned(out, slice(&word)) : add_decoder(out, word.data, word.size);
         if (status == TN_OK) status = end_text(out);
     }
     tn_bytes_free(&word);
@@ -166,11 +167,11 @@ static int byte_of(tn_text_slice text) {
 static tn_status end_bytes(const tn_hf_texts *in, const tn_bytes *bytes, tn_hf_texts *out) {
     if (bytes->size == 0) return TN_OK;
     if (!in->whole || tn_txt_utf8_valid(bytes->data, bytes->size) == bytes->size) {
-        TRY(add(out, bytes->data, bytes->size));
+        TRY(add_decoder(out, bytes->data, bytes->size));
         return end_text(out);
     }
     for (size_t i = 0; i < bytes->size; i++) {
-        TRY(add(out, "\xef\xbf\xbd", 3));
+        TRY(add_decoder(out, "\xef\xbf\xbd", 3));
         TRY(end_text(out));
     }
     return TN_OK;
@@ -190,7 +191,7 @@ static tn_status decode_byte_fallback(const tn_hf_step *s, const tn_hf_texts *in
         }
         status = end_bytes(in, &bytes, out);
         bytes.size = 0;
-        if (status == TN_OK) status = add(out, text.data, text.size);
+        if (status == TN_OK) status = add_decoder(out, text.data, text.size);
         if (status == TN_OK) status = end_text(out);
     }
     if (status == TN_OK) status = end_bytes(in, &bytes, out);
@@ -200,7 +201,7 @@ static tn_status decode_byte_fallback(const tn_hf_step *s, const tn_hf_texts *in
 
 static tn_status decode_fuse(const tn_hf_step *s, const tn_hf_texts *in, tn_hf_texts *out) {
     (void)s;
-    TRY(add(out, in->text.data, in->text.size));
+    TRY(add_decoder(out, in->text.data, in->text.size));
     return end_text(out);
 }
 
@@ -223,7 +224,7 @@ static tn_status decode_strip(const tn_hf_step *s, const tn_hf_texts *in, tn_hf_
             if (memcmp(text.data + text.size - s->text.size, s->text.data, s->text.size) != 0) break;
             text.size -= s->text.size;
         }
-        TRY(add(out, text.data, text.size));
+        TRY(add_decoder(out, text.data, text.size));
         TRY(end_text(out));
     }
     return TN_OK;
@@ -242,11 +243,11 @@ static tn_status replace_one(const tn_hf_step *s, tn_txt_matcher *m, tn_text_sli
         bool found;
         TRY(tn_hf_next_match(s->pattern, m, text.data, text.size, &state, &found, &begin, &end));
         if (!found) break;
-        TRY(add(out, text.data + start, begin - start));
-        TRY(add(out, s->text.data, s->text.size));
+        TRY(add_decoder(out, text.data + start, begin - start));
+        TRY(add_decoder(out, s->text.data, s->text.size));
         start = end;
     }
-    TRY(add(out, text.data + start, text.size - start));
+    TRY(add_decoder(out, text.data + start, text.size - start));
     return end_text(out);
 }
 
@@ -277,7 +278,7 @@ static tn_status decode_ctc(const tn_hf_step *s, const tn_hf_texts *in, tn_hf_te
         if (status == TN_OK && s->on[0]) status = add_cleaned(&clean, slice(&plain.text));
         if (status == TN_OK)
             status = s->on[0] ? add_replaced(out, slice(&clean.text), slice(&s->more), (tn_text_slice){" ", 1})
-                              : add(out, plain.text.data, plain.text.size);
+                              : add_decoder(out, plain.text.data, plain.text.size);
         if (status == TN_OK && open_size(out) > 0) status = end_text(out);
     }
     free_texts(&plain);
@@ -300,7 +301,8 @@ const tn_hf_row tn_hf_decoders[] = {
 
 /* ---- ids to text ------------------------------------------------------------------------------------------------- */
 
-static tn_status gather(const tn_tokenizer *t, const int32_t *ids, size_t count, unsigned flags, tn_hf_texts *out) {
+static tn_status gather_decoder(const tn_tokenizer *t, const int32_t *ids, size_t count, unsigned flags,
+                                tn_hf_texts *out) {
     const tn_hf *hf = t->hf;
     for (size_t i = 0; i < count; i++) {
         size_t size;
@@ -314,8 +316,8 @@ static tn_status gather(const tn_tokenizer *t, const int32_t *ids, size_t count,
             text = hf->names.data + hf->renamed[ids[i]];
             size = strlen(text);
         }
-        if (!hf->has_decoder && (out->count > 0 || out->begun)) TRY(add(out, " ", 1));
-        TRY(add(out, text, size));
+        if (!hf->has_decoder && (out->count > 0 || out->begun)) TRY(add_decoder(out, " ", 1));
+        TRY(add_decoder(out, text, size));
         TRY(end_text(out));
     }
     return TN_OK;
@@ -326,7 +328,7 @@ tn_status tn_hf_decode(const tn_tokenizer *t, const int32_t *ids, size_t count, 
     const tn_hf_steps *steps = &t->hf->decoders;
     tn_hf_texts now = {.whole = whole, .begun = begun}, next = now;
     size_t before = out->size;
-    tn_status status = gather(t, ids, count, flags, &now);
+    tn_status status = gather_decoder(t, ids, count, flags, &now);
     for (int i = 0; i < steps->count && now.count > 0 && status == TN_OK; i++) {
         next.text.size = next.count = 0;
         status = steps->items[i].row->decode(&steps->items[i], &now, &next);

@@ -25,7 +25,7 @@ struct tn_embedder {
 /* ---- weights ----------------------------------------------------------------------------------------------------- */
 
 /* A handle in the current scope, f32. */
-static tn_tensor *load(const tn_embedder *e, const char *name) {
+static tn_tensor *load_embedder(const tn_embedder *e, const char *name) {
     tn_safetensors_info info = {.struct_size = sizeof info};
     if (!tn_hf_find(&e->folder, name, &info))
         return tn_failed(TN_ERR_FORMAT, "'%s': there is no tensor '%s'", e->folder.path, name);
@@ -36,19 +36,19 @@ static tn_tensor *load(const tn_embedder *e, const char *name) {
 static tn_tensor *load_part(const tn_embedder *e, int64_t layer, int part, const char *ending) {
     char name[HF_NAME_SIZE];
     tn_encoder_name(&e->config, layer, part, ending, name);
-    return load(e, name);
+    return load_embedder(e, name);
 }
 
 /* The handle is the embedder's, whatever scope the caller stands in; computed now. */
-static tn_status keep(tn_tensor *t, tn_tensor **out) {
+static tn_status keep_embedder(tn_tensor *t, tn_tensor **out) {
     *out = tn_retain(t);
     return tn_eval(out, 1);
 }
 
 static tn_status take_pair(const tn_embedder *e, int64_t layer, int part, encoder_linear *out) {
     TN_SCOPE;
-    tn_status status = keep(load_part(e, layer, part, ".weight"), &out->weight);
-    if (status == TN_OK) status = keep(load_part(e, layer, part, ".bias"), &out->bias);
+    tn_status status = keep_embedder(load_part(e, layer, part, ".weight"), &out->weight);
+    if (status == TN_OK) status = keep_embedder(load_part(e, layer, part, ".bias"), &out->bias);
     return status;
 }
 
@@ -56,7 +56,7 @@ static tn_status take_joined(const tn_embedder *e, int64_t layer, const char *en
     TN_SCOPE;
     tn_tensor *parts[] = {load_part(e, layer, PART_Q, ending), load_part(e, layer, PART_K, ending),
                           load_part(e, layer, PART_V, ending)};
-    tn_status status = keep(tn_cat(parts, 3, 0), out);
+    tn_status status = keep_embedder(tn_cat(parts, 3, 0), out);
     return status;
 }
 
@@ -75,10 +75,10 @@ static tn_status take_tables(tn_embedder *e) {
     tn_status status = TN_OK;
     {
         TN_SCOPE;
-        status = keep(load_part(e, -1, TABLE_WORDS, ".weight"), &e->weights.words);
+        status = keep_embedder(load_part(e, -1, TABLE_WORDS, ".weight"), &e->weights.words);
         tn_tensor *places = tn_narrow(load_part(e, -1, TABLE_POSITIONS, ".weight"), 0, c->first_position, c->longest);
         if (c->types > 0) places = tn_add(places, tn_select(load_part(e, -1, TABLE_TYPES, ".weight"), 0, 0));
-        if (status == TN_OK) status = keep(tn_contiguous(places), &e->weights.places);
+        if (status == TN_OK) status = keep_embedder(tn_contiguous(places), &e->weights.places);
     }
     return status == TN_OK ? take_pair(e, -1, TABLE_NORM, &e->weights.norm) : status;
 }
@@ -90,8 +90,9 @@ static tn_status take_dense(const tn_embedder *e, const encoder_dense *d, encode
     tn_status status = tn_encoder_dense_weights(&e->folder, d, &w);
     {
         TN_SCOPE;
-        if (status == TN_OK) status = keep(as_f32(tn_hf_weights_tensor(w, "linear.weight")), &out->weight);
-        if (status == TN_OK && d->has_bias) status = keep(as_f32(tn_hf_weights_tensor(w, "linear.bias")), &out->bias);
+        if (status == TN_OK) status = keep_embedder(as_f32(tn_hf_weights_tensor(w, "linear.weight")), &out->weight);
+        if (status == TN_OK && d->has_bias)
+            status = keep_embedder(as_f32(tn_hf_weights_tensor(w, "linear.bias")), &out->bias);
     }
     tn_hf_weights_close(w);
     return status;
@@ -122,13 +123,13 @@ static void free_layer(const encoder_layer *l) {
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
 
 /* The tensors live on the embedder's device, whichever the caller's thread works on. Returns the one to go back to. */
-static tn_device *enter(const tn_embedder *e) {
+static tn_device *enter_embedder(const tn_embedder *e) {
     tn_device *before = tn_current_device();
     if (before != e->device) tn_set_current_device(e->device);
     return before;
 }
 
-static tn_status leave(const tn_embedder *e, tn_device *before, tn_status status) {
+static tn_status leave_embedder(const tn_embedder *e, tn_device *before, tn_status status) {
     if (before != e->device) tn_set_current_device(before);
     return status;
 }
@@ -136,8 +137,8 @@ static tn_status leave(const tn_embedder *e, tn_device *before, tn_status status
 static tn_status open_embedder(tn_embedder *e, const char *folder, const tn_embedder_options *options) {
     TRY(tn_hf_open(folder, &e->folder));
     TRY(tn_encoder_configure(&e->folder, options, &e->config));
-    tn_device *before = enter(e);
-    return leave(e, before, take_weights(e));
+    tn_device *before = enter_embedder(e);
+    return leave_embedder(e, before, take_weights(e));
 }
 
 tn_status tn_embedder_open(const char *folder, const tn_embedder_options *options, tn_embedder **out) {
@@ -195,8 +196,8 @@ tn_status tn_embedder_get_facts(const tn_embedder *e, tn_embedder_facts *facts) 
 
 tn_status tn_embedder_export_onnx(tn_embedder *e, const char *path) {
     if (!e || !path) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_embedder_export_onnx: the embedder or path is NULL");
-    tn_device *before = enter(e);
-    return leave(e, before, tn_encoder_write_onnx(&e->config, &e->weights, path));
+    tn_device *before = enter_embedder(e);
+    return leave_embedder(e, before, tn_encoder_write_onnx(&e->config, &e->weights, path));
 }
 
 /* ---- passes ------------------------------------------------------------------------------------------------------ */
@@ -230,7 +231,7 @@ typedef struct pass_memory {
     float *seen, *out;
 } pass_memory;
 
-static void fill(const text_place *texts, int64_t batch, const pass_memory *m) {
+static void fill_embedder(const text_place *texts, int64_t batch, const pass_memory *m) {
     int64_t length = texts[0].length;
     for (int64_t i = 0; i < length; i++)
         m->places[i] = i;
@@ -246,7 +247,7 @@ static tn_status run_pass(const tn_embedder *e, const text_place *texts, int64_t
     int64_t length = texts[0].length, width = e->config.width;
     bool full = texts[batch - 1].length == length;
     tn_status status = TN_OK;
-    fill(texts, batch, m);
+    fill_embedder(texts, batch, m);
     {
         TN_SCOPE;
         TN_NO_GRAD;
@@ -311,8 +312,8 @@ tn_status tn_embedder_run(tn_embedder *e, const int32_t *ids, const int64_t *len
         texts[i] = (text_place){ids, lengths[i], out + i * e->config.width};
         ids += lengths[i];
     }
-    tn_device *before = enter(e);
+    tn_device *before = enter_embedder(e);
     if (status == TN_OK) status = embed(e, texts, count);
     tn_txt_free(texts);
-    return leave(e, before, status);
+    return leave_embedder(e, before, status);
 }

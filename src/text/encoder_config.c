@@ -110,7 +110,7 @@ static tn_status refuse_features(const hf_folder *f) {
                            f->path, tn_txt_shown(how, strlen(how)).text);
 }
 
-static tn_status read_sizes(const hf_folder *f, encoder_config *c) {
+static tn_status read_sizes_encoder(const hf_folder *f, encoder_config *c) {
     const char *const *key = c->family->keys;
     TRY(tn_hf_size(f, key[ENC_LAYERS], -1, HF_MOST_LAYERS, &c->layers));
     TRY(tn_hf_size(f, key[ENC_HIDDEN], -1, HF_MOST_WIDTH, &c->hidden));
@@ -237,7 +237,7 @@ tn_status tn_encoder_configure(hf_folder *f, const tn_embedder_options *options,
     *out = (encoder_config){0};
     TRY(find_family(f, out));
     TRY(refuse_features(f));
-    TRY(read_sizes(f, out));
+    TRY(read_sizes_encoder(f, out));
     TRY(check_options(options));
     TRY(tn_encoder_modules(f, options, out));
     char probe[HF_NAME_SIZE];

@@ -163,13 +163,13 @@ typedef struct modules {
     bool normalizes;
 } modules;
 
-static const char *name_of(const tn_json *module) {
+static const char *module_name_of(const tn_json *module) {
     const char *type = tn_json_string(tn_json_get(module, "type"), ""), *dot = strrchr(type, '.');
     return dot ? dot + 1 : type;
 }
 
 static tn_status take_module(const hf_folder *f, const tn_json *module, size_t i, encoder_config *c, modules *m) {
-    const char *name = name_of(module), *path = tn_json_string(tn_json_get(module, "path"), "");
+    const char *name = module_name_of(module), *path = tn_json_string(tn_json_get(module, "path"), "");
     bool pools = strcmp(name, "Pooling") == 0, dense = strcmp(name, "Dense") == 0;
     if (strcmp(name, "Transformer") == 0 && i == 0) return TN_OK;
     if (strcmp(name, "Dropout") == 0) return TN_OK; /* nothing is dropped outside training */

@@ -66,7 +66,7 @@ static tn_tensor *to_unit(const tn_tensor *x) {
 }
 
 /* Keys that are seen; for open extents with the queries written out, as an extent that is repeated has no name. */
-static tn_tensor *mask_of(const encoder_batch *b, int64_t batch, int64_t length) {
+static tn_tensor *encoder_mask_of(const encoder_batch *b, int64_t batch, int64_t length) {
     tn_tensor *keys = tn_reshape(b->seen, TN_DIMS(batch, 1, 1, length));
     if (b->apart) keys = tn_mul(keys, tn_unsqueeze(tn_unsqueeze(tn_ones_like(b->seen), 1), 3));
     return tn_gt_scalar(keys, 0);
@@ -78,7 +78,7 @@ tn_tensor *tn_encoder_record(const encoder_config *c, const encoder_weights *w, 
     TN_SCOPE;
     tn_tensor *x = tn_add(tn_embedding(b->ids, w->words), tn_embedding(b->places, w->places));
     x = norm(c, rows(c, x, b), &w->norm);
-    tn_tensor *mask = b->seen ? mask_of(b, batch, length) : NULL;
+    tn_tensor *mask = b->seen ? encoder_mask_of(b, batch, length) : NULL;
     x = tn_reshape(layers(c, w, x, mask, b), TN_DIMS(batch, length, c->hidden));
     tn_tensor *y = pool(c, x, b->seen);
     for (int i = 0; i < c->dense_count; i++)

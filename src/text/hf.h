@@ -1,10 +1,11 @@
 /* hf.h — inside a tokenizer that a tokenizer.json describes: a pipeline of steps, each a row of a table by its name.
  *
- * Way of a text: tokens that were added to the vocabulary are found in it (added.c); what lies between is rewritten by
- * the normalizers (normalize.c), cut into words by the pre-tokenizers (cut.c), and each word becomes tokens by the
- * model (model.c). Around these the post-processors put what the model was trained with (post.c). Back, tokens become
- * text by the decoders (decode.c). hf_read.c makes all this of the file. The definition of every part is the behaviour
- * of Hugging Face's tokenizers library; names of steps and options are the file's. */
+ * Way of a text: tokens that were added to the vocabulary are found in it (added_tokens.c); what lies between is
+ * rewritten by the normalizers (normalizer.c), cut into words by the pre-tokenizers (pre_tokenizer.c), and each word
+ * becomes tokens by the model (tokenizer_model.c). Around these the post-processors put what the model was trained with
+ * (post_processor.c). Back, tokens become text by the decoders (decode.c). hf_read.c makes all this of the file. The
+ * definition of every part is the behaviour of Hugging Face's tokenizers library; names of steps and options are the
+ * file's. */
 #ifndef TN_TEXT_HF_H
 #define TN_TEXT_HF_H
 
@@ -137,7 +138,8 @@ struct tn_hf_work {
     size_t room; /* bytes that a normalized text may have */
 };
 
-/* ---- chars.c: Unicode's properties, as Rust's char and the libraries of tokenizers define them ------------------- */
+/* ---- unicode.c: Unicode's properties, as Rust's char and the libraries of tokenizers define them -------------------
+ * */
 
 bool tn_hf_is_space(uint32_t c);       /* White_Space */
 bool tn_hf_is_numeric(uint32_t c);     /* Nd, Nl, No */
@@ -181,16 +183,16 @@ tn_status tn_hf_next_match(const tn_txt_pattern *p, tn_txt_matcher *m, const cha
 
 extern const tn_hf_row tn_hf_normalizers[], tn_hf_cutters[], tn_hf_decoders[]; /* up to one with no name */
 
-/* normalize.c: the whole chain over a text; *text and *size become what came out, which lives until the next call. */
+/* normalizer.c: the whole chain over a text; *text and *size become what came out, which lives until the next call. */
 tn_status tn_hf_normalize(tn_hf_work *w, const char **text, size_t *size, bool *first);
-/* cut.c: hands a piece to step `index`, behind the last one to the model. */
+/* pre_tokenizer.c: hands a piece to step `index`, behind the last one to the model. */
 tn_status tn_hf_pass(tn_hf_work *w, int index, const char *text, size_t size, bool first);
-/* model.c: fills in the model and its vocabulary. */
+/* tokenizer_model.c: fills in the model and its vocabulary. */
 tn_status tn_hf_read_model(tn_tokenizer *t, const tn_json *root);
-/* added.c: a text's tokens, without what the post-processors add. */
+/* added_tokens.c: a text's tokens, without what the post-processors add. */
 tn_status tn_hf_encode_text(tn_hf_work *w, const char *text, size_t size);
 tn_status tn_hf_fill_added(tn_tokenizer *t);
-/* post.c */
+/* post_processor.c */
 tn_status tn_hf_read_post(tn_hf *hf, const tn_json *root);
 tn_status tn_hf_encode(const tn_tokenizer *t, const char *text, size_t size, unsigned flags, tn_ids *out);
 /* decode.c: appends the text of tokens; `whole`: the ids are all there are, else one of a stream, of which something

@@ -269,7 +269,7 @@ static tn_status take_sources(tn_tokenizer *t, const sources *s) {
     return status;
 }
 
-static tn_status make(const sources *s, tn_tokenizer **out) {
+static tn_status make_hf(const sources *s, tn_tokenizer **out) {
     tn_tokenizer *t = tn_txt_zalloc(1, sizeof *t);
     if (!t) return TN_ERR_MEMORY;
     t->hf = tn_txt_zalloc(1, sizeof *t->hf);
@@ -287,13 +287,13 @@ tn_status tn_tokenizer_from_json(const char *json, size_t size, const char *conf
     if (!out) return tn_backend_fail(TN_ERR_ARGUMENT, "tokenizer: out is NULL");
     *out = NULL;
     if (!json) return tn_backend_fail(TN_ERR_ARGUMENT, "tokenizer: the text is NULL");
-    return make(&(sources){.tokenizer = {json, size}, .config = {config, config ? config_size : 0}}, out);
+    return make_hf(&(sources){.tokenizer = {json, size}, .config = {config, config ? config_size : 0}}, out);
 }
 
 /* ---- folders ----------------------------------------------------------------------------------------------------- */
 
 /* A file's bytes. `needed`: its absence is an error, else it leaves `out` without data. */
-static tn_status read_file(const char *path, bool needed, tn_bytes *out) {
+static tn_status read_file_hf(const char *path, bool needed, tn_bytes *out) {
     char chunk[65536];
     size_t n;
     FILE *f = fopen(path, "rb");
@@ -319,18 +319,18 @@ static tn_status open_json(const char *path, const char *folder, size_t length, 
     static const char *const names[] = {"special_tokens_map.json", "tokenizer_config.json", "chat_template.jinja",
                                         "generation_config.json"};
     tn_bytes texts[5] = {0}, place = {0};
-    tn_status status = read_file(path, true, &texts[0]);
+    tn_status status = read_file_hf(path, true, &texts[0]);
     for (int i = 0; i < 4 && status == TN_OK; i++) {
         status = beside(folder, length, names[i], &place);
-        if (status == TN_OK) status = read_file(place.data, false, &texts[1 + i]);
+        if (status == TN_OK) status = read_file_hf(place.data, false, &texts[1 + i]);
     }
     if (status == TN_OK) {
-        status = make(&(sources){.tokenizer = {texts[0].data, texts[0].size},
-                                 .names = {texts[1].data, texts[1].size},
-                                 .config = {texts[2].data, texts[2].size},
-                                 .chat = {texts[3].data, texts[3].size},
-                                 .generation = {texts[4].data, texts[4].size}},
-                      out);
+        status = make_hf(&(sources){.tokenizer = {texts[0].data, texts[0].size},
+                                    .names = {texts[1].data, texts[1].size},
+                                    .config = {texts[2].data, texts[2].size},
+                                    .chat = {texts[3].data, texts[3].size},
+                                    .generation = {texts[4].data, texts[4].size}},
+                         out);
         if (status != TN_OK && status != TN_ERR_MEMORY) {
             char why[1024];
             snprintf(why, sizeof why, "%s", tn_error());

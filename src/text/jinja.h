@@ -151,7 +151,7 @@ typedef struct jj_node {
     struct jj_node *next; /* in the list or chain that it is part of */
 } jj_node;
 
-struct tn_template {
+struct tn_chat_template {
     jj_arena arena;
     jj_node *body;
 };

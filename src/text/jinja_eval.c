@@ -32,7 +32,7 @@ tn_status tn_jj_charge(jj_run *r, size_t steps) {
 }
 
 /* Counts a node that is entered; tn_jj_leave follows unless this failed. */
-static tn_status enter(jj_run *r, const jj_node *n) {
+static tn_status enter_jinja(jj_run *r, const jj_node *n) {
     r->at = n;
     TRY(tn_jj_charge(r, 1));
     if (r->depth >= JJ_MAX_RUN_DEPTH) return tn_jj_fail(r, "nested more than %d levels deep", JJ_MAX_RUN_DEPTH);
@@ -96,7 +96,7 @@ typedef struct gathered {
     jj_list values, names; /* names[i] is none for a positional argument */
 } gathered;
 
-static tn_status gather(jj_run *r, gathered *g, jj_value value, jj_value name) {
+static tn_status gather_jinja(jj_run *r, gathered *g, jj_value value, jj_value name) {
     TRY(tn_jj_push(r, &g->values, value));
     return tn_jj_push(r, &g->names, name);
 }
@@ -109,7 +109,7 @@ static tn_status gather_all(jj_run *r, gathered *g, const jj_value *whole, bool 
     for (size_t i = 0; i < items->count; i++) {
         jj_value name = items->items[i], copy;
         if (!pairs) {
-            TRY(gather(r, g, name, jj_none()));
+            TRY(gather_jinja(r, g, name, jj_none()));
             continue;
         }
         if (name.kind != JJ_STRING) return tn_jj_fail(r, "** takes a dict whose keys are strings");
@@ -118,7 +118,7 @@ static tn_status gather_all(jj_run *r, gathered *g, const jj_value *whole, bool 
         if (status == TN_OK) status = tn_jj_copy(r, spelled.data, spelled.size + 1, &copy);
         tn_bytes_free(&spelled);
         TRY(status);
-        TRY(gather(r, g, whole->dict->pairs[i].value, copy));
+        TRY(gather_jinja(r, g, whole->dict->pairs[i].value, copy));
     }
     return TN_OK;
 }
@@ -129,11 +129,11 @@ static tn_status eval_arguments(jj_run *r, const jj_node *items, jj_arguments *o
         jj_value value;
         TRY(eval(r, items, &value));
         if (!items->keyword) {
-            TRY(gather(r, &g, value, jj_none()));
+            TRY(gather_jinja(r, &g, value, jj_none()));
         } else if (items->keyword[0] == '*') {
             TRY(gather_all(r, &g, &value, items->keyword[1] == '*'));
         } else {
-            TRY(gather(r, &g, value, tn_jj_literal(items->keyword)));
+            TRY(gather_jinja(r, &g, value, tn_jj_literal(items->keyword)));
         }
     }
     if (g.values.count > INT16_MAX) return tn_jj_fail(r, "%zu arguments are too many", g.values.count);
@@ -239,7 +239,7 @@ static tn_status eval_call(jj_run *r, const jj_node *n, jj_value *out) {
 static tn_status apply_filters(jj_run *r, const jj_node *n, const jj_value *value, jj_value *out) {
     jj_value self;
     jj_arguments given;
-    TRY(enter(r, n));
+    TRY(enter_jinja(r, n));
     if (!n->a) {
         self = *value;
     } else if (value && n->a->kind == JJ_FILTER) {
@@ -358,14 +358,14 @@ static tn_status eval_binary(jj_run *r, const jj_node *n, jj_value *out) {
     return tn_jj_binary(r, n->op, &a, &b, out);
 }
 
-static tn_status compare(jj_run *r, jj_op op, const jj_value *a, const jj_value *b, bool *out) {
+static tn_status compare_jinja(jj_run *r, jj_op op, const jj_value *a, const jj_value *b, bool *out) {
     int order = 0;
     switch (op) {
     case JJ_EQUAL: return tn_jj_equal(r, a, b, out);
     case JJ_IN: return tn_jj_contains(r, b, a, out);
     case JJ_UNEQUAL:
     case JJ_NOT_IN:
-        TRY(compare(r, op == JJ_UNEQUAL ? JJ_EQUAL : JJ_IN, a, b, out));
+        TRY(compare_jinja(r, op == JJ_UNEQUAL ? JJ_EQUAL : JJ_IN, a, b, out));
         *out = !*out;
         return TN_OK;
     default: break;
@@ -382,7 +382,7 @@ static tn_status eval_compare(jj_run *r, const jj_node *n, jj_value *out) {
     for (const jj_node *part = n->items; part && holds; part = part->next) {
         TRY(eval(r, part->a, &right));
         r->at = part;
-        TRY(compare(r, part->op, &left, &right, &holds));
+        TRY(compare_jinja(r, part->op, &left, &right, &holds));
         left = right;
     }
     *out = jj_bool(holds);
@@ -413,7 +413,7 @@ static tn_status eval(jj_run *r, const jj_node *n, jj_value *out) {
         [JJ_COMPARE] = eval_compare,   [JJ_AND] = eval_logic,     [JJ_OR] = eval_logic,
         [JJ_CHOICE] = eval_choice,
     };
-    TRY(enter(r, n));
+    TRY(enter_jinja(r, n));
     TRY(ways[n->kind](r, n, out));
     r->depth--;
     return TN_OK;
@@ -560,7 +560,7 @@ static tn_status execute(jj_run *r, const jj_node *body) {
         [JJ_BREAK] = run_jump,        [JJ_CONTINUE] = run_jump,
     };
     for (; body && !r->flow; body = body->next) {
-        TRY(enter(r, body));
+        TRY(enter_jinja(r, body));
         TRY(ways[body->kind](r, body));
         r->depth--;
     }

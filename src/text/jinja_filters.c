@@ -20,7 +20,7 @@ static tn_status integer_of(jj_run *r, const jj_value *v, int64_t usual, int64_t
                : tn_jj_fail(r, "an integer is expected, not %s", tn_jj_kind_name(v));
 }
 
-static tn_status text_of(jj_run *r, const jj_value *v, char *out, size_t size) {
+static tn_status filter_text_of(jj_run *r, const jj_value *v, char *out, size_t size) {
     if (v->kind != JJ_STRING || v->size >= size || memchr(v->text, 0, v->size))
         return tn_jj_fail(r, "a name is expected, not %s", tn_jj_kind_name(v));
     if (v->size > 0) memcpy(out, v->text, v->size);
@@ -62,7 +62,7 @@ static tn_status attribute_or_self(jj_run *r, const jj_value *v, const jj_value 
 }
 
 /* What sorting and comparing see: strings without their case, unless it counts. */
-static tn_status key_of(jj_run *r, const jj_value *v, bool any_case, const jj_value *attribute, jj_value *out) {
+static tn_status filter_key_of(jj_run *r, const jj_value *v, bool any_case, const jj_value *attribute, jj_value *out) {
     TRY(attribute_or_self(r, v, attribute, out));
     jj_value key = *out;
     return any_case && key.kind == JJ_STRING ? tn_jj_change_case(r, &key, 'l', out) : TN_OK;
@@ -246,7 +246,7 @@ JJ_FUNCTION(filter_round) {
     char method[16] = "common", digits[400];
     int64_t precision;
     TRY(integer_of(r, bound[0], 0, &precision));
-    if (bound[1]) TRY(text_of(r, bound[1], method, sizeof method));
+    if (bound[1]) TRY(filter_text_of(r, bound[1], method, sizeof method));
     *out = self;
     if (self.kind == JJ_INT && precision >= 0) return TN_OK;
     if (self.kind != JJ_FLOAT || precision < 0 || precision > 30)
@@ -362,7 +362,7 @@ static tn_status sort_by(jj_run *r, const jj_list *list, bool reverse, bool any_
     if (!items || !spare) return TN_ERR_MEMORY;
     for (size_t i = 0; i < list->count; i++) {
         items[i].value = list->items[i];
-        TRY(key_of(r, &list->items[i], any_case, attribute, &items[i].key));
+        TRY(filter_key_of(r, &list->items[i], any_case, attribute, &items[i].key));
     }
     TRY(merge_sort(r, items, spare, list->count, reverse));
     TRY(tn_jj_new_list(r, out, &sorted));
@@ -403,7 +403,7 @@ JJ_FUNCTION(filter_unique) {
     TRY(tn_jj_new_list(r, &seen, &keys));
     for (size_t i = 0; i < items->count; i++) {
         bool known;
-        TRY(key_of(r, &items->items[i], !truth_of(bound[0], false), bound[1], &key));
+        TRY(filter_key_of(r, &items->items[i], !truth_of(bound[0], false), bound[1], &key));
         TRY(tn_jj_contains(r, &seen, &key, &known));
         if (known) continue;
         TRY(tn_jj_push(r, keys, key));
@@ -413,14 +413,15 @@ JJ_FUNCTION(filter_unique) {
 }
 
 /* The least (sign 1) or greatest (sign -1) item; the first of equals. */
-static tn_status extreme(jj_run *r, const jj_value *self, const jj_value *const *bound, int sign, jj_value *out) {
+static tn_status filter_extreme(jj_run *r, const jj_value *self, const jj_value *const *bound, int sign,
+                                jj_value *out) {
     const jj_list *items;
     jj_value best, key;
     TRY(tn_jj_items(r, self, &items));
     *out = undefined;
     for (size_t i = 0; i < items->count; i++) {
         int order = -1;
-        TRY(key_of(r, &items->items[i], !truth_of(bound[0], false), bound[1], &key));
+        TRY(filter_key_of(r, &items->items[i], !truth_of(bound[0], false), bound[1], &key));
         if (i > 0) {
             TRY(tn_jj_order(r, &key, &best, &order));
             order *= sign;
@@ -432,8 +433,8 @@ static tn_status extreme(jj_run *r, const jj_value *self, const jj_value *const 
     return TN_OK;
 }
 
-JJ_FUNCTION(filter_min) { return extreme(r, &self, bound, 1, out); }
-JJ_FUNCTION(filter_max) { return extreme(r, &self, bound, -1, out); }
+JJ_FUNCTION(filter_min) { return filter_extreme(r, &self, bound, 1, out); }
+JJ_FUNCTION(filter_max) { return filter_extreme(r, &self, bound, -1, out); }
 
 JJ_FUNCTION(filter_sum) {
     const jj_list *items;
@@ -467,7 +468,7 @@ JJ_FUNCTION(filter_map) {
     char name[32];
     if (!attribute) {
         if (given->positional == 0) return tn_jj_fail(r, "map needs a filter's name or attribute=");
-        TRY(text_of(r, &given->values[0], name, sizeof name));
+        TRY(filter_text_of(r, &given->values[0], name, sizeof name));
         filter = tn_jj_find_filter(name);
         if (!filter) return tn_jj_fail(r, "there is no filter \"%s\"", name);
     }
@@ -493,7 +494,7 @@ static tn_status pick(jj_run *r, const jj_value *self, const jj_arguments *given
     jj_list *list;
     char name[32] = "";
     if (given->positional < skip) return tn_jj_fail(r, "an attribute's name is expected");
-    if (given->positional > skip) TRY(text_of(r, &given->values[skip], name, sizeof name));
+    if (given->positional > skip) TRY(filter_text_of(r, &given->values[skip], name, sizeof name));
     jj_arguments rest = rest_of(given, name[0] ? skip + 1 : skip);
     TRY(tn_jj_items(r, self, &items));
     TRY(tn_jj_new_list(r, out, &list));
@@ -523,7 +524,7 @@ JJ_FUNCTION(filter_default) {
 
 JJ_FUNCTION(filter_attr) {
     char name[64];
-    TRY(text_of(r, bound[0], name, sizeof name));
+    TRY(filter_text_of(r, bound[0], name, sizeof name));
     return tn_jj_member(r, &self, name, out);
 }
 

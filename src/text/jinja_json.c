@@ -32,7 +32,7 @@ static void skip_blanks(reader *x) {
         x->at++;
 }
 
-static bool takes(reader *x, char c) {
+static bool jinja_json_takes(reader *x, char c) {
     skip_blanks(x);
     if (x->at >= x->size || x->text[x->at] != c) return false;
     x->at++;
@@ -122,28 +122,28 @@ static tn_status read_number(reader *x, jj_value *out) {
 static tn_status read_array(reader *x, jj_value *out) {
     jj_list *list;
     TRY(tn_jj_new_list(x->run, out, &list));
-    if (takes(x, ']')) return TN_OK;
+    if (jinja_json_takes(x, ']')) return TN_OK;
     do {
         jj_value item;
         TRY(read_value(x, &item));
         TRY(tn_jj_push(x->run, list, item));
-    } while (takes(x, ','));
-    return takes(x, ']') ? TN_OK : fail(x, "] or , is expected");
+    } while (jinja_json_takes(x, ','));
+    return jinja_json_takes(x, ']') ? TN_OK : fail(x, "] or , is expected");
 }
 
 static tn_status read_object(reader *x, jj_value *out) {
     jj_dict *dict;
     TRY(tn_jj_new_dict(x->run, JJ_DICT, out, &dict));
-    if (takes(x, '}')) return TN_OK;
+    if (jinja_json_takes(x, '}')) return TN_OK;
     do {
         jj_value key, value;
-        if (!takes(x, '"')) return fail(x, "a key is expected");
+        if (!jinja_json_takes(x, '"')) return fail(x, "a key is expected");
         TRY(read_string(x, &key));
-        if (!takes(x, ':')) return fail(x, ": is expected");
+        if (!jinja_json_takes(x, ':')) return fail(x, ": is expected");
         TRY(read_value(x, &value));
         TRY(tn_jj_put(x->run, dict, key, value));
-    } while (takes(x, ','));
-    return takes(x, '}') ? TN_OK : fail(x, "} or , is expected");
+    } while (jinja_json_takes(x, ','));
+    return jinja_json_takes(x, '}') ? TN_OK : fail(x, "} or , is expected");
 }
 
 static bool takes_word(reader *x, const char *word) {
@@ -158,11 +158,11 @@ static tn_status read_value(reader *x, jj_value *out) {
     x->depth++;
     tn_status status = TN_OK;
     skip_blanks(x);
-    if (takes(x, '"')) {
+    if (jinja_json_takes(x, '"')) {
         status = read_string(x, out);
-    } else if (takes(x, '[')) {
+    } else if (jinja_json_takes(x, '[')) {
         status = read_array(x, out);
-    } else if (takes(x, '{')) {
+    } else if (jinja_json_takes(x, '{')) {
         status = read_object(x, out);
     } else if (takes_word(x, "null")) {
         *out = jj_none();
@@ -186,12 +186,12 @@ tn_status tn_jj_read_json(jj_run *r, const char *text, size_t size, jj_value *ou
 
 /* ---- writing ----------------------------------------------------------------------------------------------------- */
 
-static tn_status put(tn_bytes *out, const char *text) { return tn_bytes_append(out, text, strlen(text)); }
+static tn_status put_jinja_json(tn_bytes *out, const char *text) { return tn_bytes_append(out, text, strlen(text)); }
 
 static tn_status put_unit(uint32_t unit, tn_bytes *out) {
     char escaped[16];
     snprintf(escaped, sizeof escaped, "\\u%04x", (unsigned)unit);
-    return put(out, escaped);
+    return put_jinja_json(out, escaped);
 }
 
 /* A character beyond ASCII, as escapes of UTF-16. */
@@ -203,14 +203,14 @@ static tn_status put_code(uint32_t code, tn_bytes *out) {
 
 static tn_status write_string(const jj_value *v, bool ascii, tn_bytes *out) {
     static const char from[] = "\"\\\b\f\n\r\t", to[] = "\"\\bfnrt";
-    TRY(put(out, "\""));
+    TRY(put_jinja_json(out, "\""));
     for (size_t i = 0, length; i < v->size; i += length) {
         uint32_t code = (unsigned char)v->text[i];
         const char *place = code ? strchr(from, v->text[i]) : NULL;
         const char simple[] = {'\\', place ? to[place - from] : 0, 0};
         length = 1;
         if (place) {
-            TRY(put(out, simple));
+            TRY(put_jinja_json(out, simple));
         } else if (code < 32) {
             TRY(put_unit(code, out));
         } else if (code >= 0x80 && ascii && (length = tn_txt_utf8(v->text + i, v->size - i, &code)) > 0) {
@@ -220,35 +220,35 @@ static tn_status write_string(const jj_value *v, bool ascii, tn_bytes *out) {
             TRY(tn_bytes_append(out, v->text + i, 1));
         }
     }
-    return put(out, "\"");
+    return put_jinja_json(out, "\"");
 }
 
 static tn_status new_line(const jj_json_style *s, int level, tn_bytes *out) {
     if (s->indent < 0) return TN_OK;
-    TRY(put(out, "\n"));
+    TRY(put_jinja_json(out, "\n"));
     for (int64_t i = 0; i < (int64_t)s->indent * level; i++)
-        TRY(put(out, " "));
+        TRY(put_jinja_json(out, " "));
     return TN_OK;
 }
 
 static tn_status write_list(jj_run *r, const jj_list *list, const jj_json_style *s, int level, tn_bytes *out) {
-    if (list->count == 0) return put(out, "[]");
-    TRY(put(out, "["));
+    if (list->count == 0) return put_jinja_json(out, "[]");
+    TRY(put_jinja_json(out, "["));
     for (size_t i = 0; i < list->count; i++) {
-        if (i > 0) TRY(put(out, s->item_separator));
+        if (i > 0) TRY(put_jinja_json(out, s->item_separator));
         TRY(new_line(s, level + 1, out));
         TRY(tn_jj_write_json(r, &list->items[i], s, level + 1, out));
     }
     TRY(new_line(s, level, out));
-    return put(out, "]");
+    return put_jinja_json(out, "]");
 }
 
 /* A key: numbers, booleans and none become strings. */
-static tn_status write_key(jj_run *r, const jj_value *key, const jj_json_style *s, tn_bytes *out) {
+static tn_status write_key_jinja_json(jj_run *r, const jj_value *key, const jj_json_style *s, tn_bytes *out) {
     if (key->kind == JJ_STRING) return write_string(key, s->ascii, out);
-    TRY(put(out, "\""));
+    TRY(put_jinja_json(out, "\""));
     TRY(tn_jj_write_json(r, key, s, 0, out));
-    return put(out, "\"");
+    return put_jinja_json(out, "\"");
 }
 
 /* The same dict with its keys sorted: by insertion, keys are few. */
@@ -269,28 +269,28 @@ static tn_status sort_keys(jj_run *r, const jj_dict *d, jj_dict *out) {
 
 static tn_status write_dict(jj_run *r, const jj_dict *d, const jj_json_style *s, int level, tn_bytes *out) {
     jj_dict sorted;
-    if (d->count == 0) return put(out, "{}");
+    if (d->count == 0) return put_jinja_json(out, "{}");
     if (s->sorted) {
         TRY(sort_keys(r, d, &sorted));
         d = &sorted;
     }
-    TRY(put(out, "{"));
+    TRY(put_jinja_json(out, "{"));
     for (size_t i = 0; i < d->count; i++) {
         const jj_pair *pair = &d->pairs[i];
-        if (i > 0) TRY(put(out, s->item_separator));
+        if (i > 0) TRY(put_jinja_json(out, s->item_separator));
         TRY(new_line(s, level + 1, out));
-        TRY(write_key(r, &pair->key, s, out));
-        TRY(put(out, s->key_separator));
+        TRY(write_key_jinja_json(r, &pair->key, s, out));
+        TRY(put_jinja_json(out, s->key_separator));
         TRY(tn_jj_write_json(r, &pair->value, s, level + 1, out));
     }
     TRY(new_line(s, level, out));
-    return put(out, "}");
+    return put_jinja_json(out, "}");
 }
 
 static tn_status write_float(double v, tn_bytes *out) {
     char number[32];
     tn_jj_print_float(v, number);
-    return put(out, isnan(v) ? "NaN" : isinf(v) ? (v > 0 ? "Infinity" : "-Infinity") : number);
+    return put_jinja_json(out, isnan(v) ? "NaN" : isinf(v) ? (v > 0 ? "Infinity" : "-Infinity") : number);
 }
 
 tn_status tn_jj_write_json(jj_run *r, const jj_value *v, const jj_json_style *s, int level, tn_bytes *out) {
@@ -299,9 +299,9 @@ tn_status tn_jj_write_json(jj_run *r, const jj_value *v, const jj_json_style *s,
     if (out->size > r->max_written) return tn_jj_fail(r, "a text of more than %zu bytes", r->max_written);
     TRY(tn_jj_charge(r, 1 + (v->kind == JJ_STRING ? v->size / 64 : 0)));
     switch (v->kind) {
-    case JJ_NONE: return put(out, "null");
-    case JJ_BOOL: return put(out, v->truth ? "true" : "false");
-    case JJ_INT: snprintf(number, sizeof number, "%lld", (long long)v->integer); return put(out, number);
+    case JJ_NONE: return put_jinja_json(out, "null");
+    case JJ_BOOL: return put_jinja_json(out, v->truth ? "true" : "false");
+    case JJ_INT: snprintf(number, sizeof number, "%lld", (long long)v->integer); return put_jinja_json(out, number);
     case JJ_FLOAT: return write_float(v->number, out);
     case JJ_STRING: return write_string(v, s->ascii, out);
     case JJ_LIST: return write_list(r, v->list, s, level, out);

@@ -53,7 +53,7 @@ static tn_status fail_here(const lexer *x, size_t place, const char *what) {
     return tn_jj_fail_at(y.line, y.column, "%s", what);
 }
 
-static tn_status add(lexer *x, jj_token_kind kind, size_t place, jj_token **out) {
+static tn_status add_lexer(lexer *x, jj_token_kind kind, size_t place, jj_token **out) {
     jj_token *t = tn_jj_alloc(x->arena, 1, sizeof *t);
     if (!t) return TN_ERR_MEMORY;
     count_lines(x, place);
@@ -98,7 +98,7 @@ static tn_status lex_name(lexer *x) {
     size_t begin = x->at;
     while (x->at < x->size && continues_name(x->text[x->at]))
         x->at++;
-    TRY(add(x, JJ_T_NAME, begin, &t));
+    TRY(add_lexer(x, JJ_T_NAME, begin, &t));
     return spell(x, t, begin, x->at);
 }
 
@@ -130,7 +130,7 @@ static tn_status lex_number(lexer *x) {
     for (size_t i = begin; i < x->at && length < sizeof digits - 1; i++)
         if (x->text[i] != '_') digits[length++] = x->text[i];
     digits[length] = 0;
-    TRY(add(x, whole ? JJ_T_INT : JJ_T_FLOAT, begin, &t));
+    TRY(add_lexer(x, whole ? JJ_T_INT : JJ_T_FLOAT, begin, &t));
     errno = 0;
     t->value = whole ? jj_int(strtoll(digits, NULL, 10)) : jj_float(strtod(digits, NULL));
     if (length == sizeof digits - 1 || (whole && errno != 0)) return fail_here(x, begin, "this number is too large");
@@ -202,7 +202,7 @@ static tn_status lex_string(lexer *x) {
         length += written;
         i += 1 + (taken == SIZE_MAX ? 0 : taken);
     }
-    TRY(add(x, JJ_T_STRING, begin, &t));
+    TRY(add_lexer(x, JJ_T_STRING, begin, &t));
     t->value = jj_text(value, length);
     x->at = end + 1;
     return TN_OK;
@@ -214,7 +214,7 @@ static tn_status lex_operator(lexer *x) {
     jj_token *t;
     for (size_t i = 0; i < sizeof operators / sizeof *operators; i++) {
         if (!looks_at(x, x->at, operators[i])) continue;
-        TRY(add(x, JJ_T_OPERATOR, x->at, &t));
+        TRY(add_lexer(x, JJ_T_OPERATOR, x->at, &t));
         t->spelling = operators[i];
         x->at += strlen(operators[i]);
         return TN_OK;
@@ -248,7 +248,7 @@ static tn_status lex_tag(lexer *x, bool block, size_t begin) {
     jj_token *t;
     const char *end = block ? "%}" : "}}";
     int open = 0;
-    TRY(add(x, block ? JJ_T_BLOCK_BEGIN : JJ_T_OUTPUT_BEGIN, begin, &t));
+    TRY(add_lexer(x, block ? JJ_T_BLOCK_BEGIN : JJ_T_OUTPUT_BEGIN, begin, &t));
     for (;;) {
         while (x->at < x->size && is_space(x->text[x->at]))
             x->at++;
@@ -256,7 +256,7 @@ static tn_status lex_tag(lexer *x, bool block, size_t begin) {
         char sign = x->text[x->at];
         size_t signs = sign == '-' || (sign == '+' && block) ? 1 : 0;
         if (open == 0 && looks_at(x, x->at + signs, end)) {
-            TRY(add(x, block ? JJ_T_BLOCK_END : JJ_T_OUTPUT_END, x->at, &t));
+            TRY(add_lexer(x, block ? JJ_T_BLOCK_END : JJ_T_OUTPUT_END, x->at, &t));
             x->at += signs + 2;
             finish_tag(x, signs ? sign : 0, block);
             return TN_OK;
@@ -273,7 +273,7 @@ static tn_status lex_tag(lexer *x, bool block, size_t begin) {
 static tn_status add_text(lexer *x, size_t begin, size_t end) {
     jj_token *t;
     if (begin >= end) return TN_OK;
-    TRY(add(x, JJ_T_TEXT, begin, &t));
+    TRY(add_lexer(x, JJ_T_TEXT, begin, &t));
     t->value = jj_text(x->text + begin, end - begin);
     return TN_OK;
 }
@@ -380,7 +380,7 @@ tn_status tn_jj_lex(jj_arena *arena, const char *source, size_t size, jj_token *
     x.text = text;
     while (x.at < x.size)
         TRY(lex_part(&x));
-    TRY(add(&x, JJ_T_END, x.size, &end));
+    TRY(add_lexer(&x, JJ_T_END, x.size, &end));
     *out = x.first;
     return TN_OK;
 }

@@ -96,7 +96,7 @@ tn_status tn_jj_change_case(jj_run *r, const jj_value *v, char how, jj_value *ou
 /* ---- searching --------------------------------------------------------------------------------------------------- */
 
 /* The first place of `part` at or behind `from`; SIZE_MAX for none. */
-static size_t find(const jj_value *v, const jj_value *part, size_t from) {
+static size_t find_method(const jj_value *v, const jj_value *part, size_t from) {
     if (part->size > v->size || from > v->size - part->size) return SIZE_MAX;
     if (part->size == 0) return from;
     const char *place = memmem(v->text + from, v->size - from, part->text, part->size);
@@ -126,7 +126,7 @@ tn_status tn_jj_replace(jj_run *r, const jj_value *v, const jj_value *old, const
     if (status == TN_OK) status = need_string(r, "replace", new_text);
     size_t at = 0, place = 0;
     for (size_t from = 0; status == TN_OK && most != 0; most--) {
-        place = find(v, old, from);
+        place = find_method(v, old, from);
         if (place == SIZE_MAX) break;
         status = tn_bytes_append(&text, v->text + at, place - at);
         if (status == TN_OK) status = tn_bytes_append(&text, new_text->text, new_text->size);
@@ -221,7 +221,7 @@ JJ_FUNCTION(str_split) {
     if (!bound[0] || bound[0]->kind == JJ_NONE) return split_words(r, self, most, list);
     TRY(need_string(r, "split", bound[0]));
     if (bound[0]->size == 0) return tn_jj_fail(r, "split: the separator is empty");
-    for (size_t place; most-- != 0 && (place = find(&self, bound[0], 0)) != SIZE_MAX;) {
+    for (size_t place; most-- != 0 && (place = find_method(&self, bound[0], 0)) != SIZE_MAX;) {
         TRY(tn_jj_push(r, list, jj_text(self.text, place)));
         self.text += place + bound[0]->size;
         self.size -= place + bound[0]->size;
@@ -284,23 +284,24 @@ JJ_FUNCTION(str_join) {
     return tn_jj_join(r, items, &self, out);
 }
 
-static tn_status place_of(jj_run *r, const jj_value *v, const jj_value *part, bool last, bool needed, jj_value *out) {
+static tn_status method_place_of(jj_run *r, const jj_value *v, const jj_value *part, bool last, bool needed,
+                                 jj_value *out) {
     TRY(need_string(r, "find", part));
-    size_t place = last ? find_last(v, part) : find(v, part, 0);
+    size_t place = last ? find_last(v, part) : find_method(v, part, 0);
     if (place == SIZE_MAX && needed) return tn_jj_fail(r, "index: the string does not contain this one");
     *out = jj_int(place == SIZE_MAX ? -1 : (int64_t)tn_jj_characters(v->text, place));
     return tn_jj_charge(r, 1 + v->size / 16);
 }
 
-JJ_FUNCTION(str_find) { return place_of(r, &self, bound[0], false, false, out); }
-JJ_FUNCTION(str_rfind) { return place_of(r, &self, bound[0], true, false, out); }
-JJ_FUNCTION(str_index) { return place_of(r, &self, bound[0], false, true, out); }
+JJ_FUNCTION(str_find) { return method_place_of(r, &self, bound[0], false, false, out); }
+JJ_FUNCTION(str_rfind) { return method_place_of(r, &self, bound[0], true, false, out); }
+JJ_FUNCTION(str_index) { return method_place_of(r, &self, bound[0], false, true, out); }
 
 JJ_FUNCTION(str_count) {
     int64_t count = 0;
     TRY(need_string(r, "count", bound[0]));
     if (bound[0]->size == 0) count = (int64_t)tn_jj_characters(self.text, self.size) + 1;
-    for (size_t at = 0; bound[0]->size > 0 && (at = find(&self, bound[0], at)) != SIZE_MAX; at += bound[0]->size)
+    for (size_t at = 0; bound[0]->size > 0 && (at = find_method(&self, bound[0], at)) != SIZE_MAX; at += bound[0]->size)
         count++;
     *out = jj_int(count);
     return tn_jj_charge(r, 1 + self.size / 16);

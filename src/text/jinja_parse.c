@@ -36,15 +36,15 @@ static bool sees(const parser *p, const char *spelling) {
            !strcmp(p->at->spelling, spelling);
 }
 
-static bool takes(parser *p, const char *spelling) {
+static bool parser_takes(parser *p, const char *spelling) {
     if (!sees(p, spelling)) return false;
     p->at = p->at->next;
     return true;
 }
 
-static tn_status need(parser *p, const char *spelling) {
+static tn_status need_parser(parser *p, const char *spelling) {
     char what[40] = "";
-    if (takes(p, spelling)) return TN_OK;
+    if (parser_takes(p, spelling)) return TN_OK;
     strcat(strcat(strcat(what, "\""), spelling), "\" is expected");
     return fail(p, what);
 }
@@ -65,7 +65,7 @@ static tn_status make_at(parser *p, const jj_token *place, jj_node_kind kind, jj
     return TN_OK;
 }
 
-static tn_status make(parser *p, jj_node_kind kind, jj_node **out) { return make_at(p, p->at, kind, out); }
+static tn_status make_parser(parser *p, jj_node_kind kind, jj_node **out) { return make_at(p, p->at, kind, out); }
 
 static tn_status go_deeper(parser *p) {
     if (++p->depth <= JJ_MAX_DEPTH) return TN_OK;
@@ -77,25 +77,25 @@ static tn_status go_deeper(parser *p) {
 /* Expressions with commas between them up to `close`, which is taken; the last comma may be followed by nothing. */
 static tn_status parse_items(parser *p, const char *close, jj_node **items) {
     jj_node **tail = items;
-    while (!takes(p, close)) {
+    while (!parser_takes(p, close)) {
         TRY(parse_expression(p, tail));
         tail = &(*tail)->next;
-        if (!sees(p, close)) TRY(need(p, ","));
+        if (!sees(p, close)) TRY(need_parser(p, ","));
     }
     return TN_OK;
 }
 
 static tn_status parse_dict(parser *p, jj_node **out) {
-    TRY(make(p, JJ_DICT_OF, out));
-    TRY(need(p, "{"));
+    TRY(make_parser(p, JJ_DICT_OF, out));
+    TRY(need_parser(p, "{"));
     jj_node **tail = &(*out)->items;
-    while (!takes(p, "}")) {
+    while (!parser_takes(p, "}")) {
         TRY(parse_expression(p, tail));
         tail = &(*tail)->next;
-        TRY(need(p, ":"));
+        TRY(need_parser(p, ":"));
         TRY(parse_expression(p, tail));
         tail = &(*tail)->next;
-        if (!sees(p, "}")) TRY(need(p, ","));
+        if (!sees(p, "}")) TRY(need_parser(p, ","));
     }
     return TN_OK;
 }
@@ -104,16 +104,16 @@ static tn_status parse_dict(parser *p, jj_node **out) {
 static tn_status parse_parentheses(parser *p, jj_node **out) {
     const jj_token *place = p->at;
     jj_node *first = NULL;
-    TRY(need(p, "("));
+    TRY(need_parser(p, "("));
     if (!sees(p, ")")) TRY(parse_expression(p, &first));
-    if (first && takes(p, ")")) {
+    if (first && parser_takes(p, ")")) {
         *out = first;
         return TN_OK;
     }
     TRY(make_at(p, place, JJ_TUPLE_OF, out));
     (*out)->items = first;
-    if (!first) return need(p, ")");
-    TRY(need(p, ","));
+    if (!first) return need_parser(p, ")");
+    TRY(need_parser(p, ","));
     return parse_items(p, ")", &first->next);
 }
 
@@ -122,7 +122,7 @@ static tn_status parse_parentheses(parser *p, jj_node **out) {
 static tn_status parse_arguments(parser *p, jj_node **items) {
     jj_node **tail = items;
     bool named = false;
-    while (!takes(p, ")")) {
+    while (!parser_takes(p, ")")) {
         const char *name = NULL;
         bool is_named = p->at->kind == JJ_T_NAME && p->at->next->spelling && !strcmp(p->at->next->spelling, "=");
         bool stars = sees(p, "*") || sees(p, "**"); /* a list's items, a dict's pairs */
@@ -130,12 +130,12 @@ static tn_status parse_arguments(parser *p, jj_node **items) {
         if (stars) p->at = p->at->next;
         if (named && !is_named && !(stars && !strcmp(name, "**"))) return fail(p, "named arguments come last");
         if (is_named) TRY(need_name(p, &name));
-        if (is_named) TRY(need(p, "="));
+        if (is_named) TRY(need_parser(p, "="));
         TRY(parse_expression(p, tail));
         (*tail)->keyword = name;
         named |= is_named || (stars && !strcmp(name, "**"));
         tail = &(*tail)->next;
-        if (!sees(p, ")")) TRY(need(p, ","));
+        if (!sees(p, ")")) TRY(need_parser(p, ","));
     }
     return TN_OK;
 }
@@ -143,7 +143,7 @@ static tn_status parse_arguments(parser *p, jj_node **items) {
 /* ---- expressions ------------------------------------------------------------------------------------------------- */
 
 static tn_status parse_constant(parser *p, jj_value value, jj_node **out) {
-    TRY(make(p, JJ_CONSTANT, out));
+    TRY(make_parser(p, JJ_CONSTANT, out));
     (*out)->constant = value;
     p->at = p->at->next;
     return TN_OK;
@@ -163,7 +163,7 @@ static tn_status parse_name(parser *p, jj_node **out) {
     };
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
         if (sees(p, constants[i].name)) return parse_constant(p, constants[i].value, out);
-    TRY(make(p, JJ_NAME, out));
+    TRY(make_parser(p, JJ_NAME, out));
     return need_name(p, &(*out)->name);
 }
 
@@ -174,7 +174,7 @@ static tn_status parse_strings(parser *p, jj_node **out) {
         size += t->value.size;
     char *text = tn_jj_alloc(p->arena, size, 1);
     if (!text) return TN_ERR_MEMORY;
-    TRY(make(p, JJ_CONSTANT, out));
+    TRY(make_parser(p, JJ_CONSTANT, out));
     (*out)->constant = jj_text(text, size);
     for (; p->at->kind == JJ_T_STRING; p->at = p->at->next) {
         memcpy(text, p->at->value.text, p->at->value.size);
@@ -194,28 +194,28 @@ static tn_status parse_primary(parser *p, jj_node **out) {
     if (sees(p, "(")) return parse_parentheses(p, out);
     if (sees(p, "{")) return parse_dict(p, out);
     if (!sees(p, "[")) return fail(p, "a value is expected");
-    TRY(make(p, JJ_LIST_OF, out));
+    TRY(make_parser(p, JJ_LIST_OF, out));
     p->at = p->at->next;
     return parse_items(p, "]", &(*out)->items);
 }
 
 /* Behind "[": an index, or a slice with any of its three parts. */
 static tn_status parse_subscript(parser *p, jj_node *whole, jj_node **out) {
-    TRY(make(p, JJ_ITEM, out));
+    TRY(make_parser(p, JJ_ITEM, out));
     jj_node *n = *out, **parts[3] = {&n->b, &n->c, &n->d};
     n->a = whole;
     for (int i = 0; i < 3; i++) {
         if (!sees(p, ":") && !sees(p, "]")) TRY(parse_expression(p, parts[i]));
         if (sees(p, "]")) break;
-        if (i < 2) TRY(need(p, ":"));
+        if (i < 2) TRY(need_parser(p, ":"));
         n->kind = JJ_SLICE;
     }
     if (n->kind == JJ_ITEM && !n->b) return fail(p, "an index is expected");
-    return need(p, "]");
+    return need_parser(p, "]");
 }
 
 static tn_status parse_member(parser *p, jj_node *whole, jj_node **out) {
-    TRY(make(p, JJ_MEMBER, out));
+    TRY(make_parser(p, JJ_MEMBER, out));
     (*out)->a = whole;
     if (p->at->kind != JJ_T_INT) return need_name(p, &(*out)->name);
     (*out)->kind = JJ_ITEM;
@@ -223,18 +223,18 @@ static tn_status parse_member(parser *p, jj_node *whole, jj_node **out) {
 }
 
 static tn_status parse_call(parser *p, jj_node *callee, jj_node **out) {
-    TRY(make(p, JJ_CALL, out));
+    TRY(make_parser(p, JJ_CALL, out));
     (*out)->a = callee;
-    TRY(need(p, "("));
+    TRY(need_parser(p, "("));
     return parse_arguments(p, &(*out)->items);
 }
 
 /* .name [index] (arguments), as often as they come. */
 static tn_status parse_postfix(parser *p, jj_node **node) {
     for (;;) {
-        if (takes(p, ".")) {
+        if (parser_takes(p, ".")) {
             TRY(parse_member(p, *node, node));
-        } else if (takes(p, "[")) {
+        } else if (parser_takes(p, "[")) {
             TRY(parse_subscript(p, *node, node));
         } else if (sees(p, "(")) {
             TRY(parse_call(p, *node, node));
@@ -245,12 +245,12 @@ static tn_status parse_postfix(parser *p, jj_node **node) {
 }
 
 static tn_status parse_filter(parser *p, jj_node *value, jj_node **out) {
-    TRY(make(p, JJ_FILTER, out));
+    TRY(make_parser(p, JJ_FILTER, out));
     (*out)->a = value;
     TRY(need_name(p, &(*out)->name));
     if (!tn_jj_find_filter((*out)->name))
         return tn_jj_fail_at((*out)->line, (*out)->column, "there is no filter \"%.60s\"", (*out)->name);
-    return takes(p, "(") ? parse_arguments(p, &(*out)->items) : TN_OK;
+    return parser_takes(p, "(") ? parse_arguments(p, &(*out)->items) : TN_OK;
 }
 
 /* Whether a test's single argument follows without brackets: `is divisibleby 3`. */
@@ -264,13 +264,13 @@ static bool begins_argument(const parser *p) {
 }
 
 static tn_status parse_test(parser *p, jj_node *value, jj_node **out) {
-    TRY(make(p, JJ_TEST, out));
+    TRY(make_parser(p, JJ_TEST, out));
     jj_node *n = *out;
     n->a = value;
-    n->negated = takes(p, "not");
+    n->negated = parser_takes(p, "not");
     TRY(need_name(p, &n->name));
     if (!tn_jj_find_test(n->name)) return tn_jj_fail_at(n->line, n->column, "there is no test \"%.60s\"", n->name);
-    if (takes(p, "(")) return parse_arguments(p, &n->items);
+    if (parser_takes(p, "(")) return parse_arguments(p, &n->items);
     if (!begins_argument(p)) return TN_OK;
     TRY(parse_primary(p, &n->items));
     return parse_postfix(p, &n->items);
@@ -278,9 +278,9 @@ static tn_status parse_test(parser *p, jj_node *value, jj_node **out) {
 
 static tn_status parse_filters(parser *p, jj_node **node) {
     for (;;) {
-        if (takes(p, "|")) {
+        if (parser_takes(p, "|")) {
             TRY(parse_filter(p, *node, node));
-        } else if (takes(p, "is")) {
+        } else if (parser_takes(p, "is")) {
             TRY(parse_test(p, *node, node));
         } else if (sees(p, "(")) {
             TRY(parse_call(p, *node, node));
@@ -294,7 +294,7 @@ static tn_status parse_unary(parser *p, bool with_filters, jj_node **out) {
     TRY(go_deeper(p));
     bool minus = sees(p, "-");
     if (minus || sees(p, "+")) {
-        TRY(make(p, minus ? JJ_NEGATIVE : JJ_POSITIVE, out));
+        TRY(make_parser(p, minus ? JJ_NEGATIVE : JJ_POSITIVE, out));
         p->at = p->at->next;
         TRY(parse_unary(p, false, &(*out)->a));
     } else {
@@ -321,7 +321,7 @@ static const operator_row levels[4][5] = {
 
 static jj_op take_operator(parser *p, const operator_row *rows) {
     for (int i = 0; i < 5 && rows[i].spelling; i++)
-        if (p->at->kind == JJ_T_OPERATOR && takes(p, rows[i].spelling)) return rows[i].op;
+        if (p->at->kind == JJ_T_OPERATOR && parser_takes(p, rows[i].spelling)) return rows[i].op;
     return JJ_OP_NONE;
 }
 
@@ -345,8 +345,8 @@ static jj_op take_comparison(parser *p) {
     static const operator_row rows[] = {{"==", JJ_EQUAL},         {"!=", JJ_UNEQUAL}, {"<=", JJ_LESS_EQUAL},
                                         {">=", JJ_GREATER_EQUAL}, {"<", JJ_LESS},     {">", JJ_GREATER}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        if (p->at->kind == JJ_T_OPERATOR && takes(p, rows[i].spelling)) return rows[i].op;
-    if (takes(p, "in")) return JJ_IN;
+        if (p->at->kind == JJ_T_OPERATOR && parser_takes(p, rows[i].spelling)) return rows[i].op;
+    if (parser_takes(p, "in")) return JJ_IN;
     if (!sees(p, "not") || !p->at->next->spelling || strcmp(p->at->next->spelling, "in") != 0) return JJ_OP_NONE;
     p->at = p->at->next->next;
     return JJ_NOT_IN;
@@ -376,7 +376,7 @@ static tn_status parse_comparison(parser *p, jj_node **out) {
 static tn_status parse_not(parser *p, jj_node **out) {
     if (!sees(p, "not")) return parse_comparison(p, out);
     TRY(go_deeper(p));
-    TRY(make(p, JJ_NOT, out));
+    TRY(make_parser(p, JJ_NOT, out));
     p->at = p->at->next;
     TRY(parse_not(p, &(*out)->a));
     p->depth--;
@@ -387,7 +387,7 @@ static tn_status parse_logic(parser *p, bool either, jj_node **out) {
     TRY(either ? parse_logic(p, false, out) : parse_not(p, out));
     while (sees(p, either ? "or" : "and")) {
         jj_node *n;
-        TRY(make(p, either ? JJ_OR : JJ_AND, &n));
+        TRY(make_parser(p, either ? JJ_OR : JJ_AND, &n));
         p->at = p->at->next;
         n->a = *out;
         TRY(either ? parse_logic(p, false, &n->b) : parse_not(p, &n->b));
@@ -401,11 +401,11 @@ static tn_status parse_expression(parser *p, jj_node **out) {
     TRY(parse_logic(p, true, out));
     while (sees(p, "if")) {
         jj_node *n;
-        TRY(make(p, JJ_CHOICE, &n));
+        TRY(make_parser(p, JJ_CHOICE, &n));
         p->at = p->at->next;
         n->a = *out;
         TRY(parse_logic(p, true, &n->b));
-        if (takes(p, "else")) TRY(parse_expression(p, &n->c));
+        if (parser_takes(p, "else")) TRY(parse_expression(p, &n->c));
         *out = n;
     }
     p->depth--;
@@ -421,7 +421,7 @@ static tn_status parse_tuple(parser *p, jj_node **out) {
     TRY(make_at(p, place, JJ_TUPLE_OF, &n));
     n->items = *out;
     *out = n;
-    while (takes(p, ",") && p->at->kind != JJ_T_BLOCK_END && p->at->kind != JJ_T_OUTPUT_END && !sees(p, "=")) {
+    while (parser_takes(p, ",") && p->at->kind != JJ_T_BLOCK_END && p->at->kind != JJ_T_OUTPUT_END && !sees(p, "=")) {
         TRY(parse_expression(p, tail));
         tail = &(*tail)->next;
     }
@@ -438,14 +438,14 @@ static tn_status end_tag(parser *p) {
 
 /* One or several names, perhaps with brackets around: what a for or a set gives values to. */
 static tn_status parse_target(parser *p, jj_node **out) {
-    bool brackets = takes(p, "(");
+    bool brackets = parser_takes(p, "(");
     const jj_token *place = p->at;
     jj_node *first, **tail;
-    TRY(make(p, JJ_NAME, &first));
+    TRY(make_parser(p, JJ_NAME, &first));
     TRY(need_name(p, &first->name));
     *out = first;
     if (!brackets && sees(p, ".")) {
-        TRY(make(p, JJ_MEMBER, out));
+        TRY(make_parser(p, JJ_MEMBER, out));
         (*out)->a = first;
         p->at = p->at->next;
         return need_name(p, &(*out)->name);
@@ -454,24 +454,25 @@ static tn_status parse_target(parser *p, jj_node **out) {
         TRY(make_at(p, place, JJ_TUPLE_OF, out));
         (*out)->items = first;
     }
-    for (tail = &first->next; takes(p, ",") && p->at->kind == JJ_T_NAME && !sees(p, "in"); tail = &(*tail)->next) {
-        TRY(make(p, JJ_NAME, tail));
+    for (tail = &first->next; parser_takes(p, ",") && p->at->kind == JJ_T_NAME && !sees(p, "in");
+         tail = &(*tail)->next) {
+        TRY(make_parser(p, JJ_NAME, tail));
         TRY(need_name(p, &(*tail)->name));
     }
-    return brackets ? need(p, ")") : TN_OK;
+    return brackets ? need_parser(p, ")") : TN_OK;
 }
 
 static tn_status parse_if(parser *p, jj_node **out) {
     static const char *const ends[] = {"elif", "else", "endif", NULL}, *const last[] = {"endif", NULL};
     const char *end;
-    TRY(make(p, JJ_IF, out));
+    TRY(make_parser(p, JJ_IF, out));
     jj_node *n = *out;
     TRY(parse_tuple(p, &n->a));
     TRY(end_tag(p));
     for (;;) { /* a chain of elifs is as deep as one if */
         TRY(parse_body(p, ends, &n->body, &end));
         if (strcmp(end, "elif") != 0) break;
-        TRY(make(p, JJ_IF, &n->other));
+        TRY(make_parser(p, JJ_IF, &n->other));
         n = n->other;
         TRY(parse_tuple(p, &n->a));
         TRY(end_tag(p));
@@ -486,13 +487,13 @@ static tn_status parse_if(parser *p, jj_node **out) {
 static tn_status parse_for(parser *p, jj_node **out) {
     static const char *const ends[] = {"else", "endfor", NULL}, *const last[] = {"endfor", NULL};
     const char *end;
-    TRY(make(p, JJ_FOR, out));
+    TRY(make_parser(p, JJ_FOR, out));
     jj_node *n = *out;
     TRY(parse_target(p, &n->a));
     if (n->a->kind == JJ_MEMBER) return fail(p, "a for loop gives values to names");
-    TRY(need(p, "in"));
+    TRY(need_parser(p, "in"));
     TRY(parse_logic(p, true, &n->b)); /* an `if` behind it is the loop's */
-    if (takes(p, "if")) TRY(parse_expression(p, &n->c));
+    if (parser_takes(p, "if")) TRY(parse_expression(p, &n->c));
     if (sees(p, "recursive")) return fail(p, "recursive loops are not known; a macro may call itself");
     TRY(end_tag(p));
     p->loops++;
@@ -508,7 +509,7 @@ static tn_status parse_for(parser *p, jj_node **out) {
 /* The filters behind {% filter or {% set name: a chain whose innermost value is missing. */
 static tn_status parse_filter_chain(parser *p, jj_node **out) {
     TRY(parse_filter(p, NULL, out));
-    while (takes(p, "|"))
+    while (parser_takes(p, "|"))
         TRY(parse_filter(p, *out, out));
     return TN_OK;
 }
@@ -516,14 +517,14 @@ static tn_status parse_filter_chain(parser *p, jj_node **out) {
 static tn_status parse_set(parser *p, jj_node **out) {
     static const char *const ends[] = {"endset", NULL};
     const char *end;
-    TRY(make(p, JJ_SET, out));
+    TRY(make_parser(p, JJ_SET, out));
     TRY(parse_target(p, &(*out)->a));
-    if (takes(p, "=")) {
+    if (parser_takes(p, "=")) {
         (*out)->op = JJ_EQUAL;
         TRY(parse_tuple(p, &(*out)->b));
         return end_tag(p);
     }
-    if (takes(p, "|")) TRY(parse_filter_chain(p, &(*out)->b));
+    if (parser_takes(p, "|")) TRY(parse_filter_chain(p, &(*out)->b));
     TRY(end_tag(p));
     TRY(parse_body(p, ends, &(*out)->body, &end));
     return end_tag(p);
@@ -533,15 +534,15 @@ static tn_status parse_set(parser *p, jj_node **out) {
 static tn_status parse_bindings(parser *p, bool need_values, const char *close, jj_node **items) {
     jj_node **tail = items;
     bool optional = false;
-    while (close ? !takes(p, close) : p->at->kind != JJ_T_BLOCK_END) {
-        TRY(make(p, JJ_NAME, tail));
+    while (close ? !parser_takes(p, close) : p->at->kind != JJ_T_BLOCK_END) {
+        TRY(make_parser(p, JJ_NAME, tail));
         TRY(need_name(p, &(*tail)->name));
-        bool has_value = takes(p, "=");
+        bool has_value = parser_takes(p, "=");
         if (!has_value && (need_values || optional)) return fail(p, "a value is expected");
         if (has_value) TRY(parse_expression(p, &(*tail)->a));
         optional |= has_value;
         tail = &(*tail)->next;
-        if (close ? !sees(p, close) : p->at->kind != JJ_T_BLOCK_END) TRY(need(p, ","));
+        if (close ? !sees(p, close) : p->at->kind != JJ_T_BLOCK_END) TRY(need_parser(p, ","));
     }
     return TN_OK;
 }
@@ -549,9 +550,9 @@ static tn_status parse_bindings(parser *p, bool need_values, const char *close, 
 static tn_status parse_macro(parser *p, jj_node **out) {
     static const char *const ends[] = {"endmacro", NULL};
     const char *end;
-    TRY(make(p, JJ_MACRO, out));
+    TRY(make_parser(p, JJ_MACRO, out));
     TRY(need_name(p, &(*out)->name));
-    TRY(need(p, "("));
+    TRY(need_parser(p, "("));
     TRY(parse_bindings(p, false, ")", &(*out)->items));
     TRY(end_tag(p));
     int loops = p->loops;
@@ -564,7 +565,7 @@ static tn_status parse_macro(parser *p, jj_node **out) {
 static tn_status parse_filtered(parser *p, jj_node **out) {
     static const char *const ends[] = {"endfilter", NULL};
     const char *end;
-    TRY(make(p, JJ_FILTERED, out));
+    TRY(make_parser(p, JJ_FILTERED, out));
     TRY(parse_filter_chain(p, &(*out)->a));
     TRY(end_tag(p));
     TRY(parse_body(p, ends, &(*out)->body, &end));
@@ -574,7 +575,7 @@ static tn_status parse_filtered(parser *p, jj_node **out) {
 static tn_status parse_with(parser *p, jj_node **out) {
     static const char *const ends[] = {"endwith", NULL};
     const char *end;
-    TRY(make(p, JJ_WITH, out));
+    TRY(make_parser(p, JJ_WITH, out));
     TRY(parse_bindings(p, true, NULL, &(*out)->items));
     TRY(end_tag(p));
     TRY(parse_body(p, ends, &(*out)->body, &end));
@@ -585,7 +586,7 @@ static tn_status parse_with(parser *p, jj_node **out) {
 static tn_status parse_generation(parser *p, jj_node **out) {
     static const char *const ends[] = {"endgeneration", NULL};
     const char *end;
-    TRY(make(p, JJ_BLOCK, out));
+    TRY(make_parser(p, JJ_BLOCK, out));
     TRY(end_tag(p));
     TRY(parse_body(p, ends, &(*out)->body, &end));
     return end_tag(p);
@@ -593,7 +594,7 @@ static tn_status parse_generation(parser *p, jj_node **out) {
 
 static tn_status parse_jump(parser *p, jj_node_kind kind, jj_node **out) {
     if (p->loops == 0) return fail(p, "break and continue stand in loops; %} is expected");
-    TRY(make(p, kind, out));
+    TRY(make_parser(p, kind, out));
     return end_tag(p);
 }
 
@@ -610,7 +611,7 @@ static tn_status parse_statement(parser *p, jj_node **out) {
         {"break", parse_break}, {"continue", parse_continue}, {"generation", parse_generation},
     };
     for (size_t i = 0; i < sizeof statements / sizeof *statements; i++)
-        if (takes(p, statements[i].name)) return statements[i].parse(p, out);
+        if (parser_takes(p, statements[i].name)) return statements[i].parse(p, out);
     return fail(p, "a statement is expected (if, for, set, macro, filter, with, break, continue, generation)");
 }
 
@@ -627,7 +628,7 @@ static bool takes_end(parser *p, const char *const *ends, const char **end) {
 }
 
 static tn_status parse_output(parser *p, jj_node **out) {
-    TRY(make(p, JJ_OUTPUT, out));
+    TRY(make_parser(p, JJ_OUTPUT, out));
     p->at = p->at->next;
     TRY(parse_tuple(p, &(*out)->a));
     if (p->at->kind != JJ_T_OUTPUT_END) return fail(p, "}} is expected");
@@ -646,7 +647,7 @@ static tn_status parse_body(parser *p, const char *const *ends, jj_node **out, c
             return fail(p, strcat(strcat(what, ends[1] ? ends[ends[2] ? 2 : 1] : ends[0]), " is expected"));
         }
         if (p->at->kind == JJ_T_TEXT) {
-            TRY(make(p, JJ_TEXT, tail));
+            TRY(make_parser(p, JJ_TEXT, tail));
             (*tail)->constant = p->at->value;
             p->at = p->at->next;
         } else if (p->at->kind == JJ_T_OUTPUT_BEGIN) {

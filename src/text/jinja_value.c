@@ -51,7 +51,7 @@ void tn_jj_arena_free(jj_arena *a) {
 }
 
 /* Makes room for one item more in an array of the arena. */
-static tn_status make_room(jj_run *r, void *items, size_t count, size_t *capacity, size_t size) {
+static tn_status make_room_jinja(jj_run *r, void *items, size_t count, size_t *capacity, size_t size) {
     if (count < *capacity) return TN_OK;
     size_t wanted = *capacity ? 2 * *capacity : 8;
     void *old, *grown = tn_jj_alloc(&r->arena, wanted, size);
@@ -106,7 +106,7 @@ tn_status tn_jj_new_list(jj_run *r, jj_value *out, jj_list **list) {
 }
 
 tn_status tn_jj_push(jj_run *r, jj_list *list, jj_value item) {
-    TRY(make_room(r, &list->items, list->count, &list->capacity, sizeof *list->items));
+    TRY(make_room_jinja(r, &list->items, list->count, &list->capacity, sizeof *list->items));
     list->items[list->count++] = item;
     return tn_jj_charge(r, 1);
 }
@@ -148,7 +148,7 @@ tn_status tn_jj_put(jj_run *r, jj_dict *dict, jj_value key, jj_value value) {
         *place = value;
         return TN_OK;
     }
-    TRY(make_room(r, &dict->pairs, dict->count, &dict->capacity, sizeof *dict->pairs));
+    TRY(make_room_jinja(r, &dict->pairs, dict->count, &dict->capacity, sizeof *dict->pairs));
     dict->pairs[dict->count++] = (jj_pair){key, value};
     return TN_OK;
 }
@@ -177,9 +177,9 @@ bool tn_jj_truth(const jj_value *v) {
 }
 
 static bool is_number(const jj_value *v) { return v->kind == JJ_INT || v->kind == JJ_FLOAT || v->kind == JJ_BOOL; }
-static bool is_whole(const jj_value *v) { return v->kind == JJ_INT || v->kind == JJ_BOOL; }
+static bool jinja_is_whole(const jj_value *v) { return v->kind == JJ_INT || v->kind == JJ_BOOL; }
 static int64_t whole_of(const jj_value *v) { return v->kind == JJ_BOOL ? v->truth : v->integer; }
-static double number_of(const jj_value *v) { return v->kind == JJ_FLOAT ? v->number : (double)whole_of(v); }
+static double jinja_number_of(const jj_value *v) { return v->kind == JJ_FLOAT ? v->number : (double)whole_of(v); }
 
 static tn_status deeper(jj_run *r) {
     if (++r->depth <= JJ_MAX_RUN_DEPTH) return TN_OK;
@@ -212,7 +212,8 @@ static tn_status equal_dicts(jj_run *r, const jj_dict *a, const jj_dict *b, bool
 tn_status tn_jj_equal(jj_run *r, const jj_value *a, const jj_value *b, bool *out) {
     TRY(tn_jj_charge(r, 1));
     if (is_number(a) && is_number(b)) {
-        *out = is_whole(a) && is_whole(b) ? whole_of(a) == whole_of(b) : number_of(a) == number_of(b);
+        *out = jinja_is_whole(a) && jinja_is_whole(b) ? whole_of(a) == whole_of(b)
+                                                      : jinja_number_of(a) == jinja_number_of(b);
         return TN_OK;
     }
     *out = a->kind == b->kind;
@@ -232,12 +233,12 @@ tn_status tn_jj_equal(jj_run *r, const jj_value *a, const jj_value *b, bool *out
 
 tn_status tn_jj_order(jj_run *r, const jj_value *a, const jj_value *b, int *out) {
     TRY(tn_jj_charge(r, 1));
-    if (is_whole(a) && is_whole(b)) {
+    if (jinja_is_whole(a) && jinja_is_whole(b)) {
         *out = (whole_of(a) > whole_of(b)) - (whole_of(a) < whole_of(b));
         return TN_OK;
     }
     if (is_number(a) && is_number(b)) {
-        *out = (number_of(a) > number_of(b)) - (number_of(a) < number_of(b));
+        *out = (jinja_number_of(a) > jinja_number_of(b)) - (jinja_number_of(a) < jinja_number_of(b));
         return TN_OK;
     }
     if (a->kind == JJ_STRING && b->kind == JJ_STRING) { /* UTF-8 sorts as its code points do */
@@ -418,14 +419,14 @@ tn_status tn_jj_binary(jj_run *r, jj_op op, const jj_value *a, const jj_value *b
         return join_strings(r, &left, &right, out);
     }
     if (is_number(a) && is_number(b)) {
-        bool whole = is_whole(a) && is_whole(b) && op != JJ_DIVIDE && !(op == JJ_POWER && whole_of(b) < 0);
+        bool whole = jinja_is_whole(a) && jinja_is_whole(b) && op != JJ_DIVIDE && !(op == JJ_POWER && whole_of(b) < 0);
         return whole ? compute_whole(r, op, whole_of(a), whole_of(b), out)
-                     : compute_float(r, op, number_of(a), number_of(b), out);
+                     : compute_float(r, op, jinja_number_of(a), jinja_number_of(b), out);
     }
     if (op == JJ_ADD && a->kind == JJ_STRING && b->kind == JJ_STRING) return join_strings(r, a, b, out);
     if (op == JJ_ADD && a->kind == JJ_LIST && b->kind == JJ_LIST) return join_lists(r, a, b, out);
-    if (op == JJ_MULTIPLY && is_sequence(a) && is_whole(b)) return repeat(r, a, whole_of(b), out);
-    if (op == JJ_MULTIPLY && is_whole(a) && is_sequence(b)) return repeat(r, b, whole_of(a), out);
+    if (op == JJ_MULTIPLY && is_sequence(a) && jinja_is_whole(b)) return repeat(r, a, whole_of(b), out);
+    if (op == JJ_MULTIPLY && jinja_is_whole(a) && is_sequence(b)) return repeat(r, b, whole_of(a), out);
     static const char *const names[] = {
         [JJ_ADD] = "added",     [JJ_SUBTRACT] = "subtracted", [JJ_MULTIPLY] = "multiplied", [JJ_DIVIDE] = "divided",
         [JJ_FLOOR] = "divided", [JJ_MODULO] = "divided",      [JJ_POWER] = "raised",        [JJ_CONCAT] = "joined"};
@@ -435,11 +436,11 @@ tn_status tn_jj_binary(jj_run *r, jj_op op, const jj_value *a, const jj_value *b
 /* ---- parts ------------------------------------------------------------------------------------------------------- */
 
 /* A part's place in Python's way: negative ones count from the end; then kept in least … most. */
-static tn_status place_of(jj_run *r, const jj_value *v, int64_t length, int64_t least, int64_t most, int64_t usual,
-                          int64_t *out) {
+static tn_status jinja_place_of(jj_run *r, const jj_value *v, int64_t length, int64_t least, int64_t most,
+                                int64_t usual, int64_t *out) {
     *out = usual;
     if (!v || v->kind == JJ_NONE) return TN_OK;
-    if (!is_whole(v)) return tn_jj_fail(r, "a slice has integers, not %s", tn_jj_kind_name(v));
+    if (!jinja_is_whole(v)) return tn_jj_fail(r, "a slice has integers, not %s", tn_jj_kind_name(v));
     int64_t place = whole_of(v);
     if (place < 0) place = place < -length ? least : place + length;
     *out = place < least ? least : place > most ? most : place;
@@ -475,15 +476,15 @@ tn_status tn_jj_slice(jj_run *r, const jj_value *v, const jj_value *start, const
     }
     if (!is_sequence(v)) return tn_jj_fail(r, "%s has no slices", tn_jj_kind_name(v));
     if (step && step->kind != JJ_NONE) {
-        if (!is_whole(step) || whole_of(step) == 0)
+        if (!jinja_is_whole(step) || whole_of(step) == 0)
             return tn_jj_fail(r, "the step of a slice is an integer, and not 0");
         by = whole_of(step);
     }
     int64_t length = (int64_t)(v->kind == JJ_LIST ? v->list->count : tn_jj_characters(v->text, v->size));
     int64_t least = by > 0 ? 0 : -1, most = by > 0 ? length : length - 1;
     TRY(tn_jj_charge(r, 1 + (v->kind == JJ_STRING ? v->size / 64 : 0)));
-    TRY(place_of(r, start, length, least, most, by > 0 ? 0 : length - 1, &first));
-    TRY(place_of(r, stop, length, least, most, by > 0 ? length : -1, &last));
+    TRY(jinja_place_of(r, start, length, least, most, by > 0 ? 0 : length - 1, &first));
+    TRY(jinja_place_of(r, stop, length, least, most, by > 0 ? length : -1, &last));
     if (by != 1 || v->kind == JJ_LIST) return slice_by_step(r, v, first, last, by, out);
     size_t begin = tn_jj_offset(v->text, v->size, (size_t)first), end = tn_jj_offset(v->text, v->size, (size_t)last);
     *out = jj_text(v->text + begin, end > begin ? end - begin : 0);
@@ -558,7 +559,7 @@ tn_status tn_jj_item(jj_run *r, const jj_value *v, const jj_value *key, jj_value
     *out = undefined;
     if (v->kind == JJ_UNDEFINED)
         return of_undefined(r, key->kind == JJ_STRING ? key->text : "an item", key->kind == JJ_STRING ? key->size : 7);
-    if (is_sequence(v) && is_whole(key)) return item_of_sequence(r, v, whole_of(key), out);
+    if (is_sequence(v) && jinja_is_whole(key)) return item_of_sequence(r, v, whole_of(key), out);
     if (v->kind == JJ_DICT || v->kind == JJ_NAMESPACE) {
         jj_value *found;
         TRY(tn_jj_find(r, v->dict, key, &found));

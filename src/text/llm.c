@@ -3,7 +3,7 @@
  * Conversations of one model share the open file and the weights; each has its own cache, plans and buffers.
  * Weights are borrowed from the mapped file. A prompt is computed in pieces of at most LLM_CHUNK tokens whose number is
  * a symbolic extent, so one plan serves them all. A token is a launch of a captured graph: nothing is recorded, nothing
- * is looked up; its position is a dial, its row of the embedding an input. */
+ * is looked up; its position is a runtime scalar, its row of the embedding an input. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdatomic.h>
@@ -224,7 +224,7 @@ static tn_status too_large(const tn_llm *m, const tn_llm_facts *f, int64_t room)
                            fix);
 }
 
-static tn_status read_options(const tn_llm_options *given, const char *function, tn_llm_options *o) {
+static tn_status read_options_llm(const tn_llm_options *given, const char *function, tn_llm_options *o) {
     *o = (tn_llm_options)TN_LLM_DEFAULTS;
     TRY(tn_options_read(o, given, function, "tn_llm_options o = TN_LLM_DEFAULTS"));
     if (o->memory >= 0) return TN_OK;
@@ -266,13 +266,13 @@ static tn_status take_memory(tn_llm *m) {
 }
 
 /* The model's tensors live on its device, whichever the caller's thread works on. Returns the one to go back to. */
-static tn_device *enter(const tn_llm *m) {
+static tn_device *enter_llm(const tn_llm *m) {
     tn_device *before = tn_current_device();
     if (before != m->device) tn_set_current_device(m->device);
     return before;
 }
 
-static tn_status leave(const tn_llm *m, tn_device *before, tn_status status) {
+static tn_status leave_llm(const tn_llm *m, tn_device *before, tn_status status) {
     if (before != m->device) tn_set_current_device(before);
     return status;
 }
@@ -308,15 +308,15 @@ static tn_status open_model(tn_llm *m, const char *path, const tn_llm_options *o
     TRY(tn_llm_source_open(path, &m->file->source));
     TRY(tn_llm_configure(&m->file->source, options, &m->config));
     TRY(check_memory(m, options, false));
-    tn_device *before = enter(m);
-    return leave(m, before, set_up(m, NULL));
+    tn_device *before = enter_llm(m);
+    return leave_llm(m, before, set_up(m, NULL));
 }
 
 tn_status tn_llm_open(const char *path, const tn_llm_options *options, tn_llm **out) {
     if (!out) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_open: out is NULL");
     *out = NULL;
     tn_llm_options o;
-    TRY(read_options(options, "tn_llm_open", &o));
+    TRY(read_options_llm(options, "tn_llm_open", &o));
     tn_llm *m = tn_txt_zalloc(1, sizeof *m);
     if (!m) return TN_ERR_MEMORY;
     m->device = o.device ? o.device : tn_current_device();
@@ -341,8 +341,8 @@ static tn_status join_conversation(tn_llm *m, const tn_llm *with, const tn_llm_o
                                                 "model there (tn_llm_open)");
     if (o) TRY(tn_llm_configure(&m->file->source, o, &m->config));
     TRY(check_memory(m, o ? o : &usual, true));
-    tn_device *before = enter(m);
-    return leave(m, before, set_up(m, with));
+    tn_device *before = enter_llm(m);
+    return leave_llm(m, before, set_up(m, with));
 }
 
 tn_status tn_llm_new_conversation(const tn_llm *with, const tn_llm_options *options, tn_llm **out) {
@@ -350,7 +350,7 @@ tn_status tn_llm_new_conversation(const tn_llm *with, const tn_llm_options *opti
     *out = NULL;
     if (!with) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_new_conversation: the model is NULL");
     tn_llm_options o;
-    TRY(read_options(options, "tn_llm_new_conversation", &o));
+    TRY(read_options_llm(options, "tn_llm_new_conversation", &o));
     tn_llm *m = tn_txt_zalloc(1, sizeof *m);
     if (!m) return TN_ERR_MEMORY;
     tn_status status = join_conversation(m, with, options ? &o : NULL);
@@ -423,8 +423,8 @@ tn_status tn_llm_export_onnx(tn_llm *m, const char *path, const tn_llm_export_on
     TRY(tn_options_read(&o, options, "tn_llm_export_onnx",
                         "tn_llm_export_onnx_options o = TN_LLM_EXPORT_ONNX_DEFAULTS"));
     if (!m || !path) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_export_onnx: the model or the path is NULL");
-    tn_device *before = enter(m);
-    return leave(m, before, tn_llm_write_onnx(&m->file->source, &m->config, &m->weights, path, o.cache));
+    tn_device *before = enter_llm(m);
+    return leave_llm(m, before, tn_llm_write_onnx(&m->file->source, &m->config, &m->weights, path, o.cache));
 }
 
 /* ---- pieces of a prompt ------------------------------------------------------------------------------------------ */
@@ -477,7 +477,7 @@ static tn_tensor *make_positions(tn_llm *m, int64_t first, int64_t n) {
 static llm_inputs make_inputs(tn_llm *m, int64_t first, int64_t n) {
     llm_inputs in = {.rows = make_rows(m, n),
                      .positions = make_positions(m, first, n),
-                     .position = tn_dial_int(first),
+                     .position = tn_runtime_scalar_int(first),
                      .last = tn_from_data(&(int64_t){n - 1}, TN_DIMS(1), TN_I64)};
     if (n == 1) return in;
     in.rows = tn_symbolic(in.rows, 0, SYMBOL_TOKENS);
@@ -498,7 +498,7 @@ static tn_status run_piece(tn_llm *m, const int32_t *ids, int64_t done, int64_t 
     return status;
 }
 
-static tn_status run_prompt(tn_llm *m, const int32_t *ids, int64_t count, bool wanted) {
+static tn_status run_prompt_llm(tn_llm *m, const int32_t *ids, int64_t count, bool wanted) {
     for (int64_t done = 0, n; done < count; done += n) {
         n = count - done < LLM_CHUNK ? count - done : LLM_CHUNK;
         bool last = wanted && done + n == count;
@@ -511,8 +511,8 @@ static tn_status run_prompt(tn_llm *m, const int32_t *ids, int64_t count, bool w
 tn_status tn_llm_prompt(tn_llm *m, const int32_t *ids, int64_t count, const float **logits) {
     TRY(check_ids(m, ids, count));
     if (count == 1) return tn_llm_step(m, ids[0], logits);
-    tn_device *before = enter(m);
-    tn_status status = leave(m, before, mend(m, run_prompt(m, ids, count, logits != NULL)));
+    tn_device *before = enter_llm(m);
+    tn_status status = leave_llm(m, before, mend(m, run_prompt_llm(m, ids, count, logits != NULL)));
     if (status == TN_OK && logits) *logits = m->logits;
     return status;
 }
@@ -529,8 +529,8 @@ static tn_status run_logits(tn_llm *m, const int32_t *ids, int64_t count, float 
 tn_status tn_llm_logits(tn_llm *m, const int32_t *ids, int64_t count, float *out) {
     TRY(check_ids(m, ids, count));
     if (!out) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_logits: out is NULL");
-    tn_device *before = enter(m);
-    return leave(m, before, mend(m, run_logits(m, ids, count, out)));
+    tn_device *before = enter_llm(m);
+    return leave_llm(m, before, mend(m, run_logits(m, ids, count, out)));
 }
 
 /* ---- how large the numbers are that weights are multiplied with -------------------------------------------------- */
@@ -588,7 +588,7 @@ static tn_status probe_text(tn_llm *m, const int32_t *ids, int64_t count, import
     return TN_OK;
 }
 
-static tn_status hand_out(tn_llm *m, int64_t layer, int slot, const importance *p, tn_llm_take *take, void *ctx) {
+static tn_status hand_out_llm(tn_llm *m, int64_t layer, int slot, const importance *p, tn_llm_take *take, void *ctx) {
     char name[LLM_NAME_SIZE];
     llm_tensor info = {.struct_size = sizeof info};
     const double *sums = p->sums + p->width * (layer < 0 ? p->count - 1 : layer * LLM_PROBES + probe_of[slot] - 1);
@@ -603,10 +603,11 @@ static tn_status hand_out(tn_llm *m, int64_t layer, int slot, const importance *
 static tn_status find_importance(tn_llm *m, const int32_t *ids, int64_t count, importance *p, tn_llm_take *take,
                                  void *ctx) {
     TRY(mend(m, probe_text(m, ids, count, p)));
-    TRY(hand_out(m, -1, m->config.tied ? SLOT_EMBEDDING : SLOT_OUTPUT, p, take, ctx));
+    TRY(hand_out_llm(m, -1, m->config.tied ? SLOT_EMBEDDING : SLOT_OUTPUT, p, take, ctx));
     for (int64_t i = 0; i < m->config.layers; i++)
         for (int slot = 0; slot < LAYER_SLOTS; slot++)
-            if (probe_of[slot] && !(m->config.naming->transposed & 1u << slot)) TRY(hand_out(m, i, slot, p, take, ctx));
+            if (probe_of[slot] && !(m->config.naming->transposed & 1u << slot))
+                TRY(hand_out_llm(m, i, slot, p, take, ctx));
     return TN_OK;
 }
 
@@ -623,12 +624,12 @@ tn_status tn_llm_importance(tn_llm *m, const int32_t *ids, int64_t count, tn_llm
     p.probes = tn_txt_zalloc((size_t)p.count, sizeof(tn_tensor *));
     p.sums = tn_txt_zalloc((size_t)(p.count * p.width), sizeof *p.sums);
     p.read = tn_txt_alloc((size_t)p.width, sizeof *p.read);
-    tn_device *before = enter(m);
+    tn_device *before = enter_llm(m);
     tn_status status = p.probes && p.sums && p.read ? find_importance(m, ids, count, &p, take, ctx) : TN_ERR_MEMORY;
     tn_txt_free(p.probes);
     tn_txt_free(p.sums);
     tn_txt_free(p.read);
-    return leave(m, before, status);
+    return leave_llm(m, before, status);
 }
 
 /* ---- single tokens ----------------------------------------------------------------------------------------------- */
@@ -657,9 +658,9 @@ static tn_status capture(tn_llm *m, int32_t id, const float **out) {
     return status;
 }
 
-static tn_status launch(tn_llm *m, int32_t id, const float **out) {
+static tn_status launch_llm(tn_llm *m, int32_t id, const float **out) {
     tn_status status = read_rows(m, &id, 1);
-    if (status == TN_OK) status = tn_graph_set_dial(m->token, 0, (double)m->position);
+    if (status == TN_OK) status = tn_graph_set_runtime_scalar(m->token, 0, (double)m->position);
     if (status != TN_OK) return status;
     TN_SCOPE;
     tn_tensor *logits = NULL;
@@ -672,14 +673,14 @@ static tn_status launch(tn_llm *m, int32_t id, const float **out) {
 static tn_status run_token(tn_llm *m, int32_t id, const float **out) {
     tn_free(m->shown); /* its memory is for the next ones */
     m->shown = NULL;
-    return m->token ? launch(m, id, out) : capture(m, id, out);
+    return m->token ? launch_llm(m, id, out) : capture(m, id, out);
 }
 
 tn_status tn_llm_step(tn_llm *m, int32_t id, const float **logits) {
     TRY(check_ids(m, &id, 1));
-    tn_device *before = enter(m);
+    tn_device *before = enter_llm(m);
     const float *found = NULL;
-    tn_status status = leave(m, before, mend(m, run_token(m, id, &found)));
+    tn_status status = leave_llm(m, before, mend(m, run_token(m, id, &found)));
     if (status != TN_OK) return status;
     m->position++;
     if (logits) *logits = found;
@@ -689,7 +690,7 @@ tn_status tn_llm_step(tn_llm *m, int32_t id, const float **logits) {
 /* ---- preparing --------------------------------------------------------------------------------------------------- */
 
 /* What these tokens leave in the cache lies behind the sequence: nobody sees it before it is written anew. */
-static tn_status prepare(tn_llm *m) {
+static tn_status prepare_llm(tn_llm *m) {
     const int32_t any[2] = {0, 0};
     int64_t room = m->config.context - m->position;
     if (room >= 2) TRY(run_piece(m, any, 0, 2, LLM_LAST_ROW, m->logits));
@@ -700,6 +701,6 @@ static tn_status prepare(tn_llm *m) {
 
 tn_status tn_llm_prepare(tn_llm *m) {
     if (!m) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_prepare: the model is NULL");
-    tn_device *before = enter(m);
-    return leave(m, before, mend(m, prepare(m)));
+    tn_device *before = enter_llm(m);
+    return leave_llm(m, before, mend(m, prepare_llm(m)));
 }

@@ -47,7 +47,7 @@ static tn_status name_weights(const llm_source *s, const llm_config *c, const ll
 /* 0, 1, 2 … for as many as x has. */
 static tn_tensor *count_places(const tn_tensor *x) { return tn_sub(tn_cumsum(tn_ones_like(x), 0), tn_scalar_int(1)); }
 
-static tn_tensor *count_of(const tn_tensor *x) { return tn_sum(tn_ones_like(x), NULL, 0, false); }
+static tn_tensor *export_count_of(const tn_tensor *x) { return tn_sum(tn_ones_like(x), NULL, 0, false); }
 
 /* [1, n] as [n]. */
 static tn_tensor *flat(const tn_tensor *x) { return tn_reshape(x, TN_DIMS(tn_size(x, 1))); }
@@ -126,7 +126,8 @@ static llm_inputs add_inputs(network *n, const llm_config *c, const llm_weights 
     tn_tensor *mask = flat(add_row(n, "attention_mask", SOME_PAST + SOME_TOKENS, SYMBOL_ALL));
     tn_tensor *positions = flat(add_row(n, "position_ids", SOME_TOKENS, SYMBOL_TOKENS));
     add_past(n, c);
-    tn_tensor *before = tn_sub(count_of(mask), count_of(ids)), *there = tn_unsqueeze(tn_ne_scalar(mask, 0), 0);
+    tn_tensor *before = tn_sub(export_count_of(mask), export_count_of(ids)),
+              *there = tn_unsqueeze(tn_ne_scalar(mask, 0), 0);
     llm_inputs in = inputs_of(c, w, ids, positions, tn_add(places, before), count_places(mask), there);
     in.past = n->past;
     in.present = n->present;

@@ -254,7 +254,7 @@ static tn_status read_experts(const hf_folder *f, llm_config *c) {
                       &c->size[SIZE_SHARED]);
 }
 
-static tn_status read_sizes(const hf_folder *f, llm_config *c) {
+static tn_status read_sizes_folder(const hf_folder *f, llm_config *c) {
     const char *const *key = c->family->keys;
     int64_t *hidden = &c->size[SIZE_HIDDEN];
     TRY(tn_hf_size(f, key[KEY_LAYERS], -1, LLM_MOST_LAYERS, &c->layers));
@@ -307,6 +307,6 @@ tn_status tn_llm_read_folder(hf_folder *f, llm_config *c) {
     tn_llm_name(c->naming, probe, -1, SLOT_EMBEDDING);
     tn_hf_find_prefix(f, c->naming->prefix, probe);
     c->tied = tn_json_bool(tn_json_get(f->config, "tie_word_embeddings"), c->family->tied);
-    TRY(read_sizes(f, c));
+    TRY(read_sizes_folder(f, c));
     return read_ends(f, c);
 }

@@ -11,14 +11,14 @@ typedef struct key_name {
     char text[96];
 } key_name;
 
-static key_name key_of(const llm_config *c, const char *what) {
+static key_name gguf_key_of(const llm_config *c, const char *what) {
     key_name k;
     snprintf(k.text, sizeof k.text, "%s.%s", c->family->architecture, what);
     return k;
 }
 
 static bool has(const tn_gguf *f, const llm_config *c, const char *what) {
-    return tn_gguf_get(f, key_of(c, what).text) != NULL;
+    return tn_gguf_get(f, gguf_key_of(c, what).text) != NULL;
 }
 
 static tn_status out_of_range(const tn_gguf *f, const char *key, double value, double least, double most) {
@@ -27,14 +27,14 @@ static tn_status out_of_range(const tn_gguf *f, const char *key, double value, d
 }
 
 static tn_status get_size(const tn_gguf *f, const llm_config *c, const char *what, int64_t most, int64_t *out) {
-    key_name key = key_of(c, what);
+    key_name key = gguf_key_of(c, what);
     TRY(tn_gguf_get_int(f, key.text, out));
     return *out >= 1 && *out <= most ? TN_OK : out_of_range(f, key.text, (double)*out, 1, (double)most);
 }
 
 static tn_status get_real(const tn_gguf *f, const llm_config *c, const char *what, double least, double most,
                           double *out) {
-    key_name key = key_of(c, what);
+    key_name key = gguf_key_of(c, what);
     TRY(tn_gguf_get_float(f, key.text, out));
     return *out >= least && *out <= most ? TN_OK : out_of_range(f, key.text, *out, least, most);
 }
@@ -62,8 +62,9 @@ static tn_status refuse_features(const tn_gguf *f, const llm_config *c) {
     enum { BY_SOFTMAX = 1 };
     int64_t gate = BY_SOFTMAX;
     double scale = 1;
-    if (has(f, c, "expert_gating_func")) TRY(tn_gguf_get_int(f, key_of(c, "expert_gating_func").text, &gate));
-    if (has(f, c, "expert_weights_scale")) TRY(tn_gguf_get_float(f, key_of(c, "expert_weights_scale").text, &scale));
+    if (has(f, c, "expert_gating_func")) TRY(tn_gguf_get_int(f, gguf_key_of(c, "expert_gating_func").text, &gate));
+    if (has(f, c, "expert_weights_scale"))
+        TRY(tn_gguf_get_float(f, gguf_key_of(c, "expert_weights_scale").text, &scale));
     if (gate == BY_SOFTMAX && (scale == 1 || scale == 0)) return TN_OK;
     return tn_backend_fail(TN_ERR_UNSUPPORTED,
                            "'%s': experts are weighted by function %" PRId64 " and factor %g; only by a softmax, "
@@ -73,8 +74,8 @@ static tn_status refuse_features(const tn_gguf *f, const llm_config *c) {
 
 static tn_status read_experts(const tn_gguf *f, llm_config *c) {
     int64_t experts = 0, choices = 0, inner = c->size[SIZE_INTERMEDIATE];
-    if (has(f, c, "expert_count")) TRY(tn_gguf_get_int(f, key_of(c, "expert_count").text, &experts));
-    if (has(f, c, "expert_used_count")) TRY(tn_gguf_get_int(f, key_of(c, "expert_used_count").text, &choices));
+    if (has(f, c, "expert_count")) TRY(tn_gguf_get_int(f, gguf_key_of(c, "expert_count").text, &experts));
+    if (has(f, c, "expert_used_count")) TRY(tn_gguf_get_int(f, gguf_key_of(c, "expert_used_count").text, &choices));
     TRY(tn_llm_set_experts(c, tn_gguf_path(f), experts, choices));
     if (c->choices == 0) return TN_OK;
     c->size[SIZE_SHARED] = inner;
@@ -94,7 +95,7 @@ static tn_status read_head_dim(const tn_gguf *f, llm_config *c) {
     } else if (hidden % c->heads == 0) {
         *head = hidden / c->heads;
     } else {
-        key_name key = key_of(c, "attention.head_count");
+        key_name key = gguf_key_of(c, "attention.head_count");
         return tn_backend_fail(TN_ERR_FORMAT,
                                "'%s': byte %" PRId64 ": %" PRId64 " heads do not divide a width of %" PRId64,
                                tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, key.text)), c->heads, hidden);
@@ -107,11 +108,11 @@ static tn_status read_head_dim(const tn_gguf *f, llm_config *c) {
             return tn_backend_fail(TN_ERR_UNSUPPORTED,
                                    "'%s': byte %" PRId64 ": key '%s' is %" PRId64 " where the heads are %" PRId64
                                    " wide; only equal lengths are computed here",
-                                   tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, key_of(c, equal[i]).text)),
-                                   key_of(c, equal[i]).text, other, *head);
+                                   tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, gguf_key_of(c, equal[i]).text)),
+                                   gguf_key_of(c, equal[i]).text, other, *head);
     }
     if (*head % 2 == 0) return TN_OK;
-    key_name key = key_of(c, has(f, c, "attention.key_length") ? "attention.key_length" : "attention.head_count");
+    key_name key = gguf_key_of(c, has(f, c, "attention.key_length") ? "attention.key_length" : "attention.head_count");
     return tn_backend_fail(TN_ERR_FORMAT,
                            "'%s': byte %" PRId64 ": key '%s' makes heads %" PRId64
                            " wide; rope turns pairs, so it must be an even number",
@@ -127,7 +128,7 @@ static tn_status read_heads(const tn_gguf *f, llm_config *c) {
         return tn_backend_fail(
             TN_ERR_FORMAT,
             "'%s': byte %" PRId64 ": %" PRId64 " heads cannot share %" PRId64 " heads of keys and values",
-            tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, key_of(c, "attention.head_count_kv").text)), c->heads,
+            tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, gguf_key_of(c, "attention.head_count_kv").text)), c->heads,
             c->kv_heads);
     TRY(read_head_dim(f, c));
     c->size[SIZE_HALF] = c->size[SIZE_HEAD] / 2;
@@ -174,15 +175,15 @@ static tn_status read_rope_scaling(const tn_gguf *f, llm_config *c) {
                                         "rope.scaling.yarn_log_multiplier", "rope.scaling.alpha"};
     const char *type = has(f, c, "rope.scaling.factor") ? "linear" : "none"; /* of files from before there were types */
     int64_t length = (int64_t)strlen(type);
-    key_name key = key_of(c, "rope.scaling.type");
+    key_name key = gguf_key_of(c, "rope.scaling.type");
     TRY(read_real(f, c, "rope.scaling.attn_factor", 1, 1e6, &c->rope.amplitude));
     TRY(read_real(f, c, "rope.scaling.original_context_length", (double)c->trained_context, LLM_MOST_CONTEXT,
                   &c->rope.trained));
     for (size_t i = 0; i < sizeof other / sizeof *other; i++)
         if (has(f, c, other[i]))
             return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': byte %" PRId64 ": '%s' is not computed here",
-                                   tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, key_of(c, other[i]).text)),
-                                   key_of(c, other[i]).text);
+                                   tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, gguf_key_of(c, other[i]).text)),
+                                   gguf_key_of(c, other[i]).text);
     if (tn_gguf_get(f, key.text)) TRY(tn_gguf_get_string(f, key.text, &type, &length));
     if (text_is(type, length, "longrope") || has_tables(f)) {
         c->rope.kind = ROPE_LONG;
@@ -203,7 +204,7 @@ static tn_status read_rope_scaling(const tn_gguf *f, llm_config *c) {
 /* Which layers have a window: a number, or a word a layer. */
 static tn_status read_pattern(const tn_gguf *f, llm_config *c) {
     int64_t pattern = c->family->pattern;
-    key_name key = key_of(c, "attention.sliding_window_pattern");
+    key_name key = gguf_key_of(c, "attention.sliding_window_pattern");
     const tn_gguf_value *list = tn_gguf_get(f, key.text);
     if (!list || pattern == 0 || tn_gguf_type_of(list) != TN_GGUF_ARRAY) {
         if (list && pattern > 0) TRY(get_size(f, c, "attention.sliding_window_pattern", LLM_MOST_LAYERS, &pattern));
@@ -241,7 +242,7 @@ static tn_status read_gemma(const tn_gguf *f, llm_config *c) {
     return read_real(f, c, "rope.freq_base_swa", c->local_rope.base, 1e12, &c->local_rope.base);
 }
 
-static tn_status read_sizes(const tn_gguf *f, llm_config *c) {
+static tn_status read_sizes_gguf(const tn_gguf *f, llm_config *c) {
     TRY(get_size(f, c, "block_count", LLM_MOST_LAYERS, &c->layers));
     TRY(get_size(f, c, "embedding_length", LLM_MOST_WIDTH, &c->size[SIZE_HIDDEN]));
     TRY(get_size(f, c, "feed_forward_length", LLM_MOST_WIDTH, &c->size[SIZE_INTERMEDIATE]));
@@ -270,5 +271,5 @@ tn_status tn_llm_read_gguf(const tn_gguf *f, llm_config *c) {
     c->naming = has_experts_apart(f) ? &tn_llm_gguf_apart : &tn_llm_gguf_names;
     c->interleaved_rope = c->family->interleaved_rope;
     c->activation = tn_txt_activation(c->family->activation);
-    return read_sizes(f, c);
+    return read_sizes_gguf(f, c);
 }

@@ -119,13 +119,13 @@ static tn_tensor *attend_cached(const llm_config *c, const llm_weights *w, const
 static tn_tensor *attention(const llm_config *c, const llm_weights *w, int64_t layer, const llm_inputs *in,
                             const rotation turns[2], const tn_tensor *x) {
     const llm_layer *l = &w->layers[layer];
-    tn_tensor *const *weight = l->weight, *joint[3];
+    tn_tensor *const *weight = l->weight, *qkv_parts[3];
     look_at(in, layer, PROBE_ATTENTION, x);
-    project(c, l, x, joint);
+    project(c, l, x, qkv_parts);
     int64_t window = tn_llm_window(c, layer);
     const rotation *turn = &turns[window > 0 && c->two_ropes];
-    tn_tensor *qkv[] = {heads(c, joint[0], weight[SLOT_Q_NORM], turn), heads(c, joint[1], weight[SLOT_K_NORM], turn),
-                        heads(c, joint[2], NULL, NULL)};
+    tn_tensor *qkv[] = {heads(c, qkv_parts[0], weight[SLOT_Q_NORM], turn),
+                        heads(c, qkv_parts[1], weight[SLOT_K_NORM], turn), heads(c, qkv_parts[2], NULL, NULL)};
     tn_tensor *mixed = in->seen ? attend_alone(c, in, layer, qkv) : attend_cached(c, w, l, in, window, qkv);
     tn_tensor *joined = tn_reshape(mixed, TN_DIMS(tn_size(mixed, 0), c->size[SIZE_QUERIES]));
     look_at(in, layer, PROBE_O, joined);

@@ -42,14 +42,14 @@ typedef struct translation {
     int depth;
 } translation;
 
-static tn_status refuse(const translation *x, const char *what) {
+static tn_status refuse_regex(const translation *x, const char *what) {
     return tn_backend_fail(TN_ERR_UNSUPPORTED, "tokenizer: the pattern \"%.*s\" has %s, at %zu, which is not supported",
                            x->size < 200 ? (int)x->size : 200, x->text, what, x->at);
 }
 
 static char peek(const translation *x, size_t ahead) { return ahead < x->size - x->at ? x->text[x->at + ahead] : 0; }
 
-static tn_status put(translation *x, const char *text) { return tn_bytes_append(&x->out, text, strlen(text)); }
+static tn_status put_regex(translation *x, const char *text) { return tn_bytes_append(&x->out, text, strlen(text)); }
 
 static tn_status copy(translation *x, size_t count) {
     if (count > x->size - x->at) count = x->size - x->at;
@@ -101,31 +101,31 @@ static tn_status translate_property(translation *x, size_t length) {
     }
     if (meant == name && strlen(name) > 2 && is_script(name)) prefix = "sc:";
     TRY(copy(x, 3));
-    TRY(put(x, opposite ? "^" : ""));
-    TRY(put(x, prefix));
-    TRY(put(x, meant));
+    TRY(put_regex(x, opposite ? "^" : ""));
+    TRY(put_regex(x, prefix));
+    TRY(put_regex(x, meant));
     x->at += length - 1;
-    return put(x, "}");
+    return put_regex(x, "}");
 }
 
 static tn_status translate_escape(translation *x, bool in_class) {
     char c = peek(x, 1);
-    if (x->size - x->at < 2) return refuse(x, "a \\ at its end");
+    if (x->size - x->at < 2) return refuse_regex(x, "a \\ at its end");
     for (size_t i = 0; i < sizeof set_escapes / sizeof *set_escapes; i++) {
         const set_escape *e = &set_escapes[i];
         if (e->letter != c) continue;
-        if (in_class && !e->inside) return refuse(x, "the opposite of a set inside a class");
+        if (in_class && !e->inside) return refuse_regex(x, "the opposite of a set inside a class");
         x->at += 2;
-        return put(x, in_class ? e->inside : e->alone);
+        return put_regex(x, in_class ? e->inside : e->alone);
     }
     if ((c == 'p' || c == 'P') && braces(x, 2) > 0) return translate_property(x, braces(x, 2));
     if (c == 'x') return copy(x, 2 + braces(x, 2));
     if (c != 'u') return copy(x, 2);
-    if (x->size - x->at < 6) return refuse(x, "\\u without four digits");
-    TRY(put(x, "\\x{"));
+    if (x->size - x->at < 6) return refuse_regex(x, "\\u without four digits");
+    TRY(put_regex(x, "\\x{"));
     x->at += 2;
     TRY(copy(x, 4));
-    return put(x, "}");
+    return put_regex(x, "}");
 }
 
 /* A class from its [ on. Classes inside it are taken as more of its members. */
@@ -140,10 +140,10 @@ static tn_status translate_class(translation *x) {
             TRY(translate_escape(x, true));
         } else if (c == '[' && peek(x, 1) == ':' && depth > 0) {
             const char *end = memchr(x->text + x->at, ']', x->size - x->at);
-            if (!end) return refuse(x, "a class without end");
+            if (!end) return refuse_regex(x, "a class without end");
             TRY(copy(x, (size_t)(end - x->text) - x->at + 1));
         } else if (c == '[') {
-            if (depth > 0 && peek(x, 1) == '^') return refuse(x, "the opposite of a class inside a class");
+            if (depth > 0 && peek(x, 1) == '^') return refuse_regex(x, "the opposite of a class inside a class");
             if (depth++ == 0) {
                 TRY(copy(x, peek(x, 1) == '^' ? 2 : 1));
             } else {
@@ -152,30 +152,30 @@ static tn_status translate_class(translation *x) {
             begins = true;
         } else if (c == ']' && !was_begin) {
             x->at++;
-            if (--depth == 0) return put(x, "]");
+            if (--depth == 0) return put_regex(x, "]");
         } else if (c == '&' && peek(x, 1) == '&') {
-            return refuse(x, "an intersection of classes");
+            return refuse_regex(x, "an intersection of classes");
         } else {
-            if (c == ']') TRY(put(x, "\\"));
+            if (c == ']') TRY(put_regex(x, "\\"));
             TRY(copy(x, 1));
         }
     }
-    return refuse(x, "a class without end");
+    return refuse_regex(x, "a class without end");
 }
 
 /* A group's begin: options are renamed, the rest is the same. */
 static tn_status translate_group(translation *x) {
-    if (x->depth == MAX_GROUPS) return refuse(x, "too many groups inside each other");
+    if (x->depth == MAX_GROUPS) return refuse_regex(x, "too many groups inside each other");
     x->groups[x->depth++] = x->out.size;
     TRY(copy(x, 1));
-    if (peek(x, 0) != '?') return peek(x, 0) == '*' ? refuse(x, "(*") : TN_OK;
+    if (peek(x, 0) != '?') return peek(x, 0) == '*' ? refuse_regex(x, "(*") : TN_OK;
     TRY(copy(x, 1));
     while (peek(x, 0) && strchr("imx-", peek(x, 0))) {
         if (peek(x, 0) != 'm') {
             TRY(copy(x, 1));
             continue;
         }
-        TRY(put(x, "s"));
+        TRY(put_regex(x, "s"));
         x->at++;
     }
     /* what stands behind is a sign of the group's kind, not an atom */
@@ -187,7 +187,7 @@ static tn_status translate_group(translation *x) {
 /* {n,m} and a + behind it. */
 static tn_status translate_count(translation *x, size_t length) {
     if (peek(x, 1) == ',') { /* {,m} */
-        TRY(put(x, "{0"));
+        TRY(put_regex(x, "{0"));
         x->at++;
         length--;
     }
@@ -199,9 +199,9 @@ static tn_status translate_count(translation *x, size_t length) {
     TRY(tn_txt_reserve(&tail, &capacity, tail_size, 1));
     memcpy(tail, x->out.data + x->atom, tail_size);
     x->out.size = x->atom;
-    tn_status status = put(x, "(?:");
+    tn_status status = put_regex(x, "(?:");
     if (status == TN_OK) status = tn_bytes_append(&x->out, tail, tail_size);
-    if (status == TN_OK) status = put(x, ")+");
+    if (status == TN_OK) status = put_regex(x, ")+");
     tn_txt_free(tail);
     return status;
 }
@@ -217,10 +217,10 @@ static tn_status translate_one(translation *x) {
     case '\\': return translate_escape(x, false);
     case '[': return translate_class(x);
     case '(': return translate_group(x);
-    case '^': x->at++; return put(x, "(?m:^)");
-    case '$': x->at++; return put(x, "(?m:$)");
+    case '^': x->at++; return put_regex(x, "(?m:^)");
+    case '$': x->at++; return put_regex(x, "(?m:$)");
     case ')':
-        if (x->depth == 0) return refuse(x, "a ) too many");
+        if (x->depth == 0) return refuse_regex(x, "a ) too many");
         x->atom = x->groups[--x->depth];
         return copy(x, 1);
     default: return copy(x, 1);

@@ -29,19 +29,20 @@ struct tn_sampler {
 
 /* ---- options ----------------------------------------------------------------------------------------------------- */
 
-static tn_status refuse(const char *name, double value, const char *range) {
+static tn_status refuse_sampler(const char *name, double value, const char *range) {
     return tn_backend_fail(TN_ERR_ARGUMENT, "sampler: %s is %g; it has to be %s", name, value, range);
 }
 
 static tn_status check(const tn_sampler_options *o) {
-    if (!(o->temperature >= 0) || isinf(o->temperature)) return refuse("temperature", o->temperature, "0 or more");
-    if (o->top_k < 0) return refuse("top_k", o->top_k, "0 or more");
-    if (!(o->top_p >= 0 && o->top_p <= 1)) return refuse("top_p", o->top_p, "in 0 to 1");
-    if (!(o->min_p >= 0 && o->min_p <= 1)) return refuse("min_p", o->min_p, "in 0 to 1");
+    if (!(o->temperature >= 0) || isinf(o->temperature))
+        return refuse_sampler("temperature", o->temperature, "0 or more");
+    if (o->top_k < 0) return refuse_sampler("top_k", o->top_k, "0 or more");
+    if (!(o->top_p >= 0 && o->top_p <= 1)) return refuse_sampler("top_p", o->top_p, "in 0 to 1");
+    if (!(o->min_p >= 0 && o->min_p <= 1)) return refuse_sampler("min_p", o->min_p, "in 0 to 1");
     if (!(o->repeat_penalty >= (double)FLT_MIN && o->repeat_penalty <= (double)FLT_MAX))
-        return refuse("repeat_penalty", o->repeat_penalty, "a positive number that single precision holds");
+        return refuse_sampler("repeat_penalty", o->repeat_penalty, "a positive number that single precision holds");
     if (o->repeat_window < 0 || o->repeat_window > LONGEST_WINDOW)
-        return refuse("repeat_window", o->repeat_window, "in 0 to 1048576");
+        return refuse_sampler("repeat_window", o->repeat_window, "in 0 to 1048576");
     return TN_OK;
 }
 
@@ -196,7 +197,7 @@ static tn_status penalise(tn_sampler *s, const float *logits, int32_t count, con
 }
 
 /* The candidates: the k likeliest, all for k = 0. */
-static tn_status gather(tn_sampler *s, const float *logits, int32_t count, size_t *gathered) {
+static tn_status gather_sampler(tn_sampler *s, const float *logits, int32_t count, size_t *gathered) {
     size_t all = (size_t)count, k = s->o.top_k > 0 && (size_t)s->o.top_k < all ? (size_t)s->o.top_k : all;
     TRY(tn_txt_reserve(&s->candidates, &s->capacity, k, sizeof *s->candidates));
     candidate *c = s->candidates;
@@ -213,7 +214,7 @@ static tn_status gather(tn_sampler *s, const float *logits, int32_t count, size_
 }
 
 /* An infinite logit leaves no chance to finite ones. */
-static void weigh(candidate *c, size_t count, double greatest, double temperature) {
+static void weigh_sampler(candidate *c, size_t count, double greatest, double temperature) {
     for (size_t i = 0; i < count; i++)
         c[i].weight = (double)c[i].logit == greatest ? 1 : exp(((double)c[i].logit - greatest) / temperature);
 }
@@ -250,7 +251,7 @@ static size_t take_top(candidate *c, size_t count, double p) {
     return count - left;
 }
 
-static int32_t draw(tn_sampler *s, size_t count) {
+static int32_t draw_sampler(tn_sampler *s, size_t count) {
     const candidate *c = s->candidates;
     double point = next_uniform(s) * total_weight(c, count), sum = 0;
     size_t last = 0;
@@ -276,11 +277,11 @@ tn_status tn_sampler_pick(tn_sampler *s, const float *logits, int32_t count, int
         return TN_OK;
     }
     size_t n = 0;
-    TRY(gather(s, logits, count, &n));
+    TRY(gather_sampler(s, logits, count, &n));
     candidate *c = s->candidates;
-    weigh(c, n, greatest, s->o.temperature);
+    weigh_sampler(c, n, greatest, s->o.temperature);
     if (s->o.top_p < 1) n = take_top(c, n, s->o.top_p);
     if (s->o.min_p > 0) n = take_min(c, n, s->o.min_p);
-    *id = draw(s, n);
+    *id = draw_sampler(s, n);
     return TN_OK;
 }

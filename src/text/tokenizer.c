@@ -15,9 +15,9 @@ static char *copy_text(const char *text) {
     return copy;
 }
 
-static bool choose(int8_t given, bool usual) { return given < 0 ? usual : given != 0; }
+static bool choose_tokenizer(int8_t given, bool usual) { return given < 0 ? usual : given != 0; }
 
-static tn_status fill(tn_tokenizer *t, const tn_vocabulary *v) {
+static tn_status fill_tokenizer(tn_tokenizer *t, const tn_vocabulary *v) {
     const tn_txt_rule *rule = NULL;
     if (!t->by_score) {
         rule = tn_txt_find_rule(v->pre ? v->pre : "default");
@@ -26,9 +26,9 @@ static tn_status fill(tn_tokenizer *t, const tn_vocabulary *v) {
     }
     TRY(tn_txt_vocabulary_fill(t, v));
     t->whole_words = rule && rule->whole_words;
-    t->add_bos = choose(v->add_bos, rule ? rule->add_bos : true) && t->special[TN_SPECIAL_BOS] >= 0;
-    t->add_eos = choose(v->add_eos, false) && t->special[TN_SPECIAL_EOS] >= 0;
-    t->add_space = t->by_score && choose(v->add_space_prefix, true);
+    t->add_bos = choose_tokenizer(v->add_bos, rule ? rule->add_bos : true) && t->special[TN_SPECIAL_BOS] >= 0;
+    t->add_eos = choose_tokenizer(v->add_eos, false) && t->special[TN_SPECIAL_EOS] >= 0;
+    t->add_space = t->by_score && choose_tokenizer(v->add_space_prefix, true);
     t->rule_name = copy_text(t->by_score ? "" : v->pre ? v->pre : "default");
     if (v->chat_template) t->chat_template = copy_text(v->chat_template);
     return t->rule_name && (t->chat_template || !v->chat_template) ? TN_OK : TN_ERR_MEMORY;
@@ -48,7 +48,7 @@ tn_status tn_tokenizer_new(const tn_vocabulary *vocabulary, tn_tokenizer **out) 
     tn_tokenizer *t = tn_txt_zalloc(1, sizeof *t);
     if (!t) return TN_ERR_MEMORY;
     t->by_score = by_score;
-    tn_status status = fill(t, &v);
+    tn_status status = fill_tokenizer(t, &v);
     if (status != TN_OK) {
         tn_tokenizer_free(t);
         return status;
@@ -94,7 +94,7 @@ static tn_status encode_text(tn_txt_work *w, const char *text, size_t size, unsi
     return encode_plain(w, text + begin, size - begin, in_front);
 }
 
-static tn_status encode(tn_txt_work *w, const char *text, size_t size, unsigned flags) {
+static tn_status encode_tokenizer(tn_txt_work *w, const char *text, size_t size, unsigned flags) {
     const tn_tokenizer *t = w->tokenizer;
     if (flags & TN_ENCODE_ENDS && t->add_bos) TRY(tn_ids_append(w->out, t->special[TN_SPECIAL_BOS]));
     TRY(encode_text(w, text, size, flags));
@@ -112,7 +112,7 @@ tn_status tn_tokenizer_encode(const tn_tokenizer *t, const char *text, size_t si
     if (t->hf) return tn_hf_encode(t, text, size, flags, out);
     tn_txt_work w = {.tokenizer = t, .out = out};
     size_t before = out->count;
-    tn_status status = encode(&w, text, size, flags);
+    tn_status status = encode_tokenizer(&w, text, size, flags);
     if (status != TN_OK) out->count = before;
     tn_txt_work_free(&w);
     return status;
@@ -217,7 +217,7 @@ static size_t unfinished(const char *text, size_t size) {
 tn_status tn_tokenizer_stream(const tn_tokenizer *t, tn_text_stream *s, int32_t id, unsigned flags, tn_bytes *out) {
     if (!t || !s || !out) return tn_backend_fail(TN_ERR_ARGUMENT, "tokenizer: an argument is NULL");
     size_t before = out->size;
-    tn_status status = tn_bytes_append(out, s->held, (size_t)s->held_count);
+    tn_status status = tn_bytes_append(out, s->pending, (size_t)s->pending_count);
     if (status == TN_OK)
         status = t->hf ? tn_hf_decode(t, &id, 1, flags, false, s->begun, out) : append_token(t, id, flags, out);
     if (status != TN_OK) {
@@ -227,15 +227,15 @@ tn_status tn_tokenizer_stream(const tn_tokenizer *t, tn_text_stream *s, int32_t 
     size_t hold = unfinished(out->data + before, out->size - before);
     out->size -= hold;
     s->begun |= t->types[id] != TN_TOKEN_CONTROL || flags & TN_DECODE_SPECIAL;
-    memcpy(s->held, out->data + out->size, hold);
-    s->held_count = (int)hold;
+    memcpy(s->pending, out->data + out->size, hold);
+    s->pending_count = (int)hold;
     out->data[out->size] = 0;
     return TN_OK;
 }
 
 tn_status tn_tokenizer_stream_end(tn_text_stream *s, tn_bytes *out) {
     if (!s || !out) return tn_backend_fail(TN_ERR_ARGUMENT, "tokenizer: an argument is NULL");
-    TRY(tn_bytes_append(out, s->held, (size_t)s->held_count));
+    TRY(tn_bytes_append(out, s->pending, (size_t)s->pending_count));
     *s = (tn_text_stream){0};
     return TN_OK;
 }

@@ -1,8 +1,8 @@
 /* tokenizer.h — inside a tokenizer: the vocabulary and its look-ups, and what the two ways of merging share.
  *
- * Ways: the text is cut at tokens that stand for themselves (special.c); what lies between is cut into words by the
- * model's rule (pretokenize.c) and merged by rank (bpe.c), or merged as a whole by score (sentence.c). Both merge
- * neighbours from a heap of candidates, so the time is n log n whatever the text. */
+ * Ways: the text is cut at tokens that stand for themselves (special_tokens.c); what lies between is cut into words by
+ * the model's rule (pretokenize_gguf.c) and merged by rank (bpe.c), or merged as a whole by score (sentencepiece.c).
+ * Both merge neighbours from a heap of candidates, so the time is n log n whatever the text. */
 #ifndef TN_TEXT_TOKENIZER_H
 #define TN_TEXT_TOKENIZER_H
 
@@ -83,7 +83,8 @@ int32_t tn_txt_find_merge(const tn_tokenizer *t, int32_t left, int32_t right);
 uint32_t tn_txt_letter_of_byte(uint8_t byte);
 int tn_txt_byte_of_letter(uint32_t letter);
 
-/* ---- special.c --------------------------------------------------------------------------------------------------- */
+/* ---- special_tokens.c
+ * --------------------------------------------------------------------------------------------------- */
 
 tn_status tn_txt_special_add(tn_txt_special *s, const char *spelling, size_t size, int32_t id);
 /* The longest special token at the begin of text; -1 for none. */
@@ -92,7 +93,8 @@ int32_t tn_txt_special_match(const tn_txt_special *s, const char *text, size_t s
 uint32_t tn_txt_special_step(const tn_txt_special *s, uint32_t node, uint8_t byte);
 void tn_txt_special_free(tn_txt_special *s);
 
-/* ---- pattern.c --------------------------------------------------------------------------------------------------- */
+/* ---- pcre2_pattern.c
+ * --------------------------------------------------------------------------------------------------- */
 
 /* Unicode's White_Space, as the inside of a class of PCRE2, whose own \s has one character more. */
 #define TN_TXT_SPACE "\\t-\\r \\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
@@ -116,7 +118,8 @@ void tn_txt_matcher_free(tn_txt_matcher *m);
 tn_status tn_txt_match(const tn_txt_pattern *p, tn_txt_matcher *m, const char *text, size_t size, size_t from,
                        bool *found, size_t *begin, size_t *end);
 
-/* ---- pretokenize.c ----------------------------------------------------------------------------------------------- */
+/* ---- pretokenize_gguf.c
+ * ----------------------------------------------------------------------------------------------- */
 
 /* The rule of that name; NULL after a failure that lists the known ones. */
 const tn_txt_rule *tn_txt_find_rule(const char *name);
@@ -127,19 +130,20 @@ typedef tn_status (*tn_txt_word)(void *ctx, const char *word, size_t size);
 /* Cuts a text (bytes that are no UTF-8 become U+FFFD) and hands each word on. */
 tn_status tn_txt_cut(const tn_txt_cutter *c, const char *text, size_t size, tn_txt_word take, void *ctx);
 
-/* ---- bpe.c, sentence.c ------------------------------------------------------------------------------------------- */
+/* ---- bpe.c, sentencepiece.c
+ * ------------------------------------------------------------------------------------------- */
 
 /* A piece of the word that is being merged. */
 typedef struct tn_txt_symbol {
     int32_t id;           /* -1: no token */
     uint32_t prev, next;  /* neighbours, TN_TXT_NONE at the ends */
-    uint32_t start, size; /* bytes; used by sentence.c */
+    uint32_t start, size; /* bytes; used by sentencepiece.c */
 } tn_txt_symbol;
 
 /* A candidate: two neighbours that may become one. The least key goes first. */
 typedef struct tn_txt_candidate {
     uint64_t key;  /* rank or inverted score, then the index of the left symbol: ties go to the left */
-    uint32_t size; /* bytes of both; a candidate whose symbols have changed since is stale. Used by sentence.c */
+    uint32_t size; /* bytes of both; a candidate whose symbols have changed since is stale. Used by sentencepiece.c */
     int32_t id;
 } tn_txt_candidate;
 
@@ -151,7 +155,7 @@ typedef struct tn_txt_work {
     size_t symbol_capacity;
     tn_txt_candidate *heap;
     size_t heap_count, heap_capacity;
-    tn_bytes text; /* sentence.c: with spaces escaped */
+    tn_bytes text; /* sentencepiece.c: with spaces escaped */
 } tn_txt_work;
 
 tn_status tn_txt_heap_push(tn_txt_work *w, tn_txt_candidate c);

@@ -75,14 +75,14 @@ static tn_status make_slots(int32_t **slots, size_t *count, size_t items) {
     return TN_OK;
 }
 
-static size_t size_of(const tn_tokenizer *t, int32_t id) { return t->places[id + 1] - t->places[id] - 1; }
+static size_t vocabulary_size_of(const tn_tokenizer *t, int32_t id) { return t->places[id + 1] - t->places[id] - 1; }
 
 /* The place of a spelling, or the empty place where it would stand. */
 static size_t spelling_slot(const tn_tokenizer *t, const char *spelling, size_t size) {
     size_t at = (size_t)hash_of(spelling, size) & (t->slot_count - 1);
     for (; t->slots[at] >= 0; at = (at + 1) & (t->slot_count - 1)) {
         int32_t id = t->slots[at];
-        if (size_of(t, id) == size && !memcmp(t->spellings + t->places[id], spelling, size)) break;
+        if (vocabulary_size_of(t, id) == size && !memcmp(t->spellings + t->places[id], spelling, size)) break;
     }
     return at;
 }
@@ -101,13 +101,13 @@ int32_t tn_tokenizer_find(const tn_tokenizer *t, const char *spelling, size_t si
     return t->slots[spelling_slot(t, spelling, size)];
 }
 
-static bool is_plain(uint8_t type) { return type == TN_TOKEN_NORMAL || type == TN_TOKEN_USER_DEFINED; }
+static bool vocabulary_is_plain(uint8_t type) { return type == TN_TOKEN_NORMAL || type == TN_TOKEN_USER_DEFINED; }
 
 int32_t tn_txt_find_plain(const tn_tokenizer *t, const char *spelling, size_t size) {
     int32_t id = tn_tokenizer_find(t, spelling, size);
     if (id < 0) return -1;
     if (t->hf) return id < t->hf->added_first || id >= t->hf->added_end ? id : -1;
-    return is_plain(t->types[id]) ? id : -1;
+    return vocabulary_is_plain(t->types[id]) ? id : -1;
 }
 
 int32_t tn_txt_find_merge(const tn_tokenizer *t, int32_t left, int32_t right) {
@@ -143,8 +143,8 @@ static tn_status fill_slots(tn_tokenizer *t) {
     TRY(make_slots(&t->slots, &t->slot_count, (size_t)t->count));
     for (int32_t i = 0; i < t->count; i++) {
         const char *spelling = t->spellings + t->places[i];
-        if (size_of(t, i) == 0) continue; /* a place that nothing is spelled as */
-        size_t at = spelling_slot(t, spelling, size_of(t, i));
+        if (vocabulary_size_of(t, i) == 0) continue; /* a place that nothing is spelled as */
+        size_t at = spelling_slot(t, spelling, vocabulary_size_of(t, i));
         if (t->slots[at] >= 0 && !t->hf) /* of a tokenizer.json the last counts */
             return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: tokens %d and %d are both spelled \"%.64s\"",
                                    (int)t->slots[at], (int)i, spelling);
@@ -242,9 +242,10 @@ static tn_status fill_special(tn_tokenizer *t, const tn_vocabulary *v) {
     }
     for (int32_t i = 0; i < t->count && !t->hf; i++) {
         const char *spelling = t->spellings + t->places[i];
-        if (t->types[i] == TN_TOKEN_USER_DEFINED) TRY(tn_txt_special_add(&t->always, spelling, size_of(t, i), i));
+        if (t->types[i] == TN_TOKEN_USER_DEFINED)
+            TRY(tn_txt_special_add(&t->always, spelling, vocabulary_size_of(t, i), i));
         if (t->types[i] >= TN_TOKEN_UNKNOWN && t->types[i] <= TN_TOKEN_USER_DEFINED)
-            TRY(tn_txt_special_add(&t->with_control, spelling, size_of(t, i), i));
+            TRY(tn_txt_special_add(&t->with_control, spelling, vocabulary_size_of(t, i), i));
     }
     for (size_t i = 0; i < sizeof ending_tokens / sizeof *ending_tokens; i++) {
         int32_t id = tn_tokenizer_find(t, ending_tokens[i], strlen(ending_tokens[i]));

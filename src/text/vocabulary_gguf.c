@@ -112,7 +112,7 @@ static tn_status read_flag(const tn_gguf *file, const char *key, int8_t *out) {
     return TN_OK;
 }
 
-static tn_status gather(const tn_gguf *file, gathered *g) {
+static tn_status gather_vocabulary(const tn_gguf *file, gathered *g) {
     TRY(read_text(file, KEY("model"), &g->model));
     if (!g->model)
         return tn_backend_fail(TN_ERR_FORMAT, "%s: it holds no tokenizer: %s is absent", tn_gguf_path(file),
@@ -143,7 +143,7 @@ tn_status tn_tokenizer_from_gguf(const tn_gguf *file, tn_tokenizer **out) {
     *out = NULL;
     if (!file) return tn_backend_fail(TN_ERR_ARGUMENT, "tokenizer: the file is NULL");
     gathered g = {.v = TN_VOCABULARY_DEFAULTS};
-    tn_status status = gather(file, &g);
+    tn_status status = gather_vocabulary(file, &g);
     if (status == TN_OK) {
         g.v.model = g.model;
         g.v.pre = g.pre;

@@ -64,7 +64,7 @@ def check_kernels(report, name, build, more):
     check_program(report, f"{name}: queues and events", build / "test_queue")
     if more > 1:
         check_program(report, f"{name}: work recorded on queues", build / "test_async")
-        check_program(report, f"{name}: all templates", build / "test_templates")
+        check_program(report, f"{name}: all templates", build / "test_workgroup_kernels")
 
 
 def certify(build, device, *options):
@@ -104,7 +104,7 @@ def check_double(name, build, more):
     for seed in SEEDS[:len(SEEDS) if more > 1 else 2]:
         check_program(report, f"{name}: the driver's promises, seed {seed}", build / "test_conform", seed=seed)
         if seed:
-            check_program(report, f"{name}: templates, seed {seed}", build / "test_templates", "--small", seed=seed)
+            check_program(report, f"{name}: templates, seed {seed}", build / "test_workgroup_kernels", "--small", seed=seed)
             for named in MATRIX_UNITS[name] if seed == 1 else []:
                 check_program(report, " ".join([f"{name}: matrix units", *named.values()]), "env",
                               *[f"{key}={value}" for key, value in named.items()], build / "test_matrix", seed=seed)

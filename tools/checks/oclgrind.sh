@@ -68,7 +68,7 @@ clean rows "$build/test_render" --rows 0 6
 # It loses track of what the host writes at an offset into a buffer, which the pool does, so here it does not look for
 # unwritten values.
 unset OCLGRIND_UNINITIALIZED
-clean templates env TRUNNION_TEST_DEVICE=opencl "$build/test_templates" --small
+clean templates env TRUNNION_TEST_DEVICE=opencl "$build/test_workgroup_kernels" --small
 clean driver "$build/test_opencl"
 
 [ $failed = 0 ] && echo "ran on: oclgrind (data races, bounds, unwritten values in kernels)"

@@ -1,7 +1,7 @@
 """renderings.py BUILD [--all] — kernels as CUDA C and HIP C, through the compilers of those who make the devices.
 
 The cases of the tests, random programs and all kernels of templates are written as files by test_render,
-test_templates and test_matrix; NVRTC makes machine code for sm_80 and sm_90 of them (sm_90a of
+test_workgroup_kernels and test_matrix; NVRTC makes machine code for sm_80 and sm_90 of them (sm_90a of
 those with wide matrices, which have a multiprocessor to themselves), hiprtc for gfx90a, and clang, with a short prelude
 in the place of the vendors' headers, PTX and machine code for gfx1100. No device is needed, and none takes part. Two
 workgroups of a kernel have to fit on a multiprocessor, and those of templates and cases may not spill registers, but for
@@ -325,7 +325,7 @@ def write_sources(build, folder, everything):
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     subprocess.run([str(build / "test_render"), "--sources", str(folder), str(RANDOM[everything])], check=True)
-    for test in ("test_templates", "test_matrix"):
+    for test in ("test_workgroup_kernels", "test_matrix"):
         subprocess.run([str(build / test), "--sources", str(folder)], check=True, stdout=subprocess.DEVNULL,
                        stderr=subprocess.DEVNULL)
 

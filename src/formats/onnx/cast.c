@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/onnx/rows.h"
+#include "formats/onnx/operator_support.h"
 
 /* ---- small floats ------------------------------------------------------------------------------------------------ */
 

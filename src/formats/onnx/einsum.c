@@ -5,7 +5,7 @@
  * matrices. Letters are numbers here, those of an ellipsis ("...") come before all. */
 #include <string.h>
 
-#include "formats/onnx/rows.h"
+#include "formats/onnx/operator_support.h"
 
 enum { LETTERS = 26 + 26 + TN_MAX_RANK, FIRST_LETTER = TN_MAX_RANK };
 
@@ -45,7 +45,7 @@ static tn_status read_term(const onnx_call *c, onnx_text text, int rank, int dot
     return TN_OK;
 }
 
-static int place_of(const term *x, int letter) {
+static int einsum_place_of(const term *x, int letter) {
     for (int d = 0; d < x->rank; d++)
         if (x->letter[d] == letter) return d;
     return -1;
@@ -91,7 +91,7 @@ static tn_tensor *in_order(const term *x, const uint8_t *letters, int count) {
     int64_t dims[TN_MAX_RANK], shape[2 * TN_MAX_RANK];
     int rank = 0;
     for (int k = 0; k < count; k++) {
-        int d = place_of(x, letters[k]);
+        int d = einsum_place_of(x, letters[k]);
         if (d >= 0) dims[rank++] = d;
         shape[k] = d < 0 ? 1 : tn_size(x->t, d);
     }
@@ -103,12 +103,13 @@ static tn_tensor *in_order(const term *x, const uint8_t *letters, int count) {
 static int select_letters(const term *x, const term *y, bool in_y, bool is_wanted, const bool *wanted, uint8_t *out) {
     int count = 0;
     for (int d = 0; d < x->rank; d++)
-        if ((place_of(y, x->letter[d]) >= 0) == in_y && wanted[x->letter[d]] == is_wanted) out[count++] = x->letter[d];
+        if ((einsum_place_of(y, x->letter[d]) >= 0) == in_y && wanted[x->letter[d]] == is_wanted)
+            out[count++] = x->letter[d];
     return count;
 }
 
 static int64_t extent_of(const term *x, const term *y, int letter) {
-    int a = place_of(x, letter), b = place_of(y, letter);
+    int a = einsum_place_of(x, letter), b = einsum_place_of(y, letter);
     int64_t left = a < 0 ? 1 : tn_size(x->t, a), right = b < 0 ? 1 : tn_size(y->t, b);
     return left == 1 ? right : left;
 }
@@ -243,7 +244,7 @@ tn_status onnx_einsum(onnx_call *c) {
         if (tn_status_of(all.t) != TN_OK) break;
     }
     for (int d = 0; d < result.rank; d++)
-        if (place_of(&all, result.letter[d]) < 0)
+        if (einsum_place_of(&all, result.letter[d]) < 0)
             return onnx_refuse(c, "the result names a letter that no operand has");
     tn_tensor *y = all.rank == result.rank ? in_order(&all, result.letter, result.rank)
                                            : tn_failed(TN_ERR_SHAPE, "the result names a letter twice");

@@ -151,12 +151,14 @@ const char *onnx_emit3(onnx_export *x, const char *op, const char *a, const char
 
 /* ---- constants --------------------------------------------------------------------------------------------------- */
 
-static onnx_type type_of(tn_dtype dtype) { return tn_dtype_is_quantized(dtype) ? ONNX_FLOAT : onnx_type_of(dtype); }
+static onnx_type export_type_of(tn_dtype dtype) {
+    return tn_dtype_is_quantized(dtype) ? ONNX_FLOAT : onnx_type_of(dtype);
+}
 
 static void put_tensor_head(tn_str *s, const char *name, tn_dtype dtype, const int64_t *shape, int rank) {
     for (int d = 0; d < rank; d++)
         onnx_put_int(s, TENSOR_DIMS, shape[d]);
-    onnx_put_int(s, TENSOR_TYPE, type_of(dtype));
+    onnx_put_int(s, TENSOR_TYPE, export_type_of(dtype));
     onnx_put_text(s, TENSOR_NAME, name);
 }
 
@@ -267,7 +269,7 @@ static void put_info(onnx_export *x, tn_str *to, int field, const char *name, co
             onnx_put_int(&dim, DIM_VALUE, n->shape[d]);
         onnx_put_message(&shape, 1, &dim);
     }
-    onnx_put_int(&tensor, TENSOR_ELEMENT, type_of((tn_dtype)n->dtype));
+    onnx_put_int(&tensor, TENSOR_ELEMENT, export_type_of((tn_dtype)n->dtype));
     onnx_put_message(&tensor, TENSOR_SHAPE, &shape);
     onnx_put_message(&type, TYPE_TENSOR, &tensor);
     onnx_put_text(&info, INFO_NAME, name);
@@ -276,7 +278,7 @@ static void put_info(onnx_export *x, tn_str *to, int field, const char *name, co
     if (to->failed) sticks(x, TN_ERR_MEMORY);
 }
 
-static void refuse(onnx_export *x, const tn_node *n, const char *why) {
+static void refuse_export(onnx_export *x, const tn_node *n, const char *why) {
     char text[160];
     if (x->status != TN_OK) return;
     tn_node_describe(n, text, sizeof text);
@@ -284,7 +286,7 @@ static void refuse(onnx_export *x, const tn_node *n, const char *why) {
 }
 
 static void add_leaf(onnx_export *x, const tn_node *n, const char *name) {
-    if (type_of((tn_dtype)n->dtype) == ONNX_UNDEFINED) refuse(x, n, "ONNX has no such type");
+    if (export_type_of((tn_dtype)n->dtype) == ONNX_UNDEFINED) refuse_export(x, n, "ONNX has no such type");
     sticks(x, tn_mem_grow(&x->leaves, &x->leaf_capacity, x->leaf_count + 1, sizeof *x->leaves));
     if (x->status != TN_OK) return;
     x->leaves[x->leaf_count++] = (onnx_leaf){.node = tn_node_retain((tn_node *)(uintptr_t)n), .name = name};
@@ -305,7 +307,7 @@ static void known_as(onnx_export *x, const tn_node *n, const char *name) {
 
 static void add_input(onnx_export *x, const tn_node *n, const char *name) {
     name = onnx_name(x, "%s", name);
-    if (type_of((tn_dtype)n->dtype) == ONNX_UNDEFINED) refuse(x, n, "ONNX has no such type");
+    if (export_type_of((tn_dtype)n->dtype) == ONNX_UNDEFINED) refuse_export(x, n, "ONNX has no such type");
     for (int d = 0; d < n->rank; d++) {
         int s = n->symbol[d] - 1;
         if (s < 0 || s >= TN_SYMBOLS || x->symbols[s].source) continue;
@@ -351,7 +353,7 @@ static void write_leaf(onnx_export *x, const tn_node *n) {
         return;
     }
     if ((root->flags & TN_NODE_STALE) || !root->buffer) {
-        refuse(x, n, "its value is gone: it was written since, or recorded by another thread");
+        refuse_export(x, n, "its value is gone: it was written since, or recorded by another thread");
         return;
     }
     const char *given = weight_name(x, n);
@@ -361,14 +363,14 @@ static void write_leaf(onnx_export *x, const tn_node *n) {
 }
 
 /* A number that may differ at each run: an input with a default. */
-static void write_dial(onnx_export *x, const tn_node *n) {
+static void write_runtime_scalar(onnx_export *x, const tn_node *n) {
     float f = (float)n->f[0];
-    if (n->i[0] == TN_DIAL_RANDOM) {
-        refuse(x, n, "random numbers: ONNX's are not the same; make them outside and pass them as an input");
+    if (n->i[0] == TN_SCALAR_RANDOM) {
+        refuse_export(x, n, "random numbers: ONNX's are not the same; make them outside and pass them as an input");
         return;
     }
-    const char *name = onnx_name(x, "_dial_%d", x->dial_count++);
-    put_constant(x, name, n->i[0] != TN_DIAL_FLOAT ? (const void *)&n->i[1] : &f, (tn_dtype)n->dtype, NULL, 0);
+    const char *name = onnx_name(x, "_dial_%d", x->scalar_count++);
+    put_constant(x, name, n->i[0] != TN_SCALAR_FLOAT ? (const void *)&n->i[1] : &f, (tn_dtype)n->dtype, NULL, 0);
     name_is(x, n, name);
     put_info(x, &x->inputs, GRAPH_INPUT, name, n);
 }
@@ -387,13 +389,13 @@ static bool is_written(const onnx_export *x, const tn_node *n) { return tn_map_f
 static const tn_node *resolve(onnx_export *x, const tn_node *n) {
     enum { MAX_NESTING = 64 };
     for (int depth = 0; x->status == TN_OK; depth++) {
-        if (is_written(x, n) || is_leaf(n) || n->op == TN_OP_DIAL || onnx_writer_of(n)) return n;
+        if (is_written(x, n) || is_leaf(n) || n->op == TN_OP_RUNTIME_SCALAR || onnx_writer_of(n)) return n;
         int32_t id = tn_map_find(&x->made, n);
         if (id < 0) {
             tn_node *as = n->expansion ? n->expansion : onnx_composed(&x->build, n);
             sticks(x, x->build.status);
             if (!as || as == n || depth == MAX_NESTING) {
-                refuse(x, n, "ONNX has no operator for it");
+                refuse_export(x, n, "ONNX has no operator for it");
                 break;
             }
             sticks(x, tn_mem_grow(&x->composed, &x->composed_capacity, x->composed_count + 1, sizeof *x->composed));
@@ -412,7 +414,7 @@ typedef struct walk {
     size_t count, capacity;
 } walk;
 
-static void push(onnx_export *x, walk *w, const tn_node *n) {
+static void push_export(onnx_export *x, walk *w, const tn_node *n) {
     if (!n) return;
     sticks(x, tn_mem_grow(&w->stack, &w->capacity, w->count + 1, sizeof *w->stack));
     if (x->status == TN_OK) w->stack[w->count++] = n;
@@ -422,19 +424,19 @@ static bool inputs_ready(onnx_export *x, walk *w, const tn_node *n) {
     size_t before = w->count;
     for (int k = 0; k < n->n_in; k++) {
         const tn_node *in = n->in[k] ? resolve(x, n->in[k]) : NULL;
-        if (in && !is_written(x, in)) push(x, w, in);
+        if (in && !is_written(x, in)) push_export(x, w, in);
     }
     return w->count == before && x->status == TN_OK;
 }
 
-static void visit(onnx_export *x, walk *w) {
+static void visit_exported(onnx_export *x, walk *w) {
     const tn_node *n = w->stack[w->count - 1];
     if (is_written(x, n)) {
         w->count--;
     } else if (is_leaf(n)) {
         write_leaf(x, n);
-    } else if (n->op == TN_OP_DIAL) {
-        write_dial(x, n);
+    } else if (n->op == TN_OP_RUNTIME_SCALAR) {
+        write_runtime_scalar(x, n);
     } else if (inputs_ready(x, w, n)) {
         name_is(x, n, onnx_write_node(x, n));
     }
@@ -442,9 +444,9 @@ static void visit(onnx_export *x, walk *w) {
 
 static const char *write_value(onnx_export *x, const tn_node *n) {
     walk w = {0};
-    push(x, &w, resolve(x, n));
+    push_export(x, &w, resolve(x, n));
     while (w.count > 0 && x->status == TN_OK)
-        visit(x, &w);
+        visit_exported(x, &w);
     tn_mem_free(w.stack);
     return onnx_of(x, n);
 }
@@ -646,7 +648,7 @@ static tn_status save_beside(onnx_export *x, const char *path, const char *name,
     return s;
 }
 
-static tn_status save(onnx_export *x, const char *path, const char *name, bool beside) {
+static tn_status save_export(onnx_export *x, const char *path, const char *name, bool beside) {
     tn_str head = {0};
     int64_t bytes = 0;
     tn_status s = model_head(x, name, &head, &bytes);
@@ -674,8 +676,8 @@ static tn_status check_named(const tn_named_tensor *items, int count, const char
     return TN_OK;
 }
 
-static void write_all(onnx_export *x, const tn_recorder *r, const tn_named_tensor *inputs, int input_count,
-                      const tn_named_tensor *outputs, int output_count) {
+static void write_all_export(onnx_export *x, const tn_recorder *r, const tn_named_tensor *inputs, int input_count,
+                             const tn_named_tensor *outputs, int output_count) {
     for (int i = 0; i < output_count; i++)
         onnx_name(x, "%s", outputs[i].name);
     for (int i = 0; i < input_count && x->status == TN_OK; i++) {
@@ -729,8 +731,8 @@ tn_status tn_onnx_export(const char *path, const tn_named_tensor *inputs, int in
     for (int i = 0; i < TN_SYMBOLS; i++)
         x.symbols[i].name = o.dims[i] ? o.dims[i] : symbol_names[i];
     tn_planner_state before = tn_planner_begin(r, tn_tensor_node(outputs[0].tensor)->device);
-    write_all(&x, r, inputs, input_count, outputs, output_count);
-    tn_status s = x.status == TN_OK ? save(&x, path, o.name ? o.name : "graph", o.external_data) : x.status;
+    write_all_export(&x, r, inputs, input_count, outputs, output_count);
+    tn_status s = x.status == TN_OK ? save_export(&x, path, o.name ? o.name : "graph", o.external_data) : x.status;
     export_end(&x);
     tn_planner_end(r, &before);
     return s;

@@ -46,7 +46,7 @@ typedef struct onnx_export {
     size_t leaf_count, leaf_capacity;
     const tn_named_tensor *weights;
     int weight_count;
-    int dial_count;
+    int scalar_count;
     const char *data_file; /* where the leaves' bytes are, beside the model; NULL: in it */
     struct {
         const char *value, *name; /* its extent as a list of one i64, once it is asked for; its name in the file */

@@ -41,9 +41,9 @@ static const struct {
     {TN_OP_CONV1D, NO_BF16},
     {TN_OP_CONV2D, NO_BF16},
     {TN_OP_CONV_TRANSPOSE2D, NO_BF16},
-    {TN_OP_CORRELATE2D, NO_BF16},
-    {TN_OP_CONV2D_WEIGHT, NO_BF16},
-    {TN_OP_SPREAD2D, NO_BF16},
+    {TN_OP_CONV2D_FORWARD, NO_BF16},
+    {TN_OP_CONV2D_WGRAD, NO_BF16},
+    {TN_OP_CONV2D_DGRAD, NO_BF16},
     {TN_OP_MAX_POOL2D, NO_BF16},
     {TN_OP_AVG_POOL2D, NO_BF16},
     {TN_OP_ADAPTIVE_AVG_POOL2D, NO_BF16},
@@ -109,13 +109,13 @@ static const char *write_cast(onnx_export *x, const tn_node *n, const onnx_write
     return n->in[0]->dtype == n->dtype ? in(x, n, 0) : onnx_write_cast(x, in(x, n, 0), (tn_dtype)n->dtype);
 }
 
-static bool is_float(const tn_node *n) { return tn_dtype_is_float((tn_dtype)n->dtype); }
+static bool export_op_is_float(const tn_node *n) { return tn_dtype_is_float((tn_dtype)n->dtype); }
 
 /* x − ⌊x / y⌋ · y for floats; ONNX's Mod of integers has the divisor's sign as well. */
 static const char *write_remainder(onnx_export *x, const tn_node *n, const onnx_writer *w) {
     const char *a = in(x, n, 0), *b = in(x, n, 1);
     (void)w;
-    if (!is_float(n)) return onnx_emit2(x, "Mod", a, b);
+    if (!export_op_is_float(n)) return onnx_emit2(x, "Mod", a, b);
     const char *whole = onnx_emit1(x, "Floor", onnx_emit2(x, "Div", a, b));
     return onnx_emit2(x, "Sub", a, onnx_emit2(x, "Mul", whole, b));
 }
@@ -129,14 +129,14 @@ static const char *write_fmod(onnx_export *x, const tn_node *n, const onnx_write
 static const char *write_floor_divide(onnx_export *x, const tn_node *n, const onnx_writer *w) {
     const char *a = in(x, n, 0), *b = in(x, n, 1);
     (void)w;
-    if (is_float(n)) return onnx_emit1(x, "Floor", onnx_emit2(x, "Div", a, b));
+    if (export_op_is_float(n)) return onnx_emit1(x, "Floor", onnx_emit2(x, "Div", a, b));
     return onnx_emit2(x, "Div", onnx_emit2(x, "Sub", a, onnx_emit2(x, "Mod", a, b)), b);
 }
 
 /* Of a quotient too: ONNX's Div of integers is that already. */
 static const char *write_trunc(onnx_export *x, const tn_node *n, const onnx_writer *w) {
     const char *a = w->with ? onnx_emit2(x, "Div", in(x, n, 0), in(x, n, 1)) : in(x, n, 0);
-    if (!is_float(n)) return a;
+    if (!export_op_is_float(n)) return a;
     return onnx_emit2(x, "Mul", onnx_emit1(x, "Sign", a), onnx_emit1(x, "Floor", onnx_emit1(x, "Abs", a)));
 }
 
@@ -370,15 +370,15 @@ static const char *write_topk(onnx_export *x, const tn_node *n, const onnx_write
 
 /* Both axes are looked up in tables [taps, places], then the taps are put together. */
 static const char *write_windows(onnx_export *x, const tn_node *n, const onnx_writer *w) {
-    const int64_t *i = n->i, *pad = i + TN_WINDOWS2D_PADDING;
+    const int64_t *i = n->i, *pad = i + TN_UNFOLD2D_PADDING;
     int64_t before[] = {0, 0, pad[0], pad[1]};
     const char *v = in(x, n, 0);
     (void)w;
     if (pad[0] || pad[1])
-        v = padded(x, v, before, before, 4, onnx_write_number(x, n->f[TN_WINDOWS2D_VALUE], (tn_dtype)n->dtype));
+        v = padded(x, v, before, before, 4, onnx_write_number(x, n->f[TN_UNFOLD2D_VALUE], (tn_dtype)n->dtype));
     for (int a = 0; a < 2; a++) {
         int64_t shape[] = {i[a], n->shape[4 + a]};
-        int64_t stride[] = {i[TN_WINDOWS2D_DILATION + a], i[TN_WINDOWS2D_STRIDE + a]};
+        int64_t stride[] = {i[TN_UNFOLD2D_DILATION + a], i[TN_UNFOLD2D_STRIDE + a]};
         const char *table = places(x, shape, 2, stride, 0, false);
         onnx_attr_int(x, "axis", 2 + 2 * a);
         v = onnx_emit2(x, "Gather", v, table);
@@ -388,13 +388,13 @@ static const char *write_windows(onnx_export *x, const tn_node *n, const onnx_wr
 }
 
 static const char *write_fold(onnx_export *x, const tn_node *n, const onnx_writer *w) {
-    const int64_t *y = n->in[0]->shape, *pad = n->i + TN_FOLD_WINDOWS2D_PADDING;
+    const int64_t *y = n->in[0]->shape, *pad = n->i + TN_FOLD2D_PADDING;
     int64_t columns[] = {y[0], y[1] * y[2] * y[3], y[4] * y[5]};
     const char *v = onnx_emit2(x, "Reshape", in(x, n, 0), onnx_write_list(x, columns, 3));
     const char *size = onnx_write_list(x, n->shape + 2, 2), *kernel = onnx_write_list(x, n->i, 2);
     (void)w;
-    onnx_attr_ints(x, "strides", n->i + TN_FOLD_WINDOWS2D_STRIDE, 2);
-    onnx_attr_ints(x, "dilations", n->i + TN_FOLD_WINDOWS2D_DILATION, 2);
+    onnx_attr_ints(x, "strides", n->i + TN_FOLD2D_STRIDE, 2);
+    onnx_attr_ints(x, "dilations", n->i + TN_FOLD2D_DILATION, 2);
     onnx_attr_ints(x, "pads", (int64_t[]){pad[0], pad[1], pad[0], pad[1]}, 4);
     return onnx_emit3(x, "Col2Im", v, size, kernel);
 }
@@ -627,15 +627,19 @@ static const char *filtered(onnx_export *x, const char *images, const char *filt
 static const char *write_correlate(onnx_export *x, const tn_node *n, const onnx_writer *w) {
     const int64_t *i = n->i;
     (void)w;
-    filtering f = {n->in[0]->shape + 2,       n->in[1]->shape + 2,       n->shape + 2,
-                   i + TN_CORRELATE2D_STRIDE, i + TN_CORRELATE2D_BEFORE, i + TN_CORRELATE2D_DILATION,
-                   i[TN_CORRELATE2D_GROUPS]};
+    filtering f = {n->in[0]->shape + 2,
+                   n->in[1]->shape + 2,
+                   n->shape + 2,
+                   i + TN_CONV2D_FORWARD_STRIDE,
+                   i + TN_CONV2D_FORWARD_PAD_BEFORE,
+                   i + TN_CONV2D_FORWARD_DILATION,
+                   i[TN_CONV2D_FORWARD_GROUPS]};
     return filtered(x, in(x, n, 0), in(x, n, 1), &f, taken_as(n, (tn_dtype)n->dtype));
 }
 
 /* The weight's gradient is a convolution too, of images and results with batch and channels exchanged: taps are its
  * places. */
-static bool has_one_group(const tn_node *n) { return n->in[0]->rank == 4 && n->i[TN_CONV2D_WEIGHT_GROUPS] == 1; }
+static bool has_one_group(const tn_node *n) { return n->in[0]->rank == 4 && n->i[TN_CONV2D_WGRAD_GROUPS] == 1; }
 
 static const char *exchanged(onnx_export *x, const char *v) {
     onnx_attr_ints(x, "perm", (int64_t[]){1, 0, 2, 3}, 4);
@@ -648,9 +652,9 @@ static const char *write_conv_weight(onnx_export *x, const tn_node *n, const onn
     filtering f = {n->in[0]->shape + 2,
                    n->in[1]->shape + 2,
                    n->shape + 2,
-                   i + TN_CONV2D_WEIGHT_DILATION,
-                   i + TN_CONV2D_WEIGHT_PADDING,
-                   i + TN_CONV2D_WEIGHT_STRIDE,
+                   i + TN_CONV2D_WGRAD_DILATION,
+                   i + TN_CONV2D_WGRAD_PADDING,
+                   i + TN_CONV2D_WGRAD_STRIDE,
                    1};
     const char *images = exchanged(x, in(x, n, 0)), *results = exchanged(x, in(x, n, 1));
     return exchanged(x, filtered(x, images, results, &f, taken_as(n, (tn_dtype)n->dtype)));
@@ -659,14 +663,15 @@ static const char *write_conv_weight(onnx_export *x, const tn_node *n, const onn
 /* How far the transposed window reaches beyond the image, behind it; less than 0: not as far. */
 static int64_t spread_after(const tn_node *n, int a) {
     const int64_t *i = n->i;
-    int64_t reach = (n->in[0]->shape[2 + a] - 1) * i[TN_SPREAD2D_STRIDE + a] +
-                    i[TN_SPREAD2D_DILATION + a] * (n->in[1]->shape[2 + a] - 1) + 1;
-    return reach - i[TN_SPREAD2D_PADDING + a] - n->shape[2 + a];
+    int64_t reach = (n->in[0]->shape[2 + a] - 1) * i[TN_CONV2D_DGRAD_STRIDE + a] +
+                    i[TN_CONV2D_DGRAD_DILATION + a] * (n->in[1]->shape[2 + a] - 1) + 1;
+    return reach - i[TN_CONV2D_DGRAD_PADDING + a] - n->shape[2 + a];
 }
 
 static bool is_transposed_conv(const tn_node *n) {
     for (int a = 0; a < 2; a++)
-        if (n->i[TN_SPREAD2D_PADDING + a] < 0 || -spread_after(n, a) >= n->i[TN_SPREAD2D_STRIDE + a]) return false;
+        if (n->i[TN_CONV2D_DGRAD_PADDING + a] < 0 || -spread_after(n, a) >= n->i[TN_CONV2D_DGRAD_STRIDE + a])
+            return false;
     return true;
 }
 
@@ -674,15 +679,15 @@ static const char *write_spread(onnx_export *x, const tn_node *n, const onnx_wri
     int64_t pads[4], more[2];
     (void)w;
     for (int a = 0; a < 2; a++) {
-        pads[a] = n->i[TN_SPREAD2D_PADDING + a];
+        pads[a] = n->i[TN_CONV2D_DGRAD_PADDING + a];
         pads[2 + a] = tn_max64(spread_after(n, a), 0);
         more[a] = tn_max64(-spread_after(n, a), 0);
     }
-    onnx_attr_ints(x, "strides", n->i + TN_SPREAD2D_STRIDE, 2);
-    onnx_attr_ints(x, "dilations", n->i + TN_SPREAD2D_DILATION, 2);
+    onnx_attr_ints(x, "strides", n->i + TN_CONV2D_DGRAD_STRIDE, 2);
+    onnx_attr_ints(x, "dilations", n->i + TN_CONV2D_DGRAD_DILATION, 2);
     onnx_attr_ints(x, "pads", pads, 4);
     onnx_attr_ints(x, "output_padding", more, 2);
-    onnx_attr_int(x, "group", n->i[TN_SPREAD2D_GROUPS]);
+    onnx_attr_int(x, "group", n->i[TN_CONV2D_DGRAD_GROUPS]);
     return onnx_emit2(x, "ConvTranspose", in(x, n, 0), in(x, n, 1));
 }
 
@@ -773,15 +778,15 @@ static const onnx_writer writers[] = {
     {TN_OP_EMBEDDING, "Gather", write_embedding, NULL, NULL, 0},
     {TN_OP_SCATTER_SUM, "add", write_scatter, NULL, NULL, 0},
     {TN_OP_SCATTER_PROD, "mul", write_scatter, NULL, NULL, 1},
-    {TN_OP_SCATTER_AMAX, "max", write_scatter, is_float, NULL, -2},
-    {TN_OP_SCATTER_AMIN, "min", write_scatter, is_float, NULL, 2},
+    {TN_OP_SCATTER_AMAX, "max", write_scatter, export_op_is_float, NULL, -2},
+    {TN_OP_SCATTER_AMIN, "min", write_scatter, export_op_is_float, NULL, 2},
     {TN_OP_SCATTER_LAST, "max", write_scatter_last, has_few_sources, NULL, 0},
     {TN_OP_INDEX_ADD_ROWS, NULL, write_index_add, NULL, NULL, 0},
     {TN_OP_ARGSORT_LAST, NULL, write_topk, NULL, NULL, 1},
     {TN_OP_TOPK, NULL, write_topk, NULL, NULL, 0},
     {TN_OP_TOPK_INDICES, NULL, write_topk, NULL, NULL, 1},
-    {TN_OP_WINDOWS2D, NULL, write_windows, NULL, NULL, 0},
-    {TN_OP_FOLD_WINDOWS2D, NULL, write_fold, NULL, NULL, 0},
+    {TN_OP_UNFOLD2D, NULL, write_windows, NULL, NULL, 0},
+    {TN_OP_FOLD2D, NULL, write_fold, NULL, NULL, 0},
     {TN_OP_SUM, "ReduceSum", write_reduce, NULL, NULL, 0},
     {TN_OP_PROD, "ReduceProd", write_reduce, NULL, NULL, 0},
     {TN_OP_AMAX, "ReduceMax", write_reduce, NULL, NULL, 0},
@@ -802,30 +807,30 @@ static const onnx_writer writers[] = {
     {TN_OP_CONV1D, NULL, write_conv, has_batch, NULL, 1},
     {TN_OP_CONV2D, NULL, write_conv, has_batch, NULL, 2},
     {TN_OP_CONV_TRANSPOSE2D, NULL, write_conv_transpose, is_plain_transposed, NULL, 0},
-    {TN_OP_CORRELATE2D, NULL, write_correlate, NULL, NULL, 0},
-    {TN_OP_CONV2D_WEIGHT, NULL, write_conv_weight, has_one_group, NULL, 0},
-    {TN_OP_SPREAD2D, NULL, write_spread, is_transposed_conv, NULL, 0},
+    {TN_OP_CONV2D_FORWARD, NULL, write_correlate, NULL, NULL, 0},
+    {TN_OP_CONV2D_WGRAD, NULL, write_conv_weight, has_one_group, NULL, 0},
+    {TN_OP_CONV2D_DGRAD, NULL, write_spread, is_transposed_conv, NULL, 0},
     {TN_OP_MAX_POOL2D, "MaxPool", write_pool, is_plain_pool, NULL, 0},
     {TN_OP_AVG_POOL2D, "AveragePool", write_pool, is_plain_pool, NULL, 0},
     {TN_OP_ADAPTIVE_AVG_POOL2D, "GlobalAveragePool", onnx_write_plain, is_global_pool, NULL, 0},
     {TN_OP_ROPE_ROWS, NULL, NULL, NULL, rewrite_rope, 0},
 };
 
-static const onnx_writer *find(const tn_node *n) {
+static const onnx_writer *find_export_op(const tn_node *n) {
     for (size_t i = 0; i < TN_COUNT(writers); i++)
         if (writers[i].op == n->op) return &writers[i];
     return NULL;
 }
 
 /* Has it no attributes, and an operator of opset 21? Swish is younger. */
-static bool is_plain(const tn_node *n) {
+static bool export_op_is_plain(const tn_node *n) {
     return tn_op(n->op)->onnx[0] && n->n_i == 0 && n->n_f == 0 && n->op != TN_OP_SILU;
 }
 
 const onnx_writer *onnx_writer_of(const tn_node *n) {
     static const onnx_writer plain = {.write = onnx_write_plain};
-    const onnx_writer *w = find(n);
-    if (!w) return is_plain(n) ? &plain : NULL;
+    const onnx_writer *w = find_export_op(n);
+    if (!w) return export_op_is_plain(n) ? &plain : NULL;
     return w->write && (!w->fits || w->fits(n)) ? w : NULL;
 }
 
@@ -842,7 +847,7 @@ const char *onnx_write_node(onnx_export *x, const tn_node *n) {
 }
 
 tn_node *onnx_composed(tn_build *b, const tn_node *n) {
-    const onnx_writer *w = find(n);
+    const onnx_writer *w = find_export_op(n);
     const tn_op_impl *impl = tn_op(n->op)->impl;
     if (w && w->rewrite) return w->rewrite(b, n);
     return impl->compose ? tn_compose(b, n) : NULL;

@@ -59,7 +59,7 @@ tn_status onnx_wire_count(onnx_text message, int64_t *counts, int most);
 tn_status onnx_wire_each(onnx_text message, tn_status (*take)(void *ctx, const onnx_field *f), void *ctx);
 
 /* order[k]: the index of the NodeProto message to read as number k, so that each node follows those whose outputs it
- * reads. TN_ERR_FORMAT names the nodes of a cycle. (order.c) */
+ * reads. TN_ERR_FORMAT names the nodes of a cycle. (topological_sort.c) */
 tn_status onnx_order_nodes(const onnx_text *messages, int32_t count, int32_t *order);
 
 float onnx_wire_float(const onnx_field *f);
@@ -155,7 +155,7 @@ typedef struct onnx_function {
 } onnx_function;
 
 typedef struct onnx_replay onnx_replay;
-typedef struct onnx_prepared onnx_prepared; /* what a node computes once per model: call.c */
+typedef struct onnx_prepared onnx_prepared; /* what a node computes once per model: operator_call.c */
 
 /* A weight of the model or of a graph inside it. */
 typedef struct onnx_weight {
@@ -180,7 +180,7 @@ struct tn_onnx {
     int64_t kept;                    /* bytes of what onnx_keep has put into graphs */
     pthread_mutex_t lock;            /* of all that runs change: what follows from constants, replays */
     onnx_replay *replays;            /* replay.c */
-    onnx_prepared *_Atomic prepared; /* call.c */
+    onnx_prepared *_Atomic prepared; /* operator_call.c */
     bool is_inert;                   /* operators were not looked up */
 };
 tn_status onnx_model_read(tn_onnx *m, onnx_text message);
@@ -188,9 +188,10 @@ tn_status onnx_model_list_weights(tn_onnx *m); /* weights.c: fills m->weights */
 /* Finds each node's row or function; TN_ERR_UNSUPPORTED with all that has none, also in *report (may be NULL). */
 tn_status onnx_model_resolve(tn_onnx *m, char **report);
 const onnx_attribute *onnx_node_attribute(const onnx_node *n, const char *name);
-/* The attribute that a, one of the node's, stands for; NULL: the calling node and the function have none. (call.c) */
+/* The attribute that a, one of the node's, stands for; NULL: the calling node and the function have none.
+ * (operator_call.c) */
 const onnx_attribute *onnx_follow(const onnx_call *c, const onnx_attribute *a);
-/* Puts the node's name and operator before the error. (call.c) */
+/* Puts the node's name and operator before the error. (operator_call.c) */
 tn_status onnx_at_node(const onnx_node *n, tn_status status);
 
 /* ---- registry.c -------------------------------------------------------------------------------------------------- */
@@ -200,7 +201,8 @@ const onnx_op_row *onnx_find_row(onnx_text domain, onnx_text type, int64_t opset
 bool onnx_same_domain(onnx_text a, onnx_text b); /* "" is "ai.onnx" */
 bool onnx_text_equal(onnx_text a, onnx_text b);
 
-/* ---- call.c, run.c ----------------------------------------------------------------------------------------------- */
+/* ---- operator_call.c, run.c
+ * ----------------------------------------------------------------------------------------------- */
 
 typedef struct onnx_frame onnx_frame;
 void onnx_prepared_free(tn_onnx *m);

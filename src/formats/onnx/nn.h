@@ -2,7 +2,7 @@
 #ifndef TN_ONNX_NN_H
 #define TN_ONNX_NN_H
 
-#include "formats/onnx/rows.h"
+#include "formats/onnx/operator_support.h"
 
 /* ---- activations (ops_nn.c) -------------------------------------------------------------------------------------- */
 
@@ -78,7 +78,7 @@ tn_tensor *onnx_turned(const tn_tensor *x, const tn_tensor *cosines, const tn_te
 /* Rows of a table at positions first … first + count − 1: [1, count, half]. */
 tn_tensor *onnx_rows_from(const tn_tensor *cache, int64_t first, int64_t count);
 tn_status onnx_attention(onnx_call *c);
-tn_status onnx_grouped_attention(onnx_call *c); /* ops_grouped.c */
+tn_status onnx_grouped_attention(onnx_call *c); /* ops_group_query_attention.c */
 tn_status onnx_rotary_embedding(onnx_call *c);
 tn_status onnx_linear_attention(onnx_call *c);
 tn_status onnx_causal_conv(onnx_call *c);
@@ -122,11 +122,11 @@ tn_status onnx_mel_weight_matrix(onnx_call *c);
 enum { ONNX_LSTM_OF_BYTES = 0, ONNX_RNN = 1, ONNX_GRU = 3, ONNX_LSTM = 4 };
 tn_status onnx_recurrent(onnx_call *c); /* with: one of these; from RNN on, how many gates there are */
 
-/* ---- boxes (ops_boxes.c) ----------------------------------------------------------------------------------------- */
+/* ---- boxes (ops_roi.c) ----------------------------------------------------------------------------------------- */
 
 tn_status onnx_roi_align(onnx_call *c);
 tn_status onnx_max_roi_pool(onnx_call *c);
-tn_status onnx_non_max_suppression(onnx_call *c); /* suppress.c */
+tn_status onnx_non_max_suppression(onnx_call *c); /* non_max_suppression.c */
 
 /* ---- scales and zero points (ops_quant.c) ------------------------------------------------------------------------ */
 
@@ -135,7 +135,8 @@ tn_status onnx_check_zero(const onnx_call *c, int zero, int of);
 /* Constant scales are finite; those that numbers are divided by are not 0. */
 tn_status onnx_check_scale(const onnx_call *c, int scale, bool divides);
 
-/* ---- products of bytes (ops_dressed.c) --------------------------------------------------------------------------- */
+/* ---- products of bytes (ops_contrib_fused.c)
+ * --------------------------------------------------------------------------- */
 
 /* Which inputs of a node hold what; zero points and the bias may be left out. */
 typedef struct onnx_byte_operands {
@@ -156,7 +157,8 @@ onnx_byte_weight onnx_byte_weight_of(const onnx_call *c, const onnx_byte_operand
 /* x [m, k], f32, rounded to bytes that span all of it, times w: [m, n], f32. */
 tn_tensor *onnx_product_of_rounded(const onnx_call *c, const tn_tensor *x, const onnx_byte_weight *w);
 
-/* ---- encoded pictures (ops_picture.c) ---------------------------------------------------------------------------- */
+/* ---- encoded pictures (ops_image_decoder.c)
+ * ---------------------------------------------------------------------------- */
 
 tn_status onnx_image_decoder(onnx_call *c);
 bool onnx_decodes_images(void); /* is there a decoder? */

@@ -159,7 +159,7 @@ struct tn_onnx_value {
     onnx_value **items;     /* a sequence's; an optional's one or none; a map's values */
     onnx_value *keys;       /* a map's: strings, or a tensor of i64 */
     onnx_value *choice;     /* a tensor of ones where its last dim's place is this index, and of zeros; NULL: unknown */
-    _Atomic uint8_t finite; /* choice.c: what is known of a constant's numbers */
+    _Atomic uint8_t finite; /* one_hot_matmul.c: what is known of a constant's numbers */
     onnx_value *derived[ONNX_DERIVATIONS]; /* of a constant; NULL: not asked for yet */
     int64_t spread; /* of a constant: 1 more than a filter's centred bytes add up to without signs; 0: not asked yet */
 };
@@ -213,7 +213,8 @@ extern const onnx_op_row onnx_math_ops[], onnx_shape_ops[], onnx_nn_ops[], onnx_
 tn_status onnx_unary(onnx_call *c);
 tn_status onnx_binary(onnx_call *c);
 
-/* ---- for the rows' functions (call.c) ---------------------------------------------------------------------------- */
+/* ---- for the rows' functions (operator_call.c)
+ * ---------------------------------------------------------------------------- */
 
 /* Input i as a tensor that the caller of this must not free; NULL when it was left out. An input that is no tensor, or
  * that failed, yields an error tensor that operations pass on. */

@@ -40,7 +40,7 @@ static tn_status set_folder(tn_onnx *m, const char *path, const tn_onnx_options 
     return folder.failed ? TN_ERR_MEMORY : TN_OK;
 }
 
-static tn_status read_options(const tn_onnx_options *given, tn_onnx_options *o) {
+static tn_status read_options_model(const tn_onnx_options *given, tn_onnx_options *o) {
     *o = (tn_onnx_options)TN_ONNX_DEFAULTS;
     TRY(tn_options_read(o, given, "tn_onnx_open", "tn_onnx_options o = TN_ONNX_DEFAULTS"));
     if (o->report) *o->report = NULL;
@@ -48,10 +48,11 @@ static tn_status read_options(const tn_onnx_options *given, tn_onnx_options *o) 
 }
 
 /* Reads what m->source.file, or a copy, holds; m is handed out or freed. */
-static tn_status finish(tn_onnx *m, onnx_text message, const char *path, const tn_onnx_options *o, tn_onnx **out) {
+static tn_status finish_model(tn_onnx *m, onnx_text message, const char *path, const tn_onnx_options *o,
+                              tn_onnx **out) {
     tn_status status = set_folder(m, path, o);
     if (status == TN_OK) status = onnx_model_read(m, message);
-    m->is_inert = o->weights_alone;
+    m->is_inert = o->weights_only;
     if (status == TN_OK) status = onnx_model_list_weights(m);
     if (status == TN_OK && !m->is_inert) status = onnx_model_resolve(m, o->report);
     if (status == TN_OK) {
@@ -67,7 +68,7 @@ tn_status tn_onnx_open(const char *path, const tn_onnx_options *options, tn_onnx
     *out = NULL;
     TRY(tn_need(path, "tn_onnx_open: the path"));
     tn_onnx_options o;
-    TRY(read_options(options, &o));
+    TRY(read_options_model(options, &o));
     tn_onnx *m = model_new();
     if (!m) return TN_ERR_MEMORY;
     tn_status status = onnx_file_open(path, &m->source.file);
@@ -76,7 +77,7 @@ tn_status tn_onnx_open(const char *path, const tn_onnx_options *options, tn_onnx
         return status;
     }
     onnx_text message = {(const char *)m->source.file->bytes, m->source.file->size};
-    return finish(m, message, path, &o, out);
+    return finish_model(m, message, path, &o, out);
 }
 
 tn_status tn_onnx_open_memory(const void *bytes, size_t size, const tn_onnx_options *options, tn_onnx **out) {
@@ -84,7 +85,7 @@ tn_status tn_onnx_open_memory(const void *bytes, size_t size, const tn_onnx_opti
     *out = NULL;
     TRY(tn_need(bytes, "tn_onnx_open_memory: the bytes"));
     tn_onnx_options o;
-    TRY(read_options(options, &o));
+    TRY(read_options_model(options, &o));
     tn_onnx *m = model_new();
     if (m) m->copy = tn_mem_alloc(size);
     if (!m || !m->copy) {
@@ -92,7 +93,7 @@ tn_status tn_onnx_open_memory(const void *bytes, size_t size, const tn_onnx_opti
         return TN_ERR_MEMORY;
     }
     if (size) memcpy(m->copy, bytes, size);
-    return finish(m, (onnx_text){m->copy, size}, NULL, &o, out);
+    return finish_model(m, (onnx_text){m->copy, size}, NULL, &o, out);
 }
 
 /* ---- what a model says of itself --------------------------------------------------------------------------------- */
@@ -101,7 +102,7 @@ int tn_onnx_input_count(const tn_onnx *m) { return m ? m->graph->input_count : 0
 
 int tn_onnx_output_count(const tn_onnx *m) { return m ? m->graph->output_count : 0; }
 
-static tn_status describe(const onnx_port *ports, int count, int i, const char *what, tn_onnx_info *info) {
+static tn_status describe_model(const onnx_port *ports, int count, int i, const char *what, tn_onnx_info *info) {
     TRY(tn_need(info, "tn_onnx: info"));
     if (info->struct_size < sizeof *info)
         return tn_fail(TN_ERR_ARGUMENT, "tn_onnx: set struct_size to sizeof(tn_onnx_info)");
@@ -120,12 +121,12 @@ static tn_status describe(const onnx_port *ports, int count, int i, const char *
 
 tn_status tn_onnx_input_at(const tn_onnx *m, int i, tn_onnx_info *info) {
     TRY(tn_need(m, "tn_onnx_input_at: the model"));
-    return describe(m->graph->inputs, m->graph->input_count, i, "input", info);
+    return describe_model(m->graph->inputs, m->graph->input_count, i, "input", info);
 }
 
 tn_status tn_onnx_output_at(const tn_onnx *m, int i, tn_onnx_info *info) {
     TRY(tn_need(m, "tn_onnx_output_at: the model"));
-    return describe(m->graph->outputs, m->graph->output_count, i, "output", info);
+    return describe_model(m->graph->outputs, m->graph->output_count, i, "output", info);
 }
 
 /* ---- values ------------------------------------------------------------------------------------------------------ */

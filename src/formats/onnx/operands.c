@@ -1,7 +1,7 @@
 /* operands.c — what rows ask of their inputs and attributes: tensors that must be there, axes, lists of numbers. */
 #include <string.h>
 
-#include "formats/onnx/rows.h"
+#include "formats/onnx/operator_support.h"
 
 tn_status onnx_need(const onnx_call *c, int i, const tn_tensor **out) {
     *out = onnx_in(c, i);

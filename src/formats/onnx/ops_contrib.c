@@ -54,8 +54,8 @@ static tn_tensor *unpacked(const tn_tensor *x, int64_t bits) {
 
 /* Numbers of blocks as f32, [rows, blocks · numbers], (value − zero) · scale: values [rows, blocks, numbers]; scales
  * and zeros [rows, blocks], zeros NULL: all are `zero`. order: NULL, or the block of each column. */
-static tn_tensor *scaled(const tn_tensor *values, const tn_tensor *scales, const tn_tensor *zeros, double zero,
-                         const tn_tensor *order) {
+static tn_tensor *contrib_scaled(const tn_tensor *values, const tn_tensor *scales, const tn_tensor *zeros, double zero,
+                                 const tn_tensor *order) {
     const tn_tensor *each[] = {scales, zeros};
     if (order) values = tn_slice(tn_flatten(values, 1, 2), 1, 0, tn_size(order, 0), 1);
     for (int i = 0; i < 2 && each[i]; i++)
@@ -76,7 +76,7 @@ static tn_tensor *dequantized(const onnx_call *c, const tn_tensor *b, int64_t n,
     const tn_tensor *scales = tn_reshape(onnx_in(c, 2), (int64_t[]){n, blocks}, 2);
     const tn_tensor *zeros = onnx_has(c, 3) ? zeros_of(onnx_in(c, 3), n, blocks, bits) : NULL;
     const tn_tensor *order = onnx_has(c, 4) ? onnx_in(c, 4) : NULL;
-    return tn_slice(scaled(unpacked(b, bits), scales, zeros, (double)(1 << (bits - 1)), order), 1, 0, k, 1);
+    return tn_slice(contrib_scaled(unpacked(b, bits), scales, zeros, (double)(1 << (bits - 1)), order), 1, 0, k, 1);
 }
 
 /* GatherBlockQuantized: rows of a table whose numbers are few bits, [rows, columns] with scales [rows, blocks]. */
@@ -99,7 +99,7 @@ static tn_status run_gather_blocks(onnx_call *c) {
         zeros = packed ? zeros_of(zeros, count, blocks, bits) : onnx_as(zeros, TN_F32);
     }
     values = tn_reshape(values, (int64_t[]){count, blocks, -1}, 3);
-    tn_tensor *y = scaled(values, tn_index_select(scales, 0, flat), zeros, packed ? 1 << (bits - 1) : 0, NULL);
+    tn_tensor *y = contrib_scaled(values, tn_index_select(scales, 0, flat), zeros, packed ? 1 << (bits - 1) : 0, NULL);
     memcpy(shape, tn_shape(ids), (size_t)tn_rank(ids) * sizeof *shape);
     shape[tn_rank(ids)] = tn_size(y, 1);
     return onnx_put(c, 0, tn_cast(tn_reshape(y, shape, tn_rank(ids) + 1), tn_dtype_of(scales)));

@@ -188,7 +188,7 @@ static tn_tensor *repeated(const tn_tensor *x, const resize *r, axis *axes) {
 
 /* ---- what a node says -------------------------------------------------------------------------------------------- */
 
-static tn_status choose(const onnx_call *c, const char *name, const char *const *names, int count, int *out) {
+static tn_status choose_resize(const onnx_call *c, const char *name, const char *const *names, int count, int *out) {
     onnx_text t = onnx_string(c, name, names[*out]);
     for (int i = 0; i < count; i++)
         if (onnx_is(t, names[i])) return *out = i, TN_OK;
@@ -203,9 +203,9 @@ static tn_status read_resize(const onnx_call *c, resize *r) {
     if (onnx_is(name, "bilinear"))
         mode = ONNX_LINEAR;
     else
-        TRY(choose(c, "mode", modes, TN_COUNT(modes), &mode));
-    TRY(choose(c, "coordinate_transformation_mode", placing_names, PLACINGS, &place));
-    TRY(choose(c, "nearest_mode", rounding_names, ROUNDINGS, &rounding));
+        TRY(choose_resize(c, "mode", modes, TN_COUNT(modes), &mode));
+    TRY(choose_resize(c, "coordinate_transformation_mode", placing_names, PLACINGS, &place));
+    TRY(choose_resize(c, "nearest_mode", rounding_names, ROUNDINGS, &rounding));
     r->placing = (placing)place;
     r->rounding = rounding;
     r->how = (onnx_interpolation)mode;

@@ -6,20 +6,20 @@
 #include <math.h>
 #include <string.h>
 
-#include "formats/onnx/rows.h"
+#include "formats/onnx/operator_support.h"
 
-static bool is_float(const tn_tensor *x) { return tn_dtype_is_float(tn_dtype_of(x)); }
+static bool math_is_float(const tn_tensor *x) { return tn_dtype_is_float(tn_dtype_of(x)); }
 
 /* Integers of 32 bits and more have roots and logarithms in f64. */
-static tn_tensor *widened(const tn_tensor *x) { return tn_cast(x, is_float(x) ? tn_dtype_of(x) : TN_F64); }
+static tn_tensor *widened(const tn_tensor *x) { return tn_cast(x, math_is_float(x) ? tn_dtype_of(x) : TN_F64); }
 
 /* ---- element by element ------------------------------------------------------------------------------------------ */
 
-static tn_status divide(onnx_call *c) {
+static tn_status divide_math(onnx_call *c) {
     const tn_tensor *x, *y;
     TRY(onnx_need(c, 0, &x));
     TRY(onnx_need(c, 1, &y));
-    return onnx_put(c, 0, is_float(x) ? tn_div(x, y) : tn_div_trunc(x, y));
+    return onnx_put(c, 0, math_is_float(x) ? tn_div(x, y) : tn_div_trunc(x, y));
 }
 
 static tn_status modulo(onnx_call *c) {
@@ -35,12 +35,12 @@ static tn_status power(onnx_call *c) {
     TRY(onnx_need(c, 0, &x));
     TRY(onnx_need(c, 1, &y));
     tn_dtype t = tn_dtype_of(x);
-    if (is_float(x) && c->in[1]->fixed != ONNX_VARIES && tn_numel(y) == 1 && tn_rank(y) <= tn_rank(x)) {
+    if (math_is_float(x) && c->in[1]->fixed != ONNX_VARIES && tn_numel(y) == 1 && tn_rank(y) <= tn_rank(x)) {
         double exponent;
         TRY(onnx_read_float(c, 1, 1, &exponent));
         return onnx_put(c, 0, tn_pow_scalar(x, exponent));
     }
-    if (is_float(x) || !is_float(y)) return onnx_put(c, 0, tn_pow(x, tn_cast(y, t)));
+    if (math_is_float(x) || !math_is_float(y)) return onnx_put(c, 0, tn_pow(x, tn_cast(y, t)));
     tn_dtype wide = tn_dtype_size(t) < 4 ? TN_F32 : TN_F64;
     return onnx_put(c, 0, tn_cast(tn_pow(tn_cast(x, wide), tn_cast(y, wide)), t));
 }
@@ -125,7 +125,7 @@ static double limit_of(tn_dtype t, bool greatest) {
     return greatest ? size - (size < 0x1p53) : is_signed ? -size : 0;
 }
 
-static tn_tensor *extreme(const tn_tensor *x, bool greatest, const int64_t *dims, int count, bool keep) {
+static tn_tensor *math_extreme(const tn_tensor *x, bool greatest, const int64_t *dims, int count, bool keep) {
     int64_t shape[TN_MAX_RANK];
     int rank = 0;
     unsigned reduced = count ? 0 : ~0u;
@@ -147,9 +147,9 @@ static tn_tensor *reduced(int what, const tn_tensor *x, const int64_t *dims, int
     switch (what) {
     case MEAN: return tn_mean(widened(x), dims, count, keep);
     case PROD: return tn_prod(x, dims, count, keep);
-    case GREATEST: return extreme(x, true, dims, count, keep);
-    case LEAST: return extreme(x, false, dims, count, keep);
-    case L1: return is_float(x) ? tn_norm(x, 1, dims, count, keep) : tn_sum(tn_abs(x), dims, count, keep);
+    case GREATEST: return math_extreme(x, true, dims, count, keep);
+    case LEAST: return math_extreme(x, false, dims, count, keep);
+    case L1: return math_is_float(x) ? tn_norm(x, 1, dims, count, keep) : tn_sum(tn_abs(x), dims, count, keep);
     case L2: return tn_norm(widened(x), 2, dims, count, keep);
     case LOG_SUM: return tn_log(tn_sum(widened(x), dims, count, keep));
     case LOG_SUM_EXP: return tn_logsumexp(widened(x), dims, count, keep);
@@ -228,7 +228,7 @@ static tn_status top_k(onnx_call *c) {
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
 /* Factors of integers are applied in f64. */
-static tn_tensor *scaled(const tn_tensor *x, double factor) {
+static tn_tensor *math_scaled(const tn_tensor *x, double factor) {
     return tn_cast(tn_mul_scalar(widened(x), factor), tn_dtype_of(x));
 }
 
@@ -239,10 +239,10 @@ static tn_status gemm(onnx_call *c) {
     double alpha = onnx_float(c, "alpha", 1), beta = onnx_float(c, "beta", 1);
     bool turn_x = onnx_int(c, "transA", 0) != 0, turn_y = onnx_int(c, "transB", 0) != 0;
     if (beta == 0) z = NULL;
-    if (is_float(x)) return onnx_put(c, 0, tn_gemm(x, y, z, alpha, beta, turn_x, turn_y));
+    if (math_is_float(x)) return onnx_put(c, 0, tn_gemm(x, y, z, alpha, beta, turn_x, turn_y));
     tn_tensor *product = tn_matmul(turn_x ? tn_t(x) : x, turn_y ? tn_t(y) : y);
-    if (alpha != 1) product = scaled(product, alpha);
-    return onnx_put(c, 0, z ? tn_add(product, beta == 1 ? z : scaled(z, beta)) : product);
+    if (alpha != 1) product = math_scaled(product, alpha);
+    return onnx_put(c, 0, z ? tn_add(product, beta == 1 ? z : math_scaled(z, beta)) : product);
 }
 
 /* start, start + delta … before limit, counted as if without rounding. */
@@ -287,7 +287,7 @@ const onnx_op_row onnx_math_ops[] = {
     {"CumProd", 1, running, .with = 1},
     {"CumSum", 1, .run = running},
     {"Det", 1, onnx_unary, .unary = tn_linalg_det},
-    {"Div", 1, .run = divide},
+    {"Div", 1, .run = divide_math},
     {"Einsum", 1, .run = onnx_einsum},
     {"Equal", 1, equal, .binary = tn_eq},
     {"Erf", 1, onnx_unary, .unary = tn_erf},

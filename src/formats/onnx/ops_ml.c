@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/onnx/ml.h"
+#include "formats/onnx/ml_support.h"
 #include "formats/onnx/nn.h"
 
 /* ---- rows, scores, labels ---------------------------------------------------------------------------------------- */
@@ -188,8 +188,8 @@ tn_status onnx_put_labels(onnx_call *c, int k, const char *ints_name, const int6
 
 /* ---- linear models ----------------------------------------------------------------------------------------------- */
 
-static void multiply(const onnx_rows *x, const double *weights, const double *bias, int64_t bias_count,
-                     const onnx_rows *out) {
+static void multiply_ml(const onnx_rows *x, const double *weights, const double *bias, int64_t bias_count,
+                        const onnx_rows *out) {
     for (int64_t i = 0; i < x->count; i++) {
         for (int64_t j = 0; j < out->width; j++) {
             double sum = j < bias_count ? bias[j] : 0;
@@ -211,7 +211,7 @@ static tn_status score(const onnx_call *c, const onnx_rows *x, int64_t targets, 
         status = tn_fail(TN_ERR_SHAPE, "%s: %lld coefficients for %lld features", c->row->name, (long long)weight_count,
                          (long long)x->width);
     if (status == TN_OK) status = onnx_make_rows(x->count, targets, out);
-    if (status == TN_OK) multiply(x, weights, bias, bias_count, out);
+    if (status == TN_OK) multiply_ml(x, weights, bias, bias_count, out);
     tn_mem_free(weights);
     tn_mem_free(bias);
     return status;
@@ -264,7 +264,7 @@ static tn_status run_linear_classifier(onnx_call *c) {
 /* ---- over whole tensors ------------------------------------------------------------------------------------------ */
 
 /* An attribute's numbers as a tensor: of no dims where there is one, so that it fits every feature. */
-static tn_status constant(const onnx_call *c, const char *name, double otherwise, tn_tensor **out) {
+static tn_status ml_constant(const onnx_call *c, const char *name, double otherwise, tn_tensor **out) {
     double *values;
     int64_t count;
     TRY(onnx_numbers_of(c, name, &values, &count));
@@ -280,8 +280,8 @@ static tn_status constant(const onnx_call *c, const char *name, double otherwise
 
 static tn_status run_scaler(onnx_call *c) {
     tn_tensor *offset, *scale;
-    TRY(constant(c, "offset", 0, &offset));
-    TRY(constant(c, "scale", 1, &scale));
+    TRY(ml_constant(c, "offset", 0, &offset));
+    TRY(ml_constant(c, "scale", 1, &scale));
     return onnx_put(c, 0, tn_mul(tn_sub(tn_cast(onnx_in(c, 0), TN_F32), offset), scale));
 }
 
@@ -307,7 +307,7 @@ static tn_status run_imputer(onnx_call *c) {
     double replaced =
         floats ? onnx_float(c, "replaced_value_float", 0) : (double)onnx_int(c, "replaced_value_int64", 0);
     tn_tensor *news;
-    TRY(constant(c, floats ? "imputed_value_floats" : "imputed_value_int64s", 0, &news));
+    TRY(ml_constant(c, floats ? "imputed_value_floats" : "imputed_value_int64s", 0, &news));
     tn_tensor *typed = tn_cast(news, tn_dtype_of(x));
     tn_tensor *missing = isnan(replaced) ? tn_ne(x, x) : tn_eq_scalar(x, replaced);
     return onnx_put(c, 0, tn_where(missing, typed, x));
@@ -522,7 +522,7 @@ static tn_status put_values(onnx_call *c, const onnx_attribute *a, int64_t count
     return status;
 }
 
-static tn_status encode(onnx_call *c, const onnx_attribute *keys, const onnx_attribute *values, int64_t count) {
+static tn_status encode_ml(onnx_call *c, const onnx_attribute *keys, const onnx_attribute *values, int64_t count) {
     labels l = {0};
     places p = {0};
     tn_status status = labels_of(c, keys, count, &l);
@@ -540,7 +540,7 @@ static tn_status run_label_encoder(onnx_call *c) {
     static const char *const value_names[] = {"values_tensor", "values_strings", "values_int64s", "values_floats"};
     const onnx_attribute *keys = first_of(c, key_names, 4), *values = first_of(c, value_names, 4);
     if (!keys || !values) return tn_fail(TN_ERR_FORMAT, "LabelEncoder: keys or values are missing");
-    return encode(c, keys, values, 0);
+    return encode_ml(c, keys, values, 0);
 }
 
 /* Text to its place in a list, or back: `names`, and what the numbers are (NULL: places). */
@@ -549,7 +549,7 @@ static tn_status map_names(onnx_call *c, const onnx_attribute *names, const onnx
     if (!names) return tn_fail(TN_ERR_FORMAT, "%s: the names are missing", c->row->name);
     if (numbers && numbers->count != names->count)
         return tn_fail(TN_ERR_FORMAT, "%s: as many names as numbers are needed", c->row->name);
-    return encode(c, texts ? names : numbers, texts ? numbers : names, (int64_t)names->count);
+    return encode_ml(c, texts ? names : numbers, texts ? numbers : names, (int64_t)names->count);
 }
 
 static tn_status run_first_label_encoder(onnx_call *c) {

@@ -426,17 +426,17 @@ static tn_status check_bytes(const onnx_call *c, int i, int zero, int64_t filter
 
 /* As the kernel of bytes has it, where the processor has one and these sizes fit. */
 static bool takes_bytes(const tn_tensor *x, const tn_tensor *weight, const onnx_window *w, int64_t groups) {
-    tn_conv_args a = {.images = tn_size(x, 0), .groups = groups, .channels = tn_size(weight, 1)};
+    tn_conv_args a = {.batch = tn_size(x, 0), .groups = groups, .channels = tn_size(weight, 1)};
     if (w->axes > 2 || !tn_device_of(x)->is_cpu) return false;
-    a.filters = tn_size(weight, 0) / groups;
+    a.out_channels = tn_size(weight, 0) / groups;
     for (int d = 0; d < 2; d++) {
         int axis = d - 2 + w->axes;
         a.size[d] = axis < 0 ? 1 : tn_size(x, 2 + axis);
         a.kernel[d] = axis < 0 ? 1 : w->kernel[axis];
         a.stride[d] = axis < 0 ? 1 : w->stride[axis];
         a.dilation[d] = axis < 0 ? 1 : w->dilation[axis];
-        a.before[d] = axis < 0 ? 0 : w->before[axis];
-        a.places[d] = axis < 0 ? 1 : onnx_places(w, axis, a.size[d], false);
+        a.pad_before[d] = axis < 0 ? 0 : w->before[axis];
+        a.out_size[d] = axis < 0 ? 1 : onnx_places(w, axis, a.size[d], false);
         if (axis >= 0 && (w->before[axis] < 0 || w->after[axis] < 0)) return false;
     }
     return tn_conv_bytes_fits(&a);

@@ -33,7 +33,7 @@ typedef struct course {
     tn_tensor *h, *cell; /* the state; [batch, hidden] */
 } course;
 
-static tn_tensor *apply(const net *n, const course *k, int function, const tn_tensor *x) {
+static tn_tensor *apply_rnn(const net *n, const course *k, int function, const tn_tensor *x) {
     if (n->clip > 0) x = tn_clamp(x, -n->clip, n->clip);
     return k->of[function]->of(x, k->alpha[function], k->beta[function]);
 }
@@ -51,7 +51,7 @@ static tn_tensor *recur(const course *k, const tn_tensor *state, int64_t first, 
 }
 
 static tn_tensor *step_rnn(const net *n, course *k, const tn_tensor *given) {
-    return apply(n, k, 0, tn_add(given, recur(k, k->h, 0, n->hidden)));
+    return apply_rnn(n, k, 0, tn_add(given, recur(k, k->h, 0, n->hidden)));
 }
 
 static tn_tensor *step_gru(const net *n, course *k, const tn_tensor *given) {
@@ -60,17 +60,17 @@ static tn_tensor *step_gru(const net *n, course *k, const tn_tensor *given) {
     tn_tensor *next, *from_hidden;
     if (n->linear_before_reset) {
         from_hidden = recur(k, k->h, 0, 3 * h);
-        tn_tensor *reset = apply(n, k, 0, tn_add(gate(n, given, RESET), gate(n, from_hidden, RESET)));
+        tn_tensor *reset = apply_rnn(n, k, 0, tn_add(gate(n, given, RESET), gate(n, from_hidden, RESET)));
         tn_tensor *inner = gate(n, from_hidden, HIDDEN);
         if (k->hidden_bias) inner = tn_add(inner, k->hidden_bias);
-        next = apply(n, k, 1, tn_add(gate(n, given, HIDDEN), tn_mul(reset, inner)));
+        next = apply_rnn(n, k, 1, tn_add(gate(n, given, HIDDEN), tn_mul(reset, inner)));
     } else {
         from_hidden = recur(k, k->h, 0, 2 * h);
-        tn_tensor *reset = apply(n, k, 0, tn_add(gate(n, given, RESET), gate(n, from_hidden, RESET)));
+        tn_tensor *reset = apply_rnn(n, k, 0, tn_add(gate(n, given, RESET), gate(n, from_hidden, RESET)));
         tn_tensor *inner = recur(k, tn_mul(reset, k->h), 2 * h, h);
-        next = apply(n, k, 1, tn_add(gate(n, given, HIDDEN), inner));
+        next = apply_rnn(n, k, 1, tn_add(gate(n, given, HIDDEN), inner));
     }
-    tn_tensor *update = apply(n, k, 0, tn_add(gate(n, given, UPDATE), gate(n, from_hidden, UPDATE)));
+    tn_tensor *update = apply_rnn(n, k, 0, tn_add(gate(n, given, UPDATE), gate(n, from_hidden, UPDATE)));
     return tn_add(tn_mul(tn_rsub_scalar(update, 1), next), tn_mul(update, k->h));
 }
 
@@ -85,12 +85,12 @@ static tn_tensor *step_lstm(const net *n, course *k, const tn_tensor *given) {
     tn_tensor *recurred =
         n->of_bytes ? onnx_product_of_rounded(n->c, k->h, &k->recurrent_bytes) : recur(k, k->h, 0, 4 * n->hidden);
     tn_tensor *all = tn_add(given, recurred);
-    tn_tensor *input = apply(n, k, 0, peeking(n, k, all, INPUT, k->cell));
+    tn_tensor *input = apply_rnn(n, k, 0, peeking(n, k, all, INPUT, k->cell));
     tn_tensor *forget =
-        n->input_forget ? tn_rsub_scalar(input, 1) : apply(n, k, 0, peeking(n, k, all, FORGET, k->cell));
-    tn_tensor *fresh = apply(n, k, 1, gate(n, all, CELL));
+        n->input_forget ? tn_rsub_scalar(input, 1) : apply_rnn(n, k, 0, peeking(n, k, all, FORGET, k->cell));
+    tn_tensor *fresh = apply_rnn(n, k, 1, gate(n, all, CELL));
     k->cell = tn_add(tn_mul(forget, k->cell), tn_mul(input, fresh));
-    tn_tensor *output = apply(n, k, 0, peeking(n, k, all, OUTPUT, k->cell));
+    tn_tensor *output = apply_rnn(n, k, 0, peeking(n, k, all, OUTPUT, k->cell));
     return tn_mul(output, k->of[2]->of(k->cell, k->alpha[2], k->beta[2]));
 }
 
@@ -105,7 +105,7 @@ static tn_tensor *step(const net *n, course *k, int64_t t) {
 }
 
 /* All steps of a direction: [steps, batch, hidden]. */
-static tn_tensor *walk(const net *n, course *k, bool backwards) {
+static tn_tensor *walk_rnn(const net *n, course *k, bool backwards) {
     tn_tensor **y = tn_mem_alloc((size_t)tn_max64(n->steps, 1) * sizeof *y);
     if (!y) return tn_failed(TN_ERR_MEMORY, "%s: out of memory", n->c->row->name);
     for (int64_t i = 0; i < n->steps; i++) {
@@ -141,7 +141,7 @@ static void walk_together(const net *n, course *k, tn_tensor **y) {
     both.peephole = beside(k[0].peephole, k[1].peephole, true);
     both.h = beside(k[0].h, k[1].h, false);
     both.cell = beside(k[0].cell, k[1].cell, false);
-    tn_tensor *all = walk(n, &both, false);
+    tn_tensor *all = walk_rnn(n, &both, false);
     y[0] = tn_select(all, 1, 0);
     y[1] = tn_flip(tn_select(all, 1, 1), (int64_t[]){0}, 1);
     for (int d = 0; d < 2; d++) {
@@ -196,7 +196,7 @@ static tn_tensor *without_rest(const net *n, const tn_tensor *x) {
     return tn_reshape(tn_where(within, x, tn_zeros_like(x)), (int64_t[]){n->steps * n->batch, tn_size(x, 2)}, 2);
 }
 
-static void prepare(const net *n, course *k, int d, const tn_tensor *x) {
+static void prepare_rnn(const net *n, course *k, int d, const tn_tensor *x) {
     onnx_call *c = n->c;
     int64_t wide = n->gates * n->hidden;
     tn_tensor *bias = NULL;
@@ -337,10 +337,10 @@ tn_status onnx_recurrent(onnx_call *c) {
     TRY(read_functions(&n, k, directions));
     bool together = directions == 2 && n.steps >= TOGETHER && !n.lengths && !of_bytes && same_functions(k);
     for (int d = 0; d < directions; d++)
-        prepare(&n, &k[d], d, together && d == 1 ? tn_flip(x, (int64_t[]){0}, 1) : x);
+        prepare_rnn(&n, &k[d], d, together && d == 1 ? tn_flip(x, (int64_t[]){0}, 1) : x);
     if (together) walk_together(&n, k, y);
     for (int d = 0; d < directions; d++) {
-        if (!together) y[d] = walk(&n, &k[d], d == 1 || onnx_is(direction, "reverse"));
+        if (!together) y[d] = walk_rnn(&n, &k[d], d == 1 || onnx_is(direction, "reverse"));
         h[d] = k[d].h;
         cell[d] = k[d].cell;
     }

@@ -26,7 +26,7 @@ static tn_tensor *reflected(const tn_tensor *x, double low, double high) {
     return tn_add_scalar(tn_minimum(way, tn_rsub_scalar(way, 2 * span)), low);
 }
 
-static const tn_tensor *brought_inside(const tn_tensor *x, int64_t size, onnx_outside outside, bool align) {
+static const tn_tensor *moved_inside(const tn_tensor *x, int64_t size, onnx_outside outside, bool align) {
     double edge = align ? 0 : 0.5, last = (double)(size - 1);
     if (outside == ONNX_ZEROS) return x;
     if (outside == ONNX_REFLECTION) x = reflected(x, -edge, last + edge);
@@ -58,7 +58,7 @@ static taps taps_of(const tn_tensor *at, int64_t size, int64_t pitch, onnx_inter
                     bool align) {
     taps t = {.count = how == ONNX_NEAREST ? 1 : how == ONNX_LINEAR ? 2 : 4};
     if (how == ONNX_NEAREST) at = tn_round(at);
-    if (how != ONNX_CUBIC) at = brought_inside(at, size, outside, align);
+    if (how != ONNX_CUBIC) at = moved_inside(at, size, outside, align);
     tn_tensor *base = how == ONNX_NEAREST ? tn_round(at) : tn_floor(at), *part = tn_sub(at, base);
     for (int i = 0; i < t.count; i++) {
         const tn_tensor *place = t.count == 1 ? base : tn_add_scalar(base, i - (t.count == 4));
@@ -68,7 +68,7 @@ static taps taps_of(const tn_tensor *at, int64_t size, int64_t pitch, onnx_inter
             tn_tensor *mask = tn_cast(inside, tn_dtype_of(at));
             t.weight[i] = t.weight[i] ? tn_mul(t.weight[i], mask) : mask;
         }
-        place = brought_inside(place, size, outside, align);
+        place = moved_inside(place, size, outside, align);
         t.place[i] = tn_mul(tn_cast(tn_clamp(place, 0, (double)(size - 1)), TN_I64), tn_scalar_int(pitch));
     }
     return t;

@@ -1,10 +1,10 @@
 /* ops_shape.c — shapes, views, joins, patterns: the rows of onnx_shape_ops.
  *
  * What the extents of inputs tell is known when a run begins (onnx_put_fixed), and so is all that a model computes of
- * it. Operators that only move elements also move texts (texts.c). */
+ * it. Operators that only move elements also move texts (string_tensor.c). */
 #include <string.h>
 
-#include "formats/onnx/rows.h"
+#include "formats/onnx/operator_support.h"
 
 /* ---- facts ------------------------------------------------------------------------------------------------------- */
 

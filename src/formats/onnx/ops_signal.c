@@ -75,7 +75,7 @@ static tn_tensor *twiddled(const tn_tensor *x, int64_t b, int64_t a, double dire
 
 /* All n points of complex signals [rows, n, 2], not divided by n. With n = a · b, point j = j₁b + j₂ and k = k₁ + a·k₂:
  * transforms over j₁, a turn by j₂k₁ / n, transforms over j₂. Depth: the divisors of n. */
-static tn_tensor *whole(const tn_tensor *x, int64_t n, double direction, int depth) {
+static tn_tensor *signal_whole(const tn_tensor *x, int64_t n, double direction, int depth) {
     enum { DEPTH_MOST = 24 };
     static const int64_t swap[] = {0, 2, 1, 3};
     int64_t a = n > MATRIX_MOST ? large_divisor(n) : 1, rows = tn_size(x, 0);
@@ -88,9 +88,9 @@ static tn_tensor *whole(const tn_tensor *x, int64_t n, double direction, int dep
     }
     int64_t b = n / a;
     tn_tensor *y = tn_permute(tn_reshape(x, (int64_t[]){rows, a, b, 2}, 4), swap, 4);
-    y = whole(tn_reshape(y, (int64_t[]){rows * b, a, 2}, 3), a, direction, depth + 1);
+    y = signal_whole(tn_reshape(y, (int64_t[]){rows * b, a, 2}, 3), a, direction, depth + 1);
     y = tn_permute(twiddled(tn_reshape(y, (int64_t[]){rows, b, a, 2}, 4), b, a, direction), swap, 4);
-    y = whole(tn_reshape(y, (int64_t[]){rows * a, b, 2}, 3), b, direction, depth + 1);
+    y = signal_whole(tn_reshape(y, (int64_t[]){rows * a, b, 2}, 3), b, direction, depth + 1);
     y = tn_permute(tn_reshape(y, (int64_t[]){rows, a, b, 2}, 4), swap, 4);
     return tn_reshape(y, (int64_t[]){rows, n, 2}, 3);
 }
@@ -111,7 +111,7 @@ static tn_tensor *made_complex(const tn_tensor *x, const transform *t) {
 
 static tn_tensor *transformed(const tn_tensor *x, const transform *t) {
     if (t->n <= MATRIX_MOST) return by_matrix(x, t);
-    tn_tensor *y = whole(made_complex(x, t), t->n, t->direction, 0);
+    tn_tensor *y = signal_whole(made_complex(x, t), t->n, t->direction, 0);
     if (t->direction > 0) y = tn_div_scalar(y, (double)t->n);
     return tn_narrow(tn_narrow(y, 1, 0, t->out), 2, 0, t->out_parts);
 }

@@ -2,8 +2,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "formats/onnx/operator_support.h"
 #include "formats/onnx/regex.h"
-#include "formats/onnx/rows.h"
 
 enum { MOST_TEXTS = 1 << 24 };
 

@@ -2,7 +2,7 @@
  *
  * Inputs are the rate R, the count of updates T, then for n tensors their values, their gradients and each of their
  * states in turn; outputs are the new values and states in the same order. Each tensor is updated by itself. */
-#include "formats/onnx/rows.h"
+#include "formats/onnx/operator_support.h"
 
 /* One tensor's step; the rate and the count are tensors of one element. */
 typedef struct step {

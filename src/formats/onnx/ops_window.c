@@ -41,7 +41,7 @@ static tn_status read_kernel(const onnx_call *c, const int64_t *kernel, onnx_win
     return TN_OK;
 }
 
-static tn_status read_sizes(const onnx_call *c, const int64_t *kernel, onnx_window *w) {
+static tn_status read_sizes_window(const onnx_call *c, const int64_t *kernel, onnx_window *w) {
     TRY(read_kernel(c, kernel, w));
     TRY(onnx_ints_of(c, "strides", w->axes, 1, w->stride));
     TRY(onnx_ints_of(c, "dilations", w->axes, 1, w->dilation));
@@ -65,7 +65,7 @@ static tn_status read_window(const onnx_call *c, const tn_tensor *x, const int64
     *w = (onnx_window){.axes = tn_rank(x) - 2};
     if (w->axes < 1 || w->axes > ONNX_MAX_AXES)
         return onnx_refuse(c, "an input of %d dimensions: windows have one to three axes", tn_rank(x));
-    return read_sizes(c, kernel, w);
+    return read_sizes_window(c, kernel, w);
 }
 
 static bool is_same(onnx_text pad) { return onnx_is(pad, "SAME_UPPER") || onnx_is(pad, "SAME_LOWER"); }
@@ -207,7 +207,7 @@ static tn_tensor *stretched(const tn_tensor *x, const onnx_window *w) {
 }
 
 /* A weight [groups · in, out, kernel…] as the filters of the other direction: [groups · out, in, kernel…], turned. */
-static tn_tensor *turned(const tn_tensor *weight, int64_t groups, int axes) {
+static tn_tensor *window_turned(const tn_tensor *weight, int64_t groups, int axes) {
     const int64_t *s = tn_shape(weight);
     int64_t split[TN_MAX_RANK] = {groups, s[0] / groups, s[1]}, swap[TN_MAX_RANK] = {0, 2, 1}, dims[ONNX_MAX_AXES];
     int64_t whole[TN_MAX_RANK] = {groups * s[1], s[0] / groups};
@@ -229,7 +229,7 @@ static tn_tensor *spread_volume(const tn_tensor *x, const tn_tensor *weight, con
         over.before[a] = onnx_reach(w, a) - 1 - w->before[a];
         over.after[a] = onnx_reach(w, a) - 1 - w->after[a] + extra[a];
     }
-    return onnx_convolve(stretched(x, w), turned(weight, groups, w->axes), bias, &over, groups);
+    return onnx_convolve(stretched(x, w), window_turned(weight, groups, w->axes), bias, &over, groups);
 }
 
 /* conv_transpose2d where it pads alike on both sides; else its whole image, cut. */
@@ -426,7 +426,8 @@ tn_status onnx_max_pool(onnx_call *c) {
 }
 
 /* Taps of each window along an axis that count: those inside the image, or inside image and padding. */
-static tn_tensor *counted(const onnx_window *w, int a, int64_t size, int64_t places, bool padding_counts, tn_dtype t) {
+static tn_tensor *window_counted(const onnx_window *w, int a, int64_t size, int64_t places, bool padding_counts,
+                                 tn_dtype t) {
     double *v = places > 0 ? tn_mem_alloc((size_t)places * sizeof *v) : NULL;
     if (!v) return tn_failed(TN_ERR_MEMORY, "AveragePool: out of memory");
     int64_t low = padding_counts ? -w->before[a] : 0, high = padding_counts ? size + w->after[a] : size;
@@ -459,7 +460,7 @@ tn_status onnx_average_pool(onnx_call *c) {
     tn_tensor *y = tn_sum(seen, dims, onnx_dims(2, 2 + w.axes, dims), false);
     if (!padding) return onnx_put(c, 0, tn_cast(tn_mul_scalar(y, 1.0 / (double)taps), tn_dtype_of(x)));
     for (int a = 0; a < w.axes; a++)
-        y = tn_div(y, counted(&w, a, tn_size(x, 2 + a), places[a], padding_counts, wide));
+        y = tn_div(y, window_counted(&w, a, tn_size(x, 2 + a), places[a], padding_counts, wide));
     return onnx_put(c, 0, tn_cast(y, tn_dtype_of(x)));
 }
 

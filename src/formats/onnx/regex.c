@@ -433,7 +433,7 @@ static void reach(onnx_regex *r, int32_t *list, int32_t at, int32_t before, int3
     }
 }
 
-static bool takes(const onnx_regex *r, const step *s, int32_t c) {
+static bool regex_takes(const onnx_regex *r, const step *s, int32_t c) {
     for (int32_t i = s->a; i < s->a + s->b; i++)
         if (c >= r->ranges[i].from && c <= r->ranges[i].to) return !s->inverse;
     return s->inverse;
@@ -455,7 +455,8 @@ bool onnx_regex_matches(onnx_regex *r, onnx_text text) {
         r->count = 0;
         for (int32_t i = 0; i < count; i++) {
             int32_t place = r->now[i];
-            if ((size_t)place < r->step_count && takes(r, &r->steps[place], c)) reach(r, r->next, place + 1, c, after);
+            if ((size_t)place < r->step_count && regex_takes(r, &r->steps[place], c))
+                reach(r, r->next, place + 1, c, after);
         }
         int32_t *list = r->now;
         r->now = r->next;

@@ -12,7 +12,7 @@
 
 #include "formats/onnx/model.h"
 #include "graph/graph.h"
-#include "graph/known.h"
+#include "graph/node_internal.h"
 #include "trunnion/ops.h"
 
 typedef struct replay_input {
@@ -106,7 +106,7 @@ static bool same_input(const replay_input *a, const replay_input *b, bool keyed)
 }
 
 /* The entry for these inputs, put first; NULL when there is none. */
-static onnx_replay *find(tn_onnx *m, const replay_input *key) {
+static onnx_replay *find_replay(tn_onnx *m, const replay_input *key) {
     for (onnx_replay **at = &m->replays; *at; at = &(*at)->next) {
         onnx_replay *e = *at;
         int i = 0;
@@ -122,7 +122,7 @@ static onnx_replay *find(tn_onnx *m, const replay_input *key) {
 }
 
 /* Takes over key and the run's notes. */
-static tn_status add(tn_onnx *m, replay_input *key, onnx_run *r) {
+static tn_status add_replay(tn_onnx *m, replay_input *key, onnx_run *r) {
     onnx_replay *e = tn_mem_zalloc(1, sizeof *e);
     if (!e) {
         tn_mem_free(key);
@@ -152,7 +152,7 @@ static tn_status add(tn_onnx *m, replay_input *key, onnx_run *r) {
 /* ---- inputs as a captured graph takes them ----------------------------------------------------------------------- */
 
 /* A handle over a whole buffer with a value; NULL when t cannot be one without a copy that nobody asked for. */
-static tn_tensor *whole(tn_tensor *t) {
+static tn_tensor *replay_whole(tn_tensor *t) {
     tn_tensor *c = tn_contiguous(t);
     if (tn_eval(&c, 1) != TN_OK) {
         tn_free(c);
@@ -170,7 +170,7 @@ static tn_tensor *whole(tn_tensor *t) {
 static bool make_whole(onnx_value **in, int count) {
     for (int i = 0; i < count; i++) {
         if (tn_tensor_node(in[i]->tensor)->buffer) continue;
-        tn_tensor *t = whole(in[i]->tensor);
+        tn_tensor *t = replay_whole(in[i]->tensor);
         onnx_value *v = t ? onnx_value_tensor(t, in[i]->type) : NULL;
         if (!v) return false;
         v->fixed = in[i]->fixed;
@@ -267,7 +267,7 @@ static tn_status capture(tn_onnx *m, capturing *c) {
 }
 
 /* The values of a captured or launched graph, whose results are given over. */
-static tn_status hand_out(const onnx_replay *e, onnx_value *const *in, tn_tensor **results, onnx_value **out) {
+static tn_status hand_out_replay(const onnx_replay *e, onnx_value *const *in, tn_tensor **results, onnx_value **out) {
     tn_status status = TN_OK;
     for (int k = 0; k < e->output_count; k++) {
         const replay_output *o = &e->outputs[k];
@@ -321,7 +321,7 @@ static tn_status try_capture(tn_onnx *m, onnx_replay *e, onnx_value **in, onnx_v
             e->graph_count = c.graph_count;
         }
         e->graphs[e->graphs_made++] = (replay_graph){c.graph, false};
-        status = hand_out(e, in, c.out_tensors, out);
+        status = hand_out_replay(e, in, c.out_tensors, out);
     } else {
         for (int i = 0; c.out_tensors && i < c.graph_count; i++)
             tn_free(c.out_tensors[i]);
@@ -335,7 +335,7 @@ static tn_status try_capture(tn_onnx *m, onnx_replay *e, onnx_value **in, onnx_v
     return status;
 }
 
-static tn_status launch(const onnx_replay *e, tn_graph *graph, onnx_value *const *in, onnx_value **out) {
+static tn_status launch_replay(const onnx_replay *e, tn_graph *graph, onnx_value *const *in, onnx_value **out) {
     enum { FEW = 16 };
     tn_tensor *few[FEW];
     size_t count = (size_t)(e->input_count + e->graph_count);
@@ -345,7 +345,7 @@ static tn_status launch(const onnx_replay *e, tn_graph *graph, onnx_value *const
         lists[i] = in[i]->tensor;
     tn_tensor **results = lists + e->input_count;
     tn_status status = tn_graph_launch(graph, lists, results);
-    if (status == TN_OK) status = hand_out(e, in, results, out);
+    if (status == TN_OK) status = hand_out_replay(e, in, results, out);
     if (lists != few) tn_mem_free(lists);
     return status;
 }
@@ -361,7 +361,7 @@ static tn_status launch_unlocked(tn_onnx *m, onnx_replay *e, replay_graph *g, on
     g->busy = true;
     e->users++;
     pthread_mutex_unlock(&m->lock);
-    tn_status status = launch(e, g->graph, in, out);
+    tn_status status = launch_replay(e, g->graph, in, out);
     pthread_mutex_lock(&m->lock);
     g->busy = false;
     release_replay(e);
@@ -377,13 +377,13 @@ static bool all_tensors(onnx_value *const *values, int count) {
 }
 
 /* Without replay, noting what a later one needs. Takes over key, which may be NULL: nothing is to be noted. */
-static tn_status record(tn_onnx *m, replay_input *key, onnx_value *const *in, onnx_value **out) {
+static tn_status record_replay(tn_onnx *m, replay_input *key, onnx_value *const *in, onnx_value **out) {
     onnx_run r = {.model = m, .varied = key == NULL};
     tn_status status = onnx_run_model(&r, in, out);
     if (status == TN_OK) status = onnx_evaluate(out, m->graph->output_count);
     bool replayable = status == TN_OK && key && !r.varied && all_tensors(out, m->graph->output_count);
     if (replayable)
-        status = add(m, key, &r);
+        status = add_replay(m, key, &r);
     else
         tn_mem_free(key);
     onnx_run_end(&r);
@@ -392,7 +392,7 @@ static tn_status record(tn_onnx *m, replay_input *key, onnx_value *const *in, on
 
 static tn_status run_locked(tn_onnx *m, onnx_value **in, onnx_value **out) {
     int count = m->graph->input_count;
-    if (!all_tensors(in, count)) return record(m, NULL, in, out);
+    if (!all_tensors(in, count)) return record_replay(m, NULL, in, out);
     replay_input *key = tn_mem_alloc((size_t)count * sizeof *key);
     if (!key) return TN_ERR_MEMORY;
     tn_status status = TN_OK;
@@ -402,16 +402,16 @@ static tn_status run_locked(tn_onnx *m, onnx_value **in, onnx_value **out) {
         tn_mem_free(key);
         return status;
     }
-    onnx_replay *e = find(m, key);
-    if (!e) return record(m, key, in, out);
+    onnx_replay *e = find_replay(m, key);
+    if (!e) return record_replay(m, key, in, out);
     tn_mem_free(key);
-    if (e->hopeless || !make_whole(in, count)) return record(m, NULL, in, out);
+    if (e->hopeless || !make_whole(in, count)) return record_replay(m, NULL, in, out);
     replay_graph *g = free_graph(e);
     if (g) return launch_unlocked(m, e, g, in, out);
-    if (e->graphs_made == MAX_GRAPHS || shares_memory(m, in)) return record(m, NULL, in, out);
+    if (e->graphs_made == MAX_GRAPHS || shares_memory(m, in)) return record_replay(m, NULL, in, out);
     bool done;
     TRY(try_capture(m, e, in, out, &done));
-    return done ? TN_OK : record(m, NULL, in, out);
+    return done ? TN_OK : record_replay(m, NULL, in, out);
 }
 
 tn_status onnx_run_or_replay(tn_onnx *m, onnx_value **in, onnx_value **out) {

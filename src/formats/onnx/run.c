@@ -87,7 +87,7 @@ static bool worth_keeping(const onnx_value *v) {
 }
 
 /* Leaves the outputs of a node with the graph if they are constants all. */
-static tn_status fold(onnx_run *r, onnx_frame *f, int node) {
+static tn_status fold_graph(onnx_run *r, onnx_frame *f, int node) {
     onnx_graph *g = (onnx_graph *)(uintptr_t)f->graph; /* what it knows of itself grows */
     const onnx_node *n = &g->nodes[node];
     tn_onnx *m = r->model;
@@ -211,7 +211,7 @@ static tn_status run_node(onnx_run *r, onnx_frame *f, int node) {
     tn_status status = call_row(r, f, node, lists);
     if (lists != few) tn_mem_free(lists);
     TRY(status);
-    if (!f->function && !r->capturing) TRY(fold(r, f, node));
+    if (!f->function && !r->capturing) TRY(fold_graph(r, f, node));
     drop_dead(f, node);
     return TN_OK;
 }

@@ -7,7 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "formats/onnx/ml.h"
+#include "formats/onnx/ml_support.h"
 
 enum { MOST_CLASSES = 4096, MOST_ROUNDS = 100 };
 
@@ -25,7 +25,7 @@ static void forget(machine *m) {
         tn_mem_free(all[i]);
 }
 
-static tn_status gather(const onnx_call *c, machine *m) {
+static tn_status gather_svm(const onnx_call *c, machine *m) {
     const struct {
         const char *name;
         double **at;
@@ -63,7 +63,7 @@ static tn_status wrong_sizes(const onnx_call *c) {
 static tn_status regress(onnx_call *c, machine *m, const onnx_rows *x, onnx_rows *y) {
     int64_t n = onnx_int(c, "n_supports", 0);
     bool one_class = onnx_int(c, "one_class", 0) != 0;
-    TRY(gather(c, m));
+    TRY(gather_svm(c, m));
     if (n < 0 || (n ? m->weight_count < n || m->vector_numbers / n != x->width || m->vector_numbers % n
                     : m->weight_count != x->width))
         return wrong_sizes(c);
@@ -200,9 +200,9 @@ static int64_t classify(const machine *m, const plan *p, const double *x, double
     return best;
 }
 
-static tn_status prepare(const onnx_call *c, machine *m, plan *p) {
+static tn_status prepare_svm(const onnx_call *c, machine *m, plan *p) {
     int counted = 0;
-    TRY(gather(c, m));
+    TRY(gather_svm(c, m));
     m->per_class = onnx_ints(c, "vectors_per_class", &counted);
     m->classes = tn_max64(onnx_label_count(c, "classlabels_ints"), 1);
     if (m->classes > MOST_CLASSES) return onnx_refuse(c, "%lld classes", (long long)m->classes);
@@ -236,7 +236,7 @@ tn_status onnx_run_svm_classifier(onnx_call *c) {
     plan p = {0};
     TRY(onnx_read_rows(c, 0, &x));
     m.features = x.width;
-    tn_status status = prepare(c, &m, &p);
+    tn_status status = prepare_svm(c, &m, &p);
     int64_t *best = status == TN_OK ? tn_mem_zalloc((size_t)x.count, sizeof *best) : NULL;
     if (status == TN_OK) status = best ? onnx_make_rows(x.count, p.width, &y) : tn_error_code();
     for (int64_t i = 0; i < x.count && status == TN_OK; i++)

@@ -378,7 +378,7 @@ static unsigned code_at(const uint8_t *bytes, unsigned bits, int64_t i) {
     return (unsigned)bytes[at >> 3] >> (at & 7) & ((1u << bits) - 1);
 }
 
-static void widen(onnx_type type, const uint8_t *bytes, int64_t n, void *to) {
+static void widen_tensor(onnx_type type, const uint8_t *bytes, int64_t n, void *to) {
     unsigned bits = onnx_types[type].bits, sign = 1u << (bits - 1);
     float *floats = to, of_code[256];
     int8_t *small = to;
@@ -407,7 +407,7 @@ static tn_tensor *widened(const tensor_message *t, const tensor_bytes *b) {
         return tn_failed(TN_ERR_FORMAT, "it claims more than 2^63 bytes");
     void *wide = tn_mem_alloc((size_t)bytes);
     if (!wide) return tn_failed(TN_ERR_MEMORY, "no memory for %lld bytes", (long long)bytes);
-    widen((onnx_type)t->type, b->at, t->numel, wide);
+    widen_tensor((onnx_type)t->type, b->at, t->numel, wide);
     tn_tensor *made = tn_from_data(wide, t->shape, t->rank, dtype);
     tn_mem_free(wide);
     return made;
@@ -491,7 +491,7 @@ static tn_status take_sparse_field(void *ctx, const onnx_field *f) {
 }
 
 /* The place of number i in the dense tensor; indices are one a number, or one a number and dim. */
-static tn_status place_of(const sparse_message *m, int64_t i, int64_t *out) {
+static tn_status tensor_place_of(const sparse_message *m, int64_t i, int64_t *out) {
     int64_t at = 0;
     if (tn_rank(m->index->tensor) == 1) {
         at = m->places[i];
@@ -533,7 +533,7 @@ static tn_status fill_sparse(onnx_source *s, sparse_message *m, onnx_value **out
     TRY(tn_read(m->index->tensor, m->places, index_bytes));
     for (int64_t i = 0; i < count; i++) {
         int64_t at = 0;
-        TRY(place_of(m, i, &at));
+        TRY(tensor_place_of(m, i, &at));
         memcpy(m->dense + (size_t)at * size, m->numbers + (size_t)i * size, size);
     }
     *out = onnx_value_tensor(tn_from_data(m->dense, m->shape, m->rank, tn_dtype_of(m->value->tensor)), m->value->type);

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "formats/onnx/ml.h"
+#include "formats/onnx/ml_support.h"
 
 /* Newer models number the comparisons in this order. */
 typedef enum tree_mode { LEQ, LT, GTE, GT, EQ, NEQ, MEMBER, LEAF } tree_mode;
@@ -85,7 +85,7 @@ static bool decide(const forest *f, const tree_node *n, double x) {
 enum { TOGETHER = 8 }; /* walks */
 
 /* Takes walks from nodes `at` to leaves, each with a row of its own; none is longer than `depth`. */
-static void walk(const forest *f, int64_t depth, const double *const row[TOGETHER], int32_t at[TOGETHER]) {
+static void walk_trees(const forest *f, int64_t depth, const double *const row[TOGETHER], int32_t at[TOGETHER]) {
     const step *steps = f->steps;
     for (int64_t d = 0; steps && d < depth; d++)
         for (int k = 0; k < TOGETHER; k++) {
@@ -113,7 +113,7 @@ static void score_together(const forest *f, const double *const row[TOGETHER], i
         int32_t at[TOGETHER];
         for (int k = 0; k < TOGETHER; k++)
             at[k] = (int32_t)f->roots[i];
-        walk(f, f->depths[i], row, at);
+        walk_trees(f, f->depths[i], row, at);
         for (int k = 0; k < count; k++)
             vote_of(f, at[k], out + k * f->targets);
     }
@@ -132,7 +132,7 @@ static void score_one(const forest *f, const double *row, double *out) {
             at[k] = (int32_t)f->roots[tree];
             depth = f->depths[tree] > depth ? f->depths[tree] : depth;
         }
-        walk(f, depth, same, at);
+        walk_trees(f, depth, same, at);
         for (int64_t k = 0; k < count; k++)
             vote_of(f, at[k], out);
     }
@@ -228,7 +228,7 @@ static tn_status make_steps(const onnx_call *c, forest *f) {
 }
 
 /* All places are looked at once, so that no walk has to; votes are sorted by leaf, and leaves told where theirs lie. */
-static tn_status finish(const onnx_call *c, forest *f) {
+static tn_status finish_trees(const onnx_call *c, forest *f) {
     f->all_positive = true;
     f->one_score = f->targets == 2;
     if (f->targets < 1 || f->targets > ONNX_MOST_NUMBERS) return wrong(c, "no targets");
@@ -258,7 +258,7 @@ static tn_status finish(const onnx_call *c, forest *f) {
     return make_steps(c, f);
 }
 
-static tn_status make(forest *f, int64_t nodes, int64_t votes, int64_t roots) {
+static tn_status make_trees(forest *f, int64_t nodes, int64_t votes, int64_t roots) {
     f->nodes = tn_mem_zalloc((size_t)nodes, sizeof *f->nodes);
     f->votes = tn_mem_zalloc((size_t)votes, sizeof *f->votes);
     f->roots = tn_mem_zalloc((size_t)roots, sizeof *f->roots);
@@ -313,7 +313,7 @@ static tn_status plant(const onnx_call *c, const newer *w, forest *f) {
     TRY(list(c, "nodes_falseleafs", n, true, &no_leaf));
     TRY(list(c, "nodes_missing_value_tracks_true", n, false, &missing));
     TRY(list(c, "leaf_targetids", leaves, true, &target));
-    TRY(make(f, n + leaves, leaves, root_count));
+    TRY(make_trees(f, n + leaves, leaves, root_count));
     for (int64_t i = 0; i < n; i++) {
         int64_t limit[2] = {yes_leaf[i] ? leaves : n, no_leaf[i] ? leaves : n};
         if (yes[i] < 0 || yes[i] >= limit[0] || no[i] < 0 || no[i] >= limit[1])
@@ -332,7 +332,7 @@ static tn_status plant(const onnx_call *c, const newer *w, forest *f) {
     }
     if (root_count) memcpy(f->roots, roots, (size_t)root_count * sizeof *roots);
     TRY(share_members(c, f, n));
-    return finish(c, f);
+    return finish_trees(c, f);
 }
 
 static tn_status plant_newer(const onnx_call *c, forest *f) {
@@ -424,7 +424,7 @@ static tn_status plant_votes(const onnx_call *c, const older *w, const char *pre
     return TN_OK;
 }
 
-static tn_status gather(const onnx_call *c, const char *prefix, older *w, forest *f) {
+static tn_status gather_trees(const onnx_call *c, const char *prefix, older *w, forest *f) {
     char name[32];
     snprintf(name, sizeof name, "%s_weights", prefix);
     TRY(onnx_numbers_of(c, "nodes_values", &w->splits, &w->split_count));
@@ -439,10 +439,10 @@ static tn_status gather(const onnx_call *c, const char *prefix, older *w, forest
     TRY(list(c, "nodes_truenodeids", n, true, &w->yes));
     TRY(list(c, "nodes_falsenodeids", n, true, &w->no));
     TRY(list(c, "nodes_missing_value_tracks_true", n, false, &w->missing));
-    TRY(make(f, n, w->weight_count, n));
+    TRY(make_trees(f, n, w->weight_count, n));
     TRY(plant_nodes(c, w, f));
     TRY(plant_votes(c, w, prefix, f));
-    return finish(c, f);
+    return finish_trees(c, f);
 }
 
 static tn_status plant_older(const onnx_call *c, bool classes, forest *f) {
@@ -453,7 +453,7 @@ static tn_status plant_older(const onnx_call *c, bool classes, forest *f) {
     for (size_t i = 0; i < TN_COUNT(names); i++)
         if (onnx_is(how, names[i])) f->how = (aggregate)i;
     f->targets = classes ? onnx_label_count(c, "classlabels_int64s") : onnx_int(c, "n_targets", 1);
-    tn_status status = gather(c, classes ? "class" : "target", &w, f);
+    tn_status status = gather_trees(c, classes ? "class" : "target", &w, f);
     tn_mem_free(w.splits);
     tn_mem_free(w.weights);
     return status;

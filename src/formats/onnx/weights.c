@@ -35,7 +35,7 @@ static void add_path(tn_str *s, const level *l) {
     tn_str_add(s, ".");
 }
 
-static tn_status note(walk *w, const onnx_port *p, onnx_value *v, const level *l) {
+static tn_status note_weights(walk *w, const onnx_port *p, onnx_value *v, const level *l) {
     int i = w->count++;
     if (!w->fills) return TN_OK;
     tn_str path = {0};
@@ -64,7 +64,7 @@ static tn_status walk_node(walk *w, const onnx_node *n, int index, const level *
 
 static tn_status walk_graph(walk *w, const onnx_graph *g, const level *l) {
     for (int i = 0; i < g->weight_count; i++)
-        TRY(note(w, &g->weights[i], g->weight_values[i], l));
+        TRY(note_weights(w, &g->weights[i], g->weight_values[i], l));
     for (int i = 0; i < g->node_count; i++)
         TRY(walk_node(w, &g->nodes[i], i, l));
     return TN_OK;

@@ -58,7 +58,7 @@ VEC_INLINE void store_f16(uint16_t *h, V x) {
 #define HAS_F16 0
 #endif
 
-static void widen(const void *from, tn_dtype dtype, int64_t count, float *restrict to) {
+static void widen_paged(const void *from, tn_dtype dtype, int64_t count, float *restrict to) {
     const uint16_t *h = from;
     int64_t i = 0;
     if (dtype == TN_F32) {
@@ -187,7 +187,7 @@ void multiply(product p, int64_t rows, int64_t columns) {
 /* ---- pages ------------------------------------------------------------------------------------------------------- */
 
 /* Address of a kv head's first row in the page of a chunk; NULL when there is no such page. */
-static char *find_page(const tn_cache *cache, int64_t chunk, int64_t head, int64_t head_dim) {
+static char *find_page(const tn_kv_cache *cache, int64_t chunk, int64_t head, int64_t head_dim) {
     if (chunk < 0 || chunk >= cache->page_count) return NULL;
     int64_t page = cache->pages ? cache->pages[chunk] : chunk;
     if (page < 0 || page >= cache->n_pages) return NULL;
@@ -196,7 +196,7 @@ static char *find_page(const tn_cache *cache, int64_t chunk, int64_t head, int64
 }
 
 static void append_tokens(void *ctx, int64_t begin, int64_t end, int worker) {
-    const tn_cache_write_args *x = ctx;
+    const tn_kv_cache_write_args *x = ctx;
     (void)worker;
     int64_t row_bytes = x->head_dim * (int64_t)tn_dtype_size(x->cache.dtype);
     for (int64_t i = begin; i < end; i++) {
@@ -211,7 +211,7 @@ static void append_tokens(void *ctx, int64_t begin, int64_t end, int worker) {
     }
 }
 
-static void append(const tn_cache_write_args *args) {
+static void append_paged(const tn_kv_cache_write_args *args) {
     enum { PART_ELEMENTS = 32768 };
     int64_t last;
     if (tn_add_overflow(args->position, args->n, &last)) return;
@@ -291,7 +291,7 @@ typedef struct part {
     float *scores;       /* [rows, KEYS] */
     float *keys;         /* [head_dim, KEYS] */
     float *values;       /* [KEYS, width] */
-    float *raw, *turned; /* [VL, width], [head_dim, KEYS] of 16 bits: keys on their way */
+    float *raw, *nhwc;   /* [VL, width], [head_dim, KEYS] of 16 bits: keys on their way */
     float *own;          /* [KEYS, head_dim] of a cache's dtype */
     float *before, *now; /* [rows]: factors of a merge */
     sums chunk, total;
@@ -305,29 +305,29 @@ typedef struct supply {
     size_t used;
 } supply;
 
-static float *take(supply *s, size_t floats) {
+static float *take_paged(supply *s, size_t floats) {
     float *at = s->base ? s->base + s->used : NULL;
     s->used += (floats + LANES - 1) / LANES * LANES;
     return at;
 }
 
 static sums take_sums(const attention *a, supply *s) {
-    float *most = take(s, row_floats(a)), *weight = take(s, row_floats(a));
-    return (sums){most, weight, take(s, (size_t)(a->rows * a->width))};
+    float *most = take_paged(s, row_floats(a)), *weight = take_paged(s, row_floats(a));
+    return (sums){most, weight, take_paged(s, (size_t)(a->rows * a->width))};
 }
 
 static size_t part_open(part *p, const attention *a, float *base) {
     supply s = {base, 0};
     size_t width = (size_t)a->width, rows = (size_t)a->rows;
-    p->q = take(&s, rows * width);
-    p->scores = take(&s, rows * KEYS);
-    p->keys = take(&s, width * KEYS);
-    p->values = take(&s, width * KEYS);
-    p->raw = take(&s, width * VL);
-    p->turned = take(&s, width * KEYS / 2);
-    p->own = take(&s, width * KEYS);
-    p->before = take(&s, row_floats(a));
-    p->now = take(&s, row_floats(a));
+    p->q = take_paged(&s, rows * width);
+    p->scores = take_paged(&s, rows * KEYS);
+    p->keys = take_paged(&s, width * KEYS);
+    p->values = take_paged(&s, width * KEYS);
+    p->raw = take_paged(&s, width * VL);
+    p->nhwc = take_paged(&s, width * KEYS / 2);
+    p->own = take_paged(&s, width * KEYS);
+    p->before = take_paged(&s, row_floats(a));
+    p->now = take_paged(&s, row_floats(a));
     p->chunk = take_sums(a, &s);
     p->total = take_sums(a, &s);
     return s.used;
@@ -360,7 +360,7 @@ static void clear(const attention *a, sums *s) {
 
 /* Where keys, or values, come from. */
 typedef struct source {
-    const tn_cache *cache;
+    const tn_kv_cache *cache;
     const float *x;
     int64_t token_stride, head_stride;
 } source;
@@ -454,7 +454,7 @@ typedef struct matrix {
 } matrix;
 
 /* Few rows read each number once or twice: f16 is widened then, and not before. */
-static bool may_stay_half(const attention *a, const tn_cache *cache) {
+static bool may_stay_half(const attention *a, const tn_kv_cache *cache) {
     return HAS_F16 && cache->dtype == TN_F16 && a->rows <= 2 * TILE_ROWS;
 }
 
@@ -467,7 +467,7 @@ static void put_page_of_any(const attention *a, part *p, const char *page, tn_dt
             continue;
         }
         for (int l = 0; l < VL; l++)
-            widen(page + l * row_bytes, dtype, d, p->raw + l * a->width);
+            widen_paged(page + l * row_bytes, dtype, d, p->raw + l * a->width);
         put_columns(p->raw, a->width, a->width, p->keys + i);
     }
 }
@@ -479,9 +479,9 @@ static matrix bring_keys(const attention *a, part *p, const block *b, int64_t ch
     const char *page = bring_page(a, p, &s, b, chunk, at);
 #if HAS_PIECES
     if (x->k_cache.dtype != TN_F32 && x->head_dim % 8 == 0) {
-        put_page((const uint16_t *)(const void *)page, at.end, x->head_dim, (uint16_t *)(void *)p->turned);
-        if (may_stay_half(a, &x->k_cache)) return (matrix){p->turned, KEYS, true};
-        widen(p->turned, x->k_cache.dtype, x->head_dim * KEYS, p->keys);
+        put_page((const uint16_t *)(const void *)page, at.end, x->head_dim, (uint16_t *)(void *)p->nhwc);
+        if (may_stay_half(a, &x->k_cache)) return (matrix){p->nhwc, KEYS, true};
+        widen_paged(p->nhwc, x->k_cache.dtype, x->head_dim * KEYS, p->keys);
         return (matrix){p->keys, KEYS, false};
     }
 #endif
@@ -499,10 +499,10 @@ static matrix bring_values(const attention *a, part *p, const block *b, int64_t 
     bool half = may_stay_half(a, &x->v_cache);
     if (d == a->width && (half || dtype == TN_F32)) return (matrix){page, d, half};
     if (d == a->width) {
-        widen(page + at.begin * row_bytes, dtype, (at.end - at.begin) * d, p->values + at.begin * d);
+        widen_paged(page + at.begin * row_bytes, dtype, (at.end - at.begin) * d, p->values + at.begin * d);
     } else {
         for (int64_t i = at.begin; i < at.end; i++)
-            widen(page + i * row_bytes, dtype, d, p->values + i * a->width);
+            widen_paged(page + i * row_bytes, dtype, d, p->values + i * a->width);
     }
     return (matrix){p->values, a->width, false};
 }
@@ -554,17 +554,18 @@ static void soften(const tn_attention_args *x, float *row, range seen, float *mo
 
 /* ---- one chunk of one block -------------------------------------------------------------------------------------- */
 
-static int64_t row_of(const attention *a, const block *b, int64_t query) { return (query - b->first) * a->group; }
+static int64_t paged_row_of(const attention *a, const block *b, int64_t query) { return (query - b->first) * a->group; }
 
 static bool same_range(range x, range y) { return x.begin == y.begin && x.end == y.end; }
 
 /* Weighted values, for runs of queries that see the same places. */
-static void weigh(const attention *a, part *p, const block *b, int64_t chunk, range queries, matrix v, sums *out) {
+static void weigh_paged(const attention *a, part *p, const block *b, int64_t chunk, range queries, matrix v,
+                        sums *out) {
     for (int64_t i = queries.begin, next; i < queries.end; i = next) {
         range seen = visible_places(a, i, chunk);
         for (next = i + 1; next < queries.end && same_range(seen, visible_places(a, next, chunk));)
             next++;
-        int64_t row = row_of(a, b, i);
+        int64_t row = paged_row_of(a, b, i);
         product w = {.a = p->scores + row * KEYS + seen.begin,
                      .a_row = KEYS,
                      .a_step = 1,
@@ -578,10 +579,10 @@ static void weigh(const attention *a, part *p, const block *b, int64_t chunk, ra
     }
 }
 
-static void attend(const attention *a, part *p, const block *b, int64_t chunk, sums *out) {
+static void attend_paged(const attention *a, part *p, const block *b, int64_t chunk, sums *out) {
     range queries = seeing_queries(a, b, chunk);
     range keys = {visible_places(a, queries.begin, chunk).begin, visible_places(a, queries.end - 1, chunk).end};
-    int64_t row = row_of(a, b, queries.begin), rows = (queries.end - queries.begin) * a->group;
+    int64_t row = paged_row_of(a, b, queries.begin), rows = (queries.end - queries.begin) * a->group;
     matrix k = bring_keys(a, p, b, chunk, keys), v = bring_values(a, p, b, chunk, keys);
     for (int64_t i = 0; i < a->args->head_dim; i += KIR_KSUM) {
         product s = {.a = p->q + row * a->width + i,
@@ -602,14 +603,14 @@ static void attend(const attention *a, part *p, const block *b, int64_t chunk, s
         for (int64_t h = 0; h < a->group; h++, r++)
             soften(a->args, p->scores + r * KEYS, seen, &out->most[r], &out->weight[r]);
     }
-    weigh(a, p, b, chunk, queries, v, out);
+    weigh_paged(a, p, b, chunk, queries, v, out);
 }
 
 /* ---- merging ----------------------------------------------------------------------------------------------------- */
 
-static void merge(const attention *a, part *p, const block *b, int64_t chunk, const sums *one, sums *total) {
+static void merge_paged(const attention *a, part *p, const block *b, int64_t chunk, const sums *one, sums *total) {
     range queries = seeing_queries(a, b, chunk);
-    int64_t begin = row_of(a, b, queries.begin), end = row_of(a, b, queries.end);
+    int64_t begin = paged_row_of(a, b, queries.begin), end = paged_row_of(a, b, queries.end);
     for (int64_t r0 = begin / LANES * LANES; r0 < end; r0 += LANES) {
         for (int t = 0; t < LANES; t++) {
             float most = greater(total->most[r0 + t], one->most[r0 + t]), from = most == -INFINITY ? 0 : most;
@@ -630,11 +631,11 @@ static void merge(const attention *a, part *p, const block *b, int64_t chunk, co
 }
 
 /* Quotients, to where the caller wants them. */
-static void finish(const attention *a, const block *b, const sums *total) {
+static void finish_paged(const attention *a, const block *b, const sums *total) {
     const tn_attention_args *x = a->args;
     for (int64_t i = b->first; i < b->end; i++) {
         for (int64_t h = 0; h < a->group; h++) {
-            int64_t row = row_of(a, b, i) + h;
+            int64_t row = paged_row_of(a, b, i) + h;
             float *sum = total->value + row * a->width;
             V weight = v_set1(total->weight[row]);
             for (int64_t j = 0; j < a->width; j += VL)
@@ -652,7 +653,7 @@ static void bring_queries(const attention *a, part *p, const block *b) {
     for (int64_t i = b->first; i < b->end; i++) {
         for (int64_t h = 0; h < a->group; h++) {
             const float *q = x->q + i * x->q_token_stride + (b->head * a->group + h) * x->q_head_stride;
-            memcpy(p->q + (row_of(a, b, i) + h) * a->width, q, (size_t)x->head_dim * sizeof *q);
+            memcpy(p->q + (paged_row_of(a, b, i) + h) * a->width, q, (size_t)x->head_dim * sizeof *q);
         }
     }
 }
@@ -664,7 +665,7 @@ static void run_block(const attention *a, part *p, int64_t index, const block *b
     if (run.begin > 0) {
         for (int64_t c = run.begin; c < run.end; c++) {
             sums one = sums_at(a, a->waiting, unit + c);
-            attend(a, p, b, b->chunk + c, &one);
+            attend_paged(a, p, b, b->chunk + c, &one);
         }
         return;
     }
@@ -672,10 +673,10 @@ static void run_block(const attention *a, part *p, int64_t index, const block *b
     sums total = run.end == b->chunks ? p->total : sums_at(a, a->states, index);
     clear(a, &total);
     for (int64_t c = 0; c < run.end; c++) {
-        attend(a, p, b, b->chunk + c, &p->chunk);
-        merge(a, p, b, b->chunk + c, &p->chunk, &total);
+        attend_paged(a, p, b, b->chunk + c, &p->chunk);
+        merge_paged(a, p, b, b->chunk + c, &p->chunk, &total);
     }
-    if (run.end == b->chunks) finish(a, b, &total);
+    if (run.end == b->chunks) finish_paged(a, b, &total);
 }
 
 /* Units [begin, end) of the whole: of a block that is cut, its part; else whole blocks that begin there. */
@@ -706,9 +707,9 @@ static void join_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
             sums total = sums_at(a, a->states, i);
             for (int64_t c = a->done[i]; c < b.chunks; c++) {
                 sums one = sums_at(a, a->waiting, unit + c);
-                merge(a, &p, &b, b.chunk + c, &one, &total);
+                merge_paged(a, &p, &b, b.chunk + c, &one, &total);
             }
-            finish(a, &b, &total);
+            finish_paged(a, &b, &total);
         }
         unit += b.chunks;
     }
@@ -725,11 +726,11 @@ static int64_t choose_queries(const attention *a, int threads) {
     return tn_min64(most, tn_max64(tn_ceil_div(x->n, wanted), least));
 }
 
-static bool is_empty(const tn_attention_args *x) {
+static bool paged_is_empty(const tn_attention_args *x) {
     return x->n <= 0 || x->heads <= 0 || x->kv_heads <= 0 || x->head_dim <= 0;
 }
 
-static void plan(attention *a, const tn_attention_args *args, int threads) {
+static void plan_paged(attention *a, const tn_attention_args *args, int threads) {
     *a = (attention){.args = args, .group = args->heads / args->kv_heads, .width = round_up(args->head_dim, VL)};
     int64_t pages = tn_min64(args->k_cache.page_count, args->v_cache.page_count);
     a->position = tn_max64(tn_min64(args->position, tn_min64(pages, INT32_MAX) * KEYS), 0);
@@ -743,9 +744,9 @@ static void plan(attention *a, const tn_attention_args *args, int threads) {
 
 /* Blocks of one thread are largest: what they need is enough for any. */
 static size_t workspace(const tn_attention_args *args, int threads) {
-    if (is_empty(args)) return 64;
+    if (paged_is_empty(args)) return 64;
     attention a;
-    plan(&a, args, 1);
+    plan_paged(&a, args, 1);
     size_t floats = (size_t)tn_max64(threads, 1) * a.part_floats;
     if (a.split) {
         size_t heads = (size_t)args->kv_heads;
@@ -764,10 +765,10 @@ static int64_t choose_grain(const attention *a, int64_t units, int threads) {
 }
 
 static void run(const tn_attention_args *args) {
-    if (is_empty(args)) return;
+    if (paged_is_empty(args)) return;
     attention a;
     int threads = tn_threads();
-    plan(&a, args, threads);
+    plan_paged(&a, args, threads);
     int64_t count = args->kv_heads * a.blocks, units = 0;
     for (int64_t i = 0; i < count; i++)
         units += block_at(&a, i).chunks;
@@ -781,4 +782,4 @@ static void run(const tn_attention_args *args) {
     tn_parallel(count, merged, join_blocks, &a);
 }
 
-const tn_attention_table VEC_JOIN(tn_attention_table, TN_ISA_SUFFIX) = {run, workspace, append};
+const tn_attention_table VEC_JOIN(tn_attention_table, TN_ISA_SUFFIX) = {run, workspace, append_paged};

@@ -1,37 +1,37 @@
 /* conv.c — convolutions on the processor, and the way back to their image: how they are cut into blocks.
  *
- * A convolution: for each group out[filters, places] = weight[filters, taps] · seen[taps, places]. Places are cut into
- * blocks, which threads share; for 256 steps of k at a time a block of what is seen is packed into panels (windows.h),
- * and all filters pass over it while it is in the second cache. Packing costs a few loads and stores a step, which all
- * filters share. With a stride of 1 nothing need be packed: places are counted as they lie in the slab, with those
- * between two rows that are none (few, or it is not done), and each step of k is a row of the slab as it is. So it is
- * with any stride where rows are multiplied one by one, for a joint. Filters are packed as tiles, once if they stay as
- * they are.
+ * A convolution: for each group out[out_channels, output pixels] = weight[out_channels, taps] · im2col[taps, output
+ * pixels]. Output pixels are cut into blocks, which threads share; for 256 steps of k at a time a block of what is seen
+ * is packed into panels (im2col.h), and all filters pass over it while it is in the second cache. Packing costs a few
+ * loads and stores a step, which all filters share. With a stride of 1 nothing need be packed: output pixels are
+ * counted as they lie in the input tile, with those between two rows that are none (few, or it is not done), and each
+ * step of k is a row of the input tile as it is. So it is with any stride where rows are multiplied one by one, for an
+ * epilogue. Filters are packed as tiles, once if they stay as they are.
  *
- * Many filters are better the columns of the product: conv_turned.c; of many images of few places these are its rows:
- * conv_beside.c. One filter a channel is no product: conv_each.c. Fewer multiplications, rounded otherwise:
- * conv_winograd.c. The weight's gradient: conv_weight.c.
+ * Many filters are better the columns of the product: conv_nhwc.c; of many images of few output pixels these are its
+ * rows: conv_batch_rows.c. One filter a channel is no product: conv_depthwise.c. Fewer multiplications, rounded
+ * otherwise: conv_winograd.c. The weight's gradient: conv_wgrad.c.
  *
  * The micro-kernels are those of products (tile.h), and so are the chains: any cut gives the same bits. What is moved a
- * vector at a time is in conv_lines.c. */
+ * vector at a time is in conv_vec.c. */
 #include "kern/conv.h"
 
 #include <string.h>
 
-#include "kern/cpu/conv_beside.h"
-#include "kern/cpu/conv_rows.h"
-#include "kern/cpu/conv_turned.h"
-#include "kern/cpu/conv_weight.h"
+#include "kern/cpu/conv_batch_rows.h"
+#include "kern/cpu/conv_nhwc.h"
+#include "kern/cpu/conv_producer.h"
+#include "kern/cpu/conv_wgrad.h"
 #include "kern/cpu/conv_winograd.h"
 #include "kern/cpu/cpu.h"
-#include "kern/cpu/pooled.h"
-#include "kern/cpu/windows.h"
+#include "kern/cpu/fused_pool.h"
+#include "kern/cpu/im2col.h"
 
 enum {
     CHUNK = KIR_KSUM,
-    COLUMNS = SEEN_PLACES, /* of a block: 256 steps of them are 256 KiB */
-    WHOLE_COLUMNS = 512,   /* of one that is not packed: more rows share the rows around them */
-    PART_ROWS = 512        /* filters that pass over a block, at most */
+    COLUMNS = IM2COL_PIXELS, /* of a block: 256 steps of them are 256 KiB */
+    WHOLE_COLUMNS = 512,     /* of one that is not packed: more rows share the rows around them */
+    PART_ROWS = 512          /* filters that pass over a block, at most */
 };
 
 /* Channels that a chunk of k can have to do with. */
@@ -40,19 +40,19 @@ static int64_t chunk_channels(const tn_conv_args *a) {
 }
 
 bool tn_conv_fits(const tn_conv_args *a) {
-    windows w;
-    if (!tn_windows_are_small(a)) return false;
-    tn_windows_plan(&w, NULL, a, COLUMNS, tn_max64(chunk_channels(a), tn_conv_weight_channels(a)), false);
-    return (double)w.channel * (double)w.channels <= SLAB_ELEMENTS;
+    im2col_plan w;
+    if (!tn_im2col_is_small(a)) return false;
+    tn_im2col_plan(&w, NULL, a, COLUMNS, tn_max64(chunk_channels(a), tn_conv_weight_channels(a)), false);
+    return (double)w.channel * (double)w.channels <= INPUT_TILE_ELEMENTS;
 }
 
 /* ---- filters, packed --------------------------------------------------------------------------------------------- */
 
 /* Chunk k0 of a group lies at k0 · filters, the tile of row i in it at i · steps, its rows side by side. */
 size_t tn_conv_packed_bytes(const tn_conv_args *a) {
-    if (a->turned) return tn_conv_turned_packed_bytes(a);
+    if (a->nhwc) return tn_conv_nhwc_packed_bytes(a);
     if (a->winograd) return tn_conv_winograd_packed_bytes(a);
-    return windows_area(a->groups * a->filters * a->channels * a->kernel[0] * a->kernel[1]);
+    return im2col_bytes(a->groups * a->out_channels * a->channels * a->kernel[0] * a->kernel[1]);
 }
 
 /* Are a filter's taps consecutive? */
@@ -97,9 +97,9 @@ static void pack_chunks(void *ctx, int64_t begin, int64_t end, int worker) {
     (void)worker;
     for (int64_t n = begin; n < end; n++) {
         int64_t group = n / chunks, k0 = n % chunks * CHUNK, steps = tn_min64(CHUNK, depth - k0);
-        float *to = p->to + (group * depth + k0) * a->filters;
-        for (int64_t i = 0, rows = 0; i < a->filters; i += rows) {
-            rows = tile_height(a->filters - i, p->with->rows);
+        float *to = p->to + (group * depth + k0) * a->out_channels;
+        for (int64_t i = 0, rows = 0; i < a->out_channels; i += rows) {
+            rows = tile_height(a->out_channels - i, p->with->rows);
             const float *from = a->weight + group * a->weight_group + i * a->weight_stride[0];
             pack_tile(p->with, a, from, rows, k0, steps, to + i * steps);
         }
@@ -108,20 +108,20 @@ static void pack_chunks(void *ctx, int64_t begin, int64_t end, int worker) {
 
 void tn_conv_pack(const tn_conv_args *a, void *to) {
     enum { PART_ELEMENTS = 1 << 14 };
-    if (a->turned || a->winograd) {
-        (a->turned ? tn_conv_turned_pack : tn_conv_winograd_pack)(a, to);
+    if (a->nhwc || a->winograd) {
+        (a->nhwc ? tn_conv_nhwc_pack : tn_conv_winograd_pack)(a, to);
         return;
     }
-    packing p = {tn_conv_lines()->tiles, a, to};
+    packing p = {tn_conv_vec()->tiles, a, to};
     int64_t depth = a->channels * a->kernel[0] * a->kernel[1], chunks = a->groups * tn_ceil_div(depth, CHUNK);
-    int64_t grain = tn_max64(PART_ELEMENTS / (a->filters * tn_min64(depth, CHUNK)), 1);
+    int64_t grain = tn_max64(PART_ELEMENTS / (a->out_channels * tn_min64(depth, CHUNK)), 1);
     tn_parallel(chunks, grain, pack_chunks, &p);
 }
 
 /* ---- a convolution ----------------------------------------------------------------------------------------------- */
 
 /* Where the results go: the first of them, and elements from channel to channel (all images' follow each other), from
- * row to row, from place to place. */
+ * row to row, from output pixel to output pixel. */
 typedef struct target {
     float *data;
     int64_t channel, row, place;
@@ -129,89 +129,93 @@ typedef struct target {
 
 typedef struct conv {
     tn_conv_args a;
-    windows w;
+    im2col_plan w;
     target out;
-    bool whole;                         /* places are counted as they lie in the slab, an image is a line */
+    /* output pixels are counted as they lie in the input tile, an image is a line */
+    bool whole;
     bool closed;                        /* … and in the sums as in the image: a block is whole rows */
     int64_t columns;                    /* of a block, at most */
-    int64_t lines, line, blocks, width; /* lines of places, places a line, blocks a line, columns a block */
+    /* lines of output pixels, output pixels a line, blocks a line, columns a block */
+    int64_t lines, line, blocks, width;
     int64_t row_parts;                  /* of the filters */
     const float *packed;
-    size_t slab_bytes, panel_bytes, sums_bytes, part_bytes, tap_bytes;
+    size_t input_tile_bytes, panel_bytes, sums_bytes, part_bytes, tap_bytes;
     char *parts; /* memory of each thread */
 } conv;
 
 static int64_t part_rows(const conv *c) {
     int64_t height = c->w.with->tiles->rows;
-    return tn_min64(c->a.filters, tn_ceil_div(tn_ceil_div(c->a.filters, height), c->row_parts) * height);
+    return tn_min64(c->a.out_channels, tn_ceil_div(tn_ceil_div(c->a.out_channels, height), c->row_parts) * height);
 }
 
-/* What is pooled has a joint, also while the plan is made. */
-static bool is_joined(const tn_conv_args *a) { return a->joint.vm || a->pool[0] > 0; }
+/* What is pooled has an epilogue, also while the plan is made. */
+static bool is_joined(const tn_conv_args *a) { return a->epilogue.vm || a->pool[0] > 0; }
 
 /* Distance of the rows of a block's sums. */
 static int64_t sum_row(const tn_conv_args *a, int64_t columns) { return is_joined(a) ? TN_GEMM_BLOCK_LD : columns; }
 
 static bool is_strided(const tn_conv_args *a) { return a->stride[0] != 1 || a->stride[1] != 1; }
 
-/* Worth it where few places are none, and copying the sums out, which a joint does anyway, costs less than packing. */
+/* Worth it where few output pixels are none, and copying the sums out, which an epilogue does anyway, costs less than
+ * packing. */
 static bool counts_whole_rows(const conv *c) {
     const tn_conv_args *a = &c->a;
-    const int64_t few = is_joined(a) ? 8 : 16; /* of so many places one may be none */
+    const int64_t few = is_joined(a) ? 8 : 16; /* of so many output pixels one may be none */
     if (is_strided(a) || c->w.apart) return false;
-    if ((c->w.row - a->places[1]) * few > a->places[1]) return false;
-    if (a->places[0] * c->w.row < 2 * panel_of(c->w.with)) return false;
-    return is_joined(a) || 2 * a->filters <= c->w.depth;
+    if ((c->w.row - a->out_size[1]) * few > a->out_size[1]) return false;
+    if (a->out_size[0] * c->w.row < 2 * panel_of(c->w.with)) return false;
+    return is_joined(a) || 2 * a->out_channels <= c->w.depth;
 }
 
-/* Rows of places whose sums, side by side as in the image, a joint's block has room for: tiles write whole panels, so
- * the last one's rest lies behind its row, where the next row is written afterwards. */
+/* Rows of output pixels whose sums, side by side as in the image, an epilogue's block has room for: tiles write whole
+ * panels, so the last one's rest lies behind its row, where the next row is written afterwards. */
 static int64_t closed_rows(const conv *c) {
-    int64_t across = c->a.places[1], rest = TN_GEMM_BLOCK_LD - round_up(across, panel_of(c->w.with));
-    return rest < 0 ? 0 : tn_min64(rest / across + 1, c->a.places[0]);
+    int64_t across = c->a.out_size[1], rest = TN_GEMM_BLOCK_LD - round_up(across, panel_of(c->w.with));
+    return rest < 0 ? 0 : tn_min64(rest / across + 1, c->a.out_size[0]);
 }
 
-/* Worth it where the columns that are summed for nothing take less time than to put rows side by side for the joint:
+/* Worth it where the columns that are summed for nothing take less time than to put rows side by side for the epilogue:
  * the few taps of a network's first layer. */
 static bool closes_rows(const conv *c) {
-    const int64_t across = c->a.places[1], none = round_up(across, panel_of(c->w.with)) - across;
+    const int64_t across = c->a.out_size[1], none = round_up(across, panel_of(c->w.with)) - across;
     if (c->w.apart || !is_joined(&c->a) || c->w.row == across || c->w.depth > CHUNK) return false;
     return closed_rows(c) >= pooled_rows(&c->a) && 2 * none * c->w.depth <= 3 * across; /* steps a vector: measured */
 }
 
-static void plan(conv *c, const tn_conv_args *args) {
+static void plan_conv(conv *c, const tn_conv_args *args) {
     *c = (conv){.a = *args};
     c->columns = COLUMNS;
-    tn_windows_plan(&c->w, tn_conv_lines(), &c->a, COLUMNS, chunk_channels(args), true);
+    tn_im2col_plan(&c->w, tn_conv_vec(), &c->a, COLUMNS, chunk_channels(args), true);
     c->whole = counts_whole_rows(c);
     c->closed = (c->whole || is_strided(args)) && closes_rows(c);
     c->whole |= c->closed;
     if (c->whole) {
         c->columns = WHOLE_COLUMNS;
-        tn_windows_plan(&c->w, tn_conv_lines(), &c->a, WHOLE_COLUMNS, chunk_channels(args), true);
+        tn_im2col_plan(&c->w, tn_conv_vec(), &c->a, WHOLE_COLUMNS, chunk_channels(args), true);
     }
-    c->line = c->whole ? (args->places[0] - 1) * c->w.row + args->places[1] : c->w.line;
+    c->line = c->whole ? (args->out_size[0] - 1) * c->w.row + args->out_size[1] : c->w.line;
     if (c->closed) c->line = c->w.plane;
-    c->lines = c->whole ? args->images : args->images * c->w.plane / c->w.line;
-    c->row_parts = tn_ceil_div(args->filters, PART_ROWS);
-    c->slab_bytes = windows_area(windows_elements(&c->w));
-    c->panel_bytes = c->whole ? 0 : windows_area(COLUMNS * CHUNK + MOST_LANES);
-    c->sums_bytes = windows_area(part_rows(c) * sum_row(&c->a, c->columns));
-    c->part_bytes = SEEN_BYTES + c->slab_bytes + c->panel_bytes + c->sums_bytes + port_scratch(&c->a.joint, 0);
+    c->lines = c->whole ? args->batch : args->batch * c->w.plane / c->w.line;
+    c->row_parts = tn_ceil_div(args->out_channels, PART_ROWS);
+    c->input_tile_bytes = im2col_bytes(im2col_elements(&c->w));
+    c->panel_bytes = c->whole ? 0 : im2col_bytes(COLUMNS * CHUNK + MOST_LANES);
+    c->sums_bytes = im2col_bytes(part_rows(c) * sum_row(&c->a, c->columns));
+    c->part_bytes =
+        IM2COL_BYTES + c->input_tile_bytes + c->panel_bytes + c->sums_bytes + fused_call_scratch(&c->a.epilogue, 0);
     c->tap_bytes = ((size_t)c->w.depth * sizeof(int64_t) + 63) / 64 * 64;
 }
 
 /* Blocks of whole rows, which may be pooled. */
 static void share_rows(conv *c, int threads) {
-    const int64_t down = c->a.places[0], others = c->lines * c->a.groups * c->row_parts, unit = pooled_rows(&c->a);
+    const int64_t down = c->a.out_size[0], others = c->lines * c->a.groups * c->row_parts, unit = pooled_rows(&c->a);
     int64_t share = others % threads == 0 ? 1 : threads, units = tn_ceil_div(down, unit);
     int64_t rows = tn_ceil_div(units, tn_ceil_div(units, closed_rows(c) / unit * share) * share) * unit;
-    c->width = rows * c->a.places[1];
+    c->width = rows * c->a.out_size[1];
     c->blocks = tn_ceil_div(down, rows);
 }
 
-/* Blocks of equal width, as many as keep all threads busy to the end. Many filters over few places are shared out
- * themselves: reading them takes longer than packing what they see once a thread. */
+/* Blocks of equal width, as many as keep all threads busy to the end. Many filters over few output pixels are shared
+ * out themselves: reading them takes longer than packing what they see once a thread. */
 static void choose_blocks(conv *c, int threads) {
     const int64_t panel = panel_of(c->w.with), height = c->w.with->tiles->rows;
     if (c->closed) {
@@ -219,37 +223,37 @@ static void choose_blocks(conv *c, int threads) {
         return;
     }
     int64_t most = c->columns / panel, panels = tn_ceil_div(c->line, panel);
-    bool tall = c->lines == 1 && panels <= most && c->a.filters >= 8 * height * threads;
+    bool tall = c->lines == 1 && panels <= most && c->a.out_channels >= 8 * height * threads;
     if (tall) c->row_parts = round_up(c->row_parts, threads);
     int64_t others = c->lines * c->a.groups * c->row_parts;
     int64_t share = others % threads == 0 ? 1 : threads;
     int64_t rounds = tn_ceil_div(panels, most * share);
     c->width = tn_ceil_div(panels, share * rounds) * panel;
     c->blocks = tn_ceil_div(c->line, c->width);
-    int64_t tiles = tn_ceil_div(c->a.filters, height), tasks = others * c->blocks;
+    int64_t tiles = tn_ceil_div(c->a.out_channels, height), tasks = others * c->blocks;
     if (tasks < threads) c->row_parts = tn_min64(tiles, c->row_parts * (threads / tasks));
 }
 
-static void pack_panels(const conv *c, const seen *s, int64_t k0, int64_t steps, float *panels) {
+static void pack_panels(const conv *c, const im2col_run *s, int64_t k0, int64_t steps, float *panels) {
     const int64_t panel = panel_of(c->w.with), *tap = c->w.tap + k0, base = k0 / c->w.taps * c->w.channel;
     for (int i = 0, next = 0; i < s->pieces; i = next, panels += steps * panel) {
         while (next < s->pieces && s->piece[next].to / panel == s->piece[i].to / panel)
             next++;
-        c->w.with->copy_steps(panels, s->slab, &s->piece[i], next - i, tap, base, steps);
+        c->w.with->copy_steps(panels, s->input_tile, &s->piece[i], next - i, tap, base, steps);
     }
 }
 
-/* One block of places for the filters [first, first + rows). */
+/* One block of output pixels for the filters [first, first + rows). */
 typedef struct block {
     int64_t group, first, rows, columns;
-    float *slab, *panels, *sums;
-    port *joint;
+    float *input_tile, *panels, *sums;
+    fused_call *epilogue;
     float *ahead;   /* where the image's results go, if that is known: of the group's first filter … */
-    int64_t column; /* … and where among them the block begins, as they lie in the slab */
+    int64_t column; /* … and where among them the block begins, as they lie in the input tile */
 } block;
 
-/* As many columns as there are panels in the slab, the last one's rest too. The lines that results will be stored to
- * are asked for while there is something to compute: from `channel` on, which is the first row's, or NULL. (Not in a
+/* As many columns as there are panels in the input tile, the last one's rest too. The lines that results will be stored
+ * to are asked for while there is something to compute: from `channel` on, which is the first row's, or NULL. (Not in a
  * function of its own: compilers take one that does nothing else for one that does nothing.) */
 static void multiply_tapped(const conv *c, tile t, int64_t height, int64_t columns, float *channel, int64_t column) {
     enum { LINE = 64 / sizeof *channel };
@@ -268,10 +272,10 @@ static void multiply_tapped(const conv *c, tile t, int64_t height, int64_t colum
     }
 }
 
-/* The same row by row, each from where it begins in the slab; `out`: the first of these rows. */
+/* The same row by row, each from where it begins in the input tile; `out`: the first of these rows. */
 static void multiply_rows(const conv *c, tile t, int64_t height, int64_t columns, const float *out) {
     enum { LINE = 64 / sizeof *out };
-    const int64_t panel = panel_of(c->w.with), across = c->a.places[1];
+    const int64_t panel = panel_of(c->w.with), across = c->a.out_size[1];
     const float *row = t.b;
     float *sums = t.c;
     for (int64_t first = 0; first < columns; first += across, row += c->w.row * c->a.stride[0]) {
@@ -288,20 +292,21 @@ static void multiply_rows(const conv *c, tile t, int64_t height, int64_t columns
 }
 
 /* All filters of the block, which begin with a row of tiles, over one chunk, into `t.c`. */
-static void multiply_filters(const conv *c, const block *b, int64_t k0, tile t) {
+static void multiply_out_channels(const conv *c, const block *b, int64_t k0, tile t) {
     const tile_set *with = c->w.with->tiles;
-    const float *packed = c->packed + (b->group * c->w.depth + k0) * c->a.filters;
+    const float *packed = c->packed + (b->group * c->w.depth + k0) * c->a.out_channels;
     bool last = k0 + t.k == c->w.depth;
     float *out = t.c;
     for (int64_t i = b->first, height = 0; i < b->first + b->rows; i += height) {
-        height = tile_height(c->a.filters - i, with->rows);
+        height = tile_height(c->a.out_channels - i, with->rows);
         t.a = packed + i * t.k;
         t.a_row = 1;
         t.a_k = height;
         t.c = out + (i - b->first) * t.c_row;
         float *channel = last && b->ahead ? b->ahead + i * c->out.channel : NULL;
         if (c->closed)
-            multiply_rows(c, t, height, b->columns, channel ? channel + b->column / c->a.places[1] * c->out.row : NULL);
+            multiply_rows(c, t, height, b->columns,
+                          channel ? channel + b->column / c->a.out_size[1] * c->out.row : NULL);
         else if (c->whole)
             multiply_tapped(c, t, height, b->columns, channel, b->column);
         else
@@ -310,20 +315,21 @@ static void multiply_filters(const conv *c, const block *b, int64_t k0, tile t) 
 }
 
 static float *image_out(const conv *c, const block *b, int64_t row, const section *s) {
-    int64_t channel = (s->image * c->a.groups + b->group) * c->a.filters + b->first + row, across = c->a.places[1];
+    int64_t channel = (s->image * c->a.groups + b->group) * c->a.out_channels + b->first + row,
+            across = c->a.out_size[1];
     return c->out.data + channel * c->out.channel + s->at / across * c->out.row + s->at % across * c->out.place;
 }
 
-static bool places_follow(const conv *c) { return c->out.place == 1 && c->out.row == c->a.places[1]; }
+static bool pixels_follow(const conv *c) { return c->out.place == 1 && c->out.row == c->a.out_size[1]; }
 
-/* Places of one image that begin in column `column`. */
-static void copy_places(const conv *c, float *to, const float *from, int64_t column, int64_t count) {
-    if (places_follow(c)) {
+/* Output pixels of one image that begin in column `column`. */
+static void copy_pixels(const conv *c, float *to, const float *from, int64_t column, int64_t count) {
+    if (pixels_follow(c)) {
         memcpy(to, from, (size_t)count * sizeof(float));
         return;
     }
     for (int64_t run = 0; count > 0; count -= run, from += run) {
-        run = tn_min64(c->a.places[1] - column, count);
+        run = tn_min64(c->a.out_size[1] - column, count);
         c->w.with->spread_row(to, from, c->out.place, run);
         to += c->out.row - column * c->out.place;
         column = 0;
@@ -334,11 +340,11 @@ static void copy_out(const conv *c, const block *b, const section *run, int runs
     for (int64_t i = 0; i < b->rows; i++) {
         const float *sums = b->sums + i * sum_row(&c->a, c->width);
         for (int k = 0; k < runs; k++)
-            copy_places(c, image_out(c, b, i, &run[k]), sums + run[k].to, run[k].at % c->a.places[1], run[k].count);
+            copy_pixels(c, image_out(c, b, i, &run[k]), sums + run[k].to, run[k].at % c->a.out_size[1], run[k].count);
     }
 }
 
-/* Puts runs side by side that follow each other in the image: a joint's rows are better long. */
+/* Puts runs side by side that follow each other in the image: an epilogue's rows are better long. */
 static section close_up(const conv *c, const block *b, const section *run, int runs) {
     section all = run[0];
     for (int k = 1; k < runs; k++) {
@@ -351,21 +357,21 @@ static section close_up(const conv *c, const block *b, const section *run, int r
     return all;
 }
 
-/* To the joint, or to where results go. */
-static void finish(const conv *c, const block *b, const section *run, int runs) {
-    if (!b->joint->vm) {
+/* To the epilogue, or to where results go. */
+static void finish_conv(const conv *c, const block *b, const section *run, int runs) {
+    if (!b->epilogue->vm) {
         copy_out(c, b, run, runs);
         return;
     }
     section all;
-    if (c->whole && runs > 1 && c->a.edge.row == 0) {
+    if (c->whole && runs > 1 && c->a.border.row == 0) {
         all = close_up(c, b, run, runs);
         run = &all;
         runs = 1;
     }
     for (int k = 0; k < runs; k++) {
-        box at = {b->group * c->a.filters + b->first, b->rows, run[k].at, run[k].count};
-        hand_over(b->joint, c->w.with, &c->a, run[k].image, at, b->sums + run[k].to);
+        box at = {b->group * c->a.out_channels + b->first, b->rows, run[k].at, run[k].count};
+        hand_over_result(b->epilogue, c->w.with, &c->a, run[k].image, at, b->sums + run[k].to);
     }
 }
 
@@ -373,7 +379,7 @@ static void finish(const conv *c, const block *b, const section *run, int runs) 
 static int64_t rows_of_tiles(const conv *c, int64_t first, int64_t end, int64_t least) {
     int64_t row = first;
     while (row < end && row - first < least)
-        row += tile_height(c->a.filters - row, c->w.with->tiles->rows);
+        row += tile_height(c->a.out_channels - row, c->w.with->tiles->rows);
     return row - first;
 }
 
@@ -385,35 +391,35 @@ static void multiply_last(const conv *c, const block *b, int64_t k0, tile t, con
         part.sums = t.add ? b->sums + (part.first - b->first) * t.c_row : b->sums;
         part.rows = rows_of_tiles(c, part.first, end, tn_max64(SUMS / b->columns, 1));
         t.c = part.sums;
-        multiply_filters(c, &part, k0, t);
-        finish(c, &part, run, runs);
+        multiply_out_channels(c, &part, k0, t);
+        finish_conv(c, &part, run, runs);
     }
 }
 
 /* Tiles write the result itself where the block lies in one image and nothing is joined. */
-static void compute_block(const conv *c, const block *b, seen *s) {
-    bool direct = s->sections == 1 && places_follow(c) && !b->joint->vm;
+static void compute_block(const conv *c, const block *b, im2col_run *s) {
+    bool direct = s->sections == 1 && pixels_follow(c) && !b->epilogue->vm;
     tile t = {.c = direct ? image_out(c, b, 0, &s->section[0]) : b->sums};
     t.c_row = direct ? c->out.channel : sum_row(&c->a, c->width);
     t.b_k = panel_of(c->w.with);
     for (int64_t k0 = 0; k0 < c->w.depth; k0 += CHUNK) {
         t.k = tn_min64(CHUNK, c->w.depth - k0);
         t.add = k0 > 0;
-        tn_fill_slab(&c->w, s, b->group, k0 / c->w.taps, (k0 + t.k - 1) / c->w.taps + 1);
+        tn_fill_input_tile(&c->w, s, b->group, k0 / c->w.taps, (k0 + t.k - 1) / c->w.taps + 1);
         pack_panels(c, s, k0, t.k, b->panels);
         t.b = b->panels;
         t.b_panel = t.k * t.b_k;
         if (direct || k0 + t.k < c->w.depth)
-            multiply_filters(c, b, k0, t);
+            multiply_out_channels(c, b, k0, t);
         else
             multiply_last(c, b, k0, t, s->section, s->sections);
     }
 }
 
-/* Of places from `first` on that are counted as they lie in the slab, those that are some: a run a row, or one of all
- * rows where there is nothing between them. */
+/* Of output pixels from `first` on that are counted as they lie in the input tile, those that are some: a run a row, or
+ * one of all rows where there is nothing between them. */
 static int runs_of_rows(const conv *c, const block *b, int64_t image, int64_t first, section *run) {
-    const int64_t across = c->a.places[1], row = c->w.row, end = first + b->columns;
+    const int64_t across = c->a.out_size[1], row = c->w.row, end = first + b->columns;
     int runs = 0;
     if (row == across || c->closed) {
         run[0] = (section){.image = image, .at = first, .count = b->columns};
@@ -428,25 +434,25 @@ static int runs_of_rows(const conv *c, const block *b, int64_t image, int64_t fi
     return runs;
 }
 
-static void compute_whole_rows(const conv *c, block *b, seen *s, int64_t image, int64_t first) {
+static void compute_whole_rows(const conv *c, block *b, im2col_run *s, int64_t image, int64_t first) {
     b->column = first;
     b->ahead = NULL;
     if (c->out.data && c->out.place == 1)
-        b->ahead = c->out.data + (image * c->a.groups + b->group) * c->a.filters * c->out.channel;
-    const int64_t row = c->closed ? c->a.places[1] : c->w.row, top = first / row;
+        b->ahead = c->out.data + (image * c->a.groups + b->group) * c->a.out_channels * c->out.channel;
+    const int64_t row = c->closed ? c->a.out_size[1] : c->w.row, top = first / row;
     tile t = {.c = b->sums, .c_row = sum_row(&c->a, c->width)};
-    section run[SEEN_PLACES];
+    section run[IM2COL_PIXELS];
     int runs = runs_of_rows(c, b, image, first, run);
-    tn_see_rows(&c->w, s, image, top, (first + b->columns - 1) / row - top + 1);
+    tn_im2col_rows(&c->w, s, image, top, (first + b->columns - 1) / row - top + 1);
     for (int64_t k0 = 0; k0 < c->w.depth; k0 += CHUNK) {
         int64_t channel = k0 / c->w.taps;
         t.k = tn_min64(CHUNK, c->w.depth - k0);
         t.add = k0 > 0;
-        tn_fill_slab(&c->w, s, b->group, channel, (k0 + t.k - 1) / c->w.taps + 1);
-        t.b = s->slab + first % row - channel * c->w.channel;
+        tn_fill_input_tile(&c->w, s, b->group, channel, (k0 + t.k - 1) / c->w.taps + 1);
+        t.b = s->input_tile + first % row - channel * c->w.channel;
         t.tap = c->w.tap + k0;
         if (k0 + t.k < c->w.depth)
-            multiply_filters(c, b, k0, t);
+            multiply_out_channels(c, b, k0, t);
         else
             multiply_last(c, b, k0, t, run, runs);
     }
@@ -455,29 +461,29 @@ static void compute_whole_rows(const conv *c, block *b, seen *s, int64_t image, 
 /* Rows of a part: whole tiles. */
 static int64_t part_begin(const conv *c, int64_t part) {
     const int64_t height = c->w.with->tiles->rows;
-    int64_t before = tn_ceil_div(c->a.filters, height) * part / c->row_parts, row = 0;
+    int64_t before = tn_ceil_div(c->a.out_channels, height) * part / c->row_parts, row = 0;
     for (; before > 0; before--)
-        row += tile_height(c->a.filters - row, height);
+        row += tile_height(c->a.out_channels - row, height);
     return row;
 }
 
 /* A thread's memory, begun. */
-static block open_block(const conv *c, char *memory, seen **s, port *joint) {
-    *s = (seen *)(void *)memory;
-    memory += SEEN_BYTES;
-    (*s)->slab = (float *)(void *)memory;
-    block b = {.panels = (float *)(void *)(memory + c->slab_bytes),
-               .sums = (float *)(void *)(memory + c->slab_bytes + c->panel_bytes),
-               .joint = joint};
-    port_open(joint, &c->a.joint, (char *)b.sums + c->sums_bytes);
+static block open_block(const conv *c, char *memory, im2col_run **s, fused_call *epilogue) {
+    *s = (im2col_run *)(void *)memory;
+    memory += IM2COL_BYTES;
+    (*s)->input_tile = (float *)(void *)memory;
+    block b = {.panels = (float *)(void *)(memory + c->input_tile_bytes),
+               .sums = (float *)(void *)(memory + c->input_tile_bytes + c->panel_bytes),
+               .epilogue = epilogue};
+    fused_call_open(epilogue, &c->a.epilogue, (char *)b.sums + c->sums_bytes);
     return b;
 }
 
 static void compute_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
     const conv *c = ctx;
-    seen *s;
-    port joint;
-    block b = open_block(c, c->parts + (size_t)worker * c->part_bytes, &s, &joint);
+    im2col_run *s;
+    fused_call epilogue;
+    block b = open_block(c, c->parts + (size_t)worker * c->part_bytes, &s, &epilogue);
     for (int64_t n = begin; n < end; n++) {
         int64_t at = n % c->blocks, line = n / c->blocks % c->lines, part = n / c->blocks / c->lines % c->row_parts;
         b.group = n / c->blocks / c->lines / c->row_parts;
@@ -488,13 +494,13 @@ static void compute_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
             compute_whole_rows(c, &b, s, line, at * c->width);
             continue;
         }
-        tn_see(&c->w, s, line, at * c->width, b.columns, panel_of(c->w.with));
+        tn_im2col_pixels(&c->w, s, line, at * c->width, b.columns, panel_of(c->w.with));
         compute_block(c, &b, s);
     }
 }
 
 /* Filters are packed before, or now, at the begin of the workspace, which moves on. */
-static const void *packed_filters(const tn_conv_args *a, char **memory) {
+static const void *packed_out_channels(const tn_conv_args *a, char **memory) {
     const void *packed = a->packed;
     if (packed) return packed;
     packed = *memory;
@@ -506,108 +512,108 @@ static const void *packed_filters(const tn_conv_args *a, char **memory) {
 static void run_otherwise(const tn_conv_args *args) {
     tn_conv_args a = *args;
     char *memory = a.workspace;
-    a.packed = packed_filters(args, &memory);
+    a.packed = packed_out_channels(args, &memory);
     if (a.winograd)
         tn_conv_winograd(&a, memory);
-    else if (tn_conv_beside_fits(&a))
-        tn_conv_beside(&a, memory);
+    else if (tn_conv_batch_rows_fits(&a))
+        tn_conv_batch_rows(&a, memory);
     else
-        tn_conv_turned(&a, NULL, memory);
+        tn_conv_nhwc(&a, NULL, memory);
 }
 
 /* ---- some rows of it --------------------------------------------------------------------------------------------- */
 
-/* Of places that a block has room for. */
+/* Of output pixels that a block has room for. */
 static int64_t rows_at_once(const conv *c) {
     if (c->closed) return closed_rows(c);
-    return (c->columns - c->a.places[1]) / c->w.row + 1;
+    return (c->columns - c->a.out_size[1]) / c->w.row + 1;
 }
 
-bool tn_conv_rows_fits(const tn_conv_args *args) {
+bool tn_conv_producer_fits(const tn_conv_args *args) {
     enum { FEW_STEPS = 64 }; /* of k: more take longer than a result's way to memory and back */
     conv c;
-    if (!is_joined(args) || args->pool[0] > 0 || args->turned || args->winograd || args->groups > 1) return false;
-    plan(&c, args);
+    if (!is_joined(args) || args->pool[0] > 0 || args->nhwc || args->winograd || args->groups > 1) return false;
+    plan_conv(&c, args);
     return c.whole && c.w.depth <= FEW_STEPS && c.row_parts == 1;
 }
 
 static size_t plan_bytes(void) { return (sizeof(conv) + 63) / 64 * 64; }
 
-size_t tn_conv_rows_bytes(const tn_conv_args *args) {
+size_t tn_conv_producer_bytes(const tn_conv_args *args) {
     conv c;
-    plan(&c, args);
+    plan_conv(&c, args);
     return plan_bytes() + c.tap_bytes + (args->packed ? 0 : tn_conv_packed_bytes(args));
 }
 
-size_t tn_conv_rows_part_bytes(const tn_conv_args *args) {
+size_t tn_conv_producer_thread_bytes(const tn_conv_args *args) {
     conv c;
-    plan(&c, args);
+    plan_conv(&c, args);
     return c.part_bytes;
 }
 
-void tn_conv_rows_open(const tn_conv_args *args, void *memory) {
+void tn_conv_producer_open(const tn_conv_args *args, void *memory) {
     conv *c = memory;
     char *next = (char *)memory + plan_bytes();
-    plan(c, args);
-    tn_windows_find_taps(&c->w, (int64_t *)(void *)next);
+    plan_conv(c, args);
+    tn_im2col_find_taps(&c->w, (int64_t *)(void *)next);
     next += c->tap_bytes;
-    c->packed = packed_filters(args, &next);
+    c->packed = packed_out_channels(args, &next);
 }
 
-void tn_conv_rows(const void *plan, int64_t image, int64_t first, int64_t count, float *to, void *memory) {
+void tn_conv_producer_run(const void *plan, int64_t image, int64_t first, int64_t count, float *to, void *memory) {
     const conv *c = plan;
-    const int64_t row = c->closed ? c->a.places[1] : c->w.row, most = rows_at_once(c);
-    seen *s;
-    port joint;
-    block b = open_block(c, memory, &s, &joint);
-    b.rows = c->a.filters;
-    joint.buffers[c->a.edge.buffer] = (void *)((uintptr_t)to - (uintptr_t)(first * c->a.edge.row) * sizeof *to);
+    const int64_t row = c->closed ? c->a.out_size[1] : c->w.row, most = rows_at_once(c);
+    im2col_run *s;
+    fused_call epilogue;
+    block b = open_block(c, memory, &s, &epilogue);
+    b.rows = c->a.out_channels;
+    epilogue.buffers[c->a.border.buffer] = (void *)((uintptr_t)to - (uintptr_t)(first * c->a.border.row) * sizeof *to);
     s->sections = 0;
     for (int64_t end = first + count, rows; first < end; first += rows) {
         rows = tn_min64(most, end - first);
-        b.columns = (rows - 1) * row + c->a.places[1];
+        b.columns = (rows - 1) * row + c->a.out_size[1];
         compute_whole_rows(c, &b, s, image, first * row);
     }
 }
 
 /* ---- all of it --------------------------------------------------------------------------------------------------- */
 
-static size_t turned_workspace(const tn_conv_args *a, int threads) {
-    if (tn_conv_beside_fits(a)) return tn_conv_beside_workspace(a, threads);
-    return tn_conv_turned_workspace(a, NULL, threads);
+static size_t nhwc_workspace(const tn_conv_args *a, int threads) {
+    if (tn_conv_batch_rows_fits(a)) return tn_conv_batch_rows_workspace(a, threads);
+    return tn_conv_nhwc_workspace(a, NULL, threads);
 }
 
 size_t tn_conv_workspace(const tn_conv_args *args, int threads) {
     conv c;
-    if (args->turned) return tn_conv_packed_bytes(args) + turned_workspace(args, threads);
+    if (args->nhwc) return tn_conv_packed_bytes(args) + nhwc_workspace(args, threads);
     if (args->winograd) return tn_conv_packed_bytes(args) + tn_conv_winograd_workspace(args, threads);
-    plan(&c, args);
+    plan_conv(&c, args);
     return c.tap_bytes + tn_conv_packed_bytes(args) + (size_t)(threads > 1 ? threads : 1) * c.part_bytes;
 }
 
 /* `out` has what args->out says, or where results go that do not follow each other; these go no other way. */
 static void run_to(const tn_conv_args *args, const target *out) {
-    if (args->turned || args->winograd) {
+    if (args->nhwc || args->winograd) {
         run_otherwise(args);
         return;
     }
     conv c;
-    plan(&c, args);
+    plan_conv(&c, args);
     c.out = *out;
-    int threads = tn_windows_threads(args);
+    int threads = tn_conv_threads(args);
     char *memory = args->workspace;
-    tn_windows_find_taps(&c.w, (int64_t *)(void *)memory);
+    tn_im2col_find_taps(&c.w, (int64_t *)(void *)memory);
     memory += c.tap_bytes;
-    c.packed = packed_filters(args, &memory);
+    c.packed = packed_out_channels(args, &memory);
     c.parts = memory;
     choose_blocks(&c, threads);
-    windows_open(c.parts, c.part_bytes, threads);
+    im2col_open(c.parts, c.part_bytes, threads);
     int64_t tasks = c.a.groups * c.row_parts * c.lines * c.blocks;
-    windows_share(tasks, threads, compute_blocks, &c);
+    im2col_parallel(tasks, threads, compute_blocks, &c);
 }
 
-bool tn_conv_turns(const tn_conv_args *args) {
-    return tn_conv_fits(args) && (tn_conv_turned_fits(args) || tn_conv_beside_fits(args));
+bool tn_conv_prefers_nhwc(const tn_conv_args *args) {
+    return tn_conv_fits(args) && (tn_conv_nhwc_fits(args) || tn_conv_batch_rows_fits(args));
 }
 
 bool tn_conv_pools(const tn_conv_args *args) {
@@ -615,38 +621,39 @@ bool tn_conv_pools(const tn_conv_args *args) {
     conv c;
     plain.pool[0] = plain.pool[1] = 0;
     if (!pooled_fits(args) || !tn_conv_fits(args)) return false;
-    if (tn_conv_turns(&plain)) return tn_conv_turns(args);
-    plan(&c, args);
+    if (tn_conv_prefers_nhwc(&plain)) return tn_conv_prefers_nhwc(args);
+    plan_conv(&c, args);
     return c.closed;
 }
 
-/* A joint gets rows one by one then: of more than a vector, and the last one nearly full. */
+/* An epilogue gets rows one by one then: of more than a vector, and the last one nearly full. */
 static bool joins_rows(const tn_conv_args *a) {
-    const int64_t across = a->places[1];
-    const bool full = 8 * round_up(across, tn_conv_lines()->tiles->lanes) <= 9 * across;
+    const int64_t across = a->out_size[1];
+    const bool full = 8 * round_up(across, tn_conv_vec()->tiles->lanes) <= 9 * across;
     return !is_joined(a) || a->pool[0] > 0 || (full && across > MOST_LANES);
 }
 
-bool tn_conv_makes(const tn_conv_args *args, const tn_conv_args *maker, tn_conv_edge *edge) {
-    const bool turned = args->turned && !tn_conv_beside_fits(args);
-    return turned && joins_rows(maker) && tn_conv_rows_fits(maker) && tn_conv_turned_makes(args, maker, edge);
+bool tn_conv_fuses_producer(const tn_conv_args *args, const tn_conv_args *producer, tn_conv_border *edge) {
+    const bool turned = args->nhwc && !tn_conv_batch_rows_fits(args);
+    return turned && joins_rows(producer) && tn_conv_producer_fits(producer) &&
+           tn_conv_nhwc_fuses_producer(args, producer, edge);
 }
 
-bool tn_conv_wants_edge(const tn_conv_args *args, tn_conv_edge *edge) {
-    return args->turned && !tn_conv_beside_fits(args) && tn_conv_turned_wants_edge(args, edge);
+bool tn_conv_wants_border(const tn_conv_args *args, tn_conv_border *edge) {
+    return args->nhwc && !tn_conv_batch_rows_fits(args) && tn_conv_nhwc_wants_border(args, edge);
 }
 
 /* Tiles that write results themselves leave nothing around them. */
-bool tn_conv_leaves_edge(const tn_conv_args *args) {
+bool tn_conv_writes_border(const tn_conv_args *args) {
     conv c;
     if (!joins_rows(args)) return false;
-    if (args->turned) return !tn_conv_beside_fits(args);
+    if (args->nhwc) return !tn_conv_batch_rows_fits(args);
     if (args->winograd) return false;
-    plan(&c, args);
+    plan_conv(&c, args);
     return c.closed || (c.whole && is_joined(args));
 }
 
-int64_t tn_conv_edged(const tn_conv_edge *edge, int64_t planes, int64_t *first) {
+int64_t tn_conv_padded_elements(const tn_conv_border *edge, int64_t planes, int64_t *first) {
     *first = round_up((edge->above + 1) * edge->row, MOST_LANES);
     return *first + planes * edge->plane;
 }
@@ -666,7 +673,8 @@ static int64_t phases(const tn_conv_args *a) { return a->stride[0] * a->stride[1
 /* Phase k as a convolution of y, and where its pixels go. false: it has none, or nothing reaches them. */
 static bool phase_args(const tn_conv_args *a, int64_t k, tn_conv_args *p, target *out) {
     int64_t number[2] = {k / a->stride[1], k % a->stride[1]};
-    *p = (tn_conv_args){.images = a->images, .groups = a->groups, .channels = a->filters, .filters = a->channels};
+    *p = (tn_conv_args){
+        .batch = a->batch, .groups = a->groups, .channels = a->out_channels, .out_channels = a->channels};
     memcpy(p->x_stride, a->y_stride, sizeof p->x_stride);
     p->x = a->y;
     p->workspace = a->workspace;
@@ -675,13 +683,13 @@ static bool phase_args(const tn_conv_args *a, int64_t k, tn_conv_args *p, target
     p->weight_stride[0] = a->weight_stride[1];
     p->weight_stride[1] = a->weight_stride[0];
     for (int d = 0; d < 2; d++) {
-        int64_t stride = a->stride[d], at = number[d] + a->before[d], first = at % stride;
+        int64_t stride = a->stride[d], at = number[d] + a->pad_before[d], first = at % stride;
         p->kernel[d] = first < a->kernel[d] ? tn_ceil_div(a->kernel[d] - first, stride) : 0;
         p->dilation[d] = stride == 1 ? a->dilation[d] : 1;
         p->stride[d] = 1;
-        p->size[d] = a->places[d];
-        p->before[d] = (p->kernel[d] - 1) * p->dilation[d] - at / stride;
-        p->places[d] = number[d] < a->size[d] ? tn_ceil_div(a->size[d] - number[d], stride) : 0;
+        p->size[d] = a->out_size[d];
+        p->pad_before[d] = (p->kernel[d] - 1) * p->dilation[d] - at / stride;
+        p->out_size[d] = number[d] < a->size[d] ? tn_ceil_div(a->size[d] - number[d], stride) : 0;
         p->weight_stride[2 + d] = -stride * a->weight_stride[2 + d];
         if (a->weight) p->weight += (first + stride * (p->kernel[d] - 1)) * a->weight_stride[2 + d];
     }
@@ -689,74 +697,74 @@ static bool phase_args(const tn_conv_args *a, int64_t k, tn_conv_args *p, target
     if (a->out) out->data = a->out + number[0] * a->size[1] + number[1];
     p->out = out->data;
     p->winograd = a->winograd;
-    p->turned = !p->winograd && phases(a) == 1 && tn_conv_turns(p);
-    return p->kernel[0] * p->kernel[1] > 0 && p->places[0] * p->places[1] > 0;
+    p->nhwc = !p->winograd && phases(a) == 1 && tn_conv_prefers_nhwc(p);
+    return p->kernel[0] * p->kernel[1] > 0 && p->out_size[0] * p->out_size[1] > 0;
 }
 
 /* All phases as parts of one convolution of y, of windows that hold theirs. false: pixels are no whole number of
  * phases, some have no taps, or filters are better no columns. */
-static bool phases_meet(const tn_conv_args *a, tn_conv_args *all, turned_phases *parts) {
+static bool phases_meet(const tn_conv_args *a, tn_conv_args *all, nhwc_phases *parts) {
     target out;
-    if (phases(a) == 1 || phases(a) > TURNED_PHASES) return false;
+    if (phases(a) == 1 || phases(a) > NHWC_PHASES) return false;
     int64_t reach[2] = {0};
     for (int64_t k = 0; k < phases(a); k++) {
         tn_conv_args *p = &parts->of[k];
         if (!phase_args(a, k, p, &out)) return false;
         if (k == 0) *all = *p;
         for (int d = 0; d < 2; d++) {
-            all->before[d] = tn_max64(all->before[d], p->before[d]);
-            reach[d] = tn_max64(reach[d], p->kernel[d] - p->before[d]);
+            all->pad_before[d] = tn_max64(all->pad_before[d], p->pad_before[d]);
+            reach[d] = tn_max64(reach[d], p->kernel[d] - p->pad_before[d]);
         }
     }
     for (int d = 0; d < 2; d++) {
         parts->split[d] = a->stride[d];
-        all->kernel[d] = reach[d] + all->before[d];
+        all->kernel[d] = reach[d] + all->pad_before[d];
         if (a->size[d] % a->stride[d] != 0) return false;
     }
-    return tn_conv_fits(all) && tn_conv_turned_fits(all);
+    return tn_conv_fits(all) && tn_conv_nhwc_fits(all);
 }
 
-static size_t met_workspace(const tn_conv_args *all, const turned_phases *parts, int threads) {
-    size_t bytes = tn_conv_turned_workspace(all, parts, threads);
+static size_t met_workspace(const tn_conv_args *all, const nhwc_phases *parts, int threads) {
+    size_t bytes = tn_conv_nhwc_workspace(all, parts, threads);
     for (int64_t k = 0; k < parts->split[0] * parts->split[1]; k++)
-        bytes += tn_conv_turned_packed_bytes(&parts->of[k]);
+        bytes += tn_conv_nhwc_packed_bytes(&parts->of[k]);
     return bytes;
 }
 
-static void run_met(tn_conv_args *all, turned_phases *parts, const tn_conv_args *a) {
+static void run_met(tn_conv_args *all, nhwc_phases *parts, const tn_conv_args *a) {
     char *memory = a->workspace;
     for (int64_t k = 0; k < parts->split[0] * parts->split[1]; k++) {
         tn_conv_args *p = &parts->of[k];
-        tn_conv_turned_pack(p, memory);
+        tn_conv_nhwc_pack(p, memory);
         p->packed = memory;
-        memory += tn_conv_turned_packed_bytes(p);
+        memory += tn_conv_nhwc_packed_bytes(p);
     }
     all->out = a->out;
-    tn_conv_turned(all, parts, memory);
+    tn_conv_nhwc(all, parts, memory);
 }
 
-bool tn_conv_spread_fits(const tn_conv_args *a) {
+bool tn_conv_dgrad_fits(const tn_conv_args *a) {
     tn_conv_args p;
     target out;
     for (int d = 0; d < 2; d++) {
         if (a->stride[d] < 1 || a->stride[d] > MAX_PHASES || (a->stride[d] > 1 && a->dilation[d] > 1)) return false;
-        if (a->before[d] < 0 || a->size[d] < 1) return false;
+        if (a->pad_before[d] < 0 || a->size[d] < 1) return false;
     }
     for (int64_t k = 0; k < phases(a); k++)
         if (phase_args(a, k, &p, &out) && !tn_conv_fits(&p)) return false;
     return true;
 }
 
-bool tn_conv_spread_winograd_pays(const tn_conv_args *a) {
+bool tn_conv_dgrad_winograd_pays(const tn_conv_args *a) {
     tn_conv_args p;
     target out;
     return phases(a) == 1 && phase_args(a, 0, &p, &out) && tn_conv_winograd_pays(&p, false);
 }
 
-size_t tn_conv_spread_workspace(const tn_conv_args *a, int threads) {
+size_t tn_conv_dgrad_workspace(const tn_conv_args *a, int threads) {
     tn_conv_args p;
     target out;
-    turned_phases parts;
+    nhwc_phases parts;
     if (phases_meet(a, &p, &parts)) return met_workspace(&p, &parts, threads);
     size_t most = 64;
     for (int64_t k = 0; k < phases(a); k++) {
@@ -766,18 +774,18 @@ size_t tn_conv_spread_workspace(const tn_conv_args *a, int threads) {
     return most;
 }
 
-void tn_conv_spread(const tn_conv_args *a) {
+void tn_conv_dgrad(const tn_conv_args *a) {
     tn_conv_args p;
     target out;
-    turned_phases parts;
+    nhwc_phases parts;
     if (phases_meet(a, &p, &parts)) {
         run_met(&p, &parts, a);
         return;
     }
     int64_t plane = a->size[0] * a->size[1], reached = 0;
     for (int64_t k = 0; k < phases(a); k++)
-        reached += phase_args(a, k, &p, &out) ? p.places[0] * p.places[1] : 0;
-    if (reached < plane) memset(a->out, 0, (size_t)(a->images * a->groups * a->channels * plane) * sizeof(float));
+        reached += phase_args(a, k, &p, &out) ? p.out_size[0] * p.out_size[1] : 0;
+    if (reached < plane) memset(a->out, 0, (size_t)(a->batch * a->groups * a->channels * plane) * sizeof(float));
     for (int64_t k = 0; k < phases(a); k++)
         if (phase_args(a, k, &p, &out)) run_to(&p, &out);
 }

@@ -1,45 +1,45 @@
-/* conv_bytes.c — convolutions of bytes: conv_turned.c's tiles over words of four channels.
+/* conv_bytes.c — convolutions of bytes: conv_nhwc.c's tiles over words of four channels.
  *
  * Processors add up four products of bytes in a lane: a word of four channels of a pixel times the word of the same
  * channels of a filter. So images are first copied to planes of such words, which also have what lies around them (the
  * byte `outside`): to the tiles they are images of a quarter of the channels, whose windows never leave them. Channels
  * that are missing in the last word are zeros there and in the filters. */
-#include "kern/cpu/conv_turned.h"
+#include "kern/cpu/conv_nhwc.h"
 
 #include <string.h>
 
 #include "kern/cpu/cpu.h"
-#include "kern/cpu/windows.h"
+#include "kern/cpu/im2col.h"
 
 enum { QUAD = 4 };
 
 /* The convolution of words: sizes, and strides of its planes, which begin in all sets of the first cache. */
 static tn_conv_args quads_of(const tn_conv_args *a) {
     tn_conv_args q = *a;
-    q.quads = q.turned = true;
+    q.quads = q.nhwc = true;
     q.channels = tn_ceil_div(a->channels, QUAD);
     for (int d = 0; d < 2; d++) {
-        q.size[d] = (a->places[d] - 1) * a->stride[d] + window_reach(a, d);
-        q.before[d] = 0;
+        q.size[d] = (a->out_size[d] - 1) * a->stride[d] + window_reach(a, d);
+        q.pad_before[d] = 0;
     }
     int64_t plane = odd_lines(q.size[0] * q.size[1]);
     memcpy(q.x_stride, (const int64_t[]){plane * q.channels * a->groups, plane, q.size[1], 1}, sizeof q.x_stride);
     return q;
 }
 
-static size_t image_bytes(const tn_conv_args *q) { return windows_area(q->images * q->x_stride[0]); }
+static size_t image_bytes(const tn_conv_args *q) { return im2col_bytes(q->batch * q->x_stride[0]); }
 
 bool tn_conv_bytes_fits(const tn_conv_args *args) {
-    if (!tn_byte_tiles() || !tn_windows_are_small(args)) return false;
+    if (!tn_byte_tiles() || !tn_im2col_is_small(args)) return false;
     tn_conv_args q = quads_of(args);
-    return tn_conv_fits(&q) && tn_conv_turned_fits(&q);
+    return tn_conv_fits(&q) && tn_conv_nhwc_fits(&q);
 }
 
 /* ---- filters ----------------------------------------------------------------------------------------------------- */
 
 size_t tn_conv_bytes_packed_bytes(const tn_conv_args *args) {
     tn_conv_args q = quads_of(args);
-    return tn_conv_turned_packed_bytes(&q);
+    return tn_conv_nhwc_packed_bytes(&q);
 }
 
 typedef struct packing {
@@ -64,18 +64,18 @@ static void pack_panels(void *ctx, int64_t begin, int64_t end, int worker) {
     const int64_t bytes = p->quads * a->kernel[0] * a->kernel[1] * p->panel * QUAD;
     (void)worker;
     for (int64_t n = begin; n < end; n++) {
-        const int64_t first = n % p->panels * p->panel, filters = tn_min64(p->panel, a->filters - first);
+        const int64_t first = n % p->panels * p->panel, out_channels = tn_min64(p->panel, a->out_channels - first);
         const int8_t *from = (const int8_t *)(const void *)a->weight + n / p->panels * a->weight_group;
         memset(p->to + n * bytes, 0, (size_t)bytes);
-        for (int64_t column = 0; column < filters; column++)
+        for (int64_t column = 0; column < out_channels; column++)
             pack_filter(p, from + (first + column) * a->weight_stride[0], column, p->to + n * bytes);
     }
 }
 
 void tn_conv_bytes_pack(const tn_conv_args *args, void *to) {
     enum { PART_BYTES = 1 << 14 };
-    packing p = {.a = args, .panel = panel_of(tn_conv_lines()), .quads = tn_ceil_div(args->channels, QUAD), .to = to};
-    p.panels = tn_ceil_div(args->filters, p.panel);
+    packing p = {.a = args, .panel = panel_of(tn_conv_vec()), .quads = tn_ceil_div(args->channels, QUAD), .to = to};
+    p.panels = tn_ceil_div(args->out_channels, p.panel);
     int64_t bytes = p.panel * args->channels * args->kernel[0] * args->kernel[1];
     tn_parallel(args->groups * p.panels, tn_max64(PART_BYTES / bytes, 1), pack_panels, &p);
 }
@@ -103,14 +103,14 @@ static void widen_rows(void *ctx, int64_t begin, int64_t end, int worker) {
     const range across = w->inside[1];
     (void)worker;
     for (int64_t n = begin; n < end; n++) {
-        const int64_t image = n / q->size[0], r = n % q->size[0], in_image = r - a->before[0];
+        const int64_t image = n / q->size[0], r = n % q->size[0], in_image = r - a->pad_before[0];
         uint32_t *row = w->to + image * q->x_stride[0] + r * q->x_stride[2];
         bool there = r >= w->inside[0].first && r < w->inside[0].first + w->inside[0].count;
         surround(w, row, (range){0, there ? across.first : q->size[1]});
         if (!there) continue;
         surround(w, row, (range){across.first + across.count, q->size[1] - across.first - across.count});
         const uint8_t *x = (const uint8_t *)(const void *)a->x + image * a->x_stride[0] + in_image * a->x_stride[2] +
-                           (across.first - a->before[1]) * a->x_stride[3];
+                           (across.first - a->pad_before[1]) * a->x_stride[3];
         for (int64_t g = 0; g < a->groups && across.count > 0; g++, x += a->channels * a->x_stride[1])
             w->tiles->pack(&(pack){.to = (real *)(void *)(row + g * q->channels * q->x_stride[1] + across.first),
                                    .distance = q->x_stride[1],
@@ -130,7 +130,7 @@ static void widen_rows(void *ctx, int64_t begin, int64_t end, int worker) {
 
 size_t tn_conv_bytes_workspace(const tn_conv_args *args, int threads) {
     tn_conv_args q = quads_of(args);
-    return image_bytes(&q) + tn_conv_turned_packed_bytes(&q) + tn_conv_turned_workspace(&q, NULL, threads);
+    return image_bytes(&q) + tn_conv_nhwc_packed_bytes(&q) + tn_conv_nhwc_workspace(&q, NULL, threads);
 }
 
 void tn_conv_bytes(const tn_conv_args *args, uint8_t outside) {
@@ -140,14 +140,14 @@ void tn_conv_bytes(const tn_conv_args *args, uint8_t outside) {
     widening w = {.a = args, .q = &q, .tiles = tn_byte_tiles(), .outside = outside * 0x01010101U};
     w.to = (uint32_t *)(void *)memory;
     for (int d = 0; d < 2; d++)
-        w.inside[d] = look_at(-args->before[d], 1, q.size[d], args->size[d]);
+        w.inside[d] = look_at(-args->pad_before[d], 1, q.size[d], args->size[d]);
     int64_t row = q.size[1] * q.channels * args->groups;
-    tn_parallel(q.images * q.size[0], tn_max64(ROW_ELEMENTS / row, 1), widen_rows, &w);
+    tn_parallel(q.batch * q.size[0], tn_max64(ROW_ELEMENTS / row, 1), widen_rows, &w);
     q.x = (const float *)(const void *)memory;
     memory += image_bytes(&q);
     if (!q.packed) {
         tn_conv_bytes_pack(args, memory);
         q.packed = memory;
     }
-    tn_conv_turned(&q, NULL, memory + tn_conv_turned_packed_bytes(&q));
+    tn_conv_nhwc(&q, NULL, memory + tn_conv_nhwc_packed_bytes(&q));
 }

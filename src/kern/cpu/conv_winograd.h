@@ -10,7 +10,7 @@ void tn_conv_winograd_pack(const tn_conv_args *args, void *to);
 size_t tn_conv_winograd_workspace(const tn_conv_args *args, int threads); /* beside packed filters */
 void tn_conv_winograd(const tn_conv_args *args, void *workspace);         /* args->packed is there */
 
-/* The weight's gradient, of windows for which tn_conv_weight_winograd_fits. */
+/* The weight's gradient, of windows for which tn_conv_wgrad_winograd_fits. */
 size_t tn_conv_winograd_weight_workspace(const tn_conv_args *args, int threads);
 void tn_conv_winograd_weight(const tn_conv_args *args);
 

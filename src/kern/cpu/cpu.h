@@ -1,6 +1,6 @@
 /* cpu.h — the native kernels that exist once per instruction set, and how one set of them is chosen.
  *
- * tiles.c, tiles_f64.c, conv_lines.c, qplain.c, attention.c and sdpa.c are compiled with the flags of each instruction
+ * tiles.c, tiles_f64.c, conv_vec.c, qplain.c, attention.c and sdpa.c are compiled with the flags of each instruction
  * set and export one table each (tiles_bf16.c is a table of AVX-512 alone); qtile.c and tiles_bytes.c are too, in other
  * variants: dot products of small integers matter to them, AVX-512 without them does not. select.c looks at the
  * processor once and keeps the best tables that this build has. */
@@ -21,8 +21,8 @@ typedef struct tn_gemm_table {
 typedef struct tn_gemm_chain_table {
     size_t bytes;
     bool (*takes)(const struct tile_set *with, const tn_gemm_args *args);
-    size_t (*workspace)(const struct tile_set *with, const tn_gemm_chain *chain, int threads);
-    void (*run)(const struct tile_set *with, const tn_gemm_chain *chain);
+    size_t (*workspace)(const struct tile_set *with, const tn_gemm_row_fused *chain, int threads);
+    void (*run)(const struct tile_set *with, const tn_gemm_row_fused *chain);
 } tn_gemm_chain_table;
 
 extern const tn_gemm_table tn_gemm_table_f32, tn_gemm_table_f64;
@@ -36,7 +36,7 @@ bool tn_gemm_pairs_pay(void); /* is their instruction fast here? Takes some micr
 typedef struct tn_attention_table {
     void (*run)(const tn_attention_args *args);
     size_t (*workspace)(const tn_attention_args *args, int threads);
-    void (*append)(const tn_cache_write_args *args);
+    void (*append)(const tn_kv_cache_write_args *args);
 } tn_attention_table;
 
 extern const tn_attention_table tn_attention_table_base, tn_attention_table_avx2, tn_attention_table_avx512;

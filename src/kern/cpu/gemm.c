@@ -1,5 +1,5 @@
 /* gemm.c — matrix products on the processor: how they are cut, and what is brought where; compiled once for float, once
- * for double. The kernels that move and multiply numbers come from a tile_set, one per instruction set (product.h).
+ * for double. The kernels that move and multiply numbers come from a tile_set, one per instruction set (tile_set.h).
  *
  * C is cut into strips of rows and columns, one or more a thread. A strip brings a block of A into its cache (packed,
  * or read where it lies), and multiplies it with B block after block; every 256 steps of k are one chain that starts at
@@ -8,9 +8,9 @@
  *
  * B comes from one of five sources: a packed copy that the caller keeps (weights), the matrix itself, a block that all
  * threads pack together, a few panels that a thread packs just before it needs them (few rows: nothing is used twice),
- * or, for hardly any rows, columns that lie along k and are turned in registers (lines.h). C is written by the
- * micro-kernels themselves if its rows are contiguous and no store joint waits; else a
- * block of up to 512 columns is finished in the part's own memory and handed to the joint, or copied out.
+ * or, for hardly any rows, columns that lie along k and are turned in registers (gemm_small_m.h). C is written by the
+ * micro-kernels themselves if its rows are contiguous and no epilogue waits; else a
+ * block of up to 512 columns is finished in the part's own memory and handed to the epilogue, or copied out.
  *
  * Few sums of many steps, as the gradient of a layer's weight over a large batch, are cut along k instead: threads take
  * chains, and add them up in order afterwards.
@@ -28,25 +28,25 @@
 
 typedef struct part {
     real *a_packed, *b_packed, *c_block, *load;
-    port a, b, c;
-    ending ending; /* instead of c's program … */
+    fused_call a, b, c;
+    epilogue_ops epilogue_ops; /* instead of c's program … */
     real *ends_in; /* … and where its results begin */
 } part;
 
-static real *place_of(const tn_joint *joint, const tn_ending_place *place) {
-    return place->buffer < 0 ? NULL : (real *)joint->launch.buffers[place->buffer] + place->first;
+static real *gemm_place_of(const tn_fused_program *program, const tn_epilogue_access *place) {
+    return place->buffer < 0 ? NULL : (real *)program->launch.buffers[place->buffer] + place->first;
 }
 
-static __attribute__((noinline)) void open_ending(part *p, const tn_joint *joint) {
-    const tn_ending *e = joint->ending;
-    p->ending = (ending){.add = place_of(joint, &e->add),
-                         .times = place_of(joint, &e->times),
-                         .gate = place_of(joint, &e->gate),
-                         .times_row = e->times.row,
-                         .gate_row = e->gate.row,
-                         .zero = e->zero,
-                         .cuts = e->cuts};
-    p->ends_in = place_of(joint, &e->to);
+static __attribute__((noinline)) void open_epilogue(part *p, const tn_fused_program *program) {
+    const tn_fused_epilogue *e = program->epilogue_ops;
+    p->epilogue_ops = (epilogue_ops){.add = gemm_place_of(program, &e->add),
+                                     .times = gemm_place_of(program, &e->times),
+                                     .gate = gemm_place_of(program, &e->gate),
+                                     .times_row = e->times.row,
+                                     .gate_row = e->gate.row,
+                                     .zero = e->zero,
+                                     .relu = e->relu};
+    p->ends_in = gemm_place_of(program, &e->to);
 }
 
 static __attribute__((noinline)) void part_open(part *p, const gemm *g, char *memory) {
@@ -58,16 +58,16 @@ static __attribute__((noinline)) void part_open(part *p, const gemm *g, char *me
     memory += g->c_bytes;
     p->load = (real *)(void *)memory;
     memory += g->load_bytes;
-    port_open(&p->a, &g->args.a.joint, memory);
-    port_open(&p->b, &g->args.b.joint, memory);
+    fused_call_open(&p->a, &g->args.a.fused, memory);
+    fused_call_open(&p->b, &g->args.b.fused, memory);
     if (ENDS && (g->ends || g->begins))
-        open_ending(p, &g->args.c.joint);
+        open_epilogue(p, &g->args.c.fused);
     else
-        port_open(&p->c, &g->args.c.joint, memory);
+        fused_call_open(&p->c, &g->args.c.fused, memory);
 }
 
 /* Where in the batch: its coordinates. */
-static void locate(const gemm *g, int64_t index, int64_t *batch) {
+static void locate_gemm(const gemm *g, int64_t index, int64_t *batch) {
     for (int axis = TN_GEMM_BATCH_AXES - 1; axis >= 0; axis--) {
         int64_t extent = g->args.batch[axis];
         batch[axis] = extent > 1 ? index % extent : 0;
@@ -108,8 +108,8 @@ static void pack_b_memory(const gemm *g, const int64_t *batch, box at, real *to,
                           .lines = at.cols});
 }
 
-static void pack_b_joint(const gemm *g, part *p, const int64_t *batch, box at, real *to, int64_t distance) {
-    port_run(&p->b, batch, at, p->load);
+static void pack_b_prologue(const gemm *g, part *p, const int64_t *batch, box at, real *to, int64_t distance) {
+    fused_call_run(&p->b, batch, at, p->load);
     g->with->pack(&(pack){.to = to,
                           .distance = g->panel,
                           .group = g->panel,
@@ -124,14 +124,14 @@ static void pack_b_joint(const gemm *g, part *p, const int64_t *batch, box at, r
 /* A block of at most CHUNK steps: its panels follow each other without a gap. */
 static void pack_b(const gemm *g, part *p, const int64_t *batch, box at, real *to) {
     int64_t distance = at.rows * g->panel, most = LOAD_PANELS * g->panel;
-    if (!g->args.b.joint.vm) {
+    if (!g->args.b.fused.vm) {
         pack_b_memory(g, batch, at, to, distance);
         return;
     }
     for (int64_t j = 0; j < at.cols; j += most) {
         for (int64_t k = 0; k < at.rows; k += LOAD_STEPS) {
             box piece = {at.row + k, tn_min64(LOAD_STEPS, at.rows - k), at.col + j, tn_min64(most, at.cols - j)};
-            pack_b_joint(g, p, batch, piece, to + j * at.rows + k * g->panel, distance);
+            pack_b_prologue(g, p, batch, piece, to + j * at.rows + k * g->panel, distance);
         }
     }
 }
@@ -147,8 +147,8 @@ static void pack_a_rows(const gemm *g, part *p, const int64_t *batch, box at, in
                  .across = a->row_stride,
                  .steps = at.cols,
                  .lines = at.rows};
-    if (a->joint.vm) {
-        port_run(&p->a, batch, at, p->load);
+    if (a->fused.vm) {
+        fused_call_run(&p->a, batch, at, p->load);
         rows.from = p->load;
         rows.along = 1;
         rows.across = BLOCK_LD;
@@ -169,12 +169,12 @@ static int64_t next_height(const gemm *g, int64_t left) {
 }
 
 /* A block of at most CHUNK steps: the tile that starts at row i lies at i · steps, its rows side by side. Memory is
- * packed for all full tiles at once, as rows of A may lie side by side; a joint fills memory for one tile. */
+ * packed for all full tiles at once, as rows of A may lie side by side; an epilogue fills memory for one tile. */
 static void pack_a(const gemm *g, part *p, const int64_t *batch, box at, real *to) {
     for (int64_t i = 0, rows = 0; i < at.rows; i += rows) {
         const int64_t full = g->with->rows, height = next_height(g, at.rows - i);
         rows = height;
-        if (height == full && !g->args.a.joint.vm) rows = tn_max64((at.rows - i) / full - 1, 1) * full;
+        if (height == full && !g->args.a.fused.vm) rows = tn_max64((at.rows - i) / full - 1, 1) * full;
         pack_a_rows(g, p, batch, (box){at.row + i, rows, at.col, at.cols}, height, to + i * at.cols);
     }
 }
@@ -208,27 +208,28 @@ static void aim(tile *t, const a_block *a, int64_t i, int64_t height, int64_t k)
 
 /* Full tiles of full height know the endings that are worth it; others leave their sums to the general one. */
 static bool ends_itself(const gemm *g, const tile *t, int64_t height) {
-    if (!ENDS || !t->ending) return true;
-    return height == g->with->rows && (!g->with->folds || tile_has_rows(t)) && (!t->ending->times || t->ending->gate);
+    if (!ENDS || !t->epilogue_ops) return true;
+    return height == g->with->rows && (!g->with->folds || tile_has_rows(t)) &&
+           (!t->epilogue_ops->times || t->epilogue_ops->gate);
 }
 
 static __attribute__((noinline)) void multiply_and_end(const gemm *g, tile_fn *run, const tile *t, int64_t height,
                                                        int64_t columns) {
     real sums[MOST_SUMS] __attribute__((aligned(64)));
     tile apart = *t;
-    ending_block b = {.ending = t->ending,
-                      .to = t->c,
-                      .to_row = t->c_row,
-                      .row = t->row,
-                      .rows = height,
-                      .column = t->column,
-                      .columns = columns};
+    epilogue_block b = {.epilogue_ops = t->epilogue_ops,
+                        .to = t->c,
+                        .to_row = t->c_row,
+                        .row = t->row,
+                        .rows = height,
+                        .column = t->column,
+                        .columns = columns};
     if (!t->add) {
         apart.c = sums;
         apart.c_row = columns;
         apart.c_next = NULL;
     }
-    apart.ending = NULL;
+    apart.epilogue_ops = NULL;
     run(&apart);
     b.from = apart.c;
     b.from_row = apart.c_row;
@@ -236,7 +237,7 @@ static __attribute__((noinline)) void multiply_and_end(const gemm *g, tile_fn *r
 }
 
 static void run_tile(const gemm *g, tile_fn *run, const tile *t, int64_t height, int64_t columns) {
-    if (ENDS && t->ending)
+    if (ENDS && t->epilogue_ops)
         multiply_and_end(g, run, t, height, columns);
     else
         run(t);
@@ -264,7 +265,8 @@ static void ask_for_coming(tile *t, coming *next) {
 
 /* A tile asks for its share of the rows of A that come next, `begin` and following of a tile: from row `at` on where A
  * is read in place; of what a thread packs next as many as it has of packed ones. */
-static void look_ahead(const gemm *g, tile *t, const a_block *a, int64_t at, int64_t k, int64_t begin, int64_t share) {
+static void look_ahead_gemm(const gemm *g, tile *t, const a_block *a, int64_t at, int64_t k, int64_t begin,
+                            int64_t share) {
     if (a->coming) ask_for_coming(t, a->coming);
     if (a->k != 1 || (a->packed && !a->next)) return;
     int64_t row = begin + (a->packed ? at - g->with->rows : at);
@@ -308,7 +310,7 @@ static void multiply_rows(const gemm *g, const a_block *a, int64_t k, tile t, in
     copy_first(g, &t, a, height, columns, copy);
     bool itself = ends_itself(g, &t, height);
     for (int64_t begin = 0; j + panel <= columns; j += panel, begin += share) {
-        look_ahead(g, &t, a, next, k, begin, share);
+        look_ahead_gemm(g, &t, a, next, k, begin, share);
         t.c_next = j + panel < columns ? t.c + panel : c + height * t.c_row;
         if (itself)
             g->with->full[height](&t);
@@ -324,7 +326,7 @@ static void multiply_rows(const gemm *g, const a_block *a, int64_t k, tile t, in
 
 /* A's rows from step k on times the panels that `t` points at. Rows outside: a tile of A stays in the first cache and
  * the panels of B pass by in the second. */
-static void multiply(const gemm *g, const a_block *a, int64_t k, tile t, int64_t rows, int64_t columns) {
+static void multiply_gemm(const gemm *g, const a_block *a, int64_t k, tile t, int64_t rows, int64_t columns) {
     for (int64_t i = 0, height = 0; i < rows; i += height, t.row += height, t.c += height * t.c_row) {
         height = next_height(g, rows - i);
         aim(&t, a, i, height, k);
@@ -392,7 +394,7 @@ static void accumulate(const group *s, part *p, const int64_t *batch, const a_bl
     do {
         t.k = tn_min64(CHUNK, s->steps - k);
         t.add = k > 0 || s->adds || s->g->begins;
-        t.ending = s->g->ends && s->k0 + k + t.k == s->g->args.k ? &p->ending : NULL;
+        t.epilogue_ops = s->g->ends && s->k0 + k + t.k == s->g->args.k ? &p->epilogue_ops : NULL;
         if (s->g->b_source == B_ON_THE_FLY) {
             pack_b(s->g, p, batch, (box){s->k0 + k, t.k, s->j0 + at.col, at.cols}, p->b_packed);
         }
@@ -400,7 +402,7 @@ static void accumulate(const group *s, part *p, const int64_t *batch, const a_bl
             multiply_lines(s, batch, a, k, t, at);
         } else {
             aim_b(s, p, batch, &t, k, at.col);
-            multiply(s->g, a, k, t, at.rows, at.cols);
+            multiply_gemm(s->g, a, k, t, at.rows, at.cols);
         }
         k += CHUNK;
     } while (k < s->steps);
@@ -449,9 +451,9 @@ static void copy_out(const gemm *g, const part *p, const int64_t *batch, box at,
     }
 }
 
-static void hand_over(const gemm *g, part *p, const int64_t *batch, box at, real *block) {
-    if (g->args.c.joint.vm && !g->begins) {
-        port_run(&p->c, batch, at, block);
+static void hand_over_gemm(const gemm *g, part *p, const int64_t *batch, box at, real *block) {
+    if (g->args.c.fused.vm && !g->begins) {
+        fused_call_run(&p->c, batch, at, block);
     } else {
         copy_out(g, p, batch, at, block);
     }
@@ -459,7 +461,7 @@ static void hand_over(const gemm *g, part *p, const int64_t *batch, box at, real
 
 /* What is added to the sums of a column, which may be a row by now, is where they will be. */
 static void begin_sums(const gemm *g, const part *p, box at, real *c, int64_t c_row) {
-    const real *add = p->ending.add + (g->swapped ? at.row : at.col);
+    const real *add = p->epilogue_ops.add + (g->swapped ? at.row : at.col);
     if (!g->swapped && c_row == at.cols) { /* twice as many at a time */
         const int64_t all = at.rows * at.cols;
         memmove(c, add, (size_t)at.cols * sizeof *c); /* a plan may let a single row lie over the bias */
@@ -496,13 +498,13 @@ static void compute_block(const group *s, part *p, const int64_t *batch, const a
         g->with->add(&r, s->k0 > 0);
         return;
     }
-    if (s->k0 + s->steps == g->args.k) hand_over(g, p, batch, whole, block);
+    if (s->k0 + s->steps == g->args.k) hand_over_gemm(g, p, batch, whole, block);
 }
 
 /* What this thread packs next: rows of the strip from `row` to `end`, or most likely of its next piece. */
 static void ask_for_rows(const group *s, const int64_t *batch, a_block *a, int64_t row, int64_t end) {
     const gemm *g = s->g;
-    if (!a->packed || g->args.a.joint.vm || g->a_layout.kind != PACK_REAL) return;
+    if (!a->packed || g->args.a.fused.vm || g->a_layout.kind != PACK_REAL) return;
     a->next = element(&g->args.a, batch, row, s->k0);
     a->left = (s->piece ? g->args.m : end) - row;
 }
@@ -545,7 +547,7 @@ static void compute_strips(void *ctx, int64_t begin, int64_t end, int worker) {
     for (int64_t i = begin, next; i < end; i = next) {
         int64_t row = i % s->row_strips, column = i / s->row_strips % s->column_strips;
         int64_t batch[TN_GEMM_BATCH_AXES];
-        locate(g, s->first + i / s->row_strips / s->column_strips, batch);
+        locate_gemm(g, s->first + i / s->row_strips / s->column_strips, batch);
         bool alike = s->row_strips == 1;
         next = tn_min64(end, i + (alike ? s->column_strips - column : s->row_strips - row));
         int64_t r0 = row * s->strip_rows, r1 = tn_min64(r0 + (next - i) * s->strip_rows, g->args.m);
@@ -675,7 +677,7 @@ static void finish_rows(void *ctx, int64_t begin, int64_t end, int worker) {
             if (last) to = g->direct ? element(c, no_batch, i + row, col) : p.c_block + row * BLOCK_LD + col;
             memcpy(to, sum, (size_t)(last ? tn_min64(SUMS_COLUMNS, g->args.n - col) : SUMS_COLUMNS) * sizeof *sum);
         }
-        if (last && !g->direct) hand_over(g, &p, no_batch, (box){i, rows, 0, g->args.n}, p.c_block);
+        if (last && !g->direct) hand_over_gemm(g, &p, no_batch, (box){i, rows, 0, g->args.n}, p.c_block);
     }
 }
 
@@ -708,7 +710,7 @@ typedef struct b_region {
 static void pack_b_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
     const b_region *r = ctx;
     part p;
-    if (r->g->args.b.joint.vm) part_open(&p, r->g, r->parts + (size_t)worker * r->g->part_bytes); /* else no memory */
+    if (r->g->args.b.fused.vm) part_open(&p, r->g, r->parts + (size_t)worker * r->g->part_bytes); /* else no memory */
     int64_t chunks = tn_ceil_div(r->at.rows, CHUNK), most = LOAD_PANELS * r->g->panel;
     for (int64_t i = begin; i < end; i++) {
         int64_t j = i / chunks * most, k = i % chunks * CHUNK;
@@ -733,7 +735,7 @@ static void run_stage(group *s) {
     const gemm *g = s->g;
     if (g->b_source == B_TOGETHER) {
         int64_t batch[TN_GEMM_BATCH_AXES];
-        locate(g, s->first, batch);
+        locate_gemm(g, s->first, batch);
         pack_b_together(g, batch, (box){s->k0, s->steps, s->j0, s->columns}, s->b_packed, s->parts, s->threads);
     }
     choose_strips(s);
@@ -802,14 +804,14 @@ static void pack_b_alone(const tile_set *with, const tn_gemm_args *args, tn_dtyp
     enum { PART_ELEMENTS = 1 << 16 }; /* what is worth a second thread's waking */
     gemm g;
     if (args->n == 0 || args->k == 0) return;
-    plan(&g, with, args, dtype);
+    plan_gemm(&g, with, args, dtype);
     pack_all(&g, NULL, args->n * args->k < PART_ELEMENTS ? 1 : tn_threads());
 }
 
-static void run(const tile_set *with, const tn_gemm_args *args, tn_dtype dtype) {
+static void run_gemm(const tile_set *with, const tn_gemm_args *args, tn_dtype dtype) {
     if (is_empty(args)) return;
     gemm g;
-    plan(&g, with, args, dtype);
+    plan_gemm(&g, with, args, dtype);
     int threads = choose_threads(&g);
     fill_cache(&g, threads);
     if (shares_steps(&g, threads)) {
@@ -832,7 +834,7 @@ static size_t workspace(const tile_set *with, const tn_gemm_args *args, tn_dtype
         tn_gemm_args variant = *args;
         variant.packed_b = kept ? &variant : NULL;
         gemm g;
-        plan(&g, with, &variant, dtype);
+        plan_gemm(&g, with, &variant, dtype);
         size_t parts = (size_t)(threads > 1 ? threads : 1);
         size_t together = g.shared_bytes + parts * g.part_bytes;
         size_t apart = may_split_by_batch(&g) ? parts * (g.shared_bytes + g.part_bytes) : 0;
@@ -848,10 +850,10 @@ static size_t packed_bytes(const tile_set *with, int64_t n, int64_t k) {
 }
 
 #ifdef TN_VEC_F64
-const tn_gemm_table tn_gemm_table_f64 = {run, workspace, packed_bytes, pack_b_alone};
+const tn_gemm_table tn_gemm_table_f64 = {run_gemm, workspace, packed_bytes, pack_b_alone};
 #else
-#include "kern/cpu/gemm_chain.h"
+#include "kern/cpu/gemm_row_fused.h"
 
-const tn_gemm_table tn_gemm_table_f32 = {run, workspace, packed_bytes, pack_b_alone};
+const tn_gemm_table tn_gemm_table_f32 = {run_gemm, workspace, packed_bytes, pack_b_alone};
 const tn_gemm_chain_table tn_gemm_chains = {sizeof(chain), takes_step, chain_workspace, run_chain};
 #endif

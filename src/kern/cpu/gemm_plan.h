@@ -4,8 +4,8 @@
 #define TN_GEMM_PLAN_H
 
 #include "kern/cpu/cpu.h"
-#include "kern/cpu/port.h"
-#include "kern/cpu/product.h"
+#include "kern/cpu/fused_program.h"
+#include "kern/cpu/tile_set.h"
 
 enum {
     CHUNK = KIR_KSUM,
@@ -32,7 +32,7 @@ enum {
     FLY_PANELS = 4,                        /* packed just before use: with CHUNK steps they stay in the second cache */
     B_ELEMENTS = (8 << 20) / sizeof(real), /* packed by all threads together: a share of the third cache … */
     MIN_COLUMNS = 512,                     /* … but so many columns at least */
-    LOAD_STEPS = 16,                       /* a load joint fills blocks of so many steps … */
+    LOAD_STEPS = 16,                       /* a prologue fills blocks of so many steps … */
     LOAD_PANELS = 8,                       /* … and columns: 4096 elements with AVX-512 */
     OWN_B_ELEMENTS = (1 << 20) / sizeof(real), /* a batch whose B is smaller is split over threads by product */
     NEAR_ELEMENTS = (1 << 20) / sizeof(real)   /* so much of B is in a second cache: nothing need be asked for */
@@ -84,7 +84,7 @@ typedef struct gemm {
     b_source b_source;
     bool a_in_place;
     bool direct;    /* tiles write C itself */
-    bool ends;      /* … where the store joint would, which they take the place of */
+    bool ends;      /* … where the epilogue would, which they take the place of */
     bool begins;    /* so do sums that begin as what it would add */
     int64_t chains; /* that threads can share: so many at once, each with its sums; 0: none */
     int64_t m_block, n_block, k_block;
@@ -103,7 +103,7 @@ static void swap64(int64_t *a, int64_t *b) {
 
 static void transpose(tn_matrix *x) { swap64(&x->row_stride, &x->col_stride); }
 
-static bool has_joint(const tn_gemm_args *g) { return g->a.joint.vm || g->b.joint.vm || g->c.joint.vm; }
+static bool has_epilogue(const tn_gemm_args *g) { return g->a.fused.vm || g->b.fused.vm || g->c.fused.vm; }
 
 /* Strides of axes with one element say nothing: give them the values that the checks below like best. */
 static void settle_strides(tn_matrix *x, int64_t rows, int64_t cols) {
@@ -113,7 +113,7 @@ static void settle_strides(tn_matrix *x, int64_t rows, int64_t cols) {
 
 /* The last batch axis becomes rows of A and C where they follow each other in memory and share one B. */
 static void fold_batch(tn_gemm_args *g) {
-    if (has_joint(g)) return;
+    if (has_epilogue(g)) return;
     for (int axis = TN_GEMM_BATCH_AXES - 1; axis >= 0; axis--) {
         if (g->batch[axis] == 1) continue;
         if (g->m == 1) {
@@ -131,21 +131,21 @@ static void fold_batch(tn_gemm_args *g) {
 /* Sides have signs of their own then. */
 static bool sums_integers(const gemm *g) { return g->with->width == QUAD; }
 
-/* Does the store joint add a number a column and no more, to few columns and a single chain? Then sums may as well
- * begin as that: a + b = b + a. C lies where the joint would write. */
+/* Does the epilogue add a number a column and no more, to few columns and a single chain? Then sums may as well
+ * begin as that: a + b = b + a. C lies where the epilogue would write. */
 static bool begins_as_bias(const gemm *of) {
     const tn_gemm_args *g = &of->args;
-    const tn_ending *e = g->c.joint.ending;
-    if (!ENDS || !g->c.joint.vm || !e || of->dtype != TN_F32 || g->k > CHUNK || g->n >= NARROW) return false;
+    const tn_fused_epilogue *e = g->c.fused.epilogue_ops;
+    if (!ENDS || !g->c.fused.vm || !e || of->dtype != TN_F32 || g->k > CHUNK || g->n >= NARROW) return false;
     for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++)
         if (g->batch[axis] > 1) return false;
-    return e->add.buffer >= 0 && e->times.buffer < 0 && !e->cuts && !g->a.joint.vm && !g->b.joint.vm;
+    return e->add.buffer >= 0 && e->times.buffer < 0 && !e->relu && !g->a.fused.vm && !g->b.fused.vm;
 }
 
 /* Cᵀ = Bᵀ·Aᵀ where C lies by columns, or where it is too narrow to fill a vector. a·b = b·a, so no bit changes. */
 static void swap_sides(gemm *of) {
     tn_gemm_args *g = &of->args;
-    if ((has_joint(g) && !of->begins) || g->packed_b || sums_integers(of)) return;
+    if ((has_epilogue(g) && !of->begins) || g->packed_b || sums_integers(of)) return;
     bool by_columns = g->c.col_stride != 1 && g->c.row_stride == 1;
     bool narrow = g->n <= of->with->lanes / 4 && g->m >= of->with->lanes;
     if (!by_columns && !narrow) return;
@@ -172,7 +172,7 @@ static layout layout_of_words(const gemm *g, tn_matrix *x, int64_t lines, int64_
     for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++)
         strides |= g->args.batch[axis] > 1 ? x->batch_stride[axis] : 0;
     layout l = {.kind = width == QUAD ? PACK_QUADS : PACK_PAIRS, .second = *along};
-    if (x->joint.vm || g->rest || *along != 1 || strides & (width - 1)) {
+    if (x->fused.vm || g->rest || *along != 1 || strides & (width - 1)) {
         *along *= width;
         return l;
     }
@@ -190,7 +190,7 @@ static void word_layouts(gemm *g) {
     g->b_layout = layout_of_words(g, &x->b, x->n, &x->b.row_stride, &x->b.col_stride);
 }
 
-static pack_kind kind_of(tn_dtype dtype) {
+static pack_kind gemm_kind_of(tn_dtype dtype) {
     static const uint8_t kinds[TN_DTYPE_COUNT] = {
         [TN_F16] = PACK_F16, [TN_BF16] = PACK_BF16, [TN_I8] = PACK_I8, [TN_U8] = PACK_U8};
     return (pack_kind)kinds[dtype];
@@ -201,8 +201,8 @@ static void choose_layouts(gemm *g) {
         word_layouts(g);
         return;
     }
-    g->a_layout.kind = kind_of(g->whole ? g->args.a_dtype : g->dtype);
-    g->b_layout.kind = kind_of(g->whole ? g->args.b_dtype : g->dtype);
+    g->a_layout.kind = gemm_kind_of(g->whole ? g->args.a_dtype : g->dtype);
+    g->b_layout.kind = gemm_kind_of(g->whole ? g->args.b_dtype : g->dtype);
 }
 
 static void simplify(gemm *of) {
@@ -213,7 +213,7 @@ static void simplify(gemm *of) {
     settle_strides(&g->b, g->k, g->n);
     of->begins = begins_as_bias(of);
     if (of->begins) {
-        g->c.row_stride = g->c.joint.ending->to.row;
+        g->c.row_stride = g->c.fused.epilogue_ops->to.row;
         g->c.col_stride = 1;
     }
     settle_strides(&g->c, g->m, g->n);
@@ -228,11 +228,11 @@ static int64_t round_up(const gemm *g, int64_t columns) { return panels_of(g, co
 
 static int64_t max_rows(const gemm *g) { return MAX_TILES * g->with->rows; }
 
-/* What a joint of B yields may differ from product to product, unless the caller keeps one packed copy for all. */
+/* What a prologue of B yields may differ from product to product, unless the caller keeps one packed copy for all. */
 static bool is_b_fixed(const tn_gemm_args *g) {
     if (g->packed_b) return true;
     for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++) {
-        if (g->batch[axis] > 1 && (g->b.batch_stride[axis] != 0 || g->b.joint.vm)) return false;
+        if (g->batch[axis] > 1 && (g->b.batch_stride[axis] != 0 || g->b.fused.vm)) return false;
     }
     return true;
 }
@@ -242,7 +242,7 @@ static bool bad_distance(int64_t stride) { return stride * (int64_t)sizeof(real)
 
 static bool has_readable_b(const gemm *g) {
     const tn_gemm_args *x = &g->args;
-    return !x->b.joint.vm && g->b_layout.kind == PACK_REAL && x->b.col_stride == 1;
+    return !x->b.fused.vm && g->b_layout.kind == PACK_REAL && x->b.col_stride == 1;
 }
 
 /* Rows of B that are contiguous are read where they lie, as long as B is passed over a
@@ -265,7 +265,7 @@ static b_source choose_b(const gemm *g) {
     if (x->way.b == TN_GEMM_PACKED) return B_TOGETHER;
     if (is_b_readable(g)) return B_IN_PLACE;
     if (!used_once) return B_TOGETHER;
-    bool lines = x->m <= LINES_ROWS && !x->b.joint.vm && x->b.row_stride == 1 && g->with->lines_take[g->b_layout.kind];
+    bool lines = x->m <= LINES_ROWS && !x->b.fused.vm && x->b.row_stride == 1 && g->with->lines_take[g->b_layout.kind];
     return lines ? B_LINES : B_ON_THE_FLY;
 }
 
@@ -279,7 +279,7 @@ static bool copying_pays(const gemm *g) { return g->args.n <= FEW_PANELS * g->pa
  * that happens too seldom to matter. */
 static bool choose_a_in_place(const gemm *g) {
     const tn_gemm_args *x = &g->args;
-    if (x->a.joint.vm || g->a_layout.kind != PACK_REAL) return false;
+    if (x->a.fused.vm || g->a_layout.kind != PACK_REAL) return false;
     if (x->way.a) return x->way.a == TN_GEMM_IN_PLACE;
     if (x->m <= g->with->rows || x->n <= 2 * g->panel) return true;
     if (x->a.col_stride == 1 && g->with->folds && x->m >= 2 * g->with->rows) return copying_pays(g);
@@ -287,17 +287,17 @@ static bool choose_a_in_place(const gemm *g) {
     return x->a.row_stride == 1 && x->a.col_stride > 0 && x->a.col_stride <= SHORT_COLUMN;
 }
 
-/* Does the ending read elements at the places of C's, so that a plan may let C lie over them? Of a gate, and where C is
- * a single line also of what is added to it. */
+/* Does the fused epilogue read elements at the places of C's, so that a plan may let C lie over them? Of a gate, and
+ * where C is a single line also of what is added to it. */
 static bool ends_in_place(const tn_gemm_args *x) {
-    const tn_ending *e = x->c.joint.ending;
+    const tn_fused_epilogue *e = x->c.fused.epilogue_ops;
     return e->gate.buffer >= 0 || (e->add.buffer >= 0 && (x->m == 1 || x->n == 1));
 }
 
 /* What lies there is not written over before all of a sum is. */
-static bool does_ending(const gemm *g) {
-    const tn_joint *joint = &g->args.c.joint;
-    if (!ENDS || !joint->vm || !joint->ending || g->dtype != TN_F32 || g->batches > 1) return false;
+static bool does_epilogue(const gemm *g) {
+    const tn_fused_program *program = &g->args.c.fused;
+    if (!ENDS || !program->vm || !program->epilogue_ops || g->dtype != TN_F32 || g->batches > 1) return false;
     if (g->begins || g->args.m < g->with->rows) return false; /* only full height ends in registers */
     return g->b_source != B_LINES && !g->chains && (g->args.k <= CHUNK || !ends_in_place(&g->args));
 }
@@ -335,7 +335,7 @@ static int64_t sums_row(const gemm *g) { return tn_ceil_div(g->args.n, SUMS_COLU
 static int64_t chains_to_share(const gemm *g) {
     const tn_gemm_args *x = &g->args;
     bool small = g->batches == 1 && x->m <= LITTLE && x->n <= LITTLE && g->dtype != TN_I32;
-    bool own = g->b_source != B_TOGETHER && g->b_source != B_LINES && !x->a.joint.vm && !x->b.joint.vm;
+    bool own = g->b_source != B_TOGETHER && g->b_source != B_LINES && !x->a.fused.vm && !x->b.fused.vm;
     if (!small || !own) return 0;
     int64_t chains = tn_min64(SUMS_ELEMENTS / (x->m * sums_row(g)), tn_ceil_div(x->k, CHUNK));
     return chains >= 2 * CHAINS_A_THREAD ? chains : 0;
@@ -350,10 +350,10 @@ static void choose_memory(gemm *g) {
     g->a_bytes = g->a_in_place ? 0 : area(g->m_block * g->k_block);
     g->b_bytes = g->b_source == B_ON_THE_FLY ? area(tn_min64(round_up(g, x->n), FLY_PANELS * g->panel) * CHUNK) : 0;
     g->c_bytes = g->direct || (pieces && !g->chains) ? 0 : area((g->m_block - 1) * BLOCK_LD + columns);
-    g->load_bytes = x->a.joint.vm ? area(g->with->rows * BLOCK_LD) : 0;
-    if (x->b.joint.vm && g->load_bytes < area(LOAD_STEPS * BLOCK_LD)) g->load_bytes = area(LOAD_STEPS * BLOCK_LD);
-    g->scratch_bytes =
-        port_scratch(&x->a.joint, port_scratch(&x->b.joint, g->ends || g->begins ? 0 : port_scratch(&x->c.joint, 0)));
+    g->load_bytes = x->a.fused.vm ? area(g->with->rows * BLOCK_LD) : 0;
+    if (x->b.fused.vm && g->load_bytes < area(LOAD_STEPS * BLOCK_LD)) g->load_bytes = area(LOAD_STEPS * BLOCK_LD);
+    g->scratch_bytes = fused_call_scratch(
+        &x->a.fused, fused_call_scratch(&x->b.fused, g->ends || g->begins ? 0 : fused_call_scratch(&x->c.fused, 0)));
     g->part_bytes = g->a_bytes + g->b_bytes + g->c_bytes + g->load_bytes + g->scratch_bytes;
     g->shared_bytes = g->b_source == B_TOGETHER ? area(round_up(g, g->n_block) * g->k_block) : 0;
     g->sums_bytes = pieces ? area(x->m * BLOCK_LD) : 0;
@@ -362,7 +362,7 @@ static void choose_memory(gemm *g) {
     g->shared_bytes += g->sums_bytes;
 }
 
-static void plan(gemm *g, const tile_set *with, const tn_gemm_args *args, tn_dtype dtype) {
+static void plan_gemm(gemm *g, const tile_set *with, const tn_gemm_args *args, tn_dtype dtype) {
     *g = (gemm){.with = with,
                 .args = *args,
                 .dtype = dtype,
@@ -380,12 +380,12 @@ static void plan(gemm *g, const tile_set *with, const tn_gemm_args *args, tn_dty
     g->b_source = choose_b(g);
     g->a_in_place = choose_a_in_place(g);
     g->chains = chains_to_share(g);
-    g->ends = does_ending(g);
-    if (g->ends) { /* C is where its ending puts it */
-        g->args.c.row_stride = x->c.joint.ending->to.row;
+    g->ends = does_epilogue(g);
+    if (g->ends) { /* C is where its fused epilogue puts it */
+        g->args.c.row_stride = x->c.fused.epilogue_ops->to.row;
         g->args.c.col_stride = 1;
     }
-    g->direct = g->ends || ((!x->c.joint.vm || g->begins) && x->c.col_stride == 1 && !is_half(dtype) && !g->whole);
+    g->direct = g->ends || ((!x->c.fused.vm || g->begins) && x->c.col_stride == 1 && !is_half(dtype) && !g->whole);
     choose_blocks(g);
     choose_memory(g);
 }

@@ -175,16 +175,16 @@ VEC_INLINE V pack_words(const char *p) {
 }
 
 #if defined(TN_VEC_F64) || defined(TN_VEC_WORDS)
-VEC_INLINE V pack_end(const ending *e, int64_t step, V x) {
+VEC_INLINE V pack_end(const epilogue_ops *e, int64_t step, V x) {
     (void)e, (void)step;
     return x;
 }
 #else
 /* A bias, and max(…, 0). */
-VEC_INLINE V pack_end(const ending *e, int64_t step, V x) {
+VEC_INLINE V pack_end(const epilogue_ops *e, int64_t step, V x) {
     if (!e) return x;
     if (e->add) x = x + v_set1(e->add[step]);
-    return e->cuts ? v_gate(x, x, v_zero()) : x;
+    return e->relu ? v_gate(x, x, v_zero()) : x;
 }
 #endif
 
@@ -210,7 +210,7 @@ VEC_INLINE void pack_transposed_lines(const pack *p, int64_t apart, int64_t line
         v_transpose(r);
         VEC_UNROLL for (int i = 0; i < VL; i++) {
             if (i >= count) break;
-            const V x = pack_end(p->ending, step + i, r[i]);
+            const V x = pack_end(p->epilogue_ops, step + i, r[i]);
             if (whole) {
                 v_store(to, x);
             } else {

@@ -12,14 +12,14 @@
 
 #include <string.h>
 
-#include "kern/cpu/port.h"
+#include "kern/cpu/fused_program.h"
 #include "kern/cpu/qtile.h"
 
 enum {
     BLOCK_LD = TN_GEMM_BLOCK_LD,
     PANEL_BLOCKS = 24, /* of a panel: with a tile of x it stays in a first cache of 32 KiB */
     SLAB_ROWS = 516,   /* of x rounded at once: with a panel's blocks, half of a second cache of 1 MiB */
-    SUM_COLUMNS = 128, /* of C finished before a joint gets them: as much again … */
+    SUM_COLUMNS = 128, /* of C finished before an epilogue gets them: as much again … */
     FEW_ROWS = 48,     /* … if there are more rows than these */
     CUTS = 1024        /* parts of all columns, by which shares are made larger or smaller */
 };
@@ -47,7 +47,8 @@ typedef struct qmat {
     size_t rounded_bytes, panel_bytes, sums_bytes, part_bytes;
     int64_t row0, rows;                /* the slab at hand … */
     int64_t row_strips, column_strips; /* … and how it is cut */
-    int16_t *cuts;                     /* how far shares begin from where even ones do, in CUTS; NULL: not at all */
+    /* how far shares begin from where even ones do, in CUTS; NULL: not at all */
+    int16_t *column_cuts;
     char *workspace;
     struct qmat *next;    /* in the same launch */
     struct qmat *later;   /* … or behind the last of it, in the next one; NULL: not known */
@@ -62,7 +63,7 @@ static size_t area(int64_t bytes) { return ((size_t)bytes + 63) / 64 * 64; }
 static void plan_groups(qmat *q, const tn_qmat_args *args) {
     *q = (qmat){.args = args, .with = tn_qtiles(), .format = tn_qformat_of(args->dtype)};
     q->groups = tn_ceil_div(args->n, TN_QROWS);
-    q->cuts = args->m == 1 ? args->cuts : NULL;
+    q->column_cuts = args->m == 1 ? args->column_cuts : NULL;
     if (q->format)
         q->layout = tn_qlayout_of(q->format, args->k);
     else
@@ -79,7 +80,7 @@ static void plan_blocks(qmat *q, const tn_qmat_args *args, const tn_qformat *f) 
     q->piece = tn_ceil_div(tn_ceil_div(q->blocks, pieces), unit) * unit;
 }
 
-static void plan(qmat *q, const tn_qmat_args *args) {
+static void plan_qmat(qmat *q, const tn_qmat_args *args) {
     plan_groups(q, args);
     if (q->format) {
         plan_blocks(q, args, q->format);
@@ -91,22 +92,22 @@ static void plan(qmat *q, const tn_qmat_args *args) {
     q->slab = tn_min64(args->m, SLAB_ROWS);
     q->rounded_bytes = area(q->slab * q->blocks * q->record);
     q->panel_bytes = args->m > 1 ? area(q->piece * q->panel) : 0;
-    q->direct = !args->c.joint.vm && args->c.col_stride == 1;
+    q->direct = !args->c.fused.vm && args->c.col_stride == 1;
     q->sum_rows = tn_min64(q->slab, q->direct ? FEW_ROWS : SLAB_ROWS);
     int64_t columns = q->sum_rows > FEW_ROWS ? SUM_COLUMNS : BLOCK_LD;
     q->sums_bytes = area(((q->sum_rows - 1) * BLOCK_LD + columns) * (int64_t)sizeof(float));
-    q->part_bytes = q->panel_bytes + q->sums_bytes + port_scratch(&args->c.joint, 0);
+    q->part_bytes = q->panel_bytes + q->sums_bytes + fused_call_scratch(&args->c.fused, 0);
 }
 
 /* A chain: x rounded once, and memory of a part that is enough for each. */
-static void plan_chain(qmat q[TN_QMAT_CHAIN], qmat *later, const tn_qmat_args *args) {
+static void plan_chain(qmat q[TN_QMAT_MOST_SIBLINGS], qmat *later, const tn_qmat_args *args) {
     size_t part_bytes = 0;
     if (args->m == 1 && args->later && args->later->packed)
         plan_groups(later, args->later);
     else
         later = NULL;
-    for (int i = 0; args && i < TN_QMAT_CHAIN; i++, args = args->next) {
-        plan(&q[i], args);
+    for (int i = 0; args && i < TN_QMAT_MOST_SIBLINGS; i++, args = args->next) {
+        plan_qmat(&q[i], args);
         if (i > 0) q[i - 1].next = &q[i];
         if (q[i].part_bytes > part_bytes) part_bytes = q[i].part_bytes;
     }
@@ -163,14 +164,14 @@ typedef struct part {
     float *sums;
     int64_t end;     /* of its groups … */
     uintptr_t after; /* … and where the one is that is read after these, of another product */
-    port c;
+    fused_call c;
 } part;
 
 static void part_open(part *p, const qmat *q, int worker) {
     char *memory = q->workspace + q->rounded_bytes + (size_t)worker * q->part_bytes;
     p->panel = (uint8_t *)memory;
     p->sums = (float *)(void *)(memory + q->panel_bytes);
-    port_open(&p->c, &q->args->c.joint, memory + q->panel_bytes + q->sums_bytes);
+    fused_call_open(&p->c, &q->args->c.fused, memory + q->panel_bytes + q->sums_bytes);
 }
 
 static const uint8_t *group_of(const qmat *q, int64_t g) {
@@ -300,8 +301,8 @@ static void multiply_groups(const qmat *q, const part *p, int64_t group0, int64_
 static void write_sums(const qmat *q, part *p, box at) {
     static const int64_t origin[TN_GEMM_BATCH_AXES] = {0};
     const tn_matrix *c = &q->args->c;
-    if (c->joint.vm) {
-        port_run(&p->c, origin, at, p->sums);
+    if (c->fused.vm) {
+        fused_call_run(&p->c, origin, at, p->sums);
         return;
     }
     for (int64_t i = 0; i < at.rows; i++) {
@@ -345,8 +346,8 @@ static int64_t most_cut(int64_t columns) { return CUTS / (4 * columns); }
 /* Where a share of the columns begins. */
 static int64_t share_begin(const qmat *q, int64_t column, int64_t columns) {
     int64_t even = q->groups * column / columns, most = most_cut(columns);
-    if (!q->cuts || column == 0 || column == columns) return even;
-    return even + q->groups * tn_max64(tn_min64(q->cuts[column], most), -most) / CUTS;
+    if (!q->column_cuts || column == 0 || column == columns) return even;
+    return even + q->groups * tn_max64(tn_min64(q->column_cuts[column], most), -most) / CUTS;
 }
 
 /* The share of the next launch's first product, but what is asked for already. */
@@ -422,10 +423,11 @@ static void ask_for_expected(const qmat *q) {
 static void learn_cuts(const qmat *q) {
     int64_t columns = q->column_strips, most = most_cut(columns);
     int slow = tn_parallel_awaited(), by = slow ? 1 : -1;
-    if (!q->cuts || slow < 0 || columns < 2) return;
-    int64_t other = slow ? slow : 1 + (uint16_t)q->cuts[0]++ % (columns - 1); /* the caller: it gives to each in turn */
+    if (!q->column_cuts || slow < 0 || columns < 2) return;
+    /* the caller: it gives to each in turn */
+    int64_t other = slow ? slow : 1 + (uint16_t)q->column_cuts[0]++ % (columns - 1);
     for (int64_t i = 1; i <= other && i < columns; i++)
-        q->cuts[i] = (int16_t)tn_max64(tn_min64(q->cuts[i] + by, most), -most);
+        q->column_cuts[i] = (int16_t)tn_max64(tn_min64(q->column_cuts[i] + by, most), -most);
 }
 
 /* The same slab and the same cut for all of a chain. */
@@ -435,13 +437,13 @@ static void follow(qmat *first) {
         q->rows = first->rows;
         q->row_strips = first->row_strips;
         q->column_strips = first->column_strips;
-        q->cuts = first->cuts;
+        q->column_cuts = first->column_cuts;
     }
 }
 
 void tn_qmat(const tn_qmat_args *args) {
     if (args->m == 0 || args->n == 0) return;
-    qmat chain[TN_QMAT_CHAIN], later, *q = chain;
+    qmat chain[TN_QMAT_MOST_SIBLINGS], later, *q = chain;
     plan_chain(chain, &later, args);
     ask_for_expected(q);
     int64_t slabs = tn_ceil_div(args->m, q->slab);
@@ -467,6 +469,6 @@ void tn_qmat(const tn_qmat_args *args) {
 size_t tn_qmat_workspace(const tn_qmat_args *args, int threads) {
     if (args->m == 0 || args->n == 0) return 64;
     qmat q;
-    plan(&q, args);
+    plan_qmat(&q, args);
     return q.rounded_bytes + (size_t)(threads > 1 ? threads : 1) * q.part_bytes;
 }

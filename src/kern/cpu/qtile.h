@@ -6,7 +6,7 @@
 #ifndef TN_QTILE_H
 #define TN_QTILE_H
 
-#include "kern/cpu/product.h"
+#include "kern/cpu/tile_set.h"
 #include "kern/qformat.h"
 
 enum {
@@ -78,7 +78,7 @@ typedef struct qplain_set {
     /* Up to ROUND_BLOCKS blocks of a row, a multiple of round_at_once. */
     void (*round)(const float *x, int count, const tn_qformat *f, uint8_t *record, int64_t step);
     bits_unpacker *const *bits_to_panel; /* by tn_qbits */
-    void (*scales_to_panel)(tn_qscales form, const uint8_t *from, const tn_qlayout *l, int64_t blocks, uint8_t *to,
+    void (*scales_to_panel)(tn_qscales format, const uint8_t *from, const tn_qlayout *l, int64_t blocks, uint8_t *to,
                             int64_t step);
     const half_set *half, *brain;
 } qplain_set;

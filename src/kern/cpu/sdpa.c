@@ -27,8 +27,8 @@ static int64_t round_up(int64_t x, int64_t unit) { return tn_ceil_div(x, unit) *
 /* ---- one thread's memory ----------------------------------------------------------------------------------------- */
 
 typedef struct part {
-    float *keys, *keys_turned;     /* [chunks · KEYS, width], and by chunk [width, KEYS] */
-    float *values, *values_turned; /* the same with value_width; forward: no turned ones */
+    float *keys, *keys_transposed;     /* [chunks · KEYS, width], and by chunk [width, KEYS] */
+    float *values, *values_transposed; /* the same with value_width; forward: no turned ones */
     float *q;                      /* [ROWS, width] */
     float *weights;                /* by chunk [ROWS, KEYS] */
     float *out;                    /* [ROWS, value_width]; backward: the gradient of it */
@@ -46,7 +46,7 @@ typedef struct supply {
     size_t used;
 } supply;
 
-static float *take(supply *s, int64_t floats) {
+static float *take_sdpa(supply *s, int64_t floats) {
     float *at = s->base ? s->base + s->used : NULL;
     s->used += (size_t)round_up(floats, LANES);
     return at;
@@ -55,28 +55,28 @@ static float *take(supply *s, int64_t floats) {
 static size_t part_open(part *p, const sdpa *a, bool backward, float *base) {
     supply s = {base, 0};
     int64_t keys = a->chunks * KEYS;
-    *p = (part){.keys = take(&s, keys * a->width), .keys_turned = take(&s, keys * a->width)};
-    p->values = take(&s, keys * a->value_width);
-    p->q = take(&s, ROWS * a->width);
-    p->weights = take(&s, a->chunks * ROWS * KEYS);
-    p->out = take(&s, ROWS * a->value_width);
-    p->lanes = take(&s, ROWS * LANES);
-    p->most = take(&s, ROWS);
-    p->sum = take(&s, ROWS);
+    *p = (part){.keys = take_sdpa(&s, keys * a->width), .keys_transposed = take_sdpa(&s, keys * a->width)};
+    p->values = take_sdpa(&s, keys * a->value_width);
+    p->q = take_sdpa(&s, ROWS * a->width);
+    p->weights = take_sdpa(&s, a->chunks * ROWS * KEYS);
+    p->out = take_sdpa(&s, ROWS * a->value_width);
+    p->lanes = take_sdpa(&s, ROWS * LANES);
+    p->most = take_sdpa(&s, ROWS);
+    p->sum = take_sdpa(&s, ROWS);
     if (!backward) return s.used;
-    p->values_turned = take(&s, keys * a->value_width);
-    p->out_scaled = take(&s, ROWS * a->value_width);
-    p->slope = take(&s, ROWS * KEYS);
-    p->along = take(&s, ROWS);
-    p->dq = take(&s, ROWS * a->width);
-    p->dk = take(&s, keys * a->width);
-    p->dv = take(&s, keys * a->value_width);
+    p->values_transposed = take_sdpa(&s, keys * a->value_width);
+    p->out_scaled = take_sdpa(&s, ROWS * a->value_width);
+    p->slope = take_sdpa(&s, ROWS * KEYS);
+    p->along = take_sdpa(&s, ROWS);
+    p->dq = take_sdpa(&s, ROWS * a->width);
+    p->dk = take_sdpa(&s, keys * a->width);
+    p->dv = take_sdpa(&s, keys * a->value_width);
     return s.used;
 }
 
 /* ---- bringing and taking away ------------------------------------------------------------------------------------ */
 
-static float *place(const tn_sdpa_tensor *t, int64_t batch, int64_t head, int64_t row) {
+static float *place_sdpa(const tn_sdpa_tensor *t, int64_t batch, int64_t head, int64_t row) {
     return t->data + batch * t->batch + head * t->head + row * t->row;
 }
 
@@ -111,7 +111,7 @@ static void take_away(const tn_sdpa_tensor *t, float *to, int64_t rows, int64_t 
 }
 
 /* Chunk by chunk, keys become columns. */
-static void turn(const sdpa *a, const float *from, int64_t width, float *to) {
+static void transpose(const sdpa *a, const float *from, int64_t width, float *to) {
     for (int64_t i = 0; i < round_up(a->args->keys, LANES); i += VL)
         put_columns(from + i * width, width, width, to + i / KEYS * KEYS * width + i % KEYS);
 }
@@ -119,9 +119,9 @@ static void turn(const sdpa *a, const float *from, int64_t width, float *to) {
 static void bring_head(const sdpa *a, part *p, int64_t batch, int64_t kv_head) {
     const tn_sdpa_args *x = a->args;
     int64_t all = round_up(x->keys, LANES);
-    bring(&x->k, place(&x->k, batch, kv_head, 0), x->keys, all, x->features, a->width, p->keys);
-    bring(&x->v, place(&x->v, batch, kv_head, 0), x->keys, all, x->value_features, a->value_width, p->values);
-    turn(a, p->keys, a->width, p->keys_turned);
+    bring(&x->k, place_sdpa(&x->k, batch, kv_head, 0), x->keys, all, x->features, a->width, p->keys);
+    bring(&x->v, place_sdpa(&x->v, batch, kv_head, 0), x->keys, all, x->value_features, a->value_width, p->values);
+    transpose(a, p->keys, a->width, p->keys_transposed);
 }
 
 /* ---- weights of a block ------------------------------------------------------------------------------------------ */
@@ -149,7 +149,7 @@ static int64_t wide_keys_in(const sdpa *a, int64_t chunk) { return round_up(keys
 
 static void put_mask(const sdpa *a, const block *b, int64_t row, int64_t chunk, float *s) {
     const tn_sdpa_tensor *mask = &a->args->mask;
-    const float *m = place(mask, b->batch, b->head, b->first + row) + chunk * KEYS * mask->column;
+    const float *m = place_sdpa(mask, b->batch, b->head, b->first + row) + chunk * KEYS * mask->column;
     for (int64_t j = 0, n = keys_in(a, chunk); j < n; j++) {
         float x = m[j * mask->column];
         s[j] = !a->args->hides ? s[j] + x : x == 0 ? s[j] : x;
@@ -175,7 +175,7 @@ static void score_row(const sdpa *a, const part *p, const block *b, int64_t chun
 }
 
 static void score_chunk(const sdpa *a, const part *p, const block *b, int64_t chunk) {
-    const float *keys = p->keys_turned + chunk * KEYS * a->width;
+    const float *keys = p->keys_transposed + chunk * KEYS * a->width;
     for (int64_t i = 0; i < a->args->features; i += KIR_KSUM) {
         product s = {.a = p->q + i,
                      .a_row = a->width,
@@ -230,7 +230,7 @@ static void find_sums(const part *p, const block *b) {
 /* Scores of all chunks, and the greatest of each row. */
 static void score_block(const sdpa *a, part *p, const block *b) {
     const tn_sdpa_args *x = a->args;
-    bring(&x->q, place(&x->q, b->batch, b->head, b->first), b->rows, b->rows, x->features, a->width, p->q);
+    bring(&x->q, place_sdpa(&x->q, b->batch, b->head, b->first), b->rows, b->rows, x->features, a->width, p->q);
     for (int64_t i = 0; i < b->rows * LANES; i++)
         p->lanes[i] = -INFINITY;
     for (int64_t c = 0; c < b->chunks; c++)
@@ -243,7 +243,7 @@ static bool is_blind(const sdpa *a, const part *p, int64_t row) { return a->args
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-static void finish(const sdpa *a, const part *p, const block *b) {
+static void finish_sdpa(const sdpa *a, const part *p, const block *b) {
     for (int64_t r = 0; r < b->rows; r++) {
         float *out = p->out + r * a->value_width;
         V sum = v_set1(p->sum[r]);
@@ -252,7 +252,8 @@ static void finish(const sdpa *a, const part *p, const block *b) {
             v_store(out + c, blind ? v_zero() : v_load(out + c) / sum);
     }
     const tn_sdpa_args *x = a->args;
-    take_away(&x->out, place(&x->out, b->batch, b->head, b->first), b->rows, x->value_features, a->value_width, p->out);
+    take_away(&x->out, place_sdpa(&x->out, b->batch, b->head, b->first), b->rows, x->value_features, a->value_width,
+              p->out);
 }
 
 static void attend_block(const sdpa *a, part *p, const block *b) {
@@ -271,11 +272,11 @@ static void attend_block(const sdpa *a, part *p, const block *b) {
         multiply(o, b->rows, a->value_width);
     }
     find_sums(p, b);
-    finish(a, p, b);
+    finish_sdpa(a, p, b);
 }
 
 /* Units: parts of heads. */
-static void attend(void *ctx, int64_t begin, int64_t end, int worker) {
+static void attend_sdpa(void *ctx, int64_t begin, int64_t end, int worker) {
     const sdpa *a = ctx;
     const tn_sdpa_args *x = a->args;
     part p;
@@ -306,10 +307,10 @@ static float dot(const float *x, const float *y, int64_t width) {
 static void bring_gradient(const sdpa *a, part *p, const block *b) {
     const tn_sdpa_args *x = a->args;
     float *result = p->out_scaled; /* for a moment */
-    bring(&x->dout, place(&x->dout, b->batch, b->head, b->first), b->rows, b->rows, x->value_features, a->value_width,
-          p->out);
-    bring(&x->out, place(&x->out, b->batch, b->head, b->first), b->rows, b->rows, x->value_features, a->value_width,
-          result);
+    bring(&x->dout, place_sdpa(&x->dout, b->batch, b->head, b->first), b->rows, b->rows, x->value_features,
+          a->value_width, p->out);
+    bring(&x->out, place_sdpa(&x->out, b->batch, b->head, b->first), b->rows, b->rows, x->value_features,
+          a->value_width, result);
     for (int64_t r = 0; r < b->rows; r++) {
         float *own = p->out + r * a->value_width, *scaled = p->out_scaled + r * a->value_width;
         p->along[r] = dot(own, scaled, a->value_width);
@@ -352,7 +353,7 @@ static void go_back_chunk(const sdpa *a, part *p, const block *b, int64_t chunk)
         product w = {.a = p->out + i,
                      .a_row = a->value_width,
                      .a_step = 1,
-                     .b = p->values_turned + at * a->value_width + i * KEYS,
+                     .b = p->values_transposed + at * a->value_width + i * KEYS,
                      .b_row = KEYS,
                      .c = p->slope,
                      .c_row = KEYS,
@@ -383,7 +384,7 @@ static void go_back_block(const sdpa *a, part *p, const block *b) {
     bring_gradient(a, p, b);
     for (int64_t c = 0; c < b->chunks; c++)
         go_back_chunk(a, p, b, c);
-    take_away(&x->dq, place(&x->dq, b->batch, b->head, b->first), b->rows, x->features, a->width, p->dq);
+    take_away(&x->dq, place_sdpa(&x->dq, b->batch, b->head, b->first), b->rows, x->features, a->width, p->dq);
 }
 
 /* Units: kv heads. */
@@ -395,27 +396,27 @@ static void go_back(void *ctx, int64_t begin, int64_t end, int worker) {
     for (int64_t unit = begin; unit < end; unit++) {
         int64_t kv_head = unit % x->kv_heads, batch = unit / x->kv_heads;
         bring_head(a, &p, batch, kv_head);
-        turn(a, p.values, a->value_width, p.values_turned);
+        transpose(a, p.values, a->value_width, p.values_transposed);
         memset(p.dk, 0, (size_t)(a->chunks * KEYS * a->width) * sizeof *p.dk);
         memset(p.dv, 0, (size_t)(a->chunks * KEYS * a->value_width) * sizeof *p.dv);
         for (int64_t i = 0; i < a->group * a->blocks; i++) {
             block b = block_at(a, batch, kv_head * a->group + i / a->blocks, i % a->blocks);
             go_back_block(a, &p, &b);
         }
-        take_away(&x->dk, place(&x->dk, batch, kv_head, 0), x->keys, x->features, a->width, p.dk);
-        take_away(&x->dv, place(&x->dv, batch, kv_head, 0), x->keys, x->value_features, a->value_width, p.dv);
+        take_away(&x->dk, place_sdpa(&x->dk, batch, kv_head, 0), x->keys, x->features, a->width, p.dk);
+        take_away(&x->dv, place_sdpa(&x->dv, batch, kv_head, 0), x->keys, x->value_features, a->value_width, p.dv);
     }
 }
 
 /* ---- the whole --------------------------------------------------------------------------------------------------- */
 
-static bool is_empty(const tn_sdpa_args *x) {
+static bool sdpa_is_empty(const tn_sdpa_args *x) {
     return x->batch <= 0 || x->heads <= 0 || x->queries <= 0 || x->keys <= 0 || x->features <= 0 ||
            x->value_features <= 0;
 }
 
 /* Forward, a head is cut where there are too few of them to give every thread its share. */
-static void plan(sdpa *a, const tn_sdpa_args *x, bool backward, int threads) {
+static void plan_sdpa(sdpa *a, const tn_sdpa_args *x, bool backward, int threads) {
     int64_t heads = x->batch * x->heads;
     *a = (sdpa){.args = x, .group = x->heads / x->kv_heads, .splits = 1};
     a->width = round_up(x->features, VL);
@@ -429,9 +430,9 @@ static void plan(sdpa *a, const tn_sdpa_args *x, bool backward, int threads) {
 }
 
 static size_t workspace(const tn_sdpa_args *args, bool backward, int threads) {
-    if (is_empty(args)) return 64;
+    if (sdpa_is_empty(args)) return 64;
     sdpa a;
-    plan(&a, args, backward, 1);
+    plan_sdpa(&a, args, backward, 1);
     return (size_t)threads * a.part_floats * sizeof(float);
 }
 
@@ -441,13 +442,13 @@ static int64_t grain_of(const tn_sdpa_args *x, int64_t units) {
     return (int64_t)(PART_COST * (double)units / cost) + 1;
 }
 
-static void run(const tn_sdpa_args *args, bool backward) {
-    if (is_empty(args)) return;
+static void run_sdpa(const tn_sdpa_args *args, bool backward) {
+    if (sdpa_is_empty(args)) return;
     sdpa a;
     int threads = tn_threads();
-    plan(&a, args, backward, threads);
+    plan_sdpa(&a, args, backward, threads);
     int64_t units = args->batch * (backward ? args->kv_heads : args->heads * a.splits);
-    tn_parallel_shared(units, grain_of(args, units), backward ? go_back : attend, &a);
+    tn_parallel_shared(units, grain_of(args, units), backward ? go_back : attend_sdpa, &a);
 }
 
-const tn_sdpa_table VEC_JOIN(tn_sdpa_table, TN_ISA_SUFFIX) = {run, workspace};
+const tn_sdpa_table VEC_JOIN(tn_sdpa_table, TN_ISA_SUFFIX) = {run_sdpa, workspace};

@@ -1,7 +1,7 @@
 /* select.c — picks the native kernels for the processor at hand, once.
  *
  * Every instruction set yields the same bits, so the choice is about speed alone; TRUNNION_ISA lowers it (tn_cpu). */
-#include "kern/cpu/conv_lines.h"
+#include "kern/cpu/conv_vec.h"
 #include "kern/cpu/cpu.h"
 #include "kern/cpu/qtile.h"
 
@@ -10,12 +10,12 @@
 typedef struct kernel_tables {
     const struct tile_set *f32, *f64;
     const tn_attention_table *attention;
-    const conv_lines *conv;
+    const conv_vec *conv;
     const tn_sdpa_table *sdpa;
 } kernel_tables;
 
 #define TABLES_OF(isa) \
-    { &tn_tiles_f32_##isa, &tn_tiles_f64_##isa, &tn_attention_table_##isa, &tn_conv_lines_##isa, &tn_sdpa_table_##isa }
+    { &tn_tiles_f32_##isa, &tn_tiles_f64_##isa, &tn_attention_table_##isa, &tn_conv_vec_##isa, &tn_sdpa_table_##isa }
 
 /* Best last; what this build lacks takes the row before it. */
 static const kernel_tables built[TN_ISA_COUNT] = {
@@ -31,7 +31,7 @@ static const kernel_tables built[TN_ISA_COUNT] = {
 static _Atomic(const kernel_tables *) chosen;
 
 /* Threads that get here at the same time find the same answer. */
-static const kernel_tables *choose(void) {
+static const kernel_tables *choose_isa(void) {
     int isa = (int)tn_cpu().isa;
     while (isa > TN_ISA_BASE && !built[isa].f32)
         isa--;
@@ -41,7 +41,7 @@ static const kernel_tables *choose(void) {
 
 static const kernel_tables *tables(void) {
     const kernel_tables *t = atomic_load_explicit(&chosen, memory_order_relaxed);
-    return t ? t : choose();
+    return t ? t : choose_isa();
 }
 
 bool tn_gemm_use(tn_isa isa) {
@@ -139,15 +139,15 @@ void tn_gemm_run(const tn_gemm_args *args, tn_dtype dtype) { driver(dtype)->run(
 
 void tn_gemm_f32(const tn_gemm_args *args) { tn_gemm_run(args, TN_F32); }
 
-bool tn_gemm_chain_takes(const tn_gemm_args *args) { return tn_gemm_chains.takes(tables()->f32, args); }
+bool tn_gemm_row_fused_takes(const tn_gemm_args *args) { return tn_gemm_chains.takes(tables()->f32, args); }
 
-size_t tn_gemm_chain_bytes(void) { return tn_gemm_chains.bytes; }
+size_t tn_gemm_row_fused_bytes(void) { return tn_gemm_chains.bytes; }
 
-size_t tn_gemm_chain_workspace(const tn_gemm_chain *chain, int threads) {
+size_t tn_gemm_row_fused_workspace(const tn_gemm_row_fused *chain, int threads) {
     return tn_gemm_chains.workspace(tables()->f32, chain, threads);
 }
 
-void tn_gemm_chain_run(const tn_gemm_chain *chain) { tn_gemm_chains.run(tables()->f32, chain); }
+void tn_gemm_row_fused_run(const tn_gemm_row_fused *chain) { tn_gemm_chains.run(tables()->f32, chain); }
 
 size_t tn_attention_workspace(const tn_attention_args *args, int threads) {
     return tables()->attention->workspace(args, threads);
@@ -161,9 +161,9 @@ size_t tn_sdpa_workspace(const tn_sdpa_args *args, bool backward, int threads) {
 
 void tn_sdpa(const tn_sdpa_args *args, bool backward) { tables()->sdpa->run(args, backward); }
 
-void tn_cache_write(const tn_cache_write_args *args) { tables()->attention->append(args); }
+void tn_kv_cache_write(const tn_kv_cache_write_args *args) { tables()->attention->append(args); }
 
-const conv_lines *tn_conv_lines(void) { return tables()->conv; }
+const conv_vec *tn_conv_vec(void) { return tables()->conv; }
 
 const tile_set *tn_byte_tiles(void) { return byte_tiles(tables()); }
 

@@ -29,16 +29,16 @@ enum { TILE_ROWS = 8, WIDE_1 = 4, WIDE_2 = 4, WIDE_3 = 2, WIDE_4 = 2 };
 #define EDGE_HEIGHTS(X) X(1) X(2) X(4)
 #define EDGE_SPLITS(X) \
     TILE_SPLITS_TO_7(X) X(8, 4, 4) X(9, 8, 1) X(10, 8, 2) X(11, 8, 3) X(12, 8, 4) X(13, 8, 5) X(14, 8, 6)
-#define TURNED_HEIGHTS(X) X(1) X(2) X(4) X(5) X(7) X(8) X(10) X(13) X(14)
-#define TURNED_SPLITS(X) X(3, 2, 1) X(6, 4, 2) X(9, 5, 4) X(11, 7, 4) X(12, 7, 5)
+#define NHWC_HEIGHTS(X) X(1) X(2) X(4) X(5) X(7) X(8) X(10) X(13) X(14)
+#define NHWC_SPLITS(X) X(3, 2, 1) X(6, 4, 2) X(9, 5, 4) X(11, 7, 4) X(12, 7, 5)
 enum { TILE_ROWS = 14, WIDE_1 = 4, WIDE_2 = 2, WIDE_3 = 1, WIDE_4 = 1 };
 #elif defined(__AVX512F__)
 #define TILE_HEIGHTS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(10) X(12) X(14)
 #define TILE_SPLITS(X) X(9, 5, 4) X(11, 6, 5) X(13, 7, 6)
 #define TAPPED_HEIGHTS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(14)
 #define TAPPED_SPLITS(X) TILE_SPLITS(X) X(10, 5, 5) X(12, 6, 6)
-#define TURNED_HEIGHTS(X) X(4) X(5) X(6) X(7) X(8) X(10) X(12) X(13) X(14)
-#define TURNED_SPLITS(X) X(9, 5, 4) X(11, 6, 5)
+#define NHWC_HEIGHTS(X) X(4) X(5) X(6) X(7) X(8) X(10) X(12) X(13) X(14)
+#define NHWC_SPLITS(X) X(9, 5, 4) X(11, 6, 5)
 #define TILE_LOWER(t) tile_split(t, tile_full_8, 8, tile_full_6) /* for rows that lie anywhere */
 enum { TILE_ROWS = 14, WIDE_1 = 4, WIDE_2 = 4, WIDE_3 = 2, WIDE_4 = 2 };
 #elif defined(__AVX2__) && defined(TN_VEC_F64)
@@ -72,11 +72,11 @@ enum { TILE_ROWS = 4, WIDE_1 = 4, WIDE_2 = 2, WIDE_3 = 1, WIDE_4 = 1 };
 #define EDGE_HEIGHTS TILE_HEIGHTS
 #define EDGE_SPLITS TILE_SPLITS
 #endif
-#ifndef TURNED_HEIGHTS
+#ifndef NHWC_HEIGHTS
 #define TAPPED_HEIGHTS TILE_HEIGHTS
 #define TAPPED_SPLITS TILE_SPLITS
-#define TURNED_SPLITS TILE_SPLITS
-#define TURNED_HEIGHTS TILE_HEIGHTS
+#define NHWC_SPLITS TILE_SPLITS
+#define NHWC_HEIGHTS TILE_HEIGHTS
 #endif
 
 enum {
@@ -151,19 +151,19 @@ enum { SPREADS = true };
 
 /* Bytes from C to the matrix that gates it, if that has C's rows; else 0. */
 VEC_INLINE int64_t tile_gate(const tile *t) {
-    const ending *e = t->ending;
+    const epilogue_ops *e = t->epilogue_ops;
     if (!e || !e->gate || e->gate_row != t->c_row) return 0;
     return (int64_t)((uintptr_t)(e->gate + t->row * e->gate_row + t->column) - (uintptr_t)t->c);
 }
 
-/* A row's sums with their ending, of those that are worth code of their own: a bias with or without max(…, 0), and what
- * is added under a gate. `gated` is constant after inlining. */
+/* A row's sums with their fused epilogue, of those that are worth code of their own: a bias with or without max(…, 0),
+ * and what is added under a gate. `gated` is constant after inlining. */
 VEC_INLINE void tile_end_rows(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const int rows, const bool gated) {
-    const ending *e = t->ending;
+    const epilogue_ops *e = t->epilogue_ops;
     const real *times = e->times ? e->times + t->row * e->times_row : NULL;
     const real *gate = gated ? e->gate + t->row * e->gate_row + t->column : NULL;
     const V nothing = v_set1(-0.0f), zero = v_set1(times ? e->zero : -0.0f);
-    const V floor = v_set1(e->cuts ? 0 : __builtin_nanf(""));
+    const V floor = v_set1(e->relu ? 0 : __builtin_nanf(""));
     real *c = t->c;
     V add[2];
     VEC_UNROLL for (int j = 0; j < 2; j++) add[j] = e->add ? v_load(e->add + t->column + j * VL) : nothing;
@@ -183,8 +183,8 @@ VEC_INLINE void tile_end_rows(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const
 }
 
 VEC_INLINE bool tile_end(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const int rows) {
-    if (!t->ending) return false;
-    if (t->ending->gate)
+    if (!t->epilogue_ops) return false;
+    if (t->epilogue_ops->gate)
         tile_end_rows(t, sum, rows, true);
     else
         tile_end_rows(t, sum, rows, false);
@@ -364,7 +364,7 @@ static tile_fn *const tile_tapped[] = {TAPPED_HEIGHTS(TILE_TAPPED_ROW) TAPPED_SP
 #endif
 
 /* One step of a turned tile: numbers of A that lie side by side, somewhere, times a step of a packed panel. */
-VEC_INLINE void tile_turned_step(V sum[TILE_ROWS][2], const real *a, const real *b, const int rows) {
+VEC_INLINE void tile_nhwc_step(V sum[TILE_ROWS][2], const real *a, const real *b, const int rows) {
     V y[2] = {v_load(b), v_load(b + VL)};
     VEC_UNROLL for (int i = 0; i < rows; i++) {
         if (V_FOLDS && rows >= FOLDING && i % 2 == 1) {
@@ -388,11 +388,11 @@ VEC_INLINE void tile_turn(const tile *t, const int rows) {
     }
     const int64_t *tap = t->tap, *end = tap + t->k;
     for (int64_t lines = t->ahead_rows; tap < end; lines--) {
-        const int64_t *stop = lines > 0 && end - tap > TURNED_AHEAD ? tap + TURNED_AHEAD : end;
+        const int64_t *stop = lines > 0 && end - tap > NHWC_AHEAD ? tap + NHWC_AHEAD : end;
         if (lines > 0) __builtin_prefetch(ahead, 0, 2);
         ahead += STRETCH;
         for (; tap < stop; tap++, b += PANEL)
-            tile_turned_step(sum, a + *tap, b, rows);
+            tile_nhwc_step(sum, a + *tap, b, rows);
     }
     real *c = t->c;
     const bool add = t->add;
@@ -403,23 +403,23 @@ VEC_INLINE void tile_turn(const tile *t, const int rows) {
 }
 
 #if defined(TN_VEC_F64) || defined(TN_VEC_PAIRS)
-static tile_fn *const *const tile_turned = NULL;
+static tile_fn *const *const tile_nhwc = NULL;
 #else
-#define TILE_TURNED(rows) \
-    static void tile_turned_##rows(const tile *t) { tile_turn(t, rows); }
-#define TILE_TURNED_SPLIT(rows, first, second)      \
-    static void tile_turned_##rows(const tile *t) { \
-        tile below = *t;                            \
-        tile_turned_##first(t);                     \
-        below.a += (first);                         \
-        below.c += (first)*t->c_row;                \
-        tile_turned_##second(&below);               \
+#define TILE_NHWC(rows) \
+    static void tile_nhwc_##rows(const tile *t) { tile_turn(t, rows); }
+#define TILE_NHWC_SPLIT(rows, first, second)      \
+    static void tile_nhwc_##rows(const tile *t) { \
+        tile below = *t;                          \
+        tile_nhwc_##first(t);                     \
+        below.a += (first);                       \
+        below.c += (first)*t->c_row;              \
+        tile_nhwc_##second(&below);               \
     }
-#define TILE_TURNED_ROW(rows) [rows] = tile_turned_##rows,
-#define TILE_TURNED_SPLIT_ROW(rows, first, second) TILE_TURNED_ROW(rows)
-TURNED_HEIGHTS(TILE_TURNED)
-TURNED_SPLITS(TILE_TURNED_SPLIT)
-static tile_fn *const tile_turned[] = {TURNED_HEIGHTS(TILE_TURNED_ROW) TURNED_SPLITS(TILE_TURNED_SPLIT_ROW)};
+#define TILE_NHWC_ROW(rows) [rows] = tile_nhwc_##rows,
+#define TILE_NHWC_SPLIT_ROW(rows, first, second) TILE_NHWC_ROW(rows)
+NHWC_HEIGHTS(TILE_NHWC)
+NHWC_SPLITS(TILE_NHWC_SPLIT)
+static tile_fn *const tile_nhwc[] = {NHWC_HEIGHTS(TILE_NHWC_ROW) NHWC_SPLITS(TILE_NHWC_SPLIT_ROW)};
 #endif
 
 #define TILE_FULL_ROW(rows) [rows] = tile_full_##rows,

@@ -1,7 +1,7 @@
 /* tiles.c — the kernels of matrix products, compiled once per instruction set and type of sums and products.
  *
  * What a product is cut into is gemm.c's; here is what touches every number: packing (pack.h), multiplying (tile.h, and
- * lines.h for few rows), and storing sums that become something else. */
+ * gemm_small_m.h for few rows), and storing sums that become something else. */
 #include "base/base.h"
 #include "kern/cpu/cpu.h"
 #include "kern/cpu/pack.h"
@@ -11,7 +11,7 @@
 static const bool lines_take[PACK_QUADS + 1];
 #define lines_run NULL
 #else
-#include "kern/cpu/lines.h"
+#include "kern/cpu/gemm_small_m.h"
 #endif
 
 #if defined(TN_VEC_F64) || defined(TN_VEC_QUADS)
@@ -59,22 +59,23 @@ VEC_INLINE void round_columns(uint16_t *to, int64_t stride, const real *from, in
 #define END end_block
 
 /* Columns of a row: `left` of them, at most a vector's. */
-VEC_INLINE V end_columns(const ending *e, V x, int64_t row, int64_t column, M mask) {
+VEC_INLINE V end_columns(const epilogue_ops *e, V x, int64_t row, int64_t column, M mask) {
     if (e->add) {
         V add = v_part_load(e->add + column, mask);
         if (e->times) add = v_fma(v_set1(e->times[row * e->times_row]), add, v_set1(e->zero));
         x = x + add;
     }
-    if (!e->cuts) return x;
+    if (!e->relu) return x;
     return v_gate(x, e->gate ? v_part_load(e->gate + row * e->gate_row + column, mask) : x, v_zero());
 }
 
-static void end_block(const ending_block *b) {
+static void end_block(const epilogue_block *b) {
     for (int64_t i = 0; i < b->rows; i++) {
         for (int64_t j = 0; j < b->columns; j += VL) {
             M mask = v_mask(b->columns - j);
             V x = v_part_load(b->from + i * b->from_row + j, mask);
-            v_part_store(b->to + i * b->to_row + j, mask, end_columns(b->ending, x, b->row + i, b->column + j, mask));
+            v_part_store(b->to + i * b->to_row + j, mask,
+                         end_columns(b->epilogue_ops, x, b->row + i, b->column + j, mask));
         }
     }
 }
@@ -107,7 +108,7 @@ const tile_set SET = {.full = tile_full,
                       .edge = tile_edge,
                       .wide = tile_wide,
                       .tapped = tile_tapped,
-                      .turned = tile_turned,
+                      .nhwc = tile_nhwc,
                       .wide_panels = tile_wide_panels,
                       .pack = pack_run,
                       .lines = lines_run,

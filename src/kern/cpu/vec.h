@@ -12,7 +12,7 @@
 #ifndef TN_VEC_H
 #define TN_VEC_H
 
-#include "kern/cpu/product.h"
+#include "kern/cpu/tile_set.h"
 
 #define VEC_JOIN_(a, b) a##_##b
 #define VEC_JOIN(a, b) VEC_JOIN_(a, b)

@@ -12,7 +12,7 @@
 
 #include <string.h>
 
-#include "kern/cpu/conv_lines.h"
+#include "kern/cpu/conv_vec.h"
 #include "kern/cpu/vec.h"
 
 /* The points a and b, their squares, cubes, and the sum and the product of both squares. */
@@ -59,11 +59,11 @@ VEC_INLINE void winograd_apart(const float *from, V *d, const int count) {
     d[3] = v_odds(odds, more_odds);
 }
 
-static void winograd_rows(const float *lines, int64_t line, int64_t count, float *slab, int64_t distance,
+static void winograd_rows(const float *lines, int64_t line, int64_t count, float *input_tile, int64_t distance,
                           int64_t across) {
     V d[WINOGRAD_IN], v[WINOGRAD_IN];
     for (int64_t y = 0; y < count; y++, lines += line) {
-        float *to = slab + y % WINOGRAD_OUT * WINOGRAD_IN * distance + y / WINOGRAD_OUT * across;
+        float *to = input_tile + y % WINOGRAD_OUT * WINOGRAD_IN * distance + y / WINOGRAD_OUT * across;
         for (int64_t t = 0; t < across; t += VL) {
             winograd_apart(lines + 4 * t, d, 4);
             winograd_apart(lines + 4 * t + 4, d + 4, 2);
@@ -73,12 +73,12 @@ static void winograd_rows(const float *lines, int64_t line, int64_t count, float
     }
 }
 
-static void winograd_columns(const float *slab, int64_t distance, int64_t across, float *to, int64_t point,
+static void winograd_columns(const float *input_tile, int64_t distance, int64_t across, float *to, int64_t point,
                              int64_t tiles) {
     V d[WINOGRAD_IN], v[WINOGRAD_IN];
     for (int64_t t = 0; t < tiles; t += VL)
         for (int64_t h = 0; h < WINOGRAD_IN; h++) {
-            const float *from = slab + h * distance + t;
+            const float *from = input_tile + h * distance + t;
             VEC_UNROLL for (int i = 0; i < WINOGRAD_IN; i++) {
                 int phase = i % WINOGRAD_OUT;
                 d[i] = v_load(from + phase * WINOGRAD_IN * distance + (i / WINOGRAD_OUT) * across);
@@ -159,7 +159,7 @@ VEC_INLINE void winograd_points(V g0, V g1, V g2, V *u) {
 #define FACTOR_A (-128.0 / 243)
 #define FACTOR_B (32.0 / 243)
 
-static void winograd_filters(const float *taps, int64_t step, float *to, int64_t point, int64_t rows) {
+static void winograd_out_channels(const float *taps, int64_t step, float *to, int64_t point, int64_t rows) {
     static const double factor[] = {FACTOR_0, FACTOR_A, FACTOR_A, FACTOR_B, FACTOR_B, 1};
     V half[3][WINOGRAD_IN], u[WINOGRAD_IN];
     const M mask = v_mask(rows);
@@ -172,12 +172,12 @@ static void winograd_filters(const float *taps, int64_t step, float *to, int64_t
     }
 }
 
-/* Tiles of two places. */
-static void winograd_line(const float *line, int64_t tiles, float *to, int64_t point) {
+/* Tiles of two output pixels. */
+static void winograd_1d(const float *line, int64_t tiles, float *to, int64_t point) {
     V d[WINOGRAD_IN], v[WINOGRAD_IN];
     for (int64_t t = 0; t < tiles; t += VL) {
         VEC_UNROLL for (int i = 0; i < WINOGRAD_IN; i += 2) {
-            const float *from = line + WINOGRAD_LINE_OUT * t + i;
+            const float *from = line + WINOGRAD_1D_OUT * t + i;
             V x = v_load(from), y = v_load(from + VL);
             d[i] = v_evens(x, y);
             d[i + 1] = v_odds(x, y);
@@ -187,23 +187,23 @@ static void winograd_line(const float *line, int64_t tiles, float *to, int64_t p
     }
 }
 
-static void winograd_line_finish(const float *sums, int64_t point, float *to, int64_t count) {
-    for (int64_t t = 0; count > 0; t += VL, to += WINOGRAD_LINE_OUT * VL, count -= WINOGRAD_LINE_OUT * VL) {
+static void winograd_1d_finish(const float *sums, int64_t point, float *to, int64_t count) {
+    for (int64_t t = 0; count > 0; t += VL, to += WINOGRAD_1D_OUT * VL, count -= WINOGRAD_1D_OUT * VL) {
         V m[WINOGRAD_IN];
-        float both[WINOGRAD_LINE_OUT * VL];
+        float both[WINOGRAD_1D_OUT * VL];
         VEC_UNROLL for (int i = 0; i < WINOGRAD_IN; i++) m[i] = v_load(sums + i * point + t);
         V first = m[0] + (m[1] + m[2]) + (m[3] + m[4]);
         V second = v_fma(v_set1(POINT_B), m[3] - m[4], v_fma(v_set1(POINT_A), m[1] - m[2], m[5]));
         v_store(both, v_zip_low(first, second));
         v_store(both + VL, v_zip_high(first, second));
-        winograd_copy(to, both, count < WINOGRAD_LINE_OUT * VL ? count : WINOGRAD_LINE_OUT * VL);
+        winograd_copy(to, both, count < WINOGRAD_1D_OUT * VL ? count : WINOGRAD_1D_OUT * VL);
     }
 }
 
 /* ---- the gradient of filters ------------------------------------------------------------------------------------- */
 
 /* Values of four results: `winograd_back` turned around. */
-VEC_INLINE void winograd_back_turned(const V *y, V *w) {
+VEC_INLINE void winograd_back_transposed(const V *y, V *w) {
     V even_a = v_fma(v_set1(SQUARE_A), y[2], y[0]), odd_a = v_fma(v_set1(CUBE_A), y[3], v_set1(POINT_A) * y[1]);
     V even_b = v_fma(v_set1(SQUARE_B), y[2], y[0]), odd_b = v_fma(v_set1(CUBE_B), y[3], v_set1(POINT_B) * y[1]);
     w[0] = y[0];
@@ -222,11 +222,11 @@ VEC_INLINE void winograd_values(const float *pixels, int64_t row, int64_t pixel,
     for (int64_t c = 0; c < channels; c += VL) {
         for (int j = 0; j < side; j++) {
             VEC_UNROLL for (int i = 0; i < side; i++) d[i] = v_load(pixels + i * row + j * pixel + c);
-            (results ? winograd_back_turned : winograd_forth)(d, half[j]);
+            (results ? winograd_back_transposed : winograd_forth)(d, half[j]);
         }
         for (int64_t i = 0; i < count; i++) {
             VEC_UNROLL for (int j = 0; j < side; j++) d[j] = half[j][first + i];
-            (results ? winograd_back_turned : winograd_forth)(d, v);
+            (results ? winograd_back_transposed : winograd_forth)(d, v);
             VEC_UNROLL for (int j = 0; j < WINOGRAD_IN; j++) v_store(to + (i * WINOGRAD_IN + j) * point + c, v[j]);
         }
     }
@@ -243,7 +243,7 @@ static void winograd_gradients(const float *pixels, int64_t row, int64_t pixel, 
 }
 
 /* Three taps of six sums: `winograd_points` turned around, with its factors. */
-VEC_INLINE void winograd_points_turned(const V *m, V *g) {
+VEC_INLINE void winograd_points_transposed(const V *m, V *g) {
     V sum_a = m[1] + m[2], sum_b = m[3] + m[4], odd_a = m[1] - m[2], odd_b = m[3] - m[4];
     V zero = v_set1((float)FACTOR_0) * m[0];
     g[0] = v_fma(v_set1((float)FACTOR_A), sum_a, v_fma(v_set1((float)FACTOR_B), sum_b, zero));
@@ -256,11 +256,11 @@ static void winograd_taps(const float *sums, int64_t point, float *to, int64_t c
     for (int64_t c = 0; c < channels; c += VL) {
         VEC_UNROLL for (int i = 0; i < WINOGRAD_IN; i++) {
             VEC_UNROLL for (int j = 0; j < WINOGRAD_IN; j++) m[j] = v_load(sums + (i * WINOGRAD_IN + j) * point + c);
-            winograd_points_turned(m, g);
+            winograd_points_transposed(m, g);
             VEC_UNROLL for (int j = 0; j < 3; j++) half[j][i] = g[j];
         }
         VEC_UNROLL for (int j = 0; j < 3; j++) {
-            winograd_points_turned(half[j], g);
+            winograd_points_transposed(half[j], g);
             VEC_UNROLL for (int i = 0; i < 3; i++) v_store(to + (3 * i + j) * channels + c, g[i]);
         }
     }

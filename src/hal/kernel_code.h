@@ -1,0 +1,139 @@
+/* kernel_code.h — inside hal/: what stands between a kernel program and a driver's module: checks, the disk cache,
+ * ranges. */
+#ifndef TN_HAL_KERNEL_CODE_H
+#define TN_HAL_KERNEL_CODE_H
+
+#include "hal/hal.h"
+#include "kir/render.h"
+#include "kir/sched.h"
+
+/* ---- compiled kernels on disk (kernel_cache.c)
+ * -------------------------------------------------------------------------- */
+
+/* What `d` made of this code before, by its source text, entry, options and form, the device's name and the driver's
+ * version: *data (tn_mem_free it) and true; false when there is none that can be trusted. Never an error: without it
+ * the code is compiled. */
+bool tn_kernel_cache_find(const tn_device *d, const tn_code *code, void **data, size_t *size);
+void tn_kernel_cache_put(const tn_device *d, const tn_code *code, const void *data, size_t size);
+void tn_kernel_cache_drop(const tn_device *d, const tn_code *code); /* the driver could not use it */
+
+/* The most that the entries take on disk together; the oldest go. Returns the limit before. For tests. */
+int64_t tn_kernel_cache_set_limit(int64_t bytes);
+
+/* Whether the path names a file (with `folder` a folder) of this user's own that nobody else can write. No link. */
+bool tn_path_trusted(const char *path, bool folder);
+
+/* A folder or file of the cache folder in `out`; false when there is none that can be trusted. */
+bool tn_cache_path(const char *name, char *out, size_t size);
+
+/* Whether the device's compiler refused the program in this process, and why (kernel.c). */
+bool tn_kernel_refused(tn_device *d, const kir_program *p, char *why, size_t size);
+
+/* ---- loaded code (module.c) -------------------------------------------------------------------------------------- */
+
+/* What a driver is given of a rendered program. It points into itself and into the rendering: neither may move. */
+typedef struct tn_rendered_code {
+    tn_code code;
+    bool written[KIR_MAX_BUFFERS];
+    tn_dtype elements[KIR_MAX_BUFFERS];
+    uint8_t windows[KIR_MAX_BUFFERS];
+} tn_rendered_code;
+void tn_code_of_rendering(const tn_caps *c, const kir_program *p, const kir_rendering *r, tn_rendered_code *out);
+
+/* One form of a kernel as a driver has it. */
+typedef struct tn_loaded {
+    void *handle;        /* the driver's; NULL: not loaded */
+    kir_target target;   /* rendered forms: what it was rendered for */
+    size_t params_bytes; /* of the struct of parameters */
+} tn_loaded;
+
+/* Loads the program in the form that the device takes: KIR as it is, or rendered, from the disk cache if it was
+ * compiled before. `narrow`: indices of 32 bits. p must outlive the module. Errors: TN_ERR_UNSUPPORTED with the
+ * kernel's name and the head of the compiler's log when it cannot be had on this device; others may pass. */
+tn_status tn_code_load(tn_device *d, const kir_program *p, bool narrow, tn_loaded *out);
+void tn_code_unload(tn_device *d, tn_loaded *m);
+
+/* Runs parts of launches: fills parameters and calls the driver in chunks. `room`: tn_code_room(p, m) bytes. */
+typedef struct tn_runner {
+    tn_device *device;
+    const kir_program *p;
+    const tn_loaded *m;
+    char *room;
+    int queued;              /* dispatches that wait in the room */
+    tn_command_list *list;   /* where dispatches are put instead of being run; NULL: they are run */
+    const tn_launch *source; /* with a list: the caller's launch, which is read again at each run */
+} tn_runner;
+size_t tn_code_room(const kir_program *p, const tn_loaded *m);
+tn_status tn_runner_add(void *runner, const tn_launch *part); /* a tn_launch_part_fn */
+tn_status tn_runner_flush(tn_runner *r);
+/* The block of parameters: sizes, runtime scalars and bases of nothing behind each other. */
+void tn_params_fill(const kir_program *p, const tn_launch *l, size_t bytes, char *out);
+
+/* Lists (command_list.c): kernel.c puts a kernel's launches in, one dispatch after the other. */
+tn_status tn_kernel_list(tn_device *d, tn_kernel *k, const tn_launch *launches, int64_t count, tn_command_list *list);
+tn_status tn_command_list_take(tn_command_list *l, const kir_program *p, const tn_loaded *m, const tn_launch *source,
+                               const tn_launch *part, const uint32_t groups[3]);
+
+/* Whether there is a renderer for the form; KIR needs none. */
+bool tn_code_is_rendered(tn_code_format form);
+
+/* Whether its renderer makes programs of words (kir.h) for devices without 64-bit integers. */
+bool tn_code_has_words(tn_code_format form);
+
+static inline bool tn_is_local(const kir_program *p, int buffer) { return p->local[buffer] > 0; }
+static inline int tn_global_buffers(const kir_program *p) {
+    int n = 0;
+    for (int b = 0; b < p->n_buffers; b++)
+        n += !tn_is_local(p, b);
+    return n;
+}
+
+/* Bindings of a kernel: one a global buffer, or its windows. */
+static inline int tn_global_bindings(const kir_program *p) {
+    int n = 0;
+    for (int b = 0; b < p->n_buffers; b++)
+        n += tn_is_local(p, b) ? 0 : p->windows[b] ? p->windows[b] : 1;
+    return n;
+}
+
+/* Bytes of a window: the largest power of two that a binding holds. */
+static inline int64_t tn_window_bytes(const tn_caps *c) {
+    int64_t binding = c->max_buffer < INT64_MAX - c->alignment ? c->max_buffer + c->alignment : INT64_MAX;
+    return binding > 0 ? (int64_t)1 << (63 - __builtin_clzll((uint64_t)binding)) : 0;
+}
+
+/* Bytes of a buffer that a launch of this kernel can reach from the address that it is given: by one binding, or by
+ * several where the device joins them. */
+int64_t tn_reach(const tn_device *d, const kir_program *p);
+
+/* ---- rows by workgroups (row_split.c)
+ * --------------------------------------------------------------------------------- */
+
+/* Whether a launch of a program with loops runs faster when workgroups share its rows (kir/sched.h). */
+bool tn_row_split_pays(const tn_device *d, const kir_program *p, const kir_rows *rows, const int64_t *sizes);
+
+typedef enum tn_row_split_policy { TN_ROW_SPLIT_AUTO, TN_ROW_SPLIT_ALWAYS, TN_ROW_SPLIT_NEVER } tn_row_split_policy;
+/* For tests and benchmarks: what tn_row_split_pays answers from now on. */
+void tn_row_split_set(tn_row_split_policy policy);
+
+/* ---- ranges and limits (launch_split.c)
+ * --------------------------------------------------------------------------------- */
+
+/* One part of a launch whose buffers would not fit into the device's bindings as a whole. Valid during the call. */
+typedef tn_status tn_launch_part_fn(void *ctx, const tn_launch *part);
+
+/* Calls emit for parts of the launch that cover it, none of which binds more than `most` bytes of a buffer from the
+ * address that it is given; for the launch itself when that fits. `sizes` has room for the program's sizes. With emit
+ * NULL it only looks. Buffers that are read at computed places are left whole: tn_kernel_addresses has been asked.
+ * Errors: TN_ERR_UNSUPPORTED with the reason when no division makes it fit. */
+tn_status tn_launch_split(const kir_program *p, const tn_launch *launch, int64_t most, int64_t alignment,
+                          int64_t *sizes, tn_launch_part_fn *emit, void *ctx);
+
+/* The one check of what a driver is given: sizes there and not negative, no more points than fit, buffers there and
+ * aligned to their elements. Errors: TN_ERR_ARGUMENT, naming launch and value. */
+tn_status tn_launch_check(const kir_program *p, const tn_launch *launches, int64_t count);
+
+/* Whether the affine indices and the counts of this launch fit 32 bits; what is computed is added with 64. */
+bool tn_launch_is_narrow(const kir_program *p, const int64_t *sizes);
+
+#endif
