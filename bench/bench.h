@@ -1,5 +1,5 @@
 /* bench.h — what the programs of this folder time with: the median and the best of some samples, the threads asked for,
- * the end of a line. The limits beside them are those of `trunnion bench` (cli/bench_limits.h). */
+ * the end of a line. The limits beside them are those of `trunnion bench` (cli/bench/bench_limits.h). */
 #ifndef TRUNNION_BENCH_H
 #define TRUNNION_BENCH_H
 
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 #include "base/base.h"
-#include "bench_limits.h"
+#include "cli/bench/bench_limits.h"
 
 /* Seconds. */
 typedef struct times {

@@ -12,7 +12,7 @@
 
 #include "base/base.h"
 #include "bench.h"
-#include "kern/kern.h"
+#include "cpu/kern.h"
 #include "kir/kir_math.h"
 
 static const double SAMPLE_SECONDS = 4e-3;

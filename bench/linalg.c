@@ -8,7 +8,7 @@
 #include <stdlib.h>
 
 #include "bench.h"
-#include "kern/lapack.h"
+#include "cpu/linalg.h"
 #include "trunnion/device.h"
 
 static const double SAMPLE_SECONDS = 2e-3;

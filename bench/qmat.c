@@ -15,7 +15,7 @@
 
 #include "base/base.h"
 #include "bench.h"
-#include "kern/kern.h"
+#include "cpu/kern.h"
 #include "kir/kir_math.h"
 
 enum { SAMPLES = 15 };

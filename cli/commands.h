@@ -2,7 +2,7 @@
 #ifndef TRUNNION_CLI_COMMANDS_H
 #define TRUNNION_CLI_COMMANDS_H
 
-#include "cli.h"
+#include "cli/cli.h"
 
 extern const cli_command cli_bench;
 extern const cli_command cli_certify;

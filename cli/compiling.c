@@ -1,6 +1,6 @@
 /* compiling.c — a live line while a device's compiler makes kernels: the first run of a model may need dozens of them,
  * and some compilers take a second for each. Quick ones are never seen. */
-#include "cli.h"
+#include "cli/cli.h"
 
 static const double PATIENCE = 0.5; /* seconds of compiling before it is told */
 static double spent, begun;

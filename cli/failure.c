@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli.h"
+#include "cli/cli.h"
 #include "trunnion/status.h"
 
 static char *message; /* of the first failure; NULL: none was reported */

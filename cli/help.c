@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli.h"
+#include "cli/cli.h"
 
 enum { WIDTH = 80, CONTINUATION = 16 /* a line with this indentation continues the one above */, USAGE_INDENT = 4 };
 

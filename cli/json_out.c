@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli.h"
+#include "cli/cli.h"
 
 enum { DEEPEST = sizeof(((cli_json *)0)->used) / sizeof(bool) - 1 };
 

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli.h"
-#include "commands.h"
+#include "cli/cli.h"
+#include "cli/commands.h"
 
 static const cli_command *const commands[] = {
     &cli_bench,  &cli_certify,   &cli_convert,    &cli_devices, &cli_embed,    &cli_explain, &cli_fit,  &cli_generate,

@@ -1,10 +1,10 @@
-/* options.c — the options that most subcommands share, parsed the same way everywhere. */
+/* text.c — the options that most subcommands share, parsed the same way everywhere. */
 #include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli.h"
+#include "cli/cli.h"
 
 enum { MOST_OWN = 32, FIRST_COMMON = 1000, MOST_THREADS = 512 /* the library's limit */ };
 enum {

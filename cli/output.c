@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "cli.h"
+#include "cli/cli.h"
 #include "trunnion/backend.h"
 
 enum { MOST_NAMES = 1000 };

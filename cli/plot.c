@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli.h"
+#include "cli/cli.h"
 
 enum { LABEL_COLUMNS = 9, MOST_COLUMNS = 100, LEAST_COLUMNS = 20, MOST_ROWS = 40 };
 

@@ -5,7 +5,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "cli.h"
+#include "cli/cli.h"
 
 enum { BAR_COLUMNS = 24, LEAST_BAR_COLUMNS = 6, LINE_BYTES = 512 };
 static const double BETWEEN = 0.05;  /* seconds from one showing to the next */

@@ -1,6 +1,6 @@
-/* random.c — random numbers of the host side of training: order of data, environments, actions. One 64-bit state each,
- * so a checkpoint can carry them. */
-#include "train.h"
+/* op_create.c — random numbers of the host side of training: order of data, environments, actions. One 64-bit state
+ * each, so a checkpoint can carry them. */
+#include "cli/train/train.h"
 
 uint64_t random_next(uint64_t *state) {
     *state += 0x9E3779B97F4A7C15U;

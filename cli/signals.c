@@ -13,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "cli.h"
+#include "cli/cli.h"
 #include "trunnion/status.h"
 
 static const int handled[] = {SIGINT, SIGTERM, SIGHUP};

@@ -7,7 +7,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#include "cli.h"
+#include "cli/cli.h"
 
 bool cli_is_terminal(FILE *f) { return isatty(fileno(f)) == 1; }
 

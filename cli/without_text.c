@@ -1,10 +1,10 @@
 /* without_text.c — the subcommands that need libtrunnion-text, in a build that has none: each is listed, and says what
  * is missing. A build with that library leaves this file out. */
-#include "bench.h"
-#include "cli.h"
-#include "commands.h"
-#include "convert.h"
-#include "explain.h"
+#include "cli/bench/bench.h"
+#include "cli/cli.h"
+#include "cli/commands.h"
+#include "cli/convert/convert.h"
+#include "cli/device/explain.h"
 #include "trunnion/backend.h"
 
 static int refuse_without_text(int argc, char **argv) {

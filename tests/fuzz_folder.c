@@ -7,7 +7,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "text/common.h"
+#include "text/text_common.h"
 #include "trunnion/embed.h"
 #include "trunnion/llm.h"
 #include "trunnion/trunnion.h"

@@ -1,7 +1,7 @@
 /* fuzz_npy.c — any bytes as a NumPy file, an .npz archive or a picture: refused with a reason, or what it says of
  * itself is there. */
-#include "cli/image.h"
-#include "cli/npy.h"
+#include "cli/run/image.h"
+#include "cli/run/npy.h"
 #include "fuzz_file.h"
 #include "trunnion/backend.h"
 

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "text/common.h"
+#include "text/text_common.h"
 #include "trunnion/text.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "text/common.h"
+#include "text/text_common.h"
 #include "trunnion/text.h"
 
 enum { MOST_TEXT = 512 }; /* bytes: what is longer takes longer and shows nothing new */

@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-#include "kir/sched.h"
+#include "gpu/gpu.h"
 #include "kir_random.h"
 
 enum { MOST_POINTS = 6000 };

@@ -63,7 +63,7 @@ typedef struct kir_random {
 void kir_random_make(kir_random *t, uint64_t seed, const kir_random_options *options);
 void kir_random_free(kir_random *t);
 
-/* Program and sizes become those whose rows workgroups share (kir/sched.h); false: there is no such schedule. */
+/* Program and sizes become those whose rows workgroups share (gpu/gpu.h); false: there is no such schedule. */
 bool kir_random_share_rows(kir_random *t);
 
 char *kir_random_memory(const kir_random *t, uint64_t seed);                /* to be freed with free() */

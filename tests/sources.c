@@ -4,7 +4,7 @@
 #include "kir/render.h"
 #include "test_support.h"
 
-enum { GROUP = 64 }; /* as hal/module.c has it */
+enum { GROUP = 64 }; /* as hal/driver_module.c has it */
 
 static void write_text(const char *path, const kir_rendering *k) {
     FILE *f = fopen(path, "w");

@@ -8,7 +8,7 @@
 
 #include <math.h>
 
-#include "kern/cpu/cpu.h"
+#include "cpu/isa.h"
 #include "kir/kir_math.h"
 
 enum { PAGE = TN_PAGE_TOKENS, LANES = 16, MAX_THREADS = 3, MAX_POINTS = 8 };

@@ -5,8 +5,7 @@
 
 #include <math.h>
 
-#include "graph/graph.h"
-#include "graph/node_internal.h"
+#include "tensor/graph.h"
 #include "trunnion/autograd.h"
 #include "trunnion/ops.h"
 

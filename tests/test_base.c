@@ -11,7 +11,7 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 
-#include "base/cgroup.h"
+#include "base/base.h"
 
 /* ---- errors and text --------------------------------------------------------------------------------------------- */
 

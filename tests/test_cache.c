@@ -5,9 +5,9 @@
  * compute by themselves is checked by their cases (test_ops) and the kernels' tests. */
 #include "test_support.h"
 
-#include "graph/node_internal.h"
+#include "check/check.h"
 #include "hal/hal.h"
-#include "ops/cases.h"
+#include "tensor/graph.h"
 #include "trunnion/ops.h"
 
 enum { HEADS = 6, KV_HEADS = 2, WIDTH = 16, HIDDEN = 96, VOCABULARY = 50, PAGES = 5, TOKENS = 200, PAGE = 64 };

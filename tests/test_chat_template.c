@@ -6,7 +6,7 @@
 #include <time.h>
 
 #include "json_tree.h"
-#include "text/common.h"
+#include "text/text_common.h"
 #include "trunnion/text.h"
 
 static tn_chat_template *compile(const char *source) {

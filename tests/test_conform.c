@@ -2,7 +2,7 @@
  * kernels with the interpreter's bits. Names the devices that it ran on. */
 #include "test_support.h"
 
-#include "../cli/conform.h"
+#include "cli/device/conform.h"
 #include "drivers/drivers.h"
 #include "far_driver.h"
 #include "hal/kernel_code.h"

@@ -7,9 +7,9 @@
  * kernel: there the operation's composition is all that is looked at. */
 #include "test_support.h"
 
-#include "kern/conv.h"
-#include "kern/cpu/conv_vec.h"
-#include "kern/cpu/cpu.h"
+#include "cpu/conv.h"
+#include "cpu/conv_vec.h"
+#include "cpu/isa.h"
 #include "trunnion/ops.h"
 
 enum { MAX_POINTS = 64, CASES = 90, MAX_THREADS = 3, MARK = 12345 };

@@ -10,9 +10,9 @@
 
 #include <math.h>
 
-#include "kern/conv.h"
-#include "kern/cpu/conv_batch_rows.h"
-#include "kern/cpu/cpu.h"
+#include "cpu/conv.h"
+#include "cpu/conv_paths.h"
+#include "cpu/isa.h"
 #include "trunnion/ops.h"
 
 enum { MAX_POINTS = 64, CASES = 60, MAX_THREADS = 3 };
@@ -110,9 +110,9 @@ static void define_result(const problem *p, float *out) {
     }
 }
 
-static float result_at(const problem *p, int64_t image, int64_t channel, int64_t u, int64_t v) {
-    bool inside = u >= 0 && u < p->a.out_size[0] && v >= 0 && v < p->a.out_size[1];
-    return inside ? at(&p->y, image, channel, u, v) : 0;
+static float test_result_at(const problem *p, int64_t image, int64_t channel, int64_t u, int64_t v) {
+    bool test_inside = u >= 0 && u < p->a.out_size[0] && v >= 0 && v < p->a.out_size[1];
+    return test_inside ? at(&p->y, image, channel, u, v) : 0;
 }
 
 /* The taps of an axis that meet a pixel: from the last to the first, every stride-th; -1: none. */
@@ -131,7 +131,7 @@ static float spread_pixel(const problem *p, int64_t image, int64_t group, int64_
                 int64_t u = (y + a->pad_before[0] - i * a->dilation[0]) / a->stride[0];
                 int64_t v = (x + a->pad_before[1] - j * a->dilation[1]) / a->stride[1];
                 bool whole = y + a->pad_before[0] >= i * a->dilation[0] && x + a->pad_before[1] >= j * a->dilation[1];
-                chain_step(&c, whole ? result_at(p, image, o, u, v) : 0, at(&p->weight, o, channel, i, j));
+                chain_step(&c, whole ? test_result_at(p, image, o, u, v) : 0, at(&p->weight, o, channel, i, j));
             }
         }
     }

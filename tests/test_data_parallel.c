@@ -9,7 +9,7 @@
 
 #include "async_driver.h"
 #include "far_driver.h"
-#include "graph/graph.h"
+#include "tensor/graph.h"
 #include "trunnion/trunnion.h"
 
 enum { ROWS = 24, WIDTH = 6, CLASSES = 4, STEPS = 4, MOST = 4 };

@@ -153,7 +153,7 @@ static void step_with(tn_device *device, double v, tn_dtype dtype, float out[WID
     out[WIDE] = (float)tn_item(loss);
 }
 
-/* The first runs teach which numbers vary (core/varying.c); one that becomes a runtime scalar may load one kernel more.
+/* The first runs teach which numbers vary (plan/values.c); one that becomes a runtime scalar may load one kernel more.
  * */
 static void other_numbers_are_the_same_kernels(void **state) {
     (void)state;

@@ -10,7 +10,7 @@
 #include <math.h>
 
 #include "far_driver.h"
-#include "graph/graph.h"
+#include "tensor/graph.h"
 #include "trunnion/trunnion.h"
 
 static tn_device *there, *plain, *cpu; /* plain: far without workgroups, NULL when another device is tested */

@@ -5,12 +5,12 @@
  * The device is a wrapped one (wrap_driver.h): around far memory, and around OpenCL where there is one. */
 #include "test_support.h"
 
-#include "../cli/conform.h"
+#include "cli/device/conform.h"
 #include "drivers/drivers.h"
 #include "far_driver.h"
-#include "graph/node_internal.h"
 #include "hal/kernel_code.h"
 #include "kir_random.h"
+#include "tensor/graph.h"
 #include "trunnion/trunnion.h"
 #include "wrap_driver.h"
 

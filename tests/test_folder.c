@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "text/common.h"
+#include "text/text_common.h"
 #include "trunnion/embed.h"
 #include "trunnion/llm.h"
 #include "trunnion/onnx.h"

@@ -6,7 +6,7 @@
 #include <math.h>
 #include <pthread.h>
 
-#include "graph/graph.h"
+#include "tensor/graph.h"
 #include "trunnion/autograd.h"
 #include "trunnion/linalg.h"
 #include "trunnion/ops.h"

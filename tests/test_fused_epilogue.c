@@ -10,7 +10,7 @@
 
 #include <math.h>
 
-#include "kern/cpu/cpu.h"
+#include "cpu/isa.h"
 
 enum { AXES = TN_GEMM_BATCH_AXES + 2, ROW = TN_GEMM_BATCH_AXES, COLUMN = ROW + 1, CASES = 120, MAX_THREADS = 3 };
 enum { BLOCK, TO, ADD, TIMES, GATE, BUFFERS };

@@ -9,7 +9,7 @@
 
 #include <math.h>
 
-#include "kern/cpu/cpu.h"
+#include "cpu/isa.h"
 #include "kir/kir_math.h"
 
 enum { AXES = TN_GEMM_BATCH_AXES + 2, ROW = TN_GEMM_BATCH_AXES, COL = ROW + 1, MAX_THREADS = 3, CASES = 300 };

@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-#include "kern/kern.h"
+#include "cpu/kern.h"
 #include "trunnion/model.h"
 #include "trunnion/ops.h"
 

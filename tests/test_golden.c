@@ -7,7 +7,7 @@
 
 #include <math.h>
 
-#include "graph/graph.h"
+#include "tensor/graph.h"
 #include "trunnion/autograd.h"
 #include "trunnion/ops.h"
 

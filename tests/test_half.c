@@ -1,18 +1,17 @@
 /* test_half.c — f16 and bf16: what an op computes is computed in f32 and rounded once.
  *
  * The element-wise ops are found in the table by what they are composed of, so a new op is swept too. Results are
- * compared with the f64 definition (core/reference.h), rounded to the half type. The bound is one ulp, and what f32
+ * compared with the f64 definition (check/check.h), rounded to the half type. The bound is one ulp, and what f32
  * steps may lose: for several inputs, some last bits of the largest value that occurs on the way. */
 #include "test_support.h"
 #include "trial.h"
 
 #include <math.h>
 
-#include "core/expand.h"
-#include "core/reference.h"
-#include "graph/node_internal.h"
+#include "check/check.h"
 #include "kir/kir_math.h"
-#include "ops/cases.h"
+#include "plan/passes.h"
+#include "tensor/graph.h"
 #include "trunnion/autograd.h"
 #include "trunnion/trunnion.h"
 

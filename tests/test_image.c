@@ -2,8 +2,8 @@
  * normalised as it is said; NumPy's files have their numbers in whatever order; what is damaged is refused. */
 #include "test_support.h"
 
-#include "cli/image.h"
-#include "cli/npy.h"
+#include "cli/run/image.h"
+#include "cli/run/npy.h"
 #include "trunnion/ops.h"
 
 enum { HEIGHT = 5, WIDTH = 4 };

@@ -5,10 +5,10 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "graph/graph.h"
+#include "tensor/graph.h"
 #include "trunnion/autograd.h"
-#include "trunnion/ops.h"
 #include "trunnion/device.h"
+#include "trunnion/ops.h"
 
 static tn_tensor *x, *src, *weight;
 

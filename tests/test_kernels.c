@@ -7,7 +7,7 @@
 #include <math.h>
 #include <pthread.h>
 
-#include "kern/kern.h"
+#include "cpu/kern.h"
 #include "trunnion/trunnion.h"
 
 static uint64_t random_state;

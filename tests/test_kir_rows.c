@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-#include "kir/sched.h"
+#include "gpu/gpu.h"
 #include "kir_random.h"
 
 enum { CASES = 60, LONG_CASES = 2, MOST_POINTS = 300 };

@@ -10,7 +10,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "kir/eval.h"
+#include "kir/rules.h"
 #include "kir/vm.h"
 #include "kir_random.h"
 

@@ -7,7 +7,7 @@
 
 #include "far_driver.h"
 #include "gguf_make.h"
-#include "text/common.h"
+#include "text/text_common.h"
 #include "trunnion/llm.h"
 
 enum { F32 = 0, F16 = 1, Q8_0 = 8, F64 = 28, BLOCK = 32 };

@@ -6,7 +6,7 @@
 #include <math.h>
 #include <unistd.h>
 
-#include "../cli/conform.h"
+#include "cli/device/conform.h"
 #include "drivers/drivers.h"
 #include "drivers/metal.h"
 #include "hal/hal.h"

@@ -6,8 +6,8 @@
 #include "test_support.h"
 #include "trial.h"
 
-#include "graph/op_ids.h"
 #include "trunnion/trunnion.h"
+#include "gen/op_ids.h"
 
 /* Random numbers, caches, factorizations; bits, running products (since opset 26), angles, extremes of integers,
  * shifts of those with a sign. */

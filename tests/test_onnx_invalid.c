@@ -1,12 +1,12 @@
 /* test_onnx_invalid.c — ONNX models that break the standard's rules are refused, with the name of what is wrong.
  *
- * Attributes: every attribute of every operator that the import has (attributes.c) is given as another kind, outside
- * its values, twice, misspelled and not at all. Inputs: a table of nodes over constants, some right and some wrong. The
- * models are written here, a field at a time. */
+ * Attributes: every attribute of every operator that the import has (onnx_attributes.c) is given as another kind,
+ * outside its values, twice, misspelled and not at all. Inputs: a table of nodes over constants, some right and some
+ * wrong. The models are written here, a field at a time. */
 #include "test_support.h"
 
-#include "formats/onnx/attributes.h"
-#include "formats/onnx/export.h"
+#include "onnx/export.h"
+#include "onnx/model.h"
 #include "trunnion/onnx.h"
 
 /* ---- writing models ---------------------------------------------------------------------------------------------- */
@@ -419,7 +419,8 @@ typedef struct input {
     double fill; /* every element */
 } input;
 
-/* A node over constants. attributes: as "name:kind=value", kinds as in attributes.c; expected: NULL where it runs. */
+/* A node over constants. attributes: as "name:kind=value", kinds as in onnx_attributes.c; expected: NULL where it runs.
+ * */
 typedef struct one_node {
     const char *op, *domain;
     int outputs;

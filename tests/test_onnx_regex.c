@@ -1,10 +1,10 @@
-/* test_onnx_regex.c — promises of formats/onnx/regex.c: RE2's syntax, and the same answers as the C library's engine
+/* test_onnx_regex.c — promises of onnx/onnx_text.c: RE2's syntax, and the same answers as the C library's engine
  * where both have the same syntax. */
 #include "test_support.h"
 
 #include <regex.h>
 
-#include "formats/onnx/regex.h"
+#include "onnx/onnx.h"
 
 static onnx_text text_of(const char *t) { return (onnx_text){t, strlen(t)}; }
 

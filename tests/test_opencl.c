@@ -3,7 +3,7 @@
  * The kernels here are written by hand, with the parameters that a rendered kernel has. */
 #include "axpy.h"
 #include "drivers/drivers.h"
-#include "hal/address_range.h"
+#include "hal/driver.h"
 #include "hal/hal.h"
 #include "test_support.h"
 #include "trunnion/ops.h"

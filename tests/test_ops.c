@@ -9,11 +9,10 @@
 
 #include <math.h>
 
-#include "core/reference.h"
-#include "graph/node_internal.h"
-#include "ops/cases.h"
-#include "ops/ops_build.h"
+#include "check/check.h"
+#include "tensor/graph.h"
 #include "trunnion/autograd.h"
+#include "gen/ops_build.h"
 
 enum {
     MOST_DIFFERENCES = 80, /* elements of inputs that are moved to measure a gradient */

@@ -3,7 +3,7 @@
 
 #include <pthread.h>
 
-#include "core/native.h"
+#include "plan/native.h"
 #include "trunnion/autograd.h"
 #include "trunnion/ops.h"
 

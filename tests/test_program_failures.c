@@ -8,11 +8,11 @@
 
 #include <pthread.h>
 
-#include "core/core.h"
 #include "far_driver.h"
-#include "graph/node_internal.h"
 #include "hal/hal.h"
+#include "plan/core.h"
 #include "programs.h"
+#include "tensor/graph.h"
 #include "trunnion/autograd.h"
 #include "trunnion/ops.h"
 

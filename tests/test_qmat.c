@@ -9,7 +9,7 @@
 
 #include <math.h>
 
-#include "kern/cpu/cpu.h"
+#include "cpu/isa.h"
 
 enum { MAX_THREADS = 3 };
 

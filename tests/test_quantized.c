@@ -8,10 +8,10 @@
 #include <math.h>
 #include <pthread.h>
 
-#include "graph/node_internal.h"
+#include "check/check.h"
+#include "cpu/kern.h"
 #include "hal/hal.h"
-#include "kern/kern.h"
-#include "ops/cases.h"
+#include "tensor/graph.h"
 #include "trunnion/autograd.h"
 #include "trunnion/model.h"
 #include "trunnion/ops.h"

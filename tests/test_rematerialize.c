@@ -1,4 +1,4 @@
-/* test_rematerialize.c — promises of large values that are computed again where they are needed (core/rematerialize.c):
+/* test_rematerialize.c — promises of large values that are computed again where they are needed (plan/fuse.c):
  * the bits that they have when they are stored, whatever they are made of and whoever needs them; less is written and
  * read; and what is small, dear or made of much stays in memory. */
 #include "step_by_step.h"

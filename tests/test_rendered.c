@@ -10,8 +10,8 @@
 
 #include "drivers/drivers.h"
 #include "far_driver.h"
-#include "graph/node_internal.h"
 #include "hal/kernel_code.h"
+#include "tensor/graph.h"
 #include "trunnion/trunnion.h"
 #include "wrap_driver.h"
 

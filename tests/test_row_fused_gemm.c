@@ -1,4 +1,4 @@
-/* test_row_fused_gemm.c — promises of products that are done one behind the other, by rows (core/row_fused_gemm.c): the
+/* test_row_fused_gemm.c — promises of products that are done one behind the other, by rows (plan/native_product.c): the
  * bits that each step has when it is evaluated by itself, whatever joins the products, whoever else needs their
  * results, with any number of threads; and nothing is done by rows that needs others' rows. */
 #include "step_by_step.h"

@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-#include "text/common.h"
+#include "text/text_common.h"
 #include "trunnion/text.h"
 
 static tn_sampler_options draw(double temperature, int32_t top_k, double top_p, double min_p, uint64_t seed) {

@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-#include "kern/kern.h"
+#include "cpu/kern.h"
 
 enum { MAX_THREADS = 3 };
 

@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-#include "kern/cpu/cpu.h"
+#include "cpu/isa.h"
 #include "kir/kir_math.h"
 #include "trunnion/trunnion.h"
 

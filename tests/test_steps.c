@@ -2,7 +2,7 @@
  * step before it did not leave; and when all is freed, nothing is recorded any more. */
 #include "test_support.h"
 
-#include "graph/graph.h"
+#include "tensor/graph.h"
 #include "trunnion/trunnion.h"
 
 enum { WARM = 6, STEPS = 40, BATCH = 4, FEATURES = 8, SIDE = 8 };

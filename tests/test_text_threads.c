@@ -4,7 +4,7 @@
 
 #include <pthread.h>
 
-#include "text/common.h"
+#include "text/text_common.h"
 #include "trunnion/text.h"
 
 enum { THREADS = 4, ROUNDS = 200 };

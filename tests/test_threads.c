@@ -11,7 +11,7 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 
-#include "base/pin.h"
+#include "base/base.h"
 
 enum { MOST_ITEMS = 10000 };
 

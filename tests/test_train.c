@@ -4,8 +4,8 @@
 
 #include <math.h>
 
-#include "../cli/cartpole.c"
 #include "../cli/random.c"
+#include "cli/train/cartpole.c"
 #include "trunnion/trunnion.h"
 
 /* ---- a run with everything that has state: batch norm, dropout, Adam, random numbers ----------------------------- */

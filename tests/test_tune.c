@@ -3,10 +3,10 @@
  * Timing decides nothing here: records are written by hand, and of a measurement only that it left an entry counts. */
 #include "device_support.h"
 
-#include "core/tuner.h"
 #include "far_driver.h"
-#include "hal/tune_cache.h"
-#include "kern/workgroup_kernels.h"
+#include "gpu/gpu.h"
+#include "hal/hal.h"
+#include "plan/passes.h"
 #include "trunnion/ops.h"
 #include "trunnion/tensor.h"
 #include "trunnion/tune.h"

@@ -9,7 +9,7 @@
 
 #include "conv_options.h"
 #include "device_support.h"
-#include "hal/vendor.h"
+#include "hal/hal.h"
 #include "trunnion/autograd.h"
 #include "trunnion/ops.h"
 #include "trunnion/tensor.h"

@@ -5,7 +5,7 @@
  * --work does a little of everything and nothing else: mistakes are seeded into it. */
 #include "test_support.h"
 
-#include "../cli/conform.h"
+#include "cli/device/conform.h"
 #include "drivers/drivers.h"
 #include "hal/kernel_code.h"
 #include "trunnion/trunnion.h"

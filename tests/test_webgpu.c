@@ -1,7 +1,7 @@
 /* test_webgpu.c — the WebGPU driver alone, on the first WebGPU adapter of this machine: memory, kernels, launches,
  * which buffers share a binding, errors.
  *
- * The kernels here are written by hand, as kernels are rendered, but without a head (kir/wgsl.h), for the driver puts
+ * The kernels here are written by hand, as kernels are rendered, but without a head (kir/render.h), for the driver puts
  * its own there. */
 #include "axpy.h"
 #include "drivers/drivers.h"

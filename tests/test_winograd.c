@@ -1,7 +1,7 @@
 /* test_winograd.c — convolutions under fast numerics: Winograd's algorithm within its bound, with the same bits on
  * every processor and for any number of threads; and where it is taken.
  *
- * The bound is that of kern/conv.h, computed here in f64 from matrices that are made of the points alone. Results lie
+ * The bound is that of cpu/conv.h, computed here in f64 from matrices that are made of the points alone. Results lie
  * between marks; workspace, filters and images have exactly their sizes. */
 #include "test_support.h"
 
@@ -9,8 +9,8 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "kern/conv.h"
-#include "kern/cpu/cpu.h"
+#include "cpu/conv.h"
+#include "cpu/isa.h"
 #include "trunnion/autograd.h"
 #include "trunnion/ops.h"
 

@@ -1,4 +1,4 @@
-/* test_workgroup_kernels.c — kernels of workgroups (kern/workgroup_kernels.h), whole recordings of them: what a device
+/* test_workgroup_kernels.c — kernels of workgroups (gpu/gpu.h), whole recordings of them: what a device
  * without native kernels computes has the bits that the cpu's kernels yield, for sizes on both sides of every edge and
  * whatever joins the template. The far device interprets them, and its interpreter reports races. With
  * TRUNNION_TEST_DEVICE another device takes its place, which must promise exact arithmetic. */
@@ -6,9 +6,9 @@
 
 #include <math.h>
 
+#include "check/check.h"
 #include "conv_options.h"
 #include "far_driver.h"
-#include "ops/cases.h"
 #include "sources.h"
 #include "trunnion/trunnion.h"
 

@@ -3,7 +3,7 @@
 
 #include "test_support.h"
 
-#include "core/reference.h"
+#include "check/check.h"
 #include "trunnion/trunnion.h"
 
 /* ---- values in and out ------------------------------------------------------------------------------------------- */

@@ -1,10 +1,10 @@
-/* trial.h — one run of one of an op's cases (ops/cases.h): values made, tensors of them, the op applied.
+/* trial.h — one run of one of an op's cases (check/check.h): values made, tensors of them, the op applied.
  *
  * What tests of the op table share, whatever device they run on. */
 #ifndef TN_TRIAL_H
 #define TN_TRIAL_H
 
-#include "ops/cases.h"
+#include "check/check.h"
 #include "trunnion/tensor.h"
 
 typedef struct trial {

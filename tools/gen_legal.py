@@ -1,4 +1,4 @@
-"""gen_legal.py [--check] — writes src/kir/legal_table.h: the functions of kir_math.h as steps of kernel programs.
+"""gen_legal.py [--check] — writes src/gen/legal_table.h: the functions of kir_math.h as steps of kernel programs.
 
 For languages that lack a function, a program is rewritten (src/kir/legal.c): where an instruction stood, the steps of
 its function stand. This makes the steps out of the functions' C, so there is one definition: functions are parsed as far
@@ -21,7 +21,7 @@ import gen_prelude
 
 ROOT = gen_prelude.ROOT
 WORDS_MATH = ROOT / "src/kir/legal_math.h"
-OUT = ROOT / "src/kir/legal_table.h"
+OUT = ROOT / "src/gen/legal_table.h"
 
 TYPES = {"float": "f32", "double": "f64", "int32_t": "i32", "int": "i32", "int64_t": "i64", "uint32_t": "u32",
          "uint64_t": "u64", "bool": "bool", "uint16_t": "u16", "uint8_t": "bool"}
@@ -51,7 +51,7 @@ ROOTS += [("CAST", f, i, f"kir_cast_{f}_{i}") for f in ("f32", "f64") for i in (
 ROOTS += [(op, t, t, f"kir_legal_mod_{t}") for op in ("MOD",) for t in ("f32", "f64")]
 ROOTS += [(op, "bool", "bool", f"kir_legal_{op.lower()}_bool") for op in ("MIN", "MAX", "LT", "LE")]
 ROOTS += [("PHILOX", "u64", "u32", "kir_philox_u32")]
-# Functions that legal.c and legal_words.c name themselves.
+# Functions that legal.c name themselves.
 NAMED_ROOTS = [f"kir_words_{op}" for op in ("add", "sub", "mul", "shl", "shr_u", "shr_i", "div_u", "signed", "lt_u", "lt_i", "eq",
                                             "from_u", "from_i", "to_u", "to_i")]
 NAMED_ROOTS += ["kir_from_f16", "kir_to_f16", "kir_from_bf16", "kir_to_bf16", "kir_narrow_bits"]

@@ -2,9 +2,9 @@
 """gen_ops.py — from the op table (src/ops/ops.def) to all that follows from it.
 
     include/trunnion/ops.h   public functions, option structs, macros that note the caller's line
-    src/graph/op_ids.h       the enumeration of all ops
-    src/ops/ops_build.h      tn_b_* functions for compositions and gradients, places of attributes
-    src/ops/ops_table.c      the table, and the bodies of all these functions
+    src/gen/op_ids.h         the enumeration of all ops
+    src/gen/ops_build.h      tn_b_* functions for compositions and gradients, places of attributes
+    src/gen/ops_table.c      the table, and the bodies of all these functions
     tests/null_ops.h         each public function called with NULL for all that is a pointer
     docs/ops.md              what each op is
 
@@ -329,7 +329,7 @@ def write_public(ops):
         out.append(f"typedef enum tn_{name} {{ {values} }} tn_{name};\n")
     public = [op for op in ops if not op.internal]
     for file, members in groups(public):
-        out.append(section(f"{file.removesuffix('.c')}") + "\n")
+        out.append(section(f"{file.removesuffix('.c').removeprefix('op_')}") + "\n")
         for op in members:
             out.append("\n".join([comment(op.text)] + public_prototypes(op)) + "\n")
     out.append(section("the caller's line, for error messages") + "\n")
@@ -371,8 +371,8 @@ def write_build(ops):
 #ifndef TN_OPS_BUILD_H
 #define TN_OPS_BUILD_H
 
-#include "graph/graph.h"
-#include "graph/op_ids.h"
+#include "tensor/graph.h"
+#include "gen/op_ids.h"
 #include "trunnion/ops.h"
 """]
     places = [(op, attribute_places(op)) for op in ops if op.in_table]
@@ -407,8 +407,8 @@ TABLE_HEAD = f"""/* ops_table.c — the op table and the functions that stand fo
 #include <stddef.h>
 #include <stdio.h>
 
-#include "base/options.h"
-#include "ops/common.h"
+#include "base/base.h"
+#include "ops/ops_common.h"
 
 enum {{
     LONGEST_LIST = 2 * TN_MAX_RANK, /* pads: two a dimension */
@@ -812,7 +812,7 @@ def write_docs(ops):
            "arguments after `*` are fields of `tn_name_options`; `name_` writes into its first argument. "
            "To add an operation: [new-op.md](new-op.md).", ""]
     for file, members in groups(public):
-        out += [f"## {file.removesuffix('.c')}", "", "| operation | definition | kind | ONNX |", "|---|---|---|---|"]
+        out += [f"## {file.removesuffix('.c').removeprefix('op_')}", "", "| operation | definition | kind | ONNX |", "|---|---|---|---|"]
         for op in members:
             signature = op.signature.replace("|", "\\|")
             inplace = f"<br>`{op.name}_`" if op.inplace else ""
@@ -824,9 +824,9 @@ def write_docs(ops):
 
 FILES_OUT = {
     "include/trunnion/ops.h": write_public,
-    "src/graph/op_ids.h": write_ids,
-    "src/ops/ops_build.h": write_build,
-    "src/ops/ops_table.c": write_table,
+    "src/gen/op_ids.h": write_ids,
+    "src/gen/ops_build.h": write_build,
+    "src/gen/ops_table.c": write_table,
     "tests/null_ops.h": write_nulls,
     "docs/ops.md": write_docs,
 }

@@ -1,9 +1,9 @@
-"""gen_prelude.py [--check] — writes src/kir/render_prelude.h: the functions of kir_math.h as text for other languages,
+"""gen_prelude.py [--check] — writes src/gen/render_prelude.h: the functions of kir_math.h as text for other languages,
 and the texts of src/kir/texts.
 
 Rendered kernels call the same functions as the interpreter, so there is one definition: this transcribes it. Macros
 that define functions are expanded; what every language spells its own way (types, fma, bit casts, infinities) becomes a
-word behind a dollar sign, for which each dialect has a spelling (render_dialects.c). Functions stand in an order in
+word behind a dollar sign, for which each dialect has a spelling (render.c). Functions stand in an order in
 which each needs only earlier ones, with the numbers of those it needs; only what a kernel uses, directly or through
 others, is put into its source.
 
@@ -20,9 +20,9 @@ import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MATH = ROOT / "src/kir/kir_math.h"
-TABLES = ROOT / "src/kir/tables.c"
+TABLES = ROOT / "src/kir/kir_tables.c"
 TEXTS = ROOT / "src/kir/texts"
-OUT = ROOT / "src/kir/render_prelude.h"
+OUT = ROOT / "src/gen/render_prelude.h"
 
 # The texts' names in C.
 TEXT_FILES = {"kir_matrix_cuda": "matrix.cu", "kir_wide_cuda": "wide.cu", "kir_matrix_hip": "matrix.hip",

@@ -57,7 +57,7 @@ def shuffled(state, n):
 
 
 def batches(path, seed):
-    """The batches of cli/train_digits.c, for ever."""
+    """The batches of cli/train/train_digits.c, for ever."""
     rows = [list(map(int, line.split(","))) for line in pathlib.Path(path).read_text().splitlines()]
     rows = [row for i, row in enumerate(rows) if i % TEST_EVERY]
     x = torch.tensor([row[:-1] for row in rows], dtype=torch.float32) / 16

@@ -1,4 +1,4 @@
-"""unicode_scripts.py — writes src/text/scripts.h: which script each character belongs to, as the pre-tokenizer
+"""unicode_scripts.py — writes src/gen/scripts.h: which script each character belongs to, as the pre-tokenizer
 UnicodeScripts of Hugging Face's library sees it (Unicode's Scripts.txt in the version that the library was built with,
 Hiragana and Katakana as Han).
 
@@ -10,7 +10,7 @@ tokenizers. With --check it compares instead of writing.
 import pathlib
 import sys
 
-HEADER = pathlib.Path(__file__).resolve().parent.parent / "src" / "text" / "scripts.h"
+HEADER = pathlib.Path(__file__).resolve().parent.parent / "src" / "gen" / "scripts.h"
 CODES = [c for c in range(1, 0x110000) if not 0xD800 <= c < 0xE000]
 LATIN, HAN = "a", "\u6f22"
 HEAD = """/* scripts.h — made by tools/unicode_scripts.py out of what Hugging Face's tokenizers {version} does; do not edit.

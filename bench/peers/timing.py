@@ -1,4 +1,4 @@
-"""timing.py — how a peer's work is timed: as `trunnion bench` times its own (cli/bench.c)."""
+"""timing.py — how a peer's work is timed: as `trunnion bench` times its own (cli/bench/bench.c)."""
 
 import math
 import statistics

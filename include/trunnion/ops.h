@@ -106,6 +106,9 @@ TN_API tn_tensor *tn_bitwise_not_(tn_tensor *x);
  * blocks is decoded; nothing is cast to such types. */
 TN_API tn_tensor *tn_cast(const tn_tensor *x, tn_dtype dtype);
 
+/* x's bits as another dtype of the same size (PyTorch's view(dtype)); to bool: any bit. */
+TN_API tn_tensor *tn_view_dtype(const tn_tensor *x, tn_dtype dtype);
+
 /* x + y. Bools: or. */
 TN_API tn_tensor *tn_add(const tn_tensor *x, const tn_tensor *y);
 TN_API tn_tensor *tn_add_(tn_tensor *x, const tn_tensor *y);
@@ -184,12 +187,7 @@ TN_API tn_tensor *tn_full(const int64_t *shape, int rank, double value, tn_dtype
 /* Start, start + step, … up to but without end. */
 TN_API tn_tensor *tn_arange(double start, double end, double step, tn_dtype dtype);
 
-/* ---- bits -------------------------------------------------------------------------------------------------------- */
-
-/* x's bits as another dtype of the same size (PyTorch's view(dtype)); to bool: any bit. */
-TN_API tn_tensor *tn_view_dtype(const tn_tensor *x, tn_dtype dtype);
-
-/* ---- transcendental ---------------------------------------------------------------------------------------------- */
+/* ---- math -------------------------------------------------------------------------------------------------------- */
 
 /* 2 to the power of x; exact for whole x. */
 TN_API tn_tensor *tn_exp2(const tn_tensor *x);
@@ -210,8 +208,6 @@ TN_API tn_tensor *tn_atan(const tn_tensor *x);
 
 /* The angle in [−π, π] of the point (x, y), signed zeros and infinities as in C. */
 TN_API tn_tensor *tn_atan2(const tn_tensor *y, const tn_tensor *x);
-
-/* ---- math -------------------------------------------------------------------------------------------------------- */
 
 /* x · x; of bools in i64. */
 TN_API tn_tensor *tn_square(const tn_tensor *x);
@@ -445,6 +441,31 @@ TN_API tn_tensor *tn_flip(const tn_tensor *x, const int64_t *dims, int dim_count
 TN_API tn_tensor *tn_roll(const tn_tensor *x, const int64_t *shifts, int shift_count, const int64_t *dims,
                           int dim_count);
 
+/* f32, uniform in [0, 1). */
+TN_API tn_tensor *tn_rand(const int64_t *shape, int rank);
+
+/* f32, uniform in [low, high). */
+TN_API tn_tensor *tn_uniform(double low, double high, const int64_t *shape, int rank);
+
+/* f32, normally distributed with mean 0 and variance 1. */
+TN_API tn_tensor *tn_randn(const int64_t *shape, int rank);
+
+/* f32, normally distributed. */
+TN_API tn_tensor *tn_normal(double mean, double std, const int64_t *shape, int rank);
+
+/* i64, uniform from low to below high (at most 2^32 numbers). */
+TN_API tn_tensor *tn_randint(int64_t low, int64_t high, const int64_t *shape, int rank);
+
+/* The numbers 0 … n - 1 in random order, as i64. */
+TN_API tn_tensor *tn_randperm(int64_t n);
+
+/* 1 with probability p, else 0, element by element, in p's dtype. No gradient. */
+TN_API tn_tensor *tn_bernoulli(const tn_tensor *p);
+
+/* In training, each element 0 with probability p and the others times 1/(1 - p); else x itself. The mask is not kept
+ * for the backward pass but drawn again. Source: Srivastava et al. 2014. */
+TN_API tn_tensor *tn_dropout(const tn_tensor *x, double p, bool training);
+
 /* ---- movement ---------------------------------------------------------------------------------------------------- */
 
 /* The same elements in another shape, without a copy; one extent may be -1. An error when x's strides do not allow
@@ -468,18 +489,6 @@ TN_API tn_tensor *tn_as_strided(const tn_tensor *x, const int64_t *shape, int ra
 
 /* x as a constant: gradients stop here. A view. */
 TN_API tn_tensor *tn_detach(const tn_tensor *x);
-
-/* The elements in row-major order; a copy where they do not lie so. */
-TN_API tn_tensor *tn_contiguous(const tn_tensor *x);
-
-/* The tensors joined along dim; their other extents are equal. */
-TN_API tn_tensor *tn_cat(tn_tensor *const *tensors, int tensor_count, int64_t dim);
-
-/* x with `value` around it. pads holds (before, after) of the last dimension, then of the one before it, and so on;
- * negative ones cut off. */
-TN_API tn_tensor *tn_pad(const tn_tensor *x, const int64_t *pads, int pad_count, double value);
-
-/* ---- views ------------------------------------------------------------------------------------------------------- */
 
 /* The same elements in another shape, as a view where possible and a copy otherwise; one extent may be -1. */
 TN_API tn_tensor *tn_reshape(const tn_tensor *x, const int64_t *shape, int rank);
@@ -528,7 +537,17 @@ TN_API int tn_split(const tn_tensor *x, const int64_t *sizes, int siz_count, int
  * of them. out has room for `chunks` handles. Returns their number. */
 TN_API int tn_chunk(const tn_tensor *x, int64_t chunks, int64_t dim, tn_tensor **out);
 
-/* ---- gather ------------------------------------------------------------------------------------------------------ */
+/* The elements in row-major order; a copy where they do not lie so. */
+TN_API tn_tensor *tn_contiguous(const tn_tensor *x);
+
+/* The tensors joined along dim; their other extents are equal. */
+TN_API tn_tensor *tn_cat(tn_tensor *const *tensors, int tensor_count, int64_t dim);
+
+/* x with `value` around it. pads holds (before, after) of the last dimension, then of the one before it, and so on;
+ * negative ones cut off. */
+TN_API tn_tensor *tn_pad(const tn_tensor *x, const int64_t *pads, int pad_count, double value);
+
+/* ---- indexing ---------------------------------------------------------------------------------------------------- */
 
 /* out[…, i, …] = x[…, index[…, i, …], …]; the result has index's shape. An index outside [0, size) is an error (see
  * "Indices" above). */
@@ -537,8 +556,6 @@ TN_API tn_tensor *tn_gather(const tn_tensor *x, int64_t dim, const tn_tensor *in
 /* The slices of x along dim that index (rank 1 or 0) names, in its order. An index outside is an error (see
  * "Indices" above). */
 TN_API tn_tensor *tn_index_select(const tn_tensor *x, int64_t dim, const tn_tensor *index);
-
-/* ---- indexing ---------------------------------------------------------------------------------------------------- */
 
 /* x with slice i of src along dim added to slice index[i]; an index outside is an error. */
 TN_API tn_tensor *tn_index_add(const tn_tensor *x, int64_t dim, const tn_tensor *index, const tn_tensor *src);
@@ -960,7 +977,7 @@ TN_API tn_tensor *tn_avg_pool2d(const tn_tensor *x, const int64_t kernel_size[2]
  * without the batch). */
 TN_API tn_tensor *tn_adaptive_avg_pool2d(const tn_tensor *x, const int64_t output_size[2]);
 
-/* ---- nn ---------------------------------------------------------------------------------------------------------- */
+/* ---- attention --------------------------------------------------------------------------------------------------- */
 
 /* The rows of weight [rows, features] with these numbers: index's shape, then features. Of a weight that is
  * quantised in blocks these rows are decoded, to f32. */
@@ -976,8 +993,6 @@ typedef struct tn_rope_options {
 #define TN_ROPE_DEFAULTS {TN_OPTIONS_SIZE(tn_rope_options, interleaved), false}
 TN_API tn_tensor *tn_rope(const tn_tensor *x, const tn_tensor *cos, const tn_tensor *sin, const tn_rope_options *o);
 
-/* ---- attention --------------------------------------------------------------------------------------------------- */
-
 /* softmax(scale · q kᵀ + mask) v; q [..., heads, queries, features], k and v [..., kv_heads, keys, features], heads
  * a multiple of kv_heads (grouped queries). mask, NULL or broadcastable to [..., heads, queries, keys], is added
  * before the softmax; a bool mask keeps the keys where it is true. With is_causal query i attends to keys 0 … i
@@ -992,20 +1007,6 @@ typedef struct tn_scaled_dot_product_attention_options {
 TN_API tn_tensor *tn_scaled_dot_product_attention(const tn_tensor *q, const tn_tensor *k, const tn_tensor *v,
                                                   const tn_tensor *mask,
                                                   const tn_scaled_dot_product_attention_options *o);
-
-/* ---- quantized --------------------------------------------------------------------------------------------------- */
-
-/* The values of a tensor that is quantised in blocks, as f32, f16, bf16 or f64. */
-TN_API tn_tensor *tn_dequantize(const tn_tensor *x, tn_dtype dtype);
-
-/* Products of which each row has a matrix of its own, as in mixtures of experts: result [tokens, choices, out], of
- * which row (t, j) is weight[chosen[t, j]] · x[t] or, if x has choices, · x[t, j]. x [tokens, in] or [tokens,
- * choices, in] in f32, weight [experts, out, in] in f32, f16, bf16 or quantised in blocks (then x is rounded as in
- * linear), chosen [tokens, choices] whole numbers; one that names no expert gives NaN. Weights of experts that
- * nobody chose are not read. No gradient. */
-TN_API tn_tensor *tn_linear_experts(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *chosen);
-
-/* ---- cache ------------------------------------------------------------------------------------------------------- */
 
 /* The cache [pages, kv_heads, 64, head_dim] (f32, f16 or bf16) with the tokens x [n, kv_heads, head_dim] (f32,
  * rounded) at logical places position, position + 1, …: place t is row t % 64 of page pages[t / 64]. position: one
@@ -1034,32 +1035,17 @@ TN_API tn_tensor *tn_cached_attention(const tn_tensor *q, const tn_tensor *k, co
                                       const tn_tensor *k_cache, const tn_tensor *v_cache, const tn_tensor *position,
                                       const tn_tensor *pages, const tn_cached_attention_options *o);
 
-/* ---- random ------------------------------------------------------------------------------------------------------ */
+/* ---- quantized --------------------------------------------------------------------------------------------------- */
 
-/* f32, uniform in [0, 1). */
-TN_API tn_tensor *tn_rand(const int64_t *shape, int rank);
+/* The values of a tensor that is quantised in blocks, as f32, f16, bf16 or f64. */
+TN_API tn_tensor *tn_dequantize(const tn_tensor *x, tn_dtype dtype);
 
-/* f32, uniform in [low, high). */
-TN_API tn_tensor *tn_uniform(double low, double high, const int64_t *shape, int rank);
-
-/* f32, normally distributed with mean 0 and variance 1. */
-TN_API tn_tensor *tn_randn(const int64_t *shape, int rank);
-
-/* f32, normally distributed. */
-TN_API tn_tensor *tn_normal(double mean, double std, const int64_t *shape, int rank);
-
-/* i64, uniform from low to below high (at most 2^32 numbers). */
-TN_API tn_tensor *tn_randint(int64_t low, int64_t high, const int64_t *shape, int rank);
-
-/* The numbers 0 … n - 1 in random order, as i64. */
-TN_API tn_tensor *tn_randperm(int64_t n);
-
-/* 1 with probability p, else 0, element by element, in p's dtype. No gradient. */
-TN_API tn_tensor *tn_bernoulli(const tn_tensor *p);
-
-/* In training, each element 0 with probability p and the others times 1/(1 - p); else x itself. The mask is not kept
- * for the backward pass but drawn again. Source: Srivastava et al. 2014. */
-TN_API tn_tensor *tn_dropout(const tn_tensor *x, double p, bool training);
+/* Products of which each row has a matrix of its own, as in mixtures of experts: result [tokens, choices, out], of
+ * which row (t, j) is weight[chosen[t, j]] · x[t] or, if x has choices, · x[t, j]. x [tokens, in] or [tokens,
+ * choices, in] in f32, weight [experts, out, in] in f32, f16, bf16 or quantised in blocks (then x is rounded as in
+ * linear), chosen [tokens, choices] whole numbers; one that names no expert gives NaN. Weights of experts that
+ * nobody chose are not read. No gradient. */
+TN_API tn_tensor *tn_linear_experts(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *chosen);
 
 /* ---- loss -------------------------------------------------------------------------------------------------------- */
 

@@ -1,15 +1,17 @@
-/* base.h — what every layer stands on: errors, memory, text, JSON, files and time, libraries, the processor, threads.
+/* base.h — what every layer uses: errors, memory, text, JSON, files, libraries, the processor, threads.
  *
  * Nothing here knows a tensor or a device. Every allocation of the library goes through tn_mem_*, so that a test can
  * let the n-th one fail and see that nothing is lost. */
 #ifndef TN_BASE_H
 #define TN_BASE_H
 
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "trunnion/json.h"
 #include "trunnion/status.h"
@@ -204,7 +206,8 @@ void *tn_library_open(const tn_library_spec *spec, tn_reason *why);
 /* Finds the file that tn_library_open would load, without loading it; false when there is none. */
 bool tn_library_locate(const tn_library_spec *spec, char *path, size_t size);
 
-/* ---- processor (cpu.c) ------------------------------------------------------------------------------------------- */
+/* ---- processor (processor.c)
+ * ------------------------------------------------------------------------------------------- */
 
 typedef enum tn_isa { TN_ISA_BASE = 0, TN_ISA_AVX2, TN_ISA_AVX512, TN_ISA_COUNT } tn_isa;
 
@@ -279,5 +282,63 @@ void tn_json_put_number(tn_json_writer *w, double v); /* shortest text that read
 void tn_json_put_int(tn_json_writer *w, int64_t v);
 void tn_json_put_bool(tn_json_writer *w, bool v);
 void tn_json_put_null(tn_json_writer *w);
+
+/* ==== options structs ============================================================================================= */
+
+/* The mark's half of struct_size, in 32 bits and in 64; the lower half counts bytes. */
+#define TN_OPTIONS_MARK_BITS (~(size_t)0xFFFF)
+
+/* Bytes of `given` that hold fields, struct_size included; 0 if it was not started from its initialiser, or has more
+ * than the `known` ones. */
+static inline size_t tn_options_covers(const void *given, size_t known) {
+    size_t size;
+    memcpy(&size, given, sizeof size);
+    size_t bytes = size & ~TN_OPTIONS_MARK_BITS;
+    bool started = (size & TN_OPTIONS_MARK_BITS) == TN_OPTIONS_MARK;
+    return started && bytes >= sizeof size && bytes <= known ? bytes : 0;
+}
+
+/* Sets and returns the error for a struct for which tn_options_covers is 0. */
+tn_status tn_options_refuse(const void *given, size_t known, const char *function, const char *initialiser);
+
+/* For structs that are also results: copies the fields of `from` back into `given`, as far as `given` has them.
+ * tn_options_read must have accepted `given`. */
+void tn_options_write(void *given, const void *from);
+
+/* ==== limits of control groups ==================================================================================== */
+
+typedef struct tn_cgroup_limits {
+    double processors;   /* quota in processors, 0 when there is none */
+    int64_t memory;      /* bytes, 0 when there is no limit */
+    int64_t memory_free; /* bytes that may still be taken; meaningful when `memory` is not 0 */
+} tn_cgroup_limits;
+
+/* Reads versions 1 and 2. `root` is put before every path; "" is the real system, tests give a folder. */
+tn_cgroup_limits tn_cgroup_read(const char *root);
+
+/* ==== pinning workers to processors =============================================================================== */
+
+enum { TN_MOST_THREADS = 512 }; /* of the pool, its caller included */
+
+/* Worker `index`, 1 or more, runs as `thread`. Call by the thread that starts workers. */
+void tn_pin_started(int index, pthread_t thread);
+
+/* Before a job: workers 1 to `workers` each get a processor that neither the calling thread nor another worker has. A
+ * few nanoseconds when that is so already. The caller itself is never moved. Call by the
+ * one thread that uses the pool. */
+void tn_pin_arrange(int workers);
+
+/* By a worker, after a part that it began at this time: sees whether other programs keep it from its processor. */
+void tn_pin_watch(double begin);
+
+/* In a child of fork: there are no workers. */
+void tn_pin_forget(void);
+
+/* Whether workers are to be tied at this moment. `crowded`: since the last call a worker lost much time to others. Then
+ * nobody is tied for a while, at first a short one; each time that this is seen again at once, twice as long. */
+typedef struct tn_pin_pause {
+    double until, length, tied_since;
+} tn_pin_pause;
+bool tn_pin_may_tie(tn_pin_pause *p, double now, bool crowded);
 
 #endif

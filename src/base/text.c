@@ -1,12 +1,12 @@
-/* text.c — words: the error slot of each thread, log lines, growing strings, the content hash.
+/* text.c — error messages, log lines, growing strings, the content hash; dtype names; options structs.
  *
  * A failure must be reportable when memory has run out, so the error slot is a fixed buffer in thread-local storage and
  * tn_fail formats into the stack first: its arguments may point into the very text that it replaces. */
-#include "base/base.h"
-
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "base/base.h"
 
 enum { ERROR_TEXT_SIZE = 4096, LOG_LINE_SIZE = 2048 };
 
@@ -52,7 +52,7 @@ static void set_error(tn_status code, const char *text) {
     last_error.code = code;
 }
 
-tn_status (tn_fail)(tn_status code, const char *format, ...) {
+tn_status(tn_fail)(tn_status code, const char *format, ...) {
     char text[ERROR_TEXT_SIZE + 8]; /* longer than the slot, so that set_error sees where a sequence is cut */
     va_list args;
     va_start(args, format);
@@ -238,4 +238,73 @@ uint64_t tn_hash64(const void *bytes, size_t n, uint64_t seed) {
     hash = (hash ^ hash >> 30) * HASH_MIX_1;
     hash = (hash ^ hash >> 27) * HASH_MIX_2;
     return hash ^ hash >> 31;
+}
+
+/* ==== dtypes: sizes and names ===================================================================================== */
+
+typedef struct dtype_row {
+    const char *name;
+    size_t size;
+    bool is_float;
+    int64_t block; /* elements */
+} dtype_row;
+
+static const dtype_row dtype_table[TN_DTYPE_COUNT] = {
+    [TN_F32] = {"f32", 4, true, 1},        [TN_F64] = {"f64", 8, true, 1},        [TN_I32] = {"i32", 4, false, 1},
+    [TN_I64] = {"i64", 8, false, 1},       [TN_U32] = {"u32", 4, false, 1},       [TN_U64] = {"u64", 8, false, 1},
+    [TN_BOOL] = {"bool", 1, false, 1},     [TN_F16] = {"f16", 2, true, 1},        [TN_BF16] = {"bf16", 2, true, 1},
+    [TN_I8] = {"i8", 1, false, 1},         [TN_U8] = {"u8", 1, false, 1},         [TN_I16] = {"i16", 2, false, 1},
+    [TN_U16] = {"u16", 2, false, 1},       [TN_Q4_0] = {"q4_0", 18, false, 32},   [TN_Q4_1] = {"q4_1", 20, false, 32},
+    [TN_Q5_0] = {"q5_0", 22, false, 32},   [TN_Q5_1] = {"q5_1", 24, false, 32},   [TN_Q8_0] = {"q8_0", 34, false, 32},
+    [TN_Q2_K] = {"q2_k", 84, false, 256},  [TN_Q3_K] = {"q3_k", 110, false, 256}, [TN_Q4_K] = {"q4_k", 144, false, 256},
+    [TN_Q5_K] = {"q5_k", 176, false, 256}, [TN_Q6_K] = {"q6_k", 210, false, 256}, [TN_Q8_X] = {"q8_x", 40, false, 32},
+};
+
+static const dtype_row *find_row(tn_dtype t) {
+    static const dtype_row invalid = {"invalid", 0, false, 1};
+    return (unsigned)t < TN_DTYPE_COUNT ? &dtype_table[t] : &invalid;
+}
+
+size_t tn_dtype_size(tn_dtype t) { return find_row(t)->size; }
+
+int64_t tn_dtype_block(tn_dtype t) { return find_row(t)->block; }
+
+size_t tn_dtype_bytes(tn_dtype t, int64_t numel) { return (size_t)(numel / tn_dtype_block(t)) * tn_dtype_size(t); }
+
+const char *tn_dtype_name(tn_dtype t) { return find_row(t)->name; }
+
+bool tn_dtype_is_float(tn_dtype t) { return find_row(t)->is_float; }
+
+/* ==== options structs of callers ================================================================================== */
+/* A struct that was started from its TN_…_DEFAULTS carries a mark in struct_size (status.h). Without the mark, fields
+ * that the caller did not set may be zeros instead of defaults, so the struct is refused; the error shows the line to
+ * write. */
+
+tn_status tn_options_refuse(const void *given, size_t known, const char *function, const char *initialiser) {
+    size_t size, bytes;
+    memcpy(&size, given, sizeof size);
+    bytes = size & ~TN_OPTIONS_MARK_BITS;
+    if ((size & TN_OPTIONS_MARK_BITS) == TN_OPTIONS_MARK && bytes > known)
+        return tn_fail(TN_ERR_ARGUMENT,
+                       "%s: the options have %zu bytes, this library knows %zu: the program was compiled with newer "
+                       "headers; use the library that belongs to them",
+                       function, bytes, known);
+    return tn_fail(TN_ERR_ARGUMENT,
+                   "%s: the options were not started from their defaults (struct_size is %zu): write %s; and then set "
+                   "fields",
+                   function, size, initialiser);
+}
+
+tn_status tn_options_read(void *to, const void *given, const char *function, const char *initialiser) {
+    if (!to || !function || !initialiser) return tn_fail(TN_ERR_ARGUMENT, "tn_options_read: an argument is NULL");
+    if (!given) return TN_OK;
+    size_t known = tn_options_covers(to, SIZE_MAX), bytes = tn_options_covers(given, known);
+    if (!bytes) return tn_options_refuse(given, known, function, initialiser);
+    memcpy((char *)to + sizeof(size_t), (const char *)given + sizeof(size_t), bytes - sizeof(size_t));
+    return TN_OK;
+}
+
+void tn_options_write(void *given, const void *from) {
+    size_t bytes = tn_options_covers(given, SIZE_MAX);
+    memcpy((char *)given + sizeof(size_t), (const char *)from + sizeof(size_t), bytes - sizeof(size_t));
 }

@@ -7,7 +7,7 @@
 #define TN_DRIVERS_CUDA_H
 
 #include "drivers/probe.h"
-#include "hal/device_lost.h"
+#include "hal/driver.h"
 
 /* X(field, CUDA's name, HIP's name, parameters): what looking for devices takes. */
 #define PROBE_CALLS(X)                                                                        \
@@ -164,7 +164,7 @@ typedef struct gpu_attributes {
 enum { CUDA_MAJOR = 75, CUDA_MINOR = 76 };
 enum { NVRTC_LATEST = 13, NVRTC_OLDEST = 11 }; /* versions of CUDA whose compilers are looked for by name */
 
-/* ---- the two vendors (probe_cuda.c) ------------------------------------------------------------------------------ */
+/* ---- the two vendors (cuda_probe.c) ------------------------------------------------------------------------------ */
 
 typedef struct gpu_vendor {
     const char *name; /* "cuda" */

@@ -1,11 +1,68 @@
-/* metal.c — Apple's Metal, in C: messages through the Objective-C run time, kernels as source text.
- *
- * Work is encoded into the queue's open command buffer, whose one encoder runs dispatches in order; the buffer is
+/* metal.c — the driver of Apple's Metal, in C: messages through the Objective-C run time; probe, memory, kernels,
+ * launches. */
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "drivers/drivers.h"
+#include "drivers/metal.h"
+#include "drivers/probe.h"
+#include "hal/driver.h"
+#include "hal/hal.h"
+
+/* ==== the open libraries ========================================================================================== */
+
+/* The functions of the two libraries. */
+typedef struct metal_functions {
+    void (*send)(void);
+    selector (*selector_named)(const char *);
+    object (*class_named)(const char *);
+    void *(*pool_push)(void);
+    void (*pool_pop)(void *);
+    object (*all_devices)(void);    /* macOS */
+    object (*default_device)(void); /* everywhere */
+} metal_functions;
+extern metal_functions tn_objc;
+
+enum {
+#define X(name, text, result, parameters) MESSAGE_##name,
+    MESSAGES(X)
+#undef X
+        MESSAGE_COUNT
+};
+
+#define X(name, text, result, parameters) typedef result message_##name parameters;
+MESSAGES(X)
+#undef X
+extern selector tn_metal_selectors[MESSAGE_COUNT];
+
+/* ASK sends a message without arguments, SEND one with. A message to NULL does nothing and yields 0. */
+#define ASK(message, to) (((message_##message *)tn_objc.send)((to), tn_metal_selectors[MESSAGE_##message]))
+#define SEND(message, to, ...) \
+    (((message_##message *)tn_objc.send)((to), tn_metal_selectors[MESSAGE_##message], __VA_ARGS__))
+
+static inline void metal_release(object o) {
+    if (o) ASK(release, o);
+}
+
+static inline const char *metal_text(object string, const char *otherwise) {
+    const char *text = string ? ASK(utf8, string) : NULL;
+    return text ? text : otherwise;
+}
+
+/* The device of this number, retained. Opens the libraries if that was not done yet. */
+tn_status tn_metal_find(int index, object *out);
+void tn_metal_probe(tn_probe *out);
+void tn_metal_watch(tn_watch_add *add, void *ctx);
+
+/* ==== memory, kernels, launches =================================================================================== */
+/* Work is encoded into the queue's open command buffer, whose one encoder runs dispatches in order; the buffer is
  * committed when it holds enough, or when somebody waits. Buffers of a queue end in their order, so what is committed
  * is a short list, from whose front that which has ended is taken, and looked at for errors. Copies and fills within
  * the device are dispatches too (MOVES below), for then no encoder ends for their sake, and any byte may be copied.
  *
- * Memory has handles: hal/address_range.h makes addresses of them. Every binding has the offset 0, and a launch adds
+ * Memory has handles: hal/driver.h makes addresses of them. Every binding has the offset 0, and a launch adds
  * its own to the kernel's bases, so no rule about offsets matters. With unified memory (Apple's own machines) the host
  * reads and writes a buffer where it is, once the queue has come to rest; with a card's memory through a buffer that
  * both see.
@@ -13,16 +70,6 @@
  * Each function that sends messages does so inside a pool of its own; what is kept is retained, and what was made is
  * released. A command buffer keeps what it uses. A device whose work failed is lost: each later call says what happened
  * first. So far this has run on a double of Metal alone (tests/double), never on Apple's machines. */
-#include <pthread.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include "drivers/drivers.h"
-#include "drivers/probe_metal.h"
-#include "hal/address_range.h"
-#include "hal/device_lost.h"
-#include "hal/memory_budget.h"
 
 #if TRUNNION_WITH_METAL
 
@@ -847,5 +894,132 @@ const tn_driver tn_driver_metal = {
     .unmap = metal_unmap,
     .lend = metal_lend,
 };
+
+#endif
+
+/* ==== probe ======================================================================================================= */
+/* What is sent is spelled out in metal.h; here each message gets its selector. What computes is in metal.c. */
+
+#if TRUNNION_WITH_METAL
+
+/* ---- the libraries and messages ---------------------------------------------------------------------------------- */
+
+metal_functions tn_objc;
+
+static const char *const objc_names[] = {"/usr/lib/libobjc.A.dylib", NULL};
+static const tn_symbol objc_symbols[] = {
+    {"objc_msgSend", (void **)&tn_objc.send, false},
+    {"sel_registerName", (void **)&tn_objc.selector_named, false},
+    {"objc_getClass", (void **)&tn_objc.class_named, false},
+    {"objc_autoreleasePoolPush", (void **)&tn_objc.pool_push, false},
+    {"objc_autoreleasePoolPop", (void **)&tn_objc.pool_pop, false},
+};
+static const tn_library_spec objc_library = {"Objective-C run time", "TRUNNION_OBJC_LIB",    objc_names,
+                                             objc_symbols,           TN_COUNT(objc_symbols), ""};
+
+static const char *const metal_names[] = {"/System/Library/Frameworks/Metal.framework/Metal", NULL};
+static const tn_symbol metal_symbols[] = {
+    {"MTLCreateSystemDefaultDevice", (void **)&tn_objc.default_device, false},
+    {"MTLCopyAllDevices", (void **)&tn_objc.all_devices, true},
+};
+static const tn_library_spec metal_library = {"Metal",       "TRUNNION_METAL_LIB",    metal_names,
+                                              metal_symbols, TN_COUNT(metal_symbols), "update the system"};
+
+static const char *const selector_texts[MESSAGE_COUNT] = {
+#define X(name, text, result, parameters) text,
+    MESSAGES(X)
+#undef X
+};
+selector tn_metal_selectors[MESSAGE_COUNT];
+
+/* Opens both once a process; hal probes and opens under one lock. A probe's own process looks anew: its environment may
+ * not be the one in which this process opened them. *which is the library of *why. */
+static bool load_libraries(bool anew, const tn_library_spec **which, tn_reason *why) {
+    static bool loaded;
+    if (loaded && !anew) return true;
+    *which = &objc_library;
+    loaded = tn_library_open(*which, why) != NULL;
+    if (loaded) *which = &metal_library;
+    loaded = loaded && tn_library_open(*which, why) != NULL;
+    for (int i = 0; loaded && i < MESSAGE_COUNT; i++)
+        tn_metal_selectors[i] = tn_objc.selector_named(selector_texts[i]);
+    return loaded;
+}
+
+/* ---- finding devices --------------------------------------------------------------------------------------------- */
+
+enum { MOST_DEVICES = 16 };
+
+/* The devices, retained. */
+static int list_devices(object list[MOST_DEVICES]) {
+    object all = tn_objc.all_devices ? tn_objc.all_devices() : NULL;
+    uint64_t there = all ? ASK(count, all) : 0;
+    int count = 0;
+    for (; (uint64_t)count < there && count < MOST_DEVICES; count++)
+        list[count] = ASK(retain, SEND(object_at, all, (uint64_t)count));
+    metal_release(all);
+    if (count) return count;
+    list[0] = tn_objc.default_device();
+    return list[0] != NULL;
+}
+
+static void describe_metal(tn_probe *out, object device) {
+    tn_device_info *d = tn_probe_device(out);
+    if (!d) return;
+    snprintf(d->name, sizeof d->name, "%s", metal_text(ASK(name, device), "Metal device"));
+    d->total_memory = (int64_t)ASK(working_set, device);
+    d->free_memory = tn_max64(0, d->total_memory - (int64_t)ASK(allocated, device));
+    d->unified_memory = ASK(unified, device);
+}
+
+void tn_metal_probe(tn_probe *out) {
+    const tn_library_spec *which;
+    tn_reason why;
+    object list[MOST_DEVICES];
+    if (!TN_PROBE_ON_APPLE && !tn_env(metal_library.env)) {
+        tn_probe_reason(out, TN_REASON_PLATFORM, "", "Metal exists on Apple's systems alone");
+        return;
+    }
+    if (!tn_library_locate(&metal_library, out->library, sizeof out->library)) out->library[0] = 0;
+    if (!load_libraries(TN_PROBE_ISOLATE, &which, &why)) {
+        if (!tn_library_locate(which, out->library, sizeof out->library)) out->library[0] = 0;
+        tn_probe_reason(out, why.code, why.fix, "%s", why.text);
+        return;
+    }
+    void *pool = tn_objc.pool_push(); /* names live until it is popped */
+    int count = list_devices(list);
+    for (int i = 0; i < count; i++) {
+        describe_metal(out, list[i]);
+        metal_release(list[i]);
+    }
+    tn_objc.pool_pop(pool);
+    if (!count) tn_probe_reason(out, TN_REASON_NO_DEVICE, "", "Metal runs, and has no device");
+}
+
+tn_status tn_metal_find(int index, object *out) {
+    const tn_library_spec *which;
+    tn_reason why;
+    object list[MOST_DEVICES];
+    if (!TN_PROBE_ON_APPLE && !tn_env(metal_library.env))
+        return tn_fail(TN_ERR_UNAVAILABLE, "Metal exists on Apple's systems alone");
+    if (!load_libraries(false, &which, &why)) return tn_fail(TN_ERR_UNAVAILABLE, "%s; %s", why.text, why.fix);
+    void *pool = tn_objc.pool_push();
+    int count = list_devices(list);
+    for (int i = 0; i < count; i++) {
+        if (i == index)
+            *out = list[i];
+        else
+            metal_release(list[i]);
+    }
+    tn_objc.pool_pop(pool);
+    if (index >= 0 && index < count) return TN_OK;
+    return tn_fail(TN_ERR_UNAVAILABLE, "metal:%d does not exist; Metal has %d device%s", index, count,
+                   count == 1 ? "" : "s");
+}
+
+void tn_metal_watch(tn_watch_add *add, void *ctx) {
+    tn_probe_watch(&metal_library, add, ctx);
+    tn_probe_watch(&objc_library, add, ctx);
+}
 
 #endif

@@ -3,7 +3,7 @@
  * The baseline is OpenCL 1.2; all above it is asked for, and what a device does not know fails and is left out. Own
  * declarations of the calls: handles are pointers, enumerations 32-bit, bit fields 64-bit.
  *
- * Memory has handles: hal/address_range.h makes addresses of them, and a launch adds the offset within its handle to
+ * Memory has handles: hal/driver.h makes addresses of them, and a launch adds the offset within its handle to
  * the kernel's bases. All calls may come from several threads but clSetKernelArg, which a lock of the module guards
  * until its launch stands in the queue. A device that is lost stays lost: each later call says what happened first. */
 #include <pthread.h>
@@ -14,9 +14,7 @@
 #include "drivers/drivers.h"
 #include "drivers/opencl.h"
 #include "drivers/probe.h"
-#include "hal/address_range.h"
-#include "hal/device_lost.h"
-#include "hal/memory_budget.h"
+#include "hal/driver.h"
 
 #if TRUNNION_WITH_OPENCL
 

@@ -1,7 +1,7 @@
 /* probe.h — what the probes share: words for findings, and facts about libraries and device nodes.
  *
  * A probe fills a tn_probe: devices, or the reason why there are none. Most run in a child process
- * (hal/child_process.c), so they may leave things open: the process ends with them. */
+ * (hal/discovery.c), so they may leave things open: the process ends with them. */
 #ifndef TN_DRIVERS_PROBE_H
 #define TN_DRIVERS_PROBE_H
 

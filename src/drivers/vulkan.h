@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 #include "drivers/probe.h"
-#include "hal/device_lost.h"
+#include "hal/driver.h"
 
 /* X(name here, name in Vulkan, value): what a structure is, at its head. */
 #define VK_KINDS(X)                                                                                                 \
@@ -571,7 +571,7 @@ typedef struct tn_vk_calls {
 } tn_vk_calls;
 extern tn_vk_calls tn_vk;
 
-/* ---- finding devices (probe_vulkan.c) ---------------------------------------------------------------------------- */
+/* ---- finding devices (vulkan.c) ---------------------------------------------------------------------------- */
 
 extern const tn_call_errors tn_vulkan_errors;
 void tn_vulkan_probe(tn_probe *out);

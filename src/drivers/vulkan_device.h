@@ -6,10 +6,8 @@
 #include <pthread.h>
 
 #include "drivers/vulkan.h"
-#include "hal/address_range.h"
+#include "hal/driver.h"
 #include "hal/hal.h"
-#include "hal/memory_budget.h"
-#include "hal/stream.h"
 
 /* A piece of memory and the buffer over it. */
 typedef struct vk_block {
@@ -32,7 +30,7 @@ typedef struct vk_slot {
 enum { SLOT_ROOM = 128 << 10, SLOT_DISPATCHES = 128, SLOT_BINDINGS = 16 * SLOT_DISPATCHES };
 
 typedef struct vk_device {
-    tn_device_lost lost_state;    /* first: hal/stream.h */
+    tn_device_lost lost_state;    /* first: hal/driver.h */
     void *place, *device, *queue; /* the physical device, what was made of it, its queue */
     vk_abilities has;
     vk_memory memory;

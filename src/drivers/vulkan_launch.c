@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "drivers/vulkan_device.h"
-#include "hal/launch_limits.h"
+#include "hal/driver.h"
 
 #if TRUNNION_WITH_VULKAN
 

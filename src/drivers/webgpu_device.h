@@ -1,17 +1,37 @@
-/* webgpu_device.h — what the driver of WebGPU (webgpu.c) knows of a device. */
-#ifndef TN_DRIVERS_WEBGPU_DEVICE_H
-#define TN_DRIVERS_WEBGPU_DEVICE_H
+/* webgpu_device.h — what the driver of WebGPU knows of a device, and the open library wgpu-native. */
+#ifndef TN_WEBGPU_DEVICE_H
+#define TN_WEBGPU_DEVICE_H
 
 #include <pthread.h>
 
-#include "drivers/probe_webgpu.h"
-#include "hal/address_range.h"
-#include "hal/binding.h"
-#include "hal/device_lost.h"
+#include "drivers/probe.h"
+#include "drivers/webgpu.h"
+#include "hal/driver.h"
 #include "hal/hal.h"
-#include "hal/memory_budget.h"
-#include "hal/word_copy.h"
-#include "kir/wgsl.h"
+#include "kir/render.h"
+
+/* ==== the open library ============================================================================================ */
+
+/* The library's functions, by their names without "wgpu". */
+typedef struct wg_calls {
+#define X(name, result, parameters) result(*name) parameters;
+    CALLS(X)
+#undef X
+} wg_calls;
+extern wg_calls tn_wg_gpu;
+
+/* Opens the library once a process; hal probes and opens under one lock. A probe's own process looks anew. */
+bool tn_wg_load(bool anew, tn_reason *why);
+uint32_t tn_wg_major_version(void);
+void tn_wg_text(char *out, size_t size, wgpu_text t);  /* a text of the library's, cut short where it must be */
+void tn_wg_words(char *out, size_t size, wgpu_text t); /* … on one line: its words come in paragraphs */
+
+void tn_wg_probe(tn_probe *out);
+void tn_wg_watch(tn_watch_add *add, void *ctx);
+/* The index-th adapter of the listing, which the caller releases. */
+tn_status tn_wg_find(void *instance, int index, void **out);
+
+/* ==== a device ==================================================================================================== */
 
 enum {
     BATCH = 64,              /* launches in one submission */

@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 
 #include "base/base.h"
-#include "base/options.h"
+#include "base/base.h"
 #include "trunnion/model.h"
 
 enum {

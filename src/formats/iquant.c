@@ -5,9 +5,9 @@
  * all have in common is that a weight is a small whole number times a factor that 16 or more share. Factors of 1/2, 1/4
  * and 1/8 are moved from the numbers to the factor or back, which is exact. Source: the ggml project's description of
  * its types; the values are those of its gguf package. */
-#include "formats/iquant.h"
+#include "formats/gguf.h"
 
-#include "formats/iquant_tables.h"
+#include "gen/iquant_tables.h"
 #include "kir/kir_math.h"
 
 enum { GROUP = 8, GROUPS = 256 / GROUP }; /* numbers of one code or byte of signs, and such groups of a large block */

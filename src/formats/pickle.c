@@ -4,7 +4,7 @@
  * containers; of functions it may name those in the table below, and what they would do is done here: a tensor becomes
  * a row of numbers that say where its elements lie. Any other name is refused, with the name. Every opcode makes one
  * node and a few cells at most, so memory stays in proportion to the pickle. */
-#include "formats/pickle.h"
+#include "formats/torch_file.h"
 
 #include <string.h>
 

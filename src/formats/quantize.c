@@ -15,7 +15,7 @@
 #include <string.h>
 
 #include "base/base.h"
-#include "kern/qformat.h"
+#include "cpu/qformat.h"
 #include "kir/kir_math.h"
 #include "trunnion/model.h"
 
@@ -350,7 +350,7 @@ static void quantize_super(const tn_qformat *f, const float *x, const float *imp
     put_codes(f, best.q, TN_QSUPER, out->u);
 }
 
-/* ---- blocks as files have them: kern/qformat.c takes them apart again -------------------------------------------- */
+/* ---- blocks as files have them: cpu/qformat.c takes them apart again -------------------------------------------- */
 
 static void join_nibbles(const uint8_t *u, int count, uint8_t *bytes) {
     for (int i = 0; i < count; i++)

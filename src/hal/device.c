@@ -1,16 +1,20 @@
-/* device.c — the table of backends, choosing a device, and the devices that are open.
+/* device.c — devices: the table of backends, choosing and opening one; drivers from plugins; reasons; fallbacks to the
+ * host.
  *
  * A backend is one line of the table. Choosing walks the table in order of preference and writes down a step for each
  * backend or device that it passes over, so that the answer to "why not my GPU?" is always at hand. Backends that
  * this version cannot compute on are passed over without being probed; what the others have is read from the record on
  * disk, so that opening the default device waits for a driver only once. */
+#include <dlfcn.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "hal/discovery.h"
+#include "hal/hal.h"
 #include "hal/queue.h"
-#include "hal/vendor.h"
 
 /* ---- the table --------------------------------------------------------------------------------------------------- */
 
@@ -528,3 +532,165 @@ tn_status tn_set_current_device(tn_device *device) {
 
 tn_status tn_set_num_threads(int n) { return tn_threads_set(n); }
 int tn_get_num_threads(void) { return tn_threads(); }
+
+/* ==== drivers in shared libraries ================================================================================= */
+/* Such a file has one symbol, which is handed what it may call and hands back its driver. A file that the environment
+ * names and that cannot be used stays in the listing with its reason: who named it should see what became of it. */
+
+enum { SEPARATOR = ':' };
+
+static const tn_backend_host host = {sizeof host, TN_BACKEND_ABI, tn_backend_fail};
+
+static tn_status open_driver(const char *path, const tn_driver **driver) {
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!library) return tn_fail(TN_ERR_UNAVAILABLE, "%s", dlerror());
+    tn_backend_entry *entry = NULL;
+    void *symbol = dlsym(library, TN_BACKEND_ENTRY);
+    if (!symbol) return tn_fail(TN_ERR_UNAVAILABLE, "%s has no symbol " TN_BACKEND_ENTRY, path);
+    memcpy(&entry, &symbol, sizeof entry);
+    (void)tn_fail(TN_ERR_UNAVAILABLE, "%s: its " TN_BACKEND_ENTRY " refused without a reason", path);
+    *driver = entry(&host);
+    return *driver ? TN_OK : TN_ERR_UNAVAILABLE;
+}
+
+tn_status tn_backend_load(const char *path) {
+    const tn_driver *driver = NULL;
+    if (!path || !path[0]) return tn_fail(TN_ERR_ARGUMENT, "tn_backend_load: no path");
+    TRY(open_driver(path, &driver));
+    return tn_backend_register(driver);
+}
+
+/* Named after the file: "plugin:mychip" for /opt/mychip.so, with a number when there is one already. */
+static void note_refusal(const char *path) {
+    static tn_refusal refusals[TN_MOST_BACKENDS];
+    static int count;
+    if (count == TN_MOST_BACKENDS) return;
+    tn_refusal *r = &refusals[count++];
+    const char *file = strrchr(path, '/');
+    file = file ? file + 1 : path;
+    snprintf(r->path, sizeof r->path, "%s", path);
+    snprintf(r->reason, sizeof r->reason, "%s", tn_error());
+    r->code = access(path, R_OK) == 0 ? TN_REASON_INIT_FAILED : TN_REASON_LIBRARY_NOT_FOUND;
+    snprintf(r->name, sizeof r->name, "plugin:%.*s", (int)strcspn(file, "."), file);
+    if (tn_backend_insert_refused(r) == TN_OK) return;
+    snprintf(r->name, sizeof r->name, "plugin:%d", count);
+    (void)tn_backend_insert_refused(r);
+}
+
+static void add_file(const char *path) {
+    const tn_driver *driver = NULL;
+    tn_status s = open_driver(path, &driver);
+    if (s == TN_OK) s = tn_backend_insert(driver);
+    if (s != TN_OK) note_refusal(path);
+}
+
+void tn_plugins_add(void) {
+    const char *list = tn_env("TRUNNION_DRIVERS");
+    while (list && *list) {
+        const char *end = strchr(list, SEPARATOR);
+        size_t length = end ? (size_t)(end - list) : strlen(list);
+        char *path = length > 0 ? tn_mem_zalloc(1, length + 1) : NULL;
+        if (path) add_file(memcpy(path, list, length));
+        tn_mem_free(path);
+        list += length + (end != NULL);
+    }
+}
+
+/* ==== operations that the host computes for a device ============================================================== */
+
+enum { MOST = 64 }; /* rows of a device; more kinds of lack than that say no more */
+
+struct tn_host_rows {
+    int count;
+    tn_host_use rows[MOST];
+};
+
+static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER; /* of all devices' rows */
+
+/* The row of an operation and reason, new if it must be; NULL when there is no room. *told: the reason has a row. */
+static tn_host_use *host_use_row_of(struct tn_host_rows *t, const char *op, const char *code, bool *told) {
+    for (int i = 0; i < t->count; i++) {
+        bool same = strcmp(t->rows[i].code, code) == 0;
+        *told |= same;
+        if (same && strcmp(t->rows[i].op, op) == 0) return &t->rows[i];
+    }
+    if (t->count == MOST) return NULL;
+    tn_host_use *row = &t->rows[t->count++];
+    snprintf(row->op, sizeof row->op, "%s", op);
+    snprintf(row->code, sizeof row->code, "%s", code);
+    return row;
+}
+
+bool tn_device_note_host(tn_device *d, const char *op, const char *code, const char *reason) {
+    bool told = false;
+    pthread_mutex_lock(&guard);
+    if (!d->host_rows) d->host_rows = tn_mem_zalloc(1, sizeof *d->host_rows);
+    tn_host_use *row = d->host_rows ? host_use_row_of(d->host_rows, op, code, &told) : NULL;
+    if (row && row->operations++ == 0) snprintf(row->reason, sizeof row->reason, "%s", reason);
+    pthread_mutex_unlock(&guard);
+    return !told;
+}
+
+int tn_device_host_count(const tn_device *d) {
+    if (!d) return 0;
+    pthread_mutex_lock(&guard);
+    int count = d->host_rows ? d->host_rows->count : 0;
+    pthread_mutex_unlock(&guard);
+    return count;
+}
+
+tn_status tn_device_host_at(const tn_device *d, int i, tn_host_use *out) {
+    TRY(tn_need(d, "tn_device_host_at: device"));
+    TRY(tn_need(out, "tn_device_host_at: out"));
+    tn_host_use row = {.struct_size = 0};
+    size_t room = out->struct_size < sizeof row ? out->struct_size : sizeof row;
+    if (room < sizeof(size_t)) return tn_fail(TN_ERR_ARGUMENT, "tn_device_host_at: out->struct_size is not set");
+    pthread_mutex_lock(&guard);
+    int count = d->host_rows ? d->host_rows->count : 0;
+    if (i >= 0 && i < count) row = d->host_rows->rows[i];
+    pthread_mutex_unlock(&guard);
+    if (i < 0 || i >= count)
+        return tn_fail(TN_ERR_ARGUMENT, "tn_device_host_at: row %d; there are %d for %s", i, count, d->info.id);
+    row.struct_size = room;
+    memcpy(out, &row, room);
+    return TN_OK;
+}
+
+/* ==== exactness of results, for the whole process ================================================================= */
+/* Plans are made under one of both and have it in their key; kernels are told which they are to be. */
+
+enum { UNDECIDED = -1 };
+
+static atomic_int chosen = UNDECIDED;
+
+/* Threads that get here at the same time find the same; a choice made meanwhile stays. */
+static int heed_environment(void) {
+    const char *name = tn_env("TRUNNION_NUMERICS");
+    int said = name && strcmp(name, "fast") == 0 ? TN_NUMERICS_FAST : TN_NUMERICS_EXACT, before = UNDECIDED;
+    if (name && !said && strcmp(name, "exact") != 0)
+        tn_log_line(TN_LOG_NOTICE, "TRUNNION_NUMERICS=%s: neither exact nor fast; numerics are exact", name);
+    return atomic_compare_exchange_strong(&chosen, &before, said) ? said : before;
+}
+
+tn_status tn_set_numerics(tn_numerics numerics) {
+    if (numerics != TN_NUMERICS_EXACT && numerics != TN_NUMERICS_FAST)
+        return tn_fail(TN_ERR_ARGUMENT, "tn_set_numerics: %d is neither TN_NUMERICS_EXACT (0) nor TN_NUMERICS_FAST (1)",
+                       (int)numerics);
+    atomic_store(&chosen, (int)numerics);
+    return TN_OK;
+}
+
+tn_numerics tn_get_numerics(void) {
+    int now = atomic_load_explicit(&chosen, memory_order_relaxed);
+    return (tn_numerics)(now == UNDECIDED ? heed_environment() : now);
+}
+
+/* ==== meaning of reason codes ===================================================================================== */
+
+static const tn_reason_help reasons[] = {
+#define REASON(code, meaning, fix) {#code, meaning, fix},
+#include "hal/reason_codes.def"
+#undef REASON
+};
+
+const tn_reason_help *tn_reason_help_at(int i) { return i >= 0 && i < (int)TN_COUNT(reasons) ? &reasons[i] : NULL; }

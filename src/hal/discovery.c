@@ -1,15 +1,24 @@
-/* discovery.c — looking at backends, and the list that comes of it.
+/* discovery.c — probing backends: in a process of their own, the record of the last probe, the list and its summary.
  *
  * A look is answered from the quickest source that is still true: this process's last look, the record on disk, a
  * probe. What decides is a key: a hash over all that the probe's findings depend on (the driver names its files,
  * folders, device nodes and environment variables), so that nothing has to be loaded to know that nothing has
  * changed. Probes that load no foreign code are cheap and simply run each time. */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "hal/discovery.h"
+#include "hal/hal.h"
 
 enum { FREE_MEMORY_SECONDS = 10 }; /* how long what a probe said about free memory is repeated */
 
@@ -123,7 +132,7 @@ static void say_no_driver(const tn_backend *b, tn_probe_result *f) {
 }
 
 /* Numbers the devices and adds what a driver need not know. */
-static void complete(const tn_backend *b, tn_probe_result *f) {
+static void discovery_complete(const tn_backend *b, tn_probe_result *f) {
     bool usable = tn_backend_usable(b), single = b->is_cpu || tn_backend_by_name(b);
     for (int i = 0; i < f->count; i++) {
         tn_device_info *d = &f->devices[i];
@@ -206,7 +215,7 @@ tn_status tn_discover(tn_backend *b, int count, bool fresh) {
             asked = true;
         }
         if (!due[i]) forget_free_memory(&b[i]);
-        complete(&b[i], b[i].found);
+        discovery_complete(&b[i], b[i].found);
     }
     if (asked) {
         int all;
@@ -313,3 +322,546 @@ const tn_backend_info *tn_device_list_at(const tn_device_list *list, int i) {
 }
 
 const char *tn_device_list_recommended(const tn_device_list *list) { return list ? list->recommended : "cpu"; }
+
+/* ==== probing in a process of its own ============================================================================= */
+/* Loading a driver's library can crash, hang, start threads or print; none of this may reach the host program. So a
+ * probe that loads such code runs in a forked child, which writes its findings through a pipe and ends. The parent
+ * reads until a deadline, ends a child that is still there, and turns a crash or silence into a reason. The children
+ * of all backends run side by side. This is the one place that makes processes, and the one that calls _exit. */
+
+#ifdef __linux__
+#include <sys/prctl.h>
+#endif
+
+#include "hal/discovery.h"
+
+enum { SECONDS = 5, MOST_SECONDS = 600 };
+
+static const char CRASH_FIX[] = "update or reinstall this driver; the other devices are not affected";
+
+/* Seconds that a probe may take; TRUNNION_PROBE_SECONDS is for machines whose drivers take longer to start. */
+static int probe_seconds(void) {
+    const char *text = tn_env("TRUNNION_PROBE_SECONDS");
+    int n = text ? atoi(text) : SECONDS;
+    return n >= 1 && n <= MOST_SECONDS ? n : SECONDS;
+}
+
+/* ---- in the child ------------------------------------------------------------------------------------------------ */
+
+/* A crash must end the child alone and at once: no handler of the host program, no core file, no noise. */
+static void child_prepare(pid_t parent, int seconds) {
+    static const int crash[] = {SIGSEGV, SIGABRT, SIGBUS, SIGILL, SIGFPE, SIGTERM, SIGALRM, SIGPIPE};
+    for (size_t i = 0; i < TN_COUNT(crash); i++)
+        signal(crash[i], SIG_DFL);
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0});
+    int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    for (int fd = 0; null >= 0 && fd < 3; fd++)
+        dup2(null, fd);
+#ifdef __linux__
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) _exit(1);
+#else
+    (void)parent;
+#endif
+    tn_mem_fail_at(0);            /* a test's fault is meant for the parent */
+    alarm((unsigned)seconds + 1); /* and a child whose parent is gone does not stay */
+}
+
+/* What a child does: leaves its answer in `out`. */
+typedef struct task {
+    void (*body)(void *ctx, void *out);
+    void *ctx, *out;
+    size_t bytes;
+    int seconds;
+} task;
+
+static void child_run(const task *t, int fd, pid_t parent) {
+    child_prepare(parent, t->seconds);
+    t->body(t->ctx, t->out);
+    const char *at = t->out;
+    for (size_t left = t->bytes; left;) {
+        ssize_t n = write(fd, at, left);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) break;
+        at += n;
+        left -= (size_t)n;
+    }
+    _exit(0);
+}
+
+/* ---- in the parent ----------------------------------------------------------------------------------------------- */
+
+static void start(const task *t, tn_child *c) {
+    int ends[2];
+    *c = (tn_child){.pid = -1, .fd = -1, .deadline = tn_now() + t->seconds};
+    if (pipe(ends)) return;
+    (void)fcntl(ends[0], F_SETFD, FD_CLOEXEC);
+    (void)fcntl(ends[1], F_SETFD, FD_CLOEXEC);
+    pid_t parent = getpid(), pid = fork();
+    if (pid == 0) child_run(t, ends[1], parent);
+    close(ends[1]);
+    c->pid = (int)pid;
+    c->fd = ends[0];
+}
+
+static void probe(void *ctx, void *out) {
+    const tn_driver *const *driver = ctx;
+    tn_probe_here(*driver, out);
+}
+
+void tn_child_start(const tn_driver *driver, tn_child *c) {
+    static tn_probe_result f; /* the child's copy */
+    start(&(task){probe, &driver, &f, sizeof f, probe_seconds()}, c);
+}
+
+/* Reads all of an answer; false when the child ends or the time is over before it is complete. What lies there already
+ * is read however late it is: the time may have gone while another child was waited for. */
+static bool read_answer(const tn_child *c, void *answer, size_t bytes, bool *late) {
+    size_t got = 0;
+    *late = false;
+    while (got < bytes) {
+        double left = c->deadline - tn_now();
+        struct pollfd p = {.fd = c->fd, .events = POLLIN};
+        int ready = poll(&p, 1, left > 0 ? (int)(left * 1000) + 1 : 0);
+        if (ready < 0 && errno == EINTR) continue;
+        if (ready <= 0) {
+            *late = true;
+            return false;
+        }
+        ssize_t n = read(c->fd, (char *)answer + got, bytes - got);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return false;
+        got += (size_t)n;
+    }
+    return true;
+}
+
+/* Ends the child and fetches how it ended; false when that is not to be had. A process stuck inside the kernel's driver
+ * does not even die: it is left behind after half a second. */
+static bool reap(int pid, bool end, int *status) {
+    if (end) kill(pid, SIGKILL);
+    for (int tries = 0; tries < 500; tries++) {
+        pid_t r = waitpid(pid, status, WNOHANG);
+        if (r == pid) return true;
+        if (r < 0 && errno != EINTR) return false; /* the host program collects all children itself */
+        if (tries == 100) kill(pid, SIGKILL);
+        usleep(1000);
+    }
+    return false;
+}
+
+static const char *signal_name(int number, char *room, size_t size) {
+    static const struct {
+        int number;
+        const char *name;
+    } known[] = {
+        {SIGSEGV, "SIGSEGV, a memory access that is not allowed"},
+        {SIGABRT, "SIGABRT, it gave up by itself"},
+        {SIGBUS, "SIGBUS, a memory access that cannot be served"},
+        {SIGILL, "SIGILL, an instruction that this processor lacks"},
+        {SIGFPE, "SIGFPE, an arithmetic fault"},
+        {SIGKILL, "SIGKILL, ended from outside"},
+    };
+    for (size_t i = 0; i < TN_COUNT(known); i++)
+        if (known[i].number == number) return known[i].name;
+    snprintf(room, size, "signal %d", number);
+    return room;
+}
+
+static void crashed(tn_probe_result *f, const char *text) {
+    memset(f, 0, sizeof *f);
+    snprintf(f->code, sizeof f->code, "%s", tn_reason_code_name(TN_REASON_CRASHED));
+    snprintf(f->reason, sizeof f->reason, "%s", text);
+    snprintf(f->fix, sizeof f->fix, "%s", CRASH_FIX);
+}
+
+static void explain_silence(tn_probe_result *f, bool late, bool known, int status) {
+    char text[200], room[32];
+    if (late)
+        snprintf(text, sizeof text, "its library gave no answer within %d seconds (TRUNNION_PROBE_SECONDS allows more)",
+                 probe_seconds());
+    else if (known && WIFSIGNALED(status))
+        snprintf(text, sizeof text, "its library crashed while it was looked at: %s",
+                 signal_name(WTERMSIG(status), room, sizeof room));
+    else
+        snprintf(text, sizeof text, "its library ended the process that looked at it");
+    crashed(f, text);
+}
+
+/* What comes from a child whose memory a library may have spoilt is not trusted to be well formed. */
+static void make_sane(tn_probe_result *f) {
+    if (f->count < 0 || f->count > TN_MOST_DEVICES) f->count = 0;
+    f->code[sizeof f->code - 1] = f->reason[sizeof f->reason - 1] = 0;
+    f->fix[sizeof f->fix - 1] = f->library[sizeof f->library - 1] = 0;
+    for (int i = 0; i < f->count; i++) {
+        tn_device_info *d = &f->devices[i];
+        d->name[sizeof d->name - 1] = d->compute_capability[sizeof d->compute_capability - 1] = 0;
+        d->uuid[sizeof d->uuid - 1] = d->pci[sizeof d->pci - 1] = 0;
+    }
+}
+
+void tn_child_finish(tn_child *c, tn_probe_result *f) {
+    bool late = false, complete = false;
+    int status = 0;
+    if (c->pid > 0) {
+        complete = read_answer(c, f, sizeof *f, &late);
+        bool known = reap(c->pid, late, &status);
+        if (!complete) explain_silence(f, late, known, status);
+    } else {
+        crashed(f, "no process could be made to look at it; close other programs and try again");
+    }
+    if (c->fd >= 0) close(c->fd);
+    if (complete) make_sane(f);
+}
+
+bool tn_child_run(void (*body)(void *ctx, void *out), void *ctx, void *out, size_t bytes, int seconds,
+                  const char **why) {
+    tn_child c;
+    bool late = false;
+    int status = 0;
+    start(&(task){body, ctx, out, bytes, seconds}, &c);
+    bool made = c.pid > 0, complete = made && read_answer(&c, out, bytes, &late);
+    if (made) (void)reap(c.pid, late, &status);
+    if (c.fd >= 0) close(c.fd);
+    *why = "no process could be made";
+    if (!made) return false;
+    *why = complete ? "" : late ? "it took too long" : "it crashed";
+    return complete;
+}
+
+/* ==== devices.json: the record of the last probe ================================================================== */
+/* Each backend's entry holds a key made of all that its findings depended on (discovery.c); an entry whose key no
+ * longer fits is ignored, so a new driver or library is seen at once. What may pass by itself (a crash, a device that
+ * was busy) is believed for an hour. The file is used only if it belongs to this user and nobody else can write it;
+ * it is rewritten as a whole and atomically. */
+
+enum { FORMAT = 1, MOST_BYTES = 1 << 20, PATH_ROOM = 4096, TROUBLE_SECONDS = 3600 };
+
+static bool record_path(char *out, size_t size) {
+    char folder[PATH_ROOM];
+    if (tn_cache_dir(folder, sizeof folder) != TN_OK) return false;
+    int n = snprintf(out, size, "%s/devices.json", folder);
+    return n > 0 && (size_t)n < size;
+}
+
+/* ---- the text fields of findings and devices, in the file's words ------------------------------------------------ */
+
+#define FIELD(type, name) \
+    { #name, offsetof(type, name), sizeof(((type *)0)->name) }
+typedef struct field {
+    const char *name;
+    size_t offset, size;
+} field;
+
+static const field of_findings[] = {FIELD(tn_probe_result, code), FIELD(tn_probe_result, reason),
+                                    FIELD(tn_probe_result, fix), FIELD(tn_probe_result, library)};
+static const field of_device[] = {FIELD(tn_device_info, name), FIELD(tn_device_info, compute_capability),
+                                  FIELD(tn_device_info, uuid), FIELD(tn_device_info, pci)};
+
+static void read_texts(const tn_json *v, const field *fields, size_t count, void *into) {
+    for (size_t i = 0; i < count; i++)
+        snprintf((char *)into + fields[i].offset, fields[i].size, "%s",
+                 tn_json_string(tn_json_get(v, fields[i].name), ""));
+}
+
+static void write_texts(tn_json_writer *w, const field *fields, size_t count, const void *from) {
+    for (size_t i = 0; i < count; i++) {
+        tn_json_put_key(w, fields[i].name);
+        tn_json_put_string(w, (const char *)from + fields[i].offset);
+    }
+}
+
+/* ---- reading ----------------------------------------------------------------------------------------------------- */
+
+/* A device as recorded. Its free memory was true then and is not repeated. */
+static void read_device(const tn_json *v, tn_device_info *d) {
+    read_texts(v, of_device, TN_COUNT(of_device), d);
+    d->total_memory = tn_max64(0, tn_json_int(tn_json_get(v, "total_memory"), 0));
+    d->unified_memory = tn_json_bool(tn_json_get(v, "unified_memory"), false);
+    d->software = tn_json_bool(tn_json_get(v, "software"), false);
+}
+
+/* The time until which findings are believed; 0: as long as the key fits. */
+static int64_t believed_until(const tn_probe_result *f) {
+    static const tn_reason_code may_pass[] = {TN_REASON_CRASHED, TN_REASON_INIT_FAILED, TN_REASON_NO_MEMORY};
+    for (size_t i = 0; i < TN_COUNT(may_pass); i++)
+        if (!strcmp(f->code, tn_reason_code_name(may_pass[i]))) return (int64_t)time(NULL) + TROUBLE_SECONDS;
+    return 0;
+}
+
+static void read_entry(const tn_json *v, tn_backend *b) {
+    int64_t now = (int64_t)time(NULL), until = tn_json_int(tn_json_get(v, "until"), 0);
+    if (until && (until < now || until > now + TROUBLE_SECONDS)) return;
+    uint64_t key = strtoull(tn_json_string(tn_json_get(v, "key"), "0"), NULL, 16);
+    tn_probe_result *f = key ? tn_mem_zalloc(1, sizeof *f) : NULL;
+    if (!f) return;
+    read_texts(v, of_findings, TN_COUNT(of_findings), f);
+    const tn_json *devices = tn_json_get(v, "devices");
+    size_t n = tn_json_kind_of(devices) == TN_JSON_ARRAY ? tn_json_length(devices) : 0;
+    f->count = n < TN_MOST_DEVICES ? (int)n : TN_MOST_DEVICES;
+    for (int i = 0; i < f->count; i++)
+        read_device(tn_json_at(devices, (size_t)i), &f->devices[i]);
+    b->found = f;
+    b->key = key;
+}
+
+/* Whether the file is this user's own and nobody else's to write. */
+static bool trusted(const char *path) {
+    struct stat s;
+    if (lstat(path, &s)) return false;
+    return S_ISREG(s.st_mode) && s.st_uid == geteuid() && !(s.st_mode & (S_IWGRP | S_IWOTH));
+}
+
+void tn_discovery_cache_load(tn_backend *b, int count) {
+    char path[PATH_ROOM];
+    char *text = NULL;
+    size_t size;
+    tn_json_doc *doc = NULL;
+    if (!record_path(path, sizeof path) || !trusted(path)) return;
+    if (tn_file_read(path, &text, &size, MOST_BYTES) == TN_OK && tn_json_parse(text, size, &doc) == TN_OK) {
+        const tn_json *root = tn_json_root(doc);
+        const tn_json *entries = tn_json_get(root, "backends");
+        bool ours = tn_json_int(tn_json_get(root, "format"), 0) == FORMAT;
+        for (int i = 0; ours && i < count; i++) {
+            const tn_json *v = tn_json_get(entries, b[i].name);
+            if (v && !b[i].found && tn_backend_isolated(&b[i])) read_entry(v, &b[i]);
+        }
+    }
+    tn_json_free(doc);
+    tn_mem_free(text);
+}
+
+/* ---- writing ----------------------------------------------------------------------------------------------------- */
+
+static void write_device(tn_json_writer *w, const tn_device_info *d) {
+    tn_json_begin_object(w);
+    write_texts(w, of_device, TN_COUNT(of_device), d);
+    tn_json_put_key(w, "total_memory");
+    tn_json_put_int(w, d->total_memory);
+    tn_json_put_key(w, "unified_memory");
+    tn_json_put_bool(w, d->unified_memory);
+    tn_json_put_key(w, "software");
+    tn_json_put_bool(w, d->software);
+    tn_json_end_object(w);
+}
+
+static void write_entry(tn_json_writer *w, const tn_backend *b) {
+    char key[20];
+    snprintf(key, sizeof key, "%016llx", (unsigned long long)b->key);
+    tn_json_put_key(w, b->name);
+    tn_json_begin_object(w);
+    tn_json_put_key(w, "key");
+    tn_json_put_string(w, key);
+    write_texts(w, of_findings, TN_COUNT(of_findings), b->found);
+    tn_json_put_key(w, "until");
+    tn_json_put_int(w, believed_until(b->found));
+    tn_json_put_key(w, "devices");
+    tn_json_begin_array(w);
+    for (int i = 0; i < b->found->count; i++)
+        write_device(w, &b->found->devices[i]);
+    tn_json_end_array(w);
+    tn_json_end_object(w);
+}
+
+static void write_all_record(tn_str *out, const tn_backend *b, int count) {
+    tn_json_writer w = {.out = out};
+    tn_json_begin_object(&w);
+    tn_json_put_key(&w, "format");
+    tn_json_put_int(&w, FORMAT);
+    tn_json_put_key(&w, "backends");
+    tn_json_begin_object(&w);
+    for (int i = 0; i < count; i++)
+        if (tn_backend_isolated(&b[i]) && b[i].found && b[i].key) write_entry(&w, &b[i]);
+    tn_json_end_object(&w);
+    tn_json_end_object(&w);
+}
+
+static tn_status save_record(const char *path, const tn_str *text) {
+    tn_save *s;
+    TRY(tn_save_begin(path, &s));
+    tn_status status = tn_save_write(s, tn_str_text(text), text->length);
+    if (status == TN_OK) return tn_save_commit(s);
+    tn_save_abandon(s);
+    return status;
+}
+
+void tn_discovery_cache_save(const tn_backend *b, int count) {
+    char path[PATH_ROOM];
+    tn_str text = {0};
+    write_all_record(&text, b, count);
+    if (!text.failed && record_path(path, sizeof path) && save_record(path, &text) != TN_OK)
+        tn_log_line(TN_LOG_VERBOSE, "the record of devices is not kept: %s", tn_error());
+    tn_str_free(&text);
+}
+
+/* ==== the list in words =========================================================================================== */
+
+typedef struct printer {
+    void (*write)(void *ctx, const char *text);
+    void *ctx;
+    bool verbose, colour;
+    int name_width; /* columns of the longest device name */
+} printer;
+
+enum { INDENT = 2, BACKEND_COLUMNS = 20, MOST_NAME_COLUMNS = 48 };
+
+static const char GOOD[] = "\033[32m", BAD[] = "\033[31m", FAINT[] = "\033[2m", STRONG[] = "\033[1m",
+                  PLAIN[] = "\033[0m";
+
+static void put_summary(const printer *p, const char *style, const char *text) {
+    if (p->colour && style) p->write(p->ctx, style);
+    p->write(p->ctx, text);
+    if (p->colour && style) p->write(p->ctx, PLAIN);
+}
+
+/* Characters of UTF-8 text, which is what a terminal gives a column each. */
+static int columns(const char *text) {
+    int n = 0;
+    for (; *text; text++)
+        n += ((unsigned char)*text & 0xC0) != 0x80;
+    return n;
+}
+
+static void pad(const printer *p, int n) {
+    for (; n > 0; n--)
+        p->write(p->ctx, " ");
+}
+
+static void put_padded(const printer *p, const char *style, const char *text, int width) {
+    put_summary(p, style, text);
+    pad(p, width - columns(text));
+}
+
+/* "23.5 GiB, 23.1 GiB free · avx512 · 2 threads": what is known, apart by dots. */
+static void facts_of(const tn_device_info *d, char *out, size_t size) {
+    char total[24], unused[24], threads[24] = "", memory[64] = "";
+    if (d->total_memory) snprintf(memory, sizeof memory, "%s", tn_bytes_text(total, d->total_memory));
+    if (d->total_memory && d->free_memory)
+        snprintf(memory, sizeof memory, "%s, %s free", total, tn_bytes_text(unused, d->free_memory));
+    if (d->threads) snprintf(threads, sizeof threads, "%d thread%s", d->threads, d->threads > 1 ? "s" : "");
+    const char *facts[] = {memory, d->compute_capability, threads, d->software ? "software" : ""};
+    out[0] = 0;
+    for (size_t i = 0; i < TN_COUNT(facts); i++) {
+        size_t n = strlen(out);
+        if (facts[i][0]) snprintf(out + n, size - n, "%s%s", n ? " · " : "", facts[i]);
+    }
+}
+
+static void put_device(const printer *p, const tn_device_info *d) {
+    char facts[200], note[96] = "";
+    facts_of(d, facts, sizeof facts);
+    put_summary(p, d->usable ? NULL : FAINT, d->name);
+    if (facts[0]) pad(p, (int)tn_max64(p->name_width - columns(d->name), 0) + 2);
+    put_summary(p, FAINT, facts);
+    if (d->same_as[0]) snprintf(note, sizeof note, "  the same as %s", d->same_as);
+    put_summary(p, FAINT, note);
+    if (p->verbose && (d->uuid[0] || d->pci[0])) {
+        snprintf(note, sizeof note, "%s%s%s%s", d->pci[0] ? "  pci " : "", d->pci, d->uuid[0] ? "  uuid " : "",
+                 d->uuid);
+        put_summary(p, FAINT, note);
+    }
+    p->write(p->ctx, "\n");
+}
+
+static void put_line(const printer *p, const char *label, const char *text) {
+    if (!text[0]) return;
+    pad(p, INDENT + BACKEND_COLUMNS);
+    put_summary(p, FAINT, label);
+    put_summary(p, FAINT, text);
+    p->write(p->ctx, "\n");
+}
+
+static void put_devices(const printer *p, const tn_backend_info *b) {
+    for (int i = 0; i < b->device_count; i++) {
+        const char *id = b->devices[i].id;
+        bool own_line = i > 0 || !b->available; /* the first usable device stands beside the tick */
+        if (own_line) {
+            pad(p, INDENT);
+            put_padded(p, FAINT, b->available || b->device_count > 1 || strcmp(id, b->name) ? id : "", BACKEND_COLUMNS);
+        }
+        put_device(p, &b->devices[i]);
+    }
+}
+
+static void put_backend(const printer *p, const tn_backend_info *b) {
+    put_summary(p, b->available ? GOOD : BAD, b->available ? "✓ " : "✗ ");
+    put_padded(p, b->available ? STRONG : NULL, b->available ? b->devices[0].id : b->name, BACKEND_COLUMNS);
+    if (!b->available) {
+        p->write(p->ctx, b->reason);
+        if (p->verbose) {
+            p->write(p->ctx, " [");
+            p->write(p->ctx, b->reason_code);
+            p->write(p->ctx, "]");
+        }
+        p->write(p->ctx, "\n");
+    }
+    put_devices(p, b);
+    if (!b->available) put_line(p, "→ ", b->fix);
+    if (p->verbose) put_line(p, "library: ", b->library);
+}
+
+static int widest_name(const tn_device_list *list) {
+    int widest = 0;
+    for (int i = 0; i < tn_device_list_count(list); i++) {
+        const tn_backend_info *b = tn_device_list_at(list, i);
+        for (int k = 0; k < b->device_count; k++) {
+            int n = columns(b->devices[k].name);
+            if (n > widest) widest = n;
+        }
+    }
+    return widest < MOST_NAME_COLUMNS ? widest : MOST_NAME_COLUMNS;
+}
+
+static bool has_device(const tn_device_list *list, const char *backend) {
+    for (int i = 0; i < tn_device_list_count(list); i++) {
+        const tn_backend_info *b = tn_device_list_at(list, i);
+        if (b->available && strcmp(b->name, backend) == 0) return true;
+    }
+    return false;
+}
+
+/* Those that can be used in a line; with `verbose` all, with file or reason. A vendor's library without a device of
+ * that vendor is of no use. */
+static void put_libraries(const printer *p, const tn_device_list *list) {
+    tn_library_info l = {.struct_size = sizeof l};
+    p->write(p->ctx, "libraries for --library:");
+    int found = 0;
+    for (int i = 0; i < tn_library_count(); i++) {
+        if (tn_library_at(i, &l) != TN_OK) continue;
+        bool usable = l.available && has_device(list, l.backend);
+        if (!usable && !p->verbose) continue;
+        p->write(p->ctx, p->verbose ? "\n  " : found ? ", " : " ");
+        put_summary(p, usable ? GOOD : BAD, p->verbose ? usable ? "✓ " : "✗ " : "");
+        put_summary(p, l.in_use ? STRONG : NULL, l.name);
+        if (strcmp(l.backend, "cpu") != 0) {
+            p->write(p->ctx, " on ");
+            p->write(p->ctx, l.backend);
+        }
+        if (l.in_use) p->write(p->ctx, " (in use)");
+        if (p->verbose) put_summary(p, FAINT, ": ");
+        if (p->verbose && l.available && !usable) put_summary(p, FAINT, "no device for it here; found at ");
+        if (p->verbose) put_summary(p, FAINT, l.available ? l.path : l.reason);
+        if (p->verbose && !l.available && l.fix[0]) put_summary(p, FAINT, " → ");
+        if (p->verbose && !l.available) put_summary(p, FAINT, l.fix);
+        found += usable;
+    }
+    p->write(p->ctx, found || p->verbose ? "\n" : " none\n");
+}
+
+tn_status tn_print_backend_summary(void (*write)(void *ctx, const char *text), void *ctx, bool verbose, bool colour) {
+    if (!write) return tn_fail(TN_ERR_ARGUMENT, "tn_print_backend_summary: write is NULL");
+    tn_device_list *list;
+    TRY(tn_device_list_new(false, &list));
+    const printer p = {write, ctx, verbose, colour, widest_name(list)};
+    for (int i = 0; i < tn_device_list_count(list); i++)
+        put_backend(&p, tn_device_list_at(list, i));
+    write(ctx, "\nrecommended: ");
+    put_summary(&p, STRONG, tn_device_list_recommended(list));
+    write(ctx, "\n");
+    put_libraries(&p, list);
+    tn_device_list_free(list);
+    return TN_OK;
+}

@@ -27,7 +27,7 @@ typedef struct tn_backend {
     tn_probe_result *found;    /* discovery.c: the last look; NULL before it */
     uint64_t key;              /* discovery.c: what the last look depended on; 0: it is not to be relied on */
     double probed_at;          /* discovery.c: when a probe last answered, as tn_now; 0: not in this process */
-    const tn_refusal *refused; /* plugin.c: why the file that should hold its driver does not */
+    const tn_refusal *refused; /* device.c: why the file that should hold its driver does not */
 } tn_backend;
 
 /* The table in order of preference. The caller holds the registry's lock. */
@@ -38,7 +38,7 @@ void tn_registry_unlock(void);
 /* device.c: adds a driver, or a line for a file that holds none. The caller holds the registry's lock. */
 tn_status tn_backend_insert(const tn_driver *driver);
 tn_status tn_backend_insert_refused(const tn_refusal *refused);
-/* plugin.c: adds what TRUNNION_DRIVERS names, once. The caller holds the registry's lock. */
+/* device.c: adds what TRUNNION_DRIVERS names, once. The caller holds the registry's lock. */
 void tn_plugins_add(void);
 
 static inline bool tn_backend_usable(const tn_backend *b) { return b->driver && b->driver->open; }
@@ -52,7 +52,7 @@ tn_status tn_discover(tn_backend *b, int count, bool fresh);
 /* discovery.c: asks the driver in this process. */
 void tn_probe_here(const tn_driver *driver, tn_probe_result *f);
 
-/* child_process.c: asks the driver in a process of its own: start, then finish. */
+/* discovery.c: asks the driver in a process of its own: start, then finish. */
 typedef struct tn_child {
     int pid, fd;
     double deadline;
@@ -60,7 +60,7 @@ typedef struct tn_child {
 void tn_child_start(const tn_driver *driver, tn_child *c);
 void tn_child_finish(tn_child *c, tn_probe_result *f); /* always fills f */
 
-/* discovery_cache.c: findings and keys of isolated backends on disk. A record that cannot be read or trusted counts as
+/* discovery.c: findings and keys of isolated backends on disk. A record that cannot be read or trusted counts as
  * none, one that cannot be written is left out: both cost a probe and never an error. */
 void tn_discovery_cache_load(tn_backend *b, int count); /* into backends that have no findings yet */
 void tn_discovery_cache_save(const tn_backend *b, int count);

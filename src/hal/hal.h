@@ -1,11 +1,12 @@
-/* hal.h — what the layers above see of a device: open devices, buffers, kernels, launches.
+/* hal.h — devices as the layers above see them: open devices, buffers, kernels, launches; measured choices; vendor
+ * libraries.
  *
- * device.c holds the driver table, selection and the open devices; discovery.c looks at backends (child_process.c: in a
- * process of their own; discovery_cache.c: the record on disk). memory.c keeps and counts buffers (slab_pool.c cuts
- * them out of larger pieces), packed_weight.c is about what is made of them.
- * kernel.c keeps what drivers load, once a structure: module.c renders and compiles it, kernel_cache.c keeps it on
- * disk, launch_split.c checks launches and divides them, kernel_support.c says what a device can run. queue.h is about
- * order between queues. Nothing here knows an operation. */
+ * device.c holds the driver table, selection and the open devices; discovery.c looks at backends (discovery.c: in a
+ * process of their own; discovery.c: the record on disk). memory.c keeps and counts buffers (memory.c cuts
+ * them out of larger pieces), memory.c is about what is made of them.
+ * kernel.c keeps what drivers load, once a structure: driver_module.c renders and compiles it, cache_files.c keeps it
+ * on disk, driver_module.c checks launches and divides them, driver_module.c says what a device can run. queue.h is
+ * about order between queues. Nothing here knows an operation. */
 #ifndef TN_HAL_H
 #define TN_HAL_H
 
@@ -13,6 +14,8 @@
 #include "kir/kir.h"
 #include "trunnion/backend.h"
 #include "trunnion/device.h"
+#include "trunnion/tune.h"
+#include "vendor/vendor.h"
 
 struct tn_device {
     const tn_driver *driver;
@@ -24,26 +27,26 @@ struct tn_device {
     bool says_exact;                /* caps.exact by the driver's word; certification may have found otherwise */
     bool is_cpu;                    /* native kernels of kern/cpu may run on its buffers */
     tn_fallback fallback;           /* may the host compute what it cannot? */
-    struct tn_host_rows *host_rows; /* host_fallback.c: what it did compute; NULL: nothing */
+    struct tn_host_rows *host_rows; /* device.c: what it did compute; NULL: nothing */
     void *kernels;                  /* kernel.c's table, by structure */
     void *pool;                     /* memory.c's kept blocks and counts */
-    struct tn_command_list *lists;  /* command_list.c's: those that the driver has a form of */
-    struct tn_vendors *vendors;     /* vendor.c's: libraries that were started here */
+    struct tn_command_list *lists;  /* kernel.c's: those that the driver has a form of */
+    struct tn_vendors *vendors;     /* libraries.c's: libraries that were started here */
     _Atomic bool ordered;           /* it has had further queues: buffers bear timeline points (queue.h) */
     /* its own queue as one with a timeline; NULL where calls have ended when they return */
     tn_queue *own;
-    tn_device *next;                /* device.c's list of open devices */
+    tn_device *next; /* device.c's list of open devices */
 };
 
 /* Notes that a plan leaves an operation to the host. true: for the first time with this reason, so people are told. */
 bool tn_device_note_host(tn_device *d, const char *op, const char *code, const char *reason);
 /* Runs body(ctx, out) in a process of its own, for as long as `seconds`, and fetches what it left in the `bytes` of
- * `out`. false: it crashed, ended or took too long, which *why says; out is then undefined. (child_process.c) */
+ * `out`. false: it crashed, ended or took too long, which *why says; out is then undefined. (discovery.c) */
 bool tn_child_run(void (*body)(void *ctx, void *out), void *ctx, void *out, size_t bytes, int seconds,
                   const char **why);
 /* The library for matrix products in use, NULL: none. Without a call of tn_set_library, TRUNNION_LIBRARY decides. */
 const struct tn_blas *tn_library_chosen(void);
-/* The vendors' libraries in use, for devices: bit i is row i of kern/vendor.c. */
+/* The vendors' libraries in use, for devices: bit i is row i of vendor/vendor.c. */
 uint32_t tn_vendors_chosen(void);
 tn_device *tn_chosen_device(void); /* what this thread has set as its current device; NULL: the default */
 
@@ -62,9 +65,9 @@ typedef struct tn_buffer {
                                       * cached packings may compare (buffer, version) alone */
     void (*release)(void *ctx); /* borrowed memory: called instead of freeing */
     void *release_ctx;
-    struct tn_buffer *next;                /* memory.c: list of kept blocks, or of blocks handed out by address */
-    _Atomic(struct tn_packed_entry *) packed_weights; /* packed_weight.c: what was made of its content */
-    void *given;                           /* memory.c: the aligned address that tn_device_alloc handed out */
+    struct tn_buffer *next; /* memory.c: list of kept blocks, or of blocks handed out by address */
+    _Atomic(struct tn_packed_entry *) packed_weights; /* memory.c: what was made of its content */
+    void *given; /* memory.c: the aligned address that tn_device_alloc handed out */
     /* queue.h: of the last write and of reads since; they stay with the block */
     tn_timeline_point points[4];
 } tn_buffer;
@@ -115,7 +118,7 @@ static inline void *tn_stream_handle(const tn_device *d) {
 enum { TN_PACKED_WORDS = 8 };
 typedef struct tn_packed_weight {
     void (*make)(const struct tn_packed_weight *format, const void *from, void *to);
-    size_t bytes;                /* of the result */
+    size_t bytes;                  /* of the result */
     int64_t word[TN_PACKED_WORDS]; /* what make needs to know, and with it the form's name */
     /* nobody is expected to read the content itself often: its pages may go, if a file has them */
     bool replaces;
@@ -138,12 +141,12 @@ void tn_memory_trim(tn_device *d); /* gives kept blocks, and pieces of which not
  * tn_kernel_release, from any thread, also after the device has ended. */
 typedef struct tn_kernel tn_kernel;
 tn_status tn_kernel_get(tn_device *d, const kir_program *p, tn_kernel **out);
-void tn_kernel_release(tn_kernel *k); /* NULL is fine */
+void tn_kernel_release(tn_kernel *k);           /* NULL is fine */
 const kir_vm *tn_kernel_vm(const tn_kernel *k); /* of a device whose code is KIR */
 tn_status tn_kernel_launch(tn_device *d, tn_kernel *k, const tn_launch *launches, int64_t count);
 tn_status tn_kernel_prepare(tn_device *d, tn_kernel *k, const tn_launch *launches, int64_t count);
 
-/* Launches of several kernels behind each other, gathered to be run again and again (command_list.c). What follows from
+/* Launches of several kernels behind each other, gathered to be run again and again (kernel.c). What follows from
  * the sizes is settled by tn_command_list_add; the addresses and runtime scalars that the launches point to are read at
  * each run. Kernels and launches must outlive the list; one thread at a time uses it. */
 typedef struct tn_command_list tn_command_list;
@@ -172,7 +175,7 @@ bool tn_kernel_in_bounds(tn_device *d, const kir_program *p, const int64_t *size
  * `all`. On some devices the program is then another one, which binds the buffer in windows. No: buffer_too_large. */
 bool tn_kernel_addresses(tn_device *d, kir_program *p, int buffer, int64_t bytes, bool all, tn_kernel_answer *answer);
 
-/* The list of what this device's driver version is known to compute wrongly (certify_list.c): `name` is an operation's
+/* The list of what this device's driver version is known to compute wrongly (cache_files.c): `name` is an operation's
  * or tn_kernel_name's. Adding fails when there is no cache folder to keep it in. */
 bool tn_certify_list_has(const tn_device *d, const char *name, char *why, size_t size);
 tn_status tn_certify_list_add(const tn_device *d, const char *name, const char *reason);
@@ -204,5 +207,58 @@ typedef struct tn_backend_row {
     const char *wanted_by; /* listed only if this variable of the environment is "1"; NULL: always */
 } tn_backend_row;
 extern const tn_backend_row tn_backend_rows[];
+
+/* ==== measured choices ============================================================================================ */
+
+tn_tuning tn_tuning_mode(void);
+/* Another number whenever plans may come out otherwise than before: part of their keys. */
+uint64_t tn_tune_generation(void);
+bool tn_tune_find(const char *key, tn_tuned *out);
+/* Adds an entry, or replaces the one of this key, here and in the file. Failing to write is no error. */
+void tn_tune_put(const tn_tuned *entry);
+
+/* ==== vendor libraries on open devices ============================================================================ */
+
+/* A product or a convolution that a library has agreed to compute, and how it will. May outlive its device. */
+typedef struct tn_vendor_call {
+    const tn_vendor_library *library;
+    void *state;
+    size_t workspace; /* bytes that a run wants, aligned to 64 */
+} tn_vendor_call;
+
+/* The library that was asked for and computes products, or convolutions, on this kind of device; NULL: our kernels. */
+const tn_vendor_library *tn_vendor_for(const tn_device *d, bool convolutions);
+
+/* Asks such a library for a product, or where that is NULL for a convolution. *out stays NULL where it cannot; *why is
+ * then the rest of a sentence that begins with its name. A library that does not start on this device says so once, as
+ * a notice. Errors: TN_ERR_MEMORY, TN_ERR_LOST. */
+tn_status tn_vendor_make(tn_device *d, const tn_vendor_library *l, const tn_vendor_product *p,
+                         const tn_vendor_conv *conv, tn_vendor_call **out, const char **why);
+void tn_vendor_free(tn_vendor_call *c); /* NULL is fine */
+/* In the order of this thread's queue. pointers: A, B, C or a convolution's, then the workspace. */
+tn_status tn_vendor_run(tn_device *d, const tn_vendor_call *c, void *const *pointers);
+
+/* When the device ends. */
+void tn_vendors_close(tn_device *d);
+
+/* ==== large pieces of device memory =============================================================================== */
+
+typedef struct tn_slab_pool tn_slab_pool;
+typedef struct tn_slab_block tn_slab_block;
+
+tn_slab_pool *tn_slab_pool_new(size_t alignment); /* of blocks: 64 at least. NULL when memory is out */
+void tn_slab_pool_free(tn_slab_pool *p);          /* all pieces have been taken out; NULL is fine */
+/* A piece from the driver. stays: tn_slab_pool_take_empty leaves it until it is asked for all. */
+tn_status tn_slab_pool_add(tn_slab_pool *p, void *address, size_t bytes, bool stays);
+/* A block, out of the smallest room that is large enough; NULL when there is none. */
+tn_slab_block *tn_slab_pool_alloc(tn_slab_pool *p, size_t bytes, void **address);
+void tn_slab_pool_release(tn_slab_pool *p, tn_slab_block *c);
+/* Takes out a piece of which nothing is in use, to be given back to the driver; false: there is none. */
+bool tn_slab_pool_take_empty(tn_slab_pool *p, bool all, void **address, size_t *bytes);
+
+typedef struct tn_slab_pool_facts {
+    int64_t pieces, free_bytes, largest; /* largest: free block */
+} tn_slab_pool_facts;
+tn_slab_pool_facts tn_slab_pool_stats(tn_slab_pool *p);
 
 #endif

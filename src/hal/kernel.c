@@ -1,4 +1,4 @@
-/* kernel.c — from a kernel program to what a driver loads, once a structure and device.
+/* kernel.c — loaded kernels: one a structure and device; lists of launches; rows by workgroups where that pays.
  *
  * Programs of equal structure share one kernel: the table is keyed by the structure's hash and a hit is verified with
  * kir_equal, so a collision costs a compilation and never a wrong answer. Loading happens outside the lock; who wants a
@@ -10,9 +10,10 @@
  *
  * Rendered kernels come with indices of 32 bits and of 64: which one a launch needs follows from its sizes, and the
  * other one is compiled when it is first needed. So is the kernel of a program with loops whose workgroups share rows,
- * where that pays (row_split.c); it belongs to the plain one and computes the same bits. What a device's compiler
+ * where that pays (kernel.c); it belongs to the plain one and computes the same bits. What a device's compiler
  * refused is remembered as long as the device is open: placement asks before it plans (tn_kernel_supported). */
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -505,4 +506,258 @@ tn_status tn_kernel_prepare(tn_device *d, tn_kernel *k, const tn_launch *launche
     }
     if (d->caps.code != TN_CODE_KIR || !d->driver->prepare) return TN_OK;
     return d->driver->prepare(tn_stream_handle(d), k->modules[WIDE].handle, launches, count);
+}
+
+/* ==== lists of launches =========================================================================================== */
+/* A plan that is run again launches the same kernels with the same sizes; only addresses and runtime scalars are
+ * others. So what follows from the sizes is done when a list is made: which form of a kernel fits, how a launch is
+ * divided, how many workgroups it takes, its block of parameters. A run puts addresses and runtime scalars in place and
+ * hands all of it to the driver: as a form that the driver has made of the list (a graph), in one call where it takes
+ * lists, else in one a row of launches of the same kernel. A list may outlive its device: the driver's form then goes
+ * with the device. */
+
+/* One dispatch; what changes from run to run comes from `source`, which is the plan's. */
+typedef struct item {
+    void *module;
+    const kir_program *program;
+    const tn_launch *source;
+    uint32_t groups[3];
+    int n_buffers;                       /* global ones */
+    size_t params_at, params, shifts_at; /* in the list's blocks */
+} item;
+
+/* A launch of a driver that takes programs as they are. */
+typedef struct plain {
+    tn_kernel *kernel;
+    const tn_launch *launches;
+    int64_t count;
+} plain;
+
+struct tn_command_list {
+    tn_device *device;
+    item *items;
+    plain *plains;
+    char *params;    /* of all items, behind each other */
+    int64_t *shifts; /* of all items' buffers: bytes behind the source's address */
+    size_t n_items, n_plains, params_bytes, n_shifts;
+    size_t items_room, plains_room, params_room, shifts_room;
+    tn_list_item *calls; /* as the driver gets them; made at the first run */
+    void **buffers;
+    void *format;                 /* the driver's; NULL: none */
+    bool no_driver_list;          /* it was asked for one, and has none */
+    struct tn_command_list *next; /* of the device's that have one */
+};
+
+/* of all devices' lists, and of `form` at their end */
+static pthread_mutex_t driver_lists_lock = PTHREAD_MUTEX_INITIALIZER;
+
+tn_status tn_command_list_new(tn_device *d, tn_command_list **out) {
+    *out = tn_mem_zalloc(1, sizeof **out);
+    if (!*out) return TN_ERR_MEMORY;
+    (*out)->device = d;
+    return TN_OK;
+}
+
+/* The caller holds the lock. */
+static void drop_driver_list(tn_command_list *l) {
+    tn_command_list **link = &l->device->lists;
+    while (*link != l)
+        link = &(*link)->next;
+    *link = l->next;
+    l->device->driver->list_free(l->device->handle, l->format);
+    l->format = NULL;
+}
+
+void tn_command_lists_close(tn_device *d) {
+    pthread_mutex_lock(&driver_lists_lock);
+    while (d->lists)
+        drop_driver_list(d->lists);
+    pthread_mutex_unlock(&driver_lists_lock);
+}
+
+void tn_command_list_free(tn_command_list *l) {
+    if (!l) return;
+    pthread_mutex_lock(&driver_lists_lock);
+    if (l->format) drop_driver_list(l);
+    pthread_mutex_unlock(&driver_lists_lock);
+    tn_mem_free(l->items);
+    tn_mem_free(l->plains);
+    tn_mem_free(l->params);
+    tn_mem_free(l->shifts);
+    tn_mem_free(l->calls);
+    tn_mem_free(l->buffers);
+    tn_mem_free(l);
+}
+
+/* ---- making ------------------------------------------------------------------------------------------------------ */
+
+tn_status tn_command_list_take(tn_command_list *l, const kir_program *p, const tn_loaded *m, const tn_launch *source,
+                               const tn_launch *part, const uint32_t groups[3]) {
+    TRY(tn_mem_reserve(&l->items, &l->items_room, l->n_items + 1, sizeof *l->items));
+    TRY(tn_mem_reserve(&l->params, &l->params_room, l->params_bytes + m->params_bytes, 1));
+    TRY(tn_mem_reserve(&l->shifts, &l->shifts_room, l->n_shifts + (size_t)p->n_buffers, sizeof *l->shifts));
+    item *i = &l->items[l->n_items++];
+    *i = (item){.module = m->handle,
+                .program = p,
+                .source = source,
+                .groups = {groups[0], groups[1], groups[2]},
+                .n_buffers = tn_global_buffers(p),
+                .params_at = l->params_bytes,
+                .params = m->params_bytes,
+                .shifts_at = l->n_shifts};
+    tn_params_fill(p, part, m->params_bytes, l->params + i->params_at);
+    for (int b = 0; b < p->n_buffers; b++)
+        if (!tn_is_local(p, b))
+            l->shifts[l->n_shifts++] = (int64_t)((uintptr_t)part->buffers[b] - (uintptr_t)source->buffers[b]);
+    l->params_bytes += m->params_bytes;
+    return TN_OK;
+}
+
+tn_status tn_command_list_add(tn_command_list *l, tn_kernel *k, const tn_launch *launches, int64_t count) {
+    if (l->device->caps.code != TN_CODE_KIR) return tn_kernel_list(l->device, k, launches, count, l);
+    TRY(tn_mem_reserve(&l->plains, &l->plains_room, l->n_plains + 1, sizeof *l->plains));
+    l->plains[l->n_plains++] = (plain){k, launches, count};
+    return TN_OK;
+}
+
+/* ---- running ----------------------------------------------------------------------------------------------------- */
+
+/* Where everything stays the same: modules, workgroups, where addresses and parameters are. */
+static tn_status make_calls(tn_command_list *l) {
+    tn_list_item *calls = tn_mem_zalloc(l->n_items, sizeof *calls);
+    void **buffers = tn_mem_zalloc(l->n_shifts + 1, sizeof *buffers);
+    if (!calls || !buffers) {
+        tn_mem_free(calls);
+        tn_mem_free(buffers);
+        return TN_ERR_MEMORY;
+    }
+    for (size_t i = 0; i < l->n_items; i++) {
+        const item *from = &l->items[i];
+        calls[i].module = from->module;
+        memcpy(calls[i].dispatch.groups, from->groups, sizeof from->groups);
+        calls[i].dispatch.buffers = buffers + from->shifts_at;
+        calls[i].dispatch.params = l->params + from->params_at;
+    }
+    l->calls = calls;
+    l->buffers = buffers;
+    return TN_OK;
+}
+
+/* Addresses and runtime scalars of this run. */
+static void put_in_place(const tn_command_list *l, const item *i) {
+    const kir_program *p = i->program;
+    for (int b = 0, n = 0; b < i->n_buffers; b++, n++) {
+        size_t at = i->shifts_at + (size_t)b;
+        while (tn_is_local(p, n))
+            n++;
+        l->buffers[at] = (char *)i->source->buffers[n] + l->shifts[at];
+    }
+    if (p->n_scalars)
+        memcpy(l->params + i->params_at + kir_sizes_count(p) * sizeof(int64_t), i->source->scalars,
+               (size_t)p->n_scalars * sizeof(kir_scalar));
+}
+
+/* Without lists in the driver: a call for each row of dispatches of one module. */
+static tn_status run_rows(const tn_command_list *l) {
+    enum { AT_ONCE = 32 };
+    tn_dispatch row[AT_ONCE];
+    for (size_t i = 0; i < l->n_items;) {
+        int n = 0;
+        void *module = l->calls[i].module;
+        while (i < l->n_items && n < AT_ONCE && l->calls[i].module == module)
+            row[n++] = l->calls[i++].dispatch;
+        TRY(l->device->driver->dispatch(tn_stream_handle(l->device), module, row, n));
+    }
+    return TN_OK;
+}
+
+/* Asks the driver for its form of the list, once. Whatever it lacks for one, the list is run as before. */
+static tn_status need_driver_list(tn_command_list *l) {
+    tn_device *d = l->device;
+    void *driver_list = NULL;
+    if (l->format || l->no_driver_list || !d->driver->list_make || !d->driver->list_run || !d->driver->list_free)
+        return TN_OK;
+    tn_status s = d->driver->list_make(d->handle, l->calls, (int64_t)l->n_items, &driver_list);
+    l->no_driver_list = s != TN_OK && s != TN_ERR_LOST;
+    if (s != TN_OK) return l->no_driver_list ? TN_OK : s;
+    pthread_mutex_lock(&driver_lists_lock);
+    l->format = driver_list;
+    l->next = d->lists;
+    d->lists = l;
+    pthread_mutex_unlock(&driver_lists_lock);
+    return TN_OK;
+}
+
+/* *ran: as the driver's form, with or without success. */
+static tn_status run_driver_list(tn_command_list *l, bool *ran) {
+    *ran = false;
+    TRY(need_driver_list(l));
+    if (!l->format) return TN_OK;
+    tn_status s = l->device->driver->list_run(tn_stream_handle(l->device), l->format, l->calls, (int64_t)l->n_items);
+    *ran = s != TN_ERR_UNSUPPORTED;
+    if (*ran) return s;
+    pthread_mutex_lock(&driver_lists_lock);
+    drop_driver_list(l);
+    pthread_mutex_unlock(&driver_lists_lock);
+    l->no_driver_list = true;
+    return TN_OK;
+}
+
+tn_status tn_command_list_run(tn_command_list *l) {
+    for (size_t i = 0; i < l->n_plains; i++)
+        TRY(tn_kernel_launch(l->device, l->plains[i].kernel, l->plains[i].launches, l->plains[i].count));
+    if (!l->n_items) return TN_OK;
+    if (!l->calls) TRY(make_calls(l));
+    for (size_t i = 0; i < l->n_items; i++)
+        put_in_place(l, &l->items[i]);
+    bool ran;
+    tn_status s = run_driver_list(l, &ran);
+    if (ran || s != TN_OK) return s;
+    const tn_driver *driver = l->device->driver;
+    void *lane = tn_stream_handle(l->device);
+    return driver->dispatch_list ? driver->dispatch_list(lane, l->calls, (int64_t)l->n_items) : run_rows(l);
+}
+
+/* ==== when rows are shared by workgroups ========================================================================== */
+/* On a GPU an item that walks along its row reads far from its neighbours, and few rows leave the device idle; a group
+ * reads a row side by side. Where rows lie across (neighbouring items read neighbouring elements anyway) and there are
+ * many of them, a row an item is the better way. On a processor it always is: its compiler makes vector code of one
+ * item's lanes, and a barrier costs as much as many additions (bench/rows.c: PoCL is several times slower). */
+
+enum {
+    SHORT_ROW = 2 * KIR_LANES, /* elements: below this most lanes of a workgroup would stand idle */
+    MANY_ROWS = 1 << 14        /* enough for the items of any device */
+};
+
+static _Atomic int chosen = TN_ROW_SPLIT_AUTO;
+
+void tn_row_split_set(tn_row_split_policy policy) { atomic_store(&chosen, (int)policy); }
+
+static int64_t stride_size_of(int64_t stride) { return stride < 0 ? -stride : stride; }
+
+/* Loads and stores in loops whose elements lie closer together along the rows than across them, less the others. */
+static int along(const kir_program *p, const kir_rows *rows, const int64_t *sizes) {
+    int row = rows->first + rows->count - 1, score = 0, depth = 0;
+    for (int i = 0; i < p->n_ins; i++) {
+        const kir_ins *in = &p->ins[i];
+        depth += (in->op == KIR_LOOP) - (in->op == KIR_END);
+        if (depth == 0 || (in->op != KIR_LOAD && in->op != KIR_STORE)) continue;
+        const int64_t *strides = kir_sizes_access(p, sizes, (int)in->imm.i) + 1;
+        int64_t inner = stride_size_of(strides[row]),
+                across = p->n_par > 0 ? stride_size_of(strides[p->n_par - 1]) : INT64_MAX;
+        if (inner != across) score += inner < across || across == 0 ? 1 : -1;
+    }
+    return score;
+}
+
+bool tn_row_split_pays(const tn_device *d, const kir_program *p, const kir_rows *rows, const int64_t *sizes) {
+    int policy = atomic_load(&chosen);
+    if (policy != TN_ROW_SPLIT_AUTO) return policy == TN_ROW_SPLIT_ALWAYS;
+    if (d->info.software) return false;
+    int64_t elements = 1, points = 1;
+    for (int k = 0; k < p->n_par; k++)
+        points *= sizes[k];
+    for (int k = 0; k < rows->count; k++)
+        elements *= sizes[rows->first + k];
+    return elements >= SHORT_ROW && (points < MANY_ROWS || along(p, rows, sizes) >= 0);
 }

@@ -3,11 +3,11 @@
 #ifndef TN_HAL_KERNEL_CODE_H
 #define TN_HAL_KERNEL_CODE_H
 
+#include "gpu/gpu.h"
 #include "hal/hal.h"
 #include "kir/render.h"
-#include "kir/sched.h"
 
-/* ---- compiled kernels on disk (kernel_cache.c)
+/* ---- compiled kernels on disk (cache_files.c)
  * -------------------------------------------------------------------------- */
 
 /* What `d` made of this code before, by its source text, entry, options and form, the device's name and the driver's
@@ -29,7 +29,8 @@ bool tn_cache_path(const char *name, char *out, size_t size);
 /* Whether the device's compiler refused the program in this process, and why (kernel.c). */
 bool tn_kernel_refused(tn_device *d, const kir_program *p, char *why, size_t size);
 
-/* ---- loaded code (module.c) -------------------------------------------------------------------------------------- */
+/* ---- loaded code (driver_module.c)
+ * -------------------------------------------------------------------------------------- */
 
 /* What a driver is given of a rendered program. It points into itself and into the rendering: neither may move. */
 typedef struct tn_rendered_code {
@@ -69,7 +70,7 @@ tn_status tn_runner_flush(tn_runner *r);
 /* The block of parameters: sizes, runtime scalars and bases of nothing behind each other. */
 void tn_params_fill(const kir_program *p, const tn_launch *l, size_t bytes, char *out);
 
-/* Lists (command_list.c): kernel.c puts a kernel's launches in, one dispatch after the other. */
+/* Lists (kernel.c): kernel.c puts a kernel's launches in, one dispatch after the other. */
 tn_status tn_kernel_list(tn_device *d, tn_kernel *k, const tn_launch *launches, int64_t count, tn_command_list *list);
 tn_status tn_command_list_take(tn_command_list *l, const kir_program *p, const tn_loaded *m, const tn_launch *source,
                                const tn_launch *part, const uint32_t groups[3]);
@@ -106,17 +107,17 @@ static inline int64_t tn_window_bytes(const tn_caps *c) {
  * several where the device joins them. */
 int64_t tn_reach(const tn_device *d, const kir_program *p);
 
-/* ---- rows by workgroups (row_split.c)
+/* ---- rows by workgroups (kernel.c)
  * --------------------------------------------------------------------------------- */
 
-/* Whether a launch of a program with loops runs faster when workgroups share its rows (kir/sched.h). */
+/* Whether a launch of a program with loops runs faster when workgroups share its rows (gpu/gpu.h). */
 bool tn_row_split_pays(const tn_device *d, const kir_program *p, const kir_rows *rows, const int64_t *sizes);
 
 typedef enum tn_row_split_policy { TN_ROW_SPLIT_AUTO, TN_ROW_SPLIT_ALWAYS, TN_ROW_SPLIT_NEVER } tn_row_split_policy;
 /* For tests and benchmarks: what tn_row_split_pays answers from now on. */
 void tn_row_split_set(tn_row_split_policy policy);
 
-/* ---- ranges and limits (launch_split.c)
+/* ---- ranges and limits (driver_module.c)
  * --------------------------------------------------------------------------------- */
 
 /* One part of a launch whose buffers would not fit into the device's bindings as a whole. Valid during the call. */

@@ -1,4 +1,4 @@
-/* memory.c — device memory: buffers, the blocks kept for reuse, counts, and the by-hand functions of device.h.
+/* memory.c — device memory: buffers, blocks kept for reuse, counts, packed weights.
  *
  * A freed block goes to a list of its size class together with its tn_buffer, so that the usual pair of new and release
  * is a pop and a push: no driver call, no allocation. Eight classes a power of two bound the waste to an eighth. One
@@ -7,7 +7,7 @@
  * Kept memory is bounded, given back by tn_memory_trim, and given back before an allocation is allowed to fail.
  *
  * A pool that was opened with a size to begin with, or one to grow by, cuts its blocks out of larger pieces
- * (slab_pool.c): by best fit, once no kept block will do. Before it grows, blocks that are kept go back to their
+ * (memory.c): by best fit, once no kept block will do. Before it grows, blocks that are kept go back to their
  * pieces, where they join. */
 #include <pthread.h>
 #include <sched.h>
@@ -15,7 +15,6 @@
 #include <string.h>
 
 #include "hal/hal.h"
-#include "hal/slab_pool.h"
 
 enum {
     UNIT = 64,        /* smallest class, and the alignment of every class */
@@ -599,4 +598,327 @@ void tn_device_dealloc(tn_device *d, void *address) {
     else
         (void)tn_fail(TN_ERR_ARGUMENT, "tn_device_dealloc: %p was not given by tn_device_alloc of %s", address,
                       d->info.id);
+}
+
+/* ==== packed weights: made once from a buffer's content =========================================================== */
+/* The list of a buffer only grows, and an entry says which version of the content it was made of: so a kernel that
+ * finds what it needs takes no lock. One lock for all guards the making, which happens once a weight.
+ *
+ * Forms that replace the content are weights of a model: they get memory side by side in large pages. */
+
+typedef struct tn_packed_entry {
+    tn_packed_weight format;
+    tn_buffer *result;
+    _Atomic uint64_t version; /* of the content it was made of */
+    struct tn_packed_entry *next;
+} packed_entry;
+
+static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
+
+static bool same_packed(const tn_packed_weight *a, const tn_packed_weight *b) {
+    return a->make == b->make && a->bytes == b->bytes && memcmp(a->word, b->word, sizeof a->word) == 0;
+}
+
+static packed_entry *find_packed(const tn_buffer *b, const tn_packed_weight *packed) {
+    packed_entry *e = atomic_load_explicit(&b->packed_weights, memory_order_acquire);
+    while (e && !same_packed(&e->format, packed))
+        e = e->next;
+    return e;
+}
+
+static bool is_current(const packed_entry *e, const tn_buffer *b) {
+    return e && atomic_load_explicit(&e->version, memory_order_acquire) == b->version;
+}
+
+/* Rows of a weight that are looked up in the file itself (an embedding that is the output matrix too) bring its pages
+ * back one by one: they go again whenever somebody asks for the form anew. */
+static void form_give_back(const tn_packed_weight *packed, const tn_buffer *b) {
+    if (packed->replaces) tn_map_return_pages(b->address, b->bytes);
+}
+
+static void make_entry(packed_entry *e, const tn_buffer *b) {
+    e->format.make(&e->format, b->address, e->result->address);
+    atomic_store_explicit(&e->version, b->version, memory_order_release);
+    form_give_back(&e->format, b);
+}
+
+/* ---- memory of forms that replace the content -------------------------------------------------------------------- */
+
+/* A model's weights, of which many are smaller than a large page, side by side in pieces of memory made of large pages:
+ * a token reads them all. A piece goes when its last form has gone. */
+enum { SLAB_BYTES = 16 << 20, PACKED_ALIGNMENT = 64 };
+
+typedef struct slab {
+    tn_buffer *memory;
+    size_t used;
+    int64_t packed_weights;
+} slab;
+
+static pthread_mutex_t slab_lock = PTHREAD_MUTEX_INITIALIZER;
+static slab *newest; /* NULL, or the piece that is being filled */
+
+static void slab_release(void *ctx) {
+    slab *s = ctx;
+    pthread_mutex_lock(&slab_lock);
+    bool last = --s->packed_weights == 0;
+    if (last && newest == s) newest = NULL;
+    pthread_mutex_unlock(&slab_lock);
+    if (!last) return;
+    tn_buffer_release(s->memory);
+    tn_mem_free(s);
+}
+
+static tn_status slab_new(tn_device *d, slab **out) {
+    slab *s = tn_mem_zalloc(1, sizeof *s);
+    if (!s) return TN_ERR_MEMORY;
+    tn_status status = tn_buffer_new_for_host(d, SLAB_BYTES, &s->memory);
+    if (status != TN_OK) {
+        tn_mem_free(s);
+        return status;
+    }
+    (void)tn_buffer_await(s->memory, true); /* written by this thread */
+    *out = s;
+    return TN_OK;
+}
+
+/* The caller holds the lock. */
+static tn_status slab_carve(tn_device *d, size_t bytes, tn_buffer **out) {
+    slab *s = newest;
+    if (!s || s->memory->device != d || bytes > SLAB_BYTES - s->used) TRY(slab_new(d, &s));
+    tn_status status = tn_buffer_borrow(d, (char *)s->memory->address + s->used, bytes, slab_release, s, out);
+    if (status == TN_OK) {
+        s->used += (bytes + PACKED_ALIGNMENT - 1) / PACKED_ALIGNMENT * PACKED_ALIGNMENT;
+        s->packed_weights++;
+        newest = s;
+    } else if (s->packed_weights == 0) {
+        tn_buffer_release(s->memory);
+        tn_mem_free(s);
+    }
+    return status;
+}
+
+static tn_status packed_memory(tn_device *d, const tn_packed_weight *packed, tn_buffer **out) {
+    bool large = packed->bytes >= TN_LARGE_PAGE;
+    if (!d->is_cpu || !packed->replaces || large || packed->bytes == 0)
+        return tn_buffer_new_for_host(d, packed->bytes, out);
+    pthread_mutex_lock(&slab_lock);
+    tn_status s = slab_carve(d, packed->bytes, out);
+    pthread_mutex_unlock(&slab_lock);
+    return s;
+}
+
+/* ---- entries ----------------------------------------------------------------------------------------------------- */
+
+static tn_status add_entry(tn_buffer *b, const tn_packed_weight *packed, packed_entry **out) {
+    packed_entry *e = tn_mem_zalloc(1, sizeof *e);
+    if (!e) return TN_ERR_MEMORY;
+    tn_status s = packed_memory(b->device, packed, &e->result);
+    if (s == TN_OK) (void)tn_buffer_await(e->result, true); /* it is written by this thread */
+    if (s != TN_OK) {
+        tn_mem_free(e);
+        return s;
+    }
+    e->format = *packed;
+    make_entry(e, b);
+    e->next = atomic_load_explicit(&b->packed_weights, memory_order_relaxed);
+    atomic_store_explicit(&b->packed_weights, e, memory_order_release);
+    *out = e;
+    return TN_OK;
+}
+
+tn_status tn_buffer_packed_weight(tn_buffer *b, const tn_packed_weight *packed, void **out) {
+    packed_entry *e = find_packed(b, packed);
+    tn_status s = TN_OK;
+    if (is_current(e, b)) {
+        form_give_back(&e->format, b);
+    } else {
+        pthread_mutex_lock(&making);
+        (void)tn_buffer_await(b, true); /* the content is to be there, and nobody to read the form as it was */
+        e = find_packed(b, packed);
+        if (!e)
+            s = add_entry(b, packed, &e);
+        else if (!is_current(e, b))
+            make_entry(e, b);
+        pthread_mutex_unlock(&making);
+    }
+    *out = e ? e->result->address : NULL;
+    return s;
+}
+
+void tn_buffer_drop_packed(tn_buffer *b) {
+    packed_entry *e = atomic_exchange_explicit(&b->packed_weights, NULL, memory_order_acquire);
+    while (e) {
+        packed_entry *next = e->next;
+        tn_buffer_release(e->result);
+        tn_mem_free(e);
+        e = next;
+    }
+}
+
+/* ==== blocks of large pieces of device memory ===================================================================== */
+/* The pool takes a piece when it is opened (pool_initial) and when it grows (pool_growth), and asks here only when none
+ * of the blocks that it keeps by size will do. A block that comes back is joined to the free ones beside it at once, so
+ * that a piece of which nothing is in use is one block and can be given back. Blocks in use never move: plans, graphs
+ * and callers hold their addresses. */
+
+typedef struct pieces_slab pieces_slab;
+
+struct tn_slab_block {
+    tn_slab_block *before, *after; /* in the piece, by address */
+    tn_slab_block *next, **link;   /* in the list of the free; link: what points here */
+    pieces_slab *slab;
+    size_t offset, bytes;
+};
+
+struct pieces_slab {
+    pieces_slab *next;
+    char *address;
+    size_t bytes;
+    bool stays; /* taken at open: given back at the end alone */
+};
+
+struct tn_slab_pool {
+    pthread_mutex_t lock;
+    pieces_slab *pieces;
+    tn_slab_block *free;
+    size_t alignment;
+};
+
+tn_slab_pool *tn_slab_pool_new(size_t alignment) {
+    tn_slab_pool *p = tn_mem_zalloc(1, sizeof *p);
+    if (!p) return NULL;
+    pthread_mutex_init(&p->lock, NULL);
+    p->alignment = alignment > 64 ? alignment : 64;
+    return p;
+}
+
+static void list_add(tn_slab_pool *p, tn_slab_block *c) {
+    c->next = p->free;
+    c->link = &p->free;
+    if (p->free) p->free->link = &c->next;
+    p->free = c;
+}
+
+static void list_remove(tn_slab_block *c) {
+    *c->link = c->next;
+    if (c->next) c->next->link = c->link;
+    c->next = NULL;
+    c->link = NULL;
+}
+
+static bool is_free(const tn_slab_block *c) { return c && c->link; }
+
+tn_status tn_slab_pool_add(tn_slab_pool *p, void *address, size_t bytes, bool stays) {
+    pieces_slab *at = tn_mem_zalloc(1, sizeof *at);
+    tn_slab_block *whole = tn_mem_zalloc(1, sizeof *whole);
+    if (!at || !whole) {
+        tn_mem_free(at);
+        tn_mem_free(whole);
+        return TN_ERR_MEMORY;
+    }
+    *at = (pieces_slab){.address = address, .bytes = bytes, .stays = stays};
+    *whole = (tn_slab_block){.slab = at, .bytes = bytes};
+    pthread_mutex_lock(&p->lock);
+    at->next = p->pieces;
+    p->pieces = at;
+    list_add(p, whole);
+    pthread_mutex_unlock(&p->lock);
+    return TN_OK;
+}
+
+/* The smallest free block that is large enough. */
+static tn_slab_block *best_fit(const tn_slab_pool *p, size_t bytes) {
+    tn_slab_block *best = NULL;
+    for (tn_slab_block *c = p->free; c; c = c->next)
+        if (c->bytes >= bytes && (!best || c->bytes < best->bytes)) best = c;
+    return best;
+}
+
+/* The rest behind the first `bytes` becomes a free block of its own, if there is one and memory to note it. */
+static void split_slab(tn_slab_pool *p, tn_slab_block *c, size_t bytes) {
+    tn_slab_block *rest = c->bytes > bytes ? tn_mem_zalloc(1, sizeof *rest) : NULL;
+    if (!rest) return;
+    *rest = (tn_slab_block){
+        .before = c, .after = c->after, .slab = c->slab, .offset = c->offset + bytes, .bytes = c->bytes - bytes};
+    if (c->after) c->after->before = rest;
+    c->after = rest;
+    c->bytes = bytes;
+    list_add(p, rest);
+}
+
+tn_slab_block *tn_slab_pool_alloc(tn_slab_pool *p, size_t bytes, void **address) {
+    if (bytes > SIZE_MAX - p->alignment) return NULL;
+    bytes = (bytes + p->alignment - 1) / p->alignment * p->alignment;
+    pthread_mutex_lock(&p->lock);
+    tn_slab_block *c = best_fit(p, bytes);
+    if (c) {
+        list_remove(c);
+        split_slab(p, c, bytes);
+        *address = c->slab->address + c->offset;
+    }
+    pthread_mutex_unlock(&p->lock);
+    return c;
+}
+
+/* c takes in the block behind it. */
+static void join_next(tn_slab_block *c) {
+    tn_slab_block *gone = c->after;
+    list_remove(gone);
+    c->bytes += gone->bytes;
+    c->after = gone->after;
+    if (c->after) c->after->before = c;
+    tn_mem_free(gone);
+}
+
+void tn_slab_pool_release(tn_slab_pool *p, tn_slab_block *c) {
+    pthread_mutex_lock(&p->lock);
+    list_add(p, c);
+    if (is_free(c->after)) join_next(c);
+    if (is_free(c->before)) join_next(c->before);
+    pthread_mutex_unlock(&p->lock);
+}
+
+static bool slab_is_whole(const tn_slab_block *c) { return !c->before && !c->after; }
+
+static void unlink_slab(tn_slab_pool *p, const pieces_slab *gone) {
+    pieces_slab **link = &p->pieces;
+    while (*link != gone)
+        link = &(*link)->next;
+    *link = gone->next;
+}
+
+bool tn_slab_pool_take_empty(tn_slab_pool *p, bool all, void **address, size_t *bytes) {
+    pthread_mutex_lock(&p->lock);
+    tn_slab_block *c = p->free;
+    while (c && (!slab_is_whole(c) || (c->slab->stays && !all)))
+        c = c->next;
+    if (c) {
+        *address = c->slab->address;
+        *bytes = c->slab->bytes;
+        list_remove(c);
+        unlink_slab(p, c->slab);
+        tn_mem_free(c->slab);
+        tn_mem_free(c);
+    }
+    pthread_mutex_unlock(&p->lock);
+    return c != NULL;
+}
+
+tn_slab_pool_facts tn_slab_pool_stats(tn_slab_pool *p) {
+    tn_slab_pool_facts f = {0};
+    pthread_mutex_lock(&p->lock);
+    for (const pieces_slab *at = p->pieces; at; at = at->next)
+        f.pieces++;
+    for (const tn_slab_block *c = p->free; c; c = c->next) {
+        f.free_bytes += (int64_t)c->bytes;
+        f.largest = tn_max64(f.largest, (int64_t)c->bytes);
+    }
+    pthread_mutex_unlock(&p->lock);
+    return f;
+}
+
+void tn_slab_pool_free(tn_slab_pool *p) {
+    if (!p) return;
+    pthread_mutex_destroy(&p->lock);
+    tn_mem_free(p);
 }

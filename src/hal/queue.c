@@ -1,4 +1,4 @@
-/* queue.c — further queues of a device, and giving work to them in an order that keeps memory right.
+/* queue.c — queues and events of a device: ordered submission, timelines, waiting.
  *
  * Where the interface has queues, work goes to it at once and order is kept by its events. Elsewhere a queue is a
  * thread of ours that does one piece of work after the other: on the cpu that is what makes a product run beside its
@@ -386,4 +386,498 @@ tn_status tn_device_synchronize(tn_device *d) {
     }
     tn_status own = d->driver->sync(d->handle);
     return s != TN_OK ? s : own;
+}
+
+/* ==== timelines =================================================================================================== */
+/* Timelines are never freed, and numbers on one only grow, so a timeline point may be kept for ever: of a queue that
+ * has gone it names something that has passed. A timeline moves by the thread that does its work, or by the interface's
+ * events, which are put behind work as it is given and are looked at when somebody asks.
+ *
+ * After a failure a timeline leaves out all that follows until somebody has been told (tn_queue_synchronize): what was
+ * left out counts as failed. Failures that were told are kept, as ranges, for those who still hold such a value. */
+
+typedef struct failure {
+    uint64_t first, last;         /* 0: none */
+    uint64_t partially_committed; /* this one failed with its states half written; 0: none */
+    tn_status status;
+    char why[160];
+} failure;
+
+typedef struct timeline {
+    pthread_mutex_t lock;
+    pthread_cond_t moved; /* it has come further, or another event is there to wait for */
+    _Atomic uint64_t submitted, completed;
+    _Atomic bool has_failed; /* ever */
+    tn_queue *queue;         /* changes under both locks */
+    failure now, *reported;  /* oldest first */
+    size_t reported_count, reported_capacity;
+} timeline;
+
+static timeline timelines[TN_TIMELINES]; /* timeline 0 stays empty, so that no timeline point is 0 */
+static pthread_mutex_t taking = PTHREAD_MUTEX_INITIALIZER;
+
+static void make_locks(void) {
+    for (int i = 0; i < TN_TIMELINES; i++) {
+        pthread_mutex_init(&timelines[i].lock, NULL);
+        pthread_cond_init(&timelines[i].moved, NULL);
+    }
+}
+
+int tn_timeline_acquire(tn_queue *q) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, make_locks);
+    int found = 0;
+    pthread_mutex_lock(&taking);
+    for (int i = 1; i < TN_TIMELINES && !found; i++)
+        if (!timelines[i].queue) found = i;
+    if (found) timelines[found].queue = q;
+    pthread_mutex_unlock(&taking);
+    return found;
+}
+
+/* The failure that stands is told: it ends here. The caller holds the lock. Without memory to keep it, and past a
+ * number that nobody meets, it is joined to the one before: what lies between counts as failed too. */
+static void put_away(timeline *l, uint64_t last) {
+    enum { MOST_REPORTED = 256 };
+    failure f = l->now;
+    if (!f.first) return;
+    f.last = last;
+    bool room =
+        l->reported_count < MOST_REPORTED &&
+        tn_mem_reserve(&l->reported, &l->reported_capacity, l->reported_count + 1, sizeof *l->reported) == TN_OK;
+    if (!room && !l->reported_count) return; /* then it stands, and will be told again */
+    l->now.first = 0;
+    if (room)
+        l->reported[l->reported_count++] = f;
+    else
+        l->reported[l->reported_count - 1].last = last;
+}
+
+static bool somebody_waits(const tn_queue *q) {
+    for (int i = 0; i < TN_RING; i++)
+        if (q->ring[i].users) return true;
+    return false;
+}
+
+void tn_timeline_release(int number) {
+    timeline *l = &timelines[number];
+    pthread_mutex_lock(&l->lock);
+    while (somebody_waits(l->queue)) /* the work is done, but another thread has not left the event yet */
+        pthread_cond_wait(&l->moved, &l->lock);
+    put_away(l, atomic_load(&l->submitted));
+    pthread_mutex_lock(&taking);
+    l->queue = NULL;
+    pthread_mutex_unlock(&taking);
+    pthread_mutex_unlock(&l->lock);
+}
+
+bool tn_timeline_is_of(int number, const tn_device *d, bool on_device) {
+    pthread_mutex_lock(&taking);
+    const tn_queue *q = timelines[number].queue;
+    bool yes = q && q->device == d && (q->handle || !on_device);
+    pthread_mutex_unlock(&taking);
+    return yes;
+}
+
+uint64_t tn_timeline_advance(int number) { return atomic_fetch_add(&timelines[number].submitted, 1) + 1; }
+uint64_t tn_timeline_submitted(int number) { return atomic_load(&timelines[number].submitted); }
+
+/* ---- timeline points
+ * ------------------------------------------------------------------------------------------------------- */
+
+enum { TIMELINE_NUMBER_BITS = 48 };
+
+tn_timeline_point tn_timeline_point_at(int number, uint64_t at) {
+    return at ? (tn_timeline_point)number << TIMELINE_NUMBER_BITS | at : 0;
+}
+static timeline *timeline_timeline_of(tn_timeline_point m) {
+    return &timelines[(m & ~TN_TIMELINE_POINT_KEPT) >> TIMELINE_NUMBER_BITS];
+}
+static uint64_t timeline_number_of(tn_timeline_point m) { return m & (((uint64_t)1 << TIMELINE_NUMBER_BITS) - 1); }
+
+/* ---- the interface's events -------------------------------------------------------------------------------------- */
+
+static tn_ring_event *ring_at(tn_queue *q, int i) { return &q->ring[(q->ring_first + i) % TN_RING]; }
+
+/* The caller holds the lock. */
+static void note_failure(timeline *l, uint64_t number, tn_status status, bool partially_committed) {
+    if (l->now.first) return;
+    atomic_store(&l->has_failed, true);
+    l->now = (failure){
+        .first = number, .last = UINT64_MAX, .partially_committed = partially_committed ? number : 0, .status = status};
+    snprintf(l->now.why, sizeof l->now.why, "%s", tn_error());
+}
+
+/* The caller holds the lock. */
+static void come_to(timeline *l, uint64_t number) {
+    if (atomic_load(&l->completed) >= number) return;
+    atomic_store_explicit(&l->completed, number, memory_order_release);
+    pthread_cond_broadcast(&l->moved);
+}
+
+static bool query_event(timeline *l, const tn_ring_event *e) {
+    bool there = atomic_load(&l->completed) >= e->number;
+    if (there) return true;
+    tn_status s = l->queue->device->driver->event_query(l->queue->device->handle, e->event, &there);
+    if (s != TN_OK) note_failure(l, e->number, s, false); /* it will never tell: it is done with */
+    return s != TN_OK || there;
+}
+
+/* The caller holds the lock. Looks at the oldest events until one has not passed. One that another thread stands at
+ * passes all the same (two that each saw the other stand there would never go on), but stays until he has left it. */
+static void query_events(timeline *l) {
+    tn_queue *q = l->queue;
+    if (!q || !q->handle) return;
+    for (int i = 0; i < q->ring_count && query_event(l, ring_at(q, i)); i++)
+        come_to(l, ring_at(q, i)->number);
+    while (q->ring_count > 0 && ring_at(q, 0)->number <= atomic_load(&l->completed) && !ring_at(q, 0)->users) {
+        q->ring_first = (q->ring_first + 1) % TN_RING;
+        q->ring_count--;
+    }
+}
+
+static tn_ring_event *event_behind(tn_queue *q, uint64_t number) {
+    for (int i = 0; q && i < q->ring_count; i++)
+        if (ring_at(q, i)->number >= number) return ring_at(q, i);
+    return NULL;
+}
+
+/* The caller holds the lock, which is open meanwhile; the event stays where it is. */
+static void wait_for_event(timeline *l, tn_ring_event *e) {
+    const tn_device *d = l->queue->device;
+    e->users++;
+    pthread_mutex_unlock(&l->lock);
+    tn_status s = d->driver->event_sync(d->handle, e->event);
+    pthread_mutex_lock(&l->lock);
+    e->users--;
+    if (s != TN_OK) note_failure(l, e->number, s, false);
+    come_to(l, e->number);
+    if (!e->users) pthread_cond_broadcast(&l->moved);
+}
+
+tn_status tn_timeline_record(int number, uint64_t at) {
+    timeline *l = &timelines[number];
+    tn_queue *q = l->queue;
+    const tn_driver *driver = q->device->driver;
+    pthread_mutex_lock(&l->lock);
+    query_events(l);
+    while (q->ring_count == TN_RING) {
+        wait_for_event(l, ring_at(q, 0));
+        query_events(l);
+    }
+    tn_ring_event *e = ring_at(q, q->ring_count);
+    tn_status s = driver->event_record(q->handle, e->event);
+    if (s != TN_OK) { /* nothing to wait for later: now, then */
+        note_failure(l, at, s, false);
+        (void)driver->sync(q->handle);
+        if (q->ring_count == 0)
+            atomic_store_explicit(&l->completed, at, memory_order_release);
+        else
+            ring_at(q, q->ring_count - 1)->number = at;
+    } else {
+        e->number = at;
+        q->ring_count++;
+    }
+    pthread_cond_broadcast(&l->moved);
+    pthread_mutex_unlock(&l->lock);
+    return s;
+}
+
+tn_status tn_timeline_wait_on_device(tn_queue *q, const tn_wait *w) {
+    timeline *l = &timelines[w->timeline];
+    tn_status s = TN_OK;
+    pthread_mutex_lock(&l->lock);
+    query_events(l);
+    while (atomic_load(&l->completed) < w->last && !event_behind(l->queue, w->last))
+        pthread_cond_wait(&l->moved, &l->lock); /* another thread is just giving it */
+    if (atomic_load(&l->completed) < w->last)
+        s = q->device->driver->event_wait(q->handle, event_behind(l->queue, w->last)->event);
+    pthread_mutex_unlock(&l->lock);
+    return s;
+}
+
+/* ---- waiting ----------------------------------------------------------------------------------------------------- */
+
+bool tn_timeline_point_reached(tn_timeline_point m) {
+    timeline *l = timeline_timeline_of(m);
+    if (!m || atomic_load_explicit(&l->completed, memory_order_acquire) >= timeline_number_of(m)) return true;
+    pthread_mutex_lock(&l->lock);
+    query_events(l);
+    bool completed = atomic_load_explicit(&l->completed, memory_order_acquire) >= timeline_number_of(m);
+    pthread_mutex_unlock(&l->lock);
+    return completed;
+}
+
+/* The caller holds the lock. */
+static void wait_until(timeline *l, uint64_t number) {
+    while (atomic_load_explicit(&l->completed, memory_order_acquire) < number) {
+        tn_ring_event *e = l->queue && l->queue->handle ? event_behind(l->queue, number) : NULL;
+        if (!e) {
+            pthread_cond_wait(&l->moved, &l->lock);
+            continue;
+        }
+        wait_for_event(l, e);
+        query_events(l);
+    }
+}
+
+bool tn_timeline_has_failed(int number) { return atomic_load(&timelines[number].has_failed); }
+
+static bool meets(const failure *f, uint64_t first, uint64_t last) {
+    return f->first && f->first <= last && first <= f->last;
+}
+
+static tn_status fail_as(const failure *f) {
+    static const char said[] = "a queue's work failed that this value comes from: ";
+    size_t skip = strncmp(f->why, said, sizeof said - 1) == 0 ? sizeof said - 1 : 0;
+    return tn_fail(f->status, "%s%s", said, f->why + skip);
+}
+
+tn_status tn_wait_here(const tn_wait *w) {
+    timeline *l = &timelines[w->timeline];
+    pthread_mutex_lock(&l->lock);
+    wait_until(l, w->last);
+    failure f = {0};
+    if (w->need_first && meets(&l->now, w->need_first, w->need_last)) f = l->now;
+    for (size_t i = 0; i < l->reported_count && w->need_first; i++)
+        if (meets(&l->reported[i], w->need_first, w->need_last)) f = l->reported[i];
+    pthread_mutex_unlock(&l->lock);
+    return f.first ? fail_as(&f) : TN_OK;
+}
+
+/* Of states whose writing was cut short nothing can be said but that. */
+static tn_status check_partially_committed(timeline *l, uint64_t number) {
+    failure f = {0};
+    pthread_mutex_lock(&l->lock);
+    if (l->now.partially_committed == number) f = l->now;
+    for (size_t i = 0; i < l->reported_count; i++)
+        if (l->reported[i].partially_committed == number) f = l->reported[i];
+    pthread_mutex_unlock(&l->lock);
+    if (!f.partially_committed) return TN_OK;
+    return tn_fail(f.status, "the device failed while states were written, whose values are lost (load them anew): %s",
+                   f.why);
+}
+
+tn_status tn_timeline_point_wait(tn_timeline_point m) {
+    if (!m) return TN_OK;
+    timeline *l = timeline_timeline_of(m);
+    uint64_t n = timeline_number_of(m), needed = m & TN_TIMELINE_POINT_KEPT ? 0 : n;
+    TRY(tn_wait_here(
+        &(tn_wait){.timeline = (int)(l - timelines), .last = n, .need_first = needed, .need_last = needed}));
+    return !needed && atomic_load(&l->has_failed) ? check_partially_committed(l, n) : TN_OK;
+}
+
+void tn_timeline_complete(int number, uint64_t at, tn_status status, bool partially_committed) {
+    timeline *l = &timelines[number];
+    pthread_mutex_lock(&l->lock);
+    if (status != TN_OK) note_failure(l, at, status, partially_committed);
+    atomic_store_explicit(&l->completed, at, memory_order_release);
+    pthread_cond_broadcast(&l->moved);
+    pthread_mutex_unlock(&l->lock);
+}
+
+tn_status tn_timeline_failure(int number, bool clear) {
+    timeline *l = &timelines[number];
+    pthread_mutex_lock(&l->lock);
+    failure f = l->now;
+    if (clear) put_away(l, atomic_load(&l->completed));
+    pthread_mutex_unlock(&l->lock);
+    return f.first ? tn_fail(f.status, "%s", f.why) : TN_OK;
+}
+
+/* ==== events ====================================================================================================== */
+/* The place is a timeline point. When it was reached is told by an event of the interface, or, where a thread or the
+ * caller does the work, by the host's clock. */
+
+/* When a queue's thread came by; shared by the event and the task that writes it. */
+typedef struct stamp {
+    _Atomic int refs;
+    _Atomic double seconds;
+} stamp;
+
+struct tn_event {
+    bool timed, recorded;
+    tn_timeline_point point; /* 0: it was reached at once */
+    stamp *stamp;            /* by the host's clock; or NULL */
+    tn_device *device;       /* of `timer`, kept alive by `hold` */
+    tn_buffer *keep_alive;
+    void *timer; /* the driver's event, of a timed one */
+    bool by_device;
+};
+
+static void stamp_release(stamp *s) {
+    if (s && atomic_fetch_sub(&s->refs, 1) == 1) tn_mem_free(s);
+}
+
+tn_status tn_event_new(bool timed, tn_event **out) {
+    TRY(tn_need(out, "tn_event_new: out"));
+    *out = tn_mem_zalloc(1, sizeof **out);
+    if (!*out) return TN_ERR_MEMORY;
+    (*out)->timed = timed;
+    return TN_OK;
+}
+
+static void drop_timer(tn_event *e) {
+    if (e->timer) {
+        (void)e->device->driver->event_sync(e->device->handle, e->timer); /* also of a record that was forgotten */
+        e->device->driver->event_free(e->device->handle, e->timer);
+    }
+    tn_buffer_release(e->keep_alive);
+    e->timer = NULL;
+    e->keep_alive = NULL;
+    e->device = NULL;
+}
+
+void tn_event_free(tn_event *e) {
+    if (!e) return;
+    drop_timer(e);
+    stamp_release(e->stamp);
+    tn_mem_free(e);
+}
+
+/* ---- recording --------------------------------------------------------------------------------------------------- */
+
+static tn_status new_stamp(tn_event *e) {
+    stamp_release(e->stamp);
+    e->stamp = tn_mem_zalloc(1, sizeof *e->stamp);
+    if (!e->stamp) return TN_ERR_MEMORY;
+    atomic_store(&e->stamp->refs, 1);
+    return TN_OK;
+}
+
+typedef struct stamp_task {
+    tn_task task;
+    stamp *stamp;
+} stamp_task;
+
+static tn_status put_stamp(tn_task *t) {
+    atomic_store(&((stamp_task *)t)->stamp->seconds, tn_now());
+    return TN_OK;
+}
+
+static void drop_stamp(tn_task *t) {
+    stamp_release(((stamp_task *)t)->stamp);
+    tn_mem_free(t);
+}
+
+static tn_status record_in_thread(tn_event *e, tn_queue *q) {
+    TRY(new_stamp(e));
+    stamp_task *t = tn_mem_zalloc(1, sizeof *t);
+    if (!t) return TN_ERR_MEMORY;
+    *t = (stamp_task){.task = {.run = put_stamp, .drop = drop_stamp}, .stamp = e->stamp};
+    atomic_fetch_add(&e->stamp->refs, 1);
+    tn_submission o;
+    tn_submission_begin(&o, q->device, q);
+    e->point = tn_submission_point(&o);
+    tn_submission_enqueue(&o, &t->task);
+    return TN_OK;
+}
+
+static tn_status have_timer(tn_event *e, tn_device *d) {
+    if (!e->timed || e->device == d) return TN_OK;
+    drop_timer(e);
+    TRY(tn_buffer_borrow(d, NULL, 0, NULL, NULL, &e->keep_alive));
+    e->device = d;
+    tn_status s = d->driver->event_new(d->handle, true, &e->timer);
+    if (s != TN_OK) drop_timer(e);
+    return s;
+}
+
+static tn_status record_on_device(tn_event *e, tn_queue *q) {
+    TRY(have_timer(e, q->device));
+    tn_submission o;
+    tn_submission_begin(&o, q->device, q);
+    e->point = tn_submission_point(&o);
+    e->by_device = true;
+    TRY(tn_submission_start(&o));
+    return tn_submission_end(&o, e->timer ? q->device->driver->event_record(q->handle, e->timer) : TN_OK);
+}
+
+/* The queue that NULL means; NULL where the current device's work has ended when calls return. */
+static tn_status default_queue(tn_queue **q) {
+    *q = tn_current_queue();
+    if (*q) return TN_OK;
+    tn_device *d = tn_current_device();
+    if (!d) return tn_error_code();
+    if (tn_device_has_events(d)) TRY(tn_device_order(d));
+    *q = tn_queue_for(d);
+    return *q || d->is_cpu ? TN_OK : d->driver->sync(d->handle);
+}
+
+tn_status tn_event_record(tn_event *e, tn_queue *q) {
+    TRY(tn_need(e, "tn_event_record: the event"));
+    if (!q) TRY(default_queue(&q));
+    e->by_device = false;
+    if (tn_queue_has_thread(q)) {
+        TRY(record_in_thread(e, q));
+    } else if (q) {
+        TRY(record_on_device(e, q));
+    } else {
+        TRY(new_stamp(e));
+        e->point = 0;
+        atomic_store(&e->stamp->seconds, tn_now());
+    }
+    e->recorded = true;
+    return TN_OK;
+}
+
+/* ---- asking and waiting ------------------------------------------------------------------------------------------ */
+
+tn_status tn_event_query(const tn_event *e, bool *passed) {
+    TRY(tn_need(e, "tn_event_query: the event"));
+    TRY(tn_need(passed, "tn_event_query: passed"));
+    *passed = tn_timeline_point_reached(e->point);
+    return *passed ? tn_timeline_point_wait(e->point) : TN_OK;
+}
+
+tn_status tn_event_synchronize(const tn_event *e) {
+    TRY(tn_need(e, "tn_event_synchronize: the event"));
+    return tn_timeline_point_wait(e->point);
+}
+
+static tn_status time_of(const tn_event *e, double *seconds) {
+    TRY(tn_timeline_point_wait(e->point));
+    if (!e->by_device) {
+        *seconds = atomic_load(&e->stamp->seconds);
+        return TN_OK;
+    }
+    const tn_device *d = e->device;
+    if (!d->driver->event_time)
+        return tn_fail(TN_ERR_UNSUPPORTED, "tn_event_elapsed: the interface of %s tells no times", d->info.id);
+    return d->driver->event_time(d->handle, e->timer, seconds);
+}
+
+tn_status tn_event_elapsed(const tn_event *begin, const tn_event *end, double *seconds) {
+    TRY(tn_need(begin, "tn_event_elapsed: begin"));
+    TRY(tn_need(end, "tn_event_elapsed: end"));
+    TRY(tn_need(seconds, "tn_event_elapsed: seconds"));
+    if (!begin->recorded || !end->recorded || !begin->timed || !end->timed)
+        return tn_fail(TN_ERR_STATE, "tn_event_elapsed: both events must be made as timed, and recorded");
+    if (begin->by_device != end->by_device || (end->by_device && begin->device != end->device))
+        return tn_fail(TN_ERR_ARGUMENT,
+                       "tn_event_elapsed: the events were recorded on two devices, whose clocks differ");
+    double from, to;
+    TRY(time_of(begin, &from));
+    TRY(time_of(end, &to));
+    *seconds = to - from;
+    return TN_OK;
+}
+
+static void free_task(tn_task *t) { tn_mem_free(t); }
+
+tn_status tn_queue_wait(tn_queue *q, const tn_event *e) {
+    TRY(tn_need(q, "tn_queue_wait: the queue"));
+    TRY(tn_need(e, "tn_queue_wait: the event"));
+    tn_task *t = tn_queue_has_thread(q) ? tn_mem_zalloc(1, sizeof *t) : NULL;
+    if (tn_queue_has_thread(q) && !t) return TN_ERR_MEMORY;
+    tn_submission o;
+    tn_submission_begin(&o, q->device, q);
+    tn_submission_wait_for(&o, e->point);
+    if (t) {
+        t->drop = free_task;
+        tn_submission_enqueue(&o, t);
+        return TN_OK;
+    }
+    TRY(tn_submission_start(&o));
+    return tn_submission_end(&o, TN_OK);
 }

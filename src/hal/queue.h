@@ -5,9 +5,9 @@
  * touches it next knows what to wait for: on the device's side where the interface can, in a queue's thread, or in the
  * caller.
  *
- *   timeline.c  timelines: how far they have come, what failed on them, waiting
+ *   queue.c  timelines: how far they have come, what failed on them, waiting
  *   queue.c     queues, their threads, giving work
- *   event.c     the events of device.h
+ *   queue.c     the events of device.h
  *   transfer.c  copies, host memory
  *
  * A device without further queues pays for none of it: `ordered` is false. */
@@ -18,7 +18,7 @@
 
 #include "hal/hal.h"
 
-/* ---- timeline.c -------------------------------------------------------------------------------------------------- */
+/* ---- queue.c -------------------------------------------------------------------------------------------------- */
 
 /* Timeline << 48 | number; 0: long ago. Bit 63: if that work failed, the memory holds what it held before (states). */
 #define TN_TIMELINE_POINT_KEPT ((tn_timeline_point)1 << 63)

@@ -4,7 +4,7 @@
  * its operand, and one that is there already, in this region or one around it, is not made twice. Loads are shared only
  * inside one region and only until the next store that may change what they read; a global buffer may be read under two
  * names, so any global store counts. What nobody reads is dropped by kir_finish. */
-#include "kir/eval.h"
+#include "kir/rules.h"
 #include "kir/rules.h"
 
 #include <string.h>

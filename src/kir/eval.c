@@ -1,5 +1,5 @@
 /* eval.c — one operation on one point, by the functions of kir_math.h. */
-#include "kir/eval.h"
+#include "kir/rules.h"
 #include "kir/kir_math.h"
 #include "kir/rules.h"
 

@@ -1,15 +1,14 @@
-/* render_spirv_code.c — a kernel's instructions as SPIR-V: coordinates, addresses, memory, operations.
+/* render_spirv_code.c — instructions as SPIR-V: coordinates, addresses, memory, operations, matrices, exact fma.
  *
  * What one binding holds has a number of 32 bits, so addresses are computed in 32 bits, wherever the launch's numbers
  * come from: what is above falls away by itself. Coordinates that a program asks for (INDEX) have as many bits as it
  * takes. Elements of 8 and 16 bits are loaded as such and widened at once; where a device has only words, they are cut
  * out of those, and put into them by two atomic operations, for other items may write the rest. A buffer in several
  * windows is looked for in one after the other. */
-#include "kir/eval.h"
+#include <string.h>
+
 #include "kir/rules.h"
 #include "kir/spirv.h"
-
-#include <string.h>
 
 enum {
     DecorationBlock = 2,
@@ -490,8 +489,8 @@ static uint32_t narrow_brain(spv *e, uint32_t x) {
     uint32_t bits = kir_spv_op(e, OpBitcast, SPV_U32, x, 0, 0), sixteen = kir_spv_u32(e, 16);
     uint32_t upper = kir_spv_op(e, OpShiftRightLogical, SPV_U32, bits, sixteen, 0);
     uint32_t odd = kir_spv_op(e, OpBitwiseAnd, SPV_U32, upper, kir_spv_u32(e, 1), 0);
-    uint32_t above = kir_spv_op(e, OpIAdd, SPV_U32, kir_spv_op(e, OpIAdd, SPV_U32, bits, odd, 0),
-                                kir_spv_u32(e, 0x7fff), 0);
+    uint32_t above =
+        kir_spv_op(e, OpIAdd, SPV_U32, kir_spv_op(e, OpIAdd, SPV_U32, bits, odd, 0), kir_spv_u32(e, 0x7fff), 0);
     uint32_t size = kir_spv_op(e, OpBitwiseAnd, SPV_U32, bits, kir_spv_u32(e, 0x7fffffff), 0);
     uint32_t nan = kir_spv_op(e, OpUGreaterThan, SPV_BOOL, size, kir_spv_u32(e, 0x7f800000), 0);
     uint32_t quiet = kir_spv_op(e, OpBitwiseOr, SPV_U32, upper, kir_spv_u32(e, 0x40), 0);
@@ -753,4 +752,369 @@ void kir_spv_range(spv *e, int begin, int end) {
         else
             put_pure(e, i);
     }
+}
+
+/* ==== cooperative matrices and packets ============================================================================ */
+/* What a device multiplies may be smaller than KIR's 16×16: 8 or 16 rows, columns and steps of k (tn_caps.features). So
+ * a matrix or fragment is a grid of pieces, whose ids follow each other: a matrix' variables, a fragment's values. A
+ * local buffer that packets fill is an array of these, and pieces are loaded out of it as they lie; a global one has a
+ * second variable for its binding, which sees packets there. */
+
+enum { USE_A = 0, USE_B = 1, USE_SUM = 2, ROW_MAJOR = 0, COLUMN_MAJOR = 1 }; /* numbers of the extension */
+enum { PACKET = 8 /* elements */ };
+
+/* The pieces of a matrix or fragment: how many down and across, rows and columns of each. */
+typedef struct grid {
+    uint32_t type;
+    int down, across, rows, columns;
+} grid;
+
+static int edge(const spv *e, uint32_t is_8) { return e->t->features & is_8 ? KIR_EDGE / 2 : KIR_EDGE; }
+
+/* Of numbers as the device multiplies them: halves of either kind. */
+static uint32_t half_type(spv *e, tn_dtype dtype) {
+    enum { BFLOAT_16 = 0 }; /* the encoding */
+    e->uses |= dtype == TN_BF16 ? TN_SPIRV_BFLOAT_16 : TN_SPIRV_FLOAT_16;
+    if (dtype != TN_BF16) return kir_spv_type_id(e, SPV_F16);
+    return kir_spv_shared(e, OpTypeFloat, 0, (uint32_t[]){16, BFLOAT_16}, 2);
+}
+
+/* `dtype`: of the factors; sums have none. */
+static grid grid_of(spv *e, int use, tn_dtype dtype) {
+    grid g = {.rows = edge(e, use == USE_B ? TN_SPIRV_MATRIX_K8 : TN_SPIRV_MATRIX_M8),
+              .columns = edge(e, use == USE_A ? TN_SPIRV_MATRIX_K8 : TN_SPIRV_MATRIX_N8)};
+    uint32_t type = use == USE_SUM ? kir_spv_type_id(e, SPV_F32) : half_type(e, dtype);
+    uint32_t words[] = {type, kir_spv_u32(e, ScopeSubgroup), kir_spv_u32(e, (uint32_t)g.rows),
+                        kir_spv_u32(e, (uint32_t)g.columns), kir_spv_u32(e, (uint32_t)use)};
+    g.type = kir_spv_shared(e, OpTypeCooperativeMatrixKHR, 0, words, TN_COUNT(words));
+    g.down = KIR_EDGE / g.rows;
+    g.across = KIR_EDGE / g.columns;
+    return g;
+}
+
+static grid sums_grid(spv *e) { return grid_of(e, USE_SUM, TN_F32); }
+
+static tn_dtype spirv_dtype_of(const spv *e, const kir_ins *in) {
+    return (tn_dtype)e->p->buffer_dtype[e->p->access[in->imm.i].buffer];
+}
+
+/* So many ids that follow each other. */
+static uint32_t ids(spv *e, int count) {
+    uint32_t first = e->next_id;
+    e->next_id += (uint32_t)count;
+    return first;
+}
+
+static uint32_t load_piece(spv *e, const grid *g, uint32_t variable) {
+    uint32_t id = kir_spv_id(e);
+    kir_spv_put(e, e->at, OpLoad, (uint32_t[]){g->type, id, variable}, 3);
+    return id;
+}
+
+/* ---- lines of workgroup memory ----------------------------------------------------------------------------------- */
+
+/* Where a matrix instruction's lines lie: its first element, and what the buffer's own elements are counted in. */
+typedef struct lines {
+    uint32_t variable, index, stride;
+    spv_type type;
+    int line, unit;
+} lines;
+
+static lines lines_of(spv *e, const kir_ins *in) {
+    int buffer = e->p->access[in->imm.i].buffer;
+    lines l = {.variable = e->buffers[buffer], .type = e->memory[buffer], .line = kir_line(in)};
+    l.unit = l.type == SPV_UVEC4 ? PACKET : 1;
+    l.index = kir_spv_address(e, in);
+    if (l.unit > 1) l.index = kir_spv_op(e, OpUDiv, SPV_U32, l.index, kir_spv_u32(e, PACKET), 0);
+    l.stride = kir_spv_u32(e, (uint32_t)(l.line / l.unit));
+    return l;
+}
+
+/* What points to piece (i, j) of a grid; `turned`: lines are columns. */
+static uint32_t piece_at(spv *e, const lines *l, const grid *g, int i, int j, bool turned) {
+    int down = i * g->rows, right = j * g->columns;
+    int offset = (turned ? right * l->line + down : down * l->line + right) / l->unit;
+    uint32_t index = l->index;
+    if (offset) index = kir_spv_op(e, OpIAdd, SPV_U32, index, kir_spv_u32(e, (uint32_t)offset), 0);
+    return kir_spv_place(e, StorageWorkgroup, l->type, l->variable, index);
+}
+
+/* ---- matrices ---------------------------------------------------------------------------------------------------- */
+
+static void put_matrix(spv *e, int i) {
+    grid g = sums_grid(e);
+    uint32_t pointer = kir_spv_pointer(e, StorageFunction, g.type), nothing[] = {g.type, kir_spv_const(e, SPV_F32, 0)};
+    uint32_t zero = kir_spv_shared(e, OpConstantComposite, 1, nothing, 2);
+    uint32_t first = e->value[i] = ids(e, g.down * g.across);
+    for (uint32_t id = first; id < e->next_id; id++) {
+        kir_spv_put(e, SPV_VARIABLES, OpVariable, (uint32_t[]){pointer, id, StorageFunction}, 3);
+        kir_spv_do(e, OpStore, id, zero, 0);
+    }
+}
+
+static void put_fragment(spv *e, int i) {
+    const kir_ins *in = &e->p->ins[i];
+    bool is_b = in->kind & KIR_FACTOR_B, along_k = in->kind & KIR_ALONG_K, turned = is_b == along_k;
+    grid g = grid_of(e, is_b ? USE_B : USE_A, spirv_dtype_of(e, in));
+    lines l = lines_of(e, in);
+    uint32_t layout = kir_spv_u32(e, turned ? COLUMN_MAJOR : ROW_MAJOR);
+    e->value[i] = ids(e, g.down * g.across);
+    for (int k = 0; k < g.down * g.across; k++) {
+        uint32_t at = piece_at(e, &l, &g, k / g.across, k % g.across, turned);
+        uint32_t words[] = {g.type, e->value[i] + (uint32_t)k, at, layout, l.stride, e->shared_access};
+        kir_spv_put(e, e->at, OpCooperativeMatrixLoadKHR, words, TN_COUNT(words));
+    }
+}
+
+/* A piece of the sums: what one step of k after the other adds to it. */
+static uint32_t multiply_spirv(spv *e, const kir_ins *in, const grid *sums, int i, int j, uint32_t sum) {
+    int steps = KIR_EDGE / edge(e, TN_SPIRV_MATRIX_K8);
+    for (int k = 0; k < steps; k++) {
+        uint32_t a = e->value[in->b] + (uint32_t)(i * steps + k);
+        uint32_t b = e->value[in->c] + (uint32_t)(k * sums->across + j);
+        uint32_t words[] = {sums->type, kir_spv_id(e), a, b, sum};
+        kir_spv_put(e, e->at, OpCooperativeMatrixMulAddKHR, words, TN_COUNT(words));
+        sum = words[1];
+    }
+    return sum;
+}
+
+static void put_mma(spv *e, int i) {
+    const kir_ins *in = &e->p->ins[i];
+    grid g = sums_grid(e);
+    for (int k = 0; k < g.down * g.across; k++) {
+        uint32_t variable = e->value[in->a] + (uint32_t)k, was = load_piece(e, &g, variable);
+        kir_spv_do(e, OpStore, variable, multiply_spirv(e, in, &g, k / g.across, k % g.across, was), 0);
+    }
+}
+
+static void put_matrix_store(spv *e, int i) {
+    const kir_ins *in = &e->p->ins[i];
+    uint32_t merge = in->b == KIR_NONE ? 0 : kir_spv_if(e, kir_spv_value(e, in->b));
+    uint32_t layout = kir_spv_u32(e, ROW_MAJOR);
+    grid g = sums_grid(e);
+    lines l = lines_of(e, in);
+    for (int k = 0; k < g.down * g.across; k++) {
+        uint32_t at = piece_at(e, &l, &g, k / g.across, k % g.across, false);
+        uint32_t words[] = {at, load_piece(e, &g, e->value[in->a] + (uint32_t)k), layout, l.stride, e->shared_access};
+        kir_spv_put(e, e->at, OpCooperativeMatrixStoreKHR, words, TN_COUNT(words));
+    }
+    if (merge) kir_spv_end_if(e, merge);
+}
+
+/* ---- packets ----------------------------------------------------------------------------------------------------- */
+
+/* The variable that sees packets in a global buffer. */
+static uint32_t packets_of(spv *e, int buffer) {
+    uint32_t number = 0;
+    for (int b = 0; b < buffer; b++)
+        number += e->p->local[b] == 0;
+    if (!e->packets[buffer]) e->packets[buffer] = kir_spv_alias(e, SPV_UVEC4, number);
+    return e->packets[buffer];
+}
+
+static uint32_t packet_at(spv *e, const kir_ins *in, uint32_t storage, uint32_t variable) {
+    uint32_t index = kir_spv_op(e, OpUDiv, SPV_U32, kir_spv_address(e, in), kir_spv_u32(e, PACKET), 0);
+    return kir_spv_place(e, storage, SPV_UVEC4, variable, index);
+}
+
+static void put_fetch(spv *e, int i) {
+    const kir_ins *in = &e->p->ins[i];
+    uint32_t of = kir_spv_type_id(e, SPV_UVEC4), zero = kir_spv_shared(e, OpConstantNull, 1, &of, 1);
+    uint32_t variable = packets_of(e, e->p->access[in->imm.i].buffer), before = e->label;
+    uint32_t merge = in->a == KIR_NONE ? 0 : kir_spv_if(e, kir_spv_value(e, in->a));
+    uint32_t v = kir_spv_op(e, OpLoad, SPV_UVEC4, packet_at(e, in, StorageBuffer, variable), 0, 0), inside = e->label;
+    e->value[i] = v;
+    if (!merge) return;
+    kir_spv_end_if(e, merge);
+    e->value[i] = kir_spv_phi(e, SPV_UVEC4, (uint32_t[]){v, inside, zero, before});
+}
+
+static void put_packet(spv *e, int i) {
+    const kir_ins *in = &e->p->ins[i];
+    uint32_t variable = e->buffers[e->p->access[in->imm.i].buffer];
+    kir_spv_do(e, OpStore, packet_at(e, in, StorageWorkgroup, variable), kir_spv_value(e, in->a), e->shared_access);
+}
+
+bool kir_spv_matrix(spv *e, int i) {
+    enum { FIRST = KIR_MATRIX, COUNT = KIR_OP_COUNT - FIRST };
+    static void (*const writers[COUNT])(spv * e, int i) = {
+        [KIR_MATRIX - FIRST] = put_matrix, [KIR_FRAGMENT - FIRST] = put_fragment,
+        [KIR_MMA - FIRST] = put_mma,       [KIR_MATRIX_STORE - FIRST] = put_matrix_store,
+        [KIR_FETCH - FIRST] = put_fetch,   [KIR_PUT - FIRST] = put_packet,
+    };
+    const kir_ins *in = &e->p->ins[i];
+    bool late = in->op == KIR_PUT && in->kind, wide = in->op == KIR_MATRIX && in->kind;
+    if (late || wide || !writers[in->op - FIRST]) return false;
+    writers[in->op - FIRST](e, i);
+    return true;
+}
+
+/* ==== fma rounded once, for devices that round the product too ==================================================== */
+/* What an operation on floats leaves out is a float as well, and sums of these rests round as the exact sum would, if
+ * the last but one is rounded to odd (Boldo and Melquiond 2008). That holds while no rest underflows and nothing
+ * overflows. So the operands are brought to exponents about 0 first; their own, e, comes back at the end, by powers of
+ * two. A result that will have fewer bits there, as subnormal numbers do, is rounded to these bits before: on top of
+ * the least normal number, where floats lie as far apart as subnormal ones. Then coming back is exact. */
+
+typedef struct format {
+    spv_type real, word;
+    uint32_t digits, bias;
+    uint64_t halves; /* a float, 2^h + 1: splits a factor in two of which each product is exact */
+    int64_t least;   /* an exponent at which everything that the operands can be is nothing */
+} format;
+
+static const format FORMATS[] = {{SPV_F32, SPV_U32, 24, 127, 0x45800800, -200},
+                                 {SPV_F64, SPV_U64, 53, 1023, 0x41a0000002000000, -1200}};
+
+typedef struct maths {
+    spv *e;
+    const format *f;
+} maths;
+
+static uint32_t real(maths m, uint32_t op, uint32_t a, uint32_t b) { return kir_spv_op(m.e, op, m.f->real, a, b, 0); }
+static uint32_t fma_word(maths m, uint32_t op, uint32_t a, uint32_t b) {
+    return kir_spv_op(m.e, op, m.f->word, a, b, 0);
+}
+static uint32_t is(maths m, uint32_t op, uint32_t a, uint32_t b) { return kir_spv_op(m.e, op, SPV_BOOL, a, b, 0); }
+static uint32_t bits_of(maths m, uint32_t v) { return fma_word(m, OpBitcast, v, 0); }
+static uint32_t real_of(maths m, uint32_t bits) { return real(m, OpBitcast, bits, 0); }
+
+static uint32_t fma_number(maths m, int64_t v) {
+    return kir_spv_const(m.e, m.f->word, m.f->word == SPV_U32 ? (uint32_t)v : (uint64_t)v);
+}
+
+static uint32_t choose_fma(maths m, spv_type type, uint32_t condition, uint32_t a, uint32_t b) {
+    return kir_spv_op(m.e, OpSelect, type, condition, a, b);
+}
+
+/* The greater one of an integer and a number. */
+static uint32_t at_least(maths m, uint32_t a, uint32_t b) {
+    return choose_fma(m, m.f->word, is(m, OpSLessThan, a, b), b, a);
+}
+
+/* A result, and what it leaves out. */
+typedef struct two {
+    uint32_t value, rest;
+} two;
+
+/* Knuth's. */
+static two sum_of(maths m, uint32_t a, uint32_t b) {
+    uint32_t sum = real(m, OpFAdd, a, b), of_b = real(m, OpFSub, sum, a), of_a = real(m, OpFSub, sum, of_b);
+    uint32_t left_a = real(m, OpFSub, a, of_a), left_b = real(m, OpFSub, b, of_b);
+    return (two){sum, real(m, OpFAdd, left_a, left_b)};
+}
+
+/* Veltkamp's and Dekker's, by halves of the factors. */
+static two halves_of(maths m, uint32_t a) {
+    uint32_t wide = real(m, OpFMul, a, kir_spv_const(m.e, m.f->real, m.f->halves)), low = real(m, OpFSub, wide, a);
+    uint32_t high = real(m, OpFSub, wide, low);
+    return (two){high, real(m, OpFSub, a, high)};
+}
+
+static two product_of(maths m, uint32_t a, uint32_t b) {
+    two x = halves_of(m, a), y = halves_of(m, b);
+    uint32_t product = real(m, OpFMul, a, b), rest = real(m, OpFSub, real(m, OpFMul, x.value, y.value), product);
+    rest = real(m, OpFAdd, rest, real(m, OpFMul, x.value, y.rest));
+    rest = real(m, OpFAdd, rest, real(m, OpFMul, x.rest, y.value));
+    return (two){product, real(m, OpFAdd, rest, real(m, OpFMul, x.rest, y.rest))};
+}
+
+/* a + b, whose last bit says whether anything was left out: rounding it further is as if the exact sum were rounded. */
+static uint32_t odd_sum_of(maths m, uint32_t a, uint32_t b) {
+    two s = sum_of(m, a, b);
+    uint32_t way = real(m, OpFMul, s.rest, s.value),
+             zero = kir_spv_const(m.e, m.f->real, 0); /* from or to 0, or none */
+    uint32_t bits = bits_of(m, s.value), one = fma_number(m, 1), odd = fma_word(m, OpBitwiseOr, bits, one);
+    uint32_t even = is(m, OpINotEqual, odd, bits);
+    uint32_t below = choose_fma(m, m.f->word, even, fma_word(m, OpISub, bits, one), bits);
+    bits = choose_fma(m, m.f->word, is(m, OpFOrdLessThan, zero, way), odd, bits);
+    bits = choose_fma(m, m.f->word, is(m, OpFOrdLessThan, way, zero), below, bits);
+    return real_of(m, bits);
+}
+
+/* ---- exponents --------------------------------------------------------------------------------------------------- */
+
+/* 2^exponent, which is a normal number. */
+static uint32_t power(maths m, uint32_t exponent) {
+    uint32_t field = fma_word(m, OpIAdd, exponent, fma_number(m, m.f->bias));
+    return real_of(m, fma_word(m, OpShiftLeftLogical, field, fma_number(m, m.f->digits - 1)));
+}
+
+/* A number as value · 2^exponent with a value from 1 to 2; itself and an exponent that means nothing where that cannot
+ * be: 0, infinity, NaN. */
+typedef struct scaled {
+    uint32_t value, exponent, is_finite, is_nothing /* 0 */;
+} scaled;
+
+static uint32_t field_of(maths m, uint32_t v) {
+    uint32_t field = fma_word(m, OpShiftRightLogical, bits_of(m, v), fma_number(m, m.f->digits - 1));
+    return fma_word(m, OpBitwiseAnd, field, fma_number(m, 2 * m.f->bias + 1));
+}
+
+static scaled scale(maths m, uint32_t v) {
+    const format *f = m.f;
+    uint32_t zero = fma_number(m, 0), all = 2 * f->bias + 1,
+             one = kir_spv_const(m.e, f->real, (uint64_t)f->bias << (f->digits - 1));
+    uint32_t is_small = is(m, OpIEqual, field_of(m, v), zero);
+    uint32_t up = kir_spv_const(m.e, f->real, (uint64_t)(f->bias + f->digits) << (f->digits - 1));
+    uint32_t grown = real(m, OpFMul, v, choose_fma(m, f->real, is_small, up, one)), field = field_of(m, grown);
+    uint32_t bias = choose_fma(m, f->word, is_small, fma_number(m, f->bias + f->digits), fma_number(m, f->bias));
+    scaled s = {.exponent = fma_word(m, OpISub, field, bias), .is_nothing = is(m, OpIEqual, field, zero)};
+    s.is_finite = is(m, OpINotEqual, field, fma_number(m, all));
+    uint32_t rest = fma_number(m, (int64_t) ~((uint64_t)all << (f->digits - 1)));
+    uint32_t value = fma_word(m, OpBitwiseOr, fma_word(m, OpBitwiseAnd, bits_of(m, grown), rest), bits_of(m, one));
+    uint32_t plain = is(m, OpLogicalOr, s.is_nothing, is(m, OpLogicalNot, s.is_finite, 0));
+    s.value = choose_fma(m, f->real, plain, v, real_of(m, value));
+    return s;
+}
+
+/* (sum + rest) · 2^exponent, rounded once; `sum` is what the two round to. */
+static uint32_t descale(maths m, two x, uint32_t exponent) {
+    uint32_t top = fma_number(m, (int64_t)((uint64_t)1 << (m.f->word == SPV_U32 ? 31 : 63))), one = fma_number(m, 1);
+    uint32_t bits = bits_of(m, x.value), sign = fma_word(m, OpBitwiseAnd, bits, top);
+    uint32_t size = fma_word(m, OpBitwiseXor, bits, sign),
+             field = at_least(m, fma_word(m, OpISub, one, exponent), fma_number(m, 0));
+    uint32_t least =
+        fma_word(m, OpShiftLeftLogical, field, fma_number(m, m.f->digits - 1)); /* the least normal number, there */
+    uint32_t is_below = is(m, OpULessThan, size, least);
+    least = choose_fma(m, m.f->word, is_below, fma_word(m, OpBitwiseOr, least, sign), fma_number(m, 0));
+    two y = sum_of(m, real_of(m, least), x.value);
+    uint32_t v = real(m, OpFSub, real(m, OpFAdd, y.value, odd_sum_of(m, y.rest, x.rest)), real_of(m, least));
+    uint32_t half = fma_word(m, OpShiftRightArithmetic, exponent, one);
+    v = real(m, OpFMul, v, power(m, half));
+    v = real(m, OpFMul, v, power(m, fma_word(m, OpISub, exponent, half)));
+    return real_of(m, fma_word(m, OpBitwiseOr, bits_of(m, v), sign));
+}
+
+/* By floats of the same type. The exponent is the product's, so c has the distance; where c is so large or so small
+ * that the other only says which way to round, the distance ends. */
+static uint32_t by_rests(maths m, const uint32_t v[3]) {
+    int64_t digits = m.f->digits;
+    scaled a = scale(m, v[0]), b = scale(m, v[1]), c = scale(m, v[2]);
+    uint32_t exponent = fma_word(m, OpIAdd, a.exponent, b.exponent);
+    exponent = at_least(m, exponent, fma_word(m, OpISub, c.exponent, fma_number(m, digits + 7)));
+    exponent = at_least(m, exponent, fma_number(m, m.f->least));
+    uint32_t distance = at_least(m, fma_word(m, OpISub, c.exponent, exponent), fma_number(m, -2 * digits - 4));
+    two product = product_of(m, a.value, b.value);
+    two low = sum_of(m, real(m, OpFMul, c.value, power(m, distance)), product.rest);
+    two high = sum_of(m, product.value, low.value);
+    two exact = sum_of(m, high.value, odd_sum_of(m, high.rest, low.rest));
+    uint32_t nothing = is(m, OpLogicalOr, a.is_nothing, b.is_nothing);
+    uint32_t finite = is(m, OpLogicalAnd, is(m, OpLogicalAnd, a.is_finite, b.is_finite), c.is_finite);
+    uint32_t plain = real(m, OpFAdd, product.value, v[2]), result = descale(m, exact, exponent);
+    return choose_fma(m, m.f->real, is(m, OpLogicalAnd, finite, is(m, OpLogicalNot, nothing, 0)), result, plain);
+}
+
+/* That of f32 in f64, where the product is exact and nothing leaves the range. */
+static uint32_t by_doubles(maths m, const uint32_t v[3]) {
+    uint32_t wide[3];
+    for (int i = 0; i < 3; i++)
+        wide[i] = kir_spv_resize(m.e, v[i], SPV_F32, SPV_F64, true);
+    return kir_spv_resize(m.e, odd_sum_of(m, real(m, OpFMul, wide[0], wide[1]), wide[2]), SPV_F64, SPV_F32, true);
+}
+
+uint32_t kir_spv_fma(spv *e, spv_type type, const uint32_t v[3]) {
+    if (type == SPV_F32 && e->t->f64 && e->t->i64) return by_doubles((maths){e, &FORMATS[1]}, v);
+    return by_rests((maths){e, &FORMATS[type == SPV_F64]}, v);
 }

@@ -2,7 +2,7 @@
  * operands and operations get into it.
  *
  * Texts hold words behind a dollar sign ($f32, $barrier, $entry). A word is spelled by the dialect, or by the kernel
- * being written (render_dialects.c lists those). A constant is declared as `$let $f32 v1 = …`, a variable as `$var $f32
+ * being written (render.c lists those). A constant is declared as `$let $f32 v1 = …`, a variable as `$var $f32
  * x = …`, and `$i32(x)` is a cast: how these look is the dialect's business too (its `infers`). */
 #ifndef KIR_RENDER_TEXT_H
 #define KIR_RENDER_TEXT_H
@@ -137,12 +137,12 @@ void kir_render_combine(render *r, kir_reduce kind, kir_type t, const char *acc,
 
 /* The index of instruction `in`'s access. */
 void kir_render_index(render *r, const kir_ins *in);
-/* One of the instructions that only groups have: MATRIX … WAIT (render_matrix.c). */
+/* One of the instructions that only groups have: MATRIX … WAIT (render_c.c). */
 void kir_render_matrix(render *r, int i);
 extern const char kir_matrix_cuda[], kir_wide_cuda[], kir_matrix_hip[], kir_matrix_msl[], kir_fused_wgsl[];
 
 /* Writes the statements of instructions begin … end-1 (render_c.c), and of the loop that begins at `loop`, up to its
- * END, whose number it returns (render_loop.c). */
+ * END, whose number it returns (render_c.c). */
 void kir_render_range(render *r, int begin, int end);
 int kir_render_loop(render *r, int loop);
 /* A SCAN's or REDUCE's statements inside its loop. */

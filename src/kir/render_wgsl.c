@@ -1,17 +1,18 @@
-/* render_wgsl.c — WGSL, the language of WebGPU: its row, and how it reaches memory.
+/* render_wgsl.c — WGSL, the language of WebGPU: its dialect row, memory access, heads, and the driver's own kernels.
  *
  * Its statements are written by render_c.c as those of all others. Memory differs: a buffer is an array of words of 32
- * bits, which the head of the source reaches (wgsl.h), and each gets two functions, get3(i) and set3(i, v), that turn
+ * bits, which the head of the source reaches (render.h), and each gets two functions, get3(i) and set3(i, v), that turn
  * elements into words and back. Where elements are smaller, several items may store into one word; then it is changed
  * by an atomic exclusive or of the bits that differ, which leaves the neighbours' alone.
  *
  * Functions of kir_math.h are not spelled, for programs come without them (legal.h), and infinities and NaN are made at
  * run time, since constants must be finite. */
 #include <stdio.h>
+#include <string.h>
 
 #include "kir/legal.h"
+#include "kir/render.h"
 #include "kir/render_text.h"
-#include "kir/wgsl.h"
 #include "trunnion/backend.h"
 
 /* Elements that are smaller than a word: 2^shift of them in one, of `bits` each. */
@@ -207,3 +208,133 @@ const kir_dialect kir_dialect_wgsl = {
     .array = "var s$n: array<$type, $size>;\n",
     .legal = KIR_LEGAL_MATHS | KIR_LEGAL_I64 | KIR_LEGAL_HALVES | KIR_LEGAL_SCALARS | KIR_LEGAL_BRAINS,
 };
+
+/* ==== heads: bindings and access to words ========================================================================= */
+
+void kir_wgsl_uses(int buffers, const bool *written, const tn_dtype *elements, uint8_t *uses) {
+    for (int b = 0; b < buffers; b++) {
+        bool writes = !written || written[b], small = elements && tn_dtype_size(elements[b]) < 4;
+        uses[b] = (uint8_t)(writes ? KIR_WGSL_WRITES | (small ? KIR_WGSL_FLIPS : 0) : 0);
+    }
+}
+
+static int windows_of(const kir_wgsl_head *h, int slot) { return h->windows ? h->windows[slot] : 1; }
+
+static int first_binding(const kir_wgsl_head *h, int slot) {
+    int first = 0;
+    for (int i = 0; i < slot; i++)
+        first += windows_of(h, i);
+    return first;
+}
+
+static unsigned slot_uses(const kir_wgsl_head *h, int slot) {
+    unsigned uses = 0;
+    for (int b = 0; b < h->buffers; b++) {
+        int other = h->slot_of[b];
+        if (other == slot) uses |= h->uses[b];
+        if (h->twin && h->twin[other] == h->twin[slot]) uses |= h->uses[b] & KIR_WGSL_WRITES;
+    }
+    return uses;
+}
+
+/* One of a buffer's functions: what stands around its name, and around the word in its body. */
+typedef struct way {
+    const char *name, *parameters, *before, *behind;
+} way;
+
+enum { READS, PUTS, FLIPS };
+static const way WAYS[2][3] = {
+    {{"word", "(i: u32) -> u32", "return ", ";"}, {"put", "(i: u32, v: u32)", "", " = v;"}, {0}},
+    /* of slots in which parts of words change */
+    {{"word", "(i: u32) -> u32", "return atomicLoad(&", ");"},
+     {"put", "(i: u32, v: u32)", "atomicStore(&", ", v);"},
+     {"flip", "(i: u32, v: u32)", "atomicXor(&", ", v);"}},
+};
+
+static void put_function(tn_str *out, const kir_wgsl_head *h, int buffer, const way *w, bool returns) {
+    int slot = h->slot_of[buffer], last = windows_of(h, slot) - 1, binding = first_binding(h, slot);
+    unsigned long long begin = 0;
+    tn_str_add(out, "fn %s%d%s {", w->name, buffer, w->parameters);
+    for (int k = 0; k <= last; k++, begin += h->window_words) {
+        if (k < last) tn_str_add(out, "\n    if (i < %lluu) {", begin + h->window_words);
+        tn_str_add(out, " %sm%d[i", w->before, binding + k);
+        if (k) tn_str_add(out, " - %lluu", begin);
+        tn_str_add(out, "]%s%s }", w->behind, k < last && !returns ? " return;" : "");
+    }
+    tn_str_add(out, "\n");
+}
+
+static void put_functions(tn_str *out, const kir_wgsl_head *h, int buffer) {
+    const way *ways = WAYS[(slot_uses(h, h->slot_of[buffer]) & KIR_WGSL_FLIPS) != 0];
+    put_function(out, h, buffer, &ways[READS], true);
+    if (h->uses[buffer] & KIR_WGSL_WRITES) put_function(out, h, buffer, &ways[PUTS], false);
+    if (h->uses[buffer] & KIR_WGSL_FLIPS) put_function(out, h, buffer, &ways[FLIPS], false);
+}
+
+void kir_wgsl_put_head(tn_str *out, const kir_wgsl_head *h, char kinds[KIR_WGSL_BINDINGS + 1]) {
+    int n = 0;
+    for (int slot = 0; slot < h->slots; slot++) {
+        unsigned uses = slot_uses(h, slot);
+        for (int k = 0; k < windows_of(h, slot); k++, n++) {
+            kinds[n] = uses & KIR_WGSL_WRITES ? 'w' : 'r';
+            tn_str_add(out, "@group(0) @binding(%d) var<storage, %s> m%d: array<%s>;\n", n,
+                       kinds[n] == 'w' ? "read_write" : "read", n, uses & KIR_WGSL_FLIPS ? "atomic<u32>" : "u32");
+        }
+    }
+    if (h->params_bytes) {
+        tn_str_add(out, "@group(0) @binding(%d) var<uniform> p: array<vec4<u32>, %zu>;\n", n,
+                   (h->params_bytes + 15) / 16);
+        kinds[n++] = 'p';
+    }
+    kinds[n] = 0;
+    for (int b = 0; b < h->buffers; b++)
+        put_functions(out, h, b);
+}
+
+/* ==== kernels that drivers need themselves ======================================================================== */
+
+bool kir_wgsl_has_entry(const char *text, const char *name) {
+    size_t n = strlen(name);
+    for (const char *at = strstr(text, name); at; at = strstr(at + 1, name))
+        if (at - text >= 3 && !memcmp(at - 3, "fn ", 3) && at[n] == '(') return true;
+    return false;
+}
+
+const char kir_wgsl_patch[] =
+    "@compute @workgroup_size(64) fn patch_words(@builtin(global_invocation_id) id: vec3<u32>) {\n"
+    "    let i = id.x + id.y * p[2].z;\n"
+    "    if (i >= p[1].x) { return; }\n"
+    "    var mask = 0xffffffffu;\n"
+    "    if (i == 0u) { mask &= p[1].y; }\n"
+    "    if (i + 1u == p[1].x) { mask &= p[1].z; }\n"
+    "    var v = p[2].x;\n"
+    "    if (p[1].w != 0u) {\n"
+    "        let byte = p[0].z + p[2].y + i * 4u;\n"
+    "        let shift = byte % 4u * 8u;\n"
+    "        v = word1(byte / 4u) >> shift;\n"
+    "        if (shift != 0u) { v |= word1(byte / 4u + 1u) << (32u - shift); }\n"
+    "    }\n"
+    "    let at = p[0].x / 4u + i;\n"
+    "    put0(at, (word0(at) & ~mask) | (v & mask));\n"
+    "}\n";
+
+/* What a device makes of numbers, and what IEEE 754 has it be. First (1 + 2^-12)² - (1 + 2^-11), which is 2^-24 where
+ * fma() rounds once, and 0 where it rounds the product first; then what becomes halves, and halves that become floats:
+ * ties, the ends of the range, what lies beyond, denormals. */
+const char kir_wgsl_ask[] =
+    "fn x(i: u32) -> f32 { return bitcast<f32>(word0(i)); }\n"
+    "@compute @workgroup_size(1) fn ask() {\n"
+    "    put0(0u, bitcast<u32>(fma(x(0u), x(1u), x(2u))));\n"
+    "    for (var i = 3u; i < 13u; i++) { put0(i, pack2x16float(vec2<f32>(x(i), 0.0f)) & 0xffffu); }\n"
+    "    for (var i = 13u; i < 18u; i++) { put0(i, bitcast<u32>(unpack2x16float(word0(i)).x)); }\n"
+    "}\n";
+const uint32_t kir_wgsl_asked[KIR_WGSL_ASKED] = {0x3f800800, 0x3f800800, 0xbf801000, 0x3f801000, 0x3f803000, 0x477fefff,
+                                                 0x477ff000, 0x501502f9, 0xff800000, 0xb3800000, 0x33000000, 0x33400000,
+                                                 0x387fe000, 0x0001,     0x83ff,     0x7bff,     0xfc00,     0x8000};
+static const uint32_t RIGHT[KIR_WGSL_ASKED] = {0x33800000, 0x3f800800, 0xbf801000, 0x3c00,     0x3c02,     0x7bff,
+                                               0x7c00,     0x7c00,     0xfc00,     0x8001,     0x0000,     0x0001,
+                                               0x0400,     0x33800000, 0xb87fc000, 0x477fe000, 0xff800000, 0x80000000};
+
+kir_wgsl_answer kir_wgsl_judge(const uint32_t said[KIR_WGSL_ASKED]) {
+    return (kir_wgsl_answer){said[0] == RIGHT[0], !memcmp(said + 1, RIGHT + 1, sizeof RIGHT - sizeof RIGHT[0])};
+}

@@ -241,7 +241,7 @@ uint32_t kir_spv_resize(spv *e, uint32_t v, spv_type from, spv_type to, bool is_
 uint32_t kir_spv_low(spv *e, size_t word);
 uint32_t kir_spv_word(spv *e, size_t word, spv_type type);
 
-/* ---- code (render_spirv_code.c, render_spirv_loop.c) ------------------------------------------------------------- */
+/* ---- code (render_spirv_code.c, render_spirv.c) ------------------------------------------------------------- */
 
 void kir_spv_kernel(spv *e);
 void kir_spv_range(spv *e, int begin, int end);
@@ -251,7 +251,7 @@ uint32_t kir_spv_operation(spv *e, const kir_ins *in, kir_type operand, const ui
 /* a ∘ b for a reduction's kind. */
 uint32_t kir_spv_combine(spv *e, kir_reduce kind, kir_type t, uint32_t a, uint32_t b);
 uint32_t kir_spv_literal(spv *e, const kir_ins *constant);
-/* v[0]·v[1] + v[2], rounded once, of operations that round each by itself (render_spirv_fma.c); f64's has words of 64
+/* v[0]·v[1] + v[2], rounded once, of operations that round each by itself (render_spirv_code.c); f64's has words of 64
  * bits. */
 uint32_t kir_spv_fma(spv *e, spv_type type, const uint32_t v[3]);
 /* The index of an instruction's element in its buffer; what points to element `index` of an array of `type`. */
@@ -263,7 +263,7 @@ uint32_t kir_spv_alias(spv *e, spv_type type, uint32_t number);
 int kir_spv_loop(spv *e, int loop);
 void kir_spv_feed(spv *e, int i);
 
-/* ---- matrices and packets (render_spirv_matrix.c) ---------------------------------------------------------------- */
+/* ---- matrices and packets (render_spirv_code.c) ---------------------------------------------------------------- */
 
 /* One of the instructions that only groups have; false: it has no words. */
 bool kir_spv_matrix(spv *e, int i);

@@ -1,13 +1,13 @@
-/* vm.c — runs tiles: the loop over steps, the loops of a program, and their division among threads.
+/* vm.c — the tile VM: runs tiles; straight rows and column reductions.
  *
  * A launch divides into units (tiles of points, blocks of rows, lines of columns) that may run in any order on any
  * thread. When there are few units but long loops, each loop is divided into blocks of KIR_BLOCK elements instead,
  * whose results are put together in order. Either way the bits are the same. */
-#include "kir/vm.h"
-#include "kir/rules.h"
-
 #include <pthread.h>
 #include <string.h>
+
+#include "kir/rules.h"
+#include "kir/vm.h"
 
 /* Work below this, in nanoseconds, is not worth waking another thread. */
 static double worth_a_thread = 5000;
@@ -575,4 +575,283 @@ void kir_vm_run_box(const kir_vm *vm, const kir_launch *launch, const int64_t *l
     kir_frame_launch(&f, launch, lo, hi);
     run_units(&f, 0, f.units);
     kir_recipe_note_box(&f, lo, hi, scratch);
+}
+
+/* ==== straight rows: each buffer read and written element after element =========================================== */
+/* Then the steps are nothing but calls whose addresses follow from row and column, so a launch is turned into a list of
+ * calls once and the list is run for each piece of a row. Loads lend their memory, values to be stored are computed
+ * where they belong. A program whose values all lie in buffers needs no slots and runs in long stretches. */
+
+enum { LONG_STRETCH = 16384, SHORT_ROW = 16 };
+
+/* Steps that can be such calls, whatever the launch. A store is none: its value must be computed in place, unless it
+ * converts. */
+bool kir_bind_is_straight(const kir_schedule *s, const kir_bind *bind) {
+    for (int i = 0; i < s->n_steps; i++) {
+        const kir_step *step = &s->steps[i];
+        const kir_bound *b = &bind->bound[i];
+        if (b->act > KIR_DO_STORE || b->act == KIR_DO_SPREAD) return false;
+        if (b->act == KIR_DO_LOAD && (step->a != KIR_NONE || step->dyn != KIR_NONE)) return false;
+        if (b->act != KIR_DO_STORE) continue;
+        if (step->b != KIR_NONE || step->dyn != KIR_NONE || !(bind->kinds[step->a] & KIR_INNER)) return false;
+        if (!step->converts && !b->in_place) return false;
+    }
+    return true;
+}
+
+/* Nothing flagged, at most two axes, every access along the rows or, for loads, the same for a whole row. */
+static bool launch_is_straight(const kir_frame *f) {
+    if (!f->bind->straight || f->flagged || f->outer_space.n > 1 || f->inner_space.n != 1) return false;
+    if (f->outer_space.total > 1 && f->inner_space.total < SHORT_ROW) return false;
+    const int64_t *inner = f->strides + f->stride_width - 1;
+    for (int i = 0; i < f->vm->n_access; i++, inner += f->stride_width) {
+        if (*inner != 1 && *inner != 0) return false;
+    }
+    return true;
+}
+
+/* ---- the list ---------------------------------------------------------------------------------------------------- */
+
+static void place_straight(kir_place *p, int base, char *at, int64_t row, int64_t column) {
+    p->base = (int16_t)base;
+    p->at = at;
+    p->row = row;
+    p->column = column;
+}
+
+static const kir_place *place_memory(kir_frame *f, int access) {
+    const int64_t *s = f->strides + (size_t)access * (size_t)f->stride_width;
+    const kir_view *view = &f->views[access];
+    int64_t row = f->outer_space.n > 0 ? s[1] * view->size : 0;
+    place_straight(&f->memory[access], f->vm->buffer_of[access], view->origin + s[0] * view->size, row,
+                   s[f->stride_width - 1] * view->size);
+    return &f->memory[access];
+}
+
+static void place_in_slot(kir_frame *f, int v) {
+    place_straight(&f->places[v], KIR_BASE_THREAD, f->slots + f->schedule->slots[v], 0, 0);
+    f->uses_slots = true;
+}
+
+static void place_result(kir_frame *f, const kir_bound *b) {
+    if (b->direct != KIR_NONE)
+        f->places[b->d] = *place_memory(f, f->schedule->steps[b->direct].access);
+    else
+        place_in_slot(f, b->d);
+}
+
+/* One more call; operands that it lacks stand in for each other. */
+static kir_call *new_call(kir_frame *f, const kir_bound *b, kir_fn *fn, const kir_place *d, const kir_place *a) {
+    kir_call *c = &f->calls[f->n_calls++];
+    c->fn = fn;
+    c->single = !(b->kind & KIR_INNER);
+    c->choice = b->choice;
+    c->at[0] = d;
+    c->at[1] = c->at[2] = c->at[3] = c->at[4] = a;
+    return c;
+}
+
+static void add_load(kir_frame *f, const kir_bound *b) {
+    const kir_step *s = &f->schedule->steps[b->step];
+    const kir_place *memory = place_memory(f, s->access);
+    if (!s->converts) {
+        f->places[b->d] = *memory;
+        return;
+    }
+    place_result(f, b);
+    new_call(f, b, f->simd->load[f->views[s->access].dtype], &f->places[b->d], memory);
+}
+
+static void add_store(kir_frame *f, const kir_bound *b) {
+    const kir_step *s = &f->schedule->steps[b->step];
+    if (!s->converts) return;
+    kir_fn *convert = f->simd->store[f->views[s->access].dtype];
+    new_call(f, b, convert, place_memory(f, s->access), &f->places[s->a])->single = false;
+}
+
+static void add_call(kir_frame *f, const kir_bound *b) {
+    place_result(f, b);
+    kir_call *c = new_call(f, b, b->fn, &f->places[b->d], &f->places[b->a]);
+    c->at[2] = &f->places[b->b];
+    c->at[3] = &f->places[b->c];
+    if (b->choice) c->at[4] = &f->places[b->e];
+}
+
+static void make_list(kir_frame *f) {
+    f->n_calls = 0;
+    f->uses_slots = false;
+    for (int i = 0; i < f->vm->n_constants + f->vm->n_scalars; i++) {
+        int v = f->vm->constant_of[i];
+        place_straight(&f->places[v], i < f->vm->n_constants ? KIR_BASE_NONE : KIR_BASE_THREAD, f->at[v], 0, 0);
+    }
+    for (int i = 0; i < f->schedule->n_steps; i++) {
+        const kir_bound *b = &f->bind->bound[i];
+        if (b->act == KIR_DO_LOAD)
+            add_load(f, b);
+        else if (b->act == KIR_DO_STORE)
+            add_store(f, b);
+        else if (b->act == KIR_DO_RENAME)
+            f->places[b->d] = f->places[b->a];
+        else if (b->act != KIR_DO_NOTHING)
+            add_call(f, b);
+    }
+}
+
+/* A slot holds one row's piece, so what was planned as a tile of rows becomes so many single rows. */
+void kir_straighten(kir_frame *f) {
+    f->straight = f->layout == KIR_POINTS && launch_is_straight(f);
+    if (!f->straight) return;
+    make_list(f);
+    int64_t columns = f->inner_space.total;
+    f->inner_step = kir_piece_of(columns, f->uses_slots ? f->vm->points_tile : LONG_STRETCH);
+    f->inner_pieces = tn_ceil_div(columns, f->inner_step);
+    f->units = f->inner_pieces * f->outer_space.total;
+}
+
+/* ---- running it -------------------------------------------------------------------------------------------------- */
+
+static char *address_at(const kir_place *p, int64_t row, int64_t column) {
+    return (char *)((uintptr_t)p->at + (uintptr_t)(row * p->row + column * p->column));
+}
+
+void kir_run_straight(const kir_frame *f, int64_t unit) {
+    int64_t row = f->inner_pieces == 1 ? unit : unit / f->inner_pieces;
+    int64_t column = (unit - row * f->inner_pieces) * f->inner_step;
+    int64_t n = tn_min64(f->inner_step, f->inner_space.total - column);
+    const kir_call *end = f->calls + f->n_calls;
+    for (const kir_call *c = f->calls; c < end; c++) {
+        char *d = address_at(c->at[0], row, column);
+        const char *a = address_at(c->at[1], row, column), *b = address_at(c->at[2], row, column);
+        const char *third = address_at(c->at[3], row, column);
+        if (c->choice) {
+            kir_choice choice = {third, address_at(c->at[4], row, column)};
+            c->fn(d, a, b, &choice, n);
+        } else {
+            c->fn(d, a, b, third, c->single ? 1 : n);
+        }
+    }
+}
+
+/* ==== columns reduced in place ==================================================================================== */
+/* Sums over rows (the gradients of biases and norms) have a body too short to pay for tiles: here a row of some columns
+ * is combined with its lane straight from the buffer, and the lanes of a strip of columns stay in the first cache. The
+ * order is that of kir.h, as in vm_memory.c. */
+
+enum { AT_LOOP, AT_LOAD, AT_REDUCE, AT_END, AT_STORE, STEPS };
+enum { STRIP = KIR_LANES * KIR_COLUMNS / 2 }; /* elements of all lanes: 16 KiB in f32 */
+
+static bool moves_plainly(const kir_step *s, int16_t mask) {
+    return mask == KIR_NONE && s->dyn == KIR_NONE && !s->converts;
+}
+
+static bool is_column_program(const kir_schedule *s) {
+    static const uint8_t ops[STEPS] = {KIR_LOOP, KIR_LOAD, KIR_REDUCE, KIR_END, KIR_STORE};
+    if (s->n_steps != STEPS) return false;
+    for (int i = 0; i < STEPS; i++)
+        if (s->steps[i].op != ops[i]) return false;
+    const kir_step *load = &s->steps[AT_LOAD], *reduce = &s->steps[AT_REDUCE], *store = &s->steps[AT_STORE];
+    return moves_plainly(load, load->a) && moves_plainly(store, store->b) && reduce->kind <= KIR_RMIN &&
+           reduce->a == load->d && store->a == reduce->d && load->type == reduce->type;
+}
+
+static const int64_t *strides_of(const kir_frame *f, int at) {
+    return f->strides + (size_t)f->schedule->steps[at].access * (size_t)f->stride_width;
+}
+
+/* Few columns and a long loop are left to threads that share the loop's blocks, unless a row is shorter than a vector;
+ * gapless rows of not too many columns are one line, and all of it one strip. */
+bool kir_columns_choose(kir_frame *f) {
+    const kir_space *rows = &f->outer_space, *columns = &f->inner_space;
+    if (f->layout != KIR_ACROSS || rows->n > 1 || columns->n != 1 || rows->total < 1) return false;
+    if (!is_column_program(f->schedule)) return false;
+    if (strides_of(f, AT_LOAD)[f->stride_width - 1] != 1 || strides_of(f, AT_STORE)[f->stride_width - 1] != 1)
+        return false;
+    int64_t lanes = tn_min64(rows->total, KIR_LANES);
+    bool gapless = rows->n == 1 && strides_of(f, AT_LOAD)[1] == columns->total && columns->total <= KIR_COLUMNS;
+    int64_t most = gapless ? KIR_COLUMNS : tn_min64(STRIP / lanes / KIR_NARROW * KIR_NARROW, KIR_TILE);
+    int64_t step = kir_piece_of(columns->total, most);
+    int64_t units = tn_ceil_div(columns->total, step);
+    bool short_rows = columns->total < KIR_NARROW;
+    if (units < tn_threads() && rows->total >= 2 * KIR_BLOCK && !short_rows) return false;
+    f->inner_step = step;
+    f->inner_pieces = f->units = units;
+    return true;
+}
+
+/* A strip of one launch. */
+typedef struct strip {
+    kir_fn *combine;
+    const char *x; /* the next row */
+    int64_t row;   /* bytes to the one behind it */
+    int64_t columns;
+    size_t line; /* bytes of the strip's part of a row */
+    char *lanes;
+} strip;
+
+/* Lanes that no row comes to are left out: combining with the identity leaves what a lane may hold as it is. */
+static void clear_lanes(const kir_frame *f, const strip *s, int64_t used) {
+    const kir_step *reduce = &f->schedule->steps[AT_REDUCE];
+    kir_value identity = kir_identity((kir_reduce)reduce->kind, (kir_type)reduce->operand);
+    kir_block block = {.d = s->lanes, .s = &identity, .d_inner = 1, .outer = 1, .inner = used * s->columns};
+    f->simd->copy[kir_log2(kir_type_size((kir_type)reduce->operand))](&block);
+}
+
+/* Rows [r, end), `together` of them at once, join their lanes. */
+static void feed_rows(const strip *s, int64_t r, int64_t end, int64_t together) {
+    for (; r < end; r += together) {
+        char *lane = s->lanes + (size_t)(r % KIR_LANES) * s->line;
+        s->combine(lane, lane, s->x + r * s->row, NULL, tn_min64(together, end - r) * s->columns);
+    }
+}
+
+/* Rows that follow each other without a gap are combined with several lanes at once, as these follow each other too: as
+ * many as stay in the first cache while the rows pass by. */
+static void feed_block(strip *s, int64_t rows) {
+    enum { NEAR = 8 << 10 }; /* bytes of lanes */
+    bool gapless = s->row == (int64_t)s->line;
+    int64_t group = KIR_LANES;
+    while (gapless && group > 1 && group * s->row > NEAR)
+        group /= 2;
+    for (int64_t first = 0; first < KIR_LANES; first += group) {
+        for (int64_t r = first; r < rows; r += KIR_LANES)
+            feed_rows(s, r, tn_min64(r + group, rows), gapless ? group : 1);
+    }
+    s->x += rows * s->row;
+}
+
+static void fold_lanes(const strip *s, int64_t used) {
+    for (int64_t half = KIR_LANES / 2; half > 0; half /= 2) {
+        int64_t pairs = tn_min64(half, used - half);
+        if (pairs > 0) s->combine(s->lanes, s->lanes, s->lanes + (size_t)half * s->line, NULL, pairs * s->columns);
+    }
+}
+
+static char *columns_place_of(const kir_frame *f, int at, int64_t column) {
+    const kir_view *view = &f->views[f->schedule->steps[at].access];
+    return view->origin + (strides_of(f, at)[0] + column) * view->size;
+}
+
+void kir_run_columns(const kir_frame *f, int64_t unit) {
+    static const kir_op combines[] = {
+        [KIR_SUM] = KIR_ADD, [KIR_PROD] = KIR_MUL, [KIR_RMAX] = KIR_MAX, [KIR_RMIN] = KIR_MIN};
+    const kir_step *reduce = &f->schedule->steps[AT_REDUCE];
+    int64_t column = unit * f->inner_step, rows = f->outer_space.total;
+    size_t width = kir_type_size((kir_type)reduce->operand);
+    strip s = {.combine = f->simd->binary[KIR_VV][combines[reduce->kind]][reduce->operand],
+               .x = columns_place_of(f, AT_LOAD, column),
+               .columns = tn_min64(f->inner_step, f->inner_space.total - column),
+               .lanes = f->states[reduce->state].lanes};
+    s.row = f->outer_space.n > 0 ? strides_of(f, AT_LOAD)[1] * (int64_t)width : 0;
+    s.line = (size_t)s.columns * width;
+    char *out = columns_place_of(f, AT_STORE, column);
+    for (int64_t first = 0; first < rows; first += KIR_BLOCK) {
+        int64_t n = tn_min64(KIR_BLOCK, rows - first), used = tn_min64(n, KIR_LANES);
+        clear_lanes(f, &s, used);
+        feed_block(&s, n);
+        fold_lanes(&s, used);
+        if (first == 0)
+            memcpy(out, s.lanes, s.line);
+        else
+            s.combine(out, out, s.lanes, NULL, s.columns);
+    }
 }

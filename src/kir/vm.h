@@ -8,15 +8,15 @@
  * A value fills only the directions in which it varies (its `kind`): a bias is a line of inner, a row's maximum a line
  * of outer, a constant one element. A full tile has at most KIR_TILE elements, inner side by side.
  *
- *     kir_vm      once a program: instructions as steps, slots for values, what may alias      vm_schedule.c
- *     kir_bind    once a pattern of kinds: the routine for each step; kept in the kir_vm       vm_bind.c
+ *     kir_vm      once a program: instructions as steps, slots for values, what may alias      vm_compile.c
+ *     kir_bind    once a pattern of kinds: the routine for each step; kept in the kir_vm       vm_launch.c
  *     kir_frame   once a launch and thread: spaces, strides, addresses                         vm.c
- * vm_memory.c moves values between tiles and buffers, vm_reduce.c reduces them; vm_straight.c and vm_columns.c run
- * programs that need no tiles; vm_recipe.c keeps what a short launch needs when it comes again with the same sizes. */
+ * vm_memory.c moves values between tiles and buffers, vm_memory.c reduces them; vm.c run
+ * programs that need no tiles; vm_launch.c keeps what a short launch needs when it comes again with the same sizes. */
 #ifndef KIR_VM_H
 #define KIR_VM_H
 
-#include "kir/eval.h"
+#include "kir/rules.h"
 #include "kir/simd.h"
 
 enum { KIR_INNER = 1, KIR_OUTER = 2, KIR_FULL = 3 }; /* kinds: sets of directions */
@@ -95,7 +95,7 @@ typedef struct kir_bind {
     kir_bound *bound; /* one a step */
     uint8_t *kinds;   /* by value */
     uint8_t *pattern; /* what it was made for: layout, whole, narrow, directions, instruction set; kinds by access */
-    bool straight;    /* the steps can be a list of calls (vm_straight.c) */
+    bool straight;    /* the steps can be a list of calls (vm.c) */
 } kir_bind;
 
 enum { KIR_PATTERN_HEAD = 5 };
@@ -103,7 +103,7 @@ enum { KIR_PATTERN_HEAD = 5 };
 /* Machine code of a program for one pattern of strides along its rows (render_x64.c). */
 typedef struct kir_code kir_code;
 
-/* How to run a short launch of sizes that have come before (vm_recipe.c). */
+/* How to run a short launch of sizes that have come before (vm_launch.c). */
 typedef struct kir_recipe kir_recipe;
 
 struct kir_vm {
@@ -151,7 +151,7 @@ typedef struct kir_view {
     uint8_t dtype;
 } kir_view;
 
-/* vm_straight.c: where the element in some row and column is; and a call of a routine on a piece of a row. */
+/* vm.c: where the element in some row and column is; and a call of a routine on a piece of a row. */
 enum {
     KIR_BASE_NONE = -1,
     KIR_BASE_THREAD = -2
@@ -197,7 +197,7 @@ typedef struct kir_frame {
     kir_view *views; /* by access */
     bool flagged;    /* some step has a flag */
     bool straight, uses_slots;
-    bool columns;               /* units are strips of columns (vm_columns.c) */
+    bool columns;               /* units are strips of columns (vm.c) */
     kir_place *places, *memory; /* by value; by access */
     kir_call *calls;
     int n_calls;
@@ -225,7 +225,7 @@ enum {
 /* vm.c, for tests: how much work is divided among threads; before any run. */
 void kir_vm_worth_a_thread(double nanoseconds);
 
-/* vm_frame.c */
+/* vm_launch.c */
 /* Divides a thread's memory (thread_bytes) among a frame's parts; with memory NULL only tells the size. */
 size_t kir_frame_carve(kir_frame *f, const kir_vm *vm, void *memory);
 /* Makes the frame ready for a launch, or for the box lo ≤ axis < hi of its parallel axes. */
@@ -235,24 +235,24 @@ void kir_scalars_set(const kir_vm *vm, const kir_scalar *scalars, kir_value *out
 /* The size of equal pieces, none above `most`, whole vectors each, that `total` is cut into. */
 int64_t kir_piece_of(int64_t total, int64_t most);
 
-/* vm_schedule.c */
+/* vm_compile.c */
 tn_status kir_schedule_make(const kir_program *p, bool whole, kir_schedule *out);
 void kir_schedule_free(kir_schedule *s);
 
-/* vm_bind.c */
+/* vm_launch.c */
 void kir_bind_make(const kir_frame *f, const uint8_t *pattern, kir_bind *out);
 
-/* vm_straight.c */
+/* vm.c */
 bool kir_bind_is_straight(const kir_schedule *s, const kir_bind *bind);
 void kir_straighten(kir_frame *f);
 void kir_run_straight(const kir_frame *f, int64_t unit);
 
-/* vm_columns.c */
+/* vm.c */
 /* Is the launch nothing but a reduction of columns? Then it is divided into strips of them. */
 bool kir_columns_choose(kir_frame *f);
 void kir_run_columns(const kir_frame *f, int64_t unit);
 
-/* vm_recipe.c */
+/* vm_launch.c */
 /* Runs the launch if there is a recipe for it; else false. */
 bool kir_recipe_run(const kir_vm *vm, const kir_launch *launch);
 /* Keeps how the launch that the frame is laid out for is run, if it is short enough and comes again. */
@@ -279,7 +279,7 @@ const char *kir_spread(kir_frame *f, int v, kir_type type, int kind, int stage);
 /* The memory that the value of step `store` is to be computed into, or NULL when it has to be stored afterwards. */
 char *kir_direct_address(kir_frame *f, int store);
 
-/* vm_reduce.c */
+/* vm_memory.c */
 void kir_states_begin(kir_frame *f, int loop, int end);
 void kir_states_end(kir_frame *f, int loop, int end);
 void kir_do_reduce(kir_frame *f, const kir_bound *b);

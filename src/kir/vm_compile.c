@@ -1,10 +1,9 @@
-/* vm_compile.c — makes a kir_vm of a program: schedules, constants, what a point costs, how much memory a thread
- * needs. */
-#include "kir/rules.h"
-#include "kir/vm.h"
-
+/* vm_compile.c — compiles a program for the tile VM: constants and costs; the schedule of its steps. */
 #include <stddef.h>
 #include <string.h>
+
+#include "kir/rules.h"
+#include "kir/vm.h"
 
 /* Rough nanoseconds an element of one operation takes on one core; only the decision to use threads depends on them. */
 static const float COSTS[KIR_OP_COUNT] = {
@@ -193,4 +192,433 @@ tn_status kir_vm_compile(const kir_program *p, kir_vm **out) {
     }
     *out = vm;
     return TN_OK;
+}
+
+/* ==== schedule: which steps, in which order, where values live ==================================================== */
+/* Passes, each a function: emit (share what several loops compute, when whole rows are in the tile), join (move an
+ * operation next to its only reader, so that one routine can do both), measure (last use of each value), place (slots),
+ * direct and conflicts (what may be written or read in place, as long as memory does not overlap). */
+
+enum { BUCKETS = 256 };
+
+typedef struct maker {
+    const kir_program *p;
+    bool whole;
+    kir_schedule *out;
+    int n;           /* instructions */
+    int16_t *map;    /* by instruction: the one whose value stands for it */
+    int16_t *epoch;  /* by instruction: stores before it */
+    int16_t *next;   /* by instruction: chain of its bucket */
+    int16_t *uses;   /* by value: readers */
+    int16_t *def;    /* by value: position of its step, -1 for constants */
+    int16_t *last;   /* by value: position of its last reader */
+    int16_t *root;   /* by value: the one whose memory it shares (BITCAST) */
+    int16_t *region; /* by position: number of the region */
+    int16_t *order;
+    int16_t buckets[BUCKETS];
+} maker;
+
+/* Elements that need no conversion. */
+static bool schedule_is_plain(tn_dtype dtype) { return dtype <= TN_BOOL; }
+
+static kir_step *step_at(const maker *m, int position) { return &m->out->steps[position]; }
+
+static tn_dtype schedule_dtype_of(const maker *m, const kir_step *s) {
+    return (tn_dtype)m->p->buffer_dtype[m->p->access[s->access].buffer];
+}
+
+static kir_val mapped(const maker *m, kir_val v) { return v == KIR_NONE ? KIR_NONE : m->map[v]; }
+
+/* ---- emit -------------------------------------------------------------------------------------------------------- */
+
+static kir_step step_of(const maker *m, int i, bool in_loop) {
+    const kir_ins *in = &m->p->ins[i];
+    kir_step s = {.op = in->op, .type = in->type, .kind = in->kind, .operand = in->type, .in_loop = in_loop};
+    s.d = kir_yields((kir_op)in->op) ? (int16_t)i : KIR_NONE;
+    s.a = mapped(m, in->a);
+    s.b = mapped(m, in->b);
+    s.c = mapped(m, in->c);
+    s.access = s.dyn = s.partner = s.state = s.direct = KIR_NONE;
+    if (in->op == KIR_ROUND) s.mode = (uint8_t)in->imm.i;
+    if (in->a != KIR_NONE && in->op != KIR_SELECT && in->op != KIR_LOAD) s.operand = m->p->ins[in->a].type;
+    if (kir_has_access((kir_op)in->op)) {
+        s.access = (int16_t)in->imm.i;
+        s.dyn = mapped(m, m->p->access[in->imm.i].dyn);
+    }
+    if (in->op == KIR_LOAD || in->op == KIR_STORE) s.converts = !schedule_is_plain(schedule_dtype_of(m, &s));
+    return s;
+}
+
+/* Equal steps, but for the value they yield. */
+static bool same_step(const maker *m, const kir_step *x, int y) {
+    const kir_ins *in = &m->p->ins[y];
+    int64_t imm = m->p->ins[x->d].imm.i;
+    return x->op == in->op && x->type == in->type && x->kind == in->kind && x->a == mapped(m, in->a) &&
+           x->b == mapped(m, in->b) && x->c == mapped(m, in->c) && imm == in->imm.i;
+}
+
+static bool is_constant(kir_op op) { return op == KIR_CONST || op == KIR_SCALAR; }
+
+/* May the value of instruction `old`, computed earlier, stand for that of `s`? Constants always; others when the tile
+ * still holds them: what a loop reads depends on being in the loop, and on the stores since. */
+static bool may_share(const maker *m, int old, const kir_step *s, const bool *in_loop, int epoch) {
+    if (is_constant((kir_op)s->op)) return true;
+    if (!m->whole || s->op == KIR_REDUCE || s->op == KIR_SCAN) return false;
+    if (s->op == KIR_INDEX) return in_loop[old] == s->in_loop;
+    if (s->op == KIR_LOAD) return in_loop[old] == s->in_loop && m->epoch[old] == epoch;
+    return true;
+}
+
+static unsigned bucket_of(const kir_step *s, int64_t imm) {
+    uint64_t h = (uint64_t)s->op | (uint64_t)s->type << 8 | (uint64_t)s->kind << 16;
+    h = (h * 31 + (uint16_t)s->a) * 31 + (uint16_t)s->b;
+    h = ((h * 31 + (uint16_t)s->c) ^ (uint64_t)imm) * 0x9E3779B97F4A7C15U;
+    return (unsigned)(h >> 56) % BUCKETS;
+}
+
+/* Finds an instruction that stands for i, or enters i as one. */
+static int16_t representative(maker *m, int i, const kir_step *s, bool *in_loop, int epoch) {
+    unsigned bucket = bucket_of(s, m->p->ins[i].imm.i);
+    in_loop[i] = s->in_loop;
+    m->epoch[i] = (int16_t)epoch;
+    for (int16_t old = m->buckets[bucket]; old >= 0; old = m->next[old]) {
+        if (same_step(m, s, old) && may_share(m, old, s, in_loop, epoch)) return old;
+    }
+    m->next[i] = m->buckets[bucket];
+    m->buckets[bucket] = (int16_t)i;
+    return (int16_t)i;
+}
+
+static void emit(maker *m, bool *in_loop) {
+    int depth = 0, epoch = 0;
+    for (int i = 0; i < m->n; i++) {
+        const kir_ins *in = &m->p->ins[i];
+        kir_step s = step_of(m, i, depth > 0);
+        m->map[i] = (int16_t)i;
+        depth += (in->op == KIR_LOOP) - (in->op == KIR_END);
+        epoch += in->op == KIR_STORE;
+        if (kir_yields((kir_op)in->op)) m->map[i] = representative(m, i, &s, in_loop, epoch);
+        if (m->map[i] == i && !is_constant((kir_op)in->op)) m->out->steps[m->out->n_steps++] = s;
+    }
+}
+
+/* ---- join -------------------------------------------------------------------------------------------------------- */
+
+/* Every value that a step reads. */
+static int operands_of(const kir_step *s, int16_t values[4]) {
+    int n = 0;
+    const int16_t all[4] = {s->a, s->b, s->c, s->dyn};
+    for (int k = 0; k < 4; k++) {
+        if (all[k] != KIR_NONE) values[n++] = all[k];
+    }
+    return n;
+}
+
+static void count_uses(maker *m) {
+    int16_t values[4];
+    int16_t region = 0;
+    for (int i = 0; i < m->out->n_steps; i++) {
+        const kir_step *s = step_at(m, i);
+        for (int k = operands_of(s, values) - 1; k >= 0; k--)
+            m->uses[values[k]]++;
+        if (s->op == KIR_LOOP || s->op == KIR_END) region++;
+        m->region[i] = region;
+        if (s->d != KIR_NONE) m->def[s->d] = (int16_t)i;
+    }
+}
+
+static bool is_first(const kir_step *s) {
+    if (s->operand != KIR_F32) return false;
+    return s->op == KIR_ADD || s->op == KIR_SUB || s->op == KIR_MUL || s->op == KIR_EQ || s->op == KIR_LT ||
+           s->op == KIR_LE;
+}
+
+/* May `second` be computed together with the step that yields v? */
+static bool can_join(const maker *m, const kir_step *second, int position, int16_t v) {
+    if (v == KIR_NONE || m->uses[v] != 1 || m->def[v] < 0 || second->type != KIR_F32) return false;
+    const kir_step *first = step_at(m, m->def[v]);
+    if (!is_first(first) || first->joins || m->region[m->def[v]] != m->region[position]) return false;
+    if (first->type == KIR_BOOL) return second->op == KIR_SELECT && second->a == v;
+    if (second->op == KIR_REDUCE) return second->kind == KIR_SUM && first->op == KIR_MUL;
+    switch (second->op) {
+    case KIR_ADD:
+    case KIR_SUB:
+    case KIR_MUL:
+    case KIR_DIV: return true;
+    case KIR_MAX: return second->a == v;
+    default: return false;
+    }
+}
+
+/* Decides which steps join the next one. A step is in one pair at most. */
+static void choose_joins(maker *m, bool *is_second) {
+    for (int i = 0; i < m->out->n_steps; i++) {
+        kir_step *s = step_at(m, i);
+        const int16_t candidates[2] = {s->a, s->op == KIR_SELECT ? (int16_t)KIR_NONE : s->b};
+        for (int k = 0; k < 2 && !is_second[i]; k++) {
+            if (!can_join(m, s, i, candidates[k]) || is_second[m->def[candidates[k]]]) continue;
+            step_at(m, m->def[candidates[k]])->joins = true;
+            is_second[i] = true;
+            m->order[i] = m->def[candidates[k]];
+        }
+    }
+}
+
+static tn_status reorder(maker *m, const bool *is_second) {
+    size_t bytes = (size_t)m->out->n_steps * sizeof *m->out->steps;
+    kir_step *old = tn_mem_alloc(bytes);
+    if (!old) return TN_ERR_MEMORY;
+    memcpy(old, m->out->steps, bytes);
+    int n = 0;
+    for (int i = 0; i < m->out->n_steps; i++) {
+        if (old[i].joins) continue;
+        if (is_second[i]) m->out->steps[n++] = old[m->order[i]];
+        m->out->steps[n++] = old[i];
+    }
+    tn_mem_free(old);
+    return TN_OK;
+}
+
+static tn_status join_schedule(maker *m) {
+    count_uses(m);
+    bool *is_second = tn_mem_zalloc((size_t)m->out->n_steps + 1, sizeof *is_second);
+    if (!is_second) return TN_ERR_MEMORY;
+    choose_joins(m, is_second);
+    tn_status status = reorder(m, is_second);
+    tn_mem_free(is_second);
+    return status;
+}
+
+/* ---- measure ----------------------------------------------------------------------------------------------------- */
+
+static void link_loops(maker *m) {
+    int open = -1;
+    int16_t states = 0;
+    for (int i = 0; i < m->out->n_steps; i++) {
+        kir_step *s = step_at(m, i);
+        if (s->op == KIR_LOOP) open = i;
+        if (s->op == KIR_END) {
+            s->partner = (int16_t)open;
+            step_at(m, open)->partner = (int16_t)i;
+        }
+        if (s->op == KIR_REDUCE || s->op == KIR_SCAN) s->state = states++;
+    }
+}
+
+/* A value from outside a loop is needed until the loop ends. */
+static void note_use(maker *m, int16_t v, int position, int loop) {
+    v = m->root[v];
+    if (loop >= 0 && m->def[v] < loop) position = step_at(m, loop)->partner;
+    if (position > m->last[v]) m->last[v] = (int16_t)position;
+}
+
+static void measure_schedule(maker *m) {
+    int16_t values[4];
+    int loop = -1;
+    for (int v = 0; v < m->n; v++) {
+        m->root[v] = (int16_t)v;
+        m->def[v] = m->last[v] = -1;
+    }
+    for (int i = 0; i < m->out->n_steps; i++) {
+        const kir_step *s = step_at(m, i);
+        if (s->op == KIR_LOOP) loop = i;
+        if (s->op == KIR_END) loop = -1;
+        if (s->d != KIR_NONE) {
+            m->def[s->d] = m->last[s->d] = (int16_t)i;
+            if (s->op == KIR_BITCAST) m->root[s->d] = m->root[s->a];
+        }
+        int reader = s->joins ? i + 1 : i; /* the pair reads its operands together */
+        for (int k = operands_of(s, values) - 1; k >= 0; k--)
+            note_use(m, values[k], reader, loop);
+    }
+}
+
+/* ---- place ------------------------------------------------------------------------------------------------------- */
+
+/* Slots that are free, by the logarithm of their element's width. */
+typedef struct pool {
+    int32_t *free[KIR_WIDTHS];
+    int count[KIR_WIDTHS];
+    size_t bytes;
+} pool;
+
+static int32_t take_slot(pool *slots, int width) {
+    if (slots->count[width] > 0) return slots->free[width][--slots->count[width]];
+    int32_t at = (int32_t)slots->bytes;
+    slots->bytes += (size_t)KIR_TILE << width;
+    return at;
+}
+
+static int schedule_width_of(const maker *m, int16_t v) { return kir_log2(kir_type_size((kir_type)m->p->ins[v].type)); }
+
+/* Can the step write over its operand? One operand of the same width is read in step with the writing. */
+static bool overwrites(const maker *m, const kir_step *s, int position) {
+    if (s->b != KIR_NONE || s->a == KIR_NONE || s->op < KIR_NEG || s->op > KIR_CAST || s->op == KIR_BITCAST)
+        return false;
+    int16_t a = m->root[s->a];
+    return m->out->slots[a] >= 0 && m->last[a] == position && m->def[a] >= 0 &&
+           schedule_width_of(m, a) == schedule_width_of(m, s->d);
+}
+
+static void place_all(maker *m, pool *slots, int16_t *ends) {
+    for (int v = 0; v < m->n; v++)
+        m->out->slots[v] = -1;
+    for (int i = 0; i < m->out->n_steps; i++) {
+        const kir_step *s = step_at(m, i);
+        bool over = overwrites(m, s, i);
+        if (over) {
+            m->out->slots[s->d] = m->out->slots[m->root[s->a]];
+        } else if (s->d != KIR_NONE && s->op != KIR_BITCAST) {
+            m->out->slots[s->d] = take_slot(slots, schedule_width_of(m, s->d));
+        }
+        /* ends: values by their last position, chained through m->next */
+        for (int16_t v = ends[i]; v >= 0; v = m->next[v]) {
+            if (over && v == m->root[s->a]) continue;
+            int width = schedule_width_of(m, v);
+            if (m->out->slots[v] >= 0) slots->free[width][slots->count[width]++] = m->out->slots[v];
+        }
+    }
+}
+
+static tn_status place_schedule(maker *m) {
+    pool slots = {.bytes = 0};
+    size_t n = (size_t)m->n + 1;
+    tn_status status = TN_OK;
+    int16_t *ends = tn_mem_zalloc((size_t)m->out->n_steps + 1, sizeof *ends);
+    for (int w = 0; w < KIR_WIDTHS; w++) {
+        slots.free[w] = tn_mem_zalloc(n, sizeof *slots.free[w]);
+        if (!slots.free[w]) status = TN_ERR_MEMORY;
+    }
+    if (!ends || status != TN_OK) {
+        status = TN_ERR_MEMORY;
+    } else {
+        memset(ends, 0xff, (size_t)m->out->n_steps * sizeof *ends);
+        for (int16_t v = 0; v < m->n; v++) {
+            if (m->last[v] < 0 || m->root[v] != v || m->def[v] < 0) continue;
+            m->next[v] = ends[m->last[v]];
+            ends[m->last[v]] = v;
+        }
+        place_all(m, &slots, ends);
+        m->out->slot_bytes = (slots.bytes + 63) / 64 * 64;
+    }
+    for (int w = 0; w < KIR_WIDTHS; w++)
+        tn_mem_free(slots.free[w]);
+    tn_mem_free(ends);
+    return status;
+}
+
+/* ---- direct and conflicts ---------------------------------------------------------------------------------------- */
+
+/* Steps whose routine writes its result wherever it is told to. */
+static bool writes_anywhere(const kir_step *s) {
+    return s->op == KIR_LOAD || s->op == KIR_INDEX || (s->op >= KIR_NEG && s->op <= KIR_PHILOX && s->op != KIR_BITCAST);
+}
+
+static bool lends(const kir_step *s) { return s->op == KIR_LOAD && s->dyn == KIR_NONE && !s->converts; }
+
+static void find_direct(maker *m) {
+    for (int i = 0; i < m->out->n_steps; i++) {
+        kir_step *s = step_at(m, i);
+        if (s->op != KIR_STORE || s->b != KIR_NONE || s->dyn != KIR_NONE || s->converts) continue;
+        if (m->def[s->a] < 0 || m->region[m->def[s->a]] != m->region[i]) continue;
+        kir_step *source = step_at(m, m->def[s->a]);
+        if (!writes_anywhere(source) || source->direct != KIR_NONE) continue;
+        source->direct = (int16_t)i;
+        source->moves = lends(source) && source->a == KIR_NONE && m->uses[s->a] == 1;
+    }
+}
+
+/* Where the store at `position` may really happen: where its value is computed. */
+static int earliest(const maker *m, int position) {
+    const kir_step *s = step_at(m, position);
+    int source = m->def[s->a];
+    return source >= 0 && step_at(m, source)->direct == position ? source : position;
+}
+
+static tn_status add_conflict(maker *m, size_t *room, int loser, int other) {
+    kir_schedule *out = m->out;
+    TRY(tn_mem_grow(&out->conflicts, room, (size_t)out->n_conflicts + 1, sizeof *out->conflicts));
+    out->conflicts[out->n_conflicts++] = (kir_conflict){(int16_t)loser, (int16_t)other};
+    return TN_OK;
+}
+
+/* Is it wrong for the store at `store` to happen at `early` already if its memory is that of step `other`? */
+static bool early_store_hurts(const maker *m, int store, int early, int other) {
+    const kir_step *o = step_at(m, other);
+    int late = m->last[m->root[step_at(m, store)->a]];
+    if (late < store) late = store;
+    if (o->op == KIR_STORE) return other != store && other > early && earliest(m, other) < late;
+    if (o->op != KIR_LOAD) return false;
+    if (other > early && other < store) return true;
+    return lends(o) && other < early && m->last[o->d] > early;
+}
+
+/* Is it wrong for the load at `load` to lend memory that the store at `store` writes? Reading and writing by the same
+ * step is fine for elements of one width. */
+static bool lending_hurts(const maker *m, int load, int store) {
+    const kir_step *l = step_at(m, load), *s = step_at(m, store);
+    int last = m->last[l->d];
+    if (load < store && store < last) return true;
+    return load < earliest(m, store) && earliest(m, store) == last &&
+           schedule_width_of(m, l->d) != schedule_width_of(m, s->a);
+}
+
+static tn_status find_conflicts(maker *m) {
+    size_t room = 0;
+    for (int i = 0; i < m->out->n_steps; i++) {
+        bool load = lends(step_at(m, i));
+        int early = step_at(m, i)->op == KIR_STORE ? earliest(m, i) : i;
+        if (!load && early == i) continue;
+        for (int j = 0; j < m->out->n_steps; j++) {
+            bool store = step_at(m, j)->op == KIR_STORE;
+            if (load && store && lending_hurts(m, i, j)) TRY(add_conflict(m, &room, i, j));
+            if (early < i && early_store_hurts(m, i, early, j)) TRY(add_conflict(m, &room, i, j));
+        }
+    }
+    return TN_OK;
+}
+
+/* ---- all together ------------------------------------------------------------------------------------------------ */
+
+static tn_status make_schedule(maker *m, bool *in_loop) {
+    emit(m, in_loop);
+    TRY(join_schedule(m));
+    link_loops(m);
+    measure_schedule(m);
+    for (int i = 0, region = 0; i < m->out->n_steps; i++) {
+        region += step_at(m, i)->op == KIR_LOOP || step_at(m, i)->op == KIR_END;
+        m->region[i] = (int16_t)region;
+    }
+    TRY(place_schedule(m));
+    find_direct(m);
+    return find_conflicts(m);
+}
+
+void kir_schedule_free(kir_schedule *s) {
+    tn_mem_free(s->steps);
+    tn_mem_free(s->slots);
+    tn_mem_free(s->conflicts);
+    *s = (kir_schedule){.steps = NULL};
+}
+
+tn_status kir_schedule_make(const kir_program *p, bool whole, kir_schedule *out) {
+    enum { TABLES = 9 };
+    size_t n = (size_t)p->n_ins + 1;
+    *out = (kir_schedule){.steps = tn_mem_zalloc(n, sizeof *out->steps), .slots = tn_mem_zalloc(n, sizeof *out->slots)};
+    int16_t *tables = tn_mem_zalloc(n * TABLES, sizeof *tables);
+    bool *in_loop = tn_mem_zalloc(n, sizeof *in_loop);
+    tn_status status = out->steps && out->slots && tables && in_loop ? TN_OK : TN_ERR_MEMORY;
+    if (status == TN_OK) {
+        maker m = {.p = p, .whole = whole, .out = out, .n = p->n_ins};
+        int16_t **parts[TABLES] = {&m.map, &m.epoch, &m.next, &m.uses, &m.def, &m.last, &m.root, &m.region, &m.order};
+        for (size_t k = 0; k < TABLES; k++)
+            *parts[k] = tables + k * n;
+        memset(m.buckets, 0xff, sizeof m.buckets);
+        memset(m.def, 0xff, n * sizeof *m.def);
+        status = make_schedule(&m, in_loop);
+    }
+    tn_mem_free(tables);
+    tn_mem_free(in_loop);
+    if (status != TN_OK) kir_schedule_free(out);
+    return status;
 }

@@ -1,20 +1,232 @@
-/* x64.h — machine code for KIR programs: from instructions to steps on vector registers, from steps to bytes.
- *
- * Code computes rows. A row is a run of points along the inner direction (KIR_POINTS: the last parallel axis;
+/* x64.h — x86-64 code for KIR programs: from instructions to steps on vector registers, from steps to bytes. */
+#ifndef TN_X64_H
+#define TN_X64_H
+
+#include "base/base.h"
+#include "kir/vm.h"
+
+/* ==== encoder ===================================================================================================== */
+/* The two forms share opcodes, so an operation is one row of a table; which form it takes is the assembler's state.
+ * Bytes gather in ordinary memory; kir_x64_asm_finish makes them executable. Constants lie behind the code as whole
+ * vectors and are named by their number. A failure (memory) sticks and is reported at the end. */
+
+enum { X64_RAX, X64_RCX, X64_RDX, X64_RBX, X64_RSP, X64_RBP, X64_RSI, X64_RDI, X64_R8, X64_R9, X64_R10, X64_R11 };
+enum { X64_R12 = 12, X64_R13, X64_R14, X64_R15 };
+
+/* What the second byte of a conditional jump says; unsigned comparisons. */
+typedef enum x64_condition { X64_B = 2, X64_AE = 3, X64_E = 4, X64_NE = 5, X64_BE = 6, X64_A = 7 } x64_condition;
+
+/* X(name, prefix, map, opcode, W, digit): prefix 0 none, 1 66, 2 F3, 3 F2, 4: none for f32, 66 for f64; W 2: set for
+ * elements of 8 bytes; digit: of an immediate shift, whose result goes where others have their first operand. */
+#define X64_OPS(X)                  \
+    X(ADDF, 4, 1, 0x58, 2, 0)       \
+    X(MULF, 4, 1, 0x59, 2, 0)       \
+    X(SUBF, 4, 1, 0x5C, 2, 0)       \
+    X(MINF, 4, 1, 0x5D, 2, 0)       \
+    X(DIVF, 4, 1, 0x5E, 2, 0)       \
+    X(MAXF, 4, 1, 0x5F, 2, 0)       \
+    X(SQRTF, 4, 1, 0x51, 2, 0)      \
+    X(FMA132, 1, 2, 0x98, 2, 0)     \
+    X(FMA213, 1, 2, 0xA8, 2, 0)     \
+    X(FMA231, 1, 2, 0xB8, 2, 0)     \
+    X(ROUNDPS, 1, 3, 0x08, 0, 0)    \
+    X(ROUNDPD, 1, 3, 0x09, 1, 0)    \
+    X(CMPF, 4, 1, 0xC2, 2, 0)       \
+    X(SCALEF, 1, 2, 0x2C, 2, 0)     \
+    X(ADDI, 1, 1, 0xFE, 0, 0)       \
+    X(ADDQ, 1, 1, 0xD4, 1, 0)       \
+    X(SUBI, 1, 1, 0xFA, 0, 0)       \
+    X(SUBQ, 1, 1, 0xFB, 1, 0)       \
+    X(MULI, 1, 2, 0x40, 2, 0)       \
+    X(MULUDQ, 1, 1, 0xF4, 1, 0)     \
+    X(MINS, 1, 2, 0x39, 2, 0)       \
+    X(MINU, 1, 2, 0x3B, 2, 0)       \
+    X(MAXS, 1, 2, 0x3D, 2, 0)       \
+    X(MAXU, 1, 2, 0x3F, 2, 0)       \
+    X(ABSI, 1, 2, 0x1E, 0, 0)       \
+    X(ABSQ, 1, 2, 0x1F, 1, 0)       \
+    X(AND, 1, 1, 0xDB, 2, 0)        \
+    X(ANDN, 1, 1, 0xDF, 2, 0)       \
+    X(OR, 1, 1, 0xEB, 2, 0)         \
+    X(XOR, 1, 1, 0xEF, 2, 0)        \
+    X(SLLV, 1, 2, 0x47, 2, 0)       \
+    X(SRLV, 1, 2, 0x45, 2, 0)       \
+    X(SRAV, 1, 2, 0x46, 2, 0)       \
+    X(SLL, 1, 1, 0x72, 0, 6)        \
+    X(SRL, 1, 1, 0x72, 0, 2)        \
+    X(SRA, 1, 1, 0x72, 2, 4)        \
+    X(SLLQ, 1, 1, 0x73, 1, 6)       \
+    X(SRLQ, 1, 1, 0x73, 1, 2)       \
+    X(CMPEQ, 1, 1, 0x76, 0, 0)      \
+    X(CMPGT, 1, 1, 0x66, 0, 0)      \
+    X(CMPI, 1, 3, 0x1F, 2, 0)       \
+    X(CMPU, 1, 3, 0x1E, 2, 0)       \
+    X(BLENDV, 1, 3, 0x4A, 0, 0)     \
+    X(BLENDM, 1, 2, 0x64, 2, 0)     \
+    X(I2F, 0, 1, 0x5B, 0, 0)        \
+    X(U2F, 3, 1, 0x7A, 0, 0)        \
+    X(F2I, 2, 1, 0x5B, 0, 0)        \
+    X(F2U, 0, 1, 0x78, 0, 0)        \
+    X(F2D, 0, 1, 0x5A, 0, 0)        \
+    X(D2F, 1, 1, 0x5A, 1, 0)        \
+    X(I2D, 2, 1, 0xE6, 0, 0)        \
+    X(U2D, 2, 1, 0x7A, 0, 0)        \
+    X(Q2F, 0, 1, 0x5B, 1, 0)        \
+    X(Q2D, 2, 1, 0xE6, 1, 0)        \
+    X(I2Q, 1, 2, 0x25, 0, 0)        \
+    X(U2Q, 1, 2, 0x35, 0, 0)        \
+    X(Q2I, 2, 2, 0x35, 0, 0)        \
+    X(LOADU, 4, 1, 0x10, 2, 0)      \
+    X(LOAD_SOME, 1, 2, 0x2C, 0, 0)  \
+    X(STORE_SOME, 1, 2, 0x2E, 0, 0) \
+    X(MOVE, 4, 1, 0x28, 2, 0)       \
+    X(BCAST4, 1, 2, 0x18, 0, 0)     \
+    X(BCAST8, 1, 2, 0x59, 1, 0)     \
+    X(BCAST2, 1, 2, 0x79, 0, 0)     \
+    X(BCAST1, 1, 2, 0x78, 0, 0)     \
+    X(BCASTI, 1, 2, 0x58, 0, 0)     \
+    X(S8, 1, 2, 0x21, 0, 0)         \
+    X(U8, 1, 2, 0x31, 0, 0)         \
+    X(S16, 1, 2, 0x23, 0, 0)        \
+    X(U16, 1, 2, 0x33, 0, 0)        \
+    X(FROM_HALF, 1, 2, 0x13, 0, 0)  \
+    X(PACKD, 1, 2, 0x2B, 0, 0)      \
+    X(PACKW, 1, 1, 0x67, 0, 0)      \
+    X(STOREU, 4, 1, 0x11, 2, 0)     \
+    X(STREAM, 4, 1, 0x2B, 2, 0)     \
+    X(STORE8, 1, 1, 0xD6, 0, 0)     \
+    X(DOWN8, 2, 2, 0x31, 0, 0)      \
+    X(DOWN16, 2, 2, 0x33, 0, 0)     \
+    X(TO_HALF, 1, 3, 0x1D, 0, 0)    \
+    X(HIGH16, 1, 3, 0x39, 0, 0)     \
+    X(HIGH32, 1, 3, 0x3B, 1, 0)     \
+    X(JOIN32, 1, 3, 0x3A, 1, 0)     \
+    X(CLASSF, 1, 3, 0x66, 2, 0)     \
+    X(SHUFFLE, 1, 1, 0x70, 0, 0)    \
+    X(MOVEMASK, 0, 1, 0x50, 0, 0)   \
+    X(FROM_R32, 1, 1, 0x6E, 0, 0)   \
+    X(FROM_R64, 1, 1, 0x6E, 1, 0)   \
+    X(KAND, 0, 1, 0x41, 0, 0)       \
+    X(KANDN, 0, 1, 0x42, 0, 0)      \
+    X(KNOT, 0, 1, 0x44, 0, 0)       \
+    X(KOR, 0, 1, 0x45, 0, 0)        \
+    X(KXNOR, 0, 1, 0x46, 0, 0)      \
+    X(KXOR, 0, 1, 0x47, 0, 0)       \
+    X(KLOAD, 0, 1, 0x90, 0, 0)      \
+    X(KORTEST, 0, 1, 0x98, 0, 0)    \
+    X(KSTORE, 0, 1, 0x91, 0, 0)     \
+    X(KFROM, 0, 1, 0x92, 0, 0)      \
+    X(KTO, 0, 1, 0x93, 0, 0)
+
+typedef enum x64_op {
+#define X(name, prefix, map, opcode, w, digit) X64_##name,
+    X64_OPS(X)
+#undef X
+        X64_OP_COUNT
+} x64_op;
+
+/* A register, or memory: base + index·scale + disp, or constant number `pool`. Registers are -1 where absent. */
+typedef struct x64_rm {
+    bool memory;
+    int8_t reg, base, index, shift;
+    int32_t disp, pool;
+} x64_rm;
+
+static inline x64_rm x64_reg(int reg) { return (x64_rm){.reg = (int8_t)reg, .base = -1, .index = -1, .pool = -1}; }
+static inline x64_rm x64_at(int base, int32_t disp) {
+    return (x64_rm){.memory = true, .reg = -1, .base = (int8_t)base, .index = -1, .disp = disp, .pool = -1};
+}
+static inline x64_rm x64_indexed(int base, int index, int shift, int32_t disp) {
+    x64_rm m = x64_at(base, disp);
+    m.index = (int8_t)index;
+    m.shift = (int8_t)shift;
+    return m;
+}
+static inline x64_rm x64_pool(int number) {
+    x64_rm m = x64_at(-1, 0);
+    m.pool = number;
+    return m;
+}
+
+typedef struct x64_fixup {
+    size_t at, end; /* of the four bytes; of the instruction */
+    int32_t pool;
+} x64_fixup;
+
+typedef struct x64_asm {
+    uint8_t *bytes, *pool;
+    size_t n, room, pool_room;
+    x64_fixup *fixups;
+    size_t n_fixups, fixup_room;
+    int n_pool, vector; /* bytes of a whole vector */
+    bool evex, failed;
+} x64_asm;
+
+/* One vector instruction. bytes: length of its vectors (16, 32, 64); wide: elements of 8 bytes; first: the operand
+ * between result and rm, 0 when there is none; mask, zeroing, rounding (of registers; 0: as set): EVEX alone; imm: -1
+ * without. */
+enum { X64_DOWNWARD = 1, X64_UPWARD = 2 };
+typedef struct x64_vec {
+    x64_op op;
+    int bytes;
+    bool wide;
+    int reg, first;
+    x64_rm rm;
+    int mask;
+    bool zeroing;
+    int imm, rounding;
+} x64_vec;
+
+void kir_x64_emit(x64_asm *a, const x64_vec *v);
+
+/* Scalar instructions on 64-bit registers; with `narrow`, on their lower halves. */
+void kir_x64_load(x64_asm *a, int reg, x64_rm from);
+void kir_x64_store(x64_asm *a, x64_rm to, int reg);
+void kir_x64_load_element(x64_asm *a, int reg, x64_rm from, int size); /* zero-extended */
+void kir_x64_store_element(x64_asm *a, x64_rm to, int reg, int size);
+void kir_x64_address(x64_asm *a, int reg, x64_rm of);
+void kir_x64_ask_for(x64_asm *a, x64_rm line); /* a cache line; any address will do */
+void kir_x64_set(x64_asm *a, int reg, int32_t value);
+void kir_x64_move(x64_asm *a, int to, int from);
+void kir_x64_add(x64_asm *a, int to, int from);
+void kir_x64_sub(x64_asm *a, int to, int from);
+void kir_x64_multiply(x64_asm *a, int to, int from);
+void kir_x64_add_imm(x64_asm *a, int to, int32_t value);
+void kir_x64_compare(x64_asm *a, int x, int y);
+void kir_x64_compare_imm(x64_asm *a, int x, int32_t value);
+void kir_x64_lowest_bits(x64_asm *a, int to, int from, int count); /* bzhi */
+void kir_x64_test_bit(x64_asm *a, int of, int number);             /* carry: X64_B when it is set */
+void kir_x64_move_if(x64_asm *a, x64_condition c, int to, int from);
+void kir_x64_bytes(x64_asm *a, const char *hex, int n); /* as they are */
+
+/* Jumps. A forward jump yields the place that kir_x64_land fills in; x64_here is a place to jump back to. */
+size_t kir_x64_jump(x64_asm *a);
+size_t kir_x64_jump_if(x64_asm *a, x64_condition c);
+void kir_x64_land(x64_asm *a, size_t jump);
+void kir_x64_jump_back_if(x64_asm *a, x64_condition c, size_t to);
+void kir_x64_jump_back(x64_asm *a, size_t to);
+
+/* The number of a constant whose vector is the `width` bytes at `element` again and again; equal ones are shared. */
+int kir_x64_constant(x64_asm *a, const void *element, int width);
+int kir_x64_constant_vector(x64_asm *a, const void *vector);
+
+/* Puts code and constants into memory of its own, writable first, then executable, never both. refuse: as if the system
+ * did not allow that. */
+tn_status kir_x64_asm_finish(x64_asm *a, bool refuse, void **code, size_t *size);
+void kir_x64_code_free(void *code, size_t size);
+void kir_x64_asm_free(x64_asm *a);
+
+/* ==== segments and steps ========================================================================================== */
+/* Code computes rows. A row is a run of points along the inner direction (KIR_POINTS: the last parallel axis;
  * KIR_ALONG: the loop); one call does many rows, which lie a fixed step apart in every buffer. What the points of a row
  * do is cut into segments: row segments compute once a row what does not vary along it (all lanes hold it), loop
  * segments run over the row, `lanes` elements at a time.
- *     x64_lower.c, x64_math.c    instructions become steps: each one machine operation or one access to memory
- *     x64_emit.c, x64_memory.c   a segment's steps become code: registers are given out, loads and stores spelled out
+ *     x64_lower.c    instructions become steps: each one machine operation or one access to memory
+ *     x64_emit.c   a segment's steps become code: registers are given out, loads and stores spelled out
  *     render_x64.c               rows, loops and reductions around the segments; when there is code, and running it
  *
  * All elements of a program have as many lanes as its widest type leaves room for in a vector, so that a lane is one
  * point whatever the type. Booleans are mask registers in AVX-512, lanes of ones or zeros in AVX2. */
-#ifndef X64_H
-#define X64_H
-
-#include "kir/vm.h"
-#include "kir/x64_asm.h"
 
 enum {
     X64_MOST_ACCESS = 40,
@@ -126,7 +338,8 @@ int kir_x64_u32(x64_build *b, uint32_t x);
 
 enum { X64_EQUAL = 0, X64_LESS = 1, X64_LESS_EQUAL = 2, X64_UNORDERED = 3, X64_NOT_EQUAL = 4, X64_ORDERED = 7 };
 
-/* ---- functions (x64_math.c) -------------------------------------------------------------------------------------- */
+/* ---- functions (x64_lower.c) --------------------------------------------------------------------------------------
+ * */
 
 int kir_x64_exp(x64_build *b, int x);
 int kir_x64_log(x64_build *b, int x);
@@ -134,7 +347,7 @@ int kir_x64_tanh(x64_build *b, int x);
 int kir_x64_erf(x64_build *b, int x);
 int kir_x64_to_bf16(x64_build *b, int x); /* its bits, in 32-bit lanes */
 
-/* ---- code of a segment (x64_emit.c, x64_memory.c) ---------------------------------------------------------------- */
+/* ---- code of a segment (x64_emit.c) ---------------------------------------------------------------- */
 
 enum { X64_VECTORS = 0, X64_MASKS = 1 };
 

@@ -1,14 +1,137 @@
-/* layers.c — the usual layers: linear, convolution, normalisation, embedding, dropout, LSTM cell.
- *
- * A layer is a module type whose `self` holds its variables by pointer (owned by the tree) and its settings; forward
- * calls the operation of the same name. Names, shapes and initial values of variables are those of PyTorch's layers. */
+/* layers.c — layers of networks: initial weights, the usual layers, multi-head attention, the transformer encoder
+ * block. */
 #include <math.h>
 #include <stdlib.h>
 
 #include "nn/make.h"
 #include "trunnion/autograd.h"
 #include "trunnion/backend.h"
+#include "trunnion/nn.h"
 #include "trunnion/ops.h"
+
+/* ==== initial weights ============================================================================================= */
+/* Uniform and normal values come from the recorded random numbers, so they are the same on every device. Orthogonal
+ * matrices are made on the host, in double precision, out of such numbers. */
+
+tn_tensor *tn_init_uniform(const int64_t *shape, int rank, double low, double high) {
+    tn_tensor *result = NULL;
+    TN_SCOPE;
+    result = tn_keep(tn_add(tn_mul(tn_rand(shape, rank), tn_scalar(high - low)), tn_scalar(low)));
+    return result;
+}
+
+tn_tensor *tn_init_normal(const int64_t *shape, int rank, double mean, double std) {
+    tn_tensor *result = NULL;
+    TN_SCOPE;
+    result = tn_keep(tn_add(tn_mul(tn_randn(shape, rank), tn_scalar(std)), tn_scalar(mean)));
+    return result;
+}
+
+tn_tensor *tn_init_constant(const int64_t *shape, int rank, double value) {
+    return tn_full(shape, rank, value, TN_F32);
+}
+
+/* Values that feed one output, and outputs that one value feeds; for [out, in, kernel…]. False for less than two
+ * dimensions. */
+static bool fans(const int64_t *shape, int rank, double *in, double *out) {
+    if (rank < 2 || rank > TN_MAX_RANK || !shape) return false;
+    double field = 1;
+    for (int d = 2; d < rank; d++)
+        field *= (double)shape[d];
+    *in = (double)shape[1] * field;
+    *out = (double)shape[0] * field;
+    return true;
+}
+
+static tn_tensor *no_fans(const char *what, int rank) {
+    return tn_failed(TN_ERR_SHAPE, "%s: a weight of %d dimensions; two at least are needed, [out, in, …]", what, rank);
+}
+
+tn_tensor *tn_init_kaiming_uniform(const int64_t *shape, int rank, double a) {
+    double in, out;
+    if (!fans(shape, rank, &in, &out)) return no_fans("kaiming_uniform", rank);
+    double gain = sqrt(2 / (1 + a * a));
+    double bound = in > 0 ? gain * sqrt(3 / in) : 0;
+    return tn_init_uniform(shape, rank, -bound, bound);
+}
+
+tn_tensor *tn_init_xavier_uniform(const int64_t *shape, int rank, double gain) {
+    double in, out;
+    if (!fans(shape, rank, &in, &out)) return no_fans("xavier_uniform", rank);
+    double bound = in + out > 0 ? gain * sqrt(6 / (in + out)) : 0;
+    return tn_init_uniform(shape, rank, -bound, bound);
+}
+
+/* ---- orthogonal -------------------------------------------------------------------------------------------------- */
+
+static double dot(const double *x, const double *y, int64_t n) {
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++)
+        sum += x[i] * y[i];
+    return sum;
+}
+
+static void subtract(double *x, const double *y, double factor, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        x[i] -= factor * y[i];
+}
+
+/* Gram and Schmidt's process on `count` rows of n ≥ count numbers; done twice a row, which leaves errors at rounding
+ * level (Giraud et al. 2005). This is the Q of a QR factorisation with a positive diagonal,
+ * so Q is uniformly distributed. */
+static bool orthonormalise(double *rows, int64_t count, int64_t n) {
+    for (int64_t i = 0; i < count; i++) {
+        double *row = rows + i * n;
+        for (int pass = 0; pass < 2; pass++)
+            for (int64_t k = 0; k < i; k++)
+                subtract(row, rows + k * n, dot(row, rows + k * n, n), n);
+        double length = sqrt(dot(row, row, n));
+        if (!(length > 1e-8)) return false; /* does not happen to normal numbers */
+        for (int64_t k = 0; k < n; k++)
+            row[k] /= length;
+    }
+    return true;
+}
+
+/* values: rows·columns normal numbers in, the scaled matrix out; work: as many doubles. */
+static bool make_orthogonal(float *values, double *work, int64_t rows, int64_t columns, double gain) {
+    int64_t total = rows * columns;
+    for (int64_t i = 0; i < total; i++)
+        work[i] = values[i];
+    bool flat = rows <= columns;
+    int64_t count = flat ? rows : columns, n = flat ? columns : rows;
+    if (!orthonormalise(work, count, n)) return false;
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = 0; c < columns; c++)
+            values[r * columns + c] = (float)(gain * (flat ? work[r * columns + c] : work[c * rows + r]));
+    return true;
+}
+
+tn_tensor *tn_init_orthogonal(int64_t rows, int64_t columns, double gain) {
+    if (rows <= 0 || columns <= 0 || rows > INT64_MAX / columns / (int64_t)sizeof(double))
+        return tn_failed(TN_ERR_SHAPE, "orthogonal: a matrix of %lld rows and %lld columns", (long long)rows,
+                         (long long)columns);
+    int64_t shape[] = {rows, columns};
+    size_t total = (size_t)(rows * columns);
+    float *values = malloc(total * sizeof *values);
+    double *work = malloc(total * sizeof *work);
+    tn_status status = values && work ? TN_OK : tn_backend_fail(TN_ERR_MEMORY, "orthogonal: out of memory");
+    if (status == TN_OK) {
+        tn_tensor *normal = tn_randn(shape, 2);
+        status = tn_read(normal, values, total * sizeof *values);
+        tn_free(normal);
+    }
+    if (status == TN_OK && !make_orthogonal(values, work, rows, columns, gain))
+        status = tn_backend_fail(TN_ERR_INTERNAL, "orthogonal: the random rows depend on each other");
+    tn_tensor *result = status == TN_OK ? tn_from_data(values, shape, 2, TN_F32) : tn_failed(status, "%s", tn_error());
+    free(values);
+    free(work);
+    return result;
+}
+
+/* ==== layers ====================================================================================================== */
+/* A layer is a module type whose `self` holds its variables by pointer (owned by the tree) and its settings; forward
+ * calls the operation of the same name. Names, shapes and initial values of variables are those of PyTorch's layers. */
 
 static const double sqrt_5 = 2.23606797749978969641;
 
@@ -128,15 +251,15 @@ tn_module *tn_nn_conv2d(tn_module *parent, const char *name, int64_t in_channels
 
 /* ---- normalisation ----------------------------------------------------------------------------------------------- */
 
-typedef struct norm {
+typedef struct layers_norm {
     tn_tensor *weight, *bias;              /* may be NULL */
     tn_tensor *running_mean, *running_var; /* batch normalisation */
     tn_tensor *batches;                    /* how many batches moved them */
     int64_t features;
     double eps, momentum;
-} norm;
+} layers_norm;
 
-static void add_affine(tn_module *m, norm *s, const tn_nn_norm_options *o, int64_t features) {
+static void add_affine(tn_module *m, layers_norm *s, const tn_nn_norm_options *o, int64_t features) {
     s->features = features;
     s->eps = o->eps;
     s->momentum = o->momentum;
@@ -147,7 +270,7 @@ static void add_affine(tn_module *m, norm *s, const tn_nn_norm_options *o, int64
 }
 
 /* running ← running + momentum · (batch's − running); the running variance takes the unbiased one, as in PyTorch. */
-static void move_statistics(const norm *s, const tn_tensor *x) {
+static void move_statistics(const layers_norm *s, const tn_tensor *x) {
     int64_t values = tn_size(x, 1) > 0 ? tn_numel(x) / tn_size(x, 1) : 0;
     double unbias = values > 1 ? (double)values / (double)(values - 1) : 1;
     TN_SCOPE;
@@ -159,7 +282,7 @@ static void move_statistics(const norm *s, const tn_tensor *x) {
 }
 
 static tn_tensor *batch_norm2d_forward(tn_module *m, const tn_tensor *x) {
-    const norm *s = tn_module_self(m);
+    const layers_norm *s = tn_module_self(m);
     bool training = tn_module_is_training(m);
     if (tn_status_of(x) == TN_OK && (tn_rank(x) != 4 || tn_size(x, 1) != s->features))
         return tn_failed(TN_ERR_SHAPE,
@@ -182,9 +305,9 @@ tn_module *tn_nn_batch_norm2d(tn_module *parent, const char *name, int64_t chann
     tn_nn_norm_options o;
     if (!norm_options(parent, "batch_norm2d", options, &o)) return NULL;
     if (!tn_nn_check_sizes(parent, "batch_norm2d", name, channels, channels)) return NULL;
-    tn_module *m = tn_nn_make(parent, name, &batch_norm2d_type, sizeof(norm));
+    tn_module *m = tn_nn_make(parent, name, &batch_norm2d_type, sizeof(layers_norm));
     if (!m) return NULL;
-    norm *s = tn_module_self(m);
+    layers_norm *s = tn_module_self(m);
     add_affine(m, s, &o, channels);
     {
         TN_SCOPE;
@@ -196,7 +319,7 @@ tn_module *tn_nn_batch_norm2d(tn_module *parent, const char *name, int64_t chann
 }
 
 static tn_tensor *layer_norm_forward(tn_module *m, const tn_tensor *x) {
-    const norm *s = tn_module_self(m);
+    const layers_norm *s = tn_module_self(m);
     tn_layer_norm_options o = TN_LAYER_NORM_DEFAULTS;
     o.eps = s->eps;
     return tn_layer_norm(x, &s->features, 1, s->weight, s->bias, &o);
@@ -208,7 +331,7 @@ tn_module *tn_nn_layer_norm(tn_module *parent, const char *name, int64_t feature
     tn_nn_norm_options o;
     if (!norm_options(parent, "layer_norm", options, &o)) return NULL;
     if (!tn_nn_check_sizes(parent, "layer_norm", name, features, features)) return NULL;
-    tn_module *m = tn_nn_make(parent, name, &layer_norm_type, sizeof(norm));
+    tn_module *m = tn_nn_make(parent, name, &layer_norm_type, sizeof(layers_norm));
     if (!m) return NULL;
     add_affine(m, tn_module_self(m), &o, features);
     return tn_nn_made(m);
@@ -239,12 +362,12 @@ tn_module *tn_nn_embedding(tn_module *parent, const char *name, int64_t count, i
     return tn_nn_made(m);
 }
 
-typedef struct dropout {
+typedef struct layers_dropout {
     double p;
-} dropout;
+} layers_dropout;
 
 static tn_tensor *dropout_forward(tn_module *m, const tn_tensor *x) {
-    const dropout *s = tn_module_self(m);
+    const layers_dropout *s = tn_module_self(m);
     return tn_dropout(x, s->p, tn_module_is_training(m));
 }
 
@@ -257,8 +380,8 @@ tn_module *tn_nn_dropout(tn_module *parent, const char *name, double p) {
                        tn_backend_fail(TN_ERR_ARGUMENT, "dropout \"%s\": p is %g; it must be in [0, 1)", name, p));
         return NULL;
     }
-    tn_module *m = tn_nn_make(parent, name, &dropout_type, sizeof(dropout));
-    if (m) ((dropout *)tn_module_self(m))->p = p;
+    tn_module *m = tn_nn_make(parent, name, &dropout_type, sizeof(layers_dropout));
+    if (m) ((layers_dropout *)tn_module_self(m))->p = p;
     return m;
 }
 
@@ -340,4 +463,197 @@ void tn_lstm_cell_forward(tn_module *m, const tn_tensor *x, const tn_tensor *h, 
     }
     if (new_h) *new_h = tn_keep(made[0]);
     if (new_c) *new_c = tn_keep(made[1]);
+}
+
+/* ==== transformer ================================================================================================= */
+/* Both are built of layers (linear, norm, dropout) that hang in the tree under PyTorch's names; attention keeps its
+ * three input projections in one matrix, so that self-attention is one product. */
+
+/* ---- multi-head attention ---------------------------------------------------------------------------------------- */
+
+typedef struct attention {
+    tn_tensor *weight, *bias; /* in_proj: query, key, value */
+    tn_module *out;
+    int64_t features, heads;
+    double dropout;
+} attention;
+
+/* Rows of query, key or value (part 0, 1, 2) of the joined projection. */
+static tn_tensor *project(const attention *s, const tn_tensor *x, int64_t part, int64_t parts) {
+    tn_tensor *weight = tn_narrow(s->weight, 0, part * s->features, parts * s->features);
+    tn_tensor *bias = tn_narrow(s->bias, 0, part * s->features, parts * s->features);
+    return tn_linear(x, weight, bias);
+}
+
+/* [batch, n, features] → [batch, heads, n, features / heads] */
+static tn_tensor *split_heads(const attention *s, const tn_tensor *x) {
+    int64_t shape[] = {tn_size(x, 0), tn_size(x, 1), s->heads, s->features / s->heads};
+    return tn_transpose(tn_reshape(x, shape, 4), 1, 2);
+}
+
+static tn_tensor *join_heads(const attention *s, const tn_tensor *x) {
+    int64_t shape[] = {tn_size(x, 0), tn_size(x, 2), s->features};
+    return tn_reshape(tn_transpose(x, 1, 2), shape, 3);
+}
+
+static tn_status check_input(const attention *s, const tn_tensor *x, const char *what) {
+    tn_status status = tn_status_of(x);
+    if (status != TN_OK) return status;
+    if (tn_rank(x) == 3 && tn_size(x, 2) == s->features) return TN_OK;
+    return tn_backend_fail(TN_ERR_SHAPE,
+                           "multihead_attention: %s must be [batch, n, %lld]; its rank is %d, its last extent %lld",
+                           what, (long long)s->features, tn_rank(x), (long long)tn_size(x, -1));
+}
+
+/* softmax(q kᵀ / sqrt(d) + mask) with dropout, times v: the composition that the
+ * operation without dropout stands for. */
+static tn_tensor *attend_with_dropout(const attention *s, tn_tensor *const p[3], const tn_tensor *mask) {
+    double scale = 1 / sqrt((double)(s->features / s->heads));
+    tn_tensor *scores = tn_mul(tn_matmul(p[0], tn_transpose(p[1], -2, -1)), tn_scalar(scale));
+    if (mask) scores = tn_add(scores, mask);
+    return tn_matmul(tn_dropout(tn_softmax(scores, -1), s->dropout, true), p[2]);
+}
+
+static void project_inputs(const attention *s, const tn_tensor *const in[3], tn_tensor *out[3]) {
+    if (in[0] == in[1] && in[1] == in[2]) {
+        tn_tensor *joined = project(s, in[0], 0, 3);
+        for (int64_t i = 0; i < 3; i++)
+            out[i] = split_heads(s, tn_narrow(joined, 2, i * s->features, s->features));
+        return;
+    }
+    for (int64_t i = 0; i < 3; i++)
+        out[i] = split_heads(s, project(s, in[i], i, 1));
+}
+
+tn_tensor *tn_multihead_attention_forward(tn_module *m, const tn_tensor *query, const tn_tensor *key,
+                                          const tn_tensor *value, const tn_tensor *mask) {
+    if (!m) return tn_failed(TN_ERR_ARGUMENT, "multihead_attention: the module is NULL; it could not be made");
+    const attention *s = tn_module_self(m);
+    const tn_tensor *in[] = {query, key, value};
+    static const char *const names[] = {"query", "key", "value"};
+    for (int i = 0; i < 3; i++) {
+        tn_status status = check_input(s, in[i], names[i]);
+        if (status != TN_OK) return tn_failed(status, "%s", tn_error());
+    }
+    tn_tensor *result = NULL;
+    TN_SCOPE;
+    tn_tensor *p[3];
+    project_inputs(s, in, p);
+    bool dropping = s->dropout > 0 && tn_module_is_training(m);
+    tn_tensor *mixed =
+        dropping ? attend_with_dropout(s, p, mask) : tn_scaled_dot_product_attention(p[0], p[1], p[2], mask, NULL);
+    result = tn_keep(tn_forward(s->out, join_heads(s, mixed)));
+    return result;
+}
+
+static tn_tensor *attention_forward(tn_module *m, const tn_tensor *x) {
+    return tn_multihead_attention_forward(m, x, x, x, NULL);
+}
+
+static const tn_module_type attention_type = {sizeof(tn_module_type), "multihead_attention", attention_forward, free};
+
+static bool check_attention(tn_module *parent, const char *name, int64_t features, int64_t heads, double dropout) {
+    if (!tn_nn_check_sizes(parent, "multihead_attention", name, features, heads)) return false;
+    if (features % heads == 0 && dropout >= 0 && dropout < 1) return true;
+    tn_module_fail(parent,
+                   tn_backend_fail(TN_ERR_ARGUMENT,
+                                   "multihead_attention \"%s\": %lld features must be a multiple of %lld heads, and "
+                                   "dropout (%g) in [0, 1)",
+                                   name, (long long)features, (long long)heads, dropout));
+    return false;
+}
+
+tn_module *tn_nn_multihead_attention(tn_module *parent, const char *name, int64_t features, int64_t heads,
+                                     double dropout) {
+    if (!check_attention(parent, name, features, heads, dropout)) return NULL;
+    tn_module *m = tn_nn_make(parent, name, &attention_type, sizeof(attention));
+    if (!m) return NULL;
+    attention *s = tn_module_self(m);
+    s->features = features;
+    s->heads = heads;
+    s->dropout = dropout;
+    int64_t joined = 3 * features;
+    {
+        TN_SCOPE;
+        tn_tensor *weight = tn_init_xavier_uniform((int64_t[]){joined, features}, 2, 1);
+        s->weight = tn_module_add_parameter(m, "in_proj_weight", weight);
+        s->bias = tn_module_add_parameter(m, "in_proj_bias", tn_init_constant(&joined, 1, 0));
+        s->out = tn_nn_linear(m, "out_proj", features, features, true);
+        tn_nn_write(s->out, "bias", tn_init_constant(&features, 1, 0));
+    }
+    return tn_nn_made(m);
+}
+
+/* ---- encoder block ----------------------------------------------------------------------------------------------- */
+
+typedef struct encoder {
+    tn_module *attention, *linear1, *linear2, *norm1, *norm2, *dropout, *dropout1, *dropout2;
+    tn_tensor *(*activation)(const tn_tensor *x);
+    double p; /* of the dropouts */
+    bool norm_first;
+} encoder;
+
+static tn_tensor *exact_gelu(const tn_tensor *x) { return tn_gelu(x, NULL); }
+
+/* Without dropout nothing needs to be recorded. */
+static tn_tensor *drop(const encoder *s, tn_module *dropout, tn_tensor *x) {
+    return s->p > 0 ? tn_forward(dropout, x) : x;
+}
+
+static tn_tensor *attend_transformer(const encoder *s, const tn_tensor *x, const tn_tensor *mask) {
+    return drop(s, s->dropout1, tn_multihead_attention_forward(s->attention, x, x, x, mask));
+}
+
+static tn_tensor *feed_forward(const encoder *s, const tn_tensor *x) {
+    tn_tensor *inner = s->activation(tn_forward(s->linear1, x));
+    return drop(s, s->dropout2, tn_forward(s->linear2, drop(s, s->dropout, inner)));
+}
+
+tn_tensor *tn_transformer_encoder_layer_forward(tn_module *m, const tn_tensor *x, const tn_tensor *mask) {
+    if (!m) return tn_failed(TN_ERR_ARGUMENT, "transformer_encoder_layer: the module is NULL; it could not be made");
+    const encoder *s = tn_module_self(m);
+    tn_tensor *result = NULL;
+    TN_SCOPE;
+    if (s->norm_first) {
+        tn_tensor *y = tn_add(x, attend_transformer(s, tn_forward(s->norm1, x), mask));
+        result = tn_add(y, feed_forward(s, tn_forward(s->norm2, y)));
+    } else {
+        tn_tensor *y = tn_forward(s->norm1, tn_add(x, attend_transformer(s, x, mask)));
+        result = tn_forward(s->norm2, tn_add(y, feed_forward(s, y)));
+    }
+    tn_keep(result);
+    return result;
+}
+
+static tn_tensor *encoder_forward(tn_module *m, const tn_tensor *x) {
+    return tn_transformer_encoder_layer_forward(m, x, NULL);
+}
+
+static const tn_module_type encoder_type = {sizeof(tn_module_type), "transformer_encoder_layer", encoder_forward, free};
+
+tn_module *tn_nn_transformer_encoder_layer(tn_module *parent, const char *name, int64_t features, int64_t heads,
+                                           const tn_nn_encoder_options *options) {
+    tn_nn_encoder_options o = TN_NN_ENCODER_DEFAULTS;
+    tn_status status =
+        tn_options_read(&o, options, "transformer_encoder_layer", "tn_nn_encoder_options o = TN_NN_ENCODER_DEFAULTS");
+    if (tn_module_fail(parent, status) != TN_OK) return NULL;
+    int64_t inner = o.feedforward ? o.feedforward : 4 * features;
+    if (!tn_nn_check_sizes(parent, "transformer_encoder_layer", name, features, inner)) return NULL;
+    tn_module *m = tn_nn_make(parent, name, &encoder_type, sizeof(encoder));
+    if (!m) return NULL;
+    encoder *s = tn_module_self(m);
+    tn_nn_norm_options norm = TN_NN_NORM_DEFAULTS;
+    norm.eps = o.eps;
+    s->activation = o.activation ? o.activation : exact_gelu;
+    s->norm_first = o.norm_first;
+    s->p = o.dropout;
+    s->attention = tn_nn_multihead_attention(m, "self_attn", features, heads, o.dropout);
+    s->linear1 = tn_nn_linear(m, "linear1", features, inner, true);
+    s->dropout = tn_nn_dropout(m, "dropout", o.dropout);
+    s->linear2 = tn_nn_linear(m, "linear2", inner, features, true);
+    s->norm1 = tn_nn_layer_norm(m, "norm1", features, &norm);
+    s->norm2 = tn_nn_layer_norm(m, "norm2", features, &norm);
+    s->dropout1 = tn_nn_dropout(m, "dropout1", o.dropout);
+    s->dropout2 = tn_nn_dropout(m, "dropout2", o.dropout);
+    return tn_nn_made(m);
 }

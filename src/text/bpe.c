@@ -1,11 +1,11 @@
-/* bpe.c — byte-level BPE: a word's bytes become letters, and neighbours are merged, the merge of the lowest rank first
- * and of equal ones the leftmost. Also the heap of candidates that sentencepiece.c shares.
- *
- * A candidate holds its rank and the left symbol. It is stale when the two symbols are no longer those that the merge
- * of that rank joins; a merge found by a stale candidate that fits again is one that is due anyway. */
+/* bpe.c — byte-level BPE and SentencePiece's BPE: merging neighbours by rank or by score. */
 #include <string.h>
 
 #include "text/tokenizer.h"
+
+/* ==== byte-level ================================================================================================== */
+/* A candidate holds its rank and the left symbol. It is stale when the two symbols are no longer those that the merge
+ * of that rank joins; a merge found by a stale candidate that fits again is one that is due anyway. */
 
 /* ---- a heap, the least key on top -------------------------------------------------------------------------------- */
 
@@ -109,6 +109,116 @@ tn_status tn_txt_bpe_symbols(tn_txt_work *w, uint32_t count) {
     TRY(merge_all(w));
     for (uint32_t i = 0; i < count && i != TN_TXT_NONE; i = w->symbols[i].next) {
         if (w->symbols[i].id >= 0) TRY(tn_ids_append(w->out, w->symbols[i].id));
+    }
+    return TN_OK;
+}
+
+/* ==== SentencePiece =============================================================================================== */
+/* A symbol is a stretch of the text. A candidate remembers the length of its pair: when the symbols have changed since,
+ * the lengths differ and the candidate is stale. */
+
+static const char escaped_space[] = "\xe2\x96\x81"; /* U+2581 */
+
+/* Greater scores become lesser numbers. The scores are finite. */
+static uint32_t order_of(float score) {
+    uint32_t bits;
+    float number = score + 0.0f; /* -0 becomes 0 */
+    memcpy(&bits, &number, sizeof bits);
+    return bits & 0x80000000u ? bits : ~(bits | 0x80000000u);
+}
+
+static tn_status sentence_consider(tn_txt_work *w, uint32_t left) {
+    if (left == TN_TXT_NONE) return TN_OK;
+    const tn_txt_symbol *a = &w->symbols[left];
+    if (a->next == TN_TXT_NONE) return TN_OK;
+    uint32_t size = a->size + w->symbols[a->next].size;
+    if (size > w->tokenizer->longest) return TN_OK;
+    int32_t id = tn_txt_find_plain(w->tokenizer, w->text.data + a->start, size);
+    if (id < 0) return TN_OK;
+    uint64_t key = (uint64_t)order_of(w->tokenizer->scores[id]) << 32 | left;
+    return tn_txt_heap_push(w, (tn_txt_candidate){.key = key, .size = size, .id = id});
+}
+
+static tn_status sentence_merge_all(tn_txt_work *w) {
+    while (w->heap_count > 0) {
+        tn_txt_candidate c = tn_txt_heap_pop(w);
+        uint32_t left = (uint32_t)c.key;
+        tn_txt_symbol *a = &w->symbols[left];
+        if (a->size == 0 || a->next == TN_TXT_NONE || a->size + w->symbols[a->next].size != c.size) continue;
+        tn_txt_symbol *b = &w->symbols[a->next];
+        a->size = c.size;
+        a->id = c.id;
+        a->next = b->next;
+        if (b->next != TN_TXT_NONE) w->symbols[b->next].prev = left;
+        b->size = 0;
+        TRY(sentence_consider(w, a->prev));
+        TRY(sentence_consider(w, left));
+    }
+    return TN_OK;
+}
+
+static tn_status escape(tn_bytes *out, const char *text, size_t size, bool space_in_front) {
+    out->size = 0;
+    if (space_in_front) TRY(tn_bytes_append(out, escaped_space, 3));
+    while (size > 0) {
+        const char *space = memchr(text, ' ', size);
+        size_t plain = space ? (size_t)(space - text) : size;
+        TRY(tn_bytes_append(out, text, plain));
+        if (space) TRY(tn_bytes_append(out, escaped_space, 3));
+        text += plain + (space ? 1 : 0);
+        size -= plain + (space ? 1 : 0);
+    }
+    return TN_OK;
+}
+
+static tn_status split_sentencepiece(tn_txt_work *w, uint32_t *count) {
+    uint32_t n = 0;
+    for (size_t at = 0; at < w->text.size; n++) {
+        TRY(tn_txt_reserve(&w->symbols, &w->symbol_capacity, (size_t)n + 1, sizeof *w->symbols));
+        size_t left = w->text.size - at, size = tn_txt_utf8(w->text.data + at, left, NULL);
+        if (size == 0) size = 1; /* a byte that is no part of UTF-8 is a symbol of its own */
+        w->symbols[n] = (tn_txt_symbol){
+            .id = tn_txt_find_plain(w->tokenizer, w->text.data + at, size),
+            .prev = n > 0 ? n - 1 : TN_TXT_NONE,
+            .next = size < left ? n + 1 : TN_TXT_NONE,
+            .start = (uint32_t)at,
+            .size = (uint32_t)size,
+        };
+        at += size;
+    }
+    *count = n;
+    return TN_OK;
+}
+
+/* What has no token: its bytes, or the unknown token where bytes have none. */
+static tn_status spell_out(tn_txt_work *w, const tn_txt_symbol *s) {
+    const tn_tokenizer *t = w->tokenizer;
+    bool unknown = false;
+    for (uint32_t i = 0; i < s->size; i++) {
+        int32_t id = t->bytes[(uint8_t)w->text.data[s->start + i]];
+        if (id >= 0) TRY(tn_ids_append(w->out, id));
+        unknown |= id < 0;
+    }
+    if (unknown && t->special[TN_SPECIAL_UNKNOWN] >= 0) TRY(tn_ids_append(w->out, t->special[TN_SPECIAL_UNKNOWN]));
+    return TN_OK;
+}
+
+tn_status tn_txt_sentence(tn_txt_work *w, const char *text, size_t size, bool space_in_front) {
+    TRY(escape(&w->text, text, size, space_in_front));
+    if (w->text.size > INT32_MAX)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "tokenizer: %zu bytes of text at once are too many; cut it", size);
+    uint32_t count = 0;
+    TRY(split_sentencepiece(w, &count));
+    w->heap_count = 0;
+    for (uint32_t i = 0; i + 1 < count; i++)
+        TRY(sentence_consider(w, i));
+    TRY(sentence_merge_all(w));
+    for (uint32_t i = 0; i < count && i != TN_TXT_NONE; i = w->symbols[i].next) {
+        if (w->symbols[i].id >= 0) {
+            TRY(tn_ids_append(w->out, w->symbols[i].id));
+        } else {
+            TRY(spell_out(w, &w->symbols[i]));
+        }
     }
     return TN_OK;
 }

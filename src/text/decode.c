@@ -1,11 +1,12 @@
-/* decode.c — the decoders of tokenizer.json: from the spellings of tokens to text.
- *
- * A decoder takes a list of texts, one a token, and makes another list; the last list is joined. In a stream each token
- * is a list of its own: whether others came before is all that a decoder then knows of them. Bytes that are no UTF-8
- * stay as they are where a stream needs that, and where ByteLevel puts letters' bytes together. */
+/* decode.c — from tokens to text and from texts to model inputs: decoders, post-processors, truncation and padding. */
 #include <string.h>
 
 #include "text/hf.h"
+
+/* ==== decoders ==================================================================================================== */
+/* A decoder takes a list of texts, one a token, and makes another list; the last list is joined. In a stream each token
+ * is a list of its own: whether others came before is all that a decoder then knows of them. Bytes that are no UTF-8
+ * stay as they are where a stream needs that, and where ByteLevel puts letters' bytes together. */
 
 /* ---- lists of texts ---------------------------------------------------------------------------------------------- */
 
@@ -341,4 +342,340 @@ tn_status tn_hf_decode(const tn_tokenizer *t, const int32_t *ids, size_t count, 
     free_texts(&now);
     free_texts(&next);
     return status;
+}
+
+/* ==== post-processors, truncation and padding ===================================================================== */
+/* Post-processors are put together when the file is read, into two lists: one for a text alone and one for a pair, of
+ * tokens and places for the texts' own tokens. */
+
+/* ---- reading ----------------------------------------------------------------------------------------------------- */
+
+/* The lists that a chain of processors has made so far: one for each text, until a processor joins them. */
+typedef struct parts {
+    tn_hf_items lists[2];
+    int count;
+} parts;
+
+static void free_parts(parts *p) {
+    for (int i = 0; i < p->count; i++)
+        tn_txt_free(p->lists[i].items);
+    p->count = 0;
+}
+
+static tn_status bad(const char *what) { return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: post_processor: %s", what); }
+
+static tn_status add_post(tn_hf_items *list, tn_hf_item item) {
+    if (list->count >= TN_HF_MAX_ITEMS) return bad("a template of too many parts");
+    TRY(tn_txt_reserve(&list->items, &list->capacity, list->count + 1, sizeof *list->items));
+    list->items[list->count++] = item;
+    return TN_OK;
+}
+
+static tn_status add_list(tn_hf_items *list, const tn_hf_items *more, int64_t type) {
+    for (size_t i = 0; i < more->count; i++) {
+        tn_hf_item item = more->items[i];
+        if (type >= 0) item.type = (int32_t)type;
+        TRY(add_post(list, item));
+    }
+    return TN_OK;
+}
+
+static tn_status add_token(tn_hf_items *list, int64_t id, int64_t type) {
+    if (id < 0 || id > INT32_MAX || type < 0 || type > INT32_MAX) return bad("a token's id or type_id is out of range");
+    return add_post(list, (tn_hf_item){.id = (int32_t)id, .type = (int32_t)type});
+}
+
+/* One piece of a template: {"Sequence": {"id": "A", "type_id": 0}} or {"SpecialToken": {"id": "[CLS]", …}}. */
+static tn_status add_piece(tn_hf_items *list, const parts *in, const tn_json *piece, const tn_json *tokens) {
+    const tn_json *text = tn_hf_get(piece, "Sequence"), *token = tn_hf_get(piece, "SpecialToken");
+    int64_t type = tn_json_int(tn_hf_get(text ? text : token, "type_id"), -1);
+    if (type < 0) return bad("a template's piece has no type_id");
+    if (text) {
+        int which = tn_hf_is(tn_hf_get(text, "id"), "B");
+        return which < in->count ? add_list(list, &in->lists[which], type) : bad("a template uses a text B alone");
+    }
+    tn_text_slice name = tn_hf_slice(tn_hf_get(token, "id"));
+    const tn_json *found = NULL;
+    for (size_t i = 0; i < tn_json_length(tokens) && tn_json_kind_of(tokens) == TN_JSON_OBJECT; i++) {
+        tn_text_slice key = tn_hf_key(tokens, i);
+        if (name.data && key.size == name.size && !memcmp(key.data, name.data, key.size)) found = tn_json_at(tokens, i);
+    }
+    const tn_json *ids = tn_hf_get(found, "ids");
+    if (tn_json_kind_of(ids) != TN_JSON_ARRAY) return bad("a template's token is not among its special_tokens");
+    for (size_t i = 0; i < tn_json_length(ids); i++)
+        TRY(add_token(list, tn_json_int(tn_json_at(ids, i), -1), type));
+    return TN_OK;
+}
+
+static tn_status apply_template(const tn_json *v, parts *p) {
+    const tn_json *pieces = tn_hf_get(v, p->count == 2 ? "pair" : "single");
+    if (tn_json_kind_of(pieces) != TN_JSON_ARRAY) return bad("a template has no list of pieces");
+    parts out = {.count = 1};
+    tn_status status = TN_OK;
+    for (size_t i = 0; i < tn_json_length(pieces) && status == TN_OK; i++)
+        status = add_piece(&out.lists[0], p, tn_json_at(pieces, i), tn_hf_get(v, "special_tokens"));
+    free_parts(p);
+    *p = out;
+    return status;
+}
+
+/* ["[CLS]", 101] */
+static int64_t id_of_pair(const tn_json *pair) {
+    if (tn_json_kind_of(pair) != TN_JSON_ARRAY || tn_json_length(pair) != 2) return -1;
+    return tn_json_int(tn_json_at(pair, 1), -1);
+}
+
+/* [CLS] A [SEP] B [SEP]; RoBERTa's second text has a [SEP] in front too, and all types are 0. */
+static tn_status frame(const tn_json *v, parts *p, bool roberta) {
+    int64_t cls = id_of_pair(tn_hf_get(v, "cls")), sep = id_of_pair(tn_hf_get(v, "sep"));
+    for (int i = 0; i < p->count; i++) {
+        tn_hf_items list = {0};
+        int64_t type = roberta || i == 0 ? 0 : 1;
+        tn_status status = i == 0 || roberta ? add_token(&list, i == 0 ? cls : sep, type) : TN_OK;
+        if (status == TN_OK) status = add_list(&list, &p->lists[i], roberta ? 0 : -1);
+        if (status == TN_OK) status = add_token(&list, sep, type);
+        tn_txt_free(p->lists[i].items);
+        p->lists[i] = list;
+        TRY(status);
+    }
+    return TN_OK;
+}
+
+static tn_status apply_bert(const tn_json *v, parts *p) { return frame(v, p, false); }
+static tn_status apply_roberta(const tn_json *v, parts *p) { return frame(v, p, true); }
+
+static tn_status apply_nothing(const tn_json *v, parts *p) { /* ByteLevel trims places in the text, no tokens */
+    (void)v;
+    (void)p;
+    return TN_OK;
+}
+
+static const struct {
+    const char *name;
+    tn_status (*apply)(const tn_json *v, parts *p);
+} processors[] = {
+    {"TemplateProcessing", apply_template},
+    {"BertProcessing", apply_bert},
+    {"RobertaProcessing", apply_roberta},
+    {"ByteLevel", apply_nothing},
+};
+
+static tn_status apply_post(const tn_json *v, parts *p, int depth) {
+    if (!v) return TN_OK;
+    const tn_json *type = tn_hf_get(v, "type"), *list = tn_hf_get(v, "processors");
+    if (depth > TN_HF_MAX_DEPTH) return bad("sequences are nested too deep");
+    if (tn_hf_is(type, "Sequence") && (tn_json_kind_of(list) == TN_JSON_ARRAY)) {
+        for (size_t i = 0; i < tn_json_length(list); i++)
+            TRY(apply_post(tn_json_at(list, i), p, depth + 1));
+        return TN_OK;
+    }
+    for (size_t i = 0; i < sizeof processors / sizeof *processors; i++) {
+        if (tn_hf_is(type, processors[i].name)) return processors[i].apply(v, p);
+    }
+    return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                           "tokenizer: the post_processor \"%.*s\" is not known; known are "
+                           "TemplateProcessing, BertProcessing, RobertaProcessing, ByteLevel, Sequence",
+                           (int)(tn_json_length(type) < 64 ? tn_json_length(type) : 64), tn_json_string(type, ""));
+}
+
+static tn_status compile_post(const tn_json *v, int texts, tn_hf_items *out) {
+    parts p = {.count = texts};
+    tn_status status = TN_OK;
+    for (int i = 0; i < texts && status == TN_OK; i++)
+        status = add_post(&p.lists[i], (tn_hf_item){.id = -1, .type = i, .which = (uint8_t)i});
+    if (status == TN_OK) status = apply_post(v, &p, 0);
+    for (int i = 0; i < p.count && status == TN_OK; i++)
+        status = add_list(out, &p.lists[i], -1);
+    free_parts(&p);
+    return status;
+}
+
+static tn_status read_truncation(tn_hf *hf, const tn_json *v) {
+    static const char *const strategies[] = {"LongestFirst", "OnlyFirst", "OnlySecond"};
+    if (!v) return TN_OK;
+    hf->max_length = tn_json_int(tn_hf_get(v, "max_length"), -1);
+    hf->cut_left = tn_hf_is(tn_hf_get(v, "direction"), "Left");
+    for (int i = 0; i < 3; i++) {
+        if (tn_hf_is(tn_hf_get(v, "strategy"), strategies[i])) hf->strategy = i;
+    }
+    return hf->max_length >= 0 ? TN_OK : tn_backend_fail(TN_ERR_FORMAT, "tokenizer: truncation has no max_length");
+}
+
+static tn_status read_padding(tn_hf *hf, const tn_json *v) {
+    if (!v) return TN_OK;
+    const tn_json *fixed = tn_hf_get(tn_hf_get(v, "strategy"), "Fixed");
+    int64_t id = tn_json_int(tn_hf_get(v, "pad_id"), 0);
+    int64_t type = tn_json_int(tn_hf_get(v, "pad_type_id"), 0);
+    hf->pads = true;
+    hf->pad_left = tn_hf_is(tn_hf_get(v, "direction"), "Left");
+    hf->pad_length = tn_json_int(fixed, 0);
+    hf->pad_multiple = tn_json_int(tn_hf_get(v, "pad_to_multiple_of"), 0);
+    bool good = id >= 0 && id <= INT32_MAX && type >= 0 && type <= INT32_MAX && hf->pad_length >= 0 &&
+                hf->pad_length <= INT32_MAX / 2 && hf->pad_multiple >= 0 && hf->pad_multiple <= INT32_MAX / 2;
+    if (!good) return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: padding's numbers are out of range");
+    hf->pad_id = (int32_t)id;
+    hf->pad_type = (int32_t)type;
+    return TN_OK;
+}
+
+tn_status tn_hf_read_post(tn_hf *hf, const tn_json *root) {
+    const tn_json *v = tn_hf_get(root, "post_processor");
+    TRY(compile_post(v, 1, &hf->single));
+    TRY(compile_post(v, 2, &hf->pair));
+    TRY(read_truncation(hf, tn_hf_get(root, "truncation")));
+    return read_padding(hf, tn_hf_get(root, "padding"));
+}
+
+/* ---- putting together -------------------------------------------------------------------------------------------- */
+
+/* How many tokens of each text stay, of `most` together. */
+static tn_status shorten(int strategy, size_t most, bool pair, size_t n[2]) {
+    size_t all = n[0] + n[1];
+    if (all <= most) return TN_OK;
+    if (strategy != 0 && most > 0) {
+        size_t *one = &n[strategy - 1], away = all - most;
+        if (*one <= away || (strategy == 2 && !pair))
+            return tn_backend_fail(TN_ERR_ARGUMENT, "tokenizer: the %s text of %zu tokens cannot give away %zu",
+                                   strategy == 1 ? "first" : "second", *one, away);
+        *one -= away;
+        return TN_OK;
+    }
+    if (!pair) {
+        n[0] = most;
+        return TN_OK;
+    }
+    int longer = n[0] > n[1] ? 0 : 1;
+    size_t shorter = n[1 - longer], rest = shorter < most ? most - shorter : 0;
+    n[longer] = shorter > most || rest < shorter ? shorter : rest;
+    if (n[0] + n[1] > most) {
+        n[1 - longer] = most / 2;
+        n[longer] = most / 2 + most % 2;
+    }
+    return TN_OK;
+}
+
+static tn_status put_post(tn_encoding *out, int32_t id, int32_t type, int32_t mask) {
+    TRY(tn_ids_append(&out->ids, id));
+    TRY(tn_ids_append(&out->types, type));
+    return tn_ids_append(&out->mask, mask);
+}
+
+static tn_status put_items(const tn_hf *hf, const tn_hf_items *items, const tn_ids texts[2], const size_t n[2],
+                           unsigned flags, tn_encoding *out) {
+    for (size_t i = 0; i < items->count; i++) {
+        const tn_hf_item *item = &items->items[i];
+        if (item->id >= 0) {
+            if (flags & TN_ENCODE_ENDS) TRY(put_post(out, item->id, item->type, 1));
+            continue;
+        }
+        const tn_ids *text = &texts[item->which];
+        size_t from = hf->cut_left ? text->count - n[item->which] : 0;
+        for (size_t k = 0; k < n[item->which]; k++)
+            TRY(put_post(out, text->data[from + k], item->type, 1));
+    }
+    return TN_OK;
+}
+
+static void turn_round(int32_t *a, size_t count) {
+    for (size_t i = 0; i < count / 2; i++) {
+        int32_t one = a[i];
+        a[i] = a[count - 1 - i];
+        a[count - 1 - i] = one;
+    }
+}
+
+/* Padding in front is made behind and turned to the front. */
+static tn_status pad(const tn_hf *hf, tn_encoding *out, size_t before) {
+    size_t have = out->ids.count - before, want = (size_t)hf->pad_length > have ? (size_t)hf->pad_length : have;
+    size_t multiple = (size_t)hf->pad_multiple;
+    if (multiple > 0 && want % multiple > 0) want += multiple - want % multiple;
+    for (size_t i = have; i < want; i++)
+        TRY(put_post(out, hf->pad_id, hf->pad_type, 0));
+    if (!hf->pad_left) return TN_OK;
+    int32_t *lists[] = {out->ids.data, out->types.data, out->mask.data};
+    for (int i = 0; i < 3 && want > 0; i++) {
+        turn_round(lists[i] + before, want);
+        turn_round(lists[i] + before + (want - have), have);
+    }
+    return TN_OK;
+}
+
+static tn_status assemble(const tn_hf *hf, const tn_ids texts[2], bool pair, unsigned flags, int64_t max_tokens,
+                          tn_encoding *out) {
+    const tn_hf_items *items = pair ? &hf->pair : &hf->single;
+    size_t n[2] = {texts[0].count, texts[1].count}, added = 0, before = out->ids.count;
+    bool declared = flags & TN_ENCODE_TRUNCATE && hf->max_length > 0;
+    for (size_t i = 0; i < items->count && flags & TN_ENCODE_ENDS; i++)
+        added += items->items[i].id >= 0;
+    int64_t most = max_tokens > 0 ? max_tokens : declared ? hf->max_length : 0;
+    if (most > 0) {
+        size_t room = (size_t)most > added ? (size_t)most - added : 0;
+        TRY(shorten(max_tokens > 0 ? 0 : hf->strategy, room, pair, n));
+    }
+    TRY(put_items(hf, items, texts, n, flags, out));
+    return flags & TN_ENCODE_PAD && hf->pads ? pad(hf, out, before) : TN_OK;
+}
+
+static tn_status encode_texts(const tn_tokenizer *t, const tn_text_slice given[2], unsigned flags, tn_ids texts[2]) {
+    tn_hf_work w = {.base = {.tokenizer = t}, .hf = t->hf, .flags = flags};
+    tn_status status = TN_OK;
+    for (int i = 0; i < 2 && status == TN_OK; i++) {
+        w.base.out = &texts[i];
+        if (given[i].size > 0) status = tn_hf_encode_text(&w, given[i].data, given[i].size);
+    }
+    tn_hf_work_free(&w);
+    return status;
+}
+
+/* A text alone needs no list of its own where nothing is cut off: its tokens go to where they will stay. */
+tn_status tn_hf_encode(const tn_tokenizer *t, const char *text, size_t size, unsigned flags, tn_ids *out) {
+    size_t before = out->count;
+    const tn_hf_items *items = &t->hf->single;
+    tn_hf_work w = {.base = {.tokenizer = t, .out = out}, .hf = t->hf, .flags = flags};
+    tn_status status = TN_OK;
+    for (size_t i = 0; i < items->count && status == TN_OK; i++) {
+        if (items->items[i].id < 0) {
+            status = size > 0 ? tn_hf_encode_text(&w, text, size) : TN_OK;
+        } else if (flags & TN_ENCODE_ENDS) {
+            status = tn_ids_append(out, items->items[i].id);
+        }
+    }
+    tn_hf_work_free(&w);
+    if (status != TN_OK) out->count = before;
+    return status;
+}
+
+static tn_status encode_plainly(const tn_tokenizer *t, tn_text_slice text, unsigned flags, tn_ids *out) {
+    return tn_tokenizer_encode(t, text.data, text.size, flags, out);
+}
+
+tn_status tn_tokenizer_encode_pair(const tn_tokenizer *t, tn_text_slice first, tn_text_slice second,
+                                   const tn_pair_options *options, tn_encoding *out) {
+    tn_pair_options o = TN_PAIR_DEFAULTS;
+    TRY(tn_options_read(&o, options, "tokenizer", "tn_pair_options o = TN_PAIR_DEFAULTS"));
+    if (!t || !out || (!first.data && first.size > 0))
+        return tn_backend_fail(TN_ERR_ARGUMENT, "tokenizer: an argument is NULL");
+    if (second.data && !t->hf)
+        return tn_backend_fail(TN_ERR_UNSUPPORTED, "tokenizer: pairs are of encoders, which have a tokenizer.json");
+    if (first.size > INT32_MAX / 3 || second.size > INT32_MAX / 3)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "tokenizer: texts of %zu and %zu bytes; %d are possible", first.size,
+                               second.size, (int)(INT32_MAX / 3));
+    const tn_text_slice given[2] = {first, {second.data, second.data ? second.size : 0}};
+    const size_t before = out->ids.count;
+    tn_hf plain = {.single = {.items = &(tn_hf_item){.id = -1}, .count = 1}}; /* of a vocabulary without templates */
+    tn_ids texts[2] = {0};
+    tn_status status = t->hf ? encode_texts(t, given, o.flags, texts) : encode_plainly(t, first, o.flags, &texts[0]);
+    if (status == TN_OK)
+        status = assemble(t->hf ? t->hf : &plain, texts, second.data != NULL, o.flags, o.max_tokens, out);
+    if (status != TN_OK) out->ids.count = out->types.count = out->mask.count = before;
+    tn_ids_free(&texts[0]);
+    tn_ids_free(&texts[1]);
+    return status;
+}
+
+void tn_encoding_free(tn_encoding *e) {
+    if (!e) return;
+    tn_ids_free(&e->ids);
+    tn_ids_free(&e->types);
+    tn_ids_free(&e->mask);
 }

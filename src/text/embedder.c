@@ -1,13 +1,16 @@
-/* embedder.c — an open encoder: its weights, texts in batches of like length, passes.
+/* embedder.c — an open encoder: its weights, its operations, texts in batches of like length; export to ONNX.
  *
  * Weights in f32 are borrowed from the mapped file; the projections of queries, keys and values are joined, since one
  * product is faster than three. Texts are sorted by length and cut into passes, so that little is computed that nobody
  * sees. */
 #include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "text/encoder.h"
+#include "trunnion/onnx.h"
 
 enum {
     MOST_ROWS = 2048, /* tokens of a pass: enough to be bound by arithmetic */
@@ -316,4 +319,182 @@ tn_status tn_embedder_run(tn_embedder *e, const int32_t *ids, const int64_t *len
     if (status == TN_OK) status = embed(e, texts, count);
     tn_txt_free(texts);
     return leave_embedder(e, before, status);
+}
+
+/* ==== operations ================================================================================================== */
+/* Rows of all texts stand one behind the other, [batch · length, hidden], so that every linear layer is one product;
+ * attention alone looks at them text by text. What is to become an ONNX model keeps the texts apart: its extents are
+ * open, and a product of two has no name. */
+
+static tn_tensor *linear(const tn_tensor *x, const encoder_linear *l) { return tn_linear(x, l->weight, l->bias); }
+
+static tn_tensor *norm(const encoder_config *c, const tn_tensor *x, const encoder_linear *l) {
+    tn_layer_norm_options o = TN_LAYER_NORM_DEFAULTS;
+    o.eps = c->eps;
+    return tn_layer_norm(x, TN_DIMS(c->hidden), l->weight, l->bias, &o);
+}
+
+static tn_tensor *rows(const encoder_config *c, const tn_tensor *x, const encoder_batch *b) {
+    int64_t batch = tn_size(b->ids, 0), length = tn_size(b->ids, 1);
+    return b->apart ? tn_reshape(x, TN_DIMS(batch, length, c->hidden))
+                    : tn_reshape(x, TN_DIMS(batch * length, c->hidden));
+}
+
+/* Part i of the joined product as [batch, heads, length, features]. */
+static tn_tensor *heads(const encoder_config *c, const tn_tensor *qkv, int64_t i, const encoder_batch *b) {
+    int64_t batch = tn_size(b->ids, 0), length = tn_size(b->ids, 1);
+    tn_tensor *part = tn_narrow(qkv, -1, i * c->hidden, c->hidden);
+    return tn_transpose(tn_reshape(part, TN_DIMS(batch, length, c->heads, c->hidden / c->heads)), 1, 2);
+}
+
+static tn_tensor *attention(const encoder_config *c, const encoder_layer *l, const tn_tensor *x, const tn_tensor *mask,
+                            const encoder_batch *b) {
+    tn_tensor *qkv = linear(x, &l->qkv), *part[3];
+    for (int64_t i = 0; i < 3; i++)
+        part[i] = heads(c, qkv, i, b);
+    tn_tensor *mixed = tn_scaled_dot_product_attention(part[0], part[1], part[2], mask, NULL);
+    return linear(rows(c, tn_transpose(mixed, 1, 2), b), &l->out);
+}
+
+static tn_tensor *layers(const encoder_config *c, const encoder_weights *w, tn_tensor *x, const tn_tensor *mask,
+                         const encoder_batch *b) {
+    for (int64_t i = 0; i < c->layers; i++) {
+        const encoder_layer *l = &w->layers[i];
+        x = norm(c, tn_add(x, attention(c, l, x, mask, b)), &l->norm1);
+        x = norm(c, tn_add(x, linear(c->activation(linear(x, &l->up)), &l->down)), &l->norm2);
+    }
+    return x;
+}
+
+/* x [batch, length, hidden] → [batch, hidden]. */
+static tn_tensor *pool(const encoder_config *c, const tn_tensor *x, const tn_tensor *seen) {
+    if (c->pooling == TN_POOLING_CLS) return tn_select(x, 1, 0);
+    if (c->pooling == TN_POOLING_MAX) {
+        if (seen) x = tn_masked_fill(x, tn_unsqueeze(tn_eq_scalar(seen, 0), 2), -1e30);
+        return tn_amax(x, (int64_t[]){1}, 1, false);
+    }
+    if (!seen) return tn_mean(x, (int64_t[]){1}, 1, false);
+    tn_tensor *sum = tn_sum(tn_mul(x, tn_unsqueeze(seen, 2)), (int64_t[]){1}, 1, false);
+    return tn_div(sum, tn_sum(seen, (int64_t[]){1}, 1, true));
+}
+
+/* x / max(‖x‖, 1e-12), row by row. */
+static tn_tensor *to_unit(const tn_tensor *x) {
+    tn_tensor *square = tn_sum(tn_mul(x, x), (int64_t[]){1}, 1, true);
+    return tn_mul(x, tn_rsqrt(tn_clamp(square, 1e-24, INFINITY)));
+}
+
+/* Keys that are seen; for open extents with the queries written out, as an extent that is repeated has no name. */
+static tn_tensor *encoder_mask_of(const encoder_batch *b, int64_t batch, int64_t length) {
+    tn_tensor *keys = tn_reshape(b->seen, TN_DIMS(batch, 1, 1, length));
+    if (b->apart) keys = tn_mul(keys, tn_unsqueeze(tn_unsqueeze(tn_ones_like(b->seen), 1), 3));
+    return tn_gt_scalar(keys, 0);
+}
+
+tn_tensor *tn_encoder_record(const encoder_config *c, const encoder_weights *w, const encoder_batch *b) {
+    int64_t batch = tn_size(b->ids, 0), length = tn_size(b->ids, 1);
+    tn_tensor *result = NULL;
+    TN_SCOPE;
+    tn_tensor *x = tn_add(tn_embedding(b->ids, w->words), tn_embedding(b->places, w->places));
+    x = norm(c, rows(c, x, b), &w->norm);
+    tn_tensor *mask = b->seen ? encoder_mask_of(b, batch, length) : NULL;
+    x = tn_reshape(layers(c, w, x, mask, b), TN_DIMS(batch, length, c->hidden));
+    tn_tensor *y = pool(c, x, b->seen);
+    for (int i = 0; i < c->dense_count; i++)
+        y = c->dense[i].activation(linear(y, &w->dense[i]));
+    result = tn_retain(c->norm == TN_EMBED_NORM_UNIT ? to_unit(y) : y);
+    return result;
+}
+
+/* ==== export to ONNX ============================================================================================== */
+/* The recording is the one that computes (embedder.c), with both extents open. Positions are counted in the model
+ * itself, so a caller gives what Hugging Face's tokenizers yield, and nothing else. */
+
+enum { SYMBOL_BATCH = 0, SYMBOL_TOKENS = 1, SOME_TEXTS = 2, SOME_TOKENS = 8, MOST_PARTS = 6 };
+
+/* Tensors with names. */
+typedef struct named_weights {
+    tn_named_tensor *list;
+    char (*names)[HF_NAME_SIZE];
+    int count;
+} named_weights;
+
+static void add_name(named_weights *n, const tn_tensor *t) {
+    n->list[n->count] = (tn_named_tensor){n->names[n->count], t};
+    n->count++;
+}
+
+static void name_pair(named_weights *n, const encoder_config *c, int64_t layer, int part, const encoder_linear *l) {
+    tn_encoder_name(c, layer, part, ".weight", n->names[n->count]);
+    add_name(n, l->weight);
+    tn_encoder_name(c, layer, part, ".bias", n->names[n->count]);
+    add_name(n, l->bias);
+}
+
+static void name_layer(named_weights *n, const encoder_config *c, int64_t layer, const encoder_layer *l) {
+    name_pair(n, c, layer, PART_O, &l->out);
+    name_pair(n, c, layer, PART_NORM1, &l->norm1);
+    name_pair(n, c, layer, PART_UP, &l->up);
+    name_pair(n, c, layer, PART_DOWN, &l->down);
+    name_pair(n, c, layer, PART_NORM2, &l->norm2);
+    snprintf(n->names[n->count], HF_NAME_SIZE, "%s%lld.qkv.weight", c->family->layer, (long long)layer);
+    add_name(n, l->qkv.weight);
+    snprintf(n->names[n->count], HF_NAME_SIZE, "%s%lld.qkv.bias", c->family->layer, (long long)layer);
+    add_name(n, l->qkv.bias);
+}
+
+static tn_status name_weights(const encoder_config *c, const encoder_weights *w, named_weights *n) {
+    size_t most = 4 + 2 * MOST_PARTS * (size_t)c->layers + 2 * ENC_MOST_DENSE;
+    n->list = tn_txt_zalloc(most, sizeof *n->list);
+    n->names = tn_txt_zalloc(most, sizeof *n->names);
+    if (!n->list || !n->names) return TN_ERR_MEMORY;
+    tn_encoder_name(c, -1, TABLE_WORDS, ".weight", n->names[n->count]);
+    add_name(n, w->words);
+    snprintf(n->names[n->count], HF_NAME_SIZE, "places.weight"); /* a position's row and the first type's together */
+    add_name(n, w->places);
+    name_pair(n, c, -1, TABLE_NORM, &w->norm);
+    for (int64_t i = 0; i < c->layers; i++)
+        name_layer(n, c, i, &w->layers[i]);
+    for (int i = 0; i < c->dense_count; i++) {
+        snprintf(n->names[n->count], HF_NAME_SIZE, "dense.%d.weight", i);
+        add_name(n, w->dense[i].weight);
+        snprintf(n->names[n->count], HF_NAME_SIZE, "dense.%d.bias", i);
+        if (w->dense[i].bias) add_name(n, w->dense[i].bias);
+    }
+    return TN_OK;
+}
+
+static tn_tensor *open_input(const int64_t *numbers) {
+    tn_tensor *t = tn_from_data(numbers, TN_DIMS(SOME_TEXTS, SOME_TOKENS), TN_I64);
+    return tn_symbolic(tn_symbolic(t, 0, SYMBOL_BATCH), 1, SYMBOL_TOKENS);
+}
+
+tn_status tn_encoder_write_onnx(const encoder_config *c, const encoder_weights *w, const char *path) {
+    static const int64_t some[SOME_TEXTS * SOME_TOKENS];
+    named_weights n = {0};
+    tn_status status = name_weights(c, w, &n);
+    {
+        TN_SCOPE;
+        TN_NO_GRAD;
+        if (status == TN_OK) {
+            tn_tensor *ids = open_input(some), *mask = open_input(some);
+            encoder_batch b = {.ids = ids,
+                               .places = tn_sub(tn_cumsum(tn_ones_like(ids), 1), tn_scalar_int(1)),
+                               .seen = tn_cast(mask, TN_F32),
+                               .apart = true};
+            tn_tensor *y = tn_encoder_record(c, w, &b);
+            const tn_named_tensor inputs[] = {{"input_ids", ids}, {"attention_mask", mask}};
+            tn_onnx_export_options o = TN_ONNX_EXPORT_DEFAULTS;
+            o.name = c->family->model_type;
+            o.dims[0] = "batch";
+            o.dims[1] = "tokens";
+            o.weights = n.list;
+            o.weight_count = n.count;
+            status = tn_onnx_export(path, inputs, 2, &(tn_named_tensor){"embedding", y}, 1, &o);
+            tn_free(y);
+        }
+    }
+    tn_txt_free(n.list);
+    tn_txt_free(n.names);
+    return status;
 }

@@ -1,8 +1,8 @@
 /* encoder.h — what the files of the embedder share: an encoder's sizes as checked, its weights by place.
  *
- * encoder_config.c turns a folder into an encoder_config and checks that every weight fits; encoder_modules.c does so
- * for the modules behind the encoder; encoder_record.c records the network and the pooling; embedder.c opens, batches
- * and runs; encoder_export.c writes an ONNX model. */
+ * encoder_config.c turns a folder into an encoder_config and checks that every weight fits; encoder_config.c does so
+ * for the modules behind the encoder; embedder.c records the network and the pooling; embedder.c opens, batches
+ * and runs; embedder.c writes an ONNX model. */
 #ifndef TN_TEXT_ENCODER_H
 #define TN_TEXT_ENCODER_H
 
@@ -80,7 +80,7 @@ typedef struct encoder_config {
 /* Reads and checks; sets the folder's prefix. */
 tn_status tn_encoder_configure(hf_folder *f, const tn_embedder_options *options, encoder_config *out);
 
-/* encoder_modules.c: the modules behind the encoder, pooling and norm as the options have them. */
+/* encoder_config.c: the modules behind the encoder, pooling and norm as the options have them. */
 tn_status tn_encoder_modules(const hf_folder *f, const tn_embedder_options *o, encoder_config *c);
 /* The weights of a dense layer, "linear.weight" and "linear.bias"; to be closed. */
 tn_status tn_encoder_dense_weights(const hf_folder *f, const encoder_dense *d, hf_weights **out);
@@ -115,7 +115,7 @@ typedef struct encoder_batch {
 /* Records a pass: [batch, width] as a new handle. */
 tn_tensor *tn_encoder_record(const encoder_config *c, const encoder_weights *w, const encoder_batch *b);
 
-/* encoder_export.c */
+/* embedder.c */
 tn_status tn_encoder_write_onnx(const encoder_config *c, const encoder_weights *w, const char *path);
 
 #endif

@@ -4,7 +4,7 @@
 #ifndef TN_TEXT_FOLDER_H
 #define TN_TEXT_FOLDER_H
 
-#include "text/common.h"
+#include "text/text_common.h"
 #include "trunnion/json.h"
 
 typedef struct hf_weights hf_weights;
@@ -28,7 +28,7 @@ void tn_hf_close(hf_folder *f);
 /* Another file of the folder; TN_OK and *out NULL when there is none. */
 tn_status tn_hf_json(const hf_folder *f, const char *name, tn_json_doc **out);
 
-/* ---- weights (folder_weights.c)
+/* ---- weights (folder.c)
  * ----------------------------------------------------------------------------------------- */
 
 /* Of a folder: model.safetensors or pytorch_model.bin, or the shards of one of them. *out: closed in either case. */

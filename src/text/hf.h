@@ -2,8 +2,8 @@
  *
  * Way of a text: tokens that were added to the vocabulary are found in it (added_tokens.c); what lies between is
  * rewritten by the normalizers (normalizer.c), cut into words by the pre-tokenizers (pre_tokenizer.c), and each word
- * becomes tokens by the model (tokenizer_model.c). Around these the post-processors put what the model was trained with
- * (post_processor.c). Back, tokens become text by the decoders (decode.c). hf_read.c makes all this of the file. The
+ * becomes tokens by the model (token_model.c). Around these the post-processors put what the model was trained with
+ * (decode.c). Back, tokens become text by the decoders (decode.c). hf_read.c makes all this of the file. The
  * definition of every part is the behaviour of Hugging Face's tokenizers library; names of steps and options are the
  * file's. */
 #ifndef TN_TEXT_HF_H
@@ -187,12 +187,12 @@ extern const tn_hf_row tn_hf_normalizers[], tn_hf_cutters[], tn_hf_decoders[]; /
 tn_status tn_hf_normalize(tn_hf_work *w, const char **text, size_t *size, bool *first);
 /* pre_tokenizer.c: hands a piece to step `index`, behind the last one to the model. */
 tn_status tn_hf_pass(tn_hf_work *w, int index, const char *text, size_t size, bool first);
-/* tokenizer_model.c: fills in the model and its vocabulary. */
+/* token_model.c: fills in the model and its vocabulary. */
 tn_status tn_hf_read_model(tn_tokenizer *t, const tn_json *root);
 /* added_tokens.c: a text's tokens, without what the post-processors add. */
 tn_status tn_hf_encode_text(tn_hf_work *w, const char *text, size_t size);
 tn_status tn_hf_fill_added(tn_tokenizer *t);
-/* post_processor.c */
+/* decode.c */
 tn_status tn_hf_read_post(tn_hf *hf, const tn_json *root);
 tn_status tn_hf_encode(const tn_tokenizer *t, const char *text, size_t size, unsigned flags, tn_ids *out);
 /* decode.c: appends the text of tokens; `whole`: the ids are all there are, else one of a stream, of which something

@@ -1,14 +1,15 @@
 /* jinja.h — the part of Jinja that chat templates are written in: values, the tree, and who does what.
  *
- * jinja_lex.c makes tokens, jinja_parse.c a tree, jinja_eval.c walks it; jinja_value.c knows Python's rules for values,
- * jinja_json.c reads and writes JSON, jinja_filters.c and jinja_methods.c hold what templates can call, as tables.
+ * jinja_parse.c makes tokens, jinja_parse.c a tree, jinja_eval.c walks it; jinja_value.c knows Python's rules for
+ * values, jinja_value.c reads and writes JSON, jinja_filters.c and jinja_methods.c hold what templates can call, as
+ * tables.
  *
  * Templates come out of strangers' files. Everything a template makes lies in arenas with a limit, every step is
  * counted against a limit, and nesting has a depth; there is nothing in the language that reaches out of it. */
 #ifndef TN_TEXT_JINJA_H
 #define TN_TEXT_JINJA_H
 
-#include "text/common.h"
+#include "text/text_common.h"
 
 enum {
     JJ_MAX_DEPTH = 100,      /* of expressions and blocks in a template, and of JSON */
@@ -156,7 +157,8 @@ struct tn_chat_template {
     jj_node *body;
 };
 
-/* ---- tokens (jinja_lex.c) ---------------------------------------------------------------------------------------- */
+/* ---- tokens (jinja_parse.c) ----------------------------------------------------------------------------------------
+ * */
 
 typedef enum jj_token_kind {
     JJ_T_END,
@@ -296,7 +298,8 @@ tn_status tn_jj_slice(jj_run *r, const jj_value *v, const jj_value *start, const
 tn_status tn_jj_item(jj_run *r, const jj_value *v, const jj_value *key, jj_value *out);
 tn_status tn_jj_member(jj_run *r, const jj_value *v, const char *name, jj_value *out);
 
-/* ---- JSON (jinja_json.c) ----------------------------------------------------------------------------------------- */
+/* ---- JSON (jinja_value.c) -----------------------------------------------------------------------------------------
+ * */
 
 tn_status tn_jj_read_json(jj_run *r, const char *text, size_t size, jj_value *out);
 typedef struct jj_json_style {
@@ -306,7 +309,7 @@ typedef struct jj_json_style {
 } jj_json_style;
 tn_status tn_jj_write_json(jj_run *r, const jj_value *v, const jj_json_style *style, int level, tn_bytes *out);
 
-/* ---- what templates can call (jinja_filters.c, jinja_tests.c, jinja_methods.c) ------------------------------------
+/* ---- what templates can call (jinja_filters.c, jinja_methods.c) ------------------------------------
  * */
 
 const jj_row *tn_jj_find_filter(const char *name);

@@ -1,8 +1,8 @@
 /* llm_model.h — what the files of the language model share: its sizes as checked, its weights by slot.
  *
- * A model comes from a GGUF file or a Hugging Face folder (llm_source.c). llm_gguf.c and llm_folder.c turn what each
+ * A model comes from a GGUF file or a Hugging Face folder (llm.c). llm_folder.c turn what each
  * says of itself into an llm_config, llm_config.c proves that every tensor fits it; llm_record.c records the model's
- * operations; llm.c owns the sequence: cache, plans, position; llm_export.c writes the operations as an ONNX model. */
+ * operations; llm.c owns the sequence: cache, plans, position; llm_record.c writes the operations as an ONNX model. */
 #ifndef TN_TEXT_LLM_MODEL_H
 #define TN_TEXT_LLM_MODEL_H
 
@@ -226,7 +226,7 @@ tn_status tn_llm_configure(llm_source *s, const tn_llm_options *options, llm_con
 void tn_llm_set_window(llm_config *c, int64_t layer, bool slides);
 void tn_llm_set_pattern(llm_config *c, int64_t pattern);
 int64_t tn_llm_window(const llm_config *c, int64_t layer); /* 0: none */
-/* llm_rope.c: yarn's factor of sines and cosines; a model that it stretches may be asked for longer texts. */
+/* llm_config.c: yarn's factor of sines and cosines; a model that it stretches may be asked for longer texts. */
 double tn_llm_yarn_amplitude(double factor, double by);
 void tn_llm_lengthen(llm_config *c);
 /* llm_folder.c: the list of config.json's rope under this name, checked; out may be NULL. */
@@ -284,7 +284,7 @@ typedef enum llm_probe { PROBE_ATTENTION, PROBE_O, PROBE_FFN, PROBE_DOWN, LLM_PR
 /* Records one pass that appends to the caches; the logits [rows, vocabulary] as a new handle, NULL for LLM_NO_ROWS. */
 tn_tensor *tn_llm_record(const llm_config *c, const llm_weights *w, const llm_inputs *in, llm_rows rows);
 
-/* llm_export.c */
+/* llm_record.c */
 tn_status tn_llm_write_onnx(const llm_source *s, const llm_config *c, const llm_weights *w, const char *path,
                             bool cache);
 

@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "text/common.h"
+#include "text/text_common.h"
 
 enum { LONGEST_WINDOW = 1 << 20 };
 

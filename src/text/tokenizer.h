@@ -1,12 +1,12 @@
 /* tokenizer.h — inside a tokenizer: the vocabulary and its look-ups, and what the two ways of merging share.
  *
- * Ways: the text is cut at tokens that stand for themselves (special_tokens.c); what lies between is cut into words by
- * the model's rule (pretokenize_gguf.c) and merged by rank (bpe.c), or merged as a whole by score (sentencepiece.c).
+ * Ways: the text is cut at tokens that stand for themselves (added_tokens.c); what lies between is cut into words by
+ * the model's rule (pre_tokenizer.c) and merged by rank (bpe.c), or merged as a whole by score (bpe.c).
  * Both merge neighbours from a heap of candidates, so the time is n log n whatever the text. */
 #ifndef TN_TEXT_TOKENIZER_H
 #define TN_TEXT_TOKENIZER_H
 
-#include "text/common.h"
+#include "text/text_common.h"
 
 enum {
     TN_TXT_MAX_TOKENS = 1 << 26,
@@ -67,7 +67,7 @@ struct tn_tokenizer {
     size_t merge_count, merge_slot_count;
 };
 
-/* ---- vocabulary.c ------------------------------------------------------------------------------------------------ */
+/* ---- tokenizer.c ------------------------------------------------------------------------------------------------ */
 
 tn_status tn_txt_vocabulary_fill(tn_tokenizer *t, const tn_vocabulary *v);
 void tn_txt_vocabulary_free(tn_tokenizer *t);
@@ -83,7 +83,7 @@ int32_t tn_txt_find_merge(const tn_tokenizer *t, int32_t left, int32_t right);
 uint32_t tn_txt_letter_of_byte(uint8_t byte);
 int tn_txt_byte_of_letter(uint32_t letter);
 
-/* ---- special_tokens.c
+/* ---- added_tokens.c
  * --------------------------------------------------------------------------------------------------- */
 
 tn_status tn_txt_special_add(tn_txt_special *s, const char *spelling, size_t size, int32_t id);
@@ -93,7 +93,7 @@ int32_t tn_txt_special_match(const tn_txt_special *s, const char *text, size_t s
 uint32_t tn_txt_special_step(const tn_txt_special *s, uint32_t node, uint8_t byte);
 void tn_txt_special_free(tn_txt_special *s);
 
-/* ---- pcre2_pattern.c
+/* ---- regex.c
  * --------------------------------------------------------------------------------------------------- */
 
 /* Unicode's White_Space, as the inside of a class of PCRE2, whose own \s has one character more. */
@@ -118,7 +118,7 @@ void tn_txt_matcher_free(tn_txt_matcher *m);
 tn_status tn_txt_match(const tn_txt_pattern *p, tn_txt_matcher *m, const char *text, size_t size, size_t from,
                        bool *found, size_t *begin, size_t *end);
 
-/* ---- pretokenize_gguf.c
+/* ---- pre_tokenizer.c
  * ----------------------------------------------------------------------------------------------- */
 
 /* The rule of that name; NULL after a failure that lists the known ones. */
@@ -130,20 +130,20 @@ typedef tn_status (*tn_txt_word)(void *ctx, const char *word, size_t size);
 /* Cuts a text (bytes that are no UTF-8 become U+FFFD) and hands each word on. */
 tn_status tn_txt_cut(const tn_txt_cutter *c, const char *text, size_t size, tn_txt_word take, void *ctx);
 
-/* ---- bpe.c, sentencepiece.c
+/* ---- bpe.c
  * ------------------------------------------------------------------------------------------- */
 
 /* A piece of the word that is being merged. */
 typedef struct tn_txt_symbol {
     int32_t id;           /* -1: no token */
     uint32_t prev, next;  /* neighbours, TN_TXT_NONE at the ends */
-    uint32_t start, size; /* bytes; used by sentencepiece.c */
+    uint32_t start, size; /* bytes; used by bpe.c */
 } tn_txt_symbol;
 
 /* A candidate: two neighbours that may become one. The least key goes first. */
 typedef struct tn_txt_candidate {
     uint64_t key;  /* rank or inverted score, then the index of the left symbol: ties go to the left */
-    uint32_t size; /* bytes of both; a candidate whose symbols have changed since is stale. Used by sentencepiece.c */
+    uint32_t size; /* bytes of both; a candidate whose symbols have changed since is stale. Used by bpe.c */
     int32_t id;
 } tn_txt_candidate;
 
@@ -155,7 +155,7 @@ typedef struct tn_txt_work {
     size_t symbol_capacity;
     tn_txt_candidate *heap;
     size_t heap_count, heap_capacity;
-    tn_bytes text; /* sentencepiece.c: with spaces escaped */
+    tn_bytes text; /* bpe.c: with spaces escaped */
 } tn_txt_work;
 
 tn_status tn_txt_heap_push(tn_txt_work *w, tn_txt_candidate c);
@@ -167,7 +167,8 @@ tn_status tn_txt_bpe(void *work, const char *word, size_t size); /* a tn_txt_wor
 tn_status tn_txt_bpe_symbols(tn_txt_work *w, uint32_t count);
 tn_status tn_txt_sentence(tn_txt_work *w, const char *text, size_t size, bool space_in_front);
 
-/* ---- utf8.c ------------------------------------------------------------------------------------------------------ */
+/* ---- unicode.c ------------------------------------------------------------------------------------------------------
+ * */
 
 /* Length of the well-formed UTF-8 character at the begin of text, 0 for none; *c (may be NULL) is its code point. */
 size_t tn_txt_utf8(const char *text, size_t size, uint32_t *c);

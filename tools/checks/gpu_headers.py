@@ -1,4 +1,4 @@
-"""gpu_headers.py — what src/drivers/cuda.h declares of CUDA, NVRTC, HIP and hiprtc, and files of src/kern of the vendors'
+"""gpu_headers.py — what src/drivers/cuda.h declares of CUDA, NVRTC, HIP and hiprtc, and files of src/vendor of the vendors'
 libraries, against the vendors' headers.
 
 Building needs no SDK, so the driver declares its calls itself. Where a header is (the toolkit's folder, AMD's package, or
@@ -16,7 +16,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 OURS = (ROOT / "src" / "drivers" / "cuda.h").read_text()
-ERRORS = (ROOT / "src" / "drivers" / "probe_cuda.c").read_text()
+ERRORS = (ROOT / "src" / "drivers" / "cuda_probe.c").read_text()
 
 SMALL = {"int", "unsigned", "unsigned int", "unsigned char", "CUdevice", "hipDevice_t", "CUdevice_attribute",
          "hipDeviceAttribute_t", "CUfunction_attribute", "hipFunction_attribute", "float", "uint32_t", "cudaDataType", "cudaDataType_t",
@@ -181,7 +181,7 @@ def compare_structs(vendor, title, file, report):
 PERFORMANCE = {"algorithm": "algo", "state": "status", "time": "time", "workspace": "memory", "same_bits": "determinism",
                "math": "mathType", "reserved": "reserved"}
 LIBRARIES = {
-    "src/kern/cudnn.c": {
+    "src/vendor/cudnn.c": {
         "title": "cuDNN", "variable": "CUDNN_INCLUDE",
         "places": ["/usr/local/cuda*/include/", "/usr/include/", "/usr/include/x86_64-linux-gnu/"],
         "headers": ["cudnn_cnn.h", "cudnn_ops.h", "cudnn_graph.h"],
@@ -190,14 +190,14 @@ LIBRARIES = {
         "structs": {("cudnn_answer", f"cudnnConvolution{way}AlgoPerf_t"): PERFORMANCE
                     for way in ("Fwd", "BwdData", "BwdFilter")},
     },
-    "src/kern/cublaslt.c": {
+    "src/vendor/cublaslt.c": {
         "title": "cuBLASLt", "variable": "CUDA_INCLUDE", "headers": ["cublasLt.h", "cublas_api.h", "library_types.h"],
         "places": ["/usr/local/cuda*/include/"], "result": r"cublasStatus_t\s+CUBLASWINAPI",
         "structs": {("cublaslt_answer", "cublasLtMatmulHeuristicResult_t"): {
             "algorithm": "algo", "workspace": "workspaceSize", "state": "state", "waves": "wavesCount"},
             ("cublaslt_algorithm", "cublasLtMatmulAlgo_t"): {"data": "data"}},
     },
-    "src/kern/rocblas.c": {
+    "src/vendor/rocblas.c": {
         "title": "rocBLAS", "variable": "ROCBLAS_INCLUDE", "places": ["/usr/include/", "/opt/rocm*/include/"],
         "headers": [f"rocblas/internal/rocblas-{part}.h" for part in ("auxiliary", "functions", "types")],
         "result": r"ROCBLAS_EXPORT\s+rocblas_status", "structs": {},

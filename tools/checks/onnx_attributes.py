@@ -1,4 +1,4 @@
-"""onnx_attributes.py — src/formats/onnx/attributes.c beside the schemas of the onnx package and of ONNX Runtime.
+"""onnx_attributes.py — src/onnx/onnx_attributes.c beside the schemas of the onnx package and of ONNX Runtime.
 
 Every operator of the table must have, from each of its rows' opset on, exactly the attributes that the schema of that
 opset has: the same names, kinds and requirements. What the import knowingly leaves out stands in LEFT_OUT.
@@ -9,7 +9,7 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-TABLE = ROOT / "src" / "formats" / "onnx" / "attributes.c"
+TABLE = ROOT / "src" / "formats" / "onnx" / "onnx_attributes.c"
 LETTERS = {"FLOAT": "f", "INT": "i", "STRING": "s", "TENSOR": "t", "GRAPH": "g", "FLOATS": "F", "INTS": "I",
            "STRINGS": "S", "GRAPHS": "G", "SPARSE_TENSOR": "x", "TYPE_PROTO": "T"}
 LEFT_OUT = {("", "Pad", "paddings")}  # of opset 1, under another name than later

@@ -1,4 +1,4 @@
-/* matrix.cu — matrices in CUDA C (kir/render_matrix.c).
+/* matrix.cu — matrices in CUDA C (kir/render_c.c).
  *
  * ldmatrix gives item i of each eight the i-th row of an 8×8 square: those of two squares below each other, and of two
  * beside them (`down`), or the other way round. With .trans it hands out columns. So all four kinds are one. */

@@ -1,0 +1,40 @@
+/* bench.h — `trunnion bench`: works to be timed (bench_work.c, bench_llm.c), what they are made of, for other programs
+ * to do the same (bench_save.c), and the limits beside them (bench_limits.h). */
+#ifndef TRUNNION_CLI_BENCH_H
+#define TRUNNION_CLI_BENCH_H
+
+#include "cli/bench/bench_limits.h"
+#include "cli/cli.h"
+#include "trunnion/trunnion.h"
+
+/* What a work starts from and what its last run yielded: borrowed. */
+typedef struct bench_parts {
+    tn_tensor *const *inputs, *const *results;
+    int input_count, result_count;
+    const tn_module *module; /* NULL: none */
+} bench_parts;
+
+/* One work. begin may complete the row that it is given; run does it once and waits for its end; what begin made, end
+ * frees (also after a failure). Functions return a status, the words are tn_error's. */
+typedef struct bench_work {
+    const char *name;
+    int64_t size[2]; /* what begin needs to know */
+    tn_status (*begin)(struct bench_work *w, void **self);
+    tn_status (*run)(void *self);
+    void (*end)(void *self); /* NULL is fine */
+    /* For the part of the limit that a run reaches: operations; bytes that it reads, and how often. Zeros: there is no
+     * such limit. */
+    double flops, bytes, passes;
+    void (*keep)(void *self); /* from now on results are kept; NULL: it cannot */
+    bench_parts (*parts)(const void *self);
+    const char *model; /* the file of a language model; NULL: the cache folder's */
+} bench_work;
+
+extern const bench_work bench_works[], bench_llm_works[];
+extern const int bench_work_count, bench_llm_work_count;
+
+/* Does a work once. Writes its inputs and first weights to FOLDER/NAME.start.safetensors, its results, trained weights
+ * and gradients to FOLDER/NAME.result.safetensors: "input.0" …, "model.…", "result.0" …, "gradient.…". */
+tn_status bench_save(const bench_work *w, const char *folder);
+
+#endif

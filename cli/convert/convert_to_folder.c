@@ -1,0 +1,592 @@
+/* convert_to_folder.c — a GGUF language model as a Hugging Face folder: model.safetensors, config.json, tokenizer.json,
+ * tokenizer_config.json, generation_config.json.
+ *
+ * Blocks become plain numbers. Tokenizers: byte-level BPE by the patterns that have a row below, and SentencePiece's
+ * BPE, whose merges are all ways to put a token together of two others, the highest score first. A model whose
+ * tokenizer or rope cannot be said in a folder is refused before anything is written. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "cli/convert/convert.h"
+#include "trunnion/backend.h"
+
+enum { NORMAL = 1, UNKNOWN = 2, CONTROL = 3, USER_DEFINED = 4, UNUSED = 5, PATH_SIZE = 4096, KEY = 96 };
+
+typedef struct folder_writer {
+    const convert_file *in;
+    const tn_gguf *file;
+    const char *architecture, *folder;
+    char **tokens; /* [count] */
+    int64_t count;
+    cli_json j;
+    bool no_memory; /* for something of the file that is being written */
+} folder_writer;
+
+/* ---- metadata ---------------------------------------------------------------------------------------------------- */
+
+static const char *to_folder_key_of(const folder_writer *f, const char *what, char out[KEY]) {
+    snprintf(out, KEY, "%s.%s", f->architecture, what);
+    return out;
+}
+
+static double to_folder_number_of(const folder_writer *f, const char *what, double otherwise) {
+    char key[KEY];
+    double v;
+    const tn_gguf_value *value = tn_gguf_get(f->file, to_folder_key_of(f, what, key));
+    return value && tn_gguf_float(value, 0, &v) == TN_OK ? v : otherwise;
+}
+
+static int64_t whole_of(const tn_gguf *file, const char *key, int64_t otherwise) {
+    int64_t v;
+    const tn_gguf_value *value = tn_gguf_get(file, key);
+    return value && tn_gguf_int(value, 0, &v) == TN_OK ? v : otherwise;
+}
+
+static int64_t to_folder_count_of(const folder_writer *f, const char *what, int64_t otherwise) {
+    char key[KEY];
+    return whole_of(f->file, to_folder_key_of(f, what, key), otherwise);
+}
+
+static bool truth_of(const tn_gguf *file, const char *key, bool otherwise) {
+    bool v;
+    const tn_gguf_value *value = tn_gguf_get(file, key);
+    return value && tn_gguf_bool(value, 0, &v) == TN_OK ? v : otherwise;
+}
+
+/* Free it; NULL where there is none. */
+static char *to_folder_text_of(const tn_gguf *file, const char *key) {
+    const char *text;
+    int64_t length;
+    const tn_gguf_value *value = tn_gguf_get(file, key);
+    return value && tn_gguf_string(value, 0, &text, &length) == TN_OK ? strndup(text, (size_t)length) : NULL;
+}
+
+static int64_t special(const folder_writer *f, const char *which) {
+    char key[KEY];
+    snprintf(key, sizeof key, "tokenizer.ggml.%s_token_id", which);
+    int64_t id = whole_of(f->file, key, -1);
+    return id < f->count ? id : -1;
+}
+
+/* ---- files ------------------------------------------------------------------------------------------------------- */
+
+static tn_status write_file(folder_writer *f, const char *name, void (*put)(folder_writer *f)) {
+    char path[PATH_SIZE];
+    cli_output out;
+    if (snprintf(path, sizeof path, "%s/%s", f->folder, name) >= PATH_SIZE)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "'%s' is too long a path", f->folder);
+    tn_status status = cli_output_begin(&out, path);
+    if (status != TN_OK) return status;
+    f->j = (cli_json){.out = out.file};
+    f->no_memory = false;
+    cli_json_object(&f->j, NULL);
+    put(f);
+    cli_json_end(&f->j, '}');
+    if (!f->no_memory) return cli_output_commit(&out);
+    cli_output_abandon(&out);
+    return tn_backend_fail(TN_ERR_MEMORY, "out of memory while writing '%s'", path);
+}
+
+/* ---- kinds of tokenizers ----------------------------------------------------------------------------------------- */
+
+#define SUFFIXES "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}"
+#define REST "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+
+/* What the rules that GGUF files name are in a folder. */
+static const struct {
+    const char *pre, *split; /* split: a pattern of its own; NULL: that of GPT-2, which ByteLevel has */
+    bool digits;             /* each digit by itself, before */
+    bool whole_first;        /* a word that is a token is not merged */
+} rules[] = {
+    {"gpt-2", NULL, false, false},
+    {"smollm", NULL, true, false},
+    {"llama-bpe", SUFFIXES "{1,3}" REST, false, true},
+    {"llama3", SUFFIXES "{1,3}" REST, false, true},
+    {"qwen2", SUFFIXES REST, false, false},
+    {"deepseek-r1-qwen", SUFFIXES REST, false, false},
+};
+enum { RULES = sizeof rules / sizeof *rules };
+
+static int rule_of(const tn_gguf *file) {
+    char *pre = to_folder_text_of(file, "tokenizer.ggml.pre");
+    int found = -1;
+    for (int i = 0; i < RULES && pre; i++)
+        if (strcmp(rules[i].pre, pre) == 0) found = i;
+    free(pre);
+    return found;
+}
+
+static bool is_model(const tn_gguf *file, const char *name) {
+    char *model = to_folder_text_of(file, "tokenizer.ggml.model");
+    bool same = model && strcmp(model, name) == 0;
+    free(model);
+    return same;
+}
+
+/* Where the file does not say so, its kind of tokenizer does. */
+static bool adds_bos(const folder_writer *f) {
+    int rule = rule_of(f->file);
+    bool usual = is_model(f->file, "llama") || (rule >= 0 && rules[rule].whole_first);
+    return truth_of(f->file, "tokenizer.ggml.add_bos_token", usual);
+}
+
+/* ---- config.json ------------------------------------------------------------------------------------------------- */
+
+static const struct {
+    const char *type, *class;
+} classes[] = {
+    {"llama", "LlamaForCausalLM"},     {"mistral", "MistralForCausalLM"},    {"qwen2", "Qwen2ForCausalLM"},
+    {"qwen3", "Qwen3ForCausalLM"},     {"phi3", "Phi3ForCausalLM"},          {"gpt2", "GPT2LMHeadModel"},
+    {"mixtral", "MixtralForCausalLM"}, {"qwen2_moe", "Qwen2MoeForCausalLM"}, {"qwen3_moe", "Qwen3MoeForCausalLM"},
+    {"gemma", "GemmaForCausalLM"},     {"gemma2", "Gemma2ForCausalLM"},      {"gemma3_text", "Gemma3ForCausalLM"}};
+
+static bool has_tensor(const folder_writer *f, const char *name) {
+    tn_gguf_info info = {.struct_size = sizeof info};
+    return tn_gguf_find(f->file, name, &info) == TN_OK;
+}
+
+static void put_id(folder_writer *f, const char *key, const char *which) {
+    if (special(f, which) >= 0) cli_json_int(&f->j, key, special(f, which));
+}
+
+static void put_type(folder_writer *f, const char *type) {
+    cli_json_string(&f->j, "model_type", type);
+    for (size_t i = 0; i < sizeof classes / sizeof *classes; i++) {
+        if (strcmp(classes[i].type, type) != 0) continue;
+        cli_json_array(&f->j, "architectures");
+        cli_json_string(&f->j, NULL, classes[i].class);
+        cli_json_end(&f->j, ']');
+    }
+}
+
+/* A size by config.json's name, where a tensor says it: files need not have keys for these. */
+static int64_t size_of_tensor(const folder_writer *f, const char *hf, int64_t otherwise) {
+    static const struct {
+        const char *hf, *tensor;
+        int axis;
+    } told[] = {{"vocab_size", "token_embd.weight", 0},
+                {"moe_intermediate_size", "blk.0.ffn_gate_exps.weight", 1},
+                {"shared_expert_intermediate_size", "blk.0.ffn_gate_shexp.weight", 0}};
+    tn_gguf_info info = {.struct_size = sizeof info};
+    for (size_t i = 0; i < sizeof told / sizeof *told; i++)
+        if (strcmp(told[i].hf, hf) == 0 && tn_gguf_find(f->file, told[i].tensor, &info) == TN_OK)
+            return info.shape[told[i].axis];
+    return otherwise;
+}
+
+static void put_sizes(folder_writer *f) {
+    const char *written = "";
+    for (const convert_size *s = convert_folder_sizes(f->in->folder); s->hf; s++) {
+        int64_t v = size_of_tensor(f, s->hf, to_folder_count_of(f, s->gguf, -1));
+        if (v < 0 || strcmp(written, s->hf) == 0) continue;
+        cli_json_int(&f->j, s->hf, v);
+        written = s->hf;
+    }
+}
+
+static void put_gpt2(folder_writer *f) {
+    cli_json_int(&f->j, "n_inner", to_folder_count_of(f, "feed_forward_length", 0));
+    cli_json_number(&f->j, "layer_norm_epsilon", to_folder_number_of(f, "attention.layer_norm_epsilon", 1e-5));
+    cli_json_string(&f->j, "activation_function", "gelu_new");
+}
+
+static void put_llama_like(folder_writer *f, const char *type, int64_t window) {
+    cli_json_int(&f->j, "num_key_value_heads", f->in->folder->kv_heads);
+    cli_json_number(&f->j, "rms_norm_eps", to_folder_number_of(f, "attention.layer_norm_rms_epsilon", 1e-6));
+    convert_rope_back(f->file, f->architecture, to_folder_count_of(f, "context_length", 0), &f->j);
+    bool gemma = strncmp(type, "gemma", 5) == 0, newer = convert_is_gemma(f->architecture);
+    cli_json_string(&f->j, newer ? "hidden_activation" : "hidden_act", gemma ? "gelu_pytorch_tanh" : "silu");
+    if (convert_is_gemma(f->architecture)) {
+        convert_gemma_back(f->file, f->architecture, f->in->folder->heads, &f->j);
+        return;
+    }
+    int64_t trained = to_folder_count_of(f, "rope.scaling.original_context_length", 0);
+    if (trained > 0) cli_json_int(&f->j, "original_max_position_embeddings", trained); /* Phi-3's place for it */
+    if (window > 0) {
+        cli_json_bool(&f->j, "use_sliding_window", true);
+        cli_json_int(&f->j, "sliding_window", window);
+        cli_json_int(&f->j, "max_window_layers", 0);
+    }
+    if (f->in->folder->experts > 0) {
+        cli_json_int(&f->j, "num_experts", f->in->folder->experts);
+        cli_json_bool(&f->j, "norm_topk_prob", convert_folder_weighs_whole(f->in->folder));
+        cli_json_bool(&f->j, "attention_bias", has_tensor(f, "blk.0.attn_q.bias"));
+    }
+    if (strcmp(type, "llama") != 0) return;
+    cli_json_bool(&f->j, "attention_bias", has_tensor(f, "blk.0.attn_q.bias"));
+    cli_json_bool(&f->j, "mlp_bias", has_tensor(f, "blk.0.ffn_up.bias"));
+}
+
+static void put_config(folder_writer *f) {
+    int64_t window = to_folder_count_of(f, "attention.sliding_window", 0);
+    const char *type = convert_folder_type(f->in->folder, window > 0);
+    put_type(f, type);
+    put_sizes(f);
+    if (strcmp(type, "gpt2") == 0)
+        put_gpt2(f);
+    else
+        put_llama_like(f, type, window);
+    cli_json_bool(&f->j, "tie_word_embeddings", !has_tensor(f, "output.weight"));
+    put_id(f, "bos_token_id", "bos");
+    put_id(f, "eos_token_id", "eos");
+    put_id(f, "pad_token_id", "padding");
+    if (special(f, "padding") < 0) cli_json_string(&f->j, "pad_token_id", NULL); /* Phi-3 has one unless told */
+}
+
+static void put_generation(folder_writer *f) {
+    put_id(f, "bos_token_id", "bos");
+    put_id(f, "eos_token_id", "eos");
+    put_id(f, "pad_token_id", "padding");
+}
+
+static void put_tokenizer_config(folder_writer *f) {
+    static const char *const names[][2] = {
+        {"bos_token", "bos"}, {"eos_token", "eos"}, {"unk_token", "unknown"}, {"pad_token", "padding"}};
+    char *template = to_folder_text_of(f->file, "tokenizer.chat_template");
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (special(f, names[i][1]) >= 0) cli_json_string(&f->j, names[i][0], f->tokens[special(f, names[i][1])]);
+    cli_json_bool(&f->j, "add_bos_token", adds_bos(f));
+    cli_json_string(&f->j, "tokenizer_class", "PreTrainedTokenizerFast");
+    cli_json_bool(&f->j, "clean_up_tokenization_spaces", false);
+    if (template) cli_json_string(&f->j, "chat_template", template);
+    free(template);
+}
+
+/* ---- tokenizer.json ---------------------------------------------------------------------------------------------- */
+
+static void put_step(cli_json *j, const char *key, const char *type) {
+    cli_json_object(j, key);
+    cli_json_string(j, "type", type);
+}
+
+static void put_byte_level(cli_json *j, const char *key, bool regex) {
+    put_step(j, key, "ByteLevel");
+    cli_json_bool(j, "add_prefix_space", false);
+    cli_json_bool(j, "trim_offsets", true);
+    cli_json_bool(j, "use_regex", regex);
+    cli_json_end(j, '}');
+}
+
+static void put_cuts(cli_json *j, int rule) {
+    put_step(j, "pre_tokenizer", "Sequence");
+    cli_json_array(j, "pretokenizers");
+    if (rules[rule].digits) {
+        put_step(j, NULL, "Digits");
+        cli_json_bool(j, "individual_digits", true);
+        cli_json_end(j, '}');
+    }
+    if (rules[rule].split) {
+        put_step(j, NULL, "Split");
+        cli_json_object(j, "pattern");
+        cli_json_string(j, "Regex", rules[rule].split);
+        cli_json_end(j, '}');
+        cli_json_string(j, "behavior", "Isolated");
+        cli_json_bool(j, "invert", false);
+        cli_json_end(j, '}');
+    }
+    put_byte_level(j, NULL, !rules[rule].split);
+    cli_json_end(j, ']');
+    cli_json_end(j, '}');
+}
+
+static void put_replace(cli_json *j, const char *from, const char *to) {
+    put_step(j, NULL, "Replace");
+    cli_json_object(j, "pattern");
+    cli_json_string(j, "String", from);
+    cli_json_end(j, '}');
+    cli_json_string(j, "content", to);
+    cli_json_end(j, '}');
+}
+
+/* SentencePiece's: a mark for each blank, and one in front. */
+static void put_marks(cli_json *j, bool in_front) {
+    put_step(j, "normalizer", "Sequence");
+    cli_json_array(j, "normalizers");
+    if (in_front) {
+        put_step(j, NULL, "Prepend");
+        cli_json_string(j, "prepend", "▁");
+        cli_json_end(j, '}');
+    }
+    put_replace(j, " ", "▁");
+    cli_json_end(j, ']');
+    cli_json_end(j, '}');
+    cli_json_string(j, "pre_tokenizer", NULL);
+}
+
+static void put_marks_back(cli_json *j, bool in_front) {
+    static const char *const plain[] = {"ByteFallback", "Fuse"};
+    put_step(j, "decoder", "Sequence");
+    cli_json_array(j, "decoders");
+    put_replace(j, "▁", " ");
+    for (int i = 0; i < 2; i++) {
+        put_step(j, NULL, plain[i]);
+        cli_json_end(j, '}');
+    }
+    if (in_front) {
+        put_step(j, NULL, "Strip");
+        cli_json_string(j, "content", " ");
+        cli_json_int(j, "start", 1);
+        cli_json_int(j, "stop", 0);
+        cli_json_end(j, '}');
+    }
+    cli_json_end(j, ']');
+    cli_json_end(j, '}');
+}
+
+static void put_piece(cli_json *j, const char *what, const char *id, int type) {
+    cli_json_object(j, NULL);
+    cli_json_object(j, what);
+    cli_json_string(j, "id", id);
+    cli_json_int(j, "type_id", type);
+    cli_json_end(j, '}');
+    cli_json_end(j, '}');
+}
+
+/* The begin token in front, where the model was trained with it. */
+static void put_ends(folder_writer *f, bool add_bos) {
+    cli_json *j = &f->j;
+    int64_t bos = special(f, "bos");
+    if (!add_bos || bos < 0) {
+        cli_json_string(j, "post_processor", NULL);
+        return;
+    }
+    put_step(j, "post_processor", "TemplateProcessing");
+    for (int texts = 1; texts <= 2; texts++) {
+        cli_json_array(j, texts == 1 ? "single" : "pair");
+        for (int i = 0; i < texts; i++) {
+            put_piece(j, "SpecialToken", f->tokens[bos], i);
+            put_piece(j, "Sequence", i ? "B" : "A", i);
+        }
+        cli_json_end(j, ']');
+    }
+    cli_json_object(j, "special_tokens");
+    cli_json_object(j, f->tokens[bos]);
+    cli_json_string(j, "id", f->tokens[bos]);
+    cli_json_array(j, "ids");
+    cli_json_int(j, NULL, bos);
+    cli_json_end(j, ']');
+    cli_json_array(j, "tokens");
+    cli_json_string(j, NULL, f->tokens[bos]);
+    cli_json_end(j, ']');
+    cli_json_end(j, '}');
+    cli_json_end(j, '}');
+    cli_json_end(j, '}');
+}
+
+static int64_t to_folder_type_of(const folder_writer *f, int64_t id) {
+    int64_t type;
+    const tn_gguf_value *types = tn_gguf_get(f->file, "tokenizer.ggml.token_type");
+    return types && tn_gguf_int(types, id, &type) == TN_OK ? type : NORMAL;
+}
+
+static void put_added(folder_writer *f) {
+    cli_json *j = &f->j;
+    cli_json_array(j, "added_tokens");
+    for (int64_t i = 0; i < f->count; i++) {
+        int64_t type = to_folder_type_of(f, i);
+        if (type != CONTROL && type != USER_DEFINED && type != UNKNOWN) continue;
+        cli_json_object(j, NULL);
+        cli_json_int(j, "id", i);
+        cli_json_string(j, "content", f->tokens[i]);
+        cli_json_bool(j, "single_word", false);
+        cli_json_bool(j, "lstrip", false);
+        cli_json_bool(j, "rstrip", false);
+        cli_json_bool(j, "normalized", false);
+        cli_json_bool(j, "special", type != USER_DEFINED);
+        cli_json_end(j, '}');
+    }
+    cli_json_end(j, ']');
+}
+
+/* A way to put a token together of two others. */
+typedef struct merge {
+    int64_t whole;
+    size_t cut; /* bytes of the left one */
+    double score;
+} merge;
+
+static int by_score(const void *a, const void *b) {
+    const merge *x = a, *y = b;
+    if (x->score != y->score) return x->score < y->score ? 1 : -1;
+    if (x->whole != y->whole) return x->whole > y->whole ? 1 : -1;
+    return (x->cut < y->cut) - (x->cut > y->cut); /* the longer left one first */
+}
+
+static int by_text(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+
+static bool is_token(char **sorted, int64_t count, const char *text) {
+    return bsearch(&text, sorted, (size_t)count, sizeof *sorted, by_text) != NULL;
+}
+
+static size_t list_cuts(const folder_writer *f, int64_t id, char **sorted, merge *out) {
+    double score = 0;
+    char *text = f->tokens[id], left[256];
+    size_t length = strlen(text), found = 0;
+    if (to_folder_type_of(f, id) != NORMAL || length >= sizeof left) return 0;
+    (void)tn_gguf_float(tn_gguf_get(f->file, "tokenizer.ggml.scores"), id, &score);
+    for (size_t cut = 1; cut < length; cut++) {
+        if (((unsigned char)text[cut] & 0xC0) == 0x80) continue; /* inside a character */
+        memcpy(left, text, cut);
+        left[cut] = 0;
+        if (is_token(sorted, f->count, left) && is_token(sorted, f->count, text + cut))
+            out[found++] = (merge){id, cut, score};
+    }
+    return found;
+}
+
+static void put_scored_merges(folder_writer *f) {
+    char **sorted = malloc((size_t)f->count * sizeof *sorted);
+    merge *merges = NULL;
+    size_t count = 0, room = 0;
+    f->no_memory |= !sorted;
+    if (sorted) memcpy(sorted, f->tokens, (size_t)f->count * sizeof *sorted);
+    if (sorted) qsort(sorted, (size_t)f->count, sizeof *sorted, by_text);
+    for (int64_t i = 0; i < f->count && sorted; i++) {
+        if (count + 256 > room) {
+            merge *more = realloc(merges, (room = 2 * room + 4096) * sizeof *merges);
+            f->no_memory |= !more;
+            if (!more) break;
+            merges = more;
+        }
+        count += list_cuts(f, i, sorted, merges + count);
+    }
+    if (merges) qsort(merges, count, sizeof *merges, by_score);
+    for (size_t i = 0; i < count; i++) {
+        char line[600];
+        const char *text = f->tokens[merges[i].whole];
+        snprintf(line, sizeof line, "%.*s %s", (int)merges[i].cut, text, text + merges[i].cut);
+        cli_json_string(&f->j, NULL, line);
+    }
+    free(sorted);
+    free(merges);
+}
+
+static void put_ranked_merges(folder_writer *f) {
+    const tn_gguf_value *merges = tn_gguf_get(f->file, "tokenizer.ggml.merges");
+    for (int64_t i = 0; i < tn_gguf_length(merges); i++) {
+        const char *text;
+        int64_t length;
+        if (tn_gguf_string(merges, i, &text, &length) != TN_OK) continue;
+        char *line = strndup(text, (size_t)length);
+        if (line) cli_json_string(&f->j, NULL, line);
+        f->no_memory |= !line;
+        free(line);
+    }
+}
+
+static void put_model(folder_writer *f, bool sentence, bool whole_first) {
+    cli_json *j = &f->j;
+    int64_t unknown = special(f, "unknown");
+    put_step(j, "model", "BPE");
+    cli_json_string(j, "unk_token", sentence && unknown >= 0 ? f->tokens[unknown] : NULL);
+    cli_json_bool(j, "fuse_unk", sentence);
+    cli_json_bool(j, "byte_fallback", sentence);
+    cli_json_bool(j, "ignore_merges", whole_first);
+    cli_json_object(j, "vocab");
+    for (int64_t i = 0; i < f->count; i++)
+        if (to_folder_type_of(f, i) != UNUSED) cli_json_int(j, f->tokens[i], i);
+    cli_json_end(j, '}');
+    cli_json_array(j, "merges");
+    (sentence ? put_scored_merges : put_ranked_merges)(f);
+    cli_json_end(j, ']');
+    cli_json_end(j, '}');
+}
+
+static void put_tokenizer(folder_writer *f) {
+    bool sentence = is_model(f->file, "llama");
+    bool in_front = truth_of(f->file, "tokenizer.ggml.add_space_prefix", true);
+    int rule = sentence ? 0 : rule_of(f->file);
+    cli_json_string(&f->j, "version", "1.0");
+    cli_json_string(&f->j, "truncation", NULL);
+    cli_json_string(&f->j, "padding", NULL);
+    put_added(f);
+    if (sentence) {
+        put_marks(&f->j, in_front);
+        put_marks_back(&f->j, in_front);
+    } else {
+        cli_json_string(&f->j, "normalizer", NULL);
+        put_cuts(&f->j, rule);
+        put_byte_level(&f->j, "decoder", true);
+    }
+    put_ends(f, adds_bos(f));
+    put_model(f, sentence, !sentence && rules[rule].whole_first);
+}
+
+/* ---- all of it --------------------------------------------------------------------------------------------------- */
+
+static tn_status read_tokens(folder_writer *f) {
+    const tn_gguf_value *tokens = tn_gguf_get(f->file, "tokenizer.ggml.tokens");
+    f->count = tn_gguf_length(tokens);
+    f->tokens = calloc((size_t)f->count + 1, sizeof *f->tokens);
+    if (!f->tokens) return tn_backend_fail(TN_ERR_MEMORY, "no memory for %lld tokens", (long long)f->count);
+    for (int64_t i = 0; i < f->count; i++) {
+        const char *text;
+        int64_t length;
+        tn_status status = tn_gguf_string(tokens, i, &text, &length);
+        if (status != TN_OK) return status;
+        if (!(f->tokens[i] = strndup(text, (size_t)length)))
+            return tn_backend_fail(TN_ERR_MEMORY, "no memory for the tokens");
+    }
+    return TN_OK;
+}
+
+static tn_status refuse_to_folder(const folder_writer *f) {
+    if (!convert_rope_is_known(f->file, f->architecture))
+        return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                               "'%s': its scaling of rope is not written to folders; linear, yarn without keys of its "
+                               "own, longrope and a table by itself are",
+                               tn_gguf_path(f->file));
+    if (!convert_gemma_is_known(f->file, f->architecture))
+        return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                               "'%s': its layers with a window have a base of rope of their own, for which folders of "
+                               "%s models have no word",
+                               tn_gguf_path(f->file), f->architecture);
+    if (is_model(f->file, "llama") || (is_model(f->file, "gpt2") && rule_of(f->file) >= 0))
+        return convert_is_computed(tn_gguf_path(f->file));
+    char *model = to_folder_text_of(f->file, "tokenizer.ggml.model"),
+         *pre = to_folder_text_of(f->file, "tokenizer.ggml.pre");
+    tn_status status = tn_backend_fail(TN_ERR_UNSUPPORTED,
+                                       "'%s': its tokenizer (%s, %s) is not written to folders; SentencePiece's BPE "
+                                       "is, and byte-level BPE with the rules "
+                                       "gpt-2, smollm, llama-bpe and qwen2. Its weights alone: OUT.safetensors",
+                                       tn_gguf_path(f->file), model ? model : "none", pre ? pre : "no rule");
+    free(model);
+    free(pre);
+    return status;
+}
+
+static tn_status write_all_to_folder(folder_writer *f, const convert_wishes *w, convert_report *r) {
+    static const struct {
+        const char *name;
+        void (*put)(folder_writer *f);
+    } files[] = {{"config.json", put_config},
+                 {"generation_config.json", put_generation},
+                 {"tokenizer.json", put_tokenizer},
+                 {"tokenizer_config.json", put_tokenizer_config}};
+    char path[PATH_SIZE];
+    convert_wishes weights = *w;
+    struct stat s;
+    if (mkdir(f->folder, 0777) != 0 && errno != EEXIST)
+        return tn_backend_fail(TN_ERR_IO, "cannot make the folder '%s': %s", f->folder, strerror(errno));
+    if (snprintf(path, sizeof path, "%s/model.safetensors", f->folder) >= PATH_SIZE)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "'%s' is too long a path", f->folder);
+    weights.out = path;
+    tn_status status = convert_to_safetensors(f->in, &weights, r);
+    for (size_t i = 0; i < sizeof files / sizeof *files && status == TN_OK; i++)
+        status = write_file(f, files[i].name, files[i].put);
+    r->bytes = stat(path, &s) == 0 ? (int64_t)s.st_size : 0;
+    return status;
+}
+
+tn_status convert_to_folder(const convert_file *in, const convert_wishes *w, convert_report *r) {
+    folder_writer f = {.in = in, .file = in->gguf, .architecture = in->folder->architecture, .folder = w->out};
+    tn_status status = read_tokens(&f);
+    if (status == TN_OK) status = refuse_to_folder(&f);
+    if (status == TN_OK) status = write_all_to_folder(&f, w, r);
+    for (int64_t i = 0; i < f.count && f.tokens; i++)
+        free(f.tokens[i]);
+    free(f.tokens);
+    return status;
+}

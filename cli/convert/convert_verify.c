@@ -1,0 +1,72 @@
+/* convert_verify.c — the proof: the file that was written is opened again and every number compared. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/convert/convert.h"
+#include "trunnion/backend.h"
+
+tn_status convert_find(const convert_file *f, const char *name, convert_tensor *out) {
+    for (int64_t i = 0; i < f->count; i++)
+        if (convert_at(f, i, out) == TN_OK && strcmp(out->name, name) == 0) return TN_OK;
+    return tn_backend_fail(TN_ERR_FORMAT, "'%s' lacks the tensor '%s'", f->path, name);
+}
+
+static tn_status verify_bytes(const convert_file *in, const convert_file *out, const convert_tensor *t,
+                              const convert_tensor *back) {
+    convert_bytes x = {0}, y = {0};
+    tn_status status = convert_read_same(in, t, &x);
+    if (status == TN_OK) status = convert_read_same(out, back, &y);
+    if (status == TN_OK && (x.size != y.size || memcmp(x.bytes, y.bytes, (size_t)x.size) != 0))
+        status = tn_backend_fail(TN_ERR_FORMAT, "'%s' came back with other bytes", t->name);
+    free(x.data);
+    free(y.data);
+    return status;
+}
+
+static tn_status verify_tensor(const convert_file *in, const convert_file *out, const convert_wishes *w,
+                               const convert_tensor *t, convert_report *again) {
+    convert_tensor back;
+    bool same;
+    tn_dtype to = convert_type_for(w, t, out->gguf != NULL, &same);
+    tn_status status = convert_find(out, t->name, &back);
+    if (status != TN_OK) return status;
+    if (back.rank != t->rank || memcmp(back.shape, t->shape, sizeof back.shape) != 0 || back.dtype != to)
+        return tn_backend_fail(TN_ERR_FORMAT, "'%s' came back in another shape or type", t->name);
+    if (same) return verify_bytes(in, out, t, &back);
+    float *x = convert_numbers(in, t), *y = convert_numbers(out, &back);
+    if (x && y) convert_measure(convert_class_of(again, t, tn_dtype_name(to)), x, y, t->numel);
+    status = x && y ? TN_OK : TN_ERR_FORMAT;
+    free(x);
+    free(y);
+    return status;
+}
+
+/* Every tensor is there; what was not rounded has its bits, what was has the errors that were measured. */
+tn_status convert_verify(const convert_file *in, const convert_wishes *w, convert_report *r) {
+    convert_file out;
+    convert_report *again = calloc(1, sizeof *again);
+    if (!again) return tn_backend_fail(TN_ERR_MEMORY, "no memory to compare with");
+    tn_status status = convert_open(w->out, &out);
+    if (status == TN_OK && out.count != in->count)
+        status = tn_backend_fail(TN_ERR_FORMAT, "'%s' has %lld tensors, not %lld", w->out, (long long)out.count,
+                                 (long long)in->count);
+    for (int64_t i = 0; i < in->count && status == TN_OK; i++) {
+        convert_tensor t;
+        status = convert_at(in, i, &t);
+        if (status == TN_OK) status = verify_tensor(in, &out, w, &t, again);
+        if (status == TN_OK) r->compared++;
+    }
+    for (int i = 0; i < r->count && status == TN_OK; i++) {
+        const convert_class *a = &r->rows[i];
+        for (int k = 0; k < again->count; k++) {
+            const convert_class *b = &again->rows[k];
+            if (strcmp(a->name, b->name) || strcmp(a->to, b->to)) continue;
+            bool rounded = a->squares > 0 || b->squares > 0;
+            if (rounded && (a->most != b->most || a->squares != b->squares))
+                status = tn_backend_fail(TN_ERR_FORMAT, "'%s' came back with other errors than were written", a->name);
+        }
+    }
+    convert_close(&out);
+    free(again);
+    return status;
+}

@@ -1,0 +1,67 @@
+/* cli_explain.c — `trunnion explain`: what a model's work is made of, and where time and memory go.
+ *
+ * A language model takes in a piece of prompt and gives some tokens, an ONNX network runs, each under a profile. */
+#include "cli/commands.h"
+#include "cli/device/explain.h"
+
+enum { OPT_PROMPT = 256, OPT_TOKENS, OPT_CONTEXT, OPT_DIM };
+
+static int run_explain(int argc, char **argv);
+
+const cli_command cli_explain = {
+    .name = "explain",
+    .summary = "say what a model's work is made of, and where time and memory go",
+    .usage = "explain MODEL [--prompt N] [--tokens N] [-v]",
+    .help =
+        "  MODEL                 a language model (a GGUF file, or a folder as Hugging Face has them), or a network\n"
+        "                        (an ONNX file), which is given random inputs\n"
+        "  --prompt N            tokens of the prompt (default 128)\n"
+        "  --tokens N            tokens generated behind it (default 32)\n"
+        "  --context N           tokens that the model can look back on\n"
+        "  --dim NAME=N          of a network: the extent of an open dim (default 1), as in trunnion run\n"
+        "  -v, --verbose         every command, and the last plan as it runs\n"
+        "  --json                device, fallback[], prompt{}, token{} or run{}, ops[{phase, kind, label, runs,\n"
+        "                        bytes, flops, predicted_seconds, measured_seconds}], predicted_peak_bytes\n"
+        "                        (null: a network's is not predicted), measured_peak_bytes\n"
+        "\n"
+        "Predicted: bytes or arithmetic of a command at speeds probed just before. Measured: under a profile.\n"
+        "\n"
+        "examples:\n"
+        "  trunnion explain model.gguf\n"
+        "  trunnion explain model.gguf --prompt 512 --tokens 1 -v\n"
+        "  trunnion explain model.onnx\n",
+    .accepts = CLI_JSON | CLI_DEVICE | CLI_THREADS | CLI_SEED | CLI_VERBOSE,
+    .run = run_explain,
+};
+
+static bool take_explain_option(void *ctx, int val, const char *arg) {
+    explain_wishes *w = ctx;
+    if (val == OPT_DIM) return onnx_take_dim(&w->dims, arg);
+    int64_t *at = val == OPT_PROMPT ? &w->prompt : val == OPT_TOKENS ? &w->tokens : &w->context;
+    return cli_parse_int(arg, 1, INT64_C(1) << 30, at);
+}
+
+static int run_explain(int argc, char **argv) {
+    static const struct option own[] = {
+        {"prompt", required_argument, NULL, OPT_PROMPT},
+        {"tokens", required_argument, NULL, OPT_TOKENS},
+        {"context", required_argument, NULL, OPT_CONTEXT},
+        {"dim", required_argument, NULL, OPT_DIM},
+        {0},
+    };
+    explain_wishes w = {0};
+    cli_options o;
+    int status, first = cli_parse(&cli_explain, argc, argv, &o, own, NULL, take_explain_option, &w, &status);
+    if (first < 0) return status;
+    if (argc - first != 1)
+        return cli_wrong_usage(&cli_explain, "which model? Give one GGUF or ONNX file, or a model's folder");
+    char found[CLI_PATH];
+    const char *path = argv[first];
+    if (!cli_find_model(&path, found)) return CLI_FAILED;
+    bool network = onnx_is_network(path);
+    if (network && (w.prompt || w.tokens || w.context))
+        return cli_wrong_usage(&cli_explain, "--prompt, --tokens and --context are for language models");
+    if (!network && w.dims.count)
+        return cli_wrong_usage(&cli_explain, "--dim requires an ONNX network, and '%s' does not end in .onnx", path);
+    return network ? explain_network(&o, &w, path) : explain_language(&o, &w, path);
+}

@@ -1,0 +1,154 @@
+/* devices.c — `trunnion devices`: what this machine can compute on, and why not on the rest. */
+#include "cli/cli.h"
+#include "cli/commands.h"
+
+enum { OPT_FRESH = 256, OPT_REASONS };
+
+static int run_devices(int argc, char **argv);
+
+const cli_command cli_devices = {
+    .name = "devices",
+    .summary = "list what can compute here, and why the rest cannot",
+    .usage = "devices [-v] [--json] [--fresh | --reasons]",
+    .help =
+        "  --fresh               look again instead of using the last findings, as long as nothing has changed\n"
+        "  --reasons             what each reason code means, and what to do\n"
+        "  -v, --verbose         reason codes (--reasons explains them), libraries, identities\n"
+        "  --json                backends[{name, title, available, reason_code, reason, fix, library, devices[…]}], "
+        "recommended,\n"
+        "                        libraries[{name, title, backend, available, in_use, reason_code, reason, fix, path, "
+        "description}]\n"
+        "\n"
+        "examples:\n"
+        "  trunnion devices\n"
+        "  trunnion devices --fresh -v         after installing a driver\n"
+        "  trunnion devices --json | python3 -m json.tool\n",
+    .accepts = CLI_JSON | CLI_VERBOSE,
+    .run = run_devices,
+};
+
+static void put_device(cli_json *j, const tn_device_info *d) {
+    cli_json_object(j, NULL);
+    cli_json_string(j, "id", d->id);
+    cli_json_string(j, "name", d->name);
+    cli_json_int(j, "total_memory", d->total_memory);
+    cli_json_int(j, "free_memory", d->free_memory);
+    cli_json_string(j, "compute_capability", d->compute_capability);
+    cli_json_bool(j, "unified_memory", d->unified_memory);
+    cli_json_bool(j, "software", d->software);
+    cli_json_bool(j, "usable", d->usable);
+    cli_json_int(j, "index", d->index);
+    cli_json_int(j, "threads", d->threads);
+    cli_json_string(j, "uuid", d->uuid);
+    cli_json_string(j, "pci", d->pci);
+    cli_json_string(j, "same_as", d->same_as);
+    cli_json_end(j, '}');
+}
+
+static void put_backend(cli_json *j, const tn_backend_info *b) {
+    cli_json_object(j, NULL);
+    cli_json_string(j, "name", b->name);
+    cli_json_string(j, "title", b->title);
+    cli_json_bool(j, "available", b->available);
+    cli_json_string(j, "reason_code", b->reason_code);
+    cli_json_string(j, "reason", b->reason);
+    cli_json_string(j, "fix", b->fix);
+    cli_json_string(j, "library", b->library);
+    cli_json_array(j, "devices");
+    for (int i = 0; i < b->device_count; i++)
+        put_device(j, &b->devices[i]);
+    cli_json_end(j, ']');
+    cli_json_end(j, '}');
+}
+
+static void put_library(cli_json *j, const tn_library_info *l) {
+    cli_json_object(j, NULL);
+    cli_json_string(j, "name", l->name);
+    cli_json_string(j, "title", l->title);
+    cli_json_string(j, "backend", l->backend);
+    cli_json_bool(j, "available", l->available);
+    cli_json_bool(j, "in_use", l->in_use);
+    cli_json_string(j, "reason_code", l->reason_code);
+    cli_json_string(j, "reason", l->reason);
+    cli_json_string(j, "fix", l->fix);
+    cli_json_string(j, "path", l->path);
+    cli_json_string(j, "description", l->description);
+    cli_json_end(j, '}');
+}
+
+static void put_list(const tn_device_list *list) {
+    cli_json j = {.out = stdout};
+    cli_json_object(&j, NULL);
+    cli_json_array(&j, "backends");
+    for (int i = 0; i < tn_device_list_count(list); i++)
+        put_backend(&j, tn_device_list_at(list, i));
+    cli_json_end(&j, ']');
+    cli_json_string(&j, "recommended", tn_device_list_recommended(list));
+    cli_json_array(&j, "libraries");
+    tn_library_info l = {.struct_size = sizeof l};
+    for (int i = 0; i < tn_library_count(); i++)
+        if (tn_library_at(i, &l) == TN_OK) put_library(&j, &l);
+    cli_json_end(&j, ']');
+    cli_json_end(&j, '}');
+}
+
+static void write_out(void *ctx, const char *text) { cli_put(ctx, text); }
+
+static void put_reasons(bool json) {
+    const tn_reason_help *r;
+    cli_json j = {.out = stdout};
+    if (json) {
+        cli_json_object(&j, NULL);
+        cli_json_array(&j, "reasons");
+    }
+    for (int i = 0; (r = tn_reason_help_at(i)); i++) {
+        if (!json) {
+            cli_print(stdout, "%s\n  %s\n  → %s\n", r->code, r->meaning, r->fix);
+            continue;
+        }
+        cli_json_object(&j, NULL);
+        cli_json_string(&j, "code", r->code);
+        cli_json_string(&j, "meaning", r->meaning);
+        cli_json_string(&j, "fix", r->fix);
+        cli_json_end(&j, '}');
+    }
+    if (json) {
+        cli_json_end(&j, ']');
+        cli_json_end(&j, '}');
+    }
+}
+
+typedef struct wishes {
+    bool fresh, reasons;
+} wishes;
+
+static bool take_devices_option(void *ctx, int val, const char *arg) {
+    wishes *w = ctx;
+    (void)arg;
+    *(val == OPT_FRESH ? &w->fresh : &w->reasons) = true;
+    return true;
+}
+
+static int run_devices(int argc, char **argv) {
+    static const struct option own[] = {
+        {"fresh", no_argument, NULL, OPT_FRESH},
+        {"reasons", no_argument, NULL, OPT_REASONS},
+        {0},
+    };
+    cli_options o;
+    wishes w = {0};
+    int status, at = cli_parse(&cli_devices, argc, argv, &o, own, "", take_devices_option, &w, &status);
+    if (at < 0) return status;
+    if (at < argc) return cli_wrong_usage(&cli_devices, "\"%s\" is not expected here", argv[at]);
+    if (w.reasons) {
+        put_reasons(o.json);
+        return CLI_OK;
+    }
+
+    tn_device_list *list;
+    if (tn_device_list_new(w.fresh, &list) != TN_OK) return cli_failed();
+    if (o.json) put_list(list);
+    tn_device_list_free(list);
+    if (o.json) return CLI_OK;
+    return tn_print_backend_summary(write_out, stdout, o.verbose, cli_colour(stdout)) == TN_OK ? CLI_OK : cli_failed();
+}

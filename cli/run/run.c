@@ -1,0 +1,556 @@
+/* run.c — `trunnion run`: an ONNX network with given or random inputs; times it and writes what comes out.
+ *
+ * The first run reads shapes and plans, the second is captured, all later ones are replayed: those are timed. */
+#define TN_NO_CALLER_LINES 1 /* errors name nodes; a line of this file would tell nothing */
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "cli/commands.h"
+#include "cli/run/image.h"
+#include "cli/run/npy.h"
+#include "cli/run/onnx_input.h"
+#include "cli/run/run_output.h"
+#include "cli/run/run_steps.h"
+#include "trunnion/backend.h"
+#include "trunnion/onnx.h"
+#include "trunnion/ops.h"
+
+enum {
+    OPT_RANDOM = 256,
+    OPT_REPEAT,
+    OPT_STEPS,
+    OPT_FEED,
+    OPT_DIM,
+    OPT_PROFILE,
+    OPT_TRACE,
+    OPT_RESIZE,
+    OPT_SCALE,
+    OPT_MEAN,
+    OPT_STD,
+    OPT_BGR,
+    OPT_SIZE,
+    OPT_TOP,
+    OPT_LABELS,
+    MOST = 64,
+    WARM = 3
+};
+
+static int run_network(int argc, char **argv);
+
+const cli_command cli_run = {
+    .name = "run",
+    .summary = "run an ONNX network",
+    .usage = "run MODEL.onnx [-i NAME=FILE.npy]… [-o DIR] [--random] [--repeat N]",
+    .help = "  -i, --input NAME=FILE  a NumPy file (.npy, numbers or strings) or a picture (JPEG, PNG,\n"
+            "                         PNM, BMP) for an input; FILE.npz alone: its members by name\n"
+            "      --size HxW         scale pictures to this size where the input's is open\n"
+            "      --resize HOW       if sizes differ: stretch (default), crop or fit\n"
+            "      --scale X          multiply pixels, 0 to 255, by X (default 1/255; for\n"
+            "                         integer inputs 1),\n"
+            "      --mean R,G,B       then subtract a mean (default 0),\n"
+            "      --std R,G,B        and divide by this (default 1)\n"
+            "      --bgr              channels in the order blue, green, red\n"
+            "  -o, --output DIR       write NAME.npy for each output\n"
+            "      --top K            show the K largest values of each output, as classes\n"
+            "      --labels FILE      their names, one per line\n"
+            "      --random           random numbers for inputs that are not given\n"
+            "      --dim NAME=N       size of an open dimension of random inputs (default 1),\n"
+            "                         by its name or by its place, as in x.2=48\n"
+            "      --repeat N         run it N more times and show the median time\n"
+            "      --steps N          N runs, each fed with outputs of the one before: states,\n"
+            "                         caches of language models (-i input_ids=FILE.npy), whose\n"
+            "                         most probable tokens are shown\n"
+            "      --feed OUT=IN      which output becomes which input; a * in both stands for\n"
+            "                         the same text\n"
+            "      --profile          time of each command\n"
+            "      --trace FILE.json  the same for chrome://tracing\n"
+            "  --json                 outputs{NAME: {shape[], dtype, values[] of at most 64, else\n"
+            "                         min, max, mean; file, top[][]}}, tokens[][],\n"
+            "                         median_seconds (null without --repeat), first_run_seconds,\n"
+            "                         profile[], device, placement, fallback[]\n"
+            "\n"
+            "examples:\n"
+            "  trunnion run model.onnx --random --repeat 100\n"
+            "  trunnion run model.onnx -i input=image.npy -o results\n"
+            "  trunnion run model.onnx -i input=photo.jpg --top 1\n"
+            "  trunnion run decoder.onnx -i input_ids=prompt.npy --steps 20\n"
+            "  trunnion run recurrent.onnx -i x=frame.npy --steps 100 --feed hn=h --feed cn=c\n"
+            "  trunnion run model.onnx -i input=photo.jpg --mean 0.48,0.45,0.4 --std 0.22\n",
+    .accepts = CLI_ALL,
+    .run = run_network,
+};
+
+typedef struct named {
+    const char *name, *text;
+} named;
+
+typedef struct work {
+    cli_options options;
+    named inputs[MOST];
+    int input_count;
+    onnx_dims dims;
+    const char *output, *trace;
+    bool random, profile;
+    image_options picture;
+    bool for_pictures, has_picture; /* an option of theirs was given; an input is one */
+    int64_t repeat;
+    run_steps steps;
+    tn_onnx *model;
+    tn_onnx_value **in, **out;
+    double median, first; /* seconds; median NAN: only one run, which also planned */
+    tn_profile *profiled;
+    run_top top;
+    bool ran; /* failures come from the network itself */
+} work;
+
+/* "NAME=TEXT" in two; without '=' the name is empty. Names have '=' seldom, files more often: the first one counts. */
+static bool split_network(char *arg, named *list, int *count) {
+    if (*count == MOST || !*arg) return false;
+    char *equals = strchr(arg, '=');
+    if (equals) *equals = 0;
+    list[(*count)++] = (named){.name = equals ? arg : "", .text = equals ? equals + 1 : arg};
+    return true;
+}
+
+static bool take_resize(const char *arg, image_resize *out) {
+    static const char *const words[] = {[IMAGE_STRETCH] = "stretch", [IMAGE_CROP] = "crop", [IMAGE_FIT] = "fit"};
+    for (int i = 0; i <= IMAGE_FIT; i++) {
+        if (strcmp(arg, words[i]) != 0) continue;
+        *out = (image_resize)i;
+        return true;
+    }
+    return false;
+}
+
+/* "1/255" is a number too; a single one stands for all. */
+static bool take_numbers(const char *arg, double *out, int count) {
+    for (int i = 0; i < count; i++) {
+        char *end;
+        out[i] = strtod(arg, &end);
+        if (end != arg && *end == '/') {
+            const char *below = end + 1;
+            out[i] /= strtod(below, &end);
+            if (end == below) return false;
+        }
+        if (end == arg || !isfinite(out[i]) || (*end && *end != ',')) return false;
+        for (int k = i; i == 0 && k < count; k++)
+            out[k] = out[0];
+        if (!*end) return i == 0 || i == count - 1;
+        arg = end + 1;
+    }
+    return false;
+}
+
+/* "480x640", or "224" for both. */
+static bool take_size(const char *arg, int64_t size[2]) {
+    enum { MOST_PIXELS = 1 << 20 };
+    char *end;
+    size[0] = size[1] = strtoll(arg, &end, 10);
+    if (end != arg && *end == 'x') {
+        arg = end + 1;
+        size[1] = strtoll(arg, &end, 10);
+    }
+    return end != arg && !*end && size[0] > 0 && size[1] > 0 && size[0] <= MOST_PIXELS && size[1] <= MOST_PIXELS;
+}
+
+static bool none_is_zero(const double *numbers, int count) {
+    for (int i = 0; i < count; i++)
+        if (numbers[i] == 0) return false;
+    return true;
+}
+
+static bool take_network_option(void *ctx, int val, const char *arg) {
+    work *w = ctx;
+    char *own = (char *)(uintptr_t)arg; /* of argv, which is ours */
+    w->for_pictures |= val == OPT_RESIZE || val == OPT_SCALE || val == OPT_MEAN || val == OPT_STD || val == OPT_BGR;
+    w->for_pictures |= val == OPT_SIZE;
+    switch (val) {
+    case 'i': return split_network(own, w->inputs, &w->input_count);
+    case 'o': w->output = arg; return *arg != 0;
+    case OPT_DIM: return onnx_take_dim(&w->dims, arg);
+    case OPT_RANDOM: return w->random = true;
+    case OPT_STEPS: return cli_parse_int(arg, 1, 1 << 20, &w->steps.count);
+    case OPT_FEED: return steps_take_pair(&w->steps, own);
+    case OPT_PROFILE: return w->profile = true;
+    case OPT_TRACE: w->trace = arg; return *arg != 0;
+    case OPT_RESIZE: return take_resize(arg, &w->picture.resize);
+    case OPT_SCALE: return take_numbers(arg, &w->picture.scale, 1);
+    case OPT_MEAN: return take_numbers(arg, w->picture.mean, 3);
+    case OPT_STD: return take_numbers(arg, w->picture.std, 3) && none_is_zero(w->picture.std, 3);
+    case OPT_BGR: return w->picture.bgr = true;
+    case OPT_SIZE: return take_size(arg, w->picture.size);
+    case OPT_TOP: return cli_parse_int(arg, 1, 1 << 20, &w->top.count);
+    case OPT_LABELS: w->top.path = arg; return *arg != 0;
+    default: return cli_parse_int(arg, 1, 1 << 30, &w->repeat);
+    }
+}
+
+/* ---- inputs ------------------------------------------------------------------------------------------------------ */
+
+static tn_onnx_info input_info(const work *w, int i) {
+    tn_onnx_info info = {.struct_size = sizeof info};
+    (void)tn_onnx_input_at(w->model, i, &info);
+    return info;
+}
+
+static tn_status no_such_input(const char *name) {
+    return tn_backend_fail(TN_ERR_ARGUMENT, "the model has no input '%s'; -v lists what it has", name);
+}
+
+/* v, which is taken over, as the input of this name. */
+static tn_status give_value(work *w, const char *name, tn_onnx_value *v) {
+    if (!v) return tn_error_code();
+    for (int i = 0; i < tn_onnx_input_count(w->model); i++) {
+        if (strcmp(input_info(w, i).name, name) != 0) continue;
+        tn_onnx_value_free(w->in[i]);
+        w->in[i] = v;
+        return TN_OK;
+    }
+    tn_onnx_value_free(v);
+    return no_such_input(name);
+}
+
+static tn_status give_network(work *w, const char *name, tn_tensor *t) {
+    tn_onnx_value *v = tn_onnx_value_tensor(t);
+    tn_free(t);
+    return give_value(w, name, v);
+}
+
+static tn_status give_texts(work *w, const char *name, const unsigned char *bytes, size_t size, const char *what) {
+    npy_texts t;
+    tn_status status = npy_decode_texts(bytes, size, what, &t);
+    if (status != TN_OK) return status;
+    tn_onnx_value *v = tn_onnx_value_strings((const char *const *)t.list, NULL, t.shape, t.rank);
+    npy_texts_free(&t);
+    return give_value(w, name, v);
+}
+
+static tn_status give_members(work *w, const char *path, const unsigned char *bytes, size_t size) {
+    npz_member m;
+    size_t at = 0;
+    while (npz_next(bytes, size, &at, &m)) {
+        tn_tensor *t;
+        tn_status status;
+        if (!m.packed && npy_is_text(m.bytes, m.size)) {
+            status = give_texts(w, m.name, m.bytes, m.size, m.name);
+        } else {
+            status = npz_decode(&m, &t);
+            if (status == TN_OK) status = give_network(w, m.name, t);
+        }
+        if (status != TN_OK) return status;
+    }
+    if (npz_is_end(bytes, size, at)) return TN_OK;
+    return tn_backend_fail(TN_ERR_FORMAT, "'%s' is damaged or cut short: no member and no directory at byte %zu of %zu",
+                           path, at, size);
+}
+
+/* As the input of this name takes it. */
+static tn_status decode_picture(const work *w, const char *name, const unsigned char *bytes, size_t size,
+                                const char *path, tn_tensor **out) {
+    image picture;
+    tn_status status = image_decode(bytes, size, path, &picture);
+    for (int i = 0; i < tn_onnx_input_count(w->model) && status == TN_OK; i++) {
+        tn_onnx_info info = input_info(w, i);
+        if (strcmp(info.name, name) != 0) continue;
+        tn_dtype dtype = info.dtype == TN_DTYPE_COUNT ? TN_F32 : info.dtype;
+        status = image_tensor(&picture, &w->picture, info.shape, info.rank, dtype, out);
+        free(picture.rgb);
+        return status == TN_OK ? status : tn_backend_fail(status, "'%s' as input '%s': %s", path, name, tn_error());
+    }
+    free(picture.rgb);
+    return status == TN_OK ? no_such_input(name) : status;
+}
+
+static tn_status give_file(work *w, const named *n) {
+    unsigned char *bytes;
+    size_t size;
+    tn_tensor *t;
+    tn_status status = npy_load(n->text, &bytes, &size);
+    if (status != TN_OK) return status;
+    const char *name = *n->name || tn_onnx_input_count(w->model) == 0 ? n->name : input_info(w, 0).name;
+    if (npz_is(bytes, size)) {
+        status = give_members(w, n->text, bytes, size);
+    } else if (npy_is_text(bytes, size)) {
+        status = give_texts(w, name, bytes, size, n->text);
+    } else {
+        status = image_is(bytes, size) ? decode_picture(w, name, bytes, size, n->text, &t)
+                                       : npy_decode(bytes, size, n->text, &t);
+        w->has_picture |= image_is(bytes, size);
+        if (status == TN_OK) status = give_network(w, name, t);
+    }
+    free(bytes);
+    return status;
+}
+
+static tn_status make_inputs(work *w) {
+    uint64_t state = w->options.seed + 1;
+    tn_status status = TN_OK;
+    bool made = false; /* an input at random */
+    for (int i = 0; i < w->input_count && status == TN_OK; i++)
+        status = give_file(w, &w->inputs[i]);
+    if (status == TN_OK && w->steps.count) status = steps_begin(&w->steps, w->model);
+    if (status == TN_OK && w->steps.count)
+        status = steps_make_inputs(&w->steps, w->model, w->in, onnx_extent, &w->dims);
+    for (int i = 0; i < tn_onnx_input_count(w->model) && status == TN_OK; i++) {
+        if (w->in[i]) continue;
+        tn_onnx_info info = input_info(w, i);
+        made = true;
+        if (w->random)
+            status = onnx_random_input(&info, &w->dims, &state, &w->in[i]);
+        else
+            status = tn_backend_fail(TN_ERR_ARGUMENT, "input '%s' is not given: -i %s=FILE.npy, or --random", info.name,
+                                     info.name);
+    }
+    if (status == TN_OK && w->random && !made)
+        status = tn_backend_fail(TN_ERR_ARGUMENT, "--random: every input is given; leave it out");
+    if (status == TN_OK) status = onnx_dims_are_used(&w->dims);
+    if (status == TN_OK && w->for_pictures && !w->has_picture)
+        status = tn_backend_fail(TN_ERR_ARGUMENT, "--size, --resize, --scale, --mean, --std and --bgr are for "
+                                                  "pictures, and no input is one; leave them out");
+    return status;
+}
+
+/* ---- running ----------------------------------------------------------------------------------------------------- */
+
+static void free_outputs(work *w) {
+    for (int k = 0; w->out && k < tn_onnx_output_count(w->model); k++) {
+        tn_onnx_value_free(w->out[k]);
+        w->out[k] = NULL;
+    }
+}
+
+static int compare_network(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* A run is over when its device is done with it: a device takes work and computes on beside its caller. */
+static tn_status run_once(work *w, double *seconds) {
+    double begun = cli_now();
+    tn_status status = tn_onnx_run(w->model, w->in, w->out);
+    if (status == TN_OK) status = tn_device_synchronize(tn_current_device());
+    *seconds = cli_now() - begun;
+    return status;
+}
+
+/* `count` runs, and the median of those behind the first `warm` ones, which also plan and compile. */
+static tn_status run_many(work *w, int64_t warm, int64_t count) {
+    double *seconds = malloc((size_t)count * sizeof *seconds);
+    tn_status status = seconds ? TN_OK : tn_backend_fail(TN_ERR_MEMORY, "no memory for %lld times", (long long)count);
+    for (int64_t i = 0; i < count && status == TN_OK; i++) {
+        free_outputs(w);
+        status = run_once(w, &seconds[i]);
+        if (status == TN_OK && w->steps.count) status = steps_advance(&w->steps, i, w->model, w->in, w->out);
+    }
+    if (status == TN_OK && w->steps.count) w->first = seconds[0];
+    if (status == TN_OK && count > warm) {
+        qsort(seconds + warm, (size_t)(count - warm), sizeof *seconds, compare_network);
+        w->median = seconds[warm + (count - warm) / 2];
+    }
+    free(seconds);
+    return status;
+}
+
+static tn_status run_profiled(work *w) {
+    free_outputs(w);
+    w->profiled = tn_profile_begin();
+    if (!w->profiled) return TN_ERR_MEMORY;
+    tn_status status = tn_onnx_run(w->model, w->in, w->out);
+    tn_profile_end(w->profiled);
+    return status;
+}
+
+static tn_status run_all_network(work *w) {
+    w->ran = true;
+    w->median = NAN;
+    tn_status status = w->steps.count ? run_many(w, 1, w->steps.count) : run_once(w, &w->first);
+    if (status == TN_OK && w->repeat) status = run_many(w, WARM, WARM + w->repeat);
+    if (status == TN_OK && (w->profile || w->trace)) status = run_profiled(w);
+    return status;
+}
+
+/* ---- what came out ----------------------------------------------------------------------------------------------- */
+
+static tn_profile_row row_at(const work *w, int64_t i) {
+    tn_profile_row row = {.struct_size = sizeof row};
+    (void)tn_profile_at(w->profiled, i, &row);
+    return row;
+}
+
+/* Commands one behind the other, in the order in which they first ran. */
+static tn_status write_trace(const work *w) {
+    cli_output file;
+    tn_status status = cli_output_begin(&file, w->trace);
+    if (status != TN_OK) return status;
+    cli_json j = {.out = file.file};
+    double at = 0;
+    cli_json_object(&j, NULL);
+    cli_json_array(&j, "traceEvents");
+    for (int64_t i = 0; i < tn_profile_count(w->profiled); i++) {
+        tn_profile_row row = row_at(w, i);
+        cli_json_object(&j, NULL);
+        cli_json_string(&j, "name", row.label);
+        cli_json_string(&j, "cat", row.kind);
+        cli_json_string(&j, "ph", "X");
+        cli_json_number(&j, "ts", at);
+        cli_json_number(&j, "dur", row.seconds * 1e6);
+        cli_json_int(&j, "pid", 1);
+        cli_json_int(&j, "tid", 1);
+        cli_json_end(&j, '}');
+        at += row.seconds * 1e6;
+    }
+    cli_json_end(&j, ']');
+    cli_json_end(&j, '}');
+    return cli_output_commit(&file);
+}
+
+static void put_text_network(const work *w, const tn_placement *p) {
+    for (int k = 0; k < tn_onnx_output_count(w->model); k++) {
+        tn_onnx_info info = {.struct_size = sizeof info};
+        (void)tn_onnx_output_at(w->model, k, &info);
+        run_output_text(info.name, w->out[k], &w->top);
+    }
+    for (int64_t i = 0; w->profile && i < tn_profile_count(w->profiled); i++) {
+        tn_profile_row row = row_at(w, i);
+        printf("  %9.1f us  %-6s %s\n", row.seconds * 1e6, row.kind, row.label);
+    }
+    steps_put_text(&w->steps);
+    if (isfinite(w->median))
+        printf("median %.3f ms on %s", w->median * 1e3, p->device);
+    else
+        printf("first run %.3f ms, planning included, on %s", w->first * 1e3, p->device);
+    if (p->on_host) printf(", %lld operations on the host", (long long)p->on_host);
+    printf("\n");
+}
+
+static void put_profile(const work *w, cli_json *j) {
+    cli_json_array(j, "profile");
+    for (int64_t i = 0; i < tn_profile_count(w->profiled); i++) {
+        tn_profile_row row = row_at(w, i);
+        cli_json_object(j, NULL);
+        cli_json_string(j, "command", row.label);
+        cli_json_string(j, "kind", row.kind);
+        cli_json_number(j, "seconds", row.seconds);
+        cli_json_end(j, '}');
+    }
+    cli_json_end(j, ']');
+}
+
+static void put_json_network(const work *w, const tn_placement *p, const tn_selection *s, const tn_device *device) {
+    cli_json j = {.out = stdout};
+    cli_json_object(&j, NULL);
+    cli_json_object(&j, "outputs");
+    for (int k = 0; k < tn_onnx_output_count(w->model); k++) {
+        tn_onnx_info info = {.struct_size = sizeof info};
+        char file[300];
+        (void)tn_onnx_output_at(w->model, k, &info);
+        run_output_file(w->model, k, file, sizeof file);
+        run_output_json(&j, info.name, w->out[k], &w->top, w->output ? file : NULL);
+    }
+    cli_json_end(&j, '}');
+    steps_put_json(&w->steps, &j);
+    cli_json_number(&j, "median_seconds", w->median);
+    cli_json_number(&j, "first_run_seconds", w->first);
+    if (w->profile) put_profile(w, &j);
+    cli_json_string(&j, "device", p->device);
+    cli_json_object(&j, "placement");
+    cli_json_int(&j, "on_device", p->on_device);
+    cli_json_int(&j, "on_host", p->on_host);
+    cli_json_end(&j, '}');
+    cli_json_fallback(&j, s, device);
+    cli_json_end(&j, '}');
+}
+
+static void list_value(const char *kind, const tn_onnx_info *info) {
+    fprintf(stderr, "%s %s: %s [", kind, info->name, info->type);
+    for (int d = 0; d < info->rank; d++) {
+        fprintf(stderr, "%s", d ? ", " : "");
+        if (info->shape[d] >= 0)
+            fprintf(stderr, "%lld", (long long)info->shape[d]);
+        else
+            fprintf(stderr, "%s", info->dims[d] ? info->dims[d] : "?");
+    }
+    fprintf(stderr, "]\n");
+}
+
+static void list_values(const work *w) {
+    for (int i = 0; i < tn_onnx_input_count(w->model); i++) {
+        tn_onnx_info info = input_info(w, i);
+        list_value("input", &info);
+    }
+    for (int i = 0; i < tn_onnx_output_count(w->model); i++) {
+        tn_onnx_info info = {.struct_size = sizeof info};
+        if (tn_onnx_output_at(w->model, i, &info) == TN_OK) list_value("output", &info);
+    }
+}
+
+static int do_work(work *w, const char *path) {
+    tn_selection s = {.struct_size = sizeof s};
+    tn_placement p = {.struct_size = sizeof p};
+    int code = CLI_FAILED;
+    tn_device *device = cli_choose_device(&w->options, &s, &code);
+    if (!device) return code;
+    tn_manual_seed(w->options.seed);
+    tn_status status = tn_onnx_open(path, NULL, &w->model);
+    if (status == TN_OK) {
+        w->in = calloc((size_t)tn_onnx_input_count(w->model) + 1, sizeof *w->in);
+        w->out = calloc((size_t)tn_onnx_output_count(w->model) + 1, sizeof *w->out);
+        if (!w->in || !w->out) status = tn_backend_fail(TN_ERR_MEMORY, "no memory for inputs and outputs");
+    }
+    if (status == TN_OK) status = run_top_open(&w->top);
+    if (status == TN_OK && w->options.verbose) list_values(w);
+    if (status == TN_OK) status = make_inputs(w);
+    if (status == TN_OK) status = run_all_network(w);
+    if (status == TN_OK) status = tn_get_placement(&p);
+    if (status == TN_OK) status = run_top_check(&w->top, w->model, w->out);
+    if (status == TN_OK && w->output) status = run_output_write(w->model, w->out, w->output);
+    if (status == TN_OK && w->trace) status = write_trace(w);
+    if (status != TN_OK) {
+        code = cli_failed();
+        if (w->ran) onnx_tell_guess(&w->dims);
+        return code;
+    }
+    if (w->options.json)
+        put_json_network(w, &p, &s, device);
+    else
+        put_text_network(w, &p);
+    return CLI_OK;
+}
+
+static int run_network(int argc, char **argv) {
+    static const struct option own[] = {
+        {"input", required_argument, NULL, 'i'},         {"output", required_argument, NULL, 'o'},
+        {"random", no_argument, NULL, OPT_RANDOM},       {"repeat", required_argument, NULL, OPT_REPEAT},
+        {"steps", required_argument, NULL, OPT_STEPS},   {"feed", required_argument, NULL, OPT_FEED},
+        {"dim", required_argument, NULL, OPT_DIM},       {"profile", no_argument, NULL, OPT_PROFILE},
+        {"trace", required_argument, NULL, OPT_TRACE},   {"resize", required_argument, NULL, OPT_RESIZE},
+        {"scale", required_argument, NULL, OPT_SCALE},   {"mean", required_argument, NULL, OPT_MEAN},
+        {"std", required_argument, NULL, OPT_STD},       {"bgr", no_argument, NULL, OPT_BGR},
+        {"size", required_argument, NULL, OPT_SIZE},     {"top", required_argument, NULL, OPT_TOP},
+        {"labels", required_argument, NULL, OPT_LABELS}, {0},
+    };
+    work w = {0};
+    tn_onnx_set_image_decoder(image_decode_for_onnx);
+    int status, first = cli_parse(&cli_run, argc, argv, &w.options, own, "i:o:", take_network_option, &w, &status);
+    if (first < 0) return status;
+    if (first == argc) return cli_wrong_usage(&cli_run, "which model? Give its ONNX file");
+    if (first + 1 < argc) return cli_wrong_usage(&cli_run, "\"%s\" belongs to no option", argv[first + 1]);
+    if (w.steps.count && w.repeat)
+        return cli_wrong_usage(&cli_run, "--steps and --repeat: steps change the inputs, repeated runs do not");
+    if (w.steps.pair_count && !w.steps.count) return cli_wrong_usage(&cli_run, "--feed requires --steps");
+    if (w.top.path && !w.top.count) return cli_wrong_usage(&cli_run, "--labels requires --top K");
+    int code = do_work(&w, argv[first]);
+    run_top_close(&w.top);
+    steps_end(&w.steps);
+    free_outputs(&w);
+    for (int i = 0; w.in && i < tn_onnx_input_count(w.model); i++)
+        tn_onnx_value_free(w.in[i]);
+    tn_profile_free(w.profiled);
+    tn_onnx_close(w.model);
+    free(w.in);
+    free(w.out);
+    return code;
+}

@@ -1,0 +1,225 @@
+/* embed.c — `trunnion embed`: texts become vectors, by an encoder in a Hugging Face folder.
+ *
+ * All texts are tokenized first; the library then computes those of like length together. A text that is too long is
+ * cut: its last token, which ends a text, stays. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/cli.h"
+#include "cli/commands.h"
+#include "cli/text/language.h"
+#include "trunnion/backend.h"
+#include "trunnion/embed.h"
+
+enum { OPT_POOLING = 256, OPT_NORMALIZE, OPT_NO_NORMALIZE, OPT_IDS };
+
+static int run_embed(int argc, char **argv);
+
+const cli_command cli_embed = {
+    .name = "embed",
+    .summary = "turn texts into vectors whose products say how alike they are",
+    .usage = "embed -m FOLDER TEXT… | embed -m FOLDER -f FILE",
+    .help = "  -m, --model FOLDER    a Hugging Face folder: config.json, weights (safetensors, .bin), tokenizer.json\n"
+            "  TEXT…                 a vector each; - reads standard input\n"
+            "  -f, --file FILE       a text a line; - reads standard input\n"
+            "      --pooling P       mean, cls or max of the tokens' vectors (default: as the folder says, else mean)\n"
+            "      --normalize       vectors of length 1 (default: as the folder says)\n"
+            "      --no-normalize    as they come out\n"
+            "      --ids             texts are token ids, with commas or blanks between them\n"
+            "      --json            embeddings[[…]], tokens[], width, device, fallback[]\n"
+            "\n"
+            "examples:\n"
+            "  trunnion embed -m all-MiniLM-L6-v2 'How are you?' 'Is it raining?' --json\n"
+            "  trunnion embed -m all-MiniLM-L6-v2 -f lines.txt > vectors.txt\n",
+    .accepts = CLI_JSON | CLI_DEVICE | CLI_THREADS | CLI_VERBOSE,
+    .run = run_embed,
+};
+
+typedef struct wishes {
+    const char *model, *file;
+    bool ids;
+    tn_embedder_options options;
+} wishes;
+
+/* Texts as ids, one behind the other. */
+typedef struct batch {
+    tn_ids ids;
+    int64_t *lengths, count, room;
+    float *out;
+} batch;
+
+typedef struct work {
+    const wishes *asked;
+    tn_device *device;
+    tn_selection selection;
+    tn_embedder *embedder;
+    tn_embedder_facts facts;
+    tn_tokenizer *tokenizer;
+    batch texts;
+    int64_t cut; /* texts that were too long */
+} work;
+
+static bool take_pooling(const char *name, tn_pooling *out) {
+    static const char *const names[] = {"", "mean", "cls", "max"}; /* by tn_pooling */
+    for (int i = 1; i < 4; i++)
+        if (strcmp(name, names[i]) == 0) *out = (tn_pooling)i;
+    return *out != TN_POOLING_DEFAULT;
+}
+
+static bool take_embed_option(void *ctx, int val, const char *arg) {
+    wishes *w = ctx;
+    switch (val) {
+    case 'm': w->model = arg; return *arg != 0;
+    case 'f': w->file = arg; return *arg != 0;
+    case OPT_POOLING: return take_pooling(arg, &w->options.pooling);
+    case OPT_NORMALIZE: w->options.norm = TN_EMBED_NORM_UNIT; return true;
+    case OPT_NO_NORMALIZE: w->options.norm = TN_EMBED_NORM_NONE; return true;
+    default: return w->ids = true;
+    }
+}
+
+/* ---- texts to ids ------------------------------------------------------------------------------------------------ */
+
+static tn_status count_text(batch *b, int64_t length) {
+    if (b->count == b->room) {
+        int64_t room = b->room ? 2 * b->room : 16;
+        int64_t *larger = realloc(b->lengths, (size_t)room * sizeof *larger);
+        if (!larger) return tn_backend_fail(TN_ERR_MEMORY, "no memory for %lld texts", (long long)room);
+        b->lengths = larger;
+        b->room = room;
+    }
+    b->lengths[b->count++] = length;
+    return TN_OK;
+}
+
+static tn_status add_text(work *w, const char *text, size_t size) {
+    tn_ids *ids = &w->texts.ids;
+    size_t first = ids->count;
+    tn_status status =
+        w->asked->ids ? cli_read_ids(text, ids) : tn_tokenizer_encode(w->tokenizer, text, size, TN_ENCODE_ENDS, ids);
+    if (status != TN_OK) return status;
+    int64_t length = (int64_t)(ids->count - first);
+    if (length > w->facts.longest) {
+        ids->data[first + (size_t)w->facts.longest - 1] = ids->data[ids->count - 1];
+        length = w->facts.longest;
+        ids->count = first + (size_t)length;
+        w->cut++;
+    }
+    return count_text(&w->texts, length);
+}
+
+static tn_status add_argument(work *w, const char *argument) {
+    tn_bytes text = {0};
+    tn_status status = cli_take_text(argument, &text);
+    if (status == TN_OK) status = add_text(w, text.data, text.size);
+    tn_bytes_free(&text);
+    return status;
+}
+
+static tn_status add_lines(work *w, const char *file) {
+    tn_bytes text = {0};
+    tn_status status = cli_read_file(file, &text);
+    for (char *at = text.data, *end; status == TN_OK && at < text.data + text.size; at = end + 1) {
+        end = memchr(at, '\n', (size_t)(text.data + text.size - at));
+        if (!end) end = text.data + text.size;
+        *end = 0;
+        status = add_text(w, at, (size_t)(end - at) - (end > at && end[-1] == '\r'));
+    }
+    tn_bytes_free(&text);
+    return status;
+}
+
+static tn_status read_texts(work *w, int count, char **texts) {
+    tn_status status = w->asked->file ? add_lines(w, w->asked->file) : TN_OK;
+    for (int i = 0; i < count && status == TN_OK; i++)
+        status = add_argument(w, texts[i]);
+    if (status == TN_OK && w->texts.count == 0)
+        status = tn_backend_fail(TN_ERR_ARGUMENT, "'%s' has no lines: there is nothing to embed", w->asked->file);
+    return status;
+}
+
+/* ---- the work ---------------------------------------------------------------------------------------------------- */
+
+static void put_json_embed(const work *w) {
+    cli_json j = {.out = stdout};
+    cli_json_object(&j, NULL);
+    cli_json_array(&j, "embeddings");
+    for (int64_t i = 0; i < w->texts.count; i++) {
+        cli_json_array(&j, NULL);
+        for (int64_t k = 0; k < w->facts.width; k++)
+            cli_json_number(&j, NULL, (double)w->texts.out[i * w->facts.width + k]);
+        cli_json_end(&j, ']');
+    }
+    cli_json_end(&j, ']');
+    cli_json_array(&j, "tokens");
+    for (int64_t i = 0; i < w->texts.count; i++)
+        cli_json_int(&j, NULL, w->texts.lengths[i]);
+    cli_json_end(&j, ']');
+    cli_json_int(&j, "width", w->facts.width);
+    cli_json_string(&j, "device", w->selection.chosen);
+    cli_json_fallback(&j, &w->selection, w->device);
+    cli_json_end(&j, '}');
+}
+
+static void put_lines(const work *w) {
+    for (int64_t i = 0; i < w->texts.count; i++)
+        for (int64_t k = 0; k < w->facts.width; k++)
+            printf("%.7g%c", (double)w->texts.out[i * w->facts.width + k], k + 1 < w->facts.width ? ' ' : '\n');
+}
+
+static tn_status embed(work *w, int count, char **texts) {
+    tn_embedder_options o = w->asked->options;
+    batch *b = &w->texts;
+    o.device = w->device;
+    w->facts.struct_size = sizeof w->facts;
+    tn_status status = tn_embedder_open(w->asked->model, &o, &w->embedder);
+    if (status == TN_OK) status = tn_embedder_get_facts(w->embedder, &w->facts);
+    if (status == TN_OK && !w->asked->ids) status = tn_tokenizer_open(w->asked->model, &w->tokenizer);
+    if (status == TN_OK) status = read_texts(w, count, texts);
+    if (status != TN_OK) return status;
+    b->out = calloc((size_t)b->count, (size_t)w->facts.width * sizeof *b->out);
+    if (!b->out) return tn_backend_fail(TN_ERR_MEMORY, "no memory for %lld vectors", (long long)b->count);
+    return tn_embedder_run(w->embedder, b->ids.data, b->lengths, b->count, b->out);
+}
+
+static void finish_embed(work *w) {
+    tn_embedder_close(w->embedder);
+    tn_tokenizer_free(w->tokenizer);
+    tn_ids_free(&w->texts.ids);
+    free(w->texts.lengths);
+    free(w->texts.out);
+    tn_set_current_device(NULL);
+    tn_device_close(w->device);
+}
+
+static int run_embed(int argc, char **argv) {
+    static const struct option own[] = {
+        {"model", required_argument, NULL, 'm'},
+        {"file", required_argument, NULL, 'f'},
+        {"pooling", required_argument, NULL, OPT_POOLING},
+        {"normalize", no_argument, NULL, OPT_NORMALIZE},
+        {"no-normalize", no_argument, NULL, OPT_NO_NORMALIZE},
+        {"ids", no_argument, NULL, OPT_IDS},
+        {0},
+    };
+    wishes r = {.options = TN_EMBEDDER_DEFAULTS};
+    cli_options o;
+    int code = CLI_OK, first = cli_parse(&cli_embed, argc, argv, &o, own, "m:f:", take_embed_option, &r, &code);
+    if (first < 0) return code;
+    if (!r.model) return cli_wrong_usage(&cli_embed, "which model? Give its folder with -m");
+    if (first == argc && !r.file) return cli_wrong_usage(&cli_embed, "which texts? Give them in quotes, or with -f");
+
+    char found[CLI_PATH];
+    if (!cli_find_model(&r.model, found)) return CLI_FAILED;
+    work w = {.asked = &r};
+    w.device = cli_choose_device(&o, &w.selection, &code);
+    if (!w.device) return code;
+    tn_status status = embed(&w, argc - first, argv + first);
+    if (status == TN_OK) (o.json ? put_json_embed : put_lines)(&w);
+    if (w.cut > 0)
+        cli_print(stderr, "trunnion: %lld texts were longer than %lld tokens and were cut\n", (long long)w.cut,
+                  (long long)w.facts.longest);
+    code = status == TN_OK ? CLI_OK : cli_failed();
+    finish_embed(&w);
+    return code;
+}

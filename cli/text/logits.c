@@ -1,0 +1,204 @@
+/* logits.c — `trunnion logits`: what a model says behind every token of a prompt, as a NumPy file.
+ *
+ * The file is written piece by piece, so that a long prompt takes no more memory than a short one. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "cli/commands.h"
+#include "cli/run/npy.h"
+#include "cli/text/language.h"
+#include "trunnion/backend.h"
+#include "trunnion/llm.h"
+
+enum { OPT_NO_SPECIAL = 256, OPT_IDS, OPT_CACHE, PIECE = 64 /* tokens whose logits are held at once */ };
+
+static int run_logits(int argc, char **argv);
+
+const cli_command cli_logits = {
+    .name = "logits",
+    .summary = "write the logits behind every token of a prompt",
+    .usage = "logits -m MODEL -p TEXT -o FILE.npy",
+    .help = "  -m, --model MODEL     a GGUF file, or a folder as Hugging Face has them\n"
+            "  -p, --prompt TEXT     the prompt; - reads standard input\n"
+            "      --ids IDS         its token ids instead, with commas or blanks between them\n"
+            "  -o, --output FILE     a NumPy file: f32 [positions, vocabulary]\n"
+            "      --cache TYPE      how keys and values are kept: f16, bf16 or f32 (default f16)\n"
+            "      --no-special      words that look like control tokens are words\n"
+            "  --json                shape[], ids[], file, device, fallback[]\n"
+            "\n"
+            "Row i holds the logits of what follows token i.\n"
+            "\n"
+            "examples:\n"
+            "  trunnion logits -m model.gguf -p 'The capital of France is' -o logits.npy\n"
+            "  trunnion logits -m model.gguf -p - -o logits.npy < text.txt\n",
+    .accepts = CLI_JSON | CLI_DEVICE | CLI_THREADS | CLI_VERBOSE,
+    .run = run_logits,
+};
+
+typedef struct wishes {
+    const char *model, *prompt, *ids, *output;
+    tn_llm_cache cache;
+    bool no_special;
+} wishes;
+
+static bool take_logits_option(void *ctx, int val, const char *arg) {
+    wishes *w = ctx;
+    switch (val) {
+    case 'm': w->model = arg; return *arg != 0;
+    case 'p': w->prompt = arg; return true;
+    case 'o': w->output = arg; return *arg != 0;
+    case OPT_IDS: w->ids = arg; return true;
+    case OPT_CACHE: return cli_take_cache(arg, &w->cache);
+    default: return w->no_special = true;
+    }
+}
+
+static tn_status read_ids(const tn_tokenizer *t, const wishes *w, tn_ids *ids) {
+    tn_bytes text = {0};
+    unsigned flags = TN_ENCODE_ENDS | (w->no_special ? 0 : TN_ENCODE_SPECIAL);
+    tn_status status = cli_take_text(w->ids ? w->ids : w->prompt, &text);
+    if (status == TN_OK && w->ids) status = cli_read_ids(text.data, ids);
+    if (status == TN_OK && !w->ids) status = tn_tokenizer_encode(t, text.data, text.size, flags, ids);
+    tn_bytes_free(&text);
+    if (status == TN_OK && ids->count == 0) status = tn_backend_fail(TN_ERR_ARGUMENT, "the prompt has no tokens");
+    return status;
+}
+
+/* ---- the file ---------------------------------------------------------------------------------------------------- */
+
+/* The format is little-endian. */
+static void to_file_order(float *values, int64_t count) {
+    const union {
+        uint16_t whole;
+        uint8_t low;
+    } probe = {1};
+    if (probe.low) return;
+    unsigned char *b = (unsigned char *)values;
+    for (int64_t i = 0; i < count; i++, b += 4) {
+        unsigned char a0 = b[0], a1 = b[1];
+        b[0] = b[3];
+        b[1] = b[2];
+        b[2] = a1;
+        b[3] = a0;
+    }
+}
+
+static tn_status write_error(const char *path) {
+    return tn_backend_fail(TN_ERR_IO, "cannot write '%s': %s", path, strerror(errno));
+}
+
+static tn_status write_rows(tn_llm *m, const tn_ids *ids, int64_t vocabulary, float *room, FILE *f, const char *path) {
+    if (!npy_write_header(f, (int64_t[]){(int64_t)ids->count, vocabulary}, 2, TN_F32)) return write_error(path);
+    for (int64_t begin = 0, n; begin < (int64_t)ids->count; begin += n) {
+        n = (int64_t)ids->count - begin < PIECE ? (int64_t)ids->count - begin : PIECE;
+        tn_status status = tn_llm_logits(m, ids->data + begin, n, room);
+        if (status != TN_OK) return status;
+        to_file_order(room, n * vocabulary);
+        if (fwrite(room, sizeof *room, (size_t)(n * vocabulary), f) != (size_t)(n * vocabulary))
+            return write_error(path);
+    }
+    return TN_OK;
+}
+
+/* The model's pages come from its file while it runs. */
+static bool is_the_model(const char *path, const char *model) {
+    struct stat a, b;
+    return stat(path, &a) == 0 && stat(model, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
+static tn_status write_file(tn_llm *m, const tn_ids *ids, int64_t vocabulary, const char *path) {
+    float *room = malloc((size_t)vocabulary * PIECE * sizeof *room);
+    if (!room) return tn_backend_fail(TN_ERR_MEMORY, "no memory for the logits of %d tokens", PIECE);
+    cli_output out;
+    tn_status status = cli_output_begin(&out, path);
+    if (status == TN_OK) {
+        status = write_rows(m, ids, vocabulary, room, out.file, path);
+        if (status == TN_OK)
+            status = cli_output_commit(&out);
+        else
+            cli_output_abandon(&out);
+    }
+    free(room);
+    return status;
+}
+
+/* ---- the work ---------------------------------------------------------------------------------------------------- */
+
+static void put_logits(const cli_language *l, const tn_ids *ids, int64_t vocabulary, const char *path, bool json) {
+    tn_device_info device = {.struct_size = sizeof device};
+    (void)tn_device_get_info(l->device, &device);
+    if (!json) {
+        printf("%s: f32 [%zu, %lld], computed on %s\n", path, ids->count, (long long)vocabulary, device.id);
+        return;
+    }
+    cli_json j = {.out = stdout};
+    cli_json_object(&j, NULL);
+    cli_json_array(&j, "shape");
+    cli_json_int(&j, NULL, (int64_t)ids->count);
+    cli_json_int(&j, NULL, vocabulary);
+    cli_json_end(&j, ']');
+    cli_json_ids(&j, "ids", ids);
+    cli_json_string(&j, "file", path);
+    cli_json_string(&j, "device", device.id);
+    cli_json_fallback(&j, &l->selection, l->device);
+    cli_json_end(&j, '}');
+}
+
+/* The prompt says how long the context must be, and to read it takes the tokenizer, which is in the model's file. */
+static tn_status make_room_logits(cli_language *l, const wishes *w, int64_t tokens, int64_t context) {
+    if (tokens <= context) return TN_OK;
+    tn_llm_options o = TN_LLM_DEFAULTS;
+    o.context = tokens;
+    o.cache = w->cache;
+    tn_llm_close(l->model);
+    return tn_llm_open(w->model, &o, &l->model);
+}
+
+static tn_status work_logits(cli_language *l, const wishes *w, bool json) {
+    tn_llm_facts facts = {.struct_size = sizeof facts};
+    tn_ids ids = {0};
+    if (is_the_model(w->output, w->model))
+        return tn_backend_fail(TN_ERR_ARGUMENT, "'%s' is the model itself; give -o another name", w->output);
+    tn_status status = tn_llm_get_facts(l->model, &facts);
+    if (status == TN_OK) status = read_ids(l->tokenizer, w, &ids);
+    if (status == TN_OK) status = make_room_logits(l, w, (int64_t)ids.count, facts.context);
+    if (status == TN_OK) status = write_file(l->model, &ids, facts.vocabulary, w->output);
+    if (status == TN_OK) put_logits(l, &ids, facts.vocabulary, w->output, json);
+    tn_ids_free(&ids);
+    return status;
+}
+
+static int run_logits(int argc, char **argv) {
+    static const struct option own[] = {
+        {"model", required_argument, NULL, 'm'},
+        {"prompt", required_argument, NULL, 'p'},
+        {"output", required_argument, NULL, 'o'},
+        {"no-special", no_argument, NULL, OPT_NO_SPECIAL},
+        {"ids", required_argument, NULL, OPT_IDS},
+        {"cache", required_argument, NULL, OPT_CACHE},
+        {0},
+    };
+    wishes w = {0};
+    cli_options o;
+    int status, first = cli_parse(&cli_logits, argc, argv, &o, own, "m:p:o:", take_logits_option, &w, &status);
+    if (first < 0) return status;
+    if (!w.model) return cli_wrong_usage(&cli_logits, "which model? Give its GGUF file or folder with -m");
+    if (!w.prompt == !w.ids) return cli_wrong_usage(&cli_logits, "which prompt? Give it with -p, or its --ids");
+    if (w.ids && w.no_special) return cli_wrong_usage(&cli_logits, "--no-special has no effect with --ids");
+    if (!w.output) return cli_wrong_usage(&cli_logits, "which file shall it write? Give its name with -o");
+    if (first < argc)
+        return cli_wrong_usage(&cli_logits, "\"%s\" belongs to no option; put a prompt in quotes", argv[first]);
+
+    char found[CLI_PATH];
+    if (!cli_find_model(&w.model, found)) return CLI_FAILED;
+    cli_language l;
+    tn_llm_options options = TN_LLM_DEFAULTS;
+    options.cache = w.cache;
+    bool opened = cli_language_open(&l, &o, w.model, &options, !w.ids);
+    bool good = opened && work_logits(&l, &w, o.json) == TN_OK;
+    int code = !opened ? l.code : good ? CLI_OK : cli_failed();
+    cli_language_close(&l);
+    return code;
+}

@@ -1,0 +1,167 @@
+/* tokenize.c — `trunnion tokenize`: a text's tokens under a model's vocabulary, and back. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/cli.h"
+#include "cli/commands.h"
+#include "cli/text/language.h"
+#include "trunnion/backend.h"
+#include "trunnion/text.h"
+
+enum { OPT_DECODE = 256, OPT_NO_SPECIAL, OPT_NO_ENDS };
+
+static int run_tokenize(int argc, char **argv);
+
+const cli_command cli_tokenize = {
+    .name = "tokenize",
+    .summary = "show a text's tokens, or the text of tokens",
+    .usage = "tokenize -m MODEL TEXT | tokenize -m MODEL --decode IDS",
+    .help =
+        "  -m, --model MODEL     a GGUF file, a tokenizer.json or a Hugging Face folder that holds one\n"
+        "  TEXT                  what to tokenize; - reads standard input\n"
+        "      --decode IDS      numbers with commas or blanks between them; - reads standard input\n"
+        "      --no-special      words that look like control tokens are words; a decoded text leaves such tokens out\n"
+        "      --no-ends         without the begin and end tokens that the model expects\n"
+        "      --json            ids[], pieces[]; or text\n"
+        "\n"
+        "examples:\n"
+        "  trunnion tokenize -m model.gguf 'Hello, world'\n"
+        "  trunnion tokenize -m model.gguf --decode 19556,28,905\n"
+        "  echo 'a long text' | trunnion tokenize -m model.gguf - --json\n",
+    .accepts = CLI_JSON,
+    .run = run_tokenize,
+};
+
+typedef struct wishes {
+    const char *model, *decode;
+    bool no_special, no_ends;
+} wishes;
+
+static bool take_tokenize_option(void *ctx, int val, const char *arg) {
+    wishes *w = ctx;
+    switch (val) {
+    case 'm': w->model = arg; break;
+    case OPT_DECODE: w->decode = arg; break;
+    case OPT_NO_SPECIAL: w->no_special = true; break;
+    case OPT_NO_ENDS: w->no_ends = true; break;
+    default: break;
+    }
+    return true;
+}
+
+/* ---- output ------------------------------------------------------------------------------------------------------ */
+
+/* A piece on one line: control characters and stray bytes are written as \xNN. */
+static void print_piece(const tn_bytes *piece) {
+    for (size_t i = 0; i < piece->size; i++) {
+        unsigned char c = (unsigned char)piece->data[i];
+        if (c == '\n') {
+            fputs("\\n", stdout);
+        } else if (c == '\\' || c == '\'') {
+            printf("\\%c", c);
+        } else if (c < 32 || c == 127 || (c >= 128 && !cli_utf8())) {
+            printf("\\x%02x", c);
+        } else {
+            putchar(c);
+        }
+    }
+}
+
+static bool put_pieces(const tn_tokenizer *t, const tn_ids *ids, cli_json *j) {
+    tn_bytes piece = {0};
+    bool good = true;
+    for (size_t i = 0; i < ids->count && good; i++) {
+        tn_text_stream whole = {0};
+        piece.size = 0;
+        good = tn_tokenizer_stream(t, &whole, ids->data[i], TN_DECODE_SPECIAL, &piece) == TN_OK &&
+               tn_tokenizer_stream_end(&whole, &piece) == TN_OK;
+        if (!good) break;
+        if (j) {
+            cli_json_text(j, NULL, piece.data, piece.size);
+            continue;
+        }
+        printf("%7d  '", (int)ids->data[i]);
+        print_piece(&piece);
+        fputs("'\n", stdout);
+    }
+    tn_bytes_free(&piece);
+    return good;
+}
+
+static bool put_tokens(const tn_tokenizer *t, const tn_ids *ids, bool json) {
+    if (!json) return put_pieces(t, ids, NULL);
+    cli_json j = {.out = stdout};
+    cli_json_object(&j, NULL);
+    cli_json_ids(&j, "ids", ids);
+    cli_json_array(&j, "pieces");
+    bool good = put_pieces(t, ids, &j);
+    cli_json_end(&j, ']');
+    cli_json_end(&j, '}');
+    return good;
+}
+
+static void put_text_tokenize(const tn_bytes *text, bool json) {
+    if (!json) {
+        fwrite(text->data, 1, text->size, stdout);
+        putchar('\n');
+        return;
+    }
+    cli_json j = {.out = stdout};
+    cli_json_object(&j, NULL);
+    cli_json_text(&j, "text", text->data, text->size);
+    cli_json_end(&j, '}');
+}
+
+/* ---- the work ---------------------------------------------------------------------------------------------------- */
+
+static bool decode(const tn_tokenizer *t, const wishes *w, bool json) {
+    tn_ids ids = {0};
+    tn_bytes given = {0}, text = {0};
+    bool good = cli_take_text(w->decode, &given) == TN_OK && cli_read_ids(given.data, &ids) == TN_OK &&
+                tn_tokenizer_decode(t, ids.data, ids.count, w->no_special ? 0 : TN_DECODE_SPECIAL, &text) == TN_OK;
+    if (good) put_text_tokenize(&text, json);
+    tn_ids_free(&ids);
+    tn_bytes_free(&given);
+    tn_bytes_free(&text);
+    return good;
+}
+
+static bool encode_tokenize(const tn_tokenizer *t, const wishes *w, const char *argument, bool json) {
+    tn_ids ids = {0};
+    tn_bytes text = {0};
+    unsigned flags = (w->no_special ? 0u : TN_ENCODE_SPECIAL) | (w->no_ends ? 0u : TN_ENCODE_ENDS);
+    bool good = cli_take_text(argument, &text) == TN_OK &&
+                tn_tokenizer_encode(t, text.data, text.size, flags, &ids) == TN_OK && put_tokens(t, &ids, json);
+    tn_ids_free(&ids);
+    tn_bytes_free(&text);
+    return good;
+}
+
+static int run_tokenize(int argc, char **argv) {
+    static const struct option own[] = {
+        {"model", required_argument, NULL, 'm'},
+        {"decode", required_argument, NULL, OPT_DECODE},
+        {"no-special", no_argument, NULL, OPT_NO_SPECIAL},
+        {"no-ends", no_argument, NULL, OPT_NO_ENDS},
+        {0},
+    };
+    cli_options o;
+    wishes w = {0};
+    int status, at = cli_parse(&cli_tokenize, argc, argv, &o, own, "m:", take_tokenize_option, &w, &status);
+    if (at < 0) return status;
+    if (!w.model) return cli_wrong_usage(&cli_tokenize, "which model? Give its GGUF file or folder with -m");
+    if (w.decode && at < argc) return cli_wrong_usage(&cli_tokenize, "either TEXT or --decode");
+    if (w.decode && w.no_ends) return cli_wrong_usage(&cli_tokenize, "--no-ends has no effect with --decode");
+    if (!w.decode && argc - at != 1)
+        return cli_wrong_usage(&cli_tokenize, argc == at ? "which text? - reads standard input"
+                                                         : "one text is expected; put it in quotes");
+
+    char found[CLI_PATH];
+    if (!cli_find_model(&w.model, found)) return CLI_FAILED;
+    tn_tokenizer *t;
+    if (tn_tokenizer_open(w.model, &t) != TN_OK) return cli_failed();
+    bool good = w.decode ? decode(t, &w, o.json) : encode_tokenize(t, &w, argv[at], o.json);
+    tn_tokenizer_free(t);
+    return good ? CLI_OK : cli_failed();
+}

@@ -1,0 +1,381 @@
+/* train.c — `trunnion train`: runs a task, shows how it goes, saves and resumes, and tells the result.
+ *
+ * A run that is stopped (Ctrl-C, SIGTERM) and has --save is saved before it ends. A checkpoint holds, besides the
+ * tensors, one line that says which run it belongs to; a checkpoint of another run is refused. */
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "cli/commands.h"
+#include "cli/train/train.h"
+
+enum { PLOT_ROWS = 8, PLOT_POINTS = 4096, DESCRIPTION_BYTES = 256 };
+
+static const train_task *const tasks[] = {&train_digits, &train_cartpole, &train_chars};
+enum { TASKS = sizeof tasks / sizeof tasks[0] };
+
+static const char help_text[] =
+    "tasks:\n"
+    "  digits                classify handwritten digits of 8 by 8 pixels; metric: accuracy on a held-out fifth\n"
+    "  chars                 a character-level transformer; metric: bits per character on a held-out tenth\n"
+    "  cartpole              balance a pole on a cart with PPO; metric: mean return of 100 episodes (at most 500)\n"
+    "\n"
+    "options:\n"
+    "  --steps N             a whole number; digits: batches of 64 (1000); chars: batches of 16 (500);\n"
+    "                        cartpole: steps in the environment (100000)\n"
+    "  --model mlp|cnn       digits: the network (mlp)\n"
+    "  --policy mlp|lstm     cartpole: the policy (mlp)\n"
+    "  --devices A,B         digits, chars: share each batch, as in cuda:0,cuda:1; the first holds the model\n"
+    "  --parts N             digits, chars: parts of a batch (default: one per device); the bits of the results\n"
+    "                        depend on the number of parts, not on the devices\n"
+    "  --data FILE           digits: a table, 65 integers per line: 64 pixels from 0 to 16, then the digit;\n"
+    "                        chars: the text (default: the help of some commands)\n"
+    "  --save FILE           write a checkpoint at the end, and when stopped (Ctrl-C, SIGTERM)\n"
+    "  --save-every N        also save after every N steps\n"
+    "  --resume FILE         continue from a checkpoint; with the same options the result has the same bits as an\n"
+    "                        uninterrupted run\n"
+    "  --log FILE            one JSON object per line for each step shown: step, loss; cartpole: mean return\n"
+    "\n"
+    "examples:\n"
+    "  trunnion train digits\n"
+    "  trunnion train digits --model cnn --save digits.safetensors\n"
+    "  trunnion train chars --devices cuda:0,cuda:1\n"
+    "  trunnion train chars --data text.txt\n"
+    "  trunnion train cartpole --policy lstm --seed 3 --json\n";
+
+static int run_train(int argc, char **argv);
+
+const cli_command cli_train = {
+    .name = "train",
+    .summary = "train a small network here and now",
+    .usage = "train digits|chars|cartpole [options]",
+    .help = help_text,
+    .accepts = CLI_ALL,
+    .run = run_train,
+};
+
+/* ---- options ----------------------------------------------------------------------------------------------------- */
+
+enum {
+    OWN = 256,
+    OPT_STEPS = OWN,
+    OPT_MODEL,
+    OPT_POLICY,
+    OPT_DEVICES,
+    OPT_PARTS,
+    OPT_DATA,
+    OPT_SAVE,
+    OPT_SAVE_EVERY,
+    OPT_RESUME,
+    OPT_LOG
+};
+
+static const struct option own_options[] = {
+    {"steps", required_argument, NULL, OPT_STEPS},
+    {"model", required_argument, NULL, OPT_MODEL},
+    {"policy", required_argument, NULL, OPT_POLICY},
+    {"devices", required_argument, NULL, OPT_DEVICES},
+    {"parts", required_argument, NULL, OPT_PARTS},
+    {"data", required_argument, NULL, OPT_DATA},
+    {"save", required_argument, NULL, OPT_SAVE},
+    {"save-every", required_argument, NULL, OPT_SAVE_EVERY},
+    {"resume", required_argument, NULL, OPT_RESUME},
+    {"log", required_argument, NULL, OPT_LOG},
+    {NULL, 0, NULL, 0},
+};
+
+static bool one_of(const char *value, const char *a, const char *b) { return !strcmp(value, a) || !strcmp(value, b); }
+
+static bool take_option(void *ctx, int val, const char *arg) {
+    train_options *o = ctx;
+    switch (val) {
+    case OPT_STEPS: return cli_parse_int(arg, 0, INT64_C(1) << 40, &o->steps);
+    case OPT_SAVE_EVERY: return cli_parse_int(arg, 1, INT64_C(1) << 40, &o->save_every);
+    case OPT_MODEL: o->model = arg; return one_of(arg, "mlp", "cnn");
+    case OPT_POLICY: o->policy = arg; return one_of(arg, "mlp", "lstm");
+    case OPT_DEVICES: o->devices = arg; return *arg != 0;
+    case OPT_PARTS: return cli_parse_int(arg, 1, 256, &o->parts);
+    case OPT_DATA: o->data = arg; return *arg != 0;
+    case OPT_SAVE: o->save = arg; return *arg != 0;
+    case OPT_RESUME: o->resume = arg; return *arg != 0;
+    default: o->log = arg; return *arg != 0;
+    }
+}
+
+/* An option that was given and has no meaning for this task; NULL when there is none. */
+static const char *foreign_option(const train_options *o, const train_task *task) {
+    const struct {
+        unsigned bit;
+        const char *given, *name;
+    } rows[] = {{TRAIN_TAKES_MODEL, o->model, "--model"},
+                {TRAIN_TAKES_POLICY, o->policy, "--policy"},
+                {TRAIN_TAKES_DEVICES, o->devices, "--devices"},
+                {TRAIN_TAKES_DEVICES, o->parts ? "" : NULL, "--parts"},
+                {TRAIN_TAKES_DATA, o->data, "--data"}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        if (rows[i].given && !(task->takes & rows[i].bit)) return rows[i].name;
+    return NULL;
+}
+
+static const train_task *find_task(const char *name) {
+    for (int i = 0; i < TASKS; i++)
+        if (strcmp(tasks[i]->name, name) == 0) return tasks[i];
+    return NULL;
+}
+
+/* ---- a run ------------------------------------------------------------------------------------------------------- */
+
+typedef struct run {
+    const train_options *options;
+    const train_task *task;
+    void *self;
+    char description[DESCRIPTION_BYTES]; /* which run a checkpoint belongs to */
+    int64_t first, step, last;           /* steps made before, now, and at the end */
+    double loss;
+    double *curve; /* losses for the plot, every `stride` advances */
+    int points;
+    int64_t stride, advances;
+    FILE *log;
+    tn_selection selection; /* how the device was chosen */
+} run;
+
+static void describe_training(run *r) {
+    char own[128];
+    r->task->describe(r->self, own, sizeof own);
+    snprintf(r->description, sizeof r->description, "{\"task\": \"%s\", %s, \"seed\": %llu}", r->task->name, own,
+             (unsigned long long)r->options->common.seed);
+}
+
+static tn_checkpoint checkpoint_of(const run *r) {
+    tn_checkpoint c = TN_CHECKPOINT_DEFAULTS;
+    c.step = r->step;
+    c.json = r->description;
+    r->task->checkpoint(r->self, &c);
+    return c;
+}
+
+static tn_status save_training(const run *r) {
+    tn_status status = r->task->before_save(r->self);
+    if (status != TN_OK) return status;
+    tn_checkpoint c = checkpoint_of(r);
+    return tn_checkpoint_save(r->options->save, &c);
+}
+
+/* Looks whose checkpoint it is before anything is loaded. 0, or the exit status after a message. */
+static int check_belongs(const run *r) {
+    tn_safetensors *file = NULL;
+    if (tn_safetensors_open(r->options->resume, &file) != TN_OK) return cli_failed();
+    const char *whose = tn_safetensors_metadata(file, "json");
+    bool same = whose && strcmp(whose, r->description) == 0;
+    if (!same)
+        (void)cli_fail(TN_ERR_ARGUMENT, "'%s' belongs to another run: %s, not %s; give the options of that run",
+                       r->options->resume, whose ? whose : "unknown", r->description);
+    tn_safetensors_close(file);
+    return same ? CLI_OK : CLI_FAILED;
+}
+
+static int resume(run *r) {
+    if (!r->options->resume) return CLI_OK;
+    int code = check_belongs(r);
+    if (code != CLI_OK) return code;
+    tn_checkpoint c = checkpoint_of(r);
+    if (tn_checkpoint_load(r->options->resume, &c) != TN_OK) return cli_failed();
+    tn_text_free(c.loaded_json);
+    r->first = r->step = c.step;
+    return r->task->after_load(r->self) == TN_OK ? CLI_OK : cli_failed();
+}
+
+static double shown_now(const run *r) { return r->task->shown ? r->task->shown_now(r->self) : r->loss; }
+
+/* Keeps one value out of `stride`; when the curve is full every second one goes. */
+static void note_loss(run *r, double loss) {
+    r->loss = loss;
+    if (r->advances++ % r->stride != 0) return;
+    if (r->points == PLOT_POINTS) {
+        for (int i = 0; i < PLOT_POINTS / 2; i++)
+            r->curve[i] = r->curve[2 * i];
+        r->points = PLOT_POINTS / 2;
+        r->stride *= 2;
+    }
+    r->curve[r->points++] = shown_now(r);
+}
+
+static bool log_step(const run *r) {
+    if (!r->log) return true;
+    cli_json j = {.out = r->log};
+    cli_json_object(&j, NULL);
+    cli_json_int(&j, "step", r->step);
+    cli_json_number(&j, "loss", r->loss);
+    if (r->task->shown) cli_json_number(&j, r->task->shown, shown_now(r));
+    cli_json_end(&j, '}');
+    return !ferror(r->log);
+}
+
+static bool time_to_save(const run *r, int64_t before) {
+    int64_t every = r->options->save_every;
+    return r->options->save && every > 0 && r->step < r->last && r->step / every != before / every;
+}
+
+static tn_status train_on(run *r, cli_progress *progress) {
+    while (r->step < r->last && !cli_stopped()) {
+        int64_t before = r->step, made = 0;
+        double loss = NAN;
+        tn_status status = r->task->advance(r->self, r->step, &made, &loss);
+        if (status != TN_OK) return status;
+        r->step += made;
+        note_loss(r, loss);
+        if (!log_step(r)) return tn_backend_fail(TN_ERR_IO, "writing '%s' failed: is the disk full?", r->options->log);
+        if (time_to_save(r, before) && (status = save_training(r)) != TN_OK) return status;
+        char words[96], text[128];
+        r->task->status_text(r->self, words, sizeof words);
+        snprintf(text, sizeof text, "loss %.3g  %s", r->loss, words);
+        cli_progress_update(progress, r->step - r->first, text);
+    }
+    return TN_OK;
+}
+
+/* ---- the result -------------------------------------------------------------------------------------------------- */
+
+static void put_json_training(const run *r, double rate, double metric, const char *id, const tn_device *device) {
+    cli_json j = {.out = stdout};
+    cli_json_object(&j, NULL);
+    cli_json_string(&j, "task", r->task->name);
+    cli_json_number(&j, "final_loss", r->loss);
+    cli_json_int(&j, "steps", r->step);
+    cli_json_number(&j, "steps_per_second", rate);
+    cli_json_number(&j, "metric", metric);
+    cli_json_string(&j, "metric_name", r->task->metric);
+    cli_json_string(&j, "device", id);
+    if (r->task->shared) train_devices_json(&j, r->task->shared(r->self));
+    cli_json_fallback(&j, &r->selection, device);
+    cli_json_bool(&j, "interrupted", cli_stopped());
+    cli_json_string(&j, "stopped", cli_stopped() ? "cancelled" : "end");
+    cli_json_unsigned(&j, "seed", r->options->common.seed);
+    cli_json_end(&j, '}');
+}
+
+static void put_text_training(const run *r, double rate, double metric, const char *device) {
+    if (r->points > 1)
+        cli_plot(stdout, r->task->shown ? r->task->shown : "loss", r->task->unit, r->curve, r->points, PLOT_ROWS);
+    printf("%s on %s: %lld %s", r->task->name, device, (long long)r->step, r->task->unit);
+    if (r->step > r->first) printf(", %.0f a second, loss %.4g", rate, r->loss);
+    printf("\n");
+    if (!cli_stopped()) printf("%s: %.4g\n", r->task->metric, metric);
+    if (r->task->shared) train_devices_text(stdout, r->task->shared(r->self));
+    if (r->options->save) printf("saved: %s (go on with --resume %s)\n", r->options->save, r->options->save);
+}
+
+/* The metric takes as long as many steps, so a run that was stopped does without. */
+static int finish_training(run *r, double rate, tn_device *device) {
+    tn_device_info info = {.struct_size = sizeof info};
+    double metric = NAN;
+    if (r->options->save && save_training(r) != TN_OK) return cli_failed();
+    cli_stop_end(); /* what a signal could lose is saved */
+    if (r->log && fflush(r->log) != 0)
+        return cli_fail(TN_ERR_IO, "writing the log '%s': %s", r->options->log, strerror(errno));
+    if (tn_device_get_info(device, &info) != TN_OK) return cli_failed();
+    if (!cli_stopped() && r->task->measure(r->self, &metric) != TN_OK) return cli_failed();
+    if (r->options->common.json)
+        put_json_training(r, rate, metric, info.id, device);
+    else
+        put_text_training(r, rate, metric, info.id);
+    if (cli_stopped()) return cli_stop_status();
+    if (!r->options->common.json && r->task->show && r->task->show(r->self, stdout) != TN_OK) return cli_failed();
+    return CLI_OK;
+}
+
+static int execute(run *r, tn_device *device) {
+    tn_manual_seed(r->options->common.seed);
+    if (r->task->begin(r->options, &r->self) != TN_OK) return cli_failed();
+    describe_training(r);
+    int code = resume(r);
+    if (code != CLI_OK) return code;
+    if (r->step >= r->last && r->options->resume)
+        return cli_fail(TN_ERR_ARGUMENT,
+                        "'%s' has made %lld of %lld steps already: nothing is left to do; give --steps "
+                        "a larger number",
+                        r->options->resume, (long long)r->step, (long long)r->last);
+
+    cli_progress progress;
+    cli_stop_begin();
+    cli_progress_begin(&progress, r->task->name, "steps", r->last - r->first);
+    tn_status status = train_on(r, &progress);
+    progress.done = r->step - r->first;
+    double rate = cli_progress_rate(&progress);
+    cli_progress_end(&progress);
+    if (status != TN_OK) return cli_failed();
+    if (cli_stopped())
+        fprintf(stderr, "trunnion train: stopped by %s after %lld steps%s\n", cli_stop_signal(), (long long)r->step,
+                r->options->save ? "; saving" : "");
+    return finish_training(r, rate, device);
+}
+
+/* Nobody should learn at the end of a run that it cannot be saved. */
+static bool can_save(const char *path) {
+    struct stat s;
+    char folder[4096] = ".";
+    const char *slash = strrchr(path, '/'), *why = NULL;
+    size_t length = slash ? (size_t)(slash - path) + 1 : 1;
+    if (slash && length < sizeof folder) {
+        memcpy(folder, path, length);
+        folder[length] = 0;
+    }
+    if (length >= sizeof folder)
+        why = strerror(ENAMETOOLONG);
+    else if (stat(path, &s) == 0 && !S_ISREG(s.st_mode))
+        why = "it is not a regular file";
+    else if (access(folder, W_OK | X_OK) != 0)
+        why = strerror(errno);
+    if (why) (void)cli_fail(TN_ERR_IO, "cannot save '%s': %s", path, why);
+    return !why;
+}
+
+/* Opens what the run needs beside the task: curve and log. */
+static int prepare_training(run *r) {
+    r->curve = malloc(PLOT_POINTS * sizeof *r->curve);
+    if (!r->curve) return cli_fail(TN_ERR_MEMORY, "out of memory");
+    if (r->options->save && !can_save(r->options->save)) return CLI_FAILED;
+    if (!r->options->log) return CLI_OK;
+    r->log = fopen(r->options->log, r->options->resume ? "a" : "w");
+    if (r->log) return CLI_OK;
+    return cli_fail(TN_ERR_IO, "cannot open the log '%s': %s", r->options->log, strerror(errno));
+}
+
+static int run_task(train_options *o, const train_task *task) {
+    run r = {.options = o, .task = task, .stride = 1, .loss = NAN};
+    train_team team = {.count = 0};
+    o->team = &team;
+    r.last = o->steps >= 0 ? o->steps : task->steps;
+    int code = train_open(o, &team, &r.selection);
+    if (code == CLI_OK) code = prepare_training(&r);
+    if (code == CLI_OK) code = execute(&r, team.devices[0]);
+    task->end(r.self);
+    if (r.log && fclose(r.log) != 0 && code == CLI_OK) code = CLI_FAILED;
+    free(r.curve);
+    train_close(&team);
+    return code;
+}
+
+static int run_train(int argc, char **argv) {
+    train_options o = {.steps = -1};
+    int status = CLI_USAGE;
+    int at = cli_parse(&cli_train, argc, argv, &o.common, own_options, NULL, take_option, &o, &status);
+    if (at < 0) return status;
+    if (at >= argc) return cli_wrong_usage(&cli_train, "which task? digits, chars or cartpole");
+    const train_task *task = find_task(argv[at]);
+    if (!task)
+        return cli_wrong_usage(&cli_train, "there is no task \"%s\"; there are digits, chars and cartpole", argv[at]);
+    if (at + 1 < argc) return cli_wrong_usage(&cli_train, "one task at a time, not also \"%s\"", argv[at + 1]);
+    const char *foreign = foreign_option(&o, task);
+    if (foreign) return cli_wrong_usage(&cli_train, "%s has no meaning for the task %s", foreign, task->name);
+    if (o.devices && strcmp(o.common.device, "auto") != 0)
+        return cli_wrong_usage(&cli_train, "--device %s beside --devices: name it there, in front, to hold the model",
+                               o.common.device);
+    if (!o.model) o.model = "mlp";
+    if (!o.policy) o.policy = "mlp";
+    if (o.save_every && !o.save) return cli_wrong_usage(&cli_train, "--save-every needs --save FILE");
+    return run_task(&o, task);
+}

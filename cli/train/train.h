@@ -1,0 +1,88 @@
+/* train.h — what a training task is, so that train.c can run, show, save and resume any of them. */
+#ifndef TRUNNION_CLI_TRAIN_H
+#define TRUNNION_CLI_TRAIN_H
+
+#include "cli/cli.h"
+#include "trunnion/backend.h"
+#include "trunnion/trunnion.h"
+
+/* The devices of a run, the model's first, and how they share batches (train_devices.c). */
+enum { TRAIN_MOST_DEVICES = 16 };
+typedef struct train_team {
+    tn_device *devices[TRAIN_MOST_DEVICES];
+    int count;
+    tn_data_parallel_options options;
+} train_team;
+
+/* What the command line says. Texts live as long as argv. */
+typedef struct train_options {
+    cli_options common;
+    int64_t steps;      /* -1: the task's own number */
+    int64_t save_every; /* 0: at the end alone */
+    const char *save, *resume, *log;
+    const char *data;    /* digits: the table; NULL: in the cache folder. chars: the text; NULL: the command's help */
+    const char *model;   /* digits: mlp, cnn */
+    const char *policy;  /* cartpole: mlp, lstm */
+    const char *devices; /* names with commas between; NULL: the one of `common` */
+    int64_t parts;       /* of a batch; 0: one a device */
+    const train_team *team; /* once they are open */
+} train_options;
+
+/* Options that have a meaning for some tasks alone. */
+enum {
+    TRAIN_TAKES_MODEL = 1 << 0,
+    TRAIN_TAKES_POLICY = 1 << 1,
+    TRAIN_TAKES_DATA = 1 << 2,
+    TRAIN_TAKES_DEVICES = 1 << 3
+};
+
+/* One task. Functions return a status; the words are those of tn_error. */
+typedef struct train_task {
+    const char *name;
+    const char *unit;   /* what a step is, in the plural */
+    const char *metric; /* what `metric` of the result means */
+    unsigned takes;     /* TRAIN_TAKES_… */
+    int64_t steps;      /* the number made unless --steps says otherwise */
+    tn_status (*begin)(const train_options *o, void **self);
+    /* A member of a JSON object that tells this run's networks and data from another's, for its checkpoints. */
+    void (*describe)(void *self, char *text, size_t size);
+    /* Goes on from `step`; *made: how many steps further, at least 1. */
+    tn_status (*advance)(void *self, int64_t step, int64_t *made, double *loss);
+    /* A few words on how it goes, for the live line. */
+    void (*status_text)(void *self, char *text, size_t size);
+    /* What tells more than the loss, for the curve and the log: its name, and its value now. NULL: the loss it is. */
+    const char *shown;
+    double (*shown_now)(void *self);
+    /* Model, optimiser and extras of a checkpoint. before_save: brings the extras up to
+     * date; after_load: takes them. */
+    void (*checkpoint)(void *self, tn_checkpoint *c);
+    tn_status (*before_save)(void *self);
+    tn_status (*after_load)(void *self);
+    tn_status (*measure)(void *self, double *metric);
+    tn_status (*show)(void *self, FILE *to);       /* what there is to see at the end; may be NULL */
+    const tn_data_parallel *(*shared)(void *self); /* who computes; NULL: the task takes no further devices */
+    void (*end)(void *self);                       /* NULL is fine */
+} train_task;
+
+extern const train_task train_digits, train_cartpole, train_chars;
+
+/* ---- several devices (train_devices.c) --------------------------------------------------------------------------- */
+
+/* Opens the devices that the options ask for; the first becomes the current one. CLI_OK, or the exit status after a
+ * message; train_close either way. */
+int train_open(const train_options *o, train_team *team, tn_selection *selection);
+void train_close(train_team *team);
+/* What a task computes its batches with. */
+tn_status train_share(const train_options *o, tn_module *root, tn_data_parallel **out);
+void train_devices_json(cli_json *j, const tn_data_parallel *all); /* the member `devices` */
+void train_devices_text(FILE *to, const tn_data_parallel *all);    /* a line each where there are several */
+
+/* ---- random numbers of the host side (op_create.c): data order, environments, actions -------------------------------
+ * */
+
+/* The next 64 bits of a state (SplitMix64: Steele, Lea and Flood 2014); uniform in [0, 1); a permutation of 0 … n-1. */
+uint64_t random_next(uint64_t *state);
+double random_uniform(uint64_t *state);
+void random_shuffle(uint64_t *state, int32_t *items, int64_t n);
+
+#endif

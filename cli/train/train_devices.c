@@ -1,0 +1,88 @@
+/* train_devices.c — `trunnion train --devices a,b`: the devices that share a task's batches, and how they did.
+ *
+ * The first one holds the model. The number of parts follows from what was asked for, so a run yields the same bits
+ * when one of the devices could not be opened. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/train/train.h"
+
+/* Cuts the next name off a list; NULL at its end. */
+static char *next_name(char **list) {
+    char *name = *list, *comma = name ? strchr(name, ',') : NULL;
+    if (comma) *comma = 0;
+    *list = comma ? comma + 1 : NULL;
+    return name;
+}
+
+static int open_further(const train_options *o, train_team *team, const char *name) {
+    tn_device_options d = TN_DEVICE_DEFAULTS;
+    d.fallback = TN_FALLBACK_STRICT;
+    d.threads = o->common.threads;
+    d.minimum_memory = o->common.memory;
+    tn_status status = tn_device_open(name, &d, NULL, &team->devices[team->count]);
+    if (status == TN_OK) {
+        team->count++;
+        return CLI_OK;
+    }
+    if (o->common.strict || status == TN_ERR_ARGUMENT) {
+        (void)cli_failed();
+        return status == TN_ERR_ARGUMENT ? CLI_USAGE : CLI_FAILED;
+    }
+    cli_print(stderr, "trunnion train: %s is left out: %s\n", name, tn_error());
+    return CLI_OK;
+}
+
+int train_open(const train_options *o, train_team *team, tn_selection *selection) {
+    cli_options common = o->common;
+    char *names = o->devices ? strdup(o->devices) : NULL, *rest = names;
+    int code = CLI_OK, named = 1;
+    if (o->devices && !names) {
+        (void)cli_fail(TN_ERR_MEMORY, "out of memory");
+        return CLI_FAILED;
+    }
+    if (names) common.device = next_name(&rest);
+    team->devices[0] = cli_choose_device(&common, selection, &code);
+    team->count = team->devices[0] != NULL;
+    for (char *name; team->count && code == CLI_OK && (name = next_name(&rest)); named++)
+        if (named < TRAIN_MOST_DEVICES) code = open_further(o, team, name);
+    free(names);
+    if (named > TRAIN_MOST_DEVICES) {
+        (void)cli_fail(TN_ERR_ARGUMENT, "%d devices, at most %d are possible", named, TRAIN_MOST_DEVICES);
+        code = CLI_USAGE;
+    }
+    team->options = (tn_data_parallel_options)TN_DATA_PARALLEL_DEFAULTS;
+    team->options.parts = o->parts ? (int)o->parts : named;
+    team->options.fallback = o->common.strict ? TN_FALLBACK_STRICT : TN_FALLBACK_WARN;
+    return code;
+}
+
+void train_close(train_team *team) {
+    for (int i = 0; i < team->count; i++)
+        tn_device_close(team->devices[i]);
+}
+
+tn_status train_share(const train_options *o, tn_module *root, tn_data_parallel **out) {
+    return tn_data_parallel_new(root, o->team->devices, o->team->count, &o->team->options, out);
+}
+
+void train_devices_json(cli_json *j, const tn_data_parallel *all) {
+    tn_data_parallel_device d = {.struct_size = sizeof d};
+    cli_json_array(j, "devices");
+    for (int i = 0; tn_data_parallel_device_at(all, i, &d) == TN_OK; i++) {
+        cli_json_object(j, NULL);
+        cli_json_string(j, "id", d.id);
+        cli_json_int(j, "parts", d.parts);
+        cli_json_bool(j, "lost", d.lost);
+        cli_json_string(j, "reason", d.reason);
+        cli_json_end(j, '}');
+    }
+    cli_json_end(j, ']');
+}
+
+void train_devices_text(FILE *to, const tn_data_parallel *all) {
+    tn_data_parallel_device d = {.struct_size = sizeof d};
+    for (int i = 0; tn_data_parallel_device_count(all) > 1 && tn_data_parallel_device_at(all, i, &d) == TN_OK; i++)
+        cli_print(to, "  %s: %lld parts of batches%s%s\n", d.id, (long long)d.parts, d.lost ? ", then it failed: " : "",
+                  d.reason);
+}

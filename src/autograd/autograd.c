@@ -1,0 +1,611 @@
+/* autograd.c — gradients in reverse mode, from graph to graph.
+ *
+ * A node that requires gradients keeps its inputs, so the tape is the graph itself. From the outputs we walk down
+ * through such nodes to the leaves (depth first, without recursion), which yields them in topological order; in the
+ * reverse of it each node has its whole gradient when its turn comes, and its row's grad() builds the gradients of its
+ * inputs out of ordinary nodes. A composed op without a rule of its own is differentiated through its expansion, the
+ * one that the planner computes it with. Nothing outside changes until all has been built: a failure leaves every leaf
+ * as it was. */
+#include <string.h>
+
+#include "ops/ops_common.h"
+#include "plan/capture.h"
+#include "plan/passes.h"
+#include "tensor/graph.h"
+#include "trunnion/autograd.h"
+
+#include "gen/ops_build.h"
+
+/* ---- the tape of one call ---------------------------------------------------------------------------------------- */
+
+/* A node on the tape. Leaves are known by their slot: all versions of one parameter share an entry. */
+typedef struct tape_entry {
+    tn_node *node;
+    tn_node *grad; /* sum of what has arrived; owned by the build */
+    int32_t next_child;
+    bool visited;
+    bool needed; /* it, or something below it, is asked for */
+} tape_entry;
+
+typedef struct tape {
+    tn_build build;
+    tape_entry *entries;
+    int32_t *order; /* entries, inputs before their users */
+    int32_t *stack; /* entries whose children are being visited */
+    int32_t *table; /* open addressing by key; entry + 1, 0 where empty */
+    size_t count, capacity, order_count, order_capacity, depth, stack_capacity, table_size;
+    bool leaves_needed; /* tn_backward: every leaf is asked for */
+} tape;
+
+static const void *gradient_key_of(const tn_node *n) {
+    return (n->flags & TN_NODE_LEAF) && n->slot ? (const void *)n->slot : (const void *)n;
+}
+
+/* Where `key` is in the table, or the empty place where it belongs. */
+static size_t table_place(const tape *t, const void *key) {
+    size_t mask = t->table_size - 1;
+    size_t at = (size_t)(((uintptr_t)key >> 4) * UINT64_C(0x9E3779B97F4A7C15) >> 20) & mask;
+    while (t->table[at] && gradient_key_of(t->entries[t->table[at] - 1].node) != key)
+        at = (at + 1) & mask;
+    return at;
+}
+
+static tape_entry *tape_find(const tape *t, const tn_node *n) {
+    if (!t->table_size) return NULL;
+    int32_t found = t->table[table_place(t, gradient_key_of(n))];
+    return found ? &t->entries[found - 1] : NULL;
+}
+
+static tn_status table_double(tape *t) {
+    size_t size = t->table_size ? t->table_size * 2 : 256;
+    int32_t *table = tn_mem_zalloc(size, sizeof *table);
+    if (!table) return TN_ERR_MEMORY;
+    tn_mem_free(t->table);
+    t->table = table;
+    t->table_size = size;
+    for (size_t i = 0; i < t->count; i++)
+        t->table[table_place(t, gradient_key_of(t->entries[i].node))] = (int32_t)i + 1;
+    return TN_OK;
+}
+
+/* The number of n's entry, made when there is none yet. */
+static tn_status tape_enter(tape *t, tn_node *n, int32_t *entry) {
+    if ((t->count + 1) * 2 > t->table_size) TRY(table_double(t));
+    size_t place = table_place(t, gradient_key_of(n));
+    if (t->table[place]) {
+        *entry = t->table[place] - 1;
+        return TN_OK;
+    }
+    TRY(tn_mem_grow(&t->entries, &t->capacity, t->count + 1, sizeof *t->entries));
+    bool needed = t->leaves_needed && (n->flags & TN_NODE_LEAF);
+    t->entries[t->count] = (tape_entry){.node = n, .needed = needed};
+    *entry = (int32_t)t->count++;
+    t->table[place] = *entry + 1;
+    return TN_OK;
+}
+
+static tn_status tape_push(tape *t, int32_t entry) {
+    TRY(tn_mem_grow(&t->stack, &t->stack_capacity, t->depth + 1, sizeof *t->stack));
+    t->entries[entry].visited = true;
+    t->stack[t->depth++] = entry;
+    return TN_OK;
+}
+
+static void tape_free(tape *t) {
+    tn_build_end(&t->build);
+    tn_mem_free(t->entries);
+    tn_mem_free(t->order);
+    tn_mem_free(t->stack);
+    tn_mem_free(t->table);
+}
+
+/* ---- walking down ------------------------------------------------------------------------------------------------ */
+
+static bool is_stale(const tn_node *n) { return (n->root ? n->root : n)->flags & TN_NODE_STALE; }
+
+static bool reads_stale(const tn_node *n) {
+    for (int i = 0; i < n->n_in; i++)
+        if (n->in[i] && is_stale(n->in[i])) return true;
+    return false;
+}
+
+/* Half precision: the op's rule is applied to its f32 form, so that the gradient is rounded once. Where an input has
+ * been overwritten, only the rule itself can tell whether it is needed. */
+static bool through_expansion(const tn_node *n) {
+    const tn_op_row *row = tn_op(n->op);
+    if (!row->impl->grad) return row->kind == TN_COMPOSED;
+    bool half = tn_dtype_is_half(n->dtype);
+    return half && row->impl->grad != tn_grad_none && tn_is_widened(n) && !reads_stale(n);
+}
+
+/* The next node below n that requires gradients, NULL when there is none left. */
+static tn_status next_child(tape_entry *e, tn_node **child) {
+    tn_node *n = e->node;
+    *child = NULL;
+    if (n->flags & TN_NODE_LEAF) return TN_OK;
+    if (through_expansion(n)) {
+        if (e->next_child++ > 0) return TN_OK;
+        TRY(tn_expand_node(n));
+        if (n->expansion->flags & TN_NODE_GRAD) *child = n->expansion;
+        return TN_OK;
+    }
+    if (!tn_op(n->op)->impl->grad) return TN_OK;
+    while (!*child && e->next_child < n->n_in) {
+        tn_node *in = n->in[e->next_child++];
+        if (in && (in->flags & TN_NODE_GRAD)) *child = in;
+    }
+    return TN_OK;
+}
+
+/* All children of entry `here` are in t->order: it follows, and its user needs what it needs. */
+static tn_status finish_gradient(tape *t, int32_t here) {
+    t->depth--;
+    if (t->depth) t->entries[t->stack[t->depth - 1]].needed |= t->entries[here].needed;
+    TRY(tn_mem_grow(&t->order, &t->order_capacity, t->order_count + 1, sizeof *t->order));
+    t->order[t->order_count++] = here;
+    return TN_OK;
+}
+
+/* Everything from n downwards, into t->order. */
+static tn_status walk_gradient(tape *t, tn_node *n) {
+    int32_t entry;
+    TRY(tape_enter(t, n, &entry));
+    if (!t->entries[entry].visited) TRY(tape_push(t, entry));
+    while (t->depth) {
+        int32_t here = t->stack[t->depth - 1];
+        tn_node *child;
+        TRY(next_child(&t->entries[here], &child));
+        if (!child) {
+            TRY(finish_gradient(t, here));
+            continue;
+        }
+        TRY(tape_enter(t, child, &entry));
+        if (t->entries[entry].visited)
+            t->entries[here].needed |= t->entries[entry].needed;
+        else
+            TRY(tape_push(t, entry));
+    }
+    return TN_OK;
+}
+
+/* ---- going back -------------------------------------------------------------------------------------------------- */
+
+static tn_status check_gradient(const tn_node *n, int i, const tn_node *g) {
+    const tn_node *in = n->in[i];
+    size_t bytes = sizeof in->shape[0] * in->rank;
+    if (g->rank == in->rank && g->dtype == in->dtype && !memcmp(g->shape, in->shape, bytes)) return TN_OK;
+    char is[96], want[96];
+    return tn_fail(TN_ERR_INTERNAL,
+                   "%s: the gradient of input %d is %s %s, the input is %s %s: a defect in the op's rule",
+                   tn_op(n->op)->name, i, tn_shape_text(g, is, sizeof is), tn_dtype_name((tn_dtype)g->dtype),
+                   tn_shape_text(in, want, sizeof want), tn_dtype_name((tn_dtype)in->dtype));
+}
+
+static tn_status add_gradient(tape *t, tape_entry *e, tn_node *g) {
+    tn_node *joined = e->grad ? tn_join_slice_gradients(&t->build, e->grad, g) : g;
+    TRY(t->build.status);
+    e->grad = joined ? joined : tn_b_add(&t->build, e->grad, g);
+    return t->build.status;
+}
+
+/* A gradient built since `first` that reads a value which has been overwritten cannot be right. */
+static tn_status check_stale(const tape *t, size_t first, const tn_node *n) {
+    for (size_t i = first; i < t->build.count; i++) {
+        const tn_node *made = t->build.made[i];
+        for (int k = 0; k < made->n_in; k++) {
+            const tn_node *in = made->in[k];
+            if (!in || !is_stale(in)) continue;
+            char text[96];
+            return tn_fail(
+                TN_ERR_STATE,
+                "backward: the gradient of %s (%s:%d) needs a tensor %s that has been modified in place since; "
+                "run backward before the write, or compute from a clone",
+                tn_op(n->op)->name, n->file ? n->file : "?", n->line, tn_shape_text(in, text, sizeof text));
+        }
+    }
+    return TN_OK;
+}
+
+enum { FEW_INPUTS = 8 };
+
+static tn_status spread_gradient(tape *t, const tn_node *n, tn_node *dy, tn_node **grads) {
+    size_t first = t->build.count;
+    tn_recorder *r = tn_recorder_here();
+    r->varying = (n->flags & TN_NODE_VARIES) && !(n->flags & TN_NODE_VIEW);
+    tn_status s = tn_op(n->op)->impl->grad(&t->build, n, dy, grads);
+    r->varying = false;
+    TRY(s);
+    TRY(t->build.status);
+    TRY(check_stale(t, first, n));
+    for (int i = 0; i < n->n_in; i++) {
+        if (!grads[i] || !n->in[i] || !(n->in[i]->flags & TN_NODE_GRAD)) continue;
+        tape_entry *e = tape_find(t, n->in[i]);
+        if (!e || !e->needed) continue;
+        TRY(check_gradient(n, i, grads[i]));
+        TRY(add_gradient(t, e, grads[i]));
+    }
+    return TN_OK;
+}
+
+/* Hands the gradient of one entry to what lies below it. */
+static tn_status step_back(tape *t, const tape_entry *e) {
+    const tn_node *n = e->node;
+    if (n->flags & TN_NODE_LEAF) return TN_OK;
+    if (through_expansion(n)) {
+        tape_entry *below = tape_find(t, n->expansion);
+        return below && below->needed ? add_gradient(t, below, e->grad) : TN_OK;
+    }
+    if (!tn_op(n->op)->impl->grad) return TN_OK;
+    tn_node *few[FEW_INPUTS] = {NULL};
+    if (n->n_in <= FEW_INPUTS) return spread_gradient(t, n, e->grad, few);
+    tn_node **grads = tn_mem_zalloc(n->n_in, sizeof *grads);
+    if (!grads) return TN_ERR_MEMORY;
+    tn_status s = spread_gradient(t, n, e->grad, grads);
+    tn_mem_free(grads);
+    return s;
+}
+
+static tn_status go_back(tape *t) {
+    for (size_t i = t->order_count; i-- > 0;) {
+        const tape_entry *e = &t->entries[t->order[i]];
+        if (e->needed && e->grad) TRY(step_back(t, e));
+    }
+    return TN_OK;
+}
+
+static tn_node *filled_like(tape *t, const tn_node *n, double value) {
+    tn_node *g = tn_b_full(&t->build, n->shape, n->rank, value, (tn_dtype)n->dtype);
+    if (g) g->device = n->device;
+    return g;
+}
+
+static tn_status seed(tape *t, tn_node *output, tn_node *grad) {
+    tape_entry *e = tape_find(t, output);
+    if (!e || !e->needed) return TN_OK;
+    tn_node *g = grad ? grad : filled_like(t, output, 1.0);
+    TRY(t->build.status);
+    return add_gradient(t, e, g);
+}
+
+/* ---- collecting -------------------------------------------------------------------------------------------------- */
+
+/* A gradient that leaves the tape owns its memory: it may be written in place (clipping) like any other tensor. */
+static tn_node *own_memory(tape *t, tn_node *g) {
+    return (g->flags & TN_NODE_VIEW) ? tn_b_contiguous(&t->build, g) : g;
+}
+
+/* A handle that no scope frees. */
+static tn_tensor *slot_handle(tn_node *n) { return tn_tensor_unscoped(tn_tensor_new(tn_node_retain(n))); }
+
+static void swap_slots(tape *t, tn_tensor **handles) {
+    for (size_t i = 0; i < t->count; i++) {
+        if (!handles[i]) continue;
+        tn_grad_slot *slot = t->entries[i].node->slot;
+        tn_free(slot->grad);
+        slot->grad = handles[i];
+    }
+}
+
+/* A capture has to know what it does to gradients: each launch does the same. */
+static inline tn_status note_gradient(tn_recorder *r, tn_grad_slot *slot, tn_gradient_use use) {
+    return r && r->capturing ? tn_captured_gradient_note(tn_plans_of(r)->capture, slot, use) : TN_OK;
+}
+
+static tn_status make_handles(tape *t, tn_tensor **handles) {
+    tn_recorder *r = tn_recorder_here();
+    for (size_t i = 0; i < t->count; i++) {
+        const tape_entry *e = &t->entries[i];
+        if (!e->grad || !(e->node->flags & TN_NODE_LEAF) || !e->node->slot || e->node->slot->closed) continue;
+        const tn_tensor *before = e->node->slot->grad;
+        TRY(note_gradient(r, e->node->slot, TN_GRADIENT_ADDED));
+        tn_node *g = before ? tn_b_add(&t->build, tn_tensor_node(before), e->grad) : own_memory(t, e->grad);
+        TRY(t->build.status);
+        handles[i] = slot_handle(g);
+        TRY(tn_status_of(handles[i]));
+    }
+    return TN_OK;
+}
+
+static tn_status collect_leaves(tape *t) {
+    tn_tensor **handles = tn_mem_zalloc(t->count, sizeof *handles);
+    if (!handles) return TN_ERR_MEMORY;
+    tn_status s = make_handles(t, handles);
+    if (s == TN_OK) swap_slots(t, handles);
+    for (size_t i = 0; s != TN_OK && i < t->count; i++)
+        tn_free(handles[i]);
+    tn_mem_free(handles);
+    return s;
+}
+
+/* ---- leaves ------------------------------------------------------------------------------------------------------ */
+
+static tn_status check_leaf(const tn_tensor *t) {
+    TRY(tn_need_tensor(t, "set_requires_grad: the tensor"));
+    TRY(tn_status_of(t));
+    const tn_node *n = tn_tensor_node(t);
+    if (!tn_dtype_is_float((tn_dtype)n->dtype))
+        return tn_fail(TN_ERR_DTYPE, "set_requires_grad: only floating tensors have gradients, this one is %s",
+                       tn_dtype_name((tn_dtype)n->dtype));
+    if ((n->flags & TN_NODE_GRAD) && !(n->flags & TN_NODE_LEAF))
+        return tn_fail(TN_ERR_ARGUMENT,
+                       "set_requires_grad: the tensor was computed by %s from others that require gradients; "
+                       "only leaves can be marked, as tn_contiguous(tn_detach(t)) is",
+                       tn_op(n->op)->name);
+    if (tn_handle_of(t)->base)
+        return tn_fail(TN_ERR_ARGUMENT,
+                       "set_requires_grad: a view cannot be a leaf; mark its base, or a copy (tn_contiguous)");
+    return TN_OK;
+}
+
+static tn_status mark_leaf(tn_node *n, tn_storage *s) {
+    tn_grad_slot *slot = tn_mem_zalloc(1, sizeof *slot);
+    if (!slot) return TN_ERR_MEMORY;
+    atomic_init(&slot->refs, 2);
+    s->slot = slot;
+    n->slot = slot;
+    n->flags |= TN_NODE_GRAD | TN_NODE_LEAF;
+    return TN_OK;
+}
+
+static void unmark_leaf(tn_node *n, tn_storage *s) {
+    tn_grad_slot_close(s->slot);
+    tn_grad_slot_release(n->slot);
+    s->slot = NULL;
+    n->slot = NULL;
+    n->flags &= (uint8_t) ~(TN_NODE_GRAD | TN_NODE_LEAF);
+}
+
+tn_status tn_set_requires_grad(tn_tensor *t, bool requires_grad) {
+    TRY(check_leaf(t));
+    tn_storage *s = tn_tensor_storage(t);
+    tn_node *n = tn_tensor_node(t);
+    if (!s) return TN_ERR_MEMORY;
+    if (requires_grad == ((n->flags & TN_NODE_LEAF) != 0)) return TN_OK;
+    if (requires_grad) return mark_leaf(n, s);
+    unmark_leaf(n, s);
+    return TN_OK;
+}
+
+bool tn_requires_grad(const tn_tensor *t) { return t && (tn_tensor_node(t)->flags & TN_NODE_GRAD); }
+
+/* The handle shares the storage of the collected gradient, so that clipping it in place is seen by the optimiser. */
+tn_tensor *tn_grad(const tn_tensor *leaf) {
+    tn_grad_slot *slot = leaf ? tn_tensor_node(leaf)->slot : NULL;
+    tn_status noted = slot ? note_gradient(tn_recorder_here(), slot, TN_GRADIENT_READ) : TN_OK;
+    if (noted != TN_OK) return tn_tensor_error(noted);
+    if (!slot || !slot->grad) return NULL;
+    tn_storage *s = tn_tensor_storage(slot->grad);
+    if (!s) return tn_tensor_error(TN_ERR_MEMORY);
+    tn_tensor *t = tn_tensor_new(tn_node_retain(tn_tensor_node(slot->grad)));
+    tn_handle *h = tn_handle_of(t);
+    if (h->node->flags & TN_NODE_ERROR) return t;
+    atomic_fetch_add_explicit(&s->refs, 1, memory_order_relaxed);
+    atomic_store_explicit(&h->storage, s, memory_order_release);
+    h->version = s->version;
+    return t;
+}
+
+void tn_zero_grad(tn_tensor *leaf) {
+    tn_grad_slot *slot = leaf ? tn_tensor_node(leaf)->slot : NULL;
+    if (!slot) return;
+    (void)note_gradient(tn_recorder_here(), slot, TN_GRADIENT_CLEARED); /* a failure is kept for tn_capture_end */
+    tn_free(slot->grad);
+    slot->grad = NULL;
+}
+
+/* ---- the public functions ---------------------------------------------------------------------------------------- */
+
+static tn_status backward_on(tape *t, const tn_tensor *loss) {
+    tn_node *n = tn_tensor_node(loss);
+    TRY(walk_gradient(t, n));
+    TRY(seed(t, n, NULL));
+    TRY(go_back(t));
+    return collect_leaves(t);
+}
+
+static tn_status check_loss(const tn_tensor *loss) {
+    TRY(tn_need_tensor(loss, "backward: loss"));
+    TRY(tn_status_of(loss));
+    char text[96];
+    const tn_node *n = tn_tensor_node(loss);
+    if (tn_node_numel(n) != 1)
+        return tn_fail(TN_ERR_SHAPE, "backward: the loss must have one element, it is %s; reduce it (sum, mean) first",
+                       tn_shape_text(n, text, sizeof text));
+    if (!(n->flags & TN_NODE_GRAD))
+        return tn_fail(TN_ERR_STATE,
+                       "backward: the loss does not require gradients: none of the tensors that it was computed "
+                       "from was marked with tn_set_requires_grad, or it was computed under TN_NO_GRAD");
+    return TN_OK;
+}
+
+tn_status tn_backward(const tn_tensor *loss) {
+    TRY(check_loss(loss));
+    tn_recorder *r = tn_recorder_here();
+    if (!r) return TN_ERR_MEMORY;
+    tape t = {.leaves_needed = true};
+    bool before = r->no_grad;
+    tn_device *chosen = tn_chosen_device();
+    (void)tn_set_current_device(tn_device_of(loss));
+    r->no_grad = true;
+    size_t count = r->count;
+    bool within = tn_recorder_begin_gradient(r);
+    tn_status s = backward_on(&t, loss);
+    tn_recorder_end_gradient(r, within, count);
+    r->no_grad = before;
+    (void)tn_set_current_device(chosen);
+    tape_free(&t);
+    return s;
+}
+
+static tn_status check_output(const tn_tensor *output, const tn_tensor *grad) {
+    TRY(tn_need_tensor(output, "gradients: an output"));
+    TRY(tn_status_of(output));
+    const tn_node *n = tn_tensor_node(output);
+    if (!(n->flags & TN_NODE_GRAD)) return tn_fail(TN_ERR_STATE, "gradients: an output does not require gradients");
+    char is[96], want[96];
+    if (!grad && tn_node_numel(n) != 1)
+        return tn_fail(TN_ERR_SHAPE,
+                       "gradients: output %s has more than one element; give its gradient in grad_outputs",
+                       tn_shape_text(n, is, sizeof is));
+    if (!grad) return TN_OK;
+    TRY(tn_need_tensor(grad, "gradients: a grad_output"));
+    TRY(tn_status_of(grad));
+    const tn_node *g = tn_tensor_node(grad);
+    if (g->rank != n->rank || g->dtype != n->dtype || memcmp(g->shape, n->shape, sizeof n->shape[0] * n->rank))
+        return tn_fail(TN_ERR_SHAPE, "gradients: grad_output %s %s does not match its output %s %s",
+                       tn_shape_text(g, is, sizeof is), tn_dtype_name((tn_dtype)g->dtype),
+                       tn_shape_text(n, want, sizeof want), tn_dtype_name((tn_dtype)n->dtype));
+    return TN_OK;
+}
+
+static tn_status check_input(const tn_tensor *input) {
+    TRY(tn_need_tensor(input, "gradients: an input"));
+    TRY(tn_status_of(input));
+    if (!(tn_tensor_node(input)->flags & TN_NODE_GRAD))
+        return tn_fail(TN_ERR_STATE, "gradients: an input does not require gradients");
+    return TN_OK;
+}
+
+/* What tn_gradients was asked. */
+typedef struct request {
+    tn_tensor *const *outputs, *const *grad_outputs, *const *inputs;
+    int output_count, input_count;
+} request;
+
+static tn_tensor *grad_output(const request *q, int i) { return q->grad_outputs ? q->grad_outputs[i] : NULL; }
+
+static tn_status check_request(const request *q) {
+    for (int i = 0; i < q->output_count; i++)
+        TRY(check_output(q->outputs[i], grad_output(q, i)));
+    for (int i = 0; i < q->input_count; i++)
+        TRY(check_input(q->inputs[i]));
+    return TN_OK;
+}
+
+/* Inputs enter the tape before the walk, so that what leads to them is found to be needed. */
+static tn_status enter_inputs(tape *t, const request *q) {
+    for (int i = 0; i < q->input_count; i++) {
+        int32_t entry;
+        TRY(tape_enter(t, tn_tensor_node(q->inputs[i]), &entry));
+        t->entries[entry].needed = true;
+    }
+    return TN_OK;
+}
+
+static tn_status gradients_on(tape *t, const request *q, tn_tensor **grads) {
+    TRY(enter_inputs(t, q));
+    for (int i = 0; i < q->output_count; i++)
+        TRY(walk_gradient(t, tn_tensor_node(q->outputs[i])));
+    for (int i = 0; i < q->output_count; i++) {
+        const tn_tensor *g = grad_output(q, i);
+        TRY(seed(t, tn_tensor_node(q->outputs[i]), g ? tn_tensor_node(g) : NULL));
+    }
+    TRY(go_back(t));
+    for (int i = 0; i < q->input_count; i++) {
+        tn_node *n = tn_tensor_node(q->inputs[i]);
+        tn_node *g = tape_find(t, n)->grad;
+        g = g ? own_memory(t, g) : filled_like(t, n, 0.0);
+        TRY(t->build.status);
+        grads[i] = tn_tensor_new(tn_node_retain(g));
+        TRY(tn_status_of(grads[i]));
+    }
+    return TN_OK;
+}
+
+tn_status tn_gradients(tn_tensor *const *outputs, int output_count, tn_tensor *const *grad_outputs,
+                       tn_tensor *const *inputs, int input_count, bool create_graph, tn_tensor **grads) {
+    if (!outputs || !inputs || !grads || output_count < 1 || input_count < 1)
+        return tn_fail(TN_ERR_ARGUMENT,
+                       "gradients: outputs, inputs and grads must not be NULL and need at least one entry");
+    request q = {outputs, grad_outputs, inputs, output_count, input_count};
+    TRY(check_request(&q));
+    tn_recorder *r = tn_recorder_here();
+    if (!r) return TN_ERR_MEMORY;
+    for (int i = 0; i < input_count; i++)
+        grads[i] = NULL;
+    tape t = {0};
+    bool before = r->no_grad;
+    r->no_grad = !create_graph;
+    size_t count = r->count;
+    bool within = tn_recorder_begin_gradient(r);
+    tn_status s = gradients_on(&t, &q, grads);
+    tn_recorder_end_gradient(r, within, count);
+    r->no_grad = before;
+    tape_free(&t);
+    for (int i = 0; s != TN_OK && i < input_count; i++) {
+        tn_free(grads[i]);
+        grads[i] = NULL;
+    }
+    return s;
+}
+
+/* ==== gradients of a tensor that was cut into parts =============================================================== */
+/* Each part of a tensor (slice, chunk, split) sends back its gradient with zeros around it, and what arrives is added.
+ * Where two such parts are neighbours nothing needs to be added: they are put side by side, and once they are the whole
+ * there are no zeros left. Parts that lie in one buffer as they lay in the tensor, as attention yields the gradients of
+ * a joined projection, are just a view of it. */
+
+/* Zeros around `inner` along one dimension. */
+typedef struct padded {
+    tn_node *inner;
+    int dim;
+    int64_t before, after;
+} padded;
+
+static bool is_padded(const tn_node *n, padded *p) {
+    if (n->op != TN_OP_PAD || n->f[TN_PAD_VALUE] != 0) return false;
+    int padded_dims = 0;
+    p->inner = n->in[0];
+    for (int64_t k = 0; k + 1 < n->i[0]; k += 2) {
+        if (n->i[1 + k] < 0 || n->i[2 + k] < 0) return false;
+        if (n->i[1 + k] == 0 && n->i[2 + k] == 0) continue;
+        padded_dims++;
+        p->dim = n->rank - 1 - (int)k / 2;
+        p->before = n->i[1 + k];
+        p->after = n->i[2 + k];
+    }
+    return padded_dims == 1;
+}
+
+static bool fit_but_for(const tn_node *a, const tn_node *b, int dim) {
+    for (int d = 0; d < a->rank; d++)
+        if (d != dim && a->shape[d] != b->shape[d]) return false;
+    return true;
+}
+
+/* Both as one view, if `b` follows `a` in one buffer; NULL otherwise. */
+static tn_node *as_one_view(tn_build *b, const padded *first, const padded *second) {
+    const tn_node *x = first->inner, *y = second->inner;
+    int64_t offset[2], stride[2][TN_MAX_RANK], shape[TN_MAX_RANK];
+    if (!x->root || x->root != y->root) return NULL;
+    tn_node_layout(x, &offset[0], stride[0]);
+    tn_node_layout(y, &offset[1], stride[1]);
+    size_t bytes = (size_t)x->rank * sizeof *shape;
+    if (memcmp(stride[0], stride[1], bytes) != 0) return NULL;
+    if (offset[0] + x->shape[first->dim] * stride[0][first->dim] != offset[1]) return NULL;
+    memcpy(shape, x->shape, bytes);
+    shape[first->dim] += y->shape[first->dim];
+    tn_node *view = tn_b_as_strided(b, x->root, shape, x->rank, stride[0], x->rank, offset[0]);
+    bool whole = view && tn_node_contiguous(view);
+    return whole ? tn_b_view(b, x->root, shape, x->rank) : view;
+}
+
+tn_node *tn_join_slice_gradients(tn_build *b, tn_node *x, tn_node *y) {
+    padded first, second;
+    if (!is_padded(x, &first) || !is_padded(y, &second) || first.dim != second.dim || x->dtype != y->dtype) return NULL;
+    if (first.before > second.before) {
+        padded swap = first;
+        first = second;
+        second = swap;
+    }
+    int dim = first.dim;
+    if (first.before + first.inner->shape[dim] != second.before || !fit_but_for(first.inner, second.inner, dim))
+        return NULL;
+    tn_node *joined = as_one_view(b, &first, &second);
+    if (!joined) joined = tn_b_cat(b, (tn_node *[]){first.inner, second.inner}, 2, dim);
+    if (first.before == 0 && second.after == 0) return joined;
+    int64_t pads[2 * TN_MAX_RANK] = {0};
+    pads[2 * (x->rank - 1 - dim)] = first.before;
+    pads[2 * (x->rank - 1 - dim) + 1] = second.after;
+    return tn_b_pad(b, joined, pads, 2 * x->rank, 0);
+}

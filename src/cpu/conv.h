@@ -1,0 +1,124 @@
+/* conv.h — convolutions on the processor, and the gradient of their weight.
+ *
+ * Both are products of matrices one operand of which is what a window sees, so that most of its numbers stand there
+ * `kernel` times. That matrix is never made: a block of it is packed where and when the micro-kernels need it. */
+#ifndef TN_KERN_CONV_H
+#define TN_KERN_CONV_H
+
+#include "cpu/kern.h"
+
+/* Zeros that lie around images in memory, so that windows reach over their edges and nobody has to look: `above` rows
+ * of them before each channel's rows, what is left of a row behind its output pixels, and what is left of the plane
+ * behind the last row. */
+typedef struct tn_conv_border {
+    int64_t above, row, plane; /* rows; elements from row to row (0: there is no edge) and from channel to channel */
+    int buffer;                /* the epilogue's, in which its only result lies */
+    bool clean;                /* the zeros are there */
+} tn_conv_border;
+
+/* Images x [batch, groups · channels, size], weight [groups · out_channels, channels, kernel] and results y [batch,
+ * groups · out_channels, output pixels], all f32. The window of output pixel (u, v) begins at (u, v) · stride − before
+ * (which may be negative) and has its taps `dilation` apart; outside of the image it sees zeros. */
+typedef struct tn_conv_args {
+    int64_t batch, groups, channels, out_channels; /* channels and filters of one group */
+    int64_t size[2], kernel[2], out_size[2], stride[2], pad_before[2], dilation[2];
+    const float *x, *y;
+    int64_t x_stride[4], y_stride[4]; /* elements */
+    const float *weight;
+    int64_t weight_group, weight_stride[4]; /* from group to group; filter, channel, row, column */
+    const void *packed;                     /* what tn_conv_pack made of the weight; NULL: done at each run */
+    /* what tn_conv_prefers_nhwc said of these sizes, or false: slower, same bits */
+    bool nhwc;
+    bool winograd; /* tn_conv_winograd_fits, and other bits are fine; turned is false then */
+    int64_t pass;  /* tn_conv_depthwise's alone, and the next one */
+    bool max_pool;
+    /* A program that takes blocks of y over instead of `out` (kern.h): its last three axes are images, channels of all
+     * groups, output pixels. Of tn_conv and tn_conv_depthwise. Its ending, if there is one, is by channels. */
+    tn_fused_program epilogue;
+    /* rows, columns: of what the epilogue writes back to the block the greatest of each window; or 0 */
+    int64_t pool[2];
+    bool x_padded; /* zeros lie around x wherever windows reach over it */
+    /* The convolution that has x as its result, where tn_conv_fuses_producer says so: x is made where it is read. */
+    const struct tn_conv_args *producer;
+    bool quads; /* a number is four bytes, of x without a sign, of the weight with one; results are i32 */
+    float *out; /* contiguous but for its edge; where an epilogue's result goes, or NULL; what is pooled */
+    tn_conv_border border;
+    void *workspace; /* 64-byte aligned */
+} tn_conv_args;
+
+/* Is there a kernel for these sizes? Not where an extent is 0, nor where a window reaches so far that a block of what
+ * it sees is no block any more. Reads sizes alone. */
+bool tn_conv_fits(const tn_conv_args *args);
+
+/* Can results be pooled before they reach memory, in windows of pool[] that lie side by side from the first output
+ * pixel on? Reads sizes alone; there has to be an epilogue. */
+bool tn_conv_pools(const tn_conv_args *args);
+
+/* Are filters better the columns of the product than its rows? Filters are packed in another way then. */
+bool tn_conv_prefers_nhwc(const tn_conv_args *args);
+
+/* Would images be read where they lie, if they had an edge: *edge, as narrow as it can be? And can results be left with
+ * one? An epilogue's is a single one then, whose strides are the edge's. Both look at `turned` and read no data. */
+bool tn_conv_wants_border(const tn_conv_args *args, tn_conv_border *edge);
+bool tn_conv_writes_border(const tn_conv_args *args);
+/* Would images be better made where they are read, as far as sizes say? *edge: the maker's then, whose epilogue's
+ * single result has strides of its own rows and planes and 0 from image to image. `args` is turned. */
+bool tn_conv_fuses_producer(const tn_conv_args *args, const tn_conv_args *producer, tn_conv_border *edge);
+/* Elements of so many planes, the first of which begins at element *first. */
+int64_t tn_conv_padded_elements(const tn_conv_border *edge, int64_t planes, int64_t *first);
+
+/* Windows of 3×3 with a stride of 1 can be computed with a quarter of the multiplications (Winograd), for results that
+ * are rounded otherwise: still the same bits for any thread count and any instruction set with fma; others do not have
+ * it. With u = 2⁻²⁴ an element's error is at most about (channels + 16) · u · Σ |Aᵀ| ((|G| |g| |Gᵀ|) ∘ (|Bᵀ| |d| |B|))
+ * |A|, the sum over channels, g and d being filter and tile, A, B and G the transforms (cpu/conv_vec.c; two roundings
+ * an axis for d and g, two for g's factor, three for the sums); of random numbers it is twice that of the definition.
+ * So can windows of five taps in a row, with six multiplications instead of ten: the same along one axis.
+ * `pays`: is it faster, if filters are packed before (kept), or at each run? */
+bool tn_conv_winograd_fits(const tn_conv_args *args);
+bool tn_conv_winograd_pays(const tn_conv_args *args, bool kept);
+
+/* out = y: each is what tn_gemm_f32 yields for row k = (channel, kernel row, kernel column) of what windows see: chains
+ * of KIR_KSUM steps, in order. What lies outside of the image takes part as a zero. Same bits for any thread count and
+ * any instruction set. `threads`: tn_threads() when it will run, or more. Sizes and strides are read, no data. */
+size_t tn_conv_packed_bytes(const tn_conv_args *args);
+void tn_conv_pack(const tn_conv_args *args, void *to);
+size_t tn_conv_workspace(const tn_conv_args *args, int threads);
+void tn_conv(const tn_conv_args *args);
+
+/* out = x's gradient, [batch, groups · channels, size]: what each result spreads over its window, summed. Seen from a
+ * pixel that is a convolution of y: with a stride s each s-th pixel of an axis meets the same taps (a phase), and for
+ * each phase chains run through k = (filter, kernel row, kernel column), taps from the last to the first. `fits` has to
+ * hold for each phase; not for windows with both a stride and a dilation. */
+bool tn_conv_dgrad_fits(const tn_conv_args *args);
+bool tn_conv_dgrad_winograd_pays(const tn_conv_args *args); /* by Winograd's algorithm, if args->winograd says so */
+size_t tn_conv_dgrad_workspace(const tn_conv_args *args, int threads);
+void tn_conv_dgrad(const tn_conv_args *args);
+
+/* out = the weight's gradient, Σ over images and output pixels of y times what the window sees: chains of KIR_KSUM
+ * output pixels, all output pixels of the first image, then those of the next. With `winograd`, where that fits, by the
+ * same algorithm turned around: nine gradients of 4×4 results and what they saw. An element's error is at most about
+ * (tiles + 18) · u · |Gᵀ| (Σ (|A| |y| |Aᵀ|) ∘ (|Bᵀ| |d| |B|)) |G|, the sum over tiles (three roundings an axis for y,
+ * two for d, four for the way back). */
+bool tn_conv_wgrad_winograd_fits(const tn_conv_args *args);
+bool tn_conv_wgrad_winograd_pays(const tn_conv_args *args);
+size_t tn_conv_wgrad_workspace(const tn_conv_args *args, int threads);
+void tn_conv_wgrad(const tn_conv_args *args);
+
+/* The same of bytes: images of u8 at x, filters of i8 at weight (strides in bytes), sums of i32, exact modulo 2³²; what
+ * lies outside is the byte `outside`. By quads of channels, where the processor adds up four products of bytes at once.
+ * Each thread count yields the same, as whole numbers do. */
+bool tn_conv_bytes_fits(const tn_conv_args *args);
+size_t tn_conv_bytes_packed_bytes(const tn_conv_args *args);
+void tn_conv_bytes_pack(const tn_conv_args *args, void *to);
+size_t tn_conv_bytes_workspace(const tn_conv_args *args, int threads);
+void tn_conv_bytes(const tn_conv_args *args, uint8_t outside);
+
+/* out = y where each channel has one filter of its own (channels and filters are 1). Products are rounded before they
+ * are added. `pass` > 0: sums of that many taps, ascending, and these sums added as a reduction of KIR adds (kir.h,
+ * KIR_LANES; a single sum stands as it is); 0: the products themselves are added as a reduction. `greatest`: there is
+ * no weight, and what is seen is reduced to its greatest element as KIR does it; outside of the image is none. */
+bool tn_conv_depthwise_fits(const tn_conv_args *args);
+size_t tn_conv_depthwise_workspace(const tn_conv_args *args, int threads);
+void tn_conv_depthwise(const tn_conv_args *args);
+
+#endif

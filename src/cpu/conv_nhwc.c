@@ -1,0 +1,986 @@
+/* conv_nhwc.c — convolutions as products with other operand orders: filters as columns, batch as rows, bytes. */
+#include <string.h>
+
+#include "cpu/conv_paths.h"
+#include "cpu/isa.h"
+
+/* ==== filters as columns ========================================================================================== */
+/* out[output pixels, filters] = im2col[output pixels, taps] · weight[taps, filters]. Filters are packed as panels of
+ * columns. A tile's rows are output pixels side by side in one row of the image, and whichever tap it is at, what they
+ * see lies side by side in the input tile (conv_paths.h), so that nothing is packed there, whatever the stride, and no
+ * output pixel is one that does not exist. Where windows never leave the image and what lies around it, that itself
+ * serves as the input tile, as it lies. Where the image is cheap to make, rows of it are made in the input tile
+ * (conv_paths.h), each once a thread. Meanwhile tiles ask for what is far away: filling the input tile and writing
+ * out would wait for it with nothing to compute. The tile brings a number of the input tile to all lanes: nothing but
+ * the aligned panel is loaded as a vector.
+ *
+ * A block is some rows of output pixels, of one or several images. Their input tile holds all channels; panel after
+ * panel is multiplied over it, chunk after chunk of k. What comes out is a panel wide and is turned as it is written
+ * out, or handed to the epilogue. The chains are those of conv.c.
+ *
+ * Where a larger image's pixels are a convolution each s-th (the way back of a stride), these phases share a block and
+ * its input tile: sums of the phases of a row lie beside each other, so that whole rows of pixels are written out. */
+
+enum {
+    CHUNK = KIR_KSUM,
+    MOST_PIXELS = TN_GEMM_BLOCK_LD, /* of a block */
+    INPUT_TILE = 1 << 17,           /* elements of a block's input tile: a part of the second cache */
+    MADE_INPUT_TILE = 1 << 18,      /* of one that blocks walk through, as what is seen is made */
+    LEAST_ACROSS = 4,               /* output pixels in a row, or tiles are too low */
+    LEAST_DEPTH = 64,               /* steps of k, or turning takes longer than it gains; */
+    LEAST_QUADS = 8,                /* of bytes, which are few steps for many products */
+    LINE = 16,                      /* elements of a line of the cache */
+    PANEL = 6144                    /* elements that a panel takes of the first cache, at most: half of it */
+};
+
+/* A convolution in its own right, of windows that lie within the others'. */
+typedef struct phase {
+    const float *packed;
+    int64_t *tap, depth; /* where each step of k lies, from where the largest window begins */
+} phase;
+
+typedef struct nhwc_nhwc {
+    tn_conv_args a;
+    im2col_plan w;
+    const tile_set *tiles;
+    int64_t split[2]; /* phases along the axes: 1 where the results are the image */
+    phase phase[NHWC_PHASES];
+    int64_t panel, panels;  /* columns of a panel; panels of a group's filters */
+    int64_t all_rows, rows; /* of output pixels: of all images; of a block, at most */
+    int64_t blocks, parts;  /* of rows; of panels */
+    int64_t depth;          /* of all phases */
+    bool in_pixel;          /* windows are read from the image: they never leave it */
+    size_t tap_bytes, input_tile_bytes, sums_bytes, begun_bytes, block_bytes, scratch_bytes, made_bytes, part_bytes;
+    epilogue_ops epilogue_ops; /* with addresses, of channel 0 … */
+    bool ends;                 /* … if that is all that the epilogue does */
+    const void *producer;      /* conv_paths.h's plan of what makes the images; NULL: nothing does */
+    char *memory;
+} nhwc_nhwc;
+
+static int64_t phase_depth(const tn_conv_args *a) { return a->channels * a->kernel[0] * a->kernel[1]; }
+
+/* Steps of a panel from k0 on that are taken at once. A chunk whose panel would push what tiles see out of the first
+ * cache is taken in halves: the chains go on where they were. */
+static int64_t steps_at(const nhwc_nhwc *t, int64_t depth, int64_t k0) {
+    int64_t left = tn_min64(CHUNK - k0 % CHUNK, depth - k0);
+    return left * t->panel > PANEL ? left / 2 : left;
+}
+
+/* Rows whose input tile is small enough; whole images where there are several. Else as many as are pooled
+ * together, or a multiple of that. */
+static int64_t rows_of_block(const tn_conv_args *a, int64_t row) {
+    const int64_t down = a->out_size[0], unit = pooled_rows(a);
+    int64_t rows = tn_min64(a->batch * down, tn_max64(MOST_PIXELS / a->out_size[1], 1));
+    int64_t image = ((down - 1) * a->stride[0] + window_reach(a, 0)) * row * a->channels;
+    if (rows >= down && image <= INPUT_TILE) return tn_min64(rows / down, INPUT_TILE / image) * down;
+    int64_t fits = (INPUT_TILE / (row * a->channels) - window_reach(a, 0)) / a->stride[0] + 1;
+    rows = tn_min64(tn_min64(rows, down), tn_max64(fits, 1));
+    return tn_max64(rows / unit, 1) * unit;
+}
+
+/* Not where all channels would meet in the same few sets of the first cache. */
+static bool is_in_pixel(const tn_conv_args *a) {
+    enum { SETS = 4096 / sizeof(float) };
+    if (a->x_padded) return true;
+    if (a->stride[1] != 1 || a->x_stride[3] != 1 || a->x_stride[1] % SETS == 0) return false;
+    for (int d = 0; d < 2; d++) {
+        int64_t last = (a->out_size[d] - 1) * a->stride[d] - a->pad_before[d];
+        if (a->pad_before[d] > 0 || last + window_reach(a, d) > a->size[d]) return false;
+    }
+    return true;
+}
+
+/* Of the input tile: more than a block sees, so that those that the next one sees too can mostly stay where they are.
+ * */
+static void widen_input_tile(im2col_plan *w) {
+    const int64_t sections = w->channel / w->section;
+    w->rows = tn_max64(w->rows, MADE_INPUT_TILE / (w->row * w->channels * sections));
+    w->section = w->rows * w->row;
+    w->channel = w->section * sections;
+}
+
+/* `phases`: NULL where the results are the image. */
+static void plan_nhwc(nhwc_nhwc *t, const tn_conv_args *args, const nhwc_phases *phases) {
+    const conv_vec *with = tn_conv_vec();
+    *t = (nhwc_nhwc){.a = *args, .panel = 2 * with->tiles->lanes, .all_rows = args->batch * args->out_size[0]};
+    t->tiles = args->quads ? tn_byte_tiles() : with->tiles;
+    for (int d = 0; d < 2; d++)
+        t->split[d] = phases ? phases->split[d] : 1;
+    t->panels = tn_ceil_div(args->out_channels, t->panel);
+    tn_im2col_plan(&t->w, with, &t->a, 1, args->channels, false);
+    t->rows = rows_of_block(args, t->w.row);
+    tn_im2col_plan(&t->w, with, &t->a, (t->rows - 1) * args->out_size[1] + 1, args->channels, false);
+    if (args->producer) widen_input_tile(&t->w);
+    t->w.channel = (round_up(t->w.channel, LINE) / LINE | 1) * LINE; /* channels begin in all sets of the first cache */
+    t->in_pixel = !args->producer && is_in_pixel(args);
+    t->depth = t->w.depth;
+    for (int k = 0; phases && k < t->split[0] * t->split[1]; k++)
+        t->depth = (k > 0 ? t->depth : 0) + phase_depth(&phases->of[k]);
+    t->tap_bytes = ((size_t)t->depth * sizeof(int64_t) + 63) / 64 * 64;
+    t->input_tile_bytes = t->in_pixel ? 0 : im2col_bytes(im2col_elements(&t->w));
+    t->sums_bytes = im2col_bytes(t->rows * args->out_size[1] * t->split[1] * t->panel);
+    t->begun_bytes = t->depth > CHUNK && CHUNK * t->panel > PANEL ? t->sums_bytes : 0;
+    t->block_bytes = args->epilogue.vm ? im2col_bytes(t->panel * TN_GEMM_BLOCK_LD) : 0;
+    t->scratch_bytes = fused_call_scratch(&args->epilogue, 0);
+    t->made_bytes = args->producer ? tn_conv_producer_thread_bytes(args->producer) : 0;
+    t->part_bytes = IM2COL_BYTES + t->input_tile_bytes + t->sums_bytes + t->begun_bytes + t->block_bytes;
+    t->part_bytes += t->scratch_bytes + t->made_bytes;
+}
+
+/* Columns of the last panel that are none are summed all the same: an eighth of them at most, of bytes half. Rows that
+ * are pooled together are those of one block: rows are counted through all images. */
+bool tn_conv_nhwc_fits(const tn_conv_args *a) {
+    nhwc_nhwc t;
+    const int64_t unit = pooled_rows(a);
+    if (a->out_size[1] < LEAST_ACROSS || unit * a->out_size[1] > MOST_PIXELS) return false;
+    if (a->batch > 1 && a->out_size[0] % unit != 0) return false;
+    if (a->channels * a->kernel[0] * a->kernel[1] < (a->quads ? LEAST_QUADS : LEAST_DEPTH)) return false;
+    plan_nhwc(&t, a, NULL);
+    const int64_t columns = t.panels * t.panel;
+    bool full = a->quads ? columns <= 2 * a->out_channels : 8 * columns <= 9 * a->out_channels;
+    return full && im2col_elements(&t.w) <= 4 * INPUT_TILE;
+}
+
+/* Channels begin in all sets of the first cache. */
+bool tn_conv_nhwc_wants_border(const tn_conv_args *a, tn_conv_border *edge) {
+    int64_t before[2], behind[2];
+    if (a->stride[1] != 1) return false;
+    for (int d = 0; d < 2; d++) {
+        before[d] = tn_max64(a->pad_before[d], 0);
+        behind[d] =
+            tn_max64((a->out_size[d] - 1) * a->stride[d] - a->pad_before[d] + window_reach(a, d) - a->size[d], 0);
+    }
+    *edge = (tn_conv_border){.above = before[0], .row = a->size[1] + tn_max64(before[1], behind[1])};
+    edge->plane = odd_lines((before[0] + a->size[0] + behind[0]) * edge->row);
+    return before[0] + before[1] + behind[0] + behind[1] > 0;
+}
+
+/* Worth it where the image would have left the cache until it is read. All of a row is seen. */
+bool tn_conv_nhwc_fuses_producer(const tn_conv_args *args, const tn_conv_args *producer, tn_conv_border *edge) {
+    enum { CACHE = 4 << 20 };
+    tn_conv_args a = *args;
+    const int64_t bytes = a.batch * a.channels * a.size[0] * a.size[1] * (int64_t)sizeof(float);
+    nhwc_nhwc t;
+    if (a.groups > 1 || a.stride[1] != 1 || a.pad_before[1] < 0 || bytes <= CACHE) return false;
+    a.producer = producer;
+    plan_nhwc(&t, &a, NULL);
+    *edge = (tn_conv_border){.row = t.w.row, .plane = t.w.channel, .clean = true};
+    return t.rows < t.all_rows && a.pad_before[1] + a.size[1] <= t.w.row;
+}
+
+/* ---- filters, packed --------------------------------------------------------------------------------------------- */
+
+size_t tn_conv_nhwc_packed_bytes(const tn_conv_args *a) {
+    int64_t panel = 2 * tn_conv_vec()->tiles->lanes;
+    return im2col_bytes(a->groups * round_up(a->out_channels, panel) * a->channels * a->kernel[0] * a->kernel[1]);
+}
+
+typedef struct packing {
+    const tn_conv_args *a;
+    const tile_set *with;
+    int64_t panels;
+    float *to;
+} packing;
+
+/* All of k of a panel's filters; zeros for those that are none. */
+static void pack_panel(const packing *p, const float *from, int64_t out_channels, float *to) {
+    const tn_conv_args *a = p->a;
+    const int64_t *s = a->weight_stride, panel = 2 * p->with->lanes;
+    int64_t taps = a->kernel[0] * a->kernel[1];
+    if (out_channels < panel) memset(to, 0, (size_t)(panel * taps * a->channels) * sizeof *to);
+    for (int64_t row = 0; row < a->kernel[0]; row++)
+        for (int64_t column = 0; column < a->kernel[1]; column++)
+            p->with->pack(&(pack){.to = to + (row * a->kernel[1] + column) * panel,
+                                  .distance = taps * panel,
+                                  .group = panel,
+                                  .from = from + row * s[2] + column * s[3],
+                                  .along = s[1],
+                                  .across = s[0],
+                                  .steps = a->channels,
+                                  .lines = out_channels});
+}
+
+static void pack_panels(void *ctx, int64_t begin, int64_t end, int worker) {
+    const packing *p = ctx;
+    const tn_conv_args *a = p->a;
+    const int64_t panel = 2 * p->with->lanes, depth = a->channels * a->kernel[0] * a->kernel[1];
+    (void)worker;
+    for (int64_t n = begin; n < end; n++) {
+        int64_t first = n % p->panels * panel;
+        const float *from = a->weight + n / p->panels * a->weight_group + first * a->weight_stride[0];
+        pack_panel(p, from, tn_min64(panel, a->out_channels - first), p->to + n * depth * panel);
+    }
+}
+
+void tn_conv_nhwc_pack(const tn_conv_args *a, void *to) {
+    enum { PART_ELEMENTS = 1 << 14 };
+    const tile_set *with = tn_conv_vec()->tiles;
+    packing p = {a, with, tn_ceil_div(a->out_channels, 2 * with->lanes), to};
+    int64_t elements = 2 * with->lanes * a->channels * a->kernel[0] * a->kernel[1];
+    tn_parallel(a->groups * p.panels, tn_max64(PART_ELEMENTS / elements, 1), pack_panels, &p);
+}
+
+/* ---- a block ----------------------------------------------------------------------------------------------------- */
+
+/* Rows [row, row + count) of all images' output pixels. */
+static void see_rows_of_images(const im2col_plan *w, im2col_run *s, int64_t row, int64_t count) {
+    const tn_conv_args *a = w->a;
+    const int64_t across = a->out_size[1], down = a->out_size[0];
+    int k = 0, before = s->sections;
+    bool alike = before > 0, whole = before > 0;
+    for (int64_t r = row; r < row + count; k++) {
+        int64_t rows = tn_min64(down - r % down, row + count - r);
+        section now = {r / down, r % down * across, rows * across, (r - row) * across, 0, 0, 0};
+        tn_im2col_section(a, &now);
+        alike = alike && k < before && s->section[k].at == now.at && s->section[k].count == now.count;
+        whole = whole && now.low == 0 && now.high == (rows - 1) * a->stride[0] + window_reach(a, 0);
+        s->section[k] = now;
+        r += rows;
+    }
+    s->sections = k;
+    s->clean = (alike && k == before) || whole; /* left and right of the rows are the zeros that always were there */
+    s->left = 0;
+}
+
+/* Images whose channels lie side by side are turned on the way into the input tile. */
+static bool channels_follow(const tn_conv_args *a) {
+    return a->x_stride[1] == 1 && a->x_stride[3] != 1 && a->channels > 1 && a->stride[1] == 1;
+}
+
+static void turn_into_input_tile(const im2col_plan *w, im2col_run *s, int64_t group) {
+    const tn_conv_args *a = w->a;
+    const inside in = tn_inside_phase(w, 0, -a->pad_before[1]);
+    tn_clear_input_tile(w, s);
+    for (int k = 0; k < s->sections && in.low < in.high; k++) {
+        const section *now = &s->section[k];
+        const float *x = a->x + now->image * a->x_stride[0] + group * a->channels + in.first * a->x_stride[3];
+        for (int64_t r = now->low; r < now->high; r++)
+            w->with->tiles->pack(&(pack){.to = s->input_tile + k * w->section + r * w->row + in.low,
+                                         .distance = w->channel,
+                                         .group = in.high - in.low,
+                                         .from = x + (now->first + r) * a->x_stride[2],
+                                         .along = 1,
+                                         .across = a->x_stride[3],
+                                         .steps = a->channels,
+                                         .lines = in.high - in.low});
+    }
+}
+
+/* Memory that will be wanted, which tiles ask the second cache for: some strips of lines, `apart` elements from each
+ * other; then `again` as many of each of the images behind, `image` elements from the end of the last. */
+typedef struct strips {
+    const float *at;
+    int64_t apart, count, lines, line;
+    int64_t batch, again, image;
+} strips;
+
+/* Memory of one thread. */
+typedef struct nhwc_part {
+    im2col_run *s;
+    float *sums, *begun, *block; /* begun: chains of which half is summed */
+    fused_call epilogue;
+    void *made; /* the maker's */
+    /* The filters of the next chunk; where this panel's results go; what the next block sees that this one does not. */
+    strips out_channels, results, next;
+} nhwc_part;
+
+static int64_t rows_im2col(const tn_conv_args *a, const section *s) {
+    return (s->count / a->out_size[1] - 1) * a->stride[0] + window_reach(a, 0);
+}
+
+/* What this section sees of what the last one saw stays where it is, or goes to the input tile's begin where there is
+ * no room behind it: so many rows. */
+static int64_t keep_rows(const nhwc_nhwc *w, im2col_run *s, const section *last) {
+    const section *now = &s->section[0];
+    const int64_t down = now->first - last->first, kept = last->high - down, from = s->top + down;
+    s->top = 0;
+    if (s->sections > 1 || now->image != last->image || down <= 0 || kept <= 0) return 0;
+    if (from + rows_im2col(&w->a, now) <= w->w.rows) {
+        s->top = from;
+        return kept;
+    }
+    float *channel = s->input_tile;
+    for (int64_t c = 0; c < w->a.channels; c++, channel += w->w.channel)
+        memmove(channel, channel + from * w->w.row, (size_t)(kept * w->w.row) * sizeof *channel);
+    return kept;
+}
+
+/* `count` zeros in each channel, `runs` times, a row from each other. */
+static void write_zeros(const nhwc_nhwc *w, float *to, int64_t count, int64_t runs) {
+    for (int64_t c = 0; c < w->a.channels && count > 0; c++, to += w->w.channel)
+        for (int64_t r = 0; r < runs; r++)
+            memset(to + r * w->w.row, 0, (size_t)count * sizeof *to);
+}
+
+/* Left and right of all rows, once. */
+static void clean_sides(const nhwc_nhwc *w, const im2col_run *s) {
+    const int64_t left = w->a.pad_before[1], across = left + w->a.size[1], rows = w->w.channel / w->w.row;
+    if (s->rows > 0) return;
+    write_zeros(w, s->input_tile, left, rows);
+    write_zeros(w, s->input_tile + across, w->w.row - across, rows);
+}
+
+/* The rest is made. */
+static void make_input_tile(const nhwc_nhwc *w, nhwc_part *p, const section *last) {
+    im2col_run *s = p->s;
+    const int64_t kept = keep_rows(w, s, last), row = w->w.row;
+    clean_sides(w, s);
+    for (int k = 0; k < s->sections; k++) {
+        const section *now = &s->section[k];
+        const int64_t im2col_rows = rows_im2col(&w->a, now), from = tn_max64(now->low, kept);
+        const int64_t above = tn_min64(now->low, im2col_rows), high = tn_max64(now->high, 0);
+        float *to = s->input_tile + k * w->w.section + s->top * row;
+        write_zeros(w, to + kept * row, (above - kept) * row, 1); /* kept rows above the image are zeros already */
+        write_zeros(w, to + high * row, (im2col_rows - high) * row, 1);
+        tn_conv_producer_run(w->producer, now->image, now->first + from, now->high - from,
+                             to + from * row + w->a.pad_before[1], p->made);
+    }
+}
+
+/* `last`: the first section of what was seen before. */
+static void fill_nhwc(const nhwc_nhwc *w, nhwc_part *p, int64_t group, const section *last) {
+    if (w->in_pixel) return;
+    if (w->producer)
+        make_input_tile(w, p, last);
+    else if (channels_follow(&w->a))
+        turn_into_input_tile(&w->w, p->s, group);
+    else
+        tn_fill_input_tile(&w->w, p->s, group, 0, w->a.channels);
+}
+
+/* Worth it where images are not in that cache anyway. */
+static bool comes_from_afar(const nhwc_nhwc *w) {
+    enum { SECOND_CACHE = 2 << 20 };
+    const tn_conv_args *a = &w->a;
+    int64_t x = a->channels * a->size[0] * a->size[1], y = a->out_channels * a->out_size[0] * a->out_size[1];
+    y *= w->split[0] * w->split[1];
+    return a->batch * a->groups * (x + y) * (int64_t)sizeof(float) > SECOND_CACHE;
+}
+
+static strips make_strips(const float *at, int64_t apart, int64_t count, int64_t strip) {
+    return (strips){.at = at, .apart = apart, .count = count, .again = count, .lines = tn_ceil_div(strip, LINE) + 1};
+}
+
+/* The same of `images`, `distance` elements from each other. */
+static strips of_images(strips s, int64_t batch, int64_t distance) {
+    s.batch = batch - 1;
+    s.image = distance - s.again * s.apart;
+    return s;
+}
+
+/* Of images whose rows follow each other: the rows behind a part of one, or the images behind whole ones. */
+static strips next_rows(const nhwc_nhwc *w, const section *s, int64_t group, int64_t rows) {
+    const tn_conv_args *a = &w->a;
+    if (a->x_stride[3] != 1 || (a->x_stride[2] != a->size[1] && !a->x_padded)) return (strips){0};
+    const int64_t batch = rows / a->out_size[0], image = s->image + batch, left = tn_min64(batch, a->batch - image);
+    const int64_t first = batch > 0 ? 0 : s->first + s->high, reach = batch > 0 ? a->size[0] : rows * a->stride[0];
+    const int64_t last = tn_min64(first + reach, a->size[0]);
+    if (first >= last || (batch > 0 && left <= 0)) return (strips){0};
+    const float *x = a->x + image * a->x_stride[0] + group * a->channels * a->x_stride[1];
+    const int64_t row = a->x_stride[2];
+    strips next = make_strips(x + first * row, a->x_stride[1], a->channels, (last - first) * row);
+    return batch > 0 ? of_images(next, left, a->x_stride[0]) : next;
+}
+
+static strips results_of(const nhwc_nhwc *w, const nhwc_part *p, int64_t first, int64_t out_channels) {
+    const tn_conv_args *a = &w->a;
+    const section *s = &p->s->section[0];
+    const int64_t area = w->split[0] * w->split[1], plane = result_plane(a) * area;
+    const int64_t channels = a->groups * a->out_channels, row = result_row(a) * area;
+    if (!a->out || a->pool[0] > 0) return (strips){0};
+    const float *to = a->out + (s->image * channels + first) * plane + s->at / a->out_size[1] * row;
+    return of_images(make_strips(to, plane, out_channels, s->count / a->out_size[1] * row), p->s->sections,
+                     channels * plane);
+}
+
+/* As many lines as the tile has time for. */
+static void look_ahead_nhwc(nhwc_part *p, tile *t) {
+    strips *s = p->out_channels.count > 0 ? &p->out_channels : p->results.count > 0 ? &p->results : &p->next;
+    t->ahead_rows = 0;
+    if (s->count == 0) return;
+    t->ahead = s->at + s->line * LINE;
+    t->ahead_rows = tn_min64(s->lines - s->line, t->k / NHWC_AHEAD);
+    s->line += t->ahead_rows;
+    if (s->line < s->lines) return;
+    s->line = 0;
+    s->at += s->apart;
+    if (--s->count > 0 || s->batch == 0) return;
+    s->batch--;
+    s->count = s->again;
+    s->at += s->image;
+}
+
+/* Where section k's first window begins, channel 0 of the group. */
+static const float *section_begin(const nhwc_nhwc *w, const nhwc_part *p, int64_t group, int k) {
+    const tn_conv_args *a = &w->a;
+    const section *s = &p->s->section[k];
+    if (!w->in_pixel) return p->s->input_tile + k * w->w.section + p->s->top * w->w.row;
+    const float *x = a->x + s->image * a->x_stride[0] + group * a->channels * a->x_stride[1];
+    return x + s->first * a->x_stride[2] - a->pad_before[1];
+}
+
+/* Some steps of k over the whole block; `t` has the panel, and an output pixel's sums are `from` behind its first in
+ * `to`. */
+static void multiply_pixels(const nhwc_nhwc *w, nhwc_part *p, int64_t group, float *to, int64_t from, tile t) {
+    const tile_set *with = w->tiles;
+    const int64_t across = w->a.out_size[1], down = w->a.stride[0] * (w->in_pixel ? w->a.x_stride[2] : w->w.row);
+    for (int k = 0; k < p->s->sections; k++) {
+        const section *now = &p->s->section[k];
+        const float *row = section_begin(w, p, group, k);
+        t.c = to + now->to * t.c_row + from;
+        for (int64_t at = 0; at < now->count; at += across, row += down) {
+            t.a = row;
+            for (int64_t left = across, rows = 0; left > 0; left -= rows, t.a += rows, t.c += rows * t.c_row) {
+                rows = tile_nhwc_height(left, with->rows);
+                look_ahead_nhwc(p, &t);
+                with->nhwc[rows](&t);
+            }
+        }
+    }
+}
+
+/* `filters` of them from channel `first` on (of all groups), to where results go, or to the epilogue; what that does to
+ * each channel is done while they are turned. */
+static void write_out_channels(const nhwc_nhwc *w, nhwc_part *p, const section *now, const float *sums, int64_t first,
+                               int64_t out_channels) {
+    const tn_conv_args *a = &w->a;
+    const int64_t row = now->at / a->out_size[1];
+    const bool joined = p->epilogue.vm && !w->ends, pooled = a->pool[0] > 0;
+    const box at = {first, out_channels, now->at, now->count};
+    epilogue_ops end = w->epilogue_ops;
+    if (end.add) end.add += first;
+    pack turn = {.to = p->block,
+                 .distance = TN_GEMM_BLOCK_LD,
+                 .group = now->count,
+                 .from = sums + now->to * w->panel,
+                 .along = 1,
+                 .across = w->panel,
+                 .steps = out_channels,
+                 .lines = now->count,
+                 .epilogue_ops = w->ends ? &end : NULL};
+    if (!joined && !pooled) {
+        turn.to = result_at(a, now->image, first, row);
+        turn.distance = result_plane(a);
+        turn.group = a->border.row > 0 ? a->out_size[1] : now->count;
+        turn.jump = a->border.row;
+    }
+    w->w.with->tiles->pack(&turn);
+    if (joined)
+        hand_over_result(&p->epilogue, w->w.with, a, now->image, at, p->block);
+    else if (pooled)
+        pool_block(w->w.with, a, now->image, at, p->block);
+    else
+        zero_border(a, now->image, first, out_channels, row, now->count / a->out_size[1]);
+}
+
+/* What is pooled is read and written four times: as much at a time as stays in the first cache meanwhile. */
+static void write_out(const nhwc_nhwc *w, nhwc_part *p, int64_t first, int64_t out_channels) {
+    const int64_t most = w->a.pool[0] > 0 ? w->panel / 2 : w->panel;
+    for (int k = 0; k < p->s->sections; k++)
+        for (int64_t i = 0; i < out_channels; i += most)
+            write_out_channels(w, p, &p->s->section[k], p->sums + i, first + i, tn_min64(most, out_channels - i));
+}
+
+/* The sums of a row of phases, every split[0]-th row of pixels from `row` on: of these each output pixel is split[1].
+ * */
+static void write_pixels(const nhwc_nhwc *w, nhwc_part *p, int64_t first, int64_t out_channels, int64_t row) {
+    const tn_conv_args *a = &w->a;
+    const int64_t down = w->split[0], side = w->split[1], across = a->out_size[1] * side;
+    const int64_t plane = a->out_size[0] * down * across;
+    for (int k = 0; k < p->s->sections; k++) {
+        const section *now = &p->s->section[k];
+        float *image = a->out + (now->image * a->groups * a->out_channels + first) * plane;
+        w->w.with->tiles->pack(&(pack){.to = image + now->at * side * down + row * across,
+                                       .distance = plane,
+                                       .group = across,
+                                       .jump = down * across,
+                                       .from = p->sums + now->to * side * w->panel,
+                                       .along = 1,
+                                       .across = w->panel,
+                                       .steps = out_channels,
+                                       .lines = now->count * side});
+    }
+}
+
+/* Panel n of the filters at one phase, whose sums begin `from` behind an output pixel's first ones. */
+static void multiply_phase(const nhwc_nhwc *w, nhwc_part *p, const phase *at, int64_t group, int64_t n, int64_t from) {
+    const float *packed = at->packed + (group * w->panels + n) * at->depth * w->panel;
+    for (int64_t k0 = 0, next; k0 < at->depth; k0 = next) {
+        tile t = {.b = packed + k0 * w->panel, .tap = at->tap + k0, .k = steps_at(w, at->depth, k0)};
+        next = k0 + t.k;
+        int64_t after = next < at->depth ? steps_at(w, at->depth, next) : 0;
+        if (after == 0 && n + 1 < w->panels) after = steps_at(w, at->depth, 0);
+        p->out_channels = after > 0 ? make_strips(t.b + t.k * w->panel, 0, 1, after * w->panel) : (strips){0};
+        bool first = k0 < CHUNK, whole = next % CHUNK == 0 || next == at->depth;
+        t.goes_on = k0 % CHUNK > 0;
+        t.begun = first ? 0 : p->begun - p->sums;
+        t.add = !first && whole;
+        t.c_row = w->split[1] * w->panel;
+        multiply_pixels(w, p, group, first || whole ? p->sums : p->begun, from, t);
+    }
+}
+
+static void compute_block(const nhwc_nhwc *w, nhwc_part *p, int64_t group, int64_t row, int64_t rows, int64_t number) {
+    const tn_conv_args *a = &w->a;
+    const int64_t side = w->split[1], begin = group * w->all_rows + row + 1;
+    if (p->s->rows != begin) { /* else a thread takes some more panels */
+        const section last = p->s->sections == 1 ? p->s->section[0] : (section){.image = -1};
+        see_rows_of_images(&w->w, p->s, row, rows);
+        fill_nhwc(w, p, group, &last);
+        p->s->rows = begin;
+    }
+    bool whole = row % a->out_size[0] == 0 && rows % a->out_size[0] == 0;
+    bool afar = comes_from_afar(w) && (whole || p->s->sections == 1);
+    p->results = (strips){0};
+    p->next = afar && !w->producer ? next_rows(w, &p->s->section[0], group, rows) : (strips){0};
+    for (int64_t n = w->panels * number / w->parts; n < w->panels * (number + 1) / w->parts; n++) {
+        const int64_t out_channels = tn_min64(w->panel, a->out_channels - n * w->panel);
+        const int64_t first = group * a->out_channels + n * w->panel;
+        if (afar) p->results = results_of(w, p, first, out_channels);
+        for (int64_t k = 0; k < w->split[0] * side; k++) {
+            multiply_phase(w, p, &w->phase[k], group, n, k % side * w->panel);
+            if (k % side < side - 1) continue;
+            if (w->split[0] * side > 1)
+                write_pixels(w, p, first, out_channels, k / side);
+            else
+                write_out(w, p, first, out_channels);
+        }
+    }
+}
+
+/* Rows of one image are shared out evenly; of several images, so that blocks are alike. */
+static int64_t block_begin(const nhwc_nhwc *w, int64_t n) {
+    const int64_t unit = pooled_rows(&w->a), units = tn_ceil_div(w->all_rows, unit);
+    return tn_min64(w->a.batch == 1 ? units * n / w->blocks * unit : n * w->rows, w->all_rows);
+}
+
+static void compute_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
+    const nhwc_nhwc *w = ctx;
+    char *memory = w->memory + (size_t)worker * w->part_bytes;
+    nhwc_part p = {.s = (im2col_run *)(void *)memory};
+    memory += IM2COL_BYTES;
+    p.s->input_tile = (float *)(void *)memory;
+    p.sums = (float *)(void *)(memory + w->input_tile_bytes);
+    p.begun = (float *)(void *)(memory + w->input_tile_bytes + w->sums_bytes);
+    p.block = (float *)(void *)(memory + w->input_tile_bytes + w->sums_bytes + w->begun_bytes);
+    fused_call_open(&p.epilogue, &w->a.epilogue, (char *)p.block + w->block_bytes);
+    p.made = (char *)p.block + w->block_bytes + w->scratch_bytes;
+    for (int64_t n = begin; n < end; n++) {
+        int64_t at = n % w->blocks, number = n / w->blocks % w->parts, group = n / w->blocks / w->parts;
+        int64_t row = block_begin(w, at);
+        compute_block(w, &p, group, row, block_begin(w, at + 1) - row, number);
+    }
+}
+
+/* ---- all of them ------------------------------------------------------------------------------------------------- */
+
+/* Threads share rows; of few rows, where that comes out even, panels: each of those is then read by one thread. Either
+ * in several pieces each, of some output pixels. */
+static void share_out(nhwc_nhwc *t, int threads) {
+    enum { PIECES = 8, PLACES = 96 };
+    const int64_t unit = pooled_rows(&t->a), units = tn_ceil_div(t->all_rows, unit);
+    int64_t share = t->a.groups % threads == 0 ? 1 : threads;
+    t->parts = share > 1 && t->all_rows <= t->rows && t->panels % share == 0 ? t->panels : 1;
+    if (t->parts == 1 && share > 1 && t->a.batch == 1) {
+        int64_t pieces = tn_min64(t->all_rows * t->a.out_size[1] / PLACES / share, PIECES);
+        t->rows = tn_min64(t->rows, tn_ceil_div(units, tn_max64(pieces, 1) * share) * unit);
+    }
+    if (t->parts == 1) {
+        t->blocks = tn_min64(round_up(tn_ceil_div(t->all_rows, t->rows), share), units);
+        t->rows = tn_min64(tn_ceil_div(units, t->blocks) * unit, t->rows);
+    }
+    if (t->parts > 1 || t->a.batch > 1) t->blocks = tn_ceil_div(t->all_rows, t->rows);
+}
+
+size_t tn_conv_nhwc_workspace(const tn_conv_args *args, const nhwc_phases *phases, int threads) {
+    nhwc_nhwc t;
+    plan_nhwc(&t, args, phases);
+    size_t shared = t.tap_bytes + (args->producer ? tn_conv_producer_bytes(args->producer) : 0);
+    return shared + (size_t)(threads > 1 ? threads : 1) * t.part_bytes;
+}
+
+/* Where each step of k of a window lies, from where the largest one begins, in the image or in the input tile. */
+static void find_taps(const nhwc_nhwc *t, const tn_conv_args *p, int64_t *tap) {
+    const tn_conv_args *a = &t->a;
+    const int64_t channel = t->in_pixel ? a->x_stride[1] : t->w.channel, taps = p->kernel[0] * p->kernel[1];
+    const int64_t row = t->in_pixel ? a->x_stride[2] : t->w.row, stride = a->stride[1];
+    for (int64_t k = 0; k < taps; k++) {
+        int64_t i = k / p->kernel[1] * p->dilation[0] + a->pad_before[0] - p->pad_before[0];
+        int64_t j = k % p->kernel[1] * p->dilation[1] + a->pad_before[1] - p->pad_before[1];
+        tap[k] = i * row + j % stride * t->w.phase + j / stride;
+    }
+    for (int64_t k = taps; k < p->channels * taps; k++)
+        tap[k] = tap[k - taps] + channel;
+}
+
+static void find_phases(nhwc_nhwc *t, const nhwc_phases *phases, int64_t *tap) {
+    for (int k = 0; k < t->split[0] * t->split[1]; k++, tap += t->phase[k - 1].depth) {
+        const tn_conv_args *p = phases ? &phases->of[k] : &t->a;
+        t->phase[k] = (phase){p->packed, tap, phase_depth(p)};
+        find_taps(t, p, tap);
+    }
+}
+
+static void find_epilogue(nhwc_nhwc *t) {
+    const tn_fused_program *epilogue = &t->a.epilogue;
+    const tn_fused_epilogue *e = epilogue->vm ? epilogue->epilogue_ops : NULL;
+    if (!e) return;
+    t->ends = true;
+    t->epilogue_ops.relu = e->relu;
+    if (e->add.buffer >= 0) t->epilogue_ops.add = (const float *)epilogue->launch.buffers[e->add.buffer] + e->add.first;
+}
+
+void tn_conv_nhwc(const tn_conv_args *args, const nhwc_phases *phases, void *workspace) {
+    nhwc_nhwc t;
+    plan_nhwc(&t, args, phases);
+    find_epilogue(&t);
+    int threads = tn_conv_threads(args);
+    find_phases(&t, phases, workspace);
+    t.memory = (char *)workspace + t.tap_bytes;
+    if (args->producer) {
+        tn_conv_producer_open(args->producer, t.memory);
+        t.producer = t.memory;
+        t.memory += tn_conv_producer_bytes(args->producer);
+    }
+    share_out(&t, threads);
+    im2col_open(t.memory, t.part_bytes, threads);
+    int64_t tasks = t.a.groups * t.parts * t.blocks;
+    im2col_parallel(tasks, threads, compute_blocks, &t);
+}
+
+/* ==== batch as rows =============================================================================================== */
+/* The tiles are those of conv_nhwc.c, but where an image has a handful of output pixels in a row they would be low. So
+ * some images are turned into an input tile, where an element of all of them is a row: at any tap of any output pixel,
+ * what images see lies side by side, and what lies outside of them is a row of zeros. Each output pixel has a table of
+ * its own of where its taps are. Sums of an image lie together, and are turned as they are written out, or handed to
+ * the epilogue. The chains are those of conv.c. */
+
+enum {
+    BATCH_CHUNK = KIR_KSUM,
+    MOST_IMAGES = 28,          /* of a block: two tiles of full height */
+    LEAST_IMAGES = 4,          /* tiles are no lower */
+    ACROSS = 8,                /* from so many output pixels in a row on, tiles along it are as good */
+    MOST_TAPS = 1 << 12,       /* of all output pixels: tables are made at each run */
+    BATCH_LEAST_DEPTH = 64,    /* steps of k, or turning takes longer than it gains */
+    BATCH_INPUT_TILE = 1 << 17 /* elements: a part of the second cache */
+};
+
+typedef struct batch_rows {
+    tn_conv_args a;
+    const conv_vec *with;
+    int64_t panel, panels;           /* columns of a panel; panels of the filters */
+    int64_t out_size, pixels, depth; /* of an image; of all its channels; steps of k */
+    int64_t row;                     /* distance of the input tile's rows */
+    int64_t blocks, parts;           /* of images; of panels */
+    const float *packed;
+    int64_t *tap; /* [output pixels, depth] */
+    size_t tap_bytes, input_tile_bytes, sums_bytes, block_bytes, part_bytes;
+    char *memory;
+} batch_rows;
+
+static void plan_batch_rows(batch_rows *b, const tn_conv_args *args) {
+    *b = (batch_rows){.a = *args, .with = tn_conv_vec(), .packed = args->packed};
+    b->panel = 2 * b->with->tiles->lanes;
+    b->panels = tn_ceil_div(args->out_channels, b->panel);
+    b->out_size = args->out_size[0] * args->out_size[1];
+    b->pixels = args->channels * args->size[0] * args->size[1];
+    b->depth = args->channels * args->kernel[0] * args->kernel[1];
+    b->blocks = tn_ceil_div(args->batch, MOST_IMAGES);
+    b->parts = 1;
+    b->row = tn_ceil_div(args->batch, b->blocks);
+    b->tap_bytes = ((size_t)(b->out_size * b->depth) * sizeof(int64_t) + 63) / 64 * 64;
+    b->input_tile_bytes = im2col_bytes((b->pixels + 1) * b->row + MOST_LANES);
+    b->sums_bytes = im2col_bytes(b->row * b->out_size * b->panel);
+    b->block_bytes = args->epilogue.vm ? im2col_bytes(b->panel * TN_GEMM_BLOCK_LD) : 0;
+    b->part_bytes = b->input_tile_bytes + b->sums_bytes + b->block_bytes + fused_call_scratch(&args->epilogue, 0);
+}
+
+/* Columns of the last panel that are none are summed all the same: an eighth of them at most. */
+bool tn_conv_batch_rows_fits(const tn_conv_args *a) {
+    batch_rows b;
+    if (a->groups != 1 || a->pool[0] > 0 || a->batch < LEAST_IMAGES || a->out_size[1] >= ACROSS) return false;
+    if ((double)a->size[0] * (double)a->size[1] * (double)a->channels > BATCH_INPUT_TILE) return false;
+    plan_batch_rows(&b, a);
+    bool deep = b.depth >= BATCH_LEAST_DEPTH && (double)b.depth * (double)b.out_size <= MOST_TAPS;
+    return deep && (b.pixels + 1) * b.row <= BATCH_INPUT_TILE && 8 * b.panels * b.panel <= 9 * a->out_channels;
+}
+
+/* ---- what is seen ------------------------------------------------------------------------------------------------ */
+
+/* An output pixel's taps of the first channel, then those of the others: as many rows further, or the row of zeros
+ * again. */
+static void batch_find_taps(const batch_rows *b, int64_t place, int64_t *tap) {
+    const tn_conv_args *a = &b->a;
+    const int64_t taps = a->kernel[0] * a->kernel[1], channel = a->size[0] * a->size[1] * b->row;
+    for (int64_t k = 0; k < taps; k++) {
+        int64_t y = place / a->out_size[1] * a->stride[0] - a->pad_before[0] + k / a->kernel[1] * a->dilation[0];
+        int64_t x = place % a->out_size[1] * a->stride[1] - a->pad_before[1] + k % a->kernel[1] * a->dilation[1];
+        bool there = y >= 0 && y < a->size[0] && x >= 0 && x < a->size[1];
+        const int64_t step = there ? channel : 0;
+        int64_t at = there ? (y * a->size[1] + x) * b->row : b->pixels * b->row;
+        for (int64_t n = k; n < b->depth; n += taps, at += step)
+            tap[n] = at;
+    }
+}
+
+/* Elements of an image that follow each other are turned together. */
+static void fill_batch_rows(const batch_rows *b, int64_t first, int64_t batch, float *input_tile) {
+    const tn_conv_args *a = &b->a;
+    const int64_t *s = a->x_stride, across = a->size[1], down = a->size[0];
+    bool rows = down == 1 || s[2] == across * s[3], planes = rows && (a->channels == 1 || s[1] == down * across * s[3]);
+    const int64_t run = planes ? b->pixels : rows ? down * across : across;
+    for (int64_t at = 0; at < b->pixels; at += run) {
+        int64_t channel = at / (down * across), line = at / across % down;
+        b->with->tiles->pack(&(pack){.to = input_tile + at * b->row,
+                                     .distance = b->row,
+                                     .group = batch,
+                                     .from = a->x + first * s[0] + channel * s[1] + line * s[2],
+                                     .along = s[3],
+                                     .across = s[0],
+                                     .steps = run,
+                                     .lines = batch});
+    }
+    memset(input_tile + b->pixels * b->row, 0, (size_t)b->row * sizeof *input_tile);
+}
+
+/* ---- a block ----------------------------------------------------------------------------------------------------- */
+
+/* Panel n of the filters over all output pixels of some images. */
+static void multiply_batch_rows(const batch_rows *b, int64_t n, int64_t batch, const float *input_tile, float *sums) {
+    const tile_set *with = b->with->tiles;
+    const int64_t c_row = b->out_size * b->panel;
+    for (int64_t k0 = 0; k0 < b->depth; k0 += BATCH_CHUNK)
+        for (int64_t place = 0; place < b->out_size; place++) {
+            tile t = {.a = input_tile,
+                      .b = b->packed + (n * b->depth + k0) * b->panel,
+                      .tap = b->tap + place * b->depth + k0,
+                      .c = sums + place * b->panel,
+                      .c_row = c_row,
+                      .k = tn_min64(BATCH_CHUNK, b->depth - k0),
+                      .add = k0 > 0};
+            for (int64_t left = batch, rows = 0; left > 0; left -= rows, t.a += rows, t.c += rows * c_row) {
+                rows = tile_nhwc_height(left, with->rows);
+                with->nhwc[rows](&t);
+            }
+        }
+}
+
+/* `filters` of them from `first` on, of images from `image` on: to where results go, or one image after the other to
+ * the epilogue. */
+static void batch_write_out(const batch_rows *b, fused_call *epilogue, box out_channels, int64_t image, int64_t batch,
+                            const float *sums, float *block) {
+    const tn_conv_args *a = &b->a;
+    pack turn = {.to = block,
+                 .distance = TN_GEMM_BLOCK_LD,
+                 .group = b->out_size,
+                 .from = sums,
+                 .along = 1,
+                 .across = b->panel,
+                 .steps = out_channels.rows,
+                 .lines = b->out_size};
+    if (!epilogue->vm) {
+        turn.to = a->out + (image * a->out_channels + out_channels.row) * b->out_size;
+        turn.distance = b->out_size;
+        turn.jump = a->out_channels * b->out_size;
+        turn.lines = batch * b->out_size;
+        b->with->tiles->pack(&turn);
+        return;
+    }
+    for (int64_t i = 0; i < batch; i++) {
+        turn.from = sums + i * b->out_size * b->panel;
+        b->with->tiles->pack(&turn);
+        fused_call_run(epilogue, (const int64_t[TN_GEMM_BATCH_AXES]){0, 0, 0, image + i}, out_channels, block);
+    }
+}
+
+static void batch_compute_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
+    const batch_rows *b = ctx;
+    char *memory = b->memory + (size_t)worker * b->part_bytes;
+    float *input_tile = (float *)(void *)memory, *sums = (float *)(void *)(memory + b->input_tile_bytes);
+    float *block = (float *)(void *)(memory + b->input_tile_bytes + b->sums_bytes);
+    fused_call epilogue;
+    fused_call_open(&epilogue, &b->a.epilogue, (char *)block + b->block_bytes);
+    for (int64_t task = begin; task < end; task++) {
+        const int64_t number = task / b->parts, part = task % b->parts;
+        const int64_t image = b->a.batch * number / b->blocks, batch = b->a.batch * (number + 1) / b->blocks - image;
+        fill_batch_rows(b, image, batch, input_tile);
+        for (int64_t n = b->panels * part / b->parts; n < b->panels * (part + 1) / b->parts; n++) {
+            box out_channels = {n * b->panel, tn_min64(b->panel, b->a.out_channels - n * b->panel), 0, b->out_size};
+            multiply_batch_rows(b, n, batch, input_tile, sums);
+            batch_write_out(b, &epilogue, out_channels, image, batch, sums, block);
+        }
+    }
+}
+
+/* ---- all of them ------------------------------------------------------------------------------------------------- */
+
+size_t tn_conv_batch_rows_workspace(const tn_conv_args *args, int threads) {
+    batch_rows b;
+    plan_batch_rows(&b, args);
+    return b.tap_bytes + (size_t)(threads > 1 ? threads : 1) * b.part_bytes;
+}
+
+/* Threads share images; of a few of them panels, each of which is then read by one thread. */
+void tn_conv_batch_rows(const tn_conv_args *args, void *workspace) {
+    batch_rows b;
+    plan_batch_rows(&b, args);
+    const int threads = tn_conv_threads(args);
+    b.tap = workspace;
+    b.memory = (char *)workspace + b.tap_bytes;
+    for (int64_t place = 0; place < b.out_size; place++)
+        batch_find_taps(&b, place, b.tap + place * b.depth);
+    if (b.blocks < threads) b.parts = tn_min64(threads / b.blocks, b.panels);
+    if (threads == 1) {
+        batch_compute_blocks(&b, 0, b.blocks, 0);
+    } else {
+        tn_parallel(b.blocks * b.parts, 1, batch_compute_blocks, &b);
+    }
+}
+
+/* ==== bytes ======================================================================================================= */
+/* Processors add up four products of bytes in a lane: a word of four channels of a pixel times the word of the same
+ * channels of a filter. So images are first copied to planes of such words, which also have what lies around them (the
+ * byte `outside`): to the tiles they are images of a quarter of the channels, whose windows never leave them. Channels
+ * that are missing in the last word are zeros there and in the filters. */
+
+enum { QUAD = 4 };
+
+/* The convolution of words: sizes, and strides of its planes, which begin in all sets of the first cache. */
+static tn_conv_args quads_of(const tn_conv_args *a) {
+    tn_conv_args q = *a;
+    q.quads = q.nhwc = true;
+    q.channels = tn_ceil_div(a->channels, QUAD);
+    for (int d = 0; d < 2; d++) {
+        q.size[d] = (a->out_size[d] - 1) * a->stride[d] + window_reach(a, d);
+        q.pad_before[d] = 0;
+    }
+    int64_t plane = odd_lines(q.size[0] * q.size[1]);
+    memcpy(q.x_stride, (const int64_t[]){plane * q.channels * a->groups, plane, q.size[1], 1}, sizeof q.x_stride);
+    return q;
+}
+
+static size_t image_bytes(const tn_conv_args *q) { return im2col_bytes(q->batch * q->x_stride[0]); }
+
+bool tn_conv_bytes_fits(const tn_conv_args *args) {
+    if (!tn_byte_tiles() || !tn_im2col_is_small(args)) return false;
+    tn_conv_args q = quads_of(args);
+    return tn_conv_fits(&q) && tn_conv_nhwc_fits(&q);
+}
+
+/* ---- filters ----------------------------------------------------------------------------------------------------- */
+
+size_t tn_conv_bytes_packed_bytes(const tn_conv_args *args) {
+    tn_conv_args q = quads_of(args);
+    return tn_conv_nhwc_packed_bytes(&q);
+}
+
+typedef struct bytes_packing {
+    const tn_conv_args *a;
+    int64_t panel, panels, quads; /* columns of a panel; panels, words of a pixel's channels a group */
+    int8_t *to;
+} bytes_packing;
+
+/* Filter `filter` of a group as column `column` of the panel at `to`. */
+static void pack_filter(const bytes_packing *p, const int8_t *from, int64_t column, int8_t *to) {
+    const tn_conv_args *a = p->a;
+    const int64_t *s = a->weight_stride, taps = a->kernel[0] * a->kernel[1];
+    for (int64_t c = 0; c < a->channels; c++)
+        for (int64_t t = 0; t < taps; t++)
+            to[((c / QUAD * taps + t) * p->panel + column) * QUAD + c % QUAD] =
+                from[c * s[1] + t / a->kernel[1] * s[2] + t % a->kernel[1] * s[3]];
+}
+
+static void bytes_pack_panels(void *ctx, int64_t begin, int64_t end, int worker) {
+    const bytes_packing *p = ctx;
+    const tn_conv_args *a = p->a;
+    const int64_t bytes = p->quads * a->kernel[0] * a->kernel[1] * p->panel * QUAD;
+    (void)worker;
+    for (int64_t n = begin; n < end; n++) {
+        const int64_t first = n % p->panels * p->panel, out_channels = tn_min64(p->panel, a->out_channels - first);
+        const int8_t *from = (const int8_t *)(const void *)a->weight + n / p->panels * a->weight_group;
+        memset(p->to + n * bytes, 0, (size_t)bytes);
+        for (int64_t column = 0; column < out_channels; column++)
+            pack_filter(p, from + (first + column) * a->weight_stride[0], column, p->to + n * bytes);
+    }
+}
+
+void tn_conv_bytes_pack(const tn_conv_args *args, void *to) {
+    enum { PART_BYTES = 1 << 14 };
+    bytes_packing p = {
+        .a = args, .panel = panel_of(tn_conv_vec()), .quads = tn_ceil_div(args->channels, QUAD), .to = to};
+    p.panels = tn_ceil_div(args->out_channels, p.panel);
+    int64_t bytes = p.panel * args->channels * args->kernel[0] * args->kernel[1];
+    tn_parallel(args->groups * p.panels, tn_max64(PART_BYTES / bytes, 1), bytes_pack_panels, &p);
+}
+
+/* ---- images ------------------------------------------------------------------------------------------------------ */
+
+typedef struct widening {
+    const tn_conv_args *a, *q;
+    const tile_set *tiles;
+    range inside[2]; /* rows and columns of the planes that are the image's */
+    uint32_t outside;
+    uint32_t *to;
+} widening;
+
+static void surround(const widening *w, uint32_t *row, range columns) {
+    for (int64_t k = 0; k < w->a->groups * w->q->channels; k++, row += w->q->x_stride[1])
+        for (int64_t i = columns.first; i < columns.first + columns.count; i++)
+            row[i] = w->outside;
+}
+
+/* Rows [begin, end) of all images' planes. */
+static void widen_rows(void *ctx, int64_t begin, int64_t end, int worker) {
+    const widening *w = ctx;
+    const tn_conv_args *a = w->a, *q = w->q;
+    const range across = w->inside[1];
+    (void)worker;
+    for (int64_t n = begin; n < end; n++) {
+        const int64_t image = n / q->size[0], r = n % q->size[0], in_image = r - a->pad_before[0];
+        uint32_t *row = w->to + image * q->x_stride[0] + r * q->x_stride[2];
+        bool there = r >= w->inside[0].first && r < w->inside[0].first + w->inside[0].count;
+        surround(w, row, (range){0, there ? across.first : q->size[1]});
+        if (!there) continue;
+        surround(w, row, (range){across.first + across.count, q->size[1] - across.first - across.count});
+        const uint8_t *x = (const uint8_t *)(const void *)a->x + image * a->x_stride[0] + in_image * a->x_stride[2] +
+                           (across.first - a->pad_before[1]) * a->x_stride[3];
+        for (int64_t g = 0; g < a->groups && across.count > 0; g++, x += a->channels * a->x_stride[1])
+            w->tiles->pack(&(pack){.to = (real *)(void *)(row + g * q->channels * q->x_stride[1] + across.first),
+                                   .distance = q->x_stride[1],
+                                   .group = across.count,
+                                   .kind = PACK_QUADS,
+                                   .from = x,
+                                   .along = QUAD * a->x_stride[1],
+                                   .across = a->x_stride[3],
+                                   .second = a->x_stride[1],
+                                   .rest = (int)(a->channels % QUAD),
+                                   .steps = q->channels,
+                                   .lines = across.count});
+    }
+}
+
+/* ---- all of it --------------------------------------------------------------------------------------------------- */
+
+size_t tn_conv_bytes_workspace(const tn_conv_args *args, int threads) {
+    tn_conv_args q = quads_of(args);
+    return image_bytes(&q) + tn_conv_nhwc_packed_bytes(&q) + tn_conv_nhwc_workspace(&q, NULL, threads);
+}
+
+void tn_conv_bytes(const tn_conv_args *args, uint8_t outside) {
+    enum { ROW_ELEMENTS = 1 << 13 };
+    tn_conv_args q = quads_of(args);
+    char *memory = args->workspace;
+    widening w = {.a = args, .q = &q, .tiles = tn_byte_tiles(), .outside = outside * 0x01010101U};
+    w.to = (uint32_t *)(void *)memory;
+    for (int d = 0; d < 2; d++)
+        w.inside[d] = look_at(-args->pad_before[d], 1, q.size[d], args->size[d]);
+    int64_t row = q.size[1] * q.channels * args->groups;
+    tn_parallel(q.batch * q.size[0], tn_max64(ROW_ELEMENTS / row, 1), widen_rows, &w);
+    q.x = (const float *)(const void *)memory;
+    memory += image_bytes(&q);
+    if (!q.packed) {
+        tn_conv_bytes_pack(args, memory);
+        q.packed = memory;
+    }
+    tn_conv_nhwc(&q, NULL, memory + tn_conv_nhwc_packed_bytes(&q));
+}

@@ -1,0 +1,533 @@
+/* conv_vec.c — row operations of convolutions and Winograd's transforms; compiled once per instruction set. */
+#include <string.h>
+
+#include "cpu/conv_vec.h"
+#include "cpu/isa.h"
+#include "cpu/vec.h"
+
+/* ---- rows -------------------------------------------------------------------------------------------------------- */
+
+/* Every second element of two vectors. */
+VEC_INLINE V v_evens(V a, V b) {
+#if defined(__AVX512F__)
+    return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+#elif defined(__AVX2__)
+    return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14);
+#else
+    return __builtin_shufflevector(a, b, 0, 2, 4, 6);
+#endif
+}
+
+VEC_INLINE V v_odds(V a, V b) {
+#if defined(__AVX512F__)
+    return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+#elif defined(__AVX2__)
+    return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
+#else
+    return __builtin_shufflevector(a, b, 1, 3, 5, 7);
+#endif
+}
+
+/* x₀ y₀ x₁ y₁ …: the lower and the upper half of it. */
+VEC_INLINE V v_zip_low(V x, V y) {
+#if defined(__AVX512F__)
+    return __builtin_shufflevector(x, y, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+#elif defined(__AVX2__)
+    return __builtin_shufflevector(x, y, 0, 8, 1, 9, 2, 10, 3, 11);
+#else
+    return __builtin_shufflevector(x, y, 0, 4, 1, 5);
+#endif
+}
+
+VEC_INLINE V v_zip_high(V x, V y) {
+#if defined(__AVX512F__)
+    return __builtin_shufflevector(x, y, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+#elif defined(__AVX2__)
+    return __builtin_shufflevector(x, y, 4, 12, 5, 13, 6, 14, 7, 15);
+#else
+    return __builtin_shufflevector(x, y, 2, 6, 3, 7);
+#endif
+}
+
+/* The first `count` elements of x to every second output pixel. */
+VEC_INLINE void v_store_apart(float *to, V x, int64_t count) {
+#if defined(__AVX512F__)
+    V low = v_zip_low(x, x), high = v_zip_high(x, x);
+    uint32_t mask = count >= VL ? 0x55555555u : 0x55555555u & ((1u << 2 * count) - 1u);
+    v_part_store(to, (M)mask, low);
+    v_part_store(to + VL, (M)(mask >> VL), high);
+#elif defined(__AVX2__)
+    V low = v_zip_low(x, x), high = v_zip_high(x, x);
+    const M evens = _mm256_setr_epi32(-1, 0, -1, 0, -1, 0, -1, 0);
+    v_part_store(to, _mm256_and_si256(evens, v_mask(2 * count)), low);
+    v_part_store(to + VL, _mm256_and_si256(evens, v_mask(2 * count - VL)), high);
+#else
+    for (int64_t i = 0; i < count && i < VL; i++)
+        to[2 * i] = x[i];
+#endif
+}
+
+static void spread_row(float *to, const float *from, int64_t step, int64_t count) {
+    int64_t i = 0;
+    for (; step == 2 && i < count; i += VL)
+        v_store_apart(to + 2 * i, v_part_load(from + i, v_mask(count - i)), count - i);
+    for (; i < count; i++)
+        to[i * step] = from[i];
+}
+
+/* Rows are short: what their last vectors hold is asked once for all of them. */
+static void copy_rows_whole(float *to, int64_t to_row, const float *from, int64_t from_row, int64_t rows,
+                            int64_t count) {
+    const int64_t whole = count / VL * VL;
+    const M rest = v_mask(count - whole);
+    for (int64_t r = 0; r < rows; r++, to += to_row, from += from_row) {
+        for (int64_t i = 0; i < whole; i += VL)
+            v_store(to + i, v_load(from + i));
+        if (whole < count) v_part_store(to + whole, rest, v_part_load(from + whole, rest));
+    }
+}
+
+/* Every second element: of the last vectors those up to the last one that is taken. */
+static void copy_rows_halved(float *to, int64_t to_row, const float *from, int64_t from_row, int64_t rows,
+                             int64_t count) {
+    const int64_t whole = (count - 1) / VL * VL, there = 2 * (count - whole) - 1;
+    const M low = v_mask(there), high = v_mask(tn_max64(there - VL, 0)), rest = v_mask(count - whole);
+    for (int64_t r = 0; r < rows; r++, to += to_row, from += from_row) {
+        for (int64_t i = 0; i < whole; i += VL)
+            v_store(to + i, v_evens(v_load(from + 2 * i), v_load(from + 2 * i + VL)));
+        V x = v_part_load(from + 2 * whole, low), y = v_part_load(from + 2 * whole + VL, high);
+        v_part_store(to + whole, rest, v_evens(x, y));
+    }
+}
+
+static void copy_row(float *to, const float *from, int64_t step, int64_t count) {
+    int64_t i = 0;
+    for (; step == 4 && i + VL <= count; i += VL) { /* behind the last one there need be nothing */
+        const float *at = from + 4 * i;
+        V last = v_part_load(at + 3 * VL, v_mask(VL - 3));
+        V low = v_evens(v_load(at), v_load(at + VL)), high = v_evens(v_load(at + 2 * VL), last);
+        v_store(to + i, v_evens(low, high));
+    }
+    for (; i < count; i++)
+        to[i] = from[i * step];
+}
+
+static void copy_rows(float *to, int64_t to_row, const float *from, int64_t from_row, int64_t rows, int64_t step,
+                      int64_t count) {
+    if (step == 1) {
+        copy_rows_whole(to, to_row, from, from_row, rows, count);
+    } else if (step == 2 && count > 0) {
+        copy_rows_halved(to, to_row, from, from_row, rows, count);
+    } else {
+        for (int64_t r = 0; r < rows; r++)
+            copy_row(to + r * to_row, from + r * from_row, step, count);
+    }
+}
+
+/* ---- operands of products ---------------------------------------------------------------------------------------- */
+
+static void copy_piece(float *to, int64_t distance, const float *from, const int64_t *tap, int64_t base, int64_t rows) {
+    for (int64_t r = 0; r < rows; r++, to += distance)
+        v_store(to, v_load(from + (tap[r] - base)));
+}
+
+/* `n` is a constant after inlining. */
+VEC_INLINE void copy_pieces(float *to, const float *input_tile, const piece *p, const int n, const int64_t *tap,
+                            int64_t base, int64_t steps) {
+    for (int64_t k = 0; k < steps; k++, to += PANEL) {
+        const float *from = input_tile + (tap[k] - base);
+        VEC_UNROLL for (int i = 0; i < n; i++) v_store(to + p[i].to % PANEL, v_load(from + p[i].from));
+    }
+}
+
+static void copy_steps(float *to, const float *input_tile, const piece *p, int n, const int64_t *tap, int64_t base,
+                       int64_t steps) {
+    switch (n) { /* the usual numbers of pieces */
+    case 1: copy_pieces(to, input_tile, p, 1, tap, base, steps); break;
+    case 2: copy_pieces(to, input_tile, p, 2, tap, base, steps); break;
+    case 3: copy_pieces(to, input_tile, p, 3, tap, base, steps); break;
+    case 4: copy_pieces(to, input_tile, p, 4, tap, base, steps); break;
+    default: copy_pieces(to, input_tile, p, n, tap, base, steps);
+    }
+}
+
+/* ---- one filter a channel ---------------------------------------------------------------------------------------- */
+
+/* The greater one as KIR has it: NaN if there is one, the first of two. */
+VEC_INLINE V v_greatest(V x, V y) {
+#if defined(__AVX512F__)
+    __m512 a = (__m512)x;
+    return (V)_mm512_mask_mov_ps(_mm512_max_ps(a, (__m512)y), _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), a);
+#else
+    typedef int32_t bits __attribute__((vector_size(VEC_BYTES)));
+    bits first = (x > y) | (x != x);
+    return (V)((first & (bits)x) | (~first & (bits)y));
+#endif
+}
+
+VEC_INLINE V weigh_step(V sum, V x, V weight, const bool greatest) {
+    return greatest ? v_greatest(sum, x) : sum + x * weight;
+}
+
+/* `n` vectors of output pixels, into sum[0 … n): the chains, then folded by halves. `n` and `greatest` are constants.
+ * */
+VEC_INLINE void weigh_run(const tap_chains *c, const float *from, const float *weight, V *sum, const int n,
+                          const bool greatest) {
+    const int64_t *at = c->at;
+    for (int64_t l = 0, k = 0; l < c->chains; l++) {
+        V s[WEIGH_RUN], w = greatest ? v_zero() : v_set1(weight[k]);
+        VEC_UNROLL for (int i = 0; i < n; i++) {
+            s[i] = v_load(from + at[k] + i * VL);
+            if (!greatest) s[i] = s[i] * w;
+        }
+        for (k++; k < c->end[l]; k++) {
+            w = greatest ? w : v_set1(weight[k]);
+            VEC_UNROLL for (int i = 0; i < n; i++) s[i] = weigh_step(s[i], v_load(from + at[k] + i * VL), w, greatest);
+        }
+        VEC_UNROLL for (int i = 0; i < n; i++) sum[l * n + i] = s[i];
+    }
+    for (int64_t half = KIR_LANES / 2; half > 0; half /= 2)
+        for (int64_t l = 0; l < half && l + half < c->chains; l++) {
+            VEC_UNROLL for (int i = 0; i < n; i++) {
+                V other = sum[(l + half) * n + i];
+                sum[l * n + i] = greatest ? v_greatest(sum[l * n + i], other) : sum[l * n + i] + other;
+            }
+        }
+    if (!c->from_zero) return;
+    VEC_UNROLL for (int i = 0; i < n; i++) sum[i] += v_zero();
+}
+
+VEC_INLINE void depthwise_pixel(const tap_chains *c, const float *from, const float *weight, float *to,
+                                int64_t out_pixels, const bool greatest) {
+    V sum[KIR_LANES * WEIGH_RUN];
+    int64_t i = 0;
+    for (; i + WEIGH_RUN * VL <= out_pixels; i += WEIGH_RUN * VL) {
+        weigh_run(c, from + i, weight, sum, WEIGH_RUN, greatest);
+        VEC_UNROLL for (int k = 0; k < WEIGH_RUN; k++) v_store(to + i + k * VL, sum[k]);
+    }
+    if (i >= out_pixels) return;
+    bool several = out_pixels - i > VL;
+    if (several)
+        weigh_run(c, from + i, weight, sum, WEIGH_RUN, greatest);
+    else
+        weigh_run(c, from + i, weight, sum, 1, greatest);
+    for (int k = 0; i < out_pixels; i += VL, k++)
+        v_part_store(to + i, v_mask(out_pixels - i), sum[k]);
+}
+
+static void weigh_row(const tap_chains *c, const float *from, const float *weight, float *to, int64_t out_pixels) {
+    depthwise_pixel(c, from, weight, to, out_pixels, false);
+}
+
+static void greatest_row(const tap_chains *c, const float *from, const float *weight, float *to, int64_t out_pixels) {
+    depthwise_pixel(c, from, weight, to, out_pixels, true);
+}
+
+/* Two by two: the same tree of four, but pairs that lie one above the other are met first, before the rows are cut. */
+static void greatest_of_four(const float *upper, const float *lower, float *to, int64_t out_pixels) {
+    int64_t i = 0;
+    for (; i + VL <= out_pixels; i += VL) {
+        V first = v_greatest(v_load(upper + 2 * i), v_load(lower + 2 * i));
+        V second = v_greatest(v_load(upper + 2 * i + VL), v_load(lower + 2 * i + VL));
+        v_store(to + i, v_greatest(v_evens(first, second), v_odds(first, second)));
+    }
+    int64_t left = 2 * (out_pixels - i);
+    if (left == 0) return;
+    M low = v_mask(left);
+    V first = v_greatest(v_part_load(upper + 2 * i, low), v_part_load(lower + 2 * i, low));
+    V second = first;
+    if (left > VL) {
+        M high = v_mask(left - VL);
+        second = v_greatest(v_part_load(upper + 2 * i + VL, high), v_part_load(lower + 2 * i + VL, high));
+    }
+    v_part_store(to + i, v_mask(out_pixels - i), v_greatest(v_evens(first, second), v_odds(first, second)));
+}
+
+/* Four beside each other, by the same tree: taps 0 and 2, 1 and 3, then these two. */
+VEC_INLINE V v_greatest_pairs(const float *from) {
+    V a = v_load(from), b = v_load(from + VL), c = v_load(from + 2 * VL), d = v_load(from + 3 * VL);
+    V evens = v_evens(a, b), odds = v_odds(a, b), more_evens = v_evens(c, d), more_odds = v_odds(c, d);
+    V first = v_greatest(v_evens(evens, more_evens), v_odds(evens, more_evens));
+    return v_greatest(first, v_greatest(v_evens(odds, more_odds), v_odds(odds, more_odds)));
+}
+
+static void greatest_pairs(const float *from, float *to, int64_t out_pixels) {
+    int64_t i = 0;
+    for (; i + VL <= out_pixels; i += VL)
+        v_store(to + i, v_greatest_pairs(from + 4 * i));
+    if (i == out_pixels) return;
+    float rest[4 * VL] = {0};
+    memcpy(rest, from + 4 * i, (size_t)(4 * (out_pixels - i)) * sizeof *rest);
+    v_part_store(to + i, v_mask(out_pixels - i), v_greatest_pairs(rest));
+}
+
+/* Not for processors without fma, where it is a call: multiplications are not what takes the time there. */
+#if defined(__x86_64__) && !defined(__FMA__)
+#define WINOGRAD NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+#else
+/* ==== transforms of Winograd's algorithm ========================================================================== */
+/* Four results of a filter of three taps are a product of polynomials, which is known by its values at six points: 0,
+ * ±3/4, ±3/2 and ∞ (Winograd; Cook and Toom). Six numbers of an image become six values (`forth`), these are multiplied
+ * with the filter's, summed over channels, and six sums become four results (`back`); in two dims one axis after the
+ * other, so that 36 multiplications take the place of 144. These points have the least error among those whose numbers
+ * here are exact in f32: with 64 channels twice that of sums of products, with the usual 0, ±1, ±2 and ∞ it is four
+ * times. Lanes are tiles of 4×4 results side by side. */
+
+/* The points a and b, their squares, cubes, and the sum and the product of both squares. */
+#define POINT_A 0.75f
+#define POINT_B 1.5f
+#define SQUARE_A 0.5625f
+#define SQUARE_B 2.25f
+#define CUBE_A 0.421875f
+#define CUBE_B 3.375f
+#define SQUARES 2.8125f
+#define PRODUCT 1.265625f
+
+/* Values at 0, a, −a, b, −b and ∞ of what filters of three taps see of d: rows of the transposed matrix of Toom's. */
+VEC_INLINE void winograd_forth(const V *d, V *v) {
+    const V a = v_set1(POINT_A), b = v_set1(POINT_B), aa = v_set1(-SQUARE_A), bb = v_set1(-SQUARE_B);
+    const V both = v_set1(-SQUARES), product = v_set1(PRODUCT);
+    V even_a = v_fma(bb, d[2], d[4]), odd_a = v_fma(bb, d[1], d[3]);
+    V even_b = v_fma(aa, d[2], d[4]), odd_b = v_fma(aa, d[1], d[3]);
+    v[0] = v_fma(product, d[0], v_fma(both, d[2], d[4]));
+    v[1] = v_fma(a, odd_a, even_a);
+    v[2] = v_fma(-a, odd_a, even_a);
+    v[3] = v_fma(b, odd_b, even_b);
+    v[4] = v_fma(-b, odd_b, even_b);
+    v[5] = v_fma(product, d[1], v_fma(both, d[3], d[5]));
+}
+
+/* Four results of six sums. */
+VEC_INLINE void winograd_back(const V *m, V *y) {
+    V sum_a = m[1] + m[2], sum_b = m[3] + m[4], odd_a = m[1] - m[2], odd_b = m[3] - m[4];
+    y[0] = m[0] + sum_a + sum_b;
+    y[1] = v_fma(v_set1(POINT_B), odd_b, v_set1(POINT_A) * odd_a);
+    y[2] = v_fma(v_set1(SQUARE_B), sum_b, v_set1(SQUARE_A) * sum_a);
+    y[3] = v_fma(v_set1(CUBE_B), odd_b, v_fma(v_set1(CUBE_A), odd_a, m[5]));
+}
+
+/* Every fourth element of four vectors, from the first and from the second on; or from each. */
+VEC_INLINE void winograd_apart(const float *from, V *d, const int count) {
+    V x0 = v_load(from), x1 = v_load(from + VL), x2 = v_load(from + 2 * VL), x3 = v_load(from + 3 * VL);
+    V evens = v_evens(x0, x1), more_evens = v_evens(x2, x3), odds = v_odds(x0, x1), more_odds = v_odds(x2, x3);
+    d[0] = v_evens(evens, more_evens);
+    d[1] = v_evens(odds, more_odds);
+    if (count == 2) return;
+    d[2] = v_odds(evens, more_evens);
+    d[3] = v_odds(odds, more_odds);
+}
+
+static void winograd_rows(const float *lines, int64_t line, int64_t count, float *input_tile, int64_t distance,
+                          int64_t across) {
+    V d[WINOGRAD_IN], v[WINOGRAD_IN];
+    for (int64_t y = 0; y < count; y++, lines += line) {
+        float *to = input_tile + y % WINOGRAD_OUT * WINOGRAD_IN * distance + y / WINOGRAD_OUT * across;
+        for (int64_t t = 0; t < across; t += VL) {
+            winograd_apart(lines + 4 * t, d, 4);
+            winograd_apart(lines + 4 * t + 4, d + 4, 2);
+            winograd_forth(d, v);
+            VEC_UNROLL for (int i = 0; i < WINOGRAD_IN; i++) v_store(to + i * distance + t, v[i]);
+        }
+    }
+}
+
+static void winograd_columns(const float *input_tile, int64_t distance, int64_t across, float *to, int64_t point,
+                             int64_t tiles) {
+    V d[WINOGRAD_IN], v[WINOGRAD_IN];
+    for (int64_t t = 0; t < tiles; t += VL)
+        for (int64_t h = 0; h < WINOGRAD_IN; h++) {
+            const float *from = input_tile + h * distance + t;
+            VEC_UNROLL for (int i = 0; i < WINOGRAD_IN; i++) {
+                int phase = i % WINOGRAD_OUT;
+                d[i] = v_load(from + phase * WINOGRAD_IN * distance + (i / WINOGRAD_OUT) * across);
+            }
+            winograd_forth(d, v);
+            VEC_UNROLL for (int i = 0; i < WINOGRAD_IN; i++) v_store(to + (i * WINOGRAD_IN + h) * point + t, v[i]);
+        }
+}
+
+/* A vector of tiles' sums to their results, a row of tiles behind the other. */
+VEC_INLINE void winograd_results(const float *sums, int64_t point, float *rows) {
+    V half[WINOGRAD_IN][WINOGRAD_OUT], m[WINOGRAD_IN], y[WINOGRAD_OUT];
+    for (int64_t i = 0; i < WINOGRAD_IN; i++, sums += WINOGRAD_IN * point) {
+        VEC_UNROLL for (int j = 0; j < WINOGRAD_IN; j++) m[j] = v_load(sums + j * point);
+        winograd_back(m, half[i]);
+    }
+    for (int64_t j = 0; j < WINOGRAD_OUT; j++) {
+        VEC_UNROLL for (int i = 0; i < WINOGRAD_IN; i++) m[i] = half[i][j];
+        winograd_back(m, y);
+        VEC_UNROLL for (int i = 0; i < WINOGRAD_OUT; i++) v_store(rows + (i * WINOGRAD_OUT + j) * VL, y[i]);
+    }
+    for (int64_t i = 0; i < WINOGRAD_OUT; i++, rows += WINOGRAD_OUT * VL) {
+        V x0 = v_load(rows), x1 = v_load(rows + VL), x2 = v_load(rows + 2 * VL), x3 = v_load(rows + 3 * VL);
+        V evens = v_zip_low(x0, x2), odds = v_zip_low(x1, x3);
+        V more_evens = v_zip_high(x0, x2), more_odds = v_zip_high(x1, x3);
+        v_store(rows, v_zip_low(evens, odds));
+        v_store(rows + VL, v_zip_high(evens, odds));
+        v_store(rows + 2 * VL, v_zip_low(more_evens, more_odds));
+        v_store(rows + 3 * VL, v_zip_high(more_evens, more_odds));
+    }
+}
+
+VEC_INLINE void winograd_copy(float *to, const float *from, int64_t count) {
+    int64_t i = 0;
+    for (; i + VL <= count; i += VL)
+        v_store(to + i, v_load(from + i));
+    if (i < count) v_part_store(to + i, v_mask(count - i), v_load(from + i));
+}
+
+/* Tiles follow each other through rows of tiles: a vector of them may belong to several. */
+static void winograd_finish(const winograd_area *area, const float *sums, int64_t point, int64_t offset) {
+    float rows[WINOGRAD_OUT * WINOGRAD_OUT * VL + VL];
+    const int64_t tiles = area->down * area->across;
+    for (int64_t t = 0, down = 0, left = area->across; t < tiles; t += VL) {
+        winograd_results(sums + t, point, rows);
+        for (int64_t lane = 0, n = 0; lane < VL && down < area->down; lane += n) {
+            n = left < VL - lane ? left : VL - lane;
+            int64_t column = (area->across - left) * WINOGRAD_OUT, count = area->columns - column;
+            if (count > n * WINOGRAD_OUT) count = n * WINOGRAD_OUT;
+            for (int64_t i = 0; i < WINOGRAD_OUT && down * WINOGRAD_OUT + i < area->rows; i++) {
+                float *to = area->row[down * WINOGRAD_OUT + i] + offset + column;
+                winograd_copy(to, rows + (i * VL + lane) * WINOGRAD_OUT, count);
+            }
+            left -= n;
+            if (left > 0) continue;
+            left = area->across;
+            down++;
+        }
+    }
+}
+
+/* ---- filters ----------------------------------------------------------------------------------------------------- */
+
+/* Values of three taps, but for a factor of each point. */
+VEC_INLINE void winograd_points(V g0, V g1, V g2, V *u) {
+    const V a = v_set1(POINT_A), b = v_set1(POINT_B);
+    V even_a = v_fma(v_set1(SQUARE_A), g2, g0), even_b = v_fma(v_set1(SQUARE_B), g2, g0);
+    u[0] = g0;
+    u[1] = v_fma(a, g1, even_a);
+    u[2] = v_fma(-a, g1, even_a);
+    u[3] = v_fma(b, g1, even_b);
+    u[4] = v_fma(-b, g1, even_b);
+    u[5] = g2;
+}
+
+/* The factors: one divided by what a point's distances from the other points multiply to. */
+#define FACTOR_0 (64.0 / 81)
+#define FACTOR_A (-128.0 / 243)
+#define FACTOR_B (32.0 / 243)
+
+static void winograd_out_channels(const float *taps, int64_t step, float *to, int64_t point, int64_t rows) {
+    static const double factor[] = {FACTOR_0, FACTOR_A, FACTOR_A, FACTOR_B, FACTOR_B, 1};
+    V half[3][WINOGRAD_IN], u[WINOGRAD_IN];
+    const M mask = v_mask(rows);
+    VEC_UNROLL for (int i = 0; i < 3; i++, taps += 3 * step)
+        winograd_points(v_load(taps), v_load(taps + step), v_load(taps + 2 * step), half[i]);
+    VEC_UNROLL for (int j = 0; j < WINOGRAD_IN; j++) {
+        winograd_points(half[0][j], half[1][j], half[2][j], u);
+        VEC_UNROLL for (int i = 0; i < WINOGRAD_IN; i++)
+            v_part_store(to + (i * WINOGRAD_IN + j) * point, mask, v_set1((float)(factor[i] * factor[j])) * u[i]);
+    }
+}
+
+/* Tiles of two output pixels. */
+static void winograd_1d(const float *line, int64_t tiles, float *to, int64_t point) {
+    V d[WINOGRAD_IN], v[WINOGRAD_IN];
+    for (int64_t t = 0; t < tiles; t += VL) {
+        VEC_UNROLL for (int i = 0; i < WINOGRAD_IN; i += 2) {
+            const float *from = line + WINOGRAD_1D_OUT * t + i;
+            V x = v_load(from), y = v_load(from + VL);
+            d[i] = v_evens(x, y);
+            d[i + 1] = v_odds(x, y);
+        }
+        winograd_forth(d, v);
+        VEC_UNROLL for (int i = 0; i < WINOGRAD_IN; i++) v_store(to + i * point + t, v[i]);
+    }
+}
+
+static void winograd_1d_finish(const float *sums, int64_t point, float *to, int64_t count) {
+    for (int64_t t = 0; count > 0; t += VL, to += WINOGRAD_1D_OUT * VL, count -= WINOGRAD_1D_OUT * VL) {
+        V m[WINOGRAD_IN];
+        float both[WINOGRAD_1D_OUT * VL];
+        VEC_UNROLL for (int i = 0; i < WINOGRAD_IN; i++) m[i] = v_load(sums + i * point + t);
+        V first = m[0] + (m[1] + m[2]) + (m[3] + m[4]);
+        V second = v_fma(v_set1(POINT_B), m[3] - m[4], v_fma(v_set1(POINT_A), m[1] - m[2], m[5]));
+        v_store(both, v_zip_low(first, second));
+        v_store(both + VL, v_zip_high(first, second));
+        winograd_copy(to, both, count < WINOGRAD_1D_OUT * VL ? count : WINOGRAD_1D_OUT * VL);
+    }
+}
+
+/* ---- the gradient of filters ------------------------------------------------------------------------------------- */
+
+/* Values of four results: `winograd_back` turned around. */
+VEC_INLINE void winograd_back_transposed(const V *y, V *w) {
+    V even_a = v_fma(v_set1(SQUARE_A), y[2], y[0]), odd_a = v_fma(v_set1(CUBE_A), y[3], v_set1(POINT_A) * y[1]);
+    V even_b = v_fma(v_set1(SQUARE_B), y[2], y[0]), odd_b = v_fma(v_set1(CUBE_B), y[3], v_set1(POINT_B) * y[1]);
+    w[0] = y[0];
+    w[1] = even_a + odd_a;
+    w[2] = even_a - odd_a;
+    w[3] = even_b + odd_b;
+    w[4] = even_b - odd_b;
+    w[5] = y[3];
+}
+
+/* Columns first, of all rows of points: a task of some rows spares what is most, their columns. */
+VEC_INLINE void winograd_values(const float *pixels, int64_t row, int64_t pixel, float *to, int64_t point,
+                                int64_t channels, int64_t first, int64_t count, const bool results) {
+    const int side = results ? WINOGRAD_OUT : WINOGRAD_IN;
+    V half[WINOGRAD_IN][WINOGRAD_IN], d[WINOGRAD_IN], v[WINOGRAD_IN];
+    for (int64_t c = 0; c < channels; c += VL) {
+        for (int j = 0; j < side; j++) {
+            VEC_UNROLL for (int i = 0; i < side; i++) d[i] = v_load(pixels + i * row + j * pixel + c);
+            (results ? winograd_back_transposed : winograd_forth)(d, half[j]);
+        }
+        for (int64_t i = 0; i < count; i++) {
+            VEC_UNROLL for (int j = 0; j < side; j++) d[j] = half[j][first + i];
+            (results ? winograd_back_transposed : winograd_forth)(d, v);
+            VEC_UNROLL for (int j = 0; j < WINOGRAD_IN; j++) v_store(to + (i * WINOGRAD_IN + j) * point + c, v[j]);
+        }
+    }
+}
+
+static void winograd_images(const float *pixels, int64_t row, int64_t pixel, float *to, int64_t point, int64_t channels,
+                            int64_t first, int64_t count) {
+    winograd_values(pixels, row, pixel, to, point, channels, first, count, false);
+}
+
+static void winograd_gradients(const float *pixels, int64_t row, int64_t pixel, float *to, int64_t point,
+                               int64_t channels, int64_t first, int64_t count) {
+    winograd_values(pixels, row, pixel, to, point, channels, first, count, true);
+}
+
+/* Three taps of six sums: `winograd_points` turned around, with its factors. */
+VEC_INLINE void winograd_points_transposed(const V *m, V *g) {
+    V sum_a = m[1] + m[2], sum_b = m[3] + m[4], odd_a = m[1] - m[2], odd_b = m[3] - m[4];
+    V zero = v_set1((float)FACTOR_0) * m[0];
+    g[0] = v_fma(v_set1((float)FACTOR_A), sum_a, v_fma(v_set1((float)FACTOR_B), sum_b, zero));
+    g[1] = v_fma(v_set1((float)(FACTOR_A * 0.75)), odd_a, v_set1((float)(FACTOR_B * 1.5)) * odd_b);
+    g[2] = v_fma(v_set1((float)(FACTOR_A * 0.5625)), sum_a, v_fma(v_set1((float)(FACTOR_B * 2.25)), sum_b, m[5]));
+}
+
+static void winograd_taps(const float *sums, int64_t point, float *to, int64_t channels) {
+    V half[3][WINOGRAD_IN], m[WINOGRAD_IN], g[3];
+    for (int64_t c = 0; c < channels; c += VL) {
+        VEC_UNROLL for (int i = 0; i < WINOGRAD_IN; i++) {
+            VEC_UNROLL for (int j = 0; j < WINOGRAD_IN; j++) m[j] = v_load(sums + (i * WINOGRAD_IN + j) * point + c);
+            winograd_points_transposed(m, g);
+            VEC_UNROLL for (int j = 0; j < 3; j++) half[j][i] = g[j];
+        }
+        VEC_UNROLL for (int j = 0; j < 3; j++) {
+            winograd_points_transposed(half[j], g);
+            VEC_UNROLL for (int i = 0; i < 3; i++) v_store(to + (3 * i + j) * channels + c, g[i]);
+        }
+    }
+}
+#define WINOGRAD                                                                                              \
+    winograd_rows, winograd_columns, winograd_finish, winograd_out_channels, winograd_1d, winograd_1d_finish, \
+        winograd_images, winograd_gradients, winograd_taps
+#endif
+
+const conv_vec VEC_JOIN(tn_conv_vec, TN_ISA_SUFFIX) = {&TILES,         copy_rows, spread_row,   copy_piece,
+                                                       copy_steps,     weigh_row, greatest_row, greatest_of_four,
+                                                       greatest_pairs, WINOGRAD};

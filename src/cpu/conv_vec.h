@@ -1,0 +1,89 @@
+/* conv_vec.h — what convolutions do a vector at a time: the part of them that exists once per instruction set.
+ *
+ * conv.c cuts convolutions into blocks and is compiled once; it multiplies by the tiles of products, and moves rows of
+ * images by these. */
+#ifndef TN_CONV_VEC_H
+#define TN_CONV_VEC_H
+
+#include "cpu/conv.h"
+#include "cpu/tile_set.h"
+
+enum {
+    MOST_LANES = 16, /* of a vector of any instruction set */
+    WEIGH_RUN = 4    /* vectors of output pixels that are weighed at once */
+};
+
+/* At most a vector's elements of an input tile that become columns [to, to + count) of a run of output pixels. */
+typedef struct piece {
+    int32_t from, to, count;
+} piece;
+
+/* Taps in the order of their sums: chain l is at[end[l - 1] … end[l]), which are distances in an input tile. The
+ * chains' sums are added by halves; `from_zero`: to +0, as a reduction begins.
+ * The same of the greatest numbers, without from_zero. */
+typedef struct tap_chains {
+    const int64_t *at, *end;
+    int64_t chains; /* KIR_LANES at most */
+    bool from_zero;
+} tap_chains;
+
+/* A piece of one image's results in tiles of 4×4 (conv_vec.c): where each row begins, the results that it has (rows ×
+ * columns; of the last tiles not all exist), and the tiles. */
+enum { WINOGRAD_OUT = 4, WINOGRAD_IN = 6, WINOGRAD_POINTS = WINOGRAD_IN * WINOGRAD_IN, WINOGRAD_1D_OUT = 2 };
+typedef struct winograd_area {
+    float *const *row;
+    int64_t rows, columns, down, across;
+} winograd_area;
+
+typedef void winograd_values_fn(const float *pixels, int64_t row, int64_t pixel, float *to, int64_t point,
+                                int64_t channels, int64_t first, int64_t count);
+
+typedef struct conv_vec {
+    const tile_set *tiles;
+    /* Every `step`-th element of some rows that are `to_row` and `from_row` apart; the way back, of one row. */
+    void (*copy_rows)(float *to, int64_t to_row, const float *from, int64_t from_row, int64_t rows, int64_t step,
+                      int64_t count);
+    void (*spread_row)(float *to, const float *from, int64_t step, int64_t count);
+    /* A piece for each of `rows` taps: row r from from[tap[r] − base] to to[r · distance]. */
+    void (*copy_piece)(float *to, int64_t distance, const float *from, const int64_t *tap, int64_t base, int64_t rows);
+    /* Several pieces of one panel, step after step: whole vectors, as what lies behind a piece is written later; one
+     * vector behind the panel is touched too. */
+    void (*copy_steps)(float *to, const float *input_tile, const piece *p, int n, const int64_t *tap, int64_t base,
+                       int64_t steps);
+    /* A row of output pixels, each the sum of weight[k] · from[at[k]]; products are rounded before they are added. Or
+     * the greatest of from[at[k]]; there is no weight then. */
+    void (*weigh_row)(const tap_chains *c, const float *from, const float *weight, float *to, int64_t out_size);
+    void (*greatest_row)(const tap_chains *c, const float *from, const float *weight, float *to, int64_t out_size);
+    /* A row of output pixels, each the greatest of two neighbours in two rows: as greatest_row, without an input tile.
+     * */
+    void (*greatest_of_four)(const float *upper, const float *lower, float *to, int64_t out_size);
+    void (*greatest_pairs)(const float *from, float *to, int64_t out_size); /* … of four neighbours in one row */
+    /* Winograd's transforms; NULL: none of them. Lines of 4 · across + 2 numbers, `line` apart: value i of tile t
+     * of line y goes to input tile[(y % 4 · 6 + i) · distance + y / 4 · across + t]. Down that input tile: value (i, j)
+     * of tile t goes to to[(i · 6 + j) · point + t]. */
+    void (*winograd_rows)(const float *lines, int64_t line, int64_t count, float *input_tile, int64_t distance,
+                          int64_t across);
+    void (*winograd_columns)(const float *input_tile, int64_t distance, int64_t across, float *to, int64_t point,
+                             int64_t tiles);
+    /* The way back of sums[(i · 6 + j) · point + t], `offset` elements behind where the area's rows begin. All three
+     * read and write whole vectors of tiles, but for the results. */
+    void (*winograd_finish)(const winograd_area *area, const float *sums, int64_t point, int64_t offset);
+    /* Of `rows` filters side by side, at most a vector of them, whose taps are `step` apart: value (i, j) of each goes
+     * to to[(i · 6 + j) · point + row]. */
+    void (*winograd_out_channels)(const float *taps, int64_t step, float *to, int64_t point, int64_t rows);
+    /* The same along one axis, tiles being two output pixels: value i of tile t of a line of 2 · tiles + 4 numbers goes
+     * to to[i · point + t], whole vectors of them; and back, `count` results. */
+    void (*winograd_1d)(const float *line, int64_t tiles, float *to, int64_t point);
+    void (*winograd_1d_finish)(const float *sums, int64_t point, float *to, int64_t count);
+    /* The gradient of filters, whole vectors of channels side by side. Values of the 6×6 pixels that a tile sees, or
+     * of its 4×4 results: of rows [first, first + count) of points, to to[((i − first) · 6 + j) · point + channel]. And
+     * the way back: tap k of channel c to to[k · channels + c]. */
+    winograd_values_fn *winograd_images, *winograd_gradients;
+    void (*winograd_taps)(const float *sums, int64_t point, float *to, int64_t channels);
+} conv_vec;
+
+extern const conv_vec tn_conv_vec_base, tn_conv_vec_avx2, tn_conv_vec_avx512;
+const conv_vec *tn_conv_vec(void);   /* the processor's (select.c) */
+const tile_set *tn_byte_tiles(void); /* of bytes four at a time, as wide as these; NULL: it has no such instruction */
+
+#endif

@@ -1,0 +1,130 @@
+/* fused_epilogue.c — store programs that products can do in registers: what tn_fused_epilogue says is read off a
+ * program.
+ *
+ * Any other program is none, and runs as a program; so a pattern that is not met costs time and no bit. */
+#include <math.h>
+
+#include "cpu/kern.h"
+
+enum { ROW = TN_GEMM_BATCH_AXES, COLUMN = ROW + 1, AXES = COLUMN + 1 };
+
+typedef struct reader {
+    const kir_program *p;
+    const int64_t *sizes;
+    int block;
+    tn_fused_epilogue *out;
+    bool channels; /* are rows, and columns of what is read; batch axes are images */
+} reader;
+
+static const kir_ins *at(const reader *r, kir_val v) { return &r->p->ins[v]; }
+
+static bool is_op(const reader *r, kir_val v, kir_op op) { return at(r, v)->op == op && at(r, v)->type == KIR_F32; }
+
+static bool is_plus_zero(const reader *r, kir_val v) {
+    return is_op(r, v, KIR_CONST) && at(r, v)->imm.f == 0 && !signbit(at(r, v)->imm.f);
+}
+
+static bool read_place(const reader *r, const kir_ins *in, kir_val mask, tn_epilogue_access *place) {
+    const kir_access *a = &r->p->access[in->imm.i];
+    if (mask != KIR_NONE || a->dyn != KIR_NONE || r->p->buffer_dtype[a->buffer] != TN_F32) return false;
+    const int64_t *index = kir_sizes_access(r->p, r->sizes, (int)in->imm.i);
+    *place = (tn_epilogue_access){a->buffer, index[0], index[1 + ROW], index[1 + COLUMN]};
+    if (r->channels) *place = (tn_epilogue_access){a->buffer, index[0], index[1 + COLUMN], index[1 + ROW]};
+    return true;
+}
+
+static bool read_load(const reader *r, kir_val v, tn_epilogue_access *place) {
+    return is_op(r, v, KIR_LOAD) && read_place(r, at(r, v), at(r, v)->a, place);
+}
+
+static bool is_sum(const reader *r, kir_val v) {
+    tn_epilogue_access block;
+    return read_load(r, v, &block) && block.buffer == r->block;
+}
+
+/* Columns that follow each other, or a single one. */
+static bool is_along(const reader *r, const tn_epilogue_access *place) {
+    return place->column == 1 || (r->sizes[COLUMN] == 1 && !r->channels);
+}
+
+/* A number a column, or that times a number a row. */
+static bool read_added(const reader *r, kir_val v) {
+    tn_fused_epilogue *e = r->out;
+    if (read_load(r, v, &e->add)) return e->add.row == 0 && is_along(r, &e->add);
+    const kir_ins *in = at(r, v);
+    e->zero = -0.0f;
+    if (is_op(r, v, KIR_FMA)) {
+        if (!is_plus_zero(r, in->c)) return false;
+        e->zero = 0;
+    } else if (!is_op(r, v, KIR_MUL)) {
+        return false;
+    }
+    if (!read_load(r, in->a, &e->times) || !read_load(r, in->b, &e->add)) return false;
+    if (e->times.column == 1) {
+        tn_epilogue_access swapped = e->times;
+        e->times = e->add;
+        e->add = swapped;
+    }
+    return e->times.column == 0 && e->add.row == 0 && e->add.column == 1;
+}
+
+static bool read_sum(const reader *r, kir_val v) {
+    if (is_sum(r, v)) return true;
+    if (!is_op(r, v, KIR_ADD)) return false;
+    const kir_ins *in = at(r, v);
+    return is_sum(r, in->a) ? read_added(r, in->b) : is_sum(r, in->b) && read_added(r, in->a);
+}
+
+/* max(x, 0), or 0 where the element of another matrix is at most 0, as the gradient of that has it. */
+static bool read_gate(const reader *r, kir_val v) {
+    const kir_ins *in = at(r, v);
+    if (is_op(r, v, KIR_MAX) && is_plus_zero(r, in->b)) {
+        r->out->relu = true;
+        return read_sum(r, in->a);
+    }
+    if (!is_op(r, v, KIR_SELECT)) return read_sum(r, v);
+    const kir_ins *test = at(r, in->a);
+    if (!is_plus_zero(r, in->b) || test->op != KIR_LE || !is_plus_zero(r, test->b)) return false;
+    r->out->relu = true;
+    return read_load(r, test->a, &r->out->gate) && r->out->gate.column == 1 && r->out->gate.buffer != r->block &&
+           read_sum(r, in->c);
+}
+
+static bool is_read(const reader *r) {
+    const kir_program *p = r->p;
+    const kir_ins *store = NULL;
+    if (p->n_par != AXES || p->n_loop || p->n_items) return false;
+    for (int axis = 0; axis < ROW; axis++)
+        if (r->sizes[axis] != 1 && !r->channels) return false;
+    for (int i = 0; i < p->n_ins; i++) {
+        if (p->ins[i].op != KIR_STORE) continue;
+        if (store) return false;
+        store = &p->ins[i];
+    }
+    return store && read_place(r, store, store->b, &r->out->to) && (is_along(r, &r->out->to) || r->channels) &&
+           read_gate(r, store->a);
+}
+
+/* Is what is added the same in all images? */
+static bool is_shared(const reader *r) {
+    const kir_program *p = r->p;
+    for (int i = 0; i < p->n_sized; i++) {
+        const int64_t *index = kir_sizes_access(p, r->sizes, i);
+        for (int axis = 0; axis < ROW && p->access[i].buffer == r->out->add.buffer; axis++)
+            if (index[1 + axis] != 0) return false;
+    }
+    return true;
+}
+
+static const tn_fused_epilogue none = {.add.buffer = -1, .times.buffer = -1, .gate.buffer = -1};
+
+bool tn_fused_epilogue_read(const kir_program *p, const int64_t *sizes, int block_buffer, tn_fused_epilogue *out) {
+    *out = none;
+    return is_read(&(reader){p, sizes, block_buffer, out, false});
+}
+
+bool tn_epilogue_read_channels(const kir_program *p, const int64_t *sizes, int block_buffer, tn_fused_epilogue *out) {
+    const reader r = {p, sizes, block_buffer, out, true};
+    *out = none;
+    return is_read(&r) && out->times.buffer < 0 && out->gate.buffer < 0 && is_shared(&r);
+}

@@ -1,0 +1,196 @@
+/* qtile.c — products of bytes with stored weights, by dot products of small integers; compiled once per instruction
+ * set. */
+#include <string.h>
+
+#include "cpu/isa.h"
+#include "cpu/qvec.h"
+
+/* ==== dot products of small integers ============================================================================== */
+/* q_dot adds the products of four weights of each of VL rows with four activations to VL sums. That is one instruction
+ * where the processor has it (VNNI), and else goes through 16 bits: u·q + u·q must fit there, which it does below
+ * 7 bits. Wider weights go in two parts, the top bit for itself. */
+
+#if defined(__AVX512F__)
+VEC_INLINE VI q_dot(VI sum, VB w, VI q) { return (VI)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, (__m512i)q); }
+#elif defined(__AVXVNNI__)
+VEC_INLINE VI q_dot(VI sum, VB w, VI q) { return (VI)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)w, (__m256i)q); }
+#elif defined(__AVX2__)
+VEC_INLINE VI q_pairs(VB w, VI q) { return (VI)_mm256_maddubs_epi16((__m256i)w, (__m256i)q); }
+VEC_INLINE VI q_add16(VI a, VI b) { return (VI)_mm256_add_epi16((__m256i)a, (__m256i)b); }
+VEC_INLINE VI q_widen(VI pairs, int factor) {
+    return (VI)_mm256_madd_epi16((__m256i)pairs, _mm256_set1_epi16((short)factor));
+}
+#else
+VEC_INLINE VI q_dot(VI sum, VB w, VI q) {
+    int8_t x[VEC_BYTES];
+    memcpy(x, &q, sizeof x);
+    for (int i = 0; i < VEC_BYTES; i++)
+        sum[i / 4] += w[i] * x[i];
+    return sum;
+}
+#endif
+
+/* Two steps of four weights; `wide`: they may have 8 bits. */
+VEC_INLINE VI q_dot2(VI sum, VB w0, VI q0, VB w1, VI q1, bool wide) {
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || !defined(__AVX2__)
+    (void)wide;
+    return q_dot(q_dot(sum, w0, q0), w1, q1);
+#else
+    if (!wide) return sum + q_widen(q_add16(q_pairs(w0, q0), q_pairs(w1, q1)), 1);
+    VI top = q_add16(q_pairs(q_field(w0, 7, 0, 1), q0), q_pairs(q_field(w1, 7, 0, 1), q1));
+    sum = sum + q_widen(top, 128);
+    sum = sum + q_widen(q_pairs(q_and(w0, 127), q0), 1);
+    return sum + q_widen(q_pairs(q_and(w1, 127), q1), 1);
+#endif
+}
+/* ---- kernels ----------------------------------------------------------------------------------------------------- */
+
+VEC_INLINE int32_t read_int(const uint8_t *p) {
+    int32_t x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+
+VEC_INLINE float read_real(const uint8_t *p) {
+    float x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+
+/* The products of one part of a block: four of its chunks, or eight. */
+VEC_INLINE V finish_part(V acc, VI sum, const uint8_t *record, int part, V s, V t, bool has_minimum) {
+    acc = v_fma(q_float(sum), s * v_set1(read_real(record + RECORD_SCALE)), acc);
+    return has_minimum ? v_fma(t, v_set1(read_real(record + RECORD_PARTS + 4 * part)), acc) : acc;
+}
+
+VEC_INLINE VI first_sum(const uint8_t *record, int part, bool has_minimum) {
+    return q_set1(has_minimum ? 0 : read_int(record + RECORD_PARTS + 4 * part));
+}
+
+KERNEL void multiply_panel(const qtile *t, int height, int parts, bool has_minimum, bool wide) {
+    const int64_t record = record_bytes(parts), block = BITS + parts * LINE * (has_minimum ? 2 : 1);
+    for (int half = 0; half < HALVES; half++) {
+        V acc[TILE];
+        VEC_UNROLL for (int r = 0; r < height; r++) acc[r] =
+            t->add ? v_load(t->c + r * t->c_row + half * VL) : v_zero();
+        const uint8_t *x = t->x, *panel = t->panel + half * VEC_BYTES;
+        for (int64_t b = 0; b < t->blocks; b++, x += t->x_step, panel += block) {
+            VEC_UNROLL for (int part = 0; part < parts; part++) {
+                VI sum[TILE];
+                VEC_UNROLL for (int r = 0; r < height; r++) sum[r] = first_sum(x + r * record, part, has_minimum);
+                VEC_UNROLL for (int c = CHUNKS / parts * part; c < CHUNKS / parts * (part + 1); c += 2) {
+                    VB w0 = q_load(panel + c * LINE), w1 = q_load(panel + (c + 1) * LINE);
+                    VEC_UNROLL for (int r = 0; r < height; r++) {
+                        const uint8_t *q = x + r * record + 4 * c;
+                        sum[r] = q_dot2(sum[r], w0, q_set1(read_int(q)), w1, q_set1(read_int(q + 4)), wide);
+                    }
+                }
+                V s = *(const V *)(const void *)(panel + BITS + part * LINE);
+                V m = has_minimum ? *(const V *)(const void *)(panel + BITS + (parts + part) * LINE) : v_zero();
+                VEC_UNROLL for (int r = 0; r < height; r++) acc[r] =
+                    finish_part(acc[r], sum[r], x + r * record, part, s, m, has_minimum);
+            }
+        }
+        VEC_UNROLL for (int r = 0; r < height; r++) v_store(t->c + r * t->c_row + half * VL, acc[r]);
+    }
+}
+
+/* Of a region of the group: bytes of a block, `ahead` blocks on; behind the last block the next group begins. */
+KERNEL void ask_ahead(const uint8_t *block, int64_t bytes, int64_t ahead) {
+    VEC_UNROLL for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(block + ahead * bytes + i);
+}
+
+KERNEL void multiply_stripe(const stripe *p, tn_qbits bits, tn_qscales form, tn_qlayout l) {
+    bool has_minimum = form_has_minimum(form);
+    int parts = form_parts(form);
+    const int64_t scale = l.scale_bytes / l.scale_blocks, ahead = QAHEAD / (l.low_bytes + l.high_bytes + scale);
+    const int64_t turn = tn_max64(p->blocks - ahead, 0);
+    int64_t jump = 0, by = ahead;
+    const uint8_t *low = p->low, *high = p->high, *x = p->x;
+    V acc[HALVES];
+    VEC_UNROLL for (int half = 0; half < HALVES; half++) acc[half] = v_zero();
+    for (int64_t b = 0; b < p->blocks; b++) {
+        const uint8_t *unit = p->scales + b / l.scale_blocks * l.scale_bytes;
+        if (b == turn) {
+            jump = p->next;
+            by = ahead - p->blocks;
+        }
+        ask_ahead(low + jump, l.low_bytes, by);
+        ask_ahead(high + jump, l.high_bytes, by);
+        ask_ahead(p->scales + jump + b * scale, scale, by);
+        VEC_UNROLL for (int half = 0; half < HALVES; half++) {
+            VB w[CHUNKS];
+            scales sc;
+            unpack_bits(bits, low + half * VEC_BYTES, high + half * VEC_BYTES, w);
+            unpack_scales(form, unit, (int)(b % l.scale_blocks), half * VL, &sc);
+            VEC_UNROLL for (int part = 0; part < parts; part++) {
+                VI sum = first_sum(x, part, has_minimum);
+                VEC_UNROLL for (int c = CHUNKS / parts * part; c < CHUNKS / parts * (part + 1); c += 2) {
+                    sum = q_dot2(sum, w[c], q_set1(read_int(x + 4 * c)), w[c + 1], q_set1(read_int(x + 4 * c + 4)),
+                                 bits == TN_QBITS_8);
+                }
+                acc[half] = finish_part(acc[half], sum, x, part, sc.s[part], sc.t[part], has_minimum);
+            }
+        }
+        low += l.low_bytes;
+        high += l.high_bytes;
+        x += record_bytes(parts);
+    }
+    VEC_UNROLL for (int half = 0; half < HALVES; half++) v_store(p->c + half * VL, acc[half]);
+}
+
+/* ---- their instances --------------------------------------------------------------------------------------------- */
+
+#define PANEL_KERNELS(name, parts, has_minimum, wide)                                                   \
+    static void name##_full(const qtile *t) { multiply_panel(t, TILE, parts, has_minimum, wide); }      \
+    static void name##_third(const qtile *t) { multiply_panel(t, TILE / 3, parts, has_minimum, wide); } \
+    static void name##_one(const qtile *t) { multiply_panel(t, 1, parts, has_minimum, wide); }
+
+PANEL_KERNELS(plain, 1, false, false)
+PANEL_KERNELS(plain_wide, 1, false, true)
+PANEL_KERNELS(with_minimum, 1, true, false)
+PANEL_KERNELS(parts, 2, false, false)
+PANEL_KERNELS(parts_wide, 2, false, true)
+PANEL_KERNELS(parts_with_minimum, 2, true, false)
+
+static const panel_kernels panels_plain = {{plain_full, plain_third, plain_one}};
+static const panel_kernels panels_wide = {{plain_wide_full, plain_wide_third, plain_wide_one}};
+static const panel_kernels panels_minimum = {{with_minimum_full, with_minimum_third, with_minimum_one}};
+static const panel_kernels panels_parts_wide = {{parts_wide_full, parts_wide_third, parts_wide_one}};
+static const panel_kernels panels_parts = {{parts_full, parts_third, parts_one}};
+static const panel_kernels panels_parts_minimum = {
+    {parts_with_minimum_full, parts_with_minimum_third, parts_with_minimum_one}};
+
+static const panel_kernels *kernels_of(const tn_qformat *f) {
+    if (f->bits == TN_QBITS_8) return f->parts == 2 ? &panels_parts_wide : &panels_wide;
+    if (f->parts == 2) return f->has_minimum ? &panels_parts_minimum : &panels_parts;
+    return f->has_minimum ? &panels_minimum : &panels_plain;
+}
+
+#define LAYOUT(low, high, scale, blocks) \
+    (tn_qlayout) { .low_bytes = low, .high_bytes = high, .scale_bytes = scale, .scale_blocks = blocks }
+#define STRIPE_KERNEL(name, bits, form, layout) \
+    static void name(const stripe *p) { multiply_stripe(p, bits, form, layout); }
+
+STRIPE_KERNEL(stripe_q4_0, TN_QBITS_4, TN_QSCALES_D, LAYOUT(256, 0, 32, 1))
+STRIPE_KERNEL(stripe_q4_1, TN_QBITS_4, TN_QSCALES_DM, LAYOUT(256, 0, 64, 1))
+STRIPE_KERNEL(stripe_q5_0, TN_QBITS_4_1, TN_QSCALES_D, LAYOUT(256, 64, 32, 1))
+STRIPE_KERNEL(stripe_q5_1, TN_QBITS_4_1, TN_QSCALES_DM, LAYOUT(256, 64, 64, 1))
+STRIPE_KERNEL(stripe_q8_0, TN_QBITS_8, TN_QSCALES_D, LAYOUT(512, 0, 32, 1))
+STRIPE_KERNEL(stripe_q2_k, TN_QBITS_2, TN_QSCALES_NIBBLE, LAYOUT(128, 0, 320, 8))
+STRIPE_KERNEL(stripe_q3_k, TN_QBITS_2_1, TN_QSCALES_PAIR, LAYOUT(128, 64, 224, 8))
+STRIPE_KERNEL(stripe_q4_k, TN_QBITS_4, TN_QSCALES_PAIR_M, LAYOUT(256, 0, 256, 8))
+STRIPE_KERNEL(stripe_q5_k, TN_QBITS_4_1, TN_QSCALES_PAIR_M, LAYOUT(256, 64, 256, 8))
+STRIPE_KERNEL(stripe_q6_k, TN_QBITS_4_2, TN_QSCALES_I8, LAYOUT(256, 128, 288, 8))
+STRIPE_KERNEL(stripe_q8_x, TN_QBITS_8, TN_QSCALES_F32, LAYOUT(512, 0, 128, 1))
+
+static void (*const stripe_kernels[TN_DTYPE_COUNT])(const stripe *) = {
+    [TN_Q4_0] = stripe_q4_0, [TN_Q4_1] = stripe_q4_1, [TN_Q5_0] = stripe_q5_0, [TN_Q5_1] = stripe_q5_1,
+    [TN_Q8_0] = stripe_q8_0, [TN_Q2_K] = stripe_q2_k, [TN_Q3_K] = stripe_q3_k, [TN_Q4_K] = stripe_q4_k,
+    [TN_Q5_K] = stripe_q5_k, [TN_Q6_K] = stripe_q6_k, [TN_Q8_X] = stripe_q8_x,
+};
+
+/* ---- the set ----------------------------------------------------------------------------------------------------- */
+
+#define SET VEC_JOIN(tn_qtiles, TN_DOT_SUFFIX)
+const qtile_set SET = {.plain = &QPLAIN, .stripe = stripe_kernels, .panels = kernels_of};

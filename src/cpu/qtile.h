@@ -1,0 +1,97 @@
+/* qtile.h — products with weights as files store them: what their driver and the kernels of an instruction set say to
+ * each other.
+ *
+ * The driver (qmat.c) cuts a product into blocks and is compiled once; the kernels that round x and unpack weights
+ * (qplain.c) and those that multiply bytes (qtile.c) are compiled once per instruction set, into a qtile_set. */
+#ifndef TN_QTILE_H
+#define TN_QTILE_H
+
+#include "cpu/qformat.h"
+#include "cpu/tile_set.h"
+
+enum {
+    QCHUNKS = TN_QBLOCK / 4,
+    QLINE = 4 * TN_QROWS,    /* bytes of a chunk */
+    QBITS = QCHUNKS * QLINE, /* bytes of a panel's block before its scales */
+    QHEIGHTS = 3,            /* heights of tiles */
+    ROUND_BLOCKS = 16,       /* of a row, rounded side by side at most */
+    HALF_GROUPS = 4,         /* for one row of x with weights in half precision, side by side */
+    QAHEAD = 5120            /* bytes from a block to what is asked for: memory alone decides, so ten blocks and more */
+};
+
+/* 32 numbers of 8 bits, dx, then a number for each part: dx · Σ q where weights have a minimum, else −zero · Σ q, with
+ * which the sum of products starts. Records of a tile's rows lie side by side, block after block. */
+enum { RECORD_SCALE = TN_QBLOCK, RECORD_PARTS = RECORD_SCALE + 4, MOST_RECORD_BYTES = RECORD_PARTS + 8 };
+
+static inline int64_t record_bytes(int parts) { return RECORD_PARTS + 4 * parts; }
+
+/* One row of x and one group of weights, all blocks. */
+typedef struct stripe {
+    const uint8_t *scales, *low, *high;
+    int64_t blocks;
+    const uint8_t *x;
+    float *c;
+    int64_t next; /* bytes to the group that is read after this one */
+} stripe;
+
+/* A tile of rows and a panel. */
+typedef struct qtile {
+    const uint8_t *panel;
+    int64_t blocks;
+    const uint8_t *x;
+    int64_t x_step; /* bytes from block to block */
+    float *c;
+    int64_t c_row;
+    bool add; /* to what stands in c: blocks before these */
+} qtile;
+
+/* A tile of rows of x, packed step by step, one chain at most; and one group of weights, or two. */
+typedef struct half_tile {
+    const uint8_t *weights;
+    int64_t group; /* bytes to the next one */
+    int64_t steps;
+    const float *x;
+    float *c;
+    int64_t c_row;
+    bool add; /* to what stands in c: chains before this */
+} half_tile;
+
+/* Rows of x and a panel, by height of the tile. */
+typedef struct panel_kernels {
+    void (*run[QHEIGHTS])(const qtile *t);
+} panel_kernels;
+
+/* Tiles of two vectors, and of what the last group has; one row of one group, and of HALF_GROUPS. */
+typedef struct half_set {
+    void (*tile[2][QHEIGHTS])(const half_tile *t);
+    void (*row[2])(const uint8_t *weights, int64_t group, int64_t k, const float *x, float *c);
+} half_set;
+
+typedef void bits_unpacker(const uint8_t *low, const uint8_t *high, const tn_qlayout *l, int64_t blocks, uint8_t *to,
+                           int64_t step);
+
+typedef struct qplain_set {
+    const tile_set *tiles;
+    int heights[QHEIGHTS]; /* rows of a tile of x, the greatest first */
+    int round_at_once;     /* blocks of a row, at least */
+    int halves_at_once;    /* groups of weights in half precision that a tile takes */
+    /* Up to ROUND_BLOCKS blocks of a row, a multiple of round_at_once. */
+    void (*round)(const float *x, int count, const tn_qformat *f, uint8_t *record, int64_t step);
+    bits_unpacker *const *bits_to_panel; /* by tn_qbits */
+    void (*scales_to_panel)(tn_qscales format, const uint8_t *from, const tn_qlayout *l, int64_t blocks, uint8_t *to,
+                            int64_t step);
+    const half_set *half, *brain;
+} qplain_set;
+
+typedef struct qtile_set {
+    const qplain_set *plain;                /* of the same vectors, with or without dot products */
+    void (*const *stripe)(const stripe *p); /* by dtype: one row of x */
+    const panel_kernels *(*panels)(const tn_qformat *f);
+} qtile_set;
+
+extern const qplain_set tn_qplain_base, tn_qplain_avx2, tn_qplain_avx512;
+extern const qtile_set tn_qtiles_base, tn_qtiles_avx2;
+extern const qtile_set tn_qtiles_avx2vnni, tn_qtiles_avx512vnni; /* with dot products of small integers */
+const qtile_set *tn_qtiles(void);                                /* the processor's (select.c) */
+
+#endif

@@ -1,0 +1,186 @@
+/* tile_set.h — what the driver of matrix products and the kernels of an instruction set say to each other.
+ *
+ * The driver (gemm.c) cuts products into blocks and is compiled once a type; the kernels that move and multiply numbers
+ * (tiles.c, tiles.c) are compiled once per instruction set, by tiles.c, into a tile_set. Vectors differ
+ * in width and number of registers, so the driver takes the sizes of panels and tiles from there. */
+#ifndef TN_TILE_SET_H
+#define TN_TILE_SET_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#if defined(TN_VEC_PAIRS) || defined(TN_VEC_QUADS)
+#define TN_VEC_WORDS /* several elements of k in the room of a sum */
+#endif
+
+#if defined(TN_VEC_F64)
+typedef double real;
+#elif defined(TN_VEC_PAIRS)
+typedef float real __attribute__((aligned(2), may_alias)); /* or two numbers in bf16, where these stand in memory */
+#elif defined(TN_VEC_QUADS)
+typedef float real __attribute__((aligned(1), may_alias)); /* the bits of a sum, or four bytes that stand in memory */
+#else
+typedef float real;
+#endif
+
+/* ---- multiplying (tiles.c) ----------------------------------------------------------------------------------------
+ * */
+
+enum {
+    WIDE_HEIGHT = 4, /* the greatest height of a tile that may be several panels wide */
+    TILE_COPY = 272, /* distance of copied rows of A: a chain's steps, and each in other sets of the first cache */
+    LINES_ROWS = 4   /* rows of A that lines of B are read for; with more, packing B pays */
+};
+
+/* What is done to finished sums of f32 before they are stored: a tn_fused_epilogue with its addresses. */
+typedef struct epilogue_ops {
+    const real *add;   /* a number a column; NULL: none */
+    const real *times; /* a number a row, times_row apart; NULL: none */
+    const real *gate;  /* a matrix whose rows are gate_row apart; NULL: none */
+    int64_t times_row, gate_row;
+    real zero;
+    bool relu;
+} epilogue_ops;
+
+/* Sums, the first of which is C's at (row, column), and where they go: elsewhere, if there is a gate. */
+typedef struct epilogue_block {
+    const epilogue_ops *epilogue_ops;
+    const real *from;
+    real *to;
+    int64_t from_row, to_row, row, rows, column, columns;
+} epilogue_block;
+
+typedef struct tile {
+    const real *a;
+    int64_t a_row, a_k; /* distance between rows and between steps of k */
+    /* A full tile of full height whose a_row is TILE_COPY: rows from_row apart are copied to `copy`, where it has A,
+     * before it begins; `from` is NULL: they are there. */
+    const real *from;
+    int64_t from_row;
+    real *copy;
+    const real *b;
+    int64_t b_k, b_panel; /* distance between steps of k and between panels */
+    const int64_t *tap;   /* where each step begins: of B in a tapped tile, of A in a turned one */
+    real *c;
+    int64_t c_row;
+    const real *c_next; /* where the next tile begins in C; NULL: nobody knows */
+    int64_t k;
+    int64_t columns; /* of an edge tile, at most a vector of them */
+    bool add;        /* to what C holds; else C is overwritten */
+    /* of a full tile of full height, or NULL: its sums are finished, and begin in C at … */
+    const epilogue_ops *epilogue_ops;
+    int64_t row, column;
+    /* To bring closer meanwhile, a line of the cache every 16 steps: rows of A for the next tile, or what else comes;
+     * where B lies along k, the next vector's columns, or NULL. */
+    const real *ahead;
+    int64_t ahead_row;  /* distance */
+    int64_t ahead_rows; /* how many of them: 0 for none; of a turned tile lines of the cache, each behind the last */
+    bool goes_on;       /* a turned tile whose chains began before: their sums so far are … */
+    int64_t begun;      /* … so many elements behind C's */
+} tile;
+
+enum { NHWC_AHEAD = 8 }; /* steps of a turned tile between two lines: it has others to wait for */
+
+typedef void tile_fn(const tile *t);
+
+/* Are A's rows where a tile of full height is one, whose fused epilogue is known, and not two lower ones? */
+static inline bool tile_has_rows(const tile *t) { return t->a_row == 1 || (t->a_row == TILE_COPY && t->a_k == 1); }
+
+/* Rows left in a block → rows of the next tile: full height, but the last two share what is left where the last alone
+ * would have too few to keep the multipliers busy. Of high tiles the odd heights are two tiles (tiles.c). */
+static inline int64_t tile_height(int64_t left, int64_t full) {
+    enum { BUSY = 5, HIGH = 8 };
+    if (left <= full) return left;
+    if (left >= 2 * full || left - full >= BUSY) return full;
+    int64_t half = (left + 1) / 2;
+    return half > HIGH ? half + (half & 1) : half;
+}
+
+/* The same for turned tiles: as few of them as can be, and nearly alike; of 9 and 11 rows there are none. */
+static inline int64_t tile_nhwc_height(int64_t left, int64_t full) {
+    enum { HIGH = 8 };
+    int64_t tiles = (left + full - 1) / full, rows = (left + tiles - 1) / tiles;
+    return rows > HIGH && tiles > 1 && rows < full - 1 ? rows + (rows & 1) : rows;
+}
+
+/* ---- packing (tiles.c) --------------------------------------------------------------------------------------------
+ * */
+
+/* What stands in memory. A constant wherever it decides anything after inlining. */
+typedef enum pack_kind { PACK_REAL, PACK_F16, PACK_BF16, PACK_PAIRS, PACK_I8, PACK_U8, PACK_QUADS } pack_kind;
+
+static const int64_t pack_size[] = {sizeof(real), 2, 2, 2, 1, 1, 1};
+
+/* Line l of a step goes to[l / group · jump + step · distance + l % group], from element step · along + l · across. A
+ * pair is this element and the one `second` further, a quad goes on so. */
+typedef struct pack {
+    real *to;
+    int64_t distance;
+    int64_t group, jump; /* lines of a packed panel or tile, and how far apart these are */
+    pack_kind kind;
+    const void *from;
+    int64_t along, across, second;
+    int rest; /* elements of the last step's pairs or quads, which then have zeros behind, where nothing is; 0: all */
+    int64_t steps, lines;
+    const epilogue_ops *epilogue_ops; /* of floats that lie along k, or NULL: done to them, a step being its column */
+} pack;
+
+/* ---- results that are not stored as they were summed ------------------------------------------------------------- */
+
+/* A block in sums' own rows, and where its elements go: distances in elements of what is stored. */
+typedef struct result_block {
+    void *to;
+    int64_t row_stride, col_stride;
+    const real *from;
+    int64_t from_row, rows, columns;
+} result_block;
+
+/* All of an instruction set, by height of tiles where that matters. */
+typedef struct tile_set {
+    tile_fn *const *full, *const *edge, *const *wide;
+    tile_fn *const *tapped; /* full ones over a packed A whose steps of B lie anywhere; of f32 alone */
+    /* Over one packed panel of B, rows of A side by side in memory, and of C a panel wide and side by side; the heights
+     * that tile_nhwc_height yields; of f32 and bytes. */
+    tile_fn *const *nhwc;
+    const int *wide_panels;
+    void (*pack)(const pack *p);
+    /* C of `rows` rows of A (t->a …) and t->columns columns of B that lie along k, `distance` bytes apart
+     * (tiles.c). */
+    void (*lines)(const tile *t, pack_kind kind, const char *first, int64_t distance, int rows);
+    const bool *lines_take;                               /* which kinds */
+    void (*end)(const epilogue_block *block);             /* of f32 alone */
+    void (*round)(const result_block *block, bool brain); /* to f16 or bf16 */
+    void (*add)(const result_block *block, bool add);     /* whole numbers, modulo 2³², to what is there or over it */
+    int lanes, rows;                                      /* of a vector; of a tile of full height */
+    int width;                                            /* elements in a step: 2 of bf16, 4 bytes, of others 1 */
+    bool folds;                                           /* packed rows of A take fewer instructions */
+} tile_set;
+
+/* Some µs of one core's work: less than two of that are not worth a fork-join. */
+static const double PART_FLOPS = 5e5;
+
+/* One row of tiles: `height` rows of A times the panels that `t` points at. */
+static inline void tiles_multiply(const tile_set *with, tile t, int64_t height, int64_t columns) {
+    const int64_t lanes = with->lanes, panel = 2 * lanes;
+    if (height <= WIDE_HEIGHT) {
+        int64_t panels = with->wide_panels[height];
+        for (; columns >= panels * panel; columns -= panels * panel) {
+            with->wide[height](&t);
+            t.b += panels * t.b_panel;
+            t.c += panels * panel;
+        }
+    }
+    for (; columns >= panel; columns -= panel) {
+        with->full[height](&t);
+        t.b += t.b_panel;
+        t.c += panel;
+    }
+    for (; columns > 0; columns -= lanes) {
+        t.columns = columns;
+        with->edge[height](&t);
+        t.b += lanes;
+        t.c += lanes;
+    }
+}
+
+#endif

@@ -1,0 +1,1000 @@
+/* tiles.c — kernels of matrix products: packing, micro-kernels, few rows; compiled once per instruction set and type.
+ *
+ * What a product is cut into is gemm.c's; here is what touches every number: packing (tiles.c), multiplying (tiles.c,
+ * and tiles.c for few rows), and storing sums that become something else. */
+#include <stddef.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "cpu/isa.h"
+#include "cpu/vec.h"
+
+/* ==== packing ===================================================================================================== */
+/* A block is a number of lines (rows of A, columns of B) with one element of each at every step of k. Packed, the
+ * elements of one step lie side by side, in groups as wide as a panel or a tile is, and steps follow each other at a
+ * fixed distance. Whatever the strides of the matrix are, this is one of three copies: side by side already, along k (a
+ * transpose), or neither. Elements in half precision and bytes are widened on the way; or they become words of several
+ * steps of k: halves pairs, bytes quads. */
+
+#ifndef TN_VEC_F64
+#include "cpu/widen.h"
+#endif
+
+enum { PACK_AHEAD = 8 }; /* steps: rows that are far apart are strangers to the processor's own prefetcher */
+
+/* ---- elements as the micro-kernels want them --------------------------------------------------------------------- */
+
+#ifdef TN_VEC_F64
+VEC_INLINE V pack_load(const char *p, pack_kind kind, int64_t second) {
+    (void)kind, (void)second;
+    return v_load((const real *)(const void *)p);
+}
+
+VEC_INLINE V pack_part(const char *p, pack_kind kind, int64_t second, int64_t n) {
+    (void)kind, (void)second;
+    return v_part_load((const real *)(const void *)p, v_mask(n));
+}
+
+VEC_INLINE real pack_one(const char *p, pack_kind kind, int64_t second) {
+    (void)kind, (void)second;
+    return *(const real *)(const void *)p;
+}
+#else
+VEC_INLINE V pack_convert(v_halves first, v_halves second, pack_kind kind) {
+    if (kind == PACK_F16) return v_widen_f16(first);
+    if (kind == PACK_BF16) return v_widen_bf16(first);
+    return (V)(v_widen_words(first) | v_widen_words(second) << 16);
+}
+
+#ifdef TN_VEC_QUADS
+/* Bytes in words, each at its place. */
+VEC_INLINE v_counts pack_bytes(const char *p, int64_t n, int place) {
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+    return (v_counts)_mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8((__mmask16)v_mask(n), p)) << 8 * place;
+#else
+    typedef uint8_t bytes_of_lanes __attribute__((vector_size(VL)));
+    bytes_of_lanes b = {0};
+    memcpy(&b, p, (size_t)n);
+    return __builtin_convertvector(b, v_counts) << 8 * place;
+#endif
+}
+
+VEC_INLINE V pack_quads(const char *p, int64_t second, int64_t n) {
+    return (V)(pack_bytes(p, n, 0) | pack_bytes(p + second, n, 1) | pack_bytes(p + 2 * second, n, 2) |
+               pack_bytes(p + 3 * second, n, 3));
+}
+#endif
+
+/* VL neighbours. */
+VEC_INLINE V pack_load(const char *p, pack_kind kind, int64_t second) {
+    if (kind == PACK_REAL) return v_load((const real *)(const void *)p);
+#ifdef TN_VEC_QUADS
+    return pack_quads(p, second, VL);
+#endif
+    if (pack_size[kind] == 1) return v_widen_bytes(p, kind == PACK_I8);
+    v_halves h = v_load_halves(p);
+    return pack_convert(h, kind == PACK_PAIRS ? v_load_halves(p + 2 * second) : h, kind);
+}
+
+VEC_INLINE V pack_part(const char *p, pack_kind kind, int64_t second, int64_t n) {
+    if (n > VL) n = VL;
+    if (kind == PACK_REAL) return v_part_load((const real *)(const void *)p, v_mask(n));
+#ifdef TN_VEC_QUADS
+    return pack_quads(p, second, n);
+#endif
+    if (pack_size[kind] == 1) {
+        char bytes[VL] = {0};
+        memcpy(bytes, p, (size_t)n);
+        return v_widen_bytes(bytes, kind == PACK_I8);
+    }
+    v_halves h = v_part_halves(p, n);
+    return pack_convert(h, kind == PACK_PAIRS ? v_part_halves(p + 2 * second, n) : h, kind);
+}
+
+/* The bits of a pair or a quad as a number; of its `count` first elements. */
+VEC_INLINE real pack_word(const char *p, pack_kind kind, int64_t second, int count) {
+    const int64_t size = pack_size[kind];
+    char bytes[sizeof(real)] = {0};
+    for (int i = 0; i < count; i++)
+        memcpy(bytes + i * size, p + i * second * size, (size_t)size);
+    real x;
+    memcpy(&x, bytes, sizeof x);
+    return x;
+}
+
+VEC_INLINE real pack_one(const char *p, pack_kind kind, int64_t second) {
+    return kind == PACK_REAL ? *(const real *)(const void *)p
+                             : pack_word(p, kind, second, (int)((int64_t)sizeof(real) / pack_size[kind]));
+}
+#endif
+
+/* ---- the three copies -------------------------------------------------------------------------------------------- */
+
+/* All groups of a step before the next step: rows are read as far as they go, each of their pages once. */
+VEC_INLINE void pack_adjacent_by(const pack *p, const int64_t group, const pack_kind kind) {
+    const int64_t whole = group / VL * VL, size = pack_size[kind];
+    const M rest = v_mask(group - whole);
+    int64_t groups = p->lines / group;
+    for (int64_t step = 0; step < p->steps; step++) {
+        const char *from = (const char *)p->from + step * p->along * size;
+        const char *ahead = from + PACK_AHEAD * p->along * size;
+        real *to = p->to + step * p->distance;
+        for (int64_t g = 0; g < groups; g++) {
+            for (int64_t i = 0; i < whole; i += VL) {
+                __builtin_prefetch(ahead + i * size);
+                v_store(to + i, pack_load(from + i * size, kind, p->second));
+            }
+            if (whole < group)
+                v_part_store(to + whole, rest, pack_part(from + whole * size, kind, p->second, group - whole));
+            from += group * size;
+            ahead += group * size;
+            to += p->jump;
+        }
+    }
+}
+
+/* The usual group is a constant to the compiler; lines beyond the last whole group are a smaller group of their own. */
+VEC_INLINE void pack_adjacent(const pack *p, const pack_kind kind, void (*any_group)(const pack *p)) {
+    if (p->lines >= p->group) {
+        if (p->group == 2 * VL && pack_size[kind] > 1) {
+            pack_adjacent_by(p, 2 * VL, kind);
+        } else {
+            any_group(p);
+        }
+    }
+    int64_t rest = p->lines % p->group;
+    if (rest == 0) return;
+    pack last = *p;
+    last.to += p->lines / p->group * p->jump;
+    last.from = (const char *)p->from + (p->lines - rest) * pack_size[kind];
+    last.lines = last.group = rest;
+    any_group(&last);
+}
+
+/* One number after the other; narrow ones are brought together before they are widened. */
+VEC_INLINE void pack_strided(const pack *p, const pack_kind kind) {
+    const int64_t size = pack_size[kind];
+    for (int64_t step = 0; step < p->steps; step++) {
+        const char *from = (const char *)p->from + step * p->along * size;
+        real *to = p->to + step * p->distance;
+        if (kind == PACK_REAL || kind == PACK_PAIRS || kind == PACK_QUADS) {
+            for (int64_t line = 0; line < p->lines; line++)
+                to[line] = pack_one(from + line * p->across * size, kind, p->second);
+            continue;
+        }
+        for (int64_t line = 0; line < p->lines; line += VL) {
+            char together[2 * VL];
+            int64_t n = p->lines - line < VL ? p->lines - line : VL;
+            for (int64_t i = 0; i < n; i++)
+                memcpy(together + i * size, from + (line + i) * p->across * size, (size_t)size);
+            v_part_store(to + line, v_mask(n), pack_part(together, kind, 0, n));
+        }
+    }
+}
+
+/* Pairs of halves stand at any multiple of two bytes. */
+VEC_INLINE V pack_words(const char *p) {
+    V words;
+    memcpy(&words, p, sizeof words);
+    return words;
+}
+
+#if defined(TN_VEC_F64) || defined(TN_VEC_WORDS)
+VEC_INLINE V pack_end(const epilogue_ops *e, int64_t step, V x) {
+    (void)e, (void)step;
+    return x;
+}
+#else
+/* A bias, and max(…, 0). */
+VEC_INLINE V pack_end(const epilogue_ops *e, int64_t step, V x) {
+    if (!e) return x;
+    if (e->add) x = x + v_set1(e->add[step]);
+    return e->relu ? v_gate(x, x, v_zero()) : x;
+}
+#endif
+
+/* VL lines from `line` on; a line that is missing at the end is read from the last one there is, and not stored. */
+VEC_INLINE void pack_transposed_lines(const pack *p, int64_t apart, int64_t line, const bool whole) {
+    const char *from[VL];
+    for (int i = 0; i < VL; i++) {
+        int64_t there = whole || line + i < p->lines ? line + i : p->lines - 1;
+        from[i] = (const char *)p->from + there * apart;
+    }
+    M lines = v_mask(p->lines - line);
+    real *to = p->to + line;
+    for (int64_t step = 0; step < p->steps; step += VL) {
+        V r[VL];
+        int64_t count = p->steps - step;
+        if (count >= VL) {
+            VEC_UNROLL for (int i = 0; i < VL; i++) r[i] = pack_words(from[i] + step * (int64_t)sizeof(real));
+        } else {
+            M steps = v_mask(count);
+            VEC_UNROLL for (int i = 0; i < VL; i++) r[i] =
+                v_part_load((const real *)(const void *)from[i] + step, steps);
+        }
+        v_transpose(r);
+        VEC_UNROLL for (int i = 0; i < VL; i++) {
+            if (i >= count) break;
+            const V x = pack_end(p->epilogue_ops, step + i, r[i]);
+            if (whole) {
+                v_store(to, x);
+            } else {
+                v_part_store(to, lines, x);
+            }
+            to += p->distance;
+        }
+    }
+}
+
+/* Numbers side by side along k, as wide as the micro-kernels want them; lines are `apart` bytes from each other. Pairs
+ * are words as floats are, and moved by the floats' code. */
+#if defined(__AVX512F__) && !defined(TN_VEC_F64)
+#define pack_transposed tn_pack_transposed_avx512
+void pack_transposed(const pack *p, int64_t apart);
+#else
+static void pack_transposed(const pack *p, int64_t apart);
+#endif
+
+#if !defined(TN_VEC_WORDS) || !defined(__AVX512F__)
+void pack_transposed(const pack *p, int64_t apart) {
+    int64_t line = 0;
+    for (; line + VL <= p->lines; line += VL)
+        pack_transposed_lines(p, apart, line, true);
+    if (line < p->lines) pack_transposed_lines(p, apart, line, false);
+}
+#endif
+
+/* The same for narrow ones: they are widened where they stand side by side, some lines by some steps at a time. */
+VEC_INLINE void pack_transposed_as(const pack *p, const pack_kind kind) {
+    enum { STEPS = 64 };
+    const int64_t size = pack_size[kind];
+    real wide[VL][STEPS];
+    for (int64_t line = 0; line < p->lines; line += VL) {
+        int64_t lines = p->lines - line < VL ? p->lines - line : VL;
+        for (int64_t step = 0; step < p->steps; step += STEPS) {
+            int64_t steps = p->steps - step < STEPS ? p->steps - step : STEPS;
+            for (int64_t i = 0; i < lines; i++) {
+                const char *from = (const char *)p->from + (step + (line + i) * p->across) * size;
+                int64_t s = 0;
+                for (; s + VL <= steps; s += VL)
+                    v_store(wide[i] + s, pack_load(from + s * size, kind, 0));
+                if (s < steps) v_store(wide[i] + s, pack_part(from + s * size, kind, 0, steps - s));
+            }
+            pack_transposed(&(pack){.to = p->to + line + step * p->distance,
+                                    .distance = p->distance,
+                                    .from = wide,
+                                    .steps = steps,
+                                    .lines = lines},
+                            sizeof *wide);
+        }
+    }
+}
+
+VEC_INLINE void pack_as(const pack *p, const pack_kind kind, void (*any_group)(const pack *p)) {
+    if (p->across == 1) {
+        pack_adjacent(p, kind, any_group);
+        return;
+    }
+    bool words = kind == PACK_PAIRS || kind == PACK_QUADS;
+    bool in_row = words ? p->along > 1 && p->second == 1 : p->along == 1;
+    for (int64_t line = 0; line < p->lines; line += p->group) {
+        pack one = *p;
+        one.to += line / p->group * p->jump;
+        one.from = (const char *)p->from + line * p->across * pack_size[kind];
+        one.lines = p->lines - line < p->group ? p->lines - line : p->group;
+        if (in_row && (kind == PACK_REAL || words)) { /* neighbours are words already */
+            pack_transposed(&one, p->across * pack_size[kind]);
+        } else if (in_row) {
+            pack_transposed_as(&one, kind);
+        } else {
+            pack_strided(&one, kind);
+        }
+    }
+}
+
+#ifdef TN_VEC_WORDS
+static void pack_rest(const pack *p) {
+    const int64_t size = pack_size[p->kind];
+    const char *from = (const char *)p->from + (p->steps - 1) * p->along * size;
+    real *to = p->to + (p->steps - 1) * p->distance;
+    for (int64_t line = 0; line < p->lines; line++)
+        to[line / p->group * p->jump + line % p->group] =
+            pack_word(from + line * p->across * size, p->kind, p->second, p->rest);
+}
+#endif
+
+#ifdef TN_VEC_WORDS
+#define pack_real TILES.pack
+#else
+static __attribute__((noinline)) void pack_real_groups(const pack *p) { pack_adjacent_by(p, p->group, PACK_REAL); }
+static void pack_real(const pack *p) { pack_as(p, PACK_REAL, pack_real_groups); }
+#endif
+
+/* All kinds but the sums' type in one: which it is is asked at each vector, which takes a fourth of the code of one
+ * each. Pairs and quads have sets to themselves, f64 has no other kind. */
+#if defined(TN_VEC_F64)
+#define pack_other pack_real
+#else
+#if defined(TN_VEC_PAIRS)
+#define PACK_OTHER(p) PACK_PAIRS
+#elif defined(TN_VEC_QUADS)
+#define PACK_OTHER(p) PACK_QUADS
+#else
+#define PACK_OTHER(p) ((p)->kind)
+#endif
+static __attribute__((noinline)) void pack_other_groups(const pack *p) { pack_adjacent_by(p, p->group, PACK_OTHER(p)); }
+static void pack_other(const pack *p) { pack_as(p, PACK_OTHER(p), pack_other_groups); }
+#endif
+
+static void pack_run(const pack *p) {
+    void (*run)(const pack *p) = p->kind == PACK_REAL ? pack_real : pack_other;
+#ifdef TN_VEC_WORDS
+    if (p->rest) {
+        pack full = *p;
+        full.steps--;
+        run(&full);
+        pack_rest(p);
+        return;
+    }
+#endif
+    run(p);
+}
+/* ==== micro-kernels =============================================================================================== */
+/* A tile starts its sums at +0 and adds them to C (or stores them, for the first chunk): that is one chain of the
+ * numerics contract. There are tiles of every height up to TILE_ROWS, so rows are never padded; widths are a panel of
+ * PANEL columns, an edge of one (masked), or several panels at once where few rows leave registers free: few rows
+ * need several columns in flight to hide the latency of the fma.
+ *
+ * Neither operand has to be packed: B is read through a distance between rows of k and one between panels, A through a
+ * distance between rows and one along k. */
+
+/* Rows are bounded by the registers: rows · 2 sums, two vectors of B and one of A must fit; for double, where nobody
+ * waits for the last tenth, by the size of the code. TILE_SPLITS(height, first, second): such a tile is two lower ones,
+ * each with enough sums to keep the multipliers busy, since code for heights that only the end of a matrix has is not
+ * worth its room. WIDE_n: panels that n rows take at once; 1 where one panel keeps the multipliers busy. */
+#if defined(__AVX512F__) && defined(TN_VEC_F64)
+#define TILE_HEIGHTS(X) X(1) X(2) X(4) X(8)
+#define TILE_SPLITS(X) X(3, 2, 1) X(5, 4, 1) X(6, 4, 2) X(7, 4, 3)
+enum { TILE_ROWS = 8, WIDE_1 = 4, WIDE_2 = 4, WIDE_3 = 2, WIDE_4 = 2 };
+#elif defined(__AVX512F__) && defined(TN_VEC_WORDS)
+#define TILE_HEIGHTS(X) X(1) X(2) X(4) X(8) X(14)
+#define TILE_SPLITS_TO_7(X) X(3, 2, 1) X(5, 4, 1) X(6, 4, 2) X(7, 4, 3)
+#define TILE_SPLITS(X) TILE_SPLITS_TO_7(X) X(9, 5, 4) X(10, 8, 2) X(11, 8, 3) X(12, 8, 4) X(13, 8, 5)
+#define EDGE_HEIGHTS(X) X(1) X(2) X(4)
+#define EDGE_SPLITS(X) \
+    TILE_SPLITS_TO_7(X) X(8, 4, 4) X(9, 8, 1) X(10, 8, 2) X(11, 8, 3) X(12, 8, 4) X(13, 8, 5) X(14, 8, 6)
+#define NHWC_HEIGHTS(X) X(1) X(2) X(4) X(5) X(7) X(8) X(10) X(13) X(14)
+#define NHWC_SPLITS(X) X(3, 2, 1) X(6, 4, 2) X(9, 5, 4) X(11, 7, 4) X(12, 7, 5)
+enum { TILE_ROWS = 14, WIDE_1 = 4, WIDE_2 = 2, WIDE_3 = 1, WIDE_4 = 1 };
+#elif defined(__AVX512F__)
+#define TILE_HEIGHTS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(10) X(12) X(14)
+#define TILE_SPLITS(X) X(9, 5, 4) X(11, 6, 5) X(13, 7, 6)
+#define TAPPED_HEIGHTS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(14)
+#define TAPPED_SPLITS(X) TILE_SPLITS(X) X(10, 5, 5) X(12, 6, 6)
+#define NHWC_HEIGHTS(X) X(4) X(5) X(6) X(7) X(8) X(10) X(12) X(13) X(14)
+#define NHWC_SPLITS(X) X(9, 5, 4) X(11, 6, 5)
+#define TILE_LOWER(t) tile_split(t, tile_full_8, 8, tile_full_6) /* for rows that lie anywhere */
+enum { TILE_ROWS = 14, WIDE_1 = 4, WIDE_2 = 4, WIDE_3 = 2, WIDE_4 = 2 };
+#elif defined(__AVX2__) && defined(TN_VEC_F64)
+#define TILE_HEIGHTS(X) X(1) X(2) X(4) X(6)
+#define TILE_SPLITS(X) X(3, 2, 1) X(5, 4, 1)
+enum { TILE_ROWS = 6, WIDE_1 = 4, WIDE_2 = 2, WIDE_3 = 2, WIDE_4 = 1 };
+#elif defined(__AVX2__) && defined(TN_VEC_WORDS)
+#define TILE_HEIGHTS(X) X(1) X(2) X(4) X(6)
+#define TILE_SPLITS(X) X(3, 2, 1) X(5, 4, 1)
+#define EDGE_HEIGHTS(X) X(1) X(2) X(4)
+#define EDGE_SPLITS(X) TILE_SPLITS(X) X(6, 4, 2)
+enum { TILE_ROWS = 6, WIDE_1 = 4, WIDE_2 = 1, WIDE_3 = 1, WIDE_4 = 1 };
+#elif defined(__AVX2__)
+#define TILE_HEIGHTS(X) X(1) X(2) X(3) X(4) X(5) X(6)
+enum { TILE_ROWS = 6, WIDE_1 = 4, WIDE_2 = 2, WIDE_3 = 2, WIDE_4 = 1 };
+#elif defined(__x86_64__) /* old processors: small code */
+#define TILE_HEIGHTS(X) X(1) X(4)
+#define TILE_SPLITS(X) X(2, 1, 1) X(3, 2, 1)
+enum { TILE_ROWS = 4, WIDE_1 = 1, WIDE_2 = 1, WIDE_3 = 1, WIDE_4 = 1 };
+#else
+#define TILE_HEIGHTS(X) X(1) X(2) X(3) X(4)
+enum { TILE_ROWS = 4, WIDE_1 = 4, WIDE_2 = 2, WIDE_3 = 1, WIDE_4 = 1 };
+#endif
+#ifndef TILE_SPLITS
+#define TILE_SPLITS(X)
+#endif
+#ifndef TILE_LOWER
+#define TILE_LOWER(t) (void)0
+#endif
+#ifndef EDGE_HEIGHTS
+#define EDGE_HEIGHTS TILE_HEIGHTS
+#define EDGE_SPLITS TILE_SPLITS
+#endif
+#ifndef NHWC_HEIGHTS
+#define TAPPED_HEIGHTS TILE_HEIGHTS
+#define TAPPED_SPLITS TILE_SPLITS
+#define NHWC_SPLITS TILE_SPLITS
+#define NHWC_HEIGHTS TILE_HEIGHTS
+#endif
+
+enum {
+    WIDEST = 4 /* the greatest number of panels of a wide tile */
+};
+
+/* Memory is asked for early, and little at a time: a burst would hold up the loads of the steps at hand. Of C these are
+ * the rows of the tile behind; where nobody knows that, a tile's own rows as it starts. */
+enum {
+    C_AHEAD_K = 64,             /* … if it has so many steps to go */
+    A_AHEAD = 12,               /* steps, where one step's rows lie side by side */
+    B_AHEAD = 32,               /* steps: as long as a line of a large weight takes from the third cache */
+    TALL = TILE_ROWS / 2,       /* rows from which there is room for the prefetches of B */
+    FOLDING = 6,                /* rows of a turned tile from which there is room for the loads of folding */
+    STRETCH = 64 / sizeof(real) /* steps between two prefetches of a row of A: one cache line */
+};
+
+/* How rows of A lie: anywhere, side by side, or TILE_COPY apart. */
+typedef enum tile_rows { APART, ADJACENT, COPIED } tile_rows;
+
+/* Is a number of A in this row brought to all lanes by the multiplications themselves? That takes an instruction less,
+ * and a load more. Where another thread shares the core, instructions are what runs short first (an eighth faster then,
+ * the same when alone; measured on Emerald Rapids). Rows that lie anywhere have addresses that take the gain back, and
+ * more of them than there are registers; so they are copied to where their distance is a constant. */
+VEC_INLINE bool tile_folds(const int row, const int rows, const tile_rows lie) {
+    return V_FOLDS && rows == TILE_ROWS && lie != APART && row % 2 == 1;
+}
+
+/* Before a loop over steps: two of them for one look at whether it is over. */
+#if defined(__clang__)
+#define TILE_TWICE _Pragma("clang loop unroll_count(2)")
+#else
+#define TILE_TWICE _Pragma("GCC unroll 2")
+#endif
+
+/* One step of k. All but the sums and the addresses is constant after inlining. */
+VEC_INLINE void tile_step(V sum[TILE_ROWS][2 * WIDEST], const real *a, const int64_t a_row, const int64_t a_k,
+                          const real *b, const int64_t b_k, const int64_t b_panel, const M mask, const int rows,
+                          const int panels, const int vectors, const bool edge, const tile_rows lie, const bool far) {
+    const int width = panels * vectors;
+    if (lie == ADJACENT)
+        __builtin_prefetch(a + A_AHEAD * a_k); /* a packed step is shorter than a line: none is left out */
+    V y[2 * WIDEST];
+    VEC_UNROLL for (int j = 0; j < width; j++) {
+        const real *from = b + (j / vectors) * b_panel + (j % vectors) * VL;
+        if (rows >= TALL && far) __builtin_prefetch(from + B_AHEAD * b_k);
+        y[j] = edge ? v_part_load(from, mask) : v_load(from);
+    }
+    VEC_UNROLL for (int i = 0; i < rows; i++) {
+        if (tile_folds(i, rows, lie)) {
+            VEC_UNROLL for (int j = 0; j < width; j++) sum[i][j] = v_fold(a + i * a_row, y[j], sum[i][j]);
+            continue;
+        }
+        V x = v_set1(a[i * a_row]);
+        VEC_UNROLL for (int j = 0; j < width; j++) sum[i][j] = v_step(x, y[j], sum[i][j]);
+    }
+}
+
+#if defined(TN_VEC_F64) || defined(TN_VEC_WORDS)
+VEC_INLINE bool tile_end(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const int rows) {
+    (void)t, (void)sum, (void)rows;
+    return false;
+}
+
+VEC_INLINE int64_t tile_gate(const tile *t) {
+    (void)t;
+    return 0;
+}
+enum { SPREADS = false };
+#else
+enum { SPREADS = true };
+
+/* Bytes from C to the matrix that gates it, if that has C's rows; else 0. */
+VEC_INLINE int64_t tile_gate(const tile *t) {
+    const epilogue_ops *e = t->epilogue_ops;
+    if (!e || !e->gate || e->gate_row != t->c_row) return 0;
+    return (int64_t)((uintptr_t)(e->gate + t->row * e->gate_row + t->column) - (uintptr_t)t->c);
+}
+
+/* A row's sums with their fused epilogue, of those that are worth code of their own: a bias with or without max(…, 0),
+ * and what is added under a gate. `gated` is constant after inlining. */
+VEC_INLINE void tile_end_rows(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const int rows, const bool gated) {
+    const epilogue_ops *e = t->epilogue_ops;
+    const real *times = e->times ? e->times + t->row * e->times_row : NULL;
+    const real *gate = gated ? e->gate + t->row * e->gate_row + t->column : NULL;
+    const V nothing = v_set1(-0.0f), zero = v_set1(times ? e->zero : -0.0f);
+    const V floor = v_set1(e->relu ? 0 : __builtin_nanf(""));
+    real *c = t->c;
+    V add[2];
+    VEC_UNROLL for (int j = 0; j < 2; j++) add[j] = e->add ? v_load(e->add + t->column + j * VL) : nothing;
+    VEC_UNROLL for (int i = 0; i < rows; i++, c += t->c_row) {
+        V by = v_set1(1);
+        if (gated && times) {
+            by = v_set1(*times);
+            times += e->times_row;
+        }
+        VEC_UNROLL for (int j = 0; j < 2; j++) {
+            V x = t->add ? v_load(c + j * VL) + sum[i][j] : sum[i][j];
+            x = x + (gated ? v_fma(by, add[j], zero) : add[j]);
+            v_store(c + j * VL, v_gate(x, gated ? v_load(gate + j * VL) : x, floor));
+        }
+        gate += gated ? e->gate_row : 0;
+    }
+}
+
+VEC_INLINE bool tile_end(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const int rows) {
+    if (!t->epilogue_ops) return false;
+    if (t->epilogue_ops->gate)
+        tile_end_rows(t, sum, rows, true);
+    else
+        tile_end_rows(t, sum, rows, false);
+    return true;
+}
+#endif
+
+/* Rows of C, to be written, and of what they are gated by, which lies `gate` bytes further; 0: nothing. */
+VEC_INLINE void tile_ask(const real *c, int64_t c_row, int64_t gate, int64_t rows) {
+    for (; rows > 0; rows--, c += c_row) {
+        __builtin_prefetch(c, 1);
+        __builtin_prefetch(c + VL, 1);
+        if (!gate) continue;
+        const char *from = (const char *)c + gate;
+        __builtin_prefetch(from);
+        __builtin_prefetch(from + VL * sizeof(real));
+    }
+}
+
+static __attribute__((noinline)) void tile_ask_now(const tile *t, int64_t rows) {
+    const real *c = t->k >= C_AHEAD_K ? t->c : t->c_next;
+    if (c) tile_ask(c, t->c_row, 0, rows);
+}
+
+/* All but `t` is constant after inlining: rows, panels, vectors a panel, whether they are masked, whether the rows of A
+ * lie side by side, whether steps of B lie anywhere. */
+VEC_INLINE void tile_sum(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const M mask, const int rows, const int panels,
+                         const int vectors, const bool edge, const tile_rows lie, const bool tapped) {
+    const int width = panels * vectors;
+    const bool spreads = SPREADS && rows == TILE_ROWS && !edge && !tapped;
+    const real *next = t->c;
+    int64_t share = 0, gate = 0;
+    if (spreads && t->c_next) {
+        next = t->c_next;
+        share = tn_min64(tn_ceil_div(rows * STRETCH, tn_max64(t->k, 1)), rows);
+        gate = tile_gate(t);
+    } else {
+        tile_ask_now(t, rows);
+    }
+    VEC_UNROLL for (int i = 0; i < rows; i++) { VEC_UNROLL for (int j = 0; j < width; j++) sum[i][j] = v_zero(); }
+    const real *a = t->a;
+    const real *b = t->b;
+    const int64_t a_row = lie == ADJACENT ? 1 : lie == COPIED ? TILE_COPY : t->a_row;
+    const int64_t a_k = lie == COPIED ? 1 : t->a_k, b_k = t->b_k, b_panel = t->b_panel, c_row = t->c_row;
+    const int64_t *tap = t->tap;
+    const real *ahead = t->ahead_rows ? t->ahead : a; /* so that there is one to count on from */
+    const int64_t ahead_row = t->ahead_row;
+    for (int64_t left = t->k; left > 0; left -= STRETCH) {
+        for (int64_t i = 0; i < t->ahead_rows; i++)
+            __builtin_prefetch(ahead + i * ahead_row, 0, 2);
+        ahead += STRETCH;
+        if (spreads) {
+            tile_ask(next, c_row, gate, share);
+            next += share * c_row;
+        }
+        int64_t k = left < STRETCH ? left : STRETCH;
+        if (lie != APART && !tapped) {
+            TILE_TWICE for (; k > 0; k--, a += a_k, b += b_k)
+                tile_step(sum, a, a_row, a_k, b, b_k, b_panel, mask, rows, panels, vectors, edge, lie, true);
+            continue;
+        }
+        for (; k > 0; k--, a += a_k, b += tapped ? 0 : b_k)
+            tile_step(sum, a, a_row, a_k, tapped ? b + *tap++ : b, b_k, b_panel, mask, rows, panels, vectors, edge, lie,
+                      !tapped);
+    }
+}
+
+VEC_INLINE void tile_store(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const M mask, const int rows, const int width,
+                           const bool edge) {
+    const bool add = t->add;
+    real *c = t->c;
+    const int64_t c_row = t->c_row;
+    VEC_UNROLL for (int i = 0; i < rows; i++, c += c_row) {
+        VEC_UNROLL for (int j = 0; j < width; j++) {
+            real *to = c + j * VL;
+            if (edge) {
+                v_part_store(to, mask, add ? v_plus(v_part_load(to, mask), sum[i][j]) : sum[i][j]);
+            } else {
+                v_store(to, add ? v_plus(v_load(to), sum[i][j]) : sum[i][j]);
+            }
+        }
+    }
+}
+
+VEC_INLINE void tile_run(const tile *t, const int rows, const int panels, const int vectors, const bool edge,
+                         const tile_rows lie, const bool tapped) {
+    V sum[TILE_ROWS][2 * WIDEST];
+    const M mask = v_mask(t->columns);
+    tile_sum(t, sum, mask, rows, panels, vectors, edge, lie, tapped);
+    tile_store(t, sum, mask, rows, panels * vectors, edge);
+}
+
+VEC_INLINE void tile_split(const tile *t, tile_fn *upper, int64_t rows, tile_fn *lower) {
+    tile below = *t;
+    upper(t);
+    below.a += rows * t->a_row;
+    below.c += rows * t->c_row;
+    if (t->c_next) below.c_next += rows * t->c_row;
+    below.ahead_rows = 0; /* the upper one asked for them */
+    lower(&below);
+}
+#if defined(__AVX512F__) && !defined(TN_VEC_F64) && !defined(TN_VEC_WORDS)
+static tile_fn tile_full_6, tile_full_8;
+#endif
+
+/* Brings A's rows to where the tile has them. */
+VEC_INLINE void tile_copy(const tile *t, const int rows) {
+    const real *from = t->from;
+    real *to = t->copy;
+    for (int i = 0; i < rows; i++, from += t->from_row, to += TILE_COPY) {
+        int64_t k = 0;
+        for (; k + VL <= t->k; k += VL)
+            v_store(to + k, v_load(from + k));
+        if (k < t->k) v_store(to + k, v_part_load(from + k, v_mask(t->k - k)));
+    }
+}
+
+/* Full: one panel. Only full height is worth a second copy for rows of A that lie side by side (packed, or a transposed
+ * matrix in place), a third for copied ones, and endings. Edge: at most one vector; a wider edge is two of them. */
+VEC_INLINE void tile_run_full(const tile *t, const int rows) {
+    V sum[TILE_ROWS][2 * WIDEST];
+    const M all = v_mask(VL);
+    if (rows == TILE_ROWS && t->a_row == 1) {
+        tile_sum(t, sum, all, rows, 1, 2, false, ADJACENT, false);
+    } else if (V_FOLDS && rows == TILE_ROWS) {
+        if (!tile_has_rows(t)) {
+            TILE_LOWER(t);
+            return;
+        }
+        if (t->from) tile_copy(t, rows);
+        tile_sum(t, sum, all, rows, 1, 2, false, COPIED, false);
+    } else {
+        tile_sum(t, sum, all, rows, 1, 2, false, APART, false);
+    }
+    if (rows < TILE_ROWS || !tile_end(t, sum, rows)) tile_store(t, sum, all, rows, 2, false);
+}
+
+#define TILE_FULL(rows) \
+    static void tile_full_##rows(const tile *t) { tile_run_full(t, rows); }
+#define TILE_EDGE(rows) \
+    static void tile_edge_##rows(const tile *t) { tile_run(t, rows, 1, 1, true, APART, false); }
+TILE_HEIGHTS(TILE_FULL)
+EDGE_HEIGHTS(TILE_EDGE)
+
+#define TILE_FULL_SPLIT(rows, first, second) \
+    static void tile_full_##rows(const tile *t) { tile_split(t, tile_full_##first, first, tile_full_##second); }
+#define TILE_EDGE_SPLIT(rows, first, second) \
+    static void tile_edge_##rows(const tile *t) { tile_split(t, tile_edge_##first, first, tile_edge_##second); }
+TILE_SPLITS(TILE_FULL_SPLIT)
+EDGE_SPLITS(TILE_EDGE_SPLIT)
+
+#define TILE_WIDE_FUNCTION(rows)                                    \
+    static void tile_wide_##rows(const tile *t) {                   \
+        if (WIDE_##rows == 1) {                                     \
+            tile_full_##rows(t);                                    \
+        } else {                                                    \
+            tile_run(t, rows, WIDE_##rows, 2, false, APART, false); \
+        }                                                           \
+    }
+TILE_WIDE_FUNCTION(1)
+TILE_WIDE_FUNCTION(2)
+TILE_WIDE_FUNCTION(3)
+TILE_WIDE_FUNCTION(4)
+
+#if defined(TN_VEC_F64) || defined(TN_VEC_WORDS)
+static tile_fn *const *const tile_tapped = NULL;
+#else
+#define TILE_TAPPED(rows) \
+    static void tile_tapped_##rows(const tile *t) { tile_run(t, rows, 1, 2, false, ADJACENT, true); }
+#define TILE_TAPPED_SPLIT(rows, first, second) \
+    static void tile_tapped_##rows(const tile *t) { tile_split(t, tile_tapped_##first, first, tile_tapped_##second); }
+#define TILE_TAPPED_ROW(rows) [rows] = tile_tapped_##rows,
+#define TILE_TAPPED_SPLIT_ROW(rows, first, second) TILE_TAPPED_ROW(rows)
+TAPPED_HEIGHTS(TILE_TAPPED)
+TAPPED_SPLITS(TILE_TAPPED_SPLIT)
+static tile_fn *const tile_tapped[] = {TAPPED_HEIGHTS(TILE_TAPPED_ROW) TAPPED_SPLITS(TILE_TAPPED_SPLIT_ROW)};
+#endif
+
+/* One step of a turned tile: numbers of A that lie side by side, somewhere, times a step of a packed panel. */
+VEC_INLINE void tile_nhwc_step(V sum[TILE_ROWS][2], const real *a, const real *b, const int rows) {
+    V y[2] = {v_load(b), v_load(b + VL)};
+    VEC_UNROLL for (int i = 0; i < rows; i++) {
+        if (V_FOLDS && rows >= FOLDING && i % 2 == 1) {
+            VEC_UNROLL for (int j = 0; j < 2; j++) sum[i][j] = v_fold(a + i, y[j], sum[i][j]);
+            continue;
+        }
+        V x = v_set1(a[i]);
+        VEC_UNROLL for (int j = 0; j < 2; j++) sum[i][j] = v_step(x, y[j], sum[i][j]);
+    }
+}
+
+VEC_INLINE void tile_turn(const tile *t, const int rows) {
+    V sum[TILE_ROWS][2];
+    const int64_t c_row = t->c_row;
+    const real *a = t->a, *b = t->b, *ahead = t->ahead, *begun = t->c + t->begun;
+    VEC_UNROLL for (int i = 0; i < rows; i++) sum[i][0] = sum[i][1] = v_zero();
+    if (t->goes_on) {
+        VEC_UNROLL for (int i = 0; i < rows; i++) {
+            VEC_UNROLL for (int j = 0; j < 2; j++) sum[i][j] = v_load(begun + i * c_row + j * VL);
+        }
+    }
+    const int64_t *tap = t->tap, *end = tap + t->k;
+    for (int64_t lines = t->ahead_rows; tap < end; lines--) {
+        const int64_t *stop = lines > 0 && end - tap > NHWC_AHEAD ? tap + NHWC_AHEAD : end;
+        if (lines > 0) __builtin_prefetch(ahead, 0, 2);
+        ahead += STRETCH;
+        for (; tap < stop; tap++, b += PANEL)
+            tile_nhwc_step(sum, a + *tap, b, rows);
+    }
+    real *c = t->c;
+    const bool add = t->add;
+    VEC_UNROLL for (int i = 0; i < rows; i++, c += c_row) {
+        VEC_UNROLL for (int j = 0; j < 2; j++)
+            v_store(c + j * VL, add ? v_plus(v_load(c + j * VL), sum[i][j]) : sum[i][j]);
+    }
+}
+
+#if defined(TN_VEC_F64) || defined(TN_VEC_PAIRS)
+static tile_fn *const *const tile_nhwc = NULL;
+#else
+#define TILE_NHWC(rows) \
+    static void tile_nhwc_##rows(const tile *t) { tile_turn(t, rows); }
+#define TILE_NHWC_SPLIT(rows, first, second)      \
+    static void tile_nhwc_##rows(const tile *t) { \
+        tile below = *t;                          \
+        tile_nhwc_##first(t);                     \
+        below.a += (first);                       \
+        below.c += (first)*t->c_row;              \
+        tile_nhwc_##second(&below);               \
+    }
+#define TILE_NHWC_ROW(rows) [rows] = tile_nhwc_##rows,
+#define TILE_NHWC_SPLIT_ROW(rows, first, second) TILE_NHWC_ROW(rows)
+NHWC_HEIGHTS(TILE_NHWC)
+NHWC_SPLITS(TILE_NHWC_SPLIT)
+static tile_fn *const tile_nhwc[] = {NHWC_HEIGHTS(TILE_NHWC_ROW) NHWC_SPLITS(TILE_NHWC_SPLIT_ROW)};
+#endif
+
+#define TILE_FULL_ROW(rows) [rows] = tile_full_##rows,
+#define TILE_EDGE_ROW(rows) [rows] = tile_edge_##rows,
+#define TILE_FULL_SPLIT_ROW(rows, first, second) TILE_FULL_ROW(rows)
+#define TILE_EDGE_SPLIT_ROW(rows, first, second) TILE_EDGE_ROW(rows)
+static tile_fn *const tile_full[] = {TILE_HEIGHTS(TILE_FULL_ROW) TILE_SPLITS(TILE_FULL_SPLIT_ROW)};
+static tile_fn *const tile_edge[] = {EDGE_HEIGHTS(TILE_EDGE_ROW) EDGE_SPLITS(TILE_EDGE_SPLIT_ROW)};
+static tile_fn *const tile_wide[] = {NULL, tile_wide_1, tile_wide_2, tile_wide_3, tile_wide_4};
+static const int tile_wide_panels[] = {1, WIDE_1, WIDE_2, WIDE_3, WIDE_4};
+#ifdef TN_VEC_QUADS
+static const bool lines_take[PACK_QUADS + 1];
+#define lines_run NULL
+#else
+/* ==== few rows ==================================================================================================== */
+/* An element of C is one chain along k, so the lanes of a vector are columns: a square of VL columns and VL steps is
+ * read along k and turned in registers, each number of B once and without a copy. */
+
+/* Along a page the processor finds the next numbers of each column by itself, and being asked for them too is in its
+ * way (a tenth slower, measured on Emerald Rapids). It stops where a page ends: there the next page's first lines are
+ * asked for. */
+enum { LINES_AHEAD = 256, PAGE = 4096, FIRST_LINES = 128 }; /* bytes of each column */
+
+VEC_INLINE void lines_ask(const char *first, int64_t distance, int64_t columns) {
+    first += LINES_AHEAD;
+    if ((uintptr_t)first % PAGE >= FIRST_LINES) return;
+    for (int64_t i = 0; i < columns; i++)
+        __builtin_prefetch(first + i * distance);
+}
+
+/* The next columns begin somewhere else, and nothing would find their first numbers: these are asked for as early,
+ * `left` bytes before the end of those at hand. */
+VEC_INLINE void lines_ask_next(const char *next, int64_t distance, int64_t left) {
+    if (left > LINES_AHEAD || left <= LINES_AHEAD - FIRST_LINES) return;
+    next += LINES_AHEAD - left;
+    for (int64_t i = 0; i < VL; i++)
+        __builtin_prefetch(next + i * distance);
+}
+
+/* VL steps of each column, as rows that lie along k. */
+VEC_INLINE void lines_load(V r[VL], const char *first, int64_t distance, int64_t columns, const bool whole,
+                           const pack_kind kind) {
+    VEC_UNROLL for (int i = 0; i < VL; i++) {
+        r[i] = pack_load(first, kind, 0);
+        first += whole || i + 1 < columns ? distance : 0;
+    }
+}
+
+/* The steps behind the last whole square, turned. */
+typedef void lines_rest(real rest[VL][VL], const char *first, int64_t distance, int64_t columns, int64_t left,
+                        pack_kind kind);
+
+VEC_INLINE void lines_load_rest(real rest[VL][VL], const char *first, int64_t distance, int64_t columns, int64_t left,
+                                pack_kind kind) {
+    V r[VL];
+    for (int i = 0; i < VL; i++) {
+        r[i] = pack_part(first, kind, 0, left);
+        first += i + 1 < columns ? distance : 0;
+    }
+    v_transpose(r);
+    VEC_UNROLL for (int i = 0; i < VL; i++) v_store(rest[i], r[i]);
+}
+
+/* t->columns columns; `first` of them, each `distance` bytes from the one before. Fewer than VL: the last one is read
+ * in place of those that are missing. `most`, `whole` and whether the kind is PACK_REAL are constant after inlining. */
+VEC_INLINE void lines_run_as(const tile *t, const char *first, int64_t distance, int rows, const int most,
+                             const bool whole, pack_kind kind, lines_rest *load_rest) {
+    const int64_t size = kind == PACK_REAL ? (int64_t)sizeof(real) : 2;
+    const real *a[LINES_ROWS];
+    V sum[LINES_ROWS], r[VL];
+    VEC_UNROLL for (int i = 0; i < most; i++) {
+        a[i] = t->a + (i < rows ? i : 0) * t->a_row;
+        sum[i] = v_zero();
+    }
+    int64_t left = t->k;
+    for (; left >= VL; left -= VL) {
+        lines_ask(first, distance, t->columns);
+        if (t->ahead) lines_ask_next((const char *)t->ahead, distance, left * size);
+        if (kind == PACK_REAL)
+            lines_load(r, first, distance, t->columns, whole, PACK_REAL);
+        else if (kind == PACK_F16)
+            lines_load(r, first, distance, t->columns, whole, PACK_F16);
+        else
+            lines_load(r, first, distance, t->columns, whole, PACK_BF16);
+        v_transpose(r);
+        VEC_UNROLL for (int j = 0; j < VL; j++) {
+            VEC_UNROLL for (int i = 0; i < most; i++) sum[i] = v_step(v_set1(a[i][j * t->a_k]), r[j], sum[i]);
+        }
+        VEC_UNROLL for (int i = 0; i < most; i++) a[i] += VL * t->a_k;
+        first += VL * size;
+    }
+    if (left > 0) {
+        real rest[VL][VL];
+        load_rest(rest, first, distance, t->columns, left, kind);
+        for (int64_t j = 0; j < left; j++) {
+            VEC_UNROLL for (int i = 0; i < most; i++) sum[i] =
+                v_step(v_set1(a[i][j * t->a_k]), v_load(rest[j]), sum[i]);
+        }
+    }
+    const M mask = v_mask(t->columns);
+    VEC_UNROLL for (int i = 0; i < most; i++) {
+        if (i >= rows) break;
+        real *to = t->c + i * t->c_row;
+        v_part_store(to, mask, t->add ? v_part_load(to, mask) + sum[i] : sum[i]);
+    }
+}
+
+/* Numbers of the sums' type, and halves of both kinds: the processor guesses rightly which they are. */
+#define LINES_FUNCTIONS(name, kind_of)                                                                        \
+    static __attribute__((noinline)) void name##_rest(real rest[VL][VL], const char *first, int64_t distance, \
+                                                      int64_t columns, int64_t left, pack_kind kind) {        \
+        lines_load_rest(rest, first, distance, columns, left, kind_of(kind));                                 \
+    }                                                                                                         \
+    static void name(const tile *t, pack_kind kind, const char *first, int64_t distance, int rows) {          \
+        if (rows == 1 && t->columns == VL) {                                                                  \
+            lines_run_as(t, first, distance, 1, 1, true, kind_of(kind), name##_rest);                         \
+        } else {                                                                                              \
+            lines_run_as(t, first, distance, rows, LINES_ROWS, false, kind_of(kind), name##_rest);            \
+        }                                                                                                     \
+    }
+#define LINES_REAL(kind) ((void)(kind), PACK_REAL)
+LINES_FUNCTIONS(lines_real, LINES_REAL)
+
+/* The kinds that are read so: all but bytes, which are few. */
+#if defined(TN_VEC_F64) || defined(TN_VEC_PAIRS)
+static const bool lines_take[] = {[PACK_REAL] = true, [PACK_QUADS] = false};
+#define lines_run lines_real
+#else
+static const bool lines_take[] = {[PACK_REAL] = true, [PACK_F16] = true, [PACK_BF16] = true, [PACK_QUADS] = false};
+#define LINES_HALVES(kind) ((kind) == PACK_F16 ? PACK_F16 : PACK_BF16)
+LINES_FUNCTIONS(lines_halves, LINES_HALVES)
+
+static void lines_run(const tile *t, pack_kind kind, const char *first, int64_t distance, int rows) {
+    (kind == PACK_REAL ? lines_real : lines_halves)(t, kind, first, distance, rows);
+}
+#endif
+#endif
+
+#if defined(TN_VEC_F64) || defined(TN_VEC_QUADS)
+#define ROUND NULL
+#define ADD NULL
+#define END NULL
+#else
+#define ROUND round_out
+#define ADD add_out
+
+/* Chains that are whole numbers, added as such: modulo 2³². */
+VEC_INLINE void add_row(uint32_t *to, const int64_t stride, const real *from, int64_t columns, bool add) {
+    for (int64_t j = 0; j < columns; j++)
+        to[j * stride] = (add ? to[j * stride] : 0) + (uint32_t)(int32_t)from[j];
+}
+
+static void add_out(const result_block *r, bool add) {
+    for (int64_t i = 0; i < r->rows; i++) {
+        uint32_t *row = (uint32_t *)r->to + i * r->row_stride;
+        if (r->col_stride == 1) {
+            add_row(row, 1, r->from + i * r->from_row, r->columns, add);
+        } else {
+            add_row(row, r->col_stride, r->from + i * r->from_row, r->columns, add);
+        }
+    }
+}
+
+/* VL columns of a row, rounded. */
+VEC_INLINE void round_columns(uint16_t *to, int64_t stride, const real *from, int64_t columns, bool brain) {
+    V x = columns >= VL ? v_load(from) : v_part_load(from, v_mask(columns));
+    v_halves h = brain ? v_narrow_bf16(x) : v_narrow_f16(x);
+    if (columns >= VL && stride == 1) {
+        memcpy(to, &h, sizeof h);
+        return;
+    }
+    uint16_t one[VL];
+    memcpy(one, &h, sizeof h);
+    for (int64_t j = 0; j < columns && j < VL; j++)
+        to[j * stride] = one[j];
+}
+
+#ifdef TN_VEC_PAIRS
+#define END NULL
+#else
+#define END end_block
+
+/* Columns of a row: `left` of them, at most a vector's. */
+VEC_INLINE V end_columns(const epilogue_ops *e, V x, int64_t row, int64_t column, M mask) {
+    if (e->add) {
+        V add = v_part_load(e->add + column, mask);
+        if (e->times) add = v_fma(v_set1(e->times[row * e->times_row]), add, v_set1(e->zero));
+        x = x + add;
+    }
+    if (!e->relu) return x;
+    return v_gate(x, e->gate ? v_part_load(e->gate + row * e->gate_row + column, mask) : x, v_zero());
+}
+
+static void end_block(const epilogue_block *b) {
+    for (int64_t i = 0; i < b->rows; i++) {
+        for (int64_t j = 0; j < b->columns; j += VL) {
+            M mask = v_mask(b->columns - j);
+            V x = v_part_load(b->from + i * b->from_row + j, mask);
+            v_part_store(b->to + i * b->to_row + j, mask,
+                         end_columns(b->epilogue_ops, x, b->row + i, b->column + j, mask));
+        }
+    }
+}
+#endif
+
+static void round_out(const result_block *r, bool brain) {
+    for (int64_t i = 0; i < r->rows; i++) {
+        uint16_t *row = (uint16_t *)r->to + i * r->row_stride;
+        for (int64_t j = 0; j < r->columns; j += VL)
+            round_columns(row + j * r->col_stride, r->col_stride, r->from + i * r->from_row + j, r->columns - j, brain);
+    }
+}
+#endif
+
+#if defined(TN_VEC_PAIRS)
+enum { WIDTH = 2 };
+#define SET VEC_JOIN(tn_tiles_bf16, TN_ISA_SUFFIX)
+#elif defined(TN_VEC_QUADS)
+enum { WIDTH = 4 };
+#define SET VEC_JOIN(tn_tiles_bytes, TN_DOT_SUFFIX)
+#elif defined(TN_VEC_F64)
+enum { WIDTH = 1 };
+#define SET VEC_JOIN(tn_tiles_f64, TN_ISA_SUFFIX)
+#else
+enum { WIDTH = 1 };
+#define SET VEC_JOIN(tn_tiles_f32, TN_ISA_SUFFIX)
+#endif
+
+const tile_set SET = {.full = tile_full,
+                      .edge = tile_edge,
+                      .wide = tile_wide,
+                      .tapped = tile_tapped,
+                      .nhwc = tile_nhwc,
+                      .wide_panels = tile_wide_panels,
+                      .pack = pack_run,
+                      .lines = lines_run,
+                      .lines_take = lines_take,
+                      .end = END,
+                      .round = ROUND,
+                      .add = ADD,
+                      .lanes = VL,
+                      .rows = TILE_ROWS,
+                      .width = WIDTH,
+                      .folds = V_FOLDS};

@@ -1,0 +1,38 @@
+/* tiles_bf16.c — tiles.c for processors that multiply pairs of bf16 and add them to a sum in f32: same source.
+ *
+ * Having the instruction does not mean that it is fast: some do four fused multiply-adds of floats meanwhile, and there
+ * a product is sooner done in f32. So it is tried, for some microseconds, before it is used. */
+#define TN_VEC_PAIRS
+#include "cpu/tiles.c"
+
+enum { CHAINS = 12, STEPS = 100, ROUNDS = 20 };
+
+/* Seconds of STEPS in each of CHAINS that do not wait for each other. */
+static double time_steps(bool of_pairs, V *sum) {
+    V x = *sum;
+    V chain[CHAINS];
+    VEC_UNROLL for (int i = 0; i < CHAINS; i++) chain[i] = x;
+    double start = tn_now();
+    for (int step = 0; step < STEPS; step++) {
+        VEC_UNROLL for (int i = 0; i < CHAINS; i++) chain[i] =
+            of_pairs ? v_step(x, x, chain[i]) : v_fma(x, x, chain[i]);
+    }
+    double seconds = tn_now() - start;
+    VEC_UNROLL for (int i = 0; i < CHAINS; i++) *sum = *sum + chain[i];
+    return seconds;
+}
+
+/* The better of many rounds on both sides: what interrupts one of them changes nothing. Processors differ by factors of
+ * two, so that the bound is in the middle between two of them. */
+bool tn_gemm_pairs_pay(void) {
+    volatile real seed = 0; /* no two chains are known to be equal */
+    V sum = v_set1(seed);
+    double floats = 1, pairs = 1;
+    for (int i = 0; i < ROUNDS; i++) {
+        double a = time_steps(false, &sum), b = time_steps(true, &sum);
+        if (a < floats) floats = a;
+        if (b < pairs) pairs = b;
+    }
+    seed = sum[0];
+    return pairs < 1.4 * floats;
+}

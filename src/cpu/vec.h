@@ -1,0 +1,257 @@
+/* vec.h — the vectors of one instruction set, and conversions of f16, bf16 and bytes, for sources compiled once for
+ * each.
+ *
+ * `real` is float, or double where TN_VEC_F64 is defined before this file is included; V holds VL of them. With
+ * TN_VEC_PAIRS sums are float, and what is multiplied are pairs of bf16 in the room of a float; with TN_VEC_QUADS sums
+ * are whole numbers of 32 bits, and four bytes, of A without a sign and of B with one, take the room of a float.
+ * A fused multiply-add rounds once on every instruction set: where there is no instruction for it, libm's exact
+ * function is called. It is slow there, and the bits are the same.
+ *
+ * v_part_load and v_part_store touch the lanes of a mask alone, so that an edge is never read or written past.
+ * v_transpose turns a square of VL vectors, each line of which was touched by one load: lines whose distance is a
+ * multiple of 4 KiB share one set of the first cache and would push each other out before a second one. */
+#ifndef TN_VEC_H
+#define TN_VEC_H
+
+#include "cpu/tile_set.h"
+
+#define VEC_JOIN_(a, b) a##_##b
+#define VEC_JOIN(a, b) VEC_JOIN_(a, b)
+/* Before a loop of constant length: unrolled whole, so that an array of vectors can live in registers. Where fma is a
+ * call, that would be for nothing. */
+#if !defined(__AVX2__) && !defined(__FP_FAST_FMAF) && !defined(__ARM_FEATURE_FMA)
+#define VEC_UNROLL
+#elif defined(__clang__)
+#define VEC_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define VEC_UNROLL _Pragma("GCC unroll 16")
+#endif
+
+#define VEC_INLINE static inline __attribute__((always_inline))
+
+#if defined(__AVX512F__)
+enum { VEC_BYTES = 64 };
+#elif defined(__AVX2__)
+enum { VEC_BYTES = 32 };
+#else
+enum { VEC_BYTES = 16 };
+#endif
+
+enum {
+    VL = VEC_BYTES / sizeof(real), /* lanes of a vector */
+    PANEL = 2 * VL,                /* columns of B that lie side by side for a tile */
+    PIECE = 16 / sizeof(real)      /* lanes of one of its 16-byte pieces */
+};
+
+/* What else is compiled for these vectors, for sources that use it: the kernels of products in f32, and what products
+ * with stored weights need beside dot products. */
+#if defined(__AVX512F__)
+#define TILES tn_tiles_f32_avx512
+#define QPLAIN tn_qplain_avx512
+#elif defined(__AVX2__)
+#define TILES tn_tiles_f32_avx2
+#define QPLAIN tn_qplain_avx2
+#else
+#define TILES tn_tiles_f32_base
+#define QPLAIN tn_qplain_base
+#endif
+
+typedef real V __attribute__((vector_size(VEC_BYTES)));
+typedef real v_unaligned __attribute__((vector_size(VEC_BYTES), aligned(_Alignof(real)), may_alias));
+
+VEC_INLINE V v_zero(void) { return (V){0}; }
+VEC_INLINE V v_load(const real *p) { return *(const v_unaligned *)p; }
+VEC_INLINE void v_store(real *p, V x) { *(v_unaligned *)p = x; }
+
+#if defined(__AVX512F__) || defined(__AVX2__)
+#include <immintrin.h>
+
+#if defined(__AVX512F__)
+#define VEC_OP_(name, type) _mm512_##name##_##type
+#else
+#define VEC_OP_(name, type) _mm256_##name##_##type
+#endif
+#ifdef TN_VEC_F64
+#define VEC_OP(name) VEC_OP_(name, pd)
+#else
+#define VEC_OP(name) VEC_OP_(name, ps)
+#endif
+
+VEC_INLINE V v_set1(real x) { return VEC_OP(set1)(x); }
+VEC_INLINE V v_fma(V a, V b, V c) { return VEC_OP(fmadd)(a, b, c); }
+#endif
+
+#if defined(__AVX512F__)
+
+#ifdef TN_VEC_F64
+typedef __mmask8 M;
+#else
+typedef __mmask16 M;
+#endif
+VEC_INLINE M v_mask(int64_t n) { return (M)(n >= VL ? (1u << VL) - 1u : (1u << n) - 1u); }
+VEC_INLINE V v_part_load(const real *p, M m) { return VEC_OP(maskz_loadu)(m, p); }
+VEC_INLINE void v_part_store(real *p, M m, V x) { VEC_OP(mask_storeu)(p, m, x); }
+
+#elif defined(__AVX2__)
+
+typedef __m256i M;
+#ifdef TN_VEC_F64
+VEC_INLINE M v_mask(int64_t n) { return _mm256_cmpgt_epi64(_mm256_set1_epi64x(n), _mm256_setr_epi64x(0, 1, 2, 3)); }
+#else
+VEC_INLINE M v_mask(int64_t n) {
+    int lanes = n < VL ? (int)n : VL;
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(lanes), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+#endif
+VEC_INLINE V v_part_load(const real *p, M m) { return VEC_OP(maskload)(p, m); }
+VEC_INLINE void v_part_store(real *p, M m, V x) { VEC_OP(maskstore)(p, m, x); }
+
+#else
+
+VEC_INLINE V v_set1(real x) {
+    V v;
+    for (int i = 0; i < VL; i++)
+        v[i] = x;
+    return v;
+}
+
+VEC_INLINE V v_fma(V a, V b, V c) {
+    V v;
+    for (int i = 0; i < VL; i++) {
+#ifdef TN_VEC_F64
+        v[i] = __builtin_fma(a[i], b[i], c[i]);
+#else
+        v[i] = __builtin_fmaf(a[i], b[i], c[i]);
+#endif
+    }
+    return v;
+}
+
+typedef int M; /* the number of lanes in use */
+VEC_INLINE M v_mask(int64_t n) { return n < VL ? (int)n : VL; }
+
+VEC_INLINE V v_part_load(const real *p, M m) {
+    V v = v_zero();
+    for (int i = 0; i < m; i++)
+        v[i] = p[i];
+    return v;
+}
+
+VEC_INLINE void v_part_store(real *p, M m, V x) {
+    for (int i = 0; i < m; i++)
+        p[i] = x[i];
+}
+
+#endif
+
+#if !defined(TN_VEC_F64) && !defined(TN_VEC_WORDS)
+/* x, but +0 where the gate is ≤ floor; x where one of these is NaN. */
+VEC_INLINE V v_gate(V x, V gate, V floor) {
+#if defined(__AVX512F__)
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(gate, floor, _CMP_NLE_UQ), x);
+#else
+    typedef int32_t bits __attribute__((vector_size(VEC_BYTES)));
+    return (V)((bits)x & ~(bits)(gate <= floor));
+#endif
+}
+#endif
+
+/* What a micro-kernel does at each step: a·b + c; with pairs c + a₁·b₁ + a₀·b₀, as the processor rounds that; with
+ * quads the sum of four products and c, modulo 2³². */
+#if defined(TN_VEC_PAIRS)
+VEC_INLINE V v_step(V a, V b, V c) { return (V)_mm512_dpbf16_ps((__m512)c, (__m512bh)a, (__m512bh)b); }
+#elif defined(TN_VEC_QUADS) && defined(__AVX512F__)
+VEC_INLINE V v_step(V a, V b, V c) { return (V)_mm512_dpbusd_epi32((__m512i)c, (__m512i)a, (__m512i)b); }
+#elif defined(TN_VEC_QUADS)
+VEC_INLINE V v_step(V a, V b, V c) { return (V)_mm256_dpbusd_avx_epi32((__m256i)c, (__m256i)a, (__m256i)b); }
+#else
+VEC_INLINE V v_step(V a, V b, V c) { return v_fma(a, b, c); }
+#endif
+
+/* Sums of sums. */
+#ifdef TN_VEC_QUADS
+typedef uint32_t v_counts __attribute__((vector_size(VEC_BYTES)));
+VEC_INLINE V v_plus(V a, V b) { return (V)((v_counts)a + (v_counts)b); }
+#else
+VEC_INLINE V v_plus(V a, V b) { return a + b; }
+#endif
+
+/* The same with one number at `a` in all lanes, in one instruction; where there is none, tiles do without. */
+#if defined(__AVX512F__) && !defined(TN_VEC_F64) && !defined(TN_VEC_WORDS)
+enum { V_FOLDS = true };
+VEC_INLINE V v_fold(const real *a, V b, V c) {
+    __asm__("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(c) : "v"(b), "m"(*a));
+    return c;
+}
+#else
+enum { V_FOLDS = false };
+VEC_INLINE V v_fold(const real *a, V b, V c) { return v_step(v_set1(*a), b, c); }
+#endif
+
+/* ---- transposes: within the pieces of PIECE vectors, then of whole pieces between PIECES vectors ----------------- */
+
+#if defined(__AVX512F__) || defined(__AVX2__)
+
+/* At each piece position the vectors hold a PIECE × PIECE square, a row a vector. */
+#ifdef TN_VEC_F64
+VEC_INLINE void v_transpose_in_pieces(V *r) {
+    V low = VEC_OP(unpacklo)(r[0], r[1]);
+    r[1] = VEC_OP(unpackhi)(r[0], r[1]);
+    r[0] = low;
+}
+#else
+VEC_INLINE void v_transpose_in_pieces(V *r) {
+    typedef double W __attribute__((vector_size(VEC_BYTES)));
+    W low01 = (W)VEC_OP(unpacklo)(r[0], r[1]);
+    W high01 = (W)VEC_OP(unpackhi)(r[0], r[1]);
+    W low23 = (W)VEC_OP(unpacklo)(r[2], r[3]);
+    W high23 = (W)VEC_OP(unpackhi)(r[2], r[3]);
+    r[0] = (V)VEC_OP_(unpacklo, pd)(low01, low23);
+    r[1] = (V)VEC_OP_(unpackhi, pd)(low01, low23);
+    r[2] = (V)VEC_OP_(unpacklo, pd)(high01, high23);
+    r[3] = (V)VEC_OP_(unpackhi, pd)(high01, high23);
+}
+#endif
+
+#else
+
+VEC_INLINE void v_transpose_in_pieces(V *r) {
+    for (int i = 0; i < PIECE; i++) {
+        for (int j = 0; j < i; j++) {
+            real x = r[i][j];
+            r[i][j] = r[j][i];
+            r[j][i] = x;
+        }
+    }
+}
+
+#endif
+
+/* The vectors r[0], r[PIECE], r[2 · PIECE] … are a square of pieces. */
+#if defined(__AVX512F__)
+VEC_INLINE void v_transpose_pieces(V *r) {
+    __m512 x0 = (__m512)r[0], x1 = (__m512)r[PIECE], x2 = (__m512)r[2 * PIECE], x3 = (__m512)r[3 * PIECE];
+    __m512 low01 = _mm512_shuffle_f32x4(x0, x1, 0x44), high01 = _mm512_shuffle_f32x4(x0, x1, 0xee);
+    __m512 low23 = _mm512_shuffle_f32x4(x2, x3, 0x44), high23 = _mm512_shuffle_f32x4(x2, x3, 0xee);
+    r[0] = (V)_mm512_shuffle_f32x4(low01, low23, 0x88);
+    r[PIECE] = (V)_mm512_shuffle_f32x4(low01, low23, 0xdd);
+    r[2 * PIECE] = (V)_mm512_shuffle_f32x4(high01, high23, 0x88);
+    r[3 * PIECE] = (V)_mm512_shuffle_f32x4(high01, high23, 0xdd);
+}
+#elif defined(__AVX2__)
+VEC_INLINE void v_transpose_pieces(V *r) {
+    __m256 x0 = (__m256)r[0], x1 = (__m256)r[PIECE];
+    r[0] = (V)_mm256_permute2f128_ps(x0, x1, 0x20);
+    r[PIECE] = (V)_mm256_permute2f128_ps(x0, x1, 0x31);
+}
+#else
+VEC_INLINE void v_transpose_pieces(V *r) { (void)r; }
+#endif
+
+/* A square of VL × VL, a row a vector. */
+VEC_INLINE void v_transpose(V r[VL]) {
+    VEC_UNROLL for (int i = 0; i < VL; i += PIECE) v_transpose_in_pieces(r + i);
+    VEC_UNROLL for (int i = 0; i < PIECE; i++) v_transpose_pieces(r + i);
+}
+
+#endif

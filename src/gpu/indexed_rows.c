@@ -1,0 +1,200 @@
+/* indexed_rows.c — operations on rows whose results lie where data says: appending to a cache, adding rows by index,
+ * sorting.
+ *
+ * They store at computed places. Each element still has one owner: of several tokens for one row of a cache the last
+ * one stores, sums are made by one item a column in ascending order, and a row is sorted by one workgroup. */
+#include "gpu/gpu.h"
+
+static kir_aff value(kir_val v) {
+    kir_aff a = kir_aff_const(0);
+    a.dyn = v;
+    return a;
+}
+
+static kir_val rows_whole(kir_builder *kb, int64_t v) { return kir_const_i(kb, KIR_I64, v); }
+
+static kir_val size(kir_builder *kb, int64_t v) {
+    kir_aff a = kir_aff_const(v);
+    return kir_index(kb, &a);
+}
+
+static kir_val in_range(kir_builder *kb, kir_val v, int64_t end) {
+    kir_val low = kir_binary(kb, KIR_LE, rows_whole(kb, 0), v);
+    return kir_binary(kb, KIR_AND, low, kir_binary(kb, KIR_LT, v, size(kb, end)));
+}
+
+static kir_val rows_both(kir_builder *kb, kir_val a, kir_val b) { return kir_binary(kb, KIR_AND, a, b); }
+
+/* ---- appending --------------------------------------------------------------------------------------------------- */
+
+enum { PAGE_SHIFT = 6 };
+_Static_assert(1 << PAGE_SHIFT == TN_PAGE_TOKENS, "a token's page by shifting");
+
+tn_status tn_append_workgroup(const tn_append_shape *s, const tn_operand_callbacks *callbacks,
+                              tn_workgroup_program *out) {
+    enum { TOKEN, HEAD, FEATURE, PARALLEL, LATER = PARALLEL, AXES };
+    enum { X = 1, POSITION, PAGES }; /* operands */
+    kir_builder *kb;
+    int64_t extents[AXES] = {s->n, s->kv_heads, s->width, s->n > 0 ? (s->n - 1) / TN_PAGE_TOKENS : 0};
+    TRY(kir_begin(PARALLEL, AXES - PARALLEL, extents, &kb));
+    callbacks->begin(callbacks->context, kb);
+    kir_aff token = tn_along(TOKEN, 1), end = tn_along(TOKEN, 1);
+    kir_val position = callbacks->load(callbacks->context, POSITION, NULL, KIR_NONE);
+    kir_val place = kir_binary(kb, KIR_ADD, position, kir_index(kb, &token));
+    kir_val there = in_range(kb, place, s->page_count * TN_PAGE_TOKENS);
+    kir_aff number = value(kir_binary(kb, KIR_SHR, place, rows_whole(kb, PAGE_SHIFT)));
+    kir_val page = callbacks->load(callbacks->context, PAGES, &number, there);
+    there = rows_both(kb, there, in_range(kb, page, s->n_pages));
+    /* A list may name a page twice: is there a later token of this page and row? */
+    kir_loop(kb, LATER, 1);
+    kir_aff next = number;
+    next.s[LATER] = 1;
+    next.c = 1;
+    end.s[LATER] = TN_PAGE_TOKENS;
+    end.c = TN_PAGE_TOKENS - s->n;
+    kir_val also = kir_binary(kb, KIR_LT, kir_index(kb, &end), rows_whole(kb, 0));
+    also = rows_both(kb, rows_both(kb, also, there), in_range(kb, kir_index(kb, &next), s->page_count));
+    kir_val same = kir_binary(kb, KIR_EQ, callbacks->load(callbacks->context, PAGES, &next, also), page);
+    kir_val hit = kir_cast(kb, KIR_I64, rows_both(kb, also, same));
+    kir_val hits = kir_reduce_value(kb, KIR_SUM, hit, KIR_NONE);
+    kir_end(kb);
+    there = rows_both(kb, there, kir_binary(kb, KIR_EQ, hits, rows_whole(kb, 0)));
+    kir_val row = kir_binary(kb, KIR_AND, place, rows_whole(kb, TN_PAGE_TOKENS - 1));
+    kir_aff from[3] = {token, tn_along(HEAD, 1), tn_along(FEATURE, 1)};
+    kir_aff to[4] = {value(page), tn_along(HEAD, 1), value(row), tn_along(FEATURE, 1)};
+    callbacks->store(callbacks->context, to, callbacks->load(callbacks->context, X, from, there), there);
+    return kir_finish(kb, &out->program, &out->sizes);
+}
+
+/* ---- adding rows ------------------------------------------------------------------------------------------------- */
+
+enum { ADD_ITEMS = 64 };
+
+bool tn_index_add_workgroup_fits(const tn_group_limits *limits) { return limits->items >= ADD_ITEMS; }
+
+tn_status tn_index_add_workgroup(const tn_index_add_shape *s, const tn_operand_callbacks *callbacks,
+                                 tn_workgroup_program *out) {
+    enum { ACROSS, ITEM, PARALLEL, NUMBER = PARALLEL, AXES };
+    enum { INDEX = 1, SOURCE }; /* operands */
+    kir_builder *kb;
+    int64_t extents[AXES] = {(s->width + ADD_ITEMS - 1) / ADD_ITEMS, ADD_ITEMS, s->count};
+    TRY(kir_begin(PARALLEL, AXES - PARALLEL, extents, &kb));
+    kir_group(kb, 1);
+    callbacks->begin(callbacks->context, kb);
+    kir_aff column = tn_along(ACROSS, ADD_ITEMS), number = tn_along(NUMBER, 1), left;
+    column.s[ITEM] = 1;
+    left = column;
+    left.c = -s->width;
+    kir_val inside = kir_binary(kb, KIR_LT, kir_index(kb, &left), rows_whole(kb, 0));
+    kir_loop(kb, NUMBER, 1);
+    kir_val place = callbacks->load(callbacks->context, INDEX, &number, KIR_NONE);
+    kir_val mask = rows_both(kb, inside, in_range(kb, place, s->rows));
+    kir_aff from[2] = {number, column}, to[2] = {value(place), column};
+    kir_val sum = callbacks->load(callbacks->context, TN_RESULT, to, mask);
+    sum = kir_binary(kb, KIR_ADD, sum, callbacks->load(callbacks->context, SOURCE, from, mask));
+    callbacks->store(callbacks->context, to, sum, mask);
+    kir_end(kb);
+    return kir_finish(kb, &out->program, &out->sizes);
+}
+
+/* ---- sorting ----------------------------------------------------------------------------------------------------- */
+
+/* A workgroup merges its row's places, in the result's memory, by a bitonic network whose merges begin with a mirrored
+ * step: all comparisons point one way, so what would stand behind the end of the row can be left out. Equal elements
+ * are told apart by their places: the order is the only one there is. */
+enum { SORT_ITEMS = 64 };
+
+bool tn_argsort_workgroup_fits(const tn_group_limits *limits) { return limits->items >= SORT_ITEMS; }
+
+typedef struct sorter {
+    const tn_argsort_shape *s;
+    const tn_operand_callbacks *callbacks;
+    kir_builder *kb;
+} sorter;
+
+enum { ROW, ITEM, SORT_PARALLEL, MERGE = SORT_PARALLEL, STEP, PAIRS, PLACES, SORT_AXES };
+
+static kir_val is_nan(const sorter *m, kir_val v) {
+    return kir_binary(m->kb, KIR_EQ, kir_binary(m->kb, KIR_EQ, v, v), kir_const_i(m->kb, KIR_BOOL, 0));
+}
+
+static kir_val rows_less(const sorter *m, kir_val x, kir_val y) {
+    kir_val smaller = kir_binary(m->kb, KIR_LT, x, y);
+    kir_type t = kir_val_type(m->kb, x);
+    if (t != KIR_F32 && t != KIR_F64) return smaller;
+    kir_val ordered = kir_binary(m->kb, KIR_EQ, x, x);
+    return kir_binary(m->kb, KIR_OR, smaller, rows_both(m->kb, is_nan(m, y), ordered));
+}
+
+/* Must the element at place i stand before that at place j? */
+static kir_val before(const sorter *m, kir_val x, kir_val i, kir_val y, kir_val j) {
+    kir_val first = m->s->descending ? rows_less(m, y, x) : rows_less(m, x, y);
+    kir_val second = m->s->descending ? rows_less(m, x, y) : rows_less(m, y, x);
+    kir_val tie = rows_both(m->kb, kir_binary(m->kb, KIR_EQ, second, kir_const_i(m->kb, KIR_BOOL, 0)),
+                            kir_binary(m->kb, KIR_LT, i, j));
+    return kir_binary(m->kb, KIR_OR, first, tie);
+}
+
+static kir_val shifted(const sorter *m, kir_op op, kir_val v, kir_val by) { return kir_binary(m->kb, op, v, by); }
+static kir_val plus(const sorter *m, kir_val a, kir_val b) { return kir_binary(m->kb, KIR_ADD, a, b); }
+static kir_val minus(const sorter *m, kir_val a, kir_val b) { return kir_binary(m->kb, KIR_SUB, a, b); }
+
+static void compare_pair(const sorter *m) {
+    kir_builder *kb = m->kb;
+    kir_aff merge_axis = tn_along(MERGE, 1), step_axis = tn_along(STEP, 1), pair_axis = tn_along(PAIRS, SORT_ITEMS);
+    pair_axis.s[ITEM] = 1;
+    kir_val merge = kir_index(kb, &merge_axis), step = kir_index(kb, &step_axis), pair = kir_index(kb, &pair_axis);
+    kir_val one = rows_whole(kb, 1), shift = minus(m, merge, step), half = shifted(m, KIR_SHL, one, shift);
+    kir_val block = shifted(m, KIR_SHL, shifted(m, KIR_SHR, pair, shift), plus(m, shift, one));
+    kir_val within = kir_binary(kb, KIR_AND, pair, minus(m, half, one));
+    kir_val low = plus(m, block, within), next = plus(m, low, half);
+    kir_val mirrored = plus(m, block, minus(m, minus(m, plus(m, half, half), one), within));
+    kir_val first = kir_binary(kb, KIR_EQ, step, rows_whole(kb, 0)), high = kir_select(kb, first, mirrored, next);
+    kir_val active =
+        rows_both(kb, kir_binary(kb, KIR_LE, step, merge), kir_binary(kb, KIR_LT, high, size(kb, m->s->length)));
+    kir_aff at_low[2] = {tn_along(ROW, 1), value(low)}, at_high[2] = {tn_along(ROW, 1), value(high)};
+    void *context = m->callbacks->context;
+    kir_val i = m->callbacks->load(context, TN_RESULT, at_low, active);
+    kir_val j = m->callbacks->load(context, TN_RESULT, at_high, active);
+    kir_aff x_at[2] = {tn_along(ROW, 1), value(i)}, y_at[2] = {tn_along(ROW, 1), value(j)};
+    kir_val x = m->callbacks->load(context, 0, x_at, active), y = m->callbacks->load(context, 0, y_at, active);
+    kir_val swap = rows_both(kb, active, before(m, y, j, x, i));
+    m->callbacks->store(context, at_low, j, swap);
+    m->callbacks->store(context, at_high, i, swap);
+}
+
+tn_status tn_argsort_workgroup(const tn_argsort_shape *s, const tn_operand_callbacks *callbacks,
+                               tn_workgroup_program *out) {
+    sorter m = {.s = s, .callbacks = callbacks};
+    int64_t merges = 0;
+    while ((int64_t)1 << merges < s->length)
+        merges++;
+    int64_t pairs = merges ? (int64_t)1 << (merges - 1) : 0;
+    int64_t extents[SORT_AXES] = {[ROW] = s->rows,
+                                  [ITEM] = SORT_ITEMS,
+                                  [MERGE] = merges,
+                                  [STEP] = merges,
+                                  [PAIRS] = (pairs + SORT_ITEMS - 1) / SORT_ITEMS,
+                                  [PLACES] = (s->length + SORT_ITEMS - 1) / SORT_ITEMS};
+    TRY(kir_begin(SORT_PARALLEL, SORT_AXES - SORT_PARALLEL, extents, &m.kb));
+    kir_group(m.kb, 1);
+    callbacks->begin(callbacks->context, m.kb);
+    kir_aff place = tn_along(PLACES, SORT_ITEMS), to[2] = {tn_along(ROW, 1), place}, left;
+    place.s[ITEM] = 1;
+    to[1] = left = place;
+    left.c = -s->length;
+    kir_loop(m.kb, PLACES, 1);
+    kir_val inside = kir_binary(m.kb, KIR_LT, kir_index(m.kb, &left), rows_whole(m.kb, 0));
+    callbacks->store(callbacks->context, to, kir_index(m.kb, &place), inside);
+    kir_end(m.kb);
+    kir_barrier(m.kb);
+    kir_loop(m.kb, MERGE, 1);
+    kir_loop(m.kb, STEP, 1);
+    kir_loop(m.kb, PAIRS, 1);
+    compare_pair(&m);
+    kir_end(m.kb);
+    kir_barrier(m.kb);
+    kir_end(m.kb);
+    kir_end(m.kb);
+    return kir_finish(m.kb, &out->program, &out->sizes);
+}

@@ -1,3 +1,0 @@
-/* gemm_f64.c — gemm.c for double: same source. */
-#define TN_VEC_F64
-#include "gemm.c"

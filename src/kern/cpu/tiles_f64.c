@@ -1,3 +1,0 @@
-/* tiles_f64.c — tiles.c for double: same source, half the lanes. */
-#define TN_VEC_F64
-#include "tiles.c"

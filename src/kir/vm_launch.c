@@ -1,0 +1,973 @@
+/* vm_launch.c — a launch of the tile VM: axes, layout and tile sizes; routines of each step; recipes for repeated
+ * launches. */
+#include <string.h>
+
+#include "kir/rules.h"
+#include "kir/vm.h"
+#include "kir/x64.h"
+
+/* ==== frame: axes merged, layout chosen, tiles sized ============================================================== */
+/* This runs for every launch, so it allocates nothing and does nothing twice: one thread's memory is carved once, what
+ * depends only on the pattern of kinds is kept in the kir_vm. */
+
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
+
+/* Takes `bytes` from *at on; works on numbers, so that a dry run from 0 gives the size. */
+static void *carve(uintptr_t *at, size_t bytes) {
+    uintptr_t begin = *at;
+    *at = (begin + bytes + 63) & ~(uintptr_t)63;
+    return (void *)begin;
+}
+
+static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+
+static size_t lane_bytes(size_t width) { return larger((size_t)KIR_LANES * KIR_COLUMNS, KIR_TILE) * width; }
+
+size_t kir_frame_carve(kir_frame *f, const kir_vm *vm, void *memory) {
+    kir_frame unused;
+    if (!f) f = &unused;
+    uintptr_t at = (uintptr_t)memory;
+    size_t steps = larger((size_t)vm->parts.n_steps, (size_t)vm->whole.n_steps);
+    size_t values = (size_t)vm->n_values, accesses = (size_t)vm->n_access;
+    f->at = carve(&at, values * sizeof *f->at);
+    f->flags = carve(&at, steps);
+    f->ranges = carve(&at, steps * sizeof *f->ranges);
+    f->strides = carve(&at, accesses * (KIR_MAX_AXES + 1) * sizeof *f->strides);
+    f->scalars = carve(&at, (size_t)vm->n_scalars * sizeof *f->scalars);
+    f->views = carve(&at, accesses * sizeof *f->views);
+    f->places = carve(&at, values * sizeof *f->places);
+    f->memory = carve(&at, accesses * sizeof *f->memory);
+    f->calls = carve(&at, steps * sizeof *f->calls);
+    f->pattern = carve(&at, KIR_PATTERN_HEAD + accesses);
+    f->own.bound = carve(&at, steps * sizeof *f->own.bound);
+    f->own.kinds = carve(&at, values);
+    f->own.pattern = carve(&at, KIR_PATTERN_HEAD + accesses);
+    f->slots = carve(&at, larger(vm->parts.slot_bytes, vm->whole.slot_bytes));
+    for (int i = 0; i < KIR_STAGES; i++)
+        f->stage[i] = carve(&at, KIR_TILE * sizeof(kir_value));
+    f->states = carve(&at, (size_t)vm->n_states * sizeof *f->states);
+    for (int i = 0; i < vm->n_states; i++) {
+        char *lanes = carve(&at, lane_bytes(vm->state_width[i]));
+        char *total = carve(&at, KIR_TILE * sizeof(kir_value));
+        if (memory) f->states[i] = (kir_state){.lanes = lanes, .total = total};
+    }
+    return at - (uintptr_t)memory;
+}
+
+/* ---- axes -------------------------------------------------------------------------------------------------------- */
+
+/* Axes of a launch after merging. `axis`: the original axis whose strides a merged one has. */
+typedef struct frame_axes {
+    int n;
+    int axis[KIR_MAX_AXES];
+    int64_t extent[KIR_MAX_AXES], total;
+} frame_axes;
+
+static const int64_t *affine_of(const kir_frame *f, int access) {
+    size_t width = (size_t)(f->vm->n_par + f->vm->n_loop) + 1;
+    return f->sizes + width - 1 + (size_t)access * width;
+}
+
+static int64_t stride_of(const kir_frame *f, int access, int axis) { return affine_of(f, access)[1 + axis]; }
+
+/* Is one step of `outer` as long as the whole of `inner`, for everybody? */
+static bool mergeable(const kir_frame *f, int outer, int inner, int64_t extent) {
+    for (int i = 0; i < f->vm->n_access; i++) {
+        if (stride_of(f, i, outer) != extent * stride_of(f, i, inner)) return false;
+    }
+    return true;
+}
+
+static void push_axis(const kir_frame *f, frame_axes *out, int axis, int64_t extent) {
+    out->total *= extent;
+    if (extent == 1) return;
+    if (out->n > 0 && mergeable(f, out->axis[out->n - 1], axis, extent)) {
+        out->extent[out->n - 1] *= extent;
+    } else {
+        out->extent[out->n++] = extent;
+    }
+    out->axis[out->n - 1] = axis;
+}
+
+static int64_t magnitude(int64_t x) { return x < 0 ? -x : x; }
+
+/* The parallel axes may come in any order: the order of the store's strides makes the store contiguous if any does. */
+static int sorted_axes(const kir_frame *f, int *order) {
+    int n = f->vm->n_par, store = f->vm->first_store;
+    for (int i = 0; i < n; i++) {
+        int k = i;
+        int64_t mine = store < 0 ? 0 : magnitude(stride_of(f, store, i));
+        for (; store >= 0 && k > 0 && magnitude(stride_of(f, store, order[k - 1])) < mine; k--)
+            order[k] = order[k - 1];
+        order[k] = i;
+    }
+    return n;
+}
+
+static void merge_par(const kir_frame *f, const int64_t *lo, const int64_t *hi, frame_axes *out) {
+    int order[KIR_MAX_AXES];
+    int n = sorted_axes(f, order);
+    out->n = 0; /* no initialiser: filling the arrays would take longer than all the rest */
+    out->total = 1;
+    for (int i = 0; i < n; i++) {
+        int axis = order[i];
+        push_axis(f, out, axis, lo ? hi[axis] - lo[axis] : f->sizes[axis]);
+    }
+}
+
+static void merge_loop(const kir_frame *f, frame_axes *out) {
+    out->n = 0;
+    out->total = 1;
+    for (int i = 0; i < f->vm->loop_count; i++) {
+        int axis = f->vm->loop_first + i;
+        push_axis(f, out, axis, f->sizes[axis]);
+    }
+}
+
+/* ---- layout ------------------------------------------------------------------------------------------------------ */
+
+/* Is the access at the same place at all points of the loop? */
+static bool stays(const kir_frame *f, int access, const frame_axes *loop) {
+    for (int k = 0; k < loop->n; k++)
+        if (stride_of(f, access, loop->axis[k]) != 0) return false;
+    return true;
+}
+
+/* Do the loop's loads and stores go along memory rather than across it? Those that stay where they are do not matter,
+ * being done once a row. Rows too short for a vector are turned: many of them side by side keep vectors full. */
+static kir_layout choose_layout(const kir_frame *f, const frame_axes *par, const frame_axes *loop) {
+    enum { SHORT_LOOP = 16 };
+    if (!f->vm->has_loop) return KIR_POINTS;
+    if (par->n == 0 || par->extent[par->n - 1] < 4 || loop->n == 0) return KIR_ALONG;
+    if (loop->total <= SHORT_LOOP && par->total >= KIR_COLUMNS && loop->total > 0) return KIR_ACROSS;
+    int along = 0, across = 0;
+    for (int i = 0; i < f->vm->parts.n_steps; i++) {
+        const kir_step *s = &f->vm->parts.steps[i];
+        if (!s->in_loop || (s->op != KIR_LOAD && s->op != KIR_STORE) || stays(f, s->access, loop)) continue;
+        along += magnitude(stride_of(f, s->access, loop->axis[loop->n - 1])) == 1;
+        across += magnitude(stride_of(f, s->access, par->axis[par->n - 1])) == 1;
+    }
+    return across > along ? KIR_ACROSS : KIR_ALONG;
+}
+
+static void set_space(kir_space *s, const frame_axes *a, int first, int end) {
+    s->n = end - first;
+    s->total = 1;
+    for (int i = first; i < end; i++) {
+        s->extent[i - first] = a->extent[i];
+        s->total *= a->extent[i];
+    }
+    if (a->total == 0) s->total = 0;
+}
+
+/* The strides of every access along the axes of both spaces, and the offset of the box's first point. */
+static void set_strides(kir_frame *f, const frame_axes *outer, int n_outer, const frame_axes *inner, int inner_first,
+                        int n_inner, const int64_t *lo) {
+    f->stride_width = 1 + n_outer + n_inner;
+    int64_t *to = f->strides;
+    for (int i = 0; i < f->vm->n_access; i++) {
+        const int64_t *affine = affine_of(f, i);
+        *to = affine[0];
+        if (lo) {
+            for (int k = 0; k < f->vm->n_par; k++)
+                *to += lo[k] * affine[1 + k];
+        }
+        to++;
+        for (int k = 0; k < n_outer; k++)
+            *to++ = affine[1 + outer->axis[k]];
+        for (int k = 0; k < n_inner; k++)
+            *to++ = affine[1 + inner->axis[inner_first + k]];
+    }
+}
+
+static int64_t last_stride(const kir_frame *f, int access, bool inner) {
+    const int64_t *strides = f->strides + (size_t)access * (size_t)f->stride_width + 1;
+    int n = f->outer_space.n;
+    if (!inner) return n > 0 ? strides[n - 1] : 0;
+    return f->inner_space.n > 0 ? strides[n + f->inner_space.n - 1] : 0;
+}
+
+/* Does some access run along the outer axis while the inner one makes it jump? Then tiles are square. */
+static bool transposes(const kir_frame *f) {
+    for (int i = 0; i < f->vm->n_access; i++) {
+        int64_t inner = magnitude(last_stride(f, i, true)), outer = magnitude(last_stride(f, i, false));
+        if (f->vm->buffer_of[i] >= 0 && inner > 1 && outer == 1) return true;
+    }
+    return false;
+}
+
+int64_t kir_piece_of(int64_t total, int64_t most) {
+    if (total <= most) return tn_max64(total, 1);
+    int64_t pieces = tn_ceil_div(total, most);
+    return tn_min64(most, (tn_ceil_div(total, pieces) + 15) / 16 * 16);
+}
+
+static void plan_points(kir_frame *f) {
+    enum { SQUARE_SIDE = 32 };
+    f->square = f->outer_space.total >= 8 && f->inner_space.total >= 8 && transposes(f);
+    f->inner_step = kir_piece_of(f->inner_space.total, f->square ? SQUARE_SIDE : f->vm->points_tile);
+    f->outer_step = tn_max64(tn_min64(f->outer_space.total, f->vm->points_tile / f->inner_step), 1);
+    f->inner_pieces = tn_ceil_div(f->inner_space.total, f->inner_step);
+    f->units = f->inner_pieces * tn_ceil_div(f->outer_space.total, f->outer_step);
+}
+
+static void plan_along(kir_frame *f) {
+    int64_t length = f->inner_space.total;
+    f->whole = length > 0 && length <= KIR_TILE;
+    f->inner_step = f->whole ? length : KIR_TILE;
+    f->outer_step = f->whole ? tn_max64(tn_min64(f->outer_space.total, KIR_TILE / length), 1) : 1;
+    f->units = tn_ceil_div(f->outer_space.total, f->outer_step);
+}
+
+static void plan_across(kir_frame *f) {
+    int64_t length = f->outer_space.total, columns = KIR_COLUMNS;
+    f->whole = length > 0 && length * KIR_NARROW <= KIR_TILE;
+    f->outer_step = f->whole ? length : KIR_TILE / KIR_COLUMNS;
+    if (f->whole) columns = KIR_TILE / length / KIR_NARROW * KIR_NARROW;
+    const kir_space *s = &f->inner_space;
+    int64_t run = s->n > 0 ? s->extent[s->n - 1] : 1;
+    bool by_runs = s->n == 1 || run >= KIR_NARROW;
+    f->inner_step = by_runs ? kir_piece_of(run, columns) : tn_min64(columns, tn_max64(s->total, 1));
+    f->inner_pieces = by_runs ? tn_ceil_div(run, f->inner_step) : 0;
+    f->units = by_runs ? f->inner_pieces * (s->total / tn_max64(run, 1)) : tn_ceil_div(s->total, f->inner_step);
+}
+
+/* ---- kinds ------------------------------------------------------------------------------------------------------- */
+
+static bool varies(const int64_t *strides, int n) {
+    for (int k = 0; k < n; k++) {
+        if (strides[k] != 0) return true;
+    }
+    return false;
+}
+
+static void make_pattern(const kir_frame *f, uint8_t *pattern) {
+    bool inner = f->inner_step > 1, outer = f->outer_step > 1;
+    pattern[0] = (uint8_t)f->layout;
+    pattern[1] = f->whole;
+    pattern[2] = f->inner_step < KIR_NARROW;
+    pattern[4] = (uint8_t)f->isa; /* tests change it */
+    pattern[3] = (uint8_t)((inner ? KIR_INNER : 0) | (outer ? KIR_OUTER : 0));
+    const int64_t *strides = f->strides + 1;
+    for (int i = 0; i < f->vm->n_access; i++, strides += f->stride_width) {
+        int kind = inner && varies(strides + f->outer_space.n, f->inner_space.n) ? KIR_INNER : 0;
+        if (outer && varies(strides, f->outer_space.n)) kind |= KIR_OUTER;
+        pattern[KIR_PATTERN_HEAD + i] = (uint8_t)kind;
+    }
+}
+
+static kir_bind *new_bind(const kir_frame *f, const uint8_t *pattern, size_t pattern_bytes) {
+    size_t bound = (size_t)f->schedule->n_steps * sizeof(kir_bound), kinds = (size_t)f->vm->n_values;
+    char *block = tn_mem_alloc(sizeof(kir_bind) + bound + kinds + pattern_bytes);
+    if (!block) return NULL;
+    kir_bind *b = (kir_bind *)(void *)block;
+    b->bound = (kir_bound *)(void *)(block + sizeof *b);
+    b->kinds = (uint8_t *)block + sizeof *b + bound;
+    b->pattern = b->kinds + kinds;
+    memcpy(b->pattern, pattern, pattern_bytes);
+    kir_bind_make(f, pattern, b);
+    return b;
+}
+
+/* The bind for the current pattern: kept in the VM, else made, in the frame's own memory when nothing more can be kept.
+ * Threads that make the same one at a time both succeed; one is thrown away. */
+static const kir_bind *find_bind(kir_frame *f) {
+    size_t bytes = KIR_PATTERN_HEAD + (size_t)f->vm->n_access;
+    kir_vm *vm = (kir_vm *)(uintptr_t)f->vm; /* only its cache changes */
+    for (int i = 0; i < KIR_BINDS; i++) {
+        kir_bind *old = atomic_load_explicit(&vm->binds[i], memory_order_acquire);
+        if (old) {
+            if (memcmp(old->pattern, f->pattern, bytes) == 0) return old;
+            continue;
+        }
+        kir_bind *made = new_bind(f, f->pattern, bytes);
+        if (!made) break;
+        if (atomic_compare_exchange_strong(&vm->binds[i], &old, made)) return made;
+        tn_mem_free(made);
+        i--; /* someone else's is there now: look at it */
+    }
+    memcpy(f->own.pattern, f->pattern, bytes);
+    kir_bind_make(f, f->pattern, &f->own);
+    return &f->own;
+}
+
+/* ---- overlap ----------------------------------------------------------------------------------------------------- */
+
+static void stretch(int64_t *low, int64_t *high, const kir_space *s, const int64_t *strides) {
+    for (int k = 0; k < s->n; k++) {
+        int64_t reach = (s->extent[k] - 1) * strides[k];
+        if (reach < 0)
+            *low += reach;
+        else
+            *high += reach;
+    }
+}
+
+/* The bytes that a step's access may touch in this launch. */
+static kir_range range_of(const kir_frame *f, const kir_step *s) {
+    if (s->dyn != KIR_NONE) return (kir_range){0, UINTPTR_MAX};
+    const int64_t *strides = f->strides + (size_t)s->access * (size_t)f->stride_width;
+    int64_t low = strides[0], high = strides[0];
+    stretch(&low, &high, &f->outer_space, strides + 1);
+    stretch(&low, &high, &f->inner_space, strides + 1 + f->outer_space.n);
+    const kir_view *view = &f->views[s->access];
+    uintptr_t base = (uintptr_t)view->origin;
+    return (kir_range){base + (uintptr_t)low * view->size, base + ((uintptr_t)high + 1) * view->size};
+}
+
+/* Once a step, as conflicts are pairs of steps. */
+static void set_ranges(kir_frame *f) {
+    for (int i = 0; i < f->schedule->n_steps; i++) {
+        const kir_step *s = &f->schedule->steps[i];
+        if (s->op == KIR_LOAD || s->op == KIR_STORE) f->ranges[i] = range_of(f, s);
+    }
+}
+
+static void set_flags(kir_frame *f) {
+    memset(f->flags, 0, (size_t)f->schedule->n_steps);
+    f->flagged = false;
+    if (f->schedule->n_conflicts) set_ranges(f);
+    for (int i = 0; i < f->schedule->n_conflicts; i++) {
+        const kir_conflict *c = &f->schedule->conflicts[i];
+        const kir_range *a = &f->ranges[c->loser], *b = &f->ranges[c->other];
+        if (a->low >= b->high || b->low >= a->high) continue;
+        f->flags[c->loser] |= f->schedule->steps[c->loser].op == KIR_LOAD ? KIR_FLAG_COPY : KIR_FLAG_LATE;
+        f->flagged = true;
+    }
+}
+
+/* ---- a launch ---------------------------------------------------------------------------------------------------- */
+
+static void set_values(kir_frame *f) {
+    for (int v = 0; v < f->vm->n_values; v++)
+        f->at[v] = f->slots + f->schedule->slots[v];
+    for (int i = 0; i < f->vm->n_constants; i++)
+        f->at[f->vm->constant_of[i]] = (char *)&f->vm->constant_values[i];
+    for (int i = 0; i < f->vm->n_scalars; i++)
+        f->at[f->vm->constant_of[f->vm->n_constants + i]] = (char *)&f->scalars[i];
+}
+
+static void set_views(kir_frame *f) {
+    for (int i = 0; i < f->vm->n_access; i++) {
+        int buffer = f->vm->buffer_of[i];
+        if (buffer >= 0) f->views[i].origin = f->launch->buffers[buffer];
+    }
+}
+
+void kir_scalars_set(const kir_vm *vm, const kir_scalar *scalars, kir_value *out) {
+    for (int i = 0; i < vm->n_scalars; i++) {
+        kir_ins in = vm->constants[vm->n_constants + i];
+        kir_scalar scalar = scalars[in.imm.i];
+        if (kir_is_float((kir_type)in.type))
+            in.imm.f = scalar.f;
+        else
+            in.imm.i = scalar.i;
+        out[i] = kir_const_value(&in);
+    }
+}
+
+static void set_runtime_scalars(kir_frame *f) { kir_scalars_set(f->vm, f->launch->scalars, f->scalars); }
+
+static void set_plan(kir_frame *f, const frame_axes *par, const frame_axes *loop, const int64_t *lo) {
+    f->layout = choose_layout(f, par, loop);
+    f->whole = false;
+    f->inner_pieces = 0;
+    if (f->layout == KIR_POINTS) {
+        int outer = par->n > 0 ? par->n - 1 : 0;
+        set_space(&f->outer_space, par, 0, outer);
+        set_space(&f->inner_space, par, outer, par->n);
+        set_strides(f, par, outer, par, outer, par->n - outer, lo);
+        plan_points(f);
+    } else if (f->layout == KIR_ALONG) {
+        set_space(&f->outer_space, par, 0, par->n);
+        set_space(&f->inner_space, loop, 0, loop->n);
+        set_strides(f, par, par->n, loop, 0, loop->n, lo);
+        plan_along(f);
+    } else {
+        set_space(&f->outer_space, loop, 0, loop->n);
+        set_space(&f->inner_space, par, 0, par->n);
+        set_strides(f, loop, loop->n, par, 0, par->n, lo);
+        plan_across(f);
+    }
+}
+
+void kir_frame_launch(kir_frame *f, const kir_launch *launch, const int64_t *lo, const int64_t *hi) {
+    frame_axes par, loop;
+    loop.n = 0;
+    loop.total = 1;
+    f->launch = launch;
+    f->sizes = launch->sizes;
+    f->units = 0;
+    f->code = NULL;
+    merge_par(f, lo, hi, &par);
+    if (f->vm->has_loop) merge_loop(f, &loop);
+    f->cost = (double)par.total * (f->vm->point_cost + (double)loop.total * f->vm->loop_cost);
+    if (par.total == 0) return;
+    set_plan(f, &par, &loop, lo);
+    f->straight = f->columns = false;
+    set_views(f);
+    if (f->vm->source && kir_code_choose(f)) {
+        set_runtime_scalars(f);
+        return;
+    }
+    f->schedule = f->whole ? &f->vm->whole : &f->vm->parts;
+    make_pattern(f, f->pattern);
+    const kir_bind *bind = find_bind(f);
+    if (bind != f->bind || bind == &f->own) { /* else every value is in its slot, or is given its place by each tile */
+        f->bind = bind;
+        set_values(f);
+    }
+    set_flags(f);
+    set_runtime_scalars(f);
+    kir_straighten(f);
+    f->columns = kir_columns_choose(f);
+}
+
+/* ==== binding: the routine of each step =========================================================================== */
+/* A routine runs over elements side by side, so operands that vary in fewer directions than the result need care: a
+ * single element is handed over as such; otherwise there is a call for each row, or, when rows are short, the operand
+ * is spread out first. Joined steps become one routine when there is one for their operands. */
+
+typedef struct binder {
+    const kir_frame *f;
+    const kir_schedule *s;
+    const uint8_t *pattern;
+    kir_bind *out;
+} binder;
+
+static int bind_kind_of(const binder *m, int v) { return v == KIR_NONE ? 0 : m->out->kinds[v]; }
+
+static int directions(const binder *m) { return m->pattern[3]; }
+
+/* The directions of the points that a step runs over. */
+static int region_kind(const binder *m, const kir_step *s) {
+    if (s->in_loop || !m->f->vm->has_loop) return directions(m);
+    return directions(m) & (m->f->layout == KIR_ALONG ? KIR_OUTER : KIR_INNER);
+}
+
+static int access_kind(const binder *m, const kir_step *s) {
+    return m->pattern[KIR_PATTERN_HEAD + s->access] & region_kind(m, s);
+}
+
+static int result_kind(const binder *m, const kir_step *s) {
+    int kind = bind_kind_of(m, s->a) | bind_kind_of(m, s->b) | bind_kind_of(m, s->c) | bind_kind_of(m, s->dyn);
+    if (s->op == KIR_LOAD || s->op == KIR_INDEX) return kind | access_kind(m, s);
+    if (s->op == KIR_STORE || s->op == KIR_SCAN) return region_kind(m, s);
+    if (s->op == KIR_REDUCE) return directions(m) & (m->f->layout == KIR_ALONG ? KIR_OUTER : KIR_INNER);
+    return kind;
+}
+
+/* How an operation with these operands is called; operands of its own kind or none are given as they are. */
+static kir_act plan_call(const binder *m, int kind, const int16_t *values, int n) {
+    bool mixed = false;
+    for (int k = 0; k < n; k++) {
+        int own = bind_kind_of(m, values[k]);
+        mixed |= own != 0 && own != kind;
+    }
+    if (!mixed) return KIR_DO_CALL;
+    return m->pattern[2] ? KIR_DO_SPREAD : KIR_DO_ROWS;
+}
+
+/* Is the operand one element for the routine? */
+static bool is_single(const binder *m, kir_act act, int kind, int v) {
+    if (act == KIR_DO_ROWS) return !(bind_kind_of(m, v) & KIR_INNER);
+    return act == KIR_DO_CALL && kind != 0 && bind_kind_of(m, v) == 0;
+}
+
+static kir_fn *find_binary(const binder *m, const kir_step *s, const bool *single) {
+    const kir_simd_table *t = m->f->simd;
+    if (single[0] && single[1]) return NULL;
+    int shape = single[0] ? KIR_SV : single[1] ? KIR_VS : KIR_VV;
+    return t->binary[shape][s->op][s->operand];
+}
+
+static kir_fn *find_unary(const binder *m, const kir_step *s) {
+    const kir_simd_table *t = m->f->simd;
+    if (s->op == KIR_CAST) return t->cast[s->operand][s->type];
+    if (s->op == KIR_ROUND) return t->round[s->mode][s->operand];
+    return t->unary[s->op][s->operand];
+}
+
+/* Where a·b is the same as b·a, the single one comes second. */
+static void order_operands(kir_op op, kir_bound *b, bool *single) {
+    static const bool EVEN[KIR_OP_COUNT] = {[KIR_FMA] = true, [KIR_ADD] = true, [KIR_MUL] = true, [KIR_AND] = true,
+                                            [KIR_OR] = true,  [KIR_XOR] = true, [KIR_EQ] = true};
+    if (!EVEN[op] || !single[0] || single[1]) return;
+    int16_t swap = b->a;
+    b->a = b->b;
+    b->b = swap;
+    single[0] = false;
+    single[1] = true;
+}
+
+static kir_fn *find_fn(const binder *m, const kir_step *s, kir_bound *b, bool *single) {
+    const kir_simd_table *t = m->f->simd;
+    order_operands((kir_op)s->op, b, single);
+    int bits = single[0] | single[1] << 1 | single[2] << 2;
+    switch (s->op) {
+    case KIR_FMA: return t->fma[bits][s->operand];
+    case KIR_SELECT: return t->select[bits][kir_log2(kir_type_size((kir_type)s->type))];
+    case KIR_PHILOX: return bits > 1 ? NULL : t->philox[bits];
+    default: return s->b == KIR_NONE ? find_unary(m, s) : find_binary(m, s, single);
+    }
+}
+
+static void bind_call(const binder *m, const kir_step *s, kir_bound *b) {
+    const int16_t values[3] = {s->a, s->b, s->c};
+    bool single[3] = {false, false, false};
+    int n = s->c != KIR_NONE ? 3 : s->b != KIR_NONE ? 2 : 1;
+    kir_act act = plan_call(m, b->kind, values, n);
+    for (int k = 0; k < n; k++)
+        single[k] = is_single(m, act, b->kind, values[k]);
+    b->fn = find_fn(m, s, b, single);
+    if (!b->fn) {
+        b->a = s->a;
+        b->b = s->b == KIR_NONE ? s->d : s->b;
+        b->fn = find_fn(m, s, b, (bool[3]){false, false, false});
+        act = KIR_DO_SPREAD;
+    }
+    b->act = (uint8_t)act;
+    b->operands = (uint8_t)n;
+}
+
+static const kir_act FIXED_ACTS[KIR_OP_COUNT] = {
+    [KIR_LOAD] = KIR_DO_LOAD, [KIR_STORE] = KIR_DO_STORE,   [KIR_INDEX] = KIR_DO_INDEX, [KIR_LOOP] = KIR_DO_LOOP,
+    [KIR_END] = KIR_DO_END,   [KIR_REDUCE] = KIR_DO_REDUCE, [KIR_SCAN] = KIR_DO_SCAN,   [KIR_BITCAST] = KIR_DO_RENAME,
+};
+
+/* Operands that are absent point to the result: an address that is always good. */
+static int16_t present(const kir_step *s, int16_t v) { return v == KIR_NONE && s->d != KIR_NONE ? s->d : v; }
+
+static void bind_step(const binder *m, int i) {
+    const kir_step *s = &m->s->steps[i];
+    kir_bound *b = &m->out->bound[i];
+    *b = (kir_bound){.d = s->d, .step = (int16_t)i, .kind = (uint8_t)result_kind(m, s), .direct = s->direct};
+    b->a = present(s, s->a);
+    b->b = present(s, s->b);
+    b->c = present(s, s->c);
+    if (s->d != KIR_NONE) m->out->kinds[s->d] = b->kind;
+    if (b->kind != region_kind(m, s)) b->direct = KIR_NONE;
+    b->act = (uint8_t)FIXED_ACTS[s->op];
+    if (b->act == KIR_DO_NOTHING) bind_call(m, s, b);
+}
+
+/* ---- joined steps ------------------------------------------------------------------------------------------------ */
+
+static const int8_t FIRSTS[KIR_OP_COUNT] = {
+    [KIR_ADD] = KIR_1_ADD + 1,
+    [KIR_SUB] = KIR_1_SUB + 1,
+    [KIR_MUL] = KIR_1_MUL + 1,
+};
+static const int8_t SECONDS[KIR_OP_COUNT][2] = {
+    /* with the first result on the left, on the right */
+    [KIR_ADD] = {KIR_2_ADD, KIR_2_ADD},  [KIR_SUB] = {KIR_2_SUB, KIR_2_RSUB}, [KIR_MUL] = {KIR_2_MUL, KIR_2_MUL},
+    [KIR_DIV] = {KIR_2_DIV, KIR_2_RDIV}, [KIR_MAX] = {KIR_2_MAX, KIR_2_MAX},
+};
+
+static bool join_arithmetic(const binder *m, const kir_step *x, const kir_step *y, kir_bound *b) {
+    bool left = y->a == x->d;
+    int16_t other = left ? y->b : y->a;
+    int first = FIRSTS[x->op] - 1, second = SECONDS[y->op][!left];
+    const int16_t values[3] = {x->a, x->b, other};
+    kir_act act = plan_call(m, b->kind, values, 3);
+    if (act == KIR_DO_SPREAD) return false;
+    bool single[3];
+    for (int k = 0; k < 3; k++)
+        single[k] = is_single(m, act, b->kind, values[k]);
+    if (single[0] && single[1]) return false;
+    b->a = x->a;
+    b->b = x->b;
+    b->c = other;
+    if (single[0]) {
+        b->a = x->b;
+        b->b = x->a;
+        single[1] = true;
+        if (first == KIR_1_SUB) first = KIR_1_RSUB;
+    }
+    b->fn = m->f->simd->fused[first][second][single[1]][single[2]];
+    b->act = (uint8_t)act;
+    b->operands = 3;
+    return b->fn != NULL;
+}
+
+static bool join_choice(const binder *m, const kir_step *x, const kir_step *y, kir_bound *b) {
+    const int16_t values[4] = {x->a, x->b, y->b, y->c};
+    kir_act act = plan_call(m, b->kind, values, 4);
+    if (act == KIR_DO_SPREAD) return false;
+    bool single[4];
+    for (int k = 0; k < 4; k++)
+        single[k] = is_single(m, act, b->kind, values[k]);
+    if (single[0] && single[1]) return false;
+    int shape = single[0] ? KIR_SV : single[1] ? KIR_VS : KIR_VV;
+    b->a = x->a;
+    b->b = x->b;
+    b->c = y->b;
+    b->e = y->c;
+    b->fn = m->f->simd->choose[x->op - KIR_EQ][shape][single[2]][single[3]];
+    b->act = (uint8_t)act;
+    b->operands = 4;
+    b->choice = true;
+    return b->fn != NULL;
+}
+
+/* A sum of products over whole rows of the tile. */
+static bool join_sum(const binder *m, const kir_step *x, kir_bound *b) {
+    bool along = m->f->layout == KIR_ALONG && m->f->whole && bind_kind_of(m, x->a) & bind_kind_of(m, x->b) & KIR_INNER;
+    if (!along || bind_kind_of(m, x->a) != directions(m) || bind_kind_of(m, x->b) != directions(m)) return false;
+    b->a = x->a;
+    b->b = x->b;
+    b->fn = m->f->simd->rows_of_products;
+    return b->fn != NULL;
+}
+
+/* Makes one routine of step i and the next, if there is one; the value between them must fill the result's kind, or it
+ * would be computed again and again. */
+static void try_join(const binder *m, int i) {
+    const kir_step *x = &m->s->steps[i], *y = x + 1;
+    kir_bound joined = m->out->bound[i + 1];
+    bool sums = y->op == KIR_REDUCE;
+    if (!sums && (bind_kind_of(m, x->d) != joined.kind || joined.kind == 0)) return;
+    bool done = sums                  ? join_sum(m, x, &joined)
+                : x->type == KIR_BOOL ? join_choice(m, x, y, &joined)
+                                      : join_arithmetic(m, x, y, &joined);
+    if (!done) return;
+    m->out->bound[i + 1] = joined;
+    m->out->bound[i].act = KIR_DO_NOTHING;
+}
+
+/* A load that only moves elements lends or copies memory, so its value is not surely where a store wants it. */
+static void mark_in_place(const binder *m) {
+    for (int i = 0; i < m->s->n_steps; i++) {
+        const kir_bound *b = &m->out->bound[i];
+        bool moves = b->act == KIR_DO_LOAD && !m->s->steps[i].converts;
+        if (b->direct != KIR_NONE && !moves) m->out->bound[b->direct].in_place = true;
+    }
+}
+
+void kir_bind_make(const kir_frame *f, const uint8_t *pattern, kir_bind *out) {
+    binder m = {.f = f, .s = f->schedule, .pattern = pattern, .out = out};
+    for (int v = 0; v < f->vm->n_values; v++)
+        out->kinds[v] = 0;
+    for (int i = 0; i < m.s->n_steps; i++) {
+        bind_step(&m, i);
+        if (i > 0 && m.s->steps[i - 1].joins) try_join(&m, i - 1);
+    }
+    mark_in_place(&m);
+    out->straight = kir_bind_is_straight(m.s, out);
+}
+
+/* ==== recipes: short launches that are repeated =================================================================== */
+/* A launch of a few thousand points is over in less time than it takes to merge axes, choose a layout and look up a
+ * bind. So the first of its kind leaves a recipe behind: where each access begins in its buffer, and either the machine
+ * code or the list of calls that did the work. The next launch with equal sizes only adds the addresses of its buffers.
+ * A box of a launch, as kernels evaluate them at their fused programs, leaves one too where it is code: it serves all
+ * boxes of these extents, wherever they begin.
+ * Recipes never change once they are seen by others; there are a few per program, for those sizes that came first. */
+
+enum { MOST_PLACES = 48, MOST_SCALARS = 16, MOST_POINTS = 8192 };
+
+typedef struct call {
+    kir_fn *fn;
+    uint8_t at[5]; /* numbers of places */
+    bool single, choice;
+} call;
+
+/* Memory of two buffers, relative to where they begin, that must not overlap. */
+typedef struct guard {
+    int16_t loser, other;
+    kir_range of_loser, of_other;
+} guard;
+
+struct kir_recipe {
+    x64_fn *code; /* NULL: the calls do the work */
+    int choices;  /* under which it was made: kir_vm_choices */
+    double cost;
+    int64_t n, rows, piece;
+    int64_t *key; /* the extents of the parallel axes, the launch's sizes */
+    int n_key;    /* of the sizes */
+    bool of_boxes;
+    int64_t *steps;    /* of boxes: by access, bytes from point to point along each parallel axis */
+    kir_place *places; /* `at` is relative to the base; with code: by access */
+    call *calls;
+    guard *guards;
+    int n_places, n_calls, n_guards;
+    size_t scalars_at; /* in a thread's memory */
+    bool uses_memory;
+};
+
+/* ---- running ----------------------------------------------------------------------------------------------------- */
+
+static bool overlap(const kir_launch *launch, const guard *g) {
+    uintptr_t a = (uintptr_t)launch->buffers[g->loser], b = (uintptr_t)launch->buffers[g->other];
+    return a + g->of_loser.low < b + g->of_other.high && b + g->of_other.low < a + g->of_loser.high;
+}
+
+static uintptr_t address_of(const kir_place *p, const kir_launch *launch, char *memory) {
+    uintptr_t base = p->base >= 0                 ? (uintptr_t)launch->buffers[p->base]
+                     : p->base == KIR_BASE_THREAD ? (uintptr_t)memory
+                                                  : 0;
+    return base + (uintptr_t)p->at;
+}
+
+static const int64_t *recipe_affine_of(const kir_vm *vm, const int64_t *sizes, int access) {
+    int axes = vm->n_par + vm->n_loop;
+    return sizes + axes + access * (axes + 1);
+}
+
+/* How many bytes the box's first point is from that of the launch. */
+static inline int64_t distance_to(const int64_t *steps, int axes, const int64_t *lo) {
+    int64_t bytes = 0;
+    for (int axis = 0; axis < axes; axis++)
+        bytes += lo[axis] * steps[axis];
+    return bytes;
+}
+
+/* lo: of a box, else NULL. */
+static void run_code(const kir_recipe *r, const kir_vm *vm, const kir_launch *launch, const int64_t *lo, char *memory) {
+    x64_args args; /* of which the program's accesses are set */
+    args.n = r->n;
+    args.rows = r->rows;
+    args.scalars = memory ? (const kir_value *)(const void *)(memory + r->scalars_at) : NULL;
+    for (int i = 0; i < r->n_places; i++) {
+        const kir_place *p = &r->places[i];
+        args.at[i] = (int64_t)address_of(p, launch, memory);
+        if (lo) args.at[i] += distance_to(r->steps + i * vm->n_par, vm->n_par, lo);
+        args.row_step[i] = p->row;
+        args.step[i] = p->column;
+    }
+    r->code(&args);
+}
+
+/* All calls on one piece of a row; `at`: by place. */
+static void run_calls(const kir_recipe *r, const uintptr_t *at, int64_t n) {
+    for (const call *c = r->calls; c < r->calls + r->n_calls; c++) {
+        void *d = (void *)at[c->at[0]];
+        const void *a = (const void *)at[c->at[1]], *b = (const void *)at[c->at[2]];
+        const void *third = (const void *)at[c->at[3]];
+        if (c->choice) {
+            kir_choice choice = {third, (const void *)at[c->at[4]]};
+            c->fn(d, a, b, &choice, n);
+        } else {
+            c->fn(d, a, b, third, c->single ? 1 : n);
+        }
+    }
+}
+
+static void run_pieces(const kir_recipe *r, const kir_launch *launch, char *memory) {
+    uintptr_t first[MOST_PLACES], at[MOST_PLACES];
+    for (int i = 0; i < r->n_places; i++)
+        first[i] = address_of(&r->places[i], launch, memory);
+    if (r->rows == 1 && r->piece >= r->n) {
+        run_calls(r, first, r->n);
+        return;
+    }
+    for (int64_t row = 0; row < r->rows; row++) {
+        for (int64_t column = 0; column < r->n; column += r->piece) {
+            for (int i = 0; i < r->n_places; i++)
+                at[i] = first[i] + (uintptr_t)(row * r->places[i].row + column * r->places[i].column);
+            run_calls(r, at, tn_min64(r->piece, r->n - column));
+        }
+    }
+}
+
+/* There are one or two. */
+static inline bool same_extents(const int64_t *a, const int64_t *b, int n) {
+    int k = 0;
+    while (k < n && a[k] == b[k])
+        k++;
+    return k == n;
+}
+
+static const kir_recipe *find_recipe(const kir_vm *vm, const kir_launch *launch, const int64_t *extent, bool of_boxes) {
+    int choices = atomic_load_explicit(&kir_vm_choices, memory_order_relaxed);
+    for (int i = 0; i < KIR_RECIPES; i++) {
+        const kir_recipe *r = atomic_load_explicit(&vm->recipes[i], memory_order_acquire);
+        if (!r) return NULL;
+        if (r->of_boxes == of_boxes && r->choices == choices && same_extents(r->key, extent, vm->n_par) &&
+            memcmp(r->key + vm->n_par, launch->sizes, (size_t)r->n_key * sizeof *r->key) == 0)
+            return r;
+    }
+    return NULL;
+}
+
+bool kir_recipe_run(const kir_vm *vm, const kir_launch *launch) {
+    const kir_recipe *r = find_recipe(vm, launch, launch->sizes, false);
+    if (!r || (!r->code && r->cost > kir_vm_worth() && tn_threads() > 1)) return false;
+    char *memory = r->uses_memory ? kir_vm_memory(vm) : NULL;
+    if (r->uses_memory && !memory) return false;
+    for (int i = 0; i < r->n_guards; i++) {
+        if (overlap(launch, &r->guards[i])) return false;
+    }
+    if (vm->n_scalars > 0) kir_scalars_set(vm, launch->scalars, (kir_value *)(void *)(memory + r->scalars_at));
+    if (r->code)
+        run_code(r, vm, launch, NULL, memory);
+    else
+        run_pieces(r, launch, memory);
+    return true;
+}
+
+bool kir_recipe_run_box(const kir_vm *vm, const kir_launch *launch, const int64_t *lo, const int64_t *hi,
+                        char *memory) {
+    int64_t extent[KIR_MAX_AXES];
+    for (int axis = 0; axis < vm->n_par; axis++)
+        extent[axis] = hi[axis] - lo[axis];
+    const kir_recipe *r = find_recipe(vm, launch, extent, true);
+    if (!r) return false;
+    if (vm->n_scalars > 0) kir_scalars_set(vm, launch->scalars, (kir_value *)(void *)(memory + r->scalars_at));
+    run_code(r, vm, launch, lo, memory);
+    return true;
+}
+
+/* ---- noting ------------------------------------------------------------------------------------------------------ */
+
+/* The same place relative to its base. */
+static kir_place relative(const kir_place *p, const kir_launch *launch, const char *memory) {
+    kir_place out = *p;
+    uintptr_t base = p->base >= 0                 ? (uintptr_t)launch->buffers[p->base]
+                     : p->base == KIR_BASE_THREAD ? (uintptr_t)memory
+                                                  : 0;
+    out.at = (char *)((uintptr_t)p->at - base);
+    return out;
+}
+
+static void note_code(kir_recipe *r, const kir_frame *f, const char *memory) {
+    x64_args args;
+    kir_code_args(f, &args);
+    r->code = kir_code_fn(f->code);
+    r->n = args.n;
+    r->rows = args.rows;
+    r->n_places = f->vm->n_access;
+    for (int i = 0; i < r->n_places; i++) {
+        kir_place p = {(char *)(uintptr_t)args.at[i], args.row_step[i], args.step[i], f->vm->buffer_of[i]};
+        r->places[i] = relative(&p, f->launch, memory);
+    }
+}
+
+/* The number of a place that a call names; places are shared. */
+static uint8_t recipe_number_of(kir_recipe *r, const kir_frame *f, const kir_place *p, const char *memory) {
+    kir_place place = relative(p, f->launch, memory);
+    int i = 0;
+    for (; i < r->n_places; i++) {
+        const kir_place *old = &r->places[i];
+        if (old->at == place.at && old->row == place.row && old->column == place.column && old->base == place.base)
+            break;
+    }
+    r->places[i] = place;
+    if (i == r->n_places) r->n_places++;
+    return (uint8_t)i;
+}
+
+static void note_calls(kir_recipe *r, const kir_frame *f, const char *memory) {
+    r->n = f->inner_space.total;
+    r->rows = f->outer_space.total;
+    r->piece = f->inner_step;
+    for (int i = 0; i < f->n_calls; i++) {
+        const kir_call *from = &f->calls[i];
+        call *to = &r->calls[r->n_calls++];
+        *to = (call){.fn = from->fn, .single = from->single, .choice = from->choice};
+        for (int k = 0; k < 5; k++)
+            to->at[k] = recipe_number_of(r, f, from->at[k], memory);
+    }
+    for (int i = 0; i < f->schedule->n_conflicts; i++) {
+        const kir_conflict *c = &f->schedule->conflicts[i];
+        guard *g = &r->guards[r->n_guards++];
+        g->loser = f->vm->buffer_of[f->schedule->steps[c->loser].access];
+        g->other = f->vm->buffer_of[f->schedule->steps[c->other].access];
+        uintptr_t a = (uintptr_t)f->launch->buffers[g->loser], b = (uintptr_t)f->launch->buffers[g->other];
+        g->of_loser = (kir_range){f->ranges[c->loser].low - a, f->ranges[c->loser].high - a};
+        g->of_other = (kir_range){f->ranges[c->other].low - b, f->ranges[c->other].high - b};
+    }
+}
+
+/* One block with all its parts. */
+static kir_recipe *new_recipe(const kir_frame *f) {
+    size_t sizes = (size_t)(f->vm->n_par + f->vm->n_loop) * (size_t)(1 + f->vm->n_access) + (size_t)f->vm->n_access;
+    size_t key = (sizes + (size_t)f->vm->n_par) * sizeof *f->sizes,
+           calls = f->code ? 0 : (size_t)f->n_calls * sizeof(call);
+    size_t guards = f->code ? 0 : (size_t)f->schedule->n_conflicts * sizeof(guard);
+    size_t steps = (size_t)f->vm->n_access * (size_t)f->vm->n_par * sizeof *f->sizes;
+    size_t places = (f->code ? (size_t)f->vm->n_access : 5 * (size_t)f->n_calls) * sizeof(kir_place);
+    char *block = tn_mem_alloc(sizeof(kir_recipe) + key + steps + places + calls + guards);
+    if (!block) return NULL;
+    kir_recipe *r = (kir_recipe *)(void *)block;
+    *r = (kir_recipe){.choices = atomic_load(&kir_vm_choices), .cost = f->cost, .n_key = (int)sizes};
+    r->uses_memory = f->vm->n_scalars > 0 || (!f->code && f->uses_slots);
+    r->key = (int64_t *)(void *)(block + sizeof *r);
+    r->steps = (int64_t *)(void *)(block + sizeof *r + key);
+    r->places = (kir_place *)(void *)(block + sizeof *r + key + steps);
+    r->calls = (call *)(void *)(block + sizeof *r + key + steps + places);
+    r->guards = (guard *)(void *)(block + sizeof *r + key + steps + places + calls);
+    memcpy(r->key, f->sizes, (size_t)f->vm->n_par * sizeof *f->sizes);
+    memcpy(r->key + f->vm->n_par, f->sizes, sizes * sizeof *f->sizes);
+    return r;
+}
+
+/* The list of calls is worth keeping where there will be no code instead. */
+static bool suits(const kir_frame *f) {
+    const kir_vm *vm = f->vm;
+    if (vm->n_par + vm->n_loop == 0 || vm->n_scalars > MOST_SCALARS) return false;
+    if (f->outer_space.n > 1 || f->units == 0 || f->outer_space.total * f->inner_space.total > MOST_POINTS)
+        return false;
+    if (f->code) return f->units == 1;
+    if (f->cost > kir_vm_worth() && tn_threads() > 1) return false; /* threads share it */
+    return f->straight && 5 * f->n_calls <= MOST_PLACES * 2 &&
+           (!vm->source || !kir_code_is_on() || f->isa < TN_ISA_AVX2);
+}
+
+/* Is there room for one more, and did the program run before? */
+static bool is_wanted(kir_vm *vm) {
+    return kir_recipes_kept(vm) < KIR_RECIPES && atomic_fetch_add_explicit(&vm->repeats, 1, memory_order_relaxed) > 0;
+}
+
+static void keep_recipe(kir_vm *vm, kir_recipe *r) {
+    kir_recipe *nobody = NULL;
+    int free = kir_recipes_kept(vm);
+    bool kept = r->n_places <= MOST_PLACES && free < KIR_RECIPES &&
+                atomic_compare_exchange_strong(&vm->recipes[free], &nobody, r);
+    if (!kept) tn_mem_free(r);
+}
+
+void kir_recipe_note(const kir_frame *f) {
+    kir_vm *vm = (kir_vm *)(uintptr_t)f->vm; /* only its cache changes */
+    if (!suits(f) || !is_wanted(vm)) return;
+    const char *memory = kir_vm_memory(vm);
+    kir_recipe *r = memory ? new_recipe(f) : NULL;
+    if (!r) return;
+    r->scalars_at = (size_t)((const char *)f->scalars - memory);
+    if (f->code)
+        note_code(r, f, memory);
+    else
+        note_calls(r, f, memory);
+    keep_recipe(vm, r);
+}
+
+void kir_recipe_note_box(const kir_frame *f, const int64_t *lo, const int64_t *hi, const char *memory) {
+    kir_vm *vm = (kir_vm *)(uintptr_t)f->vm;
+    if (!f->code || !suits(f) || !is_wanted(vm)) return;
+    kir_recipe *r = new_recipe(f);
+    if (!r) return;
+    r->of_boxes = true;
+    r->scalars_at = (size_t)((const char *)f->scalars - memory);
+    for (int axis = 0; axis < vm->n_par; axis++)
+        r->key[axis] = hi[axis] - lo[axis];
+    note_code(r, f, memory);
+    for (int i = 0; i < r->n_places; i++) {
+        int64_t *steps = r->steps + i * vm->n_par;
+        for (int axis = 0; axis < vm->n_par; axis++)
+            steps[axis] = recipe_affine_of(vm, f->sizes, i)[1 + axis] * (vm->buffer_of[i] >= 0 ? vm->views[i].size : 1);
+        r->places[i].at = (char *)((uintptr_t)r->places[i].at - (uintptr_t)distance_to(steps, vm->n_par, lo));
+    }
+    keep_recipe(vm, r);
+}
+
+int kir_recipes_kept(const kir_vm *vm) {
+    int n = 0;
+    while (n < KIR_RECIPES && atomic_load_explicit(&vm->recipes[n], memory_order_relaxed))
+        n++;
+    return n;
+}
+
+void kir_recipes_free(kir_vm *vm) {
+    for (int i = 0; i < KIR_RECIPES; i++)
+        tn_mem_free(atomic_load_explicit(&vm->recipes[i], memory_order_relaxed));
+}

@@ -1,0 +1,102 @@
+/* export.h — what writing a model has in common: export.c walks a recording, export_ops.c says what each op is in ONNX,
+ * wire.c makes bytes of it.
+ *
+ * Failures stick: after one, every function here yields "" or does nothing, and `status` tells. So a writer of an op
+ * reads like the formula that it writes. Names belong to the exporter and live as long as it. */
+#ifndef TN_ONNX_EXPORT_H
+#define TN_ONNX_EXPORT_H
+
+#include "base/base.h"
+#include "gen/ops_build.h"
+#include "onnx/onnx.h"
+#include "plan/core.h"
+
+/* ---- protobuf (wire.c) ------------------------------------------------------------------------------------------ */
+
+/* Fields appended to a message. What has the value 0 is written too: presence means something in this format. */
+void onnx_put_int(tn_str *s, int field, int64_t v);
+void onnx_put_float(tn_str *s, int field, float v);
+void onnx_put_bytes(tn_str *s, int field, const void *bytes, size_t n);
+void onnx_put_text(tn_str *s, int field, const char *text);
+void onnx_put_message(tn_str *s, int field, tn_str *message); /* empties the message */
+void onnx_put_size(tn_str *s, int field, size_t n);           /* what stands before n bytes of a field */
+
+/* ---- the exporter (export.c) ------------------------------------------------------------------------------------- */
+
+/* A tensor of the file: a leaf of the recording. */
+typedef struct onnx_leaf {
+    tn_node *node; /* retained */
+    const char *name;
+    int64_t offset; /* in the file of external data */
+} onnx_leaf;
+
+typedef struct onnx_export {
+    tn_status status;
+    tn_build build;       /* owns what compositions make */
+    tn_pointer_map names; /* node or buffer → number of its name */
+    tn_pointer_map made;  /* composed node → number of what it is composed as */
+    tn_node **composed;
+    size_t composed_count, composed_capacity;
+    char **name;
+    size_t name_count, name_capacity;
+    int fresh;              /* names given to values so far */
+    const char *widened[4]; /* inputs of the node that is written, cast to what its operator takes; NULL: as they are */
+    tn_str nodes, constants, inputs, outputs, attributes, scratch;
+    onnx_leaf *leaves;
+    size_t leaf_count, leaf_capacity;
+    const tn_named_tensor *weights;
+    int weight_count;
+    int scalar_count;
+    const char *data_file; /* where the leaves' bytes are, beside the model; NULL: in it */
+    struct {
+        const char *value, *name; /* its extent as a list of one i64, once it is asked for; its name in the file */
+        const char *source;       /* an input that has it as its extent `dim`; NULL: none */
+        int dim;
+    } symbols[TN_SYMBOLS];
+} onnx_export;
+
+const char *onnx_name(onnx_export *x, const char *format, ...) TN_PRINTF(2, 3);
+/* The name of n's value, whose node is written already. */
+const char *onnx_of(onnx_export *x, const tn_node *n);
+
+/* Attributes of the node that is emitted next. */
+void onnx_attr_int(onnx_export *x, const char *name, int64_t v);
+void onnx_attr_float(onnx_export *x, const char *name, double v);
+void onnx_attr_text(onnx_export *x, const char *name, const char *text);
+void onnx_attr_ints(onnx_export *x, const char *name, const int64_t *v, int count);
+
+/* A node with these inputs ("" where one is left out); returns the name of its output, of two the one asked for. */
+const char *onnx_emit_of(onnx_export *x, const char *op, const char *const *in, int n_in);
+const char *onnx_emit_nth(onnx_export *x, const char *op, const char *const *in, int n_in, int which, int n_out);
+void onnx_emit_all(onnx_export *x, const char *op, const char *const *in, int n_in, const char **out, int n_out);
+const char *onnx_emit1(onnx_export *x, const char *op, const char *a);
+const char *onnx_emit2(onnx_export *x, const char *op, const char *a, const char *b);
+const char *onnx_emit3(onnx_export *x, const char *op, const char *a, const char *b, const char *c);
+
+const char *onnx_write_number(onnx_export *x, double v, tn_dtype dtype); /* rank 0 */
+const char *onnx_write_list(onnx_export *x, const int64_t *v, int count);
+const char *onnx_write_table(onnx_export *x, const int64_t *v, const int64_t *shape, int rank); /* i64 */
+const char *onnx_write_shape(onnx_export *x, const tn_node *n); /* n's extents, those with a symbol read at the run */
+const char *onnx_write_cast(onnx_export *x, const char *value, tn_dtype dtype);
+
+/* ---- ops (export_ops.c) ------------------------------------------------------------------------------------------ */
+
+typedef struct onnx_writer onnx_writer;
+struct onnx_writer {
+    uint16_t op; /* tn_op_id */
+    const char *onnx;
+    const char *(*write)(onnx_export *x, const tn_node *n, const onnx_writer *w);
+    bool (*fits)(const tn_node *n);                     /* NULL: always; else it is composed where this is false */
+    tn_node *(*rewrite)(tn_build *b, const tn_node *n); /* as other ops, where its own code has no composition */
+    int with;
+};
+
+/* How n is written; NULL: as what it is composed of. */
+const onnx_writer *onnx_writer_of(const tn_node *n);
+/* n as its writer has it; types that an operator of ONNX lacks are cast before it and back behind it. */
+const char *onnx_write_node(onnx_export *x, const tn_node *n);
+const char *onnx_write_plain(onnx_export *x, const tn_node *n, const onnx_writer *w);
+/* n as other ops; NULL where there is no such composition. */
+tn_node *onnx_composed(tn_build *b, const tn_node *n);
+
+#endif

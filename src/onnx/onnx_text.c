@@ -1,0 +1,1075 @@
+/* onnx_text.c — ONNX: operators on tensors of text, all on the host; regular expressions of RE2's syntax. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "onnx/model.h"
+#include "onnx/onnx.h"
+#include "onnx/operator_support.h"
+
+/* ==== tensors of text ============================================================================================= */
+
+/* ---- order ------------------------------------------------------------------------------------------------------- */
+
+/* Merges order[from … middle) and order[middle … to) into out. */
+static void merge_strings(const int64_t *order, int64_t *out, int64_t from, int64_t middle, int64_t to,
+                          bool (*before)(const void *data, int64_t a, int64_t b), const void *data) {
+    int64_t a = from, b = middle;
+    for (int64_t i = from; i < to; i++) {
+        bool second = a == middle || (b < to && before(data, order[b], order[a]));
+        out[i] = second ? order[b++] : order[a++];
+    }
+}
+
+tn_status onnx_sort(int64_t count, bool (*before)(const void *data, int64_t a, int64_t b), const void *data,
+                    int64_t **out) {
+    int64_t *order = tn_mem_zalloc((size_t)count, sizeof *order), *other = tn_mem_zalloc((size_t)count, sizeof *other);
+    if (!order || !other) {
+        tn_mem_free(order);
+        tn_mem_free(other);
+        return TN_ERR_MEMORY;
+    }
+    for (int64_t i = 0; i < count; i++)
+        order[i] = i;
+    for (int64_t width = 1; width < count; width *= 2) {
+        for (int64_t from = 0; from < count; from += 2 * width)
+            merge_strings(order, other, from, tn_min64(from + width, count), tn_min64(from + 2 * width, count), before,
+                          data);
+        int64_t *swap = order;
+        order = other;
+        other = swap;
+    }
+    tn_mem_free(other);
+    *out = order;
+    return TN_OK;
+}
+
+static int compare_texts(onnx_text a, onnx_text b) {
+    size_t both = a.size < b.size ? a.size : b.size;
+    int order = both ? memcmp(a.at, b.at, both) : 0;
+    return order ? order : (a.size > b.size) - (a.size < b.size);
+}
+static bool text_before(const void *data, int64_t a, int64_t b) {
+    const onnx_text *texts = data;
+    return compare_texts(texts[a], texts[b]) < 0;
+}
+
+tn_status onnx_text_ranks(const onnx_text *texts, int64_t count, int64_t **out) {
+    int64_t *order, *ranks = tn_mem_zalloc((size_t)count, sizeof *ranks);
+    tn_status status = ranks ? onnx_sort(count, text_before, texts, &order) : TN_ERR_MEMORY;
+    if (status != TN_OK) {
+        tn_mem_free(ranks);
+        return status;
+    }
+    for (int64_t i = 1; i < count; i++)
+        ranks[order[i]] = ranks[order[i - 1]] + (compare_texts(texts[order[i - 1]], texts[order[i]]) != 0);
+    tn_mem_free(order);
+    *out = ranks;
+    return TN_OK;
+}
+
+/* ---- moved ------------------------------------------------------------------------------------------------------- */
+
+/* Texts from several inputs in one list; each input becomes the numbers of its texts there. Number 0 is the empty
+ * text: what padding with 0 and indices that lead nowhere yield. */
+typedef struct moving {
+    onnx_text *texts;
+    int64_t count;
+    onnx_value **in;
+    bool *mine; /* made here */
+} moving;
+
+static tn_status number_texts(moving *m, int i, const onnx_value *v) {
+    onnx_text *grown = tn_mem_realloc(m->texts, (size_t)(m->count + v->count + 1) * sizeof *grown);
+    if (!grown) return TN_ERR_MEMORY;
+    m->texts = grown;
+    if (m->count == 0) m->texts[m->count++] = (onnx_text){"", 0};
+    if (v->count) memcpy(m->texts + m->count, v->strings, (size_t)v->count * sizeof *v->strings);
+    int64_t first = m->count;
+    m->count += v->count;
+    tn_tensor *numbers = tn_arange((double)first, (double)m->count, 1, TN_I64);
+    m->in[i] = onnx_value_tensor(tn_reshape(numbers, v->shape, v->rank), ONNX_INT64);
+    m->mine[i] = m->in[i] != NULL;
+    if (m->in[i]) m->in[i]->fixed = v->fixed;
+    return m->in[i] ? TN_OK : TN_ERR_MEMORY;
+}
+
+/* The texts that output k's numbers say. */
+static tn_status put_texts(onnx_call *c, int k, const moving *m, onnx_value *numbers) {
+    const tn_tensor *t = numbers->tensor;
+    if (c->fixed != ONNX_CONSTANT) c->run->varied = true; /* the host computes: nothing that a graph could replay */
+    int64_t count = tn_numel(t), *read = tn_mem_zalloc((size_t)count, sizeof *read);
+    onnx_text *texts = tn_mem_zalloc((size_t)count, sizeof *texts);
+    tn_status status = read && texts ? tn_read(t, read, (size_t)count * sizeof *read) : TN_ERR_MEMORY;
+    for (int64_t i = 0; i < count && status == TN_OK; i++)
+        texts[i] = m->texts[read[i] >= 0 && read[i] < m->count ? read[i] : 0];
+    onnx_value *v = status == TN_OK ? onnx_value_strings(texts, tn_shape(t), tn_rank(t)) : NULL;
+    tn_mem_free(read);
+    tn_mem_free(texts);
+    return v ? onnx_put_value(c, k, v) : status != TN_OK ? status : TN_ERR_MEMORY;
+}
+
+static tn_status move_texts(onnx_call *c, moving *m, onnx_value **out, tn_status (*row)(onnx_call *c)) {
+    onnx_call inner = *c;
+    inner.in = m->in;
+    inner.out = out;
+    for (int i = 0; i < c->in_count; i++) {
+        m->in[i] = c->in[i];
+        if (c->in[i] && c->in[i]->kind == ONNX_STRINGS) TRY(number_texts(m, i, c->in[i]));
+    }
+    TRY(row(&inner));
+    for (int k = 0; k < c->out_count; k++)
+        if (out[k]) TRY(put_texts(c, k, m, out[k]));
+    return TN_OK;
+}
+
+tn_status onnx_moved(onnx_call *c, tn_status (*row)(onnx_call *c)) {
+    bool any = false;
+    for (int i = 0; i < c->in_count; i++)
+        any = any || (c->in[i] && c->in[i]->kind == ONNX_STRINGS);
+    if (!any) return row(c);
+    moving m = {.in = tn_mem_zalloc((size_t)c->in_count, sizeof(onnx_value *)),
+                .mine = tn_mem_zalloc((size_t)c->in_count, sizeof(bool))};
+    onnx_value **out = tn_mem_zalloc((size_t)c->out_count, sizeof(onnx_value *));
+    tn_status status = m.in && m.mine && out ? move_texts(c, &m, out, row) : TN_ERR_MEMORY;
+    for (int i = 0; m.mine && i < c->in_count; i++)
+        if (m.mine[i]) onnx_value_release(m.in[i]);
+    for (int k = 0; out && k < c->out_count; k++)
+        onnx_value_release(out[k]);
+    tn_mem_free(m.in);
+    tn_mem_free(m.mine);
+    tn_mem_free(m.texts);
+    tn_mem_free(out);
+    return status;
+}
+
+/* ==== operators =================================================================================================== */
+
+enum { MOST_TEXTS = 1 << 24 };
+
+static tn_status take_texts(const onnx_call *c, int i, const onnx_value **out) {
+    *out = onnx_has(c, i) ? c->in[i] : NULL;
+    if (*out && (*out)->kind == ONNX_STRINGS) return TN_OK;
+    return tn_fail(TN_ERR_FORMAT, "%s: input %d is no tensor of text", c->row->name, i);
+}
+
+/* ---- texts in the making ----------------------------------------------------------------------------------------- */
+
+/* Texts that are written one behind the other; where each ends is known when all are there. */
+typedef struct maker {
+    tn_str bytes;
+    size_t *ends;
+    size_t count, room;
+} maker;
+
+static tn_status end_text(maker *m) {
+    if (m->bytes.failed) return tn_fail(TN_ERR_MEMORY, "no memory for %zu bytes of text", m->bytes.length);
+    if (m->count >= MOST_TEXTS) return tn_fail(TN_ERR_UNSUPPORTED, "more than %d texts", MOST_TEXTS);
+    TRY(tn_mem_reserve(&m->ends, &m->room, m->count + 1, sizeof *m->ends));
+    m->ends[m->count++] = m->bytes.length;
+    return TN_OK;
+}
+
+static tn_status add_text(maker *m, onnx_text t) {
+    if (t.size) tn_str_addn(&m->bytes, t.at, t.size);
+    return end_text(m);
+}
+
+/* Hands the texts out as output k and lets go of them; `status` is what became of the making. */
+static tn_status text_put_texts(onnx_call *c, int k, maker *m, const int64_t *shape, int rank, tn_status status) {
+    onnx_text *list = status == TN_OK ? tn_mem_zalloc(m->count, sizeof *list) : NULL;
+    onnx_value *v = NULL;
+    const char *bytes = tn_str_text(&m->bytes);
+    for (size_t i = 0; list && i < m->count; i++) {
+        size_t from = i ? m->ends[i - 1] : 0;
+        list[i] = (onnx_text){bytes + from, m->ends[i] - from};
+    }
+    if (list) v = onnx_value_strings(list, shape, rank);
+    if (v)
+        status = onnx_put_value(c, k, v);
+    else if (status == TN_OK)
+        status = tn_error_code();
+    tn_mem_free(list);
+    tn_mem_free(m->ends);
+    tn_str_free(&m->bytes);
+    return status;
+}
+
+/* ---- StringConcat ------------------------------------------------------------------------------------------------ */
+
+/* How far apart the texts of v lie along the dims of `shape`, to which v is broadcast. */
+static tn_status find_strides(const onnx_value *v, const int64_t *shape, int rank, int64_t *strides) {
+    int64_t stride = 1;
+    for (int d = rank - 1; d >= 0; d--) {
+        int own = d - (rank - v->rank);
+        int64_t extent = own < 0 ? 1 : v->shape[own];
+        if (extent != 1 && extent != shape[d])
+            return tn_fail(TN_ERR_SHAPE, "StringConcat: %lld texts beside %lld", (long long)extent,
+                           (long long)shape[d]);
+        strides[d] = extent == 1 ? 0 : stride;
+        stride *= extent;
+    }
+    return TN_OK;
+}
+
+static tn_status concat(const onnx_value *const *v, const int64_t *shape, int rank, maker *m) {
+    int64_t strides[2][TN_MAX_RANK], count = 1;
+    for (int k = 0; k < 2; k++)
+        TRY(find_strides(v[k], shape, rank, strides[k]));
+    for (int d = 0; d < rank; d++)
+        if (tn_mul_overflow(count, shape[d], &count) || count > MOST_TEXTS)
+            return tn_fail(TN_ERR_UNSUPPORTED, "StringConcat: more than %d texts", MOST_TEXTS);
+    for (int64_t i = 0; i < count; i++) {
+        int64_t at[2] = {0, 0}, rest = i;
+        for (int d = rank - 1; d >= 0; rest /= shape[d--])
+            for (int k = 0; k < 2; k++)
+                at[k] += rest % shape[d] * strides[k][d];
+        onnx_text first = v[0]->strings[at[0]];
+        if (first.size) tn_str_addn(&m->bytes, first.at, first.size);
+        TRY(add_text(m, v[1]->strings[at[1]]));
+    }
+    return TN_OK;
+}
+
+static tn_status run_concat(onnx_call *c) {
+    const onnx_value *v[2];
+    int64_t shape[TN_MAX_RANK];
+    maker m = {0};
+    for (int k = 0; k < 2; k++)
+        TRY(take_texts(c, k, &v[k]));
+    const onnx_value *longer = v[0]->rank >= v[1]->rank ? v[0] : v[1], *other = longer == v[0] ? v[1] : v[0];
+    int rank = longer->rank;
+    for (int d = 0; d < rank; d++) {
+        int own = d - (rank - other->rank);
+        shape[d] = longer->shape[d] == 1 && own >= 0 ? other->shape[own] : longer->shape[d];
+    }
+    return text_put_texts(c, 0, &m, shape, rank, concat(v, shape, rank, &m));
+}
+
+/* ---- StringSplit ------------------------------------------------------------------------------------------------- */
+
+static bool is_blank(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
+
+/* Where the separator that begins at or behind `at` lies: [at, *end). No more separator: both at `last`. */
+static const char *find_separator(const char *at, const char *last, onnx_text separator, const char **end) {
+    if (!separator.size) {
+        while (at < last && !is_blank(*at))
+            at++;
+        for (*end = at; *end < last && is_blank(**end);)
+            ++*end;
+        return at;
+    }
+    for (; (size_t)(last - at) >= separator.size; at++) {
+        if (memcmp(at, separator.at, separator.size)) continue;
+        *end = at + separator.size;
+        return at;
+    }
+    return *end = last;
+}
+
+/* Adds the pieces of a text. `most`: separators that count. */
+static tn_status split_text(maker *m, onnx_text text, onnx_text separator, int64_t most, int64_t *pieces) {
+    const char *at = text.at, *last = text.at + text.size, *end;
+    *pieces = 0;
+    while (!separator.size && at < last && is_blank(*at))
+        at++;
+    if (!separator.size && at == last) return TN_OK;
+    for (;;) {
+        const char *stop = *pieces < most ? find_separator(at, last, separator, &end) : (end = last);
+        TRY(add_text(m, (onnx_text){at, (size_t)(stop - at)}));
+        ++*pieces;
+        bool ended = stop == last || (end == last && !separator.size);
+        if (ended) return TN_OK;
+        at = end;
+    }
+}
+
+static tn_status split_all(const onnx_call *c, const onnx_value *v, int64_t *counts, maker *flat) {
+    onnx_text separator = onnx_string(c, "delimiter", "");
+    int64_t most = onnx_int(c, "maxsplit", INT64_MAX);
+    for (int64_t i = 0; i < v->count; i++)
+        TRY(split_text(flat, v->strings[i], separator, most, &counts[i]));
+    return TN_OK;
+}
+
+/* The pieces of all texts, one behind the other, as rows of equal length. */
+static tn_status pad_rows(const maker *flat, const int64_t *counts, int64_t rows, int64_t width, maker *m) {
+    size_t next = 0;
+    for (int64_t i = 0; i < rows; i++) {
+        for (int64_t k = 0; k < width; k++) {
+            onnx_text piece = {"", 0};
+            if (k < counts[i]) {
+                size_t from = next ? flat->ends[next - 1] : 0;
+                piece = (onnx_text){tn_str_text(&flat->bytes) + from, flat->ends[next++] - from};
+            }
+            TRY(add_text(m, piece));
+        }
+    }
+    return TN_OK;
+}
+
+static tn_status run_split(onnx_call *c) {
+    const onnx_value *v;
+    int64_t shape[TN_MAX_RANK + 1], width = 0;
+    maker flat = {0}, padded = {0};
+    TRY(take_texts(c, 0, &v));
+    if (v->rank + 1 > TN_MAX_RANK) return onnx_refuse(c, "rank %d", v->rank);
+    int64_t *counts = tn_mem_zalloc((size_t)v->count, sizeof *counts);
+    tn_status status = counts ? split_all(c, v, counts, &flat) : tn_error_code();
+    for (int64_t i = 0; i < v->count && counts; i++)
+        width = tn_max64(width, counts[i]);
+    for (int d = 0; d < v->rank; d++)
+        shape[d] = v->shape[d];
+    shape[v->rank] = width;
+    if (status == TN_OK) status = pad_rows(&flat, counts, v->count, width, &padded);
+    status = text_put_texts(c, 0, &padded, shape, v->rank + 1, status);
+    if (status == TN_OK && onnx_wants(c, 1)) status = onnx_put(c, 1, tn_from_data(counts, shape, v->rank, TN_I64));
+    tn_mem_free(counts);
+    tn_mem_free(flat.ends);
+    tn_str_free(&flat.bytes);
+    return status;
+}
+
+/* ---- RegexFullMatch ---------------------------------------------------------------------------------------------- */
+
+static tn_status run_match(onnx_call *c) {
+    const onnx_value *v;
+    onnx_regex *r;
+    TRY(take_texts(c, 0, &v));
+    TRY(onnx_regex_new(onnx_string(c, "pattern", ""), &r));
+    bool *matches = tn_mem_zalloc((size_t)v->count, sizeof *matches);
+    for (int64_t i = 0; i < v->count && matches; i++)
+        matches[i] = onnx_regex_matches(r, v->strings[i]);
+    tn_status status = matches ? onnx_put(c, 0, tn_from_data(matches, v->shape, v->rank, TN_BOOL)) : tn_error_code();
+    tn_mem_free(matches);
+    onnx_regex_free(r);
+    return status;
+}
+
+/* ---- StringNormalizer -------------------------------------------------------------------------------------------- */
+
+/* Capital letters of the alphabets that have them one for one. shift 1: capital and small letter take turns. */
+static const struct {
+    uint32_t from, to, shift;
+} capitals[] = {
+    {'A', 'Z', 32},     {0xc0, 0xd6, 32},    {0xd8, 0xde, 32},    {0x100, 0x12f, 1},  {0x132, 0x137, 1},
+    {0x139, 0x148, 1},  {0x14a, 0x177, 1},   {0x179, 0x17e, 1},   {0x391, 0x3a1, 32}, {0x3a3, 0x3a9, 32},
+    {0x400, 0x40f, 80}, {0x410, 0x42f, 32},  {0x460, 0x481, 1},   {0x48a, 0x4bf, 1},  {0x4d0, 0x52f, 1},
+    {0x531, 0x556, 48}, {0x1e00, 0x1e95, 1}, {0x1ea0, 0x1eff, 1},
+};
+
+static uint32_t change_case(uint32_t c, bool lower) {
+    for (size_t i = 0; i < TN_COUNT(capitals); i++) {
+        uint32_t from = capitals[i].from, shift = capitals[i].shift;
+        if (c < from || c > capitals[i].to + (shift == 1 ? 0 : shift)) continue;
+        if (shift == 1) return from + ((c - from) & ~1u) + lower;
+        if (lower && c <= capitals[i].to) return c + shift;
+        if (!lower && c >= from + shift) return c - shift;
+    }
+    return c;
+}
+
+/* Letters of one and two bytes, and 1e00 to 1eff; no change leaves these lengths. */
+static void add_in_case(tn_str *out, onnx_text t, bool lower) {
+    for (size_t i = 0; i < t.size;) {
+        const uint8_t *p = (const uint8_t *)t.at + i;
+        size_t left = t.size - i;
+        bool two = p[0] >= 0xc2 && p[0] < 0xe0 && left > 1, three = p[0] == 0xe1 && left > 2;
+        uint32_t c = two     ? (p[0] & 31u) << 6 | (p[1] & 63u)
+                     : three ? (p[0] & 15u) << 12 | (p[1] & 63u) << 6 | (p[2] & 63u)
+                             : p[0];
+        uint32_t to = two || three || c < 0x80 ? change_case(c, lower) : c;
+        char bytes[3] = {(char)to, 0, 0};
+        if (two) bytes[0] = (char)(0xc0 | to >> 6);
+        if (three) bytes[0] = (char)0xe1, bytes[1] = (char)(0x80 | (to >> 6 & 63));
+        size_t n = three ? 3 : two ? 2 : 1;
+        if (n > 1) bytes[n - 1] = (char)(0x80 | (to & 63));
+        tn_str_addn(out, bytes, n);
+        i += n;
+    }
+}
+
+static bool equal(const char *a, size_t a_size, onnx_text b) {
+    return a_size == b.size && (!b.size || !memcmp(a, b.at, b.size));
+}
+
+/* Whether the text is among the words, both in lower case where `fold`. */
+static tn_status is_word(const onnx_attribute *words, onnx_text t, bool fold, bool *found) {
+    tn_str a = {0}, b = {0};
+    *found = false;
+    if (fold) add_in_case(&a, t, true);
+    for (size_t i = 0; words && i < words->count && !*found; i++) {
+        b.length = 0;
+        if (fold) add_in_case(&b, words->strings[i], true);
+        *found = fold ? equal(a.text, a.length, (onnx_text){b.text, b.length}) : equal(t.at, t.size, words->strings[i]);
+    }
+    bool failed = a.failed || b.failed;
+    tn_str_free(&a);
+    tn_str_free(&b);
+    return failed ? tn_fail(TN_ERR_MEMORY, "StringNormalizer: no memory for a text") : TN_OK;
+}
+
+static tn_status normalize(const onnx_call *c, const onnx_value *v, maker *m) {
+    onnx_text change = onnx_string(c, "case_change_action", "NONE");
+    const onnx_attribute *words = onnx_find_list(c, "stopwords", ONNX_KIND_STRINGS);
+    bool lower = onnx_is(change, "LOWER"), upper = onnx_is(change, "UPPER");
+    bool fold = !onnx_int(c, "is_case_sensitive", 0);
+    for (int64_t i = 0; i < v->count; i++) {
+        bool stop;
+        TRY(is_word(words, v->strings[i], fold, &stop));
+        if (stop) continue;
+        if (!lower && !upper) {
+            TRY(add_text(m, v->strings[i]));
+            continue;
+        }
+        add_in_case(&m->bytes, v->strings[i], lower);
+        TRY(end_text(m));
+    }
+    return m->count ? TN_OK : end_text(m); /* nothing left: one empty text */
+}
+
+static tn_status run_normalize(onnx_call *c) {
+    const onnx_value *v;
+    maker m = {0};
+    TRY(take_texts(c, 0, &v));
+    if (v->rank != 1 && !(v->rank == 2 && v->shape[0] == 1)) return onnx_refuse(c, "a shape other than [C] or [1,C]");
+    tn_status status = normalize(c, v, &m);
+    int64_t shape[2] = {1, (int64_t)m.count};
+    return text_put_texts(c, 0, &m, shape + (v->rank == 1), v->rank, status);
+}
+
+/* ---- TfIdfVectorizer --------------------------------------------------------------------------------------------- */
+
+/* What is counted: `length` neighbours that are equal to these. Words are numbers here: their places among the sorted
+ * words of the pool. */
+typedef struct gram {
+    const int64_t *items;
+    int64_t length, place; /* in the result */
+    float weight;
+} gram;
+
+typedef struct vectors {
+    int64_t *pool, *row_items, *key; /* the pool's and the input's items as numbers */
+    const onnx_text **words;         /* sorted; NULL where items are numbers */
+    gram *grams;                     /* sorted */
+    int64_t pool_count, word_count, gram_count, width, row_count;
+    int64_t least, most, skips;
+    float *out;
+} vectors;
+
+static int by_text(const onnx_text *a, const onnx_text *b) {
+    size_t size = a->size < b->size ? a->size : b->size;
+    int order = size ? memcmp(a->at, b->at, size) : 0;
+    return order ? order : (a->size > b->size) - (a->size < b->size);
+}
+static int by_word(const void *a, const void *b) { return by_text(*(onnx_text *const *)a, *(onnx_text *const *)b); }
+
+static int by_gram(const void *a, const void *b) {
+    const gram *x = a, *y = b;
+    if (x->length != y->length) return x->length < y->length ? -1 : 1;
+    for (int64_t i = 0; i < x->length; i++)
+        if (x->items[i] != y->items[i]) return x->items[i] < y->items[i] ? -1 : 1;
+    return 0;
+}
+
+/* The number of a word; -1 for one that is not in the pool. */
+static int64_t word_number(const vectors *v, const onnx_text *word) {
+    const onnx_text **at = bsearch(&word, v->words, (size_t)v->word_count, sizeof *v->words, by_word);
+    return at ? at - v->words : -1;
+}
+
+static tn_status number_pool(const onnx_call *c, vectors *v) {
+    const onnx_attribute *texts = onnx_find_list(c, "pool_strings", ONNX_KIND_STRINGS),
+                         *ints = onnx_find_list(c, "pool_int64s", ONNX_KIND_INTS);
+    const onnx_attribute *pool = texts ? texts : ints;
+    if (!pool) return tn_fail(TN_ERR_FORMAT, "TfIdfVectorizer: there is no pool");
+    v->pool_count = (int64_t)pool->count;
+    v->pool = tn_mem_zalloc(pool->count, sizeof *v->pool);
+    if (!v->pool) return tn_error_code();
+    if (!texts) {
+        if (pool->count) memcpy(v->pool, ints->ints, pool->count * sizeof *v->pool);
+        return TN_OK;
+    }
+    v->words = tn_mem_zalloc(pool->count, sizeof *v->words);
+    if (!v->words) return tn_error_code();
+    for (size_t i = 0; i < pool->count; i++)
+        v->words[i] = &texts->strings[i];
+    if (pool->count) qsort(v->words, pool->count, sizeof *v->words, by_word);
+    for (size_t i = 0; i < pool->count; i++)
+        if (!v->word_count || by_text(v->words[v->word_count - 1], v->words[i]))
+            v->words[v->word_count++] = v->words[i];
+    for (size_t i = 0; i < pool->count; i++)
+        v->pool[i] = word_number(v, &texts->strings[i]);
+    return TN_OK;
+}
+
+static tn_status gather_grams(const onnx_call *c, vectors *v) {
+    int lengths = 0, places = 0;
+    const int64_t *begins = onnx_ints(c, "ngram_counts", &lengths), *place = onnx_ints(c, "ngram_indexes", &places);
+    const onnx_attribute *weights = onnx_find_list(c, "weights", ONNX_KIND_FLOATS);
+    bool weighted = weights && weights->count && !onnx_is(onnx_string(c, "mode", "TF"), "TF");
+    int64_t least = onnx_int(c, "min_gram_length", 1), most = onnx_int(c, "max_gram_length", 1);
+    if (weighted && weights->count != (size_t)places)
+        return tn_fail(TN_ERR_FORMAT, "TfIdfVectorizer: %zu weights for %d n-grams", weights->count, places);
+    if (least > most || most > lengths)
+        return tn_fail(TN_ERR_FORMAT, "TfIdfVectorizer: n-grams of %lld to %lld words, but ngram_counts has %d lengths",
+                       (long long)least, (long long)most, lengths);
+    v->grams = tn_mem_zalloc((size_t)places, sizeof *v->grams);
+    if (!v->grams) return tn_error_code();
+    for (int n = 1; n <= lengths; n++) {
+        int64_t from = begins[n - 1], to = n < lengths ? begins[n] : v->pool_count;
+        if (from < 0 || to < from || to > v->pool_count || (to - from) % n)
+            return tn_fail(TN_ERR_FORMAT, "TfIdfVectorizer: ngram_counts do not fit the pool");
+        for (; from < to; from += n) {
+            int64_t i = v->gram_count++;
+            if (i >= places || place[i] < 0 || place[i] >= MOST_TEXTS)
+                return tn_fail(TN_ERR_FORMAT, "TfIdfVectorizer: ngram_indexes do not fit the pool");
+            v->grams[i] = (gram){v->pool + from, n, place[i], weighted ? weights->floats[i] : 1};
+            v->width = tn_max64(v->width, place[i] + 1);
+        }
+    }
+    if (v->gram_count != places)
+        return tn_fail(TN_ERR_FORMAT, "TfIdfVectorizer: %d ngram_indexes for %lld n-grams", places,
+                       (long long)v->gram_count);
+    if (v->gram_count) qsort(v->grams, (size_t)v->gram_count, sizeof *v->grams, by_gram);
+    return TN_OK;
+}
+
+static tn_status number_input(const onnx_call *c, vectors *v, int64_t count) {
+    if (!v->words) return onnx_read_ints(c, 0, &v->row_items, &count, MOST_TEXTS);
+    v->row_items = tn_mem_zalloc((size_t)count, sizeof *v->row_items);
+    if (!v->row_items) return tn_error_code();
+    for (int64_t i = 0; i < count; i++)
+        v->row_items[i] = word_number(v, &c->in[0]->strings[i]);
+    return TN_OK;
+}
+
+static void count_grams(const vectors *v, const int64_t *items, int64_t count, float *out) {
+    for (int64_t n = v->least; n <= v->most; n++) {
+        for (int64_t step = 1; step <= (n == 1 ? 1 : v->skips + 1); step++) {
+            for (int64_t at = 0; at + (n - 1) * step < count; at++) {
+                for (int64_t k = 0; k < n; k++)
+                    v->key[k] = items[at + k * step];
+                gram key = {v->key, n, 0, 0};
+                const gram *found = bsearch(&key, v->grams, (size_t)v->gram_count, sizeof key, by_gram);
+                if (found) out[found->place]++;
+            }
+        }
+    }
+}
+
+static tn_status vectorize(onnx_call *c, vectors *v, const int64_t *shape, int rank) {
+    int64_t rows = rank == 2 ? shape[0] : 1, count = rank == 0 ? 1 : shape[rank - 1], total;
+    onnx_text mode = onnx_string(c, "mode", "TF");
+    v->least = onnx_int(c, "min_gram_length", 1);
+    v->most = tn_min64(onnx_int(c, "max_gram_length", 1), count);
+    v->skips = tn_min64(onnx_int(c, "max_skip_count", 0), count);
+    if (v->least < 1 || v->skips < 0) return tn_fail(TN_ERR_FORMAT, "TfIdfVectorizer: lengths of n-grams below 1");
+    TRY(number_pool(c, v));
+    TRY(gather_grams(c, v));
+    v->most = tn_min64(v->most, v->gram_count ? v->grams[v->gram_count - 1].length : 0);
+    TRY(number_input(c, v, rows * count));
+    if (tn_mul_overflow(rows, v->width, &total) || total > MOST_TEXTS) return onnx_refuse(c, "a result so large");
+    v->out = tn_mem_zalloc((size_t)total, sizeof *v->out);
+    v->key = tn_mem_zalloc((size_t)count, sizeof *v->key);
+    if (!v->out || !v->key) return tn_error_code();
+    for (int64_t i = 0; i < rows; i++)
+        count_grams(v, v->row_items + i * count, count, v->out + i * v->width);
+    bool once = onnx_is(mode, "IDF");
+    for (int64_t i = 0; i < rows && !onnx_is(mode, "TF"); i++) {
+        for (int64_t k = 0; k < v->gram_count; k++) {
+            float *at = v->out + i * v->width + v->grams[k].place;
+            *at = (once ? *at > 0 : *at) * v->grams[k].weight;
+        }
+    }
+    int64_t result[2] = {rows, v->width};
+    return onnx_put(c, 0, tn_from_data(v->out, result + (rank != 2), rank == 2 ? 2 : 1, TN_F32));
+}
+
+static tn_status run_vectorize(onnx_call *c) {
+    vectors v = {0};
+    const onnx_value *in = onnx_has(c, 0) ? c->in[0] : NULL;
+    if (!in) return tn_fail(TN_ERR_FORMAT, "TfIdfVectorizer: there is no input");
+    bool texts = in->kind == ONNX_STRINGS;
+    if (texts != (onnx_find_list(c, "pool_strings", ONNX_KIND_STRINGS) != NULL))
+        return tn_fail(TN_ERR_FORMAT, "TfIdfVectorizer: the input is not what the pool is of");
+    const tn_tensor *x = texts ? NULL : onnx_in(c, 0);
+    if (x) TRY(tn_status_of(x));
+    int rank = texts ? in->rank : tn_rank(x);
+    if (rank > 2) return onnx_refuse(c, "an input of rank %d", rank);
+    tn_status status = vectorize(c, &v, texts ? in->shape : tn_shape(x), rank);
+    void *all[] = {v.pool, v.row_items, v.key, v.words, v.grams, v.out};
+    for (size_t i = 0; i < TN_COUNT(all); i++)
+        tn_mem_free(all[i]);
+    return status;
+}
+
+const onnx_op_row onnx_text_ops[] = {
+    {"RegexFullMatch", 20, .run = run_match},       {"StringConcat", 20, run_concat, NULL, NULL, 0},
+    {"StringNormalizer", 10, .run = run_normalize}, {"StringSplit", 20, run_split, NULL, NULL, 0},
+    {"TfIdfVectorizer", 9, .run = run_vectorize},   {0},
+};
+
+/* ==== regular expressions ========================================================================================= */
+/* Jumps are relative, so that the program of a part can be moved (to put a branch before it) or copied (to repeat it)
+ * unchanged. Only whether the whole text matches is asked, hence greedy and lazy repetition are the same, and groups
+ * hold nothing. */
+
+enum { MOST_STEPS = 1 << 14, MOST_RANGES = 1 << 14, DEEPEST = 64, MOST_REPEATS = 1000 };
+enum { NO_CHARACTER = -1 };
+
+typedef enum step_kind { CLASS, SPLIT, JUMP, BEGIN, END, WORD_EDGE, NO_WORD_EDGE } step_kind;
+
+/* CLASS: ranges [a, a + b), or all but these where `inverse`. SPLIT: goes on behind, and a steps ahead. JUMP: a steps
+ * ahead. */
+typedef struct step {
+    uint8_t kind;
+    bool inverse;
+    int32_t a, b;
+} step;
+
+typedef struct range {
+    int32_t from, to;
+} range;
+
+struct onnx_regex {
+    step *steps; /* the place behind the last one is the match */
+    range *ranges;
+    size_t step_count, step_room, range_count, range_room;
+    int32_t *now, *next, *stack; /* places */
+    uint32_t *seen, round;       /* round in which a place was put into a list */
+    int32_t count;
+};
+
+typedef struct parser {
+    onnx_regex *r;
+    const char *at, *end;
+    int depth;
+} parser;
+
+static tn_status wrong(const parser *p, const char *what) {
+    return tn_fail(TN_ERR_FORMAT, "RegexFullMatch: %s, %zu bytes before the pattern's end", what,
+                   (size_t)(p->end - p->at));
+}
+
+static tn_status beyond(const char *what) { return tn_fail(TN_ERR_UNSUPPORTED, "RegexFullMatch: %s", what); }
+
+/* The next character of a text; a byte that begins none stands for itself. */
+static int32_t take_character(const char **at, const char *end) {
+    const uint8_t *p = (const uint8_t *)*at;
+    int n = p[0] < 0x80 ? 1 : p[0] >= 0xf0 && p[0] < 0xf8 ? 4 : p[0] >= 0xe0 ? 3 : p[0] >= 0xc2 ? 2 : 1;
+    int32_t c = n == 1 ? p[0] : p[0] & (0x7f >> n);
+    if (p[0] >= 0xf8 || end - *at < n) n = 1;
+    for (int i = 1; i < n; i++) {
+        if ((p[i] & 0xc0) != 0x80) n = 1;
+        c = c << 6 | (p[i] & 0x3f);
+    }
+    *at += n;
+    return n == 1 ? p[0] : c;
+}
+
+/* ---- emitting ---------------------------------------------------------------------------------------------------- */
+
+/* Puts a step at place `at`, before what is there. */
+static tn_status put_step(onnx_regex *r, size_t at, step s) {
+    if (r->step_count >= MOST_STEPS) return beyond("a pattern as long as this");
+    TRY(tn_mem_reserve(&r->steps, &r->step_room, r->step_count + 1, sizeof s));
+    memmove(r->steps + at + 1, r->steps + at, (r->step_count - at) * sizeof s);
+    r->steps[at] = s;
+    r->step_count++;
+    return TN_OK;
+}
+
+static tn_status put_range(onnx_regex *r, int32_t from, int32_t to) {
+    if (r->range_count >= MOST_RANGES) return beyond("a pattern with so many characters");
+    TRY(tn_mem_reserve(&r->ranges, &r->range_room, r->range_count + 1, sizeof(range)));
+    r->ranges[r->range_count++] = (range){from, to};
+    return TN_OK;
+}
+
+static tn_status put_copy(onnx_regex *r, size_t from, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        TRY(put_step(r, r->step_count, r->steps[from + i]));
+    return TN_OK;
+}
+
+static tn_status put_class(onnx_regex *r, size_t first, bool inverse) {
+    return put_step(r, r->step_count, (step){CLASS, inverse, (int32_t)first, (int32_t)(r->range_count - first)});
+}
+
+/* ---- classes ----------------------------------------------------------------------------------------------------- */
+
+static const struct {
+    const char *name;
+    range ranges[4];
+    int count;
+} classes[] = {
+    {"d", {{'0', '9'}}, 1},
+    {"s", {{'\t', '\n'}, {'\f', '\r'}, {' ', ' '}}, 3},
+    {"w", {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}}, 4},
+    {"alnum", {{'0', '9'}, {'A', 'Z'}, {'a', 'z'}}, 3},
+    {"alpha", {{'A', 'Z'}, {'a', 'z'}}, 2},
+    {"ascii", {{0, 127}}, 1},
+    {"blank", {{'\t', '\t'}, {' ', ' '}}, 2},
+    {"cntrl", {{0, 31}, {127, 127}}, 2},
+    {"digit", {{'0', '9'}}, 1},
+    {"graph", {{'!', '~'}}, 1},
+    {"lower", {{'a', 'z'}}, 1},
+    {"print", {{' ', '~'}}, 1},
+    {"punct", {{'!', '/'}, {':', '@'}, {'[', '`'}, {'{', '~'}}, 4},
+    {"space", {{'\t', '\r'}, {' ', ' '}}, 2},
+    {"upper", {{'A', 'Z'}}, 1},
+    {"word", {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}}, 4},
+    {"xdigit", {{'0', '9'}, {'A', 'F'}, {'a', 'f'}}, 3},
+};
+
+enum { LAST_CHARACTER = 0x10ffff };
+
+/* The ranges of a named class, or what lies between them. */
+static tn_status put_named(onnx_regex *r, const char *name, size_t length, bool inverse, bool *found) {
+    *found = false;
+    for (size_t i = 0; i < TN_COUNT(classes); i++) {
+        if (strlen(classes[i].name) != length || memcmp(classes[i].name, name, length)) continue;
+        int32_t from = 0;
+        *found = true;
+        for (int k = 0; k < classes[i].count; k++) {
+            range at = classes[i].ranges[k];
+            if (!inverse) TRY(put_range(r, at.from, at.to));
+            if (inverse && from < at.from) TRY(put_range(r, from, at.from - 1));
+            from = at.to + 1;
+        }
+        if (inverse) TRY(put_range(r, from, LAST_CHARACTER));
+    }
+    return TN_OK;
+}
+
+static int hex_digit(char c) {
+    return c >= '0' && c <= '9'   ? c - '0'
+           : c >= 'a' && c <= 'f' ? c - 'a' + 10
+           : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                  : -1;
+}
+
+/* \xHH or \x{H…}. */
+static tn_status take_hex(parser *p, int32_t *c) {
+    bool braces = p->at < p->end && *p->at == '{';
+    int32_t v = 0, digits = 0;
+    p->at += braces;
+    for (; p->at < p->end && hex_digit(*p->at) >= 0 && digits < (braces ? 6 : 2); p->at++, digits++)
+        v = v * 16 + hex_digit(*p->at);
+    bool good = digits && v <= LAST_CHARACTER && (braces ? p->at < p->end && *p->at == '}' : digits == 2);
+    if (!good) return wrong(p, "\\x is followed by no number");
+    p->at += braces;
+    *c = v;
+    return TN_OK;
+}
+
+/* What follows a backslash: a character, or NO_CHARACTER and the ranges of a class, which were put. */
+static tn_status take_escape(parser *p, int32_t *c) {
+    static const char from[] = "afnrtv", to[] = "\a\f\n\r\t\v";
+    if (p->at == p->end) return wrong(p, "a backslash ends the pattern");
+    char letter = *p->at;
+    const char *simple = strchr(from, letter);
+    bool named, upper = letter >= 'A' && letter <= 'Z';
+    char lower = (char)(letter | 32);
+    *c = NO_CHARACTER;
+    if (strchr("dsw", lower) && letter) {
+        p->at++;
+        return put_named(p->r, &lower, 1, upper, &named);
+    }
+    if (letter == 'x') {
+        p->at++;
+        return take_hex(p, c);
+    }
+    bool word = upper || (letter >= 'a' && letter <= 'z') || (letter >= '0' && letter <= '9');
+    if (word && !(simple && letter)) return beyond("an escape that is not known");
+    *c = take_character(&p->at, p->end);
+    if (simple && letter) *c = to[simple - from];
+    return TN_OK;
+}
+
+/* One character or class of a [class]; *c as above. */
+static tn_status take_member(parser *p, int32_t *c) {
+    if (*p->at == '\\') {
+        p->at++;
+        return take_escape(p, c);
+    }
+    bool posix = p->end - p->at > 4 && p->at[0] == '[' && p->at[1] == ':', found;
+    if (!posix) {
+        *c = take_character(&p->at, p->end);
+        return TN_OK;
+    }
+    bool inverse = p->at[2] == '^';
+    const char *name = p->at + 2 + inverse, *end = name;
+    while (end < p->end && *end >= 'a' && *end <= 'z')
+        end++;
+    if (p->end - end < 2 || end[0] != ':' || end[1] != ']') return wrong(p, "[: without :]");
+    *c = NO_CHARACTER;
+    TRY(put_named(p->r, name, (size_t)(end - name), inverse, &found));
+    p->at = end + 2;
+    return found ? TN_OK : wrong(p, "a class that is not known");
+}
+
+static tn_status parse_class(parser *p) {
+    size_t first = p->r->range_count;
+    bool inverse = p->at < p->end && *p->at == '^';
+    p->at += inverse;
+    for (bool begun = false;; begun = true) {
+        int32_t from, to;
+        if (p->at == p->end) return wrong(p, "[ without ]");
+        if (*p->at == ']' && begun) break;
+        TRY(take_member(p, &from));
+        if (from == NO_CHARACTER) continue;
+        to = from;
+        if (p->end - p->at > 1 && p->at[0] == '-' && p->at[1] != ']') {
+            p->at++;
+            TRY(take_member(p, &to));
+            if (to < from) return wrong(p, "a range that goes backwards");
+        }
+        TRY(put_range(p->r, from, to));
+    }
+    p->at++;
+    return put_class(p->r, first, inverse);
+}
+
+/* ---- the rest of the syntax -------------------------------------------------------------------------------------- */
+
+static tn_status parse_alternatives(parser *p);
+
+static tn_status parse_group(parser *p) {
+    if (p->at < p->end && *p->at == '?') {
+        bool plain = p->end - p->at > 1 && p->at[1] == ':';
+        bool name = p->end - p->at > 2 && (p->at[1] == '<' || (p->at[1] == 'P' && p->at[2] == '<'));
+        const char *end = name ? memchr(p->at, '>', (size_t)(p->end - p->at)) : p->at + 1;
+        if (!end || !(plain || name)) return beyond("flags in a pattern");
+        p->at = end + 1;
+    }
+    if (++p->depth > DEEPEST) return beyond("groups as deep as these");
+    TRY(parse_alternatives(p));
+    p->depth--;
+    if (p->at == p->end) return wrong(p, "( without )");
+    p->at++;
+    return TN_OK;
+}
+
+static tn_status parse_atom(parser *p) {
+    static const struct {
+        char c;
+        uint8_t kind;
+    } edges[] = {{'A', BEGIN}, {'z', END}, {'b', WORD_EDGE}, {'B', NO_WORD_EDGE}};
+    onnx_regex *r = p->r;
+    size_t first = r->range_count;
+    char letter = *p->at;
+    if (letter == '[' || letter == '(') {
+        p->at++;
+        return letter == '[' ? parse_class(p) : parse_group(p);
+    }
+    if (letter == '^' || letter == '$') {
+        p->at++;
+        return put_step(r, r->step_count, (step){.kind = letter == '^' ? BEGIN : END});
+    }
+    for (size_t i = 0; i < TN_COUNT(edges) && letter == '\\' && p->end - p->at > 1; i++) {
+        if (p->at[1] != edges[i].c) continue;
+        p->at += 2;
+        return put_step(r, r->step_count, (step){.kind = edges[i].kind});
+    }
+    int32_t c;
+    p->at += letter == '\\';
+    if (letter == '\\')
+        TRY(take_escape(p, &c));
+    else
+        c = take_character(&p->at, p->end);
+    if (letter == '.') c = '\n';
+    if (c != NO_CHARACTER) TRY(put_range(r, c, c));
+    return put_class(r, first, letter == '.');
+}
+
+/* {m}, {m,} or {m,n}; false when the brace stands for itself. */
+static bool take_counts(parser *p, int *least, int *most) {
+    const char *at = p->at + 1;
+    int values[2] = {0, 0}, digits[2] = {0, 0}, k = 0;
+    for (; at < p->end && *at != '}'; at++) {
+        if (*at == ',' && k == 0)
+            k = 1;
+        else if (*at < '0' || *at > '9' || ++digits[k] > 6)
+            return false;
+        else
+            values[k] = values[k] * 10 + *at - '0';
+    }
+    if (at == p->end || !digits[0]) return false;
+    *least = values[0];
+    *most = k == 0 ? values[0] : digits[1] ? values[1] : -1;
+    p->at = at + 1;
+    return true;
+}
+
+/* What lies from `from` on is to stand `least` to `most` (-1: any number of) times. */
+static tn_status repeat(parser *p, size_t from, int least, int most) {
+    onnx_regex *r = p->r;
+    size_t count = r->step_count - from;
+    if (least > MOST_REPEATS || most > MOST_REPEATS || (most >= 0 && most < least))
+        return wrong(p, "a repetition that cannot be");
+    for (int i = 1; i < least; i++)
+        TRY(put_copy(r, from, count));
+    if (most == least && least) return TN_OK;
+    int32_t n = (int32_t)count;
+    if (least) {
+        size_t at = r->step_count;
+        for (int i = least; i < most; i++) {
+            TRY(put_step(r, r->step_count, (step){.kind = SPLIT, .a = n + 1}));
+            TRY(put_copy(r, from, count));
+        }
+        if (most >= 0) return TN_OK;
+        TRY(put_step(r, at, (step){.kind = SPLIT, .a = -n})); /* once more */
+        return TN_OK;
+    }
+    if (most == 0) {
+        r->step_count = from;
+        return TN_OK;
+    }
+    TRY(put_step(r, from, (step){.kind = SPLIT, .a = most < 0 ? n + 2 : n + 1}));
+    if (most < 0) return put_step(r, r->step_count, (step){.kind = JUMP, .a = -(n + 1)});
+    for (int i = 1; i < most; i++)
+        TRY(put_copy(r, from, count + 1));
+    return TN_OK;
+}
+
+static tn_status parse_repeats(parser *p, size_t from) {
+    while (p->at < p->end) {
+        int least = *p->at == '+', most = *p->at == '?' ? 1 : -1;
+        if (*p->at == '*' || *p->at == '+' || *p->at == '?')
+            p->at++;
+        else if (*p->at != '{' || !take_counts(p, &least, &most))
+            return TN_OK;
+        if (p->at < p->end && *p->at == '?') p->at++; /* as few as possible: the same language */
+        TRY(repeat(p, from, least, most));
+    }
+    return TN_OK;
+}
+
+static tn_status parse_sequence(parser *p) {
+    while (p->at < p->end && *p->at != '|' && *p->at != ')') {
+        size_t from = p->r->step_count;
+        if (*p->at == '*' || *p->at == '+' || *p->at == '?') return wrong(p, "a repetition of nothing");
+        TRY(parse_atom(p));
+        TRY(parse_repeats(p, from));
+    }
+    return TN_OK;
+}
+
+static tn_status parse_alternatives(parser *p) {
+    onnx_regex *r = p->r;
+    size_t from = r->step_count;
+    TRY(parse_sequence(p));
+    while (p->at < p->end && *p->at == '|') {
+        p->at++;
+        size_t first = r->step_count - from;
+        TRY(put_step(r, from, (step){.kind = SPLIT, .a = (int32_t)first + 2}));
+        size_t jump = r->step_count;
+        TRY(put_step(r, jump, (step){.kind = JUMP}));
+        TRY(parse_sequence(p));
+        r->steps[jump].a = (int32_t)(r->step_count - jump);
+    }
+    return TN_OK;
+}
+
+tn_status onnx_regex_new(onnx_text pattern, onnx_regex **out) {
+    *out = tn_mem_zalloc(1, sizeof **out);
+    if (!*out) return tn_error_code();
+    parser p = {*out, pattern.at, pattern.at + pattern.size, 0};
+    tn_status status = parse_alternatives(&p);
+    if (status == TN_OK && p.at < p.end) status = wrong(&p, ") without (");
+    onnx_regex *r = *out;
+    size_t room = r->step_count + 1;
+    if (status == TN_OK) {
+        r->now = tn_mem_zalloc(5 * room, sizeof *r->now); /* now, next, the stack (two a place), seen */
+        if (!r->now) status = tn_error_code();
+    }
+    if (status != TN_OK) {
+        onnx_regex_free(r);
+        *out = NULL;
+        return status;
+    }
+    r->next = r->now + room;
+    r->stack = r->next + room;
+    r->seen = (uint32_t *)(r->stack + 2 * room);
+    return TN_OK;
+}
+
+void onnx_regex_free(onnx_regex *r) {
+    if (!r) return;
+    int32_t *first = r->now < r->next || !r->next ? r->now : r->next; /* the two change places at each character */
+    tn_mem_free(first);
+    tn_mem_free(r->steps);
+    tn_mem_free(r->ranges);
+    tn_mem_free(r);
+}
+
+/* ---- matching ---------------------------------------------------------------------------------------------------- */
+
+static bool regex_is_word(int32_t c) {
+    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
+}
+
+/* Whether a step that takes no character lets by, between two characters (NO_CHARACTER: the text's edge). */
+static bool lets_by(const step *s, int32_t before, int32_t after) {
+    switch (s->kind) {
+    case BEGIN: return before == NO_CHARACTER;
+    case END: return after == NO_CHARACTER;
+    default: return (regex_is_word(before) != regex_is_word(after)) == (s->kind == WORD_EDGE);
+    }
+}
+
+/* Adds place `at` to the list, and all that are reached from there without a character. */
+static void reach(onnx_regex *r, int32_t *list, int32_t at, int32_t before, int32_t after) {
+    int32_t depth = 0;
+    r->stack[depth++] = at;
+    while (depth) {
+        at = r->stack[--depth];
+        if (r->seen[at] == r->round) continue;
+        r->seen[at] = r->round;
+        const step *s = &r->steps[at];
+        if ((size_t)at == r->step_count || s->kind == CLASS)
+            list[r->count++] = at;
+        else if (s->kind == JUMP || s->kind == SPLIT) {
+            r->stack[depth++] = at + s->a;
+            if (s->kind == SPLIT) r->stack[depth++] = at + 1;
+        } else if (lets_by(s, before, after))
+            r->stack[depth++] = at + 1;
+    }
+}
+
+static bool regex_takes(const onnx_regex *r, const step *s, int32_t c) {
+    for (int32_t i = s->a; i < s->a + s->b; i++)
+        if (c >= r->ranges[i].from && c <= r->ranges[i].to) return !s->inverse;
+    return s->inverse;
+}
+
+bool onnx_regex_matches(onnx_regex *r, onnx_text text) {
+    const char *at = text.at, *end = text.at + text.size;
+    int32_t before = NO_CHARACTER, c = at < end ? take_character(&at, end) : NO_CHARACTER;
+    if (text.size >= UINT32_MAX - r->round - 2) {
+        memset(r->seen, 0, (r->step_count + 1) * sizeof *r->seen);
+        r->round = 0;
+    }
+    r->round++;
+    r->count = 0;
+    reach(r, r->now, 0, before, c);
+    while (c != NO_CHARACTER) {
+        int32_t after = at < end ? take_character(&at, end) : NO_CHARACTER, count = r->count;
+        r->round++;
+        r->count = 0;
+        for (int32_t i = 0; i < count; i++) {
+            int32_t place = r->now[i];
+            if ((size_t)place < r->step_count && regex_takes(r, &r->steps[place], c))
+                reach(r, r->next, place + 1, c, after);
+        }
+        int32_t *list = r->now;
+        r->now = r->next;
+        r->next = list;
+        before = c;
+        c = after;
+    }
+    for (int32_t i = 0; i < r->count; i++)
+        if ((size_t)r->now[i] == r->step_count) return true;
+    return false;
+}

@@ -1,0 +1,1076 @@
+/* op_attention.c — scaled dot-product attention, attention over a paged cache of keys and values, embedding, rotary
+ * positions.
+ *
+ * scaled_dot_product_attention becomes attention_dense on [batch, heads, positions, features] in f32; its gradients
+ * are one operation too, and neither keeps anything of the size queries × keys (cpu/sdpa.c). Where there is no
+ * kernel both are products and a softmax, and so is what that operation does not take: f64, a mask that learns, few
+ * queries. */
+#include <math.h>
+#include <string.h>
+
+#include "cpu/kern.h"
+#include "kir/kir_math.h"
+#include "ops/ops_common.h"
+#include "tensor/graph.h"
+
+enum { Q, K, V, MASK, OUT, DOUT }; /* inputs; the last two of the gradient */
+
+static tn_node *wide(tn_build *b, tn_node *x) { return x && tn_dtype_is_half(x->dtype) ? tn_b_cast(b, x, TN_F32) : x; }
+
+static void copy_dim(tn_infer *c, int to, const tn_node *from, int dim) {
+    c->shape[to] = from->shape[dim];
+    c->symbol[to] = from->symbol[dim];
+}
+
+/* ---- shapes ------------------------------------------------------------------------------------------------------ */
+
+static tn_status attention_mismatch(const tn_infer *c, const char *what) {
+    char q[96], k[96], v[96];
+    return tn_fail(TN_ERR_SHAPE, "scaled_dot_product_attention: q %s, k %s and v %s do not fit: %s",
+                   tn_shape_text(c->in[0], q, sizeof q), tn_shape_text(c->in[1], k, sizeof k),
+                   tn_shape_text(c->in[2], v, sizeof v), what);
+}
+
+static tn_status check_attention_mask(const tn_infer *c) {
+    const tn_node *mask = c->in[3], *q = c->in[0], *k = c->in[1];
+    char text[96];
+    if (!mask) return TN_OK;
+    if (mask->dtype != TN_BOOL && mask->dtype != q->dtype)
+        return tn_fail(TN_ERR_DTYPE, "scaled_dot_product_attention: the mask must be bool or %s, it is %s",
+                       tn_dtype_name((tn_dtype)q->dtype), tn_dtype_name((tn_dtype)mask->dtype));
+    bool fits = mask->rank <= q->rank;
+    for (int back = 1; fits && back <= mask->rank; back++) {
+        int64_t own = mask->shape[mask->rank - back],
+                want = back == 1 ? k->shape[k->rank - 2] : q->shape[q->rank - back];
+        fits = own == 1 || own == want;
+    }
+    if (fits) return TN_OK;
+    return tn_fail(TN_ERR_SHAPE,
+                   "scaled_dot_product_attention: the mask %s does not broadcast to [..., heads, queries, keys]",
+                   tn_shape_text(mask, text, sizeof text));
+}
+
+static tn_status infer_attention(tn_infer *c) {
+    const tn_node *q = c->in[0], *k = c->in[1], *v = c->in[2];
+    int r = q->rank;
+    TRY(tn_need_float(c, 0));
+    if (k->dtype != q->dtype || v->dtype != q->dtype)
+        return tn_fail(
+            TN_ERR_DTYPE, "scaled_dot_product_attention: q, k and v must have one dtype, they are %s, %s and %s",
+            tn_dtype_name((tn_dtype)q->dtype), tn_dtype_name((tn_dtype)k->dtype), tn_dtype_name((tn_dtype)v->dtype));
+    if (r < 2 || k->rank != r || v->rank != r)
+        return attention_mismatch(c, "all need the same number of dimensions, at least 2");
+    if (k->shape[r - 1] != q->shape[r - 1]) return attention_mismatch(c, "q and k must have equally many features");
+    if (k->shape[r - 2] != v->shape[r - 2]) return attention_mismatch(c, "k and v must have equally many positions");
+    for (int d = 0; d < r - 2; d++) {
+        if (k->shape[d] != v->shape[d]) return attention_mismatch(c, "k and v must have the same batch and heads");
+        bool heads = d == r - 3;
+        bool grouped = heads && k->shape[d] > 0 && q->shape[d] % k->shape[d] == 0;
+        if (q->shape[d] != k->shape[d] && !grouped)
+            return attention_mismatch(c, heads ? "q's heads must be a multiple of k's" : "the batch dimensions differ");
+    }
+    if (r == TN_MAX_RANK && q->shape[r - 3] != k->shape[r - 3])
+        return attention_mismatch(c, "too many dimensions for grouped queries");
+    TRY(check_attention_mask(c));
+    TRY(tn_infer_same(c));
+    copy_dim(c, r - 1, v, r - 1);
+    return TN_OK;
+}
+
+/* ---- what it is composed of -------------------------------------------------------------------------------------- */
+
+/* One call, with q's heads beside those of k that they share (as two dimensions) where there are groups. */
+typedef struct operands {
+    tn_node *q, *k, *v, *mask;
+    int64_t group; /* heads of q per head of k; 0: as many */
+    bool causal;
+    bool blind; /* a query may see nothing: then its result is 0 */
+    bool hides; /* the mask, 0 or -inf, takes the place of the scores that it hides, be they NaN */
+    double scale;
+} operands;
+
+/* x's head dimension as two: [kv heads, group]; an extent of 1 as [1, 1], no head dimension as it is. */
+static tn_node *split_heads(tn_build *b, tn_node *x, int64_t kv_heads, int64_t group) {
+    int64_t shape[TN_MAX_RANK];
+    int heads = x->rank - 3;
+    if (heads < 0) return x;
+    bool one = x->shape[heads] == 1;
+    for (int d = 0; d < heads; d++)
+        shape[d] = x->shape[d];
+    shape[heads] = one ? 1 : kv_heads;
+    shape[heads + 1] = one ? 1 : group;
+    shape[heads + 2] = x->shape[heads + 1];
+    shape[heads + 3] = x->shape[heads + 2];
+    return tn_b_reshape(b, x, shape, x->rank + 1);
+}
+
+/* Query i sees keys 0 … i. */
+static tn_node *causal(tn_build *b, tn_node *attention_scores) {
+    if (!attention_scores) return NULL;
+    int64_t queries = attention_scores->shape[attention_scores->rank - 2],
+            keys = attention_scores->shape[attention_scores->rank - 1];
+    tn_node *row = tn_b_view(b, tn_b_arange(b, 0.0, (double)queries, 1.0, TN_I64), (int64_t[]){queries, 1}, 2);
+    tn_node *column = tn_b_arange(b, 0.0, (double)keys, 1.0, TN_I64);
+    return tn_b_where(b, tn_b_le(b, column, row), attention_scores, tn_b_const(b, -INFINITY, attention_scores));
+}
+
+static tn_node *masked(tn_build *b, tn_node *attention_scores, tn_node *mask) {
+    if (!mask) return NULL;
+    if (mask->dtype != TN_BOOL) return tn_b_add(b, attention_scores, wide(b, mask));
+    return tn_b_where(b, mask, attention_scores, tn_b_const(b, -INFINITY, attention_scores));
+}
+
+/* A mask of 0 and -inf as a bool: what is seen. */
+static tn_node *attention_seen(tn_build *b, tn_node *mask) {
+    return mask ? tn_b_eq(b, mask, tn_b_const(b, 0, mask)) : NULL;
+}
+
+/* Softmax over keys. A query that a mask lets see nothing gets zeros, and no NaN reaches its gradient. */
+static tn_node *attention_weights(tn_build *b, tn_node *attention_scores, bool may_be_blind) {
+    if (!attention_scores) return NULL;
+    int64_t last = attention_scores->rank - 1;
+    if (!may_be_blind || attention_scores->shape[last] == 0) return tn_b_softmax(b, attention_scores, last);
+    tn_node *none = tn_b_const(b, 0.0, attention_scores);
+    tn_node *blind =
+        tn_b_eq(b, tn_b_amax(b, attention_scores, &last, 1, true), tn_b_const(b, -INFINITY, attention_scores));
+    return tn_b_where(b, blind, none, tn_b_softmax(b, tn_b_where(b, blind, none, attention_scores), last));
+}
+
+/* Grouped queries: heads of q per head of k, 0 when there are no groups. */
+static int64_t group_size(const tn_node *q, const tn_node *k) {
+    int heads = q->rank - 3;
+    return heads >= 0 && q->shape[heads] != k->shape[heads] ? q->shape[heads] / k->shape[heads] : 0;
+}
+
+static operands operands_of(tn_build *b, const tn_node *n, bool causal, double scale) {
+    operands o = {.q = wide(b, n->in[Q]), .k = wide(b, n->in[K]), .v = wide(b, n->in[V]), .mask = n->in[MASK]};
+    o.causal = causal;
+    o.blind = o.mask != NULL;
+    o.scale = scale;
+    if (b->status == TN_OK) o.group = group_size(o.q, o.k);
+    return o;
+}
+
+static void make_groups(tn_build *b, operands *o) {
+    if (!o->group || b->status != TN_OK) return;
+    int64_t kv_heads = o->k->shape[o->k->rank - 3];
+    o->q = split_heads(b, o->q, kv_heads, o->group);
+    if (o->mask) o->mask = split_heads(b, o->mask, kv_heads, o->group);
+    o->k = tn_b_unsqueeze(b, o->k, o->k->rank - 2);
+    o->v = tn_b_unsqueeze(b, o->v, o->v->rank - 2);
+}
+
+static tn_node *weights_of(tn_build *b, const operands *o) {
+    tn_node *attention_scores = tn_b_scale(b, tn_b_matmul_batched(b, o->q, tn_b_transpose(b, o->k, -2, -1)), o->scale);
+    if (o->causal) attention_scores = causal(b, attention_scores);
+    if (o->mask) attention_scores = masked(b, attention_scores, o->hides ? attention_seen(b, o->mask) : o->mask);
+    return attention_weights(b, attention_scores, o->blind);
+}
+
+static tn_node *composed(tn_build *b, const tn_node *n, operands o) {
+    make_groups(b, &o);
+    tn_node *y = tn_b_matmul_batched(b, weights_of(b, &o), o.v);
+    return o.group ? tn_b_view(b, y, n->shape, n->rank) : y;
+}
+
+/* ---- in four dimensions ------------------------------------------------------------------------------------------ */
+
+static operands dense_operands(tn_build *b, const tn_node *n) {
+    operands o = operands_of(b, n, n->i[TN_ATTENTION_DENSE_IS_CAUSAL], n->f[TN_ATTENTION_DENSE_SCALE]);
+    o.blind = n->i[TN_ATTENTION_DENSE_BLIND];
+    o.hides = n->i[TN_ATTENTION_DENSE_HIDES];
+    return o;
+}
+
+static tn_node *compose_attention_dense(tn_build *b, const tn_node *n) { return composed(b, n, dense_operands(b, n)); }
+
+static tn_status infer_attention_dense(tn_infer *c) {
+    const tn_node *q = c->in[Q], *mask = c->in[MASK];
+    TRY(infer_attention(c));
+    if (q->dtype != TN_F32 || q->rank != 4)
+        return tn_fail(TN_ERR_SHAPE, "%s: operands must be f32 of rank 4", c->row->name);
+    if (mask && (mask->dtype != TN_F32 || mask->rank != 4))
+        return tn_fail(TN_ERR_SHAPE, "%s: the mask must be f32 of rank 4", c->row->name);
+    return TN_OK;
+}
+
+/* Are the three gradients of one shape? Then they lie side by side as [batch, positions, 3, heads, features], which is
+ * how a joined projection wants them; else one after the other. */
+static bool are_alike(const tn_node *q, const tn_node *k, const tn_node *v) {
+    size_t bytes = 4 * sizeof *q->shape;
+    return memcmp(q->shape, k->shape, bytes) == 0 && memcmp(q->shape, v->shape, bytes) == 0;
+}
+
+static tn_status infer_attention_dense_gradient(tn_infer *c) {
+    const tn_node *q = c->in[Q], *k = c->in[K], *v = c->in[V];
+    TRY(infer_attention_dense(c));
+    if (!are_alike(q, k, v)) {
+        c->rank = 1;
+        c->shape[0] = tn_node_numel(q) + tn_node_numel(k) + tn_node_numel(v);
+        c->symbol[0] = 0;
+        return TN_OK;
+    }
+    c->rank = 5;
+    copy_dim(c, 0, q, 0);
+    copy_dim(c, 1, q, 2);
+    c->shape[2] = 3;
+    c->symbol[2] = 0;
+    copy_dim(c, 3, q, 1);
+    copy_dim(c, 4, q, 3);
+    return TN_OK;
+}
+
+static const int64_t HEADS_INSIDE[] = {0, 2, 1, 3};
+
+/* Gradient `i` of q, k, v out of what attention_dense_gradient yields. */
+static tn_node *part_of(tn_build *b, tn_node *all, const tn_node *const *in, int i) {
+    if (!all) return NULL;
+    if (all->rank == 5) return tn_b_permute(b, tn_b_select(b, all, 2, i), HEADS_INSIDE, 4);
+    int64_t begin = 0;
+    for (int k = 0; k < i; k++)
+        begin += tn_node_numel(in[k]);
+    tn_node *own = tn_b_slice(b, all, 0, begin, begin + tn_node_numel(in[i]), 1);
+    return tn_b_view(b, own, in[i]->shape, in[i]->rank);
+}
+
+static tn_node *join_parts(tn_build *b, const tn_node *n, tn_node *const part[3]) {
+    tn_node *lying[3];
+    for (int i = 0; i < 3; i++) {
+        if (!part[i]) return NULL;
+        lying[i] = n->rank == 5 ? tn_b_unsqueeze(b, tn_b_permute(b, part[i], HEADS_INSIDE, 4), 2)
+                                : tn_b_reshape(b, part[i], (int64_t[]){tn_node_numel(part[i])}, 1);
+    }
+    return tn_b_cat(b, lying, 3, n->rank == 5 ? 2 : 0);
+}
+
+/* A gradient of k or v, in which the heads of a group still stand apart. */
+static tn_node *of_group(tn_build *b, const operands *o, tn_node *x) {
+    return o->group ? tn_b_sum(b, x, (int64_t[]){2}, 1, false) : x;
+}
+
+/* The gradients by products. */
+static void spread_attention(tn_build *b, const tn_node *n, operands o, tn_node *out, tn_node *dout, tn_node *part[3]) {
+    const int64_t last = -1;
+    make_groups(b, &o);
+    if (o.group) {
+        out = split_heads(b, out, n->in[K]->shape[1], o.group);
+        dout = split_heads(b, dout, n->in[K]->shape[1], o.group);
+    }
+    tn_node *w = weights_of(b, &o);
+    tn_node *slope = tn_b_matmul_batched(b, dout, tn_b_transpose(b, o.v, -2, -1));
+    slope = tn_b_sub(b, slope, tn_b_sum(b, tn_b_mul(b, dout, out), &last, 1, true));
+    slope = tn_b_scale(b, tn_b_mul(b, w, slope), o.scale);
+    tn_node *dq = tn_b_matmul_batched(b, slope, o.k);
+    part[Q] = o.group && dq ? tn_b_view(b, dq, n->in[Q]->shape, 4) : dq;
+    part[K] = of_group(b, &o, tn_b_matmul_batched(b, tn_b_transpose(b, slope, -2, -1), o.q));
+    part[V] = of_group(b, &o, tn_b_matmul_batched(b, tn_b_transpose(b, w, -2, -1), dout));
+}
+
+static tn_node *compose_attention_dense_gradient(tn_build *b, const tn_node *n) {
+    tn_node *part[3] = {NULL};
+    spread_attention(b, n, dense_operands(b, n), n->in[OUT], n->in[DOUT], part);
+    return join_parts(b, n, part);
+}
+
+static tn_status grad_attention_dense(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    operands o = dense_operands(b, n);
+    tn_node *out = tn_b_self(n);
+    if (!n->device->is_cpu) {
+        spread_attention(b, n, o, out, dy, grads);
+        return b->status;
+    }
+    tn_node *all =
+        tn_b_attention_dense_gradient(b, o.q, o.k, o.v, o.mask, out, dy, o.causal, o.scale, o.blind, o.hides);
+    for (int i = Q; i <= V; i++)
+        grads[i] = part_of(b, all, (const tn_node *const *)n->in, i);
+    return b->status;
+}
+
+/* attention_dense(q, k, v, mask, is_causal, scale, blind, hides): scaled_dot_product_attention in f32, with a batch and
+ * heads; the mask, which has no gradient, is added or, if it hides, stands for the scores where it is not 0. blind: a
+ * query that it lets see nothing gets 0, else NaN. */
+const tn_op_impl tn_impl_attention_dense = {
+    .class_ = TN_NATIVE,
+    .keeps_half = true,
+    .infer = infer_attention_dense,
+    .compose = compose_attention_dense,
+    .grad = grad_attention_dense,
+    .cases = "types=f32 tol=1e-5 atol=1e-5; "
+             "[2,2,3,4] [2,2,5,4] [2,2,5,3] - is_causal=false scale=0.5 blind=false hides=false; "
+             "[1,2,70,4] [1,2,70,4] [1,2,70,4] - is_causal=true scale=0.4 blind=false hides=false; "
+             "[1,4,3,2] [1,2,4,2] [1,2,4,2] [1,4,3,4] is_causal=false scale=0.7 blind=true hides=false; "
+             "error=rank [3,4] [3,4] [3,4] - is_causal=false scale=1 blind=false hides=false"};
+
+/* attention_dense_gradient(q, k, v, mask, out, dout, is_causal, scale, blind, hides): the gradients of q, k and v. */
+const tn_op_impl tn_impl_attention_dense_gradient = {
+    .class_ = TN_NATIVE,
+    .keeps_half = true,
+    .infer = infer_attention_dense_gradient,
+    .compose = compose_attention_dense_gradient,
+    .cases = "types=f32 tol=2e-5 atol=2e-5; "
+             "[2,2,3,4] [2,2,5,4] [2,2,5,3] - [2,2,3,3] [2,2,3,3] is_causal=false scale=0.5 blind=false hides=false; "
+             "[1,2,70,4] [1,2,70,4] [1,2,70,4] - [1,2,70,4] [1,2,70,4] "
+             "is_causal=true scale=0.4 blind=false hides=false; "
+             "[1,4,3,2] [1,2,4,2] [1,2,4,2] [1,4,3,4] [1,4,3,2] [1,4,3,2] "
+             "is_causal=false scale=0.7 blind=true hides=false"};
+
+/* ---- for users --------------------------------------------------------------------------------------------------- */
+
+/* x with a batch and heads: leading dimensions of 1, or all those before the heads made one. */
+static tn_node *in_four(tn_build *b, tn_node *x) {
+    for (int rank = x ? x->rank : 4; rank < 4; rank++)
+        x = tn_b_unsqueeze(b, x, 0);
+    if (!x || x->rank == 4) return x;
+    int64_t shape[4] = {1};
+    for (int d = 0; d < x->rank - 3; d++)
+        shape[0] *= x->shape[d];
+    memcpy(shape + 1, x->shape + x->rank - 3, 3 * sizeof *shape);
+    return tn_b_reshape(b, x, shape, 4);
+}
+
+/* What is added to scores, in their shape. */
+static tn_node *mask_in_four(tn_build *b, tn_node *mask, const tn_node *q, const tn_node *k) {
+    int64_t shape[TN_MAX_RANK];
+    if (!mask || !q || !k) return NULL;
+    tn_node *none = tn_b_full(b, NULL, 0, 0, TN_F32), *hidden = tn_b_full(b, NULL, 0, -INFINITY, TN_F32);
+    mask = mask->dtype == TN_BOOL ? tn_b_where(b, mask, none, hidden) : wide(b, mask);
+    memcpy(shape, q->shape, (size_t)q->rank * sizeof *shape);
+    shape[q->rank - 1] = k->shape[k->rank - 2];
+    return in_four(b, tn_b_expand(b, mask, shape, q->rank));
+}
+
+/* A few queries have no use for keys in columns. */
+static bool is_dense(const tn_node *n, const operands *o) {
+    enum { FEW_QUERIES = 8 };
+    return o->q->dtype == TN_F32 && o->q->shape[o->q->rank - 2] >= FEW_QUERIES && tn_node_numel(o->q) > 0 &&
+           tn_node_numel(o->k) > 0 && tn_node_numel(o->v) > 0 && !(o->mask && tn_needs_grad(n, MASK));
+}
+
+static tn_node *compose_attention(tn_build *b, const tn_node *n) {
+    double scale = n->f[TN_SCALED_DOT_PRODUCT_ATTENTION_SCALE];
+    if (scale == TN_AUTO) scale = 1.0 / sqrt((double)n->in[Q]->shape[n->in[Q]->rank - 1]);
+    operands o = operands_of(b, n, n->i[TN_SCALED_DOT_PRODUCT_ATTENTION_IS_CAUSAL], scale);
+    if (b->status != TN_OK) return NULL;
+    if (!is_dense(n, &o)) return tn_b_cast_like(b, composed(b, n, o), n);
+    tn_node *y = tn_b_attention_dense(b, in_four(b, o.q), in_four(b, o.k), in_four(b, o.v),
+                                      mask_in_four(b, o.mask, o.q, o.k), o.causal, o.scale, o.blind, false);
+    return tn_b_cast_like(b, n->rank == 4 ? y : tn_b_view(b, y, n->shape, n->rank), n);
+}
+
+/* scaled_dot_product_attention(q, k, v, mask, is_causal, scale): softmax(scale · q kᵀ + mask) v; q [..., heads,
+ * queries, features], k and v [..., kv_heads, keys, features], heads a multiple of kv_heads (grouped queries). mask,
+ * NULL or broadcastable to [..., heads, queries, keys], is added before the softmax; a bool mask keeps the keys where
+ * it is true. With is_causal query i attends to keys 0 … i only. scale TN_AUTO means 1/sqrt(features). Source: Vaswani
+ * et al. 2017, eq. 1. */
+const tn_op_impl tn_impl_scaled_dot_product_attention = {
+    .keeps_half = true,
+    .infer = infer_attention,
+    .compose = compose_attention,
+    .cases = "tol=1e-5 atol=1e-5; [2,2,3,4] [2,2,5,4] [2,2,5,3] -; "
+             "[1,2,4,3] [1,2,4,3] [1,2,4,3] - is_causal=true; [3,2] [4,2] [4,2] [3,4] scale=0.3; "
+             "[2,4,3,2] [2,2,4,2] [2,2,4,2] -; [1,4,2,2] [1,2,3,2] [1,2,3,2] [1,4,2,3]; "
+             "[2,2,3,2] [2,2,4,2] [2,2,4,2] [2,1,3,4]:bool; [1,4,2,2] [1,2,3,2] [1,2,3,2] [1,1,1,3]:bool; "
+             "types=f32; [2,4,9,4] [2,2,11,4] [2,2,11,3] - is_causal=true; [1,2,2,10,2] [1,2,2,4,2] [1,2,2,4,2] "
+             "[1,2,1,4]:bool; "
+             "[9,2] [4,2] [4,2] [9,1]; types=f16; [2,9,4] [2,5,4] [2,5,4] - tol=2ulp; types=f32,f64; "
+             "[1,2,0,2] [1,2,3,2] [1,2,3,2] -; [2,9,2] [2,0,2] [2,0,2] -; [2,9,2] [2,0,2] [2,0,2] [9,1]; "
+             "error=multiple [1,3,2,2] [1,2,2,2] [1,2,2,2] -; "
+             "error=features [2,3] [2,4] [2,4] -; error=broadcast [2,3] [2,3] [2,3] [3,2]; "
+             "error=positions [2,3] [2,3] [4,3] -"};
+
+/* ---- written by hand --------------------------------------------------------------------------------------------- */
+
+/* What softmax(scale · q kᵀ + mask) is made of. */
+typedef struct attention_scores {
+    tn_node *product, *mask;
+    bool hidden; /* the mask is bool, and hides where it is true */
+    double scale;
+} attention_scores;
+
+static bool is_number(tn_node *n) {
+    if (n->op != TN_OP_FULL || n->rank != 0) return false;
+    tn_node_fix(n);
+    return true;
+}
+
+static bool is_product(const tn_node *n) {
+    return n->op == TN_OP_MATMUL || n->op == TN_OP_BMM || n->op == TN_OP_MM || n->op == TN_OP_MATMUL_BATCHED;
+}
+
+/* Through a multiplication by, or a division through, a number. NULL when it is neither. */
+static tn_node *without_scale(const tn_node *n, double *scale) {
+    bool times = n->op == TN_OP_MUL, over = n->op == TN_OP_DIV;
+    if (!times && !over) return NULL;
+    int number = times && is_number(n->in[0]) ? 0 : 1;
+    if (!is_number(n->in[number])) return NULL;
+    *scale = times ? *scale * n->in[number]->f[0] : *scale / n->in[number]->f[0];
+    return n->in[1 - number];
+}
+
+static bool find_product(tn_node *n, attention_scores *s) {
+    for (tn_node *inner = n; inner; inner = without_scale(n, &s->scale))
+        n = inner;
+    s->product = n;
+    return is_product(n);
+}
+
+static bool find_scores(tn_node *n, attention_scores *s) {
+    *s = (attention_scores){.scale = 1};
+    if (find_product(n, s)) return true;
+    if (n->op == TN_OP_MASKED_FILL && n->f[TN_MASKED_FILL_VALUE] == -INFINITY) {
+        *s = (attention_scores){.scale = 1, .mask = n->in[1], .hidden = true};
+        return find_product(n->in[0], s);
+    }
+    for (int i = 0; n->op == TN_OP_ADD && i < 2; i++) {
+        *s = (attention_scores){.scale = 1, .mask = n->in[1 - i]};
+        if (find_product(n->in[i], s)) return true;
+    }
+    return false;
+}
+
+static bool same_extents(const tn_node *x, const tn_node *y, int leave) {
+    return x->rank == y->rank && memcmp(x->shape, y->shape, (size_t)(x->rank - leave) * sizeof *x->shape) == 0;
+}
+
+static bool same_batch(const tn_node *x, const tn_node *y) { return same_extents(x, y, 2); }
+
+/* Nobody holds it, and it is not there yet: it need not be computed for its own sake. */
+static bool is_passing(const tn_node *n) {
+    return atomic_load_explicit(&n->handles, memory_order_relaxed) == 0 && !tn_node_computed(n);
+}
+
+/* softmax(scale · q kᵀ + mask) v written out as a product of the softmax with v: attention, if no step on the way is
+ * asked for by itself. NULL when it is something else. */
+tn_node *tn_attention_of_product(tn_build *b, const tn_node *n) {
+    enum { FEW_QUERIES = 8 };
+    tn_node *w = n->in[0], *v = n->in[1];
+    attention_scores s;
+    if (b->status != TN_OK || w->op != TN_OP_SOFTMAX || n->dtype != TN_F32 || w->rank < 2 || w->i[0] != w->rank - 1)
+        return NULL;
+    if (!is_passing(w) || !find_scores(w->in[0], &s) || !is_passing(s.product)) return NULL;
+    tn_node *q = s.product->in[0], *kt = s.product->in[1];
+    if (!same_extents(s.product, w, 0)) return NULL; /* a mask has more queries or keys than the product */
+    if (q->rank < 2 || !same_batch(q, w) || !same_batch(kt, w) || !same_batch(v, w)) return NULL;
+    if (s.mask && (s.mask->rank > w->rank || (s.mask->flags & TN_NODE_GRAD))) return NULL;
+    if (w->shape[w->rank - 2] < FEW_QUERIES || tn_node_numel(q) == 0 || tn_node_numel(kt) == 0 || tn_node_numel(v) == 0)
+        return NULL;
+    tn_node *k = tn_b_transpose(b, kt, -2, -1);
+    tn_node *mask = s.hidden ? tn_b_logical_not(b, s.mask) : s.mask;
+    tn_node *y = tn_b_attention_dense(b, in_four(b, q), in_four(b, k), in_four(b, v), mask_in_four(b, mask, q, k),
+                                      false, s.scale, false, s.hidden);
+    return n->rank == 4 ? y : tn_b_view(b, y, n->shape, n->rank);
+}
+
+/* ==== paged cache of keys and values ============================================================================== */
+/* A cache is state [pages, kv_heads, 64, head_dim]; a table of page numbers says where logical place 0, 64, 128 … lie,
+ * so sequences share pages and grow without moving. Attention takes the new tokens' keys and values beside the cache as
+ * it was: it needs no append before it, and both fit into one plan, in which the append comes last. The public
+ * functions lay their operands out for the kernels (kern.h has the definition) and are those
+ * of the primitives behind them. */
+
+static bool is_cache_dtype(tn_dtype t) { return t == TN_F32 || t == TN_F16 || t == TN_BF16; }
+
+/* v as a cache of this dtype holds it. */
+static double as_cached(tn_dtype t, double v) {
+    if (t == TN_F16) return (double)kir_from_f16(kir_to_f16((float)v));
+    if (t == TN_BF16) return (double)kir_from_bf16(kir_to_bf16((float)v));
+    return v;
+}
+
+/* ---- shapes ------------------------------------------------------------------------------------------------------ */
+
+static tn_status check_cache(const tn_infer *c, int input) {
+    const tn_node *cache = c->in[input];
+    char text[96];
+    if (!is_cache_dtype((tn_dtype)cache->dtype))
+        return tn_fail(TN_ERR_DTYPE, "%s: the cache is %s; it must be f32, f16 or bf16", c->row->name,
+                       tn_dtype_name((tn_dtype)cache->dtype));
+    if (cache->rank == 4 && cache->shape[2] == TN_PAGE_TOKENS) return TN_OK;
+    return tn_fail(TN_ERR_SHAPE, "%s: the cache must be [pages, kv_heads, %d, head_dim], it is %s", c->row->name,
+                   TN_PAGE_TOKENS, tn_shape_text(cache, text, sizeof text));
+}
+
+/* Tokens [n, heads, head_dim] of a cache. heads: those of the cache, or (queries) a multiple of them. */
+static tn_status check_tokens(const tn_infer *c, int input, const tn_node *cache, bool queries) {
+    const tn_node *x = c->in[input];
+    char a[96], b[96];
+    if (x->dtype != TN_F32)
+        return tn_fail(TN_ERR_DTYPE, "%s: input %d is %s; tokens are f32: cast it (tn_cast)", c->row->name, input + 1,
+                       tn_dtype_name((tn_dtype)x->dtype));
+    int64_t heads = cache->shape[1];
+    bool fits = x->rank == 3 && x->shape[2] == cache->shape[3];
+    fits = fits && (queries ? heads > 0 && x->shape[1] % heads == 0 : x->shape[1] == heads);
+    if (fits) return TN_OK;
+    return tn_fail(TN_ERR_SHAPE, "%s: input %d, %s, does not fit to the cache %s: it must be [tokens, %s, head_dim]",
+                   c->row->name, input + 1, tn_shape_text(x, a, sizeof a), tn_shape_text(cache, b, sizeof b),
+                   queries ? "a multiple of kv_heads" : "kv_heads");
+}
+
+static tn_status check_place(const tn_infer *c, int position, int pages) {
+    const tn_node *p = c->in[position], *table = c->in[pages];
+    char a[96], b[96];
+    if (p->dtype != TN_I64 || table->dtype != TN_I64)
+        return tn_fail(
+            TN_ERR_DTYPE,
+            "%s: position and pages must be i64, they are %s and %s (tn_runtime_scalar_int makes a position)",
+            c->row->name, tn_dtype_name((tn_dtype)p->dtype), tn_dtype_name((tn_dtype)table->dtype));
+    if (p->rank == 0 && table->rank == 1) return TN_OK;
+    return tn_fail(TN_ERR_SHAPE, "%s: position must be one number and pages a list, they are %s and %s", c->row->name,
+                   tn_shape_text(p, a, sizeof a), tn_shape_text(table, b, sizeof b));
+}
+
+/* Are the dims from `first` on laid out one behind the other? */
+static bool laid_out_from(const tn_node *x, int first) {
+    int64_t offset, stride[TN_MAX_RANK], expected = 1;
+    tn_node_layout(x, &offset, stride);
+    for (int d = x->rank - 1; d >= first; d--) {
+        if (x->shape[d] != 1 && stride[d] != expected) return false;
+        expected *= x->shape[d];
+    }
+    return true;
+}
+
+static tn_status need_laid_out(const tn_infer *c, int input, int first) {
+    if (laid_out_from(c->in[input], first)) return TN_OK;
+    return tn_fail(TN_ERR_SHAPE, "%s: input %d must be contiguous", c->row->name, input + 1);
+}
+
+static tn_node *cache_rows_of(tn_build *b, tn_node *x) {
+    return x && !laid_out_from(x, x->rank - 1) ? tn_b_contiguous(b, x) : x;
+}
+
+/* Element [token, head, ·] of the page that holds a logical place; -1 when there is none. */
+static int64_t place_in(const tn_node *cache, const double *pages, int64_t page_count, int64_t token, int64_t head) {
+    if (token < 0 || token / TN_PAGE_TOKENS >= page_count) return -1;
+    double page = pages[token / TN_PAGE_TOKENS];
+    if (!(page >= 0 && page < (double)cache->shape[0])) return -1;
+    return (((int64_t)page * cache->shape[1] + head) * TN_PAGE_TOKENS + token % TN_PAGE_TOKENS) * cache->shape[3];
+}
+
+/* ---- append ------------------------------------------------------------------------------------------------------ */
+
+enum { APPEND_CACHE, APPEND_X, APPEND_POSITION, APPEND_PAGES };
+
+static tn_status infer_cache_append(tn_infer *c) {
+    TRY(check_cache(c, APPEND_CACHE));
+    TRY(check_tokens(c, APPEND_X, c->in[APPEND_CACHE], false));
+    TRY(check_place(c, APPEND_POSITION, APPEND_PAGES));
+    return tn_infer_same(c);
+}
+
+static tn_status infer_cache_append_rows(tn_infer *c) {
+    TRY(infer_cache_append(c));
+    TRY(tn_need_contiguous(c, APPEND_CACHE));
+    TRY(need_laid_out(c, APPEND_X, 2));
+    return need_laid_out(c, APPEND_PAGES, 0);
+}
+
+static tn_node *compose_cache_append(tn_build *b, const tn_node *n) {
+    tn_node *cache = tn_b_laid_out(b, n->in[APPEND_CACHE]), *pages = tn_b_laid_out(b, n->in[APPEND_PAGES]);
+    return tn_b_cache_append_rows(b, cache, cache_rows_of(b, n->in[APPEND_X]), n->in[APPEND_POSITION], pages);
+}
+
+static void reference_cache_append(const tn_reference *r) {
+    const tn_node *cache = r->node, *x = r->node->in[APPEND_X];
+    int64_t heads = cache->shape[1], width = cache->shape[3], position = (int64_t)r->in[APPEND_POSITION][0];
+    memcpy(r->out, r->in[APPEND_CACHE], (size_t)tn_node_numel(cache) * sizeof *r->out);
+    for (int64_t i = 0; i < x->shape[0]; i++)
+        for (int64_t h = 0; h < heads; h++) {
+            int64_t to = place_in(cache, r->in[APPEND_PAGES], r->node->in[APPEND_PAGES]->shape[0], position + i, h);
+            for (int64_t k = 0; k < width && to >= 0; k++)
+                r->out[to + k] = as_cached((tn_dtype)cache->dtype, r->in[APPEND_X][(i * heads + h) * width + k]);
+        }
+}
+
+/* cache_append(cache, x, position, pages): the cache [pages, kv_heads, 64, head_dim] (f32, f16 or bf16) with the tokens
+ * x [n, kv_heads, head_dim] (f32, rounded) at logical places position, position + 1, …: place t is row t % 64 of page
+ * pages[t / 64]. position: one i64 (tn_runtime_scalar_int), pages: a list of i64. What has no page is not written;
+ * where a page stands twice in the list, any of the tokens that belong into a row may be there. In place on a state
+ * (tn_cache_append_), only these rows are touched; what reads the cache's old value should be recorded before. */
+const tn_op_impl tn_impl_cache_append = {
+    .keeps_half = true,
+    .infer = infer_cache_append,
+    .compose = compose_cache_append,
+    .cases =
+        "types=f32; [3,2,64,4] [2,2,4] []:i64@0..100 [3]:i64@0..2; [2,1,64,3]:f16 [3,1,3] []:i64@62..62 [2]:i64@0..1; "
+        "[2,1,64,3]:bf16 [1,1,3] []:i64@5..5 [1]:i64@1..1; [2,1,64,3] [70,1,3] []:i64@-4..-4 [1]:i64@0..0; "
+        "[1,1,64,2] [0,1,2] []:i64@0..0 [1]:i64@0..0; error=f16 [2,1,64,3]:i32 [1,1,3] []:i64@0..0 [1]:i64@0..0; "
+        "error=head_dim [2,1,32,3] [1,1,3] []:i64@0..0 [1]:i64@0..0; error=kv_heads [2,1,64,3] [1,2,3] []:i64@0..0 "
+        "[1]:i64@0..0; "
+        "error=i64 [2,1,64,3] [1,1,3] []:f32 [1]:i64@0..0; error=number [2,1,64,3] [1,1,3] [1]:i64@0..0 [1]:i64@0..0"};
+
+/* cache_append_rows(cache, x, position, pages): cache_append on operands that are laid out. */
+const tn_op_impl tn_impl_cache_append_rows = {
+    .class_ = TN_NATIVE,
+    .infer = infer_cache_append_rows,
+    .reference = reference_cache_append,
+    .cases =
+        "types=f32; [3,2,64,4] [2,2,4] []:i64@0..100 [3]:i64@0..2; [2,1,64,3]:f16 [3,1,3] []:i64@62..62 [2]:i64@0..1;"
+        "error=f32 [2,1,64,3] [1,1,3]:f64 []:i64@0..0 [1]:i64@0..0"};
+
+/* ---- attention --------------------------------------------------------------------------------------------------- */
+
+enum { ATTEND_Q, ATTEND_K, ATTEND_V, ATTEND_K_CACHE, ATTEND_V_CACHE, ATTEND_POSITION, ATTEND_PAGES };
+
+static tn_status infer_cached_attention(tn_infer *c) {
+    const tn_node *keys = c->in[ATTEND_K_CACHE], *values = c->in[ATTEND_V_CACHE], *q = c->in[ATTEND_Q];
+    char a[96], b[96];
+    TRY(check_cache(c, ATTEND_K_CACHE));
+    TRY(check_cache(c, ATTEND_V_CACHE));
+    if (memcmp(keys->shape, values->shape, 4 * sizeof *keys->shape) != 0 || keys->dtype != values->dtype)
+        return tn_fail(TN_ERR_SHAPE, "%s: the caches %s of %s and %s of %s must be alike", c->row->name,
+                       tn_shape_text(keys, a, sizeof a), tn_dtype_name((tn_dtype)keys->dtype),
+                       tn_shape_text(values, b, sizeof b), tn_dtype_name((tn_dtype)values->dtype));
+    TRY(check_tokens(c, ATTEND_Q, keys, true));
+    TRY(check_tokens(c, ATTEND_K, keys, false));
+    TRY(check_tokens(c, ATTEND_V, keys, false));
+    TRY(check_place(c, ATTEND_POSITION, ATTEND_PAGES));
+    if (c->in[ATTEND_K]->shape[0] != q->shape[0] || c->in[ATTEND_V]->shape[0] != q->shape[0])
+        return tn_fail(TN_ERR_SHAPE, "%s: q %s, k %s and v must have equally many tokens", c->row->name,
+                       tn_shape_text(q, a, sizeof a), tn_shape_text(c->in[ATTEND_K], b, sizeof b));
+    if (c->attrs->i[TN_CACHED_ATTENTION_WINDOW] < 0)
+        return tn_fail(TN_ERR_ARGUMENT, "%s: a window of %lld keys; 0 means all", c->row->name,
+                       (long long)c->attrs->i[TN_CACHED_ATTENTION_WINDOW]);
+    double cap = c->attrs->f[TN_CACHED_ATTENTION_SOFTCAP];
+    if (!(cap >= 0 && isfinite(cap)))
+        return tn_fail(TN_ERR_ARGUMENT, "%s: a softcap of %g; it must be a number of 0 (none) or more", c->row->name,
+                       cap);
+    return tn_infer_same(c);
+}
+
+static tn_status infer_cached_attention_rows(tn_infer *c) {
+    TRY(infer_cached_attention(c));
+    for (int i = ATTEND_Q; i <= ATTEND_V; i++)
+        TRY(need_laid_out(c, i, 2));
+    TRY(need_laid_out(c, ATTEND_K_CACHE, 1));
+    TRY(need_laid_out(c, ATTEND_V_CACHE, 1));
+    return need_laid_out(c, ATTEND_PAGES, 0);
+}
+
+static tn_node *pages_laid_out(tn_build *b, tn_node *cache) {
+    return cache && !laid_out_from(cache, 1) ? tn_b_contiguous(b, cache) : cache;
+}
+
+static double scale_of(const tn_node *n) {
+    double scale = n->f[TN_CACHED_ATTENTION_SCALE];
+    return scale == TN_AUTO ? 1.0 / sqrt((double)n->in[ATTEND_Q]->shape[2]) : scale;
+}
+
+static tn_node *compose_cached_attention(tn_build *b, const tn_node *n) {
+    return tn_b_cached_attention_rows(b, cache_rows_of(b, n->in[ATTEND_Q]), cache_rows_of(b, n->in[ATTEND_K]),
+                                      cache_rows_of(b, n->in[ATTEND_V]), pages_laid_out(b, n->in[ATTEND_K_CACHE]),
+                                      pages_laid_out(b, n->in[ATTEND_V_CACHE]), n->in[ATTEND_POSITION],
+                                      tn_b_laid_out(b, n->in[ATTEND_PAGES]), scale_of(n),
+                                      n->i[TN_CACHED_ATTENTION_WINDOW], n->f[TN_CACHED_ATTENTION_SOFTCAP]);
+}
+
+/* ---- where there is no kernel ------------------------------------------------------------------------------------ */
+
+static tn_node *i64(tn_build *b, double v) { return tn_b_full(b, NULL, 0, v, TN_I64); }
+
+static tn_node *below(tn_build *b, tn_node *x, double bound) { return tn_b_lt(b, x, i64(b, bound)); }
+
+static tn_node *in_range(tn_build *b, tn_node *x, double bound) {
+    return tn_b_logical_and(b, tn_b_le(b, i64(b, 0), x), below(b, x, bound));
+}
+
+/* What lies outside is not used, but other engines that run this as a model refuse an index out of range. */
+static tn_node *clamped(tn_build *b, tn_node *index, double count) {
+    return tn_b_minimum(b, tn_b_maximum(b, index, i64(b, 0)), i64(b, count - 1));
+}
+
+/* Places of `pages` that name a page of the cache, and −1 for the others. */
+static tn_node *valid_pages(tn_build *b, const tn_node *cache, tn_node *pages) {
+    return tn_b_where(b, in_range(b, pages, (double)cache->shape[0]), pages, i64(b, -1));
+}
+
+/* Keys or values of all logical places [kv_heads, places, head_dim] in f32: old ones by their pages, new ones as the
+ * cache would hold them, zeros where there is neither. */
+static tn_node *tokens_by_place(tn_build *b, tn_node *cache, tn_node *fresh, tn_node *pages, tn_node *place,
+                                tn_node *position) {
+    int64_t heads = cache->shape[1], width = cache->shape[3], tokens = fresh->shape[0];
+    int64_t old_places = pages->shape[0] * TN_PAGE_TOKENS;
+    tn_node *none = tn_b_full(b, NULL, 0, 0, TN_F32);
+    tn_node *since = tn_b_reshape(b, tn_b_sub(b, place, position), (int64_t[]){place->shape[0], 1, 1}, 3);
+    tn_node *rounded = tn_b_cast(b, tn_b_cast(b, fresh, (tn_dtype)cache->dtype), TN_F32);
+    tn_node *taken = tn_b_index_select(b, rounded, 0, clamped(b, tn_b_sub(b, place, position), (double)tokens));
+    tn_node *all = tn_b_where(b, in_range(b, since, (double)tokens), taken, none);
+    if (old_places == 0 || cache->shape[0] == 0) return tn_b_permute(b, all, (int64_t[]){1, 0, 2}, 3);
+    tn_node *number = tn_b_floor_divide(b, place, i64(b, TN_PAGE_TOKENS));
+    tn_node *page = tn_b_index_select(b, valid_pages(b, cache, pages), 0, clamped(b, number, (double)pages->shape[0]));
+    tn_node *inside = tn_b_logical_and(b, below(b, place, (double)old_places), tn_b_le(b, i64(b, 0), page));
+    tn_node *row = tn_b_sub(b, place, tn_b_mul(b, tn_b_sub(b, number, page), i64(b, TN_PAGE_TOKENS)));
+    int64_t flat = cache->shape[0] * TN_PAGE_TOKENS;
+    tn_node *rows =
+        tn_b_reshape(b, tn_b_permute(b, cache, (int64_t[]){0, 2, 1, 3}, 4), (int64_t[]){flat, heads, width}, 3);
+    tn_node *old = tn_b_cast(b, tn_b_index_select(b, rows, 0, clamped(b, row, (double)flat)), TN_F32);
+    int64_t column[3] = {place->shape[0], 1, 1};
+    old = tn_b_where(b, tn_b_reshape(b, inside, column, 3), old, none);
+    all = tn_b_where(b, tn_b_lt(b, since, i64(b, 0)), old, all);
+    return tn_b_permute(b, all, (int64_t[]){1, 0, 2}, 3);
+}
+
+/* Which places [tokens, places] a query sees. */
+static tn_node *visible_places(tn_build *b, const tn_node *n, tn_node *place, tn_node *position) {
+    int64_t tokens = n->shape[0], window = n->i[TN_CACHED_ATTENTION_ROWS_WINDOW];
+    tn_node *last = tn_b_add(b, tn_b_arange(b, 0, (double)tokens, 1, TN_I64), position);
+    last = tn_b_reshape(b, last, (int64_t[]){tokens, 1}, 2);
+    tn_node *seen = tn_b_le(b, place, last);
+    if (window == 0) return seen;
+    return tn_b_logical_and(b, seen, tn_b_lt(b, tn_b_sub(b, last, i64(b, (double)window)), place));
+}
+
+/* The softmax in one piece over all places that there can be: the definition but for the order of its sums. */
+static tn_node *compose_cached_attention_rows(tn_build *b, const tn_node *n) {
+    tn_node *q = n->in[ATTEND_Q], *k_cache = n->in[ATTEND_K_CACHE], *pages = n->in[ATTEND_PAGES];
+    int64_t tokens = n->shape[0], heads = n->shape[1], width = n->shape[2], kv_heads = k_cache->shape[1];
+    int64_t old_places = pages->shape[0] * TN_PAGE_TOKENS, places = old_places + tokens, groups = heads / kv_heads;
+    if (tn_node_numel(n) == 0) return tn_b_contiguous(b, q);
+    tn_node *position = tn_b_minimum(b, tn_b_maximum(b, n->in[ATTEND_POSITION], i64(b, 0)), i64(b, (double)old_places));
+    tn_node *place = tn_b_arange(b, 0, (double)places, 1, TN_I64);
+    tn_node *keys = tokens_by_place(b, k_cache, n->in[ATTEND_K], pages, place, position);
+    tn_node *values = tokens_by_place(b, n->in[ATTEND_V_CACHE], n->in[ATTEND_V], pages, place, position);
+    tn_node *rows = tn_b_permute(b, tn_b_reshape(b, q, (int64_t[]){tokens, kv_heads, groups, width}, 4),
+                                 (int64_t[]){1, 2, 0, 3}, 4);
+    keys = tn_b_unsqueeze(b, tn_b_transpose(b, keys, 1, 2), 1);
+    tn_node *scores = tn_b_matmul_batched(b, rows, keys);
+    scores = tn_b_scale(b, scores, (double)(float)n->f[TN_CACHED_ATTENTION_ROWS_SCALE]);
+    float cap = (float)n->f[TN_CACHED_ATTENTION_ROWS_SOFTCAP];
+    if (cap > 0)
+        scores =
+            tn_b_scale(b, tn_b_tanh(b, tn_b_div(b, scores, tn_b_full(b, NULL, 0, (double)cap, TN_F32))), (double)cap);
+    tn_node *seen = visible_places(b, n, place, position), *least = tn_b_full(b, NULL, 0, -INFINITY, TN_F32);
+    tn_node *counted = tn_b_where(b, tn_b_logical_and(b, seen, tn_b_eq(b, scores, scores)), scores, least);
+    tn_node *most = tn_b_amax(b, counted, (int64_t[]){3}, 1, true), *none = tn_b_full(b, NULL, 0, 0, TN_F32);
+    most = tn_b_where(b, tn_b_eq(b, most, least), none, most);
+    tn_node *weights = tn_b_where(b, seen, tn_b_exp(b, tn_b_sub(b, scores, most)), none);
+    tn_node *total = tn_b_sum(b, weights, (int64_t[]){3}, 1, true);
+    /* Not a product of matrices: what a query does not see may be NaN. */
+    tn_node *each = tn_b_mul(b, tn_b_unsqueeze(b, weights, 4),
+                             tn_b_reshape(b, values, (int64_t[]){kv_heads, 1, 1, places, width}, 5));
+    each = tn_b_where(b, tn_b_unsqueeze(b, seen, 2), each, none);
+    tn_node *out = tn_b_div(b, tn_b_sum(b, each, (int64_t[]){3}, 1, false), total);
+    out = tn_b_permute(b, out, (int64_t[]){2, 0, 1, 3}, 4);
+    return tn_b_reshape(b, out, n->shape, 3);
+}
+
+/* ---- definition -------------------------------------------------------------------------------------------------- */
+
+/* What the definition needs at hand. */
+typedef struct attention {
+    const tn_reference *r;
+    const tn_node *cache;
+    int64_t position, page_count, heads, kv_heads, width;
+} attention;
+
+/* Element k of the key or value (`input`: ATTEND_K or ATTEND_V) at a logical place. */
+static double token_value(const attention *a, int input, int64_t token, int64_t head, int64_t k) {
+    int cache = input == ATTEND_K ? ATTEND_K_CACHE : ATTEND_V_CACHE;
+    if (token >= a->position) {
+        double fresh = a->r->in[input][((token - a->position) * a->kv_heads + head) * a->width + k];
+        return as_cached((tn_dtype)a->cache->dtype, fresh);
+    }
+    int64_t from = place_in(a->cache, a->r->in[ATTEND_PAGES], a->page_count, token, head);
+    return from < 0 ? 0 : a->r->in[cache][from + k];
+}
+
+static double score_of(const attention *a, int64_t query, int64_t head, int64_t token) {
+    double sum = 0;
+    for (int64_t k = 0; k < a->width; k++)
+        sum += a->r->in[ATTEND_Q][(query * a->heads + head) * a->width + k] *
+               token_value(a, ATTEND_K, token, head / (a->heads / a->kv_heads), k);
+    double score = sum * scale_of(a->r->node), cap = a->r->node->f[TN_CACHED_ATTENTION_SOFTCAP];
+    return cap > 0 ? cap * tanh(score / cap) : score;
+}
+
+static void attend_cache(const attention *a, int64_t query, int64_t head) {
+    int64_t window = a->r->node->i[TN_CACHED_ATTENTION_WINDOW], last = a->position + query;
+    int64_t first = window > 0 && last + 1 > window ? last + 1 - window : 0;
+    double most = -INFINITY, sum = 0, *out = a->r->out + (query * a->heads + head) * a->width;
+    for (int64_t t = first; t <= last; t++)
+        most = fmax(most, score_of(a, query, head, t));
+    for (int64_t k = 0; k < a->width; k++)
+        out[k] = 0;
+    for (int64_t t = first; t <= last; t++) {
+        double weight = exp(score_of(a, query, head, t) - most);
+        sum += weight;
+        for (int64_t k = 0; k < a->width; k++)
+            out[k] += weight * token_value(a, ATTEND_V, t, head / (a->heads / a->kv_heads), k);
+    }
+    for (int64_t k = 0; k < a->width; k++)
+        out[k] /= sum;
+}
+
+static void reference_cached_attention(const tn_reference *r) {
+    const tn_node *q = r->node, *cache = q->in[ATTEND_K_CACHE];
+    attention a = {.r = r,
+                   .cache = cache,
+                   .page_count = q->in[ATTEND_PAGES]->shape[0],
+                   .heads = q->shape[1],
+                   .kv_heads = cache->shape[1],
+                   .width = q->shape[2]};
+    int64_t most = a.page_count * TN_PAGE_TOKENS;
+    a.position = tn_min64(tn_max64((int64_t)r->in[ATTEND_POSITION][0], 0), most);
+    for (int64_t i = 0; i < q->shape[0]; i++)
+        for (int64_t h = 0; h < a.heads; h++)
+            attend_cache(&a, i, h);
+}
+
+/* cached_attention(q, k, v, k_cache, v_cache, position, pages, scale, window, softcap): causal attention of n new
+ * tokens, q [n, heads, head_dim], k and v [n, kv_heads, head_dim] (f32), that follow `position` tokens in the caches
+ * [pages, kv_heads, 64, head_dim], which tn_cache_append_ has filled and which hold the new ones only afterwards. k and
+ * v count as the caches would hold them, so a result does not depend on how a text was cut. heads is a multiple of
+ * kv_heads; scale TN_AUTO means 1/sqrt(head_dim); window: the greatest number of keys a query sees, itself included, 0
+ * for all. softcap: a score s becomes softcap · tanh(s / softcap), 0 for none. Result [n, heads, head_dim]; no
+ * gradient. */
+const tn_op_impl tn_impl_cached_attention = {
+    .infer = infer_cached_attention,
+    .compose = compose_cached_attention,
+    .cases = "types=f32 tol=1e-5 atol=1e-5; [3,4,5] [3,2,5] [3,2,5] [3,2,64,5] [3,2,64,5] []:i64@0..0 [3]:i64@0..2; "
+             "[2,2,4] [2,2,4] [2,2,4] [3,2,64,4] [3,2,64,4] []:i64@0..150 [3]:i64@0..2; "
+             "[1,6,8] [1,2,8] [1,2,8] [3,2,64,8]:f16 [3,2,64,8]:f16 []:i64@63..66 [3]:i64@0..2 scale=0.2; "
+             "[5,1,3] [5,1,3] [5,1,3] [2,1,64,3]:bf16 [2,1,64,3]:bf16 []:i64@62..62 [2]:i64@0..1 window=3; "
+             "[3,4,8] [3,2,8] [3,2,8] [3,2,64,8] [3,2,64,8] []:i64@60..130 [3]:i64@0..2 scale=1.5 softcap=2.5; "
+             "[2,1,3] [2,1,3] [2,1,3] [2,1,64,3] [2,1,64,3] []:i64@90..90 [2]:i64@2..2; "
+             "[0,1,3] [0,1,3] [0,1,3] [1,1,64,3] [1,1,64,3] []:i64@0..0 [1]:i64@0..0; "
+             "error=multiple [2,3,4] [2,2,4] [2,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0; "
+             "error=alike [2,2,4] [2,2,4] [2,2,4] [1,2,64,4] [2,2,64,4] []:i64@0..0 [1]:i64@0..0; "
+             "error=tokens [2,2,4] [1,2,4] [2,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0; "
+             "error=window [1,2,4] [1,2,4] [1,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0 window=-1; "
+             "error=softcap [1,2,4] [1,2,4] [1,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0 softcap=-1"};
+
+/* cached_attention_rows(q, k, v, k_cache, v_cache, position, pages, scale, window, softcap): cached_attention on
+ * operands whose rows are contiguous. */
+const tn_op_impl tn_impl_cached_attention_rows = {
+    .class_ = TN_NATIVE,
+    .infer = infer_cached_attention_rows,
+    .compose = compose_cached_attention_rows,
+    .reference = reference_cached_attention,
+    .cases = "types=f32 tol=1e-5 atol=1e-5; [3,4,5] [3,2,5] [3,2,5] [3,2,64,5] [3,2,64,5] []:i64@0..70 [3]:i64@0..2 "
+             "scale=0.3 window=0 softcap=0; [3,4,5] [3,2,5] [3,2,5] [3,2,64,5] [3,2,64,5] []:i64@0..70 "
+             "[3]:i64@0..2 scale=2 window=0 softcap=1.5;"
+             "error=f32 [1,2,4]:f64 [1,2,4] [1,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0 scale=1 window=0 "
+             "softcap=0",
+    .flops = 2};
+
+/* ==== embedding and rotary positions ============================================================================== */
+
+static void nn_copy_dim(tn_infer *c, int to, const tn_node *from, int dim) {
+    c->shape[to] = from->shape[dim];
+    c->symbol[to] = from->symbol[dim];
+}
+
+/* ---- embedding --------------------------------------------------------------------------------------------------- */
+
+static tn_status infer_embedding(tn_infer *c) {
+    const tn_node *index = c->in[0], *weight = c->in[1];
+    char text[96];
+    TRY(tn_need_integer(c, 0));
+    if (weight->rank != 2)
+        return tn_fail(TN_ERR_SHAPE, "embedding: the weight must be [rows, features], it is %s",
+                       tn_shape_text(weight, text, sizeof text));
+    if (index->rank + 1 > TN_MAX_RANK)
+        return tn_fail(TN_ERR_SHAPE, "embedding: an index of rank %d gives more than %d dimensions", index->rank,
+                       TN_MAX_RANK);
+    c->dtype = tn_dtype_is_quantized((tn_dtype)weight->dtype) ? TN_F32 : (tn_dtype)weight->dtype;
+    c->rank = index->rank + 1;
+    for (int d = 0; d < index->rank; d++)
+        nn_copy_dim(c, d, index, d);
+    nn_copy_dim(c, index->rank, weight, 1);
+    return TN_OK;
+}
+
+static tn_node *compose_embedding(tn_build *b, const tn_node *n) {
+    tn_node *weight = n->in[1], *index = n->in[0];
+    tn_node *flat = index->rank == 1 ? index : tn_b_reshape(b, index, (int64_t[]){tn_node_numel(index)}, 1);
+    if (tn_dtype_is_quantized((tn_dtype)weight->dtype)) weight = tn_b_cast(b, weight, TN_F32);
+    tn_node *rows = tn_b_index_select(b, weight, 0, flat);
+    return index->rank == 1 ? rows : tn_b_view(b, rows, n->shape, n->rank);
+}
+
+/* embedding(index, weight): the rows of weight [rows, features] with these numbers: index's shape, then features. Of a
+ * weight that is quantised in blocks these rows are decoded, to f32. */
+const tn_op_impl tn_impl_embedding = {
+    .keeps_half = true,
+    .quantized = 2,
+    .infer = infer_embedding,
+    .compose = compose_embedding,
+    .cases = "types=f32,f64; [2,3]:i64@0..4 [5,4]; []:i64@0..4 [5,2]; [9]:i32@0..4 [5,3]; [0]:i64@0..0 [5,3]; "
+             "error=rows [2]:i64@0..1 [4]; error=integer [2]:f32 [4,2]; error= types=f32; [3]:i64@0..4 [5,64]:q4_1; "
+             "[2,1]:i64@-1..5 [5,256]:q4_k"};
+
+/* ---- rope -------------------------------------------------------------------------------------------------------- */
+
+static tn_status infer_rope(tn_infer *c) {
+    const tn_node *x = c->in[0], *cosine = c->in[1], *sine = c->in[2];
+    char xt[96], ct[96], st[96];
+    TRY(tn_need_float(c, 0));
+    TRY(tn_infer_same(c));
+    if (x->rank == TN_MAX_RANK)
+        return tn_fail(TN_ERR_SHAPE, "rope: x has %d dimensions, at most %d are possible", x->rank, TN_MAX_RANK - 1);
+    bool fits = x->rank >= 1 && cosine->rank >= 1 && cosine->rank <= x->rank && sine->rank == cosine->rank;
+    fits = fits && 2 * cosine->shape[cosine->rank - 1] <= x->shape[x->rank - 1];
+    for (int d = 0; fits && d < cosine->rank; d++) {
+        int64_t own = x->shape[x->rank - cosine->rank + d];
+        fits = sine->shape[d] == cosine->shape[d];
+        if (fits && d < cosine->rank - 1) fits = cosine->shape[d] == own || cosine->shape[d] == 1;
+    }
+    if (cosine->dtype != x->dtype || sine->dtype != x->dtype)
+        return tn_fail(TN_ERR_DTYPE, "rope: x, cos and sin must have one dtype, they are %s, %s and %s",
+                       tn_dtype_name((tn_dtype)x->dtype), tn_dtype_name((tn_dtype)cosine->dtype),
+                       tn_dtype_name((tn_dtype)sine->dtype));
+    if (fits) return TN_OK;
+    return tn_fail(TN_ERR_SHAPE,
+                   "rope: x %s, cos %s and sin %s do not fit: cos and sin are [positions, half] with half at most "
+                   "half of x's last dimension",
+                   tn_shape_text(x, xt, sizeof xt), tn_shape_text(cosine, ct, sizeof ct),
+                   tn_shape_text(sine, st, sizeof st));
+}
+
+static tn_status infer_rope_rows(tn_infer *c) {
+    for (int i = 0; i < 3; i++)
+        TRY(tn_need_contiguous(c, i));
+    if (c->in[0]->dtype != TN_F32) return tn_fail(TN_ERR_DTYPE, "%s: only f32", c->row->name);
+    return infer_rope(c);
+}
+
+/* Feature j of a row, where no kernel does it: its own part and its partner's. */
+static kir_val lower_rope_rows(tn_lower *lw, const tn_node *n, const kir_aff *at) {
+    kir_builder *kb = lw->kb;
+    const tn_node *angles = n->in[1];
+    int64_t half = angles->shape[angles->rank - 1];
+    int last = n->rank - 1;
+    kir_aff own[TN_MAX_RANK], table[TN_MAX_RANK];
+    kir_val j = kir_index(kb, &at[last]), one = kir_const_i(kb, KIR_I64, 1), width = kir_const_i(kb, KIR_I64, half);
+    bool neighbours = n->i[TN_ROPE_ROWS_INTERLEAVED];
+    kir_val first = neighbours ? kir_binary(kb, KIR_EQ, kir_binary(kb, KIR_AND, j, one), kir_const_i(kb, KIR_I64, 0))
+                               : kir_binary(kb, KIR_LT, j, width);
+    kir_val low = kir_binary(kb, KIR_SUB, j, width), high = kir_binary(kb, KIR_ADD, j, width);
+    kir_val partner = neighbours ? kir_binary(kb, KIR_XOR, j, one) : kir_select(kb, first, high, low);
+    kir_val pair = neighbours ? kir_binary(kb, KIR_SHR, j, one) : kir_select(kb, first, j, low);
+    kir_val turning = kir_binary(kb, KIR_LT, j, kir_const_i(kb, KIR_I64, 2 * half));
+    memcpy(own, at, (size_t)n->rank * sizeof *own);
+    for (int d = 0; d < angles->rank - 1; d++)
+        table[d] = angles->shape[d] == 1 ? kir_aff_const(0) : at[n->rank - angles->rank + d];
+    table[angles->rank - 1] = tn_aff_value(pair);
+    kir_val x = tn_lower_at(lw, n->in[0], own);
+    own[last] = tn_aff_value(partner);
+    kir_val y = tn_lower_at_masked(lw, n->in[0], own, turning);
+    kir_val cosine = tn_lower_at_masked(lw, n->in[1], table, turning),
+            sine = tn_lower_at_masked(lw, n->in[2], table, turning);
+    sine = kir_select(kb, first, kir_unary(kb, KIR_NEG, sine), sine);
+    kir_val rotated = kir_binary(kb, KIR_ADD, kir_binary(kb, KIR_MUL, x, cosine), kir_binary(kb, KIR_MUL, y, sine));
+    return kir_select(kb, turning, rotated, x);
+}
+
+static void reference_rope_rows(const tn_reference *r) {
+    const tn_node *n = r->node, *angles = n->in[1];
+    int64_t half = angles->shape[angles->rank - 1], last = n->rank - 1, from[TN_MAX_RANK], table[TN_MAX_RANK];
+    bool neighbours = n->i[TN_ROPE_ROWS_INTERLEAVED];
+    for (tn_walk w = tn_walk_begin(n); w.place < w.count; tn_walk_next(&w)) {
+        int64_t j = w.at[last];
+        bool first = neighbours ? j % 2 == 0 : j < half;
+        r->out[w.place] = r->in[0][w.place];
+        if (j >= 2 * half) continue;
+        memcpy(from, w.at, sizeof from);
+        from[last] = neighbours ? j ^ 1 : first ? j + half : j - half;
+        for (int d = 0; d < angles->rank - 1; d++)
+            table[d] = angles->shape[d] == 1 ? 0 : w.at[n->rank - angles->rank + d];
+        table[angles->rank - 1] = neighbours ? j / 2 : j % half;
+        int64_t angle = tn_element_offset(angles, table);
+        double across = r->in[0][tn_element_offset(n, from)] * r->in[2][angle];
+        r->out[w.place] = r->in[0][w.place] * r->in[1][angle] + (first ? -across : across);
+    }
+}
+
+/* rope_rows(x, cos, sin, interleaved): rope of contiguous f32 operands. */
+const tn_op_impl tn_impl_rope_rows = {
+    .class_ = TN_NATIVE,
+    .infer = infer_rope_rows,
+    .lower = lower_rope_rows,
+    .reference = reference_rope_rows,
+    .cases =
+        "types=f32 tol=4e-6 atol=2e-6; [2,3,4] [3,2] [3,2] interleaved=false; [2,3,18] [3,8] [3,8] interleaved=true; "
+        "[4,3,13] [4,1,6] [4,1,6] interleaved=false; [5,13] [1,5] [1,5] interleaved=true; [4] [2] [2] "
+        "interleaved=true; "
+        "error=f32 [2,4]:f64 [2,2]:f64 [2,2]:f64 interleaved=true",
+    .flops = 3};
+
+/* The two parts of each pair in x. */
+typedef struct rope_parts {
+    tn_node *first, *second;
+} rope_parts;
+
+static rope_parts split_pairs(tn_build *b, const tn_node *n, tn_node *x) {
+    const tn_node *cosine = n->in[1];
+    int64_t half = cosine->shape[cosine->rank - 1], last = n->rank - 1;
+    bool interleaved = n->i[TN_ROPE_INTERLEAVED];
+    rope_parts p = {0};
+    p.first = interleaved ? tn_b_slice(b, x, last, 0, 2 * half, 2) : tn_b_slice(b, x, last, 0, half, 1);
+    p.second = interleaved ? tn_b_slice(b, x, last, 1, 2 * half, 2) : tn_b_slice(b, x, last, half, 2 * half, 1);
+    return p;
+}
+
+/* x [..., 2·half] with each pair in a dimension of its own: the last one when neighbours
+ * are a pair, else the one before. */
+static tn_node *as_pairs(tn_build *b, const tn_node *n, tn_node *x) {
+    int64_t shape[TN_MAX_RANK], half = n->in[1]->shape[n->in[1]->rank - 1];
+    int last = n->rank - 1;
+    memcpy(shape, n->shape, (size_t)n->rank * sizeof *shape);
+    shape[last] = n->i[TN_ROPE_INTERLEAVED] ? half : 2;
+    shape[last + 1] = n->i[TN_ROPE_INTERLEAVED] ? 2 : half;
+    return tn_b_reshape(b, x, shape, n->rank + 1);
+}
+
+/* Turns each pair of x by the angle; back: by its opposite. A pair (x, y) becomes (x, y)·cos + (y, x)·(-sin, sin): one
+ * expression for both, so that a kernel reads and writes all features in their order. */
+static tn_node *rotate(tn_build *b, const tn_node *n, tn_node *x, bool back) {
+    bool interleaved = n->i[TN_ROPE_INTERLEAVED];
+    int64_t half = n->in[1]->shape[n->in[1]->rank - 1], all = n->shape[n->rank - 1], last = n->rank - 1;
+    int64_t pair = interleaved ? n->rank : n->rank - 1, beside = interleaved ? -1 : -2;
+    tn_node *rest = 2 * half < all ? tn_b_slice(b, x, last, 2 * half, all, 1) : NULL;
+    tn_node *pairs = as_pairs(b, n, rest ? tn_b_slice(b, x, last, 0, 2 * half, 1) : x);
+    tn_node *swapped = tn_b_slice(b, pairs, pair, INT64_MAX, INT64_MIN, -1);
+    tn_node *sign = tn_b_arange(b, back ? 1 : -1, back ? -3 : 3, back ? -2 : 2, (tn_dtype)n->dtype);
+    tn_node *signs = interleaved ? sign : tn_b_unsqueeze(b, sign, -1);
+    tn_node *cosine = tn_b_unsqueeze(b, n->in[1], beside), *sine = tn_b_unsqueeze(b, n->in[2], beside);
+    tn_node *rotated = tn_b_add(b, tn_b_mul(b, pairs, cosine), tn_b_mul(b, swapped, tn_b_mul(b, sine, signs)));
+    if (!rest) return tn_b_view(b, rotated, n->shape, n->rank);
+    int64_t shape[TN_MAX_RANK];
+    memcpy(shape, n->shape, (size_t)n->rank * sizeof *shape);
+    shape[last] = 2 * half;
+    return tn_b_cat(b, (tn_node *[]){tn_b_view(b, rotated, shape, n->rank), rest}, 2, last);
+}
+
+/* In f32 there is a kernel for it. */
+static tn_node *rotated(tn_build *b, const tn_node *n, tn_node *x, bool back) {
+    if (n->dtype != TN_F32 || n->rank - 1 > TN_ROPE_AXES) return rotate(b, n, x, back);
+    tn_node *sine = back ? tn_b_neg(b, n->in[2]) : n->in[2];
+    return tn_b_rope_rows(b, tn_b_laid_out(b, x), tn_b_laid_out(b, n->in[1]), tn_b_laid_out(b, sine),
+                          n->i[TN_ROPE_INTERLEAVED]);
+}
+
+static tn_node *compose_rope(tn_build *b, const tn_node *n) { return rotated(b, n, n->in[0], false); }
+
+static tn_status grad_rope(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    if (tn_needs_grad(n, 0)) grads[0] = rotated(b, n, dy, true);
+    if (!tn_needs_grad(n, 1) && !tn_needs_grad(n, 2)) return b->status;
+    rope_parts x = split_pairs(b, n, n->in[0]), g = split_pairs(b, n, dy);
+    tn_node *along = tn_b_add(b, tn_b_mul(b, g.first, x.first), tn_b_mul(b, g.second, x.second));
+    tn_node *across = tn_b_sub(b, tn_b_mul(b, g.second, x.first), tn_b_mul(b, g.first, x.second));
+    if (tn_needs_grad(n, 1)) grads[1] = tn_b_sum_to(b, along, n->in[1]);
+    if (tn_needs_grad(n, 2)) grads[2] = tn_b_sum_to(b, across, n->in[2]);
+    return b->status;
+}
+
+/* rope(x, cos, sin, interleaved): rotary position embedding: each pair of x [..., positions, features] is turned by an
+ * angle whose cosine and sine are given [positions, half]. Pairs are (i, i + half), or neighbours when interleaved;
+ * features behind 2·half stay. Source: Su et al. 2021. */
+const tn_op_impl tn_impl_rope = {.infer = infer_rope,
+                                 .compose = compose_rope,
+                                 .grad = grad_rope,
+                                 .cases =
+                                     "tol=4e-6 atol=2e-6; [2,3,4] [3,2] [3,2]; [2,3,6] [3,2] [3,2] interleaved=true; "
+                                     "[2,3,6] [3,2] [3,2]; [2,3,4] [3,2] [3,2] interleaved=true; [2,2,3,4] [1,2] [1,2] "
+                                     "interleaved=true; error=half [3,4] [3,3] [3,3]; "
+                                     "error=fit [3,4] [2,2] [2,2]; error=dtype [3,4]:f32 [3,2]:f64 [3,2]:f64"};

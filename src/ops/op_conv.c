@@ -1,0 +1,1045 @@
+/* op_conv.c — convolution of images (and, with a height of 1, of sequences), and the windows of convolution and
+ * pooling. */
+#include <string.h>
+
+#include "ops/ops_common.h"
+
+/* ==== windows ===================================================================================================== */
+
+/* ---- shapes ------------------------------------------------------------------------------------------------------ */
+
+int64_t tn_window_reach(const tn_window *w, int axis) { return w->dilation[axis] * (w->kernel[axis] - 1) + 1; }
+
+int64_t tn_window_out_size(const tn_window *w, int axis, int64_t size, bool ceil_mode) {
+    int64_t room = size + 2 * w->padding[axis] - tn_window_reach(w, axis), stride = w->stride[axis];
+    if (room < 0) return -1;
+    int64_t count = (ceil_mode ? room + stride - 1 : room) / stride + 1;
+    return ceil_mode && (count - 1) * stride >= size + w->padding[axis] ? count - 1 : count;
+}
+
+tn_status tn_window_check(const tn_infer *c, const tn_window *w, int first_axis) {
+    for (int a = first_axis; a < 2; a++) {
+        int64_t most = tn_max64(tn_max64(w->kernel[a], w->stride[a]), tn_max64(w->padding[a], w->dilation[a]));
+        bool fine = w->kernel[a] >= 1 && w->stride[a] >= 1 && w->dilation[a] >= 1 && w->padding[a] >= 0;
+        if (fine && most <= INT32_MAX) continue;
+        return tn_fail(TN_ERR_ARGUMENT,
+                       "%s: kernel %lld, stride %lld, padding %lld, dilation %lld: all but the padding must be "
+                       "at least 1, the padding at least 0, and none above 2147483647",
+                       c->row->name, (long long)w->kernel[a], (long long)w->stride[a], (long long)w->padding[a],
+                       (long long)w->dilation[a]);
+    }
+    return TN_OK;
+}
+
+tn_status tn_window_too_large(const tn_infer *c, const tn_window *w, int axis, int64_t size) {
+    return tn_fail(TN_ERR_SHAPE, "%s: a kernel that spans %lld does not fit into %lld with padding %lld on both sides",
+                   c->row->name, (long long)tn_window_reach(w, axis), (long long)size, (long long)w->padding[axis]);
+}
+
+/* ---- images ------------------------------------------------------------------------------------------------------ */
+
+tn_status tn_nchw_check(const tn_infer *c, int axes) {
+    const tn_node *x = c->in[0];
+    char text[96];
+    if (x->rank == axes + 1 || x->rank == axes + 2) return TN_OK;
+    return tn_fail(TN_ERR_SHAPE, "%s: the input must be [batch, channels, %s], or that without the batch; it is %s",
+                   c->row->name, axes == 2 ? "height, width" : "length", tn_shape_text(x, text, sizeof text));
+}
+
+int tn_nchw_channel_dim(const tn_node *x, int axes) { return x->rank - axes - 1; }
+
+static void set_dim(tn_infer *c, int dim, int64_t extent, int symbol) {
+    c->shape[dim] = extent;
+    c->symbol[dim] = (uint8_t)symbol;
+}
+
+void tn_nchw_infer(tn_infer *c, int axes, int64_t channels, const int64_t *size) {
+    const tn_node *x = c->in[0];
+    int at = tn_nchw_channel_dim(x, axes);
+    c->dtype = (tn_dtype)x->dtype;
+    c->rank = x->rank;
+    if (at) set_dim(c, 0, x->shape[0], x->symbol[0]);
+    set_dim(c, at, channels, 0);
+    for (int a = 0; a < axes; a++)
+        set_dim(c, at + 1 + a, size[a], 0);
+}
+
+tn_node *tn_b_as_nchw(tn_build *b, tn_node *x, int axes) {
+    if (!x || (x->rank == 4 && axes == 2)) return x;
+    int at = tn_nchw_channel_dim(x, axes);
+    int64_t shape[4] = {at ? x->shape[0] : 1, x->shape[at], axes == 2 ? x->shape[at + 1] : 1, x->shape[x->rank - 1]};
+    return tn_b_reshape(b, x, shape, 4);
+}
+
+/* ---- what the window sees ---------------------------------------------------------------------------------------- */
+
+tn_node *tn_b_padded(tn_build *b, tn_node *x, const int64_t pads[4], double value) {
+    if (pads[0] > 0 || pads[1] > 0 || pads[2] > 0 || pads[3] > 0) return tn_b_pad(b, x, pads, 4, value);
+    for (int a = 0; a < 2 && x; a++) {
+        const int64_t *cut = pads + 2 * (1 - a);
+        if (cut[0] || cut[1]) x = tn_b_slice(b, x, 2 + a, -cut[0], x->shape[2 + a] + cut[1], 1);
+    }
+    return x;
+}
+
+static const int64_t window_none[2] = {0, 0}, ones[2] = {1, 1};
+
+/* A window of one tap moves nothing: every stride-th element, as [n, c, 1, 1, …]. */
+static tn_node *one_tap(tn_build *b, tn_node *x, const int64_t *stride) {
+    for (int a = 0; a < 2 && x; a++)
+        if (stride[a] > 1) x = tn_b_slice(b, x, 2 + a, 0, x->shape[2 + a], stride[a]);
+    return x ? tn_b_reshape(b, x, (int64_t[]){x->shape[0], x->shape[1], 1, 1, x->shape[2], x->shape[3]}, 6) : NULL;
+}
+
+tn_node *tn_b_im2col(tn_build *b, tn_node *x, const tn_window *w, const int64_t *places, double value) {
+    int64_t pads[4];
+    if (!x) return NULL;
+    for (int a = 0; a < 2; a++) {
+        int64_t end = (places[a] - 1) * w->stride[a] + tn_window_reach(w, a); /* of what is seen, in the padded image */
+        int64_t behind = end - w->padding[a] - x->shape[2 + a];
+        pads[2 * (1 - a)] = w->padding[a];
+        pads[2 * (1 - a) + 1] =
+            behind < 0 && -behind < w->stride[a] ? 0 : behind; /* the rest is too short for a step */
+    }
+    x = tn_b_padded(b, x, pads, value);
+    if (w->kernel[0] == 1 && w->kernel[1] == 1) return one_tap(b, x, w->stride);
+    return tn_b_unfold2d(b, x, w->kernel, w->stride, window_none, w->dilation, value);
+}
+
+/* ---- the way back ------------------------------------------------------------------------------------------------ */
+
+bool tn_window_has_phases(const tn_window *w) {
+    for (int a = 0; a < 2; a++)
+        if (w->stride[a] > TN_MAX_PHASES || (w->stride[a] > 1 && w->dilation[a] > 1)) return false;
+    return true;
+}
+
+/* Pixel y = number + stride·i lies in the padded image at stride·(i + skip) + first, and tap first + stride·t of the
+ * result at i + skip - t covers it. Taps run downwards, so the window over the results
+ * begins taps - 1 before i + skip. */
+tn_phase tn_phase_of(const tn_window *w, const int64_t *number, const int64_t *size, const int64_t *places) {
+    tn_phase p;
+    for (int a = 0; a < 2; a++) {
+        int64_t stride = w->stride[a], at = number[a] + w->padding[a], skip = at / stride;
+        p.first[a] = at % stride;
+        p.taps[a] = p.first[a] < w->kernel[a] ? tn_ceil_div(w->kernel[a] - p.first[a], stride) : 0;
+        p.pixels[a] = tn_ceil_div(size[a], stride);
+        p.spacing[a] = stride == 1 ? w->dilation[a] : 1;
+        p.pads[2 * (1 - a)] = (p.taps[a] - 1) * p.spacing[a] - skip;
+        p.pads[2 * (1 - a) + 1] = p.pixels[a] + skip - places[a];
+    }
+    return p;
+}
+
+tn_node *tn_b_im2col_phase(tn_build *b, tn_node *y, const tn_phase *p, double value) {
+    y = tn_b_padded(b, y, p->pads, value);
+    if (p->taps[0] == 1 && p->taps[1] == 1) return one_tap(b, y, ones);
+    return tn_b_unfold2d(b, y, p->taps, ones, window_none, p->spacing, value);
+}
+
+/* Several parts as one, their elements alternating along dim. */
+static tn_node *alternate(tn_build *b, tn_node *const *parts, int64_t count, int dim) {
+    int64_t shape[TN_MAX_RANK];
+    if (count == 1 || !parts[0]) return parts[0];
+    for (int d = 0; d < 4; d++)
+        shape[d] = parts[0]->shape[d];
+    shape[dim] *= count;
+    return tn_b_reshape(b, tn_b_stack(b, parts, (int)count, dim + 1), shape, 4);
+}
+
+tn_node *tn_b_join_phases(tn_build *b, tn_node *const *parts, const tn_window *w, const int64_t *size) {
+    tn_node *rows[TN_MAX_PHASES];
+    for (int64_t k = 0; k < w->stride[0]; k++)
+        rows[k] = alternate(b, parts + k * w->stride[1], w->stride[1], 3);
+    tn_node *y = alternate(b, rows, w->stride[0], 2);
+    for (int a = 0; a < 2; a++)
+        if (y && y->shape[2 + a] != size[a]) y = tn_b_slice(b, y, 2 + a, 0, size[a], 1);
+    return y;
+}
+
+/* ==== convolution ================================================================================================= */
+/* A convolution is a product of the weight with what its window sees at each place (ops_common.h). Its gradients are a
+ * transposed convolution and a third op, the product over all places that yields the weight's; each of the three has
+ * the other two as its gradients, so they can be differentiated for ever.
+ *
+ * All of them come down to three primitives. conv2d_forward is the product of filters with windows: a convolution is
+ * one. conv2d_dgrad, the way back, is one for each of its phases. conv2d_wgrad is the product over all places. Where
+ * there is a kernel for them no window is ever made; elsewhere they are what their compositions say, to the same bits.
+ * */
+
+/* ---- shapes ------------------------------------------------------------------------------------------------------ */
+
+static tn_status check_same_dtype(const tn_infer *c) {
+    for (int i = 0; i < c->n_in; i++) {
+        if (!c->in[i]) continue;
+        TRY(tn_need_float(c, i));
+        if (c->in[i]->dtype != c->in[0]->dtype)
+            return tn_fail(TN_ERR_DTYPE, "%s: dtypes %s and %s differ; cast one of them", c->row->name,
+                           tn_dtype_name((tn_dtype)c->in[0]->dtype), tn_dtype_name((tn_dtype)c->in[i]->dtype));
+    }
+    return TN_OK;
+}
+
+/* The public convolutions take integers too. */
+static tn_status check_numbers(const tn_infer *c) {
+    tn_dtype t = (tn_dtype)c->in[0]->dtype;
+    if (tn_dtype_is_float(t)) return check_same_dtype(c);
+    for (int i = 0; i < c->n_in; i++) {
+        if (!c->in[i]) continue;
+        if (t == TN_BOOL) return tn_refuse_dtype(c, i, "floating point or an integer type");
+        if (c->in[i]->dtype != t)
+            return tn_fail(TN_ERR_DTYPE, "%s: dtypes %s and %s differ; cast one of them", c->row->name,
+                           tn_dtype_name(t), tn_dtype_name((tn_dtype)c->in[i]->dtype));
+    }
+    return TN_OK;
+}
+
+static tn_status check_bias(const tn_infer *c, int64_t channels) {
+    const tn_node *bias = c->in[2];
+    char text[96];
+    if (!bias || (bias->rank == 1 && bias->shape[0] == channels)) return TN_OK;
+    return tn_fail(TN_ERR_SHAPE, "%s: the bias must be [%lld], it is %s", c->row->name, (long long)channels,
+                   tn_shape_text(bias, text, sizeof text));
+}
+
+/* Attributes of a convolution over `axes` axes: stride, padding, dilation (one an axis), groups. */
+static tn_window conv_window(const int64_t *i, const tn_node *weight, int axes) {
+    tn_window w = {.kernel = {1, 1}, .stride = {1, 1}, .dilation = {1, 1}};
+    for (int a = 0; a < axes; a++) {
+        int to = 2 - axes + a;
+        w.kernel[to] = weight->shape[2 + a];
+        w.stride[to] = i[a];
+        w.padding[to] = i[axes + a];
+        w.dilation[to] = i[2 * axes + a];
+    }
+    return w;
+}
+
+static int64_t conv_groups(const int64_t *i, int axes) { return i[3 * axes]; }
+
+/* By division: groups may be any number. */
+static bool groups_fit(int64_t channels, const tn_node *weight, int64_t groups) {
+    if (groups < 1 || channels % groups != 0 || weight->shape[0] % groups != 0) return false;
+    return channels / groups == weight->shape[1];
+}
+
+/* The same of a weight [in channels, out channels / groups, …], which may have no channels, so that any number divides
+ * them. */
+static bool groups_spread(const tn_node *weight, int64_t groups) {
+    return groups >= 1 && weight->shape[0] % groups == 0 && weight->shape[1] <= INT64_MAX / groups;
+}
+
+static tn_status check_conv_channels(const tn_infer *c, int axes) {
+    const tn_node *x = c->in[0], *w = c->in[1];
+    int64_t groups = conv_groups(c->attrs->i, axes), channels = x->shape[tn_nchw_channel_dim(x, axes)];
+    char xt[96], wt[96];
+    if (groups_fit(channels, w, groups)) return TN_OK;
+    return tn_fail(TN_ERR_SHAPE,
+                   "%s: input %s, weight %s and %lld groups do not fit: the weight is [out channels, in channels / "
+                   "groups, kernel], and groups divides both numbers of channels",
+                   c->row->name, tn_shape_text(x, xt, sizeof xt), tn_shape_text(w, wt, sizeof wt), (long long)groups);
+}
+
+static tn_status infer_conv(tn_infer *c, int axes) {
+    const tn_node *x = c->in[0], *weight = c->in[1];
+    char text[96];
+    int64_t size[2];
+    TRY(check_numbers(c));
+    TRY(tn_nchw_check(c, axes));
+    if (weight->rank != axes + 2)
+        return tn_fail(TN_ERR_SHAPE, "%s: the weight must have %d dimensions, it is %s", c->row->name, axes + 2,
+                       tn_shape_text(weight, text, sizeof text));
+    TRY(check_conv_channels(c, axes));
+    TRY(check_bias(c, weight->shape[0]));
+    tn_window w = conv_window(c->attrs->i, weight, axes);
+    TRY(tn_window_check(c, &w, 2 - axes));
+    for (int a = 0; a < axes; a++) {
+        int64_t extent = x->shape[x->rank - axes + a];
+        size[a] = tn_window_out_size(&w, 2 - axes + a, extent, false);
+        if (size[a] < 0) return tn_window_too_large(c, &w, 2 - axes + a, extent);
+    }
+    tn_nchw_infer(c, axes, weight->shape[0], size);
+    return TN_OK;
+}
+
+static tn_status infer_conv1d(tn_infer *c) { return infer_conv(c, 1); }
+static tn_status infer_conv2d(tn_infer *c) { return infer_conv(c, 2); }
+
+/* ---- the three products ------------------------------------------------------------------------------------------ */
+
+/* One filter a channel: a product of matrices would be all edges, so it is a sum over the window. */
+static bool depthwise(const tn_node *weight, int64_t groups) {
+    return groups > 1 && weight->shape[0] == groups && weight->shape[1] == 1;
+}
+
+/* [n, channels, taps, taps, places, places] as matrices [n, (groups,) channels of a group · taps, places]. */
+static tn_node *columns(tn_build *b, tn_node *seen, int64_t groups) {
+    if (!seen) return NULL;
+    const int64_t *s = seen->shape;
+    int64_t depth = s[1] / groups * s[2] * s[3], count = s[4] * s[5];
+    if (groups == 1) return tn_b_reshape(b, seen, (int64_t[]){s[0], depth, count}, 3);
+    return tn_b_reshape(b, seen, (int64_t[]){s[0], groups, depth, count}, 4);
+}
+
+/* Images [n, channels, h, w] as such matrices. */
+static tn_node *pixels(tn_build *b, tn_node *y, int64_t groups) {
+    if (!y) return NULL;
+    const int64_t *s = y->shape;
+    if (groups == 1) return tn_b_reshape(b, y, (int64_t[]){s[0], s[1], s[2] * s[3]}, 3);
+    return tn_b_reshape(b, y, (int64_t[]){s[0], groups, s[1] / groups, s[2] * s[3]}, 4);
+}
+
+/* A weight [channels, …] as matrices [(groups,) channels of a group, the rest]. */
+static tn_node *filters(tn_build *b, tn_node *weight, int64_t groups) {
+    int64_t count = weight->shape[0] / groups, depth = weight->shape[1] * weight->shape[2] * weight->shape[3];
+    if (groups == 1) return tn_b_reshape(b, weight, (int64_t[]){count, depth}, 2);
+    return tn_b_reshape(b, weight, (int64_t[]){groups, count, depth}, 3);
+}
+
+/* Σ over taps of what is seen times the filter of each channel [channels, 1, taps, taps]. */
+static tn_node *weigh_im2col(tn_build *b, tn_node *seen, tn_node *weight) {
+    if (!seen || !weight) return NULL;
+    const int64_t *s = weight->shape;
+    tn_node *filter = tn_b_reshape(b, weight, (int64_t[]){s[0], s[2], s[3], 1, 1}, 5);
+    return tn_b_sum(b, tn_b_mul(b, seen, filter), (int64_t[]){2, 3}, 2, false);
+}
+
+/* What one tap sees of an image as far as the window reaches. */
+static tn_node *tap_im2col(tn_build *b, tn_node *image, const tn_window *w, const int64_t *places, const int64_t *tap) {
+    for (int a = 0; a < 2; a++) {
+        int64_t from = tap[a] * w->dilation[a], to = from + (places[a] - 1) * w->stride[a] + 1;
+        image = tn_b_slice(b, image, 2 + a, from, to, w->stride[a]);
+    }
+    return image;
+}
+
+enum { AT_ONCE = 9, PASSES = 6 }; /* taps of a pass; passes, at most */
+
+int64_t tn_depthwise_pass(const int64_t kernel[2], const int64_t stride[2]) {
+    return tn_ceil_div(kernel[0] * kernel[1], AT_ONCE) > PASSES || stride[1] > 1 ? 0 : AT_ONCE;
+}
+
+/* The same as shifted images, each times a number a channel, in passes that store nothing in between; each takes as
+ * many taps as a program has room for. Columns that are left out would be read one by one: windows then. */
+static tn_node *weigh_channels(tn_build *b, tn_node *x, tn_node *weight, const tn_window *w, const int64_t *places) {
+    int64_t taps = w->kernel[0] * w->kernel[1], passes = tn_ceil_div(taps, AT_ONCE), pads[4];
+    tn_node *pass[PASSES];
+    if (!x || !weight) return NULL;
+    if (tn_depthwise_pass(w->kernel, w->stride) == 0 || places[0] < 1 || places[1] < 1)
+        return weigh_im2col(b, tn_b_im2col(b, x, w, places, 0.0), weight);
+    for (int a = 0; a < 2; a++) {
+        int64_t end = (places[a] - 1) * w->stride[a] + tn_window_reach(w, a);
+        pads[2 * (1 - a)] = w->padding[a];
+        pads[2 * (1 - a) + 1] = end - w->padding[a] - x->shape[2 + a];
+    }
+    tn_node *image = tn_b_padded(b, x, pads, 0.0);
+    tn_node *filter = tn_b_reshape(b, weight, (int64_t[]){weight->shape[0], taps, 1, 1}, 4);
+    for (int64_t t = 0; t < taps; t++) {
+        tn_node **sum = &pass[t / AT_ONCE];
+        tn_node *seen = tap_im2col(b, image, w, places, (int64_t[]){t / w->kernel[1], t % w->kernel[1]});
+        tn_node *part = tn_b_mul(b, seen, tn_b_select(b, filter, 1, t));
+        *sum = t % AT_ONCE ? tn_b_add(b, *sum, part) : part;
+    }
+    if (passes == 1) return pass[0];
+    return tn_b_sum(b, tn_b_stack(b, pass, (int)passes, 0), (int64_t[]){0}, 1, false);
+}
+
+/* The window of filters [.., .., kernel, kernel]; of each number two. */
+static tn_window filter_taps(const tn_node *weight, const int64_t *stride, const int64_t *before,
+                             const int64_t *dilation) {
+    tn_window w;
+    for (int a = 0; a < 2; a++) {
+        w.kernel[a] = weight->shape[2 + a];
+        w.stride[a] = stride[a];
+        w.padding[a] = before[a];
+        w.dilation[a] = dilation[a];
+    }
+    return w;
+}
+
+/* Σ over k of x·y: of halves in f32 if the sums are to be `wide`. */
+static tn_node *product(tn_build *b, tn_node *x, tn_node *y, bool wide) {
+    return wide ? tn_b_matmul_wide(b, x, y) : tn_b_matmul_batched(b, x, y);
+}
+
+/* The convolution by its definition: a product of the filters with what windows see. Of `w` the kernel is not read. */
+static tn_node *correlate_im2col(tn_build *b, tn_node *x, tn_node *weight, const tn_window *w, int64_t groups,
+                                 const int64_t *places, bool wide) {
+    if (!x || !weight) return NULL;
+    tn_window window = filter_taps(weight, w->stride, w->padding, w->dilation);
+    if (depthwise(weight, groups)) {
+        tn_node *y = weigh_channels(b, tn_b_as_f32(b, x), tn_b_as_f32(b, weight), &window, places); /* sums are f32 */
+        return wide ? y : tn_b_cast_like(b, y, x);
+    }
+    tn_node *seen = tn_b_im2col(b, x, &window, places, 0.0);
+    tn_node *y = product(b, filters(b, weight, groups), columns(b, seen, groups), wide);
+    return tn_b_view(b, y, (int64_t[]){x->shape[0], weight->shape[0], places[0], places[1]}, 4);
+}
+
+/* The convolution: x [n, channels, h, w] → [n, out, places], in x's dtype or, for halves, `wide`: in f32. */
+static tn_node *correlate(tn_build *b, tn_node *x, tn_node *weight, const tn_window *w, int64_t groups,
+                          const int64_t *places, bool wide) {
+    if (wide) return correlate_im2col(b, x, weight, w, groups, places, true);
+    return tn_b_conv2d_forward(b, x, weight, places, w->stride, w->padding, w->dilation, groups);
+}
+
+/* The taps of a phase, from the last to the first. */
+static tn_node *phase_taps(tn_build *b, tn_node *weight, const tn_window *w, const tn_phase *p) {
+    for (int a = 0; a < 2; a++) {
+        int64_t last = p->first[a] + w->stride[a] * (p->taps[a] - 1);
+        bool all = w->kernel[a] == 1;
+        if (!all) weight = tn_b_slice(b, weight, 2 + a, last, INT64_MIN, -w->stride[a]);
+    }
+    return weight;
+}
+
+/* weight [groups · in, out, taps, taps] as filters of the other direction: [groups · out, in, taps, taps]. */
+static tn_node *turned_filters(tn_build *b, tn_node *weight, int64_t groups) {
+    if (!weight) return NULL;
+    const int64_t *s = weight->shape;
+    if (groups == 1) return tn_b_permute(b, weight, (int64_t[]){1, 0, 2, 3}, 4);
+    int64_t in = s[0] / groups;
+    tn_node *split = tn_b_reshape(b, weight, (int64_t[]){groups, in, s[1], s[2], s[3]}, 5);
+    tn_node *turned = tn_b_permute(b, split, (int64_t[]){0, 2, 1, 3, 4}, 5);
+    return tn_b_reshape(b, turned, (int64_t[]){groups * s[1], in, s[2], s[3]}, 4);
+}
+
+static tn_node *spread_phase(tn_build *b, tn_node *y, tn_node *weight, const tn_window *w, int64_t groups,
+                             const tn_phase *p, bool wide) {
+    int64_t shape[4] = {y->shape[0], weight->shape[1] * groups, p->pixels[0], p->pixels[1]};
+    if (tn_phase_is_empty(p)) {
+        tn_node *zero = tn_b_const(b, 0.0, y);
+        return tn_b_expand(b, wide ? tn_b_as_f32(b, zero) : zero, shape, 4);
+    }
+    tn_node *taps = turned_filters(b, phase_taps(b, weight, w, p), groups);
+    tn_window over = {.stride = {1, 1}, .padding = {p->pads[2], p->pads[0]}};
+    memcpy(over.dilation, p->spacing, sizeof over.dilation);
+    return correlate(b, y, taps, &over, groups, p->pixels, wide);
+}
+
+static tn_node *spread_in_phases(tn_build *b, tn_node *y, tn_node *weight, const tn_window *w, int64_t groups,
+                                 const int64_t *size, bool wide) {
+    tn_node *parts[TN_MAX_PHASES * TN_MAX_PHASES];
+    for (int64_t k = 0; k < w->stride[0] * w->stride[1]; k++) {
+        int64_t number[2] = {k / w->stride[1], k % w->stride[1]};
+        tn_phase p = tn_phase_of(w, number, size, y->shape + 2);
+        parts[k] = spread_phase(b, y, weight, w, groups, &p, wide);
+    }
+    return tn_b_join_phases(b, parts, w, size);
+}
+
+/* What each pixel of y contributes to its window, summed. A stride and a dilation: the uncut image is made and then
+ * cut, as fold2d wants exactly the places that an image has. */
+static tn_node *spread_and_fold(tn_build *b, tn_node *y, tn_node *weight, const tn_window *w, int64_t groups,
+                                const int64_t *size, bool wide) {
+    const int64_t *s = weight->shape, none[2] = {0, 0};
+    tn_node *each = product(b, tn_b_transpose(b, filters(b, weight, groups), -2, -1), pixels(b, y, groups), wide);
+    int64_t shape[6] = {y->shape[0], s[1] * groups, s[2], s[3], y->shape[2], y->shape[3]}, whole[2], pads[4];
+    for (int a = 0; a < 2; a++) {
+        whole[a] = (y->shape[2 + a] - 1) * w->stride[a] + tn_window_reach(w, a);
+        pads[2 * (1 - a)] = -w->padding[a];
+        pads[2 * (1 - a) + 1] = size[a] + w->padding[a] - whole[a];
+    }
+    tn_node *all = tn_b_fold2d(b, tn_b_view(b, each, shape, 6), w->kernel, w->stride, none, w->dilation, whole);
+    return tn_b_pad(b, all, pads, 4, 0.0);
+}
+
+static tn_node *spread_im2col(tn_build *b, tn_node *y, tn_node *weight, const tn_window *w, int64_t groups,
+                              const int64_t *size, bool wide) {
+    if (!y || !weight) return NULL;
+    return (tn_window_has_phases(w) ? spread_in_phases : spread_and_fold)(b, y, weight, w, groups, size, wide);
+}
+
+/* The transposed convolution: y [n, groups · in, places] → images of `size`, in y's dtype or `wide`. */
+static tn_node *spread_conv(tn_build *b, tn_node *y, tn_node *weight, const tn_window *w, int64_t groups,
+                            const int64_t *size, bool wide) {
+    if (wide) return spread_im2col(b, y, weight, w, groups, size, true);
+    return tn_b_conv2d_dgrad(b, y, weight, size, w->stride, w->padding, w->dilation, groups);
+}
+
+/* Matrices [n, (groups,) rows, places] as [(groups,) rows, n · places]: one chain through the places of all images. */
+static tn_node *pixels_last(tn_build *b, tn_node *m) {
+    if (!m) return NULL;
+    const int64_t *s = m->shape;
+    if (m->rank == 3)
+        return tn_b_reshape(b, tn_b_permute(b, m, (int64_t[]){1, 0, 2}, 3), (int64_t[]){s[1], s[0] * s[2]}, 2);
+    tn_node *turned = tn_b_permute(b, m, (int64_t[]){1, 2, 0, 3}, 4);
+    return tn_b_reshape(b, turned, (int64_t[]){s[1], s[2], s[0] * s[3]}, 3);
+}
+
+/* The product over all places: x [n, channels, h, w] and y [n, out, places] → [out, channels / groups, kernel]. */
+static tn_node *collect(tn_build *b, tn_node *x, tn_node *y, const tn_window *w, int64_t groups, const tn_node *like) {
+    if (!x || !y) return NULL;
+    tn_node *seen = tn_b_im2col(b, x, w, y->shape + 2, 0.0);
+    if (depthwise(like, groups)) {
+        tn_node *each = tn_b_reshape(b, y, (int64_t[]){y->shape[0], groups, 1, 1, y->shape[2], y->shape[3]}, 6);
+        return tn_b_view(b, tn_b_sum(b, tn_b_mul(b, seen, each), (int64_t[]){0, 4, 5}, 3, false), like->shape, 4);
+    }
+    tn_node *taps = tn_b_transpose(b, pixels_last(b, columns(b, seen, groups)), -2, -1);
+    return tn_b_view(b, tn_b_matmul_batched(b, pixels_last(b, pixels(b, y, groups)), taps), like->shape, 4);
+}
+
+/* To sums of halves the bias is added before they are rounded. */
+static bool wants_wide(const tn_node *n) { return n->in[2] && tn_dtype_is_half(n->dtype); }
+
+/* n's result, of the sums y. */
+static tn_node *add_bias(tn_build *b, const tn_node *n, tn_node *y) {
+    tn_node *bias = n->in[2];
+    if (!bias) return y;
+    tn_node *channels = tn_b_reshape(b, tn_b_as_f32(b, bias), (int64_t[]){bias->shape[0], 1, 1}, 3);
+    return tn_b_cast_like(b, tn_b_add(b, y, channels), bias);
+}
+
+static tn_node *bias_gradient(tn_build *b, const tn_node *n, tn_node *dy) {
+    int channels = tn_nchw_channel_dim(n, 2), count = 0;
+    int64_t dims[3];
+    for (int d = 0; d < n->rank; d++)
+        if (d != channels) dims[count++] = d;
+    return tn_b_sum(b, dy, dims, count, false);
+}
+
+/* ---- conv2d_forward -------------------------------------------------------------------------------------------------
+ * */
+
+static tn_status check_filters(const tn_infer *c, int64_t groups) {
+    const tn_node *x = c->in[0], *weight = c->in[1];
+    char xt[96], wt[96];
+    if (x->rank == 4 && weight->rank == 4 && groups_fit(x->shape[1], weight, groups)) return TN_OK;
+    return tn_fail(TN_ERR_SHAPE, "%s: images %s, filters %s and %lld groups do not fit", c->row->name,
+                   tn_shape_text(x, xt, sizeof xt), tn_shape_text(weight, wt, sizeof wt), (long long)groups);
+}
+
+/* Before the first element of an axis: rows and columns that are zero, or if negative are left out. */
+static tn_window filter_window(const int64_t *i, const tn_node *weight) {
+    return filter_taps(weight, i + TN_CONV2D_FORWARD_STRIDE, i + TN_CONV2D_FORWARD_PAD_BEFORE,
+                       i + TN_CONV2D_FORWARD_DILATION);
+}
+
+static tn_status infer_conv2d_forward(tn_infer *c) {
+    TRY(check_same_dtype(c));
+    TRY(check_filters(c, c->attrs->i[TN_CONV2D_FORWARD_GROUPS]));
+    tn_nchw_infer(c, 2, c->in[1]->shape[0], c->attrs->i + TN_CONV2D_FORWARD_OUT_SIZE);
+    return TN_OK;
+}
+
+static tn_node *compose_conv2d_forward(tn_build *b, const tn_node *n) {
+    tn_node *x = n->in[0], *weight = n->in[1];
+    tn_window w = filter_window(n->i, weight);
+    return correlate_im2col(b, x, weight, &w, n->i[TN_CONV2D_FORWARD_GROUPS], n->shape + 2, false);
+}
+
+/* Where tap `tap` of the window at (`y`, `x`) lies in an image of `size`, row by row; -1 outside. */
+static int64_t tap_pixel(const tn_window *w, const int64_t *size, int64_t y, int64_t x, int64_t tap) {
+    int64_t row = y * w->stride[0] + tap / w->kernel[1] * w->dilation[0] - w->padding[0];
+    int64_t column = x * w->stride[1] + tap % w->kernel[1] * w->dilation[1] - w->padding[1];
+    bool inside = row >= 0 && row < size[0] && column >= 0 && column < size[1];
+    return inside ? row * size[1] + column : -1;
+}
+
+/* A definition of its own: one place of one filter. `x`: the first of the group's `channels` planes. */
+static double correlate_pixel(const double *x, const int64_t *size, const double *filter, int64_t channels,
+                              const tn_window *w, int64_t pixel_y, int64_t pixel_x, double outside) {
+    int64_t taps = w->kernel[0] * w->kernel[1], plane = size[0] * size[1];
+    double sum = 0;
+    for (int64_t c = 0; c < channels; c++) {
+        for (int64_t t = 0; t < taps; t++) {
+            int64_t at = tap_pixel(w, size, pixel_y, pixel_x, t);
+            sum += (at >= 0 ? x[c * plane + at] : outside) * filter[c * taps + t];
+        }
+    }
+    return sum;
+}
+
+static void define_correlation(const tn_reference *r, const tn_window *w, int64_t groups, double outside) {
+    const tn_node *n = r->node, *x = n->in[0], *weight = n->in[1];
+    int64_t out = n->shape[1], channels = weight->shape[1], places = n->shape[2] * n->shape[3];
+    int64_t of_group = out / groups, plane = x->shape[2] * x->shape[3];
+    for (int64_t i = 0; i < tn_node_numel(n); i++) {
+        int64_t o = i / places % out, image = i / places / out, place = i % places;
+        const double *planes = r->in[0] + (image * x->shape[1] + o / of_group * channels) * plane;
+        const double *filter = r->in[1] + o * channels * w->kernel[0] * w->kernel[1];
+        r->out[i] = correlate_pixel(planes, x->shape + 2, filter, channels, w, place / n->shape[3], place % n->shape[3],
+                                    outside);
+    }
+}
+
+static void reference_conv2d_forward(const tn_reference *r) {
+    tn_window w = filter_window(r->node->i, r->node->in[1]);
+    define_correlation(r, &w, r->node->i[TN_CONV2D_FORWARD_GROUPS], 0);
+}
+
+/* conv2d_forward(x, weight, places, stride, before, dilation, groups): filters [out, channels / groups, kernel, kernel]
+ * over the windows of images [n, channels, h, w] at places[0] × places[1]: the window of place (u, v) begins at
+ * (u, v) · stride − before, and what lies outside of the image is zero. */
+const tn_op_impl tn_impl_conv2d_forward = {
+    .class_ = TN_NATIVE,
+    .infer = infer_conv2d_forward,
+    .compose = compose_conv2d_forward,
+    .reference = reference_conv2d_forward,
+    .cases = "grad=off tol=1e-5 atol=1e-5; "
+             "[2,2,4,5] [3,2,3,2] out_size=(2,4) stride=(1,1) pad_before=(0,0) dilation=(1,1) groups=1; "
+             "[2,3,5,6] [4,3,3,3] out_size=(3,3) stride=(2,2) pad_before=(1,1) dilation=(1,1) groups=1; "
+             "[1,2,6,5] [2,2,2,2] out_size=(5,3) stride=(1,1) pad_before=(-1,2) dilation=(1,3) groups=1; "
+             "[2,4,3,4] [6,2,2,3] out_size=(4,4) stride=(1,1) pad_before=(1,1) dilation=(1,1) groups=2; "
+             "[2,3,4,4] [3,1,3,3] out_size=(4,4) stride=(1,1) pad_before=(1,1) dilation=(1,1) groups=3; "
+             "[1,20,9,9] [17,20,3,3] out_size=(9,9) stride=(1,1) pad_before=(1,1) dilation=(1,1) groups=1; "
+             "[0,2,3,3] [2,2,2,2] out_size=(2,2) stride=(1,1) pad_before=(0,0) dilation=(1,1) groups=1; "
+             "error=fit [1,2,3,3] [2,3,2,2] out_size=(2,2) stride=(1,1) pad_before=(0,0) dilation=(1,1) groups=1"};
+
+/* ---- int_conv2d -------------------------------------------------------------------------------------------------- */
+
+static tn_window byte_window(const int64_t *i, const tn_node *weight) {
+    return filter_taps(weight, i + TN_INT_CONV2D_STRIDE, i + TN_INT_CONV2D_PADDING, i + TN_INT_CONV2D_DILATION);
+}
+
+/* Images and filters are bytes, and what lies outside is one of the images'. */
+static tn_status check_bytes(const tn_infer *c) {
+    int64_t outside = c->attrs->i[TN_INT_CONV2D_OUTSIDE];
+    for (int i = 0; i < 2; i++)
+        if (c->in[i]->dtype != TN_I8 && c->in[i]->dtype != TN_U8)
+            return tn_fail(TN_ERR_DTYPE, "int_conv2d: images and filters must be i8 or u8, one is %s",
+                           tn_dtype_name((tn_dtype)c->in[i]->dtype));
+    bool is_signed = c->in[0]->dtype == TN_I8;
+    if (outside >= (is_signed ? INT8_MIN : 0) && outside <= (is_signed ? INT8_MAX : UINT8_MAX)) return TN_OK;
+    return tn_fail(TN_ERR_ARGUMENT, "int_conv2d: outside of images of %s there cannot be %lld",
+                   tn_dtype_name((tn_dtype)c->in[0]->dtype), (long long)outside);
+}
+
+static tn_status infer_int_conv2d(tn_infer *c) {
+    const tn_node *x = c->in[0], *weight = c->in[1];
+    const int64_t *pads = c->attrs->i + TN_INT_CONV2D_PADDING;
+    int64_t places[2];
+    TRY(check_bytes(c));
+    TRY(check_filters(c, c->attrs->i[TN_INT_CONV2D_GROUPS]));
+    tn_window w = byte_window(c->attrs->i, weight), behind = w;
+    memcpy(behind.padding, pads + 2, sizeof behind.padding);
+    TRY(tn_window_check(c, &w, 0));
+    TRY(tn_window_check(c, &behind, 0));
+    for (int a = 0; a < 2; a++) {
+        int64_t size = x->shape[2 + a], room = size + pads[a] + pads[2 + a] - tn_window_reach(&w, a);
+        if (room < 0)
+            return tn_fail(
+                TN_ERR_SHAPE,
+                "int_conv2d: a window that reaches over %lld does not fit an extent of %lld with %lld before "
+                "and %lld behind it",
+                (long long)tn_window_reach(&w, a), (long long)size, (long long)pads[a], (long long)pads[2 + a]);
+        places[a] = room / w.stride[a] + 1;
+    }
+    tn_nchw_infer(c, 2, weight->shape[0], places);
+    c->dtype = TN_I32;
+    return TN_OK;
+}
+
+static tn_node *compose_int_conv2d(tn_build *b, const tn_node *n) {
+    tn_node *x = n->in[0], *weight = n->in[1];
+    tn_window w = byte_window(n->i, weight);
+    int64_t groups = n->i[TN_INT_CONV2D_GROUPS];
+    tn_node *seen = tn_b_im2col(b, x, &w, n->shape + 2, (double)n->i[TN_INT_CONV2D_OUTSIDE]);
+    tn_node *wide = tn_b_cast(b, weight, TN_I32), *rows = columns(b, tn_b_cast(b, seen, TN_I32), groups);
+    return wide ? tn_b_view(b, tn_b_matmul_batched(b, filters(b, wide, groups), rows), n->shape, 4) : NULL;
+}
+
+static void reference_int_conv2d(const tn_reference *r) {
+    const int64_t *i = r->node->i;
+    tn_window w = byte_window(i, r->node->in[1]);
+    define_correlation(r, &w, i[TN_INT_CONV2D_GROUPS], (double)i[TN_INT_CONV2D_OUTSIDE]);
+}
+
+/* int_conv2d(x, weight, stride, padding, dilation, groups, outside): cross-correlation of bytes, in i32: exact, modulo
+ * 2^32. Images [batch, channels, height, width] and filters [out, channels / groups, kernel height, kernel width] are
+ * i8 or u8, each their own; padding is rows above, columns before, rows below, columns behind, each of them `outside`
+ * (a zero point). Processors that add up four products of bytes at once take u8 images and i8 filters fastest. */
+const tn_op_impl tn_impl_int_conv2d = {
+    .class_ = TN_NATIVE,
+    .infer = infer_int_conv2d,
+    .compose = compose_int_conv2d,
+    .reference = reference_int_conv2d,
+    .cases = "types=i8,u8 grad=off; [2,3,5,6] [4,3,3,2] padding=(1,0,1,1) outside=3; "
+             "[1,40,9,9]:u8 [17,40,3,3]:i8 padding=(1,1,1,1) outside=7; "
+             "[2,33,8,11]:u8 [32,33,2,3]:i8 stride=(2,2) padding=(0,1,1,2) outside=200; "
+             "[1,128,5,6]:u8 [40,64,1,1]:i8 groups=2; [1,4,6,5] [2,2,2,2] dilation=(1,3) groups=2; "
+             "[1,2,4,4]:i8 [2,2,3,3]:u8 padding=(2,2,2,2) outside=-128; [0,2,3,3] [2,2,2,2]; "
+             "error=fit [1,2,3,3] [2,3,2,2]; error=i8 [1,1,3,3]:f32 [1,1,2,2]; error=reaches [1,1,2,2] [1,1,3,3]; "
+             "error=fit [1,1,3,3] [2,4,2,2] groups=4611686018427387904; "
+             "error=above [1,1,3,3] [1,1,2,2] padding=(1,0,9223372036854775807,0); "
+             "error=outside [1,1,3,3]:u8 [1,1,2,2] outside=256; error=outside [1,1,3,3]:i8 [1,1,2,2] outside=-129"};
+
+/* ---- conv2d_dgrad
+ * ---------------------------------------------------------------------------------------------------- */
+
+static tn_window spread_window(const int64_t *i, const tn_node *weight) {
+    return filter_taps(weight, i + TN_CONV2D_DGRAD_STRIDE, i + TN_CONV2D_DGRAD_PADDING, i + TN_CONV2D_DGRAD_DILATION);
+}
+
+static tn_status infer_conv2d_dgrad(tn_infer *c) {
+    const tn_node *y = c->in[0], *weight = c->in[1];
+    int64_t groups = c->attrs->i[TN_CONV2D_DGRAD_GROUPS];
+    char yt[96], wt[96];
+    TRY(check_same_dtype(c));
+    if (y->rank != 4 || weight->rank != 4 || y->shape[1] != weight->shape[0] || !groups_spread(weight, groups))
+        return tn_fail(TN_ERR_SHAPE, "conv2d_dgrad: results %s, filters %s and %lld groups do not fit",
+                       tn_shape_text(y, yt, sizeof yt), tn_shape_text(weight, wt, sizeof wt), (long long)groups);
+    tn_nchw_infer(c, 2, weight->shape[1] * groups, c->attrs->i + TN_CONV2D_DGRAD_SIZE);
+    return TN_OK;
+}
+
+static tn_node *compose_conv2d_dgrad(tn_build *b, const tn_node *n) {
+    tn_node *y = n->in[0], *weight = n->in[1];
+    tn_window w = spread_window(n->i, weight);
+    return spread_im2col(b, y, weight, &w, n->i[TN_CONV2D_DGRAD_GROUPS], n->shape + 2, false);
+}
+
+/* One result `y` of channel `channel` to all planes of its group that its window covers. */
+static void spread_result(const tn_reference *r, const tn_window *w, int64_t channel, int64_t place, double y,
+                          double *planes) {
+    const tn_node *n = r->node, *weight = n->in[1];
+    int64_t taps = w->kernel[0] * w->kernel[1], across = n->in[0]->shape[3], plane = n->shape[2] * n->shape[3];
+    for (int64_t i = 0; i < weight->shape[1] * taps; i++) {
+        int64_t at = tap_pixel(w, n->shape + 2, place / across, place % across, i % taps);
+        if (at >= 0) planes[i / taps * plane + at] += y * r->in[1][channel * weight->shape[1] * taps + i];
+    }
+}
+
+static void reference_conv2d_dgrad(const tn_reference *r) {
+    const tn_node *n = r->node, *y = n->in[0];
+    tn_window w = spread_window(n->i, n->in[1]);
+    int64_t places = y->shape[2] * y->shape[3], of_group = y->shape[1] / n->i[TN_CONV2D_DGRAD_GROUPS];
+    int64_t plane = n->shape[2] * n->shape[3];
+    for (int64_t i = 0; i < tn_node_numel(n); i++)
+        r->out[i] = 0;
+    for (int64_t i = 0; i < tn_node_numel(y); i++) {
+        int64_t channel = i / places % y->shape[1], image = i / places / y->shape[1];
+        int64_t first = image * n->shape[1] + channel / of_group * n->in[1]->shape[1];
+        spread_result(r, &w, channel, i % places, r->in[0][i], r->out + first * plane);
+    }
+}
+
+/* conv2d_dgrad(y, weight, size, stride, padding, dilation, groups): the adjoint of conv2d_forward: results y [n, groups
+ * · in, places] times filters [groups · in, out, kernel, kernel], to images of `size`. */
+const tn_op_impl tn_impl_conv2d_dgrad = {
+    .class_ = TN_NATIVE,
+    .infer = infer_conv2d_dgrad,
+    .compose = compose_conv2d_dgrad,
+    .reference = reference_conv2d_dgrad,
+    .cases = "grad=off tol=1e-5 atol=1e-5; "
+             "[2,3,2,4] [3,2,3,2] size=(4,5) stride=(1,1) padding=(0,0) dilation=(1,1) groups=1; "
+             "[2,4,3,4] [4,3,3,3] size=(5,8) stride=(2,2) padding=(1,1) dilation=(1,1) groups=1; "
+             "[1,17,3,3] [17,20,3,2] size=(8,7) stride=(3,2) padding=(2,1) dilation=(1,1) groups=1; "
+             "[2,2,2,3] [2,3,2,1] size=(6,7) stride=(3,3) padding=(0,0) dilation=(1,1) groups=1; "
+             "[1,4,3,3] [4,2,2,2] size=(6,6) stride=(2,2) padding=(0,0) dilation=(1,1) groups=2; "
+             "[1,2,2,2] [2,2,2,2] size=(5,5) stride=(2,2) padding=(0,0) dilation=(2,2) groups=1; "
+             "error=fit [1,2,3,3] [3,2,2,2] size=(2,2) stride=(1,1) padding=(0,0) dilation=(1,1) groups=1"};
+
+/* ---- of integers ------------------------------------------------------------------------------------------------- */
+
+/* Sums of whole numbers, modulo the type's range: a product of matrices with the windows written out. */
+static tn_node *correlate_whole(tn_build *b, tn_node *x, tn_node *weight, const tn_window *w, int64_t groups,
+                                const int64_t *places) {
+    const int64_t *k = weight->shape;
+    tn_node *seen = tn_b_im2col(b, x, w, places, 0);
+    if (!seen) return NULL;
+    int64_t depth = k[1] * k[2] * k[3], n = x->shape[0];
+    tn_node *columns = tn_b_reshape(b, seen, (int64_t[]){n, groups, depth, places[0] * places[1]}, 4);
+    tn_node *rows = tn_b_reshape(b, weight, (int64_t[]){1, groups, k[0] / groups, depth}, 4);
+    return tn_b_reshape(b, tn_b_matmul(b, rows, columns), (int64_t[]){n, k[0], places[0], places[1]}, 4);
+}
+
+/* The way back: what each pixel of x adds to each tap, folded onto images of `size`. */
+static tn_node *spread_whole(tn_build *b, tn_node *x, tn_node *weight, const tn_window *w, int64_t groups,
+                             const int64_t *size) {
+    const int64_t *k = weight->shape, none[2] = {0, 0};
+    if (!x) return NULL;
+    int64_t n = x->shape[0], of_group = k[0] / groups, depth = k[1] * k[2] * k[3], whole[2], pads[4];
+    tn_node *rows = tn_b_reshape(b, weight, (int64_t[]){1, groups, of_group, depth}, 4);
+    tn_node *columns = tn_b_reshape(b, x, (int64_t[]){n, groups, of_group, x->shape[2] * x->shape[3]}, 4);
+    tn_node *each = tn_b_matmul(b, tn_b_transpose(b, rows, -2, -1), columns);
+    each = tn_b_reshape(b, each, (int64_t[]){n, groups * k[1], k[2], k[3], x->shape[2], x->shape[3]}, 6);
+    for (int a = 0; a < 2; a++) {
+        whole[a] = (x->shape[2 + a] - 1) * w->stride[a] + tn_window_reach(w, a);
+        pads[2 * (1 - a)] = -w->padding[a];
+        pads[2 * (1 - a) + 1] = size[a] + w->padding[a] - whole[a];
+    }
+    tn_node *image = tn_b_fold2d(b, each, w->kernel, w->stride, none, w->dilation, whole);
+    return tn_b_padded(b, image, pads, 0);
+}
+
+/* ---- conv2d, conv1d ---------------------------------------------------------------------------------------------- */
+
+static tn_node *compose_conv2d(tn_build *b, const tn_node *n) {
+    tn_node *weight = n->in[1], *x = tn_b_as_nchw(b, n->in[0], 2);
+    tn_window w = conv_window(n->i, weight, 2);
+    const int64_t *places = n->shape + n->rank - 2, groups = conv_groups(n->i, 2);
+    bool whole = !tn_dtype_is_float((tn_dtype)n->dtype);
+    tn_node *y = whole ? correlate_whole(b, x, weight, &w, groups, places)
+                       : correlate(b, x, weight, &w, groups, places, wants_wide(n));
+    return add_bias(b, n, n->rank == 4 ? y : tn_b_view(b, y, n->shape, n->rank));
+}
+
+static tn_status grad_conv2d(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    tn_node *x = n->in[0], *weight = n->in[1];
+    tn_window w = conv_window(n->i, weight, 2);
+    int64_t groups = conv_groups(n->i, 2);
+    if (tn_needs_grad(n, 0)) {
+        tn_conv_transpose2d_options o = TN_CONV_TRANSPOSE2D_DEFAULTS;
+        o.groups = groups;
+        for (int a = 0; a < 2; a++) {
+            int64_t least = (n->shape[n->rank - 2 + a] - 1) * w.stride[a] - 2 * w.padding[a] + tn_window_reach(&w, a);
+            o.stride[a] = w.stride[a];
+            o.padding[a] = w.padding[a];
+            o.dilation[a] = w.dilation[a];
+            o.output_padding[a] = x->shape[x->rank - 2 + a] - least;
+        }
+        grads[0] = tn_b_conv_transpose2d(b, dy, weight, NULL, &o);
+    }
+    if (tn_needs_grad(n, 1)) grads[1] = tn_b_conv2d_wgrad(b, x, dy, w.kernel, w.stride, w.padding, w.dilation, groups);
+    if (tn_needs_grad(n, 2)) grads[2] = bias_gradient(b, n, dy);
+    return b->status;
+}
+
+/* conv2d(x, weight, bias, stride, padding, dilation, groups): cross-correlation of x [batch, channels, height, width]
+ * (or without the batch) with weight [out, channels / groups, kernel height, kernel width]; bias [out] or NULL.
+ * Integers wrap as their type does. */
+const tn_op_impl tn_impl_conv2d = {
+    .keeps_half = true,
+    .infer = infer_conv2d,
+    .compose = compose_conv2d,
+    .grad = grad_conv2d,
+    .cases = "tol=1e-5 atol=1e-5; [2,2,4,5] [3,2,3,2] [3]; [1,3,5,4] [2,3,3,3] [2] stride=(2,2) padding=(1,1); "
+             "[1,2,5,6] [2,2,2,2] - stride=(1,2) padding=(1,0) dilation=(2,1); [1,4,3,3] [2,2,2,2] [2] groups=2; "
+             "[2,3,4,4] [3,1,3,3] [3] padding=(1,1) groups=3; [1,2,3,4] [4,1,2,2] - groups=2; "
+             "[2,3,3,4] [2,3,1,1] [2]; [1,3,5,4] [2,3,1,1] - stride=(2,2); [2,4,4] [3,2,2,2] [3]; "
+             "[1,3,6,5] [3,1,5,5] - padding=(2,2) groups=3; [1,2,5,7] [2,1,3,3] - stride=(2,2) groups=2; "
+             "[0,2,4,4] [3,2,2,2] -; types=f16 tol=2ulp atol=1ulp; [1,3,4,5] [3,1,3,3] - padding=(1,1) groups=3; "
+             "types=i64,i32; [2,4,5,6]@-9..9 [2,2,3,2]@-9..9 [2]@-9..9 stride=(2,1) padding=(1,1) groups=2; "
+             "[3,4,4]@-9..9 [2,3,2,2]@-9..9 - dilation=(2,1); error=integer [1,1,3,3]:bool [1,1,2,2]:bool -; "
+             "types=f32,f64 tol=1e-5 atol=1e-5; error=fit [1,1,2,2] [1,1,3,3] -; error=bias [1,1,3,3] [2,1,2,2] [3]; "
+             "error=groups [1,4,3,3] [3,2,2,2] - groups=2; "
+             "error=groups [1,1,3,3] [2,4,2,2] - groups=4611686018427387904; error=without [3,3] [2,3,2,2] -"};
+
+/* A sequence is an image of height 1. */
+static tn_node *compose_conv1d(tn_build *b, const tn_node *n) {
+    tn_node *x = n->in[0], *weight = n->in[1];
+    const int64_t *i = n->i, *s = weight->shape;
+    int64_t batch = x->rank == 3 ? x->shape[0] : 1;
+    tn_conv2d_options o = TN_CONV2D_DEFAULTS;
+    o.stride[1] = i[0];
+    o.padding[1] = i[1];
+    o.dilation[1] = i[2];
+    o.groups = i[3];
+    tn_node *image = tn_b_reshape(b, x, (int64_t[]){batch, x->shape[x->rank - 2], 1, x->shape[x->rank - 1]}, 4);
+    tn_node *kernel = tn_b_reshape(b, weight, (int64_t[]){s[0], s[1], 1, s[2]}, 4);
+    return tn_b_view(b, tn_b_conv2d(b, image, kernel, n->in[2], &o), n->shape, n->rank);
+}
+
+/* conv1d(x, weight, bias, stride, padding, dilation, groups): cross-correlation of x [batch, channels, length] (or
+ * without the batch) with weight [out, channels / groups, kernel]; bias [out] or NULL. */
+const tn_op_impl tn_impl_conv1d = {
+    .keeps_half = true,
+    .infer = infer_conv1d,
+    .compose = compose_conv1d,
+    .cases = "tol=1e-5 atol=1e-5; [2,3,7] [2,3,3] [2] stride=2 padding=1; [4,6] [4,2,2] - dilation=2 groups=2; "
+             "types=i64; [2,3,7]@-9..9 [2,3,3]@-9..9 [2]@-9..9 stride=2 padding=1; types=f32; "
+             "error=fit [1,1,2] [1,1,3] -; error=groups [1,3,5] [2,2,2] -; error=dimensions [1,3,5] [2,3] -"};
+
+/* ---- conv2d_wgrad ----------------------------------------------------------------------------------------------- */
+
+static tn_window weight_window(const int64_t *i) {
+    tn_window w;
+    for (int a = 0; a < 2; a++) {
+        w.kernel[a] = i[TN_CONV2D_WGRAD_KERNEL + a];
+        w.stride[a] = i[TN_CONV2D_WGRAD_STRIDE + a];
+        w.padding[a] = i[TN_CONV2D_WGRAD_PADDING + a];
+        w.dilation[a] = i[TN_CONV2D_WGRAD_DILATION + a];
+    }
+    return w;
+}
+
+static tn_status infer_conv2d_wgrad(tn_infer *c) {
+    const tn_node *x = c->in[0], *y = c->in[1];
+    char xt[96], yt[96];
+    int64_t groups = c->attrs->i[TN_CONV2D_WGRAD_GROUPS];
+    tn_window w = weight_window(c->attrs->i);
+    TRY(check_same_dtype(c));
+    TRY(tn_nchw_check(c, 2));
+    TRY(tn_window_check(c, &w, 0));
+    int at = tn_nchw_channel_dim(x, 2);
+    bool fits = y->rank == x->rank && groups >= 1 && x->shape[at] % groups == 0 && y->shape[at] % groups == 0;
+    fits = fits && (at == 0 || x->shape[0] == y->shape[0]);
+    for (int a = 0; fits && a < 2; a++)
+        fits = y->shape[y->rank - 2 + a] <= tn_window_out_size(&w, a, x->shape[x->rank - 2 + a], false);
+    if (!fits)
+        return tn_fail(TN_ERR_SHAPE, "conv2d_wgrad: images %s and results %s do not fit",
+                       tn_shape_text(x, xt, sizeof xt), tn_shape_text(y, yt, sizeof yt));
+    c->dtype = (tn_dtype)x->dtype;
+    c->rank = 4;
+    int64_t shape[4] = {y->shape[at], x->shape[at] / groups, w.kernel[0], w.kernel[1]};
+    memcpy(c->shape, shape, sizeof shape);
+    return TN_OK;
+}
+
+static tn_node *compose_conv2d_wgrad(tn_build *b, const tn_node *n) {
+    tn_window w = weight_window(n->i);
+    tn_node *x = n->in[0], *y = n->in[1];
+    int64_t groups = n->i[TN_CONV2D_WGRAD_GROUPS];
+    if (x->rank == 4) return collect(b, x, y, &w, groups, n);
+    x = tn_b_as_nchw(b, x, 2);
+    return tn_b_conv2d_wgrad(b, x, tn_b_as_nchw(b, y, 2), w.kernel, w.stride, w.padding, w.dilation, groups);
+}
+
+/* What the results of one channel of one image add to its filter, [channels, kernel, kernel]. */
+static void collect_image(const double *x, const int64_t *size, const double *y, const int64_t *places,
+                          const tn_window *w, int64_t channels, double *filter) {
+    int64_t taps = w->kernel[0] * w->kernel[1];
+    for (int64_t i = 0; i < channels * taps; i++) {
+        for (int64_t p = 0; p < places[0] * places[1]; p++) {
+            int64_t at = tap_pixel(w, size, p / places[1], p % places[1], i % taps);
+            if (at >= 0) filter[i] += x[i / taps * size[0] * size[1] + at] * y[p];
+        }
+    }
+}
+
+static void reference_conv2d_wgrad(const tn_reference *r) {
+    const tn_node *n = r->node, *x = n->in[0], *y = n->in[1];
+    tn_window w = weight_window(n->i);
+    const int64_t *size = x->shape + x->rank - 2, *places = y->shape + y->rank - 2;
+    int64_t images = x->rank == 4 ? x->shape[0] : 1, out = n->shape[0], channels = n->shape[1];
+    int64_t of_group = out / n->i[TN_CONV2D_WGRAD_GROUPS], all = x->shape[x->rank - 3];
+    for (int64_t i = 0; i < tn_node_numel(n); i++)
+        r->out[i] = 0;
+    for (int64_t k = 0; k < images * out; k++) {
+        int64_t image = k / out, o = k % out;
+        const double *planes = r->in[0] + (image * all + o / of_group * channels) * size[0] * size[1];
+        collect_image(planes, size, r->in[1] + k * places[0] * places[1], places, &w, channels,
+                      r->out + o * channels * w.kernel[0] * w.kernel[1]);
+    }
+}
+
+/* Of a transposed convolution the window may have more places than y has pixels: those are left out. */
+static tn_node *first_pixels(tn_build *b, tn_node *y, const tn_node *like) {
+    for (int d = like->rank - 2; y && d < like->rank; d++)
+        if (y->shape[d] > like->shape[d]) y = tn_b_slice(b, y, d, 0, like->shape[d], 1);
+    return y;
+}
+
+static tn_conv2d_options conv_options(const tn_window *w, int64_t groups) {
+    tn_conv2d_options o = TN_CONV2D_DEFAULTS;
+    o.groups = groups;
+    memcpy(o.stride, w->stride, sizeof o.stride);
+    memcpy(o.padding, w->padding, sizeof o.padding);
+    memcpy(o.dilation, w->dilation, sizeof o.dilation);
+    return o;
+}
+
+static tn_status grad_conv2d_wgrad(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    tn_node *x = n->in[0], *y = n->in[1];
+    tn_window w = weight_window(n->i);
+    tn_conv2d_options o = conv_options(&w, n->i[TN_CONV2D_WGRAD_GROUPS]);
+    if (tn_needs_grad(n, 0))
+        grads[0] = tn_b_view(b, spread_conv(b, tn_b_as_nchw(b, y, 2), dy, &w, o.groups, x->shape + x->rank - 2, false),
+                             x->shape, x->rank);
+    if (tn_needs_grad(n, 1)) grads[1] = first_pixels(b, tn_b_conv2d(b, x, dy, NULL, &o), y);
+    return b->status;
+}
+
+/* conv2d_wgrad(x, y, kernel, stride, padding, dilation, groups): the gradient of a convolution's weight: images x
+ * times results y, over all places of the window. */
+const tn_op_impl tn_impl_conv2d_wgrad = {
+    .class_ = TN_NATIVE,
+    .infer = infer_conv2d_wgrad,
+    .compose = compose_conv2d_wgrad,
+    .reference = reference_conv2d_wgrad,
+    .grad = grad_conv2d_wgrad,
+    .cases = "tol=1e-5 atol=1e-5; "
+             "[2,2,4,5] [2,3,2,4] kernel=(3,2) stride=(1,1) padding=(0,0) dilation=(1,1) groups=1; "
+             "[1,2,5,4] [1,3,3,2] kernel=(3,3) stride=(2,2) padding=(1,1) dilation=(1,1) groups=1; "
+             "[2,4,3,3] [2,2,2,2] kernel=(2,2) stride=(1,1) padding=(0,0) dilation=(1,1) groups=2; "
+             "[2,3,4,4] [2,3,4,4] kernel=(3,3) stride=(1,1) padding=(1,1) dilation=(1,1) groups=3; "
+             "[2,5,4] [3,2,2] kernel=(2,2) stride=(2,2) padding=(0,0) dilation=(2,1) groups=1; "
+             "[1,1,6,6] [1,2,2,2] kernel=(2,2) stride=(2,2) padding=(0,0) dilation=(1,1) groups=1; "
+             "error=fit [1,1,3,3] [1,1,3,3] kernel=(2,2) stride=(1,1) padding=(0,0) dilation=(1,1) groups=1"};
+
+/* ---- conv_transpose2d -------------------------------------------------------------------------------------------- */
+
+static tn_window transposed_window(const int64_t *i, const tn_node *weight) {
+    return (tn_window){.kernel = {weight->shape[2], weight->shape[3]},
+                       .stride = {i[TN_CONV_TRANSPOSE2D_STRIDE], i[TN_CONV_TRANSPOSE2D_STRIDE + 1]},
+                       .padding = {i[TN_CONV_TRANSPOSE2D_PADDING], i[TN_CONV_TRANSPOSE2D_PADDING + 1]},
+                       .dilation = {i[TN_CONV_TRANSPOSE2D_DILATION], i[TN_CONV_TRANSPOSE2D_DILATION + 1]}};
+}
+
+static tn_status check_output_padding(const tn_infer *c, const tn_window *w) {
+    const int64_t *extra = c->attrs->i + TN_CONV_TRANSPOSE2D_OUTPUT_PADDING;
+    for (int a = 0; a < 2; a++) {
+        if (extra[a] >= 0 && (extra[a] < w->stride[a] || extra[a] < w->dilation[a])) continue;
+        return tn_fail(TN_ERR_ARGUMENT,
+                       "conv_transpose2d: an output_padding of %lld: it must be less than stride %lld or dilation %lld",
+                       (long long)extra[a], (long long)w->stride[a], (long long)w->dilation[a]);
+    }
+    return TN_OK;
+}
+
+static tn_status infer_conv_transpose2d(tn_infer *c) {
+    const tn_node *x = c->in[0], *weight = c->in[1];
+    const int64_t *i = c->attrs->i, *extra = i + TN_CONV_TRANSPOSE2D_OUTPUT_PADDING;
+    int64_t groups = i[TN_CONV_TRANSPOSE2D_GROUPS], size[2];
+    char xt[96], wt[96];
+    TRY(check_numbers(c));
+    TRY(tn_nchw_check(c, 2));
+    bool fits = weight->rank == 4 && weight->shape[0] == x->shape[tn_nchw_channel_dim(x, 2)];
+    if (!fits || !groups_spread(weight, groups))
+        return tn_fail(TN_ERR_SHAPE,
+                       "conv_transpose2d: input %s, weight %s and %lld groups do not fit: the weight is [in channels, "
+                       "out channels / groups, kernel height, kernel width]",
+                       tn_shape_text(x, xt, sizeof xt), tn_shape_text(weight, wt, sizeof wt), (long long)groups);
+    TRY(check_bias(c, weight->shape[1] * groups));
+    tn_window w = transposed_window(i, weight);
+    TRY(tn_window_check(c, &w, 0));
+    TRY(check_output_padding(c, &w));
+    for (int a = 0; a < 2; a++) {
+        size[a] = (x->shape[x->rank - 2 + a] - 1) * w.stride[a] - 2 * w.padding[a] + tn_window_reach(&w, a) + extra[a];
+        if (size[a] < 1)
+            return tn_fail(TN_ERR_SHAPE, "conv_transpose2d: the result's extent %d would be %lld", a,
+                           (long long)size[a]);
+    }
+    tn_nchw_infer(c, 2, weight->shape[1] * groups, size);
+    return TN_OK;
+}
+
+static tn_node *compose_conv_transpose2d(tn_build *b, const tn_node *n) {
+    tn_node *weight = n->in[1], *x = tn_b_as_nchw(b, n->in[0], 2);
+    tn_window w = transposed_window(n->i, weight);
+    const int64_t *size = n->shape + n->rank - 2, groups = n->i[TN_CONV_TRANSPOSE2D_GROUPS];
+    bool whole = !tn_dtype_is_float((tn_dtype)n->dtype);
+    tn_node *y = whole ? spread_whole(b, x, weight, &w, groups, size)
+                       : spread_conv(b, x, weight, &w, groups, size, wants_wide(n));
+    return add_bias(b, n, n->rank == 4 ? y : tn_b_reshape(b, y, n->shape, n->rank));
+}
+
+static tn_status grad_conv_transpose2d(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    tn_node *x = n->in[0], *weight = n->in[1];
+    tn_window w = transposed_window(n->i, weight);
+    int64_t groups = n->i[TN_CONV_TRANSPOSE2D_GROUPS];
+    tn_conv2d_options o = conv_options(&w, groups);
+    if (tn_needs_grad(n, 0)) grads[0] = first_pixels(b, tn_b_conv2d(b, dy, weight, NULL, &o), x);
+    if (tn_needs_grad(n, 1)) grads[1] = tn_b_conv2d_wgrad(b, dy, x, w.kernel, w.stride, w.padding, w.dilation, groups);
+    if (tn_needs_grad(n, 2)) grads[2] = bias_gradient(b, n, dy);
+    return b->status;
+}
+
+/* conv_transpose2d(x, weight, bias, stride, padding, output_padding, groups, dilation): the adjoint of conv2d, as a
+ * layer: x [batch, channels, height, width] (or without the batch), weight [channels, out / groups,
+ * kernel height, kernel width]. */
+const tn_op_impl tn_impl_conv_transpose2d = {
+    .keeps_half = true,
+    .infer = infer_conv_transpose2d,
+    .compose = compose_conv_transpose2d,
+    .grad = grad_conv_transpose2d,
+    .cases =
+        "tol=1e-5 atol=1e-5; [2,2,3,2] [2,3,2,2] [3]; "
+        "[1,2,2,3] [2,2,3,3] [2] stride=(2,2) padding=(1,1) output_padding=(1,1); "
+        "[1,4,2,2] [4,1,2,3] - stride=(2,3) groups=2 dilation=(2,1); "
+        "[1,1,2,2] [1,2,2,2] [2] padding=(1,1) output_padding=(1,1) dilation=(2,2); [2,3,2] [2,1,2,2] -; "
+        "types=i64,i32; [1,2,2,3]@-9..9 [2,2,3,3]@-9..9 [2]@-9..9 stride=(2,2) padding=(1,1) output_padding=(1,1); "
+        "[1,4,2,2]@-9..9 [4,1,2,3]@-9..9 - stride=(2,3) groups=2 dilation=(2,1); types=f32,f64; "
+        "error=output_padding [1,1,2,2] [1,1,2,2] - output_padding=(1,0); error=weight [1,2,2,2] [3,1,2,2] -; "
+        "error=groups [1,0,2,2] [0,4,2,2] - groups=4611686018427387904"};

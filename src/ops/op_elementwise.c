@@ -1,0 +1,949 @@
+/* op_elementwise.c — element-wise primitives, and reinterpreting bits as another dtype.
+ *
+ * Most are one instruction of the kernel language, so lowering and reference are a line each in two tables, and what is
+ * left to say of an op is its gradient, its cases and its dtypes. Gradients are PyTorch's, ties and edges included. */
+#include <math.h>
+#include <string.h>
+
+#include "ops/ops_common.h"
+
+/* ---- one operand ------------------------------------------------------------------------------------------------- */
+
+static const uint8_t unary_instruction[TN_OP_COUNT] = {
+    [TN_OP_NEG] = KIR_NEG, [TN_OP_ABS] = KIR_ABS, [TN_OP_SQRT] = KIR_SQRT, [TN_OP_EXP] = KIR_EXP, [TN_OP_LOG] = KIR_LOG,
+    [TN_OP_SIN] = KIR_SIN, [TN_OP_COS] = KIR_COS, [TN_OP_TANH] = KIR_TANH, [TN_OP_ERF] = KIR_ERF,
+};
+
+static double negate_elementwise(double x) { return -x; }
+
+static double (*const unary_definition[TN_OP_COUNT])(double) = {
+    [TN_OP_NEG] = negate_elementwise,
+    [TN_OP_ABS] = fabs,
+    [TN_OP_SQRT] = sqrt,
+    [TN_OP_EXP] = exp,
+    [TN_OP_LOG] = log,
+    [TN_OP_SIN] = sin,
+    [TN_OP_COS] = cos,
+    [TN_OP_TANH] = tanh,
+    [TN_OP_ERF] = erf,
+    [TN_OP_FLOOR] = floor,
+    [TN_OP_CEIL] = ceil,
+    [TN_OP_TRUNC] = trunc,
+    [TN_OP_ROUND] = rint,
+};
+
+static kir_val lower_unary(tn_lower *lw, const tn_node *n, const kir_aff *at) {
+    return kir_unary(lw->kb, (kir_op)unary_instruction[n->op], tn_lower_in(lw, n, 0, at));
+}
+
+static void reference_unary(const tn_reference *r) {
+    int64_t count = tn_node_numel(r->node);
+    for (int64_t i = 0; i < count; i++)
+        r->out[i] = unary_definition[r->node->op](r->in[0][i]);
+}
+
+/* neg(x): −x. */
+static tn_status grad_neg(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    (void)n;
+    grads[0] = tn_b_neg(b, dy);
+    return b->status;
+}
+const tn_op_impl tn_impl_neg = {.class_ = TN_ELEMENTWISE,
+                                .keeps_half = true,
+                                .infer = tn_infer_not_bool,
+                                .grad = grad_neg,
+                                .lower = lower_unary,
+                                .reference = reference_unary,
+                                .cases = "types=f32,f64,i32,i64,i8; [2,3]; [0,3]; []; [17]",
+                                .flops = 1};
+
+/* abs(x): |x|. The gradient at 0 is 0. */
+static tn_status grad_abs(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    grads[0] = tn_b_mul(b, dy, tn_b_sign(b, n->in[0]));
+    return b->status;
+}
+static kir_val lower_abs(tn_lower *lw, const tn_node *n, const kir_aff *at) {
+    bool is_unsigned = n->dtype == TN_U8 || n->dtype == TN_U16 || n->dtype == TN_U32 || n->dtype == TN_U64;
+    kir_val x = tn_lower_in(lw, n, 0, at);
+    return is_unsigned ? x : kir_unary(lw->kb, KIR_ABS, x);
+}
+const tn_op_impl tn_impl_abs = {.class_ = TN_ELEMENTWISE,
+                                .keeps_half = true,
+                                .infer = tn_infer_not_bool,
+                                .grad = grad_abs,
+                                .lower = lower_abs,
+                                .reference = reference_unary,
+                                .cases = "types=f32,f64,i32,i64,u8; [2,3]; [0,3]; []",
+                                .flops = 1};
+
+/* The four roundings: of floats; integers and bools are whole already. */
+static const uint8_t rounding_mode[TN_OP_COUNT] = {
+    [TN_OP_FLOOR] = KIR_FLOOR, [TN_OP_CEIL] = KIR_CEIL, [TN_OP_TRUNC] = KIR_TRUNC, [TN_OP_ROUND] = KIR_NEAREST_EVEN};
+
+static kir_val lower_rounding(tn_lower *lw, const tn_node *n, const kir_aff *at) {
+    kir_val x = tn_lower_in(lw, n, 0, at);
+    if (!tn_dtype_is_float((tn_dtype)n->dtype)) return x;
+    return kir_rounding(lw->kb, (kir_round)rounding_mode[n->op], x);
+}
+
+#define ROUNDING                                                                                         \
+    .class_ = TN_ELEMENTWISE, .infer = tn_infer_not_bool, .grad = tn_grad_none, .lower = lower_rounding, \
+    .reference = reference_unary,                                                                        \
+    .cases = "types=f32,f64,i32; [2,3]@-9..9~0.1; [0,3]; []@0..5~0.1; [3,5]@-1e9..1e9~0.1 grad=off", .flops = 1
+
+/* floor(x): the greatest whole number ≤ x. The gradient is 0, as for ceil, trunc and round. */
+const tn_op_impl tn_impl_floor = {ROUNDING};
+
+/* ceil(x): the least whole number ≥ x. */
+const tn_op_impl tn_impl_ceil = {ROUNDING};
+
+/* trunc(x): x without its fraction. */
+const tn_op_impl tn_impl_trunc = {ROUNDING};
+
+/* round(x): the nearest whole number; of two equally near ones the even one. */
+const tn_op_impl tn_impl_round = {ROUNDING};
+
+/* sqrt(x): the square root; NaN below 0. */
+static tn_status grad_sqrt(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    grads[0] = tn_b_div(b, dy, tn_b_scale(b, tn_b_self(n), 2));
+    return b->status;
+}
+const tn_op_impl tn_impl_sqrt = {.class_ = TN_ELEMENTWISE,
+                                 .to_float = true,
+                                 .infer = tn_infer_float,
+                                 .grad = grad_sqrt,
+                                 .lower = lower_unary,
+                                 .reference = reference_unary,
+                                 .cases = "types=f32,f64,i32; [2,3]@0.1..9; [0,3]; []@1..5; [9]@1e-30..1e30 grad=off",
+                                 .flops = 1};
+
+/* exp(x): e to the power of x. */
+static tn_status grad_exp(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    grads[0] = tn_b_mul(b, dy, tn_b_self(n));
+    return b->status;
+}
+const tn_op_impl tn_impl_exp = {
+    .class_ = TN_ELEMENTWISE,
+    .to_float = true,
+    .infer = tn_infer_float,
+    .grad = grad_exp,
+    .lower = lower_unary,
+    .reference = reference_unary,
+    .cases = "types=f32,f64,f16,bf16,i32 tol=4ulp; [2,3]; [0,3]; []; types=f32,f64; [33]@-80..80 grad=off",
+    .flops = 8};
+
+/* log(x): the natural logarithm; −∞ at 0, NaN below. */
+static tn_status grad_log(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    grads[0] = tn_b_div(b, dy, n->in[0]);
+    return b->status;
+}
+const tn_op_impl tn_impl_log = {
+    .class_ = TN_ELEMENTWISE,
+    .to_float = true,
+    .infer = tn_infer_float,
+    .grad = grad_log,
+    .lower = lower_unary,
+    .reference = reference_unary,
+    .cases = "types=f32,f64,i32 tol=4ulp; [2,3]@0.1..9; [0,3]; []@1..5; [33]@1e-30..1e30 grad=off",
+    .flops = 8};
+
+/* sin(x): the sine of x in radians. */
+static tn_status grad_sin(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    grads[0] = tn_b_mul(b, dy, tn_b_cos(b, n->in[0]));
+    return b->status;
+}
+/* Near its zeros a sine has few correct bits relative to itself, so the tolerance there is absolute. */
+#define CIRCULAR "types=f32,f64,i32 tol=4ulp atol=1ulp; [2,3]; [0,3]; []; [33]@-1000..1000 grad=off"
+const tn_op_impl tn_impl_sin = {.class_ = TN_ELEMENTWISE,
+                                .to_float = true,
+                                .infer = tn_infer_float,
+                                .grad = grad_sin,
+                                .lower = lower_unary,
+                                .reference = reference_unary,
+                                .cases = CIRCULAR,
+                                .flops = 12};
+
+/* cos(x): the cosine of x in radians. */
+static tn_status grad_cos(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    grads[0] = tn_b_neg(b, tn_b_mul(b, dy, tn_b_sin(b, n->in[0])));
+    return b->status;
+}
+const tn_op_impl tn_impl_cos = {.class_ = TN_ELEMENTWISE,
+                                .to_float = true,
+                                .infer = tn_infer_float,
+                                .grad = grad_cos,
+                                .lower = lower_unary,
+                                .reference = reference_unary,
+                                .cases = CIRCULAR,
+                                .flops = 12};
+
+/* tanh(x): the hyperbolic tangent. */
+static tn_status grad_tanh(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    tn_node *y = tn_b_self(n);
+    tn_node *slope = tn_b_sub(b, tn_b_const(b, 1, n), tn_b_mul(b, y, y));
+    grads[0] = tn_b_mul(b, dy, slope);
+    return b->status;
+}
+const tn_op_impl tn_impl_tanh = {.class_ = TN_ELEMENTWISE,
+                                 .to_float = true,
+                                 .infer = tn_infer_float,
+                                 .grad = grad_tanh,
+                                 .lower = lower_unary,
+                                 .reference = reference_unary,
+                                 .cases = "types=f32,f64,i32 tol=4ulp; [2,3]; [0,3]; []; [33]@-20..20 grad=off",
+                                 .flops = 10};
+
+/* erf(x): the error function, 2/√π · ∫ exp(−t²) dt from 0 to x. */
+static tn_status grad_erf(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    tn_node *x = n->in[0];
+    tn_node *bell = tn_b_exp(b, tn_b_neg(b, tn_b_mul(b, x, x)));
+    grads[0] = tn_b_mul(b, dy, tn_b_scale(b, bell, 1.1283791670955126)); /* 2/√π */
+    return b->status;
+}
+const tn_op_impl tn_impl_erf = {.class_ = TN_ELEMENTWISE,
+                                .to_float = true,
+                                .infer = tn_infer_float,
+                                .grad = grad_erf,
+                                .lower = lower_unary,
+                                .reference = reference_unary,
+                                .cases = "types=f32,f64,i32 tol=4ulp; [2,3]; [0,3]; []; [33]@-6..6 grad=off",
+                                .flops = 12};
+
+/* bitwise_not(x): every bit turned; of a bool: not x. */
+static kir_val lower_bitwise_not(tn_lower *lw, const tn_node *n, const kir_aff *at) {
+    kir_val x = tn_lower_in(lw, n, 0, at);
+    kir_type t = kir_val_type(lw->kb, x);
+    return kir_binary(lw->kb, KIR_XOR, x, kir_const_i(lw->kb, t, t == KIR_BOOL ? 1 : -1));
+}
+static void reference_bitwise_not(const tn_reference *r) {
+    int64_t count = tn_node_numel(r->node);
+    bool is_bool = r->node->dtype == TN_BOOL;
+    for (int64_t i = 0; i < count; i++)
+        r->out[i] = is_bool ? 1 - r->in[0][i] : -1 - r->in[0][i];
+}
+const tn_op_impl tn_impl_bitwise_not = {.class_ = TN_ELEMENTWISE,
+                                        .infer = tn_infer_bits,
+                                        .lower = lower_bitwise_not,
+                                        .reference = reference_bitwise_not,
+                                        .cases = "types=i32,i64,bool; [2,3]; [0,3]; []",
+                                        .flops = 1};
+
+/* cast(x, dtype): x converted. Float to integer truncates towards 0 and saturates, NaN gives 0; to bool: x ≠ 0. What is
+ * quantised in blocks is decoded; nothing is cast to such types. */
+static tn_status infer_cast(tn_infer *c) {
+    int64_t dtype = c->attrs->i[TN_CAST_DTYPE];
+    if (dtype >= TN_PLAIN_DTYPES && dtype < TN_DTYPE_COUNT)
+        return tn_fail(TN_ERR_DTYPE,
+                       "%s: to %s, which is quantised in blocks: such tensors come from files, not from computing",
+                       c->row->name, tn_dtype_name((tn_dtype)dtype));
+    if (dtype < 0 || dtype >= TN_PLAIN_DTYPES)
+        return tn_fail(TN_ERR_DTYPE, "%s: %lld is no dtype", c->row->name, (long long)dtype);
+    TRY(tn_infer_same(c));
+    c->dtype = (tn_dtype)dtype;
+    return TN_OK;
+}
+static tn_status grad_cast(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    grads[0] = tn_b_cast(b, dy, (tn_dtype)n->in[0]->dtype);
+    return b->status;
+}
+static kir_val lower_cast(tn_lower *lw, const tn_node *n, const kir_aff *at) {
+    tn_dtype to = (tn_dtype)n->dtype;
+    kir_val v = kir_cast(lw->kb, kir_type_of(to), tn_lower_in(lw, n, 0, at));
+    return tn_dtype_size(to) < 4 && to != n->in[0]->dtype ? tn_lower_narrow(lw->kb, to, v) : v;
+}
+static double saturate(double v, double lo, double hi) {
+    if (v != v) return 0;
+    v = trunc(v);
+    return v < lo ? lo : v > hi ? hi : v;
+}
+/* What an integer type holds of v: floats saturate at the type they compute in, then small types wrap. */
+static double to_integer(double v, tn_dtype dtype) {
+    switch (dtype) {
+    case TN_I32: return saturate(v, -0x1p31, 0x1p31 - 1);
+    case TN_I64: return saturate(v, -0x1p63, 0x1p63);
+    case TN_U32: return saturate(v, 0, 0x1p32 - 1);
+    case TN_U64: return saturate(v, 0, 0x1p64);
+    case TN_I8: return (double)(int8_t)(int32_t)saturate(v, -0x1p31, 0x1p31 - 1);
+    case TN_I16: return (double)(int16_t)(int32_t)saturate(v, -0x1p31, 0x1p31 - 1);
+    case TN_U8: return (double)(uint8_t)(int32_t)saturate(v, -0x1p31, 0x1p31 - 1);
+    default: return (double)(uint16_t)(int32_t)saturate(v, -0x1p31, 0x1p31 - 1);
+    }
+}
+static void reference_cast(const tn_reference *r) {
+    tn_dtype to = (tn_dtype)r->node->dtype;
+    int64_t count = tn_node_numel(r->node);
+    for (int64_t i = 0; i < count; i++) {
+        double v = r->in[0][i];
+        if (to == TN_BOOL)
+            r->out[i] = v != 0;
+        else
+            r->out[i] = tn_dtype_is_float(to) ? v : to_integer(v, to);
+    }
+}
+const tn_op_impl tn_impl_cast = {
+    .class_ = TN_ELEMENTWISE,
+    .keeps_half = true,
+    .quantized = 1,
+    .infer = infer_cast,
+    .grad = grad_cast,
+    .lower = lower_cast,
+    .reference = reference_cast,
+    .cases = "types=f32,f64,i32,i64,bool; [2,3] dtype=f64; [0,3] dtype=f32; [] dtype=f32; [7] dtype=bool;"
+             "types=f32,f64; [7]@-9..9~0.1 dtype=i32; [7]@-9..9~0.1 dtype=i64; [9]@-300..300~0.1 dtype=i8;"
+             "[5,3]@-9..9 dtype=f16 tol=1e-3 grad=off; [5,3]@-9..9 dtype=bf16 tol=8e-3 grad=off;"
+             "types=f32; [3,64]:q4_0 dtype=f64; [2,256]:q6_k dtype=i32; error=files [4] dtype=q8_0"};
+
+/* ---- two operands ------------------------------------------------------------------------------------------------ */
+
+static const uint8_t binary_instruction[TN_OP_COUNT] = {
+    [TN_OP_ADD] = KIR_ADD,
+    [TN_OP_SUB] = KIR_SUB,
+    [TN_OP_MUL] = KIR_MUL,
+    [TN_OP_DIV] = KIR_DIV,
+    [TN_OP_FMOD] = KIR_MOD,
+    [TN_OP_MINIMUM] = KIR_MIN,
+    [TN_OP_MAXIMUM] = KIR_MAX,
+    [TN_OP_EQ] = KIR_EQ,
+    [TN_OP_LT] = KIR_LT,
+    [TN_OP_LE] = KIR_LE,
+    [TN_OP_BITWISE_AND] = KIR_AND,
+    [TN_OP_BITWISE_OR] = KIR_OR,
+    [TN_OP_BITWISE_XOR] = KIR_XOR,
+    [TN_OP_BITWISE_LEFT_SHIFT] = KIR_SHL,
+    [TN_OP_BITWISE_RIGHT_SHIFT] = KIR_SHR,
+};
+
+/* What arithmetic means for bools: + and max are "or", · and min are "and". */
+static const uint8_t bool_instruction[TN_OP_COUNT] = {
+    [TN_OP_ADD] = KIR_OR, [TN_OP_MUL] = KIR_AND, [TN_OP_MINIMUM] = KIR_AND, [TN_OP_MAXIMUM] = KIR_OR};
+
+static kir_val lower_binary(tn_lower *lw, const tn_node *n, const kir_aff *at) {
+    kir_val x = tn_lower_in(lw, n, 0, at);
+    kir_val y = tn_lower_in(lw, n, 1, at);
+    bool as_bool = n->dtype == TN_BOOL && bool_instruction[n->op];
+    return kir_binary(lw->kb, (kir_op)(as_bool ? bool_instruction[n->op] : binary_instruction[n->op]), x, y);
+}
+
+typedef double binary_definition(double x, double y);
+
+static double define_add(double x, double y) { return x + y; }
+static double define_sub(double x, double y) { return x - y; }
+static double define_mul(double x, double y) { return x * y; }
+static double define_div(double x, double y) { return x / y; }
+static double define_min(double x, double y) { return x < y || x != x ? x : y; }
+static double define_max(double x, double y) { return x > y || x != x ? x : y; }
+static double define_eq(double x, double y) { return x == y; }
+static double define_lt(double x, double y) { return x < y; }
+static double define_le(double x, double y) { return x <= y; }
+static double define_and(double x, double y) { return (double)((int64_t)x & (int64_t)y); }
+static double define_or(double x, double y) { return (double)((int64_t)x | (int64_t)y); }
+static double define_xor(double x, double y) { return (double)((int64_t)x ^ (int64_t)y); }
+static double define_shl(double x, double y) { return x * exp2(y); }
+static double define_shr(double x, double y) { return floor(x * exp2(-y)); }
+
+static binary_definition *const binary_definitions[TN_OP_COUNT] = {
+    [TN_OP_ADD] = define_add,
+    [TN_OP_SUB] = define_sub,
+    [TN_OP_MUL] = define_mul,
+    [TN_OP_DIV] = define_div,
+    [TN_OP_FMOD] = fmod,
+    [TN_OP_MINIMUM] = define_min,
+    [TN_OP_MAXIMUM] = define_max,
+    [TN_OP_EQ] = define_eq,
+    [TN_OP_LT] = define_lt,
+    [TN_OP_LE] = define_le,
+    [TN_OP_BITWISE_AND] = define_and,
+    [TN_OP_BITWISE_OR] = define_or,
+    [TN_OP_BITWISE_XOR] = define_xor,
+    [TN_OP_BITWISE_LEFT_SHIFT] = define_shl,
+    [TN_OP_BITWISE_RIGHT_SHIFT] = define_shr,
+};
+
+static void walk_binary(const tn_reference *r, binary_definition *f) {
+    for (tn_walk w = tn_walk_begin(r->node); w.place < w.count; tn_walk_next(&w))
+        r->out[w.place] = f(r->in[0][w.in[0]], r->in[1][w.in[1]]);
+}
+
+static void reference_binary(const tn_reference *r) {
+    walk_binary(r, binary_definitions[r->node->op]);
+    if (r->node->dtype != TN_BOOL) return;
+    for (int64_t i = 0, count = tn_node_numel(r->node); i < count; i++)
+        r->out[i] = r->out[i] != 0;
+}
+
+/* Gives each of two broadcast operands its gradient, summed back to its shape. */
+static tn_status give_two(tn_build *b, const tn_node *n, tn_node *gx, tn_node *gy, tn_node **grads) {
+    if (gx) grads[0] = tn_b_sum_to(b, gx, n->in[0]);
+    if (gy) grads[1] = tn_b_sum_to(b, gy, n->in[1]);
+    return b->status;
+}
+
+/* Broadcasting in all its shapes. */
+#define PAIRS "[2,3] [2,3]; [2,3] [3]; [4,1] [1,5]; [] [3]; [0,3] [1]; [2,1,3] [5,1]; error=broadcast [2,3] [4]"
+
+/* add(x, y): x + y. Bools: or. */
+static tn_status grad_add(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    return give_two(b, n, tn_needs_grad(n, 0) ? dy : NULL, tn_needs_grad(n, 1) ? dy : NULL, grads);
+}
+const tn_op_impl tn_impl_add = {.class_ = TN_ELEMENTWISE,
+                                .keeps_half = true,
+                                .promote = true,
+                                .infer = tn_infer_broadcast,
+                                .grad = grad_add,
+                                .lower = lower_binary,
+                                .reference = reference_binary,
+                                .cases = "types=f32,f64,f16,bf16,i32,i64,i8,u8,bool; " PAIRS,
+                                .flops = 1};
+
+/* sub(x, y): x − y. */
+static tn_status grad_sub(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    return give_two(b, n, tn_needs_grad(n, 0) ? dy : NULL, tn_needs_grad(n, 1) ? tn_b_neg(b, dy) : NULL, grads);
+}
+const tn_op_impl tn_impl_sub = {.class_ = TN_ELEMENTWISE,
+                                .keeps_half = true,
+                                .promote = true,
+                                .infer = tn_infer_not_bool,
+                                .grad = grad_sub,
+                                .lower = lower_binary,
+                                .reference = reference_binary,
+                                .cases = "types=f32,f64,f16,bf16,i32,i64,i8; " PAIRS,
+                                .flops = 1};
+
+/* mul(x, y): x · y. Bools: and. */
+static tn_status grad_mul(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    tn_node *gx = tn_needs_grad(n, 0) ? tn_b_mul(b, dy, n->in[1]) : NULL;
+    tn_node *gy = tn_needs_grad(n, 1) ? tn_b_mul(b, dy, n->in[0]) : NULL;
+    return give_two(b, n, gx, gy, grads);
+}
+const tn_op_impl tn_impl_mul = {.class_ = TN_ELEMENTWISE,
+                                .keeps_half = true,
+                                .promote = true,
+                                .infer = tn_infer_broadcast,
+                                .grad = grad_mul,
+                                .lower = lower_binary,
+                                .reference = reference_binary,
+                                .cases = "types=f32,f64,f16,bf16,i32,i64,i8,bool; " PAIRS,
+                                .flops = 1};
+
+/* div(x, y): x / y, always floating point (integers are converted to f32). */
+static tn_status grad_div(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    tn_node *y = n->in[1];
+    tn_node *gx = tn_needs_grad(n, 0) ? tn_b_div(b, dy, y) : NULL;
+    tn_node *gy = tn_needs_grad(n, 1) ? tn_b_neg(b, tn_b_mul(b, dy, tn_b_div(b, tn_b_self(n), y))) : NULL;
+    return give_two(b, n, gx, gy, grads);
+}
+const tn_op_impl tn_impl_div = {
+    .class_ = TN_ELEMENTWISE,
+    .promote = true,
+    .to_float = true,
+    .infer = tn_infer_float,
+    .grad = grad_div,
+    .lower = lower_binary,
+    .reference = reference_binary,
+    .cases = "types=f32,f64,i32; [2,3] [2,3]@0.5..3; [2,3] [3]@-3..-0.5; [4,1] [1,5]@1..3; [] [3]@1..2; [0,3] [1]@1..2;"
+             "error=broadcast [2,3] [4]",
+    .flops = 1};
+
+/* div_trunc(x, y): x / y without its fraction (PyTorch's div with rounding_mode trunc); integers stay integers, and
+ * x / 0 is 0 for them. */
+static kir_val lower_div_trunc(tn_lower *lw, const tn_node *n, const kir_aff *at) {
+    kir_val x = tn_lower_in(lw, n, 0, at);
+    kir_val quotient = kir_binary(lw->kb, KIR_DIV, x, tn_lower_in(lw, n, 1, at));
+    return tn_dtype_is_float((tn_dtype)n->dtype) ? kir_rounding(lw->kb, KIR_TRUNC, quotient) : quotient;
+}
+static double define_div_trunc(double x, double y) { return trunc(x / y); }
+static double define_div_trunc_integer(double x, double y) { return y == 0 ? 0 : trunc(x / y); }
+static void reference_div_trunc(const tn_reference *r) {
+    walk_binary(r, tn_dtype_is_float((tn_dtype)r->node->dtype) ? define_div_trunc : define_div_trunc_integer);
+}
+const tn_op_impl tn_impl_div_trunc = {.class_ = TN_ELEMENTWISE,
+                                      .promote = true,
+                                      .infer = tn_infer_not_bool,
+                                      .grad = tn_grad_none,
+                                      .lower = lower_div_trunc,
+                                      .reference = reference_div_trunc,
+                                      .cases = "types=f32,f64; [2,3]@0.1..0.9 [2,3]@1..5; [4,1]@2.1..2.9 "
+                                               "[1,5]@1..1.01; types=i32,i64,i8; [9]@-20..20 [9]@-4..4; [9]@-20..20 "
+                                               "[1]@3..4; types=u8,i64; [9]@0..20 [9]@0..4; [0,3] [1]@1..2; error=bool "
+                                               "[2]:bool [2]:bool",
+                                      .flops = 2};
+
+/* floor_divide(x, y): the greatest whole number ≤ x / y, exactly; integers stay integers, and x / 0 is 0 for them. */
+static kir_val floor_divide_integers(kir_builder *kb, kir_val x, kir_val y) {
+    kir_type t = kir_val_type(kb, x);
+    kir_val zero = kir_const_i(kb, t, 0);
+    kir_val q = kir_binary(kb, KIR_DIV, x, y);
+    if (t == KIR_U32 || t == KIR_U64) return q;
+    kir_val rest = kir_binary(kb, KIR_MOD, x, y);
+    kir_val signs_differ = kir_binary(kb, KIR_LT, kir_binary(kb, KIR_XOR, rest, y), zero);
+    kir_val exact = kir_binary(kb, KIR_EQ, rest, zero);
+    return kir_select(kb, exact, q, kir_select(kb, signs_differ, kir_binary(kb, KIR_SUB, q, kir_const_i(kb, t, 1)), q));
+}
+/* The quotient of (x − x mod y) / y is whole but for rounding; so it is rounded to the nearest whole number. */
+static kir_val floor_divide_floats(kir_builder *kb, kir_val x, kir_val y) {
+    kir_type t = kir_val_type(kb, x);
+    kir_val zero = kir_const(kb, t, 0), one = kir_const(kb, t, 1);
+    kir_val rest = kir_binary(kb, KIR_MOD, x, y);
+    kir_val q = kir_binary(kb, KIR_DIV, kir_binary(kb, KIR_SUB, x, rest), y);
+    kir_val signs_differ = kir_binary(kb, KIR_XOR, kir_binary(kb, KIR_LT, rest, zero), kir_binary(kb, KIR_LT, y, zero));
+    kir_val whole = kir_binary(kb, KIR_EQ, rest, zero);
+    kir_val lower = kir_select(kb, whole, q, kir_select(kb, signs_differ, kir_binary(kb, KIR_SUB, q, one), q));
+    kir_val rounded = kir_rounding(kb, KIR_NEAREST_EVEN, lower);
+    kir_val none = kir_binary(kb, KIR_EQ, lower, zero); /* a zero takes the sign of x / y */
+    kir_val plain = kir_binary(kb, KIR_DIV, x, y);
+    kir_val signed_zero = kir_binary(kb, KIR_MUL, zero, plain);
+    signed_zero = kir_select(kb, kir_binary(kb, KIR_EQ, signed_zero, signed_zero), signed_zero, zero);
+    kir_val finite = kir_select(kb, none, signed_zero, rounded);
+    return kir_select(kb, kir_binary(kb, KIR_EQ, y, zero), plain, finite);
+}
+static kir_val lower_floor_divide(tn_lower *lw, const tn_node *n, const kir_aff *at) {
+    kir_val x = tn_lower_in(lw, n, 0, at);
+    kir_val y = tn_lower_in(lw, n, 1, at);
+    bool is_float = tn_dtype_is_float((tn_dtype)n->dtype);
+    return is_float ? floor_divide_floats(lw->kb, x, y) : floor_divide_integers(lw->kb, x, y);
+}
+static double define_floor_divide(double x, double y) {
+    if (y == 0) return x / y;
+    double rest = fmod(x, y);
+    double q = (x - rest) / y;
+    if (rest != 0 && (rest < 0) != (y < 0)) q -= 1;
+    return q == 0 ? copysign(0, x / y) : rint(q);
+}
+static double define_floor_divide_integer(double x, double y) { return y == 0 ? 0 : floor(x / y); }
+static void reference_floor_divide(const tn_reference *r) {
+    bool is_float = tn_dtype_is_float((tn_dtype)r->node->dtype);
+    walk_binary(r, is_float ? define_floor_divide : define_floor_divide_integer);
+}
+const tn_op_impl tn_impl_floor_divide = {
+    .class_ = TN_ELEMENTWISE,
+    .promote = true,
+    .infer = tn_infer_not_bool,
+    .grad = tn_grad_none,
+    .lower = lower_floor_divide,
+    .reference = reference_floor_divide,
+    .cases =
+        "types=f32,f64,i32,i64; [2,3]@-20..20 [2,3]@1..5; [7]@-20..20 [7]@-5..-1; [4,1] [1,5]@1..3; [0,3] [1]@1..2;"
+        "types=i32; [9] [9]@-1..1",
+    .flops = 4};
+
+/* heaviside(x, values): 0 where x < 0, values where x is 0, 1 where x > 0; 0 of NaN. */
+static kir_val lower_heaviside(tn_lower *lw, const tn_node *n, const kir_aff *at) {
+    kir_builder *kb = lw->kb;
+    kir_val x = tn_lower_in(lw, n, 0, at), at_zero = tn_lower_in(lw, n, 1, at);
+    kir_type t = kir_val_type(kb, x);
+    if (n->dtype == TN_BOOL) return kir_binary(kb, KIR_OR, x, at_zero);
+    kir_val zero = kir_const(kb, t, 0), step = kir_cast(kb, t, kir_binary(kb, KIR_LT, zero, x));
+    return kir_select(kb, kir_binary(kb, KIR_EQ, x, zero), at_zero, step);
+}
+static double define_heaviside(double x, double values) { return x == 0 ? values : x > 0; }
+static void reference_heaviside(const tn_reference *r) { walk_binary(r, define_heaviside); }
+const tn_op_impl tn_impl_heaviside = {
+    .class_ = TN_ELEMENTWISE,
+    .promote = true,
+    .infer = tn_infer_broadcast,
+    .grad = tn_grad_none,
+    .lower = lower_heaviside,
+    .reference = reference_heaviside,
+    .cases = "types=f32,f64,i32,bool; [9]@-1..1 [9]; [2,3] [3]; [4,1]@-1..1 [1,5]; [0,3] [3]; error=broadcast [2] [3]",
+    .flops = 2};
+
+/* remainder(x, y): x − y · floor_divide(x, y), with the sign of y (Python's %). Integers: x % 0 is 0. */
+static tn_status grad_remainder(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    tn_node *whole = tn_needs_grad(n, 1) ? tn_b_floor_divide(b, n->in[0], n->in[1]) : NULL;
+    tn_node *gy = whole ? tn_b_neg(b, tn_b_mul(b, dy, whole)) : NULL;
+    return give_two(b, n, tn_needs_grad(n, 0) ? dy : NULL, gy, grads);
+}
+static kir_val lower_remainder(tn_lower *lw, const tn_node *n, const kir_aff *at) {
+    kir_builder *kb = lw->kb;
+    kir_val x = tn_lower_in(lw, n, 0, at);
+    kir_val y = tn_lower_in(lw, n, 1, at);
+    kir_val rest = kir_binary(kb, KIR_MOD, x, y);
+    kir_val zero = kir_const(kb, kir_val_type(kb, x), 0);
+    kir_val signs_differ = kir_binary(kb, KIR_XOR, kir_binary(kb, KIR_LT, rest, zero), kir_binary(kb, KIR_LT, y, zero));
+    kir_val whole = kir_binary(kb, KIR_EQ, rest, zero);
+    kir_val turned = kir_select(kb, signs_differ, kir_binary(kb, KIR_ADD, rest, y), rest);
+    return kir_select(kb, whole, rest, turned);
+}
+static double define_remainder(double x, double y) {
+    double rest = fmod(x, y);
+    return rest != 0 && (rest < 0) != (y < 0) ? rest + y : rest;
+}
+static double define_remainder_integer(double x, double y) { return y == 0 ? 0 : define_remainder(x, y); }
+static void reference_remainder(const tn_reference *r) {
+    bool is_float = tn_dtype_is_float((tn_dtype)r->node->dtype);
+    walk_binary(r, is_float ? define_remainder : define_remainder_integer);
+}
+/* Far from multiples of y, where the remainder jumps. */
+#define REMAINDERS                                                                                              \
+    "types=f32,f64 tol=1e-5; [2,3]@0.1..0.9 [2,3]@1..5; [7]@-0.9..-0.1 [7]@1..5; [4,1]@2.1..2.9 [1,5]@1..1.01;" \
+    "types=i32,i64; [9]@-20..20 [9]@-4..-1; [9]@-20..20 [9]@1..4; [9] [9]@-1..1; [0,3] [1]@1..2"
+const tn_op_impl tn_impl_remainder = {.class_ = TN_ELEMENTWISE,
+                                      .promote = true,
+                                      .infer = tn_infer_not_bool,
+                                      .grad = grad_remainder,
+                                      .lower = lower_remainder,
+                                      .reference = reference_remainder,
+                                      .cases = REMAINDERS,
+                                      .flops = 4};
+
+/* fmod(x, y): x − y · trunc(x / y), with the sign of x (C's fmod). Integers: 0 for y = 0. */
+static tn_status grad_fmod(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    tn_node *whole = tn_needs_grad(n, 1) ? tn_b_trunc(b, tn_b_div(b, n->in[0], n->in[1])) : NULL;
+    tn_node *gy = whole ? tn_b_neg(b, tn_b_mul(b, dy, whole)) : NULL;
+    return give_two(b, n, tn_needs_grad(n, 0) ? dy : NULL, gy, grads);
+}
+static double define_fmod_integer(double x, double y) { return y == 0 ? 0 : fmod(x, y); }
+static void reference_fmod(const tn_reference *r) {
+    walk_binary(r, tn_dtype_is_float((tn_dtype)r->node->dtype) ? fmod : define_fmod_integer);
+}
+const tn_op_impl tn_impl_fmod = {.class_ = TN_ELEMENTWISE,
+                                 .promote = true,
+                                 .infer = tn_infer_not_bool,
+                                 .grad = grad_fmod,
+                                 .lower = lower_binary,
+                                 .reference = reference_fmod,
+                                 .cases = REMAINDERS,
+                                 .flops = 4};
+
+/* Half of the gradient to each of two equal operands, all of it to the chosen one (and to both if one is NaN). */
+static tn_status grad_choice(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads, bool greater) {
+    tn_node *x = n->in[0], *y = n->in[1];
+    tn_node *shared = tn_b_where(b, tn_b_eq(b, x, y), tn_b_scale(b, dy, 0.5), dy);
+    tn_node *none = tn_b_const(b, 0, dy);
+    tn_node *y_wins = greater ? tn_b_lt(b, x, y) : tn_b_lt(b, y, x);
+    tn_node *x_wins = greater ? tn_b_lt(b, y, x) : tn_b_lt(b, x, y);
+    return give_two(b, n, tn_needs_grad(n, 0) ? tn_b_where(b, y_wins, none, shared) : NULL,
+                    tn_needs_grad(n, 1) ? tn_b_where(b, x_wins, none, shared) : NULL, grads);
+}
+static tn_status grad_maximum(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    return grad_choice(b, n, dy, grads, true);
+}
+static tn_status grad_minimum(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    return grad_choice(b, n, dy, grads, false);
+}
+
+/* maximum(x, y): the greater of both, element by element; NaN if either is. Equal operands share the gradient. */
+const tn_op_impl tn_impl_maximum = {.class_ = TN_ELEMENTWISE,
+                                    .keeps_half = true,
+                                    .promote = true,
+                                    .infer = tn_infer_broadcast,
+                                    .grad = grad_maximum,
+                                    .lower = lower_binary,
+                                    .reference = reference_binary,
+                                    .cases = "types=f32,f64,f16,bf16,i32,i64,u8,bool; " PAIRS,
+                                    .flops = 1};
+
+/* minimum(x, y): the lesser of both, element by element; NaN if either is. Equal operands share the gradient. */
+const tn_op_impl tn_impl_minimum = {.class_ = TN_ELEMENTWISE,
+                                    .keeps_half = true,
+                                    .promote = true,
+                                    .infer = tn_infer_broadcast,
+                                    .grad = grad_minimum,
+                                    .lower = lower_binary,
+                                    .reference = reference_binary,
+                                    .cases = "types=f32,f64,i32,i64,bool; " PAIRS,
+                                    .flops = 1};
+
+#define COMPARISON                                                                                              \
+    .class_ = TN_ELEMENTWISE, .promote = true, .infer = tn_infer_compare, .lower = lower_binary,                \
+    .reference = reference_binary, .cases = "types=f32,f64,i32,i64; " PAIRS "; types=i32; [50]@0..2 [50]@0..2", \
+    .flops = 1
+
+/* eq(x, y): true where x = y; NaN equals nothing. */
+const tn_op_impl tn_impl_eq = {COMPARISON};
+
+/* lt(x, y): true where x < y. */
+const tn_op_impl tn_impl_lt = {COMPARISON};
+
+/* le(x, y): true where x ≤ y. */
+const tn_op_impl tn_impl_le = {COMPARISON};
+
+#define BITS(types_)                                                                          \
+    .class_ = TN_ELEMENTWISE, .promote = true, .infer = tn_infer_bits, .lower = lower_binary, \
+    .reference = reference_binary, .cases = "types=" types_ "; [2,3] [2,3]; [2,3] [3]; [0,3] [1]; [] [3]", .flops = 1
+
+/* bitwise_and(x, y): bit by bit; of bools: both. */
+const tn_op_impl tn_impl_bitwise_and = {BITS("i32,i64,bool")};
+
+/* bitwise_or(x, y): bit by bit; of bools: either. */
+const tn_op_impl tn_impl_bitwise_or = {BITS("i32,i64,bool")};
+
+/* bitwise_xor(x, y): bit by bit; of bools: one but not both. */
+const tn_op_impl tn_impl_bitwise_xor = {BITS("i32,i64,bool")};
+
+static tn_status infer_shift(tn_infer *c) {
+    TRY(tn_need_integer(c, 0));
+    return tn_infer_broadcast(c);
+}
+
+/* bitwise_left_shift(x, y): x · 2^y, wrapped; 0 when y is negative or not less than the width. */
+const tn_op_impl tn_impl_bitwise_left_shift = {.class_ = TN_ELEMENTWISE,
+                                               .promote = true,
+                                               .infer = infer_shift,
+                                               .lower = lower_binary,
+                                               .reference = reference_binary,
+                                               .cases = "types=i32,i64; [2,3] [2,3]@0..9; [2,3] [3]@0..3; [0,3] [1]",
+                                               .flops = 1};
+
+/* bitwise_right_shift(x, y): floor(x / 2^y); the sign alone when y is negative or not less than the width. */
+const tn_op_impl tn_impl_bitwise_right_shift = {
+    .class_ = TN_ELEMENTWISE,
+    .promote = true,
+    .infer = infer_shift,
+    .lower = lower_binary,
+    .reference = reference_binary,
+    .cases = "types=i32,i64; [2,3]@-99..99 [2,3]@0..9; [2,3] [3]@0..3; [0,3] [1]",
+    .flops = 1};
+
+/* ---- choice and values without operands -------------------------------------------------------------------------- */
+
+/* where(condition, x, y): x where the condition holds, else y. All three broadcast; condition is bool. */
+static tn_status infer_where(tn_infer *c) {
+    if (c->in[0]->dtype != TN_BOOL)
+        return tn_fail(TN_ERR_DTYPE, "where: the condition is %s; it must be bool: compare, or cast it",
+                       tn_dtype_name((tn_dtype)c->in[0]->dtype));
+    TRY(tn_infer_broadcast(c));
+    c->dtype = (tn_dtype)c->in[1]->dtype;
+    return TN_OK;
+}
+static tn_status grad_where(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    tn_node *none = tn_b_const(b, 0, dy);
+    if (tn_needs_grad(n, 1)) grads[1] = tn_b_sum_to(b, tn_b_where(b, n->in[0], dy, none), n->in[1]);
+    if (tn_needs_grad(n, 2)) grads[2] = tn_b_sum_to(b, tn_b_where(b, n->in[0], none, dy), n->in[2]);
+    return b->status;
+}
+static kir_val lower_where(tn_lower *lw, const tn_node *n, const kir_aff *at) {
+    kir_val condition = tn_lower_in(lw, n, 0, at);
+    kir_val x = tn_lower_in(lw, n, 1, at);
+    kir_val y = tn_lower_in(lw, n, 2, at);
+    return kir_select(lw->kb, condition, x, y);
+}
+static void reference_where(const tn_reference *r) {
+    for (tn_walk w = tn_walk_begin(r->node); w.place < w.count; tn_walk_next(&w))
+        r->out[w.place] = r->in[0][w.in[0]] != 0 ? r->in[1][w.in[1]] : r->in[2][w.in[2]];
+}
+const tn_op_impl tn_impl_where = {
+    .class_ = TN_ELEMENTWISE,
+    .keeps_half = true,
+    .promote = true,
+    .promote_from = 1,
+    .infer = infer_where,
+    .grad = grad_where,
+    .lower = lower_where,
+    .reference = reference_where,
+    .cases = "types=f32,f64,i32,bool; [2,3]:bool [2,3] [2,3]; [3]:bool [2,1] [3]; []:bool [2] [2]; [2,1]:bool [] [3];"
+             "[0,2]:bool [2] []; error=bool [2]:f32 [2] [2]; error=broadcast [2]:bool [3] [2]"};
+
+/* full(shape, value, dtype): a tensor of one value. */
+static tn_status infer_full(tn_infer *c) {
+    int64_t rank = c->attrs->i[0];
+    int64_t dtype = c->attrs->i[1 + rank];
+    if (dtype < 0 || dtype >= TN_PLAIN_DTYPES)
+        return tn_fail(TN_ERR_DTYPE, "%s: %lld is no dtype", c->row->name, (long long)dtype);
+    c->dtype = (tn_dtype)dtype;
+    return tn_infer_shape(c, c->attrs->i + 1, rank);
+}
+static kir_val lower_full(tn_lower *lw, const tn_node *n, const kir_aff *at) {
+    (void)at;
+    tn_dtype t = (tn_dtype)n->dtype;
+    return tn_lower_narrow(lw->kb, t, kir_const(lw->kb, kir_type_of(t), n->f[TN_FULL_VALUE]));
+}
+static void reference_full(const tn_reference *r) {
+    for (int64_t i = 0, count = tn_node_numel(r->node); i < count; i++)
+        r->out[i] = r->node->f[TN_FULL_VALUE];
+}
+const tn_op_impl tn_impl_full = {
+    .class_ = TN_ELEMENTWISE,
+    .varies = true,
+    .infer = infer_full,
+    .lower = lower_full,
+    .reference = reference_full,
+    .cases = "shape=(2,3) value=1.5 dtype=f32; shape=() value=-2 dtype=i64; shape=(0,3) value=1 dtype=f64;"
+             "shape=(4) value=1 dtype=bool; error=negative shape=(-1) value=0 dtype=f32"};
+
+/* arange(start, end, step, dtype): start, start + step, … up to but without end. */
+static tn_status infer_arange(tn_infer *c) {
+    const double *f = c->attrs->f;
+    int64_t dtype = c->attrs->i[TN_ARANGE_DTYPE];
+    if (dtype < 0 || dtype >= TN_PLAIN_DTYPES || dtype == TN_BOOL)
+        return tn_fail(TN_ERR_DTYPE, "arange: %s is no number type", tn_dtype_name((tn_dtype)dtype));
+    double steps = (f[TN_ARANGE_END] - f[TN_ARANGE_START]) / f[TN_ARANGE_STEP], length = ceil(steps);
+    if (!(steps >= 0 && length < 0x1p53))
+        return tn_fail(TN_ERR_ARGUMENT, "arange: from %g to %g in steps of %g never ends there: turn the step's sign",
+                       f[TN_ARANGE_START], f[TN_ARANGE_END], f[TN_ARANGE_STEP]);
+    c->dtype = (tn_dtype)dtype;
+    c->rank = 1;
+    c->shape[0] = (int64_t)length;
+    c->symbol[0] = 0;
+    return TN_OK;
+}
+static kir_val lower_arange(tn_lower *lw, const tn_node *n, const kir_aff *at) {
+    kir_builder *kb = lw->kb;
+    kir_type t = kir_type_of((tn_dtype)n->dtype);
+    double start = n->f[TN_ARANGE_START], step = n->f[TN_ARANGE_STEP];
+    kir_val i = kir_index(kb, &at[0]);
+    if (t != KIR_F32 && t != KIR_F64) {
+        kir_val along = kir_binary(kb, KIR_MUL, i, kir_const(kb, KIR_I64, step));
+        return kir_cast(kb, t, kir_binary(kb, KIR_ADD, along, kir_const(kb, KIR_I64, start)));
+    }
+    kir_val v = kir_fma(kb, kir_cast(kb, t, i), kir_const(kb, t, step), kir_const(kb, t, start));
+    return tn_lower_narrow(kb, (tn_dtype)n->dtype, v);
+}
+static void reference_arange(const tn_reference *r) {
+    const tn_node *n = r->node;
+    bool whole = !tn_dtype_is_float((tn_dtype)n->dtype);
+    double start = n->f[TN_ARANGE_START], step = n->f[TN_ARANGE_STEP];
+    if (whole) start = trunc(start);
+    if (whole) step = trunc(step);
+    for (int64_t i = 0; i < n->shape[0]; i++)
+        r->out[i] = start + (double)i * step;
+}
+/* Start and step are rounded to the type, then one fma: an error of one step's rounding a place. */
+const tn_op_impl tn_impl_arange = {
+    .class_ = TN_ELEMENTWISE,
+    .infer = infer_arange,
+    .lower = lower_arange,
+    .reference = reference_arange,
+    .cases = "start=0 end=7 step=1 dtype=i64; start=5 end=-5 step=-3 dtype=i32; start=0 end=1 step=0.25 dtype=f32;"
+             "start=0.1 end=2 step=0.3 dtype=f64; start=0.1 end=2 step=0.3 dtype=f32 tol=1e-6; start=3 end=3 step=1 "
+             "dtype=f32;"
+             "error=never start=0 end=1 step=-1 dtype=f32; error=never start=5 end=3 step=9 dtype=i64",
+    .flops = 1};
+
+/* runtime_scalar(kind, value, count, number): a scalar whose value may differ at each run without a new plan. kind 0:
+ * f32 `number`; 1: i64 `value`; 2: i64, a counter of random numbers that moves on by `count` at each run. */
+static tn_status infer_runtime_scalar(tn_infer *c) {
+    c->dtype = c->attrs->i[TN_RUNTIME_SCALAR_KIND] == 0 ? TN_F32 : TN_I64;
+    c->rank = 0;
+    return TN_OK;
+}
+static void reference_runtime_scalar(const tn_reference *r) {
+    const tn_node *n = r->node;
+    r->out[0] =
+        n->i[TN_RUNTIME_SCALAR_KIND] == 0 ? n->f[TN_RUNTIME_SCALAR_NUMBER] : (double)n->i[TN_RUNTIME_SCALAR_VALUE];
+}
+const tn_op_impl tn_impl_runtime_scalar = {
+    .class_ = TN_LEAF_VALUE, .infer = infer_runtime_scalar, .reference = reference_runtime_scalar};
+
+/* ==== the same bits as another dtype ============================================================================== */
+/* Types of one size share their bits. Small ones compute in wider types, so what the memory would hold is made of the
+ * number first: that of an f16 takes apart its exponent, all others are a cut or a shift. */
+
+static kir_val bits_number(kir_builder *kb, kir_type t, int64_t v) { return kir_const_i(kb, t, v); }
+
+/* The 16 bits of an f16 whose value v is, as U32. Below 2^-14 it counts in steps of 2^-24. */
+static kir_val bits_of_f16(kir_builder *kb, kir_val v) {
+    kir_val bits = kir_bitcast(kb, KIR_U32, v), size = kir_unary(kb, KIR_ABS, v);
+    kir_val sign = kir_binary(kb, KIR_AND, kir_binary(kb, KIR_SHR, bits, bits_number(kb, KIR_U32, 16)),
+                              bits_number(kb, KIR_U32, 0x8000));
+    kir_val exponent = kir_binary(kb, KIR_SUB, kir_bitcast(kb, KIR_U32, size), bits_number(kb, KIR_U32, 112 << 23));
+    kir_val normal = kir_binary(kb, KIR_SHR, exponent, bits_number(kb, KIR_U32, 13));
+    kir_val small = kir_cast(kb, KIR_U32, kir_binary(kb, KIR_MUL, size, kir_const(kb, KIR_F32, 0x1p24)));
+    kir_val r = kir_select(kb, kir_binary(kb, KIR_LT, size, kir_const(kb, KIR_F32, 0x1p-14)), small, normal);
+    kir_val infinite = kir_binary(kb, KIR_EQ, size, kir_const(kb, KIR_F32, INFINITY));
+    r = kir_select(kb, infinite, bits_number(kb, KIR_U32, 0x7C00), r);
+    r = kir_select(kb, kir_binary(kb, KIR_EQ, v, v), r, bits_number(kb, KIR_U32, 0x7E00));
+    return kir_binary(kb, KIR_OR, sign, r);
+}
+static kir_val f16_of_bits(kir_builder *kb, kir_val bits) {
+    kir_val rest = kir_binary(kb, KIR_AND, bits, bits_number(kb, KIR_U32, 0x7FFF));
+    kir_val sign = kir_binary(kb, KIR_SHL, kir_binary(kb, KIR_AND, bits, bits_number(kb, KIR_U32, 0x8000)),
+                              bits_number(kb, KIR_U32, 16));
+    kir_val wide = kir_binary(kb, KIR_SHL, rest, bits_number(kb, KIR_U32, 13));
+    kir_val normal = kir_bitcast(kb, KIR_F32, kir_binary(kb, KIR_ADD, wide, bits_number(kb, KIR_U32, 112 << 23)));
+    kir_val special = kir_bitcast(kb, KIR_F32, kir_binary(kb, KIR_OR, wide, bits_number(kb, KIR_U32, 0x7F800000)));
+    kir_val small = kir_binary(kb, KIR_MUL, kir_cast(kb, KIR_F32, rest), kir_const(kb, KIR_F32, 0x1p-24));
+    kir_val r = kir_select(kb, kir_binary(kb, KIR_LT, rest, bits_number(kb, KIR_U32, 0x400)), small, normal);
+    r = kir_select(kb, kir_binary(kb, KIR_LT, rest, bits_number(kb, KIR_U32, 0x7C00)), r, special);
+    return kir_bitcast(kb, KIR_F32, kir_binary(kb, KIR_OR, sign, kir_bitcast(kb, KIR_U32, r)));
+}
+
+/* view_dtype(x, dtype): x's bits as another dtype of the same size (PyTorch's view(dtype)); to bool: any bit. */
+static tn_status infer_view_dtype(tn_infer *c) {
+    int64_t to = c->attrs->i[TN_VIEW_DTYPE_DTYPE];
+    tn_dtype from = (tn_dtype)c->in[0]->dtype;
+    if (to < 0 || to >= TN_PLAIN_DTYPES || tn_dtype_size((tn_dtype)to) != tn_dtype_size(from))
+        return tn_fail(TN_ERR_DTYPE, "view_dtype: an element of %s as %s: they must have one size", tn_dtype_name(from),
+                       tn_dtype_name((tn_dtype)to));
+    TRY(tn_infer_same(c));
+    c->dtype = (tn_dtype)to;
+    return TN_OK;
+}
+static kir_val lower_view_dtype(tn_lower *lw, const tn_node *n, const kir_aff *at) {
+    kir_builder *kb = lw->kb;
+    tn_dtype from = (tn_dtype)n->in[0]->dtype, to = (tn_dtype)n->dtype;
+    kir_val v = tn_lower_in(lw, n, 0, at);
+    if (from == to) return v;
+    if (tn_dtype_size(to) >= 4) return kir_bitcast(kb, kir_type_of(to), v);
+    if (from == TN_F16) v = bits_of_f16(kb, v);
+    if (from == TN_BF16) v = kir_binary(kb, KIR_SHR, kir_bitcast(kb, KIR_U32, v), bits_number(kb, KIR_U32, 16));
+    if (!tn_dtype_is_float(to)) return tn_lower_narrow(kb, to, kir_cast(kb, kir_type_of(to), v));
+    v = kir_cast(kb, KIR_U32, v);
+    if (to == TN_F16) return f16_of_bits(kb, v);
+    return kir_bitcast(kb, KIR_F32, kir_binary(kb, KIR_SHL, v, bits_number(kb, KIR_U32, 16)));
+}
+/* An f16's bits from its value, and back, by arithmetic. */
+static double f16_bits(double v) {
+    int e;
+    double m = frexp(fabs(v), &e), sign = signbit(v) ? 0x8000 : 0;
+    if (v != v) return 0x7E00;
+    if (isinf(v)) return sign + 0x7C00;
+    if (fabs(v) < 0x1p-14) return sign + fabs(v) * 0x1p24;
+    return sign + (e + 14) * 1024 + (m * 2 - 1) * 1024;
+}
+static double f16_value(int bits) {
+    int e = bits >> 10 & 31, m = bits & 1023;
+    double v = e ? ldexp(1024 + m, e - 25) : ldexp(m, -24);
+    if (e == 31) v = m ? NAN : INFINITY;
+    return bits & 0x8000 ? -v : v;
+}
+static int64_t reference_bits(tn_dtype t, double v) {
+    float f = (float)v;
+    int32_t bits;
+    int64_t long_bits;
+    memcpy(&bits, &f, sizeof bits);
+    memcpy(&long_bits, &v, sizeof v);
+    switch (t) {
+    case TN_F64: return long_bits;
+    case TN_F32: return bits;
+    case TN_BF16: return bits >> 16;
+    case TN_F16: return (int64_t)f16_bits(v);
+    default: return (int64_t)v;
+    }
+}
+static double reference_number(tn_dtype t, int64_t bits) {
+    float f;
+    double d;
+    uint32_t high = (uint32_t)bits << (t == TN_BF16 ? 16 : 0);
+    memcpy(&f, &high, sizeof f);
+    memcpy(&d, &bits, sizeof d);
+    switch (t) {
+    case TN_F64: return d;
+    case TN_F32:
+    case TN_BF16: return (double)f;
+    case TN_F16: return f16_value((int)bits & 0xFFFF);
+    case TN_I8: return (double)(int8_t)bits;
+    case TN_U8: return (double)(uint8_t)bits;
+    case TN_I16: return (double)(int16_t)bits;
+    case TN_U16: return (double)(uint16_t)bits;
+    case TN_U32: return (double)(uint32_t)bits;
+    case TN_BOOL: return bits != 0;
+    default: return (double)bits;
+    }
+}
+static void reference_view_dtype(const tn_reference *r) {
+    const tn_node *n = r->node;
+    for (int64_t i = 0, count = tn_node_numel(n); i < count; i++)
+        r->out[i] = reference_number((tn_dtype)n->dtype, reference_bits((tn_dtype)n->in[0]->dtype, r->in[0][i]));
+}
+const tn_op_impl tn_impl_view_dtype = {
+    .class_ = TN_ELEMENTWISE,
+    .infer = infer_view_dtype,
+    .grad = tn_grad_none,
+    .lower = lower_view_dtype,
+    .reference = reference_view_dtype,
+    .cases = "special=off grad=off; types=f32; [2,3] dtype=i32; [0,3] dtype=u32; [] dtype=i32; types=i32; [7]@0..1e9 "
+             "dtype=f32; types=f16; [9]@-4..4 dtype=i16; [9]@1e-6..1e-5 dtype=u16; types=bf16; [9] dtype=i16; "
+             "types=i16; [9]@0..20000 dtype=f16; [9]@-2000..2000 dtype=bf16; [9]@0..900 dtype=f16; types=i8; [9] "
+             "dtype=u8; types=u8; [9]@0..255 dtype=i8; types=bool; [4] dtype=u8; error=size [4] dtype=f32",
+    .flops = 1};

@@ -1,0 +1,866 @@
+/* op_factor.c — systems of equations, factorizations, determinants, eigenvalues and singular values of matrices.
+ *
+ * A primitive each computes all results of a factorization into one tensor, for batches of matrices; the functions of
+ * PyTorch's names are views of it, and with several results they are in trunnion/linalg.h. Only the processor has these
+ * kernels (cpu/linalg.h says what they yield, to the sign); for other devices the host computes them. Gradients are
+ * the usual ones of the implicit function, made of products and systems; they exist where the result is smooth: no two
+ * equal eigenvalues or singular values, full rank of QR.
+ *
+ * The definitions in f64 go another way than the kernels: complete pivoting, Gram and Schmidt, Jacobi's rotations. */
+#include <math.h>
+#include <string.h>
+
+#include "cpu/linalg.h"
+#include "ops/ops_common.h"
+#include "trunnion/linalg.h"
+
+/* ---- shapes ------------------------------------------------------------------------------------------------------ */
+
+static int64_t factor_rows_of(const tn_node *x) { return x->shape[x->rank - 2]; }
+static int64_t factor_columns_of(const tn_node *x) { return x->shape[x->rank - 1]; }
+static int64_t shorter(const tn_node *x) { return tn_min64(factor_rows_of(x), factor_columns_of(x)); }
+
+static tn_status check_matrix(const char *name, const tn_node *x, bool square) {
+    char text[96];
+    if (x->dtype != TN_F32 && x->dtype != TN_F64)
+        return tn_fail(TN_ERR_DTYPE, "%s: for f32 and f64, not for %s; cast it (tn_cast)", name,
+                       tn_dtype_name((tn_dtype)x->dtype));
+    if (x->rank >= 2 && (!square || factor_rows_of(x) == factor_columns_of(x))) return TN_OK;
+    return tn_fail(TN_ERR_SHAPE, "%s: needs %s, or a batch of such, not %s", name,
+                   square ? "a square matrix" : "a matrix", tn_shape_text(x, text, sizeof text));
+}
+
+/* The batch of in[0], then `tail` dimensions. */
+static tn_status batch_and(tn_infer *c, const int64_t *tail, int count) {
+    const tn_node *x = c->in[0];
+    c->dtype = (tn_dtype)x->dtype;
+    c->rank = x->rank - 2;
+    for (int d = 0; d < c->rank; d++) {
+        c->shape[d] = x->shape[d];
+        c->symbol[d] = x->symbol[d];
+    }
+    for (int i = 0; i < count; i++)
+        c->shape[c->rank++] = tail[i];
+    return TN_OK;
+}
+
+static tn_status infer_packed(tn_infer *c, tn_linalg_kind kind, bool square) {
+    TRY(check_matrix(c->row->name, c->in[0], square));
+    TRY(tn_need_contiguous(c, 0));
+    return batch_and(c, (int64_t[]){tn_linalg_result(kind, factor_rows_of(c->in[0]), factor_columns_of(c->in[0]), 0)},
+                     1);
+}
+
+static tn_status infer_square(tn_infer *c) {
+    TRY(check_matrix(c->row->name, c->in[0], true));
+    return tn_infer_same(c);
+}
+
+/* ---- graphs ------------------------------------------------------------------------------------------------------ */
+
+static tn_node *factor_turned(tn_build *b, tn_node *x) { return x ? tn_b_transpose(b, x, -2, -1) : NULL; }
+static tn_node *times(tn_build *b, tn_node *x, tn_node *y) { return x && y ? tn_b_matmul_batched(b, x, y) : NULL; }
+static tn_node *left_times(tn_build *b, tn_node *x, tn_node *y) { return times(b, factor_turned(b, x), y); } /* xᵀ·y */
+static tn_node *times_right(tn_build *b, tn_node *x, tn_node *y) { return times(b, x, factor_turned(b, y)); } /* x·yᵀ */
+static tn_node *systems(tn_build *b, tn_node *a, tn_node *rhs) {
+    return tn_b_linalg_solve_systems(b, tn_b_whole(b, a), tn_b_whole(b, rhs));
+}
+
+static tn_node *factor_identity(tn_build *b, const tn_node *like) {
+    if (b->status != TN_OK || !like) return NULL;
+    tn_node *one = tn_b_eye(b, factor_columns_of(like), factor_columns_of(like), (tn_dtype)like->dtype);
+    if (one) one->device = like->device;
+    return one;
+}
+
+/* [batch…, n] as the diagonal of matrices. */
+static tn_node *diagonal_of(tn_build *b, tn_node *x) {
+    tn_node *row = x ? tn_b_unsqueeze(b, x, -2) : NULL;
+    return row ? tn_b_mul(b, row, factor_identity(b, row)) : NULL;
+}
+
+static tn_node *symmetric(tn_build *b, tn_node *x) {
+    return tn_b_scale(b, x ? tn_b_add(b, x, factor_turned(b, x)) : NULL, 0.5);
+}
+
+/* Elements [start, start + rows·columns) of the last dimension as a matrix. */
+static tn_node *matrix_at(tn_build *b, tn_node *packed, int64_t start, int64_t rows, int64_t columns) {
+    tn_node *flat = packed ? tn_b_narrow(b, packed, -1, start, rows * columns) : NULL;
+    return flat ? tn_b_unflatten(b, flat, -1, (int64_t[]){rows, columns}, 2) : NULL;
+}
+
+/* ---- definitions in f64 ------------------------------------------------------------------------------------------ */
+
+typedef struct batch {
+    const tn_node *x;
+    int64_t count, m, n;
+} batch;
+
+static batch batch_of(const tn_reference *r) {
+    const tn_node *x = r->node->in[0];
+    batch b = {.x = x, .count = 1, .m = factor_rows_of(x), .n = factor_columns_of(x)};
+    for (int d = 0; d < x->rank - 2; d++)
+        b.count *= x->shape[d];
+    return b;
+}
+
+/* Room for one matrix's way; NULL leaves the result as it is, which no test takes for right. */
+static double *room(int64_t numbers) { return tn_mem_zalloc((size_t)numbers + 1, sizeof(double)); }
+
+static void exchange(double *x, int64_t step_x, double *y, int64_t step_y, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        double t = x[i * step_x];
+        x[i * step_x] = y[i * step_y];
+        y[i * step_y] = t;
+    }
+}
+
+/* Gauss and Jordan with the greatest element of all as the pivot: a [n, n + k] becomes 1 and the solution, whose rows
+ * stand in the order of `column`. Returns the determinant. */
+static double eliminate_completely(double *a, int64_t n, int64_t k, double *column) {
+    int64_t width = n + k;
+    double determinant = 1;
+    for (int64_t i = 0; i < n; i++)
+        column[i] = (double)i;
+    for (int64_t c = 0; c < n; c++) {
+        int64_t row = c, col = c;
+        for (int64_t i = c; i < n; i++)
+            for (int64_t j = c; j < n; j++)
+                if (fabs(a[i * width + j]) > fabs(a[row * width + col])) row = i, col = j;
+        if (row != c) exchange(a + row * width, 1, a + c * width, 1, width);
+        if (col != c) exchange(a + col, width, a + c, width, n);
+        if (col != c) exchange(column + col, 1, column + c, 1, 1);
+        double top = a[c * width + c];
+        determinant *= (row != c) != (col != c) ? -top : top;
+        for (int64_t j = c; j < width; j++)
+            a[c * width + j] /= top;
+        for (int64_t i = 0; i < n; i++) {
+            double factor = a[i * width + c];
+            for (int64_t j = c; j < width && i != c; j++)
+                a[i * width + j] -= factor * a[c * width + j];
+        }
+    }
+    return determinant;
+}
+
+typedef bool in_triangle(int64_t i, int64_t j);
+static bool everywhere(int64_t i, int64_t j) { return (void)i, (void)j, true; }
+static bool below(int64_t i, int64_t j) { return i >= j; }
+static bool above(int64_t i, int64_t j) { return i <= j; }
+
+static void reference_systems(const tn_reference *r, in_triangle *read) {
+    batch b = batch_of(r);
+    int64_t n = b.n, k = factor_columns_of(r->node->in[1]), width = n + k;
+    double *a = room(n * width), *column = room(n);
+    for (int64_t at = 0; at < b.count && a && column; at++) {
+        for (int64_t i = 0; i < n; i++) {
+            for (int64_t j = 0; j < n; j++)
+                a[i * width + j] = read(i, j) ? r->in[0][(at * n + i) * n + j] : 0;
+            memcpy(a + i * width + n, r->in[1] + (at * n + i) * k, (size_t)k * sizeof *a);
+        }
+        eliminate_completely(a, n, k, column);
+        for (int64_t i = 0; i < n; i++)
+            memcpy(r->out + (at * n + (int64_t)column[i]) * k, a + i * width + n, (size_t)k * sizeof *a);
+    }
+    tn_mem_free(a);
+    tn_mem_free(column);
+}
+
+/* Cyclic Jacobi rotations: a, symmetric, becomes diagonal, the columns of v its eigenvectors; then ascending. */
+static void jacobi(double *a, double *v, int64_t n) {
+    enum { SWEEPS = 40 };
+    for (int64_t i = 0; i < n * n; i++)
+        v[i] = i % (n + 1) == 0;
+    for (int64_t step = 0; step < SWEEPS * n * n; step++) {
+        int64_t p = step / n % n, q = step % n;
+        double x = a[p * n + q];
+        if (p >= q || x == 0) continue;
+        double theta = (a[q * n + q] - a[p * n + p]) / (2 * x);
+        double t = copysign(1, theta) / (fabs(theta) + sqrt(1 + theta * theta)), c = 1 / sqrt(1 + t * t), s = t * c;
+        for (int64_t i = 0; i < n; i++) {
+            double up = a[i * n + p], uq = a[i * n + q], wp = v[i * n + p], wq = v[i * n + q];
+            a[i * n + p] = c * up - s * uq;
+            a[i * n + q] = s * up + c * uq;
+            v[i * n + p] = c * wp - s * wq;
+            v[i * n + q] = s * wp + c * wq;
+        }
+        for (int64_t i = 0; i < n; i++) {
+            double up = a[p * n + i], uq = a[q * n + i];
+            a[p * n + i] = c * up - s * uq;
+            a[q * n + i] = s * up + c * uq;
+        }
+    }
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t j = i + 1; j < n; j++)
+            if (a[j * n + j] < a[i * n + i]) {
+                exchange(a + i * (n + 1), 1, a + j * (n + 1), 1, 1);
+                exchange(v + i, n, v + j, n, n);
+            }
+}
+
+static double sign_of_greatest(const double *x, int64_t step, int64_t n) {
+    int64_t at = 0;
+    for (int64_t i = 1; i < n; i++)
+        if (fabs(x[i * step]) > fabs(x[at * step])) at = i;
+    return x[at * step] < 0 ? -1 : 1;
+}
+
+/* ---- Cholesky ---------------------------------------------------------------------------------------------------- */
+
+static tn_status infer_cholesky_lower(tn_infer *c) {
+    TRY(tn_need_contiguous(c, 0));
+    return infer_square(c);
+}
+
+static void reference_cholesky_lower(const tn_reference *r) {
+    batch b = batch_of(r);
+    int64_t n = b.n;
+    memset(r->out, 0, (size_t)(b.count * n * n) * sizeof *r->out);
+    for (int64_t at = 0; at < b.count; at++)
+        for (int64_t c = 0; c < n; c++) { /* column after column */
+            double *l = r->out + at * n * n;
+            for (int64_t i = c; i < n; i++) {
+                double rest = r->in[0][(at * n + i) * n + c];
+                for (int64_t k = 0; k < c; k++)
+                    rest -= l[i * n + k] * l[c * n + k];
+                l[i * n + c] = i == c ? sqrt(rest) : rest / l[c * n + c];
+            }
+        }
+}
+
+/* L⁻ᵀ·Φ(Lᵀ·dL)·L⁻¹, as a symmetric matrix; Φ is the lower triangle with half the diagonal. */
+static tn_node *cholesky_back(tn_build *b, tn_node *l, tn_node *dy) {
+    tn_node *inner = left_times(b, l, dy), *one = factor_identity(b, l);
+    if (!inner || !one) return NULL;
+    tn_node *phi = tn_b_sub(b, tn_b_tril(b, inner, 0), tn_b_scale(b, tn_b_mul(b, inner, one), 0.5));
+    tn_node *upper = tn_b_whole(b, factor_turned(b, l));
+    tn_node *half = tn_b_linalg_solve_upper(b, upper, tn_b_whole(b, phi));            /* L⁻ᵀ·Φ */
+    tn_node *all = tn_b_linalg_solve_upper(b, upper, tn_b_whole(b, factor_turned(b, half))); /* L⁻ᵀ·(L⁻ᵀ·Φ)ᵀ */
+    return symmetric(b, all);
+}
+
+static tn_status grad_cholesky_lower(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    if (tn_needs_grad(n, 0)) grads[0] = cholesky_back(b, tn_b_self(n), dy);
+    return b->status;
+}
+
+/* linalg_cholesky_lower(x): linalg_cholesky of contiguous matrices. */
+const tn_op_impl tn_impl_linalg_cholesky_lower = {.class_ = TN_NATIVE,
+                                                  .infer = infer_cholesky_lower,
+                                                  .grad = grad_cholesky_lower,
+                                                  .reference = reference_cholesky_lower,
+                                                  .cases = "types=f32,f64 tol=1e-5 atol=1e-5 grad=off; [1,1]@1..2; "
+                                                           "[2,2]@-1..1+3I; [2,3,3]@-1..1+4I; [5,5]@-1..1+6I; [0,0]; "
+                                                           "[0,2,2]; error=square [2,3]; error=f32 [2,2]:i32",
+                                                  .flops = 10};
+
+static tn_node *compose_cholesky(tn_build *b, const tn_node *n) {
+    return tn_b_linalg_cholesky_lower(b, tn_b_whole(b, n->in[0]));
+}
+
+/* linalg_cholesky(x): L with L·Lᵀ = x, of symmetric positive definite matrices [..., n, n], whose lower triangle is
+ * read. A matrix that is not positive definite yields NaN everywhere (PyTorch raises an error). The gradient is
+ * symmetric. */
+const tn_op_impl tn_impl_linalg_cholesky = {
+    .to_float = true,
+    .infer = infer_square,
+    .compose = compose_cholesky,
+    .cases = "types=f32,f64 tol=1e-5 atol=1e-5 grad=off; [3,3]@-1..1+4I; [2,4,4]@-1..1+5I; error=square [3]"};
+
+/* ---- systems ----------------------------------------------------------------------------------------------------- */
+
+/* What A needs on its right, and what stands there. */
+static tn_status no_fit(const tn_infer *c, const char *needs) {
+    const tn_node *a = c->in[0], *b = c->in[1];
+    char x[96], y[96];
+    return tn_fail(b->dtype == a->dtype ? TN_ERR_SHAPE : TN_ERR_DTYPE, "%s: %s %s and %s %s do not fit: %s",
+                   c->row->name, tn_dtype_name((tn_dtype)a->dtype), tn_shape_text(a, x, sizeof x),
+                   tn_dtype_name((tn_dtype)b->dtype), tn_shape_text(b, y, sizeof y), needs);
+}
+
+static tn_status check_sides(const tn_infer *c) {
+    const tn_node *a = c->in[0], *b = c->in[1];
+    bool fit = b->rank >= 2 && factor_rows_of(b) == factor_columns_of(a) && b->dtype == a->dtype;
+    return fit ? TN_OK : no_fit(c, "B must be [..., n, k] of A's dtype, with as many rows as A [..., n, n]");
+}
+
+static tn_status infer_systems(tn_infer *c) {
+    const tn_node *a = c->in[0], *b = c->in[1];
+    TRY(check_matrix(c->row->name, c->in[0], true));
+    TRY(check_sides(c));
+    TRY(tn_need_contiguous(c, 0));
+    TRY(tn_need_contiguous(c, 1));
+    bool same = a->rank == b->rank && !memcmp(a->shape, b->shape, (size_t)(a->rank - 2) * sizeof *a->shape);
+    if (!same) return no_fit(c, "the batches differ");
+    return batch_and(c, (int64_t[]){factor_rows_of(b), factor_columns_of(b)}, 2);
+}
+
+static tn_status grad_systems(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    tn_node *db = systems(b, factor_turned(b, n->in[0]), dy);
+    if (tn_needs_grad(n, 1)) grads[1] = db;
+    if (tn_needs_grad(n, 0) && db) grads[0] = tn_b_neg(b, times_right(b, db, tn_b_self(n)));
+    return b->status;
+}
+
+static void reference_solve_systems(const tn_reference *r) { reference_systems(r, everywhere); }
+
+/* linalg_solve_systems(A, B): x with A·x = B, batches alike. */
+const tn_op_impl tn_impl_linalg_solve_systems = {
+    .class_ = TN_NATIVE,
+    .infer = infer_systems,
+    .grad = grad_systems,
+    .reference = reference_solve_systems,
+    .cases = "types=f32,f64 tol=1e-5 atol=1e-5; [1,1]@1..2 [1,2]; [3,3]@-1..1+3I [3,2]; [2,4,4]@-1..1+4I [2,4,1]; "
+             "[7,7]@-1..1 [7,3] grad=off tol=1e-4 atol=1e-4; [0,0] [0,2]; [2,2]@1..2+3I [2,0]; "
+             "error=square [2,3] [2,1]; error=fit [2,2] [3,1]; error=batches [2,2,2] [3,2,1]",
+    .flops = 10};
+
+static tn_status grad_triangle(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads, bool upper) {
+    tn_node *flipped = tn_b_whole(b, factor_turned(b, n->in[0])), *side = tn_b_whole(b, dy);
+    tn_node *db = upper ? tn_b_linalg_solve_lower(b, flipped, side) : tn_b_linalg_solve_upper(b, flipped, side);
+    if (tn_needs_grad(n, 1)) grads[1] = db;
+    if (!tn_needs_grad(n, 0) || !db) return b->status;
+    tn_node *da = tn_b_neg(b, times_right(b, db, tn_b_self(n)));
+    grads[0] = upper ? tn_b_triu(b, da, 0) : tn_b_tril(b, da, 0);
+    return b->status;
+}
+static tn_status grad_lower(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    return grad_triangle(b, n, dy, grads, false);
+}
+static tn_status grad_upper(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    return grad_triangle(b, n, dy, grads, true);
+}
+static void reference_solve_lower(const tn_reference *r) { reference_systems(r, below); }
+static void reference_solve_upper(const tn_reference *r) { reference_systems(r, above); }
+
+#define TRIANGULAR                                                                                         \
+    "types=f32,f64 tol=1e-5 atol=1e-5; [1,1]@1..2 [1,2]; [3,3]@-1..1+3I [3,2]; [2,4,4]@-1..1+4I [2,4,1]; " \
+    "[0,0] [0,2]; error=square [2,3] [2,1]"
+
+/* linalg_solve_lower(A, B): x with A·x = B for the lower triangle of A. */
+const tn_op_impl tn_impl_linalg_solve_lower = {.class_ = TN_NATIVE,
+                                               .infer = infer_systems,
+                                               .grad = grad_lower,
+                                               .reference = reference_solve_lower,
+                                               .cases = TRIANGULAR,
+                                               .flops = 5};
+
+/* linalg_solve_upper(A, B): x with A·x = B for the upper triangle of A. */
+const tn_op_impl tn_impl_linalg_solve_upper = {.class_ = TN_NATIVE,
+                                               .infer = infer_systems,
+                                               .grad = grad_upper,
+                                               .reference = reference_solve_upper,
+                                               .cases = TRIANGULAR,
+                                               .flops = 5};
+
+/* torch.linalg.solve: b is a vector, or a batch of vectors, when it has a's shape without the last dimension. */
+static bool is_vector(const tn_node *a, const tn_node *b) {
+    if (b->rank == 1) return true;
+    return b->rank == a->rank - 1 && !memcmp(a->shape, b->shape, (size_t)b->rank * sizeof *b->shape);
+}
+
+static tn_status broadcast_batch(const tn_infer *c, const tn_node *a, const tn_node *b, int b_tail, int64_t *shape,
+                                 int *rank) {
+    int count_a = a->rank - 2, count_b = b->rank - b_tail;
+    *rank = count_a > count_b ? count_a : count_b;
+    if (*rank + 2 > TN_MAX_RANK) return c ? no_fit(c, "the result has too many dimensions") : TN_ERR_SHAPE;
+    for (int d = 0; d < *rank; d++) {
+        int at_a = d - (*rank - count_a), at_b = d - (*rank - count_b);
+        int64_t x = at_a >= 0 ? a->shape[at_a] : 1, y = at_b >= 0 ? b->shape[at_b] : 1;
+        shape[d] = x == 1 ? y : x;
+        if (x != y && x != 1 && y != 1) return c ? no_fit(c, "the batches do not broadcast") : TN_ERR_SHAPE;
+    }
+    return TN_OK;
+}
+
+static tn_status infer_sides(tn_infer *c, bool vector) {
+    const tn_node *a = c->in[0], *b = c->in[1];
+    TRY(check_matrix(c->row->name, c->in[0], true));
+    if (vector) {
+        if (b->shape[b->rank - 1] != factor_columns_of(a) || b->dtype != a->dtype)
+            return no_fit(c, "a vector must have A's dtype and as many elements as A has rows");
+    } else {
+        TRY(check_sides(c));
+    }
+    int64_t shape[TN_MAX_RANK];
+    int rank;
+    TRY(broadcast_batch(c, a, b, vector ? 1 : 2, shape, &rank));
+    shape[rank++] = factor_columns_of(a);
+    if (!vector) shape[rank++] = factor_columns_of(b);
+    c->dtype = (tn_dtype)a->dtype;
+    return tn_infer_shape(c, shape, rank);
+}
+static tn_status infer_solve(tn_infer *c) {
+    return infer_sides(c, c->in[1]->rank == 1 || (c->in[0]->rank >= 2 && is_vector(c->in[0], c->in[1])));
+}
+static tn_status infer_solve_triangular(tn_infer *c) { return infer_sides(c, false); }
+
+/* x [..., rows, columns] repeated over the batch. */
+static tn_node *over_batch(tn_build *b, tn_node *x, const int64_t *outer, int rank) {
+    int64_t shape[TN_MAX_RANK];
+    if (!x) return NULL;
+    memcpy(shape, outer, (size_t)rank * sizeof *shape);
+    shape[rank] = factor_rows_of(x);
+    shape[rank + 1] = factor_columns_of(x);
+    return tn_b_whole(b, tn_b_expand(b, x, shape, rank + 2));
+}
+
+static tn_node *compose_sides(tn_build *b, const tn_node *n, bool vector,
+                              tn_node *(*build)(tn_build *b, tn_node *a, tn_node *side)) {
+    int64_t shape[TN_MAX_RANK];
+    int rank = 0;
+    tn_node *side = vector ? tn_b_unsqueeze(b, n->in[1], -1) : n->in[1];
+    if (!side || broadcast_batch(NULL, n->in[0], side, 2, shape, &rank) != TN_OK) return NULL;
+    tn_node *x = build(b, over_batch(b, n->in[0], shape, rank), over_batch(b, side, shape, rank));
+    return vector && x ? tn_b_squeeze(b, x, (int64_t[]){-1}, 1) : x;
+}
+
+static tn_node *compose_solve(tn_build *b, const tn_node *n) {
+    return compose_sides(b, n, is_vector(n->in[0], n->in[1]), tn_b_linalg_solve_systems);
+}
+
+/* linalg_solve(A, B): x with A·x = B, of square matrices A [..., n, n]. B is [..., n, k], or a vector: rank 1, or A's
+ * shape without the last dimension. Batches broadcast. A singular matrix yields infinities or NaN (PyTorch raises an
+ * error). */
+const tn_op_impl tn_impl_linalg_solve = {
+    .promote = true,
+    .to_float = true,
+    .infer = infer_solve,
+    .compose = compose_solve,
+    .cases = "types=f32,f64 tol=1e-5 atol=1e-5; [3,3]@-1..1+3I [3]; [2,3,3]@-1..1+3I [2,3]; [3,3]@-1..1+3I [2,3,2]; "
+             "[2,1,2,2]@-1..1+3I [3,2,1]; error=fit [3,3] [2]; error=broadcast [2,2,2] [3,2,1]; error=square [3] [3]"};
+
+static tn_node *compose_solve_triangular(tn_build *b, const tn_node *n) {
+    return compose_sides(b, n, false, n->i[0] ? tn_b_linalg_solve_upper : tn_b_linalg_solve_lower);
+}
+
+/* linalg_solve_triangular(A, B, upper): x with A·x = B, of triangular matrices A [..., n, n] of which only that
+ * triangle is read, and B [..., n, k]. Batches broadcast. */
+const tn_op_impl tn_impl_linalg_solve_triangular = {
+    .promote = true,
+    .to_float = true,
+    .infer = infer_solve_triangular,
+    .compose = compose_solve_triangular,
+    .cases = "types=f32,f64 tol=1e-5 atol=1e-5; [3,3]@-1..1+3I [3,2] upper=true; [3,3]@-1..1+3I [2,3,1] upper=false; "
+             "error=fit [3,3] [2,1] upper=true"};
+
+static tn_node *compose_inv(tn_build *b, const tn_node *n) {
+    tn_node *x = tn_b_whole(b, n->in[0]), *one = factor_identity(b, n);
+    if (!x || !one) return NULL;
+    return tn_b_linalg_solve_systems(b, x, tn_b_whole(b, tn_b_expand(b, one, n->shape, n->rank)));
+}
+
+/* linalg_inv(x): the inverses of square matrices [..., n, n]. A singular one yields infinities or NaN (PyTorch raises
+ * an error). */
+const tn_op_impl tn_impl_linalg_inv = {.to_float = true,
+                                       .infer = infer_square,
+                                       .compose = compose_inv,
+                                       .cases = "types=f32,f64 tol=1e-5 atol=1e-5; [3,3]@-1..1+3I; [2,4,4]@-1..1+4I; "
+                                                "[0,0]; error=square [2,3]"};
+
+/* ---- determinants ------------------------------------------------------------------------------------------------ */
+
+static tn_status infer_determinants(tn_infer *c) { return infer_packed(c, TN_LINALG_DETERMINANT, true); }
+
+static void reference_determinants(const tn_reference *r) {
+    batch b = batch_of(r);
+    double *a = room(b.n * b.n), *column = room(b.n);
+    for (int64_t at = 0; at < b.count && a && column; at++) {
+        memcpy(a, r->in[0] + at * b.n * b.n, (size_t)(b.n * b.n) * sizeof *a);
+        double d = eliminate_completely(a, b.n, 0, column);
+        r->out[at * 3] = d;
+        r->out[at * 3 + 1] = d > 0 ? 1 : d < 0 ? -1 : d;
+        r->out[at * 3 + 2] = log(fabs(d));
+    }
+    tn_mem_free(a);
+    tn_mem_free(column);
+}
+
+/* d det = det·tr(x⁻¹·dx), d log|det| = tr(x⁻¹·dx). */
+static tn_status grad_determinants(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    if (!tn_needs_grad(n, 0)) return b->status;
+    tn_node *inverse = tn_b_linalg_inv(b, n->in[0]);
+    tn_node *by_value = tn_b_mul(b, tn_b_narrow(b, dy, -1, 0, 1), tn_b_narrow(b, tn_b_self(n), -1, 0, 1));
+    tn_node *factor = tn_b_add(b, by_value, tn_b_narrow(b, dy, -1, 2, 1));
+    if (factor && inverse) grads[0] = tn_b_mul(b, tn_b_unsqueeze(b, factor, -1), factor_turned(b, inverse));
+    return b->status;
+}
+
+/* linalg_determinants(x): the determinant, its sign and the logarithm of its size, [..., 3]. */
+const tn_op_impl tn_impl_linalg_determinants = {
+    .class_ = TN_NATIVE,
+    .infer = infer_determinants,
+    .grad = grad_determinants,
+    .reference = reference_determinants,
+    .cases = "types=f32,f64 tol=1e-5 atol=1e-5; [1,1]@1..2; [3,3]@-1..1+3I; [2,4,4]@-1..1+4I; [5,5]@-1..1 grad=off; "
+             "[0,0]; [0,2,2]; error=square [2,3]",
+    .flops = 100};
+
+static tn_status infer_det(tn_infer *c) {
+    TRY(check_matrix(c->row->name, c->in[0], true));
+    return batch_and(c, NULL, 0);
+}
+
+static tn_node *compose_det(tn_build *b, const tn_node *n) {
+    tn_node *all = tn_b_linalg_determinants(b, tn_b_whole(b, n->in[0]));
+    return all ? tn_b_select(b, all, -1, 0) : NULL;
+}
+
+/* linalg_det(x): the determinants of square matrices [..., n, n]. The gradient of a singular one is NaN. */
+const tn_op_impl tn_impl_linalg_det = {
+    .to_float = true,
+    .infer = infer_det,
+    .compose = compose_det,
+    .cases = "types=f32,f64 tol=1e-5 atol=1e-5; [3,3]@-1..1+3I; [2,2,2]@-1..1+2I; error=square [2,3]"};
+
+/* ---- QR ---------------------------------------------------------------------------------------------------------- */
+
+static tn_status infer_qr_packed(tn_infer *c) { return infer_packed(c, TN_LINALG_QR, false); }
+
+/* Gram and Schmidt, each column twice; what is behind the square part of R is Qᵀ·x. */
+static void reference_qr_packed(const tn_reference *r) {
+    batch b = batch_of(r);
+    int64_t m = b.m, n = b.n, k = tn_min64(m, n);
+    for (int64_t at = 0; at < b.count; at++) {
+        const double *x = r->in[0] + at * m * n;
+        double *q = r->out + at * (m + n) * k, *upper = q + m * k;
+        memset(q, 0, (size_t)((m + n) * k) * sizeof *q);
+        for (int64_t c = 0; c < n; c++) {
+            double column[64];
+            for (int64_t i = 0; i < m; i++)
+                column[i % 64] = x[i * n + c];
+            for (int pass = 0; pass < 2; pass++)
+                for (int64_t j = 0; j < tn_min64(c, k); j++) {
+                    double dot = 0;
+                    for (int64_t i = 0; i < m; i++)
+                        dot += q[i * k + j] * column[i % 64];
+                    for (int64_t i = 0; i < m; i++)
+                        column[i % 64] -= dot * q[i * k + j];
+                    upper[j * n + c] += dot;
+                }
+            double square = 0;
+            for (int64_t i = 0; i < m; i++)
+                square += column[i % 64] * column[i % 64];
+            if (c >= k) continue;
+            upper[c * n + c] = sqrt(square);
+            for (int64_t i = 0; i < m; i++)
+                q[i * k + c] = column[i % 64] / sqrt(square);
+        }
+    }
+}
+
+/* With M = R·dRᵀ - dQᵀ·Q, made symmetric from its lower triangle: dx = (dQ + Q·M)·R⁻ᵀ, for a square R. */
+static tn_node *qr_back(tn_build *b, tn_node *q, tn_node *r, tn_node *dq, tn_node *dr) {
+    tn_node *m = tn_b_sub(b, times_right(b, r, dr), left_times(b, dq, q));
+    if (!m) return NULL;
+    tn_node *low = tn_b_tril(b, m, -1);
+    tn_node *even = tn_b_add(b, tn_b_tril(b, m, 0), factor_turned(b, low));
+    tn_node *all = tn_b_add(b, dq, times(b, q, even));
+    tn_node *x = tn_b_linalg_solve_upper(b, tn_b_whole(b, r), tn_b_whole(b, factor_turned(b, all))); /* R⁻¹·allᵀ */
+    return factor_turned(b, x);
+}
+
+static tn_status grad_qr_packed(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    const tn_node *x = n->in[0];
+    int64_t m = factor_rows_of(x), columns = factor_columns_of(x), k = shorter(x);
+    if (!tn_needs_grad(n, 0)) return b->status;
+    tn_node *q = matrix_at(b, tn_b_self(n), 0, m, k), *r = matrix_at(b, tn_b_self(n), m * k, k, columns);
+    tn_node *dq = matrix_at(b, dy, 0, m, k), *dr = matrix_at(b, dy, m * k, k, columns);
+    if (b->status != TN_OK) return b->status;
+    if (columns > k) { /* x = [left right]: right = Q·(R's right), so Q gets a share of its gradient */
+        tn_node *right = tn_b_narrow(b, n->in[0], -1, k, columns - k);
+        tn_node *dright = tn_b_narrow(b, dr, -1, k, columns - k);
+        tn_node *shared = tn_b_add(b, dq, times_right(b, right, dright));
+        tn_node *left = qr_back(b, q, tn_b_narrow(b, r, -1, 0, k), shared, tn_b_narrow(b, dr, -1, 0, k));
+        tn_node *parts[] = {left, times(b, q, dright)};
+        if (b->status == TN_OK) grads[0] = tn_b_cat(b, parts, 2, -1);
+        return b->status;
+    }
+    grads[0] = qr_back(b, q, r, dq, dr);
+    return b->status;
+}
+
+/* linalg_qr_packed(x): Q [m, k] and R [k, n], one behind the other in the last dimension. */
+const tn_op_impl tn_impl_linalg_qr_packed = {
+    .class_ = TN_NATIVE,
+    .infer = infer_qr_packed,
+    .grad = grad_qr_packed,
+    .reference = reference_qr_packed,
+    .cases = "types=f32,f64 tol=1e-5 atol=1e-5; [1,1]@1..2; [3,3]@-1..1+2I; [4,2]@-1..1+1I; [2,3,5]@-1..1+2I; [6,1]; "
+             "[1,3]@1..2; [9,7]@-1..1 grad=off tol=1e-4 atol=1e-4; [0,2]; [2,0]; error=matrix [3]",
+    .flops = 10};
+
+/* ---- eigenvalues ------------------------------------------------------------------------------------------------- */
+
+static tn_status infer_eigh_packed(tn_infer *c) { return infer_packed(c, TN_LINALG_EIGH, true); }
+
+static void reference_eigh_packed(const tn_reference *r) {
+    batch b = batch_of(r);
+    int64_t n = b.n;
+    double *a = room(n * n), *v = room(n * n);
+    for (int64_t at = 0; at < b.count && a && v; at++) {
+        double *out = r->out + at * n * (n + 1);
+        for (int64_t i = 0; i < n; i++)
+            for (int64_t j = 0; j < n; j++)
+                a[i * n + j] = r->in[0][at * n * n + (i > j ? i * n + j : j * n + i)];
+        jacobi(a, v, n);
+        for (int64_t c = 0; c < n; c++) {
+            double sign = sign_of_greatest(v + c, n, n);
+            out[c] = a[c * n + c];
+            for (int64_t i = 0; i < n; i++)
+                out[(i + 1) * n + c] = sign * v[i * n + c];
+        }
+    }
+    tn_mem_free(a);
+    tn_mem_free(v);
+}
+
+/* 1 / (v[j] - v[i]) for i ≠ j, 0 on the diagonal. */
+static tn_node *inverse_gaps(tn_build *b, tn_node *v) {
+    tn_node *one = diagonal_of(b, v);
+    if (!one) return NULL;
+    one = factor_identity(b, one);
+    tn_node *gap = tn_b_sub(b, tn_b_unsqueeze(b, v, -2), tn_b_unsqueeze(b, v, -1));
+    tn_node *off = tn_b_rsub_scalar(b, one, 1);
+    return gap && off ? tn_b_div(b, off, tn_b_add(b, gap, one)) : NULL;
+}
+
+/* V·(diag(dw) + F∘(Vᵀ·dV))·Vᵀ, as a symmetric matrix. */
+static tn_node *eigh_back(tn_build *b, tn_node *packed, tn_node *dy) {
+    if (!packed || !dy) return NULL;
+    int64_t n = 0;
+    while (n * (n + 1) < packed->shape[packed->rank - 1])
+        n++;
+    tn_node *w = tn_b_narrow(b, packed, -1, 0, n), *v = matrix_at(b, packed, n, n, n);
+    tn_node *dw = tn_b_narrow(b, dy, -1, 0, n), *dv = matrix_at(b, dy, n, n, n);
+    if (b->status != TN_OK) return NULL;
+    tn_node *inner = tn_b_add(b, diagonal_of(b, dw), tn_b_mul(b, inverse_gaps(b, w), left_times(b, v, dv)));
+    return symmetric(b, times_right(b, times(b, v, inner), v));
+}
+
+static tn_status grad_eigh_packed(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    if (tn_needs_grad(n, 0)) grads[0] = eigh_back(b, tn_b_self(n), dy);
+    return b->status;
+}
+
+/* linalg_eigh_packed(x): eigenvalues, then eigenvectors as columns [n, n], in the last dimension. */
+const tn_op_impl tn_impl_linalg_eigh_packed = {
+    .class_ = TN_NATIVE,
+    .infer = infer_eigh_packed,
+    .grad = grad_eigh_packed,
+    .reference = reference_eigh_packed,
+    .cases = "types=f32,f64 tol=1e-5 atol=1e-5 grad=off; [1,1]; [2,2]; [2,3,3]; [6,6]@-1..1 tol=1e-4 atol=1e-4; [0,0]; "
+             "[0,2,2]; error=square [2,3]",
+    .flops = 50};
+
+static tn_status infer_eigvalsh(tn_infer *c) {
+    TRY(check_matrix(c->row->name, c->in[0], true));
+    return batch_and(c, (int64_t[]){factor_columns_of(c->in[0])}, 1);
+}
+
+static tn_node *compose_eigvalsh(tn_build *b, const tn_node *n) {
+    tn_node *all = tn_b_linalg_eigh_packed(b, tn_b_whole(b, n->in[0]));
+    return all ? tn_b_narrow(b, all, -1, 0, factor_columns_of(n->in[0])) : NULL;
+}
+
+/* linalg_eigvalsh(x): the eigenvalues of symmetric matrices [..., n, n], ascending: [..., n]. The lower triangle is
+ * read; the gradient is symmetric. */
+const tn_op_impl tn_impl_linalg_eigvalsh = {
+    .to_float = true,
+    .infer = infer_eigvalsh,
+    .compose = compose_eigvalsh,
+    .cases = "types=f32,f64 tol=1e-5 atol=1e-5 grad=off; [3,3]; [2,2,2]; error=square [2,3]"};
+
+/* ---- singular values --------------------------------------------------------------------------------------------- */
+
+static tn_status infer_svd_packed(tn_infer *c) { return infer_packed(c, TN_LINALG_SVD, false); }
+
+/* The eigenvalues of [0 x; xᵀ 0] are plus and minus the singular values, its vectors (u, ±v)/√2. */
+static void reference_svd_packed(const tn_reference *r) {
+    batch b = batch_of(r);
+    int64_t m = b.m, n = b.n, k = tn_min64(m, n), all = m + n;
+    double *a = room(all * all), *v = room(all * all);
+    for (int64_t at = 0; at < b.count && a && v; at++) {
+        double *u = r->out + at * (all + 1) * k, *s = u + m * k, *vt = s + k;
+        memset(a, 0, (size_t)(all * all) * sizeof *a);
+        for (int64_t i = 0; i < m; i++)
+            for (int64_t j = 0; j < n; j++)
+                a[i * all + m + j] = a[(m + j) * all + i] = r->in[0][(at * m + i) * n + j];
+        jacobi(a, v, all);
+        for (int64_t c = 0; c < k; c++) {
+            int64_t from = all - 1 - c; /* the greatest stand at the end */
+            double scale = sqrt(2) * sign_of_greatest(v + from, all, m);
+            s[c] = a[from * all + from];
+            for (int64_t i = 0; i < m; i++)
+                u[i * k + c] = scale * v[i * all + from];
+            for (int64_t j = 0; j < n; j++)
+                vt[c * n + j] = scale * v[(m + j) * all + from];
+        }
+    }
+    tn_mem_free(a);
+    tn_mem_free(v);
+}
+
+/* dx - p·(pᵀ·dx): what lies outside of p's columns. */
+static tn_node *outside(tn_build *b, tn_node *p, tn_node *dx) {
+    return tn_b_sub(b, dx, times(b, p, left_times(b, p, dx)));
+}
+
+/* U·(A·S + S·B + diag(dS))·Vᵀ + (1 - U·Uᵀ)·dU·S⁻¹·Vᵀ + U·S⁻¹·dVᵀ·(1 - V·Vᵀ), with A = F∘(Uᵀ·dU - dUᵀ·U),
+ * B = F∘(Vᵀ·dV - dVᵀ·V), F of the squares' gaps. */
+static tn_node *svd_back(tn_build *b, const tn_node *x, tn_node *packed, tn_node *dy) {
+    int64_t m = factor_rows_of(x), n = factor_columns_of(x), k = shorter(x);
+    tn_node *u = matrix_at(b, packed, 0, m, k), *du = matrix_at(b, dy, 0, m, k);
+    tn_node *s = tn_b_narrow(b, packed, -1, m * k, k), *ds = tn_b_narrow(b, dy, -1, m * k, k);
+    tn_node *v = factor_turned(b, matrix_at(b, packed, (m + 1) * k, k, n)),
+            *dv = factor_turned(b, matrix_at(b, dy, (m + 1) * k, k, n));
+    if (b->status != TN_OK) return NULL;
+    tn_node *gaps = inverse_gaps(b, tn_b_square(b, s));
+    tn_node *in_u = left_times(b, u, du), *in_v = left_times(b, v, dv);
+    if (!gaps || !in_u || !in_v) return NULL;
+    tn_node *by_row = tn_b_unsqueeze(b, s, -1), *by_column = tn_b_unsqueeze(b, s, -2);
+    tn_node *from_u = tn_b_mul(b, tn_b_mul(b, gaps, tn_b_sub(b, in_u, factor_turned(b, in_u))), by_column);
+    tn_node *from_v = tn_b_mul(b, tn_b_mul(b, gaps, tn_b_sub(b, in_v, factor_turned(b, in_v))), by_row);
+    tn_node *inner = tn_b_add(b, tn_b_add(b, from_u, from_v), diagonal_of(b, ds));
+    tn_node *dx = times_right(b, times(b, u, inner), v);
+    tn_node *inverse = tn_b_reciprocal(b, by_column);
+    if (m > k) dx = tn_b_add(b, dx, times_right(b, tn_b_mul(b, outside(b, u, du), inverse), v));
+    if (n > k) dx = tn_b_add(b, dx, times_right(b, tn_b_mul(b, u, inverse), outside(b, v, dv)));
+    return dx;
+}
+
+static tn_status grad_svd_packed(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    if (tn_needs_grad(n, 0)) grads[0] = svd_back(b, n->in[0], tn_b_self(n), dy);
+    return b->status;
+}
+
+/* linalg_svd_packed(x): U [m, k], the singular values, Vᵀ [k, n], one behind the other in the last dimension. */
+const tn_op_impl tn_impl_linalg_svd_packed = {
+    .class_ = TN_NATIVE,
+    .infer = infer_svd_packed,
+    .grad = grad_svd_packed,
+    .reference = reference_svd_packed,
+    .cases = "types=f32,f64 tol=1e-5 atol=1e-5; [1,1]@1..2; [2,2]@-1..1+1I; [4,2]@-1..1+1I; [2,3]@-1..1+2I; "
+             "[5,7]@-1..1 grad=off tol=1e-4 atol=1e-4; [0,2]; [2,0]; error=matrix [3]",
+    .flops = 50};
+
+static tn_status infer_svdvals(tn_infer *c) {
+    TRY(check_matrix(c->row->name, c->in[0], false));
+    return batch_and(c, (int64_t[]){shorter(c->in[0])}, 1);
+}
+
+static tn_node *compose_svdvals(tn_build *b, const tn_node *n) {
+    const tn_node *x = n->in[0];
+    tn_node *all = tn_b_linalg_svd_packed(b, tn_b_whole(b, n->in[0]));
+    return all ? tn_b_narrow(b, all, -1, factor_rows_of(x) * shorter(x), shorter(x)) : NULL;
+}
+
+/* linalg_svdvals(x): the singular values of matrices [..., m, n], descending: [..., min(m, n)]. */
+const tn_op_impl tn_impl_linalg_svdvals = {
+    .to_float = true,
+    .infer = infer_svdvals,
+    .compose = compose_svdvals,
+    .cases = "types=f32,f64 tol=1e-5 atol=1e-5; [3,3]@-1..1+1I; [2,4,2]@-1..1+1I; error=matrix [3]"};
+
+/* ---- several results --------------------------------------------------------------------------------------------- */
+
+typedef struct packed {
+    tn_tensor *all;
+    int64_t m, n, k;
+} packed;
+
+/* The packed results of x, in f32 or f64; an error names the function that was called. */
+static packed pack(const char *name, int op, bool square, const tn_tensor *x) {
+    packed p = {0};
+    if (!x) {
+        p.all = tn_tensor_error(tn_fail(TN_ERR_ARGUMENT, "%s: the tensor is NULL", name));
+        return p;
+    }
+    const tn_node *n = tn_tensor_node(x);
+    bool whole_number = !(n->flags & TN_NODE_ERROR) && !tn_dtype_is_float((tn_dtype)n->dtype);
+    tn_tensor *cast = whole_number ? (tn_cast)(x, TN_F32) : NULL;
+    tn_tensor *laid = (tn_contiguous)(cast ? cast : x);
+    const tn_tensor *in[] = {laid};
+    tn_status fits = tn_status_of(laid) == TN_OK ? check_matrix(name, tn_tensor_node(laid), square) : TN_OK;
+    p.all = fits == TN_OK ? tn_record(op, in, 1, NULL) : tn_tensor_error(fits);
+    tn_free(laid);
+    tn_free(cast);
+    if (tn_status_of(p.all) != TN_OK) return p;
+    p.m = factor_rows_of(n);
+    p.n = factor_columns_of(n);
+    p.k = shorter(n);
+    return p;
+}
+
+/* A matrix (or with columns < 0 a vector) of the packed results; an error tensor if they are one. */
+static void take_factor(const packed *p, int64_t start, int64_t rows, int64_t columns, tn_tensor **out) {
+    if (!out) return;
+    if (tn_status_of(p->all) != TN_OK) {
+        *out = (tn_contiguous)(p->all);
+        return;
+    }
+    *out = (tn_narrow)(p->all, -1, start, columns < 0 ? rows : rows * columns);
+    if (columns < 0) return;
+    tn_tensor *flat = *out;
+    *out = (tn_unflatten)(flat, -1, (int64_t[]){rows, columns}, 2);
+    tn_free(tn_tensor_unscoped(flat));
+}
+
+void(tn_linalg_qr)(const tn_tensor *x, tn_tensor **q, tn_tensor **r) {
+    packed p = pack("linalg_qr", TN_OP_LINALG_QR_PACKED, false, x);
+    take_factor(&p, 0, p.m, p.k, q);
+    take_factor(&p, p.m * p.k, p.k, p.n, r);
+    tn_free(tn_tensor_unscoped(p.all));
+}
+
+void(tn_linalg_eigh)(const tn_tensor *x, tn_tensor **values, tn_tensor **vectors) {
+    packed p = pack("linalg_eigh", TN_OP_LINALG_EIGH_PACKED, true, x);
+    take_factor(&p, 0, p.n, -1, values);
+    take_factor(&p, p.n, p.n, p.n, vectors);
+    tn_free(tn_tensor_unscoped(p.all));
+}
+
+/* Replaces *q [..., m, k], whose k columns are orthonormal, by a square matrix that begins with them: Q of [q,
+ * identity], whose R has a positive diagonal, so that q itself comes first. */
+static void complete_basis(tn_tensor **q, int64_t m) {
+    tn_tensor *given = *q, *whole = NULL;
+    int rank = tn_rank(given);
+    if (rank < 2 || tn_size(given, -1) == m) return;
+    int64_t shape[TN_MAX_RANK];
+    memcpy(shape, tn_shape(given), (size_t)rank * sizeof *shape);
+    shape[rank - 1] = m;
+    tn_tensor *one = (tn_eye)(m, m, tn_dtype_of(given)), *ones = (tn_expand)(one, shape, rank);
+    tn_tensor *both = (tn_cat)((tn_tensor *[]){given, ones}, 2, -1);
+    (tn_linalg_qr)(both, &whole, NULL);
+    tn_tensor *used[] = {both, ones, one, given};
+    for (size_t i = 0; i < TN_COUNT(used); i++)
+        tn_free(tn_tensor_unscoped(used[i]));
+    *q = whole;
+}
+
+static void complete_rows(tn_tensor **vh, int64_t n) {
+    if (tn_rank(*vh) < 2 || tn_size(*vh, -2) == n) return;
+    tn_tensor *v = (tn_transpose)(*vh, -2, -1);
+    tn_free(tn_tensor_unscoped(*vh));
+    complete_basis(&v, n);
+    *vh = (tn_transpose)(v, -2, -1);
+    tn_free(tn_tensor_unscoped(v));
+}
+
+void(tn_linalg_svd)(const tn_tensor *x, bool full_matrices, tn_tensor **u, tn_tensor **s, tn_tensor **vh) {
+    packed p = pack("linalg_svd", TN_OP_LINALG_SVD_PACKED, false, x);
+    take_factor(&p, 0, p.m, p.k, u);
+    take_factor(&p, p.m * p.k, p.k, -1, s);
+    take_factor(&p, (p.m + 1) * p.k, p.k, p.n, vh);
+    if (full_matrices && u) complete_basis(u, p.m);
+    if (full_matrices && vh) complete_rows(vh, p.n);
+    tn_free(tn_tensor_unscoped(p.all));
+}
+
+void(tn_linalg_slogdet)(const tn_tensor *x, tn_tensor **sign, tn_tensor **logabsdet) {
+    packed p = pack("linalg_slogdet", TN_OP_LINALG_DETERMINANTS, true, x);
+    tn_tensor **out[] = {sign, logabsdet};
+    for (int i = 0; i < 2; i++)
+        if (out[i]) *out[i] = tn_status_of(p.all) == TN_OK ? (tn_select)(p.all, -1, i + 1) : (tn_contiguous)(p.all);
+    tn_free(tn_tensor_unscoped(p.all));
+}

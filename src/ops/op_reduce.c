@@ -1,0 +1,645 @@
+/* op_reduce.c — what is taken over dimensions: sums, extremes, running sums, orders; and what is composed of them.
+ *
+ * A reduction's dims are a list; the shape rule writes it in full and ascending, so the code behind it need not know of
+ * negative or left-out dims. */
+#include <math.h>
+#include <string.h>
+
+#include "ops/ops_common.h"
+
+/* ---- gradients and references of reductions over a dims list ----------------------------------------------------- */
+
+static int64_t dims_count(const tn_node *n) { return n->i[0]; }
+static const int64_t *dims_of(const tn_node *n) { return n->i + 1; }
+
+static bool is_reduced(const tn_node *n, int d) {
+    for (int64_t k = 0; k < dims_count(n); k++)
+        if (dims_of(n)[k] == d) return true;
+    return false;
+}
+
+/* v, of n's shape, with the reduced dims back as extents of 1. */
+static tn_node *with_dims(tn_build *b, const tn_node *n, tn_node *v) {
+    int64_t shape[TN_MAX_RANK];
+    const tn_node *x = n->in[0];
+    for (int d = 0; d < x->rank; d++)
+        shape[d] = is_reduced(n, d) ? 1 : x->shape[d];
+    if (!v || v->rank == x->rank) return v;
+    return tn_b_reshape(b, v, shape, x->rank);
+}
+
+static int64_t reduced_count(const tn_node *n) {
+    int64_t count = 1;
+    for (int64_t k = 0; k < dims_count(n); k++)
+        count *= n->in[0]->shape[dims_of(n)[k]];
+    return count;
+}
+
+/* Folds every element of the input into its place of the result; `number` counts a
+ * place's elements in row-major order. */
+typedef void fold_step(double *result, double v, int64_t number, double *extreme);
+
+static void fold_reduced(const tn_reference *r, double first, fold_step *step) {
+    const tn_node *n = r->node, *x = n->in[0];
+    int64_t size = tn_node_numel(n), to_stride[TN_MAX_RANK] = {0}, number_stride[TN_MAX_RANK] = {0}, s = 1, t = 1;
+    for (int d = x->rank - 1; d >= 0; d--) {
+        if (is_reduced(n, d)) {
+            number_stride[d] = t;
+            t *= x->shape[d];
+        } else {
+            to_stride[d] = s;
+            s *= x->shape[d];
+        }
+    }
+    double *extreme = tn_mem_zalloc((size_t)size + 1, sizeof *extreme);
+    for (int64_t i = 0; i < size; i++)
+        r->out[i] = first;
+    for (tn_walk w = tn_walk_begin(x); extreme && w.place < w.count; tn_walk_next(&w)) {
+        int64_t to = 0, number = 0;
+        for (int d = 0; d < x->rank; d++) {
+            to += w.at[d] * to_stride[d];
+            number += w.at[d] * number_stride[d];
+        }
+        step(&r->out[to], r->in[0][w.place], number, &extreme[to]);
+    }
+    tn_mem_free(extreme);
+}
+
+static void step_sum(double *result, double v, int64_t number, double *extreme) {
+    (void)number;
+    (void)extreme;
+    *result += v;
+}
+static void step_prod(double *result, double v, int64_t number, double *extreme) {
+    (void)number;
+    (void)extreme;
+    *result *= v;
+}
+static void step_max(double *result, double v, int64_t number, double *extreme) {
+    (void)extreme;
+    if (number == 0 || v > *result || v != v) *result = v;
+}
+static void step_min(double *result, double v, int64_t number, double *extreme) {
+    (void)extreme;
+    if (number == 0 || v < *result || v != v) *result = v;
+}
+static void step_argmax(double *result, double v, int64_t number, double *extreme) {
+    if (number > 0 && (*extreme != *extreme || !(v > *extreme || v != v))) return;
+    *result = (double)number;
+    *extreme = v;
+}
+static void step_argmin(double *result, double v, int64_t number, double *extreme) {
+    if (number > 0 && (*extreme != *extreme || !(v < *extreme || v != v))) return;
+    *result = (double)number;
+    *extreme = v;
+}
+
+/* Is what is built of x recorded, because gradients of the gradient may be asked for? */
+static bool differentiated_again(tn_build *b, tn_node *x) {
+    tn_node *made = tn_b_mul(b, x, tn_b_const(b, 1, x));
+    return made && made->flags & TN_NODE_GRAD;
+}
+
+/* Whole sums of integers and bools are i64, as in PyTorch. */
+static tn_status infer_sum(tn_infer *c) {
+    TRY(tn_infer_reduce(c));
+    if (!tn_dtype_is_float(c->dtype)) c->dtype = TN_I64;
+    return TN_OK;
+}
+static kir_val lower_sum(tn_lower *lw, const tn_node *n, const kir_aff *at) {
+    return kir_cast(lw->kb, kir_type_of((tn_dtype)n->dtype), tn_lower_reduced(lw, n, at));
+}
+
+/* A sum's rounding error grows with its length; lanes keep it near the logarithm of that, 16
+ * ulp of the largest sums here. */
+#define REDUCTIONS                                                                                                 \
+    "[2,3] dims=() keepdim=false; [2,3] dims=(0) keepdim=false; [2,3] dims=(1) keepdim=true; [2,3,4] dims=(0,-1) " \
+    "keepdim=false;"                                                                                               \
+    "[] dims=() keepdim=false; [5,1] dims=(1) keepdim=false; [3,200] dims=(1) keepdim=false; [300,3] dims=(0) "    \
+    "keepdim=false;"                                                                                               \
+    "error=range [2] dims=(1) keepdim=false; error=twice [2] dims=(0,0) keepdim=false"
+#define EMPTY_REDUCTIONS "[0,3] dims=(0) keepdim=false; [0,3] dims=(1) keepdim=true; [2,0] dims=() keepdim=false"
+
+/* sum(x, dims, keepdim): the sum over dims (TN_ALL: all). Integers and bools sum to i64. */
+static tn_status grad_sum(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    grads[0] = tn_b_expand(b, with_dims(b, n, dy), n->in[0]->shape, n->in[0]->rank);
+    return b->status;
+}
+static void reference_sum(const tn_reference *r) { fold_reduced(r, 0, step_sum); }
+
+/* Sums of one element each, as over a batch of one: +0 and that, computed where they are needed. */
+static tn_node *compose_sum(tn_build *b, const tn_node *n) {
+    tn_node *x = n->in[0];
+    bool fixed = tn_dtype_is_float((tn_dtype)n->dtype) && tn_node_numel(x) == tn_node_numel(n);
+    for (int d = 0; d < x->rank; d++)
+        fixed = fixed && !x->symbol[d];
+    return fixed ? tn_b_offset(b, tn_b_reshape(b, x, n->shape, n->rank), 0) : tn_b_self(n);
+}
+const tn_op_impl tn_impl_sum = {.class_ = TN_REDUCTION,
+                                .keeps_half = true,
+                                .reduce = KIR_SUM,
+                                .infer = infer_sum,
+                                .compose = compose_sum,
+                                .grad = grad_sum,
+                                .lower = lower_sum,
+                                .loops = tn_loops_over_dims,
+                                .reference = reference_sum,
+                                .cases = "types=f32,f64,i32,i64,bool tol=1e-5 atol=1e-5; " REDUCTIONS
+                                         ";" EMPTY_REDUCTIONS "; types=f16,bf16 tol=1ulp; [2,3] dims=(1) keepdim=false",
+                                .flops = 1};
+
+/* Running products along the last dim of rows, each without the last factor of its own. */
+static tn_node *products_before(tn_build *b, tn_node *rows) {
+    if (!rows) return NULL;
+    int64_t count = rows->shape[0], length = rows->shape[1];
+    tn_node *first = tn_b_expand(b, tn_b_const(b, 1, rows), (int64_t[]){count, 1}, 2);
+    if (length == 1) return first;
+    return tn_b_cat(b, (tn_node *[]){first, tn_b_cumprod(b, tn_b_slice(b, rows, 1, 0, length - 1, 1), 1)}, 2, 1);
+}
+static tn_node *backwards(tn_build *b, tn_node *rows) { return tn_b_slice(b, rows, 1, INT64_MAX, INT64_MIN, -1); }
+
+/* For each element of x, the product of those that n multiplies it with: of those before it and those behind. */
+static tn_node *product_of_others(tn_build *b, const tn_node *n, tn_node *x) {
+    int64_t order[TN_MAX_RANK], back[TN_MAX_RANK], shape[TN_MAX_RANK], length = 1;
+    int kept = 0, rank = x->rank;
+    bool reduced[TN_MAX_RANK] = {false};
+    for (int64_t k = 0; k < dims_count(n); k++)
+        reduced[dims_of(n)[k]] = true;
+    for (int pass = 0; pass < 2; pass++)
+        for (int d = 0; d < rank; d++)
+            if ((dims_count(n) == 0 || reduced[d]) == (pass == 1)) order[kept++] = d;
+    for (int d = 0; d < rank; d++) {
+        back[order[d]] = d;
+        shape[d] = x->shape[order[d]];
+        if (dims_count(n) == 0 || reduced[order[d]]) length *= shape[d];
+    }
+    tn_node *turned = tn_b_permute(b, x, order, rank);
+    tn_node *rows = tn_b_reshape(b, turned, (int64_t[]){tn_node_numel(x) / length, length}, 2);
+    tn_node *others = tn_b_mul(b, products_before(b, rows), backwards(b, products_before(b, backwards(b, rows))));
+    return tn_b_permute(b, tn_b_reshape(b, others, shape, rank), back, rank);
+}
+
+/* prod(x, dims, keepdim): the product over dims (TN_ALL: all). Integers and bools multiply to i64.
+ *
+ * Gradient: the product of the others is y / x where x is not 0; where it is, the others' product, for a single zero.
+ * Of these the gradient does not follow if there are two zeros: where it will be asked for, nothing is divided. */
+static tn_status grad_prod(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    tn_node *x = n->in[0], *y = with_dims(b, n, tn_b_self(n)), *d = with_dims(b, n, dy);
+    tn_node *none = tn_b_const(b, 0, x), *one = tn_b_const(b, 1, x);
+    if (tn_node_numel(x) > 0 && differentiated_again(b, x)) {
+        for (int k = 0; k < x->rank; k++)
+            if (x->symbol[k])
+                return tn_fail(TN_ERR_UNSUPPORTED, "prod: dim %d is symbolic, so its gradient has no gradient", k);
+        grads[0] = tn_b_mul(b, d, product_of_others(b, n, x));
+        return b->status;
+    }
+    tn_node *zero = tn_b_eq(b, x, none);
+    tn_node *filled = tn_b_where(b, zero, one, x);
+    tn_node *others = tn_b_prod(b, filled, dims_of(n), (int)dims_count(n), true);
+    tn_node *zeros = tn_b_sum(b, tn_b_cast(b, zero, (tn_dtype)x->dtype), dims_of(n), (int)dims_count(n), true);
+    tn_node *single = tn_b_where(b, tn_b_eq(b, zeros, one), others, none);
+    grads[0] = tn_b_mul(b, d, tn_b_where(b, zero, single, tn_b_div(b, y, filled)));
+    return b->status;
+}
+static void reference_prod(const tn_reference *r) { fold_reduced(r, 1, step_prod); }
+const tn_op_impl tn_impl_prod = {
+    .class_ = TN_REDUCTION,
+    .reduce = KIR_PROD,
+    .infer = infer_sum,
+    .grad = grad_prod,
+    .lower = lower_sum,
+    .loops = tn_loops_over_dims,
+    .reference = reference_prod,
+    .cases =
+        "types=f32,f64,bool tol=1e-5; [2,3] dims=() keepdim=false; [2,3]@0.5..2 dims=(0) keepdim=true;"
+        "[2,3,4]@0.5..1.5 dims=(0,-1) keepdim=false; [] dims=() keepdim=false; [9,2]@-1.2..1.2 dims=(0) keepdim=false;"
+        "types=i32; [2,3]@-3..3 dims=(1) keepdim=false; types=f32,i32; " EMPTY_REDUCTIONS,
+    .flops = 1};
+
+/* ---- extremes ---------------------------------------------------------------------------------------------------- */
+
+static tn_status infer_extreme(tn_infer *c) {
+    TRY(tn_infer_reduce(c));
+    const tn_node *x = c->in[0];
+    char text[96];
+    for (int64_t k = 0; k < c->attrs->i[0]; k++)
+        if (x->shape[c->attrs->i[1 + k]] == 0)
+            return tn_fail(TN_ERR_SHAPE, "%s: dim %lld of %s has no element, so there is no extreme one", c->row->name,
+                           (long long)c->attrs->i[1 + k], tn_shape_text(x, text, sizeof text));
+    return TN_OK;
+}
+
+/* All elements that reach the extreme share its gradient evenly. */
+static tn_status grad_extreme(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    tn_node *x = n->in[0];
+    tn_node *reached = tn_b_cast(b, tn_b_eq(b, x, with_dims(b, n, tn_b_self(n))), (tn_dtype)x->dtype);
+    tn_node *many = tn_b_sum(b, reached, dims_of(n), (int)dims_count(n), true);
+    grads[0] = tn_b_mul(b, reached, tn_b_div(b, with_dims(b, n, dy), many));
+    return b->status;
+}
+static void reference_amax(const tn_reference *r) { fold_reduced(r, -INFINITY, step_max); }
+static void reference_amin(const tn_reference *r) { fold_reduced(r, INFINITY, step_min); }
+
+#define EXTREMES \
+    "types=f32,f64,i32,i64; " REDUCTIONS "; [0,3] dims=(1) keepdim=false; error=element [0,3] dims=(0) keepdim=false"
+
+/* amax(x, dims, keepdim): the greatest element over dims (TN_ALL: all); NaN if there is one.
+ * Equal ones share the gradient. */
+const tn_op_impl tn_impl_amax = {.class_ = TN_REDUCTION,
+                                 .reduce = KIR_RMAX,
+                                 .infer = infer_extreme,
+                                 .grad = grad_extreme,
+                                 .lower = tn_lower_reduced,
+                                 .loops = tn_loops_over_dims,
+                                 .reference = reference_amax,
+                                 .cases = EXTREMES,
+                                 .flops = 1};
+
+/* amin(x, dims, keepdim): the least element over dims (TN_ALL: all); NaN if there is one.
+ * Equal ones share the gradient. */
+const tn_op_impl tn_impl_amin = {.class_ = TN_REDUCTION,
+                                 .reduce = KIR_RMIN,
+                                 .infer = infer_extreme,
+                                 .grad = grad_extreme,
+                                 .lower = tn_lower_reduced,
+                                 .loops = tn_loops_over_dims,
+                                 .reference = reference_amin,
+                                 .cases = EXTREMES,
+                                 .flops = 1};
+
+static tn_status infer_arg(tn_infer *c) {
+    TRY(infer_extreme(c));
+    c->dtype = TN_I64;
+    return TN_OK;
+}
+static void reference_argmax(const tn_reference *r) { fold_reduced(r, 0, step_argmax); }
+static void reference_argmin(const tn_reference *r) { fold_reduced(r, 0, step_argmin); }
+
+/* argmax(x, dims, keepdim): where the greatest element lies along dims, the first of equals; over several dims (TN_ALL:
+ * all) counted in row-major order. A NaN is the greatest. */
+const tn_op_impl tn_impl_argmax = {.class_ = TN_REDUCTION,
+                                   .reduce = KIR_ARGMAX,
+                                   .infer = infer_arg,
+                                   .lower = tn_lower_reduced,
+                                   .loops = tn_loops_over_dims,
+                                   .reference = reference_argmax,
+                                   .cases = EXTREMES,
+                                   .flops = 1};
+
+/* argmin(x, dims, keepdim): where the least element lies along dims, the first of equals; over several dims (TN_ALL:
+ * all) counted in row-major order. A NaN is the least. */
+const tn_op_impl tn_impl_argmin = {.class_ = TN_REDUCTION,
+                                   .reduce = KIR_ARGMIN,
+                                   .infer = infer_arg,
+                                   .lower = tn_lower_reduced,
+                                   .loops = tn_loops_over_dims,
+                                   .reference = reference_argmin,
+                                   .cases = EXTREMES,
+                                   .flops = 1};
+
+/* ---- running ----------------------------------------------------------------------------------------------------- */
+
+static tn_status infer_running(tn_infer *c) {
+    TRY(tn_infer_same(c));
+    TRY(tn_infer_dim(c, c->attrs->i[0], c->rank, &c->attrs->i[0]));
+    if (!tn_dtype_is_float(c->dtype)) c->dtype = TN_I64;
+    return TN_OK;
+}
+/* One number is its own running sum and product. */
+static tn_node *compose_running(tn_build *b, const tn_node *n) {
+    tn_node *x = n->in[0];
+    if (n->rank > 0) return tn_b_self(n);
+    return x->dtype == n->dtype ? tn_b_contiguous(b, x) : tn_b_cast(b, x, (tn_dtype)n->dtype);
+}
+static kir_val lower_running(tn_lower *lw, const tn_node *n, const kir_aff *at) {
+    return kir_cast(lw->kb, kir_type_of((tn_dtype)n->dtype), tn_lower_in(lw, n, 0, at));
+}
+static void run_along(const tn_reference *r, bool multiply) {
+    const tn_node *n = r->node;
+    int64_t stride = 1, dim = n->i[0];
+    for (int d = n->rank - 1; d > dim; d--)
+        stride *= n->shape[d];
+    for (tn_walk w = tn_walk_begin(n); w.place < w.count; tn_walk_next(&w)) {
+        double v = r->in[0][w.place];
+        double before = n->rank && w.at[dim] > 0 ? r->out[w.place - stride] : multiply ? 1 : 0;
+        r->out[w.place] = multiply ? before * v : before + v;
+    }
+}
+static void reference_cumsum(const tn_reference *r) { run_along(r, false); }
+static void reference_cumprod(const tn_reference *r) { run_along(r, true); }
+
+/* The sums of all that comes after, this one included: a running sum from the end. */
+static tn_node *sum_from_end(tn_build *b, tn_node *v, int64_t dim) {
+    tn_node *turned = tn_b_slice(b, v, dim, INT64_MAX, INT64_MIN, -1);
+    return tn_b_slice(b, tn_b_cumsum(b, turned, dim), dim, INT64_MAX, INT64_MIN, -1);
+}
+
+#define RUNNING                                                                                              \
+    "[5] dim=0; [2,3] dim=0; [2,3] dim=-1; [3,0] dim=0; [2,3,4] dim=1; error=range [2] dim=1; [] dim=0; [] " \
+    "dim=-1; error=range [] dim=1"
+
+/* cumsum(x, dim): the running sum along dim. Integers and bools sum to i64. */
+static tn_status grad_cumsum(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    grads[0] = n->rank ? sum_from_end(b, dy, n->i[0]) : dy;
+    return b->status;
+}
+const tn_op_impl tn_impl_cumsum = {.class_ = TN_SCANNING,
+                                   .keeps_half = true,
+                                   .reduce = KIR_SUM,
+                                   .infer = infer_running,
+                                   .compose = compose_running,
+                                   .grad = grad_cumsum,
+                                   .lower = lower_running,
+                                   .reference = reference_cumsum,
+                                   .cases = "types=f32,f64,i32,bool tol=1e-5 atol=1e-5; " RUNNING
+                                            "; [300] dim=0 grad=off atol=1e-4",
+                                   .flops = 1};
+
+/* cumprod(x, dim): the running product along dim. Integers and bools multiply to i64.
+ *
+ * Gradient: dx[k] = Σ dy[i] · Π x[j] over i ≥ k, j ≤ i, j ≠ k. With the first zero of each row replaced by 1, p are
+ * the running products: up to that zero (at k) the sums of dy·p are its gradient; elsewhere a product behind the zero
+ * is p times that zero, and division by x[k] leaves it out. A further zero makes p 0.
+ *
+ * With two zeros the gradient's own gradient does not follow from this. Where it will be asked for, dx[k] is
+ * Π x[j] over j < k times q[k], with q[k] = dy[k] + x[k + 1]·q[k + 1]: a chain of maps that are joined in pairs, in
+ * log n steps and without a division. */
+static tn_node *along(tn_build *b, tn_node *x, int64_t dim, int64_t from, int64_t to) {
+    return tn_b_slice(b, x, dim, from, to, 1);
+}
+static tn_node *cumprod_gradient_again(tn_build *b, tn_node *x, tn_node *dy, int64_t dim) {
+    int64_t n = x->shape[dim];
+    if (n < 2) return dy;
+    tn_node *q = dy, *factor = along(b, x, dim, 1, n); /* q[k] + factor[k]·q[k + step] */
+    for (int64_t step = 1; step < n; step *= 2) {
+        tn_node *reached = tn_b_mul(b, factor, along(b, q, dim, step, n));
+        tn_node *first = tn_b_add(b, along(b, q, dim, 0, n - step), reached);
+        q = tn_b_cat(b, (tn_node *[]){first, along(b, q, dim, n - step, n)}, 2, dim);
+        if (2 * step < n)
+            factor = tn_b_mul(b, along(b, factor, dim, 0, n - 2 * step), along(b, factor, dim, step, n - step));
+    }
+    tn_node *before = tn_b_cumprod(b, along(b, x, dim, 0, n - 1), dim);
+    tn_node *rest = tn_b_mul(b, before, along(b, q, dim, 1, n));
+    return tn_b_cat(b, (tn_node *[]){along(b, q, dim, 0, 1), rest}, 2, dim);
+}
+static tn_status grad_cumprod(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    tn_node *x = n->in[0], *zero = tn_b_const(b, 0, x), *one = tn_b_const(b, 1, x);
+    int64_t dim = n->i[0];
+    grads[0] = dy;
+    if (n->rank == 0 || tn_node_numel(n) == 0) return b->status;
+    if (differentiated_again(b, x)) {
+        if (n->symbol[dim])
+            return tn_fail(TN_ERR_UNSUPPORTED, "cumprod: dim %lld is symbolic, so its gradient has no gradient",
+                           (long long)dim);
+        grads[0] = cumprod_gradient_again(b, x, dy, dim);
+        return b->status;
+    }
+    tn_node *is_zero = tn_b_eq(b, x, zero), *count = tn_b_cumsum(b, is_zero, dim);
+    tn_node *first = count ? tn_b_bitwise_and(b, is_zero, tn_b_eq(b, count, tn_b_const(b, 1, count))) : NULL;
+    tn_node *before = count ? tn_b_eq(b, count, tn_b_const(b, 0, count)) : NULL;
+    tn_node *the_zero = tn_b_sum(b, tn_b_where(b, first, x, zero), &dim, 1, true);
+    tn_node *filled = tn_b_where(b, first, one, x);
+    tn_node *weighted = tn_b_mul(b, dy, tn_b_cumprod(b, filled, dim));
+    tn_node *of_zero = sum_from_end(b, weighted, dim);
+    tn_node *others = sum_from_end(b, tn_b_mul(b, weighted, tn_b_where(b, before, one, the_zero)), dim);
+    tn_node *divisor = tn_b_where(b, is_zero, one, x);
+    grads[0] = tn_b_where(b, first, of_zero, tn_b_div(b, others, divisor));
+    return b->status;
+}
+const tn_op_impl tn_impl_cumprod = {.class_ = TN_SCANNING,
+                                    .reduce = KIR_PROD,
+                                    .infer = infer_running,
+                                    .compose = compose_running,
+                                    .grad = grad_cumprod,
+                                    .lower = lower_running,
+                                    .reference = reference_cumprod,
+                                    .cases = "types=f32,f64,i32 tol=1e-5; " RUNNING,
+                                    .flops = 1};
+
+/* ---- composed: means, deviations, norms -------------------------------------------------------------------------- */
+
+static bool keeps_dims(const tn_node *n) { return n->rank == n->in[0]->rank; }
+
+static tn_status infer_float_reduce(tn_infer *c) {
+    if (!tn_dtype_is_float((tn_dtype)c->in[0]->dtype))
+        return tn_fail(TN_ERR_DTYPE, "%s: the tensor is %s, the result could not be: cast it to a float type first",
+                       c->row->name, tn_dtype_name((tn_dtype)c->in[0]->dtype));
+    return tn_infer_reduce(c);
+}
+
+/* mean(x, dims, keepdim): the mean over dims (TN_ALL: all). Floating point only: an integer mean is not whole. */
+static tn_node *compose_mean(tn_build *b, const tn_node *n) {
+    tn_node *sum = tn_b_sum(b, n->in[0], dims_of(n), (int)dims_count(n), keeps_dims(n));
+    return sum ? tn_b_div(b, sum, tn_b_const(b, (double)reduced_count(n), sum)) : NULL;
+}
+const tn_op_impl tn_impl_mean = {.infer = infer_float_reduce,
+                                 .compose = compose_mean,
+                                 .cases = "types=f32,f64 tol=1e-5 atol=1e-6; " REDUCTIONS
+                                          "; types=i32; error=cast [2] dims=() keepdim=false; types=f16,bf16 tol=1ulp "
+                                          "error=; [2,30] dims=(1) keepdim=false"};
+
+/* var(x, dims, correction, keepdim): the mean squared deviation from the mean over dims (TN_ALL: all), with the number
+ * of elements less `correction` as divisor: 1 for a sample's, 0 for a population's. */
+static tn_status infer_var(tn_infer *c) {
+    int64_t count = c->attrs->i[0];
+    if (!tn_dtype_is_float((tn_dtype)c->in[0]->dtype)) return infer_float_reduce(c);
+    /* The shared rule wants keepdim behind the dims. */
+    tn_attrs *given = c->attrs, plain = *given;
+    int64_t correction = given->i[1 + count];
+    plain.i[1 + count] = given->i[2 + count];
+    plain.n_i--;
+    c->attrs = &plain;
+    tn_status s = infer_float_reduce(c);
+    c->attrs = given;
+    TRY(s);
+    *given = plain;
+    int64_t *end = given->i + 1 + given->i[0];
+    end[1] = end[0];
+    end[0] = correction;
+    given->n_i++;
+    return TN_OK;
+}
+static tn_node *compose_var(tn_build *b, const tn_node *n) {
+    tn_node *x = n->in[0];
+    tn_node *mean = tn_b_mean(b, x, dims_of(n), (int)dims_count(n), true);
+    tn_node *apart = x ? tn_b_sub(b, x, mean) : NULL;
+    tn_node *sum = tn_b_sum(b, tn_b_mul(b, apart, apart), dims_of(n), (int)dims_count(n), keeps_dims(n));
+    int64_t free_count = reduced_count(n) - n->i[1 + dims_count(n)];
+    return sum ? tn_b_div(b, sum, tn_b_const(b, (double)tn_max64(free_count, 0), sum)) : NULL;
+}
+#define DEVIATIONS                                                                                             \
+    "types=f32,f64 tol=1e-5 atol=1e-6; [2,3] dims=() correction=1 keepdim=false; [2,3] dims=(0) correction=0 " \
+    "keepdim=true;"                                                                                            \
+    "[2,3,4] dims=(0,-1) correction=1 keepdim=false; [3,200] dims=(1) correction=1 keepdim=true;"              \
+    "[4] dims=() correction=0 keepdim=false; [4] dims=() correction=-1 keepdim=false"
+const tn_op_impl tn_impl_var = {.infer = infer_var, .compose = compose_var, .cases = DEVIATIONS};
+
+/* std(x, dims, correction, keepdim): the square root of var. The gradient of equal elements is 0. */
+static tn_node *compose_std(tn_build *b, const tn_node *n) {
+    tn_node *x = n->in[0];
+    if (!x) return NULL;
+    tn_node *v = tn_b_var(b, x, dims_of(n), (int)dims_count(n), n->i[1 + dims_count(n)], keeps_dims(n));
+    tn_node *none = v ? tn_b_const(b, 0, v) : NULL, *is_none = tn_b_eq(b, v, none);
+    /* of the square root of 0 the gradient is infinite, and times 0 NaN: it is not taken */
+    tn_node *root = tn_b_sqrt(b, tn_b_where(b, is_none, v ? tn_b_const(b, 1, v) : NULL, v));
+    return tn_b_where(b, is_none, none, root);
+}
+const tn_op_impl tn_impl_std = {.infer = infer_var, .compose = compose_std, .cases = DEVIATIONS};
+
+/* norm(x, p, dims, keepdim): (Σ |x|^p)^(1/p) over dims (TN_ALL: all); p INFINITY or −INFINITY: the greatest or least
+ * |x|, 0: how many are not 0. The gradient at 0 is 0. */
+static tn_node *compose_norm(tn_build *b, const tn_node *n) {
+    double p = n->f[TN_NORM_P];
+    const int64_t *dims = dims_of(n);
+    int count = (int)dims_count(n);
+    bool keep = keeps_dims(n);
+    tn_node *x = n->in[0];
+    if (!x) return NULL;
+    tn_node *v;
+    if (p == 2)
+        v = tn_b_sqrt(b, tn_b_sum(b, tn_b_mul(b, x, x), dims, count, keep));
+    else if (p == 1)
+        v = tn_b_sum(b, tn_b_abs(b, x), dims, count, keep);
+    else if (p == INFINITY)
+        v = tn_b_amax(b, tn_b_abs(b, x), dims, count, keep);
+    else if (p == -INFINITY)
+        v = tn_b_amin(b, tn_b_abs(b, x), dims, count, keep);
+    else if (p == 0)
+        v = tn_b_sum(b, tn_b_cast(b, tn_b_cast(b, x, TN_BOOL), (tn_dtype)x->dtype), dims, count, keep);
+    else
+        v = tn_b_pow_scalar(b, tn_b_sum(b, tn_b_pow_scalar(b, tn_b_abs(b, x), p), dims, count, keep), 1 / p);
+    return v;
+}
+/* d/dx = x · |x|^(p−2) / y^(p−1); where x or y is 0, nothing, and nothing is divided by 0, so that the gradient of this
+ * is finite too. The extremes share among those that reach them. */
+static tn_status grad_norm(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    double p = n->f[TN_NORM_P];
+    tn_node *x = n->in[0], *y = with_dims(b, n, tn_b_self(n)), *d = with_dims(b, n, dy), *none = tn_b_const(b, 0, x);
+    if (p == 0 || !x || !y) return b->status;
+    if (p == 1) {
+        grads[0] = tn_b_mul(b, d, tn_b_sign(b, x));
+    } else if (isinf(p)) {
+        tn_node *reached = tn_b_cast(b, tn_b_eq(b, tn_b_abs(b, x), y), (tn_dtype)x->dtype);
+        tn_node *share = tn_b_div(b, d, tn_b_sum(b, reached, dims_of(n), (int)dims_count(n), true));
+        grads[0] = tn_b_mul(b, tn_b_mul(b, reached, tn_b_sign(b, x)), share);
+    } else {
+        tn_node *one = tn_b_const(b, 1, x), *is_none = tn_b_eq(b, y, none);
+        tn_node *ratio = tn_b_div(b, x, tn_b_where(b, is_none, one, y));
+        if (p != 2) {
+            tn_node *size = tn_b_where(b, tn_b_eq(b, x, none), one, tn_b_abs(b, ratio));
+            ratio = tn_b_mul(b, tn_b_sign(b, x), tn_b_pow_scalar(b, size, p - 1));
+        }
+        grads[0] = tn_b_where(b, is_none, none, tn_b_mul(b, d, ratio));
+    }
+    return b->status;
+}
+const tn_op_impl tn_impl_norm = {
+    .infer = infer_float_reduce,
+    .compose = compose_norm,
+    .grad = grad_norm,
+    .cases = "types=f32,f64 tol=1e-5 atol=1e-6; [2,3] p=2 dims=() keepdim=false; [2,3] p=1 dims=(0) keepdim=true;"
+             "[2,3] p=inf dims=(1) keepdim=false; [2,3] p=-inf dims=(1) keepdim=false; [2,3] p=3 dims=() keepdim=false;"
+             "[2,3] p=0 dims=() keepdim=false; [2,3]@0.5..2 p=0.5 dims=(1) keepdim=true; [3]@0..0 p=2 dims=() "
+             "keepdim=false grad=off;"
+             "[0] p=2 dims=() keepdim=false"};
+
+/* logsumexp(x, dims, keepdim): log Σ exp(x) over dims (TN_ALL: all) without overflow. */
+static tn_node *compose_logsumexp(tn_build *b, const tn_node *n) {
+    const int64_t *dims = dims_of(n);
+    int count = (int)dims_count(n);
+    tn_node *x = n->in[0];
+    if (!x) return NULL;
+    if (reduced_count(n) == 0) return tn_b_log(b, tn_b_sum(b, x, dims, count, keeps_dims(n)));
+    tn_node *top = tn_b_amax(b, x, dims, count, true), *infinite = tn_b_const(b, INFINITY, x);
+    top = tn_b_where(b, tn_b_lt(b, tn_b_abs(b, top), infinite), top, tn_b_const(b, 0, x));
+    tn_node *sum = tn_b_log(b, tn_b_sum(b, tn_b_exp(b, tn_b_sub(b, x, top)), dims, count, true));
+    return tn_b_reshape(b, tn_b_add(b, sum, top), n->shape, n->rank);
+}
+static tn_status grad_logsumexp(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    tn_node *share = tn_b_exp(b, tn_b_sub(b, n->in[0], with_dims(b, n, tn_b_self(n))));
+    grads[0] = tn_b_mul(b, with_dims(b, n, dy), share);
+    return b->status;
+}
+const tn_op_impl tn_impl_logsumexp = {
+    .to_float = true,
+    .infer = infer_float_reduce,
+    .compose = compose_logsumexp,
+    .grad = grad_logsumexp,
+    .cases = "types=f32,f64 tol=1e-5 atol=1e-6; " REDUCTIONS
+             "; [3]@500..600 dims=() keepdim=false grad=off; [0] dims=() keepdim=false grad=off;"
+             "types=i32,i64,bool; [2,3]@0..1 dims=(1) keepdim=false; [] dims=(0) keepdim=true"};
+
+/* ---- composed: truth over dims ----------------------------------------------------------------------------------- */
+
+static tn_status infer_truth_reduce(tn_infer *c) {
+    TRY(tn_infer_reduce(c));
+    c->dtype = TN_BOOL;
+    return TN_OK;
+}
+static tn_node *count_true(tn_build *b, const tn_node *n, tn_node *truth) {
+    return tn_b_sum(b, truth, dims_of(n), (int)dims_count(n), keeps_dims(n));
+}
+#define TRUTHS                                                                                               \
+    "types=bool,i32,f32; [2,3]@-1..1 dims=() keepdim=false; [4,3]@0..1 dims=(0) keepdim=true; [2,3,4]@0..1 " \
+    "dims=(0,-1) keepdim=false;"                                                                             \
+    "[] dims=() keepdim=false; [0,3] dims=(0) keepdim=false"
+
+/* any(x, dims, keepdim): true where any element over dims (TN_ALL: all) is neither 0 nor false; false for none. */
+static tn_node *compose_any(tn_build *b, const tn_node *n) {
+    return tn_b_cast(b, count_true(b, n, tn_b_cast(b, n->in[0], TN_BOOL)), TN_BOOL);
+}
+const tn_op_impl tn_impl_any = {.infer = infer_truth_reduce, .compose = compose_any, .cases = TRUTHS};
+
+/* all(x, dims, keepdim): true where every element over dims (TN_ALL: all) is neither 0 nor false; true for none. */
+static tn_node *compose_all(tn_build *b, const tn_node *n) {
+    tn_node *falses = count_true(b, n, tn_b_logical_not(b, n->in[0]));
+    return tn_b_logical_not(b, falses);
+}
+const tn_op_impl tn_impl_all = {.infer = infer_truth_reduce, .compose = compose_all, .cases = TRUTHS};
+
+/* count_nonzero(x, dims, keepdim): how many elements over dims (TN_ALL: all) are neither 0 nor false, as i64. */
+static tn_status infer_count(tn_infer *c) {
+    TRY(tn_infer_reduce(c));
+    c->dtype = TN_I64;
+    return TN_OK;
+}
+static tn_node *compose_count_nonzero(tn_build *b, const tn_node *n) {
+    return count_true(b, n, tn_b_cast(b, n->in[0], TN_BOOL));
+}
+const tn_op_impl tn_impl_count_nonzero = {.infer = infer_count, .compose = compose_count_nonzero, .cases = TRUTHS};
+
+/* ---- composed: one extreme element ------------------------------------------------------------------------------- */
+
+/* The shape of reducing one dim; attributes: dim, keepdim. */
+static tn_status infer_one_dim(tn_infer *c) {
+    const tn_node *x = c->in[0];
+    tn_attrs *given = c->attrs, list = {.n_i = 3, .i = {1, given->i[0], given->i[1]}};
+    if (x->rank == 0) list = (tn_attrs){.n_i = 2, .i = {0, given->i[1]}};
+    c->attrs = &list;
+    tn_status s = infer_extreme(c);
+    c->attrs = given;
+    TRY(s);
+    return tn_infer_dim(c, given->i[0], x->rank, &given->i[0]);
+}
+static tn_node *compose_chosen(tn_build *b, const tn_node *n, bool greatest) {
+    int64_t dim = n->i[0];
+    tn_node *x = n->in[0];
+    if (x->rank == 0) return tn_b_contiguous(b, x);
+    tn_node *where = greatest ? tn_b_argmax(b, x, &dim, 1, true) : tn_b_argmin(b, x, &dim, 1, true);
+    tn_node *v = tn_b_gather(b, x, dim, where);
+    return keeps_dims(n) ? v : tn_b_contiguous(b, tn_b_squeeze(b, v, &dim, 1));
+}
+static tn_node *compose_max(tn_build *b, const tn_node *n) { return compose_chosen(b, n, true); }
+static tn_node *compose_min(tn_build *b, const tn_node *n) { return compose_chosen(b, n, false); }
+#define CHOSEN                                                                                                        \
+    "types=f32,f64,i32; [2,3] dim=0 keepdim=false; [2,3] dim=-1 keepdim=true; [2,3,4] dim=1 keepdim=false; [] dim=0 " \
+    "keepdim=false;"                                                                                                  \
+    "error=element [0,3] dim=0 keepdim=false"
+
+/* max(x, dim, keepdim): the greatest element along dim; the gradient goes to the first of equals alone (amax shares
+ * it). Where it lies says argmax. */
+const tn_op_impl tn_impl_max = {.keeps_half = true, .infer = infer_one_dim, .compose = compose_max, .cases = CHOSEN};
+
+/* min(x, dim, keepdim): the least element along dim; the gradient goes to the first of equals alone (amin shares it).
+ * Where it lies says argmin. */
+const tn_op_impl tn_impl_min = {.keeps_half = true, .infer = infer_one_dim, .compose = compose_min, .cases = CHOSEN};

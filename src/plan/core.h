@@ -1,0 +1,595 @@
+/* core.h — from a recording to a run: what the passes of plan/ hand to each other.
+ *
+ *   plan_key.c      what must be computed, and the key of the recording
+ *   values.c     numbers and offsets that differ from run to run
+ *   flush.c    plan cache, running, and what a run leaves behind
+ *   plan_key.c      pointers → small numbers
+ *   values.c   nodes → values: composed ops expanded, equal values shared
+ *   fuse.c     values → groups: what becomes one kernel; fuse.c: what is computed in several
+ *   lower.c    a group → a KIR program; lower.c: what an element of quantised weights is
+ *   workgroup_lower.c the same for products and native ops on devices with workgroups
+ *   placement.c   which products and convolutions the library of the device's vendor computes
+ *   placement.c    which groups the plan's device computes, which the host, and why
+ *   index_check.c  indices compared with their range while a plan runs
+ *   fuse.c    parts of joined tensors, made where these have them
+ *   layout.c   where values lie
+ *   native_product.c    products of one left operand, in one launch
+ *   native_product.c  products of which each needs rows of those before, in one launch
+ *   plan.c     groups → commands: order, the commit section; running them
+ *   autograd.c     gradients of a tensor's parts, put side by side
+ *   native.c   commands of cpu/: products (native_product.c), attention (native.c), convolutions
+ *              (native_conv.c), factorizations (native.c), argsort, index_add
+ *   tuner.c    the ways of a product, timed
+ *   host_read.c     values back to the host      capture.c  explicit replay      explain.c  what a plan does, in words
+ *   flush.c   runs in the order of queues    host_read.c  tensors from device to device
+ *   explain.c  what commands should cost and do cost
+ *
+ * A plan knows no node: it speaks of slots (bound buffers, outputs, the arena) and is run with whatever is bound. */
+#ifndef TN_CORE_H
+#define TN_CORE_H
+
+#include "base/base.h"
+#include "cpu/kern.h"
+#include "hal/hal.h"
+#include "tensor/graph.h"
+
+/* ---- a pointer table: node or buffer → small number (plan_key.c)
+ * ------------------------------------------------------ */
+
+typedef struct tn_pointer_map {
+    const void **keys;
+    int32_t *values;
+    size_t count, capacity; /* capacity is a power of two, or 0 */
+} tn_pointer_map;
+int32_t tn_map_find(const tn_pointer_map *m, const void *key); /* -1 when absent */
+tn_status tn_map_put(tn_pointer_map *m, const void *key, int32_t value);
+void tn_map_clear(tn_pointer_map *m); /* keeps its memory */
+void tn_map_free(tn_pointer_map *m);
+
+/* ---- what a flush binds ------------------------------------------------------------------------------------------ */
+
+/* One result that outlives the run. */
+typedef struct tn_output {
+    tn_node *node;
+    int home; /* slot of the state's memory, or -1: a new buffer */
+} tn_output;
+
+/* A held value that is left out of an evaluation, since there is no memory for it. */
+typedef struct tn_postponed {
+    tn_node *node;
+    char *why;
+} tn_postponed;
+
+/* A slot that is bound some bytes behind the beginning of its buffer. */
+typedef struct tn_shift {
+    int32_t slot;
+    int64_t bytes;
+} tn_shift;
+
+/* Of a node that an evaluation needs; the low bits of an input's word in the key when it is a leaf, which is described
+ * behind that word where it is met first; and the words before the first node. */
+enum { TN_MARK_NEEDED = 1, TN_KEY_LEAF = 2, TN_KEY_HEAD = 5 };
+
+/* Everything about one recording that a plan does not know: nodes in order, buffers, runtime scalar values. */
+typedef struct tn_binding {
+    tn_recorder *recorder;
+    tn_device *device;
+    bool elsewhere; /* there are outputs on other devices too, for a plan of their own */
+    tn_output *outputs;
+    size_t output_count, output_capacity;
+    tn_buffer **buffers; /* slots */
+    size_t buffer_count, buffer_capacity;
+    tn_shift *shifts; /* by slot */
+    size_t shift_count, shift_capacity;
+    const tn_node **scalar_nodes; /* runtime scalars, and numbers that vary */
+    size_t scalar_count, scalar_capacity;
+    /* set before it is made: what may vary does; not in captured graphs, whose runtime scalars the caller counts */
+    bool varies;
+    uint64_t *key;
+    size_t key_count, key_capacity;
+    tn_numerics numerics; /* as the key has them: other threads may change them meanwhile */
+    int64_t *sizes;       /* values of symbolic extents, in key order */
+    size_t size_count, size_capacity;
+    /* scratch, by place in the recorder's list */
+    uint8_t *marks;
+    int32_t *numbers;
+    size_t mark_capacity, number_capacity;
+    const tn_node **work;
+    size_t work_capacity;
+    tn_pointer_map buffer_slots, leaf_ids;
+    tn_postponed *postponed; /* nodes that are no outputs now, though held */
+    size_t postponed_count, postponed_capacity;
+    const tn_node *last_leaf; /* the leaf met last: often the next one too */
+    int32_t last_leaf_id;
+} tn_binding;
+
+/* ---- values (values.c) ------------------------------------------------------------------------------------------- */
+
+typedef struct tn_value {
+    const tn_node *node;
+    const tn_op_row *row;                /* NULL: a leaf, bound to a slot */
+    int *in, n_in;                       /* values; -1 for an absent optional input */
+    int root;                            /* views: the value whose memory they look into; else itself */
+    int64_t offset, stride[TN_MAX_RANK]; /* views and leaves: place in root's memory, in elements */
+    int slot;                            /* leaves: bound buffer */
+    int output;                          /* index among the plan's outputs, or -1 */
+    int scalar;                          /* runtime scalars: index among the binding's runtime scalars, or -1 */
+    /* fuse.c */
+    bool stored;  /* gets memory */
+    bool copied;  /* a cat_few: its parts are made first and copied */
+    bool alone;   /* an attempt to join it failed: its own group, always stored */
+    int group;    /* where it is computed, -1 while inlined */
+    float weight; /* work to compute it again from what is in memory */
+    int *pulls;   /* groups that need it, while inlined; then those that read it */
+    int pull_count;
+    size_t pull_capacity;
+    bool wants_memory; /* some user can only read it from memory */
+    int loads;         /* memory operands behind it */
+    uint32_t counted;  /* stamp of the last count of a group's buffers that met it */
+    int *users;
+    int user_count;
+    bool plain;           /* workgroup_lower.c: none of its workgroup kernels can be made of what joins it */
+    uint32_t phase_stamp; /* lower.c: phase is known for the group being lowered */
+    int phase;
+    /* plan.c */
+    int place; /* slot of its memory once planned (bound, output or arena), -1: none */
+    int64_t byte_offset, bytes;
+    /* fuse.c: its bytes with what is around it, and those before it; 0: no more */
+    int64_t padded_bytes, padded_before;
+    int64_t byte_first; /* leaves: of the byte that is first, from the beginning of what is bound; `bytes` follow */
+    /* placement.c: the device refused what it would be there; as a native group the host computes it */
+    bool host_only;
+    const tn_kernel_answer *refusal; /* placement.c: why it refused; NULL: it did not, or nobody knows any more */
+    int host_from;                   /* position of the first group of the host that makes or reads it; -1: none does */
+    int64_t host_offset;             /* in the host's part of the plan's memory */
+    bool fetched;                    /* a command that copies it there has been made */
+    /* fuse.c */
+    int concat_into; /* its memory is a part of that of this value, from byte joined_at on; -1: it has its own */
+    int64_t concat_at;
+    /* placement.c */
+    struct tn_vendor_call *vendor; /* a library computes it on the device, alone; NULL: our kernels do */
+    const char *vendor_why;        /* … though a library was asked for; NULL: none was */
+} tn_value;
+
+enum { TN_BLOCK = -3 };
+/* A number's place among a group's runtime scalars: those of the binding are ≥ 0. */
+enum { TN_GROUP_SCALARS = 32 };
+static inline int tn_scalar_of_number(int value) { return -1 - value; }
+static inline int tn_number_of_scalar(int scalar) { return -1 - scalar; }
+
+typedef struct tn_native tn_native;
+typedef enum tn_group_kind {
+    TN_GROUP_MAP,
+    TN_GROUP_ROWS,
+    TN_GROUP_SCAN,
+    TN_GROUP_MATMUL,
+    TN_GROUP_NATIVE
+} tn_group_kind;
+
+typedef struct tn_group {
+    tn_group_kind kind;
+    int *members; /* values computed here, in order */
+    size_t member_count, member_capacity;
+    int pool;  /* a pooling of the only result, which the lead's kernel does on the way to memory; -1: none */
+    int lead;  /* the value whose shape is the space: MAP: any member; ROWS: a reduction; MATMUL: the product */
+    int *deps; /* groups whose results it reads */
+    size_t dep_count, dep_capacity;
+    uint32_t seen;   /* stamp of the last search that met it */
+    int position;    /* in the order of execution */
+    bool commit;     /* makes a state's new value, and only such groups read its results: runs last */
+    bool appends;    /* would commit, but appends to a state: runs as soon as nobody needs the state as it was */
+    int next_append; /* the next of those that wait for the same group, -1: none */
+    bool workgroup;  /* its product or native op is a program with workgroups after all */
+    bool updates;    /* … which writes some elements of its first operand's memory, if the result lies there */
+    bool checked;    /* it makes indices that have a range: it runs before anything commits */
+    bool sibling;    /* it is computed in the launch of the one before it, together with that */
+    bool row_fused;  /* … or behind it; row by row */
+    const char
+        *host; /* placement.c: a word for why the host computes it and not the plan's device; NULL: the device does */
+    /* lower.c */
+    kir_program *program;
+    int64_t *sizes;
+    int buffer_values
+        [KIR_MAX_BUFFERS]; /* value behind each buffer of the program; TN_BLOCK: the epilogue's, a workgroup's */
+    uint8_t buffer_dtypes[KIR_MAX_BUFFERS];  /* what its elements are there: blocks are read as bytes and as f16 */
+    bool buffer_same_place[KIR_MAX_BUFFERS]; /* every load of it is where the results are stored: may be overwritten */
+    int buffer_count, block_buffer;
+    /* in the order of the program's: the binding's, or of the number that is a value's */
+    int scalars[TN_GROUP_SCALARS];
+    int scalar_count;
+    /* plan.c */
+    int *reads; /* roots of what it reads */
+    int read_count;
+    size_t workspace; /* bytes of the arena it needs while it runs, at workspace_offset */
+    int64_t workspace_offset;
+    tn_native *native;
+    tn_kernel *kernel; /* of the program; placement.c loads it early to see whether the device takes it */
+} tn_group;
+
+/* What a vendor's library said to a convolution (placement.c). */
+typedef struct tn_vendor_answer {
+    const tn_node *node;
+    bool taken;
+    struct tn_vendor_call *call; /* until a value has it; NULL: it refused, and `why` is the rest of a sentence */
+    const char *why;
+} tn_vendor_answer;
+
+/* A node whose elements are indices with a range (graph.h), and the value whose memory has them. */
+typedef struct tn_checked_value {
+    const tn_node *node;
+    int value;
+} tn_checked_value;
+
+typedef struct tn_graph_plan {
+    const tn_binding *binding;
+    tn_recorder *recorder;
+    size_t pending_before; /* nodes behind it in the recorder belong to the planner */
+    tn_scratch scratch;    /* what the arrays below, and those of values and groups, are cut from */
+    tn_value *values;
+    size_t value_count, value_capacity;
+    tn_pointer_map value_of;     /* node → value */
+    tn_pointer_map expansion_of; /* composed node → index in expansions */
+    tn_node **expansions;
+    size_t expansion_count, expansion_capacity;
+    tn_pointer_map checked_nodes; /* node → index in checked */
+    tn_checked_value *checked;
+    size_t checked_count, checked_capacity;
+    tn_pointer_map answer_of; /* convolution → index in answers */
+    tn_vendor_answer *answers;
+    size_t answer_count, answer_capacity;
+    tn_build build;
+    tn_group *groups;
+    size_t group_count, group_capacity;
+    int *order;           /* groups in order of execution */
+    int *users;           /* of all values */
+    struct tn_memo *memo; /* passes.h */
+    uint32_t stamp;
+    int64_t work;        /* values and groups that fusing has looked at, each round and search counted */
+    bool copying;        /* contiguous makes a copy even of what is in order: an output of its own */
+    int forbid;          /* value that must not join a group, found while lowering; -1 */
+    bool crowded;        /* … because the group needs too many buffers */
+    bool counts_buffers; /* fusing counts them, since a group had too many */
+} tn_graph_plan;
+
+tn_status tn_values_make(tn_graph_plan *g);
+void tn_graph_plan_free(tn_graph_plan *g);
+void tn_group_free(tn_group *group);
+tn_op_class tn_value_class(const tn_value *v);
+int tn_value_of(const tn_graph_plan *g, const tn_node *n);  /* compositions followed; -1 when it has none */
+bool tn_value_in_memory(const tn_graph_plan *g, int value); /* its root is a leaf or stored */
+int64_t tn_value_numel(const tn_value *v);
+bool tn_value_dense(const tn_value *v); /* its elements lie in order, one behind the other */
+
+/* Asks a library that was chosen for the plan's kind of device for a convolution; nodes of other ops are not taken. */
+tn_status tn_vendor_ask(tn_graph_plan *g, const tn_node *n, bool *taken);
+void tn_vendor_forget(tn_graph_plan *g);
+/* Asks it for each product, and hands over what it said to convolutions (placement.c). */
+tn_status tn_vendor_choose(tn_graph_plan *g);
+tn_status tn_fuse(tn_graph_plan *g);
+/* Is this element-wise value, which several groups need, computed in each of them rather than stored (fuse.c)?
+ * */
+bool tn_is_rematerialized(const tn_graph_plan *g, const tn_value *v);
+/* Does the group compute a value that another one stores, since it reads all that this is made of anyway? */
+bool tn_group_rematerializes(const tn_graph_plan *g, int group, int value);
+/* A kernel of kern/cpu computes it, or a vendor's library on the device: it reads operands that lie in memory. */
+static inline bool tn_group_is_native(const tn_group *group) {
+    return (group->kind == TN_GROUP_MATMUL || group->kind == TN_GROUP_NATIVE) && !group->workgroup;
+}
+/* Does the group pool this value of its, which then lies in the kernel's block alone? */
+static inline bool tn_group_pools(const tn_graph_plan *g, const tn_group *group, int value) {
+    return group->pool >= 0 && g->values[group->pool].in[0] == value;
+}
+bool tn_group_writes_state(const tn_graph_plan *g, const tn_group *group); /* some member is a state's new value */
+
+/* Builds the program of a group. TN_OK with g->forbid ≥ 0: this value cannot be joined, fuse again. */
+tn_status tn_lower_group(tn_graph_plan *g, int group);
+int tn_most_buffers(const tn_graph_plan *g); /* of one kernel on the plan's device */
+/* Is this product or native op a program of workgroups on its device (workgroup_lower.c)? */
+bool tn_workgroup_takes(const tn_value *v);
+bool tn_workgroup_takes_node(const tn_node *n);            /* the same before it is a value */
+bool tn_workgroup_fuses(const tn_value *v);                /* it is one that element-wise values behind it may join */
+tn_status tn_workgroup_lower(tn_graph_plan *g, int group); /* builds it; g->forbid as above */
+/* Where an element of memory in blocks is looked up: `bytes` and `halves` are buffers of u8 and of its factors
+ * (tn_block_factor) over it, and `mask` says where it is there. */
+typedef struct tn_blocks {
+    kir_builder *kb;
+    tn_dtype dtype;
+    int bytes, halves;
+    kir_val mask;
+} tn_blocks;
+tn_dtype tn_block_factor(tn_dtype dtype); /* f16, but f32 in TN_Q8_X */
+/* The parts of element `index` + `by`, which lies in the same block. */
+tn_quant tn_lower_block_parts(const tn_blocks *b, const kir_aff *index, int by);
+kir_val tn_lower_block_element(const tn_blocks *b, const kir_aff *index); /* s·u + t in f32, rounded once */
+
+/* ---- parts (fuse.c)
+ * --------------------------------------------------------------------------------------------- */
+
+void tn_concat_choose(tn_graph_plan *g);                       /* sets `joined` of all values, whose users are known */
+void tn_concat_leave_host(tn_graph_plan *g);                   /* … of groups that the host computes: not after all */
+bool tn_concat_is_in_place(const tn_graph_plan *g, int value); /* it is joined of parts that lie in its memory */
+int tn_last_reader(const tn_graph_plan *g, int value);         /* position of the last group that needs its memory */
+
+/* Bytes of results that a group leaves in memory; and how many products in one launch may, none of which is freed
+ * before all are there (native_product.c). */
+enum { TN_MOST_MADE = 16 << 20 };
+int64_t tn_group_makes(const tn_graph_plan *g, const tn_group *group);
+/* The group at position `from` is computed at `to`, before those that stood there. */
+void tn_group_move_up(tn_graph_plan *g, int from, int to);
+/* Products of one left operand, and in which order, become one launch (native_product.c). Natives are there, places are
+ * not. */
+void tn_fuse_siblings(tn_graph_plan *g);
+/* And products that need of each other's results their own rows alone (native_product.c). */
+tn_status tn_fuse_gemm_rows(tn_graph_plan *g);
+/* Results that one convolution reads get zeros around them, or are made where it reads them (fuse.c). Natives
+ * are there, places are not. */
+void tn_pad_conv_results(tn_graph_plan *g);
+
+/* ---- memory (layout.c) ------------------------------------------------------------------------------------------- */
+
+tn_status tn_group_find_reads(tn_graph_plan *g, tn_group *group);
+bool tn_group_reads_slot(const tn_graph_plan *g, const tn_group *group, int slot);
+/* Places for all values. copies: new values of states that could not be made in their homes. */
+tn_status tn_lay_out(tn_graph_plan *g, size_t *arena_bytes, size_t *host_bytes, size_t *copies);
+void tn_leaf_byte_range(tn_value *v); /* byte_first and bytes of one that has a slot */
+
+/* ---- plans (plan.c) ---------------------------------------------------------------------------------------------- */
+
+/* FETCH and SEND copy between the device and the host's part of the memory, for what the host computes. */
+typedef enum tn_command_kind {
+    TN_CMD_KERNEL,
+    TN_CMD_NATIVE,
+    TN_CMD_VENDOR,
+    TN_CMD_COPY,
+    TN_CMD_FETCH,
+    TN_CMD_SEND
+} tn_command_kind;
+
+/* pointers[pointer] = address of slot + offset, done when a run is bound to another address. */
+typedef struct tn_patch {
+    int32_t pointer, slot;
+    int64_t offset;
+} tn_patch;
+
+/* Predicted from the operands: bytes read and written, operations on elements. */
+typedef struct tn_cost {
+    int64_t bytes;
+    double flops;
+} tn_cost;
+
+enum { TN_LABEL = 192 };
+typedef struct tn_command {
+    tn_command_kind kind;
+    tn_kernel *kernel; /* KERNEL: launches that do not depend on each other */
+    tn_launch *launches;
+    int64_t launch_count;
+    tn_native *native;             /* NATIVE */
+    struct tn_vendor_call *vendor; /* VENDOR */
+    tn_device *device;             /* KERNEL: where; the plan's, or the cpu */
+    void **pointers;     /* NATIVE, VENDOR; COPY, FETCH, SEND (to, from): operands, inside the plan's pointers */
+    kir_scalar *scalars; /* NATIVE: its epilogue's */
+    size_t bytes;        /* COPY, FETCH, SEND */
+    bool commit;
+    tn_command_list *list; /* KERNEL: this and the next listed - 1 commands gathered, NULL: not (yet) */
+    int32_t listed;        /* commands in it */
+    bool row_fused;        /* NATIVE: it and those in its launch */
+    bool host;             /* KERNEL, NATIVE: the host computes it for another device */
+    char label[TN_LABEL];  /* for explain: the ops joined in it, the shape it runs over */
+    tn_cost cost;          /* of all its launches */
+} tn_command;
+
+typedef struct tn_plan {
+    uint64_t hash;
+    uint64_t *key;
+    size_t key_count;
+    int64_t *sizes; /* of symbolic extents, as planned */
+    size_t size_count;
+    tn_device *device;
+    int bound_count, output_count; /* slots: bound buffers, outputs, the arena, the host's part */
+    tn_shift *shifts;              /* of bound buffers, at the last run */
+    size_t shift_count, varying_numbers;
+    int64_t *output_bytes;
+    int *output_home; /* slot of the state's memory, or -1: a new buffer */
+    size_t arena_bytes, host_bytes;
+    struct tn_placed *placed; /* what the host computes, an operation each */
+    size_t placed_count;
+    int64_t operations; /* computed here and there, as fused */
+    tn_command *commands;
+    size_t command_count;
+    void **pointers;
+    size_t pointer_count;
+    tn_patch *patches; /* by slots … */
+    size_t patch_count;
+    size_t *patches_of; /* … where those of each begin, and all of them end */
+    kir_scalar *scalars;
+    int *scalar_source; /* binding runtime scalar behind each; -1: a number, which stands in runtime scalars */
+    size_t scalar_count;
+    void **addresses;                            /* of the slots, at the last run */
+    int64_t runs, values_planned, planning_work; /* planning_work: tn_graph_plan's */
+    int64_t untimed_runs;                        /* since one was timed */
+    /* the last run failed when it had begun to write states */
+    bool partially_committed;
+    double last_seconds;     /* what that one took */
+    char largest[160];       /* of the values in the arena: line, op, shape */
+    tn_timeline_point point; /* its last run by a queue's thread, which uses its pointers and runtime scalars */
+    uint64_t last_used;
+    int followed_by; /* place in the cache of the plan that was asked for after this one */
+    size_t bytes;    /* of host memory that it takes, kernels apart: these are shared */
+    void **owned;    /* blocks freed with the plan */
+    size_t owned_count, owned_capacity;
+    char *spare; /* of the last of them: what small blocks are cut from */
+    size_t spare_bytes;
+    tn_native **natives;
+    size_t native_count;
+    struct tn_plan_check *checks;         /* by the command that they stand before */
+    size_t check_count, leaf_check_count; /* those of bound memory are first */
+    const struct tn_plan_check *failed;   /* the check that ended the last run, or NULL */
+    int threads; /* that memory was measured out for: a run uses no more, however many there are by then */
+} tn_plan;
+
+/* Between the two, nodes are recorded without gradients on `device`, and forgotten at the end: what compositions make
+ * while a recording is looked at. */
+typedef struct tn_planner_state {
+    tn_device *chosen;
+    size_t pending;
+    int64_t recorded;
+    bool no_grad;
+} tn_planner_state;
+tn_planner_state tn_planner_begin(tn_recorder *r, tn_device *device);
+void tn_planner_end(tn_recorder *r, const tn_planner_state *before);
+tn_status tn_plan_make(const tn_binding *b, tn_plan **out);
+void tn_plan_free(tn_plan *p);
+/* Runs on `arena` (arena_bytes at least). outputs[i] are the buffers of the outputs: the states' homes, or new ones.
+ * What the commands took is added to *seconds, now or with a later run. */
+tn_status tn_plan_run(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *outputs, tn_buffer *arena, tn_buffer *host,
+                      const kir_scalar *scalars, double *seconds);
+/* The same in two steps, for a queue's thread: what is bound is worked out when the run is given; slots: addresses of
+ * all, in order; forms: tn_native_packed_weight's, one a native; runtime scalars: the plan's own. */
+size_t tn_plan_slots(const tn_plan *p);
+/* Where a bound slot begins; slots are asked for in order, *shift is 0 at the first. */
+void *tn_plan_address(const tn_plan *p, tn_buffer *const *bound, int slot, size_t *shift);
+tn_status tn_plan_execute(tn_plan *p, void *const *slots, void *const *packed_weights, const kir_scalar *scalars);
+void tn_plan_await(tn_plan *p);                                   /* until no thread of a queue runs it */
+void tn_node_describe(const tn_node *n, char *text, size_t size); /* its line, op, shape and dtype, for messages */
+void *tn_plan_own(tn_plan *p, size_t bytes); /* zeroed memory that lives as long as the plan; NULL on failure */
+
+/* ---- indices (index_check.c) ------------------------------------------------------------------------------------- */
+
+tn_status tn_note_checked(tn_graph_plan *g, const tn_node *n); /* a node with checks that the plan needs */
+tn_status tn_find_checked(tn_graph_plan *g);                   /* their values; all values are there */
+void tn_want_checked(tn_graph_plan *g);                        /* they are to lie in memory */
+void tn_mark_checked(tn_graph_plan *g);                        /* … and their groups do not commit */
+size_t tn_count_checks(const tn_graph_plan *g);
+tn_status tn_make_checks(const tn_graph_plan *g, tn_plan *p); /* room for them */
+/* Adds the checks of the values that `group` makes, before the next command; group -1: of those in bound memory.
+ * *pointer: the next of the plan's. */
+tn_status tn_add_checks(const tn_graph_plan *g, tn_plan *p, int group, void ***pointer);
+/* TN_ERR_ARGUMENT with the first index outside its range, and p->failed. bound: NULL if not known. */
+tn_status tn_check_leaves(tn_plan *p, tn_buffer *const *bound);
+tn_status tn_check_before(tn_plan *p, size_t command, size_t *next); /* those that stand before the command */
+/* Puts the line of the op in front of the error of a run that a check has ended. */
+tn_status tn_check_name_line(const tn_plan *p, tn_status s);
+
+/* ---- who computes what (placement.c)
+ * --------------------------------------------------------------------------------- */
+
+/* An operation that the host computes. */
+typedef struct tn_placed {
+    const char *op, *code;        /* code: a word of the table in placement.c */
+    char reason[TN_REASON_BYTES]; /* what follows the device's name: "has no f64" */
+    char where[160];              /* line, op, shape and dtype */
+} tn_placed;
+
+/* Gives each group to the plan's device or to the host, and loads the kernels. *again: a value turned out to be the
+ * host's as a native group: fuse once more. Devices other than the cpu. Errors: TN_ERR_UNSUPPORTED when the host would
+ * be needed and the device was opened strictly. */
+tn_status tn_place_groups(tn_graph_plan *g, tn_plan *p, bool *again);
+/* Notes with the device what the host computes, and says so on standard error once a reason. */
+void tn_place_tell(const tn_plan *p);
+/* The cpu, opened once a process. NULL: see tn_error. */
+tn_device *tn_host_device(void);
+
+/* ---- where the time goes (explain.c) ------------------------------------------------------------------ */
+
+tn_cost tn_group_cost(const tn_graph_plan *g, const tn_group *group);
+tn_profile *tn_profile_here(void); /* the profile that is on for this thread, or NULL */
+void tn_profile_add(tn_profile *p, const tn_command *c, double seconds);
+const char *tn_command_kind_name(const tn_command *c);
+
+/* ---- certification (certify.c) -------------------------------------------------------------------------------------
+ * */
+
+/* Has the device the bits that exact ones have (kir/kir.h)? Else *exact is false and why names an operation. */
+tn_status tn_device_try_exact(tn_device *d, uint64_t seed, bool *exact, char *why, size_t size);
+
+/* ---- native kernels (native.c) ----------------------------------------------------------------------------------- */
+
+/* The values whose memory a native group reads and writes, in the order of its pointers: operands, then the workspace,
+ * then the buffers of its epilogue. A negative entry: -1 none, TN_WORKSPACE. */
+enum { TN_WORKSPACE = -2, TN_NATIVE_POINTERS = TN_CAT_PARTS + 2 };
+/* Has the processor a kernel for it? What has none is its composition there too. */
+bool tn_native_takes(const tn_node *n);
+bool tn_native_joins(const tn_value *v); /* is no product, and element-wise values behind its kernel may join it */
+/* Can `lead`, which may be joined, do this pooling of what joins it? */
+bool tn_native_pools(const tn_value *lead, const tn_value *pool);
+/* Makes the epilogue's sizes, which know the lead's dims, those that its kernel runs. false: an index does not fit. */
+bool tn_native_epilogue_fits(const tn_value *lead, const tn_group *group);
+int tn_native_operands(const tn_graph_plan *g, const tn_group *group, int values[TN_NATIVE_POINTERS]);
+size_t tn_native_byte_offset(const tn_value *v); /* of its first element in its root's memory */
+/* Does this group write over its first operand, touching only what it owns, while it
+ * reads nothing else of that memory? */
+bool tn_native_updates(const tn_graph_plan *g, const tn_group *group, int slot);
+/* … and is what it writes of no account when the plan fails later? */
+bool tn_native_appends(const tn_graph_plan *g, const tn_group *group, int slot);
+tn_status tn_native_make(const tn_graph_plan *g, const tn_group *group, tn_native **out, size_t *workspace);
+/* before the first launch: takes what memory it needs */
+tn_status tn_native_prepare(tn_native *n, tn_buffer *const *bound);
+/* The same in two steps: the form it wants, NULL when it wants none; and making it known. */
+tn_status tn_native_packed_weight(tn_native *n, tn_buffer *const *bound, void **form);
+void tn_native_set_packed(tn_native *n, void *form);
+void tn_native_run(tn_native *n, void *const *pointers, const kir_scalar *scalars);
+/* What a product is run with that is in the launch of another one. */
+void tn_native_run_sibling(tn_native *n, void *const *pointers, const kir_scalar *scalars);
+/* corrects it by what the last run met: how many keys there were */
+void tn_native_cost(const tn_native *n, tn_cost *cost);
+/* The library that computes it in place of a kernel of ours, or how measurements say that it is done best; NULL. */
+const char *tn_native_by(const tn_native *n);
+void tn_native_free(tn_native *n);
+size_t tn_native_bytes(void);
+
+/* ---- running (plan_key.c, flush.c)
+ * ------------------------------------------------------------------------------------ */
+
+/* Finds what must be computed and writes the key: equal keys mean equal plans. */
+static inline bool tn_number_varies(const tn_binding *b, const tn_node *n) {
+    return (n->flags & TN_NODE_VARIES) && !(n->flags & TN_NODE_VIEW) && b->varies;
+}
+/* tn_engine's flush: computes what is pending. */
+tn_status tn_flush(tn_recorder *r, tn_node *const *targets, int count);
+tn_status tn_binding_make(tn_binding *b, tn_recorder *r, const tn_node *const *targets, int count);
+void tn_binding_free(tn_binding *b);
+bool tn_attributes_are_extents(int op); /* … and not in the key */
+/* No plan was found: which lines are to blame? What can vary there does so from now on; of others one warning tells
+ * (values.c). */
+typedef struct tn_plan_cache tn_plan_cache;
+void tn_vary_learn(const tn_plan_cache *c, const tn_binding *b);
+
+/* TN_MAX_PLAN_BYTES: of one thread's plans, the one in use apart. An unrolled network of 50 000 nodes takes 20 MiB. */
+enum {
+    TN_MAX_PLANS = 256,
+    TN_MAX_PLAN_BYTES = 64 << 20,
+    TN_NEWEST_PLANS = 16,
+    TN_REFUSED_NONE = -1,
+    TN_REFUSED_ARENA = -2
+};
+struct tn_plan_cache {
+    tn_plan *plans[TN_MAX_PLANS];
+    uint64_t hashes[TN_MAX_PLANS];
+    int count;
+    size_t bytes;                     /* of all */
+    tn_plan *newest[TN_NEWEST_PLANS]; /* made of late, in a ring: what a key that is not found is compared with */
+    size_t newest_at;
+    uint64_t clock;
+    tn_plan *last;
+    tn_binding binding; /* reused, so that a hit allocates nothing */
+    tn_buffer *arena;   /* shared by all plans of the thread: intermediates do not outlive a run */
+    tn_buffer *staged;  /* the host's part of it, for plans of other devices */
+    tn_buffer **outputs;
+    size_t output_capacity;
+    int refused; /* what there was no memory for in the last run: an output, or TN_REFUSED_… */
+    kir_scalar *scalars;
+    size_t scalar_capacity;
+    struct tn_captured_host *capture; /* of the capture under way (capture.h), or NULL */
+    int64_t made, hits, misses, resized, launches;
+    double plan_seconds, run_seconds;
+};
+tn_plan_cache *tn_plans_of(tn_recorder *r); /* NULL when memory is out */
+tn_status tn_plan_find(tn_plan_cache *c, const tn_binding *b, tn_plan **out);
+/* Room for the plan's intermediates and results, before anything runs; outputs that are no state are new buffers. */
+tn_status tn_plan_reserve(tn_plan_cache *c, const tn_plan *p, tn_buffer *const *bound);
+void tn_plan_release_outputs(tn_plan_cache *c, const tn_plan *p, int count);
+kir_scalar tn_runtime_scalar_value_of(const tn_node *scalar);
+/* Runs it on this thread's queue (flush.c), on what tn_plan_reserve took. */
+tn_status tn_plan_submit(tn_plan_cache *c, tn_plan *p, tn_buffer *const *bound, const kir_scalar *scalars);
+
+#endif

@@ -1,0 +1,613 @@
+/* flush.c — flushing a recording: finding its plan, running it in the order of queues, giving nodes their buffers.
+ *
+ * All memory is taken before the first launch, so a run that cannot be had fails with every state as it was. Afterwards
+ * each output's node has its buffer; what nobody can ask for any more is dropped; a node that needs no gradient forgets
+ * how it was made. */
+#include <string.h>
+
+#include "hal/queue.h"
+#include "kir/rules.h"
+#include "plan/capture.h"
+#include "plan/core.h"
+#include "plan/passes.h"
+
+/* ---- the cache --------------------------------------------------------------------------------------------------- */
+
+/* The last plan takes the place of one that goes. */
+static void drop_plan(tn_plan_cache *c, int at) {
+    tn_plan *p = c->plans[at];
+    if (c->last == p) c->last = NULL;
+    for (int i = 0; i < TN_NEWEST_PLANS; i++)
+        if (c->newest[i] == p) c->newest[i] = NULL;
+    c->bytes -= p->bytes;
+    tn_plan_free(p);
+    c->count--;
+    c->plans[at] = c->plans[c->count];
+    c->hashes[at] = c->hashes[c->count];
+}
+
+static void clear(tn_plan_cache *c) {
+    while (c->count > 0)
+        drop_plan(c, c->count - 1);
+    tn_binding_free(&c->binding);
+    tn_buffer_release(c->arena);
+    tn_buffer_release(c->staged);
+    c->arena = c->staged = NULL;
+    tn_mem_free(c->outputs);
+    tn_mem_free(c->scalars);
+    c->outputs = NULL;
+    c->scalars = NULL;
+    c->output_capacity = c->scalar_capacity = 0;
+}
+
+static void plans_free(void *plans) {
+    tn_plan_cache *c = plans;
+    if (!c) return;
+    clear(c);
+    tn_captured_host_free(c->capture);
+    tn_mem_free(c);
+}
+
+void tn_clear_plans(void) {
+    tn_recorder *r = tn_recorder_here();
+    if (!r) return;
+    if (r->plans) clear(r->plans);
+    tn_recorder_trim();
+}
+
+tn_plan_cache *tn_plans_of(tn_recorder *r) {
+    if (r->plans) return r->plans;
+    r->plans = tn_mem_zalloc(1, sizeof(tn_plan_cache));
+    r->plans_free = plans_free;
+    return r->plans;
+}
+
+static bool same_key(const tn_plan *p, const tn_binding *b) {
+    return p->key_count == b->key_count && memcmp(p->key, b->key, b->key_count * sizeof *b->key) == 0;
+}
+
+static bool same_sizes(const tn_plan *p, const tn_binding *b) {
+    if (p->size_count != b->size_count) return false;
+    return b->size_count == 0 || memcmp(p->sizes, b->sizes, b->size_count * sizeof *b->sizes) == 0;
+}
+
+static int flush_place_of(const tn_plan_cache *c, const tn_binding *b, uint64_t hash) {
+    for (int i = 0; i < c->count; i++)
+        if (c->hashes[i] == hash && same_key(c->plans[i], b)) return i;
+    return -1;
+}
+
+/* Makes room for a plan: those unused for longest go. */
+static void make_room_flush(tn_plan_cache *c, const tn_plan *p) {
+    while (c->count > 0 && (c->count == TN_MAX_PLANS || c->bytes + p->bytes > TN_MAX_PLAN_BYTES)) {
+        int oldest = 0;
+        for (int i = 1; i < c->count; i++)
+            if (c->plans[i]->last_used < c->plans[oldest]->last_used) oldest = i;
+        drop_plan(c, oldest);
+    }
+}
+
+/* Loops ask for the same plans in the same order: the one that came after the last plan before is looked at first. */
+static int guessed_place(const tn_plan_cache *c, const tn_binding *b) {
+    int guess = c->last ? c->last->followed_by : 0;
+    return guess < c->count && same_key(c->plans[guess], b) ? guess : -1;
+}
+
+static tn_plan *take_hit(tn_plan_cache *c, int at) {
+    c->hits++;
+    if (c->last) c->last->followed_by = at;
+    c->plans[at]->last_used = ++c->clock;
+    return c->plans[at];
+}
+
+tn_status tn_plan_find(tn_plan_cache *c, const tn_binding *b, tn_plan **out) {
+    *out = NULL;
+    int at = guessed_place(c, b);
+    uint64_t hash = at >= 0 ? c->hashes[at] : tn_hash64(b->key, b->key_count * sizeof *b->key, 0);
+    if (at < 0) at = flush_place_of(c, b, hash);
+    if (at >= 0 && same_sizes(c->plans[at], b)) {
+        *out = take_hit(c, at);
+        return TN_OK;
+    }
+    /* Same structure at other sizes: planned anew in its place; its kernels are found by structure. */
+    double start = tn_now();
+    tn_plan *p = NULL;
+    if (at < 0) tn_vary_learn(c, b);
+    b->recorder->fixed = false;
+    TRY(tn_plan_make(b, &p));
+    if (b->recorder->fixed) { /* the key does not have a number that the plan knows */
+        tn_plan_free(p);
+        return TN_OK;
+    }
+    p->hash = hash;
+    if (at >= 0) {
+        c->resized++;
+        drop_plan(c, at);
+    } else {
+        c->misses++;
+    }
+    make_room_flush(c, p);
+    at = c->count++;
+    c->bytes += p->bytes;
+    c->newest[c->newest_at++ % TN_NEWEST_PLANS] = p;
+    c->made++;
+    c->plans[at] = p;
+    c->hashes[at] = hash;
+    p->last_used = ++c->clock;
+    c->plan_seconds += tn_now() - start;
+    *out = p;
+    return TN_OK;
+}
+
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
+
+static tn_status reserve_at_least(tn_device *d, size_t bytes, tn_buffer **b) {
+    if (bytes == 0) return TN_OK;
+    /* With queues the pool knows better which block is free: another queue may still work on this one. */
+    if (*b && (*b)->device == d && (*b)->bytes >= bytes && !tn_queues_exist()) return TN_OK;
+    tn_buffer_release(*b);
+    *b = NULL;
+    return tn_buffer_new(d, bytes, b);
+}
+
+static tn_status reserve_arena(tn_plan_cache *c, const tn_plan *p) {
+    if (p->host_bytes) TRY(reserve_at_least(tn_host_device(), p->host_bytes, &c->staged));
+    return reserve_at_least(p->device, p->arena_bytes, &c->arena);
+}
+
+void tn_plan_release_outputs(tn_plan_cache *c, const tn_plan *p, int count) {
+    (void)p;
+    for (int i = 0; i < count; i++)
+        tn_buffer_release(c->outputs[i]);
+}
+
+static tn_status refuse_flush(tn_plan_cache *c, int what, tn_status s) {
+    if (s == TN_ERR_MEMORY) c->refused = what;
+    return s;
+}
+
+tn_status tn_plan_reserve(tn_plan_cache *c, const tn_plan *p, tn_buffer *const *bound) {
+    c->refused = TN_REFUSED_NONE;
+    TRY(tn_mem_grow(&c->outputs, &c->output_capacity, (size_t)p->output_count, sizeof *c->outputs));
+    TRY(refuse_flush(c, TN_REFUSED_ARENA, reserve_arena(c, p)));
+    for (int i = 0; i < p->output_count; i++) {
+        if (p->output_home[i] >= 0) {
+            c->outputs[i] = tn_buffer_retain(bound[p->output_home[i]]);
+            continue;
+        }
+        tn_status s = tn_buffer_new(p->device, (size_t)p->output_bytes[i], &c->outputs[i]);
+        if (s == TN_OK) continue;
+        tn_plan_release_outputs(c, p, i);
+        return refuse_flush(c, i, s);
+    }
+    return TN_OK;
+}
+
+/* ---- after a run ------------------------------------------------------------------------------------------------- */
+
+/* The states whose new value this evaluation was about: all but those that another device is to compute yet. */
+static tn_storage *take_written(tn_recorder *r, const tn_device *d) {
+    tn_storage *taken = NULL, **link = &r->written;
+    while (*link) {
+        tn_storage *s = *link;
+        if (d && s->value->device != d && s->value->recorder == r) {
+            link = &s->next_written;
+            continue;
+        }
+        *link = s->next_written;
+        s->next_written = taken;
+        s->in_written = false;
+        taken = s;
+    }
+    return taken;
+}
+
+static void commit_states(tn_recorder *r, const tn_device *d) {
+    tn_storage *next;
+    for (tn_storage *s = take_written(r, d); s; s = next) {
+        next = s->next_written;
+        s->next_written = NULL;
+        if (s->value->buffer == s->home && s->resident != s->value) {
+            if (s->resident) {
+                s->resident->flags |= TN_NODE_STALE;
+                tn_node_release(s->resident);
+            }
+            s->resident = tn_node_retain(s->value);
+            s->home->version++;
+        }
+        tn_storage_release(s);
+    }
+}
+
+static void take_from_list(tn_recorder *r, size_t i, bool alone) {
+    tn_node *n = r->pending[i];
+    r->pending[i] = NULL;
+    if (alone) { /* goes now, and counts of its inputs need no lock while it is still this thread's */
+        tn_node_release(n);
+        return;
+    }
+    n->recorder = NULL;
+    n->index = -1;
+    bool history = (n->flags & TN_NODE_GRAD) && !(n->flags & TN_NODE_LEAF);
+    if (!history && tn_node_computed(n)) tn_node_forget_inputs(n);
+    tn_node_release(n);
+}
+
+/* From the end, so that a node whose only user has gone is seen to be alone. */
+static void prune(tn_recorder *r) {
+    for (size_t i = r->count; i-- > 0;) {
+        const tn_node *n = r->pending[i];
+        if (!n) continue;
+        bool alone = atomic_load_explicit(&n->refs, memory_order_acquire) == 1;
+        if (alone || tn_node_computed(n) || (n->flags & TN_NODE_ERROR)) take_from_list(r, i, alone);
+    }
+    size_t kept = 0;
+    for (size_t i = 0; i < r->count; i++) {
+        tn_node *n = r->pending[i];
+        if (!n) continue;
+        n->index = (int32_t)kept;
+        r->pending[kept++] = n;
+    }
+    r->count = kept;
+}
+
+static void give_buffers(tn_plan_cache *c, const tn_binding *b) {
+    for (size_t i = 0; i < b->output_count; i++)
+        b->outputs[i].node->buffer = c->outputs[i];
+}
+
+/* ---- one run ----------------------------------------------------------------------------------------------------- */
+
+/* Converted as the constant would be (kir_const): to the nearest number that the type has, NaN to 0. */
+static int64_t to_whole(kir_type t, double number) {
+    const kir_ins cast = {.op = KIR_CAST, .type = (uint8_t)t, .a = KIR_NONE, .b = KIR_NONE, .c = KIR_NONE};
+    kir_value v = {.f64 = number};
+    (void)kir_eval(&cast, KIR_F64, (kir_value[3]){v}, &v);
+    return kir_const_ins(t, v).imm.i;
+}
+
+/* A runtime scalar's value, or that of a number that varies. */
+kir_scalar tn_runtime_scalar_value_of(const tn_node *scalar) {
+    kir_scalar d;
+    if (scalar->op != TN_OP_RUNTIME_SCALAR && !tn_dtype_is_float((tn_dtype)scalar->dtype))
+        d.i = to_whole(kir_type_of((tn_dtype)scalar->dtype), scalar->f[0]);
+    else if (scalar->op != TN_OP_RUNTIME_SCALAR || scalar->i[0] == TN_SCALAR_FLOAT)
+        d.f = scalar->f[0];
+    else
+        d.i = scalar->i[1];
+    return d;
+}
+
+static tn_status run_plan(tn_plan_cache *c, tn_plan *p, const tn_binding *b) {
+    TRY(tn_mem_grow(&c->scalars, &c->scalar_capacity, b->scalar_count, sizeof *c->scalars));
+    for (size_t i = 0; i < b->scalar_count; i++)
+        c->scalars[i] = tn_runtime_scalar_value_of(b->scalar_nodes[i]);
+    if (b->shift_count) memcpy(p->shifts, b->shifts, b->shift_count * sizeof *b->shifts);
+    TRY(tn_plan_reserve(c, p, b->buffers));
+    tn_status s = tn_plan_submit(c, p, b->buffers, c->scalars);
+    if (s == TN_OK) return TN_OK;
+    tn_plan_release_outputs(c, p, p->output_count);
+    return s;
+}
+
+static tn_status results_fail(const tn_binding *b, tn_status status) {
+    for (size_t i = 0; i < b->output_count; i++) {
+        tn_node *n = b->outputs[i].node;
+        char *text = tn_mem_strdup(tn_error());
+        if (!text) return TN_ERR_MEMORY;
+        n->flags |= TN_NODE_ERROR;
+        n->status = status;
+        n->error = text;
+    }
+    return TN_OK;
+}
+
+/* What cannot be planned, or has an index out of range, would fail again at every read: its results become errors that
+ * say why, and states keep the values they have. Out of memory is another matter: the same may succeed later. When the
+ * device has failed while states were written, what these hold is not known, and they become errors too: neither is it
+ * read as if it were right, nor is a step that was half done repeated. */
+static void give_up(tn_recorder *r, const tn_binding *b, tn_status status, bool partially_committed) {
+    if (results_fail(b, status) != TN_OK) return;
+    tn_storage *next;
+    for (tn_storage *s = take_written(r, b->device); s; s = next) {
+        next = s->next_written;
+        s->next_written = NULL;
+        if (!partially_committed || !(s->value->flags & TN_NODE_ERROR)) tn_storage_restore(s);
+        tn_storage_release(s);
+    }
+    prune(r);
+}
+
+/* ---- what there is no memory for --------------------------------------------------------------------------------- */
+
+/* Says before the device's words which value is meant. */
+static tn_status name_refused(const tn_plan_cache *c, const tn_plan *p, tn_status s) {
+    char text[160];
+    if (c->refused >= 0) {
+        tn_node_describe(c->binding.outputs[c->refused].node, text, sizeof text);
+        return tn_fail_prefix(s, "%s", text);
+    }
+    if (c->refused == TN_REFUSED_ARENA)
+        return tn_fail_prefix(s, "the values on the way to what is evaluated, the largest of them %s", p->largest);
+    return s;
+}
+
+static bool is_target(const tn_node *n, tn_node *const *targets, int count) {
+    for (int i = 0; i < count; i++)
+        if ((targets[i]->flags & TN_NODE_VIEW ? targets[i]->root : targets[i]) == n) return true;
+    return false;
+}
+
+/* Takes output i out of the evaluation if it is there only because somebody holds it. */
+static bool postpone(tn_binding *b, size_t i, tn_node *const *targets, int count) {
+    const tn_output *o = &b->outputs[i];
+    if (o->home >= 0 || is_target(o->node, targets, count)) return false;
+    if (tn_mem_reserve(&b->postponed, &b->postponed_capacity, b->postponed_count + 1, sizeof *b->postponed) != TN_OK)
+        return false;
+    char *why = tn_mem_strdup(tn_error());
+    if (!why) return false;
+    b->postponed[b->postponed_count++] = (tn_postponed){o->node, why};
+    return true;
+}
+
+/* The refused output, or everything that may wait when that does not help. False: nothing more may. */
+static bool postpone_refused(tn_plan_cache *c, tn_node *const *targets, int count) {
+    tn_binding *b = &c->binding;
+    if (c->refused == TN_REFUSED_NONE) return false;
+    if (c->refused >= 0 && postpone(b, (size_t)c->refused, targets, count)) return true;
+    bool any = false;
+    for (size_t i = 0; i < b->output_count; i++)
+        any |= postpone(b, i, targets, count);
+    return any;
+}
+
+/* What was left out stays recorded and is tried again. But when states have moved on it can never be had any more: then
+ * it is an error. */
+static void settle_postponed(tn_recorder *r, tn_binding *b, bool lost) {
+    for (size_t i = 0; i < b->postponed_count; i++) {
+        tn_node *n = b->postponed[i].node;
+        if (lost) {
+            n->flags |= TN_NODE_ERROR;
+            n->status = TN_ERR_MEMORY;
+            n->error = b->postponed[i].why;
+        } else {
+            tn_mem_free(b->postponed[i].why);
+        }
+    }
+    if (lost && b->postponed_count) prune(r);
+    b->postponed_count = 0;
+}
+
+/* ---- flush ------------------------------------------------------------------------------------------------------- */
+
+/* The binding and its plan, NULL when there is nothing to compute. A plan that must know a number which was to vary is
+ * not made: the number is a constant then, and the key is written anew. */
+static inline tn_status bind_plan(tn_recorder *r, tn_plan_cache *c, tn_node *const *targets, int count, tn_plan **p) {
+    tn_binding *b = &c->binding;
+    b->varies = true;
+    do {
+        TRY(tn_binding_make(b, r, (const tn_node *const *)targets, count));
+        if (b->output_count == 0) return TN_OK;
+        tn_status planned = tn_plan_find(c, b, p);
+        if (planned != TN_OK && planned != TN_ERR_MEMORY) give_up(r, b, planned, false);
+        TRY(planned);
+    } while (!*p);
+    return TN_OK;
+}
+
+static tn_status evaluate_targets(tn_recorder *r, tn_plan_cache *c, tn_node *const *targets, int count) {
+    tn_binding *b = &c->binding;
+    tn_plan *p = NULL;
+    c->refused = TN_REFUSED_NONE;
+    TRY(bind_plan(r, c, targets, count, &p));
+    if (p) {
+        tn_status s = run_plan(c, p, b);
+        if (s != TN_OK && p->partially_committed) {
+            s = tn_fail_prefix(s, "the device failed while states were written, whose values are lost: load them anew");
+            give_up(r, b, s, true);
+            return s;
+        }
+        if (s == TN_ERR_ARGUMENT && p->failed) {
+            s = tn_check_name_line(p, s);
+            give_up(r, b, s, false);
+            return s;
+        }
+        if (s != TN_OK) return name_refused(c, p, s);
+        c->launches += (int64_t)p->command_count;
+        c->last = p;
+        give_buffers(c, b);
+    }
+    commit_states(r, b->device);
+    prune(r);
+    return TN_OK;
+}
+
+/* Device by device. */
+static tn_status evaluate_all(tn_recorder *r, tn_plan_cache *c, tn_node *const *targets, int count) {
+    tn_status s;
+    do
+        s = evaluate_targets(r, c, targets, count);
+    while (s == TN_OK && c->binding.elsewhere);
+    return s;
+}
+
+/* Captured work runs at tn_capture_end; until then only values that were computed before can be read. */
+static tn_status flush_captured(tn_node *const *targets, int count) {
+    for (int i = 0; i < count; i++)
+        if (!tn_node_computed(targets[i]))
+            return tn_fail(TN_ERR_STATE, "cannot read a value inside the capture that records it; read it after "
+                                         "tn_capture_end, which computes it");
+    return TN_OK;
+}
+
+tn_status tn_flush(tn_recorder *r, tn_node *const *targets, int count) {
+    if (r->capturing) return flush_captured(targets, count);
+    tn_plan_cache *c = r->count > 0 ? tn_plans_of(r) : NULL;
+    if (!c) {
+        tn_recorder_merge_counts();
+        return r->count > 0 ? TN_ERR_MEMORY : TN_OK;
+    }
+    bool writes = r->written != NULL;
+    tn_status s = evaluate_all(r, c, targets, count);
+    while (s == TN_ERR_MEMORY && postpone_refused(c, targets, count))
+        s = evaluate_all(r, c, targets, count);
+    if (c->binding.postponed_count) settle_postponed(r, &c->binding, writes && s == TN_OK);
+    r->limit = 2 * r->count;
+    tn_recorder_merge_counts();
+    return s;
+}
+
+const tn_engine tn_graph_engine = {.flush = tn_flush, .expand = tn_expand_node};
+
+/* ==== order between queues ======================================================================================== */
+/* On a queue of the interface, and on a device's own, the caller makes the driver's calls itself. For a queue's thread
+ * a run becomes a task: everything that can be refused (memory, packed weights) is done when it is given, and
+ * addresses and runtime scalars are noted, so that the thread only has to run. Buffers are not retained meanwhile:
+ * their marks keep the memory until the run is through, though it can be given to what comes later in the same queue.
+ * */
+
+void tn_plan_await(tn_plan *p) {
+    (void)tn_timeline_point_wait(p->point);
+    p->point = 0;
+}
+
+static bool is_home(const tn_plan *p, int slot) {
+    for (int i = 0; i < p->output_count; i++)
+        if (p->output_home[i] == slot) return true;
+    return false;
+}
+
+/* What is known to have failed is refused at once, and leaves the recording as it is. */
+static tn_status check_operands(const tn_plan *p, tn_buffer *const *bound) {
+    for (int i = 0; i < p->bound_count; i++)
+        TRY(tn_buffer_check(bound[i]));
+    return TN_OK;
+}
+
+static void note_uses(tn_submission *o, const tn_plan_cache *c, const tn_plan *p, tn_buffer *const *bound) {
+    for (int i = 0; i < p->bound_count; i++)
+        if (!is_home(p, i)) tn_submission_use(o, bound[i], false, false);
+    for (int i = 0; i < p->output_count; i++)
+        tn_submission_use(o, c->outputs[i], true, p->output_home[i] >= 0);
+    if (p->arena_bytes) tn_submission_use(o, c->arena, true, false);
+    if (p->host_bytes) tn_submission_use(o, c->staged, true, false);
+}
+
+static tn_status run_here(tn_plan_cache *c, tn_plan *p, tn_queue *q, tn_buffer *const *bound, const kir_scalar *scalars,
+                          bool *ran) {
+    tn_submission o;
+    tn_plan_await(p);
+    tn_submission_begin(&o, p->device, q);
+    note_uses(&o, c, p, bound);
+    TRY(tn_submission_start(&o));
+    *ran = true;
+    p->partially_committed = false;
+    return tn_submission_end(&o, tn_plan_run(p, bound, c->outputs, c->arena, c->staged, scalars, &c->run_seconds));
+}
+
+/* ---- for a queue's thread ---------------------------------------------------------------------------------------- */
+
+typedef struct run_task {
+    tn_task task;
+    tn_plan *plan;
+    void **slots, **packed_weights; /* behind the task, as the runtime scalars */
+    kir_scalar *scalars;
+} run_task;
+
+static tn_status run_in_thread(tn_task *t) {
+    const run_task *r = (const run_task *)t;
+    tn_status s = tn_plan_execute(r->plan, r->slots, r->packed_weights, r->scalars);
+    t->partially_committed = s != TN_OK && r->plan->partially_committed;
+    return s;
+}
+
+static void free_task(tn_task *t) { tn_mem_free(t); }
+
+static run_task *task_new(tn_plan *p) {
+    size_t slots = tn_plan_slots(p) * sizeof(void *), packed_weights = p->native_count * sizeof(void *);
+    run_task *r = tn_mem_zalloc(1, sizeof *r + slots + packed_weights + p->scalar_count * sizeof(kir_scalar));
+    if (!r) return NULL;
+    char *at = (char *)(r + 1);
+    *r = (run_task){.task = {.run = run_in_thread, .drop = free_task},
+                    .plan = p,
+                    .slots = (void **)(void *)at,
+                    .packed_weights = (void **)(void *)(at + slots),
+                    .scalars = (kir_scalar *)(void *)(at + slots + packed_weights)};
+    return r;
+}
+
+static tn_status note_binding(run_task *r, const tn_plan_cache *c, tn_buffer *const *bound, const kir_scalar *scalars) {
+    const tn_plan *p = r->plan;
+    void **slot = r->slots;
+    size_t shift = 0;
+    for (int i = 0; i < p->bound_count; i++)
+        *slot++ = tn_plan_address(p, bound, i, &shift);
+    for (int i = 0; i < p->output_count; i++)
+        *slot++ = c->outputs[i]->address;
+    *slot++ = p->arena_bytes ? c->arena->address : NULL;
+    *slot = p->host_bytes ? c->staged->address : NULL;
+    for (size_t i = 0; i < p->scalar_count; i++)
+        r->scalars[i] = p->scalar_source[i] < 0 ? p->scalars[i] : scalars[p->scalar_source[i]];
+    for (size_t i = 0; i < p->native_count; i++)
+        TRY(tn_native_packed_weight(p->natives[i], bound, &r->packed_weights[i]));
+    return TN_OK;
+}
+
+static tn_status hand_over_run_task(tn_plan_cache *c, tn_plan *p, tn_queue *q, tn_buffer *const *bound,
+                                    const kir_scalar *scalars) {
+    run_task *r = task_new(p);
+    if (!r) return TN_ERR_MEMORY;
+    tn_status s = note_binding(r, c, bound, scalars);
+    if (s != TN_OK) {
+        tn_mem_free(r);
+        return s;
+    }
+    tn_submission o;
+    tn_submission_begin(&o, p->device, q);
+    note_uses(&o, c, p, bound);
+    tn_submission_wait_for(&o, p->point); /* a run uses the plan's own pointers */
+    p->point = tn_submission_point(&o);
+    tn_submission_enqueue(&o, &r->task);
+    return TN_OK;
+}
+
+/* *ran: this thread has run it, with or without success. */
+static tn_status give_run_task(tn_plan_cache *c, tn_plan *p, tn_buffer *const *bound, const kir_scalar *scalars,
+                               bool *ran) {
+    TRY(check_operands(p, bound));
+    tn_queue *q = tn_queue_for(p->device);
+    if (!tn_queue_has_thread(q)) return run_here(c, p, q, bound, scalars, ran);
+    /* a profile times what this thread runs */
+    return tn_profile_here() ? run_here(c, p, NULL, bound, scalars, ran) : hand_over_run_task(c, p, q, bound, scalars);
+}
+
+tn_status tn_plan_submit(tn_plan_cache *c, tn_plan *p, tn_buffer *const *bound, const kir_scalar *scalars) {
+    if (!tn_queues_exist()) return tn_plan_run(p, bound, c->outputs, c->arena, c->staged, scalars, &c->run_seconds);
+    bool ran = false;
+    tn_status s = give_run_task(c, p, bound, scalars, &ran);
+    if (s == TN_OK || ran) return s;
+    tn_plan_await(p); /* it has not run: `partially_committed` is of an earlier time */
+    p->partially_committed = false;
+    return s;
+}
+
+/* ---- tensor.h ---------------------------------------------------------------------------------------------------- */
+
+static tn_status finish_run_task(tn_status s, tn_queue *before, tn_event *event, tn_queue *queue) {
+    if (s == TN_OK && event) s = tn_event_record(event, queue);
+    (void)tn_set_current_queue(before);
+    return s;
+}
+
+tn_status tn_eval_async(tn_tensor *const *tensors, int count, tn_queue *queue, tn_event *event) {
+    tn_queue *before = tn_current_queue();
+    if (queue) TRY(tn_set_current_queue(queue));
+    return finish_run_task(tn_eval(tensors, count), before, event, queue);
+}
+
+tn_status tn_graph_launch_async(tn_graph *g, tn_tensor *const *inputs, tn_tensor **outputs, tn_queue *queue,
+                                tn_event *event) {
+    tn_queue *before = tn_current_queue();
+    if (queue) TRY(tn_set_current_queue(queue));
+    return finish_run_task(tn_graph_launch(g, inputs, outputs), before, event, queue);
+}

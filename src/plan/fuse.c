@@ -1,0 +1,886 @@
+/* fuse.c — values to groups: what becomes one kernel, what is rematerialized, what is written in place.
+ *
+ * One rule a line:
+ *   - An element-wise, movement or generated value is computed inside whoever needs it (inlined), unless it is an
+ *     output, is needed by several groups and dear, or some user can only read it from memory. Dear is what takes
+ *     longer to make again than to read; of large values, what takes more of memory (fuse.c).
+ *   - A value that must be stored joins a group that needs it and runs over the same space: further results of one
+ *     pass.
+ *   - A reduction joins the group that runs over its rows or over its input: softmax and norms are one kernel. But none
+ *     that writes a state: updates run last, in place, all equal ones in one launch, and what is reduced is often
+ *     needed before. Reductions over the same rows of the same values are one pass, even where nobody needs both.
+ *   - On the CPU a reduction of columns stands alone and reads memory: what it reads is made faster by itself, or
+ *     joins the product before it, and columns are then reduced as fast as memory goes (kir/vm.c).
+ *   - A product takes the element-wise group behind it as its epilogue, and so does a convolution. One that a
+ *     vendor's library computes stands alone.
+ *   - Pooling is the last step of the convolution before it where that has an epilogue and nobody else needs its
+ *   result.
+ *   - Everything else is a group of its own.
+ * Users are visited before what they use, so the needs of a value are known when its turn comes. Joins are tried on
+ * shape alone; lowering finds out when an index does not fit, names the value, and fusing starts again with it left
+ * alone. */
+#include <string.h>
+
+#include "plan/core.h"
+#include "plan/native.h"
+
+enum {
+    MAX_PULLS = 16,         /* groups that may each compute an inlined value again */
+    CHEAP_WEIGHT = 6,       /* work below which computing again beats storing */
+    MOVED_WEIGHT = 3,       /* the same where each element is read several times */
+    SPREAD_WEIGHT = 16,     /* the same under a broadcast */
+    MOST_DECODED = 1 << 15, /* numbers that are decoded once for all, whatever of them is needed */
+    MAX_WEIGHT = 256,       /* bounds the size and the depth of one program */
+    MAX_LOADS = 20,         /* buffers of a program (KIR_MAX_BUFFERS) less room for results */
+    FREE_BUFFERS = 8,       /* what one value may not fill up alone */
+    FEW_ROWS = 8,           /* rows too few to share out a long second pass over them */
+    WIDE = 16,              /* columns that are worth a kernel of their own, */
+    SHORT = 4,              /* … or so many where their rows lie side by side, */
+    MANY_ELEMENTS = 2048    /* … and elements of them */
+};
+
+/* ---- facts ------------------------------------------------------------------------------------------------------- */
+
+static bool same_shape(const tn_node *a, const tn_node *b) {
+    return a->rank == b->rank && memcmp(a->shape, b->shape, (size_t)a->rank * sizeof *a->shape) == 0;
+}
+
+static bool over_dims(const tn_value *v) { return v->row->impl->loops == tn_loops_over_dims; }
+
+/* A reduction that leaves the last dim, for which there are enough elements. */
+static bool of_columns(const tn_graph_plan *g, const tn_value *v) {
+    if (!g->binding->device->is_cpu || tn_value_class(v) != TN_REDUCTION || !over_dims(v)) return false;
+    const tn_node *r = v->node, *in = r->in[0];
+    if (in->rank == 0 || r->i[0] == 0 || tn_node_numel(in) < MANY_ELEMENTS) return false;
+    int64_t columns = in->shape[in->rank - 1], least = r->i[0] == in->rank - 1 ? SHORT : WIDE;
+    if (columns < least) return false;
+    for (int64_t k = 0; k < r->i[0]; k++)
+        if (r->i[1 + k] == in->rank - 1) return false;
+    return true;
+}
+
+/* A view whose index can be mapped to its input's: all but a reshape that merges dimensions, and raw strides. */
+static bool view_maps(const tn_value *v) {
+    if (!v->row->impl->lower || v->node->op == TN_OP_AS_STRIDED) return false;
+    if (v->node->op != TN_OP_VIEW) return true;
+    /* Each input extent must be the product of consecutive extents of the result. */
+    const tn_node *out = v->node, *in = v->node->in[0];
+    int o = 0;
+    for (int d = 0; d < in->rank; d++) {
+        int64_t product = 1;
+        while (o < out->rank && product < in->shape[d])
+            product *= out->shape[o++];
+        if (product != in->shape[d]) return false;
+    }
+    return true;
+}
+
+/* All in one array, which is as large in a later round. */
+static tn_status find_users(tn_graph_plan *g) {
+    size_t all = 0;
+    for (size_t i = 0; i < g->value_count; i++)
+        g->values[i].user_count = 0;
+    for (size_t i = 0; i < g->value_count; i++)
+        for (int k = 0; k < g->values[i].n_in; k++)
+            if (g->values[i].in[k] >= 0) g->values[g->values[i].in[k]].user_count++;
+    for (size_t i = 0; i < g->value_count; i++)
+        all += (size_t)g->values[i].user_count;
+    if (!g->users) g->users = tn_scratch_take(&g->scratch, all * sizeof *g->users);
+    if (!g->users) return TN_ERR_MEMORY;
+    int *next = g->users;
+    for (size_t i = 0; i < g->value_count; i++) {
+        tn_value *v = &g->values[i];
+        v->users = next;
+        next += v->user_count;
+        v->user_count = 0;
+    }
+    for (size_t i = 0; i < g->value_count; i++)
+        for (int k = 0; k < g->values[i].n_in; k++) {
+            if (g->values[i].in[k] < 0) continue;
+            tn_value *in = &g->values[g->values[i].in[k]];
+            in->users[in->user_count++] = (int)i;
+        }
+    return TN_OK;
+}
+
+/* ---- weights: what it costs to compute a value again, and who insists on memory ---------------------------------- */
+
+static bool kernel_of_its_own(tn_op_class c) {
+    return c == TN_MATMUL || c == TN_NATIVE || c == TN_REDUCTION || c == TN_SCANNING;
+}
+
+static void want_memory(tn_graph_plan *g, int value) { g->values[g->values[value].root].wants_memory = true; }
+
+/* A reshaped concatenation: a fused reader would compute for each element which part its index falls into. */
+static bool reshapes_joined(const tn_graph_plan *g, const tn_value *u, const tn_value *in) {
+    return g->binding->device->is_cpu && u->node->op == TN_OP_VIEW && in->node->op == TN_OP_CAT_FEW &&
+           tn_value_numel(in) >= MANY_ELEMENTS;
+}
+
+/* What user u asks of its input x. */
+static void input_needs(tn_graph_plan *g, const tn_value *u, int x) {
+    const tn_value *root = &g->values[g->values[x].root], *in = &g->values[x];
+    tn_op_class c = tn_value_class(u);
+    bool dear = in->loads > 0 && in->weight > MOVED_WEIGHT;
+    bool spread = in->weight > SPREAD_WEIGHT && tn_value_numel(u) > 4 * tn_value_numel(in) && c != TN_REDUCTION;
+    if (root->slot >= 0) return;
+    /* it has an epilogue, which elements pass a few times */
+    if (c == TN_MATMUL && !u->vendor && tn_workgroup_takes(u)) {
+        if (dear) want_memory(g, x);
+        return;
+    }
+    if (c == TN_NATIVE && !u->vendor && in->scalar >= 0 && tn_workgroup_takes(u)) return; /* comes with the launch */
+    if (c == TN_MATMUL || c == TN_NATIVE || (c == TN_VIEW_OP && (!view_maps(u) || reshapes_joined(g, u, in))) ||
+        (c == TN_MOVEMENT && dear) || spread)
+        want_memory(g, x);
+    if (c == TN_REDUCTION && !over_dims(u) && dear) want_memory(g, x);
+    if (of_columns(g, u) && in->loads > 0 && in->weight > 1) want_memory(g, x);
+}
+
+static void weigh_fusion(tn_graph_plan *g) {
+    for (size_t i = 0; i < g->value_count; i++)
+        g->values[i].wants_memory = g->values[i].concat_into >= 0;
+    if (g->checked_count) tn_want_checked(g);
+    for (size_t i = 0; i < g->value_count; i++) {
+        tn_value *v = &g->values[i];
+        tn_op_class c = tn_value_class(v);
+        v->loads = 1;
+        v->weight = 1;
+        if (!v->row || kernel_of_its_own(c)) {
+            if (v->row && v->scalar < 0)
+                for (int k = 0; k < v->n_in; k++)
+                    if (v->in[k] >= 0) input_needs(g, v, v->in[k]);
+            continue;
+        }
+        float weight = c == TN_VIEW_OP ? 0.0f : 1.0f + (float)v->row->impl->flops;
+        int loads = 0;
+        for (int k = 0; k < v->n_in; k++) {
+            if (v->in[k] < 0) continue;
+            input_needs(g, v, v->in[k]);
+            const tn_value *in = &g->values[v->in[k]];
+            bool memory = g->values[in->root].wants_memory;
+            weight += memory ? 1.0f : in->weight;
+            bool output = g->values[in->root].output >= 0; /* stored, so that it may be read instead of computed */
+            loads += memory || (output && in->loads == 0) ? 1 : in->loads;
+        }
+        v->weight = weight;
+        v->loads = loads;
+        /* Many operands with many loads each (joined tensors): each of them is made first. */
+        for (int k = 0; loads > KIR_MAX_BUFFERS - FREE_BUFFERS && k < v->n_in; k++)
+            if (v->in[k] >= 0 && g->values[v->in[k]].loads > 1) want_memory(g, v->in[k]);
+        if (weight > MAX_WEIGHT || loads > MAX_LOADS) {
+            want_memory(g, (int)i);
+            v->weight = 1;
+            v->loads = 1;
+        }
+    }
+}
+
+/* ---- groups ------------------------------------------------------------------------------------------------------ */
+
+bool tn_group_writes_state(const tn_graph_plan *g, const tn_group *group) {
+    for (size_t i = 0; i < group->member_count; i++) {
+        const tn_value *v = &g->values[group->members[i]];
+        if (v->output >= 0 && g->binding->outputs[v->output].home >= 0) return true;
+    }
+    return false;
+}
+
+/* For one item more. */
+static inline tn_status room_for(tn_graph_plan *g, void *items_pointer, size_t *capacity, size_t count, size_t size) {
+    enum { FIRST = 8 };
+    if (count < *capacity) return TN_OK;
+    return tn_scratch_grow(&g->scratch, items_pointer, capacity, count < FIRST ? FIRST : count + 1, size);
+}
+
+static tn_status group_new(tn_graph_plan *g, tn_group_kind kind, int lead, int *out) {
+    TRY(room_for(g, &g->groups, &g->group_capacity, g->group_count, sizeof *g->groups));
+    *out = (int)g->group_count++;
+    g->groups[*out] = (tn_group){.kind = kind, .lead = lead, .pool = -1, .block_buffer = -1};
+    return TN_OK;
+}
+
+static tn_status group_add(tn_graph_plan *g, int group, int value) {
+    tn_group *to = &g->groups[group];
+    TRY(room_for(g, &to->members, &to->member_capacity, to->member_count, sizeof *to->members));
+    to->members[to->member_count++] = value;
+    g->values[value].group = group;
+    return TN_OK;
+}
+
+/* Does `from` read, directly or not, a result of one of `targets` (other than itself)? */
+static bool reads_any(tn_graph_plan *g, int from, const int *targets, int count) {
+    if (count == 0 || (count == 1 && targets[0] == from)) return false; /* usual: no search of all groups */
+    g->stamp++;
+    int *stack = g->order, top = 0; /* order is not made yet: its room serves as the stack */
+    stack[top++] = from;
+    g->groups[from].seen = g->stamp;
+    while (top > 0) {
+        const tn_group *at = &g->groups[stack[--top]];
+        g->work++;
+        for (size_t i = 0; i < at->dep_count; i++) {
+            int d = at->deps[i];
+            for (int k = 0; k < count; k++)
+                if (targets[k] == d && d != from) return true;
+            if (g->groups[d].seen == g->stamp) continue;
+            g->groups[d].seen = g->stamp;
+            stack[top++] = d;
+        }
+    }
+    return false;
+}
+
+static bool same_rows(const tn_graph_plan *g, const tn_value *r, int lead) {
+    const tn_value *l = &g->values[lead];
+    if (!over_dims(r) || !over_dims(l) || !same_shape(r->node, l->node) || !same_shape(r->node->in[0], l->node->in[0]))
+        return false;
+    return r->node->i[0] == l->node->i[0] &&
+           memcmp(r->node->i + 1, l->node->i + 1, (size_t)r->node->i[0] * sizeof(int64_t)) == 0;
+}
+
+/* Can a reduction compute inside a map over `space`: per row, or in passes over its input? */
+static bool rows_fit(const tn_value *r, const tn_node *space) {
+    if (same_shape(space, r->node)) return true;
+    if (!over_dims(r) || !same_shape(space, r->node->in[0])) return false;
+    int64_t rows = tn_value_numel(r), all = tn_node_numel(space);
+    return rows >= FEW_ROWS || all <= 4 * (int64_t)KIR_BLOCK;
+}
+
+/* A product, or a workgroup kernel or kernel that hands over finished elements as products do. */
+static bool has_epilogue(const tn_value *v) {
+    tn_op_class c = tn_value_class(v);
+    return c == TN_MATMUL || (c == TN_NATIVE && (tn_workgroup_fuses(v) || tn_native_joins(v)));
+}
+
+/* Many rows of a few columns: an epilogue goes through them row by row, a kernel behind the product in one run. */
+static bool rows_are_short(const tn_node *n) {
+    enum { FEW_COLUMNS = 16 };
+    return n->rank >= 2 && n->dtype == TN_F32 && n->shape[n->rank - 1] < FEW_COLUMNS &&
+           n->shape[n->rank - 2] >= FEW_COLUMNS;
+}
+
+static bool epilogue_fits(const tn_value *v, const tn_node *space) {
+    if (tn_workgroup_takes(v) || tn_native_joins(v)) return same_shape(space, v->node) && tn_value_numel(v) > 0;
+    bool joins = tn_dtype_is_float((tn_dtype)v->node->dtype) && v->node->dtype != TN_F64;
+    return joins && v->node->rank >= 2 && v->node->rank <= TN_GEMM_BATCH_AXES + 2 && same_shape(space, v->node) &&
+           tn_value_numel(v) > 0;
+}
+
+/* Is the group that product v may join no more than v and a number a column? The product's sums begin as that. Of many
+ * rows a kernel of its own takes less than fetching the results' lines early does (of 64 rows and 8 columns a policy's
+ * forward pass is 3 % faster, of 4096 it would be 1 % slower). */
+static bool adds_bias(const tn_graph_plan *g, const tn_group *to, const tn_value *v) {
+    enum { MANY_ROWS = 512 };
+    const tn_value *sum = &g->values[to->lead];
+    if (to->member_count != 1 || sum->node->op != TN_OP_ADD || sum->node->rank != 2) return false;
+    if (sum->node->shape[0] > MANY_ROWS) return false;
+    const tn_value *bias = &g->values[sum->in[&g->values[sum->in[0]] == v]];
+    const tn_node *n = bias->node;
+    int last = n->rank - 1;
+    if (g->values[bias->root].slot < 0 || last < 0 || n->shape[last] != sum->node->shape[1]) return false;
+    return (bias->stride[last] == 1 || n->shape[last] == 1) && (last == 0 || bias->stride[0] == 0);
+}
+
+static bool epilogue_pays(const tn_graph_plan *g, const tn_group *to, const tn_value *v) {
+    return !rows_are_short(v->node) || tn_workgroup_takes(v) || tn_native_joins(v) || adds_bias(g, to, v);
+}
+
+/* The convolution whose results v is made of, element by element; NULL: there is none, or too far away. */
+static const tn_value *convolution_behind(const tn_graph_plan *g, const tn_value *v) {
+    enum { FAR = 4 };
+    for (int steps = 0; v && steps < FAR; steps++) {
+        const tn_value *next = NULL;
+        if (tn_value_class(v) != TN_ELEMENTWISE) return NULL;
+        for (int k = 0; k < v->n_in; k++) {
+            const tn_value *in = v->in[k] >= 0 ? &g->values[v->in[k]] : NULL;
+            if (!in || !in->row || !same_shape(in->node, v->node)) continue;
+            if (tn_native_joins(in) && epilogue_fits(in, v->node)) return in;
+            next = next ? next : in;
+        }
+        v = next;
+    }
+    return NULL;
+}
+
+/* Is the group a pooling that alone needs v, and can it be done where v is made? */
+static bool pools(const tn_graph_plan *g, const tn_group *to, const tn_value *v) {
+    const tn_value *pool = &g->values[to->lead];
+    if (to->kind != TN_GROUP_NATIVE || to->member_count != 1 || pool->in[0] < 0 || &g->values[pool->in[0]] != v ||
+        v->user_count != 1 || v->output >= 0)
+        return false;
+    const tn_value *lead = convolution_behind(g, v);
+    return lead && tn_native_pools(lead, pool);
+}
+
+static bool space_fits(const tn_graph_plan *g, const tn_group *to, const tn_value *v) {
+    const tn_value *lead = &g->values[to->lead];
+    tn_op_class c = tn_value_class(v);
+    if (to->member_count >= 8 || of_columns(g, v) || of_columns(g, lead)) return false;
+    if (c == TN_REDUCTION) {
+        if (to->kind == TN_GROUP_MAP) return rows_fit(v, lead->node) && !tn_group_writes_state(g, to);
+        return to->kind == TN_GROUP_ROWS && same_rows(g, v, to->lead);
+    }
+    if (has_epilogue(v)) return to->kind == TN_GROUP_MAP && epilogue_fits(v, lead->node) && epilogue_pays(g, to, v);
+    if (c != TN_ELEMENTWISE && c != TN_MOVEMENT) return false;
+    if (pools(g, to, v)) return true;
+    if (to->kind == TN_GROUP_MATMUL && v < lead) return false; /* it may be an operand, which must be there before */
+    if (same_shape(v->node, lead->node) && to->kind != TN_GROUP_NATIVE && to->kind != TN_GROUP_SCAN) return true;
+    return to->kind == TN_GROUP_ROWS && over_dims(lead) && same_shape(v->node, lead->node->in[0]);
+}
+
+static void take_lead(tn_graph_plan *g, int group, int value) {
+    bool reduces = tn_value_class(&g->values[value]) == TN_REDUCTION, joins = has_epilogue(&g->values[value]);
+    tn_group *to = &g->groups[group];
+    if (to->kind == TN_GROUP_NATIVE) { /* it pools */
+        to->kind = TN_GROUP_MAP;
+        to->pool = to->lead;
+        to->lead = value;
+    }
+    if (to->kind != TN_GROUP_MAP) return;
+    if (reduces) to->kind = TN_GROUP_ROWS;
+    if (joins) to->kind = TN_GROUP_MATMUL;
+    if (reduces || joins) to->lead = value;
+}
+
+/* ---- buffers ----------------------------------------------------------------------------------------------------- */
+
+/* Will the value be read from memory? Some values that are inlined now are stored later; they are counted as their
+ * operands, so that the count is never too low. */
+static bool is_operand(const tn_value *root) {
+    return !root->row || root->wants_memory || root->output >= 0 || kernel_of_its_own(tn_value_class(root));
+}
+
+/* Buffers that computing `value` needs, besides those that this count has met; it stops above `most`. */
+static int count_buffers(tn_graph_plan *g, int value, int most) {
+    int count = 0;
+    const tn_value *v = &g->values[value];
+    for (int k = 0; k < v->n_in && count <= most; k++) {
+        if (v->in[k] < 0) continue;
+        tn_value *root = &g->values[g->values[v->in[k]].root], *in = is_operand(root) ? root : &g->values[v->in[k]];
+        if (in->counted == g->stamp || in->scalar >= 0) continue;
+        in->counted = g->stamp;
+        count += in == root && is_operand(root) ? 1 : count_buffers(g, v->in[k], most - count);
+    }
+    return count;
+}
+
+static int count_member(tn_graph_plan *g, int value, int most) {
+    bool met = g->values[value].counted == g->stamp;
+    g->values[value].counted = g->stamp;
+    return !met + count_buffers(g, value, most);
+}
+
+/* Does a kernel have enough buffers for the group and one more value? */
+static bool buffers_suffice(tn_graph_plan *g, int group, int value) {
+    const tn_group *to = &g->groups[group];
+    int most = tn_most_buffers(g);
+    g->stamp++;
+    int count = count_member(g, value, most);
+    for (size_t i = 0; i < to->member_count && count <= most; i++)
+        count += count_member(g, to->members[i], most - count);
+    return count <= most;
+}
+
+static bool has_zero_extent(const tn_node *n) { return tn_node_numel(n) == 0; }
+
+static bool may_join(tn_graph_plan *g, int group, int value) {
+    const tn_value *v = &g->values[value];
+    if (v->alone || v->vendor || has_zero_extent(v->node)) return false;
+    const tn_group *to = &g->groups[group];
+    for (size_t i = 0; i < to->member_count; i++)
+        if (g->values[to->members[i]].alone || g->values[to->members[i]].vendor) return false;
+    if (!space_fits(g, to, v) || (g->counts_buffers && !buffers_suffice(g, group, value))) return false;
+    return !reads_any(g, group, v->pulls, v->pull_count);
+}
+
+static tn_group_kind kind_alone(tn_op_class c) {
+    switch (c) {
+    case TN_REDUCTION: return TN_GROUP_ROWS;
+    case TN_SCANNING: return TN_GROUP_SCAN;
+    case TN_MATMUL: return TN_GROUP_MATMUL;
+    case TN_NATIVE: return TN_GROUP_NATIVE;
+    default: return TN_GROUP_MAP;
+    }
+}
+
+/* Do two reductions read the same value, as it is or with one more operation between? */
+static bool read_alike(const tn_graph_plan *g, const tn_value *a, const tn_value *b) {
+    const tn_value *x = &g->values[a->in[0]], *y = &g->values[b->in[0]];
+    if (a->in[0] == b->in[0]) return true;
+    for (int k = 0; k < x->n_in; k++)
+        if (x->in[k] == b->in[0]) return true;
+    for (int k = 0; k < y->n_in; k++)
+        if (y->in[k] == a->in[0]) return true;
+    return false;
+}
+
+/* A group of reductions over the same rows of the same values, whoever needs its results: one pass yields all; -1:
+ * none. A value never depends on those placed before it, so only their dependence on it matters; may_join sees it. */
+static int sibling_of(tn_graph_plan *g, int value) {
+    enum { RECENT = 64 };
+    const tn_value *v = &g->values[value];
+    if (tn_value_class(v) != TN_REDUCTION || !over_dims(v)) return -1;
+    size_t last = g->group_count > RECENT ? g->group_count - RECENT : 0;
+    for (size_t i = g->group_count; i-- > last;) {
+        const tn_group *to = &g->groups[i];
+        if (to->kind != TN_GROUP_ROWS || tn_group_writes_state(g, to) || !over_dims(&g->values[to->lead])) continue;
+        if (read_alike(g, v, &g->values[to->lead]) && may_join(g, (int)i, value)) return (int)i;
+    }
+    return -1;
+}
+
+static tn_status place_value(tn_graph_plan *g, int value) {
+    tn_value *v = &g->values[value];
+    for (int k = 0; k < v->pull_count; k++) {
+        int group = v->pulls[k];
+        if (!may_join(g, group, value)) continue;
+        take_lead(g, group, value);
+        v->stored =
+            !tn_group_pools(g, &g->groups[group], value) && (v->output >= 0 || v->wants_memory || v->pull_count > 1);
+        return group_add(g, group, value);
+    }
+    int sibling = sibling_of(g, value);
+    if (sibling >= 0) {
+        v->stored = true;
+        return group_add(g, sibling, value);
+    }
+    int own = -1;
+    TRY(group_new(g, kind_alone(tn_value_class(v)), value, &own));
+    v->stored = true;
+    return group_add(g, own, value);
+}
+
+/* ---- the pass ---------------------------------------------------------------------------------------------------- */
+
+static tn_status pull_add(tn_graph_plan *g, tn_value *v, int group) {
+    for (int k = 0; k < v->pull_count; k++)
+        if (v->pulls[k] == group) return TN_OK;
+    TRY(room_for(g, &v->pulls, &v->pull_capacity, (size_t)v->pull_count, sizeof *v->pulls));
+    v->pulls[v->pull_count++] = group;
+    return TN_OK;
+}
+
+/* Groups that need v: those of its stored users, and those that inlined users are computed in. */
+static tn_status collect_pulls(tn_graph_plan *g, tn_value *v) {
+    v->pull_count = 0;
+    for (int k = 0; k < v->user_count; k++) {
+        const tn_value *u = &g->values[v->users[k]];
+        if (u->group >= 0) TRY(pull_add(g, v, u->group));
+        for (int j = 0; u->group < 0 && j < u->pull_count; j++)
+            TRY(pull_add(g, v, u->pulls[j]));
+    }
+    return TN_OK;
+}
+
+static tn_status add_dependencies(tn_graph_plan *g, const tn_value *v) {
+    for (int k = 0; k < v->pull_count; k++) {
+        tn_group *reader = &g->groups[v->pulls[k]];
+        if (v->pulls[k] == v->group) continue;
+        TRY(room_for(g, &reader->deps, &reader->dep_capacity, reader->dep_count, sizeof *reader->deps));
+        reader->deps[reader->dep_count++] = v->group;
+    }
+    return TN_OK;
+}
+
+/* Numbers out of blocks take as long as ten operations each. */
+static bool is_decoded(const tn_graph_plan *g, const tn_value *v) {
+    const tn_value *in = v->n_in > 0 && v->in[0] >= 0 ? &g->values[v->in[0]] : NULL;
+    return in && tn_dtype_block((tn_dtype)in->node->dtype) > tn_dtype_block((tn_dtype)v->node->dtype) &&
+           tn_value_numel(v) <= MOST_DECODED;
+}
+
+static bool must_store(const tn_graph_plan *g, const tn_value *v) {
+    if (v->output >= 0 || v->wants_memory || v->alone) return true;
+    if (kernel_of_its_own(tn_value_class(v))) return true;
+    bool dear = v->loads > 0 && (v->weight > CHEAP_WEIGHT || is_decoded(g, v));
+    return (v->pull_count > 1 && dear && !tn_is_rematerialized(g, v)) || v->pull_count > MAX_PULLS;
+}
+
+/* Views are never stored: who needs one reads its root's memory, or computes through it. */
+static tn_status visit_group_value(tn_graph_plan *g, int value) {
+    tn_value *v = &g->values[value];
+    v->group = -1;
+    v->stored = false;
+    /* It comes with each launch, and needs no memory. */
+    bool in_launch = v->scalar >= 0 && v->output < 0 && !v->wants_memory && !v->alone;
+    if (!v->row || in_launch) return TN_OK;
+    TRY(collect_pulls(g, v));
+    if (tn_value_class(v) == TN_VIEW_OP) return TN_OK;
+    if (v->pull_count == 0 && v->output < 0) return TN_OK;
+    if (!must_store(g, v)) return TN_OK;
+    TRY(place_value(g, value));
+    return add_dependencies(g, &g->values[value]);
+}
+
+static int compare_ints(const int *a, const int *b) { return *a < *b ? -1 : *a > *b; }
+
+static void sort_members(tn_group *group) {
+    for (size_t i = 1; i < group->member_count; i++)
+        for (size_t j = i; j > 0 && compare_ints(&group->members[j - 1], &group->members[j]) > 0; j--) {
+            int swap = group->members[j];
+            group->members[j] = group->members[j - 1];
+            group->members[j - 1] = swap;
+        }
+}
+
+tn_status tn_fuse(tn_graph_plan *g) {
+    if (!g->order) g->order = tn_scratch_take(&g->scratch, (g->value_count + 1) * sizeof *g->order);
+    if (!g->order) return TN_ERR_MEMORY;
+    TRY(find_users(g));
+    tn_concat_choose(g);
+    weigh_fusion(g);
+    for (size_t i = 0; i < g->group_count; i++)
+        tn_group_free(&g->groups[i]);
+    g->group_count = 0;
+    g->work += (int64_t)g->value_count;
+    for (size_t i = g->value_count; i-- > 0;)
+        TRY(visit_group_value(g, (int)i));
+    for (size_t i = 0; i < g->group_count; i++)
+        sort_members(&g->groups[i]);
+    return TN_OK;
+}
+
+/* ==== rematerialization =========================================================================================== */
+/* A value that caches do not keep until it is read costs a way to memory for each group that reads it, and two for the
+ * one that stores it, since its lines are fetched before they are written over. Element-wise values of few operands are
+ * often made in less: of a norm's operand, and its means and deviations, follows all that lies between, in the gradient
+ * too. So such a value is not stored where making it again takes no more of memory, and a group that reads all it is
+ * made of anyway does not read it even if it is. The bits are the same: what is made again is rounded as if stored. */
+
+enum {
+    LARGE = 1 << 17, /* elements that caches do not keep */
+    SPREAD = 4,      /* an operand of so many times fewer is as good as in them */
+    CHEAP = 16,      /* operations on an element that take no longer than reading it */
+    MOST_SOURCES = 3
+};
+
+static float work_of(const tn_value *v) { return 1.0f + (float)v->row->impl->flops; }
+
+static bool is_candidate(const tn_graph_plan *g, const tn_value *v) {
+    return g->binding->device->is_cpu && tn_value_class(v) == TN_ELEMENTWISE && tn_value_numel(v) >= LARGE;
+}
+
+/* Does `in` have about as many elements as v, which is made of it? */
+static bool rematerialized_is_wide(const tn_value *in, const tn_value *v) {
+    return tn_value_numel(in) > tn_value_numel(v) / SPREAD;
+}
+
+/* A kernel of its own makes it, whatever else is decided. */
+static bool must_lie_in_memory(const tn_value *v) {
+    tn_op_class c = tn_value_class(v);
+    return !v->row || v->wants_memory || (c != TN_ELEMENTWISE && c != TN_VIEW_OP && c != TN_MOVEMENT);
+}
+
+/* ---- not stored -------------------------------------------------------------------------------------------------- */
+
+/* What v is made of, as it lies in memory. */
+typedef struct sources {
+    int last; /* the last value that needs v */
+    int of[MOST_SOURCES], count;
+    int dying; /* of these; nobody needs them later than v */
+    float work;
+} sources;
+
+static bool add_source(const tn_graph_plan *g, sources *s, int value) {
+    const tn_value *in = &g->values[value];
+    bool later = in->slot >= 0 || in->output >= 0;
+    for (int k = 0; k < s->count; k++)
+        if (s->of[k] == value) return true;
+    if (s->count == MOST_SOURCES) return false;
+    for (int k = 0; k < in->user_count && !later; k++)
+        later = in->users[k] > s->last;
+    s->of[s->count++] = value;
+    s->dying += !later;
+    return true;
+}
+
+/* false: they are too many, or v is made of more than elements at its own place. */
+static bool find_sources(const tn_graph_plan *g, const tn_value *v, sources *s) {
+    if (tn_value_class(v) != TN_ELEMENTWISE) return false;
+    s->work += work_of(v);
+    for (int k = 0; k < v->n_in && s->work <= CHEAP; k++) {
+        const tn_value *in = v->in[k] >= 0 ? &g->values[v->in[k]] : NULL;
+        if (!in || !rematerialized_is_wide(in, v)) continue;
+        if (must_lie_in_memory(in) ? !add_source(g, s, v->in[k]) : !find_sources(g, in, s)) return false;
+    }
+    return s->work <= CHEAP;
+}
+
+bool tn_is_rematerialized(const tn_graph_plan *g, const tn_value *v) {
+    sources s = {.last = -1};
+    if (!is_candidate(g, v)) return false;
+    for (int k = 0; k < v->user_count; k++)
+        s.last = v->users[k] > s.last ? v->users[k] : s.last;
+    bool saves = find_sources(g, v, &s) && (v->pull_count - 1) * s.count < v->pull_count + 1;
+    return saves && s.dying <= 1; /* no more is kept for it than it would take itself */
+}
+
+/* ---- stored, but not read ---------------------------------------------------------------------------------------- */
+
+/* Does the group read what this operand of v is made of for something else, or is that small and there? */
+static bool is_there(const tn_graph_plan *g, const tn_value *v, int group, int operand, float *work) {
+    const tn_value *in = &g->values[operand], *root = &g->values[in->root];
+    bool wide = rematerialized_is_wide(in, v);
+    if (!root->row || in->scalar >= 0) return !wide;
+    for (int k = 0; root->stored && k < root->pull_count; k++)
+        if (root->pulls[k] == group) return true;
+    if (root->stored || (tn_value_class(in) != TN_ELEMENTWISE && tn_value_class(in) != TN_VIEW_OP)) return false;
+    if (wide) *work += work_of(in);
+    for (int k = 0; k < in->n_in; k++)
+        if (in->in[k] >= 0 && (*work > CHEAP || !is_there(g, v, group, in->in[k], work))) return false;
+    return true;
+}
+
+bool tn_group_rematerializes(const tn_graph_plan *g, int group, int value) {
+    const tn_value *v = &g->values[value];
+    if (!is_candidate(g, v) || tn_group_is_native(&g->groups[group])) return false;
+    float work = work_of(v);
+    for (int k = 0; k < v->n_in; k++)
+        if (v->in[k] >= 0 && !is_there(g, v, group, v->in[k], &work)) return false;
+    return work <= CHEAP;
+}
+
+/* ==== in-place concat ============================================================================================= */
+/* Where nothing but ones stands before the dim of joining, each part is one piece of the joined tensor's memory. A part
+ * that is computed here, that nobody keeps and that is joined once lies there from the beginning: it is written once,
+ * and nothing is copied when the parts are all there. Slices that are the whole of a tensor again, one behind the
+ * other, are one part. On the processor what is missing is copied; elsewhere parts lie so all or not at all, for a
+ * program that reads other parts' memory than it writes is none that writes over what it reads. */
+
+enum {
+    MANY = 512,     /* elements below which one pass over all is as good */
+    PART_ALIGN = 64 /* bytes: where an arena's values lie */
+};
+
+/* May this value lie inside another's memory? */
+static bool can_be_part(const tn_value *r) {
+    tn_op_class c = tn_value_class(r);
+    return r->row && r->slot < 0 && r->output < 0 && r->scalar < 0 && r->concat_into < 0 && r->n_in > 0 &&
+           c != TN_LEAF_VALUE && c != TN_VIEW_OP && tn_value_numel(r) > 0;
+}
+
+/* Would it be in memory although only a cat needs it? Steps from data alone are as quickly taken where it is joined. */
+static bool is_made(const tn_graph_plan *g, int value, int depth) {
+    enum { DEEPEST = 6 };
+    const tn_value *r = &g->values[g->values[value].root];
+    tn_op_class c = tn_value_class(r);
+    if (r->slot >= 0 || depth > DEEPEST) return false;
+    if ((c != TN_ELEMENTWISE && c != TN_MOVEMENT) || (depth == 0 && r->user_count > 1) || r->alone) return true;
+    for (int k = 0; k < r->n_in; k++)
+        if (r->in[k] >= 0 && is_made(g, r->in[k], depth + 1)) return true;
+    return false;
+}
+
+static bool lies_in_pieces(const tn_value *v) {
+    for (int d = 0; d < (int)v->node->i[0]; d++)
+        if (v->node->shape[d] != 1) return false;
+    return true;
+}
+
+static bool can_be_in_place(const tn_graph_plan *g, const tn_value *v) {
+    if (v->node->op != TN_OP_CAT_FEW || v->n_in < 2 || v->vendor || v->host_only) return false;
+    if (v->output >= 0 && g->binding->outputs[v->output].home >= 0) return false;
+    return lies_in_pieces(v) && tn_value_numel(v) >= MANY && tn_dtype_block((tn_dtype)v->node->dtype) == 1;
+}
+
+/* How many inputs, from k on, are the whole of a value in order, which may be a part that begins at byte `at`; 0: none.
+ */
+static int run_of(const tn_graph_plan *g, const tn_value *v, int k, int64_t at) {
+    int root = g->values[v->in[k]].root;
+    const tn_value *r = &g->values[root];
+    int64_t done = 0;
+    if (at % PART_ALIGN != 0 || !can_be_part(r) || r->node->dtype != v->node->dtype) return 0;
+    for (int count = 0; k + count < v->n_in;) {
+        const tn_value *x = &g->values[v->in[k + count++]];
+        if (x->root != root || x->offset != done || !tn_value_dense(x)) return 0;
+        done += tn_value_numel(x);
+        if (done == tn_value_numel(r)) return count;
+    }
+    return 0;
+}
+
+/* Notes the parts of a joined value. Returns how many inputs are such; *made: elements of those that would be in memory
+ * anyway. */
+static int note_parts(tn_graph_plan *g, int joined, int64_t *made) {
+    const tn_value *v = &g->values[joined];
+    int64_t element = (int64_t)tn_dtype_size((tn_dtype)v->node->dtype), at = 0;
+    int found = 0;
+    *made = 0;
+    for (int k = 0, count; k < v->n_in; k += count ? count : 1) {
+        tn_value *r = &g->values[g->values[v->in[k]].root];
+        count = run_of(g, v, k, at);
+        at += element * tn_value_numel(count ? r : &g->values[v->in[k]]);
+        if (!count) continue;
+        found += count;
+        if (is_made(g, v->in[k], 0)) *made += tn_value_numel(r);
+        r->concat_into = joined;
+        r->concat_at = at - element * tn_value_numel(r);
+    }
+    return found;
+}
+
+static void leave_parts(tn_graph_plan *g, int joined) {
+    const tn_value *v = &g->values[joined];
+    for (int k = 0; k < v->n_in; k++) {
+        tn_value *r = &g->values[g->values[v->in[k]].root];
+        if (r->concat_into == joined) r->concat_into = -1;
+    }
+}
+
+static void choose_concat(tn_graph_plan *g, int value) {
+    tn_value *v = &g->values[value];
+    int64_t made;
+    if (!can_be_in_place(g, v)) return;
+    int found = note_parts(g, value, &made);
+    bool copies = v->node->device->is_cpu && tn_value_class(v) == TN_NATIVE;
+    if (found > 0 && (found == v->n_in || copies) && 2 * made >= tn_value_numel(v))
+        v->alone = true;
+    else
+        leave_parts(g, value);
+}
+
+/* ---- copying ----------------------------------------------------------------------------------------------------- */
+
+/* The input of an element-wise x of which x may be the epilogue: a computed one of x's shape; -1: none. */
+static int computed_input(const tn_graph_plan *g, const tn_value *x) {
+    for (int k = 0; k < x->n_in; k++) {
+        const tn_value *in = x->in[k] >= 0 ? &g->values[x->in[k]] : NULL;
+        if (!in || !in->row || in->node->rank != x->node->rank) continue;
+        if (memcmp(in->node->shape, x->node->shape, (size_t)x->node->rank * sizeof *x->node->shape) == 0)
+            return x->in[k];
+    }
+    return -1;
+}
+
+/* Does a kernel read it that can only read memory? */
+static bool feeds_kernel(const tn_graph_plan *g, const tn_value *v, int depth) {
+    enum { DEEPEST = 4 };
+    for (int k = 0; k < v->user_count && depth < DEEPEST; k++) {
+        const tn_value *u = &g->values[v->users[k]];
+        tn_op_class c = tn_value_class(u);
+        if (u->node->op != TN_OP_CAT_FEW && (c == TN_MATMUL || c == TN_NATIVE)) return true;
+        if (c == TN_VIEW_OP && feeds_kernel(g, u, depth + 1)) return true;
+    }
+    return false;
+}
+
+/* Is the value stored in memory even if the concatenation does not ask for it? True for the epilogue of a product or a
+ * convolution and for operands of kernels; false for element-wise values, which are better computed in the
+ * concatenation. */
+static bool is_stored_anyway(const tn_graph_plan *g, int value) {
+    enum { EPILOGUE = 4 }; /* steps */
+    int steps = 0;
+    while (value >= 0 && g->values[value].row) {
+        const tn_value *v = &g->values[value];
+        tn_op_class c = tn_value_class(v);
+        if (c != TN_VIEW_OP && c != TN_ELEMENTWISE) return steps == 0 || c == TN_MATMUL || c == TN_NATIVE;
+        if (c == TN_ELEMENTWISE && steps == 0 && (v->output >= 0 || feeds_kernel(g, v, 0))) return true;
+        if (c == TN_VIEW_OP ? steps > 0 : steps++ == EPILOGUE) return false;
+        value = c == TN_VIEW_OP ? v->in[0] : computed_input(g, v);
+    }
+    return value >= 0 && steps == 0;
+}
+
+/* A fused concatenation evaluates every part at each element and selects one. So parts are stored first and copied if
+ * all are in memory anyway, if most of several parts are, or if the parts alternate every few elements. */
+static bool is_copied(const tn_graph_plan *g, const tn_value *v) {
+    enum { FEW = 16, SEVERAL = 3 };
+    const tn_node *n = v->node;
+    int64_t inner = 1, longest = 0, stored = 0, all = tn_value_numel(v);
+    for (int d = (int)n->i[0] + 1; d < n->rank; d++)
+        inner *= n->shape[d];
+    for (int k = 0; k < v->n_in; k++) {
+        const tn_node *x = g->values[v->in[k]].node;
+        if (x->rank == n->rank) longest = tn_max64(longest, x->shape[n->i[0]] * inner);
+        if (is_stored_anyway(g, v->in[k])) stored += tn_node_numel(x);
+    }
+    return stored == all || (v->n_in >= SEVERAL && 2 * stored >= all) || longest <= FEW;
+}
+
+void tn_concat_choose(tn_graph_plan *g) {
+    for (size_t i = 0; i < g->value_count; i++) {
+        tn_value *v = &g->values[i];
+        v->concat_into = -1;
+        v->copied = v->row && v->node->op == TN_OP_CAT_FEW && is_copied(g, v);
+    }
+    for (size_t i = 0; i < g->value_count; i++)
+        choose_concat(g, (int)i);
+}
+
+/* An input that stands there a second time lies elsewhere than where it is joined again. */
+bool tn_concat_is_in_place(const tn_graph_plan *g, int value) {
+    const tn_value *v = &g->values[value];
+    int64_t element = (int64_t)tn_dtype_size((tn_dtype)v->node->dtype), at = 0;
+    if (v->node->op != TN_OP_CAT_FEW) return false; /* others may lack inputs */
+    for (int k = 0; k < v->n_in; k++) {
+        const tn_value *x = &g->values[v->in[k]], *r = &g->values[x->root];
+        if (r->concat_into != value || r->concat_at + element * x->offset != at) return false;
+        at += element * tn_value_numel(x);
+    }
+    return true;
+}
+
+/* The host has memory of its own. */
+void tn_concat_leave_host(tn_graph_plan *g) {
+    for (size_t i = 0; i < g->value_count; i++) {
+        int joined = g->values[i].concat_into;
+        if (joined < 0) continue;
+        int own = g->values[i].group, whole = g->values[joined].group;
+        if (own < 0 || whole < 0 || g->groups[own].host || g->groups[whole].host) leave_parts(g, joined);
+    }
+}
+
+static int last_reader(const tn_graph_plan *g, const tn_value *v) {
+    int last = g->groups[v->group].position;
+    for (int k = 0; k < v->pull_count; k++)
+        last = (int)tn_max64(last, g->groups[v->pulls[k]].position);
+    return last;
+}
+
+int tn_last_reader(const tn_graph_plan *g, int value) {
+    const tn_value *v = &g->values[value];
+    int last = last_reader(g, v);
+    for (int k = 0; k < v->n_in; k++) {
+        int part = v->in[k] >= 0 ? g->values[v->in[k]].root : -1;
+        if (part >= 0 && g->values[part].concat_into == value) last = (int)tn_max64(last, tn_last_reader(g, part));
+    }
+    return last;
+}
+
+/* ==== results with a zero-padded border =========================================================================== */
+/* Windows at the edge of an image see zeros outside of it. A convolution copies what it sees to a slab that has them,
+ * a large part of its image at a time. Where the image is the result of another convolution, that one can as well leave
+ * room around it and write the zeros while it writes the rows; then nothing is copied. A large image that a few taps
+ * make of a small one had rather be made in the slab, rows at a time: then it is never in memory. No op knows: strides
+ * say where elements are, and only two kernels that agreed about it meet them. */
+
+/* Is the value nobody's but this group's, which reads it as it lies, once? */
+static bool is_read_once(const tn_graph_plan *g, int value, int reader) {
+    const tn_value *v = &g->values[value];
+    const tn_group *group = &g->groups[reader];
+    if (!v->stored || v->output >= 0 || v->concat_into >= 0 || v->pull_count != 1 || v->pulls[0] != reader)
+        return false;
+    int reads = 0;
+    for (int k = 0; k < group->read_count; k++)
+        reads += group->reads[k] == value;
+    return reads == 1;
+}
+
+static bool is_here(const tn_group *group) { return group->native && !group->host && !group->commit; }
+
+static void leave_border(tn_graph_plan *g, tn_group *reader) {
+    int image = g->values[reader->lead].in[0];
+    tn_value *v = &g->values[image];
+    if (!is_here(reader) || v->group < 0 || !is_read_once(g, image, (int)(reader - g->groups))) return;
+    tn_group *producer = &g->groups[v->group];
+    if (!is_here(producer)) return;
+    bool beside = reader->position == producer->position + 1 && !producer->sibling && !producer->row_fused;
+    if (beside && tn_conv_agree_on_producer(v, producer, reader)) return;
+    tn_conv_agree_on_border(v, producer, reader);
+}
+
+void tn_pad_conv_results(tn_graph_plan *g) {
+    if (!g->binding->device->is_cpu) return;
+    for (size_t i = 0; i < g->group_count; i++)
+        if (g->values[g->groups[i].lead].node->op == TN_OP_CONV2D_FORWARD) leave_border(g, &g->groups[i]);
+}

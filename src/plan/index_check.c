@@ -1,0 +1,161 @@
+/* index_check.c — indices that are compared with their range while a plan runs.
+ *
+ * A kernel cannot fail, so an index out of range reads NaN there or is skipped. The host looks at the indices instead:
+ * right after the command that computes them, or before the first command if they are data. They lie in memory for
+ * that. No check stands in the commit section, so a run that one ends has changed no state. On the processor a check is
+ * one pass over the indices; on other devices, where only TRUNNION_CHECK_INDICES asks for checks, they are fetched. */
+#include <string.h>
+
+#include "ops/ops_common.h"
+#include "plan/core.h"
+
+typedef struct tn_plan_check {
+    tn_index_list list;
+    tn_index_range range;
+    int op;
+    int32_t line; /* where the op was recorded when the plan was made */
+    const char *file;
+    size_t before;  /* the command that it stands before */
+    int slot;       /* of data */
+    void **pointer; /* of the first of `bytes` bytes that have the indices */
+    int64_t first;  /* bytes from there to element 0, …, 0 */
+    size_t bytes;
+    char *fetched;            /* on other devices: room on the host */
+    const tn_buffer *checked; /* data: in this buffer and version of it all indices are inside */
+    uint64_t version;
+} tn_plan_check;
+
+/* ---- when a plan is made ----------------------------------------------------------------------------------------- */
+
+tn_status tn_note_checked(tn_graph_plan *g, const tn_node *n) {
+    if (tn_map_find(&g->checked_nodes, n) >= 0) return TN_OK;
+    TRY(tn_scratch_grow(&g->scratch, &g->checked, &g->checked_capacity, g->checked_count + 1, sizeof *g->checked));
+    TRY(tn_map_put(&g->checked_nodes, n, (int32_t)g->checked_count));
+    g->checked[g->checked_count++] = (tn_checked_value){.node = n, .value = -1};
+    return TN_OK;
+}
+
+tn_status tn_find_checked(tn_graph_plan *g) {
+    for (size_t i = 0; i < g->checked_count; i++) {
+        tn_checked_value *c = &g->checked[i];
+        c->value = tn_value_of(g, tn_index_source(c->node));
+        if (c->value < 0) c->value = tn_value_of(g, c->node);
+        if (c->value < 0)
+            return tn_fail(TN_ERR_INTERNAL, "%s: indices that are compared with their range have no value",
+                           tn_op(c->node->checks->op)->name);
+    }
+    return TN_OK;
+}
+
+void tn_want_checked(tn_graph_plan *g) {
+    for (size_t i = 0; i < g->checked_count; i++) {
+        tn_value *root = &g->values[g->values[g->checked[i].value].root];
+        if (root->row) root->wants_memory = true;
+    }
+}
+
+void tn_mark_checked(tn_graph_plan *g) {
+    for (size_t i = 0; i < g->checked_count; i++) {
+        const tn_value *root = &g->values[g->values[g->checked[i].value].root];
+        if (root->group >= 0) g->groups[root->group].checked = true;
+    }
+}
+
+size_t tn_count_checks(const tn_graph_plan *g) {
+    size_t count = 0;
+    for (size_t i = 0; i < g->checked_count; i++)
+        for (const tn_index_check *c = g->checked[i].node->checks; c; c = c->next)
+            count++;
+    return count;
+}
+
+tn_status tn_make_checks(const tn_graph_plan *g, tn_plan *p) {
+    size_t count = tn_count_checks(g);
+    if (count == 0) return TN_OK;
+    p->checks = tn_plan_own(p, count * sizeof *p->checks);
+    return p->checks ? TN_OK : TN_ERR_MEMORY;
+}
+
+static void patch(tn_plan *p, void **at, int slot, int64_t offset) {
+    p->patches[p->patch_count++] = (tn_patch){.pointer = (int32_t)(at - p->pointers), .slot = slot, .offset = offset};
+}
+
+/* The checks of one node, whose value is v. */
+static tn_status add_checks(tn_plan *p, const tn_node *n, const tn_value *v, const tn_value *root, void ***pointer) {
+    int64_t size = (int64_t)tn_dtype_size((tn_dtype)v->node->dtype);
+    for (const tn_index_check *c = n->checks; c; c = c->next) {
+        tn_plan_check *k = &p->checks[p->check_count];
+        *k = (tn_plan_check){.range = c->range,
+                             .op = c->op,
+                             .line = c->line,
+                             .file = c->file,
+                             .before = p->command_count,
+                             .slot = root->slot,
+                             .pointer = *pointer,
+                             .first = v->offset * size - root->byte_first,
+                             .bytes = (size_t)root->bytes};
+        k->list = (tn_index_list){.dtype = (tn_dtype)v->node->dtype,
+                                  .rank = v->node->rank,
+                                  .dense = tn_value_dense(v),
+                                  .count = tn_value_numel(v)};
+        memcpy(k->list.shape, v->node->shape, sizeof k->list.shape);
+        memcpy(k->list.stride, v->stride, sizeof k->list.stride);
+        if (!p->device->is_cpu && !(k->fetched = tn_plan_own(p, k->bytes))) return TN_ERR_MEMORY;
+        patch(p, (*pointer)++, root->place, root->byte_offset + root->byte_first);
+        p->check_count++;
+        if (root->slot >= 0) p->leaf_check_count++;
+    }
+    return TN_OK;
+}
+
+tn_status tn_add_checks(const tn_graph_plan *g, tn_plan *p, int group, void ***pointer) {
+    if (g->checked_count == 0 || (group >= 0 && !g->groups[group].checked)) return TN_OK;
+    for (size_t i = 0; i < g->checked_count; i++) {
+        const tn_value *v = &g->values[g->checked[i].value], *root = &g->values[v->root];
+        bool here = group < 0 ? root->slot >= 0 : root->slot < 0 && root->group == group;
+        if (!here || root->place < 0 || tn_value_numel(v) == 0) continue;
+        TRY(add_checks(p, g->checked[i].node, v, root, pointer));
+    }
+    return TN_OK;
+}
+
+/* ---- when it runs ------------------------------------------------------------------------------------------------ */
+
+static tn_status check(tn_plan *p, tn_plan_check *k) {
+    k->list.first = (const char *)*k->pointer + k->first;
+    if (k->fetched) {
+        TRY(p->device->driver->copy(tn_stream_handle(p->device), k->fetched, *k->pointer, k->bytes, 1));
+        TRY(p->device->driver->sync(tn_stream_handle(p->device)));
+        k->list.first = k->fetched + k->first;
+    }
+    if (tn_indices_inside(&k->list, &k->range)) return TN_OK;
+    p->failed = k;
+    return tn_indices_refuse(k->op, &k->list, &k->range);
+}
+
+/* Borrowed memory may change without a new version. */
+static bool seen_before(const tn_plan *p, const tn_plan_check *k, const tn_buffer *b) {
+    return k->checked == b && k->version == b->version && p->shift_count == 0 && !tn_buffer_is_borrowed(b);
+}
+
+tn_status tn_check_leaves(tn_plan *p, tn_buffer *const *bound) {
+    for (size_t i = 0; i < p->leaf_check_count; i++) {
+        tn_plan_check *k = &p->checks[i];
+        if (bound && seen_before(p, k, bound[k->slot])) continue;
+        TRY(check(p, k));
+        k->checked = bound ? bound[k->slot] : NULL;
+        k->version = bound ? bound[k->slot]->version : 0;
+    }
+    return TN_OK;
+}
+
+tn_status tn_check_before(tn_plan *p, size_t command, size_t *next) {
+    for (; *next < p->check_count && p->checks[*next].before <= command; ++*next)
+        TRY(check(p, &p->checks[*next]));
+    return TN_OK;
+}
+
+tn_status tn_check_name_line(const tn_plan *p, tn_status s) {
+    const tn_plan_check *k = p->failed;
+    return s != TN_OK && k && k->file ? tn_fail_prefix(s, "%s:%d", k->file, (int)k->line) : s;
+}

@@ -1,0 +1,668 @@
+/* native_conv.c — convolutions and their gradients: the glue of cpu/conv.h.
+ *
+ * Filters that lie in bound memory which this plan does not write are packed once, as a form of their buffer; others at
+ * each run. One filter a channel has a kernel of its own, in the order of its composition; so has pooling. Windows
+ * of one tap are a product with the epilogue of a convolution, or a convolution where filters are columns. What none
+ * takes
+ * — other dtypes, other windows of one tap, which are plain products, gradients of one filter a channel — stays
+ * composed. */
+#include "ops/ops_common.h"
+#include "plan/native.h"
+
+#include <string.h>
+
+enum { FEW_PIXELS = 8 }; /* a handful */
+
+static const int64_t PACK_LIMIT = (int64_t)64 << 20; /* bytes of packed filters that are kept beside them */
+
+/* ---- sizes ------------------------------------------------------------------------------------------------------- */
+
+/* Where a window's numbers stand among an op's attributes. */
+typedef struct window_pixels {
+    int stride, pad_before, dilation, groups;
+} window_pixels;
+
+static const window_pixels of_conv2d_forward = {TN_CONV2D_FORWARD_STRIDE, TN_CONV2D_FORWARD_PAD_BEFORE,
+                                                TN_CONV2D_FORWARD_DILATION, TN_CONV2D_FORWARD_GROUPS};
+static const window_pixels of_conv2d_dgrad = {TN_CONV2D_DGRAD_STRIDE, TN_CONV2D_DGRAD_PADDING, TN_CONV2D_DGRAD_DILATION,
+                                              TN_CONV2D_DGRAD_GROUPS};
+static const window_pixels of_conv2d_wgrad = {TN_CONV2D_WGRAD_STRIDE, TN_CONV2D_WGRAD_PADDING, TN_CONV2D_WGRAD_DILATION,
+                                              TN_CONV2D_WGRAD_GROUPS};
+
+static const window_pixels of_int_conv2d = {TN_INT_CONV2D_STRIDE, TN_INT_CONV2D_PADDING, TN_INT_CONV2D_DILATION,
+                                            TN_INT_CONV2D_GROUPS};
+
+/* Images x, results y and filters w, all of four dims. */
+static tn_conv_args sizes_of(const tn_node *n, const window_pixels *at, const tn_node *x, const tn_node *y,
+                             const tn_node *w) {
+    int64_t groups = n->i[at->groups];
+    tn_conv_args a = {.batch = x->shape[0], .groups = groups, .channels = w->shape[1]};
+    a.out_channels = w->shape[0] / groups;
+    for (int d = 0; d < 2; d++) {
+        a.size[d] = x->shape[2 + d];
+        a.kernel[d] = w->shape[2 + d];
+        a.out_size[d] = y->shape[2 + d];
+        a.stride[d] = n->i[at->stride + d];
+        a.pad_before[d] = n->i[at->pad_before + d];
+        a.dilation[d] = n->i[at->dilation + d];
+    }
+    return a;
+}
+
+tn_conv_args tn_conv_sizes(const tn_node *n) {
+    if (n->op == TN_OP_CONV2D_DGRAD) return sizes_of(n, &of_conv2d_dgrad, n, n->in[0], n->in[1]);
+    if (n->op == TN_OP_CONV2D_WGRAD) return sizes_of(n, &of_conv2d_wgrad, n->in[0], n->in[1], n);
+    return sizes_of(n, &of_conv2d_forward, n->in[0], n, n->in[1]);
+}
+
+/* The greatest of each window of x [(images,) channels, size]: a window over each channel alone. */
+static tn_conv_args sizes_of_pool(const tn_node *n) {
+    const tn_node *x = n->in[0];
+    tn_conv_args a = {.batch = 1, .channels = 1, .out_channels = 1, .max_pool = true};
+    if (x->rank == 4) a.batch = x->shape[0];
+    a.groups = x->shape[x->rank - 3];
+    for (int d = 0; d < 2; d++) {
+        int64_t stride = n->i[TN_MAX_POOL2D_STRIDE + d];
+        a.size[d] = x->shape[x->rank - 2 + d];
+        a.kernel[d] = n->i[TN_MAX_POOL2D_KERNEL_SIZE + d];
+        a.out_size[d] = n->shape[n->rank - 2 + d];
+        a.stride[d] = stride ? stride : a.kernel[d];
+        a.pad_before[d] = n->i[TN_MAX_POOL2D_PADDING + d];
+        a.dilation[d] = n->i[TN_MAX_POOL2D_DILATION + d];
+    }
+    return a;
+}
+
+static bool is_depthwise_alone(const tn_conv_args *a) {
+    return a->groups > 1 && a->channels == 1 && a->out_channels == 1;
+}
+
+static bool conv_takes(const tn_node *n, const tn_conv_args *a) {
+    return n->dtype == TN_F32 && a->kernel[0] * a->kernel[1] != 1 && !is_depthwise_alone(a) && tn_node_numel(n) > 0;
+}
+
+bool tn_takes_conv_product(const tn_node *n) {
+    tn_conv_args a = sizes_of(n, &of_conv2d_forward, n->in[0], n, n->in[1]);
+    return conv_takes(n, &a) && tn_conv_fits(&a);
+}
+
+/* A window of one tap that leaves nothing out is a product, which as such ends in a view that nothing joins: worth an
+ * epilogue
+ *  but where the result is next to nothing. */
+static bool is_one_tap(const tn_conv_args *a) {
+    enum { LITTLE = 1 << 12 }; /* elements */
+    bool plain = a->groups == 1 && a->batch > 0 && a->out_channels > 0 && a->channels > 0;
+    for (int d = 0; d < 2; d++)
+        plain =
+            plain && a->kernel[d] == 1 && a->stride[d] == 1 && a->pad_before[d] == 0 && a->out_size[d] == a->size[d];
+    return plain && a->out_channels * a->out_size[0] * a->out_size[1] >= LITTLE &&
+           a->out_size[0] * a->out_size[1] > FEW_PIXELS;
+}
+
+/* Libraries that were asked for have the product. */
+static bool takes_one_tap(const tn_node *n, const tn_conv_args *a) {
+    return n->dtype == TN_F32 && is_one_tap(a) && !tn_blas_chosen();
+}
+
+/* Filters as columns take windows of one tap as they take others, and have an epilogue: worth it over many output
+ * pixels. */
+static bool takes_nhwc_tap(const tn_node *n, const tn_conv_args *a) {
+    enum { MANY = 64 };
+    bool one = n->dtype == TN_F32 && a->kernel[0] * a->kernel[1] == 1 && tn_node_numel(n) > 0 && !tn_blas_chosen();
+    return one && a->out_size[0] * a->out_size[1] >= MANY && tn_conv_prefers_nhwc(a);
+}
+
+/* A program of shifted images would be joined by what follows, and yet takes longer. */
+static bool takes_depthwise(const tn_node *n, tn_conv_args *a) {
+    if (n->dtype != TN_F32 || !is_depthwise_alone(a) || tn_node_numel(n) == 0) return false;
+    a->pass = tn_depthwise_pass(a->kernel, a->stride);
+    return tn_conv_depthwise_fits(a);
+}
+
+bool tn_takes_conv2d_forward(const tn_node *n) {
+    tn_conv_args a = sizes_of(n, &of_conv2d_forward, n->in[0], n, n->in[1]);
+    if (takes_depthwise(n, &a) || takes_one_tap(n, &a) || takes_nhwc_tap(n, &a)) return true;
+    return tn_takes_conv_product(n);
+}
+
+bool tn_takes_max_pool2d(const tn_node *n) {
+    tn_conv_args a = sizes_of_pool(n);
+    return n->dtype == TN_F32 && tn_conv_depthwise_fits(&a);
+}
+
+bool tn_takes_int_conv2d(const tn_node *n) {
+    tn_conv_args a = sizes_of(n, &of_int_conv2d, n->in[0], n, n->in[1]);
+    bool bytes = n->in[0]->dtype == TN_U8 && n->in[1]->dtype == TN_I8;
+    return bytes && tn_node_numel(n) > 0 && tn_conv_bytes_fits(&a);
+}
+
+/* Windows that lie side by side, from the first output pixel on. */
+static void take_pool(tn_conv_args *a, const tn_node *pool) {
+    tn_conv_args p = sizes_of_pool(pool);
+    for (int d = 0; d < 2; d++) {
+        bool beside = p.kernel[d] == p.stride[d] && p.pad_before[d] == 0 && (p.dilation[d] == 1 || p.kernel[d] == 1) &&
+                      p.out_size[d] == p.size[d] / p.kernel[d];
+        a->pool[d] = beside ? p.kernel[d] : 0;
+    }
+}
+
+bool tn_conv_joins_pool(const tn_node *conv, const tn_node *pool) {
+    if (conv->op != TN_OP_CONV2D_FORWARD || pool->op != TN_OP_MAX_POOL2D || pool->rank != 4) return false;
+    tn_conv_args a = sizes_of(conv, &of_conv2d_forward, conv->in[0], conv, conv->in[1]);
+    take_pool(&a, pool);
+    return conv_takes(conv, &a) && pool->dtype == TN_F32 && tn_takes_max_pool2d(pool) && tn_conv_pools(&a);
+}
+
+bool tn_takes_conv2d_dgrad(const tn_node *n) {
+    tn_conv_args a = sizes_of(n, &of_conv2d_dgrad, n, n->in[0], n->in[1]);
+    return conv_takes(n, &a) && tn_node_numel(n->in[0]) > 0 && tn_conv_dgrad_fits(&a);
+}
+
+bool tn_takes_conv2d_wgrad(const tn_node *n) {
+    if (n->in[0]->rank != 4) return false;
+    tn_conv_args a = sizes_of(n, &of_conv2d_wgrad, n->in[0], n->in[1], n);
+    return conv_takes(n, &a) && tn_conv_fits(&a);
+}
+
+void tn_cost_of_conv(const tn_native *n, tn_cost *cost) {
+    const tn_conv_args *a = &n->conv;
+    double out_pixels = (double)(a->batch * a->out_size[0] * a->out_size[1]);
+    double depth = (double)(a->channels * a->kernel[0] * a->kernel[1]);
+    cost->flops = 2 * out_pixels * (double)(a->groups * a->out_channels) * depth;
+}
+
+/* ---- convolutions ------------------------------------------------------------------------------------------------ */
+
+/* words of the name of packed filters */
+enum {
+    PACKED_GROUPS,
+    PACKED_OUT_CHANNELS,
+    PACKED_CHANNELS,
+    PACKED_KERNEL,
+    PACKED_OFFSET = PACKED_KERNEL + 2,
+    PACKED_WAY
+};
+enum { BY_PIXELS, TURNED, WINOGRAD, QUADS }; /* ways in which filters are packed */
+
+static void pack_packed(const tn_packed_weight *weight_form, const void *from, void *to) {
+    const int64_t *w = weight_form->word;
+    int64_t rows = w[PACKED_KERNEL], columns = w[PACKED_KERNEL + 1];
+    tn_conv_args a = {.groups = w[PACKED_GROUPS],
+                      .out_channels = w[PACKED_OUT_CHANNELS],
+                      .channels = w[PACKED_CHANNELS],
+                      .kernel = {rows, columns},
+                      .nhwc = w[PACKED_WAY] == TURNED,
+                      .winograd = w[PACKED_WAY] == WINOGRAD,
+                      .weight_group = w[PACKED_OUT_CHANNELS] * w[PACKED_CHANNELS] * rows * columns,
+                      .weight = (const float *)(const void *)((const char *)from + w[PACKED_OFFSET]),
+                      .weight_stride = {w[PACKED_CHANNELS] * rows * columns, rows * columns, columns, 1}};
+    (w[PACKED_WAY] == QUADS ? tn_conv_bytes_pack : tn_conv_pack)(&a, to);
+}
+
+static void take_weight(tn_conv_args *a, const tn_value *weight) {
+    memcpy(a->weight_stride, weight->stride, sizeof a->weight_stride);
+    a->weight_group = a->out_channels * weight->stride[0];
+}
+
+static bool in_order(const tn_value *v) {
+    int64_t stride[TN_MAX_RANK];
+    tn_strides_contiguous(v->node->shape, v->node->rank, stride);
+    for (int d = 0; d < v->node->rank; d++)
+        if (v->node->shape[d] != 1 && v->stride[d] != stride[d]) return false;
+    return true;
+}
+
+static bool may_keep_packed(const tn_graph_plan *g, const tn_conv_args *a, const tn_value *weight) {
+    return tn_native_may_pack(g, g->values[weight->root].slot) && in_order(weight) &&
+           (int64_t)tn_conv_packed_bytes(a) <= PACK_LIMIT;
+}
+
+static void keep_packed_weight(const tn_graph_plan *g, tn_native *n, const tn_value *weight, size_t bytes,
+                               int64_t way) {
+    const tn_conv_args *a = &n->conv;
+    n->packed_slot = g->values[weight->root].slot;
+    n->packed = (tn_packed_weight){.make = pack_packed,
+                                   .bytes = bytes,
+                                   .word = {a->groups, a->out_channels, a->channels, a->kernel[0], a->kernel[1],
+                                            (int64_t)tn_native_byte_offset(weight), way}};
+    n->packed_target = &n->packed_weight;
+}
+
+static void keep_packed(const tn_graph_plan *g, tn_native *n, const tn_value *weight) {
+    const tn_conv_args *a = &n->conv;
+    if (!may_keep_packed(g, a, weight)) return;
+    keep_packed_weight(g, n, weight, tn_conv_packed_bytes(a), a->winograd ? WINOGRAD : a->nhwc ? TURNED : BY_PIXELS);
+}
+
+static void take_winograd(const tn_graph_plan *g, tn_native *n, bool pays) {
+    n->conv.winograd = pays && g->binding->numerics == TN_NUMERICS_FAST;
+    n->conv.winograd = n->conv.winograd && (int64_t)tn_conv_packed_bytes(&n->conv) <= PACK_LIMIT;
+    if (n->conv.winograd) n->by = "winograd";
+}
+
+static void choose_way(const tn_graph_plan *g, tn_native *n, const tn_value *weight) {
+    tn_conv_args *a = &n->conv;
+    a->winograd = true; /* packed so */
+    take_winograd(g, n, tn_conv_winograd_pays(a, may_keep_packed(g, a, weight)));
+    a->nhwc = !a->winograd && tn_conv_prefers_nhwc(a);
+    keep_packed(g, n, weight);
+}
+
+/* Operands where a product has them, with a result of their own or an epilogue's; as other kernels have them else. */
+static void take_operands(tn_native *n, void *const *pointers) {
+    bool joined = n->epilogue;
+    n->conv.out = joined ? NULL : pointers[0];
+    if (n->conv.pool[0] > 0) n->conv.out = pointers[TN_PRODUCT_C];
+    if (joined && n->joined_out) n->conv.out = pointers[TN_PRODUCT_POINTERS + n->joined_out - 1];
+    n->conv.x = pointers[joined ? TN_PRODUCT_A : 1];
+    n->conv.weight = pointers[joined ? TN_PRODUCT_B : 2];
+    n->conv.packed = n->packed_weight;
+    n->conv.workspace = pointers[TN_PRODUCT_WORKSPACE];
+}
+
+static void run_conv2d_forward(tn_native *n, void *const *pointers) {
+    take_operands(n, pointers);
+    tn_conv(&n->conv);
+}
+
+static void swap64(int64_t pair[2]) {
+    int64_t first = pair[0];
+    pair[0] = pair[1];
+    pair[1] = first;
+}
+
+static void run_correlate_depthwise(tn_native *n, void *const *pointers) {
+    take_operands(n, pointers);
+    tn_conv_depthwise(&n->conv);
+}
+
+/* Images of one column lie down: the kernel's runs are along the last axis. The taps' order is the same. */
+static void lie_down(tn_conv_args *a) {
+    if (a->size[1] != 1 || a->kernel[1] != 1 || a->out_size[1] != 1 || a->pad_before[1] != 0) return;
+    int64_t *const pairs[] = {a->size,       a->kernel,   a->out_size,     a->stride,
+                              a->pad_before, a->dilation, &a->x_stride[2], &a->weight_stride[2]};
+    for (size_t i = 0; i < TN_COUNT(pairs); i++)
+        swap64(pairs[i]);
+}
+
+/* ---- what is joined ---------------------------------------------------------------------------------------------- */
+
+/* An epilogue's axes are those of a product of a lead with the same dims: two of nothing, images, channels, rows,
+ * columns. Kernels count output pixels alone. */
+enum { AXIS_IMAGES = TN_GEMM_BATCH_AXES - 2, AXIS_CHANNELS, AXIS_ROWS, AXIS_COLUMNS, AXES };
+
+/* An access's strides over images, channels and output pixels. false: output pixels are not at one distance. */
+static bool along_pixels(int64_t *stride, int64_t rows, int64_t columns) {
+    int64_t place = columns > 1 ? stride[AXIS_COLUMNS] : stride[AXIS_ROWS];
+    if (rows > 1 && columns > 1 && stride[AXIS_ROWS] != place * columns) return false;
+    stride[AXIS_COLUMNS] = place;
+    stride[AXIS_ROWS] = stride[AXIS_CHANNELS];
+    stride[AXIS_CHANNELS] = stride[AXIS_IMAGES];
+    stride[AXIS_IMAGES] = 0;
+    return true;
+}
+
+enum { BLOCK_PIXELS = 256, LARGE = 2048 };
+
+static bool blocks_are_large(const tn_node *n) {
+    const window_pixels *at = n->op == TN_OP_INT_CONV2D ? &of_int_conv2d : &of_conv2d_forward;
+    tn_conv_args a = sizes_of(n, at, n->in[0], n, n->in[1]);
+    int64_t out_pixels = a.out_size[0] * a.out_size[1];
+    return is_depthwise_alone(&a) ? out_pixels >= LARGE : a.out_channels * tn_min64(out_pixels, BLOCK_PIXELS) >= LARGE;
+}
+
+static bool planes_are_large(const tn_node *n) { return n->rank == 4 && n->shape[2] * n->shape[3] >= LARGE; }
+
+static bool fit_epilogue(const tn_node *lead, const tn_group *group) {
+    const kir_program *p = group->program;
+    int64_t *sizes = group->sizes, batch = lead->shape[0], channels = lead->shape[1];
+    int64_t rows = lead->shape[2], columns = lead->shape[3];
+    if (p->n_par != AXES || p->n_loop != 0) return false;
+    for (int i = 0; i < p->n_sized; i++) {
+        int64_t *stride = sizes + AXES + i * (AXES + 1) + 1;
+        bool block = p->access[i].buffer == group->block_buffer; /* rows and columns of the kernel's already */
+        if (!block && !along_pixels(stride, rows, columns)) return false;
+    }
+    memcpy(sizes, (const int64_t[AXES]){1, 1, 1, batch, channels, rows * columns}, AXES * sizeof *sizes);
+    return true;
+}
+
+/* One more than the number of the buffer in which the epilogue's only result lies as the convolution's would; 0: none.
+ * */
+static int only_result(const kir_program *p, const int64_t *sizes) {
+    const kir_access *to = NULL;
+    for (int i = 0; i < p->n_ins; i++) {
+        if (p->ins[i].op != KIR_STORE) continue;
+        if (to) return 0;
+        to = &p->access[p->ins[i].imm.i];
+    }
+    if (!to || to->dyn != KIR_NONE || p->buffer_dtype[to->buffer] != TN_F32) return 0;
+    const int64_t *stride = kir_sizes_access(p, sizes, (int)(to - p->access)) + 1;
+    int64_t batch = sizes[AXIS_CHANNELS], channels = sizes[AXIS_ROWS], out_pixels = sizes[AXIS_COLUMNS];
+    bool alike = stride[-1] == 0 && stride[AXIS_COLUMNS] == 1 && stride[AXIS_ROWS] == out_pixels &&
+                 (batch == 1 || stride[AXIS_CHANNELS] == channels * out_pixels);
+    return alike ? to->buffer + 1 : 0;
+}
+
+const tn_native_epilogue tn_conv2d_epilogue = {blocks_are_large, fit_epilogue};
+const tn_native_epilogue tn_max_pool2d_epilogue = {planes_are_large, fit_epilogue};
+
+/* Of a product whose rows are output pixels, and its columns channels. */
+static void swap_epilogue(tn_native *n, const kir_program *p, int block_buffer) {
+    int64_t *axis = n->sizes;
+    for (int i = -1; i < p->n_sized; i++) {
+        if (i >= 0) axis = n->sizes + AXES + i * (AXES + 1) + 1;
+        if (i >= 0 && p->access[i].buffer == block_buffer) continue;
+        int64_t channels = axis[AXIS_ROWS];
+        axis[AXIS_ROWS] = axis[AXIS_COLUMNS];
+        axis[AXIS_COLUMNS] = channels;
+    }
+}
+
+/* ---- few output pixels
+ * -------------------------------------------------------------------------------------------------- */
+
+/* The kernel's tiles are filters times output pixels; of a handful of output pixels most of a tile stays empty. Then
+ * what the windows see is written out, an output pixel a row, and multiplied with the filters as columns: a product
+ * whose chains run through the same k, for the same bits. */
+static void pack_columns(const tn_packed_weight *weight_form, const void *from, void *to) {
+    const int64_t *w = weight_form->word;
+    int64_t k = w[PACKED_CHANNELS] * w[PACKED_KERNEL] * w[PACKED_KERNEL + 1];
+    tn_gemm_args args = {.batch = {1, 1, 1, 1}, .m = 1, .n = w[PACKED_OUT_CHANNELS], .k = k, .packed_b = to};
+    args.b.data = (char *)(uintptr_t)from + w[PACKED_OFFSET];
+    args.b.row_stride = 1;
+    args.b.col_stride = k;
+    tn_gemm_pack(&args, TN_F32);
+}
+
+/* What the window of one output pixel sees: (channel, kernel row, kernel column). */
+static void write_window(const tn_conv_args *a, const float *x, int64_t row, int64_t column, float *to) {
+    for (int64_t c = 0; c < a->channels; c++, x += a->x_stride[1])
+        for (int64_t i = 0; i < a->kernel[0]; i++) {
+            int64_t v = row * a->stride[0] - a->pad_before[0] + i * a->dilation[0];
+            bool inside = v >= 0 && v < a->size[0];
+            for (int64_t j = 0; j < a->kernel[1]; j++) {
+                int64_t h = column * a->stride[1] - a->pad_before[1] + j * a->dilation[1];
+                bool seen = inside && h >= 0 && h < a->size[1];
+                *to++ = seen ? x[v * a->x_stride[2] + h * a->x_stride[3]] : 0;
+            }
+        }
+}
+
+static void run_few_pixels(tn_native *n, void *const *pointers) {
+    const tn_conv_args *a = &n->conv;
+    tn_gemm_args *product = &n->few_pixels;
+    take_operands(n, pointers);
+    const float *x = a->x;
+    float *to = a->workspace;
+    product->a.data = to;
+    for (int64_t image = 0; image < a->batch; image++, x += a->x_stride[0])
+        for (int64_t place = 0; place < a->out_size[0] * a->out_size[1]; place++, to += product->k)
+            write_window(a, x, place / a->out_size[1], place % a->out_size[1], to);
+    product->b.data = (void *)(uintptr_t)a->weight;
+    product->c.data = a->out;
+    product->packed_b = n->packed_weight;
+    product->packed_valid = &n->packed_valid;
+    product->workspace = (char *)a->workspace + n->packed_at;
+    tn_gemm_f32(product);
+}
+
+static bool has_few_pixels(const tn_graph_plan *g, const tn_conv_args *a, const tn_value *weight) {
+    int64_t out_pixels = a->out_size[0] * a->out_size[1];
+    return a->groups == 1 && out_pixels <= FEW_PIXELS && a->batch * out_pixels <= FEW_PIXELS && in_order(weight) &&
+           tn_native_may_pack(g, g->values[weight->root].slot) && a->out_channels >= FEW_PIXELS &&
+           (int64_t)tn_gemm_packed_bytes(a->out_channels, a->channels * a->kernel[0] * a->kernel[1], TN_F32) <=
+               PACK_LIMIT;
+}
+
+static tn_status make_few_pixels(const tn_graph_plan *g, const tn_group *group, tn_native *n, const tn_value *weight,
+                                 size_t *workspace) {
+    const tn_conv_args *a = &n->conv;
+    int64_t out_pixels = a->out_size[0] * a->out_size[1], k = a->channels * a->kernel[0] * a->kernel[1];
+    n->run = run_few_pixels;
+    n->few_pixels = (tn_gemm_args){.batch = {1, 1, 1, a->batch}, .m = out_pixels, .n = a->out_channels, .k = k};
+    n->few_pixels.a = (tn_matrix){.batch_stride = {0, 0, 0, out_pixels * k}, .row_stride = k, .col_stride = 1};
+    n->few_pixels.b = (tn_matrix){.row_stride = 1, .col_stride = k};
+    n->few_pixels.c =
+        (tn_matrix){.batch_stride = {0, 0, 0, out_pixels * a->out_channels}, .row_stride = 1, .col_stride = out_pixels};
+    TRY(tn_native_join(n, group, &n->few_pixels.c.fused));
+    if (n->epilogue) swap_epilogue(n, group->program, group->block_buffer);
+    n->packed_slot = g->values[weight->root].slot;
+    n->packed = (tn_packed_weight){
+        .make = pack_columns,
+        .bytes = tn_gemm_packed_bytes(a->out_channels, k, TN_F32),
+        .word = {1, a->out_channels, a->channels, a->kernel[0], a->kernel[1], (int64_t)tn_native_byte_offset(weight)}};
+    n->packed_target = &n->packed_weight;
+    n->packed_valid = true;
+    n->packed_at = ((size_t)(a->batch * out_pixels * k) * sizeof(float) + 63) / 64 * 64;
+    *workspace = n->packed_at + tn_gemm_workspace(&n->few_pixels, TN_F32, tn_threads());
+    return TN_OK;
+}
+
+/* ---- one tap ----------------------------------------------------------------------------------------------------- */
+
+static void run_one_tap(tn_native *n, void *const *pointers) {
+    tn_gemm_args *product = &n->few_pixels;
+    take_operands(n, pointers);
+    product->a.data = (void *)(uintptr_t)n->conv.weight;
+    product->b.data = (void *)(uintptr_t)n->conv.x;
+    product->c.data = n->conv.out;
+    product->workspace = n->conv.workspace;
+    tn_gemm_f32(product);
+}
+
+/* Filters times images, whose output pixels follow each other: the epilogue's axes are those of the product. */
+static tn_status make_one_tap(const tn_group *group, tn_native *n, size_t *workspace) {
+    const tn_conv_args *a = &n->conv;
+    int64_t out_pixels = a->out_size[0] * a->out_size[1], last = TN_GEMM_BATCH_AXES - 1;
+    n->run = run_one_tap;
+    n->few_pixels =
+        (tn_gemm_args){.batch = {1, 1, 1, a->batch}, .m = a->out_channels, .n = out_pixels, .k = a->channels};
+    n->few_pixels.a = (tn_matrix){.row_stride = a->weight_stride[0], .col_stride = a->weight_stride[1]};
+    n->few_pixels.b = (tn_matrix){.row_stride = a->x_stride[1], .col_stride = a->x_stride[3]};
+    n->few_pixels.c = (tn_matrix){.row_stride = out_pixels, .col_stride = 1};
+    n->few_pixels.b.batch_stride[last] = a->x_stride[0];
+    n->few_pixels.c.batch_stride[last] = a->out_channels * out_pixels;
+    TRY(tn_native_join_product(n, group, &n->few_pixels.c.fused));
+    *workspace = tn_gemm_workspace(&n->few_pixels, TN_F32, tn_threads());
+    return TN_OK;
+}
+
+static bool pixels_follow(const tn_conv_args *a) {
+    return a->size[0] == 1 || a->x_stride[2] == a->size[1] * a->x_stride[3];
+}
+
+/* Of an epilogue whose only result lies as the convolution's would, or in the block that is pooled. */
+static bool reads_epilogue(tn_native *n, const tn_group *group) {
+    if (!n->epilogue || (group->pool < 0 && !n->joined_out)) return false;
+    bool read = tn_epilogue_read_channels(group->program, n->sizes, group->block_buffer, &n->epilogue_ops);
+    return read && (group->pool < 0 || n->epilogue_ops.to.buffer == group->block_buffer);
+}
+
+tn_status tn_make_conv2d_forward(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
+    const tn_value *y = &g->values[group->lead], *x = &g->values[y->in[0]], *weight = &g->values[y->in[1]];
+    n->run = run_conv2d_forward;
+    n->conv = sizes_of(y->node, &of_conv2d_forward, x->node, y->node, weight->node);
+    memcpy(n->conv.x_stride, x->stride, sizeof n->conv.x_stride);
+    take_weight(&n->conv, weight);
+    bool each = takes_depthwise(y->node, &n->conv), one_tap = is_one_tap(&n->conv);
+    if (group->pool >= 0)
+        take_pool(&n->conv, g->values[group->pool].node);
+    else
+        lie_down(&n->conv);
+    if (one_tap && pixels_follow(&n->conv)) return make_one_tap(group, n, workspace);
+    if (!each && group->pool < 0 && has_few_pixels(g, &n->conv, weight))
+        return make_few_pixels(g, group, n, weight, workspace);
+    TRY(tn_native_join(n, group, &n->conv.epilogue));
+    if (each) {
+        n->run = run_correlate_depthwise;
+        *workspace = tn_conv_depthwise_workspace(&n->conv, tn_threads());
+        return TN_OK;
+    }
+    if (n->epilogue && group->pool < 0) n->joined_out = only_result(group->program, n->sizes);
+    if (reads_epilogue(n, group)) n->conv.epilogue.epilogue_ops = &n->epilogue_ops;
+    choose_way(g, n, weight);
+    *workspace = tn_conv_workspace(&n->conv, tn_threads());
+    return TN_OK;
+}
+
+/* ---- bytes ------------------------------------------------------------------------------------------------------- */
+
+static void run_int_conv2d(tn_native *n, void *const *pointers) {
+    take_operands(n, pointers);
+    tn_conv_bytes(&n->conv, n->conv_outside);
+}
+
+tn_status tn_make_int_conv2d(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
+    const tn_value *y = &g->values[group->lead], *x = &g->values[y->in[0]], *weight = &g->values[y->in[1]];
+    n->run = run_int_conv2d;
+    n->conv = sizes_of(y->node, &of_int_conv2d, x->node, y->node, weight->node);
+    n->conv_outside = (uint8_t)y->node->i[TN_INT_CONV2D_OUTSIDE];
+    memcpy(n->conv.x_stride, x->stride, sizeof n->conv.x_stride);
+    take_weight(&n->conv, weight);
+    TRY(tn_native_join(n, group, &n->conv.epilogue));
+    size_t packed = tn_conv_bytes_packed_bytes(&n->conv);
+    bool stays = tn_native_may_pack(g, g->values[weight->root].slot) && in_order(weight);
+    if (stays && (int64_t)packed <= PACK_LIMIT) keep_packed_weight(g, n, weight, packed, QUADS);
+    *workspace = tn_conv_bytes_workspace(&n->conv, tn_threads());
+    return TN_OK;
+}
+
+/* Are rows and columns of the image those of its value for both? Not for one that lies down. */
+static bool both_stand(const tn_node *image, const tn_conv_args *made, const tn_conv_args *read) {
+    bool stand = true;
+    for (int d = 0; d < 2; d++)
+        stand = stand && read->size[d] == image->shape[2 + d] &&
+                (made->pool[0] > 0 || made->out_size[d] == image->shape[2 + d]);
+    return stand;
+}
+
+/* The epilogue's only result gets the strides of what has an edge: its rows' and planes', and from image to image. */
+static void run_padded_rows(tn_native *n, const kir_program *p, int64_t image) {
+    for (int i = 0; i < p->n_ins; i++) {
+        if (p->ins[i].op != KIR_STORE) continue;
+        int64_t *stride = n->sizes + AXES + (int64_t)p->ins[i].imm.i * (AXES + 1) + 1;
+        stride[AXIS_ROWS] = n->conv.border.plane;
+        stride[AXIS_CHANNELS] = image;
+    }
+}
+
+/* ---- made where it is read --------------------------------------------------------------------------------------- */
+
+/* The maker, with its reader behind it in the launch. */
+static void run_made(tn_native *n, void *const *pointers) {
+    tn_native *reader = n->next;
+    take_operands(n, pointers);
+    take_operands(reader, reader->pointers);
+    reader->conv.workspace = n->conv.workspace;
+    tn_conv(&reader->conv);
+}
+
+bool tn_conv_agree_on_producer(tn_value *v, tn_group *producer, tn_group *reader) {
+    tn_native *from = producer->native, *to = reader->native;
+    tn_conv_args *made = &from->conv, *read = &to->conv;
+    tn_conv_border edge;
+    if (from->run != run_conv2d_forward || to->run != run_conv2d_forward || !from->joined_out) return false;
+    if (!both_stand(v->node, made, read) || !tn_conv_fuses_producer(read, made, &edge)) return false;
+    made->border = edge;
+    made->border.buffer = from->joined_out - 1;
+    run_padded_rows(from, producer->program, 0);
+    read->producer = made;
+    from->run = run_made;
+    from->next = to;
+    producer->workspace = tn_conv_workspace(read, tn_threads());
+    reader->workspace = 0;
+    producer->row_fused = reader->row_fused = reader->sibling = true;
+    v->stored = false;
+    return true;
+}
+
+/* ---- edges ------------------------------------------------------------------------------------------------------- */
+
+static bool writes_border(const tn_native *n) {
+    bool whole = n->conv.pool[0] > 0 || !n->epilogue || n->joined_out;
+    return n->run == run_conv2d_forward && whole && tn_conv_writes_border(&n->conv);
+}
+
+void tn_conv_agree_on_border(tn_value *v, tn_group *producer, tn_group *reader) {
+    tn_native *from = producer->native, *to = reader->native;
+    tn_conv_args *made = &from->conv, *read = &to->conv;
+    tn_conv_border edge;
+    if (to->run != run_conv2d_forward || !tn_conv_wants_border(read, &edge) || !writes_border(from)) return;
+    if (!both_stand(v->node, made, read)) return;
+    int64_t first, planes = read->batch * read->groups * read->channels;
+    v->padded_bytes = tn_conv_padded_elements(&edge, planes, &first) * (int64_t)sizeof(float);
+    v->padded_before = first * (int64_t)sizeof(float);
+    made->border = edge;
+    made->border.buffer = from->joined_out - 1;
+    if (from->epilogue && made->pool[0] == 0)
+        run_padded_rows(from, producer->program, edge.plane * made->groups * made->out_channels);
+    memcpy(read->x_stride, (const int64_t[]){edge.plane * read->groups * read->channels, edge.plane, edge.row, 1},
+           sizeof read->x_stride);
+    read->x_padded = true;
+    to->by = "reading in place";
+    reader->workspace = tn_conv_workspace(read, tn_threads());
+}
+
+/* ---- the greatest of each window --------------------------------------------------------------------------------- */
+
+static void run_max_pool2d(tn_native *n, void *const *pointers) {
+    bool joined = n->epilogue;
+    n->conv.out = joined ? NULL : pointers[0];
+    n->conv.x = pointers[joined ? TN_PRODUCT_A : 1];
+    n->conv.workspace = pointers[joined ? TN_PRODUCT_WORKSPACE : 2];
+    tn_conv_depthwise(&n->conv);
+}
+
+tn_status tn_make_max_pool2d(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
+    const tn_value *y = &g->values[group->lead], *x = &g->values[y->in[0]];
+    int first = 4 - x->node->rank;
+    n->run = run_max_pool2d;
+    n->conv = sizes_of_pool(y->node);
+    memcpy(n->conv.x_stride + first, x->stride, (size_t)x->node->rank * sizeof *x->stride);
+    TRY(tn_native_join(n, group, &n->conv.epilogue));
+    *workspace = tn_conv_depthwise_workspace(&n->conv, tn_threads());
+    return TN_OK;
+}
+
+/* ---- the way back ------------------------------------------------------------------------------------------------ */
+
+static void run_conv2d_dgrad(tn_native *n, void *const *pointers) {
+    n->conv.out = pointers[0];
+    n->conv.y = pointers[1];
+    n->conv.weight = pointers[2];
+    n->conv.workspace = pointers[3];
+    tn_conv_dgrad(&n->conv);
+}
+
+tn_status tn_make_conv2d_dgrad(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
+    const tn_value *x = &g->values[group->lead], *y = &g->values[x->in[0]], *weight = &g->values[x->in[1]];
+    n->run = run_conv2d_dgrad;
+    n->conv = sizes_of(x->node, &of_conv2d_dgrad, x->node, y->node, weight->node);
+    memcpy(n->conv.y_stride, y->stride, sizeof n->conv.y_stride);
+    take_weight(&n->conv, weight);
+    take_winograd(g, n, tn_conv_dgrad_winograd_pays(&n->conv));
+    *workspace = tn_conv_dgrad_workspace(&n->conv, tn_threads());
+    return TN_OK;
+}
+
+/* ---- the gradient of the weight ---------------------------------------------------------------------------------- */
+
+static void run_conv2d_wgrad(tn_native *n, void *const *pointers) {
+    n->conv.out = pointers[0];
+    n->conv.x = pointers[1];
+    n->conv.y = pointers[2];
+    n->conv.workspace = pointers[3];
+    tn_conv_wgrad(&n->conv);
+}
+
+tn_status tn_make_conv2d_wgrad(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
+    const tn_value *weight = &g->values[group->lead], *x = &g->values[weight->in[0]], *y = &g->values[weight->in[1]];
+    n->run = run_conv2d_wgrad;
+    n->conv = sizes_of(weight->node, &of_conv2d_wgrad, x->node, y->node, weight->node);
+    memcpy(n->conv.x_stride, x->stride, sizeof n->conv.x_stride);
+    memcpy(n->conv.y_stride, y->stride, sizeof n->conv.y_stride);
+    take_winograd(g, n, tn_conv_wgrad_winograd_pays(&n->conv));
+    *workspace = tn_conv_wgrad_workspace(&n->conv, tn_threads());
+    return TN_OK;
+}

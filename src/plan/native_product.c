@@ -1,0 +1,551 @@
+/* native_product.c — native matrix products: floats and stored weights; row-fused chains; products of one left operand.
+ *
+ * A second operand that lies in bound memory which this plan does not write (a weight under inference) is packed once:
+ * its packed form hangs on the buffer (tn_packed_weight), for all plans, and is made anew only when somebody wrote it.
+ * */
+#include "plan/native.h"
+#include "plan/passes.h"
+
+static const int64_t PACK_LIMIT = (int64_t)64 << 20; /* bytes of one packed operand that is kept beside it */
+
+/* words of a form's name */
+enum { PACKED_DTYPE, PACKED_ROWS, PACKED_COLUMNS, PACKED_OFFSET, PACKED_ROW_STRIDE, PACKED_COLUMN_STRIDE };
+
+/* ---- products ---------------------------------------------------------------------------------------------------- */
+
+/* Bytes that are widened to floats would be four times as large: they are not kept. */
+static tn_dtype packed_dtype(const tn_native *n) { return n->dtype == TN_I32 ? TN_I8 : n->dtype; }
+
+static bool worth_keeping_packed(const tn_graph_plan *g, const tn_native *n, const tn_value *b) {
+    enum { FEW = 8 }; /* columns that are packed in no time, or where the kernel had rather change sides */
+    const tn_value *root = &g->values[b->root];
+    if (!tn_native_may_pack(g, root->slot) || n->gemm.n < FEW) return false;
+    if (n->dtype == TN_I32 && !tn_gemm_takes_quads(&n->gemm)) return false;
+    for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++)
+        if (n->gemm.b.batch_stride[axis] != 0) return false;
+    return (int64_t)tn_gemm_packed_bytes(n->gemm.n, n->gemm.k, packed_dtype(n)) <= PACK_LIMIT;
+}
+
+static void pack_operand(const tn_packed_weight *weight_form, const void *from, void *to) {
+    const int64_t *w = weight_form->word;
+    tn_gemm_args args = {.batch = {1, 1, 1, 1}, .m = 1, .n = w[PACKED_COLUMNS], .k = w[PACKED_ROWS], .packed_b = to};
+    args.a_dtype = TN_U8; /* of bytes these alone are kept */
+    args.b_dtype = TN_I8;
+    args.b.data = (char *)(uintptr_t)from + w[PACKED_OFFSET];
+    args.b.row_stride = w[PACKED_ROW_STRIDE];
+    args.b.col_stride = w[PACKED_COLUMN_STRIDE];
+    tn_gemm_pack(&args, (tn_dtype)w[PACKED_DTYPE]);
+}
+
+static void keep_packed(const tn_graph_plan *g, tn_native *n, const tn_value *b) {
+    if (!worth_keeping_packed(g, n, b)) return;
+    tn_gemm_args *gemm = &n->gemm;
+    n->packed_slot = g->values[b->root].slot;
+    n->packed = (tn_packed_weight){.make = pack_operand,
+                                   .bytes = tn_gemm_packed_bytes(gemm->n, gemm->k, packed_dtype(n)),
+                                   .word = {n->dtype, gemm->k, gemm->n, (int64_t)tn_native_byte_offset(b),
+                                            gemm->b.row_stride, gemm->b.col_stride}};
+    n->packed_target = &gemm->packed_b;
+    n->packed_valid = true;
+    gemm->packed_valid = &n->packed_valid;
+}
+
+static void bind_matmul(tn_gemm_args *args, void *const *pointers) {
+    args->a.data = pointers[TN_PRODUCT_A];
+    args->b.data = pointers[TN_PRODUCT_B];
+    args->c.data = pointers[TN_PRODUCT_C];
+    args->workspace = pointers[TN_PRODUCT_WORKSPACE];
+}
+
+static void run_matmul(tn_native *n, void *const *pointers) {
+    tn_gemm_args *args = &n->gemm;
+    bind_matmul(args, pointers);
+    if (n->library)
+        tn_blas_gemm(n->library, args, n->dtype);
+    else
+        tn_gemm_run(args, n->dtype);
+}
+
+/* The first of several. */
+static void run_row_fused(tn_native *n, void *const *pointers) {
+    tn_gemm_row_fused chain = {.workspace = pointers[TN_PRODUCT_WORKSPACE], .plan = n->own};
+    for (tn_native *step = n; step; step = step->next) {
+        bind_matmul(&step->gemm, step == n ? pointers : step->pointers);
+        chain.step[chain.count++] = &step->gemm;
+    }
+    tn_gemm_row_fused_run(&chain);
+}
+
+bool tn_native_is_row_fusable(const tn_native *n) {
+    return n->run == run_matmul && !n->by && n->dtype == TN_F32 && tn_gemm_row_fused_takes(&n->gemm);
+}
+
+tn_status tn_native_fuse_rows(tn_native *const *natives, int count, size_t *workspace) {
+    tn_gemm_row_fused chain = {.count = count};
+    natives[0]->own = tn_mem_zalloc(1, tn_gemm_row_fused_bytes());
+    if (!natives[0]->own) return TN_ERR_MEMORY;
+    natives[0]->run = run_row_fused;
+    for (int i = 0; i < count; i++) {
+        chain.step[i] = &natives[i]->gemm;
+        natives[i]->next = i + 1 < count ? natives[i + 1] : NULL;
+    }
+    *workspace = tn_gemm_row_fused_workspace(&chain, tn_threads());
+    return TN_OK;
+}
+
+/* A library that was asked for by name, else what the record of measurements says, else the rules. */
+static void choose_way(const tn_graph_plan *g, tn_native *n, const tn_value *b) {
+    const tn_blas *asked = tn_blas_chosen();
+    bool open = tn_blas_is_open_choice();
+    tn_way way;
+    if (asked && tn_blas_takes(asked, &n->gemm, n->dtype)) n->library = asked;
+    n->by = n->library ? tn_blas_name(n->library) : NULL;
+    if (asked && !open) return;
+    if (!tn_tune_product(&n->gemm, n->dtype, worth_keeping_packed(g, n, b), open, &way)) return;
+    n->library = way.library;
+    n->gemm.way = way.own;
+    n->by = way.name;
+}
+
+void tn_native_product(const tn_graph_plan *g, const tn_value *c, tn_gemm_args *out) {
+    const tn_value *a = &g->values[c->in[0]], *b = &g->values[c->in[1]];
+    int rank = c->node->rank;
+    *out = (tn_gemm_args){.m = c->node->shape[rank - 2],
+                          .n = c->node->shape[rank - 1],
+                          .k = a->node->shape[a->node->rank - 1],
+                          .a_dtype = (tn_dtype)a->node->dtype,
+                          .b_dtype = (tn_dtype)b->node->dtype};
+    for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++)
+        out->batch[axis] = 1;
+    for (int d = 0; d < rank - 2; d++)
+        out->batch[TN_GEMM_BATCH_AXES - (rank - 2) + d] = c->node->shape[d];
+    tn_native_matrix(a, &out->a);
+    tn_native_matrix(b, &out->b);
+    tn_native_matrix(c, &out->c);
+}
+
+tn_status tn_make_matmul(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
+    const tn_value *c = &g->values[group->lead];
+    n->run = run_matmul;
+    tn_native_product(g, c, &n->gemm);
+    n->gemm.wide = c->node->op == TN_OP_MATMUL_WIDE;
+    if (n->gemm.wide) n->dtype = n->gemm.a_dtype;
+    TRY(tn_native_join_product(n, group, &n->gemm.c.fused));
+    choose_way(g, n, &g->values[c->in[1]]);
+    if (n->library) {
+        *workspace = tn_blas_workspace(&n->gemm, tn_threads());
+        return TN_OK;
+    }
+    keep_packed(g, n, &g->values[c->in[1]]);
+    *workspace = tn_gemm_workspace(&n->gemm, n->dtype, tn_threads());
+    return TN_OK;
+}
+
+/* ---- products with weights as they are stored -------------------------------------------------------------------- */
+
+enum { PACKED_ALIGN = 64, MANY_ROWS = 1 << 14 /* of a weight that takes long enough to see who is slower */ };
+
+/* Piece by piece, each piece's pages of the file going back at once: a large weight is never in memory twice. Packed
+ * rows stand in groups of 16, one group after the other. */
+static void pack_blocks(const tn_packed_weight *weight_form, const void *from, void *to) {
+    enum { PIECE_BYTES = 1 << 20, GROUP = 16 };
+    const int64_t *w = weight_form->word;
+    tn_dtype dtype = (tn_dtype)w[PACKED_DTYPE];
+    int64_t rows = w[PACKED_ROWS], columns = w[PACKED_COLUMNS];
+    size_t row = tn_dtype_bytes(dtype, columns);
+    int64_t piece = tn_max64(1, PIECE_BYTES / tn_max64(1, (int64_t)row) / GROUP) * GROUP;
+    for (int64_t first = 0; first < rows; first += piece) {
+        int64_t n = tn_min64(piece, rows - first);
+        const char *blocks = (const char *)from + w[PACKED_OFFSET] + (size_t)first * row;
+        tn_qmat_pack(dtype, blocks, n, columns, (char *)to + tn_qmat_packed_bytes(first, columns, dtype));
+        if (weight_form->replaces) tn_map_return_pages(blocks, (size_t)n * row);
+    }
+}
+
+static void bind_linear_stored(tn_native *n, void *const *pointers) {
+    tn_qmat_args *args = &n->qmat;
+    args->x = pointers[TN_PRODUCT_A];
+    args->c.data = pointers[TN_PRODUCT_C];
+    args->workspace = pointers[TN_PRODUCT_WORKSPACE];
+    args->packed = n->packed_weight;
+}
+
+static void run_linear_stored(tn_native *n, void *const *pointers) {
+    tn_qmat_args *args = &n->qmat;
+    bind_linear_stored(n, pointers);
+    for (tn_native *next = n->next; next; next = next->next)
+        bind_linear_stored(next, next->pointers);
+    if (n->packed_slot < 0) {
+        args->packed = (char *)args->workspace + n->packed_at;
+        pack_blocks(&n->packed, pointers[TN_PRODUCT_B], (char *)args->workspace + n->packed_at);
+    }
+    tn_qmat(args);
+}
+
+bool tn_native_are_siblings(const tn_native *a, const tn_native *b) {
+    const tn_qmat_args *x = &a->qmat, *y = &b->qmat;
+    bool stored =
+        a->run == run_linear_stored && b->run == run_linear_stored && a->packed_slot >= 0 && b->packed_slot >= 0;
+    bool same = stored && x->m == y->m && x->k == y->k && x->dtype == y->dtype && x->x_stride == y->x_stride;
+    return same && x->m > 0 && x->n > 0 && y->n > 0;
+}
+
+void tn_native_run_sibling(tn_native *n, void *const *pointers, const kir_scalar *scalars) {
+    n->pointers = pointers;
+    n->scalars = scalars;
+}
+
+void tn_native_add_sibling(tn_native *n, tn_native *next) {
+    n->next = next;
+    n->qmat.next = &next->qmat;
+}
+
+tn_native *tn_native_set_next_weight(tn_native *n, tn_native *before) {
+    if (n->run != run_linear_stored) return before;
+    if (before) before->qmat.later = &n->qmat;
+    return n;
+}
+
+tn_status tn_make_linear_stored(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
+    const tn_value *c = &g->values[group->lead], *x = &g->values[c->in[0]], *w = &g->values[c->in[1]];
+    tn_dtype dtype = (tn_dtype)w->node->dtype;
+    int64_t rows = w->node->shape[0], k = w->node->shape[1];
+    n->run = run_linear_stored;
+    n->qmat = (tn_qmat_args){.m = c->node->shape[0], .n = rows, .k = k, .dtype = dtype, .x_stride = x->stride[0]};
+    tn_native_matrix(c, &n->qmat.c);
+    TRY(tn_native_join_product(n, group, &n->qmat.c.fused));
+    if (rows >= MANY_ROWS)
+        n->own = n->qmat.column_cuts = tn_mem_zalloc((size_t)tn_threads(), sizeof *n->qmat.column_cuts);
+    if (rows >= MANY_ROWS && !n->own) return TN_ERR_MEMORY;
+    n->packed_target = &n->packed_weight;
+    n->packed = (tn_packed_weight){.make = pack_blocks, .bytes = tn_qmat_packed_bytes(rows, k, dtype)};
+    n->packed.word[PACKED_DTYPE] = dtype;
+    n->packed.word[PACKED_ROWS] = rows;
+    n->packed.word[PACKED_COLUMNS] = k;
+    *workspace = tn_qmat_workspace(&n->qmat, tn_threads());
+    int slot = g->values[w->root].slot;
+    if (tn_native_may_pack(g, slot)) {
+        n->packed.word[PACKED_OFFSET] = (int64_t)tn_native_byte_offset(w);
+        n->packed.replaces = true;
+        n->packed_slot = slot;
+        return TN_OK;
+    }
+    /* Made or written in this plan, or fetched from a device: packed at each run. */
+    n->packed_at = (*workspace + PACKED_ALIGN - 1) / PACKED_ALIGN * PACKED_ALIGN;
+    *workspace = n->packed_at + n->packed.bytes;
+    return TN_OK;
+}
+
+/* ---- products whose rows have matrices of their own -------------------------------------------------------------- */
+
+enum { PACKED_EXPERTS = PACKED_OFFSET + 1 }; /* instead of strides */
+
+static void pack_experts(const tn_packed_weight *weight_form, const void *from, void *to) {
+    const int64_t *w = weight_form->word;
+    tn_dtype dtype = (tn_dtype)w[PACKED_DTYPE];
+    size_t packed = tn_qmat_packed_bytes(w[PACKED_ROWS], w[PACKED_COLUMNS], dtype);
+    tn_packed_weight one = *weight_form;
+    for (int64_t e = 0; e < w[PACKED_EXPERTS]; e++) {
+        pack_blocks(&one, from, (char *)to + (size_t)e * packed);
+        one.word[PACKED_OFFSET] += (int64_t)tn_dtype_bytes(dtype, w[PACKED_ROWS] * w[PACKED_COLUMNS]);
+    }
+}
+
+static void run_experts(tn_native *n, void *const *pointers) {
+    enum { RESULT, X, WEIGHT, CHOSEN, WORKSPACE };
+    tn_experts_args *a = &n->experts;
+    a->result = pointers[RESULT];
+    a->x = pointers[X];
+    a->chosen = pointers[CHOSEN];
+    a->workspace = pointers[WORKSPACE];
+    a->weight = n->packed_target ? n->packed_weight : pointers[WEIGHT];
+    if (n->packed_target && n->packed_slot < 0) {
+        a->weight = (char *)a->workspace + n->packed_at;
+        pack_experts(&n->packed, pointers[WEIGHT], (char *)a->workspace + n->packed_at);
+    }
+    tn_experts(a);
+}
+
+/* linear_experts_rows(x, weight, chosen) */
+tn_status tn_make_experts(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
+    const tn_value *c = &g->values[group->lead], *x = &g->values[c->in[0]], *w = &g->values[c->in[1]];
+    tn_dtype dtype = (tn_dtype)w->node->dtype;
+    int64_t rows = w->node->shape[1], k = w->node->shape[2];
+    bool each = x->node->rank == 3;
+    n->run = run_experts;
+    n->experts = (tn_experts_args){.tokens = c->node->shape[0],
+                                   .choices = c->node->shape[1],
+                                   .experts = w->node->shape[0],
+                                   .out = rows,
+                                   .in = k,
+                                   .dtype = dtype,
+                                   .x_token_stride = each ? c->node->shape[1] * k : k,
+                                   .x_choice_stride = each ? k : 0,
+                                   .threads = tn_threads()};
+    *workspace = tn_experts_workspace(&n->experts, tn_threads());
+    if (dtype == TN_F32) return TN_OK;
+    n->packed_target = &n->packed_weight;
+    n->packed = (tn_packed_weight){.make = pack_experts,
+                                   .bytes = (size_t)n->experts.experts * tn_qmat_packed_bytes(rows, k, dtype),
+                                   .word = {dtype, rows, k, (int64_t)tn_native_byte_offset(w), n->experts.experts}};
+    int slot = g->values[w->root].slot;
+    if (tn_native_may_pack(g, slot)) {
+        n->packed.replaces = true;
+        n->packed_slot = slot;
+        return TN_OK;
+    }
+    n->packed.word[PACKED_OFFSET] = 0; /* the address is the weight's */
+    n->packed_at = (*workspace + PACKED_ALIGN - 1) / PACKED_ALIGN * PACKED_ALIGN;
+    *workspace = n->packed_at + n->packed.bytes;
+    return TN_OK;
+}
+
+/* Of the weight, the experts that rows can choose at most. */
+void tn_cost_of_experts(const tn_native *n, tn_cost *cost) {
+    const tn_experts_args *a = &n->experts;
+    int64_t rows = a->tokens * a->choices, met = tn_min64(rows, a->experts);
+    int64_t numbers = (a->x_choice_stride ? rows : a->tokens) * a->in + rows * a->out;
+    *cost = (tn_cost){.bytes = (int64_t)tn_dtype_bytes(a->dtype, met * a->out * a->in) + 4 * numbers + 8 * rows,
+                      .flops = 2.0 * (double)rows * (double)(a->out * a->in)};
+}
+
+/* ==== row-fused GEMM chains ======================================================================================= */
+/* A small network's layers take little more time than handing their rows from thread to thread does. So products that
+ * follow each other in the order, or can, become a run: row r of each needs of the others' results their rows r alone,
+ * and a thread takes its rows through all of them (cpu/gemm.c). Groups of a run write memory that no
+ * other one of it reads or writes but so, which layout.c sees to. Weights beyond a share of the second cache would be
+ * fetched anew for each block of rows, and are left to products of their own. */
+
+enum {
+    FAR = 24, /* groups that a product may be moved past */
+    BY_ROWS_MANY_ROWS =
+        256 /* with fewer, threads had rather share the columns of a weight that they have just changed */
+};
+
+/* ---- what may be in a run ---------------------------------------------------------------------------------------- */
+
+static int64_t row_run_rows_of(const tn_graph_plan *g, const tn_group *group) {
+    return g->values[group->lead].node->shape[0];
+}
+
+static int64_t weight_of(const tn_graph_plan *g, const tn_group *group) {
+    return (int64_t)tn_node_bytes(g->values[g->values[group->lead].in[1]].node);
+}
+
+int64_t tn_group_makes(const tn_graph_plan *g, const tn_group *group) {
+    int64_t bytes = 0;
+    for (size_t i = 0; i < group->member_count; i++)
+        if (g->values[group->members[i]].stored) bytes += (int64_t)tn_node_bytes(g->values[group->members[i]].node);
+    return bytes;
+}
+
+/* A weight that other plans change, or none, is in every thread's cache. */
+static bool weight_stays(const tn_graph_plan *g, const tn_group *group) {
+    const tn_value *b = &g->values[g->values[group->lead].in[1]];
+    return tn_native_may_pack(g, g->values[b->root].slot);
+}
+
+static bool is_product(const tn_graph_plan *g, const tn_group *group) {
+    if (group->kind != TN_GROUP_MATMUL || !group->native || group->commit || group->appends || group->host)
+        return false;
+    return !tn_group_writes_state(g, group) && g->values[group->lead].node->rank == 2 && group->pool < 0 &&
+           (row_run_rows_of(g, group) >= BY_ROWS_MANY_ROWS || weight_stays(g, group)) &&
+           tn_native_is_row_fusable(group->native);
+}
+
+typedef struct run {
+    int first, count;     /* positions */
+    int64_t weight, made; /* bytes */
+} run;
+
+static bool made_in(const tn_graph_plan *g, const run *r, int value) {
+    int group = g->values[g->values[value].root].group;
+    int at = group >= 0 ? g->groups[group].position : -1;
+    return at >= r->first && at < r->first + r->count;
+}
+
+/* Does row r of the group's result read nothing of the run but rows r? Its first operand as it was stored; what joins
+ * it at the place that it writes. */
+static bool reads_own_rows(const tn_graph_plan *g, const run *r, const tn_group *group) {
+    const tn_value *lead = &g->values[group->lead];
+    int own = (int)(group - g->groups);
+    if (made_in(g, r, lead->in[1])) return false;
+    if (made_in(g, r, lead->in[0]) && g->values[lead->in[0]].root != lead->in[0]) return false;
+    for (int b = 0; b < group->buffer_count; b++) {
+        int x = group->buffer_values[b];
+        if (x == TN_BLOCK || g->values[x].group == own || !made_in(g, r, x)) continue;
+        const tn_node *n = g->values[x].node;
+        if (!group->buffer_same_place[b] || n->rank != 2 || n->shape[0] != lead->node->shape[0] ||
+            n->shape[1] != lead->node->shape[1])
+            return false;
+    }
+    return true;
+}
+
+/* Can the group at this position stand directly behind the run? What lies between must not make what it needs. */
+static bool may_follow(const tn_graph_plan *g, const run *r, int position) {
+    const tn_group *group = &g->groups[g->order[position]];
+    if (!is_product(g, group) || row_run_rows_of(g, group) != row_run_rows_of(g, &g->groups[g->order[r->first]]))
+        return false;
+    if (r->weight + weight_of(g, group) > tn_cpu().l2 / 2) return false;
+    if (r->made + tn_group_makes(g, group) > TN_MOST_MADE) return false;
+    for (size_t k = 0; k < group->dep_count; k++)
+        if (g->groups[group->deps[k]].position >= r->first + r->count) return false;
+    return reads_own_rows(g, r, group);
+}
+
+/* ---- choosing ---------------------------------------------------------------------------------------------------- */
+
+static void add_row_run(const tn_graph_plan *g, run *r, const tn_group *group) {
+    r->weight += weight_of(g, group);
+    r->made += tn_group_makes(g, group);
+}
+
+static void grow_run(tn_graph_plan *g, run *r) {
+    for (int at = r->first + r->count; at < (int)g->group_count && at < r->first + r->count + FAR; at++) {
+        if (r->count == TN_ROW_FUSED_MOST || g->groups[g->order[at]].commit) return;
+        if (!may_follow(g, r, at)) continue;
+        add_row_run(g, r, &g->groups[g->order[at]]);
+        tn_group_move_up(g, at, r->first + r->count);
+        at = r->first + r->count++;
+    }
+}
+
+static tn_status join_row_run(tn_graph_plan *g, const run *r) {
+    tn_native *natives[TN_ROW_FUSED_MOST];
+    for (int i = 0; i < r->count; i++) {
+        tn_group *group = &g->groups[g->order[r->first + i]];
+        natives[i] = group->native;
+        group->workspace = 0;
+        group->row_fused = true;
+        group->sibling = i > 0;
+    }
+    return tn_native_fuse_rows(natives, r->count, &g->groups[g->order[r->first]].workspace);
+}
+
+tn_status tn_fuse_gemm_rows(tn_graph_plan *g) {
+    run r;
+    for (int i = 0; i < (int)g->group_count; i += r.count) {
+        const tn_group *first = &g->groups[g->order[i]];
+        r = (run){.first = i, .count = 1};
+        if (!is_product(g, first)) continue;
+        add_row_run(g, &r, first);
+        if (r.weight > tn_cpu().l2 / 2) continue;
+        grow_run(g, &r);
+        if (r.count > 1) TRY(join_row_run(g, &r));
+    }
+    return TN_OK;
+}
+
+/* ==== products that share their left operand ====================================================================== */
+/* Weights stay where they are: the launch goes over several of them, with the operand rounded once and threads woken
+ * once. A product that needs no more than is there before the first of a chain is moved behind the last. It may also
+ * need what a product of the chain makes, if its epilogue reads there just the places at which it writes itself: these
+ * are computed by the same thread, one after the other. What a chain touches is laid out as if it was all done at once,
+ * so large results are not moved up: they would wait for their readers. */
+
+enum { WITHIN = 32 }; /* groups behind the last of a chain that are looked at */
+
+typedef struct chain {
+    int first, count; /* positions */
+    int64_t made;     /* bytes of results */
+} chain;
+
+static tn_group *at_position(const tn_graph_plan *g, int position) { return &g->groups[g->order[position]]; }
+
+static const tn_value *left_of(const tn_graph_plan *g, const tn_group *group) {
+    return &g->values[g->values[group->lead].in[0]];
+}
+
+static bool can_chain(const tn_group *group) {
+    return group->kind == TN_GROUP_MATMUL && group->native && !group->commit && !group->appends && !group->host;
+}
+
+static bool reads(const tn_group *group, int value) {
+    for (int k = 0; k < group->read_count; k++)
+        if (group->reads[k] == value) return true;
+    return false;
+}
+
+static bool same_shape(const tn_node *a, const tn_node *b) {
+    for (int d = 0; d < a->rank; d++)
+        if (a->rank != b->rank || a->shape[d] != b->shape[d]) return false;
+    return a->rank == b->rank;
+}
+
+/* What `group` reads of group `made`, which is to be in the same launch, it reads at the places where it writes. */
+static bool reads_same_places(const tn_graph_plan *g, const tn_group *group, int made) {
+    const tn_value *lead = &g->values[group->lead];
+    if (!same_shape(lead->node, g->values[g->groups[made].lead].node)) return false;
+    for (int k = 0; k < lead->n_in; k++)
+        if (g->values[g->values[lead->in[k]].root].group == made) return false; /* as a factor: all over */
+    for (int b = 0; b < group->buffer_count; b++) {
+        int v = group->buffer_values[b];
+        if (v != TN_BLOCK && g->values[v].group == made && !group->buffer_same_place[b]) return false;
+    }
+    return true;
+}
+
+/* Its memory may become the result of who reads it last, while others of the launch are still at it. */
+static bool shares_more(const tn_graph_plan *g, const tn_group *group, const tn_group *other) {
+    for (int k = 0; k < group->read_count; k++) {
+        int v = group->reads[k];
+        if (g->values[v].slot < 0 && v != left_of(g, group)->root && reads(other, v)) return true;
+    }
+    return false;
+}
+
+static bool sibling_fits(const tn_graph_plan *g, const chain *c, const tn_group *group) {
+    const tn_group *first = at_position(g, c->first);
+    const tn_value *x = left_of(g, first), *y = left_of(g, group);
+    if (x->root != y->root || x->offset != y->offset || !tn_native_are_siblings(first->native, group->native))
+        return false;
+    for (size_t k = 0; k < group->dep_count; k++) {
+        int needed = group->deps[k], position = g->groups[needed].position;
+        if (position >= c->first + c->count) return false;
+        if (position >= c->first && !reads_same_places(g, group, needed)) return false;
+    }
+    if (group->position > c->first + c->count && c->made + tn_group_makes(g, group) > TN_MOST_MADE) return false;
+    for (int i = c->first; i < c->first + c->count; i++)
+        if (shares_more(g, group, at_position(g, i))) return false;
+    return true;
+}
+
+void tn_group_move_up(tn_graph_plan *g, int from, int to) {
+    int moved = g->order[from];
+    for (int i = from; i > to; i--) {
+        g->order[i] = g->order[i - 1];
+        at_position(g, i)->position = i;
+    }
+    g->order[to] = moved;
+    g->groups[moved].position = to;
+}
+
+/* The first one's workspace serves all. */
+static void take_siblings(tn_graph_plan *g, chain *c, int position) {
+    tn_group *first = at_position(g, c->first), *group = at_position(g, position);
+    tn_native_add_sibling(at_position(g, c->first + c->count - 1)->native, group->native);
+    if (group->workspace > first->workspace) first->workspace = group->workspace;
+    group->workspace = 0;
+    group->sibling = true;
+    c->made += tn_group_makes(g, group);
+    tn_group_move_up(g, position, c->first + c->count++);
+}
+
+void tn_fuse_siblings(tn_graph_plan *g) {
+    tn_native *before = NULL;
+    chain c;
+    for (int i = 0; i < (int)g->group_count; i += c.count) {
+        tn_native *own = at_position(g, i)->native;
+        c = (chain){i, 1, tn_group_makes(g, at_position(g, i))};
+        if (own) before = tn_native_set_next_weight(own, before);
+        if (!can_chain(at_position(g, i))) continue;
+        int end = i + 1;
+        for (int j = i + 1; j < (int)g->group_count && j - end < WITHIN && c.count < TN_MOST_SIBLINGS; j++) {
+            const tn_group *group = at_position(g, j);
+            if (!can_chain(group) || !sibling_fits(g, &c, group)) continue;
+            take_siblings(g, &c, j);
+            end = j + 1;
+        }
+    }
+}

@@ -1,0 +1,150 @@
+/* passes.h — what single passes share: compositions of ops, arena offsets, lowering in progress, measured choices of
+ * products. */
+#ifndef TN_PASSES_H
+#define TN_PASSES_H
+
+#include "base/base.h"
+#include "cpu/blas.h"
+#include "cpu/kern.h"
+#include "gpu/gpu.h"
+#include "plan/core.h"
+#include "tensor/graph.h"
+
+#include "gen/ops_build.h"
+
+/* ==== compositions of ops ========================================================================================= */
+/* Half precision: a composition of f16 or bf16 would round after every step, and its range would end at 65504 in the
+ * middle of a formula. So op(x) is expanded to cast(op(cast(x, f32)), f16): every step is f32, and the gradient is that
+ * of the f32 form. This holds for every op that does not declare `keeps_half`. */
+
+/* Is n in f16 or bf16, but computed in f32 and rounded once? Compositions always are; primitives only where they are
+ * differentiated, because their kernels round once anyway. */
+bool tn_is_widened(const tn_node *n);
+/* Makes n->expansion for a composed node that has none yet. The planner computes n with it and autograd differentiates
+ * through it, so it requires gradients exactly when n does, whatever the mode is now. Nodes of f16 and bf16 that are
+ * computed in f32 have one too. */
+tn_status tn_expand_node(tn_node *n);
+/* The composition that computes n: a node of n's shape and dtype, borrowed from the build. */
+tn_node *tn_compose(tn_build *b, const tn_node *n);
+
+/* x + y, where both are neighbouring parts of one tensor with zeros around them: without adding. NULL when they are not
+ * (or on a failure of the build). */
+tn_node *tn_join_slice_gradients(tn_build *b, tn_node *x, tn_node *y);
+
+/* ==== arena offsets =============================================================================================== */
+
+/* A piece of the arena in use. Blocks are linked by offset, by the position at which they end, and as a treap of the
+ * gaps before them. Links are numbers of blocks, -1: none. */
+typedef struct tn_arena_block {
+    int64_t offset, bytes, gap; /* gap: free bytes before it */
+    int last;                   /* position of the last group that needs it */
+    int value;                  /* that lies there; -1: none, or a workspace */
+    int before, after;
+    int ends_with, ends_after; /* its neighbours in the list of those with this `last` */
+    int left, right;           /* treap of gaps */
+    uint32_t priority;
+} tn_arena_block;
+
+typedef struct tn_arena {
+    tn_arena_block *blocks;
+    size_t count, capacity;
+    int unused;    /* list of free entries of blocks, through `after` */
+    int tail;      /* the block with the highest offset */
+    int gaps;      /* root of the treap */
+    int *ending;   /* by position: blocks that are not needed after it */
+    int *block_of; /* by value */
+    int positions, released;
+    uint32_t random;
+    int64_t high; /* bytes that the arena needs */
+} tn_arena;
+
+/* For groups at positions 0 … positions - 1, and `values` values. Call tn_arena_end also after a failure. */
+tn_status tn_arena_begin(tn_arena *a, int positions, size_t values);
+void tn_arena_end(tn_arena *a);
+/* Room for `value` (-1: for nobody to find) until the group at position `last` has run, in the smallest gap that fits.
+ */
+tn_status tn_arena_take(tn_arena *a, int64_t bytes, int last, int value, int64_t *offset);
+/* Releases the blocks whose last group comes before `position`. */
+void tn_arena_release_before(tn_arena *a, int position);
+/* The block in which a value lies, or NULL. */
+const tn_arena_block *tn_arena_find(const tn_arena *a, int value);
+/* Gives the block of value `from` to value `to`, which needs it until `last` (in-place results). */
+void tn_arena_pass_on(tn_arena *a, int from, int to, int last);
+
+/* ==== lowering in progress ======================================================================================== */
+/* A workgroup kernel makes a program of workgroups and asks, where it loads an operand or has a finished element, for
+ * what the group's values are there. */
+
+typedef struct tn_memo_entry {
+    int value;
+    int region; /* 0: outside loops; else the loop in which it was computed */
+    uint64_t hash;
+    kir_val mask, result;
+    size_t at; /* the first of its index */
+} tn_memo_entry;
+
+/* What was computed in the group that is being lowered; its arrays serve all groups of a plan. */
+typedef struct tn_memo {
+    tn_memo_entry *entries;
+    size_t count, capacity;
+    kir_aff *at; /* their indices */
+    size_t at_count, at_capacity;
+} tn_memo;
+
+typedef struct tn_lowering {
+    tn_graph_plan *g;
+    tn_group *group;
+    int group_id, region, loops_made;
+    int loop_rank, first_loop_axis, loop_axes;
+    const tn_node *space_node;
+    int building;       /* the member whose value is being made, so that it is not asked of itself */
+    kir_val edge;       /* workgroup kernels: where there is an element of the result at all; KIR_NONE: everywhere */
+    kir_val lead_value; /* workgroup kernels: the lead's element at `space`, or KIR_NONE */
+    bool folding;       /* what is made of numbers alone is being computed: they are constants there */
+    bool stores_known;  /* stores_at is the place of what is computed at `space` */
+    bool dividing;      /* what is asked for is a divisor */
+    tn_memo *memo;
+    tn_status status;
+    kir_aff stores_at;
+    /* zero at first as far as the lead's rank or its operand's goes: they are large */
+    kir_aff space[TN_MAX_RANK]; /* index of the full space */
+    kir_aff row[TN_MAX_RANK];   /* ROWS: index of the lead's result */
+    kir_aff loop[TN_MAX_RANK];  /* ROWS with a loop space of its own */
+} tn_lowering;
+
+extern const tn_lower_calls tn_lowering_calls; /* what the ops' lower functions call */
+
+tn_status tn_lowering_begin(tn_lowering *w, tn_graph_plan *g, int group);
+/* The value at an index of its own, loaded where `mask` holds. lw->group is a tn_lowering. */
+kir_val tn_lowering_value(tn_lower *lw, int value, const kir_aff *at, kir_val mask);
+/* Whether packets of 16-bit elements can be loaded along `dim` (kir.h, FETCH): it lies in memory, along this dim
+ * element by element, and all begins at multiples of them. And one such packet, named like a value. */
+bool tn_lowering_has_packets(const tn_lowering *w, int value, int dim);
+kir_val tn_lowering_packet(tn_lower *lw, int value, const kir_aff *at, kir_val mask);
+/* The buffer that stands for a root value's memory, seen as elements of `dtype`. */
+int tn_lowering_buffer(tn_lower *lw, int value, tn_dtype dtype);
+/* Computes and stores what the group makes of the lead's element `value` at index `at`, where `mask` holds. */
+void tn_lowering_results(tn_lower *lw, const kir_aff *at, kir_val value, kir_val mask);
+
+/* ==== measured choices of products ================================================================================ */
+
+/* A way that was measured: one of our own (library NULL), or a library's. */
+typedef struct tn_way {
+    tn_gemm_way own;
+    const tn_blas *library;
+    const char *name; /* lives for ever */
+} tn_way;
+
+/* Looks the product up; with TN_TUNING_FIRST_USE it is measured if the record does not know it. `kept`: B's packed form
+ * will be kept. `libraries`: they may take part. false: by rule. */
+bool tn_tune_product(const tn_gemm_args *args, tn_dtype dtype, bool kept, bool libraries, tn_way *out);
+
+/* The tile of a workgroup kernel for this product on a device (tuner.c), for tn_gemm_shape; 0: by rule. With
+ * TN_TUNING_FIRST_USE it is measured if the record does not know it. */
+struct tn_device;
+int tn_tune_tile(struct tn_device *d, const tn_gemm_shape *s, const tn_group_limits *limits);
+
+/* Sizes that a record has one entry for: up to 8 the number itself, then four steps an octave. */
+int64_t tn_tune_bucket(int64_t n);
+
+#endif

@@ -1,0 +1,569 @@
+/* values.c — nodes to values: composed ops expanded, equal values shared, numbers that differ from run to run.
+ *
+ * Values are numbered so that inputs come before users. A composed node is replaced by its composition: the one that
+ * autograd differentiated through, if there is one, else one made here, whose nodes belong to the planner and go when
+ * it is done. A walk with its own stack takes the place of recursion: recordings can be deep. */
+#include <stdio.h>
+#include <string.h>
+
+#include "hal/hal.h"
+#include "ops/ops_common.h"
+#include "plan/core.h"
+#include "plan/passes.h"
+
+/* ---- facts ------------------------------------------------------------------------------------------------------- */
+
+int64_t tn_value_numel(const tn_value *v) { return tn_node_numel(v->node); }
+
+/* A product without a kernel (its dtype, its device, too many batch axes) is the reduction that defines it. */
+static bool has_kernel(const tn_value *v) {
+    const tn_node *n = v->node;
+    if (!n->device->is_cpu && !v->host_only) return tn_workgroup_takes(v);
+    return v->row->impl->class_ == TN_NATIVE ||
+           ((tn_dtype_is_float((tn_dtype)n->dtype) || n->op == TN_OP_INT_MM) && n->rank <= TN_GEMM_BATCH_AXES + 2);
+}
+
+tn_op_class tn_value_class(const tn_value *v) {
+    if (!v->row) return TN_LEAF_VALUE;
+    tn_op_class c = v->row->impl->class_;
+    uint16_t op = v->node->op;
+    if (c == TN_ELEMENTWISE && op != TN_OP_CONTIGUOUS) return c;
+    bool moves = (op == TN_OP_CAT_FEW && v->copied) || op == TN_OP_CONTIGUOUS || op == TN_OP_INDEX_SELECT;
+    if (moves && v->node->device->is_cpu && tn_native_takes(v->node)) return TN_NATIVE;
+    if (c == TN_MATMUL && !v->vendor && tn_is_outer_product(v->node)) return TN_MOVEMENT;
+    if ((c != TN_MATMUL && c != TN_NATIVE) || v->vendor || has_kernel(v)) return c;
+    if (c == TN_NATIVE && !v->row->impl->lower) return c;
+    return v->row->impl->loops ? TN_REDUCTION : TN_MOVEMENT;
+}
+
+bool tn_value_in_memory(const tn_graph_plan *g, int value) {
+    const tn_value *root = &g->values[g->values[value].root];
+    return root->slot >= 0 || root->stored;
+}
+
+int tn_value_of(const tn_graph_plan *g, const tn_node *n) {
+    for (;;) {
+        int32_t id = tn_map_find(&g->value_of, n);
+        if (id >= 0) return id;
+        int32_t e = tn_map_find(&g->expansion_of, n);
+        if (e < 0) return -1;
+        n = g->expansions[e];
+    }
+}
+
+/* ---- expansion --------------------------------------------------------------------------------------------------- */
+
+/* A native op has a composition for where there is no kernel for it, be it a primitive or composed for autograd; a
+ * reduction one of what a processor has a kernel for, or itself where looking through all is quicker. */
+static bool is_composed(const tn_node *n) {
+    if (n->op == TN_OP_NONE || tn_node_computed(n)) return false;
+    const tn_op_row *row = tn_op(n->op);
+    if (n->expansion && row->kind == TN_KERNEL) return true; /* differentiated in f32 (passes.h) */
+    if (row->kind == TN_COMPOSED && (row->impl->class_ != TN_NATIVE || tn_is_widened(n))) return true;
+    if (!row->impl->compose) return false;
+    /* devices that are processors: not where it means to sort, which takes long there */
+    bool software = n->device->info.software && n->op == TN_OP_SCATTER_SUM;
+    if (row->impl->class_ == TN_REDUCTION) return n->device->is_cpu || software;
+    if (row->impl->class_ == TN_SCANNING) return n->rank == 0; /* a kernel scans along a dim */
+    if (row->impl->class_ != TN_NATIVE) return false;
+    return n->device->is_cpu ? !tn_native_takes(n) : !tn_workgroup_takes_node(n);
+}
+
+/* A composition may end in a view that is not laid out as its users assume: then it is copied. */
+static tn_node *as_whole(tn_graph_plan *g, tn_node *n) {
+    if (tn_node_contiguous(n)) return n;
+    return tn_b_op(&g->build, TN_OP_CONTIGUOUS, &n, 1, NULL);
+}
+
+static tn_status check_planned_expansion(const tn_node *n, const tn_node *e) {
+    bool same = e->dtype == n->dtype && e->rank == n->rank &&
+                memcmp(e->shape, n->shape, (size_t)n->rank * sizeof *n->shape) == 0;
+    if (same) return TN_OK;
+    char want[128], got[128];
+    return tn_fail(TN_ERR_INTERNAL, "%s: its composition yields %s %s instead of %s %s", tn_op(n->op)->name,
+                   tn_dtype_name((tn_dtype)e->dtype), tn_shape_text(e, got, sizeof got),
+                   tn_dtype_name((tn_dtype)n->dtype), tn_shape_text(n, want, sizeof want));
+}
+
+static tn_status expand(tn_graph_plan *g, const tn_node *n, tn_node **out) {
+    int32_t known = tn_map_find(&g->expansion_of, n);
+    if (known >= 0) {
+        *out = g->expansions[known];
+        return TN_OK;
+    }
+    tn_node *e = n->expansion ? n->expansion : tn_compose(&g->build, n);
+    if (e && e != n) e = as_whole(g, e);
+    if (g->build.status != TN_OK) return g->build.status;
+    *out = e;
+    if (e == n) return TN_OK;
+    if (!e) return tn_fail(TN_ERR_INTERNAL, "%s: its composition yields nothing", tn_op(n->op)->name);
+    TRY(check_planned_expansion(n, e));
+    TRY(tn_scratch_grow(&g->scratch, &g->expansions, &g->expansion_capacity, g->expansion_count + 1,
+                        sizeof *g->expansions));
+    g->expansions[g->expansion_count] = e;
+    TRY(tn_map_put(&g->expansion_of, n, (int32_t)g->expansion_count));
+    g->expansion_count++;
+    *out = e;
+    return TN_OK;
+}
+
+/* A composition may look past the node that has the checks, to what that is a view of. */
+static tn_status note_indices(tn_graph_plan *g, const tn_node *n) {
+    if (n->checks) TRY(tn_note_checked(g, n));
+    if (n->op >= TN_OP_COUNT || !tn_takes_indices(n->op) || n->n_in <= tn_index_rules[n->op].input) return TN_OK;
+    const tn_node *index = n->in[tn_index_rules[n->op].input];
+    return index && index->checks ? tn_note_checked(g, index) : TN_OK;
+}
+
+/* Follows compositions to the node that is really computed. */
+static tn_status resolve(tn_graph_plan *g, const tn_node *n, const tn_node **out) {
+    enum { MAX_NESTING = 64 };
+    for (int depth = 0;; depth++) {
+        tn_node *e = NULL;
+        bool taken = false;
+        TRY(note_indices(g, n));
+        TRY(tn_vendor_ask(g, n, &taken));
+        if (taken || !is_composed(n)) break;
+        if (depth == MAX_NESTING)
+            return tn_fail(TN_ERR_INTERNAL, "%s: compositions nest endlessly", tn_op(n->op)->name);
+        TRY(expand(g, n, &e));
+        if (e == n) break;
+        n = e;
+    }
+    *out = n;
+    return TN_OK;
+}
+
+/* ---- values ------------------------------------------------------------------------------------------------------ */
+
+/* As many as the recording has nodes at first: its needed nodes, their leaves, and what compositions add. */
+static tn_status grow_values(tn_graph_plan *g) {
+    enum { A_FEW = 8, MANY = 64 };
+    size_t nodes = g->pending_before < MANY ? g->pending_before : MANY;
+    size_t more = g->value_count > 0 ? g->value_count : nodes;
+    return tn_scratch_grow(&g->scratch, &g->values, &g->value_capacity, g->value_count + more + A_FEW,
+                           sizeof *g->values);
+}
+
+static tn_status value_add(tn_graph_plan *g, const tn_node *n, int *id) {
+    if (g->value_count == g->value_capacity) TRY(grow_values(g));
+    *id = (int)g->value_count;
+    tn_value *v = &g->values[g->value_count++];
+    *v = (tn_value){
+        .node = n, .root = *id, .slot = -1, .output = -1, .scalar = -1, .group = -1, .place = -1, .concat_into = -1};
+    tn_strides_contiguous(n->shape, n->rank, v->stride);
+    return tn_map_put(&g->value_of, n, *id);
+}
+
+/* The slot of a value that is bound apart, or that a composition looks at as a view of one; -1: it is neither.
+ * *shifted: elements of its root before what is bound. */
+static int32_t slot_apart(const tn_binding *b, const tn_node *n, int64_t *shifted) {
+    const int both = TN_NODE_VIEW | TN_NODE_VARIES;
+    int32_t slot = -1;
+    for (; slot < 0 && (n->flags & both) == both; n = n->n_in ? n->in[0] : n->root)
+        slot = tn_map_find(&b->buffer_slots, n);
+    for (size_t i = 0; slot >= 0 && i < b->shift_count; i++)
+        if (b->shifts[i].slot == slot) *shifted = b->shifts[i].bytes / (int64_t)tn_dtype_size((tn_dtype)n->dtype);
+    return slot;
+}
+
+/* Bound memory: one value for the buffer's root, further ones for views into it. */
+static tn_status leaf_value(tn_graph_plan *g, const tn_node *n, int *id) {
+    const tn_node *root = n->flags & TN_NODE_VIEW ? n->root : n;
+    int64_t shifted = 0;
+    int32_t slot = slot_apart(g->binding, n, &shifted);
+    if (slot < 0) slot = tn_map_find(&g->binding->buffer_slots, root->buffer);
+    if (slot < 0) return tn_fail(TN_ERR_INTERNAL, "a leaf's buffer was not bound");
+    TRY(value_add(g, n, id));
+    tn_value *v = &g->values[*id];
+    v->slot = slot;
+    tn_node_layout(n, &v->offset, v->stride);
+    v->offset -= shifted;
+    return TN_OK;
+}
+
+static bool same_value(const tn_value *a, const tn_node *n, const int *in, int n_in) {
+    const tn_node *m = a->node;
+    if ((m->flags | n->flags) & TN_NODE_VARIES) return false; /* at another run they may differ */
+    if (!a->row || m->op != n->op || m->dtype != n->dtype || m->rank != n->rank || m->n_i != n->n_i || m->n_f != n->n_f)
+        return false;
+    if (a->n_in != n_in || (n_in && memcmp(a->in, in, (size_t)n_in * sizeof *in) != 0)) return false;
+    if (memcmp(m->shape, n->shape, (size_t)n->rank * sizeof *n->shape) != 0) return false;
+    return memcmp(m->i, n->i, (size_t)n->n_i * sizeof *n->i) == 0 &&
+           memcmp(m->f, n->f, (size_t)n->n_f * sizeof *n->f) == 0;
+}
+
+/* Looks among the users of the first input (or, for constants, a few recent values): enough for gradients and
+ * compositions, which repeat each other locally. Results that are kept have memory of
+ * their own, so they are not shared. */
+static int find_equal(const tn_graph_plan *g, const tn_node *n, const int *in, int n_in) {
+    enum { WINDOW = 256 };
+    if (atomic_load_explicit(&n->handles, memory_order_relaxed) > 0 && n->recorder &&
+        (size_t)n->index < g->pending_before)
+        return -1;
+    size_t from = g->value_count > WINDOW ? g->value_count - WINDOW : 0;
+    const tn_op_row *row = tn_op(n->op);
+    for (size_t i = g->value_count; i-- > from;) {
+        const tn_value *v = &g->values[i];
+        if (v->row != row || v->n_in != n_in || (n_in > 0 && v->in[0] != in[0])) continue;
+        if (v->output < 0 && v->scalar < 0 && same_value(v, n, in, n_in)) return (int)i;
+    }
+    return -1;
+}
+
+bool tn_value_dense(const tn_value *v) {
+    int64_t stride[TN_MAX_RANK];
+    tn_strides_contiguous(v->node->shape, v->node->rank, stride);
+    for (int d = 0; d < v->node->rank; d++)
+        if (v->node->shape[d] != 1 && v->stride[d] != stride[d]) return false;
+    return true;
+}
+
+/* Are v's elements all those of a value that is computed here, in order? */
+static bool value_whole(const tn_graph_plan *g, const tn_value *v) {
+    const tn_value *root = &g->values[v->root];
+    if (!root->row || root->scalar >= 0 || tn_value_class(root) == TN_LEAF_VALUE) return false;
+    return v->offset == 0 && tn_value_numel(v) == tn_value_numel(root) && tn_value_dense(v);
+}
+
+static tn_status computed_value(tn_graph_plan *g, const tn_node *n, const int *in, int n_in, int *id) {
+    bool same = n->op == TN_OP_CONTIGUOUS || (n->op == TN_OP_CAST && n->dtype == n->in[0]->dtype);
+    if (same && !g->copying && value_whole(g, &g->values[in[0]])) {
+        *id = in[0]; /* in order already, and of this type */
+        return tn_map_put(&g->value_of, n, *id);
+    }
+    int equal = n->op == TN_OP_RUNTIME_SCALAR ? -1 : find_equal(g, n, in, n_in);
+    if (equal >= 0) {
+        *id = equal;
+        return tn_map_put(&g->value_of, n, equal);
+    }
+    int *own = tn_scratch_take(&g->scratch, (size_t)n_in * sizeof *own);
+    if (!own) return TN_ERR_MEMORY;
+    if (n_in) memcpy(own, in, (size_t)n_in * sizeof *own);
+    TRY(value_add(g, n, id));
+    tn_value *v = &g->values[*id];
+    v->row = tn_op(n->op);
+    v->in = own;
+    v->n_in = n_in;
+    if (n->flags & TN_NODE_VIEW) {
+        /* The root is whatever the input's elements really lie in; a composed root was made whole, so layouts agree. */
+        const tn_value *src = &g->values[in[0]];
+        v->root = src->root;
+        tn_node_layout(n, &v->offset, v->stride);
+    }
+    return TN_OK;
+}
+
+/* ---- the walk ---------------------------------------------------------------------------------------------------- */
+
+typedef struct walk_stack {
+    const tn_node **nodes;
+    size_t count, capacity;
+} walk_stack;
+
+static tn_status push_value(tn_graph_plan *g, walk_stack *s, const tn_node *n) {
+    enum { FIRST = 32 };
+    size_t need = s->count < FIRST ? FIRST : s->count + 1;
+    if (s->count == s->capacity) TRY(tn_scratch_grow(&g->scratch, &s->nodes, &s->capacity, need, sizeof *s->nodes));
+    s->nodes[s->count++] = n;
+    return TN_OK;
+}
+
+/* Values of a node's inputs; *ready is false when some had to be pushed first. */
+static tn_status inputs_of(tn_graph_plan *g, walk_stack *stack, const tn_node *n, int *in, bool *ready) {
+    *ready = true;
+    for (int i = 0; i < n->n_in; i++) {
+        in[i] = -1;
+        if (!n->in[i]) continue;
+        const tn_node *source = NULL;
+        TRY(resolve(g, n->in[i], &source));
+        in[i] = tn_map_find(&g->value_of, source);
+        if (in[i] >= 0) continue;
+        *ready = false;
+        TRY(push_value(g, stack, source));
+    }
+    return TN_OK;
+}
+
+static tn_status visit_node(tn_graph_plan *g, walk_stack *stack) {
+    const tn_node *n = stack->nodes[stack->count - 1];
+    int in[TN_MAX_INPUTS], id = -1;
+    if (tn_map_find(&g->value_of, n) >= 0) {
+        stack->count--;
+        return TN_OK;
+    }
+    if (tn_node_computed(n) || n->op == TN_OP_NONE) {
+        stack->count--;
+        return leaf_value(g, n, &id);
+    }
+    bool ready = false;
+    TRY(inputs_of(g, stack, n, in, &ready));
+    if (!ready) return TN_OK;
+    stack->count--;
+    return computed_value(g, n, in, n->n_in, &id);
+}
+
+static tn_status walk_from(tn_graph_plan *g, walk_stack *stack, const tn_node *n, int *id) {
+    const tn_node *source = NULL;
+    TRY(resolve(g, n, &source));
+    TRY(push_value(g, stack, source));
+    while (stack->count > 0)
+        TRY(visit_node(g, stack));
+    *id = tn_map_find(&g->value_of, source);
+    return TN_OK;
+}
+
+static tn_status mark_runtime_scalars(tn_graph_plan *g) {
+    for (size_t i = 0; i < g->binding->scalar_count; i++) {
+        int32_t id = tn_map_find(&g->value_of, g->binding->scalar_nodes[i]);
+        if (id >= 0) g->values[id].scalar = (int)i;
+    }
+    return TN_OK;
+}
+
+/* An output that is an alias of other memory (a composition that ended in a view of a leaf, or a value that is an
+ * output already) gets a copy of its own. All of a computed value that nobody else keeps is no
+ * alias: the output is that value. */
+static tn_status own_memory(tn_graph_plan *g, walk_stack *stack, const tn_output *output, int *id) {
+    const tn_value *v = &g->values[*id];
+    if (v->root != *id && output->home < 0 && g->values[v->root].output < 0 && value_whole(g, v)) {
+        *id = v->root;
+        return TN_OK;
+    }
+    bool alias = v->slot >= 0 || v->root != *id || v->output >= 0;
+    if (!alias) return TN_OK;
+    tn_node *n = (tn_node *)(uintptr_t)v->node;
+    tn_node *copy = tn_b_op(&g->build, TN_OP_CONTIGUOUS, &n, 1, NULL);
+    if (!copy) return g->build.status;
+    g->copying = true;
+    tn_status s = walk_from(g, stack, copy, id);
+    g->copying = false;
+    return s;
+}
+
+static tn_status make_checked(tn_graph_plan *g, walk_stack *stack) {
+    for (size_t i = 0; i < g->checked_count; i++) { /* a walk may find more */
+        const tn_node *n = g->checked[i].node;
+        int id = -1;
+        if (tn_value_of(g, tn_index_source(n)) < 0 && tn_value_of(g, n) < 0) TRY(walk_from(g, stack, n, &id));
+    }
+    return tn_find_checked(g);
+}
+
+tn_status tn_values_make(tn_graph_plan *g) {
+    walk_stack stack = {0};
+    tn_status s = TN_OK;
+    for (size_t i = 0; i < g->binding->output_count && s == TN_OK; i++) {
+        int id = -1;
+        s = walk_from(g, &stack, g->binding->outputs[i].node, &id);
+        if (s == TN_OK) s = own_memory(g, &stack, &g->binding->outputs[i], &id);
+        if (s == TN_OK) g->values[id].output = (int)i;
+    }
+    if (s == TN_OK) s = mark_runtime_scalars(g);
+    return s == TN_OK ? make_checked(g, &stack) : s;
+}
+
+void tn_group_free(tn_group *group) {
+    tn_native_free(group->native);
+    tn_kernel_release(group->kernel);
+    kir_free(group->program);
+    tn_mem_free(group->sizes);
+    *group = (tn_group){0};
+}
+
+void tn_graph_plan_free(tn_graph_plan *g) {
+    for (size_t i = 0; i < g->value_count; i++)
+        tn_vendor_free(g->values[i].vendor);
+    for (size_t i = 0; i < g->group_count; i++)
+        tn_group_free(&g->groups[i]);
+    tn_map_free(&g->checked_nodes);
+    tn_map_free(&g->value_of);
+    tn_map_free(&g->expansion_of);
+    tn_vendor_forget(g);
+    tn_build_end(&g->build);
+    tn_scratch_free(&g->scratch);
+}
+
+/* ==== numbers and offsets that differ from run to run ============================================================= */
+/* Attributes are part of a plan's key, so a scale or a slice that moves on with each step would make a plan each. When
+ * no plan is found, the key is compared with those of the plans made last. If only numbers differ that may come with a
+ * run, or offsets of views into memory, the lines that recorded them are noted. What is recorded there from now on
+ * leaves them out of the key: a number becomes a runtime scalar, a view is bound as memory of its own. The bits are
+ * those of the constant. If a line misses again and again for another reason, one warning says so. */
+
+enum {
+    MOST_SITES = 64,     /* lines that are noted, */
+    MOST_AT_ONCE = 12,   /* … and by one miss: the next one notes others */
+    WARN_AFTER = 8,      /* misses of one line, */
+    WARN_OF_SHAPES = 32, /* … or so many for shapes: data has some, and each makes its plan once */
+};
+
+typedef enum cause { NUMBERS, ARGUMENTS, SHAPE, CAUSES } cause;
+
+static const struct {
+    const char *what, *instead;
+} causes[CAUSES] = {
+    [NUMBERS] = {"the numbers it is given differ", "give the number as a tensor made by tn_runtime_scalar"},
+    [ARGUMENTS] = {"the integers it is given differ",
+                   "take what moves by tn_index_select or tn_gather with indices made by tn_runtime_scalar_int"},
+    [SHAPE] = {"its shape differs", "pad to a few shapes, or mark the extent with tn_symbolic"}};
+
+/* How a key differs from a plan's. */
+typedef struct difference {
+    const tn_binding *b;
+    const uint64_t *old;
+    size_t at;      /* the word that is looked at */
+    size_t last;    /* the last one that differed */
+    uint64_t fresh; /* leaves described so far */
+    const tn_node *varying[MOST_AT_ONCE];
+    int varying_count;
+    const tn_node *blamed; /* the first that cannot vary */
+    cause why;
+    size_t blamed_at; /* a word of it that differs */
+    bool other;       /* another program: nothing to learn */
+} difference;
+
+static bool differs(difference *d) {
+    bool is = d->old[d->at] != d->b->key[d->at];
+    if (is) d->last = d->at;
+    d->at++;
+    return is;
+}
+
+static bool any_differs(difference *d, int words) {
+    bool any = false;
+    for (int k = 0; k < words; k++)
+        any |= differs(d);
+    return any;
+}
+
+static void blame(difference *d, const tn_node *n, cause why, size_t at) {
+    if (d->blamed) return;
+    d->blamed = n;
+    d->why = why;
+    d->blamed_at = at;
+}
+
+/* Something of n differs that may vary, if it does not do so already. */
+static void vary(difference *d, const tn_node *n, cause why, size_t at) {
+    const tn_site *s = tn_recorder_site(d->b->recorder, n);
+    if ((n->flags & TN_NODE_VARIES) || (s && s->stays))
+        blame(d, n, why, at);
+    else if (d->varying_count < MOST_AT_ONCE)
+        d->varying[d->varying_count++] = n;
+}
+
+/* ---- the words of a key, as plan_key.c writes them
+ * -------------------------------------------------------------------- */
+
+static void compare_leaf(difference *d, const tn_node *n) {
+    bool apart = d->b->key[d->at] >> 56 & 1;
+    d->other |= differs(d);
+    if (any_differs(d, n->rank)) blame(d, n, SHAPE, d->last);
+    if (!(n->flags & TN_NODE_VIEW)) return;
+    if (differs(d) && !apart) vary(d, n, ARGUMENTS, d->last); /* bound apart: a few plans, one an alignment */
+    if (any_differs(d, n->rank)) blame(d, n, SHAPE, d->last);
+}
+
+static void compare_input(difference *d, const tn_node *in) {
+    uint64_t word = d->b->key[d->at];
+    d->other |= differs(d);
+    if ((word & 3) != TN_KEY_LEAF || word >> 2 != d->fresh) return;
+    d->fresh++;
+    compare_leaf(d, in);
+}
+
+static void compare_attributes(difference *d, const tn_node *n) {
+    if (n->op == TN_OP_RUNTIME_SCALAR) {
+        d->other |= differs(d);
+        return;
+    }
+    bool moved = any_differs(d, tn_attributes_are_extents(n->op) ? 0 : n->n_i);
+    size_t moved_at = d->last;
+    bool numbers = any_differs(d, tn_number_varies(d->b, n) ? 0 : n->n_f);
+    bool view_of_memory = (n->flags & TN_NODE_VIEW) && n->root->buffer && d->b->device->is_cpu;
+    if (moved && view_of_memory)
+        vary(d, n, ARGUMENTS, moved_at);
+    else if (moved)
+        blame(d, n, ARGUMENTS, moved_at);
+    if (numbers && tn_node_can_vary(n))
+        vary(d, n, NUMBERS, d->last);
+    else if (numbers)
+        blame(d, n, NUMBERS, d->last);
+}
+
+static void compare_node(difference *d, const tn_node *n) {
+    d->other |= differs(d);
+    if (any_differs(d, n->rank)) blame(d, n, SHAPE, d->last);
+    compare_attributes(d, n);
+    for (int k = 0; k < (n->expansion ? 1 : n->n_in) && !d->other; k++)
+        compare_input(d, n->expansion ? n->expansion : n->in[k]);
+}
+
+static void compare_varying(difference *d) {
+    const tn_recorder *r = d->b->recorder;
+    d->other = any_differs(d, TN_KEY_HEAD);
+    for (size_t i = 0; i < r->count && !d->other && !d->blamed; i++)
+        if (d->b->marks[i] & TN_MARK_NEEDED) compare_node(d, r->pending[i]);
+    while (d->at < d->b->key_count && !d->other && !d->blamed)
+        d->other = differs(d);
+}
+
+/* ---- what is learned --------------------------------------------------------------------------------------------- */
+
+/* Compares the key with those of the newest plans until one differs in what may vary alone; else *d is of one that
+ * differs in more. false: all are other programs'. */
+static bool find_difference(const tn_plan_cache *c, const tn_binding *b, difference *d) {
+    bool found = false;
+    for (int i = 0; i < TN_NEWEST_PLANS; i++) {
+        const tn_plan *p = c->newest[i];
+        if (!p || p->key_count != b->key_count) continue;
+        if (found && p->key[d->blamed_at] != b->key[d->blamed_at]) continue; /* it is to blame here too */
+        difference with;
+        with.b = b;
+        with.old = p->key;
+        with.at = with.last = with.fresh = 0;
+        with.varying_count = 0;
+        with.blamed = NULL;
+        compare_varying(&with);
+        if (with.other || (found && with.blamed)) continue;
+        found = true;
+        *d = with;
+        if (!d->blamed) return true;
+    }
+    return found;
+}
+
+static tn_site *site_for(tn_recorder *r, const tn_node *n) {
+    tn_site *s = tn_recorder_site(r, n);
+    if (s || r->site_count == MOST_SITES) return s;
+    if (tn_mem_reserve(&r->sites, &r->site_capacity, r->site_count + 1, sizeof *r->sites) != TN_OK) return NULL;
+    s = &r->sites[r->site_count++];
+    *s = (tn_site){.file = n->file, .line = n->line, .op = n->op};
+    return s;
+}
+
+static void warn(const tn_site *s, const tn_node *n, cause why) {
+    char text[160];
+    tn_node_describe(n, text, sizeof text);
+    tn_log_line(TN_LOG_NOTICE,
+                "%s: %d evaluations could not reuse a plan, because %s from one to the next, and each made its own. To "
+                "avoid this, %s",
+                text, s->misses, causes[why].what, causes[why].instead);
+}
+
+void tn_vary_learn(const tn_plan_cache *c, const tn_binding *b) {
+    tn_recorder *r = b->recorder;
+    difference d;
+    if (!b->varies || !find_difference(c, b, &d)) return;
+    for (int i = 0; i < d.varying_count && !d.blamed; i++) {
+        tn_site *s = site_for(r, d.varying[i]);
+        if (!s) continue;
+        s->varies = true;
+        r->watches = true;
+    }
+    tn_site *s = d.blamed ? site_for(r, d.blamed) : NULL;
+    if (!s || !s->file || ++s->misses < (d.why == SHAPE ? WARN_OF_SHAPES : WARN_AFTER) || s->warned) return;
+    s->warned = true;
+    warn(s, d.blamed, d.why);
+}

@@ -1,0 +1,41 @@
+/* text_common.h — what the files of src/text share: memory that can fail on demand, growing arrays, error returns.
+ *
+ * This library stands on the public headers of libtrunnion alone, so it has its own few lines for memory; a test can
+ * let the n-th allocation fail here as it can below. */
+#ifndef TN_TEXT_COMMON_H
+#define TN_TEXT_COMMON_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "trunnion/backend.h"
+#include "trunnion/text.h"
+
+/* Returns from the caller with the status of `expr` unless it is TN_OK. (base.h has the same; tests see both.) */
+#ifndef TRY
+#define TRY(expr)                                     \
+    do {                                              \
+        tn_status try_status_ = (expr);               \
+        if (try_status_ != TN_OK) return try_status_; \
+    } while (0)
+#endif
+
+/* As malloc, calloc, realloc and free, but a failure sets the error text (TN_ERR_MEMORY), sizes are checked for
+ * overflow, and blocks are counted. */
+void *tn_txt_alloc(size_t count, size_t size);
+void *tn_txt_zalloc(size_t count, size_t size);
+void tn_txt_free(void *p);
+
+/* Makes room for `need` items of `size` bytes in the array that *items points to; at least doubles it. On failure the
+ * array stays as it was. */
+tn_status tn_txt_grow(void *items, size_t *capacity, size_t need, size_t size);
+static inline tn_status tn_txt_reserve(void *items, size_t *capacity, size_t need, size_t size) {
+    return need <= *capacity ? TN_OK : tn_txt_grow(items, capacity, need, size);
+}
+
+/* For tests: the n-th allocation from now on fails (once); 0 switches this off. Blocks not yet freed. */
+void tn_txt_fail_at(int64_t n);
+int64_t tn_txt_live_blocks(void);
+
+#endif
