@@ -44,6 +44,7 @@ build     | check     | 600 | tools/build.sh $BUILD programs $plain && tools/bui
 digits    | check     | 300 | python3 tools/digits.py
 model     | check     | 600 | python3 tools/smollm2.py --or-skip
 devices   | check     |  60 | tools/build.sh $BUILD all $plain && $run_command $BUILD devices
+links     | check     |  60 | tools/build.sh $BUILD all $plain && python3 tools/checks/links.py $BUILD
 library   | check     |  60 | tools/build.sh $BUILD all $plain && tools/checks/library.sh $BUILD
 unit      | check     | 600 | tools/build.sh $BUILD tests $plain && python3 tools/digits.py && $run_programs $BUILD tests
 doubles   | check     | 300 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD tests $plain && python3 tools/checks/doubles.py $BUILD

@@ -10,8 +10,8 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-ORDER = ["base", "kir", "cpu", "gpu", "vendor", "hal", "drivers", "tensor", "ops", "plan", "autograd", "check", "formats",
-         "onnx", "nn", "text"]
+ORDER = ["base", "kir", "cpu", "gpu", "vendor", "hal", "drivers", "tensor", "ops", "plan", "autograd", "check", "nn",
+         "formats", "onnx", "text"]
 # Generated files are in src/gen, each on the layer that it is generated for.
 GENERATED = {"render_prelude.h": "kir", "legal_table.h": "kir", "op_ids.h": "tensor", "ops_build.h": "ops", "ops_table.c": "ops",
              "iquant_tables.h": "formats", "scripts.h": "text"}

@@ -1,16 +1,8 @@
-/* explain.c — what a plan does in words, and what each of its commands cost. */
+/* explain.c — what a plan does, in words. */
 #include <stdio.h>
 #include <string.h>
 
 #include "plan/core.h"
-
-const char *tn_command_kind_name(const tn_command *c) {
-    static const char *const name[] = {
-        [TN_CMD_KERNEL] = "kernel", [TN_CMD_NATIVE] = "native", [TN_CMD_COPY] = "copy",
-        [TN_CMD_FETCH] = "fetch",   [TN_CMD_SEND] = "send",     [TN_CMD_VENDOR] = "library",
-    };
-    return c->host ? "host" : name[c->kind];
-}
 
 /* ---- who computed what ------------------------------------------------------------------------------------------- */
 
@@ -20,7 +12,7 @@ static const tn_plan *last_plan(void) {
     return c ? c->last : NULL;
 }
 
-static int64_t explain_bytes_of(const tn_plan *p, tn_command_kind kind) {
+static int64_t bytes_of(const tn_plan *p, tn_command_kind kind) {
     int64_t bytes = 0;
     for (size_t i = 0; i < p->command_count; i++)
         if (p->commands[i].kind == kind) bytes += (int64_t)p->commands[i].bytes;
@@ -37,8 +29,8 @@ tn_status tn_get_placement(tn_placement *out) {
         snprintf(full.device, sizeof full.device, "%s", p->device->info.id);
         full.on_device = p->operations - (int64_t)p->placed_count;
         full.on_host = (int64_t)p->placed_count;
-        full.to_host = explain_bytes_of(p, TN_CMD_FETCH);
-        full.from_host = explain_bytes_of(p, TN_CMD_SEND);
+        full.to_host = bytes_of(p, TN_CMD_FETCH);
+        full.from_host = bytes_of(p, TN_CMD_SEND);
     }
     memcpy(out, &full, out->struct_size < sizeof full ? out->struct_size : sizeof full);
     return TN_OK;
@@ -117,146 +109,3 @@ char *tn_explain_last(void) {
 }
 
 void tn_text_free(char *text) { tn_mem_free(text); }
-
-/* ==== profile: cost and time of each command ====================================================================== */
-/* While a profile is on, every command that this thread runs, of whatever plan, is timed and added to the row of its
- * label, so that thirty layers alike are one row. A profile belongs to its caller; the thread knows which is on. */
-
-typedef struct profile_row {
-    const char *kind;
-    char label[TN_LABEL];
-    int64_t runs, bytes;
-    double flops, seconds;
-} profile_row;
-
-struct tn_profile {
-    profile_row *rows;
-    int64_t count, capacity;
-};
-
-static _Thread_local tn_profile *active;
-
-/* ---- cost -------------------------------------------------------------------------------------------------------- */
-
-static int64_t profile_bytes_of(const tn_value *v, int64_t elements) {
-    return (int64_t)tn_dtype_bytes((tn_dtype)v->node->dtype, elements);
-}
-
-/* The places that a kernel visits; a native one visits what it likes. */
-static int64_t places_of(const tn_graph_plan *g, const tn_group *group) {
-    const tn_value *lead = &g->values[group->lead];
-    if (group->kind == TN_GROUP_MAP) return tn_value_numel(lead);
-    if (group->kind != TN_GROUP_ROWS || !lead->row->impl->loops) return INT64_MAX;
-    int64_t extent[TN_MAX_RANK], places = tn_value_numel(lead);
-    int rank = lead->row->impl->loops(lead->node, extent);
-    for (int d = 0; d < rank; d++)
-        places *= extent[d];
-    return places;
-}
-
-/* At one place one element is read, so that of a table that rows are looked up in no more than these rows count. */
-static int64_t bytes_read(const tn_graph_plan *g, const tn_group *group, const tn_value *operand) {
-    return profile_bytes_of(operand, tn_min64(tn_value_numel(operand), places_of(g, group)));
-}
-
-static bool is_product(const tn_graph_plan *g, const tn_group *group, int value) {
-    return group->kind == TN_GROUP_MATMUL && value == group->lead && g->values[value].n_in >= 2;
-}
-
-/* How many products are summed up in each element of a convolution or of its filters' gradient; else 0. */
-static double convolved(const tn_node *n) {
-    if (n->op != TN_OP_CONV2D_FORWARD && n->op != TN_OP_CONV2D_WGRAD) return 0;
-    const tn_node *other = n->in[1];
-    int64_t apart = other->shape[n->op == TN_OP_CONV2D_FORWARD ? 0 : other->rank - 3];
-    return apart ? (double)tn_node_numel(other) / (double)apart : 0;
-}
-
-/* Of an element of the group's value: a product has as many multiplications and additions as its rows are long. */
-static double flops_of(const tn_graph_plan *g, const tn_group *group, int value) {
-    const tn_value *v = &g->values[value];
-    if (convolved(v->node) > 0) return 2 * convolved(v->node);
-    if (!is_product(g, group, value)) return v->row->impl->flops;
-    const tn_node *x = g->values[v->in[0]].node;
-    return 2 * (double)x->shape[x->rank - 1];
-}
-
-tn_cost tn_group_cost(const tn_graph_plan *g, const tn_group *group) {
-    tn_cost cost = {0};
-    for (size_t i = 0; i < group->member_count; i++) {
-        const tn_value *v = &g->values[group->members[i]];
-        if (v->stored) cost.bytes += profile_bytes_of(v, tn_value_numel(v));
-        cost.flops += flops_of(g, group, group->members[i]) * (double)tn_value_numel(v);
-    }
-    for (int i = 0; i < group->read_count; i++) {
-        const tn_value *v = &g->values[group->reads[i]];
-        if (v->stored || v->group < 0) cost.bytes += bytes_read(g, group, v); /* else it is made where it is read */
-    }
-    return cost;
-}
-
-/* ---- the rows ---------------------------------------------------------------------------------------------------- */
-
-static profile_row *profile_row_of(tn_profile *p, const char *kind, const char *label) {
-    for (int64_t i = 0; i < p->count; i++)
-        if (p->rows[i].kind == kind && !strcmp(p->rows[i].label, label)) return &p->rows[i];
-    if (p->count == p->capacity) {
-        int64_t capacity = p->capacity ? 2 * p->capacity : 64;
-        profile_row *rows = tn_mem_realloc(p->rows, (size_t)capacity * sizeof *rows);
-        if (!rows) return NULL;
-        p->rows = rows;
-        p->capacity = capacity;
-    }
-    profile_row *row = &p->rows[p->count++];
-    *row = (profile_row){.kind = kind};
-    memcpy(row->label, label, sizeof row->label);
-    return row;
-}
-
-tn_profile *tn_profile_here(void) { return active; }
-
-void tn_profile_add(tn_profile *p, const tn_command *c, double seconds) {
-    profile_row *row = profile_row_of(p, tn_command_kind_name(c), c->label);
-    if (!row) return; /* memory is out: a profile with less in it harms nobody */
-    tn_cost cost = c->cost;
-    if (c->native) tn_native_cost(c->native, &cost);
-    row->runs++;
-    row->bytes += cost.bytes;
-    row->flops += cost.flops;
-    row->seconds += seconds;
-}
-
-tn_profile *tn_profile_begin(void) {
-    tn_profile *p = tn_mem_zalloc(1, sizeof *p);
-    if (p) active = p;
-    return p;
-}
-
-void tn_profile_end(tn_profile *p) {
-    if (p && active == p) active = NULL;
-}
-
-void tn_profile_free(tn_profile *p) {
-    if (!p) return;
-    tn_profile_end(p);
-    tn_mem_free(p->rows);
-    tn_mem_free(p);
-}
-
-int64_t tn_profile_count(const tn_profile *p) { return p ? p->count : 0; }
-
-tn_status tn_profile_at(const tn_profile *p, int64_t i, tn_profile_row *out) {
-    if (!p || !out || out->struct_size < sizeof *out)
-        return tn_fail(TN_ERR_ARGUMENT, "tn_profile_at: an argument is NULL or its struct_size is not set");
-    if (i < 0 || i >= p->count)
-        return tn_fail(TN_ERR_ARGUMENT, "tn_profile_at: there is no row %lld; there are %lld", (long long)i,
-                       (long long)p->count);
-    const profile_row *row = &p->rows[i];
-    *out = (tn_profile_row){.struct_size = out->struct_size,
-                            .kind = row->kind,
-                            .label = row->label,
-                            .runs = row->runs,
-                            .bytes = row->bytes,
-                            .flops = row->flops,
-                            .seconds = row->seconds};
-    return TN_OK;
-}

@@ -239,7 +239,7 @@ typedef struct counts {
 static counts counts_of(const tn_linalg_args *x) {
     counts c = {.a = x->m * x->n, .b = x->n * x->k, .out = tn_linalg_result(x->kind, x->m, x->n, x->k)};
     int64_t work = kinds[x->kind].work(x->m, x->n, x->k);
-    if (x->lapack) work = tn_max64(work, tn_lapack_work(x->lapack, x->kind, x->m, x->n, x->k));
+    if (x->lapack) work = tn_max64(work, tn_lapack_calls_of(x->lapack)->work(x->lapack, x->kind, x->m, x->n, x->k));
     c.all = c.a + c.b + c.out + work;
     c.all = (c.all + 7) / 8 * 8; /* whole cache lines */
     return c;
@@ -277,7 +277,7 @@ static void run_part(void *ctx, int64_t begin, int64_t end, int worker) {
     one.work = one.out + c.out;
     for (int64_t i = begin; i < end; i++) {
         take_matrix(x, &c, i, &one);
-        bool done = x->lapack && tn_lapack_run(x->lapack, x->kind, &one);
+        bool done = x->lapack && tn_lapack_calls_of(x->lapack)->run(x->lapack, x->kind, &one);
         if (x->lapack && !done) take_matrix(x, &c, i, &one);
         if (!done) kinds[x->kind].run(&one);
         give_linalg(one.out, x->dtype, i * c.out, c.out, x->out);

@@ -37,7 +37,7 @@ typedef struct tn_linalg_args {
     tn_linalg_kind kind;
     tn_dtype dtype;                 /* TN_F32 or TN_F64, of everything */
     int64_t batch, m, n, k;         /* m = n where a is square; k: columns of b, where there is a b */
-    const struct tn_lapack *lapack; /* computes instead (linalg.h); NULL: our own functions */
+    const struct tn_lapack *lapack; /* computes instead (below); NULL: our own functions */
     const void *a, *b;              /* b: systems only; each matrix of a has one of its own */
     void *out;
     void *workspace; /* tn_linalg_workspace bytes, 64-byte aligned */
@@ -91,14 +91,19 @@ static inline void tn_linalg_scale(double *x, double factor, int64_t n) {
 
 typedef struct tn_lapack tn_lapack; /* lives as long as the process */
 
+/* What linalg.c calls of it. Every tn_lapack begins with these. */
+typedef struct tn_lapack_calls {
+    /* Numbers in f64 that it needs beside a, b and the result. */
+    int64_t (*work)(const tn_lapack *l, tn_linalg_kind kind, int64_t m, int64_t n, int64_t k);
+    /* false: it did not converge; a and b are lost, and the result is not to be used. */
+    bool (*run)(const tn_lapack *l, tn_linalg_kind kind, const tn_linalg_matrix *x);
+} tn_lapack_calls;
+static inline const tn_lapack_calls *tn_lapack_calls_of(const tn_lapack *l) { return (const tn_lapack_calls *)l; }
+
 /* What this library has; NULL: nothing. When it is first asked for, each factorization is compared with ours on small
  * matrices, and what is wrong there is never used. Safe from any thread. */
 const tn_lapack *tn_lapack_of(const tn_blas *library);
 /* Whether it computes this kind, and matrices of this size are large enough to gain from it. */
 bool tn_lapack_takes(const tn_lapack *l, tn_linalg_kind kind, int64_t m, int64_t n, int64_t k);
-/* Numbers in f64 that it needs beside a, b and the result. */
-int64_t tn_lapack_work(const tn_lapack *l, tn_linalg_kind kind, int64_t m, int64_t n, int64_t k);
-/* false: it came to no end; a and b are lost, and the result is not to be used. */
-bool tn_lapack_run(const tn_lapack *l, tn_linalg_kind kind, const tn_linalg_matrix *x);
 
 #endif

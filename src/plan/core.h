@@ -22,7 +22,7 @@
  *   tuner.c    the ways of a product, timed
  *   host_read.c     values back to the host      capture.c  explicit replay      explain.c  what a plan does, in words
  *   flush.c   runs in the order of queues    host_read.c  tensors from device to device
- *   explain.c  what commands should cost and do cost
+ *   profile.c  what commands should cost and do cost
  *
  * A plan knows no node: it speaks of slots (bound buffers, outputs, the arena) and is run with whatever is bound. */
 #ifndef TN_CORE_H
@@ -489,7 +489,7 @@ void tn_place_tell(const tn_plan *p);
 /* The cpu, opened once a process. NULL: see tn_error. */
 tn_device *tn_host_device(void);
 
-/* ---- where the time goes (explain.c) ------------------------------------------------------------------ */
+/* ---- where the time goes (profile.c) ------------------------------------------------------------------ */
 
 tn_cost tn_group_cost(const tn_graph_plan *g, const tn_group *group);
 tn_profile *tn_profile_here(void); /* the profile that is on for this thread, or NULL */

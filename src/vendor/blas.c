@@ -562,6 +562,7 @@ typedef void dgesdd_function(const char *jobz, const int64_t *m, const int64_t *
                              const int64_t *lwork, void *iwork, int64_t *info, size_t jobz_length);
 
 struct tn_lapack {
+    tn_lapack_calls calls; /* first: linalg.c knows no more */
     const tn_blas *library;
     dpotrf_function *dpotrf;
     dgetrf_function *dgetrf;
@@ -771,7 +772,16 @@ static bool lapack_answers_right(const tn_lapack *l, tn_linalg_kind kind) {
     return true;
 }
 
+static int64_t lapack_work(const tn_lapack *l, tn_linalg_kind kind, int64_t m, int64_t n, int64_t k) {
+    return kinds[kind].work(l, m, n, k);
+}
+
+static bool lapack_run(const tn_lapack *l, tn_linalg_kind kind, const tn_linalg_matrix *x) {
+    return kinds[kind].run(l, x);
+}
+
 static void lapack_bind_functions(tn_lapack *l, const tn_blas *library) {
+    l->calls = (tn_lapack_calls){lapack_work, lapack_run};
     l->library = library;
     l->wide = tn_blas_is_wide(library);
     l->dpotrf = (dpotrf_function *)tn_blas_function(library, "dpotrf_");
@@ -804,9 +814,3 @@ bool tn_lapack_takes(const tn_lapack *l, tn_linalg_kind kind, int64_t m, int64_t
     bool fits = l->wide || ((double)m * (double)n <= MOST_NARROW && k <= MOST_NARROW);
     return l->right[kind] && tn_min64(m, n) >= LEAST && fits;
 }
-
-int64_t tn_lapack_work(const tn_lapack *l, tn_linalg_kind kind, int64_t m, int64_t n, int64_t k) {
-    return kinds[kind].work(l, m, n, k);
-}
-
-bool tn_lapack_run(const tn_lapack *l, tn_linalg_kind kind, const tn_linalg_matrix *x) { return kinds[kind].run(l, x); }
