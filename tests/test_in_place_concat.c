@@ -241,18 +241,18 @@ static void repeated_elements_are_copied_in_place(void **state) {
     assert_ok(tn_threads_set(0));
 }
 
-/* Slices that a list names, of any layout; NaN, or 0, where there is none. */
+/* Slices that a list names, of any layout. */
 static void slices_are_taken_by_their_numbers(void **state) {
     (void)state;
     enum { A = 7, B = 9, C = 11, COUNT = 40 };
     static float got[COUNT * B * C];
     int64_t wide[COUNT];
     int32_t narrow[COUNT];
-    for (int i = 0; i < COUNT; i++)
-        narrow[i] = (int32_t)(wide[i] = i * 5 % 15 - 2);
     for (int k = 0; k < 12; k++) {
         TN_SCOPE;
         int64_t dim = k % 3, n[] = {A, B, C};
+        for (int i = 0; i < COUNT; i++)
+            narrow[i] = (int32_t)(wide[i] = i * 5 % n[dim]);
         bool small = k / 3 % 2, whole = k >= 6;
         assert_ok(tn_threads_set(1 + k / 6));
         tn_tensor *x = tn_transpose(tn_reshape(tn_arange(0, A * B * C, 1, TN_F32), TN_DIMS(B, A, C)), 0, 1);
@@ -260,7 +260,7 @@ static void slices_are_taken_by_their_numbers(void **state) {
         assert_ok(tn_eval(&x, 1));
         tn_tensor *index =
             small ? tn_from_data(narrow, TN_DIMS(COUNT), TN_I32) : tn_from_data(wide, TN_DIMS(COUNT), TN_I64);
-        index = tn_neg(tn_neg(index)); /* computed by the plan: numbers that the host has would be refused */
+        index = tn_neg(tn_neg(index)); /* computed by the plan */
         tn_tensor *y = tn_cast(tn_index_select(x, dim, index), TN_F32);
         assert_ok(tn_read(y, got, (size_t)tn_numel(y) * sizeof *got));
         char *text = tn_explain_last();
@@ -270,10 +270,8 @@ static void slices_are_taken_by_their_numbers(void **state) {
         for (int64_t e = 0; e < tn_numel(y); e++) {
             int64_t at[] = {e / (end[1] * end[2]), e / end[2] % end[1], e % end[2]};
             at[dim] = wide[at[dim]];
-            bool inside = at[dim] >= 0 && at[dim] < n[dim];
             float want = (float)((at[1] * A + at[0]) * C + at[2]);
-            if (!(inside ? got[e] == want : whole ? got[e] == 0 : isnan(got[e])))
-                fail_msg("case %d, element %lld: %g", k, (long long)e, (double)got[e]);
+            if (got[e] != want) fail_msg("case %d, element %lld: %g", k, (long long)e, (double)got[e]);
         }
     }
     assert_ok(tn_threads_set(0));
