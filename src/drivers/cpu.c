@@ -1,6 +1,6 @@
 /* cpu.c — the driver of the processor: memory is the process's own, a module is a program of the tile VM.
  *
- * Everything has ended when a call returns, so sync has nothing to wait for. Native kernels (kern/cpu) do not pass
+ * Everything has ended when a call returns, so sync has nothing to wait for. Native kernels (src/cpu) do not pass
  * through here: they work on the buffers' addresses directly, which are plain pointers. */
 #include <stdio.h>
 #include <string.h>

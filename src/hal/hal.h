@@ -25,7 +25,7 @@ struct tn_device {
     uint64_t serial; /* of all devices ever opened: an address may be that of one which has ended */
     int opens;
     bool says_exact;                /* caps.exact by the driver's word; certification may have found otherwise */
-    bool is_cpu;                    /* native kernels of kern/cpu may run on its buffers */
+    bool is_cpu;                    /* native kernels of src/cpu may run on its buffers */
     tn_fallback fallback;           /* may the host compute what it cannot? */
     struct tn_host_rows *host_rows; /* device.c: what it did compute; NULL: nothing */
     void *kernels;                  /* kernel.c's table, by structure */

@@ -271,7 +271,7 @@ tn_status tn_fuse(tn_graph_plan *g);
 bool tn_is_rematerialized(const tn_graph_plan *g, const tn_value *v);
 /* Does the group compute a value that another one stores, since it reads all that this is made of anyway? */
 bool tn_group_rematerializes(const tn_graph_plan *g, int group, int value);
-/* A kernel of kern/cpu computes it, or a vendor's library on the device: it reads operands that lie in memory. */
+/* A kernel of src/cpu computes it, or a vendor's library on the device: it reads operands that lie in memory. */
 static inline bool tn_group_is_native(const tn_group *group) {
     return (group->kind == TN_GROUP_MATMUL || group->kind == TN_GROUP_NATIVE) && !group->workgroup;
 }

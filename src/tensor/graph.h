@@ -257,7 +257,7 @@ struct tn_lower {
     kir_builder *kb;
     const tn_lower_calls *calls;
     kir_val mask; /* loads emitted now happen only where this holds; KIR_NONE: everywhere */
-    void *group;  /* core's */
+    void *group;  /* the planner's */
     bool sized;   /* a computed index is scaled by a number of the launch, not of the structure */
 };
 
@@ -437,7 +437,7 @@ typedef struct tn_recorder {
     /* open while something is pending that was recorded there, also when it has no buffers */
     tn_device *retained[TN_MOST_RETAINED];
     int retained_count;
-    void *plans; /* core's, freed with plans_free */
+    void *plans; /* the planner's, freed with plans_free */
     void (*plans_free)(void *plans);
 } tn_recorder;
 tn_recorder *tn_recorder_here(void); /* NULL only when memory is out */
