@@ -80,7 +80,7 @@ tn_status cli_output_begin(cli_output *o, const char *path);
 tn_status cli_output_commit(cli_output *o); /* removes the temporary file if it fails */
 void cli_output_abandon(cli_output *o);
 
-/* ---- common options (text.c) ---------------------------------------------------------------------------------- */
+/* ---- common options (options.c) ------------------------------------------------------------------------------- */
 
 enum {
     CLI_JSON = 1 << 0,

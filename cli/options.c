@@ -1,4 +1,4 @@
-/* text.c — the options that most subcommands share, parsed the same way everywhere. */
+/* options.c — the options that most subcommands share, parsed the same way everywhere. */
 #include <errno.h>
 #include <limits.h>
 #include <stdlib.h>

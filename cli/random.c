@@ -1,4 +1,4 @@
-/* op_create.c — random numbers of the host side of training: order of data, environments, actions. One 64-bit state
+/* random.c — random numbers of the host side of training: order of data, environments, actions. One 64-bit state
  * each, so a checkpoint can carry them. */
 #include "cli/train/train.h"
 

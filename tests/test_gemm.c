@@ -132,8 +132,7 @@ static tn_matrix matrix_of(const array *x) {
     return m;
 }
 
-/* ---- fused programs
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- fused programs ---------------------------------------------------------------------------------------------- */
 
 /* A fused program with what its launch needs. Loads yield x · 0.75 + 0.5; stores take max(x + bias[column], 0). */
 typedef struct bound_program {

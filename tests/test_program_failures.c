@@ -10,7 +10,7 @@
 
 #include "far_driver.h"
 #include "hal/hal.h"
-#include "plan/core.h"
+#include "plan/plan.h"
 #include "programs.h"
 #include "tensor/graph.h"
 #include "trunnion/autograd.h"

@@ -3,7 +3,7 @@
 #include "test_support.h"
 
 #include "hal/hal.h"
-#include "plan/core.h"
+#include "plan/plan.h"
 #include "tensor/graph.h"
 #include "trunnion/trunnion.h"
 

@@ -77,8 +77,7 @@ tn_status train_share(const train_options *o, tn_module *root, tn_data_parallel 
 void train_devices_json(cli_json *j, const tn_data_parallel *all); /* the member `devices` */
 void train_devices_text(FILE *to, const tn_data_parallel *all);    /* a line each where there are several */
 
-/* ---- random numbers of the host side (op_create.c): data order, environments, actions -------------------------------
- * */
+/* ---- random numbers of the host side (random.c): data order, environments, actions ------------------------------- */
 
 /* The next 64 bits of a state (SplitMix64: Steele, Lea and Flood 2014); uniform in [0, 1); a permutation of 0 … n-1. */
 uint64_t random_next(uint64_t *state);

@@ -206,8 +206,7 @@ void *tn_library_open(const tn_library_spec *spec, tn_reason *why);
 /* Finds the file that tn_library_open would load, without loading it; false when there is none. */
 bool tn_library_locate(const tn_library_spec *spec, char *path, size_t size);
 
-/* ---- processor (processor.c)
- * ------------------------------------------------------------------------------------------- */
+/* ---- processor (processor.c) ------------------------------------------------------------------------------------- */
 
 typedef enum tn_isa { TN_ISA_BASE = 0, TN_ISA_AVX2, TN_ISA_AVX512, TN_ISA_COUNT } tn_isa;
 

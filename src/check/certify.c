@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "check/check.h"
-#include "plan/core.h"
+#include "plan/plan.h"
 #include "trunnion/certify.h"
 #include "trunnion/trunnion.h"
 

@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "plan/core.h"
+#include "plan/plan.h"
 
 /* ---- who computed what ------------------------------------------------------------------------------------------- */
 

@@ -834,8 +834,7 @@ void tn_im2col_find_taps(im2col_plan *w, int64_t *tap) {
         tap[k] = tap[k - w->taps] + w->channel;
 }
 
-/* ---- a run of output pixels
- * --------------------------------------------------------------------------------------------- */
+/* ---- a run of output pixels -------------------------------------------------------------------------------------- */
 
 static void see_pieces(im2col_run *s, int64_t lanes, int64_t to, int64_t count, int64_t from, int64_t panel) {
     for (int64_t i = 0, n = 0; i < count; i += n) {
@@ -887,8 +886,7 @@ void tn_im2col_rows(const im2col_plan *w, im2col_run *s, int64_t image, int64_t 
     s->section[0] = now;
 }
 
-/* ---- the input tile
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- the input tile ---------------------------------------------------------------------------------------------- */
 
 inside tn_inside_phase(const im2col_plan *w, int64_t phase, int64_t left) {
     int64_t stride = w->a->stride[1], size = w->a->size[1], begin = left + phase;

@@ -28,8 +28,7 @@ typedef struct tn_workgroup_program {
     int64_t *sizes;
 } tn_workgroup_program;
 
-/* ---- products of matrices (gemm_gpu.c)
- * ------------------------------------------------------------------------------- */
+/* ---- products of matrices (gemm_gpu.c) --------------------------------------------------------------------------- */
 
 enum { TN_WORKGROUP_BATCH_AXES = 4, TN_WORKGROUP_DIGITS = 3 };
 
@@ -88,8 +87,7 @@ bool tn_gemm_tile_name(int tile, char out[TN_TILE_NAME]);
 bool tn_gemm_tile_fits(int tile, const tn_gemm_shape *s, const tn_group_limits *limits);
 int tn_gemm_tile_by_rule(const tn_gemm_shape *s, const tn_group_limits *limits);
 
-/* ---- products with weights in blocks (gemm_gpu.c)
- * -------------------------------------------------------------------- */
+/* ---- products with weights in blocks (gemm_gpu.c) ---------------------------------------------------------------- */
 
 /* One weight in its parts: it is s·u + t; t is KIR_NONE in formats without a minimum. */
 typedef struct tn_weight_parts {
@@ -175,8 +173,7 @@ bool tn_argsort_workgroup_fits(const tn_group_limits *limits);
 tn_status tn_argsort_workgroup(const tn_argsort_shape *s, const tn_operand_callbacks *callbacks,
                                tn_workgroup_program *out);
 
-/* ---- pieces that workgroup kernels share
- * --------------------------------------------------------------------------------- */
+/* ---- pieces that workgroup kernels share ------------------------------------------------------------------------- */
 
 /* stride · x, x the axis. */
 static inline kir_aff tn_along(int axis, int64_t stride) {

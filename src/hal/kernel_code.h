@@ -7,8 +7,7 @@
 #include "hal/hal.h"
 #include "kir/render.h"
 
-/* ---- compiled kernels on disk (cache_files.c)
- * -------------------------------------------------------------------------- */
+/* ---- compiled kernels on disk (cache_files.c) -------------------------------------------------------------------- */
 
 /* What `d` made of this code before, by its source text, entry, options and form, the device's name and the driver's
  * version: *data (tn_mem_free it) and true; false when there is none that can be trusted. Never an error: without it
@@ -29,8 +28,7 @@ bool tn_cache_path(const char *name, char *out, size_t size);
 /* Whether the device's compiler refused the program in this process, and why (kernel.c). */
 bool tn_kernel_refused(tn_device *d, const kir_program *p, char *why, size_t size);
 
-/* ---- loaded code (driver_module.c)
- * -------------------------------------------------------------------------------------- */
+/* ---- loaded code (driver_module.c) ------------------------------------------------------------------------------- */
 
 /* What a driver is given of a rendered program. It points into itself and into the rendering: neither may move. */
 typedef struct tn_rendered_code {
@@ -107,8 +105,7 @@ static inline int64_t tn_window_bytes(const tn_caps *c) {
  * several where the device joins them. */
 int64_t tn_reach(const tn_device *d, const kir_program *p);
 
-/* ---- rows by workgroups (kernel.c)
- * --------------------------------------------------------------------------------- */
+/* ---- rows by workgroups (kernel.c) ------------------------------------------------------------------------------- */
 
 /* Whether a launch of a program with loops runs faster when workgroups share its rows (gpu/gpu.h). */
 bool tn_row_split_pays(const tn_device *d, const kir_program *p, const kir_rows *rows, const int64_t *sizes);
@@ -117,8 +114,7 @@ typedef enum tn_row_split_policy { TN_ROW_SPLIT_AUTO, TN_ROW_SPLIT_ALWAYS, TN_RO
 /* For tests and benchmarks: what tn_row_split_pays answers from now on. */
 void tn_row_split_set(tn_row_split_policy policy);
 
-/* ---- ranges and limits (driver_module.c)
- * --------------------------------------------------------------------------------- */
+/* ---- ranges and limits (driver_module.c) ------------------------------------------------------------------------- */
 
 /* One part of a launch whose buffers would not fit into the device's bindings as a whole. Valid during the call. */
 typedef tn_status tn_launch_part_fn(void *ctx, const tn_launch *part);

@@ -24,8 +24,7 @@ static _Thread_local void *stream_handle;
 
 void *tn_stream_handle_of(const tn_device *d) { return stream_device == d ? stream_handle : d->handle; }
 
-/* ---- timeline points of buffers
- * -------------------------------------------------------------------------------------------- */
+/* ---- timeline points of buffers ---------------------------------------------------------------------------------- */
 
 enum { WRITE = 0, FIRST_READ = 1, MAX_POINTS = TN_COUNT(((tn_buffer *)0)->points), NUMBER_BITS = 48 };
 
@@ -482,8 +481,7 @@ bool tn_timeline_is_of(int number, const tn_device *d, bool on_device) {
 uint64_t tn_timeline_advance(int number) { return atomic_fetch_add(&timelines[number].submitted, 1) + 1; }
 uint64_t tn_timeline_submitted(int number) { return atomic_load(&timelines[number].submitted); }
 
-/* ---- timeline points
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- timeline points --------------------------------------------------------------------------------------------- */
 
 enum { TIMELINE_NUMBER_BITS = 48 };
 

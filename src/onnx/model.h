@@ -73,8 +73,7 @@ typedef struct onnx_numbers {
 /* kind: how an unpacked item is written (ONNX_WIRE_VARINT, _32, _64). */
 tn_status onnx_numbers_add(onnx_numbers *n, const onnx_field *f, int kind);
 
-/* ---- the file and its tensors (onnx_tensor.c)
- * ------------------------------------------------------------------------- */
+/* ---- the file and its tensors (onnx_tensor.c) -------------------------------------------------------------------- */
 
 /* Bytes that tensors point into; counted. */
 typedef struct onnx_file {
@@ -195,16 +194,14 @@ const onnx_attribute *onnx_follow(const onnx_call *c, const onnx_attribute *a);
 /* Puts the node's name and operator before the error. (operator_call.c) */
 tn_status onnx_at_node(const onnx_node *n, tn_status status);
 
-/* ---- operator_call.c
- * -------------------------------------------------------------------------------------------------- */
+/* ---- operator_call.c --------------------------------------------------------------------------------------------- */
 
 /* The row for an operator as an opset has it; NULL when there is none. */
 const onnx_op_row *onnx_find_row(onnx_text domain, onnx_text type, int64_t opset);
 bool onnx_same_domain(onnx_text a, onnx_text b); /* "" is "ai.onnx" */
 bool onnx_text_equal(onnx_text a, onnx_text b);
 
-/* ---- operator_call.c, onnx_run.c
- * ----------------------------------------------------------------------------------------------- */
+/* ---- operator_call.c, onnx_run.c --------------------------------------------------------------------------------- */
 
 typedef struct onnx_frame onnx_frame;
 void onnx_prepared_free(tn_onnx *m);

@@ -117,8 +117,7 @@ typedef struct onnx_node {
     int opset; /* of the node's domain, as the model imports it */
 } onnx_node;
 
-/* ---- values (operator_call.c)
- * -------------------------------------------------------------------------------------------- */
+/* ---- values (operator_call.c) ------------------------------------------------------------------------------------ */
 
 typedef tn_onnx_kind onnx_kind;
 #define ONNX_TENSOR TN_ONNX_TENSOR
@@ -214,8 +213,7 @@ extern const onnx_op_row onnx_math_ops[], onnx_shape_ops[], onnx_nn_ops[], onnx_
 tn_status onnx_unary(onnx_call *c);
 tn_status onnx_binary(onnx_call *c);
 
-/* ---- for the rows' functions (operator_call.c)
- * ---------------------------------------------------------------------------- */
+/* ---- for the rows' functions (operator_call.c) ------------------------------------------------------------------- */
 
 /* Input i as a tensor that the caller of this must not free; NULL when it was left out. An input that is no tensor, or
  * that failed, yields an error tensor that operations pass on. */

@@ -4,8 +4,7 @@
 
 #include "onnx/onnx.h"
 
-/* ---- operands (operator_call.c)
- * --------------------------------------------------------------------------------------- */
+/* ---- operands (operator_call.c) ---------------------------------------------------------------------------------- */
 
 /* Input i as a tensor; an error where it was left out, is none, or failed. */
 tn_status onnx_need(const onnx_call *c, int i, const tn_tensor **out);
@@ -31,8 +30,7 @@ static inline const onnx_attribute *onnx_find_list(const onnx_call *c, const cha
     return a && a->kind == kind ? a : NULL;
 }
 
-/* ---- types (onnx_quant.c)
- * ---------------------------------------------------------------------------------------------- */
+/* ---- types (onnx_quant.c) ---------------------------------------------------------------------------------------- */
 
 typedef enum onnx_rounding { ONNX_ROUND_UP, ONNX_ROUND_DOWN, ONNX_ROUND_NEAREST } onnx_rounding;
 
@@ -43,8 +41,7 @@ tn_tensor *onnx_cast_to(const tn_tensor *x, onnx_type to, bool saturate, onnx_ro
 tn_status onnx_cast(onnx_call *c); /* Cast; with = 1: CastLike */
 tn_status onnx_bit_cast(onnx_call *c);
 
-/* ---- texts (onnx_text.c)
- * --------------------------------------------------------------------------------------------- */
+/* ---- texts (onnx_text.c) ----------------------------------------------------------------------------------------- */
 
 /* For operators that move elements: where an input is a tensor of texts, `row` moves their numbers in its place, and
  * the outputs are the texts that these say. */
@@ -216,8 +213,7 @@ tn_status onnx_check_zero(const onnx_call *c, int zero, int of);
 /* Constant scales are finite; those that numbers are divided by are not 0. */
 tn_status onnx_check_scale(const onnx_call *c, int scale, bool divides);
 
-/* ---- products of bytes (onnx_contrib.c)
- * --------------------------------------------------------------------------- */
+/* ---- products of bytes (onnx_contrib.c) -------------------------------------------------------------------------- */
 
 /* Which inputs of a node hold what; zero points and the bias may be left out. */
 typedef struct onnx_byte_operands {
@@ -238,8 +234,7 @@ onnx_byte_weight onnx_byte_weight_of(const onnx_call *c, const onnx_byte_operand
 /* x [m, k], f32, rounded to bytes that span all of it, times w: [m, n], f32. */
 tn_tensor *onnx_product_of_rounded(const onnx_call *c, const tn_tensor *x, const onnx_byte_weight *w);
 
-/* ---- encoded pictures (onnx_image.c)
- * ---------------------------------------------------------------------------- */
+/* ---- encoded pictures (onnx_image.c) ----------------------------------------------------------------------------- */
 
 tn_status onnx_image_decoder(onnx_call *c);
 bool onnx_decodes_images(void); /* is there a decoder? */

@@ -664,8 +664,7 @@ const tn_op_impl tn_impl_int_conv2d = {
              "error=above [1,1,3,3] [1,1,2,2] padding=(1,0,9223372036854775807,0); "
              "error=outside [1,1,3,3]:u8 [1,1,2,2] outside=256; error=outside [1,1,3,3]:i8 [1,1,2,2] outside=-129"};
 
-/* ---- conv2d_dgrad
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- conv2d_dgrad ------------------------------------------------------------------------------------------------ */
 
 static tn_window spread_window(const int64_t *i, const tn_node *weight) {
     return filter_taps(weight, i + TN_CONV2D_DGRAD_STRIDE, i + TN_CONV2D_DGRAD_PADDING, i + TN_CONV2D_DGRAD_DILATION);

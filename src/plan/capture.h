@@ -6,7 +6,7 @@
 #ifndef TN_CORE_CAPTURE_H
 #define TN_CORE_CAPTURE_H
 
-#include "plan/core.h"
+#include "plan/plan.h"
 
 /* One registered hook; `nodes` until the capture ends, `runtime scalars` from then on. */
 typedef struct captured_hook {

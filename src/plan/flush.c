@@ -8,7 +8,7 @@
 #include "hal/queue.h"
 #include "kir/rules.h"
 #include "plan/capture.h"
-#include "plan/core.h"
+#include "plan/plan.h"
 #include "plan/passes.h"
 
 /* ---- the cache --------------------------------------------------------------------------------------------------- */

@@ -21,7 +21,7 @@
  * alone. */
 #include <string.h>
 
-#include "plan/core.h"
+#include "plan/plan.h"
 #include "plan/native.h"
 
 enum {

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "kir/kir_math.h"
-#include "plan/core.h"
+#include "plan/plan.h"
 #include "trunnion/ops.h"
 
 static tn_status evaluate_for_read(tn_recorder *r, tn_node **nodes, int count) {

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "ops/ops_common.h"
-#include "plan/core.h"
+#include "plan/plan.h"
 
 typedef struct tn_plan_check {
     tn_index_list list;

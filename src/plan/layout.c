@@ -4,7 +4,7 @@
  * over it; a state's new value is written into its home if nobody needs the old one any more. */
 #include <string.h>
 
-#include "plan/core.h"
+#include "plan/plan.h"
 #include "plan/passes.h"
 #include "trunnion/ops.h"
 

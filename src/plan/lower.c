@@ -10,7 +10,7 @@
 
 #include "gpu/gpu.h"
 #include "ops/ops_common.h"
-#include "plan/core.h"
+#include "plan/plan.h"
 #include "plan/passes.h"
 
 /* ---- index arithmetic -------------------------------------------------------------------------------------------- */
@@ -664,8 +664,7 @@ static tn_status emit(tn_lowering *w, kir_builder *kb) {
     return w->status;
 }
 
-/* ---- for workgroup kernels
- * ----------------------------------------------------------------------------------------------- */
+/* ---- for workgroup kernels --------------------------------------------------------------------------------------- */
 
 tn_status tn_lowering_begin(tn_lowering *w, tn_graph_plan *g, int group) {
     const tn_node *lead = g->values[g->groups[group].lead].node;

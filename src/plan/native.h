@@ -9,7 +9,7 @@
 #include "cpu/blas.h"
 #include "cpu/conv.h"
 #include "cpu/linalg.h"
-#include "plan/core.h"
+#include "plan/plan.h"
 
 /* Where a product finds its operands among the pointers; others have the result, the inputs in order, the workspace. */
 enum { TN_PRODUCT_A, TN_PRODUCT_B, TN_PRODUCT_C, TN_PRODUCT_WORKSPACE, TN_PRODUCT_POINTERS };

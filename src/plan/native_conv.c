@@ -359,8 +359,7 @@ static void swap_epilogue(tn_native *n, const kir_program *p, int block_buffer) 
     }
 }
 
-/* ---- few output pixels
- * -------------------------------------------------------------------------------------------------- */
+/* ---- few output pixels ------------------------------------------------------------------------------------------- */
 
 /* The kernel's tiles are filters times output pixels; of a handful of output pixels most of a tile stays empty. Then
  * what the windows see is written out, an output pixel a row, and multiplied with the filters as columns: a product

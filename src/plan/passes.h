@@ -7,7 +7,7 @@
 #include "cpu/blas.h"
 #include "cpu/kern.h"
 #include "gpu/gpu.h"
-#include "plan/core.h"
+#include "plan/plan.h"
 #include "tensor/graph.h"
 
 #include "gen/ops_build.h"

@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "hal/hal.h"
-#include "plan/core.h"
+#include "plan/plan.h"
 #include "plan/native.h"
 
 tn_device *tn_host_device(void) {

@@ -9,7 +9,7 @@
  * back. */
 #include "gen/ops_build.h"
 #include "hal/hal.h"
-#include "plan/core.h"
+#include "plan/plan.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -9,7 +9,7 @@
 
 #include "cpu/blas.h"
 #include "hal/hal.h"
-#include "plan/core.h"
+#include "plan/plan.h"
 #include "plan/passes.h"
 
 enum { NEEDED = TN_MARK_NEEDED, OUTPUT = 2 };

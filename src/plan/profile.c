@@ -4,7 +4,7 @@
  * label, so that thirty layers alike are one row. A profile belongs to its caller; the thread knows which is on. */
 #include <string.h>
 
-#include "plan/core.h"
+#include "plan/plan.h"
 
 const char *tn_command_kind_name(const tn_command *c) {
     static const char *const name[] = {

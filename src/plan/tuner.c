@@ -253,8 +253,7 @@ static bool write_key_device_tuner(const tn_device *d, const tn_gemm_shape *s, c
     return true;
 }
 
-/* ---- plain matrices at the fused programs
- * -------------------------------------------------------------------------------- */
+/* ---- plain matrices at the fused programs ------------------------------------------------------------------------ */
 
 typedef struct plain {
     const tn_gemm_shape *s;

@@ -8,7 +8,7 @@
 
 #include "hal/hal.h"
 #include "ops/ops_common.h"
-#include "plan/core.h"
+#include "plan/plan.h"
 #include "plan/passes.h"
 
 /* ---- facts ------------------------------------------------------------------------------------------------------- */
@@ -453,8 +453,7 @@ static void vary(difference *d, const tn_node *n, cause why, size_t at) {
         d->varying[d->varying_count++] = n;
 }
 
-/* ---- the words of a key, as plan_key.c writes them
- * -------------------------------------------------------------------- */
+/* ---- the words of a key, as plan_key.c writes them --------------------------------------------------------------- */
 
 static void compare_leaf(difference *d, const tn_node *n) {
     bool apart = d->b->key[d->at] >> 56 & 1;

@@ -28,8 +28,7 @@ void tn_hf_close(hf_folder *f);
 /* Another file of the folder; TN_OK and *out NULL when there is none. */
 tn_status tn_hf_json(const hf_folder *f, const char *name, tn_json_doc **out);
 
-/* ---- weights (folder.c)
- * ----------------------------------------------------------------------------------------- */
+/* ---- weights (folder.c) ------------------------------------------------------------------------------------------ */
 
 /* Of a folder: model.safetensors or pytorch_model.bin, or the shards of one of them. *out: closed in either case. */
 tn_status tn_hf_weights_open(const char *folder, hf_weights **out);

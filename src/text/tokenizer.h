@@ -83,8 +83,7 @@ int32_t tn_txt_find_merge(const tn_tokenizer *t, int32_t left, int32_t right);
 uint32_t tn_txt_letter_of_byte(uint8_t byte);
 int tn_txt_byte_of_letter(uint32_t letter);
 
-/* ---- added_tokens.c
- * --------------------------------------------------------------------------------------------------- */
+/* ---- added_tokens.c ---------------------------------------------------------------------------------------------- */
 
 tn_status tn_txt_special_add(tn_txt_special *s, const char *spelling, size_t size, int32_t id);
 /* The longest special token at the begin of text; -1 for none. */
@@ -93,8 +92,7 @@ int32_t tn_txt_special_match(const tn_txt_special *s, const char *text, size_t s
 uint32_t tn_txt_special_step(const tn_txt_special *s, uint32_t node, uint8_t byte);
 void tn_txt_special_free(tn_txt_special *s);
 
-/* ---- regex.c
- * --------------------------------------------------------------------------------------------------- */
+/* ---- regex.c ----------------------------------------------------------------------------------------------------- */
 
 /* Unicode's White_Space, as the inside of a class of PCRE2, whose own \s has one character more. */
 #define TN_TXT_SPACE "\\t-\\r \\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
@@ -118,8 +116,7 @@ void tn_txt_matcher_free(tn_txt_matcher *m);
 tn_status tn_txt_match(const tn_txt_pattern *p, tn_txt_matcher *m, const char *text, size_t size, size_t from,
                        bool *found, size_t *begin, size_t *end);
 
-/* ---- pre_tokenizer.c
- * ----------------------------------------------------------------------------------------------- */
+/* ---- pre_tokenizer.c --------------------------------------------------------------------------------------------- */
 
 /* The rule of that name; NULL after a failure that lists the known ones. */
 const tn_txt_rule *tn_txt_find_rule(const char *name);
@@ -130,8 +127,7 @@ typedef tn_status (*tn_txt_word)(void *ctx, const char *word, size_t size);
 /* Cuts a text (bytes that are no UTF-8 become U+FFFD) and hands each word on. */
 tn_status tn_txt_cut(const tn_txt_cutter *c, const char *text, size_t size, tn_txt_word take, void *ctx);
 
-/* ---- bpe.c
- * ------------------------------------------------------------------------------------------- */
+/* ---- bpe.c ------------------------------------------------------------------------------------------------------- */
 
 /* A piece of the word that is being merged. */
 typedef struct tn_txt_symbol {

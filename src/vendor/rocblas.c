@@ -1,4 +1,4 @@
-/* calls.c — AMD's rocBLAS: matrix products on ROCm devices.
+/* rocblas.c — AMD's rocBLAS: matrix products on ROCm devices.
  *
  * The library counts columns first, so it is told the transpose, Cᵀ = Bᵀ·Aᵀ, as cuBLASLt is. A handle has the stream
  * and the workspace of the next call, so both are set before each product; how much workspace a product wants is asked

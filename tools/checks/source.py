@@ -6,6 +6,7 @@ which is compiled and run. Every public function that takes a pointer is called 
 texts that tools/seed_bugs.py breaks stand in the sources. A line of C that was written by hand has at most 120
 characters (`make format` sees to code, the writer to comments). Relative links in Markdown files lead to files and headings
 that exist, and to the newest record of a kind; tests and suites that documents name exist; README.md has at most 150 lines.
+A file begins with its name and what it holds, and no other file of src/ and cli/ has that name.
 """
 
 import pathlib
@@ -52,6 +53,21 @@ def long_lines(path, text):
     for number, line in enumerate(text.splitlines(), 1):
         if len(line) > COLUMNS:
             yield f"{path.relative_to(ROOT)}:{number}: {len(line)} characters, at most {COLUMNS}"
+
+
+def wrong_head(path, text):
+    """A file begins with its name and what it holds."""
+    if not text.startswith(f"/* {path.name} — ") and path.suffix in {".c", ".h"}:
+        yield f"{path.relative_to(ROOT)}:1: does not begin with \"/* {path.name} — \""
+
+
+def shared_names():
+    """Files of src/ and cli/ whose base name another one has."""
+    seen = {}
+    for path in files(["src", "cli"], {".c", ".h"}):
+        other = seen.setdefault(path.name, path)
+        if other != path:
+            yield f"{path.relative_to(ROOT)}: {other.relative_to(ROOT)} has the same name"
 
 
 def unproven(readme):
@@ -135,7 +151,7 @@ def markdown():
 
 
 def main():
-    found = list(unproven_nulls()) + list(dead_bugs())
+    found = list(unproven_nulls()) + list(dead_bugs()) + list(shared_names())
     for path in files(LIBRARY, {".c", ".h", ".def", ".inc"}):
         code = COMMENTS_AND_STRINGS.sub(blank, path.read_text(encoding="utf-8"))
         found += faults(path, code, ENDS_PROCESS, "ends the caller's process")
@@ -143,7 +159,8 @@ def main():
         if path != pathlib.Path(__file__).resolve():
             found += faults(path, path.read_text(encoding="utf-8"), OWN_FOLDER, "names a folder of one machine")
     for path in files(ALL, {".c", ".h"}):
-        found += long_lines(path, path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        found += list(long_lines(path, text)) + list(wrong_head(path, text))
     found += unproven((ROOT / "README.md").read_text(encoding="utf-8"))
     found += [fault for path in markdown() for fault in dead_links(path)]
     found += [fault for path in markdown() if path.parent.name != "measured" for fault in dead_tests(path)]

@@ -1,40 +1,30 @@
-/* core.h — from a recording to a run: what the passes of plan/ hand to each other.
+/* plan.h — from a recording to a run: what the passes of plan/ hand to each other, in this order.
  *
- *   plan_key.c      what must be computed, and the key of the recording
- *   values.c     numbers and offsets that differ from run to run
- *   flush.c    plan cache, running, and what a run leaves behind
- *   plan_key.c      pointers → small numbers
- *   values.c   nodes → values: composed ops expanded, equal values shared
- *   fuse.c     values → groups: what becomes one kernel; fuse.c: what is computed in several
- *   lower.c    a group → a KIR program; lower.c: what an element of quantised weights is
- *   workgroup_lower.c the same for products and native ops on devices with workgroups
- *   placement.c   which products and convolutions the library of the device's vendor computes
- *   placement.c    which groups the plan's device computes, which the host, and why
- *   index_check.c  indices compared with their range while a plan runs
- *   fuse.c    parts of joined tensors, made where these have them
- *   layout.c   where values lie
- *   native_product.c    products of one left operand, in one launch
- *   native_product.c  products of which each needs rows of those before, in one launch
- *   plan.c     groups → commands: order, the commit section; running them
- *   autograd.c     gradients of a tensor's parts, put side by side
- *   native.c   commands of cpu/: products (native_product.c), attention (native.c), convolutions
- *              (native_conv.c), factorizations (native.c), argsort, index_add
- *   tuner.c    the ways of a product, timed
- *   host_read.c     values back to the host      capture.c  explicit replay      explain.c  what a plan does, in words
- *   flush.c   runs in the order of queues    host_read.c  tensors from device to device
- *   profile.c  what commands should cost and do cost
+ *   flush.c            the way of a flush: find the plan in the cache, run it, give nodes their buffers
+ *   plan_key.c         the key of a recording; which plans are equal
+ *   values.c           nodes → values: composed ops expanded, equal values shared, numbers that differ from run to run
+ *   fuse.c             values → groups: what becomes one kernel, what is rematerialized, what is written in place
+ *   placement.c        which groups the plan's device computes, which the host or a vendor's library, and why
+ *   native_product.c   products of one left operand in one launch; row-fused chains of products
+ *   lower.c            a group → a KIR program, with decoding of block-quantised weights
+ *   workgroup_lower.c  the same for products and native ops on devices with workgroups
+ *   native.c           groups that a kernel of cpu/ computes; native_conv.c: convolutions
+ *   index_check.c      indices compared with their range while a plan runs
+ *   layout.c           where the values of a plan lie: states, the arena
+ *   plan.c             groups → commands: order, the commit section; running them
+ *   tuner.c            measures the ways to compute a product
+ *   capture.c          explicit replay;   host_read.c  values back to the host;   profile.c  what commands cost
  *
- * A plan knows no node: it speaks of slots (bound buffers, outputs, the arena) and is run with whatever is bound. */
-#ifndef TN_CORE_H
-#define TN_CORE_H
+ * A plan knows no node: it refers to slots (bound buffers, outputs, the arena) and runs with whatever is bound. */
+#ifndef TN_PLAN_H
+#define TN_PLAN_H
 
 #include "base/base.h"
 #include "cpu/kern.h"
 #include "hal/hal.h"
 #include "tensor/graph.h"
 
-/* ---- a pointer table: node or buffer → small number (plan_key.c)
- * ------------------------------------------------------ */
+/* ---- a pointer table: node or buffer → small number (plan_key.c) ------------------------------------------------- */
 
 typedef struct tn_pointer_map {
     const void **keys;
@@ -302,8 +292,7 @@ tn_dtype tn_block_factor(tn_dtype dtype); /* f16, but f32 in TN_Q8_X */
 tn_quant tn_lower_block_parts(const tn_blocks *b, const kir_aff *index, int by);
 kir_val tn_lower_block_element(const tn_blocks *b, const kir_aff *index); /* s·u + t in f32, rounded once */
 
-/* ---- parts (fuse.c)
- * --------------------------------------------------------------------------------------------- */
+/* ---- parts (fuse.c) ---------------------------------------------------------------------------------------------- */
 
 void tn_concat_choose(tn_graph_plan *g);                       /* sets `joined` of all values, whose users are known */
 void tn_concat_leave_host(tn_graph_plan *g);                   /* … of groups that the host computes: not after all */
@@ -470,8 +459,7 @@ tn_status tn_check_before(tn_plan *p, size_t command, size_t *next); /* those th
 /* Puts the line of the op in front of the error of a run that a check has ended. */
 tn_status tn_check_name_line(const tn_plan *p, tn_status s);
 
-/* ---- who computes what (placement.c)
- * --------------------------------------------------------------------------------- */
+/* ---- who computes what (placement.c) ----------------------------------------------------------------------------- */
 
 /* An operation that the host computes. */
 typedef struct tn_placed {
@@ -537,8 +525,7 @@ const char *tn_native_by(const tn_native *n);
 void tn_native_free(tn_native *n);
 size_t tn_native_bytes(void);
 
-/* ---- running (plan_key.c, flush.c)
- * ------------------------------------------------------------------------------------ */
+/* ---- running (plan_key.c, flush.c) ------------------------------------------------------------------------------- */
 
 /* Finds what must be computed and writes the key: equal keys mean equal plans. */
 static inline bool tn_number_varies(const tn_binding *b, const tn_node *n) {
