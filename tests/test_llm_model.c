@@ -903,11 +903,17 @@ static void too_little_memory_is_told_before_the_start(void **state) {
     tn_llm_options o = TN_LLM_DEFAULTS;
     o.memory = facts.total_bytes - 1;
     assert_int_equal(tn_llm_open(path, &o, &llm), TN_ERR_MEMORY);
+    assert_text_has(tn_error(), " MiB: "); /* 0.00 GiB would tell nothing */
+    assert_text_has(tn_error(), " MiB are free");
     assert_text_has(tn_error(), "a context of 256 tokens would fit");
     o.memory = facts.weights_bytes;
     assert_int_equal(tn_llm_open(path, &o, &llm), TN_ERR_MEMORY);
     assert_text_has(tn_error(), "fewer weights");
     o.memory = facts.total_bytes;
+    o.cache = (tn_llm_cache)3;
+    assert_int_equal(tn_llm_open(path, &o, &llm), TN_ERR_ARGUMENT);
+    assert_text_has(tn_error(), "cache is 3; it must be one of TN_LLM_CACHE_F16, TN_LLM_CACHE_BF16, TN_LLM_CACHE_F32");
+    o.cache = TN_LLM_CACHE_F16;
     assert_ok(tn_llm_open(path, &o, &llm));
     tn_llm_close(llm);
     free_model(&m);

@@ -15,6 +15,7 @@
 #include "trunnion/ops.h"
 #include "trunnion/optim.h"
 #include "trunnion/text.h"
+#include "trunnion/tune.h"
 
 /* ---- what takes options ------------------------------------------------------------------------------------------ */
 
@@ -544,6 +545,8 @@ static void values_without_a_meaning_are_refused(void **state) {
     tn_rms_norm_options rms = TN_RMS_NORM_DEFAULTS;
     tn_group_norm_options group = TN_GROUP_NORM_DEFAULTS;
     tn_cosine_similarity_options cosine = TN_COSINE_SIMILARITY_DEFAULTS;
+    tn_scaled_dot_product_attention_options attention = TN_SCALED_DOT_PRODUCT_ATTENTION_DEFAULTS;
+    tn_cached_attention_options over_cache = TN_CACHED_ATTENTION_DEFAULTS;
     huber.delta = -1;
     smooth.beta = -0.5;
     classes_of.label_smoothing = 1.5;
@@ -561,9 +564,208 @@ static void values_without_a_meaning_are_refused(void **state) {
     refused(tn_hardtanh(x, 1, -1), "min_val is 1 and max_val -1");
     refused(tn_uniform(3, -1, TN_DIMS(2)), "low is 3 and high -1");
     refused(tn_uniform(0, NAN, TN_DIMS(2)), "high nan");
+    refused(tn_uniform(NAN, 1, TN_DIMS(2)), "low is nan");
+    attention.scale = NAN;
+    refused(tn_scaled_dot_product_attention(x, x, x, NULL, &attention), "scale is nan");
+    over_cache.scale = INFINITY;
+    refused(cached(&over_cache), "scale is inf");
     refused(tn_normal(0, -1, TN_DIMS(2)), "std is -1");
     refused(tn_dropout(x, 1.5, false), "p is 1.5");
     refused(tn_dropout(x, NAN, true), "p is nan");
+}
+
+/* ---- choices ----------------------------------------------------------------------------------------------------- */
+
+/* The status of an op's result, which is freed. */
+static tn_status outcome(tn_tensor *t) {
+    tn_status s = tn_status_of(t);
+    tn_free(t);
+    return s;
+}
+
+static tn_status choose_approximate(int v) {
+    TN_SCOPE;
+    tn_gelu_options o = TN_GELU_DEFAULTS;
+    o.approximate = (tn_approximate)v;
+    return outcome(tn_gelu(MATRIX, &o));
+}
+
+static tn_status choose_reduction(int v) {
+    TN_SCOPE;
+    return outcome(tn_mse_loss(MATRIX, MATRIX, (tn_reduction)v));
+}
+
+static tn_status choose_class_reduction(int v) {
+    TN_SCOPE;
+    tn_cross_entropy_options o = TN_CROSS_ENTROPY_DEFAULTS;
+    o.reduction = (tn_reduction)v;
+    return outcome(tn_cross_entropy(MATRIX, classes(), NULL, &o));
+}
+
+static tn_status choose_reduce(int v) {
+    TN_SCOPE;
+    tn_tensor *x = ramp(TN_DIMS(3));
+    return outcome(tn_scatter_reduce(x, 0, classes(), x, (tn_reduce)v, true));
+}
+
+static tn_status choose_schedule(int v) {
+    tn_schedule o = TN_SCHEDULE_DEFAULTS;
+    o.kind = (tn_schedule_kind)v;
+    return try_schedule(&o);
+}
+
+static tn_status choose_fallback(int v) {
+    tn_device_options o = TN_DEVICE_DEFAULTS;
+    o.fallback = (tn_fallback)v;
+    return try_device(&o);
+}
+
+static tn_status choose_parallel_fallback(int v) {
+    tn_data_parallel_options o = TN_DATA_PARALLEL_DEFAULTS;
+    o.fallback = (tn_fallback)v;
+    return try_data_parallel(&o);
+}
+
+static tn_status choose_split(int v) {
+    const double share = 1;
+    tn_data_parallel_options o = TN_DATA_PARALLEL_DEFAULTS;
+    o.split = (tn_data_split)v;
+    o.shares = &share;
+    return try_data_parallel(&o);
+}
+
+static tn_status choose_numerics(int v) { return tn_set_numerics((tn_numerics)v); }
+static tn_status choose_tuning(int v) { return tn_set_tuning((tn_tuning)v); }
+
+static tn_status choose_pooling(int v) {
+    tn_embedder_options o = TN_EMBEDDER_DEFAULTS;
+    o.pooling = (tn_pooling)v;
+    return try_embedder(&o);
+}
+
+static tn_status choose_norm(int v) {
+    tn_embedder_options o = TN_EMBEDDER_DEFAULTS;
+    o.norm = (tn_embed_norm)v;
+    return try_embedder(&o);
+}
+
+typedef struct choice {
+    const char *type, *words, *last_name;
+    int last;
+    tn_status (*call)(int v);
+} choice;
+
+#define CHOICE(type, words, last, call) \
+    { #type, words " is ", #last, last, call }
+static const choice choices[] = {
+    CHOICE(tn_approximate, "gelu: approximate", TN_APPROXIMATE_TANH, choose_approximate),
+    CHOICE(tn_reduction, "mse_loss: reduction", TN_REDUCTION_NONE, choose_reduction),
+    CHOICE(tn_reduction, "cross_entropy: reduction", TN_REDUCTION_NONE, choose_class_reduction),
+    CHOICE(tn_reduce, "scatter_reduce: reduce", TN_REDUCE_AMIN, choose_reduce),
+    CHOICE(tn_schedule_kind, "tn_schedule_at: kind", TN_SCHEDULE_COSINE, choose_schedule),
+    CHOICE(tn_fallback, "fallback", TN_FALLBACK_SILENT, choose_fallback),
+    CHOICE(tn_fallback, "data parallel: fallback", TN_FALLBACK_SILENT, choose_parallel_fallback),
+    CHOICE(tn_data_split, "data parallel: split", TN_SPLIT_SHARES, choose_split),
+    CHOICE(tn_numerics, "tn_set_numerics: numerics", TN_NUMERICS_FAST, choose_numerics),
+    CHOICE(tn_tuning, "tn_set_tuning: mode", TN_TUNING_OFF, choose_tuning),
+    CHOICE(tn_pooling, "tn_embedder_open: pooling", TN_POOLING_MAX, choose_pooling),
+    CHOICE(tn_embed_norm, "tn_embedder_open: norm", TN_EMBED_NORM_UNIT, choose_norm),
+};
+
+static void a_choice_that_there_is_not_is_refused(void **state) {
+    (void)state;
+    for (size_t i = 0; i < TN_COUNT(choices); i++) {
+        const choice *c = &choices[i];
+        const int wrong[] = {-1, c->last + 1, 77, INT32_MIN};
+        for (size_t k = 0; k < TN_COUNT(wrong); k++) {
+            char words[96];
+            snprintf(words, sizeof words, "%s%d; it must be one of ", c->words, wrong[k]);
+            if (c->call(wrong[k]) != TN_ERR_ARGUMENT) fail_msg("%s: %d is accepted", c->words, wrong[k]);
+            assert_text_has(tn_error(), words);
+            assert_text_has(tn_error(), c->last_name);
+        }
+        for (int v = c->last; v >= 0; v--) /* what is chosen last is the default */
+            if (c->call(v) == TN_ERR_ARGUMENT) fail_msg("%s: %d is refused: %s", c->words, v, tn_error());
+    }
+}
+
+/* Enumerations that are no options: what functions tell, types of what is stored; and one that its own test covers. */
+static bool is_no_choice(const char *type) {
+    static const char *const others[] = {"tn_code_format", "tn_json_kind",  "tn_gguf_type", "tn_onnx_kind", "tn_status",
+                                         "tn_dtype",       "tn_token_type", "tn_special",   "tn_llm_cache"};
+    for (size_t i = 0; i < TN_COUNT(others); i++)
+        if (!strcmp(type, others[i])) return true;
+    for (size_t i = 0; i < TN_COUNT(choices); i++)
+        if (!strcmp(type, choices[i].type)) return true;
+    return false;
+}
+
+static void every_enumeration_of_the_headers_is_in_the_table(void **state) {
+    (void)state;
+    DIR *folder = opendir("include/trunnion");
+    assert_non_null(folder);
+    for (struct dirent *e = readdir(folder); e; e = readdir(folder)) {
+        char path[512], line[512], type[128];
+        snprintf(path, sizeof path, "include/trunnion/%.200s", e->d_name);
+        FILE *f = e->d_name[0] == '.' ? NULL : fopen(path, "r");
+        while (f && fgets(line, sizeof line, f))
+            if (sscanf(line, "typedef enum %127[a-z0-9_] {", type) == 1 && !is_no_choice(type))
+                fail_msg("%s: %s has no row in %s", e->d_name, type, __FILE__);
+        if (f) fclose(f);
+    }
+    closedir(folder);
+}
+
+/* ---- settings of training ---------------------------------------------------------------------------------------- */
+
+static void initial_values_without_a_meaning_are_refused(void **state) {
+    (void)state;
+    TN_SCOPE;
+    refused(tn_init_uniform(TN_DIMS(2, 2), 3, -1), "low is 3 and high -1");
+    refused(tn_init_uniform(TN_DIMS(2, 2), NAN, 1), "low is nan");
+    refused(tn_init_normal(TN_DIMS(2, 2), 0, -1), "std is -1");
+    refused(tn_init_normal(TN_DIMS(2, 2), 0, NAN), "std is nan");
+    refused(tn_init_kaiming_uniform(TN_DIMS(2, 2), NAN), "a is nan");
+    refused(tn_init_xavier_uniform(TN_DIMS(2, 2), -1), "gain is -1");
+    refused(tn_init_xavier_uniform(TN_DIMS(2, 2), NAN), "gain is nan");
+    refused(tn_init_orthogonal(2, 2, NAN), "gain is nan");
+    assert_ok(tn_status_of(tn_init_orthogonal(2, 2, -1))); /* as PyTorch */
+}
+
+static void a_schedule_without_a_meaning_is_refused(void **state) {
+    (void)state;
+    const struct {
+        double lr, final_lr;
+        int64_t warmup, total, step;
+        const char *words;
+    } cases[] = {
+        {NAN, 0, 0, 9, 0, "lr is nan"}, {1, NAN, 0, 9, 0, "final_lr nan"},
+        {-1, 0, 0, 9, 0, "lr is -1"},   {1, INFINITY, 0, 9, 0, "final_lr inf"},
+        {1, 0, -3, 9, 0, "warmup -3"},  {1, 0, 0, -9, 0, "total -9"},
+        {1, 0, 0, 9, -1, "step -1"},
+    };
+    for (size_t i = 0; i < TN_COUNT(cases); i++) {
+        tn_schedule s = TN_SCHEDULE_DEFAULTS;
+        s.lr = cases[i].lr;
+        s.final_lr = cases[i].final_lr;
+        s.warmup = cases[i].warmup;
+        s.total = cases[i].total;
+        if (!isnan(tn_schedule_at(&s, cases[i].step))) fail_msg("\"%s\" is accepted", cases[i].words);
+        assert_text_has(tn_error(), cases[i].words);
+    }
+}
+
+static void a_clipping_bound_without_a_meaning_is_refused(void **state) {
+    (void)state;
+    tn_module *root = small_module();
+    tn_tensor *norm;
+    assert_int_equal(tn_clip_grad_norm(root, -1, &norm), TN_ERR_ARGUMENT);
+    assert_text_has(tn_error(), "max_norm is -1");
+    assert_null(norm);
+    assert_int_equal(tn_clip_grad_norm(root, NAN, NULL), TN_ERR_ARGUMENT);
+    assert_text_has(tn_error(), "max_norm is nan");
+    assert_ok(tn_clip_grad_norm(root, INFINITY, NULL));
+    tn_module_free(root);
 }
 
 static void a_wrong_learning_rate_is_refused_and_changes_nothing(void **state) {
@@ -583,6 +785,36 @@ static void a_wrong_learning_rate_is_refused_and_changes_nothing(void **state) {
     tn_module_free(root);
 }
 
+/* ---- extremes ---------------------------------------------------------------------------------------------------- */
+
+static void messages_name_what_is_wrong(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *x = MATRIX;
+    refused(tn_slice(x, 1, 0, 4, 0), "step is 0");
+    refused(tn_arange(0, 1e300, 1, TN_F32), "are 1e+300 elements");
+    refused(tn_arange(0, INFINITY, 1, TN_F32), "must be finite");
+    refused(tn_arange(0, 9, 0, TN_F32), "step not 0");
+    refused(tn_arange(0, 9, -1, TN_F32), "turn the step's sign");
+    assert_int_equal(tn_status_of(tn_randperm(-1)), TN_ERR_SHAPE);
+    assert_text_has(tn_error(), "randperm: n is -1");
+    assert_int_equal(tn_status_of(tn_pad(x, TN_DIMS(INT64_MAX, INT64_MAX), 0)), TN_ERR_SHAPE);
+    assert_text_has(tn_error(), "more than 64 bits hold");
+    assert_int_equal(tn_status_of(tn_randn(TN_DIMS(-2))), TN_ERR_SHAPE);
+    assert_text_has(tn_error(), "randn: extent -2");
+    assert_int_equal(tn_status_of(tn_randn(TN_DIMS(INT64_MAX))), TN_ERR_SHAPE);
+    assert_int_equal(tn_status_of(tn_eye(2, 2, (tn_dtype)99)), TN_ERR_DTYPE);
+    assert_text_has(tn_error(), "eye: 99 is no dtype");
+}
+
+static void a_step_beyond_the_end_takes_the_first_element(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *x = tn_arange(0, 4, 1, TN_F32);
+    assert_numbers(tn_slice(x, 0, 1, INT64_MAX, INT64_MAX), (double[]){1}, 1, 0);
+    assert_numbers(tn_slice(x, 0, 2, INT64_MIN, INT64_MIN), (double[]){2}, 1, 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_was_not_started_from_the_initialiser_is_refused),
@@ -598,6 +830,13 @@ int main(void) {
         cmocka_unit_test(a_momentum_of_zero_keeps_the_running_statistics),
         cmocka_unit_test(a_time_of_zero_is_1970),
         cmocka_unit_test(values_without_a_meaning_are_refused),
+        cmocka_unit_test(a_choice_that_there_is_not_is_refused),
+        cmocka_unit_test(every_enumeration_of_the_headers_is_in_the_table),
+        cmocka_unit_test(initial_values_without_a_meaning_are_refused),
+        cmocka_unit_test(a_schedule_without_a_meaning_is_refused),
+        cmocka_unit_test(a_clipping_bound_without_a_meaning_is_refused),
+        cmocka_unit_test(messages_name_what_is_wrong),
+        cmocka_unit_test(a_step_beyond_the_end_takes_the_first_element),
         cmocka_unit_test(a_wrong_learning_rate_is_refused_and_changes_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

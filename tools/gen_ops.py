@@ -229,6 +229,11 @@ def enumerations(ops):
     return found
 
 
+def choice_names(name, choices):
+    """The constants of an enumeration."""
+    return [f"TN_{name.upper()}_{c.upper()}" for c in choices]
+
+
 def default_text(p):
     """A field's default as C has it."""
     return f"TN_{p.name.upper()}_{p.default.upper()}" if p.choices else "TN_AUTO" if p.default == "auto" else p.default
@@ -325,7 +330,7 @@ extern "C" {{
 def write_public(ops):
     out = [PUBLIC_HEAD]
     for name, choices in enumerations(ops).items():
-        values = ", ".join(f"TN_{name.upper()}_{c.upper()}" for c in choices)
+        values = ", ".join(choice_names(name, choices))
         out.append(f"typedef enum tn_{name} {{ {values} }} tn_{name};\n")
     public = [op for op in ops if not op.internal]
     for file, members in groups(public):
@@ -418,9 +423,10 @@ enum {{
 
 /* takes, a letter a parameter:
  *     t ? +   a tensor; one that may be NULL; an array of tensors, and their number
- *     i f e   int64_t; double; bool or an enumeration
+ *     i f e   int64_t; double; bool or a dtype
+ *     A B …   one of the choices of that enumeration
  *     l 1…9   a list of any length, and its length; a list of that many items
- *     o       options, then their fields, each a letter and the letter of its default: i f e as above, b: bool, 1…9 */
+ *     o       options, then their fields, each a letter and the letter of its default: i f A … as above, b: bool, 1…9 */
 typedef struct maker {{
     int16_t op;       /* below zero: -1 - the number of a function that is some view ops */
     uint16_t options; /* the options' struct_size without its mark; 0 for none */
@@ -428,6 +434,13 @@ typedef struct maker {{
 }} maker;
 
 static const double defaults[] = {{@DEFAULTS@}}; /* a, b, … */
+
+static const struct enumeration {{
+    const char *name, *choices;
+    int count;
+}} enumerations[] = {{ /* A, B, … */
+@ENUMERATIONS@
+}};
 
 typedef tn_status view_rule(const tn_node *const *in, const tn_attrs *args, tn_view_steps *steps);
 
@@ -464,6 +477,16 @@ static tn_status put_array(tn_attrs *a, const maker *m, const int64_t *items, in
 
 static bool is_digit(char c) {{ return c >= '1' && c <= '9'; }}
 
+static bool is_choice(char c) {{ return c >= 'A' && c <= 'Z'; }}
+
+static tn_status put_choice(tn_attrs *a, const maker *m, char letter, int v) {{
+    const struct enumeration *e = &enumerations[letter - 'A'];
+    if (v < 0 || v >= e->count)
+        return tn_fail(TN_ERR_ARGUMENT, "%s: %s is %d; it must be one of %s", name_of(m), e->name, v, e->choices);
+    put_int(a, v);
+    return TN_OK;
+}}
+
 static tn_status refuse_options(const maker *m, const void *given) {{
     char initialiser[160], upper[64] = "";
     const char *name = name_of(m);
@@ -485,8 +508,8 @@ static tn_status put_options(tn_attrs *a, const maker *m, const char *fields, co
     for (; *fields; fields += 2) {{
         char kind = fields[0];
         int count = is_digit(kind) ? kind - '0' : 1;
-        size_t size = kind == 'b' ? sizeof(bool) : kind == 'e' ? sizeof(int) : 8 * (size_t)count;
-        size_t align = kind == 'b' ? sizeof(bool) : kind == 'e' ? sizeof(int) : kind == 'f' ? FLOAT_ALIGN : INT_ALIGN;
+        size_t size = kind == 'b' ? sizeof(bool) : is_choice(kind) ? sizeof(int) : 8 * (size_t)count;
+        size_t align = kind == 'b' ? sizeof(bool) : is_choice(kind) ? sizeof(int) : kind == 'f' ? FLOAT_ALIGN : INT_ALIGN;
         double otherwise = defaults[fields[1] - 'a'];
         at = (at + align - 1) / align * align;
         const char *field = at + size <= end ? (const char *)given + at : NULL;
@@ -495,8 +518,8 @@ static tn_status put_options(tn_attrs *a, const maker *m, const char *fields, co
             put_float(a, field ? *(const double *)(const void *)field : otherwise);
         }} else if (kind == 'b') {{
             put_int(a, field ? *(const bool *)(const void *)field : (int64_t)otherwise);
-        }} else if (kind == 'e') {{
-            put_int(a, field ? *(const int *)(const void *)field : (int64_t)otherwise);
+        }} else if (is_choice(kind)) {{
+            TRY(put_choice(a, m, kind, field ? *(const int *)(const void *)field : (int)otherwise));
         }} else {{
             for (int i = 0; i < count; i++)
                 put_int(a, field ? ((const int64_t *)(const void *)field)[i] : (int64_t)otherwise);
@@ -534,6 +557,8 @@ static tn_status take(call *c, const maker *m, bool build, va_list *with) {{
             put_float(&c->attrs, va_arg(*with, double));
         }} else if (*p == 'e') {{
             put_int(&c->attrs, va_arg(*with, int));
+        }} else if (is_choice(*p)) {{
+            TRY(put_choice(&c->attrs, m, *p, va_arg(*with, int)));
         }} else if (*p == 'o') {{
             return put_options(&c->attrs, m, p + 1, va_arg(*with, const void *));
         }} else {{
@@ -681,18 +706,20 @@ def default_values(ops):
     return sorted({0} | {default_value(p) for op in ops for p in op.options})
 
 
-def letters(op, values):
-    """What a maker says that the function takes."""
+def letters(op, values, choices):
+    """What a maker says that the function takes; `choices` are the names of all enumerations."""
     out = ""
     for p in op.parameters:
         if p.optional_part:
             continue
-        kind = "f" if p.is_float else "i" if p.type == "int" else "e"
+        kind = chr(ord("A") + choices.index(p.name)) if p.choices else {"float": "f", "int": "i"}.get(p.type, "e")
         out += {"Tensor": "t", "Tensor?": "?", "Tensor[]": "+", "int[]": "l"}.get(p.type, p.fixed or kind)
     if op.options:
         out += "o"
     for p in op.options:
-        kind = "f" if p.is_float else "i" if p.type == "int" else "b" if p.type == "bool" else "e"
+        kind = chr(ord("A") + choices.index(p.name)) if p.choices else {"float": "f", "int": "i", "bool": "b"}.get(p.type)
+        if not (p.fixed or kind):
+            raise Wrong(f"{op.name}: an option of type {p.type} is not provided for")
         out += (p.fixed or kind) + chr(ord("a") + values.index(default_value(p)))
     if any(p.fixed and len(p.fixed) > 1 for p in op.values):
         raise Wrong(f"{op.name}: a list of fixed length has at most nine items")
@@ -702,7 +729,7 @@ def letters(op, values):
 def numbers_behind(letters):
     """How many integers a function takes behind its last list."""
     behind, _, options = letters[letters.rfind("l") + 1:].partition("o")
-    return sum(int(c) if c.isdigit() else c in "ieb" for c in behind + options[::2]) if "l" in letters else 0
+    return sum(int(c) if c.isdigit() else c in "ieb" or c.isupper() for c in behind + options[::2]) if "l" in letters else 0
 
 
 def is_plain(op):
@@ -749,11 +776,14 @@ def write_table(ops):
     values = default_values(ops)
     made = [op for op in ops if not op.returns_list and op.kind != "HAND"]
     viewing = [op for op in made if op.kind == "VIEWS"]
-    takes = {op.name: letters(op, values) for op in made if not is_plain(op)}
+    choices = enumerations(ops)
+    takes = {op.name: letters(op, values, list(choices)) for op in made if not is_plain(op)}
     head = TABLE_HEAD.replace("@MOST_TENSORS@", str(max(len(op.tensors) for op in made)))
     head = head.replace("@MOST_BEHIND@", str(max(numbers_behind(t) for t in takes.values())))
     head = head.replace("@MOST_LETTERS@", str(max(len(t) for t in takes.values()) + 1))
     head = head.replace("@DEFAULTS@", ", ".join("TN_AUTO" if v == float("-inf") else f"{v:g}" for v in values))
+    lines = [f'    {{"{name}", "{", ".join(choice_names(name, items))}", {len(items)}}},' for name, items in choices.items()]
+    head = head.replace("@ENUMERATIONS@", "\n".join(lines))
     head = head.replace("@VIEWS@", "\n".join(f'    {{"{op.name}", tn_view_{op.name}}},' for op in viewing))
     out = [head]
     rows = [op for op in ops if op.in_table]

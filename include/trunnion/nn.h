@@ -99,7 +99,8 @@ TN_API tn_tensor *tn_forward(tn_module *m, const tn_tensor *x);
 
 /* ---- initial values ---------------------------------------------------------------------------------------------- */
 
-/* Each returns a new handle; drawn from the thread's random numbers. Source: PyTorch, torch.nn.init. */
+/* Each returns a new handle; drawn from the thread's random numbers. Source: PyTorch, torch.nn.init.
+ * Errors: TN_ERR_ARGUMENT for NaN, low > high, a negative std, a negative gain of xavier_uniform. */
 TN_API tn_tensor *tn_init_uniform(const int64_t *shape, int rank, double low, double high);
 TN_API tn_tensor *tn_init_normal(const int64_t *shape, int rank, double mean, double std);
 TN_API tn_tensor *tn_init_constant(const int64_t *shape, int rank, double value);

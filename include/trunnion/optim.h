@@ -78,7 +78,8 @@ TN_API void tn_optimizer_zero_grad(tn_optimizer *o);
 TN_API tn_status tn_minimize(tn_optimizer *o, const tn_tensor *loss);
 
 /* Scales the gradients of the parameters below m, together, so that their Euclidean norm is at most max_norm: by
- * min(1, max_norm / (norm + 1e-6)). *total_norm (NULL: not wanted): a new handle on the norm before. */
+ * min(1, max_norm / (norm + 1e-6)). *total_norm (NULL: not wanted): a new handle on the norm before.
+ * Errors: TN_ERR_ARGUMENT for a max_norm that is negative or NaN. */
 TN_API tn_status tn_clip_grad_norm(tn_module *m, double max_norm, tn_tensor **total_norm);
 
 /* Whether all gradients that tn_backward collected for the parameters below m are finite. Returns a new handle on one
@@ -121,7 +122,8 @@ typedef struct tn_schedule {
 #define TN_SCHEDULE_DEFAULTS \
     { TN_OPTIONS_SIZE(tn_schedule, total), TN_SCHEDULE_CONSTANT, 1e-3, 0, 0, 0 }
 
-/* The learning rate at a step counted from 0, for tn_optimizer_set_lr; NaN without a schedule. */
+/* The learning rate at a step counted from 0, for tn_optimizer_set_lr. NaN without a schedule; NaN with tn_error set
+ * for an unknown kind, a rate that is negative or not finite, and a negative step, warmup or total. */
 TN_API double tn_schedule_at(const tn_schedule *s, int64_t step);
 
 /* ---- the caller's line, for error messages ----------------------------------------------------------------------- */

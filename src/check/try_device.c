@@ -103,6 +103,11 @@ static tn_status try_each(trial *t, const char *const *preferences, int count) {
 static tn_status read_options_try(const tn_device_options *given, trial *t) {
     t->options = (tn_device_options)TN_DEVICE_DEFAULTS;
     TRY(tn_options_read(&t->options, given, "tn_try", "tn_device_options o = TN_DEVICE_DEFAULTS"));
+    if ((unsigned)t->options.fallback > TN_FALLBACK_SILENT)
+        return tn_fail(TN_ERR_ARGUMENT,
+                       "tn_try: fallback is %d; it must be one of TN_FALLBACK_WARN, TN_FALLBACK_STRICT, "
+                       "TN_FALLBACK_SILENT",
+                       (int)t->options.fallback);
     t->policy = t->options.fallback;
     t->options.fallback = TN_FALLBACK_STRICT;
     return TN_OK;

@@ -19,9 +19,10 @@ enum {
 
 /* takes, a letter a parameter:
  *     t ? +   a tensor; one that may be NULL; an array of tensors, and their number
- *     i f e   int64_t; double; bool or an enumeration
+ *     i f e   int64_t; double; bool or a dtype
+ *     A B …   one of the choices of that enumeration
  *     l 1…9   a list of any length, and its length; a list of that many items
- *     o       options, then their fields, each a letter and the letter of its default: i f e as above, b: bool, 1…9 */
+ *     o       options, then their fields, each a letter and the letter of its default: i f A … as above, b: bool, 1…9 */
 typedef struct maker {
     int16_t op;       /* below zero: -1 - the number of a function that is some view ops */
     uint16_t options; /* the options' struct_size without its mark; 0 for none */
@@ -29,6 +30,15 @@ typedef struct maker {
 } maker;
 
 static const double defaults[] = {TN_AUTO, -100, 0, 1e-08, 1e-05, 1, 20}; /* a, b, … */
+
+static const struct enumeration {
+    const char *name, *choices;
+    int count;
+} enumerations[] = { /* A, B, … */
+    {"reduce", "TN_REDUCE_SUM, TN_REDUCE_PROD, TN_REDUCE_AMAX, TN_REDUCE_AMIN", 4},
+    {"approximate", "TN_APPROXIMATE_NONE, TN_APPROXIMATE_TANH", 2},
+    {"reduction", "TN_REDUCTION_MEAN, TN_REDUCTION_SUM, TN_REDUCTION_NONE", 3},
+};
 
 typedef tn_status view_rule(const tn_node *const *in, const tn_attrs *args, tn_view_steps *steps);
 
@@ -77,6 +87,16 @@ static tn_status put_array(tn_attrs *a, const maker *m, const int64_t *items, in
 
 static bool is_digit(char c) { return c >= '1' && c <= '9'; }
 
+static bool is_choice(char c) { return c >= 'A' && c <= 'Z'; }
+
+static tn_status put_choice(tn_attrs *a, const maker *m, char letter, int v) {
+    const struct enumeration *e = &enumerations[letter - 'A'];
+    if (v < 0 || v >= e->count)
+        return tn_fail(TN_ERR_ARGUMENT, "%s: %s is %d; it must be one of %s", name_of(m), e->name, v, e->choices);
+    put_int(a, v);
+    return TN_OK;
+}
+
 static tn_status refuse_options(const maker *m, const void *given) {
     char initialiser[160], upper[64] = "";
     const char *name = name_of(m);
@@ -98,8 +118,8 @@ static tn_status put_options(tn_attrs *a, const maker *m, const char *fields, co
     for (; *fields; fields += 2) {
         char kind = fields[0];
         int count = is_digit(kind) ? kind - '0' : 1;
-        size_t size = kind == 'b' ? sizeof(bool) : kind == 'e' ? sizeof(int) : 8 * (size_t)count;
-        size_t align = kind == 'b' ? sizeof(bool) : kind == 'e' ? sizeof(int) : kind == 'f' ? FLOAT_ALIGN : INT_ALIGN;
+        size_t size = kind == 'b' ? sizeof(bool) : is_choice(kind) ? sizeof(int) : 8 * (size_t)count;
+        size_t align = kind == 'b' ? sizeof(bool) : is_choice(kind) ? sizeof(int) : kind == 'f' ? FLOAT_ALIGN : INT_ALIGN;
         double otherwise = defaults[fields[1] - 'a'];
         at = (at + align - 1) / align * align;
         const char *field = at + size <= end ? (const char *)given + at : NULL;
@@ -108,8 +128,8 @@ static tn_status put_options(tn_attrs *a, const maker *m, const char *fields, co
             put_float(a, field ? *(const double *)(const void *)field : otherwise);
         } else if (kind == 'b') {
             put_int(a, field ? *(const bool *)(const void *)field : (int64_t)otherwise);
-        } else if (kind == 'e') {
-            put_int(a, field ? *(const int *)(const void *)field : (int64_t)otherwise);
+        } else if (is_choice(kind)) {
+            TRY(put_choice(a, m, kind, field ? *(const int *)(const void *)field : (int)otherwise));
         } else {
             for (int i = 0; i < count; i++)
                 put_int(a, field ? ((const int64_t *)(const void *)field)[i] : (int64_t)otherwise);
@@ -147,6 +167,8 @@ static tn_status take(call *c, const maker *m, bool build, va_list *with) {
             put_float(&c->attrs, va_arg(*with, double));
         } else if (*p == 'e') {
             put_int(&c->attrs, va_arg(*with, int));
+        } else if (is_choice(*p)) {
+            TRY(put_choice(&c->attrs, m, *p, va_arg(*with, int)));
         } else if (*p == 'o') {
             return put_options(&c->attrs, m, p + 1, va_arg(*with, const void *));
         } else {
@@ -1541,7 +1563,7 @@ tn_node *tn_b_scatter_add(tn_build *b, tn_node *x, int64_t dim, tn_node *index, 
     return build(b, &make_scatter_add, x, dim, index, src);
 }
 
-static const maker make_scatter_reduce = {TN_OP_SCATTER_REDUCE, 0, "tittee"};
+static const maker make_scatter_reduce = {TN_OP_SCATTER_REDUCE, 0, "tittAe"};
 tn_tensor *(tn_scatter_reduce)(const tn_tensor *x, int64_t dim, const tn_tensor *index, const tn_tensor *src,
                                tn_reduce reduce, bool include_self) {
     return record(&make_scatter_reduce, x, dim, index, src, reduce, include_self);
@@ -1923,7 +1945,7 @@ tn_node *tn_b_mish(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_MISH); 
 tn_tensor *(tn_logsigmoid)(const tn_tensor *x) { return record_1(x, TN_OP_LOGSIGMOID); }
 tn_node *tn_b_logsigmoid(tn_build *b, tn_node *x) { return build_1(b, x, TN_OP_LOGSIGMOID); }
 
-static const maker make_gelu = {TN_OP_GELU, (uint16_t)TN_OPTIONS_SIZE(tn_gelu_options, approximate), "toec"};
+static const maker make_gelu = {TN_OP_GELU, (uint16_t)TN_OPTIONS_SIZE(tn_gelu_options, approximate), "toBc"};
 tn_tensor *(tn_gelu)(const tn_tensor *x, const tn_gelu_options *o) { return record(&make_gelu, x, (const void *)o); }
 tn_node *tn_b_gelu(tn_build *b, tn_node *x, const tn_gelu_options *o) {
     return build(b, &make_gelu, x, (const void *)o);
@@ -2235,7 +2257,7 @@ tn_node *tn_b_dropout_by(tn_build *b, tn_node *x, tn_node *key, tn_node *counter
     return build(b, &make_dropout_by, x, key, counter, p);
 }
 
-static const maker make_mse_loss = {TN_OP_MSE_LOSS, 0, "tte"};
+static const maker make_mse_loss = {TN_OP_MSE_LOSS, 0, "ttC"};
 tn_tensor *(tn_mse_loss)(const tn_tensor *x, const tn_tensor *target, tn_reduction reduction) {
     return record(&make_mse_loss, x, target, reduction);
 }
@@ -2243,7 +2265,7 @@ tn_node *tn_b_mse_loss(tn_build *b, tn_node *x, tn_node *target, tn_reduction re
     return build(b, &make_mse_loss, x, target, reduction);
 }
 
-static const maker make_l1_loss = {TN_OP_L1_LOSS, 0, "tte"};
+static const maker make_l1_loss = {TN_OP_L1_LOSS, 0, "ttC"};
 tn_tensor *(tn_l1_loss)(const tn_tensor *x, const tn_tensor *target, tn_reduction reduction) {
     return record(&make_l1_loss, x, target, reduction);
 }
@@ -2251,7 +2273,7 @@ tn_node *tn_b_l1_loss(tn_build *b, tn_node *x, tn_node *target, tn_reduction red
     return build(b, &make_l1_loss, x, target, reduction);
 }
 
-static const maker make_smooth_l1_loss = {TN_OP_SMOOTH_L1_LOSS, (uint16_t)TN_OPTIONS_SIZE(tn_smooth_l1_loss_options, beta), "tteoff"};
+static const maker make_smooth_l1_loss = {TN_OP_SMOOTH_L1_LOSS, (uint16_t)TN_OPTIONS_SIZE(tn_smooth_l1_loss_options, beta), "ttCoff"};
 tn_tensor *(tn_smooth_l1_loss)(const tn_tensor *x, const tn_tensor *target, tn_reduction reduction,
                                const tn_smooth_l1_loss_options *o) {
     return record(&make_smooth_l1_loss, x, target, reduction, (const void *)o);
@@ -2261,7 +2283,7 @@ tn_node *tn_b_smooth_l1_loss(tn_build *b, tn_node *x, tn_node *target, tn_reduct
     return build(b, &make_smooth_l1_loss, x, target, reduction, (const void *)o);
 }
 
-static const maker make_huber_loss = {TN_OP_HUBER_LOSS, (uint16_t)TN_OPTIONS_SIZE(tn_huber_loss_options, delta), "tteoff"};
+static const maker make_huber_loss = {TN_OP_HUBER_LOSS, (uint16_t)TN_OPTIONS_SIZE(tn_huber_loss_options, delta), "ttCoff"};
 tn_tensor *(tn_huber_loss)(const tn_tensor *x, const tn_tensor *target, tn_reduction reduction,
                            const tn_huber_loss_options *o) {
     return record(&make_huber_loss, x, target, reduction, (const void *)o);
@@ -2271,7 +2293,7 @@ tn_node *tn_b_huber_loss(tn_build *b, tn_node *x, tn_node *target, tn_reduction 
     return build(b, &make_huber_loss, x, target, reduction, (const void *)o);
 }
 
-static const maker make_kl_div = {TN_OP_KL_DIV, (uint16_t)TN_OPTIONS_SIZE(tn_kl_div_options, log_target), "tteobc"};
+static const maker make_kl_div = {TN_OP_KL_DIV, (uint16_t)TN_OPTIONS_SIZE(tn_kl_div_options, log_target), "ttCobc"};
 tn_tensor *(tn_kl_div)(const tn_tensor *x, const tn_tensor *target, tn_reduction reduction,
                        const tn_kl_div_options *o) {
     return record(&make_kl_div, x, target, reduction, (const void *)o);
@@ -2280,7 +2302,7 @@ tn_node *tn_b_kl_div(tn_build *b, tn_node *x, tn_node *target, tn_reduction redu
     return build(b, &make_kl_div, x, target, reduction, (const void *)o);
 }
 
-static const maker make_binary_cross_entropy = {TN_OP_BINARY_CROSS_ENTROPY, 0, "tt?e"};
+static const maker make_binary_cross_entropy = {TN_OP_BINARY_CROSS_ENTROPY, 0, "tt?C"};
 tn_tensor *(tn_binary_cross_entropy)(const tn_tensor *x, const tn_tensor *target, const tn_tensor *weight,
                                      tn_reduction reduction) {
     return record(&make_binary_cross_entropy, x, target, weight, reduction);
@@ -2289,7 +2311,7 @@ tn_node *tn_b_binary_cross_entropy(tn_build *b, tn_node *x, tn_node *target, tn_
     return build(b, &make_binary_cross_entropy, x, target, weight, reduction);
 }
 
-static const maker make_binary_cross_entropy_with_logits = {TN_OP_BINARY_CROSS_ENTROPY_WITH_LOGITS, 0, "tt??e"};
+static const maker make_binary_cross_entropy_with_logits = {TN_OP_BINARY_CROSS_ENTROPY_WITH_LOGITS, 0, "tt??C"};
 tn_tensor *(tn_binary_cross_entropy_with_logits)(const tn_tensor *x, const tn_tensor *target, const tn_tensor *weight,
                                                  const tn_tensor *pos_weight, tn_reduction reduction) {
     return record(&make_binary_cross_entropy_with_logits, x, target, weight, pos_weight, reduction);
@@ -2299,7 +2321,7 @@ tn_node *tn_b_binary_cross_entropy_with_logits(tn_build *b, tn_node *x, tn_node 
     return build(b, &make_binary_cross_entropy_with_logits, x, target, weight, pos_weight, reduction);
 }
 
-static const maker make_nll_loss = {TN_OP_NLL_LOSS, (uint16_t)TN_OPTIONS_SIZE(tn_nll_loss_options, ignore_index), "tt?oecib"};
+static const maker make_nll_loss = {TN_OP_NLL_LOSS, (uint16_t)TN_OPTIONS_SIZE(tn_nll_loss_options, ignore_index), "tt?oCcib"};
 tn_tensor *(tn_nll_loss)(const tn_tensor *x, const tn_tensor *target, const tn_tensor *weight,
                          const tn_nll_loss_options *o) {
     return record(&make_nll_loss, x, target, weight, (const void *)o);
@@ -2308,7 +2330,7 @@ tn_node *tn_b_nll_loss(tn_build *b, tn_node *x, tn_node *target, tn_node *weight
     return build(b, &make_nll_loss, x, target, weight, (const void *)o);
 }
 
-static const maker make_cross_entropy = {TN_OP_CROSS_ENTROPY, (uint16_t)TN_OPTIONS_SIZE(tn_cross_entropy_options, label_smoothing), "tt?oecibfc"};
+static const maker make_cross_entropy = {TN_OP_CROSS_ENTROPY, (uint16_t)TN_OPTIONS_SIZE(tn_cross_entropy_options, label_smoothing), "tt?oCcibfc"};
 tn_tensor *(tn_cross_entropy)(const tn_tensor *x, const tn_tensor *target, const tn_tensor *weight,
                               const tn_cross_entropy_options *o) {
     return record(&make_cross_entropy, x, target, weight, (const void *)o);

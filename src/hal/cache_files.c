@@ -422,7 +422,10 @@ tn_tuning tn_tuning_mode(void) {
 }
 
 tn_status tn_set_tuning(tn_tuning wanted) {
-    if (wanted > TN_TUNING_OFF) return tn_fail(TN_ERR_ARGUMENT, "tn_set_tuning: %d is no mode", (int)wanted);
+    if ((unsigned)wanted > TN_TUNING_OFF)
+        return tn_fail(TN_ERR_ARGUMENT,
+                       "tn_set_tuning: mode is %d; it must be one of TN_TUNING_USE, TN_TUNING_FIRST_USE, TN_TUNING_OFF",
+                       (int)wanted);
     atomic_store(&mode, (int)wanted);
     pthread_mutex_lock(&tune_lock);
     loaded = false; /* other processes may have added to it */

@@ -481,6 +481,11 @@ static tn_status read_options_device(const tn_device_options *given, tn_device_o
     if (out->threads < 0 || out->minimum_memory < 0 || out->simd < 0 || out->simd > 3)
         return tn_fail(TN_ERR_ARGUMENT, "tn_device_open: threads %d, minimum_memory %lld, simd %d: one is out of range",
                        out->threads, (long long)out->minimum_memory, out->simd);
+    if ((unsigned)out->fallback > TN_FALLBACK_SILENT)
+        return tn_fail(TN_ERR_ARGUMENT,
+                       "tn_device_open: fallback is %d; it must be one of TN_FALLBACK_WARN, TN_FALLBACK_STRICT, "
+                       "TN_FALLBACK_SILENT",
+                       (int)out->fallback);
     return TN_OK;
 }
 
@@ -674,7 +679,8 @@ static int heed_environment(void) {
 
 tn_status tn_set_numerics(tn_numerics numerics) {
     if (numerics != TN_NUMERICS_EXACT && numerics != TN_NUMERICS_FAST)
-        return tn_fail(TN_ERR_ARGUMENT, "tn_set_numerics: %d is neither TN_NUMERICS_EXACT (0) nor TN_NUMERICS_FAST (1)",
+        return tn_fail(TN_ERR_ARGUMENT,
+                       "tn_set_numerics: numerics is %d; it must be one of TN_NUMERICS_EXACT, TN_NUMERICS_FAST",
                        (int)numerics);
     atomic_store(&chosen, (int)numerics);
     return TN_OK;

@@ -155,7 +155,14 @@ static tn_status take_options(tn_data_parallel *p, const tn_data_parallel_option
     if (p->parts < 1 || p->parts > MOST_PARTS)
         return tn_backend_fail(TN_ERR_ARGUMENT, "data parallel: %d parts; 1 to %d are possible", p->parts, MOST_PARTS);
     if (o.split != TN_SPLIT_EVEN && o.split != TN_SPLIT_SHARES)
-        return tn_backend_fail(TN_ERR_ARGUMENT, "data parallel: %d is no split", (int)o.split);
+        return tn_backend_fail(TN_ERR_ARGUMENT,
+                               "data parallel: split is %d; it must be one of TN_SPLIT_EVEN, TN_SPLIT_SHARES",
+                               (int)o.split);
+    if ((unsigned)o.fallback > TN_FALLBACK_SILENT)
+        return tn_backend_fail(TN_ERR_ARGUMENT,
+                               "data parallel: fallback is %d; it must be one of TN_FALLBACK_WARN, "
+                               "TN_FALLBACK_STRICT, TN_FALLBACK_SILENT",
+                               (int)o.fallback);
     return o.split == TN_SPLIT_SHARES ? take_shares(p, o.shares) : TN_OK;
 }
 

@@ -15,6 +15,10 @@
 
 tn_tensor *tn_init_uniform(const int64_t *shape, int rank, double low, double high) {
     tn_tensor *result = NULL;
+    if (!(low <= high) || !isfinite(high - low))
+        return tn_failed(TN_ERR_ARGUMENT,
+                         "tn_init_uniform: low is %g and high %g; low must not be greater, the range finite", low,
+                         high);
     TN_SCOPE;
     result = tn_keep(tn_add(tn_mul(tn_rand(shape, rank), tn_scalar(high - low)), tn_scalar(low)));
     return result;
@@ -22,6 +26,7 @@ tn_tensor *tn_init_uniform(const int64_t *shape, int rank, double low, double hi
 
 tn_tensor *tn_init_normal(const int64_t *shape, int rank, double mean, double std) {
     tn_tensor *result = NULL;
+    if (!(std >= 0)) return tn_failed(TN_ERR_ARGUMENT, "tn_init_normal: std is %g; it must be at least 0", std);
     TN_SCOPE;
     result = tn_keep(tn_add(tn_mul(tn_randn(shape, rank), tn_scalar(std)), tn_scalar(mean)));
     return result;
@@ -50,6 +55,7 @@ static tn_tensor *no_fans(const char *what, int rank) {
 tn_tensor *tn_init_kaiming_uniform(const int64_t *shape, int rank, double a) {
     double in, out;
     if (!fans(shape, rank, &in, &out)) return no_fans("kaiming_uniform", rank);
+    if (isnan(a)) return tn_failed(TN_ERR_ARGUMENT, "tn_init_kaiming_uniform: a is nan; it must be a number");
     double gain = sqrt(2 / (1 + a * a));
     double bound = in > 0 ? gain * sqrt(3 / in) : 0;
     return tn_init_uniform(shape, rank, -bound, bound);
@@ -58,6 +64,8 @@ tn_tensor *tn_init_kaiming_uniform(const int64_t *shape, int rank, double a) {
 tn_tensor *tn_init_xavier_uniform(const int64_t *shape, int rank, double gain) {
     double in, out;
     if (!fans(shape, rank, &in, &out)) return no_fans("xavier_uniform", rank);
+    if (!(gain >= 0 && isfinite(gain)))
+        return tn_failed(TN_ERR_ARGUMENT, "tn_init_xavier_uniform: gain is %g; it must be finite and at least 0", gain);
     double bound = in + out > 0 ? gain * sqrt(6 / (in + out)) : 0;
     return tn_init_uniform(shape, rank, -bound, bound);
 }
@@ -111,6 +119,7 @@ tn_tensor *tn_init_orthogonal(int64_t rows, int64_t columns, double gain) {
     if (rows <= 0 || columns <= 0 || rows > INT64_MAX / columns / (int64_t)sizeof(double))
         return tn_failed(TN_ERR_SHAPE, "orthogonal: a matrix of %lld rows and %lld columns", (long long)rows,
                          (long long)columns);
+    if (!isfinite(gain)) return tn_failed(TN_ERR_ARGUMENT, "tn_init_orthogonal: gain is %g; it must be finite", gain);
     int64_t shape[] = {rows, columns};
     size_t total = (size_t)(rows * columns);
     float *values = malloc(total * sizeof *values);

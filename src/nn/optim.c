@@ -315,6 +315,9 @@ static tn_status clip_variables(const tn_variable *variables, int count, double 
 
 tn_status tn_clip_grad_norm(tn_module *m, double max_norm, tn_tensor **total_norm) {
     if (total_norm) *total_norm = NULL;
+    if (!(max_norm >= 0))
+        return tn_backend_fail(
+            TN_ERR_ARGUMENT, "tn_clip_grad_norm: max_norm is %g; it must be at least 0 (INFINITY: no limit)", max_norm);
     tn_variable *variables = NULL;
     int count = 0;
     tn_status status = tn_module_parameters(m, &variables, &count);
@@ -625,10 +628,28 @@ tn_status tn_optimizer_variables(const tn_optimizer *o, tn_variable **items, int
 
 /* ---- learning-rate schedules ------------------------------------------------------------------------------------- */
 
+static tn_status check_schedule(const tn_schedule *s, int64_t at) {
+    if ((unsigned)s->kind > TN_SCHEDULE_COSINE)
+        return tn_backend_fail(TN_ERR_ARGUMENT,
+                               "tn_schedule_at: kind is %d; it must be one of TN_SCHEDULE_CONSTANT, "
+                               "TN_SCHEDULE_LINEAR, TN_SCHEDULE_COSINE",
+                               (int)s->kind);
+    if (!(s->lr >= 0 && isfinite(s->lr)) || !(s->final_lr >= 0 && isfinite(s->final_lr)))
+        return tn_backend_fail(TN_ERR_ARGUMENT,
+                               "tn_schedule_at: lr is %g and final_lr %g; they must be finite and at least 0", s->lr,
+                               s->final_lr);
+    if (at < 0 || s->warmup < 0 || s->total < 0)
+        return tn_backend_fail(TN_ERR_ARGUMENT,
+                               "tn_schedule_at: step %lld, warmup %lld, total %lld; they must be at least 0",
+                               (long long)at, (long long)s->warmup, (long long)s->total);
+    return TN_OK;
+}
+
 double tn_schedule_at(const tn_schedule *given, int64_t at) {
     if (!given) return NAN;
     tn_schedule read = TN_SCHEDULE_DEFAULTS, *s = &read;
     if (tn_options_read(s, given, "tn_schedule_at", "tn_schedule s = TN_SCHEDULE_DEFAULTS") != TN_OK) return NAN;
+    if (check_schedule(s, at) != TN_OK) return NAN;
     if (at < s->warmup) return s->lr * (double)(at + 1) / (double)s->warmup;
     if (s->kind == TN_SCHEDULE_CONSTANT) return s->lr;
     if (at >= s->total) return s->final_lr;

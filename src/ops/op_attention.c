@@ -50,6 +50,11 @@ static tn_status check_attention_mask(const tn_infer *c) {
                    tn_shape_text(mask, text, sizeof text));
 }
 
+/* The scale of the scores, TN_AUTO or a number. */
+static tn_status check_scale(const tn_infer *c, double scale) {
+    return scale == TN_AUTO ? TN_OK : tn_need_finite(c, "scale", scale);
+}
+
 static tn_status infer_attention(tn_infer *c) {
     const tn_node *q = c->in[0], *k = c->in[1], *v = c->in[2];
     int r = q->rank;
@@ -357,6 +362,11 @@ static tn_node *compose_attention(tn_build *b, const tn_node *n) {
     return tn_b_cast_like(b, n->rank == 4 ? y : tn_b_view(b, y, n->shape, n->rank), n);
 }
 
+static tn_status infer_scaled_attention(tn_infer *c) {
+    TRY(check_scale(c, c->attrs->f[TN_SCALED_DOT_PRODUCT_ATTENTION_SCALE]));
+    return infer_attention(c);
+}
+
 /* scaled_dot_product_attention(q, k, v, mask, is_causal, scale): softmax(scale · q kᵀ + mask) v; q [..., heads,
  * queries, features], k and v [..., kv_heads, keys, features], heads a multiple of kv_heads (grouped queries). mask,
  * NULL or broadcastable to [..., heads, queries, keys], is added before the softmax; a bool mask keeps the keys where
@@ -364,7 +374,7 @@ static tn_node *compose_attention(tn_build *b, const tn_node *n) {
  * et al. 2017, eq. 1. */
 const tn_op_impl tn_impl_scaled_dot_product_attention = {
     .keeps_half = true,
-    .infer = infer_attention,
+    .infer = infer_scaled_attention,
     .compose = compose_attention,
     .cases = "tol=1e-5 atol=1e-5; [2,2,3,4] [2,2,5,4] [2,2,5,3] -; "
              "[1,2,4,3] [1,2,4,3] [1,2,4,3] - is_causal=true; [3,2] [4,2] [4,2] [3,4] scale=0.3; "
@@ -631,6 +641,7 @@ static tn_status infer_cached_attention(tn_infer *c) {
     if (c->attrs->i[TN_CACHED_ATTENTION_WINDOW] < 0)
         return tn_fail(TN_ERR_ARGUMENT, "%s: a window of %lld keys; 0 means all", c->row->name,
                        (long long)c->attrs->i[TN_CACHED_ATTENTION_WINDOW]);
+    TRY(check_scale(c, c->attrs->f[TN_CACHED_ATTENTION_SCALE]));
     double cap = c->attrs->f[TN_CACHED_ATTENTION_SOFTCAP];
     if (!(cap >= 0 && isfinite(cap)))
         return tn_fail(TN_ERR_ARGUMENT, "%s: a softcap of %g; it must be a number of 0 (none) or more", c->row->name,

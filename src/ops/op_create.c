@@ -7,11 +7,17 @@
 
 /* ---- one value --------------------------------------------------------------------------------------------------- */
 
-static tn_status infer_made(tn_infer *c) {
-    int64_t rank = c->attrs->i[0], dtype = c->attrs->i[1 + rank];
+/* The result's dtype, as the caller gave it. */
+static tn_status take_dtype(tn_infer *c, int64_t dtype) {
     if (dtype < 0 || dtype >= TN_PLAIN_DTYPES)
         return tn_fail(TN_ERR_DTYPE, "%s: %lld is no dtype", c->row->name, (long long)dtype);
     c->dtype = (tn_dtype)dtype;
+    return TN_OK;
+}
+
+static tn_status infer_made(tn_infer *c) {
+    int64_t rank = c->attrs->i[0];
+    TRY(take_dtype(c, c->attrs->i[1 + rank]));
     return tn_infer_shape(c, c->attrs->i + 1, rank);
 }
 
@@ -119,7 +125,7 @@ static tn_node *diagonal_number(tn_build *b, int64_t rows, int64_t columns) {
 
 /* eye(n, m, dtype): a matrix with ones on the diagonal and zeros elsewhere. */
 static tn_status infer_eye(tn_infer *c) {
-    c->dtype = (tn_dtype)c->attrs->i[TN_EYE_DTYPE];
+    TRY(take_dtype(c, c->attrs->i[TN_EYE_DTYPE]));
     return tn_infer_shape(c, c->attrs->i, 2);
 }
 static tn_node *compose_eye(tn_build *b, const tn_node *n) {
@@ -169,7 +175,7 @@ static tn_status infer_one_hot(tn_infer *c) {
     c->shape[c->rank] = c->attrs->i[TN_ONE_HOT_CLASSES];
     c->symbol[c->rank] = 0;
     c->rank++;
-    c->dtype = (tn_dtype)c->attrs->i[TN_ONE_HOT_DTYPE];
+    TRY(take_dtype(c, c->attrs->i[TN_ONE_HOT_DTYPE]));
     return tn_infer_shape(c, c->shape, c->rank);
 }
 static tn_node *compose_one_hot(tn_build *b, const tn_node *n) {
@@ -597,22 +603,25 @@ static void draw_free(draw d) {
     tn_free(d.counter);
 }
 
-/* The attributes `before` and a shape; TN_ERR_ARGUMENT for a list that is none. */
+/* The attributes `before` and a shape; TN_ERR_ARGUMENT for a list that is none, TN_ERR_SHAPE for a negative extent. */
 static tn_status put_shape(tn_attrs *a, const char *op, const int64_t *shape, int rank) {
     if (rank < 0 || rank > TN_MAX_RANK || (rank && !shape))
         return tn_fail(TN_ERR_ARGUMENT, "%s: a shape of %d extents; 0 to %d are possible", op, rank, TN_MAX_RANK);
     a->i[a->n_i++] = rank;
-    for (int d = 0; d < rank; d++)
+    for (int d = 0; d < rank; d++) {
+        if (shape[d] < 0)
+            return tn_fail(TN_ERR_SHAPE, "%s: extent %lld of dimension %d is negative", op, (long long)shape[d], d);
         a->i[a->n_i++] = shape[d];
+    }
     return TN_OK;
 }
 
-/* Elements of a shape that may still be wrong: then the op says so, and no number is used. */
+/* Elements of a shape that may still be too large: then the op says so, and no number is used. */
 static int64_t element_count(const int64_t *shape, int rank) {
     int64_t count = 1;
     for (int d = 0; d < rank; d++)
-        if (shape[d] < 0 || tn_mul_overflow(count, shape[d], &count)) return 0;
-    return count;
+        if (tn_mul_overflow(count, shape[d], &count)) return 0;
+    return count > INT64_MAX / 8 ? 0 : count;
 }
 
 /* Records op(key, counter; attributes of a, shape), which uses `each` numbers an element. */
@@ -678,6 +687,8 @@ tn_tensor *(tn_randint)(int64_t low, int64_t high, const int64_t *shape, int ran
 
 /* randperm(n): the numbers 0 … n - 1 in random order, as i64. */
 tn_tensor *(tn_randperm)(int64_t n) {
+    if (n < 0)
+        return tn_tensor_error(tn_fail(TN_ERR_SHAPE, "randperm: n is %lld; it must be at least 0", (long long)n));
     tn_tensor *bits = record_shaped(TN_OP_RANDOM_BITS, "randperm", (tn_attrs){.n_i = 1}, &n, 1, 1);
     tn_tensor *order = (tn_argsort)(bits, 0, false);
     tn_free(bits);

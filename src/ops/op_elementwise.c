@@ -767,10 +767,19 @@ static tn_status infer_arange(tn_infer *c) {
     int64_t dtype = c->attrs->i[TN_ARANGE_DTYPE];
     if (dtype < 0 || dtype >= TN_PLAIN_DTYPES || dtype == TN_BOOL)
         return tn_fail(TN_ERR_DTYPE, "arange: %s is no number type", tn_dtype_name((tn_dtype)dtype));
-    double steps = (f[TN_ARANGE_END] - f[TN_ARANGE_START]) / f[TN_ARANGE_STEP], length = ceil(steps);
-    if (!(steps >= 0 && length < 0x1p53))
+    double start = f[TN_ARANGE_START], end = f[TN_ARANGE_END], step = f[TN_ARANGE_STEP];
+    double steps = (end - start) / step, length = ceil(steps);
+    if (!isfinite(start) || !isfinite(end) || isnan(step) || step == 0)
+        return tn_fail(TN_ERR_ARGUMENT,
+                       "arange: from %g to %g in steps of %g: start and end must be finite, step not 0", start, end,
+                       step);
+    if (steps < 0)
         return tn_fail(TN_ERR_ARGUMENT, "arange: from %g to %g in steps of %g never ends there: turn the step's sign",
-                       f[TN_ARANGE_START], f[TN_ARANGE_END], f[TN_ARANGE_STEP]);
+                       start, end, step);
+    if (!(length < 0x1p53))
+        return tn_fail(TN_ERR_ARGUMENT,
+                       "arange: from %g to %g in steps of %g are %g elements; fewer than 2^53 are possible", start, end,
+                       step, length);
     c->dtype = (tn_dtype)dtype;
     c->rank = 1;
     c->shape[0] = (int64_t)length;

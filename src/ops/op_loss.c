@@ -16,16 +16,9 @@ static tn_node *spread_loss(tn_build *b, tn_node *dy, int64_t reduction, int64_t
     return reduction == TN_REDUCTION_MEAN ? tn_b_scale(b, dy, 1.0 / (double)count) : dy;
 }
 
-static tn_status check_reduction(const tn_infer *c, int64_t reduction) {
-    if (reduction >= TN_REDUCTION_MEAN && reduction <= TN_REDUCTION_NONE) return TN_OK;
-    return tn_fail(TN_ERR_ARGUMENT, "%s: %lld is no reduction; use TN_REDUCTION_MEAN, _SUM or _NONE", c->row->name,
-                   (long long)reduction);
-}
-
 /* All inputs broadcast together; reduction is the first attribute of all losses of this form. */
 static tn_status infer_distance(tn_infer *c) {
     int64_t reduction = c->attrs->i[0];
-    TRY(check_reduction(c, reduction));
     TRY(tn_need_float(c, 0));
     TRY(tn_infer_broadcast(c));
     if (reduction != TN_REDUCTION_NONE) c->rank = 0;
@@ -276,7 +269,6 @@ static tn_status check_class_weight(const tn_infer *c) {
 
 static tn_status infer_classes(tn_infer *c) {
     const tn_node *t = c->in[1];
-    TRY(check_reduction(c, c->attrs->i[CLASS_REDUCTION]));
     TRY(tn_need_float(c, 0));
     TRY(check_target(c));
     TRY(check_class_weight(c));
@@ -295,7 +287,6 @@ static tn_status infer_cross_entropy(tn_infer *c) {
     const tn_node *x = c->in[0];
     TRY(tn_need_range(c, "label_smoothing", c->attrs->f[TN_CROSS_ENTROPY_LABEL_SMOOTHING], 0, 1));
     if (!of_probabilities(c->in[1])) return infer_classes(c);
-    TRY(check_reduction(c, c->attrs->i[CLASS_REDUCTION]));
     TRY(tn_need_float(c, 0));
     TRY(check_probabilities(c));
     TRY(check_class_weight(c));

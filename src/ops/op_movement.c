@@ -245,13 +245,14 @@ static int64_t resolve_slice(int64_t size, int64_t *start, int64_t *stop, int64_
 static tn_status infer_slice(tn_infer *c) {
     const tn_node *x = c->in[0];
     int64_t *a = c->attrs->i, step = a[TN_SLICE_STEP];
-    if (step == 0 || step < -INT32_MAX || step > INT32_MAX)
-        return tn_fail(TN_ERR_ARGUMENT, "slice: a step of %lld: take one that is not 0", (long long)step);
+    if (step == 0) return tn_fail(TN_ERR_ARGUMENT, "slice: step is 0; it must be another number");
     if (x->rank == 0) return tn_fail(TN_ERR_SHAPE, "slice: the tensor has no dimension");
     TRY(tn_infer_same(c));
     TRY(tn_infer_dim(c, a[TN_SLICE_DIM], x->rank, &a[TN_SLICE_DIM]));
     int64_t dim = a[TN_SLICE_DIM];
     tn_node_layout(x, &c->offset, c->stride);
+    int64_t longest = tn_max64(x->shape[dim], INT32_MAX); /* leads outside at once, as all longer ones do */
+    a[TN_SLICE_STEP] = step = tn_max64(tn_min64(step, longest), -longest);
     int64_t count = resolve_slice(x->shape[dim], &a[TN_SLICE_START], &a[TN_SLICE_STOP], step);
     if (count > 0) c->offset += a[TN_SLICE_START] * c->stride[dim];
     c->stride[dim] *= step;
@@ -559,8 +560,9 @@ static tn_status infer_pad(tn_infer *c) {
         if (before || after) c->symbol[d] = 0;
         bool too_much = tn_add_overflow(size, before, &size) || tn_add_overflow(size, after, &size);
         if (too_much || size < 0)
-            return tn_fail(TN_ERR_SHAPE, "pad: extent %lld of dimension %d with pads %lld and %lld is negative",
-                           (long long)c->shape[d], d, (long long)before, (long long)after);
+            return tn_fail(TN_ERR_SHAPE, "pad: extent %lld of dimension %d with pads %lld and %lld is %s",
+                           (long long)c->shape[d], d, (long long)before, (long long)after,
+                           too_much ? "more than 64 bits hold" : "negative");
         c->shape[d] = size;
     }
     return tn_infer_shape(c, c->shape, c->rank);

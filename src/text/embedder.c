@@ -144,12 +144,29 @@ static tn_status open_embedder(tn_embedder *e, const char *folder, const tn_embe
     return leave_embedder(e, before, take_weights(e));
 }
 
+static tn_status check_options(const tn_embedder_options *o) {
+    if ((unsigned)o->pooling > TN_POOLING_MAX)
+        return tn_backend_fail(
+            TN_ERR_ARGUMENT,
+            "tn_embedder_open: pooling is %d; it must be one of TN_POOLING_DEFAULT, TN_POOLING_MEAN, "
+            "TN_POOLING_CLS, TN_POOLING_MAX",
+            (int)o->pooling);
+    if ((unsigned)o->norm > TN_EMBED_NORM_UNIT)
+        return tn_backend_fail(
+            TN_ERR_ARGUMENT,
+            "tn_embedder_open: norm is %d; it must be one of TN_EMBED_NORM_DEFAULT, TN_EMBED_NORM_NONE, "
+            "TN_EMBED_NORM_UNIT",
+            (int)o->norm);
+    return TN_OK;
+}
+
 tn_status tn_embedder_open(const char *folder, const tn_embedder_options *options, tn_embedder **out) {
     if (!out) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_embedder_open: out is NULL");
     *out = NULL;
     if (!folder) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_embedder_open: the folder is NULL");
     tn_embedder_options o = TN_EMBEDDER_DEFAULTS;
     TRY(tn_options_read(&o, options, "tn_embedder_open", "tn_embedder_options o = TN_EMBEDDER_DEFAULTS"));
+    TRY(check_options(&o));
     tn_embedder *e = tn_txt_zalloc(1, sizeof *e);
     if (!e) return TN_ERR_MEMORY;
     e->device = o.device ? o.device : tn_current_device();

@@ -136,13 +136,6 @@ static tn_status read_sizes_encoder(const hf_folder *f, encoder_config *c) {
     return TN_OK;
 }
 
-static tn_status check_options(const tn_embedder_options *o) {
-    if ((unsigned)o->pooling <= TN_POOLING_MAX && (unsigned)o->norm <= TN_EMBED_NORM_UNIT) return TN_OK;
-    return tn_backend_fail(TN_ERR_ARGUMENT,
-                           "embedder: pooling is %d and norm %d; they must be a tn_pooling and a tn_embed_norm",
-                           (int)o->pooling, (int)o->norm);
-}
-
 /* ---- weights ----------------------------------------------------------------------------------------------------- */
 
 static tn_status check_weight(const hf_folder *f, encoder_config *c, const char *name, int64_t rows, int64_t columns) {
@@ -238,7 +231,6 @@ tn_status tn_encoder_configure(hf_folder *f, const tn_embedder_options *options,
     TRY(find_family(f, out));
     TRY(refuse_features(f));
     TRY(read_sizes_encoder(f, out));
-    TRY(check_options(options));
     TRY(tn_encoder_modules(f, options, out));
     char probe[HF_NAME_SIZE];
     tn_encoder_name(out, -1, TABLE_WORDS, ".weight", probe);

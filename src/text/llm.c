@@ -279,7 +279,18 @@ static tn_status mend(tn_llm *m, tn_status failure) {
 
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
 
-static double gib(int64_t bytes) { return (double)bytes / (1 << 30); }
+/* The largest unit of which `bytes` are one or more. */
+typedef struct size_unit {
+    const char *name;
+    double bytes;
+} size_unit;
+
+static size_unit unit_of(int64_t bytes) {
+    static const size_unit units[] = {{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}};
+    for (size_t i = 0; i < sizeof units / sizeof *units; i++)
+        if ((double)bytes >= units[i].bytes) return units[i];
+    return (size_unit){"bytes", 1};
+}
 
 /* What would make it fit: a context that is as long as the room allows. */
 static tn_status too_large(const tn_llm *m, const tn_llm_facts *f, int64_t room) {
@@ -293,12 +304,14 @@ static tn_status too_large(const tn_llm *m, const tn_llm_facts *f, int64_t room)
                  pages * LLM_PAGE);
     else
         snprintf(fix, sizeof fix, "take a model of fewer weights or bits, or another device (trunnion devices)");
+    size_unit unit = unit_of(f->total_bytes), left = unit_of(room);
     return tn_backend_fail(TN_ERR_MEMORY,
-                           "'%s' needs %.2f GiB: %.2f for weights, %.2f for the cache of %" PRId64
-                           " tokens, %.2f to compute in; %.2f GiB are free. %s",
-                           tn_llm_source_path(&m->file->source), gib(f->total_bytes), gib(f->weights_bytes),
-                           gib(f->cache_bytes), f->context, gib(f->activation_bytes + f->runtime_bytes), gib(room),
-                           fix);
+                           "'%s' needs %.2f %s: %.2f for weights, %.2f for the cache of %" PRId64
+                           " tokens, %.2f to compute in; %.2f %s are free. %s",
+                           tn_llm_source_path(&m->file->source), (double)f->total_bytes / unit.bytes, unit.name,
+                           (double)f->weights_bytes / unit.bytes, (double)f->cache_bytes / unit.bytes, f->context,
+                           (double)(f->activation_bytes + f->runtime_bytes) / unit.bytes, (double)room / left.bytes,
+                           left.name, fix);
 }
 
 static tn_status read_options_llm(const tn_llm_options *given, const char *function, tn_llm_options *o) {

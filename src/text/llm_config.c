@@ -538,7 +538,10 @@ static tn_status take_options(const llm_source *s, const tn_llm_options *options
         return tn_backend_fail(TN_ERR_ARGUMENT, "a context of %" PRId64 " tokens; '%s' was trained for 1 to %" PRId64,
                                o.context, tn_llm_source_path(s), c->trained_context);
     if ((unsigned)o.cache > TN_LLM_CACHE_F32)
-        return tn_backend_fail(TN_ERR_ARGUMENT, "language model: cache is %d; it must be a tn_llm_cache", (int)o.cache);
+        return tn_backend_fail(TN_ERR_ARGUMENT,
+                               "language model: cache is %d; it must be one of TN_LLM_CACHE_F16, TN_LLM_CACHE_BF16, "
+                               "TN_LLM_CACHE_F32",
+                               (int)o.cache);
     int64_t usual = c->trained_context < LLM_DEFAULT_CONTEXT ? c->trained_context : LLM_DEFAULT_CONTEXT;
     c->context = o.context ? o.context : usual;
     c->cache = caches[o.cache];
