@@ -9,7 +9,7 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-TABLE = ROOT / "src" / "formats" / "onnx" / "onnx_attributes.c"
+TABLE = ROOT / "src" / "onnx" / "onnx_attributes.c"
 LETTERS = {"FLOAT": "f", "INT": "i", "STRING": "s", "TENSOR": "t", "GRAPH": "g", "FLOATS": "F", "INTS": "I",
            "STRINGS": "S", "GRAPHS": "G", "SPARSE_TENSOR": "x", "TYPE_PROTO": "T"}
 LEFT_OUT = {("", "Pad", "paddings")}  # of opset 1, under another name than later
