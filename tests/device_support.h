@@ -28,6 +28,7 @@ static const char *const cleared[] = {
     "FAKE_DOES",
     "FAKE_RESULT",
     "FAKE_COUNT",
+    "FAKE_VERSION",
 };
 
 /* Compilers without which devices are of no use: files that are there, and are never loaded by looking. */

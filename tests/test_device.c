@@ -348,8 +348,8 @@ static void engines_are_found_without_being_loaded(void **state) {
     setenv("TRUNNION_TORCH_LIB", build_fake("engine.c", "site/torch/lib/libtorch_cpu.so", ""), 1);
     tn_device_list *l = list_new(true);
     const tn_backend_info *ort = backend_in(l, "engine:onnxruntime"), *torch = backend_in(l, "engine:torch");
-    assert_string_equal(ort->reason_code, "no_driver");
-    assert_text_has(ort->reason, "found ONNX Runtime 1.31.1; this version");
+    assert_true(ort->available && ort->devices[0].usable);
+    assert_string_equal(ort->reason_code, "none");
     assert_string_equal(ort->fix, "");
     assert_string_equal(ort->devices[0].id, "engine:onnxruntime");
     assert_string_equal(ort->devices[0].name, "ONNX Runtime 1.31.1");
@@ -361,9 +361,9 @@ static void engines_are_found_without_being_loaded(void **state) {
 
 static void old_engine_is_refused_by_its_file_name(void **state) {
     (void)state;
-    setenv("TRUNNION_ONNXRUNTIME_LIB", build_fake("engine.c", "libonnxruntime.so.1.2.0", ""), 1);
+    setenv("TRUNNION_ONNXRUNTIME_LIB", build_fake("engine.c", "libonnxruntime.so.1.17.3", ""), 1);
     setenv("TRUNNION_TORCH_LIB", build_fake("engine.c", "libtorch_cpu.so.1.13", ""), 1);
-    assert_reason("engine:onnxruntime", "too_old", "1.2.0");
+    assert_reason("engine:onnxruntime", "too_old", "1.17.3");
     assert_reason("engine:torch", "too_old", "1.13");
 }
 

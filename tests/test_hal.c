@@ -150,13 +150,13 @@ static void fallback_policies_do_what_they_say(void **state) {
 
 static void named_backend_without_driver_says_what_was_found(void **state) {
     (void)state;
-    setenv("TRUNNION_ONNXRUNTIME_LIB", build_fake("engine.c", "libonnxruntime.so.1.31.1", ""), 1);
+    setenv("TRUNNION_TORCH_LIB", build_fake("engine.c", "libtorch_cpu.so.2.15", ""), 1);
     tn_device_options o = TN_DEVICE_DEFAULTS;
     o.fallback = TN_FALLBACK_STRICT;
     tn_device *d;
-    assert_int_equal(tn_device_open("engine:onnxruntime", &o, NULL, &d), TN_ERR_UNAVAILABLE);
+    assert_int_equal(tn_device_open("engine:torch", &o, NULL, &d), TN_ERR_UNAVAILABLE);
     assert_null(d);
-    assert_text_has(tn_error(), "found ONNX Runtime 1.31.1; this version");
+    assert_text_has(tn_error(), "found LibTorch 2.15; this version");
 }
 
 static void failing_open_is_a_step(void **state) {

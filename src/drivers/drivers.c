@@ -17,7 +17,11 @@ const tn_backend_row tn_backend_rows[] = {
     {.name = "cpu", .title = "CPU", .driver = &tn_driver_cpu, .is_cpu = true},
     {.name = "engine:onnxruntime",
      .title = "ONNX Runtime",
-     .driver = BUILT(TRUNNION_WITH_ONNXRUNTIME, tn_driver_onnxruntime)},
-    {.name = "engine:torch", .title = "LibTorch", .driver = BUILT(TRUNNION_WITH_TORCH, tn_driver_torch)},
+     .driver = BUILT(TRUNNION_WITH_ONNXRUNTIME, tn_driver_onnxruntime),
+     .is_engine = true},
+    {.name = "engine:torch",
+     .title = "LibTorch",
+     .driver = BUILT(TRUNNION_WITH_TORCH, tn_driver_torch),
+     .is_engine = true},
     {0},
 };

@@ -131,8 +131,11 @@ static void fill_table(void) {
     done = true;
     for (const tn_backend_row *row = tn_backend_rows; row->name && table_count < TN_MOST_BACKENDS; row++)
         if (is_wanted(row))
-            table[table_count++] =
-                (tn_backend){.name = row->name, .title = row->title, .driver = row->driver, .is_cpu = row->is_cpu};
+            table[table_count++] = (tn_backend){.name = row->name,
+                                                .title = row->title,
+                                                .driver = row->driver,
+                                                .is_cpu = row->is_cpu,
+                                                .is_engine = row->is_engine};
     tn_plugins_add();
 }
 
@@ -215,7 +218,8 @@ static tn_status device_get(const tn_backend *b, const tn_device_info *info, con
     if (!d) return TN_ERR_MEMORY;
     d->driver = b->driver;
     d->info = *info;
-    d->is_cpu = b->is_cpu;
+    d->is_cpu = b->is_cpu || b->is_engine;
+    d->is_engine = b->is_engine;
     d->fallback = o->fallback;
     static uint64_t serial; /* guarded by the registry's lock */
     d->serial = ++serial;

@@ -23,7 +23,7 @@ typedef struct tn_refusal {
 typedef struct tn_backend {
     const char *name, *title;
     const tn_driver *driver;   /* NULL: left out at build time */
-    bool is_cpu;
+    bool is_cpu, is_engine;
     tn_probe_result *found;    /* discovery.c: the last look; NULL before it */
     uint64_t key;              /* discovery.c: what the last look depended on; 0: it is not to be relied on */
     double probed_at;          /* discovery.c: when a probe last answered, as tn_now; 0: not in this process */

@@ -26,6 +26,7 @@ struct tn_device {
     int opens;
     bool says_exact;                /* caps.exact by the driver's word; certification may have found otherwise */
     bool is_cpu;                    /* native kernels of src/cpu may run on its buffers */
+    bool is_engine;                 /* another library computes the graphs; memory and kernels are the cpu's */
     tn_fallback fallback;           /* may the host compute what it cannot? */
     struct tn_host_rows *host_rows; /* device.c: what it did compute; NULL: nothing */
     void *kernels;                  /* kernel.c's table, by structure */
@@ -204,6 +205,7 @@ typedef struct tn_backend_row {
     const char *name, *title;
     const tn_driver *driver; /* NULL: left out at build time */
     bool is_cpu;
+    bool is_engine;        /* a library that computes whole graphs on the host's memory (plan/engine.h) */
     const char *wanted_by; /* listed only if this variable of the environment is "1"; NULL: always */
 } tn_backend_row;
 extern const tn_backend_row tn_backend_rows[];

@@ -281,6 +281,7 @@ static void put_info(onnx_export *x, tn_str *to, int field, const char *name, co
 static void refuse_export(onnx_export *x, const tn_node *n, const char *why) {
     char text[160];
     if (x->status != TN_OK) return;
+    x->refused = n;
     tn_node_describe(n, text, sizeof text);
     sticks(x, tn_fail(TN_ERR_UNSUPPORTED, "ONNX export: %s: %s", text, why));
 }
@@ -342,6 +343,10 @@ static const char *weight_name(const onnx_export *x, const tn_node *n) {
 }
 
 static void write_leaf(onnx_export *x, const tn_node *n) {
+    if (x->for_engine) {
+        refuse_export(x, n, "its value is not among those that the graph is given");
+        return;
+    }
     int32_t id = n->buffer ? tn_map_find(&x->names, n->buffer) : -1;
     const tn_node *root = n->flags & TN_NODE_VIEW ? n->root : n;
     if (id >= 0) {
@@ -389,7 +394,9 @@ static bool is_written(const onnx_export *x, const tn_node *n) { return tn_map_f
 static const tn_node *resolve(onnx_export *x, const tn_node *n) {
     enum { MAX_NESTING = 64 };
     for (int depth = 0; x->status == TN_OK; depth++) {
-        if (is_written(x, n) || is_leaf(n) || n->op == TN_OP_RUNTIME_SCALAR || onnx_writer_of(n)) return n;
+        bool expanded = x->for_engine && n->expansion;
+        if (is_written(x, n) || is_leaf(n) || n->op == TN_OP_RUNTIME_SCALAR || (!expanded && onnx_writer_of(n)))
+            return n;
         int32_t id = tn_map_find(&x->made, n);
         if (id < 0) {
             tn_node *as = n->expansion ? n->expansion : onnx_composed(&x->build, n);
@@ -714,6 +721,39 @@ static void export_end(onnx_export *x) {
     tn_mem_free(x->composed);
     tn_map_free(&x->names);
     tn_map_free(&x->made);
+}
+
+int onnx_element_type(tn_dtype dtype) { return (int)export_type_of(dtype); }
+
+static void add_engine_input(onnx_export *x, const tn_node *n, const char *name) {
+    if (tn_dtype_is_quantized((tn_dtype)n->dtype)) refuse_export(x, n, "weights in blocks");
+    if (export_type_of((tn_dtype)n->dtype) == ONNX_UNDEFINED) refuse_export(x, n, "ONNX has no such type");
+    name_is(x, n, name);
+    put_info(x, &x->inputs, GRAPH_INPUT, name, n);
+}
+
+static void write_engine_graph(onnx_export *x, const tn_engine_graph *g) {
+    for (int i = 0; i < g->input_count; i++)
+        add_engine_input(x, g->inputs[i], onnx_name(x, "i%d", i));
+    for (int i = 0; i < g->scalar_count; i++)
+        add_engine_input(x, g->scalars[i], onnx_name(x, "s%d", i));
+    for (int i = 0; i < g->output_count && x->status == TN_OK; i++)
+        write_output(x, g->outputs[i], onnx_name(x, "o%d", i));
+}
+
+tn_status onnx_export_graph(const tn_engine_graph *g, tn_str *model, const tn_node **refused) {
+    onnx_export x = {.for_engine = true};
+    int64_t bytes = 0;
+    write_engine_graph(&x, g);
+    tn_status s = x.status == TN_OK ? model_head(&x, "graph", model, &bytes) : x.status;
+    if (s == TN_OK && bytes > MOST_BYTES)
+        s = tn_fail(TN_ERR_UNSUPPORTED, "the graph takes %lld MiB, one model holds 2047", (long long)(bytes >> 20));
+    const tn_str *parts[] = {&x.nodes, &x.constants, &x.inputs, &x.outputs};
+    for (size_t i = 0; i < TN_COUNT(parts) && s == TN_OK; i++)
+        tn_str_addn(model, tn_str_text(parts[i]), parts[i]->length);
+    *refused = x.refused;
+    export_end(&x);
+    return s == TN_OK && model->failed ? TN_ERR_MEMORY : s;
 }
 
 tn_status tn_onnx_export(const char *path, const tn_named_tensor *inputs, int input_count,

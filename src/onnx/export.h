@@ -9,7 +9,7 @@
 #include "base/base.h"
 #include "gen/ops_build.h"
 #include "onnx/onnx.h"
-#include "plan/plan.h"
+#include "plan/engine.h"
 
 /* ---- protobuf (wire.c) ------------------------------------------------------------------------------------------ */
 
@@ -47,7 +47,9 @@ typedef struct onnx_export {
     const tn_named_tensor *weights;
     int weight_count;
     int scalar_count;
-    const char *data_file; /* where the leaves' bytes are, beside the model; NULL: in it */
+    bool for_engine;        /* leaves are inputs, and a composed op is what the recording computes it as */
+    const tn_node *refused; /* what there is no operator for */
+    const char *data_file;  /* where the leaves' bytes are, beside the model; NULL: in it */
     struct {
         const char *value, *name; /* its extent as a list of one i64, once it is asked for; its name in the file */
         const char *source;       /* an input that has it as its extent `dim`; NULL: none */
@@ -78,6 +80,12 @@ const char *onnx_write_list(onnx_export *x, const int64_t *v, int count);
 const char *onnx_write_table(onnx_export *x, const int64_t *v, const int64_t *shape, int rank); /* i64 */
 const char *onnx_write_shape(onnx_export *x, const tn_node *n); /* n's extents, those with a symbol read at the run */
 const char *onnx_write_cast(onnx_export *x, const char *value, tn_dtype dtype);
+
+/* The graph as a model in memory, for an engine: its inputs are called i0, i1, …, runtime scalars s0, …, outputs o0, …,
+ * in this order. TN_ERR_UNSUPPORTED with *refused when ONNX has no operator for a node. */
+tn_status onnx_export_graph(const tn_engine_graph *g, tn_str *model, const tn_node **refused);
+/* The type of elements in the file, TensorProto.DataType. */
+int onnx_element_type(tn_dtype dtype);
 
 /* ---- ops (export_ops.c) ------------------------------------------------------------------------------------------ */
 

@@ -407,6 +407,10 @@ static tn_status evaluate_targets(tn_recorder *r, tn_plan_cache *c, tn_node *con
             give_up(r, b, s, true);
             return s;
         }
+        if (s != TN_OK && s != TN_ERR_MEMORY && p->device->is_engine) { /* its words name what was wrong */
+            give_up(r, b, s, false);
+            return s;
+        }
         if (s == TN_ERR_ARGUMENT && p->failed) {
             s = tn_check_name_line(p, s);
             give_up(r, b, s, false);
@@ -457,7 +461,7 @@ tn_status tn_flush(tn_recorder *r, tn_node *const *targets, int count) {
     return s;
 }
 
-const tn_engine tn_graph_engine = {.flush = tn_flush, .expand = tn_expand_node};
+const tn_evaluator tn_graph_evaluator = {.flush = tn_flush, .expand = tn_expand_node};
 
 /* ==== order between queues ======================================================================================== */
 /* On a queue of the interface, and on a device's own, the caller makes the driver's calls itself. For a queue's thread

@@ -7,9 +7,10 @@
  * A plan of a device that lacks something has groups which the host computes (placement.c): what they read is fetched
  * into the host's part of the memory, once a run, and what the device or the caller needs of their results is sent
  * back. */
+#include "plan/plan.h"
 #include "gen/ops_build.h"
 #include "hal/hal.h"
-#include "plan/plan.h"
+#include "plan/engine.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -685,7 +686,10 @@ static tn_status copy_key(tn_plan *p, const tn_binding *b) {
 
 static tn_status plan_steps(tn_graph_plan *g, tn_plan *p) {
     size_t copies = 0;
+    bool made = false;
     TRY(copy_key(p, g->binding));
+    if (p->device->is_engine) TRY(tn_engine_plan(g->binding, p, &made));
+    if (made) return TN_OK;
     TRY(tn_values_make(g));
     TRY(tn_vendor_choose(g));
     TRY(fuse_and_place(g, p));
@@ -759,6 +763,7 @@ void tn_plan_free(tn_plan *p) {
         tn_command_list_free(p->commands[i].list);
         tn_kernel_release(p->commands[i].kernel);
         tn_vendor_free(p->commands[i].vendor);
+        tn_engine_call_free(p->commands[i].engine);
     }
     for (size_t i = 0; i < p->owned_count; i++)
         tn_mem_free(p->owned[i]);
@@ -813,6 +818,7 @@ static tn_status run_command(tn_plan *p, const tn_command *c) {
     case TN_CMD_KERNEL: return tn_kernel_launch(c->device, c->kernel, c->launches, c->launch_count);
     case TN_CMD_NATIVE: return run_native(c);
     case TN_CMD_VENDOR: return tn_vendor_run(p->device, c->vendor, c->pointers);
+    case TN_CMD_ENGINE: return tn_engine_call_run(c->engine, c->pointers, c->scalars);
     case TN_CMD_SEND: return copy(p, c, 0);
     case TN_CMD_FETCH: return copy(p, c, 1);
     case TN_CMD_COPY: return copy(p, c, 2);

@@ -10,6 +10,7 @@
  *   workgroup_lower.c  the same for products and native ops on devices with workgroups
  *   native.c           groups that a kernel of cpu/ computes; native_conv.c: convolutions
  *   index_check.c      indices compared with their range while a plan runs
+ *   engine_plan.c      plans of devices whose graphs another library computes (engine.h)
  *   layout.c           where the values of a plan lie: states, the arena
  *   plan.c             groups → commands: order, the commit section; running them
  *   tuner.c            measures the ways to compute a product
@@ -331,7 +332,8 @@ typedef enum tn_command_kind {
     TN_CMD_VENDOR,
     TN_CMD_COPY,
     TN_CMD_FETCH,
-    TN_CMD_SEND
+    TN_CMD_SEND,
+    TN_CMD_ENGINE
 } tn_command_kind;
 
 /* pointers[pointer] = address of slot + offset, done when a run is bound to another address. */
@@ -354,9 +356,10 @@ typedef struct tn_command {
     int64_t launch_count;
     tn_native *native;             /* NATIVE */
     struct tn_vendor_call *vendor; /* VENDOR */
+    struct tn_engine_call *engine; /* ENGINE */
     tn_device *device;             /* KERNEL: where; the plan's, or the cpu */
-    void **pointers;     /* NATIVE, VENDOR; COPY, FETCH, SEND (to, from): operands, inside the plan's pointers */
-    kir_scalar *scalars; /* NATIVE: its epilogue's */
+    void **pointers;     /* operands, inside the plan's pointers; COPY, FETCH, SEND: to, from */
+    kir_scalar *scalars; /* NATIVE: its epilogue's; ENGINE: the recording's */
     size_t bytes;        /* COPY, FETCH, SEND */
     bool commit;
     tn_command_list *list; /* KERNEL: this and the next listed - 1 commands gathered, NULL: not (yet) */
@@ -531,7 +534,7 @@ size_t tn_native_bytes(void);
 static inline bool tn_number_varies(const tn_binding *b, const tn_node *n) {
     return (n->flags & TN_NODE_VARIES) && !(n->flags & TN_NODE_VIEW) && b->varies;
 }
-/* tn_engine's flush: computes what is pending. */
+/* tn_evaluator's flush: computes what is pending. */
 tn_status tn_flush(tn_recorder *r, tn_node *const *targets, int count);
 tn_status tn_binding_make(tn_binding *b, tn_recorder *r, const tn_node *const *targets, int count);
 void tn_binding_free(tn_binding *b);

@@ -343,6 +343,7 @@ tn_status tn_binding_make(tn_binding *b, tn_recorder *r, const tn_node *const *t
     mark_outputs(b, targets, count);
     TRY(list_outputs(b));
     if (b->output_count == 0) return TN_OK;
+    b->varies &= !b->device->is_engine; /* its graphs have numbers and offsets as constants */
     TRY(mark_needed(b));
     key_number(b);
     return write_key_key(b);

@@ -448,12 +448,12 @@ void tn_node_fix(tn_node *n);
 /* ---- supplied by plan/ ------------------------------------------------------------------------------------------- */
 
 /* What the recorder needs of the layers above it. A program that links tensor/ without plan/ defines its own. */
-typedef struct tn_engine {
+typedef struct tn_evaluator {
     /* Gives buffers to the nodes of `targets`, to every pending node with live handles, and to states. */
     tn_status (*flush)(tn_recorder *r, tn_node *const *targets, int count);
     tn_status (*expand)(tn_node *n); /* makes n->expansion (plan/passes.h) */
-} tn_engine;
-extern const tn_engine tn_graph_engine;
+} tn_evaluator;
+extern const tn_evaluator tn_graph_evaluator;
 
 /* ==== the recorder, for the planner =============================================================================== */
 

@@ -501,7 +501,7 @@ static bool flush_shortens(const tn_recorder *r) {
 static tn_status recorder_bound(tn_recorder *r) {
     if (r->count < TN_MAX_PENDING || r->count < r->limit) return TN_OK;
     if (r->capturing || r->planning || r->differentiating) return TN_OK;
-    if (flush_shortens(r)) return tn_graph_engine.flush(r, NULL, 0);
+    if (flush_shortens(r)) return tn_graph_evaluator.flush(r, NULL, 0);
     r->limit = 2 * r->count;
     return TN_OK;
 }
@@ -671,7 +671,7 @@ static __attribute__((noinline)) tn_status expand_varying(tn_recorder *r, tn_nod
     if (tn_op(n->op)->kind != TN_COMPOSED) return TN_OK;
     bool before = r->varying;
     r->varying = true;
-    tn_status s = tn_graph_engine.expand(n);
+    tn_status s = tn_graph_evaluator.expand(n);
     r->varying = before;
     return s;
 }

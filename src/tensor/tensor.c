@@ -881,7 +881,7 @@ tn_status tn_make_state(tn_tensor *t) {
     tn_recorder *r = tn_recorder_here();
     if (!s || !r) return TN_ERR_MEMORY;
     if (s->state) return TN_OK;
-    TRY(tn_graph_engine.flush(r, &n, 1));
+    TRY(tn_graph_evaluator.flush(r, &n, 1));
     if (!n->buffer)
         return tn_fail(TN_ERR_STATE,
                        "tn_make_state: another thread recorded this tensor and must evaluate it (tn_eval) first");

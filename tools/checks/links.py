@@ -22,7 +22,8 @@ SEAMS = {
     "tn_op_rows": "ops",  # the recorder looks ops up in this table
     "tn_index_rules": "ops",  # which ops take indices
     "tn_check_indices": "ops",
-    "tn_graph_engine": "plan",  # computing what is recorded
+    "tn_graph_evaluator": "plan",  # computing what is recorded
+    "tn_engines": "engines",  # libraries that compute whole graphs
 }
 
 

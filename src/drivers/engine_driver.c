@@ -1,0 +1,252 @@
+/* engine_driver.c — the drivers of engines: ONNX Runtime, LibTorch.
+ *
+ * An engine computes whole graphs (plan/engine.h); what a driver has to have besides, memory and kernels, is the cpu's.
+ *
+ * Loading LibTorch takes a third of a second and a hundred megabytes; a listing must not cost that. So a probe only
+ * locates the library. The version stands in the file's name (libonnxruntime.so.1.31.1), or beside the library: in the
+ * folder that pip leaves (torch-2.15.0.dist-info) or the file of the unpacked archive (build-version). The library is
+ * loaded when the device is opened by name: first in a process of its own, so that one that crashes or hangs there is
+ * refused with that as the reason. */
+#include <glob.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "drivers/drivers.h"
+#include "drivers/probe.h"
+#include "vendor/onnxruntime.h"
+
+#if TRUNNION_WITH_ONNXRUNTIME || TRUNNION_WITH_TORCH
+
+typedef struct engine {
+    const tn_library_spec *library;
+    tn_status (*load)(void); /* once a process; TN_ERR_UNAVAILABLE with the reason */
+    bool (*is_loaded)(void);
+    void (*version)(const char *path, char out[32]);
+    int oldest_major, oldest_minor;
+    const char *why_oldest;
+} engine;
+
+/* Copies digits and dots, as far as they go. */
+static void copy_version(char out[32], const char *text) {
+    size_t n = strspn(text, "0123456789.");
+    while (n && text[n - 1] == '.')
+        n--;
+    snprintf(out, 32, "%.*s", (int)n, text);
+}
+
+/* What follows ".so." in the name of the file itself, links followed. */
+static void version_in_name(const char *path, char out[32]) {
+    char real[PATH_MAX];
+    const char *at = realpath(path, real) ? strstr(real, ".so.") : NULL;
+    out[0] = 0;
+    if (at) copy_version(out, at + 4);
+}
+
+static void find_engine(tn_probe *out, const engine *e) {
+    int major = 0, minor = 0;
+    char version[32] = "";
+    if (!tn_library_locate(e->library, out->library, sizeof out->library)) {
+        const char *place = tn_env(e->library->env);
+        if (place)
+            tn_probe_reason(out, TN_REASON_LIBRARY_NOT_FOUND, e->library->fix, "%s: not found where %s points: %.120s",
+                            e->library->title, e->library->env, place);
+        else
+            tn_probe_reason(out, TN_REASON_LIBRARY_NOT_FOUND, e->library->fix, "%s: not found", e->library->title);
+        return;
+    }
+    e->version(out->library, version);
+    int parts = sscanf(version, "%d.%d", &major, &minor);
+    if (parts == 2 && (major < e->oldest_major || (major == e->oldest_major && minor < e->oldest_minor))) {
+        tn_probe_reason(out, TN_REASON_TOO_OLD, e->library->fix, "%s %s is older than %d.%d, %s", e->library->title,
+                        version, e->oldest_major, e->oldest_minor, e->why_oldest);
+        return;
+    }
+    tn_device_info *d = tn_probe_device(out);
+    if (d) snprintf(d->name, sizeof d->name, "%s%s%s", e->library->title, version[0] ? " " : "", version);
+}
+
+#endif
+
+#if TRUNNION_WITH_ONNXRUNTIME
+
+/* ---- opening ----------------------------------------------------------------------------------------------------- */
+
+static void try_load(void *ctx, void *out) {
+    const engine *e = ctx;
+    *(bool *)out = e->load() == TN_OK;
+}
+
+static tn_status open_engine(const engine *e, int index, const tn_device_options *options, void **device) {
+    enum { SECONDS = 30 };
+    bool works = false;
+    const char *why = "", *given = tn_env("TRUNNION_PROBE_SECONDS");
+    int seconds = given && atoi(given) > 0 ? atoi(given) : SECONDS;
+    if (!e->is_loaded() && !tn_child_run(try_load, (void *)(uintptr_t)e, &works, sizeof works, seconds, &why))
+        return tn_fail(TN_ERR_UNAVAILABLE, "%s was loaded in a process of its own, to see whether it works, and %s",
+                       e->library->title, why);
+    TRY(e->load());
+    return tn_driver_cpu.open(index, options, device);
+}
+
+/* ---- what is the cpu's ------------------------------------------------------------------------------------------- */
+
+static void engine_close(void *device) { tn_driver_cpu.close(device); }
+
+static tn_status engine_caps(void *device, tn_caps *out) {
+    TRY(tn_driver_cpu.caps(device, out));
+    out->exact = false; /* an engine adds in an order of its own */
+    return TN_OK;
+}
+
+static tn_status engine_alloc(void *device, size_t bytes, void **address) {
+    return tn_driver_cpu.alloc(device, bytes, address);
+}
+
+static void engine_free(void *device, void *address) { tn_driver_cpu.free(device, address); }
+
+static tn_status engine_load(void *device, const tn_code *code, void **module) {
+    return tn_driver_cpu.load(device, code, module);
+}
+
+static void engine_unload(void *device, void *module) { tn_driver_cpu.unload(device, module); }
+
+static tn_status engine_launch(void *device, void *module, const tn_launch *launches, int64_t count) {
+    return tn_driver_cpu.launch(device, module, launches, count);
+}
+
+static tn_status engine_copy(void *device, void *dst, const void *src, size_t bytes, int kind) {
+    return tn_driver_cpu.copy(device, dst, src, bytes, kind);
+}
+
+static tn_status engine_sync(void *device) { return tn_driver_cpu.sync(device); }
+
+static tn_status engine_memory(void *device, int64_t *total, int64_t *unused) {
+    return tn_driver_cpu.memory(device, total, unused);
+}
+
+static tn_status engine_prepare(void *device, void *module, const tn_launch *launches, int64_t count) {
+    return tn_driver_cpu.prepare(device, module, launches, count);
+}
+
+#define ENGINE_DRIVER(id, words, part)                                                                               \
+    {                                                                                                                \
+        .struct_size = sizeof(tn_driver), .abi = TN_BACKEND_ABI, .name = (id), .title = (words),                     \
+        .probe = part##_probe, .watch = part##_watch, .open = part##_open, .only_by_name = true,                     \
+        .close = engine_close, .caps = engine_caps, .alloc = engine_alloc, .free = engine_free, .load = engine_load, \
+        .unload = engine_unload, .launch = engine_launch, .copy = engine_copy, .sync = engine_sync,                  \
+        .memory = engine_memory, .prepare = engine_prepare,                                                          \
+    }
+
+#endif
+
+/* ---- ONNX Runtime ------------------------------------------------------------------------------------------------ */
+
+#if TRUNNION_WITH_ONNXRUNTIME
+
+static const engine onnxruntime = {
+    .library = &tn_ort_library,
+    .load = tn_ort_load,
+    .is_loaded = tn_ort_is_loaded,
+    .version = version_in_name,
+    .oldest_major = 1,
+    .oldest_minor = 18,
+    .why_oldest = "the first with opset 21, in which graphs are handed to it",
+};
+
+static void onnxruntime_probe(tn_probe *out) { find_engine(out, &onnxruntime); }
+static void onnxruntime_watch(tn_watch_add *add, void *ctx) { tn_probe_watch(onnxruntime.library, add, ctx); }
+static tn_status onnxruntime_open(int index, const tn_device_options *options, void **device) {
+    return open_engine(&onnxruntime, index, options, device);
+}
+
+const tn_driver tn_driver_onnxruntime = ENGINE_DRIVER("engine:onnxruntime", "ONNX Runtime", onnxruntime);
+
+#endif
+
+/* ---- LibTorch ---------------------------------------------------------------------------------------------------- */
+
+#if TRUNNION_WITH_TORCH
+
+/* Cuts the last `levels` parts off a path. */
+static void parent(char *path, int levels) {
+    for (; levels > 0; levels--) {
+        char *slash = strrchr(path, '/');
+        if (slash) *slash = 0;
+    }
+}
+
+static bool version_of_pip(const char *library, char out[32]) {
+    static const char before[] = "/torch-", after[] = "*.dist-info";
+    char pattern[PATH_MAX + 32];
+    glob_t found;
+    snprintf(pattern, PATH_MAX, "%s", library);
+    parent(pattern, 3); /* …/site-packages/torch/lib/libtorch_cpu.so */
+    size_t n = strlen(pattern) + strlen(before);
+    strcat(strcat(pattern, before), after);
+    bool there = glob(pattern, 0, NULL, &found) == 0;
+    if (there) copy_version(out, found.gl_pathv[0] + n);
+    globfree(&found);
+    return there;
+}
+
+static bool version_of_archive(const char *library, char out[32]) {
+    char path[PATH_MAX + 32];
+    char *text;
+    size_t size;
+    snprintf(path, PATH_MAX, "%s", library);
+    parent(path, 2); /* libtorch/lib/libtorch_cpu.so */
+    strcat(path, "/build-version");
+    if (tn_file_read(path, &text, &size, 256) != TN_OK) return false;
+    copy_version(out, text);
+    tn_mem_free(text);
+    return true;
+}
+
+static void torch_version(const char *path, char out[32]) {
+    out[0] = 0;
+    if (!version_of_pip(path, out) && !version_of_archive(path, out)) version_in_name(path, out);
+}
+
+static const char *const torch_names[] = {
+    "libtorch_cpu.so",
+    "libtorch_cpu.so.*",
+    "libtorch_cpu.dylib",
+    "site-packages/torch/lib/libtorch_cpu.so",
+    "site-packages/torch/lib/libtorch_cpu.dylib",
+    "~/.pyenv/versions/*/lib/python3*/site-packages/torch/lib/libtorch_cpu.so",
+    "/opt/libtorch/lib/libtorch_cpu.so",
+    "/usr/local/libtorch/lib/libtorch_cpu.so",
+    "~/libtorch/lib/libtorch_cpu.so",
+    NULL,
+};
+
+/* Not "pip install": nothing would come of it. */
+static const char NO_DRIVER[] =
+    "none: this version of Trunnion has no driver for it yet, installing it changes nothing";
+
+static const tn_library_spec torch_library = {"LibTorch", "TRUNNION_TORCH_LIB", torch_names, NULL, 0, NO_DRIVER};
+
+static const engine torch = {
+    .library = &torch_library,
+    .version = torch_version,
+    .oldest_major = 2,
+    .oldest_minor = 10,
+    .why_oldest = "the first with the whole C interface",
+};
+
+static void torch_probe(tn_probe *out) { find_engine(out, &torch); }
+static void torch_watch(tn_watch_add *add, void *ctx) { tn_probe_watch(torch.library, add, ctx); }
+
+const tn_driver tn_driver_torch = {
+    .struct_size = sizeof(tn_driver),
+    .abi = TN_BACKEND_ABI,
+    .name = "engine:torch",
+    .title = "LibTorch",
+    .probe = torch_probe,
+    .watch = torch_watch,
+    .only_by_name = true,
+};
+
+#endif

@@ -1,0 +1,9 @@
+/* engines.c — the list of engines. plan/ finds that of a device here by its backend's name. */
+#include "engines/engines.h"
+
+const tn_engine *const tn_engines[] = {
+#if TRUNNION_WITH_ONNXRUNTIME
+    &tn_engine_onnxruntime,
+#endif
+    NULL,
+};

@@ -1,0 +1,132 @@
+/* ort_graph.c — recorded graphs on ONNX Runtime: exported as a model in memory, run by a session of it.
+ *
+ * Inputs and results are the plan's memory: the library reads and writes it, nothing is copied. */
+#include <stdio.h>
+#include <string.h>
+
+#include "engines/engines.h"
+#include "onnx/export.h"
+#include "vendor/onnxruntime.h"
+
+#if TRUNNION_WITH_ONNXRUNTIME
+
+typedef struct ort_graph {
+    tn_ort_session *session;
+    tn_ort_tensor *inputs, *outputs; /* without their addresses */
+    bool *is_float;                  /* runtime scalars: made as floats */
+    int input_count, output_count, scalar_count;
+} ort_graph;
+
+static void ort_graph_free(void *compiled) {
+    ort_graph *g = compiled;
+    if (!g) return;
+    tn_ort_session_free(g->session);
+    tn_mem_free(g->inputs);
+    tn_mem_free(g->outputs);
+    tn_mem_free(g->is_float);
+    tn_mem_free(g);
+}
+
+static tn_ort_tensor describe_tensor(const tn_node *n) {
+    tn_ort_tensor t = {.type = onnx_element_type((tn_dtype)n->dtype), .rank = n->rank, .bytes = tn_node_bytes(n)};
+    memcpy(t.shape, n->shape, (size_t)n->rank * sizeof *t.shape);
+    return t;
+}
+
+static tn_status describe_graph(ort_graph *o, const tn_engine_graph *g) {
+    o->inputs = tn_mem_zalloc((size_t)(g->input_count + g->scalar_count) + 1, sizeof *o->inputs);
+    o->outputs = tn_mem_zalloc((size_t)g->output_count + 1, sizeof *o->outputs);
+    o->is_float = tn_mem_zalloc((size_t)g->scalar_count + 1, sizeof *o->is_float);
+    if (!o->inputs || !o->outputs || !o->is_float) return TN_ERR_MEMORY;
+    o->input_count = g->input_count;
+    o->output_count = g->output_count;
+    o->scalar_count = g->scalar_count;
+    for (int i = 0; i < g->input_count; i++)
+        o->inputs[i] = describe_tensor(g->inputs[i]);
+    for (int i = 0; i < g->scalar_count; i++) {
+        o->inputs[g->input_count + i] = describe_tensor(g->scalars[i]);
+        o->is_float[i] = g->scalars[i]->i[0] == TN_SCALAR_FLOAT;
+    }
+    for (int i = 0; i < g->output_count; i++)
+        o->outputs[i] = describe_tensor(g->outputs[i]);
+    return TN_OK;
+}
+
+/* Whatever the library says against a graph, the cpu may still compute it. */
+static tn_status refuse_graph(tn_status s, const tn_node *node, tn_engine_refusal *why) {
+    if (s == TN_ERR_MEMORY) return s;
+    why->node = node;
+    why->code = node ? "no_kernel" : "refused_by_compiler";
+    if (node)
+        snprintf(why->why, sizeof why->why, "has no operator for %s of %s", tn_op(node->op)->name,
+                 tn_dtype_name((tn_dtype)node->dtype));
+    else
+        snprintf(why->why, sizeof why->why, "refused the graph (%.*s)", (int)sizeof why->why - 24, tn_error());
+    return TN_ERR_UNSUPPORTED;
+}
+
+static tn_status compile_model(ort_graph *o, const tn_engine_graph *g, tn_engine_refusal *why) {
+    static const tn_ort_options options = {.level = TN_ORT_ALL};
+    tn_str model = {0};
+    const tn_node *refused = NULL;
+    tn_status s = onnx_export_graph(g, &model, &refused);
+    if (s == TN_OK) s = tn_ort_session_new(NULL, model.text, model.length, &options, &o->session);
+    tn_str_free(&model);
+    return s == TN_OK ? describe_graph(o, g) : refuse_graph(s, refused, why);
+}
+
+static tn_status ort_graph_compile(const tn_engine_graph *g, void **out, tn_engine_refusal *why) {
+    ort_graph *o = tn_mem_zalloc(1, sizeof *o);
+    if (!o) return TN_ERR_MEMORY;
+    tn_status s = compile_model(o, g, why);
+    if (s == TN_OK)
+        *out = o;
+    else
+        ort_graph_free(o);
+    return s;
+}
+
+/* ---- running ----------------------------------------------------------------------------------------------------- */
+
+/* A runtime scalar in the type of its node: its bytes begin at `to`, which has room for any. */
+static void put_scalar(const tn_ort_tensor *t, bool is_float, kir_scalar v, int64_t *to) {
+    double number = is_float ? v.f : (double)v.i;
+    float f = (float)number;
+    *to = is_float ? (int64_t)v.f : v.i;
+    if (t->type == ONNX_DOUBLE) memcpy(to, &number, sizeof number);
+    if (t->type == ONNX_FLOAT) memcpy(to, &f, sizeof f);
+}
+
+static tn_status ort_graph_run(void *compiled, void *const *inputs, void *const *outputs, const kir_scalar *scalars) {
+    enum { FEW = 32 };
+    static char nothing[8]; /* an address for outputs without elements */
+    const ort_graph *g = compiled;
+    size_t in = (size_t)(g->input_count + g->scalar_count), out = (size_t)g->output_count;
+    tn_ort_tensor few[FEW], *all = in + out > FEW ? tn_mem_alloc((in + out) * sizeof *all) : few;
+    int64_t *values = tn_mem_alloc(((size_t)g->scalar_count + 1) * sizeof *values);
+    tn_status s = all && values ? TN_OK : TN_ERR_MEMORY;
+    for (size_t i = 0; i < in + out && s == TN_OK; i++)
+        all[i] = i < in ? g->inputs[i] : g->outputs[i - in];
+    for (int i = 0; i < g->input_count && s == TN_OK; i++)
+        all[i].data = inputs[i];
+    for (int i = 0; i < g->scalar_count && s == TN_OK; i++) {
+        tn_ort_tensor *t = &all[g->input_count + i];
+        put_scalar(t, g->is_float[i], scalars[i], &values[i]);
+        t->data = &values[i];
+    }
+    for (size_t i = 0; i < out && s == TN_OK; i++)
+        all[in + i].data = outputs[i] ? outputs[i] : nothing;
+    if (s == TN_OK) s = tn_ort_run(g->session, all, all + in);
+    if (all != few) tn_mem_free(all);
+    tn_mem_free(values);
+    return s;
+}
+
+const tn_engine tn_engine_onnxruntime = {
+    .backend = "engine:onnxruntime",
+    .compile = ort_graph_compile,
+    .run = ort_graph_run,
+    .free = ort_graph_free,
+};
+
+#endif

@@ -1,0 +1,58 @@
+/* engine.h — what an engine does for the planner: compile a recorded graph, and run it.
+ *
+ * An engine is another library for machine learning (ONNX Runtime, LibTorch) that computes whole graphs. Its device
+ * ("engine:torch") has the host's memory and all kernels of the cpu. A plan of such a device is one command, which the
+ * engine runs, behind it the copies of new values into states. What the engine cannot express is computed by the cpu's
+ * kernels instead, in the same memory; placement reports it with the engine's reason, as it does for other devices.
+ *
+ * To add an engine: a row of drivers/drivers.c (is_engine); a driver in drivers/engine_driver.c, which locates and
+ * loads the library (vendor/NAME.c declares what it calls); and a table of this type in engines/. */
+#ifndef TN_ENGINE_H
+#define TN_ENGINE_H
+
+#include "plan/plan.h"
+
+/* A graph to compile. Inputs and outputs lie in host memory, contiguous in row-major order, at multiples of 64 bytes if
+ * their first byte is their buffer's; no output overlaps an input. */
+typedef struct tn_engine_graph {
+    tn_device *device;
+    const tn_node *const *inputs;  /* where the graph begins: their values are given, whatever they were made of */
+    const tn_node *const *outputs; /* no views */
+    const tn_node *const *scalars; /* runtime scalars, whose values come with each run */
+    int input_count, output_count, scalar_count;
+} tn_engine_graph;
+
+/* Why a graph was refused. */
+typedef struct tn_engine_refusal {
+    const tn_node *node;       /* the operation that it lacks; NULL: the graph as a whole */
+    const char *code;          /* a word of docs/devices.md: "no_kernel", "no_f64", "refused_by_compiler" */
+    char why[TN_REASON_BYTES]; /* the rest of a sentence that begins with the device: "has no operator for it" */
+} tn_engine_refusal;
+
+typedef struct tn_engine {
+    const char *backend; /* "engine:onnxruntime" */
+    /* *out: what `run` takes. Errors: TN_ERR_UNSUPPORTED with *why filled when the engine cannot compute the graph (the
+     * host does then); any other one fails the evaluation. The nodes live as long as the call. */
+    tn_status (*compile)(const tn_engine_graph *g, void **out, tn_engine_refusal *why);
+    /* inputs, outputs: addresses, in the graph's order (any for values without elements); scalars: .f of those made as
+     * floats, else .i. Several threads may run one compiled graph at once. Errors are the engine's, with its words. */
+    tn_status (*run)(void *compiled, void *const *inputs, void *const *outputs, const kir_scalar *scalars);
+    void (*free)(void *compiled);
+} tn_engine;
+
+/* ---- supplied by engines/ ---------------------------------------------------------------------------------------- */
+
+extern const tn_engine *const tn_engines[]; /* ended by NULL */
+
+/* ---- engine_plan.c ----------------------------------------------------------------------------------------------- */
+
+/* Makes the whole plan for a device that is an engine's. *made: false when the engine refused, which is noted in
+ * p->placed; the plan is then made as one of the cpu. p has its key. Errors: TN_ERR_UNSUPPORTED when the engine refused
+ * and the device was opened strictly. */
+tn_status tn_engine_plan(const tn_binding *b, tn_plan *p, bool *made);
+/* What a plan's command runs. */
+typedef struct tn_engine_call tn_engine_call;
+tn_status tn_engine_call_run(const tn_engine_call *c, void *const *pointers, const kir_scalar *scalars);
+void tn_engine_call_free(tn_engine_call *c); /* NULL is fine */
+
+#endif

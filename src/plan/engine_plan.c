@@ -1,0 +1,382 @@
+/* engine_plan.c — plans of engines' devices (engine.h): which memory a graph reads and makes, its commands, checks of
+ * its indices.
+ *
+ * All leaves are inputs, states included: a plan knows no values. What is a strided view of its buffer is gathered into
+ * the arena before the graph runs. A state's new value is made in the arena too and copied home last, since the engine
+ * may read the old value at any time. Indices with a range are outputs as well, so that they can be checked. */
+#include "plan/engine.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "ops/ops_common.h"
+
+enum { ALIGN = 64 };
+
+/* An input that is gathered: from where its view lies, pointers[from], to the arena, pointers[to]. */
+typedef struct gathered {
+    int from, to, rank;
+    size_t element;
+    int64_t shape[TN_MAX_RANK], stride[TN_MAX_RANK]; /* strides in elements */
+} gathered;
+
+/* Indices that are compared with their range: inputs before the graph runs, others behind it. */
+typedef struct index_check {
+    int pointer, op;
+    bool is_input;
+    tn_index_list list;
+    tn_index_range range;
+    int32_t line;
+    const char *file;
+} index_check;
+
+struct tn_engine_call {
+    const tn_engine *engine;
+    void *compiled;
+    gathered *gathered;
+    index_check *checks;
+    int input_count, gathered_count, check_count;
+};
+
+static const tn_engine *engine_of(const tn_device *d) {
+    for (int i = 0; tn_engines[i]; i++)
+        if (!strcmp(tn_engines[i]->backend, d->info.backend)) return tn_engines[i];
+    return NULL;
+}
+
+/* ---- what the graph reads and makes ------------------------------------------------------------------------------ */
+
+typedef struct engine_maker {
+    const tn_binding *b;
+    tn_plan *p;
+    tn_engine_call *call;
+    const tn_node **inputs, **outputs;
+    int *output_of;       /* the binding's output behind each of the graph's; -1: indices that are only checked */
+    int64_t *arena_place; /* of outputs that are made in the arena; -1: others */
+    int input_count, output_count;
+    size_t arena;
+    int next_pointer;
+} engine_maker;
+
+static bool is_output(const engine_maker *m, const tn_node *n) {
+    for (int i = 0; i < m->output_count; i++)
+        if (m->outputs[i] == n) return true;
+    return false;
+}
+
+/* A view of memory is whole where its elements follow each other in order, wherever the first one is. */
+static bool lies_whole(const tn_node *n) {
+    int64_t stride[TN_MAX_RANK], want[TN_MAX_RANK], offset;
+    (void)tn_node_layout(n, &offset, stride);
+    tn_strides_contiguous(n->shape, n->rank, want);
+    for (int d = 0; d < n->rank; d++)
+        if (n->shape[d] != 1 && stride[d] != want[d]) return false;
+    return true;
+}
+
+static void list_inputs(engine_maker *m) {
+    const tn_pointer_map *leaves = &m->b->leaf_ids;
+    for (size_t i = 0; i < leaves->capacity; i++)
+        if (leaves->keys[i]) m->inputs[leaves->values[i]] = leaves->keys[i];
+    m->input_count = (int)leaves->count;
+}
+
+static void add_output(engine_maker *m, const tn_node *n, int output) {
+    m->output_of[m->output_count] = output;
+    m->outputs[m->output_count++] = n;
+}
+
+static bool is_checked(const engine_maker *m, size_t i) {
+    const tn_node *n = m->b->recorder->pending[i];
+    return n && (m->b->marks[i] & TN_MARK_NEEDED) && n->checks && tn_node_numel(n) > 0;
+}
+
+static tn_status list_values(engine_maker *m) {
+    const tn_binding *b = m->b;
+    size_t outputs = b->output_count;
+    for (size_t i = 0; i < b->recorder->count; i++)
+        outputs += is_checked(m, i);
+    m->inputs = tn_plan_own(m->p, (b->leaf_ids.count + 1) * sizeof *m->inputs);
+    m->outputs = tn_plan_own(m->p, (outputs + 1) * sizeof *m->outputs);
+    m->output_of = tn_plan_own(m->p, (outputs + 1) * sizeof *m->output_of);
+    m->arena_place = tn_plan_own(m->p, (outputs + 1) * sizeof *m->arena_place);
+    if (!m->inputs || !m->outputs || !m->output_of || !m->arena_place) return TN_ERR_MEMORY;
+    list_inputs(m);
+    for (size_t i = 0; i < b->output_count; i++)
+        add_output(m, b->outputs[i].node, (int)i);
+    for (size_t i = 0; i < b->recorder->count; i++)
+        if (is_checked(m, i) && !is_output(m, b->recorder->pending[i])) add_output(m, b->recorder->pending[i], -1);
+    return TN_OK;
+}
+
+/* ---- commands ---------------------------------------------------------------------------------------------------- */
+
+static int arena_of(const tn_plan *p) { return p->bound_count + p->output_count; }
+
+static int take_pointer(engine_maker *m, int slot, int64_t offset) {
+    int at = m->next_pointer++;
+    m->p->patches[m->p->patch_count++] = (tn_patch){.pointer = at, .slot = slot, .offset = offset};
+    return at;
+}
+
+static int64_t take_arena(engine_maker *m, size_t bytes) {
+    int64_t at = (int64_t)m->arena;
+    m->arena += (bytes + ALIGN - 1) / ALIGN * ALIGN;
+    return at;
+}
+
+static size_t count_checks(const tn_node *const *nodes, int count) {
+    size_t checks = 0;
+    for (int i = 0; i < count; i++)
+        for (const tn_index_check *c = nodes[i]->checks; c; c = c->next)
+            checks++;
+    return checks;
+}
+
+static tn_status make_room(engine_maker *m) {
+    tn_plan *p = m->p;
+    tn_engine_call *c = m->call;
+    size_t inputs = (size_t)m->input_count, outputs = (size_t)m->output_count;
+    size_t checks = count_checks(m->inputs, m->input_count) + count_checks(m->outputs, m->output_count);
+    p->pointer_count = 2 * inputs + 3 * outputs;
+    p->scalar_count = m->b->scalar_count;
+    p->commands = tn_plan_own(p, (1 + outputs) * sizeof *p->commands);
+    p->pointers = tn_plan_own(p, p->pointer_count * sizeof *p->pointers);
+    p->patches = tn_plan_own(p, p->pointer_count * sizeof *p->patches);
+    p->scalars = tn_plan_own(p, p->scalar_count * sizeof *p->scalars);
+    p->scalar_source = tn_plan_own(p, p->scalar_count * sizeof *p->scalar_source);
+    p->addresses = tn_plan_own(p, tn_plan_slots(p) * sizeof *p->addresses);
+    c->gathered = tn_mem_zalloc(inputs + 1, sizeof *c->gathered);
+    c->checks = tn_mem_zalloc(checks + 1, sizeof *c->checks);
+    if (!p->commands || !p->pointers || !p->patches || !p->scalars || !p->scalar_source || !p->addresses ||
+        !c->gathered || !c->checks)
+        return TN_ERR_MEMORY;
+    for (size_t i = 0; i < p->scalar_count; i++)
+        p->scalar_source[i] = (int)i;
+    return TN_OK;
+}
+
+static void add_checks(engine_maker *m, const tn_node *n, int pointer, bool is_input) {
+    for (const tn_index_check *c = n->checks; c && tn_node_numel(n) > 0; c = c->next) {
+        index_check *k = &m->call->checks[m->call->check_count++];
+        *k = (index_check){.pointer = pointer,
+                           .op = c->op,
+                           .is_input = is_input,
+                           .range = c->range,
+                           .line = c->line,
+                           .file = c->file,
+                           .list = {.dtype = (tn_dtype)n->dtype, .rank = n->rank, .dense = true}};
+        k->list.count = tn_node_numel(n);
+        memcpy(k->list.shape, n->shape, sizeof k->list.shape);
+        tn_strides_contiguous(n->shape, n->rank, k->list.stride);
+    }
+}
+
+/* The graph's inputs are the first pointers, then come its outputs; where views are gathered from is behind those. */
+static void add_inputs(engine_maker *m) {
+    for (int i = 0; i < m->input_count; i++) {
+        const tn_node *n = m->inputs[i], *root = n->flags & TN_NODE_VIEW ? n->root : n;
+        int64_t stride[TN_MAX_RANK], offset;
+        (void)tn_node_layout(n, &offset, stride);
+        int pointer = lies_whole(n) ? take_pointer(m, tn_map_find(&m->b->buffer_slots, root->buffer),
+                                                   (int64_t)tn_dtype_bytes((tn_dtype)n->dtype, offset))
+                                    : take_pointer(m, arena_of(m->p), take_arena(m, tn_node_bytes(n)));
+        add_checks(m, n, pointer, true);
+    }
+}
+
+static void add_gathered(engine_maker *m) {
+    for (int i = 0; i < m->input_count; i++) {
+        const tn_node *n = m->inputs[i], *root = n->flags & TN_NODE_VIEW ? n->root : n;
+        int64_t offset;
+        if (lies_whole(n)) continue;
+        gathered *t = &m->call->gathered[m->call->gathered_count++];
+        *t = (gathered){.to = i, .rank = n->rank, .element = tn_dtype_size((tn_dtype)n->dtype)};
+        (void)tn_node_layout(n, &offset, t->stride);
+        memcpy(t->shape, n->shape, sizeof t->shape);
+        t->from = take_pointer(m, tn_map_find(&m->b->buffer_slots, root->buffer), offset * (int64_t)t->element);
+    }
+}
+
+static bool writes_state(const engine_maker *m, int i) {
+    return m->output_of[i] >= 0 && m->b->outputs[m->output_of[i]].home >= 0;
+}
+
+/* States' new values, and indices that are only checked, are made in the arena. */
+static void add_outputs(engine_maker *m) {
+    for (int i = 0; i < m->output_count; i++) {
+        bool own = m->output_of[i] >= 0 && !writes_state(m, i);
+        m->arena_place[i] = own ? -1 : take_arena(m, tn_node_bytes(m->outputs[i]));
+        int pointer = own ? take_pointer(m, m->p->bound_count + m->output_of[i], 0)
+                          : take_pointer(m, arena_of(m->p), m->arena_place[i]);
+        add_checks(m, m->outputs[i], pointer, false);
+    }
+}
+
+static void add_commits(engine_maker *m) {
+    tn_plan *p = m->p;
+    for (int i = 0; i < m->output_count; i++) {
+        if (!writes_state(m, i)) continue;
+        size_t bytes = tn_node_bytes(m->outputs[i]);
+        tn_command *c = &p->commands[p->command_count++];
+        *c = (tn_command){.kind = TN_CMD_COPY, .bytes = bytes, .commit = true, .cost = {.bytes = 2 * (int64_t)bytes}};
+        snprintf(c->label, sizeof c->label, "copy to state");
+        c->pointers = &p->pointers[take_pointer(m, m->b->outputs[m->output_of[i]].home, 0)];
+        (void)take_pointer(m, arena_of(p), m->arena_place[i]);
+    }
+}
+
+/* By slots: plan.c's bind walks the patches of one slot (tn_plan.patches_of). */
+static tn_status sort_patches(tn_plan *p) {
+    size_t slots = tn_plan_slots(p), at = 0;
+    tn_patch *sorted = tn_plan_own(p, (p->patch_count + 1) * sizeof *sorted);
+    p->patches_of = tn_plan_own(p, (slots + 1) * sizeof *p->patches_of);
+    if (!sorted || !p->patches_of) return TN_ERR_MEMORY;
+    for (size_t slot = 0; slot < slots; slot++) {
+        p->patches_of[slot] = at;
+        for (size_t i = 0; i < p->patch_count; i++)
+            if (p->patches[i].slot == (int32_t)slot) sorted[at++] = p->patches[i];
+    }
+    p->patches_of[slots] = at;
+    p->patches = sorted;
+    return TN_OK;
+}
+
+static tn_status add_commands(engine_maker *m) {
+    tn_plan *p = m->p;
+    TRY(make_room(m));
+    add_inputs(m);
+    add_outputs(m);
+    add_gathered(m);
+    tn_command *c = &p->commands[p->command_count++];
+    *c = (tn_command){.kind = TN_CMD_ENGINE, .pointers = p->pointers, .scalars = p->scalars, .engine = m->call};
+    snprintf(c->label, sizeof c->label, "graph of %lld operations", (long long)p->operations);
+    for (int i = 0; i < m->input_count; i++)
+        c->cost.bytes += (int64_t)tn_node_bytes(m->inputs[i]);
+    for (int i = 0; i < m->output_count; i++)
+        c->cost.bytes += (int64_t)tn_node_bytes(m->outputs[i]);
+    add_commits(m);
+    p->arena_bytes = m->arena;
+    return sort_patches(p);
+}
+
+/* ---- refusals ---------------------------------------------------------------------------------------------------- */
+
+/* The operation that the engine lacks, and those that the cpu computes because of it. */
+static tn_status note_refusal(const engine_maker *m, const tn_engine_refusal *why) {
+    static const char FOLLOWS[] = "follows";
+    tn_plan *p = m->p;
+    const tn_recorder *r = m->b->recorder;
+    size_t needed = 1;
+    for (size_t i = 0; i < r->count; i++)
+        needed += r->pending[i] && (m->b->marks[i] & TN_MARK_NEEDED);
+    p->placed = tn_plan_own(p, needed * sizeof *p->placed);
+    if (!p->placed) return TN_ERR_MEMORY;
+    for (size_t i = 0; i < r->count; i++) {
+        const tn_node *n = r->pending[i];
+        if (!n || !(m->b->marks[i] & TN_MARK_NEEDED) || (n->flags & TN_NODE_VIEW)) continue;
+        bool first = !p->placed_count, refused = why->node ? why->node == n : first;
+        tn_placed *at = &p->placed[p->placed_count++];
+        *at = (tn_placed){.op = tn_op(n->op)->name, .code = refused ? why->code : FOLLOWS};
+        snprintf(at->reason, sizeof at->reason, "%s",
+                 refused ? why->why : "stands in one evaluation with what the engine lacks");
+        tn_node_describe(n, at->where, sizeof at->where);
+        if (!refused || first) continue;
+        tn_placed swap = p->placed[0]; /* the cause is told first */
+        p->placed[0] = *at;
+        *at = swap;
+    }
+    return TN_OK;
+}
+
+static tn_status refuse_strictly(const tn_plan *p, const tn_engine_refusal *why) {
+    char where[160] = "";
+    if (why->node) tn_node_describe(why->node, where, sizeof where);
+    return tn_fail(TN_ERR_UNSUPPORTED,
+                   "%s%s%s %s, and no other device may compute it (strict): choose another dtype or device, or allow "
+                   "fallback",
+                   where, where[0] ? ": " : "", p->device->info.id, why->why);
+}
+
+/* ---- making and running ------------------------------------------------------------------------------------------ */
+
+static int64_t count_operations(const tn_binding *b) {
+    int64_t count = 0;
+    for (size_t i = 0; i < b->recorder->count; i++) {
+        const tn_node *n = b->recorder->pending[i];
+        count += n && (b->marks[i] & TN_MARK_NEEDED) && !(n->flags & TN_NODE_VIEW);
+    }
+    return count;
+}
+
+tn_status tn_engine_plan(const tn_binding *b, tn_plan *p, bool *made) {
+    engine_maker m = {.b = b, .p = p};
+    tn_engine_refusal why = {.code = "refused_by_compiler"};
+    const tn_engine *engine = engine_of(p->device);
+    *made = false;
+    if (!engine) return TN_OK;
+    if (!(m.call = tn_mem_zalloc(1, sizeof *m.call))) return TN_ERR_MEMORY;
+    m.call->engine = engine;
+    p->operations = count_operations(b);
+    tn_status s = list_values(&m);
+    const tn_engine_graph g = {.device = p->device,
+                               .inputs = m.inputs,
+                               .outputs = m.outputs,
+                               .scalars = b->scalar_nodes,
+                               .input_count = m.input_count,
+                               .output_count = m.output_count,
+                               .scalar_count = (int)b->scalar_count};
+    if (s == TN_OK) s = engine->compile(&g, &m.call->compiled, &why);
+    m.call->input_count = m.input_count;
+    if (s == TN_OK) s = add_commands(&m);
+    *made = s == TN_OK;
+    if (s == TN_OK) return TN_OK;
+    if (p->command_count == 0) tn_engine_call_free(m.call); /* else it is the plan's */
+    if (s != TN_ERR_UNSUPPORTED) return s;
+    return p->device->fallback == TN_FALLBACK_STRICT ? refuse_strictly(p, &why) : note_refusal(&m, &why);
+}
+
+void tn_engine_call_free(tn_engine_call *c) {
+    if (!c) return;
+    if (c->compiled) c->engine->free(c->compiled);
+    tn_mem_free(c->gathered);
+    tn_mem_free(c->checks);
+    tn_mem_free(c);
+}
+
+static void gather(const gathered *t, const char *from, char *to) {
+    int64_t index[TN_MAX_RANK] = {0}, last = t->rank - 1, count = 1;
+    for (int d = 0; d < last; d++)
+        count *= t->shape[d];
+    for (int64_t row = 0; row < count; row++) {
+        int64_t at = 0, step = t->stride[last] * (int64_t)t->element;
+        for (int d = 0; d < last; d++)
+            at += index[d] * t->stride[d];
+        const char *first = from + at * (int64_t)t->element;
+        for (int64_t i = 0; i < t->shape[last]; i++, to += t->element)
+            memcpy(to, first + i * step, t->element);
+        for (int64_t d = last - 1; d >= 0 && ++index[d] == t->shape[d]; d--)
+            index[d] = 0;
+    }
+}
+
+static tn_status check_indices(const tn_engine_call *c, void *const *pointers, bool inputs) {
+    for (int i = 0; i < c->check_count; i++) {
+        const index_check *k = &c->checks[i];
+        tn_index_list list = k->list;
+        if (k->is_input != inputs) continue;
+        list.first = pointers[k->pointer];
+        if (tn_indices_inside(&list, &k->range)) continue;
+        tn_status s = tn_indices_refuse(k->op, &list, &k->range);
+        return k->file ? tn_fail_prefix(s, "%s:%d", k->file, (int)k->line) : s;
+    }
+    return TN_OK;
+}
+
+tn_status tn_engine_call_run(const tn_engine_call *c, void *const *pointers, const kir_scalar *scalars) {
+    for (int i = 0; i < c->gathered_count; i++)
+        gather(&c->gathered[i], pointers[c->gathered[i].from], pointers[c->gathered[i].to]);
+    TRY(check_indices(c, pointers, true));
+    TRY(c->engine->run(c->compiled, pointers, pointers + c->input_count, scalars));
+    return check_indices(c, pointers, false);
+}

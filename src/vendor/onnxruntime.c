@@ -1,0 +1,362 @@
+/* onnxruntime.c — ONNX Runtime by its C interface, a table of functions that only ever grows.
+ *
+ * The table is asked for in the lowest version that has all that is called here: a library says "too new" on standard
+ * error, an old one has fewer functions. Places in the table are those of onnxruntime_c_api.h; what each version ends
+ * with is fixed there by static assertions.
+ *
+ * All sessions share one pool of threads, of as many threads as ours. It does not spin: both pools would otherwise take
+ * each other's processors. */
+#include "vendor/onnxruntime.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "trunnion/status.h"
+
+#if TRUNNION_WITH_ONNXRUNTIME
+
+typedef void ort_status; /* NULL: no error */
+
+/* X(place in the table, field, result, parameters) */
+#define CALLS(X)                                                                                                  \
+    X(1, error_code, int, (const ort_status *status))                                                             \
+    X(2, error_text, const char *, (const ort_status *status))                                                    \
+    X(7, session_of_file, ort_status *, (const void *env, const char *path, const void *options, void **session)) \
+    X(8, session_of_bytes, ort_status *,                                                                          \
+      (const void *env, const void *bytes, size_t size, const void *options, void **session))                     \
+    X(9, run, ort_status *,                                                                                       \
+      (void *session, const void *options, const char *const *input_names, const void *const *inputs,             \
+       size_t input_count, const char *const *output_names, size_t output_count, void **outputs))                 \
+    X(10, options_new, ort_status *, (void **options))                                                            \
+    X(21, set_log, ort_status *, (void *options, int severity))                                                   \
+    X(23, set_level, ort_status *, (void *options, int level))                                                    \
+    X(24, set_threads, ort_status *, (void *options, int threads))                                                \
+    X(30, input_count, ort_status *, (const void *session, size_t *count))                                        \
+    X(31, output_count, ort_status *, (const void *session, size_t *count))                                       \
+    X(36, input_name, ort_status *, (const void *session, size_t i, void *allocator, char **name))                \
+    X(37, output_name, ort_status *, (const void *session, size_t i, void *allocator, char **name))               \
+    X(49, value_over, ort_status *,                                                                               \
+      (const void *memory, void *data, size_t bytes, const int64_t *shape, size_t rank, int type, void **value))  \
+    X(50, is_tensor, ort_status *, (const void *value, int *out))                                                 \
+    X(51, value_data, ort_status *, (void *value, void **data))                                                   \
+    X(60, value_type, ort_status *, (const void *info, int *type))                                                \
+    X(61, value_rank, ort_status *, (const void *info, size_t *rank))                                             \
+    X(62, value_shape, ort_status *, (const void *info, int64_t *shape, size_t rank))                             \
+    X(65, value_info, ort_status *, (const void *value, void **info))                                             \
+    X(69, memory_new, ort_status *, (int allocator, int type, void **memory))                                     \
+    X(76, give_back, ort_status *, (void *allocator, void *memory))                                               \
+    X(78, allocator, ort_status *, (void **allocator))                                                            \
+    X(93, status_free, void, (ort_status * status))                                                               \
+    X(95, session_free, void, (void *session))                                                                    \
+    X(96, value_free, void, (void *value))                                                                        \
+    X(99, info_free, void, (void *info))                                                                          \
+    X(100, options_free, void, (void *options))                                                                   \
+    X(119, env_new, ort_status *, (int severity, const char *name, const void *threading, void **env))            \
+    X(120, use_shared_threads, ort_status *, (void *options))                                                     \
+    X(121, threading_new, ort_status *, (void **threading))                                                       \
+    X(122, threading_free, void, (void *threading))                                                               \
+    X(125, providers, ort_status *, (char ***names, int *count))                                                  \
+    X(147, share_threads, ort_status *, (void *threading, int threads))                                           \
+    X(148, share_branches, ort_status *, (void *threading, int threads))                                          \
+    X(149, share_spinning, ort_status *, (void *threading, int spins))                                            \
+    X(152, add_cuda, ort_status *, (void *options, const void *cuda))                                             \
+    X(216, add_provider, ort_status *,                                                                            \
+      (void *options, const char *name, const char *const *keys, const char *const *values, size_t count))
+
+enum { API_VERSION = 12, OLDEST_MINOR = 18, LOG_FATAL = 4, CPU_ARENA = 1, CPU_OUTPUT = 0 };
+
+static struct {
+#define X(place, field, result, parameters) result(*field) parameters;
+    CALLS(X)
+#undef X
+} calls;
+
+typedef struct api_base {
+    const void *const *(*table)(uint32_t version);
+    const char *(*version)(void);
+} api_base;
+
+static const api_base *(*get_base)(void);
+
+static const char *const library_names[] = {
+    "libonnxruntime.so.1",
+    "libonnxruntime.so",
+    "libonnxruntime.so.1.*",
+    "libonnxruntime.dylib",
+    "site-packages/onnxruntime/capi/libonnxruntime.so.1.*",
+    "site-packages/onnxruntime/capi/libonnxruntime.*.dylib",
+    "/opt/onnxruntime*/lib/libonnxruntime.so",
+    NULL,
+};
+static const tn_symbol library_symbols[] = {{"OrtGetApiBase", (void **)&get_base, false}};
+const tn_library_spec tn_ort_library = {"ONNX Runtime",
+                                        "TRUNNION_ONNXRUNTIME_LIB",
+                                        library_names,
+                                        library_symbols,
+                                        TN_COUNT(library_symbols),
+                                        "install it (pip install onnxruntime), or set TRUNNION_ONNXRUNTIME_LIB to "
+                                        "libonnxruntime.so"};
+
+/* ---- errors ------------------------------------------------------------------------------------------------------ */
+
+/* Codes of OrtErrorCode; those without a row are TN_ERR_DEVICE. */
+static const tn_status status_of_code[] = {
+    [2] = TN_ERR_ARGUMENT, [3] = TN_ERR_IO,          [4] = TN_ERR_FORMAT,
+    [7] = TN_ERR_FORMAT,   [9] = TN_ERR_UNSUPPORTED, [10] = TN_ERR_UNSUPPORTED,
+};
+
+/* Takes the library's status. */
+static tn_status check_ort(ort_status *status, const char *call) {
+    if (!status) return TN_OK;
+    size_t code = (size_t)calls.error_code(status);
+    const char *text = calls.error_text(status);
+    tn_status s = code < TN_COUNT(status_of_code) && status_of_code[code] ? status_of_code[code] : TN_ERR_DEVICE;
+    if (strstr(text, "bad_alloc") || strstr(text, "Failed to allocate memory")) s = TN_ERR_MEMORY;
+    s = tn_fail(s, "ONNX Runtime: %s: %s (error %zu)", call, text, code);
+    calls.status_free(status);
+    return s;
+}
+
+#define ORT(call, arguments) check_ort(calls.call arguments, #call)
+
+/* ---- loading ----------------------------------------------------------------------------------------------------- */
+
+static pthread_mutex_t load_lock = PTHREAD_MUTEX_INITIALIZER;
+static atomic_bool loaded;
+static void *env, *memory, *allocator;
+static int shared_threads;
+static char version[32], **providers;
+static int provider_count;
+
+bool tn_ort_is_loaded(void) { return atomic_load(&loaded); }
+const char *tn_ort_version(void) { return version; }
+
+static tn_status take_calls(const void *const *table) {
+    const char *missing = NULL;
+#define X(place, field, result, parameters)                      \
+    memcpy((void *)&calls.field, &table[place], sizeof(void *)); \
+    if (!table[place]) missing = #field;
+    CALLS(X)
+#undef X
+    return missing ? tn_fail(TN_ERR_UNAVAILABLE, "ONNX Runtime %s: its table lacks a function of version %d (%s)",
+                             version, API_VERSION, missing)
+                   : TN_OK;
+}
+
+static tn_status take_table(void) {
+    const api_base *base = get_base();
+    int major = 0, minor = 0;
+    if (!base || !base->table || !base->version)
+        return tn_fail(TN_ERR_UNAVAILABLE, "ONNX Runtime: OrtGetApiBase yields no interface");
+    snprintf(version, sizeof version, "%s", base->version() ? base->version() : "");
+    if (sscanf(version, "%d.%d", &major, &minor) != 2 || major != 1 || minor < OLDEST_MINOR)
+        return tn_fail(TN_ERR_UNAVAILABLE,
+                       "ONNX Runtime says that it is version \"%s\"; needed is 1.%d or newer, with opset 21", version,
+                       OLDEST_MINOR);
+    const void *const *table = base->table(API_VERSION);
+    return table ? take_calls(table)
+                 : tn_fail(TN_ERR_UNAVAILABLE, "ONNX Runtime %s has no version %d of its interface", version,
+                           API_VERSION);
+}
+
+/* One pool of threads for all sessions. */
+static tn_status start_env(void) {
+    void *threading = NULL;
+    shared_threads = tn_threads();
+    TRY(ORT(threading_new, (&threading)));
+    tn_status s = ORT(share_threads, (threading, shared_threads));
+    if (s == TN_OK) s = ORT(share_branches, (threading, 1));
+    if (s == TN_OK) s = ORT(share_spinning, (threading, 0));
+    if (s == TN_OK) s = ORT(env_new, (LOG_FATAL, "trunnion", threading, &env));
+    calls.threading_free(threading);
+    return s;
+}
+
+static tn_status load(void) {
+    tn_reason why;
+    if (!tn_library_open(&tn_ort_library, &why)) return tn_fail(TN_ERR_UNAVAILABLE, "%s (%s)", why.text, why.fix);
+    TRY(take_table());
+    TRY(start_env());
+    TRY(ORT(memory_new, (CPU_ARENA, CPU_OUTPUT, &memory)));
+    TRY(ORT(allocator, (&allocator)));
+    return ORT(providers, (&providers, &provider_count));
+}
+
+tn_status tn_ort_load(void) {
+    if (tn_ort_is_loaded()) return TN_OK;
+    pthread_mutex_lock(&load_lock);
+    tn_status s = tn_ort_is_loaded() ? TN_OK : load();
+    if (s == TN_OK) atomic_store(&loaded, true);
+    pthread_mutex_unlock(&load_lock);
+    return s;
+}
+
+const char *tn_ort_provider_at(int i) { return i >= 0 && i < provider_count ? providers[i] : NULL; }
+
+/* ---- sessions ---------------------------------------------------------------------------------------------------- */
+
+struct tn_ort_session {
+    void *session;
+    char **input_names, **output_names; /* the library's memory */
+    int input_count, output_count;
+};
+
+/* OrtCUDAProviderOptions of version 8: the library's own defaults but for the device. */
+typedef struct cuda_options {
+    int device, search;
+    size_t memory_limit;
+    int arena_strategy, copies_in_own_stream, has_stream;
+    void *stream, *arena;
+} cuda_options;
+
+static tn_status add_provider(void *options, const char *name) {
+    unsigned device = 0;
+    if (!name || !strcmp(name, "cpu")) return TN_OK;
+    if (strcmp(name, "cuda") && sscanf(name, "cuda:%u", &device) != 1)
+        return ORT(add_provider, (options, name, NULL, NULL, 0));
+    const cuda_options cuda = {.device = (int)device, .memory_limit = SIZE_MAX, .copies_in_own_stream = 1};
+    return ORT(add_cuda, (options, &cuda));
+}
+
+static tn_status set_options(void *options, const tn_ort_options *o) {
+    int threads = o->threads ? o->threads : tn_threads();
+    TRY(ORT(set_log, (options, LOG_FATAL)));
+    TRY(ORT(set_level, (options, o->level)));
+    TRY(add_provider(options, o->provider));
+    return threads == shared_threads ? ORT(use_shared_threads, (options)) : ORT(set_threads, (options, threads));
+}
+
+static tn_status take_names(tn_ort_session *s) {
+    size_t inputs = 0, outputs = 0;
+    TRY(ORT(input_count, (s->session, &inputs)));
+    TRY(ORT(output_count, (s->session, &outputs)));
+    s->input_names = tn_mem_zalloc(inputs + 1, sizeof *s->input_names);
+    s->output_names = tn_mem_zalloc(outputs + 1, sizeof *s->output_names);
+    if (!s->input_names || !s->output_names) return TN_ERR_MEMORY;
+    for (; (size_t)s->input_count < inputs; s->input_count++)
+        TRY(ORT(input_name, (s->session, (size_t)s->input_count, allocator, &s->input_names[s->input_count])));
+    for (; (size_t)s->output_count < outputs; s->output_count++)
+        TRY(ORT(output_name, (s->session, (size_t)s->output_count, allocator, &s->output_names[s->output_count])));
+    return TN_OK;
+}
+
+static tn_status open_session(tn_ort_session *s, const char *path, const void *bytes, size_t size,
+                              const tn_ort_options *o) {
+    void *options = NULL;
+    TRY(ORT(options_new, (&options)));
+    tn_status status = set_options(options, o);
+    if (status == TN_OK)
+        status = path ? ORT(session_of_file, (env, path, options, &s->session))
+                      : ORT(session_of_bytes, (env, bytes, size, options, &s->session));
+    calls.options_free(options);
+    return status == TN_OK ? take_names(s) : status;
+}
+
+tn_status tn_ort_session_new(const char *path, const void *bytes, size_t size, const tn_ort_options *options,
+                             tn_ort_session **out) {
+    *out = NULL;
+    TRY(tn_ort_load());
+    tn_ort_session *s = tn_mem_zalloc(1, sizeof *s);
+    if (!s) return TN_ERR_MEMORY;
+    tn_status status = open_session(s, path, bytes, size, options);
+    if (status == TN_OK)
+        *out = s;
+    else
+        tn_ort_session_free(s);
+    return status;
+}
+
+static void free_names(char **names, int count) {
+    for (int i = 0; i < count; i++)
+        (void)check_ort(calls.give_back(allocator, names[i]), "free");
+    tn_mem_free(names);
+}
+
+void tn_ort_session_free(tn_ort_session *s) {
+    if (!s) return;
+    free_names(s->input_names, s->input_count);
+    free_names(s->output_names, s->output_count);
+    if (s->session) calls.session_free(s->session);
+    tn_mem_free(s);
+}
+
+int tn_ort_input_count(const tn_ort_session *s) { return s->input_count; }
+int tn_ort_output_count(const tn_ort_session *s) { return s->output_count; }
+const char *tn_ort_input_name(const tn_ort_session *s, int i) { return s->input_names[i]; }
+const char *tn_ort_output_name(const tn_ort_session *s, int i) { return s->output_names[i]; }
+
+/* ---- running ----------------------------------------------------------------------------------------------------- */
+
+void tn_ort_value_free(void *value) {
+    if (value) calls.value_free(value);
+}
+
+static tn_status make_value(const tn_ort_tensor *t, void **value) {
+    static char nothing[8]; /* an address for tensors without elements */
+    return ORT(value_over, (memory, t->data ? t->data : nothing, t->bytes, t->shape, (size_t)t->rank, t->type, value));
+}
+
+static tn_status describe_value(tn_ort_tensor *t) {
+    void *info = NULL;
+    size_t rank = 0;
+    int is_tensor = 0;
+    TRY(ORT(is_tensor, (t->value, &is_tensor)));
+    if (!is_tensor)
+        return tn_fail(TN_ERR_UNSUPPORTED,
+                       "ONNX Runtime: an output is a sequence, map or optional: only tensors are taken from it");
+    TRY(ORT(value_info, (t->value, &info)));
+    tn_status s = ORT(value_type, (info, &t->type));
+    if (s == TN_OK) s = ORT(value_rank, (info, &rank));
+    if (s == TN_OK && rank > TN_COUNT(t->shape))
+        s = tn_fail(TN_ERR_UNSUPPORTED, "ONNX Runtime: an output has %zu dims; at most %zu are taken from it", rank,
+                    TN_COUNT(t->shape));
+    if (s == TN_OK) s = ORT(value_shape, (info, t->shape, rank));
+    t->rank = (int)rank;
+    calls.info_free(info);
+    return s == TN_OK ? ORT(value_data, (t->value, &t->data)) : s;
+}
+
+typedef struct ort_values {
+    void **inputs, **outputs;
+} ort_values;
+
+static tn_status run_values(const tn_ort_session *s, ort_values *v, const tn_ort_tensor *inputs,
+                            tn_ort_tensor *outputs) {
+    for (int i = 0; i < s->input_count; i++)
+        TRY(make_value(&inputs[i], &v->inputs[i]));
+    for (int i = 0; i < s->output_count; i++)
+        if (outputs[i].data) TRY(make_value(&outputs[i], &v->outputs[i]));
+    TRY(ORT(run, (s->session, NULL, (const char *const *)s->input_names, (const void *const *)v->inputs,
+                  (size_t)s->input_count, (const char *const *)s->output_names, (size_t)s->output_count, v->outputs)));
+    for (int i = 0; i < s->output_count; i++) {
+        if (outputs[i].data) continue;
+        outputs[i].value = v->outputs[i];
+        v->outputs[i] = NULL;
+        TRY(describe_value(&outputs[i]));
+    }
+    return TN_OK;
+}
+
+tn_status tn_ort_run(const tn_ort_session *s, const tn_ort_tensor *inputs, tn_ort_tensor *outputs) {
+    enum { FEW = 64 };
+    int count = s->input_count + s->output_count;
+    void *few[FEW] = {0}, **all = count > FEW ? tn_mem_zalloc((size_t)count, sizeof *all) : few;
+    if (!all) return TN_ERR_MEMORY;
+    ort_values v = {all, all + s->input_count};
+    for (int i = 0; i < s->output_count; i++)
+        outputs[i].value = NULL;
+    tn_status status = run_values(s, &v, inputs, outputs);
+    for (int i = 0; i < count; i++)
+        tn_ort_value_free(all[i]);
+    if (all != few) tn_mem_free(all);
+    for (int i = 0; i < s->output_count && status != TN_OK; i++) {
+        tn_ort_value_free(outputs[i].value);
+        outputs[i].value = NULL;
+    }
+    return status;
+}
+
+#endif
