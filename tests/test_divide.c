@@ -225,7 +225,7 @@ static void wrong_arguments_are_named(void **state) {
     assert_text_has(tn_error(), "buffer 1 is NULL");
     buffers[1] = (char *)x + 2;
     assert_int_equal(tn_launch_check(p, &launch, 1), TN_ERR_ARGUMENT);
-    assert_text_has(tn_error(), "within an element");
+    assert_text_has(tn_error(), "not aligned to its elements");
     buffers[1] = x;
     sizes[0] = -1;
     assert_int_equal(tn_launch_check(p, &launch, 1), TN_ERR_ARGUMENT);

@@ -35,7 +35,7 @@ static void wrong_drivers_are_refused(void **state) {
     d = mock_driver;
     d.name = "My Chip";
     assert_int_equal(tn_backend_register(&d), TN_ERR_ARGUMENT);
-    assert_text_has(tn_error(), "small letters");
+    assert_text_has(tn_error(), "lower-case letters");
     d = mock_driver; /* an older one whose name is taken, again and again: nothing is kept of it */
     d.struct_size = offsetof(tn_driver, memory);
     for (int i = 0; i < 4000; i++)

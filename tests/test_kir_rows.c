@@ -285,7 +285,7 @@ static void chains_are_refused(void **state) {
         if (i < 2) kir_store(k.b, x, &at, r, KIR_NONE);
         assert_ok(kir_finish(k.b, &k.p, &k.sizes));
         assert_int_equal(kir_schedule_rows(k.p, &rows), TN_ERR_UNSUPPORTED);
-        assert_text_has(tn_error(), "the one before it");
+        assert_text_has(tn_error(), "the previous one");
         assert_null(rows);
         release(&k);
     }

@@ -60,7 +60,7 @@ static void a_target_without_memory_says_what_it_is(void **state) {
         assert_int_equal(tn_eval(&held, 1), TN_ERR_MEMORY);
         snprintf(where, sizeof where, "test_memory_limit.c:%d: mul [%d] f32: ", line, TOO_MANY);
         assert_text_has(tn_error(), where);
-        assert_text_has(tn_error(), "cpu: no memory for");
+        assert_text_has(tn_error(), "cpu: out of device memory");
         assert_true(value_of(tn_ones(TN_DIMS(), TN_F32)) == 1);
     }
 }

@@ -547,13 +547,13 @@ static void failures_have_words(void **state) {
         int error;
         tn_status status;
     } rows[] = {
-        {"newBufferWithLength:options:", "newBufferWithLength gives nothing", 0, TN_ERR_MEMORY},
-        {"newLibraryWithSource:options:error:", "does not compile: a fault that was asked for", 0, TN_ERR_UNSUPPORTED},
-        {"newComputePipelineStateWithFunction:error:", "becomes no pipeline", 0, TN_ERR_UNSUPPORTED},
-        {"newCommandQueue", "newCommandQueue gives nothing", 0, TN_ERR_DEVICE},
+        {"newBufferWithLength:options:", "newBufferWithLength returned nil", 0, TN_ERR_MEMORY},
+        {"newLibraryWithSource:options:error:", "compiling failed: a fault that was asked for", 0, TN_ERR_UNSUPPORTED},
+        {"newComputePipelineStateWithFunction:error:", "creating the pipeline failed", 0, TN_ERR_UNSUPPORTED},
+        {"newCommandQueue", "newCommandQueue returned nil", 0, TN_ERR_DEVICE},
         {"commit", "out of memory (MTLCommandBufferError 8", 8, TN_ERR_LOST},
         {"commit", "took too long", 2, TN_ERR_LOST},
-        {"commit", "an error of Metal's own", 77, TN_ERR_LOST},
+        {"commit", "an unknown Metal error", 77, TN_ERR_LOST},
     };
     for (size_t i = 0; i < TN_COUNT(rows); i++) {
         assert_int_equal(run(rows[i].selector, 1, rows[i].error, false, 0), rows[i].status);
@@ -670,13 +670,13 @@ static void addresses_and_limits_are_checked(void **state) {
     assert_ok(metal->open(0, &options, &device));
     assert_ok(metal->alloc(device, 64, &address));
     assert_int_equal(metal->copy(device, (char *)address + 60, bytes, 5, 0), TN_ERR_INTERNAL);
-    assert_text_has(tn_error(), "in no allocation");
+    assert_text_has(tn_error(), "outside every allocation");
     void *much = NULL;
     assert_int_equal(metal->alloc(device, (size_t)256 << 20, &much), TN_ERR_MEMORY);
     assert_int_equal(metal->alloc(device, SIZE_MAX, &much), TN_ERR_MEMORY);
     tn_code code = {.format = TN_CODE_MSL, .data = "", .size = 0, .entry = "k", .buffer_count = MOST_BUFFERS};
     assert_int_equal(metal->load(device, &code, &much), TN_ERR_UNSUPPORTED);
-    assert_text_has(tn_error(), "30 is the most");
+    assert_text_has(tn_error(), "the maximum is 30");
     metal->free(device, address);
     metal->close(device);
     assert_int_equal(metal->open(7, &options, &device), TN_ERR_UNAVAILABLE);

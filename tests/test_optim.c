@@ -361,7 +361,7 @@ static tn_module *make_net(tn_module *root) {
 /* How many updates are in one launch with another, at most. */
 static int most_joined(const char *text) {
     int most = 0;
-    for (const char *at = text; (at = strstr(at, "like it, one launch)  [commit]")); at++)
+    for (const char *at = text; (at = strstr(at, "like it in one launch)  [commit]")); at++)
         if (at[-2] - '0' > most) most = at[-2] - '0';
     return most;
 }

@@ -209,9 +209,9 @@ static void what_is_too_much_is_told_with_what_holds_it(void **state) {
     assert_int_equal(tn_buffer_new(d, 512 * KIB, &none), TN_ERR_MEMORY);
     assert_null(none);
     assert_text_has(tn_error(), "no memory for 512 KiB");
-    assert_text_has(tn_error(), "384 KiB are in use by 2 buffers");
-    assert_text_has(tn_error(), "128 KiB free in pieces (the largest 128 KiB)");
-    assert_text_has(tn_error(), "at most 768 KiB may be taken");
+    assert_text_has(tn_error(), "384 KiB in use by 2 buffers");
+    assert_text_has(tn_error(), "128 KiB free in pieces (largest: 128 KiB)");
+    assert_text_has(tn_error(), "limit 768 KiB");
     tn_buffer_release(a);
     tn_buffer_release(c);
     tn_device_close(d);

@@ -514,11 +514,11 @@ static void pinned_memory_says_why_it_is_not(void **state) {
     const char *reason = NULL;
     void *p;
     assert_ok(tn_host_alloc(devices[0], 100, &p, &reason));
-    assert_text_has(reason, "nothing to pin");
+    assert_text_has(reason, "nothing needs to be pinned");
     assert_int_equal((uintptr_t)p % 4096, 0);
     tn_host_free(p);
     assert_ok(tn_host_alloc(devices[1], 0, &p, &reason));
-    assert_text_has(reason, "no pinned memory");
+    assert_text_has(reason, "pinned memory");
     tn_host_free(p);
     assert_ok(tn_host_alloc(devices[2], 100, &p, &reason));
     assert_string_equal(reason, "");
@@ -526,7 +526,7 @@ static void pinned_memory_says_why_it_is_not(void **state) {
     assert_int_equal(tn_host_alloc(devices[0], SIZE_MAX, &p, &reason), TN_ERR_MEMORY);
     assert_null(p);
     tn_host_free(&p); /* not ours */
-    assert_text_has(tn_error(), "was not given");
+    assert_text_has(tn_error(), "was not allocated");
 }
 
 /* ---- times, lifetimes -------------------------------------------------------------------------------------------- */

@@ -283,7 +283,7 @@ static void limits_are_named(void **state) {
     tn_device *d = open_wrapped();
     assert_false(tn_kernel_supported(d, s.p, s.sizes, &a));
     assert_string_equal(a.code, "too_many_bindings");
-    assert_string_equal(a.why, "binds 1 buffers at most, this kernel has 2");
+    assert_string_equal(a.why, "binds at most 1 buffers; this kernel has 2");
     close_wrapped(d);
     wrap_now = (wrap_nature){.max_buffer = 2};
     d = open_wrapped();
@@ -316,7 +316,7 @@ static void what_is_read_anywhere_is_within_reach(void **state) {
     assert_true(tn_kernel_addresses(d, p, X, 1 << 12, false, &a));
     assert_false(tn_kernel_addresses(d, p, X, 1 << 17, false, &a));
     assert_string_equal(a.code, "buffer_too_large");
-    assert_string_equal(a.why, "binds 65536 bytes at once, this kernel reads anywhere in 131072");
+    assert_string_equal(a.why, "binds at most 65536 bytes at once; this kernel reads anywhere in 131072");
     assert_true(tn_kernel_addresses(d, p, Y, 1 << 17, false, &a));
     d->caps.joins = true;
     d->caps.max_bindings = 9; /* three to a buffer */

@@ -114,7 +114,7 @@ static int network(uint64_t seed, tn_tensor **out) {
 
 static bool was_by_rows(void) {
     char *plan = tn_explain_last();
-    bool found = strstr(plan, "(by rows: ") != NULL;
+    bool found = strstr(plan, "(row-fused: ") != NULL;
     tn_text_free(plan);
     return found;
 }
@@ -174,12 +174,12 @@ static void plans_say_what_is_row_fused(void **state) {
     tn_tensor *y = tn_matmul(h, waves(128, 32, 0.3));
     assert_ok(tn_eval(&y, 1));
     char *plan = tn_explain_last();
-    assert_text_has(plan, "matmul_batched+maximum [64, 128] > matmul_batched [64, 32]  (by rows: ");
+    assert_text_has(plan, "matmul_batched+maximum [64, 128] > matmul_batched [64, 32]  (row-fused: ");
     tn_text_free(plan);
     tn_tensor *heads[] = {biased(times_weight(h, 8, 1)), biased(times_weight(h, 1, 1))};
     assert_ok(tn_eval(heads, 2));
     plan = tn_explain_last();
-    assert_text_has(plan, "matmul_batched+add [64, 8] > matmul_batched+add [64, 1]  (by rows: ");
+    assert_text_has(plan, "matmul_batched+add [64, 8] > matmul_batched+add [64, 1]  (row-fused: ");
     tn_text_free(plan);
     tn_tensor *z = tn_matmul(tn_transpose(tn_relu(tn_matmul(x, waves(64, 64, 0.2))), 0, 1), waves(64, 32, 0.3));
     assert_ok(tn_eval(&z, 1));

@@ -290,7 +290,7 @@ static void senseless_files_are_refused(void **state) {
         {"", TN_ERR_FORMAT, "tokenizer.json: JSON: byte 0"},
         {"[]", TN_ERR_FORMAT, "object"},
         {"{}", TN_ERR_FORMAT, "no model"},
-        {"{" MODEL "} x", TN_ERR_FORMAT, "follows the value"},
+        {"{" MODEL "} x", TN_ERR_FORMAT, "after the value"},
         {"{\"version\":\"2.0\"," MODEL "}", TN_ERR_UNSUPPORTED, "version"},
         {"{\"model\":{\"type\":\"Magic\"}}", TN_ERR_UNSUPPORTED, "known are BPE"},
         {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":900000000},\"merges\":[]}}", TN_ERR_FORMAT, "ids up to"},

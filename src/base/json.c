@@ -171,12 +171,12 @@ static bool hex4(const reader *r, size_t at, uint32_t *out) {
 /* After "\u": four digits, or two times four that make one character beyond FFFF. */
 static tn_status read_unicode_escape(reader *r, uint32_t *out) {
     uint32_t high, low;
-    if (!hex4(r, r->at, &high)) return malformed(r->at, "\\u needs four hexadecimal digits");
+    if (!hex4(r, r->at, &high)) return malformed(r->at, "\\u must be followed by four hexadecimal digits");
     r->at += 4;
     *out = high;
     if (high < 0xD800 || high > 0xDFFF) return TN_OK;
     bool has_low = high <= 0xDBFF && take_json(r, '\\') && take_json(r, 'u') && hex4(r, r->at, &low);
-    if (!has_low || low < 0xDC00 || low > 0xDFFF) return malformed(r->at, "half of a surrogate pair stands alone");
+    if (!has_low || low < 0xDC00 || low > 0xDFFF) return malformed(r->at, "unpaired surrogate in a \\u escape");
     r->at += 4;
     *out = 0x10000 + ((high - 0xD800) << 10) + (low - 0xDC00);
     return TN_OK;
@@ -194,7 +194,7 @@ static tn_status read_escape(reader *r) {
         return TN_OK;
     }
     const char *found = c != '\0' ? strchr(names, c) : NULL;
-    if (found == NULL) return malformed(r->at, "this escape does not exist");
+    if (found == NULL) return malformed(r->at, "unknown escape sequence");
     r->strings[r->strings_used++] = bytes[found - names];
     r->at++;
     return TN_OK;
@@ -211,10 +211,10 @@ static size_t plain_ascii(const unsigned char *p, size_t left) {
 /* A run of plain ASCII, or one longer character. */
 static tn_status read_plain(reader *r) {
     const unsigned char *p = (const unsigned char *)r->text + r->at;
-    if (p[0] < 0x20) return malformed(r->at, "a control character in a string must be escaped");
+    if (p[0] < 0x20) return malformed(r->at, "unescaped control character in a string");
     size_t n = plain_ascii(p, r->length - r->at);
     if (n == 0) n = utf8_length(p, r->length - r->at);
-    if (n == 0) return malformed(r->at, "this is not UTF-8");
+    if (n == 0) return malformed(r->at, "invalid UTF-8");
     memcpy(r->strings + r->strings_used, p, n);
     r->strings_used += n;
     r->at += n;
@@ -224,9 +224,9 @@ static tn_status read_plain(reader *r) {
 static tn_status read_string(reader *r, const char **string, size_t *length) {
     size_t start = r->at;
     size_t first = r->strings_used;
-    if (!take_json(r, '"')) return malformed(r->at, "a string in double quotes is expected");
+    if (!take_json(r, '"')) return malformed(r->at, "expected a string in double quotes");
     while (!take_json(r, '"')) {
-        if (r->at >= r->length) return malformed(start, "this string does not end");
+        if (r->at >= r->length) return malformed(start, "unterminated string");
         TRY(take_json(r, '\\') ? read_escape(r) : read_plain(r));
     }
     *string = r->strings + first;
@@ -253,16 +253,16 @@ static tn_status scan_number(reader *r, bool *whole) {
     *whole = true;
     take_json(r, '-');
     bool zero = take_json(r, '0');
-    if (!zero && skip_digits(r) == 0) return malformed(r->at, "a digit is expected");
+    if (!zero && skip_digits(r) == 0) return malformed(r->at, "expected a digit");
     if (zero && peek(r) >= '0' && peek(r) <= '9') return malformed(r->at, "a number must not begin with 0");
     if (take_json(r, '.')) {
         *whole = false;
-        if (skip_digits(r) == 0) return malformed(r->at, "a digit is expected after the point");
+        if (skip_digits(r) == 0) return malformed(r->at, "expected a digit after the decimal point");
     }
     if (take_json(r, 'e') || take_json(r, 'E')) {
         *whole = false;
         if (!take_json(r, '+')) take_json(r, '-');
-        if (skip_digits(r) == 0) return malformed(r->at, "a digit is expected in the exponent");
+        if (skip_digits(r) == 0) return malformed(r->at, "expected a digit in the exponent");
     }
     return TN_OK;
 }
@@ -284,14 +284,14 @@ static tn_status read_number(reader *r) {
     TRY(scan_number(r, &whole));
     size_t n = r->at - start;
     char digits[MAX_NUMBER + 1];
-    if (n > MAX_NUMBER) return malformed(start, "a number of more than 1024 characters");
+    if (n > MAX_NUMBER) return malformed(start, "a number is longer than 1024 characters");
     memcpy(digits, r->text + start, n);
     digits[n] = '\0';
     tn_json value = {.kind = TN_JSON_NUMBER};
     value.is_int = whole && parse_integer(digits, &value.integer);
     bool convert = value.is_int && value.integer != 0; /* strtod knows -0, and takes longer */
     value.number = convert ? (double)value.integer : strtod(digits, NULL);
-    if (!isfinite(value.number)) return malformed(start, "this number is beyond the range of a double");
+    if (!isfinite(value.number)) return malformed(start, "a number is outside the range of a double");
     return push_json(r, &value);
 }
 
@@ -310,7 +310,7 @@ static tn_status read_word(reader *r) {
         r->at += n;
         return push_json(r, &words[i].value);
     }
-    return malformed(r->at, r->at < r->length ? "a value is expected" : "the text ends where a value is expected");
+    return malformed(r->at, r->at < r->length ? "expected a value" : "the text ends where a value is expected");
 }
 
 /* Ends an object or array: all that waits above `mark` is its content and moves to its place. */
@@ -338,7 +338,7 @@ static tn_status read_array(reader *r) {
         TRY(read_value(r));
         skip_space(r);
         if (take_json(r, ']')) return close_container(r, TN_JSON_ARRAY, mark);
-        if (!take_json(r, ',')) return malformed(r->at, "',' or ']' is expected");
+        if (!take_json(r, ',')) return malformed(r->at, "expected ',' or ']'");
     }
 }
 
@@ -348,7 +348,7 @@ static tn_status read_member(reader *r) {
     skip_space(r);
     TRY(read_string(r, &key, &length));
     skip_space(r);
-    if (!take_json(r, ':')) return malformed(r->at, "':' is expected");
+    if (!take_json(r, ':')) return malformed(r->at, "expected ':'");
     TRY(read_value(r));
     tn_json *value = &r->waiting.items[r->waiting.count - 1];
     value->key = key;
@@ -365,7 +365,7 @@ static tn_status read_object(reader *r) {
         TRY(read_member(r));
         skip_space(r);
         if (take_json(r, '}')) return close_container(r, TN_JSON_OBJECT, mark);
-        if (!take_json(r, ',')) return malformed(r->at, "',' or '}' is expected");
+        if (!take_json(r, ',')) return malformed(r->at, "expected ',' or '}'");
     }
 }
 
@@ -387,7 +387,7 @@ static tn_status read_text(reader *r) {
     if (r->strings == NULL) return TN_ERR_MEMORY;
     TRY(read_value(r));
     skip_space(r);
-    if (r->at < r->length) return malformed(r->at, "something follows the value");
+    if (r->at < r->length) return malformed(r->at, "unexpected text after the value");
     TRY(tn_mem_grow(&r->done.items, &r->done.capacity, r->done.count + 1, sizeof *r->done.items));
     r->done.items[r->done.count++] = r->waiting.items[0];
     return TN_OK;
@@ -403,7 +403,7 @@ static void link_children(value_list *values) {
 
 static tn_status make_doc(reader *r, tn_json_doc **out) {
     locale_t before;
-    if (!enter_c_locale(&before)) return tn_fail(TN_ERR_MEMORY, "JSON: no memory for the C locale");
+    if (!enter_c_locale(&before)) return tn_fail(TN_ERR_MEMORY, "JSON: out of memory for the C locale");
     tn_status status = read_text(r);
     uselocale(before);
     TRY(status);
@@ -420,7 +420,7 @@ tn_status tn_json_parse(const char *text, size_t length, tn_json_doc **out) {
     *out = NULL;
     TRY(tn_need(text, "tn_json_parse: the text"));
     if (length > MAX_TEXT)
-        return tn_fail(TN_ERR_FORMAT, "JSON: %zu bytes of text, at most %d are read", length, MAX_TEXT);
+        return tn_fail(TN_ERR_FORMAT, "JSON: %zu bytes of text exceed the limit of %d", length, MAX_TEXT);
     reader r = {.text = text, .length = length};
     tn_status status = make_doc(&r, out);
     tn_mem_free(r.waiting.items);

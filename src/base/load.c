@@ -311,7 +311,7 @@ typedef struct opening {
 /* What to do: of a library that the environment names, that comes first. */
 static const char *fix_for(const tn_library_spec *spec, char out[200]) {
     if (override_of(spec) == NULL) return spec->fix;
-    snprintf(out, 200, "%s names this library: name another file or folder there, or unset it", spec->env);
+    snprintf(out, 200, "%s selects this library: set it to another file or folder, or unset it", spec->env);
     return out;
 }
 
@@ -382,7 +382,7 @@ static bool try_to_open(void *ctx, const char *candidate) {
     void *handle = dlopen(candidate, RTLD_NOW | RTLD_LOCAL);
     if (handle == NULL) {
         const char *error = dlerror();
-        if (error == NULL) error = "no explanation";
+        if (error == NULL) error = "no reason given";
         if (!is_plainly_absent(candidate, error)) note_failure(o, classify(error), "cannot be loaded", error);
         return false;
     }
@@ -390,7 +390,7 @@ static bool try_to_open(void *ctx, const char *candidate) {
     const char *missing = bind_symbols(o->spec, handle);
     if (missing != NULL) {
         char text[160];
-        snprintf(text, sizeof text, "the function %s is missing in %s", missing, file);
+        snprintf(text, sizeof text, "function %s is missing from %s", missing, file);
         note_failure(o, TN_REASON_SYMBOL_MISSING, text, "");
         return false;
     }
@@ -403,7 +403,7 @@ static void explain_absence(const tn_library_spec *spec, tn_reason *why) {
     const char *value = override_of(spec);
     if (value != NULL) {
         char fix[200];
-        tn_reason_set(why, TN_REASON_LIBRARY_NOT_FOUND, fix_for(spec, fix), "%s: not found where %s points: %s",
+        tn_reason_set(why, TN_REASON_LIBRARY_NOT_FOUND, fix_for(spec, fix), "%s: not found at the path in %s: %s",
                       spec->title, spec->env, value);
         return;
     }

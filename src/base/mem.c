@@ -97,7 +97,7 @@ void *tn_mem_alloc_pages(size_t bytes) {
 void *tn_mem_zalloc(size_t count, size_t size) {
     size_t bytes;
     if (!__builtin_mul_overflow(count, size, &bytes)) return alloc_block(bytes, ALIGNMENT, true);
-    tn_fail(TN_ERR_MEMORY, "out of host memory: %zu items of %zu bytes are more than can be addressed", count, size);
+    tn_fail(TN_ERR_MEMORY, "out of host memory: %zu items of %zu bytes exceed the address space", count, size);
     return NULL;
 }
 
@@ -137,7 +137,7 @@ tn_status tn_mem_grow(void *items_pointer, size_t *capacity, size_t need, size_t
     size_t new_capacity = grown_capacity(*capacity, need);
     size_t bytes;
     if (__builtin_mul_overflow(new_capacity, item_size, &bytes)) {
-        return tn_fail(TN_ERR_MEMORY, "out of host memory: %zu items of %zu bytes are more than can be addressed",
+        return tn_fail(TN_ERR_MEMORY, "out of host memory: %zu items of %zu bytes exceed the address space",
                        new_capacity, item_size);
     }
     void *items; /* items_pointer is some T **: copied as bytes, because a T * must not be read as a void * */

@@ -116,10 +116,10 @@ static tn_isa limited_isa(tn_isa best) {
     for (int i = 0; i < TN_ISA_COUNT; i++) {
         if (strcmp(wanted, isa_names[i]) != 0) continue;
         if (i <= (int)best) return (tn_isa)i;
-        tn_log_line(TN_LOG_NOTICE, "TRUNNION_ISA=%s: this processor goes up to %s", wanted, tn_isa_name(best));
+        tn_log_line(TN_LOG_NOTICE, "TRUNNION_ISA=%s: this processor supports at most %s", wanted, tn_isa_name(best));
         return best;
     }
-    tn_log_line(TN_LOG_NOTICE, "TRUNNION_ISA=%s is not known (baseline, avx2, avx512): using %s", wanted,
+    tn_log_line(TN_LOG_NOTICE, "TRUNNION_ISA=%s is unknown (baseline, avx2, avx512): using %s", wanted,
                 tn_isa_name(best));
     return best;
 }

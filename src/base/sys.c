@@ -137,14 +137,15 @@ void tn_map_close(tn_map *m) {
 
 tn_status tn_map_read(const tn_map *m, size_t offset, void *out, size_t bytes) {
     if (offset > m->size || bytes > m->size - offset)
-        return tn_fail(TN_ERR_ARGUMENT, "reading %zu bytes at %zu of a file of %zu", bytes, offset, m->size);
+        return tn_fail(TN_ERR_ARGUMENT, "cannot read %zu bytes at offset %zu: the file has %zu bytes", bytes, offset,
+                       m->size);
     char *to = out;
     for (size_t done = 0; done < bytes;) {
         ssize_t got = pread(m->file, to + done, bytes - done, (off_t)(offset + done));
         if (got < 0 && errno == EINTR) continue;
         if (got <= 0)
-            return tn_fail(TN_ERR_IO, "reading %zu bytes at %zu of a mapped file: %s", bytes, offset,
-                           got < 0 ? strerror(errno) : "the file has become shorter");
+            return tn_fail(TN_ERR_IO, "cannot read %zu bytes at offset %zu of a mapped file: %s", bytes, offset,
+                           got < 0 ? strerror(errno) : "the file was truncated");
         done += (size_t)got;
     }
     return TN_OK;
@@ -194,7 +195,7 @@ static tn_status read_all(int fd, const char *path, size_t expected, size_t limi
         if (got == 0) break;
         s->length += (size_t)got;
         if (s->length > limit) {
-            return tn_fail(TN_ERR_FORMAT, "'%s' is larger than the %zu bytes allowed for it", path, limit);
+            return tn_fail(TN_ERR_FORMAT, "'%s' exceeds the limit of %zu bytes", path, limit);
         }
         size_t spare = s->capacity - s->length - 1;
         size_t until_limit = limit - s->length + 1;
@@ -215,7 +216,7 @@ tn_status tn_file_read(const char *path, char **data, size_t *size, size_t limit
     size_t expected = S_ISREG(info.st_mode) && info.st_size > 0 ? (size_t)info.st_size : 0;
     if (expected > most) {
         close(fd);
-        return tn_fail(TN_ERR_FORMAT, "'%s' holds %zu bytes, %zu are allowed for it", path, expected, limit);
+        return tn_fail(TN_ERR_FORMAT, "'%s' has %zu bytes, which exceeds the limit of %zu", path, expected, limit);
     }
     tn_str content = {0};
     tn_status status = read_all(fd, path, expected, most, &content);
@@ -389,7 +390,8 @@ static tn_status open_temporary(tn_save *s) {
         tn_mem_free(name);
         if (status != TN_OK) return status;
     }
-    return tn_fail(TN_ERR_IO, "cannot save '%s': all %d temporary names beside it are taken (.*.tmp0 and so on)",
+    return tn_fail(TN_ERR_IO,
+                   "cannot save '%s': all %d temporary names next to it exist (.*.tmp0 and so on); remove them",
                    s->target, SAVE_SLOTS);
 }
 
@@ -398,7 +400,7 @@ static void copy_mode(const tn_save *s) {
     struct stat info;
     if (stat(s->target, &info) != 0) return;
     if (fchmod(s->fd, info.st_mode & 07777) != 0)
-        tn_log_line(TN_LOG_VERBOSE, "permissions of '%s' not kept", s->target);
+        tn_log_line(TN_LOG_VERBOSE, "cannot keep the permissions of '%s'", s->target);
 }
 
 tn_status tn_save_begin(const char *path, tn_save **out) {
@@ -504,11 +506,11 @@ static tn_status make_dir(const char *path, unsigned mode) {
     if (mkdir(path, (mode_t)mode) == 0) return TN_OK;
     int error = errno; /* a folder that exists may also answer EROFS or EACCES */
     if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) return TN_OK;
-    return tn_fail(TN_ERR_IO, "cannot make the folder '%s': %s", path, strerror(error));
+    return tn_fail(TN_ERR_IO, "cannot create the folder '%s': %s", path, strerror(error));
 }
 
 tn_status tn_make_dirs(const char *path, unsigned mode) {
-    if (path[0] == '\0') return tn_fail(TN_ERR_ARGUMENT, "cannot make a folder without a name");
+    if (path[0] == '\0') return tn_fail(TN_ERR_ARGUMENT, "cannot create a folder: its name is empty");
     char *copy = tn_mem_strdup(path);
     if (copy == NULL) return TN_ERR_MEMORY;
     tn_status status = TN_OK;
@@ -536,11 +538,11 @@ static int cache_dir_name(char *out, size_t size) {
 tn_status tn_cache_dir(char *out, size_t size) {
     int n = cache_dir_name(out, size);
     if (n < 0) {
-        return tn_fail(TN_ERR_IO, "no cache folder: neither TRUNNION_CACHE nor XDG_CACHE_HOME nor HOME is set; "
-                                  "set TRUNNION_CACHE to a folder that you can write to");
+        return tn_fail(TN_ERR_IO, "no cache folder: none of TRUNNION_CACHE, XDG_CACHE_HOME and HOME is set; set "
+                                  "TRUNNION_CACHE to a writable folder");
     }
-    if ((size_t)n >= size) return tn_fail(TN_ERR_IO, "the cache folder's name is longer than %zu bytes", size);
+    if ((size_t)n >= size) return tn_fail(TN_ERR_IO, "the path of the cache folder is longer than %zu bytes", size);
     tn_status status = tn_make_dirs(out, 0700);
-    if (status != TN_OK) return tn_fail_prefix(status, "cache folder (set TRUNNION_CACHE to another one)");
+    if (status != TN_OK) return tn_fail_prefix(status, "cache folder (set TRUNNION_CACHE to use another one)");
     return TN_OK;
 }

@@ -19,9 +19,9 @@ static _Thread_local error_slot last_error;
 
 static const char *const status_names[] = {
     [TN_OK] = "ok",
-    [TN_ERR_ARGUMENT] = "bad argument",
-    [TN_ERR_SHAPE] = "shapes do not fit",
-    [TN_ERR_DTYPE] = "data types do not fit",
+    [TN_ERR_ARGUMENT] = "invalid argument",
+    [TN_ERR_SHAPE] = "incompatible shapes",
+    [TN_ERR_DTYPE] = "incompatible data types",
     [TN_ERR_MEMORY] = "out of memory",
     [TN_ERR_UNAVAILABLE] = "not available",
     [TN_ERR_DEVICE] = "device error",
@@ -29,7 +29,7 @@ static const char *const status_names[] = {
     [TN_ERR_IO] = "input/output error",
     [TN_ERR_FORMAT] = "malformed file",
     [TN_ERR_UNSUPPORTED] = "not supported",
-    [TN_ERR_STATE] = "called at the wrong time",
+    [TN_ERR_STATE] = "called in the wrong state",
     [TN_ERR_INTERNAL] = "internal error",
 };
 
@@ -286,13 +286,12 @@ tn_status tn_options_refuse(const void *given, size_t known, const char *functio
     bytes = size & ~TN_OPTIONS_MARK_BITS;
     if ((size & TN_OPTIONS_MARK_BITS) == TN_OPTIONS_MARK && bytes > known)
         return tn_fail(TN_ERR_ARGUMENT,
-                       "%s: the options have %zu bytes, this library knows %zu: the program was compiled with newer "
-                       "headers; use the library that belongs to them",
+                       "%s: the options have %zu bytes, but this library supports %zu: the program was compiled with "
+                       "newer headers; use headers and library of one version",
                        function, bytes, known);
     return tn_fail(TN_ERR_ARGUMENT,
-                   "%s: the options were not started from their defaults (struct_size is %zu): write %s; and then set "
-                   "fields",
-                   function, size, initialiser);
+                   "%s: the options were not initialized (struct_size is %zu): write %s; then set fields", function,
+                   size, initialiser);
 }
 
 tn_status tn_options_read(void *to, const void *given, const char *function, const char *initialiser) {

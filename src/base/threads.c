@@ -83,7 +83,7 @@ static int usable_threads(void) {
 
 tn_status tn_threads_set(int n) {
     if (n < 0 || n > MAX_THREADS) {
-        return tn_fail(TN_ERR_ARGUMENT, "thread count %d is outside 0 (automatic) to %d", n, MAX_THREADS);
+        return tn_fail(TN_ERR_ARGUMENT, "thread count %d is out of range: use 0 (automatic) to %d", n, MAX_THREADS);
     }
     atomic_store_explicit(&wanted_threads, n, memory_order_relaxed);
     return TN_OK;
@@ -271,8 +271,7 @@ static void start_worker(void) {
         return;
     }
     pool.most = pool.started;
-    tn_log_line(TN_LOG_NOTICE, "only %d of %d threads could be started: %s", pool.started + 1, tn_threads(),
-                strerror(error));
+    tn_log_line(TN_LOG_NOTICE, "only %d of %d threads started: %s", pool.started + 1, tn_threads(), strerror(error));
 }
 
 /* In a child of fork() only the forking thread exists: its first parallel call starts workers of its own. Done equals

@@ -109,11 +109,11 @@ static tn_status read_domain(const tn_case_reader *r, text_span w, tn_case_input
     if (split_at(w, '+', &w, &rest)) {
         rest.length--;
         if (rest.text[rest.length] != 'I' || !case_number_of(rest, &in->diagonal, &unused))
-            return refuse_case(r, w, "no multiple of I behind '+'");
+            return refuse_case(r, w, "expected a multiple of I after '+'");
         range = w;
     }
     if (split_at(w, '~', &range, &rest) && !case_number_of(rest, &in->away, &unused))
-        return refuse_case(r, w, "no number behind '~'");
+        return refuse_case(r, w, "expected a number after '~'");
     const char *dots = strstr(range.text, "..");
     if (!dots || dots >= range.text + range.length) return refuse_case(r, w, "a domain is low..high");
     low = (text_span){range.text, (int)(dots - range.text)};
@@ -125,14 +125,14 @@ static tn_status read_domain(const tn_case_reader *r, text_span w, tn_case_input
 
 static tn_status read_shape(const tn_case_reader *r, text_span w, tn_case_input *in) {
     text_span rest = {w.text + 1, w.length - 2}, item;
-    if (w.length < 2 || w.text[w.length - 1] != ']') return refuse_case(r, w, "no ']' at the end of the shape");
+    if (w.length < 2 || w.text[w.length - 1] != ']') return refuse_case(r, w, "missing ']' at the end of the shape");
     in->rank = 0;
     while (rest.length > 0) {
         text_span behind = {rest.text + rest.length, 0};
         double f;
         if (!split_at(rest, ',', &item, &behind)) item = rest;
         if (in->rank == TN_MAX_RANK || !case_number_of(item, &f, &in->shape[in->rank]))
-            return refuse_case(r, w, "no shape");
+            return refuse_case(r, w, "missing shape");
         in->rank++;
         rest = behind;
     }
@@ -150,7 +150,7 @@ static tn_status read_input(const tn_case_reader *r, text_span w, tn_case *c) {
     text_span left = w, domain = {0}, type = {0};
     bool has_domain = split_at(left, '@', &left, &domain);
     if (split_at(left, ':', &left, &type) && !case_dtype_of(type, &in->dtype))
-        return refuse_case(r, w, "no dtype behind ':'");
+        return refuse_case(r, w, "missing dtype after ':'");
     TRY(read_shape(r, left, in));
     default_domain(in);
     return has_domain ? read_domain(r, domain, in) : TN_OK;
@@ -273,8 +273,8 @@ static tn_status read_arguments(const tn_case_reader *r, const char *begin, cons
     text_span value;
     c->attrs.n_i = c->attrs.n_f = 0;
     while (next_argument(&at, &a)) {
-        if (!find_value(begin, end, &a, &value)) return refuse_case(r, a.name, "an argument that this case leaves out");
-        if (!put_value(c, &a, value)) return refuse_case(r, value, "not a value of this argument");
+        if (!find_value(begin, end, &a, &value)) return refuse_case(r, a.name, "an argument that this case omits");
+        if (!put_value(c, &a, value)) return refuse_case(r, value, "invalid value for this argument");
     }
     return TN_OK;
 }
@@ -294,7 +294,8 @@ static tn_status set_tolerance(const tn_case_reader *r, text_span value, double 
     int64_t i;
     bool in_ulps = value.length > 3 && memcmp(value.text + value.length - 3, "ulp", 3) == 0;
     text_span number = {value.text, value.length - (in_ulps ? 3 : 0)};
-    if (!case_number_of(number, &f, &i)) return refuse_case(r, value, "no tolerance: a number, or a number of ulp");
+    if (!case_number_of(number, &f, &i))
+        return refuse_case(r, value, "invalid tolerance: expected a number, or a number of ulp");
     *plain = in_ulps ? 0 : f;
     *ulps = in_ulps ? f : 0;
     return TN_OK;
@@ -306,7 +307,7 @@ static tn_status set_types(tn_case_reader *r, text_span value) {
         text_span item, behind = {0};
         if (!split_at(value, ',', &item, &behind)) item = value;
         if (r->type_count == TN_PLAIN_DTYPES || !case_dtype_of(item, &r->types[r->type_count]))
-            return refuse_case(r, item, "no dtype");
+            return refuse_case(r, item, "unknown dtype");
         r->type_count++;
         value = behind;
     }
@@ -356,7 +357,7 @@ static tn_status read_words(tn_case_reader *r, const char *begin, const char *en
         if (w.text[0] == '[' || is_text(w, "-")) {
             TRY(read_input(r, w, c));
         } else if (!split_at(w, '=', &name, &value)) {
-            return refuse_case(r, w, "a word is an input or name=value");
+            return refuse_case(r, w, "expected an input or name=value");
         } else if (!is_argument(r->op, name)) {
             TRY(set(r, c, name, value));
         }

@@ -75,7 +75,7 @@ static void compare_certify(certify *m, const char *what, tn_dtype dtype, const 
     for (int64_t i = 0; i < n && *good; i++) {
         if (near(m->c, dtype, got[i], want[i])) continue;
         char text[160];
-        snprintf(text, sizeof text, "%s: element %lld is %.9g, it should be %.9g", what, (long long)i, got[i], want[i]);
+        snprintf(text, sizeof text, "%s: element %lld is %.9g, expected %.9g", what, (long long)i, got[i], want[i]);
         say(m, true, text);
         *good = false;
     }
@@ -223,9 +223,8 @@ static tn_status check_names(const char *names) {
         while (op < tn_op_count() && (strncmp(tn_op(op)->name, at, (size_t)length) != 0 || tn_op(op)->name[length]))
             op++;
         if (op == tn_op_count())
-            return tn_fail(TN_ERR_ARGUMENT,
-                           "certify: there is no operation '%.*s'; the header trunnion/ops.h declares them", length,
-                           at);
+            return tn_fail(TN_ERR_ARGUMENT, "certify: unknown operation '%.*s'; trunnion/ops.h declares the operations",
+                           length, at);
     }
     return TN_OK;
 }
@@ -380,8 +379,8 @@ static bool compare_exact(const uint32_t *values, const uint32_t *got, const uin
         for (int k = 1; k < ASKED[i / VALUES].operands; k++)
             n += snprintf(of + n, sizeof of - (size_t)n, ", %.9g", (double)exact_number_of(x[k * VALUES]));
         snprintf(why, size,
-                 "%s of %s is %.9g (%08x), it should be %.9g (%08x): the driver promises bits that it does "
-                 "not keep (caps.exact)",
+                 "%s of %s is %.9g (%08x), expected %.9g (%08x): the driver reports exact results (caps.exact), but "
+                 "the bits differ",
                  ASKED[i / VALUES].name, of, (double)exact_number_of(got[i]), got[i], (double)exact_number_of(want[i]),
                  want[i]);
         return false;

@@ -43,8 +43,8 @@ tn_status tn_get_placed(int64_t i, tn_placed_operation *out) {
     const tn_plan *p = last_plan();
     int64_t count = p ? (int64_t)p->placed_count : 0;
     if (i < 0 || i >= count)
-        return tn_fail(TN_ERR_ARGUMENT, "tn_get_placed: operation %lld; the host computed %lld", (long long)i,
-                       (long long)count);
+        return tn_fail(TN_ERR_ARGUMENT, "tn_get_placed: index %lld is out of range; %lld operations run on the host",
+                       (long long)i, (long long)count);
     const tn_placed *at = &p->placed[i];
     tn_placed_operation full = {.struct_size = out->struct_size};
     snprintf(full.op, sizeof full.op, "%s", at->op);
@@ -60,15 +60,15 @@ tn_status tn_get_placed(int64_t i, tn_placed_operation *out) {
 static void put_command(tn_str *out, size_t number, const tn_command *c) {
     tn_str_add(out, "%4zu  %-7s %s", number, tn_command_kind_name(c), c->label);
     if (c->kind == TN_CMD_KERNEL && c->launch_count > 1)
-        tn_str_add(out, "  (and %lld like it, one launch)", (long long)(c->launch_count - 1));
-    if (c->row_fused) tn_str_add(out, "  (by rows: a thread takes its own through all, while its cache has them)");
+        tn_str_add(out, "  (and %lld more like it in one launch)", (long long)(c->launch_count - 1));
+    if (c->row_fused) tn_str_add(out, "  (row-fused: each thread runs all of them on its own rows)");
     tn_str_add(out, "%s\n", c->commit ? "  [commit]" : "");
 }
 
 /* What comes with each run, and the lines of which this was learned. */
 static void put_varying(tn_str *out, const tn_recorder *r, const tn_plan *p) {
     if (p->varying_numbers + p->shift_count == 0) return;
-    tn_str_add(out, "runtime scalars: %zu numbers and %zu offsets come with each run, since they differed:",
+    tn_str_add(out, "runtime scalars: %zu numbers and %zu offsets are set at each run, because they varied:",
                p->varying_numbers, p->shift_count);
     const char *before = " ";
     for (size_t i = 0; i < r->site_count; i++) {
@@ -83,17 +83,18 @@ static void put_varying(tn_str *out, const tn_recorder *r, const tn_plan *p) {
 char *tn_explain_last(void) {
     tn_recorder *r = tn_recorder_here();
     tn_plan_cache *c = r ? tn_plans_of(r) : NULL;
-    if (!c || !c->last) return tn_mem_strdup("nothing has been planned on this thread yet\n");
+    if (!c || !c->last) return tn_mem_strdup("no plan has been made on this thread yet\n");
     const tn_plan *p = c->last;
     tn_plan_await(c->last);
     tn_str out = {0};
     int states = 0;
     for (int i = 0; i < p->output_count; i++)
         states += p->output_home[i] >= 0;
-    tn_str_add(&out, "plan on %s: %lld values in %zu commands; %d buffers read, %d results, %d states written\n",
+    tn_str_add(&out,
+               "plan on %s: %lld values in %zu commands; reads %d buffers, computes %d results, updates %d states\n",
                p->device->info.id, (long long)p->values_planned, p->command_count, p->bound_count,
                p->output_count - states, states);
-    tn_str_add(&out, "arena %zu bytes; run %lld times; plans: %lld made, %lld hits, %lld misses, %lld re-sized\n",
+    tn_str_add(&out, "arena %zu bytes; %lld runs; plans: %lld made, %lld hits, %lld misses, %lld resized\n",
                p->arena_bytes, (long long)p->runs, (long long)c->made, (long long)c->hits, (long long)c->misses,
                (long long)c->resized);
     put_varying(&out, r, p);

@@ -177,7 +177,7 @@ static tn_status step(tn_reference_values *v, waiting *w) {
     if (n->flags & TN_NODE_ERROR) return tn_fail(n->status, "%s", n->error);
     bool composed = !in_memory && tn_op(n->op)->kind == TN_COMPOSED;
     if (!in_memory && !composed && !tn_op(n->op)->impl->reference)
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s has no reference", tn_op(n->op)->name);
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s has no reference implementation", tn_op(n->op)->name);
     if (!in_memory) TRY(wait_for_needs(v, w, n, composed, &ready));
     if (!ready) return TN_OK;
     TRY(add_reference(v, n, &out));

@@ -83,7 +83,7 @@ static tn_status all_failed(const trial *t, tn_status s) {
         const tn_attempt *a = &t->report.attempts[i];
         n += (size_t)snprintf(why + n, sizeof why - n, "%s%s: %s", i ? "; " : "", a->id, a->reason);
     }
-    return tn_fail(s, "no device did it: %s", why);
+    return tn_fail(s, "tn_try: all devices failed: %s", why);
 }
 
 static tn_status try_each(trial *t, const char *const *preferences, int count) {
@@ -118,7 +118,7 @@ tn_status tn_try(const char *const *preferences, int count, const tn_device_opti
     trial t = {.work = work, .ctx = ctx, .random = tn_get_random_state()};
     TRY(tn_need((const void *)(uintptr_t)work, "tn_try: work"));
     if (count < 0 || (count > 0 && !preferences))
-        return tn_fail(TN_ERR_ARGUMENT, "tn_try: %d preferences%s", count, preferences ? "" : ", and they are NULL");
+        return tn_fail(TN_ERR_ARGUMENT, "tn_try: %d preferences%s", count, preferences ? "" : ", and the list is NULL");
     for (int i = 0; i < count; i++)
         if (!preferences[i]) return tn_fail(TN_ERR_ARGUMENT, "tn_try: preference %d is NULL", i);
     if (report && report->struct_size < sizeof report->struct_size)

@@ -34,8 +34,8 @@ static tn_status check_operand(const char *function, const operand *x) {
     }
     if (tn_mul_overflow(x->rows, tn_max64(x->stride, x->cols), &reach) ||
         tn_mul_overflow(reach, sizeof(float), &bytes)) {
-        return tn_fail(TN_ERR_ARGUMENT, "%s: %s with %lld rows, %lld apart, is larger than memory can be", function,
-                       x->name, (long long)x->rows, (long long)x->stride);
+        return tn_fail(TN_ERR_ARGUMENT, "%s: %s with %lld rows, %lld elements apart, exceeds the address space",
+                       function, x->name, (long long)x->rows, (long long)x->stride);
     }
     return TN_OK;
 }
@@ -55,8 +55,9 @@ static tn_status check_operands(const char *function, const operand *x, int coun
         TRY(check_operand(function, &x[i]));
     for (int i = 0; i < count - 1; i++) {
         if (overlap(&x[i], &x[count - 1])) {
-            return tn_fail(TN_ERR_ARGUMENT, "%s: %s lies in the memory of %s, which is read while it is written",
-                           function, x[count - 1].name, x[i].name);
+            return tn_fail(TN_ERR_ARGUMENT,
+                           "%s: %s overlaps %s, which is read while it is written; use separate memory", function,
+                           x[count - 1].name, x[i].name);
         }
     }
     return TN_OK;
@@ -172,20 +173,20 @@ static tn_status check_blocks(const char *function, tn_dtype dtype, const void *
                               int64_t *row_bytes) {
     int64_t length = tn_dtype_block(dtype), all;
     if (length <= 1) {
-        return tn_fail(TN_ERR_DTYPE, "%s: %s is not quantised in blocks: use tn_kernel_matmul_vec for f32", function,
+        return tn_fail(TN_ERR_DTYPE, "%s: %s is not block-quantized: use tn_kernel_matmul_vec for f32", function,
                        tn_dtype_name(dtype));
     }
     if (rows < 0 || cols < 0 || cols % length != 0) {
-        return tn_fail(TN_ERR_ARGUMENT,
-                       "%s: %lld rows of %lld elements: sizes must not be negative, and rows of %s are whole "
-                       "blocks of %lld",
-                       function, (long long)rows, (long long)cols, tn_dtype_name(dtype), (long long)length);
+        return tn_fail(
+            TN_ERR_ARGUMENT,
+            "%s: %lld rows of %lld elements: sizes must not be negative, and rows of %s must be a multiple of %lld",
+            function, (long long)rows, (long long)cols, tn_dtype_name(dtype), (long long)length);
     }
     bool large = tn_mul_overflow(cols / length, (int64_t)tn_dtype_size(dtype), row_bytes) ||
                  tn_add_overflow(rows, 16, &all) || tn_mul_overflow(all, *row_bytes + 64, &all) ||
                  tn_mul_overflow(all, 2, &all);
     if (large) {
-        return tn_fail(TN_ERR_ARGUMENT, "%s: %lld rows of %lld elements are larger than memory can be", function,
+        return tn_fail(TN_ERR_ARGUMENT, "%s: %lld rows of %lld elements exceed the address space", function,
                        (long long)rows, (long long)cols);
     }
     if (rows > 0 && cols > 0 && !blocks) return tn_fail(TN_ERR_ARGUMENT, "%s: blocks is NULL", function);
@@ -401,9 +402,10 @@ static tn_status softmax(const char *function, float *x, int64_t n, int64_t stri
     int64_t reach;
     TRY(check_operand(function, &(operand){"x", x, 1, n, n}));
     if (n == 0) return TN_OK;
-    if (stride == 0 && n > 1) return tn_fail(TN_ERR_ARGUMENT, "%s: stride is 0: all elements are one", function);
+    if (stride == 0 && n > 1)
+        return tn_fail(TN_ERR_ARGUMENT, "%s: stride is 0, so all elements would share one address", function);
     if (tn_mul_overflow(n, stride, &reach) || tn_mul_overflow(reach, sizeof *x, &reach)) {
-        return tn_fail(TN_ERR_ARGUMENT, "%s: %lld elements, %lld apart, are larger than memory can be", function,
+        return tn_fail(TN_ERR_ARGUMENT, "%s: %lld elements, %lld apart, exceed the address space", function,
                        (long long)n, (long long)stride);
     }
     const int64_t sizes[] = {1, n, 0, 0, stride, 0, 0, stride};
@@ -420,7 +422,7 @@ tn_status tn_kernel_rmsnorm(float *x, const float *weight, int64_t n, float eps)
     static const char *const function = "tn_kernel_rmsnorm";
     operand o[] = {{"weight", weight, 1, n, n}, {"x", x, 1, n, n}};
     TRY(check_operands(function, o, 2));
-    if (!(eps >= 0)) return tn_fail(TN_ERR_ARGUMENT, "%s: eps is %g, it must not be negative", function, (double)eps);
+    if (!(eps >= 0)) return tn_fail(TN_ERR_ARGUMENT, "%s: eps is %g; it must not be negative", function, (double)eps);
     if (n == 0) return TN_OK;
     const int64_t sizes[] = {1, n, 0, 0, 1, 0, 0, 1, 0, 0, 1};
     const kir_scalar scalars[] = {{.f = (double)n}, {.f = (double)eps}};
@@ -433,7 +435,8 @@ tn_status tn_kernel_apply_rope(float *x, int64_t rows, int64_t features, const f
     operand o[] = {{"cos", cos, 1, half, half}, {"sin", sin, 1, half, half}, {"x", x, rows, features, features}};
     TRY(check_operands(function, o, 3));
     if (half > features / 2) {
-        return tn_fail(TN_ERR_ARGUMENT, "%s: half is %lld, which is more than half of x's %lld features", function,
+        return tn_fail(TN_ERR_ARGUMENT,
+                       "%s: half is %lld, but x has only %lld features (half may be at most half of them)", function,
                        (long long)half, (long long)features);
     }
     if (rows == 0 || half == 0) return TN_OK;

@@ -115,7 +115,7 @@ static tn_status find_device(gpu_device *d, int index) {
     if (error == SUCCESS) error = d->gpu->count(&count);
     TRY(check(d, error, d->vendor->hip ? "hipGetDeviceCount" : "cuDeviceGetCount", "%s", ""));
     if (index < 0 || index >= count)
-        return tn_fail(TN_ERR_UNAVAILABLE, "%s does not exist; there are %d devices", d->lost_state.id, count);
+        return tn_fail(TN_ERR_UNAVAILABLE, "%s does not exist; %d devices were found", d->lost_state.id, count);
     return check(d, d->gpu->get(&d->device, index), d->vendor->hip ? "hipDeviceGet" : "cuDeviceGet", "%d", index);
 }
 
@@ -269,7 +269,7 @@ static tn_status gpu_fill(void *queue, void *dst, uint8_t value, size_t bytes) {
 
 static tn_status gpu_host_alloc(void *device, size_t bytes, void **host) {
     gpu_device *d = device_of(device);
-    return CALL(d, host_alloc, (host, bytes ? bytes : 1, HOST_PORTABLE), "%zu bytes of the host's memory", bytes);
+    return CALL(d, host_alloc, (host, bytes ? bytes : 1, HOST_PORTABLE), "%zu bytes of host memory", bytes);
 }
 
 static void gpu_host_free(void *device, void *host) {
@@ -309,7 +309,7 @@ typedef struct gpu_module {
 /* The compiler's words, on one line and cut to what an error text holds. */
 static void compiler_log(const compiler_calls *c, void *program, char *out, size_t size) {
     size_t needed = 0;
-    snprintf(out, size, "no words of the compiler");
+    snprintf(out, size, "the compiler gave no message");
     if (c->log_size(program, &needed) != SUCCESS || needed < 2) return;
     char *log = tn_mem_zalloc(needed + 1, 1);
     if (!log) return;
@@ -350,7 +350,7 @@ static tn_status take_image(gpu_device *d, void *program, bool ptx, image *out) 
     size_t size = 0;
     int error = ptx ? c->ptx_size(program, &size) : c->code_size(program, &size);
     if (error != SUCCESS || !size)
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s compiles, and gives no code (%d)", d->lost_state.id,
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s compiled the kernel, but returned no code (%d)", d->lost_state.id,
                        d->vendor->compiler_title, error);
     out->size = size + sizeof(uint64_t);
     out->bytes = tn_mem_alloc(out->size);
@@ -358,9 +358,10 @@ static tn_status take_image(gpu_device *d, void *program, bool ptx, image *out) 
     error = ptx ? c->ptx(program, out->bytes) : c->code(program, out->bytes);
     uint64_t hash = tn_hash64(out->bytes, size, 0);
     memcpy(out->bytes + size, &hash, sizeof hash);
-    return error == SUCCESS ? TN_OK
-                            : tn_fail(TN_ERR_UNSUPPORTED, "%s: %s compiles, and does not give its code (%d)",
-                                      d->lost_state.id, d->vendor->compiler_title, error);
+    return error == SUCCESS
+               ? TN_OK
+               : tn_fail(TN_ERR_UNSUPPORTED, "%s: %s compiled the kernel, but reading its code failed (%d)",
+                         d->lost_state.id, d->vendor->compiler_title, error);
 }
 
 static tn_status refuse_cuda(const gpu_device *d, void *program, int error, const gpu_module *m) {
@@ -369,7 +370,7 @@ static tn_status refuse_cuda(const gpu_device *d, void *program, int error, cons
     tn_status status = error == COMPILER_REFUSES || error == COMPILER_BAD_OPTION ? TN_ERR_UNSUPPORTED
                        : error == 1                                              ? TN_ERR_MEMORY
                                                                                  : TN_ERR_DEVICE;
-    return tn_fail(status, "%s: %s does not compile with %s %d.%d for %s (%d): %s", d->lost_state.id, m->name,
+    return tn_fail(status, "%s: compiling %s with %s %d.%d for %s failed (%d): %s", d->lost_state.id, m->name,
                    d->vendor->compiler_title, d->compiler_version[0], d->compiler_version[1], d->arch, error, log);
 }
 
@@ -393,10 +394,10 @@ static tn_status compile_cuda(gpu_device *d, const tn_code *code, gpu_module *m)
     memcpy(text, code->data, code->size);
     text[code->size] = 0;
     int error = c->create(&program, text, m->name, 0, NULL, NULL);
-    tn_status s = error == SUCCESS
-                      ? compile_program(d, program, code, m)
-                      : tn_fail(error == 1 ? TN_ERR_MEMORY : TN_ERR_DEVICE, "%s: %s takes no source of %zu bytes (%d)",
-                                d->lost_state.id, d->vendor->compiler_title, code->size, error);
+    tn_status s = error == SUCCESS ? compile_program(d, program, code, m)
+                                   : tn_fail(error == 1 ? TN_ERR_MEMORY : TN_ERR_DEVICE,
+                                             "%s: %s rejected a source of %zu bytes (%d)", d->lost_state.id,
+                                             d->vendor->compiler_title, code->size, error);
     if (program) (void)c->destroy(&program);
     tn_mem_free(text);
     return s;
@@ -443,7 +444,7 @@ static tn_status check_group(gpu_device *d, const gpu_module *m) {
     unsigned wanted = m->group[0] * m->group[1] * m->group[2];
     TRY(CALL(d, function_ask, (&most, FUNCTION_MAX_ITEMS, m->function), "%s", m->name));
     if ((unsigned)most >= wanted) return TN_OK;
-    return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s takes workgroups of %u items, and the device runs %d at most of it",
+    return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s needs workgroups of %u items; the device supports at most %d for it",
                    d->lost_state.id, m->name, wanted, most);
 }
 
@@ -466,8 +467,9 @@ static tn_status module_start(gpu_device *d, const tn_code *code, gpu_module *m)
 static tn_status gpu_load(void *device, const tn_code *code, void **module) {
     gpu_device *d = device_of(device);
     if (code->buffer_count > MOST_BUFFERS || code->params_bytes > MOST_PARAMETERS)
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s takes %d buffers and %zu bytes of parameters", d->lost_state.id,
-                       code->entry, code->buffer_count, code->params_bytes);
+        return tn_fail(TN_ERR_UNSUPPORTED,
+                       "%s: %s has %d buffers and %zu bytes of parameters, more than a launch can pass",
+                       d->lost_state.id, code->entry, code->buffer_count, code->params_bytes);
     gpu_module *m = tn_mem_zalloc(1, sizeof *m);
     if (!m) return TN_ERR_MEMORY;
     snprintf(m->name, sizeof m->name, "%s", code->entry);
@@ -502,9 +504,9 @@ static tn_status make_room_cuda(gpu_queue *q, size_t bytes) {
         q->taken = 0;
     }
     if (q->host_room) return TN_OK;
-    if (!q->room) TRY(CALL(d, alloc, (&room, MOST_PARAMETERS), "%d bytes for parameters", MOST_PARAMETERS));
+    if (!q->room) TRY(CALL(d, alloc, (&room, MOST_PARAMETERS), "%d bytes of parameters", MOST_PARAMETERS));
     if (room) q->room = room;
-    TRY(CALL(d, host_alloc, (&host, MOST_PARAMETERS, HOST_PORTABLE), "%d bytes for parameters", MOST_PARAMETERS));
+    TRY(CALL(d, host_alloc, (&host, MOST_PARAMETERS, HOST_PORTABLE), "%d bytes of parameters", MOST_PARAMETERS));
     q->host_room = host;
     return TN_OK;
 }
@@ -656,7 +658,7 @@ static tn_status gpu_list_make(void *device, const tn_list_item *items, int64_t 
         if (m->params_in_buffer) in_memory += params_room(m);
     }
     if (!has_graphs(d) || in_memory > MOST_PARAMETERS)
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: no graph of %lld kernels with %zu bytes of parameters in memory",
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: out of memory for a graph of %lld kernels with %zu bytes of parameters",
                        d->lost_state.id, (long long)count, in_memory);
     gpu_list *l = tn_mem_zalloc(1, sizeof *l + (size_t)count * sizeof *l->nodes);
     if (!l) return TN_ERR_MEMORY;
@@ -733,7 +735,7 @@ static tn_status gpu_event_new(void *device, bool timed, void **event) {
     gpu_event *e = tn_mem_zalloc(1, sizeof *e);
     if (!e) return TN_ERR_MEMORY;
     e->timed = timed;
-    tn_status s = CALL(d, event_new, (&e->event, timed ? 0 : EVENT_UNTIMED), timed ? "with a time" : "without a time");
+    tn_status s = CALL(d, event_new, (&e->event, timed ? 0 : EVENT_UNTIMED), timed ? "timed" : "untimed");
     if (s != TN_OK)
         tn_mem_free(e);
     else
@@ -774,7 +776,7 @@ static tn_status latest_origin(gpu_queue *q, origin **out) {
     if (!d->origins || now - d->origins->made > SECONDS) error = origin_new(q, now);
     *out = d->origins;
     pthread_mutex_unlock(&d->lock);
-    return check(d, error, d->vendor->work.symbols[CALL_event_record].name, "where times begin");
+    return check(d, error, d->vendor->work.symbols[CALL_event_record].name, "the reference event of timing");
 }
 
 static tn_status gpu_event_record(void *queue, void *event) {
@@ -840,8 +842,8 @@ static tn_status gpu_event_time(void *device, void *event, double *seconds) {
     const gpu_event *e = event;
     double begin = 0, behind = 0;
     if (!e->recorded || !e->timed)
-        return tn_fail(TN_ERR_STATE, "%s: the time of an event that %s", d->lost_state.id,
-                       e->timed ? "was never recorded" : "was not made to have one");
+        return tn_fail(TN_ERR_STATE, "%s: cannot read the time of an event that %s", d->lost_state.id,
+                       e->timed ? "was never recorded" : "was created without timing");
     TRY(seconds_of(d, e->origin, &begin));
     TRY(seconds_between(d, e->origin->event, e->event, &behind));
     *seconds = begin + behind;

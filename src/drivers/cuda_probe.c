@@ -16,7 +16,8 @@
 
 /* ---- what results of calls mean ---------------------------------------------------------------------------------- */
 
-static const char VERSIONS[] = "driver and compiler library do not fit: update the driver, or install an older library";
+static const char VERSIONS[] =
+    "driver and compiler library are incompatible: update the driver, or install an older library";
 
 /* Results that have a meaning here: code, CUDA's name and HIP's, and what follows as in tn_call_error. */
 // clang-format off
@@ -26,7 +27,7 @@ static const char VERSIONS[] = "driver and compiler library do not fit: update t
     X(3, "CUDA_ERROR_NOT_INITIALIZED", "hipErrorNotInitialized", TN_ERR_DEVICE, TN_ADVICE_UPDATE)                      \
     X(4, "CUDA_ERROR_DEINITIALIZED", "hipErrorDeinitialized", TN_ERR_LOST, TN_ADVICE_ANEW)                             \
     X(46, "CUDA_ERROR_DEVICE_UNAVAILABLE", "hipErrorDeviceUnavailable", TN_ERR_UNAVAILABLE,                            \
-      "another program may have the device to itself: see nvidia-smi")                                                 \
+      "another program may use the device exclusively: see nvidia-smi")                                                \
     X(100, "CUDA_ERROR_NO_DEVICE", "hipErrorNoDevice", TN_ERR_UNAVAILABLE, "see: trunnion devices")                    \
     X(101, "CUDA_ERROR_INVALID_DEVICE", "hipErrorInvalidDevice", TN_ERR_UNAVAILABLE, "see: trunnion devices")          \
     X(200, "CUDA_ERROR_INVALID_IMAGE", "hipErrorInvalidImage", TN_ERR_UNSUPPORTED, VERSIONS)                           \
@@ -101,7 +102,7 @@ static void need_compiler(tn_probe *out, const gpu_vendor *v) {
     char path[256];
     if (tn_library_locate(&v->compiles, path, sizeof path)) return;
     tn_probe_reason(out, TN_REASON_LIBRARY_NOT_FOUND, v->compiles.fix,
-                    "%s: %d device%s (%.60s), but %s is not here, which compiles kernels", v->probe.title, out->count,
+                    "%s: %d device%s (%.60s), but the kernel compiler %s was not found", v->probe.title, out->count,
                     out->count == 1 ? "" : "s", out->devices[0].name, v->compiles.title);
     out->count = 0;
 }
@@ -119,7 +120,7 @@ static void probe(tn_probe *out, const gpu_vendor *v) {
     if (out->count)
         need_compiler(out, v);
     else if (!tn_probe_denied(out, v->node))
-        tn_probe_reason(out, TN_REASON_NO_DEVICE, v->node_fix, "%s: it runs, and has no device", v->probe.title);
+        tn_probe_reason(out, TN_REASON_NO_DEVICE, v->node_fix, "%s: running, but it found no device", v->probe.title);
 }
 
 static void watch(const gpu_vendor *v, tn_watch_add *add, void *ctx) {
@@ -163,9 +164,9 @@ static const char *const nvrtc_names[] = {
 static const char INSTALL_NVIDIA[] = "install NVIDIA's driver (the toolkit is not needed)";
 static const char INSTALL_NVRTC[] =
     "install NVRTC of the driver's CUDA version: pip install nvidia-cuda-nvrtc (CUDA 12: nvidia-cuda-nvrtc-cu12), or "
-    "the toolkit's package cuda-nvrtc; TRUNNION_NVRTC_LIB may name the file";
+    "the toolkit's package cuda-nvrtc; or set TRUNNION_NVRTC_LIB to the file";
 static const char LOAD_NVIDIA[] =
-    "load NVIDIA's kernel module (nvidia-smi shows whether it runs); in a container, pass the GPU in";
+    "load NVIDIA's kernel module (check with nvidia-smi); in a container, pass the GPU in";
 
 #define CUDA_ROW(code, cuda, hip, status, advice) {code, cuda, status, advice},
 static const tn_call_error cuda_rows[] = {ERRORS(CUDA_ROW)};
@@ -173,16 +174,17 @@ static const tn_call_errors cuda_errors = {.rows = cuda_rows, .count = TN_COUNT(
 
 static const meaning cuda_meanings[] = {
     {34, TN_REASON_LIBRARY_NOT_FOUND, "this libcuda is the toolkit's stub, not a driver", INSTALL_NVIDIA},
-    {35, TN_REASON_TOO_OLD, "the kernel's driver is older than this libcuda needs", "update NVIDIA's driver"},
-    {3, TN_REASON_INIT_FAILED, "this process used CUDA before it asked",
-     "look again with tn_device_list_new(true, …), or run: trunnion devices --fresh"},
+    {35, TN_REASON_TOO_OLD, "the kernel driver is older than this libcuda requires", "update NVIDIA's driver"},
+    {3, TN_REASON_INIT_FAILED, "this process initialized CUDA before the device list was made",
+     "list again with tn_device_list_new(true, …), or run: trunnion devices --fresh"},
     {100, TN_REASON_NO_DEVICE, "no device", LOAD_NVIDIA},
     {101, TN_REASON_NO_DEVICE, "no valid device", LOAD_NVIDIA},
-    {304, TN_REASON_INIT_FAILED, "a call to the operating system failed", LOAD_NVIDIA},
-    {802, TN_REASON_INIT_FAILED, "the system is not ready", "start NVIDIA's fabric manager, or wait until it runs"},
-    {803, TN_REASON_TOO_OLD, "libcuda and the kernel's driver are of different versions",
+    {304, TN_REASON_INIT_FAILED, "an operating system call failed", LOAD_NVIDIA},
+    {802, TN_REASON_INIT_FAILED, "the system is not ready",
+     "start NVIDIA's fabric manager, or wait until it is running"},
+    {803, TN_REASON_TOO_OLD, "libcuda and the kernel driver have different versions",
      "restart the machine, or reinstall the driver"},
-    {-1, TN_REASON_INIT_FAILED, "it does not start", "see whether nvidia-smi works; update or reinstall the driver"},
+    {-1, TN_REASON_INIT_FAILED, "initialization failed", "check that nvidia-smi works; update or reinstall the driver"},
 };
 
 /* Free memory without a context on the device: NVML knows it. */
@@ -298,10 +300,9 @@ void tn_gpu_gfx_name(const gpu_calls *gpu, int device, char *out, size_t size) {
     tn_mem_free(facts);
 }
 
-static const char INSTALL_ROCM[] = "install AMD's ROCm run time (package libamdhip64-5, or rocm-hip-runtime from AMD)";
-static const char INSTALL_HIPRTC[] =
-    "install hiprtc of the run time's version (AMD's package hip-runtime-amd; Debian's libamdhip64-5 holds it); "
-    "TRUNNION_HIPRTC_LIB may name the file";
+static const char INSTALL_ROCM[] = "install AMD's ROCm runtime (package libamdhip64-5, or rocm-hip-runtime from AMD)";
+static const char INSTALL_HIPRTC[] = "install hiprtc of the runtime's version (AMD's package hip-runtime-amd; Debian's "
+                                     "libamdhip64-5 contains it); or set TRUNNION_HIPRTC_LIB to the file";
 static const char LOAD_AMD[] = "load the kernel module amdgpu; in a container, pass /dev/kfd and /dev/dri in";
 
 #define HIP_ROW(code, cuda, hip, status, advice) {code, hip, status, advice},
@@ -311,8 +312,8 @@ static const tn_call_errors hip_errors = {.rows = hip_rows, .count = TN_COUNT(hi
 static const meaning rocm_meanings[] = {
     {100, TN_REASON_NO_DEVICE, "no AMD GPU", LOAD_AMD},
     {101, TN_REASON_NO_DEVICE, "no AMD GPU", LOAD_AMD},
-    {35, TN_REASON_TOO_OLD, "the kernel's driver is older than this run time needs", "update amdgpu or the kernel"},
-    {-1, TN_REASON_INIT_FAILED, "it does not start", "see whether rocminfo works; update or reinstall ROCm"},
+    {35, TN_REASON_TOO_OLD, "the kernel driver is older than this runtime requires", "update amdgpu or the kernel"},
+    {-1, TN_REASON_INIT_FAILED, "initialization failed", "check that rocminfo works; update or reinstall ROCm"},
 };
 
 static int64_t amdgpu_number(const char *pci, const char *file) {
@@ -353,9 +354,9 @@ const gpu_vendor tn_gpu_rocm = {
     .hip = true,
     .gpu = &rocm_calls,
     .compiler = &hiprtc_calls,
-    .probe = {"ROCm run time", "TRUNNION_ROCM_LIB", rocm_names, rocm_probe_symbols, TN_COUNT(rocm_probe_symbols),
+    .probe = {"ROCm runtime", "TRUNNION_ROCM_LIB", rocm_names, rocm_probe_symbols, TN_COUNT(rocm_probe_symbols),
               INSTALL_ROCM},
-    .work = {"ROCm run time", "TRUNNION_ROCM_LIB", rocm_names, rocm_work_symbols, TN_COUNT(rocm_work_symbols),
+    .work = {"ROCm runtime", "TRUNNION_ROCM_LIB", rocm_names, rocm_work_symbols, TN_COUNT(rocm_work_symbols),
              "update ROCm"},
     .compiles = {"hiprtc", "TRUNNION_HIPRTC_LIB", hiprtc_names, hiprtc_symbols, TN_COUNT(hiprtc_symbols),
                  INSTALL_HIPRTC},

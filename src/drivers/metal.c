@@ -126,7 +126,7 @@ static mtl_device *device_of(void *handle) { return ((mtl_queue *)handle)->devic
 
 /* An NSError's words on one line. */
 static void error_words(object error, char *out, size_t size) {
-    snprintf(out, size, "%s", error ? metal_text(ASK(description, error), "an error without words") : "no words");
+    snprintf(out, size, "%s", error ? metal_text(ASK(description, error), "an error without a message") : "no message");
     for (char *c = out; *c; c++)
         if (*c == '\n') *c = '|';
 }
@@ -146,7 +146,7 @@ static tn_status outcome(mtl_device *d, object buffer) {
     char words[300];
     object error = ASK(error, buffer);
     int64_t code = error ? ASK(code, error) : 0;
-    const char *name = "an error of Metal's own", *advice = TN_ADVICE_ANEW;
+    const char *name = "an unknown Metal error", *advice = TN_ADVICE_ANEW;
     error_words(error, words, sizeof words);
     for (size_t i = 0; i < TN_COUNT(rows); i++) {
         if (rows[i].code != code) continue;
@@ -220,7 +220,7 @@ static tn_status finish_metal(mtl_device *d, object buffer) {
 
 /* Metal made nothing, and does not say why. */
 static tn_status nothing(const mtl_device *d, const char *message) {
-    return tn_fail(TN_ERR_DEVICE, "%s: %s gives nothing; %s", d->lost_state.id, message, TN_ADVICE_ANEW);
+    return tn_fail(TN_ERR_DEVICE, "%s: %s returned nil; %s", d->lost_state.id, message, TN_ADVICE_ANEW);
 }
 
 /* Around whatever is done to a queue. */
@@ -298,7 +298,7 @@ static tn_status set_params(mtl_queue *q, const mtl_module *m, const void *words
     }
     object buffer = SEND(new_buffer_of, q->device->device, words, m->params_bytes, STORAGE_SHARED);
     if (!buffer)
-        return tn_fail(TN_ERR_MEMORY, "%s: %s: %zu bytes of parameters: newBufferWithBytes gives nothing; %s",
+        return tn_fail(TN_ERR_MEMORY, "%s: %s: %zu bytes of parameters: newBufferWithBytes returned nil; %s",
                        q->device->lost_state.id, m->name, m->params_bytes, TN_ADVICE_SMALLER);
     SEND(set_buffer, q->encoder, buffer, 0, at);
     metal_release(buffer);
@@ -362,12 +362,12 @@ static object new_text(const char *text, size_t size) {
 static tn_status new_library(mtl_device *d, const char *name, const char *text, size_t size, object *library) {
     char words[640];
     object error = NULL, source = new_text(text, size);
-    if (!source) return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s is no text", d->lost_state.id, name);
+    if (!source) return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s is not text", d->lost_state.id, name);
     *library = SEND(new_library, d->device, source, d->options, &error);
     metal_release(source);
     if (*library) return TN_OK; /* an error beside it holds warnings */
     error_words(error, words, sizeof words);
-    return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s does not compile: %s", d->lost_state.id, name, words);
+    return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s: compiling failed: %s", d->lost_state.id, name, words);
 }
 
 static tn_status new_pipeline(mtl_device *d, const char *name, object library, object *pipeline) {
@@ -376,26 +376,26 @@ static tn_status new_pipeline(mtl_device *d, const char *name, object library, o
     object function = entry ? SEND(new_function, library, entry) : NULL;
     metal_release(entry);
     if (!function)
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s: newFunctionWithName gives nothing", d->lost_state.id, name);
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s: newFunctionWithName returned nil", d->lost_state.id, name);
     *pipeline = SEND(new_pipeline, d->device, function, &error);
     metal_release(function);
     if (*pipeline) return TN_OK;
     error_words(error, words, sizeof words);
-    return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s becomes no pipeline: %s", d->lost_state.id, name, words);
+    return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s: creating the pipeline failed: %s", d->lost_state.id, name, words);
 }
 
 /* Registers can leave less room for items than the device has. */
 static tn_status check_group(const mtl_device *d, const mtl_module *m) {
     uint64_t most = ASK(max_group, m->pipeline), wanted = m->group.width * m->group.height * m->group.depth;
     if (wanted <= most) return TN_OK;
-    return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s takes workgroups of %llu items, and the device runs %llu at most of it",
+    return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s needs workgroups of %llu items; the device supports at most %llu for it",
                    d->lost_state.id, m->name, (unsigned long long)wanted, (unsigned long long)most);
 }
 
 static tn_status module_start(mtl_device *d, const tn_code *code, mtl_module *m) {
     object library = NULL;
     if (code->buffer_count >= MOST_BUFFERS)
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s binds %d buffers, %d is the most", d->lost_state.id, m->name,
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s binds %d buffers; the maximum is %d", d->lost_state.id, m->name,
                        code->buffer_count, MOST_BUFFERS - 1);
     TRY(new_library(d, m->name, code->data, code->size, &library));
     tn_status s = new_pipeline(d, code->entry, library, &m->pipeline);
@@ -569,7 +569,7 @@ static tn_status metal_alloc(void *device, size_t bytes, void **address) {
     uint64_t storage = d->unified ? STORAGE_SHARED : STORAGE_PRIVATE;
     object buffer = SEND(new_buffer, d->device, (uint64_t)size, storage);
     tn_status s = buffer ? tn_address_range_add(&d->ranges, buffer, size, address)
-                         : tn_fail(TN_ERR_MEMORY, "%s: %zu bytes: newBufferWithLength gives nothing; %s",
+                         : tn_fail(TN_ERR_MEMORY, "%s: %zu bytes: newBufferWithLength returned nil; %s",
                                    d->lost_state.id, bytes, TN_ADVICE_SMALLER);
     if (s == TN_OK) return TN_OK;
     if (buffer) metal_release(buffer);
@@ -608,7 +608,7 @@ static tn_status copy_staged(mtl_queue *q, object buffer, size_t at, char *host,
     object stage = SEND(new_buffer, q->device->device, bytes < PIECE ? bytes : PIECE, STORAGE_SHARED);
     void *seen = stage ? ASK(contents, stage) : NULL;
     tn_status s = seen ? TN_OK
-                       : tn_fail(TN_ERR_MEMORY, "%s: no shared memory to copy through; " TN_ADVICE_SMALLER,
+                       : tn_fail(TN_ERR_MEMORY, "%s: no shared memory for a staging copy; " TN_ADVICE_SMALLER,
                                  q->device->lost_state.id);
     for (size_t done = 0, n; done < bytes && s == TN_OK; done += n) {
         n = bytes - done < PIECE ? bytes - done : PIECE;
@@ -675,7 +675,7 @@ static tn_status metal_map(void *device, void *address, size_t bytes, bool read,
     TRY(tn_device_lost_check(&q->device->lost_state));
     TRY(locate_metal(q->device, address, bytes, "mapping", &buffer, &at));
     if (!q->device->unified)
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: the host does not see it", q->device->lost_state.id);
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: this memory cannot be mapped by the host", q->device->lost_state.id);
     void *pool = enter_metal(q);
     return leave_metal(q, pool, map_here(q, buffer, at, host));
 }
@@ -839,7 +839,7 @@ static tn_status metal_event_sync(void *device, void *event) {
 static tn_status metal_event_time(void *device, void *event, double *seconds) {
     const mtl_point *m = event;
     if (!m->buffer)
-        return tn_fail(TN_ERR_STATE, "%s: the time of an event that was never recorded",
+        return tn_fail(TN_ERR_STATE, "%s: cannot read the time of an event that was never recorded",
                        device_of(device)->lost_state.id);
     *seconds = ASK(end_time, m->buffer);
     return TN_OK;
@@ -914,8 +914,8 @@ static const tn_symbol objc_symbols[] = {
     {"objc_autoreleasePoolPush", (void **)&tn_objc.pool_push, false},
     {"objc_autoreleasePoolPop", (void **)&tn_objc.pool_pop, false},
 };
-static const tn_library_spec objc_library = {"Objective-C run time", "TRUNNION_OBJC_LIB",    objc_names,
-                                             objc_symbols,           TN_COUNT(objc_symbols), ""};
+static const tn_library_spec objc_library = {"Objective-C runtime", "TRUNNION_OBJC_LIB",    objc_names,
+                                             objc_symbols,          TN_COUNT(objc_symbols), ""};
 
 static const char *const metal_names[] = {"/System/Library/Frameworks/Metal.framework/Metal", NULL};
 static const tn_symbol metal_symbols[] = {
@@ -977,7 +977,7 @@ void tn_metal_probe(tn_probe *out) {
     tn_reason why;
     object list[MOST_DEVICES];
     if (!TN_PROBE_ON_APPLE && !tn_env(metal_library.env)) {
-        tn_probe_reason(out, TN_REASON_PLATFORM, "", "Metal exists on Apple's systems alone");
+        tn_probe_reason(out, TN_REASON_PLATFORM, "", "Metal exists only on Apple's systems");
         return;
     }
     if (!tn_library_locate(&metal_library, out->library, sizeof out->library)) out->library[0] = 0;
@@ -993,7 +993,7 @@ void tn_metal_probe(tn_probe *out) {
         metal_release(list[i]);
     }
     tn_objc.pool_pop(pool);
-    if (!count) tn_probe_reason(out, TN_REASON_NO_DEVICE, "", "Metal runs, and has no device");
+    if (!count) tn_probe_reason(out, TN_REASON_NO_DEVICE, "", "Metal is running, but it found no device");
 }
 
 tn_status tn_metal_find(int index, object *out) {
@@ -1001,7 +1001,7 @@ tn_status tn_metal_find(int index, object *out) {
     tn_reason why;
     object list[MOST_DEVICES];
     if (!TN_PROBE_ON_APPLE && !tn_env(metal_library.env))
-        return tn_fail(TN_ERR_UNAVAILABLE, "Metal exists on Apple's systems alone");
+        return tn_fail(TN_ERR_UNAVAILABLE, "Metal exists only on Apple's systems");
     if (!load_libraries(false, &which, &why)) return tn_fail(TN_ERR_UNAVAILABLE, "%s; %s", why.text, why.fix);
     void *pool = tn_objc.pool_push();
     int count = list_devices(list);

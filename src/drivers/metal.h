@@ -90,15 +90,15 @@ enum {
 // clang-format on
 
 /* MTLCommandBufferError: what becomes of work that was sent. X(number, words, what to do) */
-#define BUFFER_ERRORS(X)                                                                         \
-    X(1, "internal error", "open the device anew")                                               \
-    X(2, "it took too long and was ended", "try a smaller batch; open the device anew")          \
-    X(3, "page fault", "please report this")                                                     \
-    X(4, "access was revoked", "open the device anew; the system's log may say why")             \
-    X(7, "not permitted", "the process runs in the background: bring it to the front")           \
-    X(8, "out of memory", "try a smaller batch, a smaller type, or another device, opened anew") \
-    X(9, "invalid resource", "please report this")                                               \
-    X(11, "the device was removed", "use another device")                                        \
-    X(12, "a stack ran over", "please report this")
+#define BUFFER_ERRORS(X)                                                                           \
+    X(1, "internal error", "open the device again")                                                \
+    X(2, "it took too long and was stopped", "try a smaller batch; open the device again")         \
+    X(3, "page fault", "please report this")                                                       \
+    X(4, "access was revoked", "open the device again; see the system's log")                      \
+    X(7, "not permitted", "the process is in the background: bring it to the front")               \
+    X(8, "out of memory", "try a smaller batch, a smaller dtype, or another device, opened again") \
+    X(9, "invalid resource", "please report this")                                                 \
+    X(11, "the device was removed", "use another device")                                          \
+    X(12, "stack overflow", "please report this")
 
 #endif

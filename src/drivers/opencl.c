@@ -161,13 +161,13 @@ static void opencl_probe(tn_probe *out) {
     if (out->count || tn_probe_render_denied(out)) return;
     if (error == NO_PLATFORM || (error == SUCCESS && platforms == 0))
         tn_probe_reason(out, TN_REASON_NO_DEVICE, NO_DRIVER_FIX,
-                        "the OpenCL loader is there, but no driver is registered with it");
+                        "the OpenCL loader was found, but no driver is registered with it");
     else if (error == SUCCESS)
         tn_probe_reason(out, TN_REASON_NO_DEVICE, NO_DRIVER_FIX, "%u OpenCL driver%s registered, and no device",
                         platforms, platforms == 1 ? " is" : "s are");
     else
-        tn_probe_reason(out, TN_REASON_INIT_FAILED, "see whether clinfo works; reinstall the OpenCL driver",
-                        "OpenCL loader: clGetPlatformIDs gives error %d", error);
+        tn_probe_reason(out, TN_REASON_INIT_FAILED, "check that clinfo works; reinstall the OpenCL driver",
+                        "OpenCL loader: clGetPlatformIDs failed with error %d", error);
 }
 
 static void opencl_watch(tn_watch_add *add, void *ctx) {
@@ -284,13 +284,14 @@ static tn_status check_device(const cl_device *d) {
     int major = 0, minor = 0;
     ask_text(d->device, DEVICE_VERSION, version, sizeof version);
     if (sscanf(version, "OpenCL %d.%d", &major, &minor) != 2 || major * 10 + minor < 12)
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: \"%s\", and 1.2 is the least that Trunnion can use; update the driver",
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: the device has \"%s\", but version 1.2 is required; update the driver",
                        d->lost_state.id, version);
     if (!ask_int(d->device, DEVICE_COMPILER_AVAILABLE, 4, 0))
         return tn_fail(TN_ERR_UNSUPPORTED, "%s: the driver has no compiler (CL_DEVICE_COMPILER_AVAILABLE)",
                        d->lost_state.id);
     if (!ask_int(d->device, DEVICE_ENDIAN_LITTLE, 4, 0))
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: a big-endian device (CL_DEVICE_ENDIAN_LITTLE)", d->lost_state.id);
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: big-endian devices are not supported (CL_DEVICE_ENDIAN_LITTLE)",
+                       d->lost_state.id);
     return TN_OK;
 }
 
@@ -299,7 +300,7 @@ static tn_status queue_start(cl_device *d, cl_queue *q) {
     q->device = d;
     uint64_t profiling = (uint64_t)ask_int(d->device, DEVICE_QUEUE_PROPERTIES, 8, 0) & QUEUE_PROFILING;
     q->queue = cl.CreateCommandQueue(d->context, d->device, profiling, &error);
-    return check(d, error, SENDS, "clCreateCommandQueue", "%s", profiling ? "with times" : "without times");
+    return check(d, error, SENDS, "clCreateCommandQueue", "%s", profiling ? "with timing" : "without timing");
 }
 
 static tn_status device_start(cl_device *d) {
@@ -523,7 +524,7 @@ static tn_status opencl_host_alloc(void *device, size_t bytes, void **host) {
     TRY(alive(d));
     size_t size = bytes ? bytes : 1;
     void *memory = cl.CreateBuffer(d->context, MEM_READ_WRITE | MEM_ALLOC_HOST_PTR, size, NULL, &error), *view = NULL;
-    TRY(check(d, error, SENDS, "clCreateBuffer", "%zu bytes of the host's memory", bytes));
+    TRY(check(d, error, SENDS, "clCreateBuffer", "%zu bytes of host memory", bytes));
     tn_status s = map_handle(d, memory, 0, size, MAP_READ_WRITE, &view);
     if (s == TN_OK) s = tn_address_range_add_host(&d->pinned, memory, size, view);
     if (s == TN_OK) {
@@ -583,7 +584,7 @@ static void opencl_unload(void *device, void *module) {
 /* The compiler's words, on one line and cut to what an error text holds. */
 static void build_log(const cl_device *d, void *program, char *out, size_t size) {
     size_t needed = 0;
-    snprintf(out, size, "no words of the compiler");
+    snprintf(out, size, "the compiler gave no message");
     if (cl.GetProgramBuildInfo(program, d->device, PROGRAM_BUILD_LOG, 0, NULL, &needed) != SUCCESS || needed < 2)
         return;
     char *log = tn_mem_zalloc(needed + 1, 1);
@@ -603,7 +604,7 @@ static tn_status build_opencl(cl_device *d, const cl_module *m, const char *more
     if (error == SUCCESS) return TN_OK;
     build_log(d, m->program, log, sizeof log);
     tn_status s = check(d, error, SENDS, "clBuildProgram", "%s", options);
-    return tn_fail_prefix(s, "%s does not compile: %s", m->name, log);
+    return tn_fail_prefix(s, "%s: compiling failed: %s", m->name, log);
 }
 
 /* A binary that the driver does not take any more is no failure: false, and the source is compiled. */
@@ -633,7 +634,7 @@ static tn_status check_group(cl_device *d, const cl_module *m) {
     size_t most = 0, wanted = m->group[0] * m->group[1] * m->group[2];
     int32_t error = cl.GetKernelWorkGroupInfo(m->kernel, d->device, KERNEL_WORK_GROUP_SIZE, sizeof most, &most, NULL);
     if (error != SUCCESS || wanted <= most) return TN_OK;
-    return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s takes workgroups of %zu items, and the device runs %zu at most of it",
+    return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s needs workgroups of %zu items; the device supports at most %zu for it",
                    d->lost_state.id, m->name, wanted, most);
 }
 
@@ -666,8 +667,7 @@ static tn_status fetch_binary(cl_device *d, cl_module *m) {
     size_t size = 0;
     TRY(check(d, cl.GetProgramInfo(m->program, PROGRAM_BINARY_SIZES, sizeof size, &size, NULL), SENDS,
               "clGetProgramInfo", "CL_PROGRAM_BINARY_SIZES of %s", m->name));
-    if (!size)
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: the driver does not give compiled programs away", d->lost_state.id);
+    if (!size) return tn_fail(TN_ERR_UNSUPPORTED, "%s: the driver does not return program binaries", d->lost_state.id);
     void *bytes = tn_mem_alloc(size);
     if (!bytes) return TN_ERR_MEMORY;
     tn_status s = check(d, cl.GetProgramInfo(m->program, PROGRAM_BINARIES, sizeof bytes, &bytes, NULL), SENDS,
@@ -861,7 +861,8 @@ static tn_status opencl_event_time(void *device, void *event, double *seconds) {
     cl_device *d = ((cl_queue *)device)->device;
     const cl_point *m = event;
     uint64_t nanoseconds = 0;
-    if (!m->event) return tn_fail(TN_ERR_STATE, "%s: the time of an event that was never recorded", d->lost_state.id);
+    if (!m->event)
+        return tn_fail(TN_ERR_STATE, "%s: cannot read the time of an event that was never recorded", d->lost_state.id);
     TRY(check(d, cl.GetEventProfilingInfo(m->event, PROFILING_END, sizeof nanoseconds, &nanoseconds, NULL), SENDS,
               "clGetEventProfilingInfo", "CL_PROFILING_COMMAND_END"));
     *seconds = (double)nanoseconds * 1e-9;

@@ -58,7 +58,7 @@ bool tn_probe_denied(tn_probe *out, const char *node) {
     tn_probe_reason(out, TN_REASON_PERMISSION,
                     "add your user to the group that owns it (often render or video) and log in again; "
                     "in a container, pass the device in",
-                    "%.180s is there but this user may not open it", path);
+                    "this user has no permission to open %.180s", path);
     return true;
 }
 

@@ -53,11 +53,11 @@ static tn_status block_fill(vk_device *d, vk_block *b, uint32_t must, uint32_t l
     tn_vk.GetBufferMemoryRequirements(d->device, b->buffer, &needs);
     int type = memory_type(d, needs.types, must, like);
     if (type < 0)
-        return tn_fail(TN_ERR_DEVICE, "%s: no memory of kind %x for buffers; %s", d->lost_state.id, must,
+        return tn_fail(TN_ERR_DEVICE, "%s: no memory type %x for buffers; %s", d->lost_state.id, must,
                        TN_ADVICE_UPDATE);
     if (needs.size > d->memory.heaps[d->memory.types[type].heap].size)
-        return tn_fail(TN_ERR_MEMORY, "%s: %zu bytes are more than there are in all of memory type %d; %s",
-                       d->lost_state.id, b->bytes, type, TN_ADVICE_SMALLER);
+        return tn_fail(TN_ERR_MEMORY, "%s: %zu bytes exceed all of memory type %d; %s", d->lost_state.id, b->bytes,
+                       type, TN_ADVICE_SMALLER);
     const vk_allocate_info allocate = {.kind = KIND_ALLOCATE, .size = needs.size, .type = (uint32_t)type};
     TRY(check(d, tn_vk.AllocateMemory(d->device, &allocate, NULL, &b->memory), "vkAllocateMemory",
               "%llu bytes of memory type %d", (unsigned long long)needs.size, type));
@@ -74,8 +74,8 @@ static tn_status block_fill(vk_device *d, vk_block *b, uint32_t must, uint32_t l
 /* A block in memory that has all flags of `must`; the host sees it if it must, or likes to and can do so quickly. */
 static tn_status block_make(vk_device *d, vk_block *b, size_t bytes, uint32_t must, uint32_t like) {
     if (bytes > SIZE_MAX / 2 || (int64_t)bytes > d->has.largest)
-        return tn_fail(TN_ERR_MEMORY, "%s: %zu bytes at once, and the driver gives %lld at most; %s", d->lost_state.id,
-                       bytes, (long long)d->has.largest, TN_ADVICE_SMALLER);
+        return tn_fail(TN_ERR_MEMORY, "%s: %zu bytes in one allocation; the driver allows at most %lld; %s",
+                       d->lost_state.id, bytes, (long long)d->has.largest, TN_ADVICE_SMALLER);
     static atomic_ullong serial;
     *b = (vk_block){.bytes = (bytes + !bytes + VK_GRAIN - 1) / VK_GRAIN * VK_GRAIN, .serial = ++serial};
     tn_status s = block_fill(d, b, must, like);
@@ -491,7 +491,7 @@ static tn_status vulkan_map(void *device, void *address, size_t bytes, bool read
     (void)read;
     TRY(alive(d));
     TRY(tn_vulkan_locate(d, address, bytes, "mapping", &b, &at));
-    if (!b->host) return tn_fail(TN_ERR_UNSUPPORTED, "%s: the host does not see it", d->lost_state.id);
+    if (!b->host) return tn_fail(TN_ERR_UNSUPPORTED, "%s: this memory cannot be mapped by the host", d->lost_state.id);
     TRY(vulkan_sync(d));
     *host = b->host + at;
     return TN_OK;
@@ -569,7 +569,8 @@ static tn_status vulkan_event_time(void *device, void *recorded, double *seconds
     const event *e = recorded;
     uint64_t ticks = 0;
     if (!e->number || !e->times)
-        return tn_fail(TN_ERR_STATE, "%s: the time of an event that has none", d->lost_state.id);
+        return tn_fail(TN_ERR_STATE, "%s: cannot read the time of an event that was created without timing",
+                       d->lost_state.id);
     TRY(check(d,
               tn_vk.GetQueryPoolResults(d->device, e->times, 0, 1, sizeof ticks, &ticks, sizeof ticks,
                                         QUERY_64 | QUERY_WAITS),
@@ -715,10 +716,10 @@ static bool need_instance(tn_reason *why) {
     int32_t error = make_instance();
     if (error == INCOMPATIBLE_DRIVER)
         tn_reason_set(why, TN_REASON_NO_DEVICE, NO_DRIVER,
-                      "the Vulkan loader is there, but no driver is registered with it");
+                      "the Vulkan loader was found, but no driver is registered with it");
     else if (error != SUCCESS)
-        tn_reason_set(why, TN_REASON_INIT_FAILED, "see whether vulkaninfo works; reinstall the Vulkan driver",
-                      "Vulkan loader: vkCreateInstance gives error %d", error);
+        tn_reason_set(why, TN_REASON_INIT_FAILED, "check that vulkaninfo works; reinstall the Vulkan driver",
+                      "Vulkan loader: vkCreateInstance failed with error %d", error);
     return error == SUCCESS;
 }
 
@@ -829,11 +830,10 @@ void tn_vulkan_probe(tn_probe *out) {
     if (out->count || tn_probe_render_denied(out)) return;
     if (too_old)
         tn_probe_reason(out, TN_REASON_TOO_OLD, "update the driver",
-                        "%d device%s, of Vulkan 1.0; 1.1 is the least that Trunnion can use", too_old,
-                        too_old == 1 ? "" : "s");
+                        "%d device%s with Vulkan 1.0; version 1.1 is required", too_old, too_old == 1 ? "" : "s");
     else
-        tn_probe_reason(out, TN_REASON_NO_DEVICE, NO_DRIVER, "Vulkan runs, and has no device that computes (error %d)",
-                        error);
+        tn_probe_reason(out, TN_REASON_NO_DEVICE, NO_DRIVER,
+                        "Vulkan is running, but it found no device that can compute (error %d)", error);
 }
 
 void tn_vulkan_watch(tn_watch_add *add, void *ctx) {
@@ -1053,7 +1053,7 @@ tn_status tn_vulkan_find(int index, void **place) {
     tn_reason why;
     if (!need_instance(&why)) return tn_fail(TN_ERR_UNAVAILABLE, "%s; %s", why.text, why.fix);
     const char *lacking = device_calls_known ? NULL : bind(instance, device_calls, TN_COUNT(device_calls));
-    if (lacking) return tn_fail(TN_ERR_UNAVAILABLE, "the Vulkan loader does not know %s; update it", lacking);
+    if (lacking) return tn_fail(TN_ERR_UNAVAILABLE, "the Vulkan loader lacks %s; update it", lacking);
     device_calls_known = true;
     int too_old, count = list_devices(list, &too_old, &error);
     if (index < 0 || index >= count)

@@ -84,7 +84,7 @@ static tn_status check_code(const vk_device *d, const tn_code *code) {
     TRY(tn_code_check(d->lost_state.id, code, &most));
     if (code->size >= 20) memcpy(&first, code->data, sizeof first);
     if (first == 0x07230203 && code->size % 4 == 0) return TN_OK;
-    return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s: %zu bytes that begin with %08x are no SPIR-V", d->lost_state.id,
+    return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s: %zu bytes that begin with %08x are not SPIR-V", d->lost_state.id,
                    code->entry, code->size, first);
 }
 
@@ -96,7 +96,7 @@ static tn_status count_bindings(const vk_device *d, const tn_code *code, vk_modu
         m->binding_count += m->windows[i];
     }
     if (m->binding_count < VK_MOST_BINDINGS) return TN_OK;
-    return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s has %d bindings, and %d are the most", d->lost_state.id, m->name,
+    return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s has %d bindings; the maximum is %d", d->lost_state.id, m->name,
                    m->binding_count, VK_MOST_BINDINGS - 1);
 }
 
@@ -125,7 +125,7 @@ tn_status tn_vulkan_binary(void *device, void *module, void **data, size_t *size
     TRY(alive(d));
     TRY(check(d, tn_vk.GetPipelineCacheData(d->device, m->cache, size, NULL), "vkGetPipelineCacheData", "%s", m->name));
     if (*size <= CACHE_HEADER)
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: the driver does not give compiled kernels away", d->lost_state.id);
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: the driver does not return pipeline binaries", d->lost_state.id);
     tn_mem_free(m->binary);
     *data = m->binary = tn_mem_alloc(*size);
     if (!m->binary) return TN_ERR_MEMORY;
@@ -288,7 +288,8 @@ tn_status tn_vulkan_list_make(void *device, const tn_list_item *items, int64_t c
         places += (size_t)m->binding_count + 1;
     }
     if (room > MOST_LIST_ROOM)
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: a list with %zu bytes of parameters", d->lost_state.id, room);
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: a launch list with %zu bytes of parameters is too large",
+                       d->lost_state.id, room);
     vk_list *l = tn_mem_zalloc(1, sizeof *l);
     if (!l) return TN_ERR_MEMORY;
     l->place_count = places;

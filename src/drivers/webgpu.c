@@ -52,7 +52,7 @@ static tn_status check_type(wg_device *d, uint32_t type, const char *words, cons
     if (type <= ERROR_NONE) return TN_OK;
     bool memory = type == ERROR_MEMORY;
     return tn_fail(memory ? TN_ERR_MEMORY : TN_ERR_DEVICE, "%s: %s(%s): %s; %s", d->lost_state.id, call, values,
-                   words[0] ? words : "no words of the library", memory ? TN_ADVICE_SMALLER : TN_ADVICE_UPDATE);
+                   words[0] ? words : "the library gave no message", memory ? TN_ADVICE_SMALLER : TN_ADVICE_UPDATE);
 }
 
 /* The first error since the last look that no scope caught. */
@@ -106,7 +106,8 @@ static void wait_for_webgpu(wg_device *d) {
         tn_wg_gpu.InstanceProcessEvents(d->instance);
         if (idle > 100) nanosleep(&pause, NULL);
         if (tn_wg_gpu.DevicePoll && idle == PATIENCE)
-            on_lost(NULL, 0, (wgpu_text){"it waits for nothing, and a callback has not come", SIZE_MAX}, d, NULL);
+            on_lost(NULL, 0, (wgpu_text){"a callback did not arrive, although nothing is being waited for", SIZE_MAX},
+                    d, NULL);
     }
 }
 
@@ -270,7 +271,7 @@ static tn_status compile_webgpu(wg_device *d, const wg_module *m, const char *te
     if (s == TN_OK) return TN_OK;
     if (*shader) tn_wg_gpu.ShaderModuleRelease(*shader);
     *shader = NULL;
-    return s == TN_ERR_DEVICE ? tn_fail_prefix(TN_ERR_UNSUPPORTED, "%s does not compile", m->name) : s;
+    return s == TN_ERR_DEVICE ? tn_fail_prefix(TN_ERR_UNSUPPORTED, "%s: compiling failed", m->name) : s;
 }
 
 static void variant_free(void *device, void *made) {
@@ -341,7 +342,7 @@ static tn_status pipeline_need(wg_device *d, const wg_module *m, wg_variant *v) 
     void *pipeline = tn_wg_gpu.DeviceCreateComputePipeline(d->device, &descriptor);
     tn_status s = scopes_close(d, pipeline, "wgpuDeviceCreateComputePipeline", "%s", m->name);
     if (s != TN_OK && pipeline) tn_wg_gpu.ComputePipelineRelease(pipeline);
-    if (s != TN_OK) return s == TN_ERR_DEVICE ? tn_fail_prefix(TN_ERR_UNSUPPORTED, "%s does not compile", m->name) : s;
+    if (s != TN_OK) return s == TN_ERR_DEVICE ? tn_fail_prefix(TN_ERR_UNSUPPORTED, "%s: compiling failed", m->name) : s;
     v->pipeline = pipeline;
     tn_wg_gpu.ShaderModuleRelease(v->shader);
     v->shader = NULL;
@@ -387,7 +388,7 @@ static tn_status module_start(wg_device *d, const tn_code *code, wg_module *m) {
     TRY(variant_for(d, m, &apart, &v));
     return kir_wgsl_has_entry(m->body, m->name)
                ? TN_OK
-               : tn_fail(TN_ERR_UNSUPPORTED, "%s: %s has no such function", d->lost_state.id, m->name);
+               : tn_fail(TN_ERR_UNSUPPORTED, "%s: %s lacks this function", d->lost_state.id, m->name);
 }
 
 static tn_status module_new(wg_device *d, const tn_code *code, void **out) {
@@ -737,7 +738,7 @@ static tn_status request_device(wg_device *d, void *adapter) {
     wgpu_adapter_info info = {0};
     if (tn_wg_gpu.AdapterGetLimits(adapter, &d->limits) != STATUS_SUCCESS || !d->limits.groups ||
         tn_wg_gpu.AdapterGetInfo(adapter, &info) != STATUS_SUCCESS)
-        return tn_fail(TN_ERR_DEVICE, "%s: wgpu-native does not say what the adapter is; %s", d->lost_state.id,
+        return tn_fail(TN_ERR_DEVICE, "%s: wgpu-native does not report what the adapter is; %s", d->lost_state.id,
                        TN_ADVICE_UPDATE);
     char name[64], driver[64];
     tn_wg_text(name, sizeof name, info.device);
@@ -776,8 +777,8 @@ static tn_status check_adapter(const wg_device *d, uint64_t unit) {
     for (size_t i = 0; i < TN_COUNT(needs); i++)
         if (needs[i].has < needs[i].least)
             return tn_fail(TN_ERR_UNSUPPORTED,
-                           "%s: the adapter's %s is %llu, and %llu is the least that can be worked with; use another "
-                           "device (see: trunnion devices)",
+                           "%s: the adapter's %s is %llu, but at least %llu is required; use another device (see: "
+                           "trunnion devices)",
                            d->lost_state.id, needs[i].limit, (unsigned long long)needs[i].has,
                            (unsigned long long)needs[i].least);
     return TN_OK;
@@ -796,7 +797,7 @@ static tn_status device_start(wg_device *d, int index) {
                           .written = (const bool[]){true, false}};
     d->instance = tn_wg_gpu.CreateInstance(NULL);
     if (!d->instance)
-        return tn_fail(TN_ERR_DEVICE, "%s: wgpu-native gives no instance; %s", d->lost_state.id, TN_ADVICE_UPDATE);
+        return tn_fail(TN_ERR_DEVICE, "%s: wgpu-native returned no instance; %s", d->lost_state.id, TN_ADVICE_UPDATE);
     TRY(tn_wg_find(d->instance, index, &adapter));
     tn_status s = request_device(d, adapter);
     tn_wg_gpu.AdapterRelease(adapter);
@@ -942,7 +943,7 @@ static const tn_symbol symbols[] = {
     CALLS(X)
 #undef X
 };
-static const char INSTALL[] = "install wgpu-native 24 or later (pip install wgpu brings it)";
+static const char INSTALL[] = "install wgpu-native 24 or later (pip install wgpu contains it)";
 static const tn_library_spec library = {"wgpu-native", "TRUNNION_WEBGPU_LIB", names,
                                         symbols,       TN_COUNT(symbols),     INSTALL};
 
@@ -965,7 +966,7 @@ bool tn_wg_load(bool anew, tn_reason *why) {
         tn_reason_set(why, TN_REASON_TOO_OLD, INSTALL, "wgpu-native %u.%u is older than %d", tn_wg_major_version(),
                       tn_wg_gpu.GetVersion() >> 16 & 255, OLDEST);
     else if (missing)
-        tn_reason_set(why, TN_REASON_SYMBOL_MISSING, INSTALL, "wgpu-native: it has no %s", missing);
+        tn_reason_set(why, TN_REASON_SYMBOL_MISSING, INSTALL, "wgpu-native lacks %s", missing);
     else
         loaded = true;
     return loaded;
@@ -1033,13 +1034,13 @@ void tn_wg_probe(tn_probe *out) {
     }
     if (instance) tn_wg_gpu.InstanceRelease(instance);
     if (!instance)
-        tn_probe_reason(out, TN_REASON_INIT_FAILED, INSTALL, "wgpu-native gives no instance");
+        tn_probe_reason(out, TN_REASON_INIT_FAILED, INSTALL, "wgpu-native returned no instance");
     else if (found == 0 && !tn_probe_render_denied(out))
         tn_probe_reason(out, TN_REASON_NO_DEVICE, "install your GPU's Vulkan driver: see the line of vulkan",
-                        "wgpu-native runs, and has no adapter");
+                        "wgpu-native is running, but it found no adapter");
     else if (found > MOST)
-        tn_probe_reason(out, TN_REASON_INIT_FAILED, "",
-                        "wgpu-native names %zu adapters, more than the %d there is room for", found, MOST);
+        tn_probe_reason(out, TN_REASON_INIT_FAILED, "", "wgpu-native lists %zu adapters; at most %d are supported",
+                        found, MOST);
 }
 
 void tn_wg_watch(tn_watch_add *add, void *ctx) {

@@ -419,7 +419,7 @@ tn_status tn_gemm_workgroup(const tn_gemm_shape *s, const tn_group_limits *limit
                             const tn_product_callbacks *callbacks, tn_workgroup_program *out) {
     maker m = {.s = s, .callbacks = callbacks, .t = choose_tile(s, limits)};
     if (m.t) return make_gemm(&m, out);
-    return tn_fail(TN_ERR_UNSUPPORTED, "a product has no tile for workgroups of %lld", (long long)limits->items);
+    return tn_fail(TN_ERR_UNSUPPORTED, "matmul: no tile fits workgroups of %lld items", (long long)limits->items);
 }
 
 /* ==== weights in blocks =========================================================================================== */

@@ -457,7 +457,7 @@ tn_status tn_gemm_matrix(const tn_gemm_shape *s, const tn_group_limits *limits, 
     maker m = {.s = s, .callbacks = callbacks, .lanes = (int)limits->subgroup};
     int64_t extents[KIR_MAX_AXES] = {0};
     int n_par, count;
-    if (!choose_tile(&m, limits)) return tn_fail(TN_ERR_UNSUPPORTED, "a product has no tile of matrices");
+    if (!choose_tile(&m, limits)) return tn_fail(TN_ERR_UNSUPPORTED, "matmul: no matrix-unit tile fits this product");
     set_axes(&m, extents, &n_par, &count);
     TRY(kir_begin(n_par, count - n_par, extents, &m.kb));
     kir_group(m.kb, 3);

@@ -135,13 +135,13 @@ static tn_status check_loops(maker *m) {
     for (int i = 0; i < m->p->n_ins; i++) {
         const kir_ins *in = &m->p->ins[i];
         if (in->op == KIR_SCAN || in->op == KIR_VAR || (in->op == KIR_REDUCE && in->kind > KIR_ARGMIN))
-            return no_schedule(i, "each element needs the one before it");
+            return no_schedule(i, "each element depends on the previous one");
         if (in->op == KIR_END) depth--;
         if (in->op == KIR_LOOP) {
             if (depth++ > 0) return no_schedule(i, "a loop inside a loop");
             int first = kir_loop_first(in), count = kir_loop_count(in);
             if (loops++ > 0 && (first != m->rows->first || count != m->rows->count))
-                return no_schedule(i, "a loop over other axes than the first");
+                return no_schedule(i, "a loop over axes that differ from the first loop's");
             m->rows->first = (uint8_t)first;
             m->rows->count = (uint8_t)count;
             memset(slots, 0, sizeof slots);
@@ -159,7 +159,7 @@ static tn_status check_loops(maker *m) {
 
 static tn_status check(maker *m) {
     TRY(kir_verify(m->p));
-    if (m->p->n_items > 0) return no_schedule(0, "workgroups already");
+    if (m->p->n_items > 0) return no_schedule(0, "the kernel already uses workgroups");
     TRY(check_loops(m));
     int locals = 0;
     int64_t bytes = 0;

@@ -225,7 +225,7 @@ void tn_kernel_cache_put(const tn_device *d, const tn_code *code, const void *da
             (void)chmod(path, 0600); /* whatever the process's mask is: what others can write is not believed */
             make_room_cache(folder);
         } else {
-            tn_log_line(TN_LOG_VERBOSE, "a compiled kernel is not kept: %s", tn_error());
+            tn_log_line(TN_LOG_VERBOSE, "a compiled kernel was not cached: %s", tn_error());
         }
     }
     tn_str_free(&key);
@@ -334,7 +334,7 @@ static tn_status append_certify_list(const char *path, const tn_str *line) {
 static tn_status add_line(const tn_str *begin, const char *reason) {
     char path[CERTIFY_LIST_PATH_ROOM];
     if (!list_path(path, sizeof path))
-        return tn_fail(TN_ERR_IO, "no cache folder of one's own for the list of failed kernels; set TRUNNION_CACHE");
+        return tn_fail(TN_ERR_IO, "no private cache folder for the list of failed kernels; set TRUNNION_CACHE");
     refresh();
     if (find_reason(begin)) return TN_OK;
     size_t n = certify_list_text ? strlen(certify_list_text) : 0;
@@ -344,7 +344,7 @@ static tn_status add_line(const tn_str *begin, const char *reason) {
     add_field(&line, reason, '\n');
     tn_status s = line.failed ? TN_ERR_MEMORY : TN_OK;
     if (s == TN_OK && n + line.length > MOST_BYTES)
-        s = tn_fail(TN_ERR_IO, "'%s' would be larger than %d bytes; remove it", path, (int)MOST_BYTES);
+        s = tn_fail(TN_ERR_IO, "'%s' would exceed %d bytes; remove it", path, (int)MOST_BYTES);
     if (s == TN_OK) s = append_certify_list(path, &line);
     tn_str_free(&line);
     return s;
@@ -552,7 +552,7 @@ static void save_tune(void) {
     if (text.failed)
         status = TN_ERR_MEMORY;
     else if (!record_path(path, sizeof path))
-        status = tn_fail(TN_ERR_IO, "no cache folder, or too long a path; TRUNNION_TUNE_CACHE names a file");
+        status = tn_fail(TN_ERR_IO, "no cache folder, or its path is too long; set TRUNNION_TUNE_CACHE to a file");
     else
         status = tn_save_begin(path, &s);
     if (status == TN_OK) {
@@ -564,7 +564,7 @@ static void save_tune(void) {
     }
     static bool told; /* once is enough */
     if (status != TN_OK) {
-        tn_log_line(told ? TN_LOG_VERBOSE : TN_LOG_NOTICE, "the record of tuning is not kept: %s", tn_error());
+        tn_log_line(told ? TN_LOG_VERBOSE : TN_LOG_NOTICE, "the tuning cache was not saved: %s", tn_error());
         told = true;
     }
     tn_str_free(&text);
@@ -606,7 +606,7 @@ tn_status tn_tuned_at(int i, tn_tuned *out) {
     TRY(tn_need(out, "tn_tuned_at: out"));
     if (out->struct_size < sizeof(size_t)) return tn_fail(TN_ERR_ARGUMENT, "tn_tuned_at: out->struct_size is not set");
     int n = tn_tuned_count();
-    if (i < 0 || i >= n) return tn_fail(TN_ERR_ARGUMENT, "tn_tuned_at: entry %d; there are %d", i, n);
+    if (i < 0 || i >= n) return tn_fail(TN_ERR_ARGUMENT, "tn_tuned_at: entry %d is out of range; there are %d", i, n);
     pthread_mutex_lock(&tune_lock);
     tn_tuned full = entries[i];
     pthread_mutex_unlock(&tune_lock);

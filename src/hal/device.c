@@ -64,14 +64,16 @@ static tn_status driver_check(const tn_driver *d) {
     static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789_-";
     if (!d || !d->name || !d->name[0] || strlen(d->name) > 20 || !d->title)
         return tn_fail(TN_ERR_ARGUMENT,
-                       "tn_backend_register: a driver needs a title and a name of at most 20 characters");
+                       "tn_backend_register: a driver must have a title, and a name of at most 20 characters");
     if (d->name[strspn(d->name, letters)])
         return tn_fail(TN_ERR_ARGUMENT,
-                       "tn_backend_register: the name \"%s\" may have small letters, digits, _ and - only", d->name);
+                       "tn_backend_register: the name \"%s\" must consist of lower-case letters, digits, _ and -",
+                       d->name);
     if (d->abi != TN_BACKEND_ABI || d->struct_size > sizeof *d)
-        return tn_fail(TN_ERR_ARGUMENT,
-                       "tn_backend_register: driver %s was built for interface %d, this is %d; build it anew", d->name,
-                       d->abi, TN_BACKEND_ABI);
+        return tn_fail(
+            TN_ERR_ARGUMENT,
+            "tn_backend_register: driver %s was built for interface %d, but this library has %d; rebuild the driver",
+            d->name, d->abi, TN_BACKEND_ABI);
     if (d->struct_size < offsetof(tn_driver, memory))
         return tn_fail(TN_ERR_ARGUMENT, "tn_backend_register: driver %s: struct_size is not set", d->name);
     const char *missing = missing_function(d);
@@ -93,9 +95,10 @@ static const tn_driver *whole_driver(const tn_driver *d) {
 
 static tn_status check_room(const char *name) {
     if (backend_named(name, strlen(name)))
-        return tn_fail(TN_ERR_ARGUMENT, "tn_backend_register: there is a backend %s already", name);
+        return tn_fail(TN_ERR_ARGUMENT, "tn_backend_register: a backend named %s exists already", name);
     if (table_count == TN_MOST_BACKENDS)
-        return tn_fail(TN_ERR_ARGUMENT, "tn_backend_register: %s: at most %d backends", name, TN_MOST_BACKENDS);
+        return tn_fail(TN_ERR_ARGUMENT, "tn_backend_register: %s: the limit of %d backends is reached", name,
+                       TN_MOST_BACKENDS);
     return TN_OK;
 }
 
@@ -147,7 +150,8 @@ tn_backend *tn_backends(int *count) {
 
 tn_status tn_backend_register(const tn_driver *driver) {
     if (registry_depth > 0) /* the table is being gone through */
-        return tn_fail(TN_ERR_STATE, "tn_backend_register: called by a driver while drivers are loaded or asked");
+        return tn_fail(TN_ERR_STATE,
+                       "tn_backend_register: called by a driver while drivers are being loaded or probed");
     tn_registry_lock();
     fill_table();
     tn_status s = tn_backend_insert(driver);
@@ -194,7 +198,7 @@ static tn_status device_start(tn_device *d, const tn_device_options *o) {
     TRY(d->driver->caps(d->handle, &d->caps));
     bool rendered = d->caps.code != TN_CODE_KIR;
     if (rendered ? !d->driver->dispatch : !d->driver->launch)
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: its driver has no %s function for the kind of code that it asks for",
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: its driver lacks the function %s, which its code kind requires",
                        d->info.id, rendered ? "dispatch" : "launch");
     const char *matrices = tn_env("TRUNNION_MATRIX");
     if (matrices && strcmp(matrices, "0") == 0) d->caps.matrix = 0;
@@ -312,7 +316,7 @@ static bool has_memory(search *s, const tn_device *d) {
         s->most = have;
         snprintf(s->largest, sizeof s->largest, "%s", d->info.id);
     }
-    snprintf(reason, sizeof reason, "%s free, %s asked for", tn_bytes_text(a, have), tn_bytes_text(b, need));
+    snprintf(reason, sizeof reason, "%s free, %s requested", tn_bytes_text(a, have), tn_bytes_text(b, need));
     note_code(s, d->info.id, TN_REASON_NO_MEMORY, reason,
               "close other programs on it, or lower minimum_memory (--mem of the command)");
     return false;
@@ -361,7 +365,7 @@ static tn_status try_backend(search *s, tn_backend *b, int index, int software) 
     if (!seen) {
         char id[32], reason[120];
         snprintf(id, sizeof id, "%s:%d", b->name, index);
-        snprintf(reason, sizeof reason, "%s has %d device%s, the last is %s", b->name, f->count,
+        snprintf(reason, sizeof reason, "%s has %d device%s; the last is %s", b->name, f->count,
                  f->count > 1 ? "s" : "", f->devices[f->count - 1].id);
         note_code(s, id, TN_REASON_NO_DEVICE, reason, "see: trunnion devices");
     }
@@ -374,11 +378,10 @@ static tn_status try_auto(search *s) {
         for (int i = 0; i < table_count && !s->found; i++) {
             tn_backend *b = &table[i];
             if (tn_backend_by_name(b)) {
-                if (!noted(s, b->name))
-                    note_code(s, b->name, TN_REASON_NOT_ASKED, "used only when asked for by name", "");
+                if (!noted(s, b->name)) note_code(s, b->name, TN_REASON_NOT_ASKED, "used only if named explicitly", "");
             } else if (b->driver && !tn_backend_usable(b)) {
                 if (!noted(s, b->name))
-                    note_code(s, b->name, TN_REASON_NO_DRIVER, "this version of Trunnion has no driver for it yet", "");
+                    note_code(s, b->name, TN_REASON_NO_DRIVER, "this version of Trunnion has no driver for it", "");
             } else {
                 TRY(try_backend(s, b, ANY, software));
             }
@@ -408,8 +411,9 @@ static tn_status unknown_name(const char *preference) {
         size_t n = strlen(known);
         snprintf(known + n, sizeof known - n, ", %s", table[i].name);
     }
-    return tn_fail(TN_ERR_ARGUMENT, "unknown device \"%.40s\"; known are %s, each also with an index as in cuda:1",
-                   preference, known);
+    return tn_fail(TN_ERR_ARGUMENT,
+                   "unknown device \"%.40s\"; known devices are %s, each also with an index as in cuda:1", preference,
+                   known);
 }
 
 static bool same_words(const tn_selection_step *a, const tn_selection_step *b) {
@@ -452,11 +456,10 @@ static void gather_reasons(const tn_selection *log, char *out, size_t size) {
 static tn_status nothing_fits(const search *s, const char *preference) {
     char why[3072], wanted[24], most[24];
     gather_reasons(s->log, why, sizeof why);
-    if (s->most == 0) return tn_fail(TN_ERR_UNAVAILABLE, "no device fits \"%s\": %s", preference, why);
+    if (s->most == 0) return tn_fail(TN_ERR_UNAVAILABLE, "no device matches \"%s\": %s", preference, why);
     return tn_fail(TN_ERR_UNAVAILABLE,
-                   "no device has %s free; the most that one has is %s, on %s: lower minimum_memory (--mem of the "
-                   "command), or close other "
-                   "programs on it. All that were tried: %s",
+                   "no device has %s free; the most is %s, on %s: lower minimum_memory (--mem of the command), or "
+                   "close other programs on it. Devices tried: %s",
                    tn_bytes_text(wanted, s->options->minimum_memory), tn_bytes_text(most, s->most), s->largest, why);
 }
 
@@ -483,7 +486,8 @@ static tn_status read_options_device(const tn_device_options *given, tn_device_o
     *out = (tn_device_options)TN_DEVICE_DEFAULTS;
     TRY(tn_options_read(out, given, "tn_device_open", "tn_device_options o = TN_DEVICE_DEFAULTS"));
     if (out->threads < 0 || out->minimum_memory < 0 || out->simd < 0 || out->simd > 3)
-        return tn_fail(TN_ERR_ARGUMENT, "tn_device_open: threads %d, minimum_memory %lld, simd %d: one is out of range",
+        return tn_fail(TN_ERR_ARGUMENT,
+                       "tn_device_open: threads %d, minimum_memory %lld, simd %d: a value is out of range",
                        out->threads, (long long)out->minimum_memory, out->simd);
     if ((unsigned)out->fallback > TN_FALLBACK_SILENT)
         return tn_fail(TN_ERR_ARGUMENT,
@@ -564,7 +568,7 @@ static tn_status open_driver(const char *path, const tn_driver **driver) {
 
 tn_status tn_backend_load(const char *path) {
     const tn_driver *driver = NULL;
-    if (!path || !path[0]) return tn_fail(TN_ERR_ARGUMENT, "tn_backend_load: no path");
+    if (!path || !path[0]) return tn_fail(TN_ERR_ARGUMENT, "tn_backend_load: the path is NULL or empty");
     TRY(open_driver(path, &driver));
     return tn_backend_register(driver);
 }
@@ -659,7 +663,8 @@ tn_status tn_device_host_at(const tn_device *d, int i, tn_host_use *out) {
     if (i >= 0 && i < count) row = d->host_rows->rows[i];
     pthread_mutex_unlock(&guard);
     if (i < 0 || i >= count)
-        return tn_fail(TN_ERR_ARGUMENT, "tn_device_host_at: row %d; there are %d for %s", i, count, d->info.id);
+        return tn_fail(TN_ERR_ARGUMENT, "tn_device_host_at: row %d is out of range; there are %d for %s", i, count,
+                       d->info.id);
     row.struct_size = room;
     memcpy(out, &row, room);
     return TN_OK;
@@ -677,7 +682,7 @@ static int heed_environment(void) {
     const char *name = tn_env("TRUNNION_NUMERICS");
     int said = name && strcmp(name, "fast") == 0 ? TN_NUMERICS_FAST : TN_NUMERICS_EXACT, before = UNDECIDED;
     if (name && !said && strcmp(name, "exact") != 0)
-        tn_log_line(TN_LOG_NOTICE, "TRUNNION_NUMERICS=%s: neither exact nor fast; numerics are exact", name);
+        tn_log_line(TN_LOG_NOTICE, "TRUNNION_NUMERICS=%s is neither exact nor fast; using exact", name);
     return atomic_compare_exchange_strong(&chosen, &before, said) ? said : before;
 }
 

@@ -90,7 +90,7 @@ void tn_probe_here(const tn_driver *driver, tn_probe_result *f) {
     const char *code = p.reason_code[0] ? p.reason_code : tn_reason_code_name(TN_REASON_NO_DEVICE);
     snprintf(f->code, sizeof f->code, "%s", code);
     bool silent = f->count == 0 && !p.reason[0];
-    snprintf(f->reason, sizeof f->reason, "%s", silent ? "its driver finds no device, and does not say why" : p.reason);
+    snprintf(f->reason, sizeof f->reason, "%s", silent ? "its driver found no device and gave no reason" : p.reason);
     snprintf(f->fix, sizeof f->fix, "%s", p.fix);
     snprintf(f->library, sizeof f->library, "%s", p.library);
 }
@@ -102,7 +102,7 @@ static void say_not_built(const tn_backend *b, tn_probe_result *f) {
     for (size_t i = 0; part[i] && i + 1 < sizeof option; i++)
         option[i] = (char)(part[i] >= 'a' && part[i] <= 'z' ? part[i] - 'a' + 'A' : part[i]);
     snprintf(f->code, sizeof f->code, "%s", tn_reason_code_name(TN_REASON_NOT_BUILT));
-    snprintf(f->reason, sizeof f->reason, "left out when this library was built");
+    snprintf(f->reason, sizeof f->reason, "not built into this library");
     snprintf(f->fix, sizeof f->fix, "build with the CMake option -DTRUNNION_%s=ON", option);
 }
 
@@ -110,7 +110,7 @@ static void say_refused(const tn_refusal *r, tn_probe_result *f) {
     memset(f, 0, sizeof *f);
     snprintf(f->code, sizeof f->code, "%s", tn_reason_code_name(r->code));
     snprintf(f->reason, sizeof f->reason, "%s", r->reason);
-    snprintf(f->fix, sizeof f->fix, "TRUNNION_DRIVERS names this file: name another, or build it anew");
+    snprintf(f->fix, sizeof f->fix, "TRUNNION_DRIVERS lists this file: list another, or rebuild it");
     snprintf(f->library, sizeof f->library, "%s", r->path);
 }
 
@@ -123,10 +123,10 @@ static void say_usable(tn_probe_result *f) {
 static void say_no_driver(const tn_backend *b, tn_probe_result *f) {
     snprintf(f->code, sizeof f->code, "%s", tn_reason_code_name(TN_REASON_NO_DRIVER));
     if (tn_backend_by_name(b))
-        snprintf(f->reason, sizeof f->reason, "found %.80s; this version of Trunnion has no driver for it yet",
+        snprintf(f->reason, sizeof f->reason, "found %.80s; this version of Trunnion has no driver for it",
                  f->devices[0].name);
     else
-        snprintf(f->reason, sizeof f->reason, "found %d device%s; this version of Trunnion has no driver for %s yet",
+        snprintf(f->reason, sizeof f->reason, "found %d device%s; this version of Trunnion has no driver for %s",
                  f->count, f->count > 1 ? "s" : "", f->count > 1 ? "them" : "it");
     f->fix[0] = 0;
 }
@@ -458,12 +458,9 @@ static const char *signal_name(int number, char *room, size_t size) {
         int number;
         const char *name;
     } known[] = {
-        {SIGSEGV, "SIGSEGV, a memory access that is not allowed"},
-        {SIGABRT, "SIGABRT, it gave up by itself"},
-        {SIGBUS, "SIGBUS, a memory access that cannot be served"},
-        {SIGILL, "SIGILL, an instruction that this processor lacks"},
-        {SIGFPE, "SIGFPE, an arithmetic fault"},
-        {SIGKILL, "SIGKILL, ended from outside"},
+        {SIGSEGV, "SIGSEGV, an invalid memory access"}, {SIGABRT, "SIGABRT, it aborted"},
+        {SIGBUS, "SIGBUS, an invalid memory access"},   {SIGILL, "SIGILL, an instruction that this processor lacks"},
+        {SIGFPE, "SIGFPE, an arithmetic fault"},        {SIGKILL, "SIGKILL, killed from outside"},
     };
     for (size_t i = 0; i < TN_COUNT(known); i++)
         if (known[i].number == number) return known[i].name;
@@ -481,13 +478,14 @@ static void crashed(tn_probe_result *f, const char *text) {
 static void explain_silence(tn_probe_result *f, bool late, bool known, int status) {
     char text[200], room[32];
     if (late)
-        snprintf(text, sizeof text, "its library gave no answer within %d seconds (TRUNNION_PROBE_SECONDS allows more)",
+        snprintf(text, sizeof text,
+                 "its library did not respond within %d seconds (TRUNNION_PROBE_SECONDS sets the limit)",
                  probe_seconds());
     else if (known && WIFSIGNALED(status))
-        snprintf(text, sizeof text, "its library crashed while it was looked at: %s",
+        snprintf(text, sizeof text, "its library crashed while being probed: %s",
                  signal_name(WTERMSIG(status), room, sizeof room));
     else
-        snprintf(text, sizeof text, "its library ended the process that looked at it");
+        snprintf(text, sizeof text, "its library ended the process that probed it");
     crashed(f, text);
 }
 
@@ -511,7 +509,7 @@ void tn_child_finish(tn_child *c, tn_probe_result *f) {
         bool known = reap(c->pid, late, &status);
         if (!complete) explain_silence(f, late, known, status);
     } else {
-        crashed(f, "no process could be made to look at it; close other programs and try again");
+        crashed(f, "the probe process could not be created; close other programs and try again");
     }
     if (c->fd >= 0) close(c->fd);
     if (complete) make_sane(f);
@@ -526,7 +524,7 @@ bool tn_child_run(void (*body)(void *ctx, void *out), void *ctx, void *out, size
     bool made = c.pid > 0, complete = made && read_answer(&c, out, bytes, &late);
     if (made) (void)reap(c.pid, late, &status);
     if (c.fd >= 0) close(c.fd);
-    *why = "no process could be made";
+    *why = "the process could not be created";
     if (!made) return false;
     *why = complete ? "" : late ? "it took too long" : "it crashed";
     return complete;
@@ -693,7 +691,7 @@ void tn_discovery_cache_save(const tn_backend *b, int count) {
     tn_str text = {0};
     write_all_record(&text, b, count);
     if (!text.failed && record_path(path, sizeof path) && save_record(path, &text) != TN_OK)
-        tn_log_line(TN_LOG_VERBOSE, "the record of devices is not kept: %s", tn_error());
+        tn_log_line(TN_LOG_VERBOSE, "the device list was not cached: %s", tn_error());
     tn_str_free(&text);
 }
 
@@ -842,7 +840,7 @@ static void put_libraries(const printer *p, const tn_device_list *list) {
         }
         if (l.in_use) p->write(p->ctx, " (in use)");
         if (p->verbose) put_summary(p, FAINT, ": ");
-        if (p->verbose && l.available && !usable) put_summary(p, FAINT, "no device for it here; found at ");
+        if (p->verbose && l.available && !usable) put_summary(p, FAINT, "no device for it; found at ");
         if (p->verbose) put_summary(p, FAINT, l.available ? l.path : l.reason);
         if (p->verbose && !l.available && l.fix[0]) put_summary(p, FAINT, " → ");
         if (p->verbose && !l.available) put_summary(p, FAINT, l.fix);

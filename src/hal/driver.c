@@ -28,17 +28,17 @@ void tn_device_lost_note(tn_device_lost *l, const char *format, ...) {
 
 tn_status tn_device_lost_check(tn_device_lost *l) {
     if (!tn_is_lost(l)) return TN_OK;
-    return tn_fail(TN_ERR_LOST, "%s: the device was lost before (%s); " TN_ADVICE_ANEW, l->id, l->first);
+    return tn_fail(TN_ERR_LOST, "%s: the device was lost earlier (%s); " TN_ADVICE_ANEW, l->id, l->first);
 }
 
 tn_status tn_device_lost_with_work(tn_device_lost *l, tn_status s, const char *call) {
     if (s == TN_ERR_LOST) return s;
-    tn_device_lost_note(l, "%s: commands that were not taken", call);
-    return tn_fail_prefix(TN_ERR_LOST, "the device is lost with what it was to do");
+    tn_device_lost_note(l, "%s: submitting commands failed", call);
+    return tn_fail_prefix(TN_ERR_LOST, "the device is lost, with the work submitted to it");
 }
 
 static const tn_call_error *call_error_row_of(const tn_call_errors *known, int32_t code) {
-    static const tn_call_error unknown = {0, "an error of the driver's own", TN_ERR_DEVICE, TN_ADVICE_UPDATE};
+    static const tn_call_error unknown = {0, "an unknown driver error", TN_ERR_DEVICE, TN_ADVICE_UPDATE};
     for (; known; known = known->next)
         for (size_t i = 0; i < known->count; i++)
             if (known->rows[i].code == code) return &known->rows[i];
@@ -90,16 +90,16 @@ static uint64_t items_of(const tn_code *code, const tn_code_limits *most) {
 tn_status tn_code_check(const char *device, const tn_code *code, const tn_code_limits *most) {
     uint64_t items = items_of(code, most);
     if (most->group_items && items > most->group_items)
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s takes workgroups of %llu items, and the device runs %u at most",
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s needs workgroups of %llu items; the device supports at most %u",
                        device, code->entry, (unsigned long long)items, most->group_items);
     if (most->buffers && (uint32_t)code->buffer_count > most->buffers)
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s binds %d buffers, and the device takes %u at most", device,
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s binds %d buffers; the device supports at most %u", device,
                        code->entry, code->buffer_count, most->buffers);
     if (most->local_bytes && code->local_bytes > most->local_bytes)
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s takes %lld bytes of workgroup memory, and the device has %lld",
-                       device, code->entry, (long long)code->local_bytes, (long long)most->local_bytes);
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s needs %lld bytes of workgroup memory; the device has %lld", device,
+                       code->entry, (long long)code->local_bytes, (long long)most->local_bytes);
     if (most->params_bytes && code->params_bytes > most->params_bytes)
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s has %zu bytes of parameters, and %zu are the most", device,
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s has %zu bytes of parameters; the maximum is %zu", device,
                        code->entry, code->params_bytes, most->params_bytes);
     return TN_OK;
 }
@@ -107,7 +107,7 @@ tn_status tn_code_check(const char *device, const tn_code *code, const tn_code_l
 tn_status tn_groups_check(const char *device, const char *kernel, const tn_dispatch *l, uint32_t most) {
     for (int i = 0; i < 3; i++)
         if (l->groups[i] > most)
-            return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s: %u workgroups along axis %d, and the device runs %u at most",
+            return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s: %u workgroups along axis %d; the device supports at most %u",
                            device, kernel, l->groups[i], i, most);
     return TN_OK;
 }
@@ -117,12 +117,12 @@ tn_status tn_groups_check(const char *device, const char *kernel, const tn_dispa
 tn_status tn_memory_budget_take(tn_memory_budget *r, const char *device, size_t bytes) {
     int64_t size = (int64_t)(bytes < INT64_MAX / 2 ? bytes : INT64_MAX / 2); /* so that counting it does not overflow */
     if (r->largest && size > r->largest)
-        return tn_fail(TN_ERR_MEMORY, "%s: %zu bytes are more than the %lld of the largest allocation here; %s", device,
-                       bytes, (long long)r->largest, TN_ADVICE_SMALLER);
+        return tn_fail(TN_ERR_MEMORY, "%s: %zu bytes exceed the device's largest allocation of %lld; %s", device, bytes,
+                       (long long)r->largest, TN_ADVICE_SMALLER);
     int64_t taken = atomic_fetch_add(&r->taken, size);
     if (!r->total || taken <= r->total - size) return TN_OK;
     tn_memory_budget_give(r, size);
-    return tn_fail(TN_ERR_MEMORY, "%s: %zu bytes beside %lld of %lld that are in use; %s", device, bytes,
+    return tn_fail(TN_ERR_MEMORY, "%s: %zu bytes in addition to %lld of %lld in use; %s", device, bytes,
                    (long long)taken, (long long)r->total, TN_ADVICE_SMALLER);
 }
 
@@ -194,7 +194,7 @@ static tn_status place_range(tn_address_ranges *s, void *handle, size_t bytes, u
     uintptr_t need = taken(bytes);
     bool fits = s->next <= LAST && need <= LAST - s->next;
     *start = fits ? s->next : gap_for(s, need);
-    if (!*start) return tn_fail(TN_ERR_MEMORY, "no range of numbers is left for %zu bytes of device memory", bytes);
+    if (!*start) return tn_fail(TN_ERR_MEMORY, "no address range is left for %zu bytes of device memory", bytes);
     TRY(insert(s, (tn_address_range){*start, bytes, handle}));
     if (fits) s->next += need;
     return TN_OK;
@@ -203,7 +203,7 @@ static tn_status place_range(tn_address_ranges *s, void *handle, size_t bytes, u
 tn_status tn_address_range_add(tn_address_ranges *s, void *handle, size_t bytes, void **address) {
     uintptr_t start = 0;
     if (bytes > LAST - FIRST - 2 * GRAIN)
-        return tn_fail(TN_ERR_MEMORY, "no range of numbers is left for %zu bytes of device memory", bytes);
+        return tn_fail(TN_ERR_MEMORY, "no address range is left for %zu bytes of device memory", bytes);
     pthread_mutex_lock(&s->lock);
     tn_status status = place_range(s, handle, bytes ? bytes : 1, &start);
     pthread_mutex_unlock(&s->lock);
@@ -237,8 +237,8 @@ tn_status tn_address_range_locate(tn_address_ranges *s, const char *device, cons
     *handle = tn_address_range_find(s, address, bytes, offset);
     if (*handle) return TN_OK;
     return tn_fail(TN_ERR_INTERNAL,
-                   "%s: %s: %zu bytes at %p are in no allocation of the device; if the address is not one "
-                   "that your program handles itself, please report this",
+                   "%s: %s: %zu bytes at %p are outside every allocation of the device; if your program does not "
+                   "compute this address itself, please report this",
                    device, role, bytes, address);
 }
 

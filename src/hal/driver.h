@@ -12,8 +12,8 @@
 /* ==== failed calls and lost devices =============================================================================== */
 /* A device that is lost stays lost: each later call says what happened first. */
 
-#define TN_ADVICE_SMALLER "try a smaller batch, a smaller type, or another device"
-#define TN_ADVICE_ANEW "open the device anew or use another; the system's log may say why (dmesg)"
+#define TN_ADVICE_SMALLER "try a smaller batch, a smaller dtype, or another device"
+#define TN_ADVICE_ANEW "open the device again or use another; the system's log may say why (dmesg)"
 #define TN_ADVICE_UPDATE "update the driver; if that does not help, please report this text"
 
 typedef struct tn_device_lost {

@@ -119,8 +119,7 @@ static kir_target target_of(const tn_device *d, bool narrow) {
 
 static tn_status load_rendered(tn_device *d, const kir_program *p, bool narrow, tn_loaded *out) {
     out->target = target_of(d, narrow);
-    if (!out->target.dialect)
-        return tn_fail(TN_ERR_UNSUPPORTED, "no renderer for the kernel language that this driver takes");
+    if (!out->target.dialect) return tn_fail(TN_ERR_UNSUPPORTED, "no renderer for the kernel language of this driver");
     kir_rendering r = {0};
     tn_status s = kir_render(p, &out->target, &r);
     if (s == TN_OK) s = load_rendering(d, p, &r, &out->handle);
@@ -268,17 +267,17 @@ static bool no(tn_kernel_answer *a, const char *code, const char *format, ...) {
 static bool caps_fit(const tn_caps *c, const kir_program *p, tn_kernel_answer *a) {
     needs n = needs_of(p);
     if (c->code != TN_CODE_KIR && !tn_code_is_rendered(c->code))
-        return no(a, "no_renderer", "takes kernels in a form that this version does not write");
+        return no(a, "no_renderer", "takes kernels in a language that this version does not write");
     if (n.f64 && !c->f64) return no(a, "no_f64", "has no f64");
     if (n.i64 && !c->i64 && !tn_code_has_words(c->code)) return no(a, "no_i64", "has no i64");
     if (c->max_bindings && n.bindings > c->max_bindings)
-        return no(a, "too_many_bindings", "binds %d buffers at most, this kernel has %d", c->max_bindings, n.bindings);
+        return no(a, "too_many_bindings", "binds at most %d buffers; this kernel has %d", c->max_bindings, n.bindings);
     if (c->max_group && n.items > c->max_group && p->n_items)
-        return no(a, "group_too_large", "has workgroups of %lld items at most, this kernel's have %lld",
+        return no(a, "group_too_large", "runs workgroups of at most %lld items; this kernel's have %lld",
                   (long long)c->max_group, (long long)n.items);
     /* a driver of KIR runs groups itself, out of the memory that it likes */
     if (c->code != TN_CODE_KIR && n.local_bytes > c->shared_memory)
-        return no(a, "local_memory", "has %lld bytes of workgroup memory, this kernel needs %lld",
+        return no(a, "local_memory", "has %lld bytes of workgroup memory; this kernel needs %lld",
                   (long long)c->shared_memory, (long long)n.local_bytes);
     return true;
 }
@@ -310,20 +309,20 @@ bool tn_kernel_supported(tn_device *d, const kir_program *p, const int64_t *size
     *a = (tn_kernel_answer){.code = ""};
     if (!caps_fit(&d->caps, p, a)) return false;
     if (tn_certify_list_has(d, tn_kernel_name(p, name), why, sizeof why))
-        return no(a, "not_certified", "computed kernel %s wrongly before: %s", name, why);
+        return no(a, "not_certified", "computed kernel %s incorrectly in a previous check: %s", name, why);
     if (tn_kernel_refused(d, p, why, sizeof why))
-        return no(a, "refused_by_compiler", "refused kernel %s: %s", name, why);
+        return no(a, "refused_by_compiler", "rejected kernel %s: %s", name, why);
     if (!sizes) return true;
     if (!d->caps.i64 && tn_code_has_words(d->caps.code) && !tn_launch_is_narrow(p, sizes))
-        return no(a, "no_i64", "has no i64, which indices of so many elements need");
+        return no(a, "no_i64", "has no i64, which indices of this many elements need");
     double rounds = d->caps.max_loop ? rounds_of(p, sizes) : 0;
     if (rounds > (double)d->caps.max_loop)
-        return no(a, "loop_too_long", "goes round loops %lld times at most, an item of this kernel would %.0f times",
+        return no(a, "loop_too_long", "limits loops to %lld iterations; an item of this kernel would need %.0f",
                   (long long)d->caps.max_loop, rounds);
     tn_launch launch = {.sizes = sizes};
     int64_t most = tn_reach(d, p);
     if (tn_launch_split(p, &launch, most, d->caps.alignment, NULL, NULL, NULL) != TN_OK)
-        return no(a, "buffer_too_large", "binds %lld bytes at once, one point of this kernel needs more",
+        return no(a, "buffer_too_large", "binds at most %lld bytes at once; one point of this kernel needs more",
                   (long long)most);
     return true;
 }
@@ -349,7 +348,8 @@ bool tn_kernel_in_bounds(tn_device *d, const kir_program *p, const int64_t *size
     bool stays =
         room && tn_launch_split(p, &launch, tn_reach(d, p), d->caps.alignment, room, stay_within, ends) == TN_OK;
     tn_mem_free(room);
-    return stays || no(answer, "buffer_too_large", "binds parts of buffers, and masked accesses go beyond their ends");
+    return stays ||
+           no(answer, "buffer_too_large", "binds parts of buffers, and this kernel's masked accesses go beyond them");
 }
 
 /* Makes the program bind a buffer in so many windows as reach so far, from a place within an alignment on; false where
@@ -381,7 +381,7 @@ bool tn_kernel_addresses(tn_device *d, kir_program *p, int buffer, int64_t bytes
     if (!all && (fits || !reads_anywhere(p, buffer))) return true;
     /* what fits takes its window, too: a range may go beyond a buffer, where accesses are masked */
     return take_windows(&d->caps, p, buffer, bytes) || fits ||
-           no(answer, "buffer_too_large", "binds %lld bytes at once, this kernel reads anywhere in %lld",
+           no(answer, "buffer_too_large", "binds at most %lld bytes at once; this kernel reads anywhere in %lld",
               (long long)reach, (long long)bytes);
 }
 
@@ -539,7 +539,7 @@ static tn_status divide_launch(division *v, const box *at, int depth) {
     int axis = buffer < 0 ? -1 : axis_to_halve(v, at, buffer);
     if (axis < 0 || depth == MOST_HALVINGS)
         return tn_fail(TN_ERR_UNSUPPORTED,
-                       "a kernel needs more of a buffer at once than the %lld bytes that the device binds",
+                       "a kernel needs more of a buffer at once than the %lld bytes that the device can bind",
                        (long long)v->most);
     box first = *at, second = *at;
     first.end[axis] = second.begin[axis] = at->begin[axis] + (at->end[axis] - at->begin[axis]) / 2;
@@ -599,7 +599,7 @@ static tn_status check_buffers(const kir_program *p, void *const *buffers, int64
         if (tn_is_local(p, b)) continue;
         if (!buffers[b]) return tn_fail(TN_ERR_ARGUMENT, "launch %lld: buffer %d is NULL", (long long)number, b);
         if ((uintptr_t)buffers[b] % (uintptr_t)element_bytes(p, b))
-            return tn_fail(TN_ERR_ARGUMENT, "launch %lld: buffer %d begins within an element of %lld bytes",
+            return tn_fail(TN_ERR_ARGUMENT, "launch %lld: buffer %d is not aligned to its elements of %lld bytes",
                            (long long)number, b, (long long)element_bytes(p, b));
     }
     return TN_OK;
@@ -607,7 +607,7 @@ static tn_status check_buffers(const kir_program *p, void *const *buffers, int64
 
 tn_status tn_launch_check(const kir_program *p, const tn_launch *launches, int64_t count) {
     if (count < 0 || (count && !launches))
-        return tn_fail(TN_ERR_ARGUMENT, "%lld launches%s", (long long)count, count < 0 ? "" : " at NULL");
+        return tn_fail(TN_ERR_ARGUMENT, "%lld launches%s", (long long)count, count < 0 ? "" : " in a NULL list");
     for (int64_t i = 0; i < count; i++) {
         const tn_launch *l = &launches[i];
         bool lacking =

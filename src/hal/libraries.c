@@ -35,7 +35,7 @@ tn_status tn_library_at(int i, tn_library_info *out) {
     if (out->struct_size < sizeof(size_t))
         return tn_fail(TN_ERR_ARGUMENT, "tn_library_at: out->struct_size is not set");
     if (i < 0 || i >= tn_library_count())
-        return tn_fail(TN_ERR_ARGUMENT, "tn_library_at: row %d; there are %d", i, tn_library_count());
+        return tn_fail(TN_ERR_ARGUMENT, "tn_library_at: row %d is out of range; there are %d", i, tn_library_count());
     tn_blas_facts facts;
     int row = i - tn_blas_count();
     (void)tn_library_chosen();
@@ -101,8 +101,10 @@ static tn_status add_name(choice *c, const char *name) {
     int row = tn_vendor_row(name);
     tn_reason why;
     if (row < 0 && c->cpu[0])
-        return tn_fail(TN_ERR_ARGUMENT, "libraries: \"%s\" and \"%s\" exclude each other; name one, and devices' own",
-                       c->cpu, name);
+        return tn_fail(
+            TN_ERR_ARGUMENT,
+            "libraries: \"%s\" and \"%s\" exclude each other; name one CPU library, and any device libraries", c->cpu,
+            name);
     if (row < 0) snprintf(c->cpu, sizeof c->cpu, "%s", name);
     if (row < 0) return TN_OK;
     if (!tn_library_open(&tn_vendor_library_at(row)->spec, &why))
@@ -148,7 +150,7 @@ static void heed_environment(void) {
     const char *name = tn_env("TRUNNION_LIBRARY");
     pthread_mutex_lock(&libraries_lock);
     if (!atomic_load(&decided) && name && choose_library(name) != TN_OK)
-        tn_log_line(TN_LOG_NOTICE, "TRUNNION_LIBRARY: %s; our own kernels compute", tn_error());
+        tn_log_line(TN_LOG_NOTICE, "TRUNNION_LIBRARY: %s; using Trunnion's own kernels", tn_error());
     atomic_store(&decided, true);
     pthread_mutex_unlock(&libraries_lock);
 }
@@ -228,7 +230,7 @@ static tn_status add_vendor(tn_device *d, const tn_vendor_library *l, struct tn_
     }
     char text[400];
     if (s != TN_OK) v->handle = NULL; /* whatever the library left there */
-    if (s != TN_OK) tn_log_line(TN_LOG_NOTICE, "%s; our own kernels compute", with_name(d, text, sizeof text));
+    if (s != TN_OK) tn_log_line(TN_LOG_NOTICE, "%s; using Trunnion's own kernels", with_name(d, text, sizeof text));
     pthread_mutex_init(&v->lock, NULL);
     v->next = d->vendors;
     *out = d->vendors = v;
@@ -303,7 +305,7 @@ tn_status tn_vendor_make(tn_device *d, const tn_vendor_library *l, const tn_vend
                          const tn_vendor_conv *conv, tn_vendor_call **out, const char **why) {
     struct tn_vendors *v;
     TRY(need_vendor(d, l, &v));
-    *why = v->handle ? "has no way for it" : "does not start here";
+    *why = v->handle ? "does not support it" : "failed to initialize here";
     tn_vendor_call *c = v->handle ? tn_mem_zalloc(1, sizeof *c) : NULL;
     if (!c) return v->handle ? TN_ERR_MEMORY : TN_OK;
     tn_status s = make_vendor(d, v, &(question){.product = p, .conv = conv, .call = c});

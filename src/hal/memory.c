@@ -115,13 +115,12 @@ static void say_use(const tn_device *d, char *text, size_t size) {
     char used[24], kept[24], cut[24], largest[24], most[24];
     text[0] = 0;
     if (!d->pool || tn_device_get_pool_stats(d, &s) != TN_OK) return;
-    int n = snprintf(text, size, "; here %s are in use by %lld buffers, %s kept", tn_bytes_text(used, s.in_use_bytes),
+    int n = snprintf(text, size, "; %s in use by %lld buffers, %s cached", tn_bytes_text(used, s.in_use_bytes),
                      (long long)s.buffers, tn_bytes_text(kept, s.kept_bytes));
     if (n > 0 && s.pieces)
-        n += snprintf(text + n, size - (size_t)n, ", %s free in pieces (the largest %s)",
-                      tn_bytes_text(cut, s.free_bytes), tn_bytes_text(largest, s.largest_free));
-    if (n > 0 && s.limit)
-        (void)snprintf(text + n, size - (size_t)n, ", at most %s may be taken", tn_bytes_text(most, s.limit));
+        n += snprintf(text + n, size - (size_t)n, ", %s free in pieces (largest: %s)", tn_bytes_text(cut, s.free_bytes),
+                      tn_bytes_text(largest, s.largest_free));
+    if (n > 0 && s.limit) (void)snprintf(text + n, size - (size_t)n, ", limit %s", tn_bytes_text(most, s.limit));
 }
 
 static tn_status pool_out_of_memory(tn_device *d, size_t bytes) {
@@ -130,7 +129,8 @@ static tn_status pool_out_of_memory(tn_device *d, size_t bytes) {
     if (d->driver->memory) (void)d->driver->memory(d->handle, &all, &unused);
     say_use(d, use, sizeof use);
     return tn_fail(TN_ERR_MEMORY,
-                   "%s: no memory for %s (free: %s of %s%s); try a smaller batch, a smaller type, or another device",
+                   "%s: out of device memory: %s requested (free: %s of %s%s); try a smaller batch, a smaller dtype, "
+                   "or another device",
                    d->info.id, tn_bytes_text(want, (int64_t)bytes), tn_bytes_text(left, unused),
                    tn_bytes_text(total, all), use);
 }
@@ -156,12 +156,11 @@ static tn_status driver_alloc(tn_device *d, size_t bytes, void **address) {
     *address = NULL;
     tn_status s = d->driver->alloc(d->handle, bytes, address);
     if (s == TN_OK && !*address)
-        s = tn_fail(TN_ERR_DEVICE, "%s: its driver's alloc of %zu bytes gives neither an address nor an error",
+        s = tn_fail(TN_ERR_DEVICE, "%s: its driver's alloc of %zu bytes returned neither an address nor an error",
                     d->info.id, bytes);
     if (s == TN_OK && (uintptr_t)*address % UNIT != 0) {
-        s = tn_fail(TN_ERR_DEVICE,
-                    "%s: its driver's alloc of %zu bytes gives the address %p, which is no multiple of %d", d->info.id,
-                    bytes, *address, UNIT);
+        s = tn_fail(TN_ERR_DEVICE, "%s: its driver's alloc of %zu bytes returned %p, which is not aligned to %d",
+                    d->info.id, bytes, *address, UNIT);
         d->driver->free(d->handle, *address);
     }
     if (s != TN_OK) give_booked(p, (int64_t)bytes);
@@ -315,7 +314,7 @@ bool tn_buffer_is_borrowed(const tn_buffer *b) { return b->size_class == CLASSES
 tn_status tn_buffer_borrow(tn_device *d, void *address, size_t bytes, void (*release)(void *), void *ctx,
                            tn_buffer **out) {
     *out = NULL;
-    if (!address && bytes) return tn_fail(TN_ERR_ARGUMENT, "borrowing %zu bytes of memory at NULL", bytes);
+    if (!address && bytes) return tn_fail(TN_ERR_ARGUMENT, "cannot borrow %zu bytes of memory at NULL", bytes);
     tn_buffer *b = tn_mem_zalloc(1, sizeof *b);
     if (!b) return TN_ERR_MEMORY;
     b->device = d;
@@ -565,7 +564,7 @@ tn_status tn_device_alloc(tn_device *d, size_t size, size_t alignment, void **ou
     if (!d || !out) return tn_fail(TN_ERR_ARGUMENT, "tn_device_alloc: %s is NULL", d ? "out" : "device");
     *out = NULL;
     if (!alignment || alignment & (alignment - 1) || alignment > MAX_ALIGNMENT)
-        return tn_fail(TN_ERR_ARGUMENT, "tn_device_alloc: alignment %zu is no power of two up to %d", alignment,
+        return tn_fail(TN_ERR_ARGUMENT, "tn_device_alloc: alignment %zu is not a power of two up to %d", alignment,
                        MAX_ALIGNMENT);
     size_t slack = alignment > UNIT ? alignment - UNIT : 0;
     if (size > SIZE_MAX - slack) return pool_out_of_memory(d, size);
@@ -596,7 +595,7 @@ void tn_device_dealloc(tn_device *d, void *address) {
     if (b)
         tn_buffer_release(b);
     else
-        (void)tn_fail(TN_ERR_ARGUMENT, "tn_device_dealloc: %p was not given by tn_device_alloc of %s", address,
+        (void)tn_fail(TN_ERR_ARGUMENT, "tn_device_dealloc: %p was not allocated by tn_device_alloc of %s", address,
                       d->info.id);
 }
 

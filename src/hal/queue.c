@@ -231,7 +231,8 @@ static tn_status start_thread(tn_queue *q) {
     int error = pthread_create(&q->thread, NULL, queue_main, q);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (error)
-        return tn_fail(TN_ERR_MEMORY, "%s: no thread for a further queue: %s", q->device->info.id, strerror(error));
+        return tn_fail(TN_ERR_MEMORY, "%s: creating the thread of another queue failed: %s", q->device->info.id,
+                       strerror(error));
 #if defined(__linux__)
     pthread_setname_np(q->thread, "trunnion-queue");
 #endif
@@ -285,7 +286,8 @@ static tn_status queue_start(tn_queue *q, void *handle) {
     if (!handle && tn_device_has_events(d)) TRY(d->driver->queue_new(d->handle, &q->handle));
     if (q->handle) TRY(make_ring(q));
     q->timeline = tn_timeline_acquire(q); /* from here on others see it */
-    if (!q->timeline) return tn_fail(TN_ERR_MEMORY, "%s: there are %d queues already", d->info.id, TN_TIMELINES - 1);
+    if (!q->timeline)
+        return tn_fail(TN_ERR_MEMORY, "%s: the limit of %d queues is reached", d->info.id, TN_TIMELINES - 1);
     return q->handle ? TN_OK : start_thread(q);
 }
 
@@ -626,7 +628,7 @@ static bool meets(const failure *f, uint64_t first, uint64_t last) {
 }
 
 static tn_status fail_as(const failure *f) {
-    static const char said[] = "a queue's work failed that this value comes from: ";
+    static const char said[] = "work that this value depends on failed: ";
     size_t skip = strncmp(f->why, said, sizeof said - 1) == 0 ? sizeof said - 1 : 0;
     return tn_fail(f->status, "%s%s", said, f->why + skip);
 }
@@ -652,7 +654,8 @@ static tn_status check_partially_committed(timeline *l, uint64_t number) {
         if (l->reported[i].partially_committed == number) f = l->reported[i];
     pthread_mutex_unlock(&l->lock);
     if (!f.partially_committed) return TN_OK;
-    return tn_fail(f.status, "the device failed while states were written, whose values are lost (load them anew): %s",
+    return tn_fail(f.status,
+                   "the device failed while states were being written; their values are lost, load them again: %s",
                    f.why);
 }
 
@@ -841,7 +844,7 @@ static tn_status time_of(const tn_event *e, double *seconds) {
     }
     const tn_device *d = e->device;
     if (!d->driver->event_time)
-        return tn_fail(TN_ERR_UNSUPPORTED, "tn_event_elapsed: the interface of %s tells no times", d->info.id);
+        return tn_fail(TN_ERR_UNSUPPORTED, "tn_event_elapsed: %s does not support event timing", d->info.id);
     return d->driver->event_time(d->handle, e->timer, seconds);
 }
 
@@ -850,10 +853,10 @@ tn_status tn_event_elapsed(const tn_event *begin, const tn_event *end, double *s
     TRY(tn_need(end, "tn_event_elapsed: end"));
     TRY(tn_need(seconds, "tn_event_elapsed: seconds"));
     if (!begin->recorded || !end->recorded || !begin->timed || !end->timed)
-        return tn_fail(TN_ERR_STATE, "tn_event_elapsed: both events must be made as timed, and recorded");
+        return tn_fail(TN_ERR_STATE, "tn_event_elapsed: both events must be created with timing, and recorded");
     if (begin->by_device != end->by_device || (end->by_device && begin->device != end->device))
         return tn_fail(TN_ERR_ARGUMENT,
-                       "tn_event_elapsed: the events were recorded on two devices, whose clocks differ");
+                       "tn_event_elapsed: the events were recorded on two devices, whose clocks are not comparable");
     double from, to;
     TRY(time_of(begin, &from));
     TRY(time_of(end, &to));

@@ -214,8 +214,10 @@ tn_status tn_device_copy_async(tn_device *dst_device, void *dst, tn_device *src_
     tn_queue *q = queue ? queue : tn_current_queue();
     bool foreign = q && (dst_device || src_device) && q->device != dst_device && q->device != src_device;
     if (foreign)
-        return tn_fail(TN_ERR_ARGUMENT, "tn_device_copy_async: the queue is one of %s, which has no part in the copy",
-                       q->device->info.id);
+        return tn_fail(
+            TN_ERR_ARGUMENT,
+            "tn_device_copy_async: the queue belongs to %s, which is neither source nor destination of the copy",
+            q->device->info.id);
     if (len) TRY(copy_async(q, dst_device, dst, src_device, src, len));
     return event ? tn_event_record(event, q) : TN_OK;
 }
@@ -279,7 +281,7 @@ static host_piece *piece_take(const tn_device *d, const void *host, const void *
 }
 
 static tn_status take_pages(host_piece *p) {
-    if (p->bytes > SIZE_MAX - PAGE) return tn_fail(TN_ERR_MEMORY, "%zu bytes of the host's memory", p->bytes);
+    if (p->bytes > SIZE_MAX - PAGE) return tn_fail(TN_ERR_MEMORY, "%zu bytes of host memory", p->bytes);
     p->block = tn_mem_alloc(p->bytes + PAGE);
     if (!p->block) return TN_ERR_MEMORY;
     uintptr_t block = (uintptr_t)p->block;
@@ -290,10 +292,10 @@ static tn_status take_pages(host_piece *p) {
 /* Why the interface's own memory is not used, or NULL: it is, as p->host. */
 static const char *pin(host_piece *p) {
     const tn_device *d = p->device;
-    if (d->caps.host_visible) return "the device computes in the host's memory: there is nothing to pin";
-    if (!d->driver->host_alloc || !d->driver->host_free) return "the interface has no pinned memory";
+    if (d->caps.host_visible) return "the device computes in host memory, so nothing needs to be pinned";
+    if (!d->driver->host_alloc || !d->driver->host_free) return "the interface does not support pinned memory";
     if (d->driver->host_alloc(d->handle, p->bytes, &p->host) == TN_OK) return NULL;
-    return "the driver had no pinned memory left";
+    return "the driver ran out of pinned memory";
 }
 
 tn_status tn_host_alloc(tn_device *device, size_t size, void **out, const char **reason) {
@@ -318,7 +320,7 @@ void tn_host_free(void *address) {
     if (!address) return;
     host_piece *p = piece_take(NULL, address, NULL);
     if (!p) {
-        (void)tn_fail(TN_ERR_ARGUMENT, "tn_host_free: %p was not given by tn_host_alloc", address);
+        (void)tn_fail(TN_ERR_ARGUMENT, "tn_host_free: %p was not allocated by tn_host_alloc", address);
         return;
     }
     (void)await_queues(p->device); /* a copy may be under way */
@@ -366,7 +368,7 @@ tn_status tn_device_unmap(tn_device *device, void *address, void *host) {
     TRY(tn_need(host, "tn_device_unmap: the host's address"));
     TRY(tn_need(address, "tn_device_unmap: the device's address"));
     host_piece *p = piece_take(device, host, address);
-    if (!p) return tn_fail(TN_ERR_ARGUMENT, "tn_device_unmap: %p is no mapping of %s", host, device->info.id);
+    if (!p) return tn_fail(TN_ERR_ARGUMENT, "tn_device_unmap: %p is not a mapping of %s", host, device->info.id);
     tn_status s = TN_OK;
     if (p->block && p->bytes)
         s = copy_one_device(device, address, host, p->bytes, 0);

@@ -239,8 +239,8 @@ static void bind_functions(tn_blas *b, void *handle) {
     b->dgemm = find_blas(handle, "cblas_dgemm", NULL);
     b->single = find_blas(handle, b->entry->single, NULL);
     if (!b->sgemm && !b->dnnl)
-        tn_reason_set(&b->why, TN_REASON_SYMBOL_MISSING, b->entry->library.fix,
-                      "%s: the function cblas_sgemm is missing", b->entry->library.title);
+        tn_reason_set(&b->why, TN_REASON_SYMBOL_MISSING, b->entry->library.fix, "%s: function cblas_sgemm is missing",
+                      b->entry->library.title);
 }
 
 /* OpenBLAS tells how it was built. One for a single thread may be without locks, and several threads call it here. */
@@ -252,7 +252,7 @@ static void ask_openblas(tn_blas *b, void *handle) {
     if (strstr(text, "USE64BITINT")) b->wide = true;
     if (!parallel || parallel() != 0 || strstr(text, "USE_LOCKING")) return;
     tn_reason_set(&b->why, TN_REASON_INIT_FAILED, "install the build for several threads: libopenblas0-pthread",
-                  "OpenBLAS: this build must not be called by several threads");
+                  "OpenBLAS: this build is not thread-safe");
 }
 
 /* Its answers on a small product, as it will be called; else a wrong width of integers would be found by the user. */
@@ -286,7 +286,7 @@ static void check_answers(tn_blas *b) {
     if (b->dgemm && !answers_right(b, true)) b->dgemm = NULL;
     if (!answers_right(b, false))
         tn_reason_set(&b->why, TN_REASON_INIT_FAILED, b->entry->library.fix,
-                      "%s: multiplies two small matrices wrongly", b->entry->library.title);
+                      "%s: a test product of two small matrices is wrong", b->entry->library.title);
 }
 
 static void load_blas(tn_blas *b) {
@@ -322,7 +322,7 @@ static tn_status unknown(const char *name) {
         tn_str_add(&names, "%s, ", table[i].name);
     for (int i = 0; tn_vendor_library_at(i); i++)
         tn_str_add(&names, "%s, ", tn_vendor_library_at(i)->name);
-    tn_status s = tn_fail(TN_ERR_ARGUMENT, "\"%.40s\" is no library for matrix products: %sauto or none", name,
+    tn_status s = tn_fail(TN_ERR_ARGUMENT, "\"%.40s\" is not a known matrix library: use %sauto or none", name,
                           tn_str_text(&names));
     tn_str_free(&names);
     return s;
@@ -341,7 +341,7 @@ static tn_status choose_blas(const char *name, const tn_blas **out) {
         last = &opened[i];
     }
     if (!known) return unknown(name);
-    if (any) return tn_fail(TN_ERR_UNAVAILABLE, "no library for matrix products can be used (see: trunnion devices)");
+    if (any) return tn_fail(TN_ERR_UNAVAILABLE, "no matrix library is available (see: trunnion devices)");
     return tn_fail(TN_ERR_UNAVAILABLE, "%s (%s)", last->why.text, last->why.fix);
 }
 
@@ -394,7 +394,7 @@ void tn_blas_refuse(int i, tn_reason_code code, const char *why) {
     b->entry = &table[i];
     b->tried = true;
     tn_library_locate(&table[i].library, b->path, sizeof b->path);
-    tn_reason_set(&b->why, code, table[i].library.fix, "%s: when it was tried in a process of its own, %s",
+    tn_reason_set(&b->why, code, table[i].library.fix, "%s: the test in a separate process failed: %s",
                   table[i].library.title, why);
     pthread_mutex_unlock(&blas_lock);
 }

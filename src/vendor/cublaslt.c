@@ -163,7 +163,7 @@ static tn_status choose_cublaslt(lt_call *c, void *handle, void *wish) {
     TRY(CALL(choose_cublaslt, (handle, c->product, m[TN_VENDOR_B], m[TN_VENDOR_A], m[TN_VENDOR_C], m[TN_VENDOR_C], wish,
                                1, &answer, &count)));
     if (count < 1 || answer.state != 0)
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: has no algorithm for it", tn_vendor_cublaslt.spec.title);
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: no algorithm for this problem", tn_vendor_cublaslt.spec.title);
     c->algorithm = answer.algorithm;
     c->workspace = answer.workspace;
     return TN_OK;

@@ -203,7 +203,7 @@ static tn_status choose(dnn_call *c, void *handle) {
             continue;
         best = &answers[i];
     }
-    if (!best) return tn_fail(TN_ERR_UNSUPPORTED, "%s: has no algorithm for it", tn_vendor_cudnn.spec.title);
+    if (!best) return tn_fail(TN_ERR_UNSUPPORTED, "%s: no algorithm for this problem", tn_vendor_cudnn.spec.title);
     c->algorithm = best->algorithm;
     TRY(CALL(conv_math, (c->conv, best->math)));
     return CALL_FOR(c->way, measure,

@@ -68,7 +68,7 @@ static void release(object o) {
 }
 
 static tn_status failed(const char *what) {
-    return tn_fail(TN_ERR_DEVICE, "%s: %s gives nothing", tn_vendor_mps.spec.title, what);
+    return tn_fail(TN_ERR_DEVICE, "%s: %s returned nil", tn_vendor_mps.spec.title, what);
 }
 
 /* The device is all that it needs; the queue comes with each call. */
@@ -104,7 +104,7 @@ static tn_status add_matrix(mps_call *c, const tn_vendor_product *p, int s, int6
     const tn_vendor_side *side = &p->side[s];
     int64_t lines = side->transposed ? columns : rows, length = side->transposed ? rows : columns;
     if (side->ld != length || (p->batch > 1 && side->batch_stride != lines * length))
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: its matrices lie behind each other", tn_vendor_mps.spec.title);
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: its matrices are not at a constant distance", tn_vendor_mps.spec.title);
     uint64_t row = (uint64_t)length * sizeof(float), all = (uint64_t)lines * row, count = (uint64_t)p->batch;
     c->descriptor[s] = SEND(retain,
                             SEND(describe_mps, mps.class_named("MPSMatrixDescriptor"), SELECTOR(describe_mps),
@@ -116,7 +116,8 @@ static tn_status add_matrix(mps_call *c, const tn_vendor_product *p, int s, int6
 
 static tn_status describe_mps(mps_call *c, object device, const tn_vendor_product *p) {
     if (p->dtype != TN_F32 || p->outer > 1)
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: products of f32, in one batch", tn_vendor_mps.spec.title);
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: only f32 products in one batch are supported",
+                       tn_vendor_mps.spec.title);
     TRY(add_matrix(c, p, TN_VENDOR_A, p->m, p->k));
     TRY(add_matrix(c, p, TN_VENDOR_B, p->k, p->n));
     TRY(add_matrix(c, p, TN_VENDOR_C, p->m, p->n));

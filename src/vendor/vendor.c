@@ -103,16 +103,16 @@ bool tn_vendor_product_of(const tn_gemm_args *g, tn_dtype dtype, const int64_t a
     axis axes[TN_GEMM_BATCH_AXES];
     tn_vendor_product p = {.dtype = dtype, .m = g->m, .n = g->n, .k = g->k, .batch = 1, .outer = 1};
     int count = gather_axes(g, axes);
-    *why = "has no product of its dtypes";
+    *why = "does not support products of these dtypes";
     if (!tn_dtype_is_float(dtype) || g->a_dtype != dtype || g->b_dtype != dtype) return false;
-    *why = "takes operands with contiguous rows or columns, of fewer than 2^31 each";
+    *why = "requires operands with contiguous rows or columns, of fewer than 2^31 each";
     if (!vendor_fits(g->m) || !vendor_fits(g->n) || !vendor_fits(g->k)) return false;
     if (!take_side(&g->a, g->m, g->k, &p.side[TN_VENDOR_A]) || !take_side(&g->b, g->k, g->n, &p.side[TN_VENDOR_B]) ||
         !take_side(&g->c, g->m, g->n, &p.side[TN_VENDOR_C]) || p.side[TN_VENDOR_C].transposed)
         return false;
     while (count > 0 && are_rows(&p, &axes[count - 1]) && vendor_fits(p.m * axes[count - 1].extent))
         p.m *= axes[--count].extent;
-    *why = "takes one batch, and this product has several that do not lie behind each other";
+    *why = "takes one batch dimension; this product has several that cannot be merged";
     if (count > MOST_AXES || (count == MOST_AXES && axes[0].extent > MOST_CALLS)) return false;
     for (int i = 0; i < count; i++) {
         if (!vendor_fits(axes[i].extent) || axes[i].stride[TN_VENDOR_A] < 0 || axes[i].stride[TN_VENDOR_B] < 0)
