@@ -217,9 +217,9 @@ static void errors_name_the_function_and_the_shapes(void **state) {
     assert_int_equal(tn_status_of(a), TN_ERR_SHAPE);
     assert_non_null(strstr(tn_error(), "linalg_slogdet: needs a square matrix"));
     assert_int_equal(tn_status_of(tn_linalg_solve(two, tn_zeros(TN_DIMS(3, 1), TN_F32))), TN_ERR_SHAPE);
-    assert_non_null(strstr(tn_error(), "f32 [2, 2] and f32 [3, 1] do not fit: B must be"));
+    assert_non_null(strstr(tn_error(), "f32 [2, 2] and f32 [3, 1] do not fit together: B must be"));
     assert_int_equal(tn_status_of(tn_linalg_solve(two, tn_zeros(TN_DIMS(3), TN_F32))), TN_ERR_SHAPE);
-    assert_non_null(strstr(tn_error(), "f32 [2, 2] and f32 [3] do not fit: a vector must"));
+    assert_non_null(strstr(tn_error(), "f32 [2, 2] and f32 [3] do not fit together: a vector must"));
 }
 
 int main(void) {

@@ -331,8 +331,8 @@ static const window windows[] = {
     {2, 5, {4, 4}, 7, {1, 1}, {0}, TN_F32, false, NULL},
     {2, 8, {6, 6}, 8, {3, 3}, {.padding = {1, 1}}, TN_F16, false, NULL},
     {1, 4, {9, 9}, 4, {3, 3}, {.stride = {2, 2}, .groups = 4}, TN_BF16, false, NULL},
-    {1, 2, {5, 5}, 3, {3, 3}, {0}, TN_F64, false, "has no convolution of its dtype"},
-    {1, 2, {5, 5}, 3, {3, 3}, {0}, TN_F32, true, "takes tensors that lie whole"},
+    {1, 2, {5, 5}, 3, {3, 3}, {0}, TN_F64, false, "does not support convolutions of this dtype"},
+    {1, 2, {5, 5}, 3, {3, 3}, {0}, TN_F32, true, "takes contiguous tensors only"},
 };
 
 static int64_t or_one(int64_t n) { return n ? n : 1; }
@@ -441,7 +441,7 @@ static void convolve_unevenly(void) {
     tn_tensor *y = made(4, (int64_t[]){1, 2, 3, 3}, TN_F32), *w = made(4, (int64_t[]){2, 2, 2, 2}, TN_F32);
     tn_tensor *x = tn_conv_transpose2d(y, w, NULL, &o);
     assert_ok(tn_eval(&x, 1));
-    assert_true(says("not by the library, which pads both ends of an axis alike"));
+    assert_true(says("not by the library, which requires equal padding at both ends of an axis"));
 }
 
 static void convolve_all(void) {

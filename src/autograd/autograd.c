@@ -176,7 +176,7 @@ static tn_status check_gradient(const tn_node *n, int i, const tn_node *g) {
     if (g->rank == in->rank && g->dtype == in->dtype && !memcmp(g->shape, in->shape, bytes)) return TN_OK;
     char is[96], want[96];
     return tn_fail(TN_ERR_INTERNAL,
-                   "%s: the gradient of input %d is %s %s, the input is %s %s: a defect in the op's rule",
+                   "%s: the gradient of input %d is %s %s, but the input is %s %s: a defect in the op's gradient rule",
                    tn_op(n->op)->name, i, tn_shape_text(g, is, sizeof is), tn_dtype_name((tn_dtype)g->dtype),
                    tn_shape_text(in, want, sizeof want), tn_dtype_name((tn_dtype)in->dtype));
 }
@@ -196,11 +196,10 @@ static tn_status check_stale(const tape *t, size_t first, const tn_node *n) {
             const tn_node *in = made->in[k];
             if (!in || !is_stale(in)) continue;
             char text[96];
-            return tn_fail(
-                TN_ERR_STATE,
-                "backward: the gradient of %s (%s:%d) needs a tensor %s that has been modified in place since; "
-                "run backward before the write, or compute from a clone",
-                tn_op(n->op)->name, n->file ? n->file : "?", n->line, tn_shape_text(in, text, sizeof text));
+            return tn_fail(TN_ERR_STATE,
+                           "backward: the gradient of %s (%s:%d) needs a tensor %s that was modified in place "
+                           "afterwards; run backward before the write, or compute from a clone",
+                           tn_op(n->op)->name, n->file ? n->file : "?", n->line, tn_shape_text(in, text, sizeof text));
         }
     }
     return TN_OK;
@@ -328,8 +327,8 @@ static tn_status check_leaf(const tn_tensor *t) {
                        tn_dtype_name((tn_dtype)n->dtype));
     if ((n->flags & TN_NODE_GRAD) && !(n->flags & TN_NODE_LEAF))
         return tn_fail(TN_ERR_ARGUMENT,
-                       "set_requires_grad: the tensor was computed by %s from others that require gradients; "
-                       "only leaves can be marked, as tn_contiguous(tn_detach(t)) is",
+                       "set_requires_grad: the tensor was computed by %s from tensors that require gradients; only "
+                       "leaves can be marked, such as tn_contiguous(tn_detach(t))",
                        tn_op(n->op)->name);
     if (tn_handle_of(t)->base)
         return tn_fail(TN_ERR_ARGUMENT,
@@ -409,12 +408,12 @@ static tn_status check_loss(const tn_tensor *loss) {
     char text[96];
     const tn_node *n = tn_tensor_node(loss);
     if (tn_node_numel(n) != 1)
-        return tn_fail(TN_ERR_SHAPE, "backward: the loss must have one element, it is %s; reduce it (sum, mean) first",
+        return tn_fail(TN_ERR_SHAPE,
+                       "backward: the loss must have one element, but it is %s; reduce it (sum, mean) first",
                        tn_shape_text(n, text, sizeof text));
     if (!(n->flags & TN_NODE_GRAD))
-        return tn_fail(TN_ERR_STATE,
-                       "backward: the loss does not require gradients: none of the tensors that it was computed "
-                       "from was marked with tn_set_requires_grad, or it was computed under TN_NO_GRAD");
+        return tn_fail(TN_ERR_STATE, "backward: the loss does not require gradients: no tensor that it was computed "
+                                     "from was marked with tn_set_requires_grad, or it was computed under TN_NO_GRAD");
     return TN_OK;
 }
 
@@ -445,7 +444,7 @@ static tn_status check_output(const tn_tensor *output, const tn_tensor *grad) {
     char is[96], want[96];
     if (!grad && tn_node_numel(n) != 1)
         return tn_fail(TN_ERR_SHAPE,
-                       "gradients: output %s has more than one element; give its gradient in grad_outputs",
+                       "gradients: output %s has more than one element; pass its gradient in grad_outputs",
                        tn_shape_text(n, is, sizeof is));
     if (!grad) return TN_OK;
     TRY(tn_need_tensor(grad, "gradients: a grad_output"));

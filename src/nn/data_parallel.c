@@ -124,9 +124,10 @@ static tn_status take_module(tn_data_parallel *p, tn_module *m, tn_device *first
     p->home = p->count ? tn_device_of(p->variables[0].tensor) : first;
     for (int i = 0; i < p->count; i++)
         if (tn_device_of(p->variables[i].tensor) != p->home)
-            return tn_backend_fail(TN_ERR_ARGUMENT,
-                                   "data parallel: %s is on another device than %s; a model has one home",
-                                   p->variables[i].name, p->variables[0].name);
+            return tn_backend_fail(
+                TN_ERR_ARGUMENT,
+                "data parallel: %s is on another device than %s; all variables of a model must be on one device",
+                p->variables[i].name, p->variables[0].name);
     return TN_OK;
 }
 
@@ -153,7 +154,7 @@ static tn_status take_options(tn_data_parallel *p, const tn_data_parallel_option
     p->sum = o.sum;
     p->fallback = o.fallback;
     if (p->parts < 1 || p->parts > MOST_PARTS)
-        return tn_backend_fail(TN_ERR_ARGUMENT, "data parallel: %d parts; 1 to %d are possible", p->parts, MOST_PARTS);
+        return tn_backend_fail(TN_ERR_ARGUMENT, "data parallel: %d parts; must be 1 to %d", p->parts, MOST_PARTS);
     if (o.split != TN_SPLIT_EVEN && o.split != TN_SPLIT_SHARES)
         return tn_backend_fail(TN_ERR_ARGUMENT,
                                "data parallel: split is %d; it must be one of TN_SPLIT_EVEN, TN_SPLIT_SHARES",
@@ -186,7 +187,7 @@ tn_status tn_data_parallel_new(tn_module *m, tn_device *const *devices, int coun
     *out = NULL;
     if (!devices) return tn_nn_need(devices, "tn_data_parallel_new: devices");
     if (count < 1 || count > MOST_DEVICES)
-        return tn_backend_fail(TN_ERR_ARGUMENT, "data parallel: %d devices; 1 to %d are possible", count, MOST_DEVICES);
+        return tn_backend_fail(TN_ERR_ARGUMENT, "data parallel: %d devices; must be 1 to %d", count, MOST_DEVICES);
     for (int i = 0; i < count; i++)
         if (!devices[i]) return tn_nn_need(NULL, "tn_data_parallel_new: a device");
     tn_data_parallel *p = calloc(1, sizeof *p);
@@ -366,7 +367,7 @@ static tn_status lose(const tn_data_parallel *p, member *m, tn_status why, membe
     if (m->queue) (void)tn_queue_synchronize(m->queue); /* it has told */
     *next = another(p, m);
     if (tn_device_synchronize(p->home) != TN_OK && m->device != p->home)
-        return tn_backend_fail(why, "%s, where the model is, failed: %s", id_of(p->home, &home), tn_error());
+        return tn_backend_fail(why, "%s, which holds the model, failed: %s", id_of(p->home, &home), tn_error());
     memcpy(m->reason, text, sizeof text);
     m->lost = p->fallback != TN_FALLBACK_STRICT;
     if (!*next || !m->lost) return tn_backend_fail(why, "%s failed: %s", id_of(m->device, &info), text);
@@ -463,7 +464,9 @@ static tn_status compute_all(call *c, int64_t rows) {
 
 static tn_status call_begin(call *c, const char *what, int64_t rows) {
     if (!c->p || !c->function) return tn_nn_need(NULL, what);
-    if (rows < 1) return tn_backend_fail(TN_ERR_ARGUMENT, "data parallel: a batch of %lld rows", (long long)rows);
+    if (rows < 1)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "data parallel: a batch of %lld rows; must be at least 1",
+                               (long long)rows);
     c->works = malloc((size_t)c->p->parts * sizeof *c->works);
     return c->works ? TN_OK : data_parallel_out_of_memory();
 }
@@ -496,7 +499,7 @@ static tn_tensor *gradient_of(void *ctx, const tn_tensor *parameter) {
         tn_tensor *sum = c->works[0].values[i], *last = c->count > 1 ? c->works[c->count - 1].values[i] : NULL;
         return sum && last ? tn_add(sum, last) : sum ? sum : last;
     }
-    return tn_failed(TN_ERR_ARGUMENT, "data parallel: the optimizer trains a variable that the module does not have");
+    return tn_failed(TN_ERR_ARGUMENT, "data parallel: the optimizer updates a variable that is not part of the module");
 }
 
 /* One part at home: nothing to move and nothing to add. */
@@ -520,7 +523,9 @@ tn_status tn_data_parallel_minimize(tn_data_parallel *p, tn_optimizer *o, int64_
                                     void *ctx, double *value) {
     call c = {.p = p, .function = loss, .ctx = ctx, .train = true, .wants_loss = value != NULL};
     tn_status status = tn_nn_need(o, "tn_data_parallel_minimize: the optimizer");
-    if (status == TN_OK) status = call_begin(&c, "tn_data_parallel_minimize: what is to be trained, or its loss", rows);
+    if (status == TN_OK)
+        status =
+            call_begin(&c, "tn_data_parallel_minimize: the data_parallel object, optimizer or loss function", rows);
     if (status == TN_OK && p->parts == 1 && p->members[0].device == p->home) {
         status = minimize_here(&c, o, rows, value);
     } else if (status == TN_OK) {
@@ -538,7 +543,7 @@ tn_status tn_data_parallel_minimize(tn_data_parallel *p, tn_optimizer *o, int64_
 tn_tensor *tn_data_parallel_forward(tn_data_parallel *p, int64_t rows, tn_part_function *forward, void *ctx) {
     call c = {.p = p, .function = forward, .ctx = ctx};
     tn_tensor *out = NULL;
-    tn_status status = call_begin(&c, "tn_data_parallel_forward: the model, or its forward", rows);
+    tn_status status = call_begin(&c, "tn_data_parallel_forward: the model, or its forward function", rows);
     {
         TN_SCOPE;
         TN_NO_GRAD;
@@ -562,7 +567,7 @@ tn_tensor *tn_data_parallel_forward(tn_data_parallel *p, int64_t rows, tn_part_f
 tn_tensor *tn_part_rows(const tn_part *part, const tn_tensor *x) {
     if (!part) return tn_failed(TN_ERR_ARGUMENT, "tn_part_rows: the part is NULL");
     if (x && tn_status_of(x) == TN_OK && tn_size(x, 0) != part->total)
-        return tn_failed(TN_ERR_SHAPE, "tn_part_rows: the tensor has %lld rows, the batch %lld",
+        return tn_failed(TN_ERR_SHAPE, "tn_part_rows: the tensor has %lld rows, but the batch has %lld",
                          (long long)tn_size(x, 0), (long long)part->total);
     tn_tensor *rows = NULL;
     TN_SCOPE;
@@ -577,7 +582,8 @@ int tn_data_parallel_device_count(const tn_data_parallel *p) { return p ? p->mem
 tn_status tn_data_parallel_device_at(const tn_data_parallel *p, int i, tn_data_parallel_device *out) {
     if (!out) return tn_nn_need(out, "tn_data_parallel_device_at: out");
     if (i < 0 || i >= tn_data_parallel_device_count(p))
-        return tn_backend_fail(TN_ERR_ARGUMENT, "data parallel: device %d of %d", i, tn_data_parallel_device_count(p));
+        return tn_backend_fail(TN_ERR_ARGUMENT, "data parallel: index %d is out of range; there are %d devices", i,
+                               tn_data_parallel_device_count(p));
     if (out->struct_size < sizeof *out)
         return tn_backend_fail(TN_ERR_ARGUMENT, "tn_data_parallel_device_at: out->struct_size is not set");
     const member *m = &p->members[i];

@@ -17,8 +17,8 @@ tn_tensor *tn_init_uniform(const int64_t *shape, int rank, double low, double hi
     tn_tensor *result = NULL;
     if (!(low <= high) || !isfinite(high - low))
         return tn_failed(TN_ERR_ARGUMENT,
-                         "tn_init_uniform: low is %g and high %g; low must not be greater, the range finite", low,
-                         high);
+                         "tn_init_uniform: low is %g and high %g; both must be finite, and low must not exceed high",
+                         low, high);
     TN_SCOPE;
     result = tn_keep(tn_add(tn_mul(tn_rand(shape, rank), tn_scalar(high - low)), tn_scalar(low)));
     return result;
@@ -49,7 +49,8 @@ static bool fans(const int64_t *shape, int rank, double *in, double *out) {
 }
 
 static tn_tensor *no_fans(const char *what, int rank) {
-    return tn_failed(TN_ERR_SHAPE, "%s: a weight of %d dimensions; two at least are needed, [out, in, …]", what, rank);
+    return tn_failed(TN_ERR_SHAPE, "%s: the weight has %d dimensions; at least two are required, [out, in, …]", what,
+                     rank);
 }
 
 tn_tensor *tn_init_kaiming_uniform(const int64_t *shape, int rank, double a) {
@@ -117,8 +118,8 @@ static bool make_orthogonal(float *values, double *work, int64_t rows, int64_t c
 
 tn_tensor *tn_init_orthogonal(int64_t rows, int64_t columns, double gain) {
     if (rows <= 0 || columns <= 0 || rows > INT64_MAX / columns / (int64_t)sizeof(double))
-        return tn_failed(TN_ERR_SHAPE, "orthogonal: a matrix of %lld rows and %lld columns", (long long)rows,
-                         (long long)columns);
+        return tn_failed(TN_ERR_SHAPE, "orthogonal: cannot initialize a matrix of %lld rows and %lld columns",
+                         (long long)rows, (long long)columns);
     if (!isfinite(gain)) return tn_failed(TN_ERR_ARGUMENT, "tn_init_orthogonal: gain is %g; it must be finite", gain);
     int64_t shape[] = {rows, columns};
     size_t total = (size_t)(rows * columns);
@@ -131,7 +132,8 @@ tn_tensor *tn_init_orthogonal(int64_t rows, int64_t columns, double gain) {
         tn_free(normal);
     }
     if (status == TN_OK && !make_orthogonal(values, work, rows, columns, gain))
-        status = tn_backend_fail(TN_ERR_INTERNAL, "orthogonal: the random rows depend on each other");
+        status =
+            tn_backend_fail(TN_ERR_INTERNAL, "orthogonal: the random rows are linearly dependent; use another seed");
     tn_tensor *result = status == TN_OK ? tn_from_data(values, shape, 2, TN_F32) : tn_failed(status, "%s", tn_error());
     free(values);
     free(work);
@@ -225,12 +227,11 @@ static bool conv2d_check(tn_module *parent, const char *name, int64_t in, int64_
         !tn_nn_check_sizes(parent, "conv2d", name, kernel, o->stride))
         return false;
     if (o->padding >= 0 && o->dilation > 0 && o->groups > 0 && in % o->groups == 0 && out % o->groups == 0) return true;
-    tn_module_fail(parent,
-                   tn_backend_fail(TN_ERR_ARGUMENT,
-                                   "conv2d \"%s\": padding %lld, dilation %lld, groups %lld; channels %lld and %lld "
-                                   "must be multiples of groups",
-                                   name, (long long)o->padding, (long long)o->dilation, (long long)o->groups,
-                                   (long long)in, (long long)out));
+    tn_module_fail(parent, tn_backend_fail(TN_ERR_ARGUMENT,
+                                           "conv2d \"%s\": padding %lld, dilation %lld, groups %lld; channels %lld and "
+                                           "%lld must be multiples of groups",
+                                           name, (long long)o->padding, (long long)o->dilation, (long long)o->groups,
+                                           (long long)in, (long long)out));
     return false;
 }
 
@@ -294,9 +295,10 @@ static tn_tensor *batch_norm2d_forward(tn_module *m, const tn_tensor *x) {
     const layers_norm *s = tn_module_self(m);
     bool training = tn_module_is_training(m);
     if (tn_status_of(x) == TN_OK && (tn_rank(x) != 4 || tn_size(x, 1) != s->features))
-        return tn_failed(TN_ERR_SHAPE,
-                         "batch_norm2d: x must be [batch, %lld, height, width]; its rank is %d, its channels %lld",
-                         (long long)s->features, tn_rank(x), (long long)tn_size(x, 1));
+        return tn_failed(
+            TN_ERR_SHAPE,
+            "batch_norm2d: x must be [batch, %lld, height, width]; its rank is %d and it has %lld channels",
+            (long long)s->features, tn_rank(x), (long long)tn_size(x, 1));
     tn_batch_norm_options o = TN_BATCH_NORM_DEFAULTS;
     o.eps = s->eps;
     tn_tensor *y = tn_batch_norm(x, s->running_mean, s->running_var, s->weight, s->bias, training, &o);
@@ -408,7 +410,7 @@ static const tn_module_type function_type = {sizeof(tn_module_type), "function",
 tn_module *tn_nn_function(tn_module *parent, const char *name, tn_tensor *(*call)(const tn_tensor *x)) {
     if (!parent) return NULL;
     if (!call) {
-        tn_module_fail(parent, tn_backend_fail(TN_ERR_ARGUMENT, "function \"%s\": it is NULL", name));
+        tn_module_fail(parent, tn_backend_fail(TN_ERR_ARGUMENT, "function \"%s\": the function is NULL", name));
         return NULL;
     }
     tn_module *m = tn_nn_make(parent, name, &function_type, sizeof(function));
@@ -468,7 +470,7 @@ void tn_lstm_cell_forward(tn_module *m, const tn_tensor *x, const tn_tensor *h, 
         lstm_step(tn_module_self(m), x, h, c, &made[0], &made[1]);
     } else {
         for (int i = 0; i < 2; i++)
-            made[i] = tn_failed(TN_ERR_ARGUMENT, "lstm_cell: the module is NULL; it could not be made");
+            made[i] = tn_failed(TN_ERR_ARGUMENT, "lstm_cell: the module is NULL; creating it failed");
     }
     if (new_h) *new_h = tn_keep(made[0]);
     if (new_c) *new_c = tn_keep(made[1]);
@@ -510,7 +512,7 @@ static tn_status check_input(const attention *s, const tn_tensor *x, const char 
     if (status != TN_OK) return status;
     if (tn_rank(x) == 3 && tn_size(x, 2) == s->features) return TN_OK;
     return tn_backend_fail(TN_ERR_SHAPE,
-                           "multihead_attention: %s must be [batch, n, %lld]; its rank is %d, its last extent %lld",
+                           "multihead_attention: %s must be [batch, n, %lld]; its rank is %d and its last extent %lld",
                            what, (long long)s->features, tn_rank(x), (long long)tn_size(x, -1));
 }
 
@@ -536,7 +538,7 @@ static void project_inputs(const attention *s, const tn_tensor *const in[3], tn_
 
 tn_tensor *tn_multihead_attention_forward(tn_module *m, const tn_tensor *query, const tn_tensor *key,
                                           const tn_tensor *value, const tn_tensor *mask) {
-    if (!m) return tn_failed(TN_ERR_ARGUMENT, "multihead_attention: the module is NULL; it could not be made");
+    if (!m) return tn_failed(TN_ERR_ARGUMENT, "multihead_attention: the module is NULL; creating it failed");
     const attention *s = tn_module_self(m);
     const tn_tensor *in[] = {query, key, value};
     static const char *const names[] = {"query", "key", "value"};
@@ -619,7 +621,7 @@ static tn_tensor *feed_forward(const encoder *s, const tn_tensor *x) {
 }
 
 tn_tensor *tn_transformer_encoder_layer_forward(tn_module *m, const tn_tensor *x, const tn_tensor *mask) {
-    if (!m) return tn_failed(TN_ERR_ARGUMENT, "transformer_encoder_layer: the module is NULL; it could not be made");
+    if (!m) return tn_failed(TN_ERR_ARGUMENT, "transformer_encoder_layer: the module is NULL; creating it failed");
     const encoder *s = tn_module_self(m);
     tn_tensor *result = NULL;
     TN_SCOPE;

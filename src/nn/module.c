@@ -54,7 +54,9 @@ tn_status tn_module_fail(tn_module *m, tn_status status) {
 }
 
 tn_status tn_module_status(const tn_module *m) {
-    if (!m) return tn_backend_fail(TN_ERR_ARGUMENT, "there is no module: it could not be made (its root knows why)");
+    if (!m)
+        return tn_backend_fail(TN_ERR_ARGUMENT,
+                               "the module is NULL: creating it failed (see tn_module_status of its root)");
     if (m->root->status == TN_OK) return TN_OK;
     return tn_backend_fail(m->root->status, "%s", m->root->error ? m->root->error : "out of memory");
 }
@@ -88,10 +90,10 @@ static variable *find_variable(const tn_module *m, const char *name) {
 static tn_status check_name(const tn_module *m, const char *name) {
     if (!name_is_valid(name))
         return tn_backend_fail(TN_ERR_ARGUMENT,
-                               "module: the name \"%s\" is empty or has a dot or control character in it",
+                               "module: the name \"%s\" is empty or contains a dot or control character",
                                name ? name : "");
     if (find_child(m, name, strlen(name)) || find_variable(m, name))
-        return tn_backend_fail(TN_ERR_ARGUMENT, "module: the name \"%s\" is taken; choose another", name);
+        return tn_backend_fail(TN_ERR_ARGUMENT, "module: the name \"%s\" is already in use; choose another", name);
     return TN_OK;
 }
 
@@ -373,9 +375,9 @@ bool tn_module_is_training(const tn_module *m) { return m && m->training; }
 tn_tensor *tn_forward(tn_module *m, const tn_tensor *x) {
     if (!m)
         return tn_failed(TN_ERR_ARGUMENT,
-                         "forward: the module is NULL; it could not be made (tn_module_status of its root)");
+                         "forward: the module is NULL; creating it failed (see tn_module_status of its root)");
     if (!m->type->forward)
-        return tn_failed(TN_ERR_ARGUMENT, "forward: \"%s\", of type %s, has no forward of one tensor",
+        return tn_failed(TN_ERR_ARGUMENT, "forward: \"%s\", of type %s, has no forward function of one tensor",
                          m->name ? m->name : "", m->type->name);
     return m->type->forward(m, x);
 }

@@ -239,7 +239,7 @@ tn_status tn_optimizer_sgd(tn_module *m, const tn_sgd_options *options, tn_optim
     status = tn_options_read(&o, options, "sgd", "tn_sgd_options o = TN_SGD_DEFAULTS");
     if (status == TN_OK) status = check_value("momentum", o.momentum, 0, INFINITY);
     if (status == TN_OK && o.nesterov && (o.momentum == 0 || o.dampening != 0))
-        status = tn_backend_fail(TN_ERR_ARGUMENT, "sgd: nesterov needs momentum and no dampening");
+        status = tn_backend_fail(TN_ERR_ARGUMENT, "sgd: nesterov requires momentum above 0 and dampening 0");
     if (status != TN_OK) return status;
     tn_optimizer model = {.method = &sgd,
                           .slot_count = o.momentum != 0,
@@ -465,8 +465,8 @@ static tn_status captured_advance(void *ctx, double *values) {
         }
         if (o->items[i].steps != steps)
             return tn_backend_fail(TN_ERR_STATE,
-                                   "optimizer: %s has made %lld steps and others %lld, which were equal when the step "
-                                   "was captured; capture it again",
+                                   "optimizer: %s has made %lld steps and others %lld, but they were equal when the "
+                                   "step was captured; capture it again",
                                    o->items[i].name, (long long)o->items[i].steps, (long long)steps);
     }
     captured_count(c, 1);
@@ -640,7 +640,7 @@ static tn_status check_schedule(const tn_schedule *s, int64_t at) {
                                s->final_lr);
     if (at < 0 || s->warmup < 0 || s->total < 0)
         return tn_backend_fail(TN_ERR_ARGUMENT,
-                               "tn_schedule_at: step %lld, warmup %lld, total %lld; they must be at least 0",
+                               "tn_schedule_at: step %lld, warmup %lld, total %lld; all must be at least 0",
                                (long long)at, (long long)s->warmup, (long long)s->total);
     return TN_OK;
 }

@@ -21,10 +21,10 @@ struct tn_policy {
 
 static tn_status check_type(const tn_policy_type *type) {
     if (!type || !type->forward || type->state_count < 0 || type->state_count > TN_MAX_POLICY_STATE)
-        return tn_backend_fail(TN_ERR_ARGUMENT, "policy: a type needs forward and 0 to %d tensors of state",
+        return tn_backend_fail(TN_ERR_ARGUMENT, "policy: a type must have forward, and 0 to %d state tensors",
                                TN_MAX_POLICY_STATE);
     if (type->state_count > 0 && !type->initial_state)
-        return tn_backend_fail(TN_ERR_ARGUMENT, "policy %s: it has state, so it needs initial_state", type->name);
+        return tn_backend_fail(TN_ERR_ARGUMENT, "policy %s: it has state, so initial_state must be set", type->name);
     return TN_OK;
 }
 
@@ -76,7 +76,7 @@ static tn_status check_observations(const tn_policy *p, const tn_tensor *observa
     tn_status status = tn_nn_need(p, "policy: the policy");
     if (status == TN_OK) status = tn_status_of(observations);
     if (status != TN_OK || tn_rank(observations) >= 2) return status;
-    return tn_backend_fail(TN_ERR_SHAPE, "policy %s: observations need two dimensions at least, [batch, …]",
+    return tn_backend_fail(TN_ERR_SHAPE, "policy %s: observations must have at least two dimensions, [batch, …]",
                            p->type->name);
 }
 
@@ -118,11 +118,11 @@ static tn_status read_options_policy(const tn_policy_options *given, tn_policy_o
         return tn_backend_fail(TN_ERR_ARGUMENT, "policy: %lld observations and %lld actions; both must be positive",
                                (long long)o->observations, (long long)o->actions);
     if (o->recurrent <= 0 || o->hidden_count < 0)
-        return tn_backend_fail(TN_ERR_ARGUMENT,
-                               "policy: recurrent is %lld and hidden_count %d; they must be at least 1 and 0",
-                               (long long)o->recurrent, o->hidden_count);
+        return tn_backend_fail(
+            TN_ERR_ARGUMENT, "policy: recurrent is %lld (must be at least 1) and hidden_count %d (must be at least 0)",
+            (long long)o->recurrent, o->hidden_count);
     if (!isfinite(o->hidden_gain) || !isfinite(o->logits_gain) || !isfinite(o->value_gain))
-        return tn_backend_fail(TN_ERR_ARGUMENT, "policy: gains %g, %g and %g; they must be finite", o->hidden_gain,
+        return tn_backend_fail(TN_ERR_ARGUMENT, "policy: gains %g, %g and %g must be finite", o->hidden_gain,
                                o->logits_gain, o->value_gain);
     if (!o->hidden) {
         o->hidden = default_hidden;

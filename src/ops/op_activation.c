@@ -71,7 +71,7 @@ static tn_node *compose_hardtanh(tn_build *b, const tn_node *n) {
 static tn_status infer_hardtanh(tn_infer *c) {
     double low = c->attrs->f[TN_HARDTANH_MIN_VAL], high = c->attrs->f[TN_HARDTANH_MAX_VAL];
     if (!(low <= high))
-        return tn_fail(TN_ERR_ARGUMENT, "hardtanh: min_val is %g and max_val %g; min_val must not be greater", low,
+        return tn_fail(TN_ERR_ARGUMENT, "hardtanh: min_val is %g and max_val %g; min_val must not exceed max_val", low,
                        high);
     return tn_infer_not_bool(c);
 }
@@ -162,11 +162,11 @@ static tn_status infer_prelu(tn_infer *c) {
     TRY(tn_need_float(c, 0));
     TRY(tn_infer_same(c));
     if (w->dtype != x->dtype)
-        return tn_fail(TN_ERR_DTYPE, "prelu: x is %s and the weight %s; cast one of them",
+        return tn_fail(TN_ERR_DTYPE, "prelu: x is %s but the weight is %s; cast one of them",
                        tn_dtype_name((tn_dtype)x->dtype), tn_dtype_name((tn_dtype)w->dtype));
     if (w->rank <= 1 && (tn_node_numel(w) == 1 || (w->rank == 1 && w->shape[0] == channels))) return TN_OK;
     return tn_fail(TN_ERR_SHAPE,
-                   "prelu: the weight must have one element or one for each of the %lld channels of %s, it is %s",
+                   "prelu: the weight must have one element or one for each of the %lld channels of %s; it is %s",
                    (long long)channels, tn_shape_text(x, xt, sizeof xt), tn_shape_text(w, wt, sizeof wt));
 }
 
@@ -397,7 +397,7 @@ static tn_status infer_glu(tn_infer *c) {
     TRY(tn_infer_same(c));
     if (x->rank == 0) return tn_fail(TN_ERR_SHAPE, "glu: the tensor has no dimensions, so it cannot be halved");
     if (x->shape[*dim] % 2)
-        return tn_fail(TN_ERR_SHAPE, "glu: extent %lld of dimension %lld of %s cannot be halved",
+        return tn_fail(TN_ERR_SHAPE, "glu: extent %lld of dimension %lld of %s is odd and cannot be halved",
                        (long long)x->shape[*dim], (long long)*dim, tn_shape_text(x, text, sizeof text));
     c->shape[*dim] = x->shape[*dim] / 2;
     c->symbol[*dim] = 0;

@@ -26,7 +26,7 @@ static void copy_dim(tn_infer *c, int to, const tn_node *from, int dim) {
 
 static tn_status attention_mismatch(const tn_infer *c, const char *what) {
     char q[96], k[96], v[96];
-    return tn_fail(TN_ERR_SHAPE, "scaled_dot_product_attention: q %s, k %s and v %s do not fit: %s",
+    return tn_fail(TN_ERR_SHAPE, "scaled_dot_product_attention: q %s, k %s and v %s do not fit together: %s",
                    tn_shape_text(c->in[0], q, sizeof q), tn_shape_text(c->in[1], k, sizeof k),
                    tn_shape_text(c->in[2], v, sizeof v), what);
 }
@@ -36,7 +36,7 @@ static tn_status check_attention_mask(const tn_infer *c) {
     char text[96];
     if (!mask) return TN_OK;
     if (mask->dtype != TN_BOOL && mask->dtype != q->dtype)
-        return tn_fail(TN_ERR_DTYPE, "scaled_dot_product_attention: the mask must be bool or %s, it is %s",
+        return tn_fail(TN_ERR_DTYPE, "scaled_dot_product_attention: the mask must be bool or %s; it is %s",
                        tn_dtype_name((tn_dtype)q->dtype), tn_dtype_name((tn_dtype)mask->dtype));
     bool fits = mask->rank <= q->rank;
     for (int back = 1; fits && back <= mask->rank; back++) {
@@ -61,12 +61,14 @@ static tn_status infer_attention(tn_infer *c) {
     TRY(tn_need_float(c, 0));
     if (k->dtype != q->dtype || v->dtype != q->dtype)
         return tn_fail(
-            TN_ERR_DTYPE, "scaled_dot_product_attention: q, k and v must have one dtype, they are %s, %s and %s",
+            TN_ERR_DTYPE, "scaled_dot_product_attention: q, k and v must have the same dtype; they are %s, %s and %s",
             tn_dtype_name((tn_dtype)q->dtype), tn_dtype_name((tn_dtype)k->dtype), tn_dtype_name((tn_dtype)v->dtype));
     if (r < 2 || k->rank != r || v->rank != r)
-        return attention_mismatch(c, "all need the same number of dimensions, at least 2");
-    if (k->shape[r - 1] != q->shape[r - 1]) return attention_mismatch(c, "q and k must have equally many features");
-    if (k->shape[r - 2] != v->shape[r - 2]) return attention_mismatch(c, "k and v must have equally many positions");
+        return attention_mismatch(c, "all must have the same number of dimensions, at least 2");
+    if (k->shape[r - 1] != q->shape[r - 1])
+        return attention_mismatch(c, "q and k must have the same number of features");
+    if (k->shape[r - 2] != v->shape[r - 2])
+        return attention_mismatch(c, "k and v must have the same number of positions");
     for (int d = 0; d < r - 2; d++) {
         if (k->shape[d] != v->shape[d]) return attention_mismatch(c, "k and v must have the same batch and heads");
         bool heads = d == r - 3;
@@ -75,7 +77,7 @@ static tn_status infer_attention(tn_infer *c) {
             return attention_mismatch(c, heads ? "q's heads must be a multiple of k's" : "the batch dimensions differ");
     }
     if (r == TN_MAX_RANK && q->shape[r - 3] != k->shape[r - 3])
-        return attention_mismatch(c, "too many dimensions for grouped queries");
+        return attention_mismatch(c, "too many dimensions for grouped-query attention");
     TRY(check_attention_mask(c));
     TRY(tn_infer_same(c));
     copy_dim(c, r - 1, v, r - 1);
@@ -496,7 +498,7 @@ static tn_status check_cache(const tn_infer *c, int input) {
         return tn_fail(TN_ERR_DTYPE, "%s: the cache is %s; it must be f32, f16 or bf16", c->row->name,
                        tn_dtype_name((tn_dtype)cache->dtype));
     if (cache->rank == 4 && cache->shape[2] == TN_PAGE_TOKENS) return TN_OK;
-    return tn_fail(TN_ERR_SHAPE, "%s: the cache must be [pages, kv_heads, %d, head_dim], it is %s", c->row->name,
+    return tn_fail(TN_ERR_SHAPE, "%s: the cache must be [pages, kv_heads, %d, head_dim]; it is %s", c->row->name,
                    TN_PAGE_TOKENS, tn_shape_text(cache, text, sizeof text));
 }
 
@@ -505,13 +507,13 @@ static tn_status check_tokens(const tn_infer *c, int input, const tn_node *cache
     const tn_node *x = c->in[input];
     char a[96], b[96];
     if (x->dtype != TN_F32)
-        return tn_fail(TN_ERR_DTYPE, "%s: input %d is %s; tokens are f32: cast it (tn_cast)", c->row->name, input + 1,
-                       tn_dtype_name((tn_dtype)x->dtype));
+        return tn_fail(TN_ERR_DTYPE, "%s: input %d is %s; tokens must be f32: cast it (tn_cast)", c->row->name,
+                       input + 1, tn_dtype_name((tn_dtype)x->dtype));
     int64_t heads = cache->shape[1];
     bool fits = x->rank == 3 && x->shape[2] == cache->shape[3];
     fits = fits && (queries ? heads > 0 && x->shape[1] % heads == 0 : x->shape[1] == heads);
     if (fits) return TN_OK;
-    return tn_fail(TN_ERR_SHAPE, "%s: input %d, %s, does not fit to the cache %s: it must be [tokens, %s, head_dim]",
+    return tn_fail(TN_ERR_SHAPE, "%s: input %d, %s, does not fit the cache %s: it must be [tokens, %s, head_dim]",
                    c->row->name, input + 1, tn_shape_text(x, a, sizeof a), tn_shape_text(cache, b, sizeof b),
                    queries ? "a multiple of kv_heads" : "kv_heads");
 }
@@ -522,10 +524,10 @@ static tn_status check_place(const tn_infer *c, int position, int pages) {
     if (p->dtype != TN_I64 || table->dtype != TN_I64)
         return tn_fail(
             TN_ERR_DTYPE,
-            "%s: position and pages must be i64, they are %s and %s (tn_runtime_scalar_int makes a position)",
+            "%s: position and pages must be i64; they are %s and %s (tn_runtime_scalar_int makes a position)",
             c->row->name, tn_dtype_name((tn_dtype)p->dtype), tn_dtype_name((tn_dtype)table->dtype));
     if (p->rank == 0 && table->rank == 1) return TN_OK;
-    return tn_fail(TN_ERR_SHAPE, "%s: position must be one number and pages a list, they are %s and %s", c->row->name,
+    return tn_fail(TN_ERR_SHAPE, "%s: position must be one number and pages a vector; they are %s and %s", c->row->name,
                    tn_shape_text(p, a, sizeof a), tn_shape_text(table, b, sizeof b));
 }
 
@@ -628,23 +630,23 @@ static tn_status infer_cached_attention(tn_infer *c) {
     TRY(check_cache(c, ATTEND_K_CACHE));
     TRY(check_cache(c, ATTEND_V_CACHE));
     if (memcmp(keys->shape, values->shape, 4 * sizeof *keys->shape) != 0 || keys->dtype != values->dtype)
-        return tn_fail(TN_ERR_SHAPE, "%s: the caches %s of %s and %s of %s must be alike", c->row->name,
-                       tn_shape_text(keys, a, sizeof a), tn_dtype_name((tn_dtype)keys->dtype),
+        return tn_fail(TN_ERR_SHAPE, "%s: the caches %s of %s and %s of %s must be alike (same shape and dtype)",
+                       c->row->name, tn_shape_text(keys, a, sizeof a), tn_dtype_name((tn_dtype)keys->dtype),
                        tn_shape_text(values, b, sizeof b), tn_dtype_name((tn_dtype)values->dtype));
     TRY(check_tokens(c, ATTEND_Q, keys, true));
     TRY(check_tokens(c, ATTEND_K, keys, false));
     TRY(check_tokens(c, ATTEND_V, keys, false));
     TRY(check_place(c, ATTEND_POSITION, ATTEND_PAGES));
     if (c->in[ATTEND_K]->shape[0] != q->shape[0] || c->in[ATTEND_V]->shape[0] != q->shape[0])
-        return tn_fail(TN_ERR_SHAPE, "%s: q %s, k %s and v must have equally many tokens", c->row->name,
+        return tn_fail(TN_ERR_SHAPE, "%s: q %s, k %s and v must have the same number of tokens", c->row->name,
                        tn_shape_text(q, a, sizeof a), tn_shape_text(c->in[ATTEND_K], b, sizeof b));
     if (c->attrs->i[TN_CACHED_ATTENTION_WINDOW] < 0)
-        return tn_fail(TN_ERR_ARGUMENT, "%s: a window of %lld keys; 0 means all", c->row->name,
+        return tn_fail(TN_ERR_ARGUMENT, "%s: window is %lld; it must be at least 0 (0: all keys)", c->row->name,
                        (long long)c->attrs->i[TN_CACHED_ATTENTION_WINDOW]);
     TRY(check_scale(c, c->attrs->f[TN_CACHED_ATTENTION_SCALE]));
     double cap = c->attrs->f[TN_CACHED_ATTENTION_SOFTCAP];
     if (!(cap >= 0 && isfinite(cap)))
-        return tn_fail(TN_ERR_ARGUMENT, "%s: a softcap of %g; it must be a number of 0 (none) or more", c->row->name,
+        return tn_fail(TN_ERR_ARGUMENT, "%s: softcap is %g; it must be a number of at least 0 (0: none)", c->row->name,
                        cap);
     return tn_infer_same(c);
 }
@@ -878,10 +880,10 @@ static tn_status infer_embedding(tn_infer *c) {
     char text[96];
     TRY(tn_need_integer(c, 0));
     if (weight->rank != 2)
-        return tn_fail(TN_ERR_SHAPE, "embedding: the weight must be [rows, features], it is %s",
+        return tn_fail(TN_ERR_SHAPE, "embedding: the weight must be [rows, features]; it is %s",
                        tn_shape_text(weight, text, sizeof text));
     if (index->rank + 1 > TN_MAX_RANK)
-        return tn_fail(TN_ERR_SHAPE, "embedding: an index of rank %d gives more than %d dimensions", index->rank,
+        return tn_fail(TN_ERR_SHAPE, "embedding: an index of rank %d would give more than %d dimensions", index->rank,
                        TN_MAX_RANK);
     c->dtype = tn_dtype_is_quantized((tn_dtype)weight->dtype) ? TN_F32 : (tn_dtype)weight->dtype;
     c->rank = index->rank + 1;
@@ -918,7 +920,7 @@ static tn_status infer_rope(tn_infer *c) {
     TRY(tn_need_float(c, 0));
     TRY(tn_infer_same(c));
     if (x->rank == TN_MAX_RANK)
-        return tn_fail(TN_ERR_SHAPE, "rope: x has %d dimensions, at most %d are possible", x->rank, TN_MAX_RANK - 1);
+        return tn_fail(TN_ERR_SHAPE, "rope: x has %d dimensions; at most %d are supported", x->rank, TN_MAX_RANK - 1);
     bool fits = x->rank >= 1 && cosine->rank >= 1 && cosine->rank <= x->rank && sine->rank == cosine->rank;
     fits = fits && 2 * cosine->shape[cosine->rank - 1] <= x->shape[x->rank - 1];
     for (int d = 0; fits && d < cosine->rank; d++) {
@@ -927,13 +929,13 @@ static tn_status infer_rope(tn_infer *c) {
         if (fits && d < cosine->rank - 1) fits = cosine->shape[d] == own || cosine->shape[d] == 1;
     }
     if (cosine->dtype != x->dtype || sine->dtype != x->dtype)
-        return tn_fail(TN_ERR_DTYPE, "rope: x, cos and sin must have one dtype, they are %s, %s and %s",
+        return tn_fail(TN_ERR_DTYPE, "rope: x, cos and sin must have the same dtype; they are %s, %s and %s",
                        tn_dtype_name((tn_dtype)x->dtype), tn_dtype_name((tn_dtype)cosine->dtype),
                        tn_dtype_name((tn_dtype)sine->dtype));
     if (fits) return TN_OK;
     return tn_fail(TN_ERR_SHAPE,
-                   "rope: x %s, cos %s and sin %s do not fit: cos and sin are [positions, half] with half at most "
-                   "half of x's last dimension",
+                   "rope: x %s, cos %s and sin %s do not fit together: cos and sin must be [positions, half], with "
+                   "half at most half of x's last dimension",
                    tn_shape_text(x, xt, sizeof xt), tn_shape_text(cosine, ct, sizeof ct),
                    tn_shape_text(sine, st, sizeof st));
 }
@@ -941,7 +943,7 @@ static tn_status infer_rope(tn_infer *c) {
 static tn_status infer_rope_rows(tn_infer *c) {
     for (int i = 0; i < 3; i++)
         TRY(tn_need_contiguous(c, i));
-    if (c->in[0]->dtype != TN_F32) return tn_fail(TN_ERR_DTYPE, "%s: only f32", c->row->name);
+    if (c->in[0]->dtype != TN_F32) return tn_fail(TN_ERR_DTYPE, "%s: only f32 is supported", c->row->name);
     return infer_rope(c);
 }
 

@@ -23,8 +23,8 @@ tn_status tn_window_check(const tn_infer *c, const tn_window *w, int first_axis)
         bool fine = w->kernel[a] >= 1 && w->stride[a] >= 1 && w->dilation[a] >= 1 && w->padding[a] >= 0;
         if (fine && most <= INT32_MAX) continue;
         return tn_fail(TN_ERR_ARGUMENT,
-                       "%s: kernel %lld, stride %lld, padding %lld, dilation %lld: all but the padding must be "
-                       "at least 1, the padding at least 0, and none above 2147483647",
+                       "%s: kernel %lld, stride %lld, padding %lld, dilation %lld: all except padding must be at least "
+                       "1, padding at least 0, and none above 2147483647",
                        c->row->name, (long long)w->kernel[a], (long long)w->stride[a], (long long)w->padding[a],
                        (long long)w->dilation[a]);
     }
@@ -32,7 +32,8 @@ tn_status tn_window_check(const tn_infer *c, const tn_window *w, int first_axis)
 }
 
 tn_status tn_window_too_large(const tn_infer *c, const tn_window *w, int axis, int64_t size) {
-    return tn_fail(TN_ERR_SHAPE, "%s: a kernel that spans %lld does not fit into %lld with padding %lld on both sides",
+    return tn_fail(TN_ERR_SHAPE,
+                   "%s: a kernel that spans %lld does not fit an extent of %lld with padding %lld on both sides",
                    c->row->name, (long long)tn_window_reach(w, axis), (long long)size, (long long)w->padding[axis]);
 }
 
@@ -198,7 +199,7 @@ static tn_status check_bias(const tn_infer *c, int64_t channels) {
     const tn_node *bias = c->in[2];
     char text[96];
     if (!bias || (bias->rank == 1 && bias->shape[0] == channels)) return TN_OK;
-    return tn_fail(TN_ERR_SHAPE, "%s: the bias must be [%lld], it is %s", c->row->name, (long long)channels,
+    return tn_fail(TN_ERR_SHAPE, "%s: the bias must be [%lld]; it is %s", c->row->name, (long long)channels,
                    tn_shape_text(bias, text, sizeof text));
 }
 
@@ -235,8 +236,8 @@ static tn_status check_conv_channels(const tn_infer *c, int axes) {
     char xt[96], wt[96];
     if (groups_fit(channels, w, groups)) return TN_OK;
     return tn_fail(TN_ERR_SHAPE,
-                   "%s: input %s, weight %s and %lld groups do not fit: the weight is [out channels, in channels / "
-                   "groups, kernel], and groups divides both numbers of channels",
+                   "%s: input %s, weight %s and %lld groups do not fit together: the weight must be [out_channels, "
+                   "in_channels / groups, kernel], and groups must divide both channel counts",
                    c->row->name, tn_shape_text(x, xt, sizeof xt), tn_shape_text(w, wt, sizeof wt), (long long)groups);
 }
 
@@ -247,7 +248,7 @@ static tn_status infer_conv(tn_infer *c, int axes) {
     TRY(check_numbers(c));
     TRY(tn_nchw_check(c, axes));
     if (weight->rank != axes + 2)
-        return tn_fail(TN_ERR_SHAPE, "%s: the weight must have %d dimensions, it is %s", c->row->name, axes + 2,
+        return tn_fail(TN_ERR_SHAPE, "%s: the weight must have %d dimensions; it is %s", c->row->name, axes + 2,
                        tn_shape_text(weight, text, sizeof text));
     TRY(check_conv_channels(c, axes));
     TRY(check_bias(c, weight->shape[0]));
@@ -505,7 +506,7 @@ static tn_status check_filters(const tn_infer *c, int64_t groups) {
     const tn_node *x = c->in[0], *weight = c->in[1];
     char xt[96], wt[96];
     if (x->rank == 4 && weight->rank == 4 && groups_fit(x->shape[1], weight, groups)) return TN_OK;
-    return tn_fail(TN_ERR_SHAPE, "%s: images %s, filters %s and %lld groups do not fit", c->row->name,
+    return tn_fail(TN_ERR_SHAPE, "%s: input %s, weight %s and %lld groups do not fit together", c->row->name,
                    tn_shape_text(x, xt, sizeof xt), tn_shape_text(weight, wt, sizeof wt), (long long)groups);
 }
 
@@ -597,11 +598,11 @@ static tn_status check_bytes(const tn_infer *c) {
     int64_t outside = c->attrs->i[TN_INT_CONV2D_OUTSIDE];
     for (int i = 0; i < 2; i++)
         if (c->in[i]->dtype != TN_I8 && c->in[i]->dtype != TN_U8)
-            return tn_fail(TN_ERR_DTYPE, "int_conv2d: images and filters must be i8 or u8, one is %s",
+            return tn_fail(TN_ERR_DTYPE, "int_conv2d: input and weight must be i8 or u8; one is %s",
                            tn_dtype_name((tn_dtype)c->in[i]->dtype));
     bool is_signed = c->in[0]->dtype == TN_I8;
     if (outside >= (is_signed ? INT8_MIN : 0) && outside <= (is_signed ? INT8_MAX : UINT8_MAX)) return TN_OK;
-    return tn_fail(TN_ERR_ARGUMENT, "int_conv2d: outside of images of %s there cannot be %lld",
+    return tn_fail(TN_ERR_ARGUMENT, "int_conv2d: the input is %s, so outside cannot be %lld",
                    tn_dtype_name((tn_dtype)c->in[0]->dtype), (long long)outside);
 }
 
@@ -618,11 +619,11 @@ static tn_status infer_int_conv2d(tn_infer *c) {
     for (int a = 0; a < 2; a++) {
         int64_t size = x->shape[2 + a], room = size + pads[a] + pads[2 + a] - tn_window_reach(&w, a);
         if (room < 0)
-            return tn_fail(
-                TN_ERR_SHAPE,
-                "int_conv2d: a window that reaches over %lld does not fit an extent of %lld with %lld before "
-                "and %lld behind it",
-                (long long)tn_window_reach(&w, a), (long long)size, (long long)pads[a], (long long)pads[2 + a]);
+            return tn_fail(TN_ERR_SHAPE,
+                           "int_conv2d: a kernel that reaches over %lld does not fit an extent of %lld with padding "
+                           "%lld before and %lld after",
+                           (long long)tn_window_reach(&w, a), (long long)size, (long long)pads[a],
+                           (long long)pads[2 + a]);
         places[a] = room / w.stride[a] + 1;
     }
     tn_nchw_infer(c, 2, weight->shape[0], places);
@@ -676,7 +677,7 @@ static tn_status infer_conv2d_dgrad(tn_infer *c) {
     char yt[96], wt[96];
     TRY(check_same_dtype(c));
     if (y->rank != 4 || weight->rank != 4 || y->shape[1] != weight->shape[0] || !groups_spread(weight, groups))
-        return tn_fail(TN_ERR_SHAPE, "conv2d_dgrad: results %s, filters %s and %lld groups do not fit",
+        return tn_fail(TN_ERR_SHAPE, "conv2d_dgrad: grad_output %s, weight %s and %lld groups do not fit together",
                        tn_shape_text(y, yt, sizeof yt), tn_shape_text(weight, wt, sizeof wt), (long long)groups);
     tn_nchw_infer(c, 2, weight->shape[1] * groups, c->attrs->i + TN_CONV2D_DGRAD_SIZE);
     return TN_OK;
@@ -867,7 +868,7 @@ static tn_status infer_conv2d_wgrad(tn_infer *c) {
     for (int a = 0; fits && a < 2; a++)
         fits = y->shape[y->rank - 2 + a] <= tn_window_out_size(&w, a, x->shape[x->rank - 2 + a], false);
     if (!fits)
-        return tn_fail(TN_ERR_SHAPE, "conv2d_wgrad: images %s and results %s do not fit",
+        return tn_fail(TN_ERR_SHAPE, "conv2d_wgrad: input %s and grad_output %s do not fit together",
                        tn_shape_text(x, xt, sizeof xt), tn_shape_text(y, yt, sizeof yt));
     c->dtype = (tn_dtype)x->dtype;
     c->rank = 4;
@@ -971,7 +972,7 @@ static tn_status check_output_padding(const tn_infer *c, const tn_window *w) {
     for (int a = 0; a < 2; a++) {
         if (extra[a] >= 0 && (extra[a] < w->stride[a] || extra[a] < w->dilation[a])) continue;
         return tn_fail(TN_ERR_ARGUMENT,
-                       "conv_transpose2d: an output_padding of %lld: it must be less than stride %lld or dilation %lld",
+                       "conv_transpose2d: output_padding is %lld; it must be less than stride %lld or dilation %lld",
                        (long long)extra[a], (long long)w->stride[a], (long long)w->dilation[a]);
     }
     return TN_OK;
@@ -987,8 +988,8 @@ static tn_status infer_conv_transpose2d(tn_infer *c) {
     bool fits = weight->rank == 4 && weight->shape[0] == x->shape[tn_nchw_channel_dim(x, 2)];
     if (!fits || !groups_spread(weight, groups))
         return tn_fail(TN_ERR_SHAPE,
-                       "conv_transpose2d: input %s, weight %s and %lld groups do not fit: the weight is [in channels, "
-                       "out channels / groups, kernel height, kernel width]",
+                       "conv_transpose2d: input %s, weight %s and %lld groups do not fit together: the weight must be "
+                       "[in_channels, out_channels / groups, kernel_height, kernel_width]",
                        tn_shape_text(x, xt, sizeof xt), tn_shape_text(weight, wt, sizeof wt), (long long)groups);
     TRY(check_bias(c, weight->shape[1] * groups));
     tn_window w = transposed_window(i, weight);
@@ -997,7 +998,8 @@ static tn_status infer_conv_transpose2d(tn_infer *c) {
     for (int a = 0; a < 2; a++) {
         size[a] = (x->shape[x->rank - 2 + a] - 1) * w.stride[a] - 2 * w.padding[a] + tn_window_reach(&w, a) + extra[a];
         if (size[a] < 1)
-            return tn_fail(TN_ERR_SHAPE, "conv_transpose2d: the result's extent %d would be %lld", a,
+            return tn_fail(TN_ERR_SHAPE,
+                           "conv_transpose2d: extent %d of the result would be %lld; it must be at least 1", a,
                            (long long)size[a]);
     }
     tn_nchw_infer(c, 2, weight->shape[1] * groups, size);

@@ -10,7 +10,7 @@
 /* The result's dtype, as the caller gave it. */
 static tn_status take_dtype(tn_infer *c, int64_t dtype) {
     if (dtype < 0 || dtype >= TN_PLAIN_DTYPES)
-        return tn_fail(TN_ERR_DTYPE, "%s: %lld is no dtype", c->row->name, (long long)dtype);
+        return tn_fail(TN_ERR_DTYPE, "%s: %lld is not a dtype", c->row->name, (long long)dtype);
     c->dtype = (tn_dtype)dtype;
     return TN_OK;
 }
@@ -85,7 +85,7 @@ static tn_status infer_linspace(tn_infer *c) {
     int64_t steps = c->attrs->i[TN_LINSPACE_STEPS];
     int64_t dtype = c->attrs->i[TN_LINSPACE_DTYPE];
     if (dtype < 0 || dtype >= TN_PLAIN_DTYPES || dtype == TN_BOOL)
-        return tn_fail(TN_ERR_DTYPE, "linspace: dtype %s: it must be a float or integer type",
+        return tn_fail(TN_ERR_DTYPE, "linspace: dtype %s is not supported: it must be a float or integer type",
                        tn_dtype_name((tn_dtype)dtype));
     c->dtype = (tn_dtype)dtype;
     return tn_infer_shape(c, &steps, 1);
@@ -140,7 +140,8 @@ const tn_op_impl tn_impl_eye = {
 static tn_status infer_triangle(tn_infer *c) {
     char text[96];
     if (c->in[0]->rank < 2)
-        return tn_fail(TN_ERR_SHAPE, "%s: %s is no matrix", c->row->name, tn_shape_text(c->in[0], text, sizeof text));
+        return tn_fail(TN_ERR_SHAPE, "%s: %s is not a matrix", c->row->name,
+                       tn_shape_text(c->in[0], text, sizeof text));
     return tn_infer_same(c);
 }
 static tn_node *triangle(tn_build *b, const tn_node *n, bool lower) {
@@ -171,7 +172,9 @@ static tn_status infer_one_hot(tn_infer *c) {
     const tn_node *x = c->in[0];
     TRY(tn_need_integer(c, 0));
     TRY(tn_infer_same(c));
-    if (x->rank == TN_MAX_RANK) return tn_fail(TN_ERR_SHAPE, "one_hot: the index has rank %d already", x->rank);
+    if (x->rank == TN_MAX_RANK)
+        return tn_fail(TN_ERR_SHAPE, "one_hot: the index has rank %d; the result would exceed the maximum rank",
+                       x->rank);
     c->shape[c->rank] = c->attrs->i[TN_ONE_HOT_CLASSES];
     c->symbol[c->rank] = 0;
     c->rank++;
@@ -194,13 +197,15 @@ const tn_op_impl tn_impl_one_hot = {
 static tn_status infer_stack(tn_infer *c) {
     char a[96], b[96];
     int64_t dim;
-    if (c->n_in == 0) return tn_fail(TN_ERR_ARGUMENT, "stack: no tensor given");
+    if (c->n_in == 0) return tn_fail(TN_ERR_ARGUMENT, "stack: the list of tensors is empty");
     const tn_node *x = c->in[0];
     for (int i = 1; i < c->n_in; i++)
         if (c->in[i]->rank != x->rank || memcmp(c->in[i]->shape, x->shape, (size_t)x->rank * sizeof *x->shape) != 0)
             return tn_fail(TN_ERR_SHAPE, "stack: shapes %s and %s differ", tn_shape_text(x, a, sizeof a),
                            tn_shape_text(c->in[i], b, sizeof b));
-    if (x->rank == TN_MAX_RANK) return tn_fail(TN_ERR_SHAPE, "stack: the tensors have rank %d already", x->rank);
+    if (x->rank == TN_MAX_RANK)
+        return tn_fail(TN_ERR_SHAPE, "stack: the tensors have rank %d; the result would exceed the maximum rank",
+                       x->rank);
     TRY(tn_infer_dim(c, c->attrs->i[0], x->rank + 1, &dim));
     c->attrs->i[0] = dim;
     TRY(tn_infer_same(c));
@@ -233,7 +238,7 @@ static tn_status infer_repeat(tn_infer *c) {
     int64_t count = c->attrs->i[0], shape[2 * TN_MAX_RANK];
     const int64_t *repeats = c->attrs->i + 1;
     if (count < x->rank)
-        return tn_fail(TN_ERR_SHAPE, "%s: %lld numbers for a tensor of rank %d: give one a dimension", c->row->name,
+        return tn_fail(TN_ERR_SHAPE, "%s: %lld numbers for a tensor of rank %d: pass one per dimension", c->row->name,
                        (long long)count, x->rank);
     for (int64_t d = 0; d < count; d++) {
         shape[d] = d < count - x->rank ? 1 : x->shape[d - (count - x->rank)];
@@ -325,9 +330,10 @@ const tn_op_impl tn_impl_flip = {.keeps_half = true,
 static tn_status infer_roll(tn_infer *c) {
     int64_t *shifts = c->attrs->i, *dims = shifts + 1 + shifts[0];
     if (shifts[0] != dims[0])
-        return tn_fail(TN_ERR_ARGUMENT, "roll: %lld shifts for %lld dims", (long long)shifts[0], (long long)dims[0]);
+        return tn_fail(TN_ERR_ARGUMENT, "roll: %lld shifts but %lld dims; pass equally many", (long long)shifts[0],
+                       (long long)dims[0]);
     if (c->in[0]->rank == 0 && dims[0] > 0)
-        return tn_fail(TN_ERR_SHAPE, "roll: dim %lld is named, but the tensor has no dimensions", (long long)dims[1]);
+        return tn_fail(TN_ERR_SHAPE, "roll: dim %lld is given, but the tensor has no dimensions", (long long)dims[1]);
     for (int64_t k = 0; k < dims[0]; k++)
         TRY(tn_infer_dim(c, dims[1 + k], c->in[0]->rank, &dims[1 + k]));
     return tn_infer_same(c);
@@ -458,7 +464,7 @@ const tn_op_impl tn_impl_random_normal = {
 static tn_status infer_random_integers(tn_infer *c) {
     int64_t low = c->attrs->i[TN_RANDOM_INTEGERS_LOW], high = c->attrs->i[TN_RANDOM_INTEGERS_HIGH], span;
     if (tn_add_overflow(high, -low, &span) || span < 1 || span > INT64_C(1) << 32)
-        return tn_fail(TN_ERR_ARGUMENT, "randint: from %lld to below %lld: the range must hold 1 to 2^32 numbers",
+        return tn_fail(TN_ERR_ARGUMENT, "randint: the range from %lld to below %lld must contain 1 to 2^32 numbers",
                        (long long)low, (long long)high);
     c->dtype = TN_I64;
     return tn_infer_shape(c, c->attrs->i + TN_RANDOM_INTEGERS_SHAPE + 1, c->attrs->i[TN_RANDOM_INTEGERS_SHAPE]);
@@ -505,7 +511,7 @@ const tn_op_impl tn_impl_bernoulli_by = {.keeps_half = true,
 
 static tn_status infer_dropout_by(tn_infer *c) {
     double p = c->attrs->f[TN_DROPOUT_BY_P];
-    if (!(p >= 0.0 && p <= 1.0)) return tn_fail(TN_ERR_ARGUMENT, "dropout: p is %g, it must lie in [0, 1]", p);
+    if (!(p >= 0.0 && p <= 1.0)) return tn_fail(TN_ERR_ARGUMENT, "dropout: p is %g; it must lie in [0, 1]", p);
     TRY(tn_need_float(c, 0));
     return tn_infer_same(c);
 }
@@ -606,7 +612,7 @@ static void draw_free(draw d) {
 /* The attributes `before` and a shape; TN_ERR_ARGUMENT for a list that is none, TN_ERR_SHAPE for a negative extent. */
 static tn_status put_shape(tn_attrs *a, const char *op, const int64_t *shape, int rank) {
     if (rank < 0 || rank > TN_MAX_RANK || (rank && !shape))
-        return tn_fail(TN_ERR_ARGUMENT, "%s: a shape of %d extents; 0 to %d are possible", op, rank, TN_MAX_RANK);
+        return tn_fail(TN_ERR_ARGUMENT, "%s: the shape has %d extents; 0 to %d are supported", op, rank, TN_MAX_RANK);
     a->i[a->n_i++] = rank;
     for (int d = 0; d < rank; d++) {
         if (shape[d] < 0)
@@ -663,8 +669,9 @@ tn_tensor *(tn_rand)(const int64_t *shape, int rank) {
 /* uniform(low, high, shape): f32, uniform in [low, high). */
 tn_tensor *(tn_uniform)(double low, double high, const int64_t *shape, int rank) {
     if (!(low <= high) || !isfinite(high - low))
-        return tn_tensor_error(tn_fail(
-            TN_ERR_ARGUMENT, "uniform: low is %g and high %g; low must not be greater, the range finite", low, high));
+        return tn_tensor_error(
+            tn_fail(TN_ERR_ARGUMENT,
+                    "uniform: low is %g and high %g; both must be finite, and low must not exceed high", low, high));
     return moved((tn_rand)(shape, rank), high - low, low);
 }
 
@@ -706,7 +713,7 @@ tn_tensor *(tn_bernoulli)(const tn_tensor *p) {
 tn_tensor *(tn_dropout)(const tn_tensor *x, double p, bool training) {
     if (!x) return tn_tensor_error(tn_fail(TN_ERR_ARGUMENT, "dropout: the tensor is NULL"));
     if (!(p >= 0.0 && p <= 1.0))
-        return tn_tensor_error(tn_fail(TN_ERR_ARGUMENT, "dropout: p is %g; it must be between 0 and 1", p));
+        return tn_tensor_error(tn_fail(TN_ERR_ARGUMENT, "dropout: p is %g; it must lie in [0, 1]", p));
     tn_attrs a = {.n_f = 1, .f = {p}};
     if (training && p != 0.0) return record_on(TN_OP_DROPOUT_BY, x, &a);
     return (tn_view_as)(x, x);

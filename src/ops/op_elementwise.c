@@ -234,10 +234,11 @@ static tn_status infer_cast(tn_infer *c) {
     int64_t dtype = c->attrs->i[TN_CAST_DTYPE];
     if (dtype >= TN_PLAIN_DTYPES && dtype < TN_DTYPE_COUNT)
         return tn_fail(TN_ERR_DTYPE,
-                       "%s: to %s, which is quantised in blocks: such tensors come from files, not from computing",
+                       "%s: cannot cast to %s, a block-quantized type: such tensors come from files (tn_gguf_tensor) "
+                       "or tn_quantize_blocks",
                        c->row->name, tn_dtype_name((tn_dtype)dtype));
     if (dtype < 0 || dtype >= TN_PLAIN_DTYPES)
-        return tn_fail(TN_ERR_DTYPE, "%s: %lld is no dtype", c->row->name, (long long)dtype);
+        return tn_fail(TN_ERR_DTYPE, "%s: %lld is not a dtype", c->row->name, (long long)dtype);
     TRY(tn_infer_same(c));
     c->dtype = (tn_dtype)dtype;
     return TN_OK;
@@ -739,7 +740,7 @@ static tn_status infer_full(tn_infer *c) {
     int64_t rank = c->attrs->i[0];
     int64_t dtype = c->attrs->i[1 + rank];
     if (dtype < 0 || dtype >= TN_PLAIN_DTYPES)
-        return tn_fail(TN_ERR_DTYPE, "%s: %lld is no dtype", c->row->name, (long long)dtype);
+        return tn_fail(TN_ERR_DTYPE, "%s: %lld is not a dtype", c->row->name, (long long)dtype);
     c->dtype = (tn_dtype)dtype;
     return tn_infer_shape(c, c->attrs->i + 1, rank);
 }
@@ -766,7 +767,7 @@ static tn_status infer_arange(tn_infer *c) {
     const double *f = c->attrs->f;
     int64_t dtype = c->attrs->i[TN_ARANGE_DTYPE];
     if (dtype < 0 || dtype >= TN_PLAIN_DTYPES || dtype == TN_BOOL)
-        return tn_fail(TN_ERR_DTYPE, "arange: %s is no number type", tn_dtype_name((tn_dtype)dtype));
+        return tn_fail(TN_ERR_DTYPE, "arange: %s is not a number type", tn_dtype_name((tn_dtype)dtype));
     double start = f[TN_ARANGE_START], end = f[TN_ARANGE_END], step = f[TN_ARANGE_STEP];
     double steps = (end - start) / step, length = ceil(steps);
     if (!isfinite(start) || !isfinite(end) || isnan(step) || step == 0)
@@ -774,12 +775,11 @@ static tn_status infer_arange(tn_infer *c) {
                        "arange: from %g to %g in steps of %g: start and end must be finite, step not 0", start, end,
                        step);
     if (steps < 0)
-        return tn_fail(TN_ERR_ARGUMENT, "arange: from %g to %g in steps of %g never ends there: turn the step's sign",
+        return tn_fail(TN_ERR_ARGUMENT, "arange: from %g to %g in steps of %g never ends: change the sign of step",
                        start, end, step);
     if (!(length < 0x1p53))
-        return tn_fail(TN_ERR_ARGUMENT,
-                       "arange: from %g to %g in steps of %g are %g elements; fewer than 2^53 are possible", start, end,
-                       step, length);
+        return tn_fail(TN_ERR_ARGUMENT, "arange: from %g to %g in steps of %g has %g elements; the limit is 2^53",
+                       start, end, step, length);
     c->dtype = (tn_dtype)dtype;
     c->rank = 1;
     c->shape[0] = (int64_t)length;
@@ -872,8 +872,8 @@ static tn_status infer_view_dtype(tn_infer *c) {
     int64_t to = c->attrs->i[TN_VIEW_DTYPE_DTYPE];
     tn_dtype from = (tn_dtype)c->in[0]->dtype;
     if (to < 0 || to >= TN_PLAIN_DTYPES || tn_dtype_size((tn_dtype)to) != tn_dtype_size(from))
-        return tn_fail(TN_ERR_DTYPE, "view_dtype: an element of %s as %s: they must have one size", tn_dtype_name(from),
-                       tn_dtype_name((tn_dtype)to));
+        return tn_fail(TN_ERR_DTYPE, "view_dtype: cannot view %s as %s: their elements must have the same size",
+                       tn_dtype_name(from), tn_dtype_name((tn_dtype)to));
     TRY(tn_infer_same(c));
     c->dtype = (tn_dtype)to;
     return TN_OK;

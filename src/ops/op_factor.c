@@ -23,10 +23,10 @@ static int64_t shorter(const tn_node *x) { return tn_min64(factor_rows_of(x), fa
 static tn_status check_matrix(const char *name, const tn_node *x, bool square) {
     char text[96];
     if (x->dtype != TN_F32 && x->dtype != TN_F64)
-        return tn_fail(TN_ERR_DTYPE, "%s: for f32 and f64, not for %s; cast it (tn_cast)", name,
+        return tn_fail(TN_ERR_DTYPE, "%s: only f32 and f64 are supported, not %s; cast it (tn_cast)", name,
                        tn_dtype_name((tn_dtype)x->dtype));
     if (x->rank >= 2 && (!square || factor_rows_of(x) == factor_columns_of(x))) return TN_OK;
-    return tn_fail(TN_ERR_SHAPE, "%s: needs %s, or a batch of such, not %s", name,
+    return tn_fail(TN_ERR_SHAPE, "%s: requires %s, or a batch of such, not %s", name,
                    square ? "a square matrix" : "a matrix", tn_shape_text(x, text, sizeof text));
 }
 
@@ -273,7 +273,7 @@ const tn_op_impl tn_impl_linalg_cholesky = {
 static tn_status no_fit(const tn_infer *c, const char *needs) {
     const tn_node *a = c->in[0], *b = c->in[1];
     char x[96], y[96];
-    return tn_fail(b->dtype == a->dtype ? TN_ERR_SHAPE : TN_ERR_DTYPE, "%s: %s %s and %s %s do not fit: %s",
+    return tn_fail(b->dtype == a->dtype ? TN_ERR_SHAPE : TN_ERR_DTYPE, "%s: %s %s and %s %s do not fit together: %s",
                    c->row->name, tn_dtype_name((tn_dtype)a->dtype), tn_shape_text(a, x, sizeof x),
                    tn_dtype_name((tn_dtype)b->dtype), tn_shape_text(b, y, sizeof y), needs);
 }
@@ -281,7 +281,7 @@ static tn_status no_fit(const tn_infer *c, const char *needs) {
 static tn_status check_sides(const tn_infer *c) {
     const tn_node *a = c->in[0], *b = c->in[1];
     bool fit = b->rank >= 2 && factor_rows_of(b) == factor_columns_of(a) && b->dtype == a->dtype;
-    return fit ? TN_OK : no_fit(c, "B must be [..., n, k] of A's dtype, with as many rows as A [..., n, n]");
+    return fit ? TN_OK : no_fit(c, "B must be [..., n, k] with A's dtype, and as many rows as A [..., n, n]");
 }
 
 static tn_status infer_systems(tn_infer *c) {

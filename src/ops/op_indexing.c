@@ -44,7 +44,8 @@ static tn_status infer_gather(tn_infer *c) {
         fits = d == dim || tn_line_extent(index, d) <= tn_line_extent(x, d);
     if (!fits && tn_node_numel(index))
         return tn_fail(TN_ERR_SHAPE,
-                       "gather: index %s does not fit to %s: ranks must be equal, extents but that of dim %lld ≤",
+                       "gather: index %s does not fit %s: ranks must be equal, and every extent except that of dim "
+                       "%lld at most x's",
                        tn_shape_text(index, b, sizeof b), tn_shape_text(x, a, sizeof a), (long long)dim);
     c->rank = index->rank;
     c->dtype = (tn_dtype)x->dtype;
@@ -97,13 +98,14 @@ static tn_status infer_index_select(tn_infer *c) {
     char a[96];
     TRY(tn_need_integer(c, 1));
     if (index->rank > 1)
-        return tn_fail(TN_ERR_SHAPE, "index_select: index has shape %s; it must have rank 1",
+        return tn_fail(TN_ERR_SHAPE, "index_select: index must have rank 1; its shape is %s",
                        tn_shape_text(index, a, sizeof a));
     TRY(tn_infer_dim(c, c->attrs->i[TN_INDEX_SELECT_DIM], x->rank, &dim));
     c->attrs->i[TN_INDEX_SELECT_DIM] = dim;
     TRY(tn_infer_same(c));
     if (x->rank == 0 && tn_node_numel(index) != 1)
-        return tn_fail(TN_ERR_SHAPE, "index_select: x has no dimensions, so index must have one element; it is %s",
+        return tn_fail(TN_ERR_SHAPE,
+                       "index_select: x has no dimensions, so index must have one element; its shape is %s",
                        tn_shape_text(index, a, sizeof a));
     if (x->rank == 0) return TN_OK;
     c->shape[dim] = tn_node_numel(index);
@@ -146,13 +148,13 @@ static tn_status infer_scatter_sum(tn_infer *c) {
     const tn_node *index = c->in[0], *src = c->in[1];
     int64_t dim, rank = c->attrs->i[1];
     const int64_t *shape = c->attrs->i + 2;
-    if (c->in[1]->dtype == TN_BOOL) return tn_fail(TN_ERR_DTYPE, "%s: not for bool: cast it", c->row->name);
+    if (c->in[1]->dtype == TN_BOOL) return tn_fail(TN_ERR_DTYPE, "%s: bool is not supported: cast it", c->row->name);
     TRY(tn_need_integer(c, 0));
     TRY(tn_infer_dim(c, c->attrs->i[0], (int)rank, &dim));
     c->attrs->i[0] = dim;
     if (rank == 0 || index->rank != rank || src->rank != rank)
-        return tn_fail(TN_ERR_SHAPE, "%s: index and source do not fit a target of rank %lld", c->row->name,
-                       (long long)rank);
+        return tn_fail(TN_ERR_SHAPE, "%s: index and source do not fit a target of rank %lld: ranks must be equal",
+                       c->row->name, (long long)rank);
     TRY(tn_infer_scattered(c, index, src, dim, shape, rank));
     c->dtype = (tn_dtype)src->dtype;
     return tn_infer_shape(c, shape, rank);
@@ -415,7 +417,7 @@ static tn_status infer_scatter_last(tn_infer *c) {
     for (int d = 0; fits && d < rank; d++)
         fits = d == dim || index->shape[d] <= shape[d];
     if (!fits)
-        return tn_fail(TN_ERR_SHAPE, "%s: index %s does not fit to the target", c->row->name,
+        return tn_fail(TN_ERR_SHAPE, "%s: index %s does not fit the target", c->row->name,
                        tn_shape_text(index, text, sizeof text));
     TRY(tn_infer_shape(c, shape, rank));
     c->dtype = TN_I64;
@@ -482,17 +484,18 @@ static tn_status infer_index_add_rows(tn_infer *c) {
     for (int k = 0; k < 3; k++)
         TRY(tn_need_contiguous(c, k));
     if (index->dtype != TN_I64)
-        return tn_fail(TN_ERR_DTYPE, "index_add: the index is %s; it must be i64",
+        return tn_fail(TN_ERR_DTYPE, "index_add: the index must be i64; it is %s",
                        tn_dtype_name((tn_dtype)index->dtype));
     bool fits = x->rank > 0 && src->rank == x->rank && index->rank == 1 && index->shape[0] == src->shape[0];
     for (int d = 1; fits && d < x->rank; d++)
         fits = src->shape[d] == x->shape[d];
     if (!fits)
-        return tn_fail(
-            TN_ERR_SHAPE, "index_add: source %s with index %s does not fit to %s: one index a row, rows as in x",
-            tn_shape_text(src, b, sizeof b), tn_shape_text(index, i, sizeof i), tn_shape_text(x, a, sizeof a));
+        return tn_fail(TN_ERR_SHAPE,
+                       "index_add: source %s with index %s does not fit %s: pass one index per row, with rows as in x",
+                       tn_shape_text(src, b, sizeof b), tn_shape_text(index, i, sizeof i),
+                       tn_shape_text(x, a, sizeof a));
     if (x->dtype != src->dtype)
-        return tn_fail(TN_ERR_DTYPE, "index_add: %s and source %s: they must have one dtype",
+        return tn_fail(TN_ERR_DTYPE, "index_add: %s and source %s must have the same dtype",
                        tn_dtype_name((tn_dtype)x->dtype), tn_dtype_name((tn_dtype)src->dtype));
     return tn_infer_same(c);
 }
@@ -571,12 +574,12 @@ static tn_status infer_index_add(tn_infer *c) {
         fits = d == dim || tn_line_extent(src, d) == tn_line_extent(x, d);
     if (!fits)
         return tn_fail(TN_ERR_SHAPE,
-                       "index_add: source %s with index %s does not fit to %s along dim %lld: one index a slice, "
-                       "slices as in x",
+                       "index_add: source %s with index %s does not fit %s along dim %lld: pass one index per slice, "
+                       "with slices as in x",
                        tn_shape_text(src, b, sizeof b), tn_shape_text(index, i, sizeof i),
                        tn_shape_text(x, a, sizeof a), (long long)dim);
     if (x->dtype != src->dtype)
-        return tn_fail(TN_ERR_DTYPE, "index_add: %s and source %s: they must have one dtype",
+        return tn_fail(TN_ERR_DTYPE, "index_add: %s and source %s must have the same dtype",
                        tn_dtype_name((tn_dtype)x->dtype), tn_dtype_name((tn_dtype)src->dtype));
     return tn_infer_same(c);
 }
@@ -627,7 +630,8 @@ static tn_status infer_take_along_dim(tn_infer *c) {
         c->symbol[d] = index->symbol[d];
     }
     if (fits) return TN_OK;
-    return tn_fail(TN_ERR_SHAPE, "take_along_dim: index %s does not broadcast with %s beside dim %lld",
+    return tn_fail(TN_ERR_SHAPE,
+                   "take_along_dim: index %s does not broadcast with %s in the dimensions other than dim %lld",
                    tn_shape_text(index, b, sizeof b), tn_shape_text(x, a, sizeof a), (long long)dim);
 }
 static tn_node *compose_take_along_dim(tn_build *b, const tn_node *n) {
@@ -654,7 +658,7 @@ const tn_op_impl tn_impl_take_along_dim = {
 static tn_status infer_scatter_add(tn_infer *c) {
     const tn_node *x = c->in[0];
     if (x->dtype != c->in[2]->dtype)
-        return tn_fail(TN_ERR_DTYPE, "%s: %s and source %s: they must have one dtype", c->row->name,
+        return tn_fail(TN_ERR_DTYPE, "%s: %s and source %s must have the same dtype", c->row->name,
                        tn_dtype_name((tn_dtype)x->dtype), tn_dtype_name((tn_dtype)c->in[2]->dtype));
     TRY(tn_need_integer(c, 1));
     TRY(tn_infer_dim(c, c->attrs->i[0], x->rank, &c->attrs->i[0]));
@@ -873,8 +877,8 @@ static tn_status infer_topk(tn_infer *c) {
     TRY(tn_infer_dim(c, c->attrs->i[TN_TOPK_DIM], c->rank, &c->attrs->i[TN_TOPK_DIM]));
     int64_t dim = c->attrs->i[TN_TOPK_DIM], size = c->rank ? c->shape[dim] : 1;
     if (k < 0 || k > size)
-        return tn_fail(TN_ERR_ARGUMENT, "%s: the first %lld of %lld elements", c->row->name, (long long)k,
-                       (long long)size);
+        return tn_fail(TN_ERR_ARGUMENT, "%s: k is %lld, but the dimension has %lld elements", c->row->name,
+                       (long long)k, (long long)size);
     if (c->rank == 0) return TN_OK;
     c->shape[dim] = k;
     c->symbol[dim] = 0;
@@ -1041,7 +1045,8 @@ tn_status tn_indices_refuse(int op, const tn_index_list *l, const range *r) {
     if (r->high <= r->low)
         return tn_fail(TN_ERR_ARGUMENT, "%s: index %lld, element %lld of %s, is out of bounds: the dimension is empty",
                        tn_op(op)->name, (long long)value, (long long)at, text);
-    return tn_fail(TN_ERR_ARGUMENT, "%s: index %lld, element %lld of %s, is out of bounds: %lld to %lld are possible",
+    return tn_fail(TN_ERR_ARGUMENT,
+                   "%s: index %lld, element %lld of %s, is out of bounds: valid indices are %lld to %lld",
                    tn_op(op)->name, (long long)value, (long long)at, text, (long long)r->low, (long long)r->high - 1);
 }
 

@@ -11,7 +11,7 @@
 
 static tn_status shapes_do_not_fit(const tn_infer *c, const char *what) {
     char x[96], y[96];
-    return tn_fail(TN_ERR_SHAPE, "%s: shapes %s and %s do not fit: %s", c->row->name,
+    return tn_fail(TN_ERR_SHAPE, "%s: shapes %s and %s do not fit together: %s", c->row->name,
                    tn_shape_text(c->in[0], x, sizeof x), tn_shape_text(c->in[1], y, sizeof y), what);
 }
 
@@ -22,14 +22,14 @@ static tn_status check_same_dtype(const tn_infer *c) {
                        tn_dtype_name((tn_dtype)c->in[0]->dtype), tn_dtype_name((tn_dtype)c->in[i]->dtype));
     }
     if (c->in[0]->dtype == TN_BOOL)
-        return tn_fail(TN_ERR_DTYPE, "%s: not for bool; cast to an integer dtype", c->row->name);
+        return tn_fail(TN_ERR_DTYPE, "%s: bool is not supported; cast to an integer dtype", c->row->name);
     return TN_OK;
 }
 
 static tn_status check_rank(const tn_infer *c, int i, int rank, const char *name) {
     char x[96];
     if (c->in[i]->rank == rank) return TN_OK;
-    return tn_fail(TN_ERR_SHAPE, "%s: %s must have %d dimensions, it is %s", c->row->name, name, rank,
+    return tn_fail(TN_ERR_SHAPE, "%s: %s must have %d dimensions; it is %s", c->row->name, name, rank,
                    tn_shape_text(c->in[i], x, sizeof x));
 }
 
@@ -60,10 +60,11 @@ static tn_status infer_batch(tn_infer *c, const tn_node *x, int x_tail, const tn
 static tn_status infer_product(tn_infer *c) {
     const tn_node *x = c->in[0], *y = c->in[1];
     TRY(check_same_dtype(c));
-    if (x->rank == 0 || y->rank == 0) return shapes_do_not_fit(c, "both need at least one dimension");
+    if (x->rank == 0 || y->rank == 0) return shapes_do_not_fit(c, "both must have at least one dimension");
     int x_tail = x->rank == 1 ? 1 : 2, y_tail = y->rank == 1 ? 1 : 2, batch = 0;
     if (x->shape[x->rank - 1] != y->shape[y->rank - y_tail])
-        return shapes_do_not_fit(c, "the first's last dimension must equal the second's last but one");
+        return shapes_do_not_fit(
+            c, "the last dimension of the first must equal the second-to-last dimension of the second");
     TRY(infer_batch(c, x, x_tail, y, y_tail, &batch));
     c->rank = batch;
     c->dtype = (tn_dtype)x->dtype;
@@ -75,7 +76,7 @@ static tn_status infer_product(tn_infer *c) {
 /* ---- the primitive ----------------------------------------------------------------------------------------------- */
 
 static tn_status infer_matmul_batched(tn_infer *c) {
-    if (c->in[0]->rank < 2 || c->in[1]->rank < 2) return shapes_do_not_fit(c, "both need at least two dimensions");
+    if (c->in[0]->rank < 2 || c->in[1]->rank < 2) return shapes_do_not_fit(c, "both must have at least two dimensions");
     return infer_product(c);
 }
 
@@ -297,10 +298,10 @@ static tn_status infer_int_mm(tn_infer *c) {
     TRY(check_rank(c, 1, 2, "the second matrix"));
     for (int i = 0; i < 2; i++)
         if (c->in[i]->dtype != TN_I8 && c->in[i]->dtype != TN_U8)
-            return tn_fail(TN_ERR_DTYPE, "int_mm: the matrices must be i8 or u8, one is %s",
+            return tn_fail(TN_ERR_DTYPE, "int_mm: the matrices must be i8 or u8; one is %s",
                            tn_dtype_name((tn_dtype)c->in[i]->dtype));
     if (c->in[0]->shape[1] != c->in[1]->shape[0])
-        return shapes_do_not_fit(c, "the first's last dimension must equal the second's first");
+        return shapes_do_not_fit(c, "the last dimension of the first must equal the first dimension of the second");
     c->rank = 2;
     c->dtype = TN_I32;
     copy_dim(c, 0, c->in[0], 0);
@@ -324,7 +325,7 @@ const tn_op_impl tn_impl_int_mm = {
 static tn_status infer_bmm(tn_infer *c) {
     TRY(check_rank(c, 0, 3, "the first batch"));
     TRY(check_rank(c, 1, 3, "the second batch"));
-    if (c->in[0]->shape[0] != c->in[1]->shape[0]) return shapes_do_not_fit(c, "bmm needs two batches of equal length");
+    if (c->in[0]->shape[0] != c->in[1]->shape[0]) return shapes_do_not_fit(c, "both batches must have equal length");
     return infer_product(c);
 }
 
@@ -393,7 +394,7 @@ static bool weight_is_stored(const tn_node *x, const tn_node *w) {
 static tn_status check_stored(const tn_infer *c) {
     for (int i = 0; i < c->n_in; i++) {
         if (i == 1 || !c->in[i] || c->in[i]->dtype == TN_F32) continue;
-        return tn_fail(TN_ERR_DTYPE, "linear: the weight is %s, so %s must be f32, it is %s; cast it (tn_cast)",
+        return tn_fail(TN_ERR_DTYPE, "linear: with a %s weight, %s must be f32; it is %s: cast it (tn_cast)",
                        tn_dtype_name((tn_dtype)c->in[1]->dtype), i == 0 ? "x" : "the bias",
                        tn_dtype_name((tn_dtype)c->in[i]->dtype));
     }
@@ -407,7 +408,7 @@ static tn_status infer_linear_row(tn_infer *c) {
     if (x->rank < 1 || x->shape[x->rank - 1] != w->shape[0])
         return shapes_do_not_fit(c, "the input's last dimension must equal the weight's [in]");
     if (bias && bias->rank != 0)
-        return tn_fail(TN_ERR_SHAPE, "linear: the bias of a weight [in] must have no dimensions, it is %s",
+        return tn_fail(TN_ERR_SHAPE, "linear: the bias of a weight [in] must have no dimensions; it is %s",
                        tn_shape_text(bias, text, sizeof text));
     c->dtype = (tn_dtype)x->dtype;
     c->rank = x->rank - 1;
@@ -427,7 +428,7 @@ static tn_status infer_linear(tn_infer *c) {
         return shapes_do_not_fit(c, "the input's last dimension must equal the weight's second [out, in]");
     if (bias && (bias->rank != 1 || bias->shape[0] != w->shape[0])) {
         char text[96];
-        return tn_fail(TN_ERR_SHAPE, "linear: the bias must be [%lld], it is %s", (long long)w->shape[0],
+        return tn_fail(TN_ERR_SHAPE, "linear: the bias must be [%lld]; it is %s", (long long)w->shape[0],
                        tn_shape_text(bias, text, sizeof text));
     }
     c->dtype = (tn_dtype)x->dtype;
@@ -591,7 +592,7 @@ static tn_status infer_gemm(tn_infer *c) {
     TRY(check_rank(c, 0, 2, "x"));
     TRY(check_rank(c, 1, 2, "y"));
     if (side(x, tx, 1) != side(y, ty, 0))
-        return shapes_do_not_fit(c, "after transposing, x's columns must equal y's rows");
+        return shapes_do_not_fit(c, "after transposing, the columns of x must equal the rows of y");
     c->dtype = (tn_dtype)x->dtype;
     c->rank = 2;
     copy_dim(c, 0, x, tx ? 1 : 0);
@@ -623,7 +624,7 @@ static tn_status infer_gemv(tn_infer *c) {
     TRY(check_rank(c, 0, 2, "the matrix"));
     TRY(check_rank(c, 1, 1, "x"));
     if (side(a, trans, 1) != x->shape[0])
-        return shapes_do_not_fit(c, "after transposing, the matrix's columns must equal x's length");
+        return shapes_do_not_fit(c, "after transposing, the columns of the matrix must equal the length of x");
     c->dtype = (tn_dtype)a->dtype;
     c->rank = 1;
     copy_dim(c, 0, a, trans ? 1 : 0);
@@ -673,7 +674,8 @@ const tn_op_impl tn_impl_trace = {
 static tn_status infer_cosine_similarity(tn_infer *c) {
     TRY(tn_need_range(c, "eps", c->attrs->f[TN_COSINE_SIMILARITY_EPS], 0, INFINITY));
     TRY(tn_infer_broadcast(c));
-    if (!tn_dtype_is_float(c->dtype)) return tn_fail(TN_ERR_DTYPE, "cosine_similarity: needs floating tensors");
+    if (!tn_dtype_is_float(c->dtype))
+        return tn_fail(TN_ERR_DTYPE, "cosine_similarity: the tensors must be floating point");
     int64_t *dim = &c->attrs->i[TN_COSINE_SIMILARITY_DIM];
     TRY(tn_infer_dim(c, *dim, c->rank, dim));
     if (c->rank == 0) return TN_OK;

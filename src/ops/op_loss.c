@@ -227,14 +227,13 @@ static tn_status check_probabilities(const tn_infer *c) {
     for (int d = 0; fits && d < x->rank; d++)
         fits = t->shape[d] == x->shape[d];
     if (!fits)
-        return tn_fail(
-            TN_ERR_SHAPE,
-            "%s: input %s and target %s do not fit: a target of probabilities (%s) has the input's shape; class "
-            "numbers must have an integer dtype",
-            c->row->name, tn_shape_text(x, xt, sizeof xt), tn_shape_text(t, tt, sizeof tt),
-            tn_dtype_name((tn_dtype)t->dtype));
+        return tn_fail(TN_ERR_SHAPE,
+                       "%s: input %s and target %s do not fit together: a target of probabilities (%s) must have the "
+                       "input's shape; a target of class indices must have an integer dtype",
+                       c->row->name, tn_shape_text(x, xt, sizeof xt), tn_shape_text(t, tt, sizeof tt),
+                       tn_dtype_name((tn_dtype)t->dtype));
     if (t->dtype == x->dtype) return TN_OK;
-    return tn_fail(TN_ERR_DTYPE, "%s: the input is %s and the target's probabilities %s; cast one of them",
+    return tn_fail(TN_ERR_DTYPE, "%s: the input is %s but the target's probabilities are %s; cast one of them",
                    c->row->name, tn_dtype_name((tn_dtype)x->dtype), tn_dtype_name((tn_dtype)t->dtype));
 }
 
@@ -242,15 +241,15 @@ static tn_status check_target(const tn_infer *c) {
     const tn_node *x = c->in[0], *t = c->in[1];
     char xt[96], tt[96];
     if (tn_dtype_is_float((tn_dtype)t->dtype) || t->dtype == TN_BOOL)
-        return tn_fail(TN_ERR_DTYPE, "%s: the target must hold class numbers (an integer dtype), it is %s",
+        return tn_fail(TN_ERR_DTYPE, "%s: the target must contain class indices (an integer dtype); it is %s",
                        c->row->name, tn_dtype_name((tn_dtype)t->dtype));
     bool fits = x->rank >= 1 && t->rank == x->rank - 1;
     for (int d = 0, k = 0; fits && d < x->rank; d++)
         if (d != class_dim(x)) fits = t->shape[k++] == x->shape[d];
     if (fits) return TN_OK;
     return tn_fail(TN_ERR_SHAPE,
-                   "%s: input %s and target %s do not fit: the target has the input's dimensions without the "
-                   "classes (dimension %d)",
+                   "%s: input %s and target %s do not fit together: the target must have the input's shape without the "
+                   "class dimension (dimension %d)",
                    c->row->name, tn_shape_text(x, xt, sizeof xt), tn_shape_text(t, tt, sizeof tt), class_dim(x));
 }
 
@@ -260,10 +259,10 @@ static tn_status check_class_weight(const tn_infer *c) {
     if (!w) return TN_OK;
     int64_t classes = x->shape[class_dim(x)];
     if (w->rank != 1 || w->shape[0] != classes)
-        return tn_fail(TN_ERR_SHAPE, "%s: the weight must be [%lld], one entry a class; it is %s", c->row->name,
+        return tn_fail(TN_ERR_SHAPE, "%s: the weight must be [%lld], one entry per class; it is %s", c->row->name,
                        (long long)classes, tn_shape_text(w, text, sizeof text));
     if (w->dtype == x->dtype) return TN_OK;
-    return tn_fail(TN_ERR_DTYPE, "%s: the input is %s and the weight %s; cast one of them", c->row->name,
+    return tn_fail(TN_ERR_DTYPE, "%s: the input is %s but the weight is %s; cast one of them", c->row->name,
                    tn_dtype_name((tn_dtype)x->dtype), tn_dtype_name((tn_dtype)w->dtype));
 }
 

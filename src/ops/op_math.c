@@ -850,7 +850,9 @@ static tn_status infer_clamp(tn_infer *c) {
     TRY(tn_infer_not_bool(c));
     bool whole = (isinf(lo) || lo == floor(lo)) && (isinf(hi) || hi == floor(hi));
     if (tn_dtype_is_float(c->dtype) || whole) return TN_OK;
-    return tn_fail(TN_ERR_DTYPE, "clamp: bounds %g and %g of %s numbers must be whole: cast the tensor to a float type",
+    return tn_fail(TN_ERR_DTYPE,
+                   "clamp: the bounds %g and %g of a %s tensor must be whole numbers: cast the tensor to a float type "
+                   "to use others",
                    lo, hi, tn_dtype_name(c->dtype));
 }
 static tn_node *compose_clamp(tn_build *b, const tn_node *n) {

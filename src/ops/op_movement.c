@@ -18,7 +18,8 @@ static tn_status resolve_shape(const tn_infer *c, int64_t *shape, int64_t rank) 
         if (shape[d] == -1 && open < 0)
             open = d;
         else if (shape[d] < 0 || tn_mul_overflow(known, shape[d], &known))
-            return tn_fail(TN_ERR_SHAPE, "%s: extent %lld of dimension %d: extents are ≥ 0, one may be -1",
+            return tn_fail(TN_ERR_SHAPE,
+                           "%s: extent %lld of dimension %d is invalid: extents must be ≥ 0, and one may be -1",
                            c->row->name, (long long)shape[d], d);
     }
     if (open >= 0 && known > 0 && numel % known == 0) {
@@ -26,9 +27,9 @@ static tn_status resolve_shape(const tn_infer *c, int64_t *shape, int64_t rank) 
         known = numel;
     }
     if (known != numel || (open >= 0 && shape[open] < 0))
-        return tn_fail(TN_ERR_SHAPE, "%s: shape %s has %lld elements, the new shape %s%lld: they must be as many",
-                       c->row->name, tn_shape_text(c->in[0], text, sizeof text), (long long)numel,
-                       open >= 0 ? "a multiple of " : "", (long long)known);
+        return tn_fail(TN_ERR_SHAPE, "%s: shape %s has %lld elements, but the new shape needs %s%lld", c->row->name,
+                       tn_shape_text(c->in[0], text, sizeof text), (long long)numel, open >= 0 ? "a multiple of " : "",
+                       (long long)known);
     return TN_OK;
 }
 
@@ -85,8 +86,7 @@ static tn_status infer_view(tn_infer *c) {
     tn_node_layout(c->in[0], &c->offset, stride);
     keep_symbols(c);
     if (view_strides(c->in[0], stride, shape, (int)rank, c->stride)) return TN_OK;
-    return tn_fail(TN_ERR_SHAPE,
-                   "view: the elements of %s do not lie so that this shape could be seen in them: use reshape",
+    return tn_fail(TN_ERR_SHAPE, "view: the memory layout of %s does not allow this shape without a copy: use reshape",
                    tn_shape_text(c->in[0], text, sizeof text));
 }
 static tn_status grad_view(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
@@ -136,12 +136,12 @@ static tn_status infer_permute(tn_infer *c) {
     int64_t stride[TN_MAX_RANK], *dims = c->attrs->i + 1;
     bool used[TN_MAX_RANK] = {false};
     if (c->attrs->i[0] != x->rank)
-        return tn_fail(TN_ERR_SHAPE, "permute: %lld dims given for a tensor of rank %d", (long long)c->attrs->i[0],
-                       x->rank);
+        return tn_fail(TN_ERR_SHAPE, "permute: %lld dims given for a tensor of rank %d; pass one per dimension",
+                       (long long)c->attrs->i[0], x->rank);
     tn_node_layout(x, &c->offset, stride);
     for (int d = 0; d < x->rank; d++) {
         TRY(tn_infer_dim(c, dims[d], x->rank, &dims[d]));
-        if (used[dims[d]]) return tn_fail(TN_ERR_SHAPE, "permute: dim %lld is named twice", (long long)dims[d]);
+        if (used[dims[d]]) return tn_fail(TN_ERR_SHAPE, "permute: dim %lld is given twice", (long long)dims[d]);
         used[dims[d]] = true;
         c->shape[d] = x->shape[dims[d]];
         c->symbol[d] = x->symbol[dims[d]];
@@ -189,8 +189,7 @@ static tn_status infer_expand(tn_infer *c) {
     int rank = (int)c->attrs->i[0], extra = rank - x->rank;
     char text[96];
     if (extra < 0)
-        return tn_fail(TN_ERR_SHAPE,
-                       "expand: the new shape has %d dimensions, fewer than the %d of the tensor %s; name each of them",
+        return tn_fail(TN_ERR_SHAPE, "expand: the new shape has %d dimensions, fewer than the %d of the tensor %s",
                        rank, x->rank, tn_shape_text(x, text, sizeof text));
     tn_node_layout(x, &c->offset, stride);
     for (int d = extra; d < rank; d++)
@@ -201,7 +200,8 @@ static tn_status infer_expand(tn_infer *c) {
         c->stride[d] = repeated ? 0 : stride[d - extra];
         if (!repeated) c->symbol[d] = x->symbol[d - extra];
         if (!repeated && shape[d] != x->shape[d - extra])
-            return tn_fail(TN_ERR_SHAPE, "expand: extent %lld of %s cannot become %lld: only extents of 1 repeat",
+            return tn_fail(TN_ERR_SHAPE,
+                           "expand: extent %lld of %s cannot become %lld: only extents of 1 can be expanded",
                            (long long)x->shape[d - extra], tn_shape_text(x, text, sizeof text), (long long)shape[d]);
     }
     return TN_OK;
@@ -222,7 +222,7 @@ const tn_op_impl tn_impl_expand = {
     .lower = lower_expand,
     .reference = reference_expand,
     .cases = "types=f32,f64,i32; [2,1] shape=(2,3); [3] shape=(2,3); [] shape=(2,2); [1,3] shape=(-1,3); [1] shape=(0);"
-             "error=repeat [2] shape=(3)"};
+             "error=expanded [2] shape=(3)"};
 
 /* Python's rules for start and stop. The canonical form reads the same when it is read again: a stop before the first
  * element (steps backwards) stays INT64_MIN, for -1 would mean the last one. */
@@ -245,7 +245,7 @@ static int64_t resolve_slice(int64_t size, int64_t *start, int64_t *stop, int64_
 static tn_status infer_slice(tn_infer *c) {
     const tn_node *x = c->in[0];
     int64_t *a = c->attrs->i, step = a[TN_SLICE_STEP];
-    if (step == 0) return tn_fail(TN_ERR_ARGUMENT, "slice: step is 0; it must be another number");
+    if (step == 0) return tn_fail(TN_ERR_ARGUMENT, "slice: step is 0; it must not be 0");
     if (x->rank == 0) return tn_fail(TN_ERR_SHAPE, "slice: the tensor has no dimension");
     TRY(tn_infer_same(c));
     TRY(tn_infer_dim(c, a[TN_SLICE_DIM], x->rank, &a[TN_SLICE_DIM]));
@@ -338,8 +338,8 @@ static tn_status infer_as_strided(tn_infer *c) {
     }
     c->offset = offset;
     if (!empty && (lowest < 0 || highest >= tn_node_numel(c->in[0])))
-        return tn_fail(TN_ERR_SHAPE, "as_strided: elements %lld to %lld are asked for, %s has %lld", (long long)lowest,
-                       (long long)highest, tn_shape_text(c->in[0], text, sizeof text),
+        return tn_fail(TN_ERR_SHAPE, "as_strided: elements %lld to %lld are addressed, but %s has %lld",
+                       (long long)lowest, (long long)highest, tn_shape_text(c->in[0], text, sizeof text),
                        (long long)tn_node_numel(c->in[0]));
     return TN_OK;
 }
@@ -381,7 +381,7 @@ const tn_op_impl tn_impl_as_strided = {
     .cases =
         "types=f32,f64,i32; [12] shape=(3,2) strides=(4,1) offset=1; [3,4] shape=(3) strides=(5) offset=0;"
         "[6] shape=(4,3) strides=(1,1) offset=0; [6] shape=(3) strides=(-2) offset=5; [2] shape=() strides=() offset=1;"
-        "error=asked [4] shape=(3) strides=(2) offset=0; error=strides [4] shape=(3) strides=(1,1) offset=0"};
+        "error=addressed [4] shape=(3) strides=(2) offset=0; error=strides [4] shape=(3) strides=(1,1) offset=0"};
 
 /* detach(x): x as a constant: gradients stop here. A view. */
 static tn_status infer_detach(tn_infer *c) {
@@ -420,7 +420,7 @@ static tn_status check_cat_shape(const tn_infer *c, const tn_node *x, int64_t di
     if (fits) return TN_OK;
     tn_node shown = {.rank = (uint8_t)c->rank};
     memcpy(shown.shape, c->shape, sizeof shown.shape);
-    return tn_fail(TN_ERR_SHAPE, "%s: %s does not fit to %s: all extents but that of dim %lld must be equal",
+    return tn_fail(TN_ERR_SHAPE, "%s: %s does not fit %s: all extents except that of dim %lld must be equal",
                    c->row->name, tn_shape_text(x, other, sizeof other), tn_shape_text(&shown, first, sizeof first),
                    (long long)dim);
 }
@@ -444,7 +444,7 @@ static uint8_t joined_symbol(const tn_infer *c, int64_t dim) {
 static tn_status infer_cat(tn_infer *c) {
     int64_t dim = 0, sum = 0;
     const tn_node *like = NULL;
-    if (c->n_in == 0) return tn_fail(TN_ERR_ARGUMENT, "%s: no tensor given", c->row->name);
+    if (c->n_in == 0) return tn_fail(TN_ERR_ARGUMENT, "%s: the list of tensors is empty", c->row->name);
     for (int i = 0; i < c->n_in && !like; i++)
         if (!is_nothing(c->in[i]) || i == c->n_in - 1) like = c->in[i];
     if (like->rank == 0) return tn_fail(TN_ERR_SHAPE, "%s: tensors of rank 0 have no dim: use stack", c->row->name);
@@ -458,7 +458,7 @@ static tn_status infer_cat(tn_infer *c) {
         if (is_nothing(c->in[i])) continue;
         TRY(check_cat_shape(c, c->in[i], dim));
         if (tn_add_overflow(sum, c->in[i]->shape[dim], &sum))
-            return tn_fail(TN_ERR_SHAPE, "%s: too long", c->row->name);
+            return tn_fail(TN_ERR_SHAPE, "%s: the result is too long", c->row->name);
     }
     c->shape[dim] = sum;
     c->symbol[dim] = joined_symbol(c, dim);
@@ -551,9 +551,10 @@ static tn_status infer_pad(tn_infer *c) {
     const int64_t *i = c->attrs->i;
     TRY(tn_infer_same(c));
     if (i[0] % 2 != 0 || i[0] > 2 * c->rank)
-        return tn_fail(TN_ERR_ARGUMENT,
-                       "pad: %lld pads for a tensor of rank %d: give two a dimension, from the last on",
-                       (long long)i[0], c->rank);
+        return tn_fail(
+            TN_ERR_ARGUMENT,
+            "pad: %lld pads for a tensor of rank %d: pass two per dimension, starting with the last dimension",
+            (long long)i[0], c->rank);
     for (int d = 0; d < c->rank; d++) {
         int64_t before, after, size = c->shape[d];
         pads_of(i, c->rank, d, &before, &after);
@@ -663,15 +664,15 @@ static tn_status infer_assign_view(tn_infer *c) {
     view_places p;
     char a[96], b[96];
     if (base->dtype != value->dtype)
-        return tn_fail(TN_ERR_DTYPE, "assign_view: %s into %s: cast it first", tn_dtype_name((tn_dtype)value->dtype),
-                       tn_dtype_name((tn_dtype)base->dtype));
+        return tn_fail(TN_ERR_DTYPE, "assign_view: cannot write %s into %s: cast it first",
+                       tn_dtype_name((tn_dtype)value->dtype), tn_dtype_name((tn_dtype)base->dtype));
     if (c->attrs->i[1] != value->rank)
-        return tn_fail(TN_ERR_SHAPE, "assign_view: %lld strides for %s", (long long)c->attrs->i[1],
-                       tn_shape_text(value, a, sizeof a));
+        return tn_fail(TN_ERR_SHAPE, "assign_view: %lld strides for %s; pass one per dimension",
+                       (long long)c->attrs->i[1], tn_shape_text(value, a, sizeof a));
     if (tn_node_numel(value) > 0 && !sort_places(value->shape, strides, value->rank, c->attrs->i[0], &p))
         return tn_fail(TN_ERR_UNSUPPORTED,
-                       "writing %s through a view of %s whose elements overlap or interleave: write to a "
-                       "copy of it (tn_contiguous)",
+                       "cannot write %s through a view of %s whose elements overlap or interleave: write to a copy of "
+                       "it (tn_contiguous)",
                        tn_shape_text(value, a, sizeof a), tn_shape_text(base, b, sizeof b));
     return tn_infer_same(c);
 }
@@ -834,7 +835,7 @@ tn_status tn_view_flatten(const tn_node *const *in, const tn_attrs *args, tn_vie
     TRY(tn_view_dim(steps, args->i[0], x->rank, &first));
     TRY(tn_view_dim(steps, args->i[1], x->rank, &last));
     if (first > last)
-        return tn_fail(TN_ERR_SHAPE, "flatten: start_dim %lld lies behind end_dim %lld", (long long)first,
+        return tn_fail(TN_ERR_SHAPE, "flatten: start_dim %lld is after end_dim %lld", (long long)first,
                        (long long)last);
     for (int64_t d = first; d <= last && d < x->rank; d++)
         joined *= x->shape[d];
@@ -853,7 +854,8 @@ tn_status tn_view_unflatten(const tn_node *const *in, const tn_attrs *args, tn_v
     const int64_t *sizes = args->i + 2;
     TRY(tn_view_dim(steps, args->i[0], x->rank, &dim));
     if (x->rank == 0 || x->rank - 1 + count > TN_MAX_RANK)
-        return tn_fail(TN_ERR_SHAPE, "unflatten: rank %d with %lld sizes", x->rank, (long long)count);
+        return tn_fail(TN_ERR_SHAPE, "unflatten: rank %d with %lld sizes exceeds the maximum rank", x->rank,
+                       (long long)count);
     memcpy(shape, x->shape, (size_t)dim * sizeof *shape);
     memcpy(shape + dim, sizes, (size_t)count * sizeof *shape);
     memcpy(shape + dim + count, x->shape + dim + 1, (size_t)(x->rank - 1 - dim) * sizeof *shape);
@@ -865,7 +867,7 @@ tn_status tn_view_unflatten(const tn_node *const *in, const tn_attrs *args, tn_v
     for (int64_t k = 0; k < count; k++)
         product *= shape[dim + k];
     if (product != x->shape[dim])
-        return tn_fail(TN_ERR_SHAPE, "unflatten: sizes with a product of %lld for an extent of %lld",
+        return tn_fail(TN_ERR_SHAPE, "unflatten: the product of the sizes is %lld, but the extent is %lld",
                        (long long)product, (long long)x->shape[dim]);
     return reshape_to(x, shape, (int)(x->rank - 1 + count), steps);
 }
@@ -894,7 +896,9 @@ tn_status tn_view_unsqueeze(const tn_node *const *in, const tn_attrs *args, tn_v
     const tn_node *x = in[0];
     int64_t dim, shape[TN_MAX_RANK + 1];
     TRY(tn_view_dim(steps, args->i[0], x->rank + 1, &dim));
-    if (x->rank == TN_MAX_RANK) return tn_fail(TN_ERR_SHAPE, "unsqueeze: the tensor has rank %d already", x->rank);
+    if (x->rank == TN_MAX_RANK)
+        return tn_fail(TN_ERR_SHAPE, "unsqueeze: the tensor has rank %d; the result would exceed the maximum rank",
+                       x->rank);
     memcpy(shape, x->shape, (size_t)dim * sizeof *shape);
     shape[dim] = 1;
     memcpy(shape + dim + 1, x->shape + dim, (size_t)(x->rank - dim) * sizeof *shape);
@@ -991,8 +995,8 @@ tn_status tn_view_narrow(const tn_node *const *in, const tn_attrs *args, tn_view
     int64_t size = in[0]->shape[dim];
     if (start < 0) start += size;
     if (start < 0 || length < 0 || start > size || length > size - start)
-        return tn_fail(TN_ERR_SHAPE, "narrow: %lld elements from %lld on, of %lld along dim %lld", (long long)length,
-                       (long long)args->i[1], (long long)size, (long long)dim);
+        return tn_fail(TN_ERR_SHAPE, "narrow: %lld elements from %lld on exceed the %lld elements along dim %lld",
+                       (long long)length, (long long)args->i[1], (long long)size, (long long)dim);
     add_slice(steps, dim, start, start + length);
     return TN_OK;
 }
@@ -1005,8 +1009,8 @@ tn_status tn_view_select(const tn_node *const *in, const tn_attrs *args, tn_view
     if (x->rank == 0) return tn_fail(TN_ERR_SHAPE, "select: the tensor has no dimension");
     if (index < 0) index += x->shape[dim];
     if (index < 0 || index >= x->shape[dim])
-        return tn_fail(TN_ERR_SHAPE, "select: index %lld of %lld along dim %lld", (long long)args->i[1],
-                       (long long)x->shape[dim], (long long)dim);
+        return tn_fail(TN_ERR_SHAPE, "select: index %lld is out of bounds: there are %lld elements along dim %lld",
+                       (long long)args->i[1], (long long)x->shape[dim], (long long)dim);
     add_slice(steps, dim, index, index + 1);
     memcpy(shape, x->shape, (size_t)dim * sizeof *shape);
     memcpy(shape + dim, x->shape + dim + 1, (size_t)(x->rank - 1 - dim) * sizeof *shape);
@@ -1031,10 +1035,10 @@ static tn_status check_split(const tn_tensor *x, const int64_t *sizes, int count
     if (n->rank == 0) return tn_fail(TN_ERR_SHAPE, "split: the tensor has no dimension");
     for (int i = 0; i < count; i++) {
         if (sizes[i] < 0 || tn_add_overflow(sum, sizes[i], &sum))
-            return tn_fail(TN_ERR_SHAPE, "split: a part of %lld elements", (long long)sizes[i]);
+            return tn_fail(TN_ERR_SHAPE, "split: the part size is %lld; it must be at least 1", (long long)sizes[i]);
     }
     if (sum == n->shape[*dim]) return TN_OK;
-    return tn_fail(TN_ERR_SHAPE, "split: the parts have %lld elements together, dim %lld has %lld", (long long)sum,
+    return tn_fail(TN_ERR_SHAPE, "split: the parts have %lld elements in total, but dim %lld has %lld", (long long)sum,
                    (long long)*dim, (long long)n->shape[*dim]);
 }
 
@@ -1060,7 +1064,8 @@ int(tn_split)(const tn_tensor *x, const int64_t *sizes, int size_count, int64_t 
 int(tn_chunk)(const tn_tensor *x, int64_t chunks, int64_t dim, tn_tensor **out) {
     if (tn_need(out, "chunk: out") != TN_OK) return 0;
     if (!x || chunks < 1 || chunks > INT32_MAX) {
-        tn_status s = tn_fail(TN_ERR_ARGUMENT, "chunk: %lld chunks of %s tensor", (long long)chunks, x ? "a" : "no");
+        tn_status s =
+            tn_fail(TN_ERR_ARGUMENT, "chunk: cannot make %lld chunks of %s tensor", (long long)chunks, x ? "a" : "no");
         return chunks < 1 ? 0 : all_failed(out, 1, s);
     }
     const tn_node *n = tn_tensor_node(x);

@@ -15,7 +15,7 @@ static tn_node *squared(tn_build *b, tn_node *x) { return tn_b_mul(b, x, x); }
 
 static tn_status wrong_shape(const tn_infer *c, const char *name, const tn_node *is, const char *want) {
     char text[96];
-    return tn_fail(TN_ERR_SHAPE, "%s: %s must be %s, it is %s", c->row->name, name, want,
+    return tn_fail(TN_ERR_SHAPE, "%s: %s must be %s; it is %s", c->row->name, name, want,
                    tn_shape_text(is, text, sizeof text));
 }
 
@@ -231,7 +231,7 @@ static tn_status check_channels(const tn_infer *c, int first) {
     const tn_node *x = c->in[0];
     char want[48];
     if (x->rank < 2) return wrong_shape(c, "the input", x, "[batch, channels, ...]");
-    snprintf(want, sizeof want, "[%lld], one entry a channel", (long long)x->shape[1]);
+    snprintf(want, sizeof want, "[%lld], one entry per channel", (long long)x->shape[1]);
     for (int i = first; i < c->n_in; i++) {
         if (!c->in[i]) continue;
         TRY(tn_need_float(c, i));
@@ -265,14 +265,16 @@ static tn_status infer_group_norm(tn_infer *c) {
     TRY(tn_need_float(c, 0));
     TRY(check_channels(c, 1));
     if (groups < 1 || c->in[0]->shape[1] % groups)
-        return tn_fail(TN_ERR_SHAPE, "group_norm: %lld channels cannot be split into %lld groups",
+        return tn_fail(TN_ERR_SHAPE,
+                       "group_norm: %lld channels cannot be split into %lld groups: the number of channels must be a "
+                       "multiple of groups",
                        (long long)c->in[0]->shape[1], (long long)groups);
     int64_t values = c->in[0]->shape[1] / groups;
     for (int d = 2; d < c->in[0]->rank; d++)
         values *= c->in[0]->shape[d];
     if (values == 0 && c->in[0]->shape[0] > 0) {
         char text[96];
-        return tn_fail(TN_ERR_SHAPE, "group_norm: the groups of %s have no values to standardise",
+        return tn_fail(TN_ERR_SHAPE, "group_norm: the groups of %s are empty, so there is nothing to normalize",
                        tn_shape_text(c->in[0], text, sizeof text));
     }
     return tn_infer_same(c);
@@ -288,7 +290,7 @@ const tn_op_impl tn_impl_group_norm = {
     .infer = infer_group_norm,
     .compose = compose_group_norm,
     .cases = "tol=2e-5 atol=2e-5; [2,4,3] [4] [4] num_groups=2; [2,6,2,2] - - num_groups=3 eps=0.1; "
-             "[0,4,3] - - num_groups=2; error=values [1,0,2] - - num_groups=1; error=values [1,2,0] - - num_groups=1; "
+             "[0,4,3] - - num_groups=2; error=empty [1,0,2] - - num_groups=1; error=empty [1,2,0] - - num_groups=1; "
              "error=split [2,4,3] - - num_groups=3; error=channels [4] - - num_groups=1; "
              "error=weight [2,4,3] [3] - num_groups=2"};
 
@@ -327,10 +329,11 @@ static tn_status infer_batch_norm(tn_infer *c) {
     TRY(tn_need_float(c, 0));
     TRY(check_channels(c, 1));
     if (!training && (!c->in[BN_MEAN] || !c->in[BN_VAR]))
-        return tn_fail(TN_ERR_ARGUMENT,
-                       "batch_norm: evaluation needs running_mean and running_var; set training to use the batch's");
+        return tn_fail(
+            TN_ERR_ARGUMENT,
+            "batch_norm: evaluation requires running_mean and running_var; set training to use the batch's statistics");
     if (training && tn_node_numel(x) == x->shape[1])
-        return tn_fail(TN_ERR_SHAPE, "batch_norm: training needs more than one value a channel");
+        return tn_fail(TN_ERR_SHAPE, "batch_norm: training requires more than one value per channel");
     return tn_infer_same(c);
 }
 

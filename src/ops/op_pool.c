@@ -36,7 +36,7 @@ static tn_status infer_pool(tn_infer *c, const tn_window *w, bool ceil_mode) {
     for (int a = 0; a < 2; a++) {
         int64_t extent = x->shape[x->rank - 2 + a];
         if (w->padding[a] > w->kernel[a] / 2)
-            return tn_fail(TN_ERR_ARGUMENT, "%s: padding %lld is more than half of the kernel, %lld", c->row->name,
+            return tn_fail(TN_ERR_ARGUMENT, "%s: padding %lld exceeds half of the kernel size, %lld", c->row->name,
                            (long long)w->padding[a], (long long)w->kernel[a]);
         size[a] = tn_window_out_size(w, a, extent, ceil_mode);
         if (size[a] < 0) return tn_window_too_large(c, w, a, extent);
@@ -310,7 +310,7 @@ static tn_status infer_adaptive_avg_pool2d(tn_infer *c) {
     if (size[0] < 1 || size[1] < 1)
         return tn_fail(TN_ERR_ARGUMENT, "adaptive_avg_pool2d: output_size must be at least 1 × 1");
     if (x->shape[x->rank - 1] < 1 || x->shape[x->rank - 2] < 1)
-        return tn_fail(TN_ERR_SHAPE, "adaptive_avg_pool2d: the image is empty");
+        return tn_fail(TN_ERR_SHAPE, "adaptive_avg_pool2d: the input has an empty spatial dimension");
     tn_nchw_infer(c, 2, x->shape[tn_nchw_channel_dim(x, 2)], size);
     return TN_OK;
 }
@@ -399,7 +399,7 @@ static tn_status check_windows(const tn_infer *c) {
     for (size_t k = 0; k < 2 * TN_COUNT(rows); k++) {
         int64_t v = c->attrs->i[rows[k / 2].place + (int)(k % 2)];
         if (v < rows[k / 2].least || v > INT32_MAX)
-            return tn_fail(TN_ERR_ARGUMENT, "%s: a %s of %lld: at least %lld", c->row->name, rows[k / 2].name,
+            return tn_fail(TN_ERR_ARGUMENT, "%s: %s is %lld; it must be at least %lld", c->row->name, rows[k / 2].name,
                            (long long)v, (long long)rows[k / 2].least);
     }
     return TN_OK;
@@ -413,12 +413,12 @@ static tn_status infer_unfold2d(tn_infer *c) {
     char text[96];
     TRY(check_windows(c));
     if (x->rank != 4)
-        return tn_fail(TN_ERR_SHAPE, "%s: %s is no batch of images [n, c, h, w]", c->row->name,
+        return tn_fail(TN_ERR_SHAPE, "%s: %s is not a batch of images [n, c, h, w]", c->row->name,
                        tn_shape_text(x, text, sizeof text));
     int64_t shape[6] = {
         x->shape[0], x->shape[1], i[0], i[1], window_count(i, x->shape[2], 0), window_count(i, x->shape[3], 1)};
     if (shape[4] == 0 || shape[5] == 0)
-        return tn_fail(TN_ERR_SHAPE, "%s: a kernel of %lld × %lld does not fit into %s with padding %lld × %lld",
+        return tn_fail(TN_ERR_SHAPE, "%s: a kernel of %lld × %lld does not fit %s with padding %lld × %lld",
                        c->row->name, (long long)i[0], (long long)i[1], tn_shape_text(x, text, sizeof text),
                        (long long)i[WINDOW_PADDING], (long long)i[WINDOW_PADDING + 1]);
     TRY(tn_infer_reshaped(c, shape, 6));
@@ -487,7 +487,7 @@ static tn_status infer_fold2d(tn_infer *c) {
     for (int axis = 0; fits && axis < 2; axis++)
         fits = size[axis] >= 0 && y->shape[4 + axis] == window_count(i, size[axis], axis);
     if (!fits)
-        return tn_fail(TN_ERR_SHAPE, "%s: %s are not the windows [n, c, kh, kw, oh, ow] of images of %lld × %lld",
+        return tn_fail(TN_ERR_SHAPE, "%s: %s must be [n, c, kh, kw, oh, ow], the windows of images of %lld × %lld",
                        c->row->name, tn_shape_text(y, text, sizeof text), (long long)size[0], (long long)size[1]);
     TRY(tn_infer_reshaped(c, (int64_t[]){y->shape[0], y->shape[1], size[0], size[1]}, 4));
     c->symbol[0] = y->symbol[0];

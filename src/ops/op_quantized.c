@@ -14,10 +14,10 @@
 static tn_status infer_dequantize(tn_infer *c) {
     tn_dtype from = (tn_dtype)c->in[0]->dtype, to = (tn_dtype)c->attrs->i[TN_DEQUANTIZE_DTYPE];
     if (!tn_dtype_is_quantized(from))
-        return tn_fail(TN_ERR_DTYPE, "dequantize: x is %s, which is not quantised in blocks; convert it with tn_cast",
+        return tn_fail(TN_ERR_DTYPE, "dequantize: x is %s, which is not block-quantized; convert it with tn_cast",
                        tn_dtype_name(from));
     if (!tn_dtype_is_float(to))
-        return tn_fail(TN_ERR_DTYPE, "dequantize: to %s; it must be a floating type", tn_dtype_name(to));
+        return tn_fail(TN_ERR_DTYPE, "dequantize: cannot convert to %s; it must be a floating type", tn_dtype_name(to));
     TRY(tn_infer_same(c));
     c->dtype = to;
     return TN_OK;
@@ -46,10 +46,10 @@ static tn_status infer_linear_stored(tn_infer *c) {
     char a[96], b[96];
     bool half = w->dtype == TN_F16 || w->dtype == TN_BF16, blocks = tn_dtype_is_quantized((tn_dtype)w->dtype);
     if (x->dtype != TN_F32 || !(c->row == tn_op(TN_OP_LINEAR_HALF) ? half : blocks))
-        return tn_fail(TN_ERR_DTYPE, "%s: x must be f32, it is %s with a weight of %s", c->row->name,
-                       tn_dtype_name((tn_dtype)x->dtype), tn_dtype_name((tn_dtype)w->dtype));
+        return tn_fail(TN_ERR_DTYPE, "%s: x must be f32 with a weight of this type; x is %s, the weight %s",
+                       c->row->name, tn_dtype_name((tn_dtype)x->dtype), tn_dtype_name((tn_dtype)w->dtype));
     if (x->rank != 2 || w->rank != 2 || x->shape[1] != w->shape[1])
-        return tn_fail(TN_ERR_SHAPE, "%s: x %s and weight %s do not fit: they must be [m, in] and [out, in]",
+        return tn_fail(TN_ERR_SHAPE, "%s: x %s and weight %s do not fit together: they must be [m, in] and [out, in]",
                        c->row->name, tn_shape_text(x, a, sizeof a), tn_shape_text(w, b, sizeof b));
     tn_node_layout(x, &offset, stride);
     if (stride[1] != 1 && x->shape[1] > 1)
@@ -257,14 +257,14 @@ static tn_status infer_linear_experts(tn_infer *c) {
     TRY(tn_need_integer(c, EXPERTS_CHOSEN));
     if (x->dtype != TN_F32 || !is_expert_dtype((tn_dtype)w->dtype))
         return tn_fail(TN_ERR_DTYPE,
-                       "%s: x must be f32 and the weight f32, f16, bf16 or quantised in blocks, they are %s and %s",
+                       "%s: x must be f32, and the weight f32, f16, bf16 or block-quantized; they are %s and %s",
                        c->row->name, tn_dtype_name((tn_dtype)x->dtype), tn_dtype_name((tn_dtype)w->dtype));
     bool fits = w->rank == 3 && chosen->rank == 2 && (x->rank == 2 || x->rank == 3);
     fits = fits && x->shape[x->rank - 1] == w->shape[2] && x->shape[0] == chosen->shape[0];
     if (!fits || (x->rank == 3 && x->shape[1] != chosen->shape[1]))
         return tn_fail(TN_ERR_SHAPE,
-                       "%s: x %s, weight %s and chosen %s do not fit: they must be [tokens, in] or [tokens, choices, "
-                       "in], [experts, out, in] and [tokens, choices]",
+                       "%s: x %s, weight %s and chosen %s do not fit together: they must be [tokens, in] or [tokens, "
+                       "choices, in], [experts, out, in] and [tokens, choices]",
                        c->row->name, tn_shape_text(x, a, sizeof a), tn_shape_text(w, b, sizeof b),
                        tn_shape_text(chosen, d, sizeof d));
     c->dtype = TN_F32;

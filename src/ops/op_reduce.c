@@ -189,7 +189,8 @@ static tn_status grad_prod(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
     if (tn_node_numel(x) > 0 && differentiated_again(b, x)) {
         for (int k = 0; k < x->rank; k++)
             if (x->symbol[k])
-                return tn_fail(TN_ERR_UNSUPPORTED, "prod: dim %d is symbolic, so its gradient has no gradient", k);
+                return tn_fail(TN_ERR_UNSUPPORTED, "prod: dim %d is symbolic, so second derivatives are not supported",
+                               k);
         grads[0] = tn_b_mul(b, d, product_of_others(b, n, x));
         return b->status;
     }
@@ -224,7 +225,7 @@ static tn_status infer_extreme(tn_infer *c) {
     char text[96];
     for (int64_t k = 0; k < c->attrs->i[0]; k++)
         if (x->shape[c->attrs->i[1 + k]] == 0)
-            return tn_fail(TN_ERR_SHAPE, "%s: dim %lld of %s has no element, so there is no extreme one", c->row->name,
+            return tn_fail(TN_ERR_SHAPE, "%s: dim %lld of %s is empty, so it has no extreme element", c->row->name,
                            (long long)c->attrs->i[1 + k], tn_shape_text(x, text, sizeof text));
     return TN_OK;
 }
@@ -389,7 +390,7 @@ static tn_status grad_cumprod(tn_build *b, const tn_node *n, tn_node *dy, tn_nod
     if (n->rank == 0 || tn_node_numel(n) == 0) return b->status;
     if (differentiated_again(b, x)) {
         if (n->symbol[dim])
-            return tn_fail(TN_ERR_UNSUPPORTED, "cumprod: dim %lld is symbolic, so its gradient has no gradient",
+            return tn_fail(TN_ERR_UNSUPPORTED, "cumprod: dim %lld is symbolic, so second derivatives are not supported",
                            (long long)dim);
         grads[0] = cumprod_gradient_again(b, x, dy, dim);
         return b->status;
@@ -422,7 +423,7 @@ static bool keeps_dims(const tn_node *n) { return n->rank == n->in[0]->rank; }
 
 static tn_status infer_float_reduce(tn_infer *c) {
     if (!tn_dtype_is_float((tn_dtype)c->in[0]->dtype))
-        return tn_fail(TN_ERR_DTYPE, "%s: the tensor is %s, the result could not be: cast it to a float type first",
+        return tn_fail(TN_ERR_DTYPE, "%s: the tensor is %s, but the result is not: cast it to a float type first",
                        c->row->name, tn_dtype_name((tn_dtype)c->in[0]->dtype));
     return tn_infer_reduce(c);
 }

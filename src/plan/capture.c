@@ -45,7 +45,7 @@ tn_status tn_capture_begin(void) {
     tn_recorder *r = tn_recorder_here();
     if (!r) return TN_ERR_MEMORY;
     if (r->capturing)
-        return tn_fail(TN_ERR_STATE, "tn_capture_begin: this thread is capturing already; end that capture first");
+        return tn_fail(TN_ERR_STATE, "tn_capture_begin: this thread is already capturing; end that capture first");
     TRY(tn_flush(r, NULL, 0));
     tn_plan_cache *c = tn_plans_of(r);
     if (!c || !(c->capture = tn_captured_host_new(r))) return TN_ERR_MEMORY;
@@ -72,7 +72,7 @@ void tn_graph_free(tn_graph *g) {
 
 /* What capture and launch are given: lists without gaps. */
 static tn_status check_list(tn_tensor *const *items, int count, const char *function, const char *what) {
-    if (count < 0) return tn_fail(TN_ERR_ARGUMENT, "%s: %d %s", function, count, what);
+    if (count < 0) return tn_fail(TN_ERR_ARGUMENT, "%s: %d %s; the count must be at least 0", function, count, what);
     for (int i = 0; i < count; i++) {
         if (!items) return tn_fail(TN_ERR_ARGUMENT, "%s: %s is NULL, its count %d", function, what, count);
         if (!items[i]) return tn_fail(TN_ERR_ARGUMENT, "%s: %s: tensor %d is NULL", function, what, i);
@@ -89,9 +89,9 @@ static tn_status check_lists(tn_tensor *const *inputs, int input_count, tn_tenso
 static tn_status note_input(graph_input *in, const tn_binding *b, const tn_tensor *t, int number) {
     const tn_node *n = tn_tensor_node(t);
     if (!n->buffer)
-        return tn_fail(
-            TN_ERR_ARGUMENT,
-            "tn_capture_end: input %d is not a whole tensor with a value (evaluate it, or make it contiguous)", number);
+        return tn_fail(TN_ERR_ARGUMENT,
+                       "tn_capture_end: input %d is a view or has no value (evaluate it, or make it contiguous)",
+                       number);
     in->slot = tn_map_find(&b->buffer_slots, n->buffer);
     in->dtype = n->dtype;
     in->rank = n->rank;
@@ -111,7 +111,7 @@ static tn_status note_output(graph_output *out, const tn_binding *b, const tn_te
     }
     return tn_fail(
         TN_ERR_ARGUMENT,
-        "tn_capture_end: output %d was not recorded in this capture (or is a strided view: make it contiguous)",
+        "tn_capture_end: output %d was not recorded in this capture, or is a strided view (make it contiguous)",
         number);
 }
 
@@ -149,9 +149,10 @@ static tn_status note_capture(tn_graph *g, const tn_binding *b, tn_tensor *const
 static tn_status check_states(const tn_recorder *r, const tn_binding *b) {
     for (const tn_storage *s = r->written; s && b->device; s = s->next_written)
         if (s->value->recorder == r && s->value->device != b->device)
-            return tn_fail(TN_ERR_ARGUMENT,
-                           "tn_capture_end: states of two devices, %s and %s, are written: a capture for each of them",
-                           b->device->info.id, s->value->device->info.id);
+            return tn_fail(
+                TN_ERR_ARGUMENT,
+                "tn_capture_end: states on two devices, %s and %s, are written: make one capture for each device",
+                b->device->info.id, s->value->device->info.id);
     return TN_OK;
 }
 
@@ -229,9 +230,10 @@ static tn_status bind_input(tn_graph *g, int i, tn_tensor *t) {
                 memcmp(n->shape, in->shape, (size_t)n->rank * sizeof *n->shape) == 0;
     if (!same) {
         char shape[96];
-        return tn_fail(TN_ERR_SHAPE,
-                       "tn_graph_launch: input %d is %s %s; it must be contiguous and as it was when captured", i,
-                       tn_dtype_name((tn_dtype)n->dtype), tn_shape_text(n, shape, sizeof shape));
+        return tn_fail(
+            TN_ERR_SHAPE,
+            "tn_graph_launch: input %d is %s %s; it must be contiguous, with the shape and dtype that were captured", i,
+            tn_dtype_name((tn_dtype)n->dtype), tn_shape_text(n, shape, sizeof shape));
     }
     if (in->slot < 0) return TN_OK;
     tn_buffer_retain(n->buffer);
@@ -301,7 +303,8 @@ static tn_status launch_capture(tn_plan_cache *c, tn_graph *g, tn_tensor **outpu
     *ran = s == TN_OK;
     if (s == TN_OK || partially_committed) mark_written(g);
     if (partially_committed) {
-        s = tn_fail_prefix(s, "the device failed while states were written, whose values are lost: load them anew");
+        s = tn_fail_prefix(s,
+                           "the device failed while states were being written; their values are lost, load them again");
         tn_captured_host_lose(g->host, s);
     }
     if (*ran) {
@@ -321,8 +324,9 @@ tn_status tn_graph_launch(tn_graph *g, tn_tensor *const *inputs, tn_tensor **out
     tn_plan_cache *c = r ? tn_plans_of(r) : NULL;
     if (!c) return TN_ERR_MEMORY;
     if (r->capturing)
-        return tn_fail(TN_ERR_STATE, "tn_graph_launch: this thread captures, and a launch cannot be captured; launch "
-                                     "after tn_capture_end");
+        return tn_fail(
+            TN_ERR_STATE,
+            "tn_graph_launch: this thread is capturing, and a launch cannot be captured; launch after tn_capture_end");
     TRY(tn_refusal_report());
     TRY(tn_flush(r, NULL, 0)); /* pending writes to states come first */
     for (int i = 0; i < g->input_count; i++)
@@ -341,13 +345,13 @@ tn_status tn_graph_launch(tn_graph *g, tn_tensor *const *inputs, tn_tensor **out
 tn_status tn_graph_set_runtime_scalar(tn_graph *g, int scalar, double value) {
     TRY(tn_need(g, "tn_graph_set_runtime_scalar: the graph"));
     if (scalar < 0 || (size_t)scalar >= g->scalar_count)
-        return tn_fail(TN_ERR_ARGUMENT, "tn_graph_set_runtime_scalar: runtime scalar %d; the graph has %zu", scalar,
+        return tn_fail(TN_ERR_ARGUMENT,
+                       "tn_graph_set_runtime_scalar: runtime scalar %d is out of range; the graph has %zu", scalar,
                        g->scalar_count);
     if (tn_captured_host_sets(g->host, scalar))
         return tn_fail(TN_ERR_ARGUMENT,
-                       "tn_graph_set_runtime_scalar: runtime scalar %d is set anew at each launch by what recorded it, "
-                       "as an optimizer sets "
-                       "its learning rate (tn_optimizer_set_lr)",
+                       "tn_graph_set_runtime_scalar: runtime scalar %d is set at each launch by what recorded it; "
+                       "change it there, for example with tn_optimizer_set_lr",
                        scalar);
     if (g->scalar_is_float[scalar])
         g->scalars[scalar].f = value;
@@ -435,10 +439,10 @@ tn_status tn_capture_add_hook(const tn_capture_hook *hook, tn_tensor *const *sca
     if (hook->struct_size < sizeof *hook || !hook->advance || count < 0 || (count && !scalars))
         return tn_fail(
             TN_ERR_ARGUMENT,
-            "tn_capture_add_hook: struct_size is not set, advance is NULL, or %d runtime scalars without a list",
+            "tn_capture_add_hook: struct_size is not set, advance is NULL, or the list of %d runtime scalars is NULL",
             count);
     if (!r->capturing)
-        return tn_fail(TN_ERR_STATE, "tn_capture_add_hook: this thread does not capture (tn_capture_begin)");
+        return tn_fail(TN_ERR_STATE, "tn_capture_add_hook: this thread is not capturing; call tn_capture_begin first");
     for (int i = 0; i < count; i++) {
         const tn_node *n = tn_tensor_node(scalars[i]);
         if (n->flags & TN_NODE_ERROR) return tn_fail(n->status, "%s", n->error);
@@ -476,8 +480,8 @@ static tn_status bind_gradient(captured_gradient *c, const tn_binding *b) {
     if (c->earlier)
         return tn_fail(
             TN_ERR_STATE,
-            "tn_capture_end: the capture uses a gradient that tn_backward made before it, and launches would "
-            "not see a newer one; capture tn_optimizer_zero_grad and tn_backward too (or tn_minimize)");
+            "tn_capture_end: the capture uses a gradient that tn_backward computed before it, and launches would not "
+            "see a newer one; capture tn_optimizer_zero_grad and tn_backward too (or tn_minimize)");
     if (c->slot->closed || !c->slot->grad) return TN_OK;
     tn_node *n = tn_tensor_node(c->slot->grad);
     if (n->flags & TN_NODE_ERROR) return tn_fail(n->status, "%s", n->error);
@@ -488,9 +492,8 @@ static tn_status bind_gradient(captured_gradient *c, const tn_binding *b) {
         if (b->outputs[i].node == n && b->outputs[i].home < 0) c->output = (int)i;
     if (c->output >= 0) return TN_OK;
     if (!tn_node_computed(n))
-        return tn_fail(TN_ERR_STATE,
-                       "tn_capture_end: a gradient is a view or state: a launch could not renew it; clear "
-                       "it before the end of the capture (tn_zero_grad)");
+        return tn_fail(TN_ERR_STATE, "tn_capture_end: a gradient is a view or a state, which a launch cannot replace; "
+                                     "clear it before the end of the capture (tn_zero_grad)");
     c->fixed = tn_node_retain(n);
     return TN_OK;
 }
@@ -508,15 +511,15 @@ static tn_status bind_states(tn_captured_host *h, const tn_recorder *r) {
 tn_status tn_captured_host_bind(tn_captured_host *h, const tn_recorder *r, const tn_binding *b) {
     TRY(h->failed);
     if (r->reseeds != h->reseeds)
-        return tn_fail(TN_ERR_STATE, "tn_capture_end: the random numbers were set inside the capture (tn_manual_seed, "
-                                     "tn_set_random_state), which a launch does not repeat; set them before "
-                                     "tn_capture_begin or before a launch");
-    if (r->captured_write)
         return tn_fail(
             TN_ERR_STATE,
-            "tn_capture_end: %s_ wrote in place to a tensor from before the capture, which launches would not "
-            "write; make it state first (tn_make_state)",
-            r->captured_write);
+            "tn_capture_end: the random generator was set inside the capture (tn_manual_seed, tn_set_random_state), "
+            "which a launch does not repeat; set it before tn_capture_begin or before a launch");
+    if (r->captured_write)
+        return tn_fail(TN_ERR_STATE,
+                       "tn_capture_end: %s_ wrote in place to a tensor created before the capture, which launches "
+                       "would not update; make it a state first (tn_make_state)",
+                       r->captured_write);
     h->random_used = r->random_offset - h->random_start;
     for (size_t i = 0; i < h->hook_count; i++)
         bind_hook(&h->hooks[i], b);
@@ -537,8 +540,8 @@ bool tn_captured_host_sets(const tn_captured_host *h, int scalar) {
 static tn_status check_gradient(const captured_gradient *c) {
     if (c->slot->closed || c->cleared || !c->slot->grad) return TN_OK;
     return tn_fail(TN_ERR_STATE,
-                   "tn_graph_launch: a parameter has a gradient already, and had none when tn_backward was captured; "
-                   "clear it before each launch (tn_optimizer_zero_grad), or inside the capture");
+                   "tn_graph_launch: a parameter has a gradient now, but had none when tn_backward was captured; clear "
+                   "it before each launch (tn_optimizer_zero_grad), or inside the capture");
 }
 
 /* If others than handles hold the old value (views, the history of an earlier loss), it is marked as overwritten and

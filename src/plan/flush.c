@@ -328,7 +328,7 @@ static tn_status name_refused(const tn_plan_cache *c, const tn_plan *p, tn_statu
         return tn_fail_prefix(s, "%s", text);
     }
     if (c->refused == TN_REFUSED_ARENA)
-        return tn_fail_prefix(s, "the values on the way to what is evaluated, the largest of them %s", p->largest);
+        return tn_fail_prefix(s, "the intermediate values of this evaluation, the largest being %s", p->largest);
     return s;
 }
 
@@ -403,7 +403,8 @@ static tn_status evaluate_targets(tn_recorder *r, tn_plan_cache *c, tn_node *con
     if (p) {
         tn_status s = run_plan(c, p, b);
         if (s != TN_OK && p->partially_committed) {
-            s = tn_fail_prefix(s, "the device failed while states were written, whose values are lost: load them anew");
+            s = tn_fail_prefix(
+                s, "the device failed while states were being written; their values are lost, load them again");
             give_up(r, b, s, true);
             return s;
         }
@@ -439,8 +440,8 @@ static tn_status evaluate_all(tn_recorder *r, tn_plan_cache *c, tn_node *const *
 static tn_status flush_captured(tn_node *const *targets, int count) {
     for (int i = 0; i < count; i++)
         if (!tn_node_computed(targets[i]))
-            return tn_fail(TN_ERR_STATE, "cannot read a value inside the capture that records it; read it after "
-                                         "tn_capture_end, which computes it");
+            return tn_fail(TN_ERR_STATE,
+                           "cannot read a value inside the capture that records it; read it after tn_capture_end");
     return TN_OK;
 }
 

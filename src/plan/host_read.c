@@ -38,9 +38,9 @@ static tn_status computed_node(const tn_tensor *t, tn_node **out) {
     const tn_node *root = (*out)->flags & TN_NODE_VIEW ? (*out)->root : *out;
     if (root->flags & TN_NODE_ERROR) return tn_fail(root->status, "%s", root->error);
     if (root->flags & TN_NODE_STALE)
-        return tn_fail(TN_ERR_STATE, "this value has been overwritten in place since; copy it before the write");
+        return tn_fail(TN_ERR_STATE, "this value was overwritten in place; copy it before the write");
     if (root->buffer) return TN_OK;
-    return tn_fail(TN_ERR_STATE, "a tensor that another thread recorded: that thread must evaluate it (tn_eval) first");
+    return tn_fail(TN_ERR_STATE, "this tensor was recorded by another thread, which must evaluate it first (tn_eval)");
 }
 
 /* Elements of a strided view, in order, out of its root's bytes; block by block where neighbours share one. */
@@ -86,7 +86,7 @@ tn_status tn_read(const tn_tensor *t, void *out, size_t bytes) {
     TRY(computed_node(t, &n));
     if (bytes != tn_node_bytes(n)) {
         char shape[96];
-        return tn_fail(TN_ERR_ARGUMENT, "tn_read: %zu bytes given, the tensor %s of %s has %zu", bytes,
+        return tn_fail(TN_ERR_ARGUMENT, "tn_read: the buffer has %zu bytes, but the tensor %s of %s has %zu", bytes,
                        tn_shape_text(n, shape, sizeof shape), tn_dtype_name((tn_dtype)n->dtype), tn_node_bytes(n));
     }
     return read_node(n, out);
@@ -102,7 +102,7 @@ tn_status tn_read_as(const tn_tensor *t, void *out, int64_t count, tn_dtype dtyp
         return tn_fail(TN_ERR_DTYPE, "tn_read_as: the tensor %s has dtype %s, not %s; convert it with tn_cast first",
                        tn_shape_text(n, shape, sizeof shape), tn_dtype_name((tn_dtype)n->dtype), tn_dtype_name(dtype));
     if (tn_node_numel(n) != count)
-        return tn_fail(TN_ERR_SHAPE, "tn_read_as: room for %lld elements given, the tensor %s has %lld",
+        return tn_fail(TN_ERR_SHAPE, "tn_read_as: the buffer has room for %lld elements, but the tensor %s has %lld",
                        (long long)count, tn_shape_text(n, shape, sizeof shape), (long long)tn_node_numel(n));
     return read_node(n, out);
 }
@@ -157,7 +157,8 @@ static tn_status read_item(const char *what, const tn_tensor *t, double *out) {
     TRY(tn_need_tensor(t, what));
     TRY(computed_node(t, &n));
     if (tn_node_numel(n) != 1)
-        return tn_fail(TN_ERR_SHAPE, "%s has %s elements; one is needed", what, tn_shape_text(n, shape, sizeof shape));
+        return tn_fail(TN_ERR_SHAPE, "%s has %s elements; exactly one is required", what,
+                       tn_shape_text(n, shape, sizeof shape));
     TRY(read_node(n, bytes));
     *out = as_double((tn_dtype)n->dtype, bytes);
     return TN_OK;
@@ -251,13 +252,12 @@ tn_tensor *tn_to_device(const tn_tensor *t, tn_device *device) {
     const tn_recorder *r = tn_recorder_here();
     if (!r) return refuse_move(TN_ERR_MEMORY);
     if (r->capturing)
-        return refuse_move(
-            tn_fail(TN_ERR_STATE, "tn_to_device: a capture is of one device; move the tensor before it begins"));
+        return refuse_move(tn_fail(
+            TN_ERR_STATE, "tn_to_device: a capture runs on one device; move the tensor before the capture begins"));
     if (n->flags & TN_NODE_GRAD && !r->no_grad)
         return refuse_move(
-            tn_fail(TN_ERR_UNSUPPORTED,
-                    "tn_to_device: gradients do not go from device to device: move the data that a model begins "
-                    "with, or move inside TN_NO_GRAD"));
+            tn_fail(TN_ERR_UNSUPPORTED, "tn_to_device: gradients do not flow between devices: move a tensor that does "
+                                        "not require gradients, or move it inside TN_NO_GRAD"));
     tn_tensor *whole = NULL;
     tn_node *moved = NULL;
     tn_status s = whole_value(t, &whole, &n);

@@ -41,8 +41,7 @@ tn_status tn_find_checked(tn_graph_plan *g) {
         c->value = tn_value_of(g, tn_index_source(c->node));
         if (c->value < 0) c->value = tn_value_of(g, c->node);
         if (c->value < 0)
-            return tn_fail(TN_ERR_INTERNAL, "%s: indices that are compared with their range have no value",
-                           tn_op(c->node->checks->op)->name);
+            return tn_fail(TN_ERR_INTERNAL, "%s: the indices to check have no value", tn_op(c->node->checks->op)->name);
     }
     return TN_OK;
 }

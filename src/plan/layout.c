@@ -517,7 +517,7 @@ static tn_status make_one_by_one(const int64_t *shape, int rank, tn_dtype dtype,
 }
 
 tn_status tn_zero_states(const int64_t *shape, int rank, tn_dtype dtype, tn_tensor **out, int count) {
-    if (count < 0) return tn_fail(TN_ERR_ARGUMENT, "tn_zero_states: %d states", count);
+    if (count < 0) return tn_fail(TN_ERR_ARGUMENT, "tn_zero_states: count is %d; it must be at least 0", count);
     if (count > 0) TRY(tn_need(out, "tn_zero_states: out"));
     for (int i = 0; i < count; i++)
         out[i] = NULL;

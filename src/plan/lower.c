@@ -351,7 +351,7 @@ static kir_val lower_at(tn_lower *lw, const tn_node *node, const kir_aff *at) {
     tn_lowering *w = lw->group;
     int value = tn_value_of(w->g, node);
     if (value >= 0) return pull(lw, w, value, at);
-    w->status = tn_fail(TN_ERR_INTERNAL, "lowering met a node that was not planned");
+    w->status = tn_fail(TN_ERR_INTERNAL, "lowering reached a node that was not planned: a defect");
     return kir_const(lw->kb, kir_type_of((tn_dtype)node->dtype), 0.0);
 }
 
@@ -392,7 +392,8 @@ static tn_quant lower_quant_at(tn_lower *lw, const tn_node *node, const kir_aff 
     int value = tn_value_of(w->g, node);
     const tn_value *v = value >= 0 ? &w->g->values[value] : NULL;
     if (!v || !tn_value_in_memory(w->g, value)) {
-        w->status = tn_fail(TN_ERR_INTERNAL, "the parts of quantised elements are asked for where there is no memory");
+        w->status =
+            tn_fail(TN_ERR_INTERNAL, "the parts of block-quantized elements are needed where they are not in memory");
         kir_val none = kir_const_i(lw->kb, KIR_I32, 0), nothing = kir_const(lw->kb, KIR_F32, 0);
         return (tn_quant){.u = none, .s = nothing, .t = nothing};
     }
@@ -460,7 +461,7 @@ static tn_status loops_space(tn_lowering *w, const tn_value *r, int64_t *extents
     map_space(w, n, extents, n_par);
     *n_loop = r->row->impl->loops(n, loops);
     if (*n_par + *n_loop > KIR_MAX_AXES)
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %d axes, a kernel has at most %d", r->row->name, *n_par + *n_loop,
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %d axes; a kernel supports at most %d", r->row->name, *n_par + *n_loop,
                        KIR_MAX_AXES);
     memcpy(w->row, w->space, sizeof w->row);
     for (int k = 0; k < *n_loop; k++) {

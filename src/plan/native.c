@@ -317,7 +317,8 @@ bool tn_native_appends(const tn_graph_plan *g, const tn_group *group, int slot) 
 tn_status tn_native_make(const tn_graph_plan *g, const tn_group *group, tn_native **out, size_t *workspace) {
     const tn_value *v = &g->values[group->lead];
     const tn_native_row *row = row_of(v->node);
-    if (!row) return tn_fail(TN_ERR_UNSUPPORTED, "%s: no native kernel; evaluate it on the cpu", v->row->name);
+    if (!row)
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: no native kernel on this device; evaluate it on the cpu", v->row->name);
     tn_native *n = tn_mem_zalloc(1, sizeof *n);
     if (!n) return TN_ERR_MEMORY;
     *out = n;

@@ -105,7 +105,7 @@ static tn_status ask_placement(const tn_plan *p, const tn_graph_plan *g, tn_grou
     *takes = s == TN_OK;
     if (s == TN_OK || s == TN_ERR_MEMORY) return s;
     reason->code = REFUSED;
-    snprintf(reason->why, sizeof reason->why, "refused the kernel (%s)", tn_error());
+    snprintf(reason->why, sizeof reason->why, "rejected the kernel (%s)", tn_error());
     return TN_OK;
 }
 
@@ -123,8 +123,8 @@ static void note_placement(tn_plan *p, const tn_graph_plan *g, const tn_group *g
 
 static tn_status refuse_strictly(const tn_plan *p, const tn_placed *at) {
     return tn_fail(TN_ERR_UNSUPPORTED,
-                   "%s: %s %s, and no other device may compute it (strict): choose another dtype or device, or allow "
-                   "fallback",
+                   "%s: %s %s, and no other device may compute it (strict): choose another dtype or device, "
+                   "or allow fallback",
                    at->where, p->device->info.id, at->reason);
 }
 
@@ -168,7 +168,7 @@ static void let_neighbours_follow(tn_graph_plan *g, tn_plan *p) {
         group->host = FOLLOWS;
         tn_kernel_release(group->kernel);
         group->kernel = NULL;
-        note_placement(p, g, group, "stands between operations of the host");
+        note_placement(p, g, group, "lies between operations that run on the host");
     }
 }
 
@@ -222,8 +222,8 @@ void tn_place_tell(const tn_plan *p) {
         if (!first || p->device->fallback != TN_FALLBACK_WARN) continue;
         int64_t count = placement_count_of(p, at->code);
         tn_log_line(TN_LOG_NOTICE,
-                    "%s %s: %lld operation%s of this evaluation run%s on the cpu (TN_FALLBACK_STRICT, or --strict of "
-                    "the command, refuses): %s",
+                    "%s %s: %lld operation%s of this evaluation run%s on the cpu (use TN_FALLBACK_STRICT, or --strict "
+                    "of the command, to forbid this): %s",
                     p->device->info.id, at->reason, (long long)count, count > 1 ? "s" : "", count > 1 ? "" : "s",
                     at->where);
     }
@@ -253,7 +253,7 @@ static tn_status ask_vendor(tn_graph_plan *g, const tn_vendor_library *l, tn_val
     const int64_t alignment[] = {alignment_of(a), alignment_of(b), alignment_of(c)};
     tn_vendor_product p;
     tn_gemm_args args;
-    c->vendor_why = "takes one batch, and this product has several";
+    c->vendor_why = "takes one batch dimension; this product has several";
     if (c->node->rank > TN_GEMM_BATCH_AXES + 2) return TN_OK;
     tn_native_product(g, c, &args);
     if (!tn_vendor_product_of(&args, (tn_dtype)c->node->dtype, alignment, &p, &c->vendor_why)) return TN_OK;
@@ -304,18 +304,18 @@ static bool is_even(const tn_conv_args *a, tn_vendor_conv *out) {
 /* Whether a convolution is of the form that libraries have; else *why is the rest of a sentence. */
 static bool conv_of(const tn_node *n, tn_vendor_conv *c, const char **why) {
     tn_conv_args a = tn_conv_sizes(n);
-    *why = "has no convolution of its dtype";
+    *why = "does not support convolutions of this dtype";
     if (n->dtype != TN_F32 && n->dtype != TN_F16 && n->dtype != TN_BF16) return false;
-    *why = "takes tensors that lie whole";
+    *why = "takes contiguous tensors only";
     if (!tn_node_contiguous(n->in[0]) || !tn_node_contiguous(n->in[1])) return false;
-    *why = "takes fewer than 2^31 elements, and some";
+    *why = "takes fewer than 2^31 elements; a tensor has more";
     c->dtype = (tn_dtype)n->dtype;
     c->groups = (int)a.groups;
     if (!fill_vendor(c->input, a.batch, a.groups * a.channels, a.size) ||
         !fill_vendor(c->weight, a.groups * a.out_channels, a.channels, a.kernel) ||
         !fill_vendor(c->results, a.batch, a.groups * a.out_channels, a.out_size))
         return false;
-    *why = "pads both ends of an axis alike";
+    *why = "requires equal padding at both ends of an axis";
     return is_even(&a, c);
 }
 

@@ -604,7 +604,7 @@ static tn_status refuse_join(tn_graph_plan *g) {
     tn_value *v = &g->values[g->forbid];
     if (g->crowded && !g->counts_buffers) return TN_OK;
     if (v->alone)
-        return tn_fail(TN_ERR_INTERNAL, "%s cannot be lowered, not even in a group of its own",
+        return tn_fail(TN_ERR_INTERNAL, "%s cannot be lowered, even in a group of its own: a defect",
                        v->row ? v->row->name : "data");
     v->alone = true;
     return TN_OK;

@@ -198,12 +198,11 @@ static tn_status check_leaf(const tn_node *n) {
     if (n->flags & TN_NODE_ERROR) return tn_fail(n->status, "%s", n->error);
     if (root->flags & TN_NODE_ERROR) return tn_fail(root->status, "%s", root->error);
     if (root->flags & TN_NODE_STALE)
-        return tn_fail(TN_ERR_STATE,
-                       "a value is needed whose tensor has been written in place since (for gradients: run backward "
-                       "before the optimiser's step, or copy the tensor first)");
+        return tn_fail(TN_ERR_STATE, "a needed value was overwritten in place (for gradients: run backward before the "
+                                     "optimizer's step, or copy the tensor first)");
     if (!root->buffer)
         return tn_fail(TN_ERR_STATE,
-                       "a tensor that another thread recorded: that thread must evaluate it (tn_eval) first");
+                       "this tensor was recorded by another thread, which must evaluate it first (tn_eval)");
     return TN_OK;
 }
 
@@ -402,7 +401,7 @@ static tn_status check_composition_shape(const tn_node *n, const tn_node *root) 
     bool same_shape = root->rank == n->rank && !memcmp(root->shape, n->shape, n->rank * sizeof *n->shape);
     if (same_shape && root->dtype == n->dtype) return TN_OK;
     char is[96], want[96];
-    return tn_fail(TN_ERR_INTERNAL, "%s: its composition yields %s %s, its shape rule says %s %s: a defect in the op",
+    return tn_fail(TN_ERR_INTERNAL, "%s: its composition gives %s %s, but its shape rule %s %s: a defect in the op",
                    tn_op(n->op)->name, tn_shape_text(root, is, sizeof is), tn_dtype_name((tn_dtype)root->dtype),
                    tn_shape_text(n, want, sizeof want), tn_dtype_name((tn_dtype)n->dtype));
 }
@@ -411,7 +410,7 @@ static tn_status expand_with(tn_build *b, tn_node *n) {
     tn_node *root = tn_compose(b, n);
     TRY(b->status);
     if (!root)
-        return tn_fail(TN_ERR_INTERNAL, "%s: its composition yields nothing: a defect in the op", tn_op(n->op)->name);
+        return tn_fail(TN_ERR_INTERNAL, "%s: its composition gives no value: a defect in the op", tn_op(n->op)->name);
     TRY(check_composition_shape(n, root));
     n->expansion = tn_node_retain(root);
     return TN_OK;

@@ -140,7 +140,7 @@ tn_status tn_profile_at(const tn_profile *p, int64_t i, tn_profile_row *out) {
     if (!p || !out || out->struct_size < sizeof *out)
         return tn_fail(TN_ERR_ARGUMENT, "tn_profile_at: an argument is NULL or its struct_size is not set");
     if (i < 0 || i >= p->count)
-        return tn_fail(TN_ERR_ARGUMENT, "tn_profile_at: there is no row %lld; there are %lld", (long long)i,
+        return tn_fail(TN_ERR_ARGUMENT, "tn_profile_at: row %lld is out of range; there are %lld", (long long)i,
                        (long long)p->count);
     const profile_row *row = &p->rows[i];
     *out = (tn_profile_row){.struct_size = out->struct_size,

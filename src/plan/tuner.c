@@ -196,8 +196,8 @@ static void tune(const tn_gemm_args *args, tn_dtype dtype, bool kept, bool libra
     int best = 0;
     bool told = tn_child_run(measure_tuner, &q, &a, sizeof a, SECONDS, &why) && a.count > 0 && a.count <= MOST_WAYS;
     if (!told)
-        tn_log_line(TN_LOG_NOTICE, "tuning of %s: %s; the rules choose", key,
-                    why[0] ? why : "it is too large to be tried in every way");
+        tn_log_line(TN_LOG_NOTICE, "tuning of %s: %s; using the rules", key,
+                    why[0] ? why : "it is too large to try every variant");
     for (int i = 1; told && i < a.count; i++)
         if (a.seconds[i] < a.seconds[best] && a.seconds[i] < GAIN * a.seconds[0]) best = i;
     *e = (tn_tuned){.seconds = told ? a.seconds[best] : 0, .rule_seconds = told ? a.seconds[0] : 0};
@@ -411,7 +411,7 @@ static void measure_device_tuner(tn_device *d, const tn_gemm_shape *s, const tn_
         e->rule_seconds = t.each[0].seconds;
         (void)tn_gemm_tile_name(t.each[best].tile, e->way);
     } else {
-        tn_log_line(TN_LOG_NOTICE, "tuning of %s: it could not be measured; the rules choose", e->key);
+        tn_log_line(TN_LOG_NOTICE, "tuning of %s: it could not be measured; using the rules", e->key);
     }
     for (int i = 0; i < t.count; i++)
         free_candidate(&t.each[i]);

@@ -80,7 +80,7 @@ static tn_status check_planned_expansion(const tn_node *n, const tn_node *e) {
                 memcmp(e->shape, n->shape, (size_t)n->rank * sizeof *n->shape) == 0;
     if (same) return TN_OK;
     char want[128], got[128];
-    return tn_fail(TN_ERR_INTERNAL, "%s: its composition yields %s %s instead of %s %s", tn_op(n->op)->name,
+    return tn_fail(TN_ERR_INTERNAL, "%s: its composition gives %s %s instead of %s %s", tn_op(n->op)->name,
                    tn_dtype_name((tn_dtype)e->dtype), tn_shape_text(e, got, sizeof got),
                    tn_dtype_name((tn_dtype)n->dtype), tn_shape_text(n, want, sizeof want));
 }
@@ -96,7 +96,7 @@ static tn_status expand(tn_graph_plan *g, const tn_node *n, tn_node **out) {
     if (g->build.status != TN_OK) return g->build.status;
     *out = e;
     if (e == n) return TN_OK;
-    if (!e) return tn_fail(TN_ERR_INTERNAL, "%s: its composition yields nothing", tn_op(n->op)->name);
+    if (!e) return tn_fail(TN_ERR_INTERNAL, "%s: its composition gives no value", tn_op(n->op)->name);
     TRY(check_planned_expansion(n, e));
     TRY(tn_scratch_grow(&g->scratch, &g->expansions, &g->expansion_capacity, g->expansion_count + 1,
                         sizeof *g->expansions));
@@ -125,7 +125,7 @@ static tn_status resolve(tn_graph_plan *g, const tn_node *n, const tn_node **out
         TRY(tn_vendor_ask(g, n, &taken));
         if (taken || !is_composed(n)) break;
         if (depth == MAX_NESTING)
-            return tn_fail(TN_ERR_INTERNAL, "%s: compositions nest endlessly", tn_op(n->op)->name);
+            return tn_fail(TN_ERR_INTERNAL, "%s: compositions are nested without end", tn_op(n->op)->name);
         TRY(expand(g, n, &e));
         if (e == n) break;
         n = e;
@@ -173,7 +173,7 @@ static tn_status leaf_value(tn_graph_plan *g, const tn_node *n, int *id) {
     int64_t shifted = 0;
     int32_t slot = slot_apart(g->binding, n, &shifted);
     if (slot < 0) slot = tn_map_find(&g->binding->buffer_slots, root->buffer);
-    if (slot < 0) return tn_fail(TN_ERR_INTERNAL, "a leaf's buffer was not bound");
+    if (slot < 0) return tn_fail(TN_ERR_INTERNAL, "no buffer was bound to a leaf");
     TRY(value_add(g, n, id));
     tn_value *v = &g->values[*id];
     v->slot = slot;
@@ -403,10 +403,11 @@ typedef enum cause { NUMBERS, ARGUMENTS, SHAPE, CAUSES } cause;
 static const struct {
     const char *what, *instead;
 } causes[CAUSES] = {
-    [NUMBERS] = {"the numbers it is given differ", "give the number as a tensor made by tn_runtime_scalar"},
-    [ARGUMENTS] = {"the integers it is given differ",
-                   "take what moves by tn_index_select or tn_gather with indices made by tn_runtime_scalar_int"},
-    [SHAPE] = {"its shape differs", "pad to a few shapes, or mark the extent with tn_symbolic"}};
+    [NUMBERS] = {"a floating-point argument changes", "pass it as a tensor made by tn_runtime_scalar"},
+    [ARGUMENTS] =
+        {"an integer argument changes",
+         "select the changing part by tn_index_select or tn_gather, with indices made by tn_runtime_scalar_int"},
+    [SHAPE] = {"its shape changes", "pad to a few shapes, or mark the extent with tn_symbolic"}};
 
 /* How a key differs from a plan's. */
 typedef struct difference {
@@ -546,8 +547,8 @@ static void warn(const tn_site *s, const tn_node *n, cause why) {
     char text[160];
     tn_node_describe(n, text, sizeof text);
     tn_log_line(TN_LOG_NOTICE,
-                "%s: %d evaluations could not reuse a plan, because %s from one to the next, and each made its own. To "
-                "avoid this, %s",
+                "%s: %d evaluations could not reuse a plan, because %s from one to the next; each needed a new plan. "
+                "To avoid this, %s",
                 text, s->misses, causes[why].what, causes[why].instead);
 }
 

@@ -469,7 +469,8 @@ static tn_status retain_device(tn_recorder *r, tn_device *d) {
     for (int i = 0; i < r->retained_count; i++)
         if (r->retained[i] == d) return TN_OK;
     if (r->retained_count == (int)TN_COUNT(r->retained))
-        return tn_fail(TN_ERR_STATE, "work is recorded on %d devices and not evaluated; evaluate it first (tn_eval)",
+        return tn_fail(TN_ERR_STATE,
+                       "operations on %d devices are recorded but not evaluated; evaluate them first (tn_eval)",
                        r->retained_count);
     tn_device_retain(d);
     r->retained[r->retained_count++] = d;
@@ -599,8 +600,8 @@ static tn_status refuse_devices(const tn_infer *c) {
         if (!first) first = c->in[i];
         if (c->in[i]->device != first->device) other = c->in[i];
     }
-    return tn_fail(TN_ERR_ARGUMENT, "%s: tensors on two devices, %s and %s: move one with tn_to_device", c->row->name,
-                   first->device->info.id, other->device->info.id);
+    return tn_fail(TN_ERR_ARGUMENT, "%s: the tensors are on two devices, %s and %s: move one with tn_to_device",
+                   c->row->name, first->device->info.id, other->device->info.id);
 }
 
 /* A view of blocks keeps them whole: rows of whole blocks, one behind the other inside a row. */
@@ -612,7 +613,7 @@ static tn_status check_blocks(const tn_infer *c) {
     if (whole) return TN_OK;
     char text[96];
     return tn_fail(TN_ERR_DTYPE,
-                   "%s: %s is %s, whose blocks of %lld elements would be cut: only whole rows can be taken; use "
+                   "%s: %s is %s, whose blocks of %lld elements would be split: only whole rows can be taken; use "
                    "tn_dequantize first",
                    c->row->name, tn_shape_text(c->in[0], text, sizeof text), tn_dtype_name(c->dtype), (long long)block);
 }
@@ -803,11 +804,11 @@ static tn_status check_plain(const tn_op_row *row, tn_node *const *in, int n_in)
             in[i] && tn_dtype_is_quantized((tn_dtype)in[i]->dtype) && !(i < 8 && row->impl->quantized >> i & 1);
         if (!refused) continue;
         char text[96];
-        return tn_fail(
-            TN_ERR_DTYPE,
-            "%s: input %d, %s, is %s, quantised in blocks; use tn_dequantize(x, TN_F32) first (as they are, blocks are "
-            "weights of tn_linear and tn_embedding, and can be sliced by rows)",
-            row->name, i + 1, tn_shape_text(in[i], text, sizeof text), tn_dtype_name((tn_dtype)in[i]->dtype));
+        return tn_fail(TN_ERR_DTYPE,
+                       "%s: input %d, %s, is %s, a block-quantized type; use tn_dequantize(x, TN_F32) first (only "
+                       "tn_linear, tn_embedding and slices of whole rows take it directly)",
+                       row->name, i + 1, tn_shape_text(in[i], text, sizeof text),
+                       tn_dtype_name((tn_dtype)in[i]->dtype));
     }
     return TN_OK;
 }
@@ -891,7 +892,7 @@ static __attribute__((noinline)) tn_node *make_in_pieces(int op, tn_node *const 
     const tn_op_row *row = tn_op(op);
     if (op != TN_OP_CAT && op != TN_OP_STACK)
         return tn_node_failed(
-            tn_fail(TN_ERR_ARGUMENT, "%s: %d tensors given, at most %d are possible", row->name, n_in, TN_MAX_INPUTS));
+            tn_fail(TN_ERR_ARGUMENT, "%s: %d tensors given; the limit is %d", row->name, n_in, TN_MAX_INPUTS));
     int count = (n_in + TN_MAX_INPUTS - 1) / TN_MAX_INPUTS;
     tn_node **pieces = tn_mem_zalloc((size_t)count, sizeof *pieces), *result;
     if (!pieces) return tn_node_retain(&out_of_memory);
@@ -922,7 +923,9 @@ tn_node *tn_node_make(int op, tn_node *const *in, int n_in, const tn_attrs *attr
     tn_node *together = f.two_devices ? make_on_one_device(op, in, n_in, attrs) : NULL;
     if (together) return together;
     const tn_op_row *row = tn_op(op);
-    if (n_in < 0) return failed_here(r, tn_fail(TN_ERR_ARGUMENT, "%s: %d tensors given", row->name, n_in));
+    if (n_in < 0)
+        return failed_here(r,
+                           tn_fail(TN_ERR_ARGUMENT, "%s: %d tensors given; at least 1 is required", row->name, n_in));
     if (n_in > TN_MAX_INPUTS) return make_in_pieces(op, in, n_in, attrs, &f);
     tn_dtype to = TN_F32;
     tn_node *n = NULL;

@@ -39,11 +39,11 @@ static tn_status refuse_broadcast(const tn_infer *c, const tn_node *x, int64_t h
     char one[128];
     for (int i = 0; i < c->n_in; i++)
         if (c->in[i]) tn_str_add(&all, all.length ? " and %s" : "%s", tn_shape_text(c->in[i], one, sizeof one));
-    tn_status s = tn_fail(
-        TN_ERR_SHAPE,
-        "%s: shapes %s do not broadcast: counted from the end, dimension %d is %lld in one and %lld in "
-        "another; extents must be equal or 1",
-        c->row->name, tn_str_text(&all), from_end + 1, (long long)have, (long long)x->shape[x->rank - 1 - from_end]);
+    tn_status s = tn_fail(TN_ERR_SHAPE,
+                          "%s: shapes %s do not broadcast: dimension %d, counted from the last, is %lld in one and "
+                          "%lld in another; extents must be equal or 1",
+                          c->row->name, tn_str_text(&all), from_end + 1, (long long)have,
+                          (long long)x->shape[x->rank - 1 - from_end]);
     tn_str_free(&all);
     return s;
 }
@@ -85,13 +85,13 @@ tn_status tn_infer_counted(const tn_infer *c) {
     int64_t numel = 1 << SPARE_BITS;
     for (int d = 0; d < c->rank; d++) {
         if (c->shape[d] > 0 && tn_mul_overflow(numel, c->shape[d], &numel))
-            return tn_fail(TN_ERR_SHAPE, "%s: the shape has more elements than 59 bits count", c->row->name);
+            return tn_fail(TN_ERR_SHAPE, "%s: the shape has 2^59 elements or more", c->row->name);
     }
     return TN_OK;
 }
 
 tn_status tn_refuse_dtype(const tn_infer *c, int input, const char *wanted) {
-    return tn_fail(TN_ERR_DTYPE, "%s: dtype %s of input %d does not fit: it must be %s; convert it with tn_cast",
+    return tn_fail(TN_ERR_DTYPE, "%s: dtype %s of input %d is not supported: it must be %s; convert it with tn_cast",
                    c->row->name, tn_dtype_name((tn_dtype)c->in[input]->dtype), input + 1, wanted);
 }
 
@@ -124,7 +124,7 @@ static tn_status mark_dims(const tn_infer *c, int rank, bool reduced[TN_MAX_RANK
         int64_t dim;
         TRY(tn_infer_dim(c, c->attrs->i[1 + k], rank, &dim));
         if (reduced[dim] && count > 1)
-            return tn_fail(TN_ERR_SHAPE, "%s: dim %lld is named twice", c->row->name, (long long)dim);
+            return tn_fail(TN_ERR_SHAPE, "%s: dim %lld is given twice", c->row->name, (long long)dim);
         reduced[dim] = true;
     }
     return TN_OK;

@@ -114,7 +114,7 @@ static tn_node null_node = {.refs = 1 << 30,
                             .index = -1,
                             .op = TN_OP_NONE,
                             .status = TN_ERR_ARGUMENT,
-                            .error = (char[]){"the tensor is NULL: it was never made"}};
+                            .error = (char[]){"the tensor is NULL"}};
 /* The node of every tensor that was freed. */
 static tn_node freed_node = {.refs = 1 << 30,
                              .handles = 1,
@@ -335,7 +335,7 @@ static void handle_free(tn_handle *t) { release_chain(t); }
 /* Few callers look at tn_error() after a function that returns nothing, so a second tn_free is also logged. */
 static __attribute__((noinline)) void freed_twice(const tn_tensor *t) {
     (void)tn_need_tensor(t, "tn_free: the tensor");
-    tn_log_line(TN_LOG_NOTICE, "%s; nothing is done", tn_error());
+    tn_log_line(TN_LOG_NOTICE, "%s; ignored", tn_error());
 }
 
 void tn_free(tn_tensor *t) {
@@ -475,7 +475,7 @@ static tn_tensor *view_handle(int op, const tn_tensor *const *in, tn_node *n) {
     tn_handle *base = tn_handle_of(in[0]);
     if (view_depth(base) < TN_MAX_VIEW_CHAIN) return attach_view(tn_handle_of(t), base);
     tn_free(t);
-    tn_fail(TN_ERR_UNSUPPORTED, "%s: a view of a view, %d deep: make it contiguous first", tn_op(op)->name,
+    tn_fail(TN_ERR_UNSUPPORTED, "%s: a view of a view is nested %d deep: make it contiguous first", tn_op(op)->name,
             TN_MAX_VIEW_CHAIN);
     return tn_tensor_error(TN_ERR_UNSUPPORTED);
 }
@@ -663,7 +663,7 @@ static tn_status check_dtype(const tn_node *dst, const tn_node *result, const ch
     bool to_bool = dst->dtype == TN_BOOL && result->dtype != TN_BOOL;
     if (!to_whole && !to_bool) return TN_OK;
     return tn_fail(TN_ERR_DTYPE,
-                   "%s_: the result has dtype %s, which the target %s of %s cannot hold; convert the target with "
+                   "%s_: the result has dtype %s, which the target %s of %s cannot store; convert the target with "
                    "tn_cast, or store the result with tn_copy_",
                    what, tn_dtype_name((tn_dtype)result->dtype), tn_shape_text(dst, shape, sizeof shape),
                    tn_dtype_name((tn_dtype)dst->dtype));
@@ -677,7 +677,7 @@ static tn_status check_shape(const tn_node *dst, const tn_node *value, const cha
         fits = extent == 1 || extent == dst->shape[dst->rank - d];
     }
     if (fits) return TN_OK;
-    return tn_fail(TN_ERR_SHAPE, "%s_: %s does not fit the target %s; an in-place operation keeps its target's shape",
+    return tn_fail(TN_ERR_SHAPE, "%s_: %s does not fit the target %s; an in-place operation keeps the target's shape",
                    what, tn_shape_text(value, is, sizeof is), tn_shape_text(dst, wanted, sizeof wanted));
 }
 
@@ -746,7 +746,7 @@ tn_status tn_swap(tn_tensor *first, tn_tensor *second) {
         TRY(tn_status_of(first));
         return tn_status_of(second);
     }
-    if (a->base || b->base) return tn_fail(TN_ERR_ARGUMENT, "tn_swap: a view cannot be swapped; its base can");
+    if (a->base || b->base) return tn_fail(TN_ERR_ARGUMENT, "tn_swap: a view cannot be swapped; swap its base");
     tn_storage *storage = atomic_load(&a->storage);
     tn_node *node = a->node;
     uint32_t version = a->version;
@@ -764,14 +764,15 @@ tn_status tn_swap(tn_tensor *first, tn_tensor *second) {
 /* What the function `what` was given: a shape of a dtype, in bytes. */
 static tn_status data_bytes(const char *what, const int64_t *shape, int rank, tn_dtype dtype, size_t *bytes) {
     if (rank < 0 || rank > TN_MAX_RANK)
-        return tn_fail(TN_ERR_SHAPE, "%s: a tensor of rank %d: 0 to %d are possible", what, rank, TN_MAX_RANK);
-    if (rank > 0 && !shape) return tn_fail(TN_ERR_ARGUMENT, "%s: shape is NULL, and rank %d", what, rank);
-    if (tn_dtype_size(dtype) == 0) return tn_fail(TN_ERR_DTYPE, "%s: %d is no dtype", what, (int)dtype);
+        return tn_fail(TN_ERR_SHAPE, "%s: a tensor of rank %d is not supported: rank must be 0 to %d", what, rank,
+                       TN_MAX_RANK);
+    if (rank > 0 && !shape) return tn_fail(TN_ERR_ARGUMENT, "%s: shape is NULL, but the rank is %d", what, rank);
+    if (tn_dtype_size(dtype) == 0) return tn_fail(TN_ERR_DTYPE, "%s: %d is not a dtype", what, (int)dtype);
     int64_t total = (int64_t)tn_dtype_size(dtype), block = tn_dtype_block(dtype);
     if (block > 1 && (rank == 0 || shape[rank - 1] % block))
         return tn_fail(TN_ERR_SHAPE,
-                       "%s: the last extent of a tensor of %s is %lld; it must be a whole number of blocks of %lld",
-                       what, tn_dtype_name(dtype), (long long)(rank ? shape[rank - 1] : 1), (long long)block);
+                       "%s: the last extent of a %s tensor is %lld; it must be a multiple of the block size %lld", what,
+                       tn_dtype_name(dtype), (long long)(rank ? shape[rank - 1] : 1), (long long)block);
     for (int d = 0; d < rank; d++) {
         if (shape[d] < 0)
             return tn_fail(TN_ERR_SHAPE, "%s: extent %d of the shape is %lld: negative", what, d, (long long)shape[d]);
@@ -816,8 +817,7 @@ tn_tensor *tn_from_ptr(void *data, const int64_t *shape, int rank, tn_dtype dtyp
     if (s == TN_OK && bytes) s = tn_need(data, "tn_from_ptr: data");
     if (s == TN_OK && tn_dtype_is_quantized(dtype) && (uintptr_t)data % (dtype == TN_Q8_X ? 4 : 2))
         s = tn_fail(TN_ERR_ARGUMENT,
-                    "tn_from_ptr: blocks of %s must lie at an even address, of q8_x at a multiple "
-                    "of 4: copy them with tn_from_data",
+                    "tn_from_ptr: the data of %s must be aligned to 2 bytes (q8_x: to 4): copy them with tn_from_data",
                     tn_dtype_name(dtype));
     if (s == TN_OK) s = tn_buffer_borrow(device, data, bytes, release, ctx, &b);
     if (s == TN_OK) return from_buffer(b, shape, rank, dtype);
@@ -857,13 +857,14 @@ tn_tensor *tn_symbolic(const tn_tensor *t, int64_t dim, int symbol) {
     if (n->flags & TN_NODE_ERROR) return tn_tensor_new(tn_node_retain(n));
     int64_t d = dim < 0 ? dim + n->rank : dim;
     if (d < 0 || d >= n->rank || symbol < 0 || symbol >= TN_SYMBOLS) {
-        tn_fail(TN_ERR_ARGUMENT, "tn_symbolic: dim %lld of a tensor of rank %d, symbol %d (0 to 3)", (long long)dim,
-                n->rank, symbol);
+        tn_fail(TN_ERR_ARGUMENT,
+                "tn_symbolic: dim %lld of a tensor of rank %d, symbol %d (0 to 3): a value is out of range",
+                (long long)dim, n->rank, symbol);
         return tn_tensor_error(TN_ERR_ARGUMENT);
     }
     if (!n->buffer)
-        return tn_tensor_error(
-            tn_fail(TN_ERR_STATE, "tn_symbolic: mark inputs (data or evaluated tensors), not recorded results"));
+        return tn_tensor_error(tn_fail(
+            TN_ERR_STATE, "tn_symbolic: only inputs can be marked (data or evaluated tensors), not recorded results"));
     tn_node *marked = tn_node_data(n->buffer, n->shape, n->rank, (tn_dtype)n->dtype);
     if (!(marked->flags & TN_NODE_ERROR)) {
         memcpy(marked->symbol, n->symbol, sizeof marked->symbol);
@@ -876,7 +877,8 @@ tn_status tn_make_state(tn_tensor *t) {
     TRY(tn_need_tensor(t, "tn_make_state: the tensor"));
     tn_node *n = tn_tensor_node(t);
     if (n->flags & TN_NODE_ERROR) return tn_fail(n->status, "%s", n->error);
-    if (tn_handle_of(t)->base) return tn_fail(TN_ERR_ARGUMENT, "tn_make_state: a view cannot be state; its base can");
+    if (tn_handle_of(t)->base)
+        return tn_fail(TN_ERR_ARGUMENT, "tn_make_state: a view cannot be a state; make its base one");
     tn_storage *s = tn_tensor_storage(t);
     tn_recorder *r = tn_recorder_here();
     if (!s || !r) return TN_ERR_MEMORY;
