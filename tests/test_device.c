@@ -285,7 +285,7 @@ static void devices_without_a_compiler_are_of_no_use(void **state) {
     (void)state;
     setenv("TRUNNION_CUDA_LIB", build_fake("gpu.c", "libcuda.so.1", ""), 1);
     setenv("TRUNNION_NVRTC_LIB", "/nowhere/at-all.so", 1);
-    assert_reason("cuda", "library_not_found", "2 devices (Fake GPU 0), but NVRTC is not here");
+    assert_reason("cuda", "library_not_found", "2 devices (Fake GPU 0), but the kernel compiler NVRTC was not found");
 }
 
 static void one_gpu_behind_two_interfaces_is_recognised(void **state) {

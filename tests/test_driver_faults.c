@@ -99,7 +99,7 @@ static const struct under_test {
          {"cuStreamSynchronize", 719, TN_ERR_LOST, "the device is lost"},
          {"cuMemcpyDtoHAsync_v2", 700, TN_ERR_LOST, "CUDA_ERROR_ILLEGAL_ADDRESS"},
          {"nvrtcCompileProgram", 6, TN_ERR_UNSUPPORTED, "compiling"},
-         {"cuModuleLoadData", 222, TN_ERR_UNSUPPORTED, "do not fit"},
+         {"cuModuleLoadData", 222, TN_ERR_UNSUPPORTED, "incompatible"},
          {"cuDevicePrimaryCtxRetain", 46, TN_ERR_UNAVAILABLE, "exclusively"},
      }},
 #endif
@@ -119,7 +119,7 @@ static const struct under_test {
          {"hipStreamSynchronize", 719, TN_ERR_LOST, "the device is lost"},
          {"hipMemcpyDtoHAsync", 700, TN_ERR_LOST, "hipErrorIllegalAddress"},
          {"hiprtcCompileProgram", 6, TN_ERR_UNSUPPORTED, "compiling"},
-         {"hipModuleLoadData", 209, TN_ERR_UNSUPPORTED, "do not fit"},
+         {"hipModuleLoadData", 209, TN_ERR_UNSUPPORTED, "incompatible"},
      }},
 #endif
 #if TRUNNION_WITH_WEBGPU

@@ -296,8 +296,8 @@ static void broken_heads_are_refused(void **state) {
         const char *bytes;
         size_t size;
         const char *reason;
-    } rows[] = {{"", 0, "file's mark"},
-                {"GGU", 3, "file's mark"},
+    } rows[] = {{"", 0, "magic number"},
+                {"GGU", 3, "magic number"},
                 {"GGML\3\0\0\0", 8, "does not begin with"},
                 {"GGUF\1\0\0\0", 8, "version 1"},
                 {"GGUF\0\0\0\3", 8, "big-endian"},
@@ -357,7 +357,7 @@ static void broken_metadata_is_refused(void **state) {
     make_head(&g, 0, 2);
     make_key_u32(&g, "same", 1);
     make_key_u32(&g, "same", 2);
-    refuse_made(&g, "'same' is there twice");
+    refuse_made(&g, "'same' occurs twice");
 
     for (uint32_t alignment = 0; alignment < 100; alignment += 24) {
         make_head(&g, 0, 1);
@@ -398,7 +398,7 @@ static void broken_tensors_are_refused(void **state) {
     make_head(&g, 1, 0);
     make_tensor(&g, "x", 2, (uint64_t[]){33, 2}, Q8_0, 0);
     put_bytes(&g, 256);
-    refuse_made(&g, "whole blocks of 32");
+    refuse_made(&g, "a multiple of 32");
 
     make_head(&g, 1, 0);
     make_tensor(&g, "x", 1, (uint64_t[]){9}, F32, 0);
@@ -413,7 +413,7 @@ static void broken_tensors_are_refused(void **state) {
     make_head(&g, 1, 0);
     make_tensor(&g, "x", 1, (uint64_t[]){1}, F32, 4);
     put_bytes(&g, 32);
-    refuse_made(&g, "no multiple of the alignment");
+    refuse_made(&g, "not a multiple of the alignment");
 
     make_head(&g, 2, 0);
     make_tensor(&g, "x", 1, (uint64_t[]){16}, F32, 0);
@@ -425,7 +425,7 @@ static void broken_tensors_are_refused(void **state) {
     make_tensor(&g, "x", 1, (uint64_t[]){1}, F32, 0);
     make_tensor(&g, "x", 1, (uint64_t[]){1}, F32, 32);
     put_bytes(&g, 64);
-    refuse_made(&g, "second tensor is called 'x'");
+    refuse_made(&g, "two tensors are named 'x'");
 }
 
 /* A file that ends anywhere is refused, not read past its end. */
@@ -638,10 +638,10 @@ static void a_split_model_is_opened_whole(void **state) {
     assert_text_has(tn_error(), "part 2 of 3: open the first");
     write_part(1, 1, 3, "c");
     assert_int_equal(tn_gguf_open(first, &file), TN_ERR_FORMAT);
-    assert_text_has(tn_error(), "second tensor is called 'c'");
+    assert_text_has(tn_error(), "two tensors are named 'c'");
     write_part(1, 2, 3, "b");
     assert_int_equal(tn_gguf_open(first, &file), TN_ERR_FORMAT);
-    assert_text_has(tn_error(), "part 3 of 3, by its name it is 2 of 3");
+    assert_text_has(tn_error(), "part 3 of 3, its name 2 of 3");
     unlink(write_part(1, 1, 3, "b"));
     assert_int_equal(tn_gguf_open(first, &file), TN_ERR_IO);
 }

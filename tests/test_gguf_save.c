@@ -133,7 +133,7 @@ static void a_file_is_there_whole_or_not_at_all(void **state) {
     w = create(path, 0);
     t.dtype_name = "Q4_K";
     assert_int_equal(tn_gguf_add(w, &t), TN_ERR_ARGUMENT);
-    assert_text_has(tn_error(), "whole blocks of 256");
+    assert_text_has(tn_error(), "a multiple of 256");
     t.dtype_name = NULL;
     t.dtype = TN_BOOL;
     assert_int_equal(tn_gguf_add(w, &t), TN_ERR_DTYPE);
@@ -141,7 +141,7 @@ static void a_file_is_there_whole_or_not_at_all(void **state) {
     assert_ok(tn_gguf_add(w, &t));
     assert_ok(tn_gguf_add(w, &t));
     assert_int_equal(tn_gguf_write(w, "1234", 4), TN_ERR_ARGUMENT);
-    assert_text_has(tn_error(), "two tensors are called 'w'");
+    assert_text_has(tn_error(), "two tensors are named 'w'");
     tn_gguf_abandon(w);
     assert_int_equal(access(path, F_OK), -1);
 }

@@ -183,7 +183,7 @@ static void too_little_memory_passes_a_device_over(void **state) {
     tn_device_close(d);
     assert_string_equal(s.chosen, "cpu");
     assert_string_equal(step_of(&s, "mock:0")->reason_code, "no_memory");
-    assert_text_has(step_of(&s, "mock:0")->reason, "1.0 MiB free, 2.0 MiB asked for");
+    assert_text_has(step_of(&s, "mock:0")->reason, "1.0 MiB free, 2.0 MiB requested");
     assert_int_equal(mock.live, 0);
     o.minimum_memory = INT64_MAX;
     assert_int_equal(tn_device_open("auto", &o, &s, &d), TN_ERR_UNAVAILABLE);

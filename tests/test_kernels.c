@@ -371,7 +371,7 @@ static void wrong_arguments_are_refused_with_their_names(void **unused) {
     assert_refused(tn_kernel_attention_scores(x, y, 1, 2, 2, 1, y + 8), "rows of keys");
     assert_refused(tn_kernel_weighted_sum_rows(x, y, 2, 2, 2, y + 3), "out overlaps matrix");
     assert_refused(tn_kernel_weighted_sum_rows(x, y, 2, -2, 2, y + 8), "negative");
-    assert_refused(tn_kernel_matmul_vec_quantized(TN_Q8_0, x, 1, 33, x, y), "whole blocks of 32");
+    assert_refused(tn_kernel_matmul_vec_quantized(TN_Q8_0, x, 1, 33, x, y), "a multiple of 32");
     assert_refused(tn_kernel_matmul_vec_quantized(TN_Q8_0, NULL, 1, 32, x, y), "blocks is NULL");
     assert_refused(tn_kernel_matmul_vec_quantized(TN_Q8_0, x, INT64_MAX / 2, 32, x, y), "the address space");
     assert_int_equal(tn_kernel_matmul_vec_quantized(TN_F32, x, 1, 32, x, y), TN_ERR_DTYPE);

@@ -653,7 +653,7 @@ static void a_lost_device_says_what_happened_first(void **state) {
     assert_int_equal(metal->sync(device), TN_ERR_LOST);
     assert_text_has(tn_error(), "metal:0: a command buffer failed: page fault");
     assert_int_equal(metal->dispatch(device, module, &d, 1), TN_ERR_LOST);
-    assert_text_has(tn_error(), "was lost before (a command buffer failed: page fault)");
+    assert_text_has(tn_error(), "was lost earlier (a command buffer failed: page fault)");
     assert_int_equal(metal->copy(device, address, params, 8, 0), TN_ERR_LOST);
     metal->free(device, address);
     metal->unload(device, module);

@@ -56,7 +56,7 @@ static void the_first_failure_is_remembered(void **state) {
     assert_null(tn_nn_dropout(root, "b", 0.5)); /* fine by itself, but the tree has failed */
     assert_null(tn_nn_linear(tn_nn_linear(root, "c", 1, 1, true), "d", 1, 1, true));
     assert_int_equal(tn_module_status(root), TN_ERR_ARGUMENT);
-    assert_text_has(tn_error(), "\"a\" is taken");
+    assert_text_has(tn_error(), "\"a\" is already in use");
     {
         TN_SCOPE;
         tn_tensor *y = tn_forward(NULL, tn_scalar(1));

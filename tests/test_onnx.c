@@ -425,7 +425,7 @@ static void inputs_that_do_not_fit_are_named(void **state) {
     tn_onnx *m = open_model(MODEL("mlp.onnx"));
     tn_onnx_value *out = NULL, *in = floats((float[]){1, 2}, TN_DIMS(1, 2));
     assert_int_equal(tn_onnx_run(m, &in, &out), TN_ERR_SHAPE);
-    assert_text_has(tn_error(), "input 'x' is [1, 2] but has to be [?, 3]");
+    assert_text_has(tn_error(), "input 'x' is [1, 2], but must be [?, 3]");
     tn_onnx_value_free(in);
     tn_tensor *t = tn_from_data((int32_t[]){1, 2, 3}, TN_DIMS(1, 3), TN_I32);
     in = tn_onnx_value_tensor(t);
@@ -475,15 +475,15 @@ static void what_does_not_fit_is_refused(void **state) {
         tn_status status;
     } unfit[] = {{MODEL("unfit_loop.onnx"), "output 1 of its subgraph has no value", TN_ERR_UNSUPPORTED},
                  {MODEL("unfit_map.onnx"), "output 1 of its subgraph has no value", TN_ERR_UNSUPPORTED},
-                 {MODEL("unfit_list.onnx"), "says that it is of kind 6, but holds a value of kind 7", TN_ERR_FORMAT},
-                 {MODEL("unfit_floats.onnx"), "input 1 is f32 where bytes are needed", TN_ERR_UNSUPPORTED},
+                 {MODEL("unfit_list.onnx"), "declares type 6, but holds a value of type 7", TN_ERR_FORMAT},
+                 {MODEL("unfit_floats.onnx"), "input 1 is f32, but must be INT8 or UINT8", TN_ERR_UNSUPPORTED},
                  {MODEL("unfit_zeros.onnx"), "5 zero points of input 1", TN_ERR_UNSUPPORTED},
-                 {MODEL("unfit_flat.onnx"), "a weight of 2 dimensions, an input of 4", TN_ERR_UNSUPPORTED},
-                 {MODEL("unfit_kernel.onnx"), "kernel_shape has 1 along axis 1, the weight 2", TN_ERR_UNSUPPORTED},
+                 {MODEL("unfit_flat.onnx"), "a weight of 2 dimensions does not fit an input of 4", TN_ERR_UNSUPPORTED},
+                 {MODEL("unfit_kernel.onnx"), "kernel_shape is 1 along axis 1, but the weight has 2", TN_ERR_UNSUPPORTED},
                  {MODEL("unfit_groups.onnx"), "attribute 'group' is 0", TN_ERR_UNSUPPORTED},
                  {MODEL("unfit_product.onnx"), "products of u8 with f32", TN_ERR_UNSUPPORTED},
-                 {MODEL("unfit_heads.onnx"), "no heads", TN_ERR_SHAPE},
-                 {MODEL("unfit_place.onnx"), "1 positions from -3 on, of a table of 4", TN_ERR_SHAPE}};
+                 {MODEL("unfit_heads.onnx"), "heads do not fit", TN_ERR_SHAPE},
+                 {MODEL("unfit_place.onnx"), "1 positions from -3 on exceed a table of 4", TN_ERR_SHAPE}};
     for (size_t i = 0; i < TN_COUNT(unfit); i++) {
         tn_onnx *m = NULL;
         tn_onnx_value *in = floats((float[]){1, 2}, TN_DIMS(2)), *out[2] = {NULL, NULL};

@@ -792,7 +792,7 @@ static void messages_name_what_is_wrong(void **state) {
     TN_SCOPE;
     tn_tensor *x = MATRIX;
     refused(tn_slice(x, 1, 0, 4, 0), "step is 0");
-    refused(tn_arange(0, 1e300, 1, TN_F32), "are 1e+300 elements");
+    refused(tn_arange(0, 1e300, 1, TN_F32), "has 1e+300 elements");
     refused(tn_arange(0, INFINITY, 1, TN_F32), "must be finite");
     refused(tn_arange(0, 9, 0, TN_F32), "step not 0");
     refused(tn_arange(0, 9, -1, TN_F32), "change the sign of step");

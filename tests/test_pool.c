@@ -208,7 +208,7 @@ static void what_is_too_much_is_told_with_what_holds_it(void **state) {
     tn_buffer_release(b);
     assert_int_equal(tn_buffer_new(d, 512 * KIB, &none), TN_ERR_MEMORY);
     assert_null(none);
-    assert_text_has(tn_error(), "no memory for 512 KiB");
+    assert_text_has(tn_error(), "out of device memory: 512 KiB");
     assert_text_has(tn_error(), "384 KiB in use by 2 buffers");
     assert_text_has(tn_error(), "128 KiB free in pieces (largest: 128 KiB)");
     assert_text_has(tn_error(), "limit 768 KiB");

@@ -102,8 +102,8 @@ static void what_would_cut_a_block_is_refused(void **state) {
     assert_refused(tn_linear(x, tn_slice(w, 0, 0, 4, 2), NULL), "step");
     assert_refused(tn_cast(x, TN_Q8_0), "files");
     assert_refused(tn_full(TN_DIMS(32), 0, TN_Q8_0), "not a dtype");
-    assert_refused(tn_from_data(x, TN_DIMS(4, 48), TN_Q4_0), "blocks of 32");
-    assert_refused(tn_from_data(x, NULL, 0, TN_Q4_0), "blocks of 32");
+    assert_refused(tn_from_data(x, TN_DIMS(4, 48), TN_Q4_0), "block size 32");
+    assert_refused(tn_from_data(x, NULL, 0, TN_Q4_0), "block size 32");
     assert_int_not_equal(tn_set_requires_grad(w, true), TN_OK);
     assert_text_has(tn_error(), "q4_1");
     tn_named_tensor named = {.name = "w", .tensor = w};

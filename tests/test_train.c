@@ -198,7 +198,7 @@ static void weights_that_do_not_fit_change_nothing(void **state) {
     tn_checkpoint c = TN_CHECKPOINT_DEFAULTS;
     c.model = m;
     assert_int_equal(tn_checkpoint_load(path, &c), TN_ERR_FORMAT);
-    assert_text_has(tn_error(), "no checkpoint");
+    assert_text_has(tn_error(), "not a checkpoint");
     tn_module_free(m);
     tn_module_free(wider);
     tn_module_free(poorer);

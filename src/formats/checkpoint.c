@@ -151,7 +151,7 @@ static tn_status find_named(const tn_safetensors *f, const char *prefix, const c
     tn_str_add(full, "%s%s", prefix, name);
     if (full->failed) return tn_fail(TN_ERR_MEMORY, "out of memory while looking for '%s'", name);
     if (tn_safetensors_find(f, full->text, info) == TN_OK) return TN_OK;
-    return tn_fail(TN_ERR_FORMAT, "'%s' is missing in the file: it belongs to another model", full->text);
+    return tn_fail(TN_ERR_FORMAT, "'%s' is missing from the file: the file belongs to another model", full->text);
 }
 
 /* The file's entry for variable i. Tied variables share one storage: the entry of any of their names fills it, because
@@ -200,8 +200,8 @@ static tn_status check_tied(const tn_safetensors *f, const part *p, int i, const
                     memcmp(other.data, info->data, (size_t)info->bytes) == 0;
         if (!same)
             return tn_fail(TN_ERR_FORMAT,
-                           "'%s' and '%s' differ in the file, but are one tied tensor in the model: it belongs to "
-                           "another model",
+                           "'%s' and '%s' differ in the file, but are one tied tensor in the model: the file belongs "
+                           "to another model",
                            other.name, info->name);
         break; /* the others were compared with this one */
     }
@@ -302,7 +302,7 @@ static bool read_number(const char **text, uint64_t *out) {
 static tn_status read_field(const tn_safetensors *f, const char *key, uint64_t limit, uint64_t *out) {
     const char *text = tn_safetensors_metadata(f, key);
     if (read_number(&text, out) && *text == '\0' && *out <= limit) return TN_OK;
-    return tn_fail(TN_ERR_FORMAT, "the metadata \"%s\" is missing or no number in range", key);
+    return tn_fail(TN_ERR_FORMAT, "the metadata \"%s\" is missing or not a number in range", key);
 }
 
 static tn_status read_steps(const tn_safetensors *f, int count, int64_t *steps) {
@@ -311,11 +311,11 @@ static tn_status read_steps(const tn_safetensors *f, int count, int64_t *steps) 
         uint64_t n = 0;
         bool separated = i == 0 || (text && *text == ',' && text++);
         if (!separated || !read_number(&text, &n) || n > INT64_MAX)
-            return tn_fail(TN_ERR_FORMAT, "the metadata \"%s\" does not list %d step counts", steps_key, count);
+            return tn_fail(TN_ERR_FORMAT, "the metadata \"%s\" does not contain %d step counts", steps_key, count);
         steps[i] = (int64_t)n;
     }
     if (text && *text)
-        return tn_fail(TN_ERR_FORMAT, "the metadata \"%s\" lists more than %d step counts", steps_key, count);
+        return tn_fail(TN_ERR_FORMAT, "the metadata \"%s\" contains more than %d step counts", steps_key, count);
     return TN_OK;
 }
 
@@ -328,13 +328,16 @@ static tn_status read_rate(const tn_safetensors *f, double *rate) {
     if (tn_json_parse(text, strlen(text), &d) == TN_OK) *rate = tn_json_number(tn_json_root(d), NAN);
     tn_json_free(d);
     if (*rate >= 0 && isfinite(*rate)) return TN_OK;
-    return tn_fail(TN_ERR_FORMAT, "the metadata \"%s\" is \"%s\": not a learning rate", rate_key, text);
+    return tn_fail(TN_ERR_FORMAT, "the metadata \"%s\" is \"%s\", which is not a learning rate", rate_key, text);
 }
 
 static tn_status read_numbers(const tn_safetensors *f, const tn_checkpoint *c, numbers *n) {
     const char *kind = tn_safetensors_metadata(f, kind_key);
     if (!kind || strcmp(kind, kind_value) != 0)
-        return tn_fail(TN_ERR_FORMAT, "it holds weights, but is no checkpoint of a run (metadata \"%s\")", kind_key);
+        return tn_fail(
+            TN_ERR_FORMAT,
+            "the file contains weights, but is not a checkpoint of a training run (metadata \"%s\" is missing)",
+            kind_key);
     uint64_t step = 0;
     TRY(read_field(f, step_key, INT64_MAX, &step));
     TRY(read_field(f, seed_key, UINT64_MAX, &n->random.seed));

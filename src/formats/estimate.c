@@ -49,9 +49,10 @@ static tn_status check_sizes(const tn_model_sizes *s) {
                            (long long)rows[i].value);
     bool whole = s->head_dim > 0 || s->hidden % s->heads == 0;
     if (s->kv_heads < 0 || s->kv_heads > s->heads || !whole)
-        return tn_fail(TN_ERR_ARGUMENT,
-                       "memory estimate: %lld heads with %lld key-value heads do not fit a hidden size of %lld",
-                       (long long)s->heads, (long long)s->kv_heads, (long long)s->hidden);
+        return tn_fail(
+            TN_ERR_ARGUMENT,
+            "memory estimate: %lld heads and %lld key-value heads are incompatible with a hidden size of %lld",
+            (long long)s->heads, (long long)s->kv_heads, (long long)s->hidden);
     if (s->head_dim < 0 || s->chunk < 0 || s->weights_bytes < 0)
         return tn_fail(TN_ERR_ARGUMENT, "memory estimate: head_dim, chunk or weights_bytes is negative");
     if (s->chunk == 0) return tn_fail(TN_ERR_ARGUMENT, "memory estimate: chunk is 0; it must be positive");
@@ -139,9 +140,10 @@ tn_status tn_estimate_training_memory(const tn_model_sizes *given, int64_t batch
     tn_model_sizes read, *sizes = &read;
     TRY(read_arguments(given, out, sizes));
     if (batch <= 0 || states < 0)
-        return tn_fail(TN_ERR_ARGUMENT,
-                       "memory estimate: a batch of %lld and %d states a weight; it takes at least 1 and 0",
-                       (long long)batch, states);
+        return tn_fail(
+            TN_ERR_ARGUMENT,
+            "memory estimate: batch is %lld (must be at least 1) and states per weight %d (must be at least 0)",
+            (long long)batch, states);
     parts p = {0};
     count_model(sizes, &p);
     p.gradients = F32_BYTES * p.parameters;
@@ -220,7 +222,7 @@ static tn_status get_member(const tn_json *config, const char *name, const char 
     if (!v) v = tn_json_get(config, other);
     bool absent = tn_json_kind_of(v) == TN_JSON_NULL;
     *out = absent ? otherwise : tn_json_int(v, -1);
-    return *out >= 0 ? TN_OK : tn_fail(TN_ERR_FORMAT, "config.json has no whole number '%s'", name);
+    return *out >= 0 ? TN_OK : tn_fail(TN_ERR_FORMAT, "config.json: '%s' is missing or not an integer", name);
 }
 
 static tn_status read_config(const tn_json *config, tn_model_sizes *s) {
@@ -250,7 +252,7 @@ static tn_status read_folder_weights(const char *folder, tn_model_sizes *s) {
     }
     tn_safetensors_close(file);
     if (!encoder) return TN_OK;
-    return tn_fail(TN_ERR_UNSUPPORTED, "this is an encoder; memory is estimated for language models alone");
+    return tn_fail(TN_ERR_UNSUPPORTED, "this model is an encoder; memory can only be estimated for language models");
 }
 
 static tn_status read_folder(const char *folder, const char *config, tn_model_sizes *out) {

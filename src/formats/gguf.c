@@ -131,7 +131,7 @@ typedef struct cursor {
 
 static tn_status take_gguf(cursor *c, size_t n, const char *what, const uint8_t **out) {
     if (n > c->size - c->at)
-        return tn_fail(TN_ERR_FORMAT, "byte %zu: %s needs %zu bytes, and the file ends after %zu", c->at, what, n,
+        return tn_fail(TN_ERR_FORMAT, "byte %zu: %s needs %zu bytes, but the file ends after %zu", c->at, what, n,
                        c->size - c->at);
     *out = c->bytes + c->at;
     c->at += n;
@@ -168,8 +168,7 @@ static tn_status take_count(cursor *c, const char *what, size_t each, size_t mos
         return tn_fail(TN_ERR_FORMAT, "byte %zu: %s is %llu, more than the file's remaining %zu bytes can hold", at,
                        what, (unsigned long long)n, c->size - c->at);
     if (n > most)
-        return tn_fail(TN_ERR_FORMAT, "byte %zu: %s is %llu; at most %zu are taken", at, what, (unsigned long long)n,
-                       most);
+        return tn_fail(TN_ERR_FORMAT, "byte %zu: %s is %llu; the limit is %zu", at, what, (unsigned long long)n, most);
     *out = (size_t)n;
     return TN_OK;
 }
@@ -186,7 +185,7 @@ static tn_status take_name(tn_gguf *f, cursor *c, const char *what, size_t *name
     size_t at = c->at, length;
     TRY(take_text(c, what, &text, &length));
     if (length > MAX_NAME)
-        return tn_fail(TN_ERR_FORMAT, "byte %zu: %s of %zu bytes; at most %d are allowed", at, what, length, MAX_NAME);
+        return tn_fail(TN_ERR_FORMAT, "byte %zu: %s has %zu bytes; the limit is %d", at, what, length, MAX_NAME);
     for (size_t i = 0; i < length; i++)
         if (text[i] < 0x20 || text[i] == 0x7f)
             return tn_fail(TN_ERR_FORMAT, "byte %zu: the control character 0x%02x in %s", at + 8 + i, text[i], what);
@@ -200,7 +199,7 @@ static tn_status take_name(tn_gguf *f, cursor *c, const char *what, size_t *name
 
 static tn_status check_bools(const uint8_t *bytes, size_t count, size_t at) {
     for (size_t i = 0; i < count; i++)
-        if (bytes[i] > 1) return tn_fail(TN_ERR_FORMAT, "byte %zu: a bool of value %u", at + i, bytes[i]);
+        if (bytes[i] > 1) return tn_fail(TN_ERR_FORMAT, "byte %zu: invalid bool value %u", at + i, bytes[i]);
     return TN_OK;
 }
 
@@ -209,7 +208,7 @@ static tn_status take_type(cursor *c, const char *what, tn_gguf_type *out) {
     size_t at = c->at;
     TRY(take_u32(c, what, &number));
     if (number >= TN_GGUF_TYPE_COUNT)
-        return tn_fail(TN_ERR_FORMAT, "byte %zu: %s is %u, which is none of the format", at, what, number);
+        return tn_fail(TN_ERR_FORMAT, "byte %zu: %s is %u, which the format does not define", at, what, number);
     *out = (tn_gguf_type)number;
     return TN_OK;
 }
@@ -319,14 +318,14 @@ static tn_status take_shape(entry *e, cursor *c) {
     size_t at = c->at;
     TRY(take_u32(c, "a tensor's number of dimensions", &rank));
     if (rank > TN_MAX_RANK)
-        return tn_fail(TN_ERR_FORMAT, "byte %zu: %u dimensions; %d are possible", at, rank, TN_MAX_RANK);
+        return tn_fail(TN_ERR_FORMAT, "byte %zu: %u dimensions; the limit is %d", at, rank, TN_MAX_RANK);
     e->rank = (int)rank;
     for (uint32_t d = rank; d > 0; d--) {
         uint64_t extent;
         at = c->at;
         TRY(take_u64(c, "a tensor's extent", &extent));
         if (extent > INT64_MAX)
-            return tn_fail(TN_ERR_FORMAT, "byte %zu: an extent of %llu", at, (unsigned long long)extent);
+            return tn_fail(TN_ERR_FORMAT, "byte %zu: extent %llu is out of range", at, (unsigned long long)extent);
         e->shape[d - 1] = (int64_t)extent;
     }
     return TN_OK;
@@ -336,9 +335,9 @@ static tn_status count_bytes(entry *e, size_t at) {
     if (tn_gguf_bytes(e->type, e->rank, e->shape, &e->bytes)) return TN_OK;
     int64_t row = e->rank > 0 ? e->shape[e->rank - 1] : 1;
     if (row % e->type->block != 0)
-        return tn_fail(TN_ERR_FORMAT, "byte %zu: rows of %lld elements are not whole blocks of %d, as %s has them", at,
+        return tn_fail(TN_ERR_FORMAT, "byte %zu: rows of %lld elements are not a multiple of %d, as %s requires", at,
                        (long long)row, e->type->block, e->type->name);
-    return tn_fail(TN_ERR_FORMAT, "byte %zu: the shape claims more than 2^63 bytes", at);
+    return tn_fail(TN_ERR_FORMAT, "byte %zu: the shape has more than 2^63 bytes", at);
 }
 
 static tn_status take_entry(entry *e, cursor *c) {
@@ -348,12 +347,12 @@ static tn_status take_entry(entry *e, cursor *c) {
     size_t at = c->at;
     TRY(take_u32(c, "a tensor's type", &number));
     e->type = tn_gguf_dtype_numbered(number);
-    if (!e->type) return tn_fail(TN_ERR_FORMAT, "byte %zu: the unknown type %u", at, number);
+    if (!e->type) return tn_fail(TN_ERR_FORMAT, "byte %zu: unknown type %u", at, number);
     TRY(count_bytes(e, e->described));
     at = c->at;
-    TRY(take_u64(c, "a tensor's place", &begin));
+    TRY(take_u64(c, "a tensor's offset", &begin));
     if (begin > INT64_MAX)
-        return tn_fail(TN_ERR_FORMAT, "byte %zu: its place is %llu, outside any file", at, (unsigned long long)begin);
+        return tn_fail(TN_ERR_FORMAT, "byte %zu: the offset %llu is outside any file", at, (unsigned long long)begin);
     e->begin = (int64_t)begin;
     return TN_OK;
 }
@@ -398,7 +397,7 @@ static tn_status sort_keys(tn_gguf *f) {
     qsort(f->by_key, f->value_count, sizeof *f->by_key, compare_key);
     for (size_t i = 1; i < f->value_count; i++)
         if (strcmp(f->by_key[i - 1]->key, f->by_key[i]->key) == 0)
-            return tn_fail(TN_ERR_FORMAT, "byte %zu: the key '%.100s' is there twice",
+            return tn_fail(TN_ERR_FORMAT, "byte %zu: the key '%.100s' occurs twice",
                            f->by_key[i - 1] > f->by_key[i] ? f->by_key[i - 1]->data : f->by_key[i]->data,
                            f->by_key[i]->key);
     return TN_OK;
@@ -408,7 +407,7 @@ static tn_status sort_names(tn_gguf *f) {
     qsort(f->by_name, f->all_count, sizeof *f->by_name, compare_name);
     for (size_t i = 1; i < f->all_count; i++)
         if (strcmp(f->by_name[i - 1]->name, f->by_name[i]->name) == 0)
-            return tn_fail(TN_ERR_FORMAT, "byte %zu: a second tensor is called '%.100s'",
+            return tn_fail(TN_ERR_FORMAT, "byte %zu: two tensors are named '%.100s'",
                            f->by_name[i - 1] > f->by_name[i] ? f->by_name[i - 1]->described : f->by_name[i]->described,
                            f->by_name[i]->name);
     return TN_OK;
@@ -418,15 +417,15 @@ static tn_status sort_names(tn_gguf *f) {
 static tn_status place_entry(const tn_gguf *f, entry *e, int64_t start, int64_t alignment) {
     int64_t end;
     if (e->begin % alignment != 0)
-        return tn_fail(TN_ERR_FORMAT, "byte %zu: tensor '%.100s' has place %lld, no multiple of the alignment %lld",
+        return tn_fail(TN_ERR_FORMAT,
+                       "byte %zu: tensor '%.100s' has offset %lld, which is not a multiple of the alignment %lld",
                        e->described, e->name, (long long)e->begin, (long long)alignment);
     bool over = tn_add_overflow(e->begin, start, &e->begin) || tn_add_overflow(e->begin, e->bytes, &end);
     if (over || (uint64_t)end > f->map.size)
-        return tn_fail(
-            TN_ERR_FORMAT,
-            "byte %zu: tensor '%.100s' has %lld bytes from byte %lld on, and the file ends at %zu: it is cut "
-            "short, or damaged",
-            e->described, e->name, (long long)e->bytes, (long long)e->begin, f->map.size);
+        return tn_fail(TN_ERR_FORMAT,
+                       "byte %zu: tensor '%.100s' has %lld bytes from byte %lld on, but the file ends at %zu: it is "
+                       "truncated or damaged",
+                       e->described, e->name, (long long)e->bytes, (long long)e->begin, f->map.size);
     return TN_OK;
 }
 
@@ -437,8 +436,8 @@ static tn_status check_overlaps(tn_gguf *f) {
         const entry *e = f->by_name[i];
         if (e->bytes == 0) continue;
         if (last && e->begin < last->begin + last->bytes)
-            return tn_fail(TN_ERR_FORMAT, "byte %zu: tensor '%.100s' begins at byte %lld inside '%.100s'", e->described,
-                           e->name, (long long)e->begin, last->name);
+            return tn_fail(TN_ERR_FORMAT, "byte %zu: tensor '%.100s' begins at byte %lld, inside '%.100s'",
+                           e->described, e->name, (long long)e->begin, last->name);
         last = e;
     }
     return TN_OK;
@@ -495,15 +494,17 @@ static void file_release(void *file) {
 static tn_status read_head(cursor *c, size_t *tensors, size_t *pairs) {
     const uint8_t *magic;
     uint32_t version;
-    TRY(take_gguf(c, 4, "a GGUF file's mark", &magic));
+    TRY(take_gguf(c, 4, "the GGUF magic number", &magic));
     if (memcmp(magic, "GGUF", 4) != 0)
-        return tn_fail(TN_ERR_FORMAT, "byte 0: the file does not begin with \"GGUF\": it is no GGUF file");
+        return tn_fail(TN_ERR_FORMAT, "byte 0: the file does not begin with \"GGUF\": not a GGUF file");
     TRY(take_u32(c, "the version", &version));
     if (version << 16 == 0 && version != 0)
         return tn_fail(TN_ERR_UNSUPPORTED, "byte 4: the file is big-endian; convert it to little-endian");
     if (version == 1)
-        return tn_fail(TN_ERR_UNSUPPORTED, "byte 4: version 1; convert the model anew (2 and 3 are read)");
-    if (version != 2 && version != 3) return tn_fail(TN_ERR_FORMAT, "byte 4: version %u; 2 and 3 are read", version);
+        return tn_fail(TN_ERR_UNSUPPORTED,
+                       "byte 4: version 1 is not supported; convert the model again (versions 2 and 3 are supported)");
+    if (version != 2 && version != 3)
+        return tn_fail(TN_ERR_FORMAT, "byte 4: version %u is not supported; versions 2 and 3 are", version);
     TRY(take_count(c, "the number of tensors", MIN_TENSOR, MAX_TENSORS, tensors));
     return take_count(c, "the number of keys", MIN_PAIR, MAX_KEYS, pairs);
 }
@@ -540,8 +541,8 @@ static tn_status read_split(const tn_gguf *f, int64_t *part, int64_t *count) {
     TRY(tn_gguf_int(v, 0, count));
     if (tn_gguf_get(f, "split.no")) TRY(tn_gguf_get_int(f, "split.no", part));
     if (*count < 0 || *count > MAX_PARTS || *part < 0 || (*count > 0 && *part >= *count))
-        return tn_fail(TN_ERR_FORMAT, "'%s': byte %zu: part %lld of %lld", f->path, v->data, (long long)*part,
-                       (long long)*count);
+        return tn_fail(TN_ERR_FORMAT, "'%s': byte %zu: part %lld of %lld is out of range", f->path, v->data,
+                       (long long)*part, (long long)*count);
     *count = tn_max64(*count, 1);
     return TN_OK;
 }
@@ -553,7 +554,7 @@ static tn_status part_path(const tn_gguf *f, int64_t i, int64_t count, tn_str *o
     snprintf(ending, sizeof ending, "-%05d-of-%05d.gguf", 1, (int)count);
     if (length < PARTS_NAME || strcmp(f->path + length - PARTS_NAME, ending) != 0)
         return tn_fail(TN_ERR_FORMAT,
-                       "'%s': byte %zu: the model is split into %lld files, so this one's name must end with %s",
+                       "'%s': byte %zu: the model is split into %lld files, so the name of this one must end with %s",
                        f->path, tn_gguf_get(f, "split.count")->data, (long long)count, ending);
     tn_str_addn(out, f->path, length - PARTS_NAME);
     tn_str_add(out, "-%05d-of-%05d.gguf", (int)i + 1, (int)count);
@@ -572,9 +573,8 @@ static tn_status open_part(tn_gguf *f, int64_t i, int64_t count) {
     TRY(status);
     TRY(read_split(p, &part, &parts));
     if (part != i || parts != count)
-        return tn_fail(TN_ERR_FORMAT,
-                       "'%s': byte 0: it says that it is part %lld of %lld, by its name it is %lld of %lld", p->path,
-                       (long long)part + 1, (long long)parts, (long long)i + 1, (long long)count);
+        return tn_fail(TN_ERR_FORMAT, "'%s': byte 0: its metadata says part %lld of %lld, its name %lld of %lld",
+                       p->path, (long long)part + 1, (long long)parts, (long long)i + 1, (long long)count);
     return TN_OK;
 }
 
@@ -582,7 +582,7 @@ static tn_status open_parts(tn_gguf *f) {
     int64_t part, count;
     TRY(read_split(f, &part, &count));
     if (part != 0)
-        return tn_fail(TN_ERR_FORMAT, "'%s': byte %zu: this is part %lld of %lld: open the first one", f->path,
+        return tn_fail(TN_ERR_FORMAT, "'%s': byte %zu: this is part %lld of %lld: open the first part", f->path,
                        tn_gguf_get(f, "split.no")->data, (long long)part + 1, (long long)count);
     f->parts = tn_mem_zalloc((size_t)count, sizeof(tn_gguf *));
     if (!f->parts) return TN_ERR_MEMORY;
@@ -658,14 +658,14 @@ const uint8_t *tn_gguf_value_bytes(const tn_gguf_value *v, size_t *bytes) {
 }
 
 static tn_status wrong_type(const tn_gguf_value *v, const char *wanted) {
-    return tn_fail(TN_ERR_FORMAT, "'%s': byte %zu: key '%.100s' is %s%s where %s is expected", v->file->path, v->data,
-                   v->key, v->type == TN_GGUF_ARRAY ? "an array of " : "", type_rows[v->item].name, wanted);
+    return tn_fail(TN_ERR_FORMAT, "'%s': byte %zu: key '%.100s' is %s%s; expected %s", v->file->path, v->data, v->key,
+                   v->type == TN_GGUF_ARRAY ? "an array of " : "", type_rows[v->item].name, wanted);
 }
 
 static tn_status check_item(const tn_gguf_value *v, int64_t i, const void *out) {
-    if (!v || !out) return tn_fail(TN_ERR_ARGUMENT, "GGUF metadata: the value is NULL, or what receives it");
+    if (!v || !out) return tn_fail(TN_ERR_ARGUMENT, "GGUF metadata: the value or the output pointer is NULL");
     if (i < 0 || i >= v->count)
-        return tn_fail(TN_ERR_ARGUMENT, "'%s': key '%.100s' has %lld items, and none of number %lld", v->file->path,
+        return tn_fail(TN_ERR_ARGUMENT, "'%s': key '%.100s' has %lld items; index %lld is out of range", v->file->path,
                        v->key, (long long)v->count, (long long)i);
     return TN_OK;
 }
@@ -683,7 +683,7 @@ static int64_t extend_sign(uint64_t bits, size_t bytes) {
 tn_status tn_gguf_int(const tn_gguf_value *v, int64_t i, int64_t *out) {
     TRY(check_item(v, i, out));
     const type_row *t = &type_rows[v->item];
-    if (t->class_ == CLASS_FLOAT || t->class_ == CLASS_OTHER) return wrong_type(v, "a whole number");
+    if (t->class_ == CLASS_FLOAT || t->class_ == CLASS_OTHER) return wrong_type(v, "an integer");
     uint64_t bits = item_bits(v, i);
     if (t->class_ == CLASS_SIGNED) {
         *out = extend_sign(bits, t->size);
@@ -777,7 +777,8 @@ static const entry *find_entry(const tn_gguf *f, const char *name) {
 
 static tn_status describe_gguf(const entry *e, tn_gguf_info *info) {
     if (!info || info->struct_size < sizeof *info)
-        return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_info: NULL, or its struct_size is not sizeof(tn_gguf_info)");
+        return tn_fail(TN_ERR_ARGUMENT,
+                       "tn_gguf_info: an argument is NULL, or its struct_size is not sizeof(tn_gguf_info)");
     info->name = e->name;
     info->dtype_name = e->type->name;
     info->dtype = e->type->dtype;
@@ -793,8 +794,8 @@ int64_t tn_gguf_count(const tn_gguf *file) { return file ? (int64_t)file->all_co
 
 tn_status tn_gguf_at(const tn_gguf *file, int64_t i, tn_gguf_info *info) {
     if (i < 0 || i >= tn_gguf_count(file))
-        return tn_fail(TN_ERR_ARGUMENT, "tensor %lld of a GGUF file that holds %lld", (long long)i,
-                       (long long)tn_gguf_count(file));
+        return tn_fail(TN_ERR_ARGUMENT, "tensor index %lld is out of range; the GGUF file has %lld tensors",
+                       (long long)i, (long long)tn_gguf_count(file));
     return describe_gguf(file->in_order[i], info);
 }
 
@@ -825,7 +826,7 @@ static tn_tensor *decoded_tensor(const entry *e) {
     int64_t blocks = e->bytes / e->type->bytes;
     decoding d = {.type = e->type, .from = e->file->map.data + e->begin};
     d.to = tn_mem_zalloc((size_t)blocks * (size_t)(e->type->block / 32), sizeof *d.to);
-    if (!d.to) return tn_failed(TN_ERR_MEMORY, "no memory for tensor '%.100s'", e->name);
+    if (!d.to) return tn_failed(TN_ERR_MEMORY, "out of memory for tensor '%.100s'", e->name);
     tn_parallel(blocks, BLOCKS_A_PART, decode_blocks, &d);
     return tn_from_ptr(d.to, e->shape, e->rank, e->type->dtype, tn_mem_free, d.to);
 }
@@ -869,12 +870,12 @@ tn_status tn_gguf_rows(const tn_gguf *file, const char *name, const int64_t *row
     const entry *e = find_entry(file, name);
     if (!e) return tn_fail(TN_ERR_FORMAT, "'%s' has no tensor '%.100s'", file->path, name);
     if (e->rank != 2)
-        return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_rows: '%.100s' has rank %d; it takes a matrix", name, e->rank);
+        return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_rows: '%.100s' has rank %d; it must be a matrix", name, e->rank);
     size_t row = e->shape[0] ? (size_t)(e->bytes / e->shape[0]) : 0;
     size_t each = tn_dtype_bytes(e->type->dtype, e->shape[1]);
     for (int64_t i = 0; i < count; i++) {
         if (rows[i] < 0 || rows[i] >= e->shape[0])
-            return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_rows: '%.100s' has %lld rows, no row %lld", name,
+            return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_rows: '%.100s' has %lld rows; row %lld is out of range", name,
                            (long long)e->shape[0], (long long)rows[i]);
         TRY(read_row(e, (size_t)e->begin + (size_t)rows[i] * row, row, (char *)out + (size_t)i * each));
     }

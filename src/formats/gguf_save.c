@@ -38,7 +38,7 @@ static void add_text(tn_str *s, const char *text, size_t length) {
     if (length > 0) tn_str_addn(s, text, length);
 }
 
-static tn_status no_memory(void) { return tn_fail(TN_ERR_MEMORY, "GGUF: out of memory for what is to be written"); }
+static tn_status no_memory(void) { return tn_fail(TN_ERR_MEMORY, "GGUF: out of memory for the header"); }
 
 /* ---- metadata ---------------------------------------------------------------------------------------------------- */
 
@@ -46,14 +46,13 @@ static tn_status check_open(const tn_gguf_writer *w, const char *name) {
     TRY(tn_need(w, "GGUF: the writer"));
     TRY(tn_need(name, "GGUF: the name"));
     if (!w->started) return TN_OK;
-    return tn_fail(TN_ERR_ARGUMENT, "GGUF: '%.100s' comes too late: bytes of tensors were written", name);
+    return tn_fail(TN_ERR_ARGUMENT, "GGUF: '%.100s' cannot be added after tensor data was written", name);
 }
 
 static tn_status begin_pair(tn_gguf_writer *w, const char *key, int type) {
     TRY(check_open(w, key));
     for (size_t i = 0; i < w->key_count; i++)
-        if (strcmp(w->keys[i], key) == 0)
-            return tn_fail(TN_ERR_ARGUMENT, "GGUF: the key '%.100s' is there already", key);
+        if (strcmp(w->keys[i], key) == 0) return tn_fail(TN_ERR_ARGUMENT, "GGUF: the key '%.100s' exists already", key);
     TRY(tn_mem_reserve(&w->keys, &w->key_capacity, w->key_count + 1, sizeof *w->keys));
     char *copy = tn_mem_strdup(key);
     if (!copy) return TN_ERR_MEMORY;
@@ -83,7 +82,7 @@ static const range ranges[TN_GGUF_TYPE_COUNT] = {
 
 tn_status tn_gguf_put_int(tn_gguf_writer *w, const char *key, tn_gguf_type type, int64_t v) {
     if ((unsigned)type >= TN_GGUF_TYPE_COUNT || ranges[type].most == 0)
-        return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_put_int: type %d is no whole number", (int)type);
+        return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_put_int: type %d is not an integer type", (int)type);
     if (v < ranges[type].least || v > ranges[type].most)
         return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_put_int: %lld does not fit in '%.100s'", (long long)v, key ? key : "");
     TRY(begin_pair(w, key, (int)type));
@@ -95,7 +94,7 @@ tn_status tn_gguf_put_float(tn_gguf_writer *w, const char *key, tn_gguf_type typ
     uint64_t bits = 0;
     float narrow = (float)v;
     if (type != TN_GGUF_F32 && type != TN_GGUF_F64)
-        return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_put_float: type %d is no float", (int)type);
+        return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_put_float: type %d is not a float type", (int)type);
     TRY(begin_pair(w, key, (int)type));
     memcpy(&bits, type == TN_GGUF_F32 ? (const void *)&narrow : (const void *)&v, tn_gguf_type_size((int)type));
     add_number(&w->pairs, bits, tn_gguf_type_size((int)type));
@@ -103,7 +102,7 @@ tn_status tn_gguf_put_float(tn_gguf_writer *w, const char *key, tn_gguf_type typ
 }
 
 tn_status tn_gguf_put_string(tn_gguf_writer *w, const char *key, const char *text, int64_t length) {
-    if (length < 0 || (length > 0 && !text)) return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_put_string: there is no text");
+    if (length < 0 || (length > 0 && !text)) return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_put_string: the text is NULL");
     TRY(begin_pair(w, key, TN_GGUF_STRING));
     add_text(&w->pairs, text, (size_t)length);
     return end_pair(w);
@@ -111,7 +110,7 @@ tn_status tn_gguf_put_string(tn_gguf_writer *w, const char *key, const char *tex
 
 static tn_status begin_array(tn_gguf_writer *w, const char *key, int type, int64_t count, const void *items) {
     if (count < 0 || (count > 0 && !items))
-        return tn_fail(TN_ERR_ARGUMENT, "GGUF: the array has %lld items, or they are NULL", (long long)count);
+        return tn_fail(TN_ERR_ARGUMENT, "GGUF: the array has %lld items, or its data is NULL", (long long)count);
     TRY(begin_pair(w, key, TN_GGUF_ARRAY));
     add_number(&w->pairs, (uint64_t)type, 4);
     add_number(&w->pairs, (uint64_t)count, 8);
@@ -158,14 +157,14 @@ tn_status tn_gguf_put_value(tn_gguf_writer *w, const char *key, const tn_gguf_va
 static tn_status check_tensor(const tn_gguf_info *t, const tn_gguf_dtype **type, int64_t *bytes) {
     *type = t->dtype_name ? tn_gguf_dtype_named(t->dtype_name) : tn_gguf_dtype_of(t->dtype);
     if (!*type)
-        return tn_fail(TN_ERR_DTYPE, "GGUF: '%.100s' is %s, which the format has no word for", t->name,
+        return tn_fail(TN_ERR_DTYPE, "GGUF: '%.100s' is %s, which the format cannot store", t->name,
                        t->dtype_name ? t->dtype_name : tn_dtype_name(t->dtype));
     if (t->rank < 0 || t->rank > TN_MAX_RANK)
-        return tn_fail(TN_ERR_ARGUMENT, "GGUF: '%.100s' has rank %d", t->name, t->rank);
+        return tn_fail(TN_ERR_ARGUMENT, "GGUF: '%.100s' has rank %d, which is not supported", t->name, t->rank);
     for (int d = 0; d < t->rank; d++)
         if (t->shape[d] < 0) return tn_fail(TN_ERR_ARGUMENT, "GGUF: '%.100s' has a negative extent", t->name);
     if (!tn_gguf_bytes(*type, t->rank, t->shape, bytes))
-        return tn_fail(TN_ERR_ARGUMENT, "GGUF: rows of '%.100s' are not whole blocks of %d, as %s has them", t->name,
+        return tn_fail(TN_ERR_ARGUMENT, "GGUF: rows of '%.100s' are not a multiple of %d, as %s requires", t->name,
                        (*type)->block, (*type)->name);
     return TN_OK;
 }
@@ -174,7 +173,7 @@ tn_status tn_gguf_add(tn_gguf_writer *w, const tn_gguf_info *t) {
     const tn_gguf_dtype *type;
     int64_t bytes, end;
     TRY(tn_need(t, "tn_gguf_add: the tensor"));
-    if (t->struct_size < sizeof *t) return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_add: set struct_size");
+    if (t->struct_size < sizeof *t) return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_add: struct_size is not set");
     TRY(check_open(w, t->name));
     TRY(check_tensor(t, &type, &bytes));
     if (tn_add_overflow(w->place, bytes, &end) || tn_add_overflow(end, w->alignment, &end))
@@ -206,7 +205,7 @@ static tn_status check_names(const tn_gguf_writer *w) {
     tn_status status = TN_OK;
     for (size_t i = 1; i < w->item_count && status == TN_OK; i++)
         if (strcmp(names[i - 1], names[i]) == 0)
-            status = tn_fail(TN_ERR_ARGUMENT, "GGUF: two tensors are called '%.100s'", names[i]);
+            status = tn_fail(TN_ERR_ARGUMENT, "GGUF: two tensors are named '%.100s'", names[i]);
     tn_mem_free(names);
     return status;
 }
@@ -251,16 +250,16 @@ static tn_status pass_whole(tn_gguf_writer *w) {
 
 tn_status tn_gguf_write(tn_gguf_writer *w, const void *data, int64_t bytes) {
     TRY(tn_need(w, "tn_gguf_write: the writer"));
-    if (bytes < 0 || (bytes > 0 && !data)) return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_write: there is no data");
+    if (bytes < 0 || (bytes > 0 && !data)) return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_write: the data is NULL");
     TRY(start(w));
     TRY(pass_whole(w));
     if (bytes == 0) return TN_OK;
     if (w->current == w->item_count)
-        return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_write: all tensors that were added have their bytes");
+        return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_write: all tensors that were added are complete");
     const item *t = &w->items[w->current];
     if (bytes > t->bytes - w->written)
-        return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_write: %lld bytes, and '%.100s' takes %lld more", (long long)bytes,
-                       t->name, (long long)(t->bytes - w->written));
+        return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_write: %lld bytes, but '%.100s' needs only %lld more",
+                       (long long)bytes, t->name, (long long)(t->bytes - w->written));
     TRY(tn_save_write(w->save, data, (size_t)bytes));
     w->written += bytes;
     return TN_OK;
@@ -273,7 +272,8 @@ tn_status tn_gguf_create(const char *path, int64_t alignment, tn_gguf_writer **o
     *out = NULL;
     TRY(tn_need(path, "tn_gguf_create: the path"));
     if (alignment < 0 || alignment > TN_GGUF_MAX_ALIGNMENT || (alignment & (alignment - 1)) != 0)
-        return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_create: an alignment of %lld", (long long)alignment);
+        return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_create: alignment is %lld; it must be a power of two",
+                       (long long)alignment);
     tn_gguf_writer *w = tn_mem_zalloc(1, sizeof *w);
     if (!w) return TN_ERR_MEMORY;
     w->alignment = alignment ? alignment : TN_GGUF_ALIGNMENT;
@@ -305,8 +305,8 @@ void tn_gguf_abandon(tn_gguf_writer *w) {
 static tn_status finish_gguf(tn_gguf_writer *w) {
     TRY(tn_gguf_write(w, NULL, 0));
     if (w->current < w->item_count)
-        return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_commit: '%.100s' lacks %lld bytes", w->items[w->current].name,
-                       (long long)(w->items[w->current].bytes - w->written));
+        return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_commit: '%.100s' is incomplete: %lld bytes are missing",
+                       w->items[w->current].name, (long long)(w->items[w->current].bytes - w->written));
     tn_save *save = w->save;
     w->save = NULL;
     return tn_save_commit(save);

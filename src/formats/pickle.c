@@ -152,7 +152,7 @@ static tn_status extend(machine *m, size_t begin, bool dict) {
     uint32_t to = m->stack[begin - 1];
     int kind = m->v->nodes[to].kind;
     if (kind != (dict ? TN_PICKLE_DICT : TN_PICKLE_LIST) || (dict && (m->depth - begin) % 2 != 0))
-        return fault(m, "items for what is no such container");
+        return fault(m, "items for a value that is not a container");
     for (size_t i = begin; i < m->depth; i++)
         TRY(append_pickle(m, to, m->stack[i]));
     m->depth = begin;
@@ -180,7 +180,7 @@ static bool is(const tn_pickle_node *n, tn_pickle_kind kind) { return n->kind ==
 
 static tn_status make_dict(machine *m, const arguments *a, int row) {
     (void)row;
-    if (a->count > 0) return fault(m, "an OrderedDict that is made of something");
+    if (a->count > 0) return fault(m, "an OrderedDict with arguments");
     return push_kind(m, TN_PICKLE_DICT, 0);
 }
 
@@ -193,17 +193,17 @@ static tn_status make_nothing(machine *m, const arguments *a, int row) {
 /* A parameter is its tensor, a size its tuple. */
 static tn_status make_first(machine *m, const arguments *a, int row) {
     (void)row;
-    if (a->count < 1) return fault(m, "a call without its argument");
+    if (a->count < 1) return fault(m, "a call without an argument");
     return push_pickle(m, (uint32_t)(a->at[0] - m->v->nodes));
 }
 
 static tn_status read_extents(const machine *m, const tn_pickle_node *n, int *rank, int64_t *out) {
     arguments a = items_of(m->v, n);
-    if (!is(n, TN_PICKLE_TUPLE)) return fault(m, "a shape that is no tuple");
+    if (!is(n, TN_PICKLE_TUPLE)) return fault(m, "a shape that is not a tuple");
     *rank = a.count;
     for (int i = 0; i < a.count; i++) {
         if (!is(a.at[i], TN_PICKLE_INT) || a.at[i]->number < 0)
-            return fault(m, "an extent or stride that is no number, or negative");
+            return fault(m, "an extent or stride that is not a number, or is negative");
         out[i] = a.at[i]->number;
     }
     uint32_t last = n->last, cell = n->first;
@@ -220,13 +220,13 @@ static tn_status make_tensor(machine *m, const arguments *a, int row) {
     int strides;
     (void)row;
     if (a->count < 4 || !is(a->at[0], TN_PICKLE_STORAGE) || !is(a->at[1], TN_PICKLE_INT) || a->at[1]->number < 0)
-        return fault(m, "a tensor without storage, place, shape and strides");
+        return fault(m, "a tensor without storage, offset, shape and strides");
     t.storage = (uint32_t)a->at[0]->number;
     t.offset = a->at[1]->number;
     t.type = v->storages[t.storage].type;
     TRY(read_extents(m, a->at[2], &t.rank, t.shape));
     TRY(read_extents(m, a->at[3], &strides, t.stride));
-    if (strides != t.rank) return fault(m, "as many strides as dimensions are needed");
+    if (strides != t.rank) return fault(m, "a tensor must have as many strides as dimensions");
     for (int i = 6; i < a->count; i++)
         if (is(a->at[i], TN_PICKLE_GLOBAL) && type_of_global(a->at[i]) >= 0) t.type = type_of_global(a->at[i]);
     if (v->tensor_count >= MAX_TENSORS) return fault(m, "too many tensors");
@@ -276,8 +276,8 @@ static tn_status push_global(machine *m, const char *module, size_t n, const cha
     }
     if (row < 0)
         return tn_fail(TN_ERR_UNSUPPORTED,
-                       "byte %zu: the file wants to use '%.*s.%.*s', which is not allowed: only tensors in dicts and "
-                       "lists are read. Save the state_dict instead",
+                       "byte %zu: the file uses '%.*s.%.*s', which is not allowed: only tensors in dicts and lists are "
+                       "read. Save the state_dict instead",
                        m->base + m->at, (int)(n < 64 ? n : 64), module, (int)(length < 64 ? length : 64), name);
     return push_new(m, (tn_pickle_node){.kind = TN_PICKLE_GLOBAL, .row = row});
 }
@@ -288,7 +288,7 @@ static tn_status reduce(machine *m) {
     TRY(pop(m, &what));
     const tn_pickle_node *f = &m->v->nodes[what], *args = &m->v->nodes[with];
     if (!is(f, TN_PICKLE_GLOBAL) || type_of_global(f) >= 0 || !is(args, TN_PICKLE_TUPLE))
-        return fault(m, "a call of what is no function");
+        return fault(m, "a call of a value that is not a function");
     arguments a = items_of(m->v, args);
     return globals[f->row].call(m, &a, f->row);
 }
@@ -303,7 +303,7 @@ static tn_status push_storage(machine *m) {
                 same("storage", a.at[0]->text, (size_t)a.at[0]->number) && is(a.at[1], TN_PICKLE_GLOBAL) &&
                 type_of_global(a.at[1]) >= 0 && is(a.at[2], TN_PICKLE_STRING) && is(a.at[4], TN_PICKLE_INT) &&
                 a.at[4]->number >= 0 && (a.count == 5 || is(a.at[5], TN_PICKLE_NONE));
-    if (!good) return fault(m, "a storage that is described otherwise than PyTorch does");
+    if (!good) return fault(m, "a storage in a form that PyTorch does not write");
     if (v->storage_count >= MAX_STORAGES) return fault(m, "too many storages");
     TRY(tn_mem_reserve(&v->storages, &v->storage_capacity, v->storage_count + 1, sizeof *v->storages));
     v->storages[v->storage_count] = (tn_pickle_storage){.key = a.at[2]->text,
@@ -322,7 +322,7 @@ static tn_status do_skip(machine *m, int size) {
 
 static tn_status do_mark(machine *m, int size) {
     (void)size;
-    if (m->mark_count == MAX_MARKS) return fault(m, "containers are nested too deep");
+    if (m->mark_count == MAX_MARKS) return fault(m, "containers are nested too deeply");
     m->marks[m->mark_count++] = m->depth;
     return TN_OK;
 }
@@ -430,7 +430,7 @@ static tn_status do_stack_global(machine *m, int size) {
     TRY(pop(m, &name));
     TRY(pop(m, &module));
     const tn_pickle_node *a = &m->v->nodes[module], *b = &m->v->nodes[name];
-    if (!is(a, TN_PICKLE_STRING) || !is(b, TN_PICKLE_STRING)) return fault(m, "a name that is no text");
+    if (!is(a, TN_PICKLE_STRING) || !is(b, TN_PICKLE_STRING)) return fault(m, "a name that is not a string");
     return push_global(m, a->text, (size_t)a->number, b->text, (size_t)b->number);
 }
 
@@ -456,7 +456,7 @@ static tn_status do_storage(machine *m, int size) {
 
 static tn_status put_pickle(machine *m, uint64_t place) {
     if (m->depth == 0) return fault(m, "the stack is empty");
-    if (place > m->size || place >= MAX_NODES) return fault(m, "a place beyond all that the pickle can have kept");
+    if (place > m->size || place >= MAX_NODES) return fault(m, "a memo index out of range");
     size_t before = m->memo_count;
     if (place >= before) {
         TRY(tn_mem_reserve(&m->memo, &m->memo_capacity, (size_t)place + 1, sizeof *m->memo));
@@ -482,7 +482,7 @@ static tn_status do_memoize(machine *m, int size) {
 static tn_status do_get(machine *m, int size) {
     uint64_t place;
     TRY(take_number(m, size, &place));
-    if (place >= m->memo_count || m->memo[place] == NO_NODE) return fault(m, "a value that was not kept");
+    if (place >= m->memo_count || m->memo[place] == NO_NODE) return fault(m, "a memo entry that was not stored");
     return push_pickle(m, m->memo[place]);
 }
 
@@ -555,7 +555,8 @@ static tn_status run_pickle(machine *m) {
         TRY(take_pickle(m, 1, &code));
         const instruction *i = find_instruction(*code);
         if (!i)
-            return tn_fail(TN_ERR_UNSUPPORTED, "byte %zu: the pickle instruction 0x%02x, which PyTorch does not write",
+            return tn_fail(TN_ERR_UNSUPPORTED,
+                           "byte %zu: unsupported pickle instruction 0x%02x, which PyTorch does not write",
                            m->base + m->at - 1, *code);
         TRY(i->run(m, i->argument));
     }

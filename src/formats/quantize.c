@@ -506,11 +506,13 @@ tn_status tn_quantize_rows(tn_dtype dtype, const float *x, int64_t count, const 
                            void *blocks) {
     const target *t = find_target(dtype);
     if (!t)
-        return tn_fail(TN_ERR_DTYPE, "tn_quantize_blocks: to %s; it takes q4_0, q4_1, q5_0, q5_1, q8_0, q2_k … q6_k",
-                       tn_dtype_name(dtype));
+        return tn_fail(
+            TN_ERR_DTYPE,
+            "tn_quantize_blocks: cannot quantize to %s; supported are q4_0, q4_1, q5_0, q5_1, q8_0, q2_k … q6_k",
+            tn_dtype_name(dtype));
     work w = {.target = t, .format = tn_qformat_of(dtype), .x = x, .columns = columns, .blocks = blocks};
     if (count < 0 || count % w.format->elements != 0 || columns < 0 || columns % w.format->elements != 0)
-        return tn_fail(TN_ERR_ARGUMENT, "tn_quantize_blocks: %lld numbers, in rows of %lld, are not whole blocks of %d",
+        return tn_fail(TN_ERR_ARGUMENT, "tn_quantize_blocks: %lld numbers, in rows of %lld, are not a multiple of %d",
                        (long long)count, (long long)columns, w.format->elements);
     if (count > 0) TRY(tn_need(x, "tn_quantize_blocks: x"));
     if (count > 0) TRY(tn_need(blocks, "tn_quantize_blocks: blocks"));

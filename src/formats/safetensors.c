@@ -93,10 +93,10 @@ static tn_status parse_header(part *p) {
         return tn_fail(TN_ERR_FORMAT, "%zu bytes are too few for a safetensors file", p->map.size);
     uint64_t length = read_length(p->map.data);
     if (length > MAX_HEADER)
-        return tn_fail(TN_ERR_FORMAT, "a header of %llu bytes; at most %d are allowed: is this a safetensors file?",
+        return tn_fail(TN_ERR_FORMAT, "the header has %llu bytes; the limit is %d: is this a safetensors file?",
                        (unsigned long long)length, MAX_HEADER);
     if (length > p->map.size - LENGTH_BYTES)
-        return tn_fail(TN_ERR_FORMAT, "a header of %llu bytes in a file of %zu: the file is cut short",
+        return tn_fail(TN_ERR_FORMAT, "the header has %llu bytes, but the file %zu: it is truncated",
                        (unsigned long long)length, p->map.size);
     const char *text = (const char *)p->map.data + LENGTH_BYTES;
     if (length == 0 || text[0] != '{') return tn_fail(TN_ERR_FORMAT, "the header does not begin with '{'");
@@ -118,14 +118,14 @@ static tn_status read_shape(entry *e, const tn_json *shape, int64_t *bytes) {
         return tn_fail(TN_ERR_FORMAT, "tensor '%s' has no list \"shape\"", e->name);
     size_t rank = tn_json_length(shape);
     if (rank > TN_MAX_RANK)
-        return tn_fail(TN_ERR_FORMAT, "tensor '%s' has %zu dimensions; %d are possible", e->name, rank, TN_MAX_RANK);
+        return tn_fail(TN_ERR_FORMAT, "tensor '%s' has %zu dimensions; the limit is %d", e->name, rank, TN_MAX_RANK);
     e->rank = (int)rank;
     *bytes = e->type->size;
     for (size_t d = 0; d < rank; d++) {
         if (!read_natural(tn_json_at(shape, d), &e->shape[d]))
-            return tn_fail(TN_ERR_FORMAT, "tensor '%s': extent %zu of its shape is no whole number", e->name, d);
+            return tn_fail(TN_ERR_FORMAT, "tensor '%s': extent %zu of its shape is not an integer", e->name, d);
         if (tn_mul_overflow(*bytes, e->shape[d], bytes))
-            return tn_fail(TN_ERR_FORMAT, "tensor '%s' claims more than 2^63 bytes", e->name);
+            return tn_fail(TN_ERR_FORMAT, "tensor '%s' has more than 2^63 bytes", e->name);
     }
     return TN_OK;
 }
@@ -133,21 +133,21 @@ static tn_status read_shape(entry *e, const tn_json *shape, int64_t *bytes) {
 static tn_status read_place(entry *e, const tn_json *offsets, int64_t bytes) {
     bool pair = offsets && tn_json_kind_of(offsets) == TN_JSON_ARRAY && tn_json_length(offsets) == 2;
     if (!pair || !read_natural(tn_json_at(offsets, 0), &e->begin) || !read_natural(tn_json_at(offsets, 1), &e->end))
-        return tn_fail(TN_ERR_FORMAT, "tensor '%s' has no pair of whole numbers \"data_offsets\"", e->name);
+        return tn_fail(TN_ERR_FORMAT, "tensor '%s' has no valid \"data_offsets\" (two integers)", e->name);
     if (e->begin > e->end || e->end > e->part->data_bytes)
-        return tn_fail(TN_ERR_FORMAT, "tensor '%s' lies at bytes %lld to %lld of %lld: outside the file", e->name,
+        return tn_fail(TN_ERR_FORMAT, "tensor '%s' has bytes %lld to %lld of %lld: outside the file", e->name,
                        (long long)e->begin, (long long)e->end, (long long)e->part->data_bytes);
     if (e->end - e->begin != bytes)
-        return tn_fail(TN_ERR_FORMAT, "tensor '%s' needs %lld bytes by its shape and type, but has %lld", e->name,
-                       (long long)bytes, (long long)(e->end - e->begin));
+        return tn_fail(TN_ERR_FORMAT, "tensor '%s' needs %lld bytes according to its shape and type, but has %lld",
+                       e->name, (long long)bytes, (long long)(e->end - e->begin));
     return TN_OK;
 }
 
 static tn_status read_entry(entry *e, const tn_json *v) {
-    if (tn_json_kind_of(v) != TN_JSON_OBJECT) return tn_fail(TN_ERR_FORMAT, "tensor '%s' is no object", e->name);
+    if (tn_json_kind_of(v) != TN_JSON_OBJECT) return tn_fail(TN_ERR_FORMAT, "tensor '%s' is not an object", e->name);
     const tn_json *dtype = tn_json_get(v, "dtype");
     const char *type_name = dtype ? tn_json_string(dtype, NULL) : NULL;
-    if (!type_name) return tn_fail(TN_ERR_FORMAT, "tensor '%s' has no text \"dtype\"", e->name);
+    if (!type_name) return tn_fail(TN_ERR_FORMAT, "tensor '%s' has no string \"dtype\"", e->name);
     e->type = find_dtype(type_name);
     if (!e->type) return tn_fail(TN_ERR_FORMAT, "tensor '%s' has the unknown dtype '%s'", e->name, type_name);
     int64_t bytes = 0;
@@ -156,11 +156,11 @@ static tn_status read_entry(entry *e, const tn_json *v) {
 }
 
 static tn_status read_metadata(part *p, const tn_json *v) {
-    if (p->metadata) return tn_fail(TN_ERR_FORMAT, "two members %s", metadata_name);
-    if (tn_json_kind_of(v) != TN_JSON_OBJECT) return tn_fail(TN_ERR_FORMAT, "%s is no object", metadata_name);
+    if (p->metadata) return tn_fail(TN_ERR_FORMAT, "duplicate member %s", metadata_name);
+    if (tn_json_kind_of(v) != TN_JSON_OBJECT) return tn_fail(TN_ERR_FORMAT, "%s is not an object", metadata_name);
     for (size_t i = 0; i < tn_json_length(v); i++)
         if (tn_json_kind_of(tn_json_at(v, i)) != TN_JSON_STRING)
-            return tn_fail(TN_ERR_FORMAT, "%s: '%s' is no text", metadata_name, tn_json_key(v, i));
+            return tn_fail(TN_ERR_FORMAT, "%s: '%s' is not a string", metadata_name, tn_json_key(v, i));
     p->metadata = v;
     return TN_OK;
 }
@@ -168,9 +168,10 @@ static tn_status read_metadata(part *p, const tn_json *v) {
 /* Appends the part's tensors to those of the parts before it. */
 static tn_status read_entries(tn_safetensors *f, part *p) {
     const tn_json *root = tn_json_root(p->header);
-    if (tn_json_kind_of(root) != TN_JSON_OBJECT) return tn_fail(TN_ERR_FORMAT, "the header is no object");
+    if (tn_json_kind_of(root) != TN_JSON_OBJECT) return tn_fail(TN_ERR_FORMAT, "the header is not an object");
     size_t members = tn_json_length(root);
-    if (members > INT_MAX - f->count) return tn_fail(TN_ERR_FORMAT, "%zu tensors are too many", f->count + members);
+    if (members > INT_MAX - f->count)
+        return tn_fail(TN_ERR_FORMAT, "the file has too many tensors: %zu", f->count + members);
     TRY(tn_mem_grow(&f->entries, &f->capacity, f->count + members, sizeof *f->entries));
     for (size_t i = 0; i < members; i++) {
         const char *name = tn_json_key(root, i);
@@ -209,12 +210,13 @@ static tn_status check_places(tn_safetensors *f, const part *p, size_t first, en
     for (size_t i = 0; i < count; i++) {
         const entry *e = order[i];
         if (e->begin != reached)
-            return tn_fail(TN_ERR_FORMAT, "tensor '%s' begins at byte %lld where %lld was expected: %s", e->name,
-                           (long long)e->begin, (long long)reached, e->begin < reached ? "an overlap" : "a hole");
+            return tn_fail(TN_ERR_FORMAT, "tensor '%s' begins at byte %lld, but %lld was expected: %s", e->name,
+                           (long long)e->begin, (long long)reached,
+                           e->begin < reached ? "the tensors overlap" : "there is a gap");
         reached = e->end;
     }
     if (reached != p->data_bytes)
-        return tn_fail(TN_ERR_FORMAT, "%lld bytes behind the last tensor belong to none",
+        return tn_fail(TN_ERR_FORMAT, "%lld bytes after the last tensor belong to no tensor",
                        (long long)(p->data_bytes - reached));
     return TN_OK;
 }
@@ -227,7 +229,7 @@ static tn_status sort_names(tn_safetensors *f) {
     qsort(f->by_name, f->count, sizeof *f->by_name, compare_name);
     for (size_t i = 1; i < f->count; i++)
         if (strcmp(f->by_name[i - 1]->name, f->by_name[i]->name) == 0)
-            return tn_fail(TN_ERR_FORMAT, "two tensors are called '%s'", f->by_name[i]->name);
+            return tn_fail(TN_ERR_FORMAT, "two tensors are named '%s'", f->by_name[i]->name);
     return TN_OK;
 }
 
@@ -295,7 +297,8 @@ static tn_status list_shards(const tn_json *map, const char **names, size_t *cou
     for (size_t i = 0; i < n; i++) {
         names[i] = tn_json_string(tn_json_at(map, i), NULL);
         if (!is_plain_name(names[i]))
-            return tn_fail(TN_ERR_FORMAT, "the file of tensor '%s' is no name of a file beside the index",
+            return tn_fail(TN_ERR_FORMAT,
+                           "the file of tensor '%s' is not the name of a file in the folder of the index",
                            tn_json_key(map, i));
     }
     qsort(names, n, sizeof *names, compare_text);
@@ -303,7 +306,7 @@ static tn_status list_shards(const tn_json *map, const char **names, size_t *cou
     for (size_t i = 0; i < n; i++)
         if (*count == 0 || strcmp(names[*count - 1], names[i]) != 0) names[(*count)++] = names[i];
     if (*count > 0 && *count <= MOST_PARTS) return TN_OK;
-    return tn_fail(TN_ERR_FORMAT, "%zu files; 1 to %d are possible", *count, MOST_PARTS);
+    return tn_fail(TN_ERR_FORMAT, "the index lists %zu files; it must list 1 to %d", *count, MOST_PARTS);
 }
 
 static tn_status add_shard(tn_safetensors *f, const char *index, const char *name) {
@@ -322,10 +325,11 @@ static tn_status check_index(const tn_safetensors *f, const tn_json *map, const 
         const char *tensor = tn_json_key(map, i), *where = tn_json_string(tn_json_at(map, i), "");
         const entry *e = find_entry(f, tensor);
         if (!e || strcmp(names[e->part - f->parts], where) != 0)
-            return tn_fail(TN_ERR_FORMAT, "tensor '%s' is not in '%s', where the index has it", tensor, where);
+            return tn_fail(TN_ERR_FORMAT, "tensor '%s' is not in '%s', although the index lists it there", tensor,
+                           where);
     }
     if (n == f->count) return TN_OK;
-    return tn_fail(TN_ERR_FORMAT, "the index speaks of %zu tensors; the files hold %zu", n, f->count);
+    return tn_fail(TN_ERR_FORMAT, "the index lists %zu tensors, but the files contain %zu", n, f->count);
 }
 
 static tn_status open_shards(tn_safetensors *f, const char *index, const tn_json *map, const char **names) {
@@ -346,7 +350,7 @@ static tn_status open_index(tn_safetensors *f, const char *path) {
     const char **names = NULL;
     tn_status status = TN_OK;
     if (tn_json_kind_of(map) != TN_JSON_OBJECT)
-        status = tn_fail(TN_ERR_FORMAT, "there is no object \"weight_map\"");
+        status = tn_fail(TN_ERR_FORMAT, "the object \"weight_map\" is missing");
     else if (!(names = tn_mem_zalloc(tn_json_length(map), sizeof *names)))
         status = TN_ERR_MEMORY;
     else
@@ -382,8 +386,8 @@ static tn_status open_folder(tn_safetensors *f, const char *folder) {
         tn_str_free(&path);
         if (found || status != TN_OK) return status;
     }
-    return tn_fail(TN_ERR_IO, "'%s' has no %s and no %s: its weights must be there as safetensors", folder, names[0],
-                   names[1]);
+    return tn_fail(TN_ERR_IO, "'%s' contains neither %s nor %s: the weights must be safetensors files", folder,
+                   names[0], names[1]);
 }
 
 static tn_status open_path(tn_safetensors *f, const char *path) {
@@ -430,7 +434,7 @@ int tn_safetensors_count(const tn_safetensors *file) { return file ? (int)file->
 tn_status tn_safetensors_at(const tn_safetensors *file, int i, tn_safetensors_info *info) {
     TRY(tn_need(file, "tn_safetensors_at: the file"));
     if (i < 0 || (size_t)i >= file->count)
-        return tn_fail(TN_ERR_ARGUMENT, "tensor %d of a file that holds %zu", i, file->count);
+        return tn_fail(TN_ERR_ARGUMENT, "tensor index %d is out of range; the file has %zu tensors", i, file->count);
     return describe_safetensors(&file->entries[i], info);
 }
 
@@ -438,7 +442,7 @@ tn_status tn_safetensors_find(const tn_safetensors *file, const char *name, tn_s
     TRY(tn_need(file, "tn_safetensors_find: the file"));
     TRY(tn_need(name, "tn_safetensors_find: the name"));
     const entry *e = find_entry(file, name);
-    if (!e) return tn_fail(TN_ERR_ARGUMENT, "there is no tensor '%s' in the file", name);
+    if (!e) return tn_fail(TN_ERR_ARGUMENT, "the file has no tensor '%s'", name);
     return describe_safetensors(e, info);
 }
 
@@ -461,14 +465,14 @@ tn_tensor *tn_safetensors_tensor(const tn_safetensors *file, const char *name) {
     if (!file || !name)
         return tn_failed(TN_ERR_ARGUMENT, "tn_safetensors_tensor: the %s is NULL", file ? "name" : "file");
     const entry *e = find_entry(file, name);
-    if (!e) return tn_failed(TN_ERR_ARGUMENT, "there is no tensor '%s' in the file", name);
+    if (!e) return tn_failed(TN_ERR_ARGUMENT, "the file has no tensor '%s'", name);
     if (e->type->dtype == TN_DTYPE_COUNT)
         return tn_failed(TN_ERR_UNSUPPORTED,
-                         "tensor '%s' is of type %s, which cannot be computed with; convert it first", name,
+                         "tensor '%s' has type %s, which is not supported for computing; convert it first", name,
                          e->type->name);
     const uint8_t *bytes = e->part->data + e->begin;
     if (e->type->dtype == TN_BOOL && !bytes_are_bools(bytes, e->end - e->begin))
-        return tn_failed(TN_ERR_FORMAT, "tensor '%s' is BOOL but has other bytes than 0 and 1", name);
+        return tn_failed(TN_ERR_FORMAT, "tensor '%s' is BOOL but contains bytes other than 0 and 1", name);
     if ((uintptr_t)bytes % e->type->size != 0) return tn_from_data(bytes, e->shape, e->rank, e->type->dtype);
 
     tn_safetensors *owner = (tn_safetensors *)(uintptr_t)file; /* counting does not change what the file says */
@@ -495,30 +499,30 @@ static tn_status check_distinct(const tn_named_tensor *tensors, int count) {
     tn_status status = TN_OK;
     for (int i = 1; i < count && status == TN_OK; i++)
         if (strcmp(names[i - 1], names[i]) == 0)
-            status = tn_fail(TN_ERR_ARGUMENT, "safetensors: two tensors are called '%s'", names[i]);
+            status = tn_fail(TN_ERR_ARGUMENT, "safetensors: two tensors are named '%s'", names[i]);
     tn_mem_free(names);
     return status;
 }
 
 /* Checks what is to be written and computes it, all in one run. */
 static tn_status prepare_safetensors(const tn_named_tensor *tensors, int count) {
-    if (count < 0 || (count > 0 && !tensors)) return tn_fail(TN_ERR_ARGUMENT, "safetensors: %d tensors to save", count);
+    if (count < 0 || (count > 0 && !tensors))
+        return tn_fail(TN_ERR_ARGUMENT, "safetensors: the number of tensors is %d; it must be at least 0", count);
     tn_tensor **all = tn_mem_zalloc((size_t)count, sizeof *all);
     if (!all) return TN_ERR_MEMORY;
     tn_status status = TN_OK;
     for (int i = 0; i < count && status == TN_OK; i++) {
         const char *name = tensors[i].name;
         if (!name || strcmp(name, metadata_name) == 0)
-            status =
-                tn_fail(TN_ERR_ARGUMENT, "safetensors: tensor %d may not be called '%s'", i, name ? name : "(NULL)");
+            status = tn_fail(TN_ERR_ARGUMENT, "safetensors: tensor %d cannot be named '%s'", i, name ? name : "(NULL)");
         else if (!tensors[i].tensor)
             status = tn_fail(TN_ERR_ARGUMENT, "safetensors: tensor '%s' is NULL", name);
         else if ((status = tn_status_of(tensors[i].tensor)) != TN_OK)
             tn_fail_prefix(status, "safetensors: '%s'", name);
         else if (!dtype_word(tn_dtype_of(tensors[i].tensor)))
             status = tn_fail(TN_ERR_DTYPE,
-                             "safetensors: '%s' is %s, which the format has no word for; save tn_dequantize of it",
-                             name, tn_dtype_name(tn_dtype_of(tensors[i].tensor)));
+                             "safetensors: '%s' is %s, which the format cannot store; save tn_dequantize of it", name,
+                             tn_dtype_name(tn_dtype_of(tensors[i].tensor)));
         all[i] = (tn_tensor *)(uintptr_t)tensors[i].tensor;
     }
     if (status == TN_OK) status = check_distinct(tensors, count);
@@ -578,7 +582,7 @@ static tn_status build_header(const tn_named_tensor *const *order, int count, co
         tn_str_addn(header, " ", 1);
     if (header->failed) return tn_fail(TN_ERR_MEMORY, "safetensors: out of memory while writing the header");
     if (header->length > MAX_HEADER)
-        return tn_fail(TN_ERR_ARGUMENT, "safetensors: the header would have %zu bytes; %d are allowed", header->length,
+        return tn_fail(TN_ERR_ARGUMENT, "safetensors: the header would have %zu bytes; the limit is %d", header->length,
                        MAX_HEADER);
     return TN_OK;
 }

@@ -44,8 +44,8 @@ struct tn_pickle {
 static tn_status storage_bytes(const tn_pickle_storage *s, size_t *out) {
     int64_t bytes;
     if (tn_mul_overflow(s->count, tn_pickle_types[s->type].size, &bytes))
-        return tn_fail(TN_ERR_FORMAT, "byte 0: storage '%.*s' claims %lld elements", (int)(s->key_length & 63), s->key,
-                       (long long)s->count);
+        return tn_fail(TN_ERR_FORMAT, "byte 0: storage '%.*s' has an invalid size of %lld elements",
+                       (int)(s->key_length & 63), s->key, (long long)s->count);
     *out = (size_t)bytes;
     return TN_OK;
 }
@@ -55,7 +55,7 @@ static tn_status find_zip_storage(const tn_pickle *f, const tn_zip_entry *pickle
     const tn_pickle_storage *s = &f->values.storages[i];
     size_t bytes, folder = pickle->name_length - strlen("data.pkl");
     TRY(storage_bytes(s, &bytes));
-    if (s->key_length > MAX_NAME) return tn_fail(TN_ERR_FORMAT, "byte 0: a storage's name is too long");
+    if (s->key_length > MAX_NAME) return tn_fail(TN_ERR_FORMAT, "byte 0: the name of a storage is too long");
     tn_str name = {0};
     tn_str_addn(&name, pickle->name, folder);
     tn_str_add(&name, "data/");
@@ -63,7 +63,7 @@ static tn_status find_zip_storage(const tn_pickle *f, const tn_zip_entry *pickle
     const tn_zip_entry *e = name.failed ? NULL : tn_zip_find(&f->zip, name.text, name.length);
     bool failed = name.failed;
     tn_str_free(&name);
-    if (failed) return tn_fail(TN_ERR_MEMORY, "out of memory for a storage's name");
+    if (failed) return tn_fail(TN_ERR_MEMORY, "out of memory for the name of a storage");
     if (!e || e->size < bytes)
         return tn_fail(TN_ERR_FORMAT, "byte 0: storage '%.*s' of %zu bytes is not in the file", (int)s->key_length,
                        s->key, bytes);
@@ -84,7 +84,7 @@ static const tn_zip_entry *find_pickle(const tn_zip *z) {
 static tn_status check_order(const tn_pickle *f, const tn_zip_entry *pickle) {
     char name[300];
     size_t folder = pickle->name_length - strlen("data.pkl");
-    if (folder > 256) return tn_fail(TN_ERR_FORMAT, "byte 0: the archive's folder has a name that is too long");
+    if (folder > 256) return tn_fail(TN_ERR_FORMAT, "byte 0: the name of the archive's folder is too long");
     int n = snprintf(name, sizeof name, "%.*sbyteorder", (int)folder, pickle->name);
     const tn_zip_entry *e = tn_zip_find(&f->zip, name, (size_t)n);
     if (e && (e->size != 6 || memcmp(e->data, "little", 6) != 0))
@@ -101,7 +101,7 @@ static tn_status read_archive(tn_pickle *f) {
     size_t used;
     TRY(tn_zip_open(f->map.data, f->map.size, &f->zip));
     const tn_zip_entry *pickle = find_pickle(&f->zip);
-    if (!pickle) return tn_fail(TN_ERR_FORMAT, "byte 0: the archive has no data.pkl: PyTorch did not write it");
+    if (!pickle) return tn_fail(TN_ERR_FORMAT, "byte 0: the archive has no data.pkl: not a file of torch.save");
     TRY(check_order(f, pickle));
     TRY(tn_pickle_read(pickle->data, pickle->size, (size_t)(pickle->data - f->map.data), &f->values, &used));
     TRY(alloc_storages(f));
@@ -159,7 +159,7 @@ static tn_status take_storage(const tn_pickle *f, const tn_pickle_node *key, siz
         if (s->key_length != (size_t)key->number || memcmp(s->key, key->text, s->key_length) != 0) continue;
         TRY(storage_bytes(s, &bytes));
         if (s->count != count || bytes > left)
-            return tn_fail(TN_ERR_FORMAT, "byte %zu: a storage of %lld elements where %lld were said", *at,
+            return tn_fail(TN_ERR_FORMAT, "byte %zu: a storage has %lld elements, but %lld were declared", *at,
                            (long long)count, (long long)s->count);
         f->storages[i] = data;
         taken = bytes;
@@ -172,7 +172,7 @@ enum { MOST_KEYS_TIMES_STORAGES = 1 << 26 };
 
 static tn_status take_storages(tn_pickle *f, const tn_pickle_values *keys, size_t at) {
     const tn_pickle_node *list = &keys->nodes[keys->root];
-    if (list->kind != TN_PICKLE_LIST) return tn_fail(TN_ERR_FORMAT, "byte %zu: no list of storages", at);
+    if (list->kind != TN_PICKLE_LIST) return tn_fail(TN_ERR_FORMAT, "byte %zu: the list of storages is missing", at);
     size_t work = 0;
     for (uint32_t c = list->first; c; c = keys->cells[c].next) {
         work += f->values.storage_count;
@@ -211,7 +211,7 @@ static tn_status check_tensor(const tn_pickle *f, entry *e) {
     over |= tn_mul_overflow(e->numel, size, &bytes) || tn_mul_overflow(have, tn_pickle_types[s->type].size, &bytes);
     if (!over) have = bytes / size;
     if (over || (e->numel > 0 && last >= have))
-        return tn_fail(TN_ERR_FORMAT, "byte 0: tensor '%.100s' reaches beyond its storage of %lld elements",
+        return tn_fail(TN_ERR_FORMAT, "byte 0: tensor '%.100s' exceeds its storage of %lld elements",
                        f->names.text + e->name_at, (long long)have);
     e->data = f->storages[t->storage] + (e->numel > 0 ? t->offset * size : 0);
     return TN_OK;
@@ -251,7 +251,7 @@ static tn_status flatten(tn_pickle *f, uint32_t node, tn_str *name, int depth) {
     const tn_pickle_values *v = &f->values;
     const tn_pickle_node *n = &v->nodes[node];
     if (++f->visits > MAX_VISITS || depth > MAX_DEPTH || name->length > MAX_NAME)
-        return tn_fail(TN_ERR_FORMAT, "byte 0: containers are nested too deep, or stand in too many places");
+        return tn_fail(TN_ERR_FORMAT, "byte 0: containers are nested too deeply, or referenced too often");
     if (n->kind == TN_PICKLE_TENSOR) return add_entry(f, name, n->number);
     if (n->kind != TN_PICKLE_DICT && n->kind != TN_PICKLE_LIST && n->kind != TN_PICKLE_TUPLE) return TN_OK;
     bool dict = n->kind == TN_PICKLE_DICT;
@@ -288,7 +288,7 @@ static tn_status name_entries(tn_pickle *f) {
     qsort(f->by_name, f->count, sizeof *f->by_name, compare_name);
     for (size_t i = 1; i < f->count; i++)
         if (strcmp(f->by_name[i - 1]->name, f->by_name[i]->name) == 0)
-            return tn_fail(TN_ERR_FORMAT, "byte 0: two tensors are called '%.100s'", f->by_name[i]->name);
+            return tn_fail(TN_ERR_FORMAT, "byte 0: two tensors are named '%.100s'", f->by_name[i]->name);
     return TN_OK;
 }
 
@@ -314,7 +314,7 @@ static tn_status read_file_torch_file(tn_pickle *f) {
     } else if (f->map.size >= 2 && b[0] == 0x80) {
         TRY(read_older(f));
     } else {
-        return tn_fail(TN_ERR_FORMAT, "byte 0: neither an archive nor a pickle: PyTorch did not write it");
+        return tn_fail(TN_ERR_FORMAT, "byte 0: neither a zip archive nor a pickle: not a file of torch.save");
     }
     return name_entries(f);
 }
@@ -357,7 +357,7 @@ static tn_status describe_torch_file(const entry *e, tn_pickle_info *info) {
 
 tn_status tn_pickle_at(const tn_pickle *file, int64_t i, tn_pickle_info *info) {
     if (i < 0 || i >= tn_pickle_count(file))
-        return tn_fail(TN_ERR_ARGUMENT, "tensor %lld of a file that holds %lld", (long long)i,
+        return tn_fail(TN_ERR_ARGUMENT, "tensor index %lld is out of range; the file has %lld tensors", (long long)i,
                        (long long)tn_pickle_count(file));
     return describe_torch_file(&file->entries[i], info);
 }
@@ -372,7 +372,7 @@ tn_status tn_pickle_find(const tn_pickle *file, const char *name, tn_pickle_info
     TRY(tn_need(file, "tn_pickle_find: the file"));
     TRY(tn_need(name, "tn_pickle_find: the name"));
     const entry *e = find_entry(file, name);
-    if (!e) return tn_fail(TN_ERR_FORMAT, "there is no tensor '%.100s' in the file", name);
+    if (!e) return tn_fail(TN_ERR_FORMAT, "the file has no tensor '%.100s'", name);
     return describe_torch_file(e, info);
 }
 
@@ -410,7 +410,7 @@ static bool bytes_are_bools(const uint8_t *bytes, int64_t n) {
 
 static tn_tensor *copied_tensor(const entry *e) {
     uint8_t *copy = tn_mem_zalloc((size_t)e->numel, e->type->size);
-    if (!copy) return tn_failed(TN_ERR_MEMORY, "no memory for tensor '%.100s'", e->name);
+    if (!copy) return tn_failed(TN_ERR_MEMORY, "out of memory for tensor '%.100s'", e->name);
     if (is_contiguous(e->tensor)) {
         memcpy(copy, e->data, (size_t)e->numel * e->type->size);
     } else {
@@ -418,7 +418,7 @@ static tn_tensor *copied_tensor(const entry *e) {
     }
     if (e->type->dtype == TN_BOOL && !bytes_are_bools(copy, e->numel)) {
         tn_mem_free(copy);
-        return tn_failed(TN_ERR_FORMAT, "tensor '%.100s' is bool but has other bytes than 0 and 1", e->name);
+        return tn_failed(TN_ERR_FORMAT, "tensor '%.100s' is bool but contains bytes other than 0 and 1", e->name);
     }
     return tn_from_ptr(copy, e->tensor->shape, e->tensor->rank, e->type->dtype, tn_mem_free, copy);
 }
@@ -426,9 +426,9 @@ static tn_tensor *copied_tensor(const entry *e) {
 tn_tensor *tn_pickle_tensor(const tn_pickle *file, const char *name) {
     if (!file || !name) return tn_failed(TN_ERR_ARGUMENT, "tn_pickle_tensor: the file or the name is NULL");
     const entry *e = find_entry(file, name);
-    if (!e) return tn_failed(TN_ERR_FORMAT, "there is no tensor '%.100s' in the file", name);
+    if (!e) return tn_failed(TN_ERR_FORMAT, "the file has no tensor '%.100s'", name);
     if (e->type->dtype == TN_DTYPE_COUNT)
-        return tn_failed(TN_ERR_UNSUPPORTED, "tensor '%.100s' is of type %s, which cannot be computed with", name,
+        return tn_failed(TN_ERR_UNSUPPORTED, "tensor '%.100s' has type %s, which is not supported for computing", name,
                          e->type->name);
     bool direct = is_contiguous(e->tensor) && (uintptr_t)e->data % e->type->size == 0 && e->type->dtype != TN_BOOL;
     if (!direct || e->numel == 0) return copied_tensor(e);
@@ -465,11 +465,10 @@ static uint64_t little(const uint8_t *p, int n) {
 /* `n` bytes at `at` that begin with the signature. */
 static tn_status record_at(const archive *a, uint64_t at, size_t n, uint32_t signature, const uint8_t **out) {
     if (at > a->size || a->size - at < n)
-        return tn_fail(TN_ERR_FORMAT, "byte %llu: a zip record that reaches beyond the file", (unsigned long long)at);
+        return tn_fail(TN_ERR_FORMAT, "byte %llu: a zip record extends beyond the file", (unsigned long long)at);
     *out = a->bytes + at;
     if (little(*out, 4) != signature)
-        return tn_fail(TN_ERR_FORMAT, "byte %llu: no zip record of the kind that should be there",
-                       (unsigned long long)at);
+        return tn_fail(TN_ERR_FORMAT, "byte %llu: expected another zip record", (unsigned long long)at);
     return TN_OK;
 }
 
@@ -481,7 +480,8 @@ static tn_status find_end(const archive *a, size_t *out) {
         *out = at - 1;
         return TN_OK;
     }
-    return tn_fail(TN_ERR_FORMAT, "byte %zu: the archive has no end: it is cut short, or no zip file", a->size);
+    return tn_fail(TN_ERR_FORMAT, "byte %zu: the archive has no end record: it is truncated, or not a zip file",
+                   a->size);
 }
 
 /* Number of entries and place of the directory; those that do not fit are in the zip64 record. */
@@ -512,7 +512,7 @@ static tn_status read_extra(const uint8_t *p, size_t n, row *r, size_t at) {
         if (length > n - i - 4) break;
         for (size_t k = 0; k < TN_COUNT(wide) && little(p + i, 2) == 1; k++) {
             if (*wide[k] != 0xffffffff) continue;
-            if (length - used < 8) return tn_fail(TN_ERR_FORMAT, "byte %zu: a zip64 field that is too short", at);
+            if (length - used < 8) return tn_fail(TN_ERR_FORMAT, "byte %zu: a zip64 field is too short", at);
             *wide[k] = little(p + i + 4 + used, 8);
             used += 8;
         }
@@ -526,7 +526,7 @@ static tn_status locate_zip(const archive *a, const row *r, tn_zip_entry *e) {
     TRY(record_at(a, r->place, HEAD_BYTES, 0x04034b50, &head));
     uint64_t begin = r->place + HEAD_BYTES + little(head + 26, 2) + little(head + 28, 2);
     if (begin > a->size || a->size - begin < r->size)
-        return tn_fail(TN_ERR_FORMAT, "byte %llu: '%.*s' reaches beyond the file", (unsigned long long)r->place,
+        return tn_fail(TN_ERR_FORMAT, "byte %llu: '%.*s' extends beyond the file", (unsigned long long)r->place,
                        (int)e->name_length, e->name);
     e->data = a->bytes + begin;
     e->size = (size_t)r->size;
@@ -538,7 +538,7 @@ static tn_status read_row(const archive *a, uint64_t *at, tn_zip_entry *e) {
     TRY(record_at(a, *at, ROW_BYTES, 0x02014b50, &p));
     size_t name = (size_t)little(p + 28, 2), extra = (size_t)little(p + 30, 2), comment = (size_t)little(p + 32, 2);
     if (a->size - *at - ROW_BYTES < name + extra + comment)
-        return tn_fail(TN_ERR_FORMAT, "byte %llu: an entry that reaches beyond the file", (unsigned long long)*at);
+        return tn_fail(TN_ERR_FORMAT, "byte %llu: an entry extends beyond the file", (unsigned long long)*at);
     e->name = (const char *)p + ROW_BYTES;
     e->name_length = name;
     if (little(p + 10, 2) != 0 || little(p + 8, 2) & 1)
@@ -563,7 +563,7 @@ static tn_status read_rows(const archive *a, uint64_t at, tn_zip *z) {
     qsort(z->entries, z->count, sizeof *z->entries, compare_zip);
     for (size_t i = 1; i < z->count; i++)
         if (compare_zip(&z->entries[i - 1], &z->entries[i]) == 0)
-            return tn_fail(TN_ERR_FORMAT, "byte %zu: two entries are called '%.*s'",
+            return tn_fail(TN_ERR_FORMAT, "byte %zu: two entries are named '%.*s'",
                            (size_t)((const uint8_t *)z->entries[i].name - a->bytes), (int)z->entries[i].name_length,
                            z->entries[i].name);
     return TN_OK;
@@ -575,7 +575,7 @@ tn_status tn_zip_open(const uint8_t *bytes, size_t size, tn_zip *out) {
     *out = (tn_zip){0};
     TRY(read_end(&a, &count, &place));
     if (count > size / ROW_BYTES || count > MAX_ENTRIES)
-        return tn_fail(TN_ERR_FORMAT, "byte %zu: the archive claims %llu entries", size, (unsigned long long)count);
+        return tn_fail(TN_ERR_FORMAT, "byte %zu: the archive declares %llu entries", size, (unsigned long long)count);
     out->entries = tn_mem_zalloc((size_t)count, sizeof *out->entries);
     if (!out->entries) return TN_ERR_MEMORY;
     out->count = (size_t)count;

@@ -287,7 +287,7 @@ static void refuse_export(onnx_export *x, const tn_node *n, const char *why) {
 }
 
 static void add_leaf(onnx_export *x, const tn_node *n, const char *name) {
-    if (export_type_of((tn_dtype)n->dtype) == ONNX_UNDEFINED) refuse_export(x, n, "ONNX has no such type");
+    if (export_type_of((tn_dtype)n->dtype) == ONNX_UNDEFINED) refuse_export(x, n, "ONNX has no corresponding type");
     sticks(x, tn_mem_grow(&x->leaves, &x->leaf_capacity, x->leaf_count + 1, sizeof *x->leaves));
     if (x->status != TN_OK) return;
     x->leaves[x->leaf_count++] = (onnx_leaf){.node = tn_node_retain((tn_node *)(uintptr_t)n), .name = name};
@@ -308,7 +308,7 @@ static void known_as(onnx_export *x, const tn_node *n, const char *name) {
 
 static void add_input(onnx_export *x, const tn_node *n, const char *name) {
     name = onnx_name(x, "%s", name);
-    if (export_type_of((tn_dtype)n->dtype) == ONNX_UNDEFINED) refuse_export(x, n, "ONNX has no such type");
+    if (export_type_of((tn_dtype)n->dtype) == ONNX_UNDEFINED) refuse_export(x, n, "ONNX has no corresponding type");
     for (int d = 0; d < n->rank; d++) {
         int s = n->symbol[d] - 1;
         if (s < 0 || s >= TN_SYMBOLS || x->symbols[s].source) continue;
@@ -358,7 +358,7 @@ static void write_leaf(onnx_export *x, const tn_node *n) {
         return;
     }
     if ((root->flags & TN_NODE_STALE) || !root->buffer) {
-        refuse_export(x, n, "its value is gone: it was written since, or recorded by another thread");
+        refuse_export(x, n, "its value is no longer available: it was overwritten, or recorded by another thread");
         return;
     }
     const char *given = weight_name(x, n);
@@ -371,7 +371,7 @@ static void write_leaf(onnx_export *x, const tn_node *n) {
 static void write_runtime_scalar(onnx_export *x, const tn_node *n) {
     float f = (float)n->f[0];
     if (n->i[0] == TN_SCALAR_RANDOM) {
-        refuse_export(x, n, "random numbers: ONNX's are not the same; make them outside and pass them as an input");
+        refuse_export(x, n, "random numbers differ in ONNX; generate them outside and pass them as an input");
         return;
     }
     const char *name = onnx_name(x, "_dial_%d", x->scalar_count++);
@@ -402,7 +402,7 @@ static const tn_node *resolve(onnx_export *x, const tn_node *n) {
             tn_node *as = n->expansion ? n->expansion : onnx_composed(&x->build, n);
             sticks(x, x->build.status);
             if (!as || as == n || depth == MAX_NESTING) {
-                refuse_export(x, n, "ONNX has no operator for it");
+                refuse_export(x, n, "ONNX has no corresponding operator");
                 break;
             }
             sticks(x, tn_mem_grow(&x->composed, &x->composed_capacity, x->composed_count + 1, sizeof *x->composed));
@@ -647,7 +647,7 @@ static tn_status save_beside(onnx_export *x, const char *path, const char *name,
     tn_status s = model_head(x, name, head, &bytes);
     if (s == TN_OK && bytes > MOST_BYTES - 4096)
         s = tn_fail(TN_ERR_UNSUPPORTED,
-                    "ONNX export: without its weights the model still has %lld MiB, a file holds 2047",
+                    "ONNX export: without its weights the model still has %lld MiB; the limit of a file is 2047 MiB",
                     (long long)(bytes >> 20));
     if (s == TN_OK) s = save_file(data.text, x, head, save_data);
     if (s == TN_OK) s = save_file(path, x, head, save_model);
@@ -672,13 +672,14 @@ static tn_status check_named(const tn_named_tensor *items, int count, const char
     if (count < 0 || (count > 0 && !items)) return tn_fail(TN_ERR_ARGUMENT, "tn_onnx_export: %d %s", count, what);
     for (int i = 0; i < count; i++) {
         if (!is_name(items[i].name) || !items[i].tensor)
-            return tn_fail(TN_ERR_ARGUMENT,
-                           "tn_onnx_export: %s: entry %d has no tensor, or no name: 1 to %d bytes, the first not _",
-                           what, i, MOST_NAME);
+            return tn_fail(
+                TN_ERR_ARGUMENT,
+                "tn_onnx_export: %s: entry %d has no tensor, or an invalid name: 1 to %d bytes, not beginning with _",
+                what, i, MOST_NAME);
         TRY(tn_status_of(items[i].tensor));
         for (int j = 0; j < i; j++)
             if (!strcmp(items[i].name, items[j].name))
-                return tn_fail(TN_ERR_ARGUMENT, "tn_onnx_export: two %s are called '%s'", what, items[i].name);
+                return tn_fail(TN_ERR_ARGUMENT, "tn_onnx_export: two %s are named '%s'", what, items[i].name);
     }
     return TN_OK;
 }
@@ -698,8 +699,8 @@ static void write_all_export(onnx_export *x, const tn_recorder *r, const tn_name
         const tn_node *n = tn_tensor_node(outputs[i].tensor);
         if (is_leaf(n) && !is_written(x, n))
             sticks(x, tn_fail(TN_ERR_STATE,
-                              "tn_onnx_export: output '%s' was evaluated already, and how it was computed is gone: "
-                              "export before reading it",
+                              "tn_onnx_export: output '%s' was already evaluated, so its computation is no longer "
+                              "known: export before reading it",
                               outputs[i].name));
         else
             write_output(x, n, outputs[i].name);
@@ -764,7 +765,7 @@ tn_status tn_onnx_export(const char *path, const tn_named_tensor *inputs, int in
     TRY(tn_need(path, "tn_onnx_export: the path"));
     TRY(check_named(inputs, input_count, "inputs"));
     TRY(check_named(outputs, output_count, "outputs"));
-    if (output_count == 0) return tn_fail(TN_ERR_ARGUMENT, "tn_onnx_export: no output is given");
+    if (output_count == 0) return tn_fail(TN_ERR_ARGUMENT, "tn_onnx_export: no outputs given");
     tn_recorder *r = tn_recorder_here();
     if (!r) return TN_ERR_MEMORY;
     onnx_export x = {.weights = o.weights, .weight_count = o.weights ? o.weight_count : 0};

@@ -69,8 +69,8 @@ static tn_status grow_table(scope *s) {
 
 static tn_status scope_define(scope *s, onnx_text name, int32_t *slot) {
     if (scope_find(s, name) >= 0)
-        return tn_fail(TN_ERR_FORMAT, "two values of a graph are called '%.*s'", shown(name), name.at);
-    if (s->count == INT32_MAX - 1) return tn_fail(TN_ERR_FORMAT, "a graph of more than 2^31 values");
+        return tn_fail(TN_ERR_FORMAT, "two values of a graph are named '%.*s'", shown(name), name.at);
+    if (s->count == INT32_MAX - 1) return tn_fail(TN_ERR_FORMAT, "a graph has more than 2^31 values");
     size_t need = (size_t)s->count + 1;
     TRY(tn_mem_reserve(&s->names, &s->names_capacity, need, sizeof *s->names));
     TRY(tn_mem_reserve(&s->last_use, &s->uses_capacity, need, sizeof *s->last_use));
@@ -174,7 +174,7 @@ static tn_status read_compound_type(onnx_arena *a, const onnx_field *f, int dept
 }
 
 static tn_status read_type(onnx_arena *a, onnx_text message, int depth, onnx_declared **out) {
-    if (depth == ONNX_MAX_TYPES) return tn_fail(TN_ERR_FORMAT, "types more than %d deep", ONNX_MAX_TYPES);
+    if (depth == ONNX_MAX_TYPES) return tn_fail(TN_ERR_FORMAT, "types are nested more than %d deep", ONNX_MAX_TYPES);
     onnx_declared *t = onnx_take(a, 1, sizeof *t);
     if (!t) return tn_error_code();
     t->rank = -1;
@@ -257,7 +257,7 @@ static bool is_written_right(const onnx_field *f) {
 
 static tn_status take_attribute_field(reader *r, const onnx_field *f, onnx_attribute *a, attribute_lists *l) {
     if (!is_written_right(f))
-        return tn_fail(TN_ERR_FORMAT, "field %u of attribute '%.*s' is of another kind than ONNX has it",
+        return tn_fail(TN_ERR_FORMAT, "field %u of attribute '%.*s' has another wire type than ONNX defines",
                        (unsigned)f->number, shown(a->name), a->name.size ? a->name.at : "");
     switch (f->number) {
     case A_NAME: a->name = f->bytes; return TN_OK;
@@ -314,7 +314,7 @@ static tn_status take_kind(onnx_attribute *a, const int64_t *counts) {
         if (!counts[of_field[i][0]]) continue;
         if (!a->kind) a->kind = kind;
         if (a->kind != kind)
-            return tn_fail(TN_ERR_FORMAT, "attribute '%.*s' says that it is of kind %d, but holds a value of kind %d",
+            return tn_fail(TN_ERR_FORMAT, "attribute '%.*s' declares type %d, but holds a value of type %d",
                            shown(a->name), a->name.size ? a->name.at : "", a->kind, kind);
     }
     return TN_OK;
@@ -356,7 +356,7 @@ static tn_status use_input(reader *r, const onnx_node *n, onnx_text name, int32_
     if (name.size == 0) return TN_OK;
     TRY(scope_use(r->scope, name, slot));
     if (*slot >= 0) return TN_OK;
-    return tn_fail(TN_ERR_FORMAT, "node '%.*s' (%.*s) reads '%.*s', which nothing before it makes", shown(n->name),
+    return tn_fail(TN_ERR_FORMAT, "node '%.*s' (%.*s) reads '%.*s', which no earlier node computes", shown(n->name),
                    n->name.at ? n->name.at : "", shown(n->type), n->type.at ? n->type.at : "", shown(name), name.at);
 }
 
@@ -394,7 +394,8 @@ static tn_status read_node(reader *r, onnx_text message, onnx_node *n) {
     TRY(onnx_wire_count(message, counts, N_OVERLOAD));
     enum { MOST = 1 << 16 }; /* inputs or outputs of a node */
     if (counts[N_IN] > MOST || counts[N_OUT] > MOST || ++r->node_total > ONNX_MAX_NODES)
-        return tn_fail(TN_ERR_FORMAT, "more than %d nodes, or %d inputs of one", ONNX_MAX_NODES, MOST);
+        return tn_fail(TN_ERR_FORMAT, "the graph has more than %d nodes, or a node more than %d inputs", ONNX_MAX_NODES,
+                       MOST);
     onnx_wire w = onnx_wire_of(message);
     onnx_field f;
     tn_status status;
@@ -465,7 +466,7 @@ static tn_status read_input(reader *r, graph_reading *g, onnx_text message) {
     TRY(read_port(r, g->fields, message, p, &name));
     bool has_value = scope_find(r->scope, name) >= 0;
     if (has_value && !r->scope->outer) return TN_OK; /* an initialiser: nobody needs to give it */
-    if (has_value) return tn_fail(TN_ERR_FORMAT, "two inputs of a graph are called '%s'", p->name);
+    if (has_value) return tn_fail(TN_ERR_FORMAT, "two inputs of a graph are named '%s'", p->name);
     TRY(scope_define(r->scope, name, &p->slot));
     g->graph->input_count++;
     return TN_OK;
@@ -476,7 +477,7 @@ static tn_status read_output(reader *r, graph_reading *g, onnx_text message) {
     onnx_text name;
     TRY(read_port(r, g->fields, message, p, &name));
     TRY(scope_use(r->scope, name, &p->slot));
-    return p->slot >= 0 ? TN_OK : tn_fail(TN_ERR_FORMAT, "nothing makes the output '%s'", p->name);
+    return p->slot >= 0 ? TN_OK : tn_fail(TN_ERR_FORMAT, "no node computes the output '%s'", p->name);
 }
 
 typedef tn_status read_part(reader *r, graph_reading *g, const onnx_field *f);
@@ -538,7 +539,7 @@ static tn_status take_graph_room(reader *r, graph_reading *g, const int64_t *cou
     size_t initials = g->fields->is_function ? 0 : (size_t)(counts[G_INITIALIZER] + counts[G_SPARSE]);
     size_t weights = initials + (size_t)counts[g->fields->node];
     if (counts[g->fields->node] > ONNX_MAX_NODES)
-        return tn_fail(TN_ERR_FORMAT, "a graph of more than %d nodes", ONNX_MAX_NODES);
+        return tn_fail(TN_ERR_FORMAT, "the graph has more than %d nodes", ONNX_MAX_NODES);
     graph->nodes = onnx_take(a, (size_t)counts[g->fields->node], sizeof *graph->nodes);
     graph->folded = onnx_take(a, (size_t)counts[g->fields->node], sizeof *graph->folded);
     graph->inputs = onnx_take(a, (size_t)counts[g->fields->input], sizeof *graph->inputs);
@@ -593,7 +594,7 @@ static tn_status read_parts(reader *r, onnx_text message, graph_reading *g) {
 
 static tn_status read_body(reader *r, const graph_fields *fields, onnx_text message, onnx_graph **out) {
     if (r->depth == ONNX_MAX_GRAPHS)
-        return tn_fail(TN_ERR_FORMAT, "subgraphs stand more than %d deep in each other", ONNX_MAX_GRAPHS);
+        return tn_fail(TN_ERR_FORMAT, "subgraphs are nested more than %d deep", ONNX_MAX_GRAPHS);
     graph_reading g = {.fields = fields, .graph = onnx_take(&r->m->arena, 1, sizeof *g.graph)};
     if (!g.graph) return tn_error_code();
     scope s = {.outer = r->scope, .node = -1};
@@ -665,7 +666,7 @@ tn_status onnx_model_read(tn_onnx *m, onnx_text message) {
     int64_t counts[M_FUNCTION + 1];
     TRY(onnx_wire_count(message, counts, M_FUNCTION));
     if (counts[M_GRAPH] != 1 || !counts[M_IR_VERSION])
-        return tn_fail(TN_ERR_FORMAT, "no ONNX model: it has %lld graphs", (long long)counts[M_GRAPH]);
+        return tn_fail(TN_ERR_FORMAT, "not an ONNX model: it has %lld graphs", (long long)counts[M_GRAPH]);
     m->functions = onnx_take(&m->arena, (size_t)counts[M_FUNCTION], sizeof *m->functions);
     if (!m->functions) return tn_error_code();
     TRY(read_imports(m, message, M_IMPORT, &m->imports, &m->import_count));
@@ -721,8 +722,7 @@ static onnx_function *find_function(const tn_onnx *m, const onnx_node *n) {
 /* Depth: of subgraphs, and of functions, each of which is looked at once. */
 static tn_status resolve_graph(resolving *r, onnx_graph *g, int depth) {
     if (depth == ONNX_MAX_FRAMES)
-        return tn_fail(TN_ERR_UNSUPPORTED, "functions and subgraphs stand more than %d deep in each other",
-                       ONNX_MAX_FRAMES);
+        return tn_fail(TN_ERR_UNSUPPORTED, "functions and subgraphs are nested more than %d deep", ONNX_MAX_FRAMES);
     for (int i = 0; i < g->node_count; i++) {
         onnx_node *n = &g->nodes[i];
         onnx_function *f = find_function(r->m, n);
@@ -759,7 +759,7 @@ tn_status onnx_model_resolve(tn_onnx *m, char **report) {
     if (status == TN_OK && r.count) {
         tn_str text = {0};
         describe_missing(&r, &text);
-        status = tn_fail(TN_ERR_UNSUPPORTED, "%zu operator%s that Trunnion does not have: %s", r.count,
+        status = tn_fail(TN_ERR_UNSUPPORTED, "%zu operator%s not supported by Trunnion: %s", r.count,
                          r.count == 1 ? "" : "s", tn_str_text(&text));
         if (report) *report = text.text;
         if (!report) tn_str_free(&text);
@@ -991,7 +991,7 @@ static tn_status find_edges(ordering *o, const onnx_text *messages, int32_t coun
     for (o->node = 0; o->node < count; o->node++) {
         o->first[o->node] = (int32_t)o->edge_count;
         TRY(note_node(o, NULL, messages[o->node]));
-        if (o->edge_count > INT32_MAX) return tn_fail(TN_ERR_FORMAT, "a graph whose nodes read more than 2^31 values");
+        if (o->edge_count > INT32_MAX) return tn_fail(TN_ERR_FORMAT, "the nodes of a graph read more than 2^31 values");
     }
     o->first[count] = (int32_t)o->edge_count;
     return TN_OK;
@@ -1128,7 +1128,8 @@ int tn_onnx_weight_count(const tn_onnx *m) { return m ? m->weight_count : 0; }
 
 const tn_onnx_value *tn_onnx_weight_at(const tn_onnx *m, int i, const char **name) {
     if (!m || !name || i < 0 || i >= m->weight_count) {
-        tn_fail(TN_ERR_ARGUMENT, "tn_onnx_weight_at: there is no model, no weight %d, or no place for its name", i);
+        tn_fail(TN_ERR_ARGUMENT,
+                "tn_onnx_weight_at: the model or an output pointer is NULL, or index %d is out of range", i);
         return NULL;
     }
     *name = m->weights[i].name;

@@ -208,12 +208,12 @@ static tn_status read_suppression(const onnx_call *c, suppression *s) {
     TRY(tn_status_of(scores));
     if (tn_rank(boxes) != 3 || tn_rank(scores) != 3 || tn_size(boxes, 2) != 4 ||
         tn_size(boxes, 0) != tn_size(scores, 0) || tn_size(boxes, 1) != tn_size(scores, 2))
-        return onnx_refuse(c, "boxes must be [batch, boxes, 4] and scores [batch, classes, boxes] of the same batch "
-                              "and boxes");
+        return onnx_refuse(
+            c, "boxes must be [batch, boxes, 4] and scores [batch, classes, boxes], with equal batch and boxes");
     s->batches = tn_size(scores, 0);
     s->classes = tn_size(scores, 1);
     s->boxes = tn_size(scores, 2);
-    if (s->boxes > INT32_MAX) return onnx_refuse(c, "%lld boxes", (long long)s->boxes);
+    if (s->boxes > INT32_MAX) return onnx_refuse(c, "%lld boxes are too many", (long long)s->boxes);
     s->centred = onnx_int(c, "center_point_box", 0) != 0;
     s->any_score = !onnx_has(c, 4);
     TRY(onnx_read_int(c, 2, 0, &s->most));

@@ -19,7 +19,7 @@ static tn_status split_heads(const onnx_call *c, int input, const char *name, co
     if (tn_rank(x) == 4) return TN_OK;
     int64_t count = onnx_int(c, name, 0);
     if (tn_rank(x) != 3 || count < 1 || tn_size(x, 2) % count)
-        return onnx_refuse(c, "%lld heads of an input of %d dimensions", (long long)count, tn_rank(x));
+        return onnx_refuse(c, "%lld heads do not fit an input of %d dimensions", (long long)count, tn_rank(x));
     int64_t sizes[] = {count, tn_size(x, 2) / count};
     *out = tn_transpose(tn_unflatten(x, 2, sizes, 2), 1, 2);
     return tn_status_of(*out);
@@ -159,7 +159,7 @@ tn_status onnx_attention(onnx_call *c) {
     TRY(tn_status_of(h.v));
     int64_t queries = tn_size(h.q, 2), keys = tn_size(h.k, 2);
     if (tn_size(h.k, 1) < 1 || tn_size(h.q, 1) % tn_size(h.k, 1))
-        return onnx_refuse(c, "queries' heads are no multiple of keys'");
+        return onnx_refuse(c, "the heads of the query must be a multiple of the key's");
     h.scale = onnx_float(c, "scale", 0);
     if (!onnx_find(c, "scale")) h.scale = 1 / sqrt((double)tn_size(h.q, 3));
     bool causal = onnx_attends_plainly(c, &h) && onnx_int(c, "is_causal", 0) && !onnx_has(c, 3) && !onnx_has(c, 4) &&
@@ -179,7 +179,7 @@ static tn_status modified(onnx_call *c, const char *name, tn_tensor **t) {
     onnx_value *in = onnx_value_tensor(*t, onnx_type_of(tn_dtype_of(*t))), *out = NULL;
     if (!in) return tn_error_code();
     tn_status status = onnx_call_graph(c, a->graphs[0], &in, 1, &out, 1);
-    if (status == TN_OK && out->kind != ONNX_TENSOR) status = onnx_refuse(c, "%s yields no tensor", name);
+    if (status == TN_OK && out->kind != ONNX_TENSOR) status = onnx_refuse(c, "%s did not return a tensor", name);
     if (status == TN_OK) *t = tn_detach(out->tensor);
     onnx_value_release(in);
     onnx_value_release(out);
@@ -192,7 +192,7 @@ static tn_status flex_attention(onnx_call *c) {
     TRY(tn_status_of(q));
     TRY(tn_status_of(k));
     if (tn_rank(q) != 4 || tn_rank(k) != 4 || tn_size(k, 1) < 1 || tn_size(q, 1) % tn_size(k, 1))
-        return onnx_refuse(c, "queries' heads are no multiple of keys'");
+        return onnx_refuse(c, "the heads of the query must be a multiple of the key's");
     onnx_type precision = onnx_type_attribute(c, "softmax_precision", own == TN_F64 ? ONNX_DOUBLE : ONNX_FLOAT);
     double scale = onnx_float(c, "scale", 0);
     if (!onnx_find(c, "scale")) scale = 1 / sqrt((double)tn_size(q, 3));
@@ -241,7 +241,7 @@ tn_status onnx_linear_attention(onnx_call *c) {
     if (gated) TRY(split_heads(c, 4, "kv_num_heads", &r.decay));
     int64_t steps = tn_size(r.q, 2), count = tn_size(r.q, 1);
     if (r.corrects && onnx_has(c, 5)) r.rate = tn_unsqueeze(tn_transpose(onnx_in(c, 5), 1, 2), 3);
-    if (steps < 1 || steps > STEPS_MOST) return onnx_refuse(c, "%lld steps", (long long)steps);
+    if (steps < 1 || steps > STEPS_MOST) return onnx_refuse(c, "%lld steps are not supported", (long long)steps);
     r.q = onnx_as(r.q, TN_F32);
     r.k = onnx_as(r.k, TN_F32);
     r.v = onnx_as(r.v, TN_F32);
@@ -293,7 +293,9 @@ tn_status onnx_rotary_embedding(onnx_call *c) {
     TRY(split_heads(c, 0, "num_heads", &x));
     int64_t size = tn_size(x, 3), turned = onnx_int(c, "rotary_embedding_dim", 0), half = (turned ? turned : size) / 2;
     bool interleaved = onnx_int(c, "interleaved", 0) != 0;
-    if (half < 1 || 2 * half > size) return onnx_refuse(c, "%lld of %lld features", (long long)turned, (long long)size);
+    if (half < 1 || 2 * half > size)
+        return onnx_refuse(c, "rotary_embedding_dim is %lld, but there are %lld features", (long long)turned,
+                           (long long)size);
     tn_tensor *cosine = angles(c, 1), *sine = angles(c, 2);
     tn_tensor *a = interleaved ? tn_slice(x, 3, 0, 2 * half, 2) : tn_narrow(x, 3, 0, half);
     tn_tensor *b = interleaved ? tn_slice(x, 3, 1, 2 * half, 2) : tn_narrow(x, 3, half, half);
@@ -332,7 +334,7 @@ static tn_status take_parts(onnx_call *c, grouped *g) {
     if (tn_rank(x) != 3 || g->heads < 1 || g->few < 1 || g->heads > tn_size(x, -1) || g->few > g->heads ||
         g->heads % g->few)
         return tn_fail(TN_ERR_SHAPE,
-                       "GroupQueryAttention: no heads that fit: %lld of queries, %lld of keys, an input of rank %d",
+                       "GroupQueryAttention: %lld query heads and %lld key heads do not fit an input of rank %d",
                        (long long)g->heads, (long long)g->few, tn_rank(x));
     g->now = tn_size(x, 1);
     g->parts[0] = x;
@@ -357,7 +359,7 @@ static tn_status take_lengths(onnx_call *c, grouped *g) {
     g->past = g->total - g->now;
     if (g->past < 0 || g->past > given)
         return tn_fail(TN_ERR_SHAPE,
-                       "GroupQueryAttention: %lld positions in all, of which %lld are new and %lld can be in the cache",
+                       "GroupQueryAttention: %lld positions in total, of which %lld are new; the cache holds %lld",
                        (long long)g->total, (long long)g->now, (long long)given);
     if (batch == 1 || g->past == 0 || !onnx_has(c, 5)) return TN_OK;
     tn_tensor *lengths = tn_reshape(tn_cast(onnx_in(c, 5), TN_I32), (int64_t[]){batch, 1}, 2);
@@ -414,11 +416,13 @@ static tn_tensor *seen_from(const grouped *g, int64_t window) {
 }
 
 static tn_status refuse_others(const onnx_call *c) {
-    static const char *const names[] = {"scales of a quantised cache", "scales of a quantised cache",
-                                        "norms of queries and keys", "norms of queries and keys", "lengths of queries"};
+    static const char *const names[] = {
+        "scales of a quantized cache are not supported", "scales of a quantized cache are not supported",
+        "norms of queries and keys are not supported", "norms of queries and keys are not supported",
+        "lengths of queries are not supported"};
     for (int i = 12; i < 17; i++)
         if (onnx_has(c, i)) return onnx_refuse(c, "%s", names[i - 12]);
-    return onnx_wants(c, 3) ? onnx_refuse(c, "the scores as an output") : TN_OK;
+    return onnx_wants(c, 3) ? onnx_refuse(c, "scores as an output are not supported") : TN_OK;
 }
 
 tn_status onnx_grouped_attention(onnx_call *c) {

@@ -421,7 +421,7 @@ const int onnx_attribute_table_count = TN_COUNT(onnx_attribute_tables);
 static const struct {
     char letter;
     const char *name;
-} kinds[] = {{0, "no kind"},   {'f', "a float"},         {'i', "an integer"},   {'s', "a string"}, {'t', "a tensor"},
+} kinds[] = {{0, "no type"},   {'f', "a float"},         {'i', "an integer"},   {'s', "a string"}, {'t', "a tensor"},
              {'g', "a graph"}, {'F', "floats"},          {'I', "integers"},     {'S', "strings"},  {0, "tensors"},
              {'G', "graphs"},  {'x', "a sparse tensor"}, {0, "sparse tensors"}, {'T', "a type"}};
 
@@ -510,7 +510,7 @@ static void describe_allowed(onnx_text allowed, tn_str *s) {
 static tn_status refuse_value(const onnx_node *n, const onnx_rule *r, const char *value, size_t size) {
     tn_str s = {0};
     describe_allowed(r->allowed, &s);
-    tn_fail(TN_ERR_UNSUPPORTED, "attribute '%.*s' is %.*s; supported: %s", (int)r->name.size, r->name.at,
+    tn_fail(TN_ERR_UNSUPPORTED, "attribute '%.*s' is %.*s; supported values: %s", (int)r->name.size, r->name.at,
             (int)tn_min64((int64_t)size, 120), value, tn_str_text(&s));
     tn_str_free(&s);
     return onnx_at_node(n, TN_ERR_UNSUPPORTED);
@@ -589,8 +589,7 @@ tn_status onnx_check_attributes(const onnx_node *n) {
         for (int k = 0; k < i; k++)
             if (onnx_text_equal(n->attributes[k].name, a->name)) return refuse_name(n, a->name, "is given twice");
         if (!find_rule(attributes, a->name, &r))
-            return refuse_name(n, a->name,
-                               "is unknown: it is misspelled, belongs to another opset, or is not supported");
+            return refuse_name(n, a->name, "is unknown: misspelled, from another opset, or not supported");
         TRY(check_attribute(n, &r, a));
     }
     return check_required(n, attributes);

@@ -30,7 +30,7 @@ static tn_status run_matmul(onnx_call *c) {
     const tn_tensor *operands[2];
     for (int i = 0; i < 2; i++) {
         TRY(onnx_need(c, i, &operands[i]));
-        if (onnx_int(c, names[i][1], 0)) return onnx_refuse(c, "%s", names[i][1]);
+        if (onnx_int(c, names[i][1], 0)) return onnx_refuse(c, "%s is not supported", names[i][1]);
         if (onnx_int(c, names[i][0], 0) && tn_rank(operands[i]) > 1) operands[i] = tn_transpose(operands[i], -1, -2);
     }
     double alpha = onnx_float(c, "alpha", 1);
@@ -90,7 +90,7 @@ static tn_status run_gather_blocks(onnx_call *c) {
     bool last = quantized == 1 || quantized == -1;
     if (tn_rank(data) != 2 || tn_rank(scales) != 2 || tn_rank(ids) >= TN_MAX_RANK || !last ||
         onnx_int(c, "gather_axis", 0) != 0 || (bits != 2 && bits != 4 && bits != 8))
-        return onnx_refuse(c, "other tables than of rows whose columns are blocks of 2, 4 or 8 bits");
+        return onnx_refuse(c, "only a table of rows in blocks of 2, 4 or 8 bits is supported, with gather_axis 0");
     bool packed = onnx_in_type(c, 0) == ONNX_UINT8;
     int64_t count = tn_numel(ids), blocks = tn_size(scales, 1), shape[TN_MAX_RANK];
     const tn_tensor *flat = tn_reshape(ids, &count, 1), *rows = tn_index_select(data, 0, flat), *zeros = NULL;
@@ -111,10 +111,11 @@ static tn_status run_few_bits(onnx_call *c) {
     TRY(onnx_need(c, 0, &a));
     TRY(onnx_need(c, 1, &b));
     int64_t n = onnx_int(c, "N", 0), k = onnx_int(c, "K", 0), bits = onnx_int(c, "bits", 4);
-    if (bits != 2 && bits != 4 && bits != 8) return onnx_refuse(c, "weights of %lld bits", (long long)bits);
+    if (bits != 2 && bits != 4 && bits != 8)
+        return onnx_refuse(c, "weights of %lld bits are not supported", (long long)bits);
     bool kept = tn_rank(b) == 2 && tn_dtype_of(b) == TN_F32; /* from a run before */
     if (!kept && (tn_rank(b) != 3 || tn_size(b, 0) != n || !onnx_has(c, 2)))
-        return tn_fail(TN_ERR_SHAPE, "%s: B is not [N, blocks, bytes], or has no scales", c->row->name);
+        return tn_fail(TN_ERR_SHAPE, "%s: B must be [N, blocks, bytes], and scales are required", c->row->name);
     const tn_tensor *weight = b;
     if (!kept) {
         tn_tensor *made = dequantized(c, b, n, k, bits);
@@ -149,8 +150,8 @@ static tn_status run_simple_norm(onnx_call *c) {
     TRY(onnx_need(c, 1, &scale));
     int axis;
     TRY(onnx_axis(c, onnx_int(c, "axis", -1), tn_rank(x), &axis));
-    if (axis != tn_rank(x) - 1) return onnx_refuse(c, "several axes");
-    if (onnx_wants(c, 1)) return onnx_refuse(c, "the deviations as an output");
+    if (axis != tn_rank(x) - 1) return onnx_refuse(c, "only normalization of the last axis is supported");
+    if (onnx_wants(c, 1)) return onnx_refuse(c, "the standard deviation as an output is not supported");
     return onnx_put(c, 0, normalized(c, x, scale, NULL, true, 1e-5));
 }
 
@@ -162,7 +163,7 @@ static tn_status run_skip_norm(onnx_call *c) {
     TRY(onnx_need(c, 0, &x));
     TRY(onnx_need(c, 1, &skip));
     TRY(onnx_need(c, 2, &weight));
-    if (onnx_wants(c, 1) || onnx_wants(c, 2)) return onnx_refuse(c, "mean and deviation as outputs");
+    if (onnx_wants(c, 1) || onnx_wants(c, 2)) return onnx_refuse(c, "mean and deviation as outputs are not supported");
     tn_tensor *sum = tn_add(x, skip);
     if (onnx_has(c, bias)) sum = tn_add(sum, onnx_in(c, bias));
     if (onnx_wants(c, 3)) TRY(onnx_put(c, 3, sum));
@@ -220,7 +221,7 @@ static tn_status take_mask(const onnx_call *c, int i, int64_t batch, int64_t key
     if (rank == 2) seen = tn_unsqueeze(tn_unsqueeze(seen, 1), 1);
     if (rank == 3) seen = tn_unsqueeze(seen, 1);
     *mask = seen;
-    return rank < 2 || rank > 4 ? onnx_refuse(c, "a mask of rank %d", rank) : TN_OK;
+    return rank < 2 || rank > 4 ? onnx_refuse(c, "a mask of rank %d is not supported", rank) : TN_OK;
 }
 
 typedef struct attention {
@@ -262,7 +263,7 @@ static tn_status attend_joined(onnx_call *c, const tn_tensor *y, int mask, int p
     TRY(tn_status_of(y));
     a.causal = onnx_int(c, "unidirectional", 0) != 0;
     if (tn_rank(y) != 3 || a.heads < 1)
-        return tn_fail(TN_ERR_SHAPE, "%s: an input of another rank, or no heads", c->row->name);
+        return tn_fail(TN_ERR_SHAPE, "%s: the input must have rank 3, and num_heads must be at least 1", c->row->name);
     int count = 0;
     const int64_t *sizes = onnx_ints(c, "qkv_hidden_sizes", &count);
     int64_t third = tn_size(y, -1) / 3, equal[] = {third, third, third};
@@ -285,7 +286,7 @@ static tn_status run_attention(onnx_call *c) {
     const tn_tensor *x, *weight;
     TRY(onnx_need(c, 0, &x));
     TRY(onnx_need(c, 1, &weight));
-    if (onnx_has(c, 6)) return onnx_refuse(c, "past in a shared buffer");
+    if (onnx_has(c, 6)) return onnx_refuse(c, "a shared buffer for past and present is not supported");
     tn_tensor *y = tn_matmul(x, weight);
     return attend_joined(c, onnx_has(c, 2) ? tn_add(y, onnx_in(c, 2)) : y, 3, 4, 5);
 }
@@ -319,7 +320,8 @@ static tn_status run_multi_head(onnx_call *c) {
         for (int k = i; k < 3; k++)
             parts[k] = tn_flatten(tn_select(packed, 3, k - i), 2, 3);
     }
-    if (!parts[1] || !parts[2] || a.heads < 1) return tn_fail(TN_ERR_FORMAT, "MultiHeadAttention: no keys or heads");
+    if (!parts[1] || !parts[2] || a.heads < 1)
+        return tn_fail(TN_ERR_FORMAT, "MultiHeadAttention: keys, values or num_heads are missing");
     int64_t from = 0, batch = tn_size(parts[0], 0);
     for (int i = 0; i < 3; i++) {
         int64_t width = tn_size(parts[i], -1);
@@ -352,7 +354,7 @@ tn_tensor *onnx_turned(const tn_tensor *x, const tn_tensor *cosines, const tn_te
 tn_tensor *onnx_rows_from(const tn_tensor *cache, int64_t first, int64_t count) {
     int64_t rows = tn_size(cache, 0);
     if (first < 0 || first > rows - count)
-        return tn_failed(TN_ERR_SHAPE, "%lld positions from %lld on, of a table of %lld", (long long)count,
+        return tn_failed(TN_ERR_SHAPE, "%lld positions from %lld on exceed a table of %lld", (long long)count,
                          (long long)first, (long long)rows);
     return tn_unsqueeze(tn_slice(cache, 0, first, first + count, 1), 0);
 }
@@ -368,7 +370,7 @@ static tn_status run_rotary(onnx_call *c) {
     bool flat = tn_rank(x) == 3, offset = tn_numel(ids) == 1;
     int64_t rotary = onnx_int(c, "rotary_embedding_dim", 0);
     if (flat && !heads) heads = tn_size(x, -1) / tn_max64(rotary ? rotary : 2 * tn_size(caches[0], 1), 1);
-    if (flat && heads < 1) return onnx_refuse(c, "no number of heads");
+    if (flat && heads < 1) return onnx_refuse(c, "the number of heads is not known: set num_heads");
     const tn_tensor *split = onnx_split_heads(x, heads);
     if (offset) TRY(onnx_read_int(c, 1, 0, &first));
     for (int i = 0; i < 2; i++)
@@ -471,7 +473,7 @@ static tn_status call_standard(dressed *d, const char *name, int64_t opset, int 
     if (!inner.row) return onnx_refuse(d->c, "opset %lld has no %s", (long long)opset, name);
     TRY(inner.row->run(&inner));
     for (int k = 0; k < count; k++)
-        if (!d->out[k] || d->out[k]->kind != ONNX_TENSOR) return onnx_refuse(d->c, "%s made no tensor", name);
+        if (!d->out[k] || d->out[k]->kind != ONNX_TENSOR) return onnx_refuse(d->c, "%s did not return a tensor", name);
     return TN_OK;
 }
 
@@ -551,9 +553,9 @@ static tn_status run_on_bytes(onnx_call *c) {
     dressed d = {.c = c};
     tn_tensor *y;
     if (!onnx_wants(c, 0)) return TN_OK;
-    if (onnx_int(c, "channels_last", 0)) return onnx_refuse(c, "channels as the last dimension");
+    if (onnx_int(c, "channels_last", 0)) return onnx_refuse(c, "channels as the last dimension are not supported");
     if (!count) count = (c->in_count - first) / 3;
-    if (count < 1 || count > MOST_OPERANDS) return onnx_refuse(c, "%d operands; at most %d", count, MOST_OPERANDS);
+    if (count < 1 || count > MOST_OPERANDS) return onnx_refuse(c, "%d operands; the limit is %d", count, MOST_OPERANDS);
     tn_status status = TN_OK;
     for (int i = 0; i < count && status == TN_OK; i++) {
         tn_tensor *wide;
@@ -613,7 +615,7 @@ static tn_status run_gemm_of_bytes(onnx_call *c) {
     TRY(onnx_check_scale(c, A_SCALE, false));
     TRY(onnx_check_scale(c, B_SCALE, false));
     if (onnx_has(c, Y_ZERO) && !onnx_has(c, Y_SCALE))
-        return onnx_refuse(c, "a zero point of the result without a scale");
+        return onnx_refuse(c, "a zero point of the result requires a scale");
     if (onnx_has(c, Y_ZERO)) TRY(onnx_check_zero(c, Y_ZERO, A));
     if (onnx_has(c, C) && onnx_in_type(c, C) != ONNX_INT32)
         return onnx_refuse(c, "input %d must be INT32, not %s", C, onnx_types[onnx_in_type(c, C)].name);
@@ -667,7 +669,8 @@ static tn_status activated(const onnx_call *c, tn_tensor **y) {
     const onnx_activation *known = onnx_activation_named(name);
     bool clips = onnx_is(name, "Clip");
     if (name.size == 0) return TN_OK;
-    if (!known && !clips) return onnx_refuse(c, "the activation '%.*s'", name.size < 40 ? (int)name.size : 40, name.at);
+    if (!known && !clips)
+        return onnx_refuse(c, "the activation '%.*s' is not supported", name.size < 40 ? (int)name.size : 40, name.at);
     double v[2] = {known ? known->alpha : -INFINITY, known ? known->beta : INFINITY};
     bool gamma = known && known->beta_name && strcmp(known->beta_name, "gamma") == 0; /* Selu's second number */
     v[0] = onnx_float(c, "activation_alpha", v[0]);

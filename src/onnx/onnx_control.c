@@ -34,11 +34,11 @@ static tn_status run_constant(onnx_call *c) {
         return put_floats(c, a->floats, &(int64_t){(int64_t)a->count});
     if ((a = onnx_find(c, "value_strings")) != NULL && (a->strings || !a->count))
         return onnx_put_value(c, 0, onnx_value_strings(a->strings, &(int64_t){(int64_t)a->count}, 1));
-    return onnx_refuse(c, "it has no value");
+    return onnx_refuse(c, "its attribute 'value' is missing");
 }
 
 static tn_status run_identity(onnx_call *c) {
-    return onnx_has(c, 0) ? onnx_put_value(c, 0, onnx_value_retain(c->in[0])) : onnx_refuse(c, "its input is left out");
+    return onnx_has(c, 0) ? onnx_put_value(c, 0, onnx_value_retain(c->in[0])) : onnx_refuse(c, "its input is missing");
 }
 
 /* ---- If ---------------------------------------------------------------------------------------------------------- */
@@ -63,11 +63,11 @@ static tn_status check_type(const onnx_call *c, int i, onnx_type type) {
 static tn_status run_if(onnx_call *c) {
     int64_t condition = 0;
     const onnx_graph *g = NULL;
-    if (!onnx_has(c, 0)) return onnx_refuse(c, "its condition is left out");
+    if (!onnx_has(c, 0)) return onnx_refuse(c, "its condition is missing");
     TRY(check_type(c, 0, ONNX_BOOL));
     TRY(onnx_read_int(c, 0, 0, &condition));
     TRY(subgraph(c, condition ? "then_branch" : "else_branch", &g));
-    if (g->output_count < c->out_count) return onnx_refuse(c, "its branch has %d outputs", g->output_count);
+    if (g->output_count < c->out_count) return onnx_refuse(c, "its branch has only %d outputs", g->output_count);
     onnx_value **out = tn_mem_zalloc((size_t)g->output_count, sizeof(onnx_value *));
     if (!out) return TN_ERR_MEMORY;
     tn_status status = onnx_call_graph(c, g, NULL, 0, out, g->output_count);
@@ -180,7 +180,7 @@ static tn_status put_carried(looping *l, uint8_t level) {
     for (int i = 0; i < l->carried; i++) {
         onnx_value *v = l->in[l->first + i];
         if (!v && !onnx_wants(l->c, i)) continue;
-        if (!v) return onnx_refuse(l->c, "carried value %d is left out", i);
+        if (!v) return onnx_refuse(l->c, "carried value %d is missing", i);
         TRY(onnx_put_level(l->c, i, onnx_value_retain(v), least(v->fixed, level)));
     }
     return TN_OK;
@@ -191,7 +191,7 @@ static tn_tensor *nothing_gathered(const looping *l, int k, int axis) {
     const onnx_declared *t = l->body->outputs[l->skipped + l->carried + k].type;
     int64_t shape[TN_MAX_RANK] = {0};
     int rank = t && t->rank > 0 ? t->rank + 1 : 1;
-    if (rank > TN_MAX_RANK) return tn_failed(TN_ERR_SHAPE, "a result of %d dimensions", rank);
+    if (rank > TN_MAX_RANK) return tn_failed(TN_ERR_SHAPE, "a result of %d dimensions is not supported", rank);
     if (axis < 0) axis += rank;
     for (int d = 0, from = 0; d < rank; d++)
         if (d != axis) shape[d] = t->shape[from] < 0 ? 0 : t->shape[from], from++;
@@ -214,7 +214,7 @@ static tn_status put_gathered(looping *l, int k, uint8_t level, int64_t axis, bo
     tn_status status = TN_OK;
     for (size_t i = 0; i < list->count && status == TN_OK; i++) {
         const onnx_value *v = list->at[reverse ? list->count - 1 - i : i];
-        if (v->kind != ONNX_TENSOR) status = onnx_refuse(l->c, "output %d of its body is no tensor of numbers", k);
+        if (v->kind != ONNX_TENSOR) status = onnx_refuse(l->c, "output %d of its body is not a tensor of numbers", k);
         tensors[i] = v->tensor;
         level = least(level, v->fixed);
     }
@@ -270,8 +270,8 @@ static tn_status loop(looping *l, onnx_call *c) {
     TRY(onnx_read_int(c, 0, INT64_MAX, &most));
     TRY(onnx_read_int(c, 1, 1, &condition));
     if (!onnx_has(c, 1) && most > ONNX_MAX_STEPS)
-        return onnx_refuse(c, "its trip count is %lld and it has no condition; a run takes at most %lld steps",
-                           (long long)most, (long long)ONNX_MAX_STEPS);
+        return onnx_refuse(c, "its trip count is %lld without a condition; the limit is %lld steps", (long long)most,
+                           (long long)ONNX_MAX_STEPS);
     uint8_t level = ONNX_EXTENTS;
     if (onnx_has(c, 0)) level = least(level, c->in[0]->fixed);
     if (onnx_has(c, 1)) level = least(level, c->in[1]->fixed);
@@ -317,10 +317,10 @@ static tn_status scan_steps(looping *l, onnx_value *const *inputs, int scans, in
     *steps = -1;
     for (int i = 0; i < scans; i++) {
         const onnx_value *v = inputs[l->carried + i];
-        if (!v || v->kind != ONNX_TENSOR) return onnx_refuse(l->c, "scan input %d is no tensor of numbers", i);
+        if (!v || v->kind != ONNX_TENSOR) return onnx_refuse(l->c, "scan input %d is not a tensor of numbers", i);
         int64_t n = tn_size(v->tensor, item_of(l->c, "scan_input_axes", i));
         if (n < 0 || (*steps >= 0 && n != *steps))
-            return onnx_refuse(l->c, "scan input %d has %lld steps where others have %lld", i, (long long)n,
+            return onnx_refuse(l->c, "scan input %d has %lld steps, but others have %lld", i, (long long)n,
                                (long long)*steps);
         *steps = n;
     }
@@ -426,7 +426,7 @@ enum { MOST_ITEMS = 1 << 20 };
 static tn_status take_sequence(const onnx_call *c, int i, const onnx_value **out) {
     *out = onnx_has(c, i) ? c->in[i] : NULL;
     if (*out && (*out)->kind == ONNX_SEQUENCE) return TN_OK;
-    return tn_fail(TN_ERR_FORMAT, "%s: input %d is no sequence", c->row->name, i);
+    return tn_fail(TN_ERR_FORMAT, "%s: input %d is not a sequence", c->row->name, i);
 }
 
 /* A sequence of items that stay the caller's. */
@@ -449,14 +449,14 @@ static tn_status find_place(const onnx_call *c, int input, int64_t otherwise, in
     int64_t asked = *at;
     if (*at < 0) *at += n;
     if (*at >= 0 && *at < n) return TN_OK;
-    return tn_fail(TN_ERR_ARGUMENT, "%s: position %lld is not among %lld", c->row->name, (long long)asked,
-                   (long long)n);
+    return tn_fail(TN_ERR_ARGUMENT, "%s: position %lld is out of range; the sequence has %lld items", c->row->name,
+                   (long long)asked, (long long)n);
 }
 
 static tn_status run_construct(onnx_call *c) {
     onnx_type type = c->in_count ? onnx_in_type(c, 0) : ONNX_FLOAT;
     for (int i = 0; i < c->in_count; i++)
-        if (!c->in[i]) return tn_fail(TN_ERR_FORMAT, "%s: input %d was left out", c->row->name, i);
+        if (!c->in[i]) return tn_fail(TN_ERR_FORMAT, "%s: input %d is missing", c->row->name, i);
     return put_new(c, 0, share_items(c->in, c->in_count, type));
 }
 
@@ -481,7 +481,7 @@ static tn_status run_length(onnx_call *c) {
 /* The list without item `at`, or with `more` before it. */
 static tn_status put_changed(onnx_call *c, const onnx_value *list, int64_t at, onnx_value *more) {
     int64_t count = list->count + (more ? 1 : -1), from = at + !more, rest = list->count - from;
-    if (count > MOST_ITEMS) return tn_fail(TN_ERR_UNSUPPORTED, "a sequence of more than %d items", MOST_ITEMS);
+    if (count > MOST_ITEMS) return tn_fail(TN_ERR_UNSUPPORTED, "a sequence has more than %d items", MOST_ITEMS);
     onnx_value **items = tn_mem_zalloc((size_t)count, sizeof(onnx_value *));
     if (!items) return tn_error_code();
     if (at) memcpy(items, list->items, (size_t)at * sizeof *items);
@@ -496,12 +496,12 @@ static tn_status run_insert(onnx_call *c) {
     const onnx_value *list;
     int64_t at;
     TRY(take_sequence(c, 0, &list));
-    if (!onnx_has(c, 1)) return tn_fail(TN_ERR_FORMAT, "%s: there is nothing to insert", c->row->name);
+    if (!onnx_has(c, 1)) return tn_fail(TN_ERR_FORMAT, "%s: the value to insert is missing", c->row->name);
     TRY(onnx_read_int(c, 2, list->count, &at));
     if (at < 0) at += list->count;
     if (at < 0 || at > list->count)
-        return tn_fail(TN_ERR_ARGUMENT, "%s: position %lld in a sequence of %lld", c->row->name, (long long)at,
-                       (long long)list->count);
+        return tn_fail(TN_ERR_ARGUMENT, "%s: position %lld is out of range; the sequence has %lld items", c->row->name,
+                       (long long)at, (long long)list->count);
     return put_changed(c, list, at, c->in[1]);
 }
 
@@ -518,14 +518,15 @@ static tn_status run_erase(onnx_call *c) {
 static tn_status run_concat(onnx_call *c) {
     const onnx_value *list;
     TRY(take_sequence(c, 0, &list));
-    if (list->count == 0 || list->count > INT_MAX) return onnx_refuse(c, "of %lld items", (long long)list->count);
+    if (list->count == 0 || list->count > INT_MAX)
+        return onnx_refuse(c, "a sequence of %lld items is not supported", (long long)list->count);
     tn_tensor **parts = tn_mem_zalloc((size_t)list->count, sizeof(tn_tensor *));
     if (!parts) return tn_error_code();
     for (int64_t i = 0; i < list->count; i++) {
         parts[i] = list->items[i]->tensor;
         if (parts[i]) continue;
         tn_mem_free(parts);
-        return onnx_refuse(c, "items that are not tensors of numbers");
+        return onnx_refuse(c, "the items must be tensors of numbers");
     }
     int64_t axis = onnx_int(c, "axis", 0);
     bool stack = onnx_int(c, "new_axis", 0) != 0;
@@ -546,7 +547,9 @@ static tn_status find_parts(const onnx_call *c, parts *p) {
     bool single = onnx_has(c, 1) && tn_rank(onnx_in(c, 1)) == 0;
     if (single) p->each = p->sizes[0];
     if (!onnx_has(c, 1) || single) {
-        if (p->each <= 0) return tn_fail(TN_ERR_ARGUMENT, "%s: parts of %lld", c->row->name, (long long)p->each);
+        if (p->each <= 0)
+            return tn_fail(TN_ERR_ARGUMENT, "%s: the part size is %lld; it must be at least 1", c->row->name,
+                           (long long)p->each);
         p->count = tn_ceil_div(p->extent, p->each);
         tn_mem_free(p->sizes);
         p->sizes = NULL;
@@ -554,10 +557,11 @@ static tn_status find_parts(const onnx_call *c, parts *p) {
         for (int64_t i = 0; i < p->count; i++)
             if (p->sizes[i] < 0 || tn_add_overflow(sum, p->sizes[i], &sum)) sum = -1, i = p->count;
         if (sum != p->extent)
-            return tn_fail(TN_ERR_SHAPE, "%s: parts that do not add up to %lld", c->row->name, (long long)p->extent);
+            return tn_fail(TN_ERR_SHAPE, "%s: the part sizes do not add up to %lld", c->row->name,
+                           (long long)p->extent);
     }
     if (p->count <= MOST_ITEMS) return TN_OK;
-    return tn_fail(TN_ERR_UNSUPPORTED, "%s: %lld parts", c->row->name, (long long)p->count);
+    return tn_fail(TN_ERR_UNSUPPORTED, "%s: %lld parts are not supported", c->row->name, (long long)p->count);
 }
 
 static tn_status put_parts(onnx_call *c, const parts *p, int64_t axis, bool keep) {
@@ -586,7 +590,8 @@ static tn_status run_split(onnx_call *c) {
     TRY(tn_status_of(x));
     int64_t axis = onnx_int(c, "axis", 0), rank = tn_rank(x);
     if (axis < -rank || axis >= rank)
-        return tn_fail(TN_ERR_SHAPE, "%s: axis %lld of %lld", c->row->name, (long long)axis, (long long)rank);
+        return tn_fail(TN_ERR_SHAPE, "%s: axis %lld is out of range for rank %lld", c->row->name, (long long)axis,
+                       (long long)rank);
     parts p = {.extent = tn_size(x, axis)};
     tn_status status = find_parts(c, &p);
     bool keep = onnx_has(c, 1) || onnx_int(c, "keepdims", 1) != 0;
@@ -623,7 +628,8 @@ static tn_status run_map(onnx_call *c) {
     tn_status status = take_sequence(c, 0, &list);
     if (status != TN_OK) return status;
     if (!body || body->count != 1 || !body->graphs) return tn_fail(TN_ERR_FORMAT, "%s has no body", c->row->name);
-    if (c->in_count > MOST_MAPPED || c->out_count > MOST_MAPPED) return onnx_refuse(c, "so many inputs or outputs");
+    if (c->in_count > MOST_MAPPED || c->out_count > MOST_MAPPED)
+        return onnx_refuse(c, "the number of inputs or outputs is not supported");
     for (int k = 0; k < c->out_count && status == TN_OK; k++) {
         results[k] = tn_mem_zalloc((size_t)list->count, sizeof(onnx_value *));
         if (!results[k]) status = tn_error_code();

@@ -116,7 +116,7 @@ static tn_tensor *by_selection(const tn_tensor *x, const axis *a, int dim) {
 static tn_tensor *by_product(const tn_tensor *x, const axis *a, int dim) {
     static const int64_t MOST = 1 << 27;
     int64_t shape[2] = {a->in, a->out};
-    if (a->out && a->in > MOST / a->out) return tn_failed(TN_ERR_UNSUPPORTED, "Resize: an axis that is too long");
+    if (a->out && a->in > MOST / a->out) return tn_failed(TN_ERR_UNSUPPORTED, "Resize: an axis is too long");
     double *v = tn_mem_zalloc((size_t)(a->in * a->out), sizeof *v);
     if (!v) return tn_failed(TN_ERR_MEMORY, "Resize: out of memory");
     for (int64_t i = 0; i < a->taps * a->out; i++)
@@ -146,7 +146,8 @@ static tn_tensor *resize_axis(const tn_tensor *x, const resize *r, axis *a, int 
     if (a->in == a->out && a->scale == 1 && r->placing != CROP) return tn_detach(x);
     a->taps = taps_of(r, a->scale);
     if (a->in < 1 || a->out < 0 || a->taps < 1 || a->out > MOST_PLACES / a->taps)
-        return tn_failed(TN_ERR_UNSUPPORTED, "Resize: from %lld to %lld elements", (long long)a->in, (long long)a->out);
+        return tn_failed(TN_ERR_UNSUPPORTED, "Resize: from %lld to %lld elements is not supported", (long long)a->in,
+                         (long long)a->out);
     int64_t count = a->taps * a->out;
     a->index = tn_mem_alloc((size_t)count * sizeof *a->index);
     a->weight = tn_mem_alloc((size_t)count * sizeof *a->weight);
@@ -203,7 +204,7 @@ static tn_status choose_resize(const onnx_call *c, const char *name, const char 
     onnx_text t = onnx_string(c, name, names[*out]);
     for (int i = 0; i < count; i++)
         if (onnx_is(t, names[i])) return *out = i, TN_OK;
-    return onnx_refuse(c, "%s '%.*s'", name, (int)t.size, t.at);
+    return onnx_refuse(c, "%s '%.*s' is not supported", name, (int)t.size, t.at);
 }
 
 static tn_status read_resize(const onnx_call *c, resize *r) {
@@ -272,7 +273,7 @@ static tn_status set_axes(const onnx_call *c, const wishes *g, bool crop, axis *
     if (count < 0) count = onnx_dims(0, rank, dims);
     int64_t have = g->scale_count ? g->scale_count : g->size_count;
     if (have != count || (crop && g->roi_count != 2 * count))
-        return onnx_refuse(c, "%lld scales or sizes for %d axes", (long long)have, count);
+        return onnx_refuse(c, "%lld scales or sizes for %d axes; one per axis is required", (long long)have, count);
     double common = common_scale(c, g, axes, dims, count);
     for (int i = 0; i < count; i++) {
         axis *a = &axes[dims[i]];
@@ -290,7 +291,7 @@ static tn_status set_axes(const onnx_call *c, const wishes *g, bool crop, axis *
                      : common > 0   ? floor(common * in + 0.5)
                                     : (double)g->sizes[i];
         if (!(a->scale > 0 || out == 0) || !(out >= 0 && out <= INT32_MAX))
-            return onnx_refuse(c, "scale %g of axis %d", a->scale, (int)dims[i]);
+            return onnx_refuse(c, "scale %g of axis %d is not supported", a->scale, (int)dims[i]);
         a->out = (int64_t)out;
     }
     return TN_OK;
@@ -339,8 +340,9 @@ static tn_status center_crop_pad(onnx_call *c) {
         pads[at + 1] = more - pads[at];
     }
     tn_mem_free(size);
-    if (count != axes) return onnx_refuse(c, "%lld extents for %d axes", (long long)count, axes);
-    if (!possible) return onnx_refuse(c, "a negative extent");
+    if (count != axes)
+        return onnx_refuse(c, "%lld extents for %d axes; one per axis is required", (long long)count, axes);
+    if (!possible) return onnx_refuse(c, "an extent is negative");
     return onnx_put_like(c, 0, tn_pad(x, pads, 2 * rank, 0), 0);
 }
 
@@ -365,12 +367,14 @@ static tn_status read_fold(const onnx_call *c, onnx_window *w, int64_t *size) {
     tn_status s = onnx_read_ints(c, 1, &given[0], &count[0], TN_MAX_RANK);
     if (s == TN_OK) s = onnx_read_ints(c, 2, &given[1], &count[1], TN_MAX_RANK);
     if (s == TN_OK && (count[0] != count[1] || count[0] < 1 || count[0] > ONNX_MAX_AXES))
-        s = onnx_refuse(c, "images of %lld axes, blocks of %lld", (long long)count[0], (long long)count[1]);
+        s = onnx_refuse(c, "an image of %lld axes and blocks of %lld axes do not fit together", (long long)count[0],
+                        (long long)count[1]);
     for (int a = 0; s == TN_OK && a < count[0]; a++) {
         size[a] = given[0][a];
         w->kernel[a] = given[1][a];
         if (size[a] < 1 || w->kernel[a] < 1 || size[a] > INT32_MAX || w->kernel[a] > INT32_MAX)
-            s = onnx_refuse(c, "an extent of %lld, blocks of %lld", (long long)size[a], (long long)w->kernel[a]);
+            s = onnx_refuse(c, "an extent of %lld with blocks of %lld is not supported", (long long)size[a],
+                            (long long)w->kernel[a]);
     }
     w->axes = (int)count[0];
     tn_mem_free(given[0]);
@@ -382,7 +386,7 @@ static tn_status read_fold(const onnx_call *c, onnx_window *w, int64_t *size) {
     memcpy(w->before, pads, (size_t)w->axes * sizeof *pads);
     memcpy(w->after, pads + w->axes, (size_t)w->axes * sizeof *pads);
     for (int a = 0; a < w->axes; a++)
-        if (w->stride[a] < 1 || w->dilation[a] < 1) return onnx_refuse(c, "a stride or dilation below 1");
+        if (w->stride[a] < 1 || w->dilation[a] < 1) return onnx_refuse(c, "strides and dilations must be at least 1");
     return TN_OK;
 }
 
@@ -395,10 +399,11 @@ static tn_status col2im(onnx_call *c) {
     for (int a = 0; a < w.axes; a++) {
         blocks[a] = onnx_places(&w, a, size[a], false);
         bool large = tn_mul_overflow(taps, w.kernel[a], &taps) || tn_mul_overflow(count, blocks[a], &count);
-        if (large || tn_mul_overflow(pixels, size[a], &pixels)) return onnx_refuse(c, "an image that is too large");
+        if (large || tn_mul_overflow(pixels, size[a], &pixels)) return onnx_refuse(c, "the image is too large");
     }
     if (tn_rank(x) != 3 || tn_size(x, 1) < 1 || tn_size(x, 1) % taps || tn_size(x, 2) != count)
-        return onnx_refuse(c, "columns that are not those of %lld blocks of %lld", (long long)count, (long long)taps);
+        return onnx_refuse(c, "the input does not consist of %lld blocks of %lld columns", (long long)count,
+                           (long long)taps);
     int64_t n = tn_size(x, 0), channels = tn_size(x, 1) / taps, all = taps * count, shape[TN_MAX_RANK] = {n, channels};
     int64_t *place = tn_mem_alloc((size_t)tn_max64(all, 1) * sizeof *place);
     if (!place) return TN_ERR_MEMORY;
@@ -454,7 +459,8 @@ static tn_status make_places(const onnx_call *c, boxes_places *p) {
     int64_t count;
     *p = (boxes_places){p->boxes, p->results, p->each, NULL, NULL};
     if (tn_mul_overflow(p->boxes, p->results, &count) || tn_mul_overflow(count, p->each, &count) || count > MOST)
-        return onnx_refuse(c, "%lld boxes with %lld samples a result", (long long)p->boxes, (long long)p->each);
+        return onnx_refuse(c, "%lld boxes with %lld samples per result are too many", (long long)p->boxes,
+                           (long long)p->each);
     p->at = tn_mem_zalloc((size_t)tn_max64(count, 1), sizeof *p->at);
     p->weight = tn_mem_zalloc((size_t)tn_max64(count, 1), sizeof *p->weight);
     return p->at && p->weight ? TN_OK : TN_ERR_MEMORY;
@@ -539,7 +545,8 @@ static tn_status fill_boxes(const onnx_call *c, const boxes_align *a, const doub
         extent high = extent_of(a, box[4 * b + 1], box[4 * b + 3], a->high);
         extent wide = extent_of(a, box[4 * b], box[4 * b + 2], a->wide);
         most = tn_max64(most, high.samples * wide.samples);
-        if (image[b] < 0 || image[b] >= tn_size(x, 0)) return onnx_refuse(c, "image %lld", (long long)image[b]);
+        if (image[b] < 0 || image[b] >= tn_size(x, 0))
+            return onnx_refuse(c, "image index %lld is out of range", (long long)image[b]);
     }
     p->each = 4 * most;
     TRY(make_places(c, p));
@@ -562,7 +569,7 @@ static tn_status read_boxes(const onnx_call *c, int64_t numbers, double **box, i
     TRY(tn_status_of(x));
     TRY(tn_status_of(boxes));
     if (tn_rank(x) != 4 || tn_rank(boxes) != 2 || tn_size(boxes, 1) != numbers || tn_numel(x) == 0)
-        return onnx_refuse(c, "an image of %d dimensions, boxes of %lld numbers", tn_rank(x),
+        return onnx_refuse(c, "an image of %d dimensions with boxes of %lld numbers is not supported", tn_rank(x),
                            (long long)tn_size(boxes, 1));
     TRY(onnx_read_floats(c, 1, box, count, INT32_MAX));
     *count /= numbers;
@@ -585,12 +592,12 @@ tn_status onnx_roi_align(onnx_call *c) {
     int64_t *image = NULL, images = 0;
     boxes_places p = {0};
     if (a.high < 1 || a.wide < 1 || a.high > 4096 || a.wide > 4096 || a.ratio > 4096)
-        return onnx_refuse(c, "a result of %lld × %lld", (long long)a.high, (long long)a.wide);
+        return onnx_refuse(c, "a result of %lld × %lld is not supported", (long long)a.high, (long long)a.wide);
     p.results = a.high * a.wide;
     tn_status s = read_boxes(c, 4, &box, &p.boxes);
     if (s == TN_OK) s = onnx_read_ints(c, 2, &image, &images, INT32_MAX);
     if (s == TN_OK && images != p.boxes)
-        s = onnx_refuse(c, "%lld boxes in %lld images", (long long)p.boxes, (long long)images);
+        s = onnx_refuse(c, "%lld boxes, but %lld batch indices", (long long)p.boxes, (long long)images);
     if (s == TN_OK) s = fill_boxes(c, &a, box, image, onnx_in(c, 0), &p);
     if (s == TN_OK) {
         tn_tensor *v = looked_up(onnx_in(c, 0), &p);
@@ -634,7 +641,8 @@ static tn_status fill_pools(const onnx_call *c, const double *box, const int64_t
         for (int64_t i = 0; i < p->boxes * p->results; i++) {
             const double *b = box + 5 * (i / p->results);
             int64_t rows[2], columns[2];
-            if (!(b[0] >= 0 && b[0] < (double)tn_size(x, 0))) return onnx_refuse(c, "image %g", b[0]);
+            if (!(b[0] >= 0 && b[0] < (double)tn_size(x, 0)))
+                return onnx_refuse(c, "image index %g is out of range", b[0]);
             bin_of(round(b[2] * scale), round(b[4] * scale), i % p->results / bins[1], bins[0], high, rows);
             bin_of(round(b[1] * scale), round(b[3] * scale), i % bins[1], bins[1], wide, columns);
             int64_t count = fill_pixels(rows, columns, wide, (int64_t)b[0] * high * wide, pass ? p->each : 0,
@@ -654,7 +662,7 @@ tn_status onnx_max_roi_pool(onnx_call *c) {
     boxes_places p = {0};
     TRY(onnx_ints_of(c, "pooled_shape", 2, 0, bins));
     if (bins[0] < 1 || bins[1] < 1)
-        return onnx_refuse(c, "a result of %lld × %lld", (long long)bins[0], (long long)bins[1]);
+        return onnx_refuse(c, "a result of %lld × %lld is not supported", (long long)bins[0], (long long)bins[1]);
     p.results = bins[0] * bins[1];
     tn_status s = read_boxes(c, 5, &box, &p.boxes);
     if (s == TN_OK) s = fill_pools(c, box, bins, onnx_float(c, "spatial_scale", 1), &p);
@@ -757,7 +765,7 @@ tn_tensor *onnx_sample(const tn_tensor *x, tn_tensor *const *places, onnx_interp
     int64_t pitch = 1, combinations = 1;
     for (int a = axes - 1; a >= 0; a--) {
         int64_t size = tn_size(x, 2 + a);
-        if (size < 1) return tn_failed(TN_ERR_SHAPE, "samples of an image without pixels");
+        if (size < 1) return tn_failed(TN_ERR_SHAPE, "the image has no pixels to sample");
         t[a] = sample_taps_of(places[a], size, pitch, how, outside, align_corners);
         pitch *= size;
         combinations *= t[a].count;
@@ -788,9 +796,9 @@ static tn_status read_ways(const onnx_call *c, onnx_interpolation *how, onnx_out
         if (onnx_is(mode, modes[i].name)) *how = (onnx_interpolation)modes[i].value, found |= 1;
     for (size_t i = 0; i < TN_COUNT(paddings); i++)
         if (onnx_is(padding, paddings[i].name)) *outside = (onnx_outside)paddings[i].value, found |= 2;
-    return found == 3
-               ? TN_OK
-               : onnx_refuse(c, "mode '%.*s', padding '%.*s'", (int)mode.size, mode.at, (int)padding.size, padding.at);
+    return found == 3 ? TN_OK
+                      : onnx_refuse(c, "mode '%.*s' with padding '%.*s' is not supported", (int)mode.size, mode.at,
+                                    (int)padding.size, padding.at);
 }
 
 tn_status onnx_grid_sample(onnx_call *c) {
@@ -805,7 +813,8 @@ tn_status onnx_grid_sample(onnx_call *c) {
     TRY(tn_status_of(x));
     TRY(tn_status_of(grid));
     if (axes < 1 || axes > ONNX_MAX_AXES || tn_rank(grid) != axes + 2 || tn_size(grid, -1) != axes)
-        return onnx_refuse(c, "an image of %d axes and a grid of %d dimensions", axes, tn_rank(grid));
+        return onnx_refuse(c, "an image of %d axes and a grid of %d dimensions do not fit together", axes,
+                           tn_rank(grid));
     memcpy(shape, tn_shape(x), 2 * sizeof *shape);
     memcpy(shape + 2, tn_shape(grid) + 1, (size_t)axes * sizeof *shape);
     flat[0] = tn_size(grid, 0);
@@ -831,7 +840,7 @@ static tn_tensor *homogeneous(const int64_t *size, int axes, bool align, tn_dtyp
     int64_t pixels = 1;
     for (int a = 0; a < axes; a++)
         if (size[a] < 0 || tn_mul_overflow(pixels, size[a], &pixels) || pixels > PIXELS_MOST)
-            return tn_failed(TN_ERR_SHAPE, "a grid of %lld along axis %d", (long long)size[a], a);
+            return tn_failed(TN_ERR_SHAPE, "a grid of %lld along axis %d is not supported", (long long)size[a], a);
     int64_t shape[2] = {pixels, axes + 1};
     double *v = tn_mem_alloc((size_t)tn_max64(pixels * shape[1], 1) * sizeof *v);
     if (!v) return tn_failed(TN_ERR_MEMORY, "out of memory");
@@ -861,7 +870,7 @@ tn_status onnx_affine_grid(onnx_call *c) {
     for (int a = 0; fits && a < axes; a++)
         shape[1 + a] = size[2 + a];
     tn_mem_free(size);
-    if (!fits) return onnx_refuse(c, "a size of %lld numbers", (long long)count);
+    if (!fits) return onnx_refuse(c, "a size of %lld numbers does not fit the input", (long long)count);
     shape[1 + axes] = axes;
     return onnx_put(c, 0, tn_reshape(tn_matmul(places, tn_transpose(theta, 1, 2)), shape, axes + 2));
 }
@@ -905,7 +914,8 @@ tn_status onnx_deform_conv(onnx_call *c) {
     int64_t n = tn_size(x, 0), in = tn_size(x, 1), out = tn_size(weight, 0);
     if (tn_rank(weight) != tn_rank(x) || groups < 1 || parts < 1 || in % parts || in != tn_size(weight, 1) * groups ||
         out % groups)
-        return onnx_refuse(c, "%lld groups, %lld of offsets", (long long)groups, (long long)parts);
+        return onnx_refuse(c, "%lld groups and %lld offset groups do not fit the channels", (long long)groups,
+                           (long long)parts);
     memcpy(image, tn_shape(x), (size_t)tn_rank(x) * sizeof *image);
     image[0] = n * parts;
     image[1] = in / parts;
@@ -916,7 +926,7 @@ tn_status onnx_deform_conv(onnx_call *c) {
         shape[2 + a] = sizes[a];
     }
     if (tn_numel(offset) != n * parts * tap_count * w.axes * places)
-        return onnx_refuse(c, "%lld offsets", (long long)tn_numel(offset));
+        return onnx_refuse(c, "offset has %lld elements, which does not fit the input", (long long)tn_numel(offset));
     int64_t split[] = {n * parts, tap_count, w.axes, places}, points[] = {n * parts, tap_count * places};
     tn_tensor *moves = tn_reshape(offset, split, 4);
     for (int a = 0; a < w.axes; a++)
@@ -961,9 +971,9 @@ tn_status onnx_image_decoder(onnx_call *c) {
     tn_image_decoder *decode = atomic_load(&decoder);
     onnx_text format = onnx_string(c, "pixel_format", "RGB");
     bool is_grey = onnx_is(format, "Grayscale"), is_bgr = onnx_is(format, "BGR");
-    if (!decode) return onnx_refuse(c, "no decoder of pictures was set");
-    if (!is_grey && !is_bgr && !onnx_is(format, "RGB")) return onnx_refuse(c, "a pixel_format that is not known");
-    if (onnx_in_type(c, 0) != ONNX_UINT8) return onnx_refuse(c, "the bytes have to be UINT8");
+    if (!decode) return onnx_refuse(c, "no image decoder is set");
+    if (!is_grey && !is_bgr && !onnx_is(format, "RGB")) return onnx_refuse(c, "unknown pixel_format");
+    if (onnx_in_type(c, 0) != ONNX_UINT8) return onnx_refuse(c, "the bytes must be UINT8");
     if (c->fixed != ONNX_CONSTANT) c->run->varied = true;
     size_t size = (size_t)tn_numel(x);
     int64_t shape[3] = {0, 0, is_grey ? 1 : 3};

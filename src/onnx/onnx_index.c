@@ -53,7 +53,8 @@ static int64_t product_of(const int64_t *shape, int from, int to) {
 static tn_status take_one(onnx_call *c, const tn_tensor *x, int axis, const int64_t *shape, int rank) {
     int64_t i, size = tn_size(x, axis);
     TRY(onnx_read_int(c, 1, 0, &i));
-    if (i < -size || i >= size) return onnx_refuse(c, "index %lld of %lld elements", (long long)i, (long long)size);
+    if (i < -size || i >= size)
+        return onnx_refuse(c, "index %lld is out of range for %lld elements", (long long)i, (long long)size);
     i = i < 0 ? i + size : i;
     return onnx_put_like(c, 0, tn_reshape(tn_slice(x, axis, i, i + 1, 1), shape, rank), 0);
 }
@@ -65,7 +66,8 @@ static tn_status gather_index(onnx_call *c) {
     TRY(onnx_need(c, 0, &x));
     TRY(onnx_need(c, 1, &index));
     TRY(onnx_axis(c, onnx_int(c, "axis", 0), tn_rank(x), &axis));
-    if (tn_rank(x) - 1 + tn_rank(index) > TN_MAX_RANK) return onnx_refuse(c, "a result of rank > %d", TN_MAX_RANK);
+    if (tn_rank(x) - 1 + tn_rank(index) > TN_MAX_RANK)
+        return onnx_refuse(c, "the rank of the result exceeds %d", TN_MAX_RANK);
     for (int d = 0; d < axis; d++)
         shape[rank++] = tn_size(x, d);
     for (int d = 0; d < tn_rank(index); d++)
@@ -107,7 +109,7 @@ static tn_status check_tuples(const onnx_call *c, const tn_tensor *x, const tn_t
     bool fits = batch >= 0 && q > batch && tn_size(index, -1) >= 1 && tn_size(index, -1) <= tn_rank(x) - batch;
     for (int d = 0; fits && d < batch; d++)
         fits = tn_size(x, d) == tn_size(index, d);
-    return fits ? TN_OK : onnx_refuse(c, "indices do not fit: their last extent names dimensions of the data");
+    return fits ? TN_OK : onnx_refuse(c, "indices do not fit the data: their last extent must be at most its rank");
 }
 
 static tn_status gather_nd(onnx_call *c) {
@@ -121,7 +123,7 @@ static tn_status gather_nd(onnx_call *c) {
     memcpy(shape, tn_shape(index), (size_t)rank * sizeof *shape);
     for (int d = b + width; d < tn_rank(x); d++)
         shape[rank++] = tn_size(x, d);
-    if (rank > TN_MAX_RANK) return onnx_refuse(c, "a result of rank %d", rank);
+    if (rank > TN_MAX_RANK) return onnx_refuse(c, "a result of rank %d is not supported", rank);
     int64_t batches = product_of(tn_shape(x), 0, b), places = product_of(tn_shape(x), b, b + width);
     int64_t rows = product_of(tn_shape(x), b + width, tn_rank(x));
     tn_tensor *place = tuple_places(index, x, b, width);
@@ -153,7 +155,7 @@ static tn_status reduction_of(const onnx_call *c, int *out) {
             *out = names[i].reduce;
             return TN_OK;
         }
-    return onnx_refuse(c, "reduction '%.*s'", (int)name.size, name.at);
+    return onnx_refuse(c, "reduction '%.*s' is not supported", (int)name.size, name.at);
 }
 
 static tn_status scatter_elements(onnx_call *c) {
@@ -241,7 +243,7 @@ tn_status onnx_one_hot(onnx_call *c) {
     TRY(onnx_need(c, 2, &values));
     TRY(onnx_read_float(c, 1, 0, &depth));
     TRY(onnx_axis(c, onnx_int(c, "axis", -1), tn_rank(index) + 1, &axis));
-    if (!(depth >= 0 && depth < 0x1p31)) return onnx_refuse(c, "a depth of %g", depth);
+    if (!(depth >= 0 && depth < 0x1p31)) return onnx_refuse(c, "depth is %g; it must be at least 0", depth);
     tn_tensor *place = tn_unsqueeze(from_front(index, (int64_t)depth), axis);
     tn_tensor *hot = tn_eq(place, counted_along((int64_t)depth, axis, tn_rank(index) + 1));
     return onnx_put_like(c, 0, tn_where(hot, tn_select(values, 0, 1), tn_select(values, 0, 0)), 2);
@@ -319,7 +321,7 @@ typedef struct finding {
 static tn_status read_truth(const onnx_call *c, const tn_tensor *x, uint8_t **out) {
     double *numbers;
     int64_t count = tn_numel(x);
-    if (count > MOST_READ) return onnx_refuse(c, "%lld elements, at most %d", (long long)count, MOST_READ);
+    if (count > MOST_READ) return onnx_refuse(c, "%lld elements; the limit is %d", (long long)count, MOST_READ);
     *out = tn_mem_alloc((size_t)tn_max64(count, 1));
     if (!*out) return TN_ERR_MEMORY;
     if (onnx_reads_freely(c, 0))
@@ -502,7 +504,8 @@ tn_status onnx_unique(onnx_call *c) {
     items all;
     if (!onnx_has(c, 0)) return onnx_refuse(c, "input 1 is missing");
     bool flat = !onnx_find(c, "axis"), texts = c->in[0]->kind == ONNX_STRINGS;
-    if (texts && !flat && c->in[0]->rank != 1) return onnx_refuse(c, "slices of texts along an axis");
+    if (texts && !flat && c->in[0]->rank != 1)
+        return onnx_refuse(c, "slices of strings along an axis are not supported");
     const tn_tensor *x = texts ? NULL : onnx_in(c, 0);
     if (!flat && !texts) TRY(onnx_axis(c, onnx_int(c, "axis", 0), tn_rank(x), &axis));
     TRY(read_keys(c, 0, &all.keys, &all.count));

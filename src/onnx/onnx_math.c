@@ -52,7 +52,7 @@ static tn_status shift(onnx_call *c) {
     onnx_text way = onnx_string(c, "direction", "");
     if (onnx_is(way, "LEFT")) return onnx_put(c, 0, tn_bitwise_left_shift(x, y));
     if (onnx_is(way, "RIGHT")) return onnx_put(c, 0, tn_bitwise_right_shift(x, y));
-    return onnx_refuse(c, "direction '%.*s'; it is LEFT or RIGHT", (int)way.size, way.at);
+    return onnx_refuse(c, "direction '%.*s' is invalid; use LEFT or RIGHT", (int)way.size, way.at);
 }
 
 /* Texts are equal where their ranks among all are. */
@@ -252,7 +252,7 @@ static tn_status range(onnx_call *c) {
     TRY(onnx_need(c, 0, &x));
     for (int i = 0; i < 3; i++)
         TRY(onnx_read_float(c, i, 0, &v[i]));
-    if (v[2] == 0 || v[2] != v[2]) return onnx_refuse(c, "steps of %g", v[2]);
+    if (v[2] == 0 || v[2] != v[2]) return onnx_refuse(c, "a step of %g is not supported", v[2]);
     int64_t none[] = {0};
     double count = ceil((v[1] - v[0]) / v[2]);
     if (!(count > 0)) return onnx_put(c, 0, tn_zeros(none, 1, tn_dtype_of(x)));
@@ -456,7 +456,7 @@ static tn_status read_term(const onnx_call *c, onnx_text text, int rank, int dot
         int letter = letter_of(text.at[i]);
         bool ellipsis = text.size - i >= 3 && memcmp(text.at + i, "...", 3) == 0;
         if (text.at[i] == ' ') continue;
-        if (letter < 0 && !ellipsis) return onnx_refuse(c, "'%c' in the equation", text.at[i]);
+        if (letter < 0 && !ellipsis) return onnx_refuse(c, "invalid character '%c' in the equation", text.at[i]);
         if (out->rank + (ellipsis ? dots : 1) > TN_MAX_RANK || (ellipsis && dots < 0)) break;
         for (int d = 0; ellipsis && d < dots; d++)
             out->letter[out->rank++] = (uint8_t)(TN_MAX_RANK - dots + d);
@@ -464,7 +464,7 @@ static tn_status read_term(const onnx_call *c, onnx_text text, int rank, int dot
         if (ellipsis) i += 2;
     }
     if (rank >= 0 && out->rank != rank)
-        return onnx_refuse(c, "'%.*s' does not name the %d dimensions of its operand", (int)text.size, text.at, rank);
+        return onnx_refuse(c, "'%.*s' does not match the %d dimensions of its operand", (int)text.size, text.at, rank);
     return TN_OK;
 }
 
@@ -569,7 +569,8 @@ static tn_status contract(const onnx_call *c, term *x, const term *y, const bool
     term r = {.rank = n_batch + n_left + n_right};
     if (r.rank > TN_MAX_RANK || n_batch + 2 > TN_MAX_RANK || n_batch + n_left + n_summed > TN_MAX_RANK ||
         n_batch + n_right + n_summed > TN_MAX_RANK)
-        return onnx_refuse(c, "the equation needs tensors of rank %d on the way; at most %d", r.rank, TN_MAX_RANK);
+        return onnx_refuse(c, "the equation needs intermediate tensors of rank %d; the limit is %d", r.rank,
+                           TN_MAX_RANK);
     memcpy(r.letter, batch, (size_t)n_batch);
     memcpy(r.letter + n_batch, left, (size_t)n_left);
     memcpy(r.letter + n_batch + n_left, right, (size_t)n_right);
@@ -623,7 +624,7 @@ static tn_status read_equation(const onnx_call *c, term *terms, term *result) {
     for (int i = 0; i < c->in_count; i++) {
         const tn_tensor *x;
         TRY(onnx_need(c, i, &x));
-        if (i && left.size == 0 && tn_rank(x)) return onnx_refuse(c, "the equation names fewer operands");
+        if (i && left.size == 0 && tn_rank(x)) return onnx_refuse(c, "the equation has fewer operands than the node");
         TRY(read_term(c, next_part(&left), tn_rank(x), 0, &terms[i]));
         terms[i].t = (tn_tensor *)(uintptr_t)x;
         int own = 0;
@@ -633,7 +634,7 @@ static tn_status read_equation(const onnx_call *c, term *terms, term *result) {
         }
         dots = own > dots ? own : dots;
     }
-    if (left.size) return onnx_refuse(c, "the equation names more operands than the node has");
+    if (left.size) return onnx_refuse(c, "the equation has more operands than the node");
     if (right.at) return read_term(c, right, -1, dots, result);
     implicit_result(uses, dots, result);
     return TN_OK;
@@ -642,7 +643,7 @@ static tn_status read_equation(const onnx_call *c, term *terms, term *result) {
 tn_status onnx_einsum(onnx_call *c) {
     enum { MOST = 32 };
     term terms[MOST], result;
-    if (c->in_count < 1 || c->in_count > MOST) return onnx_refuse(c, "%d operands; at most %d", c->in_count, MOST);
+    if (c->in_count < 1 || c->in_count > MOST) return onnx_refuse(c, "%d operands; the limit is %d", c->in_count, MOST);
     TRY(read_equation(c, terms, &result));
     for (int i = 0; i < c->in_count; i++)
         take_diagonals(&terms[i]);
@@ -668,8 +669,8 @@ tn_status onnx_einsum(onnx_call *c) {
     }
     for (int d = 0; d < result.rank; d++)
         if (einsum_place_of(&all, result.letter[d]) < 0)
-            return onnx_refuse(c, "the result names a letter that no operand has");
+            return onnx_refuse(c, "the result contains a letter that no operand has");
     tn_tensor *y = all.rank == result.rank ? in_order(&all, result.letter, result.rank)
-                                           : tn_failed(TN_ERR_SHAPE, "the result names a letter twice");
+                                           : tn_failed(TN_ERR_SHAPE, "the result contains a letter twice");
     return onnx_put(c, 0, y);
 }

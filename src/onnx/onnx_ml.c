@@ -16,7 +16,8 @@
 tn_status onnx_make_rows(int64_t count, int64_t width, onnx_rows *out) {
     int64_t total;
     if (tn_mul_overflow(count, width, &total) || total > ONNX_MOST_NUMBERS)
-        return tn_fail(TN_ERR_UNSUPPORTED, "%lld rows of %lld numbers", (long long)count, (long long)width);
+        return tn_fail(TN_ERR_UNSUPPORTED, "%lld rows of %lld numbers are too many", (long long)count,
+                       (long long)width);
     *out = (onnx_rows){tn_mem_zalloc((size_t)total, sizeof(double)), count, width};
     return out->at ? TN_OK : tn_error_code();
 }
@@ -25,10 +26,10 @@ tn_status onnx_read_rows(const onnx_call *c, int i, onnx_rows *out) {
     const tn_tensor *x = onnx_in(c, i);
     int64_t total;
     *out = (onnx_rows){0};
-    if (!x) return tn_fail(TN_ERR_FORMAT, "%s: input %d was left out", c->row->name, i);
+    if (!x) return tn_fail(TN_ERR_FORMAT, "%s: input %d is missing", c->row->name, i);
     TRY(tn_status_of(x));
     int rank = tn_rank(x);
-    if (rank < 1 || rank > 2) return onnx_refuse(c, "an input of rank %d", rank);
+    if (rank < 1 || rank > 2) return onnx_refuse(c, "an input of rank %d is not supported", rank);
     total = tn_numel(x);
     if (total <= ONNX_MOST_NUMBERS && onnx_reads_freely(c, i)) {
         out->at = tn_mem_alloc((size_t)tn_max64(total, 1) * sizeof *out->at);
@@ -66,7 +67,7 @@ static tn_status read_tensor(const onnx_call *c, const tn_tensor *t, double **ou
     int64_t n = tn_numel(t);
     tn_dtype type = tn_dtype_of(t);
     if (type != TN_F32 && type != TN_F64 && type != TN_U8 && type != TN_I64)
-        return onnx_refuse(c, "an attribute of %s", tn_dtype_name(type));
+        return onnx_refuse(c, "an attribute of type %s is not supported", tn_dtype_name(type));
     size_t bytes = tn_dtype_bytes(type, n);
     void *raw = tn_mem_alloc(bytes);
     *out = tn_mem_zalloc((size_t)n, sizeof **out);
@@ -208,8 +209,8 @@ static tn_status score(const onnx_call *c, const onnx_rows *x, int64_t targets, 
     if (status == TN_OK) status = onnx_numbers_of(c, "intercepts", &bias, &bias_count);
     if (targets <= 0 && x->width) targets = weight_count / x->width;
     if (status == TN_OK && (targets <= 0 || weight_count / targets != x->width || weight_count % targets))
-        status = tn_fail(TN_ERR_SHAPE, "%s: %lld coefficients for %lld features", c->row->name, (long long)weight_count,
-                         (long long)x->width);
+        status = tn_fail(TN_ERR_SHAPE, "%s: %lld coefficients do not fit %lld features", c->row->name,
+                         (long long)weight_count, (long long)x->width);
     if (status == TN_OK) status = onnx_make_rows(x->count, targets, out);
     if (status == TN_OK) multiply_ml(x, weights, bias, bias_count, out);
     tn_mem_free(weights);
@@ -336,7 +337,8 @@ static tn_status run_feature_vectorizer(onnx_call *c) {
     tn_tensor *parts[MOST_FEATURES];
     int count = 0;
     const int64_t *widths = onnx_ints(c, "inputdimensions", &count);
-    if (count < c->in_count || count > MOST_FEATURES) return onnx_refuse(c, "%d inputs", c->in_count);
+    if (count < c->in_count || count > MOST_FEATURES)
+        return onnx_refuse(c, "%d inputs do not fit inputdimensions", c->in_count);
     for (int i = 0; i < c->in_count; i++)
         parts[i] = features(c, i, widths[i]);
     return onnx_put(c, 0, tn_cat(parts, c->in_count, 1));
@@ -441,7 +443,7 @@ static tn_status look_up(const onnx_call *c, const labels *l, places *out) {
     double *numbers = NULL;
     int64_t *integers = NULL;
     if (!x || texts != (l->by == by_text))
-        return tn_fail(TN_ERR_FORMAT, "%s: the input is not of the keys' type", c->row->name);
+        return tn_fail(TN_ERR_FORMAT, "%s: the input does not have the type of the keys", c->row->name);
     const tn_tensor *t = texts ? NULL : onnx_in(c, 0);
     if (t) TRY(tn_status_of(t));
     out->rank = texts ? x->rank : tn_rank(t);
@@ -510,7 +512,7 @@ static tn_status put_values(onnx_call *c, const onnx_attribute *a, int64_t count
         return put_picked(c, tn_from_data(a->floats, &n, 1, TN_F32), tn_from_data(&last, NULL, 0, TN_F32), p,
                           ONNX_FLOAT);
     }
-    if (a && !a->ints) return tn_fail(TN_ERR_FORMAT, "%s: values of no known kind", c->row->name);
+    if (a && !a->ints) return tn_fail(TN_ERR_FORMAT, "%s: the values have an unknown type", c->row->name);
     int64_t last = onnx_int(c, "default_int64", -1), n = a ? (int64_t)a->count : count;
     int64_t *order = a ? NULL : tn_mem_zalloc((size_t)n, sizeof *order);
     if (!a && !order) return tn_error_code();
@@ -527,7 +529,7 @@ static tn_status encode_ml(onnx_call *c, const onnx_attribute *keys, const onnx_
     places p = {0};
     tn_status status = labels_of(c, keys, count, &l);
     if (status == TN_OK && values && length_of(values) != l.count)
-        status = tn_fail(TN_ERR_FORMAT, "%s: as many values as keys are needed", c->row->name);
+        status = tn_fail(TN_ERR_FORMAT, "%s: keys and values must have the same length", c->row->name);
     if (status == TN_OK) status = look_up(c, &l, &p);
     if (status == TN_OK) status = put_values(c, values, l.count, &p);
     tn_mem_free(l.sorted);
@@ -548,7 +550,7 @@ static tn_status map_names(onnx_call *c, const onnx_attribute *names, const onnx
     bool texts = onnx_has(c, 0) && c->in[0]->kind == ONNX_STRINGS;
     if (!names) return tn_fail(TN_ERR_FORMAT, "%s: the names are missing", c->row->name);
     if (numbers && numbers->count != names->count)
-        return tn_fail(TN_ERR_FORMAT, "%s: as many names as numbers are needed", c->row->name);
+        return tn_fail(TN_ERR_FORMAT, "%s: names and numbers must have the same length", c->row->name);
     return encode_ml(c, texts ? names : numbers, texts ? numbers : names, (int64_t)names->count);
 }
 
@@ -565,14 +567,14 @@ static tn_status put_one_hot(onnx_call *c, const places *p, int64_t classes) {
     onnx_rows y;
     int64_t shape[TN_MAX_RANK];
     bool zeros = onnx_int(c, "zeros", 1) != 0;
-    if (p->rank + 1 > TN_MAX_RANK) return onnx_refuse(c, "rank %d", p->rank);
+    if (p->rank + 1 > TN_MAX_RANK) return onnx_refuse(c, "an input of rank %d is not supported", p->rank);
     TRY(onnx_make_rows(p->count, classes, &y));
     tn_status status = TN_OK;
     for (int64_t i = 0; i < p->count; i++) {
         if (p->at[i] < classes)
             y.at[i * classes + p->at[i]] = 1;
         else if (!zeros)
-            status = tn_fail(TN_ERR_ARGUMENT, "OneHotEncoder: element %lld is no category", (long long)i);
+            status = tn_fail(TN_ERR_ARGUMENT, "OneHotEncoder: element %lld is not a known category", (long long)i);
     }
     memcpy(shape, p->shape, sizeof shape);
     shape[p->rank] = classes;
@@ -630,7 +632,8 @@ static tn_status run_zip_map(onnx_call *c) {
     int64_t count = keys ? (keys->kind == ONNX_STRINGS ? keys->count : tn_numel(keys->tensor)) : 0, made = 0;
     tn_status status = keys && maps ? TN_OK : tn_error_code();
     if (status == TN_OK && count != x.width)
-        status = tn_fail(TN_ERR_SHAPE, "ZipMap: %lld keys for %lld columns", (long long)count, (long long)x.width);
+        status = tn_fail(TN_ERR_SHAPE, "ZipMap: %lld keys for %lld columns; one key per column is required",
+                         (long long)count, (long long)x.width);
     for (; made < x.count && status == TN_OK; made++) {
         maps[made] = map_of_row(keys, x.at + made * x.width, x.width);
         if (!maps[made]) status = tn_error_code();
@@ -651,7 +654,8 @@ static tn_status run_zip_map(onnx_call *c) {
 static tn_status number_keys(const onnx_call *c, const onnx_value *map, int64_t **out) {
     const onnx_value *keys = map->keys;
     *out = NULL;
-    if (keys->kind != ONNX_TENSOR || tn_dtype_of(keys->tensor) != TN_I64) return onnx_refuse(c, "keys of this type");
+    if (keys->kind != ONNX_TENSOR || tn_dtype_of(keys->tensor) != TN_I64)
+        return onnx_refuse(c, "keys of this type are not supported");
     *out = tn_mem_alloc((size_t)map->count * sizeof **out);
     return *out ? tn_read(keys->tensor, *out, (size_t)map->count * sizeof **out) : tn_error_code();
 }
@@ -659,10 +663,10 @@ static tn_status number_keys(const onnx_call *c, const onnx_value *map, int64_t 
 /* The map that is input 0, whose values are numbers. */
 static tn_status need_map(const onnx_call *c, const onnx_value **map) {
     *map = onnx_has(c, 0) && c->in[0]->kind == ONNX_MAP ? c->in[0] : NULL;
-    if (!*map) return onnx_refuse(c, "an input that is no map");
+    if (!*map) return onnx_refuse(c, "the input is not a map");
     for (int64_t i = 0; i < (*map)->count; i++)
         if ((*map)->items[i]->kind != ONNX_TENSOR || tn_numel((*map)->items[i]->tensor) != 1)
-            return onnx_refuse(c, "values that are no numbers");
+            return onnx_refuse(c, "the values must be numbers");
     return TN_OK;
 }
 
@@ -709,7 +713,7 @@ static tn_status run_dict_vectorizer(onnx_call *c) {
     labels words = {0};
     TRY(need_map(c, &map));
     if (!vocabulary || is_texts(vocabulary) != (map->keys->kind == ONNX_STRINGS))
-        return onnx_refuse(c, "a vocabulary of another type than the keys");
+        return onnx_refuse(c, "the vocabulary must have the type of the keys");
     TRY(labels_of(c, vocabulary, 0, &words));
     int64_t *from = tn_mem_alloc((size_t)words.count * sizeof *from);
     tn_status status = from ? find_words(c, &words, map, from) : tn_error_code();
@@ -731,9 +735,11 @@ static tn_status run_cast_map(onnx_call *c) {
     int64_t *keys = NULL, *from = NULL;
     const onnx_value *map;
     TRY(need_map(c, &map));
-    if (onnx_is(onnx_string(c, "cast_to", ""), "TO_STRING")) return onnx_refuse(c, "texts as its output");
+    if (onnx_is(onnx_string(c, "cast_to", ""), "TO_STRING"))
+        return onnx_refuse(c, "strings as the output are not supported");
     int64_t count = sparse ? onnx_int(c, "max_map", 1) : map->count;
-    if (count < 0 || count > ONNX_MOST_NUMBERS) return onnx_refuse(c, "a map of %lld places", (long long)count);
+    if (count < 0 || count > ONNX_MOST_NUMBERS)
+        return onnx_refuse(c, "a map of %lld entries is too large", (long long)count);
     tn_status status = number_keys(c, map, &keys);
     if (status == TN_OK && !sparse) status = onnx_sort(count, is_smaller, keys, &from);
     if (status == TN_OK && sparse && !(from = tn_mem_alloc((size_t)count * sizeof *from))) status = tn_error_code();
@@ -743,8 +749,8 @@ static tn_status run_cast_map(onnx_call *c) {
         if (keys[i] >= 0 && keys[i] < count)
             from[keys[i]] = i;
         else
-            status =
-                tn_fail(TN_ERR_ARGUMENT, "CastMap: the key %lld, of %lld places", (long long)keys[i], (long long)count);
+            status = tn_fail(TN_ERR_ARGUMENT, "CastMap: key %lld is out of range; the map has %lld entries",
+                             (long long)keys[i], (long long)count);
     }
     if (status == TN_OK) status = put_values_at(c, map, from, count, whole ? TN_I64 : TN_F32);
     tn_mem_free(keys);

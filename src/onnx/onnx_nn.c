@@ -174,7 +174,8 @@ static tn_status known_batch_norm(onnx_call *c, const tn_tensor *x, double eps) 
         s = onnx_read_floats(c, 1 + i, &v[i], &count[i], n);
     for (int i = 1; i < 4 && s == TN_OK; i++)
         if (count[i] != count[0])
-            s = onnx_refuse(c, "%lld channels, but %lld", (long long)count[0], (long long)count[i]);
+            s = onnx_refuse(c, "the inputs have different numbers of channels: %lld and %lld", (long long)count[0],
+                            (long long)count[i]);
     if (s == TN_OK) {
         for (int64_t i = 0; i < n; i++) {
             v[0][i] /= sqrt(v[3][i] + eps);
@@ -246,7 +247,7 @@ static tn_status group_norm(onnx_call *c) {
     tn_group_norm_options o = TN_GROUP_NORM_DEFAULTS;
     o.eps = onnx_float(c, "epsilon", 1e-5f);
     if (groups < 1 || channels % groups)
-        return onnx_refuse(c, "%lld groups of %lld channels", (long long)groups, (long long)channels);
+        return onnx_refuse(c, "%lld groups do not divide %lld channels", (long long)groups, (long long)channels);
     if (c->row->since < 21) {
         scale = of_channels(scale, groups, channels);
         bias = of_channels(bias, groups, channels);
@@ -321,7 +322,7 @@ static tn_status local_response(onnx_call *c) {
     double alpha = onnx_float(c, "alpha", 1e-4f), beta = onnx_float(c, "beta", 0.75), bias = onnx_float(c, "bias", 1);
     int rank = tn_rank(x);
     TRY(tn_status_of(x));
-    if (rank < 2 || size < 1 || size > 1024) return onnx_refuse(c, "a region of %lld channels", (long long)size);
+    if (rank < 2 || size < 1 || size > 1024) return onnx_refuse(c, "size %lld is not supported", (long long)size);
     pads[2 * (rank - 2)] = (size - 1) / 2;
     pads[2 * (rank - 2) + 1] = size / 2;
     tn_tensor *square = tn_pad(tn_square(x), pads, 2 * (rank - 1), 0), *sum = NULL;
@@ -342,7 +343,7 @@ static tn_status global_pool(onnx_call *c) {
     const tn_tensor *x = onnx_in(c, 0);
     int64_t shape[TN_MAX_RANK];
     int rank = tn_rank(x);
-    if (rank < 3) return onnx_refuse(c, "its input has %d dimensions", rank);
+    if (rank < 3) return onnx_refuse(c, "its input has %d dimensions; at least 3 are required", rank);
     for (int d = 0; d < rank; d++)
         shape[d] = d < 2 ? tn_size(x, d) : 1;
     tn_tensor *flat = tn_flatten(x, 2, -1), *y;
@@ -390,7 +391,7 @@ static tn_status random_numbers(onnx_call *c) {
     if (like) rank = tn_rank(onnx_in(c, 0));
     onnx_type type = onnx_type_attribute(c, "dtype", like ? onnx_in_type(c, 0) : ONNX_FLOAT);
     double a = onnx_float(c, normal ? "mean" : "low", 0), b = onnx_float(c, normal ? "scale" : "high", 1);
-    if (rank > TN_MAX_RANK) return onnx_refuse(c, "%d dimensions", rank);
+    if (rank > TN_MAX_RANK) return onnx_refuse(c, "%d dimensions are not supported", rank);
     onnx_varies(c);
     tn_tensor *t = normal ? tn_normal(a, b, shape, rank) : tn_uniform(a, b, shape, rank);
     return onnx_put_typed(c, 0, tn_cast(t, onnx_types[type].dtype), type);
@@ -555,7 +556,7 @@ static const struct {
 static tn_status optimise(onnx_call *c) {
     int states = optimisers[c->row->with].states, each = 2 + states, many = (c->in_count - 2) / each;
     if (many < 1 || c->in_count != 2 + many * each)
-        return onnx_refuse(c, "%d inputs; rate, count, and %d for each tensor are needed", c->in_count, each);
+        return onnx_refuse(c, "%d inputs; expected rate, count, and %d for each tensor", c->in_count, each);
     for (int i = 0; i < many; i++) {
         step s = {0};
         TRY(onnx_need(c, 0, &s.rate));

@@ -30,8 +30,9 @@ static tn_status spread_over(const onnx_call *c, const tn_tensor *t, const tn_te
         *out = tn_reshape(t, shape, rank);
         return tn_status_of(*out);
     }
-    if (tn_rank(t) != rank || block < 1) return onnx_refuse(c, "a scale of %d dimensions for %d", tn_rank(t), rank);
-    if (rank == TN_MAX_RANK) return onnx_refuse(c, "blocks of a tensor of %d dimensions", rank);
+    if (tn_rank(t) != rank || block < 1)
+        return onnx_refuse(c, "a scale of %d dimensions for an input of %d, or block_size below 1", tn_rank(t), rank);
+    if (rank == TN_MAX_RANK) return onnx_refuse(c, "blocks of a tensor of %d dimensions are not supported", rank);
     memcpy(shape, tn_shape(t), (size_t)(axis + 1) * sizeof *shape);
     shape[axis + 1] = block;
     for (int d = axis + 1; d < rank; d++)
@@ -75,7 +76,7 @@ static bool quantises_to(onnx_type t) {
 
 tn_status onnx_check_zero(const onnx_call *c, int zero, int of) {
     if (!onnx_has(c, zero) || onnx_in_type(c, zero) == onnx_in_type(c, of)) return TN_OK;
-    return onnx_refuse(c, "input %d is %s, its zero point %s", of, onnx_types[onnx_in_type(c, of)].name,
+    return onnx_refuse(c, "input %d is %s but its zero point %s", of, onnx_types[onnx_in_type(c, of)].name,
                        onnx_types[onnx_in_type(c, zero)].name);
 }
 
@@ -98,7 +99,7 @@ static tn_status quantize(onnx_call *c) {
     onnx_type to = onnx_has(c, 2) ? onnx_in_type(c, 2) : onnx_type_attribute(c, "output_dtype", ONNX_UINT8);
     tn_dtype precision = onnx_types[onnx_type_attribute(c, "precision", onnx_type_of(tn_dtype_of(scale)))].dtype;
     if (precision == TN_I32) precision = TN_F32;
-    if (!quantises_to(to)) return onnx_refuse(c, "%s, which nothing is quantised to", onnx_types[to].name);
+    if (!quantises_to(to)) return onnx_refuse(c, "cannot quantize to %s", onnx_types[to].name);
     TRY(onnx_check_scale(c, 1, true));
     TRY(spread_over(c, scale, x, &scale));
     if (onnx_has(c, 2)) TRY(spread_over(c, onnx_in(c, 2), x, &zero));
@@ -114,7 +115,7 @@ static tn_status dequantize(onnx_call *c) {
     if (to == ONNX_FLOAT8E8M0) to = ONNX_FLOAT;
     tn_dtype own = onnx_types[to].dtype;
     if (!quantises_to(onnx_in_type(c, 0)) && onnx_in_type(c, 0) != ONNX_INT32)
-        return onnx_refuse(c, "its input is %s, which is no quantised type", onnx_types[onnx_in_type(c, 0)].name);
+        return onnx_refuse(c, "its input is %s, which is not a quantized type", onnx_types[onnx_in_type(c, 0)].name);
     TRY(onnx_check_scale(c, 1, false));
     TRY(onnx_check_zero(c, 2, 0));
     if (onnx_has(c, 2)) {
@@ -257,7 +258,7 @@ static tn_tensor *product(const onnx_call *c, int a_in, int b_in, int a_zero, in
     const tn_tensor *za = of_lines(optional(c, a_zero), true), *zb = of_lines(optional(c, b_zero), false);
     int rank = tn_rank(a);
     if (is_byte(a) != is_byte(b))
-        return tn_failed(TN_ERR_UNSUPPORTED, "products of %s with %s", tn_dtype_name(tn_dtype_of(a)),
+        return tn_failed(TN_ERR_UNSUPPORTED, "products of %s with %s are not supported", tn_dtype_name(tn_dtype_of(a)),
                          tn_dtype_name(tn_dtype_of(b)));
     bool rows = rank >= 2 && tn_rank(b) == 2 && (!za || tn_rank(za) == 0 || rank == 2) && (!zb || tn_rank(zb) <= 2);
     if (!rows || !is_byte(a) || !is_byte(b)) return wide_product(a, b, za, zb);
@@ -306,7 +307,7 @@ static tn_status put_quantized(onnx_call *c, tn_tensor *sums, const tn_tensor *a
             tn_div(tn_mul(tn_cast(a_scale, TN_F32), tn_cast(b_scale, TN_F32)), tn_cast(onnx_in(c, Y_SCALE), TN_F32));
     tn_tensor *y = tn_mul(tn_cast(sums, TN_F32), ratio);
     onnx_type type = onnx_in_type(c, Y_ZERO);
-    if (!quantises_to(type)) return onnx_refuse(c, "%s, which nothing is quantised to", onnx_types[type].name);
+    if (!quantises_to(type)) return onnx_refuse(c, "cannot quantize to %s", onnx_types[type].name);
     TRY(onnx_check_scale(c, A_SCALE, false));
     TRY(onnx_check_scale(c, B_SCALE, false));
     TRY(onnx_check_scale(c, Y_SCALE, true));
@@ -330,7 +331,7 @@ static tn_tensor *convolve_bytes(const tn_tensor *x, const byte_matrix *weight, 
     int axes = w->axes;
     for (int a = 0; a < axes; a++) {
         places[a] = onnx_places(w, a, tn_size(x, 2 + a), false);
-        if (places[a] < 1) return tn_failed(TN_ERR_SHAPE, "the kernel is larger than the padded image");
+        if (places[a] < 1) return tn_failed(TN_ERR_SHAPE, "the kernel is larger than the padded input");
         count *= places[a];
         shape[1 + a] = places[a];
     }
@@ -401,7 +402,7 @@ static tn_tensor *convolve_groups(const tn_tensor *x, const byte_matrix *weight,
     tn_tensor *parts[GROUPS_MOST];
     int64_t in = tn_size(x, 1) / groups, out = tn_size(weight->bytes, 0) / groups;
     if (groups == 1) return convolve_bytes(x, weight, zx, padding, w);
-    if (groups > GROUPS_MOST) return tn_failed(TN_ERR_UNSUPPORTED, "%lld groups", (long long)groups);
+    if (groups > GROUPS_MOST) return tn_failed(TN_ERR_UNSUPPORTED, "%lld groups are not supported", (long long)groups);
     for (int64_t g = 0; g < groups; g++) {
         const tn_tensor *z = weight->zero;
         byte_matrix own = {.bytes = tn_narrow(weight->bytes, 0, g * out, out),
@@ -416,13 +417,14 @@ static tn_tensor *convolve_groups(const tn_tensor *x, const byte_matrix *weight,
 static tn_status check_bytes(const onnx_call *c, int i, int zero, int64_t filters) {
     const tn_tensor *x = onnx_in(c, i), *z = optional(c, zero);
     TRY(tn_status_of(x));
-    if (!is_byte(x)) return onnx_refuse(c, "input %d is %s where bytes are needed", i, tn_dtype_name(tn_dtype_of(x)));
+    if (!is_byte(x))
+        return onnx_refuse(c, "input %d is %s, but must be INT8 or UINT8", i, tn_dtype_name(tn_dtype_of(x)));
     if (!z) return TN_OK;
     if (tn_dtype_of(z) != tn_dtype_of(x))
-        return onnx_refuse(c, "input %d is %s, its zero point %s", i, tn_dtype_name(tn_dtype_of(x)),
+        return onnx_refuse(c, "input %d is %s but its zero point %s", i, tn_dtype_name(tn_dtype_of(x)),
                            tn_dtype_name(tn_dtype_of(z)));
     if (tn_numel(z) == 1 || tn_numel(z) == filters) return TN_OK;
-    return onnx_refuse(c, "%lld zero points of input %d, which takes one, or %lld", (long long)tn_numel(z), i,
+    return onnx_refuse(c, "%lld zero points of input %d; expected one, or %lld", (long long)tn_numel(z), i,
                        (long long)filters);
 }
 
@@ -483,12 +485,12 @@ static tn_status convolve(onnx_call *c, int x_in, int zero_x, int w_in, int zero
     TRY(check_bytes(c, x_in, zero_x, 1));
     TRY(tn_status_of(weight));
     if (tn_rank(weight) != tn_rank(x) || tn_rank(x) < 3)
-        return onnx_refuse(c, "a weight of %d dimensions, an input of %d", tn_rank(weight), tn_rank(x));
+        return onnx_refuse(c, "a weight of %d dimensions does not fit an input of %d", tn_rank(weight), tn_rank(x));
     TRY(check_bytes(c, w_in, zero_w, tn_size(weight, 0)));
     TRY(onnx_window_read(c, x, tn_shape(weight) + 2, &w));
     depth = tn_size(weight, 1);
     if (groups < 1 || tn_size(x, 1) != depth * groups || tn_size(weight, 0) % groups)
-        return onnx_refuse(c, "the weight fits neither the input nor %lld groups", (long long)groups);
+        return onnx_refuse(c, "the weight does not fit the input with %lld groups", (long long)groups);
     for (int a = 0; a < w.axes; a++)
         depth *= w.kernel[a];
     if (zx) zx = tn_reshape(zx, NULL, 0);
@@ -613,12 +615,12 @@ tn_tensor *onnx_cast_to(const tn_tensor *x, onnx_type to, bool saturate, onnx_ro
 /* The number that a text names ("-1.5e3", "+INF", "nan" in any case), as f64 and as i64. */
 static tn_status parse_number(const onnx_call *c, onnx_text t, double *number, int64_t *whole) {
     char text[64], *end;
-    if (t.size == 0 || t.size >= sizeof text) return onnx_refuse(c, "a text of %zu bytes is no number", t.size);
+    if (t.size == 0 || t.size >= sizeof text) return onnx_refuse(c, "a string of %zu bytes is not a number", t.size);
     memcpy(text, t.at, t.size);
     text[t.size] = 0;
     *whole = strtoll(text, &end, 10);
     *number = strtod(text, *end ? &end : NULL);
-    if (*end) return onnx_refuse(c, "'%s' is no number", text);
+    if (*end) return onnx_refuse(c, "'%s' is not a number", text);
     if (text[strspn(text, "+-0123456789 ")])
         *whole = *number >= -0x1p63 && *number < 0x1p63 ? (int64_t)*number : INT64_MIN;
     return TN_OK;
@@ -697,12 +699,12 @@ static tn_status rounding_of(const onnx_call *c, onnx_rounding *mode) {
             *mode = (onnx_rounding)m;
             return TN_OK;
         }
-    return onnx_refuse(c, "round_mode '%.*s'; it is up, down or nearest", (int)name.size, name.at);
+    return onnx_refuse(c, "round_mode '%.*s' is invalid; use up, down or nearest", (int)name.size, name.at);
 }
 
 static tn_status wanted_type(const onnx_call *c, int64_t to, onnx_type *out) {
     bool known = to > ONNX_UNDEFINED && to < ONNX_TYPE_COUNT && to != ONNX_COMPLEX64 && to != ONNX_COMPLEX128;
-    if (!known) return onnx_refuse(c, "to type %lld", (long long)to);
+    if (!known) return onnx_refuse(c, "casting to type %lld is not supported", (long long)to);
     *out = (onnx_type)to;
     return TN_OK;
 }
@@ -728,10 +730,13 @@ tn_status onnx_bit_cast(onnx_call *c) {
     TRY(onnx_need(c, 0, &x));
     const onnx_type_row *new = &onnx_types[to], *old = &onnx_types[from];
     if (new->bits != old->bits || to == ONNX_STRING)
-        return onnx_refuse(c, "%s as %s: they must have one size", old->name, new->name);
+        return onnx_refuse(c, "%s cannot be reinterpreted as %s: their elements must have the same size", old->name,
+                           new->name);
     bool whole = !tn_dtype_is_float(new->dtype) && !tn_dtype_is_float(old->dtype);
     if (new->bits < 8 && whole) return onnx_put_typed(c, 0, onnx_cast_to(x, to, true, ONNX_ROUND_UP), to);
     bool stored = new->bits == 8 * tn_dtype_size(new->dtype) && old->bits == 8 * tn_dtype_size(old->dtype);
-    if (!stored && to != from) return onnx_refuse(c, "%s as %s: their bits are not at hand", old->name, new->name);
+    if (!stored && to != from)
+        return onnx_refuse(c, "%s cannot be reinterpreted as %s: the original bits are not stored", old->name,
+                           new->name);
     return onnx_put_typed(c, 0, stored ? tn_view_dtype(x, new->dtype) : tn_retain((tn_tensor *)x), to);
 }

@@ -166,14 +166,14 @@ static tn_status read_functions(const net *n, course *k, int directions) {
     int each = n->gates == 4 ? 3 : n->gates == 3 ? 2 : 1;
     size_t alpha = 0, beta = 0;
     if (names && names->count && names->count != (size_t)(each * directions))
-        return onnx_refuse(n->c, "%zu activations where %d are needed: %d for each of %d directions", names->count,
+        return onnx_refuse(n->c, "%zu activations, but %d are required: %d for each of %d directions", names->count,
                            each * directions, each, directions);
     for (int i = 0; i < each * directions; i++) {
         const char *name = usual[n->gates][i % each];
         bool given = names && names->strings && (size_t)i < names->count;
         onnx_text text = given ? names->strings[i] : (onnx_text){name, strlen(name)};
         const onnx_activation *a = onnx_activation_named(text);
-        if (!a) return onnx_refuse(n->c, "activation '%.*s'", (int)text.size, text.at);
+        if (!a) return onnx_refuse(n->c, "activation '%.*s' is not supported", (int)text.size, text.at);
         course *to = &k[i / each];
         to->of[i % each] = a;
         to->alpha[i % each] = next_number(alphas, &alpha, a->alpha_name, a->alpha);
@@ -247,11 +247,10 @@ static tn_status check_shape(const onnx_call *call, int i, int64_t a, int64_t b,
         tn_str_add(&given, "%s%lld", d ? ", " : "", (long long)tn_size(t, d));
     for (int d = 0; d < rank; d++)
         tn_str_add(&wanted, "%s%lld", d ? ", " : "", (long long)want[d]);
-    tn_status status = fits ? TN_OK
-                            : onnx_refuse(call,
-                                          "input %d is [%s], but directions, hidden size and the other inputs ask "
-                                          "for [%s]",
-                                          i, tn_str_text(&given), tn_str_text(&wanted));
+    tn_status status =
+        fits ? TN_OK
+             : onnx_refuse(call, "input %d is [%s], but directions, hidden size and the other inputs require [%s]", i,
+                           tn_str_text(&given), tn_str_text(&wanted));
     tn_str_free(&given);
     tn_str_free(&wanted);
     return status;
@@ -287,7 +286,7 @@ static tn_status read_net(net *n, const tn_tensor *x, int directions) {
     n->linear_before_reset = n->gates == 3 && onnx_int(n->c, "linear_before_reset", 0) != 0;
     n->input_forget = onnx_int(n->c, "input_forget", 0) != 0;
     TRY(check_extents(n, x, directions));
-    if (n->steps > STEPS_MOST) return onnx_refuse(n->c, "%lld steps", (long long)n->steps);
+    if (n->steps > STEPS_MOST) return onnx_refuse(n->c, "%lld steps are not supported", (long long)n->steps);
     if (onnx_has(n->c, 4)) n->lengths = tn_unsqueeze(onnx_as(onnx_in(n->c, 4), TN_I64), 1);
     return TN_OK;
 }
@@ -307,15 +306,17 @@ static tn_status check_bytes(const onnx_call *c, int directions) {
         TRY(onnx_need(c, 7 + 2 * i, &zero));
         tn_dtype t = tn_dtype_of(bytes);
         if ((t != TN_I8 && t != TN_U8) || tn_dtype_of(zero) != t || tn_rank(bytes) != 3)
-            return onnx_refuse(c, "input %d must be three-dimensional, of bytes, with zero points of the same type", i);
+            return onnx_refuse(
+                c, "input %d must have three dimensions and be INT8 or UINT8, with zero points of the same type", i);
         if (tn_size(bytes, 0) != directions || tn_size(scale, 0) != directions || tn_size(zero, 0) != directions)
             return onnx_refuse(c, "input %d, its scales and its zero points must have first dimension %d (directions)",
                                i, directions);
         for (int k = 0; k < 2; k++) {
             int64_t count = tn_numel(k ? zero : scale), columns = tn_size(bytes, 2);
             if (count != directions && count != directions * columns)
-                return onnx_refuse(c, "input %d has %lld numbers; it takes one, or %lld, for each of %d directions",
-                                   6 + 2 * i + k, (long long)count, (long long)columns, directions);
+                return onnx_refuse(
+                    c, "input %d has %lld scales or zero points; expected one, or %lld, for each of %d directions",
+                    6 + 2 * i + k, (long long)count, (long long)columns, directions);
         }
     }
     return TN_OK;

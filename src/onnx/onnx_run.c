@@ -111,7 +111,8 @@ static tn_status describe_model(const onnx_port *ports, int count, int i, const 
     TRY(tn_need(info, "tn_onnx: info"));
     if (info->struct_size < sizeof *info)
         return tn_fail(TN_ERR_ARGUMENT, "tn_onnx: set struct_size to sizeof(tn_onnx_info)");
-    if (i < 0 || i >= count) return tn_fail(TN_ERR_ARGUMENT, "%s %d of a model that has %d", what, i, count);
+    if (i < 0 || i >= count)
+        return tn_fail(TN_ERR_ARGUMENT, "%s index %d is out of range; the model has %d", what, i, count);
     static const onnx_declared unknown = {.rank = -1};
     const onnx_declared *t = ports[i].type ? ports[i].type : &unknown;
     info->name = ports[i].name;
@@ -156,7 +157,7 @@ tn_onnx_value *tn_onnx_value_strings(const char *const *texts, const size_t *len
     for (int64_t i = 0; fits && i < count; i++)
         fits = texts && texts[i];
     if (!fits) {
-        tn_fail(TN_ERR_ARGUMENT, "tn_onnx_value_strings: a text, the shape or an extent of it is not there");
+        tn_fail(TN_ERR_ARGUMENT, "tn_onnx_value_strings: a string, the shape or an extent is missing");
         return NULL;
     }
     onnx_text *list = tn_mem_zalloc((size_t)count, sizeof *list);
@@ -192,7 +193,7 @@ tn_onnx_value *tn_onnx_value_map(tn_onnx_value *keys, tn_onnx_value *const *item
     bool fits = tn_onnx_value_shape(keys, shape) == 1 && shape[0] == count &&
                 (keys->kind == ONNX_STRINGS || keys->type == ONNX_INT64);
     if (!fits) {
-        tn_fail(TN_ERR_ARGUMENT, "tn_onnx_value_map: keys have to be texts or i64, as many as items, in one dim");
+        tn_fail(TN_ERR_ARGUMENT, "tn_onnx_value_map: keys must be strings or i64, in one dimension, as many as items");
         return NULL;
     }
     if (!retain_items(items, count, "tn_onnx_value_map")) return NULL;
@@ -212,7 +213,7 @@ tn_status tn_onnx_value_decode(const void *bytes, size_t size, tn_onnx_kind kind
     case TN_ONNX_OPTIONAL: return onnx_read_optional(&nowhere, message, 0, out);
     case TN_ONNX_MAP: return onnx_read_map(&nowhere, message, 0, out);
     }
-    return tn_fail(TN_ERR_ARGUMENT, "tn_onnx_value_decode: there is no kind %d", (int)kind);
+    return tn_fail(TN_ERR_ARGUMENT, "tn_onnx_value_decode: unknown kind %d", (int)kind);
 }
 
 void tn_onnx_value_free(tn_onnx_value *v) { onnx_value_release(v); }
@@ -223,7 +224,7 @@ const char *tn_onnx_value_type(const tn_onnx_value *v) { return onnx_types[v ? v
 
 tn_tensor *tn_onnx_value_get(const tn_onnx_value *v) {
     if (v && v->kind == ONNX_TENSOR) return v->tensor;
-    tn_fail(TN_ERR_ARGUMENT, "tn_onnx_value_get: %s", v ? "this value is no tensor of numbers" : "the value is NULL");
+    tn_fail(TN_ERR_ARGUMENT, "tn_onnx_value_get: %s", v ? "the value is not a tensor of numbers" : "the value is NULL");
     return NULL;
 }
 
@@ -242,7 +243,7 @@ int tn_onnx_value_shape(const tn_onnx_value *v, int64_t shape[TN_MAX_RANK]) {
 
 const char *tn_onnx_value_string(const tn_onnx_value *v, int64_t i, size_t *length) {
     if (!v || v->kind != ONNX_STRINGS || i < 0 || i >= v->count || !length) {
-        tn_fail(TN_ERR_ARGUMENT, "tn_onnx_value_string: there is no text %lld", (long long)i);
+        tn_fail(TN_ERR_ARGUMENT, "tn_onnx_value_string: index %lld is out of range", (long long)i);
         return NULL;
     }
     *length = v->strings[i].size;
@@ -251,13 +252,13 @@ const char *tn_onnx_value_string(const tn_onnx_value *v, int64_t i, size_t *leng
 
 const tn_onnx_value *tn_onnx_value_item(const tn_onnx_value *v, int64_t i) {
     if (v && v->items && i >= 0 && i < v->count) return v->items[i];
-    tn_fail(TN_ERR_ARGUMENT, "tn_onnx_value_item: there is no item %lld", (long long)i);
+    tn_fail(TN_ERR_ARGUMENT, "tn_onnx_value_item: index %lld is out of range", (long long)i);
     return NULL;
 }
 
 const tn_onnx_value *tn_onnx_value_keys(const tn_onnx_value *v) {
     if (v && v->keys) return v->keys;
-    tn_fail(TN_ERR_ARGUMENT, "tn_onnx_value_keys: %s", v ? "this value is no map" : "the value is NULL");
+    tn_fail(TN_ERR_ARGUMENT, "tn_onnx_value_keys: %s", v ? "the value is not a map" : "the value is NULL");
     return NULL;
 }
 
@@ -416,7 +417,7 @@ static tn_status take_outputs(onnx_call *c, onnx_frame *f) {
     const onnx_node *n = c->node;
     for (int k = 0; k < n->out_count; k++) {
         if (!onnx_wants(c, k)) continue;
-        if (!c->out[k]) return onnx_refuse(c, "output %d, which is read, is not made", k);
+        if (!c->out[k]) return onnx_refuse(c, "output %d is used, but was not computed", k);
         set_slot(f, n->out[k], c->out[k]);
         c->out[k] = NULL;
     }
@@ -438,7 +439,7 @@ static tn_status call_row(onnx_run *r, onnx_frame *f, int node, onnx_value **lis
     for (int i = 0; i < n->in_count; i++)
         lists[i] = n->in[i] < 0 ? NULL : f->slots[n->in[i]];
     c.fixed = level_of_inputs(f, &c);
-    if (!n->calls && !n->row) return onnx_refuse(&c, "Trunnion does not have this operator");
+    if (!n->calls && !n->row) return onnx_refuse(&c, "this operator is not supported by Trunnion");
     if (n->row && n->refers) TRY(onnx_check_references(&c));
     tn_status status = TN_OK;
     {
@@ -454,7 +455,7 @@ static tn_status call_row(onnx_run *r, onnx_frame *f, int node, onnx_value **lis
 /* Nodes and frames: a loop's body may have no node. */
 static tn_status count_step(onnx_run *r) {
     if (++r->steps <= ONNX_MAX_STEPS) return TN_OK;
-    return tn_fail(TN_ERR_UNSUPPORTED, "a run of more than %lld nodes: a loop in the model does not end",
+    return tn_fail(TN_ERR_UNSUPPORTED, "the run exceeded %lld nodes: a loop in the model does not end",
                    (long long)ONNX_MAX_STEPS);
 }
 
@@ -484,8 +485,7 @@ static tn_status run_nodes(onnx_run *r, onnx_frame *f) {
 static tn_status run_frame(onnx_run *r, onnx_frame *f, onnx_value *const *in, int in_count, onnx_value **out,
                            int out_count) {
     if (r->depth == ONNX_MAX_FRAMES)
-        return tn_fail(TN_ERR_UNSUPPORTED, "functions and subgraphs run more than %d deep in each other",
-                       ONNX_MAX_FRAMES);
+        return tn_fail(TN_ERR_UNSUPPORTED, "functions and subgraphs are nested more than %d deep", ONNX_MAX_FRAMES);
     TRY(count_step(r));
     onnx_frame *around = r->frame;
     r->frame = f;
@@ -574,7 +574,7 @@ static tn_status check_shape(const onnx_port *p, const onnx_value *v) {
     char given[160], wanted[160];
     shape_text(shape, rank, given, sizeof given);
     shape_text(p->type->shape, p->type->rank, wanted, sizeof wanted);
-    return tn_fail(TN_ERR_SHAPE, "input '%s' is [%s] but has to be [%s]", p->name, given, wanted);
+    return tn_fail(TN_ERR_SHAPE, "input '%s' is [%s], but must be [%s]", p->name, given, wanted);
 }
 
 /* An input as the model declares it: types that live in wider ones come in as those. */
@@ -586,12 +586,12 @@ static tn_status adopt(const onnx_port *p, onnx_value *given, onnx_value **out) 
     if (!t || (t->kind == ONNX_TENSOR && t->type == ONNX_UNDEFINED)) return TN_OK;
     if (t->kind != given->kind)
         return tn_fail(TN_ERR_ARGUMENT,
-                       "input '%s' is of another kind (tensor, texts, sequence …) than the model wants", p->name);
+                       "input '%s' has another kind (tensor, strings, sequence …) than the model requires", p->name);
     if (t->kind == ONNX_STRINGS) return check_shape(p, given);
     if (t->kind != ONNX_TENSOR) return TN_OK;
     TRY(tn_status_of(given->tensor));
     if (tn_dtype_of(given->tensor) != onnx_types[t->type].dtype)
-        return tn_fail(TN_ERR_DTYPE, "input '%s' is %s but has to be %s (%s)", p->name,
+        return tn_fail(TN_ERR_DTYPE, "input '%s' is %s, but must be %s (%s)", p->name,
                        tn_dtype_name(tn_dtype_of(given->tensor)), onnx_types[t->type].name,
                        tn_dtype_name(onnx_types[t->type].dtype));
     if (given->type != t->type) {
@@ -605,7 +605,7 @@ static tn_status adopt(const onnx_port *p, onnx_value *given, onnx_value **out) 
 
 tn_status tn_onnx_run(tn_onnx *m, tn_onnx_value *const *inputs, tn_onnx_value **outputs) {
     TRY(tn_need(m, "tn_onnx_run: the model"));
-    if (m->is_inert) return tn_fail(TN_ERR_STATE, "tn_onnx_run: the model was opened for its weights alone");
+    if (m->is_inert) return tn_fail(TN_ERR_STATE, "tn_onnx_run: the model was opened only for its weights");
     int in_count = m->graph->input_count, out_count = m->graph->output_count;
     if (out_count) TRY(tn_need(outputs, "tn_onnx_run: outputs"));
     for (int k = 0; k < out_count; k++)
@@ -867,7 +867,7 @@ static tn_status record_outputs(tn_onnx *m, capturing *c) {
         if (!place_output(c, &c->outputs[k], &c->out[k]))
             return tn_fail(TN_ERR_UNSUPPORTED, "output %d cannot be replayed", k);
     if (launches_so_far() != before || c->graph_count == 0)
-        return tn_fail(TN_ERR_UNSUPPORTED, "something is computed while the model is recorded");
+        return tn_fail(TN_ERR_UNSUPPORTED, "an operation was evaluated while the model was being recorded");
     free_list(c->out, m->graph->output_count);
     return TN_OK;
 }

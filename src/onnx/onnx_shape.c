@@ -53,7 +53,8 @@ static tn_status reshape(onnx_call *c) {
     TRY(onnx_list(c, 1, "shape", to, &rank));
     for (int d = 0; d < rank && !onnx_int(c, "allowzero", 0); d++) {
         if (to[d] != 0) continue;
-        if (d >= tn_rank(x)) return onnx_refuse(c, "extent %d is kept, but the tensor has rank %d", d, tn_rank(x));
+        if (d >= tn_rank(x))
+            return onnx_refuse(c, "extent %d is to be kept, but the tensor has rank %d", d, tn_rank(x));
         to[d] = tn_size(x, d);
     }
     return onnx_put_like(c, 0, tn_reshape(x, to, (int)tn_max64(rank, 0)), 0);
@@ -65,7 +66,8 @@ static tn_status flatten(onnx_call *c) {
     int64_t axis = onnx_int(c, "axis", 1), to[2] = {1, 1};
     TRY(onnx_need(c, 0, &x));
     int rank = tn_rank(x);
-    if (axis < -rank || axis > rank) return onnx_refuse(c, "axis %lld of rank %d", (long long)axis, rank);
+    if (axis < -rank || axis > rank)
+        return onnx_refuse(c, "axis %lld is out of range for rank %d", (long long)axis, rank);
     axis = axis < 0 ? axis + rank : axis;
     for (int d = 0; d < rank; d++)
         to[d >= axis] *= tn_size(x, d);
@@ -81,7 +83,8 @@ static tn_status squeeze(onnx_call *c) {
     unsigned gone = 0;
     for (int k = 0; k < count; k++) {
         if (tn_size(x, axes[k]) != 1)
-            return onnx_refuse(c, "dimension %lld is %lld, not 1", (long long)axes[k], (long long)tn_size(x, axes[k]));
+            return onnx_refuse(c, "dimension %lld has extent %lld; it must be 1", (long long)axes[k],
+                               (long long)tn_size(x, axes[k]));
         gone |= 1u << axes[k];
     }
     for (int d = 0; d < tn_rank(x); d++)
@@ -96,7 +99,8 @@ static tn_status unsqueeze(onnx_call *c) {
     TRY(onnx_need(c, 0, &x));
     TRY(onnx_list(c, 1, "axes", given, &count));
     int rank = tn_rank(x) + (int)tn_max64(count, 0);
-    if (rank > TN_MAX_RANK) return onnx_refuse(c, "a result of rank %d; at most %d", rank, TN_MAX_RANK);
+    if (rank > TN_MAX_RANK)
+        return onnx_refuse(c, "a result of rank %d is not supported; the limit is %d", rank, TN_MAX_RANK);
     TRY(onnx_axes(c, 1, "axes", rank, axes, &count));
     unsigned added = 0;
     for (int k = 0; k < count; k++)
@@ -126,7 +130,8 @@ static tn_status expand(onnx_call *c) {
     TRY(onnx_need(c, 0, &x));
     TRY(onnx_list(c, 1, NULL, to, &rank));
     int own = tn_rank(x);
-    if (rank > TN_MAX_RANK) return onnx_refuse(c, "a result of rank %d; at most %d", rank, TN_MAX_RANK);
+    if (rank > TN_MAX_RANK)
+        return onnx_refuse(c, "a result of rank %d is not supported; the limit is %d", rank, TN_MAX_RANK);
     if (rank < own) {
         memmove(to + own - tn_max64(rank, 0), to, (size_t)tn_max64(rank, 0) * sizeof *to);
         for (int d = 0; d < own - tn_max64(rank, 0); d++)
@@ -150,12 +155,12 @@ static tn_status slice(onnx_call *c) {
     TRY(onnx_list(c, 4, NULL, step, &steps));
     bool fits = starts >= 0 && starts == ends && (count < 0 || count == starts) && (steps < 0 || steps == starts);
     if (!fits || starts > tn_rank(x))
-        return onnx_refuse(c, "%d starts, %d ends, %d axes and %d steps for rank %d", starts, ends, count, steps,
-                           tn_rank(x));
+        return onnx_refuse(c, "%d starts, %d ends, %d axes and %d steps for rank %d do not fit together", starts, ends,
+                           count, steps, tn_rank(x));
     for (int k = 0; k < starts; k++) {
         int d = count < 0 ? k : (int)axes[k];
         int64_t by = steps < 0 ? 1 : step[k], extent = tn_size(x, d), low = by < 0 ? -1 : 0;
-        if (by == 0) return onnx_refuse(c, "a step of 0");
+        if (by == 0) return onnx_refuse(c, "step is 0; it must not be 0");
         int64_t first = within(start[k] < 0 ? start[k] + extent : start[k], 0, extent + low);
         int64_t last = within(end[k] < 0 ? tn_max64(end[k], -extent - 1) + extent : end[k], low, extent);
         if (by < 0 && last < 0) last = INT64_MIN;
@@ -178,12 +183,11 @@ static tn_status split(onnx_call *c) {
     int64_t part = parts > 0 ? tn_ceil_div(extent, parts) : 0;
     tn_status status = TN_OK;
     if (parts != c->out_count)
-        status =
-            onnx_refuse(c, "it has %d outputs, but is to be split into %lld parts", c->out_count, (long long)parts);
+        status = onnx_refuse(c, "it has %d outputs, but must be split into %lld parts", c->out_count, (long long)parts);
     for (int k = 0; k < c->out_count && status == TN_OK; k++) {
         int64_t length = sizes ? sizes[k] : tn_max64(tn_min64(part, extent - from), 0);
         if (length < 0 || length > extent - from)
-            status = onnx_refuse(c, "output %d: %lld of the %lld elements left", k, (long long)length,
+            status = onnx_refuse(c, "output %d needs %lld elements, but only %lld are left", k, (long long)length,
                                  (long long)(extent - from));
         else
             status = onnx_put_like(c, k, tn_narrow(x, axis, from, length), 0);
@@ -211,7 +215,7 @@ static tn_status concat(onnx_call *c) {
         parts[0] = tn_cat(parts, count, axis);
         count = 1;
     }
-    if (count == 0) return onnx_refuse(c, "nothing to join");
+    if (count == 0) return onnx_refuse(c, "there are no tensors to concatenate");
     return onnx_put_like(c, 0, c->in_count == 1 ? parts[0] : tn_cat(parts, count, axis), 0);
 }
 
@@ -221,7 +225,8 @@ static tn_status tile(onnx_call *c) {
     int count;
     TRY(onnx_need(c, 0, &x));
     TRY(onnx_list(c, 1, NULL, repeats, &count));
-    if (count != tn_rank(x)) return onnx_refuse(c, "%d repeats for rank %d", count, tn_rank(x));
+    if (count != tn_rank(x))
+        return onnx_refuse(c, "%d repeats for rank %d; one per dimension is required", count, tn_rank(x));
     return onnx_put_like(c, 0, tn_tile(x, repeats, count), 0);
 }
 
@@ -239,8 +244,9 @@ static tn_status pad_by_index(const onnx_call *c, const tn_tensor **y, int axis,
     enum { MOST = 1 << 24 };
     int64_t n = tn_size(*y, axis), length;
     if (tn_add_overflow(n, before, &length) || tn_add_overflow(length, after, &length) || length < 0 || length > MOST)
-        return onnx_refuse(c, "pads %lld and %lld", (long long)before, (long long)after);
-    if (n == 0 && length > 0) return onnx_refuse(c, "dimension %d has no element to continue", axis);
+        return onnx_refuse(c, "pads %lld and %lld are out of range", (long long)before, (long long)after);
+    if (n == 0 && length > 0)
+        return onnx_refuse(c, "dimension %d is empty and cannot be padded from its elements", axis);
     int64_t *index = tn_mem_zalloc((size_t)length, sizeof *index);
     if (!index) return TN_ERR_MEMORY;
     for (int64_t i = 0; i < length; i++)
@@ -259,11 +265,12 @@ static tn_status pad(onnx_call *c) {
     TRY(onnx_list(c, 1, "pads", pads, &many));
     TRY(onnx_axes(c, 3, NULL, tn_rank(x), axes, &count));
     int rank = tn_rank(x), padded = count < 0 ? rank : count;
-    if (many != 2 * padded) return onnx_refuse(c, "%d pads for %d dimensions", many, padded);
+    if (many != 2 * padded)
+        return onnx_refuse(c, "%d pads for %d dimensions; two per dimension are required", many, padded);
     onnx_text mode = onnx_string(c, "mode", "constant");
     bool constant = onnx_is(mode, "constant");
     if (!constant && !onnx_is(mode, "edge") && !onnx_is(mode, "reflect") && !onnx_is(mode, "wrap"))
-        return onnx_refuse(c, "mode '%.*s'", (int)mode.size, mode.at);
+        return onnx_refuse(c, "mode '%.*s' is not supported", (int)mode.size, mode.at);
     for (int k = 0; k < padded; k++) {
         int d = count < 0 ? k : (int)axes[k];
         inner[2 * (rank - 1 - d)] = pads[k];
@@ -288,7 +295,7 @@ static tn_status depth_to_space(onnx_call *c) {
     int64_t b = onnx_int(c, "blocksize", 0);
     TRY(onnx_need(c, 0, &x));
     if (tn_rank(x) != 4 || b < 1 || b > INT16_MAX || tn_size(x, 1) % (b * b))
-        return onnx_refuse(c, "blocks of %lld from rank %d", (long long)b, tn_rank(x));
+        return onnx_refuse(c, "blocks of %lld do not fit an input of rank %d", (long long)b, tn_rank(x));
     int64_t n = tn_size(x, 0), depth = tn_size(x, 1) / (b * b), h = tn_size(x, 2), w = tn_size(x, 3);
     tn_tensor *y;
     if (onnx_is(onnx_string(c, "mode", "DCR"), "CRD"))
@@ -303,7 +310,7 @@ static tn_status space_to_depth(onnx_call *c) {
     int64_t b = onnx_int(c, "blocksize", 0);
     TRY(onnx_need(c, 0, &x));
     if (tn_rank(x) != 4 || b < 1 || b > INT16_MAX || tn_size(x, 2) % b || tn_size(x, 3) % b)
-        return onnx_refuse(c, "blocks of %lld from rank %d", (long long)b, tn_rank(x));
+        return onnx_refuse(c, "blocks of %lld do not fit an input of rank %d", (long long)b, tn_rank(x));
     int64_t n = tn_size(x, 0), depth = tn_size(x, 1), h = tn_size(x, 2) / b, w = tn_size(x, 3) / b;
     tn_tensor *parts = tn_reshape(x, TN_DIMS(n, depth, h, b, w, b)), *y;
     if (onnx_is(onnx_string(c, "mode", "DCR"), "CRD"))
@@ -340,7 +347,7 @@ static tn_status eye_like(onnx_call *c) {
     int64_t type = onnx_int(c, "dtype", onnx_in_type(c, 0));
     TRY(onnx_need(c, 0, &x));
     if (tn_rank(x) < 1 || tn_rank(x) > 2 || type <= ONNX_UNDEFINED || type >= ONNX_TYPE_COUNT || type == ONNX_STRING)
-        return onnx_refuse(c, "a matrix like rank %d, of type %lld", tn_rank(x), (long long)type);
+        return onnx_refuse(c, "a matrix from rank %d with type %lld is not supported", tn_rank(x), (long long)type);
     tn_tensor *row = tn_arange(0, (double)tn_size(x, 0), 1, TN_I64);
     tn_tensor *column = tn_arange(0, (double)tn_size(x, -1), 1, TN_I64);
     row = tn_add(tn_unsqueeze(row, 1), tn_scalar_int(onnx_int(c, "k", 0)));

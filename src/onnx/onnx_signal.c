@@ -81,7 +81,8 @@ static tn_tensor *signal_whole(const tn_tensor *x, int64_t n, double direction, 
     int64_t a = n > MATRIX_MOST ? large_divisor(n) : 1, rows = tn_size(x, 0);
     if (a == 1 || depth > DEPTH_MOST) {
         if (n > 2 * MATRIX_MOST)
-            return tn_failed(TN_ERR_UNSUPPORTED, "a Fourier transform of %lld points, a prime", (long long)n);
+            return tn_failed(TN_ERR_UNSUPPORTED, "a Fourier transform of %lld points, a prime, is too long",
+                             (long long)n);
         transform t = {.n = n, .in = n, .out = n, .in_parts = 2, .out_parts = 2, .direction = direction};
         tn_tensor *y = by_matrix(x, &t);
         return direction > 0 ? tn_mul_scalar(y, (double)n) : y;
@@ -122,14 +123,15 @@ static tn_tensor *transformed(const tn_tensor *x, const transform *t) {
 static tn_status read_transform(const onnx_call *c, int64_t n, int64_t parts, bool onesided, transform *t) {
     bool inverse = onnx_int(c, "inverse", 0) != 0;
     if (n < 1 || n > LENGTH_MOST || parts < 1 || parts > 2)
-        return onnx_refuse(c, "%lld points of %lld parts", (long long)n, (long long)parts);
+        return onnx_refuse(c, "a Fourier transform of %lld points with %lld parts is not supported", (long long)n,
+                           (long long)parts);
     *t = (transform){.n = n, .in = n, .out = n, .in_parts = (int)parts, .out_parts = 2, .direction = inverse ? 1 : -1};
     if (!onesided) return TN_OK;
     if (inverse)
         t->in = n / 2 + 1, t->out_parts = 1, t->mirrored = true;
     else
         t->out = n / 2 + 1;
-    return inverse && parts == 1 ? onnx_refuse(c, "half a spectrum without imaginary parts") : TN_OK;
+    return inverse && parts == 1 ? onnx_refuse(c, "the inverse of half a spectrum requires imaginary parts") : TN_OK;
 }
 
 tn_status onnx_dft(onnx_call *c) {
@@ -141,7 +143,8 @@ tn_status onnx_dft(onnx_call *c) {
     TRY(tn_status_of(x));
     if (!old) TRY(onnx_read_int(c, 2, -2, &asked));
     TRY(onnx_axis(c, asked, rank, &axis));
-    if (axis == rank - 1) return onnx_refuse(c, "the last dimension, which holds real and imaginary parts");
+    if (axis == rank - 1)
+        return onnx_refuse(c, "the axis must not be the last dimension, which holds real and imaginary parts");
     int64_t have = tn_size(x, axis);
     bool inverse = onnx_int(c, "inverse", 0) != 0;
     TRY(onnx_read_int(c, 1, inverse && onesided ? 2 * (have - 1) : have, &n));
@@ -168,13 +171,14 @@ tn_status onnx_stft(onnx_call *c) {
     TRY(tn_status_of(x));
     if (tn_rank(x) == 2) x = tn_unsqueeze(x, -1); /* ONNX Runtime takes real signals so */
     if (tn_rank(x) != 3)
-        return onnx_refuse(c, "a signal of %d dimensions; [batch, length] or [batch, length, 1 or 2] is needed",
+        return onnx_refuse(c, "the signal has %d dimensions; expected [batch, length] or [batch, length, 1 or 2]",
                            tn_rank(x));
     TRY(onnx_read_int(c, 1, 1, &step));
     TRY(onnx_read_int(c, 3, window ? tn_numel(window) : tn_size(x, 1), &length));
     int64_t rows = tn_size(x, 0), size = tn_size(x, 1), parts = tn_size(x, 2);
     if (step < 1 || length < 1 || length > size)
-        return onnx_refuse(c, "frames of %lld every %lld of %lld", (long long)length, (long long)step, (long long)size);
+        return onnx_refuse(c, "frames of %lld with step %lld do not fit a signal of %lld", (long long)length,
+                           (long long)step, (long long)size);
     TRY(read_transform(c, length, parts, onnx_int(c, "onesided", 1) != 0 && parts == 1, &t));
     int64_t frames = (size - length) / step + 1;
     int64_t shape[] = {rows, frames, length, parts}, strides[] = {size * parts, step * parts, parts, 1};
@@ -201,7 +205,8 @@ tn_status onnx_signal_window(onnx_call *c) {
     const double *a = cosines[c->row->with];
     int64_t size;
     TRY(onnx_read_int(c, 0, 0, &size));
-    if (size < 0 || size > LENGTH_MOST) return onnx_refuse(c, "%lld points", (long long)size);
+    if (size < 0 || size > LENGTH_MOST)
+        return onnx_refuse(c, "a window of %lld points is not supported", (long long)size);
     double *v = tn_mem_alloc((size_t)tn_max64(size, 1) * sizeof *v);
     if (!v) return TN_ERR_MEMORY;
     double n = (double)(onnx_int(c, "periodic", 1) ? size : size - 1);
@@ -244,8 +249,10 @@ tn_status onnx_mel_weight_matrix(onnx_call *c) {
     shape[1] = number[0];
     if (number[0] < 1 || number[1] < 1 || number[2] < 1 || number[1] > LENGTH_MOST ||
         number[0] > LENGTH_MOST / shape[0])
-        return onnx_refuse(c, "%lld bands of a spectrum of %lld", (long long)number[0], (long long)number[1]);
-    if (!(edge[0] >= 0 && edge[1] >= edge[0])) return onnx_refuse(c, "a band from %g to %g Hz", edge[0], edge[1]);
+        return onnx_refuse(c, "%lld bands of a spectrum of %lld are not supported", (long long)number[0],
+                           (long long)number[1]);
+    if (!(edge[0] >= 0 && edge[1] >= edge[0]))
+        return onnx_refuse(c, "the band from %g to %g Hz is invalid", edge[0], edge[1]);
     double *v = tn_mem_zalloc((size_t)(shape[0] * shape[1]), sizeof *v);
     if (!v) return TN_ERR_MEMORY;
     fill_triangles(v, shape[0], shape[1], number[1], number[2], edge[0], edge[1]);

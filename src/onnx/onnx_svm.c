@@ -55,7 +55,7 @@ static double kernel(const machine *m, const double *x, const double *y) {
 }
 
 static tn_status wrong_sizes(const onnx_call *c) {
-    return tn_fail(TN_ERR_FORMAT, "%s: the lists of the machine do not fit each other or the input", c->row->name);
+    return tn_fail(TN_ERR_FORMAT, "%s: the attributes of the SVM do not fit each other or the input", c->row->name);
 }
 
 /* ---- regression -------------------------------------------------------------------------------------------------- */
@@ -205,7 +205,7 @@ static tn_status prepare_svm(const onnx_call *c, machine *m, plan *p) {
     TRY(gather_svm(c, m));
     m->per_class = onnx_ints(c, "vectors_per_class", &counted);
     m->classes = tn_max64(onnx_label_count(c, "classlabels_ints"), 1);
-    if (m->classes > MOST_CLASSES) return onnx_refuse(c, "%lld classes", (long long)m->classes);
+    if (m->classes > MOST_CLASSES) return onnx_refuse(c, "%lld classes are not supported", (long long)m->classes);
     for (int i = 0; i < counted; i++)
         if (m->per_class[i] < 0 || m->per_class[i] > ONNX_MOST_NUMBERS)
             return wrong_sizes(c);

@@ -163,7 +163,7 @@ static tn_status parse_natural(onnx_text t, int64_t *out) {
     int64_t v = 0;
     for (size_t i = 0; i < t.size; i++) {
         if (t.at[i] < '0' || t.at[i] > '9' || tn_mul_overflow(v, 10, &v) || tn_add_overflow(v, t.at[i] - '0', &v))
-            return tn_fail(TN_ERR_FORMAT, "external data: '%.*s' is no place in a file",
+            return tn_fail(TN_ERR_FORMAT, "external data: '%.*s' is not an offset or length",
                            (int)tn_min64((int64_t)t.size, 40), t.at);
     }
     *out = v;
@@ -189,7 +189,7 @@ static tn_status take_external(tensor_message *t, onnx_text entry) {
 
 static tn_status take_numbers(tensor_message *t, const onnx_field *f, int kind) {
     if (t->number_field && t->number_field != (int)f->number)
-        return tn_fail(TN_ERR_FORMAT, "a tensor has its numbers in two fields, %d and %u", t->number_field,
+        return tn_fail(TN_ERR_FORMAT, "a tensor has data in two fields, %d and %u", t->number_field,
                        (unsigned)f->number);
     t->number_field = (int)f->number;
     bool whole = f->number == F_FLOATS && f->kind == ONNX_WIRE_BYTES && !t->floats.at && t->numbers.count == 0;
@@ -229,13 +229,13 @@ static tn_status take_tensor_field(void *ctx, const onnx_field *f) {
 
 static tn_status read_shape(const onnx_numbers *dims, int *rank, int64_t *shape, int64_t *numel) {
     if (dims->count > TN_MAX_RANK)
-        return tn_fail(TN_ERR_UNSUPPORTED, "a tensor of %zu dimensions; %d are possible", dims->count, TN_MAX_RANK);
+        return tn_fail(TN_ERR_UNSUPPORTED, "a tensor has %zu dimensions; the limit is %d", dims->count, TN_MAX_RANK);
     *rank = (int)dims->count;
     *numel = 1;
     for (int d = 0; d < *rank; d++) {
         shape[d] = (int64_t)dims->at[d];
         if (shape[d] < 0 || tn_mul_overflow(*numel, shape[d], numel))
-            return tn_fail(TN_ERR_FORMAT, "a tensor's extent %d is %lld", d, (long long)shape[d]);
+            return tn_fail(TN_ERR_FORMAT, "extent %d of a tensor is %lld", d, (long long)shape[d]);
     }
     return TN_OK;
 }
@@ -245,7 +245,7 @@ static tn_status read_tensor_message(onnx_text message, tensor_message *t) {
     TRY(onnx_wire_each(message, take_tensor_field, t));
     TRY(read_shape(&t->dims, &t->rank, t->shape, &t->numel));
     if (t->type <= 0 || t->type >= ONNX_TYPE_COUNT)
-        return tn_fail(TN_ERR_FORMAT, "a tensor of the unknown type %lld", (long long)t->type);
+        return tn_fail(TN_ERR_FORMAT, "unknown tensor type %lld", (long long)t->type);
     return TN_OK;
 }
 
@@ -267,17 +267,16 @@ typedef struct tensor_bytes {
 static tn_status external_bytes(onnx_source *s, const tensor_message *t, size_t need, tensor_bytes *b) {
     int shown = (int)tn_min64((int64_t)t->location.size, 200);
     if (!s->folder)
-        return tn_fail(TN_ERR_UNSUPPORTED, "its numbers lie in the file '%.*s', but no folder is known to look in",
+        return tn_fail(TN_ERR_UNSUPPORTED, "its data is in the file '%.*s', but the folder of the model is not known",
                        shown, t->location.at ? t->location.at : "");
     if (!stays_inside(t->location))
-        return tn_fail(TN_ERR_FORMAT,
-                       "its numbers are said to lie in '%.*s': only files in the model's folder are read", shown,
+        return tn_fail(TN_ERR_FORMAT, "its data is in '%.*s', but only files in the model's folder are read", shown,
                        t->location.at ? t->location.at : "");
     onnx_file *f;
     TRY(open_other(s, t->location, &f));
     int64_t length = t->length < 0 ? (int64_t)need : t->length, end;
     if (tn_add_overflow(t->offset, length, &end) || end > (int64_t)f->size)
-        return tn_fail(TN_ERR_FORMAT, "its numbers lie at byte %lld, %lld of them, of '%.*s', which has %zu",
+        return tn_fail(TN_ERR_FORMAT, "its data begins at byte %lld and has %lld bytes, but '%.*s' has only %zu",
                        (long long)t->offset, (long long)length, shown, t->location.at, f->size);
     *b = (tensor_bytes){.at = f->bytes + t->offset, .size = (size_t)length, .file = f};
     return TN_OK;
@@ -307,7 +306,7 @@ static bool field_fits_type(const tensor_message *t) {
 static tn_status bytes_of_numbers(const tensor_message *t, tensor_bytes *b) {
     if (!t->number_field) return TN_OK; /* none: fine for a tensor without elements */
     if (!field_fits_type(t))
-        return tn_fail(TN_ERR_FORMAT, "numbers of type %s stand in field %d of the tensor", onnx_types[t->type].name,
+        return tn_fail(TN_ERR_FORMAT, "data of type %s is in field %d of the tensor", onnx_types[t->type].name,
                        t->number_field);
     size_t each = number_bytes(t);
     b->owned = tn_mem_alloc(t->numbers.count * each);
@@ -323,7 +322,7 @@ static tn_status bytes_of_numbers(const tensor_message *t, tensor_bytes *b) {
 static tn_status find_bytes(onnx_source *s, const tensor_message *t, tensor_bytes *b) {
     int64_t bits;
     if (tn_mul_overflow(t->numel, onnx_types[t->type].bits, &bits) || tn_add_overflow(bits, 7, &bits))
-        return tn_fail(TN_ERR_FORMAT, "it claims more than 2^60 bytes");
+        return tn_fail(TN_ERR_FORMAT, "it has more than 2^60 bytes");
     size_t need = (size_t)(bits / 8);
     if (t->external)
         TRY(external_bytes(s, t, need, b));
@@ -334,7 +333,7 @@ static tn_status find_bytes(onnx_source *s, const tensor_message *t, tensor_byte
     else
         TRY(bytes_of_numbers(t, b));
     if (b->size != need)
-        return tn_fail(TN_ERR_FORMAT, "it needs %zu bytes by its shape and type, but has %zu", need, b->size);
+        return tn_fail(TN_ERR_FORMAT, "it needs %zu bytes according to its shape and type, but has %zu", need, b->size);
     return TN_OK;
 }
 
@@ -404,9 +403,9 @@ static tn_tensor *widened(const tensor_message *t, const tensor_bytes *b) {
     tn_dtype dtype = onnx_types[t->type].dtype;
     int64_t bytes;
     if (tn_mul_overflow(t->numel, (int64_t)tn_dtype_size(dtype), &bytes))
-        return tn_failed(TN_ERR_FORMAT, "it claims more than 2^63 bytes");
+        return tn_failed(TN_ERR_FORMAT, "it has more than 2^63 bytes");
     void *wide = tn_mem_alloc((size_t)bytes);
-    if (!wide) return tn_failed(TN_ERR_MEMORY, "no memory for %lld bytes", (long long)bytes);
+    if (!wide) return tn_failed(TN_ERR_MEMORY, "out of memory for %lld bytes", (long long)bytes);
     widen_tensor((onnx_type)t->type, b->at, t->numel, wide);
     tn_tensor *made = tn_from_data(wide, t->shape, t->rank, dtype);
     tn_mem_free(wide);
@@ -415,7 +414,7 @@ static tn_tensor *widened(const tensor_message *t, const tensor_bytes *b) {
 
 static tn_tensor *bools(const tensor_message *t, const tensor_bytes *b) {
     uint8_t *clean = tn_mem_alloc(b->size);
-    if (!clean) return tn_failed(TN_ERR_MEMORY, "no memory for %zu bytes", b->size);
+    if (!clean) return tn_failed(TN_ERR_MEMORY, "out of memory for %zu bytes", b->size);
     for (size_t i = 0; i < b->size; i++)
         clean[i] = b->at[i] != 0;
     tn_tensor *made = tn_from_data(clean, t->shape, t->rank, TN_BOOL);
@@ -428,7 +427,8 @@ static tn_tensor *tensor_of(tensor_message *t, const tensor_bytes *b) {
     const onnx_type_row *row = &onnx_types[t->type];
     if (t->type == ONNX_BOOL) return bools(t, b);
     if (t->type == ONNX_COMPLEX64 || t->type == ONNX_COMPLEX128) {
-        if (t->rank == TN_MAX_RANK) return tn_failed(TN_ERR_UNSUPPORTED, "complex numbers in %d dimensions", t->rank);
+        if (t->rank == TN_MAX_RANK)
+            return tn_failed(TN_ERR_UNSUPPORTED, "complex numbers in %d dimensions are not supported", t->rank);
         t->shape[t->rank++] = 2;
     } else if (is_narrow((onnx_type)t->type)) {
         return widened(t, b);
@@ -443,7 +443,7 @@ static tn_tensor *tensor_of(tensor_message *t, const tensor_bytes *b) {
 static tn_status value_of_message(onnx_source *s, tensor_message *t, onnx_value **out) {
     if (t->type == ONNX_STRING) {
         if ((int64_t)t->strings.count != t->numel)
-            return tn_fail(TN_ERR_FORMAT, "it has %zu texts where its shape asks for %lld", t->strings.count,
+            return tn_fail(TN_ERR_FORMAT, "it has %zu strings, but its shape needs %lld", t->strings.count,
                            (long long)t->numel);
         *out = onnx_value_strings(t->strings.at, t->shape, t->rank);
         return *out ? TN_OK : tn_error_code();
@@ -495,13 +495,13 @@ static tn_status tensor_place_of(const sparse_message *m, int64_t i, int64_t *ou
     int64_t at = 0;
     if (tn_rank(m->index->tensor) == 1) {
         at = m->places[i];
-        if (at < 0 || at >= m->numel) return tn_fail(TN_ERR_FORMAT, "index %lld lies outside it", (long long)at);
+        if (at < 0 || at >= m->numel) return tn_fail(TN_ERR_FORMAT, "index %lld is out of range", (long long)at);
         *out = at;
         return TN_OK;
     }
     for (int d = 0; d < m->rank; d++) {
         int64_t k = m->places[i * m->rank + d];
-        if (k < 0 || k >= m->shape[d]) return tn_fail(TN_ERR_FORMAT, "index %lld lies outside it", (long long)k);
+        if (k < 0 || k >= m->shape[d]) return tn_fail(TN_ERR_FORMAT, "index %lld is out of range", (long long)k);
         at = at * m->shape[d] + k;
     }
     *out = at;
@@ -514,15 +514,16 @@ static tn_status fill_sparse(onnx_source *s, sparse_message *m, onnx_value **out
     TRY(read_shape(&m->dims, &m->rank, m->shape, &m->numel));
     if (m->value->kind != ONNX_TENSOR || m->index->kind != ONNX_TENSOR || m->index->type != ONNX_INT64 ||
         m->value->type == ONNX_COMPLEX64 || m->value->type == ONNX_COMPLEX128)
-        return tn_fail(TN_ERR_UNSUPPORTED, "it is made of other types than numbers and INT64 indices");
+        return tn_fail(TN_ERR_UNSUPPORTED, "it must consist of numbers and INT64 indices");
     int64_t count = tn_numel(m->value->tensor), bytes;
     bool flat = tn_rank(m->index->tensor) == 1;
     if (tn_numel(m->index->tensor) != (flat ? count : count * m->rank))
-        return tn_fail(TN_ERR_FORMAT, "it has %lld numbers but %lld indices", (long long)count,
+        return tn_fail(TN_ERR_FORMAT, "it has %lld values but %lld indices", (long long)count,
                        (long long)tn_numel(m->index->tensor));
     size_t size = tn_dtype_size(tn_dtype_of(m->value->tensor));
     if (tn_mul_overflow(m->numel, (int64_t)size, &bytes) || bytes > ONNX_MAX_DENSE)
-        return tn_fail(TN_ERR_UNSUPPORTED, "made dense it has %lld elements: more than Trunnion makes of a sparse one",
+        return tn_fail(TN_ERR_UNSUPPORTED,
+                       "as a dense tensor it has %lld elements, which exceeds the limit for sparse tensors",
                        (long long)m->numel);
     size_t index_bytes = (size_t)tn_numel(m->index->tensor) * sizeof(int64_t);
     m->dense = tn_mem_zalloc((size_t)m->numel, size);
@@ -575,8 +576,7 @@ static tn_status read_item(onnx_source *s, const onnx_field *f, int depth, onnx_
 
 static tn_status check_depth(int depth) {
     if (depth < ONNX_MAX_TYPES) return TN_OK;
-    return tn_fail(TN_ERR_FORMAT, "sequences, maps and optionals stand more than %d deep in each other",
-                   ONNX_MAX_TYPES);
+    return tn_fail(TN_ERR_FORMAT, "sequences, maps and optionals are nested more than %d deep", ONNX_MAX_TYPES);
 }
 
 typedef struct item_list {
@@ -653,7 +653,7 @@ static tn_status make_map(onnx_source *s, map_message *m, int depth, onnx_value 
     TRY(read_items(s, m->values, depth, &m->items));
     int64_t n = (int64_t)(m->texts.count ? m->texts.count : m->keys.count);
     if (n != (int64_t)m->items.count)
-        return tn_fail(TN_ERR_FORMAT, "a map of %lld keys has %zu values", (long long)n, m->items.count);
+        return tn_fail(TN_ERR_FORMAT, "a map has %lld keys but %zu values", (long long)n, m->items.count);
     onnx_value *keys =
         m->texts.count
             ? onnx_value_strings(m->texts.at, &n, 1)

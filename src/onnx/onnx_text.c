@@ -149,7 +149,7 @@ enum { MOST_TEXTS = 1 << 24 };
 static tn_status take_texts(const onnx_call *c, int i, const onnx_value **out) {
     *out = onnx_has(c, i) ? c->in[i] : NULL;
     if (*out && (*out)->kind == ONNX_STRINGS) return TN_OK;
-    return tn_fail(TN_ERR_FORMAT, "%s: input %d is no tensor of text", c->row->name, i);
+    return tn_fail(TN_ERR_FORMAT, "%s: input %d is not a tensor of strings", c->row->name, i);
 }
 
 /* ---- texts in the making ----------------------------------------------------------------------------------------- */
@@ -162,8 +162,8 @@ typedef struct maker {
 } maker;
 
 static tn_status end_text(maker *m) {
-    if (m->bytes.failed) return tn_fail(TN_ERR_MEMORY, "no memory for %zu bytes of text", m->bytes.length);
-    if (m->count >= MOST_TEXTS) return tn_fail(TN_ERR_UNSUPPORTED, "more than %d texts", MOST_TEXTS);
+    if (m->bytes.failed) return tn_fail(TN_ERR_MEMORY, "out of memory for %zu bytes of text", m->bytes.length);
+    if (m->count >= MOST_TEXTS) return tn_fail(TN_ERR_UNSUPPORTED, "more than %d strings", MOST_TEXTS);
     TRY(tn_mem_reserve(&m->ends, &m->room, m->count + 1, sizeof *m->ends));
     m->ends[m->count++] = m->bytes.length;
     return TN_OK;
@@ -203,8 +203,8 @@ static tn_status find_strides(const onnx_value *v, const int64_t *shape, int ran
         int own = d - (rank - v->rank);
         int64_t extent = own < 0 ? 1 : v->shape[own];
         if (extent != 1 && extent != shape[d])
-            return tn_fail(TN_ERR_SHAPE, "StringConcat: %lld texts beside %lld", (long long)extent,
-                           (long long)shape[d]);
+            return tn_fail(TN_ERR_SHAPE, "StringConcat: %lld strings and %lld strings do not fit together",
+                           (long long)extent, (long long)shape[d]);
         strides[d] = extent == 1 ? 0 : stride;
         stride *= extent;
     }
@@ -217,7 +217,7 @@ static tn_status concat(const onnx_value *const *v, const int64_t *shape, int ra
         TRY(find_strides(v[k], shape, rank, strides[k]));
     for (int d = 0; d < rank; d++)
         if (tn_mul_overflow(count, shape[d], &count) || count > MOST_TEXTS)
-            return tn_fail(TN_ERR_UNSUPPORTED, "StringConcat: more than %d texts", MOST_TEXTS);
+            return tn_fail(TN_ERR_UNSUPPORTED, "StringConcat: more than %d strings", MOST_TEXTS);
     for (int64_t i = 0; i < count; i++) {
         int64_t at[2] = {0, 0}, rest = i;
         for (int d = rank - 1; d >= 0; rest /= shape[d--])
@@ -312,7 +312,7 @@ static tn_status run_split(onnx_call *c) {
     int64_t shape[TN_MAX_RANK + 1], width = 0;
     maker flat = {0}, padded = {0};
     TRY(take_texts(c, 0, &v));
-    if (v->rank + 1 > TN_MAX_RANK) return onnx_refuse(c, "rank %d", v->rank);
+    if (v->rank + 1 > TN_MAX_RANK) return onnx_refuse(c, "an input of rank %d is not supported", v->rank);
     int64_t *counts = tn_mem_zalloc((size_t)v->count, sizeof *counts);
     tn_status status = counts ? split_all(c, v, counts, &flat) : tn_error_code();
     for (int64_t i = 0; i < v->count && counts; i++)
@@ -405,7 +405,7 @@ static tn_status is_word(const onnx_attribute *words, onnx_text t, bool fold, bo
     bool failed = a.failed || b.failed;
     tn_str_free(&a);
     tn_str_free(&b);
-    return failed ? tn_fail(TN_ERR_MEMORY, "StringNormalizer: no memory for a text") : TN_OK;
+    return failed ? tn_fail(TN_ERR_MEMORY, "StringNormalizer: out of memory for a string") : TN_OK;
 }
 
 static tn_status normalize(const onnx_call *c, const onnx_value *v, maker *m) {
@@ -431,7 +431,7 @@ static tn_status run_normalize(onnx_call *c) {
     const onnx_value *v;
     maker m = {0};
     TRY(take_texts(c, 0, &v));
-    if (v->rank != 1 && !(v->rank == 2 && v->shape[0] == 1)) return onnx_refuse(c, "a shape other than [C] or [1,C]");
+    if (v->rank != 1 && !(v->rank == 2 && v->shape[0] == 1)) return onnx_refuse(c, "the shape must be [C] or [1,C]");
     tn_status status = normalize(c, v, &m);
     int64_t shape[2] = {1, (int64_t)m.count};
     return text_put_texts(c, 0, &m, shape + (v->rank == 1), v->rank, status);
@@ -481,7 +481,7 @@ static tn_status number_pool(const onnx_call *c, vectors *v) {
     const onnx_attribute *texts = onnx_find_list(c, "pool_strings", ONNX_KIND_STRINGS),
                          *ints = onnx_find_list(c, "pool_int64s", ONNX_KIND_INTS);
     const onnx_attribute *pool = texts ? texts : ints;
-    if (!pool) return tn_fail(TN_ERR_FORMAT, "TfIdfVectorizer: there is no pool");
+    if (!pool) return tn_fail(TN_ERR_FORMAT, "TfIdfVectorizer: the pool is missing");
     v->pool_count = (int64_t)pool->count;
     v->pool = tn_mem_zalloc(pool->count, sizeof *v->pool);
     if (!v->pool) return tn_error_code();
@@ -563,12 +563,13 @@ static tn_status vectorize(onnx_call *c, vectors *v, const int64_t *shape, int r
     v->least = onnx_int(c, "min_gram_length", 1);
     v->most = tn_min64(onnx_int(c, "max_gram_length", 1), count);
     v->skips = tn_min64(onnx_int(c, "max_skip_count", 0), count);
-    if (v->least < 1 || v->skips < 0) return tn_fail(TN_ERR_FORMAT, "TfIdfVectorizer: lengths of n-grams below 1");
+    if (v->least < 1 || v->skips < 0)
+        return tn_fail(TN_ERR_FORMAT, "TfIdfVectorizer: the lengths of n-grams must be at least 1");
     TRY(number_pool(c, v));
     TRY(gather_grams(c, v));
     v->most = tn_min64(v->most, v->gram_count ? v->grams[v->gram_count - 1].length : 0);
     TRY(number_input(c, v, rows * count));
-    if (tn_mul_overflow(rows, v->width, &total) || total > MOST_TEXTS) return onnx_refuse(c, "a result so large");
+    if (tn_mul_overflow(rows, v->width, &total) || total > MOST_TEXTS) return onnx_refuse(c, "the result is too large");
     v->out = tn_mem_zalloc((size_t)total, sizeof *v->out);
     v->key = tn_mem_zalloc((size_t)count, sizeof *v->key);
     if (!v->out || !v->key) return tn_error_code();
@@ -588,14 +589,14 @@ static tn_status vectorize(onnx_call *c, vectors *v, const int64_t *shape, int r
 static tn_status run_vectorize(onnx_call *c) {
     vectors v = {0};
     const onnx_value *in = onnx_has(c, 0) ? c->in[0] : NULL;
-    if (!in) return tn_fail(TN_ERR_FORMAT, "TfIdfVectorizer: there is no input");
+    if (!in) return tn_fail(TN_ERR_FORMAT, "TfIdfVectorizer: the input is missing");
     bool texts = in->kind == ONNX_STRINGS;
     if (texts != (onnx_find_list(c, "pool_strings", ONNX_KIND_STRINGS) != NULL))
-        return tn_fail(TN_ERR_FORMAT, "TfIdfVectorizer: the input is not what the pool is of");
+        return tn_fail(TN_ERR_FORMAT, "TfIdfVectorizer: the input must have the type of the pool");
     const tn_tensor *x = texts ? NULL : onnx_in(c, 0);
     if (x) TRY(tn_status_of(x));
     int rank = texts ? in->rank : tn_rank(x);
-    if (rank > 2) return onnx_refuse(c, "an input of rank %d", rank);
+    if (rank > 2) return onnx_refuse(c, "an input of rank %d is not supported", rank);
     tn_status status = vectorize(c, &v, texts ? in->shape : tn_shape(x), rank);
     void *all[] = {v.pool, v.row_items, v.key, v.words, v.grams, v.out};
     for (size_t i = 0; i < TN_COUNT(all); i++)
@@ -671,7 +672,7 @@ static int32_t take_character(const char **at, const char *end) {
 
 /* Puts a step at place `at`, before what is there. */
 static tn_status put_step(onnx_regex *r, size_t at, step s) {
-    if (r->step_count >= MOST_STEPS) return beyond("a pattern as long as this");
+    if (r->step_count >= MOST_STEPS) return beyond("the pattern is too long");
     TRY(tn_mem_reserve(&r->steps, &r->step_room, r->step_count + 1, sizeof s));
     memmove(r->steps + at + 1, r->steps + at, (r->step_count - at) * sizeof s);
     r->steps[at] = s;
@@ -680,7 +681,7 @@ static tn_status put_step(onnx_regex *r, size_t at, step s) {
 }
 
 static tn_status put_range(onnx_regex *r, int32_t from, int32_t to) {
-    if (r->range_count >= MOST_RANGES) return beyond("a pattern with so many characters");
+    if (r->range_count >= MOST_RANGES) return beyond("the pattern has too many characters");
     TRY(tn_mem_reserve(&r->ranges, &r->range_room, r->range_count + 1, sizeof(range)));
     r->ranges[r->range_count++] = (range){from, to};
     return TN_OK;
@@ -757,7 +758,7 @@ static tn_status take_hex(parser *p, int32_t *c) {
     for (; p->at < p->end && hex_digit(*p->at) >= 0 && digits < (braces ? 6 : 2); p->at++, digits++)
         v = v * 16 + hex_digit(*p->at);
     bool good = digits && v <= LAST_CHARACTER && (braces ? p->at < p->end && *p->at == '}' : digits == 2);
-    if (!good) return wrong(p, "\\x is followed by no number");
+    if (!good) return wrong(p, "\\x must be followed by a number");
     p->at += braces;
     *c = v;
     return TN_OK;
@@ -781,7 +782,7 @@ static tn_status take_escape(parser *p, int32_t *c) {
         return take_hex(p, c);
     }
     bool word = upper || (letter >= 'a' && letter <= 'z') || (letter >= '0' && letter <= '9');
-    if (word && !(simple && letter)) return beyond("an escape that is not known");
+    if (word && !(simple && letter)) return beyond("unknown escape");
     *c = take_character(&p->at, p->end);
     if (simple && letter) *c = to[simple - from];
     return TN_OK;
@@ -806,7 +807,7 @@ static tn_status take_member(parser *p, int32_t *c) {
     *c = NO_CHARACTER;
     TRY(put_named(p->r, name, (size_t)(end - name), inverse, &found));
     p->at = end + 2;
-    return found ? TN_OK : wrong(p, "a class that is not known");
+    return found ? TN_OK : wrong(p, "unknown character class");
 }
 
 static tn_status parse_class(parser *p) {
@@ -823,7 +824,7 @@ static tn_status parse_class(parser *p) {
         if (p->end - p->at > 1 && p->at[0] == '-' && p->at[1] != ']') {
             p->at++;
             TRY(take_member(p, &to));
-            if (to < from) return wrong(p, "a range that goes backwards");
+            if (to < from) return wrong(p, "a range in descending order");
         }
         TRY(put_range(p->r, from, to));
     }
@@ -840,10 +841,10 @@ static tn_status parse_group(parser *p) {
         bool plain = p->end - p->at > 1 && p->at[1] == ':';
         bool name = p->end - p->at > 2 && (p->at[1] == '<' || (p->at[1] == 'P' && p->at[2] == '<'));
         const char *end = name ? memchr(p->at, '>', (size_t)(p->end - p->at)) : p->at + 1;
-        if (!end || !(plain || name)) return beyond("flags in a pattern");
+        if (!end || !(plain || name)) return beyond("flags in a pattern are not supported");
         p->at = end + 1;
     }
-    if (++p->depth > DEEPEST) return beyond("groups as deep as these");
+    if (++p->depth > DEEPEST) return beyond("groups are nested too deeply");
     TRY(parse_alternatives(p));
     p->depth--;
     if (p->at == p->end) return wrong(p, "( without )");
@@ -907,7 +908,7 @@ static tn_status repeat(parser *p, size_t from, int least, int most) {
     onnx_regex *r = p->r;
     size_t count = r->step_count - from;
     if (least > MOST_REPEATS || most > MOST_REPEATS || (most >= 0 && most < least))
-        return wrong(p, "a repetition that cannot be");
+        return wrong(p, "an invalid repetition");
     for (int i = 1; i < least; i++)
         TRY(put_copy(r, from, count));
     if (most == least && least) return TN_OK;
@@ -949,7 +950,7 @@ static tn_status parse_repeats(parser *p, size_t from) {
 static tn_status parse_sequence(parser *p) {
     while (p->at < p->end && *p->at != '|' && *p->at != ')') {
         size_t from = p->r->step_count;
-        if (*p->at == '*' || *p->at == '+' || *p->at == '?') return wrong(p, "a repetition of nothing");
+        if (*p->at == '*' || *p->at == '+' || *p->at == '?') return wrong(p, "nothing to repeat");
         TRY(parse_atom(p));
         TRY(parse_repeats(p, from));
     }

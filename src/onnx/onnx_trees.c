@@ -209,7 +209,7 @@ static tn_status measure_trees(const onnx_call *c, forest *f, int32_t *state, in
 }
 
 static tn_status make_steps(const onnx_call *c, forest *f) {
-    if (f->node_count > INT32_MAX) return onnx_refuse(c, "%lld nodes of trees", (long long)f->node_count);
+    if (f->node_count > INT32_MAX) return onnx_refuse(c, "%lld tree nodes are too many", (long long)f->node_count);
     int32_t *state = tn_mem_alloc((size_t)f->node_count * 2 * sizeof *state);
     f->depths = tn_mem_alloc((size_t)f->root_count * sizeof *f->depths);
     tn_status status = state && f->depths ? measure_trees(c, f, state, state + f->node_count) : TN_ERR_MEMORY;
@@ -234,10 +234,10 @@ static tn_status finish_trees(const onnx_call *c, forest *f) {
     if (f->targets < 1 || f->targets > ONNX_MOST_NUMBERS) return wrong(c, "no targets");
     for (int64_t i = 0; i < f->node_count; i++) {
         const tree_node *n = &f->nodes[i];
-        if (n->mode > LEAF) return wrong(c, "a node's mode is not known");
+        if (n->mode > LEAF) return wrong(c, "unknown node mode");
         if (n->mode == LEAF) continue;
         if (n->yes < 0 || n->no < 0 || n->yes >= f->node_count || n->no >= f->node_count)
-            return wrong(c, "a node's child is missing");
+            return wrong(c, "a child of a node is missing");
         if (n->feature < 0 || n->feature > INT32_MAX - 1)
             return wrong(c, "a node reads a feature that the input does not have");
         f->features = tn_max64(f->features, n->feature + 1);
@@ -247,9 +247,9 @@ static tn_status finish_trees(const onnx_call *c, forest *f) {
     if (f->vote_count) qsort(f->votes, (size_t)f->vote_count, sizeof *f->votes, by_leaf);
     for (int64_t i = 0; i < f->vote_count; i++) {
         const vote *v = &f->votes[i];
-        if (v->target < 0 || v->target >= f->targets) return wrong(c, "a leaf votes for a target that is not there");
+        if (v->target < 0 || v->target >= f->targets) return wrong(c, "a leaf votes for an unknown target");
         if (v->leaf < 0 || v->leaf >= f->node_count || f->nodes[v->leaf].mode != LEAF)
-            return wrong(c, "a vote belongs to no leaf");
+            return wrong(c, "a vote does not belong to a leaf");
         tree_node *leaf = &f->nodes[v->leaf];
         if (!leaf->count++) leaf->first = i;
         if (v->weight < 0) f->all_positive = false;
@@ -275,7 +275,7 @@ static tn_status list(const onnx_call *c, const char *name, int64_t count, bool 
     if (*out && n == count) return TN_OK;
     return !n && (!needed || !count)
                ? TN_OK
-               : tn_fail(TN_ERR_FORMAT, "%s: %s has %d items, not %lld", c->row->name, name, n, (long long)count);
+               : tn_fail(TN_ERR_FORMAT, "%s: %s has %d items; expected %lld", c->row->name, name, n, (long long)count);
 }
 
 /* ---- TreeEnsemble ------------------------------------------------------------------------------------------------ */
@@ -286,7 +286,7 @@ static tn_status share_members(const onnx_call *c, forest *f, int64_t splits) {
     for (int64_t i = 0; i < splits; i++) {
         tree_node *n = &f->nodes[i];
         if (n->mode != MEMBER) continue;
-        if (at >= f->member_count) return wrong(c, "a set of members is missing");
+        if (at >= f->member_count) return wrong(c, "a member set is missing");
         n->first = at;
         while (at < f->member_count && !isnan(f->members[at]))
             at++;
@@ -305,7 +305,7 @@ static tn_status plant(const onnx_call *c, const newer *w, forest *f) {
     int64_t n = w->split_count, leaves = w->leaf_count;
     int root_count = 0;
     roots = onnx_ints(c, "tree_roots", &root_count);
-    if (w->mode_count != n) return wrong(c, "nodes_modes is not as long as nodes_splits");
+    if (w->mode_count != n) return wrong(c, "nodes_modes must be as long as nodes_splits");
     TRY(list(c, "nodes_featureids", n, true, &feature));
     TRY(list(c, "nodes_truenodeids", n, true, &yes));
     TRY(list(c, "nodes_falsenodeids", n, true, &no));
@@ -317,7 +317,7 @@ static tn_status plant(const onnx_call *c, const newer *w, forest *f) {
     for (int64_t i = 0; i < n; i++) {
         int64_t limit[2] = {yes_leaf[i] ? leaves : n, no_leaf[i] ? leaves : n};
         if (yes[i] < 0 || yes[i] >= limit[0] || no[i] < 0 || no[i] >= limit[1])
-            return wrong(c, "a node's child is missing");
+            return wrong(c, "a child of a node is missing");
         bool mode_known = w->modes[i] >= 0 && w->modes[i] <= MEMBER;
         f->nodes[i] = (tree_node){.split = w->splits[i],
                                   .mode = mode_known ? (uint8_t)w->modes[i] : UINT8_MAX,
@@ -398,7 +398,7 @@ static tn_status plant_nodes(const onnx_call *c, const older *w, forest *f) {
     f->root_count = roots;
     qsort(f->nodes, (size_t)n, sizeof *f->nodes, by_name);
     for (int64_t i = 1; i < n; i++)
-        if (!by_name(&f->nodes[i - 1], &f->nodes[i])) return wrong(c, "two nodes have one name");
+        if (!by_name(&f->nodes[i - 1], &f->nodes[i])) return wrong(c, "two nodes have the same id");
     for (int64_t i = 0; i < roots; i++)
         f->roots[i] = find_node(f, w->tree[f->roots[i]], w->id[f->roots[i]]);
     for (int64_t i = 0; i < n; i++) {
@@ -543,7 +543,7 @@ static tn_status run_prepared(onnx_call *c, bool classes, onnx_transform t) {
 
 tn_status onnx_run_trees(onnx_call *c) {
     int64_t t = onnx_int(c, "post_transform", TRANSFORM_NONE);
-    if (t < TRANSFORM_NONE || t > PROBIT) return wrong(c, "post_transform is not known");
+    if (t < TRANSFORM_NONE || t > PROBIT) return wrong(c, "unknown post_transform");
     return run_prepared(c, false, (onnx_transform)t);
 }
 

@@ -15,10 +15,11 @@ int64_t onnx_reach(const onnx_window *w, int a) { return w->dilation[a] * (w->ke
 tn_status onnx_ints_of(const onnx_call *c, const char *name, int count, int64_t otherwise, int64_t *out) {
     int given;
     const int64_t *v = onnx_ints(c, name, &given);
-    if (v && given != count) return onnx_refuse(c, "%s has %d numbers for %d", name, given, count);
+    if (v && given != count) return onnx_refuse(c, "%s has %d numbers; expected %d", name, given, count);
     for (int i = 0; i < count; i++) {
         out[i] = v ? v[i] : otherwise;
-        if (out[i] < -INT32_MAX || out[i] > INT32_MAX) return onnx_refuse(c, "%s: %lld", name, (long long)out[i]);
+        if (out[i] < -INT32_MAX || out[i] > INT32_MAX)
+            return onnx_refuse(c, "%s is out of range: %lld", name, (long long)out[i]);
     }
     return TN_OK;
 }
@@ -34,8 +35,8 @@ static tn_status read_kernel(const onnx_call *c, const int64_t *kernel, onnx_win
     TRY(onnx_ints_of(c, "kernel_shape", w->axes, 0, w->kernel));
     for (int a = 0; kernel && a < w->axes; a++) {
         if (w->kernel[a] != 0 && w->kernel[a] != kernel[a])
-            return onnx_refuse(c, "kernel_shape has %lld along axis %d, the weight %lld", (long long)w->kernel[a], a,
-                               (long long)kernel[a]);
+            return onnx_refuse(c, "kernel_shape is %lld along axis %d, but the weight has %lld",
+                               (long long)w->kernel[a], a, (long long)kernel[a]);
         w->kernel[a] = kernel[a];
     }
     return TN_OK;
@@ -64,7 +65,7 @@ static tn_status read_window(const onnx_call *c, const tn_tensor *x, const int64
     TRY(tn_status_of(x));
     *w = (onnx_window){.axes = tn_rank(x) - 2};
     if (w->axes < 1 || w->axes > ONNX_MAX_AXES)
-        return onnx_refuse(c, "an input of %d dimensions: windows have one to three axes", tn_rank(x));
+        return onnx_refuse(c, "an input of %d dimensions is not supported: one to three spatial axes are", tn_rank(x));
     return read_sizes_window(c, kernel, w);
 }
 
@@ -94,10 +95,11 @@ static tn_status places_of(const onnx_call *c, const tn_tensor *x, const onnx_wi
     for (int a = 0; a < w->axes; a++) {
         places[a] = onnx_places(w, a, tn_size(x, 2 + a), onnx_int(c, "ceil_mode", 0) != 0);
         if (w->kernel[a] > WORK_MOST / tn_max64(places[a], 1))
-            return onnx_refuse(c, "%lld places of a kernel of %lld", (long long)places[a], (long long)w->kernel[a]);
+            return onnx_refuse(c, "%lld outputs of a kernel of %lld are too much work", (long long)places[a],
+                               (long long)w->kernel[a]);
         if (places[a] < 1)
-            return onnx_refuse(c, "a kernel that spans %lld does not fit into %lld", (long long)onnx_reach(w, a),
-                               (long long)tn_size(x, 2 + a));
+            return onnx_refuse(c, "a kernel that spans %lld does not fit an extent of %lld",
+                               (long long)onnx_reach(w, a), (long long)tn_size(x, 2 + a));
     }
     return TN_OK;
 }
@@ -145,7 +147,7 @@ static tn_tensor *convolve_volume(const tn_tensor *x, const tn_tensor *weight, c
     enum { DEPTH_MOST = 4096 };
     const int64_t none[] = {0, 0};
     if (w->kernel[0] > DEPTH_MOST)
-        return tn_failed(TN_ERR_UNSUPPORTED, "a kernel of %lld planes", (long long)w->kernel[0]);
+        return tn_failed(TN_ERR_UNSUPPORTED, "a kernel of depth %lld is not supported", (long long)w->kernel[0]);
     onnx_window plane = {.axes = 2};
     for (int a = 0; a < 2; a++) {
         plane.kernel[a] = w->kernel[1 + a];
@@ -164,7 +166,7 @@ static tn_tensor *convolve_volume(const tn_tensor *x, const tn_tensor *weight, c
         tn_tensor *part = convolve_plane(met, tn_select(weight, 2, k), k ? NULL : bias, &plane, groups);
         sum = sum ? tn_add(sum, part) : part;
     }
-    if (!sum) return tn_failed(TN_ERR_SHAPE, "Conv: the kernel is larger than the padded image");
+    if (!sum) return tn_failed(TN_ERR_SHAPE, "Conv: the kernel is larger than the padded input");
     int64_t split[] = {n, places, tn_size(sum, 1), tn_size(sum, 2), tn_size(sum, 3)};
     return tn_permute(tn_reshape(sum, split, 5), depth_first, 5);
 }
@@ -180,8 +182,8 @@ tn_status onnx_conv(onnx_call *c) {
     onnx_window w;
     TRY(tn_status_of(weight));
     if (tn_rank(weight) != tn_rank(x) && tn_status_of(x) == TN_OK)
-        return onnx_refuse(c, "a weight of %d dimensions for an input of %d", tn_rank(weight), tn_rank(x));
-    if (groups < 1) return onnx_refuse(c, "%lld groups: at least 1", (long long)groups);
+        return onnx_refuse(c, "a weight of %d dimensions does not fit an input of %d", tn_rank(weight), tn_rank(x));
+    if (groups < 1) return onnx_refuse(c, "group is %lld; it must be at least 1", (long long)groups);
     TRY(onnx_window_read(c, x, tn_shape(weight) + 2, &w));
     return onnx_put(c, 0, onnx_convolve(x, weight, bias, &w, groups));
 }
@@ -268,7 +270,7 @@ static tn_status transposed_padding(const onnx_call *c, const tn_tensor *x, cons
     onnx_text pad = onnx_string(c, "auto_pad", "NOTSET");
     bool asked = onnx_ints(c, "output_shape", &given) && given > 0;
     if (!asked && !is_same(pad)) return onnx_is(pad, "VALID") ? TN_OK : read_pads(c, w);
-    if (asked && given == w->axes + 2) return onnx_refuse(c, "output_shape with batch and channels");
+    if (asked && given == w->axes + 2) return onnx_refuse(c, "output_shape with batch and channels is not supported");
     if (asked) TRY(onnx_ints_of(c, "output_shape", w->axes, 0, shape));
     for (int a = 0; a < w->axes; a++) {
         int64_t size = tn_size(x, 2 + a), want = asked ? shape[a] : size * w->stride[a];
@@ -287,7 +289,7 @@ tn_status onnx_conv_transpose(onnx_call *c) {
     onnx_window w;
     TRY(tn_status_of(weight));
     if (tn_rank(weight) != tn_rank(x) || groups < 1 || tn_size(weight, 0) % groups)
-        return onnx_refuse(c, "the weight fits neither the input nor %lld groups", (long long)groups);
+        return onnx_refuse(c, "the weight does not fit the input with %lld groups", (long long)groups);
     TRY(read_window(c, x, tn_shape(weight) + 2, &w));
     TRY(onnx_ints_of(c, "output_padding", w.axes, 0, extra));
     TRY(transposed_padding(c, x, extra, &w));

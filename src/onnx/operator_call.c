@@ -25,7 +25,8 @@ static int shown(onnx_text t) { return (int)tn_min64((int64_t)t.size, 120); }
 
 /* "node 'conv_1' (Conv)" before the failure's text. */
 tn_status onnx_at_node(const onnx_node *n, tn_status status) {
-    if (n->name.size == 0) return tn_fail_prefix(status, "a node %.*s", shown(n->type), n->type.at ? n->type.at : "");
+    if (n->name.size == 0)
+        return tn_fail_prefix(status, "an unnamed node %.*s", shown(n->type), n->type.at ? n->type.at : "");
     return tn_fail_prefix(status, "node '%.*s' (%.*s)", shown(n->name), n->name.at, shown(n->type),
                           n->type.at ? n->type.at : "");
 }
@@ -55,7 +56,7 @@ onnx_type onnx_in_type(const onnx_call *c, int i) { return onnx_has(c, i) ? c->i
 /* An error tensor that the run frees. */
 static const tn_tensor *error_input(const onnx_call *c, int i) {
     onnx_run *r = c->run;
-    tn_tensor *t = tn_failed(TN_ERR_DTYPE, "input %d is no tensor of numbers", i);
+    tn_tensor *t = tn_failed(TN_ERR_DTYPE, "input %d is not a tensor of numbers", i);
     if (tn_mem_reserve(&r->errors, &r->error_capacity, r->error_count + 1, sizeof(tn_tensor *)) == TN_OK)
         r->errors[r->error_count++] = tn_retain(t);
     return t;
@@ -147,10 +148,10 @@ static tn_status read_numbers(const onnx_call *c, int i, bool floats, int64_t mo
     tn_dtype dtype = tn_dtype_of(t);
     int64_t count = tn_numel(t);
     if (count > most)
-        return onnx_refuse(c, "input %d has %lld elements, of which at most %lld are read on the host", i,
-                           (long long)count, (long long)most);
+        return onnx_refuse(c, "input %d has %lld elements; at most %lld are read on the host", i, (long long)count,
+                           (long long)most);
     if (!floats && tn_dtype_is_float(dtype))
-        return onnx_refuse(c, "input %d is %s where integers are needed", i, tn_dtype_name(dtype));
+        return onnx_refuse(c, "input %d is %s, but must be an integer type", i, tn_dtype_name(dtype));
     size_t bytes = tn_dtype_bytes(dtype, count);
     void *raw = tn_mem_alloc(bytes);
     m->numbers = tn_mem_alloc((size_t)count * 8);
@@ -175,7 +176,7 @@ static tn_status copy_memo(const onnx_memo *m, void **out, int64_t *count) {
 static tn_status next_memo(const onnx_call *c, bool floats, void **out, int64_t *count) {
     onnx_run *r = c->run;
     if (r->memo_next >= r->memo_count || r->memos[r->memo_next].floats != floats)
-        return tn_fail(TN_ERR_STATE, "the model reads other numbers than it did before");
+        return tn_fail(TN_ERR_STATE, "the model reads other values than when it was recorded");
     return copy_memo(&r->memos[r->memo_next++], out, count);
 }
 
@@ -188,7 +189,7 @@ static tn_status read_list(const onnx_call *c, int i, bool floats, int64_t most,
     bool noted = fixed == ONNX_EXTENTS || fixed == ONNX_KEYED; /* constants lie there to be read at any time */
     if (r->capturing && noted) return next_memo(c, floats, out, count);
     if (r->capturing && fixed == ONNX_VARIES)
-        return tn_fail(TN_ERR_STATE, "the model reads numbers that are being computed");
+        return tn_fail(TN_ERR_STATE, "the model reads values that are being computed");
     if (fixed == ONNX_KEYED) r->keyed = true;
     if (fixed == ONNX_VARIES) r->varied = true;
     onnx_memo m = {0};
@@ -245,7 +246,7 @@ tn_status onnx_read_f32(const onnx_call *c, int i, float **out) {
 }
 
 static tn_status check_single(const onnx_call *c, int i, int64_t count) {
-    return count || !onnx_has(c, i) ? TN_OK : onnx_refuse(c, "input %d has no elements where one is needed", i);
+    return count || !onnx_has(c, i) ? TN_OK : onnx_refuse(c, "input %d is empty; one element is required", i);
 }
 
 tn_status onnx_read_int(const onnx_call *c, int i, int64_t otherwise, int64_t *out) {
@@ -324,7 +325,7 @@ tn_status onnx_put_level(onnx_call *c, int k, onnx_value *v, uint8_t level) {
 tn_status onnx_put_value(onnx_call *c, int k, onnx_value *v) { return onnx_put_level(c, k, v, c->fixed); }
 
 static tn_status put_tensor(onnx_call *c, int k, tn_tensor *t, onnx_type type, uint8_t level) {
-    tn_status status = t ? tn_status_of(t) : tn_fail(TN_ERR_INTERNAL, "no result");
+    tn_status status = t ? tn_status_of(t) : tn_fail(TN_ERR_INTERNAL, "the operator returned no result");
     if (status != TN_OK) {
         tn_free(t);
         return onnx_at_node(c->node, status);
@@ -362,7 +363,8 @@ tn_status onnx_need(const onnx_call *c, int i, const tn_tensor **out) {
 tn_tensor *onnx_number(double v, const tn_tensor *like) { return tn_full(NULL, 0, v, tn_dtype_of(like)); }
 
 tn_status onnx_axis(const onnx_call *c, int64_t axis, int rank, int *out) {
-    if (axis < -rank || axis >= rank) return onnx_refuse(c, "axis %lld of a tensor of rank %d", (long long)axis, rank);
+    if (axis < -rank || axis >= rank)
+        return onnx_refuse(c, "axis %lld is out of range for a tensor of rank %d", (long long)axis, rank);
     *out = (int)(axis < 0 ? axis + rank : axis);
     return TN_OK;
 }
@@ -371,7 +373,7 @@ tn_status onnx_list(const onnx_call *c, int i, const char *name, int64_t out[2 *
     enum { MOST = 2 * TN_MAX_RANK };
     const int64_t *given = name ? onnx_ints(c, name, count) : NULL;
     if (i < 0 || !onnx_has(c, i)) {
-        if (given && *count > MOST) return onnx_refuse(c, "%d numbers in '%s'; at most %d", *count, name, MOST);
+        if (given && *count > MOST) return onnx_refuse(c, "%d numbers in '%s'; the limit is %d", *count, name, MOST);
         if (given) memcpy(out, given, (size_t)*count * sizeof *out);
         if (!given) *count = -1;
         return TN_OK;
@@ -392,7 +394,7 @@ tn_status onnx_axes(const onnx_call *c, int i, const char *name, int rank, int64
     for (int k = 0; k < *count; k++) {
         int axis;
         TRY(onnx_axis(c, given[k], rank, &axis));
-        if (seen >> axis & 1) return onnx_refuse(c, "axis %d is named twice", axis);
+        if (seen >> axis & 1) return onnx_refuse(c, "axis %d is given twice", axis);
         seen |= 1u << axis;
         axes[k] = axis;
     }
@@ -441,7 +443,7 @@ static tn_status copy_strings(onnx_value *v, const onnx_text *strings) {
     int64_t bytes = 0;
     for (int64_t i = 0; i < v->count; i++)
         if (tn_add_overflow(bytes, (int64_t)strings[i].size, &bytes))
-            return tn_fail(TN_ERR_MEMORY, "texts of more than 2^63 bytes");
+            return tn_fail(TN_ERR_MEMORY, "strings of more than 2^63 bytes");
     v->strings = tn_mem_zalloc((size_t)v->count, sizeof *v->strings);
     v->owned = tn_mem_alloc((size_t)bytes);
     if (!v->strings || !v->owned) return TN_ERR_MEMORY;
@@ -458,12 +460,13 @@ onnx_value *onnx_value_strings(const onnx_text *strings, const int64_t *shape, i
     onnx_value *v = new_value(ONNX_STRINGS, ONNX_STRING);
     if (!v) return NULL;
     tn_status status = TN_OK;
-    if (rank < 0 || rank > TN_MAX_RANK) status = tn_fail(TN_ERR_SHAPE, "texts in %d dimensions", rank);
+    if (rank < 0 || rank > TN_MAX_RANK)
+        status = tn_fail(TN_ERR_SHAPE, "strings in %d dimensions are not supported", rank);
     v->count = 1;
     for (int d = 0; d < rank && status == TN_OK; d++) {
         v->shape[d] = shape[d];
         if (shape[d] < 0 || tn_mul_overflow(v->count, shape[d], &v->count))
-            status = tn_fail(TN_ERR_SHAPE, "texts: extent %d is %lld", d, (long long)shape[d]);
+            status = tn_fail(TN_ERR_SHAPE, "strings: extent %d is %lld", d, (long long)shape[d]);
     }
     v->rank = rank;
     if (status == TN_OK) status = copy_strings(v, strings);

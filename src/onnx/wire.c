@@ -23,7 +23,7 @@ void *onnx_take(onnx_arena *a, size_t count, size_t size) {
     int64_t bytes;
     if (count > (size_t)ONNX_MAX_STRUCTURE || tn_mul_overflow((int64_t)count, (int64_t)size, &bytes) ||
         bytes > ONNX_MAX_STRUCTURE - a->total) {
-        tn_fail(TN_ERR_FORMAT, "the model's structure needs more than %lld MiB: it is refused",
+        tn_fail(TN_ERR_FORMAT, "the model's structure needs more than %lld MiB, which exceeds the limit",
                 (long long)(ONNX_MAX_STRUCTURE >> 20));
         return NULL;
     }
@@ -109,7 +109,7 @@ bool onnx_wire_next(onnx_wire *w, onnx_field *f, tn_status *status) {
     f->kind = (int)(tag & 7);
     if (whole && read_content(w, f)) return true;
     *status = tn_fail(TN_ERR_FORMAT,
-                      "byte %zd of a message of %zd: no field of protobuf's: the file is damaged or no ONNX model",
+                      "byte %zd of a message of %zd: not a protobuf field: the file is damaged or not an ONNX model",
                       (size_t)(begin - w->begin), (size_t)(w->end - w->begin));
     return false;
 }
@@ -148,7 +148,8 @@ double onnx_wire_double(const onnx_field *f) {
 
 tn_status onnx_numbers_add(onnx_numbers *n, const onnx_field *f, int kind) {
     if (f->kind != kind && f->kind != ONNX_WIRE_BYTES)
-        return tn_fail(TN_ERR_FORMAT, "field %u of a message is of another kind than ONNX has it: the file is damaged",
+        return tn_fail(TN_ERR_FORMAT,
+                       "field %u of a message has another wire type than ONNX defines: the file is damaged",
                        (unsigned)f->number);
     if (f->kind == kind) {
         TRY(tn_mem_reserve(&n->at, &n->capacity, n->count + 1, sizeof *n->at));
