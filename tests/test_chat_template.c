@@ -165,13 +165,13 @@ static void a_conversation_is_rendered(void **state) {
 
 static void failures_name_their_place(void **state) {
     (void)state;
-    assert_refuses("a\n  {{ n | nope }}", "{}", TN_ERR_FORMAT, "line 2, column 10: there is no filter \"nope\"");
-    assert_refuses("\xc3\xa9{% if %}", "{}", TN_ERR_FORMAT, "line 1, column 8: a value is expected, not %}");
-    assert_refuses("{% for i in x %}\n\n", "{}", TN_ERR_FORMAT, "line 2, column 1: endfor is expected, not the end");
-    assert_refuses("\n\n{{ a.b }}", "{}", TN_ERR_FORMAT, "line 3, column 6: \"b\" is asked of an undefined value");
+    assert_refuses("a\n  {{ n | nope }}", "{}", TN_ERR_FORMAT, "line 2, column 10: unknown filter \"nope\"");
+    assert_refuses("\xc3\xa9{% if %}", "{}", TN_ERR_FORMAT, "line 1, column 8: expected a value, not %}");
+    assert_refuses("{% for i in x %}\n\n", "{}", TN_ERR_FORMAT, "line 2, column 1: expected endfor, not the end");
+    assert_refuses("\n\n{{ a.b }}", "{}", TN_ERR_FORMAT, "line 3, column 6: attribute \"b\" of an undefined value");
     assert_refuses("{{ 1 + 'a' }}", "{}", TN_ERR_FORMAT, "column 6: an integer and a string cannot be added");
     assert_refuses("{{ raise_exception('my words') }}", "{}", TN_ERR_ARGUMENT, "chat template: my words");
-    assert_refuses("{{ x", "{}", TN_ERR_FORMAT, "line 1, column 1: this {{ has no }}");
+    assert_refuses("{{ x", "{}", TN_ERR_FORMAT, "line 1, column 1: {{ without }}");
 }
 
 static void variables_must_be_an_object(void **state) {
@@ -179,9 +179,9 @@ static void variables_must_be_an_object(void **state) {
     assert_renders("{{ a }}{{ b.c[1] }}", " {\"a\": \"\\u00e9\\ud83d\\ude00\\n\", \"b\": {\"c\": [1, -2.5e0]}} ",
                    "é😀\n-2.5");
     assert_renders("x", NULL, "x");
-    assert_refuses("x", "[]", TN_ERR_ARGUMENT, "a list; a JSON object is expected");
-    assert_refuses("x", "{\"a\": }", TN_ERR_FORMAT, "byte 6: a value is expected");
-    assert_refuses("x", "{\"a\": 1} 2", TN_ERR_FORMAT, "byte 9: more follows");
+    assert_refuses("x", "[]", TN_ERR_ARGUMENT, "a list; expected an object");
+    assert_refuses("x", "{\"a\": }", TN_ERR_FORMAT, "byte 6: expected a value");
+    assert_refuses("x", "{\"a\": 1} 2", TN_ERR_FORMAT, "byte 9: unexpected text");
     assert_refuses("x", "{\"a\": 01}", TN_ERR_FORMAT, "byte");
     assert_refuses("x", "{\"a\": \"b", TN_ERR_FORMAT, "no end");
     assert_refuses("x", "{\"a\": 99999999999999999999}", TN_ERR_FORMAT, "too large");

@@ -225,7 +225,7 @@ static void a_dense_layer_that_does_not_fit_is_refused(void **state) {
     (void)state;
     static const struct {
         const char *config, *reason;
-    } rows[] = {{"{\"in_features\":7,\"out_features\":3}", "from 7 to 3 features does not fit vectors of 8"},
+    } rows[] = {{"{\"in_features\":7,\"out_features\":3}", "from 7 to 3 features does not fit embeddings of 8"},
                 {"{\"in_features\":8,\"out_features\":4}", "it must have 2, [4, 8]"},
                 {"{\"in_features\":8,\"out_features\":3,\"bias\":false}", "2 tensors"},
                 {"{\"in_features\":8,\"out_features\":3,\"activation_function\":\"my.Sine\"}", "'my.Sine'"},
@@ -411,7 +411,7 @@ static const refusal bert_refusals[] = {
     {",\"num_attention_heads\":1e30", "'num_attention_heads'"},
     {",\"num_hidden_layers\":2", "no tensor 'encoder.layer.1."},
     {",\"num_hidden_layers\":[1]", "'num_hidden_layers'"},
-    {",\"intermediate_size\":13", "by config.json"},
+    {",\"intermediate_size\":13", "according to config.json"},
     {",\"position_embedding_type\":\"relative_key\"", "relative_key"},
     {",\"is_decoder\":true", "is_decoder"},
     {",\"hidden_act\":\"x\\u0007y\"", "'x?y'"},
@@ -420,8 +420,8 @@ static const refusal bert_refusals[] = {
 static const refusal llama_refusals[] = {
     {",\"model_type\":null", "model_type"},
     {",\"num_hidden_layers\":0", "'num_hidden_layers'"},
-    {",\"num_key_value_heads\":3", "cannot share"},
-    {",\"head_dim\":3", "even number"},
+    {",\"num_key_value_heads\":3", "is not a multiple"},
+    {",\"head_dim\":3", "must be even"},
     {",\"tie_word_embeddings\":false", "lm_head.weight"},
     {",\"rope_scaling\":{\"type\":\"proportional\"}", "proportional"},
     {",\"rope_scaling\":{\"type\":\"longrope\"}", "short_factor"},

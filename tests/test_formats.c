@@ -126,7 +126,7 @@ static const hostile hostile_files[] = {
     {"", 0, "does not begin"},
     {"[1]", 0, "does not begin"},
     {"{\"a\":", 0, "JSON"},
-    {"{\"a\":3}", 0, "is no object"},
+    {"{\"a\":3}", 0, "is not an object"},
     {"{\"a\":{}}", 0, "dtype"},
     {"{" ENTRY("a", "F99", "[1]", "[0,4]") "}", 4, "unknown dtype 'F99'"},
     {"{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,4]}}", 4, "\"shape\""},
@@ -191,7 +191,7 @@ static void hostile_lengths_are_refused(void **state) {
     write_hostile(path, UINT64_MAX, "{}", 0);
     assert_refused(path, "is this a safetensors file");
     write_hostile(path, 3, "{}", 0);
-    assert_refused(path, "cut short");
+    assert_refused(path, "truncated");
     write_file(path, "short");
     assert_refused(path, "too few");
     write_file(path, "");
@@ -293,7 +293,7 @@ static void hostile_indexes_are_refused(void **state) {
     static const struct {
         const char *text, *reason;
     } rows[] = {
-        {"[]", "no object \"weight_map\""},
+        {"[]", "the object \"weight_map\" is missing"},
         {"{\"weight_map\":{}}", "0 files"},
         {"{\"weight_map\":{\"a\":\"../x-1.safetensors\"}}", "not the name of a file in the folder"},
         {"{\"weight_map\":{\"a\":\"/dev/zero\"}}", "not the name of a file in the folder"},

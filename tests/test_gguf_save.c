@@ -123,7 +123,7 @@ static void a_file_is_there_whole_or_not_at_all(void **state) {
     assert_ok(tn_gguf_add(w, &t));
     assert_ok(tn_gguf_write(w, "12345678", 8));
     assert_int_equal(tn_gguf_write(w, "12345678", 8), TN_ERR_ARGUMENT);
-    assert_text_has(tn_error(), "takes 4 more");
+    assert_text_has(tn_error(), "needs only 4 more");
     assert_int_equal(tn_gguf_add(w, &t), TN_ERR_ARGUMENT);
     assert_text_has(tn_error(), "too late");
     assert_int_equal(tn_gguf_commit(w), TN_ERR_ARGUMENT);

@@ -689,7 +689,7 @@ static void numbers_of_gemma_that_are_none_are_refused(void **state) {
     tn_llm *llm = NULL;
     const fault shorter = {.key = "windows", .value = 2};
     assert_int_equal(tn_llm_open(write_model(&m, &shorter, "wrong.gguf"), NULL, &llm), TN_ERR_FORMAT);
-    assert_text_has(tn_error(), "has 2 elements for 3 layers");
+    assert_text_has(tn_error(), "has 2 elements, but the model has 3 layers");
     free_model(&m);
 }
 
@@ -742,12 +742,12 @@ static void mixtures_that_cannot_be_are_refused(void **state) {
     static const struct {
         fault wrong;
         const char *reason;
-    } rows[] = {{{.key = "expert_count", .absent = true}, "has 0 experts, of which a token has 3"},
-                {{.key = "expert_count", .value = 2}, "has 2 experts, of which a token has 3"},
-                {{.key = "expert_count", .value = UINT32_MAX}, "experts, of which a token has 3"},
+    } rows[] = {{{.key = "expert_count", .absent = true}, "has 0 experts and uses 3 per token"},
+                {{.key = "expert_count", .value = 2}, "has 2 experts and uses 3 per token"},
+                {{.key = "expert_count", .value = UINT32_MAX}, "experts and uses 3 per token"},
                 {{.key = "expert_count", .value = 8}, "'blk.0.ffn_gate_inp.weight' has 2 dimensions, [7, 32]"},
-                {{.key = "expert_used_count", .value = 0}, "of which a token has 0"},
-                {{.key = "expert_used_count", .value = 8}, "has 7 experts, of which a token has 8"},
+                {{.key = "expert_used_count", .value = 0}, "uses 0 per token"},
+                {{.key = "expert_used_count", .value = 8}, "has 7 experts and uses 8 per token"},
                 {{.key = "expert_feed_forward_length", .value = 16},
                  "has 3 dimensions, [7, 32, 32]; by the metadata it "
                  "must have 3, [7, 16, 32]"},
@@ -908,7 +908,7 @@ static void too_little_memory_is_told_before_the_start(void **state) {
     assert_text_has(tn_error(), "a context of 256 tokens would fit");
     o.memory = facts.weights_bytes;
     assert_int_equal(tn_llm_open(path, &o, &llm), TN_ERR_MEMORY);
-    assert_text_has(tn_error(), "fewer weights");
+    assert_text_has(tn_error(), "a smaller or more quantized model");
     o.memory = facts.total_bytes;
     o.cache = (tn_llm_cache)3;
     assert_int_equal(tn_llm_open(path, &o, &llm), TN_ERR_ARGUMENT);
@@ -953,7 +953,7 @@ static void what_does_not_fit_is_refused_by_name(void **state) {
         {{.key = "feed_forward_length", .value = 96}, "'blk.0.ffn_gate.weight'"},
         {{.key = "attention.head_count", .value = 6}, "'blk.0.attn_q.weight'"},
         {{.key = "attention.head_count", .value = 0}, "'llama.attention.head_count' is 0"},
-        {{.key = "attention.head_count_kv", .value = 3}, "4 heads cannot share 3"},
+        {{.key = "attention.head_count_kv", .value = 3}, "4 heads is not a multiple of 3"},
         {{.key = "attention.key_length", .value = 16}, "'llama.attention.value_length' is 8"},
         {{.key = "attention.value_length", .value = 16}, "'llama.attention.value_length' is 16"},
         {{.key = "context_length", .value = 0}, "'llama.context_length' is 0"},
@@ -982,9 +982,9 @@ static void what_does_not_fit_is_refused_by_name(void **state) {
     const struct {
         const spec *s;
         const char *reason;
-    } specs[] = {{&mystery, "'mystery' is not known here; known are llama"},
-                 {&wide, "'token_embd.weight' is of type F64"},
-                 {&odd, "must be an even number"}};
+    } specs[] = {{&mystery, "'mystery' is not supported; supported are llama"},
+                 {&wide, "'token_embd.weight' has type F64"},
+                 {&odd, "must be even"}};
     for (size_t i = 0; i < TN_COUNT(specs); i++) {
         tn_llm *llm = NULL;
         make_model(&m, specs[i].s);
@@ -1015,7 +1015,7 @@ static void memory_may_run_out_anywhere(void **state) {
     free_model(&m);
 }
 
-/* Memory may run out in the middle of a prompt or token: nothing is appended, or the sequence begins anew, and the next
+/* Memory may run out in the middle of a prompt or token: nothing is appended, or the sequence starts again, and the next
  * try gives what it should. */
 static void after_a_failure_all_goes_on(void **state) {
     (void)state;
@@ -1038,7 +1038,7 @@ static void after_a_failure_all_goes_on(void **state) {
         tn_mem_fail_at(0);
         whole = step;
         int64_t at = tn_llm_position(llm);
-        if (!step && at == 0 && prompt) prompt = strstr(tn_error(), "begins anew") == NULL;
+        if (!step && at == 0 && prompt) prompt = strstr(tn_error(), "starts again") == NULL;
         assert_int_equal(at, prompt ? 8 + step : 0);
         if (!prompt) assert_ok(tn_llm_prompt(llm, ids, 8, &logits));
         if (!step) assert_ok(tn_llm_step(llm, ids[8], &logits));

@@ -497,7 +497,7 @@ static const one_node nodes[] = {
     {"QuantizeLinear", "", 1, "", NULL, {F(1, 2, 3), F(0, 0.5, 0), U8(0, 1, 0)}},
     {"QuantizeLinear", "", 1, "", "is 0; it must be finite and not 0", {F(1, 2, 3), F(0, 0, 0), U8(0, 1, 0)}},
     {"QuantizeLinear", "", 1, "", "cannot quantize to FLOAT", {F(1, 2, 3), F(0, 1, 0), F(0, 1, 0)}},
-    {"QuantizeLinear", "", 1, "output_dtype:i=7", "INT64, which", {F(1, 2, 3), F(0, 1, 0)}},
+    {"QuantizeLinear", "", 1, "output_dtype:i=7", "quantize to INT64", {F(1, 2, 3), F(0, 1, 0)}},
     {"DequantizeLinear", "", 1, "", NULL, {U8(1, 2, 3), F(0, 0.5, 0), U8(0, 1, 0)}},
     {"DequantizeLinear", "", 1, "", "its zero point INT8", {U8(1, 2, 3), F(0, 0.5, 0), I8(0, 1, 0)}},
     {"DequantizeLinear", "", 1, "", "no quantised type", {F(1, 2, 3), F(0, 0.5, 0)}},

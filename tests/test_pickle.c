@@ -129,7 +129,7 @@ static void broken_pickles_are_refused(void **state) {
     REFUSE("Nr\xff\xff\xff\xff", TN_ERR_FORMAT, "a memo index");
     REFUSE("X\xff\xff\xff\xffx", TN_ERR_FORMAT, "ends within a text");
     REFUSE("]N\x86R", TN_ERR_FORMAT, "stack is empty");
-    REFUSE("N)R", TN_ERR_FORMAT, "no function");
+    REFUSE("N)R", TN_ERR_FORMAT, "not a function");
     REFUSE("NNa", TN_ERR_FORMAT, "not a container");
     REFUSE("}(Nu", TN_ERR_FORMAT, "not a container");
     REFUSE("NQ", TN_ERR_FORMAT, "storage in a form");

@@ -110,7 +110,7 @@ static void what_would_cut_a_block_is_refused(void **state) {
     assert_int_equal(tn_safetensors_save("/dev/null", &named, 1, NULL, 0), TN_ERR_DTYPE);
     assert_text_has(tn_error(), "tn_dequantize");
     char bytes[64];
-    assert_refused(tn_from_ptr(bytes + ((uintptr_t)bytes % 2 == 0), TN_DIMS(32), TN_Q4_0, NULL, NULL), "even");
+    assert_refused(tn_from_ptr(bytes + ((uintptr_t)bytes % 2 == 0), TN_DIMS(32), TN_Q4_0, NULL, NULL), "aligned to 2");
 }
 
 /* ---- values ------------------------------------------------------------------------------------------------------ */

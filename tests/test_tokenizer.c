@@ -481,7 +481,7 @@ static void senseless_files_are_refused(void **state) {
     assert_text_has(tn_error(), "vocabulary.gguf: it holds no tokenizer");
     assert_int_equal(open_vocabulary(write_vocabulary("bert", SMALL, 0, 1), &t), TN_ERR_UNSUPPORTED);
     assert_int_equal(open_vocabulary(write_vocabulary("llama", SMALL, 0, 1), &t), TN_ERR_FORMAT);
-    assert_text_has(tn_error(), "needs scores");
+    assert_text_has(tn_error(), "requires scores");
     assert_int_equal(open_vocabulary(write_vocabulary("gpt2", 3, 0, 1), &t), TN_ERR_FORMAT);
     assert_text_has(tn_error(), "token_type has 3 items for 11 tokens");
     assert_int_equal(open_vocabulary(write_vocabulary("gpt2", SMALL, SMALL, 1), &t), TN_ERR_FORMAT);
@@ -650,7 +650,7 @@ static void senseless_vocabularies_are_refused(void **state) {
     const tn_vocabulary good = special_vocabulary(false);
     tn_vocabulary v = good;
     v.model = "unigram";
-    assert_refused(&v, TN_ERR_UNSUPPORTED, "known are gpt2, llama");
+    assert_refused(&v, TN_ERR_UNSUPPORTED, "supported are gpt2, llama");
     v = good;
     v.pre = "never-heard-of";
     assert_refused(&v, TN_ERR_UNSUPPORTED, "smollm");
@@ -662,13 +662,13 @@ static void senseless_vocabularies_are_refused(void **state) {
     assert_refused(&v, TN_ERR_FORMAT, "outside the vocabulary");
     v = good;
     v.types = (const int32_t[SMALL]){1, 1, 7};
-    assert_refused(&v, TN_ERR_FORMAT, "token 2 is of type 7");
+    assert_refused(&v, TN_ERR_FORMAT, "token 2 has type 7");
     v = good;
     v.tokens = (const tn_text_slice[SMALL]){{"x", 1}, {"", 0}, {"", 0}, {"x", 1}};
     assert_refused(&v, TN_ERR_FORMAT, "tokens 0 and 3 are both spelled \"x\"");
     v = special_vocabulary(true);
     v.scores = NULL;
-    assert_refused(&v, TN_ERR_FORMAT, "needs scores");
+    assert_refused(&v, TN_ERR_FORMAT, "requires scores");
     v.scores = (const float[SMALL]){0, NAN};
     assert_refused(&v, TN_ERR_FORMAT, "score of token 1");
     v = good;
@@ -676,7 +676,7 @@ static void senseless_vocabularies_are_refused(void **state) {
     memset(giant, 'x', 999);
     tn_text_slice tokens[SMALL] = {{giant, 999}};
     v.tokens = tokens;
-    assert_refused(&v, TN_ERR_FORMAT, "999 bytes long");
+    assert_refused(&v, TN_ERR_FORMAT, "has 999 bytes");
     free(giant);
     tn_vocabulary o = {0};
     assert_refused(&o, TN_ERR_ARGUMENT, "struct_size");

@@ -267,7 +267,7 @@ static void what_is_no_kernel_is_refused_with_words(void **state) {
     tn_code code = {.format = TN_CODE_SPIRV, .data = words, .size = sizeof words, .entry = "none", .buffer_count = 1};
     void *module = NULL;
     assert_int_equal(tn_driver_vulkan.load(device->handle, &code, &module), TN_ERR_UNSUPPORTED);
-    assert_text_has(tn_error(), "no SPIR-V");
+    assert_text_has(tn_error(), "not SPIR-V");
     assert_text_has(tn_error(), "vulkan:0");
     code.params_bytes = (size_t)1 << 20;
     assert_int_equal(tn_driver_vulkan.load(device->handle, &code, &module), TN_ERR_UNSUPPORTED);

@@ -205,8 +205,8 @@ static tn_status add_node(tn_txt_special *s, uint32_t *node) {
 tn_status tn_txt_special_add(tn_txt_special *s, const char *spelling, size_t size, int32_t id) {
     if (size == 0) return TN_OK; /* an empty token is nowhere in a text */
     if (size > TN_TXT_MAX_SPECIAL)
-        return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: the special token %d is %zu bytes long; %d are possible",
-                               (int)id, size, TN_TXT_MAX_SPECIAL);
+        return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: the special token %d has %zu bytes; the limit is %d", (int)id,
+                               size, TN_TXT_MAX_SPECIAL);
     uint32_t node = 0;
     if (s->nodes == 0) TRY(add_node(s, &node));
     s->begins[(uint8_t)spelling[0]] = true;

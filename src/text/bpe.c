@@ -206,7 +206,8 @@ static tn_status spell_out(tn_txt_work *w, const tn_txt_symbol *s) {
 tn_status tn_txt_sentence(tn_txt_work *w, const char *text, size_t size, bool space_in_front) {
     TRY(escape(&w->text, text, size, space_in_front));
     if (w->text.size > INT32_MAX)
-        return tn_backend_fail(TN_ERR_ARGUMENT, "tokenizer: %zu bytes of text at once are too many; cut it", size);
+        return tn_backend_fail(TN_ERR_ARGUMENT,
+                               "tokenizer: %zu bytes of text exceed the limit of one call; split the text", size);
     uint32_t count = 0;
     TRY(split_sentencepiece(w, &count));
     w->heap_count = 0;

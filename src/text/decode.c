@@ -365,7 +365,7 @@ static void free_parts(parts *p) {
 static tn_status bad(const char *what) { return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: post_processor: %s", what); }
 
 static tn_status add_post(tn_hf_items *list, tn_hf_item item) {
-    if (list->count >= TN_HF_MAX_ITEMS) return bad("a template of too many parts");
+    if (list->count >= TN_HF_MAX_ITEMS) return bad("a template has too many parts");
     TRY(tn_txt_reserve(&list->items, &list->capacity, list->count + 1, sizeof *list->items));
     list->items[list->count++] = item;
     return TN_OK;
@@ -389,10 +389,10 @@ static tn_status add_token(tn_hf_items *list, int64_t id, int64_t type) {
 static tn_status add_piece(tn_hf_items *list, const parts *in, const tn_json *piece, const tn_json *tokens) {
     const tn_json *text = tn_hf_get(piece, "Sequence"), *token = tn_hf_get(piece, "SpecialToken");
     int64_t type = tn_json_int(tn_hf_get(text ? text : token, "type_id"), -1);
-    if (type < 0) return bad("a template's piece has no type_id");
+    if (type < 0) return bad("a piece of a template has no type_id");
     if (text) {
         int which = tn_hf_is(tn_hf_get(text, "id"), "B");
-        return which < in->count ? add_list(list, &in->lists[which], type) : bad("a template uses a text B alone");
+        return which < in->count ? add_list(list, &in->lists[which], type) : bad("a template uses only text B");
     }
     tn_text_slice name = tn_hf_slice(tn_hf_get(token, "id"));
     const tn_json *found = NULL;
@@ -401,7 +401,7 @@ static tn_status add_piece(tn_hf_items *list, const parts *in, const tn_json *pi
         if (name.data && key.size == name.size && !memcmp(key.data, name.data, key.size)) found = tn_json_at(tokens, i);
     }
     const tn_json *ids = tn_hf_get(found, "ids");
-    if (tn_json_kind_of(ids) != TN_JSON_ARRAY) return bad("a template's token is not among its special_tokens");
+    if (tn_json_kind_of(ids) != TN_JSON_ARRAY) return bad("a token of a template is not in its special_tokens");
     for (size_t i = 0; i < tn_json_length(ids); i++)
         TRY(add_token(list, tn_json_int(tn_json_at(ids, i), -1), type));
     return TN_OK;
@@ -463,7 +463,7 @@ static const struct {
 static tn_status apply_post(const tn_json *v, parts *p, int depth) {
     if (!v) return TN_OK;
     const tn_json *type = tn_hf_get(v, "type"), *list = tn_hf_get(v, "processors");
-    if (depth > TN_HF_MAX_DEPTH) return bad("sequences are nested too deep");
+    if (depth > TN_HF_MAX_DEPTH) return bad("sequences are nested too deeply");
     if (tn_hf_is(type, "Sequence") && (tn_json_kind_of(list) == TN_JSON_ARRAY)) {
         for (size_t i = 0; i < tn_json_length(list); i++)
             TRY(apply_post(tn_json_at(list, i), p, depth + 1));
@@ -473,8 +473,8 @@ static tn_status apply_post(const tn_json *v, parts *p, int depth) {
         if (tn_hf_is(type, processors[i].name)) return processors[i].apply(v, p);
     }
     return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                           "tokenizer: the post_processor \"%.*s\" is not known; known are "
-                           "TemplateProcessing, BertProcessing, RobertaProcessing, ByteLevel, Sequence",
+                           "tokenizer: the post_processor \"%.*s\" is not supported; supported are TemplateProcessing, "
+                           "BertProcessing, RobertaProcessing, ByteLevel, Sequence",
                            (int)(tn_json_length(type) < 64 ? tn_json_length(type) : 64), tn_json_string(type, ""));
 }
 
@@ -512,7 +512,7 @@ static tn_status read_padding(tn_hf *hf, const tn_json *v) {
     hf->pad_multiple = tn_json_int(tn_hf_get(v, "pad_to_multiple_of"), 0);
     bool good = id >= 0 && id <= INT32_MAX && type >= 0 && type <= INT32_MAX && hf->pad_length >= 0 &&
                 hf->pad_length <= INT32_MAX / 2 && hf->pad_multiple >= 0 && hf->pad_multiple <= INT32_MAX / 2;
-    if (!good) return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: padding's numbers are out of range");
+    if (!good) return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: a number in padding is out of range");
     hf->pad_id = (int32_t)id;
     hf->pad_type = (int32_t)type;
     return TN_OK;
@@ -535,7 +535,8 @@ static tn_status shorten(int strategy, size_t most, bool pair, size_t n[2]) {
     if (strategy != 0 && most > 0) {
         size_t *one = &n[strategy - 1], away = all - most;
         if (*one <= away || (strategy == 2 && !pair))
-            return tn_backend_fail(TN_ERR_ARGUMENT, "tokenizer: the %s text of %zu tokens cannot give away %zu",
+            return tn_backend_fail(TN_ERR_ARGUMENT,
+                                   "tokenizer: the %s text has %zu tokens; %zu of them cannot be removed",
                                    strategy == 1 ? "first" : "second", *one, away);
         *one -= away;
         return TN_OK;
@@ -656,10 +657,11 @@ tn_status tn_tokenizer_encode_pair(const tn_tokenizer *t, tn_text_slice first, t
     if (!t || !out || (!first.data && first.size > 0))
         return tn_backend_fail(TN_ERR_ARGUMENT, "tokenizer: an argument is NULL");
     if (second.data && !t->hf)
-        return tn_backend_fail(TN_ERR_UNSUPPORTED, "tokenizer: pairs are of encoders, which have a tokenizer.json");
+        return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                               "tokenizer: only encoders with a tokenizer.json support pairs of texts");
     if (first.size > INT32_MAX / 3 || second.size > INT32_MAX / 3)
-        return tn_backend_fail(TN_ERR_ARGUMENT, "tokenizer: texts of %zu and %zu bytes; %d are possible", first.size,
-                               second.size, (int)(INT32_MAX / 3));
+        return tn_backend_fail(TN_ERR_ARGUMENT, "tokenizer: texts of %zu and %zu bytes exceed the limit of %d",
+                               first.size, second.size, (int)(INT32_MAX / 3));
     const tn_text_slice given[2] = {first, {second.data, second.data ? second.size : 0}};
     const size_t before = out->ids.count;
     tn_hf plain = {.single = {.items = &(tn_hf_item){.id = -1}, .count = 1}}; /* of a vocabulary without templates */

@@ -31,7 +31,7 @@ struct tn_embedder {
 static tn_tensor *load_embedder(const tn_embedder *e, const char *name) {
     tn_safetensors_info info = {.struct_size = sizeof info};
     if (!tn_hf_find(&e->folder, name, &info))
-        return tn_failed(TN_ERR_FORMAT, "'%s': there is no tensor '%s'", e->folder.path, name);
+        return tn_failed(TN_ERR_FORMAT, "'%s': tensor '%s' is missing", e->folder.path, name);
     tn_tensor *t = tn_hf_weights_tensor(e->folder.weights, info.name);
     return info.dtype == TN_F32 ? t : tn_cast(t, TN_F32);
 }
@@ -293,12 +293,13 @@ static tn_status run_passes(const tn_embedder *e, const text_place *texts, int64
 
 static tn_status check_text(const tn_embedder *e, const int32_t *ids, int64_t length, int64_t which) {
     if (length < 1 || length > e->config.longest)
-        return tn_backend_fail(TN_ERR_ARGUMENT, "text %" PRId64 " has %" PRId64 " tokens; '%s' takes 1 to %" PRId64,
+        return tn_backend_fail(TN_ERR_ARGUMENT, "text %" PRId64 " has %" PRId64 " tokens; '%s' supports 1 to %" PRId64,
                                which, length, e->folder.path, e->config.longest);
     for (int64_t i = 0; i < length; i++)
         if (ids[i] < 0 || ids[i] >= e->config.vocabulary)
             return tn_backend_fail(TN_ERR_ARGUMENT,
-                                   "token %" PRId64 " of text %" PRId64 " is %" PRId32 "; the vocabulary has %" PRId64,
+                                   "token %" PRId64 " of text %" PRId64 " is %" PRId32
+                                   ", but the vocabulary has %" PRId64 " tokens",
                                    i, which, ids[i], e->config.vocabulary);
     return TN_OK;
 }
@@ -323,7 +324,7 @@ static tn_status embed(const tn_embedder *e, text_place *texts, int64_t count) {
 tn_status tn_embedder_run(tn_embedder *e, const int32_t *ids, const int64_t *lengths, int64_t count, float *out) {
     if (!e || !ids || !lengths || !out || count < 1)
         return tn_backend_fail(TN_ERR_ARGUMENT,
-                               "tn_embedder_run: a pointer is NULL, or there are no texts (%" PRId64 ")", count);
+                               "tn_embedder_run: a pointer is NULL, or the number of texts is %" PRId64, count);
     text_place *texts = tn_txt_alloc((size_t)count, sizeof *texts);
     if (!texts) return TN_ERR_MEMORY;
     tn_status status = TN_OK;

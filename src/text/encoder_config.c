@@ -97,7 +97,7 @@ static tn_status find_family(const hf_folder *f, encoder_config *c) {
     }
     if (c->family) return TN_OK;
     return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                           "'%s/config.json': '%s' is no model_type of an encoder that is known here; known are %s",
+                           "'%s/config.json': the model_type '%s' is not a supported encoder; supported are %s",
                            f->path, tn_txt_shown(type, strlen(type)).text, known);
 }
 
@@ -106,8 +106,8 @@ static tn_status refuse_features(const hf_folder *f) {
     TRY(tn_hf_refuse(f, "is_decoder"));
     TRY(tn_hf_refuse(f, "add_cross_attention"));
     if (strcmp(how, "absolute") == 0) return TN_OK;
-    return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s/config.json': positions of the type '%s' are not computed here",
-                           f->path, tn_txt_shown(how, strlen(how)).text);
+    return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s/config.json': positions of type '%s' are not supported", f->path,
+                           tn_txt_shown(how, strlen(how)).text);
 }
 
 static tn_status read_sizes_encoder(const hf_folder *f, encoder_config *c) {
@@ -121,14 +121,17 @@ static tn_status read_sizes_encoder(const hf_folder *f, encoder_config *c) {
     c->eps = DISTILBERT_EPS;
     if (key[ENC_EPS]) TRY(tn_hf_real(f, f->config, key[ENC_EPS], 1e-12, 1e-20, 1, &c->eps));
     if (c->hidden % c->heads != 0)
-        return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json': %" PRId64 " heads do not divide a width of %" PRId64,
+        return tn_backend_fail(TN_ERR_FORMAT,
+                               "'%s/config.json': a hidden size not divisible by the heads: %" PRId64
+                               " heads, hidden size %" PRId64,
                                f->path, c->heads, c->hidden);
     int64_t padding = -1;
     if (c->family->positions_behind_padding) {
         padding = tn_json_int(tn_json_get(f->config, "pad_token_id"), 1);
         if (padding < 0 || padding >= c->positions - 1)
             return tn_backend_fail(TN_ERR_FORMAT,
-                                   "'%s/config.json': 'pad_token_id' is %" PRId64 "; there are %" PRId64 " positions",
+                                   "'%s/config.json': 'pad_token_id' is %" PRId64 ", but there are only %" PRId64
+                                   " positions",
                                    f->path, padding, c->positions);
     }
     c->first_position = padding + 1;
@@ -140,7 +143,7 @@ static tn_status read_sizes_encoder(const hf_folder *f, encoder_config *c) {
 
 static tn_status check_weight(const hf_folder *f, encoder_config *c, const char *name, int64_t rows, int64_t columns) {
     tn_safetensors_info t = {.struct_size = sizeof t};
-    if (!tn_hf_find(f, name, &t)) return tn_backend_fail(TN_ERR_FORMAT, "'%s': there is no tensor '%s'", f->path, name);
+    if (!tn_hf_find(f, name, &t)) return tn_backend_fail(TN_ERR_FORMAT, "'%s': tensor '%s' is missing", f->path, name);
     TRY(tn_hf_check(f, &t, (int64_t[]){rows, columns}));
     c->parameters += rows * (columns ? columns : 1);
     c->weights_bytes += t.bytes;
@@ -173,7 +176,8 @@ static tn_status check_table(const hf_folder *f, encoder_config *c, int table, i
     tn_encoder_name(c, -1, table, ".weight", name);
     *rows = tn_hf_find(f, name, &t) && t.rank == 2 ? t.shape[0] : 1;
     if (*rows < 1 || *rows > INT32_MAX)
-        return tn_backend_fail(TN_ERR_FORMAT, "'%s': tensor '%s' has %" PRId64 " rows", f->path, name, *rows);
+        return tn_backend_fail(TN_ERR_FORMAT, "'%s': tensor '%s' has %" PRId64 " rows, which is out of range", f->path,
+                               name, *rows);
     return check_weight(f, c, name, *rows, c->hidden);
 }
 
@@ -207,8 +211,8 @@ static tn_status refuse_unknown(const hf_folder *f, const encoder_config *c) {
         bool fits = ending && tn_hf_is_parameter(ending) && is_known(c, stem);
         if (!fits && !is_beside(name))
             return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                                   "'%s': tensor '%.100s' is none that a %s encoder of %" PRId64
-                                   " layers has here; without it the results would be wrong",
+                                   "'%s': tensor '%.100s' is not known in a %s encoder of %" PRId64
+                                   " layers; ignoring it could give wrong results",
                                    f->path, t.name, c->family->model_type, c->layers);
     }
     return TN_OK;
@@ -265,9 +269,9 @@ static tn_status take_pooling(const hf_folder *f, const char *path, const tn_jso
         c->pooling = pooling_rows[i].pooling;
         if (++set > 1 || c->pooling == TN_POOLING_DEFAULT)
             return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                                   "'%s/%s/config.json': '%s'%s is not computed here; choose another pooling in "
-                                   "tn_embedder_options (--pooling of the command)",
-                                   f->path, path, pooling_rows[i].key, set > 1 ? " beside others" : "");
+                                   "'%s/%s/config.json': the pooling '%s'%s is not supported; choose another pooling "
+                                   "in tn_embedder_options (--pooling of the command)",
+                                   f->path, path, pooling_rows[i].key, set > 1 ? " combined with others" : "");
     }
     return TN_OK;
 }
@@ -315,14 +319,14 @@ static tn_status refuse_variants(const hf_folder *f, const encoder_dense *d, con
     for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
         const char *end = tn_json_string(tn_json_get(config, ends[i]), "sentence_embedding");
         if (strcmp(end, "sentence_embedding") != 0)
-            return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                                   "'%s/%s/config.json': '%s' is '%s'; dense layers are supported for "
-                                   "'sentence_embedding' only",
-                                   f->path, d->path, ends[i], tn_txt_shown(end, strlen(end)).text);
+            return tn_backend_fail(
+                TN_ERR_UNSUPPORTED,
+                "'%s/%s/config.json': '%s' is '%s'; dense layers are supported only for 'sentence_embedding'", f->path,
+                d->path, ends[i], tn_txt_shown(end, strlen(end)).text);
     }
     if (!tn_json_bool(tn_json_get(config, "use_residual"), false)) return TN_OK;
-    return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s/%s/config.json': 'use_residual' is set, which is not computed here",
-                           f->path, d->path);
+    return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s/%s/config.json': 'use_residual' is not supported", f->path,
+                           d->path);
 }
 
 static tn_status take_dense(const hf_folder *f, const tn_json *config, encoder_config *c, encoder_dense *d) {
@@ -333,13 +337,13 @@ static tn_status take_dense(const hf_folder *f, const tn_json *config, encoder_c
     d->activation = activation_of(class);
     if (!d->activation)
         return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                               "'%s/%s/config.json': the activation '%s' is not computed here; Identity, Tanh, ReLU, "
+                               "'%s/%s/config.json': the activation '%s' is not supported; Identity, Tanh, ReLU, "
                                "Sigmoid, SiLU and GELU are",
                                f->path, d->path, tn_txt_shown(class, strlen(class)).text);
     if (d->in != c->width || d->out < 1 || d->out > HF_MOST_WIDTH)
         return tn_backend_fail(TN_ERR_FORMAT,
                                "'%s/%s/config.json': a dense layer from %" PRId64 " to %" PRId64
-                               " features does not fit vectors of %" PRId64,
+                               " features does not fit embeddings of %" PRId64,
                                f->path, d->path, d->in, d->out, c->width);
     c->width = d->out;
     return refuse_variants(f, d, config);
@@ -354,13 +358,13 @@ static tn_status check_dense(const hf_folder *f, const encoder_dense *d, const h
     for (int i = 0; i < count; i++) {
         tn_safetensors_info t = {.struct_size = sizeof t};
         if (!tn_hf_weights_find(w, rows[i].name, &t))
-            return tn_backend_fail(TN_ERR_FORMAT, "'%s/%s': there is no tensor '%s'", f->path, d->path, rows[i].name);
+            return tn_backend_fail(TN_ERR_FORMAT, "'%s/%s': tensor '%s' is missing", f->path, d->path, rows[i].name);
         TRY(tn_hf_check(f, &t, rows[i].shape));
         c->parameters += d->out * (i == 0 ? d->in : 1);
         c->weights_bytes += t.bytes;
     }
     if (tn_hf_weights_count(w) == count) return TN_OK;
-    return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s/%s': %" PRId64 " tensors; a dense layer here has %d", f->path,
+    return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s/%s': %" PRId64 " tensors; a dense layer must have %d", f->path,
                            d->path, tn_hf_weights_count(w), count);
 }
 
@@ -409,11 +413,10 @@ static tn_status take_module(const hf_folder *f, const tn_json *module, size_t i
     if (strcmp(name, "Dropout") == 0) return TN_OK; /* nothing is dropped outside training */
     if (strcmp(name, "Normalize") == 0) return m->normalizes = true, TN_OK;
     if (!pools && !dense)
-        return tn_backend_fail(
-            TN_ERR_UNSUPPORTED,
-            "'%s/modules.json': module %zu is of the type '%s'; Transformer, Pooling, Dense, Dropout "
-            "and Normalize are computed here",
-            f->path, i, tn_txt_shown(name, strlen(name)).text);
+        return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                               "'%s/modules.json': module %zu has the type '%s'; supported are Transformer, Pooling, "
+                               "Dense, Dropout and Normalize",
+                               f->path, i, tn_txt_shown(name, strlen(name)).text);
     if (!tn_hf_plain_name(path) || strlen(path) >= sizeof m->pooling)
         return tn_backend_fail(TN_ERR_FORMAT,
                                "'%s/modules.json': the path of module %zu, '%s', is not a folder next to it", f->path,

@@ -44,9 +44,9 @@ tn_status tn_hf_json(const hf_folder *f, const char *name, tn_json_doc **out) {
 static tn_status open_all(hf_folder *f) {
     TRY(tn_hf_json(f, "config.json", &f->doc));
     f->config = tn_json_root(f->doc);
-    if (!f->doc) return tn_backend_fail(TN_ERR_IO, "'%s' has no config.json: is it the folder of a model?", f->path);
+    if (!f->doc) return tn_backend_fail(TN_ERR_IO, "'%s' has no config.json: is it a model folder?", f->path);
     if (tn_json_kind_of(f->config) != TN_JSON_OBJECT)
-        return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json' is no object", f->path);
+        return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json' is not an object", f->path);
     return tn_hf_weights_open(f->path, &f->weights);
 }
 
@@ -123,13 +123,13 @@ tn_status tn_hf_check(const hf_folder *f, const tn_safetensors_info *t, const in
     int rank = shape[1] ? 2 : 1;
     if (t->dtype != TN_F32 && t->dtype != TN_F16 && t->dtype != TN_BF16)
         return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                               "'%s': tensor '%.100s' is of type %s; weights are computed with as F32, F16 or BF16",
-                               f->path, t->name, t->dtype_name);
+                               "'%s': tensor '%.100s' has type %s; weights must be F32, F16 or BF16", f->path, t->name,
+                               t->dtype_name);
     bool fits = t->rank == rank && t->shape[0] == shape[0] && (rank == 1 || t->shape[1] == shape[1]);
     if (fits) return TN_OK;
     return tn_backend_fail(TN_ERR_FORMAT,
                            "'%s': tensor '%.100s' has %d dimensions, [%" PRId64 ", %" PRId64
-                           "]; by config.json it must have %d, [%" PRId64 ", %" PRId64 "]",
+                           "]; according to config.json it must have %d, [%" PRId64 ", %" PRId64 "]",
                            f->path, t->name, t->rank, t->rank > 0 ? t->shape[0] : 1, t->rank > 1 ? t->shape[1] : 1,
                            rank, shape[0], rank == 2 ? shape[1] : 1);
 }
@@ -156,8 +156,8 @@ tn_status tn_hf_size(const hf_folder *f, const char *key, int64_t fallback, int6
     if (!v && fallback < 0) return missing(f, key);
     *out = v ? tn_json_int(v, 0) : fallback;
     if (!v || (*out >= 1 && *out <= most)) return TN_OK;
-    return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json': '%s' must be a whole number from 1 to %" PRId64, f->path,
-                           key, most);
+    return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json': '%s' must be an integer from 1 to %" PRId64, f->path, key,
+                           most);
 }
 
 tn_status tn_hf_real(const hf_folder *f, const tn_json *object, const char *key, double fallback, double least,
@@ -173,7 +173,7 @@ tn_status tn_hf_real(const hf_folder *f, const tn_json *object, const char *key,
 tn_status tn_hf_refuse(const hf_folder *f, const char *key) {
     const tn_json *v = get(f->config, key);
     if (!v || (tn_json_kind_of(v) == TN_JSON_BOOL && !tn_json_bool(v, true))) return TN_OK;
-    return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s/config.json': '%s' is set, which is not computed here", f->path,
+    return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s/config.json': '%s' is set, which is not supported", f->path,
                            key);
 }
 
@@ -208,8 +208,8 @@ tn_status tn_hf_activation(const hf_folder *f, const char *key, const char *fall
     const char *name = tn_hf_text(f, key, fallback);
     *out = tn_txt_activation(name);
     if (*out) return TN_OK;
-    return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s/config.json': the activation '%s' ('%s') is not computed here",
-                           f->path, tn_txt_shown(name, strlen(name)).text, key);
+    return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s/config.json': the activation '%s' ('%s') is not supported", f->path,
+                           tn_txt_shown(name, strlen(name)).text, key);
 }
 
 /* ==== weights ===================================================================================================== */
@@ -279,7 +279,7 @@ static tn_status list_tensors(hf_weights *w, const char *folder) {
     qsort(w->tensors, (size_t)w->count, sizeof *w->tensors, by_name);
     for (int64_t i = 1; i < w->count; i++)
         if (by_name(&w->tensors[i - 1], &w->tensors[i]) == 0)
-            return tn_backend_fail(TN_ERR_FORMAT, "'%s': two tensors are called '%.100s'", folder, w->tensors[i].name);
+            return tn_backend_fail(TN_ERR_FORMAT, "'%s': two tensors are named '%.100s'", folder, w->tensors[i].name);
     return TN_OK;
 }
 
@@ -298,7 +298,7 @@ static tn_status open_named(hf_weights *w, const char *folder, const tn_json *ma
     for (size_t i = 0; i < count; i++)
         if (i == 0 || strcmp(names[i], names[i - 1]) != 0) names[files++] = names[i];
     if (files < 1 || files > MOST_SHARDS)
-        return tn_backend_fail(TN_ERR_FORMAT, "'%s': the index names %zu files; 1 to %d are possible", folder, files,
+        return tn_backend_fail(TN_ERR_FORMAT, "'%s': the index lists %zu files; it must list 1 to %d", folder, files,
                                MOST_SHARDS);
     w->files = tn_txt_zalloc(files, sizeof(tn_pickle *));
     if (!w->files) return TN_ERR_MEMORY;
@@ -314,7 +314,7 @@ static tn_status open_index(hf_weights *w, const char *folder, const char *name)
     const tn_json *map = status == TN_OK ? tn_json_get(tn_json_root(doc), "weight_map") : NULL;
     const char **names = NULL;
     if (status == TN_OK && tn_json_kind_of(map) != TN_JSON_OBJECT)
-        status = tn_backend_fail(TN_ERR_FORMAT, "'%s' has no object \"weight_map\"", path);
+        status = tn_backend_fail(TN_ERR_FORMAT, "'%s': the object \"weight_map\" is missing", path);
     if (status == TN_OK && !(names = tn_txt_zalloc(tn_json_length(map) + 1, sizeof *names))) status = TN_ERR_MEMORY;
     if (status == TN_OK) status = open_named(w, folder, map, names);
     tn_txt_free(names);
@@ -402,5 +402,5 @@ bool tn_hf_weights_find(const hf_weights *w, const char *name, tn_safetensors_in
 tn_tensor *tn_hf_weights_tensor(const hf_weights *w, const char *name) {
     if (w->safe) return tn_safetensors_tensor(w->safe, name);
     const pickled *p = find_weights(w, name);
-    return p ? tn_pickle_tensor(p->file, name) : tn_failed(TN_ERR_FORMAT, "there is no tensor '%s'", name);
+    return p ? tn_pickle_tensor(p->file, name) : tn_failed(TN_ERR_FORMAT, "tensor '%s' is missing", name);
 }

@@ -60,8 +60,8 @@ static tn_status unknown_step(const tn_hf_row *rows, const char *what, const tn_
         int n = snprintf(known + length, sizeof known - length, "%s, ", row->name);
         if (n > 0 && (size_t)n < sizeof known - length) length += (size_t)n;
     }
-    return tn_backend_fail(TN_ERR_UNSUPPORTED, "tokenizer: the %s \"%.*s\" is not known; known are %sSequence", what,
-                           (int)(tn_json_length(type) < 64 ? tn_json_length(type) : 64), tn_json_string(type, ""),
+    return tn_backend_fail(TN_ERR_UNSUPPORTED, "tokenizer: the %s \"%.*s\" is not supported; supported are %sSequence",
+                           what, (int)(tn_json_length(type) < 64 ? tn_json_length(type) : 64), tn_json_string(type, ""),
                            known);
 }
 
@@ -76,7 +76,7 @@ static tn_status read_step(const part *p, const tn_json *v, int depth) {
     const tn_json *type = tn_hf_get(v, "type"), *list = tn_hf_get(v, p->members);
     const tn_hf_row *row = p->rows;
     if (depth > TN_HF_MAX_DEPTH)
-        return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: sequences of %s are nested too deep", p->key);
+        return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: sequences of %s are nested too deeply", p->key);
     if (tn_hf_is(type, "Sequence") && (tn_json_kind_of(list) == TN_JSON_ARRAY)) {
         for (size_t i = 0; i < tn_json_length(list); i++)
             TRY(read_step(p, tn_json_at(list, i), depth + 1));
@@ -154,9 +154,9 @@ static char *copy_slice(tn_text_slice text) {
 static tn_status read_root(tn_tokenizer *t, const tn_json *root) {
     const tn_json *version = tn_hf_get(root, "version");
     if (tn_json_kind_of(root) != TN_JSON_OBJECT)
-        return tn_backend_fail(TN_ERR_FORMAT, "tokenizer.json: an object is expected");
+        return tn_backend_fail(TN_ERR_FORMAT, "tokenizer.json: expected a JSON object");
     if (version && !tn_hf_is(version, "1.0"))
-        return tn_backend_fail(TN_ERR_UNSUPPORTED, "tokenizer.json: version \"%.*s\"; 1.0 is known",
+        return tn_backend_fail(TN_ERR_UNSUPPORTED, "tokenizer.json: version \"%.*s\" is not supported; 1.0 is",
                                (int)(tn_json_length(version) < 32 ? tn_json_length(version) : 32),
                                tn_json_string(version, ""));
     TRY(read_steps(t->hf, root));
@@ -200,7 +200,7 @@ static tn_text_slice chat_template(const tn_json *config) {
 static tn_status take_template(tn_tokenizer *t, tn_text_slice text) {
     if (!text.data) return TN_OK;
     if (memchr(text.data, 0, text.size))
-        return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: the chat template holds a NUL");
+        return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: the chat template contains a NUL byte");
     tn_txt_free(t->chat_template);
     t->chat_template = copy_slice(text);
     return t->chat_template ? TN_OK : TN_ERR_MEMORY;
@@ -416,7 +416,7 @@ static tn_status read_strings(const tn_gguf *file, const char *key, tn_text_slic
 static tn_status check_length(const tn_gguf *file, const char *key, int32_t count) {
     int64_t length = tn_gguf_length(tn_gguf_get(file, key));
     if (length == count) return TN_OK;
-    return tn_backend_fail(TN_ERR_FORMAT, "%s: %s has %lld items for %d tokens", tn_gguf_path(file), key,
+    return tn_backend_fail(TN_ERR_FORMAT, "%s: %s has %lld items, but there are %d tokens", tn_gguf_path(file), key,
                            (long long)length, (int)count);
 }
 
@@ -455,7 +455,7 @@ static tn_status read_text(const tn_gguf *file, const char *key, char **out) {
     int64_t size = 0;
     TRY(tn_gguf_get_string(file, key, &text, &size));
     if (memchr(text, 0, (size_t)size))
-        return tn_backend_fail(TN_ERR_FORMAT, "%s: %s holds a NUL", tn_gguf_path(file), key);
+        return tn_backend_fail(TN_ERR_FORMAT, "%s: %s contains a NUL byte", tn_gguf_path(file), key);
     *out = tn_txt_alloc((size_t)size + 1, 1);
     if (!*out) return TN_ERR_MEMORY;
     if (size > 0) memcpy(*out, text, (size_t)size);
@@ -496,7 +496,7 @@ static tn_status read_flag(const tn_gguf *file, const char *key, int8_t *out) {
 static tn_status gather_vocabulary(const tn_gguf *file, gathered *g) {
     TRY(read_text(file, KEY("model"), &g->model));
     if (!g->model)
-        return tn_backend_fail(TN_ERR_FORMAT, "%s: it holds no tokenizer: %s is absent", tn_gguf_path(file),
+        return tn_backend_fail(TN_ERR_FORMAT, "%s: the file has no tokenizer: %s is missing", tn_gguf_path(file),
                                KEY("model"));
     TRY(read_text(file, KEY("pre"), &g->pre));
     TRY(read_text(file, "tokenizer.chat_template", &g->chat_template));

@@ -28,7 +28,7 @@ tn_status tn_jj_fail(const jj_run *r, const char *format, ...) {
 
 tn_status tn_jj_charge(jj_run *r, size_t steps) {
     if (r->steps_left < 0 || steps > (size_t)r->steps_left)
-        return tn_jj_fail(r, "the template does not come to an end: it took all the steps that were given to it");
+        return tn_jj_fail(r, "the template exceeded its step limit: is there an endless loop?");
     r->steps_left -= (int64_t)steps;
     return TN_OK;
 }
@@ -78,17 +78,18 @@ static tn_status assign(jj_run *r, const jj_node *target, jj_value value) {
         jj_value space;
         TRY(find_name(r, target->a->name, &space));
         if (space.kind != JJ_NAMESPACE)
-            return tn_jj_fail(r, "\"%.60s\" is no namespace, so its members cannot be set", target->a->name);
+            return tn_jj_fail(r, "\"%.60s\" is not a namespace, so its members cannot be set", target->a->name);
         return tn_jj_put(r, space.dict, tn_jj_literal(target->name), value);
     }
     const jj_list *items;
     size_t i = 0;
     TRY(tn_jj_items(r, &value, &items));
     for (const jj_node *name = target->items; name; name = name->next, i++) {
-        if (i >= items->count) return tn_jj_fail(r, "there are more names than the %zu values for them", items->count);
+        if (i >= items->count)
+            return tn_jj_fail(r, "cannot unpack: there are more names than the %zu values", items->count);
         TRY(tn_jj_put(r, &r->scope->names, tn_jj_literal(name->name), items->items[i]));
     }
-    return i == items->count ? TN_OK : tn_jj_fail(r, "%zu values do not fit %zu names", items->count, i);
+    return i == items->count ? TN_OK : tn_jj_fail(r, "cannot unpack: %zu values for %zu names", items->count, i);
 }
 
 /* ---- calls ------------------------------------------------------------------------------------------------------- */
@@ -106,7 +107,7 @@ static tn_status gather_jinja(jj_run *r, gathered *g, jj_value value, jj_value n
 /* *list or **dict: each item is an argument. */
 static tn_status gather_all(jj_run *r, gathered *g, const jj_value *whole, bool pairs) {
     const jj_list *items;
-    if (pairs && whole->kind != JJ_DICT) return tn_jj_fail(r, "** takes a dict, not %s", tn_jj_kind_name(whole));
+    if (pairs && whole->kind != JJ_DICT) return tn_jj_fail(r, "** requires a dict, not %s", tn_jj_kind_name(whole));
     TRY(tn_jj_items(r, whole, &items));
     for (size_t i = 0; i < items->count; i++) {
         jj_value name = items->items[i], copy;
@@ -114,7 +115,7 @@ static tn_status gather_all(jj_run *r, gathered *g, const jj_value *whole, bool 
             TRY(gather_jinja(r, g, name, jj_none()));
             continue;
         }
-        if (name.kind != JJ_STRING) return tn_jj_fail(r, "** takes a dict whose keys are strings");
+        if (name.kind != JJ_STRING) return tn_jj_fail(r, "** requires a dict whose keys are strings");
         tn_bytes spelled = {0}; /* names end in a NUL */
         tn_status status = tn_bytes_append(&spelled, name.text, name.size);
         if (status == TN_OK) status = tn_jj_copy(r, spelled.data, spelled.size + 1, &copy);
@@ -175,12 +176,12 @@ tn_status tn_jj_call_row(jj_run *r, const jj_row *row, jj_value self, const jj_a
         return tn_jj_fail(r, "%s takes %d arguments, not %d", row->name, most, given->positional);
     for (int i = 0; i < given->count; i++) {
         int place = i < given->positional ? i : number_of_name(row->names, given->names[i]);
-        if (place < 0) return tn_jj_fail(r, "%s has no argument \"%.60s\"", row->name, given->names[i]);
-        if (bound[place]) return tn_jj_fail(r, "%s gets an argument twice", row->name);
+        if (place < 0) return tn_jj_fail(r, "%s has no parameter \"%.60s\"", row->name, given->names[i]);
+        if (bound[place]) return tn_jj_fail(r, "%s: an argument is given twice", row->name);
         bound[place] = &given->values[i];
     }
     for (int i = 0; i < row->needed; i++)
-        if (!bound[i]) return tn_jj_fail(r, "%s needs %d arguments", row->name, row->needed);
+        if (!bound[i]) return tn_jj_fail(r, "%s requires %d arguments", row->name, row->needed);
     return row->call(r, self, given, bound, out);
 }
 
@@ -212,7 +213,7 @@ static tn_status bind_parameters(jj_run *r, const jj_node *macro, const jj_argum
         TRY(tn_jj_put(r, &r->scope->names, tn_jj_literal(p->name), value));
     }
     if (used == given->count) return TN_OK;
-    return tn_jj_fail(r, "the macro \"%.60s\" does not take these arguments", macro->name);
+    return tn_jj_fail(r, "the macro \"%.60s\" does not accept these arguments", macro->name);
 }
 
 static tn_status call_macro(jj_run *r, const jj_callable *c, const jj_arguments *given, jj_value *out) {
@@ -424,7 +425,7 @@ static tn_status eval(jj_run *r, const jj_node *n, jj_value *out) {
 /* ---- statements -------------------------------------------------------------------------------------------------- */
 
 static tn_status write_text(jj_run *r, const char *text, size_t size) {
-    if (size > r->max_written - r->written) return tn_jj_fail(r, "it writes more than %zu bytes", r->max_written);
+    if (size > r->max_written - r->written) return tn_jj_fail(r, "the output exceeds %zu bytes", r->max_written);
     r->written += size;
     TRY(tn_jj_charge(r, size / 64));
     return tn_bytes_append(r->out, text, size);
@@ -585,7 +586,7 @@ tn_status tn_chat_template_new(const char *source, size_t size, tn_chat_template
     *out = NULL;
     if (!source && size > 0) return tn_backend_fail(TN_ERR_ARGUMENT, "chat template: the source is NULL");
     if (size > JJ_MAX_SOURCE)
-        return tn_backend_fail(TN_ERR_FORMAT, "chat template: %zu bytes; %d are possible", size, JJ_MAX_SOURCE);
+        return tn_backend_fail(TN_ERR_FORMAT, "chat template: %zu bytes exceed the limit of %d", size, JJ_MAX_SOURCE);
     tn_chat_template *t = tn_txt_zalloc(1, sizeof *t);
     if (!t) return TN_ERR_MEMORY;
     t->arena.limit = TREE_LIMIT;
@@ -633,7 +634,7 @@ static tn_status take_variables(jj_run *r, const char *json, size_t size) {
     jj_value value;
     TRY(tn_jj_read_json(r, json, size, &value));
     if (value.kind != JJ_DICT)
-        return tn_backend_fail(TN_ERR_ARGUMENT, "chat template: the variables are %s; a JSON object is expected",
+        return tn_backend_fail(TN_ERR_ARGUMENT, "chat template: the variables are %s; expected an object",
                                tn_jj_kind_name(&value));
     for (size_t i = 0; i < value.dict->count; i++)
         TRY(tn_jj_put(r, &r->globals->names, value.dict->pairs[i].key, value.dict->pairs[i].value));
@@ -712,7 +713,7 @@ tn_status tn_chat_template_apply(const tn_chat_template *t, const tn_chat *chat,
     TRY(tn_options_read(&c, chat, "chat template", "tn_chat c = TN_CHAT_DEFAULTS"));
     if (c.count < 0 || (c.count > 0 && !c.messages))
         return tn_backend_fail(TN_ERR_ARGUMENT, "chat template: %d messages, %s", c.count,
-                               c.messages ? "which cannot be" : "and the list is NULL");
+                               c.messages ? "which is negative" : "and the list is NULL");
     jj_run r = {0};
     size_t before = out ? out->size : 0;
     tn_status status = begin_template(&r, t, o, out);

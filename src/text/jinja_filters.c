@@ -18,12 +18,12 @@ static tn_status integer_of(jj_run *r, const jj_value *v, int64_t usual, int64_t
     *out = v && v->kind == JJ_INT ? v->integer : usual;
     return !v || v->kind == JJ_INT || v->kind == JJ_NONE
                ? TN_OK
-               : tn_jj_fail(r, "an integer is expected, not %s", tn_jj_kind_name(v));
+               : tn_jj_fail(r, "expected an integer, not %s", tn_jj_kind_name(v));
 }
 
 static tn_status filter_text_of(jj_run *r, const jj_value *v, char *out, size_t size) {
     if (v->kind != JJ_STRING || v->size >= size || memchr(v->text, 0, v->size))
-        return tn_jj_fail(r, "a name is expected, not %s", tn_jj_kind_name(v));
+        return tn_jj_fail(r, "expected a name, not %s", tn_jj_kind_name(v));
     if (v->size > 0) memcpy(out, v->text, v->size);
     out[v->size] = 0;
     return TN_OK;
@@ -40,7 +40,8 @@ static const jj_value *named(const jj_arguments *given, const char *name) {
 tn_status tn_jj_attribute(jj_run *r, const jj_value *v, const jj_value *path, jj_value *out) {
     *out = *v;
     if (path->kind == JJ_INT) return tn_jj_item(r, v, path, out);
-    if (path->kind != JJ_STRING) return tn_jj_fail(r, "an attribute's name is expected, not %s", tn_jj_kind_name(path));
+    if (path->kind != JJ_STRING)
+        return tn_jj_fail(r, "expected the name of an attribute, not %s", tn_jj_kind_name(path));
     for (size_t at = 0; at <= path->size;) {
         const char *dot = at < path->size ? memchr(path->text + at, '.', path->size - at) : NULL;
         size_t end = dot ? (size_t)(dot - path->text) : path->size;
@@ -122,13 +123,13 @@ static tn_status indent_lines(jj_run *r, jj_value text, const jj_value *const *b
     int64_t blanks = 4;
     bool first = truth_of(bound[1], false), blank = truth_of(bound[2], false), begin = true;
     if (!bound[0] || bound[0]->kind != JJ_STRING) TRY(integer_of(r, bound[0], 4, &blanks));
-    if (blanks > 1000) return tn_jj_fail(r, "indent: %lld blanks are too many", (long long)blanks);
+    if (blanks > 1000) return tn_jj_fail(r, "indent: %lld spaces are too many", (long long)blanks);
     for (size_t at = 0; at <= text.size; begin = false) {
         const char *end = at < text.size ? memchr(text.text + at, '\n', text.size - at) : NULL;
         size_t line = end ? (size_t)(end - text.text) - at : text.size - at;
         if (begin ? first : line > 0 || blank) TRY(put_indent(bound[0], blanks, out));
         TRY(tn_bytes_append(out, text.text + at, line + (end != NULL)));
-        if (out->size > r->max_written) return tn_jj_fail(r, "a text of more than %zu bytes", r->max_written);
+        if (out->size > r->max_written) return tn_jj_fail(r, "a text exceeds %zu bytes", r->max_written);
         TRY(tn_jj_charge(r, 1 + line / 64));
         at += line + 1;
     }
@@ -157,10 +158,10 @@ JJ_FUNCTION(filter_wordcount) {
 static tn_status read_separators(jj_run *r, const jj_value *v, jj_json_style *style) {
     char *texts[2];
     if (!v || v->kind == JJ_NONE) return TN_OK;
-    if (v->kind != JJ_LIST || v->list->count != 2) return tn_jj_fail(r, "tojson: separators are two strings");
+    if (v->kind != JJ_LIST || v->list->count != 2) return tn_jj_fail(r, "tojson: separators must be two strings");
     for (int i = 0; i < 2; i++) {
         const jj_value *s = &v->list->items[i];
-        if (s->kind != JJ_STRING) return tn_jj_fail(r, "tojson: separators are two strings");
+        if (s->kind != JJ_STRING) return tn_jj_fail(r, "tojson: separators must be two strings");
         texts[i] = tn_jj_alloc(&r->arena, s->size + 1, 1);
         if (!texts[i]) return TN_ERR_MEMORY;
         if (s->size > 0) memcpy(texts[i], s->text, s->size);
@@ -175,7 +176,7 @@ JJ_FUNCTION(filter_tojson) {
     int64_t indent;
     tn_bytes text = {0};
     TRY(integer_of(r, bound[1], -1, &indent));
-    if (indent > 100) return tn_jj_fail(r, "tojson: an indent of %lld is too much", (long long)indent);
+    if (indent > 100) return tn_jj_fail(r, "tojson: an indent of %lld is too large", (long long)indent);
     jj_json_style style = {
         .ascii = truth_of(bound[0], false),
         .indent = indent < 0 ? -1 : (int)indent,
@@ -240,7 +241,7 @@ JJ_FUNCTION(filter_abs) {
     if (self.kind == JJ_INT && self.integer < 0) return tn_jj_binary(r, JJ_SUBTRACT, &zero, &self, out);
     return self.kind == JJ_FLOAT || self.kind == JJ_INT
                ? TN_OK
-               : tn_jj_fail(r, "abs takes a number, not %s", tn_jj_kind_name(&self));
+               : tn_jj_fail(r, "abs requires a number, not %s", tn_jj_kind_name(&self));
 }
 
 JJ_FUNCTION(filter_round) {
@@ -251,7 +252,7 @@ JJ_FUNCTION(filter_round) {
     *out = self;
     if (self.kind == JJ_INT && precision >= 0) return TN_OK;
     if (self.kind != JJ_FLOAT || precision < 0 || precision > 30)
-        return tn_jj_fail(r, "round takes a float and 0 to 30 places");
+        return tn_jj_fail(r, "round requires a float and 0 to 30 digits");
     if (!isfinite(self.number)) return TN_OK;
     double scale = pow(10, (double)precision);
     if (!strcmp(method, "ceil")) *out = jj_float(ceil(self.number * scale) / scale);
@@ -381,7 +382,7 @@ JJ_FUNCTION(filter_sort) {
 JJ_FUNCTION(filter_dictsort) {
     const jj_arguments none = {0};
     jj_value pairs, by = jj_int(0);
-    if (self.kind != JJ_DICT) return tn_jj_fail(r, "dictsort takes a dict, not %s", tn_jj_kind_name(&self));
+    if (self.kind != JJ_DICT) return tn_jj_fail(r, "dictsort requires a dict, not %s", tn_jj_kind_name(&self));
     if (bound[1] && tn_jj_is(bound[1], "value")) by = jj_int(1);
     TRY(tn_jj_call_row(r, tn_jj_find_method(JJ_DICT, "items"), self, &none, &pairs));
     return sort_by(r, pairs.list, truth_of(bound[2], false), !truth_of(bound[0], false), &by, out);
@@ -391,7 +392,7 @@ JJ_FUNCTION(filter_items) {
     const jj_arguments none = {0};
     jj_list *list;
     if (self.kind == JJ_UNDEFINED) return tn_jj_new_list(r, out, &list);
-    if (self.kind != JJ_DICT) return tn_jj_fail(r, "items takes a dict, not %s", tn_jj_kind_name(&self));
+    if (self.kind != JJ_DICT) return tn_jj_fail(r, "items requires a dict, not %s", tn_jj_kind_name(&self));
     return tn_jj_call_row(r, tn_jj_find_method(JJ_DICT, "items"), self, &none, out);
 }
 
@@ -468,10 +469,10 @@ JJ_FUNCTION(filter_map) {
     jj_list *list;
     char name[32];
     if (!attribute) {
-        if (given->positional == 0) return tn_jj_fail(r, "map needs a filter's name or attribute=");
+        if (given->positional == 0) return tn_jj_fail(r, "map requires the name of a filter, or attribute=");
         TRY(filter_text_of(r, &given->values[0], name, sizeof name));
         filter = tn_jj_find_filter(name);
-        if (!filter) return tn_jj_fail(r, "there is no filter \"%s\"", name);
+        if (!filter) return tn_jj_fail(r, "unknown filter \"%s\"", name);
     }
     jj_arguments rest = rest_of(given, filter ? 1 : 0);
     TRY(tn_jj_items(r, &self, &items));
@@ -494,7 +495,7 @@ static tn_status pick(jj_run *r, const jj_value *self, const jj_arguments *given
     const jj_list *items;
     jj_list *list;
     char name[32] = "";
-    if (given->positional < skip) return tn_jj_fail(r, "an attribute's name is expected");
+    if (given->positional < skip) return tn_jj_fail(r, "expected the name of an attribute");
     if (given->positional > skip) TRY(filter_text_of(r, &given->values[skip], name, sizeof name));
     jj_arguments rest = rest_of(given, name[0] ? skip + 1 : skip);
     TRY(tn_jj_items(r, self, &items));
@@ -591,7 +592,7 @@ TEST(test_sequence, self.kind == JJ_LIST || self.kind == JJ_STRING || self.kind 
 static tn_status remainder_is(jj_run *r, const jj_value *v, int64_t divisor, int64_t wanted, jj_value *out) {
     const jj_value by = jj_int(divisor);
     jj_value rest;
-    if (v->kind != JJ_INT) return tn_jj_fail(r, "an integer is expected, not %s", tn_jj_kind_name(v));
+    if (v->kind != JJ_INT) return tn_jj_fail(r, "expected an integer, not %s", tn_jj_kind_name(v));
     TRY(tn_jj_binary(r, JJ_MODULO, v, &by, &rest));
     *out = jj_bool(rest.integer == wanted);
     return TN_OK;
@@ -601,7 +602,7 @@ JJ_FUNCTION(test_even) { return remainder_is(r, &self, 2, 0, out); }
 JJ_FUNCTION(test_odd) { return remainder_is(r, &self, 2, 1, out); }
 
 JJ_FUNCTION(test_divisibleby) {
-    if (bound[0]->kind != JJ_INT) return tn_jj_fail(r, "divisibleby takes an integer");
+    if (bound[0]->kind != JJ_INT) return tn_jj_fail(r, "divisibleby requires an integer");
     return remainder_is(r, &self, bound[0]->integer, 0, out);
 }
 
@@ -682,7 +683,7 @@ const jj_row *tn_jj_find_test(const char *name) {
 tn_status tn_jj_test(jj_run *r, const char *name, jj_value self, const jj_arguments *given, bool *out) {
     const jj_row *row = tn_jj_find_test(name);
     jj_value result;
-    if (!row) return tn_jj_fail(r, "there is no test \"%.60s\"", name);
+    if (!row) return tn_jj_fail(r, "unknown test \"%.60s\"", name);
     TRY(tn_jj_call_row(r, row, self, given, &result));
     *out = tn_jj_truth(&result);
     return TN_OK;
@@ -697,11 +698,12 @@ JJ_FUNCTION(call_range) {
     jj_list *list;
     for (int i = 0; i < 3; i++) {
         if (!bound[i]) continue;
-        if (bound[i]->kind != JJ_INT) return tn_jj_fail(r, "range takes integers, not %s", tn_jj_kind_name(bound[i]));
+        if (bound[i]->kind != JJ_INT)
+            return tn_jj_fail(r, "range requires integers, not %s", tn_jj_kind_name(bound[i]));
         part[i] = bound[i]->integer;
     }
     int64_t start = bound[1] ? part[0] : 0, stop = bound[1] ? part[1] : part[0], step = part[2];
-    if (step == 0) return tn_jj_fail(r, "range: the step is 0");
+    if (step == 0) return tn_jj_fail(r, "range: step must not be 0");
     TRY(tn_jj_new_list(r, out, &list));
     for (int64_t i = start; step > 0 ? i < stop : i > stop;) {
         if (list->count >= LONGEST_RANGE) return tn_jj_fail(r, "range: more than %d numbers", LONGEST_RANGE);
@@ -716,7 +718,7 @@ static tn_status make_dict(jj_run *r, jj_kind kind, const jj_arguments *given, j
     jj_dict *dict;
     TRY(tn_jj_new_dict(r, kind, out, &dict));
     if (given->positional > 1 || (given->positional == 1 && given->values[0].kind != JJ_DICT))
-        return tn_jj_fail(r, "a dict or named values are expected");
+        return tn_jj_fail(r, "expected a dict or named values");
     for (size_t i = 0; given->positional == 1 && i < given->values[0].dict->count; i++)
         TRY(tn_jj_put(r, dict, given->values[0].dict->pairs[i].key, given->values[0].dict->pairs[i].value));
     for (int i = given->positional; i < given->count; i++)
@@ -738,7 +740,7 @@ JJ_FUNCTION(call_strftime_now) {
     time_t now = (time_t)r->now;
     struct tm parts;
     if (bound[0]->kind != JJ_STRING || bound[0]->size >= sizeof format)
-        return tn_jj_fail(r, "strftime_now takes a short string");
+        return tn_jj_fail(r, "strftime_now requires a short string");
     if (bound[0]->size > 0) memcpy(format, bound[0]->text, bound[0]->size);
     format[bound[0]->size] = 0;
     if (!localtime_r(&now, &parts)) return tn_jj_fail(r, "strftime_now: the time is out of range");

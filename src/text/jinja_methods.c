@@ -110,13 +110,13 @@ static size_t find_last(const jj_value *v, const jj_value *part) {
 }
 
 static tn_status need_string(jj_run *r, const char *who, const jj_value *v) {
-    return v->kind == JJ_STRING ? TN_OK : tn_jj_fail(r, "%s takes a string, not %s", who, tn_jj_kind_name(v));
+    return v->kind == JJ_STRING ? TN_OK : tn_jj_fail(r, "%s requires a string, not %s", who, tn_jj_kind_name(v));
 }
 
 static tn_status need_integer(jj_run *r, const char *who, const jj_value *v, int64_t usual, int64_t *out) {
     *out = !v || v->kind == JJ_NONE ? usual : v->integer;
     if (!v || v->kind == JJ_NONE || v->kind == JJ_INT) return TN_OK;
-    return tn_jj_fail(r, "%s takes an integer, not %s", who, tn_jj_kind_name(v));
+    return tn_jj_fail(r, "%s requires an integer, not %s", who, tn_jj_kind_name(v));
 }
 
 tn_status tn_jj_replace(jj_run *r, const jj_value *v, const jj_value *old, const jj_value *new_text, int64_t most,
@@ -131,7 +131,7 @@ tn_status tn_jj_replace(jj_run *r, const jj_value *v, const jj_value *old, const
         status = tn_bytes_append(&text, v->text + at, place - at);
         if (status == TN_OK) status = tn_bytes_append(&text, new_text->text, new_text->size);
         if (status == TN_OK) status = tn_jj_charge(r, 1 + new_text->size / 64);
-        if (text.size > r->max_written) status = tn_jj_fail(r, "a text of more than %zu bytes", r->max_written);
+        if (text.size > r->max_written) status = tn_jj_fail(r, "a text exceeds %zu bytes", r->max_written);
         at = place + old->size;
         from = old->size > 0 ? at : at + (at < v->size ? tn_jj_offset(v->text + at, v->size - at, 1) : 1);
     }
@@ -243,7 +243,7 @@ JJ_FUNCTION(str_rsplit) {
     TRY(need_integer(r, "rsplit", bound[1], -1, &most));
     if (most < 0) return str_split(r, self, given, bound, out); /* from either side the same */
     if (!bound[0] || bound[0]->kind != JJ_STRING || bound[0]->size == 0)
-        return tn_jj_fail(r, "rsplit: the separator is a string, and not empty");
+        return tn_jj_fail(r, "rsplit: the separator must be a non-empty string");
     TRY(tn_jj_new_list(r, out, &list));
     for (size_t place; most-- != 0 && (place = find_last(&self, bound[0])) != SIZE_MAX; self.size = place) {
         size_t begin = place + bound[0]->size;
@@ -365,7 +365,7 @@ JJ_FUNCTION(list_index) {
 }
 
 JJ_FUNCTION(refuse_change) {
-    return tn_jj_fail(r, "templates cannot change a list or dict; + makes a new list, a namespace can be set");
+    return tn_jj_fail(r, "templates cannot modify a list or dict; use + to make a new list, or a namespace");
 }
 
 /* What a dict has, as a list: 'k' keys, 'v' values, 'i' pairs. */
@@ -405,7 +405,7 @@ JJ_FUNCTION(dict_copy) {
 }
 
 JJ_FUNCTION(loop_cycle) {
-    if (given->count == 0) return tn_jj_fail(r, "cycle needs values");
+    if (given->count == 0) return tn_jj_fail(r, "cycle requires values");
     *out = given->values[self.loop->index % (size_t)given->count];
     return TN_OK;
 }

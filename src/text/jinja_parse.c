@@ -190,7 +190,7 @@ static tn_status lex_string(lexer *x) {
     char quote = x->text[begin];
     while (end < x->size && x->text[end] != quote)
         end += x->text[end] == '\\' ? 2 : 1;
-    if (end >= x->size) return fail_here(x, begin, "this string has no end");
+    if (end >= x->size) return fail_here(x, begin, "unterminated string");
     char *value = tn_jj_alloc(x->arena, 2 * (end - begin) + 4, 1);
     if (!value) return TN_ERR_MEMORY;
     for (size_t i = begin + 1; i < end;) {
@@ -199,7 +199,7 @@ static tn_status lex_string(lexer *x) {
             continue;
         }
         size_t written, taken = unescape(x->text + i + 1, end - i - 1, value + length, &written);
-        if (taken == 0) return fail_here(x, i, "this escape is not one that strings know");
+        if (taken == 0) return fail_here(x, i, "unknown escape in a string");
         length += written;
         i += 1 + (taken == SIZE_MAX ? 0 : taken);
     }
@@ -220,7 +220,7 @@ static tn_status lex_operator(lexer *x) {
         x->at += strlen(operators[i]);
         return TN_OK;
     }
-    return fail_here(x, x->at, "this character has no meaning here");
+    return fail_here(x, x->at, "unexpected character");
 }
 
 static tn_status lex_token(lexer *x) {
@@ -253,7 +253,7 @@ static tn_status lex_tag(lexer *x, bool block, size_t begin) {
     for (;;) {
         while (x->at < x->size && is_space(x->text[x->at]))
             x->at++;
-        if (x->at >= x->size) return fail_here(x, begin, block ? "this {% has no %}" : "this {{ has no }}");
+        if (x->at >= x->size) return fail_here(x, begin, block ? "{% without %}" : "{{ without }}");
         char sign = x->text[x->at];
         size_t signs = sign == '-' || (sign == '+' && block) ? 1 : 0;
         if (open == 0 && looks_at(x, x->at + signs, end)) {
@@ -264,7 +264,7 @@ static tn_status lex_tag(lexer *x, bool block, size_t begin) {
         }
         open += strchr("([{", sign) != NULL;
         open -= strchr(")]}", sign) != NULL;
-        if (open < 0) return fail_here(x, x->at, "this bracket was not opened");
+        if (open < 0) return fail_here(x, x->at, "closing bracket without an opening one");
         TRY(lex_token(x));
     }
 }
@@ -304,7 +304,7 @@ static tn_status lex_comment(lexer *x, size_t begin) {
         finish_tag(x, at > begin + 2 ? x->text[at - 1] : 0, true);
         return TN_OK;
     }
-    return fail_here(x, begin, "this {# has no #}");
+    return fail_here(x, begin, "{# without #}");
 }
 
 /* The length of a tag {% word %} at `at`, 0 if there is none; *sign is the one at its end. */
@@ -332,7 +332,7 @@ static tn_status lex_raw(lexer *x, size_t begin) {
         finish_tag(x, sign, true);
         return TN_OK;
     }
-    return fail_here(x, begin, "this raw block has no endraw");
+    return fail_here(x, begin, "raw block without endraw");
 }
 
 /* Text up to the next tag, and the tag. */
@@ -429,12 +429,12 @@ static bool parser_takes(parser *p, const char *spelling) {
 static tn_status need_parser(parser *p, const char *spelling) {
     char what[40] = "";
     if (parser_takes(p, spelling)) return TN_OK;
-    strcat(strcat(strcat(what, "\""), spelling), "\" is expected");
+    strcat(strcat(strcat(what, "expected \""), spelling), "\"");
     return fail(p, what);
 }
 
 static tn_status need_name(parser *p, const char **out) {
-    if (p->at->kind != JJ_T_NAME) return fail(p, "a name is expected");
+    if (p->at->kind != JJ_T_NAME) return fail(p, "expected a name");
     *out = p->at->spelling;
     p->at = p->at->next;
     return TN_OK;
@@ -512,7 +512,7 @@ static tn_status parse_arguments(parser *p, jj_node **items) {
         bool stars = sees(p, "*") || sees(p, "**"); /* a list's items, a dict's pairs */
         if (stars) name = p->at->spelling;
         if (stars) p->at = p->at->next;
-        if (named && !is_named && !(stars && !strcmp(name, "**"))) return fail(p, "named arguments come last");
+        if (named && !is_named && !(stars && !strcmp(name, "**"))) return fail(p, "named arguments must come last");
         if (is_named) TRY(need_name(p, &name));
         if (is_named) TRY(need_parser(p, "="));
         TRY(parse_expression(p, tail));
@@ -577,7 +577,7 @@ static tn_status parse_primary(parser *p, jj_node **out) {
     }
     if (sees(p, "(")) return parse_parentheses(p, out);
     if (sees(p, "{")) return parse_dict(p, out);
-    if (!sees(p, "[")) return fail(p, "a value is expected");
+    if (!sees(p, "[")) return fail(p, "expected a value");
     TRY(make_parser(p, JJ_LIST_OF, out));
     p->at = p->at->next;
     return parse_items(p, "]", &(*out)->items);
@@ -594,7 +594,7 @@ static tn_status parse_subscript(parser *p, jj_node *whole, jj_node **out) {
         if (i < 2) TRY(need_parser(p, ":"));
         n->kind = JJ_SLICE;
     }
-    if (n->kind == JJ_ITEM && !n->b) return fail(p, "an index is expected");
+    if (n->kind == JJ_ITEM && !n->b) return fail(p, "expected an index");
     return need_parser(p, "]");
 }
 
@@ -633,7 +633,7 @@ static tn_status parse_filter(parser *p, jj_node *value, jj_node **out) {
     (*out)->a = value;
     TRY(need_name(p, &(*out)->name));
     if (!tn_jj_find_filter((*out)->name))
-        return tn_jj_fail_at((*out)->line, (*out)->column, "there is no filter \"%.60s\"", (*out)->name);
+        return tn_jj_fail_at((*out)->line, (*out)->column, "unknown filter \"%.60s\"", (*out)->name);
     return parser_takes(p, "(") ? parse_arguments(p, &(*out)->items) : TN_OK;
 }
 
@@ -653,7 +653,7 @@ static tn_status parse_test(parser *p, jj_node *value, jj_node **out) {
     n->a = value;
     n->negated = parser_takes(p, "not");
     TRY(need_name(p, &n->name));
-    if (!tn_jj_find_test(n->name)) return tn_jj_fail_at(n->line, n->column, "there is no test \"%.60s\"", n->name);
+    if (!tn_jj_find_test(n->name)) return tn_jj_fail_at(n->line, n->column, "unknown test \"%.60s\"", n->name);
     if (parser_takes(p, "(")) return parse_arguments(p, &n->items);
     if (!begins_argument(p)) return TN_OK;
     TRY(parse_primary(p, &n->items));
@@ -815,7 +815,7 @@ static tn_status parse_tuple(parser *p, jj_node **out) {
 /* ---- statements -------------------------------------------------------------------------------------------------- */
 
 static tn_status end_tag(parser *p) {
-    if (p->at->kind != JJ_T_BLOCK_END) return fail(p, "%} is expected");
+    if (p->at->kind != JJ_T_BLOCK_END) return fail(p, "expected %}");
     p->at = p->at->next;
     return TN_OK;
 }
@@ -874,11 +874,11 @@ static tn_status parse_for(parser *p, jj_node **out) {
     TRY(make_parser(p, JJ_FOR, out));
     jj_node *n = *out;
     TRY(parse_target(p, &n->a));
-    if (n->a->kind == JJ_MEMBER) return fail(p, "a for loop gives values to names");
+    if (n->a->kind == JJ_MEMBER) return fail(p, "the targets of a for loop must be names");
     TRY(need_parser(p, "in"));
     TRY(parse_logic(p, true, &n->b)); /* an `if` behind it is the loop's */
     if (parser_takes(p, "if")) TRY(parse_expression(p, &n->c));
-    if (sees(p, "recursive")) return fail(p, "recursive loops are not known; a macro may call itself");
+    if (sees(p, "recursive")) return fail(p, "recursive loops are not supported; use a macro that calls itself");
     TRY(end_tag(p));
     p->loops++;
     TRY(parse_body(p, ends, &n->body, &end));
@@ -922,7 +922,7 @@ static tn_status parse_bindings(parser *p, bool need_values, const char *close, 
         TRY(make_parser(p, JJ_NAME, tail));
         TRY(need_name(p, &(*tail)->name));
         bool has_value = parser_takes(p, "=");
-        if (!has_value && (need_values || optional)) return fail(p, "a value is expected");
+        if (!has_value && (need_values || optional)) return fail(p, "expected a value");
         if (has_value) TRY(parse_expression(p, &(*tail)->a));
         optional |= has_value;
         tail = &(*tail)->next;
@@ -977,7 +977,7 @@ static tn_status parse_generation(parser *p, jj_node **out) {
 }
 
 static tn_status parse_jump(parser *p, jj_node_kind kind, jj_node **out) {
-    if (p->loops == 0) return fail(p, "break and continue stand in loops; %} is expected");
+    if (p->loops == 0) return fail(p, "break and continue are only allowed in loops; expected %}");
     TRY(make_parser(p, kind, out));
     return end_tag(p);
 }
@@ -996,7 +996,7 @@ static tn_status parse_statement(parser *p, jj_node **out) {
     };
     for (size_t i = 0; i < sizeof statements / sizeof *statements; i++)
         if (parser_takes(p, statements[i].name)) return statements[i].parse(p, out);
-    return fail(p, "a statement is expected (if, for, set, macro, filter, with, break, continue, generation)");
+    return fail(p, "expected a statement (if, for, set, macro, filter, with, break, continue, generation)");
 }
 
 /* Whether a block's name is one of `ends`; then the name is taken and *end says which. */
@@ -1015,7 +1015,7 @@ static tn_status parse_output(parser *p, jj_node **out) {
     TRY(make_parser(p, JJ_OUTPUT, out));
     p->at = p->at->next;
     TRY(parse_tuple(p, &(*out)->a));
-    if (p->at->kind != JJ_T_OUTPUT_END) return fail(p, "}} is expected");
+    if (p->at->kind != JJ_T_OUTPUT_END) return fail(p, "expected }}");
     p->at = p->at->next;
     return TN_OK;
 }
@@ -1028,7 +1028,7 @@ static tn_status parse_body(parser *p, const char *const *ends, jj_node **out, c
         if (p->at->kind == JJ_T_END && !ends) break;
         if (p->at->kind == JJ_T_END) {
             char what[40] = "";
-            return fail(p, strcat(strcat(what, ends[1] ? ends[ends[2] ? 2 : 1] : ends[0]), " is expected"));
+            return fail(p, strcat(strcat(what, "expected "), ends[1] ? ends[ends[2] ? 2 : 1] : ends[0]));
         }
         if (p->at->kind == JJ_T_TEXT) {
             TRY(make_parser(p, JJ_TEXT, tail));

@@ -24,7 +24,7 @@ void *tn_jj_alloc(jj_arena *a, size_t count, size_t size) {
     if (size != 0 && count > (SIZE_MAX >> 2) / size) count = SIZE_MAX >> 2, size = 1;
     size_t bytes = (count * size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     if (bytes > a->limit || a->used > a->limit - bytes) {
-        tn_backend_fail(TN_ERR_MEMORY, "chat template: it needs more than %zu MiB of memory", a->limit >> 20);
+        tn_backend_fail(TN_ERR_MEMORY, "chat template: rendering needs more than %zu MiB of memory", a->limit >> 20);
         return NULL;
     }
     if (!a->blocks || a->blocks->size - a->blocks->used < bytes) {
@@ -248,7 +248,7 @@ tn_status tn_jj_order(jj_run *r, const jj_value *a, const jj_value *b, int *out)
         return tn_jj_charge(r, shared / 64);
     }
     if (a->kind != JJ_LIST || b->kind != JJ_LIST)
-        return tn_jj_fail(r, "%s and %s have no order", tn_jj_kind_name(a), tn_jj_kind_name(b));
+        return tn_jj_fail(r, "%s and %s cannot be ordered", tn_jj_kind_name(a), tn_jj_kind_name(b));
     *out = 0;
     TRY(deeper(r));
     for (size_t i = 0; i < a->list->count && i < b->list->count && *out == 0; i++)
@@ -261,7 +261,7 @@ tn_status tn_jj_order(jj_run *r, const jj_value *a, const jj_value *b, int *out)
 tn_status tn_jj_contains(jj_run *r, const jj_value *whole, const jj_value *part, bool *out) {
     *out = false;
     if (whole->kind == JJ_STRING) {
-        if (part->kind != JJ_STRING) return tn_jj_fail(r, "a string does not contain %s", tn_jj_kind_name(part));
+        if (part->kind != JJ_STRING) return tn_jj_fail(r, "a string cannot contain %s", tn_jj_kind_name(part));
         *out =
             part->size == 0 || (part->size <= whole->size && memmem(whole->text, whole->size, part->text, part->size));
         return tn_jj_charge(r, whole->size / 64);
@@ -273,7 +273,7 @@ tn_status tn_jj_contains(jj_run *r, const jj_value *whole, const jj_value *part,
         return TN_OK;
     }
     if (whole->kind == JJ_UNDEFINED) return TN_OK;
-    if (whole->kind != JJ_LIST) return tn_jj_fail(r, "%s does not contain anything", tn_jj_kind_name(whole));
+    if (whole->kind != JJ_LIST) return tn_jj_fail(r, "%s is not a container", tn_jj_kind_name(whole));
     for (size_t i = 0; i < whole->list->count && !*out; i++)
         TRY(tn_jj_equal(r, &whole->list->items[i], part, out));
     return TN_OK;
@@ -285,8 +285,7 @@ tn_status tn_jj_items(jj_run *r, const jj_value *v, const jj_list **out) {
     jj_list *list;
     *out = v->kind == JJ_LIST ? v->list : &nothing;
     if (v->kind == JJ_LIST || v->kind == JJ_UNDEFINED) return TN_OK;
-    if (v->kind != JJ_STRING && v->kind != JJ_DICT)
-        return tn_jj_fail(r, "%s has no items to go over", tn_jj_kind_name(v));
+    if (v->kind != JJ_STRING && v->kind != JJ_DICT) return tn_jj_fail(r, "%s is not iterable", tn_jj_kind_name(v));
     TRY(tn_jj_new_list(r, &value, &list));
     for (size_t i = 0; v->kind == JJ_DICT && i < v->dict->count; i++)
         TRY(tn_jj_push(r, list, v->dict->pairs[i].key));
@@ -350,7 +349,7 @@ static bool is_sequence(const jj_value *v) { return v->kind == JJ_STRING || v->k
 
 /* Python rounds a // b towards minus infinity, and a % b has the sign of b. */
 static tn_status divide_whole(jj_run *r, jj_op op, int64_t a, int64_t b, jj_value *out) {
-    if (b == 0) return tn_jj_fail(r, "a division by zero");
+    if (b == 0) return tn_jj_fail(r, "division by zero");
     if (b == -1) {
         if (op == JJ_FLOOR && a == INT64_MIN) return tn_jj_fail(r, "this number is too large");
         *out = jj_int(op == JJ_FLOOR ? -a : 0);
@@ -396,7 +395,7 @@ static tn_status compute_whole(jj_run *r, jj_op op, int64_t a, int64_t b, jj_val
 
 static tn_status compute_float(jj_run *r, jj_op op, double a, double b, jj_value *out) {
     double rest;
-    if (b == 0 && (op == JJ_DIVIDE || op == JJ_FLOOR || op == JJ_MODULO)) return tn_jj_fail(r, "a division by zero");
+    if (b == 0 && (op == JJ_DIVIDE || op == JJ_FLOOR || op == JJ_MODULO)) return tn_jj_fail(r, "division by zero");
     switch (op) {
     case JJ_ADD: *out = jj_float(a + b); return TN_OK;
     case JJ_SUBTRACT: *out = jj_float(a - b); return TN_OK;
@@ -440,7 +439,7 @@ static tn_status jinja_place_of(jj_run *r, const jj_value *v, int64_t length, in
                                 int64_t usual, int64_t *out) {
     *out = usual;
     if (!v || v->kind == JJ_NONE) return TN_OK;
-    if (!jinja_is_whole(v)) return tn_jj_fail(r, "a slice has integers, not %s", tn_jj_kind_name(v));
+    if (!jinja_is_whole(v)) return tn_jj_fail(r, "the bounds of a slice must be integers, not %s", tn_jj_kind_name(v));
     int64_t place = whole_of(v);
     if (place < 0) place = place < -length ? least : place + length;
     *out = place < least ? least : place > most ? most : place;
@@ -474,10 +473,10 @@ tn_status tn_jj_slice(jj_run *r, const jj_value *v, const jj_value *start, const
         *out = *v;
         return TN_OK;
     }
-    if (!is_sequence(v)) return tn_jj_fail(r, "%s has no slices", tn_jj_kind_name(v));
+    if (!is_sequence(v)) return tn_jj_fail(r, "%s cannot be sliced", tn_jj_kind_name(v));
     if (step && step->kind != JJ_NONE) {
         if (!jinja_is_whole(step) || whole_of(step) == 0)
-            return tn_jj_fail(r, "the step of a slice is an integer, and not 0");
+            return tn_jj_fail(r, "the step of a slice must be an integer other than 0");
         by = whole_of(step);
     }
     int64_t length = (int64_t)(v->kind == JJ_LIST ? v->list->count : tn_jj_characters(v->text, v->size));
@@ -494,7 +493,7 @@ tn_status tn_jj_slice(jj_run *r, const jj_value *v, const jj_value *start, const
 static const jj_value undefined = {.kind = JJ_UNDEFINED};
 
 static tn_status of_undefined(jj_run *r, const char *name, size_t size) {
-    return tn_jj_fail(r, "\"%.*s\" is asked of an undefined value", (int)(size < 60 ? size : 60), name);
+    return tn_jj_fail(r, "attribute \"%.*s\" of an undefined value", (int)(size < 60 ? size : 60), name);
 }
 
 static tn_status bind(jj_run *r, const jj_row *row, const jj_value *self, jj_value *out) {
@@ -658,7 +657,7 @@ tn_status tn_jj_print(jj_run *r, const jj_value *v, bool quoted, tn_bytes *out) 
     TRY(deeper(r));
     TRY(print(r, v, quoted, out));
     r->depth--;
-    if (out->size > r->max_written) return tn_jj_fail(r, "a text of more than %zu bytes", r->max_written);
+    if (out->size > r->max_written) return tn_jj_fail(r, "a text exceeds %zu bytes", r->max_written);
     return tn_jj_charge(r, 1 + (out->size - before) / 64);
 }
 
@@ -688,7 +687,7 @@ typedef struct reader {
 static tn_status read_value(reader *x, jj_value *out);
 
 static tn_status fail(const reader *x, const char *what) {
-    return tn_backend_fail(TN_ERR_FORMAT, "chat template: the variables are no JSON: byte %zu: %s", x->at, what);
+    return tn_backend_fail(TN_ERR_FORMAT, "chat template: the variables are not valid JSON: byte %zu: %s", x->at, what);
 }
 
 static void skip_blanks(reader *x) {
@@ -717,7 +716,7 @@ static bool read_hex(const reader *x, size_t at, uint32_t *out) {
 /* Behind \u: one code point, from two escapes where they are a surrogate pair. */
 static tn_status read_code(reader *x, char *out, size_t *written) {
     uint32_t code, low;
-    if (!read_hex(x, x->at, &code)) return fail(x, "four hexadecimal digits are expected");
+    if (!read_hex(x, x->at, &code)) return fail(x, "expected four hexadecimal digits");
     x->at += 4;
     bool pair = code >= 0xd800 && code < 0xdc00 && x->size - x->at >= 6 && !memcmp(x->text + x->at, "\\u", 2) &&
                 read_hex(x, x->at + 2, &low) && low >= 0xdc00 && low < 0xe000;
@@ -738,19 +737,19 @@ static tn_status read_escape(reader *x, char *out, size_t *written) {
         out[(*written)++] = to[place - from];
         return TN_OK;
     }
-    return c == 'u' ? read_code(x, out, written) : fail(x, "an unknown escape");
+    return c == 'u' ? read_code(x, out, written) : fail(x, "unknown escape");
 }
 
 static tn_status read_string(reader *x, jj_value *out) {
     size_t end = x->at, length = 0;
     while (end < x->size && x->text[end] != '"')
         end += x->text[end] == '\\' ? 2 : 1;
-    if (end >= x->size) return fail(x, "this string has no end");
+    if (end >= x->size) return fail(x, "unterminated string");
     char *text = tn_jj_alloc(&x->run->arena, end - x->at, 1); /* no escape is shorter than what it means */
     if (!text) return TN_ERR_MEMORY;
     while (x->at < end) {
         char c = x->text[x->at++];
-        if ((unsigned char)c < 32) return fail(x, "a control character in a string");
+        if ((unsigned char)c < 32) return fail(x, "unescaped control character in a string");
         if (c == '\\') {
             TRY(read_escape(x, text, &length));
         } else {
@@ -775,11 +774,11 @@ static tn_status read_number(reader *x, jj_value *out) {
     const char *first = digits + (digits[0] == '-');
     char *end = digits;
     if (*first < '0' || *first > '9' || (first[0] == '0' && first[1] >= '0' && first[1] <= '9'))
-        return fail(x, "a value is expected");
+        return fail(x, "expected a value");
     errno = 0;
     *out = whole ? jj_int(strtoll(digits, &end, 10)) : jj_float(strtod(digits, &end));
     if (*end || end[-1] == '.' || (whole && errno != 0) || length == sizeof digits - 1)
-        return fail(x, "this number is malformed or too large");
+        return fail(x, "malformed or too large number");
     return TN_OK;
 }
 
@@ -792,7 +791,7 @@ static tn_status read_array(reader *x, jj_value *out) {
         TRY(read_value(x, &item));
         TRY(tn_jj_push(x->run, list, item));
     } while (jinja_json_takes(x, ','));
-    return jinja_json_takes(x, ']') ? TN_OK : fail(x, "] or , is expected");
+    return jinja_json_takes(x, ']') ? TN_OK : fail(x, "expected ] or ,");
 }
 
 static tn_status read_object(reader *x, jj_value *out) {
@@ -801,13 +800,13 @@ static tn_status read_object(reader *x, jj_value *out) {
     if (jinja_json_takes(x, '}')) return TN_OK;
     do {
         jj_value key, value;
-        if (!jinja_json_takes(x, '"')) return fail(x, "a key is expected");
+        if (!jinja_json_takes(x, '"')) return fail(x, "expected a key");
         TRY(read_string(x, &key));
-        if (!jinja_json_takes(x, ':')) return fail(x, ": is expected");
+        if (!jinja_json_takes(x, ':')) return fail(x, "expected :");
         TRY(read_value(x, &value));
         TRY(tn_jj_put(x->run, dict, key, value));
     } while (jinja_json_takes(x, ','));
-    return jinja_json_takes(x, '}') ? TN_OK : fail(x, "} or , is expected");
+    return jinja_json_takes(x, '}') ? TN_OK : fail(x, "expected } or ,");
 }
 
 static bool takes_word(reader *x, const char *word) {
@@ -818,7 +817,7 @@ static bool takes_word(reader *x, const char *word) {
 }
 
 static tn_status read_value(reader *x, jj_value *out) {
-    if (x->depth >= JJ_MAX_DEPTH) return fail(x, "nested too deep");
+    if (x->depth >= JJ_MAX_DEPTH) return fail(x, "nested too deeply");
     x->depth++;
     tn_status status = TN_OK;
     skip_blanks(x);
@@ -845,7 +844,7 @@ tn_status tn_jj_read_json(jj_run *r, const char *text, size_t size, jj_value *ou
     reader x = {.run = r, .text = text, .size = size};
     TRY(read_value(&x, out));
     skip_blanks(&x);
-    return x.at == size ? TN_OK : fail(&x, "more follows behind the value");
+    return x.at == size ? TN_OK : fail(&x, "unexpected text after the value");
 }
 
 /* ---- writing ----------------------------------------------------------------------------------------------------- */
@@ -960,7 +959,7 @@ static tn_status write_float(double v, tn_bytes *out) {
 tn_status tn_jj_write_json(jj_run *r, const jj_value *v, const jj_json_style *s, int level, tn_bytes *out) {
     char number[32];
     if (level > JJ_MAX_DEPTH) return tn_jj_fail(r, "nested more than %d levels deep", JJ_MAX_DEPTH);
-    if (out->size > r->max_written) return tn_jj_fail(r, "a text of more than %zu bytes", r->max_written);
+    if (out->size > r->max_written) return tn_jj_fail(r, "a text exceeds %zu bytes", r->max_written);
     TRY(tn_jj_charge(r, 1 + (v->kind == JJ_STRING ? v->size / 64 : 0)));
     switch (v->kind) {
     case JJ_NONE: return put_jinja_json(out, "null");
@@ -970,6 +969,6 @@ tn_status tn_jj_write_json(jj_run *r, const jj_value *v, const jj_json_style *s,
     case JJ_STRING: return write_string(v, s->ascii, out);
     case JJ_LIST: return write_list(r, v->list, s, level, out);
     case JJ_DICT: return write_dict(r, v->dict, s, level, out);
-    default: return tn_jj_fail(r, "%s cannot be written as JSON", tn_jj_kind_name(v));
+    default: return tn_jj_fail(r, "%s cannot be converted to JSON", tn_jj_kind_name(v));
     }
 }

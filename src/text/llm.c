@@ -59,7 +59,7 @@ tn_status tn_llm_source_find(const llm_source *s, const char *name, llm_tensor *
     tn_safetensors_info t = {.struct_size = sizeof t};
     if (s->gguf) return tn_gguf_find(s->gguf, name, out);
     if (!tn_hf_find(&s->folder, name, &t))
-        return tn_backend_fail(TN_ERR_FORMAT, "'%s': there is no tensor '%s'", s->folder.path, name);
+        return tn_backend_fail(TN_ERR_FORMAT, "'%s': tensor '%s' is missing", s->folder.path, name);
     translate(&t, out);
     return TN_OK;
 }
@@ -125,7 +125,7 @@ static tn_status join_experts(const tn_llm *m, const char *name, tn_tensor **out
         tn_llm_expert_name(name, e, own);
         status = tn_llm_source_find(&m->file->source, own, &next);
         if (status == TN_OK && (next.dtype != info.dtype || next.bytes != info.bytes))
-            status = tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': '%s' is of another type than that of the first expert",
+            status = tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': '%s' has another type than that of the first expert",
                                      tn_llm_source_path(&m->file->source), own);
         if (status == TN_OK) memcpy(all + (size_t)e * (size_t)info.bytes, next.data, (size_t)info.bytes);
     }
@@ -174,7 +174,7 @@ static tn_status read_factors(const tn_llm *m, const tn_tensor *factors, float *
     TRY(tn_read(factors, out, (size_t)half * sizeof *out));
     for (int64_t i = 0; i < half; i++)
         if (!(out[i] > 0 && isfinite(out[i])))
-            return tn_backend_fail(TN_ERR_FORMAT, "'%s': factor %" PRId64 " of rope is %g: it must be a number above 0",
+            return tn_backend_fail(TN_ERR_FORMAT, "'%s': factor %" PRId64 " of rope is %g: it must be greater than 0",
                                    tn_llm_source_path(&m->file->source), i, (double)out[i]);
     return TN_OK;
 }
@@ -274,7 +274,7 @@ static tn_status mend(tn_llm *m, tn_status failure) {
     m->token = NULL;
     m->position = 0;
     renew_caches(m);
-    return tn_backend_fail(failure, "%s (the sequence is lost and begins anew)", words);
+    return tn_backend_fail(failure, "%s (the sequence is lost; the conversation starts again)", words);
 }
 
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
@@ -303,11 +303,11 @@ static tn_status too_large(const tn_llm *m, const tn_llm_facts *f, int64_t room)
                  "a context of %" PRId64 " tokens would fit: set context in tn_llm_options (--context of the command)",
                  pages * LLM_PAGE);
     else
-        snprintf(fix, sizeof fix, "take a model of fewer weights or bits, or another device (trunnion devices)");
+        snprintf(fix, sizeof fix, "use a smaller or more quantized model, or another device (trunnion devices)");
     size_unit unit = unit_of(f->total_bytes), left = unit_of(room);
     return tn_backend_fail(TN_ERR_MEMORY,
-                           "'%s' needs %.2f %s: %.2f for weights, %.2f for the cache of %" PRId64
-                           " tokens, %.2f to compute in; %.2f %s are free. %s",
+                           "'%s' needs %.2f %s: %.2f for weights, %.2f for the key/value cache of %" PRId64
+                           " tokens, %.2f for computing; %.2f %s are free. %s",
                            tn_llm_source_path(&m->file->source), (double)f->total_bytes / unit.bytes, unit.name,
                            (double)f->weights_bytes / unit.bytes, (double)f->cache_bytes / unit.bytes, f->context,
                            (double)(f->activation_bytes + f->runtime_bytes) / unit.bytes, (double)room / left.bytes,
@@ -502,7 +502,8 @@ tn_status tn_llm_get_facts(const tn_llm *m, tn_llm_facts *facts) {
 tn_status tn_llm_rewind(tn_llm *m, int64_t position) {
     if (!m) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_rewind: the model is NULL");
     if (position < 0 || position > m->position)
-        return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_rewind: to %" PRId64 " tokens; the sequence has %" PRId64,
+        return tn_backend_fail(TN_ERR_ARGUMENT,
+                               "tn_llm_rewind: cannot rewind to %" PRId64 " tokens; the sequence has %" PRId64,
                                position, m->position);
     m->position = position;
     return TN_OK;
@@ -520,23 +521,24 @@ tn_status tn_llm_export_onnx(tn_llm *m, const char *path, const tn_llm_export_on
 /* ---- pieces of a prompt ------------------------------------------------------------------------------------------ */
 
 static tn_status too_long(const tn_llm *m, int64_t count) {
-    char fix[160] = "the model was trained for no longer context: shorten the text";
+    char fix[160] = "this is the longest context that the model supports: shorten the text";
     if (m->config.context < m->config.trained_context)
         snprintf(fix, sizeof fix, "set a longer context in tn_llm_options (--context of the command), at most %" PRId64,
                  m->config.trained_context);
     return tn_backend_fail(TN_ERR_ARGUMENT,
-                           "%" PRId64 " tokens exceed the context of %" PRId64 ", of which %" PRId64 " are taken; %s",
+                           "%" PRId64 " tokens exceed the context of %" PRId64 ", of which %" PRId64 " are used; %s",
                            count, m->config.context, m->position, fix);
 }
 
 static tn_status check_ids(const tn_llm *m, const int32_t *ids, int64_t count) {
     if (!m || !ids || count < 1)
         return tn_backend_fail(TN_ERR_ARGUMENT,
-                               "tn_llm: the model or the ids are NULL, or there are none (%" PRId64 ")", count);
+                               "tn_llm: the model or the ids are NULL, or the number of ids is %" PRId64, count);
     if (count > m->config.context - m->position) return too_long(m, count);
     for (int64_t i = 0; i < count; i++)
         if (ids[i] < 0 || ids[i] >= m->config.size[SIZE_VOCABULARY])
-            return tn_backend_fail(TN_ERR_ARGUMENT, "token %" PRId64 " is %" PRId32 "; the vocabulary has %" PRId64, i,
+            return tn_backend_fail(TN_ERR_ARGUMENT,
+                                   "token %" PRId64 " is %" PRId32 ", but the vocabulary has %" PRId64 " tokens", i,
                                    ids[i], m->config.size[SIZE_VOCABULARY]);
     return TN_OK;
 }

@@ -347,7 +347,7 @@ static tn_status check_shape(const llm_source *s, const llm_config *c, const llm
         fits = t->shape[d + row] == wanted[d];
     if (fits) return TN_OK;
     return tn_backend_fail(TN_ERR_FORMAT,
-                           "%s: tensor '%.100s' has %d dimensions, %s; by the metadata it must have %d, %s",
+                           "%s: tensor '%.100s' has %d dimensions, %s; according to the metadata it must have %d, %s",
                            tn_llm_source_place(s, t).text, t->name, t->rank, spell(t->shape, t->rank).text, rank,
                            spell(wanted, rank).text);
 }
@@ -364,10 +364,10 @@ static tn_status check_named(const llm_source *s, llm_config *c, const char *nam
     tn_status status = tn_llm_source_find(s, name, &t);
     if (status != TN_OK) return needed ? status : TN_OK;
     if (!is_weight_dtype(t.dtype))
-        return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                               "%s: tensor '%s' is of type %s, which is not computed with here; take "
-                               "the model in another quantisation",
-                               tn_llm_source_place(s, &t).text, name, t.dtype_name);
+        return tn_backend_fail(
+            TN_ERR_UNSUPPORTED,
+            "%s: tensor '%s' has type %s, which is not supported; use another quantization of the model",
+            tn_llm_source_place(s, &t).text, name, t.dtype_name);
     bool chosen = layer >= 0 && BIT(slot) & EXPERTS & ~BIT(SLOT_ROUTER);
     c->weights_bytes += t.bytes;
     c->expert_bytes += chosen ? t.bytes : 0;
@@ -434,8 +434,8 @@ static tn_status check_known(const llm_source *s, const llm_config *c, const llm
     if (fits && (layer < 0 ? head : known) & BIT(slot)) return TN_OK;
     if (is_beside(c->naming, name)) return TN_OK;
     return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                           "%s: tensor '%.64s' is none that a %s model of %" PRId64
-                           " layers has here; without it the results would be wrong",
+                           "%s: tensor '%.64s' is not known in a %s model of %" PRId64
+                           " layers; ignoring it could give wrong results",
                            tn_llm_source_place(s, t).text, t->name, c->family->architecture, c->layers);
 }
 
@@ -467,7 +467,7 @@ static tn_status read_vocabulary(const llm_source *s, llm_config *c) {
     TRY(tn_llm_source_find(s, name, &embedding));
     c->size[SIZE_VOCABULARY] = embedding.rank > 0 ? embedding.shape[0] : 0;
     if (c->size[SIZE_VOCABULARY] < 1 || c->size[SIZE_VOCABULARY] > INT32_MAX)
-        return tn_backend_fail(TN_ERR_FORMAT, "%s: tensor '%s' has %" PRId64 " rows, one a token",
+        return tn_backend_fail(TN_ERR_FORMAT, "%s: tensor '%s' has %" PRId64 " rows; it must have one per token",
                                tn_llm_source_place(s, &embedding).text, embedding.name, c->size[SIZE_VOCABULARY]);
     tn_llm_name(c->naming, name, -1, SLOT_OUTPUT);
     if (s->gguf) c->tied = tn_llm_source_find(s, name, &output) != TN_OK;
@@ -495,13 +495,12 @@ tn_status tn_llm_set_experts(llm_config *c, const char *place, int64_t experts, 
     if (experts == 0 && !f->always_mixed) return TN_OK;
     if (!f->experts)
         return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                               "'%s' has %" PRId64 " experts; a %s model is not computed as a mixture of experts here",
-                               place, experts, f->architecture);
+                               "'%s' has %" PRId64 " experts; mixture-of-experts %s models are not supported", place,
+                               experts, f->architecture);
     if (experts < 1 || experts > LLM_MOST_EXPERTS || choices < 1 || choices > experts)
         return tn_backend_fail(TN_ERR_FORMAT,
-                               "'%s' has %" PRId64 " experts, of which a token has %" PRId64
-                               "; there must be 1 to %d of them, and a token must have one of them at least, and no "
-                               "more than there are",
+                               "'%s' has %" PRId64 " experts and uses %" PRId64
+                               " per token; it must have 1 to %d experts, and use at least one and at most all of them",
                                place, experts, choices, LLM_MOST_EXPERTS);
     c->needs = (f->needs & ~FFN_MATRICES) | f->experts;
     c->allows = f->allows & ~GATED_BIASES;
@@ -535,7 +534,8 @@ static tn_status take_options(const llm_source *s, const tn_llm_options *options
     tn_llm_options o = TN_LLM_DEFAULTS;
     TRY(tn_options_read(&o, options, "language model", "tn_llm_options o = TN_LLM_DEFAULTS"));
     if (o.context < 0 || o.context > c->trained_context)
-        return tn_backend_fail(TN_ERR_ARGUMENT, "a context of %" PRId64 " tokens; '%s' was trained for 1 to %" PRId64,
+        return tn_backend_fail(TN_ERR_ARGUMENT,
+                               "a context of %" PRId64 " tokens is not supported; '%s' supports 1 to %" PRId64,
                                o.context, tn_llm_source_path(s), c->trained_context);
     if ((unsigned)o.cache > TN_LLM_CACHE_F32)
         return tn_backend_fail(TN_ERR_ARGUMENT,

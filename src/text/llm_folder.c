@@ -14,10 +14,9 @@ static tn_status find_family(const hf_folder *f, llm_config *c) {
     if (c->family) return TN_OK;
     char known[400];
     tn_llm_list_families(false, known, sizeof known);
-    return tn_backend_fail(
-        TN_ERR_UNSUPPORTED,
-        "'%s/config.json': '%s' is no model_type of a language model that is known here; known are %s", f->path,
-        tn_txt_shown(type, strlen(type)).text, known);
+    return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                           "'%s/config.json': the model_type '%s' is not a supported language model; supported are %s",
+                           f->path, tn_txt_shown(type, strlen(type)).text, known);
 }
 
 /* Features that would change the results. */
@@ -29,7 +28,7 @@ static tn_status refuse_features(const hf_folder *f) {
     const tn_json *scaled = tn_json_get(f->config, "scale_attn_weights");
     if (tn_json_bool(scaled, true)) return TN_OK;
     return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                           "'%s/config.json': 'scale_attn_weights' is false, which is not computed here", f->path);
+                           "'%s/config.json': 'scale_attn_weights' is false, which is not supported", f->path);
 }
 
 /* ---- rope -------------------------------------------------------------------------------------------------------- */
@@ -48,7 +47,7 @@ static tn_status read_llama3(const hf_folder *f, const tn_json *o, llm_rope *r) 
     TRY(tn_hf_real(f, o, "high_freq_factor", NAN, 1e-6, 1e6, &r->high));
     TRY(tn_hf_real(f, o, "original_max_position_embeddings", NAN, 1, LLM_MOST_CONTEXT, &r->trained));
     if (r->high > r->low) return TN_OK;
-    return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json': 'high_freq_factor' must be above 'low_freq_factor'",
+    return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json': 'high_freq_factor' must be greater than 'low_freq_factor'",
                            f->path);
 }
 
@@ -83,8 +82,8 @@ tn_status tn_llm_rope_list(const hf_folder *f, const char *key, int64_t count, f
     }
     if (fits) return TN_OK;
     return tn_backend_fail(TN_ERR_FORMAT,
-                           "'%s/config.json': '%s' must be a list of %" PRId64 " numbers above 0, one for each pair "
-                           "that rope turns",
+                           "'%s/config.json': '%s' must be a list of %" PRId64
+                           " numbers greater than 0, one for each pair of rope",
                            f->path, key, count);
 }
 
@@ -121,18 +120,17 @@ static tn_status read_rope(const hf_folder *f, llm_config *c) {
     TRY(tn_hf_real(f, o, "partial_rotary_factor", turned, 0, 1, &turned));
     if (turned != 1)
         return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                               "'%s/config.json': rope turns %g of a head; only the whole is computed here", f->path,
-                               turned);
+                               "'%s/config.json': rope applies to %g of a head; only 1 is supported", f->path, turned);
     if (strcmp(type, "default") == 0) return TN_OK;
     if (strcmp(type, "dynamic") == 0) return TN_OK; /* another base past the trained context, where no text may reach */
     if (strcmp(type, "linear") == 0) return read_linear(f, o, &c->rope);
     if (strcmp(type, "llama3") == 0) return read_llama3(f, o, &c->rope);
     if (strcmp(type, "yarn") == 0) return read_yarn(f, o, c);
     if (strcmp(type, "longrope") == 0 || strcmp(type, "su") == 0) return read_longrope(f, o, c); /* su: its old name */
-    return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                           "'%s/config.json': rope of the type '%s' is not computed here; default, dynamic, linear, "
-                           "llama3, yarn and longrope are",
-                           f->path, tn_txt_shown(type, strlen(type)).text);
+    return tn_backend_fail(
+        TN_ERR_UNSUPPORTED,
+        "'%s/config.json': rope type '%s' is not supported; default, dynamic, linear, llama3, yarn and longrope are",
+        f->path, tn_txt_shown(type, strlen(type)).text);
 }
 
 /* That of layers with a window, where it is another one. */
@@ -144,8 +142,8 @@ static tn_status read_local_rope(const hf_folder *f, llm_config *c) {
     if (!told && c->family->local_base == 0) return TN_OK;
     if (strcmp(type, "default") != 0)
         return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                               "'%s/config.json': rope of the type '%s' is not computed in layers with a window",
-                               f->path, tn_txt_shown(type, strlen(type)).text);
+                               "'%s/config.json': rope type '%s' is not supported in sliding-window layers", f->path,
+                               tn_txt_shown(type, strlen(type)).text);
     c->two_ropes = true;
     c->local_rope = (llm_rope){.scale = 1, .amplitude = 1};
     TRY(tn_hf_real(f, f->config, "rope_local_base_freq", base, 1.0001, 1e12, &base));
@@ -160,8 +158,7 @@ static tn_status read_layer_types(const hf_folder *f, const tn_json *types, llm_
         bool slides = strcmp(type, "sliding_attention") == 0;
         if (!slides && strcmp(type, "full_attention") != 0)
             return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                                   "'%s/config.json': layer %" PRId64
-                                   " is of the type '%s', which is not computed here",
+                                   "'%s/config.json': layer %" PRId64 " has the type '%s', which is not supported",
                                    f->path, i, tn_txt_shown(type, strlen(type)).text);
         tn_llm_set_window(c, i, slides);
     }
@@ -212,12 +209,12 @@ static tn_status read_heads(const hf_folder *f, llm_config *c) {
     TRY(tn_hf_size(f, "head_dim", hidden % c->heads == 0 ? hidden / c->heads : -1, LLM_MOST_WIDTH, head));
     if (c->heads % c->kv_heads != 0)
         return tn_backend_fail(TN_ERR_FORMAT,
-                               "'%s/config.json': %" PRId64 " heads cannot share %" PRId64 " heads of keys and values",
+                               "'%s/config.json': %" PRId64 " heads is not a multiple of %" PRId64 " key/value heads",
                                f->path, c->heads, c->kv_heads);
     if (turns && *head % 2 != 0)
         return tn_backend_fail(TN_ERR_FORMAT,
-                               "'%s/config.json': heads are %" PRId64
-                               " wide; rope turns pairs, so it must be an even number",
+                               "'%s/config.json': the head size is %" PRId64
+                               "; it must be even, because rope rotates pairs",
                                f->path, *head);
     c->size[SIZE_HALF] = *head / 2;
     c->size[SIZE_QUERIES] = c->heads * *head;
@@ -235,7 +232,7 @@ static tn_status refuse_mixtures(const hf_folder *f) {
     if (tn_json_length(plain) == 0 && step == 1) return TN_OK;
     return tn_backend_fail(TN_ERR_UNSUPPORTED,
                            "'%s/config.json': 'mlp_only_layers' or 'decoder_sparse_step' gives layers without experts, "
-                           "which are not computed here",
+                           "which is not supported",
                            f->path);
 }
 
@@ -361,7 +358,7 @@ static tn_status gguf_find_family(const tn_gguf *f, llm_config *c) {
     char known[400];
     tn_llm_list_families(true, known, sizeof known);
     return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                           "'%s': byte %" PRId64 ": the architecture '%s' is not known here; known are %s",
+                           "'%s': byte %" PRId64 ": the architecture '%s' is not supported; supported are %s",
                            tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, "general.architecture")),
                            tn_txt_shown(text, (size_t)length).text, known);
 }
@@ -376,8 +373,8 @@ static tn_status gguf_refuse_features(const tn_gguf *f, const llm_config *c) {
         TRY(tn_gguf_get_float(f, gguf_key_of(c, "expert_weights_scale").text, &scale));
     if (gate == BY_SOFTMAX && (scale == 1 || scale == 0)) return TN_OK;
     return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                           "'%s': experts are weighted by function %" PRId64 " and factor %g; only by a softmax, "
-                           "without a factor, is computed here",
+                           "'%s': experts use gating function %" PRId64
+                           " and scale %g; only softmax without a scale is supported",
                            tn_gguf_path(f), gate, scale);
 }
 
@@ -406,7 +403,7 @@ static tn_status read_head_dim(const tn_gguf *f, llm_config *c) {
     } else {
         key_name key = gguf_key_of(c, "attention.head_count");
         return tn_backend_fail(TN_ERR_FORMAT,
-                               "'%s': byte %" PRId64 ": %" PRId64 " heads do not divide a width of %" PRId64,
+                               "'%s': byte %" PRId64 ": %" PRId64 " heads do not divide the embedding length %" PRId64,
                                tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, key.text)), c->heads, hidden);
     }
     const char *const equal[] = {"attention.value_length", "rope.dimension_count"};
@@ -415,16 +412,16 @@ static tn_status read_head_dim(const tn_gguf *f, llm_config *c) {
         if (has(f, c, equal[i])) TRY(get_size(f, c, equal[i], LLM_MOST_WIDTH, &other));
         if (other != *head)
             return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                                   "'%s': byte %" PRId64 ": key '%s' is %" PRId64 " where the heads are %" PRId64
-                                   " wide; only equal lengths are computed here",
+                                   "'%s': byte %" PRId64 ": key '%s' is %" PRId64 ", but the head size is %" PRId64
+                                   "; only equal sizes are supported",
                                    tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, gguf_key_of(c, equal[i]).text)),
                                    gguf_key_of(c, equal[i]).text, other, *head);
     }
     if (*head % 2 == 0) return TN_OK;
     key_name key = gguf_key_of(c, has(f, c, "attention.key_length") ? "attention.key_length" : "attention.head_count");
     return tn_backend_fail(TN_ERR_FORMAT,
-                           "'%s': byte %" PRId64 ": key '%s' makes heads %" PRId64
-                           " wide; rope turns pairs, so it must be an even number",
+                           "'%s': byte %" PRId64 ": key '%s' gives a head size of %" PRId64
+                           "; it must be even, because rope rotates pairs",
                            tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, key.text)), key.text, *head);
 }
 
@@ -435,8 +432,7 @@ static tn_status gguf_read_heads(const tn_gguf *f, llm_config *c) {
         TRY(get_size(f, c, "attention.head_count_kv", LLM_MOST_HEADS, &c->kv_heads));
     if (c->heads % c->kv_heads != 0)
         return tn_backend_fail(
-            TN_ERR_FORMAT,
-            "'%s': byte %" PRId64 ": %" PRId64 " heads cannot share %" PRId64 " heads of keys and values",
+            TN_ERR_FORMAT, "'%s': byte %" PRId64 ": %" PRId64 " heads is not a multiple of %" PRId64 " key/value heads",
             tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, gguf_key_of(c, "attention.head_count_kv").text)), c->heads,
             c->kv_heads);
     TRY(read_head_dim(f, c));
@@ -490,8 +486,8 @@ static tn_status read_rope_scaling(const tn_gguf *f, llm_config *c) {
                   &c->rope.trained));
     for (size_t i = 0; i < sizeof other / sizeof *other; i++)
         if (has(f, c, other[i]))
-            return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': byte %" PRId64 ": '%s' is not computed here",
-                                   tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, gguf_key_of(c, other[i]).text)),
+            return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': byte %" PRId64 ": '%s' is not supported", tn_gguf_path(f),
+                                   tn_gguf_offset(tn_gguf_get(f, gguf_key_of(c, other[i]).text)),
                                    gguf_key_of(c, other[i]).text);
     if (tn_gguf_get(f, key.text)) TRY(tn_gguf_get_string(f, key.text, &type, &length));
     if (text_is(type, length, "longrope") || has_tables(f)) {
@@ -501,11 +497,9 @@ static tn_status read_rope_scaling(const tn_gguf *f, llm_config *c) {
     if (text_is(type, length, "none")) return TN_OK;
     if (text_is(type, length, "linear")) return gguf_read_linear(f, c);
     if (text_is(type, length, "yarn")) return gguf_read_yarn(f, c);
-    return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                           "'%s': byte %" PRId64 ": rope scaling of type '%s' is not computed here; linear, yarn and "
-                           "longrope are",
-                           tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, key.text)),
-                           tn_txt_shown(type, (size_t)length).text);
+    return tn_backend_fail(
+        TN_ERR_UNSUPPORTED, "'%s': byte %" PRId64 ": rope scaling '%s' is not supported; linear, yarn and longrope are",
+        tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, key.text)), tn_txt_shown(type, (size_t)length).text);
 }
 
 /* ---- windows, caps ----------------------------------------------------------------------------------------------- */
@@ -522,7 +516,8 @@ static tn_status read_pattern(const tn_gguf *f, llm_config *c) {
     }
     if (tn_gguf_length(list) < c->layers)
         return tn_backend_fail(TN_ERR_FORMAT,
-                               "'%s': byte %" PRId64 ": key '%s' has %" PRId64 " elements for %" PRId64 " layers",
+                               "'%s': byte %" PRId64 ": key '%s' has %" PRId64 " elements, but the model has %" PRId64
+                               " layers",
                                tn_gguf_path(f), tn_gguf_offset(list), key.text, tn_gguf_length(list), c->layers);
     for (int64_t i = 0; i < c->layers; i++) {
         bool slides;

@@ -63,7 +63,8 @@ static tn_status decompose(tn_hf_work *w, const char *text, size_t size, int opt
         }
         utf8proc_ssize_t length =
             utf8proc_decompose_char((utf8proc_int32_t)c, w->codes + n, MOST, (utf8proc_option_t)options, &boundary);
-        if (length < 0 || length > MOST) return tn_backend_fail(TN_ERR_INTERNAL, "tokenizer: U+%04X is odd", c);
+        if (length < 0 || length > MOST)
+            return tn_backend_fail(TN_ERR_INTERNAL, "tokenizer: U+%04X is not a valid code point", c);
         n += (size_t)length;
     }
     TRY(tn_txt_reserve(&w->codes, &w->code_capacity, 2 * n + MOST, sizeof *w->codes));
@@ -306,9 +307,8 @@ static tn_status rewrite_replace(tn_hf_work *w, const tn_hf_step *s, const char 
         TRY(tn_bytes_append(out, s->text.data, s->text.size));
         if (out->size > w->room)
             return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                                   "tokenizer: the file's normalizers make a text of %zu bytes "
-                                   "longer than %zu bytes",
-                                   size, w->room);
+                                   "tokenizer: the normalizers expand a text of %zu bytes beyond %zu bytes", size,
+                                   w->room);
         /* What is written for several characters belongs to the last of them. */
         bool several = end > begin && begin + tn_hf_char(text + begin, size - begin, &c) < end;
         if (begin == 0 && end > 0 && (several || s->text.size == 0)) *first = false;
@@ -350,7 +350,7 @@ static tn_status read_base64(tn_text_slice text, tn_bytes *out) {
         text.size--;
     for (size_t i = 0; i < text.size; i++) {
         int digit = base64_digit(text.data[i]);
-        if (digit < 0) return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: precompiled_charsmap is no base64");
+        if (digit < 0) return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: precompiled_charsmap is not valid base64");
         bits = bits << 6 | (uint32_t)digit;
         if ((count += 6) < 8) continue;
         count -= 8;
@@ -373,7 +373,7 @@ static tn_status read_precompiled(tn_hf_step *s, const tn_json *v) {
         return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: precompiled_charsmap of %zu bytes has a tree of %zu",
                                s->text.size, tree);
     if (tn_txt_utf8_valid(s->text.data + 4 + tree, s->text.size - 4 - tree) < s->text.size - 4 - tree)
-        return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: precompiled_charsmap writes what is no UTF-8");
+        return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: precompiled_charsmap contains invalid UTF-8");
     s->unit_count = tree / 4;
     s->units = tn_txt_alloc(s->unit_count, sizeof *s->units);
     if (!s->units) return TN_ERR_MEMORY;
@@ -405,8 +405,8 @@ static const char *find_mapped(const tn_hf_step *s, const char *text, size_t siz
 static tn_status put_mapped(tn_hf_work *w, tn_bytes *out, const char *mapped) {
     TRY(tn_bytes_append(out, mapped, strlen(mapped)));
     if (out->size > w->room)
-        return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                               "tokenizer: the file's normalizers make a text longer than %zu bytes", w->room);
+        return tn_backend_fail(TN_ERR_UNSUPPORTED, "tokenizer: the normalizers expand the text beyond %zu bytes",
+                               w->room);
     return TN_OK;
 }
 
@@ -471,7 +471,7 @@ tn_status tn_hf_normalize(tn_hf_work *w, const char **text, size_t *size, bool *
         TRY(s->row->rewrite(w, s, *text, *size, out, first));
         if (out->size > w->room || out->size > INT32_MAX)
             return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                                   "tokenizer: the file's normalizers make %zu bytes of text from %zu", out->size,
+                                   "tokenizer: the normalizers expand the text to %zu bytes from %zu", out->size,
                                    *size);
         *text = out->data;
         *size = out->size;

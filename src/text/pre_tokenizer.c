@@ -125,7 +125,7 @@ static tn_status read_behavior(tn_hf_step *s, const tn_json *v, bool needed) {
         return TN_OK;
     }
     if (!name && !needed) return TN_OK;
-    return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: a pre-tokenizer's behavior must be Removed, Isolated, "
+    return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: the behavior of a pre-tokenizer must be Removed, Isolated, "
                                           "MergedWithPrevious, MergedWithNext or Contiguous");
 }
 
@@ -472,7 +472,7 @@ const tn_txt_rule *tn_txt_find_rule(const char *name) {
         int n = snprintf(known + length, sizeof known - length, "%s%s", i ? ", " : "", rules[i].name);
         if (n > 0 && (size_t)n < sizeof known - length) length += (size_t)n;
     }
-    tn_backend_fail(TN_ERR_UNSUPPORTED, "tokenizer: the rule \"%.64s\" for cutting words is not known; known are %s",
+    tn_backend_fail(TN_ERR_UNSUPPORTED, "tokenizer: the pre-tokenizer \"%.64s\" is not supported; supported are %s",
                     name, known);
     return NULL;
 }

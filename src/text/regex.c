@@ -114,18 +114,18 @@ static tn_status translate_property(translation *x, size_t length) {
 
 static tn_status translate_escape(translation *x, bool in_class) {
     char c = peek(x, 1);
-    if (x->size - x->at < 2) return refuse_regex(x, "a \\ at its end");
+    if (x->size - x->at < 2) return refuse_regex(x, "a trailing \\");
     for (size_t i = 0; i < sizeof set_escapes / sizeof *set_escapes; i++) {
         const set_escape *e = &set_escapes[i];
         if (e->letter != c) continue;
-        if (in_class && !e->inside) return refuse_regex(x, "the opposite of a set inside a class");
+        if (in_class && !e->inside) return refuse_regex(x, "a negated set inside a class");
         x->at += 2;
         return put_regex(x, in_class ? e->inside : e->alone);
     }
     if ((c == 'p' || c == 'P') && braces(x, 2) > 0) return translate_property(x, braces(x, 2));
     if (c == 'x') return copy(x, 2 + braces(x, 2));
     if (c != 'u') return copy(x, 2);
-    if (x->size - x->at < 6) return refuse_regex(x, "\\u without four digits");
+    if (x->size - x->at < 6) return refuse_regex(x, "\\u without four hexadecimal digits");
     TRY(put_regex(x, "\\x{"));
     x->at += 2;
     TRY(copy(x, 4));
@@ -144,10 +144,10 @@ static tn_status translate_class(translation *x) {
             TRY(translate_escape(x, true));
         } else if (c == '[' && peek(x, 1) == ':' && depth > 0) {
             const char *end = memchr(x->text + x->at, ']', x->size - x->at);
-            if (!end) return refuse_regex(x, "a class without end");
+            if (!end) return refuse_regex(x, "an unterminated class");
             TRY(copy(x, (size_t)(end - x->text) - x->at + 1));
         } else if (c == '[') {
-            if (depth > 0 && peek(x, 1) == '^') return refuse_regex(x, "the opposite of a class inside a class");
+            if (depth > 0 && peek(x, 1) == '^') return refuse_regex(x, "a negated class inside a class");
             if (depth++ == 0) {
                 TRY(copy(x, peek(x, 1) == '^' ? 2 : 1));
             } else {
@@ -164,12 +164,12 @@ static tn_status translate_class(translation *x) {
             TRY(copy(x, 1));
         }
     }
-    return refuse_regex(x, "a class without end");
+    return refuse_regex(x, "an unterminated class");
 }
 
 /* A group's begin: options are renamed, the rest is the same. */
 static tn_status translate_group(translation *x) {
-    if (x->depth == MAX_GROUPS) return refuse_regex(x, "too many groups inside each other");
+    if (x->depth == MAX_GROUPS) return refuse_regex(x, "too deeply nested groups");
     x->groups[x->depth++] = x->out.size;
     TRY(copy(x, 1));
     if (peek(x, 0) != '?') return peek(x, 0) == '*' ? refuse_regex(x, "(*") : TN_OK;
@@ -224,7 +224,7 @@ static tn_status translate_one(translation *x) {
     case '^': x->at++; return put_regex(x, "(?m:^)");
     case '$': x->at++; return put_regex(x, "(?m:$)");
     case ')':
-        if (x->depth == 0) return refuse_regex(x, "a ) too many");
+        if (x->depth == 0) return refuse_regex(x, "an unmatched )");
         x->atom = x->groups[--x->depth];
         return copy(x, 1);
     default: return copy(x, 1);
@@ -264,7 +264,7 @@ tn_status tn_hf_read_pattern(const tn_json *v, tn_txt_pattern **out) {
     if (!text.data)
         return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: a pattern must be {\"String\": …} or {\"Regex\": …}");
     if (memchr(text.data, 0, text.size) && !words)
-        return tn_backend_fail(TN_ERR_UNSUPPORTED, "tokenizer: a pattern with a NUL is not supported");
+        return tn_backend_fail(TN_ERR_UNSUPPORTED, "tokenizer: a pattern contains a NUL byte, which is not supported");
     translation x = {.text = text.data, .size = text.size};
     tn_status status = words ? quote(&x.out, text) : translate(&x);
     if (status == TN_OK) status = tn_txt_pattern_new(x.out.data, x.out.size, out);
@@ -306,7 +306,7 @@ tn_status tn_txt_pattern_new(const char *text, size_t size, tn_txt_pattern **out
     PCRE2_SIZE offset;
     *out = NULL;
     if (size > MAX_PATTERN)
-        return tn_backend_fail(TN_ERR_UNSUPPORTED, "tokenizer: a pattern of %zu bytes; %d are possible", size,
+        return tn_backend_fail(TN_ERR_UNSUPPORTED, "tokenizer: a pattern of %zu bytes exceeds the limit of %d", size,
                                (int)MAX_PATTERN);
     pcre2_code *code =
         pcre2_compile((PCRE2_SPTR)text, size, PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &error, &offset, NULL);
@@ -314,7 +314,7 @@ tn_status tn_txt_pattern_new(const char *text, size_t size, tn_txt_pattern **out
         char why[128] = "";
         if (error == PCRE2_ERROR_NOMEMORY) return tn_backend_fail(TN_ERR_MEMORY, "tokenizer: out of memory");
         pcre2_get_error_message(error, (PCRE2_UCHAR *)why, sizeof why);
-        return tn_backend_fail(TN_ERR_UNSUPPORTED, "tokenizer: the pattern \"%.*s\" does not compile: %s, at %zu",
+        return tn_backend_fail(TN_ERR_UNSUPPORTED, "tokenizer: compiling the pattern \"%.*s\" failed: %s, at %zu",
                                size < 200 ? (int)size : 200, text, why, (size_t)offset);
     }
     pcre2_jit_compile(code, PCRE2_JIT_COMPLETE); /* where it may not, matching is slower and nothing else */
@@ -326,11 +326,11 @@ void tn_txt_pattern_free(tn_txt_pattern *p) { pcre2_code_free((pcre2_code *)p); 
 
 static tn_status match_failed(int code, size_t size) {
     if (code == PCRE2_ERROR_NOMEMORY)
-        return tn_backend_fail(TN_ERR_MEMORY, "tokenizer: out of memory while cutting %zu bytes into words", size);
+        return tn_backend_fail(TN_ERR_MEMORY, "tokenizer: out of memory while splitting %zu bytes into words", size);
     char text[128] = "";
     pcre2_get_error_message(code, (PCRE2_UCHAR *)text, sizeof text);
     return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                           "tokenizer: cutting %zu bytes into words: %s. Hand the text over in parts", size, text);
+                           "tokenizer: splitting %zu bytes into words failed: %s. Pass the text in parts", size, text);
 }
 
 tn_status tn_txt_matcher_set(tn_txt_matcher *m, size_t size) {

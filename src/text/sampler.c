@@ -30,19 +30,19 @@ struct tn_sampler {
 /* ---- options ----------------------------------------------------------------------------------------------------- */
 
 static tn_status refuse_sampler(const char *name, double value, const char *range) {
-    return tn_backend_fail(TN_ERR_ARGUMENT, "sampler: %s is %g; it has to be %s", name, value, range);
+    return tn_backend_fail(TN_ERR_ARGUMENT, "sampler: %s is %g; it must be %s", name, value, range);
 }
 
 static tn_status check(const tn_sampler_options *o) {
     if (!(o->temperature >= 0) || isinf(o->temperature))
         return refuse_sampler("temperature", o->temperature, "0 or more");
     if (o->top_k < 0) return refuse_sampler("top_k", o->top_k, "0 or more");
-    if (!(o->top_p >= 0 && o->top_p <= 1)) return refuse_sampler("top_p", o->top_p, "in 0 to 1");
-    if (!(o->min_p >= 0 && o->min_p <= 1)) return refuse_sampler("min_p", o->min_p, "in 0 to 1");
+    if (!(o->top_p >= 0 && o->top_p <= 1)) return refuse_sampler("top_p", o->top_p, "from 0 to 1");
+    if (!(o->min_p >= 0 && o->min_p <= 1)) return refuse_sampler("min_p", o->min_p, "from 0 to 1");
     if (!(o->repeat_penalty >= (double)FLT_MIN && o->repeat_penalty <= (double)FLT_MAX))
-        return refuse_sampler("repeat_penalty", o->repeat_penalty, "a positive number that single precision holds");
+        return refuse_sampler("repeat_penalty", o->repeat_penalty, "a positive number in the range of a float");
     if (o->repeat_window < 0 || o->repeat_window > LONGEST_WINDOW)
-        return refuse_sampler("repeat_window", o->repeat_window, "in 0 to 1048576");
+        return refuse_sampler("repeat_window", o->repeat_window, "from 0 to 1048576");
     return TN_OK;
 }
 
@@ -266,12 +266,12 @@ static int32_t draw_sampler(tn_sampler *s, size_t count) {
 
 tn_status tn_sampler_pick(tn_sampler *s, const float *logits, int32_t count, int32_t *id) {
     if (!s || !logits || !id || count <= 0)
-        return tn_backend_fail(TN_ERR_ARGUMENT, "sampler: an argument is NULL or there are no logits");
+        return tn_backend_fail(TN_ERR_ARGUMENT, "sampler: an argument is NULL or the number of logits is 0");
     TRY(penalise(s, logits, count, &logits));
     float greatest = greatest_of(logits, count);
     if (isnan(greatest)) return refuse_nan(logits, count);
     if (greatest == -INFINITY)
-        return tn_backend_fail(TN_ERR_ARGUMENT, "sampler: all %d logits are minus infinity", (int)count);
+        return tn_backend_fail(TN_ERR_ARGUMENT, "sampler: all %d logits are -infinity", (int)count);
     if (s->o.temperature == 0) {
         *id = first_equal(logits, count, greatest);
         return TN_OK;

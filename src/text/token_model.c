@@ -12,7 +12,7 @@
 
 static tn_status no_unknown(const char *word, size_t size) {
     return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                           "tokenizer: \"%.*s\" is not in the vocabulary, and the file names no unknown token",
+                           "tokenizer: \"%.*s\" is not in the vocabulary, and the file defines no unknown token",
                            size < 64 ? (int)size : 64, word);
 }
 
@@ -223,7 +223,7 @@ static tn_status bad(const char *what) { return tn_backend_fail(TN_ERR_FORMAT, "
 /* Room for ids 0 to count - 1, and for `more` behind them. */
 static tn_status make_tokens(gathered *g, int64_t count, int64_t named, int64_t more) {
     if (count > 16 * named + 65536 || count + more > TN_TXT_MAX_TOKENS)
-        return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: ids up to %lld for %lld tokens", (long long)count - 1,
+        return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: ids up to %lld, but %lld tokens", (long long)count - 1,
                                (long long)named);
     g->tokens = tn_txt_zalloc((size_t)(count + more + 1), sizeof *g->tokens);
     g->types = tn_txt_zalloc((size_t)(count + more + 1), sizeof *g->types);
@@ -239,7 +239,7 @@ static tn_status gather_map(gathered *g, const tn_json *vocab, size_t more) {
     const size_t length = tn_json_length(vocab);
     for (size_t i = 0; i < length; i++) {
         int64_t id = tn_json_int(tn_json_at(vocab, i), -1);
-        if (id < 0) return bad("an id of the model's vocab is no number from 0 on");
+        if (id < 0) return bad("an id in the model's vocab is not a number of at least 0");
         if (id > last) last = id;
     }
     TRY(make_tokens(g, last >= (int64_t)length ? last + 1 : (int64_t)length, (int64_t)length, (int64_t)more));
@@ -410,7 +410,7 @@ static tn_status add_merges(tn_tokenizer *t, const gathered *g) {
                                 .right = tn_txt_find_plain(t, right.data, right.size),
                                 .result = tn_txt_find_plain(t, joined.data, joined.size)};
         if (m.left < 0 || m.right < 0 || m.result < 0)
-            status = tn_backend_fail(TN_ERR_FORMAT, "tokenizer: merge %d is of tokens that are not in the vocabulary",
+            status = tn_backend_fail(TN_ERR_FORMAT, "tokenizer: merge %d uses tokens that are not in the vocabulary",
                                      (int)i);
         else
             tn_txt_merges_add(t, &m, true);
@@ -448,8 +448,9 @@ static tn_status read_options_tokenizer_model(tn_tokenizer *t, const tn_json *mo
     tn_hf *hf = t->hf;
     const tn_json *dropout = tn_hf_get(model, "dropout");
     if (tn_json_number(dropout, 0) != 0)
-        return tn_backend_fail(TN_ERR_UNSUPPORTED, "tokenizer: BPE with dropout gives a text other tokens each time; "
-                                                   "set dropout to null");
+        return tn_backend_fail(
+            TN_ERR_UNSUPPORTED,
+            "tokenizer: BPE with dropout is not deterministic, so it is not supported; set dropout to null");
     TRY(tn_hf_read_text(model, "continuing_subword_prefix", row->tree && !row->scores ? "##" : "", &hf->prefix));
     TRY(tn_hf_read_text(model, "end_of_word_suffix", "", &hf->suffix));
     hf->max_chars = tn_json_int(tn_hf_get(model, "max_input_chars_per_word"), 100);
@@ -507,8 +508,9 @@ tn_status tn_hf_read_model(tn_tokenizer *t, const tn_json *root) {
     const size_t more = tn_json_kind_of(added) == TN_JSON_ARRAY ? tn_json_length(added) : 0;
     if (!model) return bad("the file has no model");
     if (!row)
-        return tn_backend_fail(TN_ERR_UNSUPPORTED, "tokenizer: the model's type is not known; known are BPE, "
-                                                   "WordPiece, Unigram, WordLevel");
+        return tn_backend_fail(
+            TN_ERR_UNSUPPORTED,
+            "tokenizer: the type of the model is not supported; supported are BPE, WordPiece, Unigram, WordLevel");
     t->hf->model_name = row->name;
     gathered g = {0};
     tn_status status = read_options_tokenizer_model(t, model, row);

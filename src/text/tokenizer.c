@@ -42,11 +42,12 @@ tn_status tn_tokenizer_new(const tn_vocabulary *vocabulary, tn_tokenizer **out) 
     tn_vocabulary v = TN_VOCABULARY_DEFAULTS;
     TRY(tn_options_read(&v, vocabulary, "tokenizer", "tn_vocabulary v = TN_VOCABULARY_DEFAULTS"));
     if (!v.model)
-        return tn_backend_fail(TN_ERR_ARGUMENT, "tokenizer: the vocabulary has no model: \"gpt2\" or \"llama\"");
+        return tn_backend_fail(TN_ERR_ARGUMENT,
+                               "tokenizer: the vocabulary does not name its model: \"gpt2\" or \"llama\"");
     bool by_score = !strcmp(v.model, "llama");
     if (!by_score && strcmp(v.model, "gpt2") != 0)
-        return tn_backend_fail(TN_ERR_UNSUPPORTED, "tokenizer: the model \"%.64s\" is not known; known are gpt2, llama",
-                               v.model);
+        return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                               "tokenizer: the model \"%.64s\" is not supported; supported are gpt2, llama", v.model);
     tn_tokenizer *t = tn_txt_zalloc(1, sizeof *t);
     if (!t) return TN_ERR_MEMORY;
     t->by_score = by_score;
@@ -108,8 +109,7 @@ tn_status tn_tokenizer_encode(const tn_tokenizer *t, const char *text, size_t si
     if (!t || !out || (!text && size > 0)) return tn_backend_fail(TN_ERR_ARGUMENT, "tokenizer: an argument is NULL");
     if (size > INT32_MAX / 3)
         return tn_backend_fail(TN_ERR_ARGUMENT,
-                               "tokenizer: %zu bytes of text at once; %d are possible. Hand the text over "
-                               "in parts",
+                               "tokenizer: %zu bytes of text exceed the limit of %d per call. Pass the text in parts",
                                size, (int)(INT32_MAX / 3));
     if (t->hf) return tn_hf_encode(t, text, size, flags, out);
     tn_txt_work w = {.tokenizer = t, .out = out};
@@ -430,7 +430,7 @@ static tn_status fill_types(tn_tokenizer *t, const tn_vocabulary *v) {
     for (int32_t i = 0; i < v->count; i++) {
         int32_t type = v->types && v->types[i] != 0 ? v->types[i] : TN_TOKEN_NORMAL; /* 0: undefined */
         if (type < TN_TOKEN_NORMAL || type > TN_TOKEN_BYTE)
-            return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: token %d is of type %d; 0 to 6 are known", (int)i,
+            return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: token %d has type %d; types 0 to 6 are supported", (int)i,
                                    (int)type);
         t->types[i] = (uint8_t)type;
     }
@@ -438,7 +438,7 @@ static tn_status fill_types(tn_tokenizer *t, const tn_vocabulary *v) {
 }
 
 static tn_status fill_scores(tn_tokenizer *t, const tn_vocabulary *v) {
-    if (!v->scores) return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: a \"llama\" vocabulary needs scores");
+    if (!v->scores) return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: a \"llama\" vocabulary requires scores");
     t->scores = tn_txt_alloc((size_t)v->count, sizeof *t->scores);
     if (!t->scores) return TN_ERR_MEMORY;
     for (int32_t i = 0; i < v->count; i++) {
@@ -528,10 +528,10 @@ static tn_status fill_special(tn_tokenizer *t, const tn_vocabulary *v) {
 
 tn_status tn_txt_vocabulary_fill(tn_tokenizer *t, const tn_vocabulary *v) {
     if (v->count <= 0 || v->count > TN_TXT_MAX_TOKENS || !v->tokens)
-        return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: a vocabulary of %d tokens; 1 to %d are possible",
+        return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: a vocabulary of %d tokens is not supported; 1 to %d are",
                                (int)v->count, (int)TN_TXT_MAX_TOKENS);
     if (v->merge_count < 0 || v->merge_count > TN_TXT_MAX_TOKENS || (v->merge_count > 0 && !v->merges))
-        return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: %d merges are not possible", (int)v->merge_count);
+        return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: %d merges are out of range", (int)v->merge_count);
     t->count = v->count;
     TRY(fill_spellings(t, v));
     TRY(fill_slots(t));
