@@ -87,7 +87,7 @@ int cli_fail(tn_status status, const char *format, ...) {
 void cli_json_error(cli_json *j) {
     cli_json_object(j, "error");
     cli_json_string(j, "code", code ? code : "failed");
-    cli_json_string(j, "message", message ? message : "the work failed");
+    cli_json_string(j, "message", message ? message : "the operation failed");
     cli_json_string(j, "fix", fix);
     cli_json_end(j, '}');
 }

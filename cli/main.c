@@ -17,10 +17,11 @@ static void write_overview(FILE *to) {
     fprintf(to, "usage: trunnion COMMAND [options]\n\ncommands:\n");
     for (int i = 0; i < COMMANDS; i++)
         fprintf(to, "  %-12s %s\n", commands[i]->name, commands[i]->summary);
-    fprintf(to, "  %-12s %s\n", "help CMD", "what a command does, with examples");
+    fprintf(to, "  %-12s %s\n", "help CMD", "show what a command does, with examples");
     cli_common_help(NULL, to);
-    fprintf(to, "\nexit status: 0 success, 1 the work failed, 2 wrong usage, 130 and 143 stopped by "
-                "SIGINT (Ctrl-C) and SIGTERM\n");
+    fprintf(
+        to,
+        "\nexit status: 0 success, 1 failure, 2 wrong usage, 130 and 143 stopped by\nSIGINT (Ctrl-C) and SIGTERM\n");
 }
 
 static void print_overview(FILE *to) {
@@ -81,8 +82,8 @@ static const char *nearest_command(const char *typed) {
 
 static int unknown_command(const char *name) {
     const char *near = nearest_command(name);
-    return cli_wrong_usage(NULL, "there is no command \"%s\"%s%s%s", name, near ? "; did you mean " : "",
-                           near ? near : "", near ? "?" : "");
+    return cli_wrong_usage(NULL, "unknown command \"%s\"%s%s%s", name, near ? "; did you mean " : "", near ? near : "",
+                           near ? "?" : "");
 }
 
 /* ---- start ------------------------------------------------------------------------------------------------------- */

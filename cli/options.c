@@ -26,16 +26,16 @@ static const struct {
 } common[] = {
     {{"json", no_argument, NULL, OPT_JSON},
      CLI_JSON,
-     "  --json                one JSON object on standard output, nothing else there"},
+     "  --json                print one JSON object on standard output and nothing else"},
     {{"device", required_argument, NULL, OPT_DEVICE},
      CLI_DEVICE,
      "  --device NAME         auto, or a name from `trunnion devices`: cpu, opencl, cuda:1"},
     {{"strict", no_argument, NULL, OPT_STRICT},
      CLI_DEVICE,
-     "  --strict              fail instead of using another device, also for one op"},
+     "  --strict              fail instead of using another device, also for a single op"},
     {{"mem", required_argument, NULL, OPT_MEM},
      CLI_DEVICE,
-     "  --mem SIZE            memory that must be free on the device, as in 6G"},
+     "  --mem SIZE            require this much free memory on the device, as in 6G"},
     {{"threads", required_argument, NULL, OPT_THREADS}, CLI_THREADS, "  --threads N           CPU threads, 1 to 512"},
     {{"library", required_argument, NULL, OPT_LIBRARY},
      CLI_THREADS,
@@ -43,13 +43,13 @@ static const struct {
      "                        `trunnion devices`, auto or none"},
     {{"numerics", required_argument, NULL, OPT_NUMERICS},
      CLI_THREADS,
-     "  --numerics KIND       exact: the same bits everywhere; fast: may round otherwise\n"
+     "  --numerics KIND       exact: the same bits everywhere; fast: may round differently\n"
      "                        (cpu only)"},
     {{"seed", required_argument, NULL, OPT_SEED},
      CLI_SEED,
-     "  --seed N              seed of the random numbers (default 0)"},
-    {{"verbose", no_argument, NULL, 'v'}, CLI_VERBOSE, "  -v, --verbose         more details"},
-    {{"help", no_argument, NULL, OPT_HELP}, 0, "  --help                this text"},
+     "  --seed N              random seed (default 0)"},
+    {{"verbose", no_argument, NULL, 'v'}, CLI_VERBOSE, "  -v, --verbose         show more details"},
+    {{"help", no_argument, NULL, OPT_HELP}, 0, "  --help                show this text"},
 };
 enum { COMMON = sizeof common / sizeof common[0] };
 
@@ -65,7 +65,7 @@ static const char *line_on(const char *text, const char *name) {
 }
 
 void cli_common_help(const cli_command *c, FILE *to) {
-    fprintf(to, "\ncommon options%s:\n", c ? "" : ", where they have a meaning");
+    fprintf(to, "\ncommon options%s:\n", c ? "" : ", for commands that support them");
     for (int i = 0; i < COMMON; i++) {
         bool accepted = !c || !common[i].group || common[i].group & c->accepts;
         if (accepted && !(c && line_on(c->help, common[i].option.name))) fprintf(to, "%s\n", common[i].help);
@@ -153,19 +153,20 @@ static void say_wrong(const cli_command *c, const char *name, const char *value)
     int length = line ? (int)strcspn(line, "\n") : 0;
     while (line && line[length] && !strncmp(line + length + 1, CONTINUED, sizeof CONTINUED - 1))
         length += 1 + (int)strcspn(line + length + 1, "\n");
-    (void)cli_wrong_usage(c, "--%s cannot be \"%s\"%s%.*s", name, value, line ? ":\n" : "", length, line ? line : "");
+    (void)cli_wrong_usage(c, "invalid value for --%s: \"%s\"%s%.*s", name, value, line ? ":\n" : "", length,
+                          line ? line : "");
 }
 
 /* getopt_long has found no such option (?), or no value (:); `word` is the argument it looked at last. */
 static void say_unknown(const cli_command *c, const struct option *all, int val, const char *word) {
     if (val == ':')
-        (void)cli_wrong_usage(c, "%s needs a value", word);
+        (void)cli_wrong_usage(c, "%s requires a value", word);
     else if (optopt >= 256)
         (void)cli_wrong_usage(c, "--%s takes no value", options_name_of(all, optopt));
     else if (optopt)
-        (void)cli_wrong_usage(c, "there is no option -%c", optopt);
+        (void)cli_wrong_usage(c, "unknown option -%c", optopt);
     else
-        (void)cli_wrong_usage(c, "there is no option %s", word);
+        (void)cli_wrong_usage(c, "unknown option %s", word);
 }
 
 int cli_parse(const cli_command *c, int argc, char **argv, cli_options *o, const struct option *own, const char *shorts,
@@ -236,8 +237,8 @@ static void say_idle_library(const char *libraries, const tn_device *device) {
     for (int i = 0; tn_device_get_info(device, &d) == TN_OK && i < tn_library_count(); i++) {
         if (tn_library_at(i, &l) != TN_OK || !is_listed(libraries, l.name)) continue;
         if (strcmp(l.backend, "cpu") == 0 || strcmp(l.backend, d.backend) == 0) continue;
-        cli_print(stderr, "trunnion: --library %s is for %s devices; on %s our own kernels compute\n", l.name,
-                  l.backend, d.id);
+        cli_print(stderr, "trunnion: --library %s applies to %s devices; on %s Trunnion's own kernels are used\n",
+                  l.name, l.backend, d.id);
     }
 }
 
@@ -246,8 +247,8 @@ static void say_idle_numerics(const tn_device *device) {
     tn_device_info d = {.struct_size = sizeof d};
     if (tn_device_get_info(device, &d) != TN_OK || strcmp(d.backend, "cpu") == 0) return;
     cli_print(stderr,
-              "trunnion: --numerics fast is for the processor; %s computes as it does anyway (TRUNNION_MATRIX says "
-              "what its matrix units may round)\n",
+              "trunnion: --numerics fast applies only to the CPU; %s ignores it (TRUNNION_MATRIX controls the rounding "
+              "of its matrix units)\n",
               d.id);
 }
 

@@ -47,7 +47,7 @@ static tn_status open_beside(cli_output *o, bool exists, mode_t mode) {
                : snprintf(o->target, sizeof o->target, "%s", o->path) >= (int)sizeof o->target)
         return fails(o, "resolving the name");
     int file = open_temporary(o);
-    if (file < 0) return fails(o, "creating a temporary file beside it");
+    if (file < 0) return fails(o, "creating a temporary file next to it");
     if (exists && fchmod(file, mode & 07777) != 0) errno = 0; /* not all file systems can */
     o->file = fdopen(file, "wb");
     if (o->file) return TN_OK;

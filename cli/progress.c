@@ -130,8 +130,8 @@ bool cli_find_model(const char **path, char room[CLI_PATH]) {
     }
     (void)cli_cache_path("models", folder, sizeof folder);
     (void)cli_fail(TN_ERR_IO,
-                   "there is no '%s', neither here nor in the cache folder '%s'; give the path of a GGUF file "
-                   "or of a Hugging Face folder",
+                   "'%s' does not exist, neither here nor in the cache folder '%s'; pass the path of a GGUF file or of "
+                   "a Hugging Face folder",
                    *path, folder);
     return false;
 }

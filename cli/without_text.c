@@ -9,17 +9,17 @@
 
 static int refuse_without_text(int argc, char **argv) {
     (void)argc;
-    return cli_fail(TN_ERR_UNSUPPORTED, "%s needs the library trunnion-text: %s", argv[0], TN_TEXT_MISSING);
+    return cli_fail(TN_ERR_UNSUPPORTED, "%s requires the library trunnion-text: %s", argv[0], TN_TEXT_MISSING);
 }
 
-#define WITHOUT_TEXT(command)                                               \
-    const cli_command cli_##command = {                                     \
-        .name = #command,                                                   \
-        .summary = "not in this build: it needs the library trunnion-text", \
-        .usage = #command,                                                  \
-        .help = "",                                                         \
-        .accepts = CLI_JSON,                                                \
-        .run = refuse_without_text,                                         \
+#define WITHOUT_TEXT(command)                                                  \
+    const cli_command cli_##command = {                                        \
+        .name = #command,                                                      \
+        .summary = "not in this build: it requires the library trunnion-text", \
+        .usage = #command,                                                     \
+        .help = "",                                                            \
+        .accepts = CLI_JSON,                                                   \
+        .run = refuse_without_text,                                            \
     }
 
 const bench_work bench_llm_works[] = {{0}};
@@ -33,7 +33,7 @@ WITHOUT_TEXT(tokenize);
 
 int explain_language(const cli_options *o, const explain_wishes *w, const char *path) {
     (void)o, (void)w;
-    return cli_fail(TN_ERR_UNSUPPORTED, "'%s': language models need the library trunnion-text: %s", path,
+    return cli_fail(TN_ERR_UNSUPPORTED, "'%s': language models require the library trunnion-text: %s", path,
                     TN_TEXT_MISSING);
 }
 
@@ -44,7 +44,7 @@ tn_status convert_is_computed(const char *path) {
 
 tn_status convert_to_onnx(const convert_file *in, const convert_wishes *w, convert_report *r) {
     (void)in, (void)w, (void)r;
-    return tn_backend_fail(TN_ERR_UNSUPPORTED, "OUT.onnx needs the library trunnion-text: %s", TN_TEXT_MISSING);
+    return tn_backend_fail(TN_ERR_UNSUPPORTED, "OUT.onnx requires the library trunnion-text: %s", TN_TEXT_MISSING);
 }
 
 tn_status convert_verify_onnx(const convert_file *in, const convert_wishes *w, convert_report *r) {
@@ -54,13 +54,13 @@ tn_status convert_verify_onnx(const convert_file *in, const convert_wishes *w, c
 bool convert_find_importance(const cli_options *o, const char *model, const char *text, convert_importance *out) {
     (void)o, (void)model, (void)text;
     *out = (convert_importance){0};
-    tn_backend_fail(TN_ERR_UNSUPPORTED, "--importance needs the library trunnion-text: %s", TN_TEXT_MISSING);
+    tn_backend_fail(TN_ERR_UNSUPPORTED, "--importance requires the library trunnion-text: %s", TN_TEXT_MISSING);
     return false;
 }
 
 bool convert_perplexity(const cli_options *o, const char *model, const char *text, int64_t context, double *out) {
     (void)o, (void)model, (void)text, (void)context;
     *out = 0;
-    tn_backend_fail(TN_ERR_UNSUPPORTED, "--text needs the library trunnion-text: %s", TN_TEXT_MISSING);
+    tn_backend_fail(TN_ERR_UNSUPPORTED, "--text requires the library trunnion-text: %s", TN_TEXT_MISSING);
     return false;
 }

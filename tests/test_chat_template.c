@@ -183,7 +183,7 @@ static void variables_must_be_an_object(void **state) {
     assert_refuses("x", "{\"a\": }", TN_ERR_FORMAT, "byte 6: expected a value");
     assert_refuses("x", "{\"a\": 1} 2", TN_ERR_FORMAT, "byte 9: unexpected text");
     assert_refuses("x", "{\"a\": 01}", TN_ERR_FORMAT, "byte");
-    assert_refuses("x", "{\"a\": \"b", TN_ERR_FORMAT, "no end");
+    assert_refuses("x", "{\"a\": \"b", TN_ERR_FORMAT, "unterminated");
     assert_refuses("x", "{\"a\": 99999999999999999999}", TN_ERR_FORMAT, "too large");
     assert_refuses("x", "", TN_ERR_FORMAT, "byte 0");
 }

@@ -393,18 +393,18 @@ static void command_ends_with_the_promised_codes(void **state) {
         {"help", 0, "devices"},
         {"help devices", 0, "examples"},
         {"devices --help", 0, "examples"},
-        {"help nothing 2>&1", 2, "no command"},
+        {"help nothing 2>&1", 2, "unknown command"},
         {"devises 2>&1", 2, "did you mean devices?"},
         {"devices --nothing 2>&1", 2, "--nothing"},
         {"devices stray 2>&1", 2, "stray"},
         {"train --help", 0, "--threads N"},
         {"train digits --steps -1 2>&1", 2, "a whole number"},
-        {"train digits --policy lstm 2>&1", 2, "no meaning for the task digits"},
+        {"train digits --policy lstm 2>&1", 2, "does not apply to the task digits"},
         {"train digits --save /dev/null/folder/file 2>&1", 1, "cannot save"},
         {"train digits --mem 900T 2>&1", 1, "no device has 900 TiB free; the most"},
         {"train digits --device nosuch 2>&1", 2, "unknown device \"nosuch\""},
-        {"train digits --devices cpu,cpu --device cuda 2>&1", 2, "--device cuda beside --devices"},
-        {"run none.onnx --std 1,0,1 2>&1", 2, "--std cannot be"},
+        {"train digits --devices cpu,cpu --device cuda 2>&1", 2, "--device cuda with --devices"},
+        {"run none.onnx --std 1,0,1 2>&1", 2, "invalid value for --std"},
         {"certify --device cpu:7 2>&1", 1, "cpu:7"},
         {"certify --device cpu --only nosuch 2>&1", 2, "nosuch"},
         {"devices", 0, "recommended: "},
@@ -487,7 +487,7 @@ static void idle_library_is_said(void **state) {
     if (!there) assert_text_has(heard, "no device for it; found at ");
     int code = run_command("tune 8x8x8 --device cpu --library cublaslt 2>&1", heard, sizeof heard);
     assert_int_equal(code, 0);
-    assert_text_has(heard, "--library cublaslt is for cuda devices; on cpu our own kernels compute");
+    assert_text_has(heard, "--library cublaslt applies to cuda devices; on cpu Trunnion's own kernels are used");
     unsetenv("TRUNNION_CUBLASLT_LIB");
 #else
     skip();
@@ -508,7 +508,7 @@ static void idle_numerics_are_said(void **state) {
     assert_null(strstr(heard, "--numerics"));
     snprintf(line, sizeof line, "%s --device opencl:0", work);
     assert_int_equal(run_command(line, heard, sizeof heard), 0);
-    assert_text_has(heard, "--numerics fast is for the processor; opencl:0 computes as it does anyway");
+    assert_text_has(heard, "--numerics fast applies only to the CPU; opencl:0 ignores it");
 }
 
 int main(void) {

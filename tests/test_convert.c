@@ -126,12 +126,12 @@ static void weights_come_out_of_onnx_files(void **state) {
 static void what_cannot_be_converted_is_refused_in_words(void **state) {
     (void)state;
     make_model("model.gguf");
-    expect(2, "model.safetensors x.onnx", "a network is more");
+    expect(2, "model.safetensors x.onnx", "cannot become an ONNX network");
     expect(1, "absent.onnx x.gguf", "absent.onnx");
-    expect(2, "model.gguf x.txt", "OUT ends with");
+    expect(2, "model.gguf x.txt", "OUT must end with");
     expect(2, "model.gguf", "two files");
     expect(2, "model.gguf x.gguf --quantize Q9", "the types are f32");
-    expect(2, "model.gguf x.safetensors --quantize Q4_0", "no quantised types");
+    expect(2, "model.gguf x.safetensors --quantize Q4_0", "no quantized types");
     expect(2, "model.gguf ./model.gguf --quantize Q4_0", "OUT must differ from IN");
     expect(1, "absent.gguf x.gguf", "absent.gguf");
     assert_int_equal(access(test_scratch("x.gguf"), F_OK), -1);

@@ -301,7 +301,7 @@ static void other_ways_to_mark_blanks_are_taken_or_refused(void **state) {
         if (rows[i].taken)
             assert_same_model("marks", "marks.gguf");
         else
-            assert_text_has(said, "neither byte-level BPE nor SentencePiece's BPE");
+            assert_text_has(said, "neither byte-level BPE nor SentencePiece BPE");
     }
 }
 
@@ -343,7 +343,7 @@ static void rope_of_a_file_comes_to_a_folder_or_is_refused(void **state) {
         int code = run_convert("bytes.gguf rope/", said, sizeof said);
         if ((code != 0) != cases[i].refused) fail_msg("case %zu: code %d: %s", i, code, said);
         if (cases[i].refused)
-            assert_text_has(said, "scaling of rope");
+            assert_text_has(said, "this rope scaling");
         else
             assert_same_model("bytes.gguf", "rope");
     }
@@ -614,7 +614,7 @@ static void metadata_of_another_file_do_not_hide_what_is_not_computed(void **sta
     convert("other again.gguf --like other.gguf --verify");
     assert_same_model("other.gguf", "again.gguf");
     assert_int_equal(run_convert("other again.gguf --like bytes.gguf", said, sizeof said), 1);
-    assert_text_has(said, "is of a qwen2 model");
+    assert_text_has(said, "is a qwen2 model");
     snprintf(strrchr(config, '}'), 40, ", \"quantization_config\": {}}");
     write_file(test_scratch("other/config.json"), config);
     assert_int_equal(run_convert("other again.gguf --like other.gguf", said, sizeof said), 1);
@@ -656,7 +656,7 @@ static void what_is_not_computed_is_not_converted(void **state) {
     assert_text_has(said, "'llama.rope.scaling.factor' is 0.5");
     make_model_with("bytes.gguf", "gemma2", "gpt-2", &w, &local);
     assert_int_equal(run_convert("bytes.gguf odd/", said, sizeof said), 1);
-    assert_text_has(said, "base of rope of their own");
+    assert_text_has(said, "their own rope base");
 }
 
 static void models_become_networks(void **state) {

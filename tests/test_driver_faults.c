@@ -318,7 +318,7 @@ static tn_status work(const tn_driver *driver, session *s, int32_t *out) {
     TRY(driver->sync(queue));
     if (s->event) TRY(driver->event_sync(s->device, s->event));
     if (s->event) TRY(driver->event_query(s->device, s->event, &passed));
-    if (!passed) return tn_fail(TN_ERR_INTERNAL, "an event that was waited for has not passed");
+    if (!passed) return tn_fail(TN_ERR_INTERNAL, "an event is not complete after waiting for it");
     int32_t first = 0;
     if (driver->map) {
         TRY(driver->map(s->device, (char *)s->address + 2048, 4, true, &view));

@@ -119,23 +119,24 @@ static void it_ends_with_the_promised_codes(void **state) {
         const char *part;
     } rows[] = {
         {"--help", 0, "examples"},
-        {"-p x 2>&1", 2, "which model?"},
-        {"-m @ 2>&1", 2, "which text?"},
-        {"-m @ -p x stray 2>&1", 2, "\"stray\": the text goes behind -p"},
+        {"-p x 2>&1", 2, "missing model"},
+        {"-m @ 2>&1", 2, "missing prompt"},
+        {"-m @ -p x stray 2>&1", 2, "\"stray\": pass the text with -p"},
         {"-m @ -p x --top-p 2 2>&1", 2, "nucleus sampling"},
         {"-m @ -p x --temperature hot 2>&1", 2, "--temperature"},
-        {"-m @ -p x -n -1 2>&1", 2, "how many tokens at most"},
+        {"-m @ -p x -n -1 2>&1", 2, "at most N tokens"},
         {"-m @ -p x --system y 2>&1", 2, "--chat"},
         {"-m @ -p x -n 4 2>&1", 0, "generation: 4 tokens"},
         {"-m @ -p '' 2>&1", 1, "the prompt is empty"},
-        {"-m @ -p x --context 101 2>&1", 1, "trained for 1 to 100"},
+        {"-m @ -p x --context 101 2>&1", 1, "supports 1 to 100"},
         {"-m @ -p abcdefgh --context 4 2>&1", 1, "exceed the context of 4"},
         {"-m @ -p x --context 9 --greedy 2>&1", 0, "the context of 9 tokens is full"},
         {"-m @ -p x --greedy --temperature 2 2>&1", 2, "--temperature has no effect"},
         {"-m @ -p x --greedy --top-k 4 2>&1", 2, "--top-k has no effect"},
         {"-m @ -p x --greedy --seed 4 2>&1", 2, "--seed has no effect"},
-        {"-m @ --chat --ids 1,2 2>&1", 2, "--chat needs a text"},
-        {"-m @ -p x -n 4 --seed 77 2>&1", 0, "seed 77"},
+        {"-m @ --chat --ids 1,2 2>&1", 2, "--chat requires a text"},
+        {"-m @ -p x --predict 4 --seed 77 2>&1", 0, "seed 77"},
+        {"-m @ -p x --tokens 5 2>&1", 0, "generation: 5 tokens"},
         {"-m /not/there -p x --json 2>/dev/null", 1, "{\"error\": {\"code\": \"io\", \"message\": \""},
         {"-p x --json 2>/dev/null", 2, "\"code\": \"usage\""},
         {"-m /not/there -p x 2>&1", 1, "/not/there"},
@@ -208,7 +209,7 @@ static void a_model_without_a_template_does_not_chat(void **state) {
     write_model(path, false);
     snprintf(arguments, sizeof arguments, "-m %s --chat -p hi 2>&1", path);
     assert_int_equal(run_generate(arguments, heard, sizeof heard), 1);
-    assert_text_has(heard, "so it cannot chat");
+    assert_text_has(heard, "which --chat requires");
 }
 
 int main(void) {

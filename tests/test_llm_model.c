@@ -749,7 +749,7 @@ static void mixtures_that_cannot_be_are_refused(void **state) {
                 {{.key = "expert_used_count", .value = 0}, "uses 0 per token"},
                 {{.key = "expert_used_count", .value = 8}, "has 7 experts and uses 8 per token"},
                 {{.key = "expert_feed_forward_length", .value = 16},
-                 "has 3 dimensions, [7, 32, 32]; by the metadata it "
+                 "has 3 dimensions, [7, 32, 32]; according to the metadata it "
                  "must have 3, [7, 16, 32]"},
                 {{.without = "blk.1.ffn_up_exps.weight"}, "no tensor 'blk.1.ffn_up_exps.weight'"}};
     model m;
@@ -867,7 +867,7 @@ static void what_cannot_be_appended_is_refused(void **state) {
     assert_text_has(tn_error(), "--context");
     ids[2] = 48;
     assert_int_equal(tn_llm_prompt(llm, ids, 3, &logits), TN_ERR_ARGUMENT);
-    assert_text_has(tn_error(), "token 2 is 48; the vocabulary has 48");
+    assert_text_has(tn_error(), "token 2 is 48, but the vocabulary has 48");
     assert_int_equal(tn_llm_prompt(llm, ids, 0, &logits), TN_ERR_ARGUMENT);
     assert_int_equal(tn_llm_step(llm, -1, &logits), TN_ERR_ARGUMENT);
     assert_int_equal(tn_llm_position(llm), 0);
@@ -879,7 +879,7 @@ static void what_cannot_be_appended_is_refused(void **state) {
     tn_llm_close(llm);
     o.context = 321;
     assert_int_equal(tn_llm_open(path, &o, &llm), TN_ERR_ARGUMENT);
-    assert_text_has(tn_error(), "was trained for 1 to 320");
+    assert_text_has(tn_error(), "supports 1 to 320");
     free_model(&m);
 }
 
@@ -947,7 +947,7 @@ static void what_does_not_fit_is_refused_by_name(void **state) {
         {{.key = "block_count", .absent = true}, "no key 'llama.block_count'"},
         {{.key = "block_count", .value = 0}, "'llama.block_count' is 0"},
         {{.key = "block_count", .value = 3}, "no tensor 'blk.2.attn_norm.weight'"},
-        {{.key = "block_count", .value = 1}, "'blk.1.attn_norm.weight' is none"},
+        {{.key = "block_count", .value = 1}, "'blk.1.attn_norm.weight' is not known"},
         {{.key = "block_count", .value = UINT32_MAX}, "must lie between 1 and 4096"},
         {{.key = "embedding_length", .value = 64}, "'token_embd.weight' has 2 dimensions, [48, 32]"},
         {{.key = "feed_forward_length", .value = 96}, "'blk.0.ffn_gate.weight'"},
@@ -961,7 +961,7 @@ static void what_does_not_fit_is_refused_by_name(void **state) {
         {{.key = "split", .value = 2}, "split into 2 files"},
         {{.without = "blk.1.ffn_up.weight"}, "no tensor 'blk.1.ffn_up.weight'"},
         {{.without = "token_embd.weight"}, "no tensor 'token_embd.weight'"},
-        {{.extra_tensor = true}, "'blk.0.ffn_gate_inp.weight' is none"},
+        {{.extra_tensor = true}, "'blk.0.ffn_gate_inp.weight' is not known"},
     };
     model m;
     make_model(&m, &llama);
@@ -1015,7 +1015,7 @@ static void memory_may_run_out_anywhere(void **state) {
     free_model(&m);
 }
 
-/* Memory may run out in the middle of a prompt or token: nothing is appended, or the sequence starts again, and the next
+/* Memory may run out in the middle of a prompt or token: nothing is appended, or the sequence begins anew, and the next
  * try gives what it should. */
 static void after_a_failure_all_goes_on(void **state) {
     (void)state;

@@ -464,7 +464,7 @@ static tn_status work(session *s, const char *source, int pad, int32_t *out) {
     TRY(metal->sync(s->queue));
     TRY(metal->event_sync(s->device, s->event));
     TRY(metal->event_query(s->device, s->event, &passed));
-    if (!passed) return tn_fail(TN_ERR_INTERNAL, "an event that was waited for has not passed");
+    if (!passed) return tn_fail(TN_ERR_INTERNAL, "an event is not complete after waiting for it");
     int32_t second = 2;
     tn_status mapped = metal->map(s->device, (char *)s->address + 2048, 8, true, &s->view);
     if (mapped == TN_OK) {

@@ -478,12 +478,12 @@ static void senseless_files_are_refused(void **state) {
     (void)state;
     tn_tokenizer *t;
     assert_int_equal(open_vocabulary(write_vocabulary(NULL, SMALL, 0, 1), &t), TN_ERR_FORMAT);
-    assert_text_has(tn_error(), "vocabulary.gguf: it holds no tokenizer");
+    assert_text_has(tn_error(), "vocabulary.gguf: the file has no tokenizer");
     assert_int_equal(open_vocabulary(write_vocabulary("bert", SMALL, 0, 1), &t), TN_ERR_UNSUPPORTED);
     assert_int_equal(open_vocabulary(write_vocabulary("llama", SMALL, 0, 1), &t), TN_ERR_FORMAT);
     assert_text_has(tn_error(), "requires scores");
     assert_int_equal(open_vocabulary(write_vocabulary("gpt2", 3, 0, 1), &t), TN_ERR_FORMAT);
-    assert_text_has(tn_error(), "token_type has 3 items for 11 tokens");
+    assert_text_has(tn_error(), "token_type has 3 items, but there are 11 tokens");
     assert_int_equal(open_vocabulary(write_vocabulary("gpt2", SMALL, SMALL, 1), &t), TN_ERR_FORMAT);
     assert_text_has(tn_error(), "bos_token_id is 11, outside the vocabulary of 11");
     assert_null(t);
@@ -511,10 +511,10 @@ static void the_command_shows_ids_and_pieces(void **state) {
         {"--decode '0,7, 10 6'", 0, "<s>ab b\n"},
         {"--no-special --decode 0,7", 0, "ab\n"},
         {"--decode - --json </dev/null", 0, "{\"text\": \"\"}"},
-        {"--decode 0,x 2>&1", 1, "\"x\" is no token id"},
+        {"--decode 0,x 2>&1", 1, "\"x\" is not a token id"},
         {"--decode 99 2>&1", 1, "token 99 is outside the vocabulary of 11"},
-        {"2>&1", 2, "which text?"},
-        {"a b 2>&1", 2, "one text is expected"},
+        {"2>&1", 2, "missing text"},
+        {"a b 2>&1", 2, "expected one text"},
     };
     const char *path = write_vocabulary("gpt2", SMALL, S_BOS, S_EOS);
     char heard[4096];

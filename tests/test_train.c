@@ -352,7 +352,7 @@ static void devices_share_a_batch(void **state) {
     assert_text_has(metric[1] + strlen(metric[1]) + 1, "{\"id\": \"cpu\", \"parts\": 2,");
     char heard[200];
     assert_int_equal(run_trunnion("%s train cartpole --devices cpu,cpu 2>&1", heard, sizeof heard), 2);
-    assert_text_has(heard, "--devices has no meaning for the task cartpole");
+    assert_text_has(heard, "--devices does not apply to the task cartpole");
 }
 
 int main(void) {

@@ -46,7 +46,7 @@ static int run_bench(int argc, char **argv);
 
 const cli_command cli_bench = {
     .name = "bench",
-    .summary = "time everyday work, as a fraction of the machine's limit",
+    .summary = "time typical work, also as a fraction of the machine's limit",
     .usage = "bench [WORK…] [options]",
     .help = help_text,
     .accepts = CLI_ALL & ~CLI_SEED, /* every work has its own seed, so that runs compare */
@@ -151,7 +151,7 @@ static void show_bench(bench *b, const bench_row *r) {
     }
     char value[32], part[32] = "";
     show_value(r, value, sizeof value);
-    if (!isnan(r->fraction)) snprintf(part, sizeof part, "%3.0f %% of the limit", 100 * r->fraction);
+    if (!isnan(r->fraction)) snprintf(part, sizeof part, "%3.0f %% of limit", 100 * r->fraction);
     int wide = strstr(value, "µ") != NULL; /* two bytes, one column */
     cli_print(stdout, "%-28s %*s%s%s\n", r->work, 12 + wide, value, part[0] ? "   " : "", part);
     show_profile(b, r->profile);
@@ -268,7 +268,7 @@ static bool run_self(char *const arguments[], char *output, size_t size, double 
 }
 
 static int cannot(const char *what) {
-    return cli_fail(TN_ERR_INTERNAL, "%s could not be measured: this command could not be run from /proc/self/exe",
+    return cli_fail(TN_ERR_INTERNAL, "%s could not be measured: cannot run this command again from /proc/self/exe",
                     what);
 }
 
@@ -392,7 +392,7 @@ static int unknown_work(const char *name) {
     char known[1024] = "";
     for (int i = 0, n = 0; i < work_count() && n < (int)sizeof known; i++)
         n += snprintf(known + n, sizeof known - (size_t)n, "%s%s", i % 4 ? " " : "\n    ", work_at(i)->name);
-    return cli_wrong_usage(&cli_bench, "there is no work \"%s\"; there are start, size, quiet, peak-memory-WORK and%s",
+    return cli_wrong_usage(&cli_bench, "unknown work \"%s\"; known are start, size, quiet, peak-memory-WORK and%s",
                            name, known);
 }
 
@@ -404,11 +404,11 @@ static int run_bench(int argc, char **argv) {
     for (int i = at; i < argc; i++)
         if (count_matches(argv[i]) == 0) return unknown_work(argv[i]);
     if (b.folder && (b.profile || b.seconds >= 0))
-        return cli_wrong_usage(&cli_bench, "--save does not time, so --%s has no effect; leave one of them out",
+        return cli_wrong_usage(&cli_bench, "--%s has no effect with --save, which does not time; remove one of them",
                                b.profile ? "profile" : "seconds");
     if (b.seconds < 0) b.seconds = WORK_SECONDS;
     if (b.folder && mkdir(b.folder, 0777) != 0 && errno != EEXIST)
-        return cli_fail(TN_ERR_IO, "cannot make the folder '%s': %s", b.folder, strerror(errno));
+        return cli_fail(TN_ERR_IO, "cannot create the folder '%s': %s", b.folder, strerror(errno));
     tn_device *device = cli_open_device(&b.common, &status);
     if (!device) return status;
     if (b.common.json) {

@@ -31,9 +31,9 @@ static tn_status find_model(const bench_work *w, bool folder, char *path, size_t
     if (w->model && cli_is_folder(w->model) == folder)
         return snprintf(path, size, "%s", w->model) < (int)size ? TN_OK : TN_ERR_ARGUMENT;
     if (!cli_cache_path(folder ? FOLDER : MODEL, path, size))
-        return tn_backend_fail(TN_ERR_IO, "no cache folder is known: set HOME, or name a model with --model FILE");
+        return tn_backend_fail(TN_ERR_IO, "no cache folder: HOME is not set; set it, or pass --model FILE");
     if (access(path, R_OK) == 0) return TN_OK;
-    return tn_backend_fail(TN_ERR_IO, "there is no model at '%s'; put one there, or give %s with --model", path,
+    return tn_backend_fail(TN_ERR_IO, "no model at '%s'; put one there, or pass %s with --model", path,
                            folder ? "an encoder's folder" : "a GGUF file");
 }
 
@@ -125,7 +125,7 @@ static tn_status begin_embed(bench_work *w, void **self) {
     r->count = w->size[0];
     r->out = calloc((size_t)(r->count * r->facts.width), sizeof *r->out);
     if (!r->out || r->facts.vocabulary <= PLAIN_TOKEN)
-        return tn_backend_fail(TN_ERR_ARGUMENT, "'%s' has %lld tokens, or memory is out", path,
+        return tn_backend_fail(TN_ERR_ARGUMENT, "cannot use '%s': it has %lld tokens, or memory is out", path,
                                (long long)r->facts.vocabulary);
     fill_ids(r);
     w->flops = embed_flops(&r->facts, (double)r->count);

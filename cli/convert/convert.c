@@ -19,11 +19,11 @@ static int run_convert(int argc, char **argv);
 
 const cli_command cli_convert = {
     .name = "convert",
-    .summary = "weights from one kind of file to another, quantised if asked for",
+    .summary = "convert weights from one file format to another, and quantize them",
     .usage = "convert IN OUT [--quantize TYPE] [--like FILE.gguf] [--no-cache] [--verify] [--text FILE]",
     .help =
-        "  IN                    .gguf, .safetensors (or its index, or a folder), .onnx (its weights), .pt, .pth, "
-        ".bin;\n"
+        "  IN                    .gguf, .safetensors (or its index, or a folder), .onnx (only its weights), .pt, "
+        ".pth, .bin;\n"
         "                        a Hugging Face folder of a Llama, Mistral, Mixtral, Qwen, Phi-3, Gemma or\n"
         "                        GPT-2 model becomes a GGUF model, with its tokenizer\n"
         "  OUT                   .gguf, .safetensors or .onnx. To .onnx: a language model (.gguf or a folder) becomes\n"
@@ -33,15 +33,15 @@ const cli_command cli_convert = {
         "                        Llama, Mistral, Mixtral, Qwen, Phi-3, Gemma or GPT-2 model\n"
         "  --quantize TYPE       type of the matrices: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K … Q6_K (GGUF), F16, BF16\n"
         "                        or F32. If rows are not a multiple of 256, a K type becomes Q4_0, Q5_0, Q5_1 or\n"
-        "                        Q8_0. Vectors are not quantised\n"
-        "  --importance FILE     run the model (IN) over this text first, to quantise columns that meet large\n"
+        "                        Q8_0. Vectors are not quantized\n"
+        "  --importance FILE     run the model (IN) over this text first, to quantize columns that meet large\n"
         "                        activations more precisely (importance matrix)\n"
         "  --like FILE.gguf      take the metadata (sizes, tokenizer) from this file\n"
-        "  --no-cache            for OUT.onnx: no key/value cache; ids of a whole text in, logits out\n"
+        "  --no-cache            for OUT.onnx: no key/value cache: token ids of a whole text in, logits out\n"
         "  --verify              open OUT again and compare every number. For a network: compare the weights that "
         "were\n"
         "                        not transposed or concatenated, and the results of a run\n"
-        "  --text FILE           perplexity over this text before and after (GGUF language models)\n"
+        "  --text FILE           measure the perplexity of this text before and after (GGUF language models)\n"
         "  --context N           window of --text in tokens (default 512)\n"
         "  --json                tensors, bytes (of OUT), input_bytes (of IN's tensors), seconds, classes[],\n"
         "                        verified, output_error, perplexity{}, requantized\n"
@@ -84,23 +84,24 @@ static bool is_same_file(const char *a, const char *b) {
 
 static const char *wrong_wish(const convert_wishes *w, convert_kind from, convert_kind to) {
     if (from == CONVERT_UNKNOWN)
-        return "IN is .gguf, .safetensors, .onnx, .pt, .pth, .bin or a folder with safetensors";
-    if (to == CONVERT_UNKNOWN || to == CONVERT_PICKLE) return "OUT ends with .gguf, .safetensors, .onnx or /";
-    if (to == CONVERT_FOLDER && from != CONVERT_GGUF) return "folders are made of .gguf files alone";
+        return "IN must be .gguf, .safetensors, .onnx, .pt, .pth, .bin or a folder with safetensors";
+    if (to == CONVERT_UNKNOWN || to == CONVERT_PICKLE) return "OUT must end with .gguf, .safetensors, .onnx or /";
+    if (to == CONVERT_FOLDER && from != CONVERT_GGUF) return "a folder can only be made from a .gguf file";
     if (to == CONVERT_FOLDER && w->to != TN_DTYPE_COUNT && tn_dtype_block(w->to) > 1)
-        return "folders have no quantised types: take F16, BF16 or F32";
+        return "folders have no quantized types: use F16, BF16 or F32";
     if (to == CONVERT_ONNX && from != CONVERT_GGUF && !cli_is_folder(w->in))
-        return "weights alone do not become ONNX: a network is more than them; take a .gguf or a model's folder";
-    if (to == CONVERT_ONNX && w->to != TN_DTYPE_COUNT) return "--quantize is for an OUT with .gguf or .safetensors";
+        return "weights only cannot become an ONNX network: use a .gguf or a model folder";
+    if (to == CONVERT_ONNX && w->to != TN_DTYPE_COUNT)
+        return "--quantize requires an OUT that ends with .gguf or .safetensors";
     if (to == CONVERT_SAFETENSORS && w->to != TN_DTYPE_COUNT && tn_dtype_block(w->to) > 1)
-        return "safetensors files have no quantised types: take F16, BF16 or F32, or an OUT that ends with .gguf";
-    if (is_same_file(w->in, w->out)) return "OUT must differ from IN: quantising cannot be undone";
+        return "safetensors files have no quantized types: use F16, BF16 or F32, or an OUT that ends with .gguf";
+    if (is_same_file(w->in, w->out)) return "OUT must differ from IN: quantization cannot be undone";
     if (w->importance && (w->to == TN_DTYPE_COUNT || tn_dtype_block(w->to) == 1))
-        return "--importance is for --quantize with a type in blocks";
-    if (w->like && to != CONVERT_GGUF) return "--like is for an OUT that ends with .gguf";
-    if (w->no_cache && to != CONVERT_ONNX) return "--no-cache is for an OUT that ends with .onnx";
+        return "--importance requires --quantize with a block type";
+    if (w->like && to != CONVERT_GGUF) return "--like requires an OUT that ends with .gguf";
+    if (w->no_cache && to != CONVERT_ONNX) return "--no-cache requires an OUT that ends with .onnx";
     if (w->context && !w->text) return "--context has no effect without --text";
-    if (w->text && to != CONVERT_GGUF) return "--text is for an OUT that ends with .gguf";
+    if (w->text && to != CONVERT_GGUF) return "--text requires an OUT that ends with .gguf";
     return NULL;
 }
 
@@ -119,11 +120,10 @@ static tn_status check_architecture(const convert_file *in, const convert_wishes
     static const char key[] = "general.architecture";
     if (in->gguf || in->folder || w->like || (in->safetensors && tn_safetensors_metadata(in->safetensors, key)))
         return TN_OK;
-    return tn_backend_fail(
-        TN_ERR_ARGUMENT,
-        "'%s' does not say which architecture its weights belong to (%s), and a GGUF file needs that; "
-        "give the model's folder, which has config.json, as IN, or --like FILE.gguf",
-        w->in, key);
+    return tn_backend_fail(TN_ERR_ARGUMENT,
+                           "'%s' does not contain the architecture of its weights (%s), which a GGUF file needs; pass "
+                           "the model folder, which has config.json, as IN, or --like FILE.gguf",
+                           w->in, key);
 }
 
 static tn_status convert(const convert_wishes *w, convert_kind to, const convert_importance *importance,
@@ -173,11 +173,11 @@ static int run_convert(int argc, char **argv) {
     cli_options o;
     int status, first = cli_parse(&cli_convert, argc, argv, &o, own, "", take_convert_option, &w, &status);
     if (first < 0) return status;
-    if (argc - first != 2) return cli_wrong_usage(&cli_convert, "it takes two files: IN and OUT");
+    if (argc - first != 2) return cli_wrong_usage(&cli_convert, "expected two files: IN and OUT");
     w.in = argv[first];
     w.out = argv[first + 1];
     if (w.quantize && !convert_parse_type(w.quantize, &w.to))
-        return cli_wrong_usage(&cli_convert, "--quantize cannot be \"%s\"; the types are %s", w.quantize,
+        return cli_wrong_usage(&cli_convert, "unknown --quantize type \"%s\"; the types are %s", w.quantize,
                                convert_type_names(names, sizeof names));
     convert_kind from = convert_kind_of(w.in), to = convert_kind_of(w.out);
     if (cli_is_folder(w.out) || w.out[strlen(w.out) - 1] == '/') to = CONVERT_FOLDER;
@@ -201,8 +201,8 @@ static int run_convert(int argc, char **argv) {
         code = cli_failed();
     if (code == CLI_OK && r->requantized > 0)
         cli_print(stderr,
-                  "trunnion: warning: %lld tensors of '%s' are quantised already; quantising them again to %s adds its "
-                  "error to the first one. Start from the original weights if you can\n",
+                  "trunnion: warning: %lld tensors of '%s' are already quantized; quantizing them again to %s adds its "
+                  "error to the first. Use the original weights if possible\n",
                   (long long)r->requantized, w.in, tn_dtype_name(w.to));
     if (code == CLI_OK) (o.json ? convert_put_json : convert_put_text)(&w, r);
     tn_device_close(device);

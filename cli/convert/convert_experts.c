@@ -57,7 +57,7 @@ int64_t convert_experts_count(const convert_folder *f) {
 tn_status convert_experts_open(convert_folder *f, int64_t experts, int64_t layers) {
     if (experts == 0) return TN_OK;
     if (experts < 1 || experts > MOST_EXPERTS || layers < 1 || layers > MOST_LAYERS)
-        return tn_backend_fail(TN_ERR_FORMAT, "'%s' has %lld experts in each of %lld layers; there may be %d and %d",
+        return tn_backend_fail(TN_ERR_FORMAT, "'%s' has %lld experts in each of %lld layers; the limits are %d and %d",
                                f->path, (long long)experts, (long long)layers, MOST_EXPERTS, MOST_LAYERS);
     f->experts = experts;
     f->layers = layers;
@@ -71,7 +71,7 @@ static tn_status find_one(const convert_file *f, place p, tn_safetensors_info *i
     *info = (tn_safetensors_info){.struct_size = sizeof *info};
     tn_status status = tn_safetensors_find(f->safetensors, name, info);
     if (status == TN_OK && info->rank != 2)
-        status = tn_backend_fail(TN_ERR_FORMAT, "'%s': '%s' is no matrix", f->path, name);
+        status = tn_backend_fail(TN_ERR_FORMAT, "'%s': '%s' is not a matrix", f->path, name);
     return status;
 }
 
@@ -99,7 +99,7 @@ static tn_status part_at(const convert_file *f, place p, convert_tensor *t) {
     if (status != TN_OK) return status;
     int64_t experts = f->folder->experts;
     if (all.rank != 3 || all.shape[0] != experts)
-        return tn_backend_fail(TN_ERR_FORMAT, "'%s': '%s' does not hold the matrices of %lld experts", f->path, name,
+        return tn_backend_fail(TN_ERR_FORMAT, "'%s': '%s' does not contain the matrices of %lld experts", f->path, name,
                                (long long)experts);
     int64_t bytes = all.bytes / experts;
     *t = (convert_tensor){.source = all.name,
@@ -123,7 +123,7 @@ tn_status convert_experts_at(const convert_file *f, int64_t i, char **name, conv
         folder_name(f->folder, p, made);
     else
         gguf_name(p, made);
-    if (!*name && !(*name = strdup(made))) return tn_backend_fail(TN_ERR_MEMORY, "no memory for a name");
+    if (!*name && !(*name = strdup(made))) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for a name");
     t->name = *name;
     t->expert = i;
     return TN_OK;
@@ -133,13 +133,13 @@ static tn_tensor *join_expert(const convert_file *f, const convert_tensor *t) {
     place p = expert_place_of(f->folder, t->expert);
     tn_safetensors_info one;
     char *all = malloc((size_t)t->bytes + 1);
-    tn_status status = all ? TN_OK : tn_backend_fail(TN_ERR_MEMORY, "no memory for '%s'", t->name);
+    tn_status status = all ? TN_OK : tn_backend_fail(TN_ERR_MEMORY, "out of memory for '%s'", t->name);
     for (p.expert = 0; p.expert < t->shape[0] && status == TN_OK; p.expert++) {
         status = find_one(f, p, &one);
         bool alike = status == TN_OK && one.dtype == t->dtype && one.bytes == t->bytes / t->shape[0];
         if (status == TN_OK && !alike)
-            status =
-                tn_backend_fail(TN_ERR_FORMAT, "'%s' differs in type or shape from that of the first expert", one.name);
+            status = tn_backend_fail(TN_ERR_FORMAT, "'%s' has another type or shape than that of the first expert",
+                                     one.name);
         if (alike) memcpy(all + p.expert * one.bytes, one.data, (size_t)one.bytes);
     }
     tn_tensor *joined = status == TN_OK ? tn_from_data(all, t->shape, 3, t->dtype) : NULL;

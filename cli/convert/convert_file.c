@@ -43,14 +43,15 @@ static tn_status open_onnx(convert_file *f) {
     tn_status status = tn_onnx_open(f->path, &o, &f->onnx);
     int count = tn_onnx_weight_count(f->onnx);
     if (status == TN_OK && !(f->weights = malloc((size_t)count * sizeof *f->weights + 1)))
-        status = tn_backend_fail(TN_ERR_MEMORY, "no memory for %d weights", count);
+        status = tn_backend_fail(TN_ERR_MEMORY, "out of memory for %d weights", count);
     for (int i = 0; i < count && status == TN_OK; i++) {
         const char *name;
         const tn_onnx_value *v = tn_onnx_weight_at(f->onnx, i, &name);
         if (!is_weight(name)) continue;
         if (tn_onnx_value_kind(v) != TN_ONNX_TENSOR)
-            status = tn_backend_fail(TN_ERR_UNSUPPORTED,
-                                     "'%s': '%.100s' holds texts, which other files have no type for", f->path, name);
+            status =
+                tn_backend_fail(TN_ERR_UNSUPPORTED,
+                                "'%s': '%.100s' contains strings, which other file types cannot store", f->path, name);
         f->weights[f->count++] = i;
     }
     if (status == TN_OK && f->count == 0) status = tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s' has no weights", f->path);
@@ -76,7 +77,7 @@ tn_status convert_open(const char *path, convert_file *f) {
     case CONVERT_ONNX: return open_onnx(f);
     default:
         return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                               "'%s' is of no kind that is converted: .safetensors, .gguf, .onnx, .pt, .pth, .bin, or "
+                               "'%s': unknown file type; supported are .safetensors, .gguf, .onnx, .pt, .pth, .bin, or "
                                "a folder with safetensors",
                                path);
     }
@@ -142,7 +143,7 @@ static tn_status source_at(const convert_file *f, int64_t i, convert_tensor *t) 
 tn_status convert_leave_out(convert_file *f) {
     int64_t kept = 0;
     f->weights = malloc((size_t)f->count * sizeof *f->weights + 1);
-    if (!f->weights) return tn_backend_fail(TN_ERR_MEMORY, "no memory for %lld names", (long long)f->count);
+    if (!f->weights) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for %lld names", (long long)f->count);
     for (int64_t i = 0; i < f->count; i++) {
         convert_tensor t;
         tn_status status = source_at(f, i, &t);
@@ -170,10 +171,10 @@ tn_status convert_at(const convert_file *f, int64_t i, convert_tensor *t) {
         t->shape[1] = rows;
         return TN_OK;
     }
-    if (t->heads == CONVERT_TRANSPOSED) return tn_backend_fail(TN_ERR_FORMAT, "'%s' is no matrix", t->source);
+    if (t->heads == CONVERT_TRANSPOSED) return tn_backend_fail(TN_ERR_FORMAT, "'%s' is not a matrix", t->source);
     bool plain = t->heads == 0 || t->heads >= CONVERT_NO_HEADS;
     if (plain || (t->rank >= 1 && t->rank <= 2 && t->shape[0] % (2 * t->heads) == 0)) return TN_OK;
-    return tn_backend_fail(TN_ERR_FORMAT, "'%s' does not have the rows of %lld heads", t->source, (long long)t->heads);
+    return tn_backend_fail(TN_ERR_FORMAT, "the rows of '%s' do not match %lld heads", t->source, (long long)t->heads);
 }
 
 static bool is_expert(const convert_tensor *t) { return t->heads == CONVERT_JOINED || t->heads == CONVERT_PART; }
@@ -199,7 +200,8 @@ float *convert_numbers(const convert_file *f, const convert_tensor *from) {
     tn_tensor *cast = tn_cast(t, TN_F32);
     float *x = malloc((size_t)from->numel * sizeof *x + 1);
     if (!x)
-        tn_backend_fail(TN_ERR_MEMORY, "no memory for the %lld numbers of '%s'", (long long)from->numel, from->name);
+        tn_backend_fail(TN_ERR_MEMORY, "out of memory for the %lld numbers of '%s'", (long long)from->numel,
+                        from->name);
     if (x && tn_read(cast, x, (size_t)from->numel * sizeof *x) != TN_OK) {
         free(x);
         x = NULL;

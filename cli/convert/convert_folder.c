@@ -224,7 +224,7 @@ static tn_status map_name(const convert_folder *f, const char *name, char *out, 
         *heads = folder_rows_of(f, n);
         return TN_OK;
     }
-    return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': the tensor '%.100s' is none that %s models have in GGUF files",
+    return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': the tensor '%.100s' is not known in GGUF files of %s models",
                            f->path, name, f->architecture);
 }
 
@@ -252,7 +252,7 @@ static tn_status map_back(const convert_folder *f, const char *name, char *out, 
         *heads = rows >= CONVERT_NO_HEADS ? rows : -rows;
         return TN_OK;
     }
-    return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': the tensor '%.100s' is none that %s models have in folders",
+    return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': the tensor '%.100s' is not known in folders of %s models",
                            f->path, name, f->architecture);
 }
 
@@ -261,7 +261,7 @@ tn_status convert_folder_name(const convert_folder *f, int64_t i, const char *na
         char mapped[CONVERT_NAME];
         tn_status status = (f->back ? map_back : map_name)(f, name, mapped, heads);
         if (status != TN_OK) return status;
-        if (!(f->names[i] = strdup(mapped))) return tn_backend_fail(TN_ERR_MEMORY, "no memory for a name");
+        if (!(f->names[i] = strdup(mapped))) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for a name");
         f->turns[i] = *heads;
     }
     *out = f->names[i];
@@ -334,8 +334,8 @@ static tn_status refuse_activation(const convert_folder *f) {
         known |= strcmp(told, kinds[kind].same[i]) == 0;
     if (known) return TN_OK;
     return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                           "'%s/config.json': the activation '%.40s' ('%s') is not what readers of %s GGUF files take "
-                           "for granted, and these have no word for it",
+                           "'%s/config.json': the activation '%.40s' ('%s') differs from the one that %s GGUF files "
+                           "imply, and GGUF cannot store it",
                            f->path, told, key, f->architecture);
 }
 
@@ -345,10 +345,9 @@ static tn_status refuse_forms(const convert_folder *f) {
     bool usual = tn_json_bool(tn_json_get(root, "scale_attn_weights"), true);
     usual = usual && !tn_json_bool(tn_json_get(root, "scale_attn_by_inverse_layer_idx"), false);
     if (f->family->turns || usual) return refuse_activation(f);
-    return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                           "'%s/config.json': this form of GPT-2 is not converted to GGUF, which has no word for it: "
-                           "another scale of attention",
-                           f->path);
+    return tn_backend_fail(
+        TN_ERR_UNSUPPORTED,
+        "'%s/config.json': this GPT-2 variant cannot be converted: GGUF cannot store another attention scale", f->path);
 }
 
 /* "llama, mistral", for messages: config.json's words or GGUF's. */
@@ -378,8 +377,8 @@ static tn_status open_mixture(convert_folder *f) {
     if (told == whole && all)
         return convert_experts_open(f, experts_of(f), folder_number_of(f, "num_hidden_layers", 0));
     return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                           "'%s/config.json': 'norm_topk_prob', 'mlp_only_layers' or 'decoder_sparse_step' is what %s "
-                           "GGUF files have no word for",
+                           "'%s/config.json': 'norm_topk_prob', 'mlp_only_layers' or 'decoder_sparse_step' cannot be "
+                           "stored in %s GGUF files",
                            f->path, f->architecture);
 }
 
@@ -388,7 +387,7 @@ static tn_status take_names(convert_folder *f) {
     f->turns = calloc((size_t)f->count + 1, sizeof *f->turns);
     f->expert_names = calloc((size_t)convert_experts_count(f) + 1, sizeof *f->expert_names);
     if (f->names && f->turns && f->expert_names) return TN_OK;
-    return tn_backend_fail(TN_ERR_MEMORY, "no memory for %lld names", (long long)f->count);
+    return tn_backend_fail(TN_ERR_MEMORY, "out of memory for %lld names", (long long)f->count);
 }
 
 static bool is_count(int64_t n) { return n > 0 && n <= UINT32_MAX; } /* that a GGUF file can say */
@@ -403,8 +402,8 @@ tn_status convert_folder_open(const char *path, int64_t tensors, convert_folder 
         if (strcmp(families[i].type, type) == 0) f->family = &families[i];
     if (!f->family)
         return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                               "'%s/config.json': models of type '%.40s' are not converted to GGUF; %s are", path, type,
-                               known_types(false, known, sizeof known));
+                               "'%s/config.json': models of type '%.40s' cannot be converted to GGUF; supported are %s",
+                               path, type, known_types(false, known, sizeof known));
     f->architecture = f->family->architecture;
     f->base = f->family->base > 0 ? f->family->base : 10000;
     f->heads = folder_number_of(f, f->family->heads, 0);
@@ -417,7 +416,7 @@ tn_status convert_folder_open(const char *path, int64_t tensors, convert_folder 
         status = refuse_forms(f);
         return status == TN_OK && f->family->turns ? convert_rope_open(f) : status;
     }
-    return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json' does not say how many heads there are", path);
+    return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json': the number of heads is missing", path);
 }
 
 /* Mixtral's files are llama's, with experts. */
@@ -432,7 +431,7 @@ static tn_status open_mixture_of(convert_folder *f, const tn_gguf *file) {
             f->family = &families[i];
     if (status != TN_OK || experts == 0) return status;
     if (f->family->mixture != NO_MIXTURE) return convert_experts_open(f, experts, layers);
-    return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': %s models with experts do not become folders", f->path,
+    return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': %s models with experts cannot be converted to folders", f->path,
                            f->architecture);
 }
 
@@ -450,7 +449,8 @@ tn_status convert_folder_from(const tn_gguf *file, int64_t tensors, convert_fold
             f->family = &families[i];
     if (status != TN_OK) return status;
     if (!f->family)
-        return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': models of architecture '%.*s' do not become folders; %s do",
+        return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                               "'%s': models of architecture '%.*s' cannot be converted to folders; supported are %s",
                                f->path, (int)length, word, known_types(true, known, sizeof known));
     f->architecture = f->family->architecture;
     f->turned = strcmp(f->architecture, "llama") == 0;
@@ -461,7 +461,7 @@ tn_status convert_folder_from(const tn_gguf *file, int64_t tensors, convert_fold
     if (status == TN_OK) status = open_mixture_of(f, file);
     if (status == TN_OK) status = take_names(f);
     if (status != TN_OK || (is_count(f->heads) && is_count(f->kv_heads))) return status;
-    return tn_backend_fail(TN_ERR_FORMAT, "'%s' does not say how many heads there are", f->path);
+    return tn_backend_fail(TN_ERR_FORMAT, "'%s': the number of heads is missing", f->path);
 }
 
 void convert_folder_close(convert_folder *f) {
@@ -507,11 +507,10 @@ static tn_status put_window(const convert_folder *f, tn_gguf_writer *w) {
     if (count == 0 || window < 1 || window >= folder_number_of(f, "max_position_embeddings", 0)) return TN_OK;
     if (count == layers)
         return tn_gguf_put_int(w, folder_key_of(f, "attention.sliding_window", key), TN_GGUF_U32, window);
-    return tn_backend_fail(
-        TN_ERR_UNSUPPORTED,
-        "'%s/config.json': %lld of %lld layers have a window of %lld tokens; GGUF files of this kind "
-        "have no word for windows of some layers",
-        f->path, (long long)count, (long long)layers, (long long)window);
+    return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                           "'%s/config.json': %lld of %lld layers have a window of %lld tokens; GGUF files of this "
+                           "kind cannot store windows of some layers",
+                           f->path, (long long)count, (long long)layers, (long long)window);
 }
 
 static tn_status put_sizes(const convert_folder *f, tn_gguf_writer *w) {
@@ -520,7 +519,8 @@ static tn_status put_sizes(const convert_folder *f, tn_gguf_writer *w) {
         int64_t v = folder_number_of(f, s->hf, -1);
         if (strcmp(s->gguf, "expert_count") == 0 && f->experts > 0) v = f->experts;
         if (v < 0 && !s->needed) continue;
-        if (v < 0) return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json' has no number '%s'", f->path, s->hf);
+        if (v < 0)
+            return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json': '%s' is missing or not a number", f->path, s->hf);
         tn_status status = tn_gguf_put_int(w, folder_key_of(f, s->gguf, key), TN_GGUF_U32, v);
         if (status != TN_OK) return status;
     }
@@ -554,6 +554,6 @@ tn_status convert_folder_is_like(const convert_folder *f, const tn_gguf *like) {
     (void)tn_gguf_get_string(like, "general.architecture", &told, &length);
     if (length == (int64_t)strlen(f->architecture) && memcmp(told, f->architecture, (size_t)length) == 0)
         return convert_is_computed(f->path);
-    return tn_backend_fail(TN_ERR_ARGUMENT, "--like: '%s' is of a %.*s model, '%s' of a %s one", tn_gguf_path(like),
+    return tn_backend_fail(TN_ERR_ARGUMENT, "--like: '%s' is a %.*s model, but '%s' is a %s model", tn_gguf_path(like),
                            (int)length, told, f->path, f->architecture);
 }

@@ -43,10 +43,10 @@ static const tn_json *member(const convert_folder *f, const char *key) {
 static bool is_null(const tn_json *v) { return v && tn_json_kind_of(v) == TN_JSON_NULL; }
 
 static tn_status no_word(const convert_folder *f, const char *key) {
-    return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                           "'%s/config.json': '%s' differs from what readers of %s GGUF files take for granted, and "
-                           "these have no word for it",
-                           f->path, key, f->architecture);
+    return tn_backend_fail(
+        TN_ERR_UNSUPPORTED,
+        "'%s/config.json': '%s' differs from the value that %s GGUF files imply, and GGUF cannot store it", f->path,
+        key, f->architecture);
 }
 
 static bool slides(const convert_folder *f, int64_t layer, int64_t pattern) {
@@ -74,7 +74,7 @@ static tn_status put_windows(const convert_folder *f, const gemma *g, int64_t la
     int64_t window = tn_json_int(given, 4096), pattern = find_pattern(f, layers, g->pattern);
     if (is_null(given)) return g->attention_cap > 0 ? no_word(f, "sliding_window") : TN_OK;
     if (window < 1 || window > INT32_MAX)
-        return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json': 'sliding_window' must be a whole number above 0",
+        return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json': 'sliding_window' must be an integer greater than 0",
                                f->path);
     if (pattern == 0) return no_word(f, "layer_types");
     tn_status status =

@@ -13,14 +13,14 @@ static tn_status keep_importance(void *ctx, const char *name, const float *squar
     if (i->count == i->room) {
         int64_t room = 2 * i->room + 64;
         struct convert_columns *more = realloc(i->list, (size_t)room * sizeof *more);
-        if (!more) return tn_backend_fail(TN_ERR_MEMORY, "no memory for the importance of columns");
+        if (!more) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for the importance of columns");
         i->list = more;
         i->room = room;
     }
     struct convert_columns *c = &i->list[i->count];
     *c = (struct convert_columns){strdup(name), malloc((size_t)columns * sizeof *squares + 1), columns};
     i->count++;
-    if (!c->name || !c->squares) return tn_backend_fail(TN_ERR_MEMORY, "no memory for the importance of columns");
+    if (!c->name || !c->squares) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for the importance of columns");
     memcpy(c->squares, squares, (size_t)columns * sizeof *squares);
     return TN_OK;
 }

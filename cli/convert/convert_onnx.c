@@ -96,7 +96,7 @@ static tn_status compare_weight(const convert_file *in, const convert_file *out,
     row->numel += t->numel;
     row->bytes += back->bytes;
     if (status == TN_OK && !are_same(x, y, t))
-        status = tn_backend_fail(TN_ERR_FORMAT, "'%s' came back with other numbers", t->name);
+        status = tn_backend_fail(TN_ERR_FORMAT, "verification failed: '%s' was read back with other numbers", t->name);
     free(x);
     free(y);
     r->compared += status == TN_OK;
@@ -188,8 +188,8 @@ static tn_status run_piece(tn_onnx *network, run_values *v, int64_t numbers, flo
     tn_status status = tn_onnx_run(network, v->in, v->out);
     tn_tensor *t = status == TN_OK ? tn_onnx_value_get(v->out[LOGITS]) : NULL;
     if (t && tn_numel(t) != numbers)
-        status = tn_backend_fail(TN_ERR_FORMAT, "the network yields %lld numbers, not %lld", (long long)tn_numel(t),
-                                 (long long)numbers);
+        status = tn_backend_fail(TN_ERR_FORMAT, "the network returns %lld numbers; expected %lld",
+                                 (long long)tn_numel(t), (long long)numbers);
     if (status == TN_OK) status = tn_read(t, out, (size_t)numbers * sizeof *out);
     if (status == TN_OK) keep_present(v);
     free_values(v->out, v->out_count);
@@ -220,7 +220,7 @@ static tn_status run_network(tn_onnx *network, const whole_model *m, const int32
     v.in = calloc((size_t)v.in_count + 1, sizeof(tn_onnx_value *));
     v.out = calloc((size_t)v.out_count + 1, sizeof(tn_onnx_value *));
     tn_status status = v.in && v.out ? run_pieces(network, &v, ids, count, m->width, out)
-                                     : tn_backend_fail(TN_ERR_MEMORY, "no memory for the values of a network");
+                                     : tn_backend_fail(TN_ERR_MEMORY, "out of memory for the values of a network");
     free_values(v.in, v.in_count);
     free(v.in);
     free(v.out);
@@ -237,7 +237,7 @@ static tn_status compare_text(whole_model *m, tn_onnx *network, int64_t count, c
     int32_t ids[LONG_TEXT];
     int64_t numbers = m->width * (m->embedder ? 1 : count);
     float *want = malloc(2 * (size_t)numbers * sizeof *want), *got = want ? want + numbers : NULL;
-    if (!want) return tn_backend_fail(TN_ERR_MEMORY, "no memory for %lld numbers", (long long)numbers);
+    if (!want) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for %lld numbers", (long long)numbers);
     for (int64_t i = 0; i < count; i++)
         ids[i] = (int32_t)((i + 1) * 7919 % m->vocabulary);
     double most = 0, difference = 0;
@@ -247,8 +247,9 @@ static tn_status compare_text(whole_model *m, tn_onnx *network, int64_t count, c
         most = fmax(most, fabs((double)want[i]));
         double error = fabs((double)got[i] - (double)want[i]);
         if (!isfinite(error))
-            status = tn_backend_fail(TN_ERR_FORMAT, "number %lld of the results is %g, of the model that was read %g",
-                                     (long long)i, (double)got[i], (double)want[i]);
+            status = tn_backend_fail(
+                TN_ERR_FORMAT, "verification failed: number %lld of the results is %g, but %g in the original model",
+                (long long)i, (double)got[i], (double)want[i]);
         difference = fmax(difference, error);
     }
     free(want);
@@ -266,8 +267,9 @@ static tn_status compare_outputs(const convert_file *in, const char *path, conve
     if (status == TN_OK) status = compare_text(&m, network, LONG_TEXT, r);
     r->outputs = m.embedder ? "embeddings" : "logits";
     if (status == TN_OK && !(r->output_error <= (m.in_blocks ? most_in_blocks : most_plain)))
-        status = tn_backend_fail(TN_ERR_FORMAT, "'%s' computes other %s: they differ by %.2g of the largest", path,
-                                 r->outputs, r->output_error);
+        status = tn_backend_fail(TN_ERR_FORMAT,
+                                 "verification failed: '%s' computes other %s: they differ by %.2g of the largest",
+                                 path, r->outputs, r->output_error);
     tn_onnx_close(network);
     close_model(&m);
     return status;

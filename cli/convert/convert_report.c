@@ -28,10 +28,10 @@ void convert_put_text(const convert_wishes *w, const convert_report *r) {
         cli_print(stdout, "%-40s %7lld  %-20s %12lld %10.3g %10.3g %8.3f%%\n", row->name, (long long)row->tensors, type,
                   (long long)row->bytes, row->most, rms(row), 100 * share(row));
     }
-    printf("%s: %lld bytes in %.1f s; %lld tensors of %lld bytes, before %lld\n", w->out, (long long)r->bytes,
+    printf("%s: %lld bytes in %.1f s; %lld tensors of %lld bytes, %lld before\n", w->out, (long long)r->bytes,
            r->seconds, (long long)r->tensors, (long long)weights, (long long)r->input_bytes);
-    if (w->verify) printf("verified: %lld tensors read back as they were written\n", (long long)r->compared);
-    if (r->outputs) printf("verified: %s of both differ by %.2g of the largest at most\n", r->outputs, r->output_error);
+    if (w->verify) printf("verified: %lld tensors were read back as written\n", (long long)r->compared);
+    if (r->outputs) printf("verified: %s differ by at most %.2g of the largest\n", r->outputs, r->output_error);
     if (w->text) printf("perplexity: %.4f before, %.4f after\n", r->perplexity[0], r->perplexity[1]);
 }
 

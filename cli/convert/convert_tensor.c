@@ -138,7 +138,7 @@ void convert_importance_free(convert_importance *i) {
 static void *blocks_of(const convert_file *in, const convert_tensor *t, tn_dtype to, const float *x, size_t bytes) {
     int64_t numel = t->numel, columns = t->rank > 0 ? t->shape[t->rank - 1] : 0;
     void *data = malloc(bytes ? bytes : 1);
-    if (!data) tn_backend_fail(TN_ERR_MEMORY, "no memory for %zu bytes", bytes);
+    if (!data) tn_backend_fail(TN_ERR_MEMORY, "out of memory for %zu bytes", bytes);
     if (!data) return NULL;
     tn_status status = TN_OK;
     if (tn_dtype_block(to) > 1) {
@@ -159,7 +159,7 @@ static tn_status measure_written(convert_class *row, const float *x, const void 
     tn_tensor *t = tn_from_data(data, &numel, 1, to), *cast = tn_cast(t, TN_F32);
     float *y = malloc((size_t)numel * sizeof *y + 1);
     tn_status status = y ? tn_read(cast, y, (size_t)numel * sizeof *y)
-                         : tn_backend_fail(TN_ERR_MEMORY, "no memory for %lld numbers", (long long)numel);
+                         : tn_backend_fail(TN_ERR_MEMORY, "out of memory for %lld numbers", (long long)numel);
     if (status == TN_OK) convert_measure(row, x, y, numel);
     free(y);
     tn_free(cast);
@@ -175,7 +175,7 @@ tn_status convert_read_same(const convert_file *in, const convert_tensor *t, con
     }
     out->size = (int64_t)tn_dtype_bytes(t->dtype, t->numel);
     out->bytes = out->data = malloc((size_t)out->size + 1);
-    if (!out->data) return tn_backend_fail(TN_ERR_MEMORY, "no memory for '%s'", t->name);
+    if (!out->data) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for '%s'", t->name);
     tn_tensor *tensor = convert_tensor_of(in, t);
     if (!tensor) return TN_ERR_FORMAT; /* it has been said why */
     tn_status status = tn_read(tensor, out->data, (size_t)out->size);

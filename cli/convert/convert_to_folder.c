@@ -76,7 +76,7 @@ static tn_status write_file(folder_writer *f, const char *name, void (*put)(fold
     char path[PATH_SIZE];
     cli_output out;
     if (snprintf(path, sizeof path, "%s/%s", f->folder, name) >= PATH_SIZE)
-        return tn_backend_fail(TN_ERR_ARGUMENT, "'%s' is too long a path", f->folder);
+        return tn_backend_fail(TN_ERR_ARGUMENT, "the path '%s' is too long", f->folder);
     tn_status status = cli_output_begin(&out, path);
     if (status != TN_OK) return status;
     f->j = (cli_json){.out = out.file};
@@ -520,14 +520,14 @@ static tn_status read_tokens(folder_writer *f) {
     const tn_gguf_value *tokens = tn_gguf_get(f->file, "tokenizer.ggml.tokens");
     f->count = tn_gguf_length(tokens);
     f->tokens = calloc((size_t)f->count + 1, sizeof *f->tokens);
-    if (!f->tokens) return tn_backend_fail(TN_ERR_MEMORY, "no memory for %lld tokens", (long long)f->count);
+    if (!f->tokens) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for %lld tokens", (long long)f->count);
     for (int64_t i = 0; i < f->count; i++) {
         const char *text;
         int64_t length;
         tn_status status = tn_gguf_string(tokens, i, &text, &length);
         if (status != TN_OK) return status;
         if (!(f->tokens[i] = strndup(text, (size_t)length)))
-            return tn_backend_fail(TN_ERR_MEMORY, "no memory for the tokens");
+            return tn_backend_fail(TN_ERR_MEMORY, "out of memory for the tokens");
     }
     return TN_OK;
 }
@@ -535,23 +535,23 @@ static tn_status read_tokens(folder_writer *f) {
 static tn_status refuse_to_folder(const folder_writer *f) {
     if (!convert_rope_is_known(f->file, f->architecture))
         return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                               "'%s': its scaling of rope is not written to folders; linear, yarn without keys of its "
-                               "own, longrope and a table by itself are",
+                               "'%s': this rope scaling cannot be written to folders; linear, yarn without extra keys, "
+                               "longrope and a plain table can",
                                tn_gguf_path(f->file));
     if (!convert_gemma_is_known(f->file, f->architecture))
-        return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                               "'%s': its layers with a window have a base of rope of their own, for which folders of "
-                               "%s models have no word",
-                               tn_gguf_path(f->file), f->architecture);
+        return tn_backend_fail(
+            TN_ERR_UNSUPPORTED,
+            "'%s': its sliding-window layers have their own rope base, which folders of %s models cannot store",
+            tn_gguf_path(f->file), f->architecture);
     if (is_model(f->file, "llama") || (is_model(f->file, "gpt2") && rule_of(f->file) >= 0))
         return convert_is_computed(tn_gguf_path(f->file));
     char *model = to_folder_text_of(f->file, "tokenizer.ggml.model"),
          *pre = to_folder_text_of(f->file, "tokenizer.ggml.pre");
-    tn_status status = tn_backend_fail(TN_ERR_UNSUPPORTED,
-                                       "'%s': its tokenizer (%s, %s) is not written to folders; SentencePiece's BPE "
-                                       "is, and byte-level BPE with the rules "
-                                       "gpt-2, smollm, llama-bpe and qwen2. Its weights alone: OUT.safetensors",
-                                       tn_gguf_path(f->file), model ? model : "none", pre ? pre : "no rule");
+    tn_status status = tn_backend_fail(
+        TN_ERR_UNSUPPORTED,
+        "'%s': its tokenizer (%s, %s) cannot be written to folders; SentencePiece BPE can, and byte-level BPE with the "
+        "pre-tokenizers gpt-2, smollm, llama-bpe and qwen2. To convert only the weights: OUT.safetensors",
+        tn_gguf_path(f->file), model ? model : "none", pre ? pre : "no pre-tokenizer");
     free(model);
     free(pre);
     return status;
@@ -569,9 +569,9 @@ static tn_status write_all_to_folder(folder_writer *f, const convert_wishes *w, 
     convert_wishes weights = *w;
     struct stat s;
     if (mkdir(f->folder, 0777) != 0 && errno != EEXIST)
-        return tn_backend_fail(TN_ERR_IO, "cannot make the folder '%s': %s", f->folder, strerror(errno));
+        return tn_backend_fail(TN_ERR_IO, "cannot create the folder '%s': %s", f->folder, strerror(errno));
     if (snprintf(path, sizeof path, "%s/model.safetensors", f->folder) >= PATH_SIZE)
-        return tn_backend_fail(TN_ERR_ARGUMENT, "'%s' is too long a path", f->folder);
+        return tn_backend_fail(TN_ERR_ARGUMENT, "the path '%s' is too long", f->folder);
     weights.out = path;
     tn_status status = convert_to_safetensors(f->in, &weights, r);
     for (size_t i = 0; i < sizeof files / sizeof *files && status == TN_OK; i++)

@@ -36,8 +36,8 @@ static void vocabulary_free(vocabulary *v) {
 
 static tn_status place_token(vocabulary *v, const char *text, int64_t id, int32_t type) {
     if (!text || id < 0 || id >= v->count)
-        return tn_backend_fail(TN_ERR_FORMAT, "tokenizer.json: a token of number %lld, of %lld", (long long)id,
-                               (long long)v->count);
+        return tn_backend_fail(TN_ERR_FORMAT, "tokenizer.json: a token has id %lld, but there are %lld tokens",
+                               (long long)id, (long long)v->count);
     v->tokens[id] = text;
     v->types[id] = type;
     return TN_OK;
@@ -48,7 +48,7 @@ static tn_status name_the_rest(vocabulary *v) {
     for (int64_t i = 0; i < v->count; i++) {
         if (v->tokens[i]) continue;
         if (!v->fillers) v->fillers = calloc((size_t)v->count, sizeof *v->fillers);
-        if (!v->fillers) return tn_backend_fail(TN_ERR_MEMORY, "no memory for %lld tokens", (long long)v->count);
+        if (!v->fillers) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for %lld tokens", (long long)v->count);
         snprintf(v->fillers[i], FILLER, "[PAD%lld]", (long long)i);
         v->tokens[i] = v->fillers[i];
         v->types[i] = UNUSED;
@@ -59,11 +59,12 @@ static tn_status name_the_rest(vocabulary *v) {
 static tn_status read_tokens(const convert_folder *f, const tn_json *root, vocabulary *v) {
     const tn_json *vocab = tn_json_get(tn_json_get(root, "model"), "vocab"), *added = tn_json_get(root, "added_tokens");
     v->count = tn_json_int(tn_json_get(tn_json_root(f->config), "vocab_size"), 0);
-    if (v->count < 1 || v->count > MOST_TOKENS) return tn_backend_fail(TN_ERR_FORMAT, "config.json: no vocab_size");
+    if (v->count < 1 || v->count > MOST_TOKENS)
+        return tn_backend_fail(TN_ERR_FORMAT, "config.json: vocab_size is missing");
     v->tokens = calloc((size_t)v->count, sizeof *v->tokens);
     v->types = calloc((size_t)v->count, sizeof *v->types);
     if (!v->tokens || !v->types)
-        return tn_backend_fail(TN_ERR_MEMORY, "no memory for %lld tokens", (long long)v->count);
+        return tn_backend_fail(TN_ERR_MEMORY, "out of memory for %lld tokens", (long long)v->count);
     tn_status status = TN_OK;
     for (size_t i = 0; tn_json_key(vocab, i) && status == TN_OK; i++)
         status = place_token(v, tn_json_key(vocab, i), tn_json_int(tn_json_at(vocab, i), -1), NORMAL);
@@ -81,7 +82,7 @@ static tn_status read_merges(const tn_json *root, vocabulary *v) {
     size_t count = tn_json_length(merges);
     v->merges = calloc(count + 1, sizeof *v->merges);
     v->joined = calloc(count + 1, sizeof *v->joined);
-    if (!v->merges || !v->joined) return tn_backend_fail(TN_ERR_MEMORY, "no memory for %zu merges", count);
+    if (!v->merges || !v->joined) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for %zu merges", count);
     for (size_t i = 0; i < count; i++) {
         const tn_json *m = tn_json_at(merges, i);
         const char *a = tn_json_string(tn_json_at(m, 0), NULL), *b = tn_json_string(tn_json_at(m, 1), NULL);
@@ -90,7 +91,7 @@ static tn_status read_merges(const tn_json *root, vocabulary *v) {
         v->merges[i] = tn_json_string(m, NULL);
         if (v->merges[i]) continue;
         v->merges[i] = v->joined[i] = malloc(size);
-        if (!a || !b || !v->joined[i]) return tn_backend_fail(TN_ERR_FORMAT, "tokenizer.json: merge %zu is none", i);
+        if (!a || !b || !v->joined[i]) return tn_backend_fail(TN_ERR_FORMAT, "tokenizer.json: merge %zu is invalid", i);
         snprintf(v->joined[i], size, "%s %s", a, b);
     }
     return TN_OK;
@@ -165,7 +166,7 @@ static int by_text(const void *a, const void *b) {
 static tn_status rank_tokens(vocabulary *v) {
     spelling *sorted = malloc((size_t)v->count * sizeof *sorted);
     v->scores = malloc((size_t)v->count * sizeof *v->scores);
-    tn_status status = sorted && v->scores ? TN_OK : tn_backend_fail(TN_ERR_MEMORY, "no memory for scores");
+    tn_status status = sorted && v->scores ? TN_OK : tn_backend_fail(TN_ERR_MEMORY, "out of memory for scores");
     for (int64_t i = 0; i < v->count && status == TN_OK; i++) {
         sorted[i] = (spelling){v->tokens[i], i};
         v->scores[i] = v->types[i] == NORMAL ? -(float)v->merge_count : 0;
@@ -174,7 +175,7 @@ static tn_status rank_tokens(vocabulary *v) {
     for (int64_t i = v->merge_count - 1; i >= 0 && status == TN_OK; i--) {
         const char *blank = strchr(v->merges[i] ? v->merges[i] : "", ' ');
         char *whole = blank ? strdup(v->merges[i]) : NULL;
-        if (!whole) status = tn_backend_fail(TN_ERR_FORMAT, "tokenizer.json: merge %lld is none", (long long)i);
+        if (!whole) status = tn_backend_fail(TN_ERR_FORMAT, "tokenizer.json: merge %lld is invalid", (long long)i);
         if (!whole) break;
         memmove(whole + (blank - v->merges[i]), blank + 1, strlen(blank));
         const spelling *found = bsearch(&(spelling){whole, 0}, sorted, (size_t)v->count, sizeof *sorted, by_text);
@@ -251,8 +252,8 @@ static tn_status put_vocabulary(const convert_folder *f, const tn_json *root, tn
     const char *pattern = pattern_name(f, root);
     if (!pattern && !sentence)
         return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                               "'%s/tokenizer.json' is neither byte-level BPE nor SentencePiece's BPE, which alone are "
-                               "converted; --like FILE.gguf takes the tokenizer from another file",
+                               "'%s/tokenizer.json' is neither byte-level BPE nor SentencePiece BPE; only these can be "
+                               "converted. --like FILE.gguf takes the tokenizer from another file",
                                f->path);
     tn_status status = read_tokens(f, root, &v);
     if (status == TN_OK) status = read_merges(root, &v);
@@ -271,8 +272,8 @@ tn_status convert_tokenizer(const convert_folder *f, tn_gguf_writer *w) {
     if (status == TN_OK && doc) status = put_vocabulary(f, tn_json_root(doc), w);
     if (status == TN_OK && !doc)
         cli_print(stderr,
-                  "trunnion: '%s' has no tokenizer.json, so the file gets no tokenizer: --like FILE.gguf takes one "
-                  "from there\n",
+                  "trunnion: '%s' has no tokenizer.json, so the file gets no tokenizer; --like FILE.gguf takes the "
+                  "tokenizer from FILE\n",
                   f->path);
     tn_json_free(doc);
     return status;

@@ -8,7 +8,7 @@
 tn_status convert_find(const convert_file *f, const char *name, convert_tensor *out) {
     for (int64_t i = 0; i < f->count; i++)
         if (convert_at(f, i, out) == TN_OK && strcmp(out->name, name) == 0) return TN_OK;
-    return tn_backend_fail(TN_ERR_FORMAT, "'%s' lacks the tensor '%s'", f->path, name);
+    return tn_backend_fail(TN_ERR_FORMAT, "verification failed: '%s' lacks the tensor '%s'", f->path, name);
 }
 
 static tn_status verify_bytes(const convert_file *in, const convert_file *out, const convert_tensor *t,
@@ -17,7 +17,7 @@ static tn_status verify_bytes(const convert_file *in, const convert_file *out, c
     tn_status status = convert_read_same(in, t, &x);
     if (status == TN_OK) status = convert_read_same(out, back, &y);
     if (status == TN_OK && (x.size != y.size || memcmp(x.bytes, y.bytes, (size_t)x.size) != 0))
-        status = tn_backend_fail(TN_ERR_FORMAT, "'%s' came back with other bytes", t->name);
+        status = tn_backend_fail(TN_ERR_FORMAT, "verification failed: '%s' was read back with other bytes", t->name);
     free(x.data);
     free(y.data);
     return status;
@@ -31,7 +31,8 @@ static tn_status verify_tensor(const convert_file *in, const convert_file *out, 
     tn_status status = convert_find(out, t->name, &back);
     if (status != TN_OK) return status;
     if (back.rank != t->rank || memcmp(back.shape, t->shape, sizeof back.shape) != 0 || back.dtype != to)
-        return tn_backend_fail(TN_ERR_FORMAT, "'%s' came back in another shape or type", t->name);
+        return tn_backend_fail(TN_ERR_FORMAT, "verification failed: '%s' was read back with another shape or type",
+                               t->name);
     if (same) return verify_bytes(in, out, t, &back);
     float *x = convert_numbers(in, t), *y = convert_numbers(out, &back);
     if (x && y) convert_measure(convert_class_of(again, t, tn_dtype_name(to)), x, y, t->numel);
@@ -45,11 +46,11 @@ static tn_status verify_tensor(const convert_file *in, const convert_file *out, 
 tn_status convert_verify(const convert_file *in, const convert_wishes *w, convert_report *r) {
     convert_file out;
     convert_report *again = calloc(1, sizeof *again);
-    if (!again) return tn_backend_fail(TN_ERR_MEMORY, "no memory to compare with");
+    if (!again) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for the comparison");
     tn_status status = convert_open(w->out, &out);
     if (status == TN_OK && out.count != in->count)
-        status = tn_backend_fail(TN_ERR_FORMAT, "'%s' has %lld tensors, not %lld", w->out, (long long)out.count,
-                                 (long long)in->count);
+        status = tn_backend_fail(TN_ERR_FORMAT, "verification failed: '%s' has %lld tensors; expected %lld", w->out,
+                                 (long long)out.count, (long long)in->count);
     for (int64_t i = 0; i < in->count && status == TN_OK; i++) {
         convert_tensor t;
         status = convert_at(in, i, &t);
@@ -63,7 +64,9 @@ tn_status convert_verify(const convert_file *in, const convert_wishes *w, conver
             if (strcmp(a->name, b->name) || strcmp(a->to, b->to)) continue;
             bool rounded = a->squares > 0 || b->squares > 0;
             if (rounded && (a->most != b->most || a->squares != b->squares))
-                status = tn_backend_fail(TN_ERR_FORMAT, "'%s' came back with other errors than were written", a->name);
+                status = tn_backend_fail(
+                    TN_ERR_FORMAT,
+                    "verification failed: the errors of '%s' differ from those reported when it was written", a->name);
         }
     }
     convert_close(&out);

@@ -153,7 +153,7 @@ static tn_status gather_metadata(const convert_file *in, gathered *g) {
         most++;
     g->metadata = calloc((size_t)most + 1, sizeof *g->metadata);
     g->texts = calloc((size_t)most + 1, sizeof *g->texts);
-    if (!g->metadata || !g->texts) return tn_backend_fail(TN_ERR_MEMORY, "no memory for the metadata");
+    if (!g->metadata || !g->texts) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for the metadata");
     if (in_folder) add_text(g, "format", strdup("pt"));
     for (int64_t i = 0; i < most; i++) {
         const char *key = in->gguf ? tn_gguf_key(in->gguf, i) : tn_safetensors_metadata_key(in->safetensors, (int)i);
@@ -181,7 +181,7 @@ static tn_status gather_tensor(const convert_file *in, const convert_wishes *w, 
 
 tn_status convert_to_safetensors(const convert_file *in, const convert_wishes *w, convert_report *r) {
     gathered g = {.tensors = calloc((size_t)in->count + 1, sizeof *g.tensors)};
-    tn_status status = g.tensors ? gather_metadata(in, &g) : tn_backend_fail(TN_ERR_MEMORY, "no memory");
+    tn_status status = g.tensors ? gather_metadata(in, &g) : tn_backend_fail(TN_ERR_MEMORY, "out of memory");
     cli_progress p;
     cli_progress_begin(&p, "convert", "tensors", in->count);
     for (int64_t i = 0; i < in->count && status == TN_OK; i++) {

@@ -9,8 +9,8 @@
 static const char help_text[] =
     "Checks the device's driver (memory, copies, order, threads, errors). Then runs every operation, forward and\n"
     "backward, on the device and compares the results with its definition in double precision.\n"
-    "Operations that fail are listed in the cache folder and run on the processor from then on. Cases that the device\n"
-    "cannot compute (types, sizes, kernels that its compiler refuses) are skipped.\n"
+    "Operations that fail are recorded in the cache folder and run on the CPU from then on. Cases that the device\n"
+    "does not support (dtypes, sizes, kernels that its compiler rejects) are skipped.\n"
     "\n"
     "options:\n"
     "  --only NAME[,NAME…]   only these operations (the header trunnion/ops.h declares them), without the driver "
@@ -104,7 +104,7 @@ static int certify_driver(certify_run *r, const tn_device_info *info) {
 }
 
 static void put_counts(const certify_run *r, const tn_device_info *info, const tn_certify_counts *counts) {
-    if (r->why[0] && !r->common.verbose) cli_print(stdout, "– skipped, for one (-v: all): %s\n", r->why);
+    if (r->why[0] && !r->common.verbose) cli_print(stdout, "– skipped, for example (all with -v): %s\n", r->why);
     printf("%s (%s): %lld passed, %lld failed, %lld skipped\n", info->id, info->name, (long long)counts->passed,
            (long long)counts->failed, (long long)counts->skipped);
 }
@@ -144,7 +144,8 @@ static int run_certify(int argc, char **argv) {
     int status = CLI_USAGE;
     int at = cli_parse(&cli_certify, argc, argv, &r.common, own_options, NULL, take_option, &r, &status);
     if (at < 0) return status;
-    if (at < argc) return cli_wrong_usage(&cli_certify, "what is \"%s\"? Operations are named with --only", argv[at]);
+    if (at < argc)
+        return cli_wrong_usage(&cli_certify, "unexpected argument \"%s\"; select operations with --only", argv[at]);
     r.o.ctx = &r;
     r.o.seed = r.common.seed;
     r.all = r.common.strict;

@@ -10,21 +10,22 @@ static int run_explain(int argc, char **argv);
 
 const cli_command cli_explain = {
     .name = "explain",
-    .summary = "say what a model's work is made of, and where time and memory go",
+    .summary = "show the operations of a model, their time and their memory",
     .usage = "explain MODEL [--prompt N] [--tokens N] [-v]",
     .help =
-        "  MODEL                 a language model (a GGUF file, or a folder as Hugging Face has them), or a network\n"
-        "                        (an ONNX file), which is given random inputs\n"
-        "  --prompt N            tokens of the prompt (default 128)\n"
-        "  --tokens N            tokens generated behind it (default 32)\n"
-        "  --context N           tokens that the model can look back on\n"
-        "  --dim NAME=N          of a network: the extent of an open dim (default 1), as in trunnion run\n"
-        "  -v, --verbose         every command, and the last plan as it runs\n"
+        "  MODEL                 a language model (a GGUF file or a Hugging Face model folder), or a network\n"
+        "                        (an ONNX file), which runs on random inputs\n"
+        "  --prompt N            prompt tokens (default 128)\n"
+        "  --tokens N            tokens to generate after the prompt (default 32)\n"
+        "  --context N           context length in tokens\n"
+        "  --dim NAME=N          size of an open dimension of a network (default 1), as in trunnion run\n"
+        "  -v, --verbose         show every command, and the last plan\n"
         "  --json                device, fallback[], prompt{}, token{} or run{}, ops[{phase, kind, label, runs,\n"
         "                        bytes, flops, predicted_seconds, measured_seconds}], predicted_peak_bytes\n"
-        "                        (null: a network's is not predicted), measured_peak_bytes\n"
+        "                        (null for a network), measured_peak_bytes\n"
         "\n"
-        "Predicted: bytes or arithmetic of a command at speeds probed just before. Measured: under a profile.\n"
+        "Predicted times come from the bytes and operations of a command and from speeds measured just before. "
+        "Measured times come from a profile.\n"
         "\n"
         "examples:\n"
         "  trunnion explain model.gguf\n"
@@ -54,14 +55,14 @@ static int run_explain(int argc, char **argv) {
     int status, first = cli_parse(&cli_explain, argc, argv, &o, own, NULL, take_explain_option, &w, &status);
     if (first < 0) return status;
     if (argc - first != 1)
-        return cli_wrong_usage(&cli_explain, "which model? Give one GGUF or ONNX file, or a model's folder");
+        return cli_wrong_usage(&cli_explain, "missing model: pass a GGUF or ONNX file, or a model folder");
     char found[CLI_PATH];
     const char *path = argv[first];
     if (!cli_find_model(&path, found)) return CLI_FAILED;
     bool network = onnx_is_network(path);
     if (network && (w.prompt || w.tokens || w.context))
-        return cli_wrong_usage(&cli_explain, "--prompt, --tokens and --context are for language models");
+        return cli_wrong_usage(&cli_explain, "--prompt, --tokens and --context require a language model");
     if (!network && w.dims.count)
-        return cli_wrong_usage(&cli_explain, "--dim requires an ONNX network, and '%s' does not end in .onnx", path);
+        return cli_wrong_usage(&cli_explain, "--dim requires an ONNX network, but '%s' does not end in .onnx", path);
     return network ? explain_network(&o, &w, path) : explain_language(&o, &w, path);
 }

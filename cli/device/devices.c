@@ -8,12 +8,12 @@ static int run_devices(int argc, char **argv);
 
 const cli_command cli_devices = {
     .name = "devices",
-    .summary = "list what can compute here, and why the rest cannot",
+    .summary = "list the available devices, and why others are not available",
     .usage = "devices [-v] [--json] [--fresh | --reasons]",
     .help =
-        "  --fresh               look again instead of using the last findings, as long as nothing has changed\n"
-        "  --reasons             what each reason code means, and what to do\n"
-        "  -v, --verbose         reason codes (--reasons explains them), libraries, identities\n"
+        "  --fresh               probe again instead of using the cached list\n"
+        "  --reasons             explain each reason code, and what to do about it\n"
+        "  -v, --verbose         also show reason codes (--reasons explains them), libraries, identities\n"
         "  --json                backends[{name, title, available, reason_code, reason, fix, library, devices[…]}], "
         "recommended,\n"
         "                        libraries[{name, title, backend, available, in_use, reason_code, reason, fix, path, "
@@ -139,7 +139,7 @@ static int run_devices(int argc, char **argv) {
     wishes w = {0};
     int status, at = cli_parse(&cli_devices, argc, argv, &o, own, "", take_devices_option, &w, &status);
     if (at < 0) return status;
-    if (at < argc) return cli_wrong_usage(&cli_devices, "\"%s\" is not expected here", argv[at]);
+    if (at < argc) return cli_wrong_usage(&cli_devices, "unexpected argument \"%s\"", argv[at]);
     if (w.reasons) {
         put_reasons(o.json);
         return CLI_OK;

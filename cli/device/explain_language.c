@@ -39,13 +39,13 @@ static tn_status run_tokens(void *ctx) {
 
 static tn_status run_model(language_work *w, const tn_llm_facts *f, explain_phase phases[2]) {
     if (w->prompt + w->tokens > f->context)
-        return tn_backend_fail(TN_ERR_ARGUMENT,
-                               "%lld tokens of prompt and %lld behind it exceed the context of %lld; --context N makes "
-                               "it longer, up to %lld",
-                               (long long)w->prompt, (long long)w->tokens, (long long)f->context,
-                               (long long)f->trained_context);
+        return tn_backend_fail(
+            TN_ERR_ARGUMENT,
+            "%lld prompt tokens and %lld generated ones exceed the context of %lld; --context N sets it, up to %lld",
+            (long long)w->prompt, (long long)w->tokens, (long long)f->context, (long long)f->trained_context);
     w->ids = malloc((size_t)(w->prompt + w->tokens) * sizeof *w->ids);
-    if (!w->ids) return tn_backend_fail(TN_ERR_MEMORY, "no memory for %lld tokens", (long long)(w->prompt + w->tokens));
+    if (!w->ids)
+        return tn_backend_fail(TN_ERR_MEMORY, "out of memory for %lld tokens", (long long)(w->prompt + w->tokens));
     make_ids(w->ids, w->prompt + w->tokens, f->vocabulary);
     phases[0] = (explain_phase){.name = "prompt", .unit = "token", .count = w->prompt};
     phases[1] = (explain_phase){.name = "token", .unit = "token", .count = w->tokens};
@@ -92,7 +92,7 @@ static void put_text_language(const report *r, bool verbose) {
     const tn_memory_estimate *m = &r->predicted;
     printf("%s, %s: %lld layers, %.4g million weights in %s; %s on %s\n", f->name, f->architecture,
            (long long)f->layers, 1e-6 * (double)f->parameters, f->quantisation,
-           tn_device_host_count(r->where) ? "most runs" : "everything runs", r->device.id);
+           tn_device_host_count(r->where) ? "most of it runs" : "everything runs", r->device.id);
     explain_put_host(r->where, r->device.id);
     printf(
         "memory: %.1f MB predicted (weights %.1f, cache %.1f, activations %.1f, runtime %.1f), %.1f MB at the peak\n",

@@ -45,7 +45,7 @@ static tn_status open_network(network *n, explain_wishes *w, uint64_t seed, cons
     int inputs = tn_onnx_input_count(n->model);
     n->in = calloc((size_t)inputs + 1, sizeof *n->in);
     n->out = calloc((size_t)tn_onnx_output_count(n->model) + 1, sizeof *n->out);
-    if (!n->in || !n->out) return tn_backend_fail(TN_ERR_MEMORY, "no memory for inputs and outputs");
+    if (!n->in || !n->out) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for inputs and outputs");
     uint64_t state = seed + 1;
     for (int i = 0; i < inputs && status == TN_OK; i++) {
         tn_onnx_info info = {.struct_size = sizeof info};
@@ -66,7 +66,7 @@ static tn_status explain(network *n, explain_wishes *w, uint64_t seed, const cha
 
 static void put_text_network(const network *n, const char *path, bool verbose) {
     cli_print(stdout, "%s: %s on %s; %.1f MB at the peak\n", path,
-              tn_device_host_count(n->device) ? "most runs" : "everything runs", n->info.id,
+              tn_device_host_count(n->device) ? "most of it runs" : "everything runs", n->info.id,
               1e-6 * (double)n->peak_bytes);
     explain_put_host(n->device, n->info.id);
     explain_put_speeds(&n->speeds, false);

@@ -39,7 +39,7 @@ tn_status explain_find_speeds(explain_speeds *s) {
     *s = (explain_speeds){.bytes = NAN, .f32 = NAN, .blocks = NAN};
     size_t packed = tn_dtype_bytes(TN_Q4_0, (int64_t)PROBE_SIDE * PROBE_SIDE);
     void *blocks = calloc(1, packed);
-    if (!blocks) return tn_backend_fail(TN_ERR_MEMORY, "no memory to probe the speed of products");
+    if (!blocks) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for measuring matrix products");
     {
         TN_SCOPE;
         int64_t many = PROBE_BYTES / 4, rows[] = {PROBE_ROWS, PROBE_SIDE}, square[] = {PROBE_SIDE, PROBE_SIDE};
@@ -98,8 +98,8 @@ void explain_phase_free(explain_phase *p) {
 /* ---- the answer -------------------------------------------------------------------------------------------------- */
 
 void explain_put_speeds(const explain_speeds *s, bool blocks) {
-    printf("speeds probed: %.1f GB/s read, %.0f GFLOP/s in f32 products", 1e-9 * s->bytes, 1e-9 * s->f32);
-    if (blocks) printf(", %.0f GOP/s in products with blocks", 1e-9 * s->blocks);
+    printf("measured speeds: %.1f GB/s read, %.0f GFLOP/s in f32 products", 1e-9 * s->bytes, 1e-9 * s->f32);
+    if (blocks) printf(", %.0f GOP/s in block-quantized products", 1e-9 * s->blocks);
     printf("\n");
 }
 
@@ -171,7 +171,7 @@ void explain_put_phase(const explain_phase *p, const explain_speeds *s, bool ver
     sums all = sum_up(p, s);
     printf("\n%s: %lld %s%s in %.2f ms (%.0f %ss/s), %lld commands\n", p->name, (long long)p->count, p->unit,
            p->count == 1 ? "" : "s", 1e3 * p->seconds, (double)p->count / p->seconds, p->unit, (long long)all.commands);
-    printf("  commands %.2f ms, predicted %.2f ms; the host's share %.1f %%\n", 1e3 * all.measured, 1e3 * all.predicted,
+    printf("  commands %.2f ms, predicted %.2f ms; host share %.1f %%\n", 1e3 * all.measured, 1e3 * all.predicted,
            100 * host_share(p, &all));
     if (p->plan) put_plan(p->plan, verbose);
     put_rows(p, s, verbose);
@@ -212,6 +212,6 @@ void explain_put_host(tn_device *where, const char *id) {
     tn_host_use use = {.struct_size = sizeof use};
     int count = tn_device_host_count(where);
     for (int i = 0; i < count && tn_device_host_at(where, i, &use) == TN_OK; i++)
-        cli_print(stdout, "  on the cpu: %lld × %s, since %s %s (%s)\n", (long long)use.operations, use.op, id,
+        cli_print(stdout, "  on the cpu: %lld × %s, because %s %s (%s)\n", (long long)use.operations, use.op, id,
                   use.reason, use.code);
 }

@@ -25,25 +25,26 @@ static const struct option options[] = {{"config", required_argument, NULL, OPT_
 
 const cli_command cli_fit = {
     .name = "fit",
-    .summary = "say how much memory a language model needs, and where it fits",
+    .summary = "estimate the memory that a language model needs, and where it fits",
     .usage = "fit MODEL | fit --config NAME-OR-SIZES [--context N] [--weights TYPE] [--cache TYPE] [--train]",
     .help =
-        "  MODEL                 a language model: a GGUF file, or a folder as Hugging Face has them\n"
+        "  MODEL                 a language model: a GGUF file, or a Hugging Face model folder\n"
         "  --config WHAT         a known model (mistral-7b, llama-2-7b, llama-3-8b, qwen2.5-7b, smollm2-135m), or\n"
-        "                        sizes with commas between them: hidden=N, intermediate=N, layers=N, vocabulary=N,\n"
-        "                        heads=N, kv_heads=N, head_dim=N, tied=1; sizes behind a name replace the model's\n"
+        "                        sizes separated by commas: hidden=N, intermediate=N, layers=N, vocabulary=N,\n"
+        "                        heads=N, kv_heads=N, head_dim=N, tied=1; sizes after a name replace those of the "
+        "model\n"
         "  --context N           context length (default: the model's own, at most 4096)\n"
         "  --weights TYPE        type of the weights, with --config: f32, f16, bf16, q8_0, q6_K, q5_K, q5_1, q5_0, "
         "q4_K, q4_1, q4_0, q3_K, q2_K (default f32)\n"
         "  --cache TYPE          type of the key/value cache: f16, bf16 or f32 (default f16)\n"
         "  --train               training with Adam in f32 instead of inference\n"
-        "  --batch N             sequences trained on at once (default 1)\n"
+        "  --batch N             sequences per training step (default 1)\n"
         "  --json                total_bytes, weights_bytes, cache_bytes, activation_bytes, runtime_bytes,\n"
         "                        gradient_bytes, optimizer_bytes, parameters, context, fits{device:bool}, "
         "would_fit{device:{weights, context}}\n"
         "\n"
-        "The total is what a process that does nothing else has resident at its peak. Of a device that does not say\n"
-        "what is free, all memory is taken into account.\n"
+        "The total is the peak resident memory of a process that does nothing else. If a device does not report its\n"
+        "free memory, all of its memory is assumed to be free.\n"
         "\n"
         "examples:\n"
         "  trunnion fit model.gguf --context 2048\n"
@@ -186,8 +187,9 @@ static int parse_config(const char *text, tn_model_sizes *s) {
     for (const char *at = text; *at;) {
         size_t length = strcspn(at, ",");
         if (!(at == text && take_name(s, at, length)) && !take_size(s, at, length))
-            return cli_wrong_usage(
-                &cli_fit, "--config: \"%.*s\" is neither a known model nor a size, as in hidden=4096", (int)length, at);
+            return cli_wrong_usage(&cli_fit,
+                                   "--config: \"%.*s\" is neither a known model nor a size such as hidden=4096",
+                                   (int)length, at);
         at += length + (at[length] == ',');
     }
     return CLI_OK;
@@ -276,7 +278,7 @@ static advice find_advice(const request *r, const tn_model_sizes *s, int64_t roo
 static void put_advice(const request *r, const tn_model_sizes *s, int64_t room) {
     advice a = find_advice(r, s, room);
     if (!a.context) {
-        printf("      no shorter context%s makes it fit\n", r->train ? "" : ", and no smaller weights");
+        printf("      no shorter context%s would fit\n", r->train ? "" : " and no smaller weight type");
         return;
     }
     printf("      would fit with");
@@ -296,12 +298,12 @@ static void put_parts(const tn_model_sizes *s, const tn_memory_estimate *e, bool
     char text[32], why[96];
     snprintf(why, sizeof why, "%.4g million weights", (double)e->parameters / 1e6);
     put_part("weights", e->weights_bytes, why);
-    put_part("gradients", e->gradient_bytes, "f32, one a weight");
-    put_part("optimiser", e->optimizer_bytes, "Adam: two f32 a weight");
+    put_part("gradients", e->gradient_bytes, "f32, one per weight");
+    put_part("optimiser", e->optimizer_bytes, "Adam: two f32 per weight");
     snprintf(why, sizeof why, "keys and values of %lld tokens", (long long)s->sequence);
     put_part("cache", e->cache_bytes, why);
     put_part("activations", e->activation_bytes,
-             train ? "kept for the backward pass" : "while a piece of the prompt passes");
+             train ? "kept for the backward pass" : "while one chunk of the prompt is processed");
     put_part("runtime", e->runtime_bytes, "the library and the tokenizer");
     printf("  %-12s %12s\n", "total", in_words(text, e->total_bytes));
 }
@@ -320,8 +322,7 @@ static void put_devices(const tn_device_list *list, const request *r, const tn_m
         for (int i = 0; i < backend->device_count; i++) {
             const tn_device_info *d = &backend->devices[i];
             bool fits = has_room(d, e->total_bytes);
-            printf("  %-12s %12s %-6s   %s\n", d->id, in_words(text, room_on(d)),
-                   d->free_memory > 0 ? "free" : "in all",
+            printf("  %-12s %12s %-6s   %s\n", d->id, in_words(text, room_on(d)), d->free_memory > 0 ? "free" : "total",
                    fits        ? "fits"
                    : d->usable ? "does not fit"
                                : "not usable");
@@ -373,14 +374,14 @@ static int run_fit(int argc, char **argv) {
     int status, first = cli_parse(&cli_fit, argc, argv, &o, options, NULL, take_fit_option, &r, &status);
     if (first < 0) return status;
     const char *path = first < argc ? argv[first] : NULL;
-    if (argc - first > 1) return cli_wrong_usage(&cli_fit, "one model at a time");
+    if (argc - first > 1) return cli_wrong_usage(&cli_fit, "only one model is expected");
     if (!path == !r.config)
-        return cli_wrong_usage(&cli_fit, "it takes a GGUF file or a model's folder, or --config and neither");
+        return cli_wrong_usage(&cli_fit, "expected either a GGUF file or model folder, or --config");
     if (path && r.weights_given)
-        return cli_wrong_usage(&cli_fit, "--weights belongs to --config: a file's weights are as they are");
+        return cli_wrong_usage(&cli_fit, "--weights requires --config: the weights of a file have their own type");
     if (r.batch && !r.train) return cli_wrong_usage(&cli_fit, "--batch requires --train");
     if (r.train && (r.weights_given || r.cache_given))
-        return cli_wrong_usage(&cli_fit, "--%s has no effect with --train, which keeps weights in f32 and no cache",
+        return cli_wrong_usage(&cli_fit, "--%s has no effect with --train, which keeps weights in f32 and has no cache",
                                r.weights_given ? "weights" : "cache");
 
     char found[CLI_PATH];

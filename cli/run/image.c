@@ -20,14 +20,14 @@
 #endif
 
 static tn_status damaged(const char *what, const char *kind) {
-    return tn_backend_fail(TN_ERR_FORMAT, "%s: the %s picture is damaged or cut short", what, kind);
+    return tn_backend_fail(TN_ERR_FORMAT, "%s: the %s image is damaged or truncated", what, kind);
 }
 
 tn_status image_check_extents(int64_t height, int64_t width, const char *what) {
     enum { MOST_EXTENT = 1 << 16, MOST_PIXELS = 1 << 28 };
     bool fits = height >= 1 && width >= 1 && height <= MOST_EXTENT && width <= MOST_EXTENT;
     if (fits && height * width <= MOST_PIXELS) return TN_OK;
-    return tn_backend_fail(TN_ERR_FORMAT, "%s: a picture of %lld by %lld; at most %d pixels are possible", what,
+    return tn_backend_fail(TN_ERR_FORMAT, "%s: an image of %lld by %lld exceeds the limit of %d pixels", what,
                            (long long)width, (long long)height, MOST_PIXELS);
 }
 
@@ -36,7 +36,7 @@ static tn_status take_room(image *out, int64_t height, int64_t width, const char
     if (status != TN_OK) return status;
     *out = (image){height, width, malloc((size_t)(height * width) * 3)};
     if (out->rgb) return TN_OK;
-    return tn_backend_fail(TN_ERR_MEMORY, "no memory for a picture of %lld by %lld", (long long)width,
+    return tn_backend_fail(TN_ERR_MEMORY, "out of memory for an image of %lld by %lld", (long long)width,
                            (long long)height);
 }
 
@@ -114,8 +114,8 @@ static tn_status decode_bmp(const unsigned char *bytes, size_t size, const char 
     uint32_t bits = info[14] | (uint32_t)info[15] << 8, packed = image_word(info + 16), colours = image_word(info + 32);
     bool down = height < 0;
     if (packed != 0 || (bits != 8 && bits != 24 && bits != 32) || image_word(info) < BMP_INFO)
-        return tn_backend_fail(TN_ERR_UNSUPPORTED, "%s: BMP pictures are read that have 8, 24 or 32 bits, unpacked",
-                               what);
+        return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                               "%s: only uncompressed BMP images with 8, 24 or 32 bits are supported", what);
     tn_status status = take_room(out, down ? -height : height, width, what);
     if (status != TN_OK) return status;
     size_t row = ((size_t)width * bits / 8 + 3) / 4 * 4;
@@ -154,7 +154,7 @@ static tn_status decode_png(const unsigned char *bytes, size_t size, const char 
 static tn_status decode_png(const unsigned char *bytes, size_t size, const char *what, image *out) {
     (void)bytes, (void)size, (void)out;
     return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                           "%s: this build reads no PNG: install libpng-dev and build again, or take a PNM or BMP",
+                           "%s: this build does not support PNG: install libpng-dev and build again, or use PNM or BMP",
                            what);
 }
 #endif
@@ -178,7 +178,7 @@ static void on_progress(j_common_ptr info) {
     enum { MOST_SCANS = 100 };
     jumping *j = (jumping *)info->err;
     if (((j_decompress_ptr)info)->input_scan_number <= MOST_SCANS) return;
-    snprintf(j->words, sizeof j->words, "it has more than %d scans", MOST_SCANS);
+    snprintf(j->words, sizeof j->words, "more than %d scans", MOST_SCANS);
     longjmp(j->back, 1);
 }
 
@@ -222,9 +222,9 @@ static tn_status decode_jpeg(const unsigned char *bytes, size_t size, const char
 #else
 static tn_status decode_jpeg(const unsigned char *bytes, size_t size, const char *what, image *out) {
     (void)bytes, (void)size, (void)out;
-    return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                           "%s: this build reads no JPEG: install libjpeg-dev and build again, or take a PNM or BMP",
-                           what);
+    return tn_backend_fail(
+        TN_ERR_UNSUPPORTED,
+        "%s: this build does not support JPEG: install libjpeg-dev and build again, or use PNM or BMP", what);
 }
 #endif
 
@@ -257,7 +257,8 @@ tn_status image_decode(const unsigned char *bytes, size_t size, const char *what
     int kind = image_kind_of(bytes, size);
     *out = (image){0};
     if (kind < 0)
-        return tn_backend_fail(TN_ERR_UNSUPPORTED, "%s is no picture that is read: JPEG, PNG, PNM and BMP are", what);
+        return tn_backend_fail(TN_ERR_UNSUPPORTED, "%s: unknown image type; supported are JPEG, PNG, PNM and BMP",
+                               what);
     tn_status status = kinds[kind].decode(bytes, size, what, out);
     if (status == TN_OK) return TN_OK;
     free(out->rgb);
@@ -267,7 +268,7 @@ tn_status image_decode(const unsigned char *bytes, size_t size, const char *what
 
 tn_status image_decode_for_onnx(const void *bytes, size_t size, int64_t extent[2], uint8_t **rgb) {
     image picture;
-    tn_status status = image_decode(bytes, size, "the encoded picture", &picture);
+    tn_status status = image_decode(bytes, size, "the encoded image", &picture);
     extent[0] = picture.height;
     extent[1] = picture.width;
     *rgb = picture.rgb;

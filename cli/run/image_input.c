@@ -63,7 +63,7 @@ static tn_status make_plane(int64_t height, int64_t width, plane *out) {
     if (status != TN_OK) return status;
     *out = (plane){height, width, calloc((size_t)(height * width) * 3 + 1, sizeof *out->at)};
     if (out->at) return TN_OK;
-    return tn_backend_fail(TN_ERR_MEMORY, "no memory for a picture of %lld by %lld", (long long)width,
+    return tn_backend_fail(TN_ERR_MEMORY, "out of memory for an image of %lld by %lld", (long long)width,
                            (long long)height);
 }
 
@@ -73,7 +73,7 @@ static tn_status scale(const image *picture, int64_t height, int64_t width, plan
     float *weight = calloc((size_t)longest + 8, sizeof *weight);
     *out = (plane){0};
     tn_status status = weight ? make_plane(picture->height, picture->width, &whole)
-                              : tn_backend_fail(TN_ERR_MEMORY, "no memory for a picture's weights");
+                              : tn_backend_fail(TN_ERR_MEMORY, "out of memory for the weights of resizing");
     if (status == TN_OK) status = make_plane(height, picture->width, &rows);
     if (status == TN_OK) status = make_plane(height, width, out);
     if (status == TN_OK) {
@@ -157,14 +157,15 @@ tn_status image_tensor(const image *picture, const image_options *o, const int64
     plane p = {0};
     *out = NULL;
     if (!find_places(shape, rank, &at))
-        return tn_backend_fail(TN_ERR_SHAPE, "the input takes no picture: its extents are not [1, 3, height, width] or "
-                                             "[1, height, width, 3]");
+        return tn_backend_fail(
+            TN_ERR_SHAPE,
+            "the input does not accept an image: its shape is not [1, 3, height, width] or [1, height, width, 3]");
     int64_t height = shape[at.row], width = shape[at.column], full[4] = {1, 1, 1, 1};
     if (o->size[0] && ((height > 0 && height != o->size[0]) || (width > 0 && width != o->size[1])))
-        return tn_backend_fail(TN_ERR_SHAPE,
-                               "--size %lldx%lld: the input's size is fixed (height %lld, width %lld; -1 is "
-                               "open); leave --size out",
-                               (long long)o->size[0], (long long)o->size[1], (long long)height, (long long)width);
+        return tn_backend_fail(
+            TN_ERR_SHAPE,
+            "--size %lldx%lld: the size of the input is fixed (height %lld, width %lld; -1 is open); remove --size",
+            (long long)o->size[0], (long long)o->size[1], (long long)height, (long long)width);
     if (height <= 0) height = o->size[0] ? o->size[0] : picture->height;
     if (width <= 0) width = o->size[1] ? o->size[1] : picture->width;
     full[at.channel] = at.count;
@@ -172,7 +173,7 @@ tn_status image_tensor(const image *picture, const image_options *o, const int64
     full[at.column] = width;
     tn_status status = to_extents(picture, o->resize, height, width, &p);
     float *numbers = status == TN_OK ? malloc((size_t)(height * width * at.count) * sizeof *numbers) : NULL;
-    if (status == TN_OK && !numbers) status = tn_backend_fail(TN_ERR_MEMORY, "no memory for a picture");
+    if (status == TN_OK && !numbers) status = tn_backend_fail(TN_ERR_MEMORY, "out of memory for an image");
     if (status == TN_OK) {
         bool whole = !tn_dtype_is_float(dtype);
         fill_image_input(&p, o, &at, o->scale != 0 ? o->scale : whole ? 1 : 1.0 / 255, numbers);

@@ -48,7 +48,7 @@ tn_status npy_load(const char *path, unsigned char **bytes, size_t *size) {
     if (all && !bad) return TN_OK;
     free(all);
     *bytes = NULL;
-    return tn_backend_fail(all ? TN_ERR_IO : TN_ERR_MEMORY, "cannot read '%s' whole", path);
+    return tn_backend_fail(all ? TN_ERR_IO : TN_ERR_MEMORY, "cannot read all of '%s'", path);
 }
 
 /* The text behind 'key': in the header; NULL when it is not there. */
@@ -123,7 +123,7 @@ static bool read_text_type(const char *header, npy_header *h) {
 static tn_status read_header(const unsigned char *text, size_t length, const char *what, npy_header *h) {
     char *header = calloc(length + 1, 1);
     *h = (npy_header){.dtype = TN_DTYPE_COUNT};
-    if (!header) return tn_backend_fail(TN_ERR_MEMORY, "no memory for the header of %s", what);
+    if (!header) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for the header of %s", what);
     memcpy(header, text, length);
     const char *order = value_of(header, "'fortran_order'");
     h->columns = order && strncmp(order, "True", 4) == 0;
@@ -133,9 +133,8 @@ static tn_status read_header(const unsigned char *text, size_t length, const cha
     free(header);
     if (good) return TN_OK;
     return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                           "%s: only NumPy's numbers and strings (U, S) are supported, in at most %d "
-                           "dimensions",
-                           what, TN_MAX_RANK);
+                           "%s: only NumPy numbers and strings (U, S) of at most %d dimensions are supported", what,
+                           TN_MAX_RANK);
 }
 
 /* Numbers whose first index runs fastest are those of the tensor with its dimensions turned around. */
@@ -163,7 +162,7 @@ static void swap_bytes(unsigned char *at, size_t bytes, size_t size) {
 
 static tn_status make_tensor(const unsigned char *numbers, size_t bytes, const npy_header *h, tn_tensor **out) {
     unsigned char *swapped = h->big ? malloc(bytes + 1) : NULL;
-    if (h->big && !swapped) return tn_backend_fail(TN_ERR_MEMORY, "no memory for %zu bytes", bytes);
+    if (h->big && !swapped) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for %zu bytes", bytes);
     if (h->big) {
         memcpy(swapped, numbers, bytes);
         swap_bytes(swapped, bytes, tn_dtype_size(h->dtype));
@@ -181,18 +180,18 @@ static tn_status make_tensor(const unsigned char *numbers, size_t bytes, const n
 /* The header, and where the elements begin. */
 static tn_status open_file(const unsigned char *bytes, size_t size, const char *what, npy_header *h, size_t *data) {
     if (size < PREFIX || memcmp(bytes, "\x93NUMPY", 6) != 0)
-        return tn_backend_fail(TN_ERR_FORMAT, "%s is no NumPy file", what);
+        return tn_backend_fail(TN_ERR_FORMAT, "%s is not a NumPy file", what);
     size_t begin = bytes[6] == 1 ? PREFIX : PREFIX + 2, length = bytes[8] | (size_t)bytes[9] << 8;
     if (bytes[6] > 1 && size >= begin) length |= (size_t)bytes[10] << 16 | (size_t)bytes[11] << 24;
     if (size < begin || length > size - begin || length > 1 << 16)
-        return tn_backend_fail(TN_ERR_FORMAT, "%s is cut short in its header", what);
+        return tn_backend_fail(TN_ERR_FORMAT, "%s is truncated in its header", what);
     *data = begin + length;
     return read_header(bytes + begin, length, what, h);
 }
 
 static tn_status check_length(const char *what, size_t need, size_t there) {
     if (need <= there) return TN_OK;
-    return tn_backend_fail(TN_ERR_FORMAT, "%s has %zu bytes of elements, but its shape needs %zu", what, there, need);
+    return tn_backend_fail(TN_ERR_FORMAT, "%s has %zu bytes of data, but its shape needs %zu", what, there, need);
 }
 
 tn_status npy_decode(const unsigned char *bytes, size_t size, const char *what, tn_tensor **out) {
@@ -201,7 +200,7 @@ tn_status npy_decode(const unsigned char *bytes, size_t size, const char *what, 
     *out = NULL;
     tn_status status = open_file(bytes, size, what, &h, &data);
     if (status != TN_OK) return status;
-    if (h.text) return tn_backend_fail(TN_ERR_UNSUPPORTED, "%s holds strings; numbers are needed", what);
+    if (h.text) return tn_backend_fail(TN_ERR_UNSUPPORTED, "%s contains strings; numbers are required", what);
     size_t need = npy_bytes_of(h.shape, h.rank, h.dtype);
     status = check_length(what, need, size - data);
     return status == TN_OK ? make_tensor(bytes + data, need, &h, out) : status;
@@ -249,13 +248,14 @@ tn_status npy_decode_texts(const unsigned char *bytes, size_t size, const char *
     *out = (npy_texts){0};
     tn_status status = open_file(bytes, size, what, &h, &data);
     if (status != TN_OK) return status;
-    if (!h.text) return tn_backend_fail(TN_ERR_ARGUMENT, "%s holds numbers; strings are needed", what);
+    if (!h.text) return tn_backend_fail(TN_ERR_ARGUMENT, "%s contains numbers; strings are required", what);
     size_t each = h.width * (h.text == 'U' ? 4 : 1), count = npy_bytes_of(h.shape, h.rank, TN_U8);
     if (h.columns && h.rank > 1)
-        return tn_backend_fail(TN_ERR_UNSUPPORTED, "%s: strings in column-major order; save np.ascontiguousarray(x)",
+        return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                               "%s: strings in column-major order are not supported; save np.ascontiguousarray(x)",
                                what);
     if (count > INT32_MAX || (each && count > SIZE_MAX / each))
-        return tn_backend_fail(TN_ERR_FORMAT, "%s claims more strings than can be stored", what);
+        return tn_backend_fail(TN_ERR_FORMAT, "%s has too many strings", what);
     status = check_length(what, each * count, size - data);
     if (status != TN_OK) return status;
     out->rank = h.rank;
@@ -366,17 +366,18 @@ static tn_status unpack(const npz_member *m, unsigned char *to) {
     bool whole = (end == Z_STREAM_END || end == Z_OK) && out == 0 && z.avail_out == 0;
     inflateEnd(&z);
     if (whole) return TN_OK;
-    return tn_backend_fail(TN_ERR_FORMAT, "the member '%s' is damaged: it cannot be unpacked", m->name);
+    return tn_backend_fail(TN_ERR_FORMAT, "the member '%s' is damaged: decompressing it failed", m->name);
 }
 
 tn_status npz_decode(const npz_member *m, tn_tensor **out) {
     *out = NULL;
     if (!m->packed) return decode_member(m, m->bytes, m->size, out);
     if (m->whole / 1040 > m->size + 1)
-        return tn_backend_fail(TN_ERR_FORMAT, "the member '%s' says that %zu bytes become %zu", m->name, m->size,
-                               m->whole);
+        return tn_backend_fail(TN_ERR_FORMAT,
+                               "the member '%s' has an invalid size: %zu bytes compressed, %zu decompressed", m->name,
+                               m->size, m->whole);
     unsigned char *whole = malloc(m->whole + 1);
-    if (!whole) return tn_backend_fail(TN_ERR_MEMORY, "no memory for the %zu bytes of '%s'", m->whole, m->name);
+    if (!whole) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for the %zu bytes of '%s'", m->whole, m->name);
     tn_status status = unpack(m, whole);
     if (status == TN_OK) status = decode_member(m, whole, m->whole, out);
     free(whole);
@@ -387,7 +388,7 @@ tn_status npz_decode(const npz_member *m, tn_tensor **out) {
     *out = NULL;
     if (!m->packed) return decode_member(m, m->bytes, m->size, out);
     return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                           "the member '%s' is compressed, and this build has no zlib: write the file with np.savez",
+                           "the member '%s' is compressed, but this build has no zlib: write the file with np.savez",
                            m->name);
 }
 #endif
@@ -414,7 +415,7 @@ bool npy_write_header(FILE *f, const int64_t *shape, int rank, tn_dtype dtype) {
 static tn_status write_numbers(FILE *f, const char *path, const tn_tensor *t) {
     size_t bytes = tn_dtype_bytes(tn_dtype_of(t), tn_numel(t));
     void *numbers = malloc(bytes ? bytes : 1);
-    if (!numbers) return tn_backend_fail(TN_ERR_MEMORY, "no memory for %zu bytes", bytes);
+    if (!numbers) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for %zu bytes", bytes);
     tn_status status = tn_read(t, numbers, bytes);
     bool good = npy_write_header(f, tn_shape(t), tn_rank(t), tn_dtype_of(t)) && fwrite(numbers, 1, bytes, f) == bytes;
     if (status == TN_OK && !good) status = tn_backend_fail(TN_ERR_IO, "cannot write '%s': %s", path, strerror(errno));

@@ -92,7 +92,7 @@ static bool numbers_fit(verdict *v, const void *got, const void *want, tn_dtype 
         if (wrong++ == 0) first = i;
     }
     if (!wrong) return true;
-    return differs(v, "%lld of %lld numbers differ, the first at %lld: %.9g instead of %.9g", (long long)wrong,
+    return differs(v, "%lld of %lld numbers differ, the first at %lld: %.9g, expected %.9g", (long long)wrong,
                    (long long)count, (long long)first, case_number(got, t, first), case_number(want, t, first));
 }
 
@@ -106,20 +106,20 @@ static bool shapes_fit(verdict *v, const int64_t *got, int got_rank, const int64
         for (int i = 0; i < rank && at < (int)sizeof text[k]; i++)
             at += snprintf(text[k] + at, sizeof text[k] - (size_t)at, "%s%lld", i ? "," : "", (long long)shape[i]);
     }
-    return differs(v, "shape [%s] instead of [%s]", text[0], text[1]);
+    return differs(v, "shape [%s], expected [%s]", text[0], text[1]);
 }
 
 static bool tensors_fit(verdict *v, const tn_onnx_value *got, const tn_onnx_value *want) {
     const tn_tensor *a = tn_onnx_value_get(got), *b = tn_onnx_value_get(want);
     tn_dtype t = tn_dtype_of(b);
-    if (tn_dtype_of(a) != t) return differs(v, "%s instead of %s", tn_dtype_name(tn_dtype_of(a)), tn_dtype_name(t));
+    if (tn_dtype_of(a) != t) return differs(v, "%s, expected %s", tn_dtype_name(tn_dtype_of(a)), tn_dtype_name(t));
     if (!shapes_fit(v, tn_shape(a), tn_rank(a), tn_shape(b), tn_rank(b))) return false;
     int64_t count = tn_numel(b);
     size_t bytes = tn_dtype_bytes(t, count);
     char *room = malloc(2 * bytes + 1);
-    if (!room) return differs(v, "no memory to compare %zu bytes", bytes);
+    if (!room) return differs(v, "out of memory to compare %zu bytes", bytes);
     bool good = tn_read(a, room, bytes) == TN_OK && tn_read(b, room + bytes, bytes) == TN_OK;
-    if (!good) (void)differs(v, "reading fails: %s", tn_error());
+    if (!good) (void)differs(v, "reading failed: %s", tn_error());
     double relative = v->tolerance.relative;
     if (t == TN_BF16 && relative < 0x1p-6) v->tolerance.relative = 0x1p-6; /* two units in its last place */
     if (good && memcmp(room, room + bytes, bytes))
@@ -139,7 +139,7 @@ static bool texts_fit(verdict *v, const tn_onnx_value *got, const tn_onnx_value 
         size_t sizes[2];
         const char *a = tn_onnx_value_string(got, i, &sizes[0]), *b = tn_onnx_value_string(want, i, &sizes[1]);
         if (sizes[0] != sizes[1] || memcmp(a, b, sizes[0]))
-            return differs(v, "text %lld is \"%.*s\" instead of \"%.*s\"", (long long)i, (int)sizes[0], a,
+            return differs(v, "string %lld is \"%.*s\", expected \"%.*s\"", (long long)i, (int)sizes[0], a,
                            (int)sizes[1], b);
     }
     return true;
@@ -150,8 +150,8 @@ static bool values_fit(verdict *v, const tn_onnx_value *got, const tn_onnx_value
 static bool items_fit(verdict *v, const tn_onnx_value *got, const tn_onnx_value *want, int depth) {
     int64_t count = tn_onnx_value_count(want);
     if (tn_onnx_value_count(got) != count)
-        return differs(v, "%lld items instead of %lld", (long long)tn_onnx_value_count(got), (long long)count);
-    if (depth >= DEEPEST) return differs(v, "values lie more than %d deep", DEEPEST);
+        return differs(v, "%lld items, expected %lld", (long long)tn_onnx_value_count(got), (long long)count);
+    if (depth >= DEEPEST) return differs(v, "values are nested more than %d deep", DEEPEST);
     bool map = tn_onnx_value_kind(want) == TN_ONNX_MAP;
     if (map && !values_fit(v, tn_onnx_value_keys(got), tn_onnx_value_keys(want), depth + 1)) return false;
     for (int64_t i = 0; i < count; i++)
@@ -164,7 +164,7 @@ static bool values_fit(verdict *v, const tn_onnx_value *got, const tn_onnx_value
     if (!got || tn_onnx_value_kind(got) != kind) return differs(v, "a value of another kind");
     if (kind != TN_ONNX_TENSOR && kind != TN_ONNX_STRINGS) return items_fit(v, got, want, depth);
     if (strcmp(tn_onnx_value_type(got), tn_onnx_value_type(want)) != 0)
-        return differs(v, "type %s instead of %s", tn_onnx_value_type(got), tn_onnx_value_type(want));
+        return differs(v, "type %s, expected %s", tn_onnx_value_type(got), tn_onnx_value_type(want));
     return kind == TN_ONNX_STRINGS ? texts_fit(v, got, want) : tensors_fit(v, got, want);
 }
 
@@ -276,7 +276,7 @@ static onnx_result run_sets(const char *folder, tn_onnx *model, verdict *v) {
     tn_onnx_value **room = calloc((size_t)s.inputs + 2 * (size_t)s.outputs + 1, sizeof(tn_onnx_value *));
     onnx_result result = ONNX_PASSED;
     if (!room) {
-        (void)differs(v, "no memory for the values");
+        (void)differs(v, "out of memory for the values");
         return ONNX_FAILED;
     }
     for (; result == ONNX_PASSED; s.index++) {

@@ -56,27 +56,26 @@ tn_status onnx_dims_are_used(const onnx_dims *dims) {
     for (int i = 0; i < dims->count; i++) {
         const char *name = dims->list[i].name;
         if (!dims->list[i].used)
-            return tn_backend_fail(TN_ERR_ARGUMENT,
-                                   "--dim %.*s: no input made at random has such an open dim (trunnion run -v lists "
-                                   "them)",
-                                   (int)strcspn(name, "="), name);
+            return tn_backend_fail(
+                TN_ERR_ARGUMENT,
+                "--dim %.*s: no random input has an open dimension of this name (trunnion run -v lists them)",
+                (int)strcspn(name, "="), name);
     }
     return TN_OK;
 }
 
 void onnx_tell_guess(const onnx_dims *dims) {
     if (!dims->guessed || (tn_error_code() != TN_ERR_SHAPE && tn_error_code() != TN_ERR_ARGUMENT)) return;
-    fputs(
-        "  open dimensions of the random inputs were taken as 1; --dim NAME=N sets one (trunnion run -v lists them)\n",
-        stderr);
+    fputs("  open dimensions of random inputs were set to 1; --dim NAME=N sets one (trunnion run -v lists them)\n",
+          stderr);
 }
 
 tn_status onnx_random_input(const tn_onnx_info *info, onnx_dims *dims, uint64_t *state, tn_onnx_value **out) {
     int64_t shape[TN_MAX_RANK], count = 1;
     if (info->kind != TN_ONNX_TENSOR || info->dtype == TN_DTYPE_COUNT || info->rank < 0)
         return tn_backend_fail(TN_ERR_ARGUMENT,
-                               "input '%s' cannot be made at random: it is no tensor of numbers, or its type or rank "
-                               "is not told; give a file with trunnion run -i",
+                               "input '%s' cannot be random: it is not a tensor of numbers, or its type or rank is "
+                               "unknown; pass a file with trunnion run -i",
                                info->name);
     bool fits = true;
     for (int d = 0; d < info->rank; d++) {
@@ -86,7 +85,7 @@ tn_status onnx_random_input(const tn_onnx_info *info, onnx_dims *dims, uint64_t 
         fits = fits && !__builtin_mul_overflow(count, shape[d], &count);
     }
     float *numbers = fits && count < INT64_MAX / 8 ? malloc((size_t)count * sizeof *numbers + 1) : NULL;
-    if (!numbers) return tn_backend_fail(TN_ERR_MEMORY, "no memory for input '%s'", info->name);
+    if (!numbers) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for input '%s'", info->name);
     for (int64_t k = 0; k < count; k++) {
         double u = random_uniform(state) + random_uniform(state) + random_uniform(state) - 1.5;
         numbers[k] = tn_dtype_is_float(info->dtype) ? (float)(2 * u) : (float)(u > 0);

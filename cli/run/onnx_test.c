@@ -24,17 +24,18 @@ static int run_onnx_test(int argc, char **argv);
 
 const cli_command cli_onnx_test = {
     .name = "onnx-test",
-    .summary = "run ONNX's own test cases, or others in their layout",
+    .summary = "run ONNX backend test cases",
     .usage = "onnx-test DIR… [--filter TEXT]",
-    .help = "  --filter TEXT         only cases whose names contain this\n"
+    .help = "  --filter TEXT         run only cases whose names contain TEXT\n"
             "  --atol X              absolute tolerance (default: the case's, else 1e-7)\n"
             "  --rtol X              relative tolerance (default: the case's, else 1e-3)\n"
-            "  --seconds N           a case may take this long (default 60)\n"
-            "  -v, --verbose         also tell what passed\n"
+            "  --seconds N           time limit of a case (default 60)\n"
+            "  -v, --verbose         also list passed cases\n"
             "  --json                passed, failed, skipped, cases[{name, result, why}], device\n"
             "\n"
-            "DIR: a case, that is model.onnx and test_data_set_K/{input,output}_J.pb; or a folder of such. A case is\n"
-            "skipped when its model has operators that cannot be run. A crash fails one case and not the others.\n"
+            "DIR is a case (model.onnx and test_data_set_K/{input,output}_J.pb), or a folder of cases. A case is "
+            "skipped\n"
+            "if its model has unsupported operators. A crash fails only its own case.\n"
             "\n"
             "examples:\n"
             "  trunnion onnx-test cases/test_add\n"
@@ -239,7 +240,7 @@ static int run_some(tests *t, size_t *next) {
     else if (WIFSIGNALED(state))
         snprintf(why, sizeof why, "it crashed: %s", strsignal(WTERMSIG(state)));
     else
-        snprintf(why, sizeof why, "its process ended with %d", WEXITSTATUS(state));
+        snprintf(why, sizeof why, "its process ended with status %d", WEXITSTATUS(state));
     note_onnx_test(t, (*next)++, ONNX_FAILED, why);
     return CLI_OK;
 }
@@ -296,7 +297,7 @@ static int run_onnx_test(int argc, char **argv) {
     tn_onnx_set_image_decoder(image_decode_for_onnx);
     int status, first = cli_parse(&cli_onnx_test, argc, argv, &t.options, own, "", take_onnx_test_option, &t, &status);
     if (first < 0) return status;
-    if (first == argc) return cli_wrong_usage(&cli_onnx_test, "which cases? Give their folder");
+    if (first == argc) return cli_wrong_usage(&cli_onnx_test, "missing argument: pass the folder of the cases");
     bool good = true;
     for (int i = first; i < argc && good; i++) {
         size_t length = strlen(argv[i]);
@@ -306,16 +307,16 @@ static int run_onnx_test(int argc, char **argv) {
         good = find_cases(&t, argv[i], 0);
         if (!good || t.count > before || t.filter) continue;
         free_cases(&t);
-        return cli_fail(TN_ERR_IO, "no case is in '%s': %s", argv[i],
-                        cli_is_folder(argv[i]) ? "there is no model.onnx" : "there is no such folder");
+        return cli_fail(TN_ERR_IO, "no test cases in '%s': %s", argv[i],
+                        cli_is_folder(argv[i]) ? "it contains no model.onnx" : "the folder does not exist");
     }
     int code = CLI_FAILED;
     if (good && t.count == 0)
-        code = cli_fail(TN_ERR_ARGUMENT, "no case's name contains \"%s\"", t.filter);
+        code = cli_fail(TN_ERR_ARGUMENT, "no case name contains \"%s\"", t.filter);
     else if (good)
         code = run_all_onnx_test(&t);
     else
-        code = cli_fail(TN_ERR_MEMORY, "no memory for the list of cases");
+        code = cli_fail(TN_ERR_MEMORY, "out of memory for the list of cases");
     free_cases(&t);
     return code;
 }

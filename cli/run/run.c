@@ -44,29 +44,29 @@ const cli_command cli_run = {
     .name = "run",
     .summary = "run an ONNX network",
     .usage = "run MODEL.onnx [-i NAME=FILE.npy]… [-o DIR] [--random] [--repeat N]",
-    .help = "  -i, --input NAME=FILE  a NumPy file (.npy, numbers or strings) or a picture (JPEG, PNG,\n"
-            "                         PNM, BMP) for an input; FILE.npz alone: its members by name\n"
-            "      --size HxW         scale pictures to this size where the input's is open\n"
+    .help = "  -i, --input NAME=FILE  a NumPy file (.npy, numbers or strings) or an image (JPEG, PNG,\n"
+            "                         PNM, BMP) for an input; FILE.npz: one input per member\n"
+            "      --size HxW         scale images to this size if the input has an open size\n"
             "      --resize HOW       if sizes differ: stretch (default), crop or fit\n"
             "      --scale X          multiply pixels, 0 to 255, by X (default 1/255; for\n"
             "                         integer inputs 1),\n"
             "      --mean R,G,B       then subtract a mean (default 0),\n"
             "      --std R,G,B        and divide by this (default 1)\n"
-            "      --bgr              channels in the order blue, green, red\n"
+            "      --bgr              order the channels blue, green, red\n"
             "  -o, --output DIR       write NAME.npy for each output\n"
             "      --top K            show the K largest values of each output, as classes\n"
-            "      --labels FILE      their names, one per line\n"
-            "      --random           random numbers for inputs that are not given\n"
+            "      --labels FILE      class names, one per line\n"
+            "      --random           use random numbers for inputs that are not given\n"
             "      --dim NAME=N       size of an open dimension of random inputs (default 1),\n"
-            "                         by its name or by its place, as in x.2=48\n"
-            "      --repeat N         run it N more times and show the median time\n"
-            "      --steps N          N runs, each fed with outputs of the one before: states,\n"
+            "                         by its name or by its position, as in x.2=48\n"
+            "      --repeat N         run N more times and show the median time\n"
+            "      --steps N          N runs, each fed with outputs of the previous one: states,\n"
             "                         caches of language models (-i input_ids=FILE.npy), whose\n"
             "                         most probable tokens are shown\n"
-            "      --feed OUT=IN      which output becomes which input; a * in both stands for\n"
+            "      --feed OUT=IN      output that becomes an input; a * in both stands for\n"
             "                         the same text\n"
-            "      --profile          time of each command\n"
-            "      --trace FILE.json  the same for chrome://tracing\n"
+            "      --profile          show the time of each command\n"
+            "      --trace FILE.json  write the times in the format of chrome://tracing\n"
             "  --json                 outputs{NAME: {shape[], dtype, values[] of at most 64, else\n"
             "                         min, max, mean; file, top[][]}}, tokens[][],\n"
             "                         median_seconds (null without --repeat), first_run_seconds,\n"
@@ -197,7 +197,7 @@ static tn_onnx_info input_info(const work *w, int i) {
 }
 
 static tn_status no_such_input(const char *name) {
-    return tn_backend_fail(TN_ERR_ARGUMENT, "the model has no input '%s'; -v lists what it has", name);
+    return tn_backend_fail(TN_ERR_ARGUMENT, "the model has no input '%s'; -v lists its inputs", name);
 }
 
 /* v, which is taken over, as the input of this name. */
@@ -243,7 +243,7 @@ static tn_status give_members(work *w, const char *path, const unsigned char *by
         if (status != TN_OK) return status;
     }
     if (npz_is_end(bytes, size, at)) return TN_OK;
-    return tn_backend_fail(TN_ERR_FORMAT, "'%s' is damaged or cut short: no member and no directory at byte %zu of %zu",
+    return tn_backend_fail(TN_ERR_FORMAT, "'%s' is damaged or truncated: no member and no directory at byte %zu of %zu",
                            path, at, size);
 }
 
@@ -258,7 +258,7 @@ static tn_status decode_picture(const work *w, const char *name, const unsigned 
         tn_dtype dtype = info.dtype == TN_DTYPE_COUNT ? TN_F32 : info.dtype;
         status = image_tensor(&picture, &w->picture, info.shape, info.rank, dtype, out);
         free(picture.rgb);
-        return status == TN_OK ? status : tn_backend_fail(status, "'%s' as input '%s': %s", path, name, tn_error());
+        return status == TN_OK ? status : tn_backend_fail(status, "'%s' for input '%s': %s", path, name, tn_error());
     }
     free(picture.rgb);
     return status == TN_OK ? no_such_input(name) : status;
@@ -301,15 +301,16 @@ static tn_status make_inputs(work *w) {
         if (w->random)
             status = onnx_random_input(&info, &w->dims, &state, &w->in[i]);
         else
-            status = tn_backend_fail(TN_ERR_ARGUMENT, "input '%s' is not given: -i %s=FILE.npy, or --random", info.name,
-                                     info.name);
+            status = tn_backend_fail(TN_ERR_ARGUMENT, "input '%s' is missing: pass -i %s=FILE.npy, or --random",
+                                     info.name, info.name);
     }
     if (status == TN_OK && w->random && !made)
-        status = tn_backend_fail(TN_ERR_ARGUMENT, "--random: every input is given; leave it out");
+        status = tn_backend_fail(TN_ERR_ARGUMENT, "--random has no effect: every input is given; remove it");
     if (status == TN_OK) status = onnx_dims_are_used(&w->dims);
     if (status == TN_OK && w->for_pictures && !w->has_picture)
-        status = tn_backend_fail(TN_ERR_ARGUMENT, "--size, --resize, --scale, --mean, --std and --bgr are for "
-                                                  "pictures, and no input is one; leave them out");
+        status = tn_backend_fail(
+            TN_ERR_ARGUMENT,
+            "--size, --resize, --scale, --mean, --std and --bgr apply to images, but no input is one; remove them");
     return status;
 }
 
@@ -339,7 +340,8 @@ static tn_status run_once(work *w, double *seconds) {
 /* `count` runs, and the median of those behind the first `warm` ones, which also plan and compile. */
 static tn_status run_many(work *w, int64_t warm, int64_t count) {
     double *seconds = malloc((size_t)count * sizeof *seconds);
-    tn_status status = seconds ? TN_OK : tn_backend_fail(TN_ERR_MEMORY, "no memory for %lld times", (long long)count);
+    tn_status status =
+        seconds ? TN_OK : tn_backend_fail(TN_ERR_MEMORY, "out of memory for %lld measurements", (long long)count);
     for (int64_t i = 0; i < count && status == TN_OK; i++) {
         free_outputs(w);
         status = run_once(w, &seconds[i]);
@@ -421,7 +423,7 @@ static void put_text_network(const work *w, const tn_placement *p) {
     if (isfinite(w->median))
         printf("median %.3f ms on %s", w->median * 1e3, p->device);
     else
-        printf("first run %.3f ms, planning included, on %s", w->first * 1e3, p->device);
+        printf("first run %.3f ms, including planning, on %s", w->first * 1e3, p->device);
     if (p->on_host) printf(", %lld operations on the host", (long long)p->on_host);
     printf("\n");
 }
@@ -498,7 +500,7 @@ static int do_work(work *w, const char *path) {
     if (status == TN_OK) {
         w->in = calloc((size_t)tn_onnx_input_count(w->model) + 1, sizeof *w->in);
         w->out = calloc((size_t)tn_onnx_output_count(w->model) + 1, sizeof *w->out);
-        if (!w->in || !w->out) status = tn_backend_fail(TN_ERR_MEMORY, "no memory for inputs and outputs");
+        if (!w->in || !w->out) status = tn_backend_fail(TN_ERR_MEMORY, "out of memory for inputs and outputs");
     }
     if (status == TN_OK) status = run_top_open(&w->top);
     if (status == TN_OK && w->options.verbose) list_values(w);
@@ -536,10 +538,11 @@ static int run_network(int argc, char **argv) {
     tn_onnx_set_image_decoder(image_decode_for_onnx);
     int status, first = cli_parse(&cli_run, argc, argv, &w.options, own, "i:o:", take_network_option, &w, &status);
     if (first < 0) return status;
-    if (first == argc) return cli_wrong_usage(&cli_run, "which model? Give its ONNX file");
-    if (first + 1 < argc) return cli_wrong_usage(&cli_run, "\"%s\" belongs to no option", argv[first + 1]);
+    if (first == argc) return cli_wrong_usage(&cli_run, "missing model: pass an ONNX file");
+    if (first + 1 < argc) return cli_wrong_usage(&cli_run, "unexpected argument \"%s\"", argv[first + 1]);
     if (w.steps.count && w.repeat)
-        return cli_wrong_usage(&cli_run, "--steps and --repeat: steps change the inputs, repeated runs do not");
+        return cli_wrong_usage(
+            &cli_run, "--steps and --repeat exclude each other: steps change the inputs, repeated runs do not");
     if (w.steps.pair_count && !w.steps.count) return cli_wrong_usage(&cli_run, "--feed requires --steps");
     if (w.top.path && !w.top.count) return cli_wrong_usage(&cli_run, "--labels requires --top K");
     int code = do_work(&w, argv[first]);

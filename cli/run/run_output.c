@@ -104,7 +104,7 @@ tn_status run_top_open(run_top *t) {
         t->text[size] = 0;
     }
     free(bytes);
-    if (!t->text || !t->labels) return tn_backend_fail(TN_ERR_MEMORY, "no memory for the labels of '%s'", t->path);
+    if (!t->text || !t->labels) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for the labels of '%s'", t->path);
     for (char *at = t->text, *end; *at && t->label_count < MOST_LABELS; at = end) {
         end = at + strcspn(at, "\n");
         t->labels[t->label_count++] = at;
@@ -139,8 +139,8 @@ tn_status run_top_check(const run_top *t, const tn_onnx *m, tn_onnx_value **out)
     }
     if (!t->count) return TN_OK;
     if (!classes)
-        return tn_backend_fail(TN_ERR_ARGUMENT, "--top: no output has floating-point values, one for each class");
-    return tn_backend_fail(TN_ERR_ARGUMENT, "--labels: '%s' has %lld lines, and the output has %lld classes", t->path,
+        return tn_backend_fail(TN_ERR_ARGUMENT, "--top requires an output of floating-point values, one per class");
+    return tn_backend_fail(TN_ERR_ARGUMENT, "--labels: '%s' has %lld lines, but the output has %lld classes", t->path,
                            (long long)t->label_count, (long long)classes);
 }
 
@@ -319,13 +319,13 @@ static tn_status write_one(const char *path, const tn_tensor *t) {
 
 tn_status run_output_write(const tn_onnx *m, tn_onnx_value **out, const char *folder) {
     if (mkdir(folder, 0777) != 0 && errno != EEXIST)
-        return tn_backend_fail(TN_ERR_IO, "cannot make the folder '%s': %s", folder, strerror(errno));
+        return tn_backend_fail(TN_ERR_IO, "cannot create the folder '%s': %s", folder, strerror(errno));
     for (int k = 0; k < tn_onnx_output_count(m); k++) {
         char name[NAME_BYTES + 32], path[CLI_PATH];
         if (tn_onnx_value_kind(out[k]) != TN_ONNX_TENSOR) continue; /* NumPy has no file for it */
         run_output_file(m, k, name, sizeof name);
         if (snprintf(path, sizeof path, "%s/%s", folder, name) >= (int)sizeof path)
-            return tn_backend_fail(TN_ERR_ARGUMENT, "'%s' is too long a path", folder);
+            return tn_backend_fail(TN_ERR_ARGUMENT, "the path '%s' is too long", folder);
         tn_status status = write_one(path, tn_onnx_value_get(out[k]));
         if (status != TN_OK) return status;
     }

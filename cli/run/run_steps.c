@@ -91,7 +91,7 @@ static tn_status check_pairs(const run_steps *s, const tn_onnx *m) {
             used |=
                 s->fed[k] >= 0 && names_pair(&s->pairs[p], info_of(m, k, true).name, info_of(m, s->fed[k], false).name);
         if (!used)
-            return tn_backend_fail(TN_ERR_ARGUMENT, "--feed %s=%s: no such output, or no such input (-v lists them)",
+            return tn_backend_fail(TN_ERR_ARGUMENT, "--feed %s=%s: unknown output or input (-v lists them)",
                                    s->pairs[p].from, s->pairs[p].to);
     }
     return TN_OK;
@@ -99,7 +99,7 @@ static tn_status check_pairs(const run_steps *s, const tn_onnx *m) {
 
 tn_status steps_begin(run_steps *s, const tn_onnx *m) {
     s->fed = malloc(((size_t)tn_onnx_output_count(m) + 1) * sizeof *s->fed);
-    if (!s->fed) return tn_backend_fail(TN_ERR_MEMORY, "no memory for the names of outputs");
+    if (!s->fed) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for the names of outputs");
     for (int k = 0; k < tn_onnx_output_count(m); k++)
         s->cached |= (s->fed[k] = paired_input(s, m, info_of(m, k, true).name)) >= 0;
     s->ids = find_step_pair(m, "input_ids", false), s->logits = find_step_pair(m, "logits", true);
@@ -107,8 +107,8 @@ tn_status steps_begin(run_steps *s, const tn_onnx *m) {
     s->branch = find_step_pair(m, "use_cache_branch", false);
     tn_status status = check_pairs(s, m);
     if (status != TN_OK || s->cached || (s->ids >= 0 && s->logits >= 0)) return status;
-    return tn_backend_fail(TN_ERR_ARGUMENT, "--steps: no output of this model is known to be an input of its next "
-                                            "run; say which is with --feed OUTPUT=INPUT");
+    return tn_backend_fail(
+        TN_ERR_ARGUMENT, "--steps: no output of this model matches an input of its next run; pass --feed OUTPUT=INPUT");
 }
 
 /* ---- what the first run begins with ------------------------------------------------------------------------------ */
@@ -153,7 +153,8 @@ static tn_status put_empty(const run_steps *s, const tn_onnx *m, tn_onnx_value *
     tn_onnx_info info = info_of(m, i, false);
     int64_t shape[TN_MAX_RANK];
     if (info.kind != TN_ONNX_TENSOR || info.rank < 0)
-        return tn_backend_fail(TN_ERR_ARGUMENT, "input '%s' is no tensor of a known rank: give its first value with -i",
+        return tn_backend_fail(TN_ERR_ARGUMENT,
+                               "the first value of input '%s' is unknown: its rank is not fixed; pass it with -i",
                                info.name);
     for (int d = 0; d < info.rank; d++) {
         bool of_batch = d == 0 || begins(info.dims[d], "batch");
@@ -181,8 +182,8 @@ tn_status steps_make_inputs(run_steps *s, const tn_onnx *m, tn_onnx_value **in,
         if (!in[i] && is_fed(s, m, i)) status = put_empty(s, m, in, i, extent, ctx);
     if (status != TN_OK || s->ids < 0 || s->logits < 0) return status;
     if (!ids || tn_rank(ids) != 2 || tn_numel(ids) < 1)
-        return tn_backend_fail(TN_ERR_ARGUMENT, "--steps: a language model begins with -i input_ids=FILE.npy, whole "
-                                                "numbers [texts, tokens]");
+        return tn_backend_fail(TN_ERR_ARGUMENT,
+                               "--steps: a language model requires -i input_ids=FILE.npy, integers [texts, tokens]");
     int64_t count = tn_size(ids, 1), past = held(s, m, in);
     if (s->mask >= 0 && !in[s->mask]) status = put_row(s, m, in, s->mask, ONES, past + count);
     if (status == TN_OK && s->places >= 0 && !in[s->places]) status = put_row(s, m, in, s->places, past, count);
@@ -190,7 +191,7 @@ tn_status steps_make_inputs(run_steps *s, const tn_onnx *m, tn_onnx_value **in,
         status = put_step_pair(&in[s->branch], tn_zeros(TN_DIMS(1), step_pair_dtype_of(m, s->branch)));
     if (status == TN_OK && s->batch > 0 && (uint64_t)s->count < SIZE_MAX / 8 / (size_t)s->batch)
         s->tokens = calloc((size_t)(s->count * s->batch), sizeof *s->tokens);
-    return status == TN_OK && !s->tokens ? tn_backend_fail(TN_ERR_MEMORY, "no memory for tokens") : status;
+    return status == TN_OK && !s->tokens ? tn_backend_fail(TN_ERR_MEMORY, "out of memory for tokens") : status;
 }
 
 /* ---- from one run to the next ------------------------------------------------------------------------------------ */
@@ -199,7 +200,7 @@ tn_status steps_make_inputs(run_steps *s, const tn_onnx *m, tn_onnx_value **in,
 static tn_status choose_step_pair(const run_steps *s, const tn_onnx_value *logits, int64_t *tokens) {
     const tn_tensor *t = tn_onnx_value_get(logits);
     if (!t || tn_rank(t) != 3 || tn_size(t, 0) != s->batch || tn_size(t, 1) < 1)
-        return tn_backend_fail(TN_ERR_SHAPE, "--steps: 'logits' is not [%lld texts, tokens, vocabulary]",
+        return tn_backend_fail(TN_ERR_SHAPE, "--steps: 'logits' must be [%lld texts, tokens, vocabulary]",
                                (long long)s->batch);
     TN_SCOPE;
     tn_tensor *best = tn_argmax(tn_select(t, 1, tn_size(t, 1) - 1), TN_DIMS(1), false);

@@ -17,15 +17,15 @@ static int run_embed(int argc, char **argv);
 
 const cli_command cli_embed = {
     .name = "embed",
-    .summary = "turn texts into vectors whose products say how alike they are",
+    .summary = "compute embeddings of texts, whose dot products measure similarity",
     .usage = "embed -m FOLDER TEXT… | embed -m FOLDER -f FILE",
     .help = "  -m, --model FOLDER    a Hugging Face folder: config.json, weights (safetensors, .bin), tokenizer.json\n"
-            "  TEXT…                 a vector each; - reads standard input\n"
-            "  -f, --file FILE       a text a line; - reads standard input\n"
-            "      --pooling P       mean, cls or max of the tokens' vectors (default: as the folder says, else mean)\n"
-            "      --normalize       vectors of length 1 (default: as the folder says)\n"
-            "      --no-normalize    as they come out\n"
-            "      --ids             texts are token ids, with commas or blanks between them\n"
+            "  TEXT…                 texts, one embedding each; - reads standard input\n"
+            "  -f, --file FILE       texts, one per line; - reads standard input\n"
+            "      --pooling P       mean, cls or max of the token embeddings (default: from the folder, else mean)\n"
+            "      --normalize       scale embeddings to length 1 (default: from the folder)\n"
+            "      --no-normalize    do not scale embeddings\n"
+            "      --ids             texts are token ids, separated by commas or spaces\n"
             "      --json            embeddings[[…]], tokens[], width, device, fallback[]\n"
             "\n"
             "examples:\n"
@@ -84,7 +84,7 @@ static tn_status count_text(batch *b, int64_t length) {
     if (b->count == b->room) {
         int64_t room = b->room ? 2 * b->room : 16;
         int64_t *larger = realloc(b->lengths, (size_t)room * sizeof *larger);
-        if (!larger) return tn_backend_fail(TN_ERR_MEMORY, "no memory for %lld texts", (long long)room);
+        if (!larger) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for %lld texts", (long long)room);
         b->lengths = larger;
         b->room = room;
     }
@@ -134,7 +134,7 @@ static tn_status read_texts(work *w, int count, char **texts) {
     for (int i = 0; i < count && status == TN_OK; i++)
         status = add_argument(w, texts[i]);
     if (status == TN_OK && w->texts.count == 0)
-        status = tn_backend_fail(TN_ERR_ARGUMENT, "'%s' has no lines: there is nothing to embed", w->asked->file);
+        status = tn_backend_fail(TN_ERR_ARGUMENT, "'%s' has no lines, so there is nothing to embed", w->asked->file);
     return status;
 }
 
@@ -178,7 +178,7 @@ static tn_status embed(work *w, int count, char **texts) {
     if (status == TN_OK) status = read_texts(w, count, texts);
     if (status != TN_OK) return status;
     b->out = calloc((size_t)b->count, (size_t)w->facts.width * sizeof *b->out);
-    if (!b->out) return tn_backend_fail(TN_ERR_MEMORY, "no memory for %lld vectors", (long long)b->count);
+    if (!b->out) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for %lld embeddings", (long long)b->count);
     return tn_embedder_run(w->embedder, b->ids.data, b->lengths, b->count, b->out);
 }
 
@@ -206,8 +206,9 @@ static int run_embed(int argc, char **argv) {
     cli_options o;
     int code = CLI_OK, first = cli_parse(&cli_embed, argc, argv, &o, own, "m:f:", take_embed_option, &r, &code);
     if (first < 0) return code;
-    if (!r.model) return cli_wrong_usage(&cli_embed, "which model? Give its folder with -m");
-    if (first == argc && !r.file) return cli_wrong_usage(&cli_embed, "which texts? Give them in quotes, or with -f");
+    if (!r.model) return cli_wrong_usage(&cli_embed, "missing model: pass its folder with -m");
+    if (first == argc && !r.file)
+        return cli_wrong_usage(&cli_embed, "missing text: pass it as an argument, in quotes, or a file with -f");
 
     char found[CLI_PATH];
     if (!cli_find_model(&r.model, found)) return CLI_FAILED;
@@ -217,7 +218,7 @@ static int run_embed(int argc, char **argv) {
     tn_status status = embed(&w, argc - first, argv + first);
     if (status == TN_OK) (o.json ? put_json_embed : put_lines)(&w);
     if (w.cut > 0)
-        cli_print(stderr, "trunnion: %lld texts were longer than %lld tokens and were cut\n", (long long)w.cut,
+        cli_print(stderr, "trunnion: %lld texts were longer than %lld tokens and were truncated\n", (long long)w.cut,
                   (long long)w.facts.longest);
     code = status == TN_OK ? CLI_OK : cli_failed();
     finish_embed(&w);

@@ -39,32 +39,32 @@ const cli_command cli_generate = {
     .usage = "generate -m MODEL -p TEXT [-n N] [options]",
     .help = "  -m, --model MODEL     a GGUF file, or a Hugging Face model folder\n"
             "  -p, --prompt TEXT     the prompt; - reads standard input\n"
-            "  -n, --tokens N        how many tokens at most (default 128)\n"
-            "      --chat            TEXT is a user's message; uses the model's chat template\n"
+            "  -n, --predict N       generate at most N tokens (default 128); --tokens N is the same\n"
+            "      --chat            the prompt is a user's message; applies the model's chat template\n"
             "      --system TEXT     system prompt, with --chat\n"
-            "      --greedy          always take the most probable token; no sampling\n"
+            "      --greedy          always take the most probable token, without sampling\n"
             "      --temperature X   sampling temperature; lower is more predictable\n"
             "                        (default 0.8)\n"
-            "      --top-k N         sample from the N most probable tokens, 0: all\n"
+            "      --top-k N         sample from the N most probable tokens (0: all)\n"
             "                        (default 40)\n"
-            "      --top-p X         nucleus sampling: smallest set of tokens with total\n"
+            "      --top-p X         nucleus sampling: the smallest set of tokens with total\n"
             "                        probability X (default 0.95)\n"
-            "      --min-p X         drop tokens less than X times as probable as the best\n"
-            "                        (default 0.05)\n"
-            "      --repeat-penalty X  penalty for the last 64 tokens (default 1: none)\n"
-            "      --ids IDS         the prompt as token ids, instead of -p; prints ids\n"
-            "      --context N       context length, prompt and answer together (default:\n"
-            "                        as long as they need)\n"
+            "      --min-p X         drop tokens with less than X times the probability of the\n"
+            "                        most probable one (default 0.05)\n"
+            "      --repeat-penalty X  divides positive logits of the last 64 tokens (default 1: none)\n"
+            "      --ids IDS         the prompt as token ids, separated by commas, instead of -p; prints ids\n"
+            "      --context N       context length in tokens, prompt and answer together\n"
+            "                        (default: what they need)\n"
             "      --cache TYPE      type of the key/value cache: f16, bf16 or f32\n"
             "                        (default f16)\n"
-            "      --seed N          seed of the sampling (default: a random one, shown)\n"
+            "      --seed N          random seed (default: a random one, which is shown)\n"
             "      --json            text, prompt_ids[], ids[], prompt_tokens_per_second,\n"
             "                        tokens_per_second, device, fallback[], load_seconds,\n"
             "                        weights_bytes, cache_bytes, context, seed,\n"
             "                        stopped (end, length, cancelled)\n"
             "\n"
-            "The same seed gives the same text, on any number of threads. Ctrl-C stops the\n"
-            "generation and prints what there is; the exit status is then 130 (SIGTERM: 143).\n"
+            "The same seed gives the same text with any number of threads. Ctrl-C stops the\n"
+            "generation after printing what was generated; the exit status is then 130 (SIGTERM: 143).\n"
             "\n"
             "examples:\n"
             "  trunnion generate -m model.gguf --chat -p 'Why is the sky blue?'\n"
@@ -77,6 +77,7 @@ const cli_command cli_generate = {
 static const struct option options[] = {
     {"model", required_argument, NULL, 'm'},
     {"prompt", required_argument, NULL, 'p'},
+    {"predict", required_argument, NULL, 'n'},
     {"tokens", required_argument, NULL, 'n'},
     {"chat", no_argument, NULL, OPT_CHAT},
     {"system", required_argument, NULL, OPT_SYSTEM},
@@ -185,11 +186,11 @@ static tn_status render_chat(const work *w, const char *source, const char *said
 static tn_status make_chat(const work *w, const char *said, tn_bytes *out) {
     const char *source = tn_tokenizer_chat_template(w->tokenizer);
     if (!source)
-        return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                               "'%s' has no chat template (tokenizer.chat_template in GGUF files, chat_template of "
-                               "tokenizer_config.json in folders), so it cannot chat; leave --chat out and write the "
-                               "whole prompt yourself",
-                               w->asked->model);
+        return tn_backend_fail(
+            TN_ERR_UNSUPPORTED,
+            "'%s' has no chat template (tokenizer.chat_template in GGUF files, chat_template of tokenizer_config.json "
+            "in folders), which --chat requires; remove --chat and write the whole prompt",
+            w->asked->model);
     tn_status status = render_chat(w, source, said, out);
     if (status == TN_OK || status == TN_ERR_MEMORY) return status;
     return tn_backend_fail(status, "'%s': byte %" PRId64 ": the chat template: %s", w->asked->model, w->template_place,
@@ -201,7 +202,7 @@ static tn_status encode_prompt(work *w, const tn_bytes *given) {
         return tn_tokenizer_encode(w->tokenizer, given->data, given->size, TN_ENCODE_SPECIAL | TN_ENCODE_ENDS,
                                    &w->prompt);
     if (strlen(given->data) != given->size)
-        return tn_backend_fail(TN_ERR_ARGUMENT, "the prompt contains a NUL byte, which chat templates do not take");
+        return tn_backend_fail(TN_ERR_ARGUMENT, "the prompt contains a NUL byte, which chat templates do not support");
     tn_bytes rendered = {0};
     tn_status status = make_chat(w, given->data, &rendered);
     if (status == TN_OK)
@@ -220,7 +221,7 @@ static tn_status make_prompt(work *w) {
     if (status != TN_OK || w->prompt.count > 0) return status;
     if (empty) return tn_backend_fail(TN_ERR_ARGUMENT, "the prompt is empty");
     return tn_backend_fail(TN_ERR_FORMAT,
-                           "'%s': the vocabulary, from byte %" PRId64 " on, spells nothing of the prompt",
+                           "'%s': the vocabulary, from byte %" PRId64 " on, has no tokens for the prompt",
                            w->asked->model, w->vocabulary_place);
 }
 
@@ -237,7 +238,7 @@ static int64_t choose_context(const work *w, const tn_llm_facts *facts) {
 static tn_status check_vocabulary(const work *w, const tn_llm_facts *facts) {
     if (tn_tokenizer_count(w->tokenizer) <= facts->vocabulary) return TN_OK;
     return tn_backend_fail(TN_ERR_FORMAT,
-                           "'%s': byte %" PRId64 ": the vocabulary has %" PRId32 " tokens, and the embedding %" PRId64
+                           "'%s': byte %" PRId64 ": the vocabulary has %" PRId32 " tokens, but the embedding %" PRId64
                            " rows",
                            w->asked->model, w->vocabulary_place, tn_tokenizer_count(w->tokenizer), facts->vocabulary);
 }
@@ -368,7 +369,7 @@ static void put_why(char *out, size_t size, const work *w) {
     bool any = strcmp(w->asked->common.device, "auto") == 0;
     const tn_selection_step *first = w->selection.step_count > 0 ? &w->selection.steps[0] : NULL;
     if (any || !first || first->chosen)
-        snprintf(out, size, "%s", any ? "the first that can be used here" : "as asked");
+        snprintf(out, size, "%s", any ? "the first that can be used" : "as requested");
     else
         snprintf(out, size, "%s: %s", first->id, first->reason);
 }
@@ -390,10 +391,11 @@ static void tell(const work *w) {
 static void tell_cut(const work *w) {
     if (w->full)
         cli_print(stderr, "trunnion: the context of %" PRId64 " tokens is full; %s\n", w->facts.context,
-                  w->facts.context < w->facts.trained_context ? "--context N makes it longer"
-                                                              : "the model was trained for no longer one");
+                  w->facts.context < w->facts.trained_context ? "--context N sets a longer one"
+                                                              : "the model does not support a longer one");
     else if (w->asked->limited && strcmp(w->stopped, "length") == 0)
-        cli_print(stderr, "trunnion: cut after %d tokens, the default limit; -n N sets another one\n", DEFAULT_TOKENS);
+        cli_print(stderr, "trunnion: stopped after %d tokens, the default limit; -n N sets another one\n",
+                  DEFAULT_TOKENS);
     else if (cli_stopped())
         cli_print(stderr, "trunnion: stopped by %s after %zu tokens\n", cli_stop_signal(), w->ids.count);
 }
@@ -463,14 +465,17 @@ static int run_generate(int argc, char **argv) {
     int status,
         at = cli_parse(&cli_generate, argc, argv, &r.common, options, "m:p:n:", take_generate_option, &r, &status);
     if (at < 0) return status;
-    if (at < argc) return cli_wrong_usage(&cli_generate, "\"%s\": the text goes behind -p, in quotes", argv[at]);
-    if (!r.model) return cli_wrong_usage(&cli_generate, "which model? Give its GGUF file or folder with -m");
+    if (at < argc)
+        return cli_wrong_usage(&cli_generate, "unexpected argument \"%s\": pass the text with -p, in quotes", argv[at]);
+    if (!r.model) return cli_wrong_usage(&cli_generate, "missing model: pass its GGUF file or folder with -m");
     if (!r.prompt == !r.ids)
-        return cli_wrong_usage(&cli_generate, "which text? Give it with -p; -p - reads standard input. Or its --ids");
-    if (r.chat && r.ids) return cli_wrong_usage(&cli_generate, "--chat needs a text");
+        return cli_wrong_usage(&cli_generate,
+                               "missing prompt: pass it with -p (-p - reads standard input), or as --ids");
+    if (r.chat && r.ids) return cli_wrong_usage(&cli_generate, "--chat requires a text");
     if (r.system && !r.chat) return cli_wrong_usage(&cli_generate, "--system requires --chat");
     if (r.greedy && (r.sampled || r.common.seed_given))
-        return cli_wrong_usage(&cli_generate, "--greedy does not sample, so --%s has no effect; leave one of them out",
+        return cli_wrong_usage(&cli_generate,
+                               "--%s has no effect with --greedy, which does not sample; remove one of them",
                                r.sampled ? r.sampled : "seed");
     char found[CLI_PATH];
     if (!cli_find_model(&r.model, found)) return CLI_FAILED;

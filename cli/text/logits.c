@@ -18,17 +18,17 @@ static int run_logits(int argc, char **argv);
 
 const cli_command cli_logits = {
     .name = "logits",
-    .summary = "write the logits behind every token of a prompt",
+    .summary = "write the logits after each token of a prompt",
     .usage = "logits -m MODEL -p TEXT -o FILE.npy",
-    .help = "  -m, --model MODEL     a GGUF file, or a folder as Hugging Face has them\n"
+    .help = "  -m, --model MODEL     a GGUF file, or a Hugging Face model folder\n"
             "  -p, --prompt TEXT     the prompt; - reads standard input\n"
-            "      --ids IDS         its token ids instead, with commas or blanks between them\n"
+            "      --ids IDS         the prompt as token ids, separated by commas or spaces, instead of -p\n"
             "  -o, --output FILE     a NumPy file: f32 [positions, vocabulary]\n"
-            "      --cache TYPE      how keys and values are kept: f16, bf16 or f32 (default f16)\n"
-            "      --no-special      words that look like control tokens are words\n"
+            "      --cache TYPE      type of the key/value cache: f16, bf16 or f32 (default f16)\n"
+            "      --no-special      do not parse control tokens such as <|im_end|> in the prompt\n"
             "  --json                shape[], ids[], file, device, fallback[]\n"
             "\n"
-            "Row i holds the logits of what follows token i.\n"
+            "Row i contains the logits of the token that follows token i.\n"
             "\n"
             "examples:\n"
             "  trunnion logits -m model.gguf -p 'The capital of France is' -o logits.npy\n"
@@ -110,7 +110,7 @@ static bool is_the_model(const char *path, const char *model) {
 
 static tn_status write_file(tn_llm *m, const tn_ids *ids, int64_t vocabulary, const char *path) {
     float *room = malloc((size_t)vocabulary * PIECE * sizeof *room);
-    if (!room) return tn_backend_fail(TN_ERR_MEMORY, "no memory for the logits of %d tokens", PIECE);
+    if (!room) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for the logits of %d tokens", PIECE);
     cli_output out;
     tn_status status = cli_output_begin(&out, path);
     if (status == TN_OK) {
@@ -160,7 +160,7 @@ static tn_status work_logits(cli_language *l, const wishes *w, bool json) {
     tn_llm_facts facts = {.struct_size = sizeof facts};
     tn_ids ids = {0};
     if (is_the_model(w->output, w->model))
-        return tn_backend_fail(TN_ERR_ARGUMENT, "'%s' is the model itself; give -o another name", w->output);
+        return tn_backend_fail(TN_ERR_ARGUMENT, "'%s' is the model itself; use another name for -o", w->output);
     tn_status status = tn_llm_get_facts(l->model, &facts);
     if (status == TN_OK) status = read_ids(l->tokenizer, w, &ids);
     if (status == TN_OK) status = make_room_logits(l, w, (int64_t)ids.count, facts.context);
@@ -184,12 +184,12 @@ static int run_logits(int argc, char **argv) {
     cli_options o;
     int status, first = cli_parse(&cli_logits, argc, argv, &o, own, "m:p:o:", take_logits_option, &w, &status);
     if (first < 0) return status;
-    if (!w.model) return cli_wrong_usage(&cli_logits, "which model? Give its GGUF file or folder with -m");
-    if (!w.prompt == !w.ids) return cli_wrong_usage(&cli_logits, "which prompt? Give it with -p, or its --ids");
+    if (!w.model) return cli_wrong_usage(&cli_logits, "missing model: pass its GGUF file or folder with -m");
+    if (!w.prompt == !w.ids) return cli_wrong_usage(&cli_logits, "missing prompt: pass it with -p, or as --ids");
     if (w.ids && w.no_special) return cli_wrong_usage(&cli_logits, "--no-special has no effect with --ids");
-    if (!w.output) return cli_wrong_usage(&cli_logits, "which file shall it write? Give its name with -o");
+    if (!w.output) return cli_wrong_usage(&cli_logits, "missing output: pass the name of the file with -o");
     if (first < argc)
-        return cli_wrong_usage(&cli_logits, "\"%s\" belongs to no option; put a prompt in quotes", argv[first]);
+        return cli_wrong_usage(&cli_logits, "unexpected argument \"%s\"; put the prompt in quotes", argv[first]);
 
     char found[CLI_PATH];
     if (!cli_find_model(&w.model, found)) return CLI_FAILED;

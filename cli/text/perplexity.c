@@ -17,17 +17,18 @@ static int run_perplexity(int argc, char **argv);
 
 const cli_command cli_perplexity = {
     .name = "perplexity",
-    .summary = "say how well a model predicts a text",
+    .summary = "measure how well a model predicts a text",
     .usage = "perplexity -m MODEL -f FILE [--context N]",
-    .help = "  -m, --model MODEL     a GGUF file, or a folder as Hugging Face has them\n"
+    .help = "  -m, --model MODEL     a GGUF file, or a Hugging Face model folder\n"
             "  -f, --file FILE       the text; - reads standard input\n"
-            "  --context N           tokens of a window (default 512, or what the model can look\n"
-            "                        back on); windows do not overlap\n"
+            "  --context N           tokens per window (default 512, or the model's context\n"
+            "                        if shorter); windows do not overlap\n"
             "  --json                perplexity, tokens, predicted, context, seconds, tokens_per_second, device,\n"
             "                        fallback[]\n"
             "\n"
-            "A window's first token is given and all others are predicted, so figures differ from programs that rate\n"
-            "only the second half of each window.\n"
+            "The first token of a window is given and all others are predicted, so values differ from those of "
+            "programs\n"
+            "that rate only the second half of each window.\n"
             "\n"
             "examples:\n"
             "  trunnion perplexity -m model.gguf -f text.txt\n"
@@ -83,7 +84,7 @@ static tn_status rate(const cli_language *l, const tn_ids *ids, int64_t context,
     tn_status status = tn_llm_get_facts(l->model, &facts);
     if (status != TN_OK) return status;
     float *room = malloc((size_t)facts.vocabulary * PIECE * sizeof *room);
-    if (!room) return tn_backend_fail(TN_ERR_MEMORY, "no memory for the logits of %d tokens", PIECE);
+    if (!room) return tn_backend_fail(TN_ERR_MEMORY, "out of memory for the logits of %d tokens", PIECE);
     cli_progress p;
     cli_progress_begin(&p, "perplexity", "tokens", (int64_t)ids->count);
     for (int64_t begin = 0; begin + 1 < (int64_t)ids->count && status == TN_OK; begin += context) {
@@ -102,7 +103,7 @@ static tn_status read_ids(const tn_tokenizer *t, const char *file, tn_ids *ids) 
     if (status == TN_OK) status = tn_tokenizer_encode(t, text.data, text.size, TN_ENCODE_ENDS, ids);
     tn_bytes_free(&text);
     if (status == TN_OK && ids->count < 2)
-        status = tn_backend_fail(TN_ERR_ARGUMENT, "the text has %zu tokens; it takes at least 2", ids->count);
+        status = tn_backend_fail(TN_ERR_ARGUMENT, "the text has %zu tokens; at least 2 are required", ids->count);
     return status;
 }
 
@@ -149,9 +150,9 @@ static int run_perplexity(int argc, char **argv) {
     cli_options o;
     int status, first = cli_parse(&cli_perplexity, argc, argv, &o, own, "m:f:", take_perplexity_option, &w, &status);
     if (first < 0) return status;
-    if (!w.model) return cli_wrong_usage(&cli_perplexity, "which model? Give its GGUF file or folder with -m");
-    if (!w.file) return cli_wrong_usage(&cli_perplexity, "which text? Give its file with -f");
-    if (first < argc) return cli_wrong_usage(&cli_perplexity, "\"%s\" belongs to no option", argv[first]);
+    if (!w.model) return cli_wrong_usage(&cli_perplexity, "missing model: pass its GGUF file or folder with -m");
+    if (!w.file) return cli_wrong_usage(&cli_perplexity, "missing text: pass its file with -f");
+    if (first < argc) return cli_wrong_usage(&cli_perplexity, "unexpected argument \"%s\"", argv[first]);
 
     char found[CLI_PATH];
     if (!cli_find_model(&w.model, found)) return CLI_FAILED;

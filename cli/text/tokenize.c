@@ -15,14 +15,14 @@ static int run_tokenize(int argc, char **argv);
 
 const cli_command cli_tokenize = {
     .name = "tokenize",
-    .summary = "show a text's tokens, or the text of tokens",
+    .summary = "convert text to tokens, or tokens to text",
     .usage = "tokenize -m MODEL TEXT | tokenize -m MODEL --decode IDS",
     .help =
-        "  -m, --model MODEL     a GGUF file, a tokenizer.json or a Hugging Face folder that holds one\n"
-        "  TEXT                  what to tokenize; - reads standard input\n"
-        "      --decode IDS      numbers with commas or blanks between them; - reads standard input\n"
-        "      --no-special      words that look like control tokens are words; a decoded text leaves such tokens out\n"
-        "      --no-ends         without the begin and end tokens that the model expects\n"
+        "  -m, --model MODEL     a GGUF file, a tokenizer.json or a Hugging Face folder with one\n"
+        "  TEXT                  the text to tokenize; - reads standard input\n"
+        "      --decode IDS      token ids, separated by commas or spaces; - reads standard input\n"
+        "      --no-special      do not parse control tokens such as <|im_end|> in TEXT; omit them from decoded text\n"
+        "      --no-ends         do not add the begin and end tokens that the model expects\n"
         "      --json            ids[], pieces[]; or text\n"
         "\n"
         "examples:\n"
@@ -150,12 +150,13 @@ static int run_tokenize(int argc, char **argv) {
     wishes w = {0};
     int status, at = cli_parse(&cli_tokenize, argc, argv, &o, own, "m:", take_tokenize_option, &w, &status);
     if (at < 0) return status;
-    if (!w.model) return cli_wrong_usage(&cli_tokenize, "which model? Give its GGUF file or folder with -m");
-    if (w.decode && at < argc) return cli_wrong_usage(&cli_tokenize, "either TEXT or --decode");
+    if (!w.model) return cli_wrong_usage(&cli_tokenize, "missing model: pass its GGUF file or folder with -m");
+    if (w.decode && at < argc) return cli_wrong_usage(&cli_tokenize, "expected either TEXT or --decode");
     if (w.decode && w.no_ends) return cli_wrong_usage(&cli_tokenize, "--no-ends has no effect with --decode");
     if (!w.decode && argc - at != 1)
-        return cli_wrong_usage(&cli_tokenize, argc == at ? "which text? - reads standard input"
-                                                         : "one text is expected; put it in quotes");
+        return cli_wrong_usage(&cli_tokenize, argc == at
+                                                  ? "missing text: pass it as an argument, or - to read standard input"
+                                                  : "expected one text; put it in quotes");
 
     char found[CLI_PATH];
     if (!cli_find_model(&w.model, found)) return CLI_FAILED;

@@ -144,7 +144,8 @@ tn_status ppo_new(tn_policy *policy, const ppo_environments *environments, const
     int64_t stretches = settings->stretch > 0 ? settings->horizon / settings->stretch : 0;
     bool fits = stretches > 0 && stretches <= MOST_STRETCHES && stretches * settings->stretch == settings->horizon;
     if (tn_policy_state_count(policy) > 0 && !fits)
-        return tn_backend_fail(TN_ERR_ARGUMENT, "ppo: a horizon of %lld is not 1 to %d stretches of %lld",
+        return tn_backend_fail(TN_ERR_ARGUMENT,
+                               "ppo: horizon is %lld; it must be 1 to %d times the stretch of %lld steps",
                                (long long)settings->horizon, MOST_STRETCHES, (long long)settings->stretch);
     ppo *p = calloc(1, sizeof *p);
     if (!p) return tn_backend_fail(TN_ERR_MEMORY, "ppo: out of memory");

@@ -29,11 +29,11 @@ static const char help_text[] =
     "  --model mlp|cnn       digits: the network (mlp)\n"
     "  --policy mlp|lstm     cartpole: the policy (mlp)\n"
     "  --devices A,B         digits, chars: share each batch, as in cuda:0,cuda:1; the first holds the model\n"
-    "  --parts N             digits, chars: parts of a batch (default: one per device); the bits of the results\n"
+    "  --parts N             digits, chars: parts per batch (default: one per device); the bits of the results\n"
     "                        depend on the number of parts, not on the devices\n"
     "  --data FILE           digits: a table, 65 integers per line: 64 pixels from 0 to 16, then the digit;\n"
     "                        chars: the text (default: the help of some commands)\n"
-    "  --save FILE           write a checkpoint at the end, and when stopped (Ctrl-C, SIGTERM)\n"
+    "  --save FILE           write a checkpoint at the end, or when stopped (Ctrl-C, SIGTERM)\n"
     "  --save-every N        also save after every N steps\n"
     "  --resume FILE         continue from a checkpoint; with the same options the result has the same bits as an\n"
     "                        uninterrupted run\n"
@@ -50,7 +50,7 @@ static int run_train(int argc, char **argv);
 
 const cli_command cli_train = {
     .name = "train",
-    .summary = "train a small network here and now",
+    .summary = "train a small network",
     .usage = "train digits|chars|cartpole [options]",
     .help = help_text,
     .accepts = CLI_ALL,
@@ -171,7 +171,7 @@ static int check_belongs(const run *r) {
     const char *whose = tn_safetensors_metadata(file, "json");
     bool same = whose && strcmp(whose, r->description) == 0;
     if (!same)
-        (void)cli_fail(TN_ERR_ARGUMENT, "'%s' belongs to another run: %s, not %s; give the options of that run",
+        (void)cli_fail(TN_ERR_ARGUMENT, "'%s' belongs to another run: %s, not %s; use the options of that run",
                        r->options->resume, whose ? whose : "unknown", r->description);
     tn_safetensors_close(file);
     return same ? CLI_OK : CLI_FAILED;
@@ -265,7 +265,7 @@ static void put_text_training(const run *r, double rate, double metric, const ch
     printf("\n");
     if (!cli_stopped()) printf("%s: %.4g\n", r->task->metric, metric);
     if (r->task->shared) train_devices_text(stdout, r->task->shared(r->self));
-    if (r->options->save) printf("saved: %s (go on with --resume %s)\n", r->options->save, r->options->save);
+    if (r->options->save) printf("saved: %s (continue with --resume %s)\n", r->options->save, r->options->save);
 }
 
 /* The metric takes as long as many steps, so a run that was stopped does without. */
@@ -295,8 +295,7 @@ static int execute(run *r, tn_device *device) {
     if (code != CLI_OK) return code;
     if (r->step >= r->last && r->options->resume)
         return cli_fail(TN_ERR_ARGUMENT,
-                        "'%s' has made %lld of %lld steps already: nothing is left to do; give --steps "
-                        "a larger number",
+                        "'%s' has already made %lld of %lld steps: nothing is left to do; pass a larger --steps",
                         r->options->resume, (long long)r->step, (long long)r->last);
 
     cli_progress progress;
@@ -364,18 +363,18 @@ static int run_train(int argc, char **argv) {
     int status = CLI_USAGE;
     int at = cli_parse(&cli_train, argc, argv, &o.common, own_options, NULL, take_option, &o, &status);
     if (at < 0) return status;
-    if (at >= argc) return cli_wrong_usage(&cli_train, "which task? digits, chars or cartpole");
+    if (at >= argc) return cli_wrong_usage(&cli_train, "missing task: digits, chars or cartpole");
     const train_task *task = find_task(argv[at]);
     if (!task)
-        return cli_wrong_usage(&cli_train, "there is no task \"%s\"; there are digits, chars and cartpole", argv[at]);
-    if (at + 1 < argc) return cli_wrong_usage(&cli_train, "one task at a time, not also \"%s\"", argv[at + 1]);
+        return cli_wrong_usage(&cli_train, "unknown task \"%s\"; known are digits, chars and cartpole", argv[at]);
+    if (at + 1 < argc) return cli_wrong_usage(&cli_train, "only one task is expected, not also \"%s\"", argv[at + 1]);
     const char *foreign = foreign_option(&o, task);
-    if (foreign) return cli_wrong_usage(&cli_train, "%s has no meaning for the task %s", foreign, task->name);
+    if (foreign) return cli_wrong_usage(&cli_train, "%s does not apply to the task %s", foreign, task->name);
     if (o.devices && strcmp(o.common.device, "auto") != 0)
-        return cli_wrong_usage(&cli_train, "--device %s beside --devices: name it there, in front, to hold the model",
+        return cli_wrong_usage(&cli_train, "--device %s with --devices: put it first in --devices, to hold the model",
                                o.common.device);
     if (!o.model) o.model = "mlp";
     if (!o.policy) o.policy = "mlp";
-    if (o.save_every && !o.save) return cli_wrong_usage(&cli_train, "--save-every needs --save FILE");
+    if (o.save_every && !o.save) return cli_wrong_usage(&cli_train, "--save-every requires --save FILE");
     return run_task(&o, task);
 }

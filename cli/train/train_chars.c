@@ -49,8 +49,7 @@ static tn_status read_file_chars(const char *path, char **text, size_t *length) 
     if (status == TN_OK) *length = fread(data, 1, (size_t)MOST_TEXT + 1, f);
     if (status == TN_OK && ferror(f)) status = tn_backend_fail(TN_ERR_IO, "'%s': %s", path, strerror(errno));
     if (status == TN_OK && *length > MOST_TEXT)
-        status =
-            tn_backend_fail(TN_ERR_ARGUMENT, "'%s' has more than %d MiB; give a part of it", path, MOST_TEXT >> 20);
+        status = tn_backend_fail(TN_ERR_ARGUMENT, "'%s' has more than %d MiB; use a part of it", path, MOST_TEXT >> 20);
     fclose(f);
     if (status != TN_OK) free(data);
     *text = status == TN_OK ? data : NULL;
@@ -89,7 +88,7 @@ static tn_status load_text(const char *given, chars *c) {
     if (status != TN_OK) return status;
     c->train_length = c->length - c->length / TEST_PART;
     if (c->length - c->train_length <= CONTEXT)
-        return tn_backend_fail(TN_ERR_ARGUMENT, "'%s' has %lld characters, it takes at least %d",
+        return tn_backend_fail(TN_ERR_ARGUMENT, "'%s' has %lld characters; at least %d are required",
                                given ? given : "help", (long long)c->length, TEST_PART * (CONTEXT + 1));
     c->text_hash = 0xCBF29CE484222325; /* FNV-1a */
     for (int64_t i = 0; i < c->length; i++)
@@ -288,7 +287,7 @@ static tn_status chars_show(void *self, FILE *to) {
     text[written] = 0;
     cli_whole_characters(text, (size_t)written);
     tn_module_train(c->root, true);
-    cli_print(to, "it goes on: %s\n", text);
+    cli_print(to, "continuation: %s\n", text);
     return TN_OK;
 }
 
@@ -297,7 +296,7 @@ static const tn_data_parallel *chars_shared(void *self) { return ((chars *)self)
 const train_task train_chars = {
     .name = "chars",
     .unit = "batches of 16 pieces of 64 characters",
-    .metric = "bits a character, on text kept aside",
+    .metric = "bits per character, on held-out text",
     .takes = TRAIN_TAKES_DATA | TRAIN_TAKES_DEVICES,
     .steps = 500,
     .begin = chars_begin,

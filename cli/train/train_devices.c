@@ -29,7 +29,7 @@ static int open_further(const train_options *o, train_team *team, const char *na
         (void)cli_failed();
         return status == TN_ERR_ARGUMENT ? CLI_USAGE : CLI_FAILED;
     }
-    cli_print(stderr, "trunnion train: %s is left out: %s\n", name, tn_error());
+    cli_print(stderr, "trunnion train: %s is not used: %s\n", name, tn_error());
     return CLI_OK;
 }
 
@@ -48,7 +48,7 @@ int train_open(const train_options *o, train_team *team, tn_selection *selection
         if (named < TRAIN_MOST_DEVICES) code = open_further(o, team, name);
     free(names);
     if (named > TRAIN_MOST_DEVICES) {
-        (void)cli_fail(TN_ERR_ARGUMENT, "%d devices, at most %d are possible", named, TRAIN_MOST_DEVICES);
+        (void)cli_fail(TN_ERR_ARGUMENT, "%d devices exceed the limit of %d", named, TRAIN_MOST_DEVICES);
         code = CLI_USAGE;
     }
     team->options = (tn_data_parallel_options)TN_DATA_PARALLEL_DEFAULTS;

@@ -82,13 +82,13 @@ static tn_status read_rows(FILE *f, const char *path, digits *d) {
         if (number >= MOST_ROWS || !rows_reserve(part))
             return tn_backend_fail(TN_ERR_MEMORY, "'%s' has too many rows", path);
         if (!read_row(line, part->pixels + part->count * PIXELS, &part->labels[part->count]))
-            return tn_backend_fail(TN_ERR_FORMAT, "'%s', line %lld: not 64 numbers up to 16 and a digit", path,
+            return tn_backend_fail(TN_ERR_FORMAT, "'%s', line %lld: expected 64 numbers up to 16 and a digit", path,
                                    (long long)number + 1);
         part->count++;
     }
     if (ferror(f)) return tn_backend_fail(TN_ERR_IO, "'%s': %s", path, strerror(errno));
     if (d->train.count < BATCH || d->test.count == 0)
-        return tn_backend_fail(TN_ERR_FORMAT, "'%s' has only %lld rows to train on; a batch has %d", path,
+        return tn_backend_fail(TN_ERR_FORMAT, "'%s' has only %lld training rows; a batch needs %d", path,
                                (long long)d->train.count, BATCH);
     return TN_OK;
 }
@@ -96,15 +96,15 @@ static tn_status read_rows(FILE *f, const char *path, digits *d) {
 static tn_status load_table(const char *given, digits *d) {
     char found[4096] = "";
     if (!given && !cli_cache_path("data/digits.csv", found, sizeof found))
-        return tn_backend_fail(TN_ERR_IO, "no cache folder is known: set HOME, or name the table with --data FILE");
+        return tn_backend_fail(TN_ERR_IO,
+                               "no cache folder: HOME is not set; set it, or pass the table with --data FILE");
     const char *path = given ? given : found;
     FILE *f = fopen(path, "r");
     if (!f && errno == ENOENT)
-        return tn_backend_fail(
-            TN_ERR_IO,
-            "the digits are not at '%s'; put them there or give them with --data FILE: scikit-learn's "
-            "digits.csv as whole numbers (`make demo` in the source tree does that)",
-            path);
+        return tn_backend_fail(TN_ERR_IO,
+                               "no digits at '%s'; put them there or pass --data FILE: scikit-learn's digits.csv as "
+                               "integers (`make demo` in the source tree does that)",
+                               path);
     if (!f) return tn_backend_fail(TN_ERR_IO, "'%s': %s", path, strerror(errno));
     tn_status status = read_rows(f, path, d);
     fclose(f);

@@ -124,10 +124,9 @@ static tn_status take_module(tn_data_parallel *p, tn_module *m, tn_device *first
     p->home = p->count ? tn_device_of(p->variables[0].tensor) : first;
     for (int i = 0; i < p->count; i++)
         if (tn_device_of(p->variables[i].tensor) != p->home)
-            return tn_backend_fail(
-                TN_ERR_ARGUMENT,
-                "data parallel: %s is on another device than %s; all variables of a model must be on one device",
-                p->variables[i].name, p->variables[0].name);
+            return tn_backend_fail(TN_ERR_ARGUMENT,
+                                   "data parallel: %s is on another device than %s; they must be on one device",
+                                   p->variables[i].name, p->variables[0].name);
     return TN_OK;
 }
 
@@ -464,9 +463,7 @@ static tn_status compute_all(call *c, int64_t rows) {
 
 static tn_status call_begin(call *c, const char *what, int64_t rows) {
     if (!c->p || !c->function) return tn_nn_need(NULL, what);
-    if (rows < 1)
-        return tn_backend_fail(TN_ERR_ARGUMENT, "data parallel: a batch of %lld rows; must be at least 1",
-                               (long long)rows);
+    if (rows < 1) return tn_backend_fail(TN_ERR_ARGUMENT, "data parallel: the batch has %lld rows", (long long)rows);
     c->works = malloc((size_t)c->p->parts * sizeof *c->works);
     return c->works ? TN_OK : data_parallel_out_of_memory();
 }
@@ -523,9 +520,7 @@ tn_status tn_data_parallel_minimize(tn_data_parallel *p, tn_optimizer *o, int64_
                                     void *ctx, double *value) {
     call c = {.p = p, .function = loss, .ctx = ctx, .train = true, .wants_loss = value != NULL};
     tn_status status = tn_nn_need(o, "tn_data_parallel_minimize: the optimizer");
-    if (status == TN_OK)
-        status =
-            call_begin(&c, "tn_data_parallel_minimize: the data_parallel object, optimizer or loss function", rows);
+    if (status == TN_OK) status = call_begin(&c, "tn_data_parallel_minimize: p or the loss function", rows);
     if (status == TN_OK && p->parts == 1 && p->members[0].device == p->home) {
         status = minimize_here(&c, o, rows, value);
     } else if (status == TN_OK) {

@@ -49,8 +49,7 @@ static bool fans(const int64_t *shape, int rank, double *in, double *out) {
 }
 
 static tn_tensor *no_fans(const char *what, int rank) {
-    return tn_failed(TN_ERR_SHAPE, "%s: the weight has %d dimensions; at least two are required, [out, in, …]", what,
-                     rank);
+    return tn_failed(TN_ERR_SHAPE, "%s: the weight has %d dimensions; at least 2 are needed, [out, in, …]", what, rank);
 }
 
 tn_tensor *tn_init_kaiming_uniform(const int64_t *shape, int rank, double a) {

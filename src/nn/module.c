@@ -54,9 +54,7 @@ tn_status tn_module_fail(tn_module *m, tn_status status) {
 }
 
 tn_status tn_module_status(const tn_module *m) {
-    if (!m)
-        return tn_backend_fail(TN_ERR_ARGUMENT,
-                               "the module is NULL: creating it failed (see tn_module_status of its root)");
+    if (!m) return tn_backend_fail(TN_ERR_ARGUMENT, "the module is NULL: creating it failed (see tn_module_status)");
     if (m->root->status == TN_OK) return TN_OK;
     return tn_backend_fail(m->root->status, "%s", m->root->error ? m->root->error : "out of memory");
 }

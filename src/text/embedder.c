@@ -31,7 +31,7 @@ struct tn_embedder {
 static tn_tensor *load_embedder(const tn_embedder *e, const char *name) {
     tn_safetensors_info info = {.struct_size = sizeof info};
     if (!tn_hf_find(&e->folder, name, &info))
-        return tn_failed(TN_ERR_FORMAT, "'%s': tensor '%s' is missing", e->folder.path, name);
+        return tn_failed(TN_ERR_FORMAT, "'%s' has no tensor '%s'", e->folder.path, name);
     tn_tensor *t = tn_hf_weights_tensor(e->folder.weights, info.name);
     return info.dtype == TN_F32 ? t : tn_cast(t, TN_F32);
 }

@@ -122,8 +122,7 @@ static tn_status read_sizes_encoder(const hf_folder *f, encoder_config *c) {
     if (key[ENC_EPS]) TRY(tn_hf_real(f, f->config, key[ENC_EPS], 1e-12, 1e-20, 1, &c->eps));
     if (c->hidden % c->heads != 0)
         return tn_backend_fail(TN_ERR_FORMAT,
-                               "'%s/config.json': a hidden size not divisible by the heads: %" PRId64
-                               " heads, hidden size %" PRId64,
+                               "'%s/config.json': %" PRId64 " heads do not divide the hidden size %" PRId64,
                                f->path, c->heads, c->hidden);
     int64_t padding = -1;
     if (c->family->positions_behind_padding) {
@@ -143,7 +142,7 @@ static tn_status read_sizes_encoder(const hf_folder *f, encoder_config *c) {
 
 static tn_status check_weight(const hf_folder *f, encoder_config *c, const char *name, int64_t rows, int64_t columns) {
     tn_safetensors_info t = {.struct_size = sizeof t};
-    if (!tn_hf_find(f, name, &t)) return tn_backend_fail(TN_ERR_FORMAT, "'%s': tensor '%s' is missing", f->path, name);
+    if (!tn_hf_find(f, name, &t)) return tn_backend_fail(TN_ERR_FORMAT, "'%s' has no tensor '%s'", f->path, name);
     TRY(tn_hf_check(f, &t, (int64_t[]){rows, columns}));
     c->parameters += rows * (columns ? columns : 1);
     c->weights_bytes += t.bytes;
@@ -358,7 +357,7 @@ static tn_status check_dense(const hf_folder *f, const encoder_dense *d, const h
     for (int i = 0; i < count; i++) {
         tn_safetensors_info t = {.struct_size = sizeof t};
         if (!tn_hf_weights_find(w, rows[i].name, &t))
-            return tn_backend_fail(TN_ERR_FORMAT, "'%s/%s': tensor '%s' is missing", f->path, d->path, rows[i].name);
+            return tn_backend_fail(TN_ERR_FORMAT, "'%s/%s' has no tensor '%s'", f->path, d->path, rows[i].name);
         TRY(tn_hf_check(f, &t, rows[i].shape));
         c->parameters += d->out * (i == 0 ? d->in : 1);
         c->weights_bytes += t.bytes;

@@ -402,5 +402,5 @@ bool tn_hf_weights_find(const hf_weights *w, const char *name, tn_safetensors_in
 tn_tensor *tn_hf_weights_tensor(const hf_weights *w, const char *name) {
     if (w->safe) return tn_safetensors_tensor(w->safe, name);
     const pickled *p = find_weights(w, name);
-    return p ? tn_pickle_tensor(p->file, name) : tn_failed(TN_ERR_FORMAT, "tensor '%s' is missing", name);
+    return p ? tn_pickle_tensor(p->file, name) : tn_failed(TN_ERR_FORMAT, "no tensor '%s'", name);
 }

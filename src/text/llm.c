@@ -59,7 +59,7 @@ tn_status tn_llm_source_find(const llm_source *s, const char *name, llm_tensor *
     tn_safetensors_info t = {.struct_size = sizeof t};
     if (s->gguf) return tn_gguf_find(s->gguf, name, out);
     if (!tn_hf_find(&s->folder, name, &t))
-        return tn_backend_fail(TN_ERR_FORMAT, "'%s': tensor '%s' is missing", s->folder.path, name);
+        return tn_backend_fail(TN_ERR_FORMAT, "'%s' has no tensor '%s'", s->folder.path, name);
     translate(&t, out);
     return TN_OK;
 }

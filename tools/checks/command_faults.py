@@ -126,20 +126,20 @@ ROWS = [
     (2, "logits -m m --ids 1 --no-special -o x.npy", "--no-special has no effect"),
     (2, "run model.onnx --labels labels.txt", "--labels requires --top"),
     (1, "run evil.onnx -i x=x.npy --random", "every input is given"),
-    (2, "tune 8x8x8 --device opencl --threads 2", "--threads is for the CPU"),
+    (2, "tune 8x8x8 --device opencl --threads 2", "--threads applies only to the CPU"),
     # messages
     (1, "bench add-16 --mem 600000G", "cpu: "),
     (2, "train chars --threads 513", "1 to 512"),
-    (1, "run evil.onnx -i cut.npz", "damaged or cut short"),
+    (1, "run evil.onnx -i cut.npz", "damaged or truncated"),
     (1, "run evil.onnx -i x=missing.npy", "missing.npy"),
     (2, "convert q.safetensors q.gguf --quantize Q9_K", "q4_k"),
     (1, "convert plain.safetensors plain.gguf", "architecture"),
     (1, "convert missing.safetensors x.gguf", "missing.safetensors"),
-    (1, "onnx-test missing", "there is no such folder"),
+    (1, "onnx-test missing", "the folder does not exist"),
     (1, "embed -m missing x", "missing"),
     (1, "generate -m SmolLM3.gguf -p x", "neither here nor in the cache folder"),
-    (1, "run open.onnx -i x=photo.jpg --size 8x9 --top 900 --labels labels.txt", "20 lines, and the output has 9"),
-    (1, "run large.onnx -i x=photo.jpg", "takes no picture"),
+    (1, "run open.onnx -i x=photo.jpg --size 8x9 --top 900 --labels labels.txt", "20 lines, but the output has 9"),
+    (1, "run large.onnx -i x=photo.jpg", "does not accept an image"),
 ]
 
 
@@ -169,9 +169,8 @@ def check_guess(program, folder, report):
 def check_help(program, folder, report):
     names = re.findall(r"^  ([a-z-]+) ", run(program, "help", folder).stdout.split("common options")[0], re.MULTILINE)
     for name in names:
-        if name == "help":
-            continue
-        page = run(program, f"help {name}", folder, env=os.environ | {"LC_ALL": "C.UTF-8"}).stdout
+        page = run(program, "help" if name == "help" else f"help {name}", folder, env=os.environ | {"LC_ALL": "C.UTF-8"}).stdout
+        report.add(name == "help" or f"examples:\n  trunnion {name}" in page, f"help {name}: examples of the command")
         wide = [line for line in page.splitlines() if len(line) > 80]
         report.add(len(names) > 14 and not wide, f"help {name}: at most 80 columns" + "".join(f"\n    {w}" for w in wide))
         foreign = re.findall(r"\b(?:tools|docs)/\S+", page)
@@ -217,7 +216,7 @@ def check_outputs(program, folder, report):
 def check_convert(program, folder, report):
     first = run(program, "convert q.safetensors q.gguf --quantize Q8_0 --json", folder)
     again = run(program, "convert q.gguf q4.gguf --quantize Q4_0 --json", folder)
-    report.add(first.returncode == 0 and "quantised already" not in first.stderr and "quantised already" in again.stderr and
+    report.add(first.returncode == 0 and "already quantized" not in first.stderr and "already quantized" in again.stderr and
                json.loads(again.stdout)["requantized"] == 1, "quantising what is quantised is told")
 
 
@@ -280,7 +279,7 @@ def check_generate(program, folder, report, model):
     same = json.loads(run(program, f"generate -m {model} -p The -n 12 --temperature 2 --seed {one['seed']} --json", folder).stdout)
     report.add(same["ids"] == one["ids"] and one["stopped"] in ("length", "end"), "--seed brings the same text again")
     cut = run(program, f"generate -m {model} -p The --greedy --json", folder)
-    report.add("cut after 128 tokens" in cut.stderr and json.loads(cut.stdout)["stopped"] == "length", "a text that is cut says so")
+    report.add("stopped after 128 tokens" in cut.stderr and json.loads(cut.stdout)["stopped"] == "length", "a text that is cut says so")
     named = run(program, f"generate -m {pathlib.Path(model).name} -p The -n 1 --greedy", folder)
     report.add(named.returncode == 0, f"a model in the cache folder is found by its name {named.stderr[-300:]}")
 

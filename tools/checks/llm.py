@@ -224,7 +224,7 @@ def check_refusals(suite, folder):
     pathlib.Path(broken).write_bytes(pathlib.Path(suite.model).read_bytes()[:4096])
     copy = os.path.join(folder, "copy.gguf")  # what a mistake may overwrite
     shutil.copyfile(suite.model, copy)
-    rows = [(["perplexity", "-m", suite.model, "-f", "-"], b"x", "takes at least 2"),
+    rows = [(["perplexity", "-m", suite.model, "-f", "-"], b"x", "at least 2 are required"),
             (["logits", "-m", suite.model, "-p", "x", "-o", os.path.join(folder, "no", "such")], b"", "no/such"),
             (["logits", "-m", suite.model, "-p", "", "-o", os.path.join(folder, "x.npy")], b"", "no tokens"),
             (["logits", "-m", copy, "-p", "x", "-o", copy], b"", "is the model itself"),

@@ -16,4 +16,4 @@ python3 tools/checks/command.py "$build" left-out $parts
 
 # The second library's subcommands are listed; each fails and says what is missing.
 words=$("$build/trunnion" tokenize -m model.gguf text 2>&1) && exit 1
-grep -q 'needs the library trunnion-text' <<<"$words"
+grep -q 'requires the library trunnion-text' <<<"$words"
