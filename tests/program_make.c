@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "programs.h"
+#include "tensor/graph.h"
 
 typedef struct maker {
     program *p;
@@ -218,12 +219,15 @@ static int make_number(maker *k) {
     return take_new(k, &s);
 }
 
+/* A number with which a tensor of the dtype can be filled. */
+static double held(tn_dtype t, double v) { return tn_dtype_holds(t, v) ? v : -v; }
+
 static int make_full(maker *k) {
     int64_t shape[TN_MAX_RANK];
     step s = new_step(STEP_full);
     add_list(&s, shape, random_shape(k, shape));
     s.dtype = random_dtype(k);
-    s.f = (double)(below(k, 9) - 4) * 0.75;
+    s.f = held(s.dtype, (double)(below(k, 9) - 4) * 0.75);
     return take_new(k, &s);
 }
 
@@ -570,7 +574,7 @@ static int some_pad(maker *k) {
         pads[n] = below(k, 4) - 1;
     add_in(&s, x);
     add_list(&s, pads, count);
-    s.f = (double)(below(k, 5) - 2);
+    s.f = held(at(k, x)->dtype, (double)(below(k, 5) - 2));
     return take_new(k, &s);
 }
 

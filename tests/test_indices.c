@@ -177,9 +177,7 @@ static void a_computed_index_outside_fails_the_evaluation(void **state) {
 static tn_tensor *a_column(int64_t last) {
     return tn_select(tn_stack((tn_tensor *[]){computed(last), computed(1)}, 2, 1), 1, 0);
 }
-static tn_tensor *a_shape(int64_t last) {
-    return tn_reshape(tn_reshape(computed(last), TN_DIMS(2, 2)), TN_DIMS(4));
-}
+static tn_tensor *a_shape(int64_t last) { return tn_reshape(tn_reshape(computed(last), TN_DIMS(2, 2)), TN_DIMS(4)); }
 static tn_tensor *a_cast(int64_t last) { return tn_cast(computed(last), TN_I32); }
 static tn_tensor *a_sum(int64_t last) {
     return tn_add(a_cast(last - 1), tn_from_data((int32_t[]){0, 0, 0, 1}, TN_DIMS(4), TN_I32));
@@ -266,6 +264,102 @@ static void many_indices_are_compared_by_the_plan(void **state) {
     free(many);
 }
 
+/* ---- what a failed check leaves alone ---------------------------------------------------------------------------- */
+
+/* Only what depends on the indices becomes an error; the rest is computed. */
+static void what_does_not_depend_on_the_index_is_computed(void **state) {
+    (void)state;
+    for (int again = 0; again < 2; again++) { /* with a new plan, and with one that is found */
+        TN_SCOPE;
+        tn_tensor *own = tn_contiguous(x), *table = tn_ones(TN_DIMS(3), TN_F32);
+        assert_ok(tn_eval(&own, 1));
+        tn_tensor *index = computed(3), *y = tn_gather(x, 0, index);
+        tn_tensor *after = tn_mul(y, y), *half = tn_slice(y, 0, 0, 2, 1);
+        tn_tensor *other = tn_add(x, x), *doubled = tn_mul(index, tn_scalar_int(2));
+        tn_add_(own, tn_scalar(1));
+        assert_ok(tn_set_requires_grad(table, true));
+        assert_ok(tn_backward(tn_sum(tn_mul(table, x), TN_ALL, false)));
+        float v[4];
+        int64_t i[4];
+        assert_refused(tn_read(other, v, 12), "gather"); /* it is told once */
+        assert_true(tn_node_computed(tn_tensor_node(other)) && tn_node_computed(tn_tensor_node(own)));
+        assert_ok(tn_read(other, v, 12));
+        assert_true(v[0] == 0 && v[2] == 4);
+        assert_ok(tn_read(own, v, 12));
+        assert_true(v[0] == 1 && v[2] == 3);
+        assert_ok(tn_read(tn_grad(table), v, 12));
+        assert_true(v[1] == 1 && v[2] == 2);
+        assert_ok(tn_read(index, i, sizeof i));
+        assert_true(i[3] == 3);
+        assert_ok(tn_read(doubled, i, sizeof i));
+        assert_true(i[3] == 6);
+        tn_tensor *errors[] = {y, after, half};
+        for (size_t k = 0; k < TN_COUNT(errors); k++)
+            assert_refused(tn_status_of(errors[k]), "gather");
+    }
+}
+
+/* One evaluation finds them all, and leaves nothing to fail in the next; the first is told. */
+static void several_indices_outside_fail_one_evaluation(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *first = tn_gather(x, 0, computed(3)), *second = tn_index_select(x, 0, computed(-4));
+    tn_tensor *right = tn_gather(x, 0, computed(1));
+    assert_refused(tn_eval(NULL, 0), "gather");
+    assert_ok(tn_eval(NULL, 0));
+    assert_refused(tn_status_of(first), "gather");
+    assert_refused(tn_status_of(second), "index_select");
+    assert_true(tn_item(tn_select(right, 0, 3)) == 1);
+}
+
+/* One tensor of classes may be right for one loss and wrong for another. */
+static void one_index_has_a_range_for_each_op(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_nll_loss_options o = TN_NLL_LOSS_DEFAULTS;
+    o.ignore_index = 3;
+    tn_tensor *logits = tn_ones(TN_DIMS(4, 3), TN_F32), *target = computed(3);
+    tn_tensor *wrong = (tn_nll_loss)(logits, target, NULL, NULL), *right = (tn_nll_loss)(logits, target, NULL, &o);
+    tn_tensor *also_wrong = (tn_cross_entropy)(logits, target, NULL, NULL);
+    assert_refused(tn_eval(&wrong, 1), "nll_loss");
+    assert_refused(tn_eval(&also_wrong, 1), "cross_entropy");
+    assert_true(tn_item(right) == -1);
+}
+
+/* … and not the line where the plan was made first. */
+static void the_line_is_that_of_the_failed_call(void **state) {
+    (void)state;
+    TN_SCOPE;
+    char place[64];
+    tn_tensor *index = computed(2), *y = tn_gather(x, 0, index);
+    assert_ok(tn_eval(&y, 1));
+    index = computed(3);
+    snprintf(place, sizeof place, "test_indices.c:%d: gather", __LINE__ + 1);
+    y = tn_gather(x, 0, index);
+    assert_refused(tn_eval(&y, 1), place);
+}
+
+/* A state that is restored has its shape, dtype and size before anybody reads it; so have its views. */
+static void a_restored_state_has_its_shape(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *memory = tn_zeros(TN_DIMS(4, 2), TN_F64), *view = tn_slice(memory, 0, 1, 3, 1);
+    assert_ok(tn_make_state(memory));
+    for (int i = 0; i < 2; i++) {
+        tn_tensor *at = tn_reshape(tn_sub(computed(6), tn_scalar_int(1)), TN_DIMS(4, 1)); /* 5 is outside */
+        tn_scatter_add_(memory, 0, at, tn_ones(TN_DIMS(4, 2), TN_F64));
+        assert_int_equal(tn_eval(NULL, 0), TN_ERR_ARGUMENT);
+        assert_int_equal(tn_numel(memory), 8);
+        assert_int_equal(tn_rank(memory), 2);
+        assert_int_equal(tn_size(memory, -1), 2);
+        assert_int_equal(tn_shape(memory)[0], 4);
+        assert_int_equal(tn_dtype_of(memory), TN_F64);
+        assert_int_equal(tn_numel(view), 4);
+        assert_int_equal(tn_rank(view), 2);
+        assert_ok(tn_status_of(memory));
+    }
+}
+
 /* ---- captured graphs --------------------------------------------------------------------------------------------- */
 
 static void a_launch_with_an_index_outside_changes_nothing(void **state) {
@@ -306,6 +400,30 @@ static void borrowed_indices_are_compared_at_each_launch(void **state) {
     tn_graph_free(g);
 }
 
+/* … and before an evaluation: lists of all lengths are compared when they are read, not when the op is recorded. */
+static void borrowed_indices_are_compared_when_they_are_read(void **state) {
+    (void)state;
+    static const int64_t counts[] = {4, (1 << 16) + 4};
+    for (size_t k = 0; k < TN_COUNT(counts); k++) {
+        TN_SCOPE;
+        int64_t *own = calloc((size_t)counts[k], sizeof *own);
+        assert_non_null(own);
+        own[3] = 7;
+        tn_tensor *index = tn_from_ptr(own, TN_DIMS(counts[k]), TN_I64, NULL, NULL);
+        tn_tensor *y = tn_gather(x, 0, index);
+        assert_ok(tn_status_of(y));
+        own[3] = 2; /* mended in time */
+        assert_ok(tn_eval(&y, 1));
+        y = tn_gather(x, 0, index);
+        own[3] = 3;
+        assert_int_equal(tn_eval(&y, 1), TN_ERR_ARGUMENT);
+        assert_text_has(tn_error(), "gather: index 3, element 3 of");
+        assert_int_equal(tn_status_of(y), TN_ERR_ARGUMENT);
+        tn_free(index);
+        free(own);
+    }
+}
+
 /* ---- what the range is ------------------------------------------------------------------------------------------- */
 
 static void only_casts_that_keep_the_values_are_looked_through(void **state) {
@@ -327,22 +445,67 @@ static void what_is_made_inside_its_range_needs_no_look(void **state) {
     (void)state;
     TN_SCOPE;
     tn_tensor *noise = tn_rand(TN_DIMS(5, 3)), *row = tn_select(noise, 0, 0);
-    tn_tensor *made[] = {tn_argmax(noise, TN_DIMS(1), false),        tn_argsort(row, 0, true),
-                         tn_randint(0, 3, TN_DIMS(4)),               tn_arange(0, 3, 1, TN_I64),
-                         tn_clamp(tn_full(TN_DIMS(4), 9, TN_I64), 0, 2)};
+    tn_tensor *made[] = {tn_argmax(noise, TN_DIMS(1), false), tn_argsort(row, 0, true), tn_randint(0, 3, TN_DIMS(4)),
+                         tn_arange(0, 3, 1, TN_I64), tn_clamp(tn_full(TN_DIMS(4), 9, TN_I64), 0, 2)};
     for (size_t i = 0; i < TN_COUNT(made); i++) {
         tn_tensor *y = tn_gather(x, 0, made[i]);
-        assert_null(tn_tensor_node(made[i])->checks);
+        assert_null(tn_tensor_node(y)->in[1]->check);
         assert_ok(tn_eval(&y, 1));
     }
-    tn_tensor *outside[] = {tn_argmax(tn_rand(TN_DIMS(5, 4)), TN_DIMS(1), false),
-                            tn_arange(0, 3.5, 1, TN_I64), tn_arange(1, 4, 1, TN_I64), tn_arange(-1, 2, 1, TN_I64),
+    tn_tensor *outside[] = {tn_argmax(tn_rand(TN_DIMS(5, 4)), TN_DIMS(1), false), tn_arange(0, 3.5, 1, TN_I64),
+                            tn_arange(1, 4, 1, TN_I64), tn_arange(-1, 2, 1, TN_I64),
                             tn_clamp(tn_full(TN_DIMS(4), 9, TN_I64), 0, 3)};
     for (size_t i = 0; i < TN_COUNT(outside); i++) {
         tn_tensor *y = tn_gather(x, 0, outside[i]);
         assert_ok(tn_status_of(y));
-        assert_non_null(tn_tensor_node(outside[i])->checks);
+        assert_non_null(tn_tensor_node(y)->in[1]->check);
     }
+}
+
+/* Numbers of a narrow dtype wrap around: their range is not that of the numbers they are made of. */
+static void narrow_indices_that_wrap_are_found(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *wide = tn_contiguous(tn_arange(0, 400, 1, TN_F32));
+    tn_tensor *narrow[] = {tn_arange(0, 200, 1, TN_I8), tn_arange(-100, 130, 1, TN_I8),
+                           tn_sub(tn_arange(0, 3, 1, TN_I8), tn_scalar_int(1)), tn_arange(250, 300, 1, TN_U8)};
+    for (size_t i = 0; i < TN_COUNT(narrow); i++) {
+        tn_tensor *y = tn_gather(wide, 0, narrow[i]);
+        tn_status s = tn_eval(&y, 1);
+        if (i == 3) /* 250 … 255, 0 … 43 */
+            assert_ok(s);
+        else if (s != TN_ERR_ARGUMENT)
+            fail_msg("index %zu: %s", i, tn_status_name(s));
+    }
+    tn_tensor *inside = tn_gather(wide, 0, tn_clamp(tn_full(TN_DIMS(2), 100, TN_I8), -300, 300));
+    assert_true(tn_item(tn_select(inside, 0, 1)) == 100);
+}
+
+/* Nor need a narrow dtype of indices hold the size of what they count. */
+static void narrow_indices_count_in_large_tensors(void **state) {
+    (void)state;
+    enum { LARGE = 300, COUNT = 3 };
+    static const uint8_t numbers[COUNT] = {0, 44, 255};
+    TN_SCOPE;
+    tn_tensor *index = tn_from_data(numbers, TN_DIMS(COUNT), TN_U8);
+    assert_true(tn_item(tn_sum(tn_one_hot(index, LARGE, TN_F32), TN_ALL, false)) == COUNT);
+    tn_tensor *source = tn_from_data((float[]){1, 2, 3}, TN_DIMS(COUNT), TN_F32);
+    assert_ok(tn_set_requires_grad(source, true));
+    tn_tensor *sum = tn_scatter_add(tn_zeros(TN_DIMS(LARGE), TN_F32), 0, index, source);
+    assert_ok(tn_backward(tn_sum(tn_mul(sum, tn_arange(0, LARGE, 1, TN_F32)), TN_ALL, false)));
+    float gradient[COUNT];
+    assert_ok(tn_read(tn_grad(source), gradient, sizeof gradient));
+    for (int i = 0; i < COUNT; i++)
+        assert_true(gradient[i] == numbers[i]);
+}
+
+static void a_large_unsigned_index_is_named(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *index = tn_from_data((uint64_t[]){1, UINT64_MAX}, TN_DIMS(2), TN_U64);
+    assert_int_equal(tn_status_of(tn_gather(x, 0, index)), TN_ERR_ARGUMENT);
+    assert_text_has(tn_error(), "index 18446744073709551615, element 1");
+    assert_int_equal(tn_status_of(tn_take_along_dim(x, 0, index)), TN_ERR_ARGUMENT); /* not the last one */
 }
 
 static void an_empty_dimension_is_named(void **state) {
@@ -394,10 +557,19 @@ int main(void) {
         cmocka_unit_test(a_state_keeps_its_value),
         cmocka_unit_test(gradients_compare_too),
         cmocka_unit_test(many_indices_are_compared_by_the_plan),
+        cmocka_unit_test(what_does_not_depend_on_the_index_is_computed),
+        cmocka_unit_test(several_indices_outside_fail_one_evaluation),
+        cmocka_unit_test(one_index_has_a_range_for_each_op),
+        cmocka_unit_test(the_line_is_that_of_the_failed_call),
+        cmocka_unit_test(a_restored_state_has_its_shape),
         cmocka_unit_test(a_launch_with_an_index_outside_changes_nothing),
         cmocka_unit_test(borrowed_indices_are_compared_at_each_launch),
+        cmocka_unit_test(borrowed_indices_are_compared_when_they_are_read),
         cmocka_unit_test(only_casts_that_keep_the_values_are_looked_through),
         cmocka_unit_test(what_is_made_inside_its_range_needs_no_look),
+        cmocka_unit_test(narrow_indices_that_wrap_are_found),
+        cmocka_unit_test(narrow_indices_count_in_large_tensors),
+        cmocka_unit_test(a_large_unsigned_index_is_named),
         cmocka_unit_test(an_empty_dimension_is_named),
         cmocka_unit_test(one_hot_refuses_what_is_no_class),
         cmocka_unit_test(a_queue_reports_an_index_outside),

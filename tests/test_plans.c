@@ -177,22 +177,26 @@ static tn_tensor *by_half(const tn_tensor *x, int k) {
 static tn_tensor *by_i64(const tn_tensor *x, int k) {
     return tn_add_scalar(tn_cast(tn_mul_scalar(first_rows(x), 100), TN_I64), (double)k);
 }
-/* Numbers that an integer type does not have: a constant becomes the nearest one, NaN 0. */
-static double beyond(int k) {
-    static const double numbers[] = {5, -6, 3e9, -3e9, 1e19, -1e19, INFINITY, -INFINITY, NAN, 300.7};
-    return numbers[k % (int)TN_COUNT(numbers)] + k % 3;
+/* Numbers that an integer type does not have: a constant is truncated. */
+static tn_tensor *full_of(int k, tn_dtype t, double least, double most) {
+    const double numbers[] = {least, most - 2, 5.5, 0.3, 100.9};
+    return tn_full(TN_DIMS(ROWS, COLUMNS), numbers[k % (int)TN_COUNT(numbers)] + k % 3, t);
 }
 static tn_tensor *by_full_i32(const tn_tensor *x, int k) {
     (void)x;
-    return tn_full(TN_DIMS(ROWS, COLUMNS), beyond(k), TN_I32);
+    return full_of(k, TN_I32, INT32_MIN, INT32_MAX);
 }
 static tn_tensor *by_full_u64(const tn_tensor *x, int k) {
     (void)x;
-    return tn_full(TN_DIMS(ROWS, COLUMNS), beyond(k), TN_U64);
+    return full_of(k, TN_U64, 0, 0x1p63);
 }
 static tn_tensor *by_full_u8(const tn_tensor *x, int k) {
     (void)x;
-    return tn_full(TN_DIMS(ROWS, COLUMNS), beyond(k), TN_U8);
+    return full_of(k, TN_U8, 0, UINT8_MAX);
+}
+static double beyond(int k) {
+    static const double numbers[] = {5, -6, 3e9, -3e9, 1e19, -1e19, INFINITY, -INFINITY, NAN, 300.7};
+    return numbers[k % (int)TN_COUNT(numbers)] + k % 3;
 }
 static tn_tensor *by_above(const tn_tensor *x, int k) {
     return tn_gt_scalar(tn_cast(tn_mul_scalar(first_rows(x), 100), TN_I32), beyond(k));
@@ -211,12 +215,13 @@ static const struct {
     const char *name;
     expression *make;
     int most_plans; /* values by which a composition is another one make a plan of their own */
-} varying[] = {{"narrow", by_narrow, 4},   {"select", by_select, 4},  {"columns", by_columns, 18}, {"view", of_view, 6},
-               {"product", by_product, 6}, {"mul", by_mul, 4},        {"add", by_add, 4},          {"div", by_div, 4},
-               {"scalar", by_scalar, 4},   {"clamp", by_clamp, 4},    {"pow", by_pow, 10},         {"elu", by_elu, 6},
-               {"full", by_full, 4},       {"f64", by_f64, 4},        {"half", by_half, 4},        {"i64", by_i64, 4},
-               {"uniform", by_uniform, 4}, {"dropout", by_dropout, 6}, {"full_i32", by_full_i32, 4},
-               {"full_u64", by_full_u64, 4}, {"full_u8", by_full_u8, 4}, {"above", by_above, 4}};
+} varying[] = {
+    {"narrow", by_narrow, 4},   {"select", by_select, 4},   {"columns", by_columns, 18},  {"view", of_view, 6},
+    {"product", by_product, 6}, {"mul", by_mul, 4},         {"add", by_add, 4},           {"div", by_div, 4},
+    {"scalar", by_scalar, 4},   {"clamp", by_clamp, 4},     {"pow", by_pow, 10},          {"elu", by_elu, 6},
+    {"full", by_full, 4},       {"f64", by_f64, 4},         {"half", by_half, 4},         {"i64", by_i64, 4},
+    {"uniform", by_uniform, 4}, {"dropout", by_dropout, 6}, {"full_i32", by_full_i32, 4}, {"full_u64", by_full_u64, 4},
+    {"full_u8", by_full_u8, 4}, {"above", by_above, 4}};
 
 static tn_tensor *data_rows(void) { return evaluated(tn_randn(TN_DIMS(VALUES * ROWS, COLUMNS))); }
 

@@ -292,13 +292,12 @@ PUBLIC_HEAD = f"""/* ops.h — the operations. {BY}
  * leaves the argument as it was and returns an error tensor (tensor.h, "in place").
  *
  * Lists are pointer and length: tn_sum(x, TN_DIMS(0, 2), false), tn_zeros(TN_DIMS(3, 4), TN_F32); TN_ALL means all dims.
- * Indices: an index out of range is TN_ERR_ARGUMENT, with the op, the index, its place, the range and the caller's line
- * (if a plan is used again: the line of its first use).
- *   - If the host has the indices when the op is recorded (made from data, or evaluated before; up to 65 536 of them),
- *     the op itself fails.
- *   - If they are computed later on the CPU, or are more, the evaluation fails that would compute them (tn_eval, tn_read …),
- *     also if nothing needs the op's result any more. All results of that evaluation become error tensors with the same
- *     cause, and states keep their values. In the order of a queue that is a thread, tn_queue_synchronize reports it.
+ * Indices: an index out of range is TN_ERR_ARGUMENT, with the op, the index, its place, the range and the caller's line.
+ *   - If the host has the indices when the op is recorded (made by tn_from_data, or evaluated before; up to 65 536 of
+ *     them), the op itself fails.
+ *   - If they are computed later on the CPU, are more, or lie in the caller's memory (tn_from_ptr), the evaluation
+ *     fails that would compute the op's result (tn_eval, tn_read …). tensor.h, tn_eval, says what then becomes an
+ *     error. In the order of a queue that is a thread, tn_queue_synchronize reports it.
  *   - Inputs of a captured graph are compared at each tn_graph_launch, which fails and changes nothing.
  *   - On other devices indices are not compared: one that is out of range reads NaN (0 for integers), writes nothing in
  *     scatter-like ops, and is a row of zeros for one_hot. With TRUNNION_CHECK_INDICES=1 in the environment they are

@@ -18,6 +18,8 @@ TN_API bool tn_requires_grad(const tn_tensor *t);
 
 /* d loss / d leaf is added to every leaf's gradient. loss must have one element. Nothing is freed by it:
  * called again for the same loss it adds the same once more, and retain_graph is not needed.
+ * If an index out of range is found when the gradients are computed (tensor.h, tn_eval), a leaf's gradient that depends
+ * on it becomes an error tensor, what was added up in it before included; tn_zero_grad forgets it. Others are computed.
  * Errors: TN_ERR_SHAPE for a loss of several elements; TN_ERR_STATE when loss does not require gradients. */
 TN_API tn_status tn_backward(const tn_tensor *loss);
 

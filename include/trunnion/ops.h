@@ -5,13 +5,12 @@
  * leaves the argument as it was and returns an error tensor (tensor.h, "in place").
  *
  * Lists are pointer and length: tn_sum(x, TN_DIMS(0, 2), false), tn_zeros(TN_DIMS(3, 4), TN_F32); TN_ALL means all dims.
- * Indices: an index out of range is TN_ERR_ARGUMENT, with the op, the index, its place, the range and the caller's line
- * (if a plan is used again: the line of its first use).
- *   - If the host has the indices when the op is recorded (made from data, or evaluated before; up to 65 536 of them),
- *     the op itself fails.
- *   - If they are computed later on the CPU, or are more, the evaluation fails that would compute them (tn_eval, tn_read …),
- *     also if nothing needs the op's result any more. All results of that evaluation become error tensors with the same
- *     cause, and states keep their values. In the order of a queue that is a thread, tn_queue_synchronize reports it.
+ * Indices: an index out of range is TN_ERR_ARGUMENT, with the op, the index, its place, the range and the caller's line.
+ *   - If the host has the indices when the op is recorded (made by tn_from_data, or evaluated before; up to 65 536 of
+ *     them), the op itself fails.
+ *   - If they are computed later on the CPU, are more, or lie in the caller's memory (tn_from_ptr), the evaluation
+ *     fails that would compute the op's result (tn_eval, tn_read …). tensor.h, tn_eval, says what then becomes an
+ *     error. In the order of a queue that is a thread, tn_queue_synchronize reports it.
  *   - Inputs of a captured graph are compared at each tn_graph_launch, which fails and changes nothing.
  *   - On other devices indices are not compared: one that is out of range reads NaN (0 for integers), writes nothing in
  *     scatter-like ops, and is a row of zeros for one_hot. With TRUNNION_CHECK_INDICES=1 in the environment they are
@@ -181,7 +180,8 @@ TN_API tn_tensor *tn_bitwise_right_shift(const tn_tensor *x, const tn_tensor *y)
 /* x where the condition holds, else y. All three broadcast; condition is bool. */
 TN_API tn_tensor *tn_where(const tn_tensor *condition, const tn_tensor *x, const tn_tensor *y);
 
-/* a tensor of one value. */
+/* a tensor of one value. For an integer dtype the value is truncated; NaN, or a value outside the dtype, is an
+ * error. */
 TN_API tn_tensor *tn_full(const int64_t *shape, int rank, double value, tn_dtype dtype);
 
 /* Start, start + step, … up to but without end. */
@@ -282,7 +282,7 @@ TN_API tn_tensor *tn_isfinite(const tn_tensor *x);
 TN_API tn_tensor *tn_nan_to_num(const tn_tensor *x, double nan, double posinf, double neginf);
 
 /* Min where x is less, max where it is more; −INFINITY and INFINITY for no bound. Bounds of an integer tensor are
- * whole. NaN stays. */
+ * whole and may lie outside its dtype; if no number of the dtype is within them, that is an error. NaN stays. */
 TN_API tn_tensor *tn_clamp(const tn_tensor *x, double min, double max);
 TN_API tn_tensor *tn_clamp_(tn_tensor *x, double min, double max);
 
@@ -290,7 +290,7 @@ TN_API tn_tensor *tn_clamp_(tn_tensor *x, double min, double max);
 TN_API tn_tensor *tn_lerp(const tn_tensor *x, const tn_tensor *end, const tn_tensor *weight);
 TN_API tn_tensor *tn_lerp_(tn_tensor *x, const tn_tensor *end, const tn_tensor *weight);
 
-/* x + value · tensor1 · tensor2. */
+/* x + value · tensor1 · tensor2. Integers: the value is truncated, and must be in the dtype's range. */
 TN_API tn_tensor *tn_addcmul(const tn_tensor *x, const tn_tensor *tensor1, const tn_tensor *tensor2, double value);
 TN_API tn_tensor *tn_addcmul_(tn_tensor *x, const tn_tensor *tensor1, const tn_tensor *tensor2, double value);
 
@@ -298,7 +298,8 @@ TN_API tn_tensor *tn_addcmul_(tn_tensor *x, const tn_tensor *tensor1, const tn_t
 TN_API tn_tensor *tn_addcdiv(const tn_tensor *x, const tn_tensor *tensor1, const tn_tensor *tensor2, double value);
 TN_API tn_tensor *tn_addcdiv_(tn_tensor *x, const tn_tensor *tensor1, const tn_tensor *tensor2, double value);
 
-/* Value where the bool mask is true, else x; both broadcast. x's dtype stays. */
+/* Value where the bool mask is true, else x; both broadcast. x's dtype stays, and must be able to hold the value:
+ * see full. */
 TN_API tn_tensor *tn_masked_fill(const tn_tensor *x, const tn_tensor *mask, double value);
 TN_API tn_tensor *tn_masked_fill_(tn_tensor *x, const tn_tensor *mask, double value);
 
@@ -396,10 +397,10 @@ TN_API tn_tensor *tn_zeros_like(const tn_tensor *x);
 /* Ones with x's shape and dtype. */
 TN_API tn_tensor *tn_ones_like(const tn_tensor *x);
 
-/* `value` everywhere, with x's shape and dtype. */
+/* `value` everywhere, with x's shape and dtype, which must be able to hold it: see full. */
 TN_API tn_tensor *tn_full_like(const tn_tensor *x, double value);
 
-/* `value` everywhere, with x's shape and dtype; fill_ writes it into x. */
+/* `value` everywhere, with x's shape and dtype, which must be able to hold it: see full. fill_ writes it into x. */
 TN_API tn_tensor *tn_fill(const tn_tensor *x, double value);
 TN_API tn_tensor *tn_fill_(tn_tensor *x, double value);
 
@@ -407,8 +408,8 @@ TN_API tn_tensor *tn_fill_(tn_tensor *x, double value);
 TN_API tn_tensor *tn_zero(const tn_tensor *x);
 TN_API tn_tensor *tn_zero_(tn_tensor *x);
 
-/* `steps` evenly spaced numbers from start to end, both included. For an integer dtype start, end and the numbers
- * are truncated. */
+/* `steps` evenly spaced numbers from start to end, both included. For an integer dtype, which must be able to hold
+ * start and end, these and the numbers are truncated. */
 TN_API tn_tensor *tn_linspace(double start, double end, int64_t steps, tn_dtype dtype);
 
 /* a matrix with ones on the diagonal and zeros elsewhere. */
@@ -543,8 +544,8 @@ TN_API tn_tensor *tn_contiguous(const tn_tensor *x);
 /* The tensors joined along dim; their other extents are equal. */
 TN_API tn_tensor *tn_cat(tn_tensor *const *tensors, int tensor_count, int64_t dim);
 
-/* x with `value` around it. pads holds (before, after) of the last dimension, then of the one before it, and so on;
- * negative ones cut off. */
+/* x with `value` around it, which x's dtype must be able to hold: see full. pads holds (before, after) of the last
+ * dimension, then of the one before it, and so on; negative ones cut off. */
 TN_API tn_tensor *tn_pad(const tn_tensor *x, const int64_t *pads, int pad_count, double value);
 
 /* ---- indexing ---------------------------------------------------------------------------------------------------- */
@@ -748,7 +749,8 @@ TN_API tn_tensor *tn_relu_(tn_tensor *x);
 /* min(max(x, 0), 6). */
 TN_API tn_tensor *tn_relu6(const tn_tensor *x);
 
-/* min(max(x, min_val), max_val); usually -1 and 1. For integers the bounds lose their fraction. */
+/* min(max(x, min_val), max_val); usually -1 and 1. For integers the bounds lose their fraction; see clamp for those
+ * outside the dtype. */
 TN_API tn_tensor *tn_hardtanh(const tn_tensor *x, double min_val, double max_val);
 
 /* relu6(x + 3) / 6. */

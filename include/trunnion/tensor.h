@@ -84,7 +84,8 @@ TN_API tn_tensor *tn_failed(tn_status code, const char *format, ...) __attribute
 
 TN_API int tn_rank(const tn_tensor *t);                  /* 0 for an error tensor */
 TN_API int64_t tn_size(const tn_tensor *t, int64_t dim); /* negative dims count from the end; -1 when out of range */
-TN_API const int64_t *tn_shape(const tn_tensor *t);      /* valid while t lives */
+/* valid until t is freed, or until it or what it is a view of is written in place */
+TN_API const int64_t *tn_shape(const tn_tensor *t);
 TN_API int64_t tn_numel(const tn_tensor *t);
 TN_API tn_dtype tn_dtype_of(const tn_tensor *t);
 TN_API tn_device *tn_device_of(const tn_tensor *t);
@@ -104,8 +105,13 @@ TN_API tn_status tn_status_of(const tn_tensor *t);
  * read next saves runs. count may be 0. Returns the first given error tensor's cause, if any. A held tensor that is not
  * given and for which there is no memory is left out, and tried again when it is needed (too late if states were
  * written: then it is an error tensor); a given one fails the call, with its operation, shape and line.
- * An index out of range fails it, too (TN_ERR_ARGUMENT; "Indices" in ops.h): what was to be computed becomes error
- * tensors, states keep their values. */
+ * An index out of range fails it, too, for whatever tensors it was called (TN_ERR_ARGUMENT; "Indices" in ops.h):
+ *   - What depends on the op that has the index becomes an error tensor with this cause: results, gradients, and
+ *     tensors that are not state and were written in place with such a value. The value from before the write, or the
+ *     gradient that was added to, is lost.
+ *   - Every state keeps the value from before this evaluation, also one whose new value does not depend on the index.
+ *   - Everything else is computed, except on the device of an engine, where all results become errors. Of several
+ *     indices out of range in one evaluation the first is reported. */
 TN_API tn_status tn_eval(tn_tensor *const *tensors, int count);
 
 /* As tn_eval, in the order of `queue` (device.h; NULL: this thread's current one), and returns when the work has been

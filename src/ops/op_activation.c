@@ -65,7 +65,7 @@ const tn_op_impl tn_impl_relu6 = {.keeps_half = true,
 
 static tn_node *compose_hardtanh(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0];
-    return clamped(b, x, bound_for(x, n->f[TN_HARDTANH_MIN_VAL]), bound_for(x, n->f[TN_HARDTANH_MAX_VAL]));
+    return tn_b_clamp(b, x, bound_for(x, n->f[TN_HARDTANH_MIN_VAL]), bound_for(x, n->f[TN_HARDTANH_MAX_VAL]));
 }
 
 static tn_status infer_hardtanh(tn_infer *c) {
@@ -73,7 +73,8 @@ static tn_status infer_hardtanh(tn_infer *c) {
     if (!(low <= high))
         return tn_fail(TN_ERR_ARGUMENT, "hardtanh: min_val is %g and max_val %g; min_val must not exceed max_val", low,
                        high);
-    return tn_infer_not_bool(c);
+    TRY(tn_infer_not_bool(c));
+    return tn_need_bounds(c, c->dtype, low, high);
 }
 
 static tn_status grad_hardtanh(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
@@ -82,7 +83,7 @@ static tn_status grad_hardtanh(tn_build *b, const tn_node *n, tn_node *dy, tn_no
 }
 
 /* hardtanh(x, min_val, max_val): min(max(x, min_val), max_val); usually -1 and 1. For integers the bounds lose their
- * fraction. */
+ * fraction; see clamp for those outside the dtype. */
 const tn_op_impl tn_impl_hardtanh = {
     .keeps_half = true,
     .infer = infer_hardtanh,

@@ -54,21 +54,29 @@ const tn_op_impl tn_impl_ones_like = {.keeps_half = true,
                                       .grad = tn_grad_none,
                                       .cases = "types=f32,i32,bool; [2,3]; []; [0,3]"};
 
-/* full_like(x, value): `value` everywhere, with x's shape and dtype. */
+/* A number with which a tensor like in[0] is filled. */
+static tn_status infer_filled(tn_infer *c) {
+    TRY(tn_infer_same(c));
+    return tn_need_held(c, c->dtype, "value", c->attrs->f[0]);
+}
+
+/* full_like(x, value): `value` everywhere, with x's shape and dtype, which must be able to hold it: see full. */
 static tn_node *compose_full_like(tn_build *b, const tn_node *n) { return filled(b, n, n->f[TN_FULL_LIKE_VALUE]); }
 const tn_op_impl tn_impl_full_like = {.keeps_half = true,
-                                      .infer = tn_infer_same,
+                                      .infer = infer_filled,
                                       .compose = compose_full_like,
                                       .grad = tn_grad_none,
-                                      .cases = "types=f32,i32; [2,3] value=7; [] value=-1; [0,3] value=2"};
+                                      .cases = "types=f32,i32; [2,3] value=7; [] value=-1; [0,3] value=2; "
+                                               "types=u8; error=hold [2] value=-1"};
 
-/* fill(x, value): `value` everywhere, with x's shape and dtype; fill_ writes it into x. */
+/* fill(x, value): `value` everywhere, with x's shape and dtype, which must be able to hold it: see full. fill_ writes it
+ * into x. */
 static tn_node *compose_fill(tn_build *b, const tn_node *n) { return filled(b, n, n->f[TN_FILL_VALUE]); }
 const tn_op_impl tn_impl_fill = {.keeps_half = true,
-                                 .infer = tn_infer_same,
+                                 .infer = infer_filled,
                                  .compose = compose_fill,
                                  .grad = tn_grad_none,
-                                 .cases = "types=f32,i32; [2,3] value=7"};
+                                 .cases = "types=f32,i32; [2,3] value=7; types=i8; error=hold [2] value=128"};
 
 /* zero(x): zeros with x's shape and dtype; zero_ writes them into x. */
 const tn_op_impl tn_impl_zero = {.keeps_half = true,
@@ -80,7 +88,7 @@ const tn_op_impl tn_impl_zero = {.keeps_half = true,
 /* ---- sequences and patterns -------------------------------------------------------------------------------------- */
 
 /* linspace(start, end, steps, dtype): `steps` evenly spaced numbers from start to end, both included. For an
- * integer dtype start, end and the numbers are truncated. */
+ * integer dtype, which must be able to hold start and end, these and the numbers are truncated. */
 static tn_status infer_linspace(tn_infer *c) {
     int64_t steps = c->attrs->i[TN_LINSPACE_STEPS];
     int64_t dtype = c->attrs->i[TN_LINSPACE_DTYPE];
@@ -88,6 +96,8 @@ static tn_status infer_linspace(tn_infer *c) {
         return tn_fail(TN_ERR_DTYPE, "linspace: dtype %s is not supported: it must be a float or integer type",
                        tn_dtype_name((tn_dtype)dtype));
     c->dtype = (tn_dtype)dtype;
+    TRY(tn_need_held(c, c->dtype, "start", c->attrs->f[TN_LINSPACE_START]));
+    TRY(tn_need_held(c, c->dtype, "end", c->attrs->f[TN_LINSPACE_END]));
     return tn_infer_shape(c, &steps, 1);
 }
 /* From both ends towards the middle, so that both are exact. */
@@ -182,7 +192,9 @@ static tn_status infer_one_hot(tn_infer *c) {
     return tn_infer_shape(c, c->shape, c->rank);
 }
 static tn_node *compose_one_hot(tn_build *b, const tn_node *n) {
-    tn_node *classes = tn_b_arange(b, 0, (double)n->i[TN_ONE_HOT_CLASSES], 1, (tn_dtype)n->in[0]->dtype);
+    double count = (double)n->i[TN_ONE_HOT_CLASSES];
+    tn_dtype own = (tn_dtype)n->in[0]->dtype;
+    tn_node *classes = tn_b_arange(b, 0, count, 1, tn_dtype_holds(own, count) ? own : TN_I64);
     return tn_b_cast(b, tn_b_eq(b, tn_b_unsqueeze(b, n->in[0], -1), classes), (tn_dtype)n->dtype);
 }
 const tn_op_impl tn_impl_one_hot = {

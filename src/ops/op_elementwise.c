@@ -735,13 +735,15 @@ const tn_op_impl tn_impl_where = {
     .cases = "types=f32,f64,i32,bool; [2,3]:bool [2,3] [2,3]; [3]:bool [2,1] [3]; []:bool [2] [2]; [2,1]:bool [] [3];"
              "[0,2]:bool [2] []; error=bool [2]:f32 [2] [2]; error=broadcast [2]:bool [3] [2]"};
 
-/* full(shape, value, dtype): a tensor of one value. */
+/* full(shape, value, dtype): a tensor of one value. For an integer dtype the value is truncated; NaN, or a value outside
+ * the dtype, is an error. */
 static tn_status infer_full(tn_infer *c) {
     int64_t rank = c->attrs->i[0];
     int64_t dtype = c->attrs->i[1 + rank];
     if (dtype < 0 || dtype >= TN_PLAIN_DTYPES)
         return tn_fail(TN_ERR_DTYPE, "%s: %lld is not a dtype", c->row->name, (long long)dtype);
     c->dtype = (tn_dtype)dtype;
+    TRY(tn_need_held(c, c->dtype, "value", c->attrs->f[TN_FULL_VALUE]));
     return tn_infer_shape(c, c->attrs->i + 1, rank);
 }
 static kir_val lower_full(tn_lower *lw, const tn_node *n, const kir_aff *at) {
@@ -760,7 +762,8 @@ const tn_op_impl tn_impl_full = {
     .lower = lower_full,
     .reference = reference_full,
     .cases = "shape=(2,3) value=1.5 dtype=f32; shape=() value=-2 dtype=i64; shape=(0,3) value=1 dtype=f64;"
-             "shape=(4) value=1 dtype=bool; error=negative shape=(-1) value=0 dtype=f32"};
+             "shape=(4) value=1 dtype=bool; error=negative shape=(-1) value=0 dtype=f32; "
+             "error=hold shape=(2) value=200 dtype=i8"};
 
 /* arange(start, end, step, dtype): start, start + step, … up to but without end. */
 static tn_status infer_arange(tn_infer *c) {
@@ -781,6 +784,10 @@ static tn_status infer_arange(tn_infer *c) {
         return tn_fail(TN_ERR_ARGUMENT, "arange: from %g to %g in steps of %g has %g elements; the limit is 2^53",
                        start, end, step, length);
     c->dtype = (tn_dtype)dtype;
+    if (!tn_dtype_is_float(c->dtype)) {
+        TRY(tn_need_held(c, TN_I64, "start", start));
+        TRY(tn_need_held(c, TN_I64, "step", step));
+    }
     c->rank = 1;
     c->shape[0] = (int64_t)length;
     c->symbol[0] = 0;

@@ -2,6 +2,7 @@
  * errors. */
 #include <math.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "ops/ops_common.h"
@@ -165,11 +166,11 @@ static tn_node *back_to_source(tn_build *b, const tn_node *n, tn_node *v) {
     int64_t dim = n->i[0], pads[2 * TN_MAX_RANK], last = n->shape[dim] - 1;
     if (!v) return NULL;
     /* What fell outside has no part in the result: it looks at any place that exists. */
-    tn_node *low = tn_b_maximum(b, n->in[0], tn_b_const(b, 0, index));
-    tn_node *place = tn_b_minimum(b, low, tn_b_const(b, (double)last, index));
+    tn_node *from = tn_b_cast(b, n->in[0], TN_I64); /* a narrow type need not hold `last` */
+    tn_node *place = tn_b_clamp(b, from, 0, (double)(last < 0 ? 0 : last));
     tn_node *taken =
         last < 0 ? tn_b_expand(b, tn_b_const(b, 0, v), index->shape, index->rank) : tn_b_gather(b, v, dim, place);
-    tn_node *g = tn_b_where(b, tn_b_eq(b, place, n->in[0]), taken, tn_b_const(b, 0, v));
+    tn_node *g = tn_b_where(b, tn_b_eq(b, place, from), taken, tn_b_const(b, 0, v));
     for (int d = 0; d < n->rank; d++) {
         pads[2 * (n->rank - 1 - d)] = 0;
         pads[2 * (n->rank - 1 - d) + 1] = src->shape[d] - index->shape[d];
@@ -913,8 +914,9 @@ const tn_op_impl tn_impl_topk_indices = {.infer = infer_topk_indices, .compose =
 /* ==== indices out of range ======================================================================================== */
 /* Usually the host has the indices when an op is recorded, because they were made from data or computed before. Then
  * they are compared with the range here: about a nanosecond each, and only once while they do not change. Indices that
- * are computed later, or that may be others at each launch of a captured graph, get a check instead: a plan compares
- * them when it computes or reads them (plan/index_check.c), before it writes any state. Nothing is done for indices
+ * are computed later, that lie in memory which its owner may change, or that may be others at each launch of a captured
+ * graph, get a check instead: a plan compares them when it computes or reads them (plan/index_check.c), before it writes
+ * any state. Nothing is done for indices
  * whose range follows from how they are made (argmax, clamp), nor for those on another device, which the host would
  * have to wait for, unless TRUNNION_CHECK_INDICES asks for it. */
 
@@ -953,7 +955,7 @@ static int64_t integer_at(tn_dtype t, const char *base, int64_t i) {
     case TN_I32: return ((const int32_t *)(const void *)base)[i];
     case TN_I64: return ((const int64_t *)(const void *)base)[i];
     case TN_U32: return ((const uint32_t *)(const void *)base)[i];
-    case TN_U64: return (int64_t)((const uint64_t *)(const void *)base)[i]; /* from 2^63 on: negative, so outside */
+    case TN_U64: return (int64_t)((const uint64_t *)(const void *)base)[i]; /* from 2^63 on: negative */
     case TN_I16: return ((const int16_t *)(const void *)base)[i];
     case TN_U16: return ((const uint16_t *)(const void *)base)[i];
     case TN_I8: return ((const int8_t *)base)[i];
@@ -964,6 +966,9 @@ static int64_t integer_at(tn_dtype t, const char *base, int64_t i) {
 static inline bool outside(int64_t v, const range *r) {
     return (v < r->low || v >= r->high) && (v != r->ignored || !r->ignores);
 }
+
+/* An unsigned number that is negative as i64 is outside, whatever that negative number is. */
+static inline bool is_above_i64(const tn_index_list *l, int64_t v) { return l->dtype == TN_U64 && v < 0; }
 
 /* If low is 0, an index v is outside where v or high - 1 - v is negative. The sign bits of a block of vectors are ORed;
  * if one is set, each index of the block is compared, because it may be the ignored one. */
@@ -1001,7 +1006,7 @@ static int64_t first_outside(const tn_index_list *l, const range *r, int64_t *va
     int64_t at[TN_MAX_RANK] = {0};
     for (int64_t i = 0, place = 0; i < l->count; i++) {
         *value = integer_at(l->dtype, l->first, place);
-        if (outside(*value, r)) return i;
+        if (outside(*value, r) || is_above_i64(l, *value)) return i;
         for (int d = l->rank - 1; d >= 0; d--) {
             place += l->stride[d];
             if (++at[d] < l->shape[d]) break;
@@ -1039,15 +1044,19 @@ bool tn_indices_inside(const tn_index_list *l, const range *r) {
 tn_status tn_indices_refuse(int op, const tn_index_list *l, const range *r) {
     int64_t value = 0, at = first_outside(l, r, &value);
     tn_node shape = {.rank = (uint8_t)l->rank};
-    char text[96];
+    char text[96], number[32];
     memcpy(shape.shape, l->shape, sizeof shape.shape);
     tn_shape_text(&shape, text, sizeof text);
+    if (is_above_i64(l, value))
+        snprintf(number, sizeof number, "%llu", (unsigned long long)value);
+    else
+        snprintf(number, sizeof number, "%lld", (long long)value);
     if (r->high <= r->low)
-        return tn_fail(TN_ERR_ARGUMENT, "%s: index %lld, element %lld of %s, is out of bounds: the dimension is empty",
-                       tn_op(op)->name, (long long)value, (long long)at, text);
+        return tn_fail(TN_ERR_ARGUMENT, "%s: index %s, element %lld of %s, is out of bounds: the dimension is empty",
+                       tn_op(op)->name, number, (long long)at, text);
     return tn_fail(TN_ERR_ARGUMENT,
-                   "%s: index %lld, element %lld of %s, is out of bounds: valid indices are %lld to %lld",
-                   tn_op(op)->name, (long long)value, (long long)at, text, (long long)r->low, (long long)r->high - 1);
+                   "%s: index %s, element %lld of %s, is out of bounds: valid indices are %lld to %lld",
+                   tn_op(op)->name, number, (long long)at, text, (long long)r->low, (long long)r->high - 1);
 }
 
 /* ---- values that the host has ------------------------------------------------------------------------------------ */
@@ -1091,7 +1100,7 @@ const tn_node *tn_index_source(const tn_node *x) {
 static bool host_has(const tn_node *x) {
     const tn_node *root = root_of(x);
     return root->buffer && root->device->is_cpu && !(root->flags & TN_NODE_STALE) && !tn_queues_exist() &&
-           tn_node_numel(x) <= MOST_LOOKED_AT;
+           tn_node_numel(x) <= MOST_LOOKED_AT && !tn_buffer_is_borrowed(root->buffer);
 }
 
 static tn_status check_now(int op, const tn_node *x, const range *r) {
@@ -1105,7 +1114,7 @@ static tn_status check_now(int op, const tn_node *x, const range *r) {
     l.dense = tn_node_contiguous(x);
     if (l.dense && seen_before(b, r, &place)) return TN_OK;
     if (!tn_indices_inside(&l, r)) return tn_indices_refuse(op, &l, r);
-    if (l.dense && !tn_buffer_is_borrowed(b)) *place = (seen){b, b->version, *r};
+    if (l.dense) *place = (seen){b, b->version, *r};
     return TN_OK;
 }
 
@@ -1121,8 +1130,11 @@ static bool inputs_inside(const tn_node *x, int from, const range *r, int steps)
     return x->n_in > from;
 }
 
-static bool within(double first, double last, const range *r) {
-    return first >= (double)r->low && last <= (double)r->high - 1;
+/* Are numbers from first to last, as x's dtype has them, in the range? */
+static bool within(const tn_node *x, double first, double last, const range *r) {
+    tn_dtype t = (tn_dtype)x->dtype;
+    return first >= (double)r->low && last <= (double)r->high - 1 && tn_dtype_holds(t, first) &&
+           tn_dtype_holds(t, last);
 }
 
 /* Are all values of the pending x in the range, whatever the numbers are that it is made of? */
@@ -1140,13 +1152,11 @@ static bool lies_inside(const tn_node *x, const range *r, int steps) {
     case TN_OP_TOPK_INDICES: return r->low <= 0 && x->rank && x->in[0]->shape[x->i[TN_TOPK_INDICES_DIM]] <= r->high;
     case TN_OP_RANDOM_INTEGERS:
         return x->i[TN_RANDOM_INTEGERS_LOW] >= r->low && x->i[TN_RANDOM_INTEGERS_HIGH] <= r->high;
-    case TN_OP_FULL: return within(x->f[TN_FULL_VALUE], x->f[TN_FULL_VALUE], r);
+    case TN_OP_FULL: return within(x, x->f[TN_FULL_VALUE], x->f[TN_FULL_VALUE], r);
     case TN_OP_ARANGE:
-        return x->f[TN_ARANGE_STEP] > 0 && within(x->f[TN_ARANGE_START], ceil(x->f[TN_ARANGE_END]) - 1, r);
-    case TN_OP_CLAMP: {
-        bool whole = !tn_dtype_is_float((tn_dtype)x->dtype);
-        return whole && x->f[TN_CLAMP_MIN] <= x->f[TN_CLAMP_MAX] && within(x->f[TN_CLAMP_MIN], x->f[TN_CLAMP_MAX], r);
-    }
+        return x->f[TN_ARANGE_STEP] > 0 && within(x, x->f[TN_ARANGE_START], ceil(x->f[TN_ARANGE_END]) - 1, r);
+    case TN_OP_CLAMP:
+        return x->f[TN_CLAMP_MIN] <= x->f[TN_CLAMP_MAX] && within(x, x->f[TN_CLAMP_MIN], x->f[TN_CLAMP_MAX], r);
     case TN_OP_CAST:
         return keeps_values((tn_dtype)x->in[0]->dtype, (tn_dtype)x->dtype) && inputs_inside(x, 0, r, steps - 1);
     case TN_OP_WHERE: return inputs_inside(x, 1, r, steps - 1);
@@ -1170,20 +1180,17 @@ static bool other_devices_too(void) {
     return k == 2;
 }
 
-static tn_status add_check(tn_node *x, const tn_node *user, const range *r) {
-    for (const tn_index_check *c = x->checks; c; c = c->next)
-        if (memcmp(&c->range, r, sizeof *r) == 0) return TN_OK;
-    tn_index_check *c = tn_mem_alloc(sizeof *c);
-    if (!c) return TN_ERR_MEMORY;
-    *c = (tn_index_check){.range = *r, .op = user->op, .line = user->line, .file = user->file, .next = x->checks};
-    x->checks = c;
+static tn_status set_check(tn_node *x, const tn_node *user, const range *r) {
+    x->check = tn_mem_alloc(sizeof *x->check);
+    if (!x->check) return TN_ERR_MEMORY;
+    *x->check = (tn_index_check){.range = *r, .op = user->op, .line = user->line, .file = user->file};
     return TN_OK;
 }
 
-/* Data may belong to several threads: the check is a view's of it, which takes its place as input k of n. */
-static tn_status add_check_to_view(tn_node *n, int k, const range *r) {
+/* The check is that of a view which takes the place of input k of n. Others may use the indices for something else. */
+static tn_status add_check(tn_node *n, int k, const range *r) {
     tn_node *view = tn_node_make(TN_OP_DETACH, &n->in[k], 1, NULL);
-    tn_status s = view->flags & TN_NODE_ERROR ? view->status : add_check(view, n, r);
+    tn_status s = view->flags & TN_NODE_ERROR ? view->status : set_check(view, n, r);
     if (s != TN_OK) {
         tn_node_release(view);
         return s;
@@ -1206,5 +1213,5 @@ tn_status tn_check_indices(tn_node *n) {
     if ((now && !r->capturing) || n->recorder != r) return TN_OK;
     if (!n->device->is_cpu && !other_devices_too()) return TN_OK;
     if (lies_inside(index, &wanted, MOST_STEPS)) return TN_OK;
-    return index->recorder == r ? add_check(index, n, &wanted) : add_check_to_view(n, own.input, &wanted);
+    return add_check(n, own.input, &wanted);
 }

@@ -546,9 +546,16 @@ static tn_status check_addend(const tn_infer *c, const tn_node *addend) {
                    tn_shape_text(addend, is, sizeof is), tn_shape_text(&result, want, sizeof want));
 }
 
+/* Integers: factors are truncated, and must be in the dtype's range. */
+static tn_status need_factors(const tn_infer *c, double alpha, double beta) {
+    TRY(tn_need_held(c, (tn_dtype)c->in[0]->dtype, "alpha", alpha));
+    return tn_need_held(c, (tn_dtype)c->in[0]->dtype, "beta", beta);
+}
+
 /* input, x, y with the product of x and y by `rule`. */
 static tn_status infer_added(tn_infer *c, tn_status (*rule)(tn_infer *)) {
     TRY(check_same_dtype(c));
+    TRY(need_factors(c, c->attrs->f[TN_ADDMM_ALPHA], c->attrs->f[TN_ADDMM_BETA])); /* baddbmm: the same places */
     tn_infer product = *c;
     product.in = c->in + 1;
     product.n_in = 2;
@@ -589,6 +596,7 @@ static tn_status infer_gemm(tn_infer *c) {
     const tn_node *x = c->in[0], *y = c->in[1];
     bool tx = c->attrs->i[TN_GEMM_TRANS_X], ty = c->attrs->i[TN_GEMM_TRANS_Y];
     TRY(check_same_dtype(c));
+    TRY(need_factors(c, c->attrs->f[TN_GEMM_ALPHA], c->attrs->f[TN_GEMM_BETA]));
     TRY(check_rank(c, 0, 2, "x"));
     TRY(check_rank(c, 1, 2, "y"));
     if (side(x, tx, 1) != side(y, ty, 0))
@@ -621,6 +629,7 @@ static tn_status infer_gemv(tn_infer *c) {
     const tn_node *a = c->in[0], *x = c->in[1];
     bool trans = c->attrs->i[TN_GEMV_TRANS];
     TRY(check_same_dtype(c));
+    TRY(need_factors(c, c->attrs->f[TN_GEMV_ALPHA], c->attrs->f[TN_GEMV_BETA]));
     TRY(check_rank(c, 0, 2, "the matrix"));
     TRY(check_rank(c, 1, 1, "x"));
     if (side(a, trans, 1) != x->shape[0])

@@ -844,12 +844,13 @@ const tn_op_impl tn_impl_nan_to_num = {
 /* ---- bounds and mixtures ----------------------------------------------------------------------------------------- */
 
 /* clamp(x, min, max): min where x is less, max where it is more; −INFINITY and INFINITY for no bound. Bounds of an
- * integer tensor are whole. NaN stays. */
+ * integer tensor are whole and may lie outside its dtype; if no number of the dtype is within them, that is an error.
+ * NaN stays. */
 static tn_status infer_clamp(tn_infer *c) {
     double lo = c->attrs->f[TN_CLAMP_MIN], hi = c->attrs->f[TN_CLAMP_MAX];
     TRY(tn_infer_not_bool(c));
-    bool whole = (isinf(lo) || lo == floor(lo)) && (isinf(hi) || hi == floor(hi));
-    if (tn_dtype_is_float(c->dtype) || whole) return TN_OK;
+    if (tn_dtype_is_float(c->dtype)) return TN_OK;
+    if (lo == floor(lo) && hi == floor(hi)) return tn_need_bounds(c, c->dtype, lo, hi);
     return tn_fail(TN_ERR_DTYPE,
                    "clamp: the bounds %g and %g of a %s tensor must be whole numbers: cast the tensor to a float type "
                    "to use others",
@@ -858,8 +859,9 @@ static tn_status infer_clamp(tn_infer *c) {
 static tn_node *compose_clamp(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0];
     double lo = n->f[TN_CLAMP_MIN], hi = n->f[TN_CLAMP_MAX];
-    if (!isinf(lo)) x = tn_b_maximum(b, x, const_like(b, lo, x));
-    if (!isinf(hi)) x = tn_b_minimum(b, x, const_like(b, hi, x));
+    tn_dtype t = (tn_dtype)x->dtype;
+    if (lo != -INFINITY && tn_dtype_holds(t, lo)) x = tn_b_maximum(b, x, const_like(b, lo, x));
+    if (hi != INFINITY && tn_dtype_holds(t, hi)) x = tn_b_minimum(b, x, const_like(b, hi, x));
     return x == n->in[0] ? tn_b_contiguous(b, x) : x;
 }
 static tn_status grad_clamp(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
@@ -875,7 +877,9 @@ const tn_op_impl tn_impl_clamp = {.keeps_half = true,
                                   .grad = grad_clamp,
                                   .cases = "types=f32,f64,i32; [2,3] min=-1 max=1; [0,3] min=0 max=1; [9] min=0 "
                                            "max=inf; [9] min=-inf max=1; [3] min=-inf max=inf;"
-                                           "types=i32; error=whole [2] min=0.5 max=1"};
+                                           "types=i32; error=whole [2] min=0.5 max=1; types=i8,u8; [9] min=-300 max=2;"
+                                           "[9] min=1 max=300; error=hold [2] min=300 max=400; "
+                                           "error=hold [2] min=-400 max=-300"};
 
 /* lerp(x, end, weight): x + weight · (end − x), from whichever end is nearer, so that weight 1 gives end exactly. */
 static tn_node *compose_lerp(tn_build *b, const tn_node *n) {
@@ -892,14 +896,19 @@ const tn_op_impl tn_impl_lerp = {
     .cases = "types=f32,f64 tol=1e-5 atol=1e-6; [2,3] [2,3] []@0.1..0.4; [3,1] [4] [4]@0.6..0.9; [0,3] [3] []; error= "
              "types=f16,bf16 tol=1ulp atol=0; [9] [9] []@0.1..0.4"};
 
-/* addcmul(x, tensor1, tensor2, value): x + value · tensor1 · tensor2. */
+/* addcmul(x, tensor1, tensor2, value): x + value · tensor1 · tensor2. Integers: the value is truncated, and must be in
+ * the dtype's range. */
+static tn_status infer_addcmul(tn_infer *c) {
+    TRY(tn_infer_not_bool(c));
+    return tn_need_held(c, c->dtype, "value", c->attrs->f[TN_ADDCMUL_VALUE]);
+}
 static tn_node *compose_addcmul(tn_build *b, const tn_node *n) {
     tn_node *product = tn_b_mul(b, n->in[1], n->in[2]);
     return tn_b_add(b, n->in[0], tn_b_scale(b, product, n->f[TN_ADDCMUL_VALUE]));
 }
 const tn_op_impl tn_impl_addcmul = {
     .promote = true,
-    .infer = tn_infer_not_bool,
+    .infer = infer_addcmul,
     .compose = compose_addcmul,
     .cases =
         "types=f32,f64 tol=1e-5 atol=1e-6; [2,3] [2,3] [2,3] value=0.5; [3,1] [4] "
@@ -917,11 +926,13 @@ const tn_op_impl tn_impl_addcdiv = {
     .compose = compose_addcdiv,
     .cases = "types=f32,f64 tol=1e-5 atol=1e-6; [2,3] [2,3] [2,3]@1..3 value=0.5; [3,1] [4] []@1..2 value=-2"};
 
-/* masked_fill(x, mask, value): value where the bool mask is true, else x; both broadcast. x's dtype stays. */
+/* masked_fill(x, mask, value): value where the bool mask is true, else x; both broadcast. x's dtype stays, and must be
+ * able to hold the value: see full. */
 static tn_status infer_masked_fill(tn_infer *c) {
     if (c->in[1]->dtype != TN_BOOL)
         return tn_fail(TN_ERR_DTYPE, "masked_fill: the mask is %s; it must be bool: compare, or cast it",
                        tn_dtype_name((tn_dtype)c->in[1]->dtype));
+    TRY(tn_need_held(c, (tn_dtype)c->in[0]->dtype, "value", c->attrs->f[TN_MASKED_FILL_VALUE]));
     return tn_infer_broadcast(c);
 }
 static tn_node *compose_masked_fill(tn_build *b, const tn_node *n) {
@@ -932,7 +943,8 @@ const tn_op_impl tn_impl_masked_fill = {.keeps_half = true,
                                         .compose = compose_masked_fill,
                                         .cases = "types=f32,f64,i32; [2,3] [2,3]:bool value=7; [2,3] [3]:bool "
                                                  "value=-1; [3] [2,1]:bool value=0; [0,3] []:bool value=1;"
-                                                 "error=bool [2] [2]:i32 value=0"};
+                                                 "error=bool [2] [2]:i32 value=0; types=i8; error=hold [2] [2]:bool "
+                                                 "value=300"};
 
 /* ---- truth ------------------------------------------------------------------------------------------------------- */
 
@@ -995,12 +1007,15 @@ static tn_status infer_with_number(tn_infer *c) {
     c->dtype = dtype_with(c->in[0]);
     return TN_OK;
 }
-/* A comparison is bool in any case, so it may be made where it is exact: whole numbers among integers. */
-static tn_dtype dtype_compared(const tn_node *x, double v) {
-    tn_dtype t = (tn_dtype)x->dtype;
+/* A comparison is bool in any case, so it may be made where it is exact: whole numbers among integers. A whole number
+ * outside the integers' dtype compares as infinity of its sign does. */
+static tn_dtype dtype_compared(const tn_node *x, double *v) {
+    tn_dtype t = (tn_dtype)x->dtype, whole = t == TN_BOOL ? TN_I64 : t;
     if (tn_dtype_is_float(t)) return t;
-    if (v != floor(v) || isinf(v)) return TN_F32;
-    return t == TN_BOOL ? TN_I64 : t;
+    if (*v != floor(*v)) return TN_F32;
+    if (tn_dtype_holds(whole, *v)) return whole;
+    *v = copysign(INFINITY, *v);
+    return TN_F32;
 }
 static tn_status infer_compare_number(tn_infer *c) {
     TRY(tn_infer_same(c));
@@ -1011,10 +1026,11 @@ static tn_status infer_compare_number(tn_infer *c) {
 typedef tn_node *two_operands(tn_build *b, tn_node *x, tn_node *y);
 
 static tn_node *join_number(tn_build *b, const tn_node *n, two_operands *op, bool number_first) {
-    tn_dtype t = n->dtype == TN_BOOL ? dtype_compared(n->in[0], n->f[0]) : dtype_with(n->in[0]);
+    double number = n->f[0];
+    tn_dtype t = n->dtype == TN_BOOL ? dtype_compared(n->in[0], &number) : dtype_with(n->in[0]);
     tn_node *x = tn_b_cast(b, n->in[0], t);
     if (!x) return NULL;
-    tn_node *v = const_like(b, n->f[0], x);
+    tn_node *v = const_like(b, number, x);
     return number_first ? op(b, v, x) : op(b, x, v);
 }
 
@@ -1052,8 +1068,9 @@ WITH_NUMBER(maximum_scalar, tn_b_maximum, false, infer_with_number, NUMBERS);
 /* minimum_scalar(x, other): the lesser of x and other. */
 WITH_NUMBER(minimum_scalar, tn_b_minimum, false, infer_with_number, NUMBERS);
 
-#define COMPARED_NUMBERS \
-    "types=f32,f64; [2,3] other=0.5; [] other=-2; types=i32; [30]@0..4 other=2; [30]@0..4 other=1.5"
+#define COMPARED_NUMBERS                                                                               \
+    "types=f32,f64; [2,3] other=0.5; [] other=-2; types=i32; [30]@0..4 other=2; [30]@0..4 other=1.5; " \
+    "types=i8,u8; [30]@0..100 other=300; [30]@0..100 other=-300"
 /* eq_scalar(x, other): true where x = other. */
 WITH_NUMBER(eq_scalar, tn_b_eq, false, infer_compare_number, COMPARED_NUMBERS);
 /* ne_scalar(x, other): true where x ≠ other. */

@@ -540,8 +540,8 @@ const tn_op_impl tn_impl_cat = {.keeps_half = true,
                                 .cases =
                                     "types=f32,f64,i32; [2,3] [4,3] dim=0; [3] dim=0; error=fit [2,3] [2,4] dim=0"};
 
-/* pad(x, pads, value): x with `value` around it. pads holds (before, after) of the last dimension, then of the one
- * before it, and so on; negative ones cut off. */
+/* pad(x, pads, value): x with `value` around it, which x's dtype must be able to hold: see full. pads holds (before,
+ * after) of the last dimension, then of the one before it, and so on; negative ones cut off. */
 static void pads_of(const int64_t *i, int rank, int d, int64_t *before, int64_t *after) {
     int64_t place = 2 * (int64_t)(rank - 1 - d);
     *before = place < i[0] ? i[1 + place] : 0;
@@ -550,6 +550,7 @@ static void pads_of(const int64_t *i, int rank, int d, int64_t *before, int64_t 
 static tn_status infer_pad(tn_infer *c) {
     const int64_t *i = c->attrs->i;
     TRY(tn_infer_same(c));
+    TRY(tn_need_held(c, c->dtype, "value", c->attrs->f[TN_PAD_VALUE]));
     if (i[0] % 2 != 0 || i[0] > 2 * c->rank)
         return tn_fail(
             TN_ERR_ARGUMENT,

@@ -261,7 +261,9 @@ static tn_node *divided(tn_build *b, const tn_node *n, const tn_window *w, tn_no
     bool whole = !tn_dtype_is_float((tn_dtype)n->dtype);
     if (divisor || !varies) {
         double by = (double)(divisor ? divisor : w->kernel[0] * w->kernel[1]);
-        return whole ? tn_b_div_trunc(b, x, x ? tn_b_const(b, by, x) : NULL) : tn_b_scale(b, x, 1.0 / by);
+        if (!whole) return tn_b_scale(b, x, 1.0 / by);
+        tn_node *wide = tn_dtype_holds((tn_dtype)n->dtype, by) ? x : tn_b_cast(b, x, TN_I64);
+        return tn_b_cast_like(b, tn_b_div_trunc(b, wide, wide ? tn_b_const(b, by, wide) : NULL), n);
     }
     bool padding_counts = n->i[TN_AVG_POOL2D_COUNT_INCLUDE_PAD];
     tn_node *rows = tn_b_unsqueeze(b, pool_counted(b, n, w, 0, padding_counts), 1);

@@ -88,7 +88,7 @@ static void add_output(engine_maker *m, const tn_node *n, int output) {
 
 static bool is_checked(const engine_maker *m, size_t i) {
     const tn_node *n = m->b->recorder->pending[i];
-    return n && (m->b->marks[i] & TN_MARK_NEEDED) && n->checks && tn_node_numel(n) > 0;
+    return n && (m->b->marks[i] & TN_MARK_NEEDED) && n->check && tn_node_numel(n) > 0;
 }
 
 static tn_status list_values(engine_maker *m) {
@@ -125,19 +125,10 @@ static int64_t take_arena(engine_maker *m, size_t bytes) {
     return at;
 }
 
-static size_t count_checks(const tn_node *const *nodes, int count) {
-    size_t checks = 0;
-    for (int i = 0; i < count; i++)
-        for (const tn_index_check *c = nodes[i]->checks; c; c = c->next)
-            checks++;
-    return checks;
-}
-
 static tn_status make_room(engine_maker *m) {
     tn_plan *p = m->p;
     tn_engine_call *c = m->call;
     size_t inputs = (size_t)m->input_count, outputs = (size_t)m->output_count;
-    size_t checks = count_checks(m->inputs, m->input_count) + count_checks(m->outputs, m->output_count);
     p->pointer_count = 2 * inputs + 3 * outputs;
     p->scalar_count = m->b->scalar_count;
     p->commands = tn_plan_own(p, (1 + outputs) * sizeof *p->commands);
@@ -147,7 +138,7 @@ static tn_status make_room(engine_maker *m) {
     p->scalar_source = tn_plan_own(p, p->scalar_count * sizeof *p->scalar_source);
     p->addresses = tn_plan_own(p, tn_plan_slots(p) * sizeof *p->addresses);
     c->gathered = tn_mem_zalloc(inputs + 1, sizeof *c->gathered);
-    c->checks = tn_mem_zalloc(checks + 1, sizeof *c->checks);
+    c->checks = tn_mem_zalloc(inputs + outputs + 1, sizeof *c->checks);
     if (!p->commands || !p->pointers || !p->patches || !p->scalars || !p->scalar_source || !p->addresses ||
         !c->gathered || !c->checks)
         return TN_ERR_MEMORY;
@@ -156,20 +147,20 @@ static tn_status make_room(engine_maker *m) {
     return TN_OK;
 }
 
-static void add_checks(engine_maker *m, const tn_node *n, int pointer, bool is_input) {
-    for (const tn_index_check *c = n->checks; c && tn_node_numel(n) > 0; c = c->next) {
-        index_check *k = &m->call->checks[m->call->check_count++];
-        *k = (index_check){.pointer = pointer,
-                           .op = c->op,
-                           .is_input = is_input,
-                           .range = c->range,
-                           .line = c->line,
-                           .file = c->file,
-                           .list = {.dtype = (tn_dtype)n->dtype, .rank = n->rank, .dense = true}};
-        k->list.count = tn_node_numel(n);
-        memcpy(k->list.shape, n->shape, sizeof k->list.shape);
-        tn_strides_contiguous(n->shape, n->rank, k->list.stride);
-    }
+static void add_check(engine_maker *m, const tn_node *n, int pointer, bool is_input) {
+    const tn_index_check *c = n->check;
+    if (!c || tn_node_numel(n) == 0) return;
+    index_check *k = &m->call->checks[m->call->check_count++];
+    *k = (index_check){.pointer = pointer,
+                       .op = c->op,
+                       .is_input = is_input,
+                       .range = c->range,
+                       .line = c->line,
+                       .file = c->file,
+                       .list = {.dtype = (tn_dtype)n->dtype, .rank = n->rank, .dense = true}};
+    k->list.count = tn_node_numel(n);
+    memcpy(k->list.shape, n->shape, sizeof k->list.shape);
+    tn_strides_contiguous(n->shape, n->rank, k->list.stride);
 }
 
 /* The graph's inputs are the first pointers, then come its outputs; where views are gathered from is behind those. */
@@ -181,7 +172,7 @@ static void add_inputs(engine_maker *m) {
         int pointer = lies_whole(n) ? take_pointer(m, tn_map_find(&m->b->buffer_slots, root->buffer),
                                                    (int64_t)tn_dtype_bytes((tn_dtype)n->dtype, offset))
                                     : take_pointer(m, arena_of(m->p), take_arena(m, tn_node_bytes(n)));
-        add_checks(m, n, pointer, true);
+        add_check(m, n, pointer, true);
     }
 }
 
@@ -209,7 +200,7 @@ static void add_outputs(engine_maker *m) {
         m->arena_place[i] = own ? -1 : take_arena(m, tn_node_bytes(m->outputs[i]));
         int pointer = own ? take_pointer(m, m->p->bound_count + m->output_of[i], 0)
                           : take_pointer(m, arena_of(m->p), m->arena_place[i]);
-        add_checks(m, m->outputs[i], pointer, false);
+        add_check(m, m->outputs[i], pointer, false);
     }
 }
 

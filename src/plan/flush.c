@@ -290,32 +290,70 @@ static tn_status run_plan(tn_plan_cache *c, tn_plan *p, const tn_binding *b) {
     return s;
 }
 
+/* The node becomes an error with this thread's error text. */
+static tn_status node_fails(tn_node *n, tn_status status) {
+    char *text = tn_mem_strdup(tn_error());
+    if (!text) return TN_ERR_MEMORY;
+    n->flags |= TN_NODE_ERROR;
+    n->status = status;
+    n->error = text;
+    return TN_OK;
+}
+
 static tn_status results_fail(const tn_binding *b, tn_status status) {
-    for (size_t i = 0; i < b->output_count; i++) {
-        tn_node *n = b->outputs[i].node;
-        char *text = tn_mem_strdup(tn_error());
-        if (!text) return TN_ERR_MEMORY;
-        n->flags |= TN_NODE_ERROR;
-        n->status = status;
-        n->error = text;
+    for (size_t i = 0; i < b->output_count; i++)
+        TRY(node_fails(b->outputs[i].node, status));
+    return TN_OK;
+}
+
+/* States keep the values that they have; lost: but not those that became errors. */
+static void restore_states(tn_recorder *r, const tn_device *d, bool lost) {
+    tn_storage *next;
+    for (tn_storage *s = take_written(r, d); s; s = next) {
+        next = s->next_written;
+        s->next_written = NULL;
+        if (!lost || !(s->value->flags & TN_NODE_ERROR)) tn_storage_restore(s);
+        tn_storage_release(s);
+    }
+    prune(r);
+}
+
+/* What cannot be planned would fail again at every read: its results become errors that say why, and states keep the
+ * values they have. Out of memory is another matter: the same may succeed later. When the device has failed while
+ * states were written, what these hold is not known, and they become errors too: neither is it read as if it were
+ * right, nor is a step that was half done repeated. */
+static void give_up(tn_recorder *r, const tn_binding *b, tn_status status, bool partially_committed) {
+    if (results_fail(b, status) == TN_OK) restore_states(r, b->device, partially_committed);
+}
+
+static bool reads(const tn_node *n, const tn_node *x) {
+    for (int k = 0; k < n->n_in; k++)
+        if (n->in[k] && (n->in[k] == x || (n->in[k]->flags & TN_NODE_ERROR))) return true;
+    return false;
+}
+
+/* What depends on x, which is indices out of range, becomes an error: inputs stand before their users. */
+static tn_status dependents_fail(const tn_recorder *r, const tn_node *x, tn_status status) {
+    for (size_t i = 0; i < r->count; i++) {
+        tn_node *n = r->pending[i];
+        if (n && reads(n, x)) TRY(node_fails(n, status));
     }
     return TN_OK;
 }
 
-/* What cannot be planned, or has an index out of range, would fail again at every read: its results become errors that
- * say why, and states keep the values they have. Out of memory is another matter: the same may succeed later. When the
- * device has failed while states were written, what these hold is not known, and they become errors too: neither is it
- * read as if it were right, nor is a step that was half done repeated. */
-static void give_up(tn_recorder *r, const tn_binding *b, tn_status status, bool partially_committed) {
-    if (results_fail(b, status) != TN_OK) return;
-    tn_storage *next;
-    for (tn_storage *s = take_written(r, b->device); s; s = next) {
-        next = s->next_written;
-        s->next_written = NULL;
-        if (!partially_committed || !(s->value->flags & TN_NODE_ERROR)) tn_storage_restore(s);
-        tn_storage_release(s);
+/* A check of indices has ended the run; the rest of the recording is as it was. No state is written, not even one that
+ * has nothing to do with the indices: a step is done as a whole or not at all. */
+static tn_status indices_failed(tn_recorder *r, tn_plan_cache *c, const tn_plan *p, tn_status status) {
+    const tn_binding *b = &c->binding;
+    const tn_node *x = tn_failed_indices(p, b);
+    status = tn_check_name_line(p, x, status);
+    if (!x) {
+        give_up(r, b, status, false);
+    } else if (dependents_fail(r, x, status) == TN_OK) {
+        restore_states(r, b->device, false);
+        c->rest_is_open = true;
     }
-    prune(r);
+    return status;
 }
 
 /* ---- what there is no memory for --------------------------------------------------------------------------------- */
@@ -412,11 +450,7 @@ static tn_status evaluate_targets(tn_recorder *r, tn_plan_cache *c, tn_node *con
             give_up(r, b, s, false);
             return s;
         }
-        if (s == TN_ERR_ARGUMENT && p->failed) {
-            s = tn_check_name_line(p, s);
-            give_up(r, b, s, false);
-            return s;
-        }
+        if (s == TN_ERR_ARGUMENT && p->failed) return indices_failed(r, c, p, s);
         if (s != TN_OK) return name_refused(c, p, s);
         c->launches += (int64_t)p->command_count;
         c->last = p;
@@ -433,6 +467,19 @@ static tn_status evaluate_all(tn_recorder *r, tn_plan_cache *c, tn_node *const *
     do
         s = evaluate_targets(r, c, targets, count);
     while (s == TN_OK && c->binding.elsewhere);
+    return s;
+}
+
+/* After a failed check the rest is computed nevertheless: a later evaluation shall not fail for an index of this one.
+ * The first failure is told. */
+static tn_status evaluate_rest(tn_recorder *r, tn_plan_cache *c, tn_node *const *targets, int count, tn_status s) {
+    char *first = tn_mem_strdup(tn_error());
+    while (c->rest_is_open) {
+        c->rest_is_open = false;
+        (void)evaluate_all(r, c, targets, count); /* memory may be out: then the rest stays recorded */
+    }
+    if (first) s = tn_fail(s, "%s", first);
+    tn_mem_free(first);
     return s;
 }
 
@@ -456,6 +503,7 @@ tn_status tn_flush(tn_recorder *r, tn_node *const *targets, int count) {
     tn_status s = evaluate_all(r, c, targets, count);
     while (s == TN_ERR_MEMORY && postpone_refused(c, targets, count))
         s = evaluate_all(r, c, targets, count);
+    if (c->rest_is_open) s = evaluate_rest(r, c, targets, count, s);
     if (c->binding.postponed_count) settle_postponed(r, &c->binding, writes && s == TN_OK);
     r->limit = 2 * r->count;
     tn_recorder_merge_counts();

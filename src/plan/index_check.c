@@ -3,7 +3,10 @@
  * A kernel cannot fail, so an index out of range reads NaN there or is skipped. The host looks at the indices instead:
  * right after the command that computes them, or before the first command if they are data. They lie in memory for
  * that. No check stands in the commit section, so a run that one ends has changed no state. On the processor a check is
- * one pass over the indices; on other devices, where only TRUNNION_CHECK_INDICES asks for checks, they are fetched. */
+ * one pass over the indices; on other devices, where only TRUNNION_CHECK_INDICES asks for checks, they are fetched.
+ *
+ * An op looks at its indices through a view that has the check, so the results that a failed check spoils are those that
+ * depend on this view. They become errors; everything else stays recorded. */
 #include <string.h>
 
 #include "ops/ops_common.h"
@@ -13,6 +16,7 @@ typedef struct tn_plan_check {
     tn_index_list list;
     tn_index_range range;
     int op;
+    int node;     /* place in the binding's list of nodes with a check; -1: not there */
     int32_t line; /* where the op was recorded when the plan was made */
     const char *file;
     size_t before;  /* the command that it stands before */
@@ -41,7 +45,7 @@ tn_status tn_find_checked(tn_graph_plan *g) {
         c->value = tn_value_of(g, tn_index_source(c->node));
         if (c->value < 0) c->value = tn_value_of(g, c->node);
         if (c->value < 0)
-            return tn_fail(TN_ERR_INTERNAL, "%s: the indices to check have no value", tn_op(c->node->checks->op)->name);
+            return tn_fail(TN_ERR_INTERNAL, "%s: the indices to check have no value", tn_op(c->node->check->op)->name);
     }
     return TN_OK;
 }
@@ -60,18 +64,9 @@ void tn_mark_checked(tn_graph_plan *g) {
     }
 }
 
-size_t tn_count_checks(const tn_graph_plan *g) {
-    size_t count = 0;
-    for (size_t i = 0; i < g->checked_count; i++)
-        for (const tn_index_check *c = g->checked[i].node->checks; c; c = c->next)
-            count++;
-    return count;
-}
-
 tn_status tn_make_checks(const tn_graph_plan *g, tn_plan *p) {
-    size_t count = tn_count_checks(g);
-    if (count == 0) return TN_OK;
-    p->checks = tn_plan_own(p, count * sizeof *p->checks);
+    if (g->checked_count == 0) return TN_OK;
+    p->checks = tn_plan_own(p, g->checked_count * sizeof *p->checks);
     return p->checks ? TN_OK : TN_ERR_MEMORY;
 }
 
@@ -79,31 +74,35 @@ static void patch(tn_plan *p, void **at, int slot, int64_t offset) {
     p->patches[p->patch_count++] = (tn_patch){.pointer = (int32_t)(at - p->pointers), .slot = slot, .offset = offset};
 }
 
-/* The checks of one node, whose value is v. */
-static tn_status add_checks(tn_plan *p, const tn_node *n, const tn_value *v, const tn_value *root, void ***pointer) {
+static int place_in_binding(const tn_binding *b, const tn_node *n) {
+    for (size_t i = 0; i < b->checked_count; i++)
+        if (b->checked[i] == n) return (int)i;
+    return -1;
+}
+
+/* The check of node n, whose value is v. */
+static tn_status add_check(tn_plan *p, const tn_node *n, const tn_value *v, const tn_value *root, void ***pointer) {
     int64_t size = (int64_t)tn_dtype_size((tn_dtype)v->node->dtype);
-    for (const tn_index_check *c = n->checks; c; c = c->next) {
-        tn_plan_check *k = &p->checks[p->check_count];
-        *k = (tn_plan_check){.range = c->range,
-                             .op = c->op,
-                             .line = c->line,
-                             .file = c->file,
-                             .before = p->command_count,
-                             .slot = root->slot,
-                             .pointer = *pointer,
-                             .first = v->offset * size - root->byte_first,
-                             .bytes = (size_t)root->bytes};
-        k->list = (tn_index_list){.dtype = (tn_dtype)v->node->dtype,
-                                  .rank = v->node->rank,
-                                  .dense = tn_value_dense(v),
-                                  .count = tn_value_numel(v)};
-        memcpy(k->list.shape, v->node->shape, sizeof k->list.shape);
-        memcpy(k->list.stride, v->stride, sizeof k->list.stride);
-        if (!p->device->is_cpu && !(k->fetched = tn_plan_own(p, k->bytes))) return TN_ERR_MEMORY;
-        patch(p, (*pointer)++, root->place, root->byte_offset + root->byte_first);
-        p->check_count++;
-        if (root->slot >= 0) p->leaf_check_count++;
-    }
+    tn_plan_check *k = &p->checks[p->check_count];
+    *k = (tn_plan_check){.range = n->check->range,
+                         .op = n->check->op,
+                         .line = n->check->line,
+                         .file = n->check->file,
+                         .before = p->command_count,
+                         .slot = root->slot,
+                         .pointer = *pointer,
+                         .first = v->offset * size - root->byte_first,
+                         .bytes = (size_t)root->bytes};
+    k->list = (tn_index_list){.dtype = (tn_dtype)v->node->dtype,
+                              .rank = v->node->rank,
+                              .dense = tn_value_dense(v),
+                              .count = tn_value_numel(v)};
+    memcpy(k->list.shape, v->node->shape, sizeof k->list.shape);
+    memcpy(k->list.stride, v->stride, sizeof k->list.stride);
+    if (!p->device->is_cpu && !(k->fetched = tn_plan_own(p, k->bytes))) return TN_ERR_MEMORY;
+    patch(p, (*pointer)++, root->place, root->byte_offset + root->byte_first);
+    p->check_count++;
+    if (root->slot >= 0) p->leaf_check_count++;
     return TN_OK;
 }
 
@@ -113,7 +112,8 @@ tn_status tn_add_checks(const tn_graph_plan *g, tn_plan *p, int group, void ***p
         const tn_value *v = &g->values[g->checked[i].value], *root = &g->values[v->root];
         bool here = group < 0 ? root->slot >= 0 : root->slot < 0 && root->group == group;
         if (!here || root->place < 0 || tn_value_numel(v) == 0) continue;
-        TRY(add_checks(p, g->checked[i].node, v, root, pointer));
+        TRY(add_check(p, g->checked[i].node, v, root, pointer));
+        p->checks[p->check_count - 1].node = place_in_binding(g->binding, g->checked[i].node);
     }
     return TN_OK;
 }
@@ -154,7 +154,14 @@ tn_status tn_check_before(tn_plan *p, size_t command, size_t *next) {
     return TN_OK;
 }
 
-tn_status tn_check_name_line(const tn_plan *p, tn_status s) {
+const tn_node *tn_failed_indices(const tn_plan *p, const tn_binding *b) {
+    return p->failed && p->failed->node >= 0 ? b->checked[p->failed->node] : NULL;
+}
+
+tn_status tn_check_name_line(const tn_plan *p, const tn_node *indices, tn_status s) {
     const tn_plan_check *k = p->failed;
-    return s != TN_OK && k && k->file ? tn_fail_prefix(s, "%s:%d", k->file, (int)k->line) : s;
+    if (s == TN_OK || !k) return s;
+    const char *file = indices ? indices->check->file : k->file;
+    int line = indices ? (int)indices->check->line : (int)k->line;
+    return file ? tn_fail_prefix(s, "%s:%d", file, line) : s;
 }

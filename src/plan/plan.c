@@ -536,7 +536,7 @@ static tn_status make_room_plan(command_maker *m, size_t copies) {
         if (group->host) copies += (size_t)group->read_count + group->member_count;
         if (group->updates) copies++;
     }
-    pointers += 2 * copies + tn_count_checks(m->g);
+    pointers += 2 * copies + m->g->checked_count;
     p->pointer_count = pointers;
     p->commands = tn_plan_own(p, (groups + copies) * sizeof *p->commands);
     p->pointers = tn_plan_own(p, pointers * sizeof *p->pointers);
@@ -942,7 +942,7 @@ tn_status tn_plan_execute(tn_plan *p, void *const *slots, void *const *packed_we
     if (status == TN_OK) status = run_commands(p);
     tn_threads_limit(limit);
     p->runs++;
-    status = tn_check_name_line(p, status);
+    status = tn_check_name_line(p, NULL, status);
     p->failed = NULL; /* the caller does not wait for it */
     return status;
 }

@@ -81,6 +81,8 @@ typedef struct tn_binding {
     tn_numerics numerics; /* as the key has them: other threads may change them meanwhile */
     int64_t *sizes;       /* values of symbolic extents, in key order */
     size_t size_count, size_capacity;
+    const tn_node **checked; /* indices with a check, in key order */
+    size_t checked_count, checked_capacity;
     /* scratch, by place in the recorder's list */
     uint8_t *marks;
     int32_t *numbers;
@@ -447,20 +449,22 @@ void *tn_plan_own(tn_plan *p, size_t bytes); /* zeroed memory that lives as long
 
 /* ---- indices (index_check.c) ------------------------------------------------------------------------------------- */
 
-tn_status tn_note_checked(tn_graph_plan *g, const tn_node *n); /* a node with checks that the plan needs */
+tn_status tn_note_checked(tn_graph_plan *g, const tn_node *n); /* a node with a check that the plan needs */
 tn_status tn_find_checked(tn_graph_plan *g);                   /* their values; all values are there */
 void tn_want_checked(tn_graph_plan *g);                        /* they are to lie in memory */
 void tn_mark_checked(tn_graph_plan *g);                        /* … and their groups do not commit */
-size_t tn_count_checks(const tn_graph_plan *g);
-tn_status tn_make_checks(const tn_graph_plan *g, tn_plan *p); /* room for them */
+tn_status tn_make_checks(const tn_graph_plan *g, tn_plan *p);  /* room for them */
 /* Adds the checks of the values that `group` makes, before the next command; group -1: of those in bound memory.
  * *pointer: the next of the plan's. */
 tn_status tn_add_checks(const tn_graph_plan *g, tn_plan *p, int group, void ***pointer);
 /* TN_ERR_ARGUMENT with the first index outside its range, and p->failed. bound: NULL if not known. */
 tn_status tn_check_leaves(tn_plan *p, tn_buffer *const *bound);
 tn_status tn_check_before(tn_plan *p, size_t command, size_t *next); /* those that stand before the command */
-/* Puts the line of the op in front of the error of a run that a check has ended. */
-tn_status tn_check_name_line(const tn_plan *p, tn_status s);
+/* The node of the recording whose check has ended the run; NULL if it is not known. */
+const tn_node *tn_failed_indices(const tn_plan *p, const tn_binding *b);
+/* Puts the line of the op in front of the error of a run that a check has ended: from that node, or, if it is NULL, the
+ * line where the plan was made. */
+tn_status tn_check_name_line(const tn_plan *p, const tn_node *indices, tn_status s);
 
 /* ---- who computes what (placement.c) ----------------------------------------------------------------------------- */
 
@@ -566,7 +570,8 @@ struct tn_plan_cache {
     tn_buffer *staged;  /* the host's part of it, for plans of other devices */
     tn_buffer **outputs;
     size_t output_capacity;
-    int refused; /* what there was no memory for in the last run: an output, or TN_REFUSED_… */
+    int refused;       /* what there was no memory for in the last run: an output, or TN_REFUSED_… */
+    bool rest_is_open; /* a check of indices ended the last run, and what does not depend on them was not computed */
     kir_scalar *scalars;
     size_t scalar_capacity;
     struct tn_captured_host *capture; /* of the capture under way (capture.h), or NULL */

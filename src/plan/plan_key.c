@@ -144,23 +144,16 @@ static tn_status put_symbols(tn_binding *b, uint64_t **at, const tn_node *n) {
     return TN_OK;
 }
 
-static uint64_t checks_of(const tn_node *n) {
-    enum { MOST = 127 };
-    uint64_t count = 0;
-    for (const tn_index_check *c = n->checks; c && count < MOST; c = c->next)
-        count++;
-    return count;
-}
-
 /* Ranges of indices go with the sizes, because a symbolic extent may bound them. */
-static tn_status put_checks(tn_binding *b, const tn_node *n) {
-    for (const tn_index_check *c = n->checks; c; c = c->next) {
-        TRY(put_size(b, c->range.low));
-        TRY(put_size(b, c->range.high));
-        TRY(put_size(b, c->range.ignores ? c->range.ignored : INT64_MIN));
-        TRY(put_size(b, c->op));
-    }
-    return TN_OK;
+static tn_status put_check(tn_binding *b, const tn_node *n) {
+    const tn_index_check *c = n->check;
+    if (!c) return TN_OK;
+    TRY(tn_mem_reserve(&b->checked, &b->checked_capacity, b->checked_count + 1, sizeof *b->checked));
+    b->checked[b->checked_count++] = n;
+    TRY(put_size(b, c->range.low));
+    TRY(put_size(b, c->range.high));
+    TRY(put_size(b, c->range.ignores ? c->range.ignored : INT64_MIN));
+    return put_size(b, c->op);
 }
 
 static inline tn_status put_extents(tn_binding *b, uint64_t **at, const tn_node *n) {
@@ -217,8 +210,9 @@ static tn_status describe_leaf(tn_binding *b, uint64_t **at, const tn_node *n, i
     TRY(apart ? slot_apart(b, n, &slot, &first) : slot_of(b, root_of(n)->buffer, &slot));
     TRY(tn_map_put(&b->leaf_ids, n, id));
     put_key(at, (uint64_t)slot | (uint64_t)n->dtype << 32 | (uint64_t)n->rank << 40 |
-                    (uint64_t)(n->flags & TN_NODE_VIEW) << 48 | (uint64_t)apart << 56 | checks_of(n) << 57);
-    TRY(put_checks(b, n));
+                    (uint64_t)(n->flags & TN_NODE_VIEW) << 48 | (uint64_t)apart << 56 |
+                    (uint64_t)(n->check != NULL) << 57);
+    TRY(put_check(b, n));
     TRY(put_extents(b, at, n));
     if (!(n->flags & TN_NODE_VIEW)) return TN_OK;
     put_key(at, (uint64_t)first);
@@ -278,12 +272,12 @@ static inline tn_status put_input(tn_binding *b, uint64_t **at, const tn_node *i
 
 static inline tn_status put_node(tn_binding *b, const tn_node *n) {
     uint64_t mark = b->marks[n->index] & OUTPUT ? 1 : 0, expanded = n->expansion ? 1 : 0,
-             varies = tn_number_varies(b, n), checked = checks_of(n);
+             varies = tn_number_varies(b, n), checked = n->check ? 1 : 0;
     TRY(room(b, 1 + TN_MAX_RANK + (size_t)n->n_i + n->n_f + (size_t)(n->n_in + 1) * INPUT_WORDS));
     uint64_t *at = b->key + b->key_count;
     put_key(&at, n->op | (uint64_t)n->dtype << 16 | (uint64_t)n->rank << 24 | (uint64_t)n->n_in << 32 | mark << 40 |
                      expanded << 41 | varies << 42 | checked << 43);
-    if (checked) TRY(put_checks(b, n));
+    TRY(put_check(b, n));
     TRY(put_extents(b, &at, n));
     if (n->n_i + n->n_f) TRY(put_attributes(b, &at, n));
     if (n->expansion) TRY(put_input(b, &at, n->expansion));
@@ -315,7 +309,7 @@ static void reset(tn_binding *b, tn_recorder *r) {
     b->device = NULL;
     b->elsewhere = false;
     b->shift_count = 0;
-    b->output_count = b->buffer_count = b->scalar_count = b->key_count = b->size_count = 0;
+    b->output_count = b->buffer_count = b->scalar_count = b->key_count = b->size_count = b->checked_count = 0;
     b->last_leaf = NULL;
     tn_map_clear(&b->buffer_slots);
     tn_map_clear(&b->leaf_ids);
@@ -356,6 +350,7 @@ void tn_binding_free(tn_binding *b) {
     tn_mem_free(b->shifts);
     tn_mem_free(b->key);
     tn_mem_free(b->sizes);
+    tn_mem_free(b->checked);
     tn_mem_free(b->marks);
     tn_mem_free(b->numbers);
     tn_mem_free(b->work);

@@ -107,12 +107,12 @@ static tn_status expand(tn_graph_plan *g, const tn_node *n, tn_node **out) {
     return TN_OK;
 }
 
-/* A composition may look past the node that has the checks, to what that is a view of. */
+/* A composition may look past the node that has the check, to what that is a view of. */
 static tn_status note_indices(tn_graph_plan *g, const tn_node *n) {
-    if (n->checks) TRY(tn_note_checked(g, n));
+    if (n->check) TRY(tn_note_checked(g, n));
     if (n->op >= TN_OP_COUNT || !tn_takes_indices(n->op) || n->n_in <= tn_index_rules[n->op].input) return TN_OK;
     const tn_node *index = n->in[tn_index_rules[n->op].input];
-    return index && index->checks ? tn_note_checked(g, index) : TN_OK;
+    return index && index->check ? tn_note_checked(g, index) : TN_OK;
 }
 
 /* Follows compositions to the node that is really computed. */

@@ -68,13 +68,12 @@ typedef struct tn_index_range {
 } tn_index_range;
 
 /* An op takes the node's elements as indices. A plan that computes or reads the node on the host compares them with the
- * range (plan/index_check.c). */
+ * range (plan/index_check.c). The node is a view that was made for the op: what depends on it depends on the check. */
 typedef struct tn_index_check {
     tn_index_range range;
     uint16_t op;
     int32_t line; /* where the op was recorded */
     const char *file;
-    struct tn_index_check *next; /* of the same node */
 } tn_index_check;
 
 /* What is asked for most stands first: an offset below 128 is one byte of an instruction, a further one four. */
@@ -97,7 +96,7 @@ struct tn_node {
     uint8_t symbol[TN_MAX_RANK]; /* 0, 1 + the symbol of this extent, or a sum (TN_SYMBOLS) */
     tn_node *expansion;          /* a composed op's composition, once made */
     tn_grad_slot *slot;          /* leaves */
-    tn_index_check *checks; /* what ops that take it as indices demand; NULL: nothing, or it is known to be right */
+    tn_index_check *check; /* what the op that takes it as indices demands; NULL: nothing, or it is known to be right */
     const char *file;
     tn_node *in_small[4];
     char *error; /* error nodes */
@@ -314,6 +313,13 @@ static inline bool tn_all_alike(tn_node *const *in, int n_in) {
 }
 /* "[2, 3]" into text; returns text. For messages. */
 const char *tn_shape_text(const tn_node *n, char *text, size_t size);
+/* Can a tensor of the dtype be filled with v? Floating types and bool take every number; an integer type takes what is
+ * in its range without its fraction, and no NaN. */
+bool tn_dtype_holds(tn_dtype t, double v);
+/* TN_ERR_ARGUMENT, as torch.full has it, if t does not hold the argument `what`, which is v. */
+tn_status tn_need_held(const tn_infer *c, tn_dtype t, const char *what, double v);
+/* The bounds of a clamp of dtype t, each of which may lie outside it as long as some number is on their inner side. */
+tn_status tn_need_bounds(const tn_infer *c, tn_dtype t, double min, double max);
 tn_status tn_need_float(const tn_infer *c, int input);                       /* else TN_ERR_DTYPE */
 tn_status tn_refuse_dtype(const tn_infer *c, int input, const char *wanted); /* the error: "must be `wanted`" */
 /* A dim argument in [-rank, rank) made ≥ 0; TN_ERR_SHAPE otherwise, naming op and range. */
@@ -391,7 +397,7 @@ typedef struct tn_index_rule {
 extern const tn_index_rule tn_index_rules[];
 static inline bool tn_takes_indices(int op) { return tn_index_rules[op].counts != 0; }
 /* TN_ERR_ARGUMENT if an index of the new node n leads outside and the host has the indices. If they are computed later,
- * or may be others at a launch, their node gets a check. */
+ * or may be others at a launch, n reads them through a view that has a check. */
 tn_status tn_check_indices(tn_node *n);
 tn_status tn_refusal_report(void); /* the unreported failure, once; TN_OK if there is none */
 

@@ -164,7 +164,7 @@ static inline tn_node *node_new(void) {
     n->recorder = NULL;
     n->expansion = n->root = NULL;
     n->slot = NULL;
-    n->checks = NULL;
+    n->check = NULL;
     n->layout = NULL;
     n->i = b->tail;
     n->f = NULL;
@@ -300,14 +300,6 @@ static inline void drop_input(tn_node *n) {
         merge_biased_count(l);
 }
 
-static inline void free_checks(tn_node *n) {
-    while (n->checks) {
-        tn_index_check *c = n->checks;
-        n->checks = c->next;
-        tn_mem_free(c);
-    }
-}
-
 static void node_destroy(tn_node *n) {
     for (int i = 0; i < n->n_in; i++)
         drop_input(n->in[i]);
@@ -316,7 +308,7 @@ static void node_destroy(tn_node *n) {
     if (n->buffer) tn_buffer_release(n->buffer);
     if (n->slot) tn_grad_slot_release(n->slot);
     if (n->error) tn_mem_free(n->error);
-    free_checks(n);
+    if (n->check) tn_mem_free(n->check);
     node_recycle(n);
 }
 
@@ -767,13 +759,28 @@ static inline tn_status node_plain(tn_recorder *r, int op, tn_node *const *in, i
 
 tn_node *tn_node_cast(tn_node *x, tn_dtype to) {
     tn_attrs a = {.n_i = 1, .i = {to}};
-    bool plain_number = (x->flags & TN_NODE_WRAPPED) && x->op == TN_OP_FULL;
+    bool plain_number = (x->flags & TN_NODE_WRAPPED) && x->op == TN_OP_FULL && tn_dtype_holds(to, x->f[0]);
     /* A number is made anew in the wanted type: on the way through f32 it would be rounded. */
     if (plain_number) a = (tn_attrs){.n_i = 2, .n_f = 1, .i = {0, to}, .f = {x->f[0]}};
     tn_node *n = plain_number ? tn_node_make(TN_OP_FULL, NULL, 0, &a) : tn_node_make(TN_OP_CAST, &x, 1, &a);
     if (plain_number && !(n->flags & TN_NODE_ERROR)) n->device = x->device;
     if (x->flags & TN_NODE_WRAPPED) n->flags |= TN_NODE_WRAPPED;
     return n;
+}
+
+/* Is x a number (tn_scalar_int) that is lost in a tensor of dtype t? One that is data is more than 2^53. */
+static bool is_lost_in(const tn_node *x, tn_dtype t) {
+    if (!x || !(x->flags & TN_NODE_WRAPPED) || tn_dtype_is_float((tn_dtype)x->dtype) || tn_dtype_is_float(t))
+        return false;
+    return x->op == TN_OP_FULL ? !tn_dtype_holds(t, x->f[0]) : tn_dtype_size(t) < sizeof(int64_t);
+}
+
+/* Numbers wrap around in arithmetic of a narrow integer dtype, as in PyTorch. A comparison with one outside the dtype is
+ * made where both are exact: i64, or f32 for a negative number and u64, where only the sign counts. */
+static tn_dtype dtype_to_compare(tn_node *const *in, int n_in, tn_dtype t) {
+    for (int i = 0; i < n_in; i++)
+        if (is_lost_in(in[i], t)) return t == TN_U64 ? TN_F32 : TN_I64;
+    return t;
 }
 
 static bool promoted_dtype(const tn_op_row *row, tn_node *const *in, int n_in, tn_dtype *out) {
@@ -788,6 +795,7 @@ static bool promoted_dtype(const tn_op_row *row, tn_node *const *in, int n_in, t
     }
     if (!heaviest) return false;
     if (impl->to_float && !tn_dtype_is_float(*out)) *out = TN_F32;
+    if (impl->infer == tn_infer_compare) *out = dtype_to_compare(in, n_in, *out);
     return true;
 }
 
@@ -830,6 +838,10 @@ static inline bool needs_casts(const tn_op_row *row, tn_node *const *in, int n_i
 static tn_status node_promoted(tn_recorder *r, int op, tn_node *const *given, int n_in, const tn_attrs *attrs,
                                tn_dtype to, tn_node **out) {
     tn_node *in[TN_MAX_INPUTS];
+    for (int i = 0; op == TN_OP_WHERE && i < n_in; i++)
+        if (is_lost_in(given[i], to))
+            return tn_fail(TN_ERR_ARGUMENT, "where: %s cannot hold the number of input %d: cast the other input first",
+                           tn_dtype_name(to), i + 1);
     for (int i = 0; i < n_in; i++) {
         bool cast = given[i] && i >= tn_op(op)->impl->promote_from && given[i]->dtype != to;
         in[i] = cast ? tn_node_cast(given[i], to) : tn_node_retain(given[i]);

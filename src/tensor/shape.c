@@ -2,6 +2,7 @@
  *
  * A rule reads the inputs of a tn_infer and fills in the result, symbols of extents included. What it refuses it
  * explains: the op, the shapes as they are, and what would fit. */
+#include <math.h>
 #include <string.h>
 
 #include "tensor/graph.h"
@@ -23,6 +24,42 @@ tn_status tn_infer_dim(const tn_infer *c, int64_t dim, int rank, int64_t *out) {
                        c->row->name, (long long)dim, rank, (long long)-r, (long long)r - 1);
     *out = dim < 0 ? dim + r : dim;
     return TN_OK;
+}
+
+/* The numbers of an integer type: low <= v < end, both of which a double has exactly. */
+typedef struct integer_range {
+    double low, end;
+} integer_range;
+
+static integer_range range_of(tn_dtype t) {
+    bool is_unsigned = t == TN_U8 || t == TN_U16 || t == TN_U32 || t == TN_U64;
+    double end = ldexp(1, 8 * (int)tn_dtype_size(t) - !is_unsigned);
+    return (integer_range){is_unsigned ? 0 : -end, end};
+}
+
+static bool holds_all(tn_dtype t) { return t == TN_BOOL || tn_dtype_is_float(t); }
+
+bool tn_dtype_holds(tn_dtype t, double v) {
+    if (holds_all(t)) return true;
+    integer_range r = range_of(t);
+    return v >= r.low && v < r.end;
+}
+
+static tn_status refuse_number(const tn_infer *c, tn_dtype t, const char *what, double v) {
+    integer_range r = range_of(t);
+    return tn_fail(TN_ERR_ARGUMENT, "%s: %s is %.17g, which %s cannot hold (%.0f to %.0f): cast the tensor first",
+                   c->row->name, what, v, tn_dtype_name(t), r.low, r.end - 1);
+}
+
+tn_status tn_need_held(const tn_infer *c, tn_dtype t, const char *what, double v) {
+    return tn_dtype_holds(t, v) ? TN_OK : refuse_number(c, t, what, v);
+}
+
+tn_status tn_need_bounds(const tn_infer *c, tn_dtype t, double min, double max) {
+    if (holds_all(t)) return TN_OK;
+    integer_range r = range_of(t);
+    if (!(min < r.end)) return refuse_number(c, t, "the lower bound", min);
+    return max >= r.low ? TN_OK : refuse_number(c, t, "the upper bound", max);
 }
 
 tn_status tn_infer_same(tn_infer *c) {

@@ -914,23 +914,25 @@ tn_status tn_make_state(tn_tensor *t) {
 
 /* ---- facts ------------------------------------------------------------------------------------------------------- */
 
-static const tn_node *shown(const tn_tensor *t) {
-    if (!t) return &null_node;
-    return tn_tensor_is_live(t) ? tn_handle_of(t)->node : &freed_node;
+/* Of the current value: a handle may be behind, and hold an error where its tensor was restored since. */
+int tn_rank(const tn_tensor *t) {
+    const tn_node *n = tn_tensor_node(t);
+    return n->flags & TN_NODE_ERROR ? 0 : n->rank;
 }
-
-int tn_rank(const tn_tensor *t) { return shown(t)->flags & TN_NODE_ERROR ? 0 : shown(t)->rank; }
 
 int64_t tn_size(const tn_tensor *t, int64_t dim) {
     int rank = tn_rank(t);
     int64_t d = dim < 0 ? dim + rank : dim;
-    return d >= 0 && d < rank ? shown(t)->shape[d] : -1;
+    return d >= 0 && d < rank ? tn_tensor_node(t)->shape[d] : -1;
 }
 
-const int64_t *tn_shape(const tn_tensor *t) { return shown(t)->shape; }
-int64_t tn_numel(const tn_tensor *t) { return shown(t)->flags & TN_NODE_ERROR ? 0 : tn_node_numel(shown(t)); }
-tn_dtype tn_dtype_of(const tn_tensor *t) { return (tn_dtype)shown(t)->dtype; }
-tn_device *tn_device_of(const tn_tensor *t) { return shown(t)->device; }
+const int64_t *tn_shape(const tn_tensor *t) { return tn_tensor_node(t)->shape; }
+int64_t tn_numel(const tn_tensor *t) {
+    const tn_node *n = tn_tensor_node(t);
+    return n->flags & TN_NODE_ERROR ? 0 : tn_node_numel(n);
+}
+tn_dtype tn_dtype_of(const tn_tensor *t) { return (tn_dtype)tn_tensor_node(t)->dtype; }
+tn_device *tn_device_of(const tn_tensor *t) { return tn_tensor_node(t)->device; }
 
 tn_status tn_status_of(const tn_tensor *t) {
     bool refusals = t && tn_tensor_is_live(t) && tn_handle_of(t)->slot == NOT_FREED;
