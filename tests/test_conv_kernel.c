@@ -966,6 +966,73 @@ static void one_tap_has_the_bits_of_a_product(void **state) {
     }
 }
 
+/* Of small images most of a product's last vector of pixels would be empty: then filters are the columns. */
+static void one_tap_of_small_images_has_the_bits_of_a_product(void **state) {
+    (void)state;
+    enum { FILTERS = 96, CHANNELS = 300, SIDE = 7, MOST = 3 * FILTERS * SIDE * SIDE };
+    static float got[MOST], want[MOST];
+    tn_conv_args a = {.batch = 1, .groups = 1, .channels = CHANNELS, .out_channels = FILTERS, .kernel = {1, 1}};
+    for (int d = 0; d < 2; d++)
+        a.stride[d] = a.dilation[d] = 1;
+    a.size[0] = a.out_size[0] = 1;
+    a.size[1] = a.out_size[1] = a.x_stride[1] = SIDE * SIDE;
+    a.x_stride[3] = 1;
+    assert_true(tn_conv_tap_prefers_nhwc(&a) || tn_conv_vec()->tiles->lanes < MOST_LANES);
+    a.size[1] = a.out_size[1] = a.x_stride[1] = 14 * 16;
+    assert_false(tn_conv_tap_prefers_nhwc(&a));
+    for (int images = 1; images <= 3; images++) {
+        assert_ok(tn_threads_set(images));
+        TN_SCOPE;
+        tn_conv2d_options o = TN_CONV2D_DEFAULTS;
+        tn_tensor *x = random_tensor(TN_DIMS(images, CHANNELS, SIDE, SIDE));
+        tn_tensor *rest = random_tensor(TN_DIMS(images, FILTERS, SIDE, SIDE));
+        tn_tensor *w = random_tensor(TN_DIMS(FILTERS, CHANNELS, 1, 1)), *bias = random_tensor(TN_DIMS(FILTERS));
+        tn_tensor *y = tn_relu(tn_add(tn_conv2d(x, w, bias, &o), rest));
+        tn_tensor *product = tn_matmul(tn_reshape(w, TN_DIMS(FILTERS, CHANNELS)),
+                                       tn_reshape(x, TN_DIMS(images, CHANNELS, SIDE * SIDE)));
+        assert_ok(tn_eval((tn_tensor *[]){y, product}, 2));
+        tn_tensor *z = tn_add(product, tn_reshape(bias, TN_DIMS(FILTERS, 1)));
+        z = tn_relu(tn_add(tn_reshape(z, TN_DIMS(images, FILTERS, SIDE, SIDE)), rest));
+        size_t bytes = (size_t)tn_numel(y) * sizeof *got;
+        assert_true(bytes <= sizeof got);
+        assert_ok(tn_read(y, got, bytes));
+        assert_ok(tn_read(z, want, bytes));
+        assert_memory_equal(got, want, bytes);
+    }
+}
+
+/* Averages over windows are sums by the kernel for one filter a channel. */
+static void window_means_come_from_the_depthwise_kernel(void **state) {
+    (void)state;
+    enum { CHANNELS = 3, SIDE = 12, MOST = CHANNELS * SIDE * SIDE };
+    float x[MOST], y[MOST];
+    for (int i = 0; i < MOST; i++)
+        x[i] = (float)random_from(-1000, 1000) / 700.0f;
+    for (int64_t stride = 1; stride <= 2; stride++) {
+        TN_SCOPE;
+        tn_avg_pool2d_options o = TN_AVG_POOL2D_DEFAULTS;
+        o.stride[0] = o.stride[1] = stride;
+        o.padding[0] = o.padding[1] = 1;
+        tn_tensor *image = tn_from_data(x, TN_DIMS(1, CHANNELS, SIDE, SIDE), TN_F32);
+        tn_tensor *mean = tn_avg_pool2d(image, (int64_t[]){3, 3}, &o);
+        assert_ok(tn_eval(&mean, 1));
+        char *text = tn_explain_last();
+        assert_true(text && strstr(text, "native  conv2d_forward"));
+        tn_text_free(text);
+        assert_ok(tn_read(mean, y, (size_t)tn_numel(mean) * sizeof *y));
+        const int64_t across = tn_size(mean, 3);
+        for (int64_t n = 0; n < tn_numel(mean); n++) {
+            double sum = 0;
+            for (int64_t tap = 0; tap < 9; tap++) {
+                int64_t row = n / across % across * stride - 1 + tap / 3, column = n % across * stride - 1 + tap % 3;
+                bool there = row >= 0 && row < SIDE && column >= 0 && column < SIDE;
+                if (there) sum += (double)x[(n / across / across * SIDE + row) * SIDE + column];
+            }
+            assert_float_equal(y[n], sum / 9, 1e-6);
+        }
+    }
+}
+
 /* One tap's products: what the window sees of x, which has its zeros already, times the channels' numbers. */
 static tn_tensor *tap_products(tn_tensor *x, tn_tensor *w, const tn_conv2d_options *o, const int64_t *places,
                                int64_t tap) {
@@ -989,6 +1056,8 @@ static void one_filter_a_channel_has_the_bits_of_its_composition(void **state) {
         {{40, 1}, {7, 1}, {.stride = {3, 1}, .padding = {3, 0}, .dilation = {1, 1}}},
         {{1, 60}, {1, 9}, {.stride = {1, 3}, .padding = {0, 4}, .dilation = {1, 2}}},
         {{12, 12}, {8, 8}, {.stride = {1, 1}, .padding = {4, 4}, .dilation = {1, 1}}},
+        {{14, 30}, {5, 5}, {.stride = {2, 2}, .padding = {2, 2}, .dilation = {1, 1}}},
+        {{11, 23}, {7, 7}, {.stride = {1, 1}, .padding = {3, 3}, .dilation = {1, 1}}},
     };
     enum { CHANNELS = 3, TAPS = 64, PASS = 9, PASSES = 6 };
     assert_ok(tn_threads_set(2));
@@ -1227,6 +1296,8 @@ int main(void) {
         cmocka_unit_test(one_filter_a_channel_has_the_bits_of_its_definition),
         cmocka_unit_test(one_filter_a_channel_has_the_bits_of_its_composition),
         cmocka_unit_test(one_tap_has_the_bits_of_a_product),
+        cmocka_unit_test(one_tap_of_small_images_has_the_bits_of_a_product),
+        cmocka_unit_test(window_means_come_from_the_depthwise_kernel),
         cmocka_unit_test(the_greatest_of_a_window_has_the_bits_of_a_reduction),
         cmocka_unit_test(what_is_no_number_stands_at_the_same_pixels),
         cmocka_unit_test(what_ends_while_it_is_nhwc_has_the_bits_of_its_steps),

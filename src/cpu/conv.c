@@ -609,6 +609,13 @@ bool tn_conv_prefers_nhwc(const tn_conv_args *args) {
     return tn_conv_fits(args) && (tn_conv_nhwc_fits(args) || tn_conv_batch_rows_fits(args));
 }
 
+bool tn_conv_tap_prefers_nhwc(const tn_conv_args *args) {
+    enum { TURNING = 20 }; /* turning the results takes as long as a twentieth of a panel: measured */
+    const int64_t lanes = tn_conv_vec()->tiles->lanes, pixels = args->out_size[1], filters = args->out_channels;
+    const int64_t columns = round_up(pixels, lanes), panels = round_up(filters, 2 * lanes);
+    return TURNING * columns * filters > (TURNING + 1) * panels * pixels && tn_conv_prefers_nhwc(args);
+}
+
 bool tn_conv_pools(const tn_conv_args *args) {
     tn_conv_args plain = *args;
     conv c;

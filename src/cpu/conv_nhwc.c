@@ -574,13 +574,14 @@ static void compute_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
 
 /* ---- all of them ------------------------------------------------------------------------------------------------- */
 
-/* Threads share rows; of few rows, where that comes out even, panels: each of those is then read by one thread. Either
- * in several pieces each, of some output pixels. */
+/* Threads share rows; of few rows, where that comes out even or rows are fewer than threads, panels: each of those is
+ * then read by one thread. Either in several pieces each, of some output pixels. */
 static void share_out(nhwc_nhwc *t, int threads) {
     enum { PIECES = 8, PLACES = 96 };
     const int64_t unit = pooled_rows(&t->a), units = tn_ceil_div(t->all_rows, unit);
     int64_t share = t->a.groups % threads == 0 ? 1 : threads;
-    t->parts = share > 1 && t->all_rows <= t->rows && t->panels % share == 0 ? t->panels : 1;
+    const bool even = t->panels % share == 0 || units < share;
+    t->parts = share > 1 && t->all_rows <= t->rows && even ? t->panels : 1;
     if (t->parts == 1 && share > 1 && t->a.batch == 1) {
         int64_t pieces = tn_min64(t->all_rows * t->a.out_size[1] / PLACES / share, PIECES);
         t->rows = tn_min64(t->rows, tn_ceil_div(units, tn_max64(pieces, 1) * share) * unit);

@@ -197,8 +197,9 @@ VEC_INLINE void weigh_run(const tap_chains *c, const float *from, const float *w
     VEC_UNROLL for (int i = 0; i < n; i++) sum[i] += v_zero();
 }
 
-VEC_INLINE void depthwise_pixel(const tap_chains *c, const float *from, const float *weight, float *to,
-                                int64_t out_pixels, const bool greatest) {
+/* Any number of taps. */
+VEC_INLINE void weigh_any(const tap_chains *c, const float *from, const float *weight, float *to, int64_t out_pixels,
+                          const bool greatest) {
     V sum[KIR_LANES * WEIGH_RUN];
     int64_t i = 0;
     for (; i + WEIGH_RUN * VL <= out_pixels; i += WEIGH_RUN * VL) {
@@ -215,12 +216,100 @@ VEC_INLINE void depthwise_pixel(const tap_chains *c, const float *from, const fl
         v_part_store(to + i, v_mask(out_pixels - i), sum[k]);
 }
 
+/* The usual windows: with the number of taps a constant, filters and sums stay in registers. */
+enum { MOST_FIXED_TAPS = 49 };
+
+typedef struct fixed_taps {
+    const int64_t *at;
+    const float *from;
+    const V *weight; /* NULL: the greatest is looked for */
+} fixed_taps;
+
+VEC_INLINE V fold_tap(const fixed_taps *t, const int tap, const int taps) {
+    (void)taps;
+    V x = v_load(t->from + t->at[tap]);
+    return t->weight ? x * t->weight[tap] : x;
+}
+
+/* Chains of one tap, folded by halves: s[l] += s[l + 32], then 16 … 1, a branch of that tree after the other. */
+#define FOLD(level, next, half)                                                    \
+    VEC_INLINE V level(const fixed_taps *t, const int tap, const int taps) {       \
+        V first = next(t, tap, taps);                                              \
+        if (tap + half >= taps) return first;                                      \
+        V second = next(t, tap + half, taps);                                      \
+        return t->weight ? first + second : v_greatest(first, second);             \
+    }
+FOLD(fold_32, fold_tap, 32)
+FOLD(fold_16, fold_32, 16)
+FOLD(fold_8, fold_16, 8)
+FOLD(fold_4, fold_8, 4)
+FOLD(fold_2, fold_4, 2)
+FOLD(fold_1, fold_2, 1)
+_Static_assert(KIR_LANES == 64, "fold_32 is the first half of a reduction's lanes");
+
+VEC_INLINE V fixed_pass(const fixed_taps *t, const int tap, const int end) {
+    V sum = fold_tap(t, tap, end);
+    VEC_UNROLL for (int k = 1; k < end - tap; k++) sum += fold_tap(t, tap + k, end);
+    return sum;
+}
+
+/* Up to eight chains of `pass` taps, folded by halves. */
+VEC_INLINE V fixed_passes(const fixed_taps *t, const int taps, const int pass) {
+    enum { MOST_PASSES = 8 };
+    V sum[MOST_PASSES];
+    const int passes = (taps + pass - 1) / pass;
+    VEC_UNROLL for (int l = 0; l < MOST_PASSES; l++) {
+        if (l < passes) sum[l] = fixed_pass(t, l * pass, (l + 1) * pass < taps ? (l + 1) * pass : taps);
+    }
+    VEC_UNROLL for (int l = 0; l < 4; l++) {
+        if (l + 4 < passes) sum[l] += sum[l + 4];
+    }
+    VEC_UNROLL for (int l = 0; l < 2; l++) {
+        if (l + 2 < passes) sum[l] += sum[l + 2];
+    }
+    return passes > 1 ? sum[0] + sum[1] : sum[0];
+}
+
+/* `taps`, `pass` and `greatest` are constants. */
+VEC_INLINE void weigh_fixed(const tap_chains *c, const float *from, const float *weight, float *to, int64_t out_pixels,
+                            const int taps, const int pass, const bool greatest) {
+    V filter[MOST_FIXED_TAPS];
+    for (int k = 0; !greatest && k < taps; k++)
+        filter[k] = v_set1(weight[k]);
+    for (int64_t i = 0; i < out_pixels; i += VL) {
+        const fixed_taps t = {c->at, from + i, greatest ? NULL : filter};
+        V sum = pass > 0 ? fixed_passes(&t, taps, pass) : fold_1(&t, 0, taps);
+        if (!greatest && (pass == 0 || pass < taps)) sum += v_zero(); /* a reduction begins with +0 */
+        if (out_pixels - i >= VL)
+            v_store(to + i, sum);
+        else
+            v_part_store(to + i, v_mask(out_pixels - i), sum);
+    }
+}
+
 static void weigh_row(const tap_chains *c, const float *from, const float *weight, float *to, int64_t out_pixels) {
-    depthwise_pixel(c, from, weight, to, out_pixels, false);
+    enum { PASS = 9 }; /* op_conv.c's AT_ONCE */
+    if (c->taps == 9 && c->pass == PASS)
+        weigh_fixed(c, from, weight, to, out_pixels, 9, PASS, false);
+    else if (c->taps == 9 && c->pass == 0)
+        weigh_fixed(c, from, weight, to, out_pixels, 9, 0, false);
+    else if (c->taps == 25 && c->pass == PASS)
+        weigh_fixed(c, from, weight, to, out_pixels, 25, PASS, false);
+    else if (c->taps == 25 && c->pass == 0)
+        weigh_fixed(c, from, weight, to, out_pixels, 25, 0, false);
+    else if (c->taps == 49 && c->pass == PASS)
+        weigh_fixed(c, from, weight, to, out_pixels, 49, PASS, false);
+    else
+        weigh_any(c, from, weight, to, out_pixels, false);
 }
 
 static void greatest_row(const tap_chains *c, const float *from, const float *weight, float *to, int64_t out_pixels) {
-    depthwise_pixel(c, from, weight, to, out_pixels, true);
+    if (c->taps == 9)
+        weigh_fixed(c, from, weight, to, out_pixels, 9, 0, true);
+    else if (c->taps == 25)
+        weigh_fixed(c, from, weight, to, out_pixels, 25, 0, true);
+    else
+        weigh_any(c, from, weight, to, out_pixels, true);
 }
 
 /* Two by two: the same tree of four, but pairs that lie one above the other are met first, before the rows are cut. */

@@ -24,6 +24,7 @@ typedef struct piece {
 typedef struct tap_chains {
     const int64_t *at, *end;
     int64_t chains; /* KIR_LANES at most */
+    int64_t taps, pass; /* of a chain, taps in their order; pass is 0 where each of at most KIR_LANES taps is a chain */
     bool from_zero;
 } tap_chains;
 

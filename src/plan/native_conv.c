@@ -107,7 +107,7 @@ static bool takes_one_tap(const tn_node *n, const tn_conv_args *a) {
 /* Filters as columns take windows of one tap as they take others, and have an epilogue: worth it over many output
  * pixels. */
 static bool takes_nhwc_tap(const tn_node *n, const tn_conv_args *a) {
-    enum { MANY = 64 };
+    enum { MANY = 32 };
     bool one = n->dtype == TN_F32 && a->kernel[0] * a->kernel[1] == 1 && tn_node_numel(n) > 0 && !tn_blas_chosen();
     return one && a->out_size[0] * a->out_size[1] >= MANY && tn_conv_prefers_nhwc(a);
 }
@@ -471,6 +471,17 @@ static bool pixels_follow(const tn_conv_args *a) {
     return a->size[0] == 1 || a->x_stride[2] == a->size[1] * a->x_stride[3];
 }
 
+/* Windows of one tap do not ask where rows end: with filters as columns, all output pixels of an image are one row. */
+static bool flattens(tn_conv_args *a) {
+    tn_conv_args flat = *a;
+    flat.size[1] *= flat.size[0];
+    flat.out_size[1] = flat.size[1];
+    flat.size[0] = flat.out_size[0] = 1;
+    if (!tn_conv_tap_prefers_nhwc(&flat)) return false;
+    *a = flat;
+    return true;
+}
+
 /* Of an epilogue whose only result lies as the convolution's would, or in the block that is pooled. */
 static bool reads_epilogue(tn_native *n, const tn_group *group) {
     if (!n->epilogue || (group->pool < 0 && !n->joined_out)) return false;
@@ -489,7 +500,7 @@ tn_status tn_make_conv2d_forward(const tn_graph_plan *g, const tn_group *group, 
         take_pool(&n->conv, g->values[group->pool].node);
     else
         lie_down(&n->conv);
-    if (one_tap && pixels_follow(&n->conv)) return make_one_tap(group, n, workspace);
+    if (one_tap && pixels_follow(&n->conv) && !flattens(&n->conv)) return make_one_tap(group, n, workspace);
     if (!each && group->pool < 0 && has_few_pixels(g, &n->conv, weight))
         return make_few_pixels(g, group, n, weight, workspace);
     TRY(tn_native_join(n, group, &n->conv.epilogue));
