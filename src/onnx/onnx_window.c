@@ -383,29 +383,47 @@ static double least_of(tn_dtype t) {
     return t == TN_U8 ? 0 : -INFINITY;
 }
 
-/* By the kernel for planes, which pads on both sides alike; other images get their padding before. */
-static tn_tensor *greatest_seen(const tn_tensor *x, const onnx_window *w, const int64_t *places) {
-    static const int64_t last_but_one = 2;
-    tn_max_pool2d_options o = TN_MAX_POOL2D_DEFAULTS;
-    int64_t kernel[2] = {1, 1}, after[ONNX_MAX_AXES];
+/* A window over planes, as the pooling operations take it. */
+typedef struct plane_window {
+    int64_t kernel[2], stride[2], dilation[2], padding[2];
+} plane_window;
+
+/* Reads a window of one or two axes. The operations pad on both sides alike; other images get their padding, of
+ * `value`, before: returns x or the padded image. */
+static const tn_tensor *window_of_planes(const tn_tensor *x, const onnx_window *w, const int64_t *places, double value,
+                                         plane_window *p) {
+    int64_t after[ONNX_MAX_AXES];
     bool even = true;
+    *p = (plane_window){{1, 1}, {1, 1}, {1, 1}, {0, 0}};
     for (int a = 0; a < w->axes; a++) {
         int to = 2 - w->axes + a;
         int64_t size = tn_size(x, 2 + a), reach = onnx_reach(w, a), room = size + 2 * w->before[a] - reach;
-        kernel[to] = w->kernel[a];
-        o.stride[to] = w->stride[a];
-        o.dilation[to] = w->dilation[a];
-        o.padding[to] = w->before[a];
+        p->kernel[to] = w->kernel[a];
+        p->stride[to] = w->stride[a];
+        p->dilation[to] = w->dilation[a];
+        p->padding[to] = w->before[a];
         after[a] = (places[a] - 1) * w->stride[a] + reach - w->before[a] - size;
         even &= w->before[a] >= 0 && w->before[a] <= w->kernel[a] / 2;
         even &= room >= 0 && room / w->stride[a] + 1 == places[a];
     }
-    if (!even) {
-        x = padded(x, w->axes, w->before, after, -INFINITY);
-        memset(o.padding, 0, sizeof o.padding);
-    }
-    if (w->axes == 2) return tn_max_pool2d(x, kernel, &o);
-    return tn_squeeze(tn_max_pool2d(as_image(x, 1), kernel, &o), &last_but_one, 1);
+    if (even) return x;
+    memset(p->padding, 0, sizeof p->padding);
+    return padded(x, w->axes, w->before, after, value);
+}
+
+static tn_tensor *as_line(tn_tensor *image, int axes) {
+    static const int64_t last_but_one = 2;
+    return axes == 2 ? image : tn_squeeze(image, &last_but_one, 1);
+}
+
+static tn_tensor *greatest_seen(const tn_tensor *x, const onnx_window *w, const int64_t *places) {
+    tn_max_pool2d_options o = TN_MAX_POOL2D_DEFAULTS;
+    plane_window p;
+    x = window_of_planes(x, w, places, -INFINITY, &p);
+    memcpy(o.stride, p.stride, sizeof o.stride);
+    memcpy(o.dilation, p.dilation, sizeof o.dilation);
+    memcpy(o.padding, p.padding, sizeof o.padding);
+    return as_line(tn_max_pool2d(w->axes == 2 ? x : as_image(x, 1), p.kernel, &o), w->axes);
 }
 
 tn_status onnx_max_pool(onnx_call *c) {
@@ -445,9 +463,25 @@ static tn_tensor *window_counted(const onnx_window *w, int a, int64_t size, int6
     return count;
 }
 
+/* Of planes by the operation that has a kernel for them. */
+static tn_tensor *window_sums(const tn_tensor *x, const onnx_window *w, const int64_t *places) {
+    tn_avg_pool2d_options o = TN_AVG_POOL2D_DEFAULTS;
+    int64_t dims[ONNX_MAX_AXES];
+    bool planes = w->axes < 3;
+    plane_window p;
+    for (int a = 0; a < w->axes; a++)
+        planes &= w->dilation[a] == 1;
+    if (!planes) return tn_sum(onnx_seen(x, w, places, 0), dims, onnx_dims(2, 2 + w->axes, dims), false);
+    x = window_of_planes(x, w, places, 0, &p);
+    memcpy(o.stride, p.stride, sizeof o.stride);
+    memcpy(o.padding, p.padding, sizeof o.padding);
+    o.divisor_override = 1;
+    return as_line(tn_avg_pool2d(w->axes == 2 ? x : as_image(x, 1), p.kernel, &o), w->axes);
+}
+
 tn_status onnx_average_pool(onnx_call *c) {
     const tn_tensor *x = onnx_in(c, 0);
-    int64_t places[ONNX_MAX_AXES], dims[ONNX_MAX_AXES], taps = 1;
+    int64_t places[ONNX_MAX_AXES], taps = 1;
     bool padding_counts = onnx_int(c, "count_include_pad", 0) != 0, padding = false;
     onnx_window w;
     TRY(onnx_window_read(c, x, NULL, &w));
@@ -458,8 +492,7 @@ tn_status onnx_average_pool(onnx_call *c) {
         taps *= w.kernel[a];
         padding |= padding_counts ? end > tn_size(x, 2 + a) + w.after[a] : w.before[a] || end > tn_size(x, 2 + a);
     }
-    tn_tensor *seen = onnx_seen(onnx_as(x, wide), &w, places, 0);
-    tn_tensor *y = tn_sum(seen, dims, onnx_dims(2, 2 + w.axes, dims), false);
+    tn_tensor *y = window_sums(onnx_as(x, wide), &w, places);
     if (!padding) return onnx_put(c, 0, tn_cast(tn_mul_scalar(y, 1.0 / (double)taps), tn_dtype_of(x)));
     for (int a = 0; a < w.axes; a++)
         y = tn_div(y, window_counted(&w, a, tn_size(x, 2 + a), places[a], padding_counts, wide));

@@ -271,10 +271,20 @@ static tn_node *divided(tn_build *b, const tn_node *n, const tn_window *w, tn_no
     return whole ? tn_b_div_trunc(b, x, count) : tn_b_div(b, x, count);
 }
 
+/* Sums of the windows of x [batch, channels, h, w]: of floats a depthwise convolution with ones, for which the CPU has a
+ * kernel; where windows are few, a reduction over what they see. */
+static tn_node *window_sums(tn_build *b, tn_node *x, const tn_window *w, const int64_t *places) {
+    enum { FEW_WINDOWS = 16 };
+    if (!x || x->dtype != TN_F32 || x->shape[1] < 2 || places[0] * places[1] < FEW_WINDOWS)
+        return tn_b_sum(b, tn_b_im2col(b, x, w, places, 0.0), taps_dims, 2, false); /* of integers in i64 */
+    const int64_t filters[4] = {x->shape[1], 1, w->kernel[0], w->kernel[1]};
+    tn_node *ones = tn_b_expand(b, tn_b_const(b, 1.0, x), filters, 4);
+    return tn_b_conv2d_forward(b, x, ones, places, w->stride, w->padding, w->dilation, x->shape[1]);
+}
+
 static tn_node *compose_avg_pool2d(tn_build *b, const tn_node *n) {
     tn_window w = pool_window(n->i, NULL);
-    tn_node *seen = tn_b_im2col(b, tn_b_as_nchw(b, n->in[0], 2), &w, pixels_of(n), 0.0);
-    tn_node *sum = tn_b_sum(b, seen, taps_dims, 2, false); /* of integers in i64 */
+    tn_node *sum = window_sums(b, tn_b_as_nchw(b, n->in[0], 2), &w, pixels_of(n));
     return tn_b_cast_like(b, divided(b, n, &w, tn_b_view(b, sum, n->shape, n->rank)), n);
 }
 

@@ -764,8 +764,8 @@ static bool feeds_kernel(const tn_graph_plan *g, const tn_value *v, int depth) {
     return false;
 }
 
-/* Is the value stored in memory even if the concatenation does not ask for it? True for the epilogue of a product or a
- * convolution and for operands of kernels; false for element-wise values, which are better computed in the
+/* Is the value stored in memory even if the concatenation does not ask for it? True for the epilogue of a product, a
+ * convolution or a reduction and for operands of kernels; false for element-wise values, which are better computed in the
  * concatenation. */
 static bool is_stored_anyway(const tn_graph_plan *g, int value) {
     enum { EPILOGUE = 4 }; /* steps */
@@ -773,7 +773,8 @@ static bool is_stored_anyway(const tn_graph_plan *g, int value) {
     while (value >= 0 && g->values[value].row) {
         const tn_value *v = &g->values[value];
         tn_op_class c = tn_value_class(v);
-        if (c != TN_VIEW_OP && c != TN_ELEMENTWISE) return steps == 0 || c == TN_MATMUL || c == TN_NATIVE;
+        if (c != TN_VIEW_OP && c != TN_ELEMENTWISE)
+            return steps == 0 || c == TN_MATMUL || c == TN_NATIVE || c == TN_REDUCTION;
         if (c == TN_ELEMENTWISE && steps == 0 && (v->output >= 0 || feeds_kernel(g, v, 0))) return true;
         if (c == TN_VIEW_OP ? steps > 0 : steps++ == EPILOGUE) return false;
         value = c == TN_VIEW_OP ? v->in[0] : computed_input(g, v);
@@ -782,9 +783,9 @@ static bool is_stored_anyway(const tn_graph_plan *g, int value) {
 }
 
 /* A fused concatenation evaluates every part at each element and selects one. So parts are stored first and copied if
- * all are in memory anyway, if most of several parts are, or if the parts alternate every few elements. */
+ * all are in memory anyway, if most of several parts are, if they are many, or if they alternate every few elements. */
 static bool is_copied(const tn_graph_plan *g, const tn_value *v) {
-    enum { FEW = 16, SEVERAL = 3 };
+    enum { FEW = 16, SEVERAL = 3, MANY_PARTS = 5 };
     const tn_node *n = v->node;
     int64_t inner = 1, longest = 0, stored = 0, all = tn_value_numel(v);
     for (int d = (int)n->i[0] + 1; d < n->rank; d++)
@@ -794,7 +795,7 @@ static bool is_copied(const tn_graph_plan *g, const tn_value *v) {
         if (x->rank == n->rank) longest = tn_max64(longest, x->shape[n->i[0]] * inner);
         if (is_stored_anyway(g, v->in[k])) stored += tn_node_numel(x);
     }
-    return stored == all || (v->n_in >= SEVERAL && 2 * stored >= all) || longest <= FEW;
+    return stored == all || (v->n_in >= SEVERAL && 2 * stored >= all) || v->n_in >= MANY_PARTS || longest <= FEW;
 }
 
 void tn_concat_choose(tn_graph_plan *g) {
