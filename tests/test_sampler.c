@@ -133,10 +133,9 @@ static void draws_follow(tn_sampler_options o, const float *logits, int n) {
 static void draws_follow_the_distribution_of_every_setting(void **state) {
     (void)state;
     const tn_sampler_options settings[] = {
-        draw(1, 0, 1, 0, 1),         draw(0.5, 0, 1, 0, 2),          draw(2.5, 0, 1, 0, 3),
-        draw(1, 1, 1, 0, 4),         draw(1, 7, 1, 0, 5),            draw(1, 10000, 1, 0, 6),
-        draw(1, 0, 0.5, 0, 7),       draw(3, 0, 0.95, 0, 8),         draw(3, 0, 0.999999, 0, 9),
-        draw(1, 0, 1, 0.1, 10),      draw(1, 0, 1, 1, 11),           draw(0.8, 40, 0.9, 0.05, 12),
+        draw(1, 0, 1, 0, 1),         draw(0.5, 0, 1, 0, 2),   draw(2.5, 0, 1, 0, 3), draw(1, 1, 1, 0, 4),
+        draw(1, 7, 1, 0, 5),         draw(1, 10000, 1, 0, 6), draw(1, 0, 0.5, 0, 7), draw(3, 0, 0.95, 0, 8),
+        draw(3, 0, 0.999999, 0, 9),  draw(1, 0, 1, 0.1, 10),  draw(1, 0, 1, 1, 11),  draw(0.8, 40, 0.9, 0.05, 12),
         draw(8, 400, 0.9, 0.01, 13), draw(1, 0, 0, 0, 14), /* top_p 0: only the likeliest */
     };
     float logits[MOST];
@@ -211,17 +210,49 @@ static void the_same_seed_draws_the_same(void **state) {
 
 static void options_out_of_range_are_refused(void **state) {
     (void)state;
-    enum { SIZE = TN_OPTIONS_SIZE(tn_sampler_options, seed) };
-    static const tn_sampler_options wrong[] = {
-        {SIZE, -1, 0, 1, 0, 1, 64, 0},       {SIZE, NAN, 0, 1, 0, 1, 64, 0}, {SIZE, INFINITY, 0, 1, 0, 1, 64, 0},
-        {SIZE, 0, -1, 1, 0, 1, 64, 0},       {SIZE, 0, 0, 1.5, 0, 1, 64, 0}, {SIZE, 0, 0, NAN, 0, 1, 64, 0},
-        {SIZE, 0, 0, 1, -0.1, 1, 64, 0},     {SIZE, 0, 0, 1, 0, -1, 64, 0},  {SIZE, 0, 0, 1, 0, 0, 64, 0},
-        {SIZE, 0, 0, 1, 0, 1e-50, 64, 0},    {SIZE, 0, 0, 1, 0, 1e50, 64, 0}, {SIZE, 0, 0, 1, 0, 1, -1, 0},
-        {SIZE, 0, 0, 1, 0, 1, INT32_MAX, 0},
+    static const struct {
+        size_t field;
+        double value; /* as what the field is: see `integer` */
+        bool integer;
+    } wrong[] = {
+#define WRONG(field, value)                             \
+    {offsetof(tn_sampler_options, field), value,        \
+     _Generic(((tn_sampler_options *)0)->field, int32_t \
+              : true, double                            \
+              : false)}
+        WRONG(temperature, -1),
+        WRONG(temperature, NAN),
+        WRONG(temperature, INFINITY),
+        WRONG(top_k, -1),
+        WRONG(top_p, 1.5),
+        WRONG(top_p, NAN),
+        WRONG(min_p, -0.1),
+        WRONG(repeat_penalty, -1),
+        WRONG(repeat_penalty, 0),
+        WRONG(repeat_penalty, 1e-50),
+        WRONG(repeat_penalty, 1e50),
+        WRONG(repeat_window, -1),
+        WRONG(repeat_window, INT32_MAX),
+        WRONG(frequency_penalty, 101),
+        WRONG(presence_penalty, NAN),
+        WRONG(dry_multiplier, -1),
+        WRONG(dry_base, 0.5),
+        WRONG(dry_allowed_length, 0),
+        WRONG(dry_window, -1),
+        WRONG(dry_breaker_count, -1),
+        WRONG(dry_breaker_count, 1),
+        WRONG(mirostat_tau, -1),
+        WRONG(mirostat_eta, 2),
+#undef WRONG
     };
     for (size_t i = 0; i < TN_COUNT(wrong); i++) {
-        tn_sampler_options o = wrong[i];
+        tn_sampler_options o = TN_SAMPLER_DEFAULTS;
         tn_sampler *s;
+        char *at = (char *)&o + wrong[i].field;
+        if (wrong[i].integer)
+            memcpy(at, &(int32_t){(int32_t)wrong[i].value}, sizeof(int32_t));
+        else
+            memcpy(at, &wrong[i].value, sizeof(double));
         assert_int_equal(tn_sampler_new(&o, &s), TN_ERR_ARGUMENT);
         assert_null(s);
         assert_text_has(tn_error(), "sampler: ");
@@ -266,6 +297,242 @@ static void failed_allocations_leave_nothing_behind(void **state) {
     }
 }
 
+/* ---- further penalties ------------------------------------------------------------------------------------------- */
+
+static void accept_all(tn_sampler *s, const int32_t *ids, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        tn_sampler_accept(s, ids[i]);
+}
+
+/* The logit that token `id` has to have to be picked over token 0, whose logit is 10: 10 plus what it lost. */
+static void assert_loses(tn_sampler *s, int32_t id, double loss) {
+    float logits[16];
+    for (int i = 0; i < 16; i++)
+        logits[i] = i == 0 ? 10 : -50;
+    logits[id] = (float)(10 + loss + 1e-3);
+    assert_int_equal(pick(s, logits, 16), id);
+    logits[id] = (float)(10 + loss - 1e-3);
+    assert_int_equal(pick(s, logits, 16), 0);
+}
+
+/* Refuses with this status, and says so. */
+#define assert_fails(expr, status, part)     \
+    do {                                     \
+        assert_int_equal((expr), (status));  \
+        assert_text_has(tn_error(), (part)); \
+    } while (0)
+
+static void frequency_and_presence_count_occurrences(void **state) {
+    (void)state;
+    tn_sampler_options o = TN_SAMPLER_DEFAULTS;
+    o.frequency_penalty = 0.25;
+    o.presence_penalty = 1;
+    o.repeat_window = 5;
+    tn_sampler *s = make(o);
+    accept_all(s, (int32_t[]){9, 3, 5, 3, 3, 6}, 6); /* 9 has left the window */
+    assert_loses(s, 3, 1 + 3 * 0.25);
+    assert_loses(s, 5, 1.25);
+    assert_loses(s, 9, 0);
+    tn_sampler_reset(s);
+    assert_loses(s, 3, 0);
+    tn_sampler_free(s);
+}
+
+static void dry_penalizes_what_continues_a_repetition(void **state) {
+    (void)state;
+    const int32_t text[] = {1, 2, 3, 4, 8, 2, 3, 5, 8, 1, 2, 3};
+    tn_sampler_options o = TN_SAMPLER_DEFAULTS;
+    o.dry_multiplier = 0.5;
+    o.dry_base = 2;
+    tn_sampler *s = make(o);
+    accept_all(s, text, TN_COUNT(text));
+    assert_loses(s, 4, 0.5 * 2); /* 1 2 3 occurred before it: one more than allowed */
+    assert_loses(s, 5, 0.5);     /* 2 3 */
+    assert_loses(s, 8, 0);
+    assert_loses(s, 2, 0);
+    tn_sampler_free(s);
+    o.dry_allowed_length = 3;
+    s = make(o);
+    accept_all(s, text, TN_COUNT(text));
+    assert_loses(s, 4, 0.5);
+    assert_loses(s, 5, 0);
+    tn_sampler_free(s);
+}
+
+static void dry_does_not_look_across_breakers(void **state) {
+    (void)state;
+    const int32_t breakers[] = {7, 2}, text[] = {1, 2, 3, 4, 5, 1, 2, 3, 4}, line[] = {3, 4, 7, 3, 4};
+    tn_sampler_options o = TN_SAMPLER_DEFAULTS;
+    o.dry_multiplier = 0.5;
+    o.dry_base = 2;
+    o.dry_breakers = breakers;
+    o.dry_breaker_count = 2;
+    tn_sampler *s = make(o);
+    accept_all(s, text, TN_COUNT(text));
+    assert_loses(s, 5, 0.5); /* 3 4 behind the breaker 2 */
+    tn_sampler_reset(s);
+    accept_all(s, line, TN_COUNT(line));
+    assert_loses(s, 7, 0); /* a breaker itself */
+    tn_sampler_free(s);
+}
+
+/* The quadratic definition, for texts of few different tokens. */
+static void dry_agrees_with_its_definition(void **state) {
+    (void)state;
+    enum { LENGTH = 60, KINDS = 3 };
+    uint32_t random = 7;
+    for (int round = 0; round < 200; round++) {
+        int32_t text[LENGTH];
+        double loss[16] = {0};
+        for (int i = 0; i < LENGTH; i++) {
+            random = random * 1664525u + 1013904223u;
+            text[i] = 1 + (int32_t)(random >> 24) % KINDS;
+        }
+        for (int end = 1; end < LENGTH; end++) { /* text[end] followed text[.. end - 1] */
+            int same = 0;
+            while (same < end && text[end - 1 - same] == text[LENGTH - 1 - same])
+                same++;
+            double own = same >= 2 ? 0.01 * pow(1.2, same - 2) : 0;
+            loss[text[end]] = fmax(loss[text[end]], own);
+        }
+        tn_sampler_options o = TN_SAMPLER_DEFAULTS;
+        o.dry_multiplier = 0.01;
+        o.dry_base = 1.2;
+        tn_sampler *s = make(o);
+        accept_all(s, text, LENGTH);
+        for (int32_t id = 1; id <= KINDS; id++)
+            assert_loses(s, id, loss[id]);
+        tn_sampler_free(s);
+    }
+}
+
+static void mirostat_keeps_the_mean_surprise(void **state) {
+    (void)state;
+    float logits[MOST], greatest = -INFINITY;
+    double total = 0, sum = 0;
+    for (int i = 0; i < MOST; i++) {
+        logits[i] = -(float)log(i + 1); /* Zipf's law: 300 tokens, from 2.7 bits on, 5.6 without a limit */
+        greatest = fmaxf(greatest, logits[i]);
+    }
+    tn_sampler_options o = TN_SAMPLER_DEFAULTS;
+    o.temperature = 1;
+    o.mirostat_tau = 4;
+    o.seed = 3;
+    tn_sampler *s = make(o);
+    for (int i = 0; i < MOST; i++)
+        total += exp((double)(logits[i] - greatest));
+    enum { COUNT = 4000 };
+    for (int i = 0; i < COUNT; i++) {
+        int32_t id = pick(s, logits, MOST);
+        sum += log2(total) - (double)(logits[id] - greatest) / log(2);
+    }
+    if (fabs(sum / COUNT - 4) > 0.05) fail_msg("mean surprise %g; tau is 4", sum / COUNT);
+    tn_sampler_free(s);
+}
+
+static void logprobs_are_those_of_the_softmax(void **state) {
+    (void)state;
+    const float logits[] = {1, 3, -INFINITY, 3, 2}, one[] = {0, INFINITY};
+    const float nan = NAN;
+    double own, total = exp(-2) + 1 + 1 + exp(-1);
+    tn_logprob top[5];
+    assert_ok(tn_logprobs(logits, 5, 4, &own, top, 3));
+    assert_true(fabs(own - (-1 - log(total))) < 1e-12);
+    assert_int_equal(top[0].id, 1);
+    assert_int_equal(top[1].id, 3);
+    assert_int_equal(top[2].id, 4);
+    assert_true(fabs(top[0].logprob - (-log(total))) < 1e-12);
+    assert_true(fabs(top[2].logprob - (own)) < 1e-12);
+    assert_ok(tn_logprobs(logits, 5, 2, &own, NULL, 0));
+    assert_true(own == -INFINITY);
+    assert_ok(tn_logprobs(one, 2, 1, &own, top, 2));
+    assert_true(own == 0 && top[0].id == 1 && top[1].logprob == -INFINITY);
+    assert_fails(tn_logprobs(logits, 5, 5, &own, NULL, 0), TN_ERR_ARGUMENT, "token 5");
+    assert_fails(tn_logprobs(logits, 5, 0, &own, top, 6), TN_ERR_ARGUMENT, "the 6 most probable");
+    assert_fails(tn_logprobs(&nan, 1, 0, &own, NULL, 0), TN_ERR_ARGUMENT, "not a number");
+}
+
+/* ---- stop strings ------------------------------------------------------------------------------------------------ */
+
+static tn_stop_strings *make_stops(const char *const *strings, int count) {
+    tn_text_slice slices[8];
+    tn_stop_strings *s;
+    for (int i = 0; i < count; i++)
+        slices[i] = (tn_text_slice){strings[i], strlen(strings[i])};
+    assert_ok(tn_stop_strings_new(slices, count, &s));
+    return s;
+}
+
+/* Feeds `text` cut after the places whose bits are set in `cuts`; what is shown, and which string ended it. */
+static int feed(tn_stop_strings *s, const char *text, unsigned cuts, tn_bytes *out) {
+    int found = -1;
+    size_t length = strlen(text), begin = 0;
+    out->size = 0;
+    for (size_t i = 1; i <= length; i++) {
+        if (i < length && !(cuts >> (i - 1) & 1)) continue;
+        assert_ok(tn_stop_strings_feed(s, text + begin, i - begin, out, &found));
+        begin = i;
+    }
+    assert_ok(tn_stop_strings_end(s, out));
+    return found;
+}
+
+static void stop_strings_end_a_text_however_it_is_cut(void **state) {
+    (void)state;
+    static const struct {
+        const char *strings[3];
+        const char *text, *shown;
+        int found;
+    } rows[] = {
+        {{"END"}, "aENEND b", "aEN", 0},    {{"END"}, "aENDE", "a", 0},
+        {{"END"}, "a EN", "a EN", -1},      {{"aab"}, "aaaab", "aa", 0},
+        {{"abab", "ba"}, "xabab", "xa", 1}, {{"b", "ab"}, "xxab", "xx", 1},
+        {{"abcd", "bc"}, "abcx", "a", 1},   {{"abc", "xy"}, "ababxab", "ababxab", -1},
+        {{"\n\n"}, "a\nb\n\nc", "a\nb", 0}, {{"abac"}, "ababac", "ab", 0},
+    };
+    tn_bytes out = {0};
+    for (size_t r = 0; r < TN_COUNT(rows); r++) {
+        int count = 0;
+        while (count < 3 && rows[r].strings[count])
+            count++;
+        tn_stop_strings *s = make_stops(rows[r].strings, count);
+        for (unsigned cuts = 0; cuts < 1u << (strlen(rows[r].text) - 1); cuts++) {
+            int found = feed(s, rows[r].text, cuts, &out);
+            bool same = found == rows[r].found && out.size == strlen(rows[r].shown) &&
+                        memcmp(out.data ? out.data : "", rows[r].shown, out.size) == 0;
+            if (!same)
+                fail_msg("\"%s\" cut by %#x: \"%.*s\", string %d", rows[r].text, cuts, (int)out.size, out.data, found);
+        }
+        tn_stop_strings_free(s);
+    }
+    tn_bytes_free(&out);
+}
+
+static void no_part_of_a_stop_string_is_shown(void **state) {
+    (void)state;
+    tn_bytes out = {0};
+    int found;
+    tn_stop_strings *s = make_stops((const char *const[]){"STOP", "\n###"}, 2);
+    assert_ok(tn_stop_strings_feed(s, "go ST", 5, &out, &found));
+    assert_int_equal(out.size, 3);
+    assert_ok(tn_stop_strings_feed(s, "Y\n#", 3, &out, &found));
+    assert_int_equal(out.size, 6);
+    assert_memory_equal(out.data, "go STY", 6);
+    assert_ok(tn_stop_strings_feed(s, "##x", 3, &out, &found));
+    assert_int_equal(found, 1);
+    assert_ok(tn_stop_strings_feed(s, "more", 4, &out, &found));
+    assert_int_equal(found, 1);
+    assert_int_equal(out.size, 6);
+    tn_stop_strings_free(s);
+    tn_bytes_free(&out);
+    assert_fails(tn_stop_strings_new(&(tn_text_slice){"", 0}, 1, &s), TN_ERR_ARGUMENT, "empty");
+    assert_ok(tn_stop_strings_new(NULL, 0, &s));
+    assert_ok(tn_stop_strings_feed(s, "all", 3, &out, &found));
+    assert_int_equal(out.size, 3);
+    tn_stop_strings_free(s);
+    tn_bytes_free(&out);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(greedy_takes_the_first_of_the_greatest),
@@ -279,6 +546,14 @@ int main(void) {
         cmocka_unit_test(options_out_of_range_are_refused),
         cmocka_unit_test(logits_without_a_choice_are_refused),
         cmocka_unit_test(failed_allocations_leave_nothing_behind),
+        cmocka_unit_test(frequency_and_presence_count_occurrences),
+        cmocka_unit_test(dry_penalizes_what_continues_a_repetition),
+        cmocka_unit_test(dry_does_not_look_across_breakers),
+        cmocka_unit_test(dry_agrees_with_its_definition),
+        cmocka_unit_test(mirostat_keeps_the_mean_surprise),
+        cmocka_unit_test(logprobs_are_those_of_the_softmax),
+        cmocka_unit_test(stop_strings_end_a_text_however_it_is_cut),
+        cmocka_unit_test(no_part_of_a_stop_string_is_shown),
     };
     return cmocka_run_group_tests_name("sampler", tests, NULL, NULL);
 }

@@ -21,7 +21,7 @@ PUBLIC_ONLY = {"nn", "text"}
 # that raises its budget, or something that leaves.
 BUDGET = {"base": 3600, "kir": 17000, "cpu": 13300, "gpu": 2800, "vendor": 2400, "hal": 7700, "drivers": 8250,
           "tensor": 2800, "ops": 12700, "plan": 11100, "autograd": 650, "check": 1700, "nn": 2600, "formats": 4700,
-          "onnx": 16900, "engines": 1200, "text": 13900}
+          "onnx": 16900, "engines": 1200, "text": 15600}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 ENDINGS = {".c", ".h", ".def", ".inc"}

@@ -107,6 +107,17 @@ TN_API int64_t tn_llm_position(const tn_llm *m);
 /* Cuts the sequence to its first `position` tokens; 0 begins anew. TN_ERR_ARGUMENT when it is shorter. */
 TN_API tn_status tn_llm_rewind(tn_llm *m, int64_t position);
 
+/* The tokens of the sequence, [tn_llm_position]; valid until the next call on m. NULL for NULL. */
+TN_API const int32_t *tn_llm_tokens(const tn_llm *m);
+
+/* How many leading tokens of ids[count] stand in the sequence already: the longest common prefix, but at most
+ * count - 1, so that logits for the last token can be computed. Computes only what is new of a conversation that grew:
+ *   int64_t kept = tn_llm_common_prefix(m, ids, count);
+ *   tn_llm_rewind(m, kept);
+ *   tn_llm_prompt(m, ids + kept, count - kept, &logits);
+ * The logits have the same bits as those of the whole prompt in an empty sequence. 0 for NULL or no ids. */
+TN_API int64_t tn_llm_common_prefix(const tn_llm *m, const int32_t *ids, int64_t count);
+
 /* Appends `count` ≥ 1 tokens. *logits (may be NULL): vocabulary numbers for what follows the last one; valid until the
  * next call on m. A failure appends nothing; host memory that runs out
  * while the pass is recorded is the exception: the failure says so, and the sequence begins anew, at position 0.

@@ -253,14 +253,34 @@ typedef struct tn_chat {
 TN_API tn_status tn_chat_template_apply(const tn_chat_template *t, const tn_chat *chat,
                                         const tn_chat_template_options *options, tn_bytes *out);
 
+/* ---- stop strings ------------------------------------------------------------------------------------------------ */
+
+/* Ends a generated text at the first of some strings, which need not begin or end where tokens do. Text that may be the
+ * beginning of a stop string is withheld until more is known, so no part of a stop string is ever shown. */
+typedef struct tn_stop_strings tn_stop_strings;
+
+/* strings [count], copied. *out: freed with tn_stop_strings_free; used by one thread at a time.
+ * Errors: TN_ERR_ARGUMENT for an empty string or more than 1 MiB of them, TN_ERR_MEMORY. */
+TN_API tn_status tn_stop_strings_new(const tn_text_slice *strings, int count, tn_stop_strings **out);
+TN_API void tn_stop_strings_free(tn_stop_strings *s); /* NULL is fine */
+
+/* Takes `size` further bytes of the text and appends to `out` what can be shown by now. *found: -1, or the index of the
+ * stop string that was completed first: then `out` ends where that string begins, what follows it is dropped, and
+ * further calls append nothing. Of strings that begin at the same byte the one that is completed first counts.
+ * Errors: TN_ERR_MEMORY. */
+TN_API tn_status tn_stop_strings_feed(tn_stop_strings *s, const char *data, size_t size, tn_bytes *out, int *found);
+
+/* The text ends: appends what was withheld, and begins anew. */
+TN_API tn_status tn_stop_strings_end(tn_stop_strings *s, tn_bytes *out);
+
 /* ---- sampler ----------------------------------------------------------------------------------------------------- */
 
 /* How the next token is chosen from a model's logits. By default the token with the greatest logit.
  *
- * The steps, in this order: the repetition penalty changes logits; temperature divides them; top_k, top_p and min_p
- * each leave the likelier tokens; one of what is left is drawn with its probability. This is Hugging Face's order.
- * (llama.cpp applies the temperature last, so that with top_p and min_p other tokens may stay: at a temperature below 1
- * more of them there, above 1 fewer. Both agree at temperature 1.) */
+ * The steps, in this order: penalties (repetition, frequency, presence, DRY) change logits; temperature divides them;
+ * top_k, top_p, min_p and mirostat each keep the more probable tokens; one of those is drawn with its probability. This
+ * is Hugging Face's order. (llama.cpp applies the temperature last, so that with top_p and min_p other tokens may stay:
+ * at a temperature below 1 more of them there, above 1 fewer. Both agree at temperature 1.) */
 typedef struct tn_sampler_options {
     size_t struct_size;
     double temperature; /* default 0: the first of the greatest logits, nothing is drawn */
@@ -271,11 +291,28 @@ typedef struct tn_sampler_options {
     double min_p; /* keep tokens at least this fraction as probable as the best (Nguyen et al. 2024); default 0: all */
     double repeat_penalty; /* positive logits of recent tokens are divided by it, others multiplied (Keskar et al.
                               2019); default 1: as they are */
-    int32_t repeat_window; /* how many recent tokens count; default 64 */
+    int32_t repeat_window; /* how many recent tokens the first three penalties look at; default 64 */
     uint64_t seed;         /* of the draws: the same seed and logits give the same tokens; default 0 */
+    /* OpenAI's penalties: a token that occurs n > 0 times among the recent ones loses n * frequency_penalty +
+     * presence_penalty from its logit. Both in [-100, 100]; default 0. */
+    double frequency_penalty, presence_penalty;
+    /* DRY ("don't repeat yourself", p-e-w 2024): if the text ends with n >= dry_allowed_length tokens that occurred
+     * before, the token that followed them then loses dry_multiplier * dry_base^(n - dry_allowed_length). */
+    double dry_multiplier;      /* default 0: off */
+    double dry_base;            /* at least 1; default 1.75 */
+    int32_t dry_allowed_length; /* at least 1; default 2 */
+    int32_t dry_window;         /* how many recent tokens it looks at; default 4096 */
+    /* Tokens that end such a match and are never penalized, as line breaks are: [dry_breaker_count], copied; default
+     * NULL, 0. */
+    const int32_t *dry_breakers;
+    int32_t dry_breaker_count;
+    /* Mirostat 2 (Basu et al. 2021): keeps the mean surprise of the drawn tokens, -log2 of their probability before this
+     * cut, near mirostat_tau by a limit on the surprise that each draw corrects by mirostat_eta times its error. tau 0, the
+     * default: off; eta in [0, 1], default 0.1. */
+    double mirostat_tau, mirostat_eta;
 } tn_sampler_options;
 #define TN_SAMPLER_DEFAULTS \
-    { TN_OPTIONS_SIZE(tn_sampler_options, seed), 0, 0, 1, 0, 1, 64, 0 }
+    { TN_OPTIONS_SIZE(tn_sampler_options, mirostat_eta), 0, 0, 1, 0, 1, 64, 0, 0, 0, 0, 1.75, 2, 4096, NULL, 0, 0, 0.1 }
 
 typedef struct tn_sampler tn_sampler;
 
@@ -284,14 +321,27 @@ typedef struct tn_sampler tn_sampler;
 TN_API tn_status tn_sampler_new(const tn_sampler_options *options, tn_sampler **out);
 TN_API void tn_sampler_free(tn_sampler *s); /* NULL is fine */
 
-/* Tells of a token that the text now ends with, for the repetition penalty: tokens of the prompt, and each one picked.
- * */
+/* Tells the sampler the next token of the text, for the penalties: tokens of the prompt, and each one picked. */
 TN_API void tn_sampler_accept(tn_sampler *s, int32_t id);
+
+/* Forgets the text, and mirostat's limit; draws go on where they were. For another text with the same options. */
+TN_API void tn_sampler_reset(tn_sampler *s);
 
 /* Picks a token from logits[count]; does not accept it. Takes time in proportion to count (times a logarithm for what
  * top_k and top_p keep). Draw n uses block n of Philox4x32-10 (Salmon et al. 2011) keyed by the seed.
  * Errors: TN_ERR_ARGUMENT when a logit is NaN or none is above minus infinity; TN_ERR_MEMORY. */
 TN_API tn_status tn_sampler_pick(tn_sampler *s, const float *logits, int32_t count, int32_t *id);
+
+/* A token and the natural logarithm of its probability. */
+typedef struct tn_logprob {
+    int32_t id;
+    double logprob;
+} tn_logprob;
+
+/* Log probabilities by the model itself, softmax(logits), before any step of a sampler: *own (may be NULL) of token
+ * `id`, and top[n] (NULL for n = 0) of the n most probable tokens, descending, ties by id. Computed in f64.
+ * Errors: TN_ERR_ARGUMENT for an id outside the logits, n > count, NaN, or no logit above minus infinity. */
+TN_API tn_status tn_logprobs(const float *logits, int32_t count, int32_t id, double *own, tn_logprob *top, int32_t n);
 
 #ifdef __cplusplus
 }

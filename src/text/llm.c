@@ -103,7 +103,8 @@ struct tn_llm {
     llm_config config;
     llm_weights weights;
     int64_t position;
-    float *logits;    /* of the last token: what callers get to see … */
+    int32_t *tokens; /* [context]; the first `position` are the sequence */
+    float *logits;     /* of the last token: what callers get to see … */
     tn_tensor *shown; /* … unless they lie where this was computed; or NULL */
     tn_graph *token;  /* captured at the first single token */
     int64_t *numbers; /* LLM_CHUNK ids, */
@@ -348,10 +349,11 @@ static size_t embedding_row(const tn_llm *m) {
 static tn_status take_memory(tn_llm *m) {
     m->weights.layers = tn_txt_zalloc((size_t)m->config.layers, sizeof *m->weights.layers);
     m->logits = tn_txt_alloc((size_t)m->config.size[SIZE_VOCABULARY], sizeof *m->logits);
+    m->tokens = tn_txt_alloc((size_t)m->config.context, sizeof *m->tokens);
     m->numbers = tn_txt_alloc(LLM_CHUNK, sizeof *m->numbers);
     m->places = tn_txt_alloc(LLM_CHUNK, sizeof *m->places);
     m->rows = tn_txt_alloc(LLM_CHUNK, embedding_row(m));
-    bool all = m->weights.layers && m->logits && m->numbers && m->places && m->rows;
+    bool all = m->weights.layers && m->logits && m->tokens && m->numbers && m->places && m->rows;
     return all ? TN_OK : TN_ERR_MEMORY;
 }
 
@@ -476,6 +478,7 @@ void tn_llm_close(tn_llm *m) {
     tn_txt_free(m->weights.layers);
     tn_txt_free(m->logits);
     tn_free(m->shown);
+    tn_txt_free(m->tokens);
     tn_txt_free(m->numbers);
     tn_txt_free(m->rows);
     tn_txt_free(m->places);
@@ -497,6 +500,15 @@ tn_status tn_llm_get_facts(const tn_llm *m, tn_llm_facts *facts) {
         return tn_backend_fail(TN_ERR_ARGUMENT,
                                "tn_llm_get_facts: an argument is NULL or facts->struct_size is not set");
     return tn_llm_describe(&m->config, &m->file->source, facts);
+}
+
+const int32_t *tn_llm_tokens(const tn_llm *m) { return m ? m->tokens : NULL; }
+
+int64_t tn_llm_common_prefix(const tn_llm *m, const int32_t *ids, int64_t count) {
+    int64_t kept = 0;
+    while (m && ids && kept < m->position && kept < count - 1 && m->tokens[kept] == ids[kept])
+        kept++;
+    return kept;
 }
 
 tn_status tn_llm_rewind(tn_llm *m, int64_t position) {
@@ -590,13 +602,19 @@ static tn_status run_piece(tn_llm *m, const int32_t *ids, int64_t done, int64_t 
     return status;
 }
 
+/* These were computed, and belong to the sequence now. */
+static void append_tokens(tn_llm *m, const int32_t *ids, int64_t count) {
+    memcpy(m->tokens + m->position, ids, (size_t)count * sizeof *ids);
+    m->position += count;
+}
+
 static tn_status run_prompt_llm(tn_llm *m, const int32_t *ids, int64_t count, bool wanted) {
     for (int64_t done = 0, n; done < count; done += n) {
         n = count - done < LLM_CHUNK ? count - done : LLM_CHUNK;
         bool last = wanted && done + n == count;
         TRY(run_piece(m, ids, done, n, last ? LLM_LAST_ROW : LLM_NO_ROWS, m->logits));
     }
-    m->position += count;
+    append_tokens(m, ids, count);
     return TN_OK;
 }
 
@@ -614,7 +632,7 @@ static tn_status run_logits(tn_llm *m, const int32_t *ids, int64_t count, float 
         n = count - done < LLM_LOGITS_CHUNK ? count - done : LLM_LOGITS_CHUNK;
         TRY(run_piece(m, ids, done, n, LLM_ALL_ROWS, out + done * m->config.size[SIZE_VOCABULARY]));
     }
-    m->position += count;
+    append_tokens(m, ids, count);
     return TN_OK;
 }
 
@@ -774,7 +792,7 @@ tn_status tn_llm_step(tn_llm *m, int32_t id, const float **logits) {
     const float *found = NULL;
     tn_status status = leave_llm(m, before, mend(m, run_token(m, id, &found)));
     if (status != TN_OK) return status;
-    m->position++;
+    append_tokens(m, &id, 1);
     if (logits) *logits = found;
     return TN_OK;
 }

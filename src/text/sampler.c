@@ -1,9 +1,11 @@
-/* sampler.c — the next token out of a model's logits.
+/* sampler.c — chooses the next token from a model's logits.
  *
- * Whatever the options, the tokens that stay are the likeliest ones, ties going to the lower id. So there is one list
- * of candidates, and each step shortens it: with heaps, so that nothing sorts the whole vocabulary. */
+ * Two tables define it: penalties change logits, cuts shorten one list of candidates. Whatever the options, the tokens
+ * that stay are the most probable ones, ties going to the lower id; heaps keep them, so nothing sorts the whole
+ * vocabulary. */
 #include <float.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "text/text_common.h"
@@ -18,31 +20,86 @@ typedef struct candidate {
 
 struct tn_sampler {
     tn_sampler_options o;
-    int32_t *recent; /* ring of repeat_window ids */
-    size_t recent_count, recent_next;
-    float *logits; /* after the penalty */
+    int32_t *recent; /* ring of the ids that the penalties look at */
+    size_t window, recent_count, recent_next;
+    int32_t *breakers; /* ascending */
+    int32_t *text;     /* dry_window recent ids, the last one first, */
+    int32_t *matches;  /* and the length of the match that begins at each */
+    float *logits;     /* after the penalties */
     size_t logit_capacity;
+    int32_t *counts; /* one for each token; 0 between two calls */
+    size_t count_capacity;
     candidate *candidates;
     size_t capacity;
     uint64_t draws;
+    double surprise_limit, surprise_total; /* mirostat's mu; the weight of all tokens before its cut */
 };
 
 /* ---- options ----------------------------------------------------------------------------------------------------- */
 
-static tn_status refuse_sampler(const char *name, double value, const char *range) {
-    return tn_backend_fail(TN_ERR_ARGUMENT, "sampler: %s is %g; it must be %s", name, value, range);
-}
+/* The options that are numbers, with their ranges. */
+typedef struct range {
+    const char *name;
+    size_t offset;
+    bool integer;
+    double least, most;
+    const char *words;
+} range;
+
+#define RANGE(field, integer, least, most, words) \
+    { #field, offsetof(tn_sampler_options, field), integer, least, most, words }
+static const range ranges[] = {
+    RANGE(temperature, false, 0, DBL_MAX, "0 or more"),
+    RANGE(top_k, true, 0, INT32_MAX, "0 or more"),
+    RANGE(top_p, false, 0, 1, "from 0 to 1"),
+    RANGE(min_p, false, 0, 1, "from 0 to 1"),
+    RANGE(repeat_penalty, false, (double)FLT_MIN, (double)FLT_MAX, "a positive number in the range of a float"),
+    RANGE(repeat_window, true, 0, LONGEST_WINDOW, "from 0 to 1048576"),
+    RANGE(frequency_penalty, false, -100, 100, "from -100 to 100"),
+    RANGE(presence_penalty, false, -100, 100, "from -100 to 100"),
+    RANGE(dry_multiplier, false, 0, 100, "from 0 to 100"),
+    RANGE(dry_base, false, 1, 100, "from 1 to 100"),
+    RANGE(dry_allowed_length, true, 1, LONGEST_WINDOW, "from 1 to 1048576"),
+    RANGE(dry_window, true, 0, LONGEST_WINDOW, "from 0 to 1048576"),
+    RANGE(dry_breaker_count, true, 0, INT32_MAX, "0 or more"),
+    RANGE(mirostat_tau, false, 0, 100, "from 0 to 100"),
+    RANGE(mirostat_eta, false, 0, 1, "from 0 to 1"),
+};
+#undef RANGE
 
 static tn_status check(const tn_sampler_options *o) {
-    if (!(o->temperature >= 0) || isinf(o->temperature))
-        return refuse_sampler("temperature", o->temperature, "0 or more");
-    if (o->top_k < 0) return refuse_sampler("top_k", o->top_k, "0 or more");
-    if (!(o->top_p >= 0 && o->top_p <= 1)) return refuse_sampler("top_p", o->top_p, "from 0 to 1");
-    if (!(o->min_p >= 0 && o->min_p <= 1)) return refuse_sampler("min_p", o->min_p, "from 0 to 1");
-    if (!(o->repeat_penalty >= (double)FLT_MIN && o->repeat_penalty <= (double)FLT_MAX))
-        return refuse_sampler("repeat_penalty", o->repeat_penalty, "a positive number in the range of a float");
-    if (o->repeat_window < 0 || o->repeat_window > LONGEST_WINDOW)
-        return refuse_sampler("repeat_window", o->repeat_window, "from 0 to 1048576");
+    for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++) {
+        const range *r = &ranges[i];
+        const char *at = (const char *)o + r->offset;
+        double value = r->integer ? *(const int32_t *)(const void *)at : *(const double *)(const void *)at;
+        if (!(value >= r->least && value <= r->most))
+            return tn_backend_fail(TN_ERR_ARGUMENT, "sampler: %s is %g; it must be %s", r->name, value, r->words);
+    }
+    if (o->dry_breaker_count > 0 && !o->dry_breakers)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "sampler: dry_breakers is NULL; dry_breaker_count is %d",
+                               (int)o->dry_breaker_count);
+    return TN_OK;
+}
+
+static int by_id(const void *a, const void *b) {
+    int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+static bool uses_dry(const tn_sampler *s) { return s->o.dry_multiplier > 0 && s->o.dry_window > 0; }
+
+static tn_status set_up_sampler(tn_sampler *s) {
+    size_t dry = uses_dry(s) ? (size_t)s->o.dry_window : 0, breakers = dry ? (size_t)s->o.dry_breaker_count : 0;
+    s->window = (size_t)s->o.repeat_window > dry ? (size_t)s->o.repeat_window : dry;
+    s->recent = tn_txt_alloc(s->window, sizeof *s->recent);
+    s->text = tn_txt_alloc(dry, sizeof *s->text);
+    s->matches = tn_txt_alloc(dry, sizeof *s->matches);
+    s->breakers = tn_txt_alloc(breakers, sizeof *s->breakers);
+    if (!s->recent || !s->text || !s->matches || !s->breakers) return TN_ERR_MEMORY;
+    if (breakers) memcpy(s->breakers, s->o.dry_breakers, breakers * sizeof *s->breakers);
+    if (breakers) qsort(s->breakers, breakers, sizeof *s->breakers, by_id);
+    s->o.dry_breakers = NULL; /* the caller's */
+    tn_sampler_reset(s);
     return TN_OK;
 }
 
@@ -55,10 +112,10 @@ tn_status tn_sampler_new(const tn_sampler_options *options, tn_sampler **out) {
     tn_sampler *s = tn_txt_zalloc(1, sizeof *s);
     if (!s) return TN_ERR_MEMORY;
     s->o = o;
-    s->recent = tn_txt_alloc((size_t)o.repeat_window, sizeof *s->recent);
-    if (!s->recent) {
+    tn_status status = set_up_sampler(s);
+    if (status != TN_OK) {
         tn_sampler_free(s);
-        return TN_ERR_MEMORY;
+        return status;
     }
     *out = s;
     return TN_OK;
@@ -67,17 +124,35 @@ tn_status tn_sampler_new(const tn_sampler_options *options, tn_sampler **out) {
 void tn_sampler_free(tn_sampler *s) {
     if (!s) return;
     tn_txt_free(s->recent);
+    tn_txt_free(s->text);
+    tn_txt_free(s->matches);
+    tn_txt_free(s->breakers);
     tn_txt_free(s->logits);
+    tn_txt_free(s->counts);
     tn_txt_free(s->candidates);
     tn_txt_free(s);
 }
 
+void tn_sampler_reset(tn_sampler *s) {
+    s->recent_count = s->recent_next = 0;
+    s->surprise_limit = 2 * s->o.mirostat_tau;
+}
+
 void tn_sampler_accept(tn_sampler *s, int32_t id) {
-    size_t window = (size_t)s->o.repeat_window;
-    if (window == 0) return;
+    if (s->window == 0) return;
     s->recent[s->recent_next] = id;
-    s->recent_next = (s->recent_next + 1) % window;
-    if (s->recent_count < window) s->recent_count++;
+    s->recent_next = (s->recent_next + 1) % s->window;
+    if (s->recent_count < s->window) s->recent_count++;
+}
+
+/* How many of the last `most` tokens there are. */
+static size_t recent_tokens(const tn_sampler *s, int32_t most) {
+    return s->recent_count < (size_t)most ? s->recent_count : (size_t)most;
+}
+
+/* The token that is i before the last one. */
+static int32_t recent_token(const tn_sampler *s, size_t i) {
+    return s->recent[(s->recent_next + s->window - 1 - i) % s->window];
 }
 
 /* ---- random numbers ---------------------------------------------------------------------------------------------- */
@@ -139,7 +214,7 @@ static void make_heap(heap_order order, candidate *c, size_t count) {
         sift(order, c, i, count);
 }
 
-/* ---- the steps --------------------------------------------------------------------------------------------------- */
+/* ---- logits ------------------------------------------------------------------------------------------------------ */
 
 /* The greatest of the logits, minus infinity for none; NaN where there is one. Sixteen lanes, for the vectoriser. */
 static float greatest_of(const float *logits, int32_t count) {
@@ -178,23 +253,102 @@ static tn_status refuse_nan(const float *logits, int32_t count) {
     return tn_backend_fail(TN_ERR_ARGUMENT, "sampler: the logit of token %d is not a number", (int)i);
 }
 
-/* The logits after the penalty, in *out: a copy where one applies. Each recent token counts once, however often it
- * occurred. */
-static tn_status penalise(tn_sampler *s, const float *logits, int32_t count, const float **out) {
-    float penalty = (float)s->o.repeat_penalty;
-    *out = logits;
-    if (penalty == 1 || s->recent_count == 0) return TN_OK;
-    TRY(tn_txt_reserve(&s->logits, &s->logit_capacity, (size_t)count, sizeof *s->logits));
-    memcpy(s->logits, logits, (size_t)count * sizeof *s->logits);
-    for (size_t i = 0; i < s->recent_count; i++) {
-        int32_t id = s->recent[i];
-        if (id < 0 || id >= count) continue;
-        float logit = logits[id]; /* the given one, so that a second time changes nothing */
-        s->logits[id] = logit > 0 ? logit / penalty : logit * penalty;
+/* ---- penalties --------------------------------------------------------------------------------------------------- */
+
+static bool repeats_cost(const tn_sampler *s) {
+    return (float)s->o.repeat_penalty != 1 || s->o.frequency_penalty != 0 || s->o.presence_penalty != 0;
+}
+
+/* Repetition, frequency and presence: all three by how often a token is among the recent ones. The first counts it
+ * once. */
+static void penalise_repeats(tn_sampler *s, int32_t count) {
+    float repeat = (float)s->o.repeat_penalty;
+    size_t recent = recent_tokens(s, s->o.repeat_window);
+    for (size_t i = 0; i < recent; i++) {
+        int32_t id = recent_token(s, i);
+        if (id >= 0 && id < count) s->counts[id]++;
     }
-    *out = s->logits;
+    for (size_t i = 0; i < recent; i++) {
+        int32_t id = recent_token(s, i);
+        if (id < 0 || id >= count || s->counts[id] == 0) continue;
+        float logit = s->logits[id];
+        logit = logit > 0 ? logit / repeat : logit * repeat;
+        s->logits[id] = logit - (float)(s->counts[id] * s->o.frequency_penalty + s->o.presence_penalty);
+        s->counts[id] = 0;
+    }
+}
+
+static bool breaks(const tn_sampler *s, int32_t id) {
+    return s->o.dry_breaker_count > 0 &&
+           bsearch(&id, s->breakers, (size_t)s->o.dry_breaker_count, sizeof *s->breakers, by_id);
+}
+
+/* matches[i]: how many tokens of the text from its end back are the same as those from token i back: the Z-function of
+ * the reversed text (Gusfield 1997), at most `limit`. */
+static void find_matches(tn_sampler *s, int32_t n, int32_t limit) {
+    const int32_t *x = s->text;
+    int32_t *z = s->matches, left = 0, right = 0;
+    for (int32_t i = 1; i < n; i++) {
+        z[i] = i < right ? (z[i - left] < right - i ? z[i - left] : right - i) : 0;
+        while (i + z[i] < n && x[z[i]] == x[i + z[i]])
+            z[i]++;
+        if (i + z[i] <= right) continue;
+        left = i;
+        right = i + z[i];
+    }
+    for (int32_t i = 1; i < n; i++)
+        if (z[i] > limit) z[i] = limit;
+}
+
+/* Each token loses by the longest match that it would make longer. */
+static void penalise_dry(tn_sampler *s, int32_t count) {
+    int32_t n = (int32_t)recent_tokens(s, s->o.dry_window), limit = 0, allowed = s->o.dry_allowed_length;
+    for (int32_t i = 0; i < n; i++)
+        s->text[i] = recent_token(s, (size_t)i);
+    while (limit < n && !breaks(s, s->text[limit]))
+        limit++;
+    find_matches(s, n, limit);
+    for (int32_t i = 1; i < n; i++) {
+        int32_t next = s->text[i - 1];
+        bool counts = s->matches[i] >= allowed && next >= 0 && next < count;
+        if (counts && s->matches[i] > s->counts[next]) s->counts[next] = s->matches[i];
+    }
+    for (int32_t i = 1; i < n; i++) {
+        int32_t next = s->text[i - 1];
+        if (next < 0 || next >= count || s->counts[next] == 0) continue;
+        double loss = s->o.dry_multiplier * pow(s->o.dry_base, s->counts[next] - allowed);
+        if (!breaks(s, next)) s->logits[next] -= (float)fmin(loss, (double)FLT_MAX / 2);
+        s->counts[next] = 0;
+    }
+}
+
+static const struct {
+    bool (*applies)(const tn_sampler *s);
+    void (*change)(tn_sampler *s, int32_t count); /* s->logits; s->counts are 0 before and after */
+} penalties[] = {{repeats_cost, penalise_repeats}, {uses_dry, penalise_dry}};
+
+static tn_status copy_logits(tn_sampler *s, const float *logits, int32_t count) {
+    size_t before = s->count_capacity;
+    TRY(tn_txt_reserve(&s->logits, &s->logit_capacity, (size_t)count, sizeof *s->logits));
+    TRY(tn_txt_reserve(&s->counts, &s->count_capacity, (size_t)count, sizeof *s->counts));
+    memset(s->counts + before, 0, (s->count_capacity - before) * sizeof *s->counts);
+    memcpy(s->logits, logits, (size_t)count * sizeof *s->logits);
     return TN_OK;
 }
+
+/* The logits after the penalties, in *out: a copy where one applies. */
+static tn_status penalise(tn_sampler *s, const float *logits, int32_t count, const float **out) {
+    *out = logits;
+    for (size_t i = 0; i < sizeof penalties / sizeof *penalties; i++) {
+        if (s->recent_count == 0 || !penalties[i].applies(s)) continue;
+        if (*out == logits) TRY(copy_logits(s, logits, count));
+        *out = s->logits;
+        penalties[i].change(s, count);
+    }
+    return TN_OK;
+}
+
+/* ---- cuts -------------------------------------------------------------------------------------------------------- */
 
 /* The candidates: the k likeliest, all for k = 0. */
 static tn_status gather_sampler(tn_sampler *s, const float *logits, int32_t count, size_t *gathered) {
@@ -251,9 +405,31 @@ static size_t take_top(candidate *c, size_t count, double p) {
     return count - left;
 }
 
+static bool cuts_top(const tn_sampler *s) { return s->o.top_p < 1; }
+static size_t cut_top(tn_sampler *s, candidate *c, size_t count) { return take_top(c, count, s->o.top_p); }
+static bool cuts_min(const tn_sampler *s) { return s->o.min_p > 0; }
+static size_t cut_min(tn_sampler *s, candidate *c, size_t count) { return take_min(c, count, s->o.min_p); }
+static bool cuts_surprise(const tn_sampler *s) { return s->o.mirostat_tau > 0; }
+
+/* A limit below the surprise of the most probable token keeps that one. */
+static size_t cut_surprise(tn_sampler *s, candidate *c, size_t count) {
+    s->surprise_total = total_weight(c, count);
+    double greatest = 0, least = s->surprise_total * exp2(-s->surprise_limit);
+    for (size_t i = 0; i < count; i++)
+        greatest = c[i].weight > greatest ? c[i].weight : greatest;
+    return take_min(c, count, least < greatest ? least : greatest);
+}
+
+static const struct {
+    bool (*applies)(const tn_sampler *s);
+    size_t (*keep)(tn_sampler *s, candidate *c, size_t count); /* moves them to the front; how many, at least 1 */
+} cuts[] = {{cuts_top, cut_top}, {cuts_min, cut_min}, {cuts_surprise, cut_surprise}};
+
+/* ---- the draw ---------------------------------------------------------------------------------------------------- */
+
 static int32_t draw_sampler(tn_sampler *s, size_t count) {
     const candidate *c = s->candidates;
-    double point = next_uniform(s) * total_weight(c, count), sum = 0;
+    double total = total_weight(c, count), point = next_uniform(s) * total, sum = 0;
     size_t last = 0;
     for (size_t i = 0; i < count; i++) {
         if (c[i].weight == 0) continue;
@@ -261,27 +437,71 @@ static int32_t draw_sampler(tn_sampler *s, size_t count) {
         last = i;
         if (point < sum) break;
     }
+    if (cuts_surprise(s)) {
+        double surprise = -log2(c[last].weight / s->surprise_total);
+        s->surprise_limit -= s->o.mirostat_eta * (surprise - s->o.mirostat_tau);
+    }
     return c[last].id;
+}
+
+/* The greatest logit; an error where none could be chosen. */
+static tn_status find_greatest(const float *logits, int32_t count, float *out) {
+    *out = greatest_of(logits, count);
+    if (isnan(*out)) return refuse_nan(logits, count);
+    if (*out == -INFINITY) return tn_backend_fail(TN_ERR_ARGUMENT, "sampler: all %d logits are -infinity", (int)count);
+    return TN_OK;
 }
 
 tn_status tn_sampler_pick(tn_sampler *s, const float *logits, int32_t count, int32_t *id) {
     if (!s || !logits || !id || count <= 0)
         return tn_backend_fail(TN_ERR_ARGUMENT, "sampler: an argument is NULL or the number of logits is 0");
+    float greatest;
     TRY(penalise(s, logits, count, &logits));
-    float greatest = greatest_of(logits, count);
-    if (isnan(greatest)) return refuse_nan(logits, count);
-    if (greatest == -INFINITY)
-        return tn_backend_fail(TN_ERR_ARGUMENT, "sampler: all %d logits are -infinity", (int)count);
+    TRY(find_greatest(logits, count, &greatest));
     if (s->o.temperature == 0) {
         *id = first_equal(logits, count, greatest);
         return TN_OK;
     }
     size_t n = 0;
     TRY(gather_sampler(s, logits, count, &n));
-    candidate *c = s->candidates;
-    weigh_sampler(c, n, greatest, s->o.temperature);
-    if (s->o.top_p < 1) n = take_top(c, n, s->o.top_p);
-    if (s->o.min_p > 0) n = take_min(c, n, s->o.min_p);
+    weigh_sampler(s->candidates, n, greatest, s->o.temperature);
+    for (size_t i = 0; i < sizeof cuts / sizeof *cuts; i++)
+        if (cuts[i].applies(s)) n = cuts[i].keep(s, s->candidates, n);
     *id = draw_sampler(s, n);
+    return TN_OK;
+}
+
+/* ---- log probabilities ------------------------------------------------------------------------------------------- */
+
+/* An infinite logit has all probability, shared by its equals. */
+static double log_share(float logit, float greatest, double total) {
+    return (logit == greatest ? 0 : (double)logit - (double)greatest) - log(total);
+}
+
+/* The n most probable tokens by insertion: n is small. */
+static void list_top(const float *logits, int32_t count, tn_logprob *top, int32_t n) {
+    int32_t listed = 0;
+    for (int32_t i = 0; i < count && n > 0; i++) {
+        if (listed == n && !((double)logits[i] > top[n - 1].logprob)) continue;
+        int32_t at = listed < n ? listed++ : n - 1;
+        for (; at > 0 && top[at - 1].logprob < (double)logits[i]; at--)
+            top[at] = top[at - 1];
+        top[at] = (tn_logprob){i, (double)logits[i]};
+    }
+}
+
+tn_status tn_logprobs(const float *logits, int32_t count, int32_t id, double *own, tn_logprob *top, int32_t n) {
+    float greatest;
+    double total = 0;
+    if (!logits || count <= 0 || n < 0 || n > count || (n > 0 && !top) || (own && (id < 0 || id >= count)))
+        return tn_backend_fail(TN_ERR_ARGUMENT, "tn_logprobs: token %d and the %d most probable ones of %d logits",
+                               (int)id, (int)n, (int)count);
+    TRY(find_greatest(logits, count, &greatest));
+    for (int32_t i = 0; i < count; i++)
+        total += logits[i] == greatest ? 1 : exp((double)logits[i] - (double)greatest);
+    if (own) *own = log_share(logits[id], greatest, total);
+    list_top(logits, count, top, n);
+    for (int32_t i = 0; i < n; i++)
+        top[i].logprob = log_share((float)top[i].logprob, greatest, total);
     return TN_OK;
 }
