@@ -171,6 +171,27 @@ static void other_numbers_are_the_same_kernels(void **state) {
     }
 }
 
+/* A mean's gradient is 1 / elements, which comes with the launch: another batch needs no other kernel. */
+static void another_batch_is_the_same_kernels(void **state) {
+    (void)state;
+    enum { FIRST = 5, LAST = 40, COLUMNS = 3 };
+    int64_t loaded = 0;
+    for (int batch = FIRST; batch <= LAST; batch++) {
+        float got[2][LAST * COLUMNS];
+        for (int k = 0; k < 2; k++) {
+            use(k ? far : cpu);
+            TN_SCOPE;
+            tn_tensor *x = tn_contiguous(tn_expand(tn_full(NULL, 0, 0.3, TN_F32), TN_DIMS(batch, COLUMNS)));
+            assert_ok(tn_set_requires_grad(x, true));
+            assert_ok(tn_backward(tn_mean(tn_mul(x, x), TN_ALL, false)));
+            assert_ok(tn_read(tn_grad(x), got[k], (size_t)batch * COLUMNS * sizeof **got));
+        }
+        assert_memory_equal(got[0], got[1], (size_t)batch * COLUMNS * sizeof **got);
+        if (batch == FIRST + 4) loaded = far_counts_now.loads;
+    }
+    assert_int_equal(far_counts_now.loads, loaded);
+}
+
 /* More numbers in one kernel than it takes as runtime scalars, and some that stay in it. */
 static void a_kernel_of_many_numbers(void **state) {
     (void)state;
@@ -342,6 +363,7 @@ int main(void) {
         cmocka_unit_test(borrowed_memory_is_copied_and_given_back),
         cmocka_unit_test(a_training_has_the_bits_of_the_cpu),
         cmocka_unit_test(other_numbers_are_the_same_kernels),
+        cmocka_unit_test(another_batch_is_the_same_kernels),
         cmocka_unit_test(a_kernel_of_many_numbers),
         cmocka_unit_test(each_load_of_a_kernel_is_told),
         cmocka_unit_test(what_is_recorded_keeps_its_device),

@@ -379,7 +379,7 @@ static kir_val lower_in(tn_lower *lw, const tn_node *n, int i, const kir_aff *at
         at_in = index;
     }
     bool folding = w->folding, dividing = w->dividing;
-    w->folding = of_numbers_alone(n) && !(n->op == TN_OP_DIV && w->g->binding->device->is_cpu);
+    w->folding = of_numbers_alone(n) && n->op != TN_OP_DIV; /* 1 / elements differs from one batch to the next */
     w->dividing = n->op == TN_OP_DIV && i == 1;
     kir_val r = lower_at(lw, in, at_in);
     w->folding = folding;
