@@ -290,6 +290,59 @@ static void losses_have_a_gradient_at_infinity(void **state) {
     EXPECT(gradient_of(tn_smooth_l1_loss(x, none, TN_REDUCTION_SUM, NULL), x), TN_F32, 1, 1, -1, 1, 0.5);
 }
 
+/* The square of an element near the limit of its dtype is infinite, and that of a small one 0; their norm is neither. */
+static void the_norm_of_one_element_is_its_size(void **state) {
+    (void)state;
+    static const double orders[] = {-1, 0.5, 1, 2, 3, INFINITY, -INFINITY}, sizes[] = {-0x1p127, 0x1p-120};
+    for (size_t i = 0; i < TN_COUNT(orders) * TN_COUNT(sizes); i++) {
+        TN_SCOPE;
+        double p = orders[i / TN_COUNT(sizes)], v = sizes[i % TN_COUNT(sizes)];
+        tn_tensor *x = number(v, TN_F32), *row = tn_full(TN_DIMS(2, 1), v, TN_F32);
+        assert_ok(tn_set_requires_grad(x, true));
+        assert_ok(tn_set_requires_grad(row, true));
+        EXPECT(tn_norm(x, p, TN_ALL, false), TN_F32, 0, fabs(v));
+        EXPECT(tn_norm(row, p, TN_DIMS(1), false), TN_F32, 1, fabs(v), fabs(v));
+        EXPECT(gradient_of(tn_norm(x, p, TN_ALL, false), x), TN_F32, 0, v < 0 ? -1 : 1);
+        EXPECT(gradient_of(tn_norm(row, p, TN_DIMS(1), true), row), TN_F32, 2, v < 0 ? -1 : 1, v < 0 ? -1 : 1);
+    }
+}
+
+/* Equal ones share the gradient; PyTorch gives NaN where they are infinite. */
+static void logaddexp_has_a_gradient_at_infinity(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *x = FLOATS(INFINITY, INFINITY, -INFINITY, -INFINITY, 1, INFINITY, -INFINITY, 2e9F, NAN, 1);
+    tn_tensor *y = FLOATS(-INFINITY, 1, 1, INFINITY, INFINITY, INFINITY, -INFINITY, 2e9F, 1, NAN);
+    assert_ok(tn_set_requires_grad(x, true));
+    assert_ok(tn_set_requires_grad(y, true));
+    EXPECT(gradient_of(tn_logaddexp(x, y), x), TN_F32, 1, 1, 1, 0, 0, 0, 0.5, 0.5, 0.5, NAN, NAN);
+    EXPECT(gradient_of(tn_logaddexp(x, y), y), TN_F32, 1, 0, 0, 1, 1, 1, 0.5, 0.5, 0.5, NAN, NAN);
+}
+
+/* The gradient of an element is the product of the others, whatever it is itself. */
+static void prod_has_a_gradient_at_nan_and_infinity(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *x = tn_from_data((float[]){NAN, 0, 3, 2, NAN, 3, INFINITY, 2, 3, NAN, INFINITY, 2, 0, INFINITY, 2},
+                                TN_DIMS(5, 3), TN_F32);
+    assert_ok(tn_set_requires_grad(x, true));
+    tn_tensor *sum = tn_sum(tn_prod(x, TN_DIMS(1), false), TN_ALL, false), *once = NULL;
+    assert_ok(tn_gradients(&sum, 1, NULL, &x, 1, false, &once));
+    EXPECT(once, TN_F32, 2, 0, NAN, NAN, NAN, 6, NAN, 6, INFINITY, INFINITY, NAN, NAN, NAN, INFINITY, 0, NAN);
+    /* where it is differentiated again, nothing is divided */
+    EXPECT(gradient_of(tn_prod(x, TN_DIMS(1), false), x), TN_F32, 2, 0, NAN, NAN, NAN, 6, NAN, 6, INFINITY, INFINITY,
+           INFINITY, NAN, NAN, INFINITY, 0, NAN);
+}
+
+static void equal_eigenvalues_have_a_gradient(void **state) {
+    (void)state;
+    TN_SCOPE;
+    tn_tensor *x = tn_from_data((float[]){2, 0, 0, 0, 2, 0, 0, 0, 5}, TN_DIMS(3, 3), TN_F32);
+    assert_ok(tn_set_requires_grad(x, true));
+    tn_tensor *sum = tn_mul(tn_linalg_eigvalsh(x), FLOATS(1, 1, 10));
+    EXPECT(gradient_of(sum, x), TN_F32, 2, 1, 0, 0, 0, 1, 0, 0, 0, 10);
+}
+
 static void probabilities_are_targets(void **state) {
     (void)state;
     TN_SCOPE;
@@ -328,6 +381,10 @@ int main(void) {
         cmocka_unit_test(a_nan_reaches_no_other_part_of_an_adaptive_pool),
         cmocka_unit_test(indices_of_a_pool_of_minus_infinity_lie_inside),
         cmocka_unit_test(losses_have_a_gradient_at_infinity),
+        cmocka_unit_test(the_norm_of_one_element_is_its_size),
+        cmocka_unit_test(logaddexp_has_a_gradient_at_infinity),
+        cmocka_unit_test(prod_has_a_gradient_at_nan_and_infinity),
+        cmocka_unit_test(equal_eigenvalues_have_a_gradient),
         cmocka_unit_test(probabilities_are_targets),
         cmocka_unit_test(what_pytorch_refuses_is_refused),
     };

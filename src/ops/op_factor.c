@@ -634,7 +634,10 @@ static tn_node *eigh_back(tn_build *b, tn_node *packed, tn_node *dy) {
     tn_node *w = tn_b_narrow(b, packed, -1, 0, n), *v = matrix_at(b, packed, n, n, n);
     tn_node *dw = tn_b_narrow(b, dy, -1, 0, n), *dv = matrix_at(b, dy, n, n, n);
     if (b->status != TN_OK) return NULL;
-    tn_node *inner = tn_b_add(b, diagonal_of(b, dw), tn_b_mul(b, inverse_gaps(b, w), left_times(b, v, dv)));
+    /* Equal eigenvalues have no gap, which only matters to a function of their vectors. */
+    tn_node *turn = left_times(b, v, dv), *none = tn_b_const(b, 0, turn);
+    turn = tn_b_where(b, tn_b_eq(b, turn, none), none, tn_b_mul(b, inverse_gaps(b, w), turn));
+    tn_node *inner = tn_b_add(b, diagonal_of(b, dw), turn);
     return symmetric(b, times_right(b, times(b, v, inner), v));
 }
 

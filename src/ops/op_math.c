@@ -575,8 +575,12 @@ static tn_node *compose_logaddexp(tn_build *b, const tn_node *n) {
 static tn_status grad_logaddexp(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     for (int i = 0; i < 2; i++) {
         if (!tn_needs_grad(n, i)) continue;
-        tn_node *share = tn_b_exp(b, tn_b_sub(b, n->in[i], tn_b_self(n)));
-        grads[i] = tn_b_sum_to(b, tn_b_mul(b, dy, share), n->in[i]);
+        tn_node *x = n->in[i], *y = tn_b_self(n);
+        tn_node *share = tn_b_exp(b, tn_b_sub(b, x, y));
+        /* The result is one of them if that is infinite or the other is far below it. */
+        share = tn_b_where(b, tn_b_eq(b, x, y), const_like(b, 1, n), share);
+        share = tn_b_where(b, tn_b_eq(b, x, n->in[1 - i]), const_like(b, 0.5, n), share);
+        grads[i] = tn_b_sum_to(b, tn_b_mul(b, dy, share), x);
     }
     return b->status;
 }

@@ -179,9 +179,21 @@ static tn_node *product_of_others(tn_build *b, const tn_node *n, tn_node *x) {
     return tn_b_permute(b, tn_b_reshape(b, others, shape, rank), back, rank);
 }
 
+/* `share`, and for the only element of a product that is NaN or infinite the product of the others. filled: x with 1 for
+ * its zeros, of which there are `zeros`. */
+static tn_node *beside_infinite(tn_build *b, const tn_node *n, tn_node *filled, tn_node *zeros, tn_node *share) {
+    tn_node *none = tn_b_const(b, 0, filled), *one = tn_b_const(b, 1, filled);
+    tn_node *odd = tn_b_bitwise_not(b, tn_b_lt(b, tn_b_abs(b, filled), tn_b_const(b, INFINITY, filled)));
+    tn_node *others = tn_b_prod(b, tn_b_where(b, odd, one, filled), dims_of(n), (int)dims_count(n), true);
+    tn_node *count = tn_b_sum(b, tn_b_cast(b, odd, (tn_dtype)filled->dtype), dims_of(n), (int)dims_count(n), true);
+    others = tn_b_where(b, tn_b_eq(b, zeros, none), others, none);
+    return tn_b_where(b, tn_b_bitwise_and(b, odd, tn_b_eq(b, count, one)), others, share);
+}
+
 /* prod(x, dims, keepdim): the product over dims (TN_ALL: all). Integers and bools multiply to i64.
  *
- * Gradient: the product of the others is y / x where x is not 0; where it is, the others' product, for a single zero.
+ * Gradient: the product of the others is y / x where x is not 0; where it is, the others' product, for a single zero. The
+ * same holds for a single element that is NaN or infinite: by division it would spoil its own gradient.
  * Of these the gradient does not follow if there are two zeros: where it will be asked for, nothing is divided. */
 static tn_status grad_prod(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *x = n->in[0], *y = with_dims(b, n, tn_b_self(n)), *d = with_dims(b, n, dy);
@@ -199,7 +211,8 @@ static tn_status grad_prod(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
     tn_node *others = tn_b_prod(b, filled, dims_of(n), (int)dims_count(n), true);
     tn_node *zeros = tn_b_sum(b, tn_b_cast(b, zero, (tn_dtype)x->dtype), dims_of(n), (int)dims_count(n), true);
     tn_node *single = tn_b_where(b, tn_b_eq(b, zeros, one), others, none);
-    grads[0] = tn_b_mul(b, d, tn_b_where(b, zero, single, tn_b_div(b, y, filled)));
+    tn_node *share = tn_b_where(b, zero, single, tn_b_div(b, y, filled));
+    grads[0] = tn_b_mul(b, d, beside_infinite(b, n, filled, zeros, share));
     return b->status;
 }
 static void reference_prod(const tn_reference *r) { fold_reduced(r, 1, step_prod); }
@@ -487,10 +500,23 @@ static tn_node *compose_std(tn_build *b, const tn_node *n) {
 }
 const tn_op_impl tn_impl_std = {.infer = infer_var, .compose = compose_std, .cases = DEVIATIONS};
 
+/* Is one element reduced, at every run of the plan? */
+static bool is_single(const tn_node *n) {
+    for (int64_t k = 0; k < dims_count(n); k++)
+        if (n->in[0]->symbol[dims_of(n)[k]]) return false;
+    return reduced_count(n) == 1;
+}
+
+/* The norm of one element is its size, for any p but 0 and without overflow on the way: as with p = 1. */
+static double norm_order(const tn_node *n) {
+    double p = n->f[TN_NORM_P];
+    return is_single(n) && p != 0 && !isnan(p) ? 1 : p;
+}
+
 /* norm(x, p, dims, keepdim): (Σ |x|^p)^(1/p) over dims (TN_ALL: all); p INFINITY or −INFINITY: the greatest or least
  * |x|, 0: how many are not 0. The gradient at 0 is 0. */
 static tn_node *compose_norm(tn_build *b, const tn_node *n) {
-    double p = n->f[TN_NORM_P];
+    double p = norm_order(n);
     const int64_t *dims = dims_of(n);
     int count = (int)dims_count(n);
     bool keep = keeps_dims(n);
@@ -514,7 +540,7 @@ static tn_node *compose_norm(tn_build *b, const tn_node *n) {
 /* d/dx = x · |x|^(p−2) / y^(p−1); where x or y is 0, nothing, and nothing is divided by 0, so that the gradient of this
  * is finite too. The extremes share among those that reach them. */
 static tn_status grad_norm(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    double p = n->f[TN_NORM_P];
+    double p = norm_order(n);
     tn_node *x = n->in[0], *y = with_dims(b, n, tn_b_self(n)), *d = with_dims(b, n, dy), *none = tn_b_const(b, 0, x);
     if (p == 0 || !x || !y) return b->status;
     if (p == 1) {
