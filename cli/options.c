@@ -211,7 +211,7 @@ static bool by_name;
 /* A backend of which this machine has nothing is no fallback of `auto`. */
 static bool is_absent(const tn_selection_step *step) {
     static const char *const codes[] = {"not_built", "platform",  "library_not_found",
-                                        "no_device", "no_driver", "not_asked"};
+                                        "no_device", "not_asked"};
     for (size_t i = 0; i < sizeof codes / sizeof codes[0]; i++)
         if (strcmp(step->reason_code, codes[i]) == 0) return true;
     return false;

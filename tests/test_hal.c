@@ -148,17 +148,6 @@ static void fallback_policies_do_what_they_say(void **state) {
     assert_int_equal(s.step_count, 1);
 }
 
-static void named_backend_without_driver_says_what_was_found(void **state) {
-    (void)state;
-    setenv("TRUNNION_TORCH_LIB", build_fake("engine.c", "libtorch_cpu.so.2.15", ""), 1);
-    tn_device_options o = TN_DEVICE_DEFAULTS;
-    o.fallback = TN_FALLBACK_STRICT;
-    tn_device *d;
-    assert_int_equal(tn_device_open("engine:torch", &o, NULL, &d), TN_ERR_UNAVAILABLE);
-    assert_null(d);
-    assert_text_has(tn_error(), "found LibTorch 2.15; this version");
-}
-
 static void failing_open_is_a_step(void **state) {
     (void)state;
     mock.devices = 1;
@@ -625,7 +614,6 @@ int main(void) {
         TEST(auto_prefers_hardware_then_cpu_then_software),
         TEST(auto_passes_over_with_reasons),
         TEST(fallback_policies_do_what_they_say),
-        TEST(named_backend_without_driver_says_what_was_found),
         TEST(failing_open_is_a_step),
         TEST(too_little_memory_passes_a_device_over),
         TEST(wrong_names_are_arguments),

@@ -86,6 +86,7 @@ bugs      | check-all | 1800 | python3 tools/seed_bugs.py
 certified | check-all | 7200 | tools/build.sh $BUILD all $plain && python3 tools/certify_all.py $BUILD vulkan swiftshader webgpu oclgrind opencl --budget 3000
 devwork   | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools/checks/device_work.py $BUILD
 opinfo    | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools/checks/opinfo.py $BUILD
+torch-engine | check-all | 900 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD test_engine_torch $plain && python3 tools/digits.py && python3 tools/checks/torch_engine.py $BUILD
 encoder   | check-all | 600 | python3 tools/minilm.py --or-skip
 folders   | check-all | 600 | tools/build.sh $BUILD all $plain && python3 tools/hf_folders.py $BUILD/trunnion
 tokenize  | check-all | 1800 | tools/build.sh $BUILD all $plain && tools/checks/tokenizers.sh $BUILD

@@ -15,13 +15,14 @@ ORDER = ["base", "kir", "cpu", "gpu", "vendor", "hal", "drivers", "tensor", "ops
          "formats", "onnx", "engines", "text"]
 # Generated files are in src/gen, each on the layer that it is generated for.
 GENERATED = {"render_prelude.h": "kir", "legal_table.h": "kir", "op_ids.h": "tensor", "ops_build.h": "ops", "ops_table.c": "ops",
+             "torch_signatures.h": "vendor",
              "iquant_tables.h": "formats", "scripts.h": "text"}
 PUBLIC_ONLY = {"nn", "text"}
 # At most so many lines in each folder (gen/ is not counted). A folder that grows beyond it needs a reason in the commit
 # that raises its budget, or something that leaves.
-BUDGET = {"base": 3600, "kir": 17000, "cpu": 13300, "gpu": 2800, "vendor": 2400, "hal": 7700, "drivers": 8250,
-          "tensor": 2800, "ops": 12700, "plan": 11100, "autograd": 650, "check": 1700, "nn": 2600, "formats": 4700,
-          "onnx": 16900, "engines": 1200, "text": 15600}
+BUDGET = {"base": 3600, "kir": 17000, "cpu": 13300, "gpu": 2800, "vendor": 2750, "hal": 7700, "drivers": 8250,
+          "tensor": 2800, "ops": 12700, "plan": 11250, "autograd": 650, "check": 1700, "nn": 2600, "formats": 4700,
+          "onnx": 16900, "engines": 1400, "text": 15600}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 ENDINGS = {".c", ".h", ".def", ".inc"}

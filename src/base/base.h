@@ -172,7 +172,6 @@ typedef enum tn_reason_code {
     TN_REASON_NO_MEMORY, /* too little memory for what was asked */
     TN_REASON_INIT_FAILED,
     TN_REASON_CRASHED,   /* the library killed the probing child process */
-    TN_REASON_NO_DRIVER, /* the device answers, but this version of Trunnion has no driver for it yet */
     TN_REASON_NOT_ASKED  /* only used when asked for by name */
 } tn_reason_code;
 

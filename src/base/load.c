@@ -38,7 +38,6 @@ static const char *const reason_names[] = {
     [TN_REASON_NO_MEMORY] = "no_memory",
     [TN_REASON_INIT_FAILED] = "init_failed",
     [TN_REASON_CRASHED] = "crashed",
-    [TN_REASON_NO_DRIVER] = "no_driver",
     [TN_REASON_NOT_ASKED] = "not_asked",
 };
 

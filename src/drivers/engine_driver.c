@@ -16,6 +16,7 @@
 #include "drivers/drivers.h"
 #include "drivers/probe.h"
 #include "vendor/onnxruntime.h"
+#include "vendor/torch.h"
 
 #if TRUNNION_WITH_ONNXRUNTIME || TRUNNION_WITH_TORCH
 
@@ -66,10 +67,6 @@ static void find_engine(tn_probe *out, const engine *e) {
     tn_device_info *d = tn_probe_device(out);
     if (d) snprintf(d->name, sizeof d->name, "%s%s%s", e->library->title, version[0] ? " " : "", version);
 }
-
-#endif
-
-#if TRUNNION_WITH_ONNXRUNTIME
 
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
 
@@ -209,27 +206,10 @@ static void torch_version(const char *path, char out[32]) {
     if (!version_of_pip(path, out) && !version_of_archive(path, out)) version_in_name(path, out);
 }
 
-static const char *const torch_names[] = {
-    "libtorch_cpu.so",
-    "libtorch_cpu.so.*",
-    "libtorch_cpu.dylib",
-    "site-packages/torch/lib/libtorch_cpu.so",
-    "site-packages/torch/lib/libtorch_cpu.dylib",
-    "~/.pyenv/versions/*/lib/python3*/site-packages/torch/lib/libtorch_cpu.so",
-    "/opt/libtorch/lib/libtorch_cpu.so",
-    "/usr/local/libtorch/lib/libtorch_cpu.so",
-    "~/libtorch/lib/libtorch_cpu.so",
-    NULL,
-};
-
-/* Not "pip install": nothing would come of it. */
-static const char NO_DRIVER[] =
-    "none: this version of Trunnion has no driver for it yet, installing it changes nothing";
-
-static const tn_library_spec torch_library = {"LibTorch", "TRUNNION_TORCH_LIB", torch_names, NULL, 0, NO_DRIVER};
-
 static const engine torch = {
-    .library = &torch_library,
+    .library = &tn_torch_library,
+    .load = tn_torch_load,
+    .is_loaded = tn_torch_is_loaded,
     .version = torch_version,
     .oldest_major = 2,
     .oldest_minor = 10,
@@ -239,14 +219,10 @@ static const engine torch = {
 static void torch_probe(tn_probe *out) { find_engine(out, &torch); }
 static void torch_watch(tn_watch_add *add, void *ctx) { tn_probe_watch(torch.library, add, ctx); }
 
-const tn_driver tn_driver_torch = {
-    .struct_size = sizeof(tn_driver),
-    .abi = TN_BACKEND_ABI,
-    .name = "engine:torch",
-    .title = "LibTorch",
-    .probe = torch_probe,
-    .watch = torch_watch,
-    .only_by_name = true,
-};
+static tn_status torch_open(int index, const tn_device_options *options, void **device) {
+    return open_engine(&torch, index, options, device);
+}
+
+const tn_driver tn_driver_torch = ENGINE_DRIVER("engine:torch", "LibTorch", torch);
 
 #endif

@@ -7,3 +7,10 @@ const tn_engine *const tn_engines[] = {
 #endif
     NULL,
 };
+
+const tn_op_engine *const tn_op_engines[] = {
+#if TRUNNION_WITH_TORCH
+    &tn_op_engine_torch,
+#endif
+    NULL,
+};

@@ -3,7 +3,7 @@
  *
  * A backend is one line of the table. Choosing walks the table in order of preference and writes down a step for each
  * backend or device that it passes over, so that the answer to "why not my GPU?" is always at hand. Backends that
- * this version cannot compute on are passed over without being probed; what the others have is read from the record on
+ * are used by name alone are passed over without being probed; what the others have is read from the record on
  * disk, so that opening the default device waits for a driver only once. */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -351,7 +351,7 @@ enum { ANY = -1 };
 static tn_status try_backend(search *s, tn_backend *b, int index, int software) {
     TRY(tn_discover(b, 1, false));
     const tn_probe_result *f = b->found;
-    if (!f->count || !tn_backend_usable(b)) {
+    if (!f->count) {
         if (!noted(s, b->name)) note_device(s, b->name, f->code, f->reason, f->fix);
         return TN_OK;
     }
@@ -379,9 +379,6 @@ static tn_status try_auto(search *s) {
             tn_backend *b = &table[i];
             if (tn_backend_by_name(b)) {
                 if (!noted(s, b->name)) note_code(s, b->name, TN_REASON_NOT_ASKED, "used only if named explicitly", "");
-            } else if (b->driver && !tn_backend_usable(b)) {
-                if (!noted(s, b->name))
-                    note_code(s, b->name, TN_REASON_NO_DRIVER, "this version of Trunnion has no driver for it", "");
             } else {
                 TRY(try_backend(s, b, ANY, software));
             }
@@ -428,7 +425,7 @@ static void append_device(char *text, size_t size, const char *first, const char
 /* Backends of which this machine has nothing: seldom why a request failed. */
 static bool is_absent(const tn_selection_step *step) {
     static const tn_reason_code absent[] = {TN_REASON_NOT_BUILT, TN_REASON_PLATFORM,  TN_REASON_LIBRARY_NOT_FOUND,
-                                            TN_REASON_NO_DEVICE, TN_REASON_NO_DRIVER, TN_REASON_NOT_ASKED};
+                                            TN_REASON_NO_DEVICE, TN_REASON_NOT_ASKED};
     for (size_t i = 0; i < TN_COUNT(absent); i++)
         if (strcmp(step->reason_code, tn_reason_code_name(absent[i])) == 0) return true;
     return false;

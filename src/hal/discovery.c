@@ -119,34 +119,21 @@ static void say_usable(tn_probe_result *f) {
     f->reason[0] = f->fix[0] = 0;
 }
 
-/* Devices that answer but that this version cannot compute on. */
-static void say_no_driver(const tn_backend *b, tn_probe_result *f) {
-    snprintf(f->code, sizeof f->code, "%s", tn_reason_code_name(TN_REASON_NO_DRIVER));
-    if (tn_backend_by_name(b))
-        snprintf(f->reason, sizeof f->reason, "found %.80s; this version of Trunnion has no driver for it",
-                 f->devices[0].name);
-    else
-        snprintf(f->reason, sizeof f->reason, "found %d device%s; this version of Trunnion has no driver for %s",
-                 f->count, f->count > 1 ? "s" : "", f->count > 1 ? "them" : "it");
-    f->fix[0] = 0;
-}
-
 /* Numbers the devices and adds what a driver need not know. */
 static void discovery_complete(const tn_backend *b, tn_probe_result *f) {
-    bool usable = tn_backend_usable(b), single = b->is_cpu || tn_backend_by_name(b);
+    bool single = b->is_cpu || tn_backend_by_name(b);
     for (int i = 0; i < f->count; i++) {
         tn_device_info *d = &f->devices[i];
         d->struct_size = sizeof *d;
         d->index = i;
-        d->usable = usable;
+        d->usable = true;
         snprintf(d->backend, sizeof d->backend, "%s", b->name);
         if (single)
             snprintf(d->id, sizeof d->id, "%s", b->name);
         else
             snprintf(d->id, sizeof d->id, "%s:%d", b->name, i);
     }
-    if (f->count && usable) say_usable(f);
-    if (f->count && !usable) say_no_driver(b, f);
+    if (f->count) say_usable(f);
 }
 
 /* Whether a backend's findings have to be made anew; its key becomes the present one. */
@@ -265,7 +252,7 @@ static void fill_entry(tn_device_list *l, int i, const tn_backend *b) {
         .struct_size = sizeof e->info,
         .name = b->name,
         .title = b->title,
-        .available = e->found.count > 0 && tn_backend_usable(b),
+        .available = e->found.count > 0,
         .reason_code = e->found.code,
         .reason = e->found.reason,
         .fix = e->found.fix,

@@ -41,7 +41,6 @@ tn_status tn_backend_insert_refused(const tn_refusal *refused);
 /* device.c: adds what TRUNNION_DRIVERS names, once. The caller holds the registry's lock. */
 void tn_plugins_add(void);
 
-static inline bool tn_backend_usable(const tn_backend *b) { return b->driver && b->driver->open; }
 static inline bool tn_backend_by_name(const tn_backend *b) { return b->driver && b->driver->only_by_name; }
 static inline bool tn_backend_isolated(const tn_backend *b) { return b->driver && b->driver->isolate; }
 

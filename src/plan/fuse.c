@@ -123,7 +123,7 @@ static void input_needs(tn_graph_plan *g, const tn_value *u, int x) {
     tn_op_class c = tn_value_class(u);
     bool dear = in->loads > 0 && in->weight > MOVED_WEIGHT;
     bool spread = in->weight > SPREAD_WEIGHT && tn_value_numel(u) > 4 * tn_value_numel(in) && c != TN_REDUCTION;
-    if (root->slot >= 0) return;
+    if (root->slot >= 0 || (u->by_engine && tn_engine_has_constant(g, x))) return;
     /* it has an epilogue, which elements pass a few times */
     if (c == TN_MATMUL && !u->vendor && tn_workgroup_takes(u)) {
         if (dear) want_memory(g, x);
@@ -678,7 +678,7 @@ static bool lies_in_pieces(const tn_value *v) {
 }
 
 static bool can_be_in_place(const tn_graph_plan *g, const tn_value *v) {
-    if (v->node->op != TN_OP_CAT_FEW || v->n_in < 2 || v->vendor || v->host_only) return false;
+    if (v->node->op != TN_OP_CAT_FEW || v->n_in < 2 || v->vendor || v->by_engine || v->host_only) return false;
     if (v->output >= 0 && g->binding->outputs[v->output].home >= 0) return false;
     return lies_in_pieces(v) && tn_value_numel(v) >= MANY && tn_dtype_block((tn_dtype)v->node->dtype) == 1;
 }

@@ -20,8 +20,10 @@ int tn_native_operands(const tn_graph_plan *g, const tn_group *group, int values
         values[count++] = group->member_count == 1 ? group->lead : group->pool;
     } else {
         values[count++] = group->lead;
-        for (int k = 0; k < v->n_in; k++)
-            values[count++] = v->in[k];
+        for (int k = 0; k < v->n_in; k++) {
+            bool none = v->by_engine && v->in[k] >= 0 && tn_engine_has_constant(g, v->in[k]);
+            values[count++] = none ? -1 : v->in[k];
+        }
     }
     values[count++] = TN_WORKSPACE;
     return count;
@@ -298,7 +300,7 @@ bool tn_native_pools(const tn_value *lead, const tn_value *pool) {
 }
 
 static result_kind native_result_of(const tn_value *v) {
-    const tn_native_row *row = row_of(v->node);
+    const tn_native_row *row = v->by_engine ? NULL : row_of(v->node);
     return row ? row->result : RESULT_FRESH;
 }
 

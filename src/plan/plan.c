@@ -107,7 +107,8 @@ static void mark_commits(tn_graph_plan *g) {
         g->groups[i].commit = true;
     for (int i = count; i-- > 0;) {
         tn_group *group = &g->groups[g->order[i]];
-        if (!tn_group_writes_state(g, group) || group->checked) group->commit = false;
+        bool may_fail = g->values[group->lead].by_engine; /* its results are copied home when all has gone well */
+        if (!tn_group_writes_state(g, group) || group->checked || may_fail) group->commit = false;
         for (size_t k = 0; k < group->dep_count && !group->commit; k++)
             g->groups[group->deps[k]].commit = false;
     }
@@ -427,6 +428,15 @@ static void add_vendor(command_maker *m, tn_group *group) {
     add_by(c, " by ", c->vendor->library->name);
 }
 
+static void add_engine_op(command_maker *m, tn_group *group) {
+    tn_command *c = add_call(m, group);
+    c->kind = TN_CMD_ENGINE_OP;
+    c->op_engine = m->g->engine;
+    c->engine_op = group->engine_op;
+    group->engine_op = NULL;
+    add_by(c, " by ", m->g->engine->backend);
+}
+
 /* To the last command, which is the first of the chain. */
 static void add_along(command_maker *m, const tn_group *group) {
     tn_command *c = &m->p->commands[m->p->command_count - 1];
@@ -584,6 +594,8 @@ static tn_status make_commands(tn_graph_plan *g, tn_plan *p, size_t copies) {
         if (group->updates) add_update_copy(&m, group);
         if (g->values[group->lead].vendor)
             add_vendor(&m, group);
+        else if (group->engine_op)
+            add_engine_op(&m, group);
         else if (group->native)
             add_native(&m, group);
         else
@@ -655,6 +667,8 @@ static tn_status prepare_groups(tn_graph_plan *g) {
         TRY(tn_group_find_reads(g, group));
         if (g->values[group->lead].vendor)
             group->workspace = g->values[group->lead].vendor->workspace;
+        else if (g->values[group->lead].by_engine)
+            TRY(tn_engine_op_make(g, group));
         else if (tn_group_is_native(group))
             TRY(tn_native_make(g, group, &group->native, &group->workspace));
     }
@@ -693,6 +707,7 @@ static tn_status plan_steps(tn_graph_plan *g, tn_plan *p) {
     TRY(tn_values_make(g));
     TRY(tn_vendor_choose(g));
     TRY(fuse_and_place(g, p));
+    if (g->engine) TRY(tn_engine_note_rest(g, p));
     TRY(topological_order(g));
     TRY(prepare_groups(g));
     TRY(commit_last(g));
@@ -735,6 +750,7 @@ void tn_planner_end(tn_recorder *r, const tn_planner_state *before) {
 tn_status tn_plan_make(const tn_binding *b, tn_plan **out) {
     tn_recorder *r = b->recorder;
     tn_graph_plan g = {.binding = b, .recorder = r, .pending_before = r->count, .forbid = -1};
+    g.engine = tn_op_engine_of(b->device);
     tn_plan *p = tn_mem_zalloc(1, sizeof *p);
     if (!p) return TN_ERR_MEMORY;
     p->device = b->device;
@@ -764,6 +780,7 @@ void tn_plan_free(tn_plan *p) {
         tn_kernel_release(p->commands[i].kernel);
         tn_vendor_free(p->commands[i].vendor);
         tn_engine_call_free(p->commands[i].engine);
+        if (p->commands[i].op_engine) p->commands[i].op_engine->free(p->commands[i].engine_op);
     }
     for (size_t i = 0; i < p->owned_count; i++)
         tn_mem_free(p->owned[i]);
@@ -818,6 +835,7 @@ static tn_status run_command(tn_plan *p, const tn_command *c) {
     case TN_CMD_KERNEL: return tn_kernel_launch(c->device, c->kernel, c->launches, c->launch_count);
     case TN_CMD_NATIVE: return run_native(c);
     case TN_CMD_VENDOR: return tn_vendor_run(p->device, c->vendor, c->pointers);
+    case TN_CMD_ENGINE_OP: return c->op_engine->run(c->engine_op, c->pointers);
     case TN_CMD_ENGINE: return tn_engine_call_run(c->engine, c->pointers, c->scalars);
     case TN_CMD_SEND: return copy(p, c, 0);
     case TN_CMD_FETCH: return copy(p, c, 1);

@@ -11,6 +11,7 @@
  *   native.c           groups that a kernel of cpu/ computes; native_conv.c: convolutions
  *   index_check.c      indices compared with their range while a plan runs
  *   engine_plan.c      plans of devices whose graphs another library computes (engine.h)
+ *   engine_ops.c       single operations that another library computes (op_engine.h)
  *   layout.c           where the values of a plan lie: states, the arena
  *   plan.c             groups → commands: order, the commit section; running them
  *   tuner.c            measures the ways to compute a product
@@ -23,6 +24,7 @@
 #include "base/base.h"
 #include "cpu/kern.h"
 #include "hal/hal.h"
+#include "plan/op_engine.h"
 #include "tensor/graph.h"
 
 /* ---- a pointer table: node or buffer → small number (plan_key.c) ------------------------------------------------- */
@@ -142,6 +144,9 @@ typedef struct tn_value {
     /* placement.c */
     struct tn_vendor_call *vendor; /* a library computes it on the device, alone; NULL: our kernels do */
     const char *vendor_why;        /* … though a library was asked for; NULL: none was */
+    bool by_engine;         /* the device's engine computes it, alone (op_engine.h) */
+    const char *engine_why; /* … or why not: the rest of a sentence; NULL: nobody was asked */
+    bool of_nothing;        /* constants, counters, random bits, or made of nothing else */
 } tn_value;
 
 enum { TN_BLOCK = -3 };
@@ -196,6 +201,8 @@ typedef struct tn_group {
     size_t workspace; /* bytes of the arena it needs while it runs, at workspace_offset */
     int64_t workspace_offset;
     tn_native *native;
+    tn_engine_op *engine_op;
+    const tn_op_engine *engine; /* whose engine_op is */
     tn_kernel *kernel; /* of the program; placement.c loads it early to see whether the device takes it */
 } tn_group;
 
@@ -215,6 +222,7 @@ typedef struct tn_checked_value {
 
 typedef struct tn_graph_plan {
     const tn_binding *binding;
+    const tn_op_engine *engine; /* of the device; NULL: none */
     tn_recorder *recorder;
     size_t pending_before; /* nodes behind it in the recorder belong to the planner */
     tn_scratch scratch;    /* what the arrays below, and those of values and groups, are cut from */
@@ -335,7 +343,8 @@ typedef enum tn_command_kind {
     TN_CMD_COPY,
     TN_CMD_FETCH,
     TN_CMD_SEND,
-    TN_CMD_ENGINE
+    TN_CMD_ENGINE,
+    TN_CMD_ENGINE_OP
 } tn_command_kind;
 
 /* pointers[pointer] = address of slot + offset, done when a run is bound to another address. */
@@ -359,6 +368,8 @@ typedef struct tn_command {
     tn_native *native;             /* NATIVE */
     struct tn_vendor_call *vendor; /* VENDOR */
     struct tn_engine_call *engine; /* ENGINE */
+    const tn_op_engine *op_engine; /* ENGINE_OP */
+    tn_engine_op *engine_op;
     tn_device *device;             /* KERNEL: where; the plan's, or the cpu */
     void **pointers;     /* operands, inside the plan's pointers; COPY, FETCH, SEND: to, from */
     kir_scalar *scalars; /* NATIVE: its epilogue's; ENGINE: the recording's */
@@ -483,6 +494,19 @@ tn_status tn_place_groups(tn_graph_plan *g, tn_plan *p, bool *again);
 void tn_place_tell(const tn_plan *p);
 /* The cpu, opened once a process. NULL: see tn_error. */
 tn_device *tn_host_device(void);
+
+/* ---- operations of an engine (engine_ops.c) ---------------------------------------------------------------------- */
+
+/* Does the device's engine compute this node? Else *why says why not, if it was asked. */
+bool tn_engine_takes(const tn_graph_plan *g, const tn_node *n, const char **why);
+/* Is a value numbers that come from the host as data do: constants, counters, random bits, or made of nothing else? */
+bool tn_engine_made_of_nothing(const tn_graph_plan *g, const tn_value *v);
+/* Is an input of an operation of the engine a number, which is a part of the operation and needs no memory? */
+bool tn_engine_has_constant(const tn_graph_plan *g, int value);
+tn_status tn_engine_op_make(tn_graph_plan *g, tn_group *group);
+/* Notes what the cpu's kernels compute instead of the engine. Errors: TN_ERR_UNSUPPORTED when there is something and
+ * the device was opened strictly. */
+tn_status tn_engine_note_rest(const tn_graph_plan *g, tn_plan *p);
 
 /* ---- where the time goes (profile.c) ------------------------------------------------------------------ */
 

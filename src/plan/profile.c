@@ -10,6 +10,7 @@ const char *tn_command_kind_name(const tn_command *c) {
     static const char *const name[] = {
         [TN_CMD_KERNEL] = "kernel", [TN_CMD_NATIVE] = "native",  [TN_CMD_COPY] = "copy",     [TN_CMD_FETCH] = "fetch",
         [TN_CMD_SEND] = "send",     [TN_CMD_VENDOR] = "library", [TN_CMD_ENGINE] = "engine",
+        [TN_CMD_ENGINE_OP] = "engine",
     };
     return c->host ? "host" : name[c->kind];
 }

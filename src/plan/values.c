@@ -25,6 +25,7 @@ static bool has_kernel(const tn_value *v) {
 
 tn_op_class tn_value_class(const tn_value *v) {
     if (!v->row) return TN_LEAF_VALUE;
+    if (v->by_engine) return TN_NATIVE;
     tn_op_class c = v->row->impl->class_;
     uint16_t op = v->node->op;
     if (c == TN_ELEMENTWISE && op != TN_OP_CONTIGUOUS) return c;
@@ -55,7 +56,7 @@ int tn_value_of(const tn_graph_plan *g, const tn_node *n) {
 
 /* A native op has a composition for where there is no kernel for it, be it a primitive or composed for autograd; a
  * reduction one of what a processor has a kernel for, or itself where looking through all is quicker. */
-static bool is_composed(const tn_node *n) {
+static bool is_composed(const tn_graph_plan *g, const tn_node *n) {
     if (n->op == TN_OP_NONE || tn_node_computed(n)) return false;
     const tn_op_row *row = tn_op(n->op);
     if (n->expansion && row->kind == TN_KERNEL) return true; /* differentiated in f32 (passes.h) */
@@ -66,6 +67,7 @@ static bool is_composed(const tn_node *n) {
     if (row->impl->class_ == TN_REDUCTION) return n->device->is_cpu || software;
     if (row->impl->class_ == TN_SCANNING) return n->rank == 0; /* a kernel scans along a dim */
     if (row->impl->class_ != TN_NATIVE) return false;
+    if (g->engine) return true; /* of operations that the engine has, perhaps */
     return n->device->is_cpu ? !tn_native_takes(n) : !tn_workgroup_takes_node(n);
 }
 
@@ -121,9 +123,10 @@ static tn_status resolve(tn_graph_plan *g, const tn_node *n, const tn_node **out
     for (int depth = 0;; depth++) {
         tn_node *e = NULL;
         bool taken = false;
+        const char *why;
         TRY(note_indices(g, n));
         TRY(tn_vendor_ask(g, n, &taken));
-        if (taken || !is_composed(n)) break;
+        if (taken || tn_engine_takes(g, n, &why) || !is_composed(g, n)) break;
         if (depth == MAX_NESTING)
             return tn_fail(TN_ERR_INTERNAL, "%s: compositions are nested without end", tn_op(n->op)->name);
         TRY(expand(g, n, &e));
@@ -245,6 +248,8 @@ static tn_status computed_value(tn_graph_plan *g, const tn_node *n, const int *i
     v->row = tn_op(n->op);
     v->in = own;
     v->n_in = n_in;
+    v->by_engine = v->alone = tn_engine_takes(g, n, &v->engine_why);
+    v->of_nothing = g->engine && tn_engine_made_of_nothing(g, v);
     if (n->flags & TN_NODE_VIEW) {
         /* The root is whatever the input's elements really lie in; a composed root was made whole, so layouts agree. */
         const tn_value *src = &g->values[in[0]];
@@ -365,6 +370,7 @@ tn_status tn_values_make(tn_graph_plan *g) {
 
 void tn_group_free(tn_group *group) {
     tn_native_free(group->native);
+    if (group->engine_op) group->engine->free(group->engine_op);
     tn_kernel_release(group->kernel);
     kir_free(group->program);
     tn_mem_free(group->sizes);

@@ -24,6 +24,7 @@ SEAMS = {
     "tn_check_indices": "ops",
     "tn_graph_evaluator": "plan",  # computing what is recorded
     "tn_engines": "engines",  # libraries that compute whole graphs
+    "tn_op_engines": "engines",  # libraries that compute single operations
 }
 
 

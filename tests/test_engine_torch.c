@@ -1,0 +1,390 @@
+/* test_engine_torch.c — LibTorch as an engine: libraries that cannot be used are refused with the reason, operations
+ * give what the cpu's kernels give, and networks are trained to the same losses.
+ *
+ * The failures are those of a stand-in (tests/fakes/torch.c). The rest needs the library: TRUNNION_TORCH_LIB, or where
+ * it is found by itself, as after `pip install torch`. */
+#include "device_support.h"
+
+#include <math.h>
+#include <sys/wait.h>
+
+#include "trunnion/trunnion.h"
+
+static const char ENGINE[] = "engine:torch";
+static char real_library[600];
+
+/* ---- libraries that cannot be used ------------------------------------------------------------------------------- */
+
+static void assert_refused(const char *does, const char *version, const char *why) {
+    tn_device_options o = TN_DEVICE_DEFAULTS;
+    tn_device *d;
+    o.fallback = TN_FALLBACK_STRICT;
+    setenv("FAKE_DOES", does, 1);
+    setenv("FAKE_VERSION", version, 1);
+    assert_int_equal(tn_device_open(ENGINE, &o, NULL, &d), TN_ERR_UNAVAILABLE);
+    assert_null(d);
+    assert_text_has(tn_error(), why);
+}
+
+static void absent_library_is_named_with_what_to_do(void **state) {
+    (void)state;
+    assert_refused("", "2.15", "TRUNNION_TORCH_LIB points: /nowhere/at-all.so");
+    assert_text_has(tn_error(), "pip install 'torch>=2.10'");
+}
+
+static void library_without_the_interface_is_refused(void **state) {
+    (void)state;
+    setenv("TRUNNION_TORCH_LIB", build_fake("engine.c", "libtorch_cpu.so.2.15", ""), 1);
+    assert_refused("", "2.15", "aoti_torch_abi_version");
+}
+
+static void broken_libraries_are_refused_with_the_reason(void **state) {
+    (void)state;
+    setenv("TRUNNION_TORCH_LIB", build_fake("torch.c", "libtorch_cpu.so", ""), 1);
+    setenv("TRUNNION_PROBE_SECONDS", "1", 1);
+    assert_refused("loading-crash", "2.15", "it crashed");
+    assert_refused("crash", "2.15", "it crashed");
+    assert_refused("abort", "2.15", "it crashed");
+    assert_refused("end", "2.15", "it crashed");
+    assert_refused("hang", "2.15", "it took too long");
+    assert_refused("", "2.9", "LibTorch 2.9.0 is older than 2.10");
+    assert_refused("", "1.13", "LibTorch 1.13.0 is older than 2.10");
+}
+
+/* In a process of its own: the stand-in stays loaded. */
+static void operator_that_fails_is_an_error_with_its_words(void **state) {
+    (void)state;
+    setenv("TRUNNION_TORCH_LIB", build_fake("torch.c", "libtorch_cpu.so", ""), 1);
+    int status = 0, pid = fork();
+    if (pid == 0) {
+        tn_device *d = NULL;
+        float got[2];
+        bool opened = tn_device_open(ENGINE, NULL, NULL, &d) == TN_OK && tn_set_current_device(d) == TN_OK;
+        tn_tensor *x = tn_from_data((float[]){1, 2}, (int64_t[]){2}, 1, TN_F32);
+        bool failed = opened && tn_read(tn_exp(x), got, sizeof got) == TN_ERR_DEVICE;
+        bool told = failed && strstr(tn_error(), "aten::exp.out failed (1): the fake refuses");
+        _exit(!opened ? 1 : !failed ? 2 : !told ? 3 : 0);
+    }
+    assert_true(pid > 0 && waitpid(pid, &status, 0) == pid);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+}
+
+/* ---- operations -------------------------------------------------------------------------------------------------- */
+
+static tn_device *engine, *cpu;
+
+static bool open_engine(void) {
+    if (!real_library[0]) {
+        print_message("skipped: LibTorch is not installed\n");
+        return false;
+    }
+    setenv("TRUNNION_TORCH_LIB", real_library, 1);
+    if (!engine) {
+        tn_device_options o = TN_DEVICE_DEFAULTS;
+        o.fallback = TN_FALLBACK_SILENT;
+        assert_ok(tn_device_open("cpu", NULL, NULL, &cpu));
+        assert_ok(tn_device_open(ENGINE, &o, NULL, &engine));
+        tn_device_info info = {.struct_size = sizeof info};
+        assert_ok(tn_device_get_info(engine, &info));
+        assert_string_equal(info.id, ENGINE);
+        print_message("ran on: %s\n", ENGINE);
+    }
+    assert_ok(tn_set_current_device(engine));
+    return true;
+}
+
+static int64_t ran_on_the_host(void) {
+    int64_t operations = 0;
+    for (int i = 0; i < tn_device_host_count(engine); i++) {
+        tn_host_use use = {.struct_size = sizeof use};
+        assert_ok(tn_device_host_at(engine, i, &use));
+        operations += use.operations;
+    }
+    return operations;
+}
+
+static tn_tensor *numbers(int64_t rows, int64_t columns) {
+    float v[64];
+    for (int64_t i = 0; i < rows * columns; i++)
+        v[i] = (float)(i % 7) * 0.25f - 0.5f;
+    return tn_from_data(v, (int64_t[]){rows, columns}, 2, TN_F32);
+}
+
+static void assert_reads(tn_tensor *t, const float *want, int count, float within) {
+    float got[64];
+    assert_ok(tn_read(t, got, (size_t)count * sizeof *got));
+    for (int i = 0; i < count; i++)
+        if (!(fabsf(got[i] - want[i]) <= within)) fail_msg("element %d is %.9g instead of %.9g", i, got[i], want[i]);
+}
+
+static void operations_run_there_and_none_on_the_host(void **state) {
+    (void)state;
+    if (!open_engine()) return;
+    int64_t before = ran_on_the_host();
+    float want[20], have[20];
+    for (int pass = 0; pass < 2; pass++) {
+        assert_ok(tn_set_current_device(pass ? engine : cpu));
+        tn_tensor *y = tn_softmax(tn_relu(tn_matmul(numbers(4, 6), numbers(6, 5))), 1);
+        assert_ok(tn_read(y, pass ? have : want, sizeof want));
+    }
+    for (int i = 0; i < 20; i++)
+        assert_true(fabsf(have[i] - want[i]) <= 1e-6f);
+    assert_int_equal(ran_on_the_host(), before);
+}
+
+static void views_are_read_where_they_lie(void **state) {
+    (void)state;
+    if (!open_engine()) return;
+    tn_tensor *x = numbers(3, 4);
+    assert_ok(tn_eval(&x, 1));
+    float flat[12], direct[12];
+    assert_ok(tn_read(x, direct, sizeof direct));
+    assert_ok(tn_read(tn_mul(tn_transpose(x, 0, 1), tn_scalar(2)), flat, sizeof flat));
+    for (int i = 0; i < 4; i++)
+        for (int k = 0; k < 3; k++)
+            assert_true(flat[i * 3 + k] == 2 * direct[k * 4 + i]);
+    assert_ok(tn_read(tn_mul(tn_slice(x, 1, 3, INT64_MIN, -2), tn_scalar(2)), flat, 6 * sizeof *flat));
+    for (int k = 0; k < 3; k++)
+        for (int i = 0; i < 2; i++)
+            assert_true(flat[k * 2 + i] == 2 * direct[k * 4 + 3 - 2 * i]);
+}
+
+static void states_are_written_behind_the_operations(void **state) {
+    (void)state;
+    if (!open_engine()) return;
+    tn_tensor *s = numbers(2, 2);
+    assert_ok(tn_make_state(s));
+    const float with_old[] = {0.5f, 0.75f, 1.0f, 1.25f}, then[] = {0.25f, 0.0625f, 0.0f, 0.0625f};
+    tn_tensor *before = tn_add(s, tn_scalar(1));
+    tn_mul_(s, s);
+    assert_reads(before, with_old, 4, 0);
+    assert_reads(s, then, 4, 0);
+}
+
+static void runtime_scalars_come_with_each_run(void **state) {
+    (void)state;
+    if (!open_engine()) return;
+    tn_tensor *x = numbers(2, 2);
+    assert_ok(tn_eval(&x, 1));
+    for (int i = 1; i < 4; i++) {
+        float f = (float)i;
+        const float want[] = {-0.5f * f, -0.25f * f, 0.0f, 0.25f * f};
+        assert_reads(tn_mul(x, tn_runtime_scalar(i)), want, 4, 0);
+    }
+}
+
+static void index_out_of_range_is_an_error_of_the_caller(void **state) {
+    (void)state;
+    if (!open_engine()) return;
+    tn_tensor *x = numbers(3, 4), *at = tn_from_data((int64_t[]){0, 2}, (int64_t[]){2}, 1, TN_I64);
+    float got[8];
+    assert_ok(tn_read(tn_index_select(x, 0, tn_sub(at, tn_scalar_int(0))), got, sizeof got));
+    assert_int_equal(tn_read(tn_index_select(x, 0, tn_sub(at, tn_scalar_int(1))), got, sizeof got), TN_ERR_ARGUMENT);
+    assert_text_has(tn_error(), "index -1");
+}
+
+static tn_tensor *two_integers_divided(void) {
+    tn_tensor *a = tn_from_data((int32_t[]){7, -7}, (int64_t[]){2}, 1, TN_I32);
+    tn_tensor *b = tn_from_data((int32_t[]){2, 0}, (int64_t[]){2}, 1, TN_I32);
+    return tn_floor_divide(a, b);
+}
+
+static void what_it_lacks_the_cpu_computes_and_tells(void **state) {
+    (void)state;
+    if (!open_engine()) return;
+    int64_t before = ran_on_the_host();
+    int32_t got[2];
+    assert_ok(tn_read(two_integers_divided(), got, sizeof got));
+    assert_int_equal(got[0], 3);
+    assert_int_equal(got[1], 0);
+    assert_int_equal(ran_on_the_host(), before + 1);
+}
+
+static void random_numbers_are_those_of_the_cpu(void **state) {
+    (void)state;
+    if (!open_engine()) return;
+    int64_t before = ran_on_the_host();
+    float want[8], have[8];
+    for (int pass = 0; pass < 2; pass++) {
+        assert_ok(tn_set_current_device(pass ? engine : cpu));
+        tn_manual_seed(7);
+        assert_ok(tn_read(tn_rand((int64_t[]){8}, 1), pass ? have : want, sizeof want));
+    }
+    assert_memory_equal(have, want, sizeof want);
+    assert_int_equal(ran_on_the_host(), before);
+}
+
+/* ---- training ---------------------------------------------------------------------------------------------------- */
+
+enum { BATCH = 16, CLASSES = 4, STEPS = 25, TOKENS = 6, WIDE = 16 };
+
+typedef struct network {
+    tn_module *root, *body, *head;
+    tn_tensor *(*forward)(const struct network *n, const tn_tensor *x);
+    int64_t shape[4];
+    int rank;
+} network;
+
+static tn_tensor *forward_all(const network *n, const tn_tensor *x) { return tn_forward(n->body, x); }
+
+static void make_mlp(network *n) {
+    n->body = tn_nn_sequential(n->root, "net");
+    tn_nn_linear(n->body, "0", WIDE, 32, true);
+    tn_nn_function(n->body, "1", tn_relu);
+    tn_nn_dropout(n->body, "2", 0.1);
+    tn_nn_linear(n->body, "3", 32, CLASSES, true);
+    n->forward = forward_all;
+    memcpy(n->shape, (int64_t[]){BATCH, WIDE}, 2 * sizeof *n->shape);
+    n->rank = 2;
+}
+
+static tn_tensor *mean_of_channels(const tn_tensor *x) { return tn_mean(x, (int64_t[]){2, 3}, 2, false); }
+static tn_tensor *smooth(const tn_tensor *x) { return tn_gelu(x, NULL); }
+static tn_tensor *pooled(const tn_tensor *x) { return tn_max_pool2d(x, (int64_t[]){2, 2}, NULL); }
+
+static void make_cnn(network *n) {
+    tn_nn_conv2d_options same = TN_NN_CONV2D_DEFAULTS, half = TN_NN_CONV2D_DEFAULTS;
+    same.padding = half.padding = 1;
+    half.stride = 2;
+    n->body = tn_nn_sequential(n->root, "net");
+    tn_nn_conv2d(n->body, "0", 2, 8, 3, &same);
+    tn_nn_batch_norm2d(n->body, "1", 8, NULL);
+    tn_nn_function(n->body, "2", tn_relu);
+    tn_nn_function(n->body, "3", pooled);
+    tn_nn_conv2d(n->body, "4", 8, 8, 3, &half);
+    tn_nn_function(n->body, "5", smooth);
+    tn_nn_function(n->body, "6", mean_of_channels);
+    tn_nn_linear(n->body, "7", 8, CLASSES, true);
+    n->forward = forward_all;
+    memcpy(n->shape, (int64_t[]){BATCH, 2, 8, 8}, sizeof n->shape);
+    n->rank = 4;
+}
+
+static tn_tensor *token(const tn_tensor *x, int64_t t) { return tn_select(x, 1, t); }
+
+static tn_tensor *forward_lstm(const network *n, const tn_tensor *x) {
+    tn_tensor *h = tn_zeros((int64_t[]){BATCH, WIDE}, 2, TN_F32), *c = tn_zeros((int64_t[]){BATCH, WIDE}, 2, TN_F32);
+    for (int64_t t = 0; t < TOKENS; t++)
+        tn_lstm_cell_forward(n->body, token(x, t), h, c, &h, &c);
+    return tn_forward(n->head, h);
+}
+
+static void make_lstm(network *n) {
+    n->body = tn_nn_lstm_cell(n->root, "cell", WIDE, WIDE);
+    n->head = tn_nn_linear(n->root, "head", WIDE, CLASSES, true);
+    n->forward = forward_lstm;
+    memcpy(n->shape, (int64_t[]){BATCH, TOKENS, WIDE}, 3 * sizeof *n->shape);
+    n->rank = 3;
+}
+
+static tn_tensor *forward_transformer(const network *n, const tn_tensor *x) {
+    tn_tensor *y = tn_transformer_encoder_layer_forward(n->body, x, NULL);
+    return tn_forward(n->head, tn_mean(y, (int64_t[]){1}, 1, false));
+}
+
+static void make_transformer(network *n) {
+    n->body = tn_nn_transformer_encoder_layer(n->root, "block", WIDE, 4, NULL);
+    n->head = tn_nn_linear(n->root, "head", WIDE, CLASSES, true);
+    n->forward = forward_transformer;
+    memcpy(n->shape, (int64_t[]){BATCH, TOKENS, WIDE}, 3 * sizeof *n->shape);
+    n->rank = 3;
+}
+
+/* The losses of the steps on one batch of random numbers. */
+static void train(tn_device *d, void (*make)(network *n), float *losses) {
+    network n = {NULL};
+    tn_optimizer *adam = NULL;
+    tn_adam_options o = TN_ADAM_DEFAULTS;
+    int64_t labels[BATCH];
+    assert_ok(tn_set_current_device(d));
+    tn_manual_seed(11);
+    n.root = tn_module_root();
+    make(&n);
+    assert_ok(tn_module_status(n.root));
+    o.lr = 5e-3;
+    assert_ok(tn_optimizer_adam(n.root, &o, &adam));
+    for (int i = 0; i < BATCH; i++)
+        labels[i] = i % CLASSES;
+    tn_tensor *x = tn_randn(n.shape, n.rank), *y = tn_from_data(labels, (int64_t[]){BATCH}, 1, TN_I64);
+    assert_ok(tn_eval(&x, 1));
+    for (int step = 0; step < STEPS; step++) {
+        TN_SCOPE;
+        tn_tensor *loss = tn_cross_entropy(n.forward(&n, x), y, NULL, NULL);
+        assert_ok(tn_minimize(adam, loss));
+        losses[step] = (float)tn_item(loss);
+    }
+    char *plan = tn_explain_last();
+    assert_int_equal(strstr(plan, "by engine:torch") != NULL, d == engine);
+    tn_text_free(plan);
+    tn_free(x);
+    tn_free(y);
+    tn_optimizer_free(adam);
+    tn_module_free(n.root);
+}
+
+static void assert_trains_alike(const char *name, void (*make)(network *n), float within) {
+    float want[STEPS], have[STEPS], worst = 0;
+    if (!open_engine()) return;
+    int64_t before = ran_on_the_host();
+    train(cpu, make, want);
+    train(engine, make, have);
+    for (int i = 0; i < STEPS; i++)
+        worst = fmaxf(worst, fabsf(have[i] - want[i]) / fmaxf(1, fabsf(want[i])));
+    print_message("%s: loss %.5f to %.5f, differs by %.2g at most\n", name, want[0], want[STEPS - 1], worst);
+    assert_true(want[STEPS - 1] < 0.9f * want[0]);
+    if (!(worst <= within)) fail_msg("%s: losses differ by %.3g, more than %.3g", name, worst, within);
+    assert_int_equal(ran_on_the_host(), before);
+}
+
+static void mlp_trains_to_the_same_losses(void **state) {
+    (void)state;
+    assert_trains_alike("mlp", make_mlp, 1e-5f);
+}
+
+static void cnn_trains_to_the_same_losses(void **state) {
+    (void)state;
+    assert_trains_alike("cnn", make_cnn, 1e-3f);
+}
+
+static void lstm_trains_to_the_same_losses(void **state) {
+    (void)state;
+    assert_trains_alike("lstm", make_lstm, 1e-4f);
+}
+
+static void transformer_trains_to_the_same_losses(void **state) {
+    (void)state;
+    assert_trains_alike("transformer", make_transformer, 1e-4f);
+}
+
+int main(void) {
+    const char *given = getenv("TRUNNION_TORCH_LIB");
+    tn_library_spec library = {
+        "LibTorch",
+        "TRUNNION_TORCH_LIB",
+        (const char *const[]){"libtorch_cpu.so", "site-packages/torch/lib/libtorch_cpu.so", NULL},
+        NULL,
+        0,
+        ""};
+    if (given || !tn_library_locate(&library, real_library, sizeof real_library))
+        snprintf(real_library, sizeof real_library, "%s", given ? given : "");
+#define TEST(f) cmocka_unit_test_setup(f, clean_environment)
+    const struct CMUnitTest tests[] = {
+        TEST(absent_library_is_named_with_what_to_do),
+        TEST(library_without_the_interface_is_refused),
+        TEST(broken_libraries_are_refused_with_the_reason),
+        TEST(operator_that_fails_is_an_error_with_its_words),
+        TEST(operations_run_there_and_none_on_the_host),
+        TEST(views_are_read_where_they_lie),
+        TEST(states_are_written_behind_the_operations),
+        TEST(runtime_scalars_come_with_each_run),
+        TEST(index_out_of_range_is_an_error_of_the_caller),
+        TEST(what_it_lacks_the_cpu_computes_and_tells),
+        TEST(random_numbers_are_those_of_the_cpu),
+        TEST(mlp_trains_to_the_same_losses),
+        TEST(cnn_trains_to_the_same_losses),
+        TEST(lstm_trains_to_the_same_losses),
+        TEST(transformer_trains_to_the_same_losses),
+    };
+    return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
+}
