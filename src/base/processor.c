@@ -16,8 +16,6 @@
 #include <cpuid.h>
 #endif
 
-#include "base/base.h"
-
 static const char *const isa_names[TN_ISA_COUNT] = {
     [TN_ISA_BASE] = "baseline",
     [TN_ISA_AVX2] = "avx2",

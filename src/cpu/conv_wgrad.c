@@ -11,7 +11,6 @@
 
 #include <string.h>
 
-#include "cpu/conv_paths.h"
 #include "cpu/isa.h"
 
 enum {

@@ -12,7 +12,6 @@
 
 #include <string.h>
 
-#include "cpu/isa.h"
 #include "cpu/qtile.h"
 
 enum {

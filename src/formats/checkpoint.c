@@ -11,7 +11,6 @@
 #include <string.h>
 
 #include "base/base.h"
-#include "base/base.h"
 #include "trunnion/autograd.h"
 #include "trunnion/json.h"
 #include "trunnion/model.h"

@@ -10,7 +10,6 @@
 #include <sys/stat.h>
 
 #include "base/base.h"
-#include "base/base.h"
 #include "trunnion/model.h"
 
 enum {

@@ -5,7 +5,6 @@
  * inside one region and only until the next store that may change what they read; a global buffer may be read under two
  * names, so any global store counts. What nobody reads is dropped by kir_finish. */
 #include "kir/rules.h"
-#include "kir/rules.h"
 
 #include <string.h>
 

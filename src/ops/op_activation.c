@@ -5,8 +5,6 @@
  * Gradients use the result instead of recomputing it where the formula allows it. */
 #include <math.h>
 
-#include <math.h>
-
 #include "ops/ops_common.h"
 
 /* ---- small words ------------------------------------------------------------------------------------------------- */

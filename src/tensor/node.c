@@ -8,8 +8,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "tensor/graph.h"
-
 /* ---- the thread's recorder and free list ------------------------------------------------------------------------- */
 
 enum {
