@@ -1,13 +1,14 @@
 /* threads.c — the thread pool of the process, and pinning its workers to processors.
  *
- * Every worker owns one cache line. The caller writes the job's ticket there, the worker spins on it, claims it, runs
- * its part and writes the ticket back as `done`. A part that nobody has claimed when the caller is through with its own
- * is claimed by the caller: a worker that gets no processor holds nobody up. Only who has waited for SPIN_SECONDS in
- * vain goes to sleep on a condition variable and says so in a flag; waker and sleeper write first and read second, all
- * sequentially consistent, so that at least one of them sees the other. Parts are split by position alone; only of
- * shared work a thread takes its part piece by piece, and then what is left of the others', since processors that other
- * programs use too are not equally fast. Workers are started when first needed and are never stopped; a smaller pool
- * leaves the later ones asleep. Each has a processor of its own (threads.c). */
+ * Every worker owns one cache line. The caller writes the job's ticket there; the worker spins on it, claims it, runs
+ * its part and writes the ticket back as `done`. When the caller has finished its own part, it claims every part that
+ * no worker has claimed, so a worker that gets no processor time delays nothing. A worker that has spun for
+ * SPIN_SECONDS without work sets a flag and sleeps on a condition variable. Waker and sleeper each write first and then
+ * read, sequentially consistent, so at least one of them sees the other.
+ *
+ * Parts are split by position. For shared work a thread takes its part in chunks and then steals chunks from the
+ * others, because processors that other programs also use differ in speed. Workers are started when first needed and
+ * never stopped; a smaller pool leaves the later ones asleep. Each worker is pinned to one processor. */
 #include <fenv.h>
 #include <pthread.h>
 #include <sched.h>

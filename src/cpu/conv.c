@@ -8,9 +8,9 @@
  * step of k is a row of the input tile as it is. So it is with any stride where rows are multiplied one by one, for an
  * epilogue. Filters are packed as tiles, once if they stay as they are.
  *
- * Many filters are better the columns of the product: conv_nhwc.c; of many images of few output pixels these are its
- * rows: conv_nhwc.c. One filter a channel is no product: conv_depthwise.c. Fewer multiplications, rounded
- * otherwise: conv_winograd.c. The weight's gradient: conv_wgrad.c.
+ * Other paths: NHWC (filters as columns of the product, for many filters) and batch as rows (for many images with few
+ * output pixels) in conv_nhwc.c; depthwise in conv_depthwise.c; Winograd (fewer multiplications, different rounding) in
+ * conv_winograd.c; wgrad in conv_wgrad.c.
  *
  * The micro-kernels are those of products (tiles.c), and so are the chains: any cut gives the same bits. What is moved
  * a vector at a time is in conv_vec.c. */

@@ -650,11 +650,11 @@ void tn_conv_nhwc(const tn_conv_args *args, const nhwc_phases *phases, void *wor
 }
 
 /* ==== batch as rows =============================================================================================== */
-/* The tiles are those of conv_nhwc.c, but where an image has a handful of output pixels in a row they would be low. So
- * some images are turned into an input tile, where an element of all of them is a row: at any tap of any output pixel,
- * what images see lies side by side, and what lies outside of them is a row of zeros. Each output pixel has a table of
- * its own of where its taps are. Sums of an image lie together, and are turned as they are written out, or handed to
- * the epilogue. The chains are those of conv.c. */
+/* For images with few output pixels in a row, the tiles of the kernel above would have few rows. So several images are
+ * transposed into one input tile: a row of it holds the same element of each image, and elements outside the images are
+ * a row of zeros. At each tap of each output pixel the operands of all images then lie next to each other. Each output
+ * pixel has its own table of the positions of its taps. Sums of an image lie together; they are transposed when they
+ * are stored or passed to the epilogue. The chains are those of conv.c, so the bits are equal. */
 
 enum {
     BATCH_CHUNK = KIR_KSUM,

@@ -11,7 +11,7 @@
 
 /* ==== batch as rows of the product ================================================================================ */
 
-/* Does it take these sizes, and is it worth it? Filters are packed as conv_paths.h has them. */
+/* Whether this path supports the sizes and is faster. Weights are packed by tn_conv_nhwc_pack. */
 bool tn_conv_batch_rows_fits(const tn_conv_args *args);
 size_t tn_conv_batch_rows_workspace(const tn_conv_args *args, int threads);
 void tn_conv_batch_rows(const tn_conv_args *args, void *workspace);

@@ -434,10 +434,11 @@ void tn_conv_winograd(const tn_conv_args *args, void *workspace) {
 }
 
 /* ==== along one axis: F(2, 5) ===================================================================================== */
-/* Two results of five taps see six numbers, as four of three taps do: the points and the way forth are those of
- * conv_winograd.c, along one axis. So a tile is two output pixels side by side, and a block a piece of one row of an
- * image: what it sees is transformed channel after channel, then some filters at a time are multiplied over it, point
- * after point, and finished. A number depends on its own tile alone: any cut gives the same bits. */
+/* Two outputs of five taps read six inputs, as four outputs of three taps do, so the points and the input transform are
+ * those of F(4, 3), along one axis. A tile is two neighbouring output pixels, a block is a piece of one row of an
+ * image. The block's input is transformed one channel at a time; then, for some filters at a time, the products are
+ * computed point by point and transformed back. A result depends only on its own tile, so any division gives the same
+ * bits. */
 
 enum {
     ONE_AXIS_OUT = WINOGRAD_1D_OUT,

@@ -50,7 +50,7 @@ size_t tn_linalg_workspace(const tn_linalg_args *args, int threads);
 /* Cannot fail: all memory is given. */
 void tn_linalg(const tn_linalg_args *args);
 
-/* ---- inside cpu/: one matrix in f64; `work` is of tn_linalg_work's elements --------------------------------*/
+/* ---- inside cpu/: one matrix in f64; `work` holds the elements that tn_linalg_workspace counts ------------------- */
 
 typedef struct tn_linalg_matrix {
     int64_t m, n, k;
@@ -58,8 +58,8 @@ typedef struct tn_linalg_matrix {
     double *out, *work;
 } tn_linalg_matrix;
 void tn_linalg_own(tn_linalg_kind kind, const tn_linalg_matrix *x);
-void tn_eigh_matrix(const tn_linalg_matrix *x); /* linalg.c */
-void tn_svd_matrix(const tn_linalg_matrix *x);  /* linalg.c */
+void tn_eigh_matrix(const tn_linalg_matrix *x);
+void tn_svd_matrix(const tn_linalg_matrix *x);
 
 /* Infinities and NaN in: NaN everywhere out. false: all is well. lower: only that triangle counts. */
 bool tn_linalg_is_lost(const tn_linalg_matrix *x, bool lower, int64_t result);
@@ -85,9 +85,9 @@ static inline void tn_linalg_scale(double *x, double factor, int64_t n) {
 }
 
 /* ==== LAPACK inside a BLAS library ================================================================================ */
-/* As products, only when somebody asked for a library (cpu/blas.h): the results keep every promise of cpu/linalg.h,
- * signs and order included, but not our bits. A library computes one matrix on the thread that calls it; batches are
- * cut by our own pool. */
+/* Used only when a library was requested, as for products (cpu/blas.h). The results keep the conventions stated above,
+ * including signs and order, but not the bits. A library computes one matrix on the calling thread; our own pool
+ * divides batches. */
 
 typedef struct tn_lapack tn_lapack; /* lives as long as the process */
 

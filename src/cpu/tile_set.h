@@ -1,8 +1,8 @@
-/* tile_set.h — what the driver of matrix products and the kernels of an instruction set say to each other.
+/* tile_set.h — the interface between the driver of matrix products and its kernels for one instruction set.
  *
- * The driver (gemm.c) cuts products into blocks and is compiled once a type; the kernels that move and multiply numbers
- * (tiles.c, tiles.c) are compiled once per instruction set, by tiles.c, into a tile_set. Vectors differ
- * in width and number of registers, so the driver takes the sizes of panels and tiles from there. */
+ * The driver (gemm.c) divides products into blocks and is compiled once per type. The packing and multiplying kernels
+ * (tiles.c) are compiled once per instruction set; each instruction set exports one tile_set. Because vector width and
+ * number of registers differ, the driver takes the sizes of panels and tiles from the tile_set. */
 #ifndef TN_TILE_SET_H
 #define TN_TILE_SET_H
 

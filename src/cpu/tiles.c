@@ -1,7 +1,7 @@
 /* tiles.c — kernels of matrix products: packing, micro-kernels, few rows; compiled once per instruction set and type.
  *
- * What a product is cut into is gemm.c's; here is what touches every number: packing (tiles.c), multiplying (tiles.c,
- * and tiles.c for few rows), and storing sums that become something else. */
+ * gemm.c divides a product into blocks. This file has the loops over elements: packing panels, the micro-kernels,
+ * products with few rows, and storing sums with a fused epilogue. */
 #include <stddef.h>
 #include <string.h>
 

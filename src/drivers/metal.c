@@ -898,7 +898,7 @@ const tn_driver tn_driver_metal = {
 #endif
 
 /* ==== probe ======================================================================================================= */
-/* What is sent is spelled out in metal.h; here each message gets its selector. What computes is in metal.c. */
+/* metal.h declares the messages of Objective-C that are sent; here each gets its selector, and devices are listed. */
 
 #if TRUNNION_WITH_METAL
 

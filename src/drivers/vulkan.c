@@ -627,8 +627,8 @@ const tn_driver tn_driver_vulkan = {
 #endif
 
 /* ==== probe ======================================================================================================= */
-/* Identity (UUID), place on the PCI bus and free memory come from structures chained behind the plain ones, each only
- * where the device says that it knows it. The driver (vulkan.c) opens what is listed here. */
+/* UUID, PCI address and free memory come from structures in the pNext chain; each is chained only if the device reports
+ * its extension. vulkan_open opens what is listed here. */
 
 #if TRUNNION_WITH_VULKAN
 

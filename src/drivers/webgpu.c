@@ -921,8 +921,8 @@ const tn_driver tn_driver_webgpu = {
 #endif
 
 /* ==== probe ======================================================================================================= */
-/* webgpu.h was unstable before wgpu-native 24, and a wrong call takes the process down: the version is asked first, and
- * nothing is called that was not checked before. The driver (webgpu.c) opens what is listed here. */
+/* The interface was unstable before wgpu-native 24, and a wrong call ends the process. So the version is asked first,
+ * and nothing else is called before it was checked. webgpu_open opens what is listed here. */
 
 #if TRUNNION_WITH_WEBGPU
 

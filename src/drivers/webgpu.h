@@ -1,6 +1,7 @@
-/* webgpu.h — what the driver uses of webgpu.h and of wgpu-native's additions, declared anew: building needs no SDK.
- * Handles are pointers, enumerations 32-bit, flags 64-bit. Structures are those of wgpu-native 24 and later: what grew
- * at its end has room there, and the one that changed in the middle has both forms. */
+/* webgpu.h — declarations of WebGPU's C interface and wgpu-native's additions, so that a build needs no SDK.
+ *
+ * Handles are pointers, enumerations 32-bit, flags 64-bit. Structures are those of wgpu-native 24 and later: those that
+ * later versions extended at the end have room for it, and the one that changed in the middle is declared twice. */
 #ifndef TN_DRIVERS_WEBGPU_H
 #define TN_DRIVERS_WEBGPU_H
 

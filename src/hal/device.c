@@ -1,5 +1,4 @@
-/* device.c — devices: the table of backends, choosing and opening one; drivers from plugins; reasons; fallbacks to the
- * host.
+/* device.c — devices: choosing and opening one; drivers from plugins; reason codes; fallbacks to the host.
  *
  * A backend is one line of the table. Choosing walks the table in order of preference and writes down a step for each
  * backend or device that it passes over, so that the answer to "why not my GPU?" is always at hand. Backends that
@@ -286,7 +285,7 @@ typedef struct search {
     char largest[32];
 } search;
 
-static void note_device(search *s, const char *id, const char *code, const char *reason, const char *fix) {
+static void add_selection_step(search *s, const char *id, const char *code, const char *reason, const char *fix) {
     if (s->log->step_count == (int)TN_COUNT(s->log->steps)) return;
     tn_selection_step *step = &s->log->steps[s->log->step_count++];
     snprintf(step->id, sizeof step->id, "%s", id);
@@ -296,7 +295,7 @@ static void note_device(search *s, const char *id, const char *code, const char 
 }
 
 static void note_code(search *s, const char *id, tn_reason_code code, const char *reason, const char *fix) {
-    note_device(s, id, tn_reason_code_name(code), reason, fix);
+    add_selection_step(s, id, tn_reason_code_name(code), reason, fix);
 }
 
 static bool noted(const search *s, const char *id) {
@@ -352,7 +351,7 @@ static tn_status try_backend(search *s, tn_backend *b, int index, int software) 
     TRY(tn_discover(b, 1, false));
     const tn_probe_result *f = b->found;
     if (!f->count) {
-        if (!noted(s, b->name)) note_device(s, b->name, f->code, f->reason, f->fix);
+        if (!noted(s, b->name)) add_selection_step(s, b->name, f->code, f->reason, f->fix);
         return TN_OK;
     }
     bool seen = false;
@@ -417,7 +416,7 @@ static bool same_words(const tn_selection_step *a, const tn_selection_step *b) {
     return !strcmp(a->reason, b->reason) && !strcmp(a->fix, b->fix);
 }
 
-static void append_device(char *text, size_t size, const char *first, const char *second, const char *third) {
+static void append_texts(char *text, size_t size, const char *first, const char *second, const char *third) {
     size_t n = strlen(text);
     snprintf(text + n, size - n, "%s%s%s", first, second, third);
 }
@@ -442,11 +441,11 @@ static void gather_reasons(const tn_selection *log, char *out, size_t size) {
         for (int k = 0; k < i; k++)
             told = told || same_words(&log->steps[k], step);
         if (told) continue;
-        append_device(out, size, out[0] ? "; " : "", step->id, "");
+        append_texts(out, size, out[0] ? "; " : "", step->id, "");
         for (int k = i + 1; k < log->step_count; k++)
-            if (same_words(&log->steps[k], step)) append_device(out, size, ", ", log->steps[k].id, "");
-        append_device(out, size, ": ", step->reason, "");
-        if (step->fix[0]) append_device(out, size, " — ", step->fix, "");
+            if (same_words(&log->steps[k], step)) append_texts(out, size, ", ", log->steps[k].id, "");
+        append_texts(out, size, ": ", step->reason, "");
+        if (step->fix[0]) append_texts(out, size, " — ", step->fix, "");
     }
 }
 
@@ -479,7 +478,7 @@ static tn_status choose_device(search *s, const char *preference) {
     return TN_OK;
 }
 
-static tn_status read_options_device(const tn_device_options *given, tn_device_options *out) {
+static tn_status read_device_options(const tn_device_options *given, tn_device_options *out) {
     *out = (tn_device_options)TN_DEVICE_DEFAULTS;
     TRY(tn_options_read(out, given, "tn_device_open", "tn_device_options o = TN_DEVICE_DEFAULTS"));
     if (out->threads < 0 || out->minimum_memory < 0 || out->simd < 0 || out->simd > 3)
@@ -501,7 +500,7 @@ tn_status tn_device_open(const char *preference, const tn_device_options *option
     if (selection && selection->struct_size < sizeof(size_t))
         return tn_fail(TN_ERR_ARGUMENT, "tn_device_open: selection->struct_size is not set");
     tn_device_options o;
-    TRY(read_options_device(options, &o));
+    TRY(read_device_options(options, &o));
 
     tn_selection log = {.struct_size = sizeof log};
     search s = {.options = &o, .log = &log};

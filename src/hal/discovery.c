@@ -320,8 +320,6 @@ const char *tn_device_list_recommended(const tn_device_list *list) { return list
 #include <sys/prctl.h>
 #endif
 
-#include "hal/discovery.h"
-
 enum { SECONDS = 5, MOST_SECONDS = 600 };
 
 static const char CRASH_FIX[] = "update or reinstall this driver; the other devices are not affected";
@@ -518,10 +516,10 @@ bool tn_child_run(void (*body)(void *ctx, void *out), void *ctx, void *out, size
 }
 
 /* ==== devices.json: the record of the last probe ================================================================== */
-/* Each backend's entry holds a key made of all that its findings depended on (discovery.c); an entry whose key no
- * longer fits is ignored, so a new driver or library is seen at once. What may pass by itself (a crash, a device that
- * was busy) is believed for an hour. The file is used only if it belongs to this user and nobody else can write it;
- * it is rewritten as a whole and atomically. */
+/* The entry of each backend has a key made from everything that its result depended on (library files, environment). An
+ * entry with another key is ignored, so a new driver or library is noticed at once. Failures that may pass by
+ * themselves (a crash, a busy device) expire after an hour. The file is used only if it belongs to this user and nobody
+ * else can write it. It is always replaced as a whole, atomically. */
 
 enum { FORMAT = 1, MOST_BYTES = 1 << 20, PATH_ROOM = 4096, TROUBLE_SECONDS = 3600 };
 

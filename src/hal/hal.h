@@ -1,12 +1,14 @@
-/* hal.h — devices as the layers above see them: open devices, buffers, kernels, launches; measured choices; vendor
+/* hal.h — devices as the layers above see them: open devices, buffers, kernels, launches, tuned choices, vendor
  * libraries.
  *
- * device.c holds the driver table, selection and the open devices; discovery.c looks at backends (discovery.c: in a
- * process of their own; discovery.c: the record on disk). memory.c keeps and counts buffers (memory.c cuts
- * them out of larger pieces), memory.c is about what is made of them.
- * kernel.c keeps what drivers load, once a structure: driver_module.c renders and compiles it, cache_files.c keeps it
- * on disk, driver_module.c checks launches and divides them, driver_module.c says what a device can run. queue.h is
- * about order between queues. Nothing here knows an operation. */
+ *   device.c         selection, open devices, fallback to the host (the table of backends: drivers/drivers.c)
+ *   discovery.c      probing backends, in child processes if needed, and the record of the last probe on disk
+ *   memory.c         buffers, the memory pool, packed weights
+ *   kernel.c         loaded kernels, one per structure; command lists
+ *   driver_module.c  rendering and compiling a kernel; checking and splitting launches; what a device can run
+ *   cache_files.c    compiled kernels on disk
+ *   queue.c          order between queues (queue.h)
+ * Nothing here knows ops. */
 #ifndef TN_HAL_H
 #define TN_HAL_H
 

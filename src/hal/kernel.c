@@ -1,17 +1,17 @@
-/* kernel.c — loaded kernels: one a structure and device; lists of launches; rows by workgroups where that pays.
+/* kernel.c — loaded kernels, one per structure and device; command lists; row split.
  *
- * Programs of equal structure share one kernel: the table is keyed by the structure's hash and a hit is verified with
- * kir_equal, so a collision costs a compilation and never a wrong answer. Loading happens outside the lock; who wants a
- * structure that another thread is loading waits for that, and loads it himself only if the other could not.
+ * Programs of equal structure share one kernel. The table is keyed by the structure's hash, and a hit is verified with
+ * kir_equal, so a collision costs a compilation and never gives a wrong result. Kernels are loaded outside the lock. If
+ * another thread is already loading the same structure, the caller waits for it, and loads only if that fails.
  *
- * A kernel lives while a plan uses it, and a while longer: the table keeps MOST_IDLE that nobody uses, the latest of
- * them, so that a plan which was dropped and comes back compiles nothing, and a program of ever new shapes does not
- * grow for ever. A plan may outlive its device: what it still holds then is a name without a module.
+ * A kernel lives as long as a plan uses it. The table also keeps the MOST_IDLE most recently used idle kernels: a plan
+ * that is dropped and made again compiles nothing, and a program with ever new shapes does not grow without bound. A
+ * plan may outlive its device; its kernels then have a name but no module.
  *
- * Rendered kernels come with indices of 32 bits and of 64: which one a launch needs follows from its sizes, and the
- * other one is compiled when it is first needed. So is the kernel of a program with loops whose workgroups share rows,
- * where that pays (kernel.c); it belongs to the plain one and computes the same bits. What a device's compiler
- * refused is remembered as long as the device is open: placement asks before it plans (tn_kernel_supported). */
+ * A rendered kernel has a variant with 32-bit and one with 64-bit indices. The sizes of a launch decide which is
+ * needed; each is compiled on first use. So is the row-split variant (a workgroup shares a row), which computes the
+ * same bits. Programs that the device's compiler refused are remembered while the device is open, because placement
+ * asks before it plans (tn_kernel_supported). */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>

@@ -68,7 +68,7 @@ tn_status tn_runner_flush(tn_runner *r);
 /* The block of parameters: sizes, runtime scalars and bases of nothing behind each other. */
 void tn_params_fill(const kir_program *p, const tn_launch *l, size_t bytes, char *out);
 
-/* Lists (kernel.c): kernel.c puts a kernel's launches in, one dispatch after the other. */
+/* Command lists (kernel.c): appends the dispatches of a kernel's launches. */
 tn_status tn_kernel_list(tn_device *d, tn_kernel *k, const tn_launch *launches, int64_t count, tn_command_list *list);
 tn_status tn_command_list_take(tn_command_list *l, const kir_program *p, const tn_loaded *m, const tn_launch *source,
                                const tn_launch *part, const uint32_t groups[3]);

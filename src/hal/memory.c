@@ -1,14 +1,14 @@
 /* memory.c — device memory: buffers, blocks kept for reuse, counts, packed weights.
  *
- * A freed block goes to a list of its size class together with its tn_buffer, so that the usual pair of new and release
- * is a pop and a push: no driver call, no allocation. Eight classes a power of two bound the waste to an eighth. One
- * spin lock for all devices guards lists and counts; it is held for a dozen instructions, never over a driver call.
+ * A freed block goes to the list of its size class, together with its tn_buffer, so allocating and releasing usually is
+ * a pop and a push, without a driver call. Eight size classes per power of two bound the waste to one eighth. One spin
+ * lock for all devices guards lists and counts; it is held for about a dozen instructions and never during a driver
+ * call.
  *
- * Kept memory is bounded, given back by tn_memory_trim, and given back before an allocation is allowed to fail.
+ * Cached memory is bounded. It is freed by tn_memory_trim, and before an allocation may fail.
  *
- * A pool that was opened with a size to begin with, or one to grow by, cuts its blocks out of larger pieces
- * (memory.c): by best fit, once no kept block will do. Before it grows, blocks that are kept go back to their
- * pieces, where they join. */
+ * A pool opened with `pool_initial` or `pool_growth` cuts its blocks out of large slabs, by best fit, if no cached
+ * block fits. Before it adds a slab, cached blocks return to their slabs and merge with free neighbours. */
 #include <pthread.h>
 #include <sched.h>
 #include <stdio.h>

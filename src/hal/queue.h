@@ -1,16 +1,13 @@
-/* queue.h — order between queues: timeline points, waits, and how work is given to one.
+/* queue.h — queues of a device: timeline points, waits, submission.
  *
- * Each queue has a timeline: work given to it is numbered, and a counter says how far it has come. A timeline point is
- * a place on a timeline. A buffer bears the timeline points of its last write and of the reads since, so whoever
- * touches it next knows what to wait for: on the device's side where the interface can, in a queue's thread, or in the
- * caller.
+ * Each queue has a timeline: submitted work is numbered, and a counter says how much has completed. A timeline point is
+ * a number on one timeline. A buffer keeps the points of its last write and of the reads since, so its next user knows
+ * what to wait for: on the device if the interface can, else in the queue's thread or in the caller.
  *
- *   queue.c  timelines: how far they have come, what failed on them, waiting
- *   queue.c     queues, their threads, giving work
- *   queue.c     the events of device.h
+ *   queue.c     timelines (progress, failures, waiting), queues and their threads, submission, the events of device.h
  *   transfer.c  copies, host memory
  *
- * A device without further queues pays for none of it: `ordered` is false. */
+ * A device with a single queue has no cost from this: `ordered` is false. */
 #ifndef TN_HAL_QUEUE_H
 #define TN_HAL_QUEUE_H
 

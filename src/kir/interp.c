@@ -130,10 +130,10 @@ tn_status kir_shadow_store(kir_shadow *s, const char *at, bool local, int item, 
 }
 
 /* ==== interpreter ================================================================================================= */
-/* Loops may nest and range over different axes. A REDUCE keeps its own state, cleared when its loop begins, fed once a
- * point of that loop, folded when the loop ends. The items of a workgroup go in lockstep, instruction by instruction;
- * what they touch is noted in interp.c, which knows a race when it sees one. A plain program is a workgroup of one item
- * that nobody watches. Matrices, fragments and packets have memory of their own, one a subgroup or item. */
+/* Loops may nest and range over different axes. A REDUCE has its own state: cleared when its loop begins, updated at
+ * each point of the loop, folded when the loop ends. All items of a workgroup execute one instruction before the next
+ * begins; their accesses are noted by the code above, which reports races. A plain program runs as a workgroup of one
+ * item without this check. Matrices, fragments and packets have their own memory, one per subgroup or item. */
 
 /* A running reduction or scan. `count` elements have come in. */
 typedef struct state {

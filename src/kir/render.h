@@ -50,7 +50,7 @@ typedef struct kir_rendering {
     int64_t local_bytes;   /* workgroup memory */
     int buffer_count;      /* global ones */
     bool params_in_buffer; /* the block is more than every device takes by value: its address comes instead */
-    size_t head_size;      /* bytes of a WGSL source that may be replaced (render.h) */
+    size_t head_size;      /* WGSL: bytes at the start that the driver may replace (below) */
     int lanes;             /* items of its subgroups, where it has such (kir_lanes) */
 } kir_rendering;
 

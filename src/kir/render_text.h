@@ -141,8 +141,8 @@ void kir_render_index(render *r, const kir_ins *in);
 void kir_render_matrix(render *r, int i);
 extern const char kir_matrix_cuda[], kir_wide_cuda[], kir_matrix_hip[], kir_matrix_msl[], kir_fused_wgsl[];
 
-/* Writes the statements of instructions begin … end-1 (render_c.c), and of the loop that begins at `loop`, up to its
- * END, whose number it returns (render_c.c). */
+/* Both in render_c.c: the statements of instructions begin … end-1; those of the loop that begins at `loop`, up to its
+ * END, whose number is returned. */
 void kir_render_range(render *r, int begin, int end);
 int kir_render_loop(render *r, int loop);
 /* A SCAN's or REDUCE's statements inside its loop. */

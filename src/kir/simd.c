@@ -1,11 +1,11 @@
 /* simd.c — the tile VM's routines as plain loops, compiled once per instruction set (TN_ISA_SUFFIX) into one list.
  *
- * Each loop applies a scalar function of kir_math.h; the compiler makes it a vector loop. Because the functions spell
- * out every fused multiply-add and contraction is off, all tables and the interpreter yield the same bits. The only
- * order that matters, that of reductions, is spelled out here too.
+ * Each loop applies a scalar function of kir_math.h; the compiler vectorizes it. The functions spell out every fused
+ * multiply-add and contraction is off, so all lists and the interpreter compute the same bits. The order of reductions,
+ * which also decides the bits, is spelled out here.
  *
- * All are spelled out for every instruction set, and what its list (simd.c) leaves out, the compiler drops: what
- * would hardly be faster than in the list below it, which vm.c starts from. */
+ * Every routine is written for every instruction set. The list at the end of this file omits routines that are hardly
+ * faster than those of the instruction set below; the compiler drops them, and vm.c takes the lower set's routine. */
 #include "kir/simd.h"
 #include "kir/kir_math.h"
 
@@ -896,11 +896,9 @@ CHAIN(f64, STEP_FLOAT)
 CHAIN(i32, STEP_INT)
 CHAIN(i64, STEP_INT)
 
-/* ---- the list ---------------------------------------------------------------------------------------------------- */
-
 /* ==== the list: which routine is which entry of kir_simd_table ==================================================== */
-/* ALL_ROWS is the list of all that this instruction set has, each as AT(field, routine): simd.c defines AT twice, for
- * where and for what. Each instruction set lists what it does faster than the one below it:
+/* ALL_ROWS lists the routines of this instruction set as AT(field, routine). AT is defined twice below: once for the
+ * entry's position and once for the routine. Each instruction set lists what it does faster than the one below it:
  *   base     everything, but no two operations in one pass on x86-64, where it is only for old processors;
  *   AVX2     floats and conversions of them; of integers what indices, masks and the columns of reductions are made of.
  *            Machine code does most programs there, so what is rare, or waits for memory or for itself, is base's: no

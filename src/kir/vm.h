@@ -1,18 +1,18 @@
-/* vm.h — the tile VM's own structures: what compilation leaves, what a launch adds.
+/* vm.h — structures of the tile VM: a compiled program, and the state of a launch.
  *
- * The VM works on tiles. A tile is the product of two ranges, `outer` × `inner`, of points of two spaces; each space is
- * a list of axes, flattened:
+ * The VM works on tiles. A tile is the product of two ranges of points, `outer` × `inner`. Each range is over a
+ * flattened list of axes:
  *     program without loops   outer: all parallel axes but the last    inner: the last parallel axis
  *     loops along memory      outer: parallel axes (rows)              inner: loop axes
  *     loops across memory     outer: loop axes                         inner: parallel axes (columns)
- * A value fills only the directions in which it varies (its `kind`): a bias is a line of inner, a row's maximum a line
- * of outer, a constant one element. A full tile has at most KIR_TILE elements, inner side by side.
+ * A value has elements only in the directions in which it varies (its `kind`): a bias is a line of inner, a row's
+ * maximum a line of outer, a constant one element. A full tile has at most KIR_TILE elements; inner is contiguous.
  *
- *     kir_vm      once a program: instructions as steps, slots for values, what may alias      vm_compile.c
- *     kir_bind    once a pattern of kinds: the routine for each step; kept in the kir_vm       vm_launch.c
- *     kir_frame   once a launch and thread: spaces, strides, addresses                         vm.c
- * vm_memory.c moves values between tiles and buffers, vm_memory.c reduces them; vm.c run
- * programs that need no tiles; vm_launch.c keeps what a short launch needs when it comes again with the same sizes. */
+ *     kir_vm      one per program: instructions as steps, slots for values, possible aliases       vm_compile.c
+ *     kir_bind    one per pattern of kinds: the routine of each step; kept in the kir_vm           vm_launch.c
+ *     kir_frame   one per launch and thread: spaces, strides, addresses                            vm.c
+ * vm_memory.c moves values between tiles and buffers, and reduces them. vm.c runs programs that need no tiles.
+ * vm_launch.c caches the preparation of short launches that repeat with the same sizes. */
 #ifndef KIR_VM_H
 #define KIR_VM_H
 

@@ -1,24 +1,21 @@
 /* fuse.c — values to groups: what becomes one kernel, what is rematerialized, what is written in place.
  *
  * One rule a line:
- *   - An element-wise, movement or generated value is computed inside whoever needs it (inlined), unless it is an
- *     output, is needed by several groups and dear, or some user can only read it from memory. Dear is what takes
- *     longer to make again than to read; of large values, what takes more of memory (fuse.c).
- *   - A value that must be stored joins a group that needs it and runs over the same space: further results of one
- *     pass.
- *   - A reduction joins the group that runs over its rows or over its input: softmax and norms are one kernel. But none
- *     that writes a state: updates run last, in place, all equal ones in one launch, and what is reduced is often
- *     needed before. Reductions over the same rows of the same values are one pass, even where nobody needs both.
- *   - On the CPU a reduction of columns stands alone and reads memory: what it reads is made faster by itself, or
- *     joins the product before it, and columns are then reduced as fast as memory goes (kir/vm.c).
- *   - A product takes the element-wise group behind it as its epilogue, and so does a convolution. One that a
- *     vendor's library computes stands alone.
- *   - Pooling is the last step of the convolution before it where that has an epilogue and nobody else needs its
- *   result.
+ *   - An element-wise, movement or generated value is inlined: computed inside each group that uses it. It is stored if
+ *     it is an output, if a user can only read it from memory, or if several groups use it and computing it again costs
+ *     more than reading it (for large values: more memory traffic).
+ *   - A stored value joins a group that uses it and has the same loop space, as a further result of one pass.
+ *   - A reduction joins the group that runs over its rows or over its input, so softmax and norms are one kernel. It
+ *     never joins a group that writes a state: updates run last, in place, equal ones in one launch, and the reduced
+ *     value is often needed earlier. Reductions over the same rows of the same values are one pass.
+ *   - On the CPU a reduction of columns is its own group and reads memory: its operand is computed faster separately or
+ *     as the epilogue of a product, and columns are then reduced at the speed of memory (kir/vm.c).
+ *   - The element-wise group after a product or convolution becomes its epilogue, unless a vendor library computes it.
+ *   - Pooling becomes the last step of the convolution before it, if that has an epilogue and nothing else uses its
+ *     result.
  *   - Everything else is a group of its own.
- * Users are visited before what they use, so the needs of a value are known when its turn comes. Joins are tried on
- * shape alone; lowering finds out when an index does not fit, names the value, and fusing starts again with it left
- * alone. */
+ * Users are visited before their operands, so all uses of a value are known when it is visited. Joins are decided on
+ * shapes. If an index does not fit, lowering reports the value, and fusing starts again with that value separate. */
 #include <string.h>
 
 #include "plan/plan.h"

@@ -390,7 +390,7 @@ static void link_block(tn_arena *a, int block, int after) {
     set_gap(a, block, 0);
 }
 
-/* ---- for layout.c ------------------------------------------------------------------------------------------------ */
+/* ---- interface of the arena -------------------------------------------------------------------------------------- */
 
 tn_status tn_arena_begin(tn_arena *a, int positions, size_t values) {
     *a = (tn_arena){.unused = -1, .tail = -1, .gaps = -1, .positions = positions, .random = 1};

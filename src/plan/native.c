@@ -1,8 +1,8 @@
 /* native.c — groups that a native kernel computes: the table of kernels; attention; linear algebra.
  *
- * Everything that does not change between runs is worked out once: strides, workspace, the compiled epilogue, the
- * weight in the form that the kernel reads. The kinds are in native_product.c, native_conv.c, native.c and
- * native.c; argsort, index_add, cat_few and index_select are short and here. */
+ * Everything that is the same in every run is computed once: strides, workspace, the compiled epilogue, the packed
+ * weight. Products are in native_product.c, convolutions in native_conv.c; attention, linear algebra, argsort,
+ * index_add, cat_few and index_select are here. */
 #include <string.h>
 
 #include "cpu/linalg.h"

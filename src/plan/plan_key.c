@@ -1,10 +1,9 @@
-/* plan_key.c — what a recording must compute, as a key of words; composed ops; the table from pointers to small
- * numbers.
+/* plan_key.c — the key of a recording: the needed nodes as words; expansion of composed ops; a table from pointers to
+ * small numbers.
  *
- * The key spells the needed nodes out: op, dtype, extents, attributes, inputs by number, leaves by slot and layout. Two
- * recordings with equal keys are computed by the same plan; comparing keys word by word is the verification, so a hit
- * can never be a false one. Runtime scalars and what varies (values.c) leave their values out, symbolic extents stand
- * as their symbol. */
+ * The key lists each needed node: op, dtype, extents, attributes, inputs by number, leaves by slot and layout.
+ * Recordings with equal keys share a plan. Keys are compared word by word (same_key in flush.c), so a hit is never
+ * wrong. Values of runtime scalars and varying numbers (values.c) are left out; a symbolic extent is its symbol. */
 #include <string.h>
 
 #include "cpu/blas.h"

@@ -1,8 +1,8 @@
-/* workgroup_lower.c — products and native ops on devices with workgroups: the group's values at a workgroup kernel's
- * callbacks.
+/* workgroup_lower.c — lowers products and native ops to workgroup kernels: the callbacks for operands and results.
  *
- * A workgroup kernel of cpu/ knows extents and asks for elements; here an index of it becomes one of the operands',
- * and what it finishes goes through the element-wise values behind it, as lowering does it for every other kernel. */
+ * A workgroup kernel (gpu/) knows extents and asks for elements by its own indices. The callbacks here translate such
+ * an index to the operand's, and pass each finished result through the fused element-wise values, with the lowering
+ * that all other kernels use. */
 #include "cpu/qformat.h"
 #include "gpu/gpu.h"
 #include "ops/ops_common.h"

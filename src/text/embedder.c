@@ -425,8 +425,8 @@ tn_tensor *tn_encoder_record(const encoder_config *c, const encoder_weights *w, 
 }
 
 /* ==== export to ONNX ============================================================================================== */
-/* The recording is the one that computes (embedder.c), with both extents open. Positions are counted in the model
- * itself, so a caller gives what Hugging Face's tokenizers yield, and nothing else. */
+/* Exports the recording that also computes embeddings, with batch and token count as symbolic extents. Positions are
+ * counted inside the model, so its inputs are exactly the outputs of Hugging Face's tokenizers. */
 
 enum { SYMBOL_BATCH = 0, SYMBOL_TOKENS = 1, SOME_TEXTS = 2, SOME_TOKENS = 8, MOST_PARTS = 6 };
 

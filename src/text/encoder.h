@@ -1,8 +1,7 @@
-/* encoder.h — what the files of the embedder share: an encoder's sizes as checked, its weights by place.
+/* encoder.h — shared by the files of the embedder: an encoder's checked sizes, its weights by slot.
  *
- * encoder_config.c turns a folder into an encoder_config and checks that every weight fits; encoder_config.c does so
- * for the modules behind the encoder; embedder.c records the network and the pooling; embedder.c opens, batches
- * and runs; embedder.c writes an ONNX model. */
+ * encoder_config.c reads a folder into an encoder_config, with the modules after the encoder, and checks the shape of
+ * every weight. embedder.c opens models, records network and pooling, batches and runs, and exports to ONNX. */
 #ifndef TN_TEXT_ENCODER_H
 #define TN_TEXT_ENCODER_H
 

@@ -1,11 +1,10 @@
 /* hf.h — inside a tokenizer that a tokenizer.json describes: a pipeline of steps, each a row of a table by its name.
  *
- * Way of a text: tokens that were added to the vocabulary are found in it (added_tokens.c); what lies between is
- * rewritten by the normalizers (normalizer.c), cut into words by the pre-tokenizers (pre_tokenizer.c), and each word
- * becomes tokens by the model (token_model.c). Around these the post-processors put what the model was trained with
- * (decode.c). Back, tokens become text by the decoders (decode.c). hf_read.c makes all this of the file. The
- * definition of every part is the behaviour of Hugging Face's tokenizers library; names of steps and options are the
- * file's. */
+ * Encoding: added tokens are found in the text (added_tokens.c); the text between them is rewritten by the normalizers
+ * (normalizer.c) and split into words by the pre-tokenizers (pre_tokenizer.c); the model turns each word into tokens
+ * (token_model.c); the post-processors add the tokens that the model was trained with. Decoding: the decoders turn
+ * tokens into text (both decode.c). hf_read.c builds the pipeline from the file. Every part is defined by the behaviour
+ * of Hugging Face's tokenizers library; names of steps and options are those of the file. */
 #ifndef TN_TEXT_HF_H
 #define TN_TEXT_HF_H
 

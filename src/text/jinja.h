@@ -1,11 +1,10 @@
-/* jinja.h — the part of Jinja that chat templates are written in: values, the tree, and who does what.
+/* jinja.h — the subset of Jinja that chat templates use: values and the syntax tree.
  *
- * jinja_parse.c makes tokens, jinja_parse.c a tree, jinja_eval.c walks it; jinja_value.c knows Python's rules for
- * values, jinja_value.c reads and writes JSON, jinja_filters.c and jinja_methods.c hold what templates can call, as
- * tables.
+ * jinja_parse.c makes tokens and a syntax tree; jinja_eval.c evaluates it; jinja_value.c has Python's rules for values
+ * and JSON; jinja_filters.c and jinja_methods.c have tables of the functions that templates can call.
  *
- * Templates come out of strangers' files. Everything a template makes lies in arenas with a limit, every step is
- * counted against a limit, and nesting has a depth; there is nothing in the language that reaches out of it. */
+ * Templates come from untrusted files. All values of a template are in arenas with a size limit; the number of steps
+ * and the depth of nesting are limited; nothing in the language has access to the system. */
 #ifndef TN_TEXT_JINJA_H
 #define TN_TEXT_JINJA_H
 

@@ -1,8 +1,8 @@
-/* llm_model.h — what the files of the language model share: its sizes as checked, its weights by slot.
+/* llm_model.h — shared by the files of the language model: its checked sizes, its weights by slot.
  *
- * A model comes from a GGUF file or a Hugging Face folder (llm.c). llm_folder.c turn what each
- * says of itself into an llm_config, llm_config.c proves that every tensor fits it; llm_record.c records the model's
- * operations; llm.c owns the sequence: cache, plans, position; llm_record.c writes the operations as an ONNX model. */
+ * A model comes from a GGUF file or a Hugging Face folder. llm_folder.c reads the settings of either into an
+ * llm_config; llm_config.c checks that every tensor matches it; llm_record.c records the model's operations and exports
+ * them to ONNX; llm.c owns the sequence: cache, plans, position. */
 #ifndef TN_TEXT_LLM_MODEL_H
 #define TN_TEXT_LLM_MODEL_H
 

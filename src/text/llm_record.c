@@ -217,10 +217,10 @@ tn_tensor *tn_llm_record(const llm_config *c, const llm_weights *w, const llm_in
 }
 
 /* ==== export to ONNX ============================================================================================== */
-/* The recording is the one that computes (llm_record.c), but that attention sees inputs instead of pages of a cache,
- * and that a mask says what. Open extents are the numbers of tokens, now and before; without a cache all follows from
- * the ids' number, so no other input is left. With one, inputs and outputs have the names and extents of Hugging Face's
- * exporter, by which those who generate with such models know them, but of one text: the batch is 1. */
+/* Exports the recording that also computes logits, with one difference: attention reads keys and values from inputs,
+ * with a mask, instead of from pages of a cache. The symbolic extents are the numbers of new and of earlier tokens.
+ * Without a cache the ids are the only input. With one, inputs and outputs have the names and extents of Hugging Face's
+ * exporter, which programs that generate with such models expect; the batch is 1. */
 
 /* In the order in which their sum is spelled. What the recording itself has of each differs: equal extents are one. */
 enum { SYMBOL_PAST, SYMBOL_TOKENS, SYMBOL_ALL };

@@ -1,8 +1,8 @@
-/* tokenizer.h — inside a tokenizer: the vocabulary and its look-ups, and what the two ways of merging share.
+/* tokenizer.h — inside a tokenizer: the vocabulary, its look-ups, and the data shared by both merge algorithms.
  *
- * Ways: the text is cut at tokens that stand for themselves (added_tokens.c); what lies between is cut into words by
- * the model's rule (pre_tokenizer.c) and merged by rank (bpe.c), or merged as a whole by score (bpe.c).
- * Both merge neighbours from a heap of candidates, so the time is n log n whatever the text. */
+ * The text is split at added tokens (added_tokens.c). The text between them is split into words by the model's rule
+ * (pre_tokenizer.c) and merged by rank, or merged without splitting by score (both bpe.c). Both algorithms merge
+ * neighbours from a heap of candidates, so the time is O(n log n) for any text. */
 #ifndef TN_TEXT_TOKENIZER_H
 #define TN_TEXT_TOKENIZER_H
 

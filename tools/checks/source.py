@@ -6,7 +6,8 @@ which is compiled and run. Every public function that takes a pointer is called 
 texts that tools/seed_bugs.py breaks stand in the sources. A line of C that was written by hand has at most 120
 characters (`make format` sees to code, the writer to comments). Relative links in Markdown files lead to files and headings
 that exist, and to the newest record of a kind; tests and suites that documents name exist; README.md has at most 150 lines.
-A file begins with its name and what it holds, and no other file of src/ and cli/ has that name.
+A file begins with its name and what it holds, and no other file of src/ and cli/ has that name. No file includes a
+header twice. A comment that names a source file names one that exists; in src/ and cli/ it is another one than its own.
 """
 
 import pathlib
@@ -20,6 +21,10 @@ import seed_bugs  # noqa: E402
 ENDS_PROCESS = re.compile(r"\b(abort|exit|quick_exit|assert)\s*\(|#\s*include\s*<assert\.h>")
 OWN_FOLDER = re.compile(r"[\"'\s(](/home/|/root/|/work/|/Users/)\w")
 COMMENTS_AND_STRINGS = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
+COMMENT_OR_STRING = re.compile(r'(/\*.*?\*/|//[^\n]*)|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"][^>"\n]+)', re.MULTILINE)
+NAMED_FILE = re.compile(r"(?<![\w.`])([a-z]\w*\.[ch])\b(?![:`])")
+VENDOR_FILES = {"onnxruntime_c_api.h"}
 LIBRARY = ["include", "src"]
 ALL = LIBRARY + ["cli", "examples", "bench", "tests", "tools", "docs"]
 COLUMNS = 120
@@ -59,6 +64,25 @@ def wrong_head(path, text):
     """A file begins with its name and what it holds."""
     if not text.startswith(f"/* {path.name} — ") and path.suffix in {".c", ".h"}:
         yield f"{path.relative_to(ROOT)}:1: does not begin with \"/* {path.name} — \""
+
+
+def repeated_includes(path, text):
+    names = INCLUDE.findall(text)
+    for name in sorted({n for n in names if names.count(n) > 1}):
+        yield f"{path.relative_to(ROOT)}: includes {name[1:]} more than once"
+
+
+def wrong_names_of_files(path, text, names):
+    """Comments that name a file that is not in the tree, or, in src/ and cli/, the file that they stand in."""
+    own = path.name if path.relative_to(ROOT).parts[0] in ("src", "cli") else None
+    for comment in COMMENT_OR_STRING.finditer(text):
+        for match in NAMED_FILE.finditer(comment.group(1) or ""):
+            at = comment.start() + match.start()
+            where = f"{path.relative_to(ROOT)}:{text.count(chr(10), 0, at) + 1}"
+            if match.group(1) not in names | VENDOR_FILES:
+                yield f"{where}: the comment names {match.group(1)}, and no file has that name"
+            elif match.group(1) == own and at > len("/* "):
+                yield f"{where}: the comment names its own file"
 
 
 def shared_names():
@@ -158,9 +182,11 @@ def main():
     for path in files(ALL, TEXT):
         if path != pathlib.Path(__file__).resolve():
             found += faults(path, path.read_text(encoding="utf-8"), OWN_FOLDER, "names a folder of one machine")
+    names = {path.name for path in files(ALL, {".c", ".h"})}
     for path in files(ALL, {".c", ".h"}):
         text = path.read_text(encoding="utf-8")
-        found += list(long_lines(path, text)) + list(wrong_head(path, text))
+        found += list(long_lines(path, text)) + list(wrong_head(path, text)) + list(repeated_includes(path, text))
+        found += wrong_names_of_files(path, text, names)
     found += unproven((ROOT / "README.md").read_text(encoding="utf-8"))
     found += [fault for path in markdown() for fault in dead_links(path)]
     found += [fault for path in markdown() if path.parent.name != "measured" for fault in dead_tests(path)]
