@@ -23,15 +23,15 @@ enum { BENCH_SAMPLES = 21 };
 
 /* Of run(ctx), which ran before. Short runs are timed many at once, so that a sample takes `sample_seconds`. */
 static inline times measure(void (*run)(void *ctx), void *ctx, double sample_seconds) {
-    double start = bench_now(), samples[BENCH_SAMPLES];
+    double start = cli_now(), samples[BENCH_SAMPLES];
     run(ctx);
-    double once = bench_now() - start;
+    double once = cli_now() - start;
     int repeats = once < sample_seconds ? (int)(sample_seconds / (once + 1e-8)) + 1 : 1;
     for (int i = 0; i < BENCH_SAMPLES; i++) {
-        start = bench_now();
+        start = cli_now();
         for (int r = 0; r < repeats; r++)
             run(ctx);
-        samples[i] = (bench_now() - start) / repeats;
+        samples[i] = (cli_now() - start) / repeats;
     }
     return sorted(samples, BENCH_SAMPLES);
 }

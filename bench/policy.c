@@ -178,10 +178,10 @@ static double time_forward(int64_t n, int64_t calls) {
     double seconds = 0;
     TN_SCOPE;
     batch x = take_batch(0, n);
-    double start = bench_now();
+    double start = cli_now();
     for (int64_t i = 0; i < calls; i++)
         forward_step(&x);
-    seconds = (bench_now() - start) / (double)calls;
+    seconds = (cli_now() - start) / (double)calls;
     return seconds;
 }
 
@@ -195,12 +195,12 @@ static double time_replay(int64_t n, int64_t calls) {
     check(tn_capture_begin());
     forward(&x, out);
     check(tn_capture_end(&x.observations, 1, out, 2, &graph));
-    double start = bench_now();
+    double start = cli_now();
     for (int64_t i = 0; i < calls; i++) {
         TN_SCOPE;
         check(tn_graph_launch(graph, &x.observations, got));
     }
-    seconds = (bench_now() - start) / (double)calls;
+    seconds = (cli_now() - start) / (double)calls;
     tn_graph_free(graph);
     return seconds;
 }
@@ -214,10 +214,10 @@ static double time_training(int64_t n, int64_t calls, double *host) {
         batch batches[ROUND];
         take_batches(n, batches);
         check(tn_get_runtime_stats(&before));
-        double start = bench_now();
+        double start = cli_now();
         for (int64_t i = 0; i < calls; i++)
             (void)train_step(&batches[i % ROUND]);
-        seconds = bench_now() - start;
+        seconds = cli_now() - start;
         check(tn_get_runtime_stats(&after));
         *host = 1 - (after.run_seconds - before.run_seconds) / seconds;
     }
@@ -240,7 +240,7 @@ static double time_replayed_training(int64_t n, int64_t calls, double *host) {
         tn_tensor *first[] = {batches[0].observations, batches[0].actions, batches[0].returns};
         check(tn_capture_end(first, 3, &loss, 1, &graph));
         check(tn_get_runtime_stats(&before));
-        double start = bench_now();
+        double start = cli_now();
         for (int64_t i = 0; i < calls; i++) {
             const batch *x = &batches[i % ROUND];
             tn_tensor *got = NULL;
@@ -248,7 +248,7 @@ static double time_replayed_training(int64_t n, int64_t calls, double *host) {
             check(tn_graph_launch(graph, (tn_tensor *[]){x->observations, x->actions, x->returns}, &got));
             (void)tn_item(got);
         }
-        seconds = bench_now() - start;
+        seconds = cli_now() - start;
         check(tn_get_runtime_stats(&after));
         *host = 1 - (after.run_seconds - before.run_seconds) / seconds;
         tn_graph_free(graph);
@@ -262,10 +262,10 @@ static double time_chain(int64_t calls) {
     int64_t n = CHAIN_ELEMENTS;
     TN_SCOPE;
     tn_tensor *x = tn_from_data(ones, &n, 1, TN_F32);
-    double start = bench_now();
+    double start = cli_now();
     for (int64_t i = 0; i < calls; i++)
         chain_step(x);
-    seconds = (bench_now() - start) / (double)calls;
+    seconds = (cli_now() - start) / (double)calls;
     return seconds;
 }
 

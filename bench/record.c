@@ -73,10 +73,10 @@ static const struct work {
 enum { WORKS = sizeof works / sizeof *works };
 
 static double seconds_a_chain(const struct work *w, const tn_tensor *x, long calls) {
-    double start = bench_now();
+    double start = cli_now();
     for (long i = 0; i < calls; i++)
         w->chain(x);
-    return (bench_now() - start) / (double)calls;
+    return (cli_now() - start) / (double)calls;
 }
 
 static tn_tensor *ones(void) {

@@ -148,7 +148,7 @@ static tn_tensor *forward(tn_tensor *ids, tn_tensor *position) {
 static float logits[VOCABULARY];
 
 static double prompt_seconds(int64_t n) {
-    double start = bench_now();
+    double start = cli_now();
     {
         TN_SCOPE;
         int64_t ids[PAGES * PAGE];
@@ -156,7 +156,7 @@ static double prompt_seconds(int64_t n) {
             ids[i] = i * 97 % VOCABULARY;
         check(tn_read(forward(tn_from_data(ids, TN_DIMS(n), TN_I64), tn_runtime_scalar_int(0)), logits, sizeof logits));
     }
-    return bench_now() - start;
+    return cli_now() - start;
 }
 
 static tn_graph *capture(void) {
@@ -170,7 +170,7 @@ static tn_graph *capture(void) {
 }
 
 static double token_seconds(tn_graph *graph, int64_t position) {
-    double start = bench_now();
+    double start = cli_now();
     {
         TN_SCOPE;
         tn_tensor *id = tn_from_data((int64_t[]){position * 31 % VOCABULARY}, TN_DIMS(1), TN_I64), *y = NULL;
@@ -178,7 +178,7 @@ static double token_seconds(tn_graph *graph, int64_t position) {
         check(tn_graph_launch(graph, &id, &y));
         check(tn_read(y, logits, sizeof logits));
     }
-    return bench_now() - start;
+    return cli_now() - start;
 }
 
 static void explain(void) {
@@ -202,10 +202,10 @@ int main(int count, char **words) {
     tn_runtime_stats s = {.struct_size = sizeof s};
     tn_reset_runtime_stats();
     static double seconds[PAGES * PAGE];
-    double start = bench_now();
+    double start = cli_now();
     for (int64_t i = 0; i < tokens; i++)
         seconds[i] = token_seconds(graph, prompt + i);
-    double all = bench_now() - start;
+    double all = cli_now() - start;
     check(tn_get_runtime_stats(&s));
     times t = sorted(seconds, (int)tokens);
     printf("prompt of %lld: %.1f ms, %.0f tokens/s (the first time %.1f ms)\n", (long long)prompt, again * 1e3,

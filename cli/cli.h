@@ -12,6 +12,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "cli/clock.h"
 #include "trunnion/device.h"
 
 enum { CLI_OK = 0, CLI_FAILED = 1, CLI_USAGE = 2 };
@@ -177,8 +178,7 @@ void cli_json_bool(cli_json *j, const char *key, bool v);
 /* Puts ? in the place of bytes that are no UTF-8; text[size] is 0. */
 void cli_whole_characters(char *text, size_t size);
 
-/* Seconds on a clock that only goes forward (progress.c). */
-double cli_now(void);
+int cli_text_columns(const char *text, size_t size); /* that these bytes of UTF-8 take on a terminal (terminal.c) */
 /* Where a file lies in the library's cache folder; tools/digits.py and tools/smollm2.py put theirs there. false: no
  * such folder is known. */
 bool cli_cache_path(const char *name, char *out, size_t size);

@@ -23,13 +23,6 @@ static void begin_help(block *b, int indent) {
     b->into = open_memstream(&b->text, &b->size);
 }
 
-static int help_columns_of(const char *text, size_t size) {
-    int n = 0;
-    for (size_t i = 0; i < size; i++)
-        n += ((unsigned char)text[i] & 0xC0) != 0x80;
-    return n;
-}
-
 /* Breaks between words. The blanks of the first line up to its description stay. */
 static void end_help(block *b, FILE *to) {
     if (!b->into) return;
@@ -37,7 +30,7 @@ static void end_help(block *b, FILE *to) {
     int column = 0;
     for (const char *at = b->text; at && *at;) {
         size_t blanks = strspn(at, " "), word = strcspn(at + blanks, " ");
-        int wide = help_columns_of(at + blanks, word);
+        int wide = cli_text_columns(at + blanks, word);
         if (column > 0 && column + (int)blanks + wide > WIDTH) {
             fprintf(to, "\n%*s", b->indent, "");
             column = b->indent;
@@ -60,7 +53,7 @@ static int description_of(const char *line, size_t size) {
     while (at + 1 < size && !(line[at] == ' ' && line[at + 1] == ' '))
         at++;
     size_t gap = at < size ? strspn(line + at, " ") : 0;
-    return at + gap < size && gap >= 2 ? help_columns_of(line, at + gap) : USAGE_INDENT;
+    return at + gap < size && gap >= 2 ? cli_text_columns(line, at + gap) : USAGE_INDENT;
 }
 
 /* Does the line go on with what `b` has? */

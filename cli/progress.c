@@ -2,7 +2,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "cli/cli.h"
@@ -10,12 +9,6 @@
 enum { BAR_COLUMNS = 24, LEAST_BAR_COLUMNS = 6, LINE_BYTES = 512 };
 static const double BETWEEN = 0.05;  /* seconds from one showing to the next */
 static const double SMOOTHING = 0.3; /* weight of the newest rate */
-
-double cli_now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 void cli_progress_begin(cli_progress *p, const char *what, const char *unit, int64_t total) {
     double t = cli_now();
@@ -58,13 +51,6 @@ static void cut_progress(char *text, int columns) {
     }
 }
 
-static int progress_columns_of(const char *text) {
-    int n = 0;
-    for (; *text; text++)
-        n += ((unsigned char)*text & 0xC0) != 0x80;
-    return n;
-}
-
 /* All but the bar is put together first; the bar takes what the terminal leaves it, or goes. */
 static void line_text(char *line, size_t size, const cli_progress *p, const char *text, int width) {
     char rest[LINE_BYTES / 2], bar[BAR_COLUMNS * 3 + 4] = "", left[32] = "";
@@ -76,7 +62,7 @@ static void line_text(char *line, size_t size, const cli_progress *p, const char
     if (p->rate > 0) left_text(left, sizeof left, (double)(p->total - done) / p->rate);
     snprintf(rest, sizeof rest, "%lld/%lld  %s  %.3g %s/s  %s", done, (long long)p->total, text, p->rate, p->unit,
              left);
-    int room = width - progress_columns_of(p->what) - progress_columns_of(rest) - 2;
+    int room = width - cli_text_columns(p->what, strlen(p->what)) - cli_text_columns(rest, strlen(rest)) - 2;
     if (room > BAR_COLUMNS) room = BAR_COLUMNS;
     if (room >= LEAST_BAR_COLUMNS) bar_text(bar, sizeof bar, (double)done / (double)p->total, room);
     snprintf(line, size, "%s %s%s%s", p->what, bar, bar[0] ? " " : "", rest);

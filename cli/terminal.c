@@ -78,7 +78,7 @@ void cli_print(FILE *to, const char *format, ...) {
     free(text);
 }
 
-static int columns_within(const char *text, size_t size) {
+int cli_text_columns(const char *text, size_t size) {
     int n = 0;
     for (size_t i = 0; i < size; i++)
         n += ((unsigned char)text[i] & 0xC0) != 0x80;
@@ -92,7 +92,7 @@ static void put_wrapped(FILE *to, const char *text, int indent, int width) {
     bool utf8 = cli_utf8(), fresh = true; /* nothing stands on this line */
     while (*text) {
         size_t size = strcspn(text, " \n");
-        int word = columns_within(text, size);
+        int word = cli_text_columns(text, size);
         bool full = !fresh && column + 1 + word >= width;
         if (full) {
             begin_line(to, indent);

@@ -10,6 +10,7 @@
 
 #include "far_driver.h"
 #include "hal/hal.h"
+#include "live_blocks.h"
 #include "plan/plan.h"
 #include "programs.h"
 #include "tensor/graph.h"
@@ -51,13 +52,6 @@ static void end(tn_device *device) {
     kir_vm_trim();
     assert_ok(tn_set_current_device(NULL));
     tn_device_close(device);
-}
-
-/* A failure may cost a block that the process keeps (a list read from disk); it must not leave one more behind. */
-/* Blocks that are left when the host's device forgets the kernels that it keeps for later plans. */
-static int64_t live_blocks(void) {
-    tn_kernels_drop(tn_host_device());
-    return tn_mem_get_stats().live_blocks;
 }
 
 /* ---- a step of training ------------------------------------------------------------------------------------------ */
@@ -190,14 +184,14 @@ static void each_allocation_of_a_training_step_may_fail(void **state) {
     (void)state;
     expected e;
     find_expected(&e);
-    int64_t before = live_blocks(), n = 1;
+    int64_t before = test_live_blocks(), n = 1;
     for (bool failed = true; failed; n += place.far ? FAR_STRIDE : 1) {
         tn_device *device = begin();
         failed = fail_once(n, &e);
         end(device);
-        if (live_blocks() > before)
+        if (test_live_blocks() > before)
             fail_msg("allocation %lld failed: %lld blocks more than before", (long long)n,
-                     (long long)(live_blocks() - before));
+                     (long long)(test_live_blocks() - before));
     }
     print_message("%lld allocations\n", (long long)n);
     assert_true(n > 300);
@@ -317,7 +311,7 @@ static int64_t count_allocations(const program *p, run_mode mode) {
 
 static void fail_somewhere(const program *p, run_mode mode, uint64_t *random) {
     char why[512];
-    int64_t calls = count_allocations(p, mode), blocks = live_blocks();
+    int64_t calls = count_allocations(p, mode), blocks = test_live_blocks();
     for (int k = 0; k < TRIES && calls > 0; k++) {
         int64_t n = 1 + (int64_t)(program_random(random) % (uint64_t)calls);
         tn_device *device = begin();
@@ -327,9 +321,9 @@ static void fail_somewhere(const program *p, run_mode mode, uint64_t *random) {
         end(device);
         if (!ok && !strstr(why, "memory"))
             fail_msg("seed %llu, allocation %lld: %s", (unsigned long long)p->seed, (long long)n, why);
-        if (live_blocks() > blocks && !place.shares)
+        if (test_live_blocks() > blocks && !place.shares)
             fail_msg("seed %llu, allocation %lld: %lld blocks more than before", (unsigned long long)p->seed,
-                     (long long)n, (long long)(live_blocks() - blocks));
+                     (long long)n, (long long)(test_live_blocks() - blocks));
     }
 }
 

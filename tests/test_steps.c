@@ -3,6 +3,7 @@
 #include "test_support.h"
 
 #include "hal/hal.h"
+#include "live_blocks.h"
 #include "plan/plan.h"
 #include "tensor/graph.h"
 #include "trunnion/trunnion.h"
@@ -15,12 +16,10 @@ typedef struct amounts {
 } amounts;
 
 static amounts amounts_now(void) {
-    /* Limited numbers of kernels and of freed handles are kept. */
-    tn_kernels_drop(tn_host_device());
-    tn_handles_drop();
+    int64_t blocks = test_live_blocks();
     tn_runtime_stats stats = {.struct_size = sizeof stats};
     assert_ok(tn_get_runtime_stats(&stats));
-    return (amounts){(int64_t)tn_recorder_here()->count, tn_mem_get_stats().live_blocks, stats.live_bytes};
+    return (amounts){(int64_t)tn_recorder_here()->count, blocks, stats.live_bytes};
 }
 
 static void assert_no_more(amounts now, amounts before, const char *what) {

@@ -191,12 +191,6 @@ typedef struct member {
     int index;
 } member;
 
-double bench_now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* Ties this thread to the processor `index` of those that it may use; a system that refuses does no harm. */
 static void tie(int index) {
 #if defined(__linux__)
@@ -227,11 +221,11 @@ static void *work_along(void *arg) {
     read_from = memory;
     for (int i = 0; i < c->rounds; i++) {
         pthread_barrier_wait(&c->barrier);
-        double begun = bench_now(), work = 0;
+        double begun = cli_now(), work = 0;
         for (int k = 0; k < c->probes && !c->failed; k++)
             work += c->probe();
         pthread_barrier_wait(&c->barrier);
-        double seconds = bench_now() - begun;
+        double seconds = cli_now() - begun;
         if (m->index > 0) continue;
         c->work = work;
         c->all += seconds;
@@ -294,12 +288,12 @@ double bench_quiet(int threads) {
 
 /* ---- samples ----------------------------------------------------------------------------------------------------- */
 
-static int ascending(const void *a, const void *b) {
+int bench_ascending(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
 
 double bench_median(double *x, int n) {
-    qsort(x, (size_t)n, sizeof *x, ascending);
+    qsort(x, (size_t)n, sizeof *x, bench_ascending);
     return n % 2 ? x[n / 2] : (x[n / 2 - 1] + x[n / 2]) / 2;
 }

@@ -6,8 +6,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-double bench_now(void);                /* seconds on a clock that only goes forward */
-double bench_median(double *x, int n); /* sorts x: the best stands first then */
+#include "cli/clock.h"
+
+int bench_ascending(const void *a, const void *b); /* for qsort over double */
+double bench_median(double *x, int n);             /* sorts x: the best stands first then */
 
 /* What `threads` threads can do at most, measured now: additions and multiplications a second of fused multiply-adds in
  * f32, or of dot products of 8-bit integers, that touch no memory; and bytes a second when all together read that many

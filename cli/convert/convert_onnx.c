@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "cli/convert/convert.h"
+#include "cli/run/onnx_input.h"
 #include "trunnion/backend.h"
 #include "trunnion/embed.h"
 #include "trunnion/llm.h"
@@ -129,13 +130,6 @@ typedef struct run_values {
 
 enum { VALUE_IDS, VALUE_MASK, VALUE_PLACES, VALUES_OF_TOKENS, LOGITS = 0, OUTPUTS_OF_TOKENS };
 
-static void free_values(tn_onnx_value **list, int count) {
-    for (int i = 0; list && i < count; i++) {
-        tn_onnx_value_free(list[i]);
-        list[i] = NULL;
-    }
-}
-
 static bool has_cache(const run_values *v) { return v->out_count > OUTPUTS_OF_TOKENS; }
 
 static tn_onnx_value *row_value(const int64_t *row, int64_t count) {
@@ -192,7 +186,7 @@ static tn_status run_piece(tn_onnx *network, run_values *v, int64_t numbers, flo
                                  (long long)tn_numel(t), (long long)numbers);
     if (status == TN_OK) status = tn_read(t, out, (size_t)numbers * sizeof *out);
     if (status == TN_OK) keep_present(v);
-    free_values(v->out, v->out_count);
+    onnx_free_values(v->out, v->out_count);
     return status;
 }
 
@@ -221,7 +215,7 @@ static tn_status run_network(tn_onnx *network, const whole_model *m, const int32
     v.out = calloc((size_t)v.out_count + 1, sizeof(tn_onnx_value *));
     tn_status status = v.in && v.out ? run_pieces(network, &v, ids, count, m->width, out)
                                      : tn_backend_fail(TN_ERR_MEMORY, "out of memory for the values of a network");
-    free_values(v.in, v.in_count);
+    onnx_free_values(v.in, v.in_count);
     free(v.in);
     free(v.out);
     return status;

@@ -21,19 +21,12 @@ typedef struct network {
     bool ran; /* failures come from the network itself */
 } network;
 
-static void free_values(tn_onnx_value **values, int count) {
-    for (int i = 0; values && i < count; i++) {
-        tn_onnx_value_free(values[i]);
-        values[i] = NULL;
-    }
-}
-
 static tn_status run_network(void *ctx) {
     network *n = ctx;
     tn_status status = TN_OK;
     n->ran = true;
     for (int i = 0; i < RUNS && status == TN_OK; i++) {
-        free_values(n->out, tn_onnx_output_count(n->model));
+        onnx_free_values(n->out, tn_onnx_output_count(n->model));
         status = tn_onnx_run(n->model, n->in, n->out);
     }
     return status == TN_OK ? tn_device_synchronize(n->device) : status;
@@ -98,8 +91,8 @@ int explain_network(const cli_options *o, explain_wishes *w, const char *path) {
     if (code == CLI_OK && o->json) put_json_network(&n);
     if (code == CLI_OK && !o->json) put_text_network(&n, path, o->verbose);
     explain_phase_free(&n.phase);
-    free_values(n.in, n.model ? tn_onnx_input_count(n.model) : 0);
-    free_values(n.out, n.model ? tn_onnx_output_count(n.model) : 0);
+    onnx_free_values(n.in, n.model ? tn_onnx_input_count(n.model) : 0);
+    onnx_free_values(n.out, n.model ? tn_onnx_output_count(n.model) : 0);
     tn_onnx_close(n.model);
     free(n.in);
     free(n.out);

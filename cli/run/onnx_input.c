@@ -70,6 +70,13 @@ void onnx_tell_guess(const onnx_dims *dims) {
           stderr);
 }
 
+void onnx_free_values(tn_onnx_value **values, int count) {
+    for (int i = 0; values && i < count; i++) {
+        tn_onnx_value_free(values[i]);
+        values[i] = NULL;
+    }
+}
+
 tn_status onnx_random_input(const tn_onnx_info *info, onnx_dims *dims, uint64_t *state, tn_onnx_value **out) {
     int64_t shape[TN_MAX_RANK], count = 1;
     if (info->kind != TN_ONNX_TENSOR || info->dtype == TN_DTYPE_COUNT || info->rank < 0)

@@ -33,6 +33,8 @@ tn_status onnx_dims_are_used(const onnx_dims *dims);
 /* After a run failed: if shapes did not fit and open dims were guessed, says so on standard error. */
 void onnx_tell_guess(const onnx_dims *dims);
 
+void onnx_free_values(tn_onnx_value **values, int count); /* and sets each to NULL; values may be NULL */
+
 /* Floats from the normal distribution's middle, whole numbers 0 and 1: a valid index of anything. */
 tn_status onnx_random_input(const tn_onnx_info *info, onnx_dims *dims, uint64_t *state, tn_onnx_value **out);
 

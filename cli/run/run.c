@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "cli/bench/bench_limits.h"
 #include "cli/commands.h"
 #include "cli/run/image.h"
 #include "cli/run/npy.h"
@@ -316,17 +317,7 @@ static tn_status make_inputs(work *w) {
 
 /* ---- running ----------------------------------------------------------------------------------------------------- */
 
-static void free_outputs(work *w) {
-    for (int k = 0; w->out && k < tn_onnx_output_count(w->model); k++) {
-        tn_onnx_value_free(w->out[k]);
-        w->out[k] = NULL;
-    }
-}
-
-static int compare_network(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
+static void free_outputs(work *w) { onnx_free_values(w->out, tn_onnx_output_count(w->model)); }
 
 /* A run is over when its device is done with it: a device takes work and computes on beside its caller. */
 static tn_status run_once(work *w, double *seconds) {
@@ -349,7 +340,7 @@ static tn_status run_many(work *w, int64_t warm, int64_t count) {
     }
     if (status == TN_OK && w->steps.count) w->first = seconds[0];
     if (status == TN_OK && count > warm) {
-        qsort(seconds + warm, (size_t)(count - warm), sizeof *seconds, compare_network);
+        qsort(seconds + warm, (size_t)(count - warm), sizeof *seconds, bench_ascending);
         w->median = seconds[warm + (count - warm) / 2];
     }
     free(seconds);

@@ -117,6 +117,9 @@ void *tn_scratch_take(tn_scratch *s, size_t bytes); /* 16-byte aligned, not zero
 tn_status tn_scratch_grow(tn_scratch *s, void *items_pointer, size_t *capacity, size_t need, size_t item_size);
 void tn_scratch_free(tn_scratch *s);
 
+int tn_compare_texts(const void *a, const void *b); /* for qsort and bsearch over const char * */
+bool tn_bytes_are_bools(const uint8_t *bytes, int64_t n);
+
 /* true on overflow; *out undefined then. */
 bool tn_mul_overflow(int64_t a, int64_t b, int64_t *out);
 bool tn_add_overflow(int64_t a, int64_t b, int64_t *out);
@@ -152,6 +155,8 @@ tn_status tn_save_write(tn_save *s, const void *bytes, size_t n);
 tn_status tn_save_commit(tn_save *s); /* frees s in any case */
 void tn_save_abandon(tn_save *s);     /* frees s; NULL is fine */
 
+bool tn_is_file(const char *path); /* a regular file, or a link to one */
+bool tn_is_folder(const char *path);
 tn_status tn_make_dirs(const char *path, unsigned mode);
 /* The cache folder (TRUNNION_CACHE, else XDG_CACHE_HOME/trunnion, else HOME/.cache/trunnion), made with mode 0700. */
 tn_status tn_cache_dir(char *out, size_t size);

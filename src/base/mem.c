@@ -160,6 +160,15 @@ tn_mem_stats tn_mem_get_stats(void) {
     return stats;
 }
 
+int tn_compare_texts(const void *a, const void *b) { return strcmp(*(const char *const *)a, *(const char *const *)b); }
+
+bool tn_bytes_are_bools(const uint8_t *bytes, int64_t n) {
+    uint8_t all = 0;
+    for (int64_t i = 0; i < n; i++)
+        all |= bytes[i];
+    return all <= 1;
+}
+
 bool tn_mul_overflow(int64_t a, int64_t b, int64_t *out) { return __builtin_mul_overflow(a, b, out); }
 
 bool tn_add_overflow(int64_t a, int64_t b, int64_t *out) { return __builtin_add_overflow(a, b, out); }

@@ -501,11 +501,19 @@ void tn_save_abandon(tn_save *s) {
 
 /* ---- folders ----------------------------------------------------------------------------------------------------- */
 
-static tn_status make_dir(const char *path, unsigned mode) {
+static bool is_of_type(const char *path, mode_t type) {
     struct stat info;
+    return stat(path, &info) == 0 && (info.st_mode & S_IFMT) == type;
+}
+
+bool tn_is_file(const char *path) { return is_of_type(path, S_IFREG); }
+
+bool tn_is_folder(const char *path) { return is_of_type(path, S_IFDIR); }
+
+static tn_status make_dir(const char *path, unsigned mode) {
     if (mkdir(path, (mode_t)mode) == 0) return TN_OK;
     int error = errno; /* a folder that exists may also answer EROFS or EACCES */
-    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) return TN_OK;
+    if (tn_is_folder(path)) return TN_OK;
     return tn_fail(TN_ERR_IO, "cannot create the folder '%s': %s", path, strerror(error));
 }
 

@@ -534,11 +534,9 @@ static tn_status launch(gpu_queue *q, const gpu_module *m, const tn_dispatch *l,
                 m->group[0], m->group[1], m->group[2]);
 }
 
-static bool has_work(const tn_dispatch *l) { return l->groups[0] && l->groups[1] && l->groups[2]; }
-
 static tn_status dispatch_one(gpu_queue *q, const gpu_module *m, const tn_dispatch *l) {
     void *address = NULL;
-    if (!has_work(l)) return TN_OK;
+    if (!tn_dispatch_has_work(l)) return TN_OK;
     if (!m->params_in_buffer) return launch(q, m, l, l->params);
     pthread_mutex_lock(&q->lock);
     tn_status s = put_params(q, m, l->params, &address);
@@ -618,7 +616,7 @@ static tn_status add_nodes(gpu_device *d, gpu_list *l, const tn_list_item *items
         const gpu_module *m = items[i].module;
         gpu_node *n = &l->nodes[i];
         node_room room;
-        if (!has_work(&items[i].dispatch)) continue;
+        if (!tn_dispatch_has_work(&items[i].dispatch)) continue;
         *n = (gpu_node){.values = at, .bytes = value_bytes(m)};
         at += n->bytes;
         note_values(m, &items[i].dispatch, NULL, n->values);

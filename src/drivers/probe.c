@@ -71,12 +71,13 @@ bool tn_probe_render_denied(tn_probe *out) {
     return false;
 }
 
-void tn_probe_watch_vulkan(tn_watch_add *add, void *ctx) {
+void tn_probe_watch_vulkan(const tn_library_spec *spec, tn_watch_add *add, void *ctx) {
     static const char *const settings[] = {
         "$VK_ICD_FILENAMES", "$VK_DRIVER_FILES",        "$VK_ADD_DRIVER_FILES",
         "/etc/vulkan/icd.d", "/usr/share/vulkan/icd.d", "/usr/local/share/vulkan/icd.d",
     };
     static const char *const nodes[] = {"dri", "dri/renderD128", "nvidiactl"};
+    tn_probe_watch(spec, add, ctx);
     for (size_t i = 0; i < TN_COUNT(settings); i++)
         add(ctx, settings[i]);
     for (size_t i = 0; i < TN_COUNT(nodes); i++)

@@ -38,8 +38,8 @@ bool tn_probe_denied(tn_probe *out, const char *node);
 /* The same for any of dri/renderD128 … renderD143. */
 bool tn_probe_render_denied(tn_probe *out);
 
-/* Watches what decides which Vulkan drivers there are. */
-void tn_probe_watch_vulkan(tn_watch_add *add, void *ctx);
+/* The same for a library that loads Vulkan drivers: also what decides which of these there are. */
+void tn_probe_watch_vulkan(const tn_library_spec *spec, tn_watch_add *add, void *ctx);
 
 /* "0:65:0.0", "00000000:65:00.0" → "0000:65:00.0"; "" for anything else. */
 void tn_probe_pci(char out[16], const char *text);

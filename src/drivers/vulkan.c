@@ -836,10 +836,7 @@ void tn_vulkan_probe(tn_probe *out) {
                         "Vulkan is running, but it found no device that can compute (error %d)", error);
 }
 
-void tn_vulkan_watch(tn_watch_add *add, void *ctx) {
-    tn_probe_watch(&library, add, ctx);
-    tn_probe_watch_vulkan(add, ctx);
-}
+void tn_vulkan_watch(tn_watch_add *add, void *ctx) { tn_probe_watch_vulkan(&library, add, ctx); }
 
 /* ---- what a device can do --------------------------------------------------------------------------------------- */
 

@@ -201,14 +201,12 @@ static void record_dispatch(const vk_module *m, const vk_slot *s, const uint32_t
     tn_vk.CmdDispatch(s->commands, groups[0], groups[1], groups[2]);
 }
 
-static bool has_work(const tn_dispatch *l) { return l->groups[0] && l->groups[1] && l->groups[2]; }
-
 static tn_status dispatch_one(vk_device *d, vk_module *m, const tn_dispatch *l, bool first) {
     place places[VK_MOST_BINDINGS];
     uint64_t set = 0;
     vk_slot *s;
     size_t step = (size_t)d->has.caps.alignment;
-    if (!has_work(l)) return TN_OK;
+    if (!tn_dispatch_has_work(l)) return TN_OK;
     TRY(tn_vulkan_record(d, m->room + step, m->binding_count, &s));
     size_t at = (s->used + step - 1) / step * step;
     TRY(prepare_dispatch(d, m, l, s, at, places));
@@ -304,7 +302,7 @@ static tn_status record_copy_of(vk_device *d, vk_copy *c, const tn_list_item *it
     for (int64_t i = 0; i < count; i++) {
         const vk_module *m = items[i].module;
         uint64_t set = 0;
-        if (has_work(&items[i].dispatch)) {
+        if (tn_dispatch_has_work(&items[i].dispatch)) {
             TRY(make_set(d, m, &c->slot, places, &set));
             tn_vulkan_barrier(d, c->slot.commands, STAGE_COMPUTE, SHADER_READ | SHADER_WRITE);
             record_dispatch(m, &c->slot, items[i].dispatch.groups, set, at);
@@ -323,7 +321,8 @@ static tn_status prepare_copy(vk_device *d, const vk_list *l, const vk_copy *c, 
     size_t at = 0;
     for (int64_t i = 0; i < count; i++) {
         vk_module *m = items[i].module;
-        if (has_work(&items[i].dispatch)) TRY(prepare_dispatch(d, m, &items[i].dispatch, &c->slot, at, places));
+        if (tn_dispatch_has_work(&items[i].dispatch))
+            TRY(prepare_dispatch(d, m, &items[i].dispatch, &c->slot, at, places));
         at += m->room;
         places += m->binding_count + 1;
     }

@@ -1043,10 +1043,7 @@ void tn_wg_probe(tn_probe *out) {
                         found, MOST);
 }
 
-void tn_wg_watch(tn_watch_add *add, void *ctx) {
-    tn_probe_watch(&library, add, ctx);
-    tn_probe_watch_vulkan(add, ctx);
-}
+void tn_wg_watch(tn_watch_add *add, void *ctx) { tn_probe_watch_vulkan(&library, add, ctx); }
 
 tn_status tn_wg_find(void *instance, int index, void **out) {
     void *adapters[MOST];

@@ -7,7 +7,6 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "base/base.h"
 #include "trunnion/model.h"
@@ -268,18 +267,13 @@ static tn_status read_folder(const char *folder, const char *config, tn_model_si
     return TN_OK;
 }
 
-static bool is_folder(const char *path) {
-    struct stat facts;
-    return stat(path, &facts) == 0 && S_ISDIR(facts.st_mode);
-}
-
 tn_status tn_read_model_sizes(const char *path, tn_model_sizes *out) {
     tn_model_sizes s;
     if (!path || !out) return tn_fail(TN_ERR_ARGUMENT, "tn_read_model_sizes: an argument is NULL");
     TRY(read_sizes_estimate(out, "tn_read_model_sizes", &s));
     tn_gguf *file = NULL;
     tn_status status = TN_OK;
-    if (!is_folder(path)) {
+    if (!tn_is_folder(path)) {
         TRY(tn_gguf_open(path, &file));
         status = tn_gguf_model_sizes(file, out);
         tn_gguf_close(file);

@@ -192,16 +192,12 @@ tn_status tn_gguf_add(tn_gguf_writer *w, const tn_gguf_info *t) {
     return w->rows.failed ? no_memory() : TN_OK;
 }
 
-static int compare_text(const void *a, const void *b) {
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
 static tn_status check_names(const tn_gguf_writer *w) {
     const char **names = tn_mem_zalloc(w->item_count, sizeof *names);
     if (!names) return TN_ERR_MEMORY;
     for (size_t i = 0; i < w->item_count; i++)
         names[i] = w->items[i].name;
-    qsort(names, w->item_count, sizeof *names, compare_text);
+    qsort(names, w->item_count, sizeof *names, tn_compare_texts);
     tn_status status = TN_OK;
     for (size_t i = 1; i < w->item_count && status == TN_OK; i++)
         if (strcmp(names[i - 1], names[i]) == 0)

@@ -7,7 +7,6 @@
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "base/base.h"
 #include "trunnion/model.h"
@@ -287,10 +286,6 @@ static tn_status open_single(tn_safetensors *f, const char *path) {
 /* A file beside the index: no way leads out of its folder. */
 static bool is_plain_name(const char *name) { return name && name[0] && name[0] != '.' && !strpbrk(name, "/\\"); }
 
-static int compare_text(const void *a, const void *b) {
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
 /* The names of the shards, each once; room for as many as the map has members. */
 static tn_status list_shards(const tn_json *map, const char **names, size_t *count) {
     size_t n = tn_json_length(map);
@@ -301,7 +296,7 @@ static tn_status list_shards(const tn_json *map, const char **names, size_t *cou
                            "the file of tensor '%s' is not the name of a file in the folder of the index",
                            tn_json_key(map, i));
     }
-    qsort(names, n, sizeof *names, compare_text);
+    qsort(names, n, sizeof *names, tn_compare_texts);
     *count = 0;
     for (size_t i = 0; i < n; i++)
         if (*count == 0 || strcmp(names[*count - 1], names[i]) != 0) names[(*count)++] = names[i];
@@ -369,18 +364,13 @@ static bool ends_with(const char *text, const char *ending) {
     return n >= m && strcmp(text + n - m, ending) == 0;
 }
 
-static bool is_file(const char *path, mode_t type) {
-    struct stat facts;
-    return stat(path, &facts) == 0 && (facts.st_mode & S_IFMT) == type;
-}
-
 /* The names under which a folder's weights are found. */
 static tn_status open_folder(tn_safetensors *f, const char *folder) {
     static const char *const names[] = {"model.safetensors", "model.safetensors.index.json"};
     for (size_t i = 0; i < TN_COUNT(names); i++) {
         tn_str path = {0};
         tn_str_add(&path, "%s/%s", folder, names[i]);
-        bool found = !path.failed && is_file(path.text, S_IFREG);
+        bool found = !path.failed && tn_is_file(path.text);
         tn_status status = path.failed ? TN_ERR_MEMORY : TN_OK;
         if (found) status = i == 0 ? open_single(f, path.text) : open_index(f, path.text);
         tn_str_free(&path);
@@ -391,7 +381,7 @@ static tn_status open_folder(tn_safetensors *f, const char *folder) {
 }
 
 static tn_status open_path(tn_safetensors *f, const char *path) {
-    if (is_file(path, S_IFDIR)) return open_folder(f, path);
+    if (tn_is_folder(path)) return open_folder(f, path);
     return ends_with(path, index_ending) ? open_index(f, path) : open_single(f, path);
 }
 
@@ -454,13 +444,6 @@ const char *tn_safetensors_metadata_key(const tn_safetensors *file, int i) {
     return file && i >= 0 ? tn_json_key(file->parts[0].metadata, (size_t)i) : NULL;
 }
 
-static bool bytes_are_bools(const uint8_t *bytes, int64_t n) {
-    uint8_t all = 0;
-    for (int64_t i = 0; i < n; i++)
-        all |= bytes[i];
-    return all <= 1;
-}
-
 tn_tensor *tn_safetensors_tensor(const tn_safetensors *file, const char *name) {
     if (!file || !name)
         return tn_failed(TN_ERR_ARGUMENT, "tn_safetensors_tensor: the %s is NULL", file ? "name" : "file");
@@ -471,7 +454,7 @@ tn_tensor *tn_safetensors_tensor(const tn_safetensors *file, const char *name) {
                          "tensor '%s' has type %s, which is not supported for computing; convert it first", name,
                          e->type->name);
     const uint8_t *bytes = e->part->data + e->begin;
-    if (e->type->dtype == TN_BOOL && !bytes_are_bools(bytes, e->end - e->begin))
+    if (e->type->dtype == TN_BOOL && !tn_bytes_are_bools(bytes, e->end - e->begin))
         return tn_failed(TN_ERR_FORMAT, "tensor '%s' is BOOL but contains bytes other than 0 and 1", name);
     if ((uintptr_t)bytes % e->type->size != 0) return tn_from_data(bytes, e->shape, e->rank, e->type->dtype);
 
@@ -495,7 +478,7 @@ static tn_status check_distinct(const tn_named_tensor *tensors, int count) {
     if (!names) return TN_ERR_MEMORY;
     for (int i = 0; i < count; i++)
         names[i] = tensors[i].name;
-    qsort(names, (size_t)count, sizeof *names, compare_text);
+    qsort(names, (size_t)count, sizeof *names, tn_compare_texts);
     tn_status status = TN_OK;
     for (int i = 1; i < count && status == TN_OK; i++)
         if (strcmp(names[i - 1], names[i]) == 0)

@@ -401,13 +401,6 @@ static void copy_strided(const entry *e, uint8_t *out) {
     }
 }
 
-static bool bytes_are_bools(const uint8_t *bytes, int64_t n) {
-    uint8_t all = 0;
-    for (int64_t i = 0; i < n; i++)
-        all |= bytes[i];
-    return all <= 1;
-}
-
 static tn_tensor *copied_tensor(const entry *e) {
     uint8_t *copy = tn_mem_zalloc((size_t)e->numel, e->type->size);
     if (!copy) return tn_failed(TN_ERR_MEMORY, "out of memory for tensor '%.100s'", e->name);
@@ -416,7 +409,7 @@ static tn_tensor *copied_tensor(const entry *e) {
     } else {
         copy_strided(e, copy);
     }
-    if (e->type->dtype == TN_BOOL && !bytes_are_bools(copy, e->numel)) {
+    if (e->type->dtype == TN_BOOL && !tn_bytes_are_bools(copy, e->numel)) {
         tn_mem_free(copy);
         return tn_failed(TN_ERR_FORMAT, "tensor '%.100s' is bool but contains bytes other than 0 and 1", e->name);
     }

@@ -89,6 +89,7 @@ typedef struct tn_code_limits {
 tn_status tn_code_check(const char *device, const tn_code *code, const tn_code_limits *most);
 /* The same for a launch, and the workgroups along an axis. */
 tn_status tn_groups_check(const char *device, const char *kernel, const tn_dispatch *l, uint32_t most);
+static inline bool tn_dispatch_has_work(const tn_dispatch *l) { return l->groups[0] && l->groups[1] && l->groups[2]; }
 
 /* ==== memory in use =============================================================================================== */
 /* Some drivers find memory only when it is first touched, amid a plan. What cannot be there is refused before. */

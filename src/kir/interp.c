@@ -712,14 +712,6 @@ static void run_all_interp(interp *m, int i) {
     }
 }
 
-static int end_of(const kir_program *p, int loop) {
-    int depth = 0;
-    for (int i = loop;; i++) {
-        if (p->ins[i].op == KIR_LOOP) depth++;
-        if (p->ins[i].op == KIR_END && --depth == 0) return i;
-    }
-}
-
 /* Steps the coordinates of axes first … first+count-1 through their extents; false after the last point. */
 static bool next_point(interp *m, int first, int count) {
     for (int axis = first + count - 1; axis >= first; axis--) {
@@ -791,7 +783,7 @@ static void run_range(interp *m, int begin, int end) {
             run_all_interp(m, i);
             continue;
         }
-        int loop_end = end_of(m->p, i);
+        int loop_end = kir_loop_end(m->p, i);
         run_loop(m, i, loop_end);
         i = loop_end;
     }

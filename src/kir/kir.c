@@ -362,6 +362,14 @@ bool kir_shortens(const kir_program *p) {
     return false;
 }
 
+int kir_loop_end(const kir_program *p, int loop) {
+    int depth = 0;
+    for (int i = loop;; i++) {
+        depth += (p->ins[i].op == KIR_LOOP) - (p->ins[i].op == KIR_END);
+        if (depth == 0) return i;
+    }
+}
+
 int64_t kir_local_bytes(const kir_program *p) {
     int64_t bytes = 0;
     for (int i = 0; i < p->n_buffers; i++)

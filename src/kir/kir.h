@@ -214,7 +214,7 @@ typedef struct kir_program {
     /* Bindings behind each other that a global buffer takes where one does not hold it (kir_set_windows), all of it in
      * each launch; 0: one, of what the launch needs. Code for devices that have no such thing pays no heed to it. */
     uint8_t windows[KIR_MAX_BUFFERS];
-    uint64_t hash;                    /* of the structure alone */
+    uint64_t hash; /* of the structure alone */
 } kir_program;
 
 /* Sizes of one launch: extents[axes], then for each access that is not of a local buffer its offset and
@@ -233,6 +233,10 @@ typedef union kir_scalar {
     int64_t i; /* read by all others */
 } kir_scalar;
 
+/* Parallel axes that are not those of a workgroup's items. */
+static inline int kir_lead_axes(const kir_program *p) { return p->n_par - p->n_items; }
+/* The END of the LOOP that is instruction `loop`. */
+int kir_loop_end(const kir_program *p, int loop);
 /* Items of a workgroup (1 where there are none), bytes of its memory. */
 static inline int kir_items(const kir_program *p) {
     int items = 1;

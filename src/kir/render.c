@@ -111,8 +111,6 @@ bool kir_dialect_has_words(const kir_dialect *d) { return (d->legal & KIR_LEGAL_
 
 /* ---- one kernel -------------------------------------------------------------------------------------------------- */
 
-static int lead_axes(const kir_program *p) { return p->n_par - p->n_items; }
-
 static bool is_dynamic_shared(const kir_target *t, int64_t local_bytes) {
     return t->dialect->most_declared && local_bytes > t->dialect->most_declared;
 }
@@ -153,7 +151,7 @@ static void each_buffer(render *r, bool local, const char *text) {
 }
 
 static void put_extents(render *r) {
-    int axes = r->p->n_par + r->p->n_loop, lead = lead_axes(r->p);
+    int axes = r->p->n_par + r->p->n_loop, lead = kir_lead_axes(r->p);
     for (int axis = 0; axis < axes; axis++) {
         kir_render_put(r, "    $let $ix n%d = ", axis);
         if (axis < lead || axis >= r->p->n_par)
@@ -220,7 +218,7 @@ static void open_kernel(render *r) {
 
 static void put_kernel(render *r) {
     const kir_dialect *d = r->t->dialect;
-    int lead = lead_axes(r->p);
+    int lead = kir_lead_axes(r->p);
     bool group = r->p->n_items > 0;
     r->aligned = kir_lanes(r->p) > 0;
     r->wide = kir_lanes(r->p) == KIR_WIDE;
@@ -328,7 +326,7 @@ void kir_count_groups(const kir_program *p, const int64_t *sizes, const kir_targ
     groups[0] = groups[1] = groups[2] = 0;
     for (int axis = 0; axis < p->n_par; axis++) {
         if (sizes[axis] == 0) return;
-        if (axis < lead_axes(p)) count *= (uint64_t)sizes[axis];
+        if (axis < kir_lead_axes(p)) count *= (uint64_t)sizes[axis];
     }
     if (p->n_items == 0) count = (count - 1) / (uint64_t)t->group_size + 1;
     if (limit_x == 0 || limit_x > INT32_MAX) limit_x = INT32_MAX;

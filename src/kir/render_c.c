@@ -628,14 +628,6 @@ static render_name c_loop_identity(const kir_ins *in, kir_type t) {
     return kir_render_literal(t, &constant);
 }
 
-static int end_of(const kir_program *p, int loop) {
-    int depth = 0;
-    for (int i = loop;; i++) {
-        depth += (p->ins[i].op == KIR_LOOP) - (p->ins[i].op == KIR_END);
-        if (depth == 0) return i;
-    }
-}
-
 /* Calls `fn` for the reductions and scans that belong to this loop and not to one inside it. */
 static void each_own_state(render *r, int loop, int end, void (*fn)(render *r, int i)) {
     int depth = 0;
@@ -868,7 +860,7 @@ static void put_point(render *r, int first, int count) {
 }
 
 static bool has_barrier(const kir_program *p, int loop) {
-    for (int i = loop, end = end_of(p, loop); i < end; i++) {
+    for (int i = loop, end = kir_loop_end(p, loop); i < end; i++) {
         if (p->ins[i].op == KIR_BARRIER) return true;
     }
     return false;
@@ -936,7 +928,7 @@ static void close_axes(render *r, int count) {
 }
 
 int kir_render_loop(render *r, int loop) {
-    int end = end_of(r->p, loop), outer = r->loop;
+    int end = kir_loop_end(r->p, loop), outer = r->loop;
     int first = kir_loop_first(&r->p->ins[loop]), count = kir_loop_count(&r->p->ins[loop]);
     unsigned forms = forms_in(r, loop, end);
     uint32_t axes = ((1U << count) - 1) << first;

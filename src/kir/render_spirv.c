@@ -398,14 +398,6 @@ static state_form form_of(const spv *e, const kir_ins *in) {
     return in->kind == KIR_CHAIN ? CHAIN : LANES;
 }
 
-static int end_of(const kir_program *p, int loop) {
-    int depth = 0;
-    for (int i = loop;; i++) {
-        depth += (p->ins[i].op == KIR_LOOP) - (p->ins[i].op == KIR_END);
-        if (depth == 0) return i;
-    }
-}
-
 /* Calls `fn` for the reductions and scans that belong to this loop and not to one inside it; returns their forms. */
 static unsigned each_own_state(spv *e, int loop, int end, void (*fn)(spv *e, int i)) {
     unsigned forms = 0;
@@ -675,7 +667,7 @@ static void close_blocks(spv *e, int end, const open_loop *open) {
 }
 
 int kir_spv_loop(spv *e, int loop) {
-    int end = end_of(e->p, loop), outer = e->loop;
+    int end = kir_loop_end(e->p, loop), outer = e->loop;
     uint32_t outer_counter = e->counter, outer_points = e->points, outer_lane = e->lane;
     open_loop open = {.first = kir_loop_first(&e->p->ins[loop]), .count = kir_loop_count(&e->p->ins[loop])};
     uint32_t axes = ((1U << open.count) - 1) << open.first;

@@ -248,10 +248,9 @@ static uint32_t base_of(spv *e, int buffer) {
 static uint32_t index_op(spv *e, uint32_t op, uint32_t a, uint32_t b) { return kir_spv_op(e, op, e->ix, a, b, 0); }
 static uint32_t index_number(spv *e, uint32_t number) { return kir_spv_const(e, e->ix, number); }
 static uint32_t to_index(spv *e, uint32_t v) { return kir_spv_resize(e, v, SPV_U32, e->ix, false); }
-static int lead_axes(const kir_program *p) { return p->n_par - p->n_items; }
 
 static void put_extents(spv *e) {
-    int lead = lead_axes(e->p);
+    int lead = kir_lead_axes(e->p);
     for (int axis = 0; axis < e->p->n_par + e->p->n_loop; axis++) {
         bool item = axis >= lead && axis < e->p->n_par;
         e->n[axis] = item ? index_number(e, e->p->item[axis - lead]) : index_word(e, (size_t)axis, e->ix);
@@ -272,7 +271,7 @@ static uint32_t group_number(spv *e) {
 /* Ends the item where `number` is not below the product of the extents of the leading axes. */
 static void leave_beyond(spv *e, uint32_t number) {
     uint32_t count = index_number(e, 1), leave = kir_spv_id(e), stay = kir_spv_id(e);
-    for (int axis = 0; axis < lead_axes(e->p); axis++)
+    for (int axis = 0; axis < kir_lead_axes(e->p); axis++)
         count = axis == 0 ? e->n[0] : index_op(e, OpIMul, count, e->n[axis]);
     uint32_t inside = kir_spv_op(e, OpULessThan, SPV_BOOL, number, count, 0);
     kir_spv_put(e, e->at, OpSelectionMerge, (uint32_t[]){stay, 0}, 2);
@@ -331,7 +330,7 @@ static uint32_t item_number(spv *e) {
 }
 
 static void put_lead(spv *e) {
-    int lead = lead_axes(e->p);
+    int lead = kir_lead_axes(e->p);
     uint32_t group = group_number(e), item = to_index(e, item_number(e));
     if (e->p->n_items > 0) {
         leave_beyond(e, group);

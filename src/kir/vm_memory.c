@@ -390,8 +390,6 @@ void kir_do_store(kir_frame *f, const kir_bound *b) {
  * and ends with the tile. ARGMAX keeps the best value in `lanes` and its number in `total`; CHAIN the open chain and
  * the sum of the closed ones; SEQ and SCAN the running value, both in `total`. */
 
-static const kir_step *reduce_step_of(const kir_frame *f, const kir_bound *b) { return &f->schedule->steps[b->step]; }
-
 static const kir_op COMBINES[] = {
     [KIR_SUM] = KIR_ADD, [KIR_PROD] = KIR_MUL, [KIR_RMAX] = KIR_MAX, [KIR_RMIN] = KIR_MIN};
 
@@ -633,7 +631,7 @@ static void scan_rows(const kir_frame *f, const kir_step *s, const char *x, char
 static int full_kind(const kir_frame *f) { return f->bind->pattern[3]; }
 
 void kir_do_reduce(kir_frame *f, const kir_bound *b) {
-    const kir_step *s = reduce_step_of(f, b);
+    const kir_step *s = step_of(f, b);
     kir_state *state = &f->states[s->state];
     int kind = full_kind(f);
     if (b->fn) { /* joined with the product that it sums */
@@ -656,7 +654,7 @@ void kir_do_reduce(kir_frame *f, const kir_bound *b) {
 }
 
 void kir_do_scan(kir_frame *f, const kir_bound *b) {
-    const kir_step *s = reduce_step_of(f, b);
+    const kir_step *s = step_of(f, b);
     kir_state *state = &f->states[s->state];
     const char *x = kir_spread(f, s->a, (kir_type)s->operand, full_kind(f), 3);
     if (f->whole && f->layout == KIR_ALONG) {

@@ -221,6 +221,10 @@ const tn_tensor *onnx_in(const onnx_call *c, int i);
 bool onnx_has(const onnx_call *c, int i);   /* input i is there */
 bool onnx_wants(const onnx_call *c, int k); /* somebody reads output k */
 onnx_type onnx_in_type(const onnx_call *c, int i);
+/* onnx_in, or NULL where the input is not there. */
+static inline const tn_tensor *onnx_optional(const onnx_call *c, int i) {
+    return onnx_has(c, i) ? onnx_in(c, i) : NULL;
+}
 
 /* Attributes; the default where the node has none. Texts are not terminated. */
 int64_t onnx_int(const onnx_call *c, const char *name, int64_t otherwise);

@@ -252,8 +252,6 @@ static tn_status continue_from(onnx_call *c, const tn_tensor *past, int k, const
     return onnx_wants(c, k) ? onnx_put(c, k, tn_contiguous(*x)) : TN_OK;
 }
 
-static const tn_tensor *optional(const onnx_call *c, int i) { return onnx_has(c, i) ? onnx_in(c, i) : NULL; }
-
 /* What one product made of the input, [batch, positions, queries + keys + values]. mask, past, bias: inputs; −1: the
  * operator has none. */
 static tn_status attend_joined(onnx_call *c, const tn_tensor *y, int mask, int past_in, int bias) {
@@ -270,14 +268,14 @@ static tn_status attend_joined(onnx_call *c, const tn_tensor *y, int mask, int p
     if (tn_split(y, count == 3 ? sizes : equal, 3, -1, made) != 3) return tn_status_of(made[0]);
     for (int i = 0; i < 3; i++)
         parts[i] = onnx_split_heads(made[i], a.heads);
-    const tn_tensor *past = optional(c, past_in);
+    const tn_tensor *past = onnx_optional(c, past_in);
     for (int i = 1; i < 3 && past; i++)
         TRY(continue_from(c, tn_select(past, 0, i - 1), -1, &parts[i]));
     a.q = parts[0], a.k = parts[1], a.v = parts[2];
     if (onnx_wants(c, 1))
         TRY(onnx_put(c, 1, tn_stack((tn_tensor *[]){(tn_tensor *)(uintptr_t)a.k, (tn_tensor *)(uintptr_t)a.v}, 2, 0)));
     if (onnx_has(c, mask)) TRY(take_mask(c, mask, tn_size(y, 0), tn_size(a.k, 2), &a.mask));
-    a.bias = optional(c, bias);
+    a.bias = onnx_optional(c, bias);
     return put_attended(c, &a);
 }
 
@@ -311,9 +309,9 @@ static tn_status run_multi_head(onnx_call *c) {
     attention a = {.heads = onnx_int(c, "num_heads", 0)};
     const tn_tensor *parts[3];
     TRY(onnx_need(c, 0, &parts[0]));
-    parts[1] = optional(c, 1);
-    parts[2] = optional(c, 2);
-    const tn_tensor *bias = optional(c, 3);
+    parts[1] = onnx_optional(c, 1);
+    parts[2] = onnx_optional(c, 2);
+    const tn_tensor *bias = onnx_optional(c, 3);
     for (int i = 0; i < 2; i++) { /* packed in input i */
         if (!parts[i] || tn_rank(parts[i]) != 5) continue;
         const tn_tensor *packed = parts[i];
@@ -330,11 +328,11 @@ static tn_status run_multi_head(onnx_call *c) {
         from += width;
     }
     for (int i = 1; i < 3; i++)
-        TRY(continue_from(c, optional(c, 5 + i), i, &parts[i]));
+        TRY(continue_from(c, onnx_optional(c, 5 + i), i, &parts[i]));
     a.q = parts[0], a.k = parts[1], a.v = parts[2];
     a.causal = onnx_int(c, "unidirectional", 0) != 0;
     if (onnx_has(c, 4)) TRY(take_mask(c, 4, batch, tn_size(a.k, 2), &a.mask));
-    a.bias = optional(c, 5);
+    a.bias = onnx_optional(c, 5);
     return put_attended(c, &a);
 }
 

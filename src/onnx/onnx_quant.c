@@ -150,8 +150,6 @@ static tn_status dynamic_quantize(onnx_call *c) {
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
-static const tn_tensor *optional(const onnx_call *c, int i) { return onnx_has(c, i) ? onnx_in(c, i) : NULL; }
-
 /* A zero point or scale a row or a column so that it meets the matrices: [m] as [m, 1], [n] as [1, n]. */
 static const tn_tensor *of_lines(const tn_tensor *t, bool rows) {
     if (!t || tn_rank(t) != 1) return t;
@@ -220,7 +218,7 @@ static tn_tensor *product_of_bytes(const tn_tensor *a, const tn_tensor *za, cons
 }
 
 onnx_byte_weight onnx_byte_weight_of(const onnx_call *c, const onnx_byte_operands *at, int64_t which) {
-    const tn_tensor *b = onnx_in(c, at->b), *zero = optional(c, at->b_zero);
+    const tn_tensor *b = onnx_in(c, at->b), *zero = onnx_optional(c, at->b_zero);
     zero = zero ? moved_zero(tn_select(zero, 0, which), b, TN_I8) : moved_zero(NULL, b, TN_I8);
     return (onnx_byte_weight){
         .bytes = tn_select(tn_dtype_of(b) == TN_I8 ? b : onnx_derived(c, at->b, ONNX_SIGNED, with_sign), 0, which),
@@ -255,7 +253,7 @@ static tn_tensor *wide_product(const tn_tensor *a, const tn_tensor *b, const tn_
 /* Matrices of any rank as numpy multiplies them; i32. Which inputs they and their zero points are. */
 static tn_tensor *product(const onnx_call *c, int a_in, int b_in, int a_zero, int b_zero) {
     const tn_tensor *a = onnx_in(c, a_in), *b = onnx_in(c, b_in);
-    const tn_tensor *za = of_lines(optional(c, a_zero), true), *zb = of_lines(optional(c, b_zero), false);
+    const tn_tensor *za = of_lines(onnx_optional(c, a_zero), true), *zb = of_lines(onnx_optional(c, b_zero), false);
     int rank = tn_rank(a);
     if (is_byte(a) != is_byte(b))
         return tn_failed(TN_ERR_UNSUPPORTED, "products of %s with %s are not supported", tn_dtype_name(tn_dtype_of(a)),
@@ -415,7 +413,7 @@ static tn_tensor *convolve_groups(const tn_tensor *x, const byte_matrix *weight,
 
 /* Input i, one of a convolution, is bytes, with one zero point or one a filter, bytes of that kind. */
 static tn_status check_bytes(const onnx_call *c, int i, int zero, int64_t filters) {
-    const tn_tensor *x = onnx_in(c, i), *z = optional(c, zero);
+    const tn_tensor *x = onnx_in(c, i), *z = onnx_optional(c, zero);
     TRY(tn_status_of(x));
     if (!is_byte(x))
         return onnx_refuse(c, "input %d is %s, but must be INT8 or UINT8", i, tn_dtype_name(tn_dtype_of(x)));
@@ -478,8 +476,8 @@ static tn_tensor *convolve_as_bytes(const onnx_call *c, int x_in, int w_in, int6
 
 /* The sums of a convolution of bytes; inputs x and weight, and their zero points, perhaps left out. */
 static tn_status convolve(onnx_call *c, int x_in, int zero_x, int w_in, int zero_w, tn_tensor **sums) {
-    const tn_tensor *x = onnx_in(c, x_in), *weight = onnx_in(c, w_in), *zx = optional(c, zero_x),
-                    *zw = optional(c, zero_w);
+    const tn_tensor *x = onnx_in(c, x_in), *weight = onnx_in(c, w_in), *zx = onnx_optional(c, zero_x),
+                    *zw = onnx_optional(c, zero_w);
     int64_t groups = onnx_int(c, "group", 1), padding = 0, depth;
     onnx_window w;
     TRY(check_bytes(c, x_in, zero_x, 1));

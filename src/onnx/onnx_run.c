@@ -846,13 +846,6 @@ static bool place_output(capturing *c, replay_output *o, onnx_value **v) {
     return true;
 }
 
-static void free_list(onnx_value **values, int count) {
-    for (int i = 0; i < count; i++) {
-        onnx_value_release(values[i]);
-        values[i] = NULL;
-    }
-}
-
 /* Between begin and end of the capture. Values are let go: what is held is stored, beside the graph's results. */
 static tn_status record_outputs(tn_onnx *m, capturing *c) {
     onnx_replay *e = c->entry;
@@ -868,7 +861,7 @@ static tn_status record_outputs(tn_onnx *m, capturing *c) {
             return tn_fail(TN_ERR_UNSUPPORTED, "output %d cannot be replayed", k);
     if (launches_so_far() != before || c->graph_count == 0)
         return tn_fail(TN_ERR_UNSUPPORTED, "an operation was evaluated while the model was being recorded");
-    free_list(c->out, m->graph->output_count);
+    free_values(c->out, m->graph->output_count);
     return TN_OK;
 }
 
@@ -948,7 +941,7 @@ static tn_status try_capture(tn_onnx *m, onnx_replay *e, onnx_value **in, onnx_v
         free_outputs(c.outputs, out_count);
         status = TN_OK;
     }
-    if (c.out) free_list(c.out, out_count);
+    if (c.out) free_values(c.out, out_count);
     tn_mem_free(c.out);
     tn_mem_free(c.in_tensors);
     tn_mem_free(c.out_tensors);

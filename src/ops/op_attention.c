@@ -17,11 +17,6 @@ enum { Q, K, V, MASK, OUT, DOUT }; /* inputs; the last two of the gradient */
 
 static tn_node *wide(tn_build *b, tn_node *x) { return x && tn_dtype_is_half(x->dtype) ? tn_b_cast(b, x, TN_F32) : x; }
 
-static void copy_dim(tn_infer *c, int to, const tn_node *from, int dim) {
-    c->shape[to] = from->shape[dim];
-    c->symbol[to] = from->symbol[dim];
-}
-
 /* ---- shapes ------------------------------------------------------------------------------------------------------ */
 
 static tn_status attention_mismatch(const tn_infer *c, const char *what) {
@@ -80,7 +75,7 @@ static tn_status infer_attention(tn_infer *c) {
         return attention_mismatch(c, "too many dimensions for grouped-query attention");
     TRY(check_attention_mask(c));
     TRY(tn_infer_same(c));
-    copy_dim(c, r - 1, v, r - 1);
+    tn_infer_dim_of(c, r - 1, v, r - 1);
     return TN_OK;
 }
 
@@ -218,12 +213,12 @@ static tn_status infer_attention_dense_gradient(tn_infer *c) {
         return TN_OK;
     }
     c->rank = 5;
-    copy_dim(c, 0, q, 0);
-    copy_dim(c, 1, q, 2);
+    tn_infer_dim_of(c, 0, q, 0);
+    tn_infer_dim_of(c, 1, q, 2);
     c->shape[2] = 3;
     c->symbol[2] = 0;
-    copy_dim(c, 3, q, 1);
-    copy_dim(c, 4, q, 3);
+    tn_infer_dim_of(c, 3, q, 1);
+    tn_infer_dim_of(c, 4, q, 3);
     return TN_OK;
 }
 
@@ -868,11 +863,6 @@ const tn_op_impl tn_impl_cached_attention_rows = {
 
 /* ==== embedding and rotary positions ============================================================================== */
 
-static void nn_copy_dim(tn_infer *c, int to, const tn_node *from, int dim) {
-    c->shape[to] = from->shape[dim];
-    c->symbol[to] = from->symbol[dim];
-}
-
 /* ---- embedding --------------------------------------------------------------------------------------------------- */
 
 static tn_status infer_embedding(tn_infer *c) {
@@ -888,8 +878,8 @@ static tn_status infer_embedding(tn_infer *c) {
     c->dtype = tn_dtype_is_quantized((tn_dtype)weight->dtype) ? TN_F32 : (tn_dtype)weight->dtype;
     c->rank = index->rank + 1;
     for (int d = 0; d < index->rank; d++)
-        nn_copy_dim(c, d, index, d);
-    nn_copy_dim(c, index->rank, weight, 1);
+        tn_infer_dim_of(c, d, index, d);
+    tn_infer_dim_of(c, index->rank, weight, 1);
     return TN_OK;
 }
 

@@ -219,7 +219,7 @@ static tn_node *flat_places(tn_build *b, const tn_node *n) {
     tn_node *index = tn_b_cast(b, n->in[0], TN_I64), *place = NULL;
     int64_t dim = n->i[0], stride[TN_MAX_RANK], count = tn_node_numel(n->in[0]);
     if (!index) return NULL;
-    index_strides(n->shape, n->rank, stride);
+    tn_strides_contiguous(n->shape, n->rank, stride);
     tn_node *last = tn_b_const(b, (double)(n->shape[dim] - 1), index), *none = tn_b_const(b, -1, index);
     tn_node *inside = tn_b_logical_and(b, tn_b_le(b, tn_b_const(b, 0, index), index), tn_b_le(b, index, last));
     place = tn_b_mul(b, index, tn_b_const(b, (double)stride[dim], index));

@@ -33,11 +33,6 @@ static tn_status check_rank(const tn_infer *c, int i, int rank, const char *name
                    tn_shape_text(c->in[i], x, sizeof x));
 }
 
-static void copy_dim(tn_infer *c, int to, const tn_node *from, int dim) {
-    c->shape[to] = from->shape[dim];
-    c->symbol[to] = from->symbol[dim];
-}
-
 /* The batch dimension `back` places before the last one of an operand with `tail` dimensions of its own; < 0: none. */
 static int batch_dim(const tn_node *x, int tail, int back) { return x->rank - tail - 1 - back; }
 
@@ -47,9 +42,9 @@ static tn_status infer_batch(tn_infer *c, const tn_node *x, int x_tail, const tn
     for (int back = 0; back < *batch; back++) {
         int xd = batch_dim(x, x_tail, back), yd = batch_dim(y, y_tail, back), to = *batch - 1 - back;
         if (yd < 0 || (xd >= 0 && y->shape[yd] == 1))
-            copy_dim(c, to, x, xd);
+            tn_infer_dim_of(c, to, x, xd);
         else
-            copy_dim(c, to, y, yd);
+            tn_infer_dim_of(c, to, y, yd);
         if (xd >= 0 && yd >= 0 && x->shape[xd] != y->shape[yd] && x->shape[xd] != 1 && y->shape[yd] != 1)
             return shapes_do_not_fit(c, "the batch dimensions do not broadcast");
     }
@@ -68,8 +63,8 @@ static tn_status infer_product(tn_infer *c) {
     TRY(infer_batch(c, x, x_tail, y, y_tail, &batch));
     c->rank = batch;
     c->dtype = (tn_dtype)x->dtype;
-    if (x_tail == 2) copy_dim(c, c->rank++, x, x->rank - 2);
-    if (y_tail == 2) copy_dim(c, c->rank++, y, y->rank - 1);
+    if (x_tail == 2) tn_infer_dim_of(c, c->rank++, x, x->rank - 2);
+    if (y_tail == 2) tn_infer_dim_of(c, c->rank++, y, y->rank - 1);
     return TN_OK;
 }
 
@@ -304,8 +299,8 @@ static tn_status infer_int_mm(tn_infer *c) {
         return shapes_do_not_fit(c, "the last dimension of the first must equal the first dimension of the second");
     c->rank = 2;
     c->dtype = TN_I32;
-    copy_dim(c, 0, c->in[0], 0);
-    copy_dim(c, 1, c->in[1], 1);
+    tn_infer_dim_of(c, 0, c->in[0], 0);
+    tn_infer_dim_of(c, 1, c->in[1], 1);
     return TN_OK;
 }
 
@@ -365,8 +360,8 @@ static tn_status infer_outer(tn_infer *c) {
     TRY(check_rank(c, 1, 1, "the second vector"));
     c->dtype = (tn_dtype)c->in[0]->dtype;
     c->rank = 2;
-    copy_dim(c, 0, c->in[0], 0);
-    copy_dim(c, 1, c->in[1], 0);
+    tn_infer_dim_of(c, 0, c->in[0], 0);
+    tn_infer_dim_of(c, 1, c->in[1], 0);
     return TN_OK;
 }
 
@@ -413,7 +408,7 @@ static tn_status infer_linear_row(tn_infer *c) {
     c->dtype = (tn_dtype)x->dtype;
     c->rank = x->rank - 1;
     for (int d = 0; d < c->rank; d++)
-        copy_dim(c, d, x, d);
+        tn_infer_dim_of(c, d, x, d);
     return TN_OK;
 }
 
@@ -434,8 +429,8 @@ static tn_status infer_linear(tn_infer *c) {
     c->dtype = (tn_dtype)x->dtype;
     c->rank = x->rank;
     for (int d = 0; d < x->rank - 1; d++)
-        copy_dim(c, d, x, d);
-    copy_dim(c, x->rank - 1, w, 0);
+        tn_infer_dim_of(c, d, x, d);
+    tn_infer_dim_of(c, x->rank - 1, w, 0);
     return TN_OK;
 }
 
@@ -603,8 +598,8 @@ static tn_status infer_gemm(tn_infer *c) {
         return shapes_do_not_fit(c, "after transposing, the columns of x must equal the rows of y");
     c->dtype = (tn_dtype)x->dtype;
     c->rank = 2;
-    copy_dim(c, 0, x, tx ? 1 : 0);
-    copy_dim(c, 1, y, ty ? 0 : 1);
+    tn_infer_dim_of(c, 0, x, tx ? 1 : 0);
+    tn_infer_dim_of(c, 1, y, ty ? 0 : 1);
     return c->in[2] ? check_addend(c, c->in[2]) : TN_OK;
 }
 
@@ -636,7 +631,7 @@ static tn_status infer_gemv(tn_infer *c) {
         return shapes_do_not_fit(c, "after transposing, the columns of the matrix must equal the length of x");
     c->dtype = (tn_dtype)a->dtype;
     c->rank = 1;
-    copy_dim(c, 0, a, trans ? 1 : 0);
+    tn_infer_dim_of(c, 0, a, trans ? 1 : 0);
     return c->in[2] ? check_addend(c, c->in[2]) : TN_OK;
 }
 

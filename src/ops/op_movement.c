@@ -38,7 +38,7 @@ static tn_status resolve_shape(const tn_infer *c, int64_t *shape, int64_t rank) 
  * shape without crossing its border. */
 static bool view_strides(const tn_node *x, const int64_t *have, const int64_t *shape, int rank, int64_t *stride) {
     if (tn_node_numel(x) == 0) {
-        index_strides(shape, rank, stride);
+        tn_strides_contiguous(shape, rank, stride);
         return true;
     }
     int to = rank - 1;
@@ -109,7 +109,7 @@ static kir_val lower_view(tn_lower *lw, const tn_node *n, const kir_aff *at) {
                 b *= n->shape[j++];
         }
         int64_t stride[TN_MAX_RANK];
-        index_strides(n->shape + j0, j - j0, stride);
+        tn_strides_contiguous(n->shape + j0, j - j0, stride);
         kir_aff flat = index_flat(lw, at + j0, stride, j - j0, 0);
         index_unflatten(lw, &flat, x->shape + i0, i - i0, in + i0);
     }
@@ -276,7 +276,7 @@ static tn_status grad_slice(tn_build *b, const tn_node *n, tn_node *dy, tn_node 
         return b->status;
     }
     int64_t stride[TN_MAX_RANK];
-    index_strides(x->shape, x->rank, stride);
+    tn_strides_contiguous(x->shape, x->rank, stride);
     int64_t offset = start * stride[dim];
     stride[dim] *= step;
     tn_node *zeros = tn_b_expand(b, tn_b_const(b, 0, dy), x->shape, x->rank);
@@ -769,7 +769,7 @@ static kir_val lower_assign_view(tn_lower *lw, const tn_node *n, const kir_aff *
     if (box_of(base, &p, start, which)) {
         hit = invert_box(lw, base, at, &p, start, which, in);
     } else {
-        index_strides(base->shape, base->rank, stride);
+        tn_strides_contiguous(base->shape, base->rank, stride);
         kir_aff flat = index_flat(lw, at, stride, base->rank, 0);
         hit = invert_places(lw, &flat, &p, in);
     }

@@ -294,7 +294,7 @@ const tn_op_impl tn_impl_group_norm = {
              "error=split [2,4,3] - - num_groups=3; error=channels [4] - - num_groups=1; "
              "error=weight [2,4,3] [3] - num_groups=2"};
 
-static tn_status infer_instance_norm(tn_infer *c) {
+static tn_status infer_channels_norm(tn_infer *c) {
     TRY(tn_need_float(c, 0));
     TRY(check_channels(c, 1));
     return tn_infer_same(c);
@@ -307,7 +307,7 @@ static tn_node *compose_instance_norm(tn_build *b, const tn_node *n) {
 /* instance_norm(x, weight, bias, eps): x [batch, channels, ...] standardised over each channel of each sample, then
  * · weight + bias a channel. Source: Ulyanov et al. 2016. */
 const tn_op_impl tn_impl_instance_norm = {
-    .infer = infer_instance_norm,
+    .infer = infer_channels_norm,
     .compose = compose_instance_norm,
     .cases = "tol=2e-5 atol=2e-5; [2,3,5] [3] [3]; [2,2,2,3] - -; error=bias [2,3,5] [3] [2]"};
 
@@ -375,12 +375,6 @@ const tn_op_impl tn_impl_batch_norm = {
              "error=weight [4,3] - - [4] - training=true; "
              "types=f64; [5,3] - - [3]:f32 [3]:f32 training=true"};
 
-static tn_status infer_batch_normalize(tn_infer *c) {
-    TRY(tn_need_float(c, 0));
-    TRY(check_channels(c, 1));
-    return tn_infer_same(c);
-}
-
 enum { BATCH_WEIGHT = 1, BATCH_BIAS }; /* inputs of batch_normalize behind x */
 
 static tn_node *batch_standard(tn_build *b, const tn_node *n) {
@@ -426,7 +420,7 @@ static tn_status grad_batch_normalize(tn_build *b, const tn_node *n, tn_node *dy
 }
 
 /* batch_normalize(x, weight, bias, eps): batch_norm with the statistics of this batch, in f32 or f64. */
-const tn_op_impl tn_impl_batch_normalize = {.infer = infer_batch_normalize,
+const tn_op_impl tn_impl_batch_normalize = {.infer = infer_channels_norm,
                                             .compose = compose_batch_normalize,
                                             .grad = grad_batch_normalize,
                                             .cases = "tol=2e-5 atol=2e-5; [5,3] [3] [3] eps=1e-5; "

@@ -71,6 +71,11 @@ int64_t tn_element_offset(const tn_node *n, const int64_t *at);
 
 /* ---- shape rules ------------------------------------------------------------------------------------------------- */
 
+/* Dim `to` of the result has the extent and symbol of this dim of an input. */
+static inline void tn_infer_dim_of(tn_infer *c, int to, const tn_node *from, int dim) {
+    c->shape[to] = from->shape[dim];
+    c->symbol[to] = from->symbol[dim];
+}
 tn_status tn_infer_bits(tn_infer *c); /* broadcast; TN_ERR_DTYPE unless integer or bool */
 tn_status tn_need_integer(const tn_infer *c, int input);
 tn_status tn_need_contiguous(const tn_infer *c, int input);
@@ -159,14 +164,6 @@ static inline void index_unflatten(tn_lower *lw, const kir_aff *flat, const int6
         rest = kir_binary(lw->kb, KIR_DIV, rest, size);
     }
     out[first] = tn_aff_value(rest);
-}
-
-static inline void index_strides(const int64_t *shape, int rank, int64_t *stride) {
-    int64_t s = 1;
-    for (int d = rank - 1; d >= 0; d--) {
-        stride[d] = s;
-        s *= shape[d];
-    }
 }
 
 /* ==== the range of indices ======================================================================================== */

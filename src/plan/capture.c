@@ -342,6 +342,10 @@ tn_status tn_graph_launch(tn_graph *g, tn_tensor *const *inputs, tn_tensor **out
     return s;
 }
 
+static kir_scalar scalar_of_number(double value, bool is_float) {
+    return is_float ? (kir_scalar){.f = value} : (kir_scalar){.i = (int64_t)value};
+}
+
 tn_status tn_graph_set_runtime_scalar(tn_graph *g, int scalar, double value) {
     TRY(tn_need(g, "tn_graph_set_runtime_scalar: the graph"));
     if (scalar < 0 || (size_t)scalar >= g->scalar_count)
@@ -353,10 +357,7 @@ tn_status tn_graph_set_runtime_scalar(tn_graph *g, int scalar, double value) {
                        "tn_graph_set_runtime_scalar: runtime scalar %d is set at each launch by what recorded it; "
                        "change it there, for example with tn_optimizer_set_lr",
                        scalar);
-    if (g->scalar_is_float[scalar])
-        g->scalars[scalar].f = value;
-    else
-        g->scalars[scalar].i = (int64_t)value;
+    g->scalars[scalar] = scalar_of_number(value, g->scalar_is_float[scalar]);
     return TN_OK;
 }
 
@@ -573,10 +574,7 @@ static tn_status advance_hook(captured_hook *c, kir_scalar *scalars, const bool 
     TRY(c->hook.advance(c->hook.ctx, c->values));
     for (int i = 0; i < c->count; i++) {
         if (c->scalars[i] < 0) continue;
-        if (is_float[c->scalars[i]])
-            scalars[c->scalars[i]].f = c->values[i];
-        else
-            scalars[c->scalars[i]].i = (int64_t)c->values[i];
+        scalars[c->scalars[i]] = scalar_of_number(c->values[i], is_float[c->scalars[i]]);
     }
     return TN_OK;
 }

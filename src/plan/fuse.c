@@ -18,8 +18,8 @@
  * shapes. If an index does not fit, lowering reports the value, and fusing starts again with that value separate. */
 #include <string.h>
 
-#include "plan/plan.h"
 #include "plan/native.h"
+#include "plan/plan.h"
 
 enum {
     MAX_PULLS = 16,         /* groups that may each compute an inlined value again */
@@ -37,10 +37,6 @@ enum {
 };
 
 /* ---- facts ------------------------------------------------------------------------------------------------------- */
-
-static bool same_shape(const tn_node *a, const tn_node *b) {
-    return a->rank == b->rank && memcmp(a->shape, b->shape, (size_t)a->rank * sizeof *a->shape) == 0;
-}
 
 static bool over_dims(const tn_value *v) { return v->row->impl->loops == tn_loops_over_dims; }
 
@@ -229,7 +225,8 @@ static bool reads_any(tn_graph_plan *g, int from, const int *targets, int count)
 
 static bool same_rows(const tn_graph_plan *g, const tn_value *r, int lead) {
     const tn_value *l = &g->values[lead];
-    if (!over_dims(r) || !over_dims(l) || !same_shape(r->node, l->node) || !same_shape(r->node->in[0], l->node->in[0]))
+    if (!over_dims(r) || !over_dims(l) || !tn_same_shape(r->node, l->node) ||
+        !tn_same_shape(r->node->in[0], l->node->in[0]))
         return false;
     return r->node->i[0] == l->node->i[0] &&
            memcmp(r->node->i + 1, l->node->i + 1, (size_t)r->node->i[0] * sizeof(int64_t)) == 0;
@@ -237,8 +234,8 @@ static bool same_rows(const tn_graph_plan *g, const tn_value *r, int lead) {
 
 /* Can a reduction compute inside a map over `space`: per row, or in passes over its input? */
 static bool rows_fit(const tn_value *r, const tn_node *space) {
-    if (same_shape(space, r->node)) return true;
-    if (!over_dims(r) || !same_shape(space, r->node->in[0])) return false;
+    if (tn_same_shape(space, r->node)) return true;
+    if (!over_dims(r) || !tn_same_shape(space, r->node->in[0])) return false;
     int64_t rows = tn_value_numel(r), all = tn_node_numel(space);
     return rows >= FEW_ROWS || all <= 4 * (int64_t)KIR_BLOCK;
 }
@@ -257,9 +254,9 @@ static bool rows_are_short(const tn_node *n) {
 }
 
 static bool epilogue_fits(const tn_value *v, const tn_node *space) {
-    if (tn_workgroup_takes(v) || tn_native_joins(v)) return same_shape(space, v->node) && tn_value_numel(v) > 0;
+    if (tn_workgroup_takes(v) || tn_native_joins(v)) return tn_same_shape(space, v->node) && tn_value_numel(v) > 0;
     bool joins = tn_dtype_is_float((tn_dtype)v->node->dtype) && v->node->dtype != TN_F64;
-    return joins && v->node->rank >= 2 && v->node->rank <= TN_GEMM_BATCH_AXES + 2 && same_shape(space, v->node) &&
+    return joins && v->node->rank >= 2 && v->node->rank <= TN_GEMM_BATCH_AXES + 2 && tn_same_shape(space, v->node) &&
            tn_value_numel(v) > 0;
 }
 
@@ -290,7 +287,7 @@ static const tn_value *convolution_behind(const tn_graph_plan *g, const tn_value
         if (tn_value_class(v) != TN_ELEMENTWISE) return NULL;
         for (int k = 0; k < v->n_in; k++) {
             const tn_value *in = v->in[k] >= 0 ? &g->values[v->in[k]] : NULL;
-            if (!in || !in->row || !same_shape(in->node, v->node)) continue;
+            if (!in || !in->row || !tn_same_shape(in->node, v->node)) continue;
             if (tn_native_joins(in) && epilogue_fits(in, v->node)) return in;
             next = next ? next : in;
         }
@@ -321,8 +318,8 @@ static bool space_fits(const tn_graph_plan *g, const tn_group *to, const tn_valu
     if (c != TN_ELEMENTWISE && c != TN_MOVEMENT) return false;
     if (pools(g, to, v)) return true;
     if (to->kind == TN_GROUP_MATMUL && v < lead) return false; /* it may be an operand, which must be there before */
-    if (same_shape(v->node, lead->node) && to->kind != TN_GROUP_NATIVE && to->kind != TN_GROUP_SCAN) return true;
-    return to->kind == TN_GROUP_ROWS && over_dims(lead) && same_shape(v->node, lead->node->in[0]);
+    if (tn_same_shape(v->node, lead->node) && to->kind != TN_GROUP_NATIVE && to->kind != TN_GROUP_SCAN) return true;
+    return to->kind == TN_GROUP_ROWS && over_dims(lead) && tn_same_shape(v->node, lead->node->in[0]);
 }
 
 static void take_lead(tn_graph_plan *g, int group, int value) {

@@ -70,10 +70,6 @@ tn_status tn_make_checks(const tn_graph_plan *g, tn_plan *p) {
     return p->checks ? TN_OK : TN_ERR_MEMORY;
 }
 
-static void patch(tn_plan *p, void **at, int slot, int64_t offset) {
-    p->patches[p->patch_count++] = (tn_patch){.pointer = (int32_t)(at - p->pointers), .slot = slot, .offset = offset};
-}
-
 static int place_in_binding(const tn_binding *b, const tn_node *n) {
     for (size_t i = 0; i < b->checked_count; i++)
         if (b->checked[i] == n) return (int)i;
@@ -100,7 +96,7 @@ static tn_status add_check(tn_plan *p, const tn_node *n, const tn_value *v, cons
     memcpy(k->list.shape, v->node->shape, sizeof k->list.shape);
     memcpy(k->list.stride, v->stride, sizeof k->list.stride);
     if (!p->device->is_cpu && !(k->fetched = tn_plan_own(p, k->bytes))) return TN_ERR_MEMORY;
-    patch(p, (*pointer)++, root->place, root->byte_offset + root->byte_first);
+    tn_plan_patch(p, (*pointer)++, root->place, root->byte_offset + root->byte_first);
     p->check_count++;
     if (root->slot >= 0) p->leaf_check_count++;
     return TN_OK;

@@ -10,8 +10,8 @@
 
 #include "gpu/gpu.h"
 #include "ops/ops_common.h"
-#include "plan/plan.h"
 #include "plan/passes.h"
+#include "plan/plan.h"
 
 /* ---- index arithmetic -------------------------------------------------------------------------------------------- */
 
@@ -282,15 +282,11 @@ static bool is_index(const tn_node *n, const kir_aff *at, const kir_aff *want) {
     return true;
 }
 
-static bool shaped(const tn_node *a, const tn_node *b) {
-    return a->rank == b->rank && memcmp(a->shape, b->shape, (size_t)a->rank * sizeof *a->shape) == 0;
-}
-
 /* May a member be read as a value here: is it asked for at the place where it is computed? */
 static bool at_own_place(const tn_lowering *w, const tn_node *n, const kir_aff *at) {
-    if (shaped(n, w->space_node) && is_index(n, at, w->space)) return true;
+    if (tn_same_shape(n, w->space_node) && is_index(n, at, w->space)) return true;
     const tn_node *lead = w->g->values[w->group->lead].node;
-    return w->group->kind == TN_GROUP_ROWS && shaped(n, lead) && is_index(n, at, w->row);
+    return w->group->kind == TN_GROUP_ROWS && tn_same_shape(n, lead) && is_index(n, at, w->row);
 }
 
 static kir_val compute(tn_lower *lw, tn_lowering *w, int value, const kir_aff *at) {
@@ -583,7 +579,7 @@ static bool is_reduction(const tn_lowering *w, int value) {
 }
 
 static bool fills_space(const tn_lowering *w, int value) {
-    return !is_reduction(w, value) && shaped(w->g->values[value].node, w->space_node) &&
+    return !is_reduction(w, value) && tn_same_shape(w->g->values[value].node, w->space_node) &&
            w->space_node != w->g->values[w->group->lead].node;
 }
 

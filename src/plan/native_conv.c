@@ -204,16 +204,8 @@ static void take_weight(tn_conv_args *a, const tn_value *weight) {
     a->weight_group = a->out_channels * weight->stride[0];
 }
 
-static bool in_order(const tn_value *v) {
-    int64_t stride[TN_MAX_RANK];
-    tn_strides_contiguous(v->node->shape, v->node->rank, stride);
-    for (int d = 0; d < v->node->rank; d++)
-        if (v->node->shape[d] != 1 && v->stride[d] != stride[d]) return false;
-    return true;
-}
-
 static bool may_keep_packed(const tn_graph_plan *g, const tn_conv_args *a, const tn_value *weight) {
-    return tn_native_may_pack(g, g->values[weight->root].slot) && in_order(weight) &&
+    return tn_native_may_pack(g, g->values[weight->root].slot) && tn_value_dense(weight) &&
            (int64_t)tn_conv_packed_bytes(a) <= PACK_LIMIT;
 }
 
@@ -408,8 +400,9 @@ static void run_few_pixels(tn_native *n, void *const *pointers) {
 
 static bool has_few_pixels(const tn_graph_plan *g, const tn_conv_args *a, const tn_value *weight) {
     int64_t out_pixels = a->out_size[0] * a->out_size[1];
-    return a->groups == 1 && out_pixels <= FEW_PIXELS && a->batch * out_pixels <= FEW_PIXELS && in_order(weight) &&
-           tn_native_may_pack(g, g->values[weight->root].slot) && a->out_channels >= FEW_PIXELS &&
+    return a->groups == 1 && out_pixels <= FEW_PIXELS && a->batch * out_pixels <= FEW_PIXELS &&
+           tn_value_dense(weight) && tn_native_may_pack(g, g->values[weight->root].slot) &&
+           a->out_channels >= FEW_PIXELS &&
            (int64_t)tn_gemm_packed_bytes(a->out_channels, a->channels * a->kernel[0] * a->kernel[1], TN_F32) <=
                PACK_LIMIT;
 }
@@ -532,7 +525,7 @@ tn_status tn_make_int_conv2d(const tn_graph_plan *g, const tn_group *group, tn_n
     take_weight(&n->conv, weight);
     TRY(tn_native_join(n, group, &n->conv.epilogue));
     size_t packed = tn_conv_bytes_packed_bytes(&n->conv);
-    bool stays = tn_native_may_pack(g, g->values[weight->root].slot) && in_order(weight);
+    bool stays = tn_native_may_pack(g, g->values[weight->root].slot) && tn_value_dense(weight);
     if (stays && (int64_t)packed <= PACK_LIMIT) keep_packed_weight(g, n, weight, packed, QUADS);
     *workspace = tn_conv_bytes_workspace(&n->conv, tn_threads());
     return TN_OK;

@@ -467,16 +467,10 @@ static bool reads(const tn_group *group, int value) {
     return false;
 }
 
-static bool same_shape(const tn_node *a, const tn_node *b) {
-    for (int d = 0; d < a->rank; d++)
-        if (a->rank != b->rank || a->shape[d] != b->shape[d]) return false;
-    return a->rank == b->rank;
-}
-
 /* What `group` reads of group `made`, which is to be in the same launch, it reads at the places where it writes. */
 static bool reads_same_places(const tn_graph_plan *g, const tn_group *group, int made) {
     const tn_value *lead = &g->values[group->lead];
-    if (!same_shape(lead->node, g->values[g->groups[made].lead].node)) return false;
+    if (!tn_same_shape(lead->node, g->values[g->groups[made].lead].node)) return false;
     for (int k = 0; k < lead->n_in; k++)
         if (g->values[g->values[lead->in[k]].root].group == made) return false; /* as a factor: all over */
     for (int b = 0; b < group->buffer_count; b++) {

@@ -249,18 +249,18 @@ void *tn_plan_own(tn_plan *p, size_t bytes) {
     return block;
 }
 
-static void patch(tn_plan *p, void **at, int slot, int64_t offset) {
+void tn_plan_patch(tn_plan *p, void **at, int slot, int64_t offset) {
     p->patches[p->patch_count++] = (tn_patch){.pointer = (int32_t)(at - p->pointers), .slot = slot, .offset = offset};
 }
 
 static void patch_value(tn_plan *p, void **at, const tn_graph_plan *g, int value, int64_t first) {
     const tn_value *v = &g->values[value];
-    if (v->place >= 0) patch(p, at, v->place, v->byte_offset + first);
+    if (v->place >= 0) tn_plan_patch(p, at, v->place, v->byte_offset + first);
 }
 
 static void patch_on_host(tn_plan *p, void **at, const tn_graph_plan *g, int value, int64_t first) {
     const tn_value *v = &g->values[value];
-    if (v->host_from >= 0) patch(p, at, host_slot(p), v->host_offset - v->byte_first + first);
+    if (v->host_from >= 0) tn_plan_patch(p, at, host_slot(p), v->host_offset - v->byte_first + first);
 }
 
 /* A value where a group reads or writes it, or a view of it that begins at byte `first`. */
@@ -405,7 +405,8 @@ static void **take_operands(command_maker *m, const tn_group *group) {
         const tn_value *v = operands[k] >= 0 ? &m->g->values[operands[k]] : NULL;
         if (v) patch_operand(m->p, m->next_pointer, m->g, group, v->root, (int64_t)tn_native_byte_offset(v));
         if (operands[k] == TN_WORKSPACE)
-            patch(m->p, m->next_pointer, group->host ? host_slot(m->p) : arena_slot(m->p), group->workspace_offset);
+            tn_plan_patch(m->p, m->next_pointer, group->host ? host_slot(m->p) : arena_slot(m->p),
+                          group->workspace_offset);
     }
     return first;
 }
@@ -489,8 +490,8 @@ static void add_fetches(command_maker *m, const tn_group *group) {
         v->fetched = true;
         tn_command *c = add_copy(m, TN_CMD_FETCH, group->reads[k], group->commit);
         tn_node_describe(v->node, c->label, sizeof c->label);
-        patch(m->p, m->next_pointer++, host_slot(m->p), v->host_offset);
-        patch(m->p, m->next_pointer++, v->place, v->byte_offset + v->byte_first);
+        tn_plan_patch(m->p, m->next_pointer++, host_slot(m->p), v->host_offset);
+        tn_plan_patch(m->p, m->next_pointer++, v->place, v->byte_offset + v->byte_first);
     }
 }
 
@@ -513,7 +514,7 @@ static void add_copies(command_maker *m) {
         if (home < 0 || v->place == home) continue;
         tn_command *c = add_copy(m, TN_CMD_COPY, (int)i, true);
         snprintf(c->label, sizeof c->label, "copy to state");
-        patch(m->p, m->next_pointer++, home, 0);
+        tn_plan_patch(m->p, m->next_pointer++, home, 0);
         patch_value(m->p, m->next_pointer++, m->g, (int)i, 0);
     }
 }
@@ -526,7 +527,7 @@ static void add_update_copy(command_maker *m, const tn_group *group) {
     tn_command *c = add_copy(m, TN_CMD_COPY, group->lead, group->commit);
     snprintf(c->label, sizeof c->label, "copy to update");
     patch_value(m->p, m->next_pointer++, m->g, group->lead, 0);
-    patch(m->p, m->next_pointer++, root->place, offset);
+    tn_plan_patch(m->p, m->next_pointer++, root->place, offset);
 }
 
 static bool computes_nothing(const tn_graph_plan *g, const tn_group *group) {

@@ -457,6 +457,8 @@ tn_status tn_plan_execute(tn_plan *p, void *const *slots, void *const *packed_we
 void tn_plan_await(tn_plan *p);                                   /* until no thread of a queue runs it */
 void tn_node_describe(const tn_node *n, char *text, size_t size); /* its line, op, shape and dtype, for messages */
 void *tn_plan_own(tn_plan *p, size_t bytes); /* zeroed memory that lives as long as the plan; NULL on failure */
+/* Each run sets *at to the slot's address + offset. */
+void tn_plan_patch(tn_plan *p, void **at, int slot, int64_t offset);
 
 /* ---- indices (index_check.c) ------------------------------------------------------------------------------------- */
 

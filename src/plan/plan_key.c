@@ -8,8 +8,8 @@
 
 #include "cpu/blas.h"
 #include "hal/hal.h"
-#include "plan/plan.h"
 #include "plan/passes.h"
+#include "plan/plan.h"
 
 enum { NEEDED = TN_MARK_NEEDED, OUTPUT = 2 };
 enum { INPUT_NONE = 0, INPUT_NODE = 1, INPUT_LEAF = TN_KEY_LEAF };
@@ -392,8 +392,7 @@ tn_node *tn_compose(tn_build *b, const tn_node *n) {
 }
 
 static tn_status check_composition_shape(const tn_node *n, const tn_node *root) {
-    bool same_shape = root->rank == n->rank && !memcmp(root->shape, n->shape, n->rank * sizeof *n->shape);
-    if (same_shape && root->dtype == n->dtype) return TN_OK;
+    if (tn_same_shape(root, n) && root->dtype == n->dtype) return TN_OK;
     char is[96], want[96];
     return tn_fail(TN_ERR_INTERNAL, "%s: its composition gives %s %s, but its shape rule %s %s: a defect in the op",
                    tn_op(n->op)->name, tn_shape_text(root, is, sizeof is), tn_dtype_name((tn_dtype)root->dtype),

@@ -481,6 +481,9 @@ static inline void tn_node_unpin(tn_node *n) {
     if (left < 2 || !listed) tn_node_after_release(n, left, listed);
 }
 void tn_strides_contiguous(const int64_t *shape, int rank, int64_t *stride);
+static inline bool tn_same_shape(const tn_node *a, const tn_node *b) {
+    return a->rank == b->rank && memcmp(a->shape, b->shape, (size_t)a->rank * sizeof *a->shape) == 0;
+}
 void tn_grad_slot_release(tn_grad_slot *s);
 void tn_grad_slot_close(tn_grad_slot *s); /* the same by the leaf's storage, whose gradient goes with it */
 size_t tn_recorder_limit(const tn_recorder *r);

@@ -231,11 +231,6 @@ static tn_status decode_strip(const tn_hf_step *s, const tn_hf_texts *in, tn_hf_
     return TN_OK;
 }
 
-static tn_status read_replace(tn_hf_step *s, const tn_json *v) {
-    TRY(tn_hf_read_text(v, "content", NULL, &s->text));
-    return tn_hf_read_pattern(tn_hf_get(v, "pattern"), &s->pattern);
-}
-
 static tn_status replace_one(const tn_hf_step *s, tn_txt_matcher *m, tn_text_slice text, tn_hf_texts *out) {
     size_t start = 0, begin, end;
     tn_hf_matches state = {0};
@@ -295,7 +290,7 @@ const tn_hf_row tn_hf_decoders[] = {
     {.name = "ByteFallback", .read = tn_hf_read_nothing, .decode = decode_byte_fallback},
     {.name = "Fuse", .read = tn_hf_read_nothing, .decode = decode_fuse},
     {.name = "Strip", .read = read_strip, .decode = decode_strip},
-    {.name = "Replace", .read = read_replace, .decode = decode_replace},
+    {.name = "Replace", .read = tn_hf_read_replace, .decode = decode_replace},
     {.name = "CTC", .read = read_ctc, .decode = decode_ctc},
     {0},
 };

@@ -216,5 +216,6 @@ tn_status tn_hf_read_text(const tn_json *v, const char *key, const char *otherwi
 /* An option of exactly one character. */
 tn_status tn_hf_read_char(const tn_json *v, const char *key, uint32_t *out);
 tn_status tn_hf_read_nothing(tn_hf_step *s, const tn_json *v);
+tn_status tn_hf_read_replace(tn_hf_step *s, const tn_json *v); /* "content" and "pattern" */
 
 #endif

@@ -51,6 +51,11 @@ tn_status tn_hf_read_nothing(tn_hf_step *s, const tn_json *v) {
     return TN_OK;
 }
 
+tn_status tn_hf_read_replace(tn_hf_step *s, const tn_json *v) {
+    TRY(tn_hf_read_text(v, "content", NULL, &s->text));
+    return tn_hf_read_pattern(tn_hf_get(v, "pattern"), &s->pattern);
+}
+
 /* ---- steps ------------------------------------------------------------------------------------------------------- */
 
 static tn_status unknown_step(const tn_hf_row *rows, const char *what, const tn_json *type) {

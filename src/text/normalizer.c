@@ -288,11 +288,6 @@ static tn_status rewrite_prepend(tn_hf_work *w, const tn_hf_step *s, const char 
     return tn_bytes_append(out, text, size);
 }
 
-static tn_status read_replace(tn_hf_step *s, const tn_json *v) {
-    TRY(tn_hf_read_text(v, "content", NULL, &s->text));
-    return tn_hf_read_pattern(tn_hf_get(v, "pattern"), &s->pattern);
-}
-
 static tn_status rewrite_replace(tn_hf_work *w, const tn_hf_step *s, const char *text, size_t size, tn_bytes *out,
                                  bool *first) {
     size_t start = 0, begin, end;
@@ -455,7 +450,7 @@ const tn_hf_row tn_hf_normalizers[] = {
     {.name = "Lowercase", .read = tn_hf_read_nothing, .rewrite = rewrite_lowercase},
     {.name = "Nmt", .read = tn_hf_read_nothing, .rewrite = rewrite_nmt},
     {.name = "Precompiled", .read = read_precompiled, .rewrite = rewrite_precompiled},
-    {.name = "Replace", .read = read_replace, .rewrite = rewrite_replace},
+    {.name = "Replace", .read = tn_hf_read_replace, .rewrite = rewrite_replace},
     {.name = "Prepend", .read = read_prepend, .rewrite = rewrite_prepend},
     {.name = "ByteLevel", .read = tn_hf_read_nothing, .rewrite = rewrite_letters},
     {0},

@@ -8,6 +8,7 @@ characters (`make format` sees to code, the writer to comments). Relative links 
 that exist, and to the newest record of a kind; tests and suites that documents name exist; README.md has at most 150 lines.
 A file begins with its name and what it holds, and no other file of src/ and cli/ has that name. No file includes a
 header twice. A comment that names a source file names one that exists; in src/ and cli/ it is another one than its own.
+No two functions of four lines or more have the same body.
 """
 
 import pathlib
@@ -25,6 +26,8 @@ COMMENT_OR_STRING = re.compile(r'(/\*.*?\*/|//[^\n]*)|"(?:\\.|[^"\\\n])*"|\'(?:\
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"][^>"\n]+)', re.MULTILINE)
 NAMED_FILE = re.compile(r"(?<![\w.`])([a-z]\w*\.[ch])\b(?![:`])")
 VENDOR_FILES = {"onnxruntime_c_api.h"}
+FUNCTION = re.compile(r"^(?:static )?(?:inline )?[\w \*]+?\b(\w+)\(([^;{}]*?)\) \{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
+TWIN_LINES = 4
 LIBRARY = ["include", "src"]
 ALL = LIBRARY + ["cli", "examples", "bench", "tests", "tools", "docs"]
 COLUMNS = 120
@@ -83,6 +86,29 @@ def wrong_names_of_files(path, text, names):
                 yield f"{where}: the comment names {match.group(1)}, and no file has that name"
             elif match.group(1) == own and at > len("/* "):
                 yield f"{where}: the comment names its own file"
+
+
+def part_of(path):
+    """Files of one part can share functions: text and nn see the library's public headers only, and so does cli."""
+    parts = path.relative_to(ROOT).parts
+    return parts[1] if parts[0] == "src" and parts[1] in ("nn", "text") else parts[0]
+
+
+def twins():
+    """Functions of one part with the same body, but for the names of their parameters."""
+    seen = {}
+    for path in files(["src", "cli"], {".c", ".h"}):
+        for name, parameters, body in FUNCTION.findall(path.read_text(encoding="utf-8")):
+            if body.count("\n") < TWIN_LINES:
+                continue
+            body = f"({parameters}) {{{body}}}"
+            own = [words[-1] for p in parameters.split(",") if (words := re.findall(r"\w+", p.partition("[")[0]))]
+            for number, word in enumerate([name] + own):
+                body = re.sub(rf"\b{word}\b", f"${number}", body)
+            other = seen.setdefault((part_of(path), re.sub(r"/\*.*?\*/|\s+", " ", body)), (path, name))
+            if other != (path, name):
+                yield (f"{path.relative_to(ROOT)}: {name} is the same function as {other[1]} of "
+                       f"{other[0].relative_to(ROOT)}")
 
 
 def shared_names():
@@ -175,7 +201,7 @@ def markdown():
 
 
 def main():
-    found = list(unproven_nulls()) + list(dead_bugs()) + list(shared_names())
+    found = list(unproven_nulls()) + list(dead_bugs()) + list(shared_names()) + list(twins())
     for path in files(LIBRARY, {".c", ".h", ".def", ".inc"}):
         code = COMMENTS_AND_STRINGS.sub(blank, path.read_text(encoding="utf-8"))
         found += faults(path, code, ENDS_PROCESS, "ends the caller's process")
