@@ -60,7 +60,7 @@ bool tn_blas_is_wide(const tn_blas *b);
 bool tn_blas_takes(const tn_blas *b, const tn_gemm_args *args, tn_dtype dtype);
 /* As tn_gemm_workspace. */
 size_t tn_blas_workspace(const tn_gemm_args *args, int threads);
-/* As tn_gemm_f32 and tn_gemm_f64, but for the order of sums. packed_b is neither read nor filled. */
+/* As tn_gemm_run, except for the order of sums. packed_b is neither read nor written. */
 void tn_blas_gemm(const tn_blas *b, const tn_gemm_args *args, tn_dtype dtype);
 
 #endif

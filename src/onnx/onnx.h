@@ -175,7 +175,7 @@ onnx_value *onnx_value_retain(onnx_value *v);
 void onnx_value_release(onnx_value *v); /* NULL is fine */
 onnx_type onnx_type_of(tn_dtype t);
 
-/* ---- operators (ops_*.c) ----------------------------------------------------------------------------------------- */
+/* ---- operators (onnx_*.c) ---------------------------------------------------------------------------------------- */
 
 typedef struct onnx_run onnx_run;
 

@@ -33,7 +33,7 @@ tn_status tn_jj_charge(jj_run *r, size_t steps) {
     return TN_OK;
 }
 
-/* Counts a node that is entered; tn_jj_leave follows unless this failed. */
+/* Enters a node: counts a step and one level of nesting. On success the caller decrements r->depth when it is done. */
 static tn_status enter_jinja(jj_run *r, const jj_node *n) {
     r->at = n;
     TRY(tn_jj_charge(r, 1));
