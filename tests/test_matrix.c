@@ -304,7 +304,7 @@ static void what_breaks_a_rule_is_told(void **state) {
     static const char *const texts[FAULTS] = {[NO_BARRIER] = "race",
                                               [NO_WAIT] = "waited",
                                               [CROOKED] = "multiple of 8",
-                                              [AT_ODDS] = "not what item 0 means",
+                                              [AT_ODDS] = "operand differs from item 0's",
                                               [OUTSIDE] = "outside"};
     float out[KIR_EDGE * KIR_EDGE];
     for (fault f = NONE; f < FAULTS; f++) {

@@ -70,8 +70,8 @@ static bool allows_gradient(const tn_case *c, tn_dtype dtype, double got, double
     return tn_case_allows(c, dtype, got, want) || fabs(got - want) <= bound * fmax(1, fabs(want));
 }
 
-static void compare_certify(certify *m, const char *what, tn_dtype dtype, const double *got, const double *want,
-                            int64_t n, allows *near, bool *good) {
+static void compare_elements(certify *m, const char *what, tn_dtype dtype, const double *got, const double *want,
+                             int64_t n, allows *near, bool *good) {
     for (int64_t i = 0; i < n && *good; i++) {
         if (near(m->c, dtype, got[i], want[i])) continue;
         char text[160];
@@ -96,7 +96,7 @@ static tn_status check(certify *m, const char *what, tn_tensor *t, allows *near,
     if (s == TN_OK) s = tn_read(t, raw, bytes);
     if (s == TN_OK) {
         tn_doubles_of(dtype, raw, n, got);
-        compare_certify(m, what, dtype, got, want, n, near, good);
+        compare_elements(m, what, dtype, got, want, n, near, good);
     }
     tn_mem_free(want);
     tn_mem_free(got);
@@ -119,7 +119,7 @@ static tn_status settle(certify *m, tn_status s, bool good, int64_t *passed, int
 
 /* ---- one case ---------------------------------------------------------------------------------------------------- */
 
-static tn_tensor *apply_certify(const certify *m, int op) {
+static tn_tensor *record_case(const certify *m, int op) {
     return tn_record(op, (const tn_tensor *const *)m->in, m->c->n_in, &m->c->attrs);
 }
 
@@ -129,7 +129,7 @@ static tn_status check_forward(certify *m, int op) {
     {
         TN_SCOPE;
         make_inputs(m);
-        tn_tensor *y = apply_certify(m, op);
+        tn_tensor *y = record_case(m, op);
         s = tn_status_of(y);
         if (s == TN_OK) s = check(m, "forward", y, tn_case_allows, &good);
     }
@@ -153,7 +153,7 @@ static tn_status check_gradients(certify *m, int op, bool *asked, bool *good) {
         if (moves(&m->c->in[i])) leaf[count++] = m->in[i];
     for (int i = 0; i < count; i++)
         TRY(tn_set_requires_grad(leaf[i], true));
-    tn_tensor *y = apply_certify(m, op);
+    tn_tensor *y = record_case(m, op);
     TRY(tn_status_of(y));
     *asked = count > 0 && tn_requires_grad(y) && tn_numel(y) > 0 && tn_dtype_is_float(tn_dtype_of(y));
     if (!*asked) return TN_OK;
@@ -243,7 +243,7 @@ static bool has_cases(const tn_certify_options *o, int op) {
 
 /* What failed runs on the processor from now on; what passes now may run on the device again. The processor itself has
  * nobody to leave work to. A list that cannot be kept is no reason to stop. */
-static void note_certify(const tn_device *d, const tn_certify_op *op) {
+static void list_failure(const tn_device *d, const tn_certify_op *op) {
     if (!d->is_cpu && (op->forward_failed || op->backward_failed)) (void)tn_certify_list_add(d, op->name, op->why);
 }
 
@@ -267,7 +267,7 @@ static tn_status certify_row(tn_device *d, int op, const tn_certify_options *o, 
     m.op.why = m.why;
     if (op >= 0) (void)tn_certify_list_forget(d, m.op.name); /* else it would not be computed here */
     TRY(op < 0 ? certify_exact(d, o, &m) : certify_op(op, o, &m));
-    note_certify(d, &m.op);
+    list_failure(d, &m.op);
     add_up(counts, &m.op);
     if (o->found) o->found(o->ctx, &m.op, done, total);
     return TN_OK;

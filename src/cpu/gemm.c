@@ -67,7 +67,7 @@ static __attribute__((noinline)) void part_open(part *p, const gemm *g, char *me
 }
 
 /* Where in the batch: its coordinates. */
-static void locate_gemm(const gemm *g, int64_t index, int64_t *batch) {
+static void batch_coordinates(const gemm *g, int64_t index, int64_t *batch) {
     for (int axis = TN_GEMM_BATCH_AXES - 1; axis >= 0; axis--) {
         int64_t extent = g->args.batch[axis];
         batch[axis] = extent > 1 ? index % extent : 0;
@@ -265,8 +265,8 @@ static void ask_for_coming(tile *t, coming *next) {
 
 /* A tile asks for its share of the rows of A that come next, `begin` and following of a tile: from row `at` on where A
  * is read in place; of what a thread packs next as many as it has of packed ones. */
-static void look_ahead_gemm(const gemm *g, tile *t, const a_block *a, int64_t at, int64_t k, int64_t begin,
-                            int64_t share) {
+static void prefetch_rows_of_a(const gemm *g, tile *t, const a_block *a, int64_t at, int64_t k, int64_t begin,
+                               int64_t share) {
     if (a->coming) ask_for_coming(t, a->coming);
     if (a->k != 1 || (a->packed && !a->next)) return;
     int64_t row = begin + (a->packed ? at - g->with->rows : at);
@@ -310,7 +310,7 @@ static void multiply_rows(const gemm *g, const a_block *a, int64_t k, tile t, in
     copy_first(g, &t, a, height, columns, copy);
     bool itself = ends_itself(g, &t, height);
     for (int64_t begin = 0; j + panel <= columns; j += panel, begin += share) {
-        look_ahead_gemm(g, &t, a, next, k, begin, share);
+        prefetch_rows_of_a(g, &t, a, next, k, begin, share);
         t.c_next = j + panel < columns ? t.c + panel : c + height * t.c_row;
         if (itself)
             g->with->full[height](&t);
@@ -451,7 +451,7 @@ static void copy_out(const gemm *g, const part *p, const int64_t *batch, box at,
     }
 }
 
-static void hand_over_gemm(const gemm *g, part *p, const int64_t *batch, box at, real *block) {
+static void finish_block(const gemm *g, part *p, const int64_t *batch, box at, real *block) {
     if (g->args.c.fused.vm && !g->begins) {
         fused_call_run(&p->c, batch, at, block);
     } else {
@@ -498,7 +498,7 @@ static void compute_block(const group *s, part *p, const int64_t *batch, const a
         g->with->add(&r, s->k0 > 0);
         return;
     }
-    if (s->k0 + s->steps == g->args.k) hand_over_gemm(g, p, batch, whole, block);
+    if (s->k0 + s->steps == g->args.k) finish_block(g, p, batch, whole, block);
 }
 
 /* What this thread packs next: rows of the strip from `row` to `end`, or most likely of its next piece. */
@@ -547,7 +547,7 @@ static void compute_strips(void *ctx, int64_t begin, int64_t end, int worker) {
     for (int64_t i = begin, next; i < end; i = next) {
         int64_t row = i % s->row_strips, column = i / s->row_strips % s->column_strips;
         int64_t batch[TN_GEMM_BATCH_AXES];
-        locate_gemm(g, s->first + i / s->row_strips / s->column_strips, batch);
+        batch_coordinates(g, s->first + i / s->row_strips / s->column_strips, batch);
         bool alike = s->row_strips == 1;
         next = tn_min64(end, i + (alike ? s->column_strips - column : s->row_strips - row));
         int64_t r0 = row * s->strip_rows, r1 = tn_min64(r0 + (next - i) * s->strip_rows, g->args.m);
@@ -677,7 +677,7 @@ static void finish_rows(void *ctx, int64_t begin, int64_t end, int worker) {
             if (last) to = g->direct ? element(c, no_batch, i + row, col) : p.c_block + row * BLOCK_LD + col;
             memcpy(to, sum, (size_t)(last ? tn_min64(SUMS_COLUMNS, g->args.n - col) : SUMS_COLUMNS) * sizeof *sum);
         }
-        if (last && !g->direct) hand_over_gemm(g, &p, no_batch, (box){i, rows, 0, g->args.n}, p.c_block);
+        if (last && !g->direct) finish_block(g, &p, no_batch, (box){i, rows, 0, g->args.n}, p.c_block);
     }
 }
 
@@ -735,7 +735,7 @@ static void run_stage(group *s) {
     const gemm *g = s->g;
     if (g->b_source == B_TOGETHER) {
         int64_t batch[TN_GEMM_BATCH_AXES];
-        locate_gemm(g, s->first, batch);
+        batch_coordinates(g, s->first, batch);
         pack_b_together(g, batch, (box){s->k0, s->steps, s->j0, s->columns}, s->b_packed, s->parts, s->threads);
     }
     choose_strips(s);

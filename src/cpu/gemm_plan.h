@@ -288,17 +288,17 @@ static bool choose_a_in_place(const gemm *g) {
 
 /* Does the fused epilogue read elements at the places of C's, so that a plan may let C lie over them? Of a gate, and
  * where C is a single line also of what is added to it. */
-static bool ends_in_place(const tn_gemm_args *x) {
+static bool epilogue_reads_c_places(const tn_gemm_args *x) {
     const tn_fused_epilogue *e = x->c.fused.epilogue_ops;
     return e->gate.buffer >= 0 || (e->add.buffer >= 0 && (x->m == 1 || x->n == 1));
 }
 
 /* What lies there is not written over before all of a sum is. */
-static bool does_epilogue(const gemm *g) {
+static bool finishes_in_registers(const gemm *g) {
     const tn_fused_program *program = &g->args.c.fused;
     if (!ENDS || !program->vm || !program->epilogue_ops || g->dtype != TN_F32 || g->batches > 1) return false;
     if (g->begins || g->args.m < g->with->rows) return false; /* only full height ends in registers */
-    return g->b_source != B_LINES && !g->chains && (g->args.k <= CHUNK || !ends_in_place(&g->args));
+    return g->b_source != B_LINES && !g->chains && (g->args.k <= CHUNK || !epilogue_reads_c_places(&g->args));
 }
 
 /* k is too long to be packed at once: C is visited several times. */
@@ -379,7 +379,7 @@ static void plan_gemm(gemm *g, const tile_set *with, const tn_gemm_args *args, t
     g->b_source = choose_b(g);
     g->a_in_place = choose_a_in_place(g);
     g->chains = chains_to_share(g);
-    g->ends = does_epilogue(g);
+    g->ends = finishes_in_registers(g);
     if (g->ends) { /* C is where its fused epilogue puts it */
         g->args.c.row_stride = x->c.fused.epilogue_ops->to.row;
         g->args.c.col_stride = 1;

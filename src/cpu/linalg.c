@@ -249,12 +249,12 @@ size_t tn_linalg_workspace(const tn_linalg_args *args, int threads) {
     return (size_t)counts_of(args).all * sizeof(double) * (size_t)threads;
 }
 
-static void take_linalg(const void *from, tn_dtype dtype, int64_t first, int64_t count, double *to) {
+static void read_as_f64(const void *from, tn_dtype dtype, int64_t first, int64_t count, double *to) {
     for (int64_t i = 0; i < count; i++)
         to[i] = dtype == TN_F64 ? ((const double *)from)[first + i] : (double)((const float *)from)[first + i];
 }
 
-static void give_linalg(const double *from, tn_dtype dtype, int64_t first, int64_t count, void *to) {
+static void write_from_f64(const double *from, tn_dtype dtype, int64_t first, int64_t count, void *to) {
     for (int64_t i = 0; i < count; i++) {
         if (dtype == TN_F64)
             ((double *)to)[first + i] = from[i];
@@ -264,8 +264,8 @@ static void give_linalg(const double *from, tn_dtype dtype, int64_t first, int64
 }
 
 static void take_matrix(const tn_linalg_args *x, const counts *c, int64_t i, const tn_linalg_matrix *one) {
-    take_linalg(x->a, x->dtype, i * c->a, c->a, one->a);
-    if (x->b) take_linalg(x->b, x->dtype, i * c->b, c->b, one->b);
+    read_as_f64(x->a, x->dtype, i * c->a, c->a, one->a);
+    if (x->b) read_as_f64(x->b, x->dtype, i * c->b, c->b, one->b);
 }
 
 static void run_part(void *ctx, int64_t begin, int64_t end, int worker) {
@@ -280,7 +280,7 @@ static void run_part(void *ctx, int64_t begin, int64_t end, int worker) {
         bool done = x->lapack && tn_lapack_calls_of(x->lapack)->run(x->lapack, x->kind, &one);
         if (x->lapack && !done) take_matrix(x, &c, i, &one);
         if (!done) kinds[x->kind].run(&one);
-        give_linalg(one.out, x->dtype, i * c.out, c.out, x->out);
+        write_from_f64(one.out, x->dtype, i * c.out, c.out, x->out);
     }
 }
 

@@ -62,7 +62,7 @@ static gpu_device *device_of(void *handle) { return ((gpu_queue *)handle)->devic
     check(d, (d)->gpu->field arguments, (d)->vendor->work.symbols[CALL_##field].name, __VA_ARGS__)
 
 /* Makes this thread's calls go to the device. If that succeeds, put_back has to follow. */
-static int choose_cuda(const gpu_device *d, int *before) {
+static int make_device_current(const gpu_device *d, int *before) {
     const gpu_calls *gpu = d->gpu;
     if (!d->vendor->hip) return gpu->context_push(d->context);
     int error = gpu->device_get(before);
@@ -78,13 +78,13 @@ static void put_back(const gpu_device *d, int before) {
 }
 
 /* Whether the device can still be talked to; then what was chosen before comes back by leave. */
-static tn_status enter_cuda(gpu_device *d, int *before) {
+static tn_status enter_device(gpu_device *d, int *before) {
     TRY(tn_device_lost_check(&d->lost_state));
-    return check(d, choose_cuda(d, before), d->vendor->hip ? "hipSetDevice" : "cuCtxPushCurrent", "device %d",
+    return check(d, make_device_current(d, before), d->vendor->hip ? "hipSetDevice" : "cuCtxPushCurrent", "device %d",
                  d->device);
 }
 
-static tn_status leave_cuda(const gpu_device *d, int before, tn_status s) {
+static tn_status leave_device(const gpu_device *d, int before, tn_status s) {
     put_back(d, before);
     return s;
 }
@@ -119,7 +119,7 @@ static tn_status find_device(gpu_device *d, int index) {
     return check(d, d->gpu->get(&d->device, index), d->vendor->hip ? "hipDeviceGet" : "cuDeviceGet", "%d", index);
 }
 
-static int64_t ask_cuda(const gpu_device *d, int attribute, int64_t unknown) {
+static int64_t device_attribute(const gpu_device *d, int attribute, int64_t unknown) {
     int value = 0;
     return d->gpu->attribute(&value, attribute, d->device) == SUCCESS && value > 0 ? value : unknown;
 }
@@ -141,7 +141,7 @@ static void queue_end(gpu_device *d, gpu_queue *q) {
 static tn_status device_start(gpu_device *d) {
     if (d->vendor->compiler->version(&d->compiler_version[0], &d->compiler_version[1]))
         d->compiler_version[0] = d->compiler_version[1] = 0;
-    int arch = (int)(10 * ask_cuda(d, CUDA_MAJOR, 0) + ask_cuda(d, CUDA_MINOR, 0));
+    int arch = (int)(10 * device_attribute(d, CUDA_MAJOR, 0) + device_attribute(d, CUDA_MINOR, 0));
     if (d->vendor->hip)
         tn_gpu_gfx_name(d->gpu, d->device, d->arch, sizeof d->arch);
     else
@@ -154,14 +154,14 @@ static tn_status device_open(gpu_device *d, int index) {
     TRY(find_device(d, index));
     if (!d->vendor->hip)
         TRY(check(d, d->gpu->context_retain(&d->context, d->device), "cuDevicePrimaryCtxRetain", "device %d", index));
-    TRY(enter_cuda(d, &before));
-    return leave_cuda(d, before, device_start(d));
+    TRY(enter_device(d, &before));
+    return leave_device(d, before, device_start(d));
 }
 
 /* Also for a device that did not open all the way. */
 static void gpu_close(void *device) {
     gpu_device *d = device_of(device);
-    int before = 0, chosen = d->context || d->vendor->hip ? choose_cuda(d, &before) : SUCCESS + 1;
+    int before = 0, chosen = d->context || d->vendor->hip ? make_device_current(d, &before) : SUCCESS + 1;
     for (origin *o = d->origins, *earlier; o; o = earlier) {
         earlier = o->before;
         (void)d->gpu->event_free(o->event);
@@ -207,14 +207,14 @@ static tn_status gpu_caps(void *device, tn_caps *out) {
         .f16 = true,
         .i64 = true,
         .max_buffer = (int64_t)all,
-        .max_group = ask_cuda(d, a->max_items, 1024),
-        .shared_memory = ask_cuda(d, a->shared_memory, TN_CUDA_DECLARED),
+        .max_group = device_attribute(d, a->max_items, 1024),
+        .shared_memory = device_attribute(d, a->shared_memory, TN_CUDA_DECLARED),
         .alignment = 64, /* offsets are added in the kernel, so this is taste */
-        .max_groups_x = tn_min64(ask_cuda(d, a->max_groups_x, 65535), d->vendor->max_groups_x),
-        .subgroup = ask_cuda(d, a->warp, 0),
+        .max_groups_x = tn_min64(device_attribute(d, a->max_groups_x, 65535), d->vendor->max_groups_x),
+        .subgroup = device_attribute(d, a->warp, 0),
         .exact = true, /* by the compiler's options */
         .matrix = d->vendor->matrix(d->arch),
-        .processors = ask_cuda(d, a->processors, 0),
+        .processors = device_attribute(d, a->processors, 0),
     };
     snprintf(out->version, sizeof out->version, "%d, %s %d.%d, %.40s", version, d->vendor->compiler_title,
              d->compiler_version[0], d->compiler_version[1], d->arch);
@@ -364,7 +364,7 @@ static tn_status take_image(gpu_device *d, void *program, bool ptx, image *out) 
                          d->lost_state.id, d->vendor->compiler_title, error);
 }
 
-static tn_status refuse_cuda(const gpu_device *d, void *program, int error, const gpu_module *m) {
+static tn_status compiler_refused(const gpu_device *d, void *program, int error, const gpu_module *m) {
     char log[640];
     compiler_log(d->vendor->compiler, program, log, sizeof log);
     tn_status status = error == COMPILER_REFUSES || error == COMPILER_BAD_OPTION ? TN_ERR_UNSUPPORTED
@@ -383,10 +383,10 @@ static tn_status compile_program(gpu_device *d, void *program, const tn_code *co
         snprintf(arch, sizeof arch, "compute_%d", older);
         error = run_compiler(d, program, arch, code->options);
     }
-    return error == SUCCESS ? take_image(d, program, older != 0, &m->image) : refuse_cuda(d, program, error, m);
+    return error == SUCCESS ? take_image(d, program, older != 0, &m->image) : compiler_refused(d, program, error, m);
 }
 
-static tn_status compile_cuda(gpu_device *d, const tn_code *code, gpu_module *m) {
+static tn_status compile_source(gpu_device *d, const tn_code *code, gpu_module *m) {
     const compiler_calls *c = d->vendor->compiler;
     void *program = NULL;
     char *text = tn_mem_alloc(code->size + 1);
@@ -456,7 +456,7 @@ static tn_status module_start(gpu_device *d, const tn_code *code, gpu_module *m)
         m->module = NULL;
     }
     if (!m->module) {
-        TRY(compile_cuda(d, code, m));
+        TRY(compile_source(d, code, m));
         TRY(load_image(d, m));
     }
     TRY(CALL(d, module_get, (&m->function, m->module, code->entry), "%s", code->entry));
@@ -496,7 +496,7 @@ static tn_status gpu_binary(void *device, void *module, void **data, size_t *siz
 static size_t params_room(const gpu_module *m) { return (m->params_bytes + 63) & ~(size_t)63; }
 
 /* Room for so many bytes of parameters. The caller holds the lock. */
-static tn_status make_room_cuda(gpu_queue *q, size_t bytes) {
+static tn_status reserve_parameters(gpu_queue *q, size_t bytes) {
     gpu_device *d = q->device;
     void *room = NULL, *host = NULL;
     if (q->taken + bytes > MOST_PARAMETERS) {
@@ -513,7 +513,7 @@ static tn_status make_room_cuda(gpu_queue *q, size_t bytes) {
 
 /* Puts a launch's parameters on the device. The caller holds the lock. */
 static tn_status put_params(gpu_queue *q, const gpu_module *m, const void *params, void **address) {
-    TRY(make_room_cuda(q, params_room(m)));
+    TRY(reserve_parameters(q, params_room(m)));
     *address = q->room + q->taken;
     memcpy(q->host_room + q->taken, params, m->params_bytes);
     TRY(CALL(q->device, to_device, (*address, q->host_room + q->taken, m->params_bytes, q->stream),
@@ -680,7 +680,7 @@ static tn_status set_node(gpu_queue *q, gpu_list *l, gpu_node *n, const gpu_modu
 }
 
 static tn_status run_graph(gpu_queue *q, gpu_list *l, const tn_list_item *items, int64_t count) {
-    if (l->in_memory) TRY(make_room_cuda(q, l->in_memory)); /* none of this run's parameters overwrites another */
+    if (l->in_memory) TRY(reserve_parameters(q, l->in_memory)); /* none of this run's parameters overwrites another */
     for (int64_t i = 0; i < count; i++)
         if (l->nodes[i].node) TRY(set_node(q, l, &l->nodes[i], items[i].module, &items[i].dispatch));
     return CALL(q->device, graph_run, (l->made, q->stream), "%lld kernels", (long long)count);
@@ -701,7 +701,7 @@ static tn_status gpu_prepare(void *queue, void *module, const tn_launch *launche
     (void)count;
     if (!m->params_in_buffer) return TN_OK;
     pthread_mutex_lock(&q->lock);
-    tn_status s = make_room_cuda(q, 0);
+    tn_status s = reserve_parameters(q, 0);
     pthread_mutex_unlock(&q->lock);
     return s;
 }
@@ -884,19 +884,19 @@ static tn_status gpu_lend(void *queue, tn_lent_work *work, void *ctx) {
 /* Those that give something back do so whether the device can be chosen or not. */
 #define GIVING_BACK(X) X(free) X(unload) X(queue_free) X(event_free) X(host_free) X(list_free)
 
-#define X(function, parameters, arguments)                                  \
-    static tn_status enter_##function parameters {                          \
-        int before = 0;                                                     \
-        TRY(enter_cuda(device_of(on), &before));                            \
-        return leave_cuda(device_of(on), before, gpu_##function arguments); \
+#define X(function, parameters, arguments)                                    \
+    static tn_status enter_##function parameters {                            \
+        int before = 0;                                                       \
+        TRY(enter_device(device_of(on), &before));                            \
+        return leave_device(device_of(on), before, gpu_##function arguments); \
     }
 FUNCTIONS(X)
 #undef X
-#define X(function)                                                   \
-    static void enter_##function(void *on, void *what) {              \
-        int before = 0, chosen = choose_cuda(device_of(on), &before); \
-        gpu_##function(on, what);                                     \
-        if (chosen == SUCCESS) put_back(device_of(on), before);       \
+#define X(function)                                                           \
+    static void enter_##function(void *on, void *what) {                      \
+        int before = 0, chosen = make_device_current(device_of(on), &before); \
+        gpu_##function(on, what);                                             \
+        if (chosen == SUCCESS) put_back(device_of(on), before);               \
     }
 GIVING_BACK(X)
 #undef X

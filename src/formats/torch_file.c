@@ -230,7 +230,7 @@ static tn_status add_entry(tn_pickle *f, const tn_str *name, int64_t tensor) {
 }
 
 /* Cuts the name back to `length` characters. */
-static void cut_torch_file(tn_str *name, size_t length) {
+static void truncate_name(tn_str *name, size_t length) {
     name->length = length;
     if (name->text) name->text[length] = 0;
 }
@@ -265,7 +265,7 @@ static tn_status flatten(tn_pickle *f, uint32_t node, tn_str *name, int depth) {
         add_step(name, key, i);
         if (name->failed) return tn_fail(TN_ERR_MEMORY, "out of memory for a tensor's name");
         TRY(flatten(f, v->cells[c].node, name, depth + 1));
-        cut_torch_file(name, length);
+        truncate_name(name, length);
     }
     return TN_OK;
 }
@@ -307,7 +307,7 @@ static void file_release(void *file) {
     tn_mem_free(f);
 }
 
-static tn_status read_file_torch_file(tn_pickle *f) {
+static tn_status read_torch_file(tn_pickle *f) {
     const uint8_t *b = f->map.data;
     if (f->map.size >= 2 && memcmp(b, "PK", 2) == 0) {
         TRY(read_archive(f));
@@ -327,7 +327,7 @@ tn_status tn_pickle_open(const char *path, tn_pickle **out) {
     if (!f) return TN_ERR_MEMORY;
     atomic_init(&f->refs, 1);
     tn_status status = tn_map_open(path, &f->map);
-    if (status == TN_OK && (status = read_file_torch_file(f)) != TN_OK) tn_fail_prefix(status, "'%s'", path);
+    if (status == TN_OK && (status = read_torch_file(f)) != TN_OK) tn_fail_prefix(status, "'%s'", path);
     if (status != TN_OK) {
         file_release(f);
         return status;

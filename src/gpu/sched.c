@@ -186,7 +186,7 @@ static void order(maker *m, bool loads, bool stores) {
     if (!m->in_loop && ((m->stores && (loads || stores)) || (m->loads && stores))) barrier(m);
 }
 
-static void note_sched(maker *m, bool loads, bool stores) {
+static void note_access(maker *m, bool loads, bool stores) {
     m->loads = m->loads || loads;
     m->stores = m->stores || stores;
 }
@@ -215,17 +215,17 @@ static kir_aff index_of(maker *m, int access) {
     return index;
 }
 
-static kir_val load_sched(maker *m, const kir_ins *in) {
+static kir_val lower_load(maker *m, const kir_ins *in) {
     order(m, true, false);
-    note_sched(m, true, false);
+    note_access(m, true, false);
     kir_aff index = index_of(m, (int)in->imm.i);
     kir_val mask = mapped(m, in->a);
     return kir_load(m->b, m->p->access[in->imm.i].buffer, &index, m->in_loop ? sched_both(m, mask, m->inside) : mask);
 }
 
-static void store_sched(maker *m, const kir_ins *in) {
+static void lower_store(maker *m, const kir_ins *in) {
     order(m, false, true);
-    note_sched(m, false, true);
+    note_access(m, false, true);
     kir_aff index = index_of(m, (int)in->imm.i);
     kir_val once = m->in_loop ? m->inside : kir_binary(m->b, KIR_EQ, m->item, kir_const_i(m->b, KIR_I64, 0));
     kir_store(m->b, m->p->access[in->imm.i].buffer, &index, mapped(m, in->a), sched_both(m, mapped(m, in->b), once));
@@ -243,15 +243,13 @@ static kir_val combine(maker *m, const reduced *r, kir_val acc, kir_val x) {
     return kir_binary(m->b, ops[r->kind], acc, x);
 }
 
-static kir_val negate_sched(maker *m, kir_val v) {
-    return kir_binary(m->b, KIR_XOR, v, kir_const_i(m->b, KIR_BOOL, 1));
-}
+static kir_val not_mask(maker *m, kir_val v) { return kir_binary(m->b, KIR_XOR, v, kir_const_i(m->b, KIR_BOOL, 1)); }
 
 /* kir_beats as a program: strictly beyond it, or the first NaN. */
 static kir_val beats(maker *m, const reduced *r, kir_val x, kir_val best) {
     kir_val beyond = r->kind == KIR_ARGMAX ? kir_binary(m->b, KIR_LT, best, x) : kir_binary(m->b, KIR_LT, x, best);
     if (!kir_is_float(r->type)) return beyond;
-    kir_val is_nan = negate_sched(m, kir_binary(m->b, KIR_EQ, x, x));
+    kir_val is_nan = not_mask(m, kir_binary(m->b, KIR_EQ, x, x));
     return kir_binary(m->b, KIR_AND, kir_binary(m->b, KIR_EQ, best, best), kir_binary(m->b, KIR_OR, beyond, is_nan));
 }
 
@@ -259,18 +257,18 @@ static kir_val is_none(maker *m, kir_val index) {
     return kir_binary(m->b, KIR_LT, index, kir_const_i(m->b, KIR_I64, 0));
 }
 
-static extreme choose_sched(maker *m, kir_val second, extreme a, extreme b) {
+static extreme select_extreme(maker *m, kir_val second, extreme a, extreme b) {
     return (extreme){kir_select(m->b, second, b.value, a.value), kir_select(m->b, second, b.index, a.index)};
 }
 
 /* Of two, the one that comes first in the plain order: the more extreme one, then the lower index. */
 static extreme better(maker *m, const reduced *r, extreme a, extreme b) {
     if (!is_arg(r->kind)) return (extreme){combine(m, r, a.value, b.value), KIR_NONE};
-    kir_val tie = negate_sched(m, beats(m, r, a.value, b.value));
+    kir_val tie = not_mask(m, beats(m, r, a.value, b.value));
     kir_val lower = kir_binary(m->b, KIR_AND, tie, kir_binary(m->b, KIR_LT, b.index, a.index));
     kir_val wins = kir_binary(m->b, KIR_OR, beats(m, r, b.value, a.value), lower);
     wins = kir_binary(m->b, KIR_OR, wins, is_none(m, a.index));
-    return choose_sched(m, kir_binary(m->b, KIR_AND, wins, negate_sched(m, is_none(m, b.index))), a, b);
+    return select_extreme(m, kir_binary(m->b, KIR_AND, wins, not_mask(m, is_none(m, b.index))), a, b);
 }
 
 static void feed(maker *m, int ins, kir_val x) {
@@ -284,12 +282,12 @@ static void feed(maker *m, int ins, kir_val x) {
     }
     extreme best = {lane, kir_get(m->b, r->index)}, now = {x, m->flat};
     kir_val wins = kir_binary(m->b, KIR_OR, beats(m, r, x, best.value), is_none(m, best.index));
-    extreme chosen = choose_sched(m, kir_binary(m->b, KIR_AND, m->inside, wins), best, now);
+    extreme chosen = select_extreme(m, kir_binary(m->b, KIR_AND, m->inside, wins), best, now);
     kir_set(m->b, r->lane, chosen.value);
     kir_set(m->b, r->index, chosen.index);
 }
 
-static void put_sched(maker *m, const reduced *r, int at, extreme x, kir_val mask) {
+static void store_extreme(maker *m, const reduced *r, int at, extreme x, kir_val mask) {
     kir_aff index = in_slot(m, r->slot, at, true);
     kir_store(m->b, m->local[r->type], &index, x.value, mask);
     if (!is_arg(r->kind)) return;
@@ -297,7 +295,7 @@ static void put_sched(maker *m, const reduced *r, int at, extreme x, kir_val mas
     kir_store(m->b, m->local[KIR_I64], &index, x.index, mask);
 }
 
-static extreme take_sched(maker *m, const reduced *r, int at, bool of_item, kir_val mask) {
+static extreme load_extreme(maker *m, const reduced *r, int at, bool of_item, kir_val mask) {
     kir_aff index = in_slot(m, r->slot, at, of_item);
     extreme x = {kir_load(m->b, m->local[r->type], &index, mask), KIR_NONE};
     if (!is_arg(r->kind)) return x;
@@ -310,7 +308,7 @@ static extreme take_sched(maker *m, const reduced *r, int at, bool of_item, kir_
 static extreme fold_ways(maker *m, const reduced *r, int at, int stride, bool of_item, kir_val mask) {
     extreme x[WAYS];
     for (int i = 0; i < WAYS; i++)
-        x[i] = take_sched(m, r, at + i * stride, of_item, mask);
+        x[i] = load_extreme(m, r, at + i * stride, of_item, mask);
     for (int half = WAYS / 2; half > 0; half /= 2) {
         for (int i = 0; i < half; i++)
             x[i] = better(m, r, x[i], x[i + half]);
@@ -319,20 +317,20 @@ static extreme fold_ways(maker *m, const reduced *r, int at, int stride, bool of
 }
 
 /* The lanes of these reductions (those with an index, or the others) become one value each, the same in all items. */
-static void fold_sched(maker *m, bool args, extreme *out) {
+static void fold_reductions(maker *m, bool args, extreme *out) {
     bool any = false;
     for (int i = 0; i < m->n_reduced; i++) {
         reduced *r = &m->reduced[i];
         if (is_arg(r->kind) != args) continue;
         any = true;
-        put_sched(m, r, 0, (extreme){kir_get(m->b, r->lane), args ? kir_get(m->b, r->index) : KIR_NONE}, KIR_NONE);
+        store_extreme(m, r, 0, (extreme){kir_get(m->b, r->lane), args ? kir_get(m->b, r->index) : KIR_NONE}, KIR_NONE);
     }
     if (!any) return;
     barrier(m);
     kir_val folds = kir_binary(m->b, KIR_LT, m->item, kir_const_i(m->b, KIR_I64, WAYS));
     for (int i = 0; i < m->n_reduced; i++) {
         reduced *r = &m->reduced[i];
-        if (is_arg(r->kind) == args) put_sched(m, r, KIR_LANES, fold_ways(m, r, 0, WAYS, true, folds), folds);
+        if (is_arg(r->kind) == args) store_extreme(m, r, KIR_LANES, fold_ways(m, r, 0, WAYS, true, folds), folds);
     }
     barrier(m);
     for (int i = 0; i < m->n_reduced; i++) {
@@ -349,7 +347,7 @@ static kir_val sched_identity(maker *m, const reduced *r) {
 /* ---- loops ------------------------------------------------------------------------------------------------------- */
 
 /* The reductions of the loop that begins here, and what it does to global memory. */
-static void look_ahead_sched(maker *m, int loop, bool *loads, bool *stores) {
+static void scan_loop(maker *m, int loop, bool *loads, bool *stores) {
     int used[KIR_TYPE_COUNT] = {0};
     m->n_reduced = 0;
     for (int i = loop + 1; m->p->ins[i].op != KIR_END; i++) {
@@ -393,11 +391,11 @@ static void begin_coordinates(maker *m) {
 
 static void begin_loop(maker *m, int i) {
     bool loads = false, stores = false;
-    look_ahead_sched(m, i, &loads, &stores);
+    scan_loop(m, i, &loads, &stores);
     order(m, loads, stores);
     m->loads_before = m->loads;
     m->stores_before = m->stores;
-    note_sched(m, loads, stores);
+    note_access(m, loads, stores);
     begin_totals(m);
     kir_loop(m->b, m->rows->n_par + 1, 1);
     for (int k = 0; k < m->n_reduced; k++) {
@@ -412,7 +410,7 @@ static void begin_loop(maker *m, int i) {
 /* The first block stands alone. */
 static void end_block(maker *m) {
     extreme parts[MOST_REDUCED];
-    fold_sched(m, false, parts);
+    fold_reductions(m, false, parts);
     kir_val block = number_by_rule(m, (kir_size_rule){.kind = RULE_FIXED, .block = 1});
     kir_val is_first = kir_binary(m->b, KIR_EQ, block, kir_const_i(m->b, KIR_I64, 0));
     for (int i = 0; i < m->n_reduced; i++) {
@@ -429,8 +427,8 @@ static void end_loop(maker *m) {
     m->in_loop = false;
     end_block(m);
     kir_end(m->b);
-    note_sched(m, m->loads_before, m->stores_before); /* a loop over nothing has met no barrier */
-    fold_sched(m, true, found);
+    note_access(m, m->loads_before, m->stores_before); /* a loop over nothing has met no barrier */
+    fold_reductions(m, true, found);
     for (int i = 0; i < m->n_reduced; i++) {
         const reduced *r = &m->reduced[i];
         kir_val none = kir_const_i(m->b, KIR_I64, 0);
@@ -467,8 +465,8 @@ static void make_one(maker *m, int i) {
     case KIR_LOOP: begin_loop(m, i); break;
     case KIR_END: end_loop(m); break;
     case KIR_REDUCE: feed(m, i, mapped(m, in->a)); break;
-    case KIR_STORE: store_sched(m, in); break;
-    case KIR_LOAD: m->map[i] = load_sched(m, in); break;
+    case KIR_STORE: lower_store(m, in); break;
+    case KIR_LOAD: m->map[i] = lower_load(m, in); break;
     case KIR_INDEX: m->map[i] = index_value(m, in); break;
     default: m->map[i] = pure(m, in);
     }
@@ -493,7 +491,7 @@ static tn_status keep_rules(maker *m, const int64_t *numbers) {
     return TN_OK;
 }
 
-static tn_status make_sched(maker *m) {
+static tn_status make_program(maker *m) {
     int64_t extents[KIR_MAX_AXES] = {0}, *numbers = NULL;
     int n_par = m->rows->n_par;
     TRY(check(m));
@@ -526,7 +524,7 @@ tn_status kir_schedule_rows(const kir_program *p, kir_rows **out) {
         *rows = (kir_rows){.n_par = p->n_par, .n_loop = p->n_loop};
         m->p = p;
         m->rows = rows;
-        status = make_sched(m);
+        status = make_program(m);
         tn_mem_free(m->map);
         tn_mem_free(m->rules);
     }

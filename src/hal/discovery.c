@@ -68,7 +68,7 @@ static uint64_t mix_boot(uint64_t key) {
     return key;
 }
 
-static uint64_t discovery_key_of(const tn_backend *b, uint64_t common) {
+static uint64_t backend_key(const tn_backend *b, uint64_t common) {
     uint64_t key = mix_text(common, b->name);
     if (b->driver->watch) b->driver->watch(mix_watched, &key);
     return key ? key : 1;
@@ -120,7 +120,7 @@ static void say_usable(tn_probe_result *f) {
 }
 
 /* Numbers the devices and adds what a driver need not know. */
-static void discovery_complete(const tn_backend *b, tn_probe_result *f) {
+static void complete_findings(const tn_backend *b, tn_probe_result *f) {
     bool single = b->is_cpu || tn_backend_by_name(b);
     for (int i = 0; i < f->count; i++) {
         tn_device_info *d = &f->devices[i];
@@ -139,7 +139,7 @@ static void discovery_complete(const tn_backend *b, tn_probe_result *f) {
 /* Whether a backend's findings have to be made anew; its key becomes the present one. */
 static bool outdated(tn_backend *b, uint64_t common, bool fresh) {
     if (!tn_backend_isolated(b)) return true;
-    uint64_t key = discovery_key_of(b, common);
+    uint64_t key = backend_key(b, common);
     bool same = key == b->key;
     b->key = key;
     return fresh || !same;
@@ -164,7 +164,7 @@ static void forget_free_memory(tn_backend *b) {
         b->found->devices[i].free_memory = 0;
 }
 
-static tn_status make_room_discovery(tn_backend *b, int count) {
+static tn_status allocate_findings(tn_backend *b, int count) {
     for (int i = 0; i < count; i++) {
         if (!b[i].found) b[i].found = tn_mem_zalloc(1, sizeof *b[i].found);
         if (!b[i].found) return TN_ERR_MEMORY;
@@ -187,7 +187,7 @@ static void recall(const tn_backend *b, int count) {
 
 tn_status tn_discover(tn_backend *b, int count, bool fresh) {
     recall(b, count);
-    TRY(make_room_discovery(b, count));
+    TRY(allocate_findings(b, count));
     tn_child child[TN_MOST_BACKENDS];
     bool due[TN_MOST_BACKENDS], asked = false;
     uint64_t common = common_key();
@@ -202,7 +202,7 @@ tn_status tn_discover(tn_backend *b, int count, bool fresh) {
             asked = true;
         }
         if (!due[i]) forget_free_memory(&b[i]);
-        discovery_complete(&b[i], b[i].found);
+        complete_findings(&b[i], b[i].found);
     }
     if (asked) {
         int all;

@@ -696,7 +696,7 @@ static tn_status slab_carve(tn_device *d, size_t bytes, tn_buffer **out) {
     return status;
 }
 
-static tn_status packed_memory(tn_device *d, const tn_packed_weight *packed, tn_buffer **out) {
+static tn_status allocate_packed(tn_device *d, const tn_packed_weight *packed, tn_buffer **out) {
     bool large = packed->bytes >= TN_LARGE_PAGE;
     if (!d->is_cpu || !packed->replaces || large || packed->bytes == 0)
         return tn_buffer_new_for_host(d, packed->bytes, out);
@@ -711,7 +711,7 @@ static tn_status packed_memory(tn_device *d, const tn_packed_weight *packed, tn_
 static tn_status add_entry(tn_buffer *b, const tn_packed_weight *packed, packed_entry **out) {
     packed_entry *e = tn_mem_zalloc(1, sizeof *e);
     if (!e) return TN_ERR_MEMORY;
-    tn_status s = packed_memory(b->device, packed, &e->result);
+    tn_status s = allocate_packed(b->device, packed, &e->result);
     if (s == TN_OK) (void)tn_buffer_await(e->result, true); /* it is written by this thread */
     if (s != TN_OK) {
         tn_mem_free(e);

@@ -28,8 +28,8 @@ void *tn_stream_handle_of(const tn_device *d) { return stream_device == d ? stre
 
 enum { WRITE = 0, FIRST_READ = 1, MAX_POINTS = TN_COUNT(((tn_buffer *)0)->points), NUMBER_BITS = 48 };
 
-static int timeline_of(tn_timeline_point m) { return (int)((m & ~TN_TIMELINE_POINT_KEPT) >> NUMBER_BITS); }
-static uint64_t queue_number_of(tn_timeline_point m) { return m & (((uint64_t)1 << NUMBER_BITS) - 1); }
+static int timeline_index(tn_timeline_point m) { return (int)((m & ~TN_TIMELINE_POINT_KEPT) >> NUMBER_BITS); }
+static uint64_t point_number(tn_timeline_point m) { return m & (((uint64_t)1 << NUMBER_BITS) - 1); }
 
 bool tn_buffer_is_reusable(tn_buffer *b, bool for_host) {
     const tn_queue *q = for_host ? NULL : tn_queue_for(b->device);
@@ -38,7 +38,7 @@ bool tn_buffer_is_reusable(tn_buffer *b, bool for_host) {
     for (size_t i = 0; i < MAX_POINTS && suits; i++) {
         if (tn_timeline_point_reached(b->points[i])) continue;
         idle = false;
-        suits = q && timeline_of(b->points[i]) == q->timeline;
+        suits = q && timeline_index(b->points[i]) == q->timeline;
     }
     if (idle) memset(b->points, 0, sizeof b->points); /* also of what failed: the content is another's now */
     pthread_mutex_unlock(&order_lock);
@@ -49,7 +49,7 @@ tn_status tn_buffer_check(const tn_buffer *b) {
     pthread_mutex_lock(&order_lock);
     tn_timeline_point made = b->points[WRITE];
     pthread_mutex_unlock(&order_lock);
-    return made && tn_timeline_has_failed(timeline_of(made)) && tn_timeline_point_reached(made)
+    return made && tn_timeline_has_failed(timeline_index(made)) && tn_timeline_point_reached(made)
                ? tn_timeline_point_wait(made)
                : TN_OK;
 }
@@ -91,8 +91,8 @@ static tn_wait *wait_on(tn_submission *o, int timeline) {
 
 static void add_wait(tn_submission *o, tn_timeline_point m, bool needed) {
     if (!m) return;
-    uint64_t number = queue_number_of(m);
-    int timeline = timeline_of(m);
+    uint64_t number = point_number(m);
+    int timeline = timeline_index(m);
     needed = needed && !(m & TN_TIMELINE_POINT_KEPT);
     bool behind = o->queue && timeline == o->queue->timeline;
     bool settled = behind || tn_timeline_point_reached(m); /* what fails on one's own timeline leaves one out too */
@@ -110,7 +110,8 @@ void tn_submission_wait_for(tn_submission *o, tn_timeline_point m) { add_wait(o,
  * for from now on, so that his timeline point says enough. */
 static tn_timeline_point *read_place(tn_submission *o, tn_buffer *b) {
     for (size_t i = FIRST_READ; i < MAX_POINTS; i++)
-        if (!b->points[i] || timeline_of(b->points[i]) == o->queue->timeline || tn_timeline_point_reached(b->points[i]))
+        if (!b->points[i] || timeline_index(b->points[i]) == o->queue->timeline ||
+            tn_timeline_point_reached(b->points[i]))
             return &b->points[i];
     add_wait(o, b->points[FIRST_READ], false);
     return &b->points[FIRST_READ];
@@ -485,15 +486,10 @@ uint64_t tn_timeline_submitted(int number) { return atomic_load(&timelines[numbe
 
 /* ---- timeline points --------------------------------------------------------------------------------------------- */
 
-enum { TIMELINE_NUMBER_BITS = 48 };
-
 tn_timeline_point tn_timeline_point_at(int number, uint64_t at) {
-    return at ? (tn_timeline_point)number << TIMELINE_NUMBER_BITS | at : 0;
+    return at ? (tn_timeline_point)number << NUMBER_BITS | at : 0;
 }
-static timeline *timeline_timeline_of(tn_timeline_point m) {
-    return &timelines[(m & ~TN_TIMELINE_POINT_KEPT) >> TIMELINE_NUMBER_BITS];
-}
-static uint64_t timeline_number_of(tn_timeline_point m) { return m & (((uint64_t)1 << TIMELINE_NUMBER_BITS) - 1); }
+static timeline *timeline_at_point(tn_timeline_point m) { return &timelines[timeline_index(m)]; }
 
 /* ---- the interface's events -------------------------------------------------------------------------------------- */
 
@@ -599,11 +595,11 @@ tn_status tn_timeline_wait_on_device(tn_queue *q, const tn_wait *w) {
 /* ---- waiting ----------------------------------------------------------------------------------------------------- */
 
 bool tn_timeline_point_reached(tn_timeline_point m) {
-    timeline *l = timeline_timeline_of(m);
-    if (!m || atomic_load_explicit(&l->completed, memory_order_acquire) >= timeline_number_of(m)) return true;
+    timeline *l = timeline_at_point(m);
+    if (!m || atomic_load_explicit(&l->completed, memory_order_acquire) >= point_number(m)) return true;
     pthread_mutex_lock(&l->lock);
     query_events(l);
-    bool completed = atomic_load_explicit(&l->completed, memory_order_acquire) >= timeline_number_of(m);
+    bool completed = atomic_load_explicit(&l->completed, memory_order_acquire) >= point_number(m);
     pthread_mutex_unlock(&l->lock);
     return completed;
 }
@@ -661,8 +657,8 @@ static tn_status check_partially_committed(timeline *l, uint64_t number) {
 
 tn_status tn_timeline_point_wait(tn_timeline_point m) {
     if (!m) return TN_OK;
-    timeline *l = timeline_timeline_of(m);
-    uint64_t n = timeline_number_of(m), needed = m & TN_TIMELINE_POINT_KEPT ? 0 : n;
+    timeline *l = timeline_at_point(m);
+    uint64_t n = point_number(m), needed = m & TN_TIMELINE_POINT_KEPT ? 0 : n;
     TRY(tn_wait_here(
         &(tn_wait){.timeline = (int)(l - timelines), .last = n, .need_first = needed, .need_last = needed}));
     return !needed && atomic_load(&l->has_failed) ? check_partially_committed(l, n) : TN_OK;

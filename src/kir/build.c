@@ -269,7 +269,7 @@ static bool reusable(const kir_builder *b, kir_val v) {
     }
 }
 
-static kir_val append_build(kir_builder *b, const kir_ins *in) {
+static kir_val append_ins(kir_builder *b, const kir_ins *in) {
     if (b->status != TN_OK) return KIR_NONE;
     unsigned bucket = bucket_of(in);
     for (int16_t v = b->buckets[bucket]; v >= 0; v = b->notes[v].next) {
@@ -300,7 +300,7 @@ static kir_val append_checked(kir_builder *b, const kir_ins *in) {
         types[k] = (kir_type)b->ins[v].type;
     }
     const char *error = kir_type_error(in, types, b->like && b->like->words);
-    return error ? wrong(b, (kir_op)in->op, error) : append_build(b, in);
+    return error ? wrong(b, (kir_op)in->op, error) : append_ins(b, in);
 }
 
 int kir_axes(const kir_builder *b) { return axes_of(b); }
@@ -313,7 +313,7 @@ kir_type kir_val_type(const kir_builder *b, kir_val v) {
 
 static kir_val add_constant(kir_builder *b, kir_type t, kir_value v) {
     kir_ins in = kir_const_ins(t, v);
-    return append_build(b, &in);
+    return append_ins(b, &in);
 }
 
 static kir_val constant_cast(kir_builder *b, kir_type to, kir_type from, kir_value v) {
@@ -399,10 +399,10 @@ static kir_val pure(kir_builder *b, kir_ins in) {
         in.b = swap;
     }
     kir_val same_as = neutral_operand(b, &in);
-    return same_as != KIR_NONE ? same_as : append_build(b, &in);
+    return same_as != KIR_NONE ? same_as : append_ins(b, &in);
 }
 
-static kir_ins make_build(kir_op op, kir_type t, kir_val a, kir_val c, kir_val d) {
+static kir_ins make_ins(kir_op op, kir_type t, kir_val a, kir_val c, kir_val d) {
     return (kir_ins){.op = (uint8_t)op, .type = (uint8_t)t, .a = a, .b = c, .c = d, .imm.i = 0};
 }
 
@@ -410,13 +410,13 @@ static kir_val refuse_missing(kir_builder *b, kir_op op) { return wrong(b, op, "
 
 kir_val kir_unary(kir_builder *b, kir_op op, kir_val a) {
     if (a < 0 || !kir_op_takes(op, 1) || op == KIR_ROUND || op == KIR_CAST) return refuse_missing(b, op);
-    return pure(b, make_build(op, kir_val_type(b, a), a, KIR_NONE, KIR_NONE));
+    return pure(b, make_ins(op, kir_val_type(b, a), a, KIR_NONE, KIR_NONE));
 }
 
 kir_val kir_rounding(kir_builder *b, kir_round mode, kir_val a) {
     if (a < 0 || (unsigned)mode > KIR_NEAREST_EVEN) return refuse_missing(b, KIR_ROUND);
     if (!kir_is_float(kir_val_type(b, a)) && kir_val_type(b, a) != KIR_BOOL) return a;
-    kir_ins in = make_build(KIR_ROUND, kir_val_type(b, a), a, KIR_NONE, KIR_NONE);
+    kir_ins in = make_ins(KIR_ROUND, kir_val_type(b, a), a, KIR_NONE, KIR_NONE);
     in.imm.i = mode;
     return pure(b, in);
 }
@@ -424,39 +424,39 @@ kir_val kir_rounding(kir_builder *b, kir_round mode, kir_val a) {
 kir_val kir_binary(kir_builder *b, kir_op op, kir_val a, kir_val c) {
     if (a < 0 || c < 0 || !kir_op_takes(op, 2)) return refuse_missing(b, op);
     bool compares = op == KIR_EQ || op == KIR_LT || op == KIR_LE;
-    return pure(b, make_build(op, compares ? KIR_BOOL : kir_val_type(b, a), a, c, KIR_NONE));
+    return pure(b, make_ins(op, compares ? KIR_BOOL : kir_val_type(b, a), a, c, KIR_NONE));
 }
 
 kir_val kir_fma(kir_builder *b, kir_val a, kir_val c, kir_val d) {
     if (a < 0 || c < 0 || d < 0) return refuse_missing(b, KIR_FMA);
-    return pure(b, make_build(KIR_FMA, kir_val_type(b, a), a, c, d));
+    return pure(b, make_ins(KIR_FMA, kir_val_type(b, a), a, c, d));
 }
 
 kir_val kir_select(kir_builder *b, kir_val cond, kir_val yes, kir_val no) {
     if (cond < 0 || yes < 0 || no < 0) return refuse_missing(b, KIR_SELECT);
-    return pure(b, make_build(KIR_SELECT, kir_val_type(b, yes), cond, yes, no));
+    return pure(b, make_ins(KIR_SELECT, kir_val_type(b, yes), cond, yes, no));
 }
 
 kir_val kir_cast(kir_builder *b, kir_type t, kir_val a) {
     if (a < 0) return refuse_missing(b, KIR_CAST);
     if (b->status == TN_OK && kir_val_type(b, a) == t) return a;
-    return pure(b, make_build(KIR_CAST, t, a, KIR_NONE, KIR_NONE));
+    return pure(b, make_ins(KIR_CAST, t, a, KIR_NONE, KIR_NONE));
 }
 
 kir_val kir_bitcast(kir_builder *b, kir_type t, kir_val a) {
     if (a < 0) return refuse_missing(b, KIR_BITCAST);
     if (b->status == TN_OK && kir_val_type(b, a) == t) return a;
-    return pure(b, make_build(KIR_BITCAST, t, a, KIR_NONE, KIR_NONE));
+    return pure(b, make_ins(KIR_BITCAST, t, a, KIR_NONE, KIR_NONE));
 }
 
 kir_val kir_philox(kir_builder *b, kir_val key, kir_val counter) {
     if (key < 0 || counter < 0) return refuse_missing(b, KIR_PHILOX);
-    return pure(b, make_build(KIR_PHILOX, KIR_U32, key, counter, KIR_NONE));
+    return pure(b, make_ins(KIR_PHILOX, KIR_U32, key, counter, KIR_NONE));
 }
 
 kir_val kir_scalar_value(kir_builder *b, kir_type t, int scalar) {
     if (scalar < 0 || scalar >= INT16_MAX) return wrong(b, KIR_SCALAR, "a runtime scalar outside its limits");
-    kir_ins in = make_build(KIR_SCALAR, t, KIR_NONE, KIR_NONE, KIR_NONE);
+    kir_ins in = make_ins(KIR_SCALAR, t, KIR_NONE, KIR_NONE, KIR_NONE);
     in.imm.i = scalar;
     kir_val v = append_checked(b, &in);
     if (v != KIR_NONE && scalar >= b->n_scalars) b->n_scalars = scalar + 1;
@@ -504,7 +504,7 @@ static int access_of(kir_builder *b, kir_op op, int buffer, const kir_aff *index
 }
 
 kir_val kir_index(kir_builder *b, const kir_aff *index) {
-    kir_ins in = make_build(KIR_INDEX, KIR_I64, KIR_NONE, KIR_NONE, KIR_NONE);
+    kir_ins in = make_ins(KIR_INDEX, KIR_I64, KIR_NONE, KIR_NONE, KIR_NONE);
     in.imm.i = access_of(b, KIR_INDEX, -1, index);
     return append_checked(b, &in);
 }
@@ -513,7 +513,7 @@ kir_val kir_load(kir_builder *b, int buffer, const kir_aff *index, kir_val mask)
     int access = access_of(b, KIR_LOAD, buffer, index);
     if (b->status != TN_OK) return KIR_NONE;
     if (is_const(b, mask) && b->ins[mask].type == KIR_BOOL && b->ins[mask].imm.i) mask = KIR_NONE;
-    kir_ins in = make_build(KIR_LOAD, kir_type_of((tn_dtype)b->buffer_dtype[buffer]), mask, KIR_NONE, KIR_NONE);
+    kir_ins in = make_ins(KIR_LOAD, kir_type_of((tn_dtype)b->buffer_dtype[buffer]), mask, KIR_NONE, KIR_NONE);
     in.imm.i = access;
     return append_checked(b, &in);
 }
@@ -531,7 +531,7 @@ void kir_store(kir_builder *b, int buffer, const kir_aff *index, kir_val value, 
     value = kir_cast(b, kir_type_of((tn_dtype)b->buffer_dtype[buffer]), value);
     if (b->status != TN_OK) return;
     if (is_const(b, mask) && b->ins[mask].type == KIR_BOOL && b->ins[mask].imm.i) mask = KIR_NONE;
-    kir_ins in = make_build(KIR_STORE, kir_val_type(b, value), value, mask, KIR_NONE);
+    kir_ins in = make_ins(KIR_STORE, kir_val_type(b, value), value, mask, KIR_NONE);
     in.imm.i = access;
     append_store(b, &in);
 }
@@ -540,13 +540,13 @@ void kir_store(kir_builder *b, int buffer, const kir_aff *index, kir_val value, 
 
 kir_val kir_var(kir_builder *b, kir_val init) {
     if (init < 0) return refuse_missing(b, KIR_VAR);
-    kir_ins in = make_build(KIR_VAR, kir_val_type(b, init), init, KIR_NONE, KIR_NONE);
+    kir_ins in = make_ins(KIR_VAR, kir_val_type(b, init), init, KIR_NONE, KIR_NONE);
     return append_checked(b, &in);
 }
 
 kir_val kir_get(kir_builder *b, kir_val var) {
     if (!is_name(b, var, KIR_VAR)) return wrong(b, KIR_GET, "no variable here");
-    kir_ins in = make_build(KIR_GET, kir_val_type(b, var), var, KIR_NONE, KIR_NONE);
+    kir_ins in = make_ins(KIR_GET, kir_val_type(b, var), var, KIR_NONE, KIR_NONE);
     return append_checked(b, &in);
 }
 
@@ -555,7 +555,7 @@ void kir_set(kir_builder *b, kir_val var, kir_val value) {
         wrong(b, KIR_SET, "no variable, or no value, here");
         return;
     }
-    kir_ins in = make_build(KIR_SET, kir_val_type(b, var), var, value, KIR_NONE);
+    kir_ins in = make_ins(KIR_SET, kir_val_type(b, var), var, value, KIR_NONE);
     append_checked(b, &in);
     b->sets++;
 }
@@ -565,7 +565,7 @@ void kir_barrier(kir_builder *b) {
         wrong(b, KIR_BARRIER, "in a program without workgroups");
         return;
     }
-    kir_ins in = make_build(KIR_BARRIER, KIR_F32, KIR_NONE, KIR_NONE, KIR_NONE);
+    kir_ins in = make_ins(KIR_BARRIER, KIR_F32, KIR_NONE, KIR_NONE, KIR_NONE);
     append_checked(b, &in);
     b->barriers++;
 }
@@ -577,7 +577,7 @@ static kir_val append_matrix(kir_builder *b, kir_op op, int buffer, const kir_af
                              kir_val c) {
     if (b->status != TN_OK) return KIR_NONE;
     if (b->n_items == 0) return wrong(b, op, "in a program without workgroups");
-    kir_ins in = make_build(op, KIR_F32, a, c, KIR_NONE);
+    kir_ins in = make_ins(op, KIR_F32, a, c, KIR_NONE);
     in.kind = (uint8_t)kind;
     if (buffer != KIR_NONE) in.imm.i = access_of(b, op, buffer, index);
     if (b->status != TN_OK) return KIR_NONE;
@@ -604,7 +604,7 @@ void kir_mma(kir_builder *b, kir_val matrix, kir_val x, kir_val y) {
         (void)refuse_missing(b, KIR_MMA);
         return;
     }
-    kir_ins in = make_build(KIR_MMA, KIR_F32, matrix, x, y);
+    kir_ins in = make_ins(KIR_MMA, KIR_F32, matrix, x, y);
     append_checked(b, &in);
 }
 
@@ -629,7 +629,7 @@ void kir_put(kir_builder *b, int buffer, const kir_aff *index, kir_val packet, b
 void kir_commit(kir_builder *b) { append_matrix(b, KIR_COMMIT, KIR_NONE, NULL, 0, KIR_NONE, KIR_NONE); }
 
 static void append_wait(kir_builder *b, int kind, int under_way) {
-    kir_ins in = make_build(KIR_WAIT, KIR_F32, KIR_NONE, KIR_NONE, KIR_NONE);
+    kir_ins in = make_ins(KIR_WAIT, KIR_F32, KIR_NONE, KIR_NONE, KIR_NONE);
     in.kind = (uint8_t)kind;
     in.imm.i = under_way;
     append_checked(b, &in);
@@ -679,7 +679,7 @@ static void open_loop(kir_builder *b, int first_axis, int count, kir_val points)
         wrong(b, KIR_LOOP, "an axis that a loop around it runs over already");
         return;
     }
-    kir_ins in = make_build(KIR_LOOP, KIR_F32, points, KIR_NONE, KIR_NONE);
+    kir_ins in = make_ins(KIR_LOOP, KIR_F32, points, KIR_NONE, KIR_NONE);
     in.imm.i = first_axis | count << 8;
     kir_val loop = append_checked(b, &in);
     if (loop != KIR_NONE) b->open[b->depth++] = loop;
@@ -704,7 +704,7 @@ void kir_end(kir_builder *b) {
         return;
     }
     b->depth--;
-    kir_ins in = make_build(KIR_END, KIR_F32, KIR_NONE, KIR_NONE, KIR_NONE);
+    kir_ins in = make_ins(KIR_END, KIR_F32, KIR_NONE, KIR_NONE, KIR_NONE);
     append_checked(b, &in);
 }
 
@@ -731,7 +731,7 @@ kir_val kir_reduce_value(kir_builder *b, kir_reduce kind, kir_val a, kir_val c) 
     if (a < 0 || (kind == KIR_CHAIN) != (c != KIR_NONE)) return refuse_missing(b, KIR_REDUCE);
     if (b->depth == 0) return wrong(b, KIR_REDUCE, "outside a loop");
     bool arg = kind == KIR_ARGMAX || kind == KIR_ARGMIN;
-    kir_ins in = make_build(KIR_REDUCE, arg ? KIR_I64 : kir_val_type(b, a), a, c, KIR_NONE);
+    kir_ins in = make_ins(KIR_REDUCE, arg ? KIR_I64 : kir_val_type(b, a), a, c, KIR_NONE);
     in.kind = (uint8_t)kind;
     return append_checked(b, &in);
 }
@@ -740,7 +740,7 @@ kir_val kir_scan(kir_builder *b, kir_reduce kind, kir_val a) {
     if (b->status != TN_OK) return KIR_NONE;
     if (a < 0) return refuse_missing(b, KIR_SCAN);
     if (b->depth == 0) return wrong(b, KIR_SCAN, "outside a loop");
-    kir_ins in = make_build(KIR_SCAN, kir_val_type(b, a), a, KIR_NONE, KIR_NONE);
+    kir_ins in = make_ins(KIR_SCAN, kir_val_type(b, a), a, KIR_NONE, KIR_NONE);
     in.kind = (uint8_t)kind;
     return append_checked(b, &in);
 }

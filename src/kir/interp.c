@@ -394,7 +394,7 @@ static void run_scan(interp *m, int i, const kir_ins *in) {
     m->values[i] = s->lanes[0];
 }
 
-static kir_value interp_result_of(state *s, const kir_ins *in) {
+static kir_value finished_reduction(state *s, const kir_ins *in) {
     kir_type t = (kir_type)in->type;
     switch (in->kind) {
     case KIR_CHAIN:
@@ -421,15 +421,16 @@ static packet *packet_at(const interp *m, kir_val v) {
     return &m->packets[(size_t)m->item * (size_t)m->n_packets + (size_t)m->matrix_of[v]];
 }
 
-/* The first item of a subgroup acts for it: the others have to mean the same. */
+/* The first item of a subgroup executes for all of it, so the operand must be equal in every item. */
 static bool agreed(interp *m, int i, kir_val v) {
     if (v == KIR_NONE) return true;
     bool mask = m->p->ins[v].type == KIR_BOOL;
     for (int lane = 1; lane < m->lanes; lane++) {
         const kir_value *first = &m->values[v], *other = first + (size_t)lane * (size_t)m->p->n_ins;
         if (mask ? first->b == other->b : first->i64 == other->i64) continue;
-        m->status = tn_fail(TN_ERR_ARGUMENT, "kernel program, instruction %d (%s), item %d: not what item %d means", i,
-                            kir_op_name((kir_op)m->p->ins[i].op), m->item + lane, m->item);
+        m->status =
+            tn_fail(TN_ERR_ARGUMENT, "kernel program, instruction %d (%s), item %d: its operand differs from item %d's",
+                    i, kir_op_name((kir_op)m->p->ins[i].op), m->item + lane, m->item);
         return false;
     }
     return true;
@@ -698,7 +699,7 @@ static void run_one(interp *m, int i) {
 }
 
 /* One instruction, by all items. */
-static void run_all_interp(interp *m, int i) {
+static void run_all_items(interp *m, int i) {
     if (m->p->ins[i].op == KIR_BARRIER) {
         kir_shadow_barrier(m->shadow);
         return;
@@ -747,7 +748,7 @@ static void for_own_states(interp *m, int loop, int end, void (*fn)(interp *m, i
 static void begin_state(interp *m, int i) { state_clear(&m->states[m->state_of[i]], &m->p->ins[i]); }
 
 static void end_state(interp *m, int i) {
-    if (m->p->ins[i].op == KIR_REDUCE) m->values[i] = interp_result_of(&m->states[m->state_of[i]], &m->p->ins[i]);
+    if (m->p->ins[i].op == KIR_REDUCE) m->values[i] = finished_reduction(&m->states[m->state_of[i]], &m->p->ins[i]);
 }
 
 /* The loop's axis ends at a number of points, to which all items must come. */
@@ -780,7 +781,7 @@ static void run_loop(interp *m, int loop, int end) {
 static void run_range(interp *m, int begin, int end) {
     for (int i = begin; i < end && m->status == TN_OK; i++) {
         if (m->p->ins[i].op != KIR_LOOP) {
-            run_all_interp(m, i);
+            run_all_items(m, i);
             continue;
         }
         int loop_end = kir_loop_end(m->p, i);

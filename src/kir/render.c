@@ -83,7 +83,7 @@ static bool has_type(const kir_program *p, kir_type a, kir_type b) {
     return false;
 }
 
-static tn_status refuse_render(const kir_program *p, const kir_target *t, const char *why) {
+static tn_status refuse_program(const kir_program *p, const kir_target *t, const char *why) {
     return tn_fail(TN_ERR_UNSUPPORTED, "kernel %016llx in %s: %s", (unsigned long long)p->hash, t->dialect->name, why);
 }
 
@@ -92,18 +92,18 @@ static tn_status check_target(const kir_program *p, const kir_target *t) {
         return tn_fail(TN_ERR_ARGUMENT, "rendering: workgroups of %d items, should be 1 to %d", t->group_size,
                        KIR_MAX_ITEMS);
     int lanes = kir_lanes(p);
-    if (lanes > 0 && !t->dialect->matrices) return refuse_render(p, t, "it has matrices, the language has none");
+    if (lanes > 0 && !t->dialect->matrices) return refuse_program(p, t, "it has matrices, the language has none");
     if (lanes == KIR_WIDE && !(t->wide && t->dialect->wide))
-        return refuse_render(p, t, "it has wide matrices, the device has none");
+        return refuse_program(p, t, "it has wide matrices, the device has none");
     if (lanes > 0 && kir_shortens(p) && !t->dialect->short_f32)
-        return refuse_render(p, t, "it has matrices of shortened 32-bit floats, the language has none");
+        return refuse_program(p, t, "it has matrices of shortened 32-bit floats, the language has none");
     if (lanes > 0 && lanes != KIR_WIDE && lanes != t->lanes)
-        return refuse_render(p, t, "it has matrices of other subgroups than the device");
-    if (p->n_items > 0 && !t->dialect->groups) return refuse_render(p, t, "it has workgroups, the language has none");
+        return refuse_program(p, t, "it has matrices of other subgroups than the device");
+    if (p->n_items > 0 && !t->dialect->groups) return refuse_program(p, t, "it has workgroups, the language has none");
     if (!t->f64 && has_type(p, KIR_F64, KIR_F64))
-        return refuse_render(p, t, "it computes with 64-bit floats, the device has none");
+        return refuse_program(p, t, "it computes with 64-bit floats, the device has none");
     if (!t->dialect->words[WORD_i64] && !t->dialect->write && !t->index32)
-        return refuse_render(p, t, "this launch has indices beyond 32 bits, the language has none");
+        return refuse_program(p, t, "this launch has indices beyond 32 bits, the language has none");
     return TN_OK;
 }
 
@@ -120,7 +120,7 @@ static int local_room(const kir_program *p, int buffer) {
     return (p->local[buffer] * (int)tn_dtype_size((tn_dtype)p->buffer_dtype[buffer]) + 15) & ~15;
 }
 
-static void describe_render(const kir_program *p, const kir_target *t, kir_rendering *out) {
+static void describe_rendering(const kir_program *p, const kir_target *t, kir_rendering *out) {
     int64_t apart = 0;
     *out = (kir_rendering){.local_bytes = kir_local_bytes(p), .lanes = kir_lanes(p)};
     for (int i = 0; i < p->n_buffers; i++) {
@@ -254,7 +254,7 @@ static tn_status put_legal_kernel(render *r, const kir_program *p) {
     r->p = legal;
     if (!whole) put_kernel(r);
     kir_free(legal);
-    return whole ? refuse_render(p, r->t, "it computes with 64-bit integers, the language has none") : TN_OK;
+    return whole ? refuse_program(p, r->t, "it computes with 64-bit integers, the language has none") : TN_OK;
 }
 
 /* Of all kernels: 0, those of a subgroup of the device, KIR_WIDE. */
@@ -294,7 +294,7 @@ static tn_status put_source(const kir_program *const *programs, int count, const
     tn_str_free(&kernels);
     TRY(status);
     const char *user = t->f64 ? NULL : double_user(needed);
-    if (user) return refuse_render(programs[0], t, user);
+    if (user) return refuse_program(programs[0], t, user);
     return failed ? TN_ERR_MEMORY : TN_OK;
 }
 
@@ -304,7 +304,7 @@ tn_status kir_render_all(const kir_program *const *programs, int count, const ki
         TRY(check_target(programs[i], t));
     }
     for (int i = 0; i < count; i++)
-        describe_render(programs[i], t, &out[i]);
+        describe_rendering(programs[i], t, &out[i]);
     bool needed[NEEDED] = {false};
     tn_status status =
         t->dialect->write ? t->dialect->write(programs, count, t, out) : put_source(programs, count, t, needed, out);

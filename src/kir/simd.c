@@ -369,24 +369,24 @@ CONVERT(store_16, uint16_t, int32_t, (uint16_t)a[i])
  * in one that overlaps the last of them, or beside zeros. */
 #if defined(__AVX512F__)
 enum { HALVES = 16 };
-static void widen_simd(float *d, const uint16_t *a) {
+static void widen_halves(float *d, const uint16_t *a) {
     _mm512_storeu_ps(d, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)a)));
 }
-static void narrow(uint16_t *d, const float *a) {
+static void narrow_halves(uint16_t *d, const float *a) {
     _mm256_storeu_si256((__m256i *)(void *)d, _mm512_cvtps_ph(_mm512_loadu_ps(a), _MM_FROUND_TO_NEAREST_INT));
 }
 #elif defined(__F16C__)
 enum { HALVES = 8 };
-static void widen_simd(float *d, const uint16_t *a) {
+static void widen_halves(float *d, const uint16_t *a) {
     _mm256_storeu_ps(d, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)a)));
 }
-static void narrow(uint16_t *d, const float *a) {
+static void narrow_halves(uint16_t *d, const float *a) {
     _mm_storeu_si128((__m128i *)(void *)d, _mm256_cvtps_ph(_mm256_loadu_ps(a), _MM_FROUND_TO_NEAREST_INT));
 }
 #else
 enum { HALVES = 1 };
-static void widen_simd(float *d, const uint16_t *a) { *d = kir_from_f16(*a); }
-static void narrow(uint16_t *d, const float *a) { *d = kir_to_f16(*a); }
+static void widen_halves(float *d, const uint16_t *a) { *d = kir_from_f16(*a); }
+static void narrow_halves(uint16_t *d, const float *a) { *d = kir_to_f16(*a); }
 #endif
 
 static void load_f16(ARGS_A) {
@@ -396,14 +396,14 @@ static void load_f16(ARGS_A) {
     UNUSED_B;
     UNUSED_C;
     for (int64_t i = 0; i < vectors; i += HALVES)
-        widen_simd(d + i, a + i);
+        widen_halves(d + i, a + i);
     if (rest > 0 && vectors > 0) {
-        widen_simd(d + n - HALVES, a + n - HALVES);
+        widen_halves(d + n - HALVES, a + n - HALVES);
     } else if (rest > 0) {
         uint16_t last[HALVES] = {0};
         float wide[HALVES];
         memcpy(last, a + vectors, (size_t)rest * sizeof *a);
-        widen_simd(wide, last);
+        widen_halves(wide, last);
         memcpy(d + vectors, wide, (size_t)rest * sizeof *d);
     }
 }
@@ -415,14 +415,14 @@ static void store_f16(ARGS_A) {
     UNUSED_B;
     UNUSED_C;
     for (int64_t i = 0; i < vectors; i += HALVES)
-        narrow(d + i, a + i);
+        narrow_halves(d + i, a + i);
     if (rest > 0 && vectors > 0) {
-        narrow(d + n - HALVES, a + n - HALVES);
+        narrow_halves(d + n - HALVES, a + n - HALVES);
     } else if (rest > 0) {
         float last[HALVES] = {0};
         uint16_t small[HALVES];
         memcpy(last, a + vectors, (size_t)rest * sizeof *a);
-        narrow(small, last);
+        narrow_halves(small, last);
         memcpy(d + vectors, small, (size_t)rest * sizeof *d);
     }
 }
@@ -461,7 +461,7 @@ static void turn_16(uint32_t *d, int64_t d_step, const uint32_t *s, int64_t s_st
 enum { SQUARE = 16, SMALL_SQUARE = 8 };
 
 /* The block with its two sides exchanged. */
-static kir_block simd_turned(const kir_block *k) {
+static kir_block transposed_block(const kir_block *k) {
     return (kir_block){.d = k->d,
                        .s = k->s,
                        .d_outer = k->d_inner,
@@ -556,7 +556,7 @@ static kir_block simd_turned(const kir_block *k) {
     static void copy_##u(const kir_block *k) {                                                                    \
         bool rows = k->d_inner == 1 && k->s_inner == 1 && k->d_outer == k->inner;                                 \
         bool stands = k->d_outer == 1 && k->d_inner != 1 && k->inner > 1;                                         \
-        kir_block lying = simd_turned(k);                                                                         \
+        kir_block lying = transposed_block(k);                                                                    \
         if (k->inner == 1)                                                                                        \
             rows_##u(&lying);                                                                                     \
         else if (rows && k->s_outer == k->inner)                                                                  \

@@ -51,7 +51,7 @@ static void make_tables(void) {
     }
 }
 
-static const kir_simd_table *choose_vm(tn_isa most) {
+static const kir_simd_table *choose_simd_table(tn_isa most) {
     pthread_once(&tables_once, make_tables);
     int isa = (int)most;
     while (isa > TN_ISA_BASE && !BUILT[isa])
@@ -62,12 +62,12 @@ static const kir_simd_table *choose_vm(tn_isa most) {
 
 static const kir_simd_table *table(void) {
     const kir_simd_table *t = atomic_load_explicit(&chosen, memory_order_acquire);
-    return t ? t : choose_vm(tn_cpu().isa);
+    return t ? t : choose_simd_table(tn_cpu().isa);
 }
 
 bool kir_vm_use(tn_isa isa) {
     if (isa > tn_cpu().isa || !BUILT[isa]) return false;
-    choose_vm(isa);
+    choose_simd_table(isa);
     atomic_store(&kir_vm_choices, (atomic_load(&kir_vm_choices) & 3) | ((int)isa + 1) << 2);
     return true;
 }
@@ -152,7 +152,7 @@ static void leave_loop(kir_frame *f) {
         c->at[k] = 0;
 }
 
-static char *vm_result_of(kir_frame *f, const kir_bound *b) {
+static char *result_address(kir_frame *f, const kir_bound *b) {
     if (b->direct == KIR_NONE) return f->at[b->d];
     char *direct = kir_direct_address(f, b->direct);
     f->at[b->d] = direct ? direct : f->slots + f->schedule->slots[b->d];
@@ -165,7 +165,7 @@ static void do_nothing(kir_frame *f, const kir_bound *b) {
 }
 
 static void do_call(kir_frame *f, const kir_bound *b) {
-    char *d = vm_result_of(f, b);
+    char *d = result_address(f, b);
     int64_t n = kir_count(f, b->kind);
     if (b->choice) {
         kir_choice choice = {f->at[b->c], f->at[b->e]};
@@ -200,7 +200,7 @@ static void do_rows(kir_frame *f, const kir_bound *b) {
         move[k] =
             row_bytes(f, values[k], joined ? kir_type_size((kir_type)s->operand) : kir_type_size(operand_type(s, k)));
     }
-    char *d = vm_result_of(f, b);
+    char *d = result_address(f, b);
     size_t d_move = (size_t)f->inner.count * kir_type_size((kir_type)s->type);
     for (int64_t r = 0; r < f->outer.count; r++, d += d_move) {
         if (b->choice) {
@@ -220,7 +220,7 @@ static void do_spread(kir_frame *f, const kir_bound *b) {
     const char *at[3] = {NULL, NULL, NULL};
     for (int k = 0; k < b->operands; k++)
         at[k] = kir_spread(f, values[k], operand_type(s, k), b->kind, k);
-    b->fn(vm_result_of(f, b), at[0], at[1], at[2], kir_count(f, b->kind));
+    b->fn(result_address(f, b), at[0], at[1], at[2], kir_count(f, b->kind));
 }
 
 static void do_rename(kir_frame *f, const kir_bound *b) { f->at[b->d] = f->at[b->a]; }

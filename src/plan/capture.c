@@ -130,7 +130,8 @@ static tn_status note_runtime_scalars(tn_graph *g, const tn_binding *b) {
     return TN_OK;
 }
 
-static tn_status note_capture(tn_graph *g, const tn_binding *b, tn_tensor *const *inputs, tn_tensor *const *outputs) {
+static tn_status note_graph_buffers(tn_graph *g, const tn_binding *b, tn_tensor *const *inputs,
+                                    tn_tensor *const *outputs) {
     g->inputs = tn_mem_zalloc((size_t)g->input_count, sizeof *g->inputs);
     g->outputs = tn_mem_zalloc((size_t)g->output_count, sizeof *g->outputs);
     g->bound = tn_mem_zalloc(b->buffer_count, sizeof *g->bound);
@@ -156,7 +157,7 @@ static tn_status check_states(const tn_recorder *r, const tn_binding *b) {
     return TN_OK;
 }
 
-static tn_status make_capture(tn_recorder *r, tn_graph *g, tn_tensor *const *inputs, tn_tensor *const *outputs) {
+static tn_status make_graph_plan(tn_recorder *r, tn_graph *g, tn_tensor *const *inputs, tn_tensor *const *outputs) {
     tn_plan_cache *c = tn_plans_of(r);
     if (!c) return TN_ERR_MEMORY;
     const tn_node **targets = tn_mem_alloc((size_t)g->output_count * sizeof *targets);
@@ -169,7 +170,7 @@ static tn_status make_capture(tn_recorder *r, tn_graph *g, tn_tensor *const *inp
     c->binding.varies = false;
     if (s == TN_OK) s = tn_binding_make(&c->binding, r, targets, g->output_count);
     tn_mem_free(targets);
-    if (s == TN_OK) s = note_capture(g, &c->binding, inputs, outputs);
+    if (s == TN_OK) s = note_graph_buffers(g, &c->binding, inputs, outputs);
     if (s == TN_OK) s = check_states(r, &c->binding);
     if (s == TN_OK) s = tn_captured_host_bind(g->host, r, &c->binding);
     if (s != TN_OK || !c->binding.device) return s;
@@ -179,8 +180,8 @@ static tn_status make_capture(tn_recorder *r, tn_graph *g, tn_tensor *const *inp
 }
 
 /* What was recorded stays recorded if this fails before it was computed: the next evaluation does that. */
-static tn_status end_capture(tn_recorder *r, tn_graph *g, tn_tensor *const *inputs, tn_tensor *const *outputs) {
-    TRY(make_capture(r, g, inputs, outputs));
+static tn_status compute_captured(tn_recorder *r, tn_graph *g, tn_tensor *const *inputs, tn_tensor *const *outputs) {
+    TRY(make_graph_plan(r, g, inputs, outputs));
     tn_status s = tn_eval(outputs, g->output_count);
     if (s != TN_OK) tn_captured_host_undo(g->host);
     return s;
@@ -210,7 +211,7 @@ tn_status tn_capture_end(tn_tensor *const *inputs, int input_count, tn_tensor *c
         return s == TN_OK ? TN_ERR_MEMORY : s;
     }
     *g = (tn_graph){.host = host, .input_count = input_count, .output_count = output_count};
-    s = end_capture(r, g, inputs, outputs);
+    s = compute_captured(r, g, inputs, outputs);
     if (s != TN_OK) {
         tn_graph_free(g);
         return s;
@@ -276,7 +277,7 @@ static tn_status reserve_copies(tn_graph *g) {
     return TN_OK;
 }
 
-static tn_status hand_out_capture(const tn_graph *g, tn_buffer *const *results, tn_tensor **outputs) {
+static tn_status make_graph_outputs(const tn_graph *g, tn_buffer *const *results, tn_tensor **outputs) {
     for (int i = 0; i < g->output_count; i++) { /* all copies before the first handle: none is lost in a failure */
         const graph_output *o = &g->outputs[i];
         tn_buffer *b = results[o->output];
@@ -292,7 +293,7 @@ static tn_status hand_out_capture(const tn_graph *g, tn_buffer *const *results, 
 
 /* Everything that can fail for want of memory comes before the run: a launch that is refused has changed nothing.
  * *ran: the device has done it, even if handing out results fails. */
-static tn_status launch_capture(tn_plan_cache *c, tn_graph *g, tn_tensor **outputs, bool *ran) {
+static tn_status launch_graph_plan(tn_plan_cache *c, tn_graph *g, tn_tensor **outputs, bool *ran) {
     *ran = !g->device; /* nothing was recorded */
     if (*ran) return TN_OK;
     TRY(reserve_copies(g));
@@ -309,7 +310,7 @@ static tn_status launch_capture(tn_plan_cache *c, tn_graph *g, tn_tensor **outpu
     }
     if (*ran) {
         if (g->host->gradient_count) tn_captured_host_collect(g->host, c->outputs);
-        s = hand_out_capture(g, c->outputs, outputs);
+        s = make_graph_outputs(g, c->outputs, outputs);
     }
     tn_plan_release_outputs(c, g->plan, g->plan->output_count);
     c->launches += (int64_t)g->plan->command_count;
@@ -336,7 +337,7 @@ tn_status tn_graph_launch(tn_graph *g, tn_tensor *const *inputs, tn_tensor **out
         TRY(tn_captured_host_advance(g->host, g->scalars, g->scalar_is_float));
     advance_random(r, g);
     bool ran;
-    tn_status s = launch_capture(c, g, outputs, &ran);
+    tn_status s = launch_graph_plan(c, g, outputs, &ran);
     if (!ran) tn_captured_host_undo(g->host);
     release_copies(g);
     return s;

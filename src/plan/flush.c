@@ -8,8 +8,8 @@
 #include "hal/queue.h"
 #include "kir/rules.h"
 #include "plan/capture.h"
-#include "plan/plan.h"
 #include "plan/passes.h"
+#include "plan/plan.h"
 
 /* ---- the cache --------------------------------------------------------------------------------------------------- */
 
@@ -71,14 +71,14 @@ static bool same_sizes(const tn_plan *p, const tn_binding *b) {
     return b->size_count == 0 || memcmp(p->sizes, b->sizes, b->size_count * sizeof *b->sizes) == 0;
 }
 
-static int flush_place_of(const tn_plan_cache *c, const tn_binding *b, uint64_t hash) {
+static int cached_plan_index(const tn_plan_cache *c, const tn_binding *b, uint64_t hash) {
     for (int i = 0; i < c->count; i++)
         if (c->hashes[i] == hash && same_key(c->plans[i], b)) return i;
     return -1;
 }
 
 /* Makes room for a plan: those unused for longest go. */
-static void make_room_flush(tn_plan_cache *c, const tn_plan *p) {
+static void evict_plans(tn_plan_cache *c, const tn_plan *p) {
     while (c->count > 0 && (c->count == TN_MAX_PLANS || c->bytes + p->bytes > TN_MAX_PLAN_BYTES)) {
         int oldest = 0;
         for (int i = 1; i < c->count; i++)
@@ -104,7 +104,7 @@ tn_status tn_plan_find(tn_plan_cache *c, const tn_binding *b, tn_plan **out) {
     *out = NULL;
     int at = guessed_place(c, b);
     uint64_t hash = at >= 0 ? c->hashes[at] : tn_hash64(b->key, b->key_count * sizeof *b->key, 0);
-    if (at < 0) at = flush_place_of(c, b, hash);
+    if (at < 0) at = cached_plan_index(c, b, hash);
     if (at >= 0 && same_sizes(c->plans[at], b)) {
         *out = take_hit(c, at);
         return TN_OK;
@@ -126,7 +126,7 @@ tn_status tn_plan_find(tn_plan_cache *c, const tn_binding *b, tn_plan **out) {
     } else {
         c->misses++;
     }
-    make_room_flush(c, p);
+    evict_plans(c, p);
     at = c->count++;
     c->bytes += p->bytes;
     c->newest[c->newest_at++ % TN_NEWEST_PLANS] = p;
@@ -161,7 +161,7 @@ void tn_plan_release_outputs(tn_plan_cache *c, const tn_plan *p, int count) {
         tn_buffer_release(c->outputs[i]);
 }
 
-static tn_status refuse_flush(tn_plan_cache *c, int what, tn_status s) {
+static tn_status note_refused_output(tn_plan_cache *c, int what, tn_status s) {
     if (s == TN_ERR_MEMORY) c->refused = what;
     return s;
 }
@@ -169,7 +169,7 @@ static tn_status refuse_flush(tn_plan_cache *c, int what, tn_status s) {
 tn_status tn_plan_reserve(tn_plan_cache *c, const tn_plan *p, tn_buffer *const *bound) {
     c->refused = TN_REFUSED_NONE;
     TRY(tn_mem_grow(&c->outputs, &c->output_capacity, (size_t)p->output_count, sizeof *c->outputs));
-    TRY(refuse_flush(c, TN_REFUSED_ARENA, reserve_arena(c, p)));
+    TRY(note_refused_output(c, TN_REFUSED_ARENA, reserve_arena(c, p)));
     for (int i = 0; i < p->output_count; i++) {
         if (p->output_home[i] >= 0) {
             c->outputs[i] = tn_buffer_retain(bound[p->output_home[i]]);
@@ -178,7 +178,7 @@ tn_status tn_plan_reserve(tn_plan_cache *c, const tn_plan *p, tn_buffer *const *
         tn_status s = tn_buffer_new(p->device, (size_t)p->output_bytes[i], &c->outputs[i]);
         if (s == TN_OK) continue;
         tn_plan_release_outputs(c, p, i);
-        return refuse_flush(c, i, s);
+        return note_refused_output(c, i, s);
     }
     return TN_OK;
 }
@@ -358,7 +358,7 @@ static tn_status indices_failed(tn_recorder *r, tn_plan_cache *c, const tn_plan 
 
 /* ---- what there is no memory for --------------------------------------------------------------------------------- */
 
-/* Says before the device's words which value is meant. */
+/* Prefixes the device's error with the value that could not be allocated. */
 static tn_status name_refused(const tn_plan_cache *c, const tn_plan *p, tn_status s) {
     char text[160];
     if (c->refused >= 0) {
@@ -484,7 +484,7 @@ static tn_status evaluate_rest(tn_recorder *r, tn_plan_cache *c, tn_node *const 
 }
 
 /* Captured work runs at tn_capture_end; until then only values that were computed before can be read. */
-static tn_status flush_captured(tn_node *const *targets, int count) {
+static tn_status refuse_read_in_capture(tn_node *const *targets, int count) {
     for (int i = 0; i < count; i++)
         if (!tn_node_computed(targets[i]))
             return tn_fail(TN_ERR_STATE,
@@ -493,7 +493,7 @@ static tn_status flush_captured(tn_node *const *targets, int count) {
 }
 
 tn_status tn_flush(tn_recorder *r, tn_node *const *targets, int count) {
-    if (r->capturing) return flush_captured(targets, count);
+    if (r->capturing) return refuse_read_in_capture(targets, count);
     tn_plan_cache *c = r->count > 0 ? tn_plans_of(r) : NULL;
     if (!c) {
         tn_recorder_merge_counts();

@@ -299,21 +299,21 @@ bool tn_native_pools(const tn_value *lead, const tn_value *pool) {
     return here && tn_conv_joins_pool(lead->node, pool->node);
 }
 
-static result_kind native_result_of(const tn_value *v) {
+static result_kind result_kind_of(const tn_value *v) {
     const tn_native_row *row = v->by_engine ? NULL : row_of(v->node);
     return row ? row->result : RESULT_FRESH;
 }
 
 bool tn_native_updates(const tn_graph_plan *g, const tn_group *group, int slot) {
     const tn_value *v = &g->values[group->lead];
-    if (native_result_of(v) == RESULT_FRESH) return false;
+    if (result_kind_of(v) == RESULT_FRESH) return false;
     for (int k = 1; k < v->n_in; k++)
         if (v->in[k] >= 0 && g->values[g->values[v->in[k]].root].slot == slot) return false;
     return g->values[v->in[0]].offset == 0;
 }
 
 bool tn_native_appends(const tn_graph_plan *g, const tn_group *group, int slot) {
-    return native_result_of(&g->values[group->lead]) == RESULT_APPENDED && tn_native_updates(g, group, slot);
+    return result_kind_of(&g->values[group->lead]) == RESULT_APPENDED && tn_native_updates(g, group, slot);
 }
 
 tn_status tn_native_make(const tn_graph_plan *g, const tn_group *group, tn_native **out, size_t *workspace) {

@@ -10,8 +10,8 @@
 #include <string.h>
 
 #include "hal/hal.h"
-#include "plan/plan.h"
 #include "plan/native.h"
+#include "plan/plan.h"
 
 tn_device *tn_host_device(void) {
     static _Atomic(tn_device *) host;
@@ -92,8 +92,8 @@ static bool can_run(const tn_plan *p, const tn_graph_plan *g, const tn_group *gr
 }
 
 /* Why the device does not take a group. *takes: it does, and the kernel is loaded. */
-static tn_status ask_placement(const tn_plan *p, const tn_graph_plan *g, tn_group *group, tn_kernel_answer *reason,
-                               bool *takes) {
+static tn_status device_takes_group(const tn_plan *p, const tn_graph_plan *g, tn_group *group, tn_kernel_answer *reason,
+                                    bool *takes) {
     *takes = g->values[group->lead].vendor != NULL;
     if (*takes) return TN_OK;
     if (tn_group_is_native(group)) {
@@ -111,7 +111,7 @@ static tn_status ask_placement(const tn_plan *p, const tn_graph_plan *g, tn_grou
 
 /* ---- keeping the reasons ----------------------------------------------------------------------------------------- */
 
-static void note_placement(tn_plan *p, const tn_graph_plan *g, const tn_group *group, const char *why) {
+static void add_host_ops(tn_plan *p, const tn_graph_plan *g, const tn_group *group, const char *why) {
     for (size_t i = 0; i < group->member_count; i++) {
         const tn_value *v = &g->values[group->members[i]];
         tn_placed *at = &p->placed[p->placed_count++];
@@ -168,13 +168,13 @@ static void let_neighbours_follow(tn_graph_plan *g, tn_plan *p) {
         group->host = FOLLOWS;
         tn_kernel_release(group->kernel);
         group->kernel = NULL;
-        note_placement(p, g, group, "lies between operations that run on the host");
+        add_host_ops(p, g, group, "lies between operations that run on the host");
     }
 }
 
 /* ---- placing ----------------------------------------------------------------------------------------------------- */
 
-static tn_status make_room_placement(tn_plan *p) {
+static tn_status allocate_host_ops(tn_plan *p) {
     p->placed_count = 0;
     p->placed = tn_plan_own(p, (size_t)p->operations * sizeof *p->placed);
     return p->placed ? TN_OK : TN_ERR_MEMORY;
@@ -187,17 +187,17 @@ static bool has_elements(const tn_graph_plan *g, const tn_group *group) {
 }
 
 tn_status tn_place_groups(tn_graph_plan *g, tn_plan *p, bool *again) {
-    TRY(make_room_placement(p));
+    TRY(allocate_host_ops(p));
     for (size_t i = 0; i < g->group_count; i++) {
         tn_group *group = &g->groups[i];
         tn_kernel_answer reason;
         bool takes;
         if (!has_elements(g, group)) continue;
-        TRY(ask_placement(p, g, group, &reason, &takes));
+        TRY(device_takes_group(p, g, group, &reason, &takes));
         if (takes) continue;
         *again |= take_back(p, g, group, &reason);
         group->host = reason.code;
-        note_placement(p, g, group, reason.why);
+        add_host_ops(p, g, group, reason.why);
     }
     if (*again || !p->placed_count) return TN_OK;
     if (p->device->fallback == TN_FALLBACK_STRICT) return refuse_strictly(p, &p->placed[0]);
@@ -208,7 +208,7 @@ tn_status tn_place_groups(tn_graph_plan *g, tn_plan *p, bool *again) {
 
 /* ---- telling ----------------------------------------------------------------------------------------------------- */
 
-static int64_t placement_count_of(const tn_plan *p, const char *code) {
+static int64_t count_host_ops(const tn_plan *p, const char *code) {
     int64_t count = 0;
     for (size_t i = 0; i < p->placed_count; i++)
         count += strcmp(p->placed[i].code, code) == 0;
@@ -220,7 +220,7 @@ void tn_place_tell(const tn_plan *p) {
         const tn_placed *at = &p->placed[i];
         bool first = tn_device_note_host(p->device, at->op, at->code, at->reason);
         if (!first || p->device->fallback != TN_FALLBACK_WARN) continue;
-        int64_t count = placement_count_of(p, at->code);
+        int64_t count = count_host_ops(p, at->code);
         tn_log_line(TN_LOG_NOTICE,
                     "%s %s: %lld operation%s of this evaluation run%s on the cpu (use TN_FALLBACK_STRICT, or --strict "
                     "of the command, to forbid this): %s",

@@ -537,7 +537,7 @@ static bool computes_nothing(const tn_graph_plan *g, const tn_group *group) {
     return true;
 }
 
-static tn_status make_room_plan(command_maker *m, size_t copies) {
+static tn_status allocate_commands(command_maker *m, size_t copies) {
     tn_plan *p = m->p;
     size_t groups = m->g->group_count, pointers = 0, scalars = 0;
     for (size_t i = 0; i < groups; i++) {
@@ -585,7 +585,7 @@ static tn_status sort_patches(tn_graph_plan *g, tn_plan *p) {
 
 static tn_status make_commands(tn_graph_plan *g, tn_plan *p, size_t copies) {
     command_maker m = {.p = p, .g = g};
-    TRY(make_room_plan(&m, copies));
+    TRY(allocate_commands(&m, copies));
     TRY(tn_add_checks(g, p, -1, &m.next_pointer));
     for (size_t i = 0; i < g->group_count; i++) {
         tn_group *group = &g->groups[g->order[i]];
@@ -699,7 +699,7 @@ static tn_status copy_key(tn_plan *p, const tn_binding *b) {
     return TN_OK;
 }
 
-static tn_status plan_steps(tn_graph_plan *g, tn_plan *p) {
+static tn_status run_plan_passes(tn_graph_plan *g, tn_plan *p) {
     size_t copies = 0;
     bool made = false;
     TRY(copy_key(p, g->binding));
@@ -758,7 +758,7 @@ tn_status tn_plan_make(const tn_binding *b, tn_plan **out) {
     tn_planner_state before = tn_planner_begin(r, b->device);
     p->threads = tn_threads();
     int limit = tn_threads_limit(p->threads);
-    tn_status s = plan_steps(&g, p);
+    tn_status s = run_plan_passes(&g, p);
     tn_threads_limit(limit);
     tn_graph_plan_free(&g);
     tn_planner_end(r, &before);
@@ -865,7 +865,7 @@ static tn_status prepare_commits(const tn_plan *p, size_t first) {
 }
 
 /* Gathers the commands from `begin` on; without memory for it they stay as they are. */
-static void gather_plan(const tn_plan *p, size_t begin, size_t end) {
+static void make_launch_list(const tn_plan *p, size_t begin, size_t end) {
     tn_command_list *list = NULL;
     if (p->commands[begin].list) return; /* of a run that failed */
     tn_status s = tn_command_list_new(p->device, &list);
@@ -889,7 +889,7 @@ static void gather_all(const tn_plan *p) {
         while (end < p->command_count && p->commands[end].kind == TN_CMD_KERNEL &&
                p->commands[end].device == p->device && p->commands[end].commit == p->commands[i].commit)
             end++;
-        if (end - i >= FEWEST) gather_plan(p, i, end);
+        if (end - i >= FEWEST) make_launch_list(p, i, end);
     }
 }
 

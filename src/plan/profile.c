@@ -89,7 +89,7 @@ tn_cost tn_group_cost(const tn_graph_plan *g, const tn_group *group) {
 
 /* ---- the rows ---------------------------------------------------------------------------------------------------- */
 
-static profile_row *profile_row_of(tn_profile *p, const char *kind, const char *label) {
+static profile_row *find_or_add_row(tn_profile *p, const char *kind, const char *label) {
     for (int64_t i = 0; i < p->count; i++)
         if (p->rows[i].kind == kind && !strcmp(p->rows[i].label, label)) return &p->rows[i];
     if (p->count == p->capacity) {
@@ -108,7 +108,7 @@ static profile_row *profile_row_of(tn_profile *p, const char *kind, const char *
 tn_profile *tn_profile_here(void) { return active; }
 
 void tn_profile_add(tn_profile *p, const tn_command *c, double seconds) {
-    profile_row *row = profile_row_of(p, tn_command_kind_name(c), c->label);
+    profile_row *row = find_or_add_row(p, tn_command_kind_name(c), c->label);
     if (!row) return; /* memory is out: a profile with less in it harms nobody */
     tn_cost cost = c->cost;
     if (c->native) tn_native_cost(c->native, &cost);

@@ -70,7 +70,7 @@ static int64_t batches_of(const tn_gemm_args *g) {
     return batches;
 }
 
-static bool write_key_tuner(const tn_gemm_args *g, tn_dtype dtype, bool kept, bool libraries, char *key, size_t size) {
+static bool write_matmul_key(const tn_gemm_args *g, tn_dtype dtype, bool kept, bool libraries, char *key, size_t size) {
     char a = layout_of(&g->a), b = layout_of(&g->b);
     double flops = 2.0 * (double)g->m * (double)g->n * (double)g->k * (double)batches_of(g);
     if (!a || !b || flops < LEAST_FLOPS) return false;
@@ -114,7 +114,7 @@ typedef struct candidates {
     size_t workspace;
 } candidates;
 
-static void add_tuner(candidates *c, const question *q, const tn_way *way) {
+static void add_cpu_way(candidates *c, const question *q, const tn_way *way) {
     tn_gemm_args args = q->args;
     args.way = way->own;
     if (c->count == MOST_WAYS || (way->library && !tn_blas_takes(way->library, &args, q->dtype))) return;
@@ -127,12 +127,12 @@ static void add_tuner(candidates *c, const question *q, const tn_way *way) {
 static void list_candidates(candidates *c, const question *q) {
     for (size_t i = 0; i < OWN; i++)
         if (!q->kept || !own_ways[i].packs_b)
-            add_tuner(c, q, &(tn_way){.own = own_ways[i].way, .name = own_ways[i].name});
+            add_cpu_way(c, q, &(tn_way){.own = own_ways[i].way, .name = own_ways[i].name});
     for (int i = 0; q->libraries && i < tn_blas_count(); i++) {
         tn_blas_facts facts;
         tn_way way;
         tn_blas_probe(i, &facts);
-        if (facts.why.code == TN_REASON_NONE && find_way(facts.name, true, &way)) add_tuner(c, q, &way);
+        if (facts.why.code == TN_REASON_NONE && find_way(facts.name, true, &way)) add_cpu_way(c, q, &way);
     }
 }
 
@@ -171,7 +171,7 @@ static void time_all(const question *q, candidates *c, answer *a) {
     a->count = c->count;
 }
 
-static void measure_tuner(void *ctx, void *out) {
+static void measure_cpu_ways(void *ctx, void *out) {
     question *q = ctx;
     tn_gemm_args *g = &q->args;
     candidates c = {.count = 0};
@@ -194,7 +194,7 @@ static void tune(const tn_gemm_args *args, tn_dtype dtype, bool kept, bool libra
     answer a = {.count = 0};
     const char *why = "";
     int best = 0;
-    bool told = tn_child_run(measure_tuner, &q, &a, sizeof a, SECONDS, &why) && a.count > 0 && a.count <= MOST_WAYS;
+    bool told = tn_child_run(measure_cpu_ways, &q, &a, sizeof a, SECONDS, &why) && a.count > 0 && a.count <= MOST_WAYS;
     if (!told)
         tn_log_line(TN_LOG_NOTICE, "tuning of %s: %s; using the rules", key,
                     why[0] ? why : "it is too large to try every variant");
@@ -210,7 +210,7 @@ bool tn_tune_product(const tn_gemm_args *args, tn_dtype dtype, bool kept, bool l
     char key[sizeof((tn_tuned *)NULL)->key];
     tn_tuned e;
     tn_tuning mode = tn_tuning_mode();
-    if (mode == TN_TUNING_OFF || !write_key_tuner(args, dtype, kept, libraries, key, sizeof key)) return false;
+    if (mode == TN_TUNING_OFF || !write_matmul_key(args, dtype, kept, libraries, key, sizeof key)) return false;
     if (!tn_tune_find(key, &e)) {
         if (mode != TN_TUNING_FIRST_USE) return false;
         tune(args, dtype, kept, libraries, key, &e);
@@ -241,7 +241,7 @@ static int64_t device_batches_of(const tn_gemm_shape *s) {
 }
 
 /* Device, driver and their versions stand for themselves by a hash. */
-static bool write_key_device_tuner(const tn_device *d, const tn_gemm_shape *s, char *key, size_t size) {
+static bool write_tile_key(const tn_device *d, const tn_gemm_shape *s, char *key, size_t size) {
     double flops = 2.0 * (double)s->m * (double)s->n * (double)s->k * (double)device_batches_of(s);
     if (s->type != KIR_F32 || flops < DEVICE_LEAST_FLOPS) return false;
     uint64_t who =
@@ -396,7 +396,7 @@ static bool device_time_all(trial *t) {
 }
 
 /* Memory comes first: of a product whose matrices fit into it, every place is a number that a kernel can hold. */
-static void measure_device_tuner(tn_device *d, const tn_gemm_shape *s, const tn_group_limits *limits, tn_tuned *e) {
+static void measure_device_tiles(tn_device *d, const tn_gemm_shape *s, const tn_group_limits *limits, tn_tuned *e) {
     trial t = {.device = d};
     int rule = tn_gemm_tile_by_rule(s, limits), best = 0;
     char name[TN_TILE_NAME];
@@ -432,13 +432,13 @@ int tn_tune_tile(tn_device *d, const tn_gemm_shape *s, const tn_group_limits *li
     tn_tuned e = {.seconds = 0};
     tn_tuning mode = tn_tuning_mode();
     char key[sizeof e.key];
-    if (mode == TN_TUNING_OFF || !write_key_device_tuner(d, s, key, sizeof key)) return 0;
+    if (mode == TN_TUNING_OFF || !write_tile_key(d, s, key, sizeof key)) return 0;
     if (!tn_tune_find(key, &e)) {
         if (mode != TN_TUNING_FIRST_USE) return 0;
         snprintf(e.key, sizeof e.key, "%s", key);
         snprintf(e.way, sizeof e.way, "%s", BY_RULE);
         tn_tune_put(&e);
-        measure_device_tuner(d, s, limits, &e);
+        measure_device_tiles(d, s, limits, &e);
         tn_tune_put(&e);
     }
     return tile_named(e.way);
