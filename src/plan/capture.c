@@ -1,7 +1,7 @@
-/* capture.c — explicit replay: a plan and its bindings, run again without recording; the host's side of a replay.
+/* capture.c — explicit replay: a plan with its bindings, run again without recording; the host's part of a replay.
  *
- * The graph holds the buffers that the recording met: a launch replaces those of the inputs, makes new ones for the
- * results, and writes states where they live. */
+ * The graph keeps the buffers of the recording. A launch replaces those of the inputs, makes new ones for the results,
+ * and writes states in place. */
 #include <string.h>
 
 #include "plan/capture.h"
@@ -70,7 +70,7 @@ void tn_graph_free(tn_graph *g) {
     tn_mem_free(g);
 }
 
-/* What capture and launch are given: lists without gaps. */
+/* Checks the lists of capture and launch: no NULL entries. */
 static tn_status check_list(tn_tensor *const *items, int count, const char *function, const char *what) {
     if (count < 0) return tn_fail(TN_ERR_ARGUMENT, "%s: %d %s; the count must be at least 0", function, count, what);
     for (int i = 0; i < count; i++) {
@@ -179,7 +179,7 @@ static tn_status make_graph_plan(tn_recorder *r, tn_graph *g, tn_tensor *const *
     return tn_plan_make(&c->binding, &g->plan);
 }
 
-/* What was recorded stays recorded if this fails before it was computed: the next evaluation does that. */
+/* If this fails before the values are computed, the recording stays, and the next evaluation computes it. */
 static tn_status compute_captured(tn_recorder *r, tn_graph *g, tn_tensor *const *inputs, tn_tensor *const *outputs) {
     TRY(make_graph_plan(r, g, inputs, outputs));
     tn_status s = tn_eval(outputs, g->output_count);
@@ -243,7 +243,7 @@ static tn_status bind_input(tn_graph *g, int i, tn_tensor *t) {
     return TN_OK;
 }
 
-/* Takes as many random numbers as the recording did, from where the thread's stand. */
+/* Takes as many random numbers as the recording did, from the thread's current position. */
 static void advance_random(tn_recorder *r, tn_graph *g) {
     for (size_t i = 0; i < g->scalar_count; i++) {
         if (g->scalar_of[i].kind == TN_SCALAR_RANDOM)
@@ -291,8 +291,8 @@ static tn_status make_graph_outputs(const tn_graph *g, tn_buffer *const *results
     return TN_OK;
 }
 
-/* Everything that can fail for want of memory comes before the run: a launch that is refused has changed nothing.
- * *ran: the device has done it, even if handing out results fails. */
+/* Everything that can fail for lack of memory comes before the run, so a launch that fails has changed nothing. *ran:
+ * the device has executed it, even if making the results fails. */
 static tn_status launch_graph_plan(tn_plan_cache *c, tn_graph *g, tn_tensor **outputs, bool *ran) {
     *ran = !g->device; /* nothing was recorded */
     if (*ran) return TN_OK;
@@ -329,7 +329,7 @@ tn_status tn_graph_launch(tn_graph *g, tn_tensor *const *inputs, tn_tensor **out
             TN_ERR_STATE,
             "tn_graph_launch: this thread is capturing, and a launch cannot be captured; launch after tn_capture_end");
     TRY(tn_refusal_report());
-    TRY(tn_flush(r, NULL, 0)); /* pending writes to states come first */
+    TRY(tn_flush(r, NULL, 0)); /* writes pending on states come first */
     for (int i = 0; i < g->input_count; i++)
         TRY(bind_input(g, i, inputs[i]));
     const tn_captured_host *h = g->host;
@@ -475,7 +475,7 @@ static void bind_hook(captured_hook *c, const tn_binding *b) {
         for (size_t k = 0; k < b->scalar_count; k++)
             if (b->scalar_nodes[k] == c->nodes[i]) c->scalars[i] = (int)k;
     }
-    forget_nodes(c); /* a retained node would look like one that somebody needs */
+    forget_nodes(c); /* a retained node would look as if it were still needed */
 }
 
 static tn_status bind_gradient(captured_gradient *c, const tn_binding *b) {
@@ -546,8 +546,8 @@ static tn_status check_gradient(const captured_gradient *c) {
                    "it before each launch (tn_optimizer_zero_grad), or inside the capture");
 }
 
-/* If others than handles hold the old value (views, the history of an earlier loss), it is marked as overwritten and
- * the state needs a new node. Usually only handles hold it, and the node stays. */
+/* If anything besides handles refers to the old value (views, the history of an earlier loss), it is marked as
+ * overwritten and the state gets a new node. Usually only handles do, and the node stays. */
 static tn_status prepare_state(captured_state *c) {
     enum { RESIDENT = 1 };
     tn_storage *s = c->storage;

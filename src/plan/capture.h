@@ -1,8 +1,8 @@
-/* capture.h — what a launch of a captured graph changes on the host, besides values on the device.
+/* capture.h — the changes on the host that a launch of a captured graph makes, besides values on the device.
  *
- * Recording a training step changes more than tensors: the optimiser's step count, collected gradients, counts of
- * writes to states, the position in the random numbers. A launch records nothing, so the graph makes these changes
- * itself; afterwards everything is as if the step had been recorded again. */
+ * Recording a training step changes more than tensors: the optimizer's step count, collected gradients, write counts of
+ * states, the position in the random stream. A launch records nothing, so the graph makes these changes itself;
+ * afterwards everything is as if the step had been recorded again. */
 #ifndef TN_CORE_CAPTURE_H
 #define TN_CORE_CAPTURE_H
 
@@ -52,8 +52,8 @@ tn_status tn_captured_gradient_note(tn_captured_host *h, tn_grad_slot *slot, tn_
 /* The end of the capture: finds everything in the binding; refuses what a launch could not repeat. */
 tn_status tn_captured_host_bind(tn_captured_host *h, const tn_recorder *r, const tn_binding *b);
 
-/* A launch calls advance first: it does everything that can fail, and sets the hooks' runtime scalars. Then undo if the
- * launch fails; wrote, as soon as states were written; collect, with the plan's results, if it succeeds. */
+/* A launch first calls advance, which does everything that can fail and sets the hooks' runtime scalars. Then: undo if
+ * the launch fails; wrote as soon as states were written; collect, with the plan's results, if it succeeds. */
 tn_status tn_captured_host_advance(tn_captured_host *h, kir_scalar *scalars, const bool *is_float);
 void tn_captured_host_undo(tn_captured_host *h);
 void tn_captured_host_wrote(tn_captured_host *h);

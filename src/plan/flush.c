@@ -1,8 +1,7 @@
-/* flush.c — flushing a recording: finding its plan, running it in the order of queues, giving nodes their buffers.
+/* flush.c — flushes a recording: finds or makes its plan, submits it to a queue, and gives each output node its buffer.
  *
- * All memory is taken before the first launch, so a run that cannot be had fails with every state as it was. Afterwards
- * each output's node has its buffer; what nobody can ask for any more is dropped; a node that needs no gradient forgets
- * how it was made. */
+ * All memory is reserved before the first launch, so a run that fails to get memory leaves every state unchanged. After
+ * a run, nodes that nothing refers to are freed, and nodes that need no gradient release their inputs. */
 #include <string.h>
 
 #include "hal/queue.h"
@@ -13,7 +12,7 @@
 
 /* ---- the cache --------------------------------------------------------------------------------------------------- */
 
-/* The last plan takes the place of one that goes. */
+/* The last plan moves to the freed place. */
 static void drop_plan(tn_plan_cache *c, int at) {
     tn_plan *p = c->plans[at];
     if (c->last == p) c->last = NULL;
@@ -109,7 +108,7 @@ tn_status tn_plan_find(tn_plan_cache *c, const tn_binding *b, tn_plan **out) {
         *out = take_hit(c, at);
         return TN_OK;
     }
-    /* Same structure at other sizes: planned anew in its place; its kernels are found by structure. */
+    /* Same structure, other sizes: make the plan again in its place. Its kernels are found by structure. */
     double start = tn_now();
     tn_plan *p = NULL;
     if (at < 0) tn_vary_learn(c, b);
@@ -233,7 +232,7 @@ static void take_from_list(tn_recorder *r, size_t i, bool alone) {
     tn_node_release(n);
 }
 
-/* From the end, so that a node whose only user has gone is seen to be alone. */
+/* Backwards, so that a node whose last user was just freed is freed too. */
 static void prune(tn_recorder *r) {
     for (size_t i = r->count; i-- > 0;) {
         const tn_node *n = r->pending[i];
@@ -266,7 +265,7 @@ static int64_t to_whole(kir_type t, double number) {
     return kir_const_ins(t, v).imm.i;
 }
 
-/* A runtime scalar's value, or that of a number that varies. */
+/* The value of a runtime scalar or of a varying number. */
 kir_scalar tn_runtime_scalar_value_of(const tn_node *scalar) {
     kir_scalar d;
     if (scalar->op != TN_OP_RUNTIME_SCALAR && !tn_dtype_is_float((tn_dtype)scalar->dtype))
@@ -376,7 +375,7 @@ static bool is_target(const tn_node *n, tn_node *const *targets, int count) {
     return false;
 }
 
-/* Takes output i out of the evaluation if it is there only because somebody holds it. */
+/* Removes output i from this evaluation if it is there only because a handle exists. */
 static bool postpone(tn_binding *b, size_t i, tn_node *const *targets, int count) {
     const tn_output *o = &b->outputs[i];
     if (o->home >= 0 || is_target(o->node, targets, count)) return false;
@@ -399,8 +398,8 @@ static bool postpone_refused(tn_plan_cache *c, tn_node *const *targets, int coun
     return any;
 }
 
-/* What was left out stays recorded and is tried again. But when states have moved on it can never be had any more: then
- * it is an error. */
+/* Postponed values stay recorded and are tried again. If a state that they read has changed, they can no longer be
+ * computed and become errors. */
 static void settle_postponed(tn_recorder *r, tn_binding *b, bool lost) {
     for (size_t i = 0; i < b->postponed_count; i++) {
         tn_node *n = b->postponed[i].node;
@@ -418,8 +417,8 @@ static void settle_postponed(tn_recorder *r, tn_binding *b, bool lost) {
 
 /* ---- flush ------------------------------------------------------------------------------------------------------- */
 
-/* The binding and its plan, NULL when there is nothing to compute. A plan that must know a number which was to vary is
- * not made: the number is a constant then, and the key is written anew. */
+/* Returns the binding and its plan; NULL if there is nothing to compute. If planning needs the value of a varying
+ * number, no plan is made: the number becomes a constant and the key is written again. */
 static inline tn_status bind_plan(tn_recorder *r, tn_plan_cache *c, tn_node *const *targets, int count, tn_plan **p) {
     tn_binding *b = &c->binding;
     b->varies = true;
@@ -513,11 +512,10 @@ tn_status tn_flush(tn_recorder *r, tn_node *const *targets, int count) {
 const tn_evaluator tn_graph_evaluator = {.flush = tn_flush, .expand = tn_expand_node};
 
 /* ==== order between queues ======================================================================================== */
-/* On a queue of the interface, and on a device's own, the caller makes the driver's calls itself. For a queue's thread
- * a run becomes a task: everything that can be refused (memory, packed weights) is done when it is given, and
- * addresses and runtime scalars are noted, so that the thread only has to run. Buffers are not retained meanwhile:
- * their marks keep the memory until the run is through, though it can be given to what comes later in the same queue.
- * */
+/* On queues of the interface and on a device's default queue the caller makes the driver's calls. For a queue with its
+ * own thread the run becomes a task: everything that can fail (memory, packed weights) is done at submission, and
+ * addresses and runtime scalars are stored, so the thread only executes. Buffers are not retained: their timeline
+ * points keep the memory until the run has completed, although later work of the same queue may reuse it. */
 
 void tn_plan_await(tn_plan *p) {
     (void)tn_timeline_point_wait(p->point);
@@ -530,7 +528,7 @@ static bool is_home(const tn_plan *p, int slot) {
     return false;
 }
 
-/* What is known to have failed is refused at once, and leaves the recording as it is. */
+/* Operands that are known to have failed are refused now; the recording stays as it is. */
 static tn_status check_operands(const tn_plan *p, tn_buffer *const *bound) {
     for (int i = 0; i < p->bound_count; i++)
         TRY(tn_buffer_check(bound[i]));

@@ -29,10 +29,10 @@ enum {
     MOST_DECODED = 1 << 15, /* numbers that are decoded once for all, whatever of them is needed */
     MAX_WEIGHT = 256,       /* bounds the size and the depth of one program */
     MAX_LOADS = 20,         /* buffers of a program (KIR_MAX_BUFFERS) less room for results */
-    FREE_BUFFERS = 8,       /* what one value may not fill up alone */
+    FREE_BUFFERS = 8,       /* buffers that one value may not use up */
     FEW_ROWS = 8,           /* rows too few to share out a long second pass over them */
-    WIDE = 16,              /* columns that are worth a kernel of their own, */
-    SHORT = 4,              /* … or so many where their rows lie side by side, */
+    WIDE = 16,              /* columns that are worth a separate kernel, … */
+    SHORT = 4,              /* … or this many if their rows are contiguous, */
     MANY_ELEMENTS = 2048    /* … and elements of them */
 };
 
@@ -110,7 +110,7 @@ static bool reshapes_joined(const tn_graph_plan *g, const tn_value *u, const tn_
            tn_value_numel(in) >= MANY_ELEMENTS;
 }
 
-/* What user u asks of its input x. */
+/* Notes how user u reads its input x. */
 static void input_needs(tn_graph_plan *g, const tn_value *u, int x) {
     const tn_value *root = &g->values[g->values[x].root], *in = &g->values[x];
     tn_op_class c = tn_value_class(u);
@@ -122,7 +122,7 @@ static void input_needs(tn_graph_plan *g, const tn_value *u, int x) {
         if (dear) want_memory(g, x);
         return;
     }
-    if (c == TN_NATIVE && !u->vendor && in->scalar >= 0 && tn_workgroup_takes(u)) return; /* comes with the launch */
+    if (c == TN_NATIVE && !u->vendor && in->scalar >= 0 && tn_workgroup_takes(u)) return; /* a runtime scalar */
     if (c == TN_MATMUL || c == TN_NATIVE || (c == TN_VIEW_OP && (!view_maps(u) || reshapes_joined(g, u, in))) ||
         (c == TN_MOVEMENT && dear) || spread)
         want_memory(g, x);
@@ -153,7 +153,7 @@ static void weigh_fusion(tn_graph_plan *g) {
             const tn_value *in = &g->values[v->in[k]];
             bool memory = g->values[in->root].wants_memory;
             weight += memory ? 1.0f : in->weight;
-            bool output = g->values[in->root].output >= 0; /* stored, so that it may be read instead of computed */
+            bool output = g->values[in->root].output >= 0; /* stored, so it can be read instead of computed */
             loads += memory || (output && in->loads == 0) ? 1 : in->loads;
         }
         v->weight = weight;
@@ -240,13 +240,13 @@ static bool rows_fit(const tn_value *r, const tn_node *space) {
     return rows >= FEW_ROWS || all <= 4 * (int64_t)KIR_BLOCK;
 }
 
-/* A product, or a workgroup kernel or kernel that hands over finished elements as products do. */
+/* A product, or a kernel that passes on finished elements as products do. */
 static bool has_epilogue(const tn_value *v) {
     tn_op_class c = tn_value_class(v);
     return c == TN_MATMUL || (c == TN_NATIVE && (tn_workgroup_fuses(v) || tn_native_joins(v)));
 }
 
-/* Many rows of a few columns: an epilogue goes through them row by row, a kernel behind the product in one run. */
+/* Many rows of a few columns: an epilogue handles one row at a time, a separate kernel all of them at once. */
 static bool rows_are_short(const tn_node *n) {
     enum { FEW_COLUMNS = 16 };
     return n->rank >= 2 && n->dtype == TN_F32 && n->shape[n->rank - 1] < FEW_COLUMNS &&
@@ -260,9 +260,9 @@ static bool epilogue_fits(const tn_value *v, const tn_node *space) {
            tn_value_numel(v) > 0;
 }
 
-/* Is the group that product v may join no more than v and a number a column? The product's sums begin as that. Of many
- * rows a kernel of its own takes less than fetching the results' lines early does (of 64 rows and 8 columns a policy's
- * forward pass is 3 % faster, of 4096 it would be 1 % slower). */
+/* Whether the group that product v may join consists of v and a bias per column. Then the sums start from the bias.
+ * With many rows a separate kernel costs less than fetching the results' lines early (a policy's forward pass with 8
+ * columns: 3 % faster with 64 rows, 1 % slower with 4096). */
 static bool adds_bias(const tn_graph_plan *g, const tn_group *to, const tn_value *v) {
     enum { MANY_ROWS = 512 };
     const tn_value *sum = &g->values[to->lead];
@@ -296,7 +296,7 @@ static const tn_value *convolution_behind(const tn_graph_plan *g, const tn_value
     return NULL;
 }
 
-/* Is the group a pooling that alone needs v, and can it be done where v is made? */
+/* Whether the group is a pooling that is the only user of v and can be done where v is computed. */
 static bool pools(const tn_graph_plan *g, const tn_group *to, const tn_value *v) {
     const tn_value *pool = &g->values[to->lead];
     if (to->kind != TN_GROUP_NATIVE || to->member_count != 1 || pool->in[0] < 0 || &g->values[pool->in[0]] != v ||
@@ -338,8 +338,8 @@ static void take_lead(tn_graph_plan *g, int group, int value) {
 
 /* ---- buffers ----------------------------------------------------------------------------------------------------- */
 
-/* Will the value be read from memory? Some values that are inlined now are stored later; they are counted as their
- * operands, so that the count is never too low. */
+/* Whether the value is read from memory. Some values that are inlined now are stored later; their operands are counted
+ * instead, so the count is never too low. */
 static bool is_operand(const tn_value *root) {
     return !root->row || root->wants_memory || root->output >= 0 || kernel_of_its_own(tn_value_class(root));
 }
@@ -397,7 +397,7 @@ static tn_group_kind kind_alone(tn_op_class c) {
     }
 }
 
-/* Do two reductions read the same value, as it is or with one more operation between? */
+/* Whether two reductions read the same value, directly or through one further operation. */
 static bool read_alike(const tn_graph_plan *g, const tn_value *a, const tn_value *b) {
     const tn_value *x = &g->values[a->in[0]], *y = &g->values[b->in[0]];
     if (a->in[0] == b->in[0]) return true;
@@ -408,8 +408,8 @@ static bool read_alike(const tn_graph_plan *g, const tn_value *a, const tn_value
     return false;
 }
 
-/* A group of reductions over the same rows of the same values, whoever needs its results: one pass yields all; -1:
- * none. A value never depends on those placed before it, so only their dependence on it matters; may_join sees it. */
+/* A group of reductions over the same rows of the same values: one pass computes all of them; -1: none. A value never
+ * depends on those placed before it, so only the opposite dependence matters, which may_join checks. */
 static int sibling_of(tn_graph_plan *g, int value) {
     enum { RECENT = 64 };
     const tn_value *v = &g->values[value];
@@ -454,7 +454,7 @@ static tn_status pull_add(tn_graph_plan *g, tn_value *v, int group) {
     return TN_OK;
 }
 
-/* Groups that need v: those of its stored users, and those that inlined users are computed in. */
+/* Groups that compute or read v: those of its stored users, and those into which users are inlined. */
 static tn_status collect_pulls(tn_graph_plan *g, tn_value *v) {
     v->pull_count = 0;
     for (int k = 0; k < v->user_count; k++) {
@@ -490,12 +490,12 @@ static bool must_store(const tn_graph_plan *g, const tn_value *v) {
     return (v->pull_count > 1 && dear && !tn_is_rematerialized(g, v)) || v->pull_count > MAX_PULLS;
 }
 
-/* Views are never stored: who needs one reads its root's memory, or computes through it. */
+/* Views are never stored: a user reads the root's memory or computes through the view. */
 static tn_status visit_group_value(tn_graph_plan *g, int value) {
     tn_value *v = &g->values[value];
     v->group = -1;
     v->stored = false;
-    /* It comes with each launch, and needs no memory. */
+    /* It is a runtime scalar and needs no memory. */
     bool in_launch = v->scalar >= 0 && v->output < 0 && !v->wants_memory && !v->alone;
     if (!v->row || in_launch) return TN_OK;
     TRY(collect_pulls(g, v));
@@ -535,15 +535,16 @@ tn_status tn_fuse(tn_graph_plan *g) {
 }
 
 /* ==== rematerialization =========================================================================================== */
-/* A value that caches do not keep until it is read costs a way to memory for each group that reads it, and two for the
- * one that stores it, since its lines are fetched before they are written over. Element-wise values of few operands are
- * often made in less: of a norm's operand, and its means and deviations, follows all that lies between, in the gradient
- * too. So such a value is not stored where making it again takes no more of memory, and a group that reads all it is
- * made of anyway does not read it even if it is. The bits are the same: what is made again is rounded as if stored. */
+/* A value that is too large for the caches costs one memory transfer for each group that reads it, and two for the one
+ * that stores it (its lines are fetched before they are written). Element-wise values with few operands are often
+ * cheaper to compute again: from the operand of a norm, its means and its deviations follows everything between, also
+ * in the gradient. So such a value is not stored if rematerializing it does not cost more memory traffic, and a group
+ * that reads all of its operands anyway computes it even if it is stored. The bits are the same, because rematerialized
+ * values are rounded as if stored. */
 
 enum {
     LARGE = 1 << 17, /* elements that caches do not keep */
-    SPREAD = 4,      /* an operand of so many times fewer is as good as in them */
+    SPREAD = 4,      /* an operand this many times smaller counts as cached */
     CHEAP = 16,      /* operations on an element that take no longer than reading it */
     MOST_SOURCES = 3
 };
@@ -554,12 +555,12 @@ static bool is_candidate(const tn_graph_plan *g, const tn_value *v) {
     return g->binding->device->is_cpu && tn_value_class(v) == TN_ELEMENTWISE && tn_value_numel(v) >= LARGE;
 }
 
-/* Does `in` have about as many elements as v, which is made of it? */
+/* Whether `in` has about as many elements as v, which is computed from it. */
 static bool rematerialized_is_wide(const tn_value *in, const tn_value *v) {
     return tn_value_numel(in) > tn_value_numel(v) / SPREAD;
 }
 
-/* A kernel of its own makes it, whatever else is decided. */
+/* It is computed by its own kernel whatever is decided here. */
 static bool must_lie_in_memory(const tn_value *v) {
     tn_op_class c = tn_value_class(v);
     return !v->row || v->wants_memory || (c != TN_ELEMENTWISE && c != TN_VIEW_OP && c != TN_MOVEMENT);
@@ -567,11 +568,11 @@ static bool must_lie_in_memory(const tn_value *v) {
 
 /* ---- not stored -------------------------------------------------------------------------------------------------- */
 
-/* What v is made of, as it lies in memory. */
+/* The stored values from which v is computed. */
 typedef struct sources {
     int last; /* the last value that needs v */
     int of[MOST_SOURCES], count;
-    int dying; /* of these; nobody needs them later than v */
+    int dying; /* of these, those that no group needs after v */
     float work;
 } sources;
 
@@ -588,7 +589,7 @@ static bool add_source(const tn_graph_plan *g, sources *s, int value) {
     return true;
 }
 
-/* false: they are too many, or v is made of more than elements at its own place. */
+/* false: there are too many, or v reads elements at other places than its own. */
 static bool find_sources(const tn_graph_plan *g, const tn_value *v, sources *s) {
     if (tn_value_class(v) != TN_ELEMENTWISE) return false;
     s->work += work_of(v);
@@ -635,25 +636,25 @@ bool tn_group_rematerializes(const tn_graph_plan *g, int group, int value) {
 }
 
 /* ==== in-place concat ============================================================================================= */
-/* Where nothing but ones stands before the dim of joining, each part is one piece of the joined tensor's memory. A part
- * that is computed here, that nobody keeps and that is joined once lies there from the beginning: it is written once,
- * and nothing is copied when the parts are all there. Slices that are the whole of a tensor again, one behind the
- * other, are one part. On the processor what is missing is copied; elsewhere parts lie so all or not at all, for a
- * program that reads other parts' memory than it writes is none that writes over what it reads. */
+/* In-place concat: if all dims before the joined one have extent 1, each part is one contiguous piece of the result. A
+ * part that is computed here, is not kept and is joined only once is computed directly in the result, so nothing is
+ * copied. Consecutive slices that together are a whole tensor are one part. On the CPU the remaining parts are copied.
+ * Other devices use it for all parts or none, because a program that reads other parts' memory than it writes is not an
+ * in-place update. */
 
 enum {
     MANY = 512,     /* elements below which one pass over all is as good */
-    PART_ALIGN = 64 /* bytes: where an arena's values lie */
+    PART_ALIGN = 64 /* bytes: alignment of values in an arena */
 };
 
-/* May this value lie inside another's memory? */
+/* Whether this value may be inside another value's memory. */
 static bool can_be_part(const tn_value *r) {
     tn_op_class c = tn_value_class(r);
     return r->row && r->slot < 0 && r->output < 0 && r->scalar < 0 && r->concat_into < 0 && r->n_in > 0 &&
            c != TN_LEAF_VALUE && c != TN_VIEW_OP && tn_value_numel(r) > 0;
 }
 
-/* Would it be in memory although only a cat needs it? Steps from data alone are as quickly taken where it is joined. */
+/* Whether it would be stored even if only the cat needs it. Movement of data is as fast inside the concatenation. */
 static bool is_made(const tn_graph_plan *g, int value, int depth) {
     enum { DEEPEST = 6 };
     const tn_value *r = &g->values[g->values[value].root];
@@ -677,8 +678,7 @@ static bool can_be_in_place(const tn_graph_plan *g, const tn_value *v) {
     return lies_in_pieces(v) && tn_value_numel(v) >= MANY && tn_dtype_block((tn_dtype)v->node->dtype) == 1;
 }
 
-/* How many inputs, from k on, are the whole of a value in order, which may be a part that begins at byte `at`; 0: none.
- */
+/* Number of inputs, from k on, that are together a whole value in order, which may be a part at byte `at`; 0: none. */
 static int run_of(const tn_graph_plan *g, const tn_value *v, int k, int64_t at) {
     int root = g->values[v->in[k]].root;
     const tn_value *r = &g->values[root];
@@ -693,8 +693,8 @@ static int run_of(const tn_graph_plan *g, const tn_value *v, int k, int64_t at) 
     return 0;
 }
 
-/* Notes the parts of a joined value. Returns how many inputs are such; *made: elements of those that would be in memory
- * anyway. */
+/* Notes the parts of a joined value. Returns the number of such inputs; *made: elements of those that would be in
+ * memory anyway. */
 static int note_parts(tn_graph_plan *g, int joined, int64_t *made) {
     const tn_value *v = &g->values[joined];
     int64_t element = (int64_t)tn_dtype_size((tn_dtype)v->node->dtype), at = 0;
@@ -735,7 +735,7 @@ static void choose_concat(tn_graph_plan *g, int value) {
 
 /* ---- copying ----------------------------------------------------------------------------------------------------- */
 
-/* The input of an element-wise x of which x may be the epilogue: a computed one of x's shape; -1: none. */
+/* The computed input, of the same shape, whose epilogue the element-wise x may be; -1: none. */
 static int computed_input(const tn_graph_plan *g, const tn_value *x) {
     for (int k = 0; k < x->n_in; k++) {
         const tn_value *in = x->in[k] >= 0 ? &g->values[x->in[k]] : NULL;
@@ -802,7 +802,7 @@ void tn_concat_choose(tn_graph_plan *g) {
         choose_concat(g, (int)i);
 }
 
-/* An input that stands there a second time lies elsewhere than where it is joined again. */
+/* If an input occurs twice, the second occurrence is at another place. */
 bool tn_concat_is_in_place(const tn_graph_plan *g, int value) {
     const tn_value *v = &g->values[value];
     int64_t element = (int64_t)tn_dtype_size((tn_dtype)v->node->dtype), at = 0;
@@ -815,7 +815,7 @@ bool tn_concat_is_in_place(const tn_graph_plan *g, int value) {
     return true;
 }
 
-/* The host has memory of its own. */
+/* The host has its own memory. */
 void tn_concat_leave_host(tn_graph_plan *g) {
     for (size_t i = 0; i < g->value_count; i++) {
         int joined = g->values[i].concat_into;
@@ -843,13 +843,13 @@ int tn_last_reader(const tn_graph_plan *g, int value) {
 }
 
 /* ==== results with a zero-padded border =========================================================================== */
-/* Windows at the edge of an image see zeros outside of it. A convolution copies what it sees to a slab that has them,
- * a large part of its image at a time. Where the image is the result of another convolution, that one can as well leave
- * room around it and write the zeros while it writes the rows; then nothing is copied. A large image that a few taps
- * make of a small one had rather be made in the slab, rows at a time: then it is never in memory. No op knows: strides
- * say where elements are, and only two kernels that agreed about it meet them. */
+/* Windows at the border of an image read zeros outside it. A convolution copies its input to an input tile that has
+ * these zeros, a large part of the image at a time. If the image is the result of another convolution, that one can
+ * leave a border and write the zeros together with its rows; then nothing is copied. If a few taps make a large image
+ * from a small one, it is computed in the input tile, some rows at a time, and never stored. Ops do not know about
+ * this: strides say where elements are, and only two kernels that agreed on it see the border. */
 
-/* Is the value nobody's but this group's, which reads it as it lies, once? */
+/* Whether this group is the only user of the value and reads it once, in its own order. */
 static bool is_read_once(const tn_graph_plan *g, int value, int reader) {
     const tn_value *v = &g->values[value];
     const tn_group *group = &g->groups[reader];

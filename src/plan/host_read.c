@@ -213,8 +213,7 @@ void tn_reset_runtime_stats(void) {
 
 static tn_tensor *refuse_move(tn_status s) { return tn_tensor_error(s); }
 
-/* A tensor with the same value whose elements lie in order from the start of its memory, and which has been computed.
- * */
+/* A computed tensor with the same value whose elements are contiguous from the start of its memory. */
 static tn_status whole_value(const tn_tensor *t, tn_tensor **whole, const tn_node **node) {
     tn_tensor *c = tn_contiguous(t);
     tn_status s = tn_eval(&c, 1);

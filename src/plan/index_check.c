@@ -1,4 +1,4 @@
-/* index_check.c — indices that are compared with their range while a plan runs.
+/* index_check.c — compares indices with their range while a plan runs.
  *
  * A kernel cannot fail, so an index out of range reads NaN there or is skipped. The host looks at the indices instead:
  * right after the command that computes them, or before the first command if they are data. They lie in memory for
@@ -19,7 +19,7 @@ typedef struct tn_plan_check {
     int node;     /* place in the binding's list of nodes with a check; -1: not there */
     int32_t line; /* where the op was recorded when the plan was made */
     const char *file;
-    size_t before;  /* the command that it stands before */
+    size_t before;  /* the command before which it runs */
     int slot;       /* of data */
     void **pointer; /* of the first of `bytes` bytes that have the indices */
     int64_t first;  /* bytes from there to element 0, …, 0 */

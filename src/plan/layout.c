@@ -1,7 +1,7 @@
-/* layout.c — where the values of a plan lie: what groups read, homes of states, the arena.
+/* layout.c — assigns memory: homes of states, operands of groups, the arena.
  *
- * All memory is known before the first launch. A result that replaces its own operand element by element is written
- * over it; a state's new value is written into its home if nobody needs the old one any more. */
+ * All sizes are known before the first launch. A result that reads one of its operands only element by element may
+ * overwrite it; a state's new value is written to its home if nothing needs the old value any more. */
 #include <string.h>
 
 #include "plan/plan.h"
@@ -32,8 +32,8 @@ bool tn_group_reads_slot(const tn_graph_plan *g, const tn_group *group, int slot
     return false;
 }
 
-/* May `group` write over this memory while it reads it? Only element by element, at the same
- * place, or if it is made for it. */
+/* Whether `group` may overwrite this memory while it reads it: only if it reads each element at the place that it
+ * writes, or if the group is made for that. */
 static bool same_place_only(const tn_graph_plan *g, const tn_group *group, int slot, size_t element) {
     if (group->host) return true; /* what it reads has been copied before */
     if (group->kind == TN_GROUP_NATIVE && !group->workgroup) return tn_native_updates(g, group, slot);
@@ -51,7 +51,7 @@ static bool same_place_only(const tn_graph_plan *g, const tn_group *group, int s
     return true;
 }
 
-/* Can a state's new value be written into its home as it is made? */
+/* Whether a state's new value can be computed directly in its home. */
 static bool home_is_free(const tn_graph_plan *g, const tn_value *v, int home) {
     const tn_group *maker = &g->groups[v->group];
     if (!maker->commit && !maker->appends) return false;
@@ -71,7 +71,7 @@ static bool is_factor(const tn_graph_plan *g, const tn_group *group, int value) 
     return false;
 }
 
-/* Does the group read a part of this value by its own name? Then not only where it reads the whole. */
+/* Whether the group reads a part of this value as a separate value. Then it does not read only the whole one. */
 static bool reads_part(const tn_graph_plan *g, const tn_group *group, int value) {
     for (int b = 0; b < group->buffer_count; b++)
         for (int x = group->buffer_values[b]; x >= 0 && g->values[x].concat_into >= 0;) {
@@ -137,7 +137,7 @@ static int last_host_reader(const tn_graph_plan *g, int root, int first) {
     return first;
 }
 
-/* A group of the host finds and leaves everything in host memory, each value at a place of its own from the first such
+/* Groups on the host have all operands and results in host memory; each value has its place there from the first such
  * group that makes or reads it to the last. */
 static tn_status place_on_host(tn_graph_plan *g, tn_arena *h, int value, int position) {
     tn_value *v = &g->values[value];
@@ -161,7 +161,7 @@ static tn_status lay_out_host(tn_graph_plan *g, tn_arena *h, tn_group *group, in
 
 static tn_status place_value(tn_graph_plan *g, tn_arena *a, const tn_group *group, int value, size_t *copies);
 
-/* Where the joined tensor has it. What is made first of all that lies there takes the room. */
+/* The part's place in the concatenated tensor. The first part that is computed allocates it. */
 static tn_status place_part(tn_graph_plan *g, tn_arena *a, const tn_group *group, tn_value *v, size_t *copies) {
     tn_value *joined = &g->values[v->concat_into];
     TRY(place_value(g, a, group, v->concat_into, copies));
@@ -170,7 +170,7 @@ static tn_status place_part(tn_graph_plan *g, tn_arena *a, const tn_group *group
     return TN_OK;
 }
 
-/* copies: states whose new value had to be made beside their home. */
+/* copies: states whose new value had to be made outside their home. */
 static tn_status place_value(tn_graph_plan *g, tn_arena *a, const tn_group *group, int value, size_t *copies) {
     tn_value *v = &g->values[value];
     v->bytes = v->padded_bytes > 0 ? v->padded_bytes : (int64_t)tn_node_bytes(v->node);
@@ -247,8 +247,8 @@ tn_status tn_lay_out(tn_graph_plan *g, size_t *arena_bytes, size_t *host_bytes, 
 }
 
 /* ==== best-fit offsets in the arena =============================================================================== */
-/* An unrolled network has thousands of blocks in use at once. Free gaps are therefore kept in a treap ordered by size
- * and offset, and each position has a list of the blocks that end there, so taking and releasing cost O(log blocks). */
+/* An unrolled network has thousands of blocks in use at once. So free gaps are kept in a treap ordered by size and
+ * offset, and each position has a list of the blocks that end there; allocating and releasing cost O(log blocks). */
 
 enum { ALIGN = 64 };
 
@@ -451,7 +451,7 @@ void tn_arena_pass_on(tn_arena *a, int from, int to, int last) {
 
 typedef struct state_block {
     tn_buffer *memory;
-    _Atomic int64_t users; /* states, and who makes them */
+    _Atomic int64_t users; /* states, and the function that makes them */
 } state_block;
 
 static void block_let_go(void *ctx) {
@@ -471,7 +471,7 @@ static tn_status block_new(tn_device *d, size_t bytes, state_block **out) {
     return TN_OK;
 }
 
-/* A state like `zero` whose value is what lies there; NULL when memory is out. */
+/* A state like `zero` with the memory at `at` as its value; NULL if memory is out. */
 static tn_tensor *state_at(state_block *b, int64_t at, const tn_node *zero) {
     tn_buffer *home;
     char *address = (char *)b->memory->address + at;

@@ -1,9 +1,10 @@
-/* lower.c — a group to a KIR program, with decoding of block-quantised weights.
+/* lower.c — lowers a group to a KIR program, and decodes block-quantized weights in it.
  *
- * Lowering pulls: to store a member at an index, its value is asked for at that index; an op asks its inputs at theirs;
- * a value in memory answers with a load. Indices are affine in the program's axes, so views, broadcasts and slices cost
- * nothing. A member of the group answers with what was computed for it — if it is asked for where it is stored; else it
- * cannot share this kernel, and the group is given up with `forbid` naming it. */
+ * Lowering works backwards: to store a member at an index, it asks for the member's value at that index; the op asks
+ * for its inputs at their indices; a value in memory becomes a load. Indices are affine in the program's axes, so
+ * views, broadcasts and slices cost nothing. If a member of the group is asked for at the index where it is stored, its
+ * computed value is used; at any other index it cannot be in this kernel, and lowering stops with `forbid` naming
+ * it. */
 #include <math.h>
 #include <stddef.h>
 #include <string.h>
@@ -73,7 +74,8 @@ static void memo_add(tn_lowering *w, int value, kir_val mask, uint64_t hash, con
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-/* What a kernel with too many operands can do without: a further result, or else the largest part of its only one. */
+/* The part to remove from a kernel with too many operands: a further result, or else the largest part of its only
+ * one. */
 static int part_to_leave(const tn_lowering *w) {
     const tn_group *group = w->group;
     for (size_t i = 0; i < group->member_count; i++)
@@ -88,13 +90,13 @@ static int part_to_leave(const tn_lowering *w) {
     return most;
 }
 
-/* Beyond these a kernel is taken apart, if it can be: what is one piece and has more is the host's, or nobody's. */
+/* Kernels with more buffers are split if possible; a single op that needs more runs on the host or fails. */
 int tn_most_buffers(const tn_graph_plan *g) {
     int most = g->binding->device->caps.max_bindings;
     return most > 0 && most < KIR_MAX_BUFFERS ? most : KIR_MAX_BUFFERS;
 }
 
-/* The buffer that stands for root's memory, seen as elements of `dtype`. root: a value, or TN_BLOCK. */
+/* The buffer for root's memory, accessed as elements of `dtype`. root: a value, or TN_BLOCK. */
 static int buffer_seen_as(tn_lowering *w, kir_builder *kb, int root, tn_dtype dtype) {
     tn_group *group = w->group;
     for (int b = 0; b < group->buffer_count; b++)
@@ -111,7 +113,7 @@ static int buffer_seen_as(tn_lowering *w, kir_builder *kb, int root, tn_dtype dt
         return 0;
     }
     int b = kir_buffer(kb, dtype);
-    for (int local = group->buffer_count; local < b; local++) /* those of workgroups, declared meanwhile */
+    for (int local = group->buffer_count; local < b; local++) /* local buffers of workgroups declared since */
         group->buffer_values[local] = TN_BLOCK;
     group->buffer_values[b] = root;
     group->buffer_dtypes[b] = (uint8_t)dtype;
@@ -148,7 +150,7 @@ static kir_val lowering_mask_of(const tn_lower *lw, const tn_lowering *w) {
     return lw->mask == KIR_NONE ? w->edge : kir_binary(lw->kb, KIR_AND, lw->mask, w->edge);
 }
 
-/* A weight that is quantised in blocks: a block's bytes are looked up, wherever they lie. */
+/* A block-quantized weight: its blocks are addressed as bytes, for any view. */
 static tn_blocks blocks_of(const tn_lower *lw, tn_lowering *w, const tn_value *v) {
     tn_blocks b = {.kb = lw->kb, .dtype = (tn_dtype)v->node->dtype, .mask = lowering_mask_of(lw, w)};
     b.bytes = buffer_seen_as(w, lw->kb, v->root, TN_U8);
@@ -208,7 +210,7 @@ static kir_aff block_place(void) {
     return index;
 }
 
-/* The accumulated block of a product, at the epilogue: whole numbers, or f32 before that is rounded to its dtype. */
+/* The accumulated block of a product in the epilogue: integers, or f32 before it is rounded to the result's dtype. */
 static kir_val load_block(tn_lower *lw, tn_lowering *w) {
     tn_group *group = w->group;
     bool whole = w->g->values[group->lead].node->dtype == TN_I32;
@@ -219,7 +221,7 @@ static kir_val load_block(tn_lower *lw, tn_lowering *w) {
 
 /* ---- pulling ----------------------------------------------------------------------------------------------------- */
 
-/* How many runtime scalars of a kind there may be: those of the recording, and numbers. */
+/* Maximum number of runtime scalars of each kind: those of the recording, and numbers. */
 enum { MOST_SCALARS = TN_GROUP_SCALARS / 2 };
 
 /* The program's number of a runtime scalar, which it gets with its first use; -1: there are too many of its kind. */
@@ -249,17 +251,16 @@ static kir_val pull_runtime_scalar(tn_lower *lw, tn_lowering *w, const tn_value 
     return tn_lower_narrow(lw->kb, dtype, t == KIR_I64 ? whole : kir_cast(lw->kb, t, whole));
 }
 
-/* Numbers that programs are made simpler by, or that only stand for themselves. NaN is none: a compiler that folds it
- * may lose what is made of it (PoCL stores nothing of a rounded NaN). */
+/* Numbers that simplify a program. NaN does not count: a compiler that folds it may drop what depends on it (PoCL
+ * stores nothing for a rounded NaN). */
 static bool is_structural(double v) {
     double size = fabs(v);
     return isinf(v) || size == 0.0 || size == 0.5 || size == 1.0 || size == 2.0;
 }
 
-/* Is this a number that a kernel gets with the launch? As part of the structure it would make a kernel of its own, and
- * compiling one takes a device a tenth of a second. The CPU takes some microseconds, and folds numbers except divisors,
- * which are often a number of elements and differ with each shape. What else is made of numbers alone is computed
- * here and now. */
+/* Whether this number is an argument of the launch. As a constant it would make a separate kernel, and compiling one
+ * takes a device about 0.1 s. The CPU takes microseconds and folds numbers, except divisors, which are often an element
+ * count and differ with each shape. Everything else made only of numbers is computed now. */
 static bool comes_with_launch(const tn_lowering *w, const tn_node *n) {
     tn_dtype t = (tn_dtype)n->dtype;
     return n->op == TN_OP_FULL && (w->dividing || !w->g->binding->device->is_cpu) && !w->folding &&
@@ -312,7 +313,7 @@ static kir_val pull_member(tn_lower *lw, tn_lowering *w, int value, const kir_af
     return give_up(lw, w, value);
 }
 
-/* Does the group find the value in memory, its own results apart? */
+/* Whether the group reads the value from memory (its own results excepted). */
 static bool is_read(const tn_lowering *w, int value) {
     const tn_value *v = &w->g->values[value], *root = &w->g->values[v->root];
     if (root->slot >= 0) return true;
@@ -332,9 +333,9 @@ static kir_val value_at(tn_lower *lw, tn_lowering *w, int value, const kir_aff *
     return compute(lw, w, value, at);
 }
 
-/* Small types compute as i32 or f32: a value that is used where it was made must still be what memory would have made
- * of it, or reading it could change what follows. What costs nothing (flops) only moves
- * elements that are so already. */
+/* Small dtypes compute as i32 or f32. A value that is used where it was computed must equal what a load from memory
+ * would give, or storing it would change later results. Ops without flops only move elements that are rounded
+ * already. */
 static kir_val pull(tn_lower *lw, tn_lowering *w, int value, const kir_aff *at) {
     bool loaded;
     kir_val r = value_at(lw, w, value, at, &loaded);
@@ -523,8 +524,8 @@ static void store_member(tn_lower *lw, tn_lowering *w, int value, const kir_aff 
     kir_store(lw->kb, b, &index, r, w->edge);
 }
 
-/* Everything is loaded before the first store: a result may get the memory of an operand that is read here last. What
- * the lead's kernel pools is the last member, and not the program's. */
+/* All loads come before the first store, because a result may share the memory of an operand that is read here last. A
+ * pooled value is the last member; the lead's kernel computes it, not the program. */
 static void emit_map(tn_lower *lw, tn_lowering *w) {
     size_t count = w->group->member_count - (w->group->pool >= 0);
     w->stores_known = false;
@@ -556,8 +557,7 @@ static void emit_scan(tn_lower *lw, tn_lowering *w) {
     loop_end(lw, w);
 }
 
-/* The number of loops that must have ended before a value can be computed; a reduction's
- * is one more than its input's. */
+/* Number of loops that must have ended before a value can be computed; a reduction's is one more than its input's. */
 static int phase_of(tn_lowering *w, int value) {
     tn_value *v = &w->g->values[value];
     bool here = v->group == w->group_id;
@@ -591,12 +591,12 @@ static kir_val reduced_value(tn_lower *lw, tn_lowering *w, int value) {
     w->building = value;
     kir_val r = v->row->impl->lower(lw, v->node, at);
     w->building = -1;
-    /* of two operands: its lowering ends in the reduction */
+    /* two operands: its lowering already ends in the reduction */
     if (v->row->impl->class_ == TN_MATMUL || v->row->impl->reduce == KIR_CHAIN) return r;
     return kir_reduce_value(lw->kb, (kir_reduce)v->row->impl->reduce, r, KIR_NONE);
 }
 
-/* A sum one after the other begins at −0. What is defined as a sum into zeros has +0 where nothing comes. */
+/* A sequential sum starts at −0. Ops that are defined as a sum into zeros give +0 for an empty sum. */
 static kir_val into_zeros(tn_lower *lw, const tn_value *v, kir_val r) {
     kir_type t = kir_type_of((tn_dtype)v->node->dtype);
     bool summed = v->row->impl->class_ == TN_REDUCTION && v->row->impl->reduce == KIR_SEQ;
@@ -632,7 +632,7 @@ static void emit_pass(tn_lower *lw, tn_lowering *w, int phase) {
         if (!is_reduction(w, value) || phase_of(w, value) != phase) continue;
         memo_add(w, value, KIR_NONE, index_hash(lw, w->row, rank), w->row, rank, into_zeros(lw, v, reduced[i]));
     }
-    /* Results a row, as soon as they are complete, so that later passes find them computed. */
+    /* Results per row are stored as soon as they are complete, so that later passes read them. */
     for (size_t i = 0; i < group->member_count; i++) {
         int value = group->members[i];
         bool a_row = !fills_space(w, value) && (!is_reduction(w, value) || phase > 0);
@@ -744,10 +744,10 @@ tn_status tn_lower_group(tn_graph_plan *g, int group_id) {
 }
 
 /* ==== block-quantised weights, decoded in a kernel ================================================================ */
-/* The memory is bound twice, as bytes and as factors: f16, in one format f32; the place of an element is computed from
- * its number, so any view of whole rows and any gather works. Formats are GGUF's; every value is s·u + t with one
- * rounding (kern.h), as tn_decode_blocks has it. A row of the table is a function: the formats differ in where bits
- * lie, and little else. */
+/* The memory is bound twice: as bytes and as factors (f16; in one format f32). The address of an element is computed
+ * from its index, so any view of whole rows and any gather works. The formats are GGUF's. Each value is s·u + t with
+ * one rounding (kern.h), as in tn_decode_blocks. A row of the table is a function, because the formats differ mainly in
+ * the positions of bits. */
 
 /* An element on its way: its block's first byte and first factor, and its place in the block. */
 typedef struct element {
@@ -792,7 +792,7 @@ static tn_quant decoded(kir_val s, kir_val u, kir_val t) { return (tn_quant){.u 
 
 /* ---- blocks of 32 ------------------------------------------------------------------------------------------------ */
 
-/* Four bits: those of elements 0 … 15 in the low halves of 16 bytes, of 16 … 31 in the high ones. */
+/* Four bits: elements 0 … 15 in the low halves of 16 bytes, 16 … 31 in the high halves. */
 static kir_val nibble_32(const element *e, int64_t offset) {
     kir_val byte = byte_at(e, offset, block_both(e, e->at, 15));
     return block_both(e, shift_by(e, byte, shl(e, shr(e, e->at, 4), 2)), 15);
@@ -849,8 +849,8 @@ static tn_quant decode_q2_k(const element *e) {
     return decoded(s, pair_bits(e, 16), t);
 }
 
-/* Scales of six bits: the low four of 0 … 7 and 8 … 15 share eight bytes, the high two of
- * i, i + 4, i + 8, i + 12 four. */
+/* Six-bit scales: the low four bits of scales 0 … 7 and 8 … 15 share eight bytes; the high two bits of i, i + 4, i + 8
+ * and i + 12 share one byte. */
 static tn_quant decode_q3_k(const element *e) {
     kir_val part = shr(e, e->at, 4);
     kir_val low = block_both(e, shift_by(e, byte_at(e, 96, block_both(e, part, 7)), shl(e, shr(e, part, 3), 2)), 15);
@@ -861,8 +861,8 @@ static tn_quant decode_q3_k(const element *e) {
     return decoded(times(e, half_at(e, 108), block_number(e, scale)), u, KIR_NONE);
 }
 
-/* Scale and minimum of the eight parts, six bits each: parts 0 … 3 in the low six of bytes 0 … 3 and 4 … 7; parts 4 … 7
- * have their low four bits in bytes 8 … 11 and their high two above those of parts 0 … 3. */
+/* Scale and minimum of the eight parts, six bits each: parts 0 … 3 in the low six bits of bytes 0 … 3 and 4 … 7; parts
+ * 4 … 7 have their low four bits in bytes 8 … 11 and their high two bits above those of parts 0 … 3. */
 static void scale_and_minimum(const element *e, kir_val *scale, kir_val *minimum) {
     kir_val part = shr(e, e->at, 5), quarter = block_both(e, part, 3);
     kir_val first = kir_binary(e->kb, KIR_LT, part, int_constant(e, 4));

@@ -47,7 +47,7 @@ static bool writes_slot(const tn_graph_plan *g, int slot) {
     return false;
 }
 
-/* What lies elsewhere at the next run would be packed each time. */
+/* A weight at another address in each run would be packed every time. */
 static bool shifts(const tn_graph_plan *g, int slot) {
     for (size_t i = 0; i < g->binding->shift_count; i++)
         if (g->binding->shifts[i].slot == slot) return true;
@@ -155,8 +155,8 @@ static tn_status make_cat(const tn_graph_plan *g, const tn_group *group, tn_nati
     return TN_OK;
 }
 
-/* Copies of views in which elements or short rows stand several times, as in images that grow: a program would take
- * them one by one. */
+/* Copies of views in which elements or short rows are repeated, as when images are enlarged: a KIR program would copy
+ * single elements. */
 static bool takes_copy(const tn_node *n) {
     enum { MOST_TIMES = 16, SHORT = 64, MANY = 1024 };
     int64_t offset, stride[TN_MAX_RANK], extent[TN_MAX_RANK] = {0}, step[TN_MAX_RANK] = {0}; /* innermost first */
@@ -175,7 +175,7 @@ static bool takes_copy(const tn_node *n) {
     return repeats && step[0] == 1 && extent[0] < SHORT;
 }
 
-/* What the kernel can do; whether it should is known of values (tn_value.copied). */
+/* What the kernel supports; whether it is used is decided per value (tn_value.copied). */
 static bool takes_cat(const tn_node *n) {
     enum { MANY = 1024 };
     return tn_dtype_size((tn_dtype)n->dtype) == 4 && n->n_in <= TN_CAT_PARTS && tn_node_numel(n) >= MANY;
@@ -206,7 +206,8 @@ static tn_status make_take(const tn_graph_plan *g, const tn_group *group, tn_nat
     return TN_OK;
 }
 
-/* Data, or what has a kernel of its own: of what is computed where it is looked up, only what is taken is computed. */
+/* Data, or the result of its own kernel. A value that is computed where it is looked up computes only the rows
+ * taken. */
 static bool is_there(const tn_node *x) {
     while (x->op != TN_OP_NONE && !tn_node_computed(x)) {
         tn_op_class c = tn_op(x->op)->impl->class_;
@@ -227,8 +228,8 @@ static bool takes_take(const tn_node *n) {
 
 /* ---- the table --------------------------------------------------------------------------------------------------- */
 
-/* What a kernel's result is: memory of its own; its first operand with some elements changed, each by itself; or that
- * with elements written that nobody counts on before the plan has ended. */
+/* A kernel's result: new memory; its first operand with some elements updated in place; or the same with elements
+ * appended that nothing reads before the plan has ended. */
 typedef enum result_kind { RESULT_FRESH, RESULT_UPDATED, RESULT_APPENDED } result_kind;
 
 typedef struct tn_native_row {
@@ -330,8 +331,9 @@ tn_status tn_native_make(const tn_graph_plan *g, const tn_group *group, tn_nativ
     return row->make(g, group, n, workspace);
 }
 
-/* Forms are looked for where another buffer is bound or it was written, and now and then, so that memory.c gives
- * pages of a file back: a model has hundreds of weights, none of which is in a cache between two tokens. */
+/* A packed weight is looked up if another buffer is bound or the buffer was written, and otherwise only now and then,
+ * so that memory.c can drop pages of a file. A model has hundreds of weights, none of which stays in a cache between
+ * two tokens. */
 static tn_status find_packed(tn_native *n, tn_buffer *const *bound) {
     enum { BETWEEN = 64 };
     tn_buffer *b = bound[n->packed_slot];
@@ -480,8 +482,8 @@ tn_status tn_make_cached_attention(const tn_graph_plan *g, const tn_group *group
     return TN_OK;
 }
 
-/* Keys and values are read as far as the sequence goes, not as far as the cache does; and a query meets half of the new
- * ones on average. */
+/* Keys and values are read up to the sequence's length, not the cache's; on average a query reads half of the new
+ * ones. */
 void tn_cost_of_cached_attention(const tn_native *n, tn_cost *cost) {
     const tn_attention_args *a = &n->attention;
     double old = (double)a->position, met = old + 0.5 * (double)(a->n + 1);
@@ -582,7 +584,7 @@ tn_status tn_make_sdpa_gradient(const tn_graph_plan *g, const tn_group *group, t
     return TN_OK;
 }
 
-/* Products alone: two forward, five backward; of a causal one half. */
+/* Only the products count: two forward, five backward; half if causal. */
 static double sdpa_flops(const tn_sdpa_args *a, double products) {
     double pairs = (double)(a->batch * a->heads * a->queries) * (double)a->keys * (a->causal ? 0.5 : 1.0);
     return products * pairs * (double)(a->features + a->value_features);
@@ -647,7 +649,7 @@ static tn_linalg_kind linalg_kind_of(int op) {
     return kinds[i].kind;
 }
 
-/* The LAPACK of a library that was asked for. */
+/* LAPACK of the requested library. */
 static void choose_library(tn_linalg_args *x, const char **by) {
     const tn_blas *asked = tn_blas_chosen(); /* once: another thread may choose meanwhile */
     const tn_lapack *lapack = tn_lapack_of(asked);

@@ -1,8 +1,8 @@
-/* native.h — what the glue of native kernels shares: a command made ready for one kernel of cpu/.
+/* native.h — shared by the files that make native groups: a command prepared for one kernel of cpu/.
  *
- * A kernel has two functions here. `make` works out, once, what does not change between runs: sizes, strides, room.
- * `run` puts addresses in place and calls it; the addresses are those of the operands' first elements. A further kernel
- * is a row in native.c, a member of the union and these two, in the file of its kind. */
+ * Each kernel has two functions here. `make` computes once what does not change between runs: sizes, strides,
+ * workspace. `run` sets the addresses of the operands' first elements and calls the kernel. A new kernel is a row in
+ * native.c, a member of the union, and these two functions in the file of its kind. */
 #ifndef TN_NATIVE_H
 #define TN_NATIVE_H
 
@@ -18,14 +18,14 @@ struct tn_native {
     void (*run)(tn_native *n, void *const *pointers);
     const struct tn_native_row *row;
     tn_dtype dtype;     /* the result's */
-    size_t result_from; /* bytes of the first operand that the result begins as, unless it lies there */
+    size_t result_from; /* bytes of the first operand that are copied to the result first, unless they share memory */
     /* the epilogue */
     tn_kernel *kernel; /* of the program, compiled once a structure */
-    kir_vm *vm;        /* the same, with caches of its own */
+    kir_vm *vm;        /* the same, with its own caches */
     int64_t *sizes;
     tn_fused_program *epilogue;     /* the kernel's, in its arguments; NULL: none */
     tn_fused_epilogue epilogue_ops; /* the same, where it is one */
-    /* the weight that the kernel reads, as it wants it */
+    /* the packed weight that the kernel reads */
     tn_packed_weight packed; /* of the buffer bound to packed_slot */
     int packed_slot;         /* -1: none */
     uint32_t packed_uses;
@@ -36,9 +36,9 @@ struct tn_native {
     bool packed_valid;
     void *packed_weight;
     const tn_blas *library; /* computes a product of floats instead; NULL: our kernel does */
-    const char *by;         /* that library, or the way that was measured to be the fastest; NULL: neither */
+    const char *by;         /* the library, or the way that measured fastest; NULL: neither */
     void *own;              /* memory of the kernel's arguments, or NULL */
-    size_t packed_at;       /* in the workspace, of a weight that is packed at each run */
+    size_t packed_at;       /* offset in the workspace of a weight that is packed at each run */
     /* a further kernel of the same launch, and what it is run with */
     tn_native *next;
     void *const *pointers;
@@ -49,7 +49,7 @@ struct tn_native {
         tn_experts_args experts;
         tn_argsort_args argsort;
         tn_scatter_args scatter;
-        tn_cat_args *cat; /* `own`: large, and there are few */
+        tn_cat_args *cat; /* `own`: large and rare */
         tn_take_args take;
         tn_kv_cache_write_args append;
         tn_attention_args attention;
@@ -70,8 +70,9 @@ struct tn_native {
 
 typedef tn_status tn_native_maker(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace);
 
-/* The epilogue of a kernel that is no product: whether it hands over blocks that are worth one, and how the
- * program's sizes, made for the lead's dims, become those that the kernel runs (false: an index does not fit). */
+/* The epilogue of a kernel that is not a product: whether it passes on blocks that are large enough, and how the
+ * program's sizes, made for the lead's dims, are converted to those that the kernel runs (false: an index does not
+ * fit). */
 typedef struct tn_native_epilogue {
     bool (*pays)(const tn_node *lead);
     bool (*fit)(const tn_node *lead, const tn_group *group);
@@ -79,9 +80,9 @@ typedef struct tn_native_epilogue {
 
 /* native.c. The program that joins a product's result, if its group has one. */
 tn_status tn_native_join(tn_native *n, const tn_group *group, tn_fused_program *epilogue);
-/* The same where rows and columns of the program are those of the product, which may then do it in registers. */
+/* The same if rows and columns of the program are those of the product, which may then apply it in registers. */
 tn_status tn_native_join_product(tn_native *n, const tn_group *group, tn_fused_program *epilogue);
-/* Is the memory bound to a slot the host's own, and left as it is by this plan? */
+/* Whether the slot's memory is the host's and not written by this plan. */
 bool tn_native_may_pack(const tn_graph_plan *g, int slot);
 /* An operand as a kernel of products sees it: the last two dims are rows and columns, those before them the batch. */
 void tn_native_matrix(const tn_value *v, tn_matrix *m);
@@ -89,14 +90,14 @@ void tn_native_matrix(const tn_value *v, tn_matrix *m);
 void tn_native_product(const tn_graph_plan *g, const tn_value *c, tn_gemm_args *out);
 
 tn_native_maker tn_make_matmul, tn_make_linear_stored; /* native_product.c */
-/* Can two products of one left operand be one launch? And `next` in that of `n`. */
+/* Whether two products with the same left operand can be one launch; adding `next` to the launch of `n`. */
 enum { TN_MOST_SIBLINGS = TN_QMAT_MOST_SIBLINGS };
 bool tn_native_are_siblings(const tn_native *a, const tn_native *b);
 void tn_native_add_sibling(tn_native *n, tn_native *next);
-/* Tells a product with a weight as it is stored which is the next one. Returns that, or `before` if `n` is none. */
+/* Links a product with a stored weight to the next one. Returns it, or `before` if `n` is not such a product. */
 tn_native *tn_native_set_next_weight(tn_native *n, tn_native *before);
-/* Can its rows be computed apart? And `count` such, each once it has its row of those before, in one launch, which
- * takes so much memory. */
+/* Whether its rows can be computed independently; running `count` such products in one launch, each row as soon as the
+ * rows before it are there, and the memory for that. */
 bool tn_native_is_row_fusable(const tn_native *n);
 tn_status tn_native_fuse_rows(tn_native *const *natives, int count, size_t *workspace);
 tn_native_maker tn_make_rope, tn_make_cache_append, tn_make_cached_attention;       /* native.c */
@@ -112,7 +113,7 @@ bool tn_takes_conv2d_wgrad(const tn_node *n);
 extern const tn_native_epilogue tn_conv2d_epilogue, tn_max_pool2d_epilogue;
 /* Is the image of one convolution better made by it where it is read, in the launch of `maker`? Then it is. */
 bool tn_conv_agree_on_producer(tn_value *v, tn_group *producer, tn_group *reader);
-/* Is the result of one convolution left with the zeros around it that another wants to see? Sets what changes. */
+/* Whether a convolution leaves its result with the zero-padded border that the reader needs. Sets what changes. */
 void tn_conv_agree_on_border(tn_value *v, tn_group *producer, tn_group *reader);
 /* of a conv2d_forward, conv2d_dgrad or conv2d_wgrad; no more than sizes */
 tn_conv_args tn_conv_sizes(const tn_node *n);

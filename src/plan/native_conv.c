@@ -1,11 +1,9 @@
-/* native_conv.c — convolutions and their gradients: the glue of cpu/conv.h.
+/* native_conv.c — native groups of convolutions, their gradients and pooling; the kernels are in cpu/conv.h.
  *
- * Filters that lie in bound memory which this plan does not write are packed once, as a form of their buffer; others at
- * each run. One filter a channel has a kernel of its own, in the order of its composition; so has pooling. Windows
- * of one tap are a product with the epilogue of a convolution, or a convolution where filters are columns. What none
- * takes
- * — other dtypes, other windows of one tap, which are plain products, gradients of one filter a channel — stays
- * composed. */
+ * A weight in bound memory that this plan does not write is packed once and kept with its buffer; others are packed at
+ * each run. Depthwise convolution has its own kernel, in the order of its composition; so has pooling. Windows with one
+ * tap are a product with a convolution's epilogue, or an NHWC convolution. What no kernel supports stays composed:
+ * other dtypes, other one-tap windows (plain products), depthwise gradients. */
 #include "ops/ops_common.h"
 #include "plan/native.h"
 
@@ -13,11 +11,11 @@
 
 enum { FEW_PIXELS = 8 }; /* a handful */
 
-static const int64_t PACK_LIMIT = (int64_t)64 << 20; /* bytes of packed filters that are kept beside them */
+static const int64_t PACK_LIMIT = (int64_t)64 << 20; /* bytes of a packed weight that is kept */
 
 /* ---- sizes ------------------------------------------------------------------------------------------------------- */
 
-/* Where a window's numbers stand among an op's attributes. */
+/* Positions of a window's numbers among an op's attributes. */
 typedef struct window_pixels {
     int stride, pad_before, dilation, groups;
 } window_pixels;
@@ -55,7 +53,7 @@ tn_conv_args tn_conv_sizes(const tn_node *n) {
     return sizes_of(n, &of_conv2d_forward, n->in[0], n, n->in[1]);
 }
 
-/* The greatest of each window of x [(images,) channels, size]: a window over each channel alone. */
+/* Max pooling of x [(images,) channels, size]: one window per channel. */
 static tn_conv_args sizes_of_pool(const tn_node *n) {
     const tn_node *x = n->in[0];
     tn_conv_args a = {.batch = 1, .channels = 1, .out_channels = 1, .max_pool = true};
@@ -86,9 +84,8 @@ bool tn_takes_conv_product(const tn_node *n) {
     return conv_takes(n, &a) && tn_conv_fits(&a);
 }
 
-/* A window of one tap that leaves nothing out is a product, which as such ends in a view that nothing joins: worth an
- * epilogue
- *  but where the result is next to nothing. */
+/* A window with one tap and stride 1 is a product. As a composed product it ends in a view, which has no epilogue; so
+ * it is native unless its result is tiny. */
 static bool is_one_tap(const tn_conv_args *a) {
     enum { LITTLE = 1 << 12 }; /* elements */
     bool plain = a->groups == 1 && a->batch > 0 && a->out_channels > 0 && a->channels > 0;
@@ -104,8 +101,7 @@ static bool takes_one_tap(const tn_node *n, const tn_conv_args *a) {
     return n->dtype == TN_F32 && is_one_tap(a) && !tn_blas_chosen();
 }
 
-/* Filters as columns take windows of one tap as they take others, and have an epilogue: worth it over many output
- * pixels. */
+/* The NHWC path computes one-tap windows like any others and has an epilogue; it pays for many output pixels. */
 static bool takes_nhwc_tap(const tn_node *n, const tn_conv_args *a) {
     enum { MANY = 32 };
     bool one = n->dtype == TN_F32 && a->kernel[0] * a->kernel[1] == 1 && tn_node_numel(n) > 0 && !tn_blas_chosen();
@@ -136,7 +132,7 @@ bool tn_takes_int_conv2d(const tn_node *n) {
     return bytes && tn_node_numel(n) > 0 && tn_conv_bytes_fits(&a);
 }
 
-/* Windows that lie side by side, from the first output pixel on. */
+/* Adjacent windows, starting at the first output pixel. */
 static void take_pool(tn_conv_args *a, const tn_node *pool) {
     tn_conv_args p = sizes_of_pool(pool);
     for (int d = 0; d < 2; d++) {
@@ -240,7 +236,7 @@ static void choose_way(const tn_graph_plan *g, tn_native *n, const tn_value *wei
     keep_packed(g, n, weight);
 }
 
-/* Operands where a product has them, with a result of their own or an epilogue's; as other kernels have them else. */
+/* Sets the operands: as a product has them if it has its own result or an epilogue, else as other kernels have them. */
 static void take_operands(tn_native *n, void *const *pointers) {
     bool joined = n->epilogue;
     n->conv.out = joined ? NULL : pointers[0];
@@ -268,7 +264,7 @@ static void run_correlate_depthwise(tn_native *n, void *const *pointers) {
     tn_conv_depthwise(&n->conv);
 }
 
-/* Images of one column lie down: the kernel's runs are along the last axis. The taps' order is the same. */
+/* Transposes images of one column, because the kernel runs along the last axis. The order of taps is the same. */
 static void lie_down(tn_conv_args *a) {
     if (a->size[1] != 1 || a->kernel[1] != 1 || a->out_size[1] != 1 || a->pad_before[1] != 0) return;
     int64_t *const pairs[] = {a->size,       a->kernel,   a->out_size,     a->stride,
@@ -279,8 +275,8 @@ static void lie_down(tn_conv_args *a) {
 
 /* ---- what is joined ---------------------------------------------------------------------------------------------- */
 
-/* An epilogue's axes are those of a product of a lead with the same dims: two of nothing, images, channels, rows,
- * columns. Kernels count output pixels alone. */
+/* Axes of an epilogue, as of a product whose lead has the same dims: two unused ones, images, channels, rows, columns.
+ * Kernels use only a flat index of output pixels. */
 enum { AXIS_IMAGES = TN_GEMM_BATCH_AXES - 2, AXIS_CHANNELS, AXIS_ROWS, AXIS_COLUMNS, AXES };
 
 /* An access's strides over images, channels and output pixels. false: output pixels are not at one distance. */
@@ -319,8 +315,8 @@ static bool fit_epilogue(const tn_node *lead, const tn_group *group) {
     return true;
 }
 
-/* One more than the number of the buffer in which the epilogue's only result lies as the convolution's would; 0: none.
- * */
+/* One more than the index of the buffer that holds the epilogue's only result, with the convolution's layout; 0:
+ * none. */
 static int only_result(const kir_program *p, const int64_t *sizes) {
     const kir_access *to = NULL;
     for (int i = 0; i < p->n_ins; i++) {
@@ -353,9 +349,9 @@ static void swap_epilogue(tn_native *n, const kir_program *p, int block_buffer) 
 
 /* ---- few output pixels ------------------------------------------------------------------------------------------- */
 
-/* The kernel's tiles are filters times output pixels; of a handful of output pixels most of a tile stays empty. Then
- * what the windows see is written out, an output pixel a row, and multiplied with the filters as columns: a product
- * whose chains run through the same k, for the same bits. */
+/* The kernel's tiles are filters × output pixels, so with few output pixels most of a tile is empty. Then im2col is
+ * written out, one output pixel per row, and multiplied with the filters as columns. The chains run through the same k,
+ * so the bits are equal. */
 static void pack_columns(const tn_packed_weight *weight_form, const void *from, void *to) {
     const int64_t *w = weight_form->word;
     int64_t k = w[PACKED_CHANNELS] * w[PACKED_KERNEL] * w[PACKED_KERNEL + 1];
@@ -366,7 +362,7 @@ static void pack_columns(const tn_packed_weight *weight_form, const void *from, 
     tn_gemm_pack(&args, TN_F32);
 }
 
-/* What the window of one output pixel sees: (channel, kernel row, kernel column). */
+/* im2col of one output pixel: (channel, kernel row, kernel column). */
 static void write_window(const tn_conv_args *a, const float *x, int64_t row, int64_t column, float *to) {
     for (int64_t c = 0; c < a->channels; c++, x += a->x_stride[1])
         for (int64_t i = 0; i < a->kernel[0]; i++) {
@@ -443,7 +439,7 @@ static void run_one_tap(tn_native *n, void *const *pointers) {
     tn_gemm_f32(product);
 }
 
-/* Filters times images, whose output pixels follow each other: the epilogue's axes are those of the product. */
+/* Filters times images with contiguous output pixels: the epilogue's axes are those of the product. */
 static tn_status make_one_tap(const tn_group *group, tn_native *n, size_t *workspace) {
     const tn_conv_args *a = &n->conv;
     int64_t out_pixels = a->out_size[0] * a->out_size[1], last = TN_GEMM_BATCH_AXES - 1;
@@ -531,7 +527,7 @@ tn_status tn_make_int_conv2d(const tn_graph_plan *g, const tn_group *group, tn_n
     return TN_OK;
 }
 
-/* Are rows and columns of the image those of its value for both? Not for one that lies down. */
+/* Whether rows and columns of the image are those of its value in both convolutions, so neither is transposed. */
 static bool both_stand(const tn_node *image, const tn_conv_args *made, const tn_conv_args *read) {
     bool stand = true;
     for (int d = 0; d < 2; d++)

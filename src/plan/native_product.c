@@ -1,12 +1,12 @@
-/* native_product.c — native matrix products: floats and stored weights; row-fused chains; products of one left operand.
+/* native_product.c — native matrix products: float and stored weights; row-fused chains; products with one left
+ * operand.
  *
- * A second operand that lies in bound memory which this plan does not write (a weight under inference) is packed once:
- * its packed form hangs on the buffer (tn_packed_weight), for all plans, and is made anew only when somebody wrote it.
- * */
+ * A second operand in bound memory that this plan does not write (a weight at inference) is packed once. The packed
+ * weight is kept with the buffer (tn_packed_weight) for all plans and is made again only after a write. */
 #include "plan/native.h"
 #include "plan/passes.h"
 
-static const int64_t PACK_LIMIT = (int64_t)64 << 20; /* bytes of one packed operand that is kept beside it */
+static const int64_t PACK_LIMIT = (int64_t)64 << 20; /* bytes of one packed operand that is kept */
 
 /* words of a form's name */
 enum { PACKED_DTYPE, PACKED_ROWS, PACKED_COLUMNS, PACKED_OFFSET, PACKED_ROW_STRIDE, PACKED_COLUMN_STRIDE };
@@ -17,7 +17,7 @@ enum { PACKED_DTYPE, PACKED_ROWS, PACKED_COLUMNS, PACKED_OFFSET, PACKED_ROW_STRI
 static tn_dtype packed_dtype(const tn_native *n) { return n->dtype == TN_I32 ? TN_I8 : n->dtype; }
 
 static bool worth_keeping_packed(const tn_graph_plan *g, const tn_native *n, const tn_value *b) {
-    enum { FEW = 8 }; /* columns that are packed in no time, or where the kernel had rather change sides */
+    enum { FEW = 8 }; /* columns that are packed in no time, or few enough for the kernel to swap its sides */
     const tn_value *root = &g->values[b->root];
     if (!tn_native_may_pack(g, root->slot) || n->gemm.n < FEW) return false;
     if (n->dtype == TN_I32 && !tn_gemm_takes_quads(&n->gemm)) return false;
@@ -29,7 +29,7 @@ static bool worth_keeping_packed(const tn_graph_plan *g, const tn_native *n, con
 static void pack_operand(const tn_packed_weight *weight_form, const void *from, void *to) {
     const int64_t *w = weight_form->word;
     tn_gemm_args args = {.batch = {1, 1, 1, 1}, .m = 1, .n = w[PACKED_COLUMNS], .k = w[PACKED_ROWS], .packed_b = to};
-    args.a_dtype = TN_U8; /* of bytes these alone are kept */
+    args.a_dtype = TN_U8; /* for bytes only these are kept */
     args.b_dtype = TN_I8;
     args.b.data = (char *)(uintptr_t)from + w[PACKED_OFFSET];
     args.b.row_stride = w[PACKED_ROW_STRIDE];
@@ -143,10 +143,10 @@ tn_status tn_make_matmul(const tn_graph_plan *g, const tn_group *group, tn_nativ
 
 /* ---- products with weights as they are stored -------------------------------------------------------------------- */
 
-enum { PACKED_ALIGN = 64, MANY_ROWS = 1 << 14 /* of a weight that takes long enough to see who is slower */ };
+enum { PACKED_ALIGN = 64, MANY_ROWS = 1 << 14 /* of a weight that takes long enough to tell which is slower */ };
 
-/* Piece by piece, each piece's pages of the file going back at once: a large weight is never in memory twice. Packed
- * rows stand in groups of 16, one group after the other. */
+/* Packs piece by piece and releases each piece's file pages, so a large weight is never in memory twice. Packed rows
+ * are in groups of 16. */
 static void pack_blocks(const tn_packed_weight *weight_form, const void *from, void *to) {
     enum { PIECE_BYTES = 1 << 20, GROUP = 16 };
     const int64_t *w = weight_form->word;
@@ -310,16 +310,15 @@ void tn_cost_of_experts(const tn_native *n, tn_cost *cost) {
 }
 
 /* ==== row-fused GEMM chains ======================================================================================= */
-/* A small network's layers take little more time than handing their rows from thread to thread does. So products that
- * follow each other in the order, or can, become a run: row r of each needs of the others' results their rows r alone,
- * and a thread takes its rows through all of them (cpu/gemm.c). Groups of a run write memory that no
- * other one of it reads or writes but so, which layout.c sees to. Weights beyond a share of the second cache would be
- * fetched anew for each block of rows, and are left to products of their own. */
+/* A small network's layers take little more time than passing their rows between threads. So consecutive products form
+ * a chain: row r of each needs only row r of the results before it, and a thread takes its rows through all of them
+ * (cpu/gemm.c). layout.c makes sure that groups of a chain share memory only in this way. Weights beyond a share of the
+ * second-level cache would be fetched again for each block of rows, so they stay separate products. */
 
 enum {
     FAR = 24, /* groups that a product may be moved past */
     BY_ROWS_MANY_ROWS =
-        256 /* with fewer, threads had rather share the columns of a weight that they have just changed */
+        256 /* with fewer, it is better if threads share the columns of a weight that they have just written */
 };
 
 /* ---- what may be in a run ---------------------------------------------------------------------------------------- */
@@ -364,8 +363,8 @@ static bool made_in(const tn_graph_plan *g, const run *r, int value) {
     return at >= r->first && at < r->first + r->count;
 }
 
-/* Does row r of the group's result read nothing of the run but rows r? Its first operand as it was stored; what joins
- * it at the place that it writes. */
+/* Whether row r of the group's result reads only rows r of the chain: its first operand as stored, and the operands of
+ * its epilogue at the place that it writes. */
 static bool reads_own_rows(const tn_graph_plan *g, const run *r, const tn_group *group) {
     const tn_value *lead = &g->values[group->lead];
     int own = (int)(group - g->groups);
@@ -382,7 +381,8 @@ static bool reads_own_rows(const tn_graph_plan *g, const run *r, const tn_group 
     return true;
 }
 
-/* Can the group at this position stand directly behind the run? What lies between must not make what it needs. */
+/* Whether the group at this position can run directly after the chain: the groups between must not compute its
+ * operands. */
 static bool may_follow(const tn_graph_plan *g, const run *r, int position) {
     const tn_group *group = &g->groups[g->order[position]];
     if (!is_product(g, group) || row_run_rows_of(g, group) != row_run_rows_of(g, &g->groups[g->order[r->first]]))
@@ -438,13 +438,13 @@ tn_status tn_fuse_gemm_rows(tn_graph_plan *g) {
 }
 
 /* ==== products that share their left operand ====================================================================== */
-/* Weights stay where they are: the launch goes over several of them, with the operand rounded once and threads woken
- * once. A product that needs no more than is there before the first of a chain is moved behind the last. It may also
- * need what a product of the chain makes, if its epilogue reads there just the places at which it writes itself: these
- * are computed by the same thread, one after the other. What a chain touches is laid out as if it was all done at once,
- * so large results are not moved up: they would wait for their readers. */
+/* Sibling products: one launch computes the products of one left operand with several weights, which rounds the operand
+ * and wakes the threads once. A product whose operands exist before the first of the launch is moved behind the last.
+ * Its epilogue may also read another product's result at exactly the places that it writes; the same thread computes
+ * these in order. The memory of a launch is laid out as if all products ran at once, so large results are not moved up:
+ * they would wait for their readers. */
 
-enum { WITHIN = 32 }; /* groups behind the last of a chain that are looked at */
+enum { WITHIN = 32 }; /* groups after the last product that are examined */
 
 typedef struct chain {
     int first, count; /* positions */
@@ -467,7 +467,8 @@ static bool reads(const tn_group *group, int value) {
     return false;
 }
 
-/* What `group` reads of group `made`, which is to be in the same launch, it reads at the places where it writes. */
+/* Whether `group` reads the result of group `made`, which is to be in the same launch, only at the places that it
+ * writes. */
 static bool reads_same_places(const tn_graph_plan *g, const tn_group *group, int made) {
     const tn_value *lead = &g->values[group->lead];
     if (!tn_same_shape(lead->node, g->values[g->groups[made].lead].node)) return false;
@@ -480,7 +481,7 @@ static bool reads_same_places(const tn_graph_plan *g, const tn_group *group, int
     return true;
 }
 
-/* Its memory may become the result of who reads it last, while others of the launch are still at it. */
+/* Its memory may be reused for a result of its last reader, while other products of the launch still run. */
 static bool shares_more(const tn_graph_plan *g, const tn_group *group, const tn_group *other) {
     for (int k = 0; k < group->read_count; k++) {
         int v = group->reads[k];

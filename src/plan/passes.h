@@ -1,5 +1,4 @@
-/* passes.h — what single passes share: compositions of ops, arena offsets, lowering in progress, measured choices of
- * products. */
+/* passes.h — shared by the planner's passes: compositions of ops, the arena, lowering in progress, tuned products. */
 #ifndef TN_PASSES_H
 #define TN_PASSES_H
 
@@ -33,12 +32,12 @@ tn_node *tn_join_slice_gradients(tn_build *b, tn_node *x, tn_node *y);
 
 /* ==== arena offsets =============================================================================================== */
 
-/* A piece of the arena in use. Blocks are linked by offset, by the position at which they end, and as a treap of the
- * gaps before them. Links are numbers of blocks, -1: none. */
+/* A block of the arena in use. Blocks are linked by offset, by the position at which they end, and as a treap of the
+ * gaps before them. Links are indices of blocks, -1: none. */
 typedef struct tn_arena_block {
     int64_t offset, bytes, gap; /* gap: free bytes before it */
     int last;                   /* position of the last group that needs it */
-    int value;                  /* that lies there; -1: none, or a workspace */
+    int value;                  /* the value in it; -1: none, or a workspace */
     int before, after;
     int ends_with, ends_after; /* its neighbours in the list of those with this `last` */
     int left, right;           /* treap of gaps */
@@ -61,19 +60,19 @@ typedef struct tn_arena {
 /* For groups at positions 0 … positions - 1, and `values` values. Call tn_arena_end also after a failure. */
 tn_status tn_arena_begin(tn_arena *a, int positions, size_t values);
 void tn_arena_end(tn_arena *a);
-/* Room for `value` (-1: for nobody to find) until the group at position `last` has run, in the smallest gap that fits.
- */
+/* Allocates space for `value` (-1: not looked up later) until the group at position `last` has run, in the smallest gap
+ * that fits. */
 tn_status tn_arena_take(tn_arena *a, int64_t bytes, int last, int value, int64_t *offset);
 /* Releases the blocks whose last group comes before `position`. */
 void tn_arena_release_before(tn_arena *a, int position);
-/* The block in which a value lies, or NULL. */
+/* The block of a value, or NULL. */
 const tn_arena_block *tn_arena_find(const tn_arena *a, int value);
 /* Gives the block of value `from` to value `to`, which needs it until `last` (in-place results). */
 void tn_arena_pass_on(tn_arena *a, int from, int to, int last);
 
 /* ==== lowering in progress ======================================================================================== */
-/* A workgroup kernel makes a program of workgroups and asks, where it loads an operand or has a finished element, for
- * what the group's values are there. */
+/* A workgroup kernel writes a program of workgroups and calls back for each operand element that it loads and each
+ * finished element. */
 
 typedef struct tn_memo_entry {
     int value;
@@ -83,7 +82,7 @@ typedef struct tn_memo_entry {
     size_t at; /* the first of its index */
 } tn_memo_entry;
 
-/* What was computed in the group that is being lowered; its arrays serve all groups of a plan. */
+/* Values already computed in the group that is being lowered; the arrays are reused for all groups of a plan. */
 typedef struct tn_memo {
     tn_memo_entry *entries;
     size_t count, capacity;
@@ -97,50 +96,50 @@ typedef struct tn_lowering {
     int group_id, region, loops_made;
     int loop_rank, first_loop_axis, loop_axes;
     const tn_node *space_node;
-    int building;       /* the member whose value is being made, so that it is not asked of itself */
+    int building;       /* the member that is being computed, which must not be read itself */
     kir_val edge;       /* workgroup kernels: where there is an element of the result at all; KIR_NONE: everywhere */
     kir_val lead_value; /* workgroup kernels: the lead's element at `space`, or KIR_NONE */
-    bool folding;       /* what is made of numbers alone is being computed: they are constants there */
+    bool folding;       /* a value made of constants is being computed: numbers are constants there */
     bool stores_known;  /* stores_at is the place of what is computed at `space` */
     bool dividing;      /* what is asked for is a divisor */
     tn_memo *memo;
     tn_status status;
     kir_aff stores_at;
-    /* zero at first as far as the lead's rank or its operand's goes: they are large */
+    /* only the first dims (the rank of the lead or its operand) are zeroed, because these are large */
     kir_aff space[TN_MAX_RANK]; /* index of the full space */
     kir_aff row[TN_MAX_RANK];   /* ROWS: index of the lead's result */
-    kir_aff loop[TN_MAX_RANK];  /* ROWS with a loop space of its own */
+    kir_aff loop[TN_MAX_RANK];  /* ROWS with a separate loop space */
 } tn_lowering;
 
 extern const tn_lower_calls tn_lowering_calls; /* what the ops' lower functions call */
 
 tn_status tn_lowering_begin(tn_lowering *w, tn_graph_plan *g, int group);
-/* The value at an index of its own, loaded where `mask` holds. lw->group is a tn_lowering. */
+/* The value at the given index, loaded where `mask` holds. lw->group is a tn_lowering. */
 kir_val tn_lowering_value(tn_lower *lw, int value, const kir_aff *at, kir_val mask);
-/* Whether packets of 16-bit elements can be loaded along `dim` (kir.h, FETCH): it lies in memory, along this dim
- * element by element, and all begins at multiples of them. And one such packet, named like a value. */
+/* Whether packets of 16-bit elements can be loaded along `dim` (kir.h, FETCH): the value is in memory, contiguous along
+ * this dim and aligned to packets. The second function loads a packet. */
 bool tn_lowering_has_packets(const tn_lowering *w, int value, int dim);
 kir_val tn_lowering_packet(tn_lower *lw, int value, const kir_aff *at, kir_val mask);
-/* The buffer that stands for a root value's memory, seen as elements of `dtype`. */
+/* The buffer for a root value's memory, accessed as elements of `dtype`. */
 int tn_lowering_buffer(tn_lower *lw, int value, tn_dtype dtype);
 /* Computes and stores what the group makes of the lead's element `value` at index `at`, where `mask` holds. */
 void tn_lowering_results(tn_lower *lw, const kir_aff *at, kir_val value, kir_val mask);
 
 /* ==== measured choices of products ================================================================================ */
 
-/* A way that was measured: one of our own (library NULL), or a library's. */
+/* A measured way: one of our own (library NULL), or a library's. */
 typedef struct tn_way {
     tn_gemm_way own;
     const tn_blas *library;
     const char *name; /* lives for ever */
 } tn_way;
 
-/* Looks the product up; with TN_TUNING_FIRST_USE it is measured if the record does not know it. `kept`: B's packed form
- * will be kept. `libraries`: they may take part. false: by rule. */
+/* Looks the product up; with TN_TUNING_FIRST_USE it is measured if it is not in the tune cache. `kept`: B's packed form
+ * will be kept. `libraries`: whether they are allowed. false: choose by rule. */
 bool tn_tune_product(const tn_gemm_args *args, tn_dtype dtype, bool kept, bool libraries, tn_way *out);
 
-/* The tile of a workgroup kernel for this product on a device (tuner.c), for tn_gemm_shape; 0: by rule. With
- * TN_TUNING_FIRST_USE it is measured if the record does not know it. */
+/* The tile of a workgroup kernel for this product on a device (tuner.c), as in tn_gemm_shape; 0: by rule. With
+ * TN_TUNING_FIRST_USE it is measured if it is not in the tune cache. */
 struct tn_device;
 int tn_tune_tile(struct tn_device *d, const tn_gemm_shape *s, const tn_group_limits *limits);
 

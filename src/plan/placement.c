@@ -1,11 +1,11 @@
-/* placement.c — where each group of a plan is computed: its device, the host, or a vendor library.
+/* placement.c — decides where each group of a plan is computed: on its device, on the host, or by a vendor library.
  *
- * A device computes what it has a kernel for: a program whose types, sizes and memory it takes and which its compiler
- * accepts. The rest is the host's. Nothing else is moved, with one exception: a small map between two groups of the
- * host follows them, since its operands and results would travel for nothing.
+ * A device computes a group if it supports the program's types, sizes and memory, and its compiler accepts the kernel.
+ * The host computes the rest. Nothing else is moved, with one exception: a small element-wise group between two groups
+ * of the host is computed there too, to save copying its operands and results.
  *
- * What the host computes is never silent. The plan keeps an entry for each operation, people read one line a device and
- * reason, and a device that was opened strictly makes it an error. */
+ * Fallback to the host is always reported. The plan keeps an entry for each operation, the log has one line per device
+ * and reason, and for a device that was opened with the strict policy it is an error. */
 #include <stdio.h>
 #include <string.h>
 
@@ -137,7 +137,7 @@ static bool small_map(const tn_graph_plan *g, const tn_group *group) {
     return tn_value_numel(&g->values[group->lead]) <= SMALL_MAP;
 }
 
-/* Does everything that a group reads come from the host, or is it small data? */
+/* Whether everything that a group reads is computed on the host or is small data. */
 static bool fed_by_host(const tn_graph_plan *g, const tn_group *group, int own) {
     bool any = false;
     for (int b = 0; b < group->buffer_count; b++) {
@@ -230,14 +230,14 @@ void tn_place_tell(const tn_plan *p) {
 }
 
 /* ==== vendor libraries ============================================================================================ */
-/* The library is asked before anything is fused, for it is told where its operands will lie: views and data where they
- * are, everything else stored whole. A product that it takes stands alone: nothing joins it, and what it reads is in
- * memory. One that it does not take is ours, as if nobody had asked, and explain says why.
+/* The library is asked before fusing, because it is told the layout of its operands: views and data as they are, all
+ * others stored contiguous. A product that it accepts is not fused with anything and reads memory. A product that it
+ * does not accept is computed by our kernels, and explain gives the reason.
  *
- * A convolution is asked for earlier, before it would be composed: as a node, whose inputs are whole or are not. */
+ * A convolution is offered earlier, as a node, before its composition is made; its inputs are contiguous or not. */
 
-/* Buffers and places in the arena begin at multiples of it: drivers see to that, and hal/memory.c looks. Memory that a
- * program brings along is that of devices which compute in the host's, and has no vendor's library. */
+/* Buffers and arena offsets are multiples of this: drivers guarantee it, and hal/memory.c checks. Memory that the
+ * caller provides belongs to devices that compute in host memory, which have no vendor library. */
 enum { ADDRESSES = 64 };
 
 /* Bytes that an operand's address is a multiple of, a power of two. */
@@ -341,8 +341,8 @@ tn_status tn_vendor_ask(tn_graph_plan *g, const tn_node *n, bool *taken) {
     return TN_OK;
 }
 
-/* To the values: equal ones need but one call. What the library refused was perhaps composed, of others that it refused
- * too: the first reason is what explain says. */
+/* Gives the answers to the values: equal ones need only one call. An op that the library refused may be composed of
+ * others that it refuses too; explain gives the first reason. */
 static void give_answers(tn_graph_plan *g) {
     for (size_t i = g->answer_count; i-- > 0;) {
         tn_vendor_answer *answer = &g->answers[i];

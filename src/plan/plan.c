@@ -1,12 +1,11 @@
-/* plan.c — groups → commands: the order, the commit section; and running them.
+/* plan.c — makes the commands of a plan from its groups (order, commit section), and runs them.
  *
- * All memory is known before the first launch (layout.c): results in buffers of their own, states in their homes, the
- * rest in one arena laid out by when each value is last read. New values of states are written last: what runs before
- * can be run again, here or elsewhere.
+ * All memory is reserved before the first launch (layout.c): results have their own buffers, states their homes,
+ * everything else is in one arena laid out by lifetimes. New values of states are written last, so everything before
+ * can be run again, on this device or another.
  *
- * A plan of a device that lacks something has groups which the host computes (placement.c): what they read is fetched
- * into the host's part of the memory, once a run, and what the device or the caller needs of their results is sent
- * back. */
+ * If the plan's device cannot compute a group, the host does (placement.c). The operands of such groups are copied to
+ * the host part of the memory once per run; results that the device or the caller needs are copied back. */
 #include "plan/plan.h"
 #include "gen/ops_build.h"
 #include "hal/hal.h"
@@ -20,8 +19,8 @@
 static int last_member(const tn_group *group) { return group->members[group->member_count - 1]; }
 
 static void sort_by_last_member(const tn_graph_plan *g, int *groups, int count) {
-    /* Groups were made from the last value to the first, so this is nearly sorted in
-     * reverse: insertion from the back. */
+    /* Groups were made from the last value to the first, so the list is nearly sorted in reverse: insert from the
+     * back. */
     for (int i = 1; i < count; i++)
         for (int j = i; j > 0 && last_member(&g->groups[groups[j - 1]]) > last_member(&g->groups[groups[j]]); j--) {
             int swap = groups[j];
@@ -86,7 +85,7 @@ static void stamp_chained(tn_graph_plan *g, const int *groups, int count) {
     }
 }
 
-/* Equal kernels side by side, so that they can be one launch. What must keep its order comes last. */
+/* Moves equal kernels next to each other so that they can be one launch. Groups whose order matters come last. */
 static void gather_equal(tn_graph_plan *g, int *groups, int count) {
     stamp_chained(g, groups, count);
     for (int i = 1; i < count; i++)
@@ -100,7 +99,7 @@ static void gather_equal(tn_graph_plan *g, int *groups, int count) {
         }
 }
 
-/* Marks the groups that make states' new values, and whose results only such groups read: they run last. */
+/* Marks the groups that compute new values of states and whose results only such groups read. They run last. */
 static void mark_commits(tn_graph_plan *g) {
     int count = (int)g->group_count;
     for (int i = 0; i < count; i++)
@@ -114,9 +113,8 @@ static void mark_commits(tn_graph_plan *g) {
     }
 }
 
-/* The state that `group` appends to in place, -1 if it does something else. What was appended lies behind what a state
- * holds, so it may be there although the rest of the plan failed; and what it was made
- * from need not be kept to the end. */
+/* The state that `group` appends to in place; -1: none. Appended elements are after the valid part of the state, so
+ * they may be written even if the rest of the plan fails, and their operands need not be kept until the end. */
 static int appends_to(const tn_graph_plan *g, const tn_group *group) {
     const tn_value *v = &g->values[group->lead];
     if (!group->commit || group->kind != TN_GROUP_NATIVE || v->output < 0) return -1;
@@ -125,8 +123,8 @@ static int appends_to(const tn_graph_plan *g, const tn_group *group) {
     return home >= 0 && old->slot == home && tn_native_appends(g, group, home) ? home : -1;
 }
 
-/* The group behind which one that appends can run: the last that it needs, or that reads the state as it was. -1 when a
- * group that commits is among these. Positions are those before commits were moved. */
+/* Position of the last group that must run before an appending group: one that computes its operands or reads the old
+ * state. -1: one of these commits. Positions are those before commits were moved. */
 static int last_before_append(const tn_graph_plan *g, const tn_group *group, int home) {
     int last = 0;
     for (size_t k = 0; k < group->dep_count; k++) {
@@ -143,7 +141,7 @@ static int last_before_append(const tn_graph_plan *g, const tn_group *group, int
     return last;
 }
 
-/* Appends stand behind the last group that they wait for, in `early` by that group's position. */
+/* Places appending groups after the last group that they wait for; `early` is indexed by that group's position. */
 static void place_appends(tn_graph_plan *g, int *early) {
     for (int i = 0; i < (int)g->group_count; i++)
         early[i] = -1;
@@ -163,8 +161,8 @@ static void number_groups(tn_graph_plan *g) {
         g->groups[g->order[i]].position = i;
 }
 
-/* The order again: what computes, each append as soon as it can, at the end what commits.
- * room: three times the groups. */
+/* Reorders: computing groups first, each append as early as possible, commits at the end. room: three times the
+ * groups. */
 static void order_commits(tn_graph_plan *g, int *room) {
     int count = (int)g->group_count, kept = 0, late = 0;
     int *early = room, *first = room + count, *last = room + 2 * count;
@@ -481,7 +479,7 @@ static tn_command *add_copy(command_maker *m, tn_command_kind kind, int value, b
     return c;
 }
 
-/* What a group of the host reads and is not there yet. */
+/* Copies to the host the operands of a host group that are not there yet. */
 static void add_fetches(command_maker *m, const tn_group *group) {
     for (int k = 0; k < group->read_count; k++) {
         tn_value *v = &m->g->values[group->reads[k]];
@@ -495,7 +493,7 @@ static void add_fetches(command_maker *m, const tn_group *group) {
     }
 }
 
-/* What it made and the device's memory needs. */
+/* Copies to the device the results of a host group that are needed there. */
 static void add_sends(command_maker *m, const tn_group *group) {
     for (size_t k = 0; k < group->member_count; k++) {
         const tn_value *v = &m->g->values[group->members[k]];
@@ -519,7 +517,8 @@ static void add_copies(command_maker *m) {
     }
 }
 
-/* A program that changes some elements of its first operand begins with a copy of that, unless it lies there. */
+/* A program that updates some elements of its first operand starts with a copy of it, unless the result shares its
+ * memory. */
 static void add_update_copy(command_maker *m, const tn_group *group) {
     const tn_value *v = &m->g->values[group->lead], *old = &m->g->values[v->in[0]], *root = &m->g->values[old->root];
     int64_t offset = root->byte_offset + (int64_t)tn_dtype_bytes((tn_dtype)old->node->dtype, old->offset);
@@ -565,7 +564,7 @@ static tn_status allocate_commands(command_maker *m, size_t copies) {
     return tn_make_checks(m->g, p);
 }
 
-/* By slots, of which few have another address from one run to the next: counted, then put in their places. */
+/* Sorts patches by slot (counting sort), because few slots change their address from one run to the next. */
 static tn_status sort_patches(tn_graph_plan *g, tn_plan *p) {
     size_t slots = tn_plan_slots(p), bytes = p->patch_count * sizeof *p->patches;
     size_t *of = p->patches_of = tn_plan_own(p, (slots + 1) * sizeof *of);
@@ -611,8 +610,8 @@ static tn_status make_commands(tn_graph_plan *g, tn_plan *p, size_t copies) {
 
 /* ---- making ------------------------------------------------------------------------------------------------------ */
 
-/* A group could not be lowered. If it needs too many buffers, fusing counts buffers from now on (once per plan); else
- * the value that it refused gets a group of its own. */
+/* Called if a group could not be lowered. If it needs too many buffers, fusing counts buffers from now on (once per
+ * plan); otherwise the value that lowering refused becomes its own group. */
 static tn_status refuse_join(tn_graph_plan *g) {
     tn_value *v = &g->values[g->forbid];
     if (g->crowded && !g->counts_buffers) return TN_OK;
@@ -623,7 +622,8 @@ static tn_status refuse_join(tn_graph_plan *g) {
     return TN_OK;
 }
 
-/* Lowers all groups even if one refuses a value, so that the number of rounds does not grow with the groups. */
+/* Lowers all groups even if one refuses a value, so that the number of rounds does not grow with the number of
+ * groups. */
 static tn_status lower_groups(tn_graph_plan *g, bool *refused) {
     bool crowded = false;
     for (size_t i = 0; i < g->group_count; i++) {
@@ -639,7 +639,8 @@ static tn_status lower_groups(tn_graph_plan *g, bool *refused) {
     return TN_OK;
 }
 
-/* Fuses and lowers until no join is refused. Each round but one leaves a value alone, so it ends. */
+/* Fuses and lowers until no join is refused. Every round except the last makes one more value separate, so the loop
+ * ends. */
 static tn_status fuse_and_lower(tn_graph_plan *g) {
     for (bool refused = true; refused;) {
         refused = false;
@@ -793,7 +794,7 @@ void tn_plan_free(tn_plan *p) {
 
 size_t tn_plan_slots(const tn_plan *p) { return (size_t)host_slot(p) + 1; }
 
-/* What stays the same is not written: the pool's threads have it in their caches. */
+/* Unchanged addresses are not written, because the pool's threads have the cache line. */
 static void bind_slot(tn_plan *p, size_t slot, void *address) {
     if (p->addresses[slot] == address) return;
     p->addresses[slot] = address;
@@ -845,7 +846,7 @@ static tn_status run_command(tn_plan *p, const tn_command *c) {
     return TN_ERR_INTERNAL;
 }
 
-/* The same with its time taken; a device that works beside the host is waited for. */
+/* The same with timing. Waits for a device that runs asynchronously. */
 static tn_status run_timed(tn_profile *profile, tn_plan *p, const tn_command *c) {
     double begun = tn_now();
     TRY(run_command(p, c));
@@ -864,7 +865,7 @@ static tn_status prepare_commits(const tn_plan *p, size_t first) {
     return TN_OK;
 }
 
-/* Gathers the commands from `begin` on; without memory for it they stay as they are. */
+/* Makes one launch list of the commands from `begin`. If memory is out they stay separate. */
 static void make_launch_list(const tn_plan *p, size_t begin, size_t end) {
     tn_command_list *list = NULL;
     if (p->commands[begin].list) return; /* of a run that failed */
@@ -880,8 +881,8 @@ static void make_launch_list(const tn_plan *p, size_t begin, size_t end) {
         p->commands[i].listed = (int32_t)(end - i);
 }
 
-/* A plan that is run again and again on a device gathers its kernels in lists: one for each row of them that nothing
- * else stands between. States are written by lists of their own. */
+/* A plan that runs repeatedly on a device collects its kernels in launch lists, one for each uninterrupted row of
+ * kernels. Commands that write states have their own lists. */
 static void gather_all(const tn_plan *p) {
     enum { FEWEST = 2 };
     for (size_t i = 0, end; i<p->command_count; i = end> i ? end : i + 1) {
@@ -915,8 +916,8 @@ static tn_status run_commands(tn_plan *p) {
     return check < p->check_count ? tn_check_before(p, p->command_count, &check) : TN_OK;
 }
 
-/* A clock costs as much as a small kernel: of plans that take little time every sixteenth run is timed, for those
- * before it too, once the first have shown that they do. */
+/* Reading the clock costs as much as a small kernel. If the first runs of a plan were short, only every 16th run is
+ * timed, and counts for the runs before it. */
 static bool is_timed(const tn_plan *p) {
     enum { FIRST_RUNS = 4, TIMED_OF = 16 };
     const double little = 10e-6;

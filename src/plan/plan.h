@@ -47,7 +47,7 @@ typedef struct tn_output {
     int home; /* slot of the state's memory, or -1: a new buffer */
 } tn_output;
 
-/* A held value that is left out of an evaluation, since there is no memory for it. */
+/* A kept value that was left out of an evaluation because there is no memory for it. */
 typedef struct tn_postponed {
     tn_node *node;
     char *why;
@@ -59,15 +59,15 @@ typedef struct tn_shift {
     int64_t bytes;
 } tn_shift;
 
-/* Of a node that an evaluation needs; the low bits of an input's word in the key when it is a leaf, which is described
- * behind that word where it is met first; and the words before the first node. */
+/* Flag of a node that an evaluation needs; low bits of an input's word in the key if it is a leaf, which is described
+ * after that word on its first use; words before the first node. */
 enum { TN_MARK_NEEDED = 1, TN_KEY_LEAF = 2, TN_KEY_HEAD = 5 };
 
 /* Everything about one recording that a plan does not know: nodes in order, buffers, runtime scalar values. */
 typedef struct tn_binding {
     tn_recorder *recorder;
     tn_device *device;
-    bool elsewhere; /* there are outputs on other devices too, for a plan of their own */
+    bool elsewhere; /* there are also outputs on other devices, which get their own plan */
     tn_output *outputs;
     size_t output_count, output_capacity;
     tn_buffer **buffers; /* slots */
@@ -92,7 +92,7 @@ typedef struct tn_binding {
     const tn_node **work;
     size_t work_capacity;
     tn_pointer_map buffer_slots, leaf_ids;
-    tn_postponed *postponed; /* nodes that are no outputs now, though held */
+    tn_postponed *postponed; /* nodes that have handles but are left out of this run */
     size_t postponed_count, postponed_capacity;
     const tn_node *last_leaf; /* the leaf met last: often the next one too */
     int32_t last_leaf_id;
@@ -112,7 +112,7 @@ typedef struct tn_value {
     /* fuse.c */
     bool stored;  /* gets memory */
     bool copied;  /* a cat_few: its parts are made first and copied */
-    bool alone;   /* an attempt to join it failed: its own group, always stored */
+    bool alone;   /* joining it failed: always stored, in a group of its own */
     int group;    /* where it is computed, -1 while inlined */
     float weight; /* work to compute it again from what is in memory */
     int *pulls;   /* groups that need it, while inlined; then those that read it */
@@ -139,10 +139,10 @@ typedef struct tn_value {
     int64_t host_offset;             /* in the host's part of the plan's memory */
     bool fetched;                    /* a command that copies it there has been made */
     /* fuse.c */
-    int concat_into; /* its memory is a part of that of this value, from byte joined_at on; -1: it has its own */
+    int concat_into; /* value whose memory contains this one's, from byte joined_at; -1: it has its own memory */
     int64_t concat_at;
     /* placement.c */
-    struct tn_vendor_call *vendor; /* a library computes it on the device, alone; NULL: our kernels do */
+    struct tn_vendor_call *vendor; /* computed by a library on the device, unfused; NULL: by our kernels */
     const char *vendor_why;        /* … though a library was asked for; NULL: none was */
     bool by_engine;         /* the device's engine computes it, alone (op_engine.h) */
     const char *engine_why; /* … or why not: the rest of a sentence; NULL: nobody was asked */
@@ -150,7 +150,7 @@ typedef struct tn_value {
 } tn_value;
 
 enum { TN_BLOCK = -3 };
-/* A number's place among a group's runtime scalars: those of the binding are ≥ 0. */
+/* Index of a number among a group's runtime scalars; those of the binding are ≥ 0. */
 enum { TN_GROUP_SCALARS = 32 };
 static inline int tn_scalar_of_number(int value) { return -1 - value; }
 static inline int tn_number_of_scalar(int scalar) { return -1 - scalar; }
@@ -168,17 +168,17 @@ typedef struct tn_group {
     tn_group_kind kind;
     int *members; /* values computed here, in order */
     size_t member_count, member_capacity;
-    int pool;  /* a pooling of the only result, which the lead's kernel does on the way to memory; -1: none */
+    int pool;  /* pooling of the only result, done by the lead's kernel before it stores; -1: none */
     int lead;  /* the value whose shape is the space: MAP: any member; ROWS: a reduction; MATMUL: the product */
     int *deps; /* groups whose results it reads */
     size_t dep_count, dep_capacity;
     uint32_t seen;   /* stamp of the last search that met it */
     int position;    /* in the order of execution */
-    bool commit;     /* makes a state's new value, and only such groups read its results: runs last */
-    bool appends;    /* would commit, but appends to a state: runs as soon as nobody needs the state as it was */
+    bool commit;     /* computes a state's new value, and only such groups read its results: runs last */
+    bool appends;    /* commits, but by appending to a state: runs as soon as no group needs the old state */
     int next_append; /* the next of those that wait for the same group, -1: none */
     bool workgroup;  /* its product or native op is a program with workgroups after all */
-    bool updates;    /* … which writes some elements of its first operand's memory, if the result lies there */
+    bool updates;    /* … and updates elements of its first operand's memory, if the result shares it */
     bool checked;    /* it makes indices that have a range: it runs before anything commits */
     bool sibling;    /* it is computed in the launch of the one before it, together with that */
     bool row_fused;  /* … or behind it; row by row */
@@ -206,7 +206,7 @@ typedef struct tn_group {
     tn_kernel *kernel; /* of the program; placement.c loads it early to see whether the device takes it */
 } tn_group;
 
-/* What a vendor's library said to a convolution (placement.c). */
+/* A vendor library's answer for a convolution (placement.c). */
 typedef struct tn_vendor_answer {
     const tn_node *node;
     bool taken;
@@ -225,7 +225,7 @@ typedef struct tn_graph_plan {
     const tn_op_engine *engine; /* of the device; NULL: none */
     tn_recorder *recorder;
     size_t pending_before; /* nodes behind it in the recorder belong to the planner */
-    tn_scratch scratch;    /* what the arrays below, and those of values and groups, are cut from */
+    tn_scratch scratch;    /* memory of the arrays below and those of values and groups */
     tn_value *values;
     size_t value_count, value_capacity;
     tn_pointer_map value_of;     /* node → value */
@@ -246,7 +246,7 @@ typedef struct tn_graph_plan {
     struct tn_memo *memo; /* passes.h */
     uint32_t stamp;
     int64_t work;        /* values and groups that fusing has looked at, each round and search counted */
-    bool copying;        /* contiguous makes a copy even of what is in order: an output of its own */
+    bool copying;        /* contiguous() copies even a value that is in order, to get an output of its own */
     int forbid;          /* value that must not join a group, found while lowering; -1 */
     bool crowded;        /* … because the group needs too many buffers */
     bool counts_buffers; /* fusing counts them, since a group had too many */
@@ -259,7 +259,7 @@ tn_op_class tn_value_class(const tn_value *v);
 int tn_value_of(const tn_graph_plan *g, const tn_node *n);  /* compositions followed; -1 when it has none */
 bool tn_value_in_memory(const tn_graph_plan *g, int value); /* its root is a leaf or stored */
 int64_t tn_value_numel(const tn_value *v);
-bool tn_value_dense(const tn_value *v); /* its elements lie in order, one behind the other */
+bool tn_value_dense(const tn_value *v); /* its elements are contiguous in row-major order */
 
 /* Asks a library that was chosen for the plan's kind of device for a convolution; nodes of other ops are not taken. */
 tn_status tn_vendor_ask(tn_graph_plan *g, const tn_node *n, bool *taken);
@@ -267,16 +267,15 @@ void tn_vendor_forget(tn_graph_plan *g);
 /* Asks it for each product, and hands over what it said to convolutions (placement.c). */
 tn_status tn_vendor_choose(tn_graph_plan *g);
 tn_status tn_fuse(tn_graph_plan *g);
-/* Is this element-wise value, which several groups need, computed in each of them rather than stored (fuse.c)?
- * */
+/* Whether this element-wise value, which several groups use, is computed in each of them instead of stored (fuse.c). */
 bool tn_is_rematerialized(const tn_graph_plan *g, const tn_value *v);
 /* Does the group compute a value that another one stores, since it reads all that this is made of anyway? */
 bool tn_group_rematerializes(const tn_graph_plan *g, int group, int value);
-/* A kernel of src/cpu computes it, or a vendor's library on the device: it reads operands that lie in memory. */
+/* Computed by a kernel of src/cpu, or by a vendor library on the device: its operands must be in memory. */
 static inline bool tn_group_is_native(const tn_group *group) {
     return (group->kind == TN_GROUP_MATMUL || group->kind == TN_GROUP_NATIVE) && !group->workgroup;
 }
-/* Does the group pool this value of its, which then lies in the kernel's block alone? */
+/* Whether the group pools this value, which then exists only in the kernel's block. */
 static inline bool tn_group_pools(const tn_graph_plan *g, const tn_group *group, int value) {
     return group->pool >= 0 && g->values[group->pool].in[0] == value;
 }
@@ -290,8 +289,8 @@ bool tn_workgroup_takes(const tn_value *v);
 bool tn_workgroup_takes_node(const tn_node *n);            /* the same before it is a value */
 bool tn_workgroup_fuses(const tn_value *v);                /* it is one that element-wise values behind it may join */
 tn_status tn_workgroup_lower(tn_graph_plan *g, int group); /* builds it; g->forbid as above */
-/* Where an element of memory in blocks is looked up: `bytes` and `halves` are buffers of u8 and of its factors
- * (tn_block_factor) over it, and `mask` says where it is there. */
+/* Access to an element of block-quantized memory: `bytes` and `halves` are buffers of u8 and of its factors
+ * (tn_block_factor) over it; `mask`: where the element exists. */
 typedef struct tn_blocks {
     kir_builder *kb;
     tn_dtype dtype;
@@ -299,7 +298,7 @@ typedef struct tn_blocks {
     kir_val mask;
 } tn_blocks;
 tn_dtype tn_block_factor(tn_dtype dtype); /* f16, but f32 in TN_Q8_X */
-/* The parts of element `index` + `by`, which lies in the same block. */
+/* The parts of element `index` + `by`, which is in the same block. */
 tn_quant tn_lower_block_parts(const tn_blocks *b, const kir_aff *index, int by);
 kir_val tn_lower_block_element(const tn_blocks *b, const kir_aff *index); /* s·u + t in f32, rounded once */
 
@@ -307,22 +306,22 @@ kir_val tn_lower_block_element(const tn_blocks *b, const kir_aff *index); /* s·
 
 void tn_concat_choose(tn_graph_plan *g);                       /* sets `joined` of all values, whose users are known */
 void tn_concat_leave_host(tn_graph_plan *g);                   /* … of groups that the host computes: not after all */
-bool tn_concat_is_in_place(const tn_graph_plan *g, int value); /* it is joined of parts that lie in its memory */
+bool tn_concat_is_in_place(const tn_graph_plan *g, int value); /* concatenated in place */
 int tn_last_reader(const tn_graph_plan *g, int value);         /* position of the last group that needs its memory */
 
-/* Bytes of results that a group leaves in memory; and how many products in one launch may, none of which is freed
- * before all are there (native_product.c). */
+/* Limits of one launch of several products: bytes of results (none is freed before all are computed), and how many
+ * products (native_product.c). */
 enum { TN_MOST_MADE = 16 << 20 };
 int64_t tn_group_makes(const tn_graph_plan *g, const tn_group *group);
 /* The group at position `from` is computed at `to`, before those that stood there. */
 void tn_group_move_up(tn_graph_plan *g, int from, int to);
-/* Products of one left operand, and in which order, become one launch (native_product.c). Natives are there, places are
- * not. */
+/* Merges products with the same left operand into one launch, and chooses their order (native_product.c). Called after
+ * native groups are made, before the layout of memory. */
 void tn_fuse_siblings(tn_graph_plan *g);
-/* And products that need of each other's results their own rows alone (native_product.c). */
+/* Merges products of which each needs only the same rows of the one before (native_product.c). */
 tn_status tn_fuse_gemm_rows(tn_graph_plan *g);
-/* Results that one convolution reads get zeros around them, or are made where it reads them (fuse.c). Natives
- * are there, places are not. */
+/* Results that one convolution reads get a zero-padded border, or are computed inside the reader (fuse.c). Called after
+ * native groups are made, before the layout of memory. */
 void tn_pad_conv_results(tn_graph_plan *g);
 
 /* ---- memory (layout.c) ------------------------------------------------------------------------------------------- */
@@ -371,9 +370,9 @@ typedef struct tn_command {
     const tn_op_engine *op_engine; /* ENGINE_OP */
     tn_engine_op *engine_op;
     tn_device *device;             /* KERNEL: where; the plan's, or the cpu */
-    void **pointers;     /* operands, inside the plan's pointers; COPY, FETCH, SEND: to, from */
-    kir_scalar *scalars; /* NATIVE: its epilogue's; ENGINE: the recording's */
-    size_t bytes;        /* COPY, FETCH, SEND */
+    void **pointers;               /* operands, inside the plan's pointers; COPY, FETCH, SEND: to, from */
+    kir_scalar *scalars;           /* NATIVE: its epilogue's; ENGINE: the recording's */
+    size_t bytes;                  /* COPY, FETCH, SEND */
     bool commit;
     tn_command_list *list; /* KERNEL: this and the next listed - 1 commands gathered, NULL: not (yet) */
     int32_t listed;        /* commands in it */
@@ -405,9 +404,9 @@ typedef struct tn_plan {
     size_t pointer_count;
     tn_patch *patches; /* by slots … */
     size_t patch_count;
-    size_t *patches_of; /* … where those of each begin, and all of them end */
+    size_t *patches_of; /* … where those of each slot begin, and the end of all */
     kir_scalar *scalars;
-    int *scalar_source; /* binding runtime scalar behind each; -1: a number, which stands in runtime scalars */
+    int *scalar_source; /* runtime scalar of the binding for each; -1: a constant number */
     size_t scalar_count;
     void **addresses;                            /* of the slots, at the last run */
     int64_t runs, values_planned, planning_work; /* planning_work: tn_graph_plan's */
@@ -426,14 +425,14 @@ typedef struct tn_plan {
     size_t spare_bytes;
     tn_native **natives;
     size_t native_count;
-    struct tn_plan_check *checks;         /* by the command that they stand before */
-    size_t check_count, leaf_check_count; /* those of bound memory are first */
+    struct tn_plan_check *checks;         /* ordered by the command before which they run */
+    size_t check_count, leaf_check_count; /* checks of bound memory are first */
     const struct tn_plan_check *failed;   /* the check that ended the last run, or NULL */
     int threads; /* that memory was measured out for: a run uses no more, however many there are by then */
 } tn_plan;
 
-/* Between the two, nodes are recorded without gradients on `device`, and forgotten at the end: what compositions make
- * while a recording is looked at. */
+/* Between the two calls nodes are recorded without gradients on `device` and freed at the end: the nodes of
+ * compositions. */
 typedef struct tn_planner_state {
     tn_device *chosen;
     size_t pending;
@@ -444,12 +443,12 @@ tn_planner_state tn_planner_begin(tn_recorder *r, tn_device *device);
 void tn_planner_end(tn_recorder *r, const tn_planner_state *before);
 tn_status tn_plan_make(const tn_binding *b, tn_plan **out);
 void tn_plan_free(tn_plan *p);
-/* Runs on `arena` (arena_bytes at least). outputs[i] are the buffers of the outputs: the states' homes, or new ones.
- * What the commands took is added to *seconds, now or with a later run. */
+/* Runs with `arena` (at least arena_bytes). outputs[i]: the buffers of the outputs (homes of states, or new ones). The
+ * time of the commands is added to *seconds, now or by a later run. */
 tn_status tn_plan_run(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *outputs, tn_buffer *arena, tn_buffer *host,
                       const kir_scalar *scalars, double *seconds);
-/* The same in two steps, for a queue's thread: what is bound is worked out when the run is given; slots: addresses of
- * all, in order; forms: tn_native_packed_weight's, one a native; runtime scalars: the plan's own. */
+/* The same in two steps, for a queue's thread: addresses are resolved at submission. slots: addresses of all slots, in
+ * order; packed_weights: from tn_native_packed_weight, one per native; scalars: the plan's own copy. */
 size_t tn_plan_slots(const tn_plan *p);
 /* Where a bound slot begins; slots are asked for in order, *shift is 0 at the first. */
 void *tn_plan_address(const tn_plan *p, tn_buffer *const *bound, int slot, size_t *shift);
@@ -464,7 +463,7 @@ void tn_plan_patch(tn_plan *p, void **at, int slot, int64_t offset);
 
 tn_status tn_note_checked(tn_graph_plan *g, const tn_node *n); /* a node with a check that the plan needs */
 tn_status tn_find_checked(tn_graph_plan *g);                   /* their values; all values are there */
-void tn_want_checked(tn_graph_plan *g);                        /* they are to lie in memory */
+void tn_want_checked(tn_graph_plan *g);                        /* they must be stored in memory */
 void tn_mark_checked(tn_graph_plan *g);                        /* … and their groups do not commit */
 tn_status tn_make_checks(const tn_graph_plan *g, tn_plan *p);  /* room for them */
 /* Adds the checks of the values that `group` makes, before the next command; group -1: of those in bound memory.
@@ -488,9 +487,9 @@ typedef struct tn_placed {
     char where[160];              /* line, op, shape and dtype */
 } tn_placed;
 
-/* Gives each group to the plan's device or to the host, and loads the kernels. *again: a value turned out to be the
- * host's as a native group: fuse once more. Devices other than the cpu. Errors: TN_ERR_UNSUPPORTED when the host would
- * be needed and the device was opened strictly. */
+/* Assigns each group to the plan's device or to the host, and loads the kernels. *again: a value turned out to be a
+ * native group on the host, so fusing must be repeated. Not for the CPU. Errors: TN_ERR_UNSUPPORTED if the host is
+ * needed but the device was opened with the strict policy. */
 tn_status tn_place_groups(tn_graph_plan *g, tn_plan *p, bool *again);
 /* Notes with the device what the host computes, and says so on standard error once a reason. */
 void tn_place_tell(const tn_plan *p);
@@ -525,35 +524,35 @@ tn_status tn_device_try_exact(tn_device *d, uint64_t seed, bool *exact, char *wh
 
 /* ---- native kernels (native.c) ----------------------------------------------------------------------------------- */
 
-/* The values whose memory a native group reads and writes, in the order of its pointers: operands, then the workspace,
- * then the buffers of its epilogue. A negative entry: -1 none, TN_WORKSPACE. */
+/* The values whose memory a native group reads and writes, in the order of its pointers: operands, the workspace, the
+ * buffers of its epilogue. Negative: -1 none, TN_WORKSPACE. */
 enum { TN_WORKSPACE = -2, TN_NATIVE_POINTERS = TN_CAT_PARTS + 2 };
 /* Has the processor a kernel for it? What has none is its composition there too. */
 bool tn_native_takes(const tn_node *n);
-bool tn_native_joins(const tn_value *v); /* is no product, and element-wise values behind its kernel may join it */
+bool tn_native_joins(const tn_value *v); /* not a product, and element-wise values after its kernel may join it */
 /* Can `lead`, which may be joined, do this pooling of what joins it? */
 bool tn_native_pools(const tn_value *lead, const tn_value *pool);
 /* Makes the epilogue's sizes, which know the lead's dims, those that its kernel runs. false: an index does not fit. */
 bool tn_native_epilogue_fits(const tn_value *lead, const tn_group *group);
 int tn_native_operands(const tn_graph_plan *g, const tn_group *group, int values[TN_NATIVE_POINTERS]);
 size_t tn_native_byte_offset(const tn_value *v); /* of its first element in its root's memory */
-/* Does this group write over its first operand, touching only what it owns, while it
- * reads nothing else of that memory? */
+/* Whether this group overwrites its first operand, writing only elements that it owns, and reads nothing else of that
+ * memory. */
 bool tn_native_updates(const tn_graph_plan *g, const tn_group *group, int slot);
 /* … and is what it writes of no account when the plan fails later? */
 bool tn_native_appends(const tn_graph_plan *g, const tn_group *group, int slot);
 tn_status tn_native_make(const tn_graph_plan *g, const tn_group *group, tn_native **out, size_t *workspace);
 /* before the first launch: takes what memory it needs */
 tn_status tn_native_prepare(tn_native *n, tn_buffer *const *bound);
-/* The same in two steps: the form it wants, NULL when it wants none; and making it known. */
+/* The same in two steps: the packed weight that it needs (NULL: none), and storing it. */
 tn_status tn_native_packed_weight(tn_native *n, tn_buffer *const *bound, void **form);
 void tn_native_set_packed(tn_native *n, void *form);
 void tn_native_run(tn_native *n, void *const *pointers, const kir_scalar *scalars);
-/* What a product is run with that is in the launch of another one. */
+/* What a product that is part of another one's launch is run with. */
 void tn_native_run_sibling(tn_native *n, void *const *pointers, const kir_scalar *scalars);
 /* corrects it by what the last run met: how many keys there were */
 void tn_native_cost(const tn_native *n, tn_cost *cost);
-/* The library that computes it in place of a kernel of ours, or how measurements say that it is done best; NULL. */
+/* The library that computes it, or the measured choice of a way; NULL: neither. */
 const char *tn_native_by(const tn_native *n);
 void tn_native_free(tn_native *n);
 size_t tn_native_bytes(void);
@@ -569,7 +568,7 @@ tn_status tn_flush(tn_recorder *r, tn_node *const *targets, int count);
 tn_status tn_binding_make(tn_binding *b, tn_recorder *r, const tn_node *const *targets, int count);
 void tn_binding_free(tn_binding *b);
 bool tn_attributes_are_extents(int op); /* … and not in the key */
-/* No plan was found: which lines are to blame? What can vary there does so from now on; of others one warning tells
+/* Called if no plan was found: notes the source lines of numbers that may vary, and warns about other lines
  * (values.c). */
 typedef struct tn_plan_cache tn_plan_cache;
 void tn_vary_learn(const tn_plan_cache *c, const tn_binding *b);
@@ -606,7 +605,7 @@ struct tn_plan_cache {
 };
 tn_plan_cache *tn_plans_of(tn_recorder *r); /* NULL when memory is out */
 tn_status tn_plan_find(tn_plan_cache *c, const tn_binding *b, tn_plan **out);
-/* Room for the plan's intermediates and results, before anything runs; outputs that are no state are new buffers. */
+/* Reserves memory for intermediates and results before anything runs; outputs that are not states get new buffers. */
 tn_status tn_plan_reserve(tn_plan_cache *c, const tn_plan *p, tn_buffer *const *bound);
 void tn_plan_release_outputs(tn_plan_cache *c, const tn_plan *p, int count);
 kir_scalar tn_runtime_scalar_value_of(const tn_node *scalar);

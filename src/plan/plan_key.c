@@ -37,8 +37,8 @@ static void mark_outputs(tn_binding *b, const tn_node *const *targets, int count
         b->marks[b->postponed[i].node->index] &= (uint8_t)~OUTPUT;
 }
 
-/* In the order of the recording: the key says which nodes are outputs and not in which order. Those of the first one's
- * device: what is recorded on two devices is two plans. */
+/* Outputs are listed in recording order, because the key says which nodes are outputs, not their order. Only those on
+ * the first one's device: a recording on two devices is two plans. */
 static tn_status list_outputs(tn_binding *b) {
     const tn_recorder *r = b->recorder;
     for (size_t i = 0; i < r->count; i++) {
@@ -55,8 +55,9 @@ static tn_status list_outputs(tn_binding *b) {
     return TN_OK;
 }
 
-/* Does the value begin at another place of its root's memory at each run? Then it is bound as memory of its own, from
- * there on. A view of a state that this evaluation writes is not: who writes it must see who reads it. */
+/* Whether the value begins at another offset of its root's memory in each run. Then it is bound separately, from that
+ * offset. Not for a view of a state that this evaluation writes, because the planner must see that both share
+ * memory. */
 static bool is_bound_apart(const tn_binding *b, const tn_node *n) {
     if (!b->varies || !(n->flags & TN_NODE_VIEW) || !n->root->buffer || !b->device->is_cpu) return false;
     if (tn_dtype_block((tn_dtype)n->dtype) != 1 || tn_node_numel(n) == 0) return false;
@@ -89,7 +90,7 @@ static inline tn_status need_inputs(tn_binding *b, const tn_node *n, int32_t at,
     return TN_OK;
 }
 
-/* Inputs stand before their users, so one sweep from the end meets all that is needed; only expansions stand behind. */
+/* Inputs are recorded before their users, so one backward sweep finds all needed nodes. Only expansions come later. */
 static tn_status mark_needed(tn_binding *b) {
     const tn_recorder *r = b->recorder;
     size_t top = 0;
@@ -115,8 +116,8 @@ static tn_status room(tn_binding *b, size_t words) {
     return tn_mem_reserve(&b->key, &b->key_capacity, b->key_count + words, sizeof *b->key);
 }
 
-/* The words of a node are written through a cursor of their own, which stays in a register;
- * there is room for all of them. */
+/* The words of a node are written through a local cursor, which stays in a register; room was reserved for all of
+ * them. */
 static inline void put_key(uint64_t **at, uint64_t word) { *(*at)++ = word; }
 
 static inline bool has_symbols(const tn_node *n) {
@@ -171,8 +172,8 @@ static tn_status slot_of(tn_binding *b, tn_buffer *buffer, int32_t *slot) {
     return tn_map_put(&b->buffer_slots, buffer, *slot);
 }
 
-/* The slot of a value that is bound apart. *left: elements from where it is bound to the first one. It is bound at a
- * multiple of ALIGN bytes, so its alignment stays a part of the plan. */
+/* The slot of a value that is bound separately. *left: elements from the bound address to its first one. The address is
+ * a multiple of ALIGN bytes, so alignment stays part of the plan. */
 static tn_status slot_apart(tn_binding *b, const tn_node *n, int32_t *slot, int64_t *left) {
     enum { ALIGN = 64 };
     int64_t element = (int64_t)tn_dtype_size((tn_dtype)n->dtype), bytes = n->layout[0] * element;
@@ -240,7 +241,7 @@ static tn_status put_runtime_scalar(tn_binding *b, uint64_t **at, const tn_node 
     return note_runtime_scalar(b, n);
 }
 
-/* Extents stand in the key already, by symbol where they may vary: not again as attributes. */
+/* Extents are already in the key, by symbol where they may vary; they are not repeated as attributes. */
 bool tn_attributes_are_extents(int op) { return op == TN_OP_VIEW || op == TN_OP_EXPAND; }
 
 static tn_status put_attributes(tn_binding *b, uint64_t **at, const tn_node *n) {
@@ -288,7 +289,7 @@ static inline tn_status put_node(tn_binding *b, const tn_node *n) {
 
 static void put_word(tn_binding *b, uint64_t word) { b->key[b->key_count++] = word; }
 
-/* States whose new value is pending: their home is bound, and is where that value goes. */
+/* States with a pending write: their homes are bound, because the new values go there. */
 static tn_status put_homes(tn_binding *b) {
     for (tn_storage *s = b->recorder->written; s; s = s->next_written) {
         int32_t slot = -1;
@@ -423,8 +424,8 @@ tn_status tn_expand_node(tn_node *n) {
 }
 
 /* ==== table from pointers to small numbers ======================================================================== */
-/* Open addressing with linear probing, at most half full. It is cleared at every flush, so it starts small and never
- * shrinks: a recording of few leaves clears a few words. */
+/* Open addressing with linear probing, at most half full. The table is cleared at every flush; it starts small and
+ * never shrinks, so a recording with few leaves clears few words. */
 
 enum { FIRST_CAPACITY = 16 };
 

@@ -1,7 +1,8 @@
 /* profile.c — cost and time of each command.
  *
- * While a profile is on, every command that this thread runs, of whatever plan, is timed and added to the row of its
- * label, so that thirty layers alike are one row. A profile belongs to its caller; the thread knows which is on. */
+ * While a profile is active, every command that this thread runs, of any plan, is timed and added to the row of its
+ * label, so thirty equal layers are one row. A profile belongs to its caller; the thread has a pointer to the active
+ * one. */
 #include <string.h>
 
 #include "plan/plan.h"
@@ -47,7 +48,7 @@ static int64_t places_of(const tn_graph_plan *g, const tn_group *group) {
     return places;
 }
 
-/* At one place one element is read, so that of a table that rows are looked up in no more than these rows count. */
+/* Each access reads one element per point, so for a lookup table at most the rows that are read are counted. */
 static int64_t bytes_read(const tn_graph_plan *g, const tn_group *group, const tn_value *operand) {
     return bytes_of(operand, tn_min64(tn_value_numel(operand), places_of(g, group)));
 }
@@ -64,7 +65,7 @@ static double convolved(const tn_node *n) {
     return apart ? (double)tn_node_numel(other) / (double)apart : 0;
 }
 
-/* Of an element of the group's value: a product has as many multiplications and additions as its rows are long. */
+/* Per element of the group's value: a product has one multiplication and one addition per element of a row. */
 static double flops_of(const tn_graph_plan *g, const tn_group *group, int value) {
     const tn_value *v = &g->values[value];
     if (convolved(v->node) > 0) return 2 * convolved(v->node);
@@ -109,7 +110,7 @@ tn_profile *tn_profile_here(void) { return active; }
 
 void tn_profile_add(tn_profile *p, const tn_command *c, double seconds) {
     profile_row *row = find_or_add_row(p, tn_command_kind_name(c), c->label);
-    if (!row) return; /* memory is out: a profile with less in it harms nobody */
+    if (!row) return; /* out of memory: the profile lacks this row */
     tn_cost cost = c->cost;
     if (c->native) tn_native_cost(c->native, &cost);
     row->runs++;

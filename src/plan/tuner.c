@@ -1,8 +1,8 @@
-/* tuner.c — measuring the ways to compute products, on the CPU and on devices.
+/* tuner.c — measures the ways to compute products, on the CPU and on devices.
  *
- * The candidates of one class only: our own ways, which yield the same bits, and, if the caller allows it, libraries. A
- * child process times them on memory of its own with the product's sizes and layout, so a library that crashes or hangs
- * costs an entry ("own"), not the program. Only a gain of three hundredths counts: less is the clock's. */
+ * Candidates belong to one class: our own ways, which give the same bits, and, if the caller allows it, libraries. A
+ * child process times them with its own memory and the product's sizes and layout, so a library that crashes or hangs
+ * costs an entry ("own") and not the program. Gains below 3 % are ignored as noise of the clock. */
 #include <stdio.h>
 #include <string.h>
 
@@ -154,7 +154,8 @@ static void leave_out_one_thread(candidates *c) {
     c->count = n;
 }
 
-/* In turns, so that what else the machine does meets all alike; the least time of each counts, the first none. */
+/* The candidates are timed in turns, so that other load on the machine affects all of them equally. The minimum of each
+ * counts; the first round is dropped. */
 static void time_all(const question *q, candidates *c, answer *a) {
     double spent = 0, by_rule = time_once(q, &c->way[0]);
     if (by_rule > LONGEST) return;
@@ -188,7 +189,7 @@ static void measure_cpu_ways(void *ctx, void *out) {
 
 /* ---- choosing ---------------------------------------------------------------------------------------------------- */
 
-/* What could not be measured is written down as the rules have it: it would not end better the next time. */
+/* If measuring failed, the choice by rule is stored, because it would fail again next time. */
 static void tune(const tn_gemm_args *args, tn_dtype dtype, bool kept, bool libraries, const char *key, tn_tuned *e) {
     question q = {.args = *args, .dtype = dtype, .kept = kept, .libraries = libraries};
     answer a = {.count = 0};
@@ -221,11 +222,11 @@ bool tn_tune_product(const tn_gemm_args *args, tn_dtype dtype, bool kept, bool l
 }
 
 /* ==== tiles on devices ============================================================================================ */
-/* Tiles of a workgroup kernel yield the same bits; which is the fastest depends on the device's memory, registers and
- * compiler. Each is made into a kernel that multiplies plain matrices of the product's sizes, and timed from the host
- * over as many launches as take a few milliseconds. That happens in this process, for what a driver has begun cannot be
- * forked: an entry is written down as "by rule" first, so that a device which hangs or dies is not asked the same
- * again. `trunnion tune --device` measures in a process of its own. */
+/* All tiles of a workgroup kernel give the same bits; the fastest depends on the device's memory, registers and
+ * compiler. For each a kernel is made that multiplies plain matrices of the product's sizes; it is timed from the host
+ * over a few milliseconds of launches. This happens in this process, because a process that has started a driver cannot
+ * be forked. So "by rule" is stored first: a device that hangs or dies is not measured again. `trunnion tune --device`
+ * measures in a separate process. */
 
 enum { MOST_TILES = 16, ROUNDS = 5, MOST_LAUNCHES = 64, MOST_ELEMENTS = 1 << 28 };
 static const char BY_RULE[] = "by rule";
@@ -240,7 +241,7 @@ static int64_t device_batches_of(const tn_gemm_shape *s) {
     return n;
 }
 
-/* Device, driver and their versions stand for themselves by a hash. */
+/* Name and driver version of the device are in the key as a hash. */
 static bool write_tile_key(const tn_device *d, const tn_gemm_shape *s, char *key, size_t size) {
     double flops = 2.0 * (double)s->m * (double)s->n * (double)s->k * (double)device_batches_of(s);
     if (s->type != KIR_F32 || flops < DEVICE_LEAST_FLOPS) return false;
@@ -379,7 +380,8 @@ static double time_launches(trial *t, const candidate *c, int count) {
     return (tn_now() - begun) / count;
 }
 
-/* In turns, so that what else the machine does meets all alike; the least time of each counts, the first none. */
+/* The candidates are timed in turns, so that other load on the machine affects all of them equally. The minimum of each
+ * counts; the first round is dropped. */
 static bool device_time_all(trial *t) {
     for (int i = 0; i < t->count; i++)
         if (time_launches(t, &t->each[i], 1) < 0) return false;
@@ -395,7 +397,7 @@ static bool device_time_all(trial *t) {
     return true;
 }
 
-/* Memory comes first: of a product whose matrices fit into it, every place is a number that a kernel can hold. */
+/* Memory is allocated first: if the matrices fit into it, every offset fits into a kernel's index type. */
 static void measure_device_tiles(tn_device *d, const tn_gemm_shape *s, const tn_group_limits *limits, tn_tuned *e) {
     trial t = {.device = d};
     int rule = tn_gemm_tile_by_rule(s, limits), best = 0;

@@ -1,8 +1,8 @@
-/* values.c — nodes to values: composed ops expanded, equal values shared, numbers that differ from run to run.
+/* values.c — makes values from nodes: expands composed ops, merges equal values, finds varying numbers.
  *
- * Values are numbered so that inputs come before users. A composed node is replaced by its composition: the one that
- * autograd differentiated through, if there is one, else one made here, whose nodes belong to the planner and go when
- * it is done. A walk with its own stack takes the place of recursion: recordings can be deep. */
+ * Values are numbered so that operands come before users. A composed node is replaced by its composition: the one that
+ * autograd differentiated, if it exists, else one made here whose nodes are freed with the planner. The walk has an
+ * explicit stack instead of recursion, because recordings can be deep. */
 #include <stdio.h>
 #include <string.h>
 
@@ -71,7 +71,7 @@ static bool is_composed(const tn_graph_plan *g, const tn_node *n) {
     return n->device->is_cpu ? !tn_native_takes(n) : !tn_workgroup_takes_node(n);
 }
 
-/* A composition may end in a view that is not laid out as its users assume: then it is copied. */
+/* A composition may end in a view with another layout than its users assume; then it is copied. */
 static tn_node *as_whole(tn_graph_plan *g, tn_node *n) {
     if (tn_node_contiguous(n)) return n;
     return tn_b_op(&g->build, TN_OP_CONTIGUOUS, &n, 1, NULL);
@@ -158,8 +158,8 @@ static tn_status value_add(tn_graph_plan *g, const tn_node *n, int *id) {
     return tn_map_put(&g->value_of, n, *id);
 }
 
-/* The slot of a value that is bound apart, or that a composition looks at as a view of one; -1: it is neither.
- * *shifted: elements of its root before what is bound. */
+/* The slot of a value that is bound separately, or that a composition sees as a view of one; -1: neither. *shifted:
+ * elements of its root before the bound part. */
 static int32_t slot_apart(const tn_binding *b, const tn_node *n, int64_t *shifted) {
     const int both = TN_NODE_VIEW | TN_NODE_VARIES;
     int32_t slot = -1;
@@ -196,9 +196,8 @@ static bool same_value(const tn_value *a, const tn_node *n, const int *in, int n
            memcmp(m->f, n->f, (size_t)n->n_f * sizeof *n->f) == 0;
 }
 
-/* Looks among the users of the first input (or, for constants, a few recent values): enough for gradients and
- * compositions, which repeat each other locally. Results that are kept have memory of
- * their own, so they are not shared. */
+/* Searches the users of the first input (for constants: a few recent values). That is enough for gradients and
+ * compositions, which repeat values locally. Outputs have their own memory, so they are not merged. */
 static int find_equal(const tn_graph_plan *g, const tn_node *n, const int *in, int n_in) {
     enum { WINDOW = 256 };
     if (atomic_load_explicit(&n->handles, memory_order_relaxed) > 0 && n->recorder &&
@@ -222,7 +221,7 @@ bool tn_value_dense(const tn_value *v) {
     return true;
 }
 
-/* Are v's elements all those of a value that is computed here, in order? */
+/* Whether v is all elements, in order, of a value that is computed here. */
 static bool value_whole(const tn_graph_plan *g, const tn_value *v) {
     const tn_value *root = &g->values[v->root];
     if (!root->row || root->scalar >= 0 || tn_value_class(root) == TN_LEAF_VALUE) return false;
@@ -251,7 +250,8 @@ static tn_status computed_value(tn_graph_plan *g, const tn_node *n, const int *i
     v->by_engine = v->alone = tn_engine_takes(g, n, &v->engine_why);
     v->of_nothing = g->engine && tn_engine_made_of_nothing(g, v);
     if (n->flags & TN_NODE_VIEW) {
-        /* The root is whatever the input's elements really lie in; a composed root was made whole, so layouts agree. */
+        /* The root is the value whose memory holds the input's elements. A composed root was made contiguous, so
+         * layouts agree. */
         const tn_value *src = &g->values[in[0]];
         v->root = src->root;
         tn_node_layout(n, &v->offset, v->stride);
@@ -326,9 +326,9 @@ static tn_status mark_runtime_scalars(tn_graph_plan *g) {
     return TN_OK;
 }
 
-/* An output that is an alias of other memory (a composition that ended in a view of a leaf, or a value that is an
- * output already) gets a copy of its own. All of a computed value that nobody else keeps is no
- * alias: the output is that value. */
+/* An output that aliases other memory (a composition that ends in a view of a leaf, or a value that is already an
+ * output) is copied. All elements of a computed value that is not kept otherwise are no alias: the output is that
+ * value. */
 static tn_status own_memory(tn_graph_plan *g, walk_stack *stack, const tn_output *output, int *id) {
     const tn_value *v = &g->values[*id];
     if (v->root != *id && output->home < 0 && g->values[v->root].output < 0 && value_whole(g, v)) {
@@ -391,11 +391,11 @@ void tn_graph_plan_free(tn_graph_plan *g) {
 }
 
 /* ==== numbers and offsets that differ from run to run ============================================================= */
-/* Attributes are part of a plan's key, so a scale or a slice that moves on with each step would make a plan each. When
- * no plan is found, the key is compared with those of the plans made last. If only numbers differ that may come with a
- * run, or offsets of views into memory, the lines that recorded them are noted. What is recorded there from now on
- * leaves them out of the key: a number becomes a runtime scalar, a view is bound as memory of its own. The bits are
- * those of the constant. If a line misses again and again for another reason, one warning says so. */
+/* Attributes are part of the key, so a scale or slice that changes at each step would make a new plan each time. If no
+ * plan is found, the key is compared with those of the newest plans. If they differ only in numbers that can be runtime
+ * scalars, or in offsets of views, the source lines that recorded them are noted. From then on these are left out of
+ * the key: the number becomes a runtime scalar, the view is bound separately. The bits are those of the constant. A
+ * line that keeps missing for another reason is reported in one warning. */
 
 enum {
     MOST_SITES = 64,     /* lines that are noted, */
@@ -517,8 +517,8 @@ static void compare_varying(difference *d) {
 
 /* ---- what is learned --------------------------------------------------------------------------------------------- */
 
-/* Compares the key with those of the newest plans until one differs in what may vary alone; else *d is of one that
- * differs in more. false: all are other programs'. */
+/* Compares the key with those of the newest plans. Stops at the first that differs only in what may vary; else *d
+ * describes one that differs in more. false: no plan has this structure. */
 static bool find_difference(const tn_plan_cache *c, const tn_binding *b, difference *d) {
     bool found = false;
     for (int i = 0; i < TN_NEWEST_PLANS; i++) {

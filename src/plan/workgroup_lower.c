@@ -11,7 +11,7 @@
 
 #include <string.h>
 
-/* An index that stands for those of several dims: which dim each digit is of. Dims without an index are 0. */
+/* One index that combines those of several dims: the dim of each digit. Dims without a digit have index 0. */
 typedef struct folded {
     tn_digits digits;
     int dim[TN_WORKGROUP_DIGITS];
@@ -152,8 +152,8 @@ static tn_status make_product(workgroup_kernel *t, tn_workgroup_program *out) {
     return tn_gemm_matrix(&s, &limits, &callbacks, out);
 }
 
-/* With one row each element of B is needed once. A processor, whose caches make panels of their own, then does better
- * without (PoCL: 1.2 to 1.3 times); a graphics processor reads B along memory by panels alone. */
+/* With one row each element of B is needed once. A CPU, whose caches buffer the panels, is then faster with the plain
+ * program (PoCL: 1.2 to 1.3 times); a GPU reads B contiguously only by panels. */
 static bool better_plain(const tn_node *n) { return n->device->info.software && n->shape[n->rank - 2] == 1; }
 
 static bool takes_product(const tn_node *n, const tn_group_limits *limits) {
@@ -205,12 +205,12 @@ static bool takes_quantized(const tn_node *n, const tn_group_limits *limits) {
 
 /* ---- convolutions ------------------------------------------------------------------------------------------------ */
 
-/* A convolution is the product of filters and what windows see; its weight's gradient that of results and what windows
- * see. Neither is ever stored: an index of k or of a column is taken apart where an element is loaded. */
+/* A convolution is the product of filters and im2col; wgrad is the product of results and im2col. im2col is never
+ * stored: the index of k or of a column is split where an element is loaded. */
 enum { IMAGE, CHANNEL, DOWN, ACROSS, IMAGE_DIMS };
 static const int taps[] = {CHANNEL, DOWN, ACROSS}, places[] = {IMAGE, DOWN, ACROSS};
 
-/* Dims of these extents as one index; with strides, what lies behind each other in memory is one digit. */
+/* Combines dims of these extents into one index; with strides, dims that are contiguous in memory are one digit. */
 static folded fold_workgroup(const int64_t *extent, const int64_t *stride, const int *dims, int count) {
     folded f = {.dim = {dims[count - 1]}};
     int n = 0;
@@ -242,14 +242,14 @@ static kir_aff image_of(const workgroup_kernel *t, const kir_aff *batch) {
     return t->image_axis < 0 ? kir_aff_const(0) : batch[t->image_axis];
 }
 
-/* A channel among all, from that of its group; groups have `count`. */
+/* The channel among all, from that within its group; groups have `count` channels. */
 static kir_aff channel_of(workgroup_kernel *t, const kir_aff *batch, const kir_aff *channel, int64_t count) {
     if (t->group_axis < 0) return *channel;
     kir_aff first = tn_aff_scale(&t->lw, &batch[t->group_axis], count);
     return tn_aff_add(&t->lw, &first, channel);
 }
 
-/* What a tap of the window at a place of an image sees: 0 outside. */
+/* The input that a tap reads at an output pixel: 0 outside the image. */
 static kir_val load_im2col(workgroup_kernel *t, const kir_aff *batch, const kir_aff *place, const kir_aff *tap,
                            kir_val mask) {
     const int64_t *size = t->lead->node->in[0]->shape;
@@ -356,7 +356,7 @@ static bool takes_correlation(const tn_node *n, const tn_group_limits *limits) {
     return s.k > 0 && s.k <= INT32_MAX && s.n <= INT32_MAX && tn_gemm_workgroup_fits(&s, limits);
 }
 
-/* The gradient of filters: k goes over the places of all images, columns over a filter's taps. */
+/* wgrad: k runs over the output pixels of all images, columns over the taps of a filter. */
 static kir_val load_result_of_place(void *context, const kir_aff *batch, const kir_aff *row, const kir_aff *k,
                                     kir_val mask) {
     workgroup_kernel *t = context;
@@ -442,7 +442,7 @@ static void unflatten(workgroup_kernel *t, const tn_node *x, int first, const ki
     index_unflatten(&t->lw, flat, x->shape + first, x->rank - first, at + first);
 }
 
-/* The result's memory as it is now. */
+/* The current contents of the result's memory. */
 static kir_val load_result(workgroup_kernel *t, const kir_aff *at, kir_val mask) {
     const tn_node *n = t->lead->node;
     kir_aff index = index_flat(&t->lw, at, t->lead->stride, n->rank, 0);
@@ -566,7 +566,7 @@ static bool takes_attention(const tn_node *n, const tn_group_limits *limits) {
     return tn_attention_workgroup_fits(&s, limits);
 }
 
-/* Dims of 1 stand for all indices. */
+/* Dims of extent 1 broadcast. */
 static kir_val load_im2col_alike(void *context, int i, const kir_aff *at, kir_val mask) {
     const workgroup_kernel *t = context;
     const tn_node *x = t->lead->node->in[i];
@@ -599,7 +599,7 @@ static tn_status make_dense(workgroup_kernel *t, tn_workgroup_program *out) {
     return tn_dense_workgroup(&s, &limits, &callbacks, out);
 }
 
-/* Where a function of integers stands for each fma, a compiler takes minutes for it (wgpu-native on llvmpipe). */
+/* Where fma is emulated by an integer function, a compiler takes minutes (wgpu-native on llvmpipe). */
 static bool too_long_for(const tn_caps *c) { return c->code == TN_CODE_WGSL && !(c->features & TN_WGSL_FUSED); }
 
 static bool takes_dense(const tn_node *n, const tn_group_limits *limits) {
