@@ -15,13 +15,13 @@
 #include "hal/kernel_code.h"
 
 /* ==== compiled kernels ============================================================================================ */
-/* A file is named after the hash of its key and holds the key itself (source text, entry, options, form, device, driver
- * version), so that a hit is the same kernel and not merely the same hash. A file counts only when folder and file are
- * this user's own, nobody else can write them and the content's hash fits; anything else is removed, compiled anew and
- * replaced. Files appear under their name whole (tn_save renames), so processes need not wait for each other: of two
- * that compile the same kernel, the later one's file stays.
+/* A file is named after the hash of its key and contains the key itself (source text, entry, options, format, device,
+ * driver version), so a hit is the same kernel and not only the same hash. A file is used only if folder and file
+ * belong to this user, nobody else can write them, and the hash of the contents is right; anything else is removed,
+ * compiled again and replaced. Files appear atomically (tn_save renames), so processes do not wait for each other: if
+ * two compile the same kernel, the later file stays.
  *
- * Nothing here is ever an error: a folder that is missing, full or read-only costs compilations. */
+ * Nothing here is ever an error: if the folder is missing, full or read-only, kernels are compiled again. */
 
 enum { PATH_ROOM = 4096, MOST_ENTRY_BYTES = 64 << 20, MOST_ENTRIES = 8192, NAME_ROOM = 48 };
 
@@ -59,7 +59,7 @@ typedef struct header {
     uint64_t hash; /* of key and data */
 } header;
 
-/* All that the driver's result depends on. Fields end with a NUL, so that none can run into the next. */
+/* Everything that the driver's result depends on. Fields end with a NUL, so that none can run into the next. */
 static bool key_make(const tn_device *d, const tn_code *code, tn_str *key) {
     const char *const words[] = {d->driver->name, d->info.name, d->caps.version, code->entry,
                                  code->options ? code->options : ""};
@@ -153,15 +153,14 @@ static bool is_entry(const char *name) {
     return n < NAME_ROOM && n > s && !strcmp(name + n - s, SUFFIX);
 }
 
-/* ".NAME.kernel.tmp3" of a process that was killed while it wrote: none writes for so long. */
+/* ".NAME.kernel.tmp3" of a process that was killed while writing: no writer takes this long. */
 static bool is_left_over(const char *name, const struct stat *s, time_t now) {
     enum { SECONDS = 3600 };
     const char *end = strstr(name, SUFFIX);
     return name[0] == '.' && end && !strncmp(end + sizeof SUFFIX - 1, ".tmp", 4) && s->st_mtime < now - SECONDS;
 }
 
-/* The entries of an open folder, out of which left-overs go; *count says how many. NULL without any, or without
- * memory. */
+/* The entries of an open folder, after removing left-over files; *count: their number. NULL: none, or out of memory. */
 static cache_entry *list_entries(DIR *folder, size_t *count) {
     cache_entry *all = NULL;
     size_t capacity = 0;
@@ -232,10 +231,10 @@ void tn_kernel_cache_put(const tn_device *d, const tn_code *code, const void *da
 }
 
 /* ==== certify.list: operations that a device computes wrongly ===================================================== */
-/* One line each: device, driver version, name and reason, with tabs between them. The name is an operation's or, for a
- * kernel, its structure's hash. Another version of the driver starts with a clean slate. The file is believed only if
- * it belongs to this user and nobody else can write it; it is read when it has changed. Who changes it holds a lock on
- * a file beside it, so that processes do not lose each other's lines. */
+/* One line each: device, driver version, name and reason, separated by tabs. The name is an op's or, for a kernel, its
+ * structure's hash. Entries of another driver version are ignored. The file is used only if it belongs to this user and
+ * nobody else can write it; it is read again when it has changed. A writer locks a second file, so that processes do
+ * not lose each other's lines. */
 
 enum { CERTIFY_LIST_PATH_ROOM = 4096, MOST_BYTES = 1 << 20 };
 
@@ -245,8 +244,8 @@ static struct stat seen;
 
 static bool list_path(char *out, size_t size) { return tn_cache_path("certify.list", out, size); }
 
-/* Waits until no other process changes the list, but for one that was stopped meanwhile. -1: there is nowhere to lock,
- * and the list is changed all the same. */
+/* Waits until no other process changes the list (one that is stopped is not waited for). -1: locking is not possible;
+ * the list is changed anyway. */
 static int list_lock(void) {
     enum { TRIES = 1000, MICROSECONDS = 1000 };
     char path[CERTIFY_LIST_PATH_ROOM];
@@ -261,7 +260,7 @@ static void list_unlock(int fd) {
     if (fd >= 0) close(fd);
 }
 
-/* Same file with the same content, as far as can be told without reading it. */
+/* Whether the file is the same as before, as far as its metadata show. */
 static bool unchanged(const struct stat *s) {
     return s->st_ino == seen.st_ino && s->st_size == seen.st_size && s->st_mtim.tv_sec == seen.st_mtim.tv_sec &&
            s->st_mtim.tv_nsec == seen.st_mtim.tv_nsec;
@@ -397,9 +396,8 @@ tn_status tn_certify_list_forget(const tn_device *d, const char *name) {
 }
 
 /* ==== tune.json: measured choices ================================================================================= */
-/* The file is read once, when something is looked up first, and again before it is written, so that what other
- * processes added is kept; tn_save replaces it whole. It is bounded, and whatever is wrong with it, it is as if it were
- * not there. */
+/* The file is read at the first look-up, and again before it is written, so that entries of other processes are kept;
+ * tn_save replaces it atomically. Its size is limited. A file that is invalid in any way is ignored. */
 
 enum { TUNE_PATH_ROOM = 4096, TUNE_MOST_ENTRIES = 4096, TUNE_MOST_BYTES = 2 << 20, TUNE_FORMAT = 1 };
 
@@ -444,7 +442,7 @@ static tn_tuned *entry_of(const char *key) {
     return NULL;
 }
 
-/* Where an entry of this key goes; in a full table one that was there before makes room. NULL: no memory. */
+/* The place for an entry with this key; in a full table an older one is replaced. NULL: out of memory. */
 static tn_tuned *place_for(const char *key) {
     tn_tuned *known = entry_of(key);
     if (known) return known;

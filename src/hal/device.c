@@ -80,8 +80,8 @@ static tn_status driver_check(const tn_driver *d) {
     return TN_OK;
 }
 
-/* The driver with all fields of this version: a shorter one, for which there is room in the table, is copied once, what
- * it lacks is NULL. */
+/* The driver with all fields of this version. A shorter one is copied once, into room in the table; missing fields are
+ * NULL. */
 static const tn_driver *whole_driver(const tn_driver *d) {
     static tn_driver copies[TN_MOST_BACKENDS];
     static int copied;
@@ -101,7 +101,7 @@ static tn_status check_room(const char *name) {
     return TN_OK;
 }
 
-/* A new backend stands before the cpu: who registers a driver wants it used. */
+/* A new backend is inserted before the CPU, because a registered driver is meant to be used. */
 static tn_status table_insert(const tn_backend *b) {
     TRY(check_room(b->name));
     int at = table_count++;
@@ -148,7 +148,7 @@ tn_backend *tn_backends(int *count) {
 }
 
 tn_status tn_backend_register(const tn_driver *driver) {
-    if (registry_depth > 0) /* the table is being gone through */
+    if (registry_depth > 0) /* the table is being traversed */
         return tn_fail(TN_ERR_STATE,
                        "tn_backend_register: called by a driver while drivers are being loaded or probed");
     tn_registry_lock();
@@ -208,7 +208,7 @@ static tn_status device_start(tn_device *d, const tn_device_options *o) {
     return tn_pool_open(d, o);
 }
 
-/* A device from the list of open ones, or opened anew and put there. */
+/* A device from the list of open ones, or newly opened and added. */
 static tn_status device_get(const tn_backend *b, const tn_device_info *info, const tn_device_options *o,
                             tn_device **out) {
     for (tn_device *d = open_devices; d; d = d->next) {
@@ -238,7 +238,7 @@ static tn_status device_get(const tn_backend *b, const tn_device_info *info, con
     return TN_OK;
 }
 
-/* The caller holds the registry's lock. true: nobody uses the device any more and the caller ends it. */
+/* The caller holds the registry's lock. true: the device has no users left, and the caller frees it. */
 static bool device_put(tn_device *d) {
     if (--d->opens > 0) return false;
     tn_device **link = &open_devices;
@@ -321,11 +321,11 @@ static bool has_memory(search *s, const tn_device *d) {
     return false;
 }
 
-/* Opens one device and takes it if it fits. Errors: TN_ERR_MEMORY alone; every other failure is a step. */
+/* Opens one device and selects it if it fits. Errors: only TN_ERR_MEMORY; every other failure is recorded as a step. */
 static tn_status try_device(search *s, const tn_backend *b, const tn_device_info *info) {
     tn_device *d = NULL;
     tn_status status = device_get(b, info, s->options, &d);
-    if (status == TN_ERR_MEMORY && b->is_cpu) return status; /* the host's memory: nothing can go on */
+    if (status == TN_ERR_MEMORY && b->is_cpu) return status; /* the host is out of memory */
     if (status != TN_OK) {
         size_t name = strlen(info->id);
         const char *why = tn_error(); /* the step has the device's name already */
@@ -346,7 +346,7 @@ static tn_status try_device(search *s, const tn_backend *b, const tn_device_info
 
 enum { ANY = -1 };
 
-/* Tries a backend's devices: the one of this index, or all; of the wanted kind alone unless software is ANY. */
+/* Tries a backend's devices: the one with this index, or all; only of the wanted kind unless software is ANY. */
 static tn_status try_backend(search *s, tn_backend *b, int index, int software) {
     TRY(tn_discover(b, 1, false));
     const tn_probe_result *f = b->found;
@@ -371,7 +371,7 @@ static tn_status try_backend(search *s, tn_backend *b, int index, int software) 
     return TN_OK;
 }
 
-/* All backends in order of preference: first what is a processor of its own or the cpu, then software in disguise. */
+/* All backends in order of preference: first hardware and the CPU, then software implementations. */
 static tn_status try_auto(search *s) {
     for (int software = 0; software < 2; software++) {
         for (int i = 0; i < table_count && !s->found; i++) {
@@ -421,7 +421,7 @@ static void append_texts(char *text, size_t size, const char *first, const char 
     snprintf(text + n, size - n, "%s%s%s", first, second, third);
 }
 
-/* Backends of which this machine has nothing: seldom why a request failed. */
+/* Backends without anything installed on this machine, which are seldom the reason why a request failed. */
 static bool is_absent(const tn_selection_step *step) {
     static const tn_reason_code absent[] = {TN_REASON_NOT_BUILT, TN_REASON_PLATFORM,  TN_REASON_LIBRARY_NOT_FOUND,
                                             TN_REASON_NO_DEVICE, TN_REASON_NOT_ASKED};
@@ -430,8 +430,8 @@ static bool is_absent(const tn_selection_step *step) {
     return false;
 }
 
-/* "vulkan, opencl: reason - fix; cpu: …": what shares a reason shares a line of words. Devices that are there come
- * first, so that a text which is cut has the cause. */
+/* "vulkan, opencl: reason - fix; cpu: …": backends with the same reason share an entry. Existing devices come first, so
+ * that a truncated text has the cause. */
 static void gather_reasons(const tn_selection *log, char *out, size_t size) {
     out[0] = 0;
     for (int turn = 0; turn < 2 * log->step_count; turn++) {
@@ -543,8 +543,8 @@ tn_status tn_set_num_threads(int n) { return tn_threads_set(n); }
 int tn_get_num_threads(void) { return tn_threads(); }
 
 /* ==== drivers in shared libraries ================================================================================= */
-/* Such a file has one symbol, which is handed what it may call and hands back its driver. A file that the environment
- * names and that cannot be used stays in the listing with its reason: who named it should see what became of it. */
+/* Such a file exports one symbol, which gets the functions that it may call and returns its driver. A file from the
+ * environment that cannot be used stays in the listing with its reason, so that the user sees what happened. */
 
 enum { SEPARATOR = ':' };
 
@@ -607,7 +607,7 @@ void tn_plugins_add(void) {
 
 /* ==== operations that the host computes for a device ============================================================== */
 
-enum { MOST = 64 }; /* rows of a device; more kinds of lack than that say no more */
+enum { MOST = 64 }; /* rows of a device; more would not say more */
 
 struct tn_host_rows {
     int count;
@@ -616,7 +616,8 @@ struct tn_host_rows {
 
 static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER; /* of all devices' rows */
 
-/* The row of an operation and reason, new if it must be; NULL when there is no room. *told: the reason has a row. */
+/* The row of an operation and reason, added if it is new; NULL if the table is full. *told: the reason already has a
+ * row. */
 static tn_host_use *host_use_row_of(struct tn_host_rows *t, const char *op, const char *code, bool *told) {
     for (int i = 0; i < t->count; i++) {
         bool same = strcmp(t->rows[i].code, code) == 0;
@@ -667,7 +668,7 @@ tn_status tn_device_host_at(const tn_device *d, int i, tn_host_use *out) {
 }
 
 /* ==== exactness of results, for the whole process ================================================================= */
-/* Plans are made under one of both and have it in their key; kernels are told which they are to be. */
+/* Plans are made for one of both modes, which is part of their key; kernels are told which one. */
 
 enum { UNDECIDED = -1 };
 

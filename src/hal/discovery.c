@@ -1,9 +1,9 @@
-/* discovery.c — probing backends: in a process of their own, the record of the last probe, the list and its summary.
+/* discovery.c — probing backends in child processes, the record of the last probe, the device list and its summary.
  *
- * A look is answered from the quickest source that is still true: this process's last look, the record on disk, a
- * probe. What decides is a key: a hash over all that the probe's findings depend on (the driver names its files,
- * folders, device nodes and environment variables), so that nothing has to be loaded to know that nothing has
- * changed. Probes that load no foreign code are cheap and simply run each time. */
+ * A query is answered by the fastest source that is still valid: this process's last probe, the record on disk, a new
+ * probe. Validity is decided by a key: a hash over everything that the probe's result depends on (the driver names its
+ * files, folders, device nodes and environment variables), so nothing has to be loaded to see that nothing has changed.
+ * Probes that load no foreign code are cheap and run each time. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -32,8 +32,8 @@ static uint64_t mix_text(uint64_t key, const char *text) { return tn_hash64(text
 #define st_mtim st_mtimespec
 #endif
 
-/* What a file, folder or device node looks like from outside. Of a node the times say nothing; whether this user may
- * open it does. */
+/* Adds the metadata of a file, folder or device node. For a node, times mean nothing; whether this user may open it
+ * counts. */
 static void mix_path(uint64_t *key, const char *path) {
     struct stat s;
     int64_t facts[6] = {-1};
@@ -59,7 +59,7 @@ static void mix_watched(void *ctx, const char *what) {
     *key = mix_text(mix_text(*key, what), value ? value : "");
 }
 
-/* What this start of the system is called: drivers and device nodes come and go with a restart. */
+/* Adds the identifier of this boot of the system, because drivers and device nodes may change with a restart. */
 static uint64_t mix_boot(uint64_t key) {
     char *id = NULL;
     size_t size;
@@ -74,7 +74,7 @@ static uint64_t backend_key(const tn_backend *b, uint64_t common) {
     return key ? key : 1;
 }
 
-/* The part of a key that all backends share. */
+/* The part of a key that is common to all backends. */
 static uint64_t common_key(void) {
     uint64_t seed = PROBES + ((uint64_t)geteuid() << 32);
     return mix_boot(mix_text(seed, tn_version()));
@@ -136,7 +136,7 @@ static void complete_findings(const tn_backend *b, tn_probe_result *f) {
     if (f->count) say_usable(f);
 }
 
-/* Whether a backend's findings have to be made anew; its key becomes the present one. */
+/* Whether a backend must be probed again; stores its current key. */
 static bool outdated(tn_backend *b, uint64_t common, bool fresh) {
     if (!tn_backend_isolated(b)) return true;
     uint64_t key = backend_key(b, common);
@@ -225,7 +225,8 @@ struct tn_device_list {
     entry entries[];
 };
 
-/* Whether two descriptions are of one processor. Software has made-up identities; names tell program and version. */
+/* Whether two descriptions are of one physical device. Software implementations have made-up UUIDs, so their names are
+ * compared. */
 static bool same_processor(const tn_device_info *a, const tn_device_info *b) {
     if (a->software != b->software) return false;
     if (a->software) return a->name[0] && !strcmp(a->name, b->name);
@@ -262,7 +263,7 @@ static void fill_entry(tn_device_list *l, int i, const tn_backend *b) {
     };
 }
 
-/* What `auto` would take, by the same order as in device.c: software only when there is nothing else. */
+/* The device that `auto` would choose, in the order of device.c: software only if there is nothing else. */
 static void recommend(tn_device_list *l, const tn_backend *table) {
     snprintf(l->recommended, sizeof l->recommended, "cpu");
     for (int software = 0; software < 2; software++)
@@ -311,10 +312,10 @@ const tn_backend_info *tn_device_list_at(const tn_device_list *list, int i) {
 const char *tn_device_list_recommended(const tn_device_list *list) { return list ? list->recommended : "cpu"; }
 
 /* ==== probing in a process of its own ============================================================================= */
-/* Loading a driver's library can crash, hang, start threads or print; none of this may reach the host program. So a
- * probe that loads such code runs in a forked child, which writes its findings through a pipe and ends. The parent
- * reads until a deadline, ends a child that is still there, and turns a crash or silence into a reason. The children
- * of all backends run side by side. This is the one place that makes processes, and the one that calls _exit. */
+/* Loading a driver's library can crash, hang, start threads or print. None of this may reach the host program, so a
+ * probe that loads such code runs in a forked child, which writes its result to a pipe and exits. The parent reads
+ * until a deadline, kills a child that is still running, and turns a crash or timeout into a reason. The children of
+ * all backends run concurrently. This is the only place that forks, and the only one that calls _exit. */
 
 #ifdef __linux__
 #include <sys/prctl.h>
@@ -333,7 +334,7 @@ static int probe_seconds(void) {
 
 /* ---- in the child ------------------------------------------------------------------------------------------------ */
 
-/* A crash must end the child alone and at once: no handler of the host program, no core file, no noise. */
+/* A crash must end only the child, and at once: without handlers of the host program, core file or output. */
 static void child_prepare(pid_t parent, int seconds) {
     static const int crash[] = {SIGSEGV, SIGABRT, SIGBUS, SIGILL, SIGFPE, SIGTERM, SIGALRM, SIGPIPE};
     for (size_t i = 0; i < TN_COUNT(crash); i++)
@@ -352,10 +353,10 @@ static void child_prepare(pid_t parent, int seconds) {
     (void)parent;
 #endif
     tn_mem_fail_at(0);            /* a test's fault is meant for the parent */
-    alarm((unsigned)seconds + 1); /* and a child whose parent is gone does not stay */
+    alarm((unsigned)seconds + 1); /* a child whose parent has died exits too */
 }
 
-/* What a child does: leaves its answer in `out`. */
+/* The work of a child: leaves its answer in `out`. */
 typedef struct task {
     void (*body)(void *ctx, void *out);
     void *ctx, *out;
@@ -402,8 +403,8 @@ void tn_child_start(const tn_driver *driver, tn_child *c) {
     start(&(task){probe, &driver, &f, sizeof f, probe_seconds()}, c);
 }
 
-/* Reads all of an answer; false when the child ends or the time is over before it is complete. What lies there already
- * is read however late it is: the time may have gone while another child was waited for. */
+/* Reads a complete answer; false if the child ends or the deadline passes first. Bytes that are already in the pipe are
+ * read even after the deadline, because it may have passed while another child was waited for. */
 static bool read_answer(const tn_child *c, void *answer, size_t bytes, bool *late) {
     size_t got = 0;
     *late = false;
@@ -424,8 +425,8 @@ static bool read_answer(const tn_child *c, void *answer, size_t bytes, bool *lat
     return true;
 }
 
-/* Ends the child and fetches how it ended; false when that is not to be had. A process stuck inside the kernel's driver
- * does not even die: it is left behind after half a second. */
+/* Kills the child if asked to, and collects its status; false if that is not possible. A process stuck inside a kernel
+ * driver does not die even then; it is abandoned after half a second. */
 static bool reap(int pid, bool end, int *status) {
     if (end) kill(pid, SIGKILL);
     for (int tries = 0; tries < 500; tries++) {
@@ -474,7 +475,7 @@ static void explain_silence(tn_probe_result *f, bool late, bool known, int statu
     crashed(f, text);
 }
 
-/* What comes from a child whose memory a library may have spoilt is not trusted to be well formed. */
+/* A library may have corrupted the child's memory, so its answer is not assumed to be well formed. */
 static void make_sane(tn_probe_result *f) {
     if (f->count < 0 || f->count > TN_MOST_DEVICES) f->count = 0;
     f->code[sizeof f->code - 1] = f->reason[sizeof f->reason - 1] = 0;
@@ -591,7 +592,7 @@ static void read_entry(const tn_json *v, tn_backend *b) {
     b->key = key;
 }
 
-/* Whether the file is this user's own and nobody else's to write. */
+/* Whether the file belongs to this user and nobody else can write it. */
 static bool trusted(const char *path) {
     struct stat s;
     if (lstat(path, &s)) return false;
@@ -760,7 +761,7 @@ static void put_line(const printer *p, const char *label, const char *text) {
 static void put_devices(const printer *p, const tn_backend_info *b) {
     for (int i = 0; i < b->device_count; i++) {
         const char *id = b->devices[i].id;
-        bool own_line = i > 0 || !b->available; /* the first usable device stands beside the tick */
+        bool own_line = i > 0 || !b->available; /* the first usable device is on the line with the tick */
         if (own_line) {
             pad(p, INDENT);
             put_padded(p, FAINT, b->available || b->device_count > 1 || strcmp(id, b->name) ? id : "", BACKEND_COLUMNS);
@@ -806,8 +807,8 @@ static bool has_device(const tn_device_list *list, const char *backend) {
     return false;
 }
 
-/* Those that can be used in a line; with `verbose` all, with file or reason. A vendor's library without a device of
- * that vendor is of no use. */
+/* One line with the usable ones; with `verbose` all, with file or reason. A vendor library without a device of that
+ * vendor cannot be used. */
 static void put_libraries(const printer *p, const tn_device_list *list) {
     tn_library_info l = {.struct_size = sizeof l};
     p->write(p->ctx, "libraries for --library:");

@@ -6,7 +6,7 @@
 
 enum { TN_MOST_BACKENDS = 24, TN_MOST_DEVICES = 16 };
 
-/* What a look at one backend found. */
+/* The result of probing one backend. */
 typedef struct tn_probe_result {
     char code[32], reason[TN_REASON_BYTES], fix[TN_REASON_BYTES], library[256];
     int count;
@@ -22,7 +22,7 @@ typedef struct tn_refusal {
 /* One line of the table. */
 typedef struct tn_backend {
     const char *name, *title;
-    const tn_driver *driver;   /* NULL: left out at build time */
+    const tn_driver *driver; /* NULL: left out at build time */
     bool is_cpu, is_engine;
     tn_probe_result *found;    /* discovery.c: the last look; NULL before it */
     uint64_t key;              /* discovery.c: what the last look depended on; 0: it is not to be relied on */
@@ -44,14 +44,14 @@ void tn_plugins_add(void);
 static inline bool tn_backend_by_name(const tn_backend *b) { return b->driver && b->driver->only_by_name; }
 static inline bool tn_backend_isolated(const tn_backend *b) { return b->driver && b->driver->isolate; }
 
-/* Makes `found` of `count` backends current: from this process's memory, the record on disk, or a probe (always with
- * fresh). The caller holds the registry's lock. Errors: TN_ERR_MEMORY alone. */
+/* Brings `found` of `count` backends up to date: from this process's memory, the record on disk, or a probe (always
+ * with fresh). The caller holds the registry's lock. Errors: only TN_ERR_MEMORY. */
 tn_status tn_discover(tn_backend *b, int count, bool fresh);
 
 /* discovery.c: asks the driver in this process. */
 void tn_probe_here(const tn_driver *driver, tn_probe_result *f);
 
-/* discovery.c: asks the driver in a process of its own: start, then finish. */
+/* Asks the driver in a child process (discovery.c): start, then finish. */
 typedef struct tn_child {
     int pid, fd;
     double deadline;
@@ -59,8 +59,8 @@ typedef struct tn_child {
 void tn_child_start(const tn_driver *driver, tn_child *c);
 void tn_child_finish(tn_child *c, tn_probe_result *f); /* always fills f */
 
-/* discovery.c: findings and keys of isolated backends on disk. A record that cannot be read or trusted counts as
- * none, one that cannot be written is left out: both cost a probe and never an error. */
+/* Results and keys of isolated backends on disk (discovery.c). A record that cannot be read, trusted or written is
+ * ignored: it costs a probe and is never an error. */
 void tn_discovery_cache_load(tn_backend *b, int count); /* into backends that have no findings yet */
 void tn_discovery_cache_save(const tn_backend *b, int count);
 

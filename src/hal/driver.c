@@ -132,13 +132,13 @@ int64_t tn_memory_budget_left(const tn_memory_budget *r, bool in_host) {
 }
 
 /* ==== addresses for memory with handles =========================================================================== */
-/* An array in ascending order, searched by halves. New ranges go behind all others, so adding costs nothing until the
- * numbers are used up, which takes a 32-bit machine; from then on the first gap that fits is taken. */
+/* A sorted array with binary search. New ranges are added at the end, which costs nothing until the addresses are used
+ * up (possible only on 32-bit machines); from then on the first gap that fits is used. */
 
 enum { GRAIN = 4096 }; /* the largest alignment that tn_device_alloc gives, and room between two ranges */
 
-/* On 64-bit machines addresses that no program can have: x86 refuses bit 62, ARM, which may ignore the uppermost byte,
- * bit 55. Elsewhere the third gigabyte. */
+/* Addresses that no program can have: on x86-64 with bit 62, on ARM64, which may ignore the top byte, with bit 55. On
+ * 32-bit machines the third gigabyte. */
 #if UINTPTR_MAX > 0xFFFFFFFF
 static const uintptr_t FIRST = (uintptr_t)1 << 62 | (uintptr_t)1 << 55, LAST = (uintptr_t)1 << 62 | (uintptr_t)1 << 56;
 #else
@@ -155,7 +155,7 @@ void tn_address_ranges_close(tn_address_ranges *s) {
     tn_mem_free(s->items);
 }
 
-/* Numbers that a range takes: whole grains, and one behind it that belongs to nobody. */
+/* Addresses that a range takes: whole grains, and an unused one after it. */
 static uintptr_t taken(size_t bytes) { return (((uintptr_t)bytes + GRAIN - 1) / GRAIN + 1) * GRAIN; }
 
 /* How many ranges start at or before `at`. */
@@ -287,8 +287,8 @@ static uint64_t binding_place_of(const tn_bound *b, const tn_bind_limits *l) {
     return at / l->unit * l->unit;
 }
 
-/* Puts buffers without a slot into the one that buffer i begins: all in its memory whose `each` bindings meet those
- * that the slot has. They make it longer by no more than that. */
+/* Adds buffers without a slot to the slot that buffer i begins: all in its memory whose bindings of `each` bytes
+ * overlap the slot's bindings. */
 static void fill_slot(tn_bindings *b, int buffers, const tn_bind_limits *l, int i, uint64_t each, int slot) {
     const tn_bound *first = &b->buffers[i];
     uint64_t reach = each * l->window;
@@ -351,7 +351,7 @@ static tn_status locate_word(const tn_word_copier *w, const void *address, size_
     return tn_address_range_locate(w->ranges, w->id, "copying", address, bytes, memory, at);
 }
 
-/* What a patch does. */
+/* The actions of a patch. */
 typedef struct source {
     bool copies;
     uint32_t value, skip; /* of a word; bytes of the scratch memory before what is copied */
@@ -382,7 +382,7 @@ static tn_status patch(const tn_word_copier *w, char *dst, size_t bytes, source 
     return TN_OK;
 }
 
-/* Within one allocation, or between places of which not all are whole words. */
+/* Within one allocation, or if offset or size is not a multiple of a word. */
 static tn_status copy_by_scratch(const tn_word_copier *w, char *dst, void *from, size_t from_at, size_t bytes) {
     void *scratch, *to;
     size_t zero, to_at, most = w->scratch_bytes - 4 * WORD;

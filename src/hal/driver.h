@@ -1,4 +1,4 @@
-/* driver.h — shared by drivers: lost devices, device memory with handles, bindings, streams of commands, limits,
+/* driver.h — shared by drivers: lost devices, address ranges for handles, bindings, streams of commands, limits,
  * clocks. */
 #ifndef TN_DRIVER_H
 #define TN_DRIVER_H
@@ -26,17 +26,17 @@ typedef struct tn_device_lost {
 void tn_device_lost_open(tn_device_lost *l, const char *backend, int index);
 void tn_device_lost_close(tn_device_lost *l);
 
-/* The device is gone; what was noted first stays. */
+/* Marks the device as lost; the first cause is kept. */
 void tn_device_lost_note(tn_device_lost *l, const char *format, ...) TN_PRINTF(2, 3);
 static inline bool tn_is_lost(const tn_device_lost *l) { return atomic_load_explicit(&l->lost, memory_order_acquire); }
 /* TN_OK while the device can be talked to, else TN_ERR_LOST and what happened first. */
 tn_status tn_device_lost_check(tn_device_lost *l);
 
-/* `call` has not taken the commands that it was given, with status `s`: what was recorded is gone, and others were told
- * that it is under way, so the device counts as lost. */
+/* Submitting commands with `call` failed with status `s`. The recorded commands are gone although callers were told
+ * that they are under way, so the device counts as lost. */
 tn_status tn_device_lost_with_work(tn_device_lost *l, tn_status s, const char *call);
 
-/* A result of the interface that has a meaning. TN_ERR_LOST: the device is gone. */
+/* A result code of the interface with a known meaning. TN_ERR_LOST: the device is lost. */
 typedef struct tn_call_error {
     int32_t code;
     const char *name;
@@ -52,22 +52,22 @@ typedef struct tn_call_errors {
     const struct tn_call_errors *next;
 } tn_call_errors;
 
-/* TN_OK, or what a call's failure means, with its values: "vulkan:0: vkCall(values): NAME (-2); what to do", and the
- * row's status; a loss is noted. A code that has no row asks for a newer driver. */
+/* TN_OK, or an error made from the failed call: "vulkan:0: vkCall(values): NAME (-2); what to do", with the row's
+ * status; notes a lost device. For a code without a row the advice is to update the driver. */
 tn_status tn_call_check(tn_device_lost *l, const tn_call_errors *known, int32_t code, const char *call,
                         const char *format, ...) TN_PRINTF(5, 6);
 
 /* ---- objects ----------------------------------------------------------------------------------------------------- */
 
-/* What a driver made, whose beginning ended with `s`: handed out as *out, or given back by `end`. Returns s. */
+/* Returns s. If it is TN_OK, *out = made; else `made`, whose initialization failed, is freed by `end`. */
 tn_status tn_hand_out(tn_status s, void *made, void (*end)(void *device, void *made), void *device, void **out);
 /* The same for a device that a driver opens. */
 tn_status tn_hand_out_device(tn_status s, void *made, void (*close)(void *device), void **out);
 
 /* ==== clocks ====================================================================================================== */
 
-/* A counter's `bits` low bits as a place on a clock that goes on: within half of a round of the latest one, *latest,
- * which begins with 0. One thread at a time. */
+/* Extends a counter of `bits` bits to a clock that does not wrap: correct within half a period of *latest, which starts
+ * at 0. One thread at a time. */
 static inline uint64_t tn_clock_place(uint64_t *latest, uint64_t ticks, unsigned bits) {
     unsigned unused = 64 - bits;
     int64_t step = (int64_t)((ticks - *latest) << unused) >> unused;
@@ -95,7 +95,7 @@ static inline bool tn_dispatch_has_work(const tn_dispatch *l) { return l->groups
 /* Some drivers find memory only when it is first touched, amid a plan. What cannot be there is refused before. */
 
 typedef struct tn_memory_budget {
-    int64_t total;   /* 0: nobody says how much there is */
+    int64_t total;   /* 0: unknown */
     int64_t largest; /* allocation; 0: no limit */
     atomic_llong taken;
 } tn_memory_budget;
@@ -110,9 +110,9 @@ static inline void tn_memory_budget_give(tn_memory_budget *r, int64_t bytes) {
 int64_t tn_memory_budget_left(const tn_memory_budget *r, bool in_host);
 
 /* ==== addresses for memory with handles =========================================================================== */
-/* The layers above offset addresses: address + n lies n bytes further. A driver whose memory has handles gives each
- * allocation a range of numbers here, and finds handle and offset again from any number in it. No number is ever a
- * valid pointer: who takes one for a pointer crashes at once. */
+/* The layers above add offsets to addresses. A driver whose memory has handles reserves a range of addresses here for
+ * each allocation, and finds handle and offset again from any address in it. None of these is ever a valid pointer, so
+ * dereferencing one crashes at once. */
 
 typedef struct tn_address_range {
     uintptr_t start;
@@ -131,11 +131,11 @@ typedef struct tn_address_ranges {
 void tn_address_ranges_open(tn_address_ranges *s);
 void tn_address_ranges_close(tn_address_ranges *s); /* the handles are the driver's to free */
 
-/* Gives `handle` a range of `bytes` numbers (of one when there are none). Starts are multiples of 4096; numbers come
- * back only when all others were used, so that a stale address is found out. Errors: TN_ERR_MEMORY. */
+/* Gives `handle` a range of `bytes` addresses (1 if 0). Ranges start at multiples of 4096. Addresses are reused only
+ * when all others were used, so that stale ones are detected. Errors: TN_ERR_MEMORY. */
 tn_status tn_address_range_add(tn_address_ranges *s, void *handle, size_t bytes, void **address);
 
-/* Of ranges that are memory of the host, which drivers lend: `handle` is that of these bytes. Errors: TN_ERR_MEMORY. */
+/* For ranges that are host memory lent by drivers: `handle` stands for these bytes. Errors: TN_ERR_MEMORY. */
 tn_status tn_address_range_add_host(tn_address_ranges *s, void *handle, size_t bytes, const void *host);
 
 /* The handle whose range holds the `bytes` bytes from `address`, and where in it they begin; NULL if none does. */
@@ -149,11 +149,11 @@ tn_status tn_address_range_locate(tn_address_ranges *s, const char *device, cons
 void *tn_address_range_remove(tn_address_ranges *s, const void *address, size_t *bytes);
 
 /* ==== bindings of a launch ======================================================================================== */
-/* WebGPU refuses bindings of one launch that overlap when one of them is written, and that one buffer is bound to be
- * written and to be read only. So buffers of a launch that lie in one allocation are one slot, and an allocation that
- * is more than a binding takes is a slot of several bindings (windows), or several slots. */
+/* WebGPU refuses bindings of one launch that overlap if one of them is written, and binding one buffer both as
+ * read-only and as read-write. So buffers of a launch in one allocation share a slot, and an allocation that is larger
+ * than a binding is a slot with several bindings (windows), or several slots. */
 
-/* A buffer of a launch: an allocation of so many bytes, and where in it the buffer begins. */
+/* A buffer of a launch: its allocation, that one's size, and the buffer's offset in it. */
 typedef struct tn_bound {
     void *memory;
     uint64_t bytes, at;
@@ -182,11 +182,12 @@ typedef struct tn_bindings {
 /* Each buffer a slot of one binding. */
 tn_sharing tn_sharing_apart(int buffers);
 
-/* The slots for b->buffers, all else is 0: an allocation each, if there are as many bindings; else as much of it as the
- * bindings give each buffer (tn_caps.joins), in several slots where buffers are far from each other. */
+/* Chooses the slots for b->buffers (everything else must be 0): one allocation each, if there are enough bindings;
+ * otherwise the bindings that each buffer gets (tn_caps.joins) cover part of it, with several slots if buffers are far
+ * apart. */
 void tn_bindings_choose(tn_bindings *b, int buffers, const tn_bind_limits *l);
 
-/* What is bound at one place. */
+/* One entry of a bind group. */
 typedef struct tn_bind_entry {
     void *memory;
     uint64_t from, bytes;
@@ -209,7 +210,7 @@ typedef struct tn_word_copier {
     void *device;
     const char *id;
     tn_address_ranges *ranges;
-    void *scratch; /* device address of so many bytes */
+    void *scratch; /* device address of this many bytes */
     size_t scratch_bytes;
     size_t reach;    /* bytes that one patch changes at most */
     uint32_t groups; /* workgroups along an axis */
@@ -220,9 +221,9 @@ tn_status tn_word_write(const tn_word_copier *w, char *dst, const unsigned char 
 tn_status tn_word_fill(const tn_word_copier *w, char *dst, uint8_t value, size_t bytes);
 
 /* ==== streams of commands ========================================================================================= */
-/* A slot is used anew once its last submission has ended and nobody waits for it any more. What becomes of commands the
- * driver knows; here is when a slot begins, is submitted, and waited for. One lock guards all of it and what the driver
- * records; it is let go while a thread waits. A lost device waits for nothing. */
+/* A slot is reused when its last submission has completed and no thread waits for it. The driver owns the commands;
+ * this code begins, submits and waits for slots. One lock guards the slots and the driver's recording; it is released
+ * while a thread waits. A lost device waits for nothing. */
 
 enum { TN_STREAM_SLOTS = 8 };
 
@@ -256,14 +257,14 @@ static inline int tn_stream_slot(uint64_t number) { return (int)(number % TN_STR
 
 /* ---- the lock is held -------------------------------------------------------------------------------------------- */
 
-/* *slot: the one to record into; it has room for so many bytes, and for so many bindings. */
+/* *slot: the one to record into, with room for `bytes` and `bindings`. */
 tn_status tn_stream_record(tn_stream *s, size_t bytes, int bindings, int *slot);
 /* The driver has submitted what was recorded. */
 void tn_stream_submitted(tn_stream *s);
 tn_status tn_stream_submit(tn_stream *s);                 /* if something is being recorded */
 tn_status tn_stream_await(tn_stream *s, uint64_t number); /* until that submission has ended */
 tn_status tn_stream_finish(tn_stream *s);                 /* all that was recorded has ended */
-/* Whether a submission has ended, as far as it can be told without waiting. */
+/* Whether a submission has completed, as far as can be determined without waiting. */
 tn_status tn_stream_query(tn_stream *s, uint64_t number, bool *ended);
 bool tn_stream_is_idle(tn_stream *s); /* the same of all */
 
@@ -274,8 +275,8 @@ void tn_stream_wait_unused(tn_stream *s, uint64_t last);
 
 /* ---- a driver's functions ---------------------------------------------------------------------------------------- */
 
-/* Of a device that begins with its tn_device_lost, and does all in one stream: each queue is the device, and what a
- * queue is given lies behind all events anyway. */
+/* For devices whose struct starts with tn_device_lost and that have a single stream: every queue is the device, and
+ * anything submitted is ordered after all events anyway. */
 tn_status tn_stream_queue_new(void *device, void **queue);
 void tn_stream_queue_free(void *device, void *queue);
 tn_status tn_stream_event_wait(void *queue, void *event);

@@ -1,9 +1,9 @@
-/* driver_module.c — from a kernel program to a driver's module: capabilities, ranges of buffers, launches.
+/* driver_module.c — makes a driver's module of a kernel program: capabilities, limits of bindings, launches.
  *
- * A driver of KIR gets the program and the launches as they are. For all others the program is rendered in their
- * language, compiled or taken from the disk cache, and a launch becomes a dispatch: a number of workgroups, the global
- * buffers, and one struct of parameters (sizes, runtime scalars, a base a buffer), of 8-byte words as kir/render.h lays
- * them out. Dispatches are gathered in the caller's room, so that a launch takes no memory. */
+ * A driver of KIR gets program and launches unchanged. For all others the program is rendered to their language and
+ * compiled, or taken from the disk cache, and a launch becomes a dispatch: a number of workgroups, the global buffers,
+ * and one block of parameters (sizes, runtime scalars, one base per buffer) as 8-byte words laid out by kir/render.h.
+ * Dispatches are collected in memory of the caller, so a launch allocates nothing. */
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -12,7 +12,7 @@
 #include "kir/rules.h"
 
 enum {
-    GROUP = 64,         /* items of a workgroup of a plain program, where the device allows as many */
+    GROUP = 64,         /* items of a workgroup of a plain program, if the device allows as many */
     MOST_HELD = 32,     /* dispatches in one call of the driver */
     HELD_BYTES = 16384, /* of parameters in one call, about */
     WORD = 8
@@ -49,7 +49,7 @@ const char *tn_kernel_name(const kir_program *p, char out[TN_KERNEL_NAME]) {
 
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
 
-/* The driver's module of this code, from what was compiled before if there is such a thing. */
+/* The driver's module of this code, from the disk cache if it is there. */
 static tn_status load_cached(tn_device *d, tn_code *code, void **handle) {
     void *data;
     size_t size;
@@ -133,7 +133,7 @@ static tn_status load_as_is(tn_device *d, const kir_program *p, tn_loaded *out) 
     return d->driver->load(d->handle, &code, &out->handle);
 }
 
-/* Who wants to know of loads. */
+/* A callback that is told of loads. */
 typedef struct listener {
     void (*told)(void *ctx, const char *device, int64_t number, bool done);
     void *ctx;
@@ -238,7 +238,7 @@ tn_status tn_runner_add(void *runner, const tn_launch *part) {
 
 /* ==== what a device can run ======================================================================================= */
 
-/* What a program needs of a device. */
+/* Requirements of a program. */
 typedef struct needs {
     bool f64, i64;
     int bindings;
@@ -282,9 +282,9 @@ static bool caps_fit(const tn_caps *c, const kir_program *p, tn_kernel_answer *a
     return true;
 }
 
-/* How often an item goes round its loops, at most: a loop counts a last round, in which it sees that it is at its end,
- * and one that is passed over counts it too. Points in blocks of a lane each: 5 rounds a block beside theirs, and what
- * folds KIR_BLOCK of them. */
+/* Maximum number of loop iterations of an item: each loop has one more, in which it finds that it is at its end, and a
+ * skipped loop counts that one too. For points in blocks of one lane each: 5 more per block, and those that fold
+ * KIR_BLOCK points. */
 static double rounds_of(const kir_program *p, const int64_t *sizes) {
     enum { NESTED = 16, LANES_TAKE = 4 * KIR_LANES, BESIDE = 8 };
     double points[NESTED + 1] = {1}, rounds = 0;
@@ -352,8 +352,8 @@ bool tn_kernel_in_bounds(tn_device *d, const kir_program *p, const int64_t *size
            no(answer, "buffer_too_large", "binds parts of buffers, and this kernel's masked accesses go beyond them");
 }
 
-/* Makes the program bind a buffer in so many windows as reach so far, from a place within an alignment on; false where
- * the device has no windows, or too few. */
+/* Makes the program bind a buffer with as many windows as needed to reach all its bytes from an aligned address; false
+ * if the device has no windows or too few. */
 static bool take_windows(const tn_caps *c, kir_program *p, int buffer, int64_t bytes) {
     uint8_t windows[KIR_MAX_BUFFERS];
     int64_t each = tn_window_bytes(c), count = (bytes + c->alignment - 1) / tn_max64(1, each) + 1;
@@ -386,11 +386,11 @@ bool tn_kernel_addresses(tn_device *d, kir_program *p, int buffer, int64_t bytes
 }
 
 /* ==== ranges of buffers that a launch touches ===================================================================== */
-/* An access is affine in the axes, so its range follows from extents and strides. A launch that needs too much of a
- * buffer is halved along the parallel axis that reaches furthest in it, until each part's range fits; a part is the
- * same kernel with other sizes: offsets moved by stride · begin, and buffers bound from where their range begins.
- * Masked accesses may touch less than their range: then the division is finer than it had to be, and a part may begin
- * behind a buffer's end, for which tn_kernel_in_bounds is there. */
+/* An access is affine in the axes, so its range follows from extents and strides. If a launch needs more of a buffer
+ * than fits a binding, it is halved along the parallel axis that reaches furthest in it until each part fits. A part is
+ * the same kernel with other sizes: offsets moved by stride · begin, and buffers bound from where their range begins.
+ * Masked accesses may touch less than their range; the split is then finer than necessary, and a part may begin beyond
+ * a buffer's end, which tn_kernel_in_bounds checks. */
 
 enum { MOST_HALVINGS = 40, MOST_PARTS = 1 << 16 };
 
@@ -445,7 +445,7 @@ static box launch_whole(const kir_program *p, const int64_t *sizes) {
     return b;
 }
 
-/* The range of a buffer over all of its accesses: what lies below 0 is masked. */
+/* The range of a buffer over all of its accesses; below 0 accesses are masked. */
 static bool buffer_range(const division *v, int buffer, const box *at, range *out) {
     *out = (range){INT64_MAX, -1};
     for (int i = 0; i < v->p->n_sized; i++) {
@@ -471,8 +471,8 @@ static int64_t moved(const division *v, int buffer, int64_t low) {
 
 static bool is_ranged(const division *v, int buffer) { return !tn_is_local(v->p, buffer) && !v->whole[buffer]; }
 
-/* The first buffer that does not fit into a binding, -1 when all do. A driver may have to bind from an aligned address
- * before the one that it is given. */
+/* The first buffer that does not fit into a binding; -1: all fit. A driver may have to bind from an aligned address
+ * before the given one. */
 static int first_too_large(const division *v, const box *at) {
     for (int b = 0; b < v->p->n_buffers; b++) {
         range r;
@@ -484,8 +484,8 @@ static int first_too_large(const division *v, const box *at) {
     return -1;
 }
 
-/* The parallel axis along which the box reaches furthest in the buffer; -1: none can be halved. The items of a
- * workgroup stay together. */
+/* The parallel axis along which the box reaches furthest in the buffer; -1: none can be halved. Items of a workgroup
+ * are not separated. */
 static int axis_to_halve(const division *v, const box *at, int buffer) {
     int best = -1;
     double most = 0;
@@ -504,8 +504,8 @@ static int axis_to_halve(const division *v, const box *at, int buffer) {
     return best;
 }
 
-/* The launch for the points of a box: extents of the box, offsets moved by where it begins, and each buffer bound from
- * where its range begins. */
+/* The launch for the points of a box: its extents, offsets moved by its start, and each buffer bound from where its
+ * range begins. */
 static tn_status emit_part(const division *v, const box *at) {
     const kir_program *p = v->p;
     void *buffers[KIR_MAX_BUFFERS];

@@ -24,7 +24,7 @@ struct tn_device {
     void *handle; /* the driver's */
     tn_device_info info;
     tn_caps caps;
-    uint64_t serial; /* of all devices ever opened: an address may be that of one which has ended */
+    uint64_t serial; /* unique among all devices ever opened: addresses of closed ones are reused */
     int opens;
     bool says_exact;                /* caps.exact by the driver's word; certification may have found otherwise */
     bool is_cpu;                    /* native kernels of src/cpu may run on its buffers */
@@ -36,15 +36,16 @@ struct tn_device {
     struct tn_command_list *lists;  /* kernel.c's: those that the driver has a form of */
     struct tn_vendors *vendors;     /* libraries.c's: libraries that were started here */
     _Atomic bool ordered;           /* it has had further queues: buffers bear timeline points (queue.h) */
-    /* its own queue as one with a timeline; NULL where calls have ended when they return */
+    /* a device's default queue, if it has a timeline; NULL if calls have completed when they return */
     tn_queue *own;
     tn_device *next; /* device.c's list of open devices */
 };
 
-/* Notes that a plan leaves an operation to the host. true: for the first time with this reason, so people are told. */
+/* Notes that a plan runs an operation on the host. true: for the first time with this reason, so it should be
+ * reported. */
 bool tn_device_note_host(tn_device *d, const char *op, const char *code, const char *reason);
-/* Runs body(ctx, out) in a process of its own, for as long as `seconds`, and fetches what it left in the `bytes` of
- * `out`. false: it crashed, ended or took too long, which *why says; out is then undefined. (discovery.c) */
+/* Runs body(ctx, out) in a child process for at most `seconds` and copies back the `bytes` of `out`. false: it crashed,
+ * ended early or took too long, as *why says; out is then undefined. (discovery.c) */
 bool tn_child_run(void (*body)(void *ctx, void *out), void *ctx, void *out, size_t bytes, int seconds,
                   const char **why);
 /* The library for matrix products in use, NULL: none. Without a call of tn_set_library, TRUNNION_LIBRARY decides. */
@@ -59,7 +60,7 @@ typedef uint64_t tn_timeline_point; /* a place in the order of a queue's work: q
 typedef struct tn_buffer {
     _Atomic int32_t refs;
     uint16_t size_class; /* memory.c: which list of kept blocks it belongs to */
-    /* memory.c: its place in a larger piece of memory; NULL: the driver's own block */
+    /* its block in a slab of the pool (memory.c); NULL: allocated by the driver */
     struct tn_slab_block *slab_block;
     tn_device *device;
     void *address; /* device address; on a host-visible device a pointer */
@@ -75,11 +76,11 @@ typedef struct tn_buffer {
     tn_timeline_point points[4];
 } tn_buffer;
 
-/* 64-byte aligned; freed blocks are kept for reuse. What used the block before may still be under way on the device:
- * work that is given to a queue (queue.h) waits for it, and whoever goes to `address` himself calls tn_buffer_await. */
+/* 64-byte aligned; freed blocks are reused. The device may still be executing the work that used the block before: work
+ * submitted to a queue (queue.h) waits for it; a caller that accesses `address` itself calls tn_buffer_await. */
 tn_status tn_buffer_new(tn_device *d, size_t bytes, tn_buffer **out);
 tn_status tn_buffer_new_for_host(tn_device *d, size_t bytes, tn_buffer **out); /* prefers a block that nothing uses */
-/* *out is made of memory that the caller owns; release(ctx) (may be NULL) is called when the last count is gone. */
+/* *out uses memory that the caller owns; release(ctx) (may be NULL) is called when the last reference is released. */
 tn_status tn_buffer_borrow(tn_device *d, void *address, size_t bytes, void (*release)(void *), void *ctx,
                            tn_buffer **out);
 bool tn_buffer_is_borrowed(const tn_buffer *b); /* its owner may write to it at any time, without a new version */
@@ -88,7 +89,7 @@ static inline tn_buffer *tn_buffer_retain(tn_buffer *b) {
     return b;
 }
 void tn_buffer_release(tn_buffer *b); /* NULL is fine */
-/* A closed device ends when its last buffer and its last hold have gone. */
+/* A closed device is freed when its last buffer and its last reference are released. */
 void tn_device_retain(tn_device *d);
 void tn_device_release(tn_device *d);
 tn_status tn_buffer_write(tn_buffer *b, size_t offset, const void *host, size_t bytes);
@@ -96,8 +97,8 @@ tn_status tn_buffer_read(const tn_buffer *b, size_t offset, void *host, size_t b
 /* The first `bytes` bytes of one buffer of a device to another, in the order of this thread's queue. */
 tn_status tn_buffer_copy(tn_buffer *to, tn_buffer *from, size_t bytes);
 tn_status tn_buffer_move(tn_buffer *to, const tn_buffer *from, size_t bytes); /* the same between devices, at once */
-/* The caller waits until queues are through with writing b and, before it is to be `written`, with reading it. Yields
- * the failure of the work that should have made what is there. */
+/* Waits until no queue writes b and, with `written`, until no queue reads it. Returns the error of the work that should
+ * have written its contents. */
 /* some device has had further queues; until then no buffer bears a timeline point */
 extern _Atomic bool tn_queues_made;
 static inline bool tn_queues_exist(void) { return atomic_load_explicit(&tn_queues_made, memory_order_acquire); }
@@ -107,41 +108,40 @@ static inline tn_status tn_buffer_await(const tn_buffer *b, bool write) {
 }
 /* The failure of the work that should have made what is there, if it is known already. */
 tn_status tn_buffer_check(const tn_buffer *b);
-/* Can a block be used anew without a wait, by this thread's queue or by the host? */
+/* Whether this thread's queue or the host can reuse a block without a wait. */
 bool tn_buffer_is_reusable(tn_buffer *b, bool for_host);
-/* The driver's handle that this thread's calls go to: the device's, or that of a queue of it. */
+/* The driver's stream handle for this thread's calls: the device's own, or that of one of its queues. */
 void *tn_stream_handle_of(const tn_device *d);
 static inline void *tn_stream_handle(const tn_device *d) {
     return atomic_load_explicit(&d->ordered, memory_order_relaxed) ? tn_stream_handle_of(d) : d->handle;
 }
 
-/* A form of a buffer's content that a kernel likes better: weights packed for a product. It is made when it is first
- * asked for, by whichever thread that is, and shared by all plans and threads of the process; it goes with the buffer,
- * and is made anew in its place when the buffer was written since. Its memory counts as a buffer of the device. */
+/* A buffer's contents in the layout that a kernel reads: weights packed for a product. It is made on first use, by any
+ * thread, shared by all plans and threads of the process, freed with the buffer, and made again if the buffer was
+ * written. Its memory counts as a buffer of the device. */
 enum { TN_PACKED_WORDS = 8 };
 typedef struct tn_packed_weight {
     void (*make)(const struct tn_packed_weight *format, const void *from, void *to);
     size_t bytes;                  /* of the result */
     int64_t word[TN_PACKED_WORDS]; /* what make needs to know, and with it the form's name */
-    /* nobody is expected to read the content itself often: its pages may go, if a file has them */
+    /* the original contents are rarely read after this: pages of a mapped file may be dropped */
     bool replaces;
 } tn_packed_weight;
-/* *out: the form's address, valid as long as b. Host-visible devices. Whoever asks often keeps it while b has the same
- * version, and asks now and then: pages of the content that came back then go again. */
+/* *out: the packed weight's address, valid as long as b. Host-visible devices. Callers may keep it while b has the same
+ * version, but should ask now and then, so that file pages that were read again are dropped again. */
 tn_status tn_buffer_packed_weight(tn_buffer *b, const tn_packed_weight *packed, void **out);
 void tn_buffer_drop_packed(tn_buffer *b); /* memory.c calls it when a buffer ends */
 
-/* Bytes of tensors and plans alive on all devices, and the most there ever were. Borrowed memory counts as a buffer of
- * no bytes. */
+/* Bytes of live tensors and plans on all devices, and their maximum so far. A borrowed buffer counts zero bytes. */
 typedef struct tn_memory_stats {
     int64_t live_bytes, peak_bytes, live_buffers;
 } tn_memory_stats;
 tn_memory_stats tn_memory_get_stats(void);
 void tn_memory_reset_peak(void);
-void tn_memory_trim(tn_device *d); /* gives kept blocks, and pieces of which nothing is in use, back */
+void tn_memory_trim(tn_device *d); /* frees cached blocks and empty slabs */
 
-/* A loaded kernel; belongs to the device's table, equal structures share one. Each tn_kernel_get is matched by a
- * tn_kernel_release, from any thread, also after the device has ended. */
+/* A loaded kernel in the device's table; equal structures share one. Each tn_kernel_get needs a tn_kernel_release, from
+ * any thread, also after the device was closed. */
 typedef struct tn_kernel tn_kernel;
 tn_status tn_kernel_get(tn_device *d, const kir_program *p, tn_kernel **out);
 void tn_kernel_release(tn_kernel *k);           /* NULL is fine */
@@ -149,9 +149,9 @@ const kir_vm *tn_kernel_vm(const tn_kernel *k); /* of a device whose code is KIR
 tn_status tn_kernel_launch(tn_device *d, tn_kernel *k, const tn_launch *launches, int64_t count);
 tn_status tn_kernel_prepare(tn_device *d, tn_kernel *k, const tn_launch *launches, int64_t count);
 
-/* Launches of several kernels behind each other, gathered to be run again and again (kernel.c). What follows from
- * the sizes is settled by tn_command_list_add; the addresses and runtime scalars that the launches point to are read at
- * each run. Kernels and launches must outlive the list; one thread at a time uses it. */
+/* Launches of several kernels in order, recorded once to be run many times (kernel.c). tn_command_list_add computes
+ * everything that depends on sizes; the addresses and runtime scalars that the launches point to are read at each run.
+ * Kernels and launches must outlive the list; only one thread may use it at a time. */
 typedef struct tn_command_list tn_command_list;
 tn_status tn_command_list_new(tn_device *d, tn_command_list **out);
 /* NULL is fine */
@@ -160,29 +160,30 @@ void tn_command_list_free(tn_command_list *l);
 tn_status tn_command_list_add(tn_command_list *l, tn_kernel *k, const tn_launch *launches, int64_t count);
 tn_status tn_command_list_run(tn_command_list *l);
 
-/* Why a device cannot run a kernel: `code` for programs, and the rest of a sentence that begins with the device ("has
- * no f64", "binds 8 buffers at most, this kernel has 11"). */
+/* Why a device cannot run a kernel: `code` for programs, and the end of a sentence that starts with the device's name
+ * ("has no f64", "binds 8 buffers at most, this kernel has 11"). */
 typedef struct tn_kernel_answer {
     const char *code;
     char why[TN_REASON_BYTES];
 } tn_kernel_answer;
-/* Whether the device can run the program with these sizes (NULL: with some); if not, *answer (may be NULL) says why:
+/* Whether the device can run the program with these sizes (NULL: with some sizes); if not, *answer (may be NULL) says
+ * why:
  *   no_f64, no_i64, no_renderer, too_many_bindings, buffer_too_large, loop_too_long, local_memory, group_too_large,
- *   not_certified (it failed a comparison here before), refused_by_compiler (in this process). */
+ *   not_certified (it failed certification here), refused_by_compiler (in this process). */
 bool tn_kernel_supported(tn_device *d, const kir_program *p, const int64_t *sizes, tn_kernel_answer *answer);
-/* Whether no part of the launch would bind a buffer from behind its end, as masked accesses may have it. bytes: of each
- * buffer. No: buffer_too_large. */
+/* false (buffer_too_large) if a part of the launch would bind a buffer from beyond its end, as masked accesses may
+ * need. bytes: of each buffer. */
 bool tn_kernel_in_bounds(tn_device *d, const kir_program *p, const int64_t *sizes, const int64_t *bytes,
                          tn_kernel_answer *answer);
-/* Whether it reaches all of a buffer's bytes if it has to: where the program reads at places that it computes, and with
- * `all`. On some devices the program is then another one, which binds the buffer in windows. No: buffer_too_large. */
+/* Whether the program can reach all bytes of a buffer: needed for computed indices, and with `all`. On some devices the
+ * program is changed to bind the buffer in windows. false: buffer_too_large. */
 bool tn_kernel_addresses(tn_device *d, kir_program *p, int buffer, int64_t bytes, bool all, tn_kernel_answer *answer);
 
-/* The list of what this device's driver version is known to compute wrongly (cache_files.c): `name` is an operation's
- * or tn_kernel_name's. Adding fails when there is no cache folder to keep it in. */
+/* The list of ops and kernels that this version of the device's driver is known to compute wrongly (cache_files.c):
+ * `name` is an op's or tn_kernel_name's. Adding fails without a cache folder. */
 bool tn_certify_list_has(const tn_device *d, const char *name, char *why, size_t size);
 tn_status tn_certify_list_add(const tn_device *d, const char *name, const char *reason);
-tn_status tn_certify_list_forget(const tn_device *d, const char *name); /* before it is tried anew */
+tn_status tn_certify_list_forget(const tn_device *d, const char *name); /* before it is tested again */
 enum { TN_KERNEL_NAME = 24 };
 const char *tn_kernel_name(const kir_program *p, char out[TN_KERNEL_NAME]); /* "k" and the structure's hash */
 
@@ -195,7 +196,7 @@ tn_status tn_kernels_open(tn_device *d);
 void tn_kernels_close(tn_device *d);
 void tn_kernels_drop(tn_device *d); /* frees kernels that no plan uses (leak tests) */
 void tn_command_lists_close(tn_device *d);
-void tn_device_end(tn_device *d); /* frees all of a device that nobody uses any more */
+void tn_device_end(tn_device *d); /* frees all of an unused device */
 
 /* Bytes in words, "1.5 GiB"; out has room for 24. Returns out. */
 const char *tn_bytes_text(char *out, int64_t bytes);
@@ -215,10 +216,11 @@ extern const tn_backend_row tn_backend_rows[];
 /* ==== measured choices ============================================================================================ */
 
 tn_tuning tn_tuning_mode(void);
-/* Another number whenever plans may come out otherwise than before: part of their keys. */
+/* Changes whenever plans may come out differently than before; part of their keys. */
 uint64_t tn_tune_generation(void);
 bool tn_tune_find(const char *key, tn_tuned *out);
-/* Adds an entry, or replaces the one of this key, here and in the file. Failing to write is no error. */
+/* Adds an entry or replaces the one with this key, in memory and in the file. Failing to write the file is not an
+ * error. */
 void tn_tune_put(const tn_tuned *entry);
 
 /* ==== vendor libraries on open devices ============================================================================ */
@@ -227,15 +229,15 @@ void tn_tune_put(const tn_tuned *entry);
 typedef struct tn_vendor_call {
     const tn_vendor_library *library;
     void *state;
-    size_t workspace; /* bytes that a run wants, aligned to 64 */
+    size_t workspace; /* workspace bytes of a run, a multiple of 64 */
 } tn_vendor_call;
 
 /* The library that was asked for and computes products, or convolutions, on this kind of device; NULL: our kernels. */
 const tn_vendor_library *tn_vendor_for(const tn_device *d, bool convolutions);
 
-/* Asks such a library for a product, or where that is NULL for a convolution. *out stays NULL where it cannot; *why is
- * then the rest of a sentence that begins with its name. A library that does not start on this device says so once, as
- * a notice. Errors: TN_ERR_MEMORY, TN_ERR_LOST. */
+/* Asks a vendor library for a product or, if that is NULL, a convolution. *out stays NULL if it cannot; *why is then
+ * the end of a sentence that starts with its name. A library that does not start on this device is reported once, as a
+ * notice. Errors: TN_ERR_MEMORY, TN_ERR_LOST. */
 tn_status tn_vendor_make(tn_device *d, const tn_vendor_library *l, const tn_vendor_product *p,
                          const tn_vendor_conv *conv, tn_vendor_call **out, const char **why);
 void tn_vendor_free(tn_vendor_call *c); /* NULL is fine */
@@ -257,7 +259,7 @@ tn_status tn_slab_pool_add(tn_slab_pool *p, void *address, size_t bytes, bool st
 /* A block, out of the smallest room that is large enough; NULL when there is none. */
 tn_slab_block *tn_slab_pool_alloc(tn_slab_pool *p, size_t bytes, void **address);
 void tn_slab_pool_release(tn_slab_pool *p, tn_slab_block *c);
-/* Takes out a piece of which nothing is in use, to be given back to the driver; false: there is none. */
+/* Removes an empty slab, to be returned to the driver; false: there is none. */
 bool tn_slab_pool_take_empty(tn_slab_pool *p, bool all, void **address, size_t *bytes);
 
 typedef struct tn_slab_pool_facts {

@@ -46,7 +46,7 @@ typedef struct refusal {
     struct refusal *next;
 } refusal;
 
-/* A structure that a thread is loading now; it lies on that thread's stack. */
+/* A structure that a thread is loading now; on that thread's stack. */
 typedef struct loading {
     const kir_program *program;
     struct loading *next;
@@ -132,8 +132,8 @@ static void refusals_free(kernel_table *t) {
     }
 }
 
-/* Frees what is idle; what is in use loses its module and goes with its last user, and
- * the table with the last of all. */
+/* Frees idle kernels. A kernel in use loses its module and is freed by its last user, the table with the last
+ * kernel. */
 void tn_kernels_close(tn_device *d) {
     kernel_table *t = d->kernels;
     if (!t) return;
@@ -196,7 +196,7 @@ static void table_unlink(kernel_table *t, tn_kernel *k) {
     t->kernel_count--;
 }
 
-/* Doubles the slots when they are full. Growing is for speed alone: without memory for it the table stays as it is. */
+/* Doubles the slots when they are full. Without memory the table stays as it is; look-ups are only slower. */
 static void table_grow(kernel_table *t) {
     if (t->kernel_count < t->slot_count) return;
     tn_kernel **bigger = tn_mem_zalloc(t->slot_count * 2, sizeof *bigger);
@@ -215,8 +215,8 @@ static void table_grow(kernel_table *t) {
     tn_mem_free(old);
 }
 
-/* A graphics processor multiplies 32 bits in a fraction of the time; a processor's compiler makes vector code only of
- * loops whose indices are as wide as its addresses, if there are any such. */
+/* A GPU multiplies 32-bit integers several times faster. A CPU's compiler vectorizes only loops whose indices are as
+ * wide as its addresses, if it has vector units. */
 static int usual_width(const tn_device *d) {
     bool wide = d->caps.code == TN_CODE_KIR || (d->info.software && d->caps.i64);
     return wide ? WIDE : NARROW;
@@ -274,7 +274,8 @@ static const refusal *find_refusal(const kernel_table *t, const kir_program *p) 
     return r;
 }
 
-/* A failure that may pass is no refusal. Without memory for it the compiler is asked again another time. */
+/* Failures that may pass by themselves are not remembered. Without memory to remember one, the compiler is asked
+ * again. */
 static void remember_refusal(kernel_table *t, const kir_program *p, tn_status s) {
     if (s == TN_ERR_MEMORY || s == TN_ERR_LOST || s == TN_ERR_DEVICE) return;
     char why[sizeof t->refusals->why];
@@ -305,7 +306,7 @@ bool tn_kernel_refused(tn_device *d, const kir_program *p, char *why, size_t siz
 
 /* ---- getting and launching --------------------------------------------------------------------------------------- */
 
-/* One user more of a kernel that is in the table. */
+/* Adds a user to a kernel in the table. */
 static tn_kernel *kernel_use(kernel_table *t, tn_kernel *k) {
     if (k && k->users++ == 0) {
         idle_take_out(t, k);
@@ -331,8 +332,8 @@ static bool is_loading(const kernel_table *t, const kir_program *p) {
     return l != NULL;
 }
 
-/* A kernel that is in the table or that another thread is about to put there, for one user more; or what the compiler
- * refused. Else *out is NULL, and this thread is the one that loads it. */
+/* A kernel that is in the table, or that another thread is loading, with one more user; or the compiler's earlier
+ * refusal. Otherwise *out is NULL and this thread must load it. */
 static tn_status kernel_known(kernel_table *t, const kir_program *p, loading *mine, tn_kernel **out) {
     pthread_mutex_lock(&t->lock);
     while (is_loading(t, p))
@@ -373,7 +374,7 @@ tn_status tn_kernel_get(tn_device *d, const kir_program *p, tn_kernel **out) {
 
 const kir_vm *tn_kernel_vm(const tn_kernel *k) { return k->modules[WIDE].handle; }
 
-/* The caller holds the lock. Returns a kernel to be freed, or NULL; *ended: the table goes too. */
+/* The caller holds the lock. Returns a kernel to be freed, or NULL; *ended: the table is to be freed too. */
 static tn_kernel *kernel_leave(kernel_table *t, tn_kernel *k, bool *ended) {
     if (--k->users > 0) return NULL;
     t->used_count--;
@@ -416,8 +417,8 @@ static int kernel_width_of(const tn_device *d, const tn_kernel *k, const int64_t
     return usual_width(d) == NARROW && tn_launch_is_narrow(k->program, sizes) ? NARROW : WIDE;
 }
 
-/* The kernel for this launch: k, or the one whose workgroups share rows, *launch then being that of it. Whatever that
- * one cannot be had for, k remains. */
+/* The kernel for this launch: k, or its row-split variant, for which *launch is then changed. If that is not available
+ * for any reason, k is used. */
 static tn_kernel *kernel_for(tn_device *d, tn_kernel *k, tn_launch *launch) {
     if (!k->schedule || !tn_row_split_pays(d, k->program, k->schedule, launch->sizes)) return k;
     if (!k->rows) {
@@ -509,14 +510,13 @@ tn_status tn_kernel_prepare(tn_device *d, tn_kernel *k, const tn_launch *launche
 }
 
 /* ==== lists of launches =========================================================================================== */
-/* A plan that is run again launches the same kernels with the same sizes; only addresses and runtime scalars are
- * others. So what follows from the sizes is done when a list is made: which form of a kernel fits, how a launch is
- * divided, how many workgroups it takes, its block of parameters. A run puts addresses and runtime scalars in place and
- * hands all of it to the driver: as a form that the driver has made of the list (a graph), in one call where it takes
- * lists, else in one a row of launches of the same kernel. A list may outlive its device: the driver's form then goes
- * with the device. */
+/* A plan that runs again launches the same kernels with the same sizes; only addresses and runtime scalars change. So
+ * everything that depends on sizes is computed when a list is made: the variant of a kernel, the split of a launch, the
+ * number of workgroups, the block of parameters. A run fills in addresses and runtime scalars and passes the list to
+ * the driver: as the driver's own object (a graph), in one call if it takes lists, else one call for each row of
+ * launches of the same kernel. A list may outlive its device; the driver's object is then freed with the device. */
 
-/* One dispatch; what changes from run to run comes from `source`, which is the plan's. */
+/* One dispatch. What changes between runs is read from `source`, which belongs to the plan. */
 typedef struct item {
     void *module;
     const kir_program *program;
@@ -526,7 +526,7 @@ typedef struct item {
     size_t params_at, params, shifts_at; /* in the list's blocks */
 } item;
 
-/* A launch of a driver that takes programs as they are. */
+/* A launch for a driver that takes KIR programs. */
 typedef struct plain {
     tn_kernel *kernel;
     const tn_launch *launches;
@@ -719,13 +719,13 @@ tn_status tn_command_list_run(tn_command_list *l) {
 }
 
 /* ==== when rows are shared by workgroups ========================================================================== */
-/* On a GPU an item that walks along its row reads far from its neighbours, and few rows leave the device idle; a group
- * reads a row side by side. Where rows lie across (neighbouring items read neighbouring elements anyway) and there are
- * many of them, a row an item is the better way. On a processor it always is: its compiler makes vector code of one
+/* On a GPU neighbouring items that each walk along their own row read far apart, and few rows leave the device idle; a
+ * workgroup that shares a row reads it contiguously. If rows are strided (neighbouring items read neighbouring
+ * elements) and there are many of them, one item per row is better. On a CPU it always is: its compiler vectorizes an
  * item's lanes, and a barrier costs as much as many additions (bench/rows.c: PoCL is several times slower). */
 
 enum {
-    SHORT_ROW = 2 * KIR_LANES, /* elements: below this most lanes of a workgroup would stand idle */
+    SHORT_ROW = 2 * KIR_LANES, /* elements: below this most lanes of a workgroup would be idle */
     MANY_ROWS = 1 << 14        /* enough for the items of any device */
 };
 
@@ -735,7 +735,8 @@ void tn_row_split_set(tn_row_split_policy policy) { atomic_store(&chosen, (int)p
 
 static int64_t stride_size_of(int64_t stride) { return stride < 0 ? -stride : stride; }
 
-/* Loads and stores in loops whose elements lie closer together along the rows than across them, less the others. */
+/* Number of loads and stores in loops whose elements are closer together along the rows than across them, minus the
+ * number of the others. */
 static int along(const kir_program *p, const kir_rows *rows, const int64_t *sizes) {
     int row = rows->first + rows->count - 1, score = 0, depth = 0;
     for (int i = 0; i < p->n_ins; i++) {

@@ -1,5 +1,4 @@
-/* kernel_code.h — inside hal/: what stands between a kernel program and a driver's module: checks, the disk cache,
- * ranges. */
+/* kernel_code.h — inside hal/: between a kernel program and a driver's module: checks, the disk cache, limits. */
 #ifndef TN_HAL_KERNEL_CODE_H
 #define TN_HAL_KERNEL_CODE_H
 
@@ -9,9 +8,9 @@
 
 /* ---- compiled kernels on disk (cache_files.c) -------------------------------------------------------------------- */
 
-/* What `d` made of this code before, by its source text, entry, options and form, the device's name and the driver's
- * version: *data (tn_mem_free it) and true; false when there is none that can be trusted. Never an error: without it
- * the code is compiled. */
+/* Looks up what `d` compiled from this code before; the key is source text, entry, options, format, device name and
+ * driver version. *data: to be freed with tn_mem_free. false: there is no trustworthy entry. Never an error: the code
+ * is then compiled. */
 bool tn_kernel_cache_find(const tn_device *d, const tn_code *code, void **data, size_t *size);
 void tn_kernel_cache_put(const tn_device *d, const tn_code *code, const void *data, size_t size);
 void tn_kernel_cache_drop(const tn_device *d, const tn_code *code); /* the driver could not use it */
@@ -19,7 +18,8 @@ void tn_kernel_cache_drop(const tn_device *d, const tn_code *code); /* the drive
 /* The most that the entries take on disk together; the oldest go. Returns the limit before. For tests. */
 int64_t tn_kernel_cache_set_limit(int64_t bytes);
 
-/* Whether the path names a file (with `folder` a folder) of this user's own that nobody else can write. No link. */
+/* Whether the path is a file (with `folder` a folder) that belongs to this user and nobody else can write; not a
+ * link. */
 bool tn_path_trusted(const char *path, bool folder);
 
 /* A folder or file of the cache folder in `out`; false when there is none that can be trusted. */
@@ -30,7 +30,8 @@ bool tn_kernel_refused(tn_device *d, const kir_program *p, char *why, size_t siz
 
 /* ---- loaded code (driver_module.c) ------------------------------------------------------------------------------- */
 
-/* What a driver is given of a rendered program. It points into itself and into the rendering: neither may move. */
+/* The code of a rendered program as a driver gets it. It has pointers into itself and into the rendering: do not move
+ * either. */
 typedef struct tn_rendered_code {
     tn_code code;
     bool written[KIR_MAX_BUFFERS];
@@ -46,9 +47,9 @@ typedef struct tn_loaded {
     size_t params_bytes; /* of the struct of parameters */
 } tn_loaded;
 
-/* Loads the program in the form that the device takes: KIR as it is, or rendered, from the disk cache if it was
- * compiled before. `narrow`: indices of 32 bits. p must outlive the module. Errors: TN_ERR_UNSUPPORTED with the
- * kernel's name and the head of the compiler's log when it cannot be had on this device; others may pass. */
+/* Loads the program in the format of the device: KIR, or rendered, and from the disk cache if it was compiled before.
+ * `narrow`: 32-bit indices. p must outlive the module. Errors: TN_ERR_UNSUPPORTED with the kernel's name and the start
+ * of the compiler's log if the device cannot have it; other errors may be temporary. */
 tn_status tn_code_load(tn_device *d, const kir_program *p, bool narrow, tn_loaded *out);
 void tn_code_unload(tn_device *d, tn_loaded *m);
 
@@ -95,14 +96,14 @@ static inline int tn_global_bindings(const kir_program *p) {
     return n;
 }
 
-/* Bytes of a window: the largest power of two that a binding holds. */
+/* Bytes of a window: the largest power of two that fits a binding. */
 static inline int64_t tn_window_bytes(const tn_caps *c) {
     int64_t binding = c->max_buffer < INT64_MAX - c->alignment ? c->max_buffer + c->alignment : INT64_MAX;
     return binding > 0 ? (int64_t)1 << (63 - __builtin_clzll((uint64_t)binding)) : 0;
 }
 
-/* Bytes of a buffer that a launch of this kernel can reach from the address that it is given: by one binding, or by
- * several where the device joins them. */
+/* Bytes of a buffer that a launch of this kernel can reach from its address: one binding, or several if the device
+ * joins them. */
 int64_t tn_reach(const tn_device *d, const kir_program *p);
 
 /* ---- rows by workgroups (kernel.c) ------------------------------------------------------------------------------- */
@@ -119,15 +120,15 @@ void tn_row_split_set(tn_row_split_policy policy);
 /* One part of a launch whose buffers would not fit into the device's bindings as a whole. Valid during the call. */
 typedef tn_status tn_launch_part_fn(void *ctx, const tn_launch *part);
 
-/* Calls emit for parts of the launch that cover it, none of which binds more than `most` bytes of a buffer from the
- * address that it is given; for the launch itself when that fits. `sizes` has room for the program's sizes. With emit
- * NULL it only looks. Buffers that are read at computed places are left whole: tn_kernel_addresses has been asked.
- * Errors: TN_ERR_UNSUPPORTED with the reason when no division makes it fit. */
+/* Splits a launch into parts of which none binds more than `most` bytes of a buffer, and calls emit for each; for the
+ * launch itself if it fits. `sizes` has room for the program's sizes. With emit NULL it only checks. Buffers that are
+ * read at computed indices are not split; tn_kernel_addresses has checked them. Errors: TN_ERR_UNSUPPORTED with the
+ * reason if no split fits. */
 tn_status tn_launch_split(const kir_program *p, const tn_launch *launch, int64_t most, int64_t alignment,
                           int64_t *sizes, tn_launch_part_fn *emit, void *ctx);
 
-/* The one check of what a driver is given: sizes there and not negative, no more points than fit, buffers there and
- * aligned to their elements. Errors: TN_ERR_ARGUMENT, naming launch and value. */
+/* The only check of a launch: sizes present and not negative, number of points in range, buffers present and aligned to
+ * their elements. Errors: TN_ERR_ARGUMENT with launch and value. */
 tn_status tn_launch_check(const kir_program *p, const tn_launch *launches, int64_t count);
 
 /* Whether the affine indices and the counts of this launch fit 32 bits; what is computed is added with 64. */

@@ -1,7 +1,7 @@
 /* libraries.c — libraries for matrix products: choosing one, and vendor libraries on open devices.
  *
- * A library that crashes or hangs must not take the program with it: before one is loaded here for the CPU, a process
- * of its own loads it and multiplies with it. */
+ * A library that crashes or hangs must not take the program with it. So before a library for the CPU is loaded here, a
+ * child process loads it and multiplies with it. */
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -80,7 +80,7 @@ static void try_apart(const char *asked) {
     }
 }
 
-/* Those that are here; each is loaded when a device first wants it. */
+/* The installed ones; each is loaded when a device first needs it. */
 static unsigned vendors_found(void) {
     char path[256];
     unsigned found = 0;
@@ -91,7 +91,7 @@ static unsigned vendors_found(void) {
 
 enum { NAME_BYTES = 40 };
 
-/* What a list of names ("cublaslt,cudnn") asks for. */
+/* The libraries that a list of names ("cublaslt,cudnn") asks for. */
 typedef struct choice {
     unsigned vendors;     /* as bits */
     char cpu[NAME_BYTES]; /* a library for the CPU, "auto" or "none"; "": nothing was said of it */
@@ -174,8 +174,8 @@ const char *tn_get_library(void) {
 }
 
 /* ==== vendor libraries on open devices ============================================================================ */
-/* A library's handle belongs to a device, and one thread at a time uses it. Every call is made inside the driver's
- * lend(), so that it meets the device and the queue that the calls before and behind it go to. */
+/* A library's handle belongs to a device and is used by one thread at a time. Every call is made inside the driver's
+ * lend(), so that it goes to the same device and queue as the calls around it. */
 
 struct tn_vendors {
     pthread_mutex_t lock;

@@ -38,7 +38,7 @@ typedef struct pool {
     tn_buffer *given[GIVEN_SLOTS];
     int64_t in_use_bytes, in_use_peak; /* of blocks, whole classes */
     int64_t asked, hits;               /* buffers asked for, and those that a kept block was right for */
-    tn_slab_pool *pieces;              /* NULL: every block is the driver's own */
+    tn_slab_pool *pieces;              /* NULL: every block is allocated by the driver */
     size_t growth;                     /* bytes of a piece; 0: only what was taken at open is cut */
 } pool;
 
@@ -101,7 +101,7 @@ static void count_in(pool *p, const tn_buffer *b) {
     if (stats.live_bytes > stats.peak_bytes) stats.peak_bytes = stats.live_bytes;
 }
 
-/* The part of a buffer that a new use begins with. */
+/* Initializes the fields of a buffer that are new at each use. */
 static void begin_use(tn_buffer *b, size_t bytes) {
     atomic_store_explicit(&b->refs, 1, memory_order_relaxed);
     b->bytes = bytes;
@@ -109,7 +109,7 @@ static void begin_use(tn_buffer *b, size_t bytes) {
     b->next = NULL;
 }
 
-/* What the memory of this process on the device is used for: ", of which 3 GiB in 210 buffers in use …". */
+/* Describes this process's memory on the device: ", of which 3 GiB in 210 buffers in use …". */
 static void say_use(const tn_device *d, char *text, size_t size) {
     tn_pool_stats s = {.struct_size = sizeof s};
     char used[24], kept[24], cut[24], largest[24], most[24];
@@ -177,7 +177,7 @@ static void block_free(tn_device *d, tn_buffer *b) {
     pool *p = d->pool;
     (void)tn_buffer_await(b, true);
     if (b->slab_block) {
-        /* whoever has it next comes behind in the order of the device */
+        /* the next user is ordered after it by the device */
         tn_slab_pool_release(p->pieces, b->slab_block);
     } else {
         (void)d->driver->sync(d->handle); /* work under way may still use it */
@@ -249,7 +249,7 @@ static void kept_push(pool *p, tn_buffer *b) {
     p->kept_bytes += block_bytes(b);
 }
 
-/* Takes the latest of those kept; it belongs to nobody then. The caller holds the heap lock. */
+/* Takes the most recently freed one; it then belongs to the caller. The caller holds the heap lock. */
 static tn_buffer *kept_first(pool *p, int c) {
     tn_buffer *b = p->kept[c];
     if (!b) return NULL;
@@ -273,8 +273,8 @@ static tn_buffer *kept_pop(pool *p, int c, size_t bytes) {
     return b;
 }
 
-/* One that no queue works on, or that this thread's queue is through with when its next work begins: among the latest,
- * for a block that is waited for costs more than a new one. */
+/* A block that no queue uses, or that this thread's queue will have finished with when its next work begins. Only the
+ * most recent ones are examined, because waiting for a block costs more than allocating one. */
 static tn_buffer *kept_pop_for(tn_device *d, int c, size_t bytes, bool for_host) {
     enum { LOOK_AT = 8 };
     tn_buffer *looked_at[LOOK_AT], *b = NULL;
@@ -370,7 +370,7 @@ static bool keep_pool(pool *p, tn_buffer *b) {
 
 void tn_buffer_release(tn_buffer *b) {
     if (!b) return;
-    /* A sole owner needs no atomic exchange: nobody else can be counting. */
+    /* The only owner needs no atomic exchange, because nobody else can change the count. */
     if (atomic_load_explicit(&b->refs, memory_order_acquire) != 1 &&
         atomic_fetch_sub_explicit(&b->refs, 1, memory_order_acq_rel) != 1)
         return;
@@ -434,7 +434,7 @@ static void kept_release(tn_device *d, bool cut) {
     }
 }
 
-/* Pieces of which nothing is in use, any more or for now. */
+/* Returns slabs that are empty to the driver. */
 static void give_pieces(tn_device *d, bool all) {
     pool *p = d->pool;
     void *address;
@@ -600,10 +600,10 @@ void tn_device_dealloc(tn_device *d, void *address) {
 }
 
 /* ==== packed weights: made once from a buffer's content =========================================================== */
-/* The list of a buffer only grows, and an entry says which version of the content it was made of: so a kernel that
- * finds what it needs takes no lock. One lock for all guards the making, which happens once a weight.
+/* The list of a buffer only grows, and each entry stores the version of the contents from which it was made, so a
+ * look-up takes no lock. One global lock guards packing, which happens once per weight.
  *
- * Forms that replace the content are weights of a model: they get memory side by side in large pages. */
+ * Packed weights that replace the contents are a model's weights: they get memory next to each other in large pages. */
 
 typedef struct tn_packed_entry {
     tn_packed_weight format;
@@ -629,8 +629,8 @@ static bool is_current(const packed_entry *e, const tn_buffer *b) {
     return e && atomic_load_explicit(&e->version, memory_order_acquire) == b->version;
 }
 
-/* Rows of a weight that are looked up in the file itself (an embedding that is the output matrix too) bring its pages
- * back one by one: they go again whenever somebody asks for the form anew. */
+/* If rows of a weight are also read from the file itself (an embedding that is the output matrix too), its pages become
+ * resident one by one; they are dropped again whenever the packed weight is requested. */
 static void form_give_back(const tn_packed_weight *packed, const tn_buffer *b) {
     if (packed->replaces) tn_map_return_pages(b->address, b->bytes);
 }
@@ -643,8 +643,8 @@ static void make_entry(packed_entry *e, const tn_buffer *b) {
 
 /* ---- memory of forms that replace the content -------------------------------------------------------------------- */
 
-/* A model's weights, of which many are smaller than a large page, side by side in pieces of memory made of large pages:
- * a token reads them all. A piece goes when its last form has gone. */
+/* Many weights of a model are smaller than a large page, and each token reads all of them. They are placed next to each
+ * other in slabs of large pages. A slab is freed with its last packed weight. */
 enum { SLAB_BYTES = 16 << 20, PACKED_ALIGNMENT = 64 };
 
 typedef struct slab {
@@ -732,7 +732,7 @@ tn_status tn_buffer_packed_weight(tn_buffer *b, const tn_packed_weight *packed, 
         form_give_back(&e->format, b);
     } else {
         pthread_mutex_lock(&making);
-        (void)tn_buffer_await(b, true); /* the content is to be there, and nobody to read the form as it was */
+        (void)tn_buffer_await(b, true); /* until it is written, and the old packed weight is not read */
         e = find_packed(b, packed);
         if (!e)
             s = add_entry(b, packed, &e);
@@ -755,10 +755,10 @@ void tn_buffer_drop_packed(tn_buffer *b) {
 }
 
 /* ==== blocks of large pieces of device memory ===================================================================== */
-/* The pool takes a piece when it is opened (pool_initial) and when it grows (pool_growth), and asks here only when none
- * of the blocks that it keeps by size will do. A block that comes back is joined to the free ones beside it at once, so
- * that a piece of which nothing is in use is one block and can be given back. Blocks in use never move: plans, graphs
- * and callers hold their addresses. */
+/* The pool allocates a slab when it is opened (pool_initial) and when it grows (pool_growth). It is used only if no
+ * cached block of the size class fits. A freed block merges with its free neighbours at once, so an empty slab is a
+ * single block and can be returned to the driver. Blocks in use never move, because plans, graphs and callers keep
+ * their addresses. */
 
 typedef struct pieces_slab pieces_slab;
 
@@ -773,7 +773,7 @@ struct pieces_slab {
     pieces_slab *next;
     char *address;
     size_t bytes;
-    bool stays; /* taken at open: given back at the end alone */
+    bool stays; /* allocated at open: freed only at the end */
 };
 
 struct tn_slab_pool {
@@ -833,7 +833,7 @@ static tn_slab_block *best_fit(const tn_slab_pool *p, size_t bytes) {
     return best;
 }
 
-/* The rest behind the first `bytes` becomes a free block of its own, if there is one and memory to note it. */
+/* Splits off what follows the first `bytes` as a free block, if anything is left and there is memory to record it. */
 static void split_slab(tn_slab_pool *p, tn_slab_block *c, size_t bytes) {
     tn_slab_block *rest = c->bytes > bytes ? tn_mem_zalloc(1, sizeof *rest) : NULL;
     if (!rest) return;

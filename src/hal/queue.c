@@ -1,11 +1,11 @@
 /* queue.c — queues and events of a device: ordered submission, timelines, waiting.
  *
- * Where the interface has queues, work goes to it at once and order is kept by its events. Elsewhere a queue is a
- * thread of ours that does one piece of work after the other: on the cpu that is what makes a product run beside its
- * caller. The pool of threads stays one: whoever comes second computes on his own thread.
+ * If the interface has queues, work is submitted to it at once and ordered by its events. Otherwise a queue is a thread
+ * of ours that executes tasks in order; on the CPU it lets a product run concurrently with its caller. There is still
+ * only one thread pool: a second user at the same time computes on its own thread.
  *
- * Work gets its number and marks what it touches under one lock for all devices, so that all see one order; it can
- * only wait for what was given before, and no two pieces of work wait for each other. */
+ * Under one lock for all devices, work gets its number and marks the buffers that it uses, so all threads see one
+ * order. Work can only wait for what was submitted before it, so there are no deadlocks. */
 #include <fenv.h>
 #include <signal.h>
 #include <stdio.h>
@@ -13,7 +13,7 @@
 
 #include "hal/queue.h"
 
-enum { MOST_WAITING = 256 }; /* pieces of work before a thread; who brings more waits */
+enum { MOST_WAITING = 256 }; /* tasks queued for a thread; further submitters wait */
 
 _Atomic bool tn_queues_made;
 
@@ -63,7 +63,7 @@ tn_status tn_buffer_await_points(const tn_buffer *b, bool write) {
     if (!write) return s;
     for (size_t i = FIRST_READ; i < MAX_POINTS; i++)
         (void)tn_timeline_point_wait(points[i]);
-    return TN_OK; /* what is overwritten need not have succeeded */
+    return TN_OK; /* what is overwritten may have failed */
 }
 
 /* ---- giving work ------------------------------------------------------------------------------------------------- */
@@ -81,7 +81,7 @@ tn_timeline_point tn_submission_point(const tn_submission *o) {
     return o->queue ? tn_timeline_point_at(o->queue->timeline, o->number) : 0;
 }
 
-/* A wait for each timeline is enough: for the last of what stands there. */
+/* One wait per timeline is enough: for its last needed number. */
 static tn_wait *wait_on(tn_submission *o, int timeline) {
     for (int i = 0; i < o->wait_count; i++)
         if (o->waits[i].timeline == timeline) return &o->waits[i];
@@ -95,7 +95,7 @@ static void add_wait(tn_submission *o, tn_timeline_point m, bool needed) {
     int timeline = timeline_index(m);
     needed = needed && !(m & TN_TIMELINE_POINT_KEPT);
     bool behind = o->queue && timeline == o->queue->timeline;
-    bool settled = behind || tn_timeline_point_reached(m); /* what fails on one's own timeline leaves one out too */
+    bool settled = behind || tn_timeline_point_reached(m); /* a failure on the own timeline skips this work anyway */
     if (settled && !(needed && tn_timeline_has_failed(timeline))) return;
     tn_wait *w = wait_on(o, timeline);
     if (number > w->last && !behind) w->last = number;
@@ -106,8 +106,8 @@ static void add_wait(tn_submission *o, tn_timeline_point m, bool needed) {
 
 void tn_submission_wait_for(tn_submission *o, tn_timeline_point m) { add_wait(o, m, false); }
 
-/* The place for a read's timeline point: of the same timeline, or of what has passed; else work that the reader waits
- * for from now on, so that his timeline point says enough. */
+/* The place for a read's timeline point: one of the same timeline, or one that has been reached. If there is none, the
+ * reader also waits for another read, so that its own point covers both. */
 static tn_timeline_point *read_place(tn_submission *o, tn_buffer *b) {
     for (size_t i = FIRST_READ; i < MAX_POINTS; i++)
         if (!b->points[i] || timeline_index(b->points[i]) == o->queue->timeline ||
@@ -214,7 +214,7 @@ static tn_task *next_task(tn_queue *q) {
 
 static void *queue_main(void *argument) {
     tn_queue *q = argument;
-    fesetenv(FE_DFL_ENV); /* results must not depend on who computes */
+    fesetenv(FE_DFL_ENV); /* results must not depend on the computing thread */
     for (tn_task *t = next_task(q); t; t = next_task(q)) {
         tn_status s = do_task(q, t);
         uint64_t number = t->number;
@@ -280,7 +280,7 @@ static void queue_free(tn_queue *q) {
     tn_mem_free(q);
 }
 
-/* handle: of a device's own queue; NULL makes a new one. */
+/* handle: for a device's default queue; NULL creates a new one. */
 static tn_status queue_start(tn_queue *q, void *handle) {
     tn_device *d = q->device;
     q->handle = handle;
@@ -311,7 +311,7 @@ static tn_status queue_make(tn_device *d, void *handle, tn_queue **out) {
     return TN_OK;
 }
 
-/* What was given before bears no timeline points: it must have ended. */
+/* Work submitted before this has no timeline points, so it must have completed. */
 tn_status tn_device_order(tn_device *d) {
     static pthread_mutex_t once = PTHREAD_MUTEX_INITIALIZER;
     if (atomic_load_explicit(&d->ordered, memory_order_acquire)) return TN_OK;
@@ -383,7 +383,7 @@ tn_status tn_device_synchronize(tn_device *d) {
     for (int i = 1; i < TN_TIMELINES && atomic_load(&d->ordered); i++) {
         if (!tn_timeline_is_of(i, d, false)) continue;
         (void)tn_timeline_point_wait(tn_timeline_point_at(i, tn_timeline_submitted(i)));
-        bool own_line = d->own && i == d->own->timeline; /* of which nobody else could be told: it goes on from now */
+        bool own_line = d->own && i == d->own->timeline; /* nothing else could report the failure: continue from here */
         if (s == TN_OK) s = tn_timeline_failure(i, own_line);
     }
     tn_status own = d->driver->sync(d->handle);
@@ -391,12 +391,12 @@ tn_status tn_device_synchronize(tn_device *d) {
 }
 
 /* ==== timelines =================================================================================================== */
-/* Timelines are never freed, and numbers on one only grow, so a timeline point may be kept for ever: of a queue that
- * has gone it names something that has passed. A timeline moves by the thread that does its work, or by the interface's
- * events, which are put behind work as it is given and are looked at when somebody asks.
+/* Timelines are never freed and their numbers only grow, so a timeline point may be kept forever: a point of a freed
+ * queue has been reached. A timeline advances by the thread that executes its work, or by the interface's events, which
+ * are recorded after each submission and queried when somebody waits.
  *
- * After a failure a timeline leaves out all that follows until somebody has been told (tn_queue_synchronize): what was
- * left out counts as failed. Failures that were told are kept, as ranges, for those who still hold such a value. */
+ * After a failure a timeline skips all work until the failure has been reported (tn_queue_synchronize); skipped work
+ * counts as failed. Reported failures are kept, as ranges, for buffers that still refer to them. */
 
 typedef struct failure {
     uint64_t first, last;         /* 0: none */
@@ -407,7 +407,7 @@ typedef struct failure {
 
 typedef struct timeline {
     pthread_mutex_t lock;
-    pthread_cond_t moved; /* it has come further, or another event is there to wait for */
+    pthread_cond_t moved; /* the timeline has advanced, or there is another event to wait for */
     _Atomic uint64_t submitted, completed;
     _Atomic bool has_failed; /* ever */
     tn_queue *queue;         /* changes under both locks */
@@ -415,7 +415,7 @@ typedef struct timeline {
     size_t reported_count, reported_capacity;
 } timeline;
 
-static timeline timelines[TN_TIMELINES]; /* timeline 0 stays empty, so that no timeline point is 0 */
+static timeline timelines[TN_TIMELINES]; /* timeline 0 stays unused, so that no timeline point is 0 */
 static pthread_mutex_t taking = PTHREAD_MUTEX_INITIALIZER;
 
 static void make_locks(void) {
@@ -437,8 +437,8 @@ int tn_timeline_acquire(tn_queue *q) {
     return found;
 }
 
-/* The failure that stands is told: it ends here. The caller holds the lock. Without memory to keep it, and past a
- * number that nobody meets, it is joined to the one before: what lies between counts as failed too. */
+/* Marks the current failure as reported; it ends at `last`. The caller holds the lock. If there is no memory to keep
+ * it, it is merged with the previous failure: everything between counts as failed too. */
 static void put_away(timeline *l, uint64_t last) {
     enum { MOST_REPORTED = 256 };
     failure f = l->now;
@@ -447,7 +447,7 @@ static void put_away(timeline *l, uint64_t last) {
     bool room =
         l->reported_count < MOST_REPORTED &&
         tn_mem_reserve(&l->reported, &l->reported_capacity, l->reported_count + 1, sizeof *l->reported) == TN_OK;
-    if (!room && !l->reported_count) return; /* then it stands, and will be told again */
+    if (!room && !l->reported_count) return; /* it stays current and will be reported again */
     l->now.first = 0;
     if (room)
         l->reported[l->reported_count++] = f;
@@ -515,12 +515,13 @@ static bool query_event(timeline *l, const tn_ring_event *e) {
     bool there = atomic_load(&l->completed) >= e->number;
     if (there) return true;
     tn_status s = l->queue->device->driver->event_query(l->queue->device->handle, e->event, &there);
-    if (s != TN_OK) note_failure(l, e->number, s, false); /* it will never tell: it is done with */
+    if (s != TN_OK) note_failure(l, e->number, s, false); /* it will never complete: treat it as done */
     return s != TN_OK || there;
 }
 
-/* The caller holds the lock. Looks at the oldest events until one has not passed. One that another thread stands at
- * passes all the same (two that each saw the other stand there would never go on), but stays until he has left it. */
+/* The caller holds the lock. Queries the oldest events until one has not completed. An event that another thread waits
+ * for is passed too (otherwise two waiting threads could block each other), but is freed only when that thread has
+ * returned. */
 static void query_events(timeline *l) {
     tn_queue *q = l->queue;
     if (!q || !q->handle) return;
@@ -683,8 +684,8 @@ tn_status tn_timeline_failure(int number, bool clear) {
 }
 
 /* ==== events ====================================================================================================== */
-/* The place is a timeline point. When it was reached is told by an event of the interface, or, where a thread or the
- * caller does the work, by the host's clock. */
+/* An event's position is a timeline point. The time at which it was reached comes from the interface's event, or, if a
+ * thread or the caller executes the work, from the host's clock. */
 
 /* When a queue's thread came by; shared by the event and the task that writes it. */
 typedef struct stamp {
@@ -716,7 +717,7 @@ tn_status tn_event_new(bool timed, tn_event **out) {
 
 static void drop_timer(tn_event *e) {
     if (e->timer) {
-        (void)e->device->driver->event_sync(e->device->handle, e->timer); /* also of a record that was forgotten */
+        (void)e->device->driver->event_sync(e->device->handle, e->timer); /* also if the record was dropped */
         e->device->driver->event_free(e->device->handle, e->timer);
     }
     tn_buffer_release(e->keep_alive);

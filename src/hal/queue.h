@@ -20,8 +20,8 @@
 /* Timeline << 48 | number; 0: long ago. Bit 63: if that work failed, the memory holds what it held before (states). */
 #define TN_TIMELINE_POINT_KEPT ((tn_timeline_point)1 << 63)
 
-/* What must have passed on one timeline before some work begins. Its result is needed from need_first to need_last (0:
- * only the order counts): the work cannot succeed if one of these failed. */
+/* The numbers on one timeline that some work waits for. It needs the results of need_first to need_last (0: only the
+ * order matters): if one of these failed, the work fails too. */
 typedef struct tn_wait {
     int timeline;
     uint64_t last, need_first, need_last;
@@ -41,20 +41,20 @@ bool tn_timeline_point_reached(tn_timeline_point m);
 tn_status tn_timeline_point_wait(tn_timeline_point m);
 tn_status tn_wait_here(const tn_wait *w); /* the same for a wait */
 
-/* The worker of a timeline says that it has come so far; `status`, with this thread's error text: how that ended;
- * partially_committed: it failed with states half written. */
+/* Called by the executor of a timeline: everything up to `number` has completed; `status`, with this thread's error
+ * text, is the result; partially_committed: it failed while writing states. */
 void tn_timeline_complete(int timeline, uint64_t number, tn_status status, bool partially_committed);
-/* The failure after which the timeline leaves everything out, as status and text; clear: it goes on from now. */
+/* The failure because of which the timeline skips its work, as status and text; clear: continue from now on. */
 tn_status tn_timeline_failure(int timeline, bool clear);
 /* A timeline whose work the driver does: an event is put behind what was given, as `number`. */
 tn_status tn_timeline_record(int timeline, uint64_t number);
-/* What queue `q` of the same driver and device is given next begins when w has passed. */
+/* Makes the next work submitted to `q`, of the same driver and device, wait on the device for w. */
 tn_status tn_timeline_wait_on_device(tn_queue *q, const tn_wait *w);
 
 /* ---- queue.c ----------------------------------------------------------------------------------------------------- */
 
 enum { TN_RING = 32 };
-/* An interface's event that stands for a place on a timeline. */
+/* An event of the interface that completes when a timeline reaches a number. */
 typedef struct tn_ring_event {
     uint64_t number;
     void *event;
@@ -63,10 +63,10 @@ typedef struct tn_ring_event {
 
 struct tn_queue {
     tn_device *device;
-    tn_buffer *keep_alive; /* keeps a closed device alive; NULL for a device's own queue */
-    void *handle;    /* the driver's; NULL: a thread of ours does the work */
+    tn_buffer *keep_alive; /* keeps a closed device alive; NULL for a device's default queue */
+    void *handle;          /* the driver's; NULL: a thread of ours does the work */
     int timeline;
-    pthread_mutex_t submit_lock; /* held while work is given: its order is that of its numbers */
+    pthread_mutex_t submit_lock; /* held during submission, so that its order is that of the numbers */
     /* the thread */
     pthread_t thread;
     pthread_mutex_t lock; /* all below */

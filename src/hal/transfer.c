@@ -1,8 +1,8 @@
-/* transfer.c — copies between host and devices, at once and beside the caller; memory of the host that devices reach.
+/* transfer.c — copies between host and devices, blocking and asynchronous; host memory that devices can access.
  *
- * Tensors' buffers are copied in the order of the calling thread's queue and wait for what their timeline points name.
- * Memory by hand bears no timeline points: a copy that ends before it returns waits for all queues of its devices, one
- * that does not is the caller's to order, by queue and event. */
+ * Buffers of tensors are copied in the order of the calling thread's queue and wait for their timeline points. Memory
+ * that the caller manages has no timeline points: a blocking copy waits for all queues of its devices; an asynchronous
+ * one must be ordered by the caller, with queues and events. */
 #include <string.h>
 
 #include "hal/queue.h"
@@ -17,7 +17,7 @@ static tn_status check_range(const tn_buffer *b, size_t offset, size_t bytes, co
                    b->bytes);
 }
 
-/* Where a call goes that is over when it returns: a queue that a thread works on is waited for instead. */
+/* The queue for blocking calls: one with its own thread is waited for instead. */
 static tn_queue *queue_at_once(const tn_device *d) {
     tn_queue *q = tn_queue_for(d);
     return tn_queue_has_thread(q) ? d->own : q;
@@ -117,7 +117,7 @@ static tn_status copy_staged(tn_device *dst_device, char *dst, tn_device *src_de
     return s;
 }
 
-/* Between two devices: the driver's own way if it has one. */
+/* Between two devices: uses the driver's copy_peer if it has one. */
 static tn_status copy_between(tn_device *dst_device, char *dst, tn_device *src_device, const char *src, size_t len) {
     const tn_driver *driver = dst_device->driver;
     if (driver != src_device->driver || !driver->copy_peer) return copy_staged(dst_device, dst, src_device, src, len);
@@ -224,14 +224,14 @@ tn_status tn_device_copy_async(tn_device *dst_device, void *dst, tn_device *src_
 
 /* ---- memory of the host ------------------------------------------------------------------------------------------ */
 
-/* What tn_host_alloc and tn_device_map gave. */
+/* An allocation of tn_host_alloc or tn_device_map. */
 typedef struct host_piece {
     struct host_piece *next;
     tn_device *device;
     tn_buffer *keep_alive; /* keeps a closed device alive */
-    void *host;      /* what the caller knows */
-    void *block;     /* of the process, to be freed; NULL: the driver's */
-    void *address;   /* of a mapping: what it shows */
+    void *host;            /* what the caller knows */
+    void *block;           /* of the process, to be freed; NULL: the driver's */
+    void *address;         /* of a mapping: what it shows */
     size_t bytes;
 } host_piece;
 
@@ -289,7 +289,7 @@ static tn_status take_pages(host_piece *p) {
     return TN_OK;
 }
 
-/* Why the interface's own memory is not used, or NULL: it is, as p->host. */
+/* Pins memory as p->host. Returns NULL, or why the interface's own memory is not used. */
 static const char *pin(host_piece *p) {
     const tn_device *d = p->device;
     if (d->caps.host_visible) return "the device computes in host memory, so nothing needs to be pinned";
