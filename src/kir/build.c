@@ -1,9 +1,9 @@
-/* build.c — the builder: appends instructions, and keeps a program small while it does.
+/* build.c — the builder: appends instructions and keeps the program small.
  *
- * Each call checks, simplifies and shares: an instruction on constants is evaluated, one that changes nothing yields
- * its operand, and one that is there already, in this region or one around it, is not made twice. Loads are shared only
- * inside one region and only until the next store that may change what they read; a global buffer may be read under two
- * names, so any global store counts. What nobody reads is dropped by kir_finish. */
+ * Each call checks, simplifies and shares: an instruction on constants is evaluated, one that changes nothing is
+ * replaced by its operand, and one that already exists, in this region or one around it, is not added again. Loads are
+ * shared only inside one region and only until the next store that may change what they read; a global buffer may be
+ * bound under two names, so any global store counts. kir_finish drops what nothing uses. */
 #include "kir/rules.h"
 
 #include <string.h>
@@ -16,8 +16,8 @@ enum {
     ON_STACK = 512 /* instructions and accesses whose notes kir_finish keeps on the stack */
 };
 
-/* What the builder knows of an instruction: the region (number of its LOOP, -1 at the top) it was appended in, the
- * epoch of what it reads (see epoch_of), and the next instruction in its bucket. */
+/* What the builder knows of an instruction: its region (number of its LOOP, -1 at the top), the epoch of what it reads
+ * (see epoch_of), and the next instruction in its bucket. */
 typedef struct note {
     int16_t region, epoch, next;
 } note;
@@ -41,7 +41,7 @@ struct kir_builder {
     int16_t local_stores[KIR_MAX_BUFFERS];
     int16_t buckets[BUCKETS];
     const kir_program *like; /* whose accesses these are, by number; NULL: they are numbered by their first use */
-    bool unverified;         /* kir_finish leaves verifying to whoever compiles it */
+    bool unverified;         /* kir_finish does not verify; kir_vm_compile does */
     tn_status status;        /* the first failure */
     char error[200];
 };
@@ -237,7 +237,7 @@ static bool same(const kir_ins *x, const kir_ins *y) {
            x->imm.i == y->imm.i;
 }
 
-/* What a LOAD or GET reads has one value in a region as long as this number stays the same. */
+/* While this number does not change, a LOAD or GET reads the same value within a region. */
 static int16_t epoch_of(const kir_builder *b, const kir_ins *in) {
     if (in->op == KIR_GET) return b->sets;
     if (in->op != KIR_LOAD) return 0;
@@ -246,12 +246,12 @@ static int16_t epoch_of(const kir_builder *b, const kir_ins *in) {
     return b->buffer_written[buffer] ? (int16_t)(b->global_stores + b->barriers) : b->global_stores;
 }
 
-/* Is it the name of such an operation, which can be seen here? */
+/* Whether v is the name of such an operation and is visible here. */
 static bool is_name(const kir_builder *b, kir_val v, kir_op op) {
     return v >= 0 && v < b->n_ins && b->ins[v].op == op && region_is_open(b, b->notes[v].region);
 }
 
-/* May instruction `v`, equal to one about to be appended, stand for it? */
+/* Whether instruction `v`, equal to one about to be appended, can be used instead. */
 static bool reusable(const kir_builder *b, kir_val v) {
     if (b->ins[v].op > KIR_BARRIER) return false;
     switch (b->ins[v].op) {
@@ -754,8 +754,7 @@ static void mark_operands(const kir_builder *b, const kir_ins *in, bool *live) {
     if (kir_has_access((kir_op)in->op) && b->access[in->imm.i].dyn != KIR_NONE) live[b->access[in->imm.i].dyn] = true;
 }
 
-/* Has it an effect by itself? A SET has one while somebody reads its variable, an MMA while somebody stores its
- * matrix. */
+/* Whether it has an effect by itself. A SET has one if its variable is read, an MMA if its matrix is stored. */
 static bool is_effect(const kir_ins *in, const bool *live) {
     if (in->op == KIR_SET || in->op == KIR_MMA) return live[in->a];
     return kir_writes((kir_op)in->op) || in->op == KIR_BARRIER || in->op == KIR_COMMIT || in->op == KIR_WAIT;
@@ -781,8 +780,8 @@ static int mark_backwards(const kir_builder *b, bool *live) {
     return count;
 }
 
-/* A GET may stand before the SET that it makes live (in a loop), hence until nothing changes. Only group programs and
- * those with variables need a second look. */
+/* A GET may come before the SET that it makes live (in a loop), so this repeats until nothing changes. Only group
+ * programs and those with variables need a second pass. */
 static void mark_live(const kir_builder *b, bool *live) {
     int before = -1, now = mark_backwards(b, live);
     while (now != before && (b->sets > 0 || b->n_items > 0)) {
@@ -809,7 +808,7 @@ static void keep_accesses(const kir_builder *b, int16_t *number, kir_program *p)
     }
 }
 
-/* Numbers the live accesses in order of first use, those of local buffers behind the others. */
+/* Numbers the live accesses in order of first use, those of local buffers last. */
 static void number_accesses(const kir_builder *b, const bool *live, int16_t *number, kir_program *p) {
     if (b->like) {
         keep_accesses(b, number, p);

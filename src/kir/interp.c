@@ -7,9 +7,9 @@
 #include "kir/rules.h"
 
 /* ==== notes about shared memory since the last barrier ============================================================ */
-/* Each element that is watched has a note: the phase (a stretch between two barriers) in which it was last touched, who
- * wrote and who read it then. Two items in one phase, one of them writing, are a race; so are two workgroups, whatever
- * their barriers, for those have no order at all. */
+/* Each watched element has a note: the phase (between two barriers) in which it was last accessed, and its writer and
+ * reader in that phase. Two items in one phase, one of which writes, are a race. So are two workgroups in any phase,
+ * because they are not ordered. */
 
 typedef struct kir_shadow kir_shadow;
 
@@ -25,8 +25,8 @@ tn_status kir_shadow_load(kir_shadow *s, const char *at, bool local, int item, c
 tn_status kir_shadow_store(kir_shadow *s, const char *at, bool local, int item, const char **wrong);
 
 /* ==== race detection ============================================================================================== */
-/* Local memory has an array of notes, one a byte. Global memory has a hash table by address: only what a program writes
- * is watched, and of that only what it touches. An element is known by its first byte. */
+/* Local memory has an array of notes, one per byte. Global memory has a hash table by address: only buffers that the
+ * program writes are watched. An element is identified by its first byte. */
 
 enum { NOBODY = -1, SEVERAL = -2, FIRST_SLOTS = 1024 };
 
@@ -90,7 +90,7 @@ static tn_status grow(kir_shadow *s) {
     return TN_OK;
 }
 
-/* The element's note, its phase brought up to date. Local memory begins anew with each group. */
+/* The element's note, brought to the current phase. Local memory is new for each workgroup. */
 static tn_status note_of(kir_shadow *s, const char *at, bool local, note **out) {
     if (!local && 2 * s->used > s->slot_count) TRY(grow(s));
     note *n = local ? &s->locals[at - s->local] : &s->slots[slot_of(s, at)];
@@ -135,7 +135,7 @@ tn_status kir_shadow_store(kir_shadow *s, const char *at, bool local, int item, 
  * begins; their accesses are noted by the code above, which reports races. A plain program runs as a workgroup of one
  * item without this check. Matrices, fragments and packets have their own memory, one per subgroup or item. */
 
-/* A running reduction or scan. `count` elements have come in. */
+/* A running reduction or scan. `count`: elements so far. */
 typedef struct state {
     int64_t count, best_index;
     bool whole_blocks; /* total holds a finished block or chain */
@@ -158,7 +158,7 @@ typedef struct pending {
 
 typedef float wide_matrix[KIR_WIDE_ROWS][KIR_WIDE_COLUMNS];
 
-/* An MMA of wide matrices under way: of which subgroup's first item, and where its factors begin. */
+/* An MMA of wide matrices in progress: the first item of its subgroup, and the start of its factors. */
 typedef struct wide_mma {
     const kir_ins *in;
     int64_t x, y, batch;
@@ -290,7 +290,7 @@ static uint8_t *address_of(interp *m, int i, tn_dtype *dtype) {
     return element_at(m, i, element_of(m, &m->p->ins[i]), dtype);
 }
 
-/* What is read or written: the element at *at, or the word of it that a program of words means. */
+/* The dtype of what is accessed: the element at *at, or in a program of words the word of it. */
 static tn_dtype word_of(const interp *m, const kir_ins *in, tn_dtype dtype, int *skip) {
     bool whole = !m->p->words || (dtype != TN_I64 && dtype != TN_U64);
     *skip = whole ? 0 : 4 * in->kind;
@@ -458,7 +458,7 @@ static float factor_of(tn_dtype dtype, const uint8_t *at) {
     return x;
 }
 
-/* Element (row, column) of a first factor is that of k = column; of a second one that of k = row. */
+/* Element (row, column) of a first factor has k = column; of a second factor k = row. */
 static void run_fragment(interp *m, int i, const kir_ins *in) {
     bool rows = (in->kind & KIR_FACTOR_B) == 0 ? in->kind & KIR_ALONG_K : !(in->kind & KIR_ALONG_K);
     if (!agreed(m, i, m->p->access[in->imm.i].dyn)) return;
@@ -563,7 +563,7 @@ static float wide_element(interp *m, kir_val v, int64_t first, int across, int k
     return from ? load_element(dtype, from).f32 : 0;
 }
 
-/* What is multiplied is what stands there when it is waited for. */
+/* The factors are read when the MMA is waited for. */
 static void multiply_wide(interp *m, const wide_mma *w) {
     static const int K = KIR_EDGE;
     int columns = m->p->ins[w->in->a].kind * KIR_EDGE;
@@ -751,7 +751,7 @@ static void end_state(interp *m, int i) {
     if (m->p->ins[i].op == KIR_REDUCE) m->values[i] = finished_reduction(&m->states[m->state_of[i]], &m->p->ins[i]);
 }
 
-/* The loop's axis ends at a number of points, to which all items must come. */
+/* Limits the loop's axis to the operand, which all items must agree on. */
 static void end_axis(interp *m, int loop, int axis) {
     kir_val points = m->p->ins[loop].a;
     int64_t extent = m->launch->sizes[axis], n = index_of(m, m->all_values[points]);
@@ -841,7 +841,7 @@ static void choose_watched(interp *m) {
     }
 }
 
-/* Local buffers stand behind one another, each at a multiple of 8 bytes. */
+/* Local buffers follow each other, each aligned to 8 bytes. */
 static tn_status make_group(interp *m) {
     if (m->p->n_items == 0) return TN_OK;
     int64_t bytes = 0;

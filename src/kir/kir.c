@@ -1,9 +1,9 @@
 /* kir.c — programs as data: the table of operations, verification, equality, printing.
  *
- * A program may come from anywhere (a builder, a cache file, a test), so kir_verify trusts nothing: whoever runs or
- * renders a verified program need not check an operand, a type or a loop again. Visibility is the one rule that needs
- * care: a value made inside a loop is gone behind its END, except a REDUCE, which is there only behind it. A VAR is
- * seen like a value, but by GET and SET alone. */
+ * A program may come from anywhere (a builder, a cache file, a test), so kir_verify trusts nothing; code that runs or
+ * renders a verified program need not check operands, types or loops again. Visibility needs care: a value computed
+ * inside a loop is not visible after its END, except a REDUCE, which is visible only there. A VAR is visible like a
+ * value, but only to GET and SET. */
 #include "kir/rules.h"
 
 #include <string.h>
@@ -143,8 +143,8 @@ const char *kir_type_error(const kir_ins *in, const kir_type types[3], bool word
 
 enum { ON_STACK = 512 }; /* instructions whose scopes the verifier keeps on the stack */
 
-/* Where a value lives: `home` is the innermost loop around its use-sites' region (a LOOP's instruction number, -1 at
- * the top), `hidden` the loop that must have ended (REDUCE), -1 when there is none. */
+/* The scope of a value: `home` is the innermost loop around its region (a LOOP's instruction number, -1 at the top);
+ * `hidden` is the loop that must have ended (REDUCE), -1: none. */
 typedef struct scope {
     int16_t home, hidden;
 } scope;
@@ -214,7 +214,7 @@ static bool is_late(const kir_ins *in) { return in->op == KIR_PUT && in->kind; }
 
 static bool kir_is_wide(const kir_program *p) { return p->n_items > 0 && p->item[p->n_items - 1] == KIR_WIDE; }
 
-/* Lines that do not lie in one another; of the factors of wide matrices none does. */
+/* Whether lines do not overlap; those of the factors of wide matrices never do. */
 static bool lines_are_apart(const kir_program *p, const kir_ins *in) {
     if (!kir_is_wide(p)) return kir_line(in) >= KIR_EDGE;
     return in->op == KIR_FRAGMENT || kir_wide_line(in) >= KIR_EDGE;

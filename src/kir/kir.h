@@ -1,15 +1,15 @@
-/* kir.h — the kernel language: what a kernel computes, in a form that every machine can be given.
+/* kir.h — the kernel language: what a kernel computes, in a form that can be run or rendered for every device.
  *
- * A program is a list of instructions in order of execution. Each yields at most one value; operands name earlier
- * instructions. It runs once for every point of its parallel axes; LOOP … END repeats a region over a range of loop
- * axes, and REDUCE inside such a region yields a value that is ready behind END. Memory is reached through accesses:
- * a buffer and an affine index (offset + Σ axis · stride, in elements), plus at most one computed index (a gather).
+ * A program is a list of instructions in order of execution. Each has at most one result; operands name earlier
+ * instructions. It runs once for every point of its parallel axes. LOOP … END repeats a region over a range of loop
+ * axes; REDUCE inside such a region has a result that is available after END. Memory is addressed through accesses: a
+ * buffer and an affine index (offset + Σ axis · stride, in elements), plus at most one computed index (a gather).
  *
- * The structure (instructions) and the sizes (extents, offsets, strides) are kept apart: two shapes of one kernel share
- * the structure, so a device compiles it once and a plan is re-sized without being planned again.
+ * The structure (instructions) and the sizes (extents, offsets, strides) are separate: two shapes of one kernel share
+ * the structure, so a device compiles it once, and a plan is resized without being planned again.
  *
- * Semantics are exact and the interpreter (interp.c) is their definition; every other way of running a program yields
- * the same bits under `exact`:
+ * Semantics are exact, and the interpreter (interp.c) defines them. Every other way to run a program gives the same
+ * bits under `exact`:
  *   float arithmetic   IEEE 754, round to nearest even, nothing contracted; FMA rounds once.
  *   MAX(a,b), MIN      (a > b || a != a) ? a : b, and with <: NaN wins, b wins a tie (so MAX(-0,+0) is +0).
  *   EXP LOG SIN COS TANH ERF   the polynomials of kir_math.h, in f32 and f64.
@@ -18,54 +18,56 @@
  *   SHL, SHR           a count outside [0, width) gives 0 (or the sign fill of a signed SHR).
  *   CAST               float to integer truncates and saturates, NaN gives 0; integers wrap; to BOOL: x != 0.
  *   LOAD, STORE        convert between the buffer's dtype and the value's type; float to f16/bf16 rounds to nearest
- *                      even, small integers wrap. A LOAD whose mask is false touches no memory and yields 0.
+ *                      even, small integers wrap. A LOAD whose mask is false accesses no memory and gives 0.
  *   REDUCE             float SUM, PROD, MAX, MIN: see KIR_LANES below. ARGMAX, ARGMIN: the first extreme element's flat
  *                      loop index; a NaN counts as extreme. CHAIN(a,b): Σ a·b as chains of KIR_KSUM ascending FMAs,
- *                      each chain begun at +0, chains added in order, the first standing alone. SEQ: plain ascending
- *                      sum from −0, to which adding changes nothing.
+ *                      each chain begun at +0; the results are added in order, beginning with the first. SEQ: plain
+ *                      ascending sum from −0, to which adding changes nothing.
  *   SCAN               the running SUM, PROD, MAX or MIN up to and including this point, ascending from the identity.
  *   PHILOX(key, ctr)   word 0 of Philox-4x32-10 (Salmon et al. 2011), counter = (ctr low, ctr high, 0, 0).
- *   order              parallel points run in any order or at once; memory that one point writes, another must not
- *                      touch. A point may store where it loads (in place), at the same index. BOOL in memory is 0 or 1.
- *   LOOP               in workgroups it may have an operand (one axis, no reduction or scan of its own): it then ends
- *                      at that number of points, where the axis has more; below 0 is 0. All items have the same number.
- *   VAR, GET, SET      a variable of this point: begins anew with VAR's operand each time that VAR is reached.
- *   NaN                that a result is NaN is promised, not which one (sign, payload).
+ *   order              parallel points run in any order or concurrently; a point must not access memory that another
+ *                      one writes. A point may store where it loads (in place), at the same index. BOOL in memory is
+ *                      0 or 1.
+ *   LOOP               in workgroups it may have an operand (one axis, no reduction or scan of its own), which limits
+ *                      the number of its points; below 0 is 0. The operand is equal in all items.
+ *   VAR, GET, SET      a variable of this point, set to VAR's operand each time that VAR is executed.
+ *   NaN                it is defined whether a result is NaN, but not which one (sign, payload).
  *
  * Workgroups. In a *group program* the last n_items parallel axes are the items of a workgroup, whose number is part of
- * the structure. Items share local buffers (one copy a workgroup, undefined at first), and BARRIER: no item passes it
- * before all of its workgroup have come, and what they stored, in local and global memory, is seen behind it. Between
- * two barriers the rule above holds for items too: an element that one writes, another must not touch. Barriers may
- * stand in loops, since extents are those of the launch and the same for all items. The interpreter runs a workgroup in
- * lockstep and reports what breaks these rules.
+ * the structure. Items share local buffers (one copy per workgroup, initially undefined) and BARRIER: no item passes it
+ * before all items of its workgroup have reached it, and then all see what the others stored before it, in local and
+ * global memory. Between two barriers the rule above applies to items too: an item must not access an element that
+ * another one writes. Barriers may be in loops, because extents are the same for all items. The interpreter runs the
+ * items of a workgroup in lockstep and reports violations of these rules.
  *
- * Matrices. A program that has them has subgroups: the items along its last axis, whose number is that of the device's
- * subgroups (tn_caps). A MATRIX is a variable of a subgroup, 16×16 values of f32 that begin as 0, and how its items
- * share them is the machine's secret. MMA adds the product of two fragments to it, 16×16 factors out of workgroup
- * memory: f16 or bf16, exact in f32, or f32 rounded to 10 bits of fraction, ties away from 0. In which order the 16
- * products of an element are added, and how that is rounded, is the machine's business too: the one operation of which
- * no bits are promised (the interpreter: FMAs in ascending order). Items of a subgroup give a matrix instruction the
- * same place and the same mask, and it counts as done by their first one, so barriers stand where they would for single
- * elements. Memory is read in lines: 16 neighbours, the next line a given number of elements further.
- *   FETCH, PUT         move 8 neighbours of 16 bits as one packet, from global to workgroup memory, at places that are
+ * Matrices. A program with matrices has subgroups: the items along its last axis, whose number is that of the device's
+ * subgroups (tn_caps). A MATRIX is a variable of a subgroup, 16×16 values of f32 that begin as 0; how its items share
+ * them is undefined. MMA adds the product of two fragments to it, 16×16 factors from workgroup memory: f16 or bf16,
+ * exact in f32, or f32 rounded to 10 bits of fraction, ties away from 0. The order in which the 16 products of an
+ * element are added, and their rounding, are undefined: this is the only operation without defined bits (the
+ * interpreter: FMAs in ascending order). All items of a subgroup must give a matrix instruction the same index and the
+ * same mask, and it counts as executed by their first item, so barriers are needed as for single elements. Memory is
+ * read in lines: 16 neighbours, the next line at a given distance in elements.
+ *   FETCH, PUT         move 8 neighbours of 16 bits as one packet, from global to workgroup memory, at indices that are
  *                      multiples of 16 bytes. A packet that is not loaded (mask) has zeros.
- *   late PUTs          may write, and read their packet, any time up to the WAIT: COMMIT ends a batch of an item's late
- *                      PUTs, WAIT n is passed when all of its batches but the last n are there, for this item; a
- *                      barrier behind it makes them so for all. Until then nobody reads the place. None is left at the
- *                      program's end. Such a PUT stands in the region of its FETCH. (The interpreter: NaN.)
+ *   late PUTs          may write, and read their packet, at any time up to the WAIT: COMMIT ends a batch of an item's
+ *                      late PUTs; WAIT n waits until all of the item's batches except the last n have been written; a
+ *                      barrier after it makes them visible to all items. Until then nothing may read that memory. No
+ *                      batch may be open at the program's end. Such a PUT is in the region of its FETCH. (The
+ *                      interpreter: NaN until then.)
  *
- * Wide matrices. Where the last axis has KIR_WIDE items, they are a subgroup of their own: four of the device's that
- * follow each other. Its matrices have 64 rows and 16 columns for each 1 in the MATRIX's kind; the factors of 64×16 and
- * 16×columns lie in packets of 8 neighbours, packet p of line i at 8·i + p·pitch elements, the pitch being 8·(2^n + 1),
- * n in the FRAGMENT's kind: lines follow each other closely, and the packets of a line lie in different banks. A
- * MATRIX_STORE stores 16 columns, the first of which its kind says. MMAs are late: COMMIT of kind 1 ends a batch of a
- * subgroup's, WAIT of kind 1 is passed when all of its batches but the last n are done; until then they may read their
- * factors, which nobody writes, and their matrix is not stored. None is left at the program's end.
+ * Wide matrices. If the last axis has KIR_WIDE items, they form one subgroup: four consecutive ones of the device's.
+ * Its matrices have 64 rows and 16 columns for each 1 in the MATRIX's kind. The factors of 64×16 and 16×columns are
+ * stored in packets of 8 neighbours, packet p of line i at 8·i + p·pitch elements, with pitch 8·(2^n + 1) and n in the
+ * FRAGMENT's kind: lines are close to each other, and the packets of a line are in different banks. A MATRIX_STORE
+ * stores 16 columns, the first of which is in its kind. MMAs are late: COMMIT of kind 1 ends a batch of a subgroup's
+ * MMAs; WAIT of kind 1 waits until all of its batches except the last n are done. Until then they may read their
+ * factors, which nothing may write, and their matrix must not be stored. No batch may be open at the program's end.
  *
- * A program of *words* (legal.h makes them) has no value of type I64 or U64, for machines without such integers. What
- * is I64 elsewhere is I32 in it: INDEX, a computed index, the operand of LOOP, the result of ARGMAX and ARGMIN; its
- * launches have indices that fit. Buffers of i64 and u64 lie in memory as ever, but a LOAD or STORE takes a word of an
- * element, as U32, and a SCALAR one word of its 8 bytes: the low one if `kind` is 0, the high one if it is 1. */
+ * A program of *words* (made by legal.h) has no value of type I64 or U64, for machines without such integers. INDEX, a
+ * computed index, the operand of LOOP, and the results of ARGMAX and ARGMIN are I32 instead of I64; its launches have
+ * indices that fit. Buffers of i64 and u64 are laid out as usual, but a LOAD or STORE accesses one word of an element,
+ * as U32, and a SCALAR reads one word of its 8 bytes: the low one if `kind` is 0, the high one if it is 1. */
 #ifndef KIR_H
 #define KIR_H
 
@@ -86,7 +88,7 @@ enum {
     KIR_KSUM = 256,            /* length of an fma chain: part of the numerics contract */
     /* A reduction keeps 64 partial results: element i goes to lane i % 64, in order, from the identity. After each
      * block of KIR_BLOCK elements the lanes are folded by halves (32, 16 … 1), and the block's result is combined with
-     * the ones before it, in order. The first block stands alone. */
+     * the earlier ones, in order. The first block's result is used as it is. */
     KIR_LANES = 64,
     KIR_BLOCK = 16384
 };
@@ -129,21 +131,21 @@ typedef enum kir_type { KIR_F32, KIR_F64, KIR_I32, KIR_I64, KIR_U32, KIR_U64, KI
     X(SELECT, 3, "BSS") /* a ? b : c */                                                                     \
     X(PHILOX, 2, "**")  /* U32 of (U64 key, U64 counter) */                                                 \
     X(LOAD, 1, "B")     /* access imm.i; a: mask or KIR_NONE */                                             \
-    X(STORE, 2, "*B")   /* access imm.i; a: value, b: mask or KIR_NONE; yields nothing */                   \
+    X(STORE, 2, "*B")   /* access imm.i; a: value, b: mask or KIR_NONE; no result */                   \
     X(LOOP, 1, "I")     /* imm.i: first axis | count << 8; a: see below; no value */                        \
     X(END, 0, "")                                                                                           \
     X(REDUCE, 2, "**")       /* kind: a kir_reduce; b only for CHAIN */                                     \
     X(SCAN, 1, "S")          /* kind: a kir_reduce (SUM, PROD, MAX, MIN) */                                 \
     X(VAR, 1, "S")           /* a variable that begins as a; only GET and SET may name it */                \
     X(GET, 1, "S")           /* the value of variable a now */                                              \
-    X(SET, 2, "SS")          /* variable a becomes b; yields nothing */                                     \
-    X(BARRIER, 0, "")        /* of a workgroup; yields nothing */                                           \
+    X(SET, 2, "SS")          /* variable a becomes b; no result */                                     \
+    X(BARRIER, 0, "")        /* of a workgroup; no result */                                           \
     X(MATRIX, 0, "")         /* a subgroup's; kind: of a wide one; only MMA and MATRIX_STORE may name it */ \
     X(FRAGMENT, 0, "")       /* access imm.i; kind: below; only MMA may name it */                          \
-    X(MMA, 3, "***")         /* matrix a += fragment b · fragment c; yields nothing */                     \
+    X(MMA, 3, "***")         /* matrix a += fragment b · fragment c; no result */                     \
     X(MATRIX_STORE, 2, "*B") /* access imm.i; a: matrix, b: mask; kind: below; no value */                  \
     X(FETCH, 1, "B")         /* a packet from access imm.i; a: mask; only PUT may name it */                \
-    X(PUT, 1, "*")           /* packet a to access imm.i; kind 1: late; yields nothing */                   \
+    X(PUT, 1, "*")           /* packet a to access imm.i; kind 1: late; no result */                   \
     X(COMMIT, 0, "")         /* kind 1: of MMAs */                                                          \
     X(WAIT, 0, "")           /* imm.i: batches that may be under way, 0 … 7; kind 1: of MMAs */
 
@@ -166,15 +168,16 @@ typedef enum kir_reduce {
     KIR_SEQ
 } kir_reduce;
 
-/* How a FRAGMENT, or a MATRIX_STORE's rows (ALONG_K and FACTOR_B unset), lie in memory: the bits of `kind`. Lines of a
- * first factor are its rows with ALONG_K, else its columns; those of a second one its columns, else its rows. */
+/* Layout in memory of a FRAGMENT, or of a MATRIX_STORE's rows (ALONG_K and FACTOR_B unset): the bits of `kind`. Lines
+ * of a first factor are its rows with ALONG_K, else its columns; those of a second factor its columns, else its
+ * rows. */
 enum {
     KIR_FACTOR_B = 1,   /* the second factor */
     KIR_ALONG_K = 2,    /* neighbours in a line are neighbours along k, the index that is summed over */
     KIR_LINE_SHIFT = 2, /* from here on: from line to line, in … */
-    KIR_LINE_UNIT = 8,  /* … elements; what offsets and strides of such an access are multiples of, too */
-    /* Of wide ones: a FRAGMENT has log2(lines) from LINE_SHIFT on, a MATRIX_STORE the first column / 16, and from here
-     * on its line. */
+    KIR_LINE_UNIT = 8,  /* … elements; offsets and strides of such an access are multiples of it too */
+    /* Wide matrices: a FRAGMENT has log2(lines) from LINE_SHIFT on; a MATRIX_STORE has its first column / 16 there, and
+     * its line from here on. */
     KIR_WIDE_SHIFT = 4
 };
 
@@ -190,8 +193,8 @@ typedef struct kir_ins {
     } imm;
 } kir_ins;
 
-/* Which buffer an access touches. Its offset and strides live in the sizes; but those of an access to a local buffer
- * are part of the structure, so that they are numbers in the code that it becomes: such accesses are the last ones. */
+/* The buffer of an access. Offset and strides are part of the sizes, except for local buffers: these are part of the
+ * structure, so that they become constants in the code. Such accesses are last. */
 typedef struct kir_access {
     int16_t buffer;                  /* -1 for INDEX */
     kir_val dyn;                     /* an I64 value added to the index, or KIR_NONE */
@@ -202,7 +205,7 @@ typedef struct kir_program {
     /* parallel axes are 0 … n_par-1, loop axes follow; the last axis of each group is innermost */
     uint8_t n_par, n_loop;
     int16_t n_ins, n_access, n_buffers, n_scalars;
-    int16_t n_sized; /* accesses that live in the sizes: those of global buffers and of INDEX, which come first */
+    int16_t n_sized; /* accesses with sizes: those of global buffers and of INDEX, which come first */
     kir_ins *ins;
     kir_access *access;
     uint8_t buffer_dtype[KIR_MAX_BUFFERS]; /* tn_dtype */
@@ -211,14 +214,13 @@ typedef struct kir_program {
     uint16_t item[KIR_MAX_ITEM_AXES]; /* their extents, outermost first */
     int32_t local[KIR_MAX_BUFFERS];   /* elements of a buffer in workgroup memory; 0: a global buffer */
     bool words;                       /* no value has 64 bits: see below */
-    /* Bindings behind each other that a global buffer takes where one does not hold it (kir_set_windows), all of it in
-     * each launch; 0: one, of what the launch needs. Code for devices that have no such thing pays no heed to it. */
+    /* Number of consecutive bindings for a global buffer that does not fit into one (kir_set_windows), bound as a whole
+     * in each launch; 0: one binding, of what the launch needs. Code for devices without such limits ignores this. */
     uint8_t windows[KIR_MAX_BUFFERS];
-    uint64_t hash; /* of the structure alone */
+    uint64_t hash; /* of the structure only */
 } kir_program;
 
-/* Sizes of one launch: extents[axes], then for each access that is not of a local buffer its offset and
- * stride[axes]. */
+/* Sizes of one launch: extents[axes], then offset and stride[axes] of each access that is not of a local buffer. */
 static inline size_t kir_sizes_count(const kir_program *p) {
     size_t axes = (size_t)(p->n_par + p->n_loop);
     return axes + (size_t)p->n_sized * (axes + 1);
@@ -233,7 +235,7 @@ typedef union kir_scalar {
     int64_t i; /* read by all others */
 } kir_scalar;
 
-/* Parallel axes that are not those of a workgroup's items. */
+/* Parallel axes that are not items of a workgroup. */
 static inline int kir_lead_axes(const kir_program *p) { return p->n_par - p->n_items; }
 /* The END of the LOOP that is instruction `loop`. */
 int kir_loop_end(const kir_program *p, int loop);
@@ -250,7 +252,7 @@ int kir_lanes(const kir_program *p);
 /* Whether matrices multiply 32-bit floats, which their units shorten. */
 bool kir_shortens(const kir_program *p);
 
-/* What one launch gets. Buffers: the address of element 0 of each buffer; not looked at for local ones. */
+/* Arguments of one launch. Buffers: the address of element 0 of each buffer; ignored for local ones. */
 typedef struct kir_launch {
     const int64_t *sizes;
     void *const *buffers;
@@ -259,8 +261,8 @@ typedef struct kir_launch {
 
 const char *kir_op_name(kir_op op);
 size_t kir_type_size(kir_type t);
-/* the type in which a dtype computes; f32 for what is quantised in blocks, whose bytes a program decodes: its buffers
- * have plain dtypes */
+/* The type in which a dtype computes. f32 for block-quantized dtypes, whose bytes a program decodes: its buffers have
+ * plain dtypes. */
 kir_type kir_type_of(tn_dtype t);
 
 /* ---- building (kir.c) ------------------------------------------------------------------------------------------- */
@@ -273,13 +275,13 @@ typedef struct kir_aff {
 } kir_aff;
 static inline kir_aff kir_aff_const(int64_t c) { return (kir_aff){.c = c, .dyn = KIR_NONE}; }
 
-/* A builder. Functions yield instructions; equal instructions of one region are shared, constants folded. A failure
- * (memory, too many instructions, types that do not fit) sticks, calls become harmless, kir_finish reports it. */
+/* A builder. Its functions return instructions; equal instructions of a region are shared, constants are folded. After
+ * a failure (memory, too many instructions, wrong types) all calls do nothing, and kir_finish returns the error. */
 typedef struct kir_builder kir_builder;
 
 tn_status kir_begin(int n_par, int n_loop, const int64_t *extents, kir_builder **out);
-/* Makes it a group program: the last `n_items` parallel axes, with the extents given to kir_begin, are its items. To be
- * called before anything is appended. */
+/* Makes a group program: the last `n_items` parallel axes, with the extents given to kir_begin, are its items. Call it
+ * before anything is appended. */
 void kir_group(kir_builder *b, int n_items);
 int kir_buffer(kir_builder *b, tn_dtype dtype);                  /* declares the next buffer, returns its number */
 int kir_local(kir_builder *b, tn_dtype dtype, int64_t elements); /* one in workgroup memory */
@@ -302,7 +304,7 @@ void kir_loop_until(kir_builder *b, int axis, kir_val points); /* in a group pro
 void kir_end(kir_builder *b);
 kir_val kir_reduce_value(kir_builder *b, kir_reduce kind, kir_val a, kir_val c); /* ready behind kir_end */
 kir_val kir_scan(kir_builder *b, kir_reduce kind, kir_val a);
-kir_val kir_var(kir_builder *b, kir_val init); /* to be named by GET and SET alone, in its region and those inside */
+kir_val kir_var(kir_builder *b, kir_val init); /* only for GET and SET, in its region and those inside */
 kir_val kir_get(kir_builder *b, kir_val var);
 void kir_set(kir_builder *b, kir_val var, kir_val value);
 void kir_barrier(kir_builder *b);
@@ -324,23 +326,22 @@ void kir_wide_commit(kir_builder *b);
 void kir_wide_wait(kir_builder *b, int under_way);
 kir_type kir_val_type(const kir_builder *b, kir_val v);
 int kir_axes(const kir_builder *b); /* parallel and loop axes; the others of an index count for nothing */
-/* For rewriting: a builder of a program with the axes, buffers, runtime scalars and accesses of p, which must stay
- * until then; kir_finish leaves accesses as they are numbered, and sizes that mean nothing. kir_append takes any
- * instruction, its operands already of this builder, `dyn` likewise for its access. What yields nothing yields
- * KIR_NONE. */
+/* For rewriting: a builder of a program with the axes, buffers, runtime scalars and accesses of p, which must outlive
+ * it. kir_finish keeps the numbers of accesses; its sizes are meaningless. kir_append takes any instruction whose
+ * operands, and the `dyn` of its access, belong to this builder. Instructions without a result give KIR_NONE. */
 tn_status kir_begin_like(const kir_program *p, kir_builder **out);
 kir_val kir_append(kir_builder *b, const kir_ins *in, kir_val dyn);
 void kir_abandon(kir_builder *b);
-/* Dead code removed, verified; the sizes of this launch come beside the program (kir_sizes_count of them). Frees b. */
+/* Removes dead code and verifies; *sizes: the sizes of this launch (kir_sizes_count of them). Frees b. */
 tn_status kir_finish(kir_builder *b, kir_program **program, int64_t **sizes);
-/* The same for a caller that gives the program only to kir_vm_compile, which verifies it. Most structures are compiled
- * already, so most programs need no verifying. */
+/* The same without verification, for a caller that passes the program only to kir_vm_compile, which verifies it. Most
+ * structures are compiled already, so most programs need no verification. */
 tn_status kir_finish_unverified(kir_builder *b, kir_program **program, int64_t **sizes);
-/* A program for a device that binds so many windows for each of the first buffers. */
+/* Sets the number of windows of each of the first buffers, for a device with such bindings. */
 void kir_set_windows(kir_program *p, const uint8_t *windows, int buffers);
 
 tn_status kir_verify(const kir_program *p);
-/* Do these sizes fit the structure: extents that are not negative, those of items as the structure has them? */
+/* Whether these sizes fit the structure: extents not negative, those of items as in the structure. */
 tn_status kir_check_sizes(const kir_program *p, const int64_t *sizes);
 void kir_free(kir_program *p);
 bool kir_equal(const kir_program *a, const kir_program *b);              /* same structure */
@@ -348,19 +349,19 @@ void kir_print(const kir_program *p, const int64_t *sizes, tn_str *out); /* one 
 
 /* ---- running ----------------------------------------------------------------------------------------------------- */
 
-/* The oracle: any valid program, point by point; a workgroup in lockstep (interp.c). Fails where items race, read local
- * memory that none of them has written, or leave it: the text names instruction, item and element. */
+/* The oracle: runs any valid program point by point, a workgroup in lockstep (interp.c). Errors: items race, read local
+ * memory that none of them has written, or access beyond it; the text names instruction, item and element. */
 tn_status kir_interpret(const kir_program *p, const kir_launch *launch);
 
-/* The tile VM (vm.c): programs without workgroups and variables, whose loops all range over the same axes at depth one;
+/* The tile VM (vm.c): programs without workgroups and variables whose loops all have the same axes and are not nested;
  * others are TN_ERR_UNSUPPORTED. A value is a tile of up to KIR_TILE points; each instruction is one vector routine
- * (simd.c, compiled per instruction set) over the tile. Programs and launches that suit it get machine code instead
+ * (simd.c, compiled per instruction set) over the tile. Suitable programs and launches get machine code instead
  * (render_x64.c), with the same bits. */
 enum { KIR_TILE = 4096 };
 typedef struct kir_vm kir_vm;
 tn_status kir_vm_compile(const kir_program *p, kir_vm **out); /* keeps nothing of p */
-/* One more of a program that is compiled, which must stay until it is freed: it has caches of its own, for launches of
- * other sizes and memory. */
+/* A further VM for a compiled program, which must outlive it: it has its own caches, for launches with other sizes and
+ * memory. */
 tn_status kir_vm_share(const kir_vm *of, kir_vm **out);
 void kir_vm_free(kir_vm *vm);
 
@@ -370,15 +371,15 @@ bool kir_vm_use(tn_isa isa);
 /* Frees what the calling thread keeps between runs; it is freed at the thread's end too. */
 void kir_vm_trim(void);
 
-/* Runs `count` launches of one program as one piece of parallel work (one fork-join), serially when it is small. None
- * may read or write what another one writes. */
+/* Runs `count` launches of one program as one parallel job (one fork-join), serially if it is small. No launch may read
+ * or write what another one writes. */
 tn_status kir_vm_run(const kir_vm *vm, const kir_launch *launches, int64_t count);
 
 /* Takes the memory that kir_vm_run of these launches needs on this thread: that run then cannot fail. */
 tn_status kir_vm_reserve(const kir_vm *vm, const kir_launch *launches, int64_t count);
 
-/* The epilogue of native kernels: evaluates the points lo ≤ axis < hi of the parallel axes on the calling thread.
- * Programs without loops only. Scratch: kir_vm_scratch(vm) bytes, 64-byte aligned, one a thread. */
+/* The epilogue of native kernels: evaluates the points lo ≤ axis < hi of the parallel axes on the calling thread. Only
+ * for programs without loops. Scratch: kir_vm_scratch(vm) bytes, 64-byte aligned, one per thread. */
 size_t kir_vm_scratch(const kir_vm *vm);
 void kir_vm_run_box(const kir_vm *vm, const kir_launch *launch, const int64_t *lo, const int64_t *hi, void *scratch);
 

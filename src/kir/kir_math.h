@@ -1,12 +1,12 @@
 /* kir_math.h — the meaning of KIR's operations on one element, in plain C.
  *
- * The interpreter calls these functions point by point, the tile VM compiles them into loops that the compiler turns
- * into vector code for each instruction set, and renderers of other languages transcribe them. So they are written
- * without branches (a choice is a conditional expression of two finished values), with every fused multiply-add spelled
- * out, and compiled with -ffp-contract=off: then all of these give the same bits.
+ * The interpreter calls these functions point by point, the tile VM puts them into loops that the compiler vectorizes
+ * for each instruction set, and renderers transcribe them to other languages. So they have no branches (a choice is a
+ * conditional expression of two computed values), spell out every fused multiply-add, and are compiled with
+ * -ffp-contract=off: then all of these give the same bits.
  *
- * Polynomials are minimax fits (Remez exchange) over the reduced range; coefficients stand from low to high power.
- * Greatest errors, measured against long double (tests/test_kir.c): f32 below 2 ulp, f64 below 4 ulp. */
+ * Polynomials are minimax fits (Remez exchange) over the reduced range; coefficients are ordered from low to high
+ * power. Maximum errors, measured against long double (tests/test_kir.c): f32 below 2 ulp, f64 below 4 ulp. */
 #ifndef KIR_MATH_H
 #define KIR_MATH_H
 
@@ -55,7 +55,7 @@ static inline double kir_from_bits_f64(uint64_t u) {
 
 /* ---- f32 --------------------------------------------------------------------------------------------------------- */
 
-/* Adding and taking away 1.5·2^23 rounds to the nearest integer, whose low bits then stand in the sum's. */
+/* Adding and subtracting 1.5·2^23 rounds to the nearest integer, whose low bits are then in the sum. */
 #define KIR_MAGIC_F32 0x1.8p23f
 #define KIR_MAGIC_F64 0x1.8p52
 
@@ -142,8 +142,8 @@ static inline float kir_trig_near_f32(float x, int32_t shift) {
     return kir_quarter_f32(r, kir_whole_f32(n) + shift);
 }
 
-/* Any x beyond KIR_TRIG_NEAR, without doubles: rare, so this may branch. |x| = mantissa · 2^exponent times 96 bits of
- * 2/π, from the first that gives no multiple of 4 on: what stands behind the point is the turn, to 2^-64. */
+/* Any x beyond KIR_TRIG_NEAR, without doubles; rare, so it may branch. |x| = mantissa · 2^exponent times 96 bits of
+ * 2/π, starting at the first bit whose product is not a multiple of 4; the fraction is the turn, to 2^-64. */
 static inline float kir_trig_far_f32(float x, int32_t shift) {
     if (!(__builtin_fabsf(x) < INFINITY)) return NAN;
     uint32_t bits = kir_bits_f32(x);
@@ -168,7 +168,7 @@ static inline float kir_trig_far_f32(float x, int32_t shift) {
     return kir_quarter_f32(r, (negative ? -quadrant : quadrant) + shift);
 }
 
-/* An odd polynomial near 0, beyond 1 - 2 / (e^(2a) + 1): a quotient alone would round once too often. */
+/* An odd polynomial near 0, beyond it 1 - 2 / (e^(2a) + 1): a single quotient would round once too often. */
 static inline float kir_tanh_f32(float x) {
     float a = __builtin_fabsf(x), s = x * x;
     float p = __builtin_fmaf(-0x1.963d5cp-8f, s, 0x1.58669ap-6f);

@@ -138,8 +138,8 @@ static void kir_times_words(uint64_t mantissa, const uint32_t *words, uint32_t n
     number[7] = (uint32_t)carry;
 }
 
-/* Payne and Hanek's reduction: only the words of 2/π matter whose product with x is neither a multiple of 4 nor far
- * below the fraction that is left. */
+/* Payne and Hanek's reduction: only those words of 2/π matter whose product with x is neither a multiple of 4 nor far
+ * below the remaining fraction. */
 double kir_reduce_large(double x, int64_t *quadrant) {
     uint64_t bits = kir_bits_f64(x);
     int exponent = (int)(bits >> 52 & 0x7ff) - 1075; /* |x| = mantissa · 2^exponent */

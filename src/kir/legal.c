@@ -15,19 +15,19 @@
 /* Appends the steps of a function (LEGAL_EXP_F32 …) on these arguments; *high, unless NULL: what its pointer gets. */
 kir_val kir_legal_run(kir_builder *b, int function, const kir_val *arguments, kir_val *high);
 
-/* The program of words with the meaning of p, which has been through KIR_LEGAL_MATHS but for DIV, MOD, MIN and MAX of
+/* The program of words equivalent to p. p must have been through KIR_LEGAL_MATHS, except for DIV, MOD, MIN and MAX of
  * 64-bit integers. */
 tn_status kir_legal_words(const kir_program *p, kir_program **out);
 
 /* ==== functions as steps ========================================================================================== */
-/* The builder shares equal steps, folds constants (a guard against division by 0 is gone where the divisor is one) and
- * drops what nobody reads. */
+/* The builder shares equal steps, folds constants (a check for division by 0 disappears if the divisor is a constant)
+ * and drops unused values. */
 
 typedef struct legaliser {
     const kir_program *p, *frame; /* what it had; what it has to have of buffers and axes */
     unsigned what;
     kir_builder *b;
-    kir_val *map; /* by instruction of p: the value that stands for it */
+    kir_val *map; /* by instruction of p: the value that replaces it */
 } legaliser;
 
 /* ---- steps ------------------------------------------------------------------------------------------------------- */
@@ -120,7 +120,8 @@ static int function_of(const kir_ins *in, kir_type operand) {
     return -1;
 }
 
-/* Is a buffer of 16-bit floats to be one of bits? Not where matrices or packets move: who has these has the type. */
+/* Whether a buffer of 16-bit floats becomes one of bits. Not for buffers of matrices or packets: devices with these
+ * have the type. */
 static bool holds_bits(const kir_program *p, unsigned what, int buffer) {
     bool half = p->buffer_dtype[buffer] == TN_F16 && what & KIR_LEGAL_HALVES;
     bool brain = p->buffer_dtype[buffer] == TN_BF16 && what & KIR_LEGAL_BRAINS;
@@ -179,7 +180,7 @@ static kir_val rewrite(legaliser *l, const kir_ins *old) {
     return kir_legal_run(l->b, function, (const kir_val[2]){in.a, in.b}, NULL);
 }
 
-/* What both programs share, as the new one is to have it. */
+/* What both programs share, as the new one needs it. */
 static kir_program frame_of(const kir_program *p, unsigned what) {
     kir_program frame = *p;
     for (int i = 0; i < p->n_buffers; i++)
@@ -228,13 +229,13 @@ tn_status kir_legalise(const kir_program *p, unsigned what, kir_program **out) {
 }
 
 /* ==== 64-bit integers as pairs of U32 ============================================================================= */
-/* Beside its words a value has bounds, found as it is made. A value within an int32_t, or uint32_t, needs no high word:
- * that is the low one's sign, or 0; quotients, shifts and comparisons of such are those of 32 bits. The low words of
- * sums and products need low words alone, so of what serves as an index of memory nothing else is left. */
+/* Besides its words a value has bounds, computed when it is made. A value within an int32_t or uint32_t needs no high
+ * word: it is the low one's sign, or 0, and its quotients, shifts and comparisons are 32-bit ones. The low words of
+ * sums and products need only low words, so a value that is used only as an index is computed in 32 bits. */
 
-/* What stands for a value. Of 64 bits: the words as U32, bounds (as of an int64_t), and the low word as I32 where an
- * access or a loop takes it as an index. Of others: low alone. While a loop of a 64-bit reduction is open, low and high
- * are its variables, and for ARGMAX and ARGMIN `index` and `count` too. */
+/* The replacement of a value. Of 64 bits: the words as U32, bounds (as of an int64_t), and the low word as I32 if an
+ * access or loop uses it as an index. Of others: only low. While a loop of a 64-bit reduction is open, low and high are
+ * its variables; for ARGMAX and ARGMIN so are `index` and `count`. */
 typedef struct pair {
     kir_val low, high, index, count;
     int64_t least, most;
@@ -342,7 +343,7 @@ static int64_t magnitude(const pair *x) {
     return tn_max64(low, x->most);
 }
 
-/* Of signed division: a quotient is no larger than the dividend, a remainder smaller than the divisor too. */
+/* Of signed division: a quotient is not larger than the dividend; a remainder is also smaller than the divisor. */
 static void bound_division(kir_op op, const pair *x, const pair *y, pair *r) {
     if (x->least == INT64_MIN || (op == KIR_MOD && y->least == INT64_MIN)) return;
     int64_t by = op == KIR_MOD ? tn_max64(magnitude(y) - 1, 0) : 0, least = y->least > 0 ? y->least : 1;
@@ -704,7 +705,7 @@ static pair rewrite_narrow(words *w, const kir_ins *old) {
     return single(kir_append(w->b, &in, dyn_of(w, old)));
 }
 
-/* Its affine part is within an int32_t, what is computed need not be. */
+/* Its affine part fits an int32_t; the computed part need not. */
 static pair rewrite_index(words *w, const kir_ins *old) {
     kir_val dyn = w->p->access[old->imm.i].dyn;
     kir_ins in = *old;

@@ -1,8 +1,8 @@
-/* legal_math.h — operations that legal.c takes apart, in C: those whose definition elsewhere is the C library's or the
- * compiler's, as steps that every language has.
+/* legal_math.h — operations that legal.c expands, in C: those that elsewhere are defined by the C library or the
+ * compiler, as steps that every language has.
  *
- * tools/gen_legal.py makes tables of steps out of these functions, as out of kir_math.h's; so they keep to what that
- * reads. tests/test_legal.c compares them with what they stand for. */
+ * tools/gen_legal.py makes tables of steps from these functions and from those of kir_math.h, so they use only the C
+ * that it can read. tests/test_legal.c compares them with the originals. */
 #ifndef KIR_LEGAL_MATH_H
 #define KIR_LEGAL_MATH_H
 
@@ -17,8 +17,9 @@ static inline bool kir_legal_le_bool(bool a, bool b) { return !a || b; }
 
 /* ---- fmod -------------------------------------------------------------------------------------------------------- */
 
-/* |x| = m · 2^k · u, |y| = n · u with whole m, n below 2^24: the rest of m · 2^k by n, eight bits at a time. The sign
- * comes last: a choice between x and what has x's sign is mistaken by LLVM 19 to 22 (llvmpipe of Mesa 25 and 26). */
+/* With |x| = m · 2^k · u and |y| = n · u, integers m and n below 2^24: the remainder of m · 2^k by n, eight bits at a
+ * time. The sign comes last, because LLVM 19 to 22 (llvmpipe of Mesa 25 and 26) miscompile a select between x and a
+ * value with x's sign. */
 static inline float kir_legal_mod_f32(float x, float y) {
     uint32_t x_bits = kir_bits_f32(x) & 0x7fffffffU, y_bits = kir_bits_f32(y) & 0x7fffffffU;
     uint32_t x_exponent = x_bits >> 23, y_exponent = y_bits >> 23;
@@ -63,7 +64,7 @@ static inline double kir_legal_mod_f64(double x, double y) {
 
 /* ---- integers of 64 bits as two words ---------------------------------------------------------------------------- */
 
-/* Each takes low and high words; the result's high word goes to *high. */
+/* Each takes low and high words; the high word of the result is *high. */
 static inline uint32_t kir_words_add(uint32_t a, uint32_t ah, uint32_t b, uint32_t bh, uint32_t *high) {
     uint32_t low = a + b;
     *high = ah + bh + (low < a ? 1U : 0U);
@@ -127,8 +128,8 @@ static inline uint32_t kir_words_width(uint32_t x) {
     return n + (rest >= 2U ? 2U : rest);
 }
 
-/* A digit of 16 bits of a quotient: of u and the next digit, by v, whose top bit is set. Knuth's algorithm D: the
- * quotient by v's upper half alone is too large by two at most. */
+/* One 16-bit digit of a quotient: of u and the next digit, by v, whose top bit is set. Knuth's algorithm D: the
+ * quotient by v's upper half is too large by at most two. */
 static inline uint32_t kir_words_digit(uint32_t u, uint32_t next, uint32_t v) {
     uint32_t v1 = v >> 16, v0 = v & 0xffffU, divisor = v1 == 0 ? 1U : v1;
     uint32_t q = u / divisor, rest = u - q * v1;
@@ -148,8 +149,8 @@ static inline uint32_t kir_words_quotient(uint32_t u, uint32_t uh, uint32_t v) {
     return (q1 << 16) + kir_words_digit(middle, rest & 0xffffU, divisor);
 }
 
-/* By a divisor of one word: its upper word's quotient first. By a larger one: half the dividend by the divisor's upper
- * 32 bits, less 1, is right or too small by 1. A divisor of 0 gives something. */
+/* Divisor of one word: the upper word's quotient first. Larger divisor: half the dividend divided by the divisor's
+ * upper 32 bits, minus 1, is right or too small by 1. For a divisor of 0 the result is arbitrary. */
 static inline uint32_t kir_words_div_u(uint32_t a, uint32_t ah, uint32_t b, uint32_t bh, uint32_t *high) {
     bool one = bh == 0;
     uint32_t divisor = b == 0 ? 1U : b, upper = ah / divisor;

@@ -20,7 +20,7 @@ void kir_render_need(render *r, const char *function) {
     }
 }
 
-/* Marks what the marked rows call; those stand before them. */
+/* Marks what the marked rows call; those come before them. */
 static void close_needs(bool *needed) {
     for (int i = PRELUDE_ROWS - 1; i >= 0; i--) {
         if (!needed[PRELUDE_TABLES + 1 + i]) continue;
@@ -53,7 +53,7 @@ static void put_erf_table(render *r) {
     kir_render_words(r, "};\n");
 }
 
-/* A function of the prelude, or the device's own in its place where it can be had. */
+/* A function of the prelude, or the device's own if it is available. */
 static void put_function(render *r, const prelude_row *row) {
     const kir_dialect *d = r->t->dialect;
     const char *own = !d->halves_if                            ? NULL
@@ -166,7 +166,7 @@ static void put_extents(render *r) {
     kir_render_put(r, "%s;\n", lead == 0 ? "1" : "");
 }
 
-/* The coordinates first … end-1, named with `letter`, of a number that runs through them, the last one fastest. */
+/* The coordinates first … end-1, named with `letter`, of an index that runs through them, the last one fastest. */
 static void put_coordinates(render *r, char letter, const char *number, int first, int end) {
     char rest[24];
     snprintf(rest, sizeof rest, "%s", number);
@@ -179,8 +179,9 @@ static void put_coordinates(render *r, char letter, const char *number, int firs
     kir_render_line(r, "$let $ix %c%d = %s;\n", letter, first, rest);
 }
 
-/* A plain program's coordinates: those of the workgroup's first point, u, which all items share, and the way to this
- * item with carries, which are few: a quotient of small numbers, or 0 or 1 along an axis longer than a workgroup. */
+/* Coordinates of a plain program: those of the workgroup's first point, u, which all items share, then the offset to
+ * this item with carries, which are small: a quotient of small numbers, or 0 or 1 along an axis longer than a
+ * workgroup. */
 static void put_point(render *r, int end) {
     put_coordinates(r, 'u', "start", 0, end);
     for (int axis = end - 1; axis >= 0; axis--) {
@@ -257,7 +258,7 @@ static tn_status put_legal_kernel(render *r, const kir_program *p) {
     return whole ? refuse_program(p, r->t, "it computes with 64-bit integers, the language has none") : TN_OK;
 }
 
-/* Of all kernels: 0, those of a subgroup of the device, KIR_WIDE. */
+/* Over all kernels: 0, the lanes of a subgroup of the device, or KIR_WIDE. */
 static int most_lanes(const kir_program *const *programs, int count) {
     int most = 0;
     for (int i = 0; i < count; i++)
@@ -338,11 +339,11 @@ void kir_count_groups(const kir_program *p, const int64_t *sizes, const kir_targ
 }
 
 /* ==== dialects: one row a language ================================================================================ */
-/* A further language of C's family is one more row. Texts may use the words of render_text.h and, of the kernel being
+/* Another language of C's family is one more row. Texts may use the words of render_text.h. Of the kernel being
  * written: $entry its name, $items of a workgroup, $words in its block of parameters, $p that block, $ix the type of
- * indices; of the buffer at hand $n its number, $type its elements' type, $const ("const " unless it is written), $base
- * the number of its base, $slot its number among the global ones, which are $buffers, $size its elements if it is
- * local. */
+ * indices. Of the current buffer: $n its number, $type its elements' type, $const ("const " unless it is written),
+ * $base the index of its base, $slot its index among the global ones, which are $buffers, $size its number of elements
+ * if it is local. */
 
 #define SAME_NAME(name) [WORD_##name##_f32] = #name, [WORD_##name##_f64] = #name
 #define C_NAME(name) [WORD_##name##_f32] = #name "f", [WORD_##name##_f64] = #name
@@ -413,10 +414,10 @@ const kir_dialect kir_dialect_opencl = {
     .local = "    $local$type b$n[$size];\n",
 };
 
-/* Every pointer names its address space, and nothing converts between them. The words' binding is that behind the
- * buffers'. What Apple's specification promises with safe mathematics: sums, products, fma, quotients and square roots
- * are rounded correctly, but subnormal numbers may be zero; so tn_caps.exact is false there. Its `precise` functions
- * are named where there is a choice. Not compiled by Apple's compiler so far: see the tests' double. */
+/* Every pointer names its address space, and there are no conversions between them. The binding of the words is the one
+ * after the buffers'. Apple's specification of safe mathematics says that sums, products, fma, quotients and square
+ * roots are rounded correctly, but subnormal numbers may be zero; so tn_caps.exact is false there. Its `precise`
+ * functions are used where there is a choice. Not compiled by Apple's compiler so far: see the tests' double. */
 const kir_dialect kir_dialect_msl = {
     .name = "the Metal shading language",
     .words =
@@ -548,8 +549,8 @@ const kir_dialect kir_dialect_c = {
     .local = "",
 };
 
-/* CUDA C and HIP C. Both compilers know their functions without any header, and get told to round as IEEE 754 has it
- * (drivers/cuda.c): no contraction, division and square root correct to the last bit, subnormal numbers kept. */
+/* CUDA C and HIP C. Both compilers have these functions without any header, and are told to round as IEEE 754 requires
+ * (drivers/cuda.c): no contraction, correctly rounded division and square root, subnormal numbers kept. */
 #define GPU_WORDS                                                                                                    \
     [WORD_f32] = "float", [WORD_f64] = "double", [WORD_i32] = "int", [WORD_i64] = "long long",                       \
     [WORD_u32] = "unsigned", [WORD_u64] = "unsigned long long", [WORD_i16] = "short", [WORD_u16] = "unsigned short", \

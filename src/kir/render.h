@@ -1,14 +1,14 @@
 /* render.h — KIR programs as source text or words of a device language; the WGSL head that drivers write.
  *
- * One renderer (render_c.c) writes all languages of C's family; what they spell differently is a row of
- * words and short texts, the dialect (render.c). A language outside of this family has a writer of its own.
- * The functions of kir_math.h are put in as text that is made from that header (render_prelude.h), so a rendered kernel
- * yields the interpreter's bits wherever the device rounds as IEEE 754 has it. A program's text depends on its
- * structure and the target alone: it is the same in every process.
+ * One renderer (render_c.c) writes all languages of C's family; their differences are a row of words and short texts,
+ * the dialect (render.c). A language outside this family has its own writer. The functions of kir_math.h are inserted
+ * as text generated from that header (render_prelude.h), so a rendered kernel gives the interpreter's bits wherever the
+ * device rounds as IEEE 754 requires. A program's text depends only on its structure and the target: it is the same in
+ * every process.
  *
- * A kernel's parameters are one buffer for each global buffer, in order, and a block of 8-byte words: the sizes
- * (kir_sizes_count), the runtime scalars as they are, and for each global buffer a base, in bytes, that is added to its
- * address. One item computes one point of a plain program; a group program's workgroup is the kernel's. */
+ * A kernel's parameters are one buffer per global buffer, in order, and a block of 8-byte words: the sizes
+ * (kir_sizes_count), the runtime scalars, and for each global buffer a base, in bytes, which is added to its address.
+ * One item computes one point of a plain program; a group program's workgroup is the kernel's. */
 #ifndef TN_RENDER_H
 #define TN_RENDER_H
 
@@ -21,8 +21,8 @@ extern const kir_dialect kir_dialect_msl;                   /* Metal's, 2.3 */
 extern const kir_dialect kir_dialect_wgsl;                  /* WGSL */
 extern const kir_dialect kir_dialect_cuda, kir_dialect_hip; /* as NVRTC and hiprtc take them, without any header */
 extern const kir_dialect kir_dialect_spirv;                 /* SPIR-V 1.3, for Vulkan 1.1 */
-/* C11. `void entry(const void *params, void *const *buffers, uint64_t first, uint64_t last)` computes the workgroups
- * first … last-1 of a plain program. */
+/* C11. `void entry(const void *params, void *const *buffers, uint64_t first, uint64_t last)` computes workgroups first
+ * … last-1 of a plain program. */
 extern const kir_dialect kir_dialect_c;
 
 /* Whether it writes programs of words (kir.h) for targets without 64-bit integers; launches must be narrow then. */
@@ -49,16 +49,16 @@ typedef struct kir_rendering {
     size_t bases_at;       /* bytes before the first base */
     int64_t local_bytes;   /* workgroup memory */
     int buffer_count;      /* global ones */
-    bool params_in_buffer; /* the block is more than every device takes by value: its address comes instead */
+    bool params_in_buffer; /* the block is too large to be passed by value: its address is passed */
     size_t head_size;      /* WGSL: bytes at the start that the driver may replace (below) */
-    int lanes;             /* items of its subgroups, where it has such (kir_lanes) */
+    int lanes;             /* items of its subgroups, if it has any (kir_lanes) */
 } kir_rendering;
 
 /* Errors: TN_ERR_UNSUPPORTED for what the target lacks (doubles, workgroups), TN_ERR_MEMORY. */
 tn_status kir_render(const kir_program *p, const kir_target *t, kir_rendering *out);
 void kir_rendering_free(kir_rendering *r);
 
-/* Several kernels in one source: out[0].text is that of all, the others' texts are empty. */
+/* Several kernels in one source: out[0].text has all of them, the others' texts are empty. */
 tn_status kir_render_all(const kir_program *const *programs, int count, const kir_target *t, kir_rendering *out);
 
 /* How many workgroups a launch takes; all zero when it has no point. `limit_x`: the most along the first axis. */
@@ -66,26 +66,26 @@ void kir_count_groups(const kir_program *p, const int64_t *sizes, const kir_targ
                       uint32_t groups[3]);
 
 /* ==== WGSL heads ================================================================================================== */
-/* Which buffers of a launch lie in one allocation, and how many bindings an allocation takes, is known at the launch:
- * a driver then puts another head in the place of the one that came with the kernel (tn_code.head_size). The rest of a
- * kernel knows buffers by word3(i), put3(i, v) and flip3(i, v), which read, write and exclusive-or word i of buffer 3,
+/* Which buffers of a launch share an allocation, and how many bindings an allocation takes, is known only at the
+ * launch. The driver then replaces the head that came with the kernel (tn_code.head_size) by another one. The rest of
+ * the kernel accesses buffers by word3(i), put3(i, v) and flip3(i, v), which read, write and xor word i of buffer 3,
  * and its parameters by p, an array of vec4<u32>. */
 
-enum { KIR_WGSL_BINDINGS = KIR_MAX_BUFFERS + 1 }; /* the most, with that of the parameters */
+enum { KIR_WGSL_BINDINGS = KIR_MAX_BUFFERS + 1 }; /* at most, with the parameters' */
 
-/* What a kernel does to a buffer beside reading it. */
+/* How a kernel changes a buffer. */
 enum {
     KIR_WGSL_WRITES = 1,
     KIR_WGSL_FLIPS = 2 /* changes parts of words, which other items share: by atomic operations */
 };
 
-/* Buffers lie in slots, numbered as they appear; a slot is so many bindings behind each other, all of them of
- * window_words words but the last. */
+/* Buffers are in slots, numbered in order of appearance. A slot has consecutive bindings, each of window_words words
+ * except the last. */
 typedef struct kir_wgsl_head {
     int buffers, slots;
     const uint8_t *uses, *slot_of; /* of a buffer */
     const uint8_t *windows;        /* of a slot; NULL: 1 */
-    const uint8_t *twin; /* … the first one in the same memory, of which all are written or none; NULL: itself */
+    const uint8_t *twin; /* … the first one in the same memory, if all or none are written; NULL: itself */
     uint32_t window_words;
     size_t params_bytes;
 } kir_wgsl_head;
@@ -102,9 +102,9 @@ bool kir_wgsl_has_entry(const char *text, const char *name);
 /* ---- sources without a head (render_wgsl.c) -------------------------------------------------------------------------
  * */
 
-/* WebGPU copies whole words between different buffers. The rest does patch_words, in groups of 64 items: words of the
- * first buffer, from one on, become bytes of the second one, or of one word, where the masks of first and last word say
- * so. */
+/* WebGPU copies whole words between different buffers. patch_words, with 64 items per workgroup, does the rest: words
+ * of the first buffer, from a given one on, become bytes of the second buffer, or of one word, where the masks of the
+ * first and last word allow it. */
 extern const char kir_wgsl_patch[];
 enum { KIR_WGSL_PATCH_ITEMS = 64 };
 typedef struct kir_wgsl_patch_params {

@@ -1,9 +1,9 @@
 /* render_c.c — writes kernels in C's family of languages: instructions, loops, reductions, matrix instructions.
  *
  * Each instruction becomes one line that names a constant, v and its number; CONST becomes a literal where it is used.
- * Operations are texts of a table, chosen by the class of the operands' type: in them #0 … #2 are operands, #t the
- * result's type, #u the unsigned type of its width, #s the operands' suffix (f32), and !max( a function of the prelude
- * by its name without prefix and suffix. Texts are C's where languages differ, but for what words hide. */
+ * Operations are texts of a table, chosen by the class of the operands' type: #0 … #2 are the operands, #t the result's
+ * type, #u the unsigned type of its width, #s the operands' suffix (f32), and !max( a function of the prelude, named
+ * without prefix and suffix. Texts are C; words stand for what differs between languages. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -23,7 +23,7 @@ static const char *const TYPE_WORDS[KIR_TYPE_COUNT] = {"$f32", "$f64", "$i32", "
 static const char *const SUFFIXES[KIR_TYPE_COUNT] = {"f32", "f64", "i32", "i64", "u32", "u64", "b8"};
 static const char *const UNSIGNED_WORDS[KIR_TYPE_COUNT] = {"$u32", "$u64", "$u32", "$u64", "$u32", "$u64", "$bool"};
 
-/* How a dtype lies in memory. */
+/* The type of a dtype in memory. */
 static const char *const MEMORY_WORDS[TN_PLAIN_DTYPES] = {
     [TN_F32] = "f32", [TN_F64] = "f64", [TN_I32] = "i32", [TN_I64] = "i64",  [TN_U32] = "u32",
     [TN_U64] = "u64", [TN_BOOL] = "u8", [TN_F16] = "u16", [TN_BF16] = "u16", [TN_I8] = "i8",
@@ -368,7 +368,8 @@ void kir_render_combine(render *r, kir_reduce kind, kir_type t, const char *acc,
 
 /* ---- indices and memory ------------------------------------------------------------------------------------------ */
 
-/* The affine part of a global access: numbers of the launch. Only coordinates that exist here count, others are 0. */
+/* The affine part of a global access, made of numbers of the launch. Only coordinates that exist here are included;
+ * others are 0. */
 static void put_sized(render *r, int access) {
     size_t axes = (size_t)(r->p->n_par + r->p->n_loop), at = axes + (size_t)access * (axes + 1);
     kir_render_size(r, at);
@@ -432,7 +433,7 @@ static void put_call(render *r, const kir_ins *in, const char *function) {
     if (pairs) kir_render_put(r, ") * 2 + %d", in->kind);
 }
 
-/* What stands around an element that is loaded, and around a value that is stored. */
+/* Text around an element that is loaded, and around a value that is stored. */
 typedef struct conversion {
     const char *load, *load_end, *store, *store_end, *needs_load, *needs_store;
 } conversion;
@@ -606,12 +607,12 @@ void kir_render_range(render *r, int begin, int end) {
 }
 
 /* ==== loops, reductions and scans ================================================================================= */
-/* A loop that feeds lanes runs in blocks of as many points, whatever its axes are: its inner loop then does the same
- * for each lane, and can become vector code, and only the outer one asks whether there is something to fold. (Asked at
- * each point, it would cost devices without branches a round of each loop that folds.) The state of reduction 9 is s9,
- * t9 and k9, declared before its loop; what it yields is the constant v9 behind it. In the loop that LOOP 8 begins, c8
- * counts the points gone by, and m8 is their number in all. Float sums and the like keep the 64 lanes of kir.h in an
- * array of the item; integers, whose order does not matter, one accumulator. */
+/* A loop that feeds lanes runs in blocks of that many points, whatever its axes are: its inner loop then does the same
+ * for each lane and can be vectorized, and only the outer loop tests whether to fold. (A test at each point would cost
+ * devices without branches one iteration of each folding loop.) The state of reduction 9 is s9, t9 and k9, declared
+ * before its loop; its result is the constant v9 after it. In the loop that LOOP 8 begins, c8 counts the points so far,
+ * and m8 is their total number. Float sums and the like keep the 64 lanes of kir.h in an array of the item; integers,
+ * whose order does not matter, one accumulator. */
 
 typedef enum state_form { ONE, LANES, CHAIN, EXTREME } state_form;
 
@@ -638,7 +639,7 @@ static void each_own_state(render *r, int loop, int end, void (*fn)(render *r, i
     }
 }
 
-/* The forms of the loop's own states, as bits. */
+/* The state forms of the loop's own reductions, as bits. */
 static unsigned forms_in(const render *r, int loop, int end) {
     unsigned forms = 0;
     int depth = 0;
@@ -709,7 +710,7 @@ static void fold_lanes(render *r, int i, const char *first) {
     kir_render_put(r, "; }\n");
 }
 
-/* Folds the lanes when KIR_BLOCK points are whole, before those of block o. */
+/* Folds the lanes after each KIR_BLOCK points and adds them to those before block o. */
 static void fold_own_block(render *r, int i) {
     const kir_ins *in = &r->p->ins[i];
     char first[32];
@@ -909,7 +910,7 @@ static void open_blocks(render *r, int first, int count, int end) {
     if (count == 1) kir_render_line(r, "$let $ix x%d = o%d + $ix(l%d);\n", first, loop, loop);
 }
 
-/* The next point's coordinates: the last one goes on, and where it has come to its end, the one before it. */
+/* The next point's coordinates: the last axis advances, and when it has reached its end, the one before it. */
 static void close_blocks(render *r, int first, int count) {
     for (int axis = first + count - 1; axis > first; axis--) {
         kir_render_line(r, "x%d++;\n", axis);
@@ -956,12 +957,12 @@ int kir_render_loop(render *r, int loop) {
 }
 
 /* ==== matrix instructions and packets ============================================================================= */
-/* Each language has one text of these (texts/matrix.cu, matrix.hip, matrix.metal): types mat_c (a matrix of 16×16
+/* Each language has one text for matrices (texts/matrix.cu, matrix.hip, matrix.metal): types mat_c (a matrix of 16×16
  * sums), mat_f16, mat_bf16 and mat_tf32 (fragments), mat_packet, and mat_zero, mat_load<kind>, mat_mul, mat_store,
- * mat_fetch, mat_put, mat_copy (a late PUT), mat_commit, mat_wait. How a subgroup's items share a matrix is known there
- * and nowhere else: CUDA's from PTX's tables of mma and ldmatrix, AMD's from those of v_mfma_f32_16x16x16 (64 items)
- * and v_wmma_f32_16x16x16 (32 items); Metal keeps it to itself. The instructions proper are functions called ptx_… and
- * amd_…; a compiler that makes no code for these machines must be given them (the tests' doubles do). */
+ * mat_fetch, mat_put, mat_copy (a late PUT), mat_commit, mat_wait. Only these texts know how a subgroup's items share a
+ * matrix: CUDA's from PTX's tables of mma and ldmatrix, AMD's from those of v_mfma_f32_16x16x16 (64 items) and
+ * v_wmma_f32_16x16x16 (32 items); Metal does not say. The instructions themselves are functions ptx_… and amd_…; a
+ * compiler that makes no code for these machines must be given them (the tests' doubles do). */
 
 /* b3 + (index */
 static void put_pointer(render *r, const kir_ins *in) {
@@ -1014,7 +1015,7 @@ static void put_matrix(render *r, int i, const kir_ins *in) {
         kir_render_put(r, "mat_c v%d; mat_zero(v%d);\n", i, i);
 }
 
-/* Does an MMA stand before instruction i, with nothing between them but values and places? */
+/* Whether an MMA comes before instruction i with only values and indices between them. */
 static bool follows_mma(const kir_program *p, int i) {
     while (--i >= 0)
         if (p->ins[i].op == KIR_MMA || (p->ins[i].op >= KIR_LOAD && p->ins[i].op != KIR_FRAGMENT))
@@ -1054,7 +1055,7 @@ static void put_put(render *r, const kir_ins *in) {
     kir_render_put(r, ");\n");
 }
 
-/* A packet that is put late alone never is in registers. */
+/* A packet that is only put late is never in registers. */
 static bool is_held(const kir_program *p, int fetch) {
     for (int i = fetch + 1; i < p->n_ins; i++)
         if (p->ins[i].op == KIR_PUT && p->ins[i].a == fetch && !p->ins[i].kind) return true;

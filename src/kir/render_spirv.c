@@ -1,9 +1,8 @@
 /* render_spirv.c — a kernel as a SPIR-V 1.3 module: sections, types, constants, control flow, loops.
  *
- * A module asks for a capability when it uses what needs it, and only then: a kernel of f32 runs where nothing else is.
- * Buffers are bindings 0 … of set 0, in order; the block of parameters is the one behind them. Each float operation is
- * kept from being joined with another one (NoContraction), and where the device has controls for denormals, infinities
- * and rounding, they are set. */
+ * A module declares only the capabilities that it uses: a kernel of f32 runs on devices with nothing else. Buffers are
+ * bindings 0 … of set 0, in order; the block of parameters is the binding after them. Each float operation is decorated
+ * NoContraction; denormals, infinities and rounding are set where the device has controls for them. */
 #include <string.h>
 
 #include "kir/legal.h"
@@ -150,7 +149,7 @@ uint32_t kir_spv_element(spv *e, spv_type type, uint32_t variable, uint32_t inde
     return id;
 }
 
-/* A word with its sign before it. Not OpSConvert: Mesa 22 compares what that yields with constants wrongly. */
+/* Sign extension of a word. Not OpSConvert: Mesa 22 compares its result with constants wrongly. */
 static uint32_t sign_extend(spv *e, uint32_t v) {
     uint32_t sign = kir_spv_op(e, OpShiftRightArithmetic, SPV_U32, v, kir_spv_u32(e, 31), 0);
     uint32_t pair = kir_spv_op(e, OpCompositeConstruct, SPV_UVEC2, v, sign, 0);
@@ -285,7 +284,7 @@ static void put_entry(spv *e, uint32_t function) {
 
 /* ---- sources ----------------------------------------------------------------------------------------------------- */
 
-/* All but the head, which tells what the rest has turned out to use. */
+/* Everything except the head, which depends on what the rest used. */
 static void put_function(spv *e, uint32_t function) {
     uint32_t none = kir_spv_type_id(e, SPV_VOID), type = kir_spv_shared(e, OpTypeFunction, 0, &none, 1);
     kir_spv_put(e, SPV_GLOBALS, OpFunction, (uint32_t[]){none, function, 0, type}, 4);
@@ -381,11 +380,11 @@ const kir_dialect kir_dialect_spirv = {
 };
 
 /* ==== loops, reductions and scans ================================================================================= */
-/* The same order of sums as in render_c.c and the interpreter. The state of a reduction is a variable or two of the
- * item; float sums and the like keep the 64 lanes of kir.h in an array. A block of the lanes is folded behind its last
- * point, and so is a chain, whether it is whole or the loop ends: the code for that stands once. A loop that feeds
- * lanes runs through its points in blocks of a point a lane, whatever its axes are, so the inner one does the same for
- * each lane, and nothing but the outer one asks whether there is something to fold. */
+/* The same order of sums as in render_c.c and the interpreter. The state of a reduction is one or two variables of the
+ * item; float sums and the like keep the 64 lanes of kir.h in an array. A block of lanes is folded after its last
+ * point, and so is a chain, whether it is complete or the loop ends; that code exists once. A loop that feeds lanes
+ * visits its points in blocks of one point per lane, whatever its axes are, so the inner loop does the same for each
+ * lane and only the outer one tests whether to fold. */
 
 typedef enum state_form { ONE, LANES, CHAIN, EXTREME } state_form;
 
@@ -450,7 +449,7 @@ static void begin_state(spv *e, int i) {
     store_spirv_loop(e, s->total, form == EXTREME ? kir_spv_const(e, total, 0) : zero);
 }
 
-/* total = v behind what is there; v alone where `first` holds. */
+/* total = v added to what is there; only v if `first` holds. */
 static void add_part(spv *e, const kir_ins *in, uint32_t total, uint32_t first, uint32_t v) {
     spv_type type = kir_spv_type_of((kir_type)in->type);
     uint32_t more = kir_spv_combine(e, (kir_reduce)in->kind, (kir_type)in->type, load_spirv_loop(e, type, total), v);
@@ -574,11 +573,11 @@ static void end_state(spv *e, int i) {
 
 /* ---- loops ------------------------------------------------------------------------------------------------------- */
 
-/* What a loop needs to be ended again; the outermost axis first. */
+/* Data to close a loop again; the outermost axis first. */
 typedef struct open_loop {
     int first, count;
     spv_count axes[KIR_MAX_AXES]; /* one an axis; or the blocks and the lanes */
-    uint32_t at[KIR_MAX_AXES];    /* with blocks: variables, the coordinates of axes of which there are several */
+    uint32_t at[KIR_MAX_AXES];    /* with blocks: variables, the coordinates of several axes */
 } open_loop;
 
 static void set_coordinate(spv *e, int axis, uint32_t x) {
@@ -644,7 +643,7 @@ static void open_blocks(spv *e, open_loop *open) {
         set_coordinate(e, open->first + k, open->count == 1 ? e->counter : load_spirv_loop(e, e->ix, open->at[k]));
 }
 
-/* The next point's coordinates: the last one goes on, and where it has come to its end, the one before it. */
+/* The next point's coordinates: the last axis advances, and when it has reached its end, the one before it. */
 static void advance(spv *e, const open_loop *open) {
     uint32_t zero = kir_spv_const(e, e->ix, 0), one = kir_spv_const(e, e->ix, 1), step = one;
     for (int k = open->count; k-- > 0;) {

@@ -1,10 +1,10 @@
 /* render_spirv_code.c — instructions as SPIR-V: coordinates, addresses, memory, operations, matrices, exact fma.
  *
- * What one binding holds has a number of 32 bits, so addresses are computed in 32 bits, wherever the launch's numbers
- * come from: what is above falls away by itself. Coordinates that a program asks for (INDEX) have as many bits as it
- * takes. Elements of 8 and 16 bits are loaded as such and widened at once; where a device has only words, they are cut
- * out of those, and put into them by two atomic operations, for other items may write the rest. A buffer in several
- * windows is looked for in one after the other. */
+ * An element of one binding has a 32-bit index, so addresses are computed in 32 bits whatever the width of the launch's
+ * numbers; higher bits are dropped. Coordinates that a program asks for (INDEX) have as many bits as needed. Elements
+ * of 8 and 16 bits are loaded as such and widened; if a device has only words, they are extracted from words and stored
+ * with two atomic operations, because other items may write the rest of the word. A buffer with several windows is
+ * searched one window at a time. */
 #include <string.h>
 
 #include "kir/rules.h"
@@ -80,7 +80,7 @@ static uint32_t binding(spv *e, spv_type type, uint32_t number) {
     return id;
 }
 
-/* How an element of a dtype lies in memory. */
+/* Layout of an element of a dtype in memory. */
 typedef struct element {
     uint8_t type, bits;
     bool is_signed;
@@ -99,7 +99,7 @@ static const element *element_of(const spv *e, int buffer) { return &ELEMENTS[e-
 /* Whether loads and stores take words of an element: of 64-bit integers in programs of words. */
 static bool is_pair(const spv *e, int buffer) { return e->p->words && element_of(e, buffer)->type == SPV_U64; }
 
-/* Is it filled by packets? Then it is an array of these: single elements of it nobody reaches. */
+/* Whether it is filled by packets. Then it is an array of packets, and single elements are not accessible. */
 static bool takes_packets(const spv *e, int buffer) {
     for (int i = 0; i < e->p->n_ins; i++)
         if (e->p->ins[i].op == KIR_PUT && e->p->access[e->p->ins[i].imm.i].buffer == buffer) return true;
@@ -281,7 +281,7 @@ static void leave_beyond(spv *e, uint32_t number) {
     kir_spv_label(e, stay);
 }
 
-/* The coordinates first … end-1 of a number that runs through them, the last one fastest. */
+/* The coordinates first … end-1 of an index that runs through them, the last one fastest. */
 static void put_coordinates(spv *e, uint32_t *out, uint32_t number, int first, int end) {
     for (int axis = end - 1; axis > first; axis--) {
         uint32_t rest = index_op(e, OpUDiv, number, e->n[axis]);
@@ -291,8 +291,8 @@ static void put_coordinates(spv *e, uint32_t *out, uint32_t number, int first, i
     if (end > first) out[first] = number;
 }
 
-/* How often y, which is below the extent n and a workgroup's items together, goes beyond n: a quotient of small
- * numbers, by a product of floats that is right for them; or 0 or 1 along an axis longer than a workgroup. */
+/* How many times y, which is below the extent n plus a workgroup's items, exceeds n: a quotient of small numbers,
+ * computed as a product of floats that is exact for them; or 0 or 1 along an axis longer than a workgroup. */
 static uint32_t carry_of(spv *e, uint32_t y, uint32_t n) {
     enum { HALF = 0x3f000000, ONE = 0x3f800000 };
     uint32_t small_n = kir_spv_resize(e, n, e->ix, SPV_U32, false),
@@ -309,8 +309,8 @@ static uint32_t carry_of(spv *e, uint32_t y, uint32_t n) {
     return kir_spv_op(e, OpSelect, e->ix, is_small, quotient, once);
 }
 
-/* A plain program's coordinates: those of the workgroup's first point, which all items share, and the way to this item
- * with carries. */
+/* Coordinates of a plain program: those of the workgroup's first point, which all items share, then the offset to this
+ * item with carries. */
 static void put_point(spv *e, uint32_t start, uint32_t item, int end) {
     uint32_t first[KIR_MAX_AXES], carry = item;
     put_coordinates(e, first, start, 0, end);
@@ -321,7 +321,7 @@ static void put_point(spv *e, uint32_t start, uint32_t item, int end) {
     }
 }
 
-/* The item's number in its workgroup. Of those with subgroups: in which order these lie there no one promises. */
+/* The item's index in its workgroup. With subgroups, the order of items within a subgroup is not defined. */
 static uint32_t item_number(spv *e) {
     if (!e->kernel->lanes) return built_in(e, SPV_U32, BuiltInLocalInvocationIndex);
     uint32_t subgroup = built_in(e, SPV_U32, BuiltInSubgroupId), lanes = kir_spv_u32(e, (uint32_t)e->kernel->lanes);
@@ -415,8 +415,8 @@ static void put_index(spv *e, int i) {
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-/* Where an element lies: the number of a value of its buffer's memory_type, and by how many bits it is shifted there;
- * shift 0: not at all. */
+/* Address of an element: the index of a value of its buffer's memory_type, and the shift within that value in bits;
+ * shift 0: none. */
 typedef struct location {
     uint32_t index, shift;
 } location;
@@ -442,7 +442,7 @@ static uint32_t pointer_in(spv *e, int buffer, uint32_t index) {
     return kir_spv_place(e, storage, e->memory[buffer], e->buffers[buffer], index);
 }
 
-/* One of a buffer's windows: whatever is written until it is closed is done where the index lies in it. */
+/* One of a buffer's windows: code written until it is closed runs if the index is in it. */
 typedef struct window {
     uint32_t pointer, merge;
 } window;
@@ -459,7 +459,7 @@ static window open_window(spv *e, int buffer, uint32_t index, int k) {
     return w;
 }
 
-/* The operand of a load or store that says that other items see it; 0: there is none. */
+/* The operand of a load or store that makes it visible to other items; 0: none. */
 static uint32_t shared_access(const spv *e, int buffer) { return e->p->local[buffer] > 0 ? e->shared_access : 0; }
 
 static uint32_t load_memory(spv *e, int buffer, uint32_t index) {
@@ -526,7 +526,7 @@ static void put_load(spv *e, int i) {
     e->value[i] = kir_spv_phi(e, type, (uint32_t[]){v, inside, zero, before});
 }
 
-/* Puts the low bits of v into a word beside others, which other items may be writing. */
+/* Stores the low bits of v into a word whose other bits other items may be writing. */
 static void store_packed(spv *e, uint32_t pointer, uint32_t shift, uint32_t v, uint32_t bits) {
     uint32_t mask = kir_spv_u32(e, (1U << bits) - 1), scope = kir_spv_u32(e, ScopeDevice), relaxed = kir_spv_u32(e, 0);
     uint32_t hole = kir_spv_op(e, OpShiftLeftLogical, SPV_U32, mask, shift, 0);
@@ -754,10 +754,10 @@ void kir_spv_range(spv *e, int begin, int end) {
 }
 
 /* ==== cooperative matrices and packets ============================================================================ */
-/* What a device multiplies may be smaller than KIR's 16×16: 8 or 16 rows, columns and steps of k (tn_caps.features). So
- * a matrix or fragment is a grid of pieces, whose ids follow each other: a matrix' variables, a fragment's values. A
- * local buffer that packets fill is an array of these, and pieces are loaded out of it as they lie; a global one has a
- * second variable for its binding, which sees packets there. */
+/* Matrices that a device multiplies may be smaller than KIR's 16×16: 8 or 16 rows, columns and steps of k
+ * (tn_caps.features). So a matrix or fragment is a grid of pieces with consecutive ids: variables of a matrix, values
+ * of a fragment. A local buffer that packets fill is an array of packets, and pieces are loaded from it directly; a
+ * global one has a second variable for its binding, which accesses packets. */
 
 enum { USE_A = 0, USE_B = 1, USE_SUM = 2, ROW_MAJOR = 0, COLUMN_MAJOR = 1 }; /* numbers of the extension */
 enum { PACKET = 8 /* elements */ };
@@ -812,7 +812,7 @@ static uint32_t load_piece(spv *e, const grid *g, uint32_t variable) {
 
 /* ---- lines of workgroup memory ----------------------------------------------------------------------------------- */
 
-/* Where a matrix instruction's lines lie: its first element, and what the buffer's own elements are counted in. */
+/* The lines of a matrix instruction: first element, and the unit of the buffer's elements. */
 typedef struct lines {
     uint32_t variable, index, stride;
     spv_type type;
@@ -829,7 +829,7 @@ static lines lines_of(spv *e, const kir_ins *in) {
     return l;
 }
 
-/* What points to piece (i, j) of a grid; `turned`: lines are columns. */
+/* Pointer to piece (i, j) of a grid; `turned`: lines are columns. */
 static uint32_t piece_at(spv *e, const lines *l, const grid *g, int i, int j, bool turned) {
     int down = i * g->rows, right = j * g->columns;
     int offset = (turned ? right * l->line + down : down * l->line + right) / l->unit;
@@ -950,16 +950,16 @@ bool kir_spv_matrix(spv *e, int i) {
 }
 
 /* ==== fma rounded once, for devices that round the product too ==================================================== */
-/* What an operation on floats leaves out is a float as well, and sums of these rests round as the exact sum would, if
- * the last but one is rounded to odd (Boldo and Melquiond 2008). That holds while no rest underflows and nothing
- * overflows. So the operands are brought to exponents about 0 first; their own, e, comes back at the end, by powers of
- * two. A result that will have fewer bits there, as subnormal numbers do, is rounded to these bits before: on top of
- * the least normal number, where floats lie as far apart as subnormal ones. Then coming back is exact. */
+/* The rounding error of a float operation is also a float, and sums of these errors round as the exact sum would if the
+ * last but one is rounded to odd (Boldo and Melquiond 2008), as long as no error underflows and nothing overflows. So
+ * the operands are scaled to exponents near 0 first, and their exponent e is applied at the end by powers of two. A
+ * result that will have fewer bits there, because it is subnormal, is rounded to these bits before: added to the
+ * smallest normal number, where floats have the spacing of subnormals. Then scaling back is exact. */
 
 typedef struct format {
     spv_type real, word;
     uint32_t digits, bias;
-    uint64_t halves; /* a float, 2^h + 1: splits a factor in two of which each product is exact */
+    uint64_t halves; /* a float, 2^h + 1: splits a factor into two whose products are exact */
     int64_t least;   /* an exponent at which everything that the operands can be is nothing */
 } format;
 
@@ -1040,8 +1040,8 @@ static uint32_t power(maths m, uint32_t exponent) {
     return real_of(m, fma_word(m, OpShiftLeftLogical, field, fma_number(m, m.f->digits - 1)));
 }
 
-/* A number as value · 2^exponent with a value from 1 to 2; itself and an exponent that means nothing where that cannot
- * be: 0, infinity, NaN. */
+/* A number as value · 2^exponent with 1 ≤ |value| < 2. 0, infinity and NaN stay as they are, with a meaningless
+ * exponent. */
 typedef struct scaled {
     uint32_t value, exponent, is_finite, is_nothing /* 0 */;
 } scaled;
@@ -1086,8 +1086,8 @@ static uint32_t descale(maths m, two x, uint32_t exponent) {
     return real_of(m, fma_word(m, OpBitwiseOr, bits_of(m, v), sign));
 }
 
-/* By floats of the same type. The exponent is the product's, so c has the distance; where c is so large or so small
- * that the other only says which way to round, the distance ends. */
+/* With floats of the same type. The exponent is the product's; c is scaled relative to it, up to a limit beyond which
+ * the smaller one only decides the rounding. */
 static uint32_t by_rests(maths m, const uint32_t v[3]) {
     int64_t digits = m.f->digits;
     scaled a = scale(m, v[0]), b = scale(m, v[1]), c = scale(m, v[2]);

@@ -1,9 +1,9 @@
-/* render_text.h — what the files of the renderer share: the dialect's row, the text being written, and how words,
- * operands and operations get into it.
+/* render_text.h — shared by the files of the renderer: the dialect's row, the text being written, and how words,
+ * operands and operations are added to it.
  *
- * Texts hold words behind a dollar sign ($f32, $barrier, $entry). A word is spelled by the dialect, or by the kernel
- * being written (render.c lists those). A constant is declared as `$let $f32 v1 = …`, a variable as `$var $f32
- * x = …`, and `$i32(x)` is a cast: how these look is the dialect's business too (its `infers`). */
+ * Texts have words after a dollar sign ($f32, $barrier, $entry). The dialect spells a word, or the kernel being written
+ * does (render.c lists those). A constant is declared as `$let $f32 v1 = …`, a variable as `$var $f32 x = …`, and
+ * `$i32(x)` is a cast; how these look also depends on the dialect (its `infers`). */
 #ifndef KIR_RENDER_TEXT_H
 #define KIR_RENDER_TEXT_H
 
@@ -43,48 +43,48 @@ struct kir_dialect {
     const char *words[WORD_COUNT];
     const char *head;     /* opens every source */
     const char *head_f64; /* … one with doubles */
-    /* The device's own kir_from_f16 and kir_to_f16, and the macro that says whether they can be had; NULL: arithmetic
-     * does it. They may give other NaNs. */
+    /* The device's own kir_from_f16 and kir_to_f16, and the macro that says whether they exist; NULL: computed by
+     * arithmetic. They may give other NaNs. */
     const char *halves_if, *from_half, *to_half;
-    const char *params_type;           /* before a kernel whose words come by value; may be "" */
+    const char *params_type;           /* before a kernel whose words are passed by value; may be "" */
     const char *open;                  /* up to the first parameter */
-    const char *buffer;                /* one parameter; "" where all come in one */
+    const char *buffer;                /* one parameter; "" if one parameter has all */
     const char *by_value, *by_address; /* the words as parameter, and the opening brace */
     const char *bind;                  /* makes b$n of the parameter a$n */
-    /* Statements between the number of points or workgroups (`count`) and the coordinates: they leave out items that
-     * are too many, and name the first point of the workgroup `start` or the workgroup `group`, and the `item`. */
+    /* Statements between the number of points or workgroups (`count`) and the coordinates: they skip surplus items, and
+     * define the first point of the workgroup `start` or the workgroup `group`, and the `item`. */
     const char *points, *items;
     const char *close;
     const char *params_by_value, *params_by_address; /* the array of words */
     int most_by_value;                               /* bytes of all parameters; 0: 1000, every device takes 1024 */
     bool groups;                                     /* has workgroups, local memory and barriers */
     bool loops;                                      /* `points` opens two loops */
-    /* A declaration has the type of its value, `let v = …` and `var x = …`, and a cast is a call: `i32(x)`. Otherwise
+    /* A declaration takes the type of its value, `let v = …` and `var x = …`, and a cast is a call: `i32(x)`. Otherwise
      * they are C's. */
     bool infers;
     const char *choice; /* #0 ? #1 : #2 */
-    /* Tests of floats, where compilers do not say that they heed NaN: #0 == #0, #0 < #1, #0 != 0, and
-     * what #0 - #0 is. NULL: as they stand. */
+    /* Tests of floats, for compilers that may ignore NaN: #0 == #0, #0 < #1, #0 != 0, and the value of #0 - #0. NULL:
+     * written as they are. */
     const char *number, *less, *truth, *nothing;
     bool regroups;     /* compilers make a + (b + c) of (a + b) + c: kept(v1) hides from them how v1 came about */
-    const char *same;  /* makes u$n that of all items; NULL: compilers believe that it is, where barriers need it */
+    const char *same;  /* makes u$n uniform over all items; NULL: compilers assume it where barriers need it */
     const char *word;  /* the $n-th word of the parameters */
     const char *array; /* declares s$n, $size elements of type $type */
     const char *local; /* … b$n in workgroup memory */
-    /* Beyond `most_declared` bytes (0: never) that memory is not declared but brought: what names it, and b$n at byte
+    /* Beyond `most_declared` bytes (0: never) that memory is dynamic shared memory: its declaration, and b$n at byte
      * $base of it. */
     int64_t most_declared;
     const char *dynamic_shared, *local_dynamic_shared;
-    bool by_address_always; /* the words never come by value */
+    bool by_address_always; /* words are never passed by value */
     const char *matrices;   /* the functions for matrices and packets, a text of texts/; NULL: there are none */
     const char *wide;       /* … for wide ones, behind them */
     bool short_f32;         /* … and whether `matrices` has fragments of f32 (tf32) */
     unsigned legal;         /* what programs must be rid of first (legal.h); they then need no prelude */
-    /* Writes all up to the kernel's brace, in the place of `params_type` … `local`; elements are then reached by
+    /* Writes everything up to the kernel's brace, instead of `params_type` … `local`; elements are then accessed by
      * functions: get3(at3 + i) and set3(at3 + i, v) of buffer 3, without at3 in workgroup memory. */
     void (*open_kernel)(struct render *r);
-    /* Writes all of the source into out[0].text, the rest of each rendering being filled in: of languages that are not
-     * of C's family, and have nothing of the above but name, groups and by_address_always. */
+    /* Writes the complete source into out[0].text; the other fields of each rendering are filled in. For languages
+     * outside C's family, which use only name, groups and by_address_always of the above. */
     tn_status (*write)(const kir_program *const *programs, int count, const kir_target *t, kir_rendering *out);
 };
 
@@ -110,7 +110,7 @@ void kir_render_put(render *r, const char *format, ...) TN_PRINTF(2, 3);
 void kir_render_words(render *r, const char *text);
 /* Begins a line. */
 void kir_render_indent(render *r);
-/* A statement of its own line. */
+/* A statement on a line of its own. */
 void kir_render_line(render *r, const char *format, ...) TN_PRINTF(2, 3);
 /* The words of the $n-th parameter as an index. */
 void kir_render_size(render *r, size_t n);
@@ -125,7 +125,7 @@ render_name kir_render_operand(const render *r, kir_val v);
 render_name kir_render_literal(kir_type t, const kir_ins *constant);
 const char *kir_render_type(kir_type t);                    /* "$f32" */
 const char *kir_render_memory(const render *r, int buffer); /* how elements of this buffer are spelled */
-/* Declares the array s<i> of so many values. */
+/* Declares the array s<i> with `count` values. */
 void kir_render_array(render *r, int i, int count, kir_type t);
 
 /* Adds the expression of a pure operation (but CONST … INDEX) on operands of type `operand`. */

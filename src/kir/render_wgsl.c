@@ -1,12 +1,12 @@
 /* render_wgsl.c — WGSL, the language of WebGPU: its dialect row, memory access, heads, and the driver's own kernels.
  *
- * Its statements are written by render_c.c as those of all others. Memory differs: a buffer is an array of words of 32
- * bits, which the head of the source reaches (render.h), and each gets two functions, get3(i) and set3(i, v), that turn
- * elements into words and back. Where elements are smaller, several items may store into one word; then it is changed
- * by an atomic exclusive or of the bits that differ, which leaves the neighbours' alone.
+ * render_c.c writes its statements as for all other languages. Memory differs: a buffer is an array of 32-bit words,
+ * which the head of the source provides (render.h), and each buffer gets two functions, get3(i) and set3(i, v), that
+ * convert elements to words and back. If elements are smaller, several items may store into one word; a store then xors
+ * the bits that differ atomically, which leaves the neighbours' unchanged.
  *
- * Functions of kir_math.h are not spelled, for programs come without them (legal.h), and infinities and NaN are made at
- * run time, since constants must be finite. */
+ * Functions of kir_math.h are not written, because programs come without them (legal.h). Infinities and NaN are made at
+ * run time, because constants must be finite. */
 #include <stdio.h>
 #include <string.h>
 
@@ -41,7 +41,7 @@ static const packing *packing_of(const kir_program *p, int buffer) {
 /* Elements of 64 bits are two words, and an access names the one that it means. */
 static bool in_pairs(const kir_program *p, int buffer) { return tn_dtype_size((tn_dtype)p->buffer_dtype[buffer]) == 8; }
 
-/* Each buffer in a binding of its own. */
+/* Each buffer has its own binding. */
 static void put_head(render *r) {
     uint8_t uses[KIR_MAX_BUFFERS], slot_of[KIR_MAX_BUFFERS];
     bool written[KIR_MAX_BUFFERS];
@@ -117,8 +117,8 @@ static void put_offsets(render *r) {
     }
 }
 
-/* Comparisons with a NaN, and what hides in them (a maximum with NaN as one operand), are compilers' to change: here
- * they are told by bits. */
+/* Compilers may change comparisons with a NaN, and operations based on them (a maximum with a NaN operand). So these
+ * are done on bits here. */
 static const char FUNCTIONS[] =
     "fn float_of(bits: u32) -> f32 { return bitcast<f32>(bits); }\n"
     "fn is_number(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) <= 0x7f800000u; }\n"
@@ -134,7 +134,7 @@ static const char FUNCTIONS[] =
     "    return select(u >> 16u | 64u, (u + 0x7fffu + (u >> 16u & 1u)) >> 16u, is_number(x));\n"
     "}\n";
 
-/* Changes nothing, but only a base's high word, which is 0, tells so. */
+/* Does nothing, but only the high word of a base, which is 0, shows that. */
 static void put_keeper(render *r) {
     r->n = (int)(r->kernel->bases_at / 8);
     r->half = 1;
@@ -237,7 +237,7 @@ static unsigned slot_uses(const kir_wgsl_head *h, int slot) {
     return uses;
 }
 
-/* One of a buffer's functions: what stands around its name, and around the word in its body. */
+/* One of a buffer's functions: the text around its name, and around the word in its body. */
 typedef struct way {
     const char *name, *parameters, *before, *behind;
 } way;
@@ -318,9 +318,9 @@ const char kir_wgsl_patch[] =
     "    put0(at, (word0(at) & ~mask) | (v & mask));\n"
     "}\n";
 
-/* What a device makes of numbers, and what IEEE 754 has it be. First (1 + 2^-12)² - (1 + 2^-11), which is 2^-24 where
- * fma() rounds once, and 0 where it rounds the product first; then what becomes halves, and halves that become floats:
- * ties, the ends of the range, what lies beyond, denormals. */
+/* What a device computes, to be compared with IEEE 754. First (1 + 2^-12)² - (1 + 2^-11), which is 2^-24 if fma()
+ * rounds once, and 0 if it rounds the product first; then conversions to and from halves: ties, the ends of the range,
+ * values beyond it, denormals. */
 const char kir_wgsl_ask[] =
     "fn x(i: u32) -> f32 { return bitcast<f32>(word0(i)); }\n"
     "@compute @workgroup_size(1) fn ask() {\n"

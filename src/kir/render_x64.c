@@ -1,8 +1,8 @@
 /* render_x64.c — machine code for a program: rows, loops and reductions around the segments, and when it is used.
  *
  * Code is made at a launch that is long enough to repay it, or at the second one, for the pattern of strides along the
- * rows that this launch has; it is kept with the program and found again by that pattern. What has no code, the tile VM
- * runs: programs and launches that are refused here, processors without AVX2, systems without executable memory. */
+ * rows that this launch has; it is cached with the program under that pattern. The tile VM runs everything else:
+ * programs and launches that are refused here, processors without AVX2, systems without executable memory. */
 #include "kir/rules.h"
 #include "kir/x64.h"
 
@@ -54,7 +54,8 @@ static void set_tail(x64_emitter *e) {
     kir_x64_op3(e, X64_KFROM, 16, X64_TAIL_MASK, 0, x64_reg(X64_RAX));
 }
 
-/* The bodies for vectors with subnormal elements, beside the loop: from where they are jumped to, and go back. */
+/* The bodies for vectors with subnormal elements, outside the loop: where they are entered from and where they
+ * return. */
 static void emit_careful(x64_emitter *e, const size_t *from, const size_t *back) {
     size_t past = kir_x64_jump(e->a);
     e->careful = true;
@@ -88,7 +89,7 @@ static void emit_main(x64_emitter *e) {
     kir_x64_land(a, over);
 }
 
-/* What is left: with reductions, each copy has its own partial results, so each has its own code. */
+/* The remaining elements. With reductions, each copy has its own partial results, so each has its own code. */
 static void emit_tail(x64_emitter *e) {
     x64_asm *a = e->a;
     size_t over[LANES_MOST], again = a->n;
@@ -138,7 +139,7 @@ static void clear_accumulators(x64_emitter *e) {
     }
 }
 
-/* The vector's upper half, quarter … beside its lower one, into scratch 1. */
+/* Moves the upper half, quarter … of a vector to the lower end of scratch 1. */
 static void upper_part(x64_emitter *e, int from, int bytes) {
     int d = e->scratch[1];
     x64_vec v = {.bytes = 16, .reg = d, .rm = x64_reg(from), .imm = bytes == 8 ? 0x4E : 0xB1};
@@ -153,7 +154,7 @@ static void upper_part(x64_emitter *e, int from, int bytes) {
     kir_x64_emit(e->a, &v);
 }
 
-/* The lanes of a block are folded by halves, and the result joins that of the blocks before. */
+/* Folds the lanes of a block by halves and combines the result with those of earlier blocks. */
 static void emit_fold(x64_emitter *e, int number) {
     const x64_reduction *r = &e->s->reductions[number];
     int acc = e->scratch[2], width = e->b->values[r->result].width;
@@ -277,7 +278,7 @@ static size_t emit_entry(x64_asm *a) {
 
 static void emit_exit(x64_asm *a, size_t size_at, int slots, bool streams) {
     int32_t size = slots * 64;
-    if (streams) kir_x64_bytes(a, "\x0F\xAE\xF8", 3); /* sfence: what follows comes behind these stores */
+    if (streams) kir_x64_bytes(a, "\x0F\xAE\xF8", 3); /* sfence: orders later stores after these */
     kir_x64_bytes(a, "\x48\x8D\x65\xD8\x41\x5F\x41\x5E\x41\x5D\x41\x5C\x5B\x5D", 14); /* pop r15 … rbp */
     kir_x64_bytes(a, "\xC5\xF8\x77\xC3", 4);                                          /* vzeroupper; ret */
     if (!a->failed) memcpy(a->bytes + size_at, &size, sizeof size);
@@ -314,7 +315,7 @@ static int segments_of(const kir_program *p) {
     return n;
 }
 
-/* Lanes of a whole vector's elements, the widest that the program has. */
+/* Lanes in a whole vector of the widest type that the program has. */
 static int lanes_of(const kir_program *p, bool evex) {
     for (int i = 0; i < p->n_ins; i++) {
         if (kir_yields((kir_op)p->ins[i].op) && kir_type_size((kir_type)p->ins[i].type) == 8) return 8;
@@ -456,8 +457,8 @@ static int64_t inner_stride(const kir_frame *f, int access) {
     return f->strides[(size_t)access * (size_t)f->stride_width + (size_t)f->stride_width - 1];
 }
 
-/* Results so large that no cache keeps them until they are read go past the caches: else each of their lines would be
- * fetched from memory before it is written over. All lie in whole lines, and none over what is read. */
+/* Results too large for the caches are stored non-temporally; otherwise each of their lines would be fetched from
+ * memory before it is overwritten. All must cover whole lines and not overlap what is read. */
 static bool streams(const kir_frame *f) {
     enum { LINE = 64, LEAST_BYTES = 32 << 20 };
     int64_t bytes = 0, total = f->inner_space.total * f->outer_space.total;
@@ -478,7 +479,7 @@ static bool streams(const kir_frame *f) {
     return bytes >= LEAST_BYTES;
 }
 
-/* Do two results lie over what is read, as an optimiser's running mean and weight do? */
+/* Whether two results overwrite operands, as an optimizer's running mean and weight do. */
 static bool revises(const kir_frame *f) {
     const kir_program *p = f->vm->source;
     int over = 0;
@@ -504,16 +505,16 @@ static size_t make_key(const kir_frame *f, uint8_t *key) {
     return (size_t)(KEY_HEAD + f->vm->n_access);
 }
 
-/* Do the rows come in short runs, so that a tile has many? Then the VM moves its values piece by piece: with rows of 2
- * to 8 points that takes 1.3 times as long as code at 16 rows a run, 4 times at 4. */
+/* Whether rows come in short runs, so that a tile has many. Then the VM moves its values in pieces: with rows of 2 to 8
+ * points that takes 1.3 times as long as code at 16 rows per run, 4 times at 4. */
 static bool in_short_runs(const kir_frame *f) {
     enum { SHORT_RUN = 32 };
     int n = f->outer_space.n;
     return f->layout == KIR_POINTS && n > 1 && f->outer_space.extent[n - 1] < SHORT_RUN;
 }
 
-/* Launches that the VM's routines do better: tiles that turn memory over, elements of a row that lie apart, rows of a
- * few elements that cost little, long loops that threads share block by block. */
+/* Launches that the VM's routines do better: tiles that transpose memory, strided elements of a row, rows of a few
+ * cheap elements, long loops that threads share in blocks. */
 static bool suits(const kir_frame *f) {
     enum { SHORT_ROW = 12, MANY_ROWS = 64 };
     static const double DEAR_POINT = 1; /* ns: what varies from row to row costs the VM a few times as much */
@@ -626,7 +627,7 @@ void kir_code_run(const kir_frame *f, int64_t unit) {
     }
     int64_t end = tn_min64(row + f->outer_step, s->total);
     int64_t at[KIR_MAX_AXES];
-    x64_args args; /* of which the program's accesses are set */
+    x64_args args; /* with the program's accesses set */
     while (row < end) {
         find_row(s, row, at);
         int64_t run = s->n > 0 ? tn_min64(end - row, s->extent[s->n - 1] - at[s->n - 1]) : 1;

@@ -1,7 +1,7 @@
-/* rules.h — validity rules of instructions, and evaluation of one operation on one point.
+/* rules.h — rules for valid instructions, and evaluation of one operation on one point.
  *
- * An operation's row says how many operands it takes, which types its result may have and how the operands' types
- * relate to it. Everything that depends on where an instruction stands (visibility, loops) is in kir.c. */
+ * The row of an operation has its number of operands, the types of its result and how the operands' types relate to it.
+ * Everything that depends on an instruction's position (visibility, loops) is in kir.c. */
 #ifndef TN_RULES_H
 #define TN_RULES_H
 
@@ -18,14 +18,14 @@ static inline kir_val kir_operand(const kir_ins *in, int k) { return k == 0 ? in
 /* Is this a pure operation (NEG … PHILOX) of `n` operands? */
 bool kir_op_takes(kir_op op, int n);
 
-/* STORE, LOOP, END, SET and BARRIER yield nothing. A VAR yields a name, for GET and SET alone; so do matrices and what
- * moves to them. */
+/* STORE, LOOP, END, SET and BARRIER have no result. The result of a VAR is a name, used only by GET and SET; so are
+ * matrices and packets. */
 static inline bool kir_yields(kir_op op) {
     if (op > KIR_BARRIER) return op == KIR_MATRIX || op == KIR_FRAGMENT || op == KIR_FETCH;
     return op != KIR_STORE && op != KIR_LOOP && op != KIR_END && op != KIR_SET && op != KIR_BARRIER;
 }
 
-/* What yields only a name: VAR, MATRIX, FRAGMENT, FETCH. */
+/* Instructions whose result is only a name: VAR, MATRIX, FRAGMENT, FETCH. */
 static inline bool kir_names(kir_op op) {
     return op == KIR_VAR || op == KIR_MATRIX || op == KIR_FRAGMENT || op == KIR_FETCH;
 }
@@ -40,7 +40,7 @@ static inline kir_op kir_wants(kir_op op, int k) {
 
 static inline bool kir_is_float(kir_type t) { return t == KIR_F32 || t == KIR_F64; }
 
-/* What names an access, and which of these write. */
+/* Instructions with an access, and those of them that write. */
 static inline bool kir_has_access(kir_op op) {
     if (op > KIR_BARRIER) return op == KIR_FRAGMENT || op == KIR_MATRIX_STORE || op == KIR_FETCH || op == KIR_PUT;
     return op == KIR_LOAD || op == KIR_STORE || op == KIR_INDEX;
@@ -59,7 +59,7 @@ static inline int kir_wide_column(const kir_ins *in) { return (in->kind & ((1 <<
 static inline int kir_loop_first(const kir_ins *in) { return (int)(in->imm.i & 0xff); }
 static inline int kir_loop_count(const kir_ins *in) { return (int)(in->imm.i >> 8 & 0xff); }
 
-/* NULL when the types fit the operation; else what is wrong. `types` are those of the operands present; `words`: in a
+/* NULL if the types fit the operation; else what is wrong. `types`: of the operands that are present; `words`: in a
  * program of words. */
 const char *kir_type_error(const kir_ins *in, const kir_type types[3], bool words);
 
@@ -78,8 +78,8 @@ typedef union kir_value {
     uint8_t b;
 } kir_value;
 
-/* Evaluates a pure operation (NEG … PHILOX) on operands of type `operand` (a SELECT: that of b and c). false for any
- * other operation; *out is untouched then. */
+/* Evaluates a pure operation (NEG … PHILOX) on operands of type `operand` (SELECT: that of b and c). false for any
+ * other operation; *out is then unchanged. */
 bool kir_eval(const kir_ins *in, kir_type operand, const kir_value values[3], kir_value *out);
 
 /* acc = op(acc, x) for SUM, PROD, MAX, MIN; the value a reduction of this kind begins with. */

@@ -27,9 +27,8 @@ enum { VECTOR_BYTES = 32 };
 enum { VECTOR_BYTES = 16 };
 #endif
 
-/* EACH: the loop behind this carries nothing from one turn to the next, output and input being the same memory or
- * apart. ROLLED: copies of the loop's body would take room and save nothing; the few elements behind the last whole
- * vector are not worth it either. */
+/* EACH: iterations of the following loop are independent; output and input are the same memory or disjoint. ROLLED:
+ * unrolling would take space and save nothing, nor would vector code for the last few elements. */
 #if defined(__clang__)
 #define ROLLED _Pragma("clang loop unroll(disable)")
 #define UNROLLED _Pragma("clang loop unroll(full)")
@@ -76,7 +75,7 @@ enum { VECTOR_BYTES = 16 };
         EACH d[i] = kir_##op##_near_##t(a[i]);                                   \
     }
 
-/* Of the integer operations that do not look at the sign, the signed ones stand for both. */
+/* Integer operations that do not depend on the sign have only a signed version. */
 #define EACH_SIGNED(X, OP, op) X(OP, op, I32, i32) X(OP, op, I64, i64)
 #define UNSIGNED(X, OP, op) X(OP, op, U32, u32) X(OP, op, U64, u64)
 #define BOOLEAN(X, OP, op) X(OP, op, BOOL, b8)
@@ -143,7 +142,7 @@ KIR_CAST_LIST(CAST)
 #define COMPARE_VS(OP, op, TYPE, t) BINARY_VARIANT(op##_vs_##t, kir_##op##_##t, b8, t, a[i], b0)
 #define COMPARE_SV(OP, op, TYPE, t) BINARY_VARIANT(op##_sv_##t, kir_##op##_##t, b8, t, a0, b[i])
 
-/* Operations that have variants for single elements: those whose operands may change places, so that it is the second
+/* Operations with variants for single elements: commutative ones, so that the single one is the second operand
  * (kir_bind_make), … */
 // clang-format off
 #define EVEN_LIST(X)                                                                                         \
@@ -231,7 +230,7 @@ static void philox_vv(ARGS_A) {
     ROLLED for (int64_t i = 0; i < n; i++) d[i] = kir_philox_u32(a[i], b[i]); /* the output is narrower: not in place */
 }
 
-/* Counters by vectors of 64-bit lanes, whose upper halves may hold anything: products take the lower ones alone. */
+/* Counters in vectors of 64-bit lanes whose upper halves are arbitrary: products use only the lower ones. */
 #if defined(__AVX2__)
 enum { COUNTERS = VECTOR_BYTES / 8 };
 typedef uint64_t counters __attribute__((vector_size(VECTOR_BYTES)));
@@ -365,8 +364,8 @@ CONVERT(store_bf16, uint16_t, float, kir_to_bf16(a[i]))
 CONVERT(store_8, uint8_t, int32_t, (uint8_t)a[i])
 CONVERT(store_16, uint16_t, int32_t, (uint16_t)a[i])
 
-/* Processors convert halves themselves, to the same bits (but for which NaN); what is left behind whole vectors,
- * in one that overlaps the last of them, or beside zeros. */
+/* Processors convert halves to the same bits (except for which NaN). The elements after the last whole vector are
+ * converted in a vector that overlaps it, or padded with zeros. */
 #if defined(__AVX512F__)
 enum { HALVES = 16 };
 static void widen_halves(float *d, const uint16_t *a) {
@@ -427,8 +426,8 @@ static void store_f16(ARGS_A) {
     }
 }
 
-/* A square of 32-bit elements is turned over its diagonal in rounds, each dealing two vectors into two:
- * d[i·d_step + j] = s[j·s_step + i], i and j below `side`. */
+/* A square of 32-bit elements is transposed in rounds, each of which interleaves two vectors: d[i·d_step + j] =
+ * s[j·s_step + i], i and j below `side`. */
 #define LOWER8(a, b) __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11)
 #define UPPER8(a, b) __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15)
 #define LOWER16(a, b) __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
@@ -472,8 +471,8 @@ static kir_block transposed_block(const kir_block *k) {
                        .inner = k->outer};
 }
 
-/* across: the source lies side by side from row to row, the destination within a row. It is done in squares, so that a
- * line of memory is used up while it is near. */
+/* across: the source is contiguous from row to row, the destination within a row. It is done in squares, so that each
+ * cache line is used up while it is cached. */
 #define MOVES(u)                                                                                                  \
     static void row_##u(u##_t *d, int64_t d_step, const u##_t *s, int64_t s_step, int64_t n) {                    \
         if (d_step == 1 && s_step == 1) {                                                                         \
@@ -629,7 +628,7 @@ static void ramp(int64_t *d, int64_t first, int64_t step, int64_t n) { EACH d[i]
 LANE_VECTOR(f32, int32_t)
 LANE_VECTOR(f64, int64_t)
 
-/* What a reduction takes in at element i, as a T: the element, or a product. */
+/* The input of a reduction at element i, as a T: the element, or a product. */
 #define ELEMENT(T, i) (*(const T *)(const void *)(a + (i)))
 #define PRODUCT(T, i) (ELEMENT(T, i) * *(const T *)(const void *)(b + (i)))
 
@@ -801,8 +800,8 @@ WHOLE_REDUCTION(RMIN, min, u32, UINT32_MAX)
 WHOLE_REDUCTION(RMIN, min, u64, UINT64_MAX)
 WHOLE_REDUCTION(RMIN, min, b8, 1)
 
-/* The extreme of the elements is found by the reduction above, which lets a NaN through; the first element equal to it
- * (or the first NaN) is then the one looked for. */
+/* The reduction above finds the extreme value and passes a NaN on; the first element equal to it (or the first NaN) is
+ * the result. */
 #define ARG(name, R, beyond, t)                                                                                   \
     static bool beats_##name##_##t(kir_##t x, kir_##t best) { return best == best && (x != x || x beyond best); } \
     static void arg_##name##_##t(ARGS_A) {                                                                        \
@@ -853,7 +852,7 @@ BOOLEAN(SCAN_EXTREMES, SCAN, scan)
 #define STEP_FLOAT(t, a, b, c) kir_fma_##t(a, b, c)
 #define STEP_INT(t, a, b, c) kir_add_##t(kir_mul_##t(a, b), c)
 
-/* Four chains at once keep the multiplier busy; the last one stays open, as if they had come one after another. */
+/* Four chains at once keep the multiplier busy; the last one stays open, as if they had been computed in order. */
 enum { CHAINS = 4 };
 #define CHAIN(t, STEP)                                                                                \
     static void close_##t(kir_##t *open, kir_##t *total, int64_t before) {                            \
@@ -968,7 +967,7 @@ CHAIN(i64, STEP_INT)
 
 #define ROWS_WIDTHS(f) AT(f[0], f##_uint8) AT(f[1], f##_uint16) AT(f[2], f##_uint32) AT(f[3], f##_uint64)
 
-/* What every list below AVX-512's has. */
+/* Part of every list below AVX-512. */
 #define MOST_ROWS                                                                                                \
     PLAIN_UNARY_LIST(ROW) TRIGONOMETRIC_LIST(ROW) ROUND_LIST(ROW_ROUND)                                          \
     ROWS_FLOATS(fma[0], fma_vvv) ROWS_FLOATS(fma[2], fma_vsv) ROWS_FLOATS(fma[4], fma_vvs)                       \
@@ -1046,7 +1045,7 @@ CHAIN(i64, STEP_INT)
 // clang-format on
 
 // clang-format off
-/* Where each goes, once it has proved to be of the entry's type … */
+/* The position of each, after checking that it has the entry's type … */
 #define IS_OF(field, f) \
     sizeof(char[__builtin_types_compatible_p(__typeof__(*((kir_simd_table *)0)->field), __typeof__(f)) ? 1 : -1])
 #define AT(field, f) IS_OF(field, f) * offsetof(kir_simd_table, field) / sizeof(kir_fn *),

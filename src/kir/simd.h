@@ -1,8 +1,8 @@
-/* simd.h — the vector routines of the tile VM: one table an instruction set, all with the same content.
+/* simd.h — the vector routines of the tile VM: one table per instruction set, all with the same entries.
  *
- * A routine runs over n elements that lie side by side; its output may be the very memory of an input, never a shifted
- * part of it. Where an operand is the same for all elements, a variant takes the address of that one element. An entry
- * is NULL where a variant was not worth its code: the VM then spreads the element out first. */
+ * A routine runs over n contiguous elements. Its output may be exactly the memory of an input, never a shifted part of
+ * it. If an operand is the same for all elements, a variant takes the address of that element. An entry is NULL if a
+ * variant was not worth its code: the VM then expands the element first. */
 #ifndef KIR_SIMD_H
 #define KIR_SIMD_H
 
@@ -14,8 +14,8 @@ typedef void kir_fn(void *d, const void *a, const void *b, const void *c, int64_
 /* Which operand of a binary operation is a single element. */
 enum { KIR_VV, KIR_VS, KIR_SV, KIR_SHAPES };
 
-/* Two f32 operations in one pass: t = first(a, b), then second(t, c). A reversed operation takes its operands the other
- * way round. `a` is a vector. */
+/* Two f32 operations in one pass: t = first(a, b), then second(t, c). A reversed operation swaps its operands. `a` is a
+ * vector. */
 typedef enum kir_first { KIR_1_ADD, KIR_1_SUB, KIR_1_MUL, KIR_1_RSUB, KIR_FIRSTS } kir_first;
 typedef enum kir_second {
     KIR_2_ADD,
@@ -80,8 +80,8 @@ typedef struct kir_simd_table {
     void (*ramp)(int64_t *d, int64_t first, int64_t step, int64_t n);
 } kir_simd_table;
 
-/* The routines as built for one instruction set, by their entries' numbers in the table: most of it stays as the
- * instruction set below has it, so a list takes less room. */
+/* The routines built for one instruction set, with the indices of their entries in the table. Most entries are those of
+ * the instruction set below, so a list takes less space. */
 typedef void kir_any(void);
 typedef struct kir_simd_list {
     const uint16_t *entries;

@@ -1,9 +1,9 @@
-/* spirv.h — what the files of the SPIR-V renderer share: the module being written, and how instructions get into it.
+/* spirv.h — shared by the files of the SPIR-V renderer: the module being written, and functions that add instructions.
  *
- * A module is a handful of sections of words that are joined at the end (render_spirv.c). Types, constants and pointers
- * to them exist once: asking for one again yields the same id. Integers carry no sign here, operations do; so I32 and
- * U32 are one type, and a cast between them is nothing. A function's code has sections too: `early` loads the launch's
- * numbers, `lead` makes the coordinates, `fixed` holds what does not change within loops, `body` is the rest.
+ * A module has a few sections of words that are joined at the end (render_spirv.c). Each type, constant and pointer
+ * exists once: asking for it again returns the same id. Integers have no sign here, operations do; so I32 and U32 are
+ * one type, and a cast between them does nothing. A function's code has sections too: `early` loads the launch's
+ * numbers, `lead` computes the coordinates, `fixed` has what does not change within loops, `body` the rest.
  *
  * Numbers are those of the SPIR-V specification, version 1.3 (Khronos), and of its set GLSL.std.450. */
 #ifndef KIR_SPIRV_H
@@ -170,7 +170,7 @@ typedef struct spv {
     bool failed;    /* no memory */
     int refused;    /* an instruction that has no words, counted from 1 */
     uint32_t next_id, label /* of the block being written in the body */, library /* GLSL.std.450 */;
-    uint32_t types[SPV_TYPE_COUNT], blocks[SPV_TYPE_COUNT]; /* ids; of a struct that is an array of that type */
+    uint32_t types[SPV_TYPE_COUNT], blocks[SPV_TYPE_COUNT]; /* ids; of the struct that has an array of this type */
     uint32_t uses;                                          /* TN_SPIRV_STORAGE_8 … FLOAT_16 */
     uint32_t inputs[SPV_MAX_INPUTS];
     int input_count;
@@ -186,16 +186,16 @@ typedef struct spv {
     int64_t local_bytes;               /* of workgroup memory */
     uint32_t params;                   /* variable */
     uint32_t packets[KIR_MAX_BUFFERS]; /* of global buffers: variables that see packets there; 0: none */
-    /* Of a program with matrices; its memory model is Vulkan's, and what other items read of workgroup memory is told
-     * by each access: the operand that says so, else 0. */
+    /* Programs with matrices use Vulkan's memory model: each access to workgroup memory has this operand, which makes
+     * other items' writes visible; 0: none. */
     uint32_t shared_access;
     uint32_t *value;        /* id of each instruction's value; of a VAR's variable */
     uint32_t *place;        /* of each access: the part of its index outside loops */
     uint32_t *loaded, *low; /* words of the parameters, and their low halves */
 
     int loop;                 /* the number of the innermost LOOP around */
-    uint32_t counter, points; /* its points gone by, and in all; 0: nobody counts */
-    uint32_t lane;            /* of this point, where there are such */
+    uint32_t counter, points; /* executed points and their number; 0: not counted */
+    uint32_t lane;            /* of this point, if the loop has lanes */
     spv_state *states;        /* one an instruction */
 } spv;
 
@@ -210,7 +210,7 @@ uint32_t kir_spv_ext(spv *e, uint32_t function, spv_type type, uint32_t a, uint3
 uint32_t kir_spv_phi(spv *e, spv_type type, const uint32_t values_and_labels[4]);
 
 uint32_t kir_spv_type_id(spv *e, spv_type type);
-/* The global instruction with these operands, at most 7, whose result stands behind the first `before` of them. */
+/* The global instruction with these operands, at most 7; its result comes after the first `before` of them. */
 uint32_t kir_spv_shared(spv *e, uint32_t op, size_t before, const uint32_t *operands, size_t n);
 uint32_t kir_spv_pointer(spv *e, uint32_t storage, uint32_t type);
 uint32_t kir_spv_const(spv *e, spv_type type, uint64_t bits);
@@ -222,7 +222,7 @@ uint32_t kir_spv_variable(spv *e, spv_type type, uint32_t length);
 uint32_t kir_spv_element(spv *e, spv_type type, uint32_t variable, uint32_t index);
 
 void kir_spv_label(spv *e, uint32_t label);
-/* What is written between is done where `condition` holds; yields the label that ends it. */
+/* Code written up to the end label, which is returned, runs if `condition` holds. */
 uint32_t kir_spv_if(spv *e, uint32_t condition);
 void kir_spv_end_if(spv *e, uint32_t merge);
 
@@ -251,8 +251,8 @@ uint32_t kir_spv_operation(spv *e, const kir_ins *in, kir_type operand, const ui
 /* a ∘ b for a reduction's kind. */
 uint32_t kir_spv_combine(spv *e, kir_reduce kind, kir_type t, uint32_t a, uint32_t b);
 uint32_t kir_spv_literal(spv *e, const kir_ins *constant);
-/* v[0]·v[1] + v[2], rounded once, of operations that round each by itself (render_spirv_code.c); f64's has words of 64
- * bits. */
+/* v[0]·v[1] + v[2], rounded once, made of operations that each round (render_spirv_code.c); the f64 version uses 64-bit
+ * words. */
 uint32_t kir_spv_fma(spv *e, spv_type type, const uint32_t v[3]);
 /* The index of an instruction's element in its buffer; what points to element `index` of an array of `type`. */
 uint32_t kir_spv_address(spv *e, const kir_ins *in);

@@ -1,8 +1,8 @@
-/* vm.c — the tile VM: runs tiles; straight rows and column reductions.
+/* vm.c — the tile VM: runs tiles, straight rows and column reductions.
  *
- * A launch divides into units (tiles of points, blocks of rows, lines of columns) that may run in any order on any
- * thread. When there are few units but long loops, each loop is divided into blocks of KIR_BLOCK elements instead,
- * whose results are put together in order. Either way the bits are the same. */
+ * A launch is divided into units (tiles of points, blocks of rows, lines of columns) that may run in any order on any
+ * thread. If there are few units but long loops, each loop is divided into blocks of KIR_BLOCK elements instead, whose
+ * results are combined in order. The bits are the same either way. */
 #include <pthread.h>
 #include <string.h>
 
@@ -36,7 +36,7 @@ static kir_simd_table tables[TN_ISA_COUNT];
 static pthread_once_t tables_once = PTHREAD_ONCE_INIT;
 static _Atomic(const kir_simd_table *) chosen;
 
-/* A table is nothing but addresses of routines, all of one size. */
+/* A table contains only addresses of routines, all of one size. */
 static void put_routines(kir_simd_table *t, const kir_simd_list *list) {
     _Static_assert(sizeof(kir_fn *) == sizeof(kir_any *), "addresses of functions have one size");
     for (size_t i = 0; i < list->count; i++)
@@ -140,7 +140,7 @@ static void set_loop(kir_frame *f, int64_t begin, int64_t count) {
     cursor_set(f->layout == KIR_ALONG ? &f->inner : &f->outer, loop_space(f), begin, count);
 }
 
-/* Outside loops, the loop axes stand at their first point, even where they have none. */
+/* Outside loops, the loop axes are at their first point, even if they have none. */
 static void leave_loop(kir_frame *f) {
     static const kir_space nowhere = {.n = 0, .total = 1};
     kir_cursor *c = f->layout == KIR_ALONG ? &f->inner : &f->outer;
@@ -180,15 +180,15 @@ static kir_type operand_type(const kir_step *s, int k) {
     return (kir_type)s->operand;
 }
 
-/* How far an operand moves from row to row. */
+/* Bytes that an operand moves from row to row. */
 static size_t row_bytes(const kir_frame *f, int v, size_t width) {
     int kind = f->bind->kinds[v];
     if (!(kind & KIR_OUTER)) return 0;
     return kind & KIR_INNER ? (size_t)f->inner.count * width : width;
 }
 
-/* A call for each row: operands that vary only from row to row are single elements, those that vary only along rows
- * stay where they are. Joined steps are all f32. */
+/* Calls the routine once per row: operands that vary only from row to row are single elements, those that vary only
+ * along rows do not move. Joined steps are all f32. */
 static void do_rows(kir_frame *f, const kir_bound *b) {
     const kir_step *s = &f->schedule->steps[b->step];
     const int16_t values[4] = {b->a, b->b, b->c, b->e};
@@ -261,8 +261,8 @@ static void run_steps(kir_frame *f, int from, int to) {
 
 /* ---- loops in parts ---------------------------------------------------------------------------------------------- */
 
-/* How many elements from `at` on make the next chunk: a tile's worth, not past `end`, nor past the end of a long run of
- * memory, so that loads can lend it. */
+/* Number of elements from `at` on for the next chunk: at most a tile, not past `end`, nor past the end of a contiguous
+ * run, so that loads can use the memory directly. */
 static int64_t chunk_at(const kir_frame *f, int64_t at, int64_t end) {
     enum { LONG_RUN = 64 };
     const kir_space *s = loop_space(f);
@@ -271,7 +271,7 @@ static int64_t chunk_at(const kir_frame *f, int64_t at, int64_t end) {
     return tn_min64(n, s->extent[s->n - 1] - at % s->extent[s->n - 1]);
 }
 
-/* Runs a loop's body over [at, end), which lies in one block. */
+/* Runs a loop's body over [at, end), which is in one block. */
 static void run_block(kir_frame *f, int loop, int loop_end, int64_t at, int64_t end) {
     while (at < end) {
         int64_t n = chunk_at(f, at, end);
@@ -379,8 +379,8 @@ static void set_columns(kir_frame *f, int64_t unit) {
     cursor_set(&f->inner, s, unit / f->inner_pieces * run + begin, tn_min64(f->inner_step, run - begin));
 }
 
-/* Square tiles go through memory in squares of tiles, whose pages, read along one side and written along the other, all
- * stay within reach of the processor's address cache. */
+/* Square tiles visit memory in squares of tiles, so that the pages read along one side and written along the other stay
+ * in the TLB. */
 static void place_square(const kir_frame *f, int64_t unit, int64_t *row, int64_t *column) {
     enum { SIDE = 16 };
     int64_t across = f->inner_pieces, down = f->units / across;
@@ -578,14 +578,14 @@ void kir_vm_run_box(const kir_vm *vm, const kir_launch *launch, const int64_t *l
 }
 
 /* ==== straight rows: each buffer read and written element after element =========================================== */
-/* Then the steps are nothing but calls whose addresses follow from row and column, so a launch is turned into a list of
- * calls once and the list is run for each piece of a row. Loads lend their memory, values to be stored are computed
- * where they belong. A program whose values all lie in buffers needs no slots and runs in long stretches. */
+/* Steps are then only calls whose addresses follow from row and column. A launch is turned into a list of calls once,
+ * and the list is run for each piece of a row. Loads use the buffer's memory directly, and values to be stored are
+ * computed in place. A program whose values are all in buffers needs no slots and runs in long stretches. */
 
 enum { LONG_STRETCH = 16384, SHORT_ROW = 16 };
 
-/* Steps that can be such calls, whatever the launch. A store is none: its value must be computed in place, unless it
- * converts. */
+/* Steps that can be such calls in any launch. A store can only if it converts; else its value must be computed in
+ * place. */
 bool kir_bind_is_straight(const kir_schedule *s, const kir_bind *bind) {
     for (int i = 0; i < s->n_steps; i++) {
         const kir_step *step = &s->steps[i];
@@ -640,7 +640,7 @@ static void place_result(kir_frame *f, const kir_bound *b) {
         place_in_slot(f, b->d);
 }
 
-/* One more call; operands that it lacks stand in for each other. */
+/* Adds a call; missing operands are copies of others. */
 static kir_call *new_call(kir_frame *f, const kir_bound *b, kir_fn *fn, const kir_place *d, const kir_place *a) {
     kir_call *c = &f->calls[f->n_calls++];
     c->fn = fn;
@@ -697,7 +697,7 @@ static void make_list(kir_frame *f) {
     }
 }
 
-/* A slot holds one row's piece, so what was planned as a tile of rows becomes so many single rows. */
+/* A slot holds one row's piece, so a tile of rows becomes single rows. */
 void kir_straighten(kir_frame *f) {
     f->straight = f->layout == KIR_POINTS && launch_is_straight(f);
     if (!f->straight) return;
@@ -733,9 +733,9 @@ void kir_run_straight(const kir_frame *f, int64_t unit) {
 }
 
 /* ==== columns reduced in place ==================================================================================== */
-/* Sums over rows (the gradients of biases and norms) have a body too short to pay for tiles: here a row of some columns
- * is combined with its lane straight from the buffer, and the lanes of a strip of columns stay in the first cache. The
- * order is that of kir.h, as in vm_memory.c. */
+/* Sums over rows (gradients of biases and norms) have a body too short to pay for tiles. Here a row of some columns is
+ * combined with its lane directly from the buffer, and the lanes of a strip of columns stay in the first-level cache.
+ * The order is that of kir.h, as in vm_memory.c. */
 
 enum { AT_LOOP, AT_LOAD, AT_REDUCE, AT_END, AT_STORE, STEPS };
 enum { STRIP = KIR_LANES * KIR_COLUMNS / 2 }; /* elements of all lanes: 16 KiB in f32 */
@@ -758,8 +758,8 @@ static const int64_t *strides_of(const kir_frame *f, int at) {
     return f->strides + (size_t)f->schedule->steps[at].access * (size_t)f->stride_width;
 }
 
-/* Few columns and a long loop are left to threads that share the loop's blocks, unless a row is shorter than a vector;
- * gapless rows of not too many columns are one line, and all of it one strip. */
+/* Few columns and a long loop are left to threads that share the loop's blocks, unless a row is shorter than a vector.
+ * Contiguous rows of not too many columns are one line and a single strip. */
 bool kir_columns_choose(kir_frame *f) {
     const kir_space *rows = &f->outer_space, *columns = &f->inner_space;
     if (f->layout != KIR_ACROSS || rows->n > 1 || columns->n != 1 || rows->total < 1) return false;
@@ -788,7 +788,7 @@ typedef struct strip {
     char *lanes;
 } strip;
 
-/* Lanes that no row comes to are left out: combining with the identity leaves what a lane may hold as it is. */
+/* Lanes without rows are skipped, because combining with the identity would not change them. */
 static void clear_lanes(const kir_frame *f, const strip *s, int64_t used) {
     const kir_step *reduce = &f->schedule->steps[AT_REDUCE];
     kir_value identity = kir_identity((kir_reduce)reduce->kind, (kir_type)reduce->operand);
@@ -804,8 +804,8 @@ static void feed_rows(const strip *s, int64_t r, int64_t end, int64_t together) 
     }
 }
 
-/* Rows that follow each other without a gap are combined with several lanes at once, as these follow each other too: as
- * many as stay in the first cache while the rows pass by. */
+/* Contiguous rows are combined with several lanes at once, because these are contiguous too: as many as stay in the
+ * first-level cache. */
 static void feed_block(strip *s, int64_t rows) {
     enum { NEAR = 8 << 10 }; /* bytes of lanes */
     bool gapless = s->row == (int64_t)s->line;

@@ -31,7 +31,7 @@ enum {
 
 typedef enum kir_layout { KIR_POINTS, KIR_ALONG, KIR_ACROSS } kir_layout; /* the three rows of the table above */
 
-/* One instruction made ready. Values keep the numbers of the instructions that yield them. */
+/* One instruction, prepared. Values keep the numbers of their instructions. */
 typedef struct kir_step {
     uint8_t op, type, kind, mode; /* kir_op, result type, kir_reduce, kir_round */
     uint8_t operand;              /* type of the operands (of b for SELECT) */
@@ -47,8 +47,8 @@ typedef struct kir_step {
     int16_t direct;
 } kir_step;
 
-/* Two steps that are safe only while their memory does not overlap: else `loser` gives up its short cut (a LOAD that
- * lends memory instead of copying it, a STORE whose value is computed in place). */
+/* Two steps that are safe only if their memory does not overlap; otherwise `loser` uses the slow path (a LOAD that uses
+ * memory directly copies it, a STORE whose value is computed in place does not). */
 typedef struct kir_conflict {
     int16_t loser, other;
 } kir_conflict;
@@ -103,13 +103,13 @@ enum { KIR_PATTERN_HEAD = 5 };
 /* Machine code of a program for one pattern of strides along its rows (render_x64.c). */
 typedef struct kir_code kir_code;
 
-/* How to run a short launch of sizes that have come before (vm_launch.c). */
+/* How to run a short launch with sizes that were used before (vm_launch.c). */
 typedef struct kir_recipe kir_recipe;
 
 struct kir_vm {
-    bool shared; /* all but the caches, which stand last, is another's */
+    bool shared; /* everything except the caches, which are last, belongs to another one */
     int n_par, n_loop, n_access, n_values, n_states, n_constants, n_scalars;
-    bool has_loop, in_blocks; /* in_blocks: all reductions are such that blocks may be computed apart */
+    bool has_loop, in_blocks; /* in_blocks: all reductions allow blocks to be computed separately */
     int loop_first, loop_count;
     int16_t *buffer_of;        /* by access; INDEX has -1 */
     struct kir_view *views;    /* by access; origins are the launch's */
@@ -136,7 +136,7 @@ typedef struct kir_space {
     int64_t extent[KIR_MAX_AXES], total;
 } kir_space;
 
-/* A range of a space. `simple`: it lies in one run of the last axis. */
+/* A range of a space. `simple`: it is in one run of the last axis. */
 typedef struct kir_cursor {
     const kir_space *space;
     int64_t begin, count;
@@ -171,7 +171,7 @@ typedef struct kir_call {
 
 /* A reduction or scan on its way. */
 typedef struct kir_state {
-    int64_t count; /* elements that have come in */
+    int64_t count; /* elements so far */
     bool has_total;
     char *lanes, *total; /* across memory: KIR_LANES lines of columns, one line of totals */
 } kir_state;
@@ -226,7 +226,7 @@ enum {
 void kir_vm_worth_a_thread(double nanoseconds);
 
 /* vm_launch.c */
-/* Divides a thread's memory (thread_bytes) among a frame's parts; with memory NULL only tells the size. */
+/* Divides a thread's memory (thread_bytes) among a frame's parts; with memory NULL only returns the size. */
 size_t kir_frame_carve(kir_frame *f, const kir_vm *vm, void *memory);
 /* Makes the frame ready for a launch, or for the box lo ≤ axis < hi of its parallel axes. */
 void kir_frame_launch(kir_frame *f, const kir_launch *launch, const int64_t *lo, const int64_t *hi);
@@ -255,7 +255,7 @@ void kir_run_columns(const kir_frame *f, int64_t unit);
 /* vm_launch.c */
 /* Runs the launch if there is a recipe for it; else false. */
 bool kir_recipe_run(const kir_vm *vm, const kir_launch *launch);
-/* Keeps how the launch that the frame is laid out for is run, if it is short enough and comes again. */
+/* Keeps how the launch that the frame is laid out for is run, if it is short enough and repeats. */
 void kir_recipe_note(const kir_frame *f);
 /* The same of a box; `memory` is what its frame was carved out of, or would be. */
 bool kir_recipe_run_box(const kir_vm *vm, const kir_launch *launch, const int64_t *lo, const int64_t *hi, char *memory);
@@ -264,7 +264,7 @@ int kir_recipes_kept(const kir_vm *vm); /* for tests */
 void kir_recipes_free(kir_vm *vm);
 
 /* vm.c */
-/* What tests and measurements have chosen: an instruction set (+1) in the upper bits, code or none in the lower two. */
+/* Choices of tests and benchmarks: an instruction set (+1) in the upper bits, code or none in the lower two. */
 extern _Atomic(int) kir_vm_choices;
 double kir_vm_worth(void);
 /* The calling thread's memory, at least vm->thread_bytes of it; NULL when there is none. */
@@ -274,7 +274,7 @@ char *kir_vm_memory(const kir_vm *vm);
 void kir_do_load(kir_frame *f, const kir_bound *b);
 void kir_do_store(kir_frame *f, const kir_bound *b);
 void kir_do_index(kir_frame *f, const kir_bound *b);
-/* Value `v` in all directions of `kind`: its own memory if it is so already, else spread out into a stage. */
+/* Value `v` in all directions of `kind`: its own memory if it is that already, else expanded into a temporary. */
 const char *kir_spread(kir_frame *f, int v, kir_type type, int kind, int stage);
 /* The memory that the value of step `store` is to be computed into, or NULL when it has to be stored afterwards. */
 char *kir_direct_address(kir_frame *f, int store);
@@ -284,8 +284,8 @@ void kir_states_begin(kir_frame *f, int loop, int end);
 void kir_states_end(kir_frame *f, int loop, int end);
 void kir_do_reduce(kir_frame *f, const kir_bound *b);
 void kir_do_scan(kir_frame *f, const kir_bound *b);
-/* A loop whose blocks of KIR_BLOCK elements are reduced apart: what a block's state holds is saved as a part; the parts
- * are added in order (`first`: number of a part's first element), then become the result. */
+/* A loop whose blocks of KIR_BLOCK elements are reduced separately: a block's state is saved as a part; the parts are
+ * added in order (`first`: index of a part's first element), then become the result. */
 size_t kir_part_bytes(void);
 void kir_part_save(kir_frame *f, const kir_step *s, char *part);
 void kir_part_add(kir_frame *f, const kir_step *s, const char *part, int64_t first);
@@ -295,14 +295,14 @@ void kir_parts_end(kir_frame *f, const kir_step *s);
 /* Keeps what is needed to make code later, when the program is one that can have some. */
 tn_status kir_code_prepare(kir_vm *vm, const kir_program *p);
 void kir_code_release(kir_vm *vm);
-/* Finds or makes code for the launch that the frame is laid out for, and divides the launch into units for it. false:
- * there is none, the VM's routines run it. */
+/* Finds or makes code for the launch that the frame is laid out for, and divides the launch into units. false: there is
+ * none; the VM's routines run it. */
 bool kir_code_choose(kir_frame *f);
 void kir_code_run(const kir_frame *f, int64_t unit);
 bool kir_code_is_on(void);
 
-/* For tests and measurements: code on or off (at first: on, unless TRUNNION_JIT=0); from how many nanoseconds of work a
- * first launch is worth making it; a system that refuses executable memory; how much has been made. */
+/* For tests and benchmarks: code on or off (default: on, unless TRUNNION_JIT=0); nanoseconds of work from which a first
+ * launch is worth making code; a system that refuses executable memory; how much was made. */
 void kir_code_use(bool on);
 void kir_code_worth(double nanoseconds);
 void kir_code_refuse_memory(bool yes);

@@ -84,7 +84,7 @@ static tn_status note_states(kir_vm *vm) {
     return TN_OK;
 }
 
-/* Constants come first, then runtime scalars, whose values each launch fills in. */
+/* Constants come first, then runtime scalars, whose values are set by each launch. */
 static tn_status note_constants(const kir_program *p, kir_vm *vm) {
     size_t room = (size_t)p->n_ins + 1;
     vm->constants = tn_mem_zalloc(room, sizeof *vm->constants);
@@ -195,9 +195,9 @@ tn_status kir_vm_compile(const kir_program *p, kir_vm **out) {
 }
 
 /* ==== schedule: which steps, in which order, where values live ==================================================== */
-/* Passes, each a function: emit (share what several loops compute, when whole rows are in the tile), join (move an
- * operation next to its only reader, so that one routine can do both), measure (last use of each value), place (slots),
- * direct and conflicts (what may be written or read in place, as long as memory does not overlap). */
+/* Passes, each a function: emit (shares what several loops compute, if whole rows are in the tile), join (moves an
+ * operation next to its only user, so that one routine does both), measure (last use of each value), place (slots),
+ * direct and conflicts (what may be written or read in place, if memory does not overlap). */
 
 enum { BUCKETS = 256 };
 
@@ -206,7 +206,7 @@ typedef struct maker {
     bool whole;
     kir_schedule *out;
     int n;           /* instructions */
-    int16_t *map;    /* by instruction: the one whose value stands for it */
+    int16_t *map;    /* by instruction: the one whose value is used for it */
     int16_t *epoch;  /* by instruction: stores before it */
     int16_t *next;   /* by instruction: chain of its bucket */
     int16_t *uses;   /* by value: readers */
@@ -249,7 +249,7 @@ static kir_step step_of(const maker *m, int i, bool in_loop) {
     return s;
 }
 
-/* Equal steps, but for the value they yield. */
+/* Whether steps are equal except for their result. */
 static bool same_step(const maker *m, const kir_step *x, int y) {
     const kir_ins *in = &m->p->ins[y];
     int64_t imm = m->p->ins[x->d].imm.i;
@@ -259,8 +259,8 @@ static bool same_step(const maker *m, const kir_step *x, int y) {
 
 static bool is_constant(kir_op op) { return op == KIR_CONST || op == KIR_SCALAR; }
 
-/* May the value of instruction `old`, computed earlier, stand for that of `s`? Constants always; others when the tile
- * still holds them: what a loop reads depends on being in the loop, and on the stores since. */
+/* Whether the value of instruction `old`, computed earlier, can be used for `s`. Constants always; others while the
+ * tile still has them: what a loop reads depends on being in the loop and on the stores since. */
 static bool may_share(const maker *m, int old, const kir_step *s, const bool *in_loop, int epoch) {
     if (is_constant((kir_op)s->op)) return true;
     if (!m->whole || s->op == KIR_REDUCE || s->op == KIR_SCAN) return false;
@@ -276,7 +276,7 @@ static unsigned bucket_of(const kir_step *s, int64_t imm) {
     return (unsigned)(h >> 56) % BUCKETS;
 }
 
-/* Finds an instruction that stands for i, or enters i as one. */
+/* Finds an instruction that can be used for i, or adds i as one. */
 static int16_t representative(maker *m, int i, const kir_step *s, bool *in_loop, int epoch) {
     unsigned bucket = bucket_of(s, m->p->ins[i].imm.i);
     in_loop[i] = s->in_loop;
@@ -333,7 +333,7 @@ static bool is_first(const kir_step *s) {
            s->op == KIR_LE;
 }
 
-/* May `second` be computed together with the step that yields v? */
+/* Whether `second` can be computed together with the step that computes v. */
 static bool can_join(const maker *m, const kir_step *second, int position, int16_t v) {
     if (v == KIR_NONE || m->uses[v] != 1 || m->def[v] < 0 || second->type != KIR_F32) return false;
     const kir_step *first = step_at(m, m->def[v]);
@@ -509,7 +509,7 @@ static tn_status place_schedule(maker *m) {
 
 /* ---- direct and conflicts ---------------------------------------------------------------------------------------- */
 
-/* Steps whose routine writes its result wherever it is told to. */
+/* Steps whose routine can write its result anywhere. */
 static bool writes_anywhere(const kir_step *s) {
     return s->op == KIR_LOAD || s->op == KIR_INDEX || (s->op >= KIR_NEG && s->op <= KIR_PHILOX && s->op != KIR_BITCAST);
 }
@@ -542,7 +542,7 @@ static tn_status add_conflict(maker *m, size_t *room, int loser, int other) {
     return TN_OK;
 }
 
-/* Is it wrong for the store at `store` to happen at `early` already if its memory is that of step `other`? */
+/* Whether it is wrong to store at `early` instead of `store` because of the accesses of step `other`. */
 static bool early_store_hurts(const maker *m, int store, int early, int other) {
     const kir_step *o = step_at(m, other);
     int late = m->last[m->root[step_at(m, store)->a]];
@@ -553,8 +553,8 @@ static bool early_store_hurts(const maker *m, int store, int early, int other) {
     return lends(o) && other < early && m->last[o->d] > early;
 }
 
-/* Is it wrong for the load at `load` to lend memory that the store at `store` writes? Reading and writing by the same
- * step is fine for elements of one width. */
+/* Whether the load at `load` must not use memory directly because the store at `store` writes it. Reading and writing
+ * in one step is correct for elements of equal width. */
 static bool lending_hurts(const maker *m, int load, int store) {
     const kir_step *l = step_at(m, load), *s = step_at(m, store);
     int last = m->last[l->d];

@@ -7,12 +7,12 @@
 #include "kir/x64.h"
 
 /* ==== frame: axes merged, layout chosen, tiles sized ============================================================== */
-/* This runs for every launch, so it allocates nothing and does nothing twice: one thread's memory is carved once, what
- * depends only on the pattern of kinds is kept in the kir_vm. */
+/* This runs for every launch, so it allocates nothing and repeats nothing: one thread's memory is divided once, and
+ * what depends only on the pattern of kinds is kept in the kir_vm. */
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-/* Takes `bytes` from *at on; works on numbers, so that a dry run from 0 gives the size. */
+/* Takes `bytes` from *at on. Works on integers, so that a dry run from 0 gives the size. */
 static void *carve(uintptr_t *at, size_t bytes) {
     uintptr_t begin = *at;
     *at = (begin + bytes + 63) & ~(uintptr_t)63;
@@ -91,7 +91,8 @@ static void push_axis(const kir_frame *f, frame_axes *out, int axis, int64_t ext
 
 static int64_t magnitude(int64_t x) { return x < 0 ? -x : x; }
 
-/* The parallel axes may come in any order: the order of the store's strides makes the store contiguous if any does. */
+/* The parallel axes may come in any order; ordering them by the store's strides makes the store contiguous if that is
+ * possible. */
 static int sorted_axes(const kir_frame *f, int *order) {
     int n = f->vm->n_par, store = f->vm->first_store;
     for (int i = 0; i < n; i++) {
@@ -133,8 +134,8 @@ static bool stays(const kir_frame *f, int access, const frame_axes *loop) {
     return true;
 }
 
-/* Do the loop's loads and stores go along memory rather than across it? Those that stay where they are do not matter,
- * being done once a row. Rows too short for a vector are turned: many of them side by side keep vectors full. */
+/* Whether the loop's loads and stores move along memory instead of across it. Accesses that do not move are ignored,
+ * because they are done once per row. Rows shorter than a vector are transposed, so that vectors are full. */
 static kir_layout choose_layout(const kir_frame *f, const frame_axes *par, const frame_axes *loop) {
     enum { SHORT_LOOP = 16 };
     if (!f->vm->has_loop) return KIR_POINTS;
@@ -269,8 +270,8 @@ static kir_bind *new_bind(const kir_frame *f, const uint8_t *pattern, size_t pat
     return b;
 }
 
-/* The bind for the current pattern: kept in the VM, else made, in the frame's own memory when nothing more can be kept.
- * Threads that make the same one at a time both succeed; one is thrown away. */
+/* The bind for the current pattern: cached in the VM, else newly made, in the frame's memory if the cache is full. If
+ * two threads make the same one at the same time, both succeed and one is dropped. */
 static const kir_bind *find_bind(kir_frame *f) {
     size_t bytes = KIR_PATTERN_HEAD + (size_t)f->vm->n_access;
     kir_vm *vm = (kir_vm *)(uintptr_t)f->vm; /* only its cache changes */
@@ -424,9 +425,9 @@ void kir_frame_launch(kir_frame *f, const kir_launch *launch, const int64_t *lo,
 }
 
 /* ==== binding: the routine of each step =========================================================================== */
-/* A routine runs over elements side by side, so operands that vary in fewer directions than the result need care: a
- * single element is handed over as such; otherwise there is a call for each row, or, when rows are short, the operand
- * is spread out first. Joined steps become one routine when there is one for their operands. */
+/* A routine runs over contiguous elements, so operands that vary in fewer directions than the result need care. A
+ * single element is passed as such; otherwise there is one call per row, or, if rows are short, the operand is expanded
+ * first. Joined steps become one routine if there is one for their operands. */
 
 typedef struct binder {
     const kir_frame *f;
@@ -457,7 +458,7 @@ static int result_kind(const binder *m, const kir_step *s) {
     return kind;
 }
 
-/* How an operation with these operands is called; operands of its own kind or none are given as they are. */
+/* How an operation with these operands is called. Operands of the same kind are passed unchanged. */
 static kir_act plan_call(const binder *m, int kind, const int16_t *values, int n) {
     bool mixed = false;
     for (int k = 0; k < n; k++) {
@@ -488,7 +489,7 @@ static kir_fn *find_unary(const binder *m, const kir_step *s) {
     return t->unary[s->op][s->operand];
 }
 
-/* Where a·b is the same as b·a, the single one comes second. */
+/* For commutative operations, the single element is the second operand. */
 static void order_operands(kir_op op, kir_bound *b, bool *single) {
     static const bool EVEN[KIR_OP_COUNT] = {[KIR_FMA] = true, [KIR_ADD] = true, [KIR_MUL] = true, [KIR_AND] = true,
                                             [KIR_OR] = true,  [KIR_XOR] = true, [KIR_EQ] = true};
@@ -620,8 +621,8 @@ static bool join_sum(const binder *m, const kir_step *x, kir_bound *b) {
     return b->fn != NULL;
 }
 
-/* Makes one routine of step i and the next, if there is one; the value between them must fill the result's kind, or it
- * would be computed again and again. */
+/* Makes one routine of step i and the next, if there is one. The value between them must have the result's kind, or it
+ * would be computed repeatedly. */
 static void try_join(const binder *m, int i) {
     const kir_step *x = &m->s->steps[i], *y = x + 1;
     kir_bound joined = m->out->bound[i + 1];
@@ -635,7 +636,7 @@ static void try_join(const binder *m, int i) {
     m->out->bound[i].act = KIR_DO_NOTHING;
 }
 
-/* A load that only moves elements lends or copies memory, so its value is not surely where a store wants it. */
+/* A load that only moves elements uses or copies memory, so its value may not be where a store needs it. */
 static void mark_in_place(const binder *m) {
     for (int i = 0; i < m->s->n_steps; i++) {
         const kir_bound *b = &m->out->bound[i];
@@ -657,12 +658,12 @@ void kir_bind_make(const kir_frame *f, const uint8_t *pattern, kir_bind *out) {
 }
 
 /* ==== recipes: short launches that are repeated =================================================================== */
-/* A launch of a few thousand points is over in less time than it takes to merge axes, choose a layout and look up a
- * bind. So the first of its kind leaves a recipe behind: where each access begins in its buffer, and either the machine
- * code or the list of calls that did the work. The next launch with equal sizes only adds the addresses of its buffers.
- * A box of a launch, as kernels evaluate them at their fused programs, leaves one too where it is code: it serves all
- * boxes of these extents, wherever they begin.
- * Recipes never change once they are seen by others; there are a few per program, for those sizes that came first. */
+/* A launch of a few thousand points takes less time than merging axes, choosing a layout and looking up a bind. So the
+ * first of its kind leaves a recipe: the start of each access in its buffer, and either the machine code or the list of
+ * calls that did the work. The next launch with equal sizes only adds the addresses of its buffers. A box of a launch
+ * (evaluated by kernels for fused programs) leaves a recipe too if it has machine code; it serves all boxes of these
+ * extents at any position. Recipes are immutable once published; each program has a few, for the sizes that came
+ * first. */
 
 enum { MOST_PLACES = 48, MOST_SCALARS = 16, MOST_POINTS = 8192 };
 
@@ -714,7 +715,7 @@ static const int64_t *recipe_affine_of(const kir_vm *vm, const int64_t *sizes, i
     return sizes + axes + access * (axes + 1);
 }
 
-/* How many bytes the box's first point is from that of the launch. */
+/* Bytes from the launch's first point to the box's first point. */
 static inline int64_t distance_to(const int64_t *steps, int axes, const int64_t *lo) {
     int64_t bytes = 0;
     for (int axis = 0; axis < axes; axis++)
@@ -724,7 +725,7 @@ static inline int64_t distance_to(const int64_t *steps, int axes, const int64_t 
 
 /* lo: of a box, else NULL. */
 static void run_code(const kir_recipe *r, const kir_vm *vm, const kir_launch *launch, const int64_t *lo, char *memory) {
-    x64_args args; /* of which the program's accesses are set */
+    x64_args args; /* with the program's accesses set */
     args.n = r->n;
     args.rows = r->rows;
     args.scalars = memory ? (const kir_value *)(const void *)(memory + r->scalars_at) : NULL;
@@ -843,7 +844,7 @@ static void note_code(kir_recipe *r, const kir_frame *f, const char *memory) {
     }
 }
 
-/* The number of a place that a call names; places are shared. */
+/* The number of a place that a call uses; places are shared. */
 static uint8_t recipe_number_of(kir_recipe *r, const kir_frame *f, const kir_place *p, const char *memory) {
     kir_place place = relative(p, f->launch, memory);
     int i = 0;

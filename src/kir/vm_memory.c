@@ -1,8 +1,8 @@
 /* vm_memory.c — the tile VM between tiles and buffers: loads, stores, indices, reductions and scans.
  *
- * A tile's part of a buffer is a few regular blocks, or with a computed index any elements at all. A load whose
- * elements already lie side by side in the right type moves nothing: the value borrows the memory. A store of a value
- * that was computed in place moves nothing either. */
+ * A tile's part of a buffer is a few regular blocks, or arbitrary elements if there is a computed index. A load whose
+ * elements are already contiguous in the right type moves nothing: the value uses the buffer's memory. A store of a
+ * value that was computed in place moves nothing either. */
 #include <string.h>
 
 #include "kir/rules.h"
@@ -32,7 +32,7 @@ static int64_t first_element(const kir_frame *f, int access) {
     return index;
 }
 
-/* A launch may give an origin that lies outside its buffer, so this is arithmetic on numbers. */
+/* The origin of a launch may be outside its buffer, so this computes with integers. */
 static char *address_of(const kir_frame *f, int access, int64_t element) {
     const kir_view *view = &f->views[access];
     return (char *)((uintptr_t)view->origin + (uintptr_t)element * view->size);
@@ -43,7 +43,7 @@ static bool goes_by(const kir_cursor *c, const int64_t *strides, int64_t step) {
     return c->count == 1 || (c->simple && strides[c->space->n - 1] == step);
 }
 
-/* Do the tile's elements of this access lie side by side, in the tile's order? */
+/* Whether the tile's elements of this access are contiguous in the tile's order. */
 static bool side_by_side(const kir_frame *f, int access, int kind) {
     int64_t row = kind & KIR_INNER ? f->inner.count : 1;
     bool inner = !(kind & KIR_INNER) || goes_by(&f->inner, inner_strides(f, access), 1);
@@ -53,7 +53,7 @@ static bool side_by_side(const kir_frame *f, int access, int kind) {
 
 /* ---- walking ----------------------------------------------------------------------------------------------------- */
 
-/* Goes through a cursor's range run by run: a run is `count` points whose elements lie `step` apart. */
+/* Traverses a cursor's range by runs: a run is `count` points whose elements are `step` apart. */
 typedef struct walk {
     const kir_space *space;
     const int64_t *strides;
@@ -168,7 +168,7 @@ static void store_piece(const mover *m, const piece *p) {
     m->f->simd->copy[m->width](&block);
 }
 
-/* Each outer point has a computed offset of its own. */
+/* Each outer point has its own computed offset. */
 static void load_rows(const mover *m, const piece *p) {
     int64_t first = p->place / m->row;
     for (int64_t r = 0; r < p->outer; r++) {
@@ -185,7 +185,7 @@ static void load_rows(const mover *m, const piece *p) {
     }
 }
 
-/* With a mask, the longer of a piece's two sides is gone along. */
+/* With a mask, loops along the longer of a piece's two sides. */
 static void load_masked(const mover *m, const piece *p) {
     bool tall = p->inner == 1 && m->row == 1;
     int64_t rows = tall ? 1 : p->outer;
@@ -240,7 +240,7 @@ const char *kir_spread(kir_frame *f, int v, kir_type type, int kind, int stage) 
     return f->stage[stage];
 }
 
-/* What a mask lets through. */
+/* Result of examining a mask. */
 typedef enum let { LET_ALL, LET_NONE, LET_SOME } let;
 
 /* Reads the mask; *bytes is set where it is needed element by element. */
@@ -275,7 +275,7 @@ char *kir_direct_address(kir_frame *f, int store) {
     return address_of(f, s->access, first_element(f, s->access));
 }
 
-/* Where a step's result goes: the memory it will be stored to, or its slot. */
+/* The destination of a step's result: the memory to which it will be stored, or its slot. */
 static char *destination(kir_frame *f, const kir_bound *b) {
     char *direct = b->direct == KIR_NONE ? NULL : kir_direct_address(f, b->direct);
     f->at[b->d] = direct ? direct : f->slots + f->schedule->slots[b->d];
@@ -287,7 +287,7 @@ void kir_do_index(kir_frame *f, const kir_bound *b) {
     make_index(f, s->access, s->dyn, b->kind, destination(f, b));
 }
 
-/* Fetches elements of the buffer's own width into `raw`. */
+/* Fetches elements in the buffer's dtype into `raw`. */
 static void fetch(kir_frame *f, const kir_step *s, int kind, const uint8_t *mask, char *raw) {
     mover m = {.f = f, .tile = raw, .access = s->access, .kind = kind, .mask = mask};
     m.width = f->views[s->access].width;
@@ -308,7 +308,7 @@ static int64_t last_of(const kir_cursor *c, const int64_t *strides) {
     return c->space->n > 0 ? strides[c->space->n - 1] : 0;
 }
 
-/* A load whose only reader is a store: one block of memory goes to another. false when it is not one block. */
+/* A load whose only user is a store: copies one block of memory to another. false if it is not one block. */
 static bool move_block(kir_frame *f, const kir_bound *b) {
     const kir_step *from = step_of(f, b), *to = &f->schedule->steps[from->direct];
     if (b->direct == KIR_NONE || f->flags[b->direct] & KIR_FLAG_LATE || f->flags[b->step] & KIR_FLAG_COPY) return false;
@@ -384,11 +384,11 @@ void kir_do_store(kir_frame *f, const kir_bound *b) {
 }
 
 /* ==== reductions and scans, in the order that kir.h defines ======================================================= */
-/* A reduction has a state: KIR_LANES partial results, and the total of the blocks before. Loops along memory have one
- * row at a time in parts, so a lane is one element; loops across memory have a line of columns, so a lane is a line,
- * and every operation on lanes is an ordinary vector operation on lines. When a tile holds whole rows, the state begins
- * and ends with the tile. ARGMAX keeps the best value in `lanes` and its number in `total`; CHAIN the open chain and
- * the sum of the closed ones; SEQ and SCAN the running value, both in `total`. */
+/* A reduction has a state: KIR_LANES partial results, and the total of earlier blocks. In loops along memory a tile has
+ * parts of one row, so a lane is one element; in loops across memory it has a line of columns, so a lane is a line, and
+ * every operation on lanes is an ordinary vector operation on lines. If a tile has whole rows, the state begins and
+ * ends with the tile. ARGMAX keeps the best value in `lanes` and its index in `total`; CHAIN the open chain and the sum
+ * of the closed ones; SEQ and SCAN the running value, both in `total`. */
 
 static const kir_op COMBINES[] = {
     [KIR_SUM] = KIR_ADD, [KIR_PROD] = KIR_MUL, [KIR_RMAX] = KIR_MAX, [KIR_RMIN] = KIR_MIN};
@@ -449,7 +449,7 @@ static void begin_state(const kir_frame *f, const kir_step *s, kir_state *state)
     }
 }
 
-/* What the lanes hold becomes a block's result, in `out`. */
+/* Folds the lanes to a block's result, in `out`. */
 static void fold_reduce(const kir_frame *f, const kir_step *s, const kir_state *state, char *out) {
     if (f->layout != KIR_ACROSS) {
         f->simd->fold[s->kind][s->operand](out, state->lanes, NULL, NULL, KIR_LANES);
@@ -518,7 +518,7 @@ static void multiply_add(const kir_frame *f, const kir_step *s, char *sum, const
     t->binary[KIR_VV][KIR_ADD][s->operand](sum, sum, f->stage[2], NULL, columns(f));
 }
 
-/* The open chain joins the sum of those before it; the first one stands alone. */
+/* Adds the open chain to the sum of those before it; the first one is copied. */
 static void close_chain(const kir_frame *f, const kir_step *s, kir_state *state) {
     size_t line = (size_t)columns(f) * reduce_width_of(s);
     if (state->has_total)
@@ -531,7 +531,7 @@ static void close_chain(const kir_frame *f, const kir_step *s, kir_state *state)
 static void feed_chain(const kir_frame *f, const kir_step *s, kir_state *state, const char *a, const char *b) {
     int64_t at = state->count;
     if (f->layout != KIR_ACROSS) {
-        /* the routine wants the open chain and the total side by side */
+        /* the routine needs the open chain and the total next to each other */
         char pair[2 * sizeof(kir_value)];
         size_t width = reduce_width_of(s);
         memcpy(pair, state->lanes, width);
@@ -552,7 +552,7 @@ static void feed_chain(const kir_frame *f, const kir_step *s, kir_state *state, 
     }
 }
 
-/* The running value of SCAN and SEQ; d is where each one goes (a stage, if nobody wants them). */
+/* The running value of SCAN and SEQ; d: where each one is stored (a temporary if unused). */
 static void feed_running(const kir_frame *f, const kir_step *s, kir_state *state, const char *x, char *d) {
     kir_reduce kind = running_kind(s);
     if (f->layout != KIR_ACROSS) {
@@ -581,7 +581,7 @@ static void feed(const kir_frame *f, const kir_step *s, kir_state *state, const 
     state->count += loop_count(f);
 }
 
-/* The result line goes to `out`. */
+/* Stores the result line in `out`. */
 static void end_state(const kir_frame *f, const kir_step *s, kir_state *state, char *out) {
     size_t width = is_arg(s->kind) ? sizeof(int64_t) : reduce_width_of(s);
     if (state->count == 0) {
@@ -710,7 +710,7 @@ static void add_arg_part(const kir_frame *f, const kir_step *s, kir_state *state
     }
 }
 
-/* Parts come in order; `first` is the number of the part's first element. */
+/* Parts are added in order; `first` is the index of the part's first element. */
 void kir_part_add(kir_frame *f, const kir_step *s, const char *part, int64_t first) {
     kir_state *state = &f->states[s->state];
     if (is_arg(s->kind))

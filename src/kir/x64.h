@@ -6,18 +6,18 @@
 #include "kir/vm.h"
 
 /* ==== encoder ===================================================================================================== */
-/* The two forms share opcodes, so an operation is one row of a table; which form it takes is the assembler's state.
- * Bytes gather in ordinary memory; kir_x64_asm_finish makes them executable. Constants lie behind the code as whole
- * vectors and are named by their number. A failure (memory) sticks and is reported at the end. */
+/* Both encodings share opcodes, so an operation is one row of a table; the assembler's state selects the encoding.
+ * Bytes are collected in ordinary memory; kir_x64_asm_finish makes them executable. Constants follow the code as whole
+ * vectors and have indices. After a failure (memory) calls do nothing; it is returned at the end. */
 
 enum { X64_RAX, X64_RCX, X64_RDX, X64_RBX, X64_RSP, X64_RBP, X64_RSI, X64_RDI, X64_R8, X64_R9, X64_R10, X64_R11 };
 enum { X64_R12 = 12, X64_R13, X64_R14, X64_R15 };
 
-/* What the second byte of a conditional jump says; unsigned comparisons. */
+/* Condition codes of conditional jumps; unsigned comparisons. */
 typedef enum x64_condition { X64_B = 2, X64_AE = 3, X64_E = 4, X64_NE = 5, X64_BE = 6, X64_A = 7 } x64_condition;
 
 /* X(name, prefix, map, opcode, W, digit): prefix 0 none, 1 66, 2 F3, 3 F2, 4: none for f32, 66 for f64; W 2: set for
- * elements of 8 bytes; digit: of an immediate shift, whose result goes where others have their first operand. */
+ * 8-byte elements; digit: of an immediate shift, whose result is encoded where others have their first operand. */
 #define X64_OPS(X)                  \
     X(ADDF, 4, 1, 0x58, 2, 0)       \
     X(MULF, 4, 1, 0x59, 2, 0)       \
@@ -162,9 +162,8 @@ typedef struct x64_asm {
     bool evex, failed;
 } x64_asm;
 
-/* One vector instruction. bytes: length of its vectors (16, 32, 64); wide: elements of 8 bytes; first: the operand
- * between result and rm, 0 when there is none; mask, zeroing, rounding (of registers; 0: as set): EVEX alone; imm: -1
- * without. */
+/* One vector instruction. bytes: vector length (16, 32, 64); wide: 8-byte elements; first: the operand between result
+ * and rm, 0: none; mask, zeroing, rounding (of registers; 0: as set): only EVEX; imm: -1 without. */
 enum { X64_DOWNWARD = 1, X64_UPWARD = 2 };
 typedef struct x64_vec {
     x64_op op;
@@ -199,7 +198,7 @@ void kir_x64_test_bit(x64_asm *a, int of, int number);             /* carry: X64
 void kir_x64_move_if(x64_asm *a, x64_condition c, int to, int from);
 void kir_x64_bytes(x64_asm *a, const char *hex, int n); /* as they are */
 
-/* Jumps. A forward jump yields the place that kir_x64_land fills in; x64_here is a place to jump back to. */
+/* Jumps. A forward jump returns the position that kir_x64_land fills in; x64_here is a position to jump back to. */
 size_t kir_x64_jump(x64_asm *a);
 size_t kir_x64_jump_if(x64_asm *a, x64_condition c);
 void kir_x64_land(x64_asm *a, size_t jump);
@@ -210,23 +209,23 @@ void kir_x64_jump_back(x64_asm *a, size_t to);
 int kir_x64_constant(x64_asm *a, const void *element, int width);
 int kir_x64_constant_vector(x64_asm *a, const void *vector);
 
-/* Puts code and constants into memory of its own, writable first, then executable, never both. refuse: as if the system
+/* Puts code and constants into separate memory, first writable, then executable, never both. refuse: as if the system
  * did not allow that. */
 tn_status kir_x64_asm_finish(x64_asm *a, bool refuse, void **code, size_t *size);
 void kir_x64_code_free(void *code, size_t size);
 void kir_x64_asm_free(x64_asm *a);
 
 /* ==== segments and steps ========================================================================================== */
-/* Code computes rows. A row is a run of points along the inner direction (KIR_POINTS: the last parallel axis;
- * KIR_ALONG: the loop); one call does many rows, which lie a fixed step apart in every buffer. What the points of a row
- * do is cut into segments: row segments compute once a row what does not vary along it (all lanes hold it), loop
- * segments run over the row, `lanes` elements at a time.
- *     x64_lower.c    instructions become steps: each one machine operation or one access to memory
- *     x64_emit.c   a segment's steps become code: registers are given out, loads and stores spelled out
- *     render_x64.c               rows, loops and reductions around the segments; when there is code, and running it
+/* The code computes rows. A row is a run of points along the inner direction (KIR_POINTS: the last parallel axis;
+ * KIR_ALONG: the loop). One call computes many rows, which are a fixed distance apart in every buffer. The work on a
+ * row is divided into segments: row segments compute once per row what does not vary along it (in all lanes), loop
+ * segments run along the row, `lanes` elements at a time.
+ *     x64_lower.c    instructions to steps: each one machine operation or one memory access
+ *     x64_emit.c     the steps of a segment to code: allocates registers, spells out loads and stores
+ *     render_x64.c   rows, loops and reductions around the segments; when code is made, and running it
  *
- * All elements of a program have as many lanes as its widest type leaves room for in a vector, so that a lane is one
- * point whatever the type. Booleans are mask registers in AVX-512, lanes of ones or zeros in AVX2. */
+ * All elements of a program use as many lanes as its widest type allows in a vector, so a lane is one point for any
+ * type. Booleans are mask registers in AVX-512, lanes of ones or zeros in AVX2. */
 
 enum {
     X64_MOST_ACCESS = 40,
@@ -237,7 +236,7 @@ enum {
     X64_MOST_REDUCTIONS = 8 /* of a loop */
 };
 
-/* What code is called with. at: by access, the address of the row's first element, or the index itself; row_step: from
+/* Arguments of the code. at: per access, the address of the row's first element, or the index itself; row_step: from
  * row to row, step: from element to element, both in bytes (INDEX: in ones). */
 typedef struct x64_args {
     int64_t n, rows;
@@ -299,7 +298,7 @@ typedef struct x64_build {
     const uint8_t *classes; /* by access: x64_class along the row */
     kir_layout layout;
     int lanes;
-    bool evex, streams, revises; /* results go past the caches in whole vectors; two lie over what is read */
+    bool evex, streams, revises; /* results are stored non-temporally in whole vectors; two accesses overlap */
     x64_segment *segments;
     int n_segments, now; /* the one that steps are added to */
     x64_value *values;
@@ -314,7 +313,7 @@ typedef struct x64_build {
 /* ---- what has code (render_x64.c) ----------------------------------------------------------------------------- */
 
 x64_fn *kir_code_fn(const kir_code *code);
-/* What the code of a launch is called with when all its rows are one run. */
+/* The arguments of a launch whose rows are one run. */
 void kir_code_args(const kir_frame *f, x64_args *args);
 
 /* ---- steps (x64_lower.c) ----------------------------------------------------------------------------------------- */
@@ -326,7 +325,7 @@ void kir_x64_lower(x64_build *b);
 void kir_x64_refuse(x64_build *b, const char *why);
 void kir_x64_lack_memory(x64_build *b);
 
-/* Each adds one step and yields its value; all do nothing after a refusal. The width is that of the last operand. */
+/* Each adds one step and returns its value; all do nothing after a refusal. The width is that of the last operand. */
 int kir_x64_unary(x64_build *b, x64_op op, int x);
 int kir_x64_binary(x64_build *b, x64_op op, int x, int y);
 int kir_x64_with_imm(x64_build *b, x64_op op, int x, int imm); /* shifts, roundings */
@@ -355,11 +354,11 @@ enum { X64_VECTORS = 0, X64_MASKS = 1 };
 enum {
     X64_ARGS = X64_RDI, /* x64_args */
     X64_END = X64_RSI,  /* one past the elements of this block */
-    X64_I = X64_R9,     /* the element that lane 0 stands at */
+    X64_I = X64_R9,     /* the element of lane 0 */
     X64_LEFT = X64_R10, /* tails: elements left, not more than lanes */
     X64_BITS = X64_R8,  /* a mask's bits */
     X64_POINTERS = 5,   /* accesses whose address has a register */
-    X64_TAIL_MASK = 1,  /* mask registers: lanes that exist, and one for nobody */
+    X64_TAIL_MASK = 1,  /* mask registers: lanes that exist, and a scratch one */
     X64_FREE_MASK = 2,
     X64_SCRATCH_SLOT = 0 /* for elements on their way */
 };
@@ -395,8 +394,8 @@ void kir_x64_segment_body(x64_emitter *e, x64_mode mode, int copy);
 /* Is there a second body (`careful`) for vectors with subnormal elements? Jumps there if the next ones have any. */
 bool kir_x64_heeds_subnormals(const x64_emitter *e);
 size_t kir_x64_jump_if_subnormal(x64_emitter *e, int copy);
-/* acc = acc ∘ x for reduction number r, on whole vectors or on the lanes that exist. acc must not be scratch 0 or 1;
- * x may be scratch 1. */
+/* acc = acc ∘ x for reduction number r, on whole vectors or on the lanes that exist. acc must not be scratch 0 or 1; x
+ * may be scratch 1. */
 void kir_x64_combine(x64_emitter *e, const x64_reduction *r, int acc, x64_rm x, bool tail);
 
 int kir_x64_take_slot(x64_build *b);

@@ -48,8 +48,8 @@ static void add_fixup(x64_asm *a, int32_t pool, int behind) {
     a->fixups[a->n_fixups++] = (x64_fixup){a->n, a->n + 4 + (size_t)behind, pool};
 }
 
-/* The byte that names registers, and what follows it; `behind`: bytes of the instruction after that. A displacement
- * takes four bytes or none: EVEX scales those of one byte. */
+/* The ModRM byte and what follows it; `behind`: bytes of the instruction after that. A displacement takes four bytes or
+ * none, because EVEX scales one-byte displacements. */
 static void operands(x64_asm *a, int reg, const x64_rm *m, int behind) {
     unsigned middle = (unsigned)(reg & 7) << 3;
     if (!m->memory) {
@@ -275,9 +275,9 @@ void kir_x64_asm_free(x64_asm *a) {
 }
 
 /* ==== steps to code =============================================================================================== */
-/* A body is a straight line, so registers are given out in one pass forward, with the next use of every value at hand;
- * when none is free, the value whose next use is farthest goes to the stack. Constants and what other segments computed
- * are in memory as whole vectors, good as an operand; what registers the body leaves over hold those it reads most. */
+/* A body is a straight line, so registers are allocated in one forward pass that knows the next use of every value; if
+ * none is free, the value whose next use is farthest is spilled to the stack. Constants and values of other segments
+ * are in memory as whole vectors, usable as operands; registers that the body leaves free hold those it reads most. */
 
 enum { NEVER = INT16_MAX, FREE = -1, SET_ASIDE = -2, OPERANDS = 4, RESULT = 3 };
 enum { MASK_FIRST = 4, MASK_END = 8 }; /* mask registers given out; 1 … 3 have other uses */
@@ -375,7 +375,7 @@ static void lock(x64_emitter *e, int v) {
     if (v >= 0 && e->in[v] >= 0) e->locked[class_of(e, v)][e->in[v]] = true;
 }
 
-/* The operands of step i have been read: whoever is read no more gives its register back. */
+/* After step i has read its operands: values without a later use release their registers. */
 static void finish_operands(x64_emitter *e, const x64_step *s, int i) {
     const int16_t operands[3] = {s->a, s->b, s->c};
     for (int k = 0; k < 3; k++) {
@@ -534,10 +534,10 @@ static void do_reduce(x64_emitter *e, const x64_step *s, int i) {
 
 /* ---- subnormal operands ------------------------------------------------------------------------------------------ */
 
-/* An operand below 2^-126 makes a multiplication, a division or a root of a whole vector take a hundred cycles and
- * more. An optimiser's running means end there when gradients stay 0. In f64 such numbers are as good as others: a
- * product is exact, and quotients and roots come out as if rounded once, since 53 bits are more than 2 · 24 + 1. A
- * product with a summand is rounded down and up: where that differs, the instruction for f32 does it after all. */
+/* An operand below 2^-126 makes a vector multiplication, division or square root take a hundred cycles or more. An
+ * optimizer's running means become so small when gradients stay 0. In f64 such numbers are normal: a product is exact,
+ * and quotients and roots are rounded as if once, because 53 bits are more than 2 · 24 + 1. A product plus a summand is
+ * rounded down and up; if these differ, the f32 instruction is used after all. */
 
 static bool is_rooted(const x64_step *s) { return s->op == X64_SQRTF && s->what == X64_COMPUTE && !s->wide; }
 
@@ -556,13 +556,13 @@ static bool is_multiplied(const x64_emitter *e, const x64_step *from, int v, boo
     return false;
 }
 
-/* Elements side by side, of which more is made than sums. */
+/* Contiguous elements from which more than sums is computed. */
 static bool is_looked_at(const x64_emitter *e, const x64_step *s) {
     if (s->what != X64_LOAD || s->a >= 0 || e->b->classes[s->access] != X64_NEXT) return false;
     return e->b->p->buffer_dtype[e->b->p->access[s->access].buffer] == TN_F32 && is_multiplied(e, s, s->d, true);
 }
 
-/* Roots take so long that looking for such numbers before costs next to nothing; where they can stay, it pays. */
+/* Square roots take so long that testing for such numbers first costs almost nothing, and it pays if they may occur. */
 bool kir_x64_heeds_subnormals(const x64_emitter *e) {
     if (!e->b->evex || e->b->lanes != 16 || e->s->n_reductions > 0) return false;
     bool pays = e->b->revises, loads = false;
@@ -581,7 +581,7 @@ static void look_for_subnormals(x64_emitter *e, x64_rm at, int n) {
     emit(e, (x64_vec){.op = X64_CLASSF, .bytes = 64, .reg = mask, .rm = at, .imm = SUBNORMAL});
 }
 
-/* For a jump if some lane of so many masks is set. */
+/* Tests for a jump that is taken if any lane of these masks is set. */
 static void test_masks(x64_emitter *e, int n) {
     kir_x64_op3(e, X64_KORTEST, 16, X64_FREE_MASK, 0, x64_reg(X64_FREE_MASK + (n > 1)));
 }
@@ -628,8 +628,8 @@ static void op_f64(x64_emitter *e, int op, int d, int first, int second, int rou
                       .rounding = rounding});
 }
 
-/* Half of a step's result. The mask of a sum: lanes that f64 has not exactly. Where sums differ in the sign of 0 alone,
- * that of the one rounded up is right. */
+/* Half of a step's result. The mask of a sum: lanes that are not exact in f64. Where sums differ only in the sign of 0,
+ * the one rounded up is right. */
 static void do_half(x64_emitter *e, const x64_step *s, int half, int d) {
     int x = e->scratch[0], y = e->scratch[1], lower = e->scratch[2];
     if (s->a >= 0) widen_x64(e, x, s->a, half);
@@ -655,7 +655,7 @@ static void do_in_f64(x64_emitter *e, const x64_step *s, int d, size_t in_f32) {
     emit(e, (x64_vec){.op = X64_JOIN32, .bytes = 64, .reg = d, .first = lower, .rm = x64_reg(d), .imm = 1});
 }
 
-/* The result has a register that is no operand's. */
+/* The result's register must not be an operand's. */
 static void do_with_care(x64_emitter *e, const x64_step *s, int i) {
     const int16_t operands[3] = {s->a, s->b, s->c};
     for (int k = 0; k < 3; k++)
@@ -766,7 +766,7 @@ static void find_uses(x64_emitter *e) {
     }
 }
 
-/* The most vector registers that the body's own values take at once. */
+/* The maximum number of vector registers that the body's own values need at once. */
 static int pressure_of(const x64_emitter *e) {
     int live = 0, most = 0;
     for (int i = 0; i < e->s->n; i++) {
@@ -880,9 +880,9 @@ tn_status kir_x64_emitter_open(x64_emitter *e, x64_build *b) {
 void kir_x64_emitter_close(x64_emitter *e) { tn_mem_free(e->in); }
 
 /* ==== loads, stores and indices =================================================================================== */
-/* Elements side by side move as vectors, under a mask where only some may be touched. Everything else (one element in
- * all lanes under a mask; without AVX-512, elements of other than 4 bytes under a mask) goes element by element through
- * a vector's worth of stack. */
+/* Contiguous elements are moved as vectors, under a mask if only some may be accessed. Everything else (one element in
+ * all lanes under a mask; without AVX-512, elements of other than 4 bytes under a mask) is moved element by element
+ * through a vector of the stack. */
 
 static int32_t field(size_t array, int access) { return (int32_t)(array + (size_t)access * sizeof(int64_t)); }
 
@@ -952,8 +952,8 @@ static void walk_x64(x64_emitter *e, const x64_step *s, int mask, bool load) {
 
 /* ---- looking ahead ----------------------------------------------------------------------------------------------- */
 
-/* A body so long hides what comes next from the processor: it looks some hundred instructions ahead, and its own
- * prefetching ends at every page. Shorter ones reach their next lines by themselves. */
+/* A long body hides the next accesses from the processor, which looks ahead some hundred instructions, and whose own
+ * prefetching stops at every page. Shorter bodies reach their next lines by themselves. */
 enum { LONG_BODY = 20, AHEAD_BYTES = 2048, LINE = 64 };
 
 static void look_ahead_x64(x64_emitter *e, const x64_step *s) {

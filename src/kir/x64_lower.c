@@ -1,8 +1,8 @@
 /* x64_lower.c — KIR instructions as x86-64 steps, with the functions of kir_math.h.
  *
- * Without loops, what does not vary along a row becomes the row segment before the one loop segment. With loops,
- * segments follow the program, but that what does not vary along a loop is done before it. What an instruction set
- * cannot do in a step or a few is refused: the tile VM then runs the program. */
+ * Without loops, what does not vary along a row becomes the row segment before the only loop segment. With loops,
+ * segments follow the program, except that values which do not vary along a loop are computed before it. What an
+ * instruction set cannot do in a few steps is refused; the tile VM then runs the program. */
 #include <math.h>
 #include <string.h>
 
@@ -213,7 +213,7 @@ static int not_zero(x64_build *b, kir_type t, int x) {
 
 /* ---- operations -------------------------------------------------------------------------------------------------- */
 
-/* The operation for elements of 4 and 8 bytes; 0 (ADDF for nobody else) where there is none. */
+/* The operations for elements of 4 and 8 bytes; 0 (ADDF is never used here): none. */
 typedef struct pair {
     uint8_t narrow, wide;
 } pair;
@@ -236,9 +236,9 @@ static const pair UNSIGNEDS[KIR_OP_COUNT] = {
 
 static const kir_ins *ins_of(const x64_build *b, kir_val v) { return &b->p->ins[v]; }
 
-/* MAX(x, y) = (x > y || x != x) ? x : y, while the instruction yields its second operand unless the first is greater.
- * With the operands swapped that is x for a NaN, and for a tie, which matters for zeros alone; and adding +0 makes +0
- * of either zero. So a y that is a constant and no NaN takes one instruction, +0 two. */
+/* MAX(x, y) = (x > y || x != x) ? x : y, but the instruction returns its second operand unless the first is greater.
+ * With the operands swapped it returns x for a NaN, and for a tie, which matters only for zeros; adding +0 makes +0 of
+ * either zero. So a y that is a constant and not NaN takes one instruction, +0 two. */
 static int x64_extreme(x64_build *b, const kir_ins *in, int x, int y) {
     x64_op op = in->op == KIR_MAX ? X64_MAXF : X64_MINF;
     const kir_ins *bound = ins_of(b, in->b);
@@ -305,7 +305,7 @@ static int lower_mask(x64_build *b, const kir_ins *in, int x, int y) {
 
 /* ---- casts ------------------------------------------------------------------------------------------------------- */
 
-/* The instruction yields INT_MIN for all that does not fit. */
+/* The instruction returns INT_MIN for everything that does not fit. */
 static int float_to_i32(x64_build *b, int x) {
     int whole = kir_x64_unary(b, X64_F2I, x);
     int above = kir_x64_compare_f(b, X64_LESS_EQUAL, kir_x64_f32(b, 0x1p31f), x);
@@ -321,7 +321,7 @@ static const uint8_t CONVERSIONS[KIR_TYPE_COUNT][KIR_TYPE_COUNT] = {
     [KIR_I32][KIR_U64] = X64_I2Q, [KIR_U32][KIR_I64] = X64_U2Q, [KIR_U32][KIR_U64] = X64_U2Q,
 };
 
-/* The bits of `x` are those of the result. */
+/* Whether the bits of `x` are those of the result. */
 static bool is_rename(kir_type from, kir_type to) {
     return !kir_is_float(from) && !kir_is_float(to) && from != KIR_BOOL && to != KIR_BOOL &&
            kir_type_size(from) == kir_type_size(to);
@@ -363,7 +363,7 @@ static tn_dtype x64_dtype_of(const x64_build *b, const kir_ins *in) {
     return (tn_dtype)b->p->buffer_dtype[b->p->access[in->imm.i].buffer];
 }
 
-/* How elements come into lanes and, with AVX-512, out of them. */
+/* How elements are loaded into lanes and, with AVX-512, stored. */
 typedef struct transfer {
     uint8_t load, store;
 } transfer;
@@ -548,7 +548,7 @@ static bool is_pure(kir_op op) {
     return kir_yields(op) && op != KIR_LOAD && op != KIR_INDEX && op != KIR_REDUCE && op != KIR_SCALAR;
 }
 
-/* Marks what a loop's body computes from row values alone (and loads of one element, while nothing has been stored): it
+/* Marks what a loop's body computes only from row values (and loads of one element, while nothing has been stored): it
  * is computed once, in the row segment before the loop. */
 static void mark_invariant(const x64_build *b, bool *invariant, bool *once) {
     bool stored = false, inside = false;
@@ -635,9 +635,8 @@ const char *kir_x64_refusal_of(const kir_program *p, bool evex) {
 }
 
 /* ==== functions of kir_math.h as steps ============================================================================ */
-/* One thing is done otherwise where AVX-512 has an instruction that yields the same: a power of two is multiplied in by
- * SCALEF, which rounds once as the two multiplications of kir_exp_f32 do. tests/test_kir_x64.c compares every function
- * with kir_math.h. */
+/* One exception, where AVX-512 has an instruction with the same result: SCALEF multiplies by a power of two, rounding
+ * once as the two multiplications of kir_exp_f32 do. tests/test_kir_x64.c compares every function with kir_math.h. */
 
 static int f(x64_build *b, float x) { return kir_x64_f32(b, x); }
 
