@@ -290,7 +290,8 @@ static void losses_have_a_gradient_at_infinity(void **state) {
     EXPECT(gradient_of(tn_smooth_l1_loss(x, none, TN_REDUCTION_SUM, NULL), x), TN_F32, 1, 1, -1, 1, 0.5);
 }
 
-/* The square of an element near the limit of its dtype is infinite, and that of a small one 0; their norm is neither. */
+/* The square of an element near the limit of its dtype is infinite, and that of a small one 0; their norm is
+ * neither. */
 static void the_norm_of_one_element_is_its_size(void **state) {
     (void)state;
     static const double orders[] = {-1, 0.5, 1, 2, 3, INFINITY, -INFINITY}, sizes[] = {-0x1p127, 0x1p-120};

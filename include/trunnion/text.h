@@ -306,9 +306,9 @@ typedef struct tn_sampler_options {
      * NULL, 0. */
     const int32_t *dry_breakers;
     int32_t dry_breaker_count;
-    /* Mirostat 2 (Basu et al. 2021): keeps the mean surprise of the drawn tokens, -log2 of their probability before this
-     * cut, near mirostat_tau by a limit on the surprise that each draw corrects by mirostat_eta times its error. tau 0, the
-     * default: off; eta in [0, 1], default 0.1. */
+    /* Mirostat 2 (Basu et al. 2021): keeps the mean surprise of the drawn tokens, -log2 of their probability before
+     * this cut, near mirostat_tau by a limit on the surprise that each draw corrects by mirostat_eta times its error.
+     * tau 0, the default: off; eta in [0, 1], default 0.1. */
     double mirostat_tau, mirostat_eta;
 } tn_sampler_options;
 #define TN_SAMPLER_DEFAULTS \

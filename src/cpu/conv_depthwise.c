@@ -143,8 +143,8 @@ static void fill_outside(const depthwise *e, int64_t row, int64_t first, int64_t
              (end - first) * e->w.phase);
 }
 
-/* `rows` rows of the input tile from row `first` of the image on. What lies left and right of them never changes, and is
- * there; so are rows outside of the image if the tile had this place before. */
+/* `rows` rows of the input tile from row `first` of the image on. What lies left and right of them never changes, and
+ * is there; so are rows outside of the image if the tile had this place before. */
 static void fill_depthwise(const depthwise *e, const float *x, int64_t first, int64_t rows, bool same, float *to) {
     const tn_conv_args *a = &e->a;
     const int64_t down = a->stride[0], side = a->stride[1];

@@ -69,8 +69,8 @@ const tn_op_impl tn_impl_full_like = {.keeps_half = true,
                                       .cases = "types=f32,i32; [2,3] value=7; [] value=-1; [0,3] value=2; "
                                                "types=u8; error=hold [2] value=-1"};
 
-/* fill(x, value): `value` everywhere, with x's shape and dtype, which must be able to hold it: see full. fill_ writes it
- * into x. */
+/* fill(x, value): `value` everywhere, with x's shape and dtype, which must be able to hold it: see full. fill_ writes
+ * it into x. */
 static tn_node *compose_fill(tn_build *b, const tn_node *n) { return filled(b, n, n->f[TN_FILL_VALUE]); }
 const tn_op_impl tn_impl_fill = {.keeps_half = true,
                                  .infer = infer_filled,

@@ -735,8 +735,8 @@ const tn_op_impl tn_impl_where = {
     .cases = "types=f32,f64,i32,bool; [2,3]:bool [2,3] [2,3]; [3]:bool [2,1] [3]; []:bool [2] [2]; [2,1]:bool [] [3];"
              "[0,2]:bool [2] []; error=bool [2]:f32 [2] [2]; error=broadcast [2]:bool [3] [2]"};
 
-/* full(shape, value, dtype): a tensor of one value. For an integer dtype the value is truncated; NaN, or a value outside
- * the dtype, is an error. */
+/* full(shape, value, dtype): a tensor of one value. For an integer dtype the value is truncated; NaN, or a value
+ * outside the dtype, is an error. */
 static tn_status infer_full(tn_infer *c) {
     int64_t rank = c->attrs->i[0];
     int64_t dtype = c->attrs->i[1 + rank];

@@ -915,10 +915,9 @@ const tn_op_impl tn_impl_topk_indices = {.infer = infer_topk_indices, .compose =
 /* Usually the host has the indices when an op is recorded, because they were made from data or computed before. Then
  * they are compared with the range here: about a nanosecond each, and only once while they do not change. Indices that
  * are computed later, that lie in memory which its owner may change, or that may be others at each launch of a captured
- * graph, get a check instead: a plan compares them when it computes or reads them (plan/index_check.c), before it writes
- * any state. Nothing is done for indices
- * whose range follows from how they are made (argmax, clamp), nor for those on another device, which the host would
- * have to wait for, unless TRUNNION_CHECK_INDICES asks for it. */
+ * graph, get a check instead: a plan compares them when it computes or reads them (plan/index_check.c), before it
+ * writes any state. Nothing is done for indices whose range follows from how they are made (argmax, clamp), nor for
+ * those on another device, which the host would have to wait for, unless TRUNNION_CHECK_INDICES asks for it. */
 
 typedef enum counts { NO_INDICES, ALONG_DIM, FROM_END_TOO, ROWS, CLASSES, PLACES } counts;
 

@@ -271,8 +271,8 @@ static tn_node *divided(tn_build *b, const tn_node *n, const tn_window *w, tn_no
     return whole ? tn_b_div_trunc(b, x, count) : tn_b_div(b, x, count);
 }
 
-/* Sums of the windows of x [batch, channels, h, w]: of floats a depthwise convolution with ones, for which the CPU has a
- * kernel; where windows are few, a reduction over what they see. */
+/* Sums of the windows of x [batch, channels, h, w]: of floats a depthwise convolution with ones, for which the CPU has
+ * a kernel; where windows are few, a reduction over what they see. */
 static tn_node *window_sums(tn_build *b, tn_node *x, const tn_window *w, const int64_t *places) {
     enum { FEW_WINDOWS = 16 };
     if (!x || x->dtype != TN_F32 || x->shape[1] < 2 || places[0] * places[1] < FEW_WINDOWS)

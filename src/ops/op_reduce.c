@@ -179,8 +179,8 @@ static tn_node *product_of_others(tn_build *b, const tn_node *n, tn_node *x) {
     return tn_b_permute(b, tn_b_reshape(b, others, shape, rank), back, rank);
 }
 
-/* `share`, and for the only element of a product that is NaN or infinite the product of the others. filled: x with 1 for
- * its zeros, of which there are `zeros`. */
+/* `share`, and for the only element of a product that is NaN or infinite the product of the others. filled: x with 1
+ * for its zeros, of which there are `zeros`. */
 static tn_node *beside_infinite(tn_build *b, const tn_node *n, tn_node *filled, tn_node *zeros, tn_node *share) {
     tn_node *none = tn_b_const(b, 0, filled), *one = tn_b_const(b, 1, filled);
     tn_node *odd = tn_b_bitwise_not(b, tn_b_lt(b, tn_b_abs(b, filled), tn_b_const(b, INFINITY, filled)));
@@ -192,9 +192,9 @@ static tn_node *beside_infinite(tn_build *b, const tn_node *n, tn_node *filled, 
 
 /* prod(x, dims, keepdim): the product over dims (TN_ALL: all). Integers and bools multiply to i64.
  *
- * Gradient: the product of the others is y / x where x is not 0; where it is, the others' product, for a single zero. The
- * same holds for a single element that is NaN or infinite: by division it would spoil its own gradient.
- * Of these the gradient does not follow if there are two zeros: where it will be asked for, nothing is divided. */
+ * Gradient: the product of the others is y / x where x is not 0; where it is, the others' product, for a single zero.
+ * The same holds for a single element that is NaN or infinite: by division it would spoil its own gradient. Of these
+ * the gradient does not follow if there are two zeros: where it will be asked for, nothing is divided. */
 static tn_status grad_prod(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *x = n->in[0], *y = with_dims(b, n, tn_b_self(n)), *d = with_dims(b, n, dy);
     tn_node *none = tn_b_const(b, 0, x), *one = tn_b_const(b, 1, x);

@@ -759,8 +759,8 @@ static bool feeds_kernel(const tn_graph_plan *g, const tn_value *v, int depth) {
 }
 
 /* Is the value stored in memory even if the concatenation does not ask for it? True for the epilogue of a product, a
- * convolution or a reduction and for operands of kernels; false for element-wise values, which are better computed in the
- * concatenation. */
+ * convolution or a reduction and for operands of kernels; false for element-wise values, which are better computed in
+ * the concatenation. */
 static bool is_stored_anyway(const tn_graph_plan *g, int value) {
     enum { EPILOGUE = 4 }; /* steps */
     int steps = 0;

@@ -1,12 +1,13 @@
 /* index_check.c — compares indices with their range while a plan runs.
  *
- * A kernel cannot fail, so an index out of range reads NaN there or is skipped. The host looks at the indices instead:
- * right after the command that computes them, or before the first command if they are data. They lie in memory for
- * that. No check stands in the commit section, so a run that one ends has changed no state. On the processor a check is
- * one pass over the indices; on other devices, where only TRUNNION_CHECK_INDICES asks for checks, they are fetched.
+ * A kernel cannot fail, so it reads NaN or skips for an index out of range. Instead the host checks the indices: right
+ * after the command that computes them, or before the first command if they are data. So indices are always stored in
+ * memory. No check is in the commit section, so a run that is stopped by a check has changed no state. On the CPU a
+ * check is one pass over the indices; on other devices, which check only if TRUNNION_CHECK_INDICES asks for it, the
+ * indices are copied to the host.
  *
- * An op looks at its indices through a view that has the check, so the results that a failed check spoils are those that
- * depend on this view. They become errors; everything else stays recorded. */
+ * An op reads its indices through a view that has the check, so the results that depend on this view are those that a
+ * failed check affects. They become errors; everything else stays recorded. */
 #include <string.h>
 
 #include "ops/ops_common.h"

@@ -773,8 +773,8 @@ static bool is_lost_in(const tn_node *x, tn_dtype t) {
     return x->op == TN_OP_FULL ? !tn_dtype_holds(t, x->f[0]) : tn_dtype_size(t) < sizeof(int64_t);
 }
 
-/* Numbers wrap around in arithmetic of a narrow integer dtype, as in PyTorch. A comparison with one outside the dtype is
- * made where both are exact: i64, or f32 for a negative number and u64, where only the sign counts. */
+/* Numbers wrap around in arithmetic of a narrow integer dtype, as in PyTorch. A comparison with one outside the dtype
+ * is made where both are exact: i64, or f32 for a negative number and u64, where only the sign counts. */
 static tn_dtype dtype_to_compare(tn_node *const *in, int n_in, tn_dtype t) {
     for (int i = 0; i < n_in; i++)
         if (is_lost_in(in[i], t)) return t == TN_U64 ? TN_F32 : TN_I64;
