@@ -56,6 +56,7 @@ static void train_everywhere(const char *task, int steps) {
 static void digits_are_learned_with_the_cpus_bits(void **state) {
     (void)state;
     train_everywhere("digits", 20);
+    train_everywhere("digits --amp f16", 20);
 }
 
 static void cartpole_is_learned_with_the_cpus_bits(void **state) {

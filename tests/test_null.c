@@ -12,6 +12,7 @@
 
 #include <math.h>
 
+#include "trunnion/amp.h"
 #include "trunnion/autograd.h"
 #include "trunnion/backend.h"
 #include "trunnion/certify.h"
@@ -245,6 +246,7 @@ static void gradients_refuse(void **state) {
     YIELDS(NULL, tn_grad(NULL))
     CALLS(tn_zero_grad(NULL))
     CALLS(tn_no_grad_end(NULL))
+    CALLS(tn_autocast_end(NULL))
     tn_free(x);
 }
 
@@ -476,6 +478,12 @@ static void optimizers_refuse(void **state) {
     CALLS(tn_optimizer_zero_grad(NULL))
     FAILS(tn_minimize(NULL, NULL))
     FAILS(tn_clip_grad_norm(NULL, 1, NULL))
+    FAILS(tn_clip_grad_value(NULL, 1))
+    FAILS(tn_optimizer_set_grad_scaler(NULL, NULL))
+    FAILS(tn_optimizer_unscale(NULL))
+    REFUSES(tn_optimizer_scale_loss(NULL, NULL))
+    YIELDS(1, tn_optimizer_loss_scale(NULL))
+    YIELDS(0, tn_optimizer_skipped_steps(NULL))
     REFUSES(tn_grad_is_finite(NULL))
     YIELDS(0, tn_optimizer_lr(NULL))
     FAILS(tn_optimizer_set_lr(NULL, 1))
@@ -486,6 +494,7 @@ static void optimizers_refuse(void **state) {
     YIELDS(true, isnan(tn_schedule_at(NULL, 0)))
     assert_ok(tn_optimizer_sgd(root, NULL, &o));
     FAILS(tn_minimize(o, NULL))
+    REFUSES(tn_optimizer_scale_loss(o, NULL))
     FAILS(tn_optimizer_variables(o, NULL, &count))
     FAILS(tn_optimizer_variables(o, &items, NULL))
     tn_optimizer_free(o);
@@ -740,8 +749,7 @@ static void errors_name_function_and_line(void **state) {
 static void errors_of_writes_name_function_and_line(void **state) {
     (void)state;
     TN_SCOPE;
-    tn_tensor *x = tn_zeros(TN_DIMS(2, 3), TN_F32),
-              *wide = tn_expand(tn_zeros(TN_DIMS(1, 3), TN_F32), TN_DIMS(2, 3));
+    tn_tensor *x = tn_zeros(TN_DIMS(2, 3), TN_F32), *wide = tn_expand(tn_zeros(TN_DIMS(1, 3), TN_F32), TN_DIMS(2, 3));
     check_line(tn_add_(wide, x), __LINE__, "add_: in-place write");
     tn_tensor *leaf = tn_zeros(TN_DIMS(2), TN_F32);
     assert_ok(tn_set_requires_grad(leaf, true));

@@ -7,6 +7,7 @@
 #include <dirent.h>
 #include <math.h>
 
+#include "trunnion/amp.h"
 #include "trunnion/certify.h"
 #include "trunnion/data_parallel.h"
 #include "trunnion/embed.h"
@@ -43,37 +44,37 @@ static tn_tensor *cached(const tn_cached_attention_options *o) {
 #define MEAN TN_REDUCTION_MEAN
 
 /* X(operation, its initialiser, a call with options o) */
-#define OPERATIONS(X)                                                                                           \
-    X(cosine_similarity, COSINE_SIMILARITY, tn_cosine_similarity(MATRIX, tn_add_scalar(MATRIX, 1), 1, o))       \
-    X(softplus, SOFTPLUS, tn_softplus(MATRIX, o))                                                               \
-    X(gelu, GELU, tn_gelu(MATRIX, o))                                                                           \
-    X(layer_norm, LAYER_NORM, tn_layer_norm(MATRIX, TN_DIMS(4), NULL, NULL, o))                                 \
-    X(rms_norm, RMS_NORM, tn_rms_norm(MATRIX, TN_DIMS(4), NULL, o))                                             \
-    X(group_norm, GROUP_NORM, tn_group_norm(MATRIX, 2, NULL, NULL, o))                                          \
-    X(instance_norm, INSTANCE_NORM, tn_instance_norm(IMAGE, NULL, NULL, o))                                     \
-    X(batch_norm, BATCH_NORM, tn_batch_norm(MATRIX, NULL, NULL, NULL, NULL, true, o))                           \
-    X(conv1d, CONV1D, tn_conv1d(ramp(TN_DIMS(1, 2, 6)), ramp(TN_DIMS(2, 2, 3)), NULL, o))                       \
-    X(conv2d, CONV2D, tn_conv2d(IMAGE, FILTER, NULL, o))                                                        \
-    X(int_conv2d, INT_CONV2D, tn_int_conv2d(BYTES(1, 2, 6, 6), tn_cast(BYTES(2, 2, 3, 3), TN_I8), o))           \
-    X(conv_transpose2d, CONV_TRANSPOSE2D, tn_conv_transpose2d(IMAGE, FILTER, NULL, o))                          \
-    X(max_pool2d, MAX_POOL2D, tn_max_pool2d(IMAGE, KERNEL, o))                                                  \
-    X(max_pool2d_indices, MAX_POOL2D_INDICES, tn_max_pool2d_indices(IMAGE, KERNEL, o))                          \
-    X(avg_pool2d, AVG_POOL2D, tn_avg_pool2d(IMAGE, KERNEL, o))                                                  \
-    X(rope, ROPE, tn_rope(MATRIX, tn_cos(ramp(TN_DIMS(3, 2))), tn_sin(ramp(TN_DIMS(3, 2))), o))                 \
-    X(scaled_dot_product_attention, SCALED_DOT_PRODUCT_ATTENTION,                                               \
-      tn_scaled_dot_product_attention(MATRIX, MATRIX, MATRIX, NULL, o))                                         \
-    X(cached_attention, CACHED_ATTENTION, cached(o))                                                            \
-    X(smooth_l1_loss, SMOOTH_L1_LOSS, tn_smooth_l1_loss(MATRIX, tn_zeros_like(MATRIX), MEAN, o))                \
-    X(huber_loss, HUBER_LOSS, tn_huber_loss(MATRIX, tn_zeros_like(MATRIX), MEAN, o))                            \
-    X(kl_div, KL_DIV, tn_kl_div(MATRIX, tn_ones_like(MATRIX), MEAN, o))                                         \
-    X(nll_loss, NLL_LOSS, tn_nll_loss(MATRIX, classes(), NULL, o))                                              \
+#define OPERATIONS(X)                                                                                     \
+    X(cosine_similarity, COSINE_SIMILARITY, tn_cosine_similarity(MATRIX, tn_add_scalar(MATRIX, 1), 1, o)) \
+    X(softplus, SOFTPLUS, tn_softplus(MATRIX, o))                                                         \
+    X(gelu, GELU, tn_gelu(MATRIX, o))                                                                     \
+    X(layer_norm, LAYER_NORM, tn_layer_norm(MATRIX, TN_DIMS(4), NULL, NULL, o))                           \
+    X(rms_norm, RMS_NORM, tn_rms_norm(MATRIX, TN_DIMS(4), NULL, o))                                       \
+    X(group_norm, GROUP_NORM, tn_group_norm(MATRIX, 2, NULL, NULL, o))                                    \
+    X(instance_norm, INSTANCE_NORM, tn_instance_norm(IMAGE, NULL, NULL, o))                               \
+    X(batch_norm, BATCH_NORM, tn_batch_norm(MATRIX, NULL, NULL, NULL, NULL, true, o))                     \
+    X(conv1d, CONV1D, tn_conv1d(ramp(TN_DIMS(1, 2, 6)), ramp(TN_DIMS(2, 2, 3)), NULL, o))                 \
+    X(conv2d, CONV2D, tn_conv2d(IMAGE, FILTER, NULL, o))                                                  \
+    X(int_conv2d, INT_CONV2D, tn_int_conv2d(BYTES(1, 2, 6, 6), tn_cast(BYTES(2, 2, 3, 3), TN_I8), o))     \
+    X(conv_transpose2d, CONV_TRANSPOSE2D, tn_conv_transpose2d(IMAGE, FILTER, NULL, o))                    \
+    X(max_pool2d, MAX_POOL2D, tn_max_pool2d(IMAGE, KERNEL, o))                                            \
+    X(max_pool2d_indices, MAX_POOL2D_INDICES, tn_max_pool2d_indices(IMAGE, KERNEL, o))                    \
+    X(avg_pool2d, AVG_POOL2D, tn_avg_pool2d(IMAGE, KERNEL, o))                                            \
+    X(rope, ROPE, tn_rope(MATRIX, tn_cos(ramp(TN_DIMS(3, 2))), tn_sin(ramp(TN_DIMS(3, 2))), o))           \
+    X(scaled_dot_product_attention, SCALED_DOT_PRODUCT_ATTENTION,                                         \
+      tn_scaled_dot_product_attention(MATRIX, MATRIX, MATRIX, NULL, o))                                   \
+    X(cached_attention, CACHED_ATTENTION, cached(o))                                                      \
+    X(smooth_l1_loss, SMOOTH_L1_LOSS, tn_smooth_l1_loss(MATRIX, tn_zeros_like(MATRIX), MEAN, o))          \
+    X(huber_loss, HUBER_LOSS, tn_huber_loss(MATRIX, tn_zeros_like(MATRIX), MEAN, o))                      \
+    X(kl_div, KL_DIV, tn_kl_div(MATRIX, tn_ones_like(MATRIX), MEAN, o))                                   \
+    X(nll_loss, NLL_LOSS, tn_nll_loss(MATRIX, classes(), NULL, o))                                        \
     X(cross_entropy, CROSS_ENTROPY, tn_cross_entropy(MATRIX, classes(), NULL, o))
 
-#define RUN(op, NAME, call)                             \
-    static tn_tensor *run_##op(const void *given) {     \
-        const tn_##op##_options *o = given;             \
-        return call;                                    \
-    }                                                   \
+#define RUN(op, NAME, call)                         \
+    static tn_tensor *run_##op(const void *given) { \
+        const tn_##op##_options *o = given;         \
+        return call;                                \
+    }                                               \
     static const tn_##op##_options op##_defaults = TN_##NAME##_DEFAULTS;
 OPERATIONS(RUN)
 
@@ -101,6 +102,16 @@ static tn_status new_adamw(tn_module *m, const void *o, tn_optimizer **out) { re
 static tn_status try_sgd(const void *o) { return optimizer(new_sgd, o); }
 static tn_status try_adam(const void *o) { return optimizer(new_adam, o); }
 static tn_status try_adamw(const void *o) { return optimizer(new_adamw, o); }
+
+static tn_status try_grad_scaler(const void *options) {
+    tn_module *root = small_module();
+    tn_optimizer *o = NULL;
+    tn_status s = tn_optimizer_sgd(root, NULL, &o);
+    if (s == TN_OK) s = tn_optimizer_set_grad_scaler(o, options);
+    tn_optimizer_free(o);
+    tn_module_free(root);
+    return s;
+}
 
 static tn_status try_schedule(const void *o) { return isnan(tn_schedule_at(o, 0)) ? TN_ERR_ARGUMENT : TN_OK; }
 
@@ -231,6 +242,7 @@ static tn_status try_certify(const void *o) {
     X(SGD, tn_sgd_options, try_sgd)                                     \
     X(ADAM, tn_adam_options, try_adam)                                  \
     X(ADAMW, tn_adam_options, try_adamw)                                \
+    X(GRAD_SCALER, tn_grad_scaler_options, try_grad_scaler)             \
     X(SCHEDULE, tn_schedule, try_schedule)                              \
     X(NN_CONV2D, tn_nn_conv2d_options, try_nn_conv2d)                   \
     X(NN_NORM, tn_nn_norm_options, try_nn_norm)                         \

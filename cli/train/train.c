@@ -31,6 +31,8 @@ static const char help_text[] =
     "  --devices A,B         digits, chars: share each batch, as in cuda:0,cuda:1; the first holds the model\n"
     "  --parts N             digits, chars: parts per batch (default: one per device); the bits of the results\n"
     "                        depend on the number of parts, not on the devices\n"
+    "  --amp f16|bf16        digits, chars: mixed precision: products in f16 or bf16, weights and optimizer state in\n"
+    "                        f32; f16 with a dynamic loss scale\n"
     "  --data FILE           digits: a table, 65 integers per line: 64 pixels from 0 to 16, then the digit;\n"
     "                        chars: the text (default: the help of some commands)\n"
     "  --save FILE           write a checkpoint at the end, or when stopped (Ctrl-C, SIGTERM)\n"
@@ -66,6 +68,7 @@ enum {
     OPT_POLICY,
     OPT_DEVICES,
     OPT_PARTS,
+    OPT_AMP,
     OPT_DATA,
     OPT_SAVE,
     OPT_SAVE_EVERY,
@@ -79,6 +82,7 @@ static const struct option own_options[] = {
     {"policy", required_argument, NULL, OPT_POLICY},
     {"devices", required_argument, NULL, OPT_DEVICES},
     {"parts", required_argument, NULL, OPT_PARTS},
+    {"amp", required_argument, NULL, OPT_AMP},
     {"data", required_argument, NULL, OPT_DATA},
     {"save", required_argument, NULL, OPT_SAVE},
     {"save-every", required_argument, NULL, OPT_SAVE_EVERY},
@@ -98,6 +102,7 @@ static bool take_option(void *ctx, int val, const char *arg) {
     case OPT_POLICY: o->policy = arg; return one_of(arg, "mlp", "lstm");
     case OPT_DEVICES: o->devices = arg; return *arg != 0;
     case OPT_PARTS: return cli_parse_int(arg, 1, 256, &o->parts);
+    case OPT_AMP: o->amp = arg; return one_of(arg, "f16", "bf16");
     case OPT_DATA: o->data = arg; return *arg != 0;
     case OPT_SAVE: o->save = arg; return *arg != 0;
     case OPT_RESUME: o->resume = arg; return *arg != 0;
@@ -114,6 +119,7 @@ static const char *foreign_option(const train_options *o, const train_task *task
                 {TRAIN_TAKES_POLICY, o->policy, "--policy"},
                 {TRAIN_TAKES_DEVICES, o->devices, "--devices"},
                 {TRAIN_TAKES_DEVICES, o->parts ? "" : NULL, "--parts"},
+                {TRAIN_TAKES_AMP, o->amp, "--amp"},
                 {TRAIN_TAKES_DATA, o->data, "--data"}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         if (rows[i].given && !(task->takes & rows[i].bit)) return rows[i].name;
@@ -124,6 +130,15 @@ static const train_task *find_task(const char *name) {
     for (int i = 0; i < TASKS; i++)
         if (strcmp(tasks[i]->name, name) == 0) return tasks[i];
     return NULL;
+}
+
+tn_dtype train_amp_dtype(const train_options *o) {
+    if (!o->amp) return TN_F32;
+    return strcmp(o->amp, "f16") == 0 ? TN_F16 : TN_BF16;
+}
+
+tn_status train_amp_prepare(const train_options *o, tn_optimizer *optimizer) {
+    return train_amp_dtype(o) == TN_F16 ? tn_optimizer_set_grad_scaler(optimizer, NULL) : TN_OK;
 }
 
 /* ---- a run ------------------------------------------------------------------------------------------------------- */
@@ -143,9 +158,10 @@ typedef struct run {
 } run;
 
 static void describe_training(run *r) {
-    char own[128];
+    char own[128], amp[32] = "";
     r->task->describe(r->self, own, sizeof own);
-    snprintf(r->description, sizeof r->description, "{\"task\": \"%s\", %s, \"seed\": %llu}", r->task->name, own,
+    if (r->options->amp) snprintf(amp, sizeof amp, ", \"amp\": \"%s\"", r->options->amp);
+    snprintf(r->description, sizeof r->description, "{\"task\": \"%s\", %s%s, \"seed\": %llu}", r->task->name, own, amp,
              (unsigned long long)r->options->common.seed);
 }
 
@@ -241,6 +257,7 @@ static tn_status train_on(run *r, cli_progress *progress) {
 
 static void put_json_training(const run *r, double rate, double metric, const char *id, const tn_device *device) {
     cli_json j = {.out = stdout};
+    const tn_optimizer *optimizer = checkpoint_of(r).optimizer;
     cli_json_object(&j, NULL);
     cli_json_string(&j, "task", r->task->name);
     cli_json_number(&j, "final_loss", r->loss);
@@ -250,6 +267,9 @@ static void put_json_training(const run *r, double rate, double metric, const ch
     cli_json_string(&j, "metric_name", r->task->metric);
     cli_json_string(&j, "device", id);
     if (r->task->shared) train_devices_json(&j, r->task->shared(r->self));
+    if (r->options->amp) cli_json_string(&j, "amp", r->options->amp);
+    if (r->options->amp) cli_json_number(&j, "loss_scale", tn_optimizer_loss_scale(optimizer));
+    if (r->options->amp) cli_json_int(&j, "skipped_steps", tn_optimizer_skipped_steps(optimizer));
     cli_json_fallback(&j, &r->selection, device);
     cli_json_bool(&j, "interrupted", cli_stopped());
     cli_json_string(&j, "stopped", cli_stopped() ? "cancelled" : "end");
@@ -264,6 +284,10 @@ static void put_text_training(const run *r, double rate, double metric, const ch
     if (r->step > r->first) printf(", %.0f a second, loss %.4g", rate, r->loss);
     printf("\n");
     if (!cli_stopped()) printf("%s: %.4g\n", r->task->metric, metric);
+    const tn_optimizer *optimizer = checkpoint_of(r).optimizer;
+    if (r->options->amp)
+        printf("mixed precision with %s: loss scale %g, %lld steps skipped\n", r->options->amp,
+               tn_optimizer_loss_scale(optimizer), (long long)tn_optimizer_skipped_steps(optimizer));
     if (r->task->shared) train_devices_text(stdout, r->task->shared(r->self));
     if (r->options->save) printf("saved: %s (continue with --resume %s)\n", r->options->save, r->options->save);
 }

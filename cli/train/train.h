@@ -25,6 +25,7 @@ typedef struct train_options {
     const char *policy;  /* cartpole: mlp, lstm */
     const char *devices; /* names with commas between; NULL: the one of `common` */
     int64_t parts;       /* of a batch; 0: one a device */
+    const char *amp;     /* f16, bf16; NULL: everything in f32 */
     const train_team *team; /* once they are open */
 } train_options;
 
@@ -33,7 +34,8 @@ enum {
     TRAIN_TAKES_MODEL = 1 << 0,
     TRAIN_TAKES_POLICY = 1 << 1,
     TRAIN_TAKES_DATA = 1 << 2,
-    TRAIN_TAKES_DEVICES = 1 << 3
+    TRAIN_TAKES_DEVICES = 1 << 3,
+    TRAIN_TAKES_AMP = 1 << 4
 };
 
 /* One task. Functions return a status; the words are those of tn_error. */
@@ -65,6 +67,12 @@ typedef struct train_task {
 } train_task;
 
 extern const train_task train_digits, train_cartpole, train_chars;
+
+/* ---- mixed precision (train.c) ----------------------------------------------------------------------------------- */
+
+tn_dtype train_amp_dtype(const train_options *o); /* for TN_AUTOCAST; TN_F32 without --amp */
+/* f16 needs a loss scale; bf16 has the range of f32. */
+tn_status train_amp_prepare(const train_options *o, tn_optimizer *optimizer);
 
 /* ---- several devices (train_devices.c) --------------------------------------------------------------------------- */
 

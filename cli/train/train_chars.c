@@ -33,6 +33,7 @@ typedef struct chars {
     int vocabulary;
     unsigned char byte_of[BYTES];
     uint64_t seed, text_hash;
+    tn_dtype amp;
     tn_module *root, *block[LAYERS];
     tn_tensor *mask;
     tn_optimizer *optimizer;
@@ -160,8 +161,10 @@ static tn_status chars_begin(const train_options *o, void **self) {
     *self = c;
     if (!c) return tn_backend_fail(TN_ERR_MEMORY, "out of memory");
     c->seed = o->common.seed;
+    c->amp = train_amp_dtype(o);
     tn_status status = load_text(o->data, c);
     if (status == TN_OK) status = build_chars(c);
+    if (status == TN_OK) status = train_amp_prepare(o, c->optimizer);
     return status == TN_OK ? train_share(o, c->root, &c->all) : status;
 }
 
@@ -184,6 +187,7 @@ typedef struct batch {
 
 static tn_tensor *loss_of_part(void *ctx, const tn_part *part) {
     const batch *b = ctx;
+    TN_AUTOCAST(b->c->amp);
     return loss_of(b->c, b->begin + part->first, part->rows);
 }
 
@@ -297,7 +301,7 @@ const train_task train_chars = {
     .name = "chars",
     .unit = "batches of 16 pieces of 64 characters",
     .metric = "bits per character, on held-out text",
-    .takes = TRAIN_TAKES_DATA | TRAIN_TAKES_DEVICES,
+    .takes = TRAIN_TAKES_DATA | TRAIN_TAKES_DEVICES | TRAIN_TAKES_AMP,
     .steps = 500,
     .begin = chars_begin,
     .describe = chars_describe,

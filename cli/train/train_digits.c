@@ -37,6 +37,7 @@ typedef struct digits {
     tn_optimizer *optimizer;
     tn_data_parallel *all;
     bool images; /* the network takes [batch, 1, 8, 8] */
+    tn_dtype amp;
     uint64_t seed;
     int32_t *order;      /* of the epoch `order_epoch` */
     int64_t order_epoch; /* -1: none yet */
@@ -178,6 +179,7 @@ static tn_status digits_begin(const train_options *o, void **self) {
     *self = d;
     if (!d) return tn_backend_fail(TN_ERR_MEMORY, "out of memory");
     d->images = strcmp(o->model, "cnn") == 0;
+    d->amp = train_amp_dtype(o);
     d->seed = o->common.seed;
     d->order_epoch = -1;
     tn_status status = load_table(o->data, d);
@@ -185,6 +187,7 @@ static tn_status digits_begin(const train_options *o, void **self) {
     d->order = malloc((size_t)d->train.count * sizeof *d->order);
     if (!d->order) return tn_backend_fail(TN_ERR_MEMORY, "out of memory");
     status = build_digits(d);
+    if (status == TN_OK) status = train_amp_prepare(o, d->optimizer);
     return status == TN_OK ? train_share(o, d->root, &d->all) : status;
 }
 
@@ -218,6 +221,7 @@ static tn_tensor *loss_of_part(void *ctx, const tn_part *part) {
     const batch *b = ctx;
     tn_cross_entropy_options smooth = TN_CROSS_ENTROPY_DEFAULTS;
     smooth.label_smoothing = SMOOTHING;
+    TN_AUTOCAST(b->d->amp);
     tn_tensor *x = input_of(b->d, b->pixels + part->first * PIXELS, part->rows);
     tn_tensor *y = tn_from_data(b->labels + part->first, (int64_t[]){part->rows}, 1, TN_I64);
     return tn_cross_entropy(tn_forward(b->d->net, x), y, NULL, &smooth);
@@ -279,7 +283,7 @@ const train_task train_digits = {
     .name = "digits",
     .unit = "batches of 64",
     .metric = "test accuracy",
-    .takes = TRAIN_TAKES_MODEL | TRAIN_TAKES_DATA | TRAIN_TAKES_DEVICES,
+    .takes = TRAIN_TAKES_MODEL | TRAIN_TAKES_DATA | TRAIN_TAKES_DEVICES | TRAIN_TAKES_AMP,
     .steps = 1000,
     .begin = digits_begin,
     .describe = digits_describe,

@@ -82,10 +82,14 @@ TN_API tn_status tn_minimize(tn_optimizer *o, const tn_tensor *loss);
  * Errors: TN_ERR_ARGUMENT for a max_norm that is negative or NaN. */
 TN_API tn_status tn_clip_grad_norm(tn_module *m, double max_norm, tn_tensor **total_norm);
 
+/* Limits each element of the gradients of the parameters below m to [-clip_value, clip_value].
+ * Errors: TN_ERR_ARGUMENT for a value that is negative or NaN. Source: torch.nn.utils.clip_grad_value_. */
+TN_API tn_status tn_clip_grad_value(tn_module *m, double clip_value);
+
 /* Whether all gradients that tn_backward collected for the parameters below m are finite. Returns a new handle on one
  * bool, not yet computed (tn_item: 1 or 0); true if there are no gradients; an error tensor on failure. A step with an
  * Inf or NaN gradient makes the variable, and Adam's moments, NaN permanently; clipping does not help, because the norm
- * is then NaN too. Where that may happen (half precision, exploding losses), check before the step and skip it:
+ * is then NaN too. With a gradient scaler (amp.h) such steps are skipped on the device. Without one, check first:
  *
  *     tn_optimizer_zero_grad(o);
  *     if (tn_backward(loss) != TN_OK) ...
@@ -130,6 +134,7 @@ TN_API double tn_schedule_at(const tn_schedule *s, int64_t step);
 
 #ifndef TN_NO_CALLER_LINES
 #define tn_clip_grad_norm(...) (tn_at(__FILE__, __LINE__), tn_clip_grad_norm(__VA_ARGS__))
+#define tn_clip_grad_value(...) (tn_at(__FILE__, __LINE__), tn_clip_grad_value(__VA_ARGS__))
 #define tn_grad_is_finite(...) (tn_at(__FILE__, __LINE__), tn_grad_is_finite(__VA_ARGS__))
 #define tn_minimize(...) (tn_at(__FILE__, __LINE__), tn_minimize(__VA_ARGS__))
 #define tn_optimizer_adam(...) (tn_at(__FILE__, __LINE__), tn_optimizer_adam(__VA_ARGS__))

@@ -2,6 +2,7 @@
 #ifndef TRUNNION_TRUNNION_H
 #define TRUNNION_TRUNNION_H
 
+#include "trunnion/amp.h"
 #include "trunnion/autograd.h"
 #include "trunnion/certify.h"
 #include "trunnion/data_parallel.h"

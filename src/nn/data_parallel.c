@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "nn/make.h"
+#include "trunnion/amp.h"
 #include "trunnion/autograd.h"
 #include "trunnion/backend.h"
 #include "trunnion/data_parallel.h"
@@ -65,7 +66,8 @@ typedef struct call {
     tn_part_function *function;
     void *ctx;
     bool train, wants_loss;
-    work *works; /* those that have rows */
+    const tn_optimizer *optimizer; /* of a training step: it may scale the loss */
+    work *works;                   /* those that have rows */
     int count;
     int next; /* variable that is likely asked for next */
 } call;
@@ -257,7 +259,7 @@ static tn_status record_gradients(const call *c, work *w) {
     tn_tensor *loss = w->weight == 1 ? w->result : tn_mul(w->result, tn_scalar(w->weight));
     for (int i = 0; i < p->count; i++)
         if (is_trained(&p->variables[i])) tn_zero_grad(leaf_of(p, i));
-    tn_status status = tn_backward(loss);
+    tn_status status = tn_backward(tn_optimizer_scale_loss(c->optimizer, loss));
     for (int i = 0; i < p->count; i++) {
         if (!is_trained(&p->variables[i])) continue;
         if (status == TN_OK) w->values[i] = tn_retain(tn_grad(leaf_of(p, i)));
@@ -518,7 +520,7 @@ static tn_status minimize_here(const call *c, tn_optimizer *o, int64_t rows, dou
 
 tn_status tn_data_parallel_minimize(tn_data_parallel *p, tn_optimizer *o, int64_t rows, tn_part_function *loss,
                                     void *ctx, double *value) {
-    call c = {.p = p, .function = loss, .ctx = ctx, .train = true, .wants_loss = value != NULL};
+    call c = {.p = p, .function = loss, .ctx = ctx, .train = true, .wants_loss = value != NULL, .optimizer = o};
     tn_status status = tn_nn_need(o, "tn_data_parallel_minimize: the optimizer");
     if (status == TN_OK) status = call_begin(&c, "tn_data_parallel_minimize: p or the loss function", rows);
     if (status == TN_OK && p->parts == 1 && p->members[0].device == p->home) {

@@ -1,190 +1,71 @@
-/* optim.c — SGD, Adam and AdamW, gradient clipping, learning-rate schedules.
+/* optim.c — optimizers: making them, steps, captured steps, their memory.
  *
  * A step records element-wise writes to state and then runs everything at once. What changes from step to step
- * (learning rate, bias corrections) are runtime scalars, shared by all variables, so every step is the same plan.
+ * (learning rate, bias corrections) are runtime scalars, shared by all parameters, so every step is the same plan. With
+ * a gradient scaler the step count is on the device, and every new value is written only if all gradients are finite.
  * Nothing is recorded before every gradient has been seen to be sound: a write of an error would spoil its variable. */
 #include <math.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "nn/make.h"
+#include "nn/optimizer.h"
 #include "trunnion/autograd.h"
 #include "trunnion/backend.h"
 #include "trunnion/ops.h"
-#include "trunnion/optim.h"
-
-enum { MAX_SLOTS = 2, MAX_NUMBERS = 3 };
-
-/* One variable that is trained. */
-typedef struct trained {
-    char *name;
-    tn_tensor *value;
-    tn_tensor *slots[MAX_SLOTS]; /* the method's memory, as the method names it */
-    tn_tensor *gradient;         /* during a step; NULL: left alone */
-    int64_t steps;
-} trained;
-
-/* A method: what it remembers a variable, the numbers that all variables share in a step, and what it records a
- * variable. Runtime scalars differ from step to step and must not be part of the plan; constants are part of it. */
-typedef struct method {
-    const char *name;
-    const char *slot_names[MAX_SLOTS];
-    int slot_count, scalar_count, constant_count;
-    void (*scalars)(const tn_optimizer *o, int64_t step, double *values);
-    void (*constants)(const tn_optimizer *o, double *values);
-    void (*update)(const tn_optimizer *o, trained *v, tn_tensor *const *scalars, tn_tensor *const *constants);
-} method;
-
-struct tn_optimizer {
-    _Atomic int refs; /* the caller's, and one for each captured step */
-    const method *method;
-    trained *items;
-    int count;
-    int slot_count; /* of the method; SGD without momentum needs none */
-    double lr, weight_decay, max_grad_norm;
-    double momentum, dampening; /* SGD */
-    bool nesterov;
-    double beta1, beta2, eps; /* Adam */
-};
-
-/* The gradient, plus weight_decay times the variable. */
-static tn_tensor *decayed(const tn_optimizer *o, const trained *v, const tn_tensor *weight_decay) {
-    return o->weight_decay == 0 ? v->gradient : tn_add(v->gradient, tn_mul(v->value, weight_decay));
-}
-
-/* ---- SGD --------------------------------------------------------------------------------------------------------- */
-
-enum { SGD_RATE, SGD_NEW, SGD_RUNTIME_SCALARS }; /* learning rate; what of the gradient enters the momentum */
-enum { SGD_DECAY, SGD_MOMENTUM, SGD_CONSTANTS };
-
-static void sgd_runtime_scalars(const tn_optimizer *o, int64_t step, double *values) {
-    values[SGD_RATE] = o->lr;
-    values[SGD_NEW] = step == 1 ? 1 : 1 - o->dampening; /* all of it the first time */
-}
-
-static void sgd_constants(const tn_optimizer *o, double *values) {
-    values[SGD_DECAY] = o->weight_decay;
-    values[SGD_MOMENTUM] = o->momentum;
-}
-
-static void sgd_update(const tn_optimizer *o, trained *v, tn_tensor *const *scalars, tn_tensor *const *constants) {
-    tn_tensor *g = decayed(o, v, constants[SGD_DECAY]);
-    if (o->momentum != 0) {
-        tn_tensor *buffer = v->slots[0];
-        tn_mul_(buffer, constants[SGD_MOMENTUM]);
-        tn_add_(buffer, o->dampening != 0 ? tn_mul(g, scalars[SGD_NEW]) : g);
-        g = o->nesterov ? tn_add(g, tn_mul(buffer, constants[SGD_MOMENTUM])) : buffer;
-    }
-    tn_sub_(v->value, tn_mul(g, scalars[SGD_RATE]));
-}
-
-/* ---- Adam, AdamW ------------------------------------------------------------------------------------------------- */
-
-enum { ADAM_SIZE, ADAM_EPS, ADAM_RUNTIME_SCALARS, ADAMW_KEPT = ADAM_RUNTIME_SCALARS, ADAMW_RUNTIME_SCALARS };
-enum { ADAM_DECAY, ADAM_NEW, ADAM_BETA2, ADAM_CONSTANTS };
-
-/* The definition's fraction, numerator and denominator times c = sqrt(1 − beta2^t):
- * lr·c / (1 − beta1^t) · m / (sqrt(v) + eps·c) has one multiplication less an element. */
-static void adam_runtime_scalars(const tn_optimizer *o, int64_t step, double *values) {
-    double c = sqrt(1 - pow(o->beta2, (double)step));
-    values[ADAM_SIZE] = o->lr * c / (1 - pow(o->beta1, (double)step));
-    values[ADAM_EPS] = o->eps * c;
-}
-
-static void adamw_runtime_scalars(const tn_optimizer *o, int64_t step, double *values) {
-    adam_runtime_scalars(o, step, values);
-    values[ADAMW_KEPT] = 1 - o->lr * o->weight_decay;
-}
-
-static void adam_constants(const tn_optimizer *o, double *values) {
-    values[ADAM_DECAY] = o->weight_decay;
-    values[ADAM_NEW] = 1 - o->beta1;
-    values[ADAM_BETA2] = o->beta2;
-}
-
-static void adam_move(const tn_optimizer *o, trained *v, tn_tensor *g, tn_tensor *const *scalars,
-                      tn_tensor *const *constants) {
-    tn_tensor *mean = v->slots[0], *square = v->slots[1];
-    tn_lerp_(mean, g, constants[ADAM_NEW]);
-    tn_addcmul_(tn_mul_(square, constants[ADAM_BETA2]), g, g, 1 - o->beta2);
-    tn_tensor *root = tn_add(tn_sqrt(square), scalars[ADAM_EPS]);
-    tn_sub_(v->value, tn_div(tn_mul(mean, scalars[ADAM_SIZE]), root));
-}
-
-static void adam_update(const tn_optimizer *o, trained *v, tn_tensor *const *scalars, tn_tensor *const *constants) {
-    adam_move(o, v, decayed(o, v, constants[ADAM_DECAY]), scalars, constants);
-}
-
-static void adamw_update(const tn_optimizer *o, trained *v, tn_tensor *const *scalars, tn_tensor *const *constants) {
-    if (o->weight_decay != 0) tn_mul_(v->value, scalars[ADAMW_KEPT]);
-    adam_move(o, v, v->gradient, scalars, constants);
-}
-
-static const method sgd = {.name = "sgd",
-                           .slot_names = {"momentum_buffer"},
-                           .slot_count = 1,
-                           .scalar_count = SGD_RUNTIME_SCALARS,
-                           .constant_count = SGD_CONSTANTS,
-                           .scalars = sgd_runtime_scalars,
-                           .constants = sgd_constants,
-                           .update = sgd_update};
-static const method adam = {.name = "adam",
-                            .slot_names = {"exp_avg", "exp_avg_sq"},
-                            .slot_count = 2,
-                            .scalar_count = ADAM_RUNTIME_SCALARS,
-                            .constant_count = ADAM_CONSTANTS,
-                            .scalars = adam_runtime_scalars,
-                            .constants = adam_constants,
-                            .update = adam_update};
-static const method adamw = {.name = "adamw",
-                             .slot_names = {"exp_avg", "exp_avg_sq"},
-                             .slot_count = 2,
-                             .scalar_count = ADAMW_RUNTIME_SCALARS,
-                             .constant_count = ADAM_CONSTANTS,
-                             .scalars = adamw_runtime_scalars,
-                             .constants = adam_constants,
-                             .update = adamw_update};
 
 /* ---- making ------------------------------------------------------------------------------------------------------ */
 
 void tn_optimizer_free(tn_optimizer *o) {
     if (!o || atomic_fetch_sub(&o->refs, 1) != 1) return;
     for (int i = 0; i < o->count; i++) {
-        for (int k = 0; k < MAX_SLOTS; k++)
+        for (int k = 0; k < TN_OPTIM_SLOTS; k++)
             tn_free(o->items[i].slots[k]);
         tn_free(o->items[i].value);
         free(o->items[i].name);
     }
+    tn_grad_scaler_free(o->scaler);
     free(o->items);
     free(o);
 }
 
-static tn_status optim_out_of_memory(void) { return tn_backend_fail(TN_ERR_MEMORY, "optimizer: out of memory"); }
+tn_status tn_optim_out_of_memory(void) { return tn_backend_fail(TN_ERR_MEMORY, "optimizer: out of memory"); }
+
+tn_status tn_optim_state(const tn_tensor *like, const int64_t *shape, int rank, double value, tn_dtype dtype,
+                         tn_tensor **out) {
+    tn_device *before = tn_current_device();
+    *out = NULL;
+    tn_status status = tn_set_current_device(tn_device_of(like));
+    if (status != TN_OK) return status;
+    {
+        TN_SCOPE;
+        tn_tensor *state = tn_full(shape, rank, value, dtype);
+        status = tn_make_state(state);
+        if (status == TN_OK) *out = tn_retain(state);
+    }
+    (void)tn_set_current_device(before);
+    return status;
+}
+
+static bool has_slot(const tn_optimizer *o, int k) { return o->slots >> k & 1; }
 
 static tn_status add_variable(tn_optimizer *o, const tn_variable *variable) {
-    trained *v = &o->items[o->count];
+    tn_trained *v = &o->items[o->count];
     v->name = strdup(variable->name);
-    if (!v->name) return optim_out_of_memory();
+    if (!v->name) return tn_optim_out_of_memory();
     v->value = tn_retain(variable->tensor);
     o->count++;
-    for (int k = 0; k < o->slot_count; k++) {
-        tn_status status = TN_OK;
-        {
-            TN_SCOPE;
-            tn_tensor *zero = tn_full(tn_shape(v->value), tn_rank(v->value), 0, tn_dtype_of(v->value));
-            status = tn_make_state(zero);
-            if (status == TN_OK) v->slots[k] = tn_retain(zero);
-        }
-        if (status != TN_OK) return status;
-    }
-    return TN_OK;
+    tn_status status = TN_OK;
+    for (int k = 0; k < TN_OPTIM_SLOTS && status == TN_OK; k++)
+        if (has_slot(o, k))
+            status =
+                tn_optim_state(v->value, tn_shape(v->value), tn_rank(v->value), 0, tn_dtype_of(v->value), &v->slots[k]);
+    return status;
 }
 
 static tn_status add_variables(tn_optimizer *o, const tn_variable *variables, int count) {
     o->items = calloc((size_t)count + 1, sizeof *o->items);
-    if (!o->items) return optim_out_of_memory();
+    if (!o->items) return tn_optim_out_of_memory();
     tn_status status = TN_OK;
     for (int i = 0; i < count && status == TN_OK; i++)
         if (tn_requires_grad(variables[i].tensor)) status = add_variable(o, &variables[i]);
@@ -221,7 +102,7 @@ static tn_status make_optim(tn_module *m, const tn_optimizer *model, tn_optimize
         atomic_init(&o->refs, 1);
         status = add_variables(o, variables, count);
     } else if (status == TN_OK) {
-        status = optim_out_of_memory();
+        status = tn_optim_out_of_memory();
     }
     tn_variables_free(variables);
     if (status == TN_OK)
@@ -241,8 +122,8 @@ tn_status tn_optimizer_sgd(tn_module *m, const tn_sgd_options *options, tn_optim
     if (status == TN_OK && o.nesterov && (o.momentum == 0 || o.dampening != 0))
         status = tn_backend_fail(TN_ERR_ARGUMENT, "sgd: nesterov requires momentum above 0 and dampening 0");
     if (status != TN_OK) return status;
-    tn_optimizer model = {.method = &sgd,
-                          .slot_count = o.momentum != 0,
+    tn_optimizer model = {.method = &tn_optim_sgd,
+                          .slots = o.momentum != 0,
                           .lr = o.lr,
                           .momentum = o.momentum,
                           .dampening = o.dampening,
@@ -253,15 +134,15 @@ tn_status tn_optimizer_sgd(tn_module *m, const tn_sgd_options *options, tn_optim
 }
 
 /* o: the defaults; the caller's options go over them. */
-static tn_status make_adam(const method *how, tn_module *m, tn_adam_options o, const tn_adam_options *options,
+static tn_status make_adam(const tn_optim_method *how, tn_module *m, tn_adam_options o, const tn_adam_options *options,
                            const char *initialiser, tn_optimizer **out) {
     tn_status status = tn_nn_need(out, "adam: out");
     if (status != TN_OK) return status;
     *out = NULL;
-    status = tn_options_read(&o, options, how == &adamw ? "adamw" : "adam", initialiser);
+    status = tn_options_read(&o, options, how->name, initialiser);
     if (status != TN_OK) return status;
     tn_optimizer model = {.method = how,
-                          .slot_count = how->slot_count,
+                          .slots = 3,
                           .lr = o.lr,
                           .beta1 = o.beta1,
                           .beta2 = o.beta2,
@@ -275,106 +156,19 @@ static tn_status make_adam(const method *how, tn_module *m, tn_adam_options o, c
 }
 
 tn_status tn_optimizer_adam(tn_module *m, const tn_adam_options *options, tn_optimizer **out) {
-    return make_adam(&adam, m, (tn_adam_options)TN_ADAM_DEFAULTS, options, "tn_adam_options o = TN_ADAM_DEFAULTS", out);
+    return make_adam(&tn_optim_adam, m, (tn_adam_options)TN_ADAM_DEFAULTS, options,
+                     "tn_adam_options o = TN_ADAM_DEFAULTS", out);
 }
 
 tn_status tn_optimizer_adamw(tn_module *m, const tn_adam_options *options, tn_optimizer **out) {
-    return make_adam(&adamw, m, (tn_adam_options)TN_ADAMW_DEFAULTS, options, "tn_adam_options o = TN_ADAMW_DEFAULTS",
-                     out);
-}
-
-/* ---- gradients --------------------------------------------------------------------------------------------------- */
-
-/* The sum of squares so far, with one more tensor's; NULL: nothing yet. */
-static tn_tensor *add_squares(tn_tensor *sum, const tn_tensor *x) {
-    tn_tensor *square = tn_sum(tn_mul(x, x), NULL, 0, false);
-    return sum ? tn_add(sum, square) : square;
-}
-
-/* What gradients of this norm are multiplied with so that it becomes max_norm at most. */
-static tn_tensor *clip_factor(const tn_tensor *norm, double max_norm) {
-    return tn_minimum(tn_div(tn_scalar(max_norm), tn_add(norm, tn_scalar(1e-6))), tn_scalar(1));
-}
-
-static tn_status clip_variables(const tn_variable *variables, int count, double max_norm, tn_tensor **total_norm) {
-    tn_tensor *sum = NULL;
-    for (int i = 0; i < count; i++) {
-        tn_tensor *g = tn_grad(variables[i].tensor);
-        tn_status status = g ? tn_status_of(g) : TN_OK;
-        if (status != TN_OK) return status;
-        if (g) sum = add_squares(sum, g);
-    }
-    tn_tensor *norm = tn_sqrt(sum ? sum : tn_scalar(0)), *factor = clip_factor(norm, max_norm);
-    for (int i = 0; i < count; i++) {
-        tn_tensor *g = tn_grad(variables[i].tensor);
-        if (g) tn_mul_(g, factor);
-    }
-    if (total_norm) *total_norm = tn_keep(norm);
-    return tn_status_of(norm);
-}
-
-tn_status tn_clip_grad_norm(tn_module *m, double max_norm, tn_tensor **total_norm) {
-    if (total_norm) *total_norm = NULL;
-    if (!(max_norm >= 0))
-        return tn_backend_fail(
-            TN_ERR_ARGUMENT, "tn_clip_grad_norm: max_norm is %g; it must be at least 0 (INFINITY: no limit)", max_norm);
-    tn_variable *variables = NULL;
-    int count = 0;
-    tn_status status = tn_module_parameters(m, &variables, &count);
-    if (status != TN_OK) return status;
-    {
-        TN_SCOPE;
-        TN_NO_GRAD;
-        status = clip_variables(variables, count, max_norm, total_norm);
-    }
-    tn_variables_free(variables);
-    return status;
-}
-
-/* Numbers in a row, [1] each, joined in groups that tn_cat takes: reductions of one form side by side share launches,
- * which a chain of sums would part. */
-static tn_tensor *join_all(tn_tensor **parts, int count) {
-    enum { GROUP = 64 };
-    while (count > 1) {
-        int groups = 0;
-        for (int i = 0; i < count; i += GROUP)
-            parts[groups++] = tn_cat(parts + i, count - i < GROUP ? count - i : GROUP, 0);
-        if (groups == 1) break;
-        for (int i = 0; i < groups; i++)
-            parts[i] = tn_all(parts[i], TN_DIMS(0), true);
-        count = groups;
-    }
-    return tn_all(parts[0], TN_ALL, false);
-}
-
-static tn_tensor *all_finite(const tn_variable *variables, int count) {
-    int n = 0;
-    tn_tensor **parts = malloc(((size_t)count + 1) * sizeof *parts);
-    if (!parts) return tn_failed(TN_ERR_MEMORY, "tn_grad_is_finite: out of memory");
-    for (int i = 0; i < count; i++) {
-        const tn_tensor *g = tn_grad(variables[i].tensor);
-        if (g) parts[n++] = tn_all(tn_isfinite(tn_reshape(g, TN_DIMS(-1))), TN_DIMS(0), true);
-    }
-    tn_tensor *result = n ? join_all(parts, n) : tn_full(NULL, 0, 1, TN_BOOL);
-    free(parts);
-    return result;
-}
-
-tn_tensor *tn_grad_is_finite(const tn_module *m) {
-    tn_variable *variables = NULL;
-    int count = 0;
-    tn_status status = tn_module_parameters(m, &variables, &count);
-    if (status != TN_OK) return tn_failed(status, "%s", tn_error());
-    TN_SCOPE;
-    TN_NO_GRAD;
-    tn_tensor *result = tn_keep(all_finite(variables, count));
-    tn_variables_free(variables);
-    return result;
+    return make_adam(&tn_optim_adamw, m, (tn_adam_options)TN_ADAMW_DEFAULTS, options,
+                     "tn_adam_options o = TN_ADAMW_DEFAULTS", out);
 }
 
 void tn_optimizer_zero_grad(tn_optimizer *o) {
     for (int i = 0; o && i < o->count; i++)
         tn_zero_grad(o->items[i].value);
+    if (o && o->scaler) o->scaler->unscaled = false;
 }
 
 /* ---- a step ------------------------------------------------------------------------------------------------------ */
@@ -393,7 +187,7 @@ static tn_tensor *collected(void *ctx, const tn_tensor *parameter) {
 
 static tn_status collect_gradients(tn_optimizer *o, const gradients *g) {
     for (int i = 0; i < o->count; i++) {
-        trained *v = &o->items[i];
+        tn_trained *v = &o->items[i];
         v->gradient = g->of(g->ctx, v->value);
         tn_status status = v->gradient ? tn_status_of(v->gradient) : TN_OK;
         if (status != TN_OK) return status;
@@ -401,23 +195,49 @@ static tn_status collect_gradients(tn_optimizer *o, const gradients *g) {
     return TN_OK;
 }
 
+/* Gradients of a step as a list: o->count entries, freed with free; NULL when memory is out. */
+static tn_tensor **gradient_list(const tn_optimizer *o) {
+    tn_tensor **list = malloc(((size_t)o->count + 1) * sizeof *list);
+    for (int i = 0; list && i < o->count; i++)
+        list[i] = o->items[i].gradient;
+    return list;
+}
+
 static tn_status clip_collected(tn_optimizer *o) {
-    tn_tensor *sum = NULL;
-    for (int i = 0; i < o->count; i++)
-        if (o->items[i].gradient) sum = add_squares(sum, o->items[i].gradient);
-    if (!sum) return TN_OK;
-    tn_tensor *factor = clip_factor(tn_sqrt(sum), o->max_grad_norm);
+    tn_tensor **list = gradient_list(o);
+    if (!list) return tn_optim_out_of_memory();
+    tn_tensor *factor = tn_nn_clip_factor(list, o->count, o->max_grad_norm, NULL);
+    free(list);
     for (int i = 0; i < o->count; i++)
         if (o->items[i].gradient) o->items[i].gradient = tn_mul(o->items[i].gradient, factor);
     return tn_status_of(factor);
 }
 
-/* A step within a capture: which variables it moves, and with which runtime scalars. Variables with one step count
+/* Parameters with equal keys have made the same number of steps. */
+static uint64_t count_key(const tn_optimizer *o, const tn_trained *v) {
+    return o->scaler ? v->history : (uint64_t)v->steps;
+}
+
+/* Of one set of runtime scalars: how many, and their values. */
+static int runtime_count(const tn_optimizer *o) {
+    return o->scaler && o->method->device_scalars ? TN_STEP_NUMBERS : o->method->scalar_count;
+}
+
+static void runtime_values(const tn_optimizer *o, const tn_trained *v, double *values) {
+    if (o->scaler && o->method->device_scalars) {
+        values[TN_STEP_LR] = o->lr;
+        values[TN_STEP_LR_DECAY] = o->lr * o->weight_decay;
+    } else {
+        o->method->scalars(o, v->steps + 1, values);
+    }
+}
+
+/* A step within a capture: which parameters it moves, and with which runtime scalars. Parameters with one step count
  * share a set of runtime scalars; launches give each set the values that the learning rate and the step count then
  * have. */
 typedef struct captured_step {
     tn_optimizer *o; /* retained */
-    int *set;        /* of each variable's runtime scalars; -1: the step leaves the variable alone */
+    int *set;        /* of each parameter's runtime scalars; -1: the step leaves the parameter alone */
     int set_count;
     tn_tensor **scalars; /* of all sets; gone when the step has been recorded */
 } captured_step;
@@ -433,43 +253,54 @@ static void captured_free(void *ctx) {
 
 static tn_status captured_new(tn_optimizer *o, captured_step **out) {
     captured_step *c = *out = calloc(1, sizeof *c);
-    if (!c) return optim_out_of_memory();
+    if (!c) return tn_optim_out_of_memory();
     atomic_fetch_add(&o->refs, 1);
     c->o = o;
     c->set = malloc((size_t)o->count * sizeof *c->set);
-    c->scalars = calloc((size_t)o->count * MAX_NUMBERS, sizeof *c->scalars);
-    if (!c->set || !c->scalars) return optim_out_of_memory();
+    c->scalars = calloc((size_t)o->count * TN_OPTIM_NUMBERS, sizeof *c->scalars);
+    if (!c->set || !c->scalars) return tn_optim_out_of_memory();
     for (int i = 0; i < o->count; i++)
         c->set[i] = -1;
     return TN_OK;
 }
 
-static void captured_count(const captured_step *c, int64_t change) {
-    for (int i = 0; i < c->o->count; i++)
-        if (c->set[i] >= 0) c->o->items[i].steps += change;
+/* Counts a step of those parameters for which `moves` holds; -1: takes it back. What the device counts follows from the
+ * run itself; there the key only has to differ from that of parameters that did not take part. */
+static void count_step(tn_optimizer *o, bool (*moves)(const void *ctx, int i), const void *ctx, int change) {
+    for (int i = 0; i < o->count; i++) {
+        if (!moves(ctx, i)) continue;
+        if (!o->scaler)
+            o->items[i].steps += change;
+        else if (change > 0)
+            o->items[i].history = tn_grad_scaler_mix(o->items[i].history, o->scaler->attempts);
+    }
+    if (o->scaler && change > 0) o->scaler->attempts++;
 }
 
-static void captured_undo(void *ctx) { captured_count(ctx, -1); }
+static bool captured_moves(const void *ctx, int i) { return ((const captured_step *)ctx)->set[i] >= 0; }
+
+static void captured_undo(void *ctx) { count_step(((captured_step *)ctx)->o, captured_moves, ctx, -1); }
 
 static tn_status captured_advance(void *ctx, double *values) {
     const captured_step *c = ctx;
-    const tn_optimizer *o = c->o;
-    int64_t steps = 0;
-    int last = -1; /* sets follow each other in the order of the variables */
+    tn_optimizer *o = c->o;
+    const tn_trained *first = NULL; /* of a set; sets follow each other in the order of the parameters */
+    int last = -1;
     for (int i = 0; i < o->count; i++) {
         if (c->set[i] < 0) continue;
         if (c->set[i] != last) {
-            steps = o->items[i].steps;
+            first = &o->items[i];
             last = c->set[i];
-            o->method->scalars(o, steps + 1, values + last * o->method->scalar_count);
+            runtime_values(o, first, values + last * runtime_count(o));
         }
-        if (o->items[i].steps != steps)
+        if (count_key(o, &o->items[i]) != count_key(o, first))
             return tn_backend_fail(TN_ERR_STATE,
-                                   "optimizer: %s has made %lld steps and others %lld, but they were equal when the "
+                                   "optimizer: %s has made %lld steps and %s %lld, but they were equal when the "
                                    "step was captured; capture it again",
-                                   o->items[i].name, (long long)o->items[i].steps, (long long)steps);
+                                   o->items[i].name, (long long)tn_optimizer_steps(o, i), first->name,
+                                   (long long)tn_optimizer_steps(o, (int)(first - o->items)));
     }
-    captured_count(c, 1);
+    count_step(o, captured_moves, c, 1);
     return TN_OK;
 }
 
@@ -480,64 +311,81 @@ static tn_status captured_add(captured_step *c) {
                                   .undo = captured_undo,
                                   .release = captured_free,
                                   .ctx = c};
-    tn_status status = tn_capture_add_hook(&hook, c->scalars, c->set_count * c->o->method->scalar_count);
+    tn_status status = tn_capture_add_hook(&hook, c->scalars, c->set_count * runtime_count(c->o));
     free(c->scalars);
     c->scalars = NULL;
     return status;
 }
 
-/* Makes the runtime scalars of a step, which variables with the same count share, and notes them for a capture. */
-static void make_runtime_scalars(const tn_optimizer *o, int64_t step, tn_tensor **scalars, captured_step *c) {
-    double values[MAX_NUMBERS];
-    o->method->scalars(o, step, values);
-    for (int k = 0; k < o->method->scalar_count; k++) {
-        scalars[k] = tn_runtime_scalar(values[k]);
-        if (c) c->scalars[c->set_count * o->method->scalar_count + k] = scalars[k];
+/* Makes the scalars of a step of v, which parameters with the same count share, and notes them for a capture. */
+static void make_scalars(const tn_optimizer *o, const tn_trained *v, tn_tensor **scalars, captured_step *c) {
+    double values[TN_OPTIM_NUMBERS];
+    tn_tensor *numbers[TN_OPTIM_NUMBERS] = {NULL};
+    int count = runtime_count(o);
+    runtime_values(o, v, values);
+    for (int k = 0; k < count; k++) {
+        numbers[k] = scalars[k] = tn_runtime_scalar(values[k]);
+        if (c) c->scalars[c->set_count * count + k] = numbers[k];
     }
     if (c) c->set_count++;
+    if (o->scaler && o->method->device_scalars)
+        o->method->device_scalars(o, numbers, tn_grad_scaler_step(o, v), scalars);
 }
 
-/* Variables that joined later count their own steps, and so have runtime scalars of their own; as a rule all share one
- * pair. */
+/* Records the update of one parameter. With a gradient scaler, states keep their values if the step is skipped. */
+static tn_status record_update(const tn_optimizer *o, tn_trained *v, tn_tensor *const *scalars,
+                               tn_tensor *const *constants) {
+    tn_tensor *states[1 + TN_OPTIM_SLOTS], *before[1 + TN_OPTIM_SLOTS];
+    int count = 0;
+    states[count++] = v->value;
+    for (int k = 0; k < TN_OPTIM_SLOTS; k++)
+        if (v->slots[k]) states[count++] = v->slots[k];
+    for (int k = 0; k < count && o->scaler; k++)
+        before[k] = tn_grad_scaler_before(states[k]);
+    o->method->update(o, v, scalars, constants);
+    for (int k = 0; k < count && o->scaler; k++)
+        tn_grad_scaler_keep(o, states[k], before[k]);
+    /* Only memory can run out here, and then the parameter is spoiled: that must not pass for a step. */
+    tn_status status = TN_OK;
+    for (int k = 0; k < count && status == TN_OK; k++)
+        status = tn_status_of(states[k]);
+    return status;
+}
+
+/* Parameters that joined later count their own steps, and so have scalars of their own; as a rule all share one set. */
 static tn_status record_updates(tn_optimizer *o, captured_step *captured) {
-    const method *m = o->method;
-    double values[MAX_NUMBERS];
-    tn_tensor *scalars[MAX_NUMBERS] = {NULL}, *constants[MAX_NUMBERS];
+    const tn_optim_method *m = o->method;
+    double values[TN_OPTIM_NUMBERS];
+    tn_tensor *scalars[TN_OPTIM_NUMBERS] = {NULL}, *constants[TN_OPTIM_NUMBERS];
     m->constants(o, values);
     for (int k = 0; k < m->constant_count; k++)
         constants[k] = tn_scalar(values[k]);
-    int64_t step = -1;
+    const tn_trained *last = NULL;
     for (int i = 0; i < o->count; i++) {
-        trained *v = &o->items[i];
+        tn_trained *v = &o->items[i];
         if (!v->gradient) continue;
-        if (v->steps + 1 != step) {
-            step = v->steps + 1;
-            make_runtime_scalars(o, step, scalars, captured);
-        }
+        if (!last || count_key(o, v) != count_key(o, last)) make_scalars(o, v, scalars, captured);
+        last = v;
         if (captured) captured->set[i] = captured->set_count - 1;
-        m->update(o, v, scalars, constants);
-        /* Only memory can run out here, and then the variable is spoiled: that must not pass for a step. */
-        tn_status status = tn_status_of(v->value);
-        for (int k = 0; k < o->slot_count && status == TN_OK; k++)
-            status = tn_status_of(v->slots[k]);
+        tn_status status = record_update(o, v, scalars, constants);
         if (status != TN_OK) return status;
     }
     return TN_OK;
 }
 
-static void count_step(tn_optimizer *o, int64_t change) {
-    for (int i = 0; i < o->count; i++)
-        if (o->items[i].gradient) o->items[i].steps += change;
-}
+static bool recorded_moves(const void *ctx, int i) { return ((const tn_optimizer *)ctx)->items[i].gradient != NULL; }
 
 static tn_status record_step(tn_optimizer *o, const gradients *g) {
     TN_SCOPE;
     TN_NO_GRAD;
+    TN_AUTOCAST(TN_F32);
     captured_step *captured = NULL;
     tn_status status = tn_capturing() ? captured_new(o, &captured) : TN_OK;
     if (status == TN_OK) status = collect_gradients(o, g);
+    if (status == TN_OK && o->scaler) status = tn_grad_scaler_unscale(o);
     if (status == TN_OK && o->max_grad_norm < INFINITY) status = clip_collected(o);
     if (status == TN_OK) status = record_updates(o, captured);
+    if (status == TN_OK && o->scaler) status = tn_grad_scaler_update(o);
     if (status == TN_OK && g->also) status = g->also(g->ctx);
     if (status == TN_OK && captured) status = captured_add(captured);
     if (status != TN_OK) captured_free(captured);
@@ -547,14 +395,15 @@ static tn_status record_step(tn_optimizer *o, const gradients *g) {
 /* Records the step; forget: gradients are let go before the run, so that it need not store them. */
 static tn_status step(tn_optimizer *o, bool forget, const gradients *g) {
     tn_status status = record_step(o, g);
-    if (status == TN_OK) count_step(o, 1);
+    if (status == TN_OK) count_step(o, recorded_moves, o, 1);
     if (forget) tn_optimizer_zero_grad(o);
     if (status == TN_OK) {
         status = tn_eval(NULL, 0);
-        if (status != TN_OK) count_step(o, -1);
+        if (status != TN_OK) count_step(o, recorded_moves, o, -1);
     }
     for (int i = 0; i < o->count; i++)
         o->items[i].gradient = NULL;
+    if (o->scaler) o->scaler->unscaled = false;
     return status;
 }
 
@@ -567,7 +416,10 @@ tn_status tn_minimize(tn_optimizer *o, const tn_tensor *loss) {
     tn_status status = tn_nn_need(o, "tn_minimize: the optimizer");
     if (status != TN_OK) return status;
     tn_optimizer_zero_grad(o);
-    status = tn_backward(loss);
+    {
+        TN_SCOPE;
+        status = tn_backward(tn_optimizer_scale_loss(o, loss));
+    }
     if (status == TN_OK) return step(o, true, &(gradients){.of = collected});
     tn_optimizer_zero_grad(o);
     return status;
@@ -590,7 +442,8 @@ tn_status tn_optimizer_set_lr(tn_optimizer *o, double lr) {
 int tn_optimizer_count(const tn_optimizer *o) { return o ? o->count : 0; }
 
 int64_t tn_optimizer_steps(const tn_optimizer *o, int i) {
-    return i >= 0 && i < tn_optimizer_count(o) ? o->items[i].steps : -1;
+    if (i < 0 || i >= tn_optimizer_count(o)) return -1;
+    return o->scaler ? tn_grad_scaler_steps(o, i) : o->items[i].steps;
 }
 
 tn_status tn_optimizer_set_steps(tn_optimizer *o, int i, int64_t steps) {
@@ -599,6 +452,7 @@ tn_status tn_optimizer_set_steps(tn_optimizer *o, int i, int64_t steps) {
     if (i < 0 || i >= o->count || steps < 0)
         return tn_backend_fail(TN_ERR_ARGUMENT, "optimizer: variable %d of %d cannot have made %lld steps", i, o->count,
                                (long long)steps);
+    if (o->scaler) return tn_grad_scaler_set_steps(o, i, steps);
     o->items[i].steps = steps;
     return TN_OK;
 }
@@ -607,53 +461,26 @@ tn_status tn_optimizer_variables(const tn_optimizer *o, tn_variable **items, int
     if (!o || !items || !count) return tn_nn_need(NULL, "tn_optimizer_variables: the optimizer, items or count");
     *items = NULL;
     *count = 0;
-    int total = o->count * o->slot_count;
+    int total = o->scaler ? TN_GRAD_SCALER_VARIABLES : 0;
     size_t text_size = 0;
     for (int i = 0; i < o->count; i++)
-        for (int k = 0; k < o->slot_count; k++)
+        for (int k = 0; k < TN_OPTIM_SLOTS; k++) {
+            if (!has_slot(o, k)) continue;
             text_size += strlen(o->method->slot_names[k]) + strlen(o->items[i].name) + 2;
+            total++;
+        }
     if (total == 0) return TN_OK;
     tn_variable *block = malloc((size_t)total * sizeof *block + text_size);
-    if (!block) return optim_out_of_memory();
+    if (!block) return tn_optim_out_of_memory();
     char *text = (char *)(block + total);
-    for (int k = 0, n = 0; k < o->slot_count; k++)
-        for (int i = 0; i < o->count; i++) {
+    int n = 0;
+    for (int k = 0; k < TN_OPTIM_SLOTS; k++)
+        for (int i = 0; has_slot(o, k) && i < o->count; i++) {
             block[n++] = (tn_variable){text, o->items[i].slots[k], false};
             text += sprintf(text, "%s.%s", o->method->slot_names[k], o->items[i].name) + 1;
         }
+    if (o->scaler) tn_grad_scaler_variables(o, block + n);
     *items = block;
     *count = total;
     return TN_OK;
-}
-
-/* ---- learning-rate schedules ------------------------------------------------------------------------------------- */
-
-static tn_status check_schedule(const tn_schedule *s, int64_t at) {
-    if ((unsigned)s->kind > TN_SCHEDULE_COSINE)
-        return tn_backend_fail(TN_ERR_ARGUMENT,
-                               "tn_schedule_at: kind is %d; it must be one of TN_SCHEDULE_CONSTANT, "
-                               "TN_SCHEDULE_LINEAR, TN_SCHEDULE_COSINE",
-                               (int)s->kind);
-    if (!(s->lr >= 0 && isfinite(s->lr)) || !(s->final_lr >= 0 && isfinite(s->final_lr)))
-        return tn_backend_fail(TN_ERR_ARGUMENT,
-                               "tn_schedule_at: lr is %g and final_lr %g; they must be finite and at least 0", s->lr,
-                               s->final_lr);
-    if (at < 0 || s->warmup < 0 || s->total < 0)
-        return tn_backend_fail(TN_ERR_ARGUMENT,
-                               "tn_schedule_at: step %lld, warmup %lld, total %lld; all must be at least 0",
-                               (long long)at, (long long)s->warmup, (long long)s->total);
-    return TN_OK;
-}
-
-double tn_schedule_at(const tn_schedule *given, int64_t at) {
-    if (!given) return NAN;
-    tn_schedule read = TN_SCHEDULE_DEFAULTS, *s = &read;
-    if (tn_options_read(s, given, "tn_schedule_at", "tn_schedule s = TN_SCHEDULE_DEFAULTS") != TN_OK) return NAN;
-    if (check_schedule(s, at) != TN_OK) return NAN;
-    if (at < s->warmup) return s->lr * (double)(at + 1) / (double)s->warmup;
-    if (s->kind == TN_SCHEDULE_CONSTANT) return s->lr;
-    if (at >= s->total) return s->final_lr;
-    double part = (double)(at - s->warmup) / (double)(s->total - s->warmup); /* of the way down: [0, 1) */
-    double left = s->kind == TN_SCHEDULE_LINEAR ? 1 - part : 0.5 * (1 + cos(acos(-1) * part));
-    return s->final_lr + (s->lr - s->final_lr) * left;
 }

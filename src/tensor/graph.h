@@ -225,12 +225,17 @@ typedef struct tn_op_impl {
     double flops;      /* cost an output element; 0 for movement */
 } tn_op_impl;
 
+/* What TN_AUTOCAST casts an op's floating point inputs to: nothing (promotion decides), the low precision, or f32.
+ * Source: PyTorch's lists in ATen/autocast_mode.h. */
+typedef enum tn_autocast_class { TN_AUTOCAST_NONE, TN_AUTOCAST_LOW, TN_AUTOCAST_F32 } tn_autocast_class;
+
 typedef struct tn_op_row {
     const char *name;
     tn_op_kind kind;
     const char *takes; /* in PyTorch's style: "(Tensor x, int dim, *, float eps=0.0)" */
     const char *onnx;  /* operator names, comma separated; "" if none */
     const tn_op_impl *impl;
+    tn_autocast_class autocast;
 } tn_op_row;
 
 extern const tn_op_row tn_op_rows[]; /* by tn_op_id */
@@ -422,6 +427,7 @@ typedef struct tn_recorder {
     size_t count, capacity;
     tn_storage *written; /* states whose value is pending */
     bool no_grad;
+    uint8_t autocast; /* the low precision of TN_AUTOCAST, a tn_dtype; TN_F32: off */
     bool capturing;
     const char *captured_write; /* an op that wrote, in a capture, to a tensor from before that is no state; or NULL */
     const char *file;           /* caller's line, from tn_at */

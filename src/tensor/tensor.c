@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "tensor/graph.h"
+#include "trunnion/amp.h"
 #include "trunnion/autograd.h"
 
 /* ---- scopes ------------------------------------------------------------------------------------------------------ */
@@ -480,12 +481,50 @@ static tn_tensor *view_handle(int op, const tn_tensor *const *in, tn_node *n) {
     return tn_tensor_error(TN_ERR_UNSUPPORTED);
 }
 
+/* The dtype that inputs of an op get under TN_AUTOCAST. TN_OK with *to = TN_BOOL: they stay as they are. */
+static tn_status input_dtype(const tn_recorder *r, int op, tn_dtype *to) {
+    tn_autocast_class how = tn_op(op)->autocast;
+    *to = how == TN_AUTOCAST_NONE ? TN_BOOL : how == TN_AUTOCAST_F32 ? TN_F32 : (tn_dtype)r->autocast;
+    if (how != TN_AUTOCAST_LOW || tn_dtype_is_half(r->autocast)) return TN_OK;
+    return tn_fail(TN_ERR_DTYPE, "%s: TN_AUTOCAST of %s; the low precision must be TN_F16 or TN_BF16 (TN_F32: off)",
+                   tn_op(op)->name, tn_dtype_name((tn_dtype)r->autocast));
+}
+
+/* f64 stays, as in PyTorch. */
+static bool autocasts(const tn_node *x, tn_dtype to) {
+    return x && !(x->flags & TN_NODE_ERROR) && x->dtype != to && (x->dtype == TN_F32 || tn_dtype_is_half(x->dtype));
+}
+
+/* tn_node_make on inputs cast by the op's row. Equal casts of one weight are computed once (plan/values.c). */
+static __attribute__((noinline)) tn_node *make_autocast(const tn_recorder *r, int op, tn_node **nodes, int n_in,
+                                                        const tn_attrs *attrs) {
+    tn_dtype to;
+    tn_status s = input_dtype(r, op, &to);
+    if (s != TN_OK) return tn_node_failed(s);
+    bool stay = to == TN_BOOL;
+    for (int i = 0; i < n_in; i++) /* products with blocks take f32 */
+        stay |= nodes[i] && tn_dtype_is_quantized((tn_dtype)nodes[i]->dtype);
+    if (stay) return tn_node_make(op, nodes, n_in, attrs);
+    uint64_t made = 0; /* bit i: nodes[i] is a cast */
+    for (int i = 0; i < n_in; i++) {
+        if (!autocasts(nodes[i], to)) continue;
+        nodes[i] = tn_node_cast(nodes[i], to);
+        made |= UINT64_C(1) << i;
+    }
+    tn_node *n = tn_node_make(op, nodes, n_in, attrs);
+    for (int i = 0; i < n_in; i++)
+        if (made >> i & 1) tn_node_release(nodes[i]);
+    return n;
+}
+
 tn_tensor *tn_record(int op, const tn_tensor *const *in, int n_in, const tn_attrs *attrs) {
     tn_node *nodes[TN_MAX_INPUTS];
     if (n_in > TN_MAX_INPUTS) return record_many(op, in, n_in, attrs);
     for (int i = 0; i < n_in; i++)
         nodes[i] = in[i] ? node_of(in[i]) : NULL;
-    tn_node *n = tn_node_make(op, nodes, n_in, attrs);
+    const tn_recorder *r = tn_recorder_here();
+    bool cast = r && __builtin_expect(r->autocast != TN_F32, false);
+    tn_node *n = cast ? make_autocast(r, op, nodes, n_in, attrs) : tn_node_make(op, nodes, n_in, attrs);
     if (!(n->flags & (TN_NODE_VIEW | TN_NODE_ERROR))) return tn_tensor_new(n);
     return n == &freed_node ? tn_tensor_error(input_was_freed(op, in, n_in)) : view_handle(op, in, n);
 }
@@ -964,6 +1003,22 @@ bool tn_set_grad_enabled(bool enabled) {
     bool before = !r->no_grad;
     r->no_grad = !enabled;
     return before;
+}
+
+tn_dtype tn_autocast_dtype(void) {
+    const tn_recorder *r = tn_recorder_here();
+    return r ? (tn_dtype)r->autocast : TN_F32;
+}
+
+tn_autocast tn_autocast_begin(tn_dtype dtype) {
+    tn_recorder *r = tn_recorder_here();
+    tn_autocast before = {.before = tn_autocast_dtype()};
+    if (r) r->autocast = (uint8_t)dtype;
+    return before;
+}
+
+void tn_autocast_end(tn_autocast *scope) {
+    if (scope) (void)tn_autocast_begin(scope->before);
 }
 
 tn_grad_mode tn_no_grad_begin(void) { return (tn_grad_mode){.before = tn_set_grad_enabled(false)}; }

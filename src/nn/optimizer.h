@@ -1,0 +1,103 @@
+/* optimizer.h — what the files of an optimizer share: parameters in groups, the method, the gradient scaler.
+ *
+ * optim.c makes optimizers and steps; optim_methods.c has the formulas; grad_scaler.c the dynamic loss scale; clip.c
+ * what concerns gradients only. */
+#ifndef TN_NN_OPTIMIZER_H
+#define TN_NN_OPTIMIZER_H
+
+#include <stdatomic.h>
+
+#include "nn/make.h"
+#include "trunnion/amp.h"
+
+enum { TN_OPTIM_SLOTS = 2, TN_OPTIM_NUMBERS = 4 };
+
+/* One parameter. */
+typedef struct tn_trained {
+    char *name;
+    tn_tensor *value;
+    tn_tensor *slots[TN_OPTIM_SLOTS]; /* the method's memory; NULL where it keeps none */
+    tn_tensor *gradient;              /* during a step; NULL: left alone */
+    int64_t steps;                    /* made so far; with a gradient scaler the device counts them */
+    uint64_t history;                 /* with a gradient scaler: parameters of equal history made the same steps */
+} tn_trained;
+
+/* Inputs of device_scalars that come with each step. */
+enum { TN_STEP_LR, TN_STEP_LR_DECAY, TN_STEP_NUMBERS }; /* learning rate; learning rate · weight_decay */
+
+/* A method: what it remembers of a parameter, the numbers that all parameters share in a step, and what it records for
+ * a parameter. Runtime scalars differ from step to step and must not be part of the plan; constants are part of it. */
+typedef struct tn_optim_method {
+    const char *name;
+    const char *slot_names[TN_OPTIM_SLOTS];
+    int scalar_count, constant_count;
+    void (*scalars)(const tn_optimizer *o, int64_t step, double *values);
+    /* The same where only the device knows the step count: `step` is an f32 number. NULL: the scalars do not depend on
+     * the step count. */
+    void (*device_scalars)(const tn_optimizer *o, tn_tensor *const *numbers, const tn_tensor *step,
+                           tn_tensor **scalars);
+    void (*constants)(const tn_optimizer *o, double *values);
+    void (*update)(const tn_optimizer *o, tn_trained *v, tn_tensor *const *scalars, tn_tensor *const *constants);
+} tn_optim_method;
+extern const tn_optim_method tn_optim_sgd, tn_optim_adam, tn_optim_adamw;
+
+/* The dynamic loss scale of an optimizer; all tensors are states. */
+typedef struct tn_grad_scaler {
+    tn_tensor *scale;                    /* f32 */
+    tn_tensor *growth_tracker, *skipped; /* i32: steps in a row without a skip; skipped steps */
+    tn_tensor *steps;                    /* i32 [parameters]: steps that each has made */
+    double growth, backoff;
+    int64_t interval;
+    tn_tensor *finite; /* during a step: whether all gradients are */
+    bool unscaled;     /* the collected gradients are */
+    uint64_t attempts; /* steps so far, skipped ones included */
+} tn_grad_scaler;
+
+struct tn_optimizer {
+    _Atomic int refs; /* the caller's, and one for each captured step */
+    const tn_optim_method *method;
+    tn_trained *items;
+    int count;
+    unsigned slots; /* bit k: the method keeps slot k */
+    tn_grad_scaler *scaler;
+    double lr, weight_decay, max_grad_norm;
+    double momentum, dampening; /* SGD */
+    bool nesterov;
+    double beta1, beta2, eps; /* Adam */
+};
+
+/* ---- optim.c ----------------------------------------------------------------------------------------------------- */
+
+tn_status tn_optim_out_of_memory(void);
+/* A new state, filled with `value`, on the device of `like`. NULL on failure. */
+tn_status tn_optim_state(const tn_tensor *like, const int64_t *shape, int rank, double value, tn_dtype dtype,
+                         tn_tensor **out);
+
+/* ---- clip.c ------------------------------------------------------------------------------------------------------ */
+
+/* Gradients: `count` tensors, NULL where there is none. */
+tn_tensor *tn_nn_all_finite(tn_tensor *const *gradients, int count);
+/* What they are multiplied by so that their common norm is at most max_norm; NULL if there are none. */
+tn_tensor *tn_nn_clip_factor(tn_tensor *const *gradients, int count, double max_norm, tn_tensor **norm);
+
+/* ---- grad_scaler.c; o has a scaler ------------------------------------------------------------------------------- */
+
+void tn_grad_scaler_free(tn_grad_scaler *s);
+/* During a step: unscales the gradients of o's parameters and finds out whether all are finite. */
+tn_status tn_grad_scaler_unscale(tn_optimizer *o);
+/* The number of the step that v makes, an f32 of one element. */
+tn_tensor *tn_grad_scaler_step(const tn_optimizer *o, const tn_trained *v);
+/* The value that a state has now; and writes it back if the step is to be skipped. */
+tn_tensor *tn_grad_scaler_before(const tn_tensor *state);
+void tn_grad_scaler_keep(const tn_optimizer *o, tn_tensor *state, const tn_tensor *before);
+/* At the end of a step: records the new scale and counts. */
+tn_status tn_grad_scaler_update(const tn_optimizer *o);
+/* The history of a parameter that takes part in attempt `number`. */
+uint64_t tn_grad_scaler_mix(uint64_t history, uint64_t number);
+int64_t tn_grad_scaler_steps(const tn_optimizer *o, int i);
+tn_status tn_grad_scaler_set_steps(tn_optimizer *o, int i, int64_t steps);
+/* The scaler's states as variables; returns how many. */
+enum { TN_GRAD_SCALER_VARIABLES = 3 };
+void tn_grad_scaler_variables(const tn_optimizer *o, tn_variable items[TN_GRAD_SCALER_VARIABLES]);
+
+#endif
