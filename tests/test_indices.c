@@ -113,6 +113,13 @@ static void ignored_classes_and_negative_places_are_inside(void **state) {
     tn_tensor *logits = tn_ones(TN_DIMS(4, 3), TN_F32), *y = tn_cross_entropy(logits, indices(-100), NULL, NULL);
     assert_true(fabs(tn_item(y) - log(3)) < 1e-5);
     assert_ok(tn_status_of(tn_take_along_dim(x, 0, indices(-3))));
+    static const int64_t ignored[] = {INT64_MAX, INT64_MIN, (INT64_C(1) << 53) + 1, -(INT64_C(1) << 53) - 1};
+    for (size_t i = 0; i < TN_COUNT(ignored); i++) { /* no double has the first and the last two */
+        tn_cross_entropy_options o = TN_CROSS_ENTROPY_DEFAULTS;
+        o.ignore_index = ignored[i];
+        y = tn_cross_entropy(logits, indices(ignored[i]), NULL, &o);
+        assert_true(fabs(tn_item(y) - log(3)) < 1e-5);
+    }
 }
 
 /* Long lists are compared in blocks of vectors: every place of them counts, and what is ignored hides nothing. */
@@ -481,22 +488,85 @@ static void narrow_indices_that_wrap_are_found(void **state) {
     assert_true(tn_item(tn_select(inside, 0, 1)) == 100);
 }
 
-/* Nor need a narrow dtype of indices hold the size of what they count. */
+/* Nor need a narrow dtype of indices hold the size of what they count: results and gradients are those of i64. */
+enum { LARGE = 300, LIST = 40 };
+static tn_tensor *lists[2]; /* LARGE and LIST numbers, which require gradients */
+typedef tn_tensor *counted(tn_tensor *large, tn_tensor *list, const tn_tensor *index);
+#define COUNTED(name, call)                                                                   \
+    static tn_tensor *counted_##name(tn_tensor *large, tn_tensor *list, const tn_tensor *i) { \
+        return (void)list, (call);                                                            \
+    }
+COUNTED(gather, tn_gather(large, 0, i))
+COUNTED(index_select, tn_index_select(large, 0, i))
+COUNTED(index_add, tn_index_add(large, 0, i, list))
+COUNTED(scatter, tn_scatter(large, 0, i, list))
+COUNTED(scatter_add, tn_scatter_add(large, 0, i, list))
+COUNTED(scatter_prod, tn_scatter_reduce(large, 0, i, list, TN_REDUCE_PROD, true))
+COUNTED(scatter_amax, tn_scatter_reduce(large, 0, i, list, TN_REDUCE_AMAX, true))
+COUNTED(scatter_amin, tn_scatter_reduce(large, 0, i, list, TN_REDUCE_AMIN, false))
+COUNTED(take_along_dim, tn_take_along_dim(large, 0, i))
+COUNTED(embedding, tn_embedding(i, tn_reshape(large, TN_DIMS(LARGE, 1))))
+COUNTED(one_hot, tn_mul(tn_one_hot(i, LARGE, TN_F32), large))
+COUNTED(nll_loss, tn_nll_loss(tn_expand(large, TN_DIMS(LIST, LARGE)), i, NULL, NULL))
+COUNTED(cross_entropy, tn_cross_entropy(tn_expand(large, TN_DIMS(LIST, LARGE)), i, NULL, NULL))
+static const struct {
+    const char *name;
+    counted *of;
+} counting[] = {{"gather", counted_gather},
+                {"index_select", counted_index_select},
+                {"index_add", counted_index_add},
+                {"scatter", counted_scatter},
+                {"scatter_add", counted_scatter_add},
+                {"scatter prod", counted_scatter_prod},
+                {"scatter amax", counted_scatter_amax},
+                {"scatter amin", counted_scatter_amin},
+                {"take_along_dim", counted_take_along_dim},
+                {"embedding", counted_embedding},
+                {"one_hot", counted_one_hot},
+                {"nll_loss", counted_nll_loss},
+                {"cross_entropy", counted_cross_entropy}};
+
+/* The result and both gradients, as bytes. */
+static size_t counted_with(counted *of, tn_dtype t, int step, float *out) {
+    tn_scope scope = tn_scope_begin();
+    int64_t numbers[LIST];
+    for (int i = 0; i < LIST; i++)
+        numbers[i] = i % 13 * step;
+    tn_tensor *index = tn_cast(tn_from_data(numbers, TN_DIMS(LIST), TN_I64), t);
+    assert_ok(tn_eval(&index, 1));
+    tn_tensor *y = of(lists[0], lists[1], index), *sum = tn_sum(tn_mul(y, y), TN_ALL, false);
+    tn_tensor *gradients[2] = {NULL};
+    assert_ok(tn_gradients(&sum, 1, NULL, lists, 2, false, gradients));
+    size_t count = 0;
+    for (int k = 0; k < 3; k++) {
+        const tn_tensor *read = k ? gradients[k - 1] : y;
+        if (!read) continue;
+        assert_ok(tn_read(read, out + count, (size_t)tn_numel(read) * sizeof *out));
+        count += (size_t)tn_numel(read);
+    }
+    tn_scope_end(&scope);
+    return count * sizeof *out;
+}
+
 static void narrow_indices_count_in_large_tensors(void **state) {
     (void)state;
-    enum { LARGE = 300, COUNT = 3 };
-    static const uint8_t numbers[COUNT] = {0, 44, 255};
+    enum { MOST = LARGE * LIST + LARGE + LIST };
+    static const tn_dtype dtypes[] = {TN_U8, TN_I8, TN_I16, TN_U16, TN_I32, TN_U32, TN_U64};
+    static float want[MOST], got[MOST];
     TN_SCOPE;
-    tn_tensor *index = tn_from_data(numbers, TN_DIMS(COUNT), TN_U8);
-    assert_true(tn_item(tn_sum(tn_one_hot(index, LARGE, TN_F32), TN_ALL, false)) == COUNT);
-    tn_tensor *source = tn_from_data((float[]){1, 2, 3}, TN_DIMS(COUNT), TN_F32);
-    assert_ok(tn_set_requires_grad(source, true));
-    tn_tensor *sum = tn_scatter_add(tn_zeros(TN_DIMS(LARGE), TN_F32), 0, index, source);
-    assert_ok(tn_backward(tn_sum(tn_mul(sum, tn_arange(0, LARGE, 1, TN_F32)), TN_ALL, false)));
-    float gradient[COUNT];
-    assert_ok(tn_read(tn_grad(source), gradient, sizeof gradient));
-    for (int i = 0; i < COUNT; i++)
-        assert_true(gradient[i] == numbers[i]);
+    lists[0] = tn_contiguous(tn_add_scalar(tn_rand(TN_DIMS(LARGE)), 0.5));
+    lists[1] = tn_contiguous(tn_add_scalar(tn_rand(TN_DIMS(LIST)), 0.5));
+    assert_ok(tn_eval(lists, 2));
+    for (int k = 0; k < 2; k++)
+        assert_ok(tn_set_requires_grad(lists[k], true));
+    for (size_t i = 0; i < TN_COUNT(counting) * TN_COUNT(dtypes); i++) {
+        tn_dtype t = dtypes[i % TN_COUNT(dtypes)];
+        size_t op = i / TN_COUNT(dtypes);
+        int step = t == TN_I8 ? 10 : 21; /* indices up to 120, or 252 */
+        size_t bytes = counted_with(counting[op].of, t, step, got);
+        assert_int_equal(counted_with(counting[op].of, TN_I64, step, want), bytes);
+        if (memcmp(got, want, bytes) != 0) fail_msg("%s with %s differs from i64", counting[op].name, tn_dtype_name(t));
+    }
 }
 
 static void a_large_unsigned_index_is_named(void **state) {

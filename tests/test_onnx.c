@@ -507,6 +507,26 @@ static void sums_of_no_products_are_zeros(void **state) {
     tn_onnx_close(m);
 }
 
+static void extremes_of_no_numbers_are_the_dtype_s_limits(void **state) {
+    (void)state;
+    static const uint64_t limits[] = {
+        (uint64_t)INT64_MIN,         INT64_MAX, 0, UINT64_MAX, (uint64_t)(int64_t)INT32_MIN, INT32_MAX,
+        (uint64_t)(int64_t)INT8_MIN, INT8_MAX};
+    tn_onnx *m = open_model(MODEL("limits.onnx"));
+    tn_onnx_value *out[TN_COUNT(limits)] = {NULL};
+    assert_ok(tn_onnx_run(m, NULL, out));
+    for (size_t i = 0; i < TN_COUNT(limits); i++) {
+        uint64_t got[2];
+        assert_non_null(out[i]);
+        tn_tensor *wide = tn_cast(tn_onnx_value_get(out[i]), TN_U64);
+        assert_ok(tn_read(wide, got, sizeof got));
+        if (got[0] != limits[i] || got[1] != limits[i]) fail_msg("limit %zu is %llx", i, (unsigned long long)got[0]);
+        tn_free(wide);
+        tn_onnx_value_free(out[i]);
+    }
+    tn_onnx_close(m);
+}
+
 static void every_cut_of_a_file_is_refused_or_whole(void **state) {
     (void)state;
     size_t size;
@@ -608,6 +628,7 @@ int main(void) {
         cmocka_unit_test(what_a_model_declares_can_be_asked),
         cmocka_unit_test(what_does_not_fit_is_refused),
         cmocka_unit_test(sums_of_no_products_are_zeros),
+        cmocka_unit_test(extremes_of_no_numbers_are_the_dtype_s_limits),
         cmocka_unit_test(every_cut_of_a_file_is_refused_or_whole),
         cmocka_unit_test(memory_may_run_out_anywhere),
         cmocka_unit_test(what_failed_once_is_computed_later),

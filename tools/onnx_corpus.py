@@ -190,6 +190,16 @@ def empty():
           [info("y", F, [2, 2, 3])], initializer=[a, b])
 
 
+def limits():
+    """Extremes of no numbers: the limits of the dtype, which no double has for 64 bits."""
+    kinds = [T.INT64, T.UINT64, T.INT32, T.INT8]
+    tensors = [h.make_tensor(f"x{i}", kind, [2, 0], []) for i, kind in enumerate(kinds)]
+    nodes = [node(f"Reduce{which}", [t.name, "axes"], [f"{which}{i}"], keepdims=0)
+             for i, t in enumerate(tensors) for which in ("Max", "Min")]
+    model("limits", nodes, [], [info(n.output[0], kinds[int(n.output[0][3:])], [2]) for n in nodes], opset=20,
+          initializer=[*tensors, h.make_tensor("axes", T.INT64, [1], [1])])
+
+
 def types():
     tensors = [h.make_tensor(name, kind, [4], values) for name, kind, values in (
         ("f8", T.FLOAT8E4M3FN, [1, 2, -3, 0.5]), ("i4", T.INT4, [1, -8, 7, 0]), ("f4", T.FLOAT4E2M1, [0.5, 6, -2, 1]),
@@ -212,5 +222,5 @@ def values():
 if __name__ == "__main__":
     FOLDER.mkdir(parents=True, exist_ok=True)
     for make in (mlp, branch, loop, scan, function, unsorted, sparse, pool, external, two, told, few_bits, chosen, unfit,
-                 empty, types, values):
+                 empty, limits, types, values):
         make()

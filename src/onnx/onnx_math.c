@@ -117,12 +117,11 @@ static tn_status clip(onnx_call *c) {
 enum { SUM, MEAN, PROD, GREATEST, LEAST, L1, L2, LOG_SUM, LOG_SUM_EXP, SUM_SQUARE };
 
 /* The extreme of no numbers: the type's own least or greatest, or infinite. */
-static double limit_of(tn_dtype t, bool greatest) {
+static tn_tensor *limit_of(const int64_t *shape, int rank, tn_dtype t, bool greatest) {
     bool is_signed = t == TN_I8 || t == TN_I16 || t == TN_I32 || t == TN_I64;
-    double size = ldexp(1, (int)(8 * tn_dtype_size(t)) - is_signed);
-    if (tn_dtype_is_float(t)) return greatest ? INFINITY : -INFINITY;
-    if (t == TN_BOOL) return greatest;
-    return greatest ? size - (size < 0x1p53) : is_signed ? -size : 0;
+    if (tn_dtype_is_float(t)) return tn_full(shape, rank, greatest ? INFINITY : -INFINITY, t);
+    tn_tensor *least = tn_full(shape, rank, is_signed ? -ldexp(1, (int)(8 * tn_dtype_size(t)) - 1) : 0, t);
+    return greatest ? tn_bitwise_not(least) : least;
 }
 
 static tn_tensor *math_extreme(const tn_tensor *x, bool greatest, const int64_t *dims, int count, bool keep) {
@@ -138,7 +137,7 @@ static tn_tensor *math_extreme(const tn_tensor *x, bool greatest, const int64_t 
         if (!gone || keep) shape[rank++] = gone ? 1 : tn_size(x, d);
     }
     tn_dtype t = tn_dtype_of(x);
-    if (empty) return tn_full(shape, rank, limit_of(t, !greatest), t);
+    if (empty) return limit_of(shape, rank, t, !greatest);
     if (t == TN_BOOL) x = tn_cast(x, TN_U8);
     return tn_cast(greatest ? tn_amax(x, dims, count, keep) : tn_amin(x, dims, count, keep), t);
 }

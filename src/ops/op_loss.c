@@ -308,13 +308,19 @@ typedef struct class_terms {
     tn_node *zero, *one;
 } class_terms;
 
+/* v as a rank-0 i64 on like's device. A double has not every v: then it is the sum of two that it has. */
+static tn_node *whole_number(tn_build *b, int64_t v, const tn_node *like) {
+    const int64_t exact = INT64_C(1) << 53, half = INT64_C(1) << 32;
+    if (v >= -exact && v <= exact) return tn_b_const(b, (double)v, like);
+    return tn_b_offset(b, tn_b_const(b, (double)(v - v % half), like), (double)(v % half));
+}
+
 static class_terms terms_of(tn_build *b, const tn_node *n) {
     class_terms k = {.dim = class_dim(n->in[0])};
     tn_node *t = tn_b_cast(b, n->in[1], TN_I64), *weight = n->in[2];
-    double ignored = (double)n->i[CLASS_IGNORE_INDEX];
     k.zero = tn_b_const(b, 0.0, n->in[0]);
     k.one = tn_b_const(b, 1.0, n->in[0]);
-    k.valid = tn_b_ne(b, t, tn_b_const(b, ignored, t));
+    k.valid = tn_b_ne(b, t, whole_number(b, n->i[CLASS_IGNORE_INDEX], t));
     k.target = tn_b_where(b, k.valid, t, tn_b_const(b, 0.0, t));
     tn_node *own = k.one;
     if (weight) {

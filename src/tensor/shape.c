@@ -47,8 +47,9 @@ bool tn_dtype_holds(tn_dtype t, double v) {
 
 static tn_status refuse_number(const tn_infer *c, tn_dtype t, const char *what, double v) {
     integer_range r = range_of(t);
-    return tn_fail(TN_ERR_ARGUMENT, "%s: %s is %.17g, which %s cannot hold (%.0f to %.0f): cast the tensor first",
-                   c->row->name, what, v, tn_dtype_name(t), r.low, r.end - 1);
+    unsigned long long most = (unsigned long long)(r.end / 2) - 1 + (unsigned long long)(r.end / 2);
+    return tn_fail(TN_ERR_ARGUMENT, "%s: %s is %.17g, which %s cannot hold (%.0f to %llu): cast the tensor first",
+                   c->row->name, what, v, tn_dtype_name(t), r.low, most);
 }
 
 tn_status tn_need_held(const tn_infer *c, tn_dtype t, const char *what, double v) {
