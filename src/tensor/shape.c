@@ -37,30 +37,23 @@ static integer_range range_of(tn_dtype t) {
     return (integer_range){is_unsigned ? 0 : -end, end};
 }
 
-static bool holds_all(tn_dtype t) { return t == TN_BOOL || tn_dtype_is_float(t); }
-
 bool tn_dtype_holds(tn_dtype t, double v) {
-    if (holds_all(t)) return true;
+    if (t == TN_BOOL || tn_dtype_is_float(t)) return true;
     integer_range r = range_of(t);
     return v >= r.low && v < r.end;
 }
 
-static tn_status refuse_number(const tn_infer *c, tn_dtype t, const char *what, double v) {
+tn_status tn_need_held(const tn_infer *c, tn_dtype t, const char *what, double v) {
+    if (tn_dtype_holds(t, v)) return TN_OK;
     integer_range r = range_of(t);
     unsigned long long most = (unsigned long long)(r.end / 2) - 1 + (unsigned long long)(r.end / 2);
     return tn_fail(TN_ERR_ARGUMENT, "%s: %s is %.17g, which %s cannot hold (%.0f to %llu): cast the tensor first",
                    c->row->name, what, v, tn_dtype_name(t), r.low, most);
 }
 
-tn_status tn_need_held(const tn_infer *c, tn_dtype t, const char *what, double v) {
-    return tn_dtype_holds(t, v) ? TN_OK : refuse_number(c, t, what, v);
-}
-
 tn_status tn_need_bounds(const tn_infer *c, tn_dtype t, double min, double max) {
-    if (holds_all(t)) return TN_OK;
-    integer_range r = range_of(t);
-    if (!(min < r.end)) return refuse_number(c, t, "the lower bound", min);
-    return max >= r.low ? TN_OK : refuse_number(c, t, "the upper bound", max);
+    TRY(tn_need_held(c, t, "the lower bound", fmax(min, 0)));
+    return tn_need_held(c, t, "the upper bound", fmin(max, 0));
 }
 
 tn_status tn_infer_same(tn_infer *c) {
