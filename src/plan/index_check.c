@@ -7,7 +7,7 @@
  * indices are copied to the host.
  *
  * An op reads its indices through a view that has the check, so the results that depend on this view are those that a
- * failed check affects. They become errors; everything else stays recorded. */
+ * failed check affects. They become errors; everything else is computed. */
 #include <string.h>
 
 #include "ops/ops_common.h"
