@@ -17,12 +17,12 @@ OUT = ROOT / "src" / "gen" / "torch_signatures.h"
 UNARY = """neg abs floor ceil trunc round sqrt exp log sin cos tanh erf bitwise_not exp2 log2 log10 atan log1p expm1 sigmoid
     reciprocal rsqrt tan sinh cosh asin acos asinh acosh atanh sign frac logical_not silu mish log_sigmoid gelu"""
 BINARY = """mul div floor_divide heaviside maximum minimum atan2 hypot logaddexp logical_and logical_or logical_xor"""
-TENSOR = "remainder fmod eq ne lt le gt ge bitwise_and bitwise_or bitwise_xor"
+TENSOR = "remainder fmod eq ne lt le gt ge bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift"
 OTHERS = """pow.Tensor_Tensor_out xlogy.OutTensor where.self_out copy_ fill_.Tensor cat.out gather.out index_select.out
     scatter_add_ scatter_reduce_.two index_put_ argsort.stable sum.IntList_out prod.int_out amax.out amin.out argmax.out
     argmin.out cumsum.out cumprod.out mean.out matmul.out convolution.out convolution_backward col2im.out to.dtype
     stack.out _softmax.out _log_softmax.out linear.out relu.out native_layer_norm
-    scaled_dot_product_attention max_pool2d flip.out"""
+    scaled_dot_product_attention max_pool2d flip.out div.out_mode"""
 WANTED = ([f"{name}.out" for name in (UNARY + " " + BINARY).split()] + [f"{name}.Tensor_out" for name in TENSOR.split()]
           + OTHERS.split())
 

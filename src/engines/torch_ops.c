@@ -5,8 +5,8 @@
  * or left out), padding on one side only, and everything whose schema has a Scalar, which the C interface cannot
  * convert.
  *
- * Integers are left to the cpu where LibTorch defines less than we do: division by zero, shifts, conversions out of
- * range. Composed ops are rows too, but only where nothing was differentiated through them. */
+ * Where LibTorch defines less than we do for integers (division by zero, shifts by too much, conversions out of range)
+ * the operands are kept away from there, and the results corrected. Composed ops are rows too, but only where nothing was differentiated through them. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -185,11 +185,23 @@ static void run_rounded(work *w) {
 
 static void run_copy(work *w) { copy(w, w->out, w->in[0]); }
 
-static tensor *compare(work *w, tn_torch_overload which, tensor *a, tensor *b) {
-    const operand *x = input_of(w, 0);
+/* A bool tensor of x's shape. */
+static tensor *compare(work *w, const operand *x, tn_torch_overload which, tensor *a, tensor *b) {
     tensor *made = empty(w, x->shape, x->rank, TN_BOOL);
     CALL(w, which, T_(a), T_(b), T_(made));
     return made;
+}
+
+/* A whole number as a tensor without dimensions. */
+static tensor *whole_number(work *w, tn_dtype dtype, int64_t value) {
+    tensor *t = empty(w, NULL, 0, dtype);
+    if (t) fill_whole(w, t, value);
+    return t;
+}
+
+/* out = instead, where the condition holds. */
+static void replace(work *w, tensor *condition, tensor *instead, tensor *out) {
+    CALL(w, TORCH_WHERE_SELF_OUT, T_(condition), T_(instead), T_(out), T_(out));
 }
 
 /* Float to integer saturates, and NaN is 0; LibTorch's result is any number then. Short integers are i32 that wraps. */
@@ -199,8 +211,8 @@ static void saturate(work *w) {
     double low, high, zero;
     tensor *from = to_dtype(w, w->in[0], x->dtype, TN_F64), *most = empty(w, NULL, 0, wide);
     tensor *least = number(w, &low, (double)least_of(wide)), *none = number(w, &zero, 0);
-    tensor *above = compare(w, TORCH_GE_TENSOR_OUT, from, number(w, &high, (double)greatest_of(wide)));
-    tensor *nan = compare(w, TORCH_NE_TENSOR_OUT, from, from), *in_range = empty(w, x->shape, x->rank, TN_F64);
+    tensor *above = compare(w, x, TORCH_GE_TENSOR_OUT, from, number(w, &high, (double)greatest_of(wide)));
+    tensor *nan = compare(w, x, TORCH_NE_TENSOR_OUT, from, from), *in_range = empty(w, x->shape, x->rank, TN_F64);
     tensor *out = wide == y->dtype ? w->out : empty(w, x->shape, x->rank, wide);
     if (!in_range || !most || !out) return;
     fill_whole(w, most, greatest_of(wide));
@@ -208,7 +220,7 @@ static void saturate(work *w) {
     CALL(w, TORCH_WHERE_SELF_OUT, T_(nan), T_(none), T_(from), T_(in_range));
     CALL(w, TORCH_MAXIMUM_OUT, T_(in_range), T_(least), T_(in_range));
     copy(w, out, in_range);
-    CALL(w, TORCH_WHERE_SELF_OUT, T_(above), T_(most), T_(out), T_(out));
+    replace(w, above, most, out);
     if (out != w->out) copy(w, w->out, out);
 }
 
@@ -220,14 +232,66 @@ static void run_cast(work *w) {
         run_copy(w);
 }
 
-static void run_div_trunc(work *w) {
-    CALL(w, TORCH_DIV_OUT, T_(w->in[0]), T_(w->in[1]), T_(w->out));
-    CALL(w, TORCH_TRUNC_OUT, T_(w->out), T_(w->out));
+static void divide(work *w, tensor *by) {
+    if (w->op->row->op == TN_OP_DIV_TRUNC)
+        CALL(w, TORCH_DIV_OUT_MODE, T_(w->in[0]), T_(by), S_("trunc"), T_(w->out));
+    else
+        CALL(w, w->op->row->overload, T_(w->in[0]), T_(by), T_(w->out));
+}
+
+/* x / 0 is 0 here and an error there, and the least integer divided by -1 is itself here and a trap there: both are
+ * divided by 1, and corrected. */
+static void divide_integers(work *w) {
+    const operand *a = input_of(w, 0), *b = input_of(w, 1);
+    bool quotient = w->op->row->op == TN_OP_FLOOR_DIVIDE || w->op->row->op == TN_OP_DIV_TRUNC;
+    tensor *zero = whole_number(w, b->dtype, 0), *one = whole_number(w, b->dtype, 1);
+    tensor *by_zero = compare(w, b, TORCH_EQ_TENSOR_OUT, w->in[1], zero), *safe = empty(w, b->shape, b->rank, b->dtype);
+    tensor *by_minus_one = NULL;
+    CALL(w, TORCH_WHERE_SELF_OUT, T_(by_zero), T_(one), T_(w->in[1]), T_(safe));
+    if (b->dtype != TN_U8) {
+        by_minus_one = compare(w, b, TORCH_EQ_TENSOR_OUT, w->in[1], whole_number(w, b->dtype, -1));
+        replace(w, by_minus_one, one, safe);
+    }
+    divide(w, safe);
+    if (by_minus_one && quotient) {
+        tensor *negative = empty(w, a->shape, a->rank, a->dtype);
+        CALL(w, TORCH_NEG_OUT, T_(w->in[0]), T_(negative));
+        replace(w, by_minus_one, negative, w->out);
+    } else if (by_minus_one) {
+        replace(w, by_minus_one, zero, w->out);
+    }
+    replace(w, by_zero, zero, w->out);
+}
+
+static void run_division(work *w) {
+    if (tn_dtype_is_float(result_of(w)->dtype))
+        divide(w, w->in[1]);
+    else
+        divide_integers(w);
+}
+
+/* By fewer than 0 bits or by all and more: 0, or the sign alone. */
+static void run_shift(work *w) {
+    const operand *a = input_of(w, 0), *b = input_of(w, 1);
+    int64_t width = 8 * (int64_t)tn_dtype_size(a->dtype);
+    tensor *zero = whole_number(w, b->dtype, 0), *outside = compare(w, b, TORCH_LT_TENSOR_OUT, w->in[1], zero);
+    tensor *too_far = compare(w, b, TORCH_GE_TENSOR_OUT, w->in[1], whole_number(w, b->dtype, width));
+    tensor *safe = empty(w, b->shape, b->rank, b->dtype), *rest = zero;
+    CALL(w, TORCH_LOGICAL_OR_OUT, T_(outside), T_(too_far), T_(outside));
+    CALL(w, TORCH_WHERE_SELF_OUT, T_(outside), T_(zero), T_(w->in[1]), T_(safe));
+    CALL(w, w->op->row->overload, T_(w->in[0]), T_(safe), T_(w->out));
+    if (w->op->row->op == TN_OP_BITWISE_RIGHT_SHIFT && a->dtype != TN_U8) {
+        rest = empty(w, a->shape, a->rank, a->dtype);
+        tensor *below = compare(w, a, TORCH_LT_TENSOR_OUT, w->in[0], zero);
+        CALL(w, TORCH_WHERE_SELF_OUT, T_(below), T_(whole_number(w, a->dtype, -1)), T_(zero), T_(rest));
+    }
+    replace(w, outside, rest, w->out);
 }
 
 static void run_view_dtype(work *w) {
     const operand *x = input_of(w, 0);
-    copy(w, w->out, view(w, w->in[0], result_of(w)->dtype, 0, x->shape, x->stride, x->rank));
+    tn_dtype to = result_of(w)->dtype == TN_BOOL ? TN_U8 : result_of(w)->dtype; /* a bool is whether any bit is set */
+    copy(w, w->out, view(w, w->in[0], to, 0, x->shape, x->stride, x->rank));
 }
 
 /* x in the result's shape. */
@@ -866,33 +930,11 @@ static bool takes_i64(const tn_node *n, const char **why) {
     return n->dtype == TN_I64;
 }
 
-/* To the unsigned dtypes only from each other's like: what is out of range differs. */
+/* Numbers out of the range of an unsigned type become others there. */
 static bool takes_cast(const tn_node *n, const char **why) {
-    bool unsigned_ = n->dtype == TN_U16 || n->dtype == TN_U32 || n->dtype == TN_U64;
-    *why = "converts to no unsigned integers but u8";
-    return !unsigned_;
-}
-
-/* The number that all elements of x are, if it is made of one. */
-static bool is_number(const tn_node *x, double *value) {
-    while (x->n_in == 1 && (x->flags & TN_NODE_VIEW))
-        x = x->in[0];
-    if (x->op != TN_OP_FULL || (x->flags & TN_NODE_VARIES)) return false;
-    *value = x->f[0];
-    return true;
-}
-
-/* Integers are divided by a number that cannot go wrong: LibTorch fails where we say 0. */
-static bool takes_division(const tn_node *n, const char **why) {
-    double by = 0;
-    if (!takes_alike(n, why)) return false;
-    *why = "fails where integers are divided by 0";
-    return tn_dtype_is_float((tn_dtype)n->dtype) || (is_number(n->in[1], &by) && by >= 1);
-}
-
-static bool takes_view_dtype(const tn_node *n, const char **why) {
-    *why = "looks at no other bits as bools";
-    return n->dtype != TN_BOOL && n->in[0]->dtype != TN_BOOL;
+    bool to_unsigned = n->dtype == TN_U16 || n->dtype == TN_U32 || n->dtype == TN_U64;
+    *why = "converts floats to no unsigned integers but u8";
+    return !to_unsigned || !tn_dtype_is_float((tn_dtype)n->in[0]->dtype);
 }
 
 static bool takes_sum(const tn_node *n, const char **why) {
@@ -904,8 +946,8 @@ static bool takes_sum(const tn_node *n, const char **why) {
     { TN_OP_##op, dtypes, TORCH_##overload, args, NULL, NULL }
 #define ALIKE(op, dtypes, overload) \
     { TN_OP_##op, dtypes, TORCH_##overload, "01=", NULL, takes_alike }
-#define DIVISION(op, overload) \
-    { TN_OP_##op, FLOATS | INTS, TORCH_##overload, "01=", NULL, takes_division }
+#define INTEGERS(op, dtypes, overload, run) \
+    { TN_OP_##op, dtypes, TORCH_##overload, "01=", run, takes_alike }
 #define RUN(op, dtypes, run) \
     { TN_OP_##op, dtypes, TORCH_OVERLOADS, NULL, run, NULL }
 #define IF(op, dtypes, run, takes) \
@@ -934,11 +976,13 @@ static const torch_row rows[] = {
     IF(SUB, FLOATS | INTS, run_sub, takes_sum),
     ALIKE(MUL, ALL, MUL_OUT),
     ALIKE(DIV, FLOATS, DIV_OUT),
-    DIVISION(REMAINDER, REMAINDER_TENSOR_OUT),
-    DIVISION(FMOD, FMOD_TENSOR_OUT),
-    DIVISION(FLOOR_DIVIDE, FLOOR_DIVIDE_OUT),
-    IF(DIV_TRUNC, FLOATS, run_div_trunc, takes_alike),
-    ALIKE(HEAVISIDE, FLOATS | INTS, HEAVISIDE_OUT),
+    INTEGERS(REMAINDER, FLOATS | INTS, REMAINDER_TENSOR_OUT, run_division),
+    INTEGERS(FMOD, FLOATS | INTS, FMOD_TENSOR_OUT, run_division),
+    INTEGERS(FLOOR_DIVIDE, FLOATS | INTS, FLOOR_DIVIDE_OUT, run_division),
+    INTEGERS(DIV_TRUNC, FLOATS | INTS, DIV_OUT_MODE, run_division),
+    INTEGERS(BITWISE_LEFT_SHIFT, INTS, BITWISE_LEFT_SHIFT_TENSOR_OUT, run_shift),
+    INTEGERS(BITWISE_RIGHT_SHIFT, INTS, BITWISE_RIGHT_SHIFT_TENSOR_OUT, run_shift),
+    ALIKE(HEAVISIDE, ALL, HEAVISIDE_OUT),
     ALIKE(MAXIMUM, ALL, MAXIMUM_OUT),
     ALIKE(MINIMUM, ALL, MINIMUM_OUT),
     ALIKE(EQ, ALL, EQ_TENSOR_OUT),
@@ -947,12 +991,12 @@ static const torch_row rows[] = {
     ALIKE(BITWISE_AND, INTS | BOOLS, BITWISE_AND_TENSOR_OUT),
     ALIKE(BITWISE_OR, INTS | BOOLS, BITWISE_OR_TENSOR_OUT),
     ALIKE(BITWISE_XOR, INTS | BOOLS, BITWISE_XOR_TENSOR_OUT),
-    ALIKE(POW, FLOATS, POW_TENSOR_TENSOR_OUT),
+    ALIKE(POW, FLOATS | INTS, POW_TENSOR_TENSOR_OUT),
     ALIKE(ATAN2, FLOATS, ATAN2_OUT),
     ROW(WHERE, BOOLS, WHERE_SELF_OUT, "012="),
     IF(CAST, ALL | UNSIGNED, run_cast, takes_cast),
-    IF(VIEW_DTYPE, ALL, run_view_dtype, takes_view_dtype),
-    RUN(CONTIGUOUS, ALL, run_copy),
+    RUN(VIEW_DTYPE, ALL | UNSIGNED, run_view_dtype),
+    RUN(CONTIGUOUS, ALL | UNSIGNED, run_copy),
     RUN(SUM, ALL, run_sum),
     RUN(PROD, ALL, run_prod),
     RUN(AMAX, FLOATS | INTS, run_amax),

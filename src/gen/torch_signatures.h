@@ -24,8 +24,10 @@ enum { TORCH_SCHEMA_MAJOR = 2, TORCH_SCHEMA_MINOR = 15 };
     X(TORCH_ATAN2_OUT, "aten::atan2", "out", "TTT", 1) \
     X(TORCH_ATANH_OUT, "aten::atanh", "out", "TT", 1) \
     X(TORCH_BITWISE_AND_TENSOR_OUT, "aten::bitwise_and", "Tensor_out", "TTT", 1) \
+    X(TORCH_BITWISE_LEFT_SHIFT_TENSOR_OUT, "aten::bitwise_left_shift", "Tensor_out", "TTT", 1) \
     X(TORCH_BITWISE_NOT_OUT, "aten::bitwise_not", "out", "TT", 1) \
     X(TORCH_BITWISE_OR_TENSOR_OUT, "aten::bitwise_or", "Tensor_out", "TTT", 1) \
+    X(TORCH_BITWISE_RIGHT_SHIFT_TENSOR_OUT, "aten::bitwise_right_shift", "Tensor_out", "TTT", 1) \
     X(TORCH_BITWISE_XOR_TENSOR_OUT, "aten::bitwise_xor", "Tensor_out", "TTT", 1) \
     X(TORCH_CAT_OUT, "aten::cat", "out", "LIT", 1) \
     X(TORCH_CEIL_OUT, "aten::ceil", "out", "TT", 1) \
@@ -38,6 +40,7 @@ enum { TORCH_SCHEMA_MAJOR = 2, TORCH_SCHEMA_MINOR = 15 };
     X(TORCH_CUMPROD_OUT, "aten::cumprod", "out", "TIdT", 1) \
     X(TORCH_CUMSUM_OUT, "aten::cumsum", "out", "TIdT", 1) \
     X(TORCH_DIV_OUT, "aten::div", "out", "TTT", 1) \
+    X(TORCH_DIV_OUT_MODE, "aten::div", "out_mode", "TTsT", 1) \
     X(TORCH_EQ_TENSOR_OUT, "aten::eq", "Tensor_out", "TTT", 1) \
     X(TORCH_ERF_OUT, "aten::erf", "out", "TT", 1) \
     X(TORCH_EXP_OUT, "aten::exp", "out", "TT", 1) \
