@@ -6,9 +6,9 @@
  *
  * Engines are other libraries that compute in the host's memory, opened only by name. "engine:torch" computes
  * operations with LibTorch 2.10 or later (pip install torch, or TRUNNION_TORCH_LIB), gradients too; results agree with
- * the cpu's within rounding, and random numbers are the cpu's. What LibTorch does not define as we do (division of
- * integers by zero), and quantized weights, the cpu computes, which is reported as for any device and refused with
- * TN_FALLBACK_STRICT. LibTorch uses as many threads as the library (tn_device_options.threads).
+ * the cpu's within rounding, and random numbers are the cpu's. What LibTorch has no kernel for (quantized weights,
+ * factorizations in f64), the cpu computes, which is reported as for any device and refused with TN_FALLBACK_STRICT.
+ * LibTorch uses as many threads as the library (tn_device_options.threads).
  *
  * Threads: every function here may be called from any thread. */
 #ifndef TRUNNION_DEVICE_H

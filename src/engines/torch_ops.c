@@ -6,7 +6,8 @@
  * convert.
  *
  * Where LibTorch defines less than we do for integers (division by zero, shifts by too much, conversions out of range)
- * the operands are kept away from there, and the results corrected. Composed ops are rows too, but only where nothing was differentiated through them. */
+ * the operands are kept away from there, and the results corrected. Composed ops are rows too, but only where nothing
+ * was differentiated through them. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -1091,7 +1092,7 @@ static bool torch_takes(const tn_node *n, const char **why) {
     if (!row || n->n_in > INPUTS || n->n_in < 1) return false;
     *why = "has no kernel for its dtypes";
     if (!has_dtypes(n)) return false;
-    *why = "defines less for this dtype, at the ends of its range";
+    *why = "has no kernel for this dtype";
     if (!(row->dtypes & kind_of((tn_dtype)n->in[0]->dtype))) return false;
     return !row->takes || row->takes(n, why);
 }
