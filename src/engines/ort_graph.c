@@ -2,6 +2,7 @@
  *
  * Inputs and results are the plan's memory: the library reads and writes it, nothing is copied. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "engines/engines.h"
@@ -52,27 +53,35 @@ static tn_status describe_graph(ort_graph *o, const tn_engine_graph *g) {
     return TN_OK;
 }
 
+/* The graph's node that the library's words are about: nodes of the model are called "#12.3" after its number. */
+static const tn_node *node_in_words(const tn_engine_graph *g, const char *words) {
+    const char *at = strchr(words, '#');
+    char *end = NULL;
+    unsigned long number = at ? strtoul(at + 1, &end, 10) : 0;
+    bool named = at && end != at + 1 && number < g->recorded;
+    return named ? g->recorder->pending[number] : NULL;
+}
+
 /* Whatever the library says against a graph, the cpu may still compute it. */
-static tn_status refuse_graph(tn_status s, const tn_node *node, tn_engine_refusal *why) {
+static tn_status refuse_graph(tn_status s, const tn_engine_graph *g, tn_engine_refusal *why) {
     if (s == TN_ERR_MEMORY) return s;
-    why->node = node;
-    why->code = node ? "no_kernel" : "refused_by_compiler";
-    if (node)
-        snprintf(why->why, sizeof why->why, "has no operator for %s of %s", tn_op(node->op)->name,
-                 tn_dtype_name((tn_dtype)node->dtype));
-    else
-        snprintf(why->why, sizeof why->why, "refused the graph (%.*s)", (int)sizeof why->why - 24, tn_error());
+    why->code = "no_kernel";
+    snprintf(why->why, sizeof why->why, "has no operator for it");
+    if (why->count) return TN_ERR_UNSUPPORTED;
+    const tn_node *node = node_in_words(g, tn_error());
+    why->code = "refused_by_compiler";
+    snprintf(why->why, sizeof why->why, "refused the graph (%.*s)", (int)sizeof why->why - 24, tn_error());
+    if (node) TRY(tn_engine_refuse(why, node));
     return TN_ERR_UNSUPPORTED;
 }
 
 static tn_status compile_model(ort_graph *o, const tn_engine_graph *g, tn_engine_refusal *why) {
-    static const tn_ort_options options = {.level = TN_ORT_ALL};
+    const tn_ort_options options = tn_ort_device_options();
     tn_str model = {0};
-    const tn_node *refused = NULL;
-    tn_status s = onnx_export_graph(g, &model, &refused);
+    tn_status s = onnx_export_graph(g, &model, why);
     if (s == TN_OK) s = tn_ort_session_new(NULL, model.text, model.length, &options, &o->session);
     tn_str_free(&model);
-    return s == TN_OK ? describe_graph(o, g) : refuse_graph(s, refused, why);
+    return s == TN_OK ? describe_graph(o, g) : refuse_graph(s, g, why);
 }
 
 static tn_status ort_graph_compile(const tn_engine_graph *g, void **out, tn_engine_refusal *why) {

@@ -20,7 +20,7 @@ enum { IR_VERSION = 10, OPSET = 21 };
 static const int64_t MOST_BYTES = INT32_MAX; /* of one protobuf message */
 
 /* Fields of onnx.proto. */
-enum { NODE_INPUT = 1, NODE_OUTPUT = 2, NODE_OP = 4, NODE_ATTRIBUTE = 5 };
+enum { NODE_INPUT = 1, NODE_OUTPUT = 2, NODE_NAME = 3, NODE_OP = 4, NODE_ATTRIBUTE = 5 };
 enum { ATTR_NAME = 1, ATTR_F = 2, ATTR_I = 3, ATTR_S = 4, ATTR_INTS = 8, ATTR_TYPE = 20 };
 enum { ATTR_IS_FLOAT = 1, ATTR_IS_INT = 2, ATTR_IS_STRING = 3, ATTR_IS_INTS = 7 };
 enum { GRAPH_NODE = 1, GRAPH_NAME = 2, GRAPH_INITIALIZER = 5, GRAPH_INPUT = 11, GRAPH_OUTPUT = 12 };
@@ -115,6 +115,11 @@ static void put_node(onnx_export *x, const char *op, const char *const *in, int 
         onnx_put_text(&node, NODE_INPUT, in[i]);
     for (int i = 0; i < n_out; i++)
         onnx_put_text(&node, NODE_OUTPUT, out[i]);
+    if (x->engine && x->owner) {
+        char name[32];
+        snprintf(name, sizeof name, "#%d.%d", (int)x->owner->index, x->fresh++);
+        onnx_put_text(&node, NODE_NAME, name);
+    }
     onnx_put_text(&node, NODE_OP, op);
     if (x->attributes.failed) node.failed = true;
     tn_str_addn(&node, tn_str_text(&x->attributes), x->attributes.length);
@@ -281,7 +286,11 @@ static void put_info(onnx_export *x, tn_str *to, int field, const char *name, co
 static void refuse_export(onnx_export *x, const tn_node *n, const char *why) {
     char text[160];
     if (x->status != TN_OK) return;
-    x->refused = n;
+    if (x->engine) { /* all of them are wanted: it goes on, as if its value were given */
+        sticks(x, tn_engine_refuse(x->refusal, x->owner ? x->owner : n));
+        if (tn_map_find(&x->names, n) < 0) name_is(x, n, onnx_name(x, "refused"));
+        return;
+    }
     tn_node_describe(n, text, sizeof text);
     sticks(x, tn_fail(TN_ERR_UNSUPPORTED, "ONNX export: %s: %s", text, why));
 }
@@ -343,7 +352,7 @@ static const char *weight_name(const onnx_export *x, const tn_node *n) {
 }
 
 static void write_leaf(onnx_export *x, const tn_node *n) {
-    if (x->for_engine) {
+    if (x->engine) {
         refuse_export(x, n, "its value is not among those that the graph is given");
         return;
     }
@@ -390,11 +399,20 @@ static bool is_leaf(const tn_node *n) {
 
 static bool is_written(const onnx_export *x, const tn_node *n) { return tn_map_find(&x->names, n) >= 0; }
 
+/* Where ONNX Runtime computes something else: integer powers with negative exponents, which it makes of floats;
+ * products of no steps, whose result it does not write; and what it rounds more than certification allows. */
+static bool differs_there(const tn_node *n) {
+    if (n->op == TN_OP_LOG10 || (n->op == TN_OP_TAN && n->dtype == TN_F64)) return true;
+    if (n->op == TN_OP_POW) return !tn_dtype_is_float((tn_dtype)n->dtype);
+    return n->op == TN_OP_INT_MM && n->in[0]->shape[n->in[0]->rank - 1] == 0;
+}
+
 /* Follows compositions to what is written as a node. */
 static const tn_node *resolve(onnx_export *x, const tn_node *n) {
     enum { MAX_NESTING = 64 };
     for (int depth = 0; x->status == TN_OK; depth++) {
-        bool expanded = x->for_engine && n->expansion;
+        bool expanded = x->engine && n->expansion;
+        if (x->engine && !is_written(x, n) && !is_leaf(n) && differs_there(n)) refuse_export(x, n, "it differs");
         if (is_written(x, n) || is_leaf(n) || n->op == TN_OP_RUNTIME_SCALAR || (!expanded && onnx_writer_of(n)))
             return n;
         int32_t id = tn_map_find(&x->made, n);
@@ -403,7 +421,7 @@ static const tn_node *resolve(onnx_export *x, const tn_node *n) {
             sticks(x, x->build.status);
             if (!as || as == n || depth == MAX_NESTING) {
                 refuse_export(x, n, "ONNX has no corresponding operator");
-                break;
+                return x->engine ? n : NULL;
             }
             sticks(x, tn_mem_grow(&x->composed, &x->composed_capacity, x->composed_count + 1, sizeof *x->composed));
             if (x->status != TN_OK) break;
@@ -417,27 +435,34 @@ static const tn_node *resolve(onnx_export *x, const tn_node *n) {
 }
 
 typedef struct walk {
-    const tn_node **stack;
-    size_t count, capacity;
+    const tn_node **stack, **owners; /* owners: those of a graph for an engine */
+    size_t count, capacity, owner_capacity;
 } walk;
 
 static void push_export(onnx_export *x, walk *w, const tn_node *n) {
     if (!n) return;
     sticks(x, tn_mem_grow(&w->stack, &w->capacity, w->count + 1, sizeof *w->stack));
-    if (x->status == TN_OK) w->stack[w->count++] = n;
+    sticks(x, tn_mem_grow(&w->owners, &w->owner_capacity, w->count + 1, sizeof *w->owners));
+    if (x->status != TN_OK) return;
+    w->owners[w->count] = x->engine && tn_engine_graph_has(x->engine, n) ? n : x->owner;
+    w->stack[w->count++] = n;
 }
 
 static bool inputs_ready(onnx_export *x, walk *w, const tn_node *n) {
     size_t before = w->count;
     for (int k = 0; k < n->n_in; k++) {
+        const tn_node *owner = x->owner;
+        if (x->engine && n->in[k] && tn_engine_graph_has(x->engine, n->in[k])) x->owner = n->in[k];
         const tn_node *in = n->in[k] ? resolve(x, n->in[k]) : NULL;
         if (in && !is_written(x, in)) push_export(x, w, in);
+        x->owner = owner;
     }
     return w->count == before && x->status == TN_OK;
 }
 
 static void visit_exported(onnx_export *x, walk *w) {
     const tn_node *n = w->stack[w->count - 1];
+    x->owner = w->owners[w->count - 1];
     if (is_written(x, n)) {
         w->count--;
     } else if (is_leaf(n)) {
@@ -451,10 +476,12 @@ static void visit_exported(onnx_export *x, walk *w) {
 
 static const char *write_value(onnx_export *x, const tn_node *n) {
     walk w = {0};
+    x->owner = n;
     push_export(x, &w, resolve(x, n));
     while (w.count > 0 && x->status == TN_OK)
         visit_exported(x, &w);
     tn_mem_free(w.stack);
+    tn_mem_free(w.owners);
     return onnx_of(x, n);
 }
 
@@ -726,33 +753,49 @@ static void export_end(onnx_export *x) {
 
 int onnx_element_type(tn_dtype dtype) { return (int)export_type_of(dtype); }
 
+/* Weights in blocks are given to nobody: what reads one is refused. */
 static void add_engine_input(onnx_export *x, const tn_node *n, const char *name) {
-    if (tn_dtype_is_quantized((tn_dtype)n->dtype)) refuse_export(x, n, "weights in blocks");
-    if (export_type_of((tn_dtype)n->dtype) == ONNX_UNDEFINED) refuse_export(x, n, "ONNX has no such type");
+    if (tn_dtype_is_quantized((tn_dtype)n->dtype)) return;
     name_is(x, n, name);
     put_info(x, &x->inputs, GRAPH_INPUT, name, n);
 }
 
+/* A node's result is the graph's output itself, under the name that it has: behind an Identity, ONNX Runtime 1.32 can
+ * lose a value that other nodes read too. What no node makes, or is an output already, gets one after all. */
+static void write_engine_output(onnx_export *x, const tn_engine_graph *g, const char **names, int i) {
+    const tn_node *n = g->outputs[i];
+    const char *value = write_value(x, n);
+    bool made = value[0] == '_' && value[1] == 'v';
+    for (int k = 0; k < i; k++)
+        made &= names[k] != value;
+    if (x->status != TN_OK) return;
+    names[i] = made ? value : onnx_emit1(x, "Identity", value);
+    put_info(x, &x->outputs, GRAPH_OUTPUT, names[i], n);
+}
+
 static void write_engine_graph(onnx_export *x, const tn_engine_graph *g) {
+    const char **names = tn_mem_zalloc((size_t)g->output_count + 1, sizeof *names);
+    if (!names) sticks(x, TN_ERR_MEMORY);
     for (int i = 0; i < g->input_count; i++)
         add_engine_input(x, g->inputs[i], onnx_name(x, "i%d", i));
     for (int i = 0; i < g->scalar_count; i++)
         add_engine_input(x, g->scalars[i], onnx_name(x, "s%d", i));
     for (int i = 0; i < g->output_count && x->status == TN_OK; i++)
-        write_output(x, g->outputs[i], onnx_name(x, "o%d", i));
+        write_engine_output(x, g, names, i);
+    tn_mem_free(names);
 }
 
-tn_status onnx_export_graph(const tn_engine_graph *g, tn_str *model, const tn_node **refused) {
-    onnx_export x = {.for_engine = true};
+tn_status onnx_export_graph(const tn_engine_graph *g, tn_str *model, tn_engine_refusal *why) {
+    onnx_export x = {.engine = g, .refusal = why};
     int64_t bytes = 0;
     write_engine_graph(&x, g);
+    if (x.status == TN_OK && why->count) x.status = tn_fail(TN_ERR_UNSUPPORTED, "ONNX has no operator for it");
     tn_status s = x.status == TN_OK ? model_head(&x, "graph", model, &bytes) : x.status;
     if (s == TN_OK && bytes > MOST_BYTES)
         s = tn_fail(TN_ERR_UNSUPPORTED, "the graph takes %lld MiB, one model holds 2047", (long long)(bytes >> 20));
     const tn_str *parts[] = {&x.nodes, &x.constants, &x.inputs, &x.outputs};
     for (size_t i = 0; i < TN_COUNT(parts) && s == TN_OK; i++)
         tn_str_addn(model, tn_str_text(parts[i]), parts[i]->length);
-    *refused = x.refused;
     export_end(&x);
     return s == TN_OK && model->failed ? TN_ERR_MEMORY : s;
 }

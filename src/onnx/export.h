@@ -47,9 +47,10 @@ typedef struct onnx_export {
     const tn_named_tensor *weights;
     int weight_count;
     int scalar_count;
-    bool for_engine;        /* leaves are inputs, and a composed op is what the recording computes it as */
-    const tn_node *refused; /* what there is no operator for */
-    const char *data_file;  /* where the leaves' bytes are, beside the model; NULL: in it */
+    const tn_engine_graph *engine; /* leaves are inputs, and a composed op is what the recording computes it as */
+    tn_engine_refusal *refusal;    /* then: what there is no operator for */
+    const tn_node *owner;          /* the graph's node that is written, or composed of what is written */
+    const char *data_file;         /* where the leaves' bytes are, beside the model; NULL: in it */
     struct {
         const char *value, *name; /* its extent as a list of one i64, once it is asked for; its name in the file */
         const char *source;       /* an input that has it as its extent `dim`; NULL: none */
@@ -81,9 +82,10 @@ const char *onnx_write_table(onnx_export *x, const int64_t *v, const int64_t *sh
 const char *onnx_write_shape(onnx_export *x, const tn_node *n); /* n's extents, those with a symbol read at the run */
 const char *onnx_write_cast(onnx_export *x, const char *value, tn_dtype dtype);
 
-/* The graph as a model in memory, for an engine: its inputs are called i0, i1, …, runtime scalars s0, …, outputs o0, …,
- * in this order. TN_ERR_UNSUPPORTED with *refused when ONNX has no operator for a node. */
-tn_status onnx_export_graph(const tn_engine_graph *g, tn_str *model, const tn_node **refused);
+/* The graph as a model in memory, for an engine: its inputs are called i0, i1, …, runtime scalars s0, …; outputs are in
+ * the graph's order. TN_ERR_UNSUPPORTED with all nodes in *why that ONNX has no operator for. A node of the model is
+ * called "#12.3" after the number in the recorder of the graph's node that it was made for, and one of its own. */
+tn_status onnx_export_graph(const tn_engine_graph *g, tn_str *model, tn_engine_refusal *why);
 /* The type of elements in the file, TensorProto.DataType. */
 int onnx_element_type(tn_dtype dtype);
 

@@ -305,17 +305,28 @@ static const char *write_pad(onnx_export *x, const tn_node *n, const onnx_writer
     return padded(x, in(x, n, 0), before, after, n->rank, onnx_write_number(x, n->f[0], (tn_dtype)n->dtype));
 }
 
+/* Input k, which are indices. ONNX counts negative ones from the end; ours are out of range. An engine is given indices
+ * that it refuses instead: the host then computes as if it had never been asked. */
+static const char *indices(onnx_export *x, const tn_node *n, int k) {
+    tn_dtype t = taken_as(n, (tn_dtype)n->in[k]->dtype);
+    const char *v = in(x, n, k);
+    if (!x->engine || (t != TN_I32 && t != TN_I64)) return v;
+    const char *below = onnx_emit2(x, "Less", v, onnx_write_number(x, 0, t));
+    return onnx_emit3(x, "Where", below, onnx_write_number(x, INT32_MAX, t), v);
+}
+
 /* An axis first among the attributes, which are two tensors' worth of inputs. */
 static const char *write_indexed(onnx_export *x, const tn_node *n, const onnx_writer *w) {
+    const char *at = indices(x, n, 1);
     onnx_attr_int(x, "axis", n->i[0]);
-    const char *v = onnx_emit2(x, w->onnx, in(x, n, 0), in(x, n, 1));
+    const char *v = onnx_emit2(x, w->onnx, in(x, n, 0), at);
     /* of a single place the dimension stays */
     if (n->op == TN_OP_INDEX_SELECT && n->in[1]->rank == 0) v = onnx_emit2(x, "Reshape", v, onnx_write_shape(x, n));
     return v;
 }
 
 static const char *write_embedding(onnx_export *x, const tn_node *n, const onnx_writer *w) {
-    return onnx_emit2(x, w->onnx, in(x, n, 1), in(x, n, 0));
+    return onnx_emit2(x, w->onnx, in(x, n, 1), indices(x, n, 0));
 }
 
 /* The part of the source that the index speaks of. */
@@ -332,9 +343,10 @@ static const char *write_scatter(onnx_export *x, const tn_node *n, const onnx_wr
     double none = w->with == 2 || w->with == -2 ? w->with * (double)INFINITY : w->with;
     const char *fill = onnx_write_number(x, none, (tn_dtype)n->dtype);
     const char *start = onnx_emit2(x, "Expand", fill, onnx_write_shape(x, n)), *from = source(x, n);
+    const char *at = indices(x, n, 0);
     onnx_attr_int(x, "axis", n->i[0]);
     onnx_attr_text(x, "reduction", w->onnx);
-    return onnx_emit3(x, "ScatterElements", start, in(x, n, 0), from);
+    return onnx_emit3(x, "ScatterElements", start, at, from);
 }
 
 /* The greatest number along the dim: each place of the index sends its own. */
@@ -344,9 +356,10 @@ static const char *write_scatter_last(onnx_export *x, const tn_node *n, const on
     along[n->i[0]] = 1;
     const char *from = places(x, index->shape, index->rank, along, 0, false);
     const char *start = onnx_emit2(x, "Expand", onnx_write_number(x, -1, TN_I64), onnx_write_shape(x, n));
+    const char *at = indices(x, n, 0);
     onnx_attr_int(x, "axis", n->i[0]);
     onnx_attr_text(x, "reduction", w->onnx);
-    return onnx_emit3(x, "ScatterElements", start, in(x, n, 0), from);
+    return onnx_emit3(x, "ScatterElements", start, at, from);
 }
 
 static bool has_few_sources(const tn_node *n) { return has_few_places(n->in[0]); }

@@ -182,6 +182,8 @@ struct tn_onnx {
     onnx_replay *replays;            /* onnx_run.c */
     onnx_prepared *_Atomic prepared; /* operator_call.c */
     bool is_inert;                   /* operators were not looked up */
+    struct tn_ort_session *session;  /* ONNX Runtime runs the model (engine_model.c); NULL: we do */
+    int *session_order;              /* the port behind each of its inputs, then of its outputs */
 };
 tn_status onnx_model_read(tn_onnx *m, onnx_text message);
 tn_status onnx_model_list_weights(tn_onnx *m); /* model.c: fills m->weights */
@@ -243,6 +245,14 @@ tn_status onnx_evaluate(onnx_value *const *values, int count);
 tn_status onnx_run_or_replay(tn_onnx *m, onnx_value **in, onnx_value **out);
 void onnx_replays_free(tn_onnx *m);
 tn_status onnx_put_level(onnx_call *c, int k, onnx_value *v, uint8_t level);
+
+/* ---- engine_model.c ---------------------------------------------------------------------------------------------- */
+
+bool onnx_engine_is_current(void); /* is the current device the engine that runs models itself? */
+/* Opens a session of it, from the file, or where path is NULL from the message. m has its graph. */
+tn_status onnx_engine_open(tn_onnx *m, onnx_text message, const char *path);
+void onnx_engine_close(tn_onnx *m);
+tn_status onnx_engine_run(const tn_onnx *m, onnx_value *const *in, onnx_value **out);
 
 /* ==== attributes of operators ===================================================================================== */
 

@@ -13,6 +13,7 @@
 
 void tn_onnx_close(tn_onnx *m) {
     if (!m) return;
+    onnx_engine_close(m);
     onnx_replays_free(m);
     onnx_prepared_free(m);
     for (size_t i = 0; i < m->value_count; i++)
@@ -59,7 +60,8 @@ static tn_status finish_model(tn_onnx *m, onnx_text message, const char *path, c
     if (status == TN_OK) status = onnx_model_read(m, message);
     m->is_inert = o->weights_only;
     if (status == TN_OK) status = onnx_model_list_weights(m);
-    if (status == TN_OK && !m->is_inert) status = onnx_model_resolve(m, o->report);
+    if (status == TN_OK && !m->is_inert)
+        status = onnx_engine_is_current() ? onnx_engine_open(m, message, path) : onnx_model_resolve(m, o->report);
     if (status == TN_OK) {
         *out = m;
         return TN_OK;
@@ -618,7 +620,8 @@ tn_status tn_onnx_run(tn_onnx *m, tn_onnx_value *const *inputs, tn_onnx_value **
         status = adopt(&m->graph->inputs[i], inputs[i], &in[i]);
     {
         TN_NO_GRAD;
-        if (status == TN_OK) status = onnx_run_or_replay(m, in, outputs);
+        if (status == TN_OK)
+            status = m->session ? onnx_engine_run(m, in, outputs) : onnx_run_or_replay(m, in, outputs);
     }
     free_values(in, in_count);
     tn_mem_free(in);

@@ -168,6 +168,7 @@ static tn_status make_graph_plan(tn_recorder *r, tn_graph *g, tn_tensor *const *
     for (int i = 0; i < g->output_count && s == TN_OK; i++)
         if (targets[i]->flags & TN_NODE_ERROR) s = tn_fail(targets[i]->status, "%s", targets[i]->error);
     c->binding.varies = false;
+    c->binding.whole = true;
     if (s == TN_OK) s = tn_binding_make(&c->binding, r, targets, g->output_count);
     tn_mem_free(targets);
     if (s == TN_OK) s = note_graph_buffers(g, &c->binding, inputs, outputs);

@@ -2,8 +2,10 @@
  *
  * An engine is another library for machine learning (ONNX Runtime, LibTorch) that computes whole graphs. Its device
  * ("engine:torch") has the host's memory and all kernels of the cpu. A plan of such a device is one command, which the
- * engine runs, behind it the copies of new values into states. What the engine cannot express is computed by the cpu's
- * kernels instead, in the same memory; placement reports it with the engine's reason, as it does for other devices.
+ * engine runs, behind it the copies of new values into states. Operations that the engine cannot express are computed
+ * by the cpu's kernels instead, in the same memory, each before the graph that needs it (flush.c); placement reports
+ * them with the engine's reason, as it does for other devices. Random numbers are always ours: they are the same on
+ * every device.
  *
  * To add an engine: a row of drivers/drivers.c (is_engine); a driver in drivers/engine_driver.c, which locates and
  * loads the library (vendor/NAME.c declares what it calls); and a table of this type in engines/. */
@@ -20,14 +22,24 @@ typedef struct tn_engine_graph {
     const tn_node *const *outputs; /* no views */
     const tn_node *const *scalars; /* runtime scalars, whose values come with each run */
     int input_count, output_count, scalar_count;
+    const tn_recorder *recorder; /* whose nodes up to number `recorded` are the caller's; others are compositions' */
+    size_t recorded;
 } tn_engine_graph;
+
+static inline bool tn_engine_graph_has(const tn_engine_graph *g, const tn_node *n) {
+    return n->recorder == g->recorder && n->index >= 0 && (size_t)n->index < g->recorded;
+}
 
 /* Why a graph was refused. */
 typedef struct tn_engine_refusal {
-    const tn_node *node;       /* the operation that it lacks; NULL: the graph as a whole */
+    const tn_node *
+        *nodes; /* the graph's own operations that the engine lacks, perhaps not all; none: the whole graph */
+    size_t count, capacity;
     const char *code;          /* a word of docs/devices.md: "no_kernel", "no_f64", "refused_by_compiler" */
     char why[TN_REASON_BYTES]; /* the rest of a sentence that begins with the device: "has no operator for it" */
 } tn_engine_refusal;
+/* Notes a node of the graph, once. */
+tn_status tn_engine_refuse(tn_engine_refusal *why, const tn_node *n);
 
 typedef struct tn_engine {
     const char *backend; /* "engine:onnxruntime" */
@@ -46,12 +58,18 @@ extern const tn_engine *const tn_engines[]; /* ended by NULL */
 
 /* ---- engine_plan.c ----------------------------------------------------------------------------------------------- */
 
-/* Makes the whole plan for a device that is an engine's. *made: false when the engine refused, which is noted in
- * p->placed; the plan is then made as one of the cpu. p has its key. Errors: TN_ERR_UNSUPPORTED when the engine refused
- * and the device was opened strictly. */
+/* Makes the whole plan for a device that is an engine's. p has its key. *made: false when the engine refused, which is
+ * noted in p->placed. Then p->first_on_host has the operations that the host is to compute before, and there are no
+ * commands; or, if there are none or b->whole, the plan is to be made as one of the cpu. Errors: TN_ERR_UNSUPPORTED
+ * when the engine refused and the device was opened strictly. */
 tn_status tn_engine_plan(const tn_binding *b, tn_plan *p, bool *made);
+/* The graph's run failed with `status`, see tn_error: the cpu computes it. An index out of range (TN_ERR_ARGUMENT) is
+ * told there. What the engine failed at is noted in p->placed, and told (tn_place_tell) once the cpu has computed it,
+ * which then does so from the beginning. Errors: TN_ERR_UNSUPPORTED when the device was opened strictly. */
+tn_status tn_engine_failed(tn_plan *p, tn_status status);
 /* What a plan's command runs. */
 typedef struct tn_engine_call tn_engine_call;
+/* Errors: TN_ERR_ARGUMENT for an index out of range; TN_ERR_DEVICE with the engine's words when it fails. */
 tn_status tn_engine_call_run(const tn_engine_call *c, void *const *pointers, const kir_scalar *scalars);
 void tn_engine_call_free(tn_engine_call *c); /* NULL is fine */
 

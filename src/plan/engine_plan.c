@@ -253,40 +253,84 @@ static tn_status add_commands(engine_maker *m) {
 
 /* ---- refusals ---------------------------------------------------------------------------------------------------- */
 
-/* The operation that the engine lacks, and those that the cpu computes because of it. */
-static tn_status note_refusal(const engine_maker *m, const tn_engine_refusal *why) {
+tn_status tn_engine_refuse(tn_engine_refusal *why, const tn_node *n) {
+    for (size_t i = 0; i < why->count; i++)
+        if (why->nodes[i] == n) return TN_OK;
+    TRY(tn_mem_grow(&why->nodes, &why->capacity, why->count + 1, sizeof *why->nodes));
+    why->nodes[why->count++] = n;
+    return TN_OK;
+}
+
+/* Random numbers are ours on every device. */
+static bool is_random(const tn_node *n) {
+    static const uint16_t ops[] = {TN_OP_RANDOM_BITS,     TN_OP_RANDOM_UNIFORM, TN_OP_RANDOM_NORMAL,
+                                   TN_OP_RANDOM_INTEGERS, TN_OP_BERNOULLI_BY,   TN_OP_DROPOUT_BY};
+    for (size_t i = 0; i < TN_COUNT(ops); i++)
+        if (n->op == ops[i]) return true;
+    return false;
+}
+
+static void note(tn_plan *p, const tn_node *n, const char *code, const char *why) {
+    tn_placed *at = &p->placed[p->placed_count++];
+    *at = (tn_placed){.op = tn_op(n->op)->name, .code = code};
+    snprintf(at->reason, sizeof at->reason, "%s", why);
+    tn_node_describe(n, at->where, sizeof at->where);
+}
+
+static bool is_computed(const engine_maker *m, size_t i) {
+    const tn_node *n = m->b->recorder->pending[i];
+    return n && (m->b->marks[i] & TN_MARK_NEEDED) && !(n->flags & TN_NODE_VIEW);
+}
+
+/* The cpu computes all of it: the operations that the engine lacks, and the others because of them. */
+static tn_status note_all(engine_maker *m, const tn_engine_refusal *why) {
     static const char FOLLOWS[] = "follows";
     tn_plan *p = m->p;
-    const tn_recorder *r = m->b->recorder;
-    size_t needed = 1;
-    for (size_t i = 0; i < r->count; i++)
-        needed += r->pending[i] && (m->b->marks[i] & TN_MARK_NEEDED);
-    p->placed = tn_plan_own(p, needed * sizeof *p->placed);
+    p->placed = tn_plan_own(p, ((size_t)p->operations + why->count + 1) * sizeof *p->placed);
     if (!p->placed) return TN_ERR_MEMORY;
-    for (size_t i = 0; i < r->count; i++) {
-        const tn_node *n = r->pending[i];
-        if (!n || !(m->b->marks[i] & TN_MARK_NEEDED) || (n->flags & TN_NODE_VIEW)) continue;
-        bool first = !p->placed_count, refused = why->node ? why->node == n : first;
-        tn_placed *at = &p->placed[p->placed_count++];
-        *at = (tn_placed){.op = tn_op(n->op)->name, .code = refused ? why->code : FOLLOWS};
-        snprintf(at->reason, sizeof at->reason, "%s",
-                 refused ? why->why : "stands in one evaluation with what the engine lacks");
-        tn_node_describe(n, at->where, sizeof at->where);
-        if (!refused || first) continue;
-        tn_placed swap = p->placed[0]; /* the cause is told first */
-        p->placed[0] = *at;
-        *at = swap;
+    for (size_t i = 0; i < why->count; i++)
+        note(p, why->nodes[i], why->code, why->why);
+    for (size_t i = 0; i < m->b->recorder->count; i++) {
+        const tn_node *n = m->b->recorder->pending[i];
+        if (!is_computed(m, i)) continue;
+        if (p->placed_count)
+            note(p, n, FOLLOWS, "stands in one evaluation with what the engine lacks");
+        else
+            note(p, n, why->code, why->why);
     }
     return TN_OK;
 }
 
+/* The cpu computes these before the engine's graph. */
+static tn_status note_first(engine_maker *m, const tn_engine_refusal *why) {
+    tn_plan *p = m->p;
+    p->placed = tn_plan_own(p, (why->count + 1) * sizeof *p->placed);
+    p->first_on_host = tn_plan_own(p, (why->count + 1) * sizeof *p->first_on_host);
+    if (!p->placed || !p->first_on_host) return TN_ERR_MEMORY;
+    for (size_t i = 0; i < why->count; i++) {
+        p->first_on_host[p->first_count++] = m->b->numbers[why->nodes[i]->index];
+        if (!is_random(why->nodes[i])) note(p, why->nodes[i], why->code, why->why);
+    }
+    return TN_OK;
+}
+
+/* Strictly, only random numbers may be the host's. */
 static tn_status refuse_strictly(const tn_plan *p, const tn_engine_refusal *why) {
     char where[160] = "";
-    if (why->node) tn_node_describe(why->node, where, sizeof where);
+    size_t i = 0;
+    while (i < why->count && is_random(why->nodes[i]))
+        i++;
+    if (i == why->count && why->count) return TN_OK;
+    if (i < why->count) tn_node_describe(why->nodes[i], where, sizeof where);
     return tn_fail(TN_ERR_UNSUPPORTED,
                    "%s%s%s %s, and no other device may compute it (strict): choose another dtype or device, or allow "
                    "fallback",
                    where, where[0] ? ": " : "", p->device->info.id, why->why);
+}
+
+static tn_status take_refusal(engine_maker *m, const tn_engine_refusal *why) {
+    if (m->p->device->fallback == TN_FALLBACK_STRICT) TRY(refuse_strictly(m->p, why));
+    return why->count && !m->b->whole ? note_first(m, why) : note_all(m, why);
 }
 
 /* ---- making and running ------------------------------------------------------------------------------------------ */
@@ -316,15 +360,35 @@ tn_status tn_engine_plan(const tn_binding *b, tn_plan *p, bool *made) {
                                .scalars = b->scalar_nodes,
                                .input_count = m.input_count,
                                .output_count = m.output_count,
-                               .scalar_count = (int)b->scalar_count};
+                               .scalar_count = (int)b->scalar_count,
+                               .recorder = b->recorder,
+                               .recorded = b->recorder->count};
     if (s == TN_OK) s = engine->compile(&g, &m.call->compiled, &why);
     m.call->input_count = m.input_count;
     if (s == TN_OK) s = add_commands(&m);
     *made = s == TN_OK;
-    if (s == TN_OK) return TN_OK;
+    if (*made) return TN_OK;
     if (p->command_count == 0) tn_engine_call_free(m.call); /* else it is the plan's */
-    if (s != TN_ERR_UNSUPPORTED) return s;
-    return p->device->fallback == TN_FALLBACK_STRICT ? refuse_strictly(p, &why) : note_refusal(&m, &why);
+    if (s == TN_ERR_UNSUPPORTED) s = take_refusal(&m, &why);
+    tn_mem_free(why.nodes);
+    return s;
+}
+
+tn_status tn_engine_failed(tn_plan *p, tn_status status) {
+    p->failed_there = status == TN_ERR_ARGUMENT || p->device->fallback != TN_FALLBACK_STRICT;
+    if (status == TN_ERR_ARGUMENT) return TN_OK;
+    char why[TN_REASON_BYTES];
+    snprintf(why, sizeof why, "failed to run the graph (%.*s)", (int)sizeof why - 30, tn_error());
+    if (!p->failed_there)
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s %s, and no other device may compute it (strict)", p->device->info.id,
+                       why);
+    p->placed = tn_plan_own(p, sizeof *p->placed);
+    if (!p->placed) return TN_ERR_MEMORY;
+    p->placed_count = 1;
+    *p->placed = (tn_placed){.op = "graph", .code = "refused_by_compiler"};
+    snprintf(p->placed->reason, sizeof p->placed->reason, "%s", why);
+    snprintf(p->placed->where, sizeof p->placed->where, "%.150s", p->commands[0].label);
+    return TN_OK;
 }
 
 void tn_engine_call_free(tn_engine_call *c) {
@@ -368,6 +432,7 @@ tn_status tn_engine_call_run(const tn_engine_call *c, void *const *pointers, con
     for (int i = 0; i < c->gathered_count; i++)
         gather(&c->gathered[i], pointers[c->gathered[i].from], pointers[c->gathered[i].to]);
     TRY(check_indices(c, pointers, true));
-    TRY(c->engine->run(c->compiled, pointers, pointers + c->input_count, scalars));
+    tn_status s = c->engine->run(c->compiled, pointers, pointers + c->input_count, scalars);
+    if (s != TN_OK) return s == TN_ERR_MEMORY ? s : TN_ERR_DEVICE;
     return check_indices(c, pointers, false);
 }

@@ -7,6 +7,7 @@
 #include "hal/queue.h"
 #include "kir/rules.h"
 #include "plan/capture.h"
+#include "plan/engine.h"
 #include "plan/passes.h"
 #include "plan/plan.h"
 
@@ -422,6 +423,7 @@ static void settle_postponed(tn_recorder *r, tn_binding *b, bool lost) {
 static inline tn_status bind_plan(tn_recorder *r, tn_plan_cache *c, tn_node *const *targets, int count, tn_plan **p) {
     tn_binding *b = &c->binding;
     b->varies = true;
+    b->whole = false;
     do {
         TRY(tn_binding_make(b, r, (const tn_node *const *)targets, count));
         if (b->output_count == 0) return TN_OK;
@@ -432,30 +434,184 @@ static inline tn_status bind_plan(tn_recorder *r, tn_plan_cache *c, tn_node *con
     return TN_OK;
 }
 
-static tn_status evaluate_targets(tn_recorder *r, tn_plan_cache *c, tn_node *const *targets, int count) {
+/* Runs the plan of the binding, and gives its results their buffers. *again: an engine failed, and the binding is to be
+ * made anew, for the host. */
+static tn_status run_bound(tn_recorder *r, tn_plan_cache *c, tn_plan *p, bool *again) {
     tn_binding *b = &c->binding;
-    tn_plan *p = NULL;
-    c->refused = TN_REFUSED_NONE;
-    TRY(bind_plan(r, c, targets, count, &p));
-    if (p) {
-        tn_status s = run_plan(c, p, b);
-        if (s != TN_OK && p->partially_committed) {
-            s = tn_fail_prefix(
-                s, "the device failed while states were being written; their values are lost, load them again");
-            give_up(r, b, s, true);
-            return s;
-        }
-        if (s != TN_OK && s != TN_ERR_MEMORY && p->device->is_engine) { /* its words name what was wrong */
-            give_up(r, b, s, false);
-            return s;
-        }
-        if (s == TN_ERR_ARGUMENT && p->failed) return indices_failed(r, c, p, s);
-        if (s != TN_OK) return name_refused(c, p, s);
-        c->launches += (int64_t)p->command_count;
-        c->last = p;
-        give_buffers(c, b);
+    tn_status s = run_plan(c, p, b);
+    if (s != TN_OK && p->partially_committed) {
+        s = tn_fail_prefix(s,
+                           "the device failed while states were being written; their values are lost, load them again");
+        give_up(r, b, s, true);
+        return s;
     }
-    commit_states(r, b->device);
+    if ((s == TN_ERR_DEVICE || s == TN_ERR_ARGUMENT) && p->commands[0].kind == TN_CMD_ENGINE) {
+        s = tn_engine_failed(p, s);
+        *again = s == TN_OK;
+        if (!*again) give_up(r, b, s, false);
+        return s;
+    }
+    if (s == TN_ERR_ARGUMENT && p->failed) return indices_failed(r, c, p, s);
+    if (s != TN_OK) return name_refused(c, p, s);
+    c->launches += (int64_t)p->command_count;
+    c->last = p;
+    give_buffers(c, b);
+    return TN_OK;
+}
+
+/* ---- engines: what the host computes first ----------------------------------------------------------------------- */
+/* An engine's graph may need values that the engine cannot make. These are computed first, by the cpu's kernels, in
+ * evaluations of their own; what they need in turn and is the engine's, before. Then the rest is bound anew: it finds
+ * them computed. States are not written meanwhile. */
+
+typedef struct first_nodes {
+    const tn_node **at;
+    int count;
+} first_nodes;
+
+/* A state's new value has to be made by the evaluation that writes it. */
+static bool is_written_state(const tn_recorder *r, const tn_node *n) {
+    for (const tn_storage *s = r->written; s; s = s->next_written)
+        if (s->value == n) return true;
+    return false;
+}
+
+/* Those of the plan's first nodes that depend on no other one. */
+static tn_status find_first(const tn_recorder *r, const tn_binding *b, const tn_plan *p, first_nodes *first) {
+    bool *waits = tn_mem_zalloc(r->count + 1, sizeof *waits); /* it is one of the first, or depends on one */
+    first->at = tn_mem_alloc((p->first_count + 1) * sizeof *first->at);
+    tn_status s = waits && first->at ? TN_OK : TN_ERR_MEMORY;
+    for (bool again = true; again && s == TN_OK;) { /* expansions stand behind their users */
+        again = false;
+        for (size_t i = 0; i < r->count; i++) {
+            const tn_node *n = r->pending[i];
+            if (!n || !(b->marks[i] & TN_MARK_NEEDED) || waits[i]) continue;
+            for (size_t k = 0; k < p->first_count && !waits[i]; k++)
+                waits[i] = p->first_on_host[k] == b->numbers[i];
+            bool named = waits[i];
+            for (int k = 0; k < n->n_in && !waits[i]; k++)
+                waits[i] = n->in[k] && n->in[k]->recorder == r && waits[n->in[k]->index];
+            if (!waits[i] && n->expansion) waits[i] = n->expansion->recorder == r && waits[n->expansion->index];
+            again |= waits[i] && !named;
+        }
+    }
+    for (size_t i = 0; i < r->count && s == TN_OK; i++) {
+        const tn_node *n = r->pending[i];
+        bool is_first = false, depends = false;
+        if (!n || !(b->marks[i] & TN_MARK_NEEDED) || is_written_state(r, n)) continue;
+        for (size_t k = 0; k < p->first_count; k++)
+            is_first |= p->first_on_host[k] == b->numbers[i];
+        for (int k = 0; k < n->n_in; k++)
+            depends |= n->in[k] && n->in[k]->recorder == r && waits[n->in[k]->index];
+        if (is_first && !depends) first->at[first->count++] = tn_node_retain((tn_node *)(uintptr_t)n);
+    }
+    tn_mem_free(waits);
+    return s;
+}
+
+/* What the first nodes read and an engine is to make: not numbers and the like, which are made of nothing. */
+static tn_status find_operands(const tn_recorder *r, const first_nodes *first, first_nodes *operands) {
+    int room = 1;
+    for (int i = 0; i < first->count; i++)
+        room += first->at[i]->n_in;
+    operands->at = tn_mem_alloc((size_t)room * sizeof *operands->at);
+    if (!operands->at) return TN_ERR_MEMORY;
+    for (int i = 0; i < first->count; i++)
+        for (int k = 0; k < first->at[i]->n_in; k++) {
+            tn_node *in = first->at[i]->in[k];
+            if (!in) continue;
+            if (in->flags & TN_NODE_VIEW) in = in->root;
+            if (in->recorder != r || in->n_in == 0 || is_written_state(r, in)) continue;
+            operands->at[operands->count++] = tn_node_retain(in);
+        }
+    return TN_OK;
+}
+
+static void release_first(first_nodes *f) {
+    for (int i = 0; i < f->count; i++)
+        tn_node_release((tn_node *)(uintptr_t)f->at[i]);
+    tn_mem_free(f->at);
+}
+
+/* An engine failed to run a graph, and the host has computed it. If that failed too, the values were to blame. */
+static void settle_failed(tn_plan_cache *c, tn_plan *failed, tn_status s) {
+    for (int i = 0; i < c->count; i++) {
+        if (c->plans[i] != failed) continue; /* it may have made room for another */
+        failed->failed_there = s == TN_OK;
+        if (s == TN_OK) tn_place_tell(failed);
+    }
+}
+
+static tn_status evaluate_first(tn_recorder *r, tn_plan_cache *c, const tn_plan *p);
+
+/* Only these nodes, by the engine or by the host. */
+static tn_status evaluate_only(tn_recorder *r, tn_plan_cache *c, const first_nodes *nodes, bool on_host) {
+    tn_binding *b = &c->binding;
+    tn_plan *failed = NULL;
+    tn_status s = TN_OK;
+    for (bool again = nodes->count > 0; again && s == TN_OK;) {
+        tn_plan *p = NULL;
+        again = false;
+        b->only = nodes->at;
+        b->only_count = nodes->count;
+        b->on_host = on_host;
+        s = bind_plan(r, c, NULL, 0, &p);
+        b->only_count = 0;
+        b->on_host = false;
+        if (s != TN_OK || !p) break;
+        again = p->first_count || p->failed_there;
+        on_host |= p->failed_there;
+        if (p->first_count) s = evaluate_first(r, c, p);
+        if (!again) s = run_bound(r, c, p, &again);
+        if (again && p->failed_there) failed = p;
+    }
+    if (failed) settle_failed(c, failed, s);
+    if (s == TN_OK) prune(r);
+    return s;
+}
+
+/* TN_ERR_STATE: there is nothing that could be computed before. */
+static tn_status evaluate_first(tn_recorder *r, tn_plan_cache *c, const tn_plan *p) {
+    first_nodes first = {0}, operands = {0};
+    tn_status s = find_first(r, &c->binding, p, &first);
+    if (s == TN_OK && first.count == 0) s = TN_ERR_STATE;
+    if (s == TN_OK) s = find_operands(r, &first, &operands);
+    if (s == TN_OK) s = evaluate_only(r, c, &operands, false);
+    if (s == TN_OK) s = evaluate_only(r, c, &first, true);
+    release_first(&operands);
+    release_first(&first);
+    return s;
+}
+
+/* The binding and its plan, whose operations that come first have been computed. */
+static tn_status bind_rest(tn_recorder *r, tn_plan_cache *c, tn_node *const *targets, int count, tn_plan **p) {
+    for (tn_status s = TN_OK; s != TN_ERR_STATE;) {
+        *p = NULL;
+        TRY(bind_plan(r, c, targets, count, p));
+        if (!*p || !((*p)->first_count || (*p)->failed_there)) return TN_OK;
+        s = (*p)->failed_there ? TN_ERR_STATE : evaluate_first(r, c, *p);
+        if (s != TN_ERR_STATE) TRY(s);
+    }
+    *p = NULL;
+    c->binding.on_host = true; /* all of it */
+    tn_status s = bind_plan(r, c, targets, count, p);
+    c->binding.on_host = false;
+    return s;
+}
+
+static tn_status evaluate_targets(tn_recorder *r, tn_plan_cache *c, tn_node *const *targets, int count) {
+    tn_plan *failed = NULL;
+    c->refused = TN_REFUSED_NONE;
+    for (bool again = true; again;) {
+        tn_plan *p = NULL;
+        again = false;
+        tn_status s = bind_rest(r, c, targets, count, &p);
+        if (s == TN_OK && p) s = run_bound(r, c, p, &again);
+        if (failed && !again) settle_failed(c, failed, s);
+        TRY(s);
+        if (again) failed = p;
+    }
+    commit_states(r, c->binding.device);
     prune(r);
     return TN_OK;
 }

@@ -704,8 +704,8 @@ static tn_status run_plan_passes(tn_graph_plan *g, tn_plan *p) {
     size_t copies = 0;
     bool made = false;
     TRY(copy_key(p, g->binding));
-    if (p->device->is_engine) TRY(tn_engine_plan(g->binding, p, &made));
-    if (made) return TN_OK;
+    if (p->device->is_engine && !g->binding->on_host) TRY(tn_engine_plan(g->binding, p, &made));
+    if (made || p->first_count) return TN_OK;
     TRY(tn_values_make(g));
     TRY(tn_vendor_choose(g));
     TRY(fuse_and_place(g, p));

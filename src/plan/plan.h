@@ -78,6 +78,11 @@ typedef struct tn_binding {
     size_t scalar_count, scalar_capacity;
     /* set before it is made: what may vary does; not in captured graphs, whose runtime scalars the caller counts */
     bool varies;
+    /* set before it is made, for engines' devices (engine.h): only these nodes are computed, and no state is written;
+     * the cpu's kernels compute it; nothing may be computed before */
+    const tn_node *const *only;
+    int only_count;
+    bool on_host, whole;
     uint64_t *key;
     size_t key_count, key_capacity;
     tn_numerics numerics; /* as the key has them: other threads may change them meanwhile */
@@ -395,6 +400,9 @@ typedef struct tn_plan {
     int64_t *output_bytes;
     int *output_home; /* slot of the state's memory, or -1: a new buffer */
     size_t arena_bytes, host_bytes;
+    int32_t *first_on_host; /* engines: numbers of nodes in the key that are to be computed before (engine.h) */
+    size_t first_count;
+    bool failed_there; /* an engine failed to run it: the host computes it from then on */
     struct tn_placed *placed; /* what the host computes, an operation each */
     size_t placed_count;
     int64_t operations; /* computed here and there, as fused */

@@ -27,6 +27,9 @@ static void mark_output(tn_binding *b, const tn_node *n) {
 static void mark_outputs(tn_binding *b, const tn_node *const *targets, int count) {
     const tn_recorder *r = b->recorder;
     memset(b->marks, 0, r->count);
+    for (int i = 0; i < b->only_count; i++)
+        mark_output(b, b->only[i]);
+    if (b->only_count) return;
     for (size_t i = 0; i < r->count; i++) {
         const tn_node *n = r->pending[i];
         if (n && atomic_load_explicit(&n->handles, memory_order_relaxed) > 0) mark_output(b, n);
@@ -291,6 +294,7 @@ static void put_word(tn_binding *b, uint64_t word) { b->key[b->key_count++] = wo
 
 /* States with a pending write: their homes are bound, because the new values go there. */
 static tn_status put_homes(tn_binding *b) {
+    if (b->only_count) return TN_OK;
     for (tn_storage *s = b->recorder->written; s; s = s->next_written) {
         int32_t slot = -1;
         if (s->value->recorder != b->recorder || s->value->device != b->device) continue;
@@ -318,7 +322,7 @@ static void reset(tn_binding *b, tn_recorder *r) {
 static tn_status write_key_key(tn_binding *b) {
     const tn_recorder *r = b->recorder;
     TRY(room(b, 5));
-    put_word(b, b->device->serial);
+    put_word(b, b->device->serial << 2 | (uint64_t)b->on_host << 1 | b->whole);
     b->numerics = tn_get_numerics();
     put_word(b, (uint64_t)tn_threads() | (uint64_t)b->numerics << 32);
     put_word(b, (uint64_t)(uintptr_t)tn_library_chosen() + tn_blas_is_open_choice());

@@ -20,59 +20,73 @@
 
 typedef void ort_status; /* NULL: no error */
 
-/* X(place in the table, field, result, parameters) */
-#define CALLS(X)                                                                                                  \
-    X(1, error_code, int, (const ort_status *status))                                                             \
-    X(2, error_text, const char *, (const ort_status *status))                                                    \
-    X(7, session_of_file, ort_status *, (const void *env, const char *path, const void *options, void **session)) \
-    X(8, session_of_bytes, ort_status *,                                                                          \
-      (const void *env, const void *bytes, size_t size, const void *options, void **session))                     \
-    X(9, run, ort_status *,                                                                                       \
-      (void *session, const void *options, const char *const *input_names, const void *const *inputs,             \
-       size_t input_count, const char *const *output_names, size_t output_count, void **outputs))                 \
-    X(10, options_new, ort_status *, (void **options))                                                            \
-    X(21, set_log, ort_status *, (void *options, int severity))                                                   \
-    X(23, set_level, ort_status *, (void *options, int level))                                                    \
-    X(24, set_threads, ort_status *, (void *options, int threads))                                                \
-    X(30, input_count, ort_status *, (const void *session, size_t *count))                                        \
-    X(31, output_count, ort_status *, (const void *session, size_t *count))                                       \
-    X(36, input_name, ort_status *, (const void *session, size_t i, void *allocator, char **name))                \
-    X(37, output_name, ort_status *, (const void *session, size_t i, void *allocator, char **name))               \
-    X(49, value_over, ort_status *,                                                                               \
-      (const void *memory, void *data, size_t bytes, const int64_t *shape, size_t rank, int type, void **value))  \
-    X(50, is_tensor, ort_status *, (const void *value, int *out))                                                 \
-    X(51, value_data, ort_status *, (void *value, void **data))                                                   \
-    X(60, value_type, ort_status *, (const void *info, int *type))                                                \
-    X(61, value_rank, ort_status *, (const void *info, size_t *rank))                                             \
-    X(62, value_shape, ort_status *, (const void *info, int64_t *shape, size_t rank))                             \
-    X(65, value_info, ort_status *, (const void *value, void **info))                                             \
-    X(69, memory_new, ort_status *, (int allocator, int type, void **memory))                                     \
-    X(76, give_back, ort_status *, (void *allocator, void *memory))                                               \
-    X(78, allocator, ort_status *, (void **allocator))                                                            \
-    X(93, status_free, void, (ort_status * status))                                                               \
-    X(95, session_free, void, (void *session))                                                                    \
-    X(96, value_free, void, (void *value))                                                                        \
-    X(99, info_free, void, (void *info))                                                                          \
-    X(100, options_free, void, (void *options))                                                                   \
-    X(119, env_new, ort_status *, (int severity, const char *name, const void *threading, void **env))            \
-    X(120, use_shared_threads, ort_status *, (void *options))                                                     \
-    X(121, threading_new, ort_status *, (void **threading))                                                       \
-    X(122, threading_free, void, (void *threading))                                                               \
-    X(125, providers, ort_status *, (char ***names, int *count))                                                  \
-    X(147, share_threads, ort_status *, (void *threading, int threads))                                           \
-    X(148, share_branches, ort_status *, (void *threading, int threads))                                          \
-    X(149, share_spinning, ort_status *, (void *threading, int spins))                                            \
-    X(152, add_cuda, ort_status *, (void *options, const void *cuda))                                             \
-    X(216, add_provider, ort_status *,                                                                            \
+/* X(place in the table, field, name, result, parameters) */
+#define CALLS(X)                                                                                                    \
+    X(1, error_code, "GetErrorCode", int, (const ort_status *status))                                               \
+    X(2, error_text, "GetErrorMessage", const char *, (const ort_status *status))                                   \
+    X(7, session_of_file, "CreateSession", ort_status *,                                                            \
+      (const void *env, const char *path, const void *options, void **session))                                     \
+    X(8, session_of_bytes, "CreateSessionFromArray", ort_status *,                                                  \
+      (const void *env, const void *bytes, size_t size, const void *options, void **session))                       \
+    X(9, run, "Run", ort_status *,                                                                                  \
+      (void *session, const void *options, const char *const *input_names, const void *const *inputs,               \
+       size_t input_count, const char *const *output_names, size_t output_count, void **outputs))                   \
+    X(10, options_new, "CreateSessionOptions", ort_status *, (void **options))                                      \
+    X(22, set_log, "SetSessionLogSeverityLevel", ort_status *, (void *options, int severity))                       \
+    X(23, set_level, "SetSessionGraphOptimizationLevel", ort_status *, (void *options, int level))                  \
+    X(24, set_threads, "SetIntraOpNumThreads", ort_status *, (void *options, int threads))                          \
+    X(30, input_count, "SessionGetInputCount", ort_status *, (const void *session, size_t *count))                  \
+    X(31, output_count, "SessionGetOutputCount", ort_status *, (const void *session, size_t *count))                \
+    X(36, input_name, "SessionGetInputName", ort_status *,                                                          \
+      (const void *session, size_t i, void *allocator, char **name))                                                \
+    X(37, output_name, "SessionGetOutputName", ort_status *,                                                        \
+      (const void *session, size_t i, void *allocator, char **name))                                                \
+    X(49, value_over, "CreateTensorWithDataAsOrtValue", ort_status *,                                               \
+      (const void *memory, void *data, size_t bytes, const int64_t *shape, size_t rank, int type, void **value))    \
+    X(50, is_tensor, "IsTensor", ort_status *, (const void *value, int *out))                                       \
+    X(51, value_data, "GetTensorMutableData", ort_status *, (void *value, void **data))                             \
+    X(60, value_type, "GetTensorElementType", ort_status *, (const void *info, int *type))                          \
+    X(61, value_rank, "GetDimensionsCount", ort_status *, (const void *info, size_t *rank))                         \
+    X(62, value_shape, "GetDimensions", ort_status *, (const void *info, int64_t *shape, size_t rank))              \
+    X(65, value_info, "GetTensorTypeAndShape", ort_status *, (const void *value, void **info))                      \
+    X(69, memory_new, "CreateCpuMemoryInfo", ort_status *, (int allocator, int type, void **memory))                \
+    X(76, give_back, "AllocatorFree", ort_status *, (void *allocator, void *memory))                                \
+    X(78, allocator, "GetAllocatorWithDefaultOptions", ort_status *, (void **allocator))                            \
+    X(93, status_free, "ReleaseStatus", void, (ort_status * status))                                                \
+    X(95, session_free, "ReleaseSession", void, (void *session))                                                    \
+    X(96, value_free, "ReleaseValue", void, (void *value))                                                          \
+    X(99, info_free, "ReleaseTensorTypeAndShapeInfo", void, (void *info))                                           \
+    X(100, options_free, "ReleaseSessionOptions", void, (void *options))                                            \
+    X(119, env_new, "CreateEnvWithGlobalThreadPools", ort_status *,                                                 \
+      (int severity, const char *name, const void *threading, void **env))                                          \
+    X(120, use_shared_threads, "DisablePerSessionThreads", ort_status *, (void *options))                           \
+    X(121, threading_new, "CreateThreadingOptions", ort_status *, (void **threading))                               \
+    X(122, threading_free, "ReleaseThreadingOptions", void, (void *threading))                                      \
+    X(125, providers, "GetAvailableProviders", ort_status *, (char ***names, int *count))                           \
+    X(147, share_threads, "SetGlobalIntraOpNumThreads", ort_status *, (void *threading, int threads))               \
+    X(148, share_branches, "SetGlobalInterOpNumThreads", ort_status *, (void *threading, int threads))              \
+    X(149, share_spinning, "SetGlobalSpinControl", ort_status *, (void *threading, int spins))                      \
+    X(152, add_cuda, "SessionOptionsAppendExecutionProvider_CUDA", ort_status *, (void *options, const void *cuda)) \
+    X(216, add_provider, "SessionOptionsAppendExecutionProvider", ort_status *,                                     \
       (void *options, const char *name, const char *const *keys, const char *const *values, size_t count))
 
 enum { API_VERSION = 12, OLDEST_MINOR = 18, LOG_FATAL = 4, CPU_ARENA = 1, CPU_OUTPUT = 0 };
 
 static struct {
-#define X(place, field, result, parameters) result(*field) parameters;
+#define X(place, field, name, result, parameters) result(*field) parameters;
     CALLS(X)
 #undef X
 } calls;
+
+static const struct {
+#define X(place, field, name, result, parameters) const char *field;
+    CALLS(X)
+#undef X
+} call_names = {
+#define X(place, field, name, result, parameters) .field = name,
+    CALLS(X)
+#undef X
+};
 
 typedef struct api_base {
     const void *const *(*table)(uint32_t version);
@@ -115,12 +129,15 @@ static tn_status check_ort(ort_status *status, const char *call) {
     const char *text = calls.error_text(status);
     tn_status s = code < TN_COUNT(status_of_code) && status_of_code[code] ? status_of_code[code] : TN_ERR_DEVICE;
     if (strstr(text, "bad_alloc") || strstr(text, "Failed to allocate memory")) s = TN_ERR_MEMORY;
-    s = tn_fail(s, "ONNX Runtime: %s: %s (error %zu)", call, text, code);
+    size_t length = strlen(text); /* some end with line feeds */
+    while (length && (text[length - 1] == '\n' || text[length - 1] == ' '))
+        length--;
+    s = tn_fail(s, "ONNX Runtime: %s: %.*s (error %zu)", call, (int)length, text, code);
     calls.status_free(status);
     return s;
 }
 
-#define ORT(call, arguments) check_ort(calls.call arguments, #call)
+#define ORT(call, arguments) check_ort(calls.call arguments, call_names.call)
 
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
 
@@ -136,9 +153,9 @@ const char *tn_ort_version(void) { return version; }
 
 static tn_status take_calls(const void *const *table) {
     const char *missing = NULL;
-#define X(place, field, result, parameters)                      \
+#define X(place, field, name, result, parameters)                \
     memcpy((void *)&calls.field, &table[place], sizeof(void *)); \
-    if (!table[place]) missing = #field;
+    if (!table[place]) missing = name;
     CALLS(X)
 #undef X
     return missing ? tn_fail(TN_ERR_UNAVAILABLE, "ONNX Runtime %s: its table lacks a function of version %d (%s)",
@@ -196,6 +213,43 @@ tn_status tn_ort_load(void) {
 
 const char *tn_ort_provider_at(int i) { return i >= 0 && i < provider_count ? providers[i] : NULL; }
 
+/* ---- options of the device --------------------------------------------------------------------------------------- */
+
+static pthread_mutex_t options_lock = PTHREAD_MUTEX_INITIALIZER;
+static tn_ort_options device_options;
+static bool options_known;
+
+static tn_ort_level level_of_environment(void) {
+    static const struct {
+        const char *name;
+        tn_ort_level level;
+    } levels[] = {{"none", TN_ORT_NONE}, {"basic", TN_ORT_BASIC}, {"extended", TN_ORT_EXTENDED}};
+    const char *name = tn_env("TRUNNION_ONNXRUNTIME_LEVEL");
+    for (size_t i = 0; name && i < TN_COUNT(levels); i++)
+        if (!strcmp(levels[i].name, name)) return levels[i].level;
+    return TN_ORT_ALL;
+}
+
+tn_ort_options tn_ort_device_options(void) {
+    pthread_mutex_lock(&options_lock);
+    if (!options_known) {
+        const char *provider = tn_env("TRUNNION_ONNXRUNTIME_PROVIDER");
+        device_options = (tn_ort_options){.level = level_of_environment()};
+        snprintf(device_options.provider, sizeof device_options.provider, "%s", provider ? provider : "");
+        options_known = true;
+    }
+    tn_ort_options o = device_options;
+    pthread_mutex_unlock(&options_lock);
+    return o;
+}
+
+void tn_ort_set_device_options(const tn_ort_options *options) {
+    pthread_mutex_lock(&options_lock);
+    device_options = *options;
+    options_known = true;
+    pthread_mutex_unlock(&options_lock);
+}
+
 /* ---- sessions ---------------------------------------------------------------------------------------------------- */
 
 struct tn_ort_session {
@@ -212,13 +266,23 @@ typedef struct cuda_options {
     void *stream, *arena;
 } cuda_options;
 
+/* With what this build of the library has. */
+static tn_status refuse_provider(const char *name) {
+    char known[240] = "";
+    for (int i = 0; i < provider_count; i++) {
+        size_t n = strlen(known);
+        snprintf(known + n, sizeof known - n, "%s%s", i ? ", " : "", providers[i]);
+    }
+    return tn_fail_prefix(TN_ERR_UNAVAILABLE, "execution provider \"%s\" (this library has %s)", name, known);
+}
+
 static tn_status add_provider(void *options, const char *name) {
     unsigned device = 0;
-    if (!name || !strcmp(name, "cpu")) return TN_OK;
-    if (strcmp(name, "cuda") && sscanf(name, "cuda:%u", &device) != 1)
-        return ORT(add_provider, (options, name, NULL, NULL, 0));
+    if (!name[0] || !strcmp(name, "cpu")) return TN_OK;
+    bool is_cuda = !strcmp(name, "cuda") || sscanf(name, "cuda:%u", &device) == 1;
     const cuda_options cuda = {.device = (int)device, .memory_limit = SIZE_MAX, .copies_in_own_stream = 1};
-    return ORT(add_cuda, (options, &cuda));
+    tn_status s = is_cuda ? ORT(add_cuda, (options, &cuda)) : ORT(add_provider, (options, name, NULL, NULL, 0));
+    return s == TN_OK ? s : refuse_provider(name);
 }
 
 static tn_status set_options(void *options, const tn_ort_options *o) {
@@ -271,7 +335,7 @@ tn_status tn_ort_session_new(const char *path, const void *bytes, size_t size, c
 
 static void free_names(char **names, int count) {
     for (int i = 0; i < count; i++)
-        (void)check_ort(calls.give_back(allocator, names[i]), "free");
+        (void)ORT(give_back, (allocator, names[i]));
     tn_mem_free(names);
 }
 

@@ -22,9 +22,15 @@ typedef enum tn_ort_level { TN_ORT_NONE = 0, TN_ORT_BASIC = 1, TN_ORT_EXTENDED =
 
 typedef struct tn_ort_options {
     tn_ort_level level;
-    int threads;          /* of a run; 0: as many as this process uses */
-    const char *provider; /* "cpu", "cuda", "cuda:1", or a name that the library knows ("XNNPACK"); NULL: "cpu" */
+    int threads;       /* of a run; 0: as many as this process uses */
+    char provider[48]; /* "cpu", "cuda", "cuda:1", or a name that the library knows ("XNNPACK"); "": "cpu" */
 } tn_ort_options;
+
+/* What sessions for the engine's device are opened with. Until they are set: this process's threads, the provider
+ * that TRUNNION_ONNXRUNTIME_PROVIDER names ("cpu"), and the level of TRUNNION_ONNXRUNTIME_LEVEL: none, basic,
+ * extended or all ("all"). */
+tn_ort_options tn_ort_device_options(void);
+void tn_ort_set_device_options(const tn_ort_options *options);
 
 typedef struct tn_ort_session tn_ort_session;
 
