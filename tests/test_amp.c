@@ -145,7 +145,20 @@ typedef struct problem {
     tn_graph *graph; /* NULL: not captured yet */
 } problem;
 
-typedef enum kind { SGD, SGD_MOMENTUM, SGD_DAMPENED, ADAM, ADAM_CLIPPED, ADAMW, KINDS } kind;
+typedef enum kind {
+    SGD,
+    SGD_MOMENTUM,
+    SGD_DAMPENED,
+    ADAM,
+    ADAM_CLIPPED,
+    ADAM_AMSGRAD,
+    ADAMW,
+    RMSPROP,
+    ADAGRAD,
+    LION,
+    LAMB,
+    KINDS
+} kind;
 
 static tn_optimizer *optimizer_new(tn_module *root, kind k) {
     tn_optimizer *o = NULL;
@@ -155,7 +168,17 @@ static tn_optimizer *optimizer_new(tn_module *root, kind k) {
     tn_adam_options adam = TN_ADAM_DEFAULTS, adamw = TN_ADAMW_DEFAULTS;
     if (k == ADAM_CLIPPED) adam.max_grad_norm = 0.5;
     if (k <= SGD_DAMPENED) assert_ok(tn_optimizer_sgd(root, &sgd, &o));
-    if (k == ADAM || k == ADAM_CLIPPED) assert_ok(tn_optimizer_adam(root, &adam, &o));
+    adam.amsgrad = k == ADAM_AMSGRAD;
+    tn_rmsprop_options rmsprop = TN_RMSPROP_DEFAULTS;
+    rmsprop.centered = true;
+    rmsprop.momentum = 0.9;
+    tn_adagrad_options adagrad = TN_ADAGRAD_DEFAULTS;
+    adagrad.lr_decay = 0.1;
+    if (k == RMSPROP) assert_ok(tn_optimizer_rmsprop(root, &rmsprop, &o));
+    if (k == ADAGRAD) assert_ok(tn_optimizer_adagrad(root, &adagrad, &o));
+    if (k == LION) assert_ok(tn_optimizer_lion(root, NULL, &o));
+    if (k == LAMB) assert_ok(tn_optimizer_lamb(root, NULL, &o));
+    if (k >= ADAM && k <= ADAM_AMSGRAD) assert_ok(tn_optimizer_adam(root, &adam, &o));
     if (k == ADAMW) assert_ok(tn_optimizer_adamw(root, &adamw, &o));
     return o;
 }

@@ -9,7 +9,20 @@ enum { STEPS = 7, ROWS = 8, FEATURES = 6, CLASSES = 3 };
 
 /* ---- two runs of one training ------------------------------------------------------------------------------------ */
 
-typedef enum method { SGD, SGD_MOMENTUM, SGD_DAMPENED, SGD_NESTEROV, ADAM, ADAMW, METHODS } method;
+typedef enum method {
+    SGD,
+    SGD_MOMENTUM,
+    SGD_DAMPENED,
+    SGD_NESTEROV,
+    ADAM,
+    ADAMW,
+    AMSGRAD,
+    RMSPROP,
+    ADAGRAD,
+    LION,
+    LAMB,
+    METHODS
+} method;
 
 typedef struct run {
     tn_module *root, *net;
@@ -30,7 +43,29 @@ static tn_optimizer *optimizer_new(tn_module *root, method m, double max_grad_no
     sgd.momentum = m == SGD ? 0 : 0.9;
     sgd.dampening = m == SGD_DAMPENED ? 0.3 : 0;
     sgd.nesterov = m == SGD_NESTEROV;
-    if (m == ADAM)
+    tn_rmsprop_options rmsprop = TN_RMSPROP_DEFAULTS;
+    rmsprop.momentum = 0.9;
+    rmsprop.centered = true;
+    rmsprop.max_grad_norm = max_grad_norm;
+    tn_adagrad_options adagrad = TN_ADAGRAD_DEFAULTS;
+    adagrad.lr_decay = 0.1;
+    adagrad.max_grad_norm = max_grad_norm;
+    tn_lion_options lion = TN_LION_DEFAULTS;
+    lion.weight_decay = 0.05;
+    lion.max_grad_norm = max_grad_norm;
+    tn_lamb_options lamb = TN_LAMB_DEFAULTS;
+    lamb.weight_decay = 0.05;
+    lamb.max_grad_norm = max_grad_norm;
+    adam.amsgrad = m == AMSGRAD;
+    if (m == RMSPROP)
+        assert_ok(tn_optimizer_rmsprop(root, &rmsprop, &o));
+    else if (m == ADAGRAD)
+        assert_ok(tn_optimizer_adagrad(root, &adagrad, &o));
+    else if (m == LION)
+        assert_ok(tn_optimizer_lion(root, &lion, &o));
+    else if (m == LAMB)
+        assert_ok(tn_optimizer_lamb(root, &lamb, &o));
+    else if (m == ADAM || m == AMSGRAD)
         assert_ok(tn_optimizer_adam(root, &adam, &o));
     else if (m == ADAMW)
         assert_ok(tn_optimizer_adamw(root, &adam, &o));

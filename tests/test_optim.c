@@ -69,6 +69,29 @@ typedef tn_status maker(tn_module *m, const void *options, tn_optimizer **out);
 static tn_status make_sgd(tn_module *m, const void *o, tn_optimizer **out) { return tn_optimizer_sgd(m, o, out); }
 static tn_status make_adam(tn_module *m, const void *o, tn_optimizer **out) { return tn_optimizer_adam(m, o, out); }
 static tn_status make_adamw(tn_module *m, const void *o, tn_optimizer **out) { return tn_optimizer_adamw(m, o, out); }
+static tn_status make_rmsprop(tn_module *m, const void *o, tn_optimizer **out) {
+    return tn_optimizer_rmsprop(m, o, out);
+}
+static tn_status make_adagrad(tn_module *m, const void *o, tn_optimizer **out) {
+    return tn_optimizer_adagrad(m, o, out);
+}
+static tn_status make_lion(tn_module *m, const void *o, tn_optimizer **out) { return tn_optimizer_lion(m, o, out); }
+static tn_status make_lamb(tn_module *m, const void *o, tn_optimizer **out) { return tn_optimizer_lamb(m, o, out); }
+
+/* The second variable in a group with a tenth of the rate and a weight decay of its own; the first one is left. */
+static tn_status make_groups(tn_module *m, const void *unused, tn_optimizer **out) {
+    (void)unused;
+    tn_tensor *second = tn_module_variable(m, "second");
+    tn_param_group slow = TN_PARAM_GROUP_DEFAULTS;
+    slow.params = &second;
+    slow.count = 1;
+    slow.lr_factor = 0.1;
+    slow.weight_decay = 0.2;
+    tn_adam_options o = TN_ADAMW_DEFAULTS;
+    o.groups = (const tn_param_group *[]){&slow};
+    o.group_count = 1;
+    return tn_optimizer_adamw(m, &o, out);
+}
 
 typedef struct golden_run {
     const char *name;
@@ -79,9 +102,11 @@ typedef struct golden_run {
 
 /* All fields in their order: a constant needs no statement. */
 #define SGD(...) \
-    &(const tn_sgd_options) { TN_OPTIONS_SIZE(tn_sgd_options, max_grad_norm), __VA_ARGS__ }
+    &(const tn_sgd_options) { TN_OPTIONS_SIZE(tn_sgd_options, max_grad_norm), __VA_ARGS__, NULL, 0 }
 #define ADAM(...) \
-    &(const tn_adam_options) { TN_OPTIONS_SIZE(tn_adam_options, max_grad_norm), __VA_ARGS__ }
+    &(const tn_adam_options) { TN_OPTIONS_SIZE(tn_adam_options, max_grad_norm), __VA_ARGS__, false, NULL, 0 }
+#define OPTIONS(type, ...) \
+    &(const type) { TN_OPTIONS_SIZE(type, group_count), __VA_ARGS__, NULL, 0 }
 
 static const golden_run runs[] = {
     {"sgd", make_sgd, NULL, golden_sgd},
@@ -92,26 +117,48 @@ static const golden_run runs[] = {
     {"adam with decay", make_adam, ADAM(1e-3, 0.8, 0.99, 1e-6, 0.05, INFINITY), golden_adam_decay},
     {"adam, clipped", make_adam, ADAM(1e-3, 0.9, 0.999, 1e-8, 0, 0.5), golden_adam_clipped},
     {"adamw", make_adamw, NULL, golden_adamw},
+    {"adam with amsgrad", make_adam, OPTIONS(tn_adam_options, 1e-3, 0.9, 0.999, 1e-8, 0.05, INFINITY, true),
+     golden_adam_amsgrad},
+    {"adamw with amsgrad", make_adamw, OPTIONS(tn_adam_options, 1e-3, 0.5, 0.6, 1e-8, 0.01, INFINITY, true),
+     golden_adamw_amsgrad},
+    {"rmsprop", make_rmsprop, NULL, golden_rmsprop},
+    {"rmsprop, centered", make_rmsprop, OPTIONS(tn_rmsprop_options, 1e-2, 0.9, 0.1, 0.9, 0.05, true, INFINITY),
+     golden_rmsprop_centered},
+    {"adagrad", make_adagrad, NULL, golden_adagrad},
+    {"adagrad with decay", make_adagrad, OPTIONS(tn_adagrad_options, 1e-2, 0.1, 0.05, 0.5, 1e-10, INFINITY),
+     golden_adagrad_decay},
+    {"lion", make_lion, OPTIONS(tn_lion_options, 1e-4, 0.9, 0.99, 0.1, INFINITY), golden_lion},
+    {"lamb", make_lamb, OPTIONS(tn_lamb_options, 1e-3, 0.9, 0.999, 1e-6, 0.1, INFINITY), golden_lamb},
+    {"groups", make_groups, NULL, golden_groups},
 };
 
-/* together: tn_minimize; else zero_grad, backward and step one by one, as in PyTorch. */
-static void follow(const golden_run *g, bool together) {
+/* together: tn_minimize; separate: zero_grad, backward and step one by one, as in PyTorch; captured: a graph; scaled:
+ * the loss, so that the device counts the steps. */
+typedef enum way { TOGETHER, SEPARATE, CAPTURED, SCALED } way;
+
+static void follow(const golden_run *g, way how) {
     problem p = problem_new();
     tn_optimizer *o = NULL;
+    tn_graph *graph = NULL;
     assert_int_equal(g->make(p.root, g->options, &o), TN_OK);
+    if (how == SCALED) assert_ok(tn_optimizer_set_grad_scaler(o, NULL));
     int shown = 0;
     for (int step = 0; step < GOLDEN_TOTAL; step++) {
         tn_optimizer_set_lr(o, rate(step));
-        {
+        if (graph) {
+            assert_ok(tn_graph_launch(graph, NULL, NULL));
+        } else {
             TN_SCOPE;
+            if (how == CAPTURED) assert_ok(tn_capture_begin());
             tn_tensor *loss = problem_loss(&p);
-            if (together) {
+            if (how != SEPARATE) {
                 assert_int_equal(tn_minimize(o, loss), TN_OK);
             } else {
                 tn_optimizer_zero_grad(o);
                 assert_int_equal(tn_backward(loss), TN_OK);
                 assert_int_equal(tn_optimizer_step(o), TN_OK);
             }
+            if (how == CAPTURED) assert_ok(tn_capture_end(NULL, 0, NULL, 0, &graph));
         }
         if (step + 1 != golden_steps[shown]) continue;
         float got[5];
@@ -119,6 +166,7 @@ static void follow(const golden_run *g, bool together) {
         assert_near(got, g->expected[shown++], GOLDEN_NUMBERS, g->name, step + 1);
     }
     assert_int_equal(tn_optimizer_steps(o, 0), GOLDEN_TOTAL);
+    tn_graph_free(graph);
     tn_optimizer_free(o);
     tn_module_free(p.root);
 }
@@ -126,13 +174,169 @@ static void follow(const golden_run *g, bool together) {
 static void optimizers_follow_pytorch(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++)
-        follow(&runs[i], true);
+        follow(&runs[i], TOGETHER);
 }
 
 static void separate_calls_do_the_same(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++)
-        follow(&runs[i], false);
+        follow(&runs[i], SEPARATE);
+}
+
+static void captured_steps_do_the_same(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++)
+        follow(&runs[i], CAPTURED);
+}
+
+static void scaled_steps_do_the_same(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++)
+        follow(&runs[i], SCALED);
+}
+
+/* ---- plain tensors ----------------------------------------------------------------------------------------------- */
+
+/* An optimizer for tensors of no module has the steps of one for a module, and names for a checkpoint. */
+static void plain_tensors_are_optimized(void **state) {
+    (void)state;
+    problem p = problem_new(), q = {.root = NULL};
+    for (int i = 0; i < 2; i++) {
+        q.w[i] = tn_from_data(start[i], &extents[i], 1, TN_F32);
+        assert_ok(tn_set_requires_grad(q.w[i], true));
+    }
+    tn_param_group all = TN_PARAM_GROUP_DEFAULTS;
+    all.params = q.w;
+    all.count = 2;
+    all.names = (const char *const[]){"mine", NULL};
+    tn_adam_options options = TN_ADAM_DEFAULTS;
+    options.groups = (const tn_param_group *[]){&all};
+    options.group_count = 1;
+    tn_optimizer *o[2];
+    assert_ok(tn_optimizer_adam(p.root, NULL, &o[0]));
+    assert_ok(tn_optimizer_adam(NULL, &options, &o[1]));
+    for (int step = 0; step < 5; step++) {
+        TN_SCOPE;
+        assert_ok(tn_minimize(o[0], problem_loss(&p)));
+        assert_ok(tn_minimize(o[1], problem_loss(&q)));
+    }
+    float got[5], expected[5];
+    problem_read(&p, expected);
+    problem_read(&q, got);
+    assert_memory_equal(got, expected, sizeof got);
+    tn_variable *items;
+    int count;
+    assert_ok(tn_optimizer_variables(o[1], &items, &count));
+    assert_string_equal(items[0].name, "exp_avg.mine");
+    assert_string_equal(items[1].name, "exp_avg.0.1");
+    tn_variables_free(items);
+    tn_optimizer_free(o[0]);
+    tn_optimizer_free(o[1]);
+    tn_free(q.w[0]);
+    tn_free(q.w[1]);
+    tn_module_free(p.root);
+}
+
+static void wrong_groups_are_refused(void **state) {
+    (void)state;
+    problem p = problem_new();
+    tn_tensor *constant = tn_ones(TN_DIMS(2), TN_F32), *params[] = {p.w[0], p.w[0], constant, NULL};
+    tn_param_group g = TN_PARAM_GROUP_DEFAULTS;
+    tn_sgd_options options = TN_SGD_DEFAULTS;
+    options.groups = (const tn_param_group *[]){&g};
+    options.group_count = 1;
+    tn_optimizer *o;
+    const struct {
+        int first, count;
+        double lr_factor;
+        const char *words;
+    } rows[] = {{0, 2, 1, "is in group 0 already, as first"},
+                {2, 1, 1, "does not require gradients"},
+                {3, 1, 1, "is NULL"},
+                {0, 1, -1, "lr_factor is -1"},
+                {0, -1, 1, "group 0 has -1 tensors"}};
+    for (size_t i = 0; i < TN_COUNT(rows); i++) {
+        g.params = params + rows[i].first;
+        g.count = rows[i].count;
+        g.lr_factor = rows[i].lr_factor;
+        assert_int_equal(tn_optimizer_sgd(p.root, &options, &o), TN_ERR_ARGUMENT);
+        assert_text_has(tn_error(), rows[i].words);
+    }
+    options.group_count = -1;
+    assert_int_equal(tn_optimizer_sgd(p.root, &options, &o), TN_ERR_ARGUMENT);
+    options.group_count = 0;
+    assert_int_equal(tn_optimizer_sgd(NULL, &options, &o), TN_ERR_ARGUMENT);
+    tn_free(constant);
+    tn_module_free(p.root);
+}
+
+/* The function without an optimizer has the bits of the optimizer. */
+static void fused_adam_is_adam(void **state) {
+    (void)state;
+    for (int decoupled = 0; decoupled < 2; decoupled++) {
+        problem p = problem_new(), q = problem_new();
+        const tn_adam_options *options = ADAM(0.01, 0.8, 0.99, 1e-6, 0.05, 0.7);
+        tn_optimizer *o;
+        assert_ok((decoupled ? tn_optimizer_adamw : tn_optimizer_adam)(p.root, options, &o));
+        tn_tensor *mean[2], *square[2];
+        for (int i = 0; i < 2; i++) {
+            mean[i] = tn_zeros(&extents[i], 1, TN_F32);
+            square[i] = tn_zeros(&extents[i], 1, TN_F32);
+        }
+        for (int step = 1; step <= 5; step++) {
+            TN_SCOPE;
+            assert_ok(tn_minimize(o, problem_loss(&p)));
+            assert_ok(tn_backward(problem_loss(&q)));
+            tn_tensor *grads[] = {tn_grad(q.w[0]), tn_grad(q.w[1])};
+            assert_ok(
+                (decoupled ? tn_fused_adamw_step : tn_fused_adam_step)(q.w, grads, mean, square, 2, step, options));
+            tn_zero_grad(q.w[0]);
+            tn_zero_grad(q.w[1]);
+            assert_ok(tn_eval(NULL, 0));
+        }
+        float got[5], expected[5];
+        problem_read(&p, expected);
+        problem_read(&q, got);
+        assert_memory_equal(got, expected, sizeof got);
+        TN_SCOPE;
+        tn_tensor *wrong[] = {tn_zeros(TN_DIMS(4), TN_F32), tn_zeros(TN_DIMS(2), TN_F32)};
+        assert_int_equal(tn_fused_adam_step(q.w, wrong, mean, square, 2, 6, NULL), TN_ERR_SHAPE);
+        assert_int_equal(tn_fused_adam_step(q.w, mean, mean, square, 2, 0, NULL), TN_ERR_ARGUMENT);
+        problem_read(&q, got);
+        assert_memory_equal(got, expected, sizeof got);
+        for (int i = 0; i < 2; i++) {
+            tn_free(mean[i]);
+            tn_free(square[i]);
+        }
+        tn_optimizer_free(o);
+        tn_module_free(p.root);
+        tn_module_free(q.root);
+    }
+}
+
+/* The gradients of parts, each divided by their number, add up to those of the whole. */
+static void gradients_accumulate_over_parts(void **state) {
+    (void)state;
+    problem p = problem_new(), q = problem_new();
+    tn_optimizer *o[2];
+    assert_ok(tn_optimizer_adam(p.root, NULL, &o[0]));
+    assert_ok(tn_optimizer_adam(q.root, NULL, &o[1]));
+    for (int step = 0; step < 4; step++) {
+        TN_SCOPE;
+        assert_ok(tn_minimize(o[0], problem_loss(&p)));
+        tn_optimizer_zero_grad(o[1]);
+        for (int part = 0; part < 4; part++)
+            assert_ok(tn_backward(tn_mul_scalar(problem_loss(&q), 0.25)));
+        assert_ok(tn_optimizer_step(o[1]));
+    }
+    float got[5], expected[5];
+    problem_read(&p, expected);
+    problem_read(&q, got);
+    assert_memory_equal(got, expected, sizeof got); /* quarters are exact */
+    tn_optimizer_free(o[0]);
+    tn_optimizer_free(o[1]);
+    tn_module_free(p.root);
+    tn_module_free(q.root);
 }
 
 /* ---- what a step promises ---------------------------------------------------------------------------------------- */
@@ -330,6 +534,120 @@ static void schedules_go_where_they_should(void **state) {
     }
 }
 
+static void assert_rates(const char *name, const double *got, const double *expected) {
+    for (int i = 0; i < GOLDEN_RATES; i++)
+        if (!(fabs(got[i] - expected[i]) <= 1e-8 * fabs(expected[i])))
+            fail_msg("%s, step %d: %.12g, PyTorch has %.12g", name, i, got[i], expected[i]);
+}
+
+static void schedules_are_pytorchs(void **state) {
+    (void)state;
+    const struct {
+        tn_schedule_kind kind;
+        double gamma;
+        const double *expected;
+    } rows[] = {{TN_SCHEDULE_STEP, 0.3, golden_rates_step},
+                {TN_SCHEDULE_EXPONENTIAL, 0.9, golden_rates_exponential},
+                {TN_SCHEDULE_ONE_CYCLE, 0.1, golden_rates_one_cycle}};
+    for (size_t i = 0; i < TN_COUNT(rows); i++) {
+        tn_schedule s = TN_SCHEDULE_DEFAULTS;
+        double got[GOLDEN_RATES];
+        s.kind = rows[i].kind;
+        s.lr = 2;
+        s.gamma = rows[i].gamma;
+        s.step_size = 7;
+        s.total = 20;
+        for (int step = 0; step < GOLDEN_RATES; step++)
+            got[step] = tn_schedule_at(&s, step);
+        assert_rates("a schedule", got, rows[i].expected);
+    }
+    tn_schedule s = TN_SCHEDULE_DEFAULTS;
+    s.kind = TN_SCHEDULE_STEP;
+    s.step_size = 0;
+    assert_true(isnan(tn_schedule_at(&s, 0)));
+    assert_text_has(tn_error(), "step_size is 0");
+    s = (tn_schedule)TN_SCHEDULE_DEFAULTS;
+    s.pct_start = 1;
+    assert_true(isnan(tn_schedule_at(&s, 0)));
+    assert_text_has(tn_error(), "pct_start");
+}
+
+static void plateaus_are_pytorchs(void **state) {
+    (void)state;
+    tn_plateau p[3] = {TN_PLATEAU_DEFAULTS, TN_PLATEAU_DEFAULTS, TN_PLATEAU_DEFAULTS};
+    const double *expected[] = {golden_rates_plateau, golden_rates_plateau_cooldown, golden_rates_plateau_max};
+    p[0].factor = p[1].factor = 0.5;
+    p[0].patience = 2;
+    p[1].patience = 1;
+    p[1].cooldown = 2;
+    p[1].min_lr = 0.3;
+    p[2].patience = 3;
+    p[2].maximize = p[2].absolute = true;
+    p[2].threshold = 0.05;
+    for (int k = 0; k < 3; k++) {
+        double got[GOLDEN_RATES];
+        p[k].lr = 2;
+        for (int i = 0; i < GOLDEN_RATES; i++) {
+            got[i] = tn_plateau_step(&p[k], golden_metrics[i]);
+            assert_true(got[i] == p[k].lr);
+        }
+        assert_rates("a plateau", got, expected[k]);
+    }
+    p[0].factor = 1;
+    assert_true(isnan(tn_plateau_step(&p[0], 1)));
+    assert_text_has(tn_error(), "factor 1");
+}
+
+/* ---- moving averages --------------------------------------------------------------------------------------------- */
+
+static void averages_are_pytorchs(void **state) {
+    (void)state;
+    for (int captured = 0; captured < 2; captured++) {
+        problem p = problem_new();
+        tn_ema *e = NULL;
+        tn_graph *graph = NULL;
+        float before[5], average[5], after[5];
+        assert_ok(tn_ema_new(p.root, 0.8, &e));
+        for (int step = 0; step < 5; step++) {
+            TN_SCOPE;
+            TN_NO_GRAD;
+            if (graph) {
+                assert_ok(tn_graph_launch(graph, NULL, NULL));
+                continue;
+            }
+            if (captured) assert_ok(tn_capture_begin());
+            for (int i = 0; i < 2; i++)
+                tn_mul_(p.w[i], tn_scalar(0.9));
+            assert_ok(tn_ema_update(e));
+            if (captured) assert_ok(tn_capture_end(NULL, 0, NULL, 0, &graph));
+        }
+        problem_read(&p, before);
+        assert_ok(tn_ema_swap(e));
+        assert_int_equal(tn_ema_update(e), TN_ERR_STATE);
+        problem_read(&p, average);
+        assert_near(average, golden_average, GOLDEN_NUMBERS, "the average", 5);
+        tn_variable *items;
+        int count;
+        assert_ok(tn_ema_variables(e, &items, &count));
+        assert_int_equal(count, 2);
+        assert_string_equal(items[1].name, "ema.second");
+        assert_ok(tn_read(items[1].tensor, after, 2 * sizeof *after));
+        assert_memory_equal(after, average + 3, 2 * sizeof *after);
+        tn_variables_free(items);
+        assert_ok(tn_ema_swap(e));
+        problem_read(&p, after);
+        assert_memory_equal(after, before, sizeof before);
+        assert_true(tn_requires_grad(p.w[0]));
+        tn_graph_free(graph);
+        tn_ema_free(e);
+        tn_module_free(p.root);
+    }
+    tn_module *root = tn_module_root();
+    tn_ema *e;
+    assert_int_equal(tn_ema_new(root, 1.5, &e), TN_ERR_ARGUMENT);
+    tn_module_free(root);
+}
+
 /* ---- what a step runs -------------------------------------------------------------------------------------------- */
 
 enum { LAYERS = 3 };
@@ -472,6 +790,15 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(optimizers_follow_pytorch),
         cmocka_unit_test(separate_calls_do_the_same),
+        cmocka_unit_test(captured_steps_do_the_same),
+        cmocka_unit_test(scaled_steps_do_the_same),
+        cmocka_unit_test(plain_tensors_are_optimized),
+        cmocka_unit_test(wrong_groups_are_refused),
+        cmocka_unit_test(fused_adam_is_adam),
+        cmocka_unit_test(gradients_accumulate_over_parts),
+        cmocka_unit_test(schedules_are_pytorchs),
+        cmocka_unit_test(plateaus_are_pytorchs),
+        cmocka_unit_test(averages_are_pytorchs),
         cmocka_unit_test(steps_share_one_plan),
         cmocka_unit_test(a_captured_step_is_a_step),
         cmocka_unit_test(a_failed_loss_changes_nothing),

@@ -99,6 +99,33 @@ static tn_status optimizer(tn_status (*make)(tn_module *, const void *, tn_optim
 static tn_status new_sgd(tn_module *m, const void *o, tn_optimizer **out) { return tn_optimizer_sgd(m, o, out); }
 static tn_status new_adam(tn_module *m, const void *o, tn_optimizer **out) { return tn_optimizer_adam(m, o, out); }
 static tn_status new_adamw(tn_module *m, const void *o, tn_optimizer **out) { return tn_optimizer_adamw(m, o, out); }
+static tn_status new_rmsprop(tn_module *m, const void *o, tn_optimizer **out) {
+    return tn_optimizer_rmsprop(m, o, out);
+}
+static tn_status new_adagrad(tn_module *m, const void *o, tn_optimizer **out) {
+    return tn_optimizer_adagrad(m, o, out);
+}
+static tn_status new_lion(tn_module *m, const void *o, tn_optimizer **out) { return tn_optimizer_lion(m, o, out); }
+static tn_status new_lamb(tn_module *m, const void *o, tn_optimizer **out) { return tn_optimizer_lamb(m, o, out); }
+static tn_status try_rmsprop(const void *o) { return optimizer(new_rmsprop, o); }
+static tn_status try_adagrad(const void *o) { return optimizer(new_adagrad, o); }
+static tn_status try_lion(const void *o) { return optimizer(new_lion, o); }
+static tn_status try_lamb(const void *o) { return optimizer(new_lamb, o); }
+
+static tn_status new_group(tn_module *m, const void *group, tn_optimizer **out) {
+    tn_sgd_options o = TN_SGD_DEFAULTS;
+    o.groups = (const tn_param_group *[]){group};
+    o.group_count = 1;
+    return tn_optimizer_sgd(m, &o, out);
+}
+static tn_status try_group(const void *o) { return optimizer(new_group, o); }
+
+static tn_status try_plateau(const void *given) {
+    tn_plateau p;
+    memcpy(&p, given, sizeof p);
+    return isnan(tn_plateau_step(&p, 1)) ? TN_ERR_ARGUMENT : TN_OK;
+}
+
 static tn_status try_sgd(const void *o) { return optimizer(new_sgd, o); }
 static tn_status try_adam(const void *o) { return optimizer(new_adam, o); }
 static tn_status try_adamw(const void *o) { return optimizer(new_adamw, o); }
@@ -242,6 +269,12 @@ static tn_status try_certify(const void *o) {
     X(SGD, tn_sgd_options, try_sgd)                                     \
     X(ADAM, tn_adam_options, try_adam)                                  \
     X(ADAMW, tn_adam_options, try_adamw)                                \
+    X(RMSPROP, tn_rmsprop_options, try_rmsprop)                         \
+    X(ADAGRAD, tn_adagrad_options, try_adagrad)                         \
+    X(LION, tn_lion_options, try_lion)                                  \
+    X(LAMB, tn_lamb_options, try_lamb)                                  \
+    X(PARAM_GROUP, tn_param_group, try_group)                           \
+    X(PLATEAU, tn_plateau, try_plateau)                                 \
     X(GRAD_SCALER, tn_grad_scaler_options, try_grad_scaler)             \
     X(SCHEDULE, tn_schedule, try_schedule)                              \
     X(NN_CONV2D, tn_nn_conv2d_options, try_nn_conv2d)                   \
@@ -674,7 +707,7 @@ static const choice choices[] = {
     CHOICE(tn_reduction, "mse_loss: reduction", TN_REDUCTION_NONE, choose_reduction),
     CHOICE(tn_reduction, "cross_entropy: reduction", TN_REDUCTION_NONE, choose_class_reduction),
     CHOICE(tn_reduce, "scatter_reduce: reduce", TN_REDUCE_AMIN, choose_reduce),
-    CHOICE(tn_schedule_kind, "tn_schedule_at: kind", TN_SCHEDULE_COSINE, choose_schedule),
+    CHOICE(tn_schedule_kind, "tn_schedule_at: kind", TN_SCHEDULE_ONE_CYCLE, choose_schedule),
     CHOICE(tn_fallback, "fallback", TN_FALLBACK_SILENT, choose_fallback),
     CHOICE(tn_fallback, "data parallel: fallback", TN_FALLBACK_SILENT, choose_parallel_fallback),
     CHOICE(tn_data_split, "data parallel: split", TN_SPLIT_SHARES, choose_split),

@@ -1,4 +1,5 @@
-/* optim.h — optimisers: what a step does with the gradients, and how the learning rate moves.
+/* optim.h — optimizers (SGD, Adam, AdamW, RMSprop, Adagrad, Lion, LAMB), clipping, learning-rate schedules, moving
+ * averages of parameters.
  *
  * A step is recorded after forward and backward and runs with them as one plan. The learning rate and the step count
  * are runtime scalars, so every step reuses the plan of the previous one. Updates are element-wise and in place;
@@ -31,6 +32,30 @@ extern "C" {
 
 typedef struct tn_optimizer tn_optimizer;
 
+/* Parameters with settings of their own: tensors of a module, or plain tensors. Those of an optimizer's module that are
+ * in no group have the optimizer's settings.
+ *
+ *     tn_param_group slow = TN_PARAM_GROUP_DEFAULTS;
+ *     slow.params = body;
+ *     slow.count = body_count;
+ *     slow.lr_factor = 0.1;
+ *     tn_adam_options o = TN_ADAMW_DEFAULTS;
+ *     o.groups = (const tn_param_group *[]){&slow};
+ *     o.group_count = 1;
+ *     tn_optimizer_adamw(net, &o, &adamw);                  net may be NULL: then the groups are all
+ *
+ * Source: param_groups of torch.optim. */
+typedef struct tn_param_group {
+    size_t struct_size;
+    tn_tensor *const *params; /* leaves that require gradients; retained, and made states (tn_make_state) */
+    int count;
+    const char *const *names; /* for checkpoints; default NULL: the module's, else "GROUP.INDEX" as in "0.3" */
+    double lr_factor;         /* the group's learning rate is this times the optimizer's; default 1; at least 0 */
+    double weight_decay;      /* default TN_AUTO: the optimizer's */
+} tn_param_group;
+#define TN_PARAM_GROUP_DEFAULTS \
+    { TN_OPTIONS_SIZE(tn_param_group, weight_decay), NULL, 0, NULL, 1, TN_AUTO }
+
 /* g ← gradient + weight_decay·w; b ← momentum·b + (1 − dampening)·g, the first time b ← g; with nesterov g ← g +
  * momentum·b, else g ← b where there is momentum; w ← w − lr·g. */
 typedef struct tn_sgd_options {
@@ -39,9 +64,11 @@ typedef struct tn_sgd_options {
     double momentum, dampening, weight_decay; /* default 0 */
     bool nesterov;                            /* needs momentum and no dampening; default false */
     double max_grad_norm; /* gradients are scaled down together so that their norm is at most this; default INFINITY */
+    const tn_param_group *const *groups; /* default NULL, 0: the parameters of the module, with these settings */
+    int group_count;
 } tn_sgd_options;
 #define TN_SGD_DEFAULTS \
-    { TN_OPTIONS_SIZE(tn_sgd_options, max_grad_norm), 1e-3, 0, 0, 0, false, INFINITY }
+    { TN_OPTIONS_SIZE(tn_sgd_options, group_count), 1e-3, 0, 0, 0, false, INFINITY, NULL, 0 }
 
 /* m ← beta1·m + (1 − beta1)·g; v ← beta2·v + (1 − beta2)·g²;
  * w ← w − lr / (1 − beta1^t) · m / (sqrt(v / (1 − beta2^t)) + eps), t the number of this step.
@@ -49,27 +76,110 @@ typedef struct tn_sgd_options {
  * Sources: Kingma and Ba 2015; Loshchilov and Hutter 2019. */
 typedef struct tn_adam_options {
     size_t struct_size;
-    double lr;            /* default 1e-3; at least 0 */
-    double beta1, beta2;  /* in [0, 1); default 0.9, 0.999 */
-    double eps;           /* default 1e-8 */
-    double weight_decay;  /* TN_ADAM_DEFAULTS: 0; TN_ADAMW_DEFAULTS: 0.01 */
-    double max_grad_norm; /* as above */
+    double lr;                           /* default 1e-3; at least 0 */
+    double beta1, beta2;                 /* in [0, 1); default 0.9, 0.999 */
+    double eps;                          /* default 1e-8 */
+    double weight_decay;                 /* TN_ADAM_DEFAULTS: 0; TN_ADAMW_DEFAULTS: 0.01 */
+    double max_grad_norm;                /* as above */
+    bool amsgrad;                        /* divide by the largest v so far (Reddi et al. 2018); default false */
+    const tn_param_group *const *groups; /* default NULL, 0: the parameters of the module, with these settings */
+    int group_count;
 } tn_adam_options;
 #define TN_ADAM_DEFAULTS \
-    { TN_OPTIONS_SIZE(tn_adam_options, max_grad_norm), 1e-3, 0.9, 0.999, 1e-8, 0, INFINITY }
+    { TN_OPTIONS_SIZE(tn_adam_options, group_count), 1e-3, 0.9, 0.999, 1e-8, 0, INFINITY, false, NULL, 0 }
 #define TN_ADAMW_DEFAULTS \
-    { TN_OPTIONS_SIZE(tn_adam_options, max_grad_norm), 1e-3, 0.9, 0.999, 1e-8, 0.01, INFINITY }
+    { TN_OPTIONS_SIZE(tn_adam_options, group_count), 1e-3, 0.9, 0.999, 1e-8, 0.01, INFINITY, false, NULL, 0 }
 
-/* An optimiser for the parameters below m that require gradients now; they are retained. options may be NULL.
- * *out: freed with tn_optimizer_free. Errors: TN_ERR_ARGUMENT for values out of range or
- * when there is nothing to train. */
+/* g ← gradient + weight_decay·w; v ← alpha·v + (1 − alpha)·g²; d ← sqrt(v) + eps, centered: sqrt(v − m²) + eps with
+ * m ← alpha·m + (1 − alpha)·g; b ← momentum·b + g / d; w ← w − lr·b. Source: Tieleman and Hinton 2012. */
+typedef struct tn_rmsprop_options {
+    size_t struct_size;
+    double lr;                           /* default 1e-2; at least 0 */
+    double alpha;                        /* in [0, 1); default 0.99 */
+    double eps;                          /* default 1e-8 */
+    double momentum, weight_decay;       /* default 0 */
+    bool centered;                       /* default false */
+    double max_grad_norm;                /* as above */
+    const tn_param_group *const *groups; /* default NULL, 0: the parameters of the module, with these settings */
+    int group_count;
+} tn_rmsprop_options;
+#define TN_RMSPROP_DEFAULTS \
+    { TN_OPTIONS_SIZE(tn_rmsprop_options, group_count), 1e-2, 0.99, 1e-8, 0, 0, false, INFINITY, NULL, 0 }
+
+/* g ← gradient + weight_decay·w; s ← s + g²; w ← w − lr / (1 + (t − 1)·lr_decay) · g / (sqrt(s) + eps).
+ * Source: Duchi et al. 2011. */
+typedef struct tn_adagrad_options {
+    size_t struct_size;
+    double lr;                           /* default 1e-2; at least 0 */
+    double lr_decay, weight_decay;       /* default 0 */
+    double initial_accumulator_value;    /* s before the first step; default 0 */
+    double eps;                          /* default 1e-10 */
+    double max_grad_norm;                /* as above */
+    const tn_param_group *const *groups; /* default NULL, 0: the parameters of the module, with these settings */
+    int group_count;
+} tn_adagrad_options;
+#define TN_ADAGRAD_DEFAULTS \
+    { TN_OPTIONS_SIZE(tn_adagrad_options, group_count), 1e-2, 0, 0, 0, 1e-10, INFINITY, NULL, 0 }
+
+/* w ← w·(1 − lr·weight_decay) − lr·sign(beta1·m + (1 − beta1)·g); m ← beta2·m + (1 − beta2)·g.
+ * Source: Chen et al. 2023, algorithm 2. */
+typedef struct tn_lion_options {
+    size_t struct_size;
+    double lr;                           /* default 1e-4; at least 0 */
+    double beta1, beta2;                 /* in [0, 1); default 0.9, 0.99 */
+    double weight_decay;                 /* default 0 */
+    double max_grad_norm;                /* as above */
+    const tn_param_group *const *groups; /* default NULL, 0: the parameters of the module, with these settings */
+    int group_count;
+} tn_lion_options;
+#define TN_LION_DEFAULTS \
+    { TN_OPTIONS_SIZE(tn_lion_options, group_count), 1e-4, 0.9, 0.99, 0, INFINITY, NULL, 0 }
+
+/* m and v as Adam; r ← m / (1 − beta1^t) / (sqrt(v / (1 − beta2^t)) + eps) + weight_decay·w;
+ * w ← w − lr·‖w‖/‖r‖·r; if one of the norms is 0: w ← w − lr·r.
+ * Source: You et al. 2020, algorithm 2, with the identity as scaling function. */
+typedef struct tn_lamb_options {
+    size_t struct_size;
+    double lr;                           /* default 1e-3; at least 0 */
+    double beta1, beta2;                 /* in [0, 1); default 0.9, 0.999 */
+    double eps;                          /* default 1e-6 */
+    double weight_decay;                 /* default 0 */
+    double max_grad_norm;                /* as above */
+    const tn_param_group *const *groups; /* default NULL, 0: the parameters of the module, with these settings */
+    int group_count;
+} tn_lamb_options;
+#define TN_LAMB_DEFAULTS \
+    { TN_OPTIONS_SIZE(tn_lamb_options, group_count), 1e-3, 0.9, 0.999, 1e-6, 0, INFINITY, NULL, 0 }
+
+/* An optimiser for the parameters below m that require gradients now, and those of the groups; they are retained. m may
+ * be NULL if there are groups. options may be NULL. *out: freed with tn_optimizer_free. Errors: TN_ERR_ARGUMENT for
+ * values out of range, a tensor that is in two groups or cannot be trained, and if there is nothing to train. */
 TN_API tn_status tn_optimizer_sgd(tn_module *m, const tn_sgd_options *options, tn_optimizer **out);
 TN_API tn_status tn_optimizer_adam(tn_module *m, const tn_adam_options *options, tn_optimizer **out);
 TN_API tn_status tn_optimizer_adamw(tn_module *m, const tn_adam_options *options, tn_optimizer **out);
+TN_API tn_status tn_optimizer_rmsprop(tn_module *m, const tn_rmsprop_options *options, tn_optimizer **out);
+TN_API tn_status tn_optimizer_adagrad(tn_module *m, const tn_adagrad_options *options, tn_optimizer **out);
+TN_API tn_status tn_optimizer_lion(tn_module *m, const tn_lion_options *options, tn_optimizer **out);
+TN_API tn_status tn_optimizer_lamb(tn_module *m, const tn_lamb_options *options, tn_optimizer **out);
 TN_API void tn_optimizer_free(tn_optimizer *o); /* NULL is fine */
 
+/* One step of Adam, or of AdamW, on plain tensors, without an optimizer: records what tn_optimizer_step would, in
+ * place, and runs nothing. Equal updates share a launch.
+ *   params, exp_avgs, exp_avg_sqs, grads: `count` tensors each, of equal shapes; the first three are written.
+ *   step: the number of this step, from 1: the bias corrections follow from it. A captured step repeats its number.
+ *   options: may be NULL; amsgrad and groups are refused (TN_ERR_UNSUPPORTED).
+ * Errors: TN_ERR_ARGUMENT for a missing tensor, a step below 1, and settings out of range; TN_ERR_SHAPE. Nothing is
+ * written then. Source: torch._fused_adam_. */
+TN_API tn_status tn_fused_adam_step(tn_tensor *const *params, tn_tensor *const *grads, tn_tensor *const *exp_avgs,
+                                    tn_tensor *const *exp_avg_sqs, int count, int64_t step,
+                                    const tn_adam_options *options);
+TN_API tn_status tn_fused_adamw_step(tn_tensor *const *params, tn_tensor *const *grads, tn_tensor *const *exp_avgs,
+                                     tn_tensor *const *exp_avg_sqs, int count, int64_t step,
+                                     const tn_adam_options *options);
+
 /* One step with the gradients that tn_backward collected; variables without one are left alone. Runs everything
- * recorded. Gradients stay until tn_optimizer_zero_grad. */
+ * recorded. Gradients stay until tn_optimizer_zero_grad: for a batch in n parts, call tn_backward for the mean loss of
+ * each part divided by n, and then step once (gradient accumulation). */
 TN_API tn_status tn_optimizer_step(tn_optimizer *o);
 TN_API void tn_optimizer_zero_grad(tn_optimizer *o);
 
@@ -113,32 +223,94 @@ TN_API tn_status tn_optimizer_set_steps(tn_optimizer *o, int i, int64_t steps);
 
 /* ---- learning-rate schedules ------------------------------------------------------------------------------------- */
 
-typedef enum tn_schedule_kind { TN_SCHEDULE_CONSTANT = 0, TN_SCHEDULE_LINEAR, TN_SCHEDULE_COSINE } tn_schedule_kind;
+typedef enum tn_schedule_kind {
+    TN_SCHEDULE_CONSTANT = 0,
+    TN_SCHEDULE_LINEAR,
+    TN_SCHEDULE_COSINE,
+    TN_SCHEDULE_STEP,
+    TN_SCHEDULE_EXPONENTIAL,
+    TN_SCHEDULE_ONE_CYCLE
+} tn_schedule_kind;
 
-/* From 0 up to lr in `warmup` steps (step s of them: lr·(s + 1) / warmup), then constant, or down to final_lr at step
- * `total` along a line or half a cosine wave, and final_lr ever after. */
+/* From 0 up to lr in `warmup` steps (step s of them: lr·(s + 1) / warmup). Then, with s counted from there:
+ *   constant;
+ *   linear, cosine: down to final_lr at step `total`, along a line or half a cosine wave, and final_lr ever after;
+ *   step: lr·gamma^floor(s / step_size), torch's StepLR; exponential: lr·gamma^s, ExponentialLR.
+ * One cycle (without warm-up): from lr / div_factor up to lr at step pct_start·total − 1 and down to
+ * lr / div_factor / final_div_factor at step total − 1, along cosine waves: torch's OneCycleLR (Smith and Topin 2018).
+ * Any other function of the step is a call of tn_optimizer_set_lr: no schedule costs a plan. */
 typedef struct tn_schedule {
     size_t struct_size;
-    tn_schedule_kind kind; /* default TN_SCHEDULE_CONSTANT */
-    double lr, final_lr;   /* default 1e-3, 0 */
-    int64_t warmup, total; /* steps; default 0, 0 */
+    tn_schedule_kind kind;                          /* default TN_SCHEDULE_CONSTANT */
+    double lr, final_lr;                            /* default 1e-3, 0 */
+    int64_t warmup, total;                          /* steps; default 0, 0 */
+    int64_t step_size;                              /* default 1 */
+    double gamma;                                   /* default 0.1 */
+    double pct_start, div_factor, final_div_factor; /* default 0.3, 25, 1e4 */
 } tn_schedule;
 #define TN_SCHEDULE_DEFAULTS \
-    { TN_OPTIONS_SIZE(tn_schedule, total), TN_SCHEDULE_CONSTANT, 1e-3, 0, 0, 0 }
+    { TN_OPTIONS_SIZE(tn_schedule, final_div_factor), TN_SCHEDULE_CONSTANT, 1e-3, 0, 0, 0, 1, 0.1, 0.3, 25, 1e4 }
 
 /* The learning rate at a step counted from 0, for tn_optimizer_set_lr. NaN without a schedule; NaN with tn_error set
  * for an unknown kind, a rate that is negative or not finite, and a negative step, warmup or total. */
 TN_API double tn_schedule_at(const tn_schedule *s, int64_t step);
+
+/* A learning rate that falls when a metric no longer improves: after more than `patience` calls in a row without a
+ * better metric it becomes max(lr·factor, min_lr), and `cooldown` calls are not counted. torch's ReduceLROnPlateau. */
+typedef struct tn_plateau {
+    size_t struct_size;
+    double lr;                  /* default 1e-3; changed by tn_plateau_step */
+    double factor;              /* in (0, 1); default 0.1 */
+    double min_lr;              /* default 0 */
+    int64_t patience;           /* default 10 */
+    int64_t cooldown;           /* default 0 */
+    double threshold;           /* a metric is better by more than this; default 1e-4 */
+    bool absolute;              /* the threshold is a difference, not a part of the best metric; default false */
+    bool maximize;              /* larger metrics are better; default false */
+    double best;                /* the best metric so far; default NAN: none */
+    int64_t bad_steps, cooling; /* calls without a better one; calls that are still not counted; default 0 */
+} tn_plateau;
+#define TN_PLATEAU_DEFAULTS \
+    { TN_OPTIONS_SIZE(tn_plateau, cooling), 1e-3, 0.1, 0, 10, 0, 1e-4, false, false, NAN, 0, 0 }
+
+/* Notes a metric and returns the learning rate from now on, for tn_optimizer_set_lr. *p is the whole state: save it to
+ * go on later. NaN for NULL, and with tn_error set for settings out of range. */
+TN_API double tn_plateau_step(tn_plateau *p, double metric);
+
+/* ---- moving averages of parameters ------------------------------------------------------------------------------- */
+
+/* Averages of the parameters below a module, which often evaluate better than the parameters themselves:
+ * average ← decay·average + (1 − decay)·parameter. At first they are the parameters. Tied parameters have one average.
+ * Source: torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn. */
+typedef struct tn_ema tn_ema;
+/* m must outlive *out, which is freed with tn_ema_free. Errors: TN_ERR_ARGUMENT for a decay outside [0, 1]. */
+TN_API tn_status tn_ema_new(tn_module *m, double decay, tn_ema **out);
+TN_API void tn_ema_free(tn_ema *e); /* NULL is fine. Swap back first: the module keeps what it has */
+/* Takes the parameters into the averages. Runs everything recorded; can be captured. TN_ERR_STATE while swapped. */
+TN_API tn_status tn_ema_update(tn_ema *e);
+/* The module gets the averages, to be evaluated or saved, or back its parameters: each call exchanges them. While it
+ * has the averages, no optimizer may step, and nothing may be captured or launched that uses the module. */
+TN_API tn_status tn_ema_swap(tn_ema *e);
+/* The averages as variables ("ema.hidden.weight"), for the extras of a checkpoint; freed with tn_variables_free. */
+TN_API tn_status tn_ema_variables(const tn_ema *e, tn_variable **items, int *count);
 
 /* ---- the caller's line, for error messages ----------------------------------------------------------------------- */
 
 #ifndef TN_NO_CALLER_LINES
 #define tn_clip_grad_norm(...) (tn_at(__FILE__, __LINE__), tn_clip_grad_norm(__VA_ARGS__))
 #define tn_clip_grad_value(...) (tn_at(__FILE__, __LINE__), tn_clip_grad_value(__VA_ARGS__))
+#define tn_ema_new(...) (tn_at(__FILE__, __LINE__), tn_ema_new(__VA_ARGS__))
+#define tn_ema_update(...) (tn_at(__FILE__, __LINE__), tn_ema_update(__VA_ARGS__))
+#define tn_fused_adam_step(...) (tn_at(__FILE__, __LINE__), tn_fused_adam_step(__VA_ARGS__))
+#define tn_fused_adamw_step(...) (tn_at(__FILE__, __LINE__), tn_fused_adamw_step(__VA_ARGS__))
 #define tn_grad_is_finite(...) (tn_at(__FILE__, __LINE__), tn_grad_is_finite(__VA_ARGS__))
 #define tn_minimize(...) (tn_at(__FILE__, __LINE__), tn_minimize(__VA_ARGS__))
 #define tn_optimizer_adam(...) (tn_at(__FILE__, __LINE__), tn_optimizer_adam(__VA_ARGS__))
 #define tn_optimizer_adamw(...) (tn_at(__FILE__, __LINE__), tn_optimizer_adamw(__VA_ARGS__))
+#define tn_optimizer_adagrad(...) (tn_at(__FILE__, __LINE__), tn_optimizer_adagrad(__VA_ARGS__))
+#define tn_optimizer_lamb(...) (tn_at(__FILE__, __LINE__), tn_optimizer_lamb(__VA_ARGS__))
+#define tn_optimizer_lion(...) (tn_at(__FILE__, __LINE__), tn_optimizer_lion(__VA_ARGS__))
+#define tn_optimizer_rmsprop(...) (tn_at(__FILE__, __LINE__), tn_optimizer_rmsprop(__VA_ARGS__))
 #define tn_optimizer_sgd(...) (tn_at(__FILE__, __LINE__), tn_optimizer_sgd(__VA_ARGS__))
 #define tn_optimizer_step(...) (tn_at(__FILE__, __LINE__), tn_optimizer_step(__VA_ARGS__))
 #endif

@@ -1,4 +1,4 @@
-/* optim.c — optimizers: making them, steps, captured steps, their memory.
+/* optim.c — optimizers: steps, captured steps, facts.
  *
  * A step records element-wise writes to state and then runs everything at once. What changes from step to step
  * (learning rate, bias corrections) are runtime scalars, shared by all parameters, so every step is the same plan. With
@@ -14,162 +14,13 @@
 #include "trunnion/backend.h"
 #include "trunnion/ops.h"
 
-/* ---- making ------------------------------------------------------------------------------------------------------ */
-
-void tn_optimizer_free(tn_optimizer *o) {
-    if (!o || atomic_fetch_sub(&o->refs, 1) != 1) return;
-    for (int i = 0; i < o->count; i++) {
-        for (int k = 0; k < TN_OPTIM_SLOTS; k++)
-            tn_free(o->items[i].slots[k]);
-        tn_free(o->items[i].value);
-        free(o->items[i].name);
-    }
-    tn_grad_scaler_free(o->scaler);
-    free(o->items);
-    free(o);
-}
-
-tn_status tn_optim_out_of_memory(void) { return tn_backend_fail(TN_ERR_MEMORY, "optimizer: out of memory"); }
-
-tn_status tn_optim_state(const tn_tensor *like, const int64_t *shape, int rank, double value, tn_dtype dtype,
-                         tn_tensor **out) {
-    tn_device *before = tn_current_device();
-    *out = NULL;
-    tn_status status = tn_set_current_device(tn_device_of(like));
-    if (status != TN_OK) return status;
-    {
-        TN_SCOPE;
-        tn_tensor *state = tn_full(shape, rank, value, dtype);
-        status = tn_make_state(state);
-        if (status == TN_OK) *out = tn_retain(state);
-    }
-    (void)tn_set_current_device(before);
-    return status;
-}
-
-static bool has_slot(const tn_optimizer *o, int k) { return o->slots >> k & 1; }
-
-static tn_status add_variable(tn_optimizer *o, const tn_variable *variable) {
-    tn_trained *v = &o->items[o->count];
-    v->name = strdup(variable->name);
-    if (!v->name) return tn_optim_out_of_memory();
-    v->value = tn_retain(variable->tensor);
-    o->count++;
-    tn_status status = TN_OK;
-    for (int k = 0; k < TN_OPTIM_SLOTS && status == TN_OK; k++)
-        if (has_slot(o, k))
-            status =
-                tn_optim_state(v->value, tn_shape(v->value), tn_rank(v->value), 0, tn_dtype_of(v->value), &v->slots[k]);
-    return status;
-}
-
-static tn_status add_variables(tn_optimizer *o, const tn_variable *variables, int count) {
-    o->items = calloc((size_t)count + 1, sizeof *o->items);
-    if (!o->items) return tn_optim_out_of_memory();
-    tn_status status = TN_OK;
-    for (int i = 0; i < count && status == TN_OK; i++)
-        if (tn_requires_grad(variables[i].tensor)) status = add_variable(o, &variables[i]);
-    if (status == TN_OK && o->count == 0)
-        status = tn_backend_fail(TN_ERR_ARGUMENT, "%s: the module has no parameter that requires gradients",
-                                 o->method->name);
-    return status;
-}
-
-static tn_status check_value(const char *what, double value, double low, double high) {
-    if (value >= low && value < high) return TN_OK;
-    return tn_backend_fail(TN_ERR_ARGUMENT, "optimizer: %s is %g; it must be at least %g and less than %g", what, value,
-                           low, high);
-}
-
-/* Takes the settings in `model`, adds the variables below m. */
-static tn_status make_optim(tn_module *m, const tn_optimizer *model, tn_optimizer **out) {
-    *out = NULL;
-    tn_status status = tn_module_status(m);
-    if (status == TN_OK) status = check_value("lr", model->lr, 0, INFINITY);
-    if (status == TN_OK) status = check_value("weight_decay", model->weight_decay, 0, INFINITY);
-    if (status == TN_OK && !(model->max_grad_norm >= 0))
-        status = tn_backend_fail(TN_ERR_ARGUMENT,
-                                 "optimizer: max_grad_norm is %g; it must be at least 0 (INFINITY: no limit)",
-                                 model->max_grad_norm);
-    if (status != TN_OK) return status;
-
-    tn_variable *variables = NULL;
-    int count = 0;
-    status = tn_module_parameters(m, &variables, &count);
-    tn_optimizer *o = status == TN_OK ? malloc(sizeof *o) : NULL;
-    if (o) {
-        memcpy(o, model, sizeof *o);
-        atomic_init(&o->refs, 1);
-        status = add_variables(o, variables, count);
-    } else if (status == TN_OK) {
-        status = tn_optim_out_of_memory();
-    }
-    tn_variables_free(variables);
-    if (status == TN_OK)
-        *out = o;
-    else
-        tn_optimizer_free(o);
-    return status;
-}
-
-tn_status tn_optimizer_sgd(tn_module *m, const tn_sgd_options *options, tn_optimizer **out) {
-    tn_status status = tn_nn_need(out, "sgd: out");
-    if (status != TN_OK) return status;
-    *out = NULL;
-    tn_sgd_options o = TN_SGD_DEFAULTS;
-    status = tn_options_read(&o, options, "sgd", "tn_sgd_options o = TN_SGD_DEFAULTS");
-    if (status == TN_OK) status = check_value("momentum", o.momentum, 0, INFINITY);
-    if (status == TN_OK && o.nesterov && (o.momentum == 0 || o.dampening != 0))
-        status = tn_backend_fail(TN_ERR_ARGUMENT, "sgd: nesterov requires momentum above 0 and dampening 0");
-    if (status != TN_OK) return status;
-    tn_optimizer model = {.method = &tn_optim_sgd,
-                          .slots = o.momentum != 0,
-                          .lr = o.lr,
-                          .momentum = o.momentum,
-                          .dampening = o.dampening,
-                          .weight_decay = o.weight_decay,
-                          .nesterov = o.nesterov,
-                          .max_grad_norm = o.max_grad_norm};
-    return make_optim(m, &model, out);
-}
-
-/* o: the defaults; the caller's options go over them. */
-static tn_status make_adam(const tn_optim_method *how, tn_module *m, tn_adam_options o, const tn_adam_options *options,
-                           const char *initialiser, tn_optimizer **out) {
-    tn_status status = tn_nn_need(out, "adam: out");
-    if (status != TN_OK) return status;
-    *out = NULL;
-    status = tn_options_read(&o, options, how->name, initialiser);
-    if (status != TN_OK) return status;
-    tn_optimizer model = {.method = how,
-                          .slots = 3,
-                          .lr = o.lr,
-                          .beta1 = o.beta1,
-                          .beta2 = o.beta2,
-                          .eps = o.eps,
-                          .weight_decay = o.weight_decay,
-                          .max_grad_norm = o.max_grad_norm};
-    status = check_value("beta1", model.beta1, 0, 1);
-    if (status == TN_OK) status = check_value("beta2", model.beta2, 0, 1);
-    if (status == TN_OK) status = check_value("eps", model.eps, 0, INFINITY);
-    return status == TN_OK ? make_optim(m, &model, out) : status;
-}
-
-tn_status tn_optimizer_adam(tn_module *m, const tn_adam_options *options, tn_optimizer **out) {
-    return make_adam(&tn_optim_adam, m, (tn_adam_options)TN_ADAM_DEFAULTS, options,
-                     "tn_adam_options o = TN_ADAM_DEFAULTS", out);
-}
-
-tn_status tn_optimizer_adamw(tn_module *m, const tn_adam_options *options, tn_optimizer **out) {
-    return make_adam(&tn_optim_adamw, m, (tn_adam_options)TN_ADAMW_DEFAULTS, options,
-                     "tn_adam_options o = TN_ADAMW_DEFAULTS", out);
-}
-
 void tn_optimizer_zero_grad(tn_optimizer *o) {
     for (int i = 0; o && i < o->count; i++)
         tn_zero_grad(o->items[i].value);
     if (o && o->scaler) o->scaler->unscaled = false;
 }
+
+static bool has_slot(const tn_optimizer *o, int k) { return o->slots >> k & 1; }
 
 /* ---- a step ------------------------------------------------------------------------------------------------------ */
 
@@ -224,11 +75,12 @@ static int runtime_count(const tn_optimizer *o) {
 }
 
 static void runtime_values(const tn_optimizer *o, const tn_trained *v, double *values) {
+    const tn_optim_group *g = &o->groups[v->group];
     if (o->scaler && o->method->device_scalars) {
-        values[TN_STEP_LR] = o->lr;
-        values[TN_STEP_LR_DECAY] = o->lr * o->weight_decay;
+        values[TN_STEP_LR] = o->lr * g->lr_factor;
+        values[TN_STEP_LR_DECAY] = o->lr * g->lr_factor * g->weight_decay;
     } else {
-        o->method->scalars(o, v->steps + 1, values);
+        o->method->scalars(o, g, v->steps + 1, values);
     }
 }
 
@@ -342,7 +194,7 @@ static tn_status record_update(const tn_optimizer *o, tn_trained *v, tn_tensor *
         if (v->slots[k]) states[count++] = v->slots[k];
     for (int k = 0; k < count && o->scaler; k++)
         before[k] = tn_grad_scaler_before(states[k]);
-    o->method->update(o, v, scalars, constants);
+    o->method->update(o, &o->groups[v->group], v, scalars, constants);
     for (int k = 0; k < count && o->scaler; k++)
         tn_grad_scaler_keep(o, states[k], before[k]);
     /* Only memory can run out here, and then the parameter is spoiled: that must not pass for a step. */
@@ -356,15 +208,16 @@ static tn_status record_update(const tn_optimizer *o, tn_trained *v, tn_tensor *
 static tn_status record_updates(tn_optimizer *o, captured_step *captured) {
     const tn_optim_method *m = o->method;
     double values[TN_OPTIM_NUMBERS];
-    tn_tensor *scalars[TN_OPTIM_NUMBERS] = {NULL}, *constants[TN_OPTIM_NUMBERS];
-    m->constants(o, values);
-    for (int k = 0; k < m->constant_count; k++)
-        constants[k] = tn_scalar(values[k]);
+    tn_tensor *scalars[TN_OPTIM_NUMBERS] = {NULL}, *constants[TN_OPTIM_NUMBERS] = {NULL};
     const tn_trained *last = NULL;
     for (int i = 0; i < o->count; i++) {
         tn_trained *v = &o->items[i];
         if (!v->gradient) continue;
-        if (!last || count_key(o, v) != count_key(o, last)) make_scalars(o, v, scalars, captured);
+        bool group_begins = !last || v->group != last->group;
+        if (group_begins || count_key(o, v) != count_key(o, last)) make_scalars(o, v, scalars, captured);
+        if (group_begins) m->constants(o, &o->groups[v->group], values);
+        for (int k = 0; group_begins && k < m->constant_count; k++)
+            constants[k] = tn_scalar(values[k]);
         last = v;
         if (captured) captured->set[i] = captured->set_count - 1;
         tn_status status = record_update(o, v, scalars, constants);
@@ -435,7 +288,7 @@ tn_status tn_nn_step(tn_optimizer *o, tn_tensor *(*gradient)(void *ctx, const tn
 double tn_optimizer_lr(const tn_optimizer *o) { return o ? o->lr : 0; }
 tn_status tn_optimizer_set_lr(tn_optimizer *o, double lr) {
     tn_status status = tn_nn_need(o, "tn_optimizer_set_lr: the optimizer");
-    if (status == TN_OK) status = check_value("lr", lr, 0, INFINITY);
+    if (status == TN_OK) status = tn_optim_check("lr", lr, 0, INFINITY);
     if (status == TN_OK) o->lr = lr;
     return status;
 }

@@ -1,7 +1,7 @@
 /* optimizer.h — what the files of an optimizer share: parameters in groups, the method, the gradient scaler.
  *
- * optim.c makes optimizers and steps; optim_methods.c has the formulas; grad_scaler.c the dynamic loss scale; clip.c
- * what concerns gradients only. */
+ * optim_make.c makes optimizers, optim.c steps; optim_methods.c has the formulas; grad_scaler.c the dynamic loss scale;
+ * clip.c what concerns gradients only. */
 #ifndef TN_NN_OPTIMIZER_H
 #define TN_NN_OPTIMIZER_H
 
@@ -10,7 +10,7 @@
 #include "nn/make.h"
 #include "trunnion/amp.h"
 
-enum { TN_OPTIM_SLOTS = 2, TN_OPTIM_NUMBERS = 4 };
+enum { TN_OPTIM_SLOTS = 3, TN_OPTIM_NUMBERS = 4 };
 
 /* One parameter. */
 typedef struct tn_trained {
@@ -18,9 +18,15 @@ typedef struct tn_trained {
     tn_tensor *value;
     tn_tensor *slots[TN_OPTIM_SLOTS]; /* the method's memory; NULL where it keeps none */
     tn_tensor *gradient;              /* during a step; NULL: left alone */
-    int64_t steps;                    /* made so far; with a gradient scaler the device counts them */
-    uint64_t history;                 /* with a gradient scaler: parameters of equal history made the same steps */
+    int group;
+    int64_t steps;    /* made so far; with a gradient scaler the device counts them */
+    uint64_t history; /* with a gradient scaler: parameters of equal history made the same steps */
 } tn_trained;
+
+/* Settings of a group of parameters. */
+typedef struct tn_optim_group {
+    double lr_factor, weight_decay;
+} tn_optim_group;
 
 /* Inputs of device_scalars that come with each step. */
 enum { TN_STEP_LR, TN_STEP_LR_DECAY, TN_STEP_NUMBERS }; /* learning rate; learning rate · weight_decay */
@@ -31,15 +37,17 @@ typedef struct tn_optim_method {
     const char *name;
     const char *slot_names[TN_OPTIM_SLOTS];
     int scalar_count, constant_count;
-    void (*scalars)(const tn_optimizer *o, int64_t step, double *values);
+    void (*scalars)(const tn_optimizer *o, const tn_optim_group *g, int64_t step, double *values);
     /* The same where only the device knows the step count: `step` is an f32 number. NULL: the scalars do not depend on
      * the step count. */
     void (*device_scalars)(const tn_optimizer *o, tn_tensor *const *numbers, const tn_tensor *step,
                            tn_tensor **scalars);
-    void (*constants)(const tn_optimizer *o, double *values);
-    void (*update)(const tn_optimizer *o, tn_trained *v, tn_tensor *const *scalars, tn_tensor *const *constants);
+    void (*constants)(const tn_optimizer *o, const tn_optim_group *g, double *values);
+    void (*update)(const tn_optimizer *o, const tn_optim_group *g, tn_trained *v, tn_tensor *const *scalars,
+                   tn_tensor *const *constants);
 } tn_optim_method;
-extern const tn_optim_method tn_optim_sgd, tn_optim_adam, tn_optim_adamw;
+extern const tn_optim_method tn_optim_sgd, tn_optim_adam, tn_optim_adamw, tn_optim_rmsprop, tn_optim_adagrad,
+    tn_optim_lion, tn_optim_lamb;
 
 /* The dynamic loss scale of an optimizer; all tensors are states. */
 typedef struct tn_grad_scaler {
@@ -58,15 +66,20 @@ struct tn_optimizer {
     const tn_optim_method *method;
     tn_trained *items;
     int count;
-    unsigned slots; /* bit k: the method keeps slot k */
+    unsigned slots;         /* bit k: the method keeps slot k */
+    tn_optim_group *groups; /* the last one: those of the module that are in no other */
     tn_grad_scaler *scaler;
+    /* Settings; those that the method does not have are 0. */
     double lr, weight_decay, max_grad_norm;
-    double momentum, dampening; /* SGD */
+    double momentum, dampening, beta1, beta2, alpha, eps, lr_decay;
+    double initial; /* value of the slots before the first step */
     bool nesterov;
-    double beta1, beta2, eps; /* Adam */
 };
 
-/* ---- optim.c ----------------------------------------------------------------------------------------------------- */
+/* ---- optim_make.c ------------------------------------------------------------------------------------------------ */
+
+/* TN_OK for low <= value < high. */
+tn_status tn_optim_check(const char *what, double value, double low, double high);
 
 tn_status tn_optim_out_of_memory(void);
 /* A new state, filled with `value`, on the device of `like`. NULL on failure. */

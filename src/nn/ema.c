@@ -1,0 +1,101 @@
+/* ema.c — exponential moving averages of a module's parameters, for evaluation. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "nn/optimizer.h"
+#include "trunnion/autograd.h"
+#include "trunnion/backend.h"
+#include "trunnion/ops.h"
+
+struct tn_ema {
+    tn_variable *parameters; /* names and the module's handles, which are borrowed */
+    tn_tensor **averages;    /* states */
+    int count;
+    double decay;
+    bool swapped; /* the module's handles stand for the averages */
+};
+
+void tn_ema_free(tn_ema *e) {
+    if (!e) return;
+    for (int i = 0; e->averages && i < e->count; i++)
+        tn_free(e->averages[i]);
+    free(e->averages);
+    tn_variables_free(e->parameters);
+    free(e);
+}
+
+static tn_status copy_parameters(tn_ema *e) {
+    e->averages = calloc((size_t)e->count + 1, sizeof *e->averages);
+    if (!e->averages) return tn_optim_out_of_memory();
+    tn_status status = TN_OK;
+    TN_SCOPE;
+    TN_NO_GRAD;
+    for (int i = 0; i < e->count && status == TN_OK; i++) {
+        tn_tensor *copy = tn_contiguous(tn_detach(e->parameters[i].tensor));
+        status = tn_make_state(copy);
+        if (status == TN_OK) e->averages[i] = tn_retain(copy);
+    }
+    return status;
+}
+
+tn_status tn_ema_new(tn_module *m, double decay, tn_ema **out) {
+    tn_status status = tn_nn_need(out, "tn_ema_new: out");
+    if (status != TN_OK) return status;
+    *out = NULL;
+    status = tn_module_status(m);
+    if (status == TN_OK && !(decay >= 0 && decay <= 1))
+        status = tn_backend_fail(TN_ERR_ARGUMENT, "tn_ema_new: decay is %g; it must be in [0, 1]", decay);
+    if (status != TN_OK) return status;
+    tn_ema *e = calloc(1, sizeof *e);
+    if (!e) return tn_optim_out_of_memory();
+    e->decay = decay;
+    status = tn_module_parameters(m, &e->parameters, &e->count);
+    if (status == TN_OK) status = copy_parameters(e);
+    if (status == TN_OK)
+        *out = e;
+    else
+        tn_ema_free(e);
+    return status;
+}
+
+tn_status tn_ema_update(tn_ema *e) {
+    tn_status status = tn_nn_need(e, "tn_ema_update: the averages");
+    if (status == TN_OK && e->swapped)
+        status = tn_backend_fail(TN_ERR_STATE, "tn_ema_update: the module has the averages; call tn_ema_swap first");
+    if (status != TN_OK) return status;
+    TN_SCOPE;
+    TN_NO_GRAD;
+    tn_tensor *new_part = tn_scalar(1 - e->decay);
+    for (int i = 0; i < e->count && status == TN_OK; i++)
+        status = tn_status_of(tn_lerp_(e->averages[i], tn_detach(e->parameters[i].tensor), new_part));
+    return status == TN_OK ? tn_eval(NULL, 0) : status;
+}
+
+tn_status tn_ema_swap(tn_ema *e) {
+    tn_status status = tn_nn_need(e, "tn_ema_swap: the averages");
+    for (int i = 0; status == TN_OK && i < e->count; i++)
+        status = tn_swap(e->parameters[i].tensor, e->averages[i]);
+    if (status == TN_OK) e->swapped = !e->swapped;
+    return status;
+}
+
+tn_status tn_ema_variables(const tn_ema *e, tn_variable **items, int *count) {
+    if (!e || !items || !count) return tn_nn_need(NULL, "tn_ema_variables: the averages, items or count");
+    size_t text_size = 0;
+    *items = NULL;
+    *count = 0;
+    if (e->count == 0) return TN_OK;
+    for (int i = 0; i < e->count; i++)
+        text_size += strlen(e->parameters[i].name) + sizeof "ema.";
+    tn_variable *block = malloc((size_t)e->count * sizeof *block + text_size);
+    if (!block) return tn_optim_out_of_memory();
+    char *text = (char *)(block + e->count);
+    for (int i = 0; i < e->count; i++) {
+        block[i] = (tn_variable){text, e->swapped ? e->parameters[i].tensor : e->averages[i], false};
+        text += sprintf(text, "ema.%s", e->parameters[i].name) + 1;
+    }
+    *items = block;
+    *count = e->count;
+    return TN_OK;
+}
