@@ -36,7 +36,7 @@ extern "C" {
  * Parameters stay f32: a cast is recorded, and computed once a step however often the weight is used. Gradients flow
  * back through the casts, so parameters get f32 gradients; tn_backward itself casts nothing. TN_F32 turns it off in a
  * block inside. With another dtype the products fail with TN_ERR_DTYPE. Blocks nest; each thread has its own.
- * Source: torch.autocast, ATen/autocast_mode.h. */
+ * Source: torch.autocast, the lists of ATen's autocast_mode. */
 #define TN_AUTOCAST(dtype) TN_AUTOCAST_AT_(dtype, __LINE__)
 #define TN_AUTOCAST_AT_(dtype, line) TN_AUTOCAST_ON_(dtype, line)
 #define TN_AUTOCAST_ON_(dtype, line) \

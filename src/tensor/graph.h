@@ -226,7 +226,7 @@ typedef struct tn_op_impl {
 } tn_op_impl;
 
 /* What TN_AUTOCAST casts an op's floating point inputs to: nothing (promotion decides), the low precision, or f32.
- * Source: PyTorch's lists in ATen/autocast_mode.h. */
+ * Source: PyTorch's lists, ATen's autocast_mode. */
 typedef enum tn_autocast_class { TN_AUTOCAST_NONE, TN_AUTOCAST_LOW, TN_AUTOCAST_F32 } tn_autocast_class;
 
 typedef struct tn_op_row {
