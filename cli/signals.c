@@ -14,23 +14,28 @@
 #include <unistd.h>
 
 #include "cli/cli.h"
+#include "cli/process.h"
 #include "trunnion/status.h"
 
-static const int handled[] = {SIGINT, SIGTERM, SIGHUP};
-enum { HANDLED = sizeof handled / sizeof handled[0], MOST_FILES = 16, SIGNAL_STATUS = 128 };
-static const int64_t SECOND_AFTER = 500000000; /* nanoseconds */
+enum { MOST_FILES = 16, SIGNAL_STATUS = 128 };
 
-static pid_t process;                  /* a forked child leaves files and output to its parent */
 static volatile sig_atomic_t gentle;   /* the work stops by itself */
 static volatile sig_atomic_t received; /* the first signal, 0: none */
 static volatile sig_atomic_t child;    /* a process that ends with this one */
 static volatile sig_atomic_t json;
-static int64_t received_at;
 
 static struct {
     _Atomic int used; /* 0 free, 1 changing, 2 a name stands there */
     char name[PATH_MAX];
 } files[MOST_FILES];
+
+#if CLI_HAS_PROCESSES
+
+static const int handled[] = {SIGINT, SIGTERM, SIGHUP};
+enum { HANDLED = sizeof handled / sizeof handled[0] };
+static const int64_t SECOND_AFTER = 500000000; /* nanoseconds */
+static int64_t received_at;
+static pid_t process; /* a forked child leaves files and output to its parent */
 
 static int64_t nanoseconds(void) {
     struct timespec t;
@@ -89,6 +94,17 @@ void cli_signals_begin(void) {
     signal(SIGXFSZ, SIG_IGN); /* a file beyond the size limit is then an error of write */
     signal(SIGCHLD, SIG_DFL); /* if the caller ignored it, waitpid could not tell how a child ended */
 }
+
+#else /* no signals come */
+
+static const char *signal_name_of(int number) {
+    (void)number;
+    return "";
+}
+
+void cli_signals_begin(void) {}
+
+#endif
 
 void cli_signals_json(void) { json = 1; }
 

@@ -17,8 +17,11 @@ bool cli_colour(FILE *f) {
 }
 
 int cli_columns(FILE *f) {
+#if defined(TIOCGWINSZ)
     struct winsize w;
     if (cli_is_terminal(f) && ioctl(fileno(f), TIOCGWINSZ, &w) == 0 && w.ws_col > 0) return w.ws_col;
+#endif
+    (void)f;
     const char *columns = getenv("COLUMNS");
     int n = columns ? atoi(columns) : 0;
     return n >= 20 && n <= 1000 ? n : 80;

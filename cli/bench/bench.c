@@ -5,17 +5,13 @@
  * beside it. */
 #include <errno.h>
 #include <math.h>
-#include <spawn.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include "cli/bench/bench.h"
 #include "cli/commands.h"
-
-extern char **environ;
+#include "cli/process.h"
 
 enum { MOST_SAMPLES = 20, LEAST_SAMPLES = 3, WARM_RUNS = 3, STARTS = 7, PROFILED_RUNS = 8 };
 static const double SAMPLE_SECONDS = 2e-3, WORK_SECONDS = 1.5, LONG_RUN = 0.3;
@@ -46,7 +42,7 @@ static int run_bench(int argc, char **argv);
 
 const cli_command cli_bench = {
     .name = "bench",
-    .summary = "time typical work, also as a fraction of the machine's limit",
+    .summary = "time everyday work, as a fraction of the machine's limit",
     .usage = "bench [WORK…] [options]",
     .help = help_text,
     .accepts = CLI_ALL & ~CLI_SEED, /* every work has its own seed, so that runs compare */
@@ -151,7 +147,7 @@ static void show_bench(bench *b, const bench_row *r) {
     }
     char value[32], part[32] = "";
     show_value(r, value, sizeof value);
-    if (!isnan(r->fraction)) snprintf(part, sizeof part, "%3.0f %% of limit", 100 * r->fraction);
+    if (!isnan(r->fraction)) snprintf(part, sizeof part, "%3.0f %% of the limit", 100 * r->fraction);
     int wide = strstr(value, "µ") != NULL; /* two bytes, one column */
     cli_print(stdout, "%-28s %*s%s%s\n", r->work, 12 + wide, value, part[0] ? "   " : "", part);
     show_profile(b, r->profile);
@@ -238,38 +234,16 @@ static int run_work(bench *b, const bench_work *work) {
 
 /* ---- works of a process ------------------------------------------------------------------------------------------ */
 
-/* Runs this command with arguments; `output` receives the last bytes of what it writes. Seconds of that process. */
+/* Runs this command; true if it succeeded. `output` receives the last bytes of what it writes. */
 static bool run_self(char *const arguments[], char *output, size_t size, double *seconds) {
-    posix_spawn_file_actions_t files;
-    pid_t child;
-    int status = -1, ends[2];
-    if (pipe(ends) != 0) return false;
-    if (posix_spawn_file_actions_init(&files) != 0) return false;
-    double begun = cli_now();
-    bool started = posix_spawn_file_actions_adddup2(&files, ends[1], 1) == 0 &&
-                   posix_spawn_file_actions_addclose(&files, ends[0]) == 0 &&
-                   posix_spawn(&child, "/proc/self/exe", &files, NULL, arguments, environ) == 0;
-    posix_spawn_file_actions_destroy(&files);
-    close(ends[1]);
-    if (started) cli_child_begin(child);
-    size_t have = 0;
-    for (ssize_t n = 1; started && n > 0;) {
-        if (have + 1 >= size) have = 0; /* what is looked for stands at the end */
-        n = read(ends[0], output + have, size - 1 - have);
-        have += n > 0 ? (size_t)n : 0;
-    }
-    output[have] = 0;
-    close(ends[0]);
-    bool ended = started && waitpid(child, &status, 0) == child;
-    cli_child_end();
-    if (!ended) return false;
-    *seconds = cli_now() - begun;
-    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    cli_process p = {.output = output, .output_size = size};
+    bool good = cli_process_run(arguments, &p) == CLI_PROCESS_EXITED && p.status == CLI_OK;
+    *seconds = p.seconds;
+    return good;
 }
 
 static int cannot(const char *what) {
-    return cli_fail(TN_ERR_INTERNAL, "%s could not be measured: cannot run this command again from /proc/self/exe",
-                    what);
+    return cli_fail(TN_ERR_INTERNAL, "%s could not be measured: cannot run this command in another process", what);
 }
 
 static int run_start(bench *b, const char *name) {
@@ -284,8 +258,9 @@ static int run_start(bench *b, const char *name) {
 }
 
 static int run_size(bench *b, const char *name) {
+    char path[4096];
     struct stat s;
-    if (stat("/proc/self/exe", &s) != 0) return cannot(name);
+    if (!cli_own_path(path, sizeof path) || stat(path, &s) != 0) return cannot(name);
     show_bench(b, &(bench_row){name, "bytes", (double)s.st_size, NAN, 0, 1, NULL});
     return CLI_OK;
 }
@@ -392,7 +367,7 @@ static int unknown_work(const char *name) {
     char known[1024] = "";
     for (int i = 0, n = 0; i < work_count() && n < (int)sizeof known; i++)
         n += snprintf(known + n, sizeof known - (size_t)n, "%s%s", i % 4 ? " " : "\n    ", work_at(i)->name);
-    return cli_wrong_usage(&cli_bench, "unknown work \"%s\"; known are start, size, quiet, peak-memory-WORK and%s",
+    return cli_wrong_usage(&cli_bench, "there is no work \"%s\"; there are start, size, quiet, peak-memory-WORK and%s",
                            name, known);
 }
 
@@ -404,11 +379,11 @@ static int run_bench(int argc, char **argv) {
     for (int i = at; i < argc; i++)
         if (count_matches(argv[i]) == 0) return unknown_work(argv[i]);
     if (b.folder && (b.profile || b.seconds >= 0))
-        return cli_wrong_usage(&cli_bench, "--%s has no effect with --save, which does not time; remove one of them",
+        return cli_wrong_usage(&cli_bench, "--save does not time, so --%s has no effect; leave one of them out",
                                b.profile ? "profile" : "seconds");
     if (b.seconds < 0) b.seconds = WORK_SECONDS;
     if (b.folder && mkdir(b.folder, 0777) != 0 && errno != EEXIST)
-        return cli_fail(TN_ERR_IO, "cannot create the folder '%s': %s", b.folder, strerror(errno));
+        return cli_fail(TN_ERR_IO, "cannot make the folder '%s': %s", b.folder, strerror(errno));
     tn_device *device = cli_open_device(&b.common, &status);
     if (!device) return status;
     if (b.common.json) {

@@ -167,7 +167,7 @@ static void *memory_to_read(size_t bytes) {
     enum { LARGE_PAGE = 2 << 20 };
     void *memory = NULL;
     if (posix_memalign(&memory, LARGE_PAGE, bytes) != 0) return NULL;
-#if defined(MADV_HUGEPAGE)
+#if defined(MADV_HUGEPAGE) && CLI_HAS_PROCESSES
     (void)madvise(memory, bytes, MADV_HUGEPAGE);
 #endif
     return memset(memory, 1, bytes);

@@ -178,7 +178,8 @@ static tn_status rank_tokens(vocabulary *v) {
         if (!whole) status = tn_backend_fail(TN_ERR_FORMAT, "tokenizer.json: merge %lld is invalid", (long long)i);
         if (!whole) break;
         memmove(whole + (blank - v->merges[i]), blank + 1, strlen(blank));
-        const spelling *found = bsearch(&(spelling){whole, 0}, sorted, (size_t)v->count, sizeof *sorted, by_text);
+        spelling wanted = {whole, 0};
+        const spelling *found = bsearch(&wanted, sorted, (size_t)v->count, sizeof *sorted, by_text);
         if (found) v->scores[found->id] = -(float)i;
         free(whole);
     }

@@ -3,35 +3,30 @@
  * A work is planned with measuring at first use turned on; what the library adds to its record is what is shown. What
  * begins on a device cannot be forked, so for a device this command starts itself anew, once a work and with a time
  * limit: a driver that hangs or dies there costs one entry. */
-#include <errno.h>
-#include <fcntl.h>
 #include <math.h>
-#include <signal.h>
-#include <spawn.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include "cli/bench/bench.h"
 #include "cli/commands.h"
+#include "cli/process.h"
 
 static int run_tune(int argc, char **argv);
 
 const cli_command cli_tune = {
     .name = "tune",
-    .summary = "measure the fastest way to compute matrix products, and cache it",
+    .summary = "measure the fastest way to compute products, and keep it",
     .usage = "tune [MxNxK | WORK]... [--device NAME] [--library auto] [--threads N]",
     .help =
-        "  MxNxK                 an f32 matrix product of this size, as in 512x512x512\n"
+        "  MxNxK                 a product of matrices in f32 of this size, as in 512x512x512\n"
         "  WORK                  a work of `trunnion bench`, as in policy-train-64\n"
-        "  --device NAME         tune the tiles of matrix products on this device, as in cuda:0 (default cpu)\n"
+        "  --device NAME         tune the tiles of products on this device, as in cuda:0 (default cpu)\n"
         "  --json                tuned (new entries), speedup (their mean), entries[{key, way, seconds, rule_seconds,\n"
         "                        date}] (all)\n"
         "\n"
-        "An entry applies to a class of sizes and is named after the largest: 1000x64x300 is shown as 1024x64x320.\n"
+        "An entry holds for a class of sizes and is named after the largest: 1000x64x300 is shown as 1024x64x320.\n"
         "\n"
-        "Without arguments it measures some usual sizes. Entries in the cache are not measured again. The cache is\n"
+        "Without names it measures some usual sizes. Entries in the cache are not measured again. The cache is\n"
         "tune.json in the cache folder, or the file that TRUNNION_TUNE_CACHE names; delete it to start again.\n"
         "TRUNNION_TUNE=1 measures at the first use in any command, TRUNNION_TUNE=0 ignores the cache and uses rules.\n"
         "Tuning does not change the bits of results, except with --library auto: libraries round differently. A "
@@ -96,31 +91,13 @@ static int tune_one(const char *name) {
 
 /* ---- in a process of its own ------------------------------------------------------------------------------------- */
 
-enum { SECONDS = 600, PERIOD = 20000 /* microseconds between two looks */ };
+enum { SECONDS = 600 };
 static const char HERE[] = "TRUNNION_TUNE_HERE"; /* set for the process that measures */
-
-/* Waits for it; false when it had to be ended, or how it ended is not to be had. */
-static bool wait_for_tune(pid_t pid, int *status) {
-    double end = cli_now() + SECONDS;
-    pid_t ended;
-    while ((ended = waitpid(pid, status, WNOHANG)) == 0) {
-        if (cli_now() > end) {
-            kill(pid, SIGKILL);
-            waitpid(pid, status, 0);
-            return false;
-        }
-        usleep(PERIOD);
-    }
-    return ended == pid;
-}
-
-extern char **environ;
 
 /* `trunnion tune WORK` for the device, by another process; it says itself what failed. */
 static int tune_apart(const char *name, const cli_options *o) {
-    char self[4096], memory[32],
-        *arguments[12] = {"trunnion", "tune", (char *)(uintptr_t)name, "--device", (char *)(uintptr_t)o->device,
-                          "--json"};
+    char memory[32], *arguments[12] = {"trunnion", "tune", (char *)(uintptr_t)name, "--device",
+                                       (char *)(uintptr_t)o->device, "--json"};
     int count = 6;
     if (o->library) {
         arguments[count++] = "--library";
@@ -133,27 +110,15 @@ static int tune_apart(const char *name, const cli_options *o) {
     }
     int64_t size[3];
     if (!find_work(name) && !read_size(name, size)) return tune_one(name);
-    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
-    pid_t pid;
-    int status = 0;
-    posix_spawn_file_actions_t quiet;
-    self[n > 0 ? n : 0] = 0;
-    if (n <= 0 || setenv(HERE, "1", 1) || posix_spawn_file_actions_init(&quiet)) {
-        return cli_fail(TN_ERR_INTERNAL, "cannot start this program again: %s", strerror(errno));
-    }
-    posix_spawn_file_actions_addopen(&quiet, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
-    int failure = posix_spawn(&pid, self, &quiet, NULL, arguments, environ);
-    posix_spawn_file_actions_destroy(&quiet);
+    if (setenv(HERE, "1", 1)) return cli_fail(TN_ERR_MEMORY, "no memory for an environment variable");
+    cli_process p = {.limit = SECONDS};
+    cli_process_end end = cli_process_run(arguments, &p);
     unsetenv(HERE);
-    if (failure) {
-        return cli_fail(TN_ERR_INTERNAL, "cannot create a process: %s", strerror(failure));
-    }
-    cli_child_begin(pid);
-    bool ended = wait_for_tune(pid, &status);
-    cli_child_end();
-    if (ended && WIFEXITED(status)) return WEXITSTATUS(status);
+    if (end == CLI_PROCESS_NOT_STARTED)
+        return cli_fail(TN_ERR_INTERNAL, "cannot start this program again: %s", strerror(p.error));
+    if (end == CLI_PROCESS_EXITED) return p.status;
     fprintf(stderr, "trunnion tune: %s on %s %s; the rules are used for it\n", name, o->device,
-            ended ? "crashed" : "took more than ten minutes");
+            end == CLI_PROCESS_CRASHED ? "crashed" : "took more than ten minutes");
     return CLI_OK;
 }
 
@@ -198,15 +163,15 @@ static void show_tune(int first) {
         }
         double gain = 100 * (e.rule_seconds / e.seconds - 1);
         cli_print(stdout, "%-64s %10.1f µs  %s", e.key, e.seconds * 1e6, e.way);
-        if (gain > 0) cli_print(stdout, ", %.0f %% faster than the rule", gain);
+        if (gain > 0) cli_print(stdout, ", %.0f %% faster than by rule", gain);
         cli_print(stdout, "\n");
     }
     int fresh = tn_tuned_count() - first;
     if (fresh > 0)
-        cli_print(stdout, "%d measured, %d already known; the new ones are %.2f times as fast as the rules\n", fresh,
+        cli_print(stdout, "%d measured, %d known before; the new ones are %.2f times as fast as by rule\n", fresh,
                   first, speedup_from(first));
     else
-        cli_print(stdout, "nothing new to measure: %d already known\n", first);
+        cli_print(stdout, "nothing new to measure: %d known before\n", first);
 }
 
 static bool no_options(void *ctx, int val, const char *arg) {
@@ -233,7 +198,7 @@ static int run_tune(int argc, char **argv) {
     if (first < 0) return status;
     bool apart = strcmp(o.device, "auto") != 0 && strcmp(o.device, "cpu") != 0 && !getenv(HERE);
     if (apart && (o.threads || o.numerics))
-        return cli_wrong_usage(&cli_tune, "--%s applies only to the CPU; it has no effect on %s",
+        return cli_wrong_usage(&cli_tune, "--%s is for the CPU; it has no effect on %s",
                                o.threads ? "threads" : "numerics", o.device);
     if (apart) {
         int before = tn_tuned_count(), done = tune_all(&o, argv + first, argc - first);

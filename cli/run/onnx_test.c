@@ -3,19 +3,23 @@
  * The cases run one after another in a process of their own, which tells each result through a pipe. A case that
  * crashes or never ends takes that process with it and is told as failed; another process goes on behind it. */
 #include <dirent.h>
-#include <errno.h>
-#include <poll.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include "cli/commands.h"
+#include "cli/process.h"
 #include "cli/run/image.h"
 #include "cli/run/onnx_case.h"
 #include "trunnion/onnx.h"
+
+#if CLI_HAS_PROCESSES
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#endif
 
 enum { OPT_ATOL = 256, OPT_RTOL, OPT_FILTER, OPT_SECONDS };
 enum { PATH = 4096, WHY = 600, DEEPEST = 3 /* folders in folders */ };
@@ -124,6 +128,18 @@ static bool find_cases(tests *t, const char *folder, int depth) {
     return good;
 }
 
+static void note_onnx_test(tests *t, size_t i, int result, const char *why) {
+    test_case *c = &t->cases[i];
+    c->result = result >= 0 && result < ONNX_RESULTS ? (onnx_result)result : ONNX_FAILED;
+    c->why = strdup(why);
+    t->of[c->result]++;
+    if (t->options.json || (c->result == ONNX_PASSED && !t->options.verbose)) return;
+    printf("%-7s %s%s%s\n", result_names[c->result], onnx_test_name_of(c->folder), *why ? ": " : "", why);
+    fflush(stdout);
+}
+
+#if CLI_HAS_PROCESSES
+
 /* ---- the process that runs them ---------------------------------------------------------------------------------- */
 
 /* What goes through the pipe: this, then `length` bytes of text. result ONNX_RESULTS: the text is the device's name. */
@@ -174,16 +190,6 @@ static bool comes(int pipe, int64_t seconds) {
         n = poll(&p, 1, (int)(seconds * 1000));
     while (n < 0 && errno == EINTR);
     return n > 0;
-}
-
-static void note_onnx_test(tests *t, size_t i, int result, const char *why) {
-    test_case *c = &t->cases[i];
-    c->result = result >= 0 && result < ONNX_RESULTS ? (onnx_result)result : ONNX_FAILED;
-    c->why = strdup(why);
-    t->of[c->result]++;
-    if (t->options.json || (c->result == ONNX_PASSED && !t->options.verbose)) return;
-    printf("%-7s %s%s%s\n", result_names[c->result], onnx_test_name_of(c->folder), *why ? ": " : "", why);
-    fflush(stdout);
 }
 
 /* Takes results from the process until it ends or is silent for too long. Returns the next case. */
@@ -244,6 +250,25 @@ static int run_some(tests *t, size_t *next) {
     note_onnx_test(t, (*next)++, ONNX_FAILED, why);
     return CLI_OK;
 }
+
+#else /* no processes: a case that crashes ends the command */
+
+static int run_some(tests *t, size_t *next) {
+    int code = CLI_FAILED;
+    tn_device_info info = {.struct_size = sizeof info};
+    tn_device *device = cli_open_device(&t->options, &code);
+    if (!device) return code;
+    (void)tn_device_get_info(device, &info);
+    snprintf(t->device, sizeof t->device, "%s", info.id);
+    for (; *next < t->count; (*next)++) {
+        char why[WHY];
+        onnx_result result = onnx_case_run(t->cases[*next].folder, t->tolerance, why, sizeof why);
+        note_onnx_test(t, *next, (int)result, why);
+    }
+    return CLI_OK;
+}
+
+#endif
 
 static void put_json_onnx_test(const tests *t) {
     cli_json j = {.out = stdout};

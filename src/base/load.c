@@ -98,7 +98,7 @@ static void add_search_path(folder_list *list, const char *path) {
 
 static void add_matching_folders(folder_list *list, const char *pattern) {
     glob_t found = {0};
-    if (glob(pattern, GLOB_ONLYDIR, NULL, &found) == 0) {
+    if (glob(pattern, 0, NULL, &found) == 0) {
         for (size_t i = 0; i < found.gl_pathc; i++)
             add_folder(list, found.gl_pathv[i], strlen(found.gl_pathv[i]));
     }

@@ -208,6 +208,13 @@ static int64_t read_meminfo(const char *key) {
 tn_host_memory tn_host_memory_now(void) {
     const tn_cgroup_limits limits = tn_cgroup_read("");
     tn_host_memory m = {read_meminfo("MemTotal"), read_meminfo("MemAvailable")};
+#if defined(__wasm32__)
+    enum { WASM_PAGE = 65536 };
+    if (m.total <= 0) {
+        m.total = (int64_t)UINT32_MAX + 1;
+        m.unused = m.total - (int64_t)__builtin_wasm_memory_size(0) * WASM_PAGE;
+    }
+#endif
     if (m.total <= 0) m.total = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
     if (m.unused <= 0) m.unused = m.total;
     if (limits.memory <= 0) return m;

@@ -14,7 +14,7 @@ enum { FIRST_BLOCK = 8 << 10, LARGEST_BLOCK = 256 << 10 }; /* bytes; each is twi
 enum { ALIGN = 16 };
 
 struct tn_scratch_block {
-    struct tn_scratch_block *before;
+    _Alignas(ALIGN) struct tn_scratch_block *before;
     size_t bytes; /* behind this header */
 };
 _Static_assert(sizeof(struct tn_scratch_block) % ALIGN == 0, "the first piece follows the header");

@@ -5,17 +5,15 @@
  * what a killed one left, removes it and uses the slot again: however often a process is killed, the target is whole
  * and rubbish does not pile up. */
 #include "base/base.h"
+#include "base/os.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -115,7 +113,7 @@ tn_status tn_map_open(const char *path, tn_map *out) {
     }
 #if defined(MADV_NOHUGEPAGE)
     /* Else a look at one number may bring two megabytes along, where the system keeps the file in large pages. */
-    (void)madvise(pages, size, MADV_NOHUGEPAGE);
+    tn_advise(pages, size, MADV_NOHUGEPAGE);
 #endif
     if (mapping_add(pages, size) != TN_OK) {
         munmap(pages, size);
@@ -159,7 +157,7 @@ void tn_map_return_pages(const void *address, size_t bytes) {
     const mapping *m = mappings;
     while (m && !(first >= m->begin && end <= m->end))
         m = m->next;
-    if (m) (void)madvise((void *)first, end - first, MADV_DONTNEED);
+    if (m) tn_advise((void *)first, end - first, MADV_DONTNEED);
     pthread_mutex_unlock(&mappings_lock);
 }
 
@@ -167,7 +165,7 @@ void tn_large_pages(void *address, size_t bytes) {
 #if defined(MADV_HUGEPAGE)
     const uintptr_t page = TN_LARGE_PAGE; /* the usual size; where it is another, the system rounds */
     uintptr_t first = ((uintptr_t)address + page - 1) / page * page, end = ((uintptr_t)address + bytes) / page * page;
-    if (end > first) (void)madvise((void *)first, end - first, MADV_HUGEPAGE);
+    if (end > first) tn_advise((void *)first, end - first, MADV_HUGEPAGE);
 #else
     (void)address;
     (void)bytes;
@@ -329,7 +327,7 @@ static bool is_our_file(int fd, const char *path) {
     struct stat open_file, named_file;
     if (fstat(fd, &open_file) != 0 || lstat(path, &named_file) != 0) return false;
     bool same = open_file.st_dev == named_file.st_dev && open_file.st_ino == named_file.st_ino;
-    return same && S_ISREG(open_file.st_mode) && open_file.st_uid == geteuid() && open_file.st_nlink == 1;
+    return same && S_ISREG(open_file.st_mode) && tn_is_ours(&open_file) && open_file.st_nlink == 1;
 }
 
 /* Removes what a killed process left under `path`. Its lock is gone; a file that is still locked belongs to a save that
@@ -338,7 +336,7 @@ static bool is_our_file(int fd, const char *path) {
 static bool remove_orphan(const char *path) {
     int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
     bool removed =
-        fd < 0 ? errno == ENOENT : flock(fd, LOCK_EX | LOCK_NB) == 0 && is_our_file(fd, path) && unlink(path) == 0;
+        fd < 0 ? errno == ENOENT : tn_lock_file(fd) && is_our_file(fd, path) && unlink(path) == 0;
     if (fd >= 0) close(fd);
     if (!removed) errno = EEXIST;
     return removed;
@@ -350,7 +348,7 @@ static bool remove_orphan(const char *path) {
 static int create_locked(const char *path) {
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
     if (fd < 0) return -1;
-    bool busy = flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    bool busy = !tn_lock_file(fd) && errno == EWOULDBLOCK;
     if (!busy && is_our_file(fd, path)) return fd;
     close(fd);
     errno = EEXIST;
@@ -360,15 +358,14 @@ static int create_locked(const char *path) {
 /* Creates, locks and lists `name`; -1 with errno set. A signal whose handler discards the saves finds no file, or one
  * that is listed. */
 static int create_listed(tn_save *s, const char *name) {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    tn_signals before;
+    tn_signals_block(&before);
     int entry = hold_entry();
     int fd = create_locked(name);
     if (fd < 0 && errno == EEXIST && remove_orphan(name)) fd = create_locked(name);
     int error = errno;
     s->entry = settle_entry(entry, fd >= 0 ? name : NULL);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    tn_signals_restore(&before);
     errno = error;
     return fd;
 }
@@ -456,14 +453,14 @@ tn_status tn_save_write(tn_save *s, const void *bytes, size_t n) {
     return TN_OK;
 }
 
-/* Makes the rename itself last. Some file systems cannot sync a folder and say EINVAL:
- * nothing more can be done there. */
+/* Makes the rename itself last. Some file systems cannot sync a folder and say EINVAL, WASI says EBADF: nothing more
+ * can be done there. */
 static tn_status sync_folder(tn_save *s) {
     char *slash = strrchr(s->temporary, '/');
     if (slash != NULL) slash[slash == s->temporary ? 1 : 0] = '\0';
     int fd = open(slash != NULL ? s->temporary : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) return errno == EACCES ? TN_OK : save_failed(s, "opening its folder");
-    bool failed = fsync(fd) != 0 && errno != EINVAL && errno != ENOTSUP;
+    bool failed = fsync(fd) != 0 && errno != EINVAL && errno != ENOTSUP && errno != EBADF;
     tn_status status = failed ? save_failed(s, "syncing its folder") : TN_OK;
     close(fd);
     return status;

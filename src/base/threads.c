@@ -12,12 +12,12 @@
 #include <fenv.h>
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
 #include "base/base.h"
+#include "base/os.h"
 
 enum {
     MAX_THREADS = TN_MOST_THREADS,
@@ -293,18 +293,23 @@ static void forget_workers(void) {
     atomic_store_explicit(&pool.busy, false, memory_order_release);
 }
 
-static void watch_forks(void) { pthread_atfork(NULL, NULL, forget_workers); }
+static void watch_forks(void) {
+#if TN_HAS_PROCESSES
+    pthread_atfork(NULL, NULL, forget_workers);
+#else
+    (void)forget_workers;
+#endif
+}
 
 /* Workers take no signals: a handler of the host program must not run on a thread that it does not know. */
 static void start_workers(int wanted) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, watch_forks);
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    tn_signals before;
+    tn_signals_block(&before);
     while (pool.started < wanted && pool.started < pool.most)
         start_worker();
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    tn_signals_restore(&before);
 }
 
 /* ---- fork and join ----------------------------------------------------------------------------------------------- */

@@ -6,11 +6,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "base/os.h"
 #include "hal/hal.h"
 #include "hal/kernel_code.h"
 
@@ -37,7 +36,7 @@ bool tn_path_trusted(const char *path, bool folder) {
     struct stat s;
     if (lstat(path, &s)) return false;
     bool kind = folder ? S_ISDIR(s.st_mode) : S_ISREG(s.st_mode);
-    return kind && s.st_uid == geteuid() && !(s.st_mode & (S_IWGRP | S_IWOTH));
+    return kind && tn_is_ours(&s) && !(s.st_mode & (S_IWGRP | S_IWOTH));
 }
 
 bool tn_cache_path(const char *name, char *out, size_t size) {
@@ -174,7 +173,7 @@ static cache_entry *list_entries(DIR *folder, size_t *count) {
         if (tn_mem_reserve(&all, &capacity, *count + 1, sizeof *all) != TN_OK) break;
         cache_entry *at = &all[(*count)++];
         memcpy(at->name, e->d_name, strlen(e->d_name) + 1);
-        at->used = s.st_mtim;
+        at->used = tn_modified_at(&s);
         at->bytes = s.st_size;
     }
     return all;
@@ -251,7 +250,7 @@ static int list_lock(void) {
     char path[CERTIFY_LIST_PATH_ROOM];
     if (!tn_cache_path("certify.lock", path, sizeof path)) return -1;
     int fd = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
-    for (int i = 0; fd >= 0 && i < TRIES && flock(fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK; i++)
+    for (int i = 0; fd >= 0 && i < TRIES && !tn_lock_file(fd) && errno == EWOULDBLOCK; i++)
         usleep(MICROSECONDS);
     return fd;
 }
@@ -262,8 +261,9 @@ static void list_unlock(int fd) {
 
 /* Whether the file is the same as before, as far as its metadata show. */
 static bool unchanged(const struct stat *s) {
-    return s->st_ino == seen.st_ino && s->st_size == seen.st_size && s->st_mtim.tv_sec == seen.st_mtim.tv_sec &&
-           s->st_mtim.tv_nsec == seen.st_mtim.tv_nsec;
+    struct timespec t = tn_modified_at(s), then = tn_modified_at(&seen);
+    return s->st_ino == seen.st_ino && s->st_size == seen.st_size && t.tv_sec == then.tv_sec &&
+           t.tv_nsec == then.tv_nsec;
 }
 
 /* The caller holds the lock. */

@@ -1,4 +1,4 @@
-/* discovery.c — probing backends in child processes, the record of the last probe, the device list and its summary.
+/* discovery.c — probing backends, the record of the last probe, the device list and its summary.
  *
  * A query is answered by the fastest source that is still valid: this process's last probe, the record on disk, a new
  * probe. Validity is decided by a key: a hash over everything that the probe's result depends on (the driver names its
@@ -6,19 +6,16 @@
  * Probes that load no foreign code are cheap and run each time. */
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "base/os.h"
 #include "hal/discovery.h"
 #include "hal/hal.h"
+#include "hal/kernel_code.h"
 
 enum { FREE_MEMORY_SECONDS = 10 }; /* how long what a probe said about free memory is repeated */
 
@@ -27,10 +24,6 @@ enum { PROBES = 2 }; /* raise it when a probe finds or says something else than 
 /* ---- keys -------------------------------------------------------------------------------------------------------- */
 
 static uint64_t mix_text(uint64_t key, const char *text) { return tn_hash64(text, strlen(text) + 1, key); }
-
-#ifdef __APPLE__
-#define st_mtim st_mtimespec
-#endif
 
 /* Adds the metadata of a file, folder or device node. For a node, times mean nothing; whether this user may open it
  * counts. */
@@ -42,8 +35,8 @@ static void mix_path(uint64_t *key, const char *path) {
         facts[0] = s.st_mode;
         facts[1] = (int64_t)s.st_ino;
         facts[2] = node ? (int64_t)s.st_rdev : (int64_t)s.st_size;
-        facts[3] = node ? 0 : (int64_t)s.st_mtim.tv_sec;
-        facts[4] = node ? 0 : (int64_t)s.st_mtim.tv_nsec;
+        facts[3] = node ? 0 : (int64_t)tn_modified_at(&s).tv_sec;
+        facts[4] = node ? 0 : (int64_t)tn_modified_at(&s).tv_nsec;
         facts[5] = access(path, R_OK | W_OK);
     }
     *key = tn_hash64(facts, sizeof facts, mix_text(*key, path));
@@ -76,7 +69,7 @@ static uint64_t backend_key(const tn_backend *b, uint64_t common) {
 
 /* The part of a key that is common to all backends. */
 static uint64_t common_key(void) {
-    uint64_t seed = PROBES + ((uint64_t)geteuid() << 32);
+    uint64_t seed = PROBES + (tn_user_id() << 32);
     return mix_boot(mix_text(seed, tn_version()));
 }
 
@@ -311,211 +304,6 @@ const tn_backend_info *tn_device_list_at(const tn_device_list *list, int i) {
 
 const char *tn_device_list_recommended(const tn_device_list *list) { return list ? list->recommended : "cpu"; }
 
-/* ==== probing in a process of its own ============================================================================= */
-/* Loading a driver's library can crash, hang, start threads or print. None of this may reach the host program, so a
- * probe that loads such code runs in a forked child, which writes its result to a pipe and exits. The parent reads
- * until a deadline, kills a child that is still running, and turns a crash or timeout into a reason. The children of
- * all backends run concurrently. This is the only place that forks, and the only one that calls _exit. */
-
-#ifdef __linux__
-#include <sys/prctl.h>
-#endif
-
-enum { SECONDS = 5, MOST_SECONDS = 600 };
-
-static const char CRASH_FIX[] = "update or reinstall this driver; the other devices are not affected";
-
-/* Seconds that a probe may take; TRUNNION_PROBE_SECONDS is for machines whose drivers take longer to start. */
-static int probe_seconds(void) {
-    const char *text = tn_env("TRUNNION_PROBE_SECONDS");
-    int n = text ? atoi(text) : SECONDS;
-    return n >= 1 && n <= MOST_SECONDS ? n : SECONDS;
-}
-
-/* ---- in the child ------------------------------------------------------------------------------------------------ */
-
-/* A crash must end only the child, and at once: without handlers of the host program, core file or output. */
-static void child_prepare(pid_t parent, int seconds) {
-    static const int crash[] = {SIGSEGV, SIGABRT, SIGBUS, SIGILL, SIGFPE, SIGTERM, SIGALRM, SIGPIPE};
-    for (size_t i = 0; i < TN_COUNT(crash); i++)
-        signal(crash[i], SIG_DFL);
-    sigset_t none;
-    sigemptyset(&none);
-    sigprocmask(SIG_SETMASK, &none, NULL);
-    setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0});
-    int null = open("/dev/null", O_RDWR | O_CLOEXEC);
-    for (int fd = 0; null >= 0 && fd < 3; fd++)
-        dup2(null, fd);
-#ifdef __linux__
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) _exit(1);
-#else
-    (void)parent;
-#endif
-    tn_mem_fail_at(0);            /* a test's fault is meant for the parent */
-    alarm((unsigned)seconds + 1); /* a child whose parent has died exits too */
-}
-
-/* The work of a child: leaves its answer in `out`. */
-typedef struct task {
-    void (*body)(void *ctx, void *out);
-    void *ctx, *out;
-    size_t bytes;
-    int seconds;
-} task;
-
-static void child_run(const task *t, int fd, pid_t parent) {
-    child_prepare(parent, t->seconds);
-    t->body(t->ctx, t->out);
-    const char *at = t->out;
-    for (size_t left = t->bytes; left;) {
-        ssize_t n = write(fd, at, left);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) break;
-        at += n;
-        left -= (size_t)n;
-    }
-    _exit(0);
-}
-
-/* ---- in the parent ----------------------------------------------------------------------------------------------- */
-
-static void start(const task *t, tn_child *c) {
-    int ends[2];
-    *c = (tn_child){.pid = -1, .fd = -1, .deadline = tn_now() + t->seconds};
-    if (pipe(ends)) return;
-    (void)fcntl(ends[0], F_SETFD, FD_CLOEXEC);
-    (void)fcntl(ends[1], F_SETFD, FD_CLOEXEC);
-    pid_t parent = getpid(), pid = fork();
-    if (pid == 0) child_run(t, ends[1], parent);
-    close(ends[1]);
-    c->pid = (int)pid;
-    c->fd = ends[0];
-}
-
-static void probe(void *ctx, void *out) {
-    const tn_driver *const *driver = ctx;
-    tn_probe_here(*driver, out);
-}
-
-void tn_child_start(const tn_driver *driver, tn_child *c) {
-    static tn_probe_result f; /* the child's copy */
-    start(&(task){probe, &driver, &f, sizeof f, probe_seconds()}, c);
-}
-
-/* Reads a complete answer; false if the child ends or the deadline passes first. Bytes that are already in the pipe are
- * read even after the deadline, because it may have passed while another child was waited for. */
-static bool read_answer(const tn_child *c, void *answer, size_t bytes, bool *late) {
-    size_t got = 0;
-    *late = false;
-    while (got < bytes) {
-        double left = c->deadline - tn_now();
-        struct pollfd p = {.fd = c->fd, .events = POLLIN};
-        int ready = poll(&p, 1, left > 0 ? (int)(left * 1000) + 1 : 0);
-        if (ready < 0 && errno == EINTR) continue;
-        if (ready <= 0) {
-            *late = true;
-            return false;
-        }
-        ssize_t n = read(c->fd, (char *)answer + got, bytes - got);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return false;
-        got += (size_t)n;
-    }
-    return true;
-}
-
-/* Kills the child if asked to, and collects its status; false if that is not possible. A process stuck inside a kernel
- * driver does not die even then; it is abandoned after half a second. */
-static bool reap(int pid, bool end, int *status) {
-    if (end) kill(pid, SIGKILL);
-    for (int tries = 0; tries < 500; tries++) {
-        pid_t r = waitpid(pid, status, WNOHANG);
-        if (r == pid) return true;
-        if (r < 0 && errno != EINTR) return false; /* the host program collects all children itself */
-        if (tries == 100) kill(pid, SIGKILL);
-        usleep(1000);
-    }
-    return false;
-}
-
-static const char *signal_name(int number, char *room, size_t size) {
-    static const struct {
-        int number;
-        const char *name;
-    } known[] = {
-        {SIGSEGV, "SIGSEGV, an invalid memory access"}, {SIGABRT, "SIGABRT, it aborted"},
-        {SIGBUS, "SIGBUS, an invalid memory access"},   {SIGILL, "SIGILL, an instruction that this processor lacks"},
-        {SIGFPE, "SIGFPE, an arithmetic fault"},        {SIGKILL, "SIGKILL, killed from outside"},
-    };
-    for (size_t i = 0; i < TN_COUNT(known); i++)
-        if (known[i].number == number) return known[i].name;
-    snprintf(room, size, "signal %d", number);
-    return room;
-}
-
-static void crashed(tn_probe_result *f, const char *text) {
-    memset(f, 0, sizeof *f);
-    snprintf(f->code, sizeof f->code, "%s", tn_reason_code_name(TN_REASON_CRASHED));
-    snprintf(f->reason, sizeof f->reason, "%s", text);
-    snprintf(f->fix, sizeof f->fix, "%s", CRASH_FIX);
-}
-
-static void explain_silence(tn_probe_result *f, bool late, bool known, int status) {
-    char text[200], room[32];
-    if (late)
-        snprintf(text, sizeof text,
-                 "its library did not respond within %d seconds (TRUNNION_PROBE_SECONDS sets the limit)",
-                 probe_seconds());
-    else if (known && WIFSIGNALED(status))
-        snprintf(text, sizeof text, "its library crashed while being probed: %s",
-                 signal_name(WTERMSIG(status), room, sizeof room));
-    else
-        snprintf(text, sizeof text, "its library ended the process that probed it");
-    crashed(f, text);
-}
-
-/* A library may have corrupted the child's memory, so its answer is not assumed to be well formed. */
-static void make_sane(tn_probe_result *f) {
-    if (f->count < 0 || f->count > TN_MOST_DEVICES) f->count = 0;
-    f->code[sizeof f->code - 1] = f->reason[sizeof f->reason - 1] = 0;
-    f->fix[sizeof f->fix - 1] = f->library[sizeof f->library - 1] = 0;
-    for (int i = 0; i < f->count; i++) {
-        tn_device_info *d = &f->devices[i];
-        d->name[sizeof d->name - 1] = d->compute_capability[sizeof d->compute_capability - 1] = 0;
-        d->uuid[sizeof d->uuid - 1] = d->pci[sizeof d->pci - 1] = 0;
-    }
-}
-
-void tn_child_finish(tn_child *c, tn_probe_result *f) {
-    bool late = false, complete = false;
-    int status = 0;
-    if (c->pid > 0) {
-        complete = read_answer(c, f, sizeof *f, &late);
-        bool known = reap(c->pid, late, &status);
-        if (!complete) explain_silence(f, late, known, status);
-    } else {
-        crashed(f, "the probe process could not be created; close other programs and try again");
-    }
-    if (c->fd >= 0) close(c->fd);
-    if (complete) make_sane(f);
-}
-
-bool tn_child_run(void (*body)(void *ctx, void *out), void *ctx, void *out, size_t bytes, int seconds,
-                  const char **why) {
-    tn_child c;
-    bool late = false;
-    int status = 0;
-    start(&(task){body, ctx, out, bytes, seconds}, &c);
-    bool made = c.pid > 0, complete = made && read_answer(&c, out, bytes, &late);
-    if (made) (void)reap(c.pid, late, &status);
-    if (c.fd >= 0) close(c.fd);
-    *why = "the process could not be created";
-    if (!made) return false;
-    *why = complete ? "" : late ? "it took too long" : "it crashed";
-    return complete;
-}
-
 /* ==== devices.json: the record of the last probe ================================================================== */
 /* The entry of each backend has a key made from everything that its result depended on (library files, environment). An
  * entry with another key is ignored, so a new driver or library is noticed at once. Failures that may pass by
@@ -592,19 +380,12 @@ static void read_entry(const tn_json *v, tn_backend *b) {
     b->key = key;
 }
 
-/* Whether the file belongs to this user and nobody else can write it. */
-static bool trusted(const char *path) {
-    struct stat s;
-    if (lstat(path, &s)) return false;
-    return S_ISREG(s.st_mode) && s.st_uid == geteuid() && !(s.st_mode & (S_IWGRP | S_IWOTH));
-}
-
 void tn_discovery_cache_load(tn_backend *b, int count) {
     char path[PATH_ROOM];
     char *text = NULL;
     size_t size;
     tn_json_doc *doc = NULL;
-    if (!record_path(path, sizeof path) || !trusted(path)) return;
+    if (!record_path(path, sizeof path) || !tn_path_trusted(path, false)) return;
     if (tn_file_read(path, &text, &size, MOST_BYTES) == TN_OK && tn_json_parse(text, size, &doc) == TN_OK) {
         const tn_json *root = tn_json_root(doc);
         const tn_json *entries = tn_json_get(root, "backends");

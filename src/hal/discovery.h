@@ -51,7 +51,7 @@ tn_status tn_discover(tn_backend *b, int count, bool fresh);
 /* discovery.c: asks the driver in this process. */
 void tn_probe_here(const tn_driver *driver, tn_probe_result *f);
 
-/* Asks the driver in a child process (discovery.c): start, then finish. */
+/* Asks the driver in a child process (child.c): start, then finish. */
 typedef struct tn_child {
     int pid, fd;
     double deadline;

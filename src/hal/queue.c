@@ -7,10 +7,10 @@
  * Under one lock for all devices, work gets its number and marks the buffers that it uses, so all threads see one
  * order. Work can only wait for what was submitted before it, so there are no deadlocks. */
 #include <fenv.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "base/os.h"
 #include "hal/queue.h"
 
 enum { MOST_WAITING = 256 }; /* tasks queued for a thread; further submitters wait */
@@ -226,11 +226,10 @@ static void *queue_main(void *argument) {
 }
 
 static tn_status start_thread(tn_queue *q) {
-    sigset_t all, before; /* signals are the host program's business */
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    tn_signals before; /* signals are the host program's business */
+    tn_signals_block(&before);
     int error = pthread_create(&q->thread, NULL, queue_main, q);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    tn_signals_restore(&before);
     if (error)
         return tn_fail(TN_ERR_MEMORY, "%s: creating the thread of another queue failed: %s", q->device->info.id,
                        strerror(error));

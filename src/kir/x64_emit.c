@@ -1,7 +1,9 @@
 /* x64_emit.c — x86-64 steps as bytes: the encoder, register allocation of a segment, loads and stores. */
 #include <stddef.h>
 #include <string.h>
+#if defined(__x86_64__)
 #include <sys/mman.h>
+#endif
 
 #include "kir/rules.h"
 #include "kir/x64.h"
@@ -246,6 +248,7 @@ static void resolve(x64_asm *a) {
     }
 }
 
+#if defined(__x86_64__)
 tn_status kir_x64_asm_finish(x64_asm *a, bool refuse, void **code, size_t *size) {
     *code = NULL;
     if (a->failed) return TN_ERR_MEMORY;
@@ -266,6 +269,18 @@ tn_status kir_x64_asm_finish(x64_asm *a, bool refuse, void **code, size_t *size)
 void kir_x64_code_free(void *code, size_t size) {
     if (code) munmap(code, size);
 }
+#else /* another processor: the code would not run */
+tn_status kir_x64_asm_finish(x64_asm *a, bool refuse, void **code, size_t *size) {
+    (void)refuse;
+    *code = NULL;
+    *size = 0;
+    if (a->failed) return TN_ERR_MEMORY;
+    resolve(a);
+    return TN_ERR_UNSUPPORTED;
+}
+
+void kir_x64_code_free(void *code, size_t size) { (void)code, (void)size; }
+#endif
 
 void kir_x64_asm_free(x64_asm *a) {
     tn_mem_free(a->bytes);

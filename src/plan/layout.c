@@ -239,6 +239,10 @@ tn_status tn_lay_out(tn_graph_plan *g, size_t *arena_bytes, size_t *host_bytes, 
     if (s == TN_OK && computes_on_host(g)) s = tn_arena_begin(&h, (int)g->group_count, g->value_count);
     for (size_t i = 0; i < g->group_count && s == TN_OK; i++)
         s = lay_out_group(g, &a, &h, (int)i, copies);
+    int64_t largest = tn_max64(a.high, h.high);
+    if (s == TN_OK && largest > PTRDIFF_MAX) /* only where an address has 32 bits */
+        s = tn_fail(TN_ERR_MEMORY, "the values of one evaluation take %lld bytes, more than can be addressed here",
+                    (long long)largest);
     *arena_bytes = (size_t)a.high;
     *host_bytes = (size_t)h.high;
     tn_arena_end(&a);

@@ -212,7 +212,7 @@ static void defer_free(tn_node *n);
 enum { BIASED_BATCH = 64 };
 
 static inline biased_count *biased_count_of(thread_state *t, const tn_node *n) {
-    return &t->biased_counts[((uintptr_t)n >> 6) * (size_t)0x9E3779B97F4A7C15u >> 59];
+    return &t->biased_counts[(uint64_t)((uintptr_t)n >> 6) * 0x9E3779B97F4A7C15u >> 59];
 }
 
 static __attribute__((noinline)) void merge_biased_count(biased_count *l) {

@@ -1,0 +1,95 @@
+/* os.h — what operating systems spell differently or lack: signal masks, user ids, file locks, times of files.
+ *
+ * The sources are written for POSIX. WebAssembly (WASI) has one user, no signals, no processes and no locks of files;
+ * there each function below does what is right for a program that is alone. */
+#ifndef TN_OS_H
+#define TN_OS_H
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+#if defined(__wasi__)
+#define TN_HAS_PROCESSES 0 /* fork, pipes between processes, and memory that becomes code */
+#else
+#include <sys/file.h>
+#define TN_HAS_PROCESSES 1
+#endif
+
+/* When a file was last changed. */
+static inline struct timespec tn_modified_at(const struct stat *s) {
+#if defined(__APPLE__)
+    return s->st_mtimespec;
+#else
+    return s->st_mtim;
+#endif
+}
+
+/* Blocks every signal of this thread until tn_signals_restore, with the same object. */
+typedef struct tn_signals {
+#if TN_HAS_PROCESSES
+    sigset_t before;
+#else
+    char none;
+#endif
+} tn_signals;
+
+static inline void tn_signals_block(tn_signals *s) {
+#if TN_HAS_PROCESSES
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &s->before);
+#else
+    s->none = 0;
+#endif
+}
+
+static inline void tn_signals_restore(const tn_signals *s) {
+#if TN_HAS_PROCESSES
+    pthread_sigmask(SIG_SETMASK, &s->before, NULL);
+#else
+    (void)s;
+#endif
+}
+
+/* Whether a file belongs to the user whose rights this process has. */
+static inline bool tn_is_ours(const struct stat *s) {
+#if TN_HAS_PROCESSES
+    return s->st_uid == geteuid();
+#else
+    (void)s;
+    return true;
+#endif
+}
+
+/* Takes the lock of an open file, which ends with the process; false with errno EWOULDBLOCK: another process has it. */
+static inline bool tn_lock_file(int fd) {
+#if TN_HAS_PROCESSES
+    return flock(fd, LOCK_EX | LOCK_NB) == 0;
+#else
+    return fd >= 0;
+#endif
+}
+
+/* Tells the system how pages will be used; nothing depends on whether it listens. */
+static inline void tn_advise(void *pages, size_t bytes, int advice) {
+#if TN_HAS_PROCESSES
+    (void)madvise(pages, bytes, advice);
+#else
+    (void)pages, (void)bytes, (void)advice;
+#endif
+}
+
+static inline uint64_t tn_user_id(void) {
+#if TN_HAS_PROCESSES
+    return geteuid();
+#else
+    return 0;
+#endif
+}
+
+#endif
