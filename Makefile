@@ -33,6 +33,9 @@ check:
 check-all:
 	@tools/check.sh check-all $(ONLY)
 
+cross:
+	@python3 tools/cross.py $(ONLY)
+
 bench:
 	@tools/build.sh $(BUILD) benches -DTRUNNION_WERROR=$(WERROR)
 	@for work in $(WORK); do echo "== $$work"; $(BUILD)/bench_$$work || exit 1; done

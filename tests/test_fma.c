@@ -2,9 +2,11 @@
  * range in which floats have all their bits. Operands are made to cancel, to meet at the last bit, to underflow and to
  * overflow; beside them stands C's own fma. Devices round it once by an instruction, or by what their kernels are given
  * instead of it. Where a device promises no bits, software alone takes part, and subnormal numbers may be 0. Names the
- * devices that it ran on; with TRUNNION_TEST_DEVICE that backend's alone. */
+ * devices that it ran on; with TRUNNION_TEST_DEVICE that backend's alone. The steps of matrix products on the CPU must do
+ * the same on every instruction set. */
 #include "test_support.h"
 
+#include "cpu/isa.h"
 #include "hal/hal.h"
 #include "trunnion/trunnion.h"
 
@@ -162,10 +164,42 @@ static void fma_is_rounded_once(void **unused) {
     }
 }
 
+/* Products of [1, a] and [c; b]: on each instruction set the second step is fma(a, b, c). */
+static void steps_of_products_are_rounded_once(void **unused) {
+    (void)unused;
+    enum { COLUMNS = 1 << 10, TIMES = 200 };
+    static float b[2][COLUMNS], y[COLUMNS];
+    for (int isa = TN_ISA_BASE; isa < TN_ISA_COUNT; isa++) {
+        if (!tn_gemm_use((tn_isa)isa)) continue;
+        for (int t = 0; t < TIMES; t++) {
+            float a[2] = {1, 0};
+            for (int j = 0; j < COLUMNS; j++) {
+                double x[3];
+                make_operands(&F32, x);
+                if (j == 0) a[1] = (float)x[0];
+                double product = (double)a[1] * x[1]; /* near it, so that bits are lost */
+                b[0][j] = below(2) ? (float)x[2] : (float)ldexp(product, (int)below(60) - 30) * (below(2) ? 1 : -1);
+                b[1][j] = (float)x[1];
+            }
+            TN_SCOPE;
+            tn_tensor *left = tn_from_data(a, (int64_t[]){1, 2}, 2, TN_F32);
+            tn_tensor *right = tn_from_data(b, (int64_t[]){2, COLUMNS}, 2, TN_F32);
+            assert_ok(tn_read(tn_matmul(left, right), y, sizeof y));
+            for (int j = 0; j < COLUMNS; j++) {
+                float want = fmaf(a[1], b[1][j], b[0][j] + 0.0f);
+                if (want == y[j] ? signbit(want) != signbit(y[j]) : want == want || y[j] == y[j])
+                    fail_msg("%s: %a * %a + %a is %a, should be %a", tn_isa_name((tn_isa)isa), (double)a[1],
+                             (double)b[1][j], (double)b[0][j], (double)y[j], (double)want);
+            }
+        }
+    }
+}
+
 int main(void) {
     if (make_scratch(NULL)) return 1;
     setenv("TRUNNION_CACHE", test_scratch("cache"), 1);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(fma_is_rounded_once)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(fma_is_rounded_once),
+                                       cmocka_unit_test(steps_of_products_are_rounded_once)};
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     remove_scratch(NULL);
     return failed;

@@ -178,7 +178,8 @@ static void *memory_to_read(size_t bytes) {
 typedef struct crew {
     probe *probe;
     pthread_mutex_t gate; /* held until all threads are there */
-    pthread_barrier_t barrier;
+    int threads;                 /* that meet: */
+    _Atomic int arrived, meeting; /* how many are there; how often all have been */
     double work, best, all; /* of one thread; seconds of the fastest round and of all, kept by the first thread */
     int rounds, probes;     /* rounds of so many probes: to wait for each other takes some microseconds, too */
     bool reads;             /* each thread has memory of its own */
@@ -208,6 +209,18 @@ static void tie(int index) {
 #endif
 }
 
+/* Waits until all threads are here. A loop instead of pthread_barrier_wait, which macOS lacks. */
+static void meet(crew *c) {
+    int meeting = c->meeting;
+    if (++c->arrived == c->threads) {
+        c->arrived = 0;
+        c->meeting++;
+        return;
+    }
+    while (c->meeting == meeting)
+        sched_yield();
+}
+
 static void *work_along(void *arg) {
     member *m = arg;
     crew *c = m->crew;
@@ -220,11 +233,11 @@ static void *work_along(void *arg) {
     if (c->reads && !memory) c->failed = true;
     read_from = memory;
     for (int i = 0; i < c->rounds; i++) {
-        pthread_barrier_wait(&c->barrier);
+        meet(c);
         double begun = cli_now(), work = 0;
         for (int k = 0; k < c->probes && !c->failed; k++)
             work += c->probe();
-        pthread_barrier_wait(&c->barrier);
+        meet(c);
         double seconds = cli_now() - begun;
         if (m->index > 0) continue;
         c->work = work;
@@ -240,7 +253,7 @@ static bool measure_limit(crew *c, int threads) {
     pthread_t thread[MOST_THREADS];
     member members[MOST_THREADS];
     if (threads < 1 || threads > MOST_THREADS) return false;
-    if (pthread_barrier_init(&c->barrier, NULL, (unsigned)threads) != 0) return false;
+    c->threads = threads;
     pthread_mutex_init(&c->gate, NULL);
     int started = 0;
     pthread_mutex_lock(&c->gate);
@@ -252,7 +265,6 @@ static bool measure_limit(crew *c, int threads) {
     pthread_mutex_unlock(&c->gate);
     for (int i = 0; i < started; i++)
         pthread_join(thread[i], NULL);
-    pthread_barrier_destroy(&c->barrier);
     pthread_mutex_destroy(&c->gate);
     return !c->incomplete && !c->failed && c->work > 0;
 }

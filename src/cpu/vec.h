@@ -4,8 +4,8 @@
  * `real` is float, or double where TN_VEC_F64 is defined before this file is included; V holds VL of them. With
  * TN_VEC_PAIRS sums are float, and what is multiplied are pairs of bf16 in the room of a float; with TN_VEC_QUADS sums
  * are whole numbers of 32 bits, and four bytes, of A without a sign and of B with one, take the room of a float.
- * A fused multiply-add rounds once on every instruction set: where there is no instruction for it, libm's exact
- * function is called. It is slow there, and the bits are the same.
+ * A fused multiply-add rounds once on every instruction set: where there is no instruction for it, f64 arithmetic or
+ * libm's exact function gives the same bits, slower.
  *
  * v_part_load and v_part_store touch the lanes of a mask alone, so that an edge is never read or written past.
  * v_transpose turns a square of VL vectors, each line of which was touched by one load: lines whose distance is a
@@ -115,6 +115,7 @@ VEC_INLINE V v_set1(real x) {
     return v;
 }
 
+#if defined(TN_VEC_F64) || defined(__FP_FAST_FMAF) || defined(__ARM_FEATURE_FMA)
 VEC_INLINE V v_fma(V a, V b, V c) {
     V v;
     for (int i = 0; i < VL; i++) {
@@ -126,6 +127,43 @@ VEC_INLINE V v_fma(V a, V b, V c) {
     }
     return v;
 }
+#else
+/* Without an instruction the product is made in f64, where it is exact, and the sum is rounded there first. Rounding
+ * that to float is right unless the sum lies in the middle between two floats, as far as f64 tells, or the result is
+ * subnormal. Those rare sums are rounded to odd, that is, with the last bit set where something was lost; then the second
+ * rounding is right too (Boldo, Melquiond 2008: Emulation of a FMA and correctly rounded sums). */
+typedef double v_wide __attribute__((vector_size(2 * VEC_BYTES)));
+typedef int64_t v_wide_bits __attribute__((vector_size(2 * VEC_BYTES)));
+
+static __attribute__((noinline, unused)) V v_fma_to_odd(V a, V b, V c) {
+    v_wide product = __builtin_convertvector(a, v_wide) * __builtin_convertvector(b, v_wide);
+    v_wide addend = __builtin_convertvector(c, v_wide), sum = product + addend, of_addend = sum - product;
+    v_wide lost = (product - (sum - of_addend)) + (addend - of_addend); /* TwoSum (Knuth) */
+    v_wide_bits inexact = (v_wide_bits)((lost > 0) | (lost < 0));       /* not for NaN, which infinity leaves behind */
+    v_wide_bits away = (v_wide_bits)((lost > 0) == (sum > 0)); /* -1: what was lost makes the sum's magnitude larger */
+    v_wide_bits even = ((v_wide_bits)sum & 1) - 1;             /* -1: the last bit is not set */
+    v_wide_bits odd = (v_wide_bits)sum + ((away & 2) - 1);     /* the neighbour towards what was lost */
+    sum = (v_wide)((inexact & even & odd) | (~(inexact & even) & (v_wide_bits)sum));
+    return __builtin_convertvector(sum, V);
+}
+
+VEC_INLINE V v_fma(V a, V b, V c) {
+    const int64_t below_float = 0x1fffffff, middle = 0x10000000; /* the bits of a double that a float has not */
+    v_wide product = __builtin_convertvector(a, v_wide) * __builtin_convertvector(b, v_wide);
+    v_wide sum = product + __builtin_convertvector(c, v_wide);
+    v_wide_bits hard = (v_wide_bits)(((v_wide_bits)sum & below_float) == middle) |
+                       (v_wide_bits)((sum < 0x1p-126) & (sum > -0x1p-126) & (sum != 0));
+#if defined(__clang__)
+    bool any = __builtin_reduce_or(hard) != 0;
+#else
+    int64_t all = 0;
+    for (int i = 0; i < VL; i++)
+        all |= hard[i];
+    bool any = all != 0;
+#endif
+    return __builtin_expect(any, 0) ? v_fma_to_odd(a, b, c) : __builtin_convertvector(sum, V);
+}
+#endif
 
 typedef int M; /* the number of lanes in use */
 VEC_INLINE M v_mask(int64_t n) { return n < VL ? (int)n : VL; }

@@ -115,14 +115,9 @@ tn_status tn_infer_counted(const tn_infer *c) {
     enum { SPARE_BITS = 4 };
     int64_t numel = 1 << SPARE_BITS;
     for (int d = 0; d < c->rank; d++) {
-<<<<<<< HEAD
-        if (c->shape[d] > 0 && tn_mul_overflow(numel, c->shape[d], &numel))
-            return tn_fail(TN_ERR_SHAPE, "%s: the shape has 2^59 elements or more", c->row->name);
-=======
         if (c->shape[d] > 0 && (tn_mul_overflow(numel, c->shape[d], &numel) || numel > PTRDIFF_MAX))
-            return tn_fail(TN_ERR_SHAPE, "%s: the shape has more elements than %d bits count", c->row->name,
+            return tn_fail(TN_ERR_SHAPE, "%s: the shape has 2^%d elements or more", c->row->name,
                            (int)(8 * sizeof(size_t)) - 1 - SPARE_BITS);
->>>>>>> 94a8bbcb (Keep what systems lack in one header; move child processes apart)
     }
     return TN_OK;
 }

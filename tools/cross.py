@@ -1,0 +1,152 @@
+"""cross.py [TARGET…] [--check BUILD] — builds Trunnion for other processors and systems, and tries the result there.
+
+The compiler is the package `ziglang`, which compiles C for every target without further files; it and `wasmtime` go
+into .deps/cross. A target is built in build-TARGET. With --check the command of each target runs: Linux programs under
+QEMU's user emulation, WebAssembly in wasmtime. It must certify every operation and train to the same bits as BUILD, the
+command of this machine. What cannot run here is built and reported as compiled only.
+
+Without TARGET all of them; `cross.py --list` names them. docs/platforms.md says what ran where.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+DEPS = ROOT / ".deps" / "cross"
+PYTHON = DEPS / "venv" / "bin" / "python"
+
+
+@dataclasses.dataclass
+class Target:
+    name: str
+    triple: str  # in Zig's words
+    emulator: tuple = ()  # programs of which one runs it; empty: compiled only
+    program: str = "trunnion"
+
+
+TARGETS = [
+    Target("aarch64-linux", "aarch64-linux-musl", ("qemu-aarch64-static", "qemu-aarch64")),
+    Target("riscv64-linux", "riscv64-linux-musl", ("qemu-riscv64-static", "qemu-riscv64")),
+    Target("s390x-linux", "s390x-linux-musl", ("qemu-s390x-static", "qemu-s390x")),
+    Target("x86_64-musl", "x86_64-linux-musl", ("env",)),
+    Target("wasm32-wasi", "wasm32-wasi", ("wasmtime",), "trunnion.wasm"),
+    Target("aarch64-macos", "aarch64-macos"),
+    Target("x86_64-macos", "x86_64-macos"),
+]
+
+
+def run(command, **options):
+    return subprocess.run([str(part) for part in command], check=True, **options)
+
+
+def prepare():
+    """The compiler, and programs by which CMake calls it."""
+    if not PYTHON.exists():
+        run([sys.executable, "-m", "venv", DEPS / "venv"])
+        run([PYTHON, "-m", "pip", "install", "-q", "ziglang", "wasmtime"])
+    place = run([PYTHON, "-c", "import ziglang, pathlib; print(pathlib.Path(ziglang.__file__).parent / 'zig')"],
+                capture_output=True, text=True).stdout.strip()
+    folder = DEPS / "bin"
+    folder.mkdir(exist_ok=True)
+    for name in ("cc", "ar", "ranlib"):
+        program = folder / f"zig-{name}"
+        program.write_text(f'#!/bin/sh\nexec "{place}" {name} "$@"\n')
+        program.chmod(0o755)
+    return folder
+
+
+def build(target, wrappers):
+    """The target's command, made in build-TARGET."""
+    folder = ROOT / f"build-{target.name}"
+    environment = os.environ | {"PKG_CONFIG_LIBDIR": str(DEPS / "no-packages")}  # the host's libraries are not the target's
+    run([ROOT / "tools" / "build.sh", folder, "all", f"-DCMAKE_TOOLCHAIN_FILE={ROOT / 'cmake' / 'zig.cmake'}",
+         f"-DTN_ZIG_TARGET={target.triple}", f"-DTN_ZIG_WRAPPERS={wrappers}", "-DTRUNNION_SHARED=OFF",
+         "-DTRUNNION_TEXT=OFF"], env=environment, stdout=subprocess.DEVNULL, cwd=ROOT)
+    return folder / target.program
+
+
+def launcher(target):
+    """The words before the program's own arguments, or None: it cannot run here."""
+    if target.name.startswith("wasm"):
+        return [PYTHON, ROOT / "tools" / "run_wasi.py"]
+    return next(([path] for path in map(shutil.which, target.emulator) if path), None)
+
+
+def train(command, model, steps, to):
+    run([*command, "train", "digits", "--model", model, "--steps", str(steps), "--device", "cpu", "--save", to, "--json"],
+        stdout=subprocess.DEVNULL)
+    return to.read_bytes()
+
+
+def check(target, program, native):
+    """Compares the target's command with this machine's; the list of what differs."""
+    command = [*launcher(target), program]
+    wrong = []
+    certified = [run([*c, "certify", "--device", "cpu"], capture_output=True, text=True).stdout.splitlines()[-1]
+                 for c in ([native], command)]
+    counts = [line.split(": ")[-1] for line in certified]
+    if counts[0] != counts[1] or " 0 failed" not in counts[1]:
+        wrong.append(f"certify: {counts[1]}; on this machine {counts[0]}")
+    with tempfile.TemporaryDirectory() as folder:
+        for model, steps in (("mlp", 40), ("cnn", 6)):
+            bits = [train(c, model, steps, pathlib.Path(folder) / f"{model}{i}") for i, c in enumerate(([native], command))]
+            if bits[0] != bits[1]:
+                wrong.append(f"digits ({model}, {steps} steps): the checkpoint differs from this machine's")
+    print(f"{target.name}: certify {counts[1]}; digits: {'other bits' if len(wrong) else 'the same bits'}", flush=True)
+    return wrong
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("targets", nargs="*")
+    parser.add_argument("--check", metavar="BUILD")
+    parser.add_argument("--list", action="store_true")
+    o = parser.parse_args()
+    by_name = {t.name: t for t in TARGETS}
+    if o.list:
+        print("\n".join(f"{t.name:16}{' or '.join(t.emulator) or 'compiled only'}" for t in TARGETS))
+        return 0
+    unknown = [name for name in o.targets if name not in by_name]
+    if unknown:
+        print(f"cross.py: unknown target {unknown[0]}; known: {' '.join(by_name)}", file=sys.stderr)
+        return 2
+    wrappers = prepare()
+    if o.check:
+        run([sys.executable, ROOT / "tools" / "digits.py"], stdout=subprocess.DEVNULL)
+    passed, failed, skipped = 0, 0, 0
+    for target in [by_name[name] for name in o.targets] or TARGETS:
+        try:
+            program = build(target, wrappers)
+        except subprocess.CalledProcessError:
+            print(f"{target.name}: does not compile")
+            failed += 1
+            continue
+        print(f"{target.name}: built, {program.stat().st_size} bytes", flush=True)
+        passed += 1
+        if not o.check:
+            continue
+        if not target.emulator or not launcher(target):
+            need = f"needs {' or '.join(target.emulator)}" if target.emulator else "nothing here runs it"
+            print(f"{target.name}: compiled only ({need})")
+            skipped += 1
+            continue
+        try:
+            wrong = check(target, program, pathlib.Path(o.check) / "trunnion")
+        except subprocess.CalledProcessError as e:
+            wrong = [f"exit status {e.returncode}: {' '.join(map(str, e.cmd))[:300]}: {(e.stderr or '')[:500]}"]
+        for line in wrong:
+            print(f"{target.name}: {line}")
+        passed, failed = passed + (not wrong), failed + bool(wrong)
+    print(f"{passed} passed, {failed} failed, {skipped} skipped")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
