@@ -4,6 +4,7 @@
 #   make demo            sets up, builds, lists the devices, lets a language model answer, trains two small models
 #   make check           sets up, runs all tests (ONLY="unit layers" runs just these suites)
 #   make check-all       the slower suites too
+#   make cross           builds for other processors and systems (ONLY="wasm32-wasi": just this one; docs/platforms.md)
 #   make bench           measures (WORK="gemm policy" just these; bench/README.md says what and how)
 #   BUILD=elsewhere      another build folder; WERROR=OFF builds in spite of warnings; JOBS=1 on a small machine
 
@@ -17,7 +18,7 @@ WORK   ?= $(patsubst bench/%.c,%,$(sort $(wildcard bench/*.c)))
 MAKEFLAGS += --no-print-directory
 export BUILD WERROR JOBS
 
-.PHONY: all demo check check-all bench format clean install
+.PHONY: all demo check check-all cross bench format clean install
 
 all:
 	@tools/build.sh $(BUILD) all -DTRUNNION_WERROR=$(WERROR)
