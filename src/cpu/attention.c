@@ -1,19 +1,19 @@
 /* attention.c — causal attention over a paged cache; compiled once per instruction set.
  *
- * The work is cut into blocks: some queries and all heads that share one kv head, so that each chunk of 64 keys is
- * brought once, widened to f32 and laid out for vectors, for many rows. Scores and sums are then small matrix products
- * in the first cache. Every chunk yields its own maximum, sum and weighted values, which are merged in ascending order:
- * a thread may therefore take any run of chunks of a block, and the bits stay (kern.h has the definition).
+ * The work is divided into blocks: some queries and all heads that share one kv head, so that each chunk of 64 keys is
+ * loaded once, widened to f32 and laid out for vectors, for many rows. Scores and sums are then small matrix products
+ * in the first-level cache. Every chunk has its own maximum, sum and weighted values, which are merged in ascending
+ * order. So a thread may take any run of chunks of a block without changing the bits (kern.h has the definition).
  *
- * Prompts have many blocks, and threads take whole ones. A few tokens have one block a kv head: there the chunks are
- * shared out, and what a thread computes behind the first run of a block waits in memory until all are done. */
+ * Prompts have many blocks, and threads take complete ones. A few tokens have one block per kv head: then threads share
+ * the chunks, and the results after the first run of a block are stored until all are done. */
 #include <string.h>
 
 #include "cpu/attention.h"
 
 enum {
     BLOCK_ROWS = 96, /* at most, or one query: then bringing a chunk costs a twentieth of what is done with it */
-    SPLIT_ROWS = 16, /* up to so many rows, chunks are shared out */
+    SPLIT_ROWS = 16, /* up to this many rows, threads share chunks */
     LINE = 64        /* bytes */
 };
 
@@ -31,7 +31,7 @@ enum { TILE_VECTORS = 2 };
 enum { TILE_VECTORS = 4 };
 #endif
 
-/* Time, in multiplications: bringing a number of keys and of values; what makes a thread worth waking (two µs), for
+/* Cost in multiplications: loading a number of keys and of values; minimum work for which a thread is woken (2 µs), for
  * chunks and for numbers that are merged. */
 static const double BRING_COST = 7, PART_COST = 5e4, JOIN_COST = 5e4;
 
@@ -186,7 +186,7 @@ void multiply(product p, int64_t rows, int64_t columns) {
 
 /* ---- pages ------------------------------------------------------------------------------------------------------- */
 
-/* Address of a kv head's first row in the page of a chunk; NULL when there is no such page. */
+/* Address of a kv head's first row in the page of a chunk; NULL: there is no such page. */
 static char *find_page(const tn_kv_cache *cache, int64_t chunk, int64_t head, int64_t head_dim) {
     if (chunk < 0 || chunk >= cache->page_count) return NULL;
     int64_t page = cache->pages ? cache->pages[chunk] : chunk;
@@ -232,7 +232,7 @@ typedef struct attention {
     int64_t units;      /* chunks of all blocks together */
     bool split;         /* threads may share a block */
     size_t part_floats; /* memory of a thread */
-    float *states;      /* split: what the first run of each block has come to … */
+    float *states;      /* split: result of the first run of each block … */
     float *waiting;     /* … and the chunks of later runs */
     int64_t *done;      /* split: chunks of each block's first run */
 } attention;
@@ -261,7 +261,7 @@ static range visible_places(const attention *a, int64_t query, int64_t chunk) {
     return (range){tn_max64(keys.begin - chunk * KEYS, 0), tn_min64(keys.end - chunk * KEYS, KEYS)};
 }
 
-/* Queries of a block that see a chunk: a run, as both ends of what a query sees go up with it. */
+/* Queries of a block that see a chunk: a contiguous range, because both ends of a query's range increase with it. */
 static range seeing_queries(const attention *a, const block *b, int64_t chunk) {
     range seen = {b->first, b->end};
     while (seen.begin < seen.end && visible_keys(a, seen.begin).end <= chunk * KEYS)
@@ -281,7 +281,7 @@ static block block_at(const attention *a, int64_t index) {
 
 /* ---- one thread's memory ----------------------------------------------------------------------------------------- */
 
-/* What rows have come to: the greatest score, the sum of weights, the weighted values [rows, width]. */
+/* Running results of rows: maximum score, sum of weights, weighted values [rows, width]. */
 typedef struct sums {
     float *most, *weight, *value;
 } sums;
@@ -358,14 +358,14 @@ static void clear(const attention *a, sums *s) {
 
 /* ---- bringing a chunk -------------------------------------------------------------------------------------------- */
 
-/* Where keys, or values, come from. */
+/* Source of keys or values. */
 typedef struct source {
     const tn_kv_cache *cache;
     const float *x;
     int64_t token_stride, head_stride;
 } source;
 
-/* The rows of a chunk in the cache's dtype: its page, or where new tokens are among those seen, a copy in the part's
+/* The rows of a chunk in the cache's dtype: its page, or if new tokens are among the visible ones, a copy in the part's
  * own memory, of which only the rows `at` are filled. */
 static const char *bring_page(const attention *a, part *p, const source *s, const block *b, int64_t chunk, range at) {
     int64_t d = a->args->head_dim, row_bytes = d * (int64_t)tn_dtype_size(s->cache->dtype);
@@ -430,8 +430,8 @@ VEC_INLINE void transpose_pieces(W r[8]) {
     }
 }
 
-/* The first keys of a page of 16-bit numbers, turned before they are widened: half as many steps. head_dim: a multiple
- * of eight. */
+/* The first keys of a page of 16-bit numbers, transposed before they are widened: half as many steps. head_dim: a
+ * multiple of eight. */
 static void put_page(const uint16_t *page, int64_t keys, int64_t head_dim, uint16_t *to) {
     for (int64_t i = 0; i < keys; i += PIECES * PIECE_KEYS) {
         for (int64_t j = 0; j < head_dim; j += 8) {
@@ -472,7 +472,7 @@ static void put_page_of_any(const attention *a, part *p, const char *page, tn_dt
     }
 }
 
-/* Keys in columns: [head_dim, KEYS]. What nobody sees may be anything. */
+/* Keys in columns: [head_dim, KEYS]. Invisible ones are arbitrary. */
 static matrix bring_keys(const attention *a, part *p, const block *b, int64_t chunk, range at) {
     const tn_attention_args *x = a->args;
     source s = {&x->k_cache, x->k, x->k_token_stride, x->k_head_stride};
@@ -630,7 +630,7 @@ static void merge_paged(const attention *a, part *p, const block *b, int64_t chu
     }
 }
 
-/* Quotients, to where the caller wants them. */
+/* Writes the quotients to the result. */
 static void finish_paged(const attention *a, const block *b, const sums *total) {
     const tn_attention_args *x = a->args;
     for (int64_t i = b->first; i < b->end; i++) {
@@ -659,7 +659,7 @@ static void bring_queries(const attention *a, part *p, const block *b) {
 }
 
 /* Chunks of a block, whose first unit is `unit`. The run from the block's first chunk on is merged; if it is not the
- * whole block, what it has come to is kept. Each chunk of a later run waits by itself. */
+ * whole block, its result is stored. Each chunk of a later run is stored separately. */
 static void run_block(const attention *a, part *p, int64_t index, const block *b, int64_t unit, range run) {
     bring_queries(a, p, b);
     if (run.begin > 0) {
@@ -679,7 +679,7 @@ static void run_block(const attention *a, part *p, int64_t index, const block *b
     if (run.end == b->chunks) finish_paged(a, b, &total);
 }
 
-/* Units [begin, end) of the whole: of a block that is cut, its part; else whole blocks that begin there. */
+/* Units [begin, end): a part of a block that is divided; else complete blocks that begin there. */
 static void run_units(void *ctx, int64_t begin, int64_t end, int worker) {
     const attention *a = ctx;
     part p;
@@ -757,7 +757,7 @@ static size_t workspace(const tn_attention_args *args, int threads) {
     return floats * sizeof(float);
 }
 
-/* Units of one thread: as many for each, unless that is too little to wake one for. */
+/* Units per thread: equal shares, unless that is too little to wake a thread for. */
 static int64_t choose_grain(const attention *a, int64_t units, int threads) {
     double cost = (2 * (double)a->rows + BRING_COST) * (double)(KEYS * a->width) * (double)units;
     int64_t parts = tn_max64((int64_t)tn_min64(threads, (int64_t)(cost / PART_COST)), 1);

@@ -1,5 +1,5 @@
-/* attention.h — what attention over a cache (attention.c) and over tensors (sdpa.c) share: small matrix products in the
- * first cache, and the pieces of a softmax. For sources that are compiled once per instruction set. */
+/* attention.h — shared by attention over a cache (attention.c) and over tensors (sdpa.c): small matrix products in the
+ * first-level cache, and parts of a softmax. For sources that are compiled once per instruction set. */
 #ifndef TN_CPU_ATTENTION_H
 #define TN_CPU_ATTENTION_H
 
@@ -46,8 +46,8 @@ VEC_INLINE void put_columns(const float *from, int64_t row, int64_t width, float
 
 VEC_INLINE float greater(float x, float y) { return x > y ? x : y; }
 
-/* The bits of kir_exp_f32 for x ≤ 0 or NaN. Below LEAST that is 0, and not computed: processors take a hundred steps
- * where a result underflows. */
+/* The bits of kir_exp_f32 for x ≤ 0 or NaN. Below LEAST the result is 0 and not computed, because processors take a
+ * hundred cycles when a result underflows. */
 #define LEAST (-104.0f)
 
 VEC_INLINE float exp_down(float x) {

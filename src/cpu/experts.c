@@ -1,9 +1,9 @@
-/* experts.c — products of which each row has a matrix of its own: those that a mixture of experts chose (kern.h).
+/* experts.c — products of which each row has its own matrix, chosen by a mixture of experts (kern.h).
  *
- * A single token's rows have different matrices: each is a product by itself, cut by columns too where there are more
- * threads than rows, and all of them are one launch. The rows of many tokens are put in the order of their experts, and
- * those of one expert are one product of many rows, so that its matrix is brought once. A row's bits are those of its
- * own product in either case. */
+ * The rows of a single token have different matrices: each is a separate product, divided by columns too if there are
+ * more threads than rows, and all of them are one launch. The rows of many tokens are sorted by expert, and those of
+ * one expert are one product of many rows, so its matrix is read once. Either way a row's bits are those of its own
+ * product. */
 #include <math.h>
 #include <string.h>
 
@@ -25,7 +25,7 @@ typedef struct experts {
     char *product_space;
     float *from, *to;        /* rows of one expert, gathered */
     int64_t *begin, *sorted; /* where an expert's rows begin among the sorted ones; of row numbers */
-    int64_t at, count;       /* rows at hand: sorted[at] … */
+    int64_t at, count;       /* current rows: sorted[at] … */
     int64_t cuts, columns;   /* of a single token: pieces of a product and their columns */
 } experts;
 
@@ -171,7 +171,7 @@ static size_t plan_experts(experts *e, const tn_experts_args *a, int threads, ch
         int64_t cuts = tn_ceil_div(2 * threads, tn_max64(a->choices, 1));
         e->columns = tn_ceil_div(tn_ceil_div(a->out, cuts), COLUMN_UNIT) * COLUMN_UNIT;
         e->cuts = tn_ceil_div(a->out, tn_max64(e->columns, 1));
-        /* pieces run on one thread each, but products of floats lay out their room for all of them */
+        /* each piece runs on one thread, but float products size their workspace for all threads */
         e->product_bytes = product_space(a, 1, tn_min64(e->columns, a->out), experts_is_plain(a) ? threads : 1);
         e->product_space = base;
         return (size_t)tn_max64(threads, 1) * e->product_bytes;

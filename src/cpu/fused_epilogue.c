@@ -1,7 +1,6 @@
-/* fused_epilogue.c — store programs that products can do in registers: what tn_fused_epilogue says is read off a
- * program.
+/* fused_epilogue.c — recognizes store programs that products can apply in registers: makes a tn_fused_epilogue of one.
  *
- * Any other program is none, and runs as a program; so a pattern that is not met costs time and no bit. */
+ * Any other program runs as a program, so a pattern that is not recognized costs time and changes no bits. */
 #include <math.h>
 
 #include "cpu/kern.h"

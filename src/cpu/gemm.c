@@ -1,27 +1,27 @@
-/* gemm.c — matrix products on the processor: how they are cut, and what is brought where; compiled once for float, once
- * for double. The kernels that move and multiply numbers come from a tile_set, one per instruction set (tile_set.h).
+/* gemm.c — matrix products on the CPU: how they are divided and where operands are packed; compiled once for float and
+ * once for double. The kernels that move and multiply come from a tile_set, one per instruction set (tile_set.h).
  *
- * C is cut into strips of rows and columns, one or more a thread. A strip brings a block of A into its cache (packed,
- * or read where it lies), and multiplies it with B block after block; every 256 steps of k are one chain that starts at
- * +0 and is added to C in order. Nothing else decides a bit: any cut, any number of threads and any instruction set
- * give the same result.
+ * C is divided into strips of rows and columns, one or more per thread. A strip brings a block of A into its cache
+ * (packed, or read in place) and multiplies it with B block by block; every 256 steps of k are one chain that starts at
+ * +0 and is added to C in order. Nothing else affects the bits: any division, any number of threads and any instruction
+ * set give the same result.
  *
- * B comes from one of five sources: a packed copy that the caller keeps (weights), the matrix itself, a block that all
- * threads pack together, a few panels that a thread packs just before it needs them (few rows: nothing is used twice),
- * or, for hardly any rows, columns that lie along k and are turned in registers (tiles.c). C is written by the
- * micro-kernels themselves if its rows are contiguous and no epilogue waits; else a
- * block of up to 512 columns is finished in the part's own memory and handed to the epilogue, or copied out.
+ * B has one of five sources: a packed copy that the caller keeps (weights); the matrix itself; a block that all threads
+ * pack together; a few panels that a thread packs just before it needs them (few rows: nothing is used twice); or, for
+ * very few rows, columns contiguous along k, which are transposed in registers (tiles.c). The micro-kernels write C
+ * directly if its rows are contiguous and there is no epilogue; otherwise a block of up to 512 columns is finished in
+ * the part's own memory, then passed to the epilogue or copied to C.
  *
- * Few sums of many steps, as the gradient of a layer's weight over a large batch, are cut along k instead: threads take
- * chains, and add them up in order afterwards.
+ * Few sums of many steps (as for the gradient of a layer's weight over a large batch) are divided along k instead:
+ * threads compute chains and add them in order afterwards.
  *
- * Operands in f16 and bf16 are widened where they are packed, and the result is rounded where it is copied out: the
- * product is one in f32. A processor that multiplies pairs of bf16 sees k as half as many steps with two
- * elements each; where these stand side by side in memory, a matrix of pairs is a matrix like another.
+ * f16 and bf16 operands are widened when they are packed, and the result is rounded when it is copied out, so the
+ * product is in f32. A processor that multiplies pairs of bf16 sees half as many steps of k with two elements each; if
+ * these are contiguous in memory, a matrix of pairs is like any other matrix.
  *
- * Products of bytes are products of floats too: a chain is a sum of at most 256 · 255 · 255 < 2²⁴, so it is exact, and
- * chains are added to C as integers. Where the processor adds up four products of bytes at once, of which A's have no
- * sign and B's have one, sums are integers from the start, modulo 2³², and k has a fourth of the steps. */
+ * Products of bytes are float products too: a chain is a sum of at most 256 · 255 · 255 < 2²⁴, so it is exact, and
+ * chains are added to C as integers. If the processor adds four products of bytes at once (A unsigned, B signed), sums
+ * are integers from the start, modulo 2³², and k has a quarter of the steps. */
 #include "cpu/gemm_plan.h"
 
 /* ---- one part: a thread with its memory -------------------------------------------------------------------------- */
@@ -168,8 +168,8 @@ static int64_t next_height(const gemm *g, int64_t left) {
     return wide ? full : tile_height(left, full);
 }
 
-/* A block of at most CHUNK steps: the tile that starts at row i lies at i · steps, its rows side by side. Memory is
- * packed for all full tiles at once, as rows of A may lie side by side; an epilogue fills memory for one tile. */
+/* A block of at most CHUNK steps: the tile that starts at row i is at i · steps, its rows contiguous. Memory is packed
+ * for all full tiles at once, because rows of A may be contiguous; a prologue fills memory for one tile. */
 static void pack_a(const gemm *g, part *p, const int64_t *batch, box at, real *to) {
     for (int64_t i = 0, rows = 0; i < at.rows; i += rows) {
         const int64_t full = g->with->rows, height = next_height(g, at.rows - i);
@@ -181,8 +181,8 @@ static void pack_a(const gemm *g, part *p, const int64_t *batch, box at, real *t
 
 /* ---- one block --------------------------------------------------------------------------------------------------- */
 
-/* What a thread reads of A and B once it is through with the steps at hand. A tile asks for CHUNK elements of it, in
- * lines as it goes, or for several times as many. */
+/* Data of A and B that a thread reads after the current steps. A tile prefetches CHUNK elements of it, line by line, or
+ * several times as many. */
 typedef struct coming {
     const real *at[2], *end[2];
     int64_t times;
@@ -243,7 +243,7 @@ static void run_tile(const gemm *g, tile_fn *run, const tile *t, int64_t height,
         run(t);
 }
 
-/* Few rows: tiles several panels wide. Returns the columns done; what is left is narrower than such a tile. */
+/* Few rows: tiles several panels wide. Returns the columns done; the rest is narrower than such a tile. */
 static int64_t multiply_wide(const gemm *g, tile *t, int64_t rows, int64_t columns) {
     int64_t panels = g->with->wide_panels[rows], width = panels * g->panel, j = 0;
     for (; j + width <= columns; j += width) {
@@ -263,8 +263,8 @@ static void ask_for_coming(tile *t, coming *next) {
     next->at[which] += next->times * CHUNK;
 }
 
-/* A tile asks for its share of the rows of A that come next, `begin` and following of a tile: from row `at` on where A
- * is read in place; of what a thread packs next as many as it has of packed ones. */
+/* A tile prefetches its share of A's next rows: if A is read in place, rows `begin` and following of the tile at row
+ * `at`; if A is packed, as many rows of the next piece to pack as there are packed ones. */
 static void prefetch_rows_of_a(const gemm *g, tile *t, const a_block *a, int64_t at, int64_t k, int64_t begin,
                                int64_t share) {
     if (a->coming) ask_for_coming(t, a->coming);
@@ -324,8 +324,8 @@ static void multiply_rows(const gemm *g, const a_block *a, int64_t k, tile t, in
     if (j < columns) multiply_edge(g, t, height, columns - j);
 }
 
-/* A's rows from step k on times the panels that `t` points at. Rows outside: a tile of A stays in the first cache and
- * the panels of B pass by in the second. */
+/* A's rows from step k on times the panels of `t`. Rows are the outer loop: a tile of A stays in the first-level cache,
+ * and the panels of B are read from the second-level cache. */
 static void multiply_gemm(const gemm *g, const a_block *a, int64_t k, tile t, int64_t rows, int64_t columns) {
     for (int64_t i = 0, height = 0; i < rows; i += height, t.row += height, t.c += height * t.c_row) {
         height = next_height(g, rows - i);
@@ -343,11 +343,11 @@ typedef struct group {
     real *b_packed;      /* memory of all parts together: packed panels … */
     real *sums;          /* … and a column block of C whose k comes in pieces */
     char *parts;         /* memory of each part */
-    int64_t j0, columns; /* the stage at hand: columns of B and C … */
+    int64_t j0, columns; /* the current stage: columns of B and C … */
     int64_t k0, steps;   /* … and steps of k */
     int64_t row_strips, column_strips;
     int64_t strip_rows; /* of C: all of a strip, or 1 where threads share rows */
-    int64_t piece;      /* shared: so many rows at least are taken at once, whole tiles; else 0 */
+    int64_t piece;      /* shared: at least this many rows are taken at once, complete tiles; else 0 */
     bool adds;          /* to what was summed before this stage; else its first chain is the first */
     real *apart;        /* shared steps: where the chain's sums go, and are not touched any further; else NULL */
     int64_t *later;     /* … and the first chain of the stage that is not added to the first one's sums yet */
@@ -373,7 +373,7 @@ static void aim_b(const group *s, const part *p, const int64_t *batch, tile *t, 
     }
 }
 
-/* A's few rows times columns of B that lie along k: at most a vector of them. */
+/* A's few rows times columns of B that are contiguous along k: at most a vector of them. */
 static void multiply_lines(const group *s, const int64_t *batch, const a_block *a, int64_t k, tile t, box at) {
     const tn_matrix *b = &s->g->args.b;
     pack_kind kind = s->g->b_layout.kind;
@@ -414,7 +414,7 @@ static real *place_in_c(const gemm *g, const part *p, const int64_t *batch, int6
     return joined ? p->ends_in + row * c->row_stride + col * c->col_stride : element(c, batch, row, col);
 }
 
-/* Where a block of sums goes, whose elements have `size` bytes in C. */
+/* Destination of a block of sums, whose elements have `size` bytes in C. */
 static result_block result_at(const gemm *g, int64_t size, const int64_t *batch, box at, const real *block) {
     const tn_matrix *c = &g->args.c;
     return (result_block){.to = address(c, size, batch, at.row, at.col),
@@ -459,12 +459,12 @@ static void finish_block(const gemm *g, part *p, const int64_t *batch, box at, r
     }
 }
 
-/* What is added to the sums of a column, which may be a row by now, is where they will be. */
+/* Sums start from the column's addend (a row's, if the sides were swapped), copied to where they will be. */
 static void begin_sums(const gemm *g, const part *p, box at, real *c, int64_t c_row) {
     const real *add = p->epilogue_ops.add + (g->swapped ? at.row : at.col);
     if (!g->swapped && c_row == at.cols) { /* twice as many at a time */
         const int64_t all = at.rows * at.cols;
-        memmove(c, add, (size_t)at.cols * sizeof *c); /* a plan may let a single row lie over the bias */
+        memmove(c, add, (size_t)at.cols * sizeof *c); /* a plan may let a single row share memory with the bias */
         for (int64_t done = at.cols; done < all; done *= 2)
             memcpy(c + done, c, (size_t)tn_min64(done, all - done) * sizeof *c);
         return;
@@ -536,8 +536,8 @@ static void compute_strip(const group *s, part *p, const int64_t *batch, box at)
     }
 }
 
-/* The parallel body: strips [begin, end) of the stage. Those of a product that have the same columns, or the same rows,
- * follow each other, and as many of them as there are become one. */
+/* The parallel body: strips [begin, end) of the stage. Consecutive strips of a product with the same columns, or the
+ * same rows, are merged. */
 static void compute_strips(void *ctx, int64_t begin, int64_t end, int worker) {
     const group *s = ctx;
     const gemm *g = s->g;
@@ -557,8 +557,8 @@ static void compute_strips(void *ctx, int64_t begin, int64_t end, int worker) {
     }
 }
 
-/* Time of a strip, a step of k: the product itself, what the strip packs for itself, and what it reads of A and B where
- * they lie, half of which another thread may just have made. */
+/* Cost of a strip per step of k: the product, what the strip packs for itself, and what it reads of A and B in place,
+ * half of which another thread may just have written. */
 static int64_t strip_cost(const gemm *g, int64_t rows, int64_t columns) {
     int64_t packed = (g->a_in_place ? 0 : rows) + (g->b_source == B_ON_THE_FLY ? columns : 0);
     int64_t read = (g->a_in_place ? rows : 0) + (g->b_source == B_IN_PLACE ? columns : 0);
@@ -578,7 +578,7 @@ static bool shares_rows(group *s) {
     return true;
 }
 
-/* Threads that share columns of B as it lies take a number at a time too. */
+/* Threads that share columns of B in place also take several at a time. */
 static void share_columns(group *s) {
     const gemm *g = s->g;
     double all = 2.0 * (double)g->args.m * (double)s->columns * (double)s->steps;
@@ -614,8 +614,8 @@ static void choose_strips(group *s) {
 
 static const int64_t no_batch[TN_GEMM_BATCH_AXES] = {0};
 
-/* The chain at step k reads its part of A and B from memory: where these lie without a gap, tiles of the chain before
- * ask for them, evenly, since each line takes long. So many at once that nothing is hidden any more are left out. */
+/* The chain at step k reads its part of A and B from memory. If these are contiguous, tiles of the chain before
+ * prefetch them evenly, because each line takes long. Amounts too large to be hidden are not prefetched. */
 static __attribute__((noinline)) coming *plan_coming(const gemm *g, int64_t k, coming *next) {
     enum { MOST = 12 };
     const tn_matrix *a = &g->args.a, *b = &g->args.b;
@@ -629,7 +629,7 @@ static __attribute__((noinline)) coming *plan_coming(const gemm *g, int64_t k, c
     return next->times > MOST ? NULL : next;
 }
 
-/* Chains of the stage. Those at its beginning are added up as they come, for they are first in order. */
+/* Chains of the stage. The first ones are added directly, because they are first in order. */
 static void compute_chains(void *ctx, int64_t begin, int64_t end, int worker) {
     const group *shared = ctx;
     group s = *shared;
@@ -659,7 +659,7 @@ static void add_chains(const group *s, const real *first, real sum[SUMS_COLUMNS]
     }
 }
 
-/* Rows of the sums, and of C when there are no more steps. */
+/* Rows of the sums; rows of C if there are no more steps. */
 static void finish_rows(void *ctx, int64_t begin, int64_t end, int worker) {
     const group *s = ctx;
     const gemm *g = s->g;
@@ -697,8 +697,8 @@ static void run_chains(const gemm *g, int threads, char *shared) {
 
 /* ---- packing B together ------------------------------------------------------------------------------------------ */
 
-/* A region of B, cut into blocks of some panels and CHUNK steps, and where they go: chunk after chunk, so that the
- * panels of one chunk lie together and use all sets of the cache. */
+/* A region of B, divided into blocks of some panels and CHUNK steps, and their destination: chunk by chunk, so that the
+ * panels of one chunk are contiguous and use all sets of the cache. */
 typedef struct b_region {
     const gemm *g;
     const int64_t *batch;
@@ -749,8 +749,8 @@ static void run_stage(group *s) {
     }
 }
 
-/* Products `first` to `first + batches`, which share one B. `shared`: shared_bytes of
- * memory, then that of the parts. */
+/* Products `first` to `first + batches`, which share one B. `shared`: shared_bytes of memory, followed by the memory of
+ * the parts. */
 static void run_group(const gemm *g, int64_t first, int64_t batches, int threads, char *shared) {
     group s = {.g = g, .first = first, .batches = batches, .threads = threads, .parts = shared + g->shared_bytes};
     s.sums = (real *)(void *)shared;
@@ -853,18 +853,18 @@ static size_t packed_bytes(const tile_set *with, int64_t n, int64_t k) {
 const tn_gemm_table tn_gemm_table_f64 = {run_gemm, workspace, packed_bytes, pack_b_alone};
 #else
 /* ==== row-fused GEMM chains ======================================================================================= */
-/* Where row r of what a product reads was made as row r by those before it, a thread takes its rows through all of
- * them: they stay in its caches, and threads meet once instead of once a product. Each product is cut as it is by
- * itself, so no bit depends on it. Operands B that have to be packed are packed before, by all threads together. */
+/* If row r of a product's operand is row r of an earlier result, a thread takes its rows through all products: they
+ * stay in its caches, and threads synchronize once instead of once per product. Each product is divided as on its own,
+ * so the bits are the same. Operands B that must be packed are packed first, by all threads together. */
 
 enum {
-    PAIR_ROWS = 512, /* of fewer, packing both panels anew at each run takes longer than another pass over A */
+    PAIR_ROWS = 512, /* with fewer rows, packing both panels at each run takes longer than another pass over A */
     CHAIN_TILES = 6, /* rows that go through all products at once: few enough for the second cache, beside all B */
     CHAIN_ROWS = 8   /* and fewer than that for each thread are better cut by columns */
 };
 
-/* Kept from run to run, and written only where addresses changed: lines that a thread writes anew are fetched by all
- * the others, which takes as long as some rows of a small product. */
+/* Kept from run to run, and written only where addresses changed: lines that one thread writes are fetched again by all
+ * others, which takes as long as some rows of a small product. */
 typedef struct chain {
     gemm step[TN_ROW_FUSED_MOST];
     real *b_packed[TN_ROW_FUSED_MOST];
@@ -872,15 +872,15 @@ typedef struct chain {
         const void *a, *b, *c, *packed_b;
     } bound[TN_ROW_FUSED_MOST];
     const void *memory;
-    /* this step and the next stand beside each other, unless it did with the one before */
+    /* this step and the next have the same A and are run as a pair, unless this one is in a pair with the one before */
     bool pair[TN_ROW_FUSED_MOST];
     int count; /* 0: nothing is planned yet */
     int64_t rows, block;
-    char *parts; /* memory of each part, which its steps use one after the other */
+    char *parts; /* memory of each part, which its steps use in turn */
     size_t part_bytes, shared_bytes;
 } chain;
 
-/* A step's B is packed once for all rows, or lies there. */
+/* A step's B is packed once for all rows, or read in place. */
 static void plan_step(gemm *g, const tile_set *with, const tn_gemm_args *args) {
     plan_gemm(g, with, args, TN_F32);
     if (g->swapped || (g->b_source != B_ON_THE_FLY && g->b_source != B_LINES)) return;
@@ -889,7 +889,7 @@ static void plan_step(gemm *g, const tile_set *with, const tn_gemm_args *args) {
     plan_gemm(g, with, &together, TN_F32);
 }
 
-/* Rows of a result that is too narrow for a vector are columns of B, which lie along k. */
+/* Rows of a result that is too narrow for a vector are columns of B, which are contiguous along k. */
 static bool is_row_fusable(const gemm *g) {
     bool columns = g->swapped && g->b_source == B_LINES, rows = !g->swapped && g->b_source != B_LINES;
     return g->batches == 1 && (rows || columns) && !in_pieces(g) && g->n_block == g->args.n;

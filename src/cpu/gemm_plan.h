@@ -1,5 +1,5 @@
-/* gemm_plan.h — what is decided of a product before it runs: its call made simple, where B comes from, the sizes of its
- * blocks and of its memory; part of gemm.c, for float and for double. The sources and cuts are told there. */
+/* gemm_plan.h — the plan of a product before it runs: its arguments simplified, the source of B, sizes of blocks and
+ * memory. Part of gemm.c, for float and for double; gemm.c explains sources and blocks. */
 #ifndef TN_GEMM_PLAN_H
 #define TN_GEMM_PLAN_H
 
@@ -11,7 +11,7 @@ enum {
     QUAD = 4, /* bytes in a step */
     BLOCK_LD = TN_GEMM_BLOCK_LD,
     K_BLOCK = 16 * CHUNK, /* steps of A and B that are packed at once, at most */
-    PACK_COST = 10        /* packing a number takes as long as so many multiplications */
+    PACK_COST = 10        /* packing an element takes as long as this many multiplications */
 };
 
 /* A: a block of rows. */
@@ -30,8 +30,8 @@ enum {
                                                    * where they lie */
     FLY_PANELS = 4,                        /* packed just before use: with CHUNK steps they stay in the second cache */
     B_ELEMENTS = (8 << 20) / sizeof(real), /* packed by all threads together: a share of the third cache … */
-    MIN_COLUMNS = 512,                     /* … but so many columns at least */
-    LOAD_STEPS = 16,                       /* a prologue fills blocks of so many steps … */
+    MIN_COLUMNS = 512,                     /* … but at least this many columns */
+    LOAD_STEPS = 16,                       /* a prologue fills blocks of this many steps … */
     LOAD_PANELS = 8,                       /* … and columns: 4096 elements with AVX-512 */
     OWN_B_ELEMENTS = (1 << 20) / sizeof(real), /* a batch whose B is smaller is split over threads by product */
     NEAR_ELEMENTS = (1 << 20) / sizeof(real)   /* so much of B is in a second cache: nothing need be asked for */
@@ -40,16 +40,16 @@ enum {
 /* Threads share the steps of k. */
 enum {
     LITTLE = 256,           /* rows and columns of C at most */
-    CHAINS_A_THREAD = 4,    /* … and so many chains at least: the last thread's may be one fewer */
+    CHAINS_A_THREAD = 4,    /* … and at least this many chains: the last thread may have one fewer */
     SUMS_COLUMNS = 16,      /* added at once: vectors, whatever the instruction set */
     SUMS_ELEMENTS = 1 << 18 /* of all chains that wait to be added up */
 };
 
-static const double PIECE_FLOPS = 4e6;  /* of a piece that threads take from each other */
+static const double PIECE_FLOPS = 4e6;  /* of a piece that threads steal from each other */
 static const double LITTLE_FLOPS = 1e6; /* … of columns, where next to nothing is packed */
 enum { PIECES_A_THREAD = 4 };           /* fewer: each thread has its strip */
 
-static const double MOVE_FLOPS = 128; /* an element that another thread has just made takes as long as so many */
+static const double MOVE_FLOPS = 128; /* reading an element of another thread costs as many */
 enum { NARROW = 16 };                 /* columns of less than a panel: sums are few */
 enum { FEW_ROWS = 16 };               /* fewer are made by one thread, or by columns */
 
@@ -60,19 +60,19 @@ enum {
 
 typedef enum b_source { B_CACHED, B_IN_PLACE, B_TOGETHER, B_ON_THE_FLY, B_LINES } b_source;
 
-/* How an operand stands in memory. */
+/* Layout of an operand in memory. */
 typedef struct layout {
     pack_kind kind;
     int64_t second; /* PACK_PAIRS, PACK_QUADS: elements from one of a word to the next */
 } layout;
 
-/* What is known of a call before it starts. */
+/* Facts of a call, computed before it starts. */
 typedef struct gemm {
     const tile_set *with;
     tn_gemm_args args; /* simplified: see simplify() */
     tn_dtype dtype;    /* of A, B and, unless it is wide, C in memory */
     layout a_layout, b_layout;
-    int rest;      /* words: so many elements has the last step of k, where they are fewer */
+    int rest;      /* words: elements of the last step of k, if there are fewer */
     bool whole;    /* C is i32, sums are floats */
     int64_t panel; /* columns: 1 << panel_shift */
     int panel_shift;
@@ -85,7 +85,7 @@ typedef struct gemm {
     bool direct;    /* tiles write C itself */
     bool ends;      /* … where the epilogue would, which they take the place of */
     bool begins;    /* so do sums that begin as what it would add */
-    int64_t chains; /* that threads can share: so many at once, each with its sums; 0: none */
+    int64_t chains; /* chains that threads share: this many at once, each with its own sums; 0: none */
     int64_t m_block, n_block, k_block;
     size_t a_bytes, b_bytes, c_bytes, load_bytes, scratch_bytes; /* of one part */
     size_t sums_bytes, shared_bytes; /* of all parts together: sums, then packed panels of B */
@@ -127,11 +127,11 @@ static void fold_batch(tn_gemm_args *g) {
     }
 }
 
-/* Sides have signs of their own then. */
+/* Both sides have fixed signedness then. */
 static bool sums_integers(const gemm *g) { return g->with->width == QUAD; }
 
-/* Does the epilogue add a number a column and no more, to few columns and a single chain? Then sums may as well
- * begin as that: a + b = b + a. C lies where the epilogue would write. */
+/* Whether the epilogue only adds a number per column, to few columns and a single chain. Then sums may start with it: a
+ * + b = b + a. C is where the epilogue would write. */
 static bool begins_as_bias(const gemm *of) {
     const tn_gemm_args *g = &of->args;
     const tn_fused_epilogue *e = g->c.fused.epilogue_ops;
@@ -141,7 +141,7 @@ static bool begins_as_bias(const gemm *of) {
     return e->add.buffer >= 0 && e->times.buffer < 0 && !e->relu && !g->a.fused.vm && !g->b.fused.vm;
 }
 
-/* Cᵀ = Bᵀ·Aᵀ where C lies by columns, or where it is too narrow to fill a vector. a·b = b·a, so no bit changes. */
+/* Computes Cᵀ = Bᵀ·Aᵀ if C is column-major, or too narrow to fill a vector. a·b = b·a, so no bit changes. */
 static void swap_sides(gemm *of) {
     tn_gemm_args *g = &of->args;
     if ((has_epilogue(g) && !of->begins) || g->packed_b || sums_integers(of)) return;
@@ -163,8 +163,8 @@ static void swap_sides(gemm *of) {
 
 static bool is_half(tn_dtype dtype) { return dtype == TN_F16 || dtype == TN_BF16; }
 
-/* An operand whose elements along k are `along` apart, and whose lines are `across` apart: in units of words if these
- * stand in memory, else with as many steps at a time. */
+/* An operand with distance `along` between elements along k and `across` between lines: in words if the memory has
+ * words, else with several steps at a time. */
 static layout layout_of_words(const gemm *g, tn_matrix *x, int64_t lines, int64_t *along, int64_t *across) {
     const int64_t width = g->with->width;
     int64_t strides = lines > 1 ? *across : 0;
@@ -221,13 +221,13 @@ static void simplify(gemm *of) {
 
 /* ---- choices ----------------------------------------------------------------------------------------------------- */
 
-/* Panels that so many columns take, and the columns of these. */
+/* Number of panels for this many columns, and their columns. */
 static int64_t panels_of(const gemm *g, int64_t columns) { return (columns + g->panel - 1) >> g->panel_shift; }
 static int64_t round_up(const gemm *g, int64_t columns) { return panels_of(g, columns) << g->panel_shift; }
 
 static int64_t max_rows(const gemm *g) { return MAX_TILES * g->with->rows; }
 
-/* What a prologue of B yields may differ from product to product, unless the caller keeps one packed copy for all. */
+/* Results of a prologue of B may differ from product to product, unless the caller keeps one packed copy for all. */
 static bool is_b_fixed(const tn_gemm_args *g) {
     if (g->packed_b) return true;
     for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++) {
@@ -244,8 +244,7 @@ static bool has_readable_b(const gemm *g) {
     return !x->b.fused.vm && g->b_layout.kind == PACK_REAL && x->b.col_stride == 1;
 }
 
-/* Rows of B that are contiguous are read where they lie, as long as B is passed over a
- * few times only, or from a cache. */
+/* Contiguous rows of B are read in place if B is read only a few times, or from a cache. */
 static bool is_b_readable(const gemm *g) {
     const tn_gemm_args *x = &g->args;
     if (!has_readable_b(g)) return false;
@@ -253,8 +252,8 @@ static bool is_b_readable(const gemm *g) {
     return (double)x->k * (double)x->n <= IN_PLACE_ELEMENTS && !bad_distance(x->b.row_stride);
 }
 
-/* What is packed once for many rows of A is worth a meeting of all threads; what is used for one block of rows is
- * packed by the thread that uses it. */
+/* Packing for many rows of A is worth a barrier of all threads; if B is used for one block of rows, the thread that
+ * uses it packs it. */
 static b_source choose_b(const gemm *g) {
     const tn_gemm_args *x = &g->args;
     if (x->packed_b) return B_CACHED;
@@ -268,14 +267,14 @@ static b_source choose_b(const gemm *g) {
     return lines ? B_LINES : B_ON_THE_FLY;
 }
 
-/* Tiles of full height that have less to do with rows at a known place copy them there, row by row. With many panels of
- * B packing them is little beside the product, and does better where another thread shares the core: a step's numbers
- * lie in one line of the cache then. */
+/* Tiles of full height copy their rows first if that makes their loads cheaper. With many panels of B, packing them
+ * costs little compared with the product, and is better if another thread shares the core, because a step's elements
+ * are then in one cache line. */
 static bool copying_pays(const gemm *g) { return g->args.n <= FEW_PANELS * g->panel; }
 
-/* Rows that are contiguous are streams: packing them gains nothing else, unless they are in each other's way. Columns
- * are read 14 numbers at a time and leave the page at almost every step, unless they are short; with few panels of B
- * that happens too seldom to matter. */
+/* Contiguous rows are streams: packing them gains nothing, unless they conflict in the cache. Columns are read 14
+ * elements at a time and leave the page at almost every step, unless they are short; with few panels of B that is too
+ * rare to matter. */
 static bool choose_a_in_place(const gemm *g) {
     const tn_gemm_args *x = &g->args;
     if (x->a.fused.vm || g->a_layout.kind != PACK_REAL) return false;
@@ -286,25 +285,25 @@ static bool choose_a_in_place(const gemm *g) {
     return x->a.row_stride == 1 && x->a.col_stride > 0 && x->a.col_stride <= SHORT_COLUMN;
 }
 
-/* Does the fused epilogue read elements at the places of C's, so that a plan may let C lie over them? Of a gate, and
- * where C is a single line also of what is added to it. */
+/* Whether the fused epilogue reads elements at C's places, so that a plan may share their memory: a gate, or, if C is a
+ * single line, also the addend. */
 static bool epilogue_reads_c_places(const tn_gemm_args *x) {
     const tn_fused_epilogue *e = x->c.fused.epilogue_ops;
     return e->gate.buffer >= 0 || (e->add.buffer >= 0 && (x->m == 1 || x->n == 1));
 }
 
-/* What lies there is not written over before all of a sum is. */
+/* Such elements must not be overwritten before a sum is complete. */
 static bool finishes_in_registers(const gemm *g) {
     const tn_fused_program *program = &g->args.c.fused;
     if (!ENDS || !program->vm || !program->epilogue_ops || g->dtype != TN_F32 || g->batches > 1) return false;
-    if (g->begins || g->args.m < g->with->rows) return false; /* only full height ends in registers */
+    if (g->begins || g->args.m < g->with->rows) return false; /* only tiles of full height finish in registers */
     return g->b_source != B_LINES && !g->chains && (g->args.k <= CHUNK || !epilogue_reads_c_places(&g->args));
 }
 
 /* k is too long to be packed at once: C is visited several times. */
 static bool in_pieces(const gemm *g) { return g->args.k > g->k_block; }
 
-/* … and its sums wait in memory of our own meanwhile. */
+/* … and its sums are kept in separate memory meanwhile. */
 static bool keeps_sums(const gemm *g) { return !g->direct && !g->whole && in_pieces(g); }
 
 /* How much is packed and finished at once. */
@@ -329,8 +328,8 @@ static void choose_blocks(gemm *g) {
 
 static int64_t sums_row(const gemm *g) { return tn_ceil_div(g->args.n, SUMS_COLUMNS) * SUMS_COLUMNS; }
 
-/* Where threads share rows or columns of a small C, each reads nearly all of both operands, and half of that another
- * one has just made. Sharing steps, each reads its own; what is exchanged is a small C a chain. */
+/* If threads share rows or columns of a small C, each reads nearly all of both operands, half of which another thread
+ * has just written. If they share steps of k, each reads its own part, and only a small C per chain is exchanged. */
 static int64_t chains_to_share(const gemm *g) {
     const tn_gemm_args *x = &g->args;
     bool small = g->batches == 1 && x->m <= LITTLE && x->n <= LITTLE && g->dtype != TN_I32;

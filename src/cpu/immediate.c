@@ -1,7 +1,7 @@
-/* immediate.c — kernels.h: single kernels on the caller's memory.
+/* immediate.c — the functions of kernels.h: single kernels on the caller's memory.
  *
- * Nothing is computed here in a way of its own. Products are the library's kernels; rows are small KIR programs, built
- * when first needed, of the very steps that the operations of these names are composed of. So the bits are the same. */
+ * Nothing is implemented twice: products are the library's kernels; row functions are small KIR programs, built when
+ * first needed from the steps of which the ops of the same names are composed. So the bits are the same. */
 #include "trunnion/kernels.h"
 
 #include <pthread.h>
@@ -49,7 +49,7 @@ static bool overlap(const operand *x, const operand *y) {
     return (uintptr_t)x->data < operand_end(y) && (uintptr_t)y->data < operand_end(x);
 }
 
-/* Checks operands; the last one is the output, which must lie apart from the others. */
+/* Checks operands; the last one is the output, which must not overlap the others. */
 static tn_status check_operands(const char *function, const operand *x, int count) {
     for (int i = 0; i < count; i++)
         TRY(check_operand(function, &x[i]));
@@ -63,7 +63,7 @@ static tn_status check_operands(const char *function, const operand *x, int coun
     return TN_OK;
 }
 
-/* Memory is measured out for as many threads as there are now; if others set more meanwhile, they are not used. */
+/* Memory is sized for the current number of threads; if that grows meanwhile, the additional threads are not used. */
 typedef struct team {
     int threads, limit_before;
 } team;
@@ -273,8 +273,8 @@ void tn_kernel_matrix_free(tn_kernel_matrix *w) {
 
 /* ---- programs ---------------------------------------------------------------------------------------------------- */
 
-/* Structure alone is kept: extents and strides come with each call. While building, strides only say which accesses
- * differ. Accesses are numbered in the order of their first use. */
+/* Only the structure is cached: extents and strides come with each call. While building, strides only tell accesses
+ * apart. Accesses are numbered in order of first use. */
 
 static kir_aff along(int axis, int64_t offset, int64_t stride) {
     kir_aff at = kir_aff_const(offset);
@@ -293,7 +293,7 @@ static tn_status build_silu(kir_builder **b) {
     return TN_OK;
 }
 
-/* exp(x - greatest), x loaded anew: what a loop has loaded is gone when it ends. */
+/* exp(x - greatest); x is loaded again, because values loaded in a loop are not visible after it. */
 static kir_val weight_at(kir_builder *b, int buffer, const kir_aff *at, kir_val greatest) {
     return kir_unary(b, KIR_EXP, kir_binary(b, KIR_SUB, kir_load(b, buffer, at, KIR_NONE), greatest));
 }

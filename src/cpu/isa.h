@@ -1,9 +1,9 @@
 /* isa.h — native kernels that exist once per instruction set: tables, selection, and the interface of product kernels.
  *
  * tiles.c, tiles_f64.c, conv_vec.c, qplain.c, attention.c and sdpa.c are compiled with the flags of each instruction
- * set and export one table each (tiles_bf16.c is a table of AVX-512 alone); qtile.c and tiles_bytes.c are too, in other
- * variants: dot products of small integers matter to them, AVX-512 without them does not. select.c looks at the
- * processor once and keeps the best tables that this build has. */
+ * set and export one table each (tiles_bf16.c: only one for AVX-512). qtile.c and tiles_bytes.c have other variants:
+ * they need dot products of small integers, and AVX-512 without these does not help them. select.c examines the
+ * processor once and keeps the best tables of this build. */
 #ifndef TN_ISA_H
 #define TN_ISA_H
 
@@ -50,10 +50,10 @@ typedef struct tn_sdpa_table {
 
 extern const tn_sdpa_table tn_sdpa_table_base, tn_sdpa_table_avx2, tn_sdpa_table_avx512;
 
-/* Test hook: uses the kernels of `isa` from now on. false, and nothing changes, when this build or this processor does
- * not have them. What was packed or sized before must not be used again. */
+/* Test hook: uses the kernels of `isa` from now on. false, without effect, if this build or this processor does not
+ * have them. Packed weights and workspace sizes from before must not be used again. */
 bool tn_gemm_use(tn_isa isa);
-/* The same for products of bf16: in pairs, or widened as everywhere. false: this processor has no such instruction. */
+/* The same for products of bf16: in pairs, or widened. false: this processor has no such instruction. */
 bool tn_gemm_use_pairs(bool pairs);
 /* … and of bytes: four at a time, or widened as everywhere. */
 bool tn_gemm_use_quads(bool quads);
@@ -83,7 +83,7 @@ typedef struct box {
     int64_t row, rows, col, cols;
 } box;
 
-/* The program counts rows and columns from those of the whole matrix: the block's address is moved back by as much. */
+/* The program's row and column indices are those of the whole matrix: the block's address is moved back accordingly. */
 static inline void fused_call_run(fused_call *p, const int64_t *batch, box at, void *block) {
     int64_t lo[TN_GEMM_BATCH_AXES + 2], hi[TN_GEMM_BATCH_AXES + 2];
     for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++) {

@@ -1,9 +1,9 @@
-/* kern.h — kernels with a shape of their own, where register blocking, packing or order decide.
+/* kern.h — native kernels of the CPU: operations that need register blocking, packing or a special order.
  *
- * A native kernel has three stages: `load` (a tile program that yields an operand's elements), the kernel itself, and
- * `store` (a tile program over a block of finished elements still in cache). It knows no activation and no other op.
- * Each computes what its KIR form defines, to the bit (design: numerics, KIR_KSUM). Sources in cpu/ are compiled once
- * per instruction set; cpu/select.c picks the table at start. */
+ * A native kernel has three stages: `load` (a tile program that computes an operand's elements), the kernel itself, and
+ * `store` (a tile program over a block of finished elements that is still in cache). It knows no activations and no
+ * other ops. Each computes the bits of its KIR definition (docs/numerics.md, KIR_KSUM). Sources in cpu/ are compiled
+ * once per instruction set; cpu/select.c chooses the tables at start. */
 #ifndef TN_KERN_H
 #define TN_KERN_H
 
@@ -12,12 +12,12 @@
 
 enum { TN_GEMM_BATCH_AXES = 4 };
 
-/* A fused program. Its parallel axes are all TN_GEMM_BATCH_AXES batch axes (extent 1 where unused), then the
- * operand's two axes: (m, k), (k, n) or (m, n). What a prologue of B yields may differ from batch to batch, whatever
- * the batch strides say, unless packed_b is given. The kernel evaluates boxes of it (kir_vm_run_box).
- * `launch.buffers[block_buffer]` is replaced by the kernel: it is where a load program stores its f32 results, or a
- * store program reads the finished f32 block. The access to that buffer must have stride 0 in the batch axes,
- * TN_GEMM_BLOCK_LD in the row axis and 1 in the column axis, and offset 0. */
+/* A fused program. Its parallel axes are all TN_GEMM_BATCH_AXES batch axes (extent 1 where unused), then the operand's
+ * two axes: (m, k), (k, n) or (m, n). The results of a prologue of B may differ from batch to batch, whatever the batch
+ * strides are, unless packed_b is given. The kernel evaluates boxes of the program (kir_vm_run_box). It sets
+ * `launch.buffers[block_buffer]`: where a load program stores its f32 results, or a store program reads the finished
+ * f32 block. The access to that buffer must have stride 0 in the batch axes, TN_GEMM_BLOCK_LD in the row axis and 1 in
+ * the column axis, and offset 0. */
 enum { TN_GEMM_BLOCK_LD = 512 };
 
 /* Where a program reads or writes element (row, column): buffer, or -1 for none, and elements from its beginning. */
@@ -26,9 +26,9 @@ typedef struct tn_epilogue_access {
     int64_t first, row, column;
 } tn_epilogue_access;
 
-/* What a store program does where it does no more than this, so that a product may do it to sums in registers. With
- * x the finished sum: to[row, column] = y = x + add[column], or x + fma(times[row], add[column], zero); but +0 where
- * `cuts` and gate[row, column] ≤ 0, or y ≤ 0 without a gate. */
+/* A store program that does no more than this, so that a product can apply it to sums in registers. With x the finished
+ * sum: to[row, column] = y = x + add[column], or x + fma(times[row], add[column], zero); but +0 where `cuts` is set and
+ * gate[row, column] ≤ 0, or y ≤ 0 without a gate. */
 typedef struct tn_fused_epilogue {
     tn_epilogue_access to, add, times, gate;
     float zero;
@@ -44,8 +44,8 @@ typedef struct tn_fused_program {
 
 /* Reads it off a program with an epilogue's axes (fused_epilogue.c). false: that is another program. */
 bool tn_fused_epilogue_read(const kir_program *p, const int64_t *sizes, int block_buffer, tn_fused_epilogue *out);
-/* The same of a convolution's, with a channel's number for that of a column, and neither times nor gate: `to` says the
- * buffer alone. */
+/* The same for a convolution, with a channel's index instead of a column's, and neither times nor gate: `to` names only
+ * the buffer. */
 bool tn_epilogue_read_channels(const kir_program *p, const int64_t *sizes, int block_buffer, tn_fused_epilogue *out);
 
 /* One operand in memory: element (batch…, row, col) at data + Σ batch·batch_stride +
@@ -57,8 +57,8 @@ typedef struct tn_matrix {
     tn_fused_program fused; /* used instead of data when fused.vm is set */
 } tn_matrix;
 
-/* How a product is to be computed where there is a choice; every way yields the same bits, and one that is not possible
- * is replaced by the rule's. Zero: by the kernel's own rules, which look at the sizes alone. */
+/* Choices of a product's implementation. Every way gives the same bits; one that is not possible is replaced by the
+ * default. Zero: the kernel's own rules, which depend only on the sizes. */
 typedef struct tn_gemm_way {
     uint8_t a;       /* TN_GEMM_PACKED or TN_GEMM_IN_PLACE */
     uint8_t b;       /* the same, packed by all threads together; or TN_GEMM_AT_USE: by the thread that needs it */
@@ -67,15 +67,14 @@ typedef struct tn_gemm_way {
 enum { TN_GEMM_BY_RULE, TN_GEMM_PACKED, TN_GEMM_IN_PLACE, TN_GEMM_AT_USE };
 
 /* C[batch, m, n] = A[batch, m, k] · B[batch, k, n], all three f32, f64, f16 or bf16; or C i32, A and B i8 or u8.
- * Prologues
- *  are for f32 alone; an epilogue reads f32, and takes the place of rounding to C's dtype; i32 has none. */
+ * Prologues are only for f32; an epilogue reads f32 and replaces the rounding to C's dtype; i32 has none. */
 typedef struct tn_gemm_args {
     int64_t batch[TN_GEMM_BATCH_AXES]; /* extents, 1 where unused */
     int64_t m, n, k;
     tn_matrix a, b, c;
-    /* A packed copy of B that may be kept between calls: space of tn_gemm_packed_bytes, filled when *packed_valid is
-     * false and then set to true; from then on neither B's data nor its prologue is read. NULL: packed anew each time.
-     * Only for one B for all batches. */
+    /* A packed copy of B that is kept between calls: space of tn_gemm_packed_bytes, filled if *packed_valid is false,
+     * which is then set to true; from then on neither B's data nor its prologue is read. NULL: packed at each call.
+     * Only if all batches have the same B. */
     void *packed_b;
     bool *packed_valid;
     void *workspace; /* tn_gemm_workspace bytes, 64-byte aligned: part of the plan's arena, never allocated here */
@@ -84,33 +83,33 @@ typedef struct tn_gemm_args {
     bool wide;                 /* of f16 and bf16: C is f32, and nothing is rounded */
 } tn_gemm_args;
 
-/* Of products in i32, TN_I8: where quads are taken (TN_I32: where they are not). */
+/* For products in i32, TN_I8: with quads (TN_I32: without). */
 size_t tn_gemm_packed_bytes(int64_t n, int64_t k, tn_dtype dtype);
 /* A product in i32: u8 by i8, on a processor that multiplies and adds four at a time, four times as fast as floats. */
 bool tn_gemm_takes_quads(const tn_gemm_args *args);
-/* Fills args->packed_b from B, which has no prologue: what a product with *packed_valid false would do first. Reads n,
- * k, b, batch and the dtypes; the rest may be anything that is valid. */
+/* Fills args->packed_b from B, which must not have a prologue: what a product with *packed_valid false would do first.
+ * Reads n, k, b, batch and the dtypes; the rest may be anything valid. */
 void tn_gemm_pack(const tn_gemm_args *args, tn_dtype dtype);
-/* `threads`: tn_threads() when the product will run, or more. Reads sizes, strides, fused programs and way of args, no
+/* `threads`: at least tn_threads() at the time of the product. Reads sizes, strides, fused programs and way of args, no
  * data; enough with and without packed_b. */
 size_t tn_gemm_workspace(const tn_gemm_args *args, tn_dtype dtype, int threads);
-/* Cannot fail: all memory is given. f32, f64: chains of KIR_KSUM fused multiply-adds from +0, added in order; same bits
- * for any thread count, any split, any instruction set. f16, bf16: the same of the widened operands, in f32, and
- * rounded once. But a processor that multiplies pairs of bf16 faster than that does so: then k runs in pairs, in chains
- * twice as long, as the processor rounds them (subnormal numbers are zero), for the same bits on one machine. i32:
- * exact, modulo 2³². `dtype` is C's, or A's and B's if C is `wide`. */
+/* Cannot fail: all memory is provided. f32, f64: chains of KIR_KSUM fused multiply-adds from +0, added in order; the
+ * same bits for any thread count, any division, any instruction set. f16, bf16: the same with the widened operands, in
+ * f32, rounded once. If the processor multiplies pairs of bf16 faster, k runs in pairs, in chains twice as long,
+ * rounded as the processor does (subnormal numbers are zero): the same bits on one machine. i32: exact, modulo 2³².
+ * `dtype` is C's, or A's and B's if C is `wide`. */
 void tn_gemm_run(const tn_gemm_args *args, tn_dtype dtype);
 void tn_gemm_f32(const tn_gemm_args *args);
 
-/* Products of f32, to be done one after the other, of which row r reads nothing of the others' results but their rows
- * r: as A, or in its epilogue. So they can be done row by row: what a thread needs, it has just made. All have as many
- * rows. The same bits as tn_gemm_run gives one after the other. */
+/* f32 products to be computed in order, of which row r reads only rows r of the others' results: as A, or in its
+ * epilogue. So they can be computed row by row, and each thread reads what it has just computed. All have the same
+ * number of rows. The bits are those of separate tn_gemm_run calls. */
 enum { TN_ROW_FUSED_MOST = 8 };
 typedef struct tn_gemm_row_fused {
     const tn_gemm_args *step[TN_ROW_FUSED_MOST];
     int count;
-    void *workspace; /* tn_gemm_row_fused_workspace bytes, 64-byte aligned; the steps' own is not used */
-    void *plan;      /* tn_gemm_row_fused_bytes, zero before the first run of these steps, then left as they are */
+    void *workspace; /* tn_gemm_row_fused_workspace bytes, 64-byte aligned; the workspaces of the steps are not used */
+    void *plan;      /* tn_gemm_row_fused_bytes, zero before the first run of these steps, then not to be changed */
 } tn_gemm_row_fused;
 /* by sizes, strides, fused programs and way, with and without data */
 bool tn_gemm_row_fused_takes(const tn_gemm_args *args);
@@ -137,10 +136,10 @@ void tn_gemm_row_fused_run(const tn_gemm_row_fused *chain);
  *   acc = fma(s · dx, (float)Σ u·q, acc), the sum in integers, s · dx and dx · (float)Σ q rounded to f32;
  *   where there is a minimum: acc = fma(t, dx · (float)Σ q, acc). */
 
-/* Weights are multiplied from a form of their own: 16 rows side by side, bits and scales as few as in the file, the
- * same on every instruction set. It takes at most 1.02 times the blocks' bytes with n rounded up to 16, and some cache
- * lines each 16 rows. `dtype` is a block format and k a whole number of its blocks, or f16 or bf16, here and in
- * tn_qmat; any n. */
+/* Weights are multiplied in a packed layout: 16 rows next to each other, with as few bits and scales as in the file,
+ * the same on every instruction set. Its size is at most 1.02 times the blocks' bytes with n rounded up to 16, plus
+ * some cache lines for each 16 rows. `dtype` is a block format and k a multiple of its block size, or f16 or bf16, here
+ * and in tn_qmat; any n. */
 size_t tn_qmat_packed_bytes(int64_t n, int64_t k, tn_dtype dtype);
 /* `blocks`: [n, k] as GGUF has them, row after row, any alignment. `packed`: 64-byte aligned. Runs on all threads. */
 void tn_qmat_pack(tn_dtype dtype, const void *blocks, int64_t n, int64_t k, void *packed);
@@ -153,30 +152,29 @@ typedef struct tn_qmat_args {
     const void *packed;
     tn_matrix c;     /* f32; its epilogue is as in tn_gemm_f32, all batch axes of extent 1 */
     void *workspace; /* tn_qmat_workspace bytes, 64-byte aligned; of a chain the first one's */
-    /* A further product of the same x (m, k, dtype, x and its stride are equal), or NULL. A chain is one launch, and x
-     * is rounded once. Where n is equal too, the same thread computes the same places of one after the other, so that
-     * an epilogue
-     *  may read there what those before it in the chain wrote. */
+    /* Another product of the same x (m, k, dtype, x and its stride are equal), or NULL. A chain is one launch, and x is
+     * rounded once. If n is equal too, one thread computes the same places of all of them in order, so an epilogue may
+     * read there what earlier products wrote. */
     const struct tn_qmat_args *next;
-    /* The product that comes after this chain, or NULL: its weights are asked for where there is one row. Reads sizes
-     * and dtype, and `packed`, at which nothing need be any more. */
+    /* The product after this chain, or NULL: its weights are prefetched if there is one row. Only sizes, dtype and
+     * `packed` are read; the memory of `packed` may be gone. */
     const struct tn_qmat_args *later;
-    /* tn_threads() numbers, 0 at first, or NULL: how far threads' shares of the columns begin from where even ones do,
-     * which runs of one row learn; of a chain the first one's. */
+    /* tn_threads() numbers, initially 0, or NULL: by how much the threads' shares of the columns differ from equal
+     * ones. Runs of one row learn them; a chain uses the first product's. */
     int16_t *column_cuts;
 } tn_qmat_args;
 enum { TN_QMAT_MOST_SIBLINGS = 4 }; /* products of one, at most */
 
-/* `threads`: tn_threads() when the product will run, or more. Reads sizes, dtype and epilogue of args, no data. Does
- * not shrink as m grows: what is enough for m is enough for fewer rows. Of a single product; the most of those of a
- * chain is enough for it. */
+/* `threads`: at least tn_threads() at the time of the product. Reads sizes, dtype and epilogue of args, no data. Does
+ * not decrease as m grows: enough for m is enough for fewer rows. For a single product; a chain needs the maximum of
+ * its products. */
 size_t tn_qmat_workspace(const tn_qmat_args *args, int threads);
 /* Cannot fail: all memory is given. */
 void tn_qmat(const tn_qmat_args *args);
 
-/* Products of which each row has a matrix of its own (experts.c), of those that a mixture of experts has:
- * result[t, j] = W[chosen[t, j]] · x[t, j], with the bits of tn_qmat, or in f32 of tn_gemm_f32. A number that names no
- * expert gives NaN. Only chosen experts are read. */
+/* Products of which each row has its own matrix (experts.c), as in a mixture of experts: result[t, j] = W[chosen[t, j]]
+ * · x[t, j], with the bits of tn_qmat, or in f32 of tn_gemm_run. A number that is not an expert's gives NaN. Only
+ * chosen experts are read. */
 typedef struct tn_experts_args {
     int64_t tokens, choices, experts, out, in;
     tn_dtype dtype; /* of weights: f32, or one that tn_qmat takes */
@@ -195,8 +193,9 @@ void tn_experts(const tn_experts_args *args);
 /* Blocks to f32, in the order of their elements: s·u + t, rounded once. `count` blocks; any alignment; one thread. */
 void tn_decode_blocks(tn_dtype dtype, const void *blocks, int64_t count, float *out);
 
-/* out[index[i], :] += src[i, :] in ascending i for each row (one owner a row); rows outside [0, rows) are skipped and
- * counted. out [rows, width] is read and written; src row i at src + i·src_stride. f32 or f64 by element size. */
+/* out[index[i], :] += src[i, :] in ascending i for each row (each row has one owner); rows outside [0, rows) are
+ * skipped and counted. out [rows, width] is read and written; src row i at src + i·src_stride. f32 or f64 by element
+ * size. */
 typedef struct tn_scatter_args {
     void *out;
     const void *src;
@@ -206,8 +205,8 @@ typedef struct tn_scatter_args {
 int64_t tn_scatter_add_f32(const tn_scatter_args *args);
 int64_t tn_scatter_add_f64(const tn_scatter_args *args);
 
-/* out = the parts one behind the other along `dim`; elements of 4 bytes. A part's extents are those of out's shape but
- * along dim, its strides count elements; out is contiguous and no part of it is read. */
+/* out = the parts concatenated along `dim`; 4-byte elements. A part has out's shape except along dim; its strides count
+ * elements; out is contiguous and does not overlap the parts. */
 enum { TN_CAT_PARTS = 16, TN_CAT_AXES = 8 };
 typedef struct tn_cat_part {
     const uint32_t *data;
@@ -221,8 +220,8 @@ typedef struct tn_cat_args {
 } tn_cat_args;
 void tn_cat_run(const tn_cat_args *args);
 
-/* out = the slices of data along `dim` that index names, in its order; elements of 4 bytes. out is contiguous, and
- * `shape` is its shape; an index outside of 0 … extent - 1 yields `outside`. */
+/* out = the slices of data along `dim` that index names, in its order; 4-byte elements. out is contiguous with shape
+ * `shape`; an index outside 0 … extent - 1 gives `outside`. */
 typedef struct tn_take_args {
     uint32_t *out, outside;
     const uint32_t *data;
@@ -233,8 +232,8 @@ typedef struct tn_take_args {
 } tn_take_args;
 void tn_take_run(const tn_take_args *args);
 
-/* Stable order of each row: order[r, i] = position of the i-th smallest (largest if descending) element of row r.
- * NaN is the greatest. Rows of `length` contiguous elements; scratch: 2·length int64 a thread. Any compute dtype. */
+/* Stable order of each row: order[r, i] = position of the i-th smallest (largest if descending) element of row r. NaN
+ * is the greatest. Rows of `length` contiguous elements; scratch: 2·length int64 per thread. Any compute dtype. */
 typedef struct tn_argsort_args {
     const void *data;
     int64_t *order;
@@ -246,8 +245,8 @@ typedef struct tn_argsort_args {
 void tn_argsort_rows(const tn_argsort_args *args);
 
 /* Rotary positions: in each row of x [extent…, features] pair i, features (i, i + half) or the neighbours (2i, 2i + 1),
- * becomes (x·cos - y·sin, y·cos + x·sin) with entry i of the row's cosine and sine, each operation rounded; what is
- * behind 2·half stays. x and out are contiguous and do not overlap. */
+ * becomes (x·cos - y·sin, y·cos + x·sin) with entry i of the row's cosine and sine, each operation rounded; features
+ * from 2·half on are copied. x and out are contiguous and do not overlap. */
 enum { TN_ROPE_AXES = 6 };
 typedef struct tn_rope_args {
     const float *x, *cosine, *sine;
@@ -265,7 +264,7 @@ void tn_rope_f32(const tn_rope_args *args);
 enum { TN_PAGE_TOKENS = 64 }; /* tokens of a page of a cache, keys of a chunk of the softmax: part of the contract */
 
 /* Keys or values of all tokens so far: data [n_pages, kv_heads, TN_PAGE_TOKENS, head_dim], contiguous within a page.
- * Token t lies in row t % TN_PAGE_TOKENS of page pages[t / TN_PAGE_TOKENS]. */
+ * Token t is row t % TN_PAGE_TOKENS of page pages[t / TN_PAGE_TOKENS]. */
 typedef struct tn_kv_cache {
     void *data;
     tn_dtype dtype;       /* TN_F32, TN_F16 or TN_BF16 */
@@ -275,8 +274,8 @@ typedef struct tn_kv_cache {
     int64_t page_count;   /* pages of this sequence; with pages NULL at most n_pages of them exist */
 } tn_kv_cache;
 
-/* Rounds x (f32, nearest even) to the cache's dtype and writes token i to logical place position + i. What has no page
- * is not written; nothing else can go wrong. */
+/* Rounds x (f32, nearest even) to the cache's dtype and writes token i to logical position position + i. Tokens without
+ * a page are not written. Cannot fail. */
 typedef struct tn_kv_cache_write_args {
     tn_kv_cache cache;
     int64_t n, kv_heads, head_dim, position;
@@ -289,22 +288,22 @@ void tn_kv_cache_write(const tn_kv_cache_write_args *args);
  * (position + i - window, position + i], all up to position + i if window is 0: keys below `position` come from the
  * cache, the others are the new tokens' k and v ROUNDED to the caches' dtypes, so that it does not matter whether they
  * came in one call or in several. Head h uses kv head h / (heads / kv_heads). The caches are only read: appending may
- * come before or after. A key whose page does not exist is a vector of zeros. `position` is taken as the nearest place
- * in [0, TN_PAGE_TOKENS · page_count].
+ * happen before or after. A key without a page is a vector of zeros. `position` is clamped to [0, TN_PAGE_TOKENS ·
+ * page_count].
  *
  * Definition, for one query and one head, all in f32:
- *   - the logical keys are cut at the multiples of TN_PAGE_TOKENS into chunks, ascending; chunks without a visible key
- *     are left out, and so are invisible keys of the others;
+ *   - the logical keys are divided at the multiples of TN_PAGE_TOKENS into chunks, ascending; chunks without a visible
+ *     key are skipped, and so are invisible keys of the others;
  *   - score s_j = scale · (q·k_j), where q·k_j is the matrix product's: ascending fma chains of KIR_KSUM from +0, added
  *     in order; with a cap > 0 it becomes cap · tanh(s_j / cap), by kir_tanh_f32;
- *   - chunk: m = max s_j, NaN ignored; p_j = exp(s_j - m), with 0 in place of an m of -inf; l = Σ p_j, where place t of
- *     the page is added to lane t % 16, ascending, invisible ones as +0, and then lane t takes lane t + w for w = 8, 4,
- *     2, 1; o = Σ p_j · v_j, one fma chain from +0 over the visible keys, ascending;
+ *   - chunk: m = max s_j, NaN ignored; p_j = exp(s_j - m), with 0 instead of an m of -inf; l = Σ p_j, where position t
+ *     of the page is added to lane t % 16, ascending, invisible ones as +0, and then lane t adds lane t + w for w = 8,
+ *     4, 2, 1; o = Σ p_j · v_j, one fma chain from +0 over the visible keys, ascending;
  *   - the chunks are merged ascending from M = -inf, L = 0, O = 0: M' = max(M, m), a = exp(M - M'), b = exp(m - M'),
- *     with 0 in place of an M' of -inf; L = fma(l, b, L·a), O = fma(o, b, O·a), M = M';
+ *     with 0 instead of an M' of -inf; L = fma(l, b, L·a), O = fma(o, b, O·a), M = M';
  *   - out = O / L. Scores that are all -inf give NaN, and so does a NaN or +inf among them.
- * exp is kir_exp_f32. A row's bits depend on its own query and visible keys alone: not on n, the cut of a prompt, the
- * place of pages, threads or instruction set. */
+ * exp is kir_exp_f32. A row's bits depend only on its own query and visible keys: not on n, the division of a prompt,
+ * the position of pages, threads or instruction set. */
 typedef struct tn_attention_args {
     int64_t n;                         /* may be 0 */
     int64_t heads, kv_heads, head_dim; /* heads is a multiple of kv_heads */
@@ -320,8 +319,8 @@ typedef struct tn_attention_args {
     void *workspace;              /* tn_attention_workspace bytes, 64-byte aligned */
 } tn_attention_args;
 
-/* Enough for any position. Reads n, heads, kv_heads, head_dim, window and page_count alone. `threads`: tn_threads()
- * when the product will run, or more. */
+/* Enough for any position. Reads only n, heads, kv_heads, head_dim, window and page_count. `threads`: at least
+ * tn_threads() at the time of the call. */
 size_t tn_attention_workspace(const tn_attention_args *args, int threads);
 void tn_attention(const tn_attention_args *args);
 
@@ -336,13 +335,13 @@ typedef struct tn_sdpa_tensor {
 /* softmax(scale · q kᵀ + mask) v and its gradients. Head h uses kv head h / (heads / kv_heads). causal: query i sees
  * keys 0 … i.
  *
- * Definition, for one query i, all in f32, with keys and queries cut at multiples of 64 (TN_PAGE_TOKENS):
- *   - score s_j = scale · (q·k_j) (+ mask), q·k_j the matrix product's chains of KIR_KSUM; -inf where j is not seen.
- *     If the mask `hides`, it stands for the score where it is not 0.
- *     M = max s_j, NaN ignored; w_j = exp(s_j - M), with 0 in place of an M of -inf; L = Σ w_j: key j is added to lane
- *     j % 16, ascending, then lane t takes lane t + w for w = 8, 4, 2, 1;
- *   - a sum over keys, or over queries, is one fma chain from +0 for each 64 of them, the chains added ascending. Keys
- *     of chunks up to that of the last key seen take part, those not seen with weight 0;
+ * Definition, for one query i, all in f32, with keys and queries divided at multiples of 64 (TN_PAGE_TOKENS):
+ *   - score s_j = scale · (q·k_j) (+ mask), q·k_j the matrix product's chains of KIR_KSUM; -inf where j is not visible.
+ *     If the mask `hides`, its value replaces the score where it is not 0.
+ *     M = max s_j, NaN ignored; w_j = exp(s_j - M), with 0 instead of an M of -inf; L = Σ w_j: key j is added to lane
+ *     j % 16, ascending, then lane t adds lane t + w for w = 8, 4, 2, 1;
+ *   - a sum over keys, or over queries, is one fma chain from +0 for each 64 of them, the chains added ascending. It
+ *     includes keys of chunks up to that of the last visible key; invisible ones have weight 0;
  *   - out = (Σ_j w_j·v_j) / L. If `blind`, a row whose M is -inf is 0, and has no gradients; else it is NaN;
  *   - r = 1 / L, D = out·dout (an fma into lane c % 16 for each feature c, ascending; lanes folded as above),
  *     g_j = (w_j · (dout·v_j - D)) · (scale · r);
@@ -364,7 +363,7 @@ typedef struct tn_sdpa_args {
     void *workspace;           /* tn_sdpa_workspace bytes, 64-byte aligned */
 } tn_sdpa_args;
 
-/* Reads the extents alone. `threads`: tn_threads() when it will run, or more. */
+/* Reads only the extents. `threads`: at least tn_threads() at the time of the call. */
 size_t tn_sdpa_workspace(const tn_sdpa_args *args, bool backward, int threads);
 void tn_sdpa(const tn_sdpa_args *args, bool backward);
 

@@ -36,7 +36,7 @@ static int64_t largest_below(const double *a, int64_t n, int64_t column) {
     return best;
 }
 
-/* a becomes upper triangular, b [n, k] goes along. Returns the sign of the exchanges. */
+/* Makes a upper triangular and applies the same steps to b [n, k]. Returns the sign of the row exchanges. */
 static double eliminate(double *a, double *b, int64_t n, int64_t k) {
     double sign = 1;
     for (int64_t c = 0; c < n; c++) {
@@ -295,8 +295,8 @@ void tn_linalg(const tn_linalg_args *args) {
 /* ==== eigenvalues and singular values ============================================================================= */
 /* Eigenvalues: reflections make the matrix tridiagonal (Golub and Van Loan, Matrix Computations, 8.3.1), then implicit
  * QR steps with Wilkinson's shift, from the end, make it diagonal (8.3.5). Singular values: rotations make the columns
- * orthogonal to each other (one-sided Jacobi, 8.6.3), which finds the small ones to as many digits as the large.
- * Vectors are kept as rows while they are rotated, for rows are contiguous. */
+ * orthogonal to each other (one-sided Jacobi, 8.6.3), which finds small ones to as many digits as large ones. Vectors
+ * are stored as rows while they are rotated, because rows are contiguous. */
 
 /* ---- shared ------------------------------------------------------------------------------------------------------ */
 
@@ -329,8 +329,8 @@ static void swap_vectors(double *x, double *y, int64_t n) {
 
 /* ---- tridiagonal form -------------------------------------------------------------------------------------------- */
 
-/* The reflection that clears column c of the lower triangle below its first element; v stays in rows c + 1 … of column
- * c. Returns 2 / vᵀv, 0 when there is nothing to clear. *beside: what is left next to the diagonal. */
+/* The reflection that clears column c of the lower triangle below its first element; v is stored in rows c + 1 … of
+ * column c. Returns 2 / vᵀv, 0 if there is nothing to clear. *beside: the remaining off-diagonal element. */
 static double clear_column(double *a, int64_t n, int64_t c, double *beside) {
     double largest = 0, square = 0;
     *beside = a[(c + 1) * n + c];
@@ -377,7 +377,7 @@ static void gather_reflections(const double *a, int64_t n, const double *scale, 
         if (scale[c] == 0) continue;
         for (int64_t i = first; i < n; i++)
             v[i] = a[i * n + c];
-        for (int64_t row = first; row < n; row++) { /* the product is symmetric in what it leaves alone */
+        for (int64_t row = first; row < n; row++) { /* the product is symmetric in the untouched part */
             double *to = z + row * n + first;
             tn_linalg_add(to, -scale[c] * tn_linalg_dot(to, v + first, n - first), v + first, n - first);
         }
@@ -386,7 +386,7 @@ static void gather_reflections(const double *a, int64_t n, const double *scale, 
 
 /* ---- implicit steps ---------------------------------------------------------------------------------------------- */
 
-/* One step on the block [first, last] of the diagonal d and what is beside it, e[i] between i and i + 1. */
+/* One step on the block [first, last] of diagonal d and off-diagonal e, e[i] between i and i + 1. */
 static void implicit_step(double *d, double *e, double *z, int64_t n, int64_t first, int64_t last) {
     double half = (d[last - 1] - d[last]) / 2, beside = e[last - 1];
     double shift = d[last] - beside * beside / (half + copysign(hypot(half, beside), half));
@@ -410,7 +410,7 @@ static bool negligible(const double *d, const double *e, int64_t i) {
     return !(fabs(e[i]) > DBL_EPSILON * (fabs(d[i]) + fabs(d[i + 1])) && fabs(e[i]) > DBL_MIN);
 }
 
-/* false: it does not come to an end (which no matrix of numbers is known to do). */
+/* false: no convergence (not known to happen for any matrix of finite numbers). */
 static bool make_diagonal(double *d, double *e, double *z, int64_t n) {
     enum { STEPS_EACH = 60 };
     int64_t last = n - 1, left = STEPS_EACH * n;
@@ -439,7 +439,7 @@ static void sort_ascending(double *d, double *z, int64_t n) {
     }
 }
 
-/* work: vectors as rows [n, n], then beside the diagonal, scales, v and p, n each. The result's first row is d. */
+/* work: vectors as rows [n, n], then off-diagonal, scales, v and p, n each. The result's first row is d. */
 void tn_eigh_matrix(const tn_linalg_matrix *x) {
     int64_t n = x->n;
     double *z = x->work, *e = z + n * n, *scale = e + n, *v = scale + n, *p = v + n, *d = x->out;
@@ -489,7 +489,7 @@ static void make_all_orthogonal(double *w, double *v, int64_t length, int64_t k)
     }
 }
 
-/* A row that has come out as (nearly) nothing says nothing of its direction: any one orthogonal to those before. */
+/* A row that is (nearly) zero has no direction: uses any one orthogonal to those before. */
 static void complete(double *w, int64_t length, int64_t row) {
     double *x = w + row * length;
     for (int64_t unit = 0; unit < length; unit++) {
@@ -517,8 +517,8 @@ static void sort_descending(double *s, double *w, double *v, int64_t length, int
     }
 }
 
-/* work: the longer side's vectors as rows [k, length], then the shorter side's [k, k], k sizes. Of a wide matrix the
- * transpose is taken, which exchanges U and V. */
+/* work: the longer side's vectors as rows [k, length], then the shorter side's [k, k], k sizes. A wide matrix is
+ * transposed, which exchanges U and V. */
 void tn_svd_matrix(const tn_linalg_matrix *x) {
     int64_t m = x->m, n = x->n, k = tn_min64(m, n), length = tn_max64(m, n);
     bool wide = n > m;

@@ -4,10 +4,10 @@
 #include "cpu/kern.h"
 
 /* ==== concatenation and slices ==================================================================================== */
-/* Strides of both sides are known, so a part is a copy between two layouts, whose axes are put together where both
- * allow it: what lies alike becomes one move of memory. The result is made a stretch of its first axis at a time, all
- * parts of it one after the other, so that parts of a few elements, which take turns in its lines, find these lines in
- * the first cache. */
+/* The strides of both sides are known, so a part is a copy between two layouts, whose axes are merged where both allow
+ * it: equal layouts become one memory move. The result is made a stretch of its first axis at a time, all parts of it
+ * in order, so that parts with few elements, which alternate in its cache lines, find these lines in the first-level
+ * cache. */
 
 enum { STRETCH = 1 << 13 }; /* elements: what a first cache holds */
 
@@ -38,7 +38,7 @@ static void copy_line(uint32_t *to, int64_t to_step, const uint32_t *from, int64
         to[i * to_step] = from[i * from_step];
 }
 
-/* Each element some times, as images grow: two at once where there are as many. */
+/* Repeats each element `times` times, as when images are enlarged; two at once where possible. */
 static void copy_each(uint32_t *to, int64_t times, const uint32_t *from, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
         uint64_t pair = from[i] | (uint64_t)from[i] << 32;
@@ -60,7 +60,7 @@ static int copy_inner(const layout *l, uint32_t *to, const uint32_t *from) {
         return 1;
     }
     if (l->extent[0] == 2)
-        copy_each(to, 2, from, l->extent[1]); /* a loop of its own */
+        copy_each(to, 2, from, l->extent[1]); /* in its own loop */
     else
         copy_each(to, l->extent[0], from, l->extent[1]);
     return 2;
@@ -85,7 +85,7 @@ typedef struct cat_job {
     const tn_cat_args *a;
     int64_t stride[TN_CAT_AXES]; /* of the result */
     int64_t place[TN_CAT_PARTS]; /* where along `dim` each part begins */
-    int lead;                    /* the first axis that is one, if it comes before `dim` */
+    int lead;                    /* the first axis with a part, if it comes before `dim` */
     int64_t rows, stretches;     /* of that axis in a stretch; how many */
 } cat_job;
 
@@ -143,7 +143,7 @@ static int64_t index_at(const tn_take_args *a, int64_t i) {
     return a->wide ? ((const int64_t *)a->index)[at] : ((const int32_t *)a->index)[at];
 }
 
-/* Where slices begin whose places along the dims before `dim` are those of row `n`. */
+/* Start of the slices at row `n` of the dims before `dim`. */
 static const uint32_t *cat_row_of(const tn_take_args *a, int64_t n) {
     const uint32_t *from = a->data;
     for (int d = a->dim; d-- > 0; n /= a->shape[d])
@@ -199,8 +199,8 @@ void tn_take_run(const tn_take_args *a) {
 }
 
 /* ==== rotary positions ============================================================================================ */
-/* Two products and a sum an element, rounded one by one as the op's definition has them; bound by memory, so sixteen
- * bytes at a time are enough. Rows are shared out when there are many. */
+/* Two products and a sum per element, each rounded, as in the op's definition; bound by memory, so 16 bytes at a time
+ * are enough. Threads share rows if there are many. */
 
 enum { SERIAL_ELEMENTS = 32768 }; /* below that one core is done before another has woken */
 
@@ -278,8 +278,8 @@ void tn_rope_f32(const tn_rope_args *args) {
 }
 
 /* ==== scatter-add ================================================================================================= */
-/* Several rows may go to one place, and float addition has an order: each element of the output is summed in ascending
- * order of the rows, by one thread. Threads therefore share either the columns or the rows of the output, never the
+/* Several rows may go to one place, and float addition depends on order: each element of the output is summed in
+ * ascending order of the rows, by one thread. So threads share either the columns or the rows of the output, never the
  * rows of the source; every thread reads the whole index. */
 
 enum {
@@ -369,16 +369,16 @@ int64_t tn_scatter_add_f32(const tn_scatter_args *args) { return scatter_add(arg
 int64_t tn_scatter_add_f64(const tn_scatter_args *args) { return scatter_add(args, add_f64, sizeof(double)); }
 
 /* ==== stable sort of rows ========================================================================================= */
-/* Every type is first mapped to unsigned keys whose order is the one wanted: the sign is turned, NaN comes last, both
- * zeros are equal, and for descending order all bits are inverted. Then one sort serves all: by insertion if the row is
- * short, else by the bytes of the keys from the lowest to the highest, where each pass is stable and a byte that is the
- * same everywhere costs nothing. */
+/* Every type is first mapped to unsigned keys with the wanted order: the sign is flipped, NaN comes last, both zeros
+ * are equal, and for descending order all bits are inverted. Then one sort serves all: insertion sort for short rows,
+ * otherwise radix sort from the lowest byte to the highest; each pass is stable, and a byte that is the same everywhere
+ * costs nothing. */
 
 enum {
     SHORT_ROW = 48, /* below that insertion beats clearing and summing the counts */
     RADIX = 256,    /* one byte a pass: its counts and the open ends of its buckets fit the first cache */
     KEY_BYTES = 8,
-    PART_ELEMENTS = 4096 /* rows are shared among threads in parts of at least so many elements */
+    PART_ELEMENTS = 4096 /* threads share rows in parts of at least this many elements */
 };
 
 typedef enum key_kind { KEY_UNSIGNED, KEY_SIGNED, KEY_FLOAT } key_kind;

@@ -1,7 +1,7 @@
-/* qformat.c — the block formats of quantised weights, and packing them 16 rows side by side.
+/* qformat.c — the block formats of quantized weights, and packing them in groups of 16 rows.
  *
- * The formats are GGUF's; numbers are little-endian. Nothing here is fast: weights are unpacked once, and rows of an
- * embedding are few. */
+ * The formats are GGUF's; numbers are little-endian. Speed does not matter here: weights are unpacked once, and few
+ * rows of an embedding are read. */
 #include <string.h>
 
 #include "cpu/qformat.h"
@@ -214,8 +214,8 @@ tn_qlayout tn_qlayout_of(const tn_qformat *f, int64_t k) {
 }
 
 /* ==== packing ===================================================================================================== */
-/* Each block is unpacked to bytes, whatever its format; four weights of one row are then a word, and words are joined
- * by shifts that never carry from one byte into the next. Rows that the last group lacks are zero. */
+/* Each block is unpacked to bytes, whatever its format; four weights of one row are then a word, and words are combined
+ * by shifts that never carry from one byte into the next. Missing rows of the last group are zero. */
 
 enum { CHUNKS = TN_QBLOCK / 4 };
 

@@ -1,8 +1,8 @@
-/* qformat.h — the block formats of quantised weights, a row each, and the packed form that products read.
+/* qformat.h — the block formats of quantized weights, one row each, and the packed layout that products read.
  *
- * The one idea: eleven ways to store a block become one canonical block (unsigned integers, two f16 factors, small
- * integer scales), and the packed form has six layouts of bits times seven layouts of scales. So a format is a row that
- * names its two layouts, and a function that takes its blocks apart; kernels know layouts only. */
+ * Eleven ways to store a block become one canonical block (unsigned integers, two f16 factors, small integer scales),
+ * and the packed layout has six layouts of bits times seven layouts of scales. So a format is a row that names its two
+ * layouts, and a function that unpacks its blocks; kernels know only layouts. */
 #ifndef TN_QFORMAT_H
 #define TN_QFORMAT_H
 
@@ -10,13 +10,13 @@
 
 enum {
     TN_QROWS = 16,                           /* weight rows side by side in the packed form */
-    TN_QBLOCK = 32,                          /* weights of a row that share one rounding of the activations */
+    TN_QBLOCK = 32,                          /* weights of a row for which the activations are rounded together */
     TN_QSUPER = 256,                         /* weights of a block in the K formats … */
-    TN_QSUPER_BLOCKS = TN_QSUPER / TN_QBLOCK /* … which is so many of ours */
+    TN_QSUPER_BLOCKS = TN_QSUPER / TN_QBLOCK /* … as a number of our blocks */
 };
 
-/* Bits of 32 weights of 16 rows. Weights are taken four at a time: chunk c holds weights 4c … 4c + 3 of each row, 64
- * bytes. "low" and "high" are the two regions that follow each other in a group of 16 rows. */
+/* Bits of 32 weights of 16 rows. Weights are in groups of four: chunk c has weights 4c … 4c + 3 of each row, 64 bytes.
+ * "low" and "high" are two consecutive regions of a group of 16 rows. */
 typedef enum tn_qbits {
     TN_QBITS_4,   /* low: 4 × 64 bytes; low nibbles are chunks 0 … 3, high ones 4 … 7 */
     TN_QBITS_4_1, /* the same, and high: 64 bytes, bit c of each belongs to chunk c */

@@ -1,13 +1,13 @@
-/* qmat.c — products with weights as files store them, quantised in blocks or in half precision: how they are cut.
+/* qmat.c — products with weights as stored in files, block-quantized or in half precision: how they are divided.
  *
- * x is rounded to 8 bits once (a record of 32 numbers, their scale and their sum), for some hundred rows at a time that
- * the second cache holds. Each thread then takes a share of the groups of 16 weight rows. One row of x: the group's
- * bits are unpacked in registers and used at once, so that memory decides the speed. More rows: the group is unpacked
- * into a panel of plain bytes and f32 scales in the first cache, and rows of x pass by in tiles. The kernels for panels
- * know no format but only how many parts a block has and whether there is a minimum. Weights in f16 and bf16 take the
- * same way, less the rounding (qplain.c).
+ * x is rounded to 8 bits once (records of 32 numbers, their scale and their sum), for some hundred rows at a time that
+ * fit into the second-level cache. Each thread then takes a share of the groups of 16 weight rows. One row of x: the
+ * group's bits are unpacked in registers and used at once, so memory limits the speed. More rows: the group is unpacked
+ * into a panel of bytes and f32 scales in the first-level cache, and rows of x are multiplied with it in tiles. The
+ * kernels for panels do not know the format, only the number of parts of a block and whether it has a minimum. Weights
+ * in f16 and bf16 are computed the same way without rounding (qplain.c).
  *
- * Every result is one accumulator that goes through its blocks in order, in all of these ways: same bits. */
+ * Every result is one accumulator that adds its blocks in order, on all of these paths, so the bits are the same. */
 #include "cpu/isa.h"
 
 #include <string.h>
@@ -24,7 +24,7 @@ enum {
 };
 
 static const double BYTES_A_PART = 30e3; /* of weights: 2 to 3 µs from memory, less is not worth a fork-join … */
-static const double OPS_A_PART = 1e6;    /* … nor are so many multiplications and additions */
+static const double OPS_A_PART = 1e6;    /* … nor for this many multiplications and additions */
 static const double HALF_COST = 4;       /* of an operation with weights in f16 or bf16, beside one of small integers */
 static const int64_t ROUND_A_PART = 8192; /* numbers of x to round: as much time */
 
@@ -42,11 +42,11 @@ typedef struct qmat {
     int64_t piece;          /* blocks of a panel */
     int64_t slab;           /* rows of x rounded at once, at most */
     int64_t sum_rows;       /* rows of C that are finished before they are written, at most */
-    bool direct;            /* full groups are written to C as they are finished */
+    bool direct;            /* full groups are written to C when they are finished */
     size_t rounded_bytes, panel_bytes, sums_bytes, part_bytes;
-    int64_t row0, rows;                /* the slab at hand … */
+    int64_t row0, rows;                /* the current block of rows … */
     int64_t row_strips, column_strips; /* … and how it is cut */
-    /* how far shares begin from where even ones do, in CUTS; NULL: not at all */
+    /* offset of the start of each thread's share from an equal division, in CUTS; NULL: none */
     int16_t *column_cuts;
     char *workspace;
     struct qmat *next;  /* in the same launch */
@@ -58,7 +58,7 @@ static int64_t tile_of(const qmat *q) { return q->with->plain->heights[0]; }
 
 static size_t area(int64_t bytes) { return ((size_t)bytes + 63) / 64 * 64; }
 
-/* Where groups of weights lie: all that is known of a product that comes later. */
+/* Positions of the groups of weights: all that is known of a later product. */
 static void plan_groups(qmat *q, const tn_qmat_args *args) {
     *q = (qmat){.args = args, .with = tn_qtiles(), .format = tn_qformat_of(args->dtype)};
     q->groups = tn_ceil_div(args->n, TN_QROWS);
@@ -98,7 +98,7 @@ static void plan_qmat(qmat *q, const tn_qmat_args *args) {
     q->part_bytes = q->panel_bytes + q->sums_bytes + fused_call_scratch(&args->c.fused, 0);
 }
 
-/* A chain: x rounded once, and memory of a part that is enough for each. */
+/* A chain: x is rounded once, and the memory of a part suffices for each product. */
 static void plan_chain(qmat q[TN_QMAT_MOST_SIBLINGS], qmat *later, const tn_qmat_args *args) {
     size_t part_bytes = 0;
     if (args->m == 1 && args->later && args->later->packed)
@@ -121,7 +121,8 @@ static void plan_chain(qmat q[TN_QMAT_MOST_SIBLINGS], qmat *later, const tn_qmat
 
 static uint8_t *rounded(const qmat *q) { return (uint8_t *)q->workspace; }
 
-/* What is left over at the end is rounded together with blocks before it, a second time; or beside zeros. */
+/* The last incomplete vector of blocks is rounded together with blocks before it, a second time; or padded with
+ * zeros. */
 static void round_row(const qmat *q, const float *x, uint8_t *to, int64_t step) {
     const int at_once = q->with->plain->round_at_once;
     int64_t blocks = q->blocks, rest = blocks % at_once;
@@ -207,7 +208,7 @@ static void unpack_panel(const qmat *q, const part *p, int64_t g, int64_t k, int
     q->with->plain->scales_to_panel(q->format->scales, scales_from, l, blocks, p->panel + QBITS, q->panel);
 }
 
-/* Rows of x at some steps of k, into tiles of the heights that kernels have: a tile lies behind the rows before it. */
+/* Packs rows of x at some steps of k into tiles of the kernels' heights, one tile after the other. */
 static void pack_x(const qmat *q, const float *x, int64_t rows, int64_t steps, float *to) {
     for (int kind = 0; kind < QHEIGHTS && rows > 0; kind++) {
         int64_t height = q->with->plain->heights[kind], whole = rows / height * height;
@@ -270,8 +271,8 @@ static void multiply_half_groups(const qmat *q, const part *p, int64_t group0, i
     } while (k < q->blocks);
 }
 
-/* Some groups of columns; c: the first element. A panel's blocks of all rows stay in the second cache while the groups
- * pass by. */
+/* Some groups of columns; c: the first element. A panel's blocks of all rows stay in the second-level cache while the
+ * groups are processed. */
 static void multiply_groups(const qmat *q, const part *p, int64_t group0, int64_t group1, int64_t first, int64_t rows,
                             float *c, int64_t c_row) {
     if (!q->format) {
@@ -392,7 +393,7 @@ static int choose_threads(const qmat *q) {
     return parts < 2 ? 1 : parts < most ? (int)parts : most;
 }
 
-/* Columns first, so that each group is unpacked once; rows too where that leaves threads idle. */
+/* Divides columns first, so that each group is unpacked once; rows too if threads would be idle. */
 static void choose_strips(qmat *q, int threads) {
     q->row_strips = q->column_strips = 1;
     int64_t tiles = tn_ceil_div(q->rows, tile_of(q)), best = INT64_MAX, groups = 0;
@@ -409,7 +410,7 @@ static void choose_strips(qmat *q, int threads) {
     }
 }
 
-/* What is done by one thread before the product leaves memory idle: it asks for a little of its share. */
+/* Memory is idle while one thread prepares the product, so it prefetches a little of its share. */
 static void ask_for_expected(const qmat *q) {
     enum { LINE = 64, BYTES = 16 * LINE };
     const char *at = q->args->m == 1 ? tn_parallel_expected(BYTES) : NULL;
@@ -417,8 +418,8 @@ static void ask_for_expected(const qmat *q) {
         __builtin_prefetch(at + i, 0, 2);
 }
 
-/* Memory is not equally fast for all threads, for as long as a process lives: the one that was last has a little less
- * to do the next time. */
+/* For some threads memory is slower for the whole life of a process: the last one to finish gets a smaller share in the
+ * next run. */
 static void learn_cuts(const qmat *q) {
     int64_t columns = q->column_strips, most = most_cut(columns);
     int slow = tn_parallel_awaited(), by = slow ? 1 : -1;

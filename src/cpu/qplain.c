@@ -8,9 +8,9 @@
 #include "cpu/widen.h"
 
 /* ==== weights in f16 and bf16 ===================================================================================== */
-/* Weights of 16 rows lie side by side, step of k after step of k. They are widened in registers, where a tile of rows
- * of x uses them at once, or the one row of x that there is. The result is that of a product in f32 with the widened
- * weight: chains of KIR_KSUM fused multiply-adds from +0, added in order. */
+/* Weights of 16 rows are next to each other, one step of k after the other. They are widened in registers and used at
+ * once by a tile of rows of x, or its only row. The result is that of a product in f32 with the widened weight: chains
+ * of KIR_KSUM fused multiply-adds from +0, added in order. */
 
 enum {
     HALF_ROWS = TN_QROWS,
@@ -20,7 +20,7 @@ enum {
 
 VEC_INLINE V half_load(const uint8_t *p, bool brain) { return brain ? v_bf16(p) : v_f16(p); }
 
-/* Two vectors of columns at once, where a group has so many or another group follows. */
+/* Two vectors of columns at once, if a group has that many or another group follows. */
 KERNEL void multiply_half(const half_tile *t, int height, int vectors, bool brain) {
     enum { MOST = 12 };
     const int64_t distance = (int)VL == (int)HALF_ROWS ? t->group : 2 * VL;
@@ -75,8 +75,8 @@ KERNEL void multiply_half_row(const uint8_t *weights, int64_t group_bytes, int g
 }
 /* ---- rows of x: records ------------------------------------------------------------------------------------------ */
 
-/* Up to ROUND_BLOCKS blocks of a row, a multiple of ROUND_AT_ONCE; step by step for all of them: each step waits for
- * the one before, blocks do not wait for each other. */
+/* Up to ROUND_BLOCKS blocks of a row, a multiple of ROUND_AT_ONCE. Each step is done for all blocks, because steps
+ * depend on each other but blocks do not. */
 static void round_blocks(const float *x, int count, const tn_qformat *f, uint8_t *record, int64_t step) {
     static const float least = 0x1p-100f;
     int32_t most[ROUND_BLOCKS], sum[ROUND_BLOCKS][2];

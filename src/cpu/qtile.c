@@ -7,8 +7,8 @@
 
 /* ==== dot products of small integers ============================================================================== */
 /* q_dot adds the products of four weights of each of VL rows with four activations to VL sums. That is one instruction
- * where the processor has it (VNNI), and else goes through 16 bits: u·q + u·q must fit there, which it does below
- * 7 bits. Wider weights go in two parts, the top bit for itself. */
+ * on processors with VNNI; otherwise it goes through 16 bits, where u·q + u·q must fit, as it does below 7 bits. Wider
+ * weights are split into two parts, with the top bit separate. */
 
 #if defined(__AVX512F__)
 VEC_INLINE VI q_dot(VI sum, VB w, VI q) { return (VI)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, (__m512i)q); }

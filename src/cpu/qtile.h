@@ -1,7 +1,6 @@
-/* qtile.h — products with weights as files store them: what their driver and the kernels of an instruction set say to
- * each other.
+/* qtile.h — products with weights as stored in files: the interface between their driver and the kernels.
  *
- * The driver (qmat.c) cuts a product into blocks and is compiled once; the kernels that round x and unpack weights
+ * The driver (qmat.c) divides a product into blocks and is compiled once. The kernels that round x and unpack weights
  * (qplain.c) and those that multiply bytes (qtile.c) are compiled once per instruction set, into a qtile_set. */
 #ifndef TN_QTILE_H
 #define TN_QTILE_H
@@ -19,8 +18,8 @@ enum {
     QAHEAD = 5120            /* bytes from a block to what is asked for: memory alone decides, so ten blocks and more */
 };
 
-/* 32 numbers of 8 bits, dx, then a number for each part: dx · Σ q where weights have a minimum, else −zero · Σ q, with
- * which the sum of products starts. Records of a tile's rows lie side by side, block after block. */
+/* 32 numbers of 8 bits, dx, then a number for each part: dx · Σ q if weights have a minimum, else −zero · Σ q, with
+ * which the sum of products starts. Records of a tile's rows are contiguous, block after block. */
 enum { RECORD_SCALE = TN_QBLOCK, RECORD_PARTS = RECORD_SCALE + 4, MOST_RECORD_BYTES = RECORD_PARTS + 8 };
 
 static inline int64_t record_bytes(int parts) { return RECORD_PARTS + 4 * parts; }
@@ -42,7 +41,7 @@ typedef struct qtile {
     int64_t x_step; /* bytes from block to block */
     float *c;
     int64_t c_row;
-    bool add; /* to what stands in c: blocks before these */
+    bool add; /* to the contents of c: earlier blocks */
 } qtile;
 
 /* A tile of rows of x, packed step by step, one chain at most; and one group of weights, or two. */
@@ -53,7 +52,7 @@ typedef struct half_tile {
     const float *x;
     float *c;
     int64_t c_row;
-    bool add; /* to what stands in c: chains before this */
+    bool add; /* to the contents of c: earlier chains */
 } half_tile;
 
 /* Rows of x and a panel, by height of the tile. */

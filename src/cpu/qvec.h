@@ -1,6 +1,6 @@
-/* qvec.h — vectors of small integers for block-quantised weights: loads, unpacking to bytes and scales.
+/* qvec.h — vectors of small integers for block-quantized weights: loads, unpacking to bytes and scales.
  *
- * A vector of bytes holds four weights of each of VL rows. */
+ * A vector of bytes has four weights of each of VL rows. */
 #ifndef TN_QVEC_H
 #define TN_QVEC_H
 
@@ -11,7 +11,7 @@
 #include "cpu/widen.h"
 #include "kir/kir_math.h"
 
-/* A function that is made anew for each format; where there are no vectors to speak of, one for all is small and hardly
+/* A function that is instantiated for each format. Without vector units one function for all is small and hardly
  * slower. */
 #if defined(__AVX2__)
 #define KERNEL VEC_INLINE
@@ -77,8 +77,8 @@ VEC_INLINE VI q_i8(const void *p) {
 /* ---- blocks of 32 numbers to 8 bits, ROUND_AT_ONCE of them ------------------------------------------------------- */
 
 /* q_most: the bits of each block's largest absolute value; as integers, NaN is above infinity and infinity above all
- * numbers. q_round: x · factor[b] to the nearest integers, which fit in 8 bits, each block at a distance of `step` from
- * the one before, and sums of the first and second 16 of them. */
+ * numbers. q_round: x · factor[b] rounded to integers, which fit in 8 bits, blocks at a distance of `step`, and the
+ * sums of the first and second 16 of them. */
 
 #if defined(__AVX512F__)
 enum { ROUND_AT_ONCE = 4 };
@@ -217,7 +217,7 @@ typedef struct scales {
     V s[2], t[2];
 } scales;
 
-/* Of block `b` of a super-block, or of a block that has its own (b = 0); rows from `row` on. */
+/* For block `b` of a super-block, or for a block with its own scales (b = 0); rows from `row` on. */
 KERNEL void unpack_scales(tn_qscales form, const uint8_t *p, int b, int row, scales *out) {
     if (form == TN_QSCALES_F32) {
         VEC_UNROLL for (int part = 0; part < 2; part++) out->s[part] =

@@ -1,9 +1,9 @@
 /* sdpa.c — attention over whole tensors, forward and backward; compiled once per instruction set.
  *
  * A block is up to 64 queries of one head, a chunk 64 keys. The scores of a block with all of its chunks fit into the
- * second cache, so a row's softmax is taken at once and nothing of the size queries × keys is ever in memory. Going
- * back, the weights are computed again from q and k; a thread owns a kv head, so the gradients of its keys and values
- * are added up in the order of the blocks, without locks. All products are small ones in cache (attention.h). */
+ * second-level cache, so a row's softmax is computed at once, and nothing of size queries × keys is ever in memory.
+ * Backward, the weights are computed again from q and k; a thread owns a kv head, so the gradients of its keys and
+ * values are added in the order of the blocks, without locks. All products are small ones in cache (attention.h). */
 #include <string.h>
 
 #include "cpu/attention.h"
@@ -88,8 +88,8 @@ VEC_INLINE void copy_row(const float *from, int64_t features, float *to) {
         to[c] = from[c];
 }
 
-/* `rows` rows, side by side and padded with zeros to whole vectors; rows up to `all` are zeros. Rows lie apart, and the
- * next head's often right behind: it is asked for. */
+/* `rows` contiguous rows, padded with zeros to complete vectors; rows up to `all` are zeros. Rows may be apart in
+ * memory, and the next head's often follow directly: they are prefetched. */
 static void bring(const tn_sdpa_tensor *t, const float *from, int64_t rows, int64_t all, int64_t features,
                   int64_t width, float *to) {
     for (int64_t i = 0; i < rows; i++, from += t->row, to += width) {
@@ -303,7 +303,7 @@ static float dot(const float *x, const float *y, int64_t width) {
     return fold_sum(lane);
 }
 
-/* The rows' gradients, alone and over their sums of weights, and their products with the results. */
+/* The rows' gradients, as they are and divided by their sums of weights, and their products with the results. */
 static void bring_gradient(const sdpa *a, part *p, const block *b) {
     const tn_sdpa_args *x = a->args;
     float *result = p->out_scaled; /* for a moment */
@@ -321,7 +321,7 @@ static void bring_gradient(const sdpa *a, part *p, const block *b) {
     }
 }
 
-/* What the scores' gradients are, from those of the weights. */
+/* Gradients of the scores from those of the weights. */
 static void slope_of_scores(const sdpa *a, const part *p, const block *b, int64_t chunk) {
     for (int64_t r = 0; r < b->rows; r++) {
         const float *w = weights_of(p, chunk) + r * KEYS;

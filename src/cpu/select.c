@@ -1,6 +1,6 @@
-/* select.c — picks the native kernels for the processor at hand, once.
+/* select.c — chooses the native kernels for this processor, once.
  *
- * Every instruction set yields the same bits, so the choice is about speed alone; TRUNNION_ISA lowers it (tn_cpu). */
+ * Every instruction set gives the same bits, so the choice affects only speed; TRUNNION_ISA lowers it (tn_cpu). */
 #include "cpu/conv_vec.h"
 #include "cpu/isa.h"
 #include "cpu/qtile.h"
@@ -89,7 +89,7 @@ static int dots(void) {
     return now;
 }
 
-/* The kernels of bytes that the processor multiplies as they are, or NULL. */
+/* The kernels of bytes that the processor multiplies without widening, or NULL. */
 static _Atomic bool without_quads;
 
 static const struct tile_set *byte_tiles(const kernel_tables *t) {

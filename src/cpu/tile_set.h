@@ -29,10 +29,10 @@ typedef float real;
 enum {
     WIDE_HEIGHT = 4, /* the greatest height of a tile that may be several panels wide */
     TILE_COPY = 272, /* distance of copied rows of A: a chain's steps, and each in other sets of the first cache */
-    LINES_ROWS = 4   /* rows of A that lines of B are read for; with more, packing B pays */
+    LINES_ROWS = 4   /* rows of A up to which lines of B are read; with more, packing B pays */
 };
 
-/* What is done to finished sums of f32 before they are stored: a tn_fused_epilogue with its addresses. */
+/* A fused epilogue applied to finished f32 sums before they are stored: a tn_fused_epilogue with its addresses. */
 typedef struct epilogue_ops {
     const real *add;   /* a number a column; NULL: none */
     const real *times; /* a number a row, times_row apart; NULL: none */
@@ -42,7 +42,7 @@ typedef struct epilogue_ops {
     bool relu;
 } epilogue_ops;
 
-/* Sums, the first of which is C's at (row, column), and where they go: elsewhere, if there is a gate. */
+/* Sums, the first of which is C's at (row, column), and their destination if there is a gate. */
 typedef struct epilogue_block {
     const epilogue_ops *epilogue_ops;
     const real *from;
@@ -53,8 +53,8 @@ typedef struct epilogue_block {
 typedef struct tile {
     const real *a;
     int64_t a_row, a_k; /* distance between rows and between steps of k */
-    /* A full tile of full height whose a_row is TILE_COPY: rows from_row apart are copied to `copy`, where it has A,
-     * before it begins; `from` is NULL: they are there. */
+    /* For a full tile of full height with a_row TILE_COPY: rows from_row apart are copied to `copy` first; NULL: they
+     * are there already. */
     const real *from;
     int64_t from_row;
     real *copy;
@@ -63,20 +63,20 @@ typedef struct tile {
     const int64_t *tap;   /* where each step begins: of B in a tapped tile, of A in a turned one */
     real *c;
     int64_t c_row;
-    const real *c_next; /* where the next tile begins in C; NULL: nobody knows */
+    const real *c_next; /* start of the next tile in C; NULL: unknown */
     int64_t k;
     int64_t columns; /* of an edge tile, at most a vector of them */
     bool add;        /* to what C holds; else C is overwritten */
     /* of a full tile of full height, or NULL: its sums are finished, and begin in C at … */
     const epilogue_ops *epilogue_ops;
     int64_t row, column;
-    /* To bring closer meanwhile, a line of the cache every 16 steps: rows of A for the next tile, or what else comes;
-     * where B lies along k, the next vector's columns, or NULL. */
+    /* Prefetched meanwhile, one cache line every 16 steps: rows of A for the next tile, or other data; if B is
+     * contiguous along k, the next vector's columns, or NULL. */
     const real *ahead;
     int64_t ahead_row;  /* distance */
     int64_t ahead_rows; /* how many of them: 0 for none; of a turned tile lines of the cache, each behind the last */
     bool goes_on;       /* a turned tile whose chains began before: their sums so far are … */
-    int64_t begun;      /* … so many elements behind C's */
+    int64_t begun;      /* … this many elements after C's */
 } tile;
 
 enum { NHWC_AHEAD = 8 }; /* steps of a turned tile between two lines: it has others to wait for */
@@ -86,8 +86,9 @@ typedef void tile_fn(const tile *t);
 /* Are A's rows where a tile of full height is one, whose fused epilogue is known, and not two lower ones? */
 static inline bool tile_has_rows(const tile *t) { return t->a_row == 1 || (t->a_row == TILE_COPY && t->a_k == 1); }
 
-/* Rows left in a block → rows of the next tile: full height, but the last two share what is left where the last alone
- * would have too few to keep the multipliers busy. Of high tiles the odd heights are two tiles (tiles.c). */
+/* Height of the next tile from the rows left in a block: full height, except that the last two tiles share the rest if
+ * the last one would have too few rows to keep the multipliers busy. Odd heights of high tiles are two tiles
+ * (tiles.c). */
 static inline int64_t tile_height(int64_t left, int64_t full) {
     enum { BUSY = 5, HIGH = 8 };
     if (left <= full) return left;
@@ -106,17 +107,17 @@ static inline int64_t tile_nhwc_height(int64_t left, int64_t full) {
 /* ---- packing (tiles.c) --------------------------------------------------------------------------------------------
  * */
 
-/* What stands in memory. A constant wherever it decides anything after inlining. */
+/* Element kind in memory. Constant after inlining wherever it decides anything. */
 typedef enum pack_kind { PACK_REAL, PACK_F16, PACK_BF16, PACK_PAIRS, PACK_I8, PACK_U8, PACK_QUADS } pack_kind;
 
 static const int64_t pack_size[] = {sizeof(real), 2, 2, 2, 1, 1, 1};
 
 /* Line l of a step goes to[l / group · jump + step · distance + l % group], from element step · along + l · across. A
- * pair is this element and the one `second` further, a quad goes on so. */
+ * pair is this element and the one `second` further; a quad continues so. */
 typedef struct pack {
     real *to;
     int64_t distance;
-    int64_t group, jump; /* lines of a packed panel or tile, and how far apart these are */
+    int64_t group, jump; /* lines of a packed panel or tile, and the distance between these */
     pack_kind kind;
     const void *from;
     int64_t along, across, second;
@@ -127,7 +128,7 @@ typedef struct pack {
 
 /* ---- results that are not stored as they were summed ------------------------------------------------------------- */
 
-/* A block in sums' own rows, and where its elements go: distances in elements of what is stored. */
+/* A block in separate rows of sums, and the destination of its elements: distances in elements of the stored dtype. */
 typedef struct result_block {
     void *to;
     int64_t row_stride, col_stride;
@@ -138,17 +139,17 @@ typedef struct result_block {
 /* All of an instruction set, by height of tiles where that matters. */
 typedef struct tile_set {
     tile_fn *const *full, *const *edge, *const *wide;
-    tile_fn *const *tapped; /* full ones over a packed A whose steps of B lie anywhere; of f32 alone */
-    /* Over one packed panel of B, rows of A side by side in memory, and of C a panel wide and side by side; the heights
-     * that tile_nhwc_height yields; of f32 and bytes. */
+    tile_fn *const *tapped; /* full ones over a packed A with strided steps of B; only f32 */
+    /* Over one packed panel of B, contiguous rows of A, and C one panel wide and contiguous; the heights of
+     * tile_nhwc_height; f32 and bytes. */
     tile_fn *const *nhwc;
     const int *wide_panels;
     void (*pack)(const pack *p);
-    /* C of `rows` rows of A (t->a …) and t->columns columns of B that lie along k, `distance` bytes apart
+    /* C of `rows` rows of A (t->a …) and t->columns columns of B that are contiguous along k, `distance` bytes apart
      * (tiles.c). */
     void (*lines)(const tile *t, pack_kind kind, const char *first, int64_t distance, int rows);
     const bool *lines_take;                               /* which kinds */
-    void (*end)(const epilogue_block *block);             /* of f32 alone */
+    void (*end)(const epilogue_block *block);             /* only f32 */
     void (*round)(const result_block *block, bool brain); /* to f16 or bf16 */
     void (*add)(const result_block *block, bool add);     /* whole numbers, modulo 2³², to what is there or over it */
     int lanes, rows;                                      /* of a vector; of a tile of full height */

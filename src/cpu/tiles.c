@@ -11,16 +11,16 @@
 
 /* ==== packing ===================================================================================================== */
 /* A block is a number of lines (rows of A, columns of B) with one element of each at every step of k. Packed, the
- * elements of one step lie side by side, in groups as wide as a panel or a tile is, and steps follow each other at a
- * fixed distance. Whatever the strides of the matrix are, this is one of three copies: side by side already, along k (a
- * transpose), or neither. Elements in half precision and bytes are widened on the way; or they become words of several
- * steps of k: halves pairs, bytes quads. */
+ * elements of one step are contiguous, in groups as wide as a panel or a tile, and steps follow each other at a fixed
+ * distance. For any strides of the matrix this is one of three copies: contiguous lines, contiguous along k (a
+ * transpose), or neither. Half-precision elements and bytes are widened, or combined to words of several steps of k:
+ * pairs of halves, quads of bytes. */
 
 #ifndef TN_VEC_F64
 #include "cpu/widen.h"
 #endif
 
-enum { PACK_AHEAD = 8 }; /* steps: rows that are far apart are strangers to the processor's own prefetcher */
+enum { PACK_AHEAD = 8 }; /* steps: the hardware prefetcher does not follow rows that are far apart */
 
 /* ---- elements as the micro-kernels want them --------------------------------------------------------------------- */
 
@@ -133,7 +133,7 @@ VEC_INLINE void pack_adjacent_by(const pack *p, const int64_t group, const pack_
     }
 }
 
-/* The usual group is a constant to the compiler; lines beyond the last whole group are a smaller group of their own. */
+/* The usual group size is a compile-time constant; lines after the last complete group are a smaller group. */
 VEC_INLINE void pack_adjacent(const pack *p, const pack_kind kind, void (*any_group)(const pack *p)) {
     if (p->lines >= p->group) {
         if (p->group == 2 * VL && pack_size[kind] > 1) {
@@ -172,7 +172,7 @@ VEC_INLINE void pack_strided(const pack *p, const pack_kind kind) {
     }
 }
 
-/* Pairs of halves stand at any multiple of two bytes. */
+/* Pairs of halves may be at any multiple of two bytes. */
 VEC_INLINE V pack_words(const char *p) {
     V words;
     memcpy(&words, p, sizeof words);
@@ -226,8 +226,8 @@ VEC_INLINE void pack_transposed_lines(const pack *p, int64_t apart, int64_t line
     }
 }
 
-/* Numbers side by side along k, as wide as the micro-kernels want them; lines are `apart` bytes from each other. Pairs
- * are words as floats are, and moved by the floats' code. */
+/* Elements contiguous along k, as wide as the micro-kernels need them; lines are `apart` bytes from each other. Pairs
+ * are words like floats and use their code. */
 #if defined(__AVX512F__) && !defined(TN_VEC_F64)
 #define pack_transposed tn_pack_transposed_avx512
 void pack_transposed(const pack *p, int64_t apart);
@@ -244,7 +244,7 @@ void pack_transposed(const pack *p, int64_t apart) {
 }
 #endif
 
-/* The same for narrow ones: they are widened where they stand side by side, some lines by some steps at a time. */
+/* The same for narrow elements: they are widened in place, some lines by some steps at a time. */
 VEC_INLINE void pack_transposed_as(const pack *p, const pack_kind kind) {
     enum { STEPS = 64 };
     const int64_t size = pack_size[kind];
@@ -310,8 +310,8 @@ static __attribute__((noinline)) void pack_real_groups(const pack *p) { pack_adj
 static void pack_real(const pack *p) { pack_as(p, PACK_REAL, pack_real_groups); }
 #endif
 
-/* All kinds but the sums' type in one: which it is is asked at each vector, which takes a fourth of the code of one
- * each. Pairs and quads have sets to themselves, f64 has no other kind. */
+/* All kinds of one sum type in one function: the kind is tested at each vector, which takes a quarter of the code of
+ * one function per kind. Pairs and quads have their own sets; f64 has no other kind. */
 #if defined(TN_VEC_F64)
 #define pack_other pack_real
 #else
@@ -341,17 +341,17 @@ static void pack_run(const pack *p) {
 }
 /* ==== micro-kernels =============================================================================================== */
 /* A tile starts its sums at +0 and adds them to C (or stores them, for the first chunk): that is one chain of the
- * numerics contract. There are tiles of every height up to TILE_ROWS, so rows are never padded; widths are a panel of
- * PANEL columns, an edge of one (masked), or several panels at once where few rows leave registers free: few rows
- * need several columns in flight to hide the latency of the fma.
+ * numerics contract. There are tiles of every height up to TILE_ROWS, so rows are never padded. Widths are a panel of
+ * PANEL columns, an edge of one (masked), or several panels at once if few rows leave registers free: few rows need
+ * several columns in flight to hide the latency of fma.
  *
- * Neither operand has to be packed: B is read through a distance between rows of k and one between panels, A through a
- * distance between rows and one along k. */
+ * Neither operand must be packed: B has a distance between rows of k and one between panels, A a distance between rows
+ * and one along k. */
 
-/* Rows are bounded by the registers: rows · 2 sums, two vectors of B and one of A must fit; for double, where nobody
- * waits for the last tenth, by the size of the code. TILE_SPLITS(height, first, second): such a tile is two lower ones,
- * each with enough sums to keep the multipliers busy, since code for heights that only the end of a matrix has is not
- * worth its room. WIDE_n: panels that n rows take at once; 1 where one panel keeps the multipliers busy. */
+/* The registers limit the rows: rows · 2 sums, two vectors of B and one of A must fit; for double, where the last 10 %
+ * do not matter, the size of the code does. TILE_SPLITS(height, first, second): such a tile is computed as two lower
+ * ones, each with enough sums to keep the multipliers busy, because heights that only occur at the end of a matrix are
+ * not worth their own code. WIDE_n: panels that n rows compute at once; 1 if one panel keeps the multipliers busy. */
 #if defined(__AVX512F__) && defined(TN_VEC_F64)
 #define TILE_HEIGHTS(X) X(1) X(2) X(4) X(8)
 #define TILE_SPLITS(X) X(3, 2, 1) X(5, 4, 1) X(6, 4, 2) X(7, 4, 3)
@@ -373,7 +373,7 @@ enum { TILE_ROWS = 14, WIDE_1 = 4, WIDE_2 = 2, WIDE_3 = 1, WIDE_4 = 1 };
 #define TAPPED_SPLITS(X) TILE_SPLITS(X) X(10, 5, 5) X(12, 6, 6)
 #define NHWC_HEIGHTS(X) X(4) X(5) X(6) X(7) X(8) X(10) X(12) X(13) X(14)
 #define NHWC_SPLITS(X) X(9, 5, 4) X(11, 6, 5)
-#define TILE_LOWER(t) tile_split(t, tile_full_8, 8, tile_full_6) /* for rows that lie anywhere */
+#define TILE_LOWER(t) tile_split(t, tile_full_8, 8, tile_full_6) /* for strided rows */
 enum { TILE_ROWS = 14, WIDE_1 = 4, WIDE_2 = 4, WIDE_3 = 2, WIDE_4 = 2 };
 #elif defined(__AVX2__) && defined(TN_VEC_F64)
 #define TILE_HEIGHTS(X) X(1) X(2) X(4) X(6)
@@ -417,24 +417,24 @@ enum {
     WIDEST = 4 /* the greatest number of panels of a wide tile */
 };
 
-/* Memory is asked for early, and little at a time: a burst would hold up the loads of the steps at hand. Of C these are
- * the rows of the tile behind; where nobody knows that, a tile's own rows as it starts. */
+/* Prefetches are issued early and spread out, because a burst would delay the loads of the current steps. For C these
+ * are the rows of the next tile; if that is unknown, a tile's own rows when it starts. */
 enum {
-    C_AHEAD_K = 64,             /* … if it has so many steps to go */
-    A_AHEAD = 12,               /* steps, where one step's rows lie side by side */
+    C_AHEAD_K = 64,             /* … if at least this many steps remain */
+    A_AHEAD = 12,               /* steps, if the rows of a step are contiguous */
     B_AHEAD = 32,               /* steps: as long as a line of a large weight takes from the third cache */
     TALL = TILE_ROWS / 2,       /* rows from which there is room for the prefetches of B */
     FOLDING = 6,                /* rows of a turned tile from which there is room for the loads of folding */
     STRETCH = 64 / sizeof(real) /* steps between two prefetches of a row of A: one cache line */
 };
 
-/* How rows of A lie: anywhere, side by side, or TILE_COPY apart. */
+/* Layout of the rows of A: strided, contiguous, or TILE_COPY apart. */
 typedef enum tile_rows { APART, ADJACENT, COPIED } tile_rows;
 
-/* Is a number of A in this row brought to all lanes by the multiplications themselves? That takes an instruction less,
- * and a load more. Where another thread shares the core, instructions are what runs short first (an eighth faster then,
- * the same when alone; measured on Emerald Rapids). Rows that lie anywhere have addresses that take the gain back, and
- * more of them than there are registers; so they are copied to where their distance is a constant. */
+/* Whether the multiplications broadcast an element of A of this row from memory. That saves an instruction and costs a
+ * load. If another thread shares the core, instructions are the bottleneck (12 % faster then, equal otherwise; measured
+ * on Emerald Rapids). Addresses of strided rows would cost more than the gain and need more registers than there are;
+ * so such rows are copied to a constant distance. */
 VEC_INLINE bool tile_folds(const int row, const int rows, const tile_rows lie) {
     return V_FOLDS && rows == TILE_ROWS && lie != APART && row % 2 == 1;
 }
@@ -490,8 +490,8 @@ VEC_INLINE int64_t tile_gate(const tile *t) {
     return (int64_t)((uintptr_t)(e->gate + t->row * e->gate_row + t->column) - (uintptr_t)t->c);
 }
 
-/* A row's sums with their fused epilogue, of those that are worth code of their own: a bias with or without max(…, 0),
- * and what is added under a gate. `gated` is constant after inlining. */
+/* A row's sums with their fused epilogue, for those that have their own code: a bias with or without max(…, 0), and an
+ * addition under a gate. `gated` is constant after inlining. */
 VEC_INLINE void tile_end_rows(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const int rows, const bool gated) {
     const epilogue_ops *e = t->epilogue_ops;
     const real *times = e->times ? e->times + t->row * e->times_row : NULL;
@@ -526,7 +526,7 @@ VEC_INLINE bool tile_end(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const int 
 }
 #endif
 
-/* Rows of C, to be written, and of what they are gated by, which lies `gate` bytes further; 0: nothing. */
+/* Prefetches rows of C for writing, and those of its gate, which is `gate` bytes further; 0: none. */
 VEC_INLINE void tile_ask(const real *c, int64_t c_row, int64_t gate, int64_t rows) {
     for (; rows > 0; rows--, c += c_row) {
         __builtin_prefetch(c, 1);
@@ -543,8 +543,8 @@ static __attribute__((noinline)) void tile_ask_now(const tile *t, int64_t rows) 
     if (c) tile_ask(c, t->c_row, 0, rows);
 }
 
-/* All but `t` is constant after inlining: rows, panels, vectors a panel, whether they are masked, whether the rows of A
- * lie side by side, whether steps of B lie anywhere. */
+/* All parameters except `t` are constant after inlining: rows, panels, vectors per panel, whether they are masked,
+ * whether the rows of A are contiguous, whether steps of B are strided. */
 VEC_INLINE void tile_sum(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const M mask, const int rows, const int panels,
                          const int vectors, const bool edge, const tile_rows lie, const bool tapped) {
     const int width = panels * vectors;
@@ -636,8 +636,8 @@ VEC_INLINE void tile_copy(const tile *t, const int rows) {
     }
 }
 
-/* Full: one panel. Only full height is worth a second copy for rows of A that lie side by side (packed, or a transposed
- * matrix in place), a third for copied ones, and endings. Edge: at most one vector; a wider edge is two of them. */
+/* Full: one panel. Only full height is worth a second copy for contiguous rows of A (packed, or a transposed matrix in
+ * place), a third for copied ones, and fused epilogues. Edge: at most one vector; a wider edge is two of them. */
 VEC_INLINE void tile_run_full(const tile *t, const int rows) {
     V sum[TILE_ROWS][2 * WIDEST];
     const M all = v_mask(VL);
@@ -697,7 +697,7 @@ TAPPED_SPLITS(TILE_TAPPED_SPLIT)
 static tile_fn *const tile_tapped[] = {TAPPED_HEIGHTS(TILE_TAPPED_ROW) TAPPED_SPLITS(TILE_TAPPED_SPLIT_ROW)};
 #endif
 
-/* One step of a turned tile: numbers of A that lie side by side, somewhere, times a step of a packed panel. */
+/* One step of an NHWC tile: contiguous elements of A times a step of a packed panel. */
 VEC_INLINE void tile_nhwc_step(V sum[TILE_ROWS][2], const real *a, const real *b, const int rows) {
     V y[2] = {v_load(b), v_load(b + VL)};
     VEC_UNROLL for (int i = 0; i < rows; i++) {
@@ -770,11 +770,10 @@ static const bool lines_take[PACK_QUADS + 1];
 #else
 /* ==== few rows ==================================================================================================== */
 /* An element of C is one chain along k, so the lanes of a vector are columns: a square of VL columns and VL steps is
- * read along k and turned in registers, each number of B once and without a copy. */
+ * read along k and transposed in registers; each element of B is read once, without a copy. */
 
-/* Along a page the processor finds the next numbers of each column by itself, and being asked for them too is in its
- * way (a tenth slower, measured on Emerald Rapids). It stops where a page ends: there the next page's first lines are
- * asked for. */
+/* Within a page the hardware prefetcher finds the next elements of each column, and prefetching them too is 10 % slower
+ * (measured on Emerald Rapids). It stops at the end of a page, so the next page's first lines are prefetched there. */
 enum { LINES_AHEAD = 256, PAGE = 4096, FIRST_LINES = 128 }; /* bytes of each column */
 
 VEC_INLINE void lines_ask(const char *first, int64_t distance, int64_t columns) {
@@ -784,8 +783,8 @@ VEC_INLINE void lines_ask(const char *first, int64_t distance, int64_t columns) 
         __builtin_prefetch(first + i * distance);
 }
 
-/* The next columns begin somewhere else, and nothing would find their first numbers: these are asked for as early,
- * `left` bytes before the end of those at hand. */
+/* The next columns start elsewhere, and the hardware does not know where: their first elements are prefetched `left`
+ * bytes before the end of the current ones. */
 VEC_INLINE void lines_ask_next(const char *next, int64_t distance, int64_t left) {
     if (left > LINES_AHEAD || left <= LINES_AHEAD - FIRST_LINES) return;
     next += LINES_AHEAD - left;
@@ -793,7 +792,7 @@ VEC_INLINE void lines_ask_next(const char *next, int64_t distance, int64_t left)
         __builtin_prefetch(next + i * distance);
 }
 
-/* VL steps of each column, as rows that lie along k. */
+/* VL steps of each column, as rows along k. */
 VEC_INLINE void lines_load(V r[VL], const char *first, int64_t distance, int64_t columns, const bool whole,
                            const pack_kind kind) {
     VEC_UNROLL for (int i = 0; i < VL; i++) {
@@ -818,7 +817,7 @@ VEC_INLINE void lines_load_rest(real rest[VL][VL], const char *first, int64_t di
 }
 
 /* t->columns columns; `first` of them, each `distance` bytes from the one before. Fewer than VL: the last one is read
- * in place of those that are missing. `most`, `whole` and whether the kind is PACK_REAL are constant after inlining. */
+ * instead of the missing ones. `most`, `whole` and whether the kind is PACK_REAL are constant after inlining. */
 VEC_INLINE void lines_run_as(const tile *t, const char *first, int64_t distance, int rows, const int most,
                              const bool whole, pack_kind kind, lines_rest *load_rest) {
     const int64_t size = kind == PACK_REAL ? (int64_t)sizeof(real) : 2;
@@ -900,7 +899,7 @@ static void lines_run(const tile *t, pack_kind kind, const char *first, int64_t 
 #define ROUND round_out
 #define ADD add_out
 
-/* Chains that are whole numbers, added as such: modulo 2³². */
+/* Integer chains, added modulo 2³². */
 VEC_INLINE void add_row(uint32_t *to, const int64_t stride, const real *from, int64_t columns, bool add) {
     for (int64_t j = 0; j < columns; j++)
         to[j * stride] = (add ? to[j * stride] : 0) + (uint32_t)(int32_t)from[j];

@@ -1,7 +1,7 @@
-/* tiles_bf16.c — tiles.c for processors that multiply pairs of bf16 and add them to a sum in f32: same source.
+/* tiles_bf16.c — tiles.c for processors that multiply pairs of bf16 and add them to f32 sums: same source.
  *
- * Having the instruction does not mean that it is fast: some do four fused multiply-adds of floats meanwhile, and there
- * a product is sooner done in f32. So it is tried, for some microseconds, before it is used. */
+ * The instruction is not always fast: some processors do four fused multiply-adds of floats in its time, so f32 is
+ * faster there. Therefore it is timed, for some microseconds, before it is used. */
 #define TN_VEC_PAIRS
 #include "cpu/tiles.c"
 
@@ -22,8 +22,8 @@ static double time_steps(bool of_pairs, V *sum) {
     return seconds;
 }
 
-/* The better of many rounds on both sides: what interrupts one of them changes nothing. Processors differ by factors of
- * two, so that the bound is in the middle between two of them. */
+/* Compares the best of many rounds of both, so that interrupts do not matter. Processors differ by factors of two, so
+ * the threshold is in the middle between two of them. */
 bool tn_gemm_pairs_pay(void) {
     volatile real seed = 0; /* no two chains are known to be equal */
     V sum = v_set1(seed);

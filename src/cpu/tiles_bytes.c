@@ -1,6 +1,6 @@
-/* tiles_bytes.c — tiles.c for processors that add up four products of bytes in one instruction: same source.
+/* tiles_bytes.c — tiles.c for processors that add four products of bytes in one instruction: same source.
  *
- * It is compiled as qtile.c is; where there are no such instructions, bytes are widened to floats, as everywhere. */
+ * It is compiled as qtile.c is. Without such instructions bytes are widened to floats. */
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 #define TN_VEC_QUADS
 #include "cpu/tiles.c"

@@ -1,5 +1,4 @@
-/* vec.h — the vectors of one instruction set, and conversions of f16, bf16 and bytes, for sources compiled once for
- * each.
+/* vec.h — vectors of one instruction set, and conversions of f16, bf16 and bytes, for sources compiled once per set.
  *
  * `real` is float, or double where TN_VEC_F64 is defined before this file is included; V holds VL of them. With
  * TN_VEC_PAIRS sums are float, and what is multiplied are pairs of bf16 in the room of a float; with TN_VEC_QUADS sums
@@ -7,9 +6,9 @@
  * A fused multiply-add rounds once on every instruction set: where there is no instruction for it, f64 arithmetic or
  * libm's exact function gives the same bits, slower.
  *
- * v_part_load and v_part_store touch the lanes of a mask alone, so that an edge is never read or written past.
- * v_transpose turns a square of VL vectors, each line of which was touched by one load: lines whose distance is a
- * multiple of 4 KiB share one set of the first cache and would push each other out before a second one. */
+ * v_part_load and v_part_store access only the lanes of a mask, so edges are never read or written beyond. v_transpose
+ * transposes a square of VL vectors each of which was read by one load, because lines at a distance that is a multiple
+ * of 4 KiB share one set of the first-level cache and would evict each other before a second load. */
 #ifndef TN_VEC_H
 #define TN_VEC_H
 
@@ -17,8 +16,8 @@
 
 #define VEC_JOIN_(a, b) a##_##b
 #define VEC_JOIN(a, b) VEC_JOIN_(a, b)
-/* Before a loop of constant length: unrolled whole, so that an array of vectors can live in registers. Where fma is a
- * call, that would be for nothing. */
+/* Before a loop of constant length: unrolls it completely, so that an array of vectors can be in registers. Not done if
+ * fma is a function call. */
 #if !defined(__AVX2__) && !defined(__FP_FAST_FMAF) && !defined(__ARM_FEATURE_FMA)
 #define VEC_UNROLL
 #elif defined(__clang__)

@@ -1,6 +1,6 @@
-/* widen.h — vectors of f32 from f16, bf16 and bytes in memory, and back; beside vec.h, for the same sources.
+/* widen.h — vectors of f32 from f16, bf16 and bytes in memory, and back; used with vec.h by the same sources.
  *
- * Widening is exact; narrowing rounds to nearest even, as kir_to_f16 and kir_to_bf16 do. A NaN stays one. */
+ * Widening is exact; narrowing rounds to nearest even, as kir_to_f16 and kir_to_bf16 do. NaN stays NaN. */
 #ifndef TN_WIDEN_H
 #define TN_WIDEN_H
 
