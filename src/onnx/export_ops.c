@@ -637,7 +637,7 @@ static const char *filtered(onnx_export *x, const char *images, const char *filt
     return onnx_emit2(x, "Conv", images, filters);
 }
 
-static const char *write_correlate(onnx_export *x, const tn_node *n, const onnx_writer *w) {
+static const char *write_conv_forward(onnx_export *x, const tn_node *n, const onnx_writer *w) {
     const int64_t *i = n->i;
     (void)w;
     filtering f = {n->in[0]->shape + 2,
@@ -820,7 +820,7 @@ static const onnx_writer writers[] = {
     {TN_OP_CONV1D, NULL, write_conv, has_batch, NULL, 1},
     {TN_OP_CONV2D, NULL, write_conv, has_batch, NULL, 2},
     {TN_OP_CONV_TRANSPOSE2D, NULL, write_conv_transpose, is_plain_transposed, NULL, 0},
-    {TN_OP_CONV2D_FORWARD, NULL, write_correlate, NULL, NULL, 0},
+    {TN_OP_CONV2D_FORWARD, NULL, write_conv_forward, NULL, NULL, 0},
     {TN_OP_CONV2D_WGRAD, NULL, write_conv_weight, has_one_group, NULL, 0},
     {TN_OP_CONV2D_DGRAD, NULL, write_spread, is_transposed_conv, NULL, 0},
     {TN_OP_MAX_POOL2D, "MaxPool", write_pool, is_plain_pool, NULL, 0},

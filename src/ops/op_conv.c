@@ -92,11 +92,12 @@ static tn_node *one_tap(tn_build *b, tn_node *x, const int64_t *stride) {
     return x ? tn_b_reshape(b, x, (int64_t[]){x->shape[0], x->shape[1], 1, 1, x->shape[2], x->shape[3]}, 6) : NULL;
 }
 
-tn_node *tn_b_im2col(tn_build *b, tn_node *x, const tn_window *w, const int64_t *places, double value) {
+tn_node *tn_b_im2col(tn_build *b, tn_node *x, const tn_window *w, const int64_t *out_size, double value) {
     int64_t pads[4];
     if (!x) return NULL;
     for (int a = 0; a < 2; a++) {
-        int64_t end = (places[a] - 1) * w->stride[a] + tn_window_reach(w, a); /* of what is seen, in the padded image */
+        int64_t end =
+            (out_size[a] - 1) * w->stride[a] + tn_window_reach(w, a); /* of what is seen, in the padded image */
         int64_t behind = end - w->padding[a] - x->shape[2 + a];
         pads[2 * (1 - a)] = w->padding[a];
         pads[2 * (1 - a) + 1] =
@@ -118,7 +119,7 @@ bool tn_window_has_phases(const tn_window *w) {
 /* Pixel y = number + stride·i lies in the padded image at stride·(i + skip) + first, and tap first + stride·t of the
  * result at i + skip - t covers it. Taps run downwards, so the window over the results
  * begins taps - 1 before i + skip. */
-tn_phase tn_phase_of(const tn_window *w, const int64_t *number, const int64_t *size, const int64_t *places) {
+tn_phase tn_phase_of(const tn_window *w, const int64_t *number, const int64_t *size, const int64_t *out_size) {
     tn_phase p;
     for (int a = 0; a < 2; a++) {
         int64_t stride = w->stride[a], at = number[a] + w->padding[a], skip = at / stride;
@@ -127,7 +128,7 @@ tn_phase tn_phase_of(const tn_window *w, const int64_t *number, const int64_t *s
         p.pixels[a] = tn_ceil_div(size[a], stride);
         p.spacing[a] = stride == 1 ? w->dilation[a] : 1;
         p.pads[2 * (1 - a)] = (p.taps[a] - 1) * p.spacing[a] - skip;
-        p.pads[2 * (1 - a) + 1] = p.pixels[a] + skip - places[a];
+        p.pads[2 * (1 - a) + 1] = p.pixels[a] + skip - out_size[a];
     }
     return p;
 }
@@ -160,13 +161,13 @@ tn_node *tn_b_join_phases(tn_build *b, tn_node *const *parts, const tn_window *w
 
 /* ==== convolution ================================================================================================= */
 /* A convolution is a product of the weight with what its window sees at each place (ops_common.h). Its gradients are a
- * transposed convolution and a third op, the product over all places that yields the weight's; each of the three has
- * the other two as its gradients, so they can be differentiated for ever.
+ * transposed convolution and a third op, the product over all output pixels that yields the weight's; each of the three
+ * has the other two as its gradients, so they can be differentiated for ever.
  *
  * All of them come down to three primitives. conv2d_forward is the product of filters with windows: a convolution is
- * one. conv2d_dgrad, the way back, is one for each of its phases. conv2d_wgrad is the product over all places. Where
- * there is a kernel for them no window is ever made; elsewhere they are what their compositions say, to the same bits.
- * */
+ * one. conv2d_dgrad, the way back, is one for each of its phases. conv2d_wgrad is the product over all output pixels.
+ * Where there is a kernel for them no window is ever made; elsewhere they are what their compositions say, to the same
+ * bits. */
 
 /* ---- shapes ------------------------------------------------------------------------------------------------------ */
 
@@ -273,7 +274,7 @@ static bool depthwise(const tn_node *weight, int64_t groups) {
     return groups > 1 && weight->shape[0] == groups && weight->shape[1] == 1;
 }
 
-/* [n, channels, taps, taps, places, places] as matrices [n, (groups,) channels of a group · taps, places]. */
+/* [n, channels, taps, taps, out_h, out_w] as matrices [n, (groups,) channels of a group · taps, output pixels]. */
 static tn_node *columns(tn_build *b, tn_node *seen, int64_t groups) {
     if (!seen) return NULL;
     const int64_t *s = seen->shape;
@@ -306,9 +307,10 @@ static tn_node *weigh_im2col(tn_build *b, tn_node *seen, tn_node *weight) {
 }
 
 /* What one tap sees of an image as far as the window reaches. */
-static tn_node *tap_im2col(tn_build *b, tn_node *image, const tn_window *w, const int64_t *places, const int64_t *tap) {
+static tn_node *tap_im2col(tn_build *b, tn_node *image, const tn_window *w, const int64_t *out_size,
+                           const int64_t *tap) {
     for (int a = 0; a < 2; a++) {
-        int64_t from = tap[a] * w->dilation[a], to = from + (places[a] - 1) * w->stride[a] + 1;
+        int64_t from = tap[a] * w->dilation[a], to = from + (out_size[a] - 1) * w->stride[a] + 1;
         image = tn_b_slice(b, image, 2 + a, from, to, w->stride[a]);
     }
     return image;
@@ -322,14 +324,14 @@ int64_t tn_depthwise_pass(const int64_t kernel[2], const int64_t stride[2]) {
 
 /* The same as shifted images, each times a number a channel, in passes that store nothing in between; each takes as
  * many taps as a program has room for. Columns that are left out would be read one by one: windows then. */
-static tn_node *weigh_channels(tn_build *b, tn_node *x, tn_node *weight, const tn_window *w, const int64_t *places) {
+static tn_node *weigh_channels(tn_build *b, tn_node *x, tn_node *weight, const tn_window *w, const int64_t *out_size) {
     int64_t taps = w->kernel[0] * w->kernel[1], passes = tn_ceil_div(taps, AT_ONCE), pads[4];
     tn_node *pass[PASSES];
     if (!x || !weight) return NULL;
-    if (tn_depthwise_pass(w->kernel, w->stride) == 0 || places[0] < 1 || places[1] < 1)
-        return weigh_im2col(b, tn_b_im2col(b, x, w, places, 0.0), weight);
+    if (tn_depthwise_pass(w->kernel, w->stride) == 0 || out_size[0] < 1 || out_size[1] < 1)
+        return weigh_im2col(b, tn_b_im2col(b, x, w, out_size, 0.0), weight);
     for (int a = 0; a < 2; a++) {
-        int64_t end = (places[a] - 1) * w->stride[a] + tn_window_reach(w, a);
+        int64_t end = (out_size[a] - 1) * w->stride[a] + tn_window_reach(w, a);
         pads[2 * (1 - a)] = w->padding[a];
         pads[2 * (1 - a) + 1] = end - w->padding[a] - x->shape[2 + a];
     }
@@ -337,7 +339,7 @@ static tn_node *weigh_channels(tn_build *b, tn_node *x, tn_node *weight, const t
     tn_node *filter = tn_b_reshape(b, weight, (int64_t[]){weight->shape[0], taps, 1, 1}, 4);
     for (int64_t t = 0; t < taps; t++) {
         tn_node **sum = &pass[t / AT_ONCE];
-        tn_node *seen = tap_im2col(b, image, w, places, (int64_t[]){t / w->kernel[1], t % w->kernel[1]});
+        tn_node *seen = tap_im2col(b, image, w, out_size, (int64_t[]){t / w->kernel[1], t % w->kernel[1]});
         tn_node *part = tn_b_mul(b, seen, tn_b_select(b, filter, 1, t));
         *sum = t % AT_ONCE ? tn_b_add(b, *sum, part) : part;
     }
@@ -364,24 +366,24 @@ static tn_node *product(tn_build *b, tn_node *x, tn_node *y, bool wide) {
 }
 
 /* The convolution by its definition: a product of the filters with what windows see. Of `w` the kernel is not read. */
-static tn_node *correlate_im2col(tn_build *b, tn_node *x, tn_node *weight, const tn_window *w, int64_t groups,
-                                 const int64_t *places, bool wide) {
+static tn_node *conv_forward_im2col(tn_build *b, tn_node *x, tn_node *weight, const tn_window *w, int64_t groups,
+                                    const int64_t *out_size, bool wide) {
     if (!x || !weight) return NULL;
     tn_window window = filter_taps(weight, w->stride, w->padding, w->dilation);
     if (depthwise(weight, groups)) {
-        tn_node *y = weigh_channels(b, tn_b_as_f32(b, x), tn_b_as_f32(b, weight), &window, places); /* sums are f32 */
+        tn_node *y = weigh_channels(b, tn_b_as_f32(b, x), tn_b_as_f32(b, weight), &window, out_size); /* sums are f32 */
         return wide ? y : tn_b_cast_like(b, y, x);
     }
-    tn_node *seen = tn_b_im2col(b, x, &window, places, 0.0);
+    tn_node *seen = tn_b_im2col(b, x, &window, out_size, 0.0);
     tn_node *y = product(b, filters(b, weight, groups), columns(b, seen, groups), wide);
-    return tn_b_view(b, y, (int64_t[]){x->shape[0], weight->shape[0], places[0], places[1]}, 4);
+    return tn_b_view(b, y, (int64_t[]){x->shape[0], weight->shape[0], out_size[0], out_size[1]}, 4);
 }
 
-/* The convolution: x [n, channels, h, w] → [n, out, places], in x's dtype or, for halves, `wide`: in f32. */
-static tn_node *correlate(tn_build *b, tn_node *x, tn_node *weight, const tn_window *w, int64_t groups,
-                          const int64_t *places, bool wide) {
-    if (wide) return correlate_im2col(b, x, weight, w, groups, places, true);
-    return tn_b_conv2d_forward(b, x, weight, places, w->stride, w->padding, w->dilation, groups);
+/* The convolution: x [n, channels, h, w] → [n, out, output pixels], in x's dtype or, for halves, `wide`: in f32. */
+static tn_node *conv_forward(tn_build *b, tn_node *x, tn_node *weight, const tn_window *w, int64_t groups,
+                             const int64_t *out_size, bool wide) {
+    if (wide) return conv_forward_im2col(b, x, weight, w, groups, out_size, true);
+    return tn_b_conv2d_forward(b, x, weight, out_size, w->stride, w->padding, w->dilation, groups);
 }
 
 /* The taps of a phase, from the last to the first. */
@@ -415,7 +417,7 @@ static tn_node *spread_phase(tn_build *b, tn_node *y, tn_node *weight, const tn_
     tn_node *taps = turned_filters(b, phase_taps(b, weight, w, p), groups);
     tn_window over = {.stride = {1, 1}, .padding = {p->pads[2], p->pads[0]}};
     memcpy(over.dilation, p->spacing, sizeof over.dilation);
-    return correlate(b, y, taps, &over, groups, p->pixels, wide);
+    return conv_forward(b, y, taps, &over, groups, p->pixels, wide);
 }
 
 static tn_node *spread_in_phases(tn_build *b, tn_node *y, tn_node *weight, const tn_window *w, int64_t groups,
@@ -430,7 +432,7 @@ static tn_node *spread_in_phases(tn_build *b, tn_node *y, tn_node *weight, const
 }
 
 /* What each pixel of y contributes to its window, summed. A stride and a dilation: the uncut image is made and then
- * cut, as fold2d wants exactly the places that an image has. */
+ * cut, as fold2d requires exactly the output pixels of an image. */
 static tn_node *spread_and_fold(tn_build *b, tn_node *y, tn_node *weight, const tn_window *w, int64_t groups,
                                 const int64_t *size, bool wide) {
     const int64_t *s = weight->shape, none[2] = {0, 0};
@@ -451,14 +453,15 @@ static tn_node *spread_im2col(tn_build *b, tn_node *y, tn_node *weight, const tn
     return (tn_window_has_phases(w) ? spread_in_phases : spread_and_fold)(b, y, weight, w, groups, size, wide);
 }
 
-/* The transposed convolution: y [n, groups · in, places] → images of `size`, in y's dtype or `wide`. */
+/* The transposed convolution: y [n, groups · in, output pixels] → images of `size`, in y's dtype or `wide`. */
 static tn_node *spread_conv(tn_build *b, tn_node *y, tn_node *weight, const tn_window *w, int64_t groups,
                             const int64_t *size, bool wide) {
     if (wide) return spread_im2col(b, y, weight, w, groups, size, true);
     return tn_b_conv2d_dgrad(b, y, weight, size, w->stride, w->padding, w->dilation, groups);
 }
 
-/* Matrices [n, (groups,) rows, places] as [(groups,) rows, n · places]: one chain through the places of all images. */
+/* Matrices [n, (groups,) rows, output pixels] as [(groups,) rows, n · output pixels]: one chain through the output
+ * pixels of all images. */
 static tn_node *pixels_last(tn_build *b, tn_node *m) {
     if (!m) return NULL;
     const int64_t *s = m->shape;
@@ -468,7 +471,8 @@ static tn_node *pixels_last(tn_build *b, tn_node *m) {
     return tn_b_reshape(b, turned, (int64_t[]){s[1], s[2], s[0] * s[3]}, 3);
 }
 
-/* The product over all places: x [n, channels, h, w] and y [n, out, places] → [out, channels / groups, kernel]. */
+/* The product over all output pixels: x [n, channels, h, w] and y [n, out, output pixels] → [out, channels / groups,
+ * kernel]. */
 static tn_node *collect(tn_build *b, tn_node *x, tn_node *y, const tn_window *w, int64_t groups, const tn_node *like) {
     if (!x || !y) return NULL;
     tn_node *seen = tn_b_im2col(b, x, w, y->shape + 2, 0.0);
@@ -526,7 +530,7 @@ static tn_status infer_conv2d_forward(tn_infer *c) {
 static tn_node *compose_conv2d_forward(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0], *weight = n->in[1];
     tn_window w = filter_window(n->i, weight);
-    return correlate_im2col(b, x, weight, &w, n->i[TN_CONV2D_FORWARD_GROUPS], n->shape + 2, false);
+    return conv_forward_im2col(b, x, weight, &w, n->i[TN_CONV2D_FORWARD_GROUPS], n->shape + 2, false);
 }
 
 /* Where tap `tap` of the window at (`y`, `x`) lies in an image of `size`, row by row; -1 outside. */
@@ -538,8 +542,8 @@ static int64_t tap_pixel(const tn_window *w, const int64_t *size, int64_t y, int
 }
 
 /* A definition of its own: one place of one filter. `x`: the first of the group's `channels` planes. */
-static double correlate_pixel(const double *x, const int64_t *size, const double *filter, int64_t channels,
-                              const tn_window *w, int64_t pixel_y, int64_t pixel_x, double outside) {
+static double conv_forward_pixel(const double *x, const int64_t *size, const double *filter, int64_t channels,
+                                 const tn_window *w, int64_t pixel_y, int64_t pixel_x, double outside) {
     int64_t taps = w->kernel[0] * w->kernel[1], plane = size[0] * size[1];
     double sum = 0;
     for (int64_t c = 0; c < channels; c++) {
@@ -553,14 +557,14 @@ static double correlate_pixel(const double *x, const int64_t *size, const double
 
 static void define_correlation(const tn_reference *r, const tn_window *w, int64_t groups, double outside) {
     const tn_node *n = r->node, *x = n->in[0], *weight = n->in[1];
-    int64_t out = n->shape[1], channels = weight->shape[1], places = n->shape[2] * n->shape[3];
+    int64_t out = n->shape[1], channels = weight->shape[1], out_pixels = n->shape[2] * n->shape[3];
     int64_t of_group = out / groups, plane = x->shape[2] * x->shape[3];
     for (int64_t i = 0; i < tn_node_numel(n); i++) {
-        int64_t o = i / places % out, image = i / places / out, place = i % places;
+        int64_t o = i / out_pixels % out, image = i / out_pixels / out, place = i % out_pixels;
         const double *planes = r->in[0] + (image * x->shape[1] + o / of_group * channels) * plane;
         const double *filter = r->in[1] + o * channels * w->kernel[0] * w->kernel[1];
-        r->out[i] = correlate_pixel(planes, x->shape + 2, filter, channels, w, place / n->shape[3], place % n->shape[3],
-                                    outside);
+        r->out[i] = conv_forward_pixel(planes, x->shape + 2, filter, channels, w, place / n->shape[3],
+                                       place % n->shape[3], outside);
     }
 }
 
@@ -569,9 +573,9 @@ static void reference_conv2d_forward(const tn_reference *r) {
     define_correlation(r, &w, r->node->i[TN_CONV2D_FORWARD_GROUPS], 0);
 }
 
-/* conv2d_forward(x, weight, places, stride, before, dilation, groups): filters [out, channels / groups, kernel, kernel]
- * over the windows of images [n, channels, h, w] at places[0] × places[1]: the window of place (u, v) begins at
- * (u, v) · stride − before, and what lies outside of the image is zero. */
+/* conv2d_forward(x, weight, out_size, stride, before, dilation, groups): filters [out, channels / groups, kernel,
+ * kernel] over the windows of images [n, channels, h, w] at out_size[0] × out_size[1]: the window of output pixel (u,
+ * v) begins at (u, v) · stride − before, and what lies outside of the image is zero. */
 const tn_op_impl tn_impl_conv2d_forward = {
     .class_ = TN_NATIVE,
     .infer = infer_conv2d_forward,
@@ -609,7 +613,7 @@ static tn_status check_bytes(const tn_infer *c) {
 static tn_status infer_int_conv2d(tn_infer *c) {
     const tn_node *x = c->in[0], *weight = c->in[1];
     const int64_t *pads = c->attrs->i + TN_INT_CONV2D_PADDING;
-    int64_t places[2];
+    int64_t out_size[2];
     TRY(check_bytes(c));
     TRY(check_filters(c, c->attrs->i[TN_INT_CONV2D_GROUPS]));
     tn_window w = byte_window(c->attrs->i, weight), behind = w;
@@ -624,9 +628,9 @@ static tn_status infer_int_conv2d(tn_infer *c) {
                            "%lld before and %lld after",
                            (long long)tn_window_reach(&w, a), (long long)size, (long long)pads[a],
                            (long long)pads[2 + a]);
-        places[a] = room / w.stride[a] + 1;
+        out_size[a] = room / w.stride[a] + 1;
     }
-    tn_nchw_infer(c, 2, weight->shape[0], places);
+    tn_nchw_infer(c, 2, weight->shape[0], out_size);
     c->dtype = TN_I32;
     return TN_OK;
 }
@@ -703,19 +707,19 @@ static void spread_result(const tn_reference *r, const tn_window *w, int64_t cha
 static void reference_conv2d_dgrad(const tn_reference *r) {
     const tn_node *n = r->node, *y = n->in[0];
     tn_window w = spread_window(n->i, n->in[1]);
-    int64_t places = y->shape[2] * y->shape[3], of_group = y->shape[1] / n->i[TN_CONV2D_DGRAD_GROUPS];
+    int64_t out_pixels = y->shape[2] * y->shape[3], of_group = y->shape[1] / n->i[TN_CONV2D_DGRAD_GROUPS];
     int64_t plane = n->shape[2] * n->shape[3];
     for (int64_t i = 0; i < tn_node_numel(n); i++)
         r->out[i] = 0;
     for (int64_t i = 0; i < tn_node_numel(y); i++) {
-        int64_t channel = i / places % y->shape[1], image = i / places / y->shape[1];
+        int64_t channel = i / out_pixels % y->shape[1], image = i / out_pixels / y->shape[1];
         int64_t first = image * n->shape[1] + channel / of_group * n->in[1]->shape[1];
-        spread_result(r, &w, channel, i % places, r->in[0][i], r->out + first * plane);
+        spread_result(r, &w, channel, i % out_pixels, r->in[0][i], r->out + first * plane);
     }
 }
 
 /* conv2d_dgrad(y, weight, size, stride, padding, dilation, groups): the adjoint of conv2d_forward: results y [n, groups
- * · in, places] times filters [groups · in, out, kernel, kernel], to images of `size`. */
+ * · in, output pixels] times filters [groups · in, out, kernel, kernel], to images of `size`. */
 const tn_op_impl tn_impl_conv2d_dgrad = {
     .class_ = TN_NATIVE,
     .infer = infer_conv2d_dgrad,
@@ -733,15 +737,15 @@ const tn_op_impl tn_impl_conv2d_dgrad = {
 /* ---- of integers ------------------------------------------------------------------------------------------------- */
 
 /* Sums of whole numbers, modulo the type's range: a product of matrices with the windows written out. */
-static tn_node *correlate_whole(tn_build *b, tn_node *x, tn_node *weight, const tn_window *w, int64_t groups,
-                                const int64_t *places) {
+static tn_node *conv_forward_matmul(tn_build *b, tn_node *x, tn_node *weight, const tn_window *w, int64_t groups,
+                                    const int64_t *out_size) {
     const int64_t *k = weight->shape;
-    tn_node *seen = tn_b_im2col(b, x, w, places, 0);
+    tn_node *seen = tn_b_im2col(b, x, w, out_size, 0);
     if (!seen) return NULL;
     int64_t depth = k[1] * k[2] * k[3], n = x->shape[0];
-    tn_node *columns = tn_b_reshape(b, seen, (int64_t[]){n, groups, depth, places[0] * places[1]}, 4);
+    tn_node *columns = tn_b_reshape(b, seen, (int64_t[]){n, groups, depth, out_size[0] * out_size[1]}, 4);
     tn_node *rows = tn_b_reshape(b, weight, (int64_t[]){1, groups, k[0] / groups, depth}, 4);
-    return tn_b_reshape(b, tn_b_matmul(b, rows, columns), (int64_t[]){n, k[0], places[0], places[1]}, 4);
+    return tn_b_reshape(b, tn_b_matmul(b, rows, columns), (int64_t[]){n, k[0], out_size[0], out_size[1]}, 4);
 }
 
 /* The way back: what each pixel of x adds to each tap, folded onto images of `size`. */
@@ -768,10 +772,10 @@ static tn_node *spread_whole(tn_build *b, tn_node *x, tn_node *weight, const tn_
 static tn_node *compose_conv2d(tn_build *b, const tn_node *n) {
     tn_node *weight = n->in[1], *x = tn_b_as_nchw(b, n->in[0], 2);
     tn_window w = conv_window(n->i, weight, 2);
-    const int64_t *places = n->shape + n->rank - 2, groups = conv_groups(n->i, 2);
+    const int64_t *out_size = n->shape + n->rank - 2, groups = conv_groups(n->i, 2);
     bool whole = !tn_dtype_is_float((tn_dtype)n->dtype);
-    tn_node *y = whole ? correlate_whole(b, x, weight, &w, groups, places)
-                       : correlate(b, x, weight, &w, groups, places, wants_wide(n));
+    tn_node *y = whole ? conv_forward_matmul(b, x, weight, &w, groups, out_size)
+                       : conv_forward(b, x, weight, &w, groups, out_size, wants_wide(n));
     return add_bias(b, n, n->rank == 4 ? y : tn_b_view(b, y, n->shape, n->rank));
 }
 
@@ -887,12 +891,12 @@ static tn_node *compose_conv2d_wgrad(tn_build *b, const tn_node *n) {
 }
 
 /* What the results of one channel of one image add to its filter, [channels, kernel, kernel]. */
-static void collect_image(const double *x, const int64_t *size, const double *y, const int64_t *places,
+static void collect_image(const double *x, const int64_t *size, const double *y, const int64_t *out_size,
                           const tn_window *w, int64_t channels, double *filter) {
     int64_t taps = w->kernel[0] * w->kernel[1];
     for (int64_t i = 0; i < channels * taps; i++) {
-        for (int64_t p = 0; p < places[0] * places[1]; p++) {
-            int64_t at = tap_pixel(w, size, p / places[1], p % places[1], i % taps);
+        for (int64_t p = 0; p < out_size[0] * out_size[1]; p++) {
+            int64_t at = tap_pixel(w, size, p / out_size[1], p % out_size[1], i % taps);
             if (at >= 0) filter[i] += x[i / taps * size[0] * size[1] + at] * y[p];
         }
     }
@@ -901,7 +905,7 @@ static void collect_image(const double *x, const int64_t *size, const double *y,
 static void reference_conv2d_wgrad(const tn_reference *r) {
     const tn_node *n = r->node, *x = n->in[0], *y = n->in[1];
     tn_window w = weight_window(n->i);
-    const int64_t *size = x->shape + x->rank - 2, *places = y->shape + y->rank - 2;
+    const int64_t *size = x->shape + x->rank - 2, *out_size = y->shape + y->rank - 2;
     int64_t images = x->rank == 4 ? x->shape[0] : 1, out = n->shape[0], channels = n->shape[1];
     int64_t of_group = out / n->i[TN_CONV2D_WGRAD_GROUPS], all = x->shape[x->rank - 3];
     for (int64_t i = 0; i < tn_node_numel(n); i++)
@@ -909,12 +913,12 @@ static void reference_conv2d_wgrad(const tn_reference *r) {
     for (int64_t k = 0; k < images * out; k++) {
         int64_t image = k / out, o = k % out;
         const double *planes = r->in[0] + (image * all + o / of_group * channels) * size[0] * size[1];
-        collect_image(planes, size, r->in[1] + k * places[0] * places[1], places, &w, channels,
+        collect_image(planes, size, r->in[1] + k * out_size[0] * out_size[1], out_size, &w, channels,
                       r->out + o * channels * w.kernel[0] * w.kernel[1]);
     }
 }
 
-/* Of a transposed convolution the window may have more places than y has pixels: those are left out. */
+/* Of a transposed convolution the window may have more output pixels than y has pixels: those are left out. */
 static tn_node *first_pixels(tn_build *b, tn_node *y, const tn_node *like) {
     for (int d = like->rank - 2; y && d < like->rank; d++)
         if (y->shape[d] > like->shape[d]) y = tn_b_slice(b, y, d, 0, like->shape[d], 1);
@@ -942,7 +946,7 @@ static tn_status grad_conv2d_wgrad(tn_build *b, const tn_node *n, tn_node *dy, t
 }
 
 /* conv2d_wgrad(x, y, kernel, stride, padding, dilation, groups): the gradient of a convolution's weight: images x
- * times results y, over all places of the window. */
+ * times results y, over all output pixels of the window. */
 const tn_op_impl tn_impl_conv2d_wgrad = {
     .class_ = TN_NATIVE,
     .infer = infer_conv2d_wgrad,

@@ -47,7 +47,7 @@ static tn_status infer_pool(tn_infer *c, const tn_window *w, bool ceil_mode) {
 
 static const int64_t *pixels_of(const tn_node *n) { return n->shape + n->rank - 2; }
 
-static const int64_t taps_dims[2] = {2, 3}; /* of what a window sees: [n, c, kernel, kernel, places, places] */
+static const int64_t taps_dims[2] = {2, 3}; /* of what a window sees: [n, c, kernel, kernel, out_h, out_w] */
 
 /* ---- the way back ------------------------------------------------------------------------------------------------ */
 
@@ -105,7 +105,7 @@ static tn_node *back_in_phases(tn_build *b, tn_node *g, tn_node *index, const tn
     return tn_b_join_phases(b, parts, w, size);
 }
 
-/* Any window: what each tap has of each result, folded; fold2d wants exactly the places that an image has. */
+/* Any window: what each tap has of each result, folded; fold2d requires exactly the output pixels of an image. */
 static tn_node *back_by_folding(tn_build *b, tn_node *g, tn_node *index, const tn_window *w, const int64_t *size) {
     const int64_t *s = g->shape, *k = w->kernel, none[2] = {0, 0};
     int64_t one[6] = {s[0], s[1], 1, 1, s[2], s[3]}, all[6] = {s[0], s[1], k[0], k[1], s[2], s[3]}, whole[2], pads[4];
@@ -121,7 +121,8 @@ static tn_node *back_by_folding(tn_build *b, tn_node *g, tn_node *index, const t
     return tn_b_padded(b, image, pads, 0.0);
 }
 
-/* The gradient g of the results [n, c, places] at the pixels of n's input: to the tap that index names, or to all. */
+/* The gradient g of the results [n, c, output pixels] at the pixels of n's input: to the tap that index names, or to
+ * all. */
 static tn_node *back(tn_build *b, const tn_node *n, tn_node *g, tn_node *index, const tn_window *w) {
     const tn_node *x = n->in[0];
     const int64_t *size = x->shape + x->rank - 2;
@@ -150,7 +151,7 @@ static double least_of(tn_dtype t) {
     return t == TN_U8 || t == TN_U16 || t == TN_U32 || t == TN_U64 ? 0 : -ldexp(1, bits - 1);
 }
 
-/* What the windows of max_pool2d see: [n, c, kernel, kernel, places, places]. */
+/* What the windows of max_pool2d see: [n, c, kernel, kernel, out_h, out_w]. */
 static tn_node *im2col_for_max(tn_build *b, const tn_node *n, const tn_window *w) {
     return tn_b_im2col(b, tn_b_as_nchw(b, n->in[0], 2), w, pixels_of(n), least_of((tn_dtype)n->in[0]->dtype));
 }
@@ -273,13 +274,13 @@ static tn_node *divided(tn_build *b, const tn_node *n, const tn_window *w, tn_no
 
 /* Sums of the windows of x [batch, channels, h, w]: of floats a depthwise convolution with ones, for which the CPU has
  * a kernel; where windows are few, a reduction over what they see. */
-static tn_node *window_sums(tn_build *b, tn_node *x, const tn_window *w, const int64_t *places) {
+static tn_node *window_sums(tn_build *b, tn_node *x, const tn_window *w, const int64_t *out_size) {
     enum { FEW_WINDOWS = 16 };
-    if (!x || x->dtype != TN_F32 || x->shape[1] < 2 || places[0] * places[1] < FEW_WINDOWS)
-        return tn_b_sum(b, tn_b_im2col(b, x, w, places, 0.0), taps_dims, 2, false); /* of integers in i64 */
+    if (!x || x->dtype != TN_F32 || x->shape[1] < 2 || out_size[0] * out_size[1] < FEW_WINDOWS)
+        return tn_b_sum(b, tn_b_im2col(b, x, w, out_size, 0.0), taps_dims, 2, false); /* of integers in i64 */
     const int64_t filters[4] = {x->shape[1], 1, w->kernel[0], w->kernel[1]};
     tn_node *ones = tn_b_expand(b, tn_b_const(b, 1.0, x), filters, 4);
-    return tn_b_conv2d_forward(b, x, ones, places, w->stride, w->padding, w->dilation, x->shape[1]);
+    return tn_b_conv2d_forward(b, x, ones, out_size, w->stride, w->padding, w->dilation, x->shape[1]);
 }
 
 static tn_node *compose_avg_pool2d(tn_build *b, const tn_node *n) {

@@ -206,9 +206,9 @@ void tn_nchw_infer(tn_infer *c, int axes, int64_t channels,
                    const int64_t *size);                  /* the batch, if any, is the input's */
 tn_node *tn_b_as_nchw(tn_build *b, tn_node *x, int axes); /* as [n, c, h, w], whatever it was */
 
-/* What the window sees of x [n, c, h, w] at places[0] × places[1]: [n, c, kernel, kernel,
- * places, places]; `value` outside. */
-tn_node *tn_b_im2col(tn_build *b, tn_node *x, const tn_window *w, const int64_t *places, double value);
+/* What the window sees of x [n, c, h, w] at out_size[0] × out_size[1]: [n, c, kernel, kernel, out_h,
+ * out_w]; `value` outside. */
+tn_node *tn_b_im2col(tn_build *b, tn_node *x, const tn_window *w, const int64_t *out_size, double value);
 
 /* tn_b_pad of an image; what is only cut off is a view. */
 tn_node *tn_b_padded(tn_build *b, tn_node *x, const int64_t pads[4], double value);
@@ -226,11 +226,11 @@ typedef struct tn_phase {
 
 /* Can the way back be made of phases? Not with both a stride and a dilation. */
 bool tn_window_has_phases(const tn_window *w);
-/* The class of pixels `number` (down, across) of an image of `size`, seen from results at `places`. */
-tn_phase tn_phase_of(const tn_window *w, const int64_t *number, const int64_t *size, const int64_t *places);
+/* The class of pixels `number` (down, across) of an image of `size`, seen from results of `out_size`. */
+tn_phase tn_phase_of(const tn_window *w, const int64_t *number, const int64_t *size, const int64_t *out_size);
 /* Has the phase pixels that nothing reaches? */
 static inline bool tn_phase_is_empty(const tn_phase *p) { return p->taps[0] == 0 || p->taps[1] == 0; }
-/* Results [n, c, places, places] under the phase's window: [n, c, taps, taps, pixels, pixels]. Taps run downwards. */
+/* Results [n, c, out_h, out_w] under the phase's window: [n, c, taps, taps, pixels, pixels]. Taps run downwards. */
 tn_node *tn_b_im2col_phase(tn_build *b, tn_node *y, const tn_phase *p, double value);
 /* Taps that the composition of one filter a channel adds up before it adds these sums; 0: the products themselves are
  * the elements of one reduction. */

@@ -259,7 +259,7 @@ static void swap64(int64_t pair[2]) {
     pair[1] = first;
 }
 
-static void run_correlate_depthwise(tn_native *n, void *const *pointers) {
+static void run_conv2d_depthwise(tn_native *n, void *const *pointers) {
     take_operands(n, pointers);
     tn_conv_depthwise(&n->conv);
 }
@@ -494,7 +494,7 @@ tn_status tn_make_conv2d_forward(const tn_graph_plan *g, const tn_group *group, 
         return make_few_pixels(g, group, n, weight, workspace);
     TRY(tn_native_join(n, group, &n->conv.epilogue));
     if (each) {
-        n->run = run_correlate_depthwise;
+        n->run = run_conv2d_depthwise;
         *workspace = tn_conv_depthwise_workspace(&n->conv, tn_threads());
         return TN_OK;
     }
