@@ -336,19 +336,19 @@ typedef struct tn_library_info {
 TN_API int tn_library_count(void);
 /* Row i of [0, count). Loads nothing but what TRUNNION_LIBRARY names. Errors: TN_ERR_ARGUMENT outside of that. */
 TN_API tn_status tn_library_at(int i, tn_library_info *out);
-/* What is planned from now on multiplies matrices with this library, on the devices of its backend, where it can: in
- * f32 and f64, a vendor's also in f16 and bf16 with sums in f32; "cudnn" computes convolutions and their gradients in
- * f32, f16 and bf16; "openblas", "mkl" and "accelerate" also solve, factor and find eigenvalues (linalg.h) from 32 rows
- * and columns on. Graphs captured before stay as they are. name: of a row above; "auto", for each kind of device and
- * of work the first that works, on the CPU or where tuning (tune.h) measured it the fastest, our own kernels included;
- * "none" or NULL, our own kernels; or a list of such, "cublaslt,cudnn", with one at most that is for the CPU. For the
- * whole process; without a call TRUNNION_LIBRARY in the environment decides.
- * TRUNNION_OPENBLAS_LIB, TRUNNION_CUBLASLT_LIB …: its file.
- * One for the CPU is tried first in a process of its own (fork), so that one that crashes or hangs is but refused. One
- * for a device that does not start there says so on standard error, and our kernels compute.
- * Loading sets variables of the environment for a moment (OPENBLAS_CORETYPE …): no other thread should read or write
- * the environment meanwhile. A loaded library stays until the process ends.
- * Errors: TN_ERR_ARGUMENT for an unknown name; TN_ERR_UNAVAILABLE with the reason and what to do. */
+/* Plans made from now on compute with this library, where it can, on the devices of its backend: matrix products in f32
+ * and f64, with a vendor's library also in f16 and bf16 (sums in f32). "cudnn" computes convolutions and their
+ * gradients in f32, f16 and bf16. "openblas", "mkl" and "accelerate" also solve, factor and find eigenvalues (linalg.h)
+ * from 32 rows and columns on. Existing captured graphs do not change.
+ *   name: a row above; "auto": for each kind of device and work the first that works (on the CPU with tuning, tune.h:
+ *   the fastest measured, our own kernels included); "none" or NULL: our own kernels; or a list such as
+ *   "cublaslt,cudnn" with at most one library for the CPU.
+ * Applies to the whole process; without a call TRUNNION_LIBRARY in the environment decides. TRUNNION_OPENBLAS_LIB,
+ * TRUNNION_CUBLASLT_LIB …: the library's file. A library for the CPU is first tried in a child process (fork), so one
+ * that crashes or hangs is only refused. If a device's library does not start, that is reported on standard error, and
+ * our kernels compute. Loading sets environment variables for a moment (OPENBLAS_CORETYPE …): no other thread should
+ * access the environment meanwhile. A loaded library stays until the process ends. Errors: TN_ERR_ARGUMENT for an
+ * unknown name; TN_ERR_UNAVAILABLE with the reason and what to do. */
 TN_API tn_status tn_set_library(const char *name);
 /* The CPU's, else a device's; "none": our own kernels. */
 TN_API const char *tn_get_library(void);

@@ -89,12 +89,12 @@ TN_API const int64_t *tn_shape(const tn_tensor *t);
 TN_API int64_t tn_numel(const tn_tensor *t);
 TN_API tn_dtype tn_dtype_of(const tn_tensor *t);
 TN_API tn_device *tn_device_of(const tn_tensor *t);
-/* How often what t stands for was written in place, through t or any view of it: while that does not change, the value
- * does not, unless tn_swap exchanged it, which exchanges the counts too. 0 for NULL. PyTorch's _version. */
+/* Number of in-place writes to t's storage, through t or any view of it. While it does not change, neither does the
+ * value, except by tn_swap, which exchanges the counts too. 0 for NULL. PyTorch's _version. */
 TN_API int64_t tn_write_count(const tn_tensor *t);
-/* What t stands for, as a number that the process gives once: views of it have the same, writes do not change it,
- * tn_swap exchanges it. While it and tn_write_count are what they were, so is the value. 0 for NULL, and when memory is
- * out. */
+/* A number that identifies t's storage for the life of the process: views have the same one, writes do not change it,
+ * tn_swap exchanges it. While this and tn_write_count do not change, neither does the value. 0 for NULL, and if memory
+ * is out. */
 TN_API uint64_t tn_value_id(const tn_tensor *t);
 /* TN_OK, or the cause's code for an error tensor; sets tn_error */
 TN_API tn_status tn_status_of(const tn_tensor *t);

@@ -859,7 +859,7 @@ const tn_gemm_table tn_gemm_table_f64 = {run_gemm, workspace, packed_bytes, pack
 
 enum {
     PAIR_ROWS = 512, /* with fewer rows, packing both panels at each run takes longer than another pass over A */
-    CHAIN_TILES = 6, /* rows that go through all products at once: few enough for the second cache, beside all B */
+    CHAIN_TILES = 6, /* rows that go through all products: few enough for the second-level cache, with all B */
     CHAIN_ROWS = 8   /* and fewer than that for each thread are better cut by columns */
 };
 
@@ -895,7 +895,7 @@ static bool is_row_fusable(const gemm *g) {
     return g->batches == 1 && (rows || columns) && !in_pieces(g) && g->n_block == g->args.n;
 }
 
-/* ---- two products beside each other ------------------------------------------------------------------------------ */
+/* ---- pairs of products with the same left operand ---------------------------------------------------------------- */
 
 /* A step as it was before its sides were changed, which these products do without. */
 typedef struct narrow {

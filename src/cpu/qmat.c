@@ -25,7 +25,7 @@ enum {
 
 static const double BYTES_A_PART = 30e3; /* of weights: 2 to 3 µs from memory, less is not worth a fork-join … */
 static const double OPS_A_PART = 1e6;    /* … nor for this many multiplications and additions */
-static const double HALF_COST = 4;       /* of an operation with weights in f16 or bf16, beside one of small integers */
+static const double HALF_COST = 4;       /* of an operation on f16 or bf16 weights, relative to small integers */
 static const int64_t ROUND_A_PART = 8192; /* numbers of x to round: as much time */
 
 /* ---- a call ------------------------------------------------------------------------------------------------------ */

@@ -15,7 +15,7 @@ enum {
     QHEIGHTS = 3,            /* heights of tiles */
     ROUND_BLOCKS = 16,       /* of a row, rounded side by side at most */
     HALF_GROUPS = 4,         /* for one row of x with weights in half precision, side by side */
-    QAHEAD = 5120            /* bytes from a block to what is asked for: memory alone decides, so ten blocks and more */
+    QAHEAD = 5120            /* prefetch distance in bytes: over ten blocks, because memory is the limit */
 };
 
 /* 32 numbers of 8 bits, dx, then a number for each part: dx · Σ q if weights have a minimum, else −zero · Σ q, with

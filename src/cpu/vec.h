@@ -42,8 +42,8 @@ enum {
     PIECE = 16 / sizeof(real)      /* lanes of one of its 16-byte pieces */
 };
 
-/* What else is compiled for these vectors, for sources that use it: the kernels of products in f32, and what products
- * with stored weights need beside dot products. */
+/* Other tables compiled for these vectors, for sources that use them: the f32 product kernels, and what products with
+ * stored weights need besides dot products. */
 #if defined(__AVX512F__)
 #define TILES tn_tiles_f32_avx512
 #define QPLAIN tn_qplain_avx512
@@ -193,8 +193,8 @@ VEC_INLINE V v_gate(V x, V gate, V floor) {
 }
 #endif
 
-/* What a micro-kernel does at each step: a·b + c; with pairs c + a₁·b₁ + a₀·b₀, as the processor rounds that; with
- * quads the sum of four products and c, modulo 2³². */
+/* One step of a micro-kernel: a·b + c; with pairs c + a₁·b₁ + a₀·b₀, rounded as the processor does; with quads the sum
+ * of four products and c, modulo 2³². */
 #if defined(TN_VEC_PAIRS)
 VEC_INLINE V v_step(V a, V b, V c) { return (V)_mm512_dpbf16_ps((__m512)c, (__m512bh)a, (__m512bh)b); }
 #elif defined(TN_VEC_QUADS) && defined(__AVX512F__)

@@ -1,9 +1,9 @@
 /* device.c — devices: choosing and opening one; drivers from plugins; reason codes; fallbacks to the host.
  *
- * A backend is one line of the table. Choosing walks the table in order of preference and writes down a step for each
- * backend or device that it passes over, so that the answer to "why not my GPU?" is always at hand. Backends that
- * are used by name alone are passed over without being probed; what the others have is read from the record on
- * disk, so that opening the default device waits for a driver only once. */
+ * A backend is one row of tn_backend_rows (drivers/drivers.c). Choosing walks the rows in order of preference and
+ * records a reason for each backend or device that it rejects, which answers "why not my GPU?". Backends that are used
+ * only by name are rejected without a probe. The devices of the others are read from the record on disk, so opening the
+ * default device waits for a driver only once. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>

@@ -537,7 +537,7 @@ static void print_details(const kir_program *p, const int64_t *sizes, const kir_
         else
             tn_str_add(out, " %lld", (long long)in->imm.i);
         break;
-    case KIR_SCALAR: tn_str_add(out, " dial %lld", (long long)in->imm.i); break;
+    case KIR_SCALAR: tn_str_add(out, " #%lld", (long long)in->imm.i); break;
     case KIR_ROUND: tn_str_add(out, " %s", ROUND_NAMES[in->imm.i & 3]); break;
     case KIR_WAIT: tn_str_add(out, " for all but %lld%s", (long long)in->imm.i, in->kind ? " of MMAs" : ""); break;
     case KIR_LOOP: tn_str_add(out, " over %d axes from x%d", kir_loop_count(in), kir_loop_first(in)); break;

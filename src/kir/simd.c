@@ -898,14 +898,14 @@ CHAIN(i64, STEP_INT)
 /* ==== the list: which routine is which entry of kir_simd_table ==================================================== */
 /* ALL_ROWS lists the routines of this instruction set as AT(field, routine). AT is defined twice below: once for the
  * entry's position and once for the routine. Each instruction set lists what it does faster than the one below it:
- *   base     everything, but no two operations in one pass on x86-64, where it is only for old processors;
- *   AVX2     floats and conversions of them; of integers what indices, masks and the columns of reductions are made of.
- *            Machine code does most programs there, so what is rare, or waits for memory or for itself, is base's: no
- *            scans, no moves but of 4 and 8 bytes, no reductions but sums and floats' maxima, no comparisons of 64-bit
- *            words, single elements beside integers in sums and products alone, and of two operations in one pass
- *            those that programs have most;
- *   AVX-512  what machine code (render_x64.c) leaves to the VM (functions, random numbers, places of extremes, columns,
- *            turned squares), and what programs have most where there is no machine code. */
+ *   base     everything except two operations in one pass on x86-64, where it is only used by old processors;
+ *   AVX2     floats and their conversions; for integers what indices, masks and column reductions need. Machine code
+ *            runs most programs there, so rare routines and those bound by memory or latency are those of base: no
+ *            scans, only moves of 4 and 8 bytes, only sums and float maxima as reductions, no comparisons of 64-bit
+ *            words, single-element integer operands only in sums and products, and the most frequent pairs of
+ *            operations in one pass;
+ *   AVX-512  what machine code (render_x64.c) leaves to the VM (functions, random numbers, positions of extremes,
+ *            columns, transposed squares), and the most frequent routines for programs without machine code. */
 
 #define ROW(OP, op, TYPE, t) AT(unary[KIR_##OP][KIR_##TYPE], op##_##t)
 #define ROW_ROUND(OP, op, TYPE, t) AT(round[KIR_##OP][KIR_##TYPE], op##_##t)

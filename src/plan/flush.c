@@ -318,10 +318,10 @@ static void restore_states(tn_recorder *r, const tn_device *d, bool lost) {
     prune(r);
 }
 
-/* What cannot be planned would fail again at every read: its results become errors that say why, and states keep the
- * values they have. Out of memory is another matter: the same may succeed later. When the device has failed while
- * states were written, what these hold is not known, and they become errors too: neither is it read as if it were
- * right, nor is a step that was half done repeated. */
+/* What cannot be planned would fail again at every read, so its results become errors with the reason, and states keep
+ * their values. Out of memory is different: a later attempt may succeed. If the device fails while states are being
+ * written, their contents are undefined; they become errors too, so that nothing reads them and no half-executed step
+ * is repeated. */
 static void give_up(tn_recorder *r, const tn_binding *b, tn_status status, bool partially_committed) {
     if (results_fail(b, status) == TN_OK) restore_states(r, b->device, partially_committed);
 }
@@ -332,7 +332,7 @@ static bool reads(const tn_node *n, const tn_node *x) {
     return false;
 }
 
-/* What depends on x, which is indices out of range, becomes an error: inputs stand before their users. */
+/* Values that depend on x, whose indices are out of range, become errors. Inputs are recorded before their users. */
 static tn_status dependents_fail(const tn_recorder *r, const tn_node *x, tn_status status) {
     for (size_t i = 0; i < r->count; i++) {
         tn_node *n = r->pending[i];

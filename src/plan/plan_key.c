@@ -75,7 +75,7 @@ static inline bool bound_apart(const tn_binding *b, const tn_node *n) {
     return (n->flags & TN_NODE_VARIES) && is_bound_apart(b, n);
 }
 
-/* Marks a node; one behind `at` in the list, where the sweep has been already, is put on the stack besides. */
+/* Marks a node. One after `at` in the list, where the sweep has already been, is also pushed on the stack. */
 static inline tn_status need_key(tn_binding *b, const tn_node *n, int32_t at, size_t *top) {
     if (!n || n->recorder != b->recorder || (b->marks[n->index] & NEEDED) || bound_apart(b, n)) return TN_OK;
     b->marks[n->index] |= NEEDED;

@@ -54,8 +54,8 @@ int tn_value_of(const tn_graph_plan *g, const tn_node *n) {
 
 /* ---- expansion --------------------------------------------------------------------------------------------------- */
 
-/* A native op has a composition for where there is no kernel for it, be it a primitive or composed for autograd; a
- * reduction one of what a processor has a kernel for, or itself where looking through all is quicker. */
+/* A native op (primitive, or composed for autograd) has a composition for devices without a kernel for it. A reduction
+ * has one in terms of reductions that the CPU has a kernel for, or is its own where reducing directly is faster. */
 static bool is_composed(const tn_graph_plan *g, const tn_node *n) {
     if (n->op == TN_OP_NONE || tn_node_computed(n)) return false;
     const tn_op_row *row = tn_op(n->op);
