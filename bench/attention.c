@@ -11,7 +11,7 @@
 
 #include "base/base.h"
 #include "bench.h"
-#include "cpu/kern.h"
+#include "cpu/cpu_kernels.h"
 
 enum { LAYERS = 30 }; /* caches of so many layers take turns, as in a model */
 static const double SAMPLE_SECONDS = 5e-3;

@@ -14,7 +14,7 @@
 #include "base/base.h"
 #include "bench.h"
 #include "cpu/conv.h"
-#include "cpu/kern.h"
+#include "cpu/cpu_kernels.h"
 
 static const double SAMPLE_SECONDS = 4e-3;
 static const float FAST_OFF = 9 * 8 * 6 * 1e-5f; /* a channel's, of at most so much */

@@ -12,7 +12,7 @@
 
 #include "base/base.h"
 #include "bench.h"
-#include "cpu/kern.h"
+#include "cpu/cpu_kernels.h"
 #include "kir/kir_math.h"
 
 static const double SAMPLE_SECONDS = 4e-3;

@@ -15,7 +15,7 @@
 
 #include "base/base.h"
 #include "bench.h"
-#include "cpu/kern.h"
+#include "cpu/cpu_kernels.h"
 #include "kir/kir_math.h"
 
 enum { SAMPLES = 15 };

@@ -1,9 +1,9 @@
 /* test_attention_kernel.c — attention over a paged cache: the same bits as its definition, whatever the instruction
  * set, threads, cut of the prompt, page table and layout.
  *
- * A scalar loop spells out the contract of kern.h, one query, one head, one key after another. Caches are filled with
- * NaN wherever no token was written, so that a key which must not be seen is seen. Outputs lie between marks, and the
- * workspace has exactly the size that was asked for. */
+ * A scalar loop spells out the contract of cpu_kernels.h, one query, one head, one key after another. Caches are filled
+ * with NaN wherever no token was written, so that a key which must not be seen is seen. Outputs lie between marks, and
+ * the workspace has exactly the size that was asked for. */
 #include "test_support.h"
 
 #include <math.h>

@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-#include "cpu/kern.h"
+#include "cpu/cpu_kernels.h"
 #include "trunnion/model.h"
 #include "trunnion/ops.h"
 

@@ -7,7 +7,7 @@
 #include <math.h>
 #include <pthread.h>
 
-#include "cpu/kern.h"
+#include "cpu/cpu_kernels.h"
 #include "trunnion/trunnion.h"
 
 static uint64_t random_state;

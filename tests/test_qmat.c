@@ -1,4 +1,5 @@
-/* test_qmat.c — products with block-quantised weights: the bits of their definition (kern.h), in every way to get them.
+/* test_qmat.c — products with block-quantised weights: the bits of their definition (cpu_kernels.h), in every way to
+ * get them.
  *
  * The definition is spelled out here a second time, weight by weight from the bytes of a block and number by number in
  * scalar code, and compared with the kernels of every instruction set that this processor has, on one, two and three

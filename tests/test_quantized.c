@@ -9,7 +9,7 @@
 #include <pthread.h>
 
 #include "check/check.h"
-#include "cpu/kern.h"
+#include "cpu/cpu_kernels.h"
 #include "hal/hal.h"
 #include "tensor/graph.h"
 #include "trunnion/autograd.h"

@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-#include "cpu/kern.h"
+#include "cpu/cpu_kernels.h"
 
 enum { MAX_THREADS = 3 };
 

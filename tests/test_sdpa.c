@@ -1,4 +1,4 @@
-/* test_sdpa.c — attention over tensors, forward and backward: the bits of its definition in kern.h, whatever the
+/* test_sdpa.c — attention over tensors, forward and backward: the bits of its definition in cpu_kernels.h, whatever the
  * instruction set, the number of threads and the strides of its operands. A scalar loop spells the definition out. */
 #include "test_support.h"
 

@@ -5,7 +5,7 @@
  * inputs and arguments sets what holds for the cases behind it. */
 #include "check/check.h"
 
-#include "cpu/kern.h"
+#include "cpu/cpu_kernels.h"
 #include "kir/kir_math.h"
 
 #include <math.h>

@@ -7,7 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "cpu/kern.h"
+#include "cpu/cpu_kernels.h"
 #include "plan/passes.h"
 #include "tensor/graph.h"
 

@@ -3,7 +3,8 @@
  * The work is divided into blocks: some queries and all heads that share one kv head, so that each chunk of 64 keys is
  * loaded once, widened to f32 and laid out for vectors, for many rows. Scores and sums are then small matrix products
  * in the first-level cache. Every chunk has its own maximum, sum and weighted values, which are merged in ascending
- * order. So a thread may take any run of chunks of a block without changing the bits (kern.h has the definition).
+ * order. So a thread may take any run of chunks of a block without changing the bits (cpu_kernels.h has the
+ * definition).
  *
  * Prompts have many blocks, and threads take complete ones. A few tokens have one block per kv head: then threads share
  * the chunks, and the results after the first run of a block are stored until all are done. */

@@ -4,10 +4,10 @@
  * `library` (close to ours, not the same bits). Nothing is loaded before that. A library computes on one thread, and
  * our thread pool (base/threads.c) divides the product, so there are never two pools; an epilogue runs on each part's
  * blocks while they are in cache. */
-#ifndef TN_KERN_BLAS_H
-#define TN_KERN_BLAS_H
+#ifndef TN_CPU_BLAS_H
+#define TN_CPU_BLAS_H
 
-#include "cpu/kern.h"
+#include "cpu/cpu_kernels.h"
 
 /* A matrix as libraries need it: rows of contiguous elements, `ld` from one to the next, or the transpose of such a
  * matrix. */

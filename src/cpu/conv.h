@@ -5,7 +5,7 @@
 #ifndef TN_KERN_CONV_H
 #define TN_KERN_CONV_H
 
-#include "cpu/kern.h"
+#include "cpu/cpu_kernels.h"
 
 /* Zeros that lie around images in memory, so that windows reach over their edges and nobody has to look: `above` rows
  * of them before each channel's rows, what is left of a row behind its output pixels, and what is left of the plane
@@ -32,8 +32,8 @@ typedef struct tn_conv_args {
     bool winograd; /* tn_conv_winograd_fits, and other bits are fine; turned is false then */
     int64_t pass;  /* tn_conv_depthwise's alone, and the next one */
     bool max_pool;
-    /* A program that takes blocks of y over instead of `out` (kern.h): its last three axes are images, channels of all
-     * groups, output pixels. Of tn_conv and tn_conv_depthwise. Its ending, if there is one, is by channels. */
+    /* A program that takes blocks of y over instead of `out` (cpu_kernels.h): its last three axes are images, channels
+     * of all groups, output pixels. Of tn_conv and tn_conv_depthwise. Its ending, if there is one, is by channels. */
     tn_fused_program epilogue;
     /* rows, columns: of what the epilogue writes back to the block the greatest of each window; or 0 */
     int64_t pool[2];

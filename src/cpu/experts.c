@@ -1,4 +1,4 @@
-/* experts.c — products of which each row has its own matrix, chosen by a mixture of experts (kern.h).
+/* experts.c — products of which each row has its own matrix, chosen by a mixture of experts (cpu_kernels.h).
  *
  * The rows of a single token have different matrices: each is a separate product, divided by columns too if there are
  * more threads than rows, and all of them are one launch. The rows of many tokens are sorted by expert, and those of
@@ -7,7 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "cpu/kern.h"
+#include "cpu/cpu_kernels.h"
 #include "cpu/qformat.h"
 
 enum {

@@ -3,7 +3,7 @@
  * Any other program runs as a program, so a pattern that is not recognized costs time and changes no bits. */
 #include <math.h>
 
-#include "cpu/kern.h"
+#include "cpu/cpu_kernels.h"
 
 enum { ROW = TN_GEMM_BATCH_AXES, COLUMN = ROW + 1, AXES = COLUMN + 1 };
 

@@ -6,7 +6,7 @@
 
 #include <pthread.h>
 
-#include "cpu/kern.h"
+#include "cpu/cpu_kernels.h"
 
 /* ---- arguments --------------------------------------------------------------------------------------------------- */
 

@@ -9,7 +9,7 @@
 
 #include <string.h>
 
-#include "cpu/kern.h"
+#include "cpu/cpu_kernels.h"
 
 /* Products: one driver a type (gemm.c), kernels for each instruction set (tiles.c). */
 struct tile_set;

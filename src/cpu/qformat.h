@@ -6,7 +6,7 @@
 #ifndef TN_QFORMAT_H
 #define TN_QFORMAT_H
 
-#include "cpu/kern.h"
+#include "cpu/cpu_kernels.h"
 
 enum {
     TN_QROWS = 16,                           /* weight rows side by side in the packed form */

@@ -278,10 +278,10 @@ tn_status tn_attention_workgroup(const tn_attention_shape *s, const tn_operand_c
 
 /* ==== whole tensors =============================================================================================== */
 /* Keys come in chunks of 64. Items stand in 8 rows of 16; each has four queries and every sixteenth key of a chunk,
- * which are the lanes of the sum of weights in the definition (kern.h), so an item's part of it stays in a variable.
- * The greatest score of a row has to be known before its weights, so there are two passes through the chunks, and the
- * first one leaves values alone: it costs less than keeping scores would, nothing of the size queries × keys is ever in
- * memory, and the code of both is one. */
+ * which are the lanes of the sum of weights in the definition (cpu_kernels.h), so an item's part of it stays in a
+ * variable. The greatest score of a row has to be known before its weights, so there are two passes through the chunks,
+ * and the first one leaves values alone: it costs less than keeping scores would, nothing of the size queries × keys is
+ * ever in memory, and the code of both is one. */
 
 enum {
     DOWN = 8,

@@ -425,7 +425,7 @@ tn_status tn_gemm_workgroup(const tn_gemm_shape *s, const tn_group_limits *limit
 /* ==== weights in blocks =========================================================================================== */
 /* A workgroup of 64 items computes 64 columns of some rows, block of 32 after block. Together the items take the
  * weights' bits apart into small integers, and round x to eight bits; then each multiplies for its own column, in
- * integers, and adds what the block yields to its sums in the order that kern.h defines. */
+ * integers, and adds what the block yields to its sums in the order that cpu_kernels.h defines. */
 
 /* Items stand in 4 rows of 16: 16 go along a block, which has two such runs. */
 enum { IY = 4, IX = 16, COLUMNS = IY * IX, BLOCK = 32, RUNS = BLOCK / IX, MOST_ROWS = 16, ROW = BLOCK + 1 };

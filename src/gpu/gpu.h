@@ -4,13 +4,13 @@
  * and where a result is finished it calls `store`: what these append to the program — a plain access, a decoded weight,
  * a window of an image, an activation behind the product — is the caller's business. Extents are sizes of the launch,
  * and edges of tiles are masks against them, so one structure serves all shapes. What a workgroup kernel computes is
- * the definition (kern.h, kir.h) to the bit: the order of each sum is that of the native kernels.
+ * the definition (cpu_kernels.h, kir.h) to the bit: the order of each sum is that of the native kernels.
  *
  * A workgroup kernel is not made where a device has too small workgroups or too little memory for them (`fits`). */
 #ifndef TN_GPU_H
 #define TN_GPU_H
 
-#include "cpu/kern.h"
+#include "cpu/cpu_kernels.h"
 #include "kir/kir.h"
 #include "trunnion/backend.h"
 
@@ -102,7 +102,7 @@ typedef struct tn_qmat_callbacks {
     void (*store)(void *context, const kir_aff *row, const kir_aff *column, kir_val value, kir_val mask);
 } tn_qmat_callbacks;
 
-/* C[m, n] = x · Wᵀ with x rounded in blocks of 32, as kern.h defines it. */
+/* C[m, n] = x · Wᵀ with x rounded in blocks of 32, as cpu_kernels.h defines it. */
 typedef struct tn_qmat_shape {
     int64_t m, n, k;
     int parts; /* of a block of 32: 1 or 2 */
@@ -122,8 +122,8 @@ typedef struct tn_operand_callbacks {
     void (*store)(void *context, const kir_aff *at, kir_val value, kir_val mask);
 } tn_operand_callbacks;
 
-/* Attention over a paged cache (attention_gpu.c), as kern.h defines it. Operands: q [n, heads, width], k and v [n,
- * kv_heads, width] rounded to the caches' dtype when they are loaded, the caches of keys and of values [n_pages,
+/* Attention over a paged cache (attention_gpu.c), as cpu_kernels.h defines it. Operands: q [n, heads, width], k and v
+ * [n, kv_heads, width] rounded to the caches' dtype when they are loaded, the caches of keys and of values [n_pages,
  * kv_heads, TN_PAGE_TOKENS, width], position, pages [page_count]; result [n, heads, width]. */
 typedef struct tn_attention_shape {
     int64_t n, heads, kv_heads, width, n_pages, page_count, window;
@@ -133,9 +133,9 @@ bool tn_attention_workgroup_fits(const tn_attention_shape *s, const tn_group_lim
 tn_status tn_attention_workgroup(const tn_attention_shape *s, const tn_operand_callbacks *callbacks,
                                  tn_workgroup_program *out);
 
-/* Attention over tensors (attention_gpu.c), as kern.h defines it. Operands: q [batch, heads, queries, width], k and v
- * [batch, kv_heads, keys, width or value_width], with `masked` a mask [batch, heads, queries, keys]; result [batch,
- * heads, queries, value_width]. */
+/* Attention over tensors (attention_gpu.c), as cpu_kernels.h defines it. Operands: q [batch, heads, queries, width], k
+ * and v [batch, kv_heads, keys, width or value_width], with `masked` a mask [batch, heads, queries, keys]; result
+ * [batch, heads, queries, value_width]. */
 typedef struct tn_dense_shape {
     int64_t batch, heads, kv_heads, queries, keys, width, value_width;
     float scale;

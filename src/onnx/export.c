@@ -14,7 +14,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cpu/kern.h"
+#include "cpu/cpu_kernels.h"
 
 enum { IR_VERSION = 10, OPSET = 21 };
 static const int64_t MOST_BYTES = INT32_MAX; /* of one protobuf message */

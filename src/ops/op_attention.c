@@ -8,7 +8,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "cpu/kern.h"
+#include "cpu/cpu_kernels.h"
 #include "kir/kir_math.h"
 #include "ops/ops_common.h"
 #include "tensor/graph.h"
@@ -472,7 +472,7 @@ tn_node *tn_attention_of_product(tn_build *b, const tn_node *n) {
 /* A cache is state [pages, kv_heads, 64, head_dim]; a table of page numbers says where logical place 0, 64, 128 … lie,
  * so sequences share pages and grow without moving. Attention takes the new tokens' keys and values beside the cache as
  * it was: it needs no append before it, and both fit into one plan, in which the append comes last. The public
- * functions lay their operands out for the kernels (kern.h has the definition) and are those
+ * functions lay their operands out for the kernels (cpu_kernels.h has the definition) and are those
  * of the primitives behind them. */
 
 static bool is_cache_dtype(tn_dtype t) { return t == TN_F32 || t == TN_F16 || t == TN_BF16; }

@@ -2,7 +2,8 @@
  *
  * An op that reads such a weight element by element needs nothing of its own: lowering decodes an element where it is
  * asked for (plan/lower.c), so a gather decodes the rows that it takes and no others. The product has a kernel
- * (kern.h), which rounds the other operand to eight bits a block as well; so does its lowering, where there is none. */
+ * (cpu_kernels.h), which rounds the other operand to eight bits a block as well; so does its lowering, where there is
+ * none. */
 #include <math.h>
 #include <string.h>
 
@@ -111,9 +112,9 @@ static kir_val rounded_element(tn_lower *lw, const rounding *r, int k, kir_val s
     return kir_cast(lw->kb, KIR_I32, kir_rounding(lw->kb, KIR_NEAREST_EVEN, scaled));
 }
 
-/* A step of the product of a row of x with a row of the weight, by its definition (kern.h); to the bit until there are
- * KIR_KSUM steps. A cast of what is not finite yields 0 or is multiplied by 0: q is 0 then. loop: block, part, step.
- * valid: where it does not hold, the product is NaN; KIR_NONE: always. */
+/* A step of the product of a row of x with a row of the weight, by its definition (cpu_kernels.h); to the bit until
+ * there are KIR_KSUM steps. A cast of what is not finite yields 0 or is multiplied by 0: q is 0 then. loop: block,
+ * part, step. valid: where it does not hold, the product is NaN; KIR_NONE: always. */
 static kir_val lower_blocks(tn_lower *lw, const tn_node *n, const kir_aff *x_row, const kir_aff *w_row,
                             const kir_aff loop[3], kir_val valid) {
     kir_builder *kb = lw->kb;
@@ -182,7 +183,7 @@ static void reference_linear_quantized(const tn_reference *r) {
 }
 
 /* linear_quantized(x, weight): x·weightᵀ for x [m, in] in f32 and a weight [out, in] that is quantised in blocks; x is
- * rounded to eight bits a block of 32 (kern.h has the definition).
+ * rounded to eight bits a block of 32 (cpu_kernels.h has the definition).
  *
  * Cases: |x| ≤ 2 and |w| ≤ 2, so partial sums stay below 4·in; each of in/32 blocks rounds a few times by 2⁻²⁴ of them,
  * in either direction: their root adds up to less than 2e-5 for in ≤ 512. */

@@ -746,8 +746,8 @@ tn_status tn_lower_group(tn_graph_plan *g, int group_id) {
 /* ==== block-quantised weights, decoded in a kernel ================================================================ */
 /* The memory is bound twice: as bytes and as factors (f16; in one format f32). The address of an element is computed
  * from its index, so any view of whole rows and any gather works. The formats are GGUF's. Each value is s·u + t with
- * one rounding (kern.h), as in tn_decode_blocks. A row of the table is a function, because the formats differ mainly in
- * the positions of bits. */
+ * one rounding (cpu_kernels.h), as in tn_decode_blocks. A row of the table is a function, because the formats differ
+ * mainly in the positions of bits. */
 
 /* An element on its way: its block's first byte and first factor, and its place in the block. */
 typedef struct element {

@@ -4,7 +4,7 @@
 
 #include "base/base.h"
 #include "cpu/blas.h"
-#include "cpu/kern.h"
+#include "cpu/cpu_kernels.h"
 #include "gpu/gpu.h"
 #include "plan/plan.h"
 #include "tensor/graph.h"

@@ -22,7 +22,7 @@
 #define TN_PLAN_H
 
 #include "base/base.h"
-#include "cpu/kern.h"
+#include "cpu/cpu_kernels.h"
 #include "hal/hal.h"
 #include "plan/op_engine.h"
 #include "tensor/graph.h"

@@ -7,7 +7,7 @@
 #ifndef TN_KERN_VENDOR_H
 #define TN_KERN_VENDOR_H
 
-#include "cpu/kern.h"
+#include "cpu/cpu_kernels.h"
 #include "trunnion/backend.h"
 
 /* A matrix, or `batch` of them (× `outer`); distances in elements. Rows are contiguous, or with `turned` columns. */

@@ -1,11 +1,11 @@
-/* kern.h — native kernels of the CPU: operations that need register blocking, packing or a special order.
+/* cpu_kernels.h — native kernels of the CPU: operations that need register blocking, packing or a special order.
  *
  * A native kernel has three stages: `load` (a tile program that computes an operand's elements), the kernel itself, and
  * `store` (a tile program over a block of finished elements that is still in cache). It knows no activations and no
  * other ops. Each computes the bits of its KIR definition (docs/numerics.md, KIR_KSUM). Sources in cpu/ are compiled
  * once per instruction set; cpu/select.c chooses the tables at start. */
-#ifndef TN_KERN_H
-#define TN_KERN_H
+#ifndef TN_CPU_KERNELS_H
+#define TN_CPU_KERNELS_H
 
 #include "base/base.h"
 #include "kir/kir.h"

@@ -1,7 +1,7 @@
-/* memory_bound.c — CPU kernels bound by memory, not arithmetic: concatenation, rotary positions, scatter, sort. */
+/* data_movement.c — CPU kernels limited by memory: concatenation and slices, rotary positions, scatter, sort. */
 #include <string.h>
 
-#include "cpu/kern.h"
+#include "cpu/cpu_kernels.h"
 
 /* ==== concatenation and slices ==================================================================================== */
 /* The strides of both sides are known, so a part is a copy between two layouts, whose axes are merged where both allow
