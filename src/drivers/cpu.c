@@ -1,13 +1,13 @@
-/* cpu.c — the driver of the processor: memory is the process's own, a module is a program of the tile VM.
+/* cpu.c — the driver of the CPU: memory is the process's own, a module is a program of the tile VM.
  *
- * Everything has ended when a call returns, so sync has nothing to wait for. Native kernels (src/cpu) do not pass
- * through here: they work on the buffers' addresses directly, which are plain pointers. */
+ * Calls have completed when they return, so sync does nothing. Native kernels (src/cpu) do not use this driver: they
+ * work directly on the buffers' addresses, which are plain pointers. */
 #include <stdio.h>
 #include <string.h>
 
 #include "drivers/drivers.h"
 
-/* A launch passes from hal to the VM as it is. */
+/* hal passes a launch to the VM unchanged. */
 _Static_assert(sizeof(tn_launch) == sizeof(kir_launch), "tn_launch and kir_launch have one layout");
 _Static_assert(offsetof(tn_launch, sizes) == offsetof(kir_launch, sizes), "tn_launch and kir_launch have one layout");
 _Static_assert(offsetof(tn_launch, buffers) == offsetof(kir_launch, buffers),
@@ -15,7 +15,7 @@ _Static_assert(offsetof(tn_launch, buffers) == offsetof(kir_launch, buffers),
 _Static_assert(offsetof(tn_launch, scalars) == offsetof(kir_launch, scalars),
                "tn_launch and kir_launch have one layout");
 
-static int the_processor; /* the handle of every open: there is one processor and it has no state of its own */
+static int the_processor; /* the handle of every open: there is one CPU, without state of its own */
 
 static void cpu_probe(tn_probe *out) {
     const tn_cpu_info cpu = tn_cpu();
@@ -103,7 +103,7 @@ static void copy_part(void *ctx, int64_t begin, int64_t end, int worker) {
     memcpy(c->to + begin, c->from + begin, (size_t)(end - begin));
 }
 
-/* What several threads have made lies in the caches of all of them, and each copies about what it made. */
+/* Data written by several threads is in their caches, and each thread copies about what it wrote. */
 static tn_status cpu_copy(void *device, void *dst, const void *src, size_t bytes, int kind) {
     enum { PART_BYTES = 48 << 10 }; /* some microseconds out of another processor's cache */
     (void)device;

@@ -1,12 +1,12 @@
 /* cuda.c — the driver of CUDA and ROCm: memory, kernels, launches, streams and events.
  *
- * The two interfaces have the same calls under two sets of names (cuda.h), so one driver serves both: a `gpu_vendor`
- * says what differs, and a device knows its vendor. Addresses are the device's own. A thread's calls go to the device
- * that it chose last, so each function chooses first, and puts the caller's own choice back when it ends.
+ * Both interfaces have the same calls under different names (cuda.h), so one driver serves both: a `gpu_vendor` has the
+ * differences, and a device knows its vendor. Addresses are the device's own. A thread's calls go to the device that it
+ * selected last, so each function selects its device first and restores the caller's selection at the end.
  *
- * Kernels come as source text. The vendor's compiler, a library of its own, makes machine code of it for the very
- * device; where NVRTC is older than the device, it makes PTX, which the driver compiles. A kernel that goes astray
- * takes the context with it: every later call gives the same error, so the device is lost, and says what came first. */
+ * Kernels are source text. The vendor's compiler library makes machine code for exactly this device; if NVRTC is older
+ * than the device, it makes PTX, which the driver compiles. A kernel that faults invalidates the context: every later
+ * call returns the same error. The device is then lost and reports the first cause. */
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -19,19 +19,19 @@
 
 /* ---- what the driver keeps --------------------------------------------------------------------------------------- */
 
-/* A stream. Its address is a queue's handle, and that of a device's first queue the device's. */
+/* A stream. Its address is a queue's handle; the address of a device's first queue is the device's. */
 typedef struct gpu_queue {
     struct gpu_device *device;
     void *stream;
-    pthread_mutex_t lock; /* from taking room for parameters until their kernel stands in the stream */
-    /* Room for parameters that are too many to come by value: on the device, and on the host, where they are copied
-     * from. Taken from its begin to its end; then the stream has to be waited for. NULL until a kernel needs it. */
+    pthread_mutex_t lock; /* held from reserving parameters until their kernel is in the stream */
+    /* Memory for parameters that are too large to be passed by value: on the device, and on the host, from which they
+     * are copied. Used from start to end; when it is full, the stream is waited for. NULL until a kernel needs it. */
     char *room, *host_room;
     size_t taken;
 } gpu_queue;
 
-/* Events' times are told in milliseconds behind another event, as a float, which gets coarse in seconds. So there is a
- * new origin every few seconds. */
+/* Times of events are milliseconds after another event, as a float, whose resolution degrades within seconds. So there
+ * is a new origin every few seconds. */
 typedef struct origin {
     struct origin *before;
     void *event;
@@ -77,7 +77,7 @@ static void put_back(const gpu_device *d, int before) {
         (void)d->gpu->device_set(before);
 }
 
-/* Whether the device can still be talked to; then what was chosen before comes back by leave. */
+/* Checks that the device is not lost and selects it; leave_device restores the previous selection. */
 static tn_status enter_device(gpu_device *d, int *before) {
     TRY(tn_device_lost_check(&d->lost_state));
     return check(d, make_device_current(d, before), d->vendor->hip ? "hipSetDevice" : "cuCtxPushCurrent", "device %d",
@@ -100,8 +100,8 @@ static bool load_compiler(const gpu_vendor *v, tn_reason *why) {
     return tn_library_open(&fitting, why) || tn_library_open(&v->compiles, why);
 }
 
-/* Once a process: while another device is being opened, threads call what was loaded for the first one. hal opens under
- * one lock. */
+/* Once per process: while another device is being opened, threads call what was loaded for the first one. hal opens
+ * under one lock. */
 static tn_status load_libraries(const gpu_vendor *v) {
     static bool loaded[2];
     bool *mine = &loaded[v->hip];
@@ -137,7 +137,7 @@ static void queue_end(gpu_device *d, gpu_queue *q) {
     pthread_mutex_destroy(&q->lock);
 }
 
-/* "90a" has what Hopper has alone, for compilers that know it. */
+/* "90a" adds what only Hopper has, for compilers that support it. */
 static tn_status device_start(gpu_device *d) {
     if (d->vendor->compiler->version(&d->compiler_version[0], &d->compiler_version[1]))
         d->compiler_version[0] = d->compiler_version[1] = 0;
@@ -158,7 +158,7 @@ static tn_status device_open(gpu_device *d, int index) {
     return leave_device(d, before, device_start(d));
 }
 
-/* Also for a device that did not open all the way. */
+/* Also for a device whose opening failed halfway. */
 static void gpu_close(void *device) {
     gpu_device *d = device_of(device);
     int before = 0, chosen = d->context || d->vendor->hip ? make_device_current(d, &before) : SUCCESS + 1;
@@ -319,7 +319,7 @@ static void compiler_log(const compiler_calls *c, void *program, char *out, size
     tn_mem_free(log);
 }
 
-/* NVRTC's latest architecture that is no later than the device's; 0: none, or it does not tell. */
+/* NVRTC's latest architecture that is not later than the device's; 0: none, or unknown. */
 static int latest_arch(const gpu_device *d) {
     int archs[128], count = 0, best = 0, device = 0;
     const compiler_calls *c = d->vendor->compiler;
@@ -414,7 +414,7 @@ static void gpu_unload(void *device, void *module) {
     tn_mem_free(m);
 }
 
-/* What was kept, if it is whole: the driver is given no bytes that it did not make. */
+/* A cached image, if it is complete: the driver never gets bytes that it did not make. */
 static tn_status image_from_binary(const tn_code *code, gpu_module *m) {
     uint64_t hash;
     if (!code->binary || code->binary_size <= sizeof hash) return TN_OK;
@@ -450,7 +450,7 @@ static tn_status check_group(gpu_device *d, const gpu_module *m) {
 
 static tn_status module_start(gpu_device *d, const tn_code *code, gpu_module *m) {
     TRY(image_from_binary(code, m));
-    if (m->image.bytes && load_image(d, m) != TN_OK) { /* of another driver: compiled anew */
+    if (m->image.bytes && load_image(d, m) != TN_OK) { /* made by another driver version: compile again */
         tn_mem_free(m->image.bytes);
         m->image = (image){0};
         m->module = NULL;
@@ -495,7 +495,7 @@ static tn_status gpu_binary(void *device, void *module, void **data, size_t *siz
 /* Bytes that a kernel's parameters take in memory. */
 static size_t params_room(const gpu_module *m) { return (m->params_bytes + 63) & ~(size_t)63; }
 
-/* Room for so many bytes of parameters. The caller holds the lock. */
+/* Reserves memory for parameters. The caller holds the lock. */
 static tn_status reserve_parameters(gpu_queue *q, size_t bytes) {
     gpu_device *d = q->device;
     void *room = NULL, *host = NULL;
@@ -561,8 +561,8 @@ static tn_status gpu_dispatch_list(void *queue, const tn_list_item *items, int64
 
 /* ---- lists as graphs --------------------------------------------------------------------------------------------- */
 
-/* A kernel of the graph; NULL where a launch has no workgroups. What it is launched with now: the addresses, and behind
- * them the parameters or their address. */
+/* A kernel of the graph; NULL if a launch has no workgroups. Its current arguments: the addresses, then the parameters
+ * or their address. */
 typedef struct gpu_node {
     void *node;
     char *values;
@@ -571,7 +571,7 @@ typedef struct gpu_node {
 
 typedef struct gpu_list {
     void *graph, *made;
-    char *values, *next; /* of all nodes; room for those of one */
+    char *values, *next; /* of all nodes; memory for those of one */
     size_t in_memory;    /* bytes of parameters that a run puts there */
     gpu_node nodes[];
 } gpu_list;
@@ -580,14 +580,14 @@ static size_t value_bytes(const gpu_module *m) {
     return (size_t)m->buffer_count * sizeof(void *) + (m->params_in_buffer ? sizeof(void *) : m->params_bytes);
 }
 
-/* What a launch of an item begins with. `address`: of its parameters, where they lie in memory. */
+/* The arguments of an item's launch. `address`: of its parameters, if they are in memory. */
 static void note_values(const gpu_module *m, const tn_dispatch *l, const void *address, char *values) {
     size_t addresses = (size_t)m->buffer_count * sizeof(void *);
     memcpy(values, l->buffers, addresses);
     memcpy(values + addresses, m->params_in_buffer ? (const void *)&address : l->params, value_bytes(m) - addresses);
 }
 
-/* A node of these values, as the vendor's call wants it; *room is what it then points to. */
+/* A node with these values, as the vendor's call needs it; *room is what it points to. */
 typedef struct node_room {
     void *arguments[MOST_BUFFERS + 1];
     cuda_node cuda;
@@ -748,7 +748,7 @@ static void gpu_event_free(void *device, void *event) {
     tn_mem_free(e);
 }
 
-/* A new origin in this stream. The caller holds the device's lock, so what failed is told by whoever calls. */
+/* A new origin in this stream. The caller holds the device's lock and reports errors. */
 static int origin_new(gpu_queue *q, double now) {
     gpu_device *d = q->device;
     origin *o = tn_mem_zalloc(1, sizeof *o);

@@ -1,8 +1,8 @@
-/* cuda.h — what the driver of CUDA and ROCm uses of the vendors' interfaces, declared anew: building needs no SDK.
+/* cuda.h — declarations of the vendors' interfaces that the driver of CUDA and ROCm uses, so that a build needs no SDK.
  *
- * The two have the same calls under two sets of names, mostly with the same numbers. Results and devices are ints,
- * handles pointers; addresses of devices are declared as pointers too, which are passed as CUDA's 64-bit integers are.
- * tools/checks/gpu_headers.py compares all of it with the vendors' headers where they are. */
+ * Both have the same calls under different names, mostly with the same numbers. Results and devices are ints, handles
+ * pointers. Device addresses are declared as pointers too, which are passed like CUDA's 64-bit integers.
+ * tools/checks/gpu_headers.py compares everything with the vendors' headers if they are installed. */
 #ifndef TN_DRIVERS_CUDA_H
 #define TN_DRIVERS_CUDA_H
 
@@ -22,7 +22,7 @@
 /* The same, but a version without it is good enough. */
 #define PROBE_EXTRAS(X) X(uuid, "cuDeviceGetUuid", "hipDeviceGetUuid", (unsigned char bytes[16], int device))
 
-/* What computing takes. */
+/* The calls needed for computing. */
 #define WORK_CALLS(X)                                                                                                  \
     X(version, "cuDriverGetVersion", "hipRuntimeGetVersion", (int *version))                                           \
     X(memory, "cuMemGetInfo_v2", "hipMemGetInfo", (size_t * unused, size_t * total))                                   \
@@ -192,7 +192,7 @@ void tn_rocm_probe(tn_probe *out);
 void tn_cuda_watch(tn_watch_add *add, void *ctx);
 void tn_rocm_watch(tn_watch_add *add, void *ctx);
 
-/* "gfx90a:sramecc+:xnack-", what an AMD device's code is made for; "" when it is not told. */
+/* "gfx90a:sramecc+:xnack-", the target of code for an AMD device; "" if unknown. */
 void tn_gpu_gfx_name(const gpu_calls *gpu, int device, char *out, size_t size);
 
 #endif

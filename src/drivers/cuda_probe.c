@@ -1,9 +1,9 @@
-/* cuda_probe.c — NVIDIA's and AMD's GPUs: their libraries, looking for devices, and what results of calls mean.
+/* cuda_probe.c — NVIDIA's and AMD's GPUs: their libraries, finding devices, and the meaning of error codes.
  *
- * The two interfaces have the same functions under two sets of names, so one probe reads a table of symbols and a table
- * of what their error codes mean. What only one side has stands in a function of its own: free memory (NVML; Linux's
- * files about amdgpu) and the instruction set. The toolkit's stub of libcuda, which answers every call with 34, counts
- * as no library. What computes is in cuda.c. */
+ * Both interfaces have the same functions under different names, so one probe reads a table of symbols and a table of
+ * error codes. What only one vendor has is in separate functions: free memory (NVML; Linux's amdgpu files) and the
+ * instruction set. The toolkit's stub of libcuda, which answers every call with 34, does not count as a library. The
+ * driver is in cuda.c. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -60,7 +60,7 @@ static const char VERSIONS[] =
 
 /* ---- looking for devices ----------------------------------------------------------------------------------------- */
 
-/* What an error of init or count means. */
+/* The meaning of an error of init or count. */
 typedef struct gpu_meaning {
     int error; /* the row with -1 is for all others */
     tn_reason_code code;
@@ -97,7 +97,7 @@ static void describe_cuda(tn_probe *out, const gpu_vendor *v, int ordinal) {
     v->details(d, device);
 }
 
-/* Devices without a compiler are of no use: kernels come as text. */
+/* Devices need a compiler, because kernels are text. */
 static void need_compiler(tn_probe *out, const gpu_vendor *v) {
     char path[256];
     if (tn_library_locate(&v->compiles, path, sizeof path)) return;
@@ -149,7 +149,7 @@ static const tn_symbol nvrtc_symbols[] = {COMPILER_CALLS(X) NVRTC_CALLS(X) NVRTC
 #undef CUDA_OR_HIP
 
 static const char *const cuda_names[] = {"libcuda.so.1", "libcuda.so", "/usr/lib/wsl/lib/libcuda.so.1", NULL};
-/* A pair for each version of CUDA, from NVRTC_LATEST down: the plain library, and that of Python's packages. */
+/* Two names for each version of CUDA, from NVRTC_LATEST down: the plain library, and that of Python's packages. */
 static const char *const nvrtc_names[] = {
     "libnvrtc.so.13",
     "site-packages/nvidia/cu13/lib/libnvrtc.so.13",
@@ -216,7 +216,7 @@ static void cuda_details(tn_device_info *d, int device) {
 static const char *const nvrtc_options[] = {
     "--std=c++17", "-fmad=false", "-prec-div=true", "-prec-sqrt=true", "-ftz=false", "-w", NULL};
 
-/* Products of bf16, with copies that go on by themselves: from Ampere on; of wide matrices: on Hopper alone. */
+/* bf16 products with asynchronous copies: from Ampere on; wide matrices: only Hopper. */
 static uint32_t cuda_matrix(const char *arch) {
     uint32_t wide = strcmp(arch, "90a") == 0 ? TN_MATRIX_WIDE : 0;
     uint32_t all = TN_MATRIX_F16 | TN_MATRIX_BF16 | TN_MATRIX_TF32 | TN_MATRIX_PACKETS | TN_MATRIX_LATE;
@@ -286,8 +286,8 @@ static const char *const hiprtc_names[] = {
     NULL,
 };
 
-/* "gfx90a:sramecc+:xnack-" of the facts about a device: the one word of this kind behind its name, wherever the version
- * at hand has it. "" when there is none; the compiler then looks itself. */
+/* "gfx90a:sramecc+:xnack-" from the device's properties: the only word of this kind after its name, whose position
+ * depends on the version. "" if there is none; the compiler then finds out itself. */
 void tn_gpu_gfx_name(const gpu_calls *gpu, int device, char *out, size_t size) {
     enum { ROOM = 8192, NAME = 256 };
     int (*ask)(void *, int) = gpu->properties_6 ? gpu->properties_6 : gpu->properties;
@@ -337,7 +337,7 @@ static void rocm_details(tn_device_info *d, int device) {
         tn_max64(0, amdgpu_number(d->pci, "mem_info_vram_total") - amdgpu_number(d->pci, "mem_info_vram_used"));
 }
 
-/* IEEE 754's arithmetic, operation by operation; subnormal numbers are kept unless told otherwise. */
+/* IEEE 754 arithmetic for each operation; subnormal numbers are kept by default. */
 static const char *const hiprtc_options[] = {
     "-std=c++17", "-O3", "-ffp-contract=off", "-fhip-fp32-correctly-rounded-divide-sqrt", "-w", NULL};
 

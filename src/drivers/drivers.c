@@ -1,6 +1,6 @@
-/* drivers.c — the list of backends: one row a driver, in the order in which devices are chosen.
+/* drivers.c — the list of backends: one row per driver, in the order in which devices are chosen.
  *
- * hal/ opens devices from this list and knows no driver by name, so a program can link hal/ with a list of its own. */
+ * hal/ opens devices from this list and knows no driver by name, so a program can link hal/ with its own list. */
 #include "drivers/drivers.h"
 
 /* CMake defines each TRUNNION_WITH_… as 1 or 0 (option TRUNNION_…). */

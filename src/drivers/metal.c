@@ -1,4 +1,4 @@
-/* metal.c — the driver of Apple's Metal, in C: messages through the Objective-C run time; probe, memory, kernels,
+/* metal.c — the driver of Apple's Metal, in C: messages through the Objective-C runtime; probe, memory, kernels,
  * launches. */
 #include <pthread.h>
 #include <stdint.h>
@@ -37,7 +37,7 @@ MESSAGES(X)
 #undef X
 extern selector tn_metal_selectors[MESSAGE_COUNT];
 
-/* ASK sends a message without arguments, SEND one with. A message to NULL does nothing and yields 0. */
+/* ASK sends a message without arguments, SEND one with arguments. A message to NULL does nothing and returns 0. */
 #define ASK(message, to) (((message_##message *)tn_objc.send)((to), tn_metal_selectors[MESSAGE_##message]))
 #define SEND(message, to, ...) \
     (((message_##message *)tn_objc.send)((to), tn_metal_selectors[MESSAGE_##message], __VA_ARGS__))
@@ -57,19 +57,18 @@ void tn_metal_probe(tn_probe *out);
 void tn_metal_watch(tn_watch_add *add, void *ctx);
 
 /* ==== memory, kernels, launches =================================================================================== */
-/* Work is encoded into the queue's open command buffer, whose one encoder runs dispatches in order; the buffer is
- * committed when it holds enough, or when somebody waits. Buffers of a queue end in their order, so what is committed
- * is a short list, from whose front that which has ended is taken, and looked at for errors. Copies and fills within
- * the device are dispatches too (MOVES below), for then no encoder ends for their sake, and any byte may be copied.
+/* Work is encoded into the queue's open command buffer, whose only encoder runs dispatches in order. The buffer is
+ * committed when it has enough work or when something waits. Buffers of a queue complete in order, so committed buffers
+ * are a short list; completed ones are removed from its front and checked for errors. Copies and fills within the
+ * device are dispatches too (MOVES below), so they end no encoder and may copy any byte.
  *
- * Memory has handles: hal/driver.h makes addresses of them. Every binding has the offset 0, and a launch adds
- * its own to the kernel's bases, so no rule about offsets matters. With unified memory (Apple's own machines) the host
- * reads and writes a buffer where it is, once the queue has come to rest; with a card's memory through a buffer that
- * both see.
+ * Memory has handles, for which hal/driver.h reserves addresses. Every binding has offset 0, and a launch adds its
+ * offset to the kernel's bases, so alignment rules for offsets do not matter. With unified memory (Apple silicon) the
+ * host accesses a buffer directly once the queue is idle; with a discrete GPU through a buffer that both can access.
  *
- * Each function that sends messages does so inside a pool of its own; what is kept is retained, and what was made is
- * released. A command buffer keeps what it uses. A device whose work failed is lost: each later call says what happened
- * first. So far this has run on a double of Metal alone (tests/double), never on Apple's machines. */
+ * Each function that sends messages does so inside its own autorelease pool; kept objects are retained, created ones
+ * are released. A command buffer retains what it uses. A device whose work failed is lost: each later call returns the
+ * first cause. So far this has run only on a double of Metal (tests/double), never on Apple hardware. */
 
 #if TRUNNION_WITH_METAL
 
@@ -80,12 +79,12 @@ enum {
     IN_FLIGHT = 32 /* command buffers of a queue; Metal makes 64, then `commandBuffer` waits */
 };
 
-/* A command queue and its open command buffer. Its address is a queue's handle, and that of a device's first queue the
- * device's. */
+/* A command queue and its open command buffer. Its address is a queue's handle; the address of a device's first queue
+ * is the device's. */
 typedef struct mtl_queue {
     struct mtl_device *device;
     object queue;
-    pthread_mutex_t lock; /* guards all below: encoders are no thread's but one's */
+    pthread_mutex_t lock; /* guards everything below: an encoder may be used by only one thread at a time */
     object buffer, encoder;
     int queued; /* dispatches in `buffer` */
     object sent[IN_FLIGHT];
@@ -131,8 +130,8 @@ static void error_words(object error, char *out, size_t size) {
         if (*c == '\n') *c = '|';
 }
 
-/* What became of a command buffer that has ended. What failed there has left memory as nobody knows it, and so no other
- * status than this will do, not even for a lack of memory: that would have it tried again. */
+/* The result of a completed command buffer. After a failure its memory is undefined, so the status is always device
+ * lost, even for out-of-memory, because that would be tried again. */
 static tn_status outcome(mtl_device *d, object buffer) {
     static const struct {
         int64_t code;
@@ -164,7 +163,7 @@ static void drop_signal(const signal *s) {
     metal_release(s->event);
 }
 
-/* The first signal, retained; false: there is none, or its command buffer has not ended and nobody `waits`. */
+/* The first signal, retained; false: there is none, or its command buffer has not completed and `waits` is false. */
 static bool first_signal(mtl_device *d, bool waits, signal *out) {
     pthread_mutex_lock(&d->lock);
     bool there = d->signal_count && (waits || ASK(status, d->signals[0].buffer) >= STATUS_COMPLETED);
@@ -185,8 +184,8 @@ static void forget_signal(mtl_device *d, const signal *s) {
     pthread_mutex_unlock(&d->lock);
 }
 
-/* A command buffer that fails signals nothing, and whoever waits for it on another queue would do so for ever: then the
- * host signals in its place. `waits`: until all have ended; none waits for one that was sent later. */
+/* A failed command buffer signals nothing, and another queue that waits for it would wait forever; then the host
+ * signals instead. `waits`: until all have completed; none waits for a later one. */
 static void tend_signals(mtl_device *d, bool waits) {
     signal s;
     while (first_signal(d, waits, &s)) {
@@ -206,8 +205,7 @@ static tn_status add_signal(mtl_device *d, object buffer, object event, uint64_t
     return s;
 }
 
-/* Waits until a command buffer has ended. What failed elsewhere meanwhile may be what this one ought to have begun
- * with. */
+/* Waits until a command buffer has completed. If another one failed meanwhile, this one may depend on it. */
 static tn_status finish_metal(mtl_device *d, object buffer) {
     pthread_mutex_lock(&d->lock);
     bool crossed = d->crossed;
@@ -289,7 +287,7 @@ static tn_status settle(mtl_queue *q) {
     return sent != TN_OK ? sent : done;
 }
 
-/* The kernel's parameters: by value, or in a buffer of their own that the command buffer keeps. */
+/* The kernel's parameters: by value, or in a separate buffer that the command buffer retains. */
 static tn_status set_params(mtl_queue *q, const mtl_module *m, const void *words) {
     uint64_t at = (uint64_t)m->buffer_count;
     if (m->params_bytes <= INLINE_BYTES) {
@@ -338,7 +336,7 @@ static const char MOVES[] = "#include <metal_stdlib>\n"
 
 /* `value`: each byte is set to it, -1: the bytes are copied. Both buffers may be the same, the bytes not. */
 static tn_status move(mtl_queue *q, object to, size_t to_at, object from, size_t from_at, size_t bytes, int value) {
-    enum { PIECE = 1 << 22 }; /* elements of a dispatch: fewer than a launch may have, and more than pay for one */
+    enum { PIECE = 1 << 22 }; /* elements per dispatch: below the limit of a launch, above what makes one worthwhile */
     bool wide = (to_at | from_at | bytes) % sizeof(uint32_t) == 0;
     size_t size = wide ? sizeof(uint32_t) : 1, count = bytes / size;
     int64_t fill = value < 0 ? -1 : wide ? (int64_t)((uint32_t)value * 0x01010101U) : value;
@@ -365,7 +363,7 @@ static tn_status new_library(mtl_device *d, const char *name, const char *text, 
     if (!source) return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s is not text", d->lost_state.id, name);
     *library = SEND(new_library, d->device, source, d->options, &error);
     metal_release(source);
-    if (*library) return TN_OK; /* an error beside it holds warnings */
+    if (*library) return TN_OK; /* an error together with a library is a list of warnings */
     error_words(error, words, sizeof words);
     return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s: compiling failed: %s", d->lost_state.id, name, words);
 }
@@ -478,7 +476,7 @@ static tn_status device_start(mtl_device *d) {
     return load_move(d, "move_bytes", &d->move_bytes);
 }
 
-/* Also for a device that did not open all the way. */
+/* Also for a device whose opening failed halfway. */
 static void metal_close(void *device) {
     mtl_device *d = device_of(device);
     void *pool = tn_objc.pool_push();
@@ -543,7 +541,7 @@ static tn_status metal_caps(void *device, tn_caps *out) {
     };
     const char *name = metal_text(ASK(name, d->device), "Metal device");
     if (out->subgroup == 32 && strncmp(name, "Apple M", 7) == 0)
-        out->matrix = TN_MATRIX_F16 | TN_MATRIX_PACKETS; /* processors of Macs; that of phones differs */
+        out->matrix = TN_MATRIX_F16 | TN_MATRIX_PACKETS; /* GPUs of Macs; those of phones differ */
     object process = ASK(process, tn_objc.class_named("NSProcessInfo"));
     snprintf(out->version, sizeof out->version, "%.40s, %.40s", name,
              metal_text(process ? ASK(system_version, process) : NULL, "an unknown system"));
@@ -560,7 +558,7 @@ static tn_status metal_memory(void *device, int64_t *total, int64_t *unused) {
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-/* Metal gives more than it recommends, and then pages; what goes beyond is refused here. */
+/* Metal allocates more than it recommends, and then pages; allocations beyond the recommendation are refused here. */
 static tn_status metal_alloc(void *device, size_t bytes, void **address) {
     mtl_device *d = device_of(device);
     TRY(tn_device_lost_check(&d->lost_state));
@@ -666,7 +664,7 @@ static tn_status metal_fill(void *queue, void *dst, uint8_t value, size_t bytes)
 
 /* ---- mapping ----------------------------------------------------------------------------------------------------- */
 
-/* What the host does not see hal copies. */
+/* hal copies memory that the host cannot access. */
 static tn_status metal_map(void *device, void *address, size_t bytes, bool read, void **host) {
     mtl_queue *q = device;
     object buffer;
@@ -744,8 +742,8 @@ static tn_status metal_queue_new(void *device, void **queue) {
     return tn_hand_out(queue_start(d, q), q, metal_queue_free, d, queue);
 }
 
-/* The command buffer that a mark ends, by which the host waits, and a shared event with the value that it then has, by
- * which other queues wait. Values grow within a queue; another queue's mark needs another event. */
+/* The command buffer that a timeline point ends, on which the host waits, and a shared event with its value then, on
+ * which other queues wait. Values grow within a queue; another queue's point needs another event. */
 typedef struct mtl_point {
     object buffer; /* NULL before the first mark, which counts as passed */
     object event;
@@ -932,8 +930,8 @@ static const char *const selector_texts[MESSAGE_COUNT] = {
 };
 selector tn_metal_selectors[MESSAGE_COUNT];
 
-/* Opens both once a process; hal probes and opens under one lock. A probe's own process looks anew: its environment may
- * not be the one in which this process opened them. *which is the library of *why. */
+/* Opens both once per process; hal probes and opens under one lock. A probe's child process opens them again, because
+ * its environment may differ. *which is the library of *why. */
 static bool load_libraries(bool anew, const tn_library_spec **which, tn_reason *why) {
     static bool loaded;
     if (loaded && !anew) return true;

@@ -1,4 +1,4 @@
-/* metal.h — what the driver says to Metal, declared anew: building needs neither an SDK nor an Objective-C compiler.
+/* metal.h — declarations for Metal, so that a build needs neither an SDK nor an Objective-C compiler.
  *
  * A message is a call of objc_msgSend, cast to the types of that message: the receiver, the selector, the arguments.
  * Types and numbers are those of Apple's documentation: NSUInteger and NSInteger have 64 bits, BOOL 8. No message here
@@ -28,8 +28,8 @@ enum {
     MOST_BUFFERS = 31      /* bindings of a kernel */
 };
 
-/* X(our name, selector, result, types of receiver, selector and arguments). What `new…`, `init…` and `retain` return
- * is the caller's to release; all else lives as long as its owner, or until the pool around the call ends. */
+/* X(our name, selector, result, types of receiver, selector and arguments). The caller releases what `new…`, `init…`
+ * and `retain` return; everything else lives as long as its owner, or until the pool around the call ends. */
 #define RECEIVER object, selector
 // clang-format off
 #define MESSAGES(X)                                                                                                  \

@@ -1,18 +1,17 @@
-/* null.c — a driver to copy: it has every function, computes nothing, and checks that it is used rightly.
+/* null.c — a driver to copy: it has every function, computes nothing, and checks that it is used correctly.
  *
- * To write a driver for a new machine, copy this file and fill the functions in from top to bottom; the comments say
- * what each has to do and what it may rely on. Nothing here knows an operation such as matmul: a driver knows memory,
- * code and launches. Then either add one line to the table in hal/device.c, or, outside the library, call
+ * To write a driver for a new device, copy this file and implement the functions from top to bottom; the comments say
+ * what each must do and what it may rely on. Nothing here knows ops such as matmul: a driver knows memory, code and
+ * launches. Then either add one row to the table in drivers/drivers.c, or, outside the library, call
  * tn_backend_register before the first listing (include only trunnion/backend.h, use tn_backend_fail for errors and
  * your own allocator).
  *
- * What it may rely on: arguments are checked, a device is closed after all of its modules and memory are gone, and
- * calls on one device may come from several threads at once.
+ * A driver may rely on this: arguments are checked, a device is closed after all of its modules and memory were freed,
+ * and calls on one device may come from several threads at once.
  *
- * This one counts calls and notes faults (null.h), so that tests can see what the layers above do with a device. Its
- * device addresses are no pointers on purpose: whoever reads one as a pointer crashes in the test, not at the
- * customer's. It is listed only after tn_backend_register(&tn_driver_null), or with TRUNNION_NULL=1 in the
- * environment. */
+ * This driver counts calls and notes faults (null.h), so that tests can see what the layers above do with a device. Its
+ * device addresses are deliberately not pointers: code that dereferences one crashes in the test. It is listed only
+ * after tn_backend_register(&tn_driver_null), or with TRUNNION_NULL=1 in the environment. */
 #include "drivers/null.h"
 
 #include <pthread.h>
@@ -49,9 +48,9 @@ static tn_status fault(const char *what) {
 
 /* ---- finding devices --------------------------------------------------------------------------------------------- */
 
-/* Fill out->devices (at most out->capacity) and out->count; or, when there is nothing, reason_code (a word of
+/* Fill out->devices (at most out->capacity) and out->count; or, if there are none, reason_code (a word of
  * docs/devices.md), reason and fix. Leave the process as it was: no threads, no signal handlers, no output. If the
- * machine's library cannot promise that, set .isolate, and the probe runs in a child process. */
+ * vendor's library cannot guarantee that, set .isolate, and the probe runs in a child process. */
 static void null_probe(tn_probe *out) {
     if (out->capacity < 1) return;
     tn_device_info *d = &out->devices[0];
@@ -63,14 +62,14 @@ static void null_probe(tn_probe *out) {
 
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
 
-/* What a device is to the driver: its context, its queue, whatever calls need. */
+/* The driver's data of a device: its context, its queue, whatever calls need. */
 typedef struct null_device {
     struct block *blocks;
     int64_t block_count, module_count;
 } null_device;
 
-/* Opens the index-th device that the probe found. On failure leave nothing behind and say why, with the failing call
- * and its code: tn_backend_fail(TN_ERR_DEVICE, "mychip:0: mcOpen gives error %d; …what to do"). */
+/* Opens the index-th device that the probe found. On failure free everything and report the failed call and its code:
+ * tn_backend_fail(TN_ERR_DEVICE, "mychip:0: mcOpen gives error %d; …what to do"). */
 static tn_status null_open(int index, const tn_device_options *options, void **device) {
     (void)options;
     if (index != 0) return tn_backend_fail(TN_ERR_ARGUMENT, "null:%d does not exist", index);
@@ -94,7 +93,7 @@ static void null_close(void *device) {
     tn_mem_free(d);
 }
 
-/* What the device can do; asked once after open. `code` decides what load() is given. */
+/* The capabilities of the device; asked once after open. `code` decides what load() gets. */
 static tn_status null_caps(void *device, tn_caps *out) {
     (void)device;
     *out = (tn_caps){
@@ -136,9 +135,9 @@ static block *block_of(null_device *d, const void *address, size_t bytes) {
     return NULL;
 }
 
-/* `bytes` bytes, aligned to 64. The address is a number that can be offset: hal and kernels pass address + n and mean
- * n bytes further. An interface with handles instead of addresses hands out numbers from a range of its own and looks
- * them up. Return TN_ERR_MEMORY when memory is out: hal gives kept blocks back, tries again, and only then reports. */
+/* `bytes` bytes, aligned to 64. The address is a number to which offsets can be added: hal and kernels pass address + n
+ * and mean n bytes further. An interface with handles reserves its own range of addresses and looks them up. Return
+ * TN_ERR_MEMORY if memory is out: hal frees cached blocks, tries again, and only then reports the error. */
 static tn_status null_alloc(void *device, size_t bytes, void **address) {
     null_device *d = device;
     block *b = tn_mem_zalloc(1, sizeof *b);
@@ -182,8 +181,8 @@ static void null_free(void *device, void *address) {
     tn_mem_free(b);
 }
 
-/* Copies between host and device (kind 0 there, 1 back) or within the device (2), in order with launches. When it
- * returns, the host side may be reused or read. */
+/* Copies between host and device (kind 0: to the device, 1: to the host) or within the device (2), ordered with
+ * launches. When it returns, the host memory may be reused or read. */
 static tn_status null_copy(void *device, void *dst, const void *src, size_t bytes, int kind) {
     null_device *d = device;
     tn_status s = TN_OK;
@@ -206,8 +205,8 @@ typedef struct null_module {
     int buffers;
 } null_module;
 
-/* Turns code into something that can be launched: compile code->data in the form that caps named. Put the compiler's
- * log into the error text. */
+/* Loads code so that it can be launched: compile code->data in the format that caps named. Put the compiler's log into
+ * the error text. */
 static tn_status null_load(void *device, const tn_code *code, void **module) {
     null_device *d = device;
     const kir_program *p = code->data;
@@ -233,9 +232,9 @@ static void null_unload(void *device, void *module) {
     tn_mem_free(module);
 }
 
-/* Starts `count` launches of one kernel, behind all that was given to the device before; the launches do not depend on
- * each other. Copy what you need of sizes and runtime scalars: they may be gone after the call. It need not wait for
- * the end. */
+/* Starts `count` launches of one kernel, after everything submitted to the device before; the launches do not depend on
+ * each other. Copy what you need of sizes and runtime scalars, which may be freed after the call. It need not wait for
+ * completion. */
 static tn_status null_launch(void *device, void *module, const tn_launch *launches, int64_t count) {
     null_device *d = device;
     const null_module *m = module;

@@ -1,11 +1,11 @@
-/* opencl.c — OpenCL: every platform that the loader knows, every device of each; memory, kernels and launches there.
+/* opencl.c — OpenCL: every platform that the loader knows and all its devices; memory, kernels and launches.
  *
- * The baseline is OpenCL 1.2; all above it is asked for, and what a device does not know fails and is left out. Own
- * declarations of the calls: handles are pointers, enumerations 32-bit, bit fields 64-bit.
+ * The baseline is OpenCL 1.2; everything beyond is queried, and what a device does not support is not used. The calls
+ * are declared here: handles are pointers, enumerations 32-bit, bit fields 64-bit.
  *
- * Memory has handles: hal/driver.h makes addresses of them, and a launch adds the offset within its handle to
- * the kernel's bases. All calls may come from several threads but clSetKernelArg, which a lock of the module guards
- * until its launch stands in the queue. A device that is lost stays lost: each later call says what happened first. */
+ * Memory has handles, for which hal/driver.h reserves addresses; a launch adds the offset within its handle to the
+ * kernel's bases. All calls are thread-safe except clSetKernelArg, which a lock of the module guards until its launch
+ * is in the queue. A lost device stays lost: each later call returns the first cause. */
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -49,8 +49,8 @@ static const tn_library_spec library = {
 };
 static const char NO_DRIVER_FIX[] = "install your GPU's OpenCL driver; pocl-opencl-icd runs OpenCL on the processor";
 
-/* Opens the library once a process; hal probes and opens under one lock. A probe's own process looks anew: its
- * environment may not be the one in which this process opened it. */
+/* Opens the library once per process; hal probes and opens under one lock. A probe's child process opens it again,
+ * because its environment may differ. */
 static bool load_library(bool anew, tn_reason *why) {
     static bool loaded;
     if (!loaded || anew) loaded = tn_library_open(&library, why) != NULL;
@@ -210,7 +210,7 @@ static const tn_call_error rows[] = {
     {-63, "CL_INVALID_GLOBAL_WORK_SIZE", TN_ERR_UNSUPPORTED, HOST},
     {-9999, "illegal access by a kernel", TN_ERR_LOST, TN_ADVICE_ANEW}, /* NVIDIA's own number */
 };
-/* Of calls that wait for earlier work, and may report what that met: then the device is gone. */
+/* Errors of calls that wait for earlier work and may report its failure: then the device is lost. */
 static const tn_call_error rows_of_work[] = {
     {OUT_OF_RESOURCES, "CL_OUT_OF_RESOURCES", TN_ERR_LOST, TN_ADVICE_ANEW},
     {EXEC_STATUS_ERROR, "CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST", TN_ERR_LOST, TN_ADVICE_ANEW},
@@ -219,7 +219,7 @@ static const tn_call_errors of_call = {.rows = rows, .count = TN_COUNT(rows)};
 static const tn_call_errors of_work = {.rows = rows_of_work, .count = TN_COUNT(rows_of_work), .next = &of_call};
 enum { SENDS = false, WAITS = true }; /* whether a call can report what earlier commands met */
 
-/* An in-order queue. Its address is a queue's handle, and that of a device's first queue the device's. */
+/* An in-order queue. Its address is a queue's handle; the address of a device's first queue is the device's. */
 typedef struct cl_queue {
     struct cl_device *device;
     void *queue;
@@ -278,7 +278,7 @@ static tn_status find_device(int index, found *out) {
     return TN_OK;
 }
 
-/* What no query can make up for. */
+/* Requirements without which the device cannot be used. */
 static tn_status check_device(const cl_device *d) {
     char version[64];
     int major = 0, minor = 0;
@@ -316,7 +316,7 @@ static tn_status device_start(cl_device *d) {
     return queue_start(d, &d->queue);
 }
 
-/* Also for a device that did not open all the way. */
+/* Also for a device whose opening failed halfway. */
 static void opencl_close(void *device) {
     cl_device *d = device;
     if (d->queue.queue) {
@@ -607,7 +607,7 @@ static tn_status build_opencl(cl_device *d, const cl_module *m, const char *more
     return tn_fail_prefix(s, "%s: compiling failed: %s", m->name, log);
 }
 
-/* A binary that the driver does not take any more is no failure: false, and the source is compiled. */
+/* A binary that the driver no longer accepts is not an error: false, and the source is compiled. */
 static bool program_from_binary(cl_device *d, const tn_code *code, cl_module *m) {
     const unsigned char *bytes = code->binary;
     int32_t status = SUCCESS, error = SUCCESS;
@@ -709,7 +709,7 @@ static tn_status bind_buffers(cl_device *d, cl_module *m, const tn_dispatch *l) 
     return TN_OK;
 }
 
-/* Sets the struct behind the buffers: by value, or in a buffer of its own that the launch keeps alive. */
+/* Sets the parameters after the buffers: by value, or in a separate buffer that the launch keeps alive. */
 static tn_status bind_params(cl_device *d, cl_module *m, void **params) {
     const void *value = m->params;
     size_t size = m->params_bytes;
@@ -829,7 +829,7 @@ static tn_status opencl_event_wait(void *queue, void *event) {
                  "clEnqueueBarrierWithWaitList", "1 event");
 }
 
-/* What became of the work up to the mark: 0 done, below 0 an error, else under way. */
+/* State of the work up to the timeline point: 0 completed, below 0 an error, else not completed. */
 static tn_status point_status(cl_device *d, const cl_point *m, int32_t *status) {
     TRY(check(d, cl.GetEventInfo(m->event, EVENT_STATUS, sizeof *status, status, NULL), SENDS, "clGetEventInfo",
               "CL_EVENT_COMMAND_EXECUTION_STATUS"));

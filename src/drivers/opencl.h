@@ -1,5 +1,5 @@
-/* opencl.h — what the driver uses of OpenCL, declared anew: building needs no SDK. Handles are pointers, enumerations
- * 32-bit, bit fields 64-bit. Numbers are those of the OpenCL 3.0 and extension specifications. */
+/* opencl.h — declarations of OpenCL, so that a build needs no SDK. Handles are pointers, enumerations 32-bit, bit
+ * fields 64-bit. Numbers are those of the OpenCL 3.0 and extension specifications. */
 #ifndef TN_DRIVERS_OPENCL_H
 #define TN_DRIVERS_OPENCL_H
 
@@ -46,7 +46,7 @@ enum {
     SUCCESS = 0,
     OUT_OF_RESOURCES = -5,
     EXEC_STATUS_ERROR = -14,
-    NO_PLATFORM = -1001 /* the loader's own answer when no driver is registered */
+    NO_PLATFORM = -1001 /* the loader's answer if no driver is registered */
 };
 
 /* How every command ends: the events it waits for, and the event that it makes. */

@@ -1,7 +1,7 @@
-/* probe.h — what the probes share: words for findings, and facts about libraries and device nodes.
+/* probe.h — shared by the probes: texts of results, and facts about libraries and device nodes.
  *
- * A probe fills a tn_probe: devices, or the reason why there are none. Most run in a child process
- * (hal/discovery.c), so they may leave things open: the process ends with them. */
+ * A probe fills a tn_probe: devices, or the reason why there are none. Most run in a child process (hal/discovery.c),
+ * so they need not clean up: the process ends with them. */
 #ifndef TN_DRIVERS_PROBE_H
 #define TN_DRIVERS_PROBE_H
 
@@ -20,10 +20,10 @@ typedef void tn_watch_add(void *ctx, const char *what);
 
 void tn_probe_reason(tn_probe *out, tn_reason_code code, const char *fix, const char *format, ...) TN_PRINTF(4, 5);
 
-/* Opens the library of a probe and notes its file; NULL with the reason noted when that fails. */
+/* Opens the library of a probe and notes its file; NULL, with the reason noted, if that fails. */
 void *tn_probe_library(tn_probe *out, const tn_library_spec *spec);
 
-/* The next device to fill, cleared; NULL when there is no room for more. */
+/* The next device to fill, zeroed; NULL if there is no room for more. */
 tn_device_info *tn_probe_device(tn_probe *out);
 
 /* Watches what decides which library tn_probe_library opens. */

@@ -1,14 +1,14 @@
 /* vulkan.c — the driver of Vulkan: loader and probe, memory, the stream of commands, events.
  *
- * The floor is Vulkan 1.1. What lies above it is asked for, and what a device does not have is left out.
+ * The minimum is Vulkan 1.1. Everything beyond is queried, and what a device does not have is not used.
  *
- * A device has one stream of commands, whichever of its queues a call names: a ring of slots, each with a command
- * buffer that several calls record into before it is submitted. Who comes later in the stream may rely on all before
- * it: a barrier stands between calls that depend on each other, none between the launches of one call. A submission has
- * a number (hal/driver.h), and a fence; an event is the number of the submission that holds all before it. Objects are
- * used from several threads, which Vulkan leaves to its callers: one lock guards the stream.
+ * A device has one stream of commands for all of its queues: a ring of slots, each with a command buffer that several
+ * calls record into before it is submitted. Later commands may rely on all earlier ones: there is a barrier between
+ * calls that depend on each other, and none between the launches of one call. A submission has a number (hal/driver.h)
+ * and a fence; an event is the number of the submission that contains everything before it. Vulkan requires callers to
+ * synchronize access to objects, so one lock guards the stream.
  *
- * Memory has handles: hal/driver.h makes addresses of them. Kernels and launches are vulkan_launch.c's. */
+ * Memory has handles, for which hal/driver.h reserves addresses. Kernels and launches are in vulkan_launch.c. */
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -248,7 +248,7 @@ static tn_status device_start(vk_device *d) {
     return TN_OK;
 }
 
-/* Also for a device that did not open all the way. */
+/* Also for a device whose opening failed halfway. */
 static void vulkan_close(void *device) {
     vk_device *d = device;
     if (d->device) (void)tn_vk.DeviceWaitIdle(d->device);
@@ -333,7 +333,7 @@ static tn_status record_copy(vk_device *d, vk_block *to, size_t to_at, vk_block 
 
 enum { SMALL = SLOT_ROOM / 4, STAGING = 4 << 20 };
 
-/* Bytes of the host that lie in the slot until they are copied: nobody waits. The lock is held. */
+/* Host bytes that are stored in the slot until they are copied, so nothing waits. The lock is held. */
 static tn_status write_small(vk_device *d, vk_block *to, size_t at, const void *src, size_t bytes) {
     vk_slot *s;
     TRY(tn_vulkan_record(d, bytes, 0, &s));
@@ -398,7 +398,7 @@ static tn_status read_from(vk_device *d, vk_block *from, size_t at, void *dst, s
     return TN_OK;
 }
 
-/* Between the device's memory and memory of it or of the host that a block holds; *done: there is such a block. */
+/* Between the device's memory and device or host memory that a block contains; *done: there is such a block. */
 static tn_status copy_blocks(vk_device *d, void *dst, const void *src, size_t bytes, int kind, bool *done) {
     size_t at = 0, from_at = 0;
     vk_block *to = NULL, *from = NULL;
@@ -483,7 +483,7 @@ static tn_status vulkan_fill(void *queue, void *dst, uint8_t value, size_t bytes
     return s;
 }
 
-/* What the host does not see hal copies. */
+/* hal copies memory that the host cannot access. */
 static tn_status vulkan_map(void *device, void *address, size_t bytes, bool read, void **host) {
     vk_device *d = device;
     vk_block *b;
@@ -529,7 +529,7 @@ static tn_status vulkan_event_new(void *device, bool timed, void **out) {
     return tn_hand_out(s, e, vulkan_event_free, d, out);
 }
 
-/* Submitted at once: somebody may wait for it. */
+/* Submitted at once, because something may wait for it. */
 static tn_status vulkan_event_record(void *queue, void *recorded) {
     vk_device *d = queue;
     event *e = recorded;
@@ -687,8 +687,8 @@ static const char *bind(void *instance, const call *calls, size_t count) {
     return NULL;
 }
 
-/* One a process, never given back: what vendors' code does when it is unloaded cannot be relied on. hal probes and
- * opens under one lock. A probe's own process makes one of its own: its environment may be another. */
+/* One per process, never destroyed, because unloading vendors' code is not reliable. hal probes and opens under one
+ * lock. A probe's child process makes its own, because its environment may differ. */
 static void *instance;
 static pid_t instance_of;
 static bool device_calls_known; /* of this instance; other threads use them, so they are written once */
@@ -746,8 +746,7 @@ static bool suits(void *place, int *too_old) {
     return p.api_version >= VERSION_1_1;
 }
 
-/* The devices that can be used, `MOST` at most; numbered in this order. *too_old: how many others there are of Vulkan
- * 1.0. */
+/* The usable devices, at most `MOST`, numbered in this order. *too_old: how many others have Vulkan 1.0. */
 static int list_devices(void **list, int *too_old, int32_t *error) {
     uint32_t count = MOST, n = 0;
     *too_old = 0;
@@ -887,14 +886,14 @@ static uint32_t float_features(const vk_float_controls *c) {
 
 static int64_t at_most(uint64_t value) { return value < INT64_MAX ? (int64_t)value : INT64_MAX; }
 
-/* What no query tells, known by the driver's name. */
+/* Facts that no query returns, by the driver's name. */
 static void fill_known(uint32_t driver, uint32_t version, tn_caps *c) {
     enum { MODES = TN_SPIRV_PRESERVE_32 | TN_SPIRV_RTE_32 };
     bool mesa = driver == DRIVER_LLVMPIPE;
     if (mesa || driver == DRIVER_SWIFTSHADER) c->features |= TN_SPIRV_FMA_SPLITS;
     if (mesa) c->max_loop = UINT16_MAX; /* an item's loops end there, all of them, as if they were done */
-    /* Vulkan does not promise that division and square root are correctly rounded, but here they are. Mesa up to 25.0,
-     * whose version counts for nothing, keeps denormals, too; 26.2 takes them as 0 */
+    /* Vulkan does not guarantee correctly rounded division and square root, but here they are. Mesa up to 25.0, whose
+     * version is not checked, keeps denormals too; 26.2 flushes them */
     bool keeps_denormals = version < 1U << 22;
     c->exact = mesa && keeps_denormals && c->f64 && (c->features & MODES) == MODES;
 }
@@ -972,8 +971,8 @@ static vk_matrix largest_matrix(void *place, bool *brain) {
     return best;
 }
 
-/* Items of the subgroups that multiply: where a device leaves a choice, 32 for whole matrices; units of smaller ones
- * have an item a column. */
+/* Items of the subgroups that multiply: where a device leaves a choice, 32 for whole matrices; units with smaller ones
+ * have one item per column. */
 static int64_t lanes_of(const vk_matrix *m, const vk_sizes *sizes) {
     uint32_t lanes = m->rows == WHOLE && m->columns == WHOLE ? 32 : m->columns;
     if (lanes < sizes->least) lanes = sizes->least;

@@ -1,9 +1,9 @@
-/* vulkan.h — what the driver uses of Vulkan, declared anew: building needs no SDK. Numbers and layouts are those of the
- * Vulkan 1.1 specification and of the extensions named; tools/checks/vulkan_headers.py compares all of it with the
- * vendors' header where that is installed.
+/* vulkan.h — declarations of Vulkan, so that a build needs no SDK. Numbers and layouts are those of the Vulkan 1.1
+ * specification and of the extensions named; tools/checks/vulkan_headers.py compares everything with the vendor's
+ * header if it is installed.
  *
- * Handles that functions are looked up by (instance, device, queue, command buffer) are pointers, all others 64-bit
- * numbers; enumerations, flags and truth values have 32 bits. */
+ * Dispatchable handles (instance, device, queue, command buffer) are pointers, all others 64-bit numbers; enumerations,
+ * flags and booleans have 32 bits. */
 #ifndef TN_DRIVERS_VULKAN_H
 #define TN_DRIVERS_VULKAN_H
 
@@ -121,7 +121,7 @@ enum {
         VERSION_1_1 = 1 << 22 | 1 << 12,
 };
 
-/* The head of a structure that others are chained behind. */
+/* The head of a structure in a pNext chain. */
 typedef struct vk_chain {
     uint32_t kind;
     void *next;
@@ -149,7 +149,7 @@ typedef struct vk_instance_info {
 
 /* ---- what a device says of itself -------------------------------------------------------------------------------- */
 
-/* Those of the limits that are read; what lies between them is only counted. */
+/* The limits that are read; those between them are only counted. */
 typedef struct vk_limits {
     uint32_t skip_0[7], storage_range, skip_1, allocations, skip_2[9], stage_storage, skip_3[3], stage_resources,
         skip_4[3], set_storage, skip_5[26], shared_memory, groups[3], group_items, group_size[3];
@@ -582,8 +582,7 @@ tn_status tn_vulkan_find(int index, void **place);
 bool tn_vulkan_family(void *place, uint32_t *family, uint32_t *time_bits);
 /* A bit for each of the names that the device has as an extension. */
 uint32_t tn_vulkan_extensions(void *place, const char *const *wanted, uint32_t n_wanted);
-/* What a device can do and what of that is used: features is the head of a chain into the structures behind it, for
- * vkCreateDevice. */
+/* Features of a device that are used: the head of a chain of structures for vkCreateDevice. */
 enum {
     VK_MOST_EXTENSIONS = 10,
     VK_MOST_BINDINGS = 64,
@@ -607,8 +606,8 @@ typedef struct vk_abilities {
 } vk_abilities;
 /* *out must stay where it is. */
 void tn_vulkan_ask(void *place, vk_abilities *out);
-/* Bytes of the device's own heaps, and how many of these are free (0: unknown). On a device that shares the processor's
- * memory all heaps are such. */
+/* Bytes of the device's own heaps, and how many of these are free (0: unknown). On a device that shares the CPU's
+ * memory all heaps count. */
 void tn_vulkan_memory(void *place, bool knows_budget, int64_t *total, int64_t *unused);
 
 #endif

@@ -1,5 +1,5 @@
-/* vulkan_device.h — what the parts of the Vulkan driver know of a device: vulkan.c has its memory and its stream of
- * commands, vulkan_launch.c the kernels, and how launches of them come into the stream. */
+/* vulkan_device.h — the data of a Vulkan device, shared by vulkan.c (memory, stream of commands) and vulkan_launch.c
+ * (kernels and their launches). */
 #ifndef TN_DRIVERS_VULKAN_DEVICE_H
 #define TN_DRIVERS_VULKAN_DEVICE_H
 
@@ -15,7 +15,7 @@ typedef struct vk_block {
     size_t bytes;
     unsigned char *host; /* where the host sees it; NULL: nowhere */
     uint64_t last;       /* number of the last submission that uses it */
-    uint64_t serial;     /* of all blocks ever made: a handle may be that of one which is gone */
+    uint64_t serial;     /* unique among all blocks ever made, because handles of freed ones are reused */
 } vk_block;
 
 /* A command buffer, and what the commands in it need until they have ended. */
@@ -35,7 +35,7 @@ typedef struct vk_device {
     vk_abilities has;
     vk_memory memory;
     bool software, unified;
-    uint32_t time_bits; /* of a time that mean something; 0: there are no times */
+    uint32_t time_bits; /* valid bits of timestamps; 0: there are none */
     tn_memory_budget room;
     tn_address_ranges ranges, pinned; /* memory of the device; of the host, as it was given to callers */
     pthread_mutex_t staging_lock;
@@ -58,19 +58,18 @@ tn_status tn_vulkan_locate(vk_device *d, const void *address, size_t bytes, cons
 
 /* ---- the stream: all of these want its lock to be held ----------------------------------------------------------- */
 
-/* The slot that is being recorded, with room for so many bytes and a launch of so many bindings. */
+/* The slot that is being recorded, with room for this many bytes and a launch with this many bindings. */
 tn_status tn_vulkan_record(vk_device *d, size_t bytes, int bindings, vk_slot **out);
 void tn_vulkan_barrier(vk_device *d, void *commands, uint32_t stages, uint32_t access);
 /* Puts what follows behind what was recorded, and notes that the blocks are used. */
 void tn_vulkan_follow(vk_device *d, const vk_slot *s, vk_block *a, vk_block *b);
-/* Ends the slot that is being recorded and has the device begin with it, and behind it with `more` commands, if there
- * are any. What was recorded is gone when that fails, and with it what the memory ought to hold: the device counts as
- * lost. */
+/* Submits the slot that is being recorded, followed by the commands `more` unless NULL. If that fails, the recorded
+ * commands and the contents of their memory are lost, so the device counts as lost. */
 tn_status tn_vulkan_submit_with(vk_device *d, void *more);
-/* A slot with room for so many bytes, dispatches and bindings of them; of a list, or of the stream. */
+/* Prepares a slot with room for this many bytes, dispatches and bindings; of a list, or of the stream. */
 tn_status tn_vulkan_slot_start(vk_device *d, vk_slot *s, size_t room, uint32_t dispatches, uint32_t bindings);
 void tn_vulkan_slot_end(vk_device *d, vk_slot *s);
-/* Forgets what was recorded in a slot's commands and begins anew. */
+/* Resets a slot's command buffer and begins recording. */
 tn_status tn_vulkan_commands_begin(vk_device *d, const vk_slot *s, uint32_t flags);
 
 /* ---- kernels, launches, lists (vulkan_launch.c): what tn_driver wants of them ------------------------------------ */

@@ -1,9 +1,9 @@
-/* vulkan_launch.c — Vulkan: kernels (SPIR-V), their launches, and lists of these.
+/* vulkan_launch.c — Vulkan: kernels (SPIR-V), their launches, and command lists.
  *
- * A kernel is bound whole allocations, as far as a binding reaches (or in windows behind each other, where it was made
- * for these), and finds its place in them by the bases among its parameters, which lie in host memory: of the slot, or
- * of the list. A list that is run again has command buffers of its own: submitted behind what the stream's slot holds,
- * and recorded anew only when other memory is bound. */
+ * A kernel is bound to complete allocations, as far as a binding reaches (or to consecutive windows, if it was made for
+ * these), and finds its buffers by the bases among its parameters, which are in host memory of the slot or of the list.
+ * A list that is run again has its own command buffers: they are submitted after the contents of the stream's slot, and
+ * are recorded again only if other memory is bound. */
 #include <stdio.h>
 #include <string.h>
 
@@ -22,7 +22,7 @@ typedef struct vk_module {
     uint8_t windows[VK_MOST_BINDINGS]; /* of a buffer */
     uint64_t window_bytes;
     size_t params_bytes, bases_at;
-    size_t room; /* of the parameters, so that the next ones begin where they may */
+    size_t room; /* of the parameters, rounded up to the alignment of the next ones */
     void *binary;
 } vk_module;
 
@@ -38,7 +38,7 @@ void tn_vulkan_unload(void *device, void *module) {
     tn_mem_free(m);
 }
 
-/* The buffers, and behind them the parameters, whose place in their buffer is told at each launch. */
+/* The buffers, followed by the parameters, a storage buffer whose dynamic offset is set at each launch. */
 static tn_status make_layout(vk_device *d, vk_module *m) {
     vk_binding bindings[VK_MOST_BINDINGS] = {{0}};
     uint32_t n = (uint32_t)m->binding_count;
@@ -52,7 +52,7 @@ static tn_status make_layout(vk_device *d, vk_module *m) {
                  m->name);
 }
 
-/* What a compiler says no to can be computed elsewhere; memory and loss are other things. */
+/* Code that the compiler refuses can be computed elsewhere; out-of-memory and device lost are passed on. */
 static tn_status refused(tn_status s) {
     return s == TN_OK || s == TN_ERR_MEMORY || s == TN_ERR_LOST ? s : tn_fail_prefix(TN_ERR_UNSUPPORTED, "refused");
 }
@@ -137,14 +137,14 @@ tn_status tn_vulkan_binary(void *device, void *module, void **data, size_t *size
 
 enum { FLUSH_EVERY = 32 }; /* dispatches that are held back */
 
-/* What is bound, and the serial number of the block that it lies in. */
+/* A bound buffer, and the serial number of its block. */
 typedef struct place {
     vk_range range;
     uint64_t serial;
 } place;
 
-/* What a launch binds: each buffer's allocation, or as much of it from the launch's place on as a binding reaches, or
- * its windows from there on; the rest of the way is added to its base. */
+/* Bindings of a launch: each buffer's allocation, or as much of it from the launch's address on as a binding reaches,
+ * or its windows from there on; the remaining offset is added to its base. */
 static tn_status bind_buffers(vk_device *d, const vk_module *m, const tn_dispatch *l, uint64_t *params, place *places) {
     uint64_t *bases = params + m->bases_at / sizeof *bases, most = d->has.properties.limits.storage_range;
     uint64_t step = (uint64_t)d->has.caps.alignment;
@@ -234,8 +234,8 @@ tn_status tn_vulkan_dispatch(void *queue, void *module, const tn_dispatch *dispa
 
 /* ---- lists that are recorded once -------------------------------------------------------------------------------- */
 
-/* While memory stays where it is, a run puts its parameters in place and submits what was recorded. Runs take turns
- * with the copies: one is made ready while the other is under way. */
+/* While memory does not move, a run only writes its parameters and submits the recorded commands. Two or more copies
+ * alternate: one is prepared while another is executing. */
 typedef struct vk_copy {
     vk_slot slot;
     uint64_t number; /* of its last submission; 0: none */
@@ -248,7 +248,7 @@ typedef struct vk_list {
     vk_copy copies[COPIES];
     unsigned turn;
     size_t place_count;
-    place *places; /* of the run that is made ready; behind them those of the copies */
+    place *places; /* of the run being prepared; followed by those of the copies */
 } vk_list;
 
 void tn_vulkan_list_free(void *device, void *list) {
