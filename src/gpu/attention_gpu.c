@@ -4,10 +4,10 @@
 #include "gpu/gpu.h"
 
 /* ==== paged cache ================================================================================================= */
-/* The 64 items are the 64 keys of a chunk while scores are made, and features of the result while values are summed. A
- * chunk's softmax is made alone and merged into what the chunks before it yielded, in the order of the definition, so
- * the bits are those of the native kernel. A workgroup goes through the chunks that its query sees, whose number comes
- * from the position: time follows the sequence, not the list of its pages. */
+/* The 64 items are the 64 keys of a chunk while scores are computed, and features of the result while values are
+ * summed. A chunk's softmax is computed separately and merged into the result of the chunks before it, in the order of
+ * the definition, so the bits are those of the native kernel. A workgroup processes the chunks that its query sees,
+ * whose number depends on the position: time grows with the sequence, not with the list of its pages. */
 
 enum { SHIFT = 6, ITEMS = 1 << SHIFT, LANES = 16, MOST_FEATURES = 4 * ITEMS };
 _Static_assert((int)ITEMS == (int)TN_PAGE_TOKENS, "an item a key of a page");
@@ -86,7 +86,7 @@ static void find_page(maker *m) {
     m->has_page = paged_both(m, listed, exists);
 }
 
-/* A token of the chunk: its number in the chunk, and where it comes from. */
+/* A token of the chunk: its index in the chunk, and its source. */
 typedef struct token {
     kir_aff row;
     kir_val visible, old, fresh;
@@ -277,11 +277,11 @@ tn_status tn_attention_workgroup(const tn_attention_shape *s, const tn_operand_c
 }
 
 /* ==== whole tensors =============================================================================================== */
-/* Keys come in chunks of 64. Items stand in 8 rows of 16; each has four queries and every sixteenth key of a chunk,
- * which are the lanes of the sum of weights in the definition (cpu_kernels.h), so an item's part of it stays in a
- * variable. The greatest score of a row has to be known before its weights, so there are two passes through the chunks,
- * and the first one leaves values alone: it costs less than keeping scores would, nothing of the size queries × keys is
- * ever in memory, and the code of both is one. */
+/* Keys come in chunks of 64. Items form 8 rows of 16; each has four queries and every sixteenth key of a chunk. These
+ * keys are a lane of the sum of weights in the definition (cpu_kernels.h), so an item's part of it stays in a variable.
+ * The maximum score of a row must be known before its weights, so there are two passes over the chunks, and the first
+ * one does not read values. That costs less than storing scores would, nothing of size queries × keys is ever in
+ * memory, and both passes share their code. */
 
 enum {
     DOWN = 8,
@@ -291,7 +291,7 @@ enum {
     KEYS = ACROSS * OWN,
     DEPTH = 16, /* of panels: features of queries and keys, keys of values */
     UNROLLED = DEPTH / OWN,
-    Q_LINE = ROWS + 1, /* apart in workgroup memory, so that items meet other banks */
+    Q_LINE = ROWS + 1, /* distance in workgroup memory, so that items access different banks */
     K_LINE = KEYS + 1,
     LANE_LINE = ACROSS + 1,
     BROAD = KEYS, /* features of values in a panel, or twice as many */
@@ -390,8 +390,8 @@ static kir_aff own_weight(int i) {
     return further(a, i);
 }
 
-/* Items go along features, which are neighbours in memory: one row a pass. Behind the last feature queries are −0 and
- * keys 0, whose product leaves any sum as it is. */
+/* Items are along features, which are contiguous in memory: one row per pass. Beyond the last feature queries are −0
+ * and keys 0, whose product does not change any sum. */
 static void fill_scores(const dense_maker *m) {
     kir_aff feature = tn_along(PANEL, DEPTH), query = tn_along(BLOCK, ROWS), key = tn_along(DENSE_CHUNK, KEYS);
     kir_aff to_q = tn_along(DENSE_ITEM, Q_LINE), to_k = tn_along(DENSE_ITEM, K_LINE);
@@ -414,7 +414,7 @@ static void fill_scores(const dense_maker *m) {
     kir_end(m->kb);
 }
 
-/* sum[i, j] += x[row i of the item] · y[its column j], for a panel: lines of x begin at `x_at`, those of y at 0. */
+/* sum[i, j] += x[row i of the item] · y[its column j], for a panel: lines of x start at `x_at`, those of y at 0. */
 static void multiply_dense(const dense_maker *m, int x, kir_aff x_at, int x_line, int y, int y_line, int columns,
                            const kir_val *sum) {
     kir_val now[OWN * MOST_COLUMNS], b[MOST_COLUMNS];
@@ -462,7 +462,7 @@ static kir_val dense_score_of(const dense_maker *m, int i, kir_val product) {
     return kir_select(kb, seen, s, dense_real(m, -INFINITY));
 }
 
-/* Products of queries and keys come to lie where their weights will. */
+/* Stores the products of queries and keys where their weights will be. */
 static void make_products(const dense_maker *m) {
     kir_val product[OWN * OWN];
     for (int e = 0; e < OWN * OWN; e++)
@@ -504,7 +504,7 @@ static kir_val fold_dense(const dense_maker *m, bool sum, kir_val *lane) {
     return lane[0];
 }
 
-/* What items hold of their rows, variables, becomes one value a row: each of four items folds a row's lanes. */
+/* Combines the items' variables to one value per row: each of four items folds a row's lanes. */
 static void fold_rows(const dense_maker *m, bool sum, const kir_val *own) {
     kir_builder *kb = m->kb;
     kir_val lane[ACROSS];
@@ -534,8 +534,7 @@ static kir_val row_value(const dense_maker *m, bool sum, int i) {
 
 /* ---- weights and values ------------------------------------------------------------------------------------------ */
 
-/* `second`: whether the greatest scores are known, in the second pass; what becomes of the first one's weights is
- * nothing. */
+/* `second`: in the second pass, where the maximum scores are known; the first pass drops the weights. */
 static void weigh_dense(const dense_maker *m, kir_val second) {
     kir_builder *kb = m->kb;
     make_products(m);
@@ -553,7 +552,7 @@ static void weigh_dense(const dense_maker *m, kir_val second) {
     kir_end(kb);
 }
 
-/* Behind the last key values are −0, of which a weight of 0 makes what leaves any sum as it is. */
+/* Beyond the last key values are −0, whose product with a weight of 0 does not change any sum. */
 static void fill_values(const dense_maker *m, int slice) {
     kir_aff column = tn_along(SLICE, slice), key = tn_along(DENSE_CHUNK, KEYS), to = tn_along(ROW, slice);
     column.s[DENSE_ITEM] = key.s[ROW] = to.s[DENSE_ITEM] = 1;
@@ -591,7 +590,7 @@ static void dense_sum_values(const dense_maker *m, const kir_val *sum, kir_val s
 
 /* ---- results ----------------------------------------------------------------------------------------------------- */
 
-/* Through workgroup memory, so that what joins the store stands in the program once a column. */
+/* Results go through workgroup memory, so that the epilogue is in the program once per column. */
 static void store_results(const dense_maker *m, const kir_val *sum) {
     kir_builder *kb = m->kb;
     fold_rows(m, true, m->total);
@@ -636,7 +635,7 @@ static void append_dense(dense_maker *m) {
         m->total[i] = kir_var(m->kb, dense_real(m, 0));
     }
     for (int e = 0; e < OWN * m->columns; e++)
-        sum[e] = kir_var(m->kb, dense_real(m, -0.0)); /* a first chain stands alone */
+        sum[e] = kir_var(m->kb, dense_real(m, -0.0)); /* the first chain is not added to anything */
     kir_loop(m->kb, PASS, 1);
     kir_aff pass = tn_along(PASS, 1);
     kir_val second = kir_binary(m->kb, KIR_EQ, kir_index(m->kb, &pass), dense_whole(m, 1));

@@ -1,30 +1,30 @@
-/* gemm_gpu.c — matrix products by workgroups: of floats, and with weights in blocks.
+/* gemm_gpu.c — matrix products by workgroups: of floats, and with block-quantized weights.
  *
- * A workgroup computes a tile of C. Panels of A and B, as deep as a panel of k, are brought into its memory by all of
- * its items, and each item multiplies what its own elements of the tile need, which it keeps in variables. A few steps
- * of k are unrolled; more of them make compilers slow and the product no faster.
+ * A workgroup computes a tile of C. All of its items bring panels of A and B into workgroup memory, and each item
+ * multiplies what its own elements of the tile need; these are variables. A few steps of k are unrolled; more would
+ * make compilers slow and the product no faster.
  *
- * Chains of KIR_KSUM steps are the definition: behind each panel that ends one, its sum is added to those before it.
- * Behind the end of k A is −0 and B 0: their product −0 leaves any sum as it is. Finished elements pass through the
- * workgroup's memory, so that what joins the store stands in the program once.
+ * Chains of KIR_KSUM steps are the definition: after each panel that ends one, its sum is added to those before it.
+ * Beyond the end of k A is −0 and B 0: their product −0 does not change any sum. Finished elements pass through
+ * workgroup memory, so that the epilogue is in the program once.
  *
- * Windows of images are such products too, when an index of k or of a column is taken apart into its digits. Division
- * would cost more than multiplying: a tile's columns are divided once, and lie in the workgroup's memory; the digits of
- * an item's places along k are counted on from panel to panel. */
+ * Convolutions are such products too, with an index of k or of a column divided into its digits. Division would cost
+ * more than multiplication: a tile's columns are divided once and kept in workgroup memory; the digits of an item's
+ * positions along k are incremented from panel to panel. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "gpu/gpu.h"
 
-/* Items stand in iy rows of ix; each has tm × tn elements of C. A panel is `depth` deep. Divisible so that items share
- * out panels evenly: by ix and iy are depth, the rows iy·tm and the columns ix·tn (whichever way it is read); tn is
- * at most iy. */
+/* Items form iy rows of ix; each has tm × tn elements of C. A panel is `depth` deep. depth, the rows iy·tm and the
+ * columns ix·tn are divisible by ix and iy, so that items share panels evenly however they are read; tn is at most
+ * iy. */
 typedef struct tile {
     int iy, ix, tm, tn, depth;
 } tile;
 
-/* The rules choose among the first ones, from the largest; few rows of A want the flat one. Found by trial on a
+/* The rules choose among the first ones, from the largest; few rows of A use the flat one. Found by measurement on a
  * software device; the others are for tuning. */
 enum { LARGE, SMALL, FLAT };
 static const tile tiles[] = {[LARGE] = {16, 16, 4, 4, 16}, [SMALL] = {8, 8, 4, 4, 16}, [FLAT] = {4, 16, 1, 4, 16},
@@ -35,7 +35,7 @@ enum { FLAT_ROWS = 8, MOST_OWN = 64, MOST_PLACES = 4, UNROLLED = 4 };
 static int gemm_rows_of(const tile *t) { return t->iy * t->tm; }
 static int gemm_columns_of(const tile *t) { return t->ix * t->tn; }
 
-/* A panel's rows in memory lie one element further apart, so that items which go down a column meet other banks. */
+/* A panel's rows are one element further apart in memory, so that items along a column access different banks. */
 static int64_t a_row(const tile *t) { return gemm_rows_of(t) + 1; }
 static int64_t b_row(const tile *t) { return gemm_columns_of(t) + 1; }
 static int64_t local_elements(const tile *t) {
@@ -82,7 +82,7 @@ bool tn_gemm_workgroup_fits(const tn_gemm_shape *s, const tn_group_limits *limit
 
 /* ---- the program ------------------------------------------------------------------------------------------------- */
 
-/* Axes: batches, tiles down, tiles across, item rows, items; loops: panels, steps in a panel, passes of the items over
+/* Axes: batches, tiles down, tiles across, item rows, items. Loops: panels, steps in a panel, passes of the items over
  * each operand's panel, and over the rows and the columns of the finished tile. */
 typedef struct maker {
     const tn_gemm_shape *s;
@@ -140,7 +140,7 @@ static void count_on(const maker *m, const tn_digits *d, int64_t by, kir_val *di
     }
 }
 
-/* An item divides a column; there are as many items, or more. */
+/* Each item divides one column index; there are at least as many items. */
 static void divide_columns(const maker *m) {
     const tile *t = m->t;
     kir_aff column = tn_along(m->across, gemm_columns_of(t)), to = tn_along(m->item, 1), row = tn_along(m->item_row, 1);
@@ -155,7 +155,7 @@ static void divide_columns(const maker *m) {
     kir_barrier(m->kb);
 }
 
-/* Column `local` of the tile, in digits if it has such. */
+/* Column `local` of the tile, as digits if it has any. */
 static void column_at(const maker *m, const kir_aff *column, kir_aff local, kir_aff *out) {
     *out = *column;
     for (int i = 0; i < m->s->columns.count; i++, local.c += gemm_columns_of(m->t))
@@ -164,7 +164,7 @@ static void column_at(const maker *m, const kir_aff *column, kir_aff local, kir_
 
 /* ---- filling panels ---------------------------------------------------------------------------------------------- */
 
-/* One operand's part in a panel: `row` elements lie between neighbours along k; `bound` is its extent across k. */
+/* One operand's part in a panel: `row` is the distance between neighbours along k; `bound` is its extent across k. */
 typedef struct panel {
     bool is_a, along_k;
     int local, passes;
@@ -174,10 +174,10 @@ typedef struct panel {
     kir_val digit[MOST_PLACES][TN_WORKGROUP_DIGITS]; /* variables: of the item's places along k */
 } panel;
 
-/* How far apart an item's places along k are. */
+/* Distance of an item's positions along k. */
 static int k_step(const maker *m, const panel *p) { return p->along_k ? m->t->ix : m->t->iy; }
 
-/* Items go along memory by their own number, across by that of their row. */
+/* Items are along memory by their own index, across by that of their row. */
 static int k_axis(const maker *m, const panel *p) { return p->along_k ? m->item : m->item_row; }
 
 static kir_aff place_along_k(const maker *m, const panel *p, int place) {
@@ -250,7 +250,7 @@ static kir_val multiply_add(const maker *m, kir_val a, kir_val b, kir_val c) {
     return kir_binary(m->kb, KIR_ADD, c, kir_binary(m->kb, KIR_MUL, a, b));
 }
 
-/* Rows of an item follow each other; its columns lie ix apart, so that neighbours read and write neighbours. */
+/* Rows of an item are contiguous; its columns are ix apart, so that neighbouring items access neighbouring elements. */
 static void multiply_step(const maker *m, int k, kir_val *sum) {
     const tile *t = m->t;
     kir_val b[MOST_OWN];
@@ -283,7 +283,7 @@ static void multiply_panels(const maker *m) {
     kir_end(m->kb);
 }
 
-/* Behind the last panel of a chain its sum joins the others; that of the first stands alone. */
+/* After the last panel of a chain its sum is added to the others; the first chain's is copied. */
 static void close_chain(const maker *m) {
     kir_builder *kb = m->kb;
     kir_aff number = tn_along(m->panels, 1), left = tn_along(m->panels, m->t->depth);
@@ -379,7 +379,7 @@ static void append_gemm(maker *m) {
 
 static int64_t pieces(int64_t n, int64_t of) { return (n + of - 1) / of; }
 
-/* A loop axis of this extent: `like`, where it has the same and stands in no loop around it. */
+/* A loop axis of this extent: `like`, if it has the same extent and is not in a loop around it. */
 static int loop_axis(int64_t *extents, int *axis, int like, int64_t extent) {
     if (like >= 0 && extents[like] == extent) return like;
     extents[*axis] = extent;
@@ -423,17 +423,17 @@ tn_status tn_gemm_workgroup(const tn_gemm_shape *s, const tn_group_limits *limit
 }
 
 /* ==== weights in blocks =========================================================================================== */
-/* A workgroup of 64 items computes 64 columns of some rows, block of 32 after block. Together the items take the
- * weights' bits apart into small integers, and round x to eight bits; then each multiplies for its own column, in
- * integers, and adds what the block yields to its sums in the order that cpu_kernels.h defines. */
+/* A workgroup of 64 items computes 64 columns of some rows, one block of 32 at a time. Together the items unpack the
+ * weights' bits to small integers and round x to eight bits; then each item multiplies for its own column, in integers,
+ * and adds the block's result to its sums in the order that cpu_kernels.h defines. */
 
-/* Items stand in 4 rows of 16: 16 go along a block, which has two such runs. */
+/* Items form 4 rows of 16: 16 are along a block, which has two such runs. */
 enum { IY = 4, IX = 16, COLUMNS = IY * IX, BLOCK = 32, RUNS = BLOCK / IX, MOST_ROWS = 16, ROW = BLOCK + 1 };
 
 /* Rows of x that a workgroup computes: few where there are few. */
 static int rows_for(int64_t m) { return m == 1 ? 1 : m <= 4 ? 4 : MOST_ROWS; }
 
-/* Rows that are brought in and rounded: the items' rows come four at a time. */
+/* Rows that are loaded and rounded: the items' rows come four at a time. */
 static int rounded_rows(int rows) { return (rows + IY - 1) / IY * IY; }
 
 static int64_t local_bytes(const tn_qmat_shape *s) {

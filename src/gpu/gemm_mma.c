@@ -1,33 +1,33 @@
-/* gemm_mma.c — the product of two matrices of f16 or bf16, or of shortened f32, by subgroups that multiply matrices
- * of 16×16 (kir.h).
+/* gemm_mma.c — the product of two matrices of f16 or bf16, or of shortened f32, by subgroups that multiply matrices of
+ * 16×16 (kir.h).
  *
- * A workgroup's subgroups stand in wy rows of wx, each with my × mx matrices of C in its registers. Panels of A and B,
- * DEPTH deep, go round a ring of stages in workgroup memory: while one is multiplied, those behind it are on their way,
- * so there is one barrier a panel. Where an operand lies in memory as it is wanted, it comes in packets of 16 bytes,
- * late if the device has such copies, else by way of registers; where it is computed on the way or lies askew, element
- * by element, rounded to what it is. Panels keep the operand's own direction, so memory is read along lines; one is 8
- * elements longer than its panel, so that neighbours down a column lie in other banks.
+ * A workgroup's subgroups form wy rows of wx, each with my × mx matrices of C in its registers. Panels of A and B,
+ * DEPTH deep, pass through a ring of stages in workgroup memory: while one is multiplied, the next ones are being
+ * loaded, so there is one barrier per panel. If an operand is in memory in the right layout, it is loaded in packets of
+ * 16 bytes, asynchronously if the device can, else through registers; if it is computed or misaligned, element by
+ * element, rounded to its dtype. Panels keep the operand's own direction, so memory is read along lines; a line is 8
+ * elements longer than its panel, so that neighbours in a column are in different banks.
  *
- * At the end each subgroup lays a strip of its matrices down in workgroup memory, and its items hand the elements to
- * the epilogue, along rows; strip after strip, so the epilogue stands in the program once.
+ * At the end each subgroup stores a strip of its matrices to workgroup memory, and its items pass the elements to the
+ * epilogue, along rows. Strips follow each other, so the epilogue is in the program once.
  *
- * Where four subgroups multiply wide matrices, each such four has one, of 64 rows, and multiplies out of workgroup
- * memory. A panel is 64 deep and lies in packets (kir.h); products of one panel are under way while the next one's are
- * given, so what is filled meanwhile is two panels ahead of them, in a ring of four.
+ * If four subgroups multiply wide matrices, each group of four has one with 64 rows and multiplies from workgroup
+ * memory. A panel is 64 deep and stored in packets (kir.h). Products of one panel are executing while the next one's
+ * are issued, so panels are loaded two ahead of them, in a ring of four.
  *
- * No bits are promised here (kir.h, MMA): sums are of f32 over exact products, one after the other along k. */
+ * No bits are defined here (kir.h, MMA): sums are f32 over exact products, in order along k. */
 #include "gpu/gpu.h"
 
 /* All are powers of two. */
 typedef struct tile {
-    int wy, wx, my, mx, stages, strip; /* matrices beside each other in one */
+    int wy, wx, my, mx, stages, strip; /* matrices next to each other in a strip */
     int columns;                       /* of a wide matrix, which a subgroup has one of; else 0 */
 } tile;
 
 enum { NARROW_DEPTH = 32, WIDE_DEPTH = 64, PAD = 8, PACKET = 8, UNROLLED = 8, LEAST = 16, MOST_LOOPS = 5, FLAT = 16 };
 
-/* From the largest; what a workgroup has decides, and how much of a tile would be empty. 64 × 64 a subgroup are 128
- * registers of sums an item, of 255; a step of k then takes 8 fragments for 16 products. Never tried on a device. */
+/* From the largest; chosen by the size of a workgroup and the empty part of a tile. 64 × 64 per subgroup are 128
+ * registers of sums per item, of 255; a step of k then takes 8 fragments for 16 products. Never run on a device. */
 static const tile tiles_32[] = {
     {2, 2, 4, 4, 3, 2, 0}, {2, 2, 4, 4, 2, 1, 0}, {2, 2, 4, 2, 2, 2, 0}, {2, 2, 2, 2, 2, 2, 0}, {1, 4, 1, 2, 2, 2, 0}};
 static const tile tiles_64[] = {{2, 2, 4, 4, 2, 4, 0}, {2, 1, 2, 4, 2, 4, 0}, {1, 2, 1, 4, 2, 4, 0}};
@@ -53,8 +53,8 @@ static int strips_of(const tile *t) { return (t->columns ? t->columns / KIR_EDGE
 
 /* ---- panels ------------------------------------------------------------------------------------------------------ */
 
-/* One operand's part: lines of `length` neighbours in memory, `line` elements apart; a stage has `stage` elements. Of a
- * wide one lines stand 8 elements apart, and their packets `pitch`. */
+/* One operand's part: lines of `length` neighbours in memory, `line` elements apart; a stage has `stage` elements. For
+ * a wide one lines are 8 elements apart, and their packets `pitch`. */
 typedef struct panel {
     bool is_a, along_k, packets;
     int lines, length, line, pitch, stage;
@@ -178,14 +178,14 @@ static kir_aff with_dyn(kir_aff a, kir_val v) {
     return a;
 }
 
-/* How far along a line is in a wide panel. */
+/* Position along a line in a wide panel. */
 static kir_val along_packets(const maker *m, const panel *p) {
     kir_val packet = kir_binary(m->kb, KIR_SHR, p->along, mma_whole(m, __builtin_ctz(PACKET)));
     kir_val in_packet = kir_binary(m->kb, KIR_AND, p->along, mma_whole(m, PACKET - 1));
     return kir_binary(m->kb, KIR_ADD, kir_binary(m->kb, KIR_MUL, packet, mma_whole(m, p->pitch)), in_packet);
 }
 
-/* Where an item stands in a pass. */
+/* Position of an item in a pass. */
 static void begin_panel(const maker *m, panel *p) {
     int a_line = p->length / p->unit;
     kir_aff number = item_number(m);
@@ -232,7 +232,7 @@ static kir_aff plus(const maker *m, kir_aff a, const kir_aff *b) {
 
 static kir_val mma_both(const maker *m, kir_val x, kir_val y) { return kir_binary(m->kb, KIR_AND, x, y); }
 
-/* What pass `i` of those unrolled brings from memory: an element or a packet. */
+/* Loads what the unrolled pass `i` needs: an element or a packet. */
 static kir_val bring(const maker *m, const panel *p, const turn *t, int i) {
     kir_aff down = with_dyn(kir_aff_const((int64_t)i * p->a_pass), p->down),
             along = with_dyn(kir_aff_const(0), p->along);
@@ -268,7 +268,7 @@ static void fill_mma(const maker *m, const panel *p, const turn *t) {
 
 /* ---- multiplying ------------------------------------------------------------------------------------------------- */
 
-/* Of fragment `i` of the subgroup's at step `k`; `axis`: in which its subgroups stand, each with `own` fragments. */
+/* Fragment `i` of the subgroup at step `k`; `axis`: the direction of its subgroups, each with `own` fragments. */
 static kir_val fragment(const maker *m, const panel *p, const kir_aff *stage, int axis, int own, int i, int k) {
     kir_aff at = *stage;
     at.c += (int64_t)KIR_EDGE * (p->along_k ? i * p->line + k : k * p->line + i);
@@ -371,7 +371,7 @@ static void place_in_strip(const maker *m, kir_aff *row, kir_aff *column) {
     *column = with_dyn(kir_aff_const(0), kir_binary(m->kb, KIR_AND, number, mma_whole(m, across - 1)));
 }
 
-/* Where it lies in workgroup memory, and in the result. */
+/* Its position in workgroup memory and in the result. */
 static void hand_over_mma(const maker *m, const kir_aff *own, const kir_aff *down, const kir_aff *right) {
     const tile *t = m->t;
     int line = staging_line(t);

@@ -1,12 +1,12 @@
-/* gpu.h — kernels of workgroups for devices that are not the CPU, and the scheduler that gives each row a workgroup.
+/* gpu.h — workgroup kernels for devices other than the CPU, and the scheduler that gives each row a workgroup.
  *
- * A workgroup kernel yields a kernel program from extents alone. Where it needs an operand's element it asks `load`,
- * and where a result is finished it calls `store`: what these append to the program — a plain access, a decoded weight,
- * a window of an image, an activation behind the product — is the caller's business. Extents are sizes of the launch,
- * and edges of tiles are masks against them, so one structure serves all shapes. What a workgroup kernel computes is
- * the definition (cpu_kernels.h, kir.h) to the bit: the order of each sum is that of the native kernels.
+ * A workgroup kernel makes a kernel program from extents only. It calls `load` for each operand element that it needs
+ * and `store` for each finished result; what these append to the program (a plain access, a decoded weight, a window of
+ * an image, an activation after the product) is up to the caller. Extents are sizes of the launch, and edges of tiles
+ * are masked by them, so one structure serves all shapes. A workgroup kernel computes the bits of the definition
+ * (cpu_kernels.h, kir.h): the order of each sum is that of the native kernels.
  *
- * A workgroup kernel is not made where a device has too small workgroups or too little memory for them (`fits`). */
+ * A workgroup kernel is not used if the device's workgroups or their memory are too small (`fits`). */
 #ifndef TN_GPU_H
 #define TN_GPU_H
 
@@ -14,7 +14,7 @@
 #include "kir/kir.h"
 #include "trunnion/backend.h"
 
-/* What a device has for a workgroup. */
+/* The device's limits for a workgroup. */
 typedef struct tn_group_limits {
     int64_t items, local_bytes;
     int64_t subgroup;   /* items of one */
@@ -32,15 +32,14 @@ typedef struct tn_workgroup_program {
 
 enum { TN_WORKGROUP_BATCH_AXES = 4, TN_WORKGROUP_DIGITS = 3 };
 
-/* An index that stands for several: a number in mixed radix, its last digit the fastest. count 0: just a number. */
+/* An index that combines several: a number in mixed radix, its last digit the fastest. count 0: a plain number. */
 typedef struct tn_digits {
     int count;
     int64_t extent[TN_WORKGROUP_DIGITS];
 } tn_digits;
 
 /* The callbacks of a product. Indices are affine in the program's axes; `mask` says where there is an element
- * (KIR_NONE: everywhere), and loads happen only there. `k` and `column` point to as many indices as they have digits.
- * */
+ * (KIR_NONE: everywhere), and loads happen only there. `k` and `column` point to one index per digit. */
 typedef struct tn_product_callbacks {
     void *context;
     /* Called once, before anything else is appended. */
@@ -49,12 +48,13 @@ typedef struct tn_product_callbacks {
     kir_val (*load_b)(void *context, const kir_aff *batch, const kir_aff *k, const kir_aff *column, kir_val mask);
     void (*store)(void *context, const kir_aff *batch, const kir_aff *row, const kir_aff *column, kir_val value,
                   kir_val mask);
-    /* As load_a and load_b, for packets (kir.h, FETCH) along memory from there on; NULL: it does not lie so. */
+    /* As load_a and load_b, for packets (kir.h, FETCH) along memory from there on; NULL: the operand's layout does not
+     * allow it. */
     kir_val (*fetch_a)(void *context, const kir_aff *batch, const kir_aff *row, const kir_aff *k, kir_val mask);
     kir_val (*fetch_b)(void *context, const kir_aff *batch, const kir_aff *k, const kir_aff *column, kir_val mask);
 } tn_product_callbacks;
 
-/* C[batch, m, n] = A · B in chains of KIR_KSUM, as CHAIN defines it; integers are summed as they come. */
+/* C[batch, m, n] = A · B in chains of KIR_KSUM, as CHAIN defines it; integers are summed in any order. */
 typedef struct tn_gemm_shape {
     int batch_axes; /* at most TN_WORKGROUP_BATCH_AXES */
     int64_t batch[TN_WORKGROUP_BATCH_AXES];
@@ -72,15 +72,15 @@ bool tn_gemm_workgroup_fits(const tn_gemm_shape *s, const tn_group_limits *limit
 tn_status tn_gemm_workgroup(const tn_gemm_shape *s, const tn_group_limits *limits,
                             const tn_product_callbacks *callbacks, tn_workgroup_program *out);
 
-/* The same by devices that multiply matrices of 16×16 (gemm_mma.c): of f16 and bf16, without digits, with at most
- * two batch axes; order and rounding of sums are the device's. Packets, where callbacks have them, are whole: rows and
- * k, or k and columns, have extents and strides that are multiples of 8. */
+/* The same for devices that multiply matrices of 16×16 (gemm_mma.c): f16 and bf16, without digits, with at most two
+ * batch axes; order and rounding of sums are the device's. If callbacks load packets, rows and k, or k and columns,
+ * must have extents and strides that are multiples of 8. */
 bool tn_gemm_matrix_fits(const tn_gemm_shape *s, const tn_group_limits *limits);
 tn_status tn_gemm_matrix(const tn_gemm_shape *s, const tn_group_limits *limits, const tn_product_callbacks *callbacks,
                          tn_workgroup_program *out);
 
-/* Tile 1, 2 … as text, "64x64x16 by 16x16": rows and columns of a workgroup, depth of a panel, items. All yield the
- * same bits. False beyond the last. */
+/* Tile 1, 2 … as text, "64x64x16 by 16x16": rows and columns of a workgroup, depth of a panel, items. All give the same
+ * bits. False after the last one. */
 enum { TN_TILE_NAME = 40 };
 bool tn_gemm_tile_name(int tile, char out[TN_TILE_NAME]);
 /* Whether it can be had, and the one that the rules choose. */
@@ -112,8 +112,8 @@ tn_status tn_qmat_workgroup(const tn_qmat_shape *s, const tn_qmat_callbacks *cal
 
 /* ---- native operations ------------------------------------------------------------------------------------------- */
 
-/* The callbacks of an operation: element `at` of operand `i`, in its own dims, and of the result, whose memory as it is
- * now is operand TN_RESULT. */
+/* The callbacks of an operation: element `at` of operand `i`, in its own dims, and of the result. Operand TN_RESULT is
+ * the current contents of the result's memory. */
 enum { TN_RESULT = -1 };
 typedef struct tn_operand_callbacks {
     void *context;
@@ -148,15 +148,15 @@ tn_status tn_dense_workgroup(const tn_dense_shape *s, const tn_group_limits *lim
 /* Operations on rows (indexed_rows.c).
  *
  * Appending to a cache: operands the cache [n_pages, kv_heads, TN_PAGE_TOKENS, width], x [n, kv_heads, width],
- * position, pages [page_count]. The result's memory holds the cache already; elements of the new tokens are stored. */
+ * position, pages [page_count]. The result's memory already has the cache; elements of the new tokens are stored. */
 typedef struct tn_append_shape {
     int64_t n, kv_heads, width, n_pages, page_count;
 } tn_append_shape;
 tn_status tn_append_workgroup(const tn_append_shape *s, const tn_operand_callbacks *callbacks,
                               tn_workgroup_program *out);
 
-/* Adding rows: operands x [rows, width], index [count], src [count, width], each as one dim of rows and one of the
- * rest. The result's memory holds x already. */
+/* Adding rows: operands x [rows, width], index [count], src [count, width], each with one dim of rows and one for the
+ * rest. The result's memory already has x. */
 typedef struct tn_index_add_shape {
     int64_t rows, width, count;
 } tn_index_add_shape;
@@ -190,9 +190,9 @@ static inline kir_val tn_inside(kir_builder *b, const kir_aff *index, int64_t bo
 }
 
 /* ==== rows by workgroups ========================================================================================== */
-/* A plain program with loops (sums, softmax, norms) runs a row a point. Where rows are few, most of a device would
- * idle; the schedule gives each row to a workgroup of KIR_LANES items, whose item i is lane i of every reduction. Same
- * bits, for the order in which lanes and blocks are folded is part of the language. */
+/* A plain program with loops (sums, softmax, norms) runs one row per point. With few rows most of a device would be
+ * idle; the schedule gives each row to a workgroup of KIR_LANES items, whose item i is lane i of every reduction. The
+ * bits are the same, because the order in which lanes and blocks are folded is part of the language. */
 
 /* How an access of the scheduled program gets its offset and strides from the plain program's sizes. */
 typedef struct kir_size_rule {
@@ -208,8 +208,8 @@ typedef struct kir_rows {
     uint8_t n_par, n_loop, first, count; /* of the plain program: axes, the range of its loops */
 } kir_rows;
 
-/* TN_ERR_UNSUPPORTED for programs that have no such schedule: no loops, loops that nest or range over different axes,
- * chains (CHAIN, SEQ, SCAN, variables), workgroups already. */
+/* TN_ERR_UNSUPPORTED for programs without such a schedule: no loops, loops that nest or have different axes, chains
+ * (CHAIN, SEQ, SCAN, variables), group programs. */
 tn_status kir_schedule_rows(const kir_program *p, kir_rows **out);
 void kir_rows_free(kir_rows *r);
 

@@ -1,8 +1,8 @@
-/* indexed_rows.c — operations on rows whose results lie where data says: appending to a cache, adding rows by index,
+/* indexed_rows.c — operations on rows whose destinations depend on data: appending to a cache, adding rows by index,
  * sorting.
  *
- * They store at computed places. Each element still has one owner: of several tokens for one row of a cache the last
- * one stores, sums are made by one item a column in ascending order, and a row is sorted by one workgroup. */
+ * They store at computed indices. Each element still has one owner: of several tokens for one row of a cache the last
+ * one stores, sums are computed by one item per column in ascending order, and a row is sorted by one workgroup. */
 #include "gpu/gpu.h"
 
 static kir_aff value(kir_val v) {
@@ -99,9 +99,9 @@ tn_status tn_index_add_workgroup(const tn_index_add_shape *s, const tn_operand_c
 
 /* ---- sorting ----------------------------------------------------------------------------------------------------- */
 
-/* A workgroup merges its row's places, in the result's memory, by a bitonic network whose merges begin with a mirrored
- * step: all comparisons point one way, so what would stand behind the end of the row can be left out. Equal elements
- * are told apart by their places: the order is the only one there is. */
+/* A workgroup merges its row's indices, in the result's memory, by a bitonic network whose merges begin with a mirrored
+ * step: all comparisons have the same direction, so anything beyond the end of the row can be left out. Equal elements
+ * are ordered by their positions, so the result is unique. */
 enum { SORT_ITEMS = 64 };
 
 bool tn_argsort_workgroup_fits(const tn_group_limits *limits) { return limits->items >= SORT_ITEMS; }
@@ -126,7 +126,7 @@ static kir_val rows_less(const sorter *m, kir_val x, kir_val y) {
     return kir_binary(m->kb, KIR_OR, smaller, rows_both(m->kb, is_nan(m, y), ordered));
 }
 
-/* Must the element at place i stand before that at place j? */
+/* Whether the element at position i must come before that at position j. */
 static kir_val before(const sorter *m, kir_val x, kir_val i, kir_val y, kir_val j) {
     kir_val first = m->s->descending ? rows_less(m, y, x) : rows_less(m, x, y);
     kir_val second = m->s->descending ? rows_less(m, x, y) : rows_less(m, y, x);

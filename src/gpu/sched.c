@@ -1,10 +1,10 @@
-/* sched.c — from a plain program with loops to a group program that runs a row a workgroup (see gpu.h).
+/* sched.c — rewrites a plain program with loops to a group program that runs one row per workgroup (see gpu.h).
  *
  * The flat loop index of an item is block · KIR_BLOCK + step · KIR_LANES + item, so lane i of the plain reduction is
- * item i, and every loop becomes two: over blocks, and over the steps of one. A reduction is a variable an item (its
- * lane) and one that all items hold alike (the total); behind each block the lanes go through local memory, where eight
- * items fold eight lanes each and then everybody folds the eight results: the halves of the plain order, with two
- * barriers. What stands outside loops is computed by all items alike and stored by the first. */
+ * item i, and every loop becomes two: over blocks, and over the steps of one. A reduction is a variable per item (its
+ * lane) and one that is equal in all items (the total). After each block the lanes go through local memory, where eight
+ * items fold eight lanes each and then every item folds the eight results: the halves of the plain order, with two
+ * barriers. Code outside loops is executed by all items, and the first one stores. */
 #include "gpu/gpu.h"
 
 #include "kir/rules.h"
@@ -53,7 +53,7 @@ static bool is_arg(kir_reduce kind) { return kind == KIR_ARGMAX || kind == KIR_A
 
 /* ---- rules for sizes --------------------------------------------------------------------------------------------- */
 
-/* The number of this rule stands as the offset of its accesses until the program is finished. */
+/* The offset of its accesses is the number of this rule until the program is finished. */
 static kir_aff by_rule(maker *m, kir_size_rule rule) {
     for (int i = 0; i < m->n_rules; i++) {
         const kir_size_rule *r = &m->rules[i];
@@ -72,7 +72,7 @@ static kir_val number_by_rule(maker *m, kir_size_rule rule) {
     return kir_index(m->b, &index);
 }
 
-/* Element c of a slot, or of the one that the item's number adds to. */
+/* Element c of a slot, or of the slot selected by the item's index. */
 static kir_aff in_slot(const maker *m, int slot, int c, bool of_item) {
     kir_aff index = kir_aff_const(slot * SLOT + c);
     index.s[m->rows->n_par] = of_item;
@@ -180,8 +180,8 @@ static void barrier(maker *m) {
     m->loads = m->stores = false;
 }
 
-/* Before what items do next to global memory: something else may have touched it since the last barrier, in another
- * item. Inside a loop nothing is asked, since a point's turns do not touch what others write; its begin does it. */
+/* Before the next access to global memory: another item may have accessed it since the last barrier. Nothing is needed
+ * inside a loop, because iterations of a point do not access what others write; the loop's start does it. */
 static void order(maker *m, bool loads, bool stores) {
     if (!m->in_loop && ((m->stores && (loads || stores)) || (m->loads && stores))) barrier(m);
 }
@@ -261,7 +261,7 @@ static extreme select_extreme(maker *m, kir_val second, extreme a, extreme b) {
     return (extreme){kir_select(m->b, second, b.value, a.value), kir_select(m->b, second, b.index, a.index)};
 }
 
-/* Of two, the one that comes first in the plain order: the more extreme one, then the lower index. */
+/* The one that comes first in the plain order: the more extreme one, then the lower index. */
 static extreme better(maker *m, const reduced *r, extreme a, extreme b) {
     if (!is_arg(r->kind)) return (extreme){combine(m, r, a.value, b.value), KIR_NONE};
     kir_val tie = not_mask(m, beats(m, r, a.value, b.value));
@@ -407,7 +407,7 @@ static void begin_loop(maker *m, int i) {
     begin_coordinates(m);
 }
 
-/* The first block stands alone. */
+/* The first block's result is copied. */
 static void end_block(maker *m) {
     extreme parts[MOST_REDUCED];
     fold_reductions(m, false, parts);
