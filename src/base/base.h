@@ -1,7 +1,7 @@
-/* base.h — what every layer uses: errors, memory, text, JSON, files, libraries, the processor, threads.
+/* base.h — used by every layer: errors, memory, text, JSON, files, shared libraries, the processor, threads.
  *
- * Nothing here knows a tensor or a device. Every allocation of the library goes through tn_mem_*, so that a test can
- * let the n-th one fail and see that nothing is lost. */
+ * Nothing here knows tensors or devices. Every allocation of the library uses tn_mem_*, so that a test can let the n-th
+ * one fail and check that nothing leaks. */
 #ifndef TN_BASE_H
 #define TN_BASE_H
 
@@ -19,7 +19,7 @@
 #define TN_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
 #define TN_COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
-/* Runs an expression that yields a tn_status and returns it to the caller when it is not TN_OK. */
+/* Evaluates an expression of type tn_status and returns it to the caller unless it is TN_OK. */
 #define TRY(expr)                                     \
     do {                                              \
         tn_status try_status_ = (expr);               \
@@ -30,7 +30,7 @@ static inline int64_t tn_min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t tn_max64(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t tn_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-/* The plain dtypes come first: those of which an element can be loaded, stored and computed with on its own. */
+/* The plain dtypes come first: elements of these can be loaded, stored and computed with one by one. */
 enum { TN_PLAIN_DTYPES = TN_U16 + 1 };
 static inline bool tn_dtype_is_quantized(tn_dtype t) { return t > TN_U16 && t < TN_DTYPE_COUNT; }
 
@@ -38,7 +38,7 @@ static inline bool tn_dtype_is_quantized(tn_dtype t) { return t > TN_U16 && t < 
 
 /* Stores the formatted text as this thread's error and returns `code`: `return tn_fail(TN_ERR_IO, "...", ...)`. */
 tn_status tn_fail(tn_status code, const char *format, ...) TN_PRINTF(2, 3);
-/* The macros of functions that always fail tell compilers so: after TRY(f(&x)) they then know that x was written. */
+/* The macros of functions that always fail use this, so that compilers know after TRY(f(&x)) that x was written. */
 static inline tn_status tn_never_ok(tn_status code) { return code != TN_OK ? code : TN_ERR_INTERNAL; }
 #define tn_fail(...) tn_never_ok(tn_fail(__VA_ARGS__))
 
@@ -66,8 +66,8 @@ void tn_str_addn(tn_str *s, const char *bytes, size_t n);
 const char *tn_str_text(const tn_str *s); /* "" when empty */
 void tn_str_free(tn_str *s);
 
-/* Append to a text of which `used` of `size` bytes are taken (used < size). What does not fit is cut off. Return how
- * many bytes are taken then, without the NUL. Ten times faster than snprintf, for labels that every plan has. */
+/* Append to a text with `used` of `size` bytes (used < size). What does not fit is cut off. Return the new number of
+ * bytes, without the NUL. Ten times faster than snprintf, for labels that every plan has. */
 size_t tn_text_put(char *text, size_t size, size_t used, const char *words);
 size_t tn_text_put_number(char *text, size_t size, size_t used, int64_t number);
 
@@ -79,9 +79,8 @@ uint64_t tn_hash64(const void *bytes, size_t n, uint64_t seed);
 /* As malloc, but NULL with an error set (TN_ERR_MEMORY) on failure; 64-byte aligned;
  * zero bytes give a valid pointer. */
 void *tn_mem_alloc(size_t bytes);
-/* The same for memory of tensors: from TN_LARGE_PAGE bytes on it begins with a large page, and asks for such pages.
- * With small ones a large matrix takes thousands of entries of the processor's table of addresses: a product with a
- * vector took a seventh longer. */
+/* The same for memory of tensors: from TN_LARGE_PAGE bytes on it is aligned to a large page and asks for such pages.
+ * With small pages a large matrix needs thousands of TLB entries: a product with a vector took 14 % longer. */
 enum { TN_LARGE_PAGE = 2 << 20 };
 void *tn_mem_alloc_pages(size_t bytes);
 void *tn_mem_zalloc(size_t count, size_t size); /* zeroed; overflow of count*size is TN_ERR_MEMORY */
@@ -138,11 +137,11 @@ tn_status tn_map_open(const char *path, tn_map *out); /* read-only mapping; an e
 void tn_map_close(tn_map *m);
 /* Copies bytes of the file without bringing any page of the mapping into memory. */
 tn_status tn_map_read(const tn_map *m, size_t offset, void *out, size_t bytes);
-/* Lets the whole pages in this range of memory go when they belong to a file that tn_map_open mapped: they come back
- * from the file when they are read again. Does nothing for other memory. */
+/* Drops the complete pages in this range if they belong to a file that tn_map_open mapped; they are read from the file
+ * again on the next access. Does nothing for other memory. */
 void tn_map_return_pages(const void *address, size_t bytes);
-/* Asks for large pages where whole ones fit into memory that nothing was written to yet: less time is lost on addresses
- * by what reads all of it in order. Only a wish. */
+/* Asks for large pages where they fit completely into memory that has not been written yet; saves TLB misses when it is
+ * read in order. Only a hint. */
 void tn_large_pages(void *address, size_t bytes);
 
 tn_status tn_file_read(const char *path, char **data, size_t *size, size_t limit); /* NUL-terminated; tn_mem_free it */
@@ -227,8 +226,8 @@ tn_cpu_info tn_cpu(void);       /* read once */
 void tn_cpu_limit(tn_isa most); /* from now on tn_cpu names no higher level than this; what was chosen before stays */
 const char *tn_isa_name(tn_isa isa); /* "baseline", "avx2", "avx512" */
 
-/* Bytes that this process may use, in all and right now, the cgroups' limits respected: read anew at each call, out of
- * some twenty files. */
+/* Bytes that this process may use, in total and now, within the limits of its cgroups. Each call reads about twenty
+ * files. */
 typedef struct tn_host_memory {
     int64_t total, unused;
 } tn_host_memory;
@@ -240,30 +239,31 @@ tn_host_memory tn_host_memory_now(void);
 tn_status tn_threads_set(int n);
 int tn_threads(void);
 
-/* From now on tn_threads() and tn_parallel count no more than `most` threads on the calling thread, 0: no limit.
- * Returns the limit before, to be put back. For work whose memory was measured out for so many. */
+/* Limits tn_threads() and tn_parallel to `most` threads on the calling thread from now on; 0: no limit. Returns the
+ * previous limit, to be restored. For work whose memory was allocated for a number of threads. */
 int tn_threads_limit(int most);
 
-/* Calls body(ctx, begin, end, worker) for parts of [0, n), each at least `grain` long but the last, on the pool and the
- * caller; returns when all are done. Parts are split statically: worker w of t gets the w-th run of grains. A nested
- * call, or one made while another thread uses the pool, runs whole on its own thread with worker 0. A body must not
- * fork() without exec. */
+/* Calls body(ctx, begin, end, worker) for parts of [0, n), each at least `grain` long except the last, on the pool and
+ * the caller; returns when all are done. Parts are split statically: worker w of t gets the w-th run of grains. A
+ * nested call, or one made while another thread uses the pool, runs completely on its own thread with worker 0. A body
+ * must not fork() without exec. */
 typedef void tn_parallel_body(void *ctx, int64_t begin, int64_t end, int worker);
 void tn_parallel(int64_t n, int64_t grain, tn_parallel_body *body, void *ctx);
 
-/* The same for work that may be cut anywhere: each thread takes its part piece by piece (multiples of `grain` but the
- * last), large pieces first, and who is through takes pieces of the others' parts, so that a thread whose processor
- * other programs use too holds nobody up. A body is called several times with one worker, never twice at once. */
+/* The same for work that may be split anywhere: each thread takes its part in chunks (multiples of `grain` except the
+ * last), large ones first, and then steals chunks from the others, so that a thread whose processor other programs also
+ * use delays nothing. A body is called several times with one worker, never twice at once. */
 void tn_parallel_shared(int64_t n, int64_t grain, tn_parallel_body *body, void *ctx);
 
-/* By a body: what its thread will read in a later call. While it waits for others it asks for that, line after line, so
- * that its caches have it by then. Nothing is read: the memory may have gone. */
+/* Called by a body: what its thread will read in a later call. While the thread waits for others it prefetches that,
+ * line by line. Nothing is read, so the memory may be freed. */
 void tn_parallel_expect(const void *from, int64_t bytes);
-/* So much of it, which is no longer asked for by a wait: by a kernel that leaves memory idle. NULL: there is less. */
+/* Takes `bytes` of it, to be prefetched by a kernel that leaves memory idle instead of by a wait. NULL: there is
+ * less. */
 const char *tn_parallel_expected(int64_t bytes);
 
-/* Of this thread's last call: the worker that it had to wait for, the last one of several; 0: all of them were through
- * before it was; -1: it was alone. */
+/* For this thread's last call: the last worker that it had to wait for; 0: all workers had finished before it; -1:
+ * there were no workers. */
 int tn_parallel_awaited(void);
 
 /* ---- JSON (json.c) ----------------------------------------------------------------------------------------------- */
@@ -291,8 +291,8 @@ void tn_json_put_null(tn_json_writer *w);
 /* The mark's half of struct_size, in 32 bits and in 64; the lower half counts bytes. */
 #define TN_OPTIONS_MARK_BITS (~(size_t)0xFFFF)
 
-/* Bytes of `given` that hold fields, struct_size included; 0 if it was not started from its initialiser, or has more
- * than the `known` ones. */
+/* Bytes of `given` that have fields, struct_size included; 0 if it was not set by its initializer, or has more than the
+ * `known` ones. */
 static inline size_t tn_options_covers(const void *given, size_t known) {
     size_t size;
     memcpy(&size, given, sizeof size);
@@ -304,7 +304,7 @@ static inline size_t tn_options_covers(const void *given, size_t known) {
 /* Sets and returns the error for a struct for which tn_options_covers is 0. */
 tn_status tn_options_refuse(const void *given, size_t known, const char *function, const char *initialiser);
 
-/* For structs that are also results: copies the fields of `from` back into `given`, as far as `given` has them.
+/* For structs that are also results: copies the fields of `from` to `given`, as far as `given` has them.
  * tn_options_read must have accepted `given`. */
 void tn_options_write(void *given, const void *from);
 
@@ -326,9 +326,9 @@ enum { TN_MOST_THREADS = 512 }; /* of the pool, its caller included */
 /* Worker `index`, 1 or more, runs as `thread`. Call by the thread that starts workers. */
 void tn_pin_started(int index, pthread_t thread);
 
-/* Before a job: workers 1 to `workers` each get a processor that neither the calling thread nor another worker has. A
- * few nanoseconds when that is so already. The caller itself is never moved. Call by the
- * one thread that uses the pool. */
+/* Before a job: gives workers 1 to `workers` each a processor that neither the calling thread nor another worker has.
+ * Takes a few nanoseconds if nothing changes. The caller itself is never moved. Only for the thread that uses the
+ * pool. */
 void tn_pin_arrange(int workers);
 
 /* By a worker, after a part that it began at this time: sees whether other programs keep it from its processor. */
@@ -337,8 +337,8 @@ void tn_pin_watch(double begin);
 /* In a child of fork: there are no workers. */
 void tn_pin_forget(void);
 
-/* Whether workers are to be tied at this moment. `crowded`: since the last call a worker lost much time to others. Then
- * nobody is tied for a while, at first a short one; each time that this is seen again at once, twice as long. */
+/* Whether workers should be pinned now. `crowded`: since the last call a worker lost much time to other programs. Then
+ * nothing is pinned for a while, which is short at first and doubles each time this happens again at once. */
 typedef struct tn_pin_pause {
     double until, length, tied_since;
 } tn_pin_pause;

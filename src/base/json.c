@@ -1,12 +1,12 @@
 /* json.c — a strict JSON reader (RFC 8259) and a writer.
  *
- * The reader keeps values in one array in which the children of every object and array stand side by side, so that the
- * i-th is found at once. Children are complete before their parent is, so they wait on a stack until it closes and then
- * move to the array together. Strings are unescaped into a second block, which is as long as the text: no string grows
- * by unescaping. Everything is refused that the standard does not allow: bytes that are no UTF-8, lone surrogates,
- * numbers beyond a double's range. Of members with equal keys all are kept, and tn_json_get finds the last.
+ * The reader stores values in one array in which the children of every object and array are contiguous, so the i-th is
+ * found at once. Children are complete before their parent, so they are kept on a stack until it closes and then moved
+ * to the array together. Strings are unescaped into a second block as long as the text, because no string grows by
+ * unescaping. Everything that the standard forbids is refused: invalid UTF-8, lone surrogates, numbers beyond a
+ * double's range. All members with equal keys are kept, and tn_json_get finds the last.
  *
- * Numbers are read and written in the "C" locale whatever the host program has set. */
+ * Numbers are read and written in the "C" locale, whatever the host program has set. */
 #include "base/base.h"
 
 #include <float.h>
@@ -200,7 +200,7 @@ static tn_status read_escape(reader *r) {
     return TN_OK;
 }
 
-/* How many of the next bytes are ASCII that stands for itself. */
+/* Number of bytes from p on that are unescaped ASCII. */
 static size_t plain_ascii(const unsigned char *p, size_t left) {
     size_t n = 0;
     while (n < left && p[n] >= 0x20 && p[n] < 0x80 && p[n] != '"' && p[n] != '\\')

@@ -73,7 +73,7 @@ void tn_reason_set(tn_reason *r, tn_reason_code code, const char *fix, const cha
 typedef tn_str folder_list;
 
 static void add_folder(folder_list *list, const char *folder, size_t n) {
-    if (n == 0 || folder[0] != '/') return; /* never load from wherever the process happens to stand */
+    if (n == 0 || folder[0] != '/') return; /* never load relative to the working directory */
     tn_str_addn(list, folder, n);
     tn_str_addn(list, "\n", 1);
 }
@@ -194,8 +194,9 @@ static bool read_elf_start(const char *path, unsigned char out[ELF_BYTES]) {
     return complete;
 }
 
-/* Of our own word size and processor? Folders of several architectures stand side by side, and libfoo.so may be a text
- * for the static linker. Where our own program cannot be looked at (no /proc, no ELF), every regular file will do. */
+/* Whether a file has our word size and processor. Folders of several architectures may be searched, and libfoo.so may
+ * be a text for the static linker. If our own program cannot be examined (no /proc, not ELF), any regular file is
+ * accepted. */
 static bool fits_this_process(const char *path) {
     struct stat info;
     if (stat(path, &info) != 0 || !S_ISREG(info.st_mode)) return false;
@@ -307,7 +308,7 @@ typedef struct opening {
     tn_reason why; /* of the first candidate that was found and did not work */
 } opening;
 
-/* What to do: of a library that the environment names, that comes first. */
+/* Advice: if the environment names the library, that comes first. */
 static const char *fix_for(const tn_library_spec *spec, char out[200]) {
     if (override_of(spec) == NULL) return spec->fix;
     snprintf(out, 200, "%s selects this library: set it to another file or folder, or unset it", spec->env);

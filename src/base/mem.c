@@ -1,9 +1,9 @@
 /* mem.c — every allocation of the library: aligned, counted, and able to fail on demand.
  *
- * A block lies inside one of malloc's, behind a header that holds its size and where malloc's begins, so that releasing
- * and counting need no table. (An aligned allocator would spare the header's second word; the C library's is several
- * times slower than its malloc.) The counters are the means of a promise that tests keep: let the n-th allocation of
- * any operation fail, for every n, and what comes back is a clean error with as many live blocks as before. */
+ * A block is inside one of malloc's, after a header with its size and the address of malloc's block, so freeing and
+ * counting need no table. (An aligned allocator would save the header's second word, but the C library's is several
+ * times slower than its malloc.) The counters serve a promise that tests check: if the n-th allocation of any operation
+ * fails, for every n, the result is a clean error and the number of live blocks is as before. */
 #include "base/base.h"
 
 #include <stdlib.h>
@@ -85,7 +85,7 @@ static void *alloc_block(size_t bytes, size_t alignment, bool zeroed) {
 
 void *tn_mem_alloc(size_t bytes) { return alloc_block(bytes, ALIGNMENT, false); }
 
-/* What is in front of a large page is never touched, so the alignment costs addresses alone. */
+/* The memory before a large page is never touched, so the alignment costs only addresses. */
 void *tn_mem_alloc_pages(size_t bytes) {
     if (bytes < TN_LARGE_PAGE) return tn_mem_alloc(bytes);
     void *p = alloc_block(bytes, TN_LARGE_PAGE, false);

@@ -1,7 +1,7 @@
 /* processor.c — the processor: instruction sets, caches, quotas and memory limits of this process.
  *
- * Instruction sets come from cpuid together with xgetbv: a processor may have registers that the system does not save.
- * What does not change is read once; a second thread that asks at the same moment waits for the first. */
+ * Instruction sets come from cpuid together with xgetbv, because a processor may have registers that the system does
+ * not save. What does not change is read once; a second thread that asks at the same time waits for the first. */
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
@@ -107,7 +107,7 @@ static void read_name(tn_cpu_info *info) {
 
 #endif
 
-/* TRUNNION_ISA lowers the level, so that a fast machine can test what a slow one runs. */
+/* TRUNNION_ISA lowers the level, so that a fast machine can test the code of a slow one. */
 static tn_isa limited_isa(tn_isa best) {
     const char *wanted = tn_env("TRUNNION_ISA");
     if (wanted == NULL) return best;
@@ -185,8 +185,7 @@ static int count_cores(void) {
     return online > 0 ? (int)online : 1;
 }
 
-/* A quota of 2.5 processors keeps two threads busy; a third would be stopped half of the
- * time, and the others with it. */
+/* A quota of 2.5 processors keeps two threads busy; a third would be stopped half of the time and delay the others. */
 static int cut_by_quota(int cores, double quota) {
     if (quota <= 0 || quota >= cores) return cores;
     return quota < 1 ? 1 : (int)quota;

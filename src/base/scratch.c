@@ -1,7 +1,7 @@
-/* scratch.c — memory of one pass: pieces cut from larger blocks, all freed at once.
+/* scratch.c — memory of one pass: pieces of larger blocks, all freed at once.
  *
- * Making a plan takes a hundred small arrays that nobody needs afterwards. Under the address sanitizer each piece is a
- * block of its own, so that it sees what lies beyond the end of one. */
+ * Making a plan takes a hundred small arrays that are not needed afterwards. Under the address sanitizer each piece is
+ * a separate block, so that overruns are detected. */
 #include "base/base.h"
 
 #include <string.h>

@@ -1,9 +1,9 @@
 /* sys.c — files, directories, the clock and the environment.
  *
- * The idea that matters is the atomic save. Bytes go to a temporary file beside the target, under a name that only a
- * few numbered slots can take; the writer holds a lock on it. A lock dies with its process, so a later save recognises
- * what a killed one left, removes it and uses the slot again: however often a process is killed, the target is whole
- * and rubbish does not pile up. */
+ * Saves are atomic. Bytes go to a temporary file next to the target, under a name with one of a few slot numbers; the
+ * writer locks it. A lock ends with its process, so a later save recognizes the file of a killed one, removes it and
+ * uses the slot again. However often a process is killed, the target is complete and left-over files do not
+ * accumulate. */
 #include "base/base.h"
 #include "base/os.h"
 
@@ -24,8 +24,8 @@ double tn_now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* A program that has more rights than its caller does not do what the caller's environment says: variables name
- * libraries to be loaded. */
+/* A program with more rights than its caller (setuid) ignores the environment, because variables name libraries to be
+ * loaded. */
 const char *tn_env(const char *name) {
 #if defined(__GLIBC__)
     const char *value = secure_getenv(name);
@@ -172,7 +172,7 @@ void tn_large_pages(void *address, size_t bytes) {
 #endif
 }
 
-/* read() that goes on after a signal. */
+/* read() that continues after a signal. */
 static ssize_t read_some(int fd, char *buffer, size_t n) {
     ssize_t got;
     do {
@@ -181,8 +181,8 @@ static ssize_t read_some(int fd, char *buffer, size_t n) {
     return got;
 }
 
-/* Reads to the end of the file, whatever size it claims: files of the kernel claim none. One byte more than expected is
- * asked for, to meet the end or to see that the file is too large. */
+/* Reads to the end of the file, whatever size it reports: files in /proc report 0. Asks for one byte more than
+ * expected, to reach the end or to detect that the file is too large. */
 static tn_status read_all(int fd, const char *path, size_t expected, size_t limit, tn_str *s) {
     enum { READ_STEP = 64 << 10 };
     size_t room = (expected < limit ? expected : limit) + 1;
@@ -241,7 +241,7 @@ enum {
 typedef enum entry_state { ENTRY_FREE, ENTRY_CHANGING, ENTRY_LISTED } entry_state;
 static struct {
     _Atomic int state;
-    pid_t owner; /* a forked child has a copy of this list, but its parent's saves are not its own */
+    pid_t owner; /* a forked child has a copy of this list, but its parent's saves do not belong to it */
     char name[PATH_MAX];
 } listed[LISTED_SAVES];
 
@@ -268,8 +268,8 @@ static void unlist_save(int entry) {
     if (entry >= 0) atomic_store(&listed[entry].state, ENTRY_FREE);
 }
 
-/* A thread that makes a file lets no signal in until the file is listed, so whoever waits here is another one. A forked
- * child may have the copy of an entry that nobody settles: hence the limit. */
+/* A thread that creates a file blocks signals until the file is listed, so the thread that waits here is another one. A
+ * forked child may have a copy of an entry that is never settled; hence the limit. */
 static void wait_for_entry(int entry) {
     const struct timespec pause = {.tv_nsec = 1000 * 1000};
     for (int tries = 0; tries < 100 && atomic_load(&listed[entry].state) == ENTRY_CHANGING; tries++)
@@ -295,8 +295,8 @@ struct tn_save {
     char buffer[SAVE_BUFFER_SIZE];
 };
 
-/* Follows a link, so that saving through one changes what it points to; a name that does not exist yet stays as it is.
- * What exists and is no regular file is refused: the rename would replace a device by a file. */
+/* Follows a link, so that saving through one changes its target; a name that does not exist yet is kept. Anything else
+ * than a regular file is refused, because the rename would replace a device by a file. */
 static tn_status resolve_target(const char *path, char **target) {
     struct stat info;
     *target = NULL;
@@ -322,7 +322,7 @@ static char *temporary_name(const char *target, int slot) {
     return s.text;
 }
 
-/* True when `fd` still is what stands under `path`, and is an ordinary file of ours that has no second name. */
+/* Whether `fd` is still the file at `path`, and a regular file of ours without another hard link. */
 static bool is_our_file(int fd, const char *path) {
     struct stat open_file, named_file;
     if (fstat(fd, &open_file) != 0 || lstat(path, &named_file) != 0) return false;
@@ -330,9 +330,9 @@ static bool is_our_file(int fd, const char *path) {
     return same && S_ISREG(open_file.st_mode) && tn_is_ours(&open_file) && open_file.st_nlink == 1;
 }
 
-/* Removes what a killed process left under `path`. Its lock is gone; a file that is still locked belongs to a save that
- * is under way. On failure errno is EEXIST: another save may have removed or renamed the file meanwhile, and this slot
- * is not for us then. */
+/* Removes the file of a killed process at `path`, whose lock has ended; a locked file belongs to a running save. On
+ * failure errno is EEXIST: another save may have removed or renamed the file meanwhile, and this slot is then not
+ * ours. */
 static bool remove_orphan(const char *path) {
     int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
     bool removed =
@@ -342,9 +342,9 @@ static bool remove_orphan(const char *path) {
     return removed;
 }
 
-/* Creates and locks `path`; -1 with errno set, EEXIST when somebody else has it. Between creation and lock another
- * process may take the new file for an orphan: then it is no longer ours. Without locks on this file system the save
- * works all the same, only orphans stay. */
+/* Creates and locks `path`; -1 with errno set, EEXIST if it is taken. Between creation and lock another process may
+ * take the new file for a left-over; then it is no longer ours. On file systems without locks the save still works, but
+ * left-over files stay. */
 static int create_locked(const char *path) {
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
     if (fd < 0) return -1;
@@ -355,8 +355,8 @@ static int create_locked(const char *path) {
     return -1;
 }
 
-/* Creates, locks and lists `name`; -1 with errno set. A signal whose handler discards the saves finds no file, or one
- * that is listed. */
+/* Creates, locks and lists `name`; -1 with errno set. A signal handler that discards saves finds either no file or a
+ * listed one. */
 static int create_listed(tn_save *s, const char *name) {
     tn_signals before;
     tn_signals_block(&before);

@@ -62,7 +62,7 @@ tn_status(tn_fail)(tn_status code, const char *format, ...) {
     return code;
 }
 
-/* Behind a device's name and a colon, where both begin with that: it is told once. */
+/* Removes the text's prefix if it is the same device's name as that of `prefix`, so that it is printed once. */
 static const char *without_name(const char *text, const char *prefix) {
     const char *colon = strstr(prefix, ": ");
     size_t n = colon ? (size_t)(colon - prefix) + 2 : 0;

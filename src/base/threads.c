@@ -30,7 +30,7 @@ enum {
  * costs such a step a tenth. Shorter than what shows up as load. */
 static const double SPIN_SECONDS = 100e-6;
 
-/* What one worker shares with the caller. Its first 64 bytes hold all that a warm job needs, so that one cache line
+/* Data shared by one worker and the caller. The first 64 bytes have everything that a warm job needs, so one cache line
  * travels to the worker and back. */
 typedef struct worker_slot {
     _Alignas(64) _Atomic uint64_t ticket; /* counted up by the caller: a part is ready */
@@ -46,8 +46,8 @@ typedef struct worker_slot {
     pthread_cond_t wake;
 } worker_slot;
 
-/* All but the sleeping caller's three members belongs to the thread that holds `busy`. The slots stand apart: with no
- * initial value of their own they take no room in the library's file. */
+/* Everything except the sleeping caller's three members belongs to the thread that holds `busy`. The slots are separate
+ * because, without an initial value, they take no space in the library's file. */
 static worker_slot pool_slots[MAX_THREADS]; /* slots[0] is the caller's */
 static struct {
     _Atomic bool busy;
@@ -147,8 +147,8 @@ static bool spin_until(_Atomic uint64_t *word, uint64_t value, double seconds) {
     return false;
 }
 
-/* Sleeps until *word is at least `value`. The flag goes up before the word is looked at again, and wake_sleeper looks
- * at the flag after the word was written: one of the two sees the other. */
+/* Sleeps until *word is at least `value`. The flag is set before the word is read again, and wake_sleeper reads the
+ * flag after the word was written, so one of the two sees the other. */
 static void sleep_until(_Atomic uint64_t *word, uint64_t value, _Atomic bool *asleep, pthread_mutex_t *lock,
                         pthread_cond_t *wake) {
     pthread_mutex_lock(lock);
@@ -166,7 +166,7 @@ static void wake_sleeper(_Atomic bool *asleep, pthread_mutex_t *lock, pthread_co
     pthread_mutex_unlock(lock);
 }
 
-/* Spinning helps only where the awaited thread has a processor of its own. */
+/* Spinning helps only if the awaited thread has its own processor. */
 static double spin_seconds(void) { return tn_threads() <= usable_threads() ? SPIN_SECONDS : 0; }
 
 /* ---- workers ----------------------------------------------------------------------------------------------------- */
@@ -195,15 +195,15 @@ static void run_part(worker_slot *slot) {
     }
 }
 
-/* True for the one thread that shall run the part behind this ticket. What the slot says of the part is the caller's to
- * change until then, and stays as it is from then on until the part is done. */
+/* True for the only thread that may run the part with this ticket. Until then the caller may change the slot's data of
+ * the part; from then on they stay until the part is done. */
 static bool claim(worker_slot *slot, uint64_t ticket) {
     uint64_t before = ticket - 1;
     return atomic_compare_exchange_strong(&slot->claimed, &before, ticket);
 }
 
-/* A worker computes with the default rounding and with subnormal numbers, whatever the thread that started it had set:
- * results must not depend on who runs a part. */
+/* A worker computes with default rounding and subnormal numbers, whatever the thread that started it had set, because
+ * results must not depend on the thread that runs a part. */
 static void run_part_as_worker(worker_slot *slot) {
     fenv_t own;
     fegetenv(&own);
@@ -275,8 +275,8 @@ static void start_worker(void) {
     tn_log_line(TN_LOG_NOTICE, "only %d of %d threads started: %s", pool.started + 1, tn_threads(), strerror(error));
 }
 
-/* In a child of fork() only the forking thread exists: its first parallel call starts workers of its own. Done equals
- * ticket everywhere then, so that even a caller that forked inside a body does not wait for the parent's workers. */
+/* In a child of fork() only the forking thread exists: its first parallel call starts its own workers. Done equals
+ * ticket everywhere then, so even a caller that forked inside a body does not wait for the parent's workers. */
 static void forget_workers(void) {
     for (int i = 1; i <= pool.started; i++) {
         worker_slot *slot = &pool_slots[i];
@@ -360,7 +360,7 @@ static void run_on_pool(int64_t n, int64_t grain, int64_t grains, int threads, t
         hand_out_task(&pool_slots[i]);
     inside_body = true;
     if (shared)
-        run_part_as_worker(&pool_slots[0]); /* pieces go to whoever comes: all with the same rounding */
+        run_part_as_worker(&pool_slots[0]); /* any thread may take a chunk: all with the same rounding */
     else
         run_part(&pool_slots[0]);
     awaited = 0;
@@ -398,13 +398,13 @@ void tn_parallel_shared(int64_t n, int64_t grain, tn_parallel_body *body, void *
 }
 
 /* ==== pinning workers to processors =============================================================================== */
-/* A scheduler may start a worker on the processor of the thread that wakes it, and leave both there; two threads then
- * compute at the speed of one. So each worker is tied to one processor of the affinity mask, away from the caller's,
- * and moved on when the caller turns up there. The caller is the host program's thread and stays free.
+/* A scheduler may start a worker on the processor of the thread that wakes it and leave both there, so two threads run
+ * at the speed of one. Therefore each worker is pinned to one processor of the affinity mask, different from the
+ * caller's, and moved if the caller runs there. The caller is the host program's thread and is never pinned.
  *
- * Nothing is tied where that would do harm: with more threads than processors; under a quota below the mask (the
- * machine is shared with programs that we do not see); a worker whose mask somebody else has set; while other programs
- * want the same processors (the scheduler may then have better places); with TRUNNION_PIN=0. */
+ * Nothing is pinned where that would do harm: with more threads than processors; with a quota below the mask (the
+ * machine is shared with programs that we do not see); a worker whose mask was set by somebody else; while other
+ * programs need the same processors (the scheduler may then have better choices); with TRUNNION_PIN=0. */
 
 /* A worker looks every WATCH_SECONDS how much of the time went to others. With half a processor it still helps. */
 static const double WATCH_SECONDS = 0.03, LOST_SHARE = 0.6;
@@ -443,7 +443,7 @@ static struct {
     int caller_cpu, workers; /* at the last arrangement */
     tn_pin_pause pause;
 } pins = {.caller_cpu = NOWHERE};
-static _Atomic bool crowded; /* set by workers, taken back by who uses the pool */
+static _Atomic bool crowded; /* set by workers, cleared by the user of the pool */
 
 static bool wanted(void) {
     const char *setting = tn_env("TRUNNION_PIN");
@@ -502,7 +502,7 @@ static int take_free(cpu_set_t *unused) {
     return NOWHERE;
 }
 
-/* Workers that stand well stay; those in somebody's way move to what is left over. */
+/* Workers without a conflict stay; the others move to free processors. */
 static void spread_pin(int workers, int caller_cpu) {
     cpu_set_t unused = pins.mask;
     bool stays[TN_MOST_THREADS] = {false};
@@ -521,7 +521,7 @@ static void untie(int workers) {
         move(&pinned[i], NOWHERE);
 }
 
-/* Not in the way of a warm job: the time is asked for only around a pause. */
+/* Does not slow down a warm job: the time is read only around a pause. */
 static bool may_tie(void) {
     bool now_crowded = atomic_load_explicit(&crowded, memory_order_relaxed);
     if (!now_crowded && pins.pause.until <= 0) return true;
