@@ -225,7 +225,8 @@ static void random_numbers_are_those_of_the_cpu(void **state) {
     assert_int_equal(ran_on_the_host(), before);
 }
 
-/* ---- a block of SmolLM2 ------------------------------------------------------------------------------------------- */
+/* ---- a block of SmolLM2
+ * ------------------------------------------------------------------------------------------- */
 
 /* SmolLM2-135M: 9 heads of 64 features, three for keys and values; 1536 features between the two products. */
 enum { PLACES = 12, FEATURES = 576, HEADS = 9, KV_HEADS = 3, PER_HEAD = 64, INNER = 1536 };
