@@ -2,8 +2,8 @@
  * range in which floats have all their bits. Operands are made to cancel, to meet at the last bit, to underflow and to
  * overflow; beside them stands C's own fma. Devices round it once by an instruction, or by what their kernels are given
  * instead of it. Where a device promises no bits, software alone takes part, and subnormal numbers may be 0. Names the
- * devices that it ran on; with TRUNNION_TEST_DEVICE that backend's alone. The steps of matrix products on the CPU must do
- * the same on every instruction set. */
+ * devices that it ran on; with TRUNNION_TEST_DEVICE that backend's alone. The steps of matrix products on the CPU must
+ * do the same on every instruction set. */
 #include "test_support.h"
 
 #include "cpu/isa.h"

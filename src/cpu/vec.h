@@ -129,8 +129,8 @@ VEC_INLINE V v_fma(V a, V b, V c) {
 #else
 /* Without an instruction the product is made in f64, where it is exact, and the sum is rounded there first. Rounding
  * that to float is right unless the sum lies in the middle between two floats, as far as f64 tells, or the result is
- * subnormal. Those rare sums are rounded to odd, that is, with the last bit set where something was lost; then the second
- * rounding is right too (Boldo, Melquiond 2008: Emulation of a FMA and correctly rounded sums). */
+ * subnormal. Those rare sums are rounded to odd, that is, with the last bit set where something was lost; then the
+ * second rounding is right too (Boldo, Melquiond 2008: Emulation of a FMA and correctly rounded sums). */
 typedef double v_wide __attribute__((vector_size(2 * VEC_BYTES)));
 typedef int64_t v_wide_bits __attribute__((vector_size(2 * VEC_BYTES)));
 
