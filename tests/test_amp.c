@@ -157,6 +157,7 @@ typedef enum kind {
     ADAGRAD,
     LION,
     LAMB,
+    ADAFACTOR,
     KINDS
 } kind;
 
@@ -177,6 +178,7 @@ static tn_optimizer *optimizer_new(tn_module *root, kind k) {
     if (k == RMSPROP) assert_ok(tn_optimizer_rmsprop(root, &rmsprop, &o));
     if (k == ADAGRAD) assert_ok(tn_optimizer_adagrad(root, &adagrad, &o));
     if (k == LION) assert_ok(tn_optimizer_lion(root, NULL, &o));
+    if (k == ADAFACTOR) assert_ok(tn_optimizer_adafactor(root, NULL, &o));
     if (k == LAMB) assert_ok(tn_optimizer_lamb(root, NULL, &o));
     if (k >= ADAM && k <= ADAM_AMSGRAD) assert_ok(tn_optimizer_adam(root, &adam, &o));
     if (k == ADAMW) assert_ok(tn_optimizer_adamw(root, &adamw, &o));

@@ -21,6 +21,7 @@ typedef enum method {
     ADAGRAD,
     LION,
     LAMB,
+    ADAFACTOR,
     METHODS
 } method;
 
@@ -63,6 +64,8 @@ static tn_optimizer *optimizer_new(tn_module *root, method m, double max_grad_no
         assert_ok(tn_optimizer_adagrad(root, &adagrad, &o));
     else if (m == LION)
         assert_ok(tn_optimizer_lion(root, &lion, &o));
+    else if (m == ADAFACTOR)
+        assert_ok(tn_optimizer_adafactor(root, NULL, &o));
     else if (m == LAMB)
         assert_ok(tn_optimizer_lamb(root, &lamb, &o));
     else if (m == ADAM || m == AMSGRAD)

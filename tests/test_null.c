@@ -481,6 +481,10 @@ static void optimizers_refuse(void **state) {
     FAILS(tn_optimizer_lion(root, NULL, NULL))
     FAILS(tn_optimizer_lamb(NULL, NULL, &o))
     FAILS(tn_optimizer_lamb(root, NULL, NULL))
+    FAILS(tn_optimizer_adafactor(NULL, NULL, &o))
+    FAILS(tn_optimizer_adafactor(root, NULL, NULL))
+    FAILS(tn_optimizer_muon(NULL, NULL, &o))
+    FAILS(tn_optimizer_muon(root, NULL, NULL))
     FAILS(tn_fused_adam_step(NULL, NULL, NULL, NULL, 1, 1, NULL))
     FAILS(tn_fused_adamw_step(NULL, NULL, NULL, NULL, 1, 1, NULL))
     tn_tensor *const nothing[1] = {NULL};

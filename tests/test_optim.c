@@ -78,6 +78,11 @@ static tn_status make_adagrad(tn_module *m, const void *o, tn_optimizer **out) {
 static tn_status make_lion(tn_module *m, const void *o, tn_optimizer **out) { return tn_optimizer_lion(m, o, out); }
 static tn_status make_lamb(tn_module *m, const void *o, tn_optimizer **out) { return tn_optimizer_lamb(m, o, out); }
 
+static tn_status make_adafactor(tn_module *m, const void *o, tn_optimizer **out) {
+    return tn_optimizer_adafactor(m, o, out);
+}
+static tn_status make_muon(tn_module *m, const void *o, tn_optimizer **out) { return tn_optimizer_muon(m, o, out); }
+
 /* The second variable in a group with a tenth of the rate and a weight decay of its own; the first one is left. */
 static tn_status make_groups(tn_module *m, const void *unused, tn_optimizer **out) {
     (void)unused;
@@ -130,6 +135,8 @@ static const golden_run runs[] = {
     {"lion", make_lion, OPTIONS(tn_lion_options, 1e-4, 0.9, 0.99, 0.1, INFINITY), golden_lion},
     {"lamb", make_lamb, OPTIONS(tn_lamb_options, 1e-3, 0.9, 0.999, 1e-6, 0.1, INFINITY), golden_lamb},
     {"groups", make_groups, NULL, golden_groups},
+    {"adafactor", make_adafactor, OPTIONS(tn_adafactor_options, 1e-2, -0.8, TN_AUTO, 1e-3, 1, 0.05, INFINITY),
+     golden_adafactor_vectors},
 };
 
 /* together: tn_minimize; separate: zero_grad, backward and step one by one, as in PyTorch; captured: a graph; scaled:
@@ -193,6 +200,89 @@ static void scaled_steps_do_the_same(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++)
         follow(&runs[i], SCALED);
+}
+
+/* ---- matrices ---------------------------------------------------------------------------------------------------- */
+
+static const float matrices[2][6] = {{0.5F, -1.25F, 2.0F, 0.75F, -0.1F, 0.3F}, {1.0F, -0.5F, 0.25F, 0.3F, 0.8F, -1.1F}};
+
+static const struct {
+    const char *name;
+    maker *make;
+    const void *options;
+    const double (*expected)[GOLDEN_MATRIX_NUMBERS];
+} matrix_runs[] = {
+    {"adafactor", make_adafactor, OPTIONS(tn_adafactor_options, 1e-2, -0.8, TN_AUTO, 1e-3, 1, 0.05, INFINITY),
+     golden_adafactor},
+    {"adafactor with settings", make_adafactor, OPTIONS(tn_adafactor_options, 1e-2, -0.5, 1e-4, 0.1, 2, 0, INFINITY),
+     golden_adafactor_settings},
+    {"muon", make_muon, NULL, golden_muon},
+    {"muon, as adamw", make_muon,
+     OPTIONS(tn_muon_options, 1e-3, 0.95, 0.1, true, {3.4445, -4.775, 2.0315}, 1e-7, 5, true, INFINITY),
+     golden_muon_match},
+};
+
+static tn_tensor *matrix_loss(tn_tensor *const *w) {
+    tn_tensor *loss = NULL;
+    for (int i = 0; i < 2; i++) {
+        tn_tensor *place = tn_reshape(tn_arange(0, 6, 1, TN_F32), tn_shape(w[i]), 2);
+        tn_tensor *a = tn_add_scalar(tn_mul_scalar(place, 0.5), 1),
+                  *b = tn_rsub_scalar(tn_mul_scalar(place, 0.25), 0.5);
+        tn_tensor *square = tn_mul(tn_mul_scalar(a, 0.5), tn_mul(w[i], w[i]));
+        tn_tensor *part = tn_sum(tn_add(square, tn_mul(b, tn_sin(w[i]))), TN_ALL, false);
+        loss = loss ? tn_add(loss, part) : part;
+    }
+    return loss;
+}
+
+static void methods_for_matrices_follow_pytorch(void **state) {
+    (void)state;
+    for (size_t r = 0; r < TN_COUNT(matrix_runs); r++)
+        for (int how = TOGETHER; how <= SCALED; how++) {
+            tn_module *root = tn_module_root();
+            tn_tensor *w[2];
+            tn_optimizer *o = NULL;
+            tn_graph *graph = NULL;
+            {
+                TN_SCOPE;
+                w[0] = tn_module_add_parameter(root, "tall", tn_from_data(matrices[0], TN_DIMS(3, 2), TN_F32));
+                w[1] = tn_module_add_parameter(root, "wide", tn_from_data(matrices[1], TN_DIMS(2, 3), TN_F32));
+            }
+            assert_ok(matrix_runs[r].make(root, matrix_runs[r].options, &o));
+            if (how == SCALED) assert_ok(tn_optimizer_set_grad_scaler(o, NULL));
+            for (int step = 0, shown = 0; step < GOLDEN_TOTAL; step++) {
+                TN_SCOPE;
+                float got[12];
+                tn_optimizer_set_lr(o, rate(step));
+                if (graph) {
+                    assert_ok(tn_graph_launch(graph, NULL, NULL));
+                } else {
+                    if (how == CAPTURED) assert_ok(tn_capture_begin());
+                    assert_ok(tn_minimize(o, matrix_loss(w)));
+                    if (how == CAPTURED) assert_ok(tn_capture_end(NULL, 0, NULL, 0, &graph));
+                }
+                if (step + 1 != golden_steps[shown]) continue;
+                assert_ok(tn_read(w[0], got, 6 * sizeof *got));
+                assert_ok(tn_read(w[1], got + 6, 6 * sizeof *got));
+                /* f32 rounds Newton–Schulz by the order of its sums; its steps amplify that */
+                bool muon = matrix_runs[r].make == make_muon;
+                for (int i = 0; i < 12; i++) {
+                    double expected = matrix_runs[r].expected[shown][i];
+                    if (!(fabs((double)got[i] - expected) <= (muon ? 2e-5 : 2e-6) * (1 + fabs(expected))))
+                        fail_msg("%s, way %d, step %d, number %d: %.9g, PyTorch has %.9g", matrix_runs[r].name, how,
+                                 step + 1, i, (double)got[i], expected);
+                }
+                shown++;
+            }
+            tn_graph_free(graph);
+            tn_optimizer_free(o);
+            tn_module_free(root);
+        }
+    problem p = problem_new();
+    tn_optimizer *o;
+    assert_int_equal(tn_optimizer_muon(p.root, NULL, &o), TN_ERR_SHAPE);
+    assert_text_has(tn_error(), "first has 1 dimensions");
+    tn_module_free(p.root);
 }
 
 /* ---- plain tensors ----------------------------------------------------------------------------------------------- */
@@ -792,6 +882,7 @@ int main(void) {
         cmocka_unit_test(separate_calls_do_the_same),
         cmocka_unit_test(captured_steps_do_the_same),
         cmocka_unit_test(scaled_steps_do_the_same),
+        cmocka_unit_test(methods_for_matrices_follow_pytorch),
         cmocka_unit_test(plain_tensors_are_optimized),
         cmocka_unit_test(wrong_groups_are_refused),
         cmocka_unit_test(fused_adam_is_adam),

@@ -110,6 +110,19 @@ static tn_status new_lamb(tn_module *m, const void *o, tn_optimizer **out) { ret
 static tn_status try_rmsprop(const void *o) { return optimizer(new_rmsprop, o); }
 static tn_status try_adagrad(const void *o) { return optimizer(new_adagrad, o); }
 static tn_status try_lion(const void *o) { return optimizer(new_lion, o); }
+static tn_status new_adafactor(tn_module *m, const void *o, tn_optimizer **out) {
+    return tn_optimizer_adafactor(m, o, out);
+}
+static tn_status try_adafactor(const void *o) { return optimizer(new_adafactor, o); }
+static tn_status try_muon(const void *options) {
+    tn_module *root = tn_module_root();
+    tn_optimizer *o;
+    tn_nn_linear(root, "linear", 2, 2, false);
+    tn_status s = tn_optimizer_muon(root, options, &o);
+    tn_optimizer_free(o);
+    tn_module_free(root);
+    return s;
+}
 static tn_status try_lamb(const void *o) { return optimizer(new_lamb, o); }
 
 static tn_status new_group(tn_module *m, const void *group, tn_optimizer **out) {
@@ -273,6 +286,8 @@ static tn_status try_certify(const void *o) {
     X(ADAGRAD, tn_adagrad_options, try_adagrad)                         \
     X(LION, tn_lion_options, try_lion)                                  \
     X(LAMB, tn_lamb_options, try_lamb)                                  \
+    X(ADAFACTOR, tn_adafactor_options, try_adafactor)                   \
+    X(MUON, tn_muon_options, try_muon)                                  \
     X(PARAM_GROUP, tn_param_group, try_group)                           \
     X(PLATEAU, tn_plateau, try_plateau)                                 \
     X(GRAD_SCALER, tn_grad_scaler_options, try_grad_scaler)             \

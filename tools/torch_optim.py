@@ -60,6 +60,29 @@ class Lamb(Plain):
         w.sub_(group["lr"] * w.norm() / r.norm() * r)
 
 
+class Muon32(Plain):
+    """torch.optim.Muon with its iteration in f32: PyTorch's own is in bf16, which another rounding would not repeat."""
+
+    def __init__(self, params, lr, match=False):
+        super().__init__(params, {"lr": lr, "match": match})
+
+    @staticmethod
+    def update(state, w, g, group):
+        b = state.setdefault("b", torch.zeros_like(w))
+        b.lerp_(g, 1 - 0.95)
+        x = g.lerp(b, 0.95)
+        tall = x.size(0) > x.size(1)
+        x = x.T if tall else x
+        x = x / x.norm().clamp(min=1e-7)
+        for _ in range(5):
+            gram = x @ x.T
+            x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=-4.775, alpha=2.0315), x, beta=3.4445)
+        x = x.T if tall else x
+        rows, columns = w.shape
+        ratio = 0.2 * math.sqrt(max(rows, columns)) if group["match"] else math.sqrt(max(1, rows / columns))
+        w.mul_(1 - group["lr"] * 0.1).sub_(group["lr"] * ratio * x)
+
+
 def in_groups(w, lr, **arguments):
     """AdamW, where the second variable has a tenth of the rate and a weight decay of its own."""
     slow = {"params": w[1:], "weight_decay": 0.2, "factor": 0.1}
@@ -85,6 +108,16 @@ RUNS = [
     ("lion", Lion, {"weight_decay": 0.1}, 0),
     ("lamb", Lamb, {"weight_decay": 0.1}, 0),
     ("groups", in_groups, {}, 0),
+    ("adafactor_vectors", torch.optim.Adafactor, {"weight_decay": 0.05}, 0),
+]
+
+# Methods that treat matrices otherwise: a tall and a wide one; a and b follow from the place of an element.
+MATRICES = [[[0.5, -1.25], [2.0, 0.75], [-0.1, 0.3]], [[1.0, -0.5, 0.25], [0.3, 0.8, -1.1]]]
+MATRIX_RUNS = [
+    ("adafactor", torch.optim.Adafactor, {"weight_decay": 0.05}),
+    ("adafactor_settings", torch.optim.Adafactor, {"beta2_decay": -0.5, "eps": (1e-4, 0.1), "d": 2.0}),
+    ("muon", Muon32, {}),
+    ("muon_match", Muon32, {"match": True}),
 ]
 
 RATES = 24  # of each schedule
@@ -106,9 +139,11 @@ def rate(step):
     return 0.01 + 0.09 * 0.5 * (1 + math.cos(math.pi * step / STEPS))
 
 
-def run(make, arguments, limit):
-    w = [torch.tensor(v, requires_grad=True) for v in W]
+def run(make, arguments, limit, values=W):
+    w = [torch.tensor(v, requires_grad=True) for v in values]
     a, b = ([torch.tensor(v) for v in vs] for vs in (A, B))
+    if values is MATRICES:
+        a, b = ([f(torch.arange(6.0)).view_as(v) for v in w] for f in (lambda i: 1 + 0.5 * i, lambda i: 0.5 - 0.25 * i))
     optimizer = make(w, lr=rate(0), **arguments)
     rows = []
     for step in range(STEPS):
@@ -120,7 +155,7 @@ def run(make, arguments, limit):
             torch.nn.utils.clip_grad_norm_(w, limit)
         optimizer.step()
         if step + 1 in SHOWN:
-            rows.append([float(v) for t in w for v in t.detach()])
+            rows.append([float(v) for t in w for v in t.detach().flatten()])
     return rows
 
 
@@ -174,6 +209,13 @@ def main():
     for name, make, arguments, limit in RUNS:
         lines.append(f"static const double golden_{name}[GOLDEN_SHOWN][GOLDEN_NUMBERS] = {{")
         lines += ["    {" + ", ".join(f"{v:.9g}" for v in row) + "}," for row in run(make, arguments, limit)]
+        lines += ["};", ""]
+    lines += [f"enum {{ GOLDEN_MATRIX_NUMBERS = 12 }};", ""]
+    for name, make, arguments in MATRIX_RUNS:
+        lines.append(f"static const double golden_{name}[GOLDEN_SHOWN][GOLDEN_MATRIX_NUMBERS] = {{")
+        for row in run(make, arguments, 0, MATRICES):
+            halves = [", ".join(f"{v:.9g}" for v in half) for half in (row[:6], row[6:])]
+            lines += ["    {" + halves[0] + ",", "     " + halves[1] + "},"]
         lines += ["};", ""]
     lines += [f"enum {{ GOLDEN_RATES = {RATES} }};", ""]
     for name, make in SCHEDULES:

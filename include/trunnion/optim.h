@@ -1,5 +1,5 @@
-/* optim.h — optimizers (SGD, Adam, AdamW, RMSprop, Adagrad, Lion, LAMB), clipping, learning-rate schedules, moving
- * averages of parameters.
+/* optim.h — optimizers (SGD, Adam, AdamW, RMSprop, Adagrad, Lion, LAMB, Adafactor, Muon), clipping, learning-rate
+ * schedules, moving averages of parameters.
  *
  * A step is recorded after forward and backward and runs with them as one plan. The learning rate and the step count
  * are runtime scalars, so every step reuses the plan of the previous one. Updates are element-wise and in place;
@@ -151,6 +151,50 @@ typedef struct tn_lamb_options {
 #define TN_LAMB_DEFAULTS \
     { TN_OPTIONS_SIZE(tn_lamb_options, group_count), 1e-3, 0.9, 0.999, 1e-6, 0, INFINITY, NULL, 0 }
 
+/* w ← w·(1 − lr·weight_decay); V ← V + t^beta2_decay·(g² − V), of a matrix only the means of rows and columns are kept,
+ * and V is their product divided by the mean of the rows' (and at least eps1); u ← g / sqrt(max(V, eps1²));
+ * w ← w − max(eps2, rms(w))·min(lr, 1/sqrt(t)) / max(1, rms(u) / d)·u, rms(w) before the decay.
+ * Source: Shazeer and Stern 2018; torch.optim.Adafactor. */
+typedef struct tn_adafactor_options {
+    size_t struct_size;
+    double lr;                           /* default 1e-2; at least 0 */
+    double beta2_decay;                  /* default -0.8; at most 0 */
+    double eps1, eps2;                   /* default TN_AUTO: 2^-23; 1e-3 */
+    double d;                            /* default 1; at least 1 */
+    double weight_decay;                 /* default 0 */
+    double max_grad_norm;                /* as above */
+    const tn_param_group *const *groups; /* default NULL, 0: the parameters of the module, with these settings */
+    int group_count;
+} tn_adafactor_options;
+#define TN_ADAFACTOR_DEFAULTS \
+    { TN_OPTIONS_SIZE(tn_adafactor_options, group_count), 1e-2, -0.8, TN_AUTO, 1e-3, 1, 0, INFINITY, NULL, 0 }
+
+/* b ← b + (1 − momentum)·(g − b); u ← b, with nesterov g + momentum·(b − g); w ← w·(1 − lr·weight_decay) − lr·s·O(u),
+ * where O makes the rows or columns of a matrix about orthonormal (ns_steps steps of x ← c0·x + (c1·x·xᵀ +
+ * c2·(x·xᵀ)²)·x from u / max(‖u‖, eps)), and s is sqrt(max(1, rows / columns)), or 0.2·sqrt(max(rows, columns)) with
+ * match_rms_adamw. For weights of hidden layers: parameters of other than two dimensions are refused (TN_ERR_SHAPE),
+ * and embeddings and heads usually belong to AdamW. O is computed in f32 (PyTorch: bf16).
+ * Source: Jordan et al. 2024; torch.optim.Muon. */
+typedef struct tn_muon_options {
+    size_t struct_size;
+    double lr;                           /* default 1e-3; at least 0 */
+    double momentum;                     /* default 0.95 */
+    double weight_decay;                 /* default 0.1 */
+    bool nesterov;                       /* default true */
+    double ns_coefficients[3];           /* default 3.4445, -4.775, 2.0315 */
+    double eps;                          /* default 1e-7 */
+    int ns_steps;                        /* 0 … 99; default 5 */
+    bool match_rms_adamw;                /* default false */
+    double max_grad_norm;                /* as above */
+    const tn_param_group *const *groups; /* default NULL, 0: the parameters of the module, with these settings */
+    int group_count;
+} tn_muon_options;
+#define TN_MUON_DEFAULTS                                                                                         \
+    {                                                                                                            \
+        TN_OPTIONS_SIZE(tn_muon_options, group_count), 1e-3, 0.95, 0.1, true, {3.4445, -4.775, 2.0315}, 1e-7, 5, \
+            false, INFINITY, NULL, 0                                                                             \
+    }
+
 /* An optimiser for the parameters below m that require gradients now, and those of the groups; they are retained. m may
  * be NULL if there are groups. options may be NULL. *out: freed with tn_optimizer_free. Errors: TN_ERR_ARGUMENT for
  * values out of range, a tensor that is in two groups or cannot be trained, and if there is nothing to train. */
@@ -161,6 +205,8 @@ TN_API tn_status tn_optimizer_rmsprop(tn_module *m, const tn_rmsprop_options *op
 TN_API tn_status tn_optimizer_adagrad(tn_module *m, const tn_adagrad_options *options, tn_optimizer **out);
 TN_API tn_status tn_optimizer_lion(tn_module *m, const tn_lion_options *options, tn_optimizer **out);
 TN_API tn_status tn_optimizer_lamb(tn_module *m, const tn_lamb_options *options, tn_optimizer **out);
+TN_API tn_status tn_optimizer_adafactor(tn_module *m, const tn_adafactor_options *options, tn_optimizer **out);
+TN_API tn_status tn_optimizer_muon(tn_module *m, const tn_muon_options *options, tn_optimizer **out);
 TN_API void tn_optimizer_free(tn_optimizer *o); /* NULL is fine */
 
 /* One step of Adam, or of AdamW, on plain tensors, without an optimizer: records what tn_optimizer_step would, in
@@ -307,9 +353,11 @@ TN_API tn_status tn_ema_variables(const tn_ema *e, tn_variable **items, int *cou
 #define tn_minimize(...) (tn_at(__FILE__, __LINE__), tn_minimize(__VA_ARGS__))
 #define tn_optimizer_adam(...) (tn_at(__FILE__, __LINE__), tn_optimizer_adam(__VA_ARGS__))
 #define tn_optimizer_adamw(...) (tn_at(__FILE__, __LINE__), tn_optimizer_adamw(__VA_ARGS__))
+#define tn_optimizer_adafactor(...) (tn_at(__FILE__, __LINE__), tn_optimizer_adafactor(__VA_ARGS__))
 #define tn_optimizer_adagrad(...) (tn_at(__FILE__, __LINE__), tn_optimizer_adagrad(__VA_ARGS__))
 #define tn_optimizer_lamb(...) (tn_at(__FILE__, __LINE__), tn_optimizer_lamb(__VA_ARGS__))
 #define tn_optimizer_lion(...) (tn_at(__FILE__, __LINE__), tn_optimizer_lion(__VA_ARGS__))
+#define tn_optimizer_muon(...) (tn_at(__FILE__, __LINE__), tn_optimizer_muon(__VA_ARGS__))
 #define tn_optimizer_rmsprop(...) (tn_at(__FILE__, __LINE__), tn_optimizer_rmsprop(__VA_ARGS__))
 #define tn_optimizer_sgd(...) (tn_at(__FILE__, __LINE__), tn_optimizer_sgd(__VA_ARGS__))
 #define tn_optimizer_step(...) (tn_at(__FILE__, __LINE__), tn_optimizer_step(__VA_ARGS__))

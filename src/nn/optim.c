@@ -20,8 +20,6 @@ void tn_optimizer_zero_grad(tn_optimizer *o) {
     if (o && o->scaler) o->scaler->unscaled = false;
 }
 
-static bool has_slot(const tn_optimizer *o, int k) { return o->slots >> k & 1; }
-
 /* ---- a step ------------------------------------------------------------------------------------------------------ */
 
 /* Where a step's gradients come from: as tn_nn_step has it. */
@@ -318,7 +316,7 @@ tn_status tn_optimizer_variables(const tn_optimizer *o, tn_variable **items, int
     size_t text_size = 0;
     for (int i = 0; i < o->count; i++)
         for (int k = 0; k < TN_OPTIM_SLOTS; k++) {
-            if (!has_slot(o, k)) continue;
+            if (!o->items[i].slots[k]) continue;
             text_size += strlen(o->method->slot_names[k]) + strlen(o->items[i].name) + 2;
             total++;
         }
@@ -328,7 +326,8 @@ tn_status tn_optimizer_variables(const tn_optimizer *o, tn_variable **items, int
     char *text = (char *)(block + total);
     int n = 0;
     for (int k = 0; k < TN_OPTIM_SLOTS; k++)
-        for (int i = 0; has_slot(o, k) && i < o->count; i++) {
+        for (int i = 0; i < o->count; i++) {
+            if (!o->items[i].slots[k]) continue;
             block[n++] = (tn_variable){text, o->items[i].slots[k], false};
             text += sprintf(text, "%s.%s", o->method->slot_names[k], o->items[i].name) + 1;
         }

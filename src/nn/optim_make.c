@@ -101,11 +101,19 @@ static tn_status add_trained(tn_optimizer *o, tn_tensor *value, const char *name
     v->value = tn_retain(value);
     v->group = group;
     o->count++;
+    int rank = tn_rank(value);
+    if (o->method->matrices && rank != 2)
+        return tn_backend_fail(TN_ERR_SHAPE,
+                               "%s: %s has %d dimensions; it must have 2: give other parameters to another optimizer, "
+                               "by groups",
+                               o->method->name, v->name, rank);
     tn_status status = TN_OK;
-    for (int k = 0; k < TN_OPTIM_SLOTS && status == TN_OK; k++)
-        if (o->slots >> k & 1)
-            status =
-                tn_optim_state(value, tn_shape(value), tn_rank(value), o->initial, tn_dtype_of(value), &v->slots[k]);
+    for (int k = 0; k < TN_OPTIM_SLOTS && status == TN_OK; k++) {
+        int64_t shape[TN_MAX_RANK];
+        if (rank) memcpy(shape, tn_shape(value), (size_t)rank * sizeof *shape);
+        if (!(o->slots >> k & 1) || (o->method->slot_shape && !o->method->slot_shape(k, shape, rank))) continue;
+        status = tn_optim_state(value, shape, rank, o->initial, tn_dtype_of(value), &v->slots[k]);
+    }
     return status;
 }
 
@@ -328,6 +336,50 @@ tn_status tn_optimizer_lamb(tn_module *m, const tn_lamb_options *options, tn_opt
                           .beta1 = o.beta1,
                           .beta2 = o.beta2,
                           .eps = o.eps,
+                          .weight_decay = o.weight_decay,
+                          .max_grad_norm = o.max_grad_norm};
+    return make_optimizer(m, o.groups, o.group_count, &model, out);
+}
+
+tn_status tn_optimizer_adafactor(tn_module *m, const tn_adafactor_options *options, tn_optimizer **out) {
+    tn_adafactor_options o = TN_ADAFACTOR_DEFAULTS;
+    tn_status status = read_options(out, &o, options, "adafactor", "tn_adafactor_options o = TN_ADAFACTOR_DEFAULTS");
+    if (status == TN_OK) status = tn_optim_check("beta2_decay", o.beta2_decay, -INFINITY, 0x1p-1022);
+    if (status == TN_OK) status = tn_optim_check("eps2", o.eps2, 0, INFINITY);
+    if (status == TN_OK) status = tn_optim_check("d", o.d, 1, INFINITY);
+    if (status != TN_OK) return status;
+    tn_optimizer model = {.method = &tn_optim_adafactor,
+                          .slots = 7,
+                          .lr = o.lr,
+                          .beta2_decay = o.beta2_decay,
+                          .eps = o.eps1 == TN_AUTO ? 0x1p-23 : o.eps1,
+                          .eps2 = o.eps2,
+                          .d = o.d,
+                          .weight_decay = o.weight_decay,
+                          .max_grad_norm = o.max_grad_norm};
+    return make_optimizer(m, o.groups, o.group_count, &model, out);
+}
+
+tn_status tn_optimizer_muon(tn_module *m, const tn_muon_options *options, tn_optimizer **out) {
+    enum { MOST_STEPS = 99 };
+    tn_muon_options o = TN_MUON_DEFAULTS;
+    tn_status status = read_options(out, &o, options, "muon", "tn_muon_options o = TN_MUON_DEFAULTS");
+    if (status == TN_OK && (o.ns_steps < 0 || o.ns_steps > MOST_STEPS))
+        status = tn_backend_fail(TN_ERR_ARGUMENT, "muon: ns_steps is %d; it must be 0 … %d", o.ns_steps, MOST_STEPS);
+    for (int i = 0; i < 3 && status == TN_OK; i++)
+        if (!isfinite(o.ns_coefficients[i]))
+            status = tn_backend_fail(TN_ERR_ARGUMENT, "muon: ns_coefficients[%d] is %g; it must be finite", i,
+                                     o.ns_coefficients[i]);
+    if (status != TN_OK) return status;
+    tn_optimizer model = {.method = &tn_optim_muon,
+                          .slots = 1,
+                          .lr = o.lr,
+                          .momentum = o.momentum,
+                          .nesterov = o.nesterov,
+                          .eps = o.eps,
+                          .ns_coefficients = {o.ns_coefficients[0], o.ns_coefficients[1], o.ns_coefficients[2]},
+                          .ns_steps = o.ns_steps,
+                          .match_rms_adamw = o.match_rms_adamw,
                           .weight_decay = o.weight_decay,
                           .max_grad_norm = o.max_grad_norm};
     return make_optimizer(m, o.groups, o.group_count, &model, out);

@@ -292,3 +292,103 @@ const tn_optim_method tn_optim_lion = {.name = "lion",
                                        .scalars = lion_runtime_scalars,
                                        .constants = lion_constants,
                                        .update = lion_update};
+
+/* ---- Adafactor --------------------------------------------------------------------------------------------------- */
+
+enum { ADAFACTOR_NEW, ADAFACTOR_RHO, ADAFACTOR_KEPT, ADAFACTOR_RUNTIME_SCALARS };
+enum { ADAFACTOR_ROWS, ADAFACTOR_COLUMNS, ADAFACTOR_VARIANCE };
+
+static void adafactor_runtime_scalars(const tn_optimizer *o, const tn_optim_group *g, int64_t step, double *values) {
+    values[ADAFACTOR_NEW] = pow((double)step, o->beta2_decay);
+    values[ADAFACTOR_RHO] = fmin(lr_of(o, g), 1 / sqrt((double)step));
+    values[ADAFACTOR_KEPT] = 1 - lr_of(o, g) * g->weight_decay;
+}
+
+static void adafactor_device_scalars(const tn_optimizer *o, tn_tensor *const *numbers, const tn_tensor *step,
+                                     tn_tensor **scalars) {
+    scalars[ADAFACTOR_NEW] = tn_pow(step, tn_scalar(o->beta2_decay));
+    scalars[ADAFACTOR_RHO] = tn_minimum(numbers[TN_STEP_LR], tn_rsqrt(step));
+    scalars[ADAFACTOR_KEPT] = tn_sub(tn_scalar(1), numbers[TN_STEP_LR_DECAY]);
+}
+
+static void no_constants(const tn_optimizer *o, const tn_optim_group *g, double *values) {
+    (void)o;
+    (void)g;
+    (void)values;
+}
+
+/* A matrix has the means of its rows and of its columns, anything else all squares. */
+static bool adafactor_slot_shape(int k, int64_t *shape, int rank) {
+    if (rank < 2) return k == ADAFACTOR_VARIANCE;
+    if (k == ADAFACTOR_ROWS) shape[rank - 1] = 1;
+    if (k == ADAFACTOR_COLUMNS) shape[rank - 2] = 1;
+    return k != ADAFACTOR_VARIANCE;
+}
+
+/* The running mean of the squares, from two vectors where the parameter is a matrix. */
+static tn_tensor *adafactor_variance(const tn_optimizer *o, tn_trained *v, const tn_tensor *new_part) {
+    tn_tensor *rows = v->slots[ADAFACTOR_ROWS], *columns = v->slots[ADAFACTOR_COLUMNS];
+    tn_tensor *square = tn_mul(v->gradient, v->gradient);
+    if (!rows) return tn_lerp_(v->slots[ADAFACTOR_VARIANCE], square, new_part);
+    tn_lerp_(rows, tn_mean(square, TN_DIMS(-1), true), new_part);
+    tn_lerp_(columns, tn_mean(square, TN_DIMS(-2), true), new_part);
+    tn_tensor *mean = tn_maximum(tn_mean(rows, TN_DIMS(-2), true), tn_scalar(o->eps));
+    return tn_div(tn_mul(rows, columns), mean);
+}
+
+static void adafactor_update(const tn_optimizer *o, const tn_optim_group *group, tn_trained *v,
+                             tn_tensor *const *scalars, tn_tensor *const *constants) {
+    (void)constants;
+    double root = sqrt((double)tn_numel(v->value));
+    tn_tensor *size = tn_maximum(tn_div(norm_of(v->value), tn_scalar(root)), tn_scalar(o->eps2));
+    if (group->weight_decay != 0) tn_mul_(v->value, scalars[ADAFACTOR_KEPT]);
+    tn_tensor *variance = tn_maximum(adafactor_variance(o, v, scalars[ADAFACTOR_NEW]), tn_scalar(o->eps * o->eps));
+    tn_tensor *step = tn_mul(tn_rsqrt(variance), v->gradient);
+    tn_tensor *clipped = tn_maximum(tn_div(norm_of(step), tn_scalar(root * o->d)), tn_scalar(1));
+    tn_sub_(v->value, tn_mul(step, tn_div(tn_mul(size, scalars[ADAFACTOR_RHO]), clipped)));
+}
+
+const tn_optim_method tn_optim_adafactor = {.name = "adafactor",
+                                            .slot_names = {"row_var", "col_var", "variance"},
+                                            .scalar_count = ADAFACTOR_RUNTIME_SCALARS,
+                                            .slot_shape = adafactor_slot_shape,
+                                            .scalars = adafactor_runtime_scalars,
+                                            .device_scalars = adafactor_device_scalars,
+                                            .constants = no_constants,
+                                            .update = adafactor_update};
+
+/* ---- Muon -------------------------------------------------------------------------------------------------------- */
+
+/* About U·Vᵀ of the singular value decomposition U·S·Vᵀ: some steps of a Newton–Schulz iteration, in f32. */
+static tn_tensor *orthogonalize(const tn_optimizer *o, tn_tensor *x) {
+    bool tall = tn_size(x, 0) > tn_size(x, 1);
+    if (tall) x = tn_t(x);
+    x = tn_div(x, tn_maximum(norm_of(x), tn_scalar(o->eps)));
+    for (int i = 0; i < o->ns_steps; i++) {
+        tn_tensor *gram = tn_matmul(x, tn_t(x));
+        tn_tensor *change = tn_add(tn_mul(gram, tn_scalar(o->ns_coefficients[1])),
+                                   tn_mul(tn_matmul(gram, gram), tn_scalar(o->ns_coefficients[2])));
+        x = tn_add(tn_mul(x, tn_scalar(o->ns_coefficients[0])), tn_matmul(change, x));
+    }
+    return tall ? tn_t(x) : x;
+}
+
+static void muon_update(const tn_optimizer *o, const tn_optim_group *group, tn_trained *v, tn_tensor *const *scalars,
+                        tn_tensor *const *constants) {
+    (void)constants;
+    tn_tensor *buffer = v->slots[0], *g = v->gradient;
+    double rows = (double)tn_size(v->value, 0), columns = (double)tn_size(v->value, 1);
+    double ratio = o->match_rms_adamw ? 0.2 * sqrt(fmax(rows, columns)) : sqrt(fmax(1, rows / columns));
+    tn_lerp_(buffer, g, tn_scalar(1 - o->momentum));
+    tn_tensor *step = orthogonalize(o, o->nesterov ? tn_lerp(g, buffer, tn_scalar(o->momentum)) : buffer);
+    if (group->weight_decay != 0) tn_mul_(v->value, scalars[LION_KEPT]);
+    tn_sub_(v->value, tn_mul(step, tn_mul(scalars[LION_RATE], tn_scalar(ratio))));
+}
+
+const tn_optim_method tn_optim_muon = {.name = "muon",
+                                       .slot_names = {"momentum_buffer"},
+                                       .matrices = true,
+                                       .scalar_count = LION_RUNTIME_SCALARS,
+                                       .scalars = lion_runtime_scalars,
+                                       .constants = no_constants,
+                                       .update = muon_update};

@@ -36,7 +36,10 @@ enum { TN_STEP_LR, TN_STEP_LR_DECAY, TN_STEP_NUMBERS }; /* learning rate; learni
 typedef struct tn_optim_method {
     const char *name;
     const char *slot_names[TN_OPTIM_SLOTS];
+    bool matrices; /* parameters must have two dimensions */
     int scalar_count, constant_count;
+    /* Whether a parameter of this shape has slot k; changes the shape to the slot's. NULL: the parameter's shape. */
+    bool (*slot_shape)(int k, int64_t *shape, int rank);
     void (*scalars)(const tn_optimizer *o, const tn_optim_group *g, int64_t step, double *values);
     /* The same where only the device knows the step count: `step` is an f32 number. NULL: the scalars do not depend on
      * the step count. */
@@ -47,7 +50,7 @@ typedef struct tn_optim_method {
                    tn_tensor *const *constants);
 } tn_optim_method;
 extern const tn_optim_method tn_optim_sgd, tn_optim_adam, tn_optim_adamw, tn_optim_rmsprop, tn_optim_adagrad,
-    tn_optim_lion, tn_optim_lamb;
+    tn_optim_lion, tn_optim_lamb, tn_optim_adafactor, tn_optim_muon;
 
 /* The dynamic loss scale of an optimizer; all tensors are states. */
 typedef struct tn_grad_scaler {
@@ -72,6 +75,10 @@ struct tn_optimizer {
     /* Settings; those that the method does not have are 0. */
     double lr, weight_decay, max_grad_norm;
     double momentum, dampening, beta1, beta2, alpha, eps, lr_decay;
+    double beta2_decay, eps2, d; /* Adafactor */
+    double ns_coefficients[3];   /* Muon */
+    int ns_steps;
+    bool match_rms_adamw;
     double initial; /* value of the slots before the first step */
     bool nesterov;
 };
