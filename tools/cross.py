@@ -34,7 +34,6 @@ class Target:
 TARGETS = [
     Target("aarch64-linux", "aarch64-linux-musl", ("qemu-aarch64-static", "qemu-aarch64")),
     Target("riscv64-linux", "riscv64-linux-musl", ("qemu-riscv64-static", "qemu-riscv64")),
-    Target("s390x-linux", "s390x-linux-musl", ("qemu-s390x-static", "qemu-s390x")),
     Target("x86_64-musl", "x86_64-linux-musl", ("env",)),
     Target("wasm32-wasi", "wasm32-wasi", ("wasmtime",), "trunnion.wasm"),
     Target("aarch64-macos", "aarch64-macos"),

@@ -16,6 +16,11 @@
 #include "trunnion/json.h"
 #include "trunnion/status.h"
 
+/* Files of weights hold little-endian numbers, which are used where they lie. */
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "Trunnion does not run on big-endian processors yet: blocks of quantized weights would be read wrong"
+#endif
+
 #define TN_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
 #define TN_COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
