@@ -12,6 +12,7 @@ What an op does in words is the first paragraph of the comment that stands above
 `--check` compares with the files as they are and writes nothing. The language of ops.def is explained in docs/new-op.md.
 """
 
+import functools
 import pathlib
 import re
 import sys
@@ -193,6 +194,38 @@ def read_table():
 
 # ---- writing -----------------------------------------------------------------------------------------------------------
 
+@functools.cache
+def read_facts():
+    """Dtypes and errors of each op, which tests/test_op_facts.c finds: name → (dtypes, errors)."""
+    text = (ROOT / "src/gen/op_facts.def").read_text(encoding="utf-8")
+    return {name: (dtypes, errors) for name, dtypes, errors in re.findall(r'^FACTS\((\w+), "(.*)", "(.*)"\)$', text, re.M)}
+
+
+def dtypes_text(dtypes):
+    """"float same; integer f32; bool f32" as "float → same; integer, bool → f32"."""
+    if dtypes.startswith("result "):
+        return f"the result is {dtypes.removeprefix('result ')}"
+    groups = {}
+    pairs = [part.split(" ") for part in dtypes.split("; ")]
+    if [p[1] for p in pairs if p[0] in ("float", "integer")] == ["bool", "bool"]:
+        pairs = [[name, "bool" if name == "bool" else result] for name, result in pairs]
+    for name, result in pairs:
+        groups.setdefault(result, []).append(name)
+    return "; ".join(f"{'any' if names == ['float', 'integer', 'bool'] else ', '.join(names)} → {result}"
+                     for result, names in groups.items())
+
+
+def facts_of(op):
+    """The op's dtypes and errors as texts, "" where unknown. HAND functions have those of the op that they record."""
+    facts = read_facts()
+    if op.name == "view_dtype":
+        return "any → dtype, of the same size", "TN_ERR_DTYPE"
+    if op.kind == "VIEWS" and op.name not in facts:
+        return "any → same", "TN_ERR_SHAPE"
+    dtypes, errors = facts.get(op.name) or facts.get(op.name + "_by") or ("", "")
+    return dtypes_text(dtypes) if dtypes else "", ", ".join("TN_ERR_" + e for e in errors.split())
+
+
 def wrap_list(head, items, tail, indent=None):
     """head + items joined by commas + tail, broken at 120 columns and aligned behind the bracket, as clang-format does."""
     one = head + ", ".join(items) + tail
@@ -210,10 +243,17 @@ def wrap_list(head, items, tail, indent=None):
     return "\n".join(lines)
 
 
-def comment(text):
+def fact_lines(op):
+    """The last line of an op's comment: "Dtypes: float → same. Errors: TN_ERR_SHAPE."."""
+    dtypes, errors = facts_of(op)
+    line = (f"Dtypes: {dtypes}." if dtypes else "") + (f" Errors: {errors}." if errors else "")
+    return textwrap.wrap(line.strip(), WIDTH - 6)
+
+
+def comment(text, more=()):
     if re.match(r"[a-z]{2,}(?=[ ,])", text):
         text = text[0].upper() + text[1:]
-    lines = textwrap.wrap(text, WIDTH - 6)
+    lines = textwrap.wrap(text, WIDTH - 6) + list(more)
     return "/* " + "\n * ".join(lines) + " */"
 
 
@@ -289,21 +329,30 @@ def public_prototypes(op):
 
 PUBLIC_HEAD = f"""/* ops.h — the operations. {BY}
  *
- * Names, arguments and semantics are PyTorch's. All functions return a new handle, never NULL; a failure is an error
- * tensor (tensor.h). tn_xxx_ writes its result into its first argument and returns that same handle; if it fails, it
- * leaves the argument as it was and returns an error tensor (tensor.h, "in place").
+ * Names, arguments and semantics are PyTorch's. All functions return a new handle, never NULL; on failure an error
+ * tensor (tensor.h). tn_xxx_ writes its result into its first argument and returns the same handle; on failure the
+ * argument is unchanged, and an error tensor is returned (tensor.h, "in place").
  *
- * Lists are pointer and length: tn_sum(x, TN_DIMS(0, 2), false), tn_zeros(TN_DIMS(3, 4), TN_F32); TN_ALL means all dims.
- * Indices: an index out of range is TN_ERR_ARGUMENT, with the op, the index, its place, the range and the caller's line.
- *   - If the host has the indices when the op is recorded (made by tn_from_data, or evaluated before; up to 65 536 of
+ * Dtypes: each comment lists the dtypes of the inputs → the dtype of the result. float: f16, bf16, f32, f64; integer:
+ * i8, i16, i32, i64, u8, u16, u32, u64; any: float, integer, bool; same: the dtype of the inputs, promoted as in
+ * PyTorch (torch.result_type) if they differ, or TN_ERR_DTYPE if the operation does not promote; dtype: the argument.
+ * Index arguments are integer tensors, best i64. Block-quantized dtypes are accepted only where the comment says so;
+ * tn_dequantize converts them.
+ * Errors: each comment lists the operation's own. In addition: TN_ERR_ARGUMENT for NULL and for tensors on two devices;
+ * TN_ERR_DTYPE for a dtype that is not listed; TN_ERR_MEMORY; and the error of an input that is an error tensor.
+ * Lists are pointer and length: tn_sum(x, TN_DIMS(0, 2), false), tn_zeros(TN_DIMS(3, 4), TN_F32); TN_ALL: all dims.
+ *
+ * Indices: an index out of range is TN_ERR_ARGUMENT, with the op, the index, its position, the range and the caller's
+ * line.
+ *   - If the host knows the indices when the op is recorded (made by tn_from_data, or evaluated before; up to 65 536 of
  *     them), the op itself fails.
- *   - If they are computed later on the CPU, are more, or lie in the caller's memory (tn_from_ptr), the evaluation
- *     fails that would compute the op's result (tn_eval, tn_read …). tensor.h, tn_eval, says what then becomes an
- *     error. In the order of a queue that is a thread, tn_queue_synchronize reports it.
- *   - Inputs of a captured graph are compared at each tn_graph_launch, which fails and changes nothing.
- *   - On other devices indices are not compared: one that is out of range reads NaN (0 for integers), writes nothing in
- *     scatter-like ops, and is a row of zeros for one_hot. With TRUNNION_CHECK_INDICES=1 in the environment they are
- *     fetched and compared there too, which waits for the device at each op: for finding errors.
+ *   - If they are computed later on the CPU, are more, or are in the caller's memory (tn_from_ptr), the evaluation that
+ *     would compute the op's result fails (tn_eval, tn_read …). tensor.h, tn_eval, says what then becomes an error. On a
+ *     queue that is a thread, tn_queue_synchronize reports it.
+ *   - Inputs of a captured graph are checked at each tn_graph_launch, which fails and changes nothing.
+ *   - On other devices indices are not checked: one that is out of range reads NaN (0 for integers), writes nothing in
+ *     scatter-like ops, and gives a row of zeros in one_hot. With TRUNNION_CHECK_INDICES=1 in the environment they are
+ *     fetched and checked there too, which waits for the device at each op: for debugging.
  *
  * PyTorch's keyword-only arguments are the fields of a struct, started from its initialiser (status.h); NULL means all
  * defaults:
@@ -337,7 +386,7 @@ def write_public(ops):
     for file, members in groups(public):
         out.append(section(f"{file.removesuffix('.c').removeprefix('op_')}") + "\n")
         for op in members:
-            out.append("\n".join([comment(op.text)] + public_prototypes(op)) + "\n")
+            out.append("\n".join([comment(op.text, fact_lines(op))] + public_prototypes(op)) + "\n")
     out.append(section("the caller's line, for error messages") + "\n")
     names = [op.name for op in public] + [op.name + "_" for op in public if op.inplace]
     out.append("#ifndef TN_NO_CALLER_LINES")
@@ -843,15 +892,21 @@ def write_docs(ops):
            f"{len(public)} operations, with PyTorch's names, arguments and semantics. In C, `name(x, dim)` is `tn_name(x, dim)`; "
            "arguments after `*` are fields of `tn_name_options`; `name_` writes into its first argument. "
            "Kind: *low* and *f32* are the precision under `TN_AUTOCAST` (amp.h). "
-           "To add an operation: [new-op.md](new-op.md).", ""]
+           "To add an operation: [new-op.md](new-op.md).", "",
+           "Dtypes: those of the inputs → that of the result. *float*: f16, bf16, f32, f64; *integer*: i8 … i64, u8 … u64; *same*: the "
+           "inputs' dtype, promoted as in PyTorch if they differ; *dtype*: the argument. Dtypes and errors are found by running each "
+           "operation (`tests/test_op_facts.c`).", ""]
     for file, members in groups(public):
-        out += [f"## {file.removesuffix('.c').removeprefix('op_')}", "", "| operation | definition | kind | ONNX |", "|---|---|---|---|"]
+        out += [f"## {file.removesuffix('.c').removeprefix('op_')}", "",
+                "| operation | definition | dtypes | errors (TN_ERR_…) | kind | ONNX |", "|---|---|---|---|---|---|"]
         for op in members:
             signature = op.signature.replace("|", "\\|")
             inplace = f"<br>`{op.name}_`" if op.inplace else ""
             text = op.text.replace("|", "\\|")
             kind = op.kind.lower() + (f", {op.autocast}" if op.autocast else "")
-            out.append(f"| `{signature}`{inplace} | {text} | {kind} | {op.onnx.replace(',', ', ')} |")
+            dtypes, errors = facts_of(op)
+            out.append(f"| `{signature}`{inplace} | {text} | {dtypes} | {errors.replace('TN_ERR_', '')} | {kind} | "
+                       f"{op.onnx.replace(',', ', ')} |")
         out.append("")
     return "\n".join(out)
 

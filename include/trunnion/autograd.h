@@ -1,7 +1,10 @@
-/* autograd.h — gradients: reverse mode, as graph to graph, so that a gradient can be differentiated again.
+/* autograd.h — gradients by reverse-mode automatic differentiation.
  *
- * A leaf that requires gradients collects them in tn_grad(leaf). Whatever is computed from it remembers how. Forward,
- * backward and optimiser step become one plan. Semantics are PyTorch's (torch.autograd). */
+ * A leaf that requires gradients accumulates them in tn_grad(leaf). Gradients are recorded operations themselves, so
+ * they can be differentiated again, and forward pass, backward pass and optimizer step become one plan. Semantics are
+ * PyTorch's (torch.autograd).
+ *
+ * Threads: gradients are recorded by the thread that calls; a leaf must not be used by two threads at once. */
 #ifndef TRUNNION_AUTOGRAD_H
 #define TRUNNION_AUTOGRAD_H
 
@@ -11,36 +14,44 @@
 extern "C" {
 #endif
 
-/* Marks a leaf (a tensor not computed from others that require gradients). Floating dtypes only; no views, to which
- * tn_detach belongs too: tn_contiguous makes a tensor of its own of one. */
+/* Marks t as a leaf whose gradients are computed. t must be a leaf (not computed from tensors that require gradients),
+ * of a floating dtype, and not a view (tn_detach returns a view; tn_contiguous copies one).
+ * Errors: TN_ERR_DTYPE; TN_ERR_ARGUMENT if t is not a leaf or is a view. Source: torch.Tensor.requires_grad_. */
 TN_API tn_status tn_set_requires_grad(tn_tensor *t, bool requires_grad);
+/* Returns whether t requires gradients, as a leaf or because it was computed from one. */
 TN_API bool tn_requires_grad(const tn_tensor *t);
 
-/* d loss / d leaf is added to every leaf's gradient. loss must have one element. Nothing is freed by it:
- * called again for the same loss it adds the same once more, and retain_graph is not needed.
- * If an index out of range is found when the gradients are computed (tensor.h, tn_eval), a leaf's gradient that depends
- * on it becomes an error tensor, what was added up in it before included; tn_zero_grad forgets it. Others are computed.
- * Errors: TN_ERR_SHAPE for a loss of several elements; TN_ERR_STATE when loss does not require gradients. */
+/* Adds d loss / d leaf to the gradient of every leaf. loss must have one element. Nothing is freed: a second call for
+ * the same loss adds the gradients again, and retain_graph is not needed.
+ * If an index out of range is found when the gradients are computed (tensor.h, tn_eval), the gradient of each leaf that
+ * depends on it becomes an error tensor, including what was accumulated before; tn_zero_grad removes it. Other
+ * gradients are computed.
+ * Errors: TN_ERR_SHAPE if loss has several elements; TN_ERR_STATE if it does not require gradients.
+ * Source: torch.Tensor.backward. */
 TN_API tn_status tn_backward(const tn_tensor *loss);
 
-/* The gradients of `outputs` (seeded with grad_outputs, one per output) with respect to `inputs`, without touching
- * tn_grad. A grad_output that is NULL means 1 and needs an output of one element, as in PyTorch; grad_outputs itself
- * may be NULL if all are. grads receives `input_count` new handles; zeros where an output does not depend on the input.
- * create_graph: the gradients can be differentiated again.
- * Errors: TN_ERR_SHAPE for a larger output without a grad_output, or one whose shape is not its output's. */
+/* Computes the gradients of `outputs` with respect to `inputs`, without changing tn_grad.
+ *   grad_outputs: one per output, of its shape and dtype. NULL for one of them means 1, for an output of one element;
+ *     grad_outputs may be NULL if all are.
+ *   create_graph: true: the gradients can be differentiated again.
+ *   grads: receives `input_count` new handles; zeros if no output depends on the input.
+ * Errors: TN_ERR_SHAPE if an output of several elements has no grad_output, or their shapes differ; TN_ERR_STATE if an
+ * output or input does not require gradients. Source: torch.autograd.grad. */
 TN_API tn_status tn_gradients(tn_tensor *const *outputs, int output_count, tn_tensor *const *grad_outputs,
                               tn_tensor *const *inputs, int input_count, bool create_graph, tn_tensor **grads);
 
-/* The gradient collected so far: a new handle, or NULL when there is none, which is to
- * be looked at before it is read. */
+/* Returns the gradient accumulated so far as a new handle, or NULL if there is none: check before reading it.
+ * Source: torch.Tensor.grad. */
 TN_API tn_tensor *tn_grad(const tn_tensor *leaf);
-TN_API void tn_zero_grad(tn_tensor *leaf); /* forgets it */
+TN_API void tn_zero_grad(tn_tensor *leaf); /* removes the gradient; tn_grad then returns NULL */
 
-/* Switches recording of gradients for this thread; returns what it was. */
+/* Whether this thread records gradients (default: true). tn_set_grad_enabled returns the previous setting.
+ * Source: torch.set_grad_enabled. */
 TN_API bool tn_grad_enabled(void);
 TN_API bool tn_set_grad_enabled(bool enabled);
 
-/* TN_NO_GRAD; — a declaration: from here to the end of the enclosing block this thread records no gradients. */
+/* TN_NO_GRAD; is a declaration: from here to the end of the enclosing block this thread records no gradients.
+ * Source: torch.no_grad. */
 #define TN_NO_GRAD TN_CLEANUP_(tn_grad_mode, tn_no_grad_end, tn_no_grad_begin, __LINE__)
 
 typedef struct tn_grad_mode {

@@ -6,7 +6,7 @@
  * updates of equal structure share a launch, so a step over 12 variables of rank 1 and 2 whose gradients are computed
  * takes two launches. With tn_minimize an update can be fused into the kernel that computes its gradient.
  *
- * A step is all or nothing: if a gradient is an error, or the run fails, neither variables nor counts change. (The one
+ * A step is atomic: if a gradient is an error tensor, or the run fails, neither variables nor step counts change. (One
  * exception: if host memory runs out while the step is recorded, the error says so, and the model must be loaded
  * again.) Inf and NaN are values, not errors: see tn_grad_is_finite. A step can be captured (tn_capture_begin): each
  * launch is then one step with the current learning rate and step count. Definitions are PyTorch's (torch.optim).
@@ -20,7 +20,7 @@
  *         printf("%g\n", tn_item(loss));
  *     }
  *
- * Threads: an optimiser may be used by one thread at a time. */
+ * Threads: one thread at a time may use an optimizer. */
 #ifndef TRUNNION_OPTIM_H
 #define TRUNNION_OPTIM_H
 
@@ -32,8 +32,8 @@ extern "C" {
 
 typedef struct tn_optimizer tn_optimizer;
 
-/* Parameters with settings of their own: tensors of a module, or plain tensors. Those of an optimizer's module that are
- * in no group have the optimizer's settings.
+/* A group of parameters with its own settings: tensors of a module, or plain tensors. Parameters of the optimizer's
+ * module that are in no group have the optimizer's settings.
  *
  *     tn_param_group slow = TN_PARAM_GROUP_DEFAULTS;
  *     slow.params = body;
@@ -42,7 +42,7 @@ typedef struct tn_optimizer tn_optimizer;
  *     tn_adam_options o = TN_ADAMW_DEFAULTS;
  *     o.groups = (const tn_param_group *[]){&slow};
  *     o.group_count = 1;
- *     tn_optimizer_adamw(net, &o, &adamw);                  net may be NULL: then the groups are all
+ *     tn_optimizer_adamw(net, &o, &adamw);                  net may be NULL if there are groups
  *
  * Source: param_groups of torch.optim. */
 typedef struct tn_param_group {
@@ -56,13 +56,14 @@ typedef struct tn_param_group {
 #define TN_PARAM_GROUP_DEFAULTS \
     { TN_OPTIONS_SIZE(tn_param_group, weight_decay), NULL, 0, NULL, 1, TN_AUTO }
 
-/* g ← gradient + weight_decay·w; b ← momentum·b + (1 − dampening)·g, the first time b ← g; with nesterov g ← g +
- * momentum·b, else g ← b where there is momentum; w ← w − lr·g. */
+/* Stochastic gradient descent. With g = gradient + weight_decay·w:
+ * momentum > 0: b ← momentum·b + (1 − dampening)·g (first step: b ← g); g ← g + momentum·b (nesterov) or g ← b.
+ * w ← w − lr·g. Source: torch.optim.SGD. */
 typedef struct tn_sgd_options {
     size_t struct_size;
     double lr;                                /* default 1e-3; at least 0 */
     double momentum, dampening, weight_decay; /* default 0 */
-    bool nesterov;                            /* needs momentum and no dampening; default false */
+    bool nesterov;                            /* requires momentum > 0 and dampening 0; default false */
     double max_grad_norm; /* gradients are scaled down together so that their norm is at most this; default INFINITY */
     const tn_param_group *const *groups; /* default NULL, 0: the parameters of the module, with these settings */
     int group_count;
@@ -195,9 +196,11 @@ typedef struct tn_muon_options {
             false, INFINITY, NULL, 0                                                                             \
     }
 
-/* An optimiser for the parameters below m that require gradients now, and those of the groups; they are retained. m may
- * be NULL if there are groups. options may be NULL. *out: freed with tn_optimizer_free. Errors: TN_ERR_ARGUMENT for
- * values out of range, a tensor that is in two groups or cannot be trained, and if there is nothing to train. */
+/* Creates an optimizer for the parameters below m that require gradients at this time, and those of the groups; it
+ * retains them.
+ *   m: may be NULL if there are groups. options: NULL for the defaults. *out: freed with tn_optimizer_free.
+ * Errors: TN_ERR_ARGUMENT for options out of range, a tensor that is in two groups or cannot be trained, or if there is
+ * nothing to train. Source: torch.optim. */
 TN_API tn_status tn_optimizer_sgd(tn_module *m, const tn_sgd_options *options, tn_optimizer **out);
 TN_API tn_status tn_optimizer_adam(tn_module *m, const tn_adam_options *options, tn_optimizer **out);
 TN_API tn_status tn_optimizer_adamw(tn_module *m, const tn_adam_options *options, tn_optimizer **out);
@@ -207,15 +210,15 @@ TN_API tn_status tn_optimizer_lion(tn_module *m, const tn_lion_options *options,
 TN_API tn_status tn_optimizer_lamb(tn_module *m, const tn_lamb_options *options, tn_optimizer **out);
 TN_API tn_status tn_optimizer_adafactor(tn_module *m, const tn_adafactor_options *options, tn_optimizer **out);
 TN_API tn_status tn_optimizer_muon(tn_module *m, const tn_muon_options *options, tn_optimizer **out);
-TN_API void tn_optimizer_free(tn_optimizer *o); /* NULL is fine */
+TN_API void tn_optimizer_free(tn_optimizer *o); /* NULL is allowed */
 
-/* One step of Adam, or of AdamW, on plain tensors, without an optimizer: records what tn_optimizer_step would, in
- * place, and runs nothing. Equal updates share a launch.
+/* Records one step of Adam or AdamW on plain tensors, in place, without an optimizer; nothing is evaluated. Updates of
+ * equal structure share a launch.
  *   params, exp_avgs, exp_avg_sqs, grads: `count` tensors each, of equal shapes; the first three are written.
- *   step: the number of this step, from 1: the bias corrections follow from it. A captured step repeats its number.
- *   options: may be NULL; amsgrad and groups are refused (TN_ERR_UNSUPPORTED).
- * Errors: TN_ERR_ARGUMENT for a missing tensor, a step below 1, and settings out of range; TN_ERR_SHAPE. Nothing is
- * written then. Source: torch._fused_adam_. */
+ *   step: the number of this step, from 1, for the bias corrections. A captured step repeats its number.
+ *   options: NULL for the defaults; amsgrad and groups are not supported (TN_ERR_UNSUPPORTED).
+ * Errors: TN_ERR_ARGUMENT for a missing tensor, a step below 1, and options out of range; TN_ERR_SHAPE. On failure
+ * nothing is written. Source: torch._fused_adam_. */
 TN_API tn_status tn_fused_adam_step(tn_tensor *const *params, tn_tensor *const *grads, tn_tensor *const *exp_avgs,
                                     tn_tensor *const *exp_avg_sqs, int count, int64_t step,
                                     const tn_adam_options *options);
@@ -223,29 +226,31 @@ TN_API tn_status tn_fused_adamw_step(tn_tensor *const *params, tn_tensor *const 
                                      tn_tensor *const *exp_avg_sqs, int count, int64_t step,
                                      const tn_adam_options *options);
 
-/* One step with the gradients that tn_backward collected; variables without one are left alone. Runs everything
- * recorded. Gradients stay until tn_optimizer_zero_grad: for a batch in n parts, call tn_backward for the mean loss of
- * each part divided by n, and then step once (gradient accumulation). */
+/* Makes one step with the gradients that tn_backward accumulated, and evaluates everything recorded. Variables without
+ * a gradient do not change. Gradients stay until tn_optimizer_zero_grad: for a batch in n parts, call tn_backward for
+ * the mean loss of each part divided by n, and then step once (gradient accumulation). */
 TN_API tn_status tn_optimizer_step(tn_optimizer *o);
 TN_API void tn_optimizer_zero_grad(tn_optimizer *o);
 
-/* zero_grad, backward of loss, step and zero_grad in one: gradients go straight into the update and need no memory of
- * their own. Held handles (loss) are computed in the same run. */
+/* tn_optimizer_zero_grad, tn_backward(loss), tn_optimizer_step and tn_optimizer_zero_grad in one call: gradients are
+ * used directly in the update and need no memory of their own. Other handles (loss) are computed in the same run.
+ * Errors: those of tn_backward and tn_optimizer_step. */
 TN_API tn_status tn_minimize(tn_optimizer *o, const tn_tensor *loss);
 
-/* Scales the gradients of the parameters below m, together, so that their Euclidean norm is at most max_norm: by
- * min(1, max_norm / (norm + 1e-6)). *total_norm (NULL: not wanted): a new handle on the norm before.
- * Errors: TN_ERR_ARGUMENT for a max_norm that is negative or NaN. */
+/* Scales all gradients of the parameters below m by min(1, max_norm / (norm + 1e-6)), so that their total Euclidean
+ * norm
+ * is at most max_norm. *total_norm: a new handle to the norm before clipping; may be NULL.
+ * Errors: TN_ERR_ARGUMENT if max_norm is negative or NaN. Source: torch.nn.utils.clip_grad_norm_. */
 TN_API tn_status tn_clip_grad_norm(tn_module *m, double max_norm, tn_tensor **total_norm);
 
 /* Limits each element of the gradients of the parameters below m to [-clip_value, clip_value].
- * Errors: TN_ERR_ARGUMENT for a value that is negative or NaN. Source: torch.nn.utils.clip_grad_value_. */
+ * Errors: TN_ERR_ARGUMENT if clip_value is negative or NaN. Source: torch.nn.utils.clip_grad_value_. */
 TN_API tn_status tn_clip_grad_value(tn_module *m, double clip_value);
 
-/* Whether all gradients that tn_backward collected for the parameters below m are finite. Returns a new handle on one
- * bool, not yet computed (tn_item: 1 or 0); true if there are no gradients; an error tensor on failure. A step with an
- * Inf or NaN gradient makes the variable, and Adam's moments, NaN permanently; clipping does not help, because the norm
- * is then NaN too. With a gradient scaler (amp.h) such steps are skipped on the device. Without one, check first:
+/* Records whether all gradients of the parameters below m are finite. Returns a new handle to one bool (tn_item: 1 or
+ * 0); true if there are no gradients; an error tensor on failure. A step with an Inf or NaN gradient makes the variable
+ * and Adam's moments NaN permanently; clipping does not help, because the norm is NaN too. With a gradient scaler
+ * (amp.h) such steps are skipped on the device. Without one, check before the step:
  *
  *     tn_optimizer_zero_grad(o);
  *     if (tn_backward(loss) != TN_OK) ...
@@ -254,17 +259,18 @@ TN_API tn_status tn_clip_grad_value(tn_module *m, double clip_value);
  * Source: found_inf of torch.amp.GradScaler. */
 TN_API tn_tensor *tn_grad_is_finite(const tn_module *m);
 
-TN_API double tn_optimizer_lr(const tn_optimizer *o);
+TN_API double tn_optimizer_lr(const tn_optimizer *o); /* the current learning rate */
 /* Sets the learning rate of the following steps. Errors: TN_ERR_ARGUMENT for NaN, infinity or a negative rate; the rate
- * then stays unchanged. */
+ * is then unchanged. */
 TN_API tn_status tn_optimizer_set_lr(tn_optimizer *o, double lr);
 
-/* The optimiser's memory as variables ("exp_avg.hidden.weight", "momentum_buffer.hidden.weight"), for checkpoints;
+/* Lists the optimizer's state as variables ("exp_avg.hidden.weight", "momentum_buffer.hidden.weight"), for checkpoints;
  * freed with tn_variables_free. */
 TN_API tn_status tn_optimizer_variables(const tn_optimizer *o, tn_variable **items, int *count);
-/* Steps that variable i of the optimiser has made; TN_ERR_ARGUMENT outside [0, count). */
+/* Number of variables that the optimizer trains, and the steps that variable i has made. tn_optimizer_set_steps returns
+ * TN_ERR_ARGUMENT if i is out of range. */
 TN_API int tn_optimizer_count(const tn_optimizer *o);
-TN_API int64_t tn_optimizer_steps(const tn_optimizer *o, int i); /* -1 when there is no such variable */
+TN_API int64_t tn_optimizer_steps(const tn_optimizer *o, int i); /* -1 if i is out of range */
 TN_API tn_status tn_optimizer_set_steps(tn_optimizer *o, int i, int64_t steps);
 
 /* ---- learning-rate schedules ------------------------------------------------------------------------------------- */
@@ -278,13 +284,14 @@ typedef enum tn_schedule_kind {
     TN_SCHEDULE_ONE_CYCLE
 } tn_schedule_kind;
 
-/* From 0 up to lr in `warmup` steps (step s of them: lr·(s + 1) / warmup). Then, with s counted from there:
+/* A learning-rate schedule: rises linearly to lr in `warmup` steps (step s: lr·(s + 1) / warmup). Then, with s counted
+ * from there:
  *   constant;
- *   linear, cosine: down to final_lr at step `total`, along a line or half a cosine wave, and final_lr ever after;
+ *   linear, cosine: decreases to final_lr at step `total`, linearly or along half a cosine; final_lr afterwards;
  *   step: lr·gamma^floor(s / step_size), torch's StepLR; exponential: lr·gamma^s, ExponentialLR.
- * One cycle (without warm-up): from lr / div_factor up to lr at step pct_start·total − 1 and down to
- * lr / div_factor / final_div_factor at step total − 1, along cosine waves: torch's OneCycleLR (Smith and Topin 2018).
- * Any other function of the step is a call of tn_optimizer_set_lr: no schedule costs a plan. */
+ * One cycle (without warm-up): from lr / div_factor to lr at step pct_start·total − 1, then to
+ * lr / div_factor / final_div_factor at step total − 1, along cosines: torch's OneCycleLR (Smith and Topin 2018).
+ * For any other function of the step call tn_optimizer_set_lr; changing the rate needs no new plan. */
 typedef struct tn_schedule {
     size_t struct_size;
     tn_schedule_kind kind;                          /* default TN_SCHEDULE_CONSTANT */
@@ -297,7 +304,7 @@ typedef struct tn_schedule {
 #define TN_SCHEDULE_DEFAULTS \
     { TN_OPTIONS_SIZE(tn_schedule, final_div_factor), TN_SCHEDULE_CONSTANT, 1e-3, 0, 0, 0, 1, 0.1, 0.3, 25, 1e4 }
 
-/* The learning rate at a step counted from 0, for tn_optimizer_set_lr. NaN without a schedule; NaN with tn_error set
+/* Returns the learning rate at a step, counted from 0, for tn_optimizer_set_lr. NaN if s is NULL; NaN with tn_error set
  * for an unknown kind, a rate that is negative or not finite, and a negative step, warmup or total. */
 TN_API double tn_schedule_at(const tn_schedule *s, int64_t step);
 

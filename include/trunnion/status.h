@@ -1,7 +1,7 @@
-/* status.h — what every public header shares: the export mark, status codes, error text, data types, version.
+/* status.h — common to all public headers: status codes, error text, options, data types, version.
  *
- * Errors are values. A function that can fail returns a tn_status; the text of the failure (what happened, with which
- * values, and what to do) waits in a slot of the calling thread until the next failure there. */
+ * Errors are values. A function that can fail returns a tn_status. tn_error() returns the text of the calling thread's
+ * last failure: what failed, with which values, and what to do. */
 #ifndef TRUNNION_STATUS_H
 #define TRUNNION_STATUS_H
 
@@ -24,7 +24,7 @@ extern "C" {
 #define TN_VERSION_MINOR 1
 #define TN_VERSION_PATCH 0
 
-/* Room for a reason, or for its advice, with the 0 at its end; a longer one ends with an ellipsis. */
+/* Size of a reason or advice text, including the final 0; a longer text ends with an ellipsis. */
 enum { TN_REASON_BYTES = 512 };
 
 /* ---- options ------------------------------------------------------------------------------------------------------
@@ -44,34 +44,35 @@ enum { TN_REASON_BYTES = 512 };
  * refused. (Structs that a function fills in, such as tn_device_info, and tables of functions, such as
  * tn_capture_hook, have no initialiser: set struct_size to their sizeof.) */
 
-/* The value of struct_size, for initialisers: a mark, and the number of bytes up to the end of the last field. */
+/* The value of struct_size in initialisers: a mark, and the number of bytes up to the end of the last field. */
 #define TN_OPTIONS_MARK ((size_t)0x544E0000)
 #define TN_OPTIONS_SIZE(type, last) (TN_OPTIONS_MARK | (offsetof(type, last) + sizeof(((type *)0)->last)))
 
-/* In a field of type double: the library chooses the value. The field's comment says which. */
+/* In a field of type double: the library chooses the value, as the comment of the field says. */
 #define TN_AUTO ((double)-INFINITY)
 
-/* What went wrong, by kind; tn_error() has the words. */
+/* Kinds of failure; tn_error() has the text. */
 typedef enum tn_status {
     TN_OK = 0,
-    TN_ERR_ARGUMENT,    /* an argument is out of range or NULL where it must not be */
-    TN_ERR_SHAPE,       /* shapes do not fit */
-    TN_ERR_DTYPE,       /* data types do not fit */
+    TN_ERR_ARGUMENT,    /* an argument is out of range, or NULL where it must not be */
+    TN_ERR_SHAPE,       /* incompatible shapes */
+    TN_ERR_DTYPE,       /* incompatible or unsupported data types */
     TN_ERR_MEMORY,      /* host or device memory ran out */
-    TN_ERR_UNAVAILABLE, /* a device, library or symbol is missing here */
+    TN_ERR_UNAVAILABLE, /* a device, library or symbol is missing */
     TN_ERR_DEVICE,      /* a driver call failed */
-    TN_ERR_LOST,        /* the device is gone; what was on it cannot be read */
+    TN_ERR_LOST,        /* the device is lost; its memory cannot be read */
     TN_ERR_IO,          /* a file could not be read or written */
-    TN_ERR_FORMAT,      /* a file's content is not what it should be */
-    TN_ERR_UNSUPPORTED, /* valid, but not something this build or device does */
-    TN_ERR_STATE,       /* called at the wrong time (capture inside capture, backward without gradients) */
-    TN_ERR_INTERNAL     /* a defect of Trunnion's: please report the text */
+    TN_ERR_FORMAT,      /* a file is malformed */
+    TN_ERR_UNSUPPORTED, /* valid, but not supported by this build or device */
+    TN_ERR_STATE,       /* called in the wrong state (capture inside capture, backward without gradients) */
+    TN_ERR_INTERNAL     /* a bug in Trunnion: please report the text */
 } tn_status;
 
-/* The text of the calling thread's last failure; "" if there was none. Valid until the thread's next failure. */
+/* Returns the text of the calling thread's last failure; "" if there was none. Valid until the thread's next
+ * failure. */
 TN_API const char *tn_error(void);
 
-/* The status of that failure; TN_OK if there was none. */
+/* Returns the status of that failure; TN_OK if there was none. */
 TN_API tn_status tn_error_code(void);
 
 /* For functions that take options: copies the fields of `given` to `to`, which must have been started from its
@@ -81,7 +82,7 @@ TN_API tn_status tn_error_code(void);
  * is NULL. */
 TN_API tn_status tn_options_read(void *to, const void *given, const char *function, const char *initialiser);
 
-/* A short name of a status: "out of memory" for TN_ERR_MEMORY. Never NULL. */
+/* Returns a short name of a status: "out of memory" for TN_ERR_MEMORY. Never NULL. */
 TN_API const char *tn_status_name(tn_status s);
 
 /* Removes the temporary files of all saves in progress in this process (checkpoints, safetensors, GGUF, ONNX …), for
@@ -90,14 +91,14 @@ TN_API const char *tn_status_name(tn_status s);
  * other. */
 TN_API void tn_discard_saves(void);
 
-/* The library's version, "0.1.0". */
+/* Returns the library's version, "0.1.0". */
 TN_API const char *tn_version(void);
 
-/* Element types. The first group computes; the second is storage that converts on load and store: small integers
- * compute as i32, f16 and bf16 as f32. The third is quantised in blocks of 32 or 256 neighbours that share their
- * scales, laid out in memory as in GGUF files (but TN_Q8_X, which is in none): weights, which tn_linear, tn_embedding,
- * tn_dequantize and tn_cast take as they are. Shapes count elements; the last extent is a whole number of blocks.
- * Values are stable: files and plug-ins store them. */
+/* Element types. F32 to BOOL are computed directly. F16 to U16 are converted on load and store: small integers are
+ * computed as i32, f16 and bf16 as f32. Q4_0 and following are block-quantized: 32 or 256 neighbouring elements share
+ * scales, in the memory layout of GGUF files (except TN_Q8_X, which is internal). They are types of weights, which
+ * tn_linear, tn_embedding, tn_dequantize and tn_cast accept. Shapes count elements; the last extent is a multiple of
+ * the block size. The values of the enumeration are stable: files and plug-ins store them. */
 typedef enum tn_dtype {
     TN_F32 = 0,
     TN_F64 = 1,
@@ -126,19 +127,19 @@ typedef enum tn_dtype {
     TN_DTYPE_COUNT
 } tn_dtype;
 
-/* Bytes an element, or a block for types that are quantised in blocks; 0 for a value outside the enumeration. */
+/* Returns the bytes of an element, or of a block for block-quantized types; 0 for a value outside the enumeration. */
 TN_API size_t tn_dtype_size(tn_dtype t);
 
-/* Elements a block: 1 for plain types and for a value outside the enumeration. */
+/* Returns the elements of a block; 1 for other types and for a value outside the enumeration. */
 TN_API int64_t tn_dtype_block(tn_dtype t);
 
-/* Bytes of numel elements, which are whole blocks. */
+/* Returns the bytes of numel elements; numel must be a multiple of the block size. */
 TN_API size_t tn_dtype_bytes(tn_dtype t, int64_t numel);
 
-/* "f32", "i64", "q4_0" …; "invalid" for a value outside the enumeration. */
+/* Returns the name: "f32", "i64", "q4_0" …; "invalid" for a value outside the enumeration. */
 TN_API const char *tn_dtype_name(tn_dtype t);
 
-/* f16, bf16, f32, f64: not the types that are quantised in blocks, which have no gradients. */
+/* Returns true for f16, bf16, f32 and f64; false for block-quantized types, which have no gradients. */
 TN_API bool tn_dtype_is_float(tn_dtype t);
 
 #ifdef __cplusplus
