@@ -92,35 +92,44 @@ static void put_class(char *text, int op, size_t k, const outcome *of) {
     }
 }
 
+static tn_status record_with(int op, const tn_case *c, const bool *is_free, tn_dtype t, tn_dtype *result) {
+    tn_case with = *c;
+    for (int i = 0; i < c->n_in; i++)
+        if (is_free[i]) with.in[i].dtype = t;
+    with.type = t;
+    return record_case(op, &with, result);
+}
+
+/* A dtype is accepted if a valid case is recorded with it: other cases may have numbers that the dtype lacks. */
 static void find_dtypes(int op, char text[MOST_TEXT], bool *refuses_dtype) {
     tn_case_reader r;
     tn_case c;
     outcome of[TN_DTYPE_COUNT] = {{false}};
+    bool refused[TN_DTYPE_COUNT] = {false}, any_free = false;
     text[0] = 0;
     tn_cases_begin(&r, op);
-    do {
-        if (!next_case(&r, &c)) return;
-    } while (c.error[0]);
-    bool is_free[TN_CASE_INPUTS] = {false};
-    tn_dtype result;
-    if (!find_free_inputs(&c, is_free)) {
-        if (record_case(op, &c, &result) == TN_OK)
+    while (next_case(&r, &c)) {
+        bool is_free[TN_CASE_INPUTS] = {false};
+        tn_dtype result;
+        if (c.error[0]) continue;
+        bool has_free = find_free_inputs(&c, is_free) > 0;
+        if (!has_free && !text[0] && record_case(op, &c, &result) == TN_OK)
             snprintf(text, MOST_TEXT, "result %s", takes_dtype(op) ? "dtype" : tn_dtype_name(result));
-        return;
-    }
-    for (size_t k = 0; k < sizeof classes / sizeof classes[0]; k++) {
-        for (int i = 0; i < classes[k].count; i++) {
-            tn_dtype t = classes[k].members[i];
-            tn_case with = c;
-            for (int j = 0; j < c.n_in; j++)
-                if (is_free[j]) with.in[j].dtype = t;
-            with.type = t;
-            tn_status status = record_case(op, &with, &of[t].result);
-            of[t].accepted = status == TN_OK;
-            if (status == TN_ERR_DTYPE) *refuses_dtype = true;
+        for (size_t k = 0; has_free && k < sizeof classes / sizeof classes[0]; k++) {
+            for (int i = 0; i < classes[k].count; i++) {
+                tn_dtype t = classes[k].members[i];
+                if (of[t].accepted) continue;
+                tn_status status = record_with(op, &c, is_free, t, &of[t].result);
+                of[t].accepted = status == TN_OK;
+                refused[t] = status == TN_ERR_DTYPE;
+            }
         }
+        any_free |= has_free;
     }
-    for (size_t k = 0; k < sizeof classes / sizeof classes[0]; k++)
+    for (int t = 0; t < TN_DTYPE_COUNT; t++)
+        *refuses_dtype |= refused[t];
+    if (any_free) text[0] = 0;
+    for (size_t k = 0; any_free && k < sizeof classes / sizeof classes[0]; k++)
         put_class(text, op, k, of);
 }
 

@@ -871,7 +871,7 @@ TN_API tn_tensor *tn_outer(const tn_tensor *x, const tn_tensor *y);
 TN_API tn_tensor *tn_linear(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias);
 
 /* beta·input + alpha·(x·y) of two matrices; input broadcasts to the product.
- * Dtypes: float, i8, i16, i32, i64 → same. Errors: TN_ERR_SHAPE, TN_ERR_DTYPE. */
+ * Dtypes: float, integer → same. Errors: TN_ERR_SHAPE, TN_ERR_DTYPE. */
 TN_API tn_tensor *tn_addmm(const tn_tensor *input, const tn_tensor *x, const tn_tensor *y, double beta, double alpha);
 
 /* beta·input + alpha·(x·y) of two batches of matrices; input broadcasts to the product.
@@ -886,7 +886,7 @@ TN_API tn_tensor *tn_gemm(const tn_tensor *x, const tn_tensor *y, const tn_tenso
 
 /* alpha·op(matrix)·x + beta·addend, where op transposes when asked; addend is NULL or broadcasts to the product.
  * BLAS's gemv without its output argument.
- * Dtypes: float, i8, i16, i32, i64 → same. Errors: TN_ERR_SHAPE, TN_ERR_DTYPE. */
+ * Dtypes: float, integer → same. Errors: TN_ERR_SHAPE, TN_ERR_DTYPE. */
 TN_API tn_tensor *tn_gemv(const tn_tensor *matrix, const tn_tensor *x, const tn_tensor *addend, double alpha,
                           double beta, bool trans);
 

@@ -1,10 +1,10 @@
-/* text.h — the second library, libtrunnion-text: what stands between text and a language model's token ids.
+/* text.h — tokenizers, chat templates, stop strings and samplers: the part of libtrunnion-text between text and token
+ * ids.
  *
- * It needs PCRE2 and utf8proc and uses libtrunnion through its public headers alone. Errors are tn_status values whose
- * text tn_error() gives, as everywhere in Trunnion. Objects behind a const pointer may be used by several threads at
- * once.
+ * libtrunnion-text requires PCRE2 and utf8proc, and uses only the public headers of libtrunnion. Errors are tn_status
+ * values; tn_error() has the text. Threads: several threads may use an object at once through a const pointer.
  *
- * Results of unknown length are appended to a buffer of the caller's, which may be used again and again:
+ * Results of unknown length are appended to a buffer of the caller, which can be reused:
  *   tn_ids ids = {0};                  // empty
  *   … calls that append …
  *   tn_ids_free(&ids); */
@@ -31,11 +31,11 @@ typedef struct tn_ids {
     size_t count, capacity;
 } tn_ids;
 
-/* Appends a copy of `size` bytes. A failure (TN_ERR_MEMORY) leaves the buffer as it was. */
+/* Appends a copy of `size` bytes, or an id. On failure (TN_ERR_MEMORY) the buffer is unchanged. */
 TN_API tn_status tn_bytes_append(tn_bytes *b, const void *data, size_t size);
 TN_API tn_status tn_ids_append(tn_ids *ids, int32_t id);
 
-/* Give the memory back and leave an empty buffer; NULL is fine. */
+/* Free the memory and leave an empty buffer; NULL is allowed. */
 TN_API void tn_bytes_free(tn_bytes *b);
 TN_API void tn_ids_free(tn_ids *ids);
 
@@ -43,17 +43,17 @@ TN_API void tn_ids_free(tn_ids *ids);
 
 typedef struct tn_tokenizer tn_tokenizer;
 
-/* What a token is. The numbers are those of GGUF's tokenizer.ggml.token_type. */
+/* Types of tokens; the values are those of GGUF's tokenizer.ggml.token_type. */
 typedef enum tn_token_type {
     TN_TOKEN_NORMAL = 1,
-    TN_TOKEN_UNKNOWN = 2,      /* stands for what the vocabulary cannot spell */
-    TN_TOKEN_CONTROL = 3,      /* begins, ends or structures a text; plain text never becomes one */
-    TN_TOKEN_USER_DEFINED = 4, /* found in a text before anything else, always whole */
+    TN_TOKEN_UNKNOWN = 2,      /* replaces text that the vocabulary cannot represent */
+    TN_TOKEN_CONTROL = 3,      /* begins, ends or structures a text; plain text is never encoded as one */
+    TN_TOKEN_USER_DEFINED = 4, /* matched in the text before anything else, never split */
     TN_TOKEN_UNUSED = 5,
     TN_TOKEN_BYTE = 6 /* one byte, spelled "<0x41>" */
 } tn_token_type;
 
-/* Tokens with a meaning of their own. */
+/* Special tokens. */
 typedef enum tn_special {
     TN_SPECIAL_BOS,         /* begins a text */
     TN_SPECIAL_EOS,         /* ends a text */
@@ -69,22 +69,22 @@ typedef struct tn_text_slice {
     size_t size;
 } tn_text_slice;
 
-/* What a tokenizer is made of; nothing is kept of it. */
+/* A vocabulary to make a tokenizer from; its data is copied. */
 typedef struct tn_vocabulary {
     size_t struct_size;
     /* Must be set, as count and tokens.
      * "gpt2": byte-level BPE, the merge with the lowest rank first (Sennrich et al. 2016; Radford et al. 2019).
-     * "llama": SentencePiece's BPE, the pair with the highest score first (Kudo and Richardson 2018). */
+     * "llama": SentencePiece BPE, the pair with the highest score first (Kudo and Richardson 2018). */
     const char *model;
-    const char *pre; /* gpt2: the rule that cuts a text into words, by GGUF's name for it; default NULL: "default" */
+    const char *pre; /* gpt2: the pre-tokenizer, by its name in GGUF; default NULL: "default" */
     int32_t count;
-    const tn_text_slice *tokens; /* [count]; "gpt2": in GPT-2's spelling of bytes as letters */
+    const tn_text_slice *tokens; /* [count]; "gpt2": in GPT-2's encoding of bytes as letters */
     const float *scores;         /* [count], "llama" only */
     const int32_t *types;        /* [count] of tn_token_type; default NULL: all are normal */
-    const tn_text_slice *merges; /* "gpt2" only: "left right", the best first; those that give no token do not count */
+    const tn_text_slice *merges; /* "gpt2" only: "left right", the best first; merges without a token are ignored */
     int32_t merge_count;
     int32_t special[TN_SPECIAL_COUNT];         /* ids; default -1: none */
-    int8_t add_bos, add_eos, add_space_prefix; /* 0 or 1; default -1: what the model and rule usually do */
+    int8_t add_bos, add_eos, add_space_prefix; /* 0 or 1; default -1: as usual for the model and pre-tokenizer */
     const char *chat_template;                 /* default NULL: none */
 } tn_vocabulary;
 #define TN_VOCABULARY_DEFAULTS                                                                   \
@@ -93,131 +93,130 @@ typedef struct tn_vocabulary {
             {-1, -1, -1, -1, -1, -1}, -1, -1, -1, NULL                                           \
     }
 
-/* Makes a tokenizer. *out: freed with tn_tokenizer_free.
- * Errors: TN_ERR_FORMAT for ids, types or scores that make no sense, TN_ERR_UNSUPPORTED for an unknown model or rule
- * (the text lists what is known), TN_ERR_MEMORY. */
+/* Creates a tokenizer from a vocabulary. *out: freed with tn_tokenizer_free.
+ * Errors: TN_ERR_FORMAT for invalid ids, types or scores; TN_ERR_UNSUPPORTED for an unknown model or pre-tokenizer (the
+ * text lists the supported ones); TN_ERR_MEMORY. */
 TN_API tn_status tn_tokenizer_new(const tn_vocabulary *vocabulary, tn_tokenizer **out);
 
-/* The same from the metadata of a model file (tokenizer.ggml.*, tokenizer.chat_template). The file may be closed
- * afterwards. */
+/* Creates a tokenizer from the metadata of a GGUF file (tokenizer.ggml.*, tokenizer.chat_template). The file may be
+ * closed afterwards. */
 TN_API tn_status tn_tokenizer_from_gguf(const tn_gguf *file, tn_tokenizer **out);
 
-/* The same from the text of a tokenizer.json (`size` bytes), and of the tokenizer_config.json beside it (NULL for
- * none), which names special tokens and the chat template. Known are the models BPE, WordPiece, Unigram and WordLevel,
- * every normalizer, pre-tokenizer, post-processor and decoder but UnicodeScripts, added tokens, truncation and padding.
- * Ids are those of Hugging Face's tokenizers library, which defines the format; a file's declared ids of added tokens
- * do not count, as there. A token's spelling is the file's; several may decode together to one character.
- * Errors: TN_ERR_FORMAT naming the file and the byte, or what in it makes no sense; TN_ERR_UNSUPPORTED for a part that
- * is not known, for a pattern that cannot be said in PCRE2's language and for dropout; TN_ERR_MEMORY. */
+/* Creates a tokenizer from the text of a tokenizer.json (`size` bytes), and of its tokenizer_config.json (NULL: none),
+ * which names special tokens and the chat template. Supported: the models BPE, WordPiece, Unigram and WordLevel, every
+ * normalizer, pre-tokenizer (except UnicodeScripts), post-processor and decoder, added tokens, truncation and padding.
+ * Ids are those of Hugging Face's tokenizers library, which defines the format and ignores the declared ids of added
+ * tokens. A token has the spelling of the file; several tokens may decode to one character together.
+ * Errors: TN_ERR_FORMAT with the file and the byte, or what is invalid; TN_ERR_UNSUPPORTED for an unknown component,
+ * for a pattern that PCRE2 cannot express, and for dropout; TN_ERR_MEMORY. */
 TN_API tn_status tn_tokenizer_from_json(const char *json, size_t size, const char *config, size_t config_size,
                                         tn_tokenizer **out);
 
-/* Opens what `path` names: a folder with tokenizer.json (and special_tokens_map.json, tokenizer_config.json,
- * chat_template.jinja and generation_config.json, where they are there), a tokenizer.json (with those beside it), or a
- * GGUF file. Errors: TN_ERR_IO, and those of the two above. */
+/* Creates a tokenizer from a path: a folder with tokenizer.json (and special_tokens_map.json, tokenizer_config.json,
+ * chat_template.jinja and generation_config.json, if they exist), a tokenizer.json (with those next to it), or a GGUF
+ * file. Errors: TN_ERR_IO, and those of the two above. Source: transformers.AutoTokenizer. */
 TN_API tn_status tn_tokenizer_open(const char *path, tn_tokenizer **out);
 
-TN_API void tn_tokenizer_free(tn_tokenizer *t); /* NULL is fine */
+TN_API void tn_tokenizer_free(tn_tokenizer *t); /* NULL is allowed */
 
 enum {
-    TN_ENCODE_SPECIAL = 1,  /* control tokens that are spelled out in the text become tokens: for prompts made by a
-                              template, never for words of a stranger */
-    TN_ENCODE_ENDS = 2,     /* put the begin and end tokens around it that the model was trained with */
-    TN_ENCODE_TRUNCATE = 4, /* tn_tokenizer_encode_pair: cut off what the file says is too much */
-    TN_ENCODE_PAD = 8       /* tn_tokenizer_encode_pair: fill up as the file says */
+    TN_ENCODE_SPECIAL = 1,  /* parse control tokens that are spelled out in the text: for prompts made by a template,
+                              never for untrusted text */
+    TN_ENCODE_ENDS = 2,     /* add the begin and end tokens that the model was trained with */
+    TN_ENCODE_TRUNCATE = 4, /* tn_tokenizer_encode_pair: truncate as the file declares */
+    TN_ENCODE_PAD = 8       /* tn_tokenizer_encode_pair: pad as the file declares */
 };
 
-/* Appends the tokens of a text of at most 700 MB. Bytes that are no UTF-8 become U+FFFD each ("gpt2"; overlong
- * forms are read as what they mean, surrogates as bytes) or byte tokens ("llama"). What the vocabulary cannot spell
- * becomes the unknown token ("llama") or is left out ("gpt2"), as in the reference, llama.cpp. Takes memory in
- * proportion to the text, for its longest word ("llama": the whole) up to 80 bytes a byte. On failure `out` is as it
- * was. Errors: TN_ERR_ARGUMENT, TN_ERR_MEMORY, TN_ERR_UNSUPPORTED (a text on which the rule's pattern runs into its
- * limit). */
+/* Appends the tokens of a text of at most 700 MB. Bytes that are not valid UTF-8 become U+FFFD each ("gpt2"; overlong
+ * forms are decoded, surrogates are bytes) or byte tokens ("llama"). Text that the vocabulary cannot represent becomes
+ * the unknown token ("llama") or is omitted ("gpt2"), as in llama.cpp. Uses memory in proportion to the text, up to 80
+ * bytes per byte of its longest word ("llama": of the whole text). On failure `out` is unchanged.
+ * Errors: TN_ERR_ARGUMENT; TN_ERR_MEMORY; TN_ERR_UNSUPPORTED if the pre-tokenizer's pattern exceeds its limit on this
+ * text. */
 TN_API tn_status tn_tokenizer_encode(const tn_tokenizer *t, const char *text, size_t size, unsigned flags, tn_ids *out);
 
-/* What an encoder is given: tokens, which of two texts (or what the model was trained with) each belongs to, and 1 for
- * each that counts, 0 for padding. Begins as {0}; of equal counts always. */
+/* Input of an encoder model, three lists of equal length: token ids; token type ids (which of two texts a token belongs
+ * to); attention mask (1 for tokens, 0 for padding). Initialize it with {0}. */
 typedef struct tn_encoding {
     tn_ids ids, types, mask;
 } tn_encoding;
 
-TN_API void tn_encoding_free(tn_encoding *e); /* leaves it empty; NULL is fine */
+TN_API void tn_encoding_free(tn_encoding *e); /* leaves it empty; NULL is allowed */
 
 typedef struct tn_pair_options {
     size_t struct_size;
     unsigned flags;     /* TN_ENCODE_…; default TN_ENCODE_ENDS */
-    int64_t max_tokens; /* begin and end tokens included: the longer text is cut until both fit; default 0: no limit
-                           except that of TN_ENCODE_TRUNCATE */
+    int64_t max_tokens; /* including begin and end tokens: the longer text is truncated until both fit; default 0: no
+                           limit except that of TN_ENCODE_TRUNCATE */
 } tn_pair_options;
 #define TN_PAIR_DEFAULTS \
     { TN_OPTIONS_SIZE(tn_pair_options, max_tokens), TN_ENCODE_ENDS, 0 }
 
-/* Appends the tokens of a text, or of two that belong together (second.data not NULL; a question and an answer …).
- * o may be NULL. On failure `out` is as it was. Errors: as tn_tokenizer_encode's;
- * TN_ERR_UNSUPPORTED for a pair without a tokenizer.json. */
+/* Appends the tokens of one text, or of two that belong together (second.data not NULL), such as question and answer.
+ * o: NULL for the defaults. On failure `out` is unchanged. Errors: those of tn_tokenizer_encode; TN_ERR_UNSUPPORTED for
+ * a pair without a tokenizer.json. */
 TN_API tn_status tn_tokenizer_encode_pair(const tn_tokenizer *t, tn_text_slice first, tn_text_slice second,
                                           const tn_pair_options *o, tn_encoding *out);
 
-enum { TN_DECODE_SPECIAL = 1 /* control tokens give their spelling; else nothing */ };
+enum { TN_DECODE_SPECIAL = 1 /* write the spelling of control tokens; otherwise they are omitted */ };
 
-/* Appends the text of `count` ids. Tokens may end inside a character, so any bytes can come out. A space that encoding
- * put in front of a text is taken away again. Errors: TN_ERR_ARGUMENT for an id outside the vocabulary, TN_ERR_MEMORY.
- * */
+/* Appends the text of `count` ids. Tokens may end inside a character, so the result can be any bytes. A space that
+ * encoding added before a text is removed. Errors: TN_ERR_ARGUMENT for an id outside the vocabulary; TN_ERR_MEMORY. */
 TN_API tn_status tn_tokenizer_decode(const tn_tokenizer *t, const int32_t *ids, size_t count, unsigned flags,
                                      tn_bytes *out);
 
-/* A decoder for a text that comes token by token: bytes that begin a character wait until the rest is there.
- * Begins as {0}; holds no memory. */
+/* State of a streaming decoder: bytes of an incomplete character are held back. Initialize it with {0}; it owns no
+ * memory. */
 typedef struct tn_text_stream {
     uint8_t pending[4];
     int pending_count;
-    bool begun; /* something came before: decoders part words by a space, or take one away from the first */
+    bool begun; /* not the first token: decoders separate words by a space, or remove one from the first */
 } tn_text_stream;
 
-/* Appends what can be shown after one more token: what was held back and the token's text, but not an unfinished
- * character at its end. Appended over a whole text, and followed by tn_tokenizer_stream_end, this is
- * tn_tokenizer_decode's text (but for the space in front). Errors: as decode's. */
+/* Appends the text that is complete after one more token: bytes that were held back and the token's text, except an
+ * incomplete character at its end. Over a whole text, followed by tn_tokenizer_stream_end, the result is the text of
+ * tn_tokenizer_decode (except the space in front). Errors: those of tn_tokenizer_decode. */
 TN_API tn_status tn_tokenizer_stream(const tn_tokenizer *t, tn_text_stream *s, int32_t id, unsigned flags,
                                      tn_bytes *out);
-/* Appends what was still held back, and resets. */
+/* Appends the bytes that are still held back, and resets the state. */
 TN_API tn_status tn_tokenizer_stream_end(tn_text_stream *s, tn_bytes *out);
 
 TN_API int32_t tn_tokenizer_count(const tn_tokenizer *t);
 /* "gpt2" or "llama"; of a tokenizer.json "BPE", "WordPiece", "Unigram" or "WordLevel" */
 TN_API const char *tn_tokenizer_model(const tn_tokenizer *t);
-TN_API const char *tn_tokenizer_rule(const tn_tokenizer *t); /* name of the rule that cuts words; "" but for "gpt2" */
+TN_API const char *tn_tokenizer_rule(const tn_tokenizer *t); /* name of the pre-tokenizer of "gpt2"; otherwise "" */
 /* 0 for an id outside the vocabulary. */
 TN_API tn_token_type tn_tokenizer_type(const tn_tokenizer *t, int32_t id);
-/* The vocabulary's own spelling of a token; NULL for an id outside it. Lives as long as the tokenizer. */
+/* Returns the spelling of a token in the vocabulary, valid as long as the tokenizer; NULL for an id outside it. */
 TN_API const char *tn_tokenizer_spelling(const tn_tokenizer *t, int32_t id, size_t *size);
-/* The token of that spelling, -1 for none. */
+/* Returns the token with this spelling; -1 if there is none. */
 TN_API int32_t tn_tokenizer_find(const tn_tokenizer *t, const char *spelling, size_t size);
-/* An id, or -1. */
+/* Returns the id of a special token; -1 if there is none. */
 TN_API int32_t tn_tokenizer_special(const tn_tokenizer *t, tn_special which);
-/* Whether generation ends with this token: the end of text or turn, or a control token known to mean that. */
+/* Returns whether generation ends with this token: end of text, end of turn, or a control token with this meaning. */
 TN_API bool tn_tokenizer_ends(const tn_tokenizer *t, int32_t id);
-/* Whether TN_ENCODE_ENDS begins a text with the begin token. */
+/* Returns whether TN_ENCODE_ENDS adds the begin token. */
 TN_API bool tn_tokenizer_adds_bos(const tn_tokenizer *t);
-/* The model's chat template, NULL when it has none. */
+/* Returns the model's chat template; NULL if it has none. */
 TN_API const char *tn_tokenizer_chat_template(const tn_tokenizer *t);
 
 /* ---- chat templates ---------------------------------------------------------------------------------------------- */
 
-/* A chat template turns a conversation into the text that a model was trained on. Templates are written in Jinja; known
- * is what those in model files use: set, for, if, macro, filter, with, break and continue, Jinja's usual filters and
- * tests, Python's methods of strings, lists and dicts, namespace, range, raise_exception, strftime_now. Blocks trim
- * their line as transformers does (trim_blocks, lstrip_blocks). What is not known is refused when the template is made.
- * A template cannot reach anything but its variables, and is stopped when it takes too many steps, memory or text. */
+/* A chat template converts a conversation to the prompt format that a model was trained on. Templates are written in
+ * Jinja. Supported is what model files use: set, for, if, macro, filter, with, break and continue, the usual filters
+ * and tests, Python's methods of strings, lists and dicts, namespace, range, raise_exception, strftime_now. Blocks trim
+ * their line as in transformers (trim_blocks, lstrip_blocks). Unsupported syntax is an error when the template is
+ * created. A template can access only its variables, with limits on steps, memory and output. */
 typedef struct tn_chat_template tn_chat_template;
 
 /* Compiles a template; the source is not kept. *out: freed with tn_chat_template_free.
  * Errors: TN_ERR_FORMAT naming line and column, TN_ERR_MEMORY. */
 TN_API tn_status tn_chat_template_new(const char *source, size_t size, tn_chat_template **out);
-TN_API void tn_chat_template_free(tn_chat_template *t); /* NULL is fine */
+TN_API void tn_chat_template_free(tn_chat_template *t); /* NULL is allowed */
 
 typedef struct tn_chat_template_options {
     size_t struct_size;
-    /* what strftime_now shows, in seconds since 1970; default TN_CHAT_TEMPLATE_NOW: the time it is */
+    /* the time for strftime_now, in seconds since 1970; default TN_CHAT_TEMPLATE_NOW: the current time */
     int64_t now;
     int64_t max_steps;  /* default 20 million, a second or two */
     int64_t max_memory; /* bytes for values; default 256 MiB */
@@ -226,9 +225,9 @@ typedef struct tn_chat_template_options {
 #define TN_CHAT_TEMPLATE_DEFAULTS \
     { TN_OPTIONS_SIZE(tn_chat_template_options, max_memory), TN_CHAT_TEMPLATE_NOW, 20000000, (int64_t)256 << 20 }
 
-/* Appends what the template makes of the variables in a JSON object (`size` bytes; NULL for none). options may be NULL.
- * Errors: TN_ERR_FORMAT naming line and column of what cannot be computed; TN_ERR_ARGUMENT with the template's own
- * words where it raises an exception; TN_ERR_MEMORY. */
+/* Renders the template with the variables of a JSON object (`size` bytes; NULL: none), and appends the result. options
+ * may be NULL. Errors: TN_ERR_FORMAT with line and column of what cannot be computed; TN_ERR_ARGUMENT with the
+ * template's own message if it raises an exception; TN_ERR_MEMORY. */
 TN_API tn_status tn_chat_template_render(const tn_chat_template *t, const char *json, size_t size,
                                          const tn_chat_template_options *options, tn_bytes *out);
 
@@ -241,15 +240,17 @@ typedef struct tn_chat {
     size_t struct_size;
     const tn_chat_message *messages; /* default NULL, 0 */
     int count;
-    bool add_generation_prompt;    /* end with the begin of an answer; default false */
-    const tn_tokenizer *tokenizer; /* gives bos_token, eos_token … their spelling; default NULL: they have none */
+    bool add_generation_prompt;    /* end with the beginning of an answer; default false */
+    const tn_tokenizer *tokenizer; /* for the spelling of bos_token, eos_token …; default NULL: undefined */
     const char *variables; /* further variables, or richer messages, as a JSON object: tools …; default NULL: none */
 } tn_chat;
 #define TN_CHAT_DEFAULTS \
     { TN_OPTIONS_SIZE(tn_chat, variables), NULL, 0, false, NULL, NULL }
 
-/* The same for a conversation. Encode the result with TN_ENCODE_SPECIAL and without TN_ENCODE_ENDS: templates write the
- * begin token themselves. (Words of a conversation that look like control tokens become control tokens.) */
+/* Renders the template for a conversation. Encode the result with TN_ENCODE_SPECIAL and without TN_ENCODE_ENDS, because
+ * templates write the begin token themselves. (Text of the conversation that spells a control token becomes that
+ * token.)
+ * Source: transformers, apply_chat_template. */
 TN_API tn_status tn_chat_template_apply(const tn_chat_template *t, const tn_chat *chat,
                                         const tn_chat_template_options *options, tn_bytes *out);
 
