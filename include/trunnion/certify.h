@@ -1,15 +1,15 @@
-/* certify.h — is a device right? Every operation of the table, forward and backward, on the user's own machine.
+/* certify.h — checks that a device computes every operation correctly, forward and backward, on the user's machine.
  *
- * Each operation names inputs for its tests (docs/new-op.md); certification runs them on the device and compares with
- * the operation's definition in f64, within the bound that the operation states. The gradient is compared with the
- * definition of its derivative. What fails goes on a list in the cache folder, by device, driver version and operation:
- * from then on such operations run on the processor instead, which is said as any fallback is, until they pass.
+ * Each operation lists inputs for its tests (docs/new-op.md). Certification runs them on the device and compares the
+ * results with the operation's definition in f64, within the operation's bound; gradients are compared with the
+ * definition of the derivative. Operations that fail are recorded in the cache folder by device, driver version and
+ * operation. They then run on the CPU instead, reported like any fallback, until they pass.
  *
- * The first row, "exact", is no operation: where a driver promises the bits of IEEE 754 (tn_caps.exact), division,
- * square root, fma, denormals and the library's exp are compared with the reference to the bit. A device that does not
- * keep the promise fails, and is not taken for exact any more until it does.
+ * The first row, "exact", is not an operation: if a driver reports IEEE 754 results (tn_caps.exact), division, square
+ * root, fma, denormals and exp are compared with the reference bit by bit. A device that fails is not treated as exact
+ * until it passes.
  *
- * Threads: one certification at a time a thread; others may use the device meanwhile. */
+ * Threads: one certification per thread at a time; other threads may use the device meanwhile. */
 #ifndef TRUNNION_CERTIFY_H
 #define TRUNNION_CERTIFY_H
 
@@ -19,13 +19,13 @@
 extern "C" {
 #endif
 
-/* What was found of one operation. Texts live until the call of `found` returns. */
+/* Result of one operation. Texts are valid until `found` returns. */
 typedef struct tn_certify_op {
     size_t struct_size;
     const char *name;
     int64_t forward_passed, forward_failed, backward_passed, backward_failed;
-    int64_t skipped; /* cases that the device cannot compute: types that it lacks */
-    const char *why; /* the first failure, else the first reason to skip, with its case; "" */
+    int64_t skipped; /* cases that the device does not support, such as dtypes */
+    const char *why; /* the first failure, or else the first reason for skipping, with its case; or "" */
 } tn_certify_op;
 
 typedef struct tn_certify_counts {
@@ -44,9 +44,9 @@ typedef struct tn_certify_options {
 #define TN_CERTIFY_DEFAULTS \
     { TN_OPTIONS_SIZE(tn_certify_options, ctx), NULL, 1, 0, NULL, NULL }
 
-/* Runs the cases on `device`. options may be NULL. counts receives the sums over all cases, forward and backward each
- * counting as one. TN_OK also when cases failed: look at counts.
- * Errors: TN_ERR_ARGUMENT for a NULL device or an operation in `only` that does not exist; TN_ERR_MEMORY. */
+/* Runs the cases on `device` and counts them in *counts, forward and backward separately. options may be NULL. Returns
+ * TN_OK also if cases failed: check counts.
+ * Errors: TN_ERR_ARGUMENT for a NULL device or an unknown operation in `only`; TN_ERR_MEMORY. */
 TN_API tn_status tn_certify(tn_device *device, const tn_certify_options *options, tn_certify_counts *counts);
 
 #ifdef __cplusplus

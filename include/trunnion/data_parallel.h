@@ -1,9 +1,9 @@
 /* data_parallel.h — one model on several devices: the rows of a batch are split, and each device computes its part.
  *
- * The module and its optimiser stay where they were made, on the model's home device; other devices get copies of its
- * variables, made anew when these were written. A step of training cuts the batch into parts. Each part's loss and
- * gradients are computed by one of the devices, beside the others; the gradients are added at home in the order of the
- * parts, and the optimiser makes one step there. Checkpoints are those of the module and the optimiser, as ever.
+ * The module and its optimizer stay on the model's home device; other devices get copies of its variables, updated when
+ * the variables change. A training step splits the batch into parts. The devices compute loss and gradients of their
+ * parts concurrently; the home device adds the gradients in the order of the parts and makes one optimizer step.
+ * Checkpoints are those of the module and the optimizer.
  *
  *     tn_data_parallel *all;
  *     if (tn_data_parallel_new(net, devices, 2, NULL, &all) != TN_OK) ...
@@ -12,8 +12,8 @@
  *         if (tn_data_parallel_minimize(all, adam, 256, loss_of_rows, &data, &loss) != TN_OK) ...
  *     }
  *
- * where loss_of_rows records what it would for one device, of the rows that it is told; `net` stands for the copy on
- * the part's device while it is called:
+ * where loss_of_rows records the loss of the rows of a part; while it is called, `net` stands for the copy on the
+ * part's device:
  *
  *     static tn_tensor *loss_of_rows(void *ctx, const tn_part *part) {
  *         const data *d = ctx;
@@ -21,18 +21,18 @@
  *         return tn_cross_entropy(tn_forward(d->net, x), y, NULL, NULL);
  *     }
  *
- * What comes out depends on the parts, not on who computes them: four parts on one device, two or four yield the same
- * bits, as far as the devices yield them for the same work (exact kernels do; docs/architecture.md, Numerics). From one
- * undivided batch it differs by the rounding of the sums. Batch normalisation sees the rows of its part, as in
- * PyTorch's DataParallel, and its running statistics follow the first one. Random numbers go from part to part.
+ * Results depend on the parts, not on the devices that compute them: four parts on one, two or four devices give the
+ * same bits, if the devices give the same bits for the same work (exact kernels do; docs/numerics.md). They differ from
+ * an undivided batch by rounding of the sums. Batch normalization uses the rows of its part, as in
+ * torch.nn.DataParallel, and its running statistics follow the first part. Random numbers continue from part to part.
  *
- * When a device fails (out of memory, lost), nothing has been written: its parts are computed by the others, with the
- * same random numbers, and it is not asked again. Only the home device is needed to the end.
+ * If a device fails (out of memory, lost), nothing has been written: the other devices compute its parts, with the same
+ * random numbers, and it is not used again. Only the home device is indispensable.
  *
- * Copies are known to be old by tn_write_count and tn_value_id: what is written between two calls, loaded or exchanged
- * by tn_swap is computed with from then on.
+ * Outdated copies are recognized by tn_write_count and tn_value_id, so variables may be written, loaded or swapped
+ * between two calls.
  *
- * Threads: as of the module, one at a time. */
+ * Threads: one thread at a time, as for the module. */
 #ifndef TRUNNION_DATA_PARALLEL_H
 #define TRUNNION_DATA_PARALLEL_H
 
@@ -44,10 +44,10 @@ extern "C" {
 
 typedef struct tn_data_parallel tn_data_parallel;
 
-/* How rows are shared out among the parts. */
+/* How rows are divided among the parts. */
 typedef enum tn_data_split {
-    TN_SPLIT_EVEN = 0, /* as many to each part, one more to some */
-    TN_SPLIT_SHARES    /* in proportion to `shares`: for devices that are not equally fast */
+    TN_SPLIT_EVEN = 0, /* equally; some parts have one row more */
+    TN_SPLIT_SHARES    /* in proportion to `shares`: for devices of different speeds */
 } tn_data_split;
 
 typedef struct tn_data_parallel_options {
@@ -75,46 +75,46 @@ typedef struct tn_part {
     tn_device *device;
 } tn_part;
 
-/* Records what is to be computed of a part's rows: a new handle. It may be called again for a part whose device failed,
- * and then records the same again. What is needed besides the module's variables has to be on part->device
- * (tn_from_data puts it there, tn_part_rows and tn_to_device bring it). */
+/* A function that records the computation for the rows of a part and returns a new handle. It is called again for a
+ * part whose device failed, and must then record the same. Inputs other than the module's variables must be on
+ * part->device (tn_from_data creates them there; tn_part_rows and tn_to_device copy them). */
 typedef tn_tensor *tn_part_function(void *ctx, const tn_part *part);
 
-/* Prepares the module for `count` devices, which stay open meanwhile; the home device should be one of them, and one
- * that stands there twice gets two queues. m must be whole and outlive it.
- * *out: freed with tn_data_parallel_free. Errors: TN_ERR_ARGUMENT for options out of range, or when m's variables are
- * on several devices; TN_ERR_MEMORY. */
+/* Prepares the module for `count` devices, which must stay open; the home device should be one of them. A device that
+ * is listed twice gets two queues. m must be complete and outlive *out, which is freed with tn_data_parallel_free.
+ * Errors: TN_ERR_ARGUMENT for options out of range, or if m's variables are on several devices; TN_ERR_MEMORY.
+ * Source: torch.nn.DataParallel. */
 TN_API tn_status tn_data_parallel_new(tn_module *m, tn_device *const *devices, int count,
                                       const tn_data_parallel_options *options, tn_data_parallel **out);
-TN_API void tn_data_parallel_free(tn_data_parallel *p); /* NULL is fine */
+TN_API void tn_data_parallel_free(tn_data_parallel *p); /* NULL is allowed */
 
-/* One step of training: tn_minimize on a batch of `rows` rows, in parts.
- *   loss: the mean loss of a part's rows (with options.sum: their sum), one number.
- *   *value (may be NULL): the batch's loss; waits for it.
- * The optimiser's variables are m's. Gradients that tn_backward collected before are forgotten, as tn_minimize does.
- * With one part at home this is tn_minimize, one plan; else each part is a plan, and the step another.
- * Errors: of recording a loss (its own words); of devices when none is left, or under TN_FALLBACK_STRICT; all or
- * nothing, as tn_minimize. */
+/* Makes one training step: tn_minimize on a batch of `rows` rows, in parts.
+ *   loss: records the mean loss of a part's rows (with options.sum: their sum), one number.
+ *   *value: receives the loss of the batch, and waits for it; may be NULL.
+ * The optimizer must train m's variables. Earlier gradients are removed, as by tn_minimize. With one part on the home
+ * device this is tn_minimize in one plan; otherwise each part and the step have their own plans.
+ * Errors: those of recording a loss; those of devices if none is left, or with TN_FALLBACK_STRICT. On failure nothing
+ * changes, as in tn_minimize. */
 TN_API tn_status tn_data_parallel_minimize(tn_data_parallel *p, tn_optimizer *o, int64_t rows, tn_part_function *loss,
                                            void *ctx, double *value);
 
-/* Inference: the results of all parts, each [part->rows, …], behind each other as one tensor [rows, …] at home.
- * Records no gradients. Returns a new handle; an error tensor when a part could not be computed. */
+/* Computes all parts for inference, each [part->rows, …], and concatenates them to one tensor [rows, …] on the home
+ * device, without gradients. Returns a new handle; an error tensor if a part could not be computed. */
 TN_API tn_tensor *tn_data_parallel_forward(tn_data_parallel *p, int64_t rows, tn_part_function *forward, void *ctx);
 
-/* The part's rows of x, whose first dim goes over the rows of the batch, on the part's device. */
+/* Returns the part's rows of x, whose first dimension is the rows of the batch, on the part's device: a new handle. */
 TN_API tn_tensor *tn_part_rows(const tn_part *part, const tn_tensor *x);
 
-/* One device, and how it does. */
+/* State of one device. */
 typedef struct tn_data_parallel_device {
     size_t struct_size;           /* set by the caller */
     char id[32];                  /* "cuda:1" */
     int64_t parts;                /* computed so far */
-    bool lost;                    /* it failed, and is not asked any more */
-    char reason[TN_REASON_BYTES]; /* why; "" while it works */
+    bool lost;                    /* it failed and is not used any more */
+    char reason[TN_REASON_BYTES]; /* why it failed; "" otherwise */
 } tn_data_parallel_device;
 TN_API int tn_data_parallel_device_count(const tn_data_parallel *p); /* 0 for NULL */
-/* Device i of [0, count), as tn_data_parallel_new was given them. Errors: TN_ERR_ARGUMENT outside of that. */
+/* Returns the state of device i, in the order of tn_data_parallel_new. Errors: TN_ERR_ARGUMENT if i is out of range. */
 TN_API tn_status tn_data_parallel_device_at(const tn_data_parallel *p, int i, tn_data_parallel_device *out);
 
 /* ---- the caller's line, for error messages ----------------------------------------------------------------------- */

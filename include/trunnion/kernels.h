@@ -1,17 +1,16 @@
-/* kernels.h — single kernels at once: plain memory in, plain memory out, no tensors and no graph.
+/* kernels.h — single CPU kernels on plain memory, without tensors and graphs.
  *
- * For programs that bring their own loop around a model, for ports of such programs, and for tests. A call computes
- * when it is made and returns when it is done. All numbers are f32 in the caller's memory, vectors contiguous and
- * matrices row-major unless a stride is given; strides count elements. The work runs on the processor, in all its
- * instruction sets and, where it is large, on the library's threads (tn_set_num_threads).
+ * For programs with their own loop around a model, for ports of such programs, and for tests. A call computes
+ * immediately. All numbers are f32 in the caller's memory; vectors are contiguous, matrices row-major unless a stride
+ * is given; strides count elements. Kernels use the best instruction set of the CPU and, for large work, the library's
+ * threads (tn_set_num_threads).
  *
- * Each result has the bits of the operation of ops.h that its comment names: a model may be moved from one to the other
- * without a change in its numbers.
+ * Each result has the same bits as the operation of ops.h that its comment names, so a model can be moved from one to
+ * the other without a change of its numbers.
  *
- * Errors: TN_ERR_ARGUMENT, with the argument's name, for NULL where there are elements, negative sizes, sizes whose
- * bytes overflow, and an output that overlaps an input where that is not allowed; TN_ERR_MEMORY. Sizes of 0 are fine.
- * After an error the output is as it was. Calls of several threads may run at once; they share the inputs as they
- * like. */
+ * Errors: TN_ERR_ARGUMENT, with the name of the argument, for NULL with elements, negative sizes, sizes whose bytes
+ * overflow, and an output that overlaps an input where this is not allowed; TN_ERR_MEMORY. Sizes of 0 are allowed. On
+ * failure the output is unchanged. Threads: any number may call at once, also with the same inputs. */
 #ifndef TRUNNION_KERNELS_H
 #define TRUNNION_KERNELS_H
 
@@ -23,32 +22,33 @@ extern "C" {
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
-/* out[rows] = w · x for w [rows, cols], x [cols]. As tn_linear without a bias.
- * The first makes the result: *out is freed with tn_kernel_free, and NULL after an error. The second writes into the
- * caller's memory, and takes rows of w that are row_stride ≥ cols apart (a part of a wider matrix). */
+/* out[rows] = w · x for w [rows, cols], x [cols]. Same bits as tn_linear without a bias.
+ * tn_kernel_matmul_vec allocates the result: *out is freed with tn_kernel_free, and NULL on failure.
+ * tn_kernel_matmul_vec_into writes to the caller's memory; rows of w are row_stride ≥ cols apart (a part of a wider
+ * matrix). */
 TN_API tn_status tn_kernel_matmul_vec(const float *w, int64_t rows, int64_t cols, const float *x, float **out);
 TN_API tn_status tn_kernel_matmul_vec_into(const float *w, int64_t row_stride, int64_t rows, int64_t cols,
                                            const float *x, float *out);
-TN_API void tn_kernel_free(float *result); /* NULL is fine */
+TN_API void tn_kernel_free(float *result); /* NULL is allowed */
 
 /* out[m, n] = a[m, k] · b[k, n]. As tn_matmul. */
 TN_API tn_status tn_kernel_matmul(const float *a, const float *b, int64_t m, int64_t k, int64_t n, float *out);
 
-/* out[rows] = w · x for weights that are quantised in blocks (TN_Q4_0 … TN_Q6_K), laid out as in a GGUF file: `rows`
- * rows of cols / tn_dtype_block(dtype) blocks, at any address. x is rounded to 8 bits in blocks of 32. As
- * tn_linear with such a weight. Errors: cols that is no whole number of blocks;
- * TN_ERR_DTYPE for a dtype without blocks. */
+/* out[rows] = w · x for block-quantized weights (TN_Q4_0 … TN_Q6_K) in the layout of GGUF files: `rows` rows of
+ * cols / tn_dtype_block(dtype) blocks, at any address. x is rounded to 8 bits in blocks of 32. Same bits as tn_linear
+ * with such a weight. Errors: TN_ERR_ARGUMENT if cols is not a multiple of the block size; TN_ERR_DTYPE for another
+ * dtype. */
 TN_API tn_status tn_kernel_matmul_vec_quantized(tn_dtype dtype, const void *blocks, int64_t rows, int64_t cols,
                                                 const float *x, float *out);
 
-/* The same for weights that are used often. pack arranges a copy of them for the processor, in about the blocks' size;
- * matmul_packed multiplies m rows: out[m, rows] = x[m, cols] · wᵀ. A packed matrix is only read: threads may share
- * it. */
+/* The same for weights that are used often. tn_kernel_pack_quantized copies the weights to a layout for this CPU, of
+ * about the same size; tn_kernel_matmul_packed multiplies m rows: out[m, rows] = x[m, cols] · wᵀ. A packed matrix is
+ * only read, so threads may share it. */
 typedef struct tn_kernel_matrix tn_kernel_matrix;
 TN_API tn_status tn_kernel_pack_quantized(tn_dtype dtype, const void *blocks, int64_t rows, int64_t cols,
                                           tn_kernel_matrix **out);
 TN_API tn_status tn_kernel_matmul_packed(const tn_kernel_matrix *w, const float *x, int64_t m, float *out);
-TN_API void tn_kernel_matrix_free(tn_kernel_matrix *w); /* NULL is fine */
+TN_API void tn_kernel_matrix_free(tn_kernel_matrix *w); /* NULL is allowed */
 
 /* ---- rows -------------------------------------------------------------------------------------------------------- */
 

@@ -1,17 +1,18 @@
-/* tune.h — the record of which way of computing was measured to be the fastest on this machine.
+/* tune.h — the cache of the fastest measured variants of matrix products on this machine.
  *
- * A matrix product can be computed in several ways (operands packed or read in place, threads, a library that was asked
- * for) among which rules choose by size. Tuning times all of them, in a process of its own with a time limit, and keeps
- * the fastest in a file, by kind, layout and size (sizes within an eighth of each other count as one) and number of
- * threads. It stays within the class of numerics: our own ways yield the same bits; libraries take part only when
- * tn_set_library("auto") (or TRUNNION_LIBRARY) has allowed them.
+ * A matrix product can be computed in several ways (operands packed or in place, number of threads, a selected
+ * library); by default, rules choose one by size. Tuning measures all of them in a child process with a time limit, and
+ * caches the fastest by kind, layout, size (sizes within an eighth of each other share an entry) and number of threads.
+ * Numerics do
+ * not change: own variants have the same bits; libraries take part only with tn_set_library("auto") or
+ * TRUNNION_LIBRARY.
  *
- * On other devices it is the tile of a product that is tuned (f32), by device and version of its driver, with the same
- * bits. That is measured in the process that computes, for a driver that is at work cannot be forked; `trunnion tune
- * --device` does it in one of its own. What was being measured when a process died is left to the rules.
+ * On other devices the tile of an f32 product is tuned, by device and driver version, with the same bits. This is
+ * measured in the process that computes, because a process with an active driver cannot be forked; `trunnion tune
+ * --device` uses a separate process. A variant during whose measurement a process died is left to the rules.
  *
- * The file is tune.json in the cache folder, or what TRUNNION_TUNE_CACHE names. It is believed only if it belongs to
- * this user, nobody else can write it, and it was made on this processor by this version.
+ * The file is tune.json in the cache folder, or the file in TRUNNION_TUNE_CACHE. It is used only if it belongs to this
+ * user, nobody else can write to it, and it was made on this processor by this version.
  *
  * Threads: every function here may be called from any thread. */
 #ifndef TRUNNION_TUNE_H
@@ -24,29 +25,28 @@ extern "C" {
 #endif
 
 typedef enum tn_tuning {
-    TN_TUNING_USE = 0, /* what the record knows is done its way; nothing is measured (default; TRUNNION_TUNE=0: off) */
-    TN_TUNING_FIRST_USE, /* what it does not know is measured when it is planned first (TRUNNION_TUNE=1) */
-    TN_TUNING_OFF        /* rules alone choose */
+    TN_TUNING_USE = 0,   /* use the cache, measure nothing (default) */
+    TN_TUNING_FIRST_USE, /* also measure a product when it is first planned (TRUNNION_TUNE=1) */
+    TN_TUNING_OFF        /* use only the rules (TRUNNION_TUNE=0) */
 } tn_tuning;
 
-/* For the whole process, from the next plan on. Measuring forks and takes a few milliseconds to some seconds each; what
- * takes longer than a fifth of a second by itself is left to the rules. Errors:
- * TN_ERR_ARGUMENT for another number. */
+/* Sets the mode for the whole process, from the next plan on. A measurement forks a process and takes milliseconds to
+ * seconds; products that take longer than 0.2 s are left to the rules. Errors: TN_ERR_ARGUMENT for another value. */
 TN_API tn_status tn_set_tuning(tn_tuning mode);
 
-/* An entry of the record. */
+/* An entry of the cache. */
 typedef struct tn_tuned {
-    size_t struct_size;           /* set by the caller */
+    size_t struct_size; /* set by the caller */
     /* "matmul f32 rr 1x512x512x512 2 threads exact", "tile f32 rr 1x512x512x512 on cuda …" */
     char key[112];
     char way[40];                 /* "own, B in place", "openblas"; "64x64x16 by 16x16": a workgroup's rows, columns,
                                    * depth and items */
-    double seconds, rule_seconds; /* of the fastest; of what the rules would have chosen */
+    double seconds, rule_seconds; /* of the fastest variant; of the variant that the rules choose */
     char date[12];                /* 2026-11-21 */
 } tn_tuned;
 
 TN_API int tn_tuned_count(void);
-/* Entry i of [0, count). Errors: TN_ERR_ARGUMENT outside of that. */
+/* Copies entry i to *out. Errors: TN_ERR_ARGUMENT if i is out of range. */
 TN_API tn_status tn_tuned_at(int i, tn_tuned *out);
 
 #ifdef __cplusplus
