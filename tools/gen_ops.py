@@ -347,8 +347,8 @@ PUBLIC_HEAD = f"""/* ops.h — the operations. {BY}
  *   - If the host knows the indices when the op is recorded (made by tn_from_data, or evaluated before; up to 65 536 of
  *     them), the op itself fails.
  *   - If they are computed later on the CPU, are more, or are in the caller's memory (tn_from_ptr), the evaluation that
- *     would compute the op's result fails (tn_eval, tn_read …). tensor.h, tn_eval, says what then becomes an error. On a
- *     queue that is a thread, tn_queue_synchronize reports it.
+ *     would compute the op's result fails (tn_eval, tn_read …). tensor.h, tn_eval, says what then becomes an error. On
+ *     a queue that is a thread, tn_queue_synchronize reports it.
  *   - Inputs of a captured graph are checked at each tn_graph_launch, which fails and changes nothing.
  *   - On other devices indices are not checked: one that is out of range reads NaN (0 for integers), writes nothing in
  *     scatter-like ops, and gives a row of zeros in one_hot. With TRUNNION_CHECK_INDICES=1 in the environment they are

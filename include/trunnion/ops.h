@@ -18,8 +18,8 @@
  *   - If the host knows the indices when the op is recorded (made by tn_from_data, or evaluated before; up to 65 536 of
  *     them), the op itself fails.
  *   - If they are computed later on the CPU, are more, or are in the caller's memory (tn_from_ptr), the evaluation that
- *     would compute the op's result fails (tn_eval, tn_read …). tensor.h, tn_eval, says what then becomes an error. On a
- *     queue that is a thread, tn_queue_synchronize reports it.
+ *     would compute the op's result fails (tn_eval, tn_read …). tensor.h, tn_eval, says what then becomes an error. On
+ *     a queue that is a thread, tn_queue_synchronize reports it.
  *   - Inputs of a captured graph are checked at each tn_graph_launch, which fails and changes nothing.
  *   - On other devices indices are not checked: one that is out of range reads NaN (0 for integers), writes nothing in
  *     scatter-like ops, and gives a row of zeros in one_hot. With TRUNNION_CHECK_INDICES=1 in the environment they are
@@ -64,22 +64,22 @@ TN_API tn_tensor *tn_neg_(tn_tensor *x);
 TN_API tn_tensor *tn_abs(const tn_tensor *x);
 TN_API tn_tensor *tn_abs_(tn_tensor *x);
 
-/* The greatest whole number ≤ x. The gradient is 0, as for ceil, trunc and round.
+/* The greatest integer ≤ x. The gradient is 0, as for ceil, trunc and round.
  * Dtypes: float, integer → same. Errors: TN_ERR_DTYPE. */
 TN_API tn_tensor *tn_floor(const tn_tensor *x);
 TN_API tn_tensor *tn_floor_(tn_tensor *x);
 
-/* The least whole number ≥ x.
+/* The least integer ≥ x.
  * Dtypes: float, integer → same. Errors: TN_ERR_DTYPE. */
 TN_API tn_tensor *tn_ceil(const tn_tensor *x);
 TN_API tn_tensor *tn_ceil_(tn_tensor *x);
 
-/* x without its fraction.
+/* x without its fraction, rounded towards 0.
  * Dtypes: float, integer → same. Errors: TN_ERR_DTYPE. */
 TN_API tn_tensor *tn_trunc(const tn_tensor *x);
 TN_API tn_tensor *tn_trunc_(tn_tensor *x);
 
-/* The nearest whole number; of two equally near ones the even one.
+/* The nearest integer; ties round to even.
  * Dtypes: float, integer → same. Errors: TN_ERR_DTYPE. */
 TN_API tn_tensor *tn_round(const tn_tensor *x);
 TN_API tn_tensor *tn_round_(tn_tensor *x);
@@ -119,13 +119,13 @@ TN_API tn_tensor *tn_tanh_(tn_tensor *x);
 TN_API tn_tensor *tn_erf(const tn_tensor *x);
 TN_API tn_tensor *tn_erf_(tn_tensor *x);
 
-/* Every bit turned; of a bool: not x.
+/* Bitwise complement; logical not for bool.
  * Dtypes: integer, bool → same. Errors: TN_ERR_DTYPE. */
 TN_API tn_tensor *tn_bitwise_not(const tn_tensor *x);
 TN_API tn_tensor *tn_bitwise_not_(tn_tensor *x);
 
-/* x converted. Float to integer truncates towards 0 and saturates, NaN gives 0; to bool: x ≠ 0. What is quantised in
- * blocks is decoded; nothing is cast to such types.
+/* x converted to another dtype. Float to integer truncates towards 0 and saturates, NaN gives 0; to bool: x ≠ 0.
+ * Block-quantized tensors are decoded; no tensor can be cast to a block-quantized dtype.
  * Dtypes: any → dtype. Errors: TN_ERR_DTYPE. */
 TN_API tn_tensor *tn_cast(const tn_tensor *x, tn_dtype dtype);
 
@@ -133,7 +133,7 @@ TN_API tn_tensor *tn_cast(const tn_tensor *x, tn_dtype dtype);
  * Dtypes: any → dtype, of the same size. Errors: TN_ERR_DTYPE. */
 TN_API tn_tensor *tn_view_dtype(const tn_tensor *x, tn_dtype dtype);
 
-/* x + y. Bools: or.
+/* x + y; logical or for bool.
  * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_add(const tn_tensor *x, const tn_tensor *y);
 TN_API tn_tensor *tn_add_(tn_tensor *x, const tn_tensor *y);
@@ -143,7 +143,7 @@ TN_API tn_tensor *tn_add_(tn_tensor *x, const tn_tensor *y);
 TN_API tn_tensor *tn_sub(const tn_tensor *x, const tn_tensor *y);
 TN_API tn_tensor *tn_sub_(tn_tensor *x, const tn_tensor *y);
 
-/* x · y. Bools: and.
+/* x · y; logical and for bool.
  * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_mul(const tn_tensor *x, const tn_tensor *y);
 TN_API tn_tensor *tn_mul_(tn_tensor *x, const tn_tensor *y);
@@ -153,13 +153,13 @@ TN_API tn_tensor *tn_mul_(tn_tensor *x, const tn_tensor *y);
 TN_API tn_tensor *tn_div(const tn_tensor *x, const tn_tensor *y);
 TN_API tn_tensor *tn_div_(tn_tensor *x, const tn_tensor *y);
 
-/* The greatest whole number ≤ x / y, exactly; integers stay integers, and x / 0 is 0 for them.
+/* The greatest integer ≤ x / y, exact. For integers the result is an integer, and x / 0 is 0.
  * Dtypes: float, integer → same. Errors: TN_ERR_SHAPE, TN_ERR_DTYPE. */
 TN_API tn_tensor *tn_floor_divide(const tn_tensor *x, const tn_tensor *y);
 TN_API tn_tensor *tn_floor_divide_(tn_tensor *x, const tn_tensor *y);
 
-/* x / y without its fraction (PyTorch's div with rounding_mode trunc); integers stay integers, and x / 0 is 0 for
- * them.
+/* x / y truncated towards 0 (PyTorch's div with rounding_mode trunc). For integers the result is an integer, and x /
+ * 0 is 0.
  * Dtypes: float, integer → same. Errors: TN_ERR_SHAPE, TN_ERR_DTYPE. */
 TN_API tn_tensor *tn_div_trunc(const tn_tensor *x, const tn_tensor *y);
 
@@ -173,20 +173,20 @@ TN_API tn_tensor *tn_remainder_(tn_tensor *x, const tn_tensor *y);
 TN_API tn_tensor *tn_fmod(const tn_tensor *x, const tn_tensor *y);
 TN_API tn_tensor *tn_fmod_(tn_tensor *x, const tn_tensor *y);
 
-/* 0 where x < 0, values where x is 0, 1 where x > 0; 0 of NaN.
+/* 0 where x < 0, values where x = 0, 1 where x > 0; 0 where x is NaN.
  * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_heaviside(const tn_tensor *x, const tn_tensor *values);
 TN_API tn_tensor *tn_heaviside_(tn_tensor *x, const tn_tensor *values);
 
-/* The greater of both, element by element; NaN if either is. Equal operands share the gradient.
+/* The element-wise maximum; NaN if an operand is NaN. Equal operands share the gradient.
  * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_maximum(const tn_tensor *x, const tn_tensor *y);
 
-/* The lesser of both, element by element; NaN if either is. Equal operands share the gradient.
+/* The element-wise minimum; NaN if an operand is NaN. Equal operands share the gradient.
  * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_minimum(const tn_tensor *x, const tn_tensor *y);
 
-/* True where x = y; NaN equals nothing.
+/* True where x = y; false where an operand is NaN.
  * Dtypes: any → bool. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_eq(const tn_tensor *x, const tn_tensor *y);
 
@@ -198,30 +198,30 @@ TN_API tn_tensor *tn_lt(const tn_tensor *x, const tn_tensor *y);
  * Dtypes: any → bool. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_le(const tn_tensor *x, const tn_tensor *y);
 
-/* Bit by bit; of bools: both.
+/* Bitwise and; logical and for bool.
  * Dtypes: integer, bool → same. Errors: TN_ERR_SHAPE, TN_ERR_DTYPE. */
 TN_API tn_tensor *tn_bitwise_and(const tn_tensor *x, const tn_tensor *y);
 TN_API tn_tensor *tn_bitwise_and_(tn_tensor *x, const tn_tensor *y);
 
-/* Bit by bit; of bools: either.
+/* Bitwise or; logical or for bool.
  * Dtypes: integer, bool → same. Errors: TN_ERR_SHAPE, TN_ERR_DTYPE. */
 TN_API tn_tensor *tn_bitwise_or(const tn_tensor *x, const tn_tensor *y);
 TN_API tn_tensor *tn_bitwise_or_(tn_tensor *x, const tn_tensor *y);
 
-/* Bit by bit; of bools: one but not both.
+/* Bitwise exclusive or; true for bool where exactly one operand is true.
  * Dtypes: integer, bool → same. Errors: TN_ERR_SHAPE, TN_ERR_DTYPE. */
 TN_API tn_tensor *tn_bitwise_xor(const tn_tensor *x, const tn_tensor *y);
 TN_API tn_tensor *tn_bitwise_xor_(tn_tensor *x, const tn_tensor *y);
 
-/* x · 2^y, wrapped; 0 when y is negative or not less than the width.
+/* x · 2^y, wrapped to the dtype; 0 if y is negative or not less than the number of bits.
  * Dtypes: integer → same. Errors: TN_ERR_SHAPE, TN_ERR_DTYPE. */
 TN_API tn_tensor *tn_bitwise_left_shift(const tn_tensor *x, const tn_tensor *y);
 
-/* floor(x / 2^y); the sign alone when y is negative or not less than the width.
+/* floor(x / 2^y); if y is negative or not less than the number of bits, 0, or -1 for a negative x.
  * Dtypes: integer → same. Errors: TN_ERR_SHAPE, TN_ERR_DTYPE. */
 TN_API tn_tensor *tn_bitwise_right_shift(const tn_tensor *x, const tn_tensor *y);
 
-/* x where the condition holds, else y. All three broadcast; condition is bool.
+/* x where the condition is true, else y. All three broadcast; condition is bool.
  * Dtypes: any → same. Errors: TN_ERR_SHAPE, TN_ERR_DTYPE. */
 TN_API tn_tensor *tn_where(const tn_tensor *condition, const tn_tensor *x, const tn_tensor *y);
 
@@ -230,7 +230,7 @@ TN_API tn_tensor *tn_where(const tn_tensor *condition, const tn_tensor *x, const
  * Dtypes: the result is dtype. Errors: TN_ERR_ARGUMENT, TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_full(const int64_t *shape, int rank, double value, tn_dtype dtype);
 
-/* Start, start + step, … up to but without end.
+/* Start, start + step, …, excluding end.
  * Dtypes: the result is dtype. Errors: TN_ERR_ARGUMENT. */
 TN_API tn_tensor *tn_arange(double start, double end, double step, tn_dtype dtype);
 
@@ -248,8 +248,8 @@ TN_API tn_tensor *tn_log2(const tn_tensor *x);
  * Dtypes: float → same; integer, bool → f32. */
 TN_API tn_tensor *tn_log10(const tn_tensor *x);
 
-/* x to the power of y, with C's results at the edges. Integers stay integers and wrap; to a negative power only 1
- * and −1 give anything but 0.
+/* x to the power of y, with C's results for special values. Integers wrap; with a negative power the result is 0
+ * except for x = 1 and x = −1.
  * Dtypes: float, integer → same. Errors: TN_ERR_SHAPE, TN_ERR_DTYPE. */
 TN_API tn_tensor *tn_pow(const tn_tensor *x, const tn_tensor *y);
 TN_API tn_tensor *tn_pow_(tn_tensor *x, const tn_tensor *y);
@@ -262,7 +262,7 @@ TN_API tn_tensor *tn_atan(const tn_tensor *x);
  * Dtypes: float → same; integer, bool → f32. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_atan2(const tn_tensor *y, const tn_tensor *x);
 
-/* x · x; of bools in i64.
+/* x · x; for bool in i64.
  * Dtypes: float, integer → same; bool → i64. */
 TN_API tn_tensor *tn_square(const tn_tensor *x);
 TN_API tn_tensor *tn_square_(tn_tensor *x);
@@ -277,21 +277,21 @@ TN_API tn_tensor *tn_rsqrt_(tn_tensor *x);
 TN_API tn_tensor *tn_reciprocal(const tn_tensor *x);
 TN_API tn_tensor *tn_reciprocal_(tn_tensor *x);
 
-/* sqrt(x² + y²) without overflow in between.
+/* sqrt(x² + y²) without intermediate overflow.
  * Dtypes: float → same; integer, bool → f32. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_hypot(const tn_tensor *x, const tn_tensor *y);
 
-/* log(1 + x), accurate near 0. With u = 1 + x as it was rounded, log(u) · x / (u − 1) makes good for the rounding
- * (Goldberg 1991, theorem 4).
+/* log(1 + x), accurate near 0. With the rounded u = 1 + x, log(u) · x / (u − 1) corrects the rounding (Goldberg
+ * 1991, theorem 4).
  * Dtypes: float → same; integer, bool → f32. */
 TN_API tn_tensor *tn_log1p(const tn_tensor *x);
 
-/* exp(x) − 1, accurate near 0. With u = exp(x) as it was rounded, (u − 1) · x / log(u) makes good for the rounding
- * (Kahan's way).
+/* exp(x) − 1, accurate near 0. With the rounded u = exp(x), (u − 1) · x / log(u) corrects the rounding (Kahan's
+ * method).
  * Dtypes: float → same; integer, bool → f32. */
 TN_API tn_tensor *tn_expm1(const tn_tensor *x);
 
-/* x · log(y), and 0 for x = 0 whatever y is, NaN apart.
+/* x · log(y); 0 for x = 0, unless y is NaN.
  * Dtypes: float → same; integer, bool → f32. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_xlogy(const tn_tensor *x, const tn_tensor *y);
 
@@ -331,7 +331,7 @@ TN_API tn_tensor *tn_acosh(const tn_tensor *x);
  * Dtypes: float → same; integer, bool → f32. */
 TN_API tn_tensor *tn_atanh(const tn_tensor *x);
 
-/* −1, 0 or 1; 0 of NaN; a bool stays as it is.
+/* −1, 0 or 1; 0 for NaN; a bool is unchanged.
  * Dtypes: any → same. */
 TN_API tn_tensor *tn_sign(const tn_tensor *x);
 
@@ -351,13 +351,13 @@ TN_API tn_tensor *tn_isinf(const tn_tensor *x);
  * Dtypes: any → bool. */
 TN_API tn_tensor *tn_isfinite(const tn_tensor *x);
 
-/* NaN and the infinities replaced. A posinf or neginf that is itself infinite stands for the largest number of the
- * dtype and its negative.
+/* x with NaN and infinities replaced. An infinite posinf or neginf means the largest or smallest finite number of
+ * the dtype.
  * Dtypes: any → same. */
 TN_API tn_tensor *tn_nan_to_num(const tn_tensor *x, double nan, double posinf, double neginf);
 
-/* Min where x is less, max where it is more; −INFINITY and INFINITY for no bound. Bounds of an integer tensor are
- * whole and may lie outside its dtype; if no number of the dtype is within them, that is an error. NaN stays.
+/* x limited to [min, max]; −INFINITY and INFINITY: no bound. Bounds of an integer tensor are integers and may lie
+ * outside its dtype; it is an error if no number of the dtype is within them. NaN stays NaN.
  * Dtypes: float, integer → same. Errors: TN_ERR_ARGUMENT, TN_ERR_DTYPE. */
 TN_API tn_tensor *tn_clamp(const tn_tensor *x, double min, double max);
 TN_API tn_tensor *tn_clamp_(tn_tensor *x, double min, double max);
@@ -383,7 +383,7 @@ TN_API tn_tensor *tn_addcdiv_(tn_tensor *x, const tn_tensor *tensor1, const tn_t
 TN_API tn_tensor *tn_masked_fill(const tn_tensor *x, const tn_tensor *mask, double value);
 TN_API tn_tensor *tn_masked_fill_(tn_tensor *x, const tn_tensor *mask, double value);
 
-/* True where x ≠ y; NaN differs from everything.
+/* True where x ≠ y, also where an operand is NaN.
  * Dtypes: any → bool. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_ne(const tn_tensor *x, const tn_tensor *y);
 
@@ -399,15 +399,15 @@ TN_API tn_tensor *tn_ge(const tn_tensor *x, const tn_tensor *y);
  * Dtypes: any → bool. */
 TN_API tn_tensor *tn_logical_not(const tn_tensor *x);
 
-/* True where both are neither 0 nor false.
+/* True where both operands are nonzero (true).
  * Dtypes: any → bool. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_logical_and(const tn_tensor *x, const tn_tensor *y);
 
-/* True where one is neither 0 nor false.
+/* True where at least one operand is nonzero (true).
  * Dtypes: any → bool. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_logical_or(const tn_tensor *x, const tn_tensor *y);
 
-/* True where one, but not both, is neither 0 nor false.
+/* True where exactly one operand is nonzero (true).
  * Dtypes: any → bool. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_logical_xor(const tn_tensor *x, const tn_tensor *y);
 
@@ -439,7 +439,7 @@ TN_API tn_tensor *tn_div_scalar_(tn_tensor *x, double other);
  * Dtypes: float → same; integer, bool → f32. */
 TN_API tn_tensor *tn_rdiv_scalar(const tn_tensor *x, double other);
 
-/* The greatest whole number ≤ x / other.
+/* The greatest integer ≤ x / other.
  * Dtypes: float → same; integer, bool → f32. */
 TN_API tn_tensor *tn_floor_divide_scalar(const tn_tensor *x, double other);
 
@@ -451,15 +451,15 @@ TN_API tn_tensor *tn_remainder_scalar(const tn_tensor *x, double other);
  * Dtypes: float → same; integer, bool → f32. */
 TN_API tn_tensor *tn_fmod_scalar(const tn_tensor *x, double other);
 
-/* The greater of x and other.
+/* The maximum of x and other.
  * Dtypes: float → same; integer, bool → f32. */
 TN_API tn_tensor *tn_maximum_scalar(const tn_tensor *x, double other);
 
-/* The lesser of x and other.
+/* The minimum of x and other.
  * Dtypes: float → same; integer, bool → f32. */
 TN_API tn_tensor *tn_minimum_scalar(const tn_tensor *x, double other);
 
-/* x to the power of other; small whole powers and roots by multiplication and sqrt.
+/* x to the power of other; small integer powers and roots are computed by multiplication and sqrt.
  * Dtypes: float → same; integer, bool → f32. */
 TN_API tn_tensor *tn_pow_scalar(const tn_tensor *x, double other);
 TN_API tn_tensor *tn_pow_scalar_(tn_tensor *x, double other);
@@ -490,11 +490,11 @@ TN_API tn_tensor *tn_ge_scalar(const tn_tensor *x, double other);
 
 /* ---- create ------------------------------------------------------------------------------------------------------ */
 
-/* All 0.
+/* a tensor of zeros.
  * Dtypes: the result is dtype. */
 TN_API tn_tensor *tn_zeros(const int64_t *shape, int rank, tn_dtype dtype);
 
-/* All 1.
+/* a tensor of ones.
  * Dtypes: the result is dtype. */
 TN_API tn_tensor *tn_ones(const int64_t *shape, int rank, tn_dtype dtype);
 
@@ -529,37 +529,39 @@ TN_API tn_tensor *tn_linspace(double start, double end, int64_t steps, tn_dtype 
  * Dtypes: the result is dtype. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_eye(int64_t n, int64_t m, tn_dtype dtype);
 
-/* Matrices with what lies above the given diagonal set to 0 (0 the main one, 1 the one above).
+/* The lower triangle of matrices; elements above the given diagonal are 0 (diagonal 0: the main one, 1: the one
+ * above).
  * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_tril(const tn_tensor *x, int64_t diagonal);
 
-/* Matrices with what lies below the given diagonal set to 0 (0 the main one, 1 the one above).
+/* The upper triangle of matrices; elements below the given diagonal are 0 (diagonal 0: the main one, 1: the one
+ * above).
  * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_triu(const tn_tensor *x, int64_t diagonal);
 
-/* 1 at the place that index names, 0 elsewhere, along a new last dimension of `classes`. An index outside [0,
- * classes) is an error (see "Indices" above).
+/* 1 at position index, 0 elsewhere, along a new last dimension of extent `classes`. An index outside [0, classes) is
+ * an error (see "Indices" above).
  * Dtypes: integer → dtype. Errors: TN_ERR_DTYPE. */
 TN_API tn_tensor *tn_one_hot(const tn_tensor *index, int64_t classes, tn_dtype dtype);
 
-/* Tensors of one shape along a new dimension at dim.
+/* Tensors of equal shape joined along a new dimension dim.
  * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_stack(tn_tensor *const *tensors, int tensor_count, int64_t dim);
 
-/* x repeated repeats[d] times along each dimension; repeats may have more entries than x dimensions, the first ones
- * are then new dimensions.
+/* x repeated repeats[d] times along dimension d. If repeats has more entries than x dimensions, the first ones are
+ * new dimensions.
  * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_repeat(const tn_tensor *x, const int64_t *repeats, int repeat_count);
 
-/* Repeat, with leading ones where repeats is shorter than the rank.
+/* Repeat, with repeats padded by leading ones up to the rank of x.
  * Dtypes: any → same. */
 TN_API tn_tensor *tn_tile(const tn_tensor *x, const int64_t *repeats, int repeat_count);
 
-/* The order of elements turned round along dims; a copy.
+/* x with the order of elements reversed along dims; a copy.
  * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_flip(const tn_tensor *x, const int64_t *dims, int dim_count);
 
-/* Elements moved on by shifts[k] along dims[k], those that leave at the end come in at the beginning.
+/* x shifted by shifts[k] along dims[k]; elements that leave at the end re-enter at the beginning.
  * Dtypes: any → same. Errors: TN_ERR_ARGUMENT, TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_roll(const tn_tensor *x, const int64_t *shifts, int shift_count, const int64_t *dims,
                           int dim_count);
@@ -593,8 +595,8 @@ TN_API tn_tensor *tn_dropout(const tn_tensor *x, double p, bool training);
 
 /* ---- movement ---------------------------------------------------------------------------------------------------- */
 
-/* The same elements in another shape, without a copy; one extent may be -1. An error when x's strides do not allow
- * it: reshape copies then.
+/* The same elements in another shape, without a copy; one extent may be -1. An error if x's strides do not allow it;
+ * then use reshape.
  * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_view(const tn_tensor *x, const int64_t *shape, int rank);
 
@@ -602,7 +604,7 @@ TN_API tn_tensor *tn_view(const tn_tensor *x, const int64_t *shape, int rank);
  * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_permute(const tn_tensor *x, const int64_t *dims, int dim_count);
 
-/* Extents of 1 repeated to those of shape, new dimensions in front; -1 keeps an extent. A view.
+/* x with extents of 1 expanded to those of shape, and new leading dimensions; -1 keeps an extent. A view.
  * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_expand(const tn_tensor *x, const int64_t *shape, int rank);
 
@@ -611,33 +613,33 @@ TN_API tn_tensor *tn_expand(const tn_tensor *x, const int64_t *shape, int rank);
  * Dtypes: any → same. Errors: TN_ERR_ARGUMENT, TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_slice(const tn_tensor *x, int64_t dim, int64_t start, int64_t stop, int64_t step);
 
-/* Any places of a contiguous x: element at[] is x's element offset + Σ at[d] · strides[d], counted in row-major
- * order. A view; places may repeat.
+/* a view of a contiguous x with arbitrary strides: element at[] is x's element offset + Σ at[d] · strides[d],
+ * counted in row-major order. Elements may occur several times.
  * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_as_strided(const tn_tensor *x, const int64_t *shape, int rank, const int64_t *strides,
                                 int strid_count, int64_t offset);
 
-/* x as a constant: gradients stop here. A view.
+/* x without its gradient history. A view.
  * Dtypes: any → same. */
 TN_API tn_tensor *tn_detach(const tn_tensor *x);
 
-/* The same elements in another shape, as a view where possible and a copy otherwise; one extent may be -1.
+/* The same elements in another shape; a view if possible, otherwise a copy. One extent may be -1.
  * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_reshape(const tn_tensor *x, const int64_t *shape, int rank);
 
-/* Dims start_dim to end_dim, both included, made one.
+/* x with dimensions start_dim to end_dim, inclusive, merged into one.
  * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_flatten(const tn_tensor *x, int64_t start_dim, int64_t end_dim);
 
-/* One dimension cut into several; one of sizes may be -1.
+/* x with one dimension split into several; one of sizes may be -1.
  * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_unflatten(const tn_tensor *x, int64_t dim, const int64_t *sizes, int siz_count);
 
-/* Without those of the named dimensions (TN_ALL: all) whose extent is 1.
+/* x without those of the given dimensions (TN_ALL: all) whose extent is 1.
  * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_squeeze(const tn_tensor *x, const int64_t *dims, int dim_count);
 
-/* With a dimension of extent 1 put in at dim.
+/* x with a new dimension of extent 1 at dim.
  * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_unsqueeze(const tn_tensor *x, int64_t dim);
 
@@ -653,15 +655,15 @@ TN_API tn_tensor *tn_expand_as(const tn_tensor *x, const tn_tensor *other);
  * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_broadcast_to(const tn_tensor *x, const int64_t *shape, int rank);
 
-/* Two dimensions exchanged.
+/* x with two dimensions swapped.
  * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_transpose(const tn_tensor *x, int64_t dim0, int64_t dim1);
 
-/* a matrix transposed; vectors and numbers stay as they are.
+/* The transpose of a matrix; vectors and scalars are unchanged.
  * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_t(const tn_tensor *x);
 
-/* One dimension moved to another place, the others in their order.
+/* x with one dimension moved to another position; the others keep their order.
  * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_movedim(const tn_tensor *x, int64_t source, int64_t destination);
 
@@ -673,21 +675,21 @@ TN_API tn_tensor *tn_narrow(const tn_tensor *x, int64_t dim, int64_t start, int6
  * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_select(const tn_tensor *x, int64_t dim, int64_t index);
 
-/* Views of x that follow each other along dim; sizes sum to its extent. out receives as many handles as there are
- * sizes, error tensors when something is wrong. Returns their number.
+/* Consecutive views of x along dim; sizes must sum to its extent. out receives one handle per size, error tensors on
+ * failure. Returns their number.
  * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
 TN_API int tn_split(const tn_tensor *x, const int64_t *sizes, int siz_count, int64_t dim, tn_tensor **out);
 
-/* Views of x of equal length along dim, but for a shorter last one; as in PyTorch there can be fewer than `chunks`
- * of them. out has room for `chunks` handles. Returns their number.
+/* Views of x of equal length along dim, the last one perhaps shorter; as in PyTorch there can be fewer than
+ * `chunks`. out has room for `chunks` handles. Returns their number.
  * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
 TN_API int tn_chunk(const tn_tensor *x, int64_t chunks, int64_t dim, tn_tensor **out);
 
-/* The elements in row-major order; a copy where they do not lie so.
+/* x in row-major order; a copy if it is not contiguous.
  * Dtypes: any → same. */
 TN_API tn_tensor *tn_contiguous(const tn_tensor *x);
 
-/* The tensors joined along dim; their other extents are equal.
+/* The tensors concatenated along dim; their other extents must be equal.
  * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_cat(tn_tensor *const *tensors, int tensor_count, int64_t dim);
 
@@ -703,7 +705,7 @@ TN_API tn_tensor *tn_pad(const tn_tensor *x, const int64_t *pads, int pad_count,
  * Dtypes: any → same. Errors: TN_ERR_SHAPE, TN_ERR_DTYPE. */
 TN_API tn_tensor *tn_gather(const tn_tensor *x, int64_t dim, const tn_tensor *index);
 
-/* The slices of x along dim that index (rank 1 or 0) names, in its order. An index outside is an error (see
+/* The slices of x along dim given by index (rank 1 or 0), in its order. An index out of range is an error (see
  * "Indices" above).
  * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_index_select(const tn_tensor *x, int64_t dim, const tn_tensor *index);
@@ -713,7 +715,8 @@ TN_API tn_tensor *tn_index_select(const tn_tensor *x, int64_t dim, const tn_tens
 TN_API tn_tensor *tn_index_add(const tn_tensor *x, int64_t dim, const tn_tensor *index, const tn_tensor *src);
 TN_API tn_tensor *tn_index_add_(tn_tensor *x, int64_t dim, const tn_tensor *index, const tn_tensor *src);
 
-/* Gather after broadcasting x and index against each other in all dims but dim; negative indices count from the end.
+/* Gather, after broadcasting x and index against each other in all dimensions except dim; negative indices count
+ * from the end.
  * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_take_along_dim(const tn_tensor *x, int64_t dim, const tn_tensor *index);
 
@@ -735,65 +738,64 @@ TN_API tn_tensor *tn_scatter_add_(tn_tensor *x, int64_t dim, const tn_tensor *in
 TN_API tn_tensor *tn_scatter_reduce(const tn_tensor *x, int64_t dim, const tn_tensor *index, const tn_tensor *src,
                                     tn_reduce reduce, bool include_self);
 
-/* The places along dim of x's elements in ascending (or descending) order; equal ones stay in order, NaN is the
- * greatest.
+/* The indices along dim that sort x in ascending (or descending) order; stable, NaN is the greatest.
  * Dtypes: any → i64. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_argsort(const tn_tensor *x, int64_t dim, bool descending);
 
-/* x's elements in ascending (or descending) order along dim; where they come from says argsort.
+/* x's elements in ascending (or descending) order along dim; argsort gives their indices.
  * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_sort(const tn_tensor *x, int64_t dim, bool descending);
 
-/* The k greatest (or least) elements along dim, the first first.
+/* The k greatest (or least) elements along dim, sorted.
  * Dtypes: any → same. Errors: TN_ERR_ARGUMENT. */
 TN_API tn_tensor *tn_topk(const tn_tensor *x, int64_t k, int64_t dim, bool largest);
 
-/* Where the elements of topk lie along dim.
+/* The indices of topk's elements along dim.
  * Dtypes: any → i64. Errors: TN_ERR_ARGUMENT. */
 TN_API tn_tensor *tn_topk_indices(const tn_tensor *x, int64_t k, int64_t dim, bool largest);
 
 /* ---- reduce ------------------------------------------------------------------------------------------------------ */
 
-/* The sum over dims (TN_ALL: all). Integers and bools sum to i64.
+/* The sum over dims (TN_ALL: all). The sum of integers and bools is i64.
  * Dtypes: float → same; integer, bool → i64. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_sum(const tn_tensor *x, const int64_t *dims, int dim_count, bool keepdim);
 
-/* The product over dims (TN_ALL: all). Integers and bools multiply to i64.
+/* The product over dims (TN_ALL: all). The product of integers and bools is i64.
  * Dtypes: float → same; integer, bool → i64. */
 TN_API tn_tensor *tn_prod(const tn_tensor *x, const int64_t *dims, int dim_count, bool keepdim);
 
-/* The greatest element over dims (TN_ALL: all); NaN if there is one. Equal ones share the gradient.
+/* The maximum over dims (TN_ALL: all); NaN if there is a NaN. Equal elements share the gradient.
  * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_amax(const tn_tensor *x, const int64_t *dims, int dim_count, bool keepdim);
 
-/* The least element over dims (TN_ALL: all); NaN if there is one. Equal ones share the gradient.
+/* The minimum over dims (TN_ALL: all); NaN if there is a NaN. Equal elements share the gradient.
  * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_amin(const tn_tensor *x, const int64_t *dims, int dim_count, bool keepdim);
 
-/* Where the greatest element lies along dims, the first of equals; over several dims (TN_ALL: all) counted in row-
- * major order. A NaN is the greatest.
+/* The index of the maximum along dims, the first one of equal elements; over several dims (TN_ALL: all) counted in
+ * row-major order. NaN is the greatest.
  * Dtypes: any → i64. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_argmax(const tn_tensor *x, const int64_t *dims, int dim_count, bool keepdim);
 
-/* Where the least element lies along dims, the first of equals; over several dims (TN_ALL: all) counted in row-major
- * order. A NaN is the least.
+/* The index of the minimum along dims, the first one of equal elements; over several dims (TN_ALL: all) counted in
+ * row-major order. NaN is the least.
  * Dtypes: any → i64. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_argmin(const tn_tensor *x, const int64_t *dims, int dim_count, bool keepdim);
 
-/* The running sum along dim. Integers and bools sum to i64.
+/* The cumulative sum along dim. The sum of integers and bools is i64.
  * Dtypes: float → same; integer, bool → i64. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_cumsum(const tn_tensor *x, int64_t dim);
 
-/* The running product along dim. Integers and bools multiply to i64.
+/* The cumulative product along dim. The product of integers and bools is i64.
  * Dtypes: float → same; integer, bool → i64. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_cumprod(const tn_tensor *x, int64_t dim);
 
-/* The mean over dims (TN_ALL: all). Floating point only: an integer mean is not whole.
+/* The mean over dims (TN_ALL: all). Floating dtypes only.
  * Dtypes: float → same. Errors: TN_ERR_SHAPE, TN_ERR_DTYPE. */
 TN_API tn_tensor *tn_mean(const tn_tensor *x, const int64_t *dims, int dim_count, bool keepdim);
 
-/* The mean squared deviation from the mean over dims (TN_ALL: all), with the number of elements less `correction` as
- * divisor: 1 for a sample's, 0 for a population's.
+/* The variance over dims (TN_ALL: all): the sum of squared deviations divided by the number of elements minus
+ * `correction` (1: sample variance, 0: population variance).
  * Dtypes: float → same. Errors: TN_ERR_DTYPE. */
 TN_API tn_tensor *tn_var(const tn_tensor *x, const int64_t *dims, int dim_count, int64_t correction, bool keepdim);
 
@@ -810,25 +812,23 @@ TN_API tn_tensor *tn_norm(const tn_tensor *x, double p, const int64_t *dims, int
  * Dtypes: float → same; integer, bool → f32. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_logsumexp(const tn_tensor *x, const int64_t *dims, int dim_count, bool keepdim);
 
-/* True where any element over dims (TN_ALL: all) is neither 0 nor false; false for none.
+/* True where any element over dims (TN_ALL: all) is nonzero (true); false over no elements.
  * Dtypes: any → bool. */
 TN_API tn_tensor *tn_any(const tn_tensor *x, const int64_t *dims, int dim_count, bool keepdim);
 
-/* True where every element over dims (TN_ALL: all) is neither 0 nor false; true for none.
+/* True where all elements over dims (TN_ALL: all) are nonzero (true); true over no elements.
  * Dtypes: any → bool. */
 TN_API tn_tensor *tn_all(const tn_tensor *x, const int64_t *dims, int dim_count, bool keepdim);
 
-/* How many elements over dims (TN_ALL: all) are neither 0 nor false, as i64.
+/* The number of nonzero (true) elements over dims (TN_ALL: all), as i64.
  * Dtypes: any → i64. */
 TN_API tn_tensor *tn_count_nonzero(const tn_tensor *x, const int64_t *dims, int dim_count, bool keepdim);
 
-/* The greatest element along dim; the gradient goes to the first of equals alone (amax shares it). Where it lies
- * says argmax.
+/* The maximum along dim; the gradient goes to the first of equal elements (amax shares it). argmax gives its index.
  * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_max(const tn_tensor *x, int64_t dim, bool keepdim);
 
-/* The least element along dim; the gradient goes to the first of equals alone (amin shares it). Where it lies says
- * argmin.
+/* The minimum along dim; the gradient goes to the first of equal elements (amin shares it). argmin gives its index.
  * Dtypes: any → same. Errors: TN_ERR_SHAPE. */
 TN_API tn_tensor *tn_min(const tn_tensor *x, int64_t dim, bool keepdim);
 
@@ -843,7 +843,8 @@ TN_API tn_tensor *tn_matmul(const tn_tensor *x, const tn_tensor *y);
  * Dtypes: float, integer → same. Errors: TN_ERR_SHAPE, TN_ERR_DTYPE. */
 TN_API tn_tensor *tn_mm(const tn_tensor *x, const tn_tensor *y);
 
-/* Product of two matrices of i8 or u8, each its own, in i32: exact, modulo 2^32 (torch._int_mm takes i8 alone).
+/* Matrix product of i8 or u8 matrices (they may differ), accumulated in i32, exact modulo 2^32 (torch._int_mm takes
+ * only i8).
  * Dtypes: i8, u8 → i32. Errors: TN_ERR_SHAPE, TN_ERR_DTYPE. */
 TN_API tn_tensor *tn_int_mm(const tn_tensor *x, const tn_tensor *y);
 
@@ -878,13 +879,13 @@ TN_API tn_tensor *tn_addmm(const tn_tensor *input, const tn_tensor *x, const tn_
  * Dtypes: float, integer → same. Errors: TN_ERR_SHAPE, TN_ERR_DTYPE. */
 TN_API tn_tensor *tn_baddbmm(const tn_tensor *input, const tn_tensor *x, const tn_tensor *y, double beta, double alpha);
 
-/* alpha·op(x)·op(y) + beta·addend, where op transposes when asked; addend is NULL or broadcasts to the product.
+/* alpha·op(x)·op(y) + beta·addend, where op transposes if requested; addend is NULL or broadcasts to the product.
  * BLAS's gemm without its output argument; ONNX Gemm.
  * Dtypes: float, integer → same. Errors: TN_ERR_SHAPE, TN_ERR_DTYPE. */
 TN_API tn_tensor *tn_gemm(const tn_tensor *x, const tn_tensor *y, const tn_tensor *addend, double alpha, double beta,
                           bool trans_x, bool trans_y);
 
-/* alpha·op(matrix)·x + beta·addend, where op transposes when asked; addend is NULL or broadcasts to the product.
+/* alpha·op(matrix)·x + beta·addend, where op transposes if requested; addend is NULL or broadcasts to the product.
  * BLAS's gemv without its output argument.
  * Dtypes: float, integer → same. Errors: TN_ERR_SHAPE, TN_ERR_DTYPE. */
 TN_API tn_tensor *tn_gemv(const tn_tensor *matrix, const tn_tensor *x, const tn_tensor *addend, double alpha,
@@ -966,7 +967,7 @@ TN_API tn_tensor *tn_hardswish(const tn_tensor *x);
  * Dtypes: float → same. Errors: TN_ERR_DTYPE. */
 TN_API tn_tensor *tn_leaky_relu(const tn_tensor *x, double negative_slope);
 
-/* x where x > 0, else weight · x; weight has one element, or one a channel (dimension 1 of x).
+/* x where x > 0, else weight · x; weight has one element, or one per channel (dimension 1 of x).
  * Dtypes: float → same. Errors: TN_ERR_SHAPE, TN_ERR_DTYPE. */
 TN_API tn_tensor *tn_prelu(const tn_tensor *x, const tn_tensor *weight);
 
@@ -1055,8 +1056,8 @@ typedef struct tn_rms_norm_options {
 TN_API tn_tensor *tn_rms_norm(const tn_tensor *x, const int64_t *normalized_shape, int normalized_shape_count,
                               const tn_tensor *weight, const tn_rms_norm_options *o);
 
-/* x [batch, channels, ...] standardised over each group of channels / num_groups channels and all that follows, then
- * · weight + bias a channel. Source: Wu and He 2018.
+/* x [batch, channels, ...] normalized over each group of channels / num_groups channels and all following
+ * dimensions, then · weight + bias per channel. Source: Wu and He 2018.
  * Dtypes: float → same. Errors: TN_ERR_SHAPE, TN_ERR_DTYPE. */
 typedef struct tn_group_norm_options {
     size_t struct_size;
@@ -1066,7 +1067,7 @@ typedef struct tn_group_norm_options {
 TN_API tn_tensor *tn_group_norm(const tn_tensor *x, int64_t num_groups, const tn_tensor *weight, const tn_tensor *bias,
                                 const tn_group_norm_options *o);
 
-/* x [batch, channels, ...] standardised over each channel of each sample, then · weight + bias a channel. Source:
+/* x [batch, channels, ...] normalized over each channel of each sample, then · weight + bias per channel. Source:
  * Ulyanov et al. 2016.
  * Dtypes: float → same. Errors: TN_ERR_SHAPE, TN_ERR_DTYPE. */
 typedef struct tn_instance_norm_options {

@@ -184,7 +184,7 @@ static tn_status grad_prelu(tn_build *b, const tn_node *n, tn_node *dy, tn_node 
     return b->status;
 }
 
-/* prelu(x, weight): x where x > 0, else weight · x; weight has one element, or one a channel (dimension 1 of x). */
+/* prelu(x, weight): x where x > 0, else weight · x; weight has one element, or one per channel (dimension 1 of x). */
 const tn_op_impl tn_impl_prelu = {
     .infer = infer_prelu,
     .compose = compose_prelu,

@@ -26,13 +26,13 @@ static tn_node *filled(tn_build *b, const tn_node *n, double v) {
     return tn_b_full(b, n->shape, n->rank, v, (tn_dtype)n->dtype);
 }
 
-/* zeros(shape, dtype): all 0. */
+/* zeros(shape, dtype): a tensor of zeros. */
 static tn_node *compose_zeros(tn_build *b, const tn_node *n) { return filled(b, n, 0); }
 const tn_op_impl tn_impl_zeros = {.infer = infer_made,
                                   .compose = compose_zeros,
                                   .cases = "shape=(2,3) dtype=f32; shape=() dtype=i64; shape=(0,3) dtype=bool"};
 
-/* ones(shape, dtype): all 1. */
+/* ones(shape, dtype): a tensor of ones. */
 static tn_node *compose_ones(tn_build *b, const tn_node *n) { return filled(b, n, 1); }
 const tn_op_impl tn_impl_ones = {.infer = infer_made,
                                  .compose = compose_ones,
@@ -167,17 +167,18 @@ static tn_node *compose_triu(tn_build *b, const tn_node *n) { return triangle(b,
     "types=f32,f64,i32; [3,3] diagonal=0; [2,4] diagonal=1; [2,4,3] diagonal=-1; [0,3] diagonal=0; error=matrix [3] " \
     "diagonal=0"
 
-/* tril(x, diagonal): matrices with what lies above the given diagonal set to 0 (0 the main one, 1 the one above). */
+/* tril(x, diagonal): the lower triangle of matrices; elements above the given diagonal are 0 (diagonal 0: the main one,
+ * 1: the one above). */
 const tn_op_impl tn_impl_tril = {
     .keeps_half = true, .infer = infer_triangle, .compose = compose_tril, .cases = TRIANGLES};
 
-/* triu(x, diagonal): matrices with what lies below the given diagonal set to 0 (0 the main one, 1 the one above). */
+/* triu(x, diagonal): the upper triangle of matrices; elements below the given diagonal are 0 (diagonal 0: the main one,
+ * 1: the one above). */
 const tn_op_impl tn_impl_triu = {
     .keeps_half = true, .infer = infer_triangle, .compose = compose_triu, .cases = TRIANGLES};
 
-/* one_hot(index, classes, dtype): 1 at the place that index names, 0 elsewhere, along a
- * new last dimension of `classes`. An index outside [0, classes) is an error
- * (see "Indices" above). */
+/* one_hot(index, classes, dtype): 1 at position index, 0 elsewhere, along a new last dimension of extent `classes`. An
+ * index outside [0, classes) is an error (see "Indices" above). */
 static tn_status infer_one_hot(tn_infer *c) {
     const tn_node *x = c->in[0];
     TRY(tn_need_integer(c, 0));
@@ -205,7 +206,7 @@ const tn_op_impl tn_impl_one_hot = {
 
 /* ---- repeated, joined, turned ------------------------------------------------------------------------------------ */
 
-/* stack(tensors, dim): tensors of one shape along a new dimension at dim. */
+/* stack(tensors, dim): tensors of equal shape joined along a new dimension dim. */
 static tn_status infer_stack(tn_infer *c) {
     char a[96], b[96];
     int64_t dim;
@@ -243,8 +244,8 @@ const tn_op_impl tn_impl_stack = {.keeps_half = true,
                                   .cases = "types=f32,f64,i32; [2,3] [2,3] dim=0; [2] [2] [2] dim=-1; [] [] dim=0; "
                                            "[2,3] dim=1; error=differ [2] [3] dim=0"};
 
-/* repeat(x, repeats): x repeated repeats[d] times along each dimension; repeats may have more entries than x
- * dimensions, the first ones are then new dimensions. */
+/* repeat(x, repeats): x repeated repeats[d] times along dimension d. If repeats has more entries than x dimensions, the
+ * first ones are new dimensions. */
 static tn_status infer_repeat(tn_infer *c) {
     const tn_node *x = c->in[0];
     int64_t count = c->attrs->i[0], shape[2 * TN_MAX_RANK];
@@ -300,7 +301,7 @@ const tn_op_impl tn_impl_repeat = {.keeps_half = true,
                                             "repeats=(1,4); [3] repeats=(2,2); [2,3] repeats=(0,1);"
                                             "[] repeats=(3); error=dimension [2,3] repeats=(2)"};
 
-/* tile(x, repeats): repeat, with leading ones where repeats is shorter than the rank. */
+/* tile(x, repeats): repeat, with repeats padded by leading ones up to the rank of x. */
 static tn_status infer_tile(tn_infer *c) {
     tn_attrs *a = c->attrs;
     int64_t missing = c->in[0]->rank - a->i[0];
@@ -319,7 +320,7 @@ const tn_op_impl tn_impl_tile = {.keeps_half = true,
                                  .compose = compose_tile,
                                  .cases = "types=f32,i32; [2,3] repeats=(2); [2,3] repeats=(2,2); [2] repeats=(2,1)"};
 
-/* flip(x, dims): the order of elements turned round along dims; a copy. */
+/* flip(x, dims): x with the order of elements reversed along dims; a copy. */
 static tn_status infer_flip(tn_infer *c) {
     for (int64_t k = 0; k < c->attrs->i[0]; k++)
         TRY(tn_infer_dim(c, c->attrs->i[1 + k], c->in[0]->rank, &c->attrs->i[1 + k]));
@@ -337,8 +338,8 @@ const tn_op_impl tn_impl_flip = {.keeps_half = true,
                                  .cases = "types=f32,f64,i32; [5] dims=(0); [2,3] dims=(0,1); [2,3] dims=(-1); [0,3] "
                                           "dims=(0); [] dims=(); error=range [2] dims=(1)"};
 
-/* roll(x, shifts, dims): elements moved on by shifts[k] along dims[k], those that leave at the
- * end come in at the beginning. */
+/* roll(x, shifts, dims): x shifted by shifts[k] along dims[k]; elements that leave at the end re-enter at the
+ * beginning. */
 static tn_status infer_roll(tn_infer *c) {
     int64_t *shifts = c->attrs->i, *dims = shifts + 1 + shifts[0];
     if (shifts[0] != dims[0])

@@ -91,16 +91,16 @@ static kir_val lower_rounding(tn_lower *lw, const tn_node *n, const kir_aff *at)
     .reference = reference_unary,                                                                        \
     .cases = "types=f32,f64,i32; [2,3]@-9..9~0.1; [0,3]; []@0..5~0.1; [3,5]@-1e9..1e9~0.1 grad=off", .flops = 1
 
-/* floor(x): the greatest whole number ≤ x. The gradient is 0, as for ceil, trunc and round. */
+/* floor(x): the greatest integer ≤ x. The gradient is 0, as for ceil, trunc and round. */
 const tn_op_impl tn_impl_floor = {ROUNDING};
 
-/* ceil(x): the least whole number ≥ x. */
+/* ceil(x): the least integer ≥ x. */
 const tn_op_impl tn_impl_ceil = {ROUNDING};
 
-/* trunc(x): x without its fraction. */
+/* trunc(x): x without its fraction, rounded towards 0. */
 const tn_op_impl tn_impl_trunc = {ROUNDING};
 
-/* round(x): the nearest whole number; of two equally near ones the even one. */
+/* round(x): the nearest integer; ties round to even. */
 const tn_op_impl tn_impl_round = {ROUNDING};
 
 /* sqrt(x): the square root; NaN below 0. */
@@ -209,7 +209,7 @@ const tn_op_impl tn_impl_erf = {.class_ = TN_ELEMENTWISE,
                                 .cases = "types=f32,f64,i32 tol=4ulp; [2,3]; [0,3]; []; [33]@-6..6 grad=off",
                                 .flops = 12};
 
-/* bitwise_not(x): every bit turned; of a bool: not x. */
+/* bitwise_not(x): bitwise complement; logical not for bool. */
 static kir_val lower_bitwise_not(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     kir_val x = tn_lower_in(lw, n, 0, at);
     kir_type t = kir_val_type(lw->kb, x);
@@ -228,8 +228,8 @@ const tn_op_impl tn_impl_bitwise_not = {.class_ = TN_ELEMENTWISE,
                                         .cases = "types=i32,i64,bool; [2,3]; [0,3]; []",
                                         .flops = 1};
 
-/* cast(x, dtype): x converted. Float to integer truncates towards 0 and saturates, NaN gives 0; to bool: x ≠ 0. What is
- * quantised in blocks is decoded; nothing is cast to such types. */
+/* cast(x, dtype): x converted to another dtype. Float to integer truncates towards 0 and saturates, NaN gives 0; to
+ * bool: x ≠ 0. Block-quantized tensors are decoded; no tensor can be cast to a block-quantized dtype. */
 static tn_status infer_cast(tn_infer *c) {
     int64_t dtype = c->attrs->i[TN_CAST_DTYPE];
     if (dtype >= TN_PLAIN_DTYPES && dtype < TN_DTYPE_COUNT)
@@ -382,7 +382,7 @@ static tn_status give_two(tn_build *b, const tn_node *n, tn_node *gx, tn_node *g
 /* Broadcasting in all its shapes. */
 #define PAIRS "[2,3] [2,3]; [2,3] [3]; [4,1] [1,5]; [] [3]; [0,3] [1]; [2,1,3] [5,1]; error=broadcast [2,3] [4]"
 
-/* add(x, y): x + y. Bools: or. */
+/* add(x, y): x + y; logical or for bool. */
 static tn_status grad_add(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     return give_two(b, n, tn_needs_grad(n, 0) ? dy : NULL, tn_needs_grad(n, 1) ? dy : NULL, grads);
 }
@@ -410,7 +410,7 @@ const tn_op_impl tn_impl_sub = {.class_ = TN_ELEMENTWISE,
                                 .cases = "types=f32,f64,f16,bf16,i32,i64,i8; " PAIRS,
                                 .flops = 1};
 
-/* mul(x, y): x · y. Bools: and. */
+/* mul(x, y): x · y; logical and for bool. */
 static tn_status grad_mul(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *gx = tn_needs_grad(n, 0) ? tn_b_mul(b, dy, n->in[1]) : NULL;
     tn_node *gy = tn_needs_grad(n, 1) ? tn_b_mul(b, dy, n->in[0]) : NULL;
@@ -445,8 +445,8 @@ const tn_op_impl tn_impl_div = {
              "error=broadcast [2,3] [4]",
     .flops = 1};
 
-/* div_trunc(x, y): x / y without its fraction (PyTorch's div with rounding_mode trunc); integers stay integers, and
- * x / 0 is 0 for them. */
+/* div_trunc(x, y): x / y truncated towards 0 (PyTorch's div with rounding_mode trunc). For integers the result is an
+ * integer, and x / 0 is 0. */
 static kir_val lower_div_trunc(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     kir_val x = tn_lower_in(lw, n, 0, at);
     kir_val quotient = kir_binary(lw->kb, KIR_DIV, x, tn_lower_in(lw, n, 1, at));
@@ -469,7 +469,7 @@ const tn_op_impl tn_impl_div_trunc = {.class_ = TN_ELEMENTWISE,
                                                "[2]:bool [2]:bool",
                                       .flops = 2};
 
-/* floor_divide(x, y): the greatest whole number ≤ x / y, exactly; integers stay integers, and x / 0 is 0 for them. */
+/* floor_divide(x, y): the greatest integer ≤ x / y, exact. For integers the result is an integer, and x / 0 is 0. */
 static kir_val floor_divide_integers(kir_builder *kb, kir_val x, kir_val y) {
     kir_type t = kir_val_type(kb, x);
     kir_val zero = kir_const_i(kb, t, 0);
@@ -527,7 +527,7 @@ const tn_op_impl tn_impl_floor_divide = {
         "types=i32; [9] [9]@-1..1",
     .flops = 4};
 
-/* heaviside(x, values): 0 where x < 0, values where x is 0, 1 where x > 0; 0 of NaN. */
+/* heaviside(x, values): 0 where x < 0, values where x = 0, 1 where x > 0; 0 where x is NaN. */
 static kir_val lower_heaviside(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     kir_builder *kb = lw->kb;
     kir_val x = tn_lower_in(lw, n, 0, at), at_zero = tn_lower_in(lw, n, 1, at);
@@ -623,7 +623,7 @@ static tn_status grad_minimum(tn_build *b, const tn_node *n, tn_node *dy, tn_nod
     return grad_choice(b, n, dy, grads, false);
 }
 
-/* maximum(x, y): the greater of both, element by element; NaN if either is. Equal operands share the gradient. */
+/* maximum(x, y): the element-wise maximum; NaN if an operand is NaN. Equal operands share the gradient. */
 const tn_op_impl tn_impl_maximum = {.class_ = TN_ELEMENTWISE,
                                     .keeps_half = true,
                                     .promote = true,
@@ -634,7 +634,7 @@ const tn_op_impl tn_impl_maximum = {.class_ = TN_ELEMENTWISE,
                                     .cases = "types=f32,f64,f16,bf16,i32,i64,u8,bool; " PAIRS,
                                     .flops = 1};
 
-/* minimum(x, y): the lesser of both, element by element; NaN if either is. Equal operands share the gradient. */
+/* minimum(x, y): the element-wise minimum; NaN if an operand is NaN. Equal operands share the gradient. */
 const tn_op_impl tn_impl_minimum = {.class_ = TN_ELEMENTWISE,
                                     .keeps_half = true,
                                     .promote = true,
@@ -650,7 +650,7 @@ const tn_op_impl tn_impl_minimum = {.class_ = TN_ELEMENTWISE,
     .reference = reference_binary, .cases = "types=f32,f64,i32,i64; " PAIRS "; types=i32; [50]@0..2 [50]@0..2", \
     .flops = 1
 
-/* eq(x, y): true where x = y; NaN equals nothing. */
+/* eq(x, y): true where x = y; false where an operand is NaN. */
 const tn_op_impl tn_impl_eq = {COMPARISON};
 
 /* lt(x, y): true where x < y. */
@@ -663,13 +663,13 @@ const tn_op_impl tn_impl_le = {COMPARISON};
     .class_ = TN_ELEMENTWISE, .promote = true, .infer = tn_infer_bits, .lower = lower_binary, \
     .reference = reference_binary, .cases = "types=" types_ "; [2,3] [2,3]; [2,3] [3]; [0,3] [1]; [] [3]", .flops = 1
 
-/* bitwise_and(x, y): bit by bit; of bools: both. */
+/* bitwise_and(x, y): bitwise and; logical and for bool. */
 const tn_op_impl tn_impl_bitwise_and = {BITS("i32,i64,bool")};
 
-/* bitwise_or(x, y): bit by bit; of bools: either. */
+/* bitwise_or(x, y): bitwise or; logical or for bool. */
 const tn_op_impl tn_impl_bitwise_or = {BITS("i32,i64,bool")};
 
-/* bitwise_xor(x, y): bit by bit; of bools: one but not both. */
+/* bitwise_xor(x, y): bitwise exclusive or; true for bool where exactly one operand is true. */
 const tn_op_impl tn_impl_bitwise_xor = {BITS("i32,i64,bool")};
 
 static tn_status infer_shift(tn_infer *c) {
@@ -677,7 +677,7 @@ static tn_status infer_shift(tn_infer *c) {
     return tn_infer_broadcast(c);
 }
 
-/* bitwise_left_shift(x, y): x · 2^y, wrapped; 0 when y is negative or not less than the width. */
+/* bitwise_left_shift(x, y): x · 2^y, wrapped to the dtype; 0 if y is negative or not less than the number of bits. */
 const tn_op_impl tn_impl_bitwise_left_shift = {.class_ = TN_ELEMENTWISE,
                                                .promote = true,
                                                .infer = infer_shift,
@@ -686,7 +686,8 @@ const tn_op_impl tn_impl_bitwise_left_shift = {.class_ = TN_ELEMENTWISE,
                                                .cases = "types=i32,i64; [2,3] [2,3]@0..9; [2,3] [3]@0..3; [0,3] [1]",
                                                .flops = 1};
 
-/* bitwise_right_shift(x, y): floor(x / 2^y); the sign alone when y is negative or not less than the width. */
+/* bitwise_right_shift(x, y): floor(x / 2^y); if y is negative or not less than the number of bits, 0, or -1 for a
+ * negative x. */
 const tn_op_impl tn_impl_bitwise_right_shift = {
     .class_ = TN_ELEMENTWISE,
     .promote = true,
@@ -698,7 +699,7 @@ const tn_op_impl tn_impl_bitwise_right_shift = {
 
 /* ---- choice and values without operands -------------------------------------------------------------------------- */
 
-/* where(condition, x, y): x where the condition holds, else y. All three broadcast; condition is bool. */
+/* where(condition, x, y): x where the condition is true, else y. All three broadcast; condition is bool. */
 static tn_status infer_where(tn_infer *c) {
     if (c->in[0]->dtype != TN_BOOL)
         return tn_fail(TN_ERR_DTYPE, "where: the condition is %s; it must be bool: compare, or cast it",
@@ -765,7 +766,7 @@ const tn_op_impl tn_impl_full = {
              "shape=(4) value=1 dtype=bool; error=negative shape=(-1) value=0 dtype=f32; "
              "error=hold shape=(2) value=200 dtype=i8"};
 
-/* arange(start, end, step, dtype): start, start + step, … up to but without end. */
+/* arange(start, end, step, dtype): start, start + step, …, excluding end. */
 static tn_status infer_arange(tn_infer *c) {
     const double *f = c->attrs->f;
     int64_t dtype = c->attrs->i[TN_ARANGE_DTYPE];

@@ -91,8 +91,8 @@ const tn_op_impl tn_impl_gather = {
         "[] [3]:i64@0..0 dim=-1; [4] []:i64@0..3 dim=0; [] [4]:i64@-1..1 dim=0 grad=off; [5] [2,0]:i64@0..0 dim=0; "
         "error=fit [4,5] [2]:i64@0..1 dim=0; error=integer [4] [4]:f32 dim=0"};
 
-/* index_select(x, dim, index): the slices of x along dim that index (rank 1 or 0) names, in its order. An index outside
- * is an error (see "Indices" above). */
+/* index_select(x, dim, index): the slices of x along dim given by index (rank 1 or 0), in its order. An index out of
+ * range is an error (see "Indices" above). */
 static tn_status infer_index_select(tn_infer *c) {
     const tn_node *x = c->in[0], *index = c->in[1];
     int64_t dim;
@@ -613,8 +613,8 @@ const tn_op_impl tn_impl_index_add = {
              "types=bool; [4,3] [9]:i64@0..3 [9,3] dim=0; [] [1]:i64@0..0 [] dim=0; types=f32; "
              "error=fit [4,3] [9]:i64@0..3 [8,3] dim=0"};
 
-/* take_along_dim(x, dim, index): gather after broadcasting x and index against each other in all dims but dim; negative
- * indices count from the end. */
+/* take_along_dim(x, dim, index): gather, after broadcasting x and index against each other in all dimensions except
+ * dim; negative indices count from the end. */
 static tn_status infer_take_along_dim(tn_infer *c) {
     const tn_node *x = c->in[0], *index = c->in[1];
     int64_t dim;
@@ -839,8 +839,8 @@ static tn_status infer_argsort(tn_infer *c) {
     return TN_OK;
 }
 
-/* argsort(x, dim, descending): the places along dim of x's elements in ascending (or descending) order; equal ones stay
- * in order, NaN is the greatest. */
+/* argsort(x, dim, descending): the indices along dim that sort x in ascending (or descending) order; stable, NaN is the
+ * greatest. */
 static tn_node *compose_argsort(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0];
     int64_t dim = n->i[TN_ARGSORT_DIM], last = x->rank - 1;
@@ -854,8 +854,7 @@ static tn_node *compose_argsort(tn_build *b, const tn_node *n) {
     "[] dim=0 descending=false; [0,3] dim=0 descending=false; error=range [3] dim=1 descending=false"
 const tn_op_impl tn_impl_argsort = {.infer = infer_argsort, .compose = compose_argsort, .cases = ORDERS};
 
-/* sort(x, dim, descending): x's elements in ascending (or descending) order along dim;
- * where they come from says argsort. */
+/* sort(x, dim, descending): x's elements in ascending (or descending) order along dim; argsort gives their indices. */
 static tn_node *compose_sort(tn_build *b, const tn_node *n) {
     if (n->rank == 0) return tn_b_contiguous(b, n->in[0]);
     return tn_b_gather(b, n->in[0], n->i[0], tn_b_argsort(b, n->in[0], n->i[0], n->i[1] != 0));
@@ -901,13 +900,13 @@ static tn_node *first_places(tn_build *b, const tn_node *n) {
     "k=0 dim=0 largest=true; [] k=1 dim=0 largest=true; [] k=1 dim=-1 largest=false;"                                  \
     "error=elements [3] k=4 dim=0 largest=true"
 
-/* topk(x, k, dim, largest): the k greatest (or least) elements along dim, the first first. */
+/* topk(x, k, dim, largest): the k greatest (or least) elements along dim, sorted. */
 static tn_node *compose_topk(tn_build *b, const tn_node *n) {
     return tn_b_gather(b, n->in[0], n->i[TN_TOPK_DIM], first_places(b, n));
 }
 const tn_op_impl tn_impl_topk = {.keeps_half = true, .infer = infer_topk, .compose = compose_topk, .cases = TOPS};
 
-/* topk_indices(x, k, dim, largest): where the elements of topk lie along dim. */
+/* topk_indices(x, k, dim, largest): the indices of topk's elements along dim. */
 static tn_node *compose_topk_indices(tn_build *b, const tn_node *n) { return tn_b_contiguous(b, first_places(b, n)); }
 const tn_op_impl tn_impl_topk_indices = {.infer = infer_topk_indices, .compose = compose_topk_indices, .cases = TOPS};
 

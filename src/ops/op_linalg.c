@@ -304,8 +304,8 @@ static tn_status infer_int_mm(tn_infer *c) {
     return TN_OK;
 }
 
-/* int_mm(x, y): product of two matrices of i8 or u8, each its own, in i32: exact, modulo 2^32 (torch._int_mm takes i8
- * alone). */
+/* int_mm(x, y): matrix product of i8 or u8 matrices (they may differ), accumulated in i32, exact modulo 2^32
+ * (torch._int_mm takes only i8). */
 const tn_op_impl tn_impl_int_mm = {
     .class_ = TN_MATMUL,
     .reduce = KIR_SUM,
@@ -609,7 +609,7 @@ static tn_node *compose_gemm(tn_build *b, const tn_node *n) {
     return combine(b, n, x, y, n->f[TN_GEMM_ALPHA], n->in[2], n->f[TN_GEMM_BETA]);
 }
 
-/* gemm(x, y, addend, alpha, beta, trans_x, trans_y): alpha·op(x)·op(y) + beta·addend, where op transposes when asked;
+/* gemm(x, y, addend, alpha, beta, trans_x, trans_y): alpha·op(x)·op(y) + beta·addend, where op transposes if requested;
  * addend is NULL or broadcasts to the product. BLAS's gemm without its output argument; ONNX Gemm. */
 const tn_op_impl tn_impl_gemm = {.keeps_half = true,
                                  .infer = infer_gemm,
@@ -640,8 +640,8 @@ static tn_node *compose_gemv(tn_build *b, const tn_node *n) {
     return combine(b, n, a, as_matrix(b, n->in[1], true), n->f[TN_GEMV_ALPHA], n->in[2], n->f[TN_GEMV_BETA]);
 }
 
-/* gemv(matrix, x, addend, alpha, beta, trans): alpha·op(matrix)·x + beta·addend, where op transposes when asked; addend
- * is NULL or broadcasts to the product. BLAS's gemv without its output argument. */
+/* gemv(matrix, x, addend, alpha, beta, trans): alpha·op(matrix)·x + beta·addend, where op transposes if requested;
+ * addend is NULL or broadcasts to the product. BLAS's gemv without its output argument. */
 const tn_op_impl tn_impl_gemv = {
     .keeps_half = true,
     .infer = infer_gemv,

@@ -261,8 +261,8 @@ static kir_val pow_floats(kir_builder *kb, kir_val x, kir_val y) {
     return kir_select(kb, equal(kb, y, zero), one, v);
 }
 
-/* pow(x, y): x to the power of y, with C's results at the edges. Integers stay integers and wrap; to a negative power
- * only 1 and −1 give anything but 0. */
+/* pow(x, y): x to the power of y, with C's results for special values. Integers wrap; with a negative power the result
+ * is 0 except for x = 1 and x = −1. */
 static kir_val lower_pow(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     kir_val x = tn_lower_in(lw, n, 0, at);
     kir_val y = tn_lower_in(lw, n, 1, at);
@@ -422,7 +422,7 @@ static void math_map_one(const tn_reference *r, math_one_operand *f) {
 
 /* ---- powers and roots -------------------------------------------------------------------------------------------- */
 
-/* square(x): x · x; of bools in i64. */
+/* square(x): x · x; for bool in i64. */
 static tn_status infer_square(tn_infer *c) {
     TRY(tn_infer_same(c));
     if (c->dtype == TN_BOOL) c->dtype = TN_I64;
@@ -461,7 +461,7 @@ const tn_op_impl tn_impl_reciprocal = {.to_float = true,
                                        .grad = grad_reciprocal,
                                        .cases = "types=f32,f64,i32; [2,3]@0.5..9; [0,3]; []@1..5"};
 
-/* hypot(x, y): sqrt(x² + y²) without overflow in between. */
+/* hypot(x, y): sqrt(x² + y²) without intermediate overflow. */
 static tn_node *compose_hypot(tn_build *b, const tn_node *n) {
     tn_node *x = tn_b_abs(b, n->in[0]), *y = tn_b_abs(b, n->in[1]);
     tn_node *big = tn_b_maximum(b, x, y), *small = tn_b_minimum(b, x, y);
@@ -492,8 +492,8 @@ const tn_op_impl tn_impl_hypot = {
 
 /* ---- exponentials and logarithms --------------------------------------------------------------------------------- */
 
-/* log1p(x): log(1 + x), accurate near 0. With u = 1 + x as it was rounded, log(u) · x / (u − 1) makes good for the
- * rounding (Goldberg 1991, theorem 4). */
+/* log1p(x): log(1 + x), accurate near 0. With the rounded u = 1 + x, log(u) · x / (u − 1) corrects the rounding
+ * (Goldberg 1991, theorem 4). */
 static tn_node *compose_log1p(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0];
     tn_node *u = tn_b_offset(b, x, 1), *kept = tn_b_offset(b, u, -1);
@@ -516,8 +516,8 @@ const tn_op_impl tn_impl_log1p = {
     .cases = "types=f32,f64 tol=4ulp; [2,3]@-0.9..9; [0,3]; []@0..5; [33]@-1e-3..1e-3; "
              "[9]@-1e-9..1e-9 grad=off; [9]@1..1e30 grad=off; error= types=f16,bf16 tol=1ulp atol=0; [9]@-0.9..9"};
 
-/* expm1(x): exp(x) − 1, accurate near 0. With u = exp(x) as it was rounded, (u − 1) · x / log(u) makes good for the
- * rounding (Kahan's way). */
+/* expm1(x): exp(x) − 1, accurate near 0. With the rounded u = exp(x), (u − 1) · x / log(u) corrects the rounding
+ * (Kahan's method). */
 static tn_node *compose_expm1(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0], *one = const_like(b, 1, x);
     tn_node *u = tn_b_exp(b, x), *kept = tn_b_offset(b, u, -1);
@@ -540,7 +540,7 @@ const tn_op_impl tn_impl_expm1 = {
     .cases =
         "types=f32,f64 tol=4ulp; [2,3]; [0,3]; []; [33]@-1e-3..1e-3; [9]@-1e-9..1e-9 grad=off; [33]@-30..80 grad=off"};
 
-/* xlogy(x, y): x · log(y), and 0 for x = 0 whatever y is, NaN apart. */
+/* xlogy(x, y): x · log(y); 0 for x = 0, unless y is NaN. */
 static tn_node *compose_xlogy(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0], *y = n->in[1];
     tn_node *product = tn_b_mul(b, x, tn_b_log(b, y));
@@ -771,7 +771,7 @@ const tn_op_impl tn_impl_atanh = {
 
 /* ---- parts of numbers -------------------------------------------------------------------------------------------- */
 
-/* sign(x): −1, 0 or 1; 0 of NaN; a bool stays as it is. */
+/* sign(x): −1, 0 or 1; 0 for NaN; a bool is unchanged. */
 static tn_node *compose_sign(tn_build *b, const tn_node *n) {
     if (n->dtype == TN_BOOL) return tn_b_contiguous(b, n->in[0]);
     tn_node *x = n->in[0], *zero = const_like(b, 0, x);
@@ -826,8 +826,8 @@ static double largest_of(tn_dtype t) {
     }
 }
 
-/* nan_to_num(x, nan, posinf, neginf): NaN and the infinities replaced. A posinf or neginf that is itself infinite
- * stands for the largest number of the dtype and its negative. */
+/* nan_to_num(x, nan, posinf, neginf): x with NaN and infinities replaced. An infinite posinf or neginf means the
+ * largest or smallest finite number of the dtype. */
 static tn_node *compose_nan_to_num(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0];
     if (!math_is_float(x)) return tn_b_contiguous(b, x);
@@ -847,9 +847,8 @@ const tn_op_impl tn_impl_nan_to_num = {
 
 /* ---- bounds and mixtures ----------------------------------------------------------------------------------------- */
 
-/* clamp(x, min, max): min where x is less, max where it is more; −INFINITY and INFINITY for no bound. Bounds of an
- * integer tensor are whole and may lie outside its dtype; if no number of the dtype is within them, that is an error.
- * NaN stays. */
+/* clamp(x, min, max): x limited to [min, max]; −INFINITY and INFINITY: no bound. Bounds of an integer tensor are
+ * integers and may lie outside its dtype; it is an error if no number of the dtype is within them. NaN stays NaN. */
 static tn_status infer_clamp(tn_infer *c) {
     double lo = c->attrs->f[TN_CLAMP_MIN], hi = c->attrs->f[TN_CLAMP_MAX];
     TRY(tn_infer_not_bool(c));
@@ -954,7 +953,7 @@ const tn_op_impl tn_impl_masked_fill = {.keeps_half = true,
 
 static tn_node *truth(tn_build *b, tn_node *x) { return tn_b_cast(b, x, TN_BOOL); }
 
-/* ne(x, y): true where x ≠ y; NaN differs from everything. */
+/* ne(x, y): true where x ≠ y, also where an operand is NaN. */
 static tn_node *compose_ne(tn_build *b, const tn_node *n) {
     return tn_b_bitwise_not(b, tn_b_eq(b, n->in[0], n->in[1]));
 }
@@ -974,15 +973,15 @@ const tn_op_impl tn_impl_ge = COMPARED(compose_ge);
 
 /* logical_not(x): true where x is 0 or false. */
 static tn_node *compose_logical_not(tn_build *b, const tn_node *n) { return tn_b_bitwise_not(b, truth(b, n->in[0])); }
-/* logical_and(x, y): true where both are neither 0 nor false. */
+/* logical_and(x, y): true where both operands are nonzero (true). */
 static tn_node *compose_logical_and(tn_build *b, const tn_node *n) {
     return tn_b_bitwise_and(b, truth(b, n->in[0]), truth(b, n->in[1]));
 }
-/* logical_or(x, y): true where one is neither 0 nor false. */
+/* logical_or(x, y): true where at least one operand is nonzero (true). */
 static tn_node *compose_logical_or(tn_build *b, const tn_node *n) {
     return tn_b_bitwise_or(b, truth(b, n->in[0]), truth(b, n->in[1]));
 }
-/* logical_xor(x, y): true where one, but not both, is neither 0 nor false. */
+/* logical_xor(x, y): true where exactly one operand is nonzero (true). */
 static tn_node *compose_logical_xor(tn_build *b, const tn_node *n) {
     return tn_b_bitwise_xor(b, truth(b, n->in[0]), truth(b, n->in[1]));
 }
@@ -1059,7 +1058,7 @@ WITH_NUMBER(div_scalar, tn_b_div, false, infer_with_number, NUMBERS);
 /* rdiv_scalar(x, other): other / x, always floating point. */
 WITH_NUMBER(rdiv_scalar, tn_b_div, true, infer_with_number,
             "types=f32,f64,i32; [2,3]@1..5 other=1.5; []@2..3 other=-2");
-/* floor_divide_scalar(x, other): the greatest whole number ≤ x / other. */
+/* floor_divide_scalar(x, other): the greatest integer ≤ x / other. */
 WITH_NUMBER(floor_divide_scalar, tn_b_floor_divide, false, infer_with_number, NUMBERS);
 /* remainder_scalar(x, other): x modulo other, with the sign of other. */
 WITH_NUMBER(remainder_scalar, tn_b_remainder, false, infer_with_number,
@@ -1067,9 +1066,9 @@ WITH_NUMBER(remainder_scalar, tn_b_remainder, false, infer_with_number,
 /* fmod_scalar(x, other): x modulo other, with the sign of x. */
 WITH_NUMBER(fmod_scalar, tn_b_fmod, false, infer_with_number,
             "types=f32,f64; [2,3]@0.1..1.4 other=1.5; types=i32; [9] other=3; [9] other=-4");
-/* maximum_scalar(x, other): the greater of x and other. */
+/* maximum_scalar(x, other): the maximum of x and other. */
 WITH_NUMBER(maximum_scalar, tn_b_maximum, false, infer_with_number, NUMBERS);
-/* minimum_scalar(x, other): the lesser of x and other. */
+/* minimum_scalar(x, other): the minimum of x and other. */
 WITH_NUMBER(minimum_scalar, tn_b_minimum, false, infer_with_number, NUMBERS);
 
 #define COMPARED_NUMBERS                                                                               \
@@ -1088,7 +1087,8 @@ WITH_NUMBER(gt_scalar, tn_b_gt, false, infer_compare_number, COMPARED_NUMBERS);
 /* ge_scalar(x, other): true where x ≥ other. */
 WITH_NUMBER(ge_scalar, tn_b_ge, false, infer_compare_number, COMPARED_NUMBERS);
 
-/* pow_scalar(x, other): x to the power of other; small whole powers and roots by multiplication and sqrt. */
+/* pow_scalar(x, other): x to the power of other; small integer powers and roots are computed by multiplication and
+ * sqrt. */
 static tn_node *compose_pow_scalar(tn_build *b, const tn_node *n) {
     double e = n->f[0];
     tn_node *x = tn_b_cast(b, n->in[0], (tn_dtype)n->dtype);

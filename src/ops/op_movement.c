@@ -75,8 +75,8 @@ static void keep_symbols(tn_infer *c) {
         c->symbol[c->rank - e] = x->symbol[x->rank - e];
 }
 
-/* view(x, shape): the same elements in another shape, without a copy; one extent may be -1. An error when x's strides
- * do not allow it: reshape copies then. */
+/* view(x, shape): the same elements in another shape, without a copy; one extent may be -1. An error if x's strides do
+ * not allow it; then use reshape. */
 static tn_status infer_view(tn_infer *c) {
     int64_t stride[TN_MAX_RANK], *shape = c->attrs->i + 1;
     int64_t rank = c->attrs->i[0];
@@ -182,7 +182,8 @@ const tn_op_impl tn_impl_permute = {
              "dims=(1,0);"
              "error=twice [2,3] dims=(0,0); error=range [2,3] dims=(0,2); error=rank [2,3] dims=(0)"};
 
-/* expand(x, shape): extents of 1 repeated to those of shape, new dimensions in front; -1 keeps an extent. A view. */
+/* expand(x, shape): x with extents of 1 expanded to those of shape, and new leading dimensions; -1 keeps an extent. A
+ * view. */
 static tn_status infer_expand(tn_infer *c) {
     const tn_node *x = c->in[0];
     int64_t stride[TN_MAX_RANK], *shape = c->attrs->i + 1;
@@ -313,8 +314,8 @@ const tn_op_impl tn_impl_slice = {
         "[0,4] dim=0 start=0 stop=9 step=1; error=step [3] dim=0 start=0 stop=1 step=0;"
         "error=range [3] dim=1 start=0 stop=1 step=1; error=dimension [] dim=0 start=0 stop=1 step=1"};
 
-/* as_strided(x, shape, strides, offset): any places of a contiguous x: element at[] is x's element
- * offset + Σ at[d] · strides[d], counted in row-major order. A view; places may repeat. */
+/* as_strided(x, shape, strides, offset): a view of a contiguous x with arbitrary strides: element at[] is x's element
+ * offset + Σ at[d] · strides[d], counted in row-major order. Elements may occur several times. */
 static tn_status infer_as_strided(tn_infer *c) {
     const int64_t *a = c->attrs->i;
     const int64_t *shape = a + 1, *strides = a + 2 + a[0];
@@ -383,7 +384,7 @@ const tn_op_impl tn_impl_as_strided = {
         "[6] shape=(4,3) strides=(1,1) offset=0; [6] shape=(3) strides=(-2) offset=5; [2] shape=() strides=() offset=1;"
         "error=addressed [4] shape=(3) strides=(2) offset=0; error=strides [4] shape=(3) strides=(1,1) offset=0"};
 
-/* detach(x): x as a constant: gradients stop here. A view. */
+/* detach(x): x without its gradient history. A view. */
 static tn_status infer_detach(tn_infer *c) {
     tn_node_layout(c->in[0], &c->offset, c->stride);
     return tn_infer_same(c);
@@ -396,7 +397,7 @@ const tn_op_impl tn_impl_detach = {.class_ = TN_VIEW_OP,
 
 /* ---- copies ------------------------------------------------------------------------------------------------------ */
 
-/* contiguous(x): the elements in row-major order; a copy where they do not lie so. */
+/* contiguous(x): x in row-major order; a copy if it is not contiguous. */
 static tn_status grad_contiguous(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     (void)n;
     grads[0] = dy;
@@ -516,7 +517,7 @@ const tn_op_impl tn_impl_cat_few = {.class_ = TN_MOVEMENT,
                                              "[2,3] dim=1; [0,3] [2,3] dim=0; [3] dim=0;"
                                              "error=fit [2,3] [2,4] dim=0; error=stack [] [] dim=0"};
 
-/* cat(tensors, dim): the tensors joined along dim; their other extents are equal. */
+/* cat(tensors, dim): the tensors concatenated along dim; their other extents must be equal. */
 enum { CAT_AT_ONCE = 16 }; /* of the 32 buffers of a kernel: room for what is fused into it */
 static tn_node *compose_cat(tn_build *b, const tn_node *n) {
     tn_node *parts[UINT8_MAX];
@@ -818,8 +819,7 @@ static bool can_view(const tn_node *x, const int64_t *shape, int rank) {
     return tn_op(TN_OP_VIEW)->impl->infer(&c) == TN_OK;
 }
 
-/* reshape(x, shape): the same elements in another shape, as a view where possible and a copy
- * otherwise; one extent may be -1. */
+/* reshape(x, shape): the same elements in another shape; a view if possible, otherwise a copy. One extent may be -1. */
 static tn_status reshape_to(const tn_node *x, const int64_t *shape, int rank, tn_view_steps *steps) {
     if (!tn_node_contiguous(x) && !can_view(x, shape, rank)) tn_view_step(steps, TN_OP_CONTIGUOUS);
     tn_view_shape(steps, TN_OP_VIEW, shape, rank);
@@ -829,7 +829,7 @@ tn_status tn_view_reshape(const tn_node *const *in, const tn_attrs *args, tn_vie
     return reshape_to(in[0], args->i + 1, (int)args->i[0], steps);
 }
 
-/* flatten(x, start_dim, end_dim): dims start_dim to end_dim, both included, made one. */
+/* flatten(x, start_dim, end_dim): x with dimensions start_dim to end_dim, inclusive, merged into one. */
 tn_status tn_view_flatten(const tn_node *const *in, const tn_attrs *args, tn_view_steps *steps) {
     const tn_node *x = in[0];
     int64_t first, last, shape[TN_MAX_RANK], rank = 0, joined = 1;
@@ -848,7 +848,7 @@ tn_status tn_view_flatten(const tn_node *const *in, const tn_attrs *args, tn_vie
     return reshape_to(x, shape, (int)rank, steps);
 }
 
-/* unflatten(x, dim, sizes): one dimension cut into several; one of sizes may be -1. */
+/* unflatten(x, dim, sizes): x with one dimension split into several; one of sizes may be -1. */
 tn_status tn_view_unflatten(const tn_node *const *in, const tn_attrs *args, tn_view_steps *steps) {
     const tn_node *x = in[0];
     int64_t dim, count = args->i[1], shape[2 * TN_MAX_RANK], known = 1;
@@ -873,7 +873,7 @@ tn_status tn_view_unflatten(const tn_node *const *in, const tn_attrs *args, tn_v
     return reshape_to(x, shape, (int)(x->rank - 1 + count), steps);
 }
 
-/* squeeze(x, dims): without those of the named dimensions (TN_ALL: all) whose extent is 1. */
+/* squeeze(x, dims): x without those of the given dimensions (TN_ALL: all) whose extent is 1. */
 tn_status tn_view_squeeze(const tn_node *const *in, const tn_attrs *args, tn_view_steps *steps) {
     const tn_node *x = in[0];
     bool named[TN_MAX_RANK];
@@ -892,7 +892,7 @@ tn_status tn_view_squeeze(const tn_node *const *in, const tn_attrs *args, tn_vie
     return TN_OK;
 }
 
-/* unsqueeze(x, dim): with a dimension of extent 1 put in at dim. */
+/* unsqueeze(x, dim): x with a new dimension of extent 1 at dim. */
 tn_status tn_view_unsqueeze(const tn_node *const *in, const tn_attrs *args, tn_view_steps *steps) {
     const tn_node *x = in[0];
     int64_t dim, shape[TN_MAX_RANK + 1];
@@ -935,7 +935,7 @@ static void view_identity(int64_t *dims, int rank) {
         dims[d] = d;
 }
 
-/* transpose(x, dim0, dim1): two dimensions exchanged. */
+/* transpose(x, dim0, dim1): x with two dimensions swapped. */
 tn_status tn_view_transpose(const tn_node *const *in, const tn_attrs *args, tn_view_steps *steps) {
     int64_t a, b, dims[TN_MAX_RANK];
     TRY(tn_view_dim(steps, args->i[0], in[0]->rank, &a));
@@ -949,7 +949,7 @@ tn_status tn_view_transpose(const tn_node *const *in, const tn_attrs *args, tn_v
     return TN_OK;
 }
 
-/* t(x): a matrix transposed; vectors and numbers stay as they are. */
+/* t(x): the transpose of a matrix; vectors and scalars are unchanged. */
 tn_status tn_view_t(const tn_node *const *in, const tn_attrs *args, tn_view_steps *steps) {
     (void)args;
     int64_t dims[TN_MAX_RANK];
@@ -963,7 +963,7 @@ tn_status tn_view_t(const tn_node *const *in, const tn_attrs *args, tn_view_step
     return TN_OK;
 }
 
-/* movedim(x, source, destination): one dimension moved to another place, the others in their order. */
+/* movedim(x, source, destination): x with one dimension moved to another position; the others keep their order. */
 tn_status tn_view_movedim(const tn_node *const *in, const tn_attrs *args, tn_view_steps *steps) {
     int64_t from, to, dims[TN_MAX_RANK];
     int rank = in[0]->rank;
@@ -1043,8 +1043,8 @@ static tn_status check_split(const tn_tensor *x, const int64_t *sizes, int count
                    (long long)*dim, (long long)n->shape[*dim]);
 }
 
-/* split(x, sizes, dim): views of x that follow each other along dim; sizes sum to its extent. out receives as many
- * handles as there are sizes, error tensors when something is wrong. Returns their number. */
+/* split(x, sizes, dim): consecutive views of x along dim; sizes must sum to its extent. out receives one handle per
+ * size, error tensors on failure. Returns their number. */
 int(tn_split)(const tn_tensor *x, const int64_t *sizes, int size_count, int64_t dim, tn_tensor **out) {
     tn_status s = tn_need(out, "split: out");
     if (s != TN_OK) return 0;
@@ -1060,8 +1060,8 @@ int(tn_split)(const tn_tensor *x, const int64_t *sizes, int size_count, int64_t 
     return size_count;
 }
 
-/* chunk(x, chunks, dim): views of x of equal length along dim, but for a shorter last one; as in PyTorch there can be
- * fewer than `chunks` of them. out has room for `chunks` handles. Returns their number. */
+/* chunk(x, chunks, dim): views of x of equal length along dim, the last one perhaps shorter; as in PyTorch there can be
+ * fewer than `chunks`. out has room for `chunks` handles. Returns their number. */
 int(tn_chunk)(const tn_tensor *x, int64_t chunks, int64_t dim, tn_tensor **out) {
     if (tn_need(out, "chunk: out") != TN_OK) return 0;
     if (!x || chunks < 1 || chunks > INT32_MAX) {

@@ -284,8 +284,8 @@ static tn_node *compose_group_norm(tn_build *b, const tn_node *n) {
     return normalize_groups(b, n, n->i[TN_GROUP_NORM_NUM_GROUPS], n->f[TN_GROUP_NORM_EPS]);
 }
 
-/* group_norm(x, num_groups, weight, bias, eps): x [batch, channels, ...] standardised over each group of
- * channels / num_groups channels and all that follows, then · weight + bias a channel. Source: Wu and He 2018. */
+/* group_norm(x, num_groups, weight, bias, eps): x [batch, channels, ...] normalized over each group of channels /
+ * num_groups channels and all following dimensions, then · weight + bias per channel. Source: Wu and He 2018. */
 const tn_op_impl tn_impl_group_norm = {
     .infer = infer_group_norm,
     .compose = compose_group_norm,
@@ -304,8 +304,8 @@ static tn_node *compose_instance_norm(tn_build *b, const tn_node *n) {
     return normalize_groups(b, n, n->in[0]->shape[1], n->f[TN_INSTANCE_NORM_EPS]);
 }
 
-/* instance_norm(x, weight, bias, eps): x [batch, channels, ...] standardised over each channel of each sample, then
- * · weight + bias a channel. Source: Ulyanov et al. 2016. */
+/* instance_norm(x, weight, bias, eps): x [batch, channels, ...] normalized over each channel of each sample, then ·
+ * weight + bias per channel. Source: Ulyanov et al. 2016. */
 const tn_op_impl tn_impl_instance_norm = {
     .infer = infer_channels_norm,
     .compose = compose_instance_norm,

@@ -120,7 +120,7 @@ static kir_val lower_sum(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     "error=range [2] dims=(1) keepdim=false; error=twice [2] dims=(0,0) keepdim=false"
 #define EMPTY_REDUCTIONS "[0,3] dims=(0) keepdim=false; [0,3] dims=(1) keepdim=true; [2,0] dims=() keepdim=false"
 
-/* sum(x, dims, keepdim): the sum over dims (TN_ALL: all). Integers and bools sum to i64. */
+/* sum(x, dims, keepdim): the sum over dims (TN_ALL: all). The sum of integers and bools is i64. */
 static tn_status grad_sum(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     grads[0] = tn_b_expand(b, with_dims(b, n, dy), n->in[0]->shape, n->in[0]->rank);
     return b->status;
@@ -190,7 +190,7 @@ static tn_node *beside_infinite(tn_build *b, const tn_node *n, tn_node *filled, 
     return tn_b_where(b, tn_b_bitwise_and(b, odd, tn_b_eq(b, count, one)), others, share);
 }
 
-/* prod(x, dims, keepdim): the product over dims (TN_ALL: all). Integers and bools multiply to i64.
+/* prod(x, dims, keepdim): the product over dims (TN_ALL: all). The product of integers and bools is i64.
  *
  * Gradient: the product of the others is y / x where x is not 0; where it is, the others' product, for a single zero.
  * The same holds for a single element that is NaN or infinite: by division it would spoil its own gradient. Of these
@@ -257,8 +257,8 @@ static void reference_amin(const tn_reference *r) { fold_reduced(r, INFINITY, st
 #define EXTREMES \
     "types=f32,f64,i32,i64; " REDUCTIONS "; [0,3] dims=(1) keepdim=false; error=element [0,3] dims=(0) keepdim=false"
 
-/* amax(x, dims, keepdim): the greatest element over dims (TN_ALL: all); NaN if there is one.
- * Equal ones share the gradient. */
+/* amax(x, dims, keepdim): the maximum over dims (TN_ALL: all); NaN if there is a NaN. Equal elements share the
+ * gradient. */
 const tn_op_impl tn_impl_amax = {.class_ = TN_REDUCTION,
                                  .reduce = KIR_RMAX,
                                  .infer = infer_extreme,
@@ -269,8 +269,8 @@ const tn_op_impl tn_impl_amax = {.class_ = TN_REDUCTION,
                                  .cases = EXTREMES,
                                  .flops = 1};
 
-/* amin(x, dims, keepdim): the least element over dims (TN_ALL: all); NaN if there is one.
- * Equal ones share the gradient. */
+/* amin(x, dims, keepdim): the minimum over dims (TN_ALL: all); NaN if there is a NaN. Equal elements share the
+ * gradient. */
 const tn_op_impl tn_impl_amin = {.class_ = TN_REDUCTION,
                                  .reduce = KIR_RMIN,
                                  .infer = infer_extreme,
@@ -289,8 +289,8 @@ static tn_status infer_arg(tn_infer *c) {
 static void reference_argmax(const tn_reference *r) { fold_reduced(r, 0, step_argmax); }
 static void reference_argmin(const tn_reference *r) { fold_reduced(r, 0, step_argmin); }
 
-/* argmax(x, dims, keepdim): where the greatest element lies along dims, the first of equals; over several dims (TN_ALL:
- * all) counted in row-major order. A NaN is the greatest. */
+/* argmax(x, dims, keepdim): the index of the maximum along dims, the first one of equal elements; over several dims
+ * (TN_ALL: all) counted in row-major order. NaN is the greatest. */
 const tn_op_impl tn_impl_argmax = {.class_ = TN_REDUCTION,
                                    .reduce = KIR_ARGMAX,
                                    .infer = infer_arg,
@@ -300,8 +300,8 @@ const tn_op_impl tn_impl_argmax = {.class_ = TN_REDUCTION,
                                    .cases = EXTREMES,
                                    .flops = 1};
 
-/* argmin(x, dims, keepdim): where the least element lies along dims, the first of equals; over several dims (TN_ALL:
- * all) counted in row-major order. A NaN is the least. */
+/* argmin(x, dims, keepdim): the index of the minimum along dims, the first one of equal elements; over several dims
+ * (TN_ALL: all) counted in row-major order. NaN is the least. */
 const tn_op_impl tn_impl_argmin = {.class_ = TN_REDUCTION,
                                    .reduce = KIR_ARGMIN,
                                    .infer = infer_arg,
@@ -352,7 +352,7 @@ static tn_node *sum_from_end(tn_build *b, tn_node *v, int64_t dim) {
     "[5] dim=0; [2,3] dim=0; [2,3] dim=-1; [3,0] dim=0; [2,3,4] dim=1; error=range [2] dim=1; [] dim=0; [] " \
     "dim=-1; error=range [] dim=1"
 
-/* cumsum(x, dim): the running sum along dim. Integers and bools sum to i64. */
+/* cumsum(x, dim): the cumulative sum along dim. The sum of integers and bools is i64. */
 static tn_status grad_cumsum(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     grads[0] = n->rank ? sum_from_end(b, dy, n->i[0]) : dy;
     return b->status;
@@ -369,7 +369,7 @@ const tn_op_impl tn_impl_cumsum = {.class_ = TN_SCANNING,
                                             "; [300] dim=0 grad=off atol=1e-4",
                                    .flops = 1};
 
-/* cumprod(x, dim): the running product along dim. Integers and bools multiply to i64.
+/* cumprod(x, dim): the cumulative product along dim. The product of integers and bools is i64.
  *
  * Gradient: dx[k] = Σ dy[i] · Π x[j] over i ≥ k, j ≤ i, j ≠ k. With the first zero of each row replaced by 1, p are
  * the running products: up to that zero (at k) the sums of dy·p are its gradient; elsewhere a product behind the zero
@@ -441,7 +441,7 @@ static tn_status infer_float_reduce(tn_infer *c) {
     return tn_infer_reduce(c);
 }
 
-/* mean(x, dims, keepdim): the mean over dims (TN_ALL: all). Floating point only: an integer mean is not whole. */
+/* mean(x, dims, keepdim): the mean over dims (TN_ALL: all). Floating dtypes only. */
 static tn_node *compose_mean(tn_build *b, const tn_node *n) {
     tn_node *sum = tn_b_sum(b, n->in[0], dims_of(n), (int)dims_count(n), keeps_dims(n));
     return sum ? tn_b_div(b, sum, tn_b_const(b, (double)reduced_count(n), sum)) : NULL;
@@ -452,8 +452,8 @@ const tn_op_impl tn_impl_mean = {.infer = infer_float_reduce,
                                           "; types=i32; error=cast [2] dims=() keepdim=false; types=f16,bf16 tol=1ulp "
                                           "error=; [2,30] dims=(1) keepdim=false"};
 
-/* var(x, dims, correction, keepdim): the mean squared deviation from the mean over dims (TN_ALL: all), with the number
- * of elements less `correction` as divisor: 1 for a sample's, 0 for a population's. */
+/* var(x, dims, correction, keepdim): the variance over dims (TN_ALL: all): the sum of squared deviations divided by the
+ * number of elements minus `correction` (1: sample variance, 0: population variance). */
 static tn_status infer_var(tn_infer *c) {
     int64_t count = c->attrs->i[0];
     if (!tn_dtype_is_float((tn_dtype)c->in[0]->dtype)) return infer_float_reduce(c);
@@ -611,20 +611,20 @@ static tn_node *count_true(tn_build *b, const tn_node *n, tn_node *truth) {
     "dims=(0,-1) keepdim=false;"                                                                             \
     "[] dims=() keepdim=false; [0,3] dims=(0) keepdim=false"
 
-/* any(x, dims, keepdim): true where any element over dims (TN_ALL: all) is neither 0 nor false; false for none. */
+/* any(x, dims, keepdim): true where any element over dims (TN_ALL: all) is nonzero (true); false over no elements. */
 static tn_node *compose_any(tn_build *b, const tn_node *n) {
     return tn_b_cast(b, count_true(b, n, tn_b_cast(b, n->in[0], TN_BOOL)), TN_BOOL);
 }
 const tn_op_impl tn_impl_any = {.infer = infer_truth_reduce, .compose = compose_any, .cases = TRUTHS};
 
-/* all(x, dims, keepdim): true where every element over dims (TN_ALL: all) is neither 0 nor false; true for none. */
+/* all(x, dims, keepdim): true where all elements over dims (TN_ALL: all) are nonzero (true); true over no elements. */
 static tn_node *compose_all(tn_build *b, const tn_node *n) {
     tn_node *falses = count_true(b, n, tn_b_logical_not(b, n->in[0]));
     return tn_b_logical_not(b, falses);
 }
 const tn_op_impl tn_impl_all = {.infer = infer_truth_reduce, .compose = compose_all, .cases = TRUTHS};
 
-/* count_nonzero(x, dims, keepdim): how many elements over dims (TN_ALL: all) are neither 0 nor false, as i64. */
+/* count_nonzero(x, dims, keepdim): the number of nonzero (true) elements over dims (TN_ALL: all), as i64. */
 static tn_status infer_count(tn_infer *c) {
     TRY(tn_infer_reduce(c));
     c->dtype = TN_I64;
@@ -663,10 +663,10 @@ static tn_node *compose_min(tn_build *b, const tn_node *n) { return compose_chos
     "keepdim=false;"                                                                                                  \
     "error=element [0,3] dim=0 keepdim=false"
 
-/* max(x, dim, keepdim): the greatest element along dim; the gradient goes to the first of equals alone (amax shares
- * it). Where it lies says argmax. */
+/* max(x, dim, keepdim): the maximum along dim; the gradient goes to the first of equal elements (amax shares it).
+ * argmax gives its index. */
 const tn_op_impl tn_impl_max = {.keeps_half = true, .infer = infer_one_dim, .compose = compose_max, .cases = CHOSEN};
 
-/* min(x, dim, keepdim): the least element along dim; the gradient goes to the first of equals alone (amin shares it).
- * Where it lies says argmin. */
+/* min(x, dim, keepdim): the minimum along dim; the gradient goes to the first of equal elements (amin shares it).
+ * argmin gives its index. */
 const tn_op_impl tn_impl_min = {.keeps_half = true, .infer = infer_one_dim, .compose = compose_min, .cases = CHOSEN};
