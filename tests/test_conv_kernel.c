@@ -590,11 +590,16 @@ static void one_filter_a_channel_has_the_bits_of_its_definition(void **state) {
         {.batch = 1, .groups = 1, .size = {90, 90}, .kernel = {3, 3}, .out_size = {90, 90}},
         {.batch = 2, .groups = 2, .size = {1, 9000}, .kernel = {1, 70}, .out_size = {1, 9000}},
         {.batch = 1, .groups = 3, .size = {20, 20}, .kernel = {12, 12}, .out_size = {9, 9}},
+        {.batch = 1, .groups = 18, .size = {15, 15}, .kernel = {7, 7}, .out_size = {15, 15}, .pass = 9},
+        {.batch = 1, .groups = 17, .size = {20, 20}, .kernel = {9, 9}, .out_size = {20, 20}},
+        {.batch = 1, .groups = 33, .size = {2, 1300}, .kernel = {1, 9}, .out_size = {2, 1300}},
+        {.batch = 1, .groups = 16, .size = {70, 90}, .kernel = {3, 3}, .out_size = {70, 90}, .pass = 9},
     };
     random_state = 3;
     for (int i = 0; i < CASES; i++) {
         problem p = {.a = {.batch = random_from(1, 3), .groups = random_from(1, 5), .channels = 1, .out_channels = 1}};
         tn_conv_args *a = &p.a;
+        if (random_below(2)) a->groups = random_from(6, 35); /* also more than a vector has lanes */
         a->pass = random_below(2) ? 9 : 0;
         for (int d = 0; d < 2; d++) {
             a->size[d] = random_from(1, 12);
@@ -1001,6 +1006,33 @@ static void one_tap_of_small_images_has_the_bits_of_a_product(void **state) {
     }
 }
 
+/* What an epilogue does to each channel is done while sums are turned back. */
+static void depthwise_epilogues_have_the_bits_of_their_steps(void **state) {
+    (void)state;
+    enum { CHANNELS = 37, SIDE = 14, MOST = 2 * CHANNELS * SIDE * SIDE };
+    static float got[MOST], want[MOST];
+    for (int kind = 0; kind < 3; kind++) {
+        assert_ok(tn_threads_set(1 + kind));
+        TN_SCOPE;
+        tn_conv2d_options o = TN_CONV2D_DEFAULTS;
+        o.groups = CHANNELS;
+        o.padding[0] = o.padding[1] = 1;
+        tn_tensor *x = random_tensor(TN_DIMS(2, CHANNELS, SIDE, SIDE)), *w = random_tensor(TN_DIMS(CHANNELS, 1, 3, 3));
+        tn_tensor *bias = random_tensor(TN_DIMS(CHANNELS)), *rest = random_tensor(TN_DIMS(2, CHANNELS, SIDE, SIDE));
+        tn_tensor *low = tn_from_data(&(float){-0.25f}, NULL, 0, TN_F32);
+        tn_tensor *high = tn_from_data(&(float){0.5f}, NULL, 0, TN_F32);
+        tn_tensor *y = NULL, *sums = tn_conv2d(x, w, NULL, &o);
+        assert_ok(tn_eval(&sums, 1));
+        for (int alone = 0; alone < 2; alone++) {
+            y = alone ? tn_add(sums, tn_reshape(bias, TN_DIMS(CHANNELS, 1, 1))) : tn_conv2d(x, w, bias, &o);
+            y = kind == 2 ? tn_add(y, rest) : kind ? tn_minimum(tn_maximum(y, low), high) : tn_relu(y);
+            assert_ok(tn_eval(&y, 1));
+            assert_ok(tn_read(y, alone ? want : got, sizeof got));
+        }
+        assert_memory_equal(got, want, sizeof got);
+    }
+}
+
 /* Averages over windows are sums by the kernel for one filter a channel. */
 static void window_means_come_from_the_depthwise_kernel(void **state) {
     (void)state;
@@ -1298,6 +1330,7 @@ int main(void) {
         cmocka_unit_test(one_tap_has_the_bits_of_a_product),
         cmocka_unit_test(one_tap_of_small_images_has_the_bits_of_a_product),
         cmocka_unit_test(window_means_come_from_the_depthwise_kernel),
+        cmocka_unit_test(depthwise_epilogues_have_the_bits_of_their_steps),
         cmocka_unit_test(the_greatest_of_a_window_has_the_bits_of_a_reduction),
         cmocka_unit_test(what_is_no_number_stands_at_the_same_pixels),
         cmocka_unit_test(what_ends_while_it_is_nhwc_has_the_bits_of_its_steps),

@@ -70,6 +70,21 @@ static kir_val residual(const maker *m) { return add(m, sum(m), load(m, GATE)); 
 static kir_val outer_and_one(const maker *m) {
     return add(m, sum(m), kir_fma(m->b, load(m, TIMES), load(m, ADD), number(m, 1)));
 }
+static kir_val by_rows_relu(const maker *m) { return at_least(m, by_rows(m), 0); }
+static kir_val biased_residual(const maker *m) { return add(m, load(m, GATE), biased(m)); }
+static kir_val by_rows_residual_relu(const maker *m) { return at_least(m, add(m, by_rows(m), load(m, GATE)), 0); }
+static kir_val outer_residual(const maker *m) { return add(m, with_outer(m), load(m, GATE)); }
+
+/* Between two numbers in memory. */
+static kir_val clipped_to(const maker *m, kir_val x, bool low, bool high) {
+    const kir_aff first = kir_aff_const(0), second = kir_aff_const(1);
+    if (low) x = kir_binary(m->b, KIR_MAX, x, kir_load(m->b, TIMES, &first, KIR_NONE));
+    return high ? kir_binary(m->b, KIR_MIN, x, kir_load(m->b, TIMES, &second, KIR_NONE)) : x;
+}
+static kir_val clipped(const maker *m) { return clipped_to(m, by_rows(m), true, true); }
+static kir_val clipped_below(const maker *m) { return clipped_to(m, biased_residual(m), true, false); }
+static kir_val clipped_relu(const maker *m) { return clipped_to(m, by_rows_relu(m), false, true); }
+static kir_val clipped_gradient(const maker *m) { return clipped_to(m, gradient(m), true, true); }
 static kir_val twice(const maker *m) { return add(m, biased(m), load(m, ADD)); }
 
 static const struct kind {
@@ -92,8 +107,16 @@ static const struct kind {
              {"gated by one", gated_by_one, false, true},
              {"gated less", gated_less, false, true},
              {"gated otherwise", gated_otherwise, false, true},
-             {"by rows", by_rows, false, false},
-             {"residual", residual, false, true},
+             {"by rows", by_rows, true, false},
+             {"by rows, relu", by_rows_relu, true, false},
+             {"residual", residual, true, true},
+             {"biased, residual", biased_residual, true, true},
+             {"by rows, residual, relu", by_rows_residual_relu, true, true},
+             {"outer, residual", outer_residual, false, true},
+             {"clipped", clipped, true, false},
+             {"clipped below", clipped_below, true, true},
+             {"clipped relu", clipped_relu, true, false},
+             {"clipped gradient", clipped_gradient, false, true},
              {"outer and one", outer_and_one, false, false},
              {"twice", twice, false, false}};
 

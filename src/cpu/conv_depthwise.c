@@ -1,6 +1,7 @@
 /* conv_depthwise.c — one filter a channel, and the greatest number of each window: what meets no other channel.
  *
- * A product of matrices would be all edges. A block of an image's rows is brought to an input tile (conv_paths.h),
+ * A product of matrices would be all edges. Many channels are computed a vector at a time: conv_channels.c. Of few, a
+ * block of an image's rows is brought to an input tile (conv_paths.h),
  * zeros around it (-∞ where the greatest is looked for), where each tap is a fixed distance away from its output pixel;
  * runs of output pixels are weighed there by whole vectors. Chains are those of the composition, so its bits come out.
  * */
@@ -101,6 +102,11 @@ static void plan_depthwise(depthwise *e, const tn_conv_args *a) {
     e->sums_bytes = a->epilogue.vm ? im2col_bytes(e->rows * a->out_size[1]) : 0;
     e->part_bytes =
         e->input_tile_bytes + im2col_bytes(taps) + e->run_bytes + e->sums_bytes + fused_call_scratch(&a->epilogue, 0);
+}
+
+/* Windows that lie side by side need no input tile. */
+static bool goes_by_channels(const tn_conv_args *a) {
+    return !of_four(a) && !are_pairs(a) && tn_conv_by_channels_fits(a);
 }
 
 bool tn_conv_depthwise_fits(const tn_conv_args *a) {
@@ -235,6 +241,7 @@ static void compute_parts(void *ctx, int64_t begin, int64_t end, int worker) {
 
 size_t tn_conv_depthwise_workspace(const tn_conv_args *args, int threads) {
     depthwise e;
+    if (goes_by_channels(args)) return tn_conv_by_channels_workspace(args, threads);
     plan_depthwise(&e, args);
     return e.order_bytes + (size_t)(threads > 1 ? threads : 1) * e.part_bytes;
 }
@@ -248,8 +255,12 @@ static int depthwise_threads(const tn_conv_args *args) {
 
 void tn_conv_depthwise(const tn_conv_args *args) {
     depthwise e;
-    plan_depthwise(&e, args);
     int threads = depthwise_threads(args);
+    if (goes_by_channels(args)) {
+        tn_conv_by_channels(args, threads);
+        return;
+    }
+    plan_depthwise(&e, args);
     order_taps(&e, args->workspace);
     e.parts = (char *)args->workspace + e.order_bytes;
     int64_t planes = args->batch * args->groups;

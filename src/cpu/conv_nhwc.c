@@ -622,19 +622,10 @@ static void find_phases(nhwc_nhwc *t, const nhwc_phases *phases, int64_t *tap) {
     }
 }
 
-static void find_epilogue(nhwc_nhwc *t) {
-    const tn_fused_program *epilogue = &t->a.epilogue;
-    const tn_fused_epilogue *e = epilogue->vm ? epilogue->epilogue_ops : NULL;
-    if (!e) return;
-    t->ends = true;
-    t->epilogue_ops.relu = e->relu;
-    if (e->add.buffer >= 0) t->epilogue_ops.add = (const float *)epilogue->launch.buffers[e->add.buffer] + e->add.first;
-}
-
 void tn_conv_nhwc(const tn_conv_args *args, const nhwc_phases *phases, void *workspace) {
     nhwc_nhwc t;
     plan_nhwc(&t, args, phases);
-    find_epilogue(&t);
+    t.ends = epilogue_by_channels(&args->epilogue, &t.epilogue_ops);
     int threads = tn_conv_threads(args);
     find_phases(&t, phases, workspace);
     t.memory = (char *)workspace + t.tap_bytes;

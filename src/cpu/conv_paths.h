@@ -39,6 +39,31 @@ typedef struct nhwc_phases {
 size_t tn_conv_nhwc_workspace(const tn_conv_args *args, const nhwc_phases *phases, int threads);
 void tn_conv_nhwc(const tn_conv_args *args, const nhwc_phases *phases, void *workspace);
 
+/* ==== epilogues by channels ======================================================================================= */
+
+/* Where an element of what an epilogue reads lies; NULL: it does not read that. */
+static inline const float *epilogue_reads(const tn_fused_program *epilogue, const tn_epilogue_access *at) {
+    return at->buffer < 0 ? NULL : (const float *)epilogue->launch.buffers[at->buffer] + at->first;
+}
+
+/* Is all that an epilogue does a bias, max(…, 0) and clipping? *ops: with addresses, of channel 0 … */
+static inline bool epilogue_by_channels(const tn_fused_program *epilogue, epilogue_ops *ops) {
+    const tn_fused_epilogue *e = epilogue->vm ? epilogue->epilogue_ops : NULL;
+    if (!e) return false;
+    *ops = (epilogue_ops){.add = epilogue_reads(epilogue, &e->add),
+                          .floor = epilogue_reads(epilogue, &e->floor),
+                          .ceiling = epilogue_reads(epilogue, &e->ceiling),
+                          .relu = e->relu};
+    return true;
+}
+
+/* ==== a vector of channels at a time ============================================================================== */
+
+/* Of tn_conv_depthwise: are there as many channels, and does the input tile of a row of output pixels fit? */
+bool tn_conv_by_channels_fits(const tn_conv_args *args);
+size_t tn_conv_by_channels_workspace(const tn_conv_args *args, int threads);
+void tn_conv_by_channels(const tn_conv_args *args, int threads);
+
 /* ==== rows of a producer's results, computed by the consumer's thread ============================================= */
 /* What the first layer of a network makes of an image is many times as large, and takes longer to store and to fetch
  * again than to compute. So the convolution behind it has it made (conv.h, `maker`): as many rows as a block of its own

@@ -153,35 +153,27 @@ static void copy_steps(float *to, const float *input_tile, const piece *p, int n
 
 /* ---- one filter a channel ---------------------------------------------------------------------------------------- */
 
-/* The greater one as KIR has it: NaN if there is one, the first of two. */
-VEC_INLINE V v_greatest(V x, V y) {
-#if defined(__AVX512F__)
-    __m512 a = (__m512)x;
-    return (V)_mm512_mask_mov_ps(_mm512_max_ps(a, (__m512)y), _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), a);
-#else
-    typedef int32_t bits __attribute__((vector_size(VEC_BYTES)));
-    bits first = (x > y) | (x != x);
-    return (V)((first & (bits)x) | (~first & (bits)y));
-#endif
-}
-
 VEC_INLINE V weigh_step(V sum, V x, V weight, const bool greatest) {
     return greatest ? v_greatest(sum, x) : sum + x * weight;
 }
 
-/* `n` vectors of output pixels, into sum[0 … n): the chains, then folded by halves. `n` and `greatest` are constants.
- * */
+VEC_INLINE V weight_at(const float *weight, int64_t tap, const bool channels) {
+    return channels ? v_load(weight + tap * VL) : v_set1(weight[tap]);
+}
+
+/* `n` vectors of output pixels, or one of `channels`, into sum[0 … n): the chains, then folded by halves. `n`,
+ * `channels` and `greatest` are constants. */
 VEC_INLINE void weigh_run(const tap_chains *c, const float *from, const float *weight, V *sum, const int n,
-                          const bool greatest) {
+                          const bool channels, const bool greatest) {
     const int64_t *at = c->at;
     for (int64_t l = 0, k = 0; l < c->chains; l++) {
-        V s[WEIGH_RUN], w = greatest ? v_zero() : v_set1(weight[k]);
+        V s[WEIGH_RUN], w = greatest ? v_zero() : weight_at(weight, k, channels);
         VEC_UNROLL for (int i = 0; i < n; i++) {
             s[i] = v_load(from + at[k] + i * VL);
             if (!greatest) s[i] = s[i] * w;
         }
         for (k++; k < c->end[l]; k++) {
-            w = greatest ? w : v_set1(weight[k]);
+            w = greatest ? w : weight_at(weight, k, channels);
             VEC_UNROLL for (int i = 0; i < n; i++) s[i] = weigh_step(s[i], v_load(from + at[k] + i * VL), w, greatest);
         }
         VEC_UNROLL for (int i = 0; i < n; i++) sum[l * n + i] = s[i];
@@ -197,27 +189,36 @@ VEC_INLINE void weigh_run(const tap_chains *c, const float *from, const float *w
     VEC_UNROLL for (int i = 0; i < n; i++) sum[i] += v_zero();
 }
 
-/* Any number of taps. */
-VEC_INLINE void weigh_any(const tap_chains *c, const float *from, const float *weight, float *to, int64_t out_pixels,
-                          const bool greatest) {
+VEC_INLINE void depthwise_pixel(const tap_chains *c, const float *from, const float *weight, float *to,
+                                int64_t out_pixels, const bool greatest) {
     V sum[KIR_LANES * WEIGH_RUN];
     int64_t i = 0;
     for (; i + WEIGH_RUN * VL <= out_pixels; i += WEIGH_RUN * VL) {
-        weigh_run(c, from + i, weight, sum, WEIGH_RUN, greatest);
+        weigh_run(c, from + i, weight, sum, WEIGH_RUN, false, greatest);
         VEC_UNROLL for (int k = 0; k < WEIGH_RUN; k++) v_store(to + i + k * VL, sum[k]);
     }
     if (i >= out_pixels) return;
     bool several = out_pixels - i > VL;
     if (several)
-        weigh_run(c, from + i, weight, sum, WEIGH_RUN, greatest);
+        weigh_run(c, from + i, weight, sum, WEIGH_RUN, false, greatest);
     else
-        weigh_run(c, from + i, weight, sum, 1, greatest);
+        weigh_run(c, from + i, weight, sum, 1, false, greatest);
     for (int k = 0; i < out_pixels; i += VL, k++)
         v_part_store(to + i, v_mask(out_pixels - i), sum[k]);
 }
 
-/* The usual windows: with the number of taps a constant, filters and sums stay in registers. */
-enum { MOST_FIXED_TAPS = 49 };
+static void weigh_row(const tap_chains *c, const float *from, const float *weight, float *to, int64_t out_pixels) {
+    depthwise_pixel(c, from, weight, to, out_pixels, false);
+}
+
+static void greatest_row(const tap_chains *c, const float *from, const float *weight, float *to, int64_t out_pixels) {
+    depthwise_pixel(c, from, weight, to, out_pixels, true);
+}
+
+/* ---- a vector of channels ---------------------------------------------------------------------------------------- */
+/* Of the usual windows the number of taps is a constant, so that filters and sums stay in registers. */
+
+enum { MOST_FIXED_TAPS = 81 };
 
 typedef struct fixed_taps {
     const int64_t *at;
@@ -225,31 +226,40 @@ typedef struct fixed_taps {
     const V *weight; /* NULL: the greatest is looked for */
 } fixed_taps;
 
-VEC_INLINE V fold_tap(const fixed_taps *t, const int tap, const int taps) {
-    (void)taps;
+VEC_INLINE V fixed_tap(const fixed_taps *t, const int tap) {
     V x = v_load(t->from + t->at[tap]);
     return t->weight ? x * t->weight[tap] : x;
 }
 
-/* Chains of one tap, folded by halves: s[l] += s[l + 32], then 16 … 1, a branch of that tree after the other. */
-#define FOLD(level, next, half)                                                    \
-    VEC_INLINE V level(const fixed_taps *t, const int tap, const int taps) {       \
-        V first = next(t, tap, taps);                                              \
-        if (tap + half >= taps) return first;                                      \
-        V second = next(t, tap + half, taps);                                      \
-        return t->weight ? first + second : v_greatest(first, second);             \
+VEC_INLINE V fixed_sum(const fixed_taps *t, V first, V second) {
+    return t->weight ? first + second : v_greatest(first, second);
+}
+
+/* Lane `lane` of a reduction: its tap, or its two taps where there are more than lanes; these follow each other. */
+VEC_INLINE V fold_lane(const fixed_taps *t, const int lane, const int taps) {
+    const int twice = taps > KIR_LANES ? taps - KIR_LANES : 0;
+    if (lane >= twice) return fixed_tap(t, lane + twice);
+    return fixed_sum(t, fixed_tap(t, 2 * lane), fixed_tap(t, 2 * lane + 1));
+}
+
+/* Lanes folded by halves: s[l] += s[l + 32], then 16 … 1, a branch of that tree after the other. */
+#define FOLD(level, next, half)                                              \
+    VEC_INLINE V level(const fixed_taps *t, const int tap, const int taps) { \
+        V first = next(t, tap, taps);                                        \
+        if (tap + half >= taps) return first;                                \
+        return fixed_sum(t, first, next(t, tap + half, taps));               \
     }
-FOLD(fold_32, fold_tap, 32)
+FOLD(fold_32, fold_lane, 32)
 FOLD(fold_16, fold_32, 16)
 FOLD(fold_8, fold_16, 8)
 FOLD(fold_4, fold_8, 4)
 FOLD(fold_2, fold_4, 2)
 FOLD(fold_1, fold_2, 1)
-_Static_assert(KIR_LANES == 64, "fold_32 is the first half of a reduction's lanes");
+_Static_assert(KIR_LANES == 64 && MOST_FIXED_TAPS <= 2 * KIR_LANES, "as fold_lane and fold_32 have it");
 
 VEC_INLINE V fixed_pass(const fixed_taps *t, const int tap, const int end) {
-    V sum = fold_tap(t, tap, end);
-    VEC_UNROLL for (int k = 1; k < end - tap; k++) sum += fold_tap(t, tap + k, end);
+    V sum = fixed_tap(t, tap);
+    VEC_UNROLL for (int k = 1; k < end - tap; k++) sum += fixed_tap(t, tap + k);
     return sum;
 }
 
@@ -271,46 +281,72 @@ VEC_INLINE V fixed_passes(const fixed_taps *t, const int taps, const int pass) {
 }
 
 /* `taps`, `pass` and `greatest` are constants. */
-VEC_INLINE void weigh_fixed(const tap_chains *c, const float *from, const float *weight, float *to, int64_t out_pixels,
-                            const int taps, const int pass, const bool greatest) {
+VEC_INLINE void channels_fixed(const tap_chains *c, const float *from, const float *weight, float *to,
+                               int64_t out_pixels, int64_t step, const int taps, const int pass, const bool greatest) {
     V filter[MOST_FIXED_TAPS];
     for (int k = 0; !greatest && k < taps; k++)
-        filter[k] = v_set1(weight[k]);
-    for (int64_t i = 0; i < out_pixels; i += VL) {
-        const fixed_taps t = {c->at, from + i, greatest ? NULL : filter};
+        filter[k] = v_load(weight + k * VL);
+    for (int64_t i = 0; i < out_pixels; i++, from += step, to += VL) {
+        const fixed_taps t = {c->at, from, greatest ? NULL : filter};
         V sum = pass > 0 ? fixed_passes(&t, taps, pass) : fold_1(&t, 0, taps);
         if (!greatest && (pass == 0 || pass < taps)) sum += v_zero(); /* a reduction begins with +0 */
-        if (out_pixels - i >= VL)
-            v_store(to + i, sum);
-        else
-            v_part_store(to + i, v_mask(out_pixels - i), sum);
+        v_store(to, sum);
     }
 }
 
-static void weigh_row(const tap_chains *c, const float *from, const float *weight, float *to, int64_t out_pixels) {
-    enum { PASS = 9 }; /* op_conv.c's AT_ONCE */
-    if (c->taps == 9 && c->pass == PASS)
-        weigh_fixed(c, from, weight, to, out_pixels, 9, PASS, false);
-    else if (c->taps == 9 && c->pass == 0)
-        weigh_fixed(c, from, weight, to, out_pixels, 9, 0, false);
-    else if (c->taps == 25 && c->pass == PASS)
-        weigh_fixed(c, from, weight, to, out_pixels, 25, PASS, false);
-    else if (c->taps == 25 && c->pass == 0)
-        weigh_fixed(c, from, weight, to, out_pixels, 25, 0, false);
-    else if (c->taps == 49 && c->pass == PASS)
-        weigh_fixed(c, from, weight, to, out_pixels, 49, PASS, false);
-    else
-        weigh_any(c, from, weight, to, out_pixels, false);
+VEC_INLINE void channels_any(const tap_chains *c, const float *from, const float *weight, float *to,
+                             int64_t out_pixels, int64_t step, const bool greatest) {
+    V sum[KIR_LANES];
+    for (int64_t i = 0; i < out_pixels; i++, from += step, to += VL) {
+        weigh_run(c, from, weight, sum, 1, true, greatest);
+        v_store(to, sum[0]);
+    }
 }
 
-static void greatest_row(const tap_chains *c, const float *from, const float *weight, float *to, int64_t out_pixels) {
-    if (c->taps == 9)
-        weigh_fixed(c, from, weight, to, out_pixels, 9, 0, true);
-    else if (c->taps == 25)
-        weigh_fixed(c, from, weight, to, out_pixels, 25, 0, true);
-    else
-        weigh_any(c, from, weight, to, out_pixels, true);
+enum { PASS = 9 }; /* op_conv.c's AT_ONCE */
+#define FIXED(taps, pass, greatest)                                                                              \
+    static void channels_##taps##_##pass##_##greatest(const tap_chains *c, const float *from, const float *weight, \
+                                                      float *to, int64_t out_pixels, int64_t step) {             \
+        channels_fixed(c, from, weight, to, out_pixels, step, taps, pass, greatest);                             \
+    }
+#define FIXED_WINDOWS(X) X(9, 9, 0) X(9, 0, 0) X(25, 9, 0) X(25, 0, 0) X(49, 9, 0) X(81, 0, 0) X(9, 0, 1) X(25, 0, 1)
+FIXED_WINDOWS(FIXED)
+
+/* false: no window with so many taps has a routine of its own. */
+VEC_INLINE bool channels_of_window(const tap_chains *c, const float *from, const float *weight, float *to,
+                                   int64_t out_pixels, int64_t step, const bool greatest) {
+    typedef void channels_fn(const tap_chains *c, const float *from, const float *weight, float *to,
+                             int64_t out_pixels, int64_t step);
+    static const struct {
+        int taps, pass;
+        bool greatest;
+        channels_fn *run;
+    } windows[] = {
+#define ROW(taps, pass, greatest) {taps, pass, greatest, channels_##taps##_##pass##_##greatest},
+        FIXED_WINDOWS(ROW)
+#undef ROW
+    };
+    for (size_t i = 0; i < sizeof windows / sizeof *windows; i++)
+        if (windows[i].taps == c->taps && windows[i].pass == c->pass && windows[i].greatest == greatest) {
+            windows[i].run(c, from, weight, to, out_pixels, step);
+            return true;
+        }
+    return false;
 }
+
+static void weigh_channels(const tap_chains *c, const float *from, const float *weight, float *to, int64_t out_pixels,
+                           int64_t step) {
+    if (!channels_of_window(c, from, weight, to, out_pixels, step, false))
+        channels_any(c, from, weight, to, out_pixels, step, false);
+}
+
+static void greatest_channels(const tap_chains *c, const float *from, const float *weight, float *to,
+                              int64_t out_pixels, int64_t step) {
+    if (!channels_of_window(c, from, weight, to, out_pixels, step, true))
+        channels_any(c, from, weight, to, out_pixels, step, true);
+}
+
+/* ---- pooling of windows side by side ----------------------------------------------------------------------------- */
 
 /* Two by two: the same tree of four, but pairs that lie one above the other are met first, before the rows are cut. */
 static void greatest_of_four(const float *upper, const float *lower, float *to, int64_t out_pixels) {
@@ -618,5 +654,5 @@ static void winograd_taps(const float *sums, int64_t point, float *to, int64_t c
 #endif
 
 const conv_vec VEC_JOIN(tn_conv_vec, TN_ISA_SUFFIX) = {&TILES,         copy_rows, spread_row,   copy_piece,
-                                                       copy_steps,     weigh_row, greatest_row, greatest_of_four,
-                                                       greatest_pairs, WINOGRAD};
+                                                       copy_steps,     weigh_row, greatest_row, weigh_channels,
+                                                       greatest_channels, greatest_of_four, greatest_pairs, WINOGRAD};

@@ -55,6 +55,12 @@ typedef struct conv_vec {
      * the greatest of from[at[k]]; there is no weight then. */
     void (*weigh_row)(const tap_chains *c, const float *from, const float *weight, float *to, int64_t out_size);
     void (*greatest_row)(const tap_chains *c, const float *from, const float *weight, float *to, int64_t out_size);
+    /* The same of a vector of channels, whose numbers lie side by side in `from`, `weight` and `to`; an output pixel
+     * sees what lies `step` elements behind what the one before it sees. */
+    void (*weigh_channels)(const tap_chains *c, const float *from, const float *weight, float *to, int64_t out_size,
+                           int64_t step);
+    void (*greatest_channels)(const tap_chains *c, const float *from, const float *weight, float *to, int64_t out_size,
+                              int64_t step);
     /* A row of output pixels, each the greatest of two neighbours in two rows: as greatest_row, without an input tile.
      * */
     void (*greatest_of_four)(const float *upper, const float *lower, float *to, int64_t out_size);

@@ -26,11 +26,13 @@ typedef struct tn_epilogue_access {
     int64_t first, row, column;
 } tn_epilogue_access;
 
-/* A store program that does no more than this, so that a product can apply it to sums in registers. With x the finished
- * sum: to[row, column] = y = x + add[column], or x + fma(times[row], add[column], zero); but +0 where `cuts` is set and
- * gate[row, column] ≤ 0, or y ≤ 0 without a gate. */
+/* A store program that does no more than this, so that a product can apply it to sums in registers. With x the
+ * finished sum, y = x + add[column], or x + fma(times[row], add[column], zero), or x + each[row]; then
+ * y + also[row, column]. to[row, column] = y; but +0 where `relu` is set and gate[row, column] ≤ 0, or y ≤ 0 without a
+ * gate; and at least the number `floor`, at most the number `ceiling`, as KIR_MAX and KIR_MIN define it. With `times` or
+ * a gate there is none of each, also, floor and ceiling. */
 typedef struct tn_fused_epilogue {
-    tn_epilogue_access to, add, times, gate;
+    tn_epilogue_access to, add, times, gate, each, also, floor, ceiling;
     float zero;
     bool relu;
 } tn_fused_epilogue;
@@ -44,8 +46,8 @@ typedef struct tn_fused_program {
 
 /* Reads it off a program with an epilogue's axes (fused_epilogue.c). false: that is another program. */
 bool tn_fused_epilogue_read(const kir_program *p, const int64_t *sizes, int block_buffer, tn_fused_epilogue *out);
-/* The same for a convolution, with a channel's index instead of a column's, and neither times nor gate: `to` names only
- * the buffer. */
+/* The same for a convolution, with a channel's index instead of a column's: only add, relu, floor and ceiling; `to`
+ * names only the buffer. */
 bool tn_epilogue_read_channels(const kir_program *p, const int64_t *sizes, int block_buffer, tn_fused_epilogue *out);
 
 /* One operand in memory: element (batch…, row, col) at data + Σ batch·batch_stride +

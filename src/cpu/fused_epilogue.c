@@ -67,11 +67,36 @@ static bool read_added(const reader *r, kir_val v) {
     return e->times.column == 0 && e->add.row == 0 && e->add.column == 1;
 }
 
-static bool read_sum(const reader *r, kir_val v) {
+/* A number a row, of a product. */
+static bool read_each(const reader *r, kir_val v) {
+    tn_epilogue_access each;
+    if (r->channels || !read_load(r, v, &each)) return false;
+    if (each.column != 0 || each.row == 0 || each.buffer == r->block) return false;
+    r->out->each = each;
+    return true;
+}
+
+static bool read_biased(const reader *r, kir_val v) {
     if (is_sum(r, v)) return true;
     if (!is_op(r, v, KIR_ADD)) return false;
     const kir_ins *in = at(r, v);
-    return is_sum(r, in->a) ? read_added(r, in->b) : is_sum(r, in->b) && read_added(r, in->a);
+    const kir_val other = is_sum(r, in->a) ? in->b : in->a;
+    if (!is_sum(r, in->a) && !is_sum(r, in->b)) return false;
+    return read_each(r, other) || read_added(r, other);
+}
+
+/* A whole matrix, of a product; what it is added to may have a bias. */
+static bool read_sum(const reader *r, kir_val v) {
+    const kir_ins *in = at(r, v);
+    for (int side = 0; is_op(r, v, KIR_ADD) && !r->channels && side < 2; side++) {
+        tn_epilogue_access also;
+        if (!read_load(r, side ? in->a : in->b, &also) || also.buffer == r->block) continue;
+        if (also.column != 1 || also.row == 0 || !read_biased(r, side ? in->b : in->a)) continue;
+        if (r->out->times.buffer >= 0) return false;
+        r->out->also = also;
+        return true;
+    }
+    return read_biased(r, v);
 }
 
 /* max(x, 0), or 0 where the element of another matrix is at most 0, as the gradient of that has it. */
@@ -86,7 +111,34 @@ static bool read_gate(const reader *r, kir_val v) {
     if (!is_plus_zero(r, in->b) || test->op != KIR_LE || !is_plus_zero(r, test->b)) return false;
     r->out->relu = true;
     return read_load(r, test->a, &r->out->gate) && r->out->gate.column == 1 && r->out->gate.buffer != r->block &&
-           read_sum(r, in->c);
+           read_sum(r, in->c) && r->out->each.buffer < 0 && r->out->also.buffer < 0;
+}
+
+/* A single number in memory. */
+static bool read_number(const reader *r, kir_val v, tn_epilogue_access *place) {
+    if (!is_op(r, v, KIR_LOAD) || !read_load(r, v, place) || place->buffer == r->block) return false;
+    const int64_t *index = kir_sizes_access(r->p, r->sizes, (int)at(r, v)->imm.i);
+    bool single = true;
+    for (int axis = 0; axis < AXES; axis++)
+        single = single && index[1 + axis] == 0;
+    return single;
+}
+
+/* What is clipped to numbers in memory. */
+static bool read_clip(const reader *r, kir_val v) {
+    const kir_ins *in = at(r, v);
+    if (is_op(r, v, KIR_MIN) && read_number(r, in->b, &r->out->ceiling)) {
+        v = in->a;
+        in = at(r, v);
+    } else {
+        r->out->ceiling.buffer = -1;
+    }
+    if (is_op(r, v, KIR_MAX) && read_number(r, in->b, &r->out->floor))
+        v = in->a;
+    else
+        r->out->floor.buffer = -1;
+    bool clips = r->out->floor.buffer >= 0 || r->out->ceiling.buffer >= 0;
+    return read_gate(r, v) && !(clips && (r->out->times.buffer >= 0 || r->out->gate.buffer >= 0));
 }
 
 static bool is_read(const reader *r) {
@@ -101,7 +153,7 @@ static bool is_read(const reader *r) {
         store = &p->ins[i];
     }
     return store && read_place(r, store, store->b, &r->out->to) && (is_along(r, &r->out->to) || r->channels) &&
-           read_gate(r, store->a);
+           read_clip(r, store->a);
 }
 
 /* Is what is added the same in all images? */
@@ -115,7 +167,13 @@ static bool is_shared(const reader *r) {
     return true;
 }
 
-static const tn_fused_epilogue none = {.add.buffer = -1, .times.buffer = -1, .gate.buffer = -1};
+static const tn_fused_epilogue none = {.add.buffer = -1,
+                                       .times.buffer = -1,
+                                       .gate.buffer = -1,
+                                       .each.buffer = -1,
+                                       .also.buffer = -1,
+                                       .floor.buffer = -1,
+                                       .ceiling.buffer = -1};
 
 bool tn_fused_epilogue_read(const kir_program *p, const int64_t *sizes, int block_buffer, tn_fused_epilogue *out) {
     *out = none;

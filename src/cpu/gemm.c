@@ -44,6 +44,12 @@ static __attribute__((noinline)) void open_epilogue(part *p, const tn_fused_prog
                                      .gate = gemm_place_of(program, &e->gate),
                                      .times_row = e->times.row,
                                      .gate_row = e->gate.row,
+                                     .each = gemm_place_of(program, &e->each),
+                                     .also = gemm_place_of(program, &e->also),
+                                     .each_row = e->each.row,
+                                     .also_row = e->also.row,
+                                     .floor = gemm_place_of(program, &e->floor),
+                                     .ceiling = gemm_place_of(program, &e->ceiling),
                                      .zero = e->zero,
                                      .relu = e->relu};
     p->ends_in = gemm_place_of(program, &e->to);

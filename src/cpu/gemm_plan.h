@@ -138,7 +138,8 @@ static bool begins_as_bias(const gemm *of) {
     if (!ENDS || !g->c.fused.vm || !e || of->dtype != TN_F32 || g->k > CHUNK || g->n >= NARROW) return false;
     for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++)
         if (g->batch[axis] > 1) return false;
-    return e->add.buffer >= 0 && e->times.buffer < 0 && !e->relu && !g->a.fused.vm && !g->b.fused.vm;
+    bool only = e->times.buffer < 0 && e->also.buffer < 0 && e->floor.buffer < 0 && e->ceiling.buffer < 0 && !e->relu;
+    return e->add.buffer >= 0 && only && !g->a.fused.vm && !g->b.fused.vm;
 }
 
 /* Computes Cᵀ = Bᵀ·Aᵀ if C is column-major, or too narrow to fill a vector. a·b = b·a, so no bit changes. */
@@ -285,11 +286,13 @@ static bool choose_a_in_place(const gemm *g) {
     return x->a.row_stride == 1 && x->a.col_stride > 0 && x->a.col_stride <= SHORT_COLUMN;
 }
 
-/* Whether the fused epilogue reads elements at C's places, so that a plan may share their memory: a gate, or, if C is a
- * single line, also the addend. */
+/* Whether the fused epilogue reads elements at C's places, so that a plan may share their memory: a matrix, or, if C is
+ * a single line, also the addend. */
 static bool epilogue_reads_c_places(const tn_gemm_args *x) {
     const tn_fused_epilogue *e = x->c.fused.epilogue_ops;
-    return e->gate.buffer >= 0 || (e->add.buffer >= 0 && (x->m == 1 || x->n == 1));
+    bool line = x->m == 1 || x->n == 1;
+    if (e->also.buffer >= 0 || (line && e->each.buffer >= 0)) return true;
+    return e->gate.buffer >= 0 || (e->add.buffer >= 0 && line);
 }
 
 /* Such elements must not be overwritten before a sum is complete. */

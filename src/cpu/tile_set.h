@@ -38,6 +38,10 @@ typedef struct epilogue_ops {
     const real *times; /* a number a row, times_row apart; NULL: none */
     const real *gate;  /* a matrix whose rows are gate_row apart; NULL: none */
     int64_t times_row, gate_row;
+    const real *each; /* a number a row, each_row apart; NULL: none */
+    const real *also; /* a matrix whose rows are also_row apart; NULL: none */
+    int64_t each_row, also_row;
+    const real *floor, *ceiling; /* a number; NULL: none */
     real zero;
     bool relu;
 } epilogue_ops;

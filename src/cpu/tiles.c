@@ -185,11 +185,17 @@ VEC_INLINE V pack_end(const epilogue_ops *e, int64_t step, V x) {
     return x;
 }
 #else
-/* A bias, and max(…, 0). */
+VEC_INLINE V end_clip(const epilogue_ops *e, V x) {
+    if (e->floor) x = v_greatest(x, v_set1(*e->floor));
+    return e->ceiling ? v_least(x, v_set1(*e->ceiling)) : x;
+}
+
+/* A bias, max(…, 0), and clipping. */
 VEC_INLINE V pack_end(const epilogue_ops *e, int64_t step, V x) {
     if (!e) return x;
     if (e->add) x = x + v_set1(e->add[step]);
-    return e->relu ? v_gate(x, x, v_zero()) : x;
+    if (e->relu) x = v_gate(x, x, v_zero());
+    return end_clip(e, x);
 }
 #endif
 
@@ -490,12 +496,14 @@ VEC_INLINE int64_t tile_gate(const tile *t) {
     return (int64_t)((uintptr_t)(e->gate + t->row * e->gate_row + t->column) - (uintptr_t)t->c);
 }
 
-/* A row's sums with their fused epilogue, for those that have their own code: a bias with or without max(…, 0), and an
- * addition under a gate. `gated` is constant after inlining. */
+/* A row's sums with their fused epilogue, for those that have their own code: biases, a matrix, max(…, 0) and clipping,
+ * and an addition under a gate. `gated` is constant after inlining. */
 VEC_INLINE void tile_end_rows(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const int rows, const bool gated) {
     const epilogue_ops *e = t->epilogue_ops;
     const real *times = e->times ? e->times + t->row * e->times_row : NULL;
     const real *gate = gated ? e->gate + t->row * e->gate_row + t->column : NULL;
+    const real *each = !gated && e->each ? e->each + t->row * e->each_row : NULL;
+    const real *also = !gated && e->also ? e->also + t->row * e->also_row + t->column : NULL;
     const V nothing = v_set1(-0.0f), zero = v_set1(times ? e->zero : -0.0f);
     const V floor = v_set1(e->relu ? 0 : __builtin_nanf(""));
     real *c = t->c;
@@ -507,12 +515,19 @@ VEC_INLINE void tile_end_rows(const tile *t, V sum[TILE_ROWS][2 * WIDEST], const
             by = v_set1(*times);
             times += e->times_row;
         }
+        if (each) {
+            add[0] = add[1] = v_set1(*each);
+            each += e->each_row;
+        }
         VEC_UNROLL for (int j = 0; j < 2; j++) {
             V x = t->add ? v_load(c + j * VL) + sum[i][j] : sum[i][j];
             x = x + (gated ? v_fma(by, add[j], zero) : add[j]);
-            v_store(c + j * VL, v_gate(x, gated ? v_load(gate + j * VL) : x, floor));
+            if (also) x = x + v_load(also + j * VL);
+            x = v_gate(x, gated ? v_load(gate + j * VL) : x, floor);
+            v_store(c + j * VL, gated ? x : end_clip(e, x));
         }
         gate += gated ? e->gate_row : 0;
+        also += also ? e->also_row : 0;
     }
 }
 
@@ -942,8 +957,10 @@ VEC_INLINE V end_columns(const epilogue_ops *e, V x, int64_t row, int64_t column
         if (e->times) add = v_fma(v_set1(e->times[row * e->times_row]), add, v_set1(e->zero));
         x = x + add;
     }
-    if (!e->relu) return x;
-    return v_gate(x, e->gate ? v_part_load(e->gate + row * e->gate_row + column, mask) : x, v_zero());
+    if (e->each) x = x + v_set1(e->each[row * e->each_row]);
+    if (e->also) x = x + v_part_load(e->also + row * e->also_row + column, mask);
+    if (e->relu) x = v_gate(x, e->gate ? v_part_load(e->gate + row * e->gate_row + column, mask) : x, v_zero());
+    return end_clip(e, x);
 }
 
 static void end_block(const epilogue_block *b) {

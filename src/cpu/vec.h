@@ -191,6 +191,30 @@ VEC_INLINE V v_gate(V x, V gate, V floor) {
     return (V)((bits)x & ~(bits)(gate <= floor));
 #endif
 }
+
+/* The greater one as KIR has it: x if that is NaN, y of two that are equal. */
+VEC_INLINE V v_greatest(V x, V y) {
+#if defined(__AVX512F__)
+    __m512 a = (__m512)x;
+    return (V)_mm512_mask_mov_ps(_mm512_max_ps(a, (__m512)y), _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), a);
+#else
+    typedef int32_t bits __attribute__((vector_size(VEC_BYTES)));
+    bits first = (x > y) | (x != x);
+    return (V)((first & (bits)x) | (~first & (bits)y));
+#endif
+}
+
+/* The smaller one, likewise. */
+VEC_INLINE V v_least(V x, V y) {
+#if defined(__AVX512F__)
+    __m512 a = (__m512)x;
+    return (V)_mm512_mask_mov_ps(_mm512_min_ps(a, (__m512)y), _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), a);
+#else
+    typedef int32_t bits __attribute__((vector_size(VEC_BYTES)));
+    bits first = (x < y) | (x != x);
+    return (V)((first & (bits)x) | (~first & (bits)y));
+#endif
+}
 #endif
 
 /* One step of a micro-kernel: a·b + c; with pairs c + a₁·b₁ + a₀·b₀, rounded as the processor does; with quads the sum

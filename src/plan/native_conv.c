@@ -290,13 +290,15 @@ static bool along_pixels(int64_t *stride, int64_t rows, int64_t columns) {
     return true;
 }
 
-enum { BLOCK_PIXELS = 256, LARGE = 2048 };
+enum { BLOCK_PIXELS = 256, LARGE = 2048, LARGE_EACH = 512, LANES = 16 };
 
 static bool blocks_are_large(const tn_node *n) {
     const window_pixels *at = n->op == TN_OP_INT_CONV2D ? &of_int_conv2d : &of_conv2d_forward;
     tn_conv_args a = sizes_of(n, at, n->in[0], n, n->in[1]);
     int64_t out_pixels = a.out_size[0] * a.out_size[1];
-    return is_depthwise_alone(&a) ? out_pixels >= LARGE : a.out_channels * tn_min64(out_pixels, BLOCK_PIXELS) >= LARGE;
+    if (is_depthwise_alone(&a)) /* some channels at a time */
+        return out_pixels >= LARGE || (a.groups >= LANES && LANES * out_pixels >= LARGE_EACH);
+    return a.out_channels * tn_min64(out_pixels, BLOCK_PIXELS) >= LARGE;
 }
 
 static bool planes_are_large(const tn_node *n) { return n->rank == 4 && n->shape[2] * n->shape[3] >= LARGE; }
@@ -493,13 +495,13 @@ tn_status tn_make_conv2d_forward(const tn_graph_plan *g, const tn_group *group, 
     if (!each && group->pool < 0 && has_few_pixels(g, &n->conv, weight))
         return make_few_pixels(g, group, n, weight, workspace);
     TRY(tn_native_join(n, group, &n->conv.epilogue));
+    if (n->epilogue && group->pool < 0) n->joined_out = only_result(group->program, n->sizes);
+    if (reads_epilogue(n, group)) n->conv.epilogue.epilogue_ops = &n->epilogue_ops;
     if (each) {
         n->run = run_conv2d_depthwise;
         *workspace = tn_conv_depthwise_workspace(&n->conv, tn_threads());
         return TN_OK;
     }
-    if (n->epilogue && group->pool < 0) n->joined_out = only_result(group->program, n->sizes);
-    if (reads_epilogue(n, group)) n->conv.epilogue.epilogue_ops = &n->epilogue_ops;
     choose_way(g, n, weight);
     *workspace = tn_conv_workspace(&n->conv, tn_threads());
     return TN_OK;

@@ -1,0 +1,253 @@
+/* conv_channels.c — depthwise convolution and pooling of a vector of channels at a time.
+ *
+ * A piece of some rows of output pixels and as many channels as a vector has lanes is computed from an input tile
+ * [row, column, channel], into which images are turned, with zeros around them (-∞ where the greatest is looked for).
+ * So all loads are aligned, whatever the stride, and no lane is lost on images of seven columns. Sums are turned back
+ * as they are written out or handed to the epilogue; what the epilogue does to each channel is done meanwhile. Chains
+ * are those of conv_depthwise.c. */
+#include <math.h>
+#include <string.h>
+
+#include "cpu/conv_paths.h"
+#include "cpu/isa.h"
+
+enum {
+    CHANNELS_TILE = 3 << 13, /* elements of the input tile: in the second cache, and pieces share few rows */
+    CHANNELS_MOST_TILE = 1 << 17, /* … of one that a single row of output pixels fills */
+    RUN_PIXELS = TN_GEMM_BLOCK_LD /* that are turned back at once, while they are in the first cache */
+};
+
+typedef struct by_channels {
+    tn_conv_args a;
+    const conv_vec *with;
+    int64_t lanes, channel_blocks;
+    int64_t rows, columns, row_pieces, column_pieces; /* of output pixels: of a piece, at most; pieces of an image */
+    int64_t pitch, tile_rows;                         /* columns and rows of the input tile */
+    tap_chains chains;
+    int64_t end[KIR_LANES];
+    int64_t *number, *at; /* [taps], chain after chain: where a tap lies in a filter and in the input tile */
+    bool filters_follow;  /* taps lie in a filter as in the chains */
+    float outside;
+    bool ends; /* all that the epilogue does is … */
+    epilogue_ops epilogue_ops;
+    size_t order_bytes, tile_bytes, weight_bytes, sums_bytes, block_bytes, part_bytes;
+    char *parts;
+} by_channels;
+
+static int64_t chain_count(const tn_conv_args *a) {
+    const int64_t taps = a->kernel[0] * a->kernel[1];
+    return a->pass > 0 ? tn_ceil_div(taps, a->pass) : tn_min64(taps, KIR_LANES);
+}
+
+static void plan_by_channels(by_channels *e, const tn_conv_args *a) {
+    const int64_t lanes = tn_conv_vec()->tiles->lanes, taps = a->kernel[0] * a->kernel[1];
+    *e = (by_channels){.a = *a, .with = tn_conv_vec(), .lanes = lanes, .outside = a->max_pool ? -INFINITY : 0};
+    e->channel_blocks = tn_ceil_div(a->groups, lanes);
+    e->column_pieces = tn_ceil_div(a->out_size[1], RUN_PIXELS);
+    e->columns = tn_ceil_div(a->out_size[1], e->column_pieces);
+    e->pitch = (e->columns - 1) * a->stride[1] + window_reach(a, 1);
+    int64_t seen = CHANNELS_TILE / (e->pitch * lanes), fits = (seen - window_reach(a, 0)) / a->stride[0] + 1;
+    e->rows = tn_min64(a->out_size[0], tn_max64(fits, 1));
+    if (e->column_pieces > 1) e->rows = 1;
+    e->row_pieces = tn_ceil_div(a->out_size[0], e->rows);
+    e->rows = tn_ceil_div(a->out_size[0], e->row_pieces);
+    e->tile_rows = (e->rows - 1) * a->stride[0] + window_reach(a, 0);
+    e->order_bytes = ((size_t)taps * 2 * sizeof(int64_t) + 63) / 64 * 64;
+    e->tile_bytes = im2col_bytes(e->tile_rows * e->pitch * lanes);
+    e->weight_bytes = im2col_bytes(taps * lanes);
+    e->sums_bytes = im2col_bytes(RUN_PIXELS * lanes);
+    e->block_bytes = a->epilogue.vm ? im2col_bytes(lanes * TN_GEMM_BLOCK_LD) : 0;
+    e->part_bytes =
+        e->tile_bytes + e->weight_bytes + e->sums_bytes + e->block_bytes + fused_call_scratch(&a->epilogue, 0);
+}
+
+bool tn_conv_by_channels_fits(const tn_conv_args *a) {
+    by_channels e;
+    if (a->groups < tn_conv_vec()->tiles->lanes) return false;
+    plan_by_channels(&e, a);
+    return (double)e.tile_rows * (double)e.pitch * (double)e.lanes <= CHANNELS_MOST_TILE;
+}
+
+static void order_by_channels(by_channels *e, int64_t *memory) {
+    const tn_conv_args *a = &e->a;
+    int64_t taps = a->kernel[0] * a->kernel[1], n = 0;
+    e->number = memory;
+    e->at = memory + taps;
+    e->chains = (tap_chains){.at = e->at, .end = e->end, .chains = chain_count(a), .taps = taps, .pass = a->pass};
+    e->chains.from_zero = !a->max_pool && (a->pass == 0 || e->chains.chains > 1);
+    for (int64_t l = 0; l < e->chains.chains; l++) {
+        int64_t first = a->pass > 0 ? l * a->pass : l, step = a->pass > 0 ? 1 : KIR_LANES;
+        int64_t last = a->pass > 0 ? tn_min64(first + a->pass, taps) : taps;
+        for (int64_t t = first; t < last; t += step, n++) {
+            int64_t i = t / a->kernel[1], j = t % a->kernel[1];
+            e->number[n] = i * a->weight_stride[2] + j * a->weight_stride[3];
+            e->at[n] = (i * a->dilation[0] * e->pitch + j * a->dilation[1]) * e->lanes;
+        }
+        e->end[l] = n;
+    }
+    bool in_order = a->pass > 0 || taps <= KIR_LANES;
+    e->filters_follow = in_order && a->weight_stride[3] == 1 && a->weight_stride[2] == a->kernel[1];
+}
+
+/* ---- what a piece sees ------------------------------------------------------------------------------------------- */
+
+/* Output pixels [row, row + rows) × [column, column + columns) of some channels of an image. */
+typedef struct piece_at {
+    int64_t image, channel, channels, row, rows, column, columns;
+} piece_at;
+
+/* Memory of one thread, and what it holds. */
+typedef struct channels_part {
+    float *tile, *weight, *sums, *block;
+    fused_call epilogue;
+    int64_t top, rows, left; /* of the input tile, in the image; rows is 0: nothing yet */
+    int64_t channel;         /* of `weight`; -1: none yet */
+} channels_part;
+
+static void fill_pixels(const by_channels *e, float *to, int64_t pixels) {
+    for (int64_t i = 0; i < pixels * e->lanes; i++)
+        to[i] = e->outside;
+}
+
+/* Left and right of an image's rows lies the same in all pieces unless rows are cut; above and below it in pieces at
+ * the same place. */
+static void see_piece(const by_channels *e, channels_part *p, const piece_at *at) {
+    const tn_conv_args *a = &e->a;
+    const int64_t top = at->row * a->stride[0] - a->pad_before[0], left = at->column * a->stride[1] - a->pad_before[1];
+    const int64_t rows = (at->rows - 1) * a->stride[0] + window_reach(a, 0);
+    const int64_t columns = (at->columns - 1) * a->stride[1] + window_reach(a, 1);
+    const int64_t low = tn_min64(tn_max64(-top, 0), rows), high = tn_max64(tn_min64(a->size[0] - top, rows), low);
+    const int64_t from = tn_min64(tn_max64(-left, 0), columns);
+    const int64_t to = tn_max64(tn_min64(a->size[1] - left, columns), from), row = e->pitch * e->lanes;
+    if (p->rows == 0 || p->left != left) fill_pixels(e, p->tile, e->tile_rows * e->pitch);
+    if (p->rows > 0 && p->left == left && (p->top != top || p->rows != rows)) {
+        fill_pixels(e, p->tile, low * e->pitch);
+        fill_pixels(e, p->tile + high * row, (rows - high) * e->pitch);
+    }
+    p->top = top;
+    p->rows = rows;
+    p->left = left;
+    const float *x = a->x + at->image * a->x_stride[0] + at->channel * a->x_stride[1];
+    for (int64_t r = low; r < high && from < to; r++)
+        e->with->tiles->pack(&(pack){.to = p->tile + r * row + from * e->lanes,
+                                     .distance = e->lanes,
+                                     .group = e->lanes,
+                                     .from = x + (top + r) * a->x_stride[2] + (left + from) * a->x_stride[3],
+                                     .along = a->x_stride[3],
+                                     .across = a->x_stride[1],
+                                     .steps = to - from,
+                                     .lines = at->channels});
+}
+
+static void take_filters(const by_channels *e, channels_part *p, const piece_at *at) {
+    const tn_conv_args *a = &e->a;
+    if (a->max_pool || p->channel == at->channel) return;
+    p->channel = at->channel;
+    if (e->filters_follow) {
+        e->with->tiles->pack(&(pack){.to = p->weight,
+                                     .distance = e->lanes,
+                                     .group = e->lanes,
+                                     .from = a->weight + at->channel * a->weight_group,
+                                     .along = 1,
+                                     .across = a->weight_group,
+                                     .steps = e->chains.taps,
+                                     .lines = at->channels});
+        return;
+    }
+    for (int64_t c = 0; c < at->channels; c++) {
+        const float *filter = a->weight + (at->channel + c) * a->weight_group;
+        for (int64_t k = 0; k < e->chains.taps; k++)
+            p->weight[k * e->lanes + c] = filter[e->number[k]];
+    }
+}
+
+/* ---- a piece ----------------------------------------------------------------------------------------------------- */
+
+static void write_run(const by_channels *e, channels_part *p, const piece_at *at) {
+    const tn_conv_args *a = &e->a;
+    const int64_t plane = a->out_size[0] * a->out_size[1], first = at->row * a->out_size[1] + at->column;
+    const int64_t pixels = at->rows * at->columns;
+    const bool joined = p->epilogue.vm && !e->ends;
+    epilogue_ops ops = e->epilogue_ops;
+    if (ops.add) ops.add += at->channel;
+    float *out = joined ? p->block : a->out + (at->image * a->groups + at->channel) * plane + first;
+    e->with->tiles->pack(&(pack){.to = out,
+                                 .distance = joined ? TN_GEMM_BLOCK_LD : plane,
+                                 .group = pixels,
+                                 .from = p->sums,
+                                 .along = 1,
+                                 .across = e->lanes,
+                                 .steps = at->channels,
+                                 .lines = pixels,
+                                 .epilogue_ops = e->ends ? &ops : NULL});
+    if (!joined) return;
+    const box where = {at->channel, at->channels, first, pixels};
+    fused_call_run(&p->epilogue, (const int64_t[TN_GEMM_BATCH_AXES]){0, 0, 0, at->image}, where, p->block);
+}
+
+static void compute_piece(const by_channels *e, channels_part *p, const piece_at *at) {
+    const tn_conv_args *a = &e->a;
+    const int64_t step = a->stride[1] * e->lanes, row = a->stride[0] * e->pitch * e->lanes;
+    const int64_t most = RUN_PIXELS / at->columns;
+    take_filters(e, p, at);
+    see_piece(e, p, at);
+    for (int64_t first = 0; first < at->rows; first += most) {
+        piece_at run = *at;
+        run.row += first;
+        run.rows = tn_min64(most, at->rows - first);
+        for (int64_t r = 0; r < run.rows; r++)
+            (a->max_pool ? e->with->greatest_channels : e->with->weigh_channels)(
+                &e->chains, p->tile + (first + r) * row, p->weight, p->sums + r * run.columns * e->lanes, run.columns,
+                step);
+        write_run(e, p, &run);
+    }
+}
+
+static void compute_pieces(void *ctx, int64_t begin, int64_t end, int worker) {
+    const by_channels *e = ctx;
+    char *memory = e->parts + (size_t)worker * e->part_bytes;
+    channels_part p = {.tile = (float *)(void *)memory, .channel = -1};
+    p.weight = (float *)(void *)(memory + e->tile_bytes);
+    p.sums = (float *)(void *)(memory + e->tile_bytes + e->weight_bytes);
+    p.block = (float *)(void *)(memory + e->tile_bytes + e->weight_bytes + e->sums_bytes);
+    memset(p.weight, 0, e->weight_bytes);
+    fused_call_open(&p.epilogue, &e->a.epilogue, (char *)p.block + e->block_bytes);
+    for (int64_t n = begin; n < end; n++) {
+        const int64_t in_image = n % (e->row_pieces * e->column_pieces), all = n / (e->row_pieces * e->column_pieces);
+        piece_at at = {.image = all / e->channel_blocks, .channel = all % e->channel_blocks * e->lanes};
+        at.channels = tn_min64(e->lanes, e->a.groups - at.channel);
+        at.row = in_image / e->column_pieces * e->rows;
+        at.rows = tn_min64(e->rows, e->a.out_size[0] - at.row);
+        at.column = in_image % e->column_pieces * e->columns;
+        at.columns = tn_min64(e->columns, e->a.out_size[1] - at.column);
+        if (at.rows > 0 && at.columns > 0) compute_piece(e, &p, &at);
+    }
+}
+
+size_t tn_conv_by_channels_workspace(const tn_conv_args *args, int threads) {
+    by_channels e;
+    plan_by_channels(&e, args);
+    return e.order_bytes + (size_t)(threads > 1 ? threads : 1) * e.part_bytes;
+}
+
+/* Pieces become smaller where there are too few for all threads. */
+static void share_pieces(by_channels *e, int threads) {
+    const int64_t others = e->a.batch * e->channel_blocks * e->column_pieces;
+    if (others * e->row_pieces >= threads) return;
+    e->rows = tn_min64(e->rows, tn_ceil_div(e->a.out_size[0], tn_ceil_div(threads, others)));
+    e->row_pieces = tn_ceil_div(e->a.out_size[0], e->rows);
+}
+
+void tn_conv_by_channels(const tn_conv_args *args, int threads) {
+    by_channels e;
+    plan_by_channels(&e, args);
+    order_by_channels(&e, args->workspace);
+    e.parts = (char *)args->workspace + e.order_bytes;
+    e.ends = epilogue_by_channels(&args->epilogue, &e.epilogue_ops);
+    share_pieces(&e, threads);
+    const int64_t pieces = args->batch * e.channel_blocks * e.row_pieces * e.column_pieces;
+    if (threads == 1)
+        compute_pieces(&e, 0, pieces, 0);
+    else
+        tn_parallel(pieces, tn_max64(pieces / (4 * threads), 1), compute_pieces, &e);
+}
