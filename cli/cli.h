@@ -58,6 +58,8 @@ void cli_stop_begin(void);
 void cli_stop_end(void);
 bool cli_stopped(void);
 int cli_stop_status(void);
+/* Forgets a SIGINT, so that the work can go on with something else; false after another signal. */
+bool cli_stop_resume(void);
 const char *cli_stop_signal(void); /* "SIGTERM" */
 /* A child process that a signal ends too. */
 void cli_child_begin(int pid);
@@ -114,6 +116,10 @@ int cli_parse(const cli_command *c, int argc, char **argv, cli_options *o, const
 
 /* Prints what `help` has to say on the common options that c accepts and does not explain itself; c NULL: on all. */
 void cli_common_help(const cli_command *c, FILE *to);
+
+/* The name that a mistyped word is nearest to, by letters inserted, deleted or replaced; NULL if none is near
+ * (nearest.c). */
+const char *cli_nearest(const char *typed, const char *const *names, int count);
 
 /* "6G", "512M", "1.5GiB", "100000" → bytes. Powers of 1024. */
 bool cli_parse_bytes(const char *text, int64_t *out);

@@ -6,6 +6,7 @@
 
 extern const cli_command cli_bench;
 extern const cli_command cli_certify;
+extern const cli_command cli_chat;
 extern const cli_command cli_convert;
 extern const cli_command cli_devices;
 extern const cli_command cli_embed;

@@ -8,8 +8,8 @@
 #include "cli/commands.h"
 
 static const cli_command *const commands[] = {
-    &cli_bench,  &cli_certify,   &cli_convert,    &cli_devices, &cli_embed,    &cli_explain, &cli_fit,  &cli_generate,
-    &cli_logits, &cli_onnx_test, &cli_perplexity, &cli_run,     &cli_tokenize, &cli_train,   &cli_tune,
+    &cli_bench,    &cli_certify, &cli_chat,      &cli_convert,    &cli_devices, &cli_embed,    &cli_explain, &cli_fit,
+    &cli_generate, &cli_logits,  &cli_onnx_test, &cli_perplexity, &cli_run,     &cli_tokenize, &cli_train,   &cli_tune,
 };
 enum { COMMANDS = sizeof commands / sizeof commands[0] };
 
@@ -43,45 +43,11 @@ static const cli_command *find_command(const char *name) {
 
 /* ---- unknown commands -------------------------------------------------------------------------------------------- */
 
-enum { LONGEST = 32 };
-
-static int least(int a, int b, int c) { return a < b ? (a < c ? a : c) : (b < c ? b : c); }
-
-/* Letters to insert, delete or replace to get from one word to the other (Levenshtein 1966), row by row. */
-static int edit_distance(const char *a, const char *b) {
-    int row[LONGEST + 1];
-    int n = (int)strlen(b);
-    for (int j = 0; j <= n; j++)
-        row[j] = j;
-    for (int i = 1; a[i - 1]; i++) {
-        int diagonal = row[0];
-        row[0] = i;
-        for (int j = 1; j <= n; j++) {
-            int above = row[j];
-            row[j] = least(above + 1, row[j - 1] + 1, diagonal + (a[i - 1] != b[j - 1]));
-            diagonal = above;
-        }
-    }
-    return row[n];
-}
-
-/* The command whose name is nearest to what was typed, NULL if none is near. */
-static const char *nearest_command(const char *typed) {
-    const char *best = NULL;
-    int best_distance = 4;
-    if (strlen(typed) > LONGEST) return NULL;
-    for (int i = 0; i < COMMANDS; i++) {
-        const char *name = commands[i]->name;
-        int d = strlen(name) > LONGEST ? best_distance : edit_distance(typed, name);
-        if (d >= best_distance || d >= (int)strlen(name)) continue;
-        best = name;
-        best_distance = d;
-    }
-    return best;
-}
-
 static int unknown_command(const char *name) {
-    const char *near = nearest_command(name);
+    const char *names[COMMANDS];
+    for (int i = 0; i < COMMANDS; i++)
+        names[i] = commands[i]->name;
+    const char *near = cli_nearest(name, names, COMMANDS);
     return cli_wrong_usage(NULL, "unknown command \"%s\"%s%s%s", name, near ? "; did you mean " : "", near ? near : "",
                            near ? "?" : "");
 }

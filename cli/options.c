@@ -6,18 +6,8 @@
 
 #include "cli/cli.h"
 
-enum { MOST_OWN = 32, FIRST_COMMON = 1000, MOST_THREADS = 512 /* the library's limit */ };
-enum {
-    OPT_JSON = FIRST_COMMON,
-    OPT_DEVICE,
-    OPT_STRICT,
-    OPT_MEM,
-    OPT_THREADS,
-    OPT_LIBRARY,
-    OPT_NUMERICS,
-    OPT_SEED,
-    OPT_HELP
-};
+enum { MOST_OWN = 64, FIRST_COMMON = 1000, MOST_THREADS = 512 /* the library's limit */ };
+enum { OPT_JSON = FIRST_COMMON, OPT_DEVICE, OPT_STRICT, OPT_MEM, OPT_THREADS, OPT_LIBRARY, OPT_NUMERICS, OPT_SEED };
 
 static const struct {
     struct option option;
@@ -45,11 +35,9 @@ static const struct {
      CLI_THREADS,
      "  --numerics KIND       exact: the same bits everywhere; fast: may round differently\n"
      "                        (cpu only)"},
-    {{"seed", required_argument, NULL, OPT_SEED},
-     CLI_SEED,
-     "  --seed N              random seed (default 0)"},
+    {{"seed", required_argument, NULL, OPT_SEED}, CLI_SEED, "  --seed N              random seed (default 0)"},
     {{"verbose", no_argument, NULL, 'v'}, CLI_VERBOSE, "  -v, --verbose         show more details"},
-    {{"help", no_argument, NULL, OPT_HELP}, 0, "  --help                show this text"},
+    {{"help", no_argument, NULL, 'h'}, 0, "  -h, --help            show this text"},
 };
 enum { COMMON = sizeof common / sizeof common[0] };
 
@@ -157,6 +145,18 @@ static void say_wrong(const cli_command *c, const char *name, const char *value)
                           line ? line : "");
 }
 
+static void say_nearest(const cli_command *c, const struct option *all, const char *word) {
+    const char *names[MOST_OWN + COMMON];
+    int count = 0;
+    for (; all[count].name; count++)
+        names[count] = all[count].name;
+    char name[64];
+    snprintf(name, sizeof name, "%.*s", (int)strcspn(word, "="), word);
+    const char *near = strncmp(name, "--", 2) == 0 ? cli_nearest(name + 2, names, count) : NULL;
+    (void)cli_wrong_usage(c, "unknown option %s%s%s%s", word, near ? "; did you mean --" : "", near ? near : "",
+                          near ? "?" : "");
+}
+
 /* getopt_long has found no such option (?), or no value (:); `word` is the argument it looked at last. */
 static void say_unknown(const cli_command *c, const struct option *all, int val, const char *word) {
     if (val == ':')
@@ -166,7 +166,7 @@ static void say_unknown(const cli_command *c, const struct option *all, int val,
     else if (optopt)
         (void)cli_wrong_usage(c, "unknown option -%c", optopt);
     else
-        (void)cli_wrong_usage(c, "unknown option %s", word);
+        say_nearest(c, all, word);
 }
 
 int cli_parse(const cli_command *c, int argc, char **argv, cli_options *o, const struct option *own, const char *shorts,
@@ -174,14 +174,14 @@ int cli_parse(const cli_command *c, int argc, char **argv, cli_options *o, const
     struct option all[MOST_OWN + COMMON + 1];
     char letters[64];
     gather_options(c, own, all);
-    snprintf(letters, sizeof letters, ":%s%s", c->accepts & CLI_VERBOSE ? "v" : "", shorts ? shorts : "");
+    snprintf(letters, sizeof letters, ":h%s%s", c->accepts & CLI_VERBOSE ? "v" : "", shorts ? shorts : "");
     *o = (cli_options){.device = "auto"};
     *status = CLI_USAGE;
     optind = 0; /* begin anew, whatever was parsed before */
     for (;;) {
         int val = getopt_long(argc, argv, letters, all, NULL);
         if (val == -1) return optind;
-        if (val == OPT_HELP) {
+        if (val == 'h') {
             cli_help(c, stdout);
             *status = CLI_OK;
             return -1;

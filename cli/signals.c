@@ -114,6 +114,11 @@ void cli_stop_end(void) { gentle = 0; }
 
 bool cli_stopped(void) { return received != 0; }
 
+bool cli_stop_resume(void) {
+    if (received == SIGINT) received = 0;
+    return received == 0;
+}
+
 int cli_stop_status(void) { return SIGNAL_STATUS + (int)received; }
 
 const char *cli_stop_signal(void) { return signal_name_of((int)received); }

@@ -25,6 +25,7 @@ static int refuse_without_text(int argc, char **argv) {
 const bench_work bench_llm_works[] = {{0}};
 const int bench_llm_work_count = 0;
 
+WITHOUT_TEXT(chat);
 WITHOUT_TEXT(embed);
 WITHOUT_TEXT(generate);
 WITHOUT_TEXT(logits);

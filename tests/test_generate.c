@@ -124,7 +124,17 @@ static void it_ends_with_the_promised_codes(void **state) {
         {"-m @ -p x stray 2>&1", 2, "\"stray\": pass the text with -p"},
         {"-m @ -p x --top-p 2 2>&1", 2, "nucleus sampling"},
         {"-m @ -p x --temperature hot 2>&1", 2, "--temperature"},
-        {"-m @ -p x -n -1 2>&1", 2, "at most N tokens"},
+        {"-m @ -p x -n -2 2>&1", 2, "at most N tokens"},
+        {"-m @ --ids 120 -n -1 --greedy 2>&1", 0, "the context of 100 tokens is full"},
+        {"-m @ -p x -f y 2>&1", 2, "only once"},
+        {"-m @ --messages x --system y 2>&1", 2, "--system has no effect"},
+        {"-m @ -p x --stop '' 2>&1", 2, "end the answer before TEXT"},
+        {"-m @ --ids 1 --stop x 2>&1", 2, "--stop requires a text"},
+        {"-m @ -p x --logprobs 3 2>&1", 2, "--logprobs requires --json"},
+        {"-m @ -p x --logprobs 21 --json 2>&1", 2, "--logprobs"},
+        {"-m @ -p x --dry-base 0.5 2>&1", 2, "--dry-base"},
+        {"-m @ -p x --temprature 1 2>&1", 2, "did you mean --temperature?"},
+        {"-h", 0, "--mirostat-tau"},
         {"-m @ -p x --system y 2>&1", 2, "--chat"},
         {"-m @ -p x -n 4 2>&1", 0, "generation: 4 tokens"},
         {"-m @ -p '' 2>&1", 1, "the prompt is empty"},
@@ -182,6 +192,112 @@ static void json_has_the_promised_keys(void **state) {
     tn_json_free(doc);
 }
 
+/* ---- options of the prompt and of where the text ends ------------------------------------------------------------- */
+
+/* The value of a member of the object that `arguments` print. */
+static void ask_text(const char *arguments, const char *key, char *out, size_t size) {
+    tn_json_doc *doc = ask(arguments);
+    const tn_json *v = tn_json_get(tn_json_root(doc), key);
+    snprintf(out, size, "%s", tn_json_string(v, "(none)"));
+    tn_json_free(doc);
+}
+
+/* A stop string that begins and ends inside tokens' texts: here each token is a byte. */
+static void a_stop_string_ends_the_text_before_itself(void **state) {
+    (void)state;
+    char all[512], cut[512], stop[8] = "", arguments[600];
+    const char *run = "-m @ -p 'ab c' -n 40 --temperature 1.5 --top-k 0 --seed 11 --min-p 0 --json";
+    ask_text(run, "text", all, sizeof all);
+    size_t at = 0;
+    for (size_t i = 5; i + 3 < strlen(all) && !*stop; i++) { /* three letters that a shell takes as they are */
+        size_t letters =
+            strspn(all + i, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,:;+-_/=<>[]{}()");
+        if (letters >= 2) snprintf(stop, sizeof stop, "%.2s", all + i);
+    }
+    if (!*stop) fail_msg("no place for a stop string in \"%s\"", all);
+    at = (size_t)(strstr(all, stop) - all);
+    snprintf(arguments, sizeof arguments, "%s --stop never-there --stop '%s'", run, stop);
+    ask_text(arguments, "text", cut, sizeof cut);
+    assert_int_equal(strlen(cut), at);
+    assert_memory_equal(cut, all, at);
+    ask_text(arguments, "stopped", cut, sizeof cut);
+    assert_string_equal(cut, "stop");
+    ask_text(arguments, "stop", cut, sizeof cut);
+    assert_string_equal(cut, stop);
+}
+
+static void a_file_is_a_prompt_without_its_last_newline(void **state) {
+    (void)state;
+    char arguments[700];
+    write_file(test_scratch("prompt.txt"), "two\nlines\n");
+    snprintf(arguments, sizeof arguments, "-m @ -f %s -n 3 --greedy --json", test_scratch("prompt.txt"));
+    tn_json_doc *doc = ask(arguments);
+    assert_int_equal(tn_json_length(tn_json_get(tn_json_root(doc), "prompt_ids")), 9);
+    tn_json_free(doc);
+}
+
+static void messages_come_from_a_json_file(void **state) {
+    (void)state;
+    static const struct {
+        const char *text, *part; /* part: of the refusal; NULL: taken */
+    } rows[] = {
+        {"[{\"role\": \"user\", \"content\": \"hi\"}, {\"role\": \"assistant\", \"content\": \"ho\"}]", NULL},
+        {"{\"messages\": [{\"role\": \"user\", \"content\": [{\"type\": \"text\", \"text\": \"hih\"},"
+         "{\"type\": \"text\", \"text\": \"oo\"}]}]}",
+         NULL},
+        {"[]", "at least one"},
+        {"{\"message\": 1}", "as \"messages\""},
+        {"[{\"role\": \"user\"}]", "message 0: \"content\" must be"},
+        {"[{\"role\": \"user\", \"content\": \"a\"}, 7]", "message 1 must be an object"},
+        {"[{\"role\": \"user\", \"content\": \"a\", \"tool_calls\": []}]", "has the field \"tool_calls\""},
+        {"[{\"role\": \"user\", \"content\": [{\"type\": \"image\"}]}]", "is of type \"image\""},
+        {"[{\"role\": \"user\", \"content\": \"a\\u0000b\"}]", "NUL byte"},
+        {"[{", "messages.json': "},
+    };
+    char arguments[700], heard[4096];
+    for (size_t i = 0; i < TN_COUNT(rows); i++) {
+        write_file(test_scratch("messages.json"), rows[i].text);
+        snprintf(arguments, sizeof arguments, "-m @ --messages %s -n 2 --greedy --json 2>&1",
+                 test_scratch("messages.json"));
+        int code = run_generate(arguments, heard, sizeof heard);
+        if (code != (rows[i].part ? 1 : 0)) fail_msg("messages %s: ends with %d: %s", rows[i].text, code, heard);
+        assert_text_has(heard, rows[i].part ? rows[i].part
+                               : i == 0     ? "[256, 104, 105, 256, 104, 111, 256]"
+                                            : "[256, 104, 105, 104, 111, 111, 256]");
+    }
+}
+
+static void logprobs_name_each_token_and_its_rivals(void **state) {
+    (void)state;
+    tn_json_doc *doc = ask("-m @ -p ab -n 5 --greedy --logprobs 3 --json");
+    const tn_json *root = tn_json_root(doc), *list = tn_json_get(root, "logprobs");
+    assert_int_equal(tn_json_length(list), 5);
+    for (size_t i = 0; i < 5; i++) {
+        const tn_json *row = tn_json_at(list, i), *top = tn_json_get(row, "top");
+        assert_int_equal(tn_json_length(top), 3);
+        assert_int_equal(tn_json_int(tn_json_get(row, "id"), -1),
+                         tn_json_int(tn_json_at(tn_json_get(root, "ids"), i), -2));
+        double own = tn_json_number(tn_json_get(row, "logprob"), 1),
+               best = tn_json_number(tn_json_get(tn_json_at(top, 0), "logprob"), 1);
+        assert_true(own == best && own < 0 && own > -20); /* greedy: the most probable one */
+        assert_true(tn_json_number(tn_json_get(tn_json_at(top, 2), "logprob"), 1) <= best);
+    }
+    tn_json_free(doc);
+}
+
+static void penalties_change_the_text(void **state) {
+    (void)state;
+    static const char *const options[] = {"--frequency-penalty 2", "--presence-penalty 2", "--repeat-penalty 2",
+                                          "--dry-multiplier 5 --dry-allowed-length 1"};
+    char plain[512], other[512], arguments[256];
+    ask_text("-m @ -p 'ab c' -n 60 --greedy --json", "text", plain, sizeof plain);
+    for (size_t i = 0; i < TN_COUNT(options); i++) {
+        snprintf(arguments, sizeof arguments, "-m @ -p 'ab c' -n 60 --greedy %s --json", options[i]);
+        ask_text(arguments, "text", other, sizeof other);
+        if (strcmp(plain, other) == 0) fail_msg("%s changes nothing", options[i]);
+    }
+}
+
 static bool same_ids(const tn_json_doc *a, const tn_json_doc *b) {
     const tn_json *x = tn_json_get(tn_json_root(a), "ids"), *y = tn_json_get(tn_json_root(b), "ids");
     bool same = tn_json_length(x) == tn_json_length(y);
@@ -209,13 +325,18 @@ static void a_model_without_a_template_does_not_chat(void **state) {
     write_model(path, false);
     snprintf(arguments, sizeof arguments, "-m %s --chat -p hi 2>&1", path);
     assert_int_equal(run_generate(arguments, heard, sizeof heard), 1);
-    assert_text_has(heard, "which --chat requires");
+    assert_text_has(heard, "which chats require");
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(it_ends_with_the_promised_codes),
         cmocka_unit_test(json_has_the_promised_keys),
+        cmocka_unit_test(a_stop_string_ends_the_text_before_itself),
+        cmocka_unit_test(a_file_is_a_prompt_without_its_last_newline),
+        cmocka_unit_test(messages_come_from_a_json_file),
+        cmocka_unit_test(logprobs_name_each_token_and_its_rivals),
+        cmocka_unit_test(penalties_change_the_text),
         cmocka_unit_test(the_same_seed_gives_the_same_text),
         cmocka_unit_test(a_model_without_a_template_does_not_chat),
     };

@@ -803,9 +803,15 @@ static void check_cuts(const spec *s) {
         assert_ok(tn_llm_step(llm, ids[i], &logits));
         assert_memory_equal(logits, all + (size_t)i * width, width * sizeof *all);
     }
+    assert_memory_equal(tn_llm_tokens(llm), ids, sizeof ids);
+    assert_int_equal(tn_llm_common_prefix(llm, ids, TOKENS), TOKENS - 1); /* the last one's logits are to be computed */
+    assert_int_equal(tn_llm_common_prefix(llm, ids, 0), 0);
     assert_ok(tn_llm_rewind(llm, 70));
+    assert_int_equal(tn_llm_common_prefix(llm, ids, TOKENS), 70);
     assert_ok(tn_llm_prompt(llm, ids + 70, 9, &logits));
     assert_memory_equal(logits, all + 78 * width, width * sizeof *all);
+    ids[33]++;
+    assert_int_equal(tn_llm_common_prefix(llm, ids, TOKENS), 33);
     tn_llm_close(llm);
     free(all);
     free_model(&m);

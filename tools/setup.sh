@@ -44,6 +44,7 @@ have_utf8proc     | libutf8proc-dev | text | Unicode tables of the tokenizers an
 have_png          | libpng-dev     | text  | pictures as inputs of trunnion run
 have_jpeg         | libjpeg-dev    | text  | the same
 have_zlib         | zlib1g-dev     | text  | packed .npz files
+have_libedit      | libedit2       | check | line editing of trunnion chat, which loads it if it is there
 have_readelf      | binutils       | check | looks into the built library
 have_cmocka       | libcmocka-dev  | check | the test framework
 have_cxx          | g++            | check | proves that C++ programs can include the headers, compiles kernels for doubles
@@ -57,6 +58,7 @@ have_vulkan_header | libvulkan-dev | check | what the Vulkan driver's own declar
 have_spirv_val    | spirv-tools    | check | validates kernels made for Vulkan
 "
 have_python() { have python3; }
+have_libedit() { PATH="$PATH:/sbin:/usr/sbin" ldconfig -p | grep -q 'libedit\.so\.[02] '; }
 have_readelf() { have readelf; }
 have_pkg_config() { have pkg-config; }
 have_cxx() { have "${CXX:-c++}"; }

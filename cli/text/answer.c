@@ -1,0 +1,145 @@
+/* answer.c — the loop from a prompt to a text. */
+#include "cli/text/answer.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "trunnion/backend.h"
+#include "trunnion/model.h"
+#include "trunnion/text.h"
+
+/* ---- the prompt -------------------------------------------------------------------------------------------------- */
+
+tn_status answer_prompt(answer *a, const int32_t *ids, int64_t count, const float **logits) {
+    cli_progress bar;
+    double start = cli_now();
+    bool long_one = !a->silent && count - a->keep > TN_PROMPT_CHUNK;
+    tn_status status = tn_llm_rewind(a->model, a->keep);
+    *logits = NULL;
+    for (int64_t i = 0; i < count; i++)
+        tn_sampler_accept(a->sampler, ids[i]);
+    if (long_one) cli_progress_begin(&bar, "prompt", "tokens", count - a->keep);
+    for (int64_t at = a->keep, n; at < count && status == TN_OK && !cli_stopped(); at += n) {
+        n = count - at < TN_PROMPT_CHUNK ? count - at : TN_PROMPT_CHUNK;
+        status = tn_llm_prompt(a->model, ids + at, n, at + n == count ? logits : NULL);
+        a->computed += n;
+        if (long_one) cli_progress_update(&bar, a->computed, "");
+    }
+    if (long_one) cli_progress_end(&bar);
+    if (status == TN_OK && !*logits) a->stopped = "cancelled";
+    a->prompt_seconds = cli_now() - start;
+    return status;
+}
+
+/* ---- the text ---------------------------------------------------------------------------------------------------- */
+
+/* Writes what can be written by now. */
+static void show(answer *a) {
+    if (a->silent || a->shown == a->text.size) return;
+    cli_show_compiling(false); /* its line would erase the one that the text is on */
+    fwrite(a->text.data + a->shown, 1, a->text.size - a->shown, stdout);
+    fflush(stdout);
+    a->shown = a->text.size;
+}
+
+static tn_status add_id(answer *a, int32_t id) {
+    char text[16];
+    int length = snprintf(text, sizeof text, "%s%" PRId32, a->text.size ? " " : "", id);
+    return tn_bytes_append(&a->text, text, (size_t)length);
+}
+
+/* What the stream gave goes through the stop strings. */
+static tn_status feed_stops(answer *a) {
+    tn_status status = tn_stop_strings_feed(a->stops, a->raw.data ? a->raw.data : "", a->raw.size, &a->text, &a->stop);
+    a->raw.size = 0;
+    if (a->stop >= 0) a->stopped = "stop";
+    return status;
+}
+
+static tn_status add_token(answer *a, int32_t id) {
+    tn_status status = tn_ids_append(&a->ids, id);
+    tn_sampler_accept(a->sampler, id);
+    if (status == TN_OK && !a->tokenizer) status = add_id(a, id);
+    if (status == TN_OK && a->tokenizer) status = tn_tokenizer_stream(a->tokenizer, &a->stream, id, 0, &a->raw);
+    if (status == TN_OK && a->tokenizer) status = feed_stops(a);
+    if (status == TN_OK) show(a);
+    return status;
+}
+
+static tn_status end_text(answer *a) {
+    tn_status status = tn_tokenizer_stream_end(&a->stream, &a->raw);
+    if (status == TN_OK && a->stop < 0) status = feed_stops(a);
+    if (status == TN_OK) status = tn_stop_strings_end(a->stops, &a->text);
+    if (status == TN_OK) show(a);
+    return status;
+}
+
+/* ---- log probabilities ------------------------------------------------------------------------------------------- */
+
+static tn_status add_chance(answer *a, const float *logits, int32_t vocabulary, int32_t id) {
+    if (a->logprobs < 0) return TN_OK;
+    if (a->ids.count == a->chance_room) {
+        size_t room = a->chance_room ? 2 * a->chance_room : 64;
+        answer_logprob *more = realloc(a->chances, room * sizeof *more);
+        if (!more) return tn_backend_fail(TN_ERR_MEMORY, "log probabilities of %zu tokens: out of memory", room);
+        a->chances = more;
+        a->chance_room = room;
+    }
+    answer_logprob *c = &a->chances[a->ids.count];
+    int n = a->logprobs < vocabulary ? a->logprobs : (int)vocabulary;
+    *c = (answer_logprob){.top_count = n, .top = calloc((size_t)n + 1, sizeof *c->top)};
+    if (!c->top) return tn_backend_fail(TN_ERR_MEMORY, "%d log probabilities: out of memory", n);
+    tn_status status = tn_logprobs(logits, vocabulary, id, &c->own, c->top, n);
+    if (status != TN_OK) free(c->top);
+    return status;
+}
+
+/* ---- the loop ---------------------------------------------------------------------------------------------------- */
+
+static bool ends(const answer *a, int32_t id) {
+    return tn_llm_ends(a->model, id) || (a->tokenizer && tn_tokenizer_ends(a->tokenizer, id));
+}
+
+/* The last token is shown and not computed: nothing is wanted behind it. */
+static tn_status draw_tokens(answer *a, const tn_llm_facts *f, const float *logits) {
+    while (!a->stopped) {
+        int32_t id = 0;
+        if (a->most >= 0 && (int64_t)a->ids.count >= a->most) break;
+        a->full = (int64_t)a->ids.count > 0 && tn_llm_position(a->model) == f->context;
+        if (a->full) break;
+        tn_status status = a->ids.count > 0 ? tn_llm_step(a->model, a->ids.data[a->ids.count - 1], &logits) : TN_OK;
+        a->steps += a->ids.count > 0;
+        if (status == TN_OK) status = tn_sampler_pick(a->sampler, logits, (int32_t)f->vocabulary, &id);
+        if (status != TN_OK) return status;
+        if (ends(a, id)) a->stopped = "end";
+        if (cli_stopped() || ferror(stdout)) a->stopped = "cancelled"; /* main.c reports what standard output has */
+        if (a->stopped) break;
+        status = add_chance(a, logits, (int32_t)f->vocabulary, id);
+        if (status == TN_OK) status = add_token(a, id);
+        if (status != TN_OK) return status;
+    }
+    if (!a->stopped) a->stopped = "length";
+    return TN_OK;
+}
+
+tn_status answer_generate(answer *a, const float *logits) {
+    tn_llm_facts facts = {.struct_size = sizeof facts};
+    double start = cli_now();
+    a->stop = -1;
+    tn_status status = tn_llm_get_facts(a->model, &facts);
+    if (status == TN_OK) status = draw_tokens(a, &facts, logits);
+    if (status == TN_OK) status = end_text(a);
+    a->token_seconds = cli_now() - start;
+    return status;
+}
+
+void answer_free(answer *a) {
+    for (size_t i = 0; a->chances && i < a->ids.count; i++)
+        free(a->chances[i].top);
+    free(a->chances);
+    tn_ids_free(&a->ids);
+    tn_bytes_free(&a->text);
+    tn_bytes_free(&a->raw);
+    *a = (answer){0};
+}

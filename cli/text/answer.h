@@ -1,0 +1,50 @@
+/* answer.h — one generated text: the prompt is computed, tokens are drawn until one of the limits, and the text appears
+ * while it grows. What generate and chat share. */
+#ifndef TRUNNION_CLI_ANSWER_H
+#define TRUNNION_CLI_ANSWER_H
+
+#include "cli/cli.h"
+#include "trunnion/llm.h"
+#include "trunnion/text.h"
+
+enum { ANSWER_ALL = -1 };
+
+/* Log probabilities of a token and of the most probable ones in its place. */
+typedef struct answer_logprob {
+    double own;
+    int top_count;
+    tn_logprob *top;
+} answer_logprob;
+
+typedef struct answer {
+    /* set by the caller, who keeps them */
+    tn_llm *model;
+    const tn_tokenizer *tokenizer; /* NULL: the text is the ids */
+    tn_sampler *sampler;
+    tn_stop_strings *stops;
+    int64_t most; /* tokens, or ANSWER_ALL */
+    int64_t keep; /* tokens of the model's sequence that the prompt begins with: they are not computed again */
+    bool silent;  /* nothing goes to standard output */
+    int logprobs; /* the most probable tokens to list in each place; -1: no log probabilities */
+    /* results */
+    tn_ids ids;
+    tn_bytes text;
+    answer_logprob *chances; /* [ids.count], with logprobs */
+    const char *stopped;     /* "end", "length", "stop" or "cancelled" */
+    int stop;                /* the stop string's index; -1: none */
+    bool full;               /* length: the context's */
+    double prompt_seconds, token_seconds;
+    int64_t computed, steps; /* tokens of the prompt, and behind it, that were computed */
+    /* private */
+    tn_text_stream stream;
+    tn_bytes raw;
+    size_t shown, chance_room;
+} answer;
+
+/* Computes ids[count] of the prompt, but for the first `keep`, with a bar for long ones; *logits as tn_llm_prompt's. A
+ * signal between cli_stop_begin and cli_stop_end leaves the rest: then a->stopped is "cancelled" and *logits is NULL. */
+tn_status answer_prompt(answer *a, const int32_t *ids, int64_t count, const float **logits);
+tn_status answer_generate(answer *a, const float *logits);
+void answer_free(answer *a); /* the results */
+
+#endif

@@ -1,0 +1,41 @@
+/* conversation.h — the messages of a conversation: in memory, as a JSON file, and as a prompt by the model's template.
+ * And the vocabulary that reads it. */
+#ifndef TRUNNION_CLI_CONVERSATION_H
+#define TRUNNION_CLI_CONVERSATION_H
+
+#include "cli/cli.h"
+#include "trunnion/llm.h"
+#include "trunnion/text.h"
+
+/* A model's tokenizer, and where its parts are in a GGUF file, for messages. */
+typedef struct vocabulary {
+    const char *path;
+    tn_tokenizer *tokenizer;
+    int64_t place, template_place;
+} vocabulary;
+
+/* Fails if there are more tokens than rows of the embedding. */
+tn_status vocabulary_open(vocabulary *v, const char *path, const tn_llm_facts *facts);
+void vocabulary_close(vocabulary *v);
+
+typedef struct conversation {
+    tn_chat_message *messages; /* role and content are its own */
+    int count, room;
+} conversation;
+
+/* Appends a message of `size` bytes; TN_ERR_ARGUMENT for a NUL byte among them. */
+tn_status conversation_add(conversation *c, const char *role, const char *content, size_t size);
+/* Removes `count` messages from `first` on. */
+void conversation_remove(conversation *c, int first, int count);
+void conversation_free(conversation *c);
+
+/* Appends the messages of a JSON file: an array of {"role", "content"}, or an object that has it as "messages". content
+ * is a text, or a list of {"type": "text", "text"}. "-" is standard input. Errors name the message. */
+tn_status conversation_read(conversation *c, const char *path);
+/* Writes such a file, whole or not at all. */
+tn_status conversation_write(const conversation *c, const char *path);
+
+/* Appends the tokens of the conversation as the model's chat template has it, up to where the answer begins. */
+tn_status conversation_encode(const conversation *c, const vocabulary *v, tn_ids *out);
+
+#endif
