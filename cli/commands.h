@@ -13,6 +13,7 @@ extern const cli_command cli_embed;
 extern const cli_command cli_explain;
 extern const cli_command cli_fit;
 extern const cli_command cli_generate;
+extern const cli_command cli_info;
 extern const cli_command cli_logits;
 extern const cli_command cli_onnx_test;
 extern const cli_command cli_perplexity;

@@ -6,6 +6,7 @@
 
 #include "../cli/compiling.c"
 #include "../cli/json_out.c"
+#include "../cli/nearest.c"
 #include "../cli/options.c"
 #include "../cli/plot.c"
 #include "../cli/progress.c"

@@ -136,7 +136,7 @@ static void it_ends_with_the_promised_codes(void **state) {
         {"-m @ -p x --temprature 1 2>&1", 2, "did you mean --temperature?"},
         {"-h", 0, "--mirostat-tau"},
         {"-m @ -p x --system y 2>&1", 2, "--chat"},
-        {"-m @ -p x -n 4 2>&1", 0, "generation: 4 tokens"},
+        {"-m @ --ids 120 -n 4 2>&1", 0, "generation: 4 tokens"},
         {"-m @ -p '' 2>&1", 1, "the prompt is empty"},
         {"-m @ -p x --context 101 2>&1", 1, "supports 1 to 100"},
         {"-m @ -p abcdefgh --context 4 2>&1", 1, "exceed the context of 4"},
@@ -146,7 +146,7 @@ static void it_ends_with_the_promised_codes(void **state) {
         {"-m @ -p x --greedy --seed 4 2>&1", 2, "--seed has no effect"},
         {"-m @ --chat --ids 1,2 2>&1", 2, "--chat requires a text"},
         {"-m @ -p x --predict 4 --seed 77 2>&1", 0, "seed 77"},
-        {"-m @ -p x --tokens 5 2>&1", 0, "generation: 5 tokens"},
+        {"-m @ --ids 120 --tokens 5 2>&1", 0, "generation: 5 tokens"},
         {"-m /not/there -p x --json 2>/dev/null", 1, "{\"error\": {\"code\": \"io\", \"message\": \""},
         {"-p x --json 2>/dev/null", 2, "\"code\": \"usage\""},
         {"-m /not/there -p x 2>&1", 1, "/not/there"},
@@ -192,7 +192,7 @@ static void json_has_the_promised_keys(void **state) {
     tn_json_free(doc);
 }
 
-/* ---- options of the prompt and of where the text ends ------------------------------------------------------------- */
+/* ---- options of the prompt and of where the text ends ------------------------------------------------------------ */
 
 /* The value of a member of the object that `arguments` print. */
 static void ask_text(const char *arguments, const char *key, char *out, size_t size) {
@@ -298,6 +298,31 @@ static void penalties_change_the_text(void **state) {
     }
 }
 
+static int64_t ask_number(const char *arguments, const char *key) {
+    tn_json_doc *doc = ask(arguments);
+    int64_t n = tn_json_int(tn_json_get(tn_json_root(doc), key), -1);
+    tn_json_free(doc);
+    return n;
+}
+
+static void a_prompt_cache_saves_computing_a_prompt_again(void **state) {
+    (void)state;
+    char plain[512], cached[512], arguments[700], longer[700], heard[4096];
+    const char *file = test_scratch("prompt.cache");
+    ask_text("-m @ -p 'a prompt of words' -n 20 --greedy --json", "text", plain, sizeof plain);
+    snprintf(arguments, sizeof arguments, "-m @ -p 'a prompt of words' -n 20 --greedy --prompt-cache %s --json", file);
+    assert_int_equal(ask_number(arguments, "prompt_tokens_computed"), 17);
+    assert_int_equal(ask_number(arguments, "prompt_tokens_computed"), 1);
+    ask_text(arguments, "text", cached, sizeof cached);
+    assert_string_equal(cached, plain);
+    snprintf(longer, sizeof longer, "-m @ -p 'a prompt of wood' -n 20 --greedy --prompt-cache %s --json", file);
+    assert_int_equal(ask_number(longer, "prompt_tokens_computed"), 2);
+    write_file(file, "something else");
+    snprintf(arguments, sizeof arguments, "-m @ -p x --prompt-cache %s 2>&1", file);
+    assert_int_equal(run_generate(arguments, heard, sizeof heard), 1);
+    assert_text_has(heard, "prompt.cache");
+}
+
 static bool same_ids(const tn_json_doc *a, const tn_json_doc *b) {
     const tn_json *x = tn_json_get(tn_json_root(a), "ids"), *y = tn_json_get(tn_json_root(b), "ids");
     bool same = tn_json_length(x) == tn_json_length(y);
@@ -337,6 +362,7 @@ int main(void) {
         cmocka_unit_test(messages_come_from_a_json_file),
         cmocka_unit_test(logprobs_name_each_token_and_its_rivals),
         cmocka_unit_test(penalties_change_the_text),
+        cmocka_unit_test(a_prompt_cache_saves_computing_a_prompt_again),
         cmocka_unit_test(the_same_seed_gives_the_same_text),
         cmocka_unit_test(a_model_without_a_template_does_not_chat),
     };

@@ -9,6 +9,7 @@
 #include "gguf_make.h"
 #include "text/text_common.h"
 #include "trunnion/llm.h"
+#include "trunnion/ops.h"
 
 enum { F32 = 0, F16 = 1, Q8_0 = 8, F64 = 28, BLOCK = 32 };
 
@@ -1055,6 +1056,144 @@ static void after_a_failure_all_goes_on(void **state) {
     free_model(&m);
 }
 
+/* Of every family: the cache's contents are the same bits, so what follows is, too. */
+static void a_saved_sequence_goes_on_with_the_same_bits(void **state) {
+    (void)state;
+    static const spec *const kinds[] = {&llama, &gemma2};
+    for (size_t k = 0; k < TN_COUNT(kinds); k++) {
+        enum { BEFORE = 70, AFTER = 5 };
+        model m;
+        int32_t ids[BEFORE + AFTER];
+        make_model(&m, kinds[k]);
+        fill_ids(ids, BEFORE + AFTER, kinds[k]->vocabulary);
+        const char *path = write_model(&m, NULL, "saved.gguf");
+        char file[600];
+        snprintf(file, sizeof file, "%s", test_scratch("sequence.safetensors"));
+        size_t width = (size_t)kinds[k]->vocabulary;
+        float *all = calloc(AFTER * width, sizeof *all), *again = calloc(AFTER * width, sizeof *again);
+        tn_llm *llm = open_llm(path, TN_LLM_CACHE_F16);
+        assert_int_equal(tn_llm_save(llm, file), TN_ERR_STATE);
+        assert_ok(tn_llm_prompt(llm, ids, BEFORE, NULL));
+        assert_ok(tn_llm_save(llm, file));
+        assert_ok(tn_llm_logits(llm, ids + BEFORE, AFTER, all));
+        tn_llm_close(llm);
+        llm = open_llm(path, TN_LLM_CACHE_F16);
+        assert_ok(tn_llm_prompt(llm, ids + 3, 40, NULL)); /* something else */
+        assert_ok(tn_llm_load(llm, file));
+        assert_int_equal(tn_llm_position(llm), BEFORE);
+        assert_memory_equal(tn_llm_tokens(llm), ids, BEFORE * sizeof *ids);
+        assert_ok(tn_llm_logits(llm, ids + BEFORE, AFTER, again));
+        assert_memory_equal(all, again, AFTER * width * sizeof *all);
+        assert_ok(tn_llm_rewind(llm, 10));
+        assert_ok(tn_llm_load(llm, file));
+        for (int i = 0; i < AFTER; i++) { /* by the captured plan, too */
+            const float *logits;
+            assert_ok(tn_llm_step(llm, ids[BEFORE + i], &logits));
+            assert_memory_equal(logits, all + (size_t)i * width, width * sizeof *all);
+        }
+        tn_llm_close(llm);
+        free(all);
+        free(again);
+        free_model(&m);
+    }
+}
+
+static void sequences_that_do_not_fit_are_refused(void **state) {
+    (void)state;
+    model m, other;
+    int32_t ids[20];
+    spec changed = llama;
+    char file[600], wrong[600];
+    make_model(&m, &llama);
+    fill_ids(ids, 20, llama.vocabulary);
+    snprintf(file, sizeof file, "%s", test_scratch("sequence.safetensors"));
+    snprintf(wrong, sizeof wrong, "%s", test_scratch("other.safetensors"));
+    tn_llm *llm = open_llm(write_model(&m, NULL, "one.gguf"), TN_LLM_CACHE_F16);
+    assert_ok(tn_llm_prompt(llm, ids, 20, NULL));
+    assert_ok(tn_llm_save(llm, file));
+    {
+        TN_SCOPE;
+        assert_ok(tn_safetensors_save(wrong, &(tn_named_tensor){"x", tn_zeros(TN_DIMS(2), TN_F32)}, 1, NULL, 0));
+    }
+    assert_int_equal(tn_llm_load(llm, wrong), TN_ERR_FORMAT);
+    assert_text_has(tn_error(), "its format is");
+    assert_int_equal(tn_llm_load(llm, "/not/there"), TN_ERR_IO);
+    assert_int_equal(tn_llm_position(llm), 20); /* as before */
+    tn_llm_close(llm);
+    llm = open_llm(test_scratch("one.gguf"), TN_LLM_CACHE_F32);
+    assert_int_equal(tn_llm_load(llm, file), TN_ERR_DTYPE);
+    tn_llm_close(llm);
+    tn_llm_options o = TN_LLM_DEFAULTS;
+    o.context = 19;
+    assert_ok(tn_llm_open(test_scratch("one.gguf"), &o, &llm));
+    assert_int_equal(tn_llm_load(llm, file), TN_ERR_ARGUMENT);
+    assert_text_has(tn_error(), "a longer one");
+    tn_llm_close(llm);
+    changed.layers++;
+    make_model(&other, &changed);
+    llm = open_llm(write_model(&other, NULL, "two.gguf"), TN_LLM_CACHE_F16);
+    assert_int_equal(tn_llm_load(llm, file), TN_ERR_FORMAT);
+    assert_text_has(tn_error(), "another model");
+    tn_llm_close(llm);
+    free_model(&m);
+    free_model(&other);
+}
+
+/* Conversations of different lengths and contexts, one of which waits now and then, and goes on alone between steps. */
+static void a_batch_computes_what_each_conversation_does_alone(void **state) {
+    (void)state;
+    enum { TALKS = 5, STEPS = 12 };
+    static const spec *const kinds[] = {&llama, &gemma2, &qwen3moe};
+    for (size_t k = 0; k < TN_COUNT(kinds); k++) {
+        model m;
+        int32_t ids[100];
+        tn_llm *talks[TALKS], *alone[TALKS];
+        tn_llm_batch *batch;
+        make_model(&m, kinds[k]);
+        fill_ids(ids, 100, kinds[k]->vocabulary);
+        size_t width = (size_t)kinds[k]->vocabulary;
+        talks[0] = open_llm(write_model(&m, NULL, "batch.gguf"), TN_LLM_CACHE_F16);
+        for (int i = 0; i < TALKS; i++) {
+            tn_llm_options o = TN_LLM_DEFAULTS;
+            o.context = 90 + i;
+            if (i > 0) assert_ok(tn_llm_new_conversation(talks[0], &o, &talks[i]));
+            assert_ok(tn_llm_new_conversation(talks[0], NULL, &alone[i]));
+            for (int j = 0; j < 2; j++)
+                if (i > 0) assert_ok(tn_llm_prompt(j ? talks[i] : alone[i], ids + i, 17 * i, NULL));
+        }
+        assert_ok(tn_llm_batch_new(talks, TALKS, &batch));
+        for (int s = 0; s < STEPS; s++) {
+            int32_t next[TALKS];
+            const float *logits, *own;
+            for (int i = 0; i < TALKS; i++)
+                next[i] = (s + i) % 4 == 3 ? -1 : ids[10 * i + s];
+            assert_ok(tn_llm_batch_step(batch, next, &logits));
+            for (int i = 0; i < TALKS; i++) {
+                if (next[i] < 0) continue;
+                assert_ok(tn_llm_step(alone[i], next[i], &own));
+                assert_memory_equal(logits + (size_t)i * width, own, width * sizeof *own);
+            }
+            if (s == 5) {
+                assert_ok(tn_llm_prompt(talks[2], ids, 3, NULL));
+                assert_ok(tn_llm_prompt(alone[2], ids, 3, NULL));
+            }
+            for (int i = 0; i < TALKS; i++)
+                assert_int_equal(tn_llm_position(talks[i]), tn_llm_position(alone[i]));
+        }
+        assert_int_equal(tn_llm_batch_step(batch, (int32_t[]){0, 0, 0, 0, (int32_t)width}, NULL), TN_ERR_ARGUMENT);
+        tn_llm_batch_free(batch);
+        assert_int_equal(tn_llm_batch_new((tn_llm *[]){talks[0], talks[0]}, 2, &batch), TN_ERR_ARGUMENT);
+        assert_int_equal(tn_llm_batch_new(talks, 0, &batch), TN_ERR_ARGUMENT);
+        assert_int_equal(tn_llm_batch_new((tn_llm *[]){NULL}, 1, &batch), TN_ERR_ARGUMENT);
+        tn_llm_batch_free(NULL);
+        for (int i = 0; i < TALKS; i++) {
+            tn_llm_close(alone[i]);
+            tn_llm_close(talks[i]);
+        }
+        free_model(&m);
+    }
+}
+
 static void null_arguments_are_answered(void **state) {
     (void)state;
     tn_llm *llm = NULL;
@@ -1109,6 +1248,9 @@ int main(void) {
         cmocka_unit_test(what_does_not_fit_is_refused_by_name),
         cmocka_unit_test(memory_may_run_out_anywhere),
         cmocka_unit_test(after_a_failure_all_goes_on),
+        cmocka_unit_test(a_saved_sequence_goes_on_with_the_same_bits),
+        cmocka_unit_test(sequences_that_do_not_fit_are_refused),
+        cmocka_unit_test(a_batch_computes_what_each_conversation_does_alone),
         cmocka_unit_test(null_arguments_are_answered),
         cmocka_unit_test(far_from_the_host_all_this_is_so_too),
     };

@@ -41,8 +41,8 @@ typedef struct answer {
     size_t shown, chance_room;
 } answer;
 
-/* Computes ids[count] of the prompt, but for the first `keep`, with a bar for long ones; *logits as tn_llm_prompt's. A
- * signal between cli_stop_begin and cli_stop_end leaves the rest: then a->stopped is "cancelled" and *logits is NULL. */
+/* Computes ids[count] of the prompt but the first `keep`, with a bar for long ones; *logits as of tn_llm_prompt. A
+ * signal between cli_stop_begin and cli_stop_end leaves the rest: a->stopped is then "cancelled" and *logits NULL. */
 tn_status answer_prompt(answer *a, const int32_t *ids, int64_t count, const float **logits);
 tn_status answer_generate(answer *a, const float *logits);
 void answer_free(answer *a); /* the results */

@@ -47,7 +47,7 @@ const cli_command cli_chat = {
             "\n"
             "examples:\n"
             "  trunnion chat -m model.gguf\n"
-            "  trunnion chat -m model.gguf --system 'Answer in one sentence.' --temperature 0.3\n",
+            "  trunnion chat -m model.gguf --system 'Answer briefly.' --temperature 0.3\n",
     .accepts = CLI_DEVICE | CLI_THREADS | CLI_SEED | CLI_VERBOSE,
     .run = run_chat,
 };

@@ -6,6 +6,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cli/cli.h"
 #include "cli/commands.h"
@@ -17,7 +18,17 @@
 #include "trunnion/llm.h"
 #include "trunnion/text.h"
 
-enum { OPT_CHAT = 256, OPT_SYSTEM, OPT_MESSAGES, OPT_CONTEXT, OPT_IDS, OPT_CACHE, OPT_STOP, OPT_LOGPROBS };
+enum {
+    OPT_CHAT = 256,
+    OPT_SYSTEM,
+    OPT_MESSAGES,
+    OPT_CONTEXT,
+    OPT_IDS,
+    OPT_CACHE,
+    OPT_STOP,
+    OPT_LOGPROBS,
+    OPT_PROMPT_CACHE
+};
 enum { DEFAULT_TOKENS = 128, NOT_GIVEN = -2, MOST_STOPS = 16, MOST_LOGPROBS = 20, ROOM_FOR_ALL = 4096 };
 
 static int run_generate(int argc, char **argv);
@@ -41,10 +52,12 @@ const cli_command cli_generate = {
             "      --cache TYPE      type of the key/value cache: f16, bf16 or f32\n"
             "                        (default f16)\n"
             "      --seed N          random seed (default: a random one, which is shown)\n"
+            "      --prompt-cache FILE  go on with the sequence in FILE as far as the prompt is the same,\n"
+            "                        and write the sequence there at the end\n"
             "      --logprobs N      with --json: log probabilities of each token and of the N most\n"
             "                        probable ones in its place (0 to 20)\n"
             "      --json            text, prompt_ids[], ids[], prompt_tokens_per_second,\n"
-            "                        tokens_per_second, device, fallback[], load_seconds,\n"
+            "                        prompt_tokens_computed, tokens_per_second, device, fallback[], load_seconds,\n"
             "                        weights_bytes, cache_bytes, context, seed,\n"
             "                        stopped (end, length, stop, cancelled), stop (the string),\n"
             "                        logprobs[] {id, token, logprob, top[]}\n"
@@ -74,13 +87,14 @@ static const struct option options[] = {
     {"context", required_argument, NULL, OPT_CONTEXT},
     {"ids", required_argument, NULL, OPT_IDS},
     {"cache", required_argument, NULL, OPT_CACHE},
+    {"prompt-cache", required_argument, NULL, OPT_PROMPT_CACHE},
     {"logprobs", required_argument, NULL, OPT_LOGPROBS},
     {0},
 };
 
 typedef struct request {
     cli_options common;
-    const char *model, *prompt, *file, *messages, *ids, *system;
+    const char *model, *prompt, *file, *messages, *ids, *system, *prompt_cache;
     tn_text_slice stops[MOST_STOPS];
     int stop_count;
     int64_t tokens, context; /* tokens: ANSWER_ALL: until the end; context 0: not given */
@@ -125,6 +139,7 @@ static bool take_generate_option(void *ctx, int val, const char *arg) {
     case OPT_CONTEXT: return cli_parse_int(arg, 1, INT32_MAX, &r->context);
     case OPT_IDS: r->ids = arg; break;
     case OPT_CACHE: return cli_take_cache(arg, &r->cache);
+    case OPT_PROMPT_CACHE: r->prompt_cache = arg; return *arg != 0;
     case OPT_LOGPROBS: return cli_parse_int(arg, 0, MOST_LOGPROBS, &r->logprobs);
     default: break;
     }
@@ -193,6 +208,15 @@ static tn_status open_model(work *w, const tn_llm_facts *facts) {
     return status == TN_OK ? tn_llm_prepare(w->answer.model) : status;
 }
 
+/* The file of --prompt-cache, if there is one by now. */
+static tn_status load_prompt_cache(work *w) {
+    const char *path = w->asked->prompt_cache;
+    if (!path || access(path, F_OK) != 0) return TN_OK;
+    tn_status status = tn_llm_load(w->answer.model, path);
+    w->answer.keep = tn_llm_common_prefix(w->answer.model, w->prompt.data, (int64_t)w->prompt.count);
+    return status;
+}
+
 static tn_status load_generate(work *w) {
     double start = cli_now();
     const request *r = w->asked;
@@ -204,6 +228,7 @@ static tn_status load_generate(work *w) {
     if (status == TN_OK) status = cli_sampling_make(&r->sampling, w->words.tokenizer, &w->answer.sampler);
     if (status == TN_OK) status = tn_stop_strings_new(r->stops, r->stop_count, &w->answer.stops);
     if (status == TN_OK) status = open_model(w, &facts);
+    if (status == TN_OK) status = load_prompt_cache(w);
     w->facts.struct_size = sizeof w->facts;
     if (status == TN_OK) status = tn_llm_get_facts(w->answer.model, &w->facts);
     w->load_seconds = cli_now() - start;
@@ -222,6 +247,7 @@ static tn_status generate(work *w) {
     tn_status status = answer_prompt(a, w->prompt.data, (int64_t)w->prompt.count, &logits);
     cli_stop_begin(); /* from here on there is a text to keep */
     if (status == TN_OK) status = answer_generate(a, logits);
+    if (status == TN_OK && w->asked->prompt_cache) status = tn_llm_save(a->model, w->asked->prompt_cache);
     cli_stop_end();
     return status;
 }
@@ -230,7 +256,7 @@ static tn_status generate(work *w) {
 
 static double rate(int64_t count, double seconds) { return seconds > 0 ? (double)count / seconds : 0; }
 
-static double prompt_rate(const work *w) { return rate((int64_t)w->prompt.count, w->answer.prompt_seconds); }
+static double prompt_rate(const work *w) { return rate(w->answer.computed, w->answer.prompt_seconds); }
 
 static double token_rate(const work *w) { return rate(w->answer.steps, w->answer.token_seconds); }
 
@@ -305,6 +331,7 @@ static void put_json_generate(const work *w) {
     cli_json_ids(&j, "prompt_ids", &w->prompt);
     cli_json_ids(&j, "ids", &a->ids);
     cli_json_number(&j, "prompt_tokens_per_second", prompt_rate(w));
+    cli_json_int(&j, "prompt_tokens_computed", a->computed);
     cli_json_number(&j, "tokens_per_second", token_rate(w));
     cli_json_string(&j, "device", w->selection.chosen);
     cli_json_fallback(&j, &w->selection, w->device);

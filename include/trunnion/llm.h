@@ -132,6 +132,43 @@ TN_API tn_status tn_llm_step(tn_llm *m, int32_t id, const float **logits);
 /* Appends `count` tokens and writes the logits after each of them to out [count, vocabulary]. */
 TN_API tn_status tn_llm_logits(tn_llm *m, const int32_t *ids, int64_t count, float *out);
 
+/* ---- several conversations at once ------------------------------------------------------------------------------- */
+
+/* Computes the next tokens of several conversations in one pass, which reads each weight once for all of them:
+ *   tn_llm *talks[8] = {model};                                    // and seven of tn_llm_new_conversation
+ *   tn_llm_batch *batch;
+ *   tn_llm_batch_new(talks, 8, &batch);
+ *   tn_llm_batch_step(batch, next_ids, &logits);
+ * Between steps each conversation may be used alone: for prompts, rewinding, saving. */
+typedef struct tn_llm_batch tn_llm_batch;
+enum { TN_LLM_BATCH = 64 }; /* conversations of a batch at most */
+
+/* models [count]: conversations over the same weights, all different; they must be closed after the batch. *out: freed
+ * with tn_llm_batch_free. Threads: one at a time for the batch and all its conversations.
+ * Errors: TN_ERR_ARGUMENT, TN_ERR_MEMORY. */
+TN_API tn_status tn_llm_batch_new(tn_llm *const *models, int count, tn_llm_batch **out);
+TN_API void tn_llm_batch_free(tn_llm_batch *b); /* NULL is fine */
+
+/* Appends ids[i] to conversation i; a negative id leaves that one as it is. *logits (may be NULL): [count, vocabulary],
+ * valid until the next step; row i has the same bits as tn_llm_step's for conversation i, and no meaning where the id
+ * is negative. The first step makes the plan. A failure appends nothing, except as with tn_llm_prompt.
+ * Errors: TN_ERR_ARGUMENT for an id outside the vocabulary, or a conversation, also one that waits, whose context is
+ * full. */
+TN_API tn_status tn_llm_batch_step(tn_llm_batch *b, const int32_t *ids, const float **logits);
+
+/* ---- a sequence in a file ---------------------------------------------------------------------------------------- */
+
+/* Writes the sequence, its tokens and what the cache has of them, to a safetensors file: whole or not at all.
+ * Errors: TN_ERR_STATE for an empty sequence; those of tn_safetensors_save. */
+TN_API tn_status tn_llm_save(const tn_llm *m, const char *path);
+
+/* Makes the saved sequence m's: it goes on with the same bits as the one that was saved. m must have the same weights
+ * (a fingerprint is compared), cache type, and a context that is long enough. If it fails, the sequence is as before,
+ * or empty where writing to the cache failed.
+ * Errors: TN_ERR_IO; TN_ERR_FORMAT for another file or model; TN_ERR_DTYPE for another cache type; TN_ERR_ARGUMENT for
+ * a context that is too short. */
+TN_API tn_status tn_llm_load(tn_llm *m, const char *path);
+
 /* Measures the importance matrix for quantization (tn_quantize_rows): the size of the activations that each matrix is
  * multiplied with, over `count` ≥ 1 tokens of a typical text. Calls take(ctx, name, squares, columns) with the file's
  * name of each matrix and the sum of squares for each of its columns, valid during the call; a failure of take stops

@@ -91,27 +91,6 @@ tn_status tn_llm_source_rows(const llm_source *s, const char *name, const int64_
 
 enum { SYMBOL_TOKENS = 0 };
 
-/* The open file, which conversations share. */
-typedef struct llm_file {
-    _Atomic int users;
-    llm_source source;
-} llm_file;
-
-struct tn_llm {
-    llm_file *file;
-    tn_device *device;
-    llm_config config;
-    llm_weights weights;
-    int64_t position;
-    int32_t *tokens; /* [context]; the first `position` are the sequence */
-    float *logits;     /* of the last token: what callers get to see … */
-    tn_tensor *shown; /* … unless they lie where this was computed; or NULL */
-    tn_graph *token;  /* captured at the first single token */
-    int64_t *numbers; /* LLM_CHUNK ids, */
-    void *rows;       /* their rows of the embedding as the file has them, */
-    float *places;    /* and their positions, on their way into tensors */
-};
-
 /* ---- weights ----------------------------------------------------------------------------------------------------- */
 
 /* The matrices of experts that have a tensor each, as one: copied side by side. */
@@ -266,7 +245,7 @@ static void renew_caches(tn_llm *m) {
 
 /* A write to a cache that could not be recorded leaves an error in its place: then the cache is made anew, and the
  * sequence begins anew. Any other failure has changed nothing. Returns the failure. */
-static tn_status mend(tn_llm *m, tn_status failure) {
+tn_status tn_llm_mend(tn_llm *m, tn_status failure) {
     if (failure == TN_OK) return TN_OK;
     char words[1024]; /* looking at the caches may leave others */
     snprintf(words, sizeof words, "%s", tn_error());
@@ -338,7 +317,7 @@ static tn_status check_memory(const tn_llm *m, const tn_llm_options *o, bool sha
 }
 
 /* Bytes of a token's row. */
-static size_t embedding_row(const tn_llm *m) {
+size_t tn_llm_embedding_row(const tn_llm *m) {
     char name[LLM_NAME_SIZE];
     llm_tensor info = {.struct_size = sizeof info};
     tn_llm_name(m->config.naming, name, -1, SLOT_EMBEDDING);
@@ -352,20 +331,24 @@ static tn_status take_memory(tn_llm *m) {
     m->tokens = tn_txt_alloc((size_t)m->config.context, sizeof *m->tokens);
     m->numbers = tn_txt_alloc(LLM_CHUNK, sizeof *m->numbers);
     m->places = tn_txt_alloc(LLM_CHUNK, sizeof *m->places);
-    m->rows = tn_txt_alloc(LLM_CHUNK, embedding_row(m));
+    m->rows = tn_txt_alloc(LLM_CHUNK, tn_llm_embedding_row(m));
     bool all = m->weights.layers && m->logits && m->tokens && m->numbers && m->places && m->rows;
     return all ? TN_OK : TN_ERR_MEMORY;
 }
 
 /* The model's tensors live on its device, whichever the caller's thread works on. Returns the one to go back to. */
-static tn_device *enter_llm(const tn_llm *m) {
+tn_device *tn_llm_enter(const tn_llm *m) {
     tn_device *before = tn_current_device();
     if (before != m->device) tn_set_current_device(m->device);
     return before;
 }
 
-static tn_status leave_llm(const tn_llm *m, tn_device *before, tn_status status) {
+void tn_llm_leave(const tn_llm *m, tn_device *before) {
     if (before != m->device) tn_set_current_device(before);
+}
+
+static tn_status leave_llm(const tn_llm *m, tn_device *before, tn_status status) {
+    tn_llm_leave(m, before);
     return status;
 }
 
@@ -400,7 +383,7 @@ static tn_status open_model(tn_llm *m, const char *path, const tn_llm_options *o
     TRY(tn_llm_source_open(path, &m->file->source));
     TRY(tn_llm_configure(&m->file->source, options, &m->config));
     TRY(check_memory(m, options, false));
-    tn_device *before = enter_llm(m);
+    tn_device *before = tn_llm_enter(m);
     return leave_llm(m, before, set_up(m, NULL));
 }
 
@@ -433,7 +416,7 @@ static tn_status join_conversation(tn_llm *m, const tn_llm *with, const tn_llm_o
                                                 "model there (tn_llm_open)");
     if (o) TRY(tn_llm_configure(&m->file->source, o, &m->config));
     TRY(check_memory(m, o ? o : &usual, true));
-    tn_device *before = enter_llm(m);
+    tn_device *before = tn_llm_enter(m);
     return leave_llm(m, before, set_up(m, with));
 }
 
@@ -526,7 +509,7 @@ tn_status tn_llm_export_onnx(tn_llm *m, const char *path, const tn_llm_export_on
     TRY(tn_options_read(&o, options, "tn_llm_export_onnx",
                         "tn_llm_export_onnx_options o = TN_LLM_EXPORT_ONNX_DEFAULTS"));
     if (!m || !path) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_export_onnx: the model or the path is NULL");
-    tn_device *before = enter_llm(m);
+    tn_device *before = tn_llm_enter(m);
     return leave_llm(m, before, tn_llm_write_onnx(&m->file->source, &m->config, &m->weights, path, o.cache));
 }
 
@@ -603,7 +586,7 @@ static tn_status run_piece(tn_llm *m, const int32_t *ids, int64_t done, int64_t 
 }
 
 /* These were computed, and belong to the sequence now. */
-static void append_tokens(tn_llm *m, const int32_t *ids, int64_t count) {
+void tn_llm_append(tn_llm *m, const int32_t *ids, int64_t count) {
     memcpy(m->tokens + m->position, ids, (size_t)count * sizeof *ids);
     m->position += count;
 }
@@ -614,15 +597,15 @@ static tn_status run_prompt_llm(tn_llm *m, const int32_t *ids, int64_t count, bo
         bool last = wanted && done + n == count;
         TRY(run_piece(m, ids, done, n, last ? LLM_LAST_ROW : LLM_NO_ROWS, m->logits));
     }
-    append_tokens(m, ids, count);
+    tn_llm_append(m, ids, count);
     return TN_OK;
 }
 
 tn_status tn_llm_prompt(tn_llm *m, const int32_t *ids, int64_t count, const float **logits) {
     TRY(check_ids(m, ids, count));
     if (count == 1) return tn_llm_step(m, ids[0], logits);
-    tn_device *before = enter_llm(m);
-    tn_status status = leave_llm(m, before, mend(m, run_prompt_llm(m, ids, count, logits != NULL)));
+    tn_device *before = tn_llm_enter(m);
+    tn_status status = leave_llm(m, before, tn_llm_mend(m, run_prompt_llm(m, ids, count, logits != NULL)));
     if (status == TN_OK && logits) *logits = m->logits;
     return status;
 }
@@ -632,15 +615,15 @@ static tn_status run_logits(tn_llm *m, const int32_t *ids, int64_t count, float 
         n = count - done < LLM_LOGITS_CHUNK ? count - done : LLM_LOGITS_CHUNK;
         TRY(run_piece(m, ids, done, n, LLM_ALL_ROWS, out + done * m->config.size[SIZE_VOCABULARY]));
     }
-    append_tokens(m, ids, count);
+    tn_llm_append(m, ids, count);
     return TN_OK;
 }
 
 tn_status tn_llm_logits(tn_llm *m, const int32_t *ids, int64_t count, float *out) {
     TRY(check_ids(m, ids, count));
     if (!out) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_logits: out is NULL");
-    tn_device *before = enter_llm(m);
-    return leave_llm(m, before, mend(m, run_logits(m, ids, count, out)));
+    tn_device *before = tn_llm_enter(m);
+    return leave_llm(m, before, tn_llm_mend(m, run_logits(m, ids, count, out)));
 }
 
 /* ---- how large the numbers are that weights are multiplied with -------------------------------------------------- */
@@ -712,7 +695,7 @@ static tn_status hand_out_llm(tn_llm *m, int64_t layer, int slot, const importan
 
 static tn_status find_importance(tn_llm *m, const int32_t *ids, int64_t count, importance *p, tn_llm_take *take,
                                  void *ctx) {
-    TRY(mend(m, probe_text(m, ids, count, p)));
+    TRY(tn_llm_mend(m, probe_text(m, ids, count, p)));
     TRY(hand_out_llm(m, -1, m->config.tied ? SLOT_EMBEDDING : SLOT_OUTPUT, p, take, ctx));
     for (int64_t i = 0; i < m->config.layers; i++)
         for (int slot = 0; slot < LAYER_SLOTS; slot++)
@@ -734,7 +717,7 @@ tn_status tn_llm_importance(tn_llm *m, const int32_t *ids, int64_t count, tn_llm
     p.probes = tn_txt_zalloc((size_t)p.count, sizeof(tn_tensor *));
     p.sums = tn_txt_zalloc((size_t)(p.count * p.width), sizeof *p.sums);
     p.read = tn_txt_alloc((size_t)p.width, sizeof *p.read);
-    tn_device *before = enter_llm(m);
+    tn_device *before = tn_llm_enter(m);
     tn_status status = p.probes && p.sums && p.read ? find_importance(m, ids, count, &p, take, ctx) : TN_ERR_MEMORY;
     tn_txt_free(p.probes);
     tn_txt_free(p.sums);
@@ -788,11 +771,11 @@ static tn_status run_token(tn_llm *m, int32_t id, const float **out) {
 
 tn_status tn_llm_step(tn_llm *m, int32_t id, const float **logits) {
     TRY(check_ids(m, &id, 1));
-    tn_device *before = enter_llm(m);
+    tn_device *before = tn_llm_enter(m);
     const float *found = NULL;
-    tn_status status = leave_llm(m, before, mend(m, run_token(m, id, &found)));
+    tn_status status = leave_llm(m, before, tn_llm_mend(m, run_token(m, id, &found)));
     if (status != TN_OK) return status;
-    append_tokens(m, &id, 1);
+    tn_llm_append(m, &id, 1);
     if (logits) *logits = found;
     return TN_OK;
 }
@@ -811,6 +794,6 @@ static tn_status prepare_llm(tn_llm *m) {
 
 tn_status tn_llm_prepare(tn_llm *m) {
     if (!m) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_prepare: the model is NULL");
-    tn_device *before = enter_llm(m);
-    return leave_llm(m, before, mend(m, prepare_llm(m)));
+    tn_device *before = tn_llm_enter(m);
+    return leave_llm(m, before, tn_llm_mend(m, prepare_llm(m)));
 }

@@ -10,6 +10,8 @@
 #include "trunnion/llm.h"
 #include "trunnion/trunnion.h"
 
+#include <stdatomic.h>
+
 enum {
     LLM_PAGE = 64, /* tokens of a page of the cache: the attention's contract */
     LLM_CHUNK =
@@ -260,8 +262,45 @@ typedef struct llm_weights {
     llm_layer *layers;
 } llm_weights;
 
+/* The open file, which conversations share. */
+typedef struct llm_file {
+    _Atomic int users;
+    llm_source source;
+} llm_file;
+
+struct tn_llm {
+    llm_file *file;
+    tn_device *device;
+    llm_config config;
+    llm_weights weights;
+    int64_t position;
+    int32_t *tokens;  /* [context]; the first `position` are the sequence */
+    float *logits;    /* of the last token: what callers get to see … */
+    tn_tensor *shown; /* … unless they lie where this was computed; or NULL */
+    tn_graph *token;  /* captured at the first single token */
+    int64_t *numbers; /* LLM_CHUNK ids, */
+    void *rows;       /* their rows of the embedding as the file has them, */
+    float *places;    /* and their positions, on their way into tensors */
+};
+
+/* llm.c: a conversation's parts that llm_state.c and llm_batch.c need. enter makes the model's device the thread's
+ * current one, and gives the one that leave goes back to. */
+tn_device *tn_llm_enter(const tn_llm *m);
+void tn_llm_leave(const tn_llm *m, tn_device *before);
+size_t tn_llm_embedding_row(const tn_llm *m);                     /* bytes of a token's row */
+void tn_llm_append(tn_llm *m, const int32_t *ids, int64_t count); /* these were computed */
+/* After a failure: makes caches anew that a failed write has left as errors. Returns the failure. */
+tn_status tn_llm_mend(tn_llm *m, tn_status failure);
+
 /* Which logits a recording yields. */
 typedef enum llm_rows { LLM_NO_ROWS, LLM_LAST_ROW, LLM_ALL_ROWS } llm_rows;
+
+/* One of the sequences whose next tokens are computed together. */
+typedef struct llm_sequence {
+    tn_tensor *position; /* rank 0, i64 */
+    tn_tensor *pages;
+    const llm_layer *layers; /* its caches */
+} llm_sequence;
 
 /* The inputs of a recording. */
 typedef struct llm_inputs {
@@ -275,6 +314,9 @@ typedef struct llm_inputs {
      * joined: what is seen is [n, past + n]; and what takes handles to both together. */
     tn_tensor *const *past;
     tn_tensor **present;
+    /* Row i is the next token of sequence i, and goes to its caches; NULL: all rows belong to one. */
+    const llm_sequence *sequences;
+    int sequence_count;
     tn_tensor **probes; /* NULL, or takes a handle for each of LLM_PROBES a layer, and the output's */
 } llm_inputs;
 

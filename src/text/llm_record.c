@@ -119,6 +119,21 @@ static tn_tensor *attend_cached(const llm_config *c, const llm_weights *w, const
     return mixed;
 }
 
+/* Each row with the caches of its own sequence. */
+static tn_tensor *attend_batch(const llm_config *c, const llm_inputs *in, int64_t layer, tn_tensor *const qkv[3]) {
+    tn_tensor *mixed[TN_LLM_BATCH];
+    for (int i = 0; i < in->sequence_count; i++) {
+        const llm_sequence *s = &in->sequences[i];
+        const llm_weights own = {.pages = s->pages};
+        const llm_inputs one = {.position = s->position};
+        tn_tensor *row[3];
+        for (int k = 0; k < 3; k++)
+            row[k] = tn_narrow(qkv[k], 0, i, 1);
+        mixed[i] = attend_cached(c, &own, &s->layers[layer], &one, tn_llm_window(c, layer), row);
+    }
+    return tn_cat(mixed, in->sequence_count, 0);
+}
+
 static tn_tensor *attention(const llm_config *c, const llm_weights *w, int64_t layer, const llm_inputs *in,
                             const rotation turns[2], const tn_tensor *x) {
     const llm_layer *l = &w->layers[layer];
@@ -129,7 +144,9 @@ static tn_tensor *attention(const llm_config *c, const llm_weights *w, int64_t l
     const rotation *turn = &turns[window > 0 && c->two_ropes];
     tn_tensor *qkv[] = {heads(c, qkv_parts[0], weight[SLOT_Q_NORM], turn),
                         heads(c, qkv_parts[1], weight[SLOT_K_NORM], turn), heads(c, qkv_parts[2], NULL, NULL)};
-    tn_tensor *mixed = in->seen ? attend_alone(c, in, layer, qkv) : attend_cached(c, w, l, in, window, qkv);
+    tn_tensor *mixed = in->seen        ? attend_alone(c, in, layer, qkv)
+                       : in->sequences ? attend_batch(c, in, layer, qkv)
+                                       : attend_cached(c, w, l, in, window, qkv);
     tn_tensor *joined = tn_reshape(mixed, TN_DIMS(tn_size(mixed, 0), c->size[SIZE_QUERIES]));
     look_at(in, layer, PROBE_O, joined);
     return tn_linear(joined, weight[SLOT_O], weight[SLOT_O_BIAS]);

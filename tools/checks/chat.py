@@ -136,8 +136,8 @@ def check_turns(program, report, folder):
 
 def check_interrupts(program, report, _):
     t = Terminal(program)
-    t.send("Count from one to one thousand.\n")
-    t.expect("thousand")
+    t.send("Write a long story about a dragon.\n")
+    t.expect("dragon")
     t.expect(r"[a-z0-9]+\W+[a-z0-9]+\W+[a-z0-9]+")
     time.sleep(0.5)
     t.send("\x03")

@@ -1,0 +1,182 @@
+/* llm_batch.c — the next token of several conversations in one pass.
+ *
+ * Each weight is read once for all of them: the tokens are the rows of every product. Only attention is per
+ * conversation, over its own cache. A captured graph serves every step; its inputs are the rows of the embedding, its
+ * runtime scalars the positions. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "text/llm_model.h"
+
+struct tn_llm_batch {
+    tn_llm **models;
+    int count;
+    tn_graph *graph;
+    tn_tensor **first_caches; /* that the graph was captured with: a model may have made others */
+    llm_sequence *sequences;
+    int64_t *numbers;
+    void *rows;
+    float *places;
+    float *logits; /* [count, vocabulary] */
+};
+
+static tn_status check_models(tn_llm *const *models, int count) {
+    if (!models || count < 1 || count > TN_LLM_BATCH)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_batch_new: %d conversations at %p; 1 to %d can be batched",
+                               count, (const void *)models, (int)TN_LLM_BATCH);
+    for (int i = 0; i < count; i++) {
+        if (!models[i]) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_batch_new: conversation %d is NULL", i);
+        if (models[i]->file != models[0]->file)
+            return tn_backend_fail(TN_ERR_ARGUMENT,
+                                   "tn_llm_batch_new: conversation %d has other weights than the first; make it with "
+                                   "tn_llm_new_conversation",
+                                   i);
+        if (models[i]->config.context != models[0]->config.context && models[0]->config.rope.kind == ROPE_LONG)
+            return tn_backend_fail(TN_ERR_ARGUMENT,
+                                   "tn_llm_batch_new: conversation %d has a context of %" PRId64 ", the first %" PRId64
+                                   "; with longrope they have to be equal",
+                                   i, models[i]->config.context, models[0]->config.context);
+        for (int k = 0; k < i; k++)
+            if (models[k] == models[i])
+                return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_batch_new: conversations %d and %d are the same", k, i);
+    }
+    return TN_OK;
+}
+
+static tn_status take_batch_memory(tn_llm_batch *b, tn_llm *const *models, int count) {
+    const tn_llm *m = models[0];
+    b->count = count;
+    b->models = tn_txt_alloc((size_t)count, sizeof *b->models);
+    b->first_caches = tn_txt_zalloc((size_t)count, sizeof *b->first_caches);
+    b->sequences = tn_txt_zalloc((size_t)count, sizeof *b->sequences);
+    b->numbers = tn_txt_alloc((size_t)count, sizeof *b->numbers);
+    b->places = tn_txt_alloc((size_t)count, sizeof *b->places);
+    b->rows = tn_txt_alloc((size_t)count, tn_llm_embedding_row(m));
+    b->logits = tn_txt_alloc((size_t)count, (size_t)m->config.size[SIZE_VOCABULARY] * sizeof *b->logits);
+    bool all = b->models && b->first_caches && b->sequences && b->numbers && b->places && b->rows && b->logits;
+    if (all) memcpy(b->models, models, (size_t)count * sizeof(tn_llm *));
+    return all ? TN_OK : TN_ERR_MEMORY;
+}
+
+tn_status tn_llm_batch_new(tn_llm *const *models, int count, tn_llm_batch **out) {
+    if (!out) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_batch_new: out is NULL");
+    *out = NULL;
+    TRY(check_models(models, count));
+    tn_llm_batch *b = tn_txt_zalloc(1, sizeof *b);
+    tn_status status = b ? take_batch_memory(b, models, count) : TN_ERR_MEMORY;
+    if (status != TN_OK) {
+        tn_llm_batch_free(b);
+        return status;
+    }
+    *out = b;
+    return TN_OK;
+}
+
+void tn_llm_batch_free(tn_llm_batch *b) {
+    if (!b) return;
+    tn_graph_free(b->graph);
+    tn_txt_free(b->models);
+    tn_txt_free(b->first_caches);
+    tn_txt_free(b->sequences);
+    tn_txt_free(b->numbers);
+    tn_txt_free(b->places);
+    tn_txt_free(b->rows);
+    tn_txt_free(b->logits);
+    tn_txt_free(b);
+}
+
+/* ---- a step ------------------------------------------------------------------------------------------------------ */
+
+static tn_status check_step(const tn_llm_batch *b, const int32_t *ids) {
+    if (!b || !ids) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_batch_step: an argument is NULL");
+    int64_t vocabulary = b->models[0]->config.size[SIZE_VOCABULARY];
+    for (int i = 0; i < b->count; i++) {
+        const tn_llm *m = b->models[i];
+        if (ids[i] >= vocabulary)
+            return tn_backend_fail(TN_ERR_ARGUMENT, "conversation %d: token %" PRId32 "; the vocabulary has %" PRId64,
+                                   i, ids[i], vocabulary);
+        if (m->position == m->config.context)
+            return tn_backend_fail(TN_ERR_ARGUMENT,
+                                   "conversation %d: its context of %" PRId64
+                                   " tokens is full; make a batch without it, or rewind it",
+                                   i, m->config.context);
+    }
+    return TN_OK;
+}
+
+/* A conversation that waits gets a token behind its sequence, which nobody sees before it is overwritten. */
+static tn_status read_batch_rows(tn_llm_batch *b, const int32_t *ids) {
+    char name[LLM_NAME_SIZE];
+    tn_llm_name(b->models[0]->config.naming, name, -1, SLOT_EMBEDDING);
+    for (int i = 0; i < b->count; i++) {
+        b->numbers[i] = ids[i] < 0 ? 0 : ids[i];
+        b->places[i] = (float)b->models[i]->position;
+    }
+    return tn_llm_source_rows(&b->models[0]->file->source, name, b->numbers, b->count, b->rows);
+}
+
+static void batch_inputs(const tn_llm_batch *b, tn_tensor *out[2]) {
+    const tn_llm *m = b->models[0];
+    tn_dtype dtype = tn_dtype_of(m->weights.head[SLOT_EMBEDDING]);
+    out[0] = tn_from_data(b->rows, TN_DIMS(b->count, m->config.size[SIZE_HIDDEN]), dtype);
+    out[1] = tn_from_data(b->places, TN_DIMS(b->count, 1, 1), TN_F32);
+}
+
+static bool is_current(const tn_llm_batch *b) {
+    for (int i = 0; i < b->count; i++)
+        if (b->first_caches[i] != b->models[i]->weights.layers[0].k_cache) return false;
+    return b->graph != NULL;
+}
+
+/* Capturing computes the step that it is captured with. */
+static tn_status capture_batch(tn_llm_batch *b) {
+    const tn_llm *m = b->models[0];
+    tn_graph_free(b->graph);
+    b->graph = NULL;
+    TRY(tn_capture_begin());
+    TN_SCOPE;
+    tn_tensor *inputs[2];
+    batch_inputs(b, inputs);
+    llm_inputs in = {.rows = inputs[0], .positions = inputs[1], .sequences = b->sequences, .sequence_count = b->count};
+    for (int i = 0; i < b->count; i++) {
+        const tn_llm *own = b->models[i];
+        b->sequences[i] = (llm_sequence){tn_runtime_scalar_int(own->position), own->weights.pages, own->weights.layers};
+        b->first_caches[i] = own->weights.layers[0].k_cache;
+    }
+    tn_tensor *logits = tn_llm_record(&m->config, &m->weights, &in, LLM_ALL_ROWS);
+    tn_status status = tn_capture_end(inputs, 2, &logits, 1, &b->graph);
+    if (status == TN_OK)
+        status =
+            tn_read(logits, b->logits, (size_t)b->count * (size_t)m->config.size[SIZE_VOCABULARY] * sizeof *b->logits);
+    tn_free(logits);
+    return status;
+}
+
+static tn_status launch_batch(tn_llm_batch *b) {
+    const tn_llm *m = b->models[0];
+    for (int i = 0; i < b->count; i++)
+        TRY(tn_graph_set_runtime_scalar(b->graph, i, (double)b->models[i]->position));
+    TN_SCOPE;
+    tn_tensor *inputs[2], *logits = NULL;
+    batch_inputs(b, inputs);
+    TRY(tn_graph_launch(b->graph, inputs, &logits));
+    size_t bytes = (size_t)b->count * (size_t)m->config.size[SIZE_VOCABULARY] * sizeof *b->logits;
+    tn_status status = tn_read(logits, b->logits, bytes);
+    return status;
+}
+
+tn_status tn_llm_batch_step(tn_llm_batch *b, const int32_t *ids, const float **logits) {
+    TRY(check_step(b, ids));
+    const tn_llm *first = b->models[0];
+    tn_device *before = tn_llm_enter(first);
+    tn_status status = read_batch_rows(b, ids);
+    if (status == TN_OK) status = is_current(b) ? launch_batch(b) : capture_batch(b);
+    for (int i = 0; i < b->count && status != TN_OK; i++)
+        status = tn_llm_mend(b->models[i], status);
+    tn_llm_leave(first, before);
+    if (status != TN_OK) return status;
+    for (int i = 0; i < b->count; i++)
+        if (ids[i] >= 0) tn_llm_append(b->models[i], &ids[i], 1);
+    if (logits) *logits = b->logits;
+    return TN_OK;
+}

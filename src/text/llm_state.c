@@ -1,0 +1,169 @@
+/* llm_state.c — a sequence in a file: its tokens, keys and values.
+ *
+ * The file is a safetensors file, so what it claims is checked by that reader; what belongs to the model is checked
+ * here. Only the pages that hold tokens are written. A fingerprint of the weights tells models of equal sizes apart. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "text/llm_model.h"
+
+static const char FORMAT[] = "trunnion-llm-sequence-1";
+enum { SAMPLED_BYTES = 64, FINGERPRINT = 17, STATE_NAME = 32 };
+
+/* ---- which model ------------------------------------------------------------------------------------------------- */
+
+/* FNV-1a. */
+static uint64_t mix_bytes(uint64_t hash, const void *bytes, size_t size) {
+    const unsigned char *b = bytes;
+    for (size_t i = 0; i < size; i++)
+        hash = (hash ^ b[i]) * 0x100000001b3u;
+    return hash;
+}
+
+/* Names, types and shapes of all weights, and the first bytes of each. */
+static tn_status find_fingerprint(const tn_llm *m, char out[FINGERPRINT]) {
+    uint64_t hash = 0xcbf29ce484222325u;
+    const llm_source *s = &m->file->source;
+    for (int64_t i = 0; i < tn_llm_source_count(s); i++) {
+        llm_tensor t = {.struct_size = sizeof t};
+        TRY(tn_llm_source_at(s, i, &t));
+        hash = mix_bytes(hash, t.name, strlen(t.name) + 1);
+        hash = mix_bytes(hash, t.dtype_name, strlen(t.dtype_name) + 1);
+        hash = mix_bytes(hash, t.shape, (size_t)t.rank * sizeof *t.shape);
+        if (t.data) hash = mix_bytes(hash, t.data, t.bytes < SAMPLED_BYTES ? (size_t)t.bytes : SAMPLED_BYTES);
+    }
+    snprintf(out, FINGERPRINT, "%016" PRIx64, hash);
+    return TN_OK;
+}
+
+static int64_t pages_of(int64_t tokens) { return (tokens + LLM_PAGE - 1) / LLM_PAGE; }
+
+/* Caches are numbered: keys and values of layer 0, of layer 1 … */
+static void cache_name(char out[STATE_NAME], int64_t i) {
+    snprintf(out, STATE_NAME, "%" PRId64 ".%s", i / 2, i % 2 ? "values" : "keys");
+}
+
+static tn_tensor *cache_of(const tn_llm *m, int64_t i) {
+    const llm_layer *l = &m->weights.layers[i / 2];
+    return i % 2 ? l->v_cache : l->k_cache;
+}
+
+/* ---- save -------------------------------------------------------------------------------------------------------- */
+
+static tn_status write_state(const tn_llm *m, const char *path, tn_named_tensor *list, char (*names)[STATE_NAME]) {
+    char model[FINGERPRINT];
+    int64_t caches = 2 * m->config.layers, pages = pages_of(m->position);
+    int count = 0;
+    TRY(find_fingerprint(m, model));
+    TN_SCOPE;
+    tn_metadata facts[] = {{"format", FORMAT}, {"model", model}};
+    list[count++] = (tn_named_tensor){"tokens", tn_from_data(m->tokens, TN_DIMS(m->position), TN_I32)};
+    for (int64_t i = 0; i < caches; i++) {
+        cache_name(names[i], i);
+        list[count++] = (tn_named_tensor){names[i], tn_contiguous(tn_narrow(cache_of(m, i), 0, 0, pages))};
+    }
+    return tn_safetensors_save(path, list, count, facts, 2);
+}
+
+tn_status tn_llm_save(const tn_llm *m, const char *path) {
+    if (!m || !path) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_save: the model or the path is NULL");
+    if (m->position == 0) return tn_backend_fail(TN_ERR_STATE, "tn_llm_save: the sequence has no tokens");
+    size_t caches = 2 * (size_t)m->config.layers;
+    tn_named_tensor *list = tn_txt_zalloc(caches + 1, sizeof *list);
+    char(*names)[STATE_NAME] = tn_txt_zalloc(caches, sizeof *names);
+    tn_device *before = tn_llm_enter(m);
+    tn_status status = list && names ? write_state(m, path, list, names) : TN_ERR_MEMORY;
+    tn_llm_leave(m, before);
+    tn_txt_free(list);
+    tn_txt_free(names);
+    return status;
+}
+
+/* ---- load -------------------------------------------------------------------------------------------------------- */
+
+static tn_status check_word(const tn_safetensors *f, const char *path, const char *key, const char *expected,
+                            const char *advice) {
+    const char *found = tn_safetensors_metadata(f, key);
+    if (found && strcmp(found, expected) == 0) return TN_OK;
+    return tn_backend_fail(TN_ERR_FORMAT, "'%s': its %s is \"%.40s\", not \"%s\"; %s", path, key, found ? found : "",
+                           expected, advice);
+}
+
+/* The tokens of the file, which the model has to know and to have room for. */
+static tn_status read_tokens(const tn_llm *m, const tn_safetensors *f, const char *path, int32_t *out, int64_t *count) {
+    tn_safetensors_info t = {.struct_size = sizeof t};
+    TRY(tn_safetensors_find(f, "tokens", &t));
+    if (t.dtype != TN_I32 || t.rank != 1 || t.shape[0] < 1)
+        return tn_backend_fail(TN_ERR_FORMAT, "'%s': \"tokens\" is not a list of I32", path);
+    *count = t.shape[0];
+    if (*count > m->config.context)
+        return tn_backend_fail(TN_ERR_ARGUMENT,
+                               "'%s' has %" PRId64 " tokens; the context has room for %" PRId64
+                               ": open the model with a longer one",
+                               path, *count, m->config.context);
+    memcpy(out, t.data, (size_t)*count * sizeof *out);
+    for (int64_t i = 0; i < *count; i++)
+        if (out[i] < 0 || out[i] >= m->config.size[SIZE_VOCABULARY])
+            return tn_backend_fail(TN_ERR_FORMAT, "'%s': token %" PRId64 " is %" PRId32 "; the vocabulary has %" PRId64,
+                                   path, i, out[i], m->config.size[SIZE_VOCABULARY]);
+    return TN_OK;
+}
+
+static tn_status check_cache(const tn_llm *m, const tn_safetensors *f, const char *path, int64_t i, int64_t pages) {
+    char name[STATE_NAME];
+    tn_safetensors_info t = {.struct_size = sizeof t};
+    const int64_t shape[] = {pages, m->config.kv_heads, LLM_PAGE, m->config.size[SIZE_HEAD]};
+    cache_name(name, i);
+    TRY(tn_safetensors_find(f, name, &t));
+    if (t.rank != 4 || memcmp(t.shape, shape, sizeof shape) != 0)
+        return tn_backend_fail(TN_ERR_FORMAT, "'%s': the shape of '%s' does not match the model", path, name);
+    if (t.dtype == m->config.cache) return TN_OK;
+    return tn_backend_fail(TN_ERR_DTYPE, "'%s': the cache is %s; open the model with that type of cache", path,
+                           t.dtype_name);
+}
+
+static tn_status fill_caches(const tn_llm *m, const tn_safetensors *f, int64_t pages) {
+    int64_t caches = 2 * m->config.layers;
+    for (int64_t i = 0; i < caches; i++) {
+        char name[STATE_NAME];
+        cache_name(name, i);
+        TN_SCOPE;
+        tn_tensor *saved = tn_retain(tn_safetensors_tensor(f, name));
+        tn_tensor *cache = cache_of(m, i);
+        tn_status status = tn_status_of(tn_copy_(tn_narrow(cache, 0, 0, pages), saved));
+        if (status == TN_OK) status = tn_eval(&cache, 1);
+        tn_free(saved);
+        if (status != TN_OK) return status;
+    }
+    return TN_OK;
+}
+
+static tn_status read_state(tn_llm *m, const tn_safetensors *f, const char *path, int32_t *tokens) {
+    char model[FINGERPRINT];
+    int64_t count = 0;
+    TRY(check_word(f, path, "format", FORMAT, "tn_llm_save writes such files"));
+    TRY(find_fingerprint(m, model));
+    TRY(check_word(f, path, "model", model, "the sequence belongs to another model"));
+    TRY(read_tokens(m, f, path, tokens, &count));
+    for (int64_t i = 0; i < 2 * m->config.layers; i++)
+        TRY(check_cache(m, f, path, i, pages_of(count)));
+    m->position = 0; /* until the caches are whole */
+    TRY(fill_caches(m, f, pages_of(count)));
+    memcpy(m->tokens, tokens, (size_t)count * sizeof *tokens);
+    m->position = count;
+    return TN_OK;
+}
+
+tn_status tn_llm_load(tn_llm *m, const char *path) {
+    tn_safetensors *f = NULL;
+    if (!m || !path) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_load: the model or the path is NULL");
+    TRY(tn_safetensors_open(path, &f));
+    int32_t *tokens = tn_txt_alloc((size_t)m->config.context, sizeof *tokens);
+    tn_device *before = tn_llm_enter(m);
+    tn_status status = tokens ? read_state(m, f, path, tokens) : TN_ERR_MEMORY;
+    tn_llm_leave(m, before);
+    tn_txt_free(tokens);
+    tn_safetensors_close(f);
+    return status;
+}
