@@ -309,7 +309,7 @@ static tn_status tensor_at(const model *m, int64_t i, convert_tensor *out) {
     return TN_OK;
 }
 
-/* ---- sums --------------------------------------------------------------------------------------------------------- */
+/* ---- sums -------------------------------------------------------------------------------------------------------- */
 
 /* Sums over tensors, by the files' words for their types. */
 enum { MOST_TYPES = 64 };

@@ -33,6 +33,7 @@ class Terminal:
             os.environ.update(TERM="xterm", LANG="C.UTF-8", TRUNNION_LOG="0")
             os.execv(program, [str(program), "chat", "-m", str(smollm2.path()), "--greedy", "-v", *options])
         self.text, self.at = "", 0
+        self.expect("Ctrl-D ends")
 
     def read(self, seconds):
         if select.select([self.fd], [], [], seconds)[0]:
@@ -152,7 +153,6 @@ def check_interrupts(program, report, _):
                "Ctrl-C drops a line")
     report.add(t.end() == 0, "the status is 0 then, too")
     t = Terminal(program)
-    t.expect("/help lists commands")
     time.sleep(0.3)
     os.kill(t.pid, signal.SIGTERM)
     report.add(t.end() == 143, "SIGTERM ends the session with status 143")
