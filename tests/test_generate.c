@@ -323,6 +323,28 @@ static void a_prompt_cache_saves_computing_a_prompt_again(void **state) {
     assert_text_has(heard, "prompt.cache");
 }
 
+/* Whatever the model would say: numbers in brackets, and its end. */
+static void a_grammar_is_followed(void **state) {
+    (void)state;
+    char text[512], arguments[700], heard[4096];
+    const char *file = test_scratch("list.gbnf");
+    write_file(file, "root ::= \"[\" [0-9]{2} (\", \" [0-9]{2}){3} \"]\"\n");
+    for (int seed = 0; seed < 4; seed++) {
+        int n[4], used = 0;
+        snprintf(arguments, sizeof arguments, "-m @ -p abc -n 60 --temperature 2 --seed %d --grammar %s --json", seed,
+                 file);
+        ask_text(arguments, "text", text, sizeof text);
+        bool whole = sscanf(text, "[%2d, %2d, %2d, %2d]%n", &n[0], &n[1], &n[2], &n[3], &used) == 4;
+        if (!whole || used != 16 || strlen(text) != 16) fail_msg("\"%s\" does not follow the grammar", text);
+        ask_text(arguments, "stopped", text, sizeof text);
+        assert_string_equal(text, "end");
+    }
+    write_file(file, "root ::= \"a");
+    snprintf(arguments, sizeof arguments, "-m @ -p abc --grammar %s 2>&1", file);
+    assert_int_equal(run_generate(arguments, heard, sizeof heard), 1);
+    assert_text_has(heard, "grammar, line 1, byte");
+}
+
 static bool same_ids(const tn_json_doc *a, const tn_json_doc *b) {
     const tn_json *x = tn_json_get(tn_json_root(a), "ids"), *y = tn_json_get(tn_json_root(b), "ids");
     bool same = tn_json_length(x) == tn_json_length(y);
@@ -362,6 +384,7 @@ int main(void) {
         cmocka_unit_test(messages_come_from_a_json_file),
         cmocka_unit_test(logprobs_name_each_token_and_its_rivals),
         cmocka_unit_test(penalties_change_the_text),
+        cmocka_unit_test(a_grammar_is_followed),
         cmocka_unit_test(a_prompt_cache_saves_computing_a_prompt_again),
         cmocka_unit_test(the_same_seed_gives_the_same_text),
         cmocka_unit_test(a_model_without_a_template_does_not_chat),

@@ -2,6 +2,7 @@
 #include "cli/text/answer.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -95,11 +96,56 @@ static tn_status add_chance(answer *a, const float *logits, int32_t vocabulary, 
     return status;
 }
 
-/* ---- the loop ---------------------------------------------------------------------------------------------------- */
-
 static bool ends(const answer *a, int32_t id) {
     return tn_llm_ends(a->model, id) || (a->tokenizer && tn_tokenizer_ends(a->tokenizer, id));
 }
+
+/* ---- grammars ---------------------------------------------------------------------------------------------------- */
+
+static tn_status begin_grammar(answer *a, int32_t vocabulary) {
+    if (!a->grammar) return TN_OK;
+    a->ends = calloc((size_t)vocabulary, sizeof *a->ends);
+    a->logits = calloc((size_t)vocabulary, sizeof *a->logits);
+    if (!a->ends || !a->logits) return tn_backend_fail(TN_ERR_MEMORY, "grammar: out of memory");
+    for (int32_t id = 0; id < vocabulary; id++)
+        a->ends[id] = ends(a, id);
+    return TN_OK;
+}
+
+static bool any_is_left(const float *logits, int32_t count) {
+    for (int32_t i = 0; i < count; i++)
+        if (logits[i] > -INFINITY) return true;
+    return false;
+}
+
+/* Draws again among the tokens that the grammar allows. */
+static tn_status pick_allowed(answer *a, const float *logits, int32_t vocabulary, int32_t *id) {
+    memcpy(a->logits, logits, (size_t)vocabulary * sizeof *logits);
+    tn_status status = tn_grammar_filter(a->grammar, a->ends, a->logits, vocabulary);
+    if (status != TN_OK) return status;
+    if (any_is_left(a->logits, vocabulary)) return tn_sampler_pick(a->sampler, a->logits, vocabulary, id);
+    if (tn_grammar_may_end(a->grammar)) {
+        a->stopped = "end";
+        return TN_OK;
+    }
+    return tn_backend_fail(TN_ERR_UNSUPPORTED, "no token of the vocabulary continues the text by the grammar");
+}
+
+/* The draw is made first: looking at all tokens takes longer, and the distribution is the same. */
+static tn_status pick(answer *a, const float *logits, int32_t vocabulary, int32_t *id) {
+    bool allowed = true;
+    tn_status status = tn_sampler_pick(a->sampler, logits, vocabulary, id);
+    if (status != TN_OK || !a->grammar) return status;
+    if (a->ends[*id])
+        allowed = tn_grammar_may_end(a->grammar);
+    else
+        status = tn_grammar_allows(a->grammar, *id, &allowed);
+    if (status == TN_OK && !allowed) status = pick_allowed(a, logits, vocabulary, id);
+    if (status == TN_OK && !a->stopped && !a->ends[*id]) status = tn_grammar_accept(a->grammar, *id);
+    return status;
+}
+
+/* ---- the loop ---------------------------------------------------------------------------------------------------- */
 
 /* The last token is shown and not computed: nothing is wanted behind it. */
 static tn_status draw_tokens(answer *a, const tn_llm_facts *f, const float *logits) {
@@ -110,9 +156,9 @@ static tn_status draw_tokens(answer *a, const tn_llm_facts *f, const float *logi
         if (a->full) break;
         tn_status status = a->ids.count > 0 ? tn_llm_step(a->model, a->ids.data[a->ids.count - 1], &logits) : TN_OK;
         a->steps += a->ids.count > 0;
-        if (status == TN_OK) status = tn_sampler_pick(a->sampler, logits, (int32_t)f->vocabulary, &id);
+        if (status == TN_OK) status = pick(a, logits, (int32_t)f->vocabulary, &id);
         if (status != TN_OK) return status;
-        if (ends(a, id)) a->stopped = "end";
+        if (!a->stopped && ends(a, id)) a->stopped = "end";
         if (cli_stopped() || ferror(stdout)) a->stopped = "cancelled"; /* main.c reports what standard output has */
         if (a->stopped) break;
         status = add_chance(a, logits, (int32_t)f->vocabulary, id);
@@ -128,6 +174,7 @@ tn_status answer_generate(answer *a, const float *logits) {
     double start = cli_now();
     a->stop = -1;
     tn_status status = tn_llm_get_facts(a->model, &facts);
+    if (status == TN_OK) status = begin_grammar(a, (int32_t)facts.vocabulary);
     if (status == TN_OK) status = draw_tokens(a, &facts, logits);
     if (status == TN_OK) status = end_text(a);
     a->token_seconds = cli_now() - start;
@@ -138,6 +185,8 @@ void answer_free(answer *a) {
     for (size_t i = 0; a->chances && i < a->ids.count; i++)
         free(a->chances[i].top);
     free(a->chances);
+    free(a->ends);
+    free(a->logits);
     tn_ids_free(&a->ids);
     tn_bytes_free(&a->text);
     tn_bytes_free(&a->raw);

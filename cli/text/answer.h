@@ -22,7 +22,8 @@ typedef struct answer {
     const tn_tokenizer *tokenizer; /* NULL: the text is the ids */
     tn_sampler *sampler;
     tn_stop_strings *stops;
-    int64_t most; /* tokens, or ANSWER_ALL */
+    tn_grammar_state *grammar; /* NULL: any text */
+    int64_t most;              /* tokens, or ANSWER_ALL */
     int64_t keep; /* tokens of the model's sequence that the prompt begins with: they are not computed again */
     bool silent;  /* nothing goes to standard output */
     int logprobs; /* the most probable tokens to list in each place; -1: no log probabilities */
@@ -39,6 +40,8 @@ typedef struct answer {
     tn_text_stream stream;
     tn_bytes raw;
     size_t shown, chance_room;
+    bool *ends;    /* with a grammar: which tokens end the text */
+    float *logits; /* and the logits of those that may come next */
 } answer;
 
 /* Computes ids[count] of the prompt but the first `keep`, with a bar for long ones; *logits as of tn_llm_prompt. A

@@ -27,7 +27,8 @@ enum {
     OPT_CACHE,
     OPT_STOP,
     OPT_LOGPROBS,
-    OPT_PROMPT_CACHE
+    OPT_PROMPT_CACHE,
+    OPT_GRAMMAR
 };
 enum { DEFAULT_TOKENS = 128, NOT_GIVEN = -2, MOST_STOPS = 16, MOST_LOGPROBS = 20, ROOM_FOR_ALL = 4096 };
 
@@ -44,6 +45,7 @@ const cli_command cli_generate = {
             "  -n, --predict N       generate at most N tokens (default 128); -1: until the text ends or\n"
             "                        the context is full; --tokens N is the same\n"
             "      --stop TEXT       end the answer before TEXT; may be given up to 16 times\n"
+            "      --grammar FILE    a grammar that the answer must follow, in GBNF (llama.cpp's notation)\n"
             "      --chat            the prompt is a user's message; applies the model's chat template\n"
             "      --system TEXT     system prompt, with --chat\n" CLI_SAMPLING_HELP
             "      --ids IDS         the prompt as token ids, separated by commas, instead of -p; prints ids\n"
@@ -82,6 +84,7 @@ static const struct option options[] = {
     {"predict", required_argument, NULL, 'n'},
     {"tokens", required_argument, NULL, 'n'},
     {"stop", required_argument, NULL, OPT_STOP},
+    {"grammar", required_argument, NULL, OPT_GRAMMAR},
     {"chat", no_argument, NULL, OPT_CHAT},
     {"system", required_argument, NULL, OPT_SYSTEM},
     {"context", required_argument, NULL, OPT_CONTEXT},
@@ -94,7 +97,7 @@ static const struct option options[] = {
 
 typedef struct request {
     cli_options common;
-    const char *model, *prompt, *file, *messages, *ids, *system, *prompt_cache;
+    const char *model, *prompt, *file, *messages, *ids, *system, *prompt_cache, *grammar;
     tn_text_slice stops[MOST_STOPS];
     int stop_count;
     int64_t tokens, context; /* tokens: ANSWER_ALL: until the end; context 0: not given */
@@ -112,6 +115,7 @@ typedef struct work {
     tn_selection selection;
     tn_llm_facts facts;
     tn_ids prompt;
+    tn_grammar *grammar;
     answer answer;
     double load_seconds;
 } work;
@@ -139,6 +143,7 @@ static bool take_generate_option(void *ctx, int val, const char *arg) {
     case OPT_CONTEXT: return cli_parse_int(arg, 1, INT32_MAX, &r->context);
     case OPT_IDS: r->ids = arg; break;
     case OPT_CACHE: return cli_take_cache(arg, &r->cache);
+    case OPT_GRAMMAR: r->grammar = arg; break;
     case OPT_PROMPT_CACHE: r->prompt_cache = arg; return *arg != 0;
     case OPT_LOGPROBS: return cli_parse_int(arg, 0, MOST_LOGPROBS, &r->logprobs);
     default: break;
@@ -199,6 +204,17 @@ static int64_t choose_context(const work *w, const tn_llm_facts *facts) {
     return prompt + tokens < facts->trained_context ? prompt + tokens : facts->trained_context;
 }
 
+static tn_status read_grammar(work *w) {
+    tn_bytes text = {0};
+    if (!w->asked->grammar) return TN_OK;
+    tn_status status = cli_read_file(w->asked->grammar, &text);
+    if (status == TN_OK && tn_grammar_new(text.data, text.size, &w->grammar) != TN_OK)
+        status = tn_backend_fail(tn_error_code(), "'%s': %s", w->asked->grammar, tn_error());
+    if (status == TN_OK) status = tn_grammar_state_new(w->grammar, w->words.tokenizer, &w->answer.grammar);
+    tn_bytes_free(&text);
+    return status;
+}
+
 static tn_status open_model(work *w, const tn_llm_facts *facts) {
     tn_llm_options o = TN_LLM_DEFAULTS;
     o.context = choose_context(w, facts);
@@ -227,6 +243,7 @@ static tn_status load_generate(work *w) {
     if (status == TN_OK) status = make_prompt(w);
     if (status == TN_OK) status = cli_sampling_make(&r->sampling, w->words.tokenizer, &w->answer.sampler);
     if (status == TN_OK) status = tn_stop_strings_new(r->stops, r->stop_count, &w->answer.stops);
+    if (status == TN_OK) status = read_grammar(w);
     if (status == TN_OK) status = open_model(w, &facts);
     if (status == TN_OK) status = load_prompt_cache(w);
     w->facts.struct_size = sizeof w->facts;
@@ -352,6 +369,8 @@ static void finish_generate(work *w) {
     tn_llm_close(w->answer.model);
     tn_sampler_free(w->answer.sampler);
     tn_stop_strings_free(w->answer.stops);
+    tn_grammar_state_free(w->answer.grammar);
+    tn_grammar_free(w->grammar);
     answer_free(&w->answer);
     vocabulary_close(&w->words);
     tn_ids_free(&w->prompt);
@@ -384,6 +403,7 @@ static const char *conflict_in(const request *r) {
     if (r->messages && r->system) return "--system has no effect with --messages; add the message to the file";
     if (r->system && !r->chat) return "--system requires --chat";
     if (r->stop_count && r->ids) return "--stop requires a text; --ids prints ids";
+    if (r->grammar && r->ids) return "--grammar requires a text; --ids prints ids";
     if (r->logprobs >= 0 && !r->common.json) return "--logprobs requires --json";
     return NULL;
 }

@@ -274,6 +274,46 @@ TN_API tn_status tn_stop_strings_feed(tn_stop_strings *s, const char *data, size
 /* The text ends: appends what was withheld, and begins anew. */
 TN_API tn_status tn_stop_strings_end(tn_stop_strings *s, tn_bytes *out);
 
+/* ---- grammars ---------------------------------------------------------------------------------------------------- */
+
+/* A context-free grammar that a generated text has to follow, in GBNF, llama.cpp's notation:
+ *   root   ::= "{" pair ("," pair)* "}"      # rules; the text is a root
+ *   pair   ::= [a-z]+ ": " value{1,3}        # classes, [^…] all others, . any; * + ? {m} {m,} {m,n}
+ *   value  ::= "yes" | "no" | "\u00e9" | (value "!")
+ * Escapes: \n \r \t \\ \" \[ \] \- \^ \/ \xHH \uHHHH \UHHHHHHHH. A rule ends with its line, except inside parentheses
+ * and before or after |. Limits: 1 MiB of text, 2^14 rules, 2^18 elements, 64 nested parentheses, 1000 repetitions. */
+typedef struct tn_grammar tn_grammar;
+
+/* Compiles a grammar; the source is not kept. *out: freed with tn_grammar_free. Errors: TN_ERR_FORMAT naming line and
+ * byte, or a rule that is not defined; TN_ERR_UNSUPPORTED for left recursion and beyond the limits; TN_ERR_MEMORY. */
+TN_API tn_status tn_grammar_new(const char *source, size_t size, tn_grammar **out);
+TN_API void tn_grammar_free(tn_grammar *g); /* NULL is fine */
+
+/* How far a text has come in a grammar: all ways in which it could be read. At most 4096 ways and 2^20 states, beyond
+ * which calls fail with TN_ERR_UNSUPPORTED. Used by one thread at a time. */
+typedef struct tn_grammar_state tn_grammar_state;
+
+/* The begin of a text. g and t must live as long. t may be NULL: then only bytes can be taken.
+ * *out: freed with tn_grammar_state_free. */
+TN_API tn_status tn_grammar_state_new(const tn_grammar *g, const tn_tokenizer *t, tn_grammar_state **out);
+TN_API void tn_grammar_state_free(tn_grammar_state *s); /* NULL is fine */
+TN_API tn_status tn_grammar_state_reset(tn_grammar_state *s);
+
+/* Whether the text may end here. */
+TN_API bool tn_grammar_may_end(const tn_grammar_state *s);
+
+/* Goes on with a token's text, or with bytes. TN_ERR_ARGUMENT where the grammar does not allow them: then the state is
+ * as before. */
+TN_API tn_status tn_grammar_accept(tn_grammar_state *s, int32_t id);
+TN_API tn_status tn_grammar_accept_bytes(tn_grammar_state *s, const char *text, size_t size);
+
+/* Whether a token may come next; control tokens never do. Changes nothing. */
+TN_API tn_status tn_grammar_allows(tn_grammar_state *s, int32_t id, bool *allowed);
+
+/* Sets the logits of all tokens that may not come next to minus infinity. ends [count], or NULL: tokens that end the
+ * text; they stay where it may end. */
+TN_API tn_status tn_grammar_filter(tn_grammar_state *s, const bool *ends, float *logits, int32_t count);
+
 /* ---- sampler ----------------------------------------------------------------------------------------------------- */
 
 /* How the next token is chosen from a model's logits. By default the token with the greatest logit.
