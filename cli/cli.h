@@ -29,6 +29,7 @@ typedef struct cli_command {
 /* A subcommand's help page, and other help text, at most 80 columns wide (help.c). */
 void cli_help(const cli_command *c, FILE *to);
 void cli_put_help(const char *text, FILE *to);
+void cli_help_environment(FILE *to); /* environment.c */
 
 /* ---- failures (failure.c) ---------------------------------------------------------------------------------------- */
 

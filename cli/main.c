@@ -19,6 +19,7 @@ static void write_overview(FILE *to) {
     for (int i = 0; i < COMMANDS; i++)
         fprintf(to, "  %-12s %s\n", commands[i]->name, commands[i]->summary);
     fprintf(to, "  %-12s %s\n", "help CMD", "show what a command does, with examples");
+    fprintf(to, "  %-12s %s\n", "help environment", "list the environment variables");
     cli_common_help(NULL, to);
     fprintf(
         to,
@@ -57,6 +58,10 @@ static int unknown_command(const char *name) {
 
 static int run_help(const char *name) {
     if (name && !strcmp(name, "help")) name = NULL;
+    if (name && !strcmp(name, "environment")) {
+        cli_help_environment(stdout);
+        return CLI_OK;
+    }
     const cli_command *c = name ? find_command(name) : NULL;
     if (name && !c) return unknown_command(name);
     if (c)

@@ -169,6 +169,20 @@ static void say_unknown(const cli_command *c, const struct option *all, int val,
         say_nearest(c, all, word);
 }
 
+/* What stands for options that are not given. */
+static bool take_environment(const cli_command *c, cli_options *o) {
+    const char *device = getenv("TRUNNION_DEVICE"), *threads = getenv("TRUNNION_THREADS");
+    int64_t n;
+    if (c->accepts & CLI_DEVICE && device && *device) o->device = device;
+    if (!(c->accepts & CLI_THREADS) || !threads || !*threads) return true;
+    if (!cli_parse_int(threads, 1, MOST_THREADS, &n)) {
+        (void)cli_wrong_usage(c, "TRUNNION_THREADS is \"%s\"; it must be 1 to %d", threads, (int)MOST_THREADS);
+        return false;
+    }
+    o->threads = (int)n;
+    return true;
+}
+
 int cli_parse(const cli_command *c, int argc, char **argv, cli_options *o, const struct option *own, const char *shorts,
               bool (*take)(void *ctx, int val, const char *arg), void *ctx, int *status) {
     struct option all[MOST_OWN + COMMON + 1];
@@ -177,6 +191,7 @@ int cli_parse(const cli_command *c, int argc, char **argv, cli_options *o, const
     snprintf(letters, sizeof letters, ":h%s%s", c->accepts & CLI_VERBOSE ? "v" : "", shorts ? shorts : "");
     *o = (cli_options){.device = "auto"};
     *status = CLI_USAGE;
+    if (!take_environment(c, o)) return -1;
     optind = 0; /* begin anew, whatever was parsed before */
     for (;;) {
         int val = getopt_long(argc, argv, letters, all, NULL);
@@ -210,8 +225,7 @@ static bool by_name;
 
 /* A backend of which this machine has nothing is no fallback of `auto`. */
 static bool is_absent(const tn_selection_step *step) {
-    static const char *const codes[] = {"not_built", "platform",  "library_not_found",
-                                        "no_device", "not_asked"};
+    static const char *const codes[] = {"not_built", "platform", "library_not_found", "no_device", "not_asked"};
     for (size_t i = 0; i < sizeof codes / sizeof codes[0]; i++)
         if (strcmp(step->reason_code, codes[i]) == 0) return true;
     return false;

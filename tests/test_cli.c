@@ -515,6 +515,28 @@ static void idle_numerics_are_said(void **state) {
     assert_text_has(heard, "--numerics fast applies only to the CPU; opencl:0 ignores it");
 }
 
+static void the_environment_gives_defaults(void **state) {
+    (void)state;
+    static const struct {
+        const char *command;
+        int code;
+        const char *part;
+    } rows[] = {
+        {"TRUNNION_DEVICE=nothing %s bench quiet --seconds 0.01 2>&1", 2, "nothing"},
+        {"TRUNNION_DEVICE=nothing %s bench quiet --seconds 0.01 --device cpu 2>&1", 0, "quiet"},
+        {"TRUNNION_THREADS=many %s bench quiet --seconds 0.01 2>&1", 2, "TRUNNION_THREADS is \"many\""},
+        {"TRUNNION_THREADS=1 TRUNNION_DEVICE=cpu %s bench quiet --seconds 0.01 2>&1", 0, "quiet"},
+        {"%s help environment", 0, "TRUNNION_DEVICE"},
+        {"%s -h", 0, "help environment"},
+    };
+    char heard[16384];
+    for (size_t i = 0; i < TN_COUNT(rows); i++) {
+        int code = run_trunnion(rows[i].command, heard, sizeof heard);
+        if (code != rows[i].code) fail_msg("%s ends with %d: %s", rows[i].command, code, heard);
+        assert_text_has(heard, rows[i].part);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(options_are_read_wherever_they_stand),
@@ -539,6 +561,7 @@ int main(void) {
         cmocka_unit_test(idle_library_is_said),
         cmocka_unit_test(idle_numerics_are_said),
         cmocka_unit_test(children_are_waited_for_whoever_calls),
+        cmocka_unit_test(the_environment_gives_defaults),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
 }
